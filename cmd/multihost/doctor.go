@@ -70,7 +70,7 @@ the subnetwork); it opens nothing that a rule denies.
 
 func doctorOptions(s *session, c *call) (o doctor.Options, err error) {
 	o = doctor.Options{
-		Cloud: s.cloud, Queue: s.queue, Networks: s.networks, Hosts: s.hosts, Account: s.gcloud.Account,
+		Cloud: s.cloud, Provider: s.slices(), Networks: s.networks, Hosts: s.hosts, Account: s.gcloud.Account,
 		Project: doctor.Setting{Value: s.gcloud.Project, Source: s.gcloud.Source["Project"]},
 		Zone:    doctor.Setting{Value: s.gcloud.Zone, Source: s.gcloud.Source["Zone"]},
 		Prefix:  c.String("tpu-prefix"), Network: c.String("network"), Count: c.Int("num-slices"),
@@ -97,7 +97,7 @@ func doctorOptions(s *session, c *call) (o doctor.Options, err error) {
 		d.Access.RetryFor, d.Access.ConnectTimeout = doctorPatience, min(d.Access.ConnectTimeout, doctorPatience)
 	}
 	d.ReadOnly = !o.Fix
-	o.Login, o.OSLogin, o.Way = d.Access.Login, d.Access.OSLogin, d.Access.Way
+	o.Login, o.LoginAccount, o.Way = d.Access.Login, d.Access.Account, d.Access.Way
 	o.Jump = len(d.Access.Jump) > 0
 	path, ours := s.keyPath(c)
 	o.KeyPath = path

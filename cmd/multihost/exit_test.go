@@ -14,6 +14,7 @@ import (
 	"multihost/internal/job"
 	"multihost/internal/launch"
 	"multihost/internal/preflight"
+	"multihost/internal/provision"
 	"multihost/internal/qr"
 	"multihost/internal/remote"
 	"multihost/internal/sshfan"
@@ -54,9 +55,9 @@ func TestExitStatusOfAnError(t *testing.T) {
 		{"another run lives there", &launch.BusyError{}, 69},
 		{"a secret that may not be read", &launch.SecretError{Status: 403}, 77},
 		{"a secret that is not there", &launch.SecretError{Status: 404}, 69},
-		{"no capacity", &qr.StateError{State: "FAILED", Detail: "no more capacity in the zone"}, 75},
-		{"preempted", &qr.StateError{State: "SUSPENDED"}, 69},
-		{"a limit passed", &qr.DeadlineError{}, 75},
+		{"no capacity", provision.NewStateError(qr.Resource{State: "FAILED", Failure: "no more capacity in the zone"}.Neutral()), 75},
+		{"preempted", &provision.StateError{Life: provision.Suspended}, 69},
+		{"a limit passed", &provision.DeadlineError{}, 75},
 		{"a stage with a kind", &job.Error{Stage: job.StageSettings, Err: &remote.ConnectError{Stage: remote.StageExec, Err: plain}}, 76},
 		{"a stage without one", &job.Error{Stage: job.StageStart, Err: plain}, 69},
 		{"local files", &job.Error{Stage: job.StageLocal, Err: plain}, 74},

@@ -50,7 +50,7 @@ touched.
 				return err
 			}
 			o := job.GCOptions{
-				Resources: s.queue, Networks: s.networks, Prefix: c.String("prefix"), OlderThan: c.Duration("older-than"),
+				Networks: s.networks, Prefix: c.String("prefix"), OlderThan: c.Duration("older-than"),
 				Look: c.Bool("look") || c.Bool("delete"),
 			}
 			if !c.Bool("all-users") {
@@ -95,6 +95,6 @@ func warnOfLeftovers(s *session, c *call, d *job.Deps, except string) (wait func
 		return ended
 	}
 	login, _ := config.LocalUser(s.lookup, s.account)
-	d.Checked = func() { ended = d.WarnOfLeftovers(c.Context, s.queue, login, except) }
+	d.Checked = func() { ended = d.WarnOfLeftovers(c.Context, login, except) }
 	return func() { ended() }
 }

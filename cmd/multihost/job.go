@@ -1,13 +1,13 @@
 package main
 
 import (
+	"maps"
 	"slices"
 	"strings"
 	"time"
 
 	"github.com/urfave/cli/v2"
 
-	"multihost/internal/config"
 	"multihost/internal/detach"
 	"multihost/internal/event"
 	"multihost/internal/gcp"
@@ -15,8 +15,6 @@ import (
 	"multihost/internal/network"
 	"multihost/internal/notify"
 	"multihost/internal/preflight"
-	"multihost/internal/qr"
-	"multihost/internal/tpu"
 )
 
 func jobCommand() *cli.Command {
@@ -80,7 +78,7 @@ need.`,
 				return err
 			}
 			confirms(s, c, d)
-			setKey(&o.Request, d.Access.Login, publicKey(d.Access))
+			o.Request.Metadata = withKey(o.Request.Metadata, d.Access.Login, publicKey(d.Access))
 			d.Bucket, d.BucketDir = "", "" // the flags name the bucket for this job, not the bucket of an existing one
 			if runnerless {
 				defer warnOfLeftovers(s, c, d, o.Request.ID)()
@@ -176,44 +174,17 @@ func jobOptions(s *session, c *call) job.JobOptions {
 	return o
 }
 
-// jobRequest builds the queued resource of a job. MaxText's defaults apply if the user
-// typed MaxText's flags.
-func jobRequest(s *session, c *call, run string) qr.Request {
-	upper := asMaxText(c)
-	r := qr.Request{ID: run, NodeCount: c.Int("num-slices"), Autocheckpoint: c.Bool("enable-autocheckpoint")}
-	if upper && !c.IsSet("num-slices") {
-		r.NodeCount = 2
-	}
-	if r.NodeCount < 1 {
-		c.Refuse(usagef("--num-slices=%d: at least 1 slice is needed", r.NodeCount), "num-slices")
-	}
-	if upper && c.String("tpu-type") == "" && c.String("type") == "" {
-		r.Type, _ = tpu.ParseType("v4-8") // v4-8 is a known type: no error
-	}
-	if r.NodeCount > 1 {
-		r.NodePrefix = run
-	} else {
-		r.NodeID = run
-	}
-	r = readRequest(c, r, c.String("cqr-extra-args"))
-	login, _ := config.LocalUser(s.lookup, s.account)
-	r.Mark(run, login)
-	r.MarkJob(run)
-	refuseRequest(c, r)
-	return r
-}
-
-// setKey puts the user's key into the request, so that the workers accept it from their
-// first boot.
-func setKey(r *qr.Request, login, publicKey string) {
-	metadata := map[string]string{}
-	for k, v := range r.Metadata {
-		metadata[k] = v
+// withKey returns the metadata with the user's key in it, so that the workers accept the
+// key from their first boot.
+func withKey(metadata map[string]string, login, publicKey string) map[string]string {
+	all := maps.Clone(metadata)
+	if all == nil {
+		all = map[string]string{}
 	}
 	entry := login + ":" + publicKey + " " + login
-	if old := metadata["ssh-keys"]; old != "" {
+	if old := all["ssh-keys"]; old != "" {
 		entry = old + "\n" + entry
 	}
-	metadata["ssh-keys"] = entry
-	r.Metadata = metadata
+	all["ssh-keys"] = entry
+	return all
 }

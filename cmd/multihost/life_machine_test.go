@@ -258,7 +258,7 @@ func (p *lifeProcess) makeDeps() *job.Deps {
 	cloud := gcp.New(gcp.Config{Project: sim.DefaultProject, Zone: sim.DefaultZone, DisableAuth: true, TPUEndpoint: "http://cloud/",
 		ComputeEndpoint: "http://cloud/compute/v1/", Transport: &lifeWay{w, p}, Sink: sink, LoginWait: loginWait})
 	queue := qr.New(cloud)
-	d := &job.Deps{Cloud: queue, Queue: queue, Networks: network.New(cloud), Project: sim.DefaultProject, Zone: sim.DefaultZone,
+	d := &job.Deps{Cloud: queue.Provider(w.root), Networks: network.New(cloud, qr.LifeOf), Project: sim.DefaultProject, Zone: sim.DefaultZone,
 		Access: job.Access{Login: w.login, Identity: w.identity, KnownHosts: filepath.Join(p.machine.dir, "known_hosts"), Port: w.port, Way: w.way,
 			ConnectTimeout: 15 * time.Second, RetryFor: time.Minute, MaxDials: 8,
 			Dial: func(ctx context.Context, _, addr string) (net.Conn, error) { return w.dial(ctx, p, addr) }},
@@ -284,7 +284,7 @@ func (p *lifeProcess) do(ctx context.Context) error {
 	case "stop":
 		return interruptible(ctx, p.deps.Stop(ctx, "m", job.StopOptions{Grace: o.Run.Grace}))
 	case "gc":
-		g := job.GCOptions{Resources: p.deps.Queue.(*qr.Client), User: "ann", Look: true}
+		g := job.GCOptions{User: "ann", Look: true}
 		left, err := p.deps.Leftovers(ctx, g)
 		if err == nil {
 			err = p.deps.Collect(ctx, g, left)
@@ -301,7 +301,7 @@ func (s lifeStory) job(w *lifeWorld) job.JobOptions {
 		panic(err)
 	}
 	o := job.JobOptions{
-		Request: qr.Request{ID: "m", NodeCount: lifeSlices, NodePrefix: "m", Type: ty, Tier: qr.Spot},
+		Request: qr.Request{ID: "m", NodeCount: lifeSlices, NodePrefix: "m", Type: ty, Tier: qr.Spot}.Neutral(),
 		Run: job.RunOptions{Prefix: "m", Run: "m", Dir: filepath.Join(w.dir, "src"), Script: "train", Preflight: "apply", NUMA: preflight.NUMAOff,
 			FailFast: true, Grace: 5 * time.Second, SyncTimeout: time.Minute, StartLimit: 2 * time.Minute,
 			Patience: job.Patience{Lost: lifeLost, Log: 5 * time.Minute}},
@@ -314,7 +314,7 @@ func (s lifeStory) job(w *lifeWorld) job.JobOptions {
 	}
 	o.Request.Mark("m", "ann")
 	o.Request.MarkJob("m")
-	setKey(&o.Request, w.login, w.identity.PublicKey())
+	o.Request.Metadata = withKey(o.Request.Metadata, w.login, w.identity.PublicKey())
 	if w.real != nil {
 		w.real.fit(&o)
 	}

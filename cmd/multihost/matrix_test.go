@@ -368,7 +368,7 @@ func (c *cell) job(ctx context.Context, dir string, leave <-chan struct{}, sink 
 	access := c.access
 	access.Port = c.fleet.Port()
 	queue := qr.New(cloud)
-	d := &job.Deps{Cloud: queue, Queue: queue, Networks: network.New(cloud), Project: sim.DefaultProject, Zone: sim.DefaultZone, Access: access,
+	d := &job.Deps{Cloud: queue.Provider(""), Networks: network.New(cloud, qr.LifeOf), Project: sim.DefaultProject, Zone: sim.DefaultZone, Access: access,
 		Sink: sink, Clock: c.clock, StateDir: dir, Owner: "ann@laptop", ExitStatus: exitCode, Leave: leave}
 	overSSH(d, nil)
 	o := matrixJob(c.dir, c.access)
@@ -389,7 +389,7 @@ func matrixJob(dir string, access job.Access) job.JobOptions {
 		panic(err)
 	}
 	o := job.JobOptions{
-		Request: qr.Request{ID: "m", NodeCount: 2, NodePrefix: "m", Type: ty, Tier: qr.Spot},
+		Request: qr.Request{ID: "m", NodeCount: 2, NodePrefix: "m", Type: ty, Tier: qr.Spot}.Neutral(),
 		Run: job.RunOptions{Prefix: "m", Run: "m", UseExisting: false, Dir: filepath.Join(dir, "src"), Script: "train", Preflight: "apply",
 			NUMA: preflight.NUMAOff, FailFast: true, Grace: 100 * time.Millisecond, SyncTimeout: time.Minute, StartLimit: 20 * time.Second, Patience: job.Patience{Lost: 10 * time.Minute, Log: 10 * time.Minute}},
 		Budget: job.Budget{Preemptions: -1},
@@ -398,7 +398,7 @@ func matrixJob(dir string, access job.Access) job.JobOptions {
 	os.WriteFile(filepath.Join(o.Run.Dir, "train.py"), []byte("pass\n"), 0o600)
 	o.Request.Mark("m", "ann")
 	o.Request.MarkJob("m")
-	setKey(&o.Request, access.Login, access.Identity.PublicKey())
+	o.Request.Metadata = withKey(o.Request.Metadata, access.Login, access.Identity.PublicKey())
 	return o
 }
 

@@ -1,11 +1,12 @@
 package main
 
 import (
+	"time"
+
 	"multihost/internal/cmdline"
 	"multihost/internal/codesync"
 	"multihost/internal/job"
 	"multihost/internal/launch"
-	"time"
 
 	"github.com/urfave/cli/v2"
 )

@@ -19,6 +19,7 @@ import (
 	"multihost/internal/event"
 	"multihost/internal/gcp"
 	"multihost/internal/job"
+	"multihost/internal/provision"
 	"multihost/internal/qr"
 	"multihost/internal/tpu"
 	"multihost/internal/ui"
@@ -196,7 +197,7 @@ ends the bill. --confirm asks you then; a no ends the command with status 130.`,
 				return err
 			}
 			confirms(s, c, d)
-			setKey(&r, d.Access.Login, publicKey(d.Access))
+			r.Metadata = withKey(r.Metadata, d.Access.Login, publicKey(d.Access))
 			if err := r.Validate(); err != nil {
 				return err
 			}
@@ -204,7 +205,7 @@ ends the bill. --confirm asks you then; a no ends the command with status 130.`,
 				return s.qrPlan(c.Context, d, r)
 			}
 			defer warnOfLeftovers(s, c, d, r.ID)()
-			if err := d.AskFor(c.Context, r); err != nil {
+			if err := d.AskFor(c.Context, r.Neutral()); err != nil {
 				return interruptible(c.Context, err)
 			}
 			create := s.queue.Create
@@ -213,7 +214,7 @@ ends the bill. --confirm asks you then; a no ends the command with status 130.`,
 			}
 			res, created, err := create(c.Context, r)
 			if created && err != nil {
-				s.view.Emit(event.Note{Level: event.Warn, Text: fmt.Sprintf("queued resource %s exists, %s", r.ID, res.Standing()),
+				s.view.Emit(event.Note{Level: event.Warn, Text: fmt.Sprintf("queued resource %s exists, %s", r.ID, res.Neutral().Standing()),
 					Hint: "delete it with: multihost qr delete " + r.ID + " --force"})
 			}
 			if err != nil {
@@ -246,6 +247,36 @@ func qrRequest(s *session, c *call) qr.Request {
 	refuseRequest(c, r)
 	return r
 }
+
+// jobRequest builds the queued resource of a job. MaxText's defaults apply if the user
+// typed MaxText's flags.
+func jobRequest(s *session, c *call, run string) provision.Request {
+	upper := asMaxText(c)
+	r := qr.Request{ID: run, NodeCount: c.Int("num-slices"), Autocheckpoint: c.Bool("enable-autocheckpoint")}
+	if upper && !c.IsSet("num-slices") {
+		r.NodeCount = 2
+	}
+	if r.NodeCount < 1 {
+		c.Refuse(usagef("--num-slices=%d: at least 1 slice is needed", r.NodeCount), "num-slices")
+	}
+	if upper && c.String("tpu-type") == "" && c.String("type") == "" {
+		r.Type, _ = tpu.ParseType("v4-8") // v4-8 is a known type: no error
+	}
+	if r.NodeCount > 1 {
+		r.NodePrefix = run
+	} else {
+		r.NodeID = run
+	}
+	r = readRequest(c, r, c.String("cqr-extra-args"))
+	login, _ := config.LocalUser(s.lookup, s.account)
+	r.Mark(run, login)
+	r.MarkJob(run)
+	refuseRequest(c, r)
+	return r.Neutral()
+}
+
+// refusedOfCreate says why qr create does not take a flag of gcloud's; nil for other names.
+func refusedOfCreate(flag string) *qr.RefusedFlag { return qr.Refused(flag) }
 
 func asyncFlag(usage string) cli.Flag { return &cli.BoolFlag{Name: "async", Usage: usage} }
 
@@ -482,7 +513,7 @@ until the next start or preflight applies them. The queued resource must be ACTI
 // missing replaces the API's not-found error by one that names the queued resource.
 func missing(id string, err error) error {
 	if gcp.ClassOf(err) == gcp.NotFound {
-		return &qr.StateError{ID: id, State: qr.NotFound}
+		return qr.Missing(id)
 	}
 	return err
 }
@@ -507,7 +538,7 @@ func (s *session) qrResetPlan(ctx context.Context, id string) error {
 
 // qrPlan shows what qr create would create.
 func (s *session) qrPlan(ctx context.Context, d *job.Deps, r qr.Request) error {
-	mtu := d.WarnOfMTU(ctx, r)
+	mtu := d.WarnOfMTU(ctx, r.Neutral())
 	res, _, err := s.queue.Create(ctx, r)
 	var refused *gcp.ReadOnlyError
 	if err == nil {
@@ -522,7 +553,7 @@ func (s *session) qrPlan(ctx context.Context, d *job.Deps, r qr.Request) error {
 	if err := json.Indent(&text, refused.Body, "", "  "); err != nil {
 		return fmt.Errorf("show request %q: %w", r.ID, err)
 	}
-	d.WouldAskFor(r, mtu)
+	d.WouldAskFor(r.Neutral(), mtu)
 	command := r.Gcloud(s.cloud.Project(), s.cloud.Zone())
 	s.view.Emit(event.Result{
 		Name: "queued_resource_plan",

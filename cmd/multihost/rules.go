@@ -3,7 +3,6 @@ package main
 import (
 	"multihost/internal/cmdline"
 	"multihost/internal/help"
-	"multihost/internal/qr"
 )
 
 // rules say what is special about multihost's flags and commands.
@@ -24,7 +23,7 @@ func rules(p process) cmdline.Rules {
 // foreignFlag returns the error for a flag of gcloud that the qr commands do not take.
 func foreignFlag(path []string, flag string) error {
 	if len(path) > 0 && path[0] == "qr" {
-		if refused := qr.Refused(flag); refused != nil {
+		if refused := refusedOfCreate(flag); refused != nil {
 			return refused
 		}
 	}

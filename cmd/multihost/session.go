@@ -28,6 +28,8 @@ import (
 	"multihost/internal/job"
 	"multihost/internal/journal"
 	"multihost/internal/network"
+	"multihost/internal/provider"
+	"multihost/internal/provision"
 	"multihost/internal/qr"
 	"multihost/internal/sim"
 	"multihost/internal/sshfan"
@@ -43,8 +45,9 @@ type session struct {
 	cloud    *gcp.Client // nil with hosts, or without a project: see unset
 	unset    error
 	roots    gcp.Roots
-	queue    *qr.Client
-	hosts    job.HostList // set by --hosts or taken from the run's record, in place of a cloud
+	queue    *qr.Client     // for the qr commands
+	keys     *provider.Keys // the same as a provider of slices
+	hosts    job.HostList   // set by --hosts or taken from the run's record, in place of a cloud
 	networks *network.Client
 	account  string
 	gcloud   config.Gcloud // with the changes that flags made
@@ -260,8 +263,8 @@ func (s *session) fill(c *call) error {
 		CredentialsFile: credentialsFile(s.lookup), LoginWait: loginWait,
 	})
 	s.queue = qr.New(s.cloud)
-	s.queue.CacheHostKeys(filepath.Join(s.stateDir, "hostkeys.json"))
-	s.networks = network.New(s.cloud)
+	s.keys = provider.KeepKeys(s.queue.Provider(s.roots.TPU), gcp.SystemClock, filepath.Join(s.stateDir, "hostkeys.json"))
+	s.networks = network.New(s.cloud, qr.LifeOf)
 	return nil
 }
 
@@ -417,6 +420,14 @@ func (s *session) sourceOf(c *call, flag string) string {
 	return "--" + flag
 }
 
+// slices returns the provider of slices; nil if there is no cloud.
+func (s *session) slices() provision.Provider {
+	if s.keys == nil {
+		return nil
+	}
+	return s.keys
+}
+
 // deps returns what internal/job works with, for commands that contact no worker.
 func (s *session) deps(c *call) *job.Deps {
 	if s.hosts != nil {
@@ -426,7 +437,7 @@ func (s *session) deps(c *call) *job.Deps {
 		return &job.Deps{Sink: s.sink, Clock: gcp.SystemClock, StateDir: s.stateDir, Owner: owner(), Leave: c.leave}
 	}
 	return &job.Deps{
-		Cloud: s.queue, Queue: s.queue, Networks: s.networks, ReadOnly: s.dryRun,
+		Cloud: s.keys, Networks: s.networks, ReadOnly: s.dryRun,
 		Project: s.cloud.Project(), Zone: s.cloud.Zone(), Roots: s.roots,
 		OpenBucket: func(ctx context.Context, bucket, dir string) (*detach.Bucket, error) {
 			return detach.Open(ctx, s.cloud, bucket, dir)
@@ -493,7 +504,7 @@ func (s *session) access(c *call) (*job.Deps, error) {
 	retry := c.Duration("connect-timeout")
 	keyFile, _ := s.keyPath(c)
 	d.Access = job.Access{
-		Login: login, OSLogin: qr.OSLoginOptions{Account: s.account}, KeyFile: keyFile, KnownHosts: known, Port: port,
+		Login: login, Account: s.account, KeyFile: keyFile, KnownHosts: known, Port: port,
 		ConnectTimeout: min(retry, 15*time.Second), RetryFor: retry, MaxDials: c.Int("max-dials"),
 		Passphrase: func(path string) (string, error) { return ui.ReadPassphrase(c.Context, c.stdin, s.view.Stderr(), path) },
 	}

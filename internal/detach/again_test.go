@@ -25,6 +25,7 @@ import (
 	"multihost/internal/job"
 	"multihost/internal/network"
 	"multihost/internal/preflight"
+	"multihost/internal/provision"
 	"multihost/internal/qr"
 	"multihost/internal/sim"
 	"multihost/internal/testkit"
@@ -78,7 +79,7 @@ func (p *place) machine(owner string, dies, rests int) *machine {
 		TPUEndpoint: url + "/", ComputeEndpoint: url + "/compute/v1/", StorageEndpoint: url + "/storage/v1/", ResourceManagerEndpoint: url + "/"})
 	p.t.Cleanup(cloud.Close)
 	queue := qr.New(cloud)
-	m.Deps = &job.Deps{Cloud: queue, Queue: queue, Networks: network.New(cloud), Project: sim.DefaultProject, Zone: sim.DefaultZone,
+	m.Deps = &job.Deps{Cloud: queue.Provider(""), Networks: network.New(cloud, qr.LifeOf), Project: sim.DefaultProject, Zone: sim.DefaultZone,
 		Access: job.Access{Login: "ann"}, Clock: gcp.SystemClock, Owner: owner, StateDir: filepath.Join(p.dir, strings.ReplaceAll(owner, "@", "-")),
 		Sink: event.Discard,
 		OpenBucket: func(ctx context.Context, bucket, dir string) (*detach.Bucket, error) {
@@ -127,7 +128,7 @@ func (m *machine) types(change ...func(*job.JobOptions)) error {
 	testkit.Must(m.place.t, err)
 	user, _, _ := strings.Cut(m.owner, "@")
 	o := job.JobOptions{
-		Request: qr.Request{ID: runName, NodeCount: 1, NodeID: runName, Type: ty},
+		Request: qr.Request{ID: runName, NodeCount: 1, NodeID: runName, Type: ty}.Neutral(),
 		Run:     job.RunOptions{Run: runName, Dir: m.place.code, Script: "train", Preflight: "apply", Platform: preflight.GCE, NUMA: preflight.NUMAAuto},
 	}
 	o.Request.Mark(runName, user)
@@ -393,7 +394,7 @@ func TestWhatIsTypedAgainIsRefusedUnlessItHasLostItsSlices(t *testing.T) {
 	}
 	gone := func(p *place) {
 		p.t.Helper()
-		_, err := p.machine("ann@admin", 0, 0).Queue.Delete(p.t.Context(), runName, qr.DeleteOptions{Force: true})
+		_, err := p.machine("ann@admin", 0, 0).Cloud.Delete(p.t.Context(), runName, provision.DeleteOptions{})
 		testkit.Must(p.t, err)
 	}
 	for _, c := range []struct {
@@ -426,7 +427,9 @@ func TestWhatIsTypedAgainIsRefusedUnlessItHasLostItsSlices(t *testing.T) {
 		{name: "another's", make: gone, owner: "bob@laptop", want: "it is of ann@first"},
 		{name: "another's queued resource", make: func(p *place) { p.inject("qr-failed qr=train"); p.state() }, owner: "bob@laptop", want: "queued resource train is of run train of ann"},
 		{name: "another type", make: gone, change: func(o *job.JobOptions) { o.Request.Type, _ = tpu.ParseType("v4-8") }, want: `--tpu-type: it has "v4-16", asked is "v4-8"`},
-		{name: "more slices", make: gone, change: func(o *job.JobOptions) { o.Request.NodeCount, o.Request.NodeID, o.Request.NodePrefix = 2, "", runName }, want: `--num-slices: it has "1", asked is "2"`},
+		{name: "more slices", make: gone, change: func(o *job.JobOptions) {
+			o.Request.NodeCount, o.Request.Nodes = 2, []string{runName + "-0", runName + "-1"}
+		}, want: `--num-slices: it has "1", asked is "2"`},
 		{name: "another command", make: gone, change: func(o *job.JobOptions) { o.Run.Script = "evaluate" }, want: `--command: it has "train", asked is "evaluate"`},
 		{name: "a command that goes on otherwise", make: gone, change: func(o *job.JobOptions) { o.Run.Script = "train " }, want: `--command: it has "train", asked is "train "`},
 		{name: "another environment", make: gone, change: func(o *job.JobOptions) {

@@ -40,7 +40,6 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
-	"hash/crc32"
 	"maps"
 	"net/http"
 	"regexp"
@@ -51,6 +50,7 @@ import (
 
 	"multihost/internal/agent"
 	"multihost/internal/gcp"
+	"multihost/internal/provision"
 	"multihost/internal/tpu"
 )
 
@@ -87,7 +87,9 @@ type Job struct {
 
 	Bucket, Dir string
 
-	Storage, TPU, SecretManager string // roots of the APIs, without version
+	Undoing provision.Undoing // how the workers delete the resource
+
+	Storage, SecretManager string // roots of the APIs, without version
 
 	Every    time.Duration // between two uploads of the log; 1 min
 	Patience time.Duration // how long a fetch is retried; 10 min
@@ -231,10 +233,10 @@ func (j Job) text() string {
 		secrets[i] = s.String()
 	}
 	lines := [][2]string{
-		{"run", j.Run}, {"project", j.Project}, {"zone", j.Zone}, {"resource", j.Resource}, {"label", j.Label},
+		{"run", j.Run}, {"project", j.Project}, {"zone", j.Zone}, {"resource", j.Resource}, {"label", j.Label}, {"undo_look", j.Undoing.Look}, {"undo_going", j.Undoing.Going.Pattern()}, {"undo_delete", j.Undoing.Delete}, {"undo_probe", j.Undoing.Probe},
 		{"slices", strconv.Itoa(len(j.Nodes))}, {"workers", strconv.Itoa(j.Workers)}, {"nodes", strings.Join(j.Nodes, " ")}, {"login", j.Login},
 		{"bucket", j.Bucket}, {"prefix", j.prefix()}, {"claim", j.claim}, {"kit_sum", j.kitSum}, {"code_sum", j.codeSum},
-		{"storage", j.Storage + "/storage/v1"}, {"upload", j.Storage + "/upload/storage/v1"}, {"tpu", j.TPU + "/v2alpha1"}, {"secretmanager", j.SecretManager + "/v1"},
+		{"storage", j.Storage + "/storage/v1"}, {"upload", j.Storage + "/upload/storage/v1"}, {"secretmanager", j.SecretManager + "/v1"},
 		{"period", seconds(every, 0)}, {"look", seconds(min(every, 20*time.Second), 0)}, {"patience", seconds(j.Patience, 10*time.Minute)}, {"log_timeout", seconds(j.LogTimeout, 30*time.Minute)},
 		{"stale", seconds(j.Stale, 30*time.Minute)}, {"ttl", seconds(j.TTL, 0)}, {"requested", requested},
 		{"keep", string(keep)}, {"keep_for", seconds(j.KeepFor, 0)}, {"grace", strconv.FormatInt(j.Grace.Milliseconds(), 10)}, {"timeout", seconds(j.Timeout, 0)},
@@ -253,14 +255,15 @@ func (j Job) text() string {
 	return b.String()
 }
 
-// deletions returns what the workers delete at the end, each as JSON: the queued resource,
-// if all of its slices bear the run's label.
+// deletions returns what the workers delete at the end, each as JSON: the resource with
+// the slices, if it bears the run's label.
 func (j Job) deletions() []string {
+	u := j.Undoing
 	label, value, _ := strings.Cut(j.Label, "=")
-	all := fmt.Sprintf("%s/v2alpha1/projects/%s/locations/%s/queuedResources/", j.TPU, j.Project, j.Zone)
+	proof := u.Proof(label, value)
 	text, err := json.Marshal(agent.Deletion{
-		Read: all + j.Resource, Method: http.MethodDelete, URL: all + j.Resource + "?force=true", Probe: fmt.Sprintf("%smultihost-probe-%d", all, crc32.ChecksumIEEE([]byte(j.Resource))),
-		Proof: agent.Field{Path: "/tpu/nodeSpec/*/node/labels/" + label, Value: value}, Going: agent.Field{Path: "/state/state", Value: "DELETING"},
+		Read: u.Look, Method: http.MethodDelete, URL: u.Delete, Probe: u.Probe,
+		Proof: agent.Field{Path: proof.Path, Value: proof.Value}, Going: agent.Field{Path: u.Going.Path, Value: u.Going.Value},
 	})
 	if err != nil {
 		panic(err) // strings always become JSON

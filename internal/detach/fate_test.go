@@ -138,7 +138,7 @@ func TestPsTellsOfEveryRunThatItCannotRead(t *testing.T) {
 	put("_dir/1", "x")
 	var shown strings.Builder
 	queue := qr.New(cloud)
-	d := &job.Deps{Cloud: queue, Queue: queue, Project: sim.DefaultProject, Zone: sim.DefaultZone, Clock: gcp.SystemClock, StateDir: t.TempDir(), Bucket: sim.DefaultBucket,
+	d := &job.Deps{Cloud: queue.Provider(""), Project: sim.DefaultProject, Zone: sim.DefaultZone, Clock: gcp.SystemClock, StateDir: t.TempDir(), Bucket: sim.DefaultBucket,
 		OpenBucket: func(ctx context.Context, bucket, dir string) (*detach.Bucket, error) {
 			return detach.Open(ctx, cloud, bucket, dir)
 		},

@@ -29,7 +29,7 @@ state='' scratch=''
 # Values that read_job sets if the job has them.
 run='' project='' zone='' resource='' label=''
 bucket='' prefix='' claim='' kit_sum='' code_sum='' slices=1 workers=1 nodes='' login=''
-storage='' upload='' tpu='' secretmanager=''
+storage='' upload='' secretmanager=''
 period=60 look=20 patience=600 log_timeout=1800 stale=1800 ttl=0 requested=0 keep=never keep_for=0
 preflight=apply kill_stale=orphans numa=off adopt=no venv=no maxtext=no fail_fast=yes grace=30000 timeout=0 cloud_logging=no secrets=''
 tail_words='' # empty: no failure is excused (--strict-exit)
@@ -114,10 +114,11 @@ read_job() {
   while IFS='=' read -r key value; do
     case $key in
       run | project | zone | resource | label | bucket | prefix | claim | kit_sum | code_sum | slices | workers | nodes | login | \
-        storage | upload | tpu | secretmanager | period | look | patience | log_timeout | stale | ttl | requested | keep | keep_for | \
+        storage | upload | secretmanager | period | look | patience | log_timeout | stale | ttl | requested | keep | keep_for | \
         preflight | kill_stale | numa | adopt | venv | maxtext | fail_fast | grace | timeout | cloud_logging | secrets | tail_words)
         printf -v "$key" '%s' "$value"
         ;;
+      *) is_undo "$key" "$value" || true ;;
     esac
   done < <(printf '%s\n' "$text")
   why="it has no run"
@@ -362,9 +363,8 @@ hold() {
 
 # test_right: finds out whether this worker may delete the queued resource.
 test_right() {
-  queued=$tpu/projects/$project/locations/$zone/queuedResources/$resource
   right=yes
-  if ! may_delete "$queued"; then
+  if ! may_delete 0; then
     right="unknown: ${why//$'\n'/ }"
     if [[ $status == 40[13] ]]; then right="no: ${why//$'\n'/ }"; fi
     note "may this worker delete the queued resource? $right"
@@ -1471,7 +1471,7 @@ teardown() {
   local tries
   report deleting "$1"
   for ((tries = 0; ; tries++)); do
-    if ! delete_queued "$queued" "$label"; then
+    if ! delete_resource "$label"; then
       report left "queued resource $resource: $why"
       return
     fi

@@ -105,7 +105,7 @@ func begin(t *testing.T, backend, accelerator, script string, change func(*job.J
 	ty, err := tpu.ParseType(accelerator)
 	testkit.Must(t, err)
 	o := job.JobOptions{
-		Request: qr.Request{ID: runName, NodeCount: 1, NodeID: runName, Type: ty, Metadata: map[string]string{"ssh-keys": "ann:" + publicKey(t) + " ann"}},
+		Request: qr.Request{ID: runName, NodeCount: 1, NodeID: runName, Type: ty, Metadata: map[string]string{"ssh-keys": "ann:" + publicKey(t) + " ann"}}.Neutral(),
 		Run:     job.RunOptions{Run: runName, Dir: code, Script: script, Preflight: "apply", Platform: preflight.GCE, NUMA: preflight.NUMAAuto, Grace: 2 * time.Second, FailFast: true, KillStale: launch.FreeOrphans},
 	}
 	o.Request.Mark(runName, "ann")
@@ -116,7 +116,7 @@ func begin(t *testing.T, backend, accelerator, script string, change func(*job.J
 		change(&o, &do)
 	}
 	d := &job.Deps{
-		Cloud: w.queue, Queue: w.queue, Networks: network.New(cloud), Project: sim.DefaultProject, Zone: sim.DefaultZone,
+		Cloud: w.queue.Provider(""), Networks: network.New(cloud, qr.LifeOf), Project: sim.DefaultProject, Zone: sim.DefaultZone,
 		OpenBucket: func(ctx context.Context, bucket, dir string) (*detach.Bucket, error) {
 			return detach.Open(ctx, cloud, bucket, dir)
 		},

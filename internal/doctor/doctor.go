@@ -20,7 +20,7 @@ import (
 	"multihost/internal/gcp"
 	"multihost/internal/job"
 	"multihost/internal/network"
-	"multihost/internal/qr"
+	"multihost/internal/provision"
 	"multihost/internal/remote"
 	"multihost/internal/sshfan"
 	"multihost/internal/tpu"
@@ -109,8 +109,8 @@ type Options struct {
 	Project, Zone Setting
 	Account       string // of the configuration; "": the account of the credentials
 
-	Cloud    *gcp.Client // nil: there is no project
-	Queue    *qr.Client
+	Cloud    *gcp.Client        // nil: there is no project
+	Provider provision.Provider // of slices; nil as Cloud is
 	Networks *network.Client
 	Hosts    job.HostList // machines instead of slices
 
@@ -120,11 +120,11 @@ type Options struct {
 	Type    tpu.Type    // of the slices that are wanted; zero: the quota is not checked
 	Count   int         // number of slices that are wanted
 
-	Login   string // on workers
-	OSLogin qr.OSLoginOptions
-	Way     job.Way
-	Jump    bool // connect through a bastion
-	KeyPath string
+	Login        string // on workers
+	LoginAccount string // of the user at the provider of the slices; "": that of the credentials
+	Way          job.Way
+	Jump         bool // connect through a bastion
+	KeyPath      string
 	// Key loads the SSH key; fs.ErrNotExist means that there is none. MakeKey
 	// makes one. It is nil if the user named a key file, which we do not make.
 	Key     func() (*sshfan.Identity, error)

@@ -11,7 +11,7 @@ import (
 
 	"multihost/internal/event"
 	"multihost/internal/gcp"
-	"multihost/internal/qr"
+	"multihost/internal/provision"
 	"multihost/internal/remote"
 	"multihost/internal/sshfan"
 	"multihost/internal/tpu"
@@ -150,7 +150,7 @@ func (e projectChecks) apiMissing(a api) {
 // not answer. why is the error of Service Usage.
 func (e projectChecks) askAPIs(ctx context.Context, why error) {
 	calls := map[string]error{}
-	_, calls["tpu.googleapis.com"] = e.Queue.Slices(ctx)
+	_, calls["tpu.googleapis.com"] = e.Provider.Slices(ctx)
 	_, calls["compute.googleapis.com"] = e.Networks.ShowFirewalls(ctx, "")
 	fine := true
 	for _, a := range e.apis() {
@@ -269,7 +269,7 @@ func (e projectChecks) findSlices(ctx context.Context) bool {
 	}
 	ctx, cancel := context.WithTimeout(ctx, checkLimit)
 	defer cancel()
-	nodes, err := e.Queue.Slices(ctx)
+	nodes, err := e.Provider.Slices(ctx)
 	if err != nil {
 		e.fail(CheckSlices, err)
 		return false
@@ -306,7 +306,7 @@ func (e projectChecks) checkHealth(ctx context.Context) {
 	}
 	first := e.sel.Slices[0]
 	if first.MultiSlice && first.Name != e.Prefix && e.Slices == nil && first.QueuedResource != "" {
-		if res, err := e.Queue.Get(ctx, first.QueuedResource); err == nil && res.NodeCount > len(names)+len(e.sel.Problems) {
+		if res, err := e.Provider.Get(ctx, first.QueuedResource); err == nil && res.NodeCount > len(names)+len(e.sel.Problems) {
 			e.add(Finding{Check: CheckSlices, Level: Error, Cure: e.command("qr", "list"),
 				Text: fmt.Sprintf("queued resource %q has %d slices, only %d are here", res.ID, res.NodeCount, len(names))})
 		}
@@ -394,12 +394,12 @@ func quotaFor(id string, t tpu.Type) (tier string, ok bool) {
 
 // held returns how much of the zone's quotas the project's slices and queued resources of
 // the generation use, by tier. dead are the queued resources that are FAILED or SUSPENDED.
-func (e projectChecks) held(ctx context.Context) (byTier map[string]int64, dead []qr.Resource, err error) {
-	all, err := e.Queue.List(ctx)
+func (e projectChecks) held(ctx context.Context) (byTier map[string]int64, dead []provision.Resource, err error) {
+	all, err := e.Provider.List(ctx)
 	if err != nil {
 		return nil, nil, err
 	}
-	nodes, err := e.Queue.Slices(ctx)
+	nodes, err := e.Provider.Slices(ctx)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -429,17 +429,17 @@ func (e projectChecks) held(ctx context.Context) (byTier map[string]int64, dead 
 	return byTier, dead, nil
 }
 
-func tierName(t qr.Tier) string {
+func tierName(t provision.Tier) string {
 	switch t {
-	case qr.Spot, qr.BestEffort, qr.FlexStart:
+	case provision.Spot, provision.BestEffort, provision.FlexStart:
 		return "spot"
-	case qr.Reserved, qr.ReservationBound:
+	case provision.Reserved, provision.ReservationBound:
 		return "reserved"
 	}
 	return "on demand"
 }
 
-func (e projectChecks) judgeQuota(wanted, unit string, need int64, rows []quotaRow, held map[string]int64, dead []qr.Resource) {
+func (e projectChecks) judgeQuota(wanted, unit string, need int64, rows []quotaRow, held map[string]int64, dead []provision.Resource) {
 	var parts []string
 	enough := map[string]bool{} // by tier
 	best := quotaRow{limit: -2}

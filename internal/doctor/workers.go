@@ -17,7 +17,7 @@ import (
 	"multihost/internal/job"
 	"multihost/internal/launch"
 	"multihost/internal/preflight"
-	"multihost/internal/qr"
+	"multihost/internal/provision"
 	"multihost/internal/remote"
 	"multihost/internal/tpu"
 )
@@ -161,15 +161,12 @@ func (e workerChecks) checkLogin(ctx context.Context) (logins map[string]string,
 	notes := map[string][]string{} // slices by trouble
 	var closed []tpu.Slice
 	for _, s := range e.sel.Slices {
-		door, err := e.Queue.Door(ctx, s, e.Login, e.key.PublicKey(), e.OSLogin)
+		door, err := e.door(ctx, s)
 		if err != nil {
 			e.add(Finding{Check: CheckLogin, Level: Error, Text: fmt.Sprintf("slice %s: %v", s.Name, err), Advice: hint(err)})
 			continue
 		}
 		place := door.Place
-		if door.Blocked && !door.OSLogin {
-			place += " (keys of the project are blocked)"
-		}
 		if !door.Open {
 			closed = append(closed, s)
 			notes[place] = append(notes[place], s.Name)
@@ -194,7 +191,7 @@ func (e workerChecks) checkLogin(ctx context.Context) (logins map[string]string,
 				var errs []error
 				for _, s := range closed {
 					if slices.Contains(names, s.Name) {
-						_, _, err := e.Queue.Login(ctx, s, e.Login, e.key.PublicKey(), e.OSLogin)
+						_, _, err := e.Provider.Admit(ctx, s, e.login())
 						asked, errs = append(asked, s.Name), append(errs, err)
 					}
 				}
@@ -202,6 +199,21 @@ func (e workerChecks) checkLogin(ctx context.Context) (logins map[string]string,
 			}})
 	}
 	return logins, open
+}
+
+// login returns the key whose access is examined.
+func (e workerChecks) login() provision.Login {
+	return provision.Login{Name: e.Login, PublicKey: e.key.PublicKey(), Account: e.LoginAccount}
+}
+
+// door returns what is known of the access of the key to a slice. Where the provider
+// cannot say it, the key counts as admitted.
+func (e workerChecks) door(ctx context.Context, s tpu.Slice) (provision.Door, error) {
+	keeper, ok := provision.As[provision.Doorkeeper](e.Provider)
+	if !ok {
+		return provision.Door{Login: e.Login, Open: true, Place: "place that the provider chooses"}, nil
+	}
+	return keeper.Door(ctx, s, e.login())
 }
 
 // hint returns the hint of an error, or "".
@@ -423,7 +435,7 @@ func (e workerChecks) sshFinding(check, text string, ids []tpu.WorkerID, err err
 			var errs []error
 			for _, s := range e.sel.Slices {
 				s.Metadata = nil // read it again: another writer may have changed it
-				_, _, err := e.Queue.Login(ctx, s, e.Login, e.key.PublicKey(), e.OSLogin)
+				_, _, err := e.Provider.Admit(ctx, s, e.login())
 				asked, errs = append(asked, s.Name), append(errs, err)
 			}
 			return job.JoinNamed(asked, errs)
@@ -443,7 +455,7 @@ func (e workerChecks) checkHostKeys(ctx context.Context, all []*seen) {
 	errs := make([]error, len(all))
 	var group sync.WaitGroup
 	for i, s := range all {
-		group.Go(func() { _, _, errs[i] = e.Queue.HostKeys(ctx, e.sel.Slices[s.id.Slice], s.id.Worker) })
+		group.Go(func() { _, _, errs[i] = e.Provider.HostKeys(ctx, e.sel.Slices[s.id.Slice], s.id.Worker) })
 	}
 	group.Wait()
 	var known []tpu.WorkerID
@@ -452,7 +464,7 @@ func (e workerChecks) checkHostKeys(ctx context.Context, all []*seen) {
 		switch {
 		case errs[i] == nil:
 			known = append(known, s.id)
-		case errors.Is(errs[i], qr.ErrNoGuestAttributes):
+		case errors.Is(errs[i], provision.ErrNoHostKeys):
 			untold.add("the API does not tell the keys, so the first command that connects trusts what it meets and pins it; an organization policy (compute.disableGuestAttributesAccess) may forbid them", s.id)
 		default:
 			other.add("not checked: "+errs[i].Error(), s.id)

@@ -19,6 +19,7 @@ import (
 	"google.golang.org/api/googleapi"
 
 	"multihost/internal/fault"
+	"multihost/internal/provision"
 )
 
 // A Class says what kind of failure an error is, for code that has to act on it.
@@ -221,6 +222,8 @@ func ClassOf(err error) Class {
 	switch {
 	case errors.Is(err, context.Canceled):
 		return Unknown
+	case errors.Is(err, provision.ErrNotFound): // of a provider that is no API of Google's
+		return NotFound
 	case errors.Is(err, ErrPartial):
 		return Unavailable
 	case errors.Is(err, errNoAnswer), errors.Is(err, context.DeadlineExceeded):

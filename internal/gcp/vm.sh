@@ -1,7 +1,8 @@
 #!/bin/bash
 # Functions for scripts on a VM: they read the metadata server, call Google's APIs
-# with the VM's own token, and delete the queued resource that the VM belongs to.
-# This file is prepended to the script that uses it.
+# with the VM's own token, and delete the resource that the VM belongs to. How that is
+# done is data of the provider of the slices. This file is prepended to the script that
+# uses it.
 #
 # A failed call leaves its HTTP status in $status (000 if there was no answer) and
 # a text for people in $why. No token appears in an argument, a file or an answer.
@@ -10,6 +11,25 @@ call_limit=60 # seconds that an API call may take
 call_pause=60 # seconds that a call may last without any data sent or received
 held=''       # a fixed token for all calls; empty: use that of the VM
 reply='' status='' why=''
+
+# How the resource is deleted, as package provision describes it in Undoing. The script
+# that uses this file sets them.
+undo_look=''   # address that tells of the resource
+undo_going=''  # regular expression: such an answer says that it is being deleted already
+undo_delete='' # address that takes the DELETE
+undo_probe=''  # address of a resource that does not exist
+# shellcheck disable=SC2034 # for the scripts that use this file
+undo_peers=''  # address of the guest attributes of a slice, whose name replaces {slice}
+
+# is_undo KEY VALUE: sets one of the above. It fails for other keys, and for a value that
+# is none: the script that reads it may not trust who wrote it.
+is_undo() {
+  case $1 in
+    undo_look | undo_going | undo_delete | undo_probe | undo_peers) ;;
+    *) return 1 ;;
+  esac
+  [[ $2 =~ ^[A-Za-z0-9:/._=?{}*\"\ -]*$ ]] && printf -v "$1" '%s' "$2"
+}
 
 # instance PATH: prints a value of the metadata server. If it fails, it prints the
 # error and returns 1. Only the last try may print errors: the errors of tries before
@@ -84,27 +104,31 @@ value_of() {
   [[ $reply =~ \"$1\":\ *\"?([^\",}]*) ]] && REPLY=${BASH_REMATCH[1]}
 }
 
-# may_delete URL CURL-ARGS...: succeeds if this VM may delete that queued resource.
-# It asks to delete one that does not exist: a caller with the permission gets 404,
-# any other caller is refused.
+# may_delete RETRIES: succeeds if this VM may delete its resource. It asks to delete one
+# that does not exist: a caller with the permission gets 404, any other caller is refused.
 may_delete() {
-  api DELETE "${1%/*}/multihost-probe-$(cksum <<<"$1" | cut -d " " -f 1)" "${@:2}" || [[ $status == 404 ]]
+  api DELETE "$undo_probe" --retry "$1" || [[ $status == 404 ]]
 }
 
-# delete_queued URL LABEL: reads a queued resource and then requests its deletion.
-# It never deletes a resource that it could not read. It fails if the resource does
-# not have LABEL (KEY=VALUE): then it belongs to another run. If it succeeds, $why
-# is empty, or says why the deletion was not requested; the caller may try again.
-delete_queued() {
+# delete_resource LABEL: reads the resource and then requests its deletion. It never
+# deletes a resource that it could not read, nor another one than it has read. It fails if
+# the resource does not have LABEL (KEY=VALUE): then it belongs to another run. If it
+# succeeds, $why is empty, or says why the deletion was not requested; the caller may try
+# again.
+delete_resource() {
   why=''
-  if ! api GET "$1" || [[ $reply != *'"name":'* ]]; then
+  if ! api GET "$undo_look" || [[ $reply != *'"name":'* ]]; then
     why="it cannot be read: ${why:-the answer is none}"
     return 0
   fi
-  if [[ ! $reply =~ \""${2%%=*}"\":\ *\""${2#*=}"\" ]]; then
+  if [[ ! $reply =~ \""${1%%=*}"\":\ *\""${1#*=}"\" ]]; then
     why='it is not of this run: it stays'
     return 1
   fi
-  if [[ $reply =~ \"state\":\ *\"DELETING\" ]] || api DELETE "$1?force=true"; then why=''; fi
+  if [[ ${undo_delete%%\?*} != "$undo_look" ]]; then
+    why='the terms name another resource to delete: it stays'
+    return 1
+  fi
+  if [[ $undo_going && $reply =~ $undo_going ]] || api DELETE "$undo_delete"; then why=''; fi
   return 0
 }

@@ -28,11 +28,12 @@ func TestABrokenAnswerOnAWorkerIsNone(t *testing.T) {
 	}{
 		{"a value", `api GET "$url/value"`, "17", false, "rc=0 status=200 reply=17 why=", false},
 		{"a value that breaks off", `api GET "$url/value"`, "17", true, "rc=1 status=000 reply= why=no answer: curl: (18)", false},
-		{"ours", `delete_queued "$url/q" multihost-run=r`, ours, false, "rc=0 status=200 ", true},
-		{"ours, of which a part came", `delete_queued "$url/q" multihost-run=r`, ours[:14], true, "rc=0 status=000 reply= why=it cannot be read: no answer: curl: (18)", false},
-		{"no queued resource at all", `delete_queued "$url/q" multihost-run=r`, "<html>", false, "rc=0 status=200 reply=<html> why=it cannot be read", false},
-		{"another's", `delete_queued "$url/q" multihost-run=other`, ours, false, "rc=1 status=200 ", false},
-		{"ours, deleted already", `delete_queued "$url/q" multihost-run=r`, strings.Replace(ours, "ACTIVE", "DELETING", 1), false, "rc=0 status=200 ", false},
+		{"ours", `delete_resource multihost-run=r`, ours, false, "rc=0 status=200 ", true},
+		{"ours, of which a part came", `delete_resource multihost-run=r`, ours[:14], true, "rc=0 status=000 reply= why=it cannot be read: no answer: curl: (18)", false},
+		{"no queued resource at all", `delete_resource multihost-run=r`, "<html>", false, "rc=0 status=200 reply=<html> why=it cannot be read", false},
+		{"another's", `delete_resource multihost-run=other`, ours, false, "rc=1 status=200 ", false},
+		{"ours, and the terms delete another one", `undo_delete=$url/other; delete_resource multihost-run=r`, ours, false, "rc=1 status=200 ", false},
+		{"ours, deleted already", `delete_resource multihost-run=r`, strings.Replace(ours, "ACTIVE", "DELETING", 1), false, "rc=0 status=200 ", false},
 	} {
 		t.Run(row.story, func(t *testing.T) {
 			var mu sync.Mutex
@@ -51,7 +52,7 @@ func TestABrokenAnswerOnAWorkerIsNone(t *testing.T) {
 				fmt.Fprint(w, row.answer)
 			}))
 			defer server.Close()
-			cmd := exec.CommandContext(t.Context(), "bash", "-c", gcp.VMScript+"\nset -u\nurl=$1 why=\n"+row.call+
+			cmd := exec.CommandContext(t.Context(), "bash", "-c", gcp.VMScript+"\nset -u\nurl=$1 why=\nundo_look=$url/q undo_delete=$url/q?force=true undo_going='\"state\": *\"DELETING\"'\n"+row.call+
 				`; printf 'rc=%s status=%s reply=%s why=%s' $? "$status" "$reply" "$why"`, "vm", server.URL)
 			cmd.Env = []string{"PATH=/usr/local/bin:/usr/bin:/bin", "GCE_METADATA_HOST=" + strings.TrimPrefix(server.URL, "http://")}
 			out, err := cmd.CombinedOutput()

@@ -10,7 +10,8 @@ import (
 
 	"multihost/internal/event"
 	"multihost/internal/lease"
-	"multihost/internal/qr"
+	"multihost/internal/provider"
+	"multihost/internal/provision"
 	"multihost/internal/tpu"
 )
 
@@ -43,13 +44,13 @@ func (q *queued) commandLives() bool {
 
 // leavesFor is leaves after a look at the workers: on another machine the same job may
 // have been typed meanwhile, and may have started the command before this one could.
-func (q *queued) leavesFor(ctx context.Context, r *run, state string, err error) string {
+func (q *queued) leavesFor(ctx context.Context, r *run, life provision.Life, err error) string {
 	if r.tried == 0 {
-		if why := q.leaves(state, err); why != "" {
+		if why := q.leaves(life, err); why != "" {
 			return why
 		}
 	}
-	if qr.LifeOf(state).Queued() || chosen(err) || !q.othersLive(ctx, r) {
+	if life.Queued() || chosen(err) || !q.othersLive(ctx, r) {
 		return ""
 	}
 	return "a command lives on it that this one has neither started nor taken over"
@@ -110,10 +111,10 @@ func (q *queued) isLiving(f foundRun) bool {
 // leaves says why a job that ends before it has taken over the queued resource of an
 // earlier runner must not delete it; "" if it may. Only the user's choice or the end of
 // the time to live ends a running command.
-func (q *queued) leaves(state string, err error) string {
+func (q *queued) leaves(life provision.Life, err error) string {
 	var in *Interrupted
 	switch {
-	case !q.inherited || qr.LifeOf(state).Queued():
+	case !q.inherited || life.Queued():
 		return ""
 	case errors.As(err, &in) && in.Answer == Stop, errors.Is(err, errExpired):
 		return ""
@@ -134,7 +135,7 @@ func (q *queued) bootLimit() time.Duration {
 		return limit
 	}
 	if limit <= 0 || lost <= 0 {
-		return qr.NoLimit
+		return provider.NoLimit
 	}
 	return max(limit, lost)
 }

@@ -10,14 +10,14 @@ import (
 
 	"multihost/internal/detach"
 	"multihost/internal/gcp"
-	"multihost/internal/qr"
+	"multihost/internal/provision"
 )
 
 // lookBack decides about a run of this name that is in the bucket. The run continues if
 // its slices are gone, or were never created, before it ended. lookBack returns an
 // error if the run has ended, is still running, belongs to another user, or was started
 // with other options.
-func (r *departure) lookBack(ctx context.Context, request qr.Request) error {
+func (r *departure) lookBack(ctx context.Context, request provision.Request) error {
 	was, err := r.bucket.Earlier(ctx, r.job.Run)
 	if was == nil || err != nil {
 		return err
@@ -38,18 +38,18 @@ func (r *departure) lookBack(ctx context.Context, request qr.Request) error {
 	}
 	// Read the queued resource after the bucket: then the workers seen in the bucket
 	// belonged to this queued resource or to an earlier one.
-	res, err := r.Queue.Get(ctx, request.ID)
+	res, err := r.Cloud.Get(ctx, request.ID)
 	gone := gcp.ClassOf(err) == gcp.NotFound
 	switch {
 	case err != nil && !gone:
 		return err
-	case !gone && (!r.owns(res) || res.Labels[qr.LabelUser] != request.Labels[qr.LabelUser]):
+	case !gone && (!r.owns(res) || res.Labels[provision.LabelUser] != request.Labels[provision.LabelUser]):
 		return refuse(another, "queued resource %s is of %s", res.ID, res.Owner())
 	case userOf(was.Owner) != userOf(r.Owner):
 		return refuse(another, "it is of %s", was.Owner)
-	case res.State == "SUSPENDING":
-		return refuse("type the same command again in a minute", "the slices of queued resource %s are being taken away (SUSPENDING)", res.ID)
-	case !gone && !res.Dead() && res.State != "DELETING":
+	case res.Life == provision.Suspending:
+		return refuse("type the same command again in a minute", "the slices of queued resource %s are being taken away (%s)", res.ID, res.State)
+	case !gone && !res.Dead() && res.Life != provision.Deleting:
 		return refuse(follow, "queued resource %s is there, state %s", res.ID, res.State)
 	}
 	if diffs := r.differs(was.Description); len(diffs) > 0 {
@@ -107,15 +107,15 @@ func (r *departure) clear(ctx context.Context) error {
 	if err := r.overtaken(r.bucket.Holds(ctx, r.job)); err != nil {
 		return err
 	}
-	res, err := r.Queue.Get(ctx, r.job.Resource)
+	res, err := r.Cloud.Get(ctx, r.job.Resource)
 	switch {
 	case gcp.ClassOf(err) == gcp.NotFound:
 	case err != nil:
 		return err
-	case !r.owns(res) || !res.CreateTime.Equal(r.lost.CreateTime) || !res.Dead() && res.State != "DELETING":
+	case !r.owns(res) || !res.CreateTime.Equal(r.lost.CreateTime) || !res.Dead() && res.Life != provision.Deleting:
 		return r.overtaken(&detach.ExistsError{URL: r.bucket.URL(r.job.Run)})
 	default:
-		if _, err := r.Queue.Delete(ctx, res.ID, qr.DeleteOptions{Force: true, OnlyRun: r.job.Run, Limit: teardownLimit}); err != nil {
+		if _, err := r.Cloud.Delete(ctx, res.ID, provision.DeleteOptions{OnlyRun: r.job.Run, Limit: teardownLimit}); err != nil {
 			return &Error{Stage: StageTeardown, Err: err, Advice: "type the same command again, and it goes on from here"}
 		}
 	}
@@ -132,8 +132,8 @@ func (r *departure) overtaken(err error) error {
 }
 
 // owns reports whether a queued resource belongs to a run of this name.
-func (r *departure) owns(res qr.Resource) bool {
-	return res.Labels[qr.LabelRun] == qr.LabelValue(r.job.Run)
+func (r *departure) owns(res provision.Resource) bool {
+	return res.IsOf(r.job.Run)
 }
 
 // userOf returns the user of an owner, USER@MACHINE. The user may repeat the command on

@@ -10,13 +10,13 @@ import (
 	"multihost/internal/event"
 	"multihost/internal/gcp"
 	"multihost/internal/network"
-	"multihost/internal/qr"
+	"multihost/internal/provision"
 	"multihost/internal/tpu"
 )
 
 // asking returns the event that precedes a request for slices. mtu is that of the network
 // and 0 if it was not read; until says what ends the bill.
-func asking(r qr.Request, project, zone string, mtu int, until string, dryRun bool) event.Request {
+func asking(r provision.Request, project, zone string, mtu int, until string, dryRun bool) event.Request {
 	n := max(1, r.NodeCount)
 	e := event.Request{
 		Resource: r.ID, Slices: n, Type: r.Type.Name, Workers: n * r.Type.Workers, Chips: n * r.Type.Chips,
@@ -79,17 +79,17 @@ func noPrice(accelerator, tier, zone string) string {
 
 // tierWords writes a tier as people do.
 func tierWords(tier string) string {
-	switch qr.Tier(tier) {
-	case qr.OnDemand:
+	switch provision.Tier(tier) {
+	case provision.OnDemand:
 		return "on demand"
-	case qr.BestEffort:
+	case provision.BestEffort:
 		return "best effort"
 	}
 	return tier
 }
 
 // networkOf names the network of a request in words.
-func networkOf(r qr.Request, project string) string {
+func networkOf(r provision.Request, project string) string {
 	short := func(name string) string {
 		if i := strings.Index(name, "projects/"); i >= 0 {
 			name = name[i:]
@@ -150,7 +150,9 @@ func billedUntil(o JobOptions, alone bool) string {
 }
 
 // untilDeleted says what ends the bill of slices that no job made.
-func untilDeleted(id string) string { return "you delete them: multihost qr delete " + id + " --force" }
+func untilDeleted(p provision.Provider, id string) string {
+	return "you delete them: " + p.Undoing(id).Commands.Delete
+}
 
 // A declined error says that the user did not confirm a request.
 type declined struct{ error }
@@ -171,7 +173,7 @@ func (d *Deps) announce(ctx context.Context, e event.Request) error {
 
 // outlook reads at the same time what a request depends on: whether a resource of its
 // name exists already, and the MTU of its network.
-func (d *Deps) outlook(ctx context.Context, r qr.Request, made *network.Options) (there bool, mtu int, err error) {
+func (d *Deps) outlook(ctx context.Context, r provision.Request, made *network.Options) (there bool, mtu int, err error) {
 	var both sync.WaitGroup
 	both.Go(func() { mtu = d.mtuFor(ctx, r, made) })
 	there, err = d.isThere(ctx, r.ID)
@@ -181,7 +183,7 @@ func (d *Deps) outlook(ctx context.Context, r qr.Request, made *network.Options)
 
 // mtuFor returns the MTU of the request's network: that of the network to be made, or
 // else what WarnOfMTU reads.
-func (d *Deps) mtuFor(ctx context.Context, r qr.Request, made *network.Options) int {
+func (d *Deps) mtuFor(ctx context.Context, r provision.Request, made *network.Options) int {
 	if made != nil {
 		return made.MTU
 	}
@@ -191,7 +193,7 @@ func (d *Deps) mtuFor(ctx context.Context, r qr.Request, made *network.Options) 
 // isThere reports whether the queued resource exists and is not being deleted. Where the
 // answer is a refusal, the request itself gets the better explained one.
 func (d *Deps) isThere(ctx context.Context, id string) (bool, error) {
-	res, err := d.Queue.Get(ctx, id)
+	res, err := d.Cloud.Get(ctx, id)
 	switch gcp.ClassOf(err) {
 	case gcp.Unavailable, gcp.Timeout, gcp.Unauthenticated:
 		return false, err
@@ -199,20 +201,20 @@ func (d *Deps) isThere(ctx context.Context, id string) (bool, error) {
 	if ctx.Err() != nil {
 		return false, context.Cause(ctx)
 	}
-	return err == nil && res.State != "DELETING", nil
+	return err == nil && res.Life != provision.Deleting, nil
 }
 
 // AskFor announces the request of a command that only makes slices, and has it confirmed.
 // It announces nothing if the resource exists: then nothing is asked for.
-func (d *Deps) AskFor(ctx context.Context, r qr.Request) error {
+func (d *Deps) AskFor(ctx context.Context, r provision.Request) error {
 	there, mtu, err := d.outlook(ctx, r, nil)
 	if err != nil || there {
 		return err
 	}
-	return d.announce(ctx, asking(r, d.Project, d.Zone, mtu, untilDeleted(r.ID), false))
+	return d.announce(ctx, asking(r, d.Project, d.Zone, mtu, untilDeleted(d.Cloud, r.ID), false))
 }
 
 // WouldAskFor is AskFor for a dry run that has found out that the resource would be made.
-func (d *Deps) WouldAskFor(r qr.Request, mtu int) {
-	d.Sink.Emit(asking(r, d.Project, d.Zone, mtu, untilDeleted(r.ID), true))
+func (d *Deps) WouldAskFor(r provision.Request, mtu int) {
+	d.Sink.Emit(asking(r, d.Project, d.Zone, mtu, untilDeleted(d.Cloud, r.ID), true))
 }

@@ -10,7 +10,7 @@ import (
 
 	"multihost/internal/event"
 	"multihost/internal/gcp"
-	"multihost/internal/qr"
+	"multihost/internal/provision"
 	"multihost/internal/testkit"
 	"multihost/internal/tpu"
 )
@@ -21,45 +21,46 @@ func TestTheLineBeforeARequest(t *testing.T) {
 	const ends = "you delete them: multihost qr delete q --force"
 	for _, tt := range []struct {
 		accelerator, zone string
-		change            func(*qr.Request)
+		change            func(*provision.Request)
 		mtu               int
 		want              string
 	}{
-		{"v4-8", "us-central2-b", func(*qr.Request) {}, 0,
+		{"v4-8", "us-central2-b", func(*provision.Request) {}, 0,
 			"asking for 1 × v4-8 (1 worker, 4 chips), on demand, in us-central2-b, network default; list price $12.88 an hour (" + day + "); billed until " + ends},
-		{"v6e-256", "us-east5-a", func(r *qr.Request) { r.NodeCount, r.Tier, r.Network = 2, qr.Spot, "mtu9k" }, 8896,
+		{"v6e-256", "us-east5-a", func(r *provision.Request) { r.NodeCount, r.Tier, r.Network = 2, provision.Spot, "mtu9k" }, 8896,
 			"asking for 2 × v6e-256 (128 workers, 512 chips), spot, in us-east5-a, network mtu9k (MTU 8896); list price $622.08 an hour (" + day + "); billed until " + ends},
-		{"v6e-4", "southamerica-west1-a", func(r *qr.Request) { r.Tier = qr.Spot }, 0,
+		{"v6e-4", "southamerica-west1-a", func(r *provision.Request) { r.Tier = provision.Spot }, 0,
 			", spot, in southamerica-west1-a, network default; price unknown for spot in southamerica-west1-a; "},
-		{"v4-8", "us-central2-b", func(r *qr.Request) { r.Reservation = "r-1" }, 0,
+		{"v4-8", "us-central2-b", func(r *provision.Request) { r.Reservation = "r-1" }, 0,
 			", reserved (r-1), in us-central2-b, network default; price unknown for reserved in us-central2-b; "},
-		{"v4-8", "us-central2-b", func(r *qr.Request) { r.Tier = qr.BestEffort }, 0, ", best effort, in us-central2-b, network default; price unknown for best effort in us-central2-b; "},
-		{"v4-8", "us-central2-b", func(r *qr.Request) { r.Tier = qr.Guaranteed }, 0, ", guaranteed, in us-central2-b, network default; price unknown for guaranteed in us-central2-b; "},
-		{"v5p-8", "europe-west4-b", func(r *qr.Request) { r.Tier, r.MaxRunDuration = qr.FlexStart, 24*time.Hour }, 0,
+		{"v4-8", "us-central2-b", func(r *provision.Request) { r.Tier = provision.BestEffort }, 0, ", best effort, in us-central2-b, network default; price unknown for best effort in us-central2-b; "},
+		{"v4-8", "us-central2-b", func(r *provision.Request) { r.Tier = provision.Guaranteed }, 0, ", guaranteed, in us-central2-b, network default; price unknown for guaranteed in us-central2-b; "},
+		{"v5p-8", "europe-west4-b", func(r *provision.Request) { r.Tier, r.MaxRunDuration = provision.FlexStart, 24*time.Hour }, 0,
 			"price unknown for flex-start in europe-west4-b; billed until " + ends + ", at the latest 24h after they begin to run (--max-run-duration)"},
-		{"v2-8", "us-central1-c", func(*qr.Request) {}, 0, "; price unknown for us-central1-c; "},
-		{"v5litepod-16", "us-central2-b", func(r *qr.Request) { r.Tier = qr.Spot }, 0, "; price unknown for us-central2-b; "},
-		{"v4-8", "us-central2-b", func(r *qr.Request) { r.Network = "projects/p/global/networks/n" }, 0, ", network n; "},
-		{"v4-8", "us-central2-b", func(r *qr.Request) {
+		{"v2-8", "us-central1-c", func(*provision.Request) {}, 0, "; price unknown for us-central1-c; "},
+		{"v5litepod-16", "us-central2-b", func(r *provision.Request) { r.Tier = provision.Spot }, 0, "; price unknown for us-central2-b; "},
+		{"v4-8", "us-central2-b", func(r *provision.Request) { r.Network = "projects/p/global/networks/n" }, 0, ", network n; "},
+		{"v4-8", "us-central2-b", func(r *provision.Request) {
 			r.Network = "https://www.googleapis.com/compute/v1/projects/host/global/networks/n"
 		}, 0,
 			", network projects/host/global/networks/n; "},
-		{"v4-8", "us-central2-b", func(r *qr.Request) { r.Subnetwork = "s" }, 0, ", subnetwork s; "},
-		{"v4-8", "us-central2-b", func(r *qr.Request) { r.Network, r.Subnetwork = "n", "s" }, 0, ", network n, subnetwork s; "},
-		{"v4-8", "us-central2-b", func(r *qr.Request) { r.Interfaces = []qr.Interface{{Network: "a"}, {Subnetwork: "b"}} }, 0, ", network a and subnetwork b; "},
+		{"v4-8", "us-central2-b", func(r *provision.Request) { r.Subnetwork = "s" }, 0, ", subnetwork s; "},
+		{"v4-8", "us-central2-b", func(r *provision.Request) { r.Network, r.Subnetwork = "n", "s" }, 0, ", network n, subnetwork s; "},
+		{"v4-8", "us-central2-b", func(r *provision.Request) { r.Interfaces = []provision.Interface{{Network: "a"}, {Subnetwork: "b"}} }, 0, ", network a and subnetwork b; "},
 	} {
 		typ, err := tpu.ParseType(tt.accelerator)
 		testkit.Must(t, err)
-		r := qr.Request{ID: "q", Type: typ}
+		r := provision.Request{ID: "q", Type: typ}
 		tt.change(&r)
-		e := asking(r, "p", tt.zone, tt.mtu, untilDeleted("q"), false)
+		_, cloud := onHardCloud(nil)
+		e := asking(r, "p", tt.zone, tt.mtu, untilDeleted(cloud, "q"), false)
 		if !strings.Contains(e.Text, tt.want) || strings.Contains(e.Text, "\n") {
 			t.Errorf("%s\nwant %s", e.Text, tt.want)
 		}
 		if (e.Hourly == nil) != strings.Contains(e.Text, "price unknown") {
 			t.Errorf("usd_per_hour is %v: %s", e.Hourly, e.Text)
 		}
-		if dry := asking(r, "p", tt.zone, tt.mtu, untilDeleted("q"), true); dry.Text != strings.Replace(e.Text, "asking for", "would ask for", 1) {
+		if dry := asking(r, "p", tt.zone, tt.mtu, untilDeleted(cloud, "q"), true); dry.Text != strings.Replace(e.Text, "asking for", "would ask for", 1) {
 			t.Errorf("of a dry run: %s", dry.Text)
 		}
 	}
@@ -72,7 +73,7 @@ func TestTheLineInTheREADME(t *testing.T) {
 	testkit.Must(t, err)
 	typ, err := tpu.ParseType("v5litepod-16")
 	testkit.Must(t, err)
-	e := asking(qr.Request{ID: "train", Type: typ, Network: "mtu9k"}, "p", "us-east5-a", 0, billedUntil(JobOptions{Lease: 30 * time.Minute}, false), false)
+	e := asking(provision.Request{ID: "train", Type: typ, Network: "mtu9k"}, "p", "us-east5-a", 0, billedUntil(JobOptions{Lease: 30 * time.Minute}, false), false)
 	if !strings.Contains(string(readme), "\nmultihost: "+e.Text+"\n") {
 		t.Errorf("README.md does not have the line %s", e.Text)
 	}
@@ -133,7 +134,7 @@ func TestARequestIsAnnouncedAndConfirmedOnce(t *testing.T) {
 			t.Errorf("%s: %v", tt.story, err)
 		}
 		if tt.changed {
-			q.o.Request.Tier = qr.Spot
+			q.o.Request.Tier = provision.Spot
 		}
 		if err := q.announce(t.Context()); err != nil {
 			t.Errorf("%s: at the second time: %v", tt.story, err)
@@ -169,7 +170,7 @@ func TestWhetherAResourceIsThere(t *testing.T) {
 	} {
 		_, h := onHardCloud(map[string][]error{"get": {tt.err}})
 		h.res.State = tt.state
-		there, err := (&Deps{Queue: h}).isThere(t.Context(), "q")
+		there, err := (&Deps{Cloud: h}).isThere(t.Context(), "q")
 		if there != tt.there || !errors.Is(err, tt.want) {
 			t.Errorf("state %q, error %v: there %v, %v", tt.state, tt.err, there, err)
 		}

@@ -14,7 +14,6 @@ import (
 	"multihost/internal/gcp"
 	"multihost/internal/launch"
 	"multihost/internal/provision"
-	"multihost/internal/qr"
 	"multihost/internal/remote"
 	"multihost/internal/tpu"
 )
@@ -570,7 +569,8 @@ func sights(nodes, used []tpu.Slice, reach func(string) provision.Reach) []provi
 				now = n
 			}
 		}
-		all[i] = qr.SliceSight(s.Name, now.State, now.Health)
+		now.Name = s.Name
+		all[i] = provision.SightOf(now)
 		all[i].Reach = reach(s.Name)
 	}
 	return all

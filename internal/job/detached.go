@@ -21,7 +21,7 @@ import (
 	"multihost/internal/gcp"
 	"multihost/internal/launch"
 	"multihost/internal/preflight"
-	"multihost/internal/qr"
+	"multihost/internal/provision"
 	"multihost/internal/tpu"
 )
 
@@ -92,8 +92,8 @@ type departure struct {
 	desc   detach.Description
 	kit    map[string][]byte
 
-	earlier *detach.Earlier // the run that is to continue; nil: there is none of this name
-	lost    qr.Resource     // what is left of the earlier run's queued resource
+	earlier *detach.Earlier    // the run that is to continue; nil: there is none of this name
+	lost    provision.Resource // what is left of the earlier run's queued resource
 }
 
 // prepareDetached makes everything that a job without a runner is started with. It
@@ -137,9 +137,9 @@ func (r *departure) record() *Record {
 func (d *Deps) detachedJob(o JobOptions, do DetachOptions, bucket *detach.Bucket) (detach.Job, detach.Description) {
 	label, value := o.Request.RunLabel()
 	j := detach.Job{
-		Run: o.Run.Run, Project: d.Project, Zone: d.Zone, Resource: o.Request.ID, Label: label + "=" + value,
+		Run: o.Run.Run, Project: d.Project, Zone: d.Zone, Resource: o.Request.ID, Undoing: d.Cloud.Undoing(o.Request.ID), Label: label + "=" + value,
 		Nodes: o.Request.NodeNames(), Workers: o.Request.Type.Workers, Login: d.Access.Login,
-		Storage: do.Roots.Storage, TPU: do.Roots.TPU, SecretManager: do.Roots.SecretManager, TTL: o.TTL,
+		Storage: do.Roots.Storage, SecretManager: do.Roots.SecretManager, TTL: o.TTL,
 		Bucket: bucket.Name(), Dir: bucket.Dir(), Every: do.Every,
 	}
 	j.Patience, j.Stale = do.Patience, do.Stale
@@ -242,7 +242,7 @@ func (r *departure) put(ctx context.Context) error {
 
 // request requests the slices. On failure the bucket is as it was before, or request
 // reports what is left. left says that the queued resource may still exist.
-func (r *departure) request(ctx context.Context, request qr.Request) (left bool, err error) {
+func (r *departure) request(ctx context.Context, request provision.Request) (left bool, err error) {
 	id := request.ID
 	err = r.watch.phase("request", func() (string, error) {
 		made, err := r.create(ctx, request)
@@ -250,7 +250,7 @@ func (r *departure) request(ctx context.Context, request qr.Request) (left bool,
 			clean, cancel := r.detached(ctx, time.Minute)
 			defer cancel()
 			if made { // its workers need the bucket, so delete it first
-				if _, failed := r.Queue.Delete(clean, id, qr.DeleteOptions{Force: true, OnlyRun: r.job.Run, Limit: time.Minute}); failed != nil {
+				if _, failed := r.Cloud.Delete(clean, id, provision.DeleteOptions{OnlyRun: r.job.Run, Limit: time.Minute}); failed != nil {
 					left = true
 					event.Notef(r.Sink, event.Warn, deleteHint(id, r.Deps), "queued resource %s may exist and go on by itself, with its files in %s: %v", id, r.bucket.URL(r.job.Run), failed)
 					return "", err
@@ -267,14 +267,14 @@ func (r *departure) request(ctx context.Context, request qr.Request) (left bool,
 }
 
 // create requests the slices, unless another start has become the one that counts.
-func (r *departure) create(ctx context.Context, request qr.Request) (made bool, err error) {
+func (r *departure) create(ctx context.Context, request provision.Request) (made bool, err error) {
 	if !r.ReadOnly {
 		if err := r.overtaken(r.bucket.Holds(ctx, r.job)); err != nil {
 			return false, err
 		}
 	}
-	res, made, err := r.Queue.Create(ctx, r.withMetadata(request))
-	var other *qr.ConflictError
+	res, made, err := r.Cloud.Create(ctx, r.withMetadata(request))
+	var other *provision.ConflictError
 	switch {
 	case errors.As(err, &other) && r.earlier != nil && r.owns(res):
 		return false, r.overtaken(&detach.ExistsError{URL: r.bucket.URL(r.job.Run)})
@@ -285,7 +285,7 @@ func (r *departure) create(ctx context.Context, request qr.Request) (made bool, 
 }
 
 // withMetadata returns the request with the metadata that its workers need.
-func (r *departure) withMetadata(request qr.Request) qr.Request {
+func (r *departure) withMetadata(request provision.Request) provision.Request {
 	metadata := maps.Clone(r.job.Metadata())
 	for k, v := range request.Metadata {
 		if _, ours := metadata[k]; !ours {
@@ -414,7 +414,7 @@ func (r *detachedRun) record(ctx context.Context, attempt int) (*Record, error) 
 	for _, name := range r.desc.Nodes {
 		slice := RecordedSlice{Name: name, Workers: r.desc.Workers, Type: r.desc.Type}
 		for _, n := range nodes {
-			if ok, _ := n.Ready(); ok && n.Name == name && n.Labels[qr.LabelRun] == qr.LabelValue(r.desc.Run) {
+			if ok, _ := n.Ready(); ok && n.Name == name && n.Labels[provision.LabelRun] == provision.LabelValue(r.desc.Run) {
 				slice.UID = n.UID
 			}
 		}
@@ -549,7 +549,7 @@ func interruptedOr(ctx context.Context, err error) error {
 
 // stillThere returns an error if no worker is left that could bring the run to an end.
 func (r *detachedRun) stillThere(ctx context.Context, state detach.State) error {
-	res, err := r.Queue.Get(ctx, r.desc.Resource)
+	res, err := r.Cloud.Get(ctx, r.desc.Resource)
 	switch {
 	case gcp.ClassOf(err) == gcp.NotFound:
 		again, err := r.bucket.State(ctx, r.desc.Run)
@@ -562,7 +562,7 @@ func (r *detachedRun) stillThere(ctx context.Context, state detach.State) error 
 		return err
 	case !r.owns(res):
 		return &Error{Stage: StageFollow, Text: fmt.Sprintf("queued resource %q is not of run %q", r.desc.Resource, r.desc.Run)}
-	case res.State == "FAILED" || res.State == "SUSPENDED":
+	case res.Dead():
 		if again, err := r.bucket.State(ctx, r.desc.Run); err == nil {
 			state = again
 		}
@@ -660,7 +660,7 @@ func (r *detachedRun) sayKept(ctx context.Context, state detach.State) bool {
 	if why == "" {
 		return false
 	}
-	if res, err := r.Queue.Get(ctx, r.desc.Resource); err == nil && r.owns(res) {
+	if res, err := r.Cloud.Get(ctx, r.desc.Resource); err == nil && r.owns(res) {
 		event.Notef(r.Sink, event.Warn, deleteHint(res.ID, r.Deps), "queued resource %s stays (%s), %s", res.ID, why, res.Standing())
 	}
 	return true
@@ -776,7 +776,7 @@ func (r *detachedRun) sayPart(ctx context.Context, sum *event.Summary, part stri
 // exists reports whether the queued resource of the run exists. It returns true if that
 // is not known.
 func (r *detachedRun) exists(ctx context.Context) bool {
-	res, err := r.Queue.Get(ctx, r.desc.Resource)
+	res, err := r.Cloud.Get(ctx, r.desc.Resource)
 	return err != nil && gcp.ClassOf(err) != gcp.NotFound || err == nil && r.owns(res)
 }
 
@@ -827,7 +827,7 @@ func (r *detachedRun) sayBackground(sum *event.Summary, state detach.State) {
 // if the workers delete them, or there are none.
 func (r *detachedRun) keptSlices(ctx context.Context, state detach.State) *kept {
 	why := r.whyKept(state)
-	res, err := r.Queue.Get(ctx, r.desc.Resource)
+	res, err := r.Cloud.Get(ctx, r.desc.Resource)
 	if why == "" || err != nil || !r.owns(res) {
 		return nil
 	}
@@ -897,11 +897,11 @@ func (r *detachedRun) stop(ctx context.Context, o StopOptions) error {
 				r.warnRights(state)
 				return fmt.Sprintf("run %s: ended on all workers, which delete queued resource %s", r.desc.Run, r.desc.Resource), nil
 			}
-			res, err := r.Queue.Get(ctx, r.desc.Resource)
+			res, err := r.Cloud.Get(ctx, r.desc.Resource)
 			switch {
 			case gcp.ClassOf(err) == gcp.NotFound, err == nil && !r.owns(res):
 				return fmt.Sprintf("run %s: queued resource %s is gone, nothing runs", r.desc.Run, r.desc.Resource), nil
-			case err == nil && slices.Contains(withoutWorkers, res.State):
+			case err == nil && res.Life.Empty():
 				return r.withdraw(ctx, res)
 			}
 			if direct && len(state.Seen) > 0 {
@@ -950,13 +950,9 @@ func (r *detachedRun) forget() {
 	}
 }
 
-// withoutWorkers are the states in which a queued resource certainly has no VMs; an
-// unknown state is assumed to have some.
-var withoutWorkers = []string{"ACCEPTED", "WAITING_FOR_RESOURCES", "FAILED", "SUSPENDED"}
-
 // withdraw deletes the queued resource of a run that has no workers.
-func (r *detachedRun) withdraw(ctx context.Context, res qr.Resource) (string, error) {
-	_, err := r.Queue.Delete(ctx, res.ID, qr.DeleteOptions{Force: true, OnlyRun: r.desc.Run, Limit: teardownLimit})
+func (r *detachedRun) withdraw(ctx context.Context, res provision.Resource) (string, error) {
+	_, err := r.Cloud.Delete(ctx, res.ID, provision.DeleteOptions{OnlyRun: r.desc.Run, Limit: teardownLimit})
 	if err != nil {
 		return "", interruptedOr(ctx, &Error{Stage: StageStop, Err: err, Advice: deleteHint(res.ID, r.Deps)})
 	}
@@ -964,8 +960,8 @@ func (r *detachedRun) withdraw(ctx context.Context, res qr.Resource) (string, er
 }
 
 // owns reports whether a queued resource with the run's name belongs to the run.
-func (r *detachedRun) owns(res qr.Resource) bool {
-	return res.Labels[qr.LabelRun] == qr.LabelValue(r.desc.Run)
+func (r *detachedRun) owns(res provision.Resource) bool {
+	return res.IsOf(r.desc.Run)
 }
 
 // detachedRows returns the jobs without a runner: those in the bucket that the user
@@ -1012,7 +1008,7 @@ func (d *Deps) noneLeft(ctx context.Context, name string) bool {
 	if err != nil || rec == nil {
 		return false
 	}
-	_, err = d.Queue.Get(ctx, rec.Prefix)
+	_, err = d.Cloud.Get(ctx, rec.Prefix)
 	return gcp.ClassOf(err) == gcp.NotFound
 }
 
@@ -1076,13 +1072,13 @@ func (r *detachedRun) row(ctx context.Context, state detach.State) Seen {
 		if slices.ContainsFunc(state.Seen, func(w detach.Seen) bool { return w.Phase == detach.Down }) {
 			row.State = detach.Down
 		}
-		res, err := r.Queue.Get(ctx, r.desc.Resource)
+		res, err := r.Cloud.Get(ctx, r.desc.Resource)
 		switch {
 		case gcp.ClassOf(err) == gcp.NotFound && state.Stopping != "":
 			row.State = stoppedState
 		case gcp.ClassOf(err) == gcp.NotFound:
 			row.State = "gone"
-		case err == nil && (res.State != "ACTIVE" || len(state.Seen) == 0):
+		case err == nil && (res.Life != provision.Active || len(state.Seen) == 0):
 			row.State = strings.ToLower(res.State)
 		}
 	}

@@ -568,8 +568,7 @@ func lostSlice(nodes []tpu.Slice, s tpu.Slice) string {
 		if n.Name != s.Name || n.UID != s.UID {
 			continue
 		}
-		switch n.State {
-		case "PREEMPTED", "TERMINATED", "DELETING", "STOPPED", "STOPPING":
+		if n.Condition.Over() {
 			return fmt.Sprintf("slice %q is %s", s.Name, n.State)
 		}
 		return ""

@@ -18,7 +18,7 @@ import (
 	"multihost/internal/gcp"
 	"multihost/internal/launch"
 	"multihost/internal/network"
-	"multihost/internal/qr"
+	"multihost/internal/provision"
 	"multihost/internal/tpu"
 )
 
@@ -26,21 +26,15 @@ import (
 // over: a job that has just created its slices has not started its command yet.
 const minIdle = 30 * time.Minute
 
-// Inventory and NetworkInventory list what multihost created. *qr.Client and
-// *network.Client implement them.
-type (
-	Inventory interface {
-		List(ctx context.Context) ([]qr.Resource, error)
-	}
-	NetworkInventory interface {
-		Owned(ctx context.Context) ([]network.Owned, error)
-		Delete(ctx context.Context, name string) (network.Deletion, error)
-	}
-)
+// NetworkInventory lists the networks that multihost created. *network.Client implements
+// it.
+type NetworkInventory interface {
+	Owned(ctx context.Context) ([]network.Owned, error)
+	Delete(ctx context.Context, name string) (network.Deletion, error)
+}
 
 // GCOptions selects the leftovers to look for.
 type GCOptions struct {
-	Resources Inventory
 	Networks  NetworkInventory // nil: no networks are listed
 	User      string           // the user they belong to; "": all users
 	Prefix    string           // of their names
@@ -64,20 +58,20 @@ type Leftover struct {
 	Useless  bool          `json:"useless"`      // it is known to be no longer needed: gc --delete deletes it
 	Evidence string        `json:"evidence"`     // how that was decided
 
-	res qr.Resource
+	res provision.Resource
 }
 
 // Leftovers lists what runs left behind in the zone, and the networks of the project
 // that no TPU uses. It changes nothing.
 func (d *Deps) Leftovers(ctx context.Context, o GCOptions) ([]Leftover, error) {
-	all, err := o.Resources.List(ctx)
+	all, err := d.Cloud.List(ctx)
 	if err != nil {
 		return nil, err
 	}
 	var left []Leftover
 	for _, res := range all {
 		run, user, ours := res.Made()
-		if !ours || o.User != "" && user != qr.LabelValue(o.User) || !strings.HasPrefix(res.ID, o.Prefix) {
+		if !ours || o.User != "" && user != provision.LabelValue(o.User) || !strings.HasPrefix(res.ID, o.Prefix) {
 			continue
 		}
 		l := Leftover{Kind: "queued resource", Name: res.ID, State: res.State, Run: run, User: user, Created: res.CreateTime,
@@ -86,7 +80,7 @@ func (d *Deps) Leftovers(ctx context.Context, o GCOptions) ([]Leftover, error) {
 		switch {
 		case res.Dead():
 			l.Useless, l.Evidence = true, "it gives no slices any more and holds quota until it is deleted"
-		case res.State == "DELETING":
+		case res.Life == provision.Deleting:
 			continue
 		case res.ReadySlices() == 0:
 			l.Evidence = "it is on its way; whether somebody waits for it is not known"
@@ -118,7 +112,7 @@ func (d *Deps) age(created time.Time) time.Duration {
 }
 
 // hourly returns what the slices of a resource cost now; nil if a price is unknown.
-func hourly(res qr.Resource, zone string) *float64 {
+func hourly(res provision.Resource, zone string) *float64 {
 	total := 0.0
 	for range res.Slices {
 		usd, ok := tpu.HourlyPrice(res.Type, zone, string(res.Tier))
@@ -243,7 +237,7 @@ func (d *Deps) idle(l Leftover, name string, ready []tpu.Slice, found []foundRun
 	switch {
 	case l.res.ReadySlices() < l.res.NodeCount:
 		return false, evidence + "; not all of them are READY"
-	case l.res.Tier == qr.Reserved || l.res.Tier == qr.ReservationBound:
+	case l.res.Tier.IsReserved():
 		return false, evidence + "; it is reserved capacity, which gc leaves"
 	case since.IsZero() || quiet < need:
 		return false, fmt.Sprintf("%s; it is taken for left after %s", evidence, event.Duration(need))
@@ -307,7 +301,7 @@ func (d *Deps) collect(ctx context.Context, o GCOptions, l Leftover) error {
 		_, err := o.Networks.Delete(ctx, l.Name) // Delete reads whose it is and who uses it
 		return err
 	}
-	now, err := d.Queue.Get(ctx, l.Name)
+	now, err := d.Cloud.Get(ctx, l.Name)
 	switch {
 	case gcp.ClassOf(err) == gcp.NotFound:
 		return nil
@@ -326,7 +320,7 @@ func (d *Deps) collect(ctx context.Context, o GCOptions, l Leftover) error {
 		event.Notef(d.Sink, event.Warn, "", "queued resource %s came into use since it was listed: it stays (%s)", l.Name, again[0].Evidence)
 		return nil
 	}
-	_, err = d.Queue.Delete(ctx, l.Name, qr.DeleteOptions{Force: true, OnlyRun: l.Run})
+	_, err = d.Cloud.Delete(ctx, l.Name, provision.DeleteOptions{OnlyRun: l.Run})
 	return err
 }
 
@@ -369,11 +363,11 @@ const warnLimit = 10 * time.Second
 // reports them in one line. The resource named except belongs to the command itself. It
 // never fails and never delays the command: the caller calls wait at the end, which
 // cancels a search that is not done.
-func (d *Deps) WarnOfLeftovers(ctx context.Context, inventory Inventory, user, except string) (wait func()) {
+func (d *Deps) WarnOfLeftovers(ctx context.Context, user, except string) (wait func()) {
 	ctx, cancel := context.WithTimeout(gcp.Unattended(ctx), warnLimit)
 	var done sync.WaitGroup
 	done.Go(func() {
-		all, err := inventory.List(ctx)
+		all, err := d.Cloud.List(ctx)
 		if err != nil {
 			return // the warning is an extra; the command's own requests report errors
 		}
@@ -387,13 +381,13 @@ func (d *Deps) WarnOfLeftovers(ctx context.Context, inventory Inventory, user, e
 	}
 }
 
-func (d *Deps) leftoverWarning(all []qr.Resource, user, except string) string {
+func (d *Deps) leftoverWarning(all []provision.Resource, user, except string) string {
 	var dead, idle []string
 	total, known := 0.0, true
 	for _, res := range all {
 		_, whose, ours := res.Made()
 		switch {
-		case !ours || whose != qr.LabelValue(user) || res.ID == except:
+		case !ours || whose != provision.LabelValue(user) || res.ID == except:
 		case res.Dead():
 			dead = append(dead, res.ID)
 		case res.ReadySlices() > 0:
@@ -429,7 +423,7 @@ func (d *Deps) leftoverWarning(all []qr.Resource, user, except string) string {
 // lastRunEnded returns when the last run on the slices of a resource ended, according
 // to this machine's records. It is zero if they know of none, or of one that has not
 // ended.
-func (d *Deps) lastRunEnded(res qr.Resource) time.Time {
+func (d *Deps) lastRunEnded(res provision.Resource) time.Time {
 	names := map[string]bool{}
 	for _, s := range res.Slices {
 		names[s.Name] = true

@@ -6,18 +6,19 @@ import (
 	"time"
 
 	"multihost/internal/launch"
+	"multihost/internal/provision"
 	"multihost/internal/qr"
 	"multihost/internal/testkit"
 	"multihost/internal/tpu"
 )
 
 // made is a resource of ann's with slices that are READY.
-func made(id, state string, nodes int, created time.Time) qr.Resource {
-	r := qr.Resource{ID: id, State: state, Type: "v4-8", Tier: qr.OnDemand, NodeCount: nodes, CreateTime: created, Labels: qr.OwnerLabels(id, "ann")}
+func made(id, state string, nodes int, created time.Time) provision.Resource {
+	r := qr.Resource{ID: id, State: state, Type: "v4-8", Tier: qr.OnDemand, NodeCount: nodes, CreateTime: created, Labels: provision.OwnerLabels(id, "ann")}
 	for i := range nodes {
-		r.Slices = append(r.Slices, qr.SliceState{Name: id + "-" + string(rune('0'+i)), State: "READY", Ready: state == "ACTIVE"})
+		r.Slices = append(r.Slices, qr.SliceState{Name: id + "-" + string(rune('0'+i)), State: map[bool]string{true: "READY", false: "CREATING"}[state == "ACTIVE"], Ready: state == "ACTIVE"})
 	}
-	return r
+	return r.Neutral()
 }
 
 func TestIdleNeedsEvidence(t *testing.T) {
@@ -32,7 +33,7 @@ func TestIdleNeedsEvidence(t *testing.T) {
 	}
 	for _, tt := range []struct {
 		story string
-		tier  qr.Tier
+		tier  provision.Tier
 		slice time.Duration // age of the slices
 		runs  []foundRun
 		mute  bool // the second slice does not answer
@@ -47,7 +48,7 @@ func TestIdleNeedsEvidence(t *testing.T) {
 		{story: "a run has just ended", slice: time.Hour, runs: ran(0, ended(time.Minute)), says: "taken for left"},
 		{story: "a run lives on slices of another resource", slice: time.Hour, runs: ran(2, launch.Info{Phase: launch.Running}), want: true},
 		{story: "one does not answer", slice: time.Hour, mute: true, says: "q-1 does not answer"},
-		{story: "reserved capacity", tier: qr.Reserved, slice: time.Hour, says: "reserved capacity"},
+		{story: "reserved capacity", tier: provision.Reserved, slice: time.Hour, says: "reserved capacity"},
 	} {
 		res := made("q", "ACTIVE", 2, ago(tt.slice))
 		res.Tier = tt.tier
@@ -79,10 +80,10 @@ func TestTheWarningOfLeftoversIsOneLine(t *testing.T) {
 	record("just", "fresh-0", true, now.Add(-time.Minute))
 	old := now.Add(-5 * time.Hour)
 	bobs := made("bobs", "FAILED", 1, old)
-	bobs.Labels = qr.OwnerLabels("bobs", "bob")
+	bobs.Labels = provision.OwnerLabels("bobs", "bob")
 	foreign := made("foreign", "FAILED", 1, old)
 	foreign.Labels = nil
-	all := []qr.Resource{
+	all := []provision.Resource{
 		made("idle", "ACTIVE", 2, old), made("busy", "ACTIVE", 1, old), made("fresh", "ACTIVE", 1, old), made("unknown", "ACTIVE", 1, old),
 		made("dead", "SUSPENDED", 0, old), made("mine", "FAILED", 0, old), bobs, foreign,
 	}

@@ -11,7 +11,7 @@ import (
 	"unicode/utf8"
 
 	"multihost/internal/config"
-	"multihost/internal/qr"
+	"multihost/internal/provision"
 	"multihost/internal/tpu"
 )
 
@@ -126,30 +126,42 @@ func (l HostList) String() string {
 	return strings.Join(words, ",")
 }
 
-// Slices implements Cloud: all hosts are one slice.
+// A HostList is a provider of one slice that nobody makes or deletes.
+var _ provision.Provider = HostList{}
+
+// Slices implements provision.Provider: all hosts are one slice.
 func (l HostList) Slices(context.Context) ([]tpu.Slice, error) {
-	s := tpu.Slice{Name: HostsPrefix, State: "READY"}
+	s := tpu.Slice{Name: HostsPrefix, State: "READY", Condition: tpu.Usable}
 	for _, h := range l {
 		s.Workers = append(s.Workers, tpu.Worker{Internal: h.Name, Login: h.Login, Port: h.Port})
 	}
 	return []tpu.Slice{s}, nil
 }
 
-// DoubtHostKeys implements Cloud. It returns false: no other keys can be asked for.
-func (HostList) DoubtHostKeys(tpu.Slice, int) bool { return false }
-
-// KeepHostKeys implements Cloud. There is nothing to keep.
-func (HostList) KeepHostKeys() error { return nil }
-
-// HostKeys implements Cloud. No API knows the keys of these machines.
+// HostKeys implements provision.Provider. Nobody knows the keys of these machines.
 func (HostList) HostKeys(context.Context, tpu.Slice, int) ([]string, string, error) {
-	return nil, "", qr.ErrNoGuestAttributes
+	return nil, "", provision.ErrNoHostKeys
 }
 
-// Login implements Cloud. The key must be on the machines already.
-func (HostList) Login(_ context.Context, _ tpu.Slice, login, _ string, _ qr.OSLoginOptions) (string, bool, error) {
-	return login, false, nil
+// Admit implements provision.Provider. The key must be on the machines already.
+func (HostList) Admit(_ context.Context, _ tpu.Slice, l provision.Login) (string, bool, error) {
+	return l.Name, false, nil
 }
+
+// Get and the other methods about what was requested: nothing has made these machines, and
+// nothing deletes them.
+func (HostList) Get(context.Context, string) (provision.Resource, error) {
+	return provision.Resource{}, provision.ErrNotFound
+}
+func (HostList) List(context.Context) ([]provision.Resource, error) { return nil, nil }
+func (HostList) Create(context.Context, provision.Request) (provision.Resource, bool, error) {
+	return provision.Resource{}, false, provision.ErrFixed
+}
+func (HostList) Restart(context.Context, string) error { return provision.ErrFixed }
+func (HostList) Delete(context.Context, string, provision.DeleteOptions) (bool, error) {
+	return false, provision.ErrFixed
+}
+func (HostList) Undoing(string) provision.Undoing { return provision.Undoing{} }
 
 // onHosts reports whether the slices are those of a HostList.
 func (d *Deps) onHosts() bool {

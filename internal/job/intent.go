@@ -15,7 +15,7 @@ import (
 	"multihost/internal/event"
 	"multihost/internal/launch"
 	"multihost/internal/preflight"
-	"multihost/internal/qr"
+	"multihost/internal/provision"
 	"multihost/internal/remote"
 	"multihost/internal/tpu"
 )
@@ -372,7 +372,7 @@ func folderCheck(run string) remote.Cmd {
 
 // expected returns the slices that a request will create, as far as they are known
 // beforehand.
-func expected(o qr.Request, project, zone string) []tpu.Slice {
+func expected(o provision.Request, project, zone string) []tpu.Slice {
 	all := make([]tpu.Slice, len(o.NodeNames()))
 	for i, name := range o.NodeNames() {
 		all[i] = tpu.Slice{

@@ -26,34 +26,10 @@ import (
 	"multihost/internal/gcp"
 	"multihost/internal/journal"
 	"multihost/internal/network"
-	"multihost/internal/qr"
+	"multihost/internal/provision"
 	"multihost/internal/remote"
 	"multihost/internal/tpu"
 )
-
-// Cloud is what a run needs to know about the slices. *qr.Client implements it.
-type Cloud interface {
-	Slices(ctx context.Context) ([]tpu.Slice, error)
-	// HostKeys may return an earlier answer until DoubtHostKeys says that a worker has
-	// other keys. DoubtHostKeys reports whether asking again can help. KeepHostKeys
-	// stores the answers for the next command.
-	HostKeys(ctx context.Context, s tpu.Slice, worker int) (keys []string, hostname string, err error)
-	DoubtHostKeys(s tpu.Slice, worker int) bool
-	KeepHostKeys() error
-	// Login makes sure that the workers of s accept publicKey, and returns the login to
-	// use.
-	Login(ctx context.Context, s tpu.Slice, login, publicKey string, o qr.OSLoginOptions) (user string, changed bool, err error)
-}
-
-// Queue creates and deletes slices. *qr.Client implements it; a second provider needs
-// these five methods.
-type Queue interface {
-	Get(ctx context.Context, id string) (qr.Resource, error)
-	Create(ctx context.Context, r qr.Request) (res qr.Resource, created bool, err error)
-	Wait(ctx context.Context, id string, o qr.WaitOptions) (qr.Resource, []tpu.Slice, error)
-	Reset(ctx context.Context, id string) error
-	Delete(ctx context.Context, id string, o qr.DeleteOptions) (deleted bool, err error)
-}
 
 // Networks creates the network of a job. *network.Client implements it.
 type Networks interface {
@@ -64,8 +40,7 @@ type Networks interface {
 
 // Deps holds what the package works with.
 type Deps struct {
-	Cloud    Cloud
-	Queue    Queue
+	Cloud    provision.Provider // of slices
 	Networks Networks
 	Project  string
 	Zone     string
@@ -77,7 +52,7 @@ type Deps struct {
 	StateDir string // holds runs/<run>/run.json and, by default, the logs
 	Owner    string // "user@machine" of the runner, written into every run
 
-	// ReadOnly forbids every change: Cloud, Queue and Networks refuse a change with a
+	// ReadOnly forbids every change: Cloud and Networks refuse a change with a
 	// *gcp.ReadOnlyError, and so do the connections to workers and the files below
 	// StateDir. For PlanRun, PlanJob and PlanDetach.
 	ReadOnly bool

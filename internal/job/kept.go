@@ -12,7 +12,7 @@ import (
 	"multihost/internal/event"
 	"multihost/internal/gcp"
 	"multihost/internal/launch"
-	"multihost/internal/qr"
+	"multihost/internal/provision"
 	"multihost/internal/tpu"
 )
 
@@ -29,7 +29,7 @@ type StopOptions struct {
 // kept are slices that a job has made, and that stay although its command has ended.
 type kept struct {
 	run   string
-	res   qr.Resource
+	res   provision.Resource
 	ended string // how the command ended
 	part  string // which logs would be lost with the slices; "" if none
 
@@ -69,10 +69,10 @@ func (d *Deps) deleteKept(ctx context.Context, o StopOptions, k kept) error {
 }
 
 // deleteMade deletes the queued resource of a job whose command does not run.
-func (d *Deps) deleteMade(ctx context.Context, run string, res qr.Resource, what string) error {
+func (d *Deps) deleteMade(ctx context.Context, run string, res provision.Resource, what string) error {
 	watch := stopwatch{sink: d.Sink, clock: d.Clock}
 	return watch.phase("delete", func() (string, error) {
-		_, err := d.Queue.Delete(ctx, res.ID, qr.DeleteOptions{Force: true, OnlyRun: run, Limit: teardownLimit})
+		_, err := d.Cloud.Delete(ctx, res.ID, provision.DeleteOptions{OnlyRun: run, Limit: teardownLimit})
 		if err != nil {
 			return "", &Error{Stage: StageTeardown, Err: err, Text: fmt.Sprintf("delete queued resource %q: %v; it may still exist and be billed", res.ID, err), Advice: deleteHint(res.ID, d)}
 		}
@@ -90,7 +90,7 @@ func (d *Deps) deleteMade(ctx context.Context, run string, res qr.Resource, what
 // A resource is left out unless the job of this run made it, and as long as any command
 // runs on it or may run on a slice that was not asked.
 func (d *Deps) keptOn(ctx context.Context, t *team, rec *Record, found []foundRun) ([]kept, error) {
-	if d.Queue == nil || d.onHosts() {
+	if d.onHosts() {
 		return nil, nil
 	}
 	var mine []kept
@@ -100,14 +100,14 @@ func (d *Deps) keptOn(ctx context.Context, t *team, rec *Record, found []foundRu
 			continue
 		}
 		seen[s.QueuedResource] = true
-		res, err := d.Queue.Get(ctx, s.QueuedResource)
+		res, err := d.Cloud.Get(ctx, s.QueuedResource)
 		if gcp.ClassOf(err) == gcp.NotFound {
 			continue
 		}
 		if err != nil {
 			return nil, &Error{Stage: StageStop, Err: err}
 		}
-		if res.JobMade() && res.Labels[qr.LabelRun] == qr.LabelValue(rec.Run) && res.State != "DELETING" {
+		if res.JobMade() && res.IsOf(rec.Run) && res.Life != provision.Deleting {
 			mine = append(mine, kept{run: rec.Run, res: res, ended: "its command never began"})
 		}
 	}
@@ -135,7 +135,7 @@ func (d *Deps) keptOn(ctx context.Context, t *team, rec *Record, found []foundRu
 	}
 	for i := range mine {
 		k := &mine[i]
-		if slices.ContainsFunc(k.res.Slices, func(s qr.SliceState) bool { return s.Ready && !asked[s.Name] }) || !allAsked(k.res) {
+		if slices.ContainsFunc(k.res.Slices, func(s tpu.Slice) bool { ok, _ := s.Ready(); return ok && !asked[s.Name] }) || !allAsked(k.res) {
 			event.Notef(d.Sink, event.Warn, deleteHint(k.res.ID, d), "queued resource %s stays, %s: not all of its slices could be asked whether a command runs there", k.res.ID, k.res.Standing())
 			return nil, nil
 		}
@@ -206,5 +206,5 @@ func (r *detachedRun) unstopped(state detach.State, standing string) error {
 	return &Error{Stage: StageStop,
 		Text: fmt.Sprintf("run %s may still be running: it was told to stop in the bucket, but %d of %s have not said that they ended (%s); %s%s",
 			r.desc.Run, len(ids), event.Count(len(r.desc.IDs()), "worker"), strings.Join(parts, "; "), slices, goes),
-		Advice: fmt.Sprintf("look again with: multihost stop %s; to end it with its slices at once: multihost qr delete %s --force --project=%s --zone=%s", r.desc.Run, id, r.Project, r.Zone)}
+		Advice: fmt.Sprintf("look again with: multihost stop %s; to end it with its slices at once: %s", r.desc.Run, deleteCommand(id, r.Deps))}
 }

@@ -18,7 +18,7 @@ import (
 
 func TestTheQuestionNamesWhatGoes(t *testing.T) {
 	t.Parallel()
-	res := qr.Resource{ID: "k", State: "ACTIVE", Type: "v4-16", Tier: qr.OnDemand, Nodes: []string{"k-0", "k-1"}, Slices: make([]qr.SliceState, 2)}
+	res := qr.Resource{ID: "k", State: "ACTIVE", Type: "v4-16", Tier: qr.OnDemand, Nodes: []string{"k-0", "k-1"}, Slices: make([]qr.SliceState, 2)}.Neutral()
 	for _, c := range []struct {
 		k    kept
 		want string
@@ -39,7 +39,8 @@ func TestAStopInTheBucketThatIsNotHeardSaysWhatIsTrue(t *testing.T) {
 	t.Parallel()
 	clock := testkit.NewJumpClock()
 	now := clock.Now()
-	r := &detachedRun{Deps: &Deps{Project: "p", Zone: "z", Clock: clock}, desc: detach.Description{Run: "k", Resource: "k", Nodes: []string{"k-0", "k-1"}, Workers: 2}}
+	_, cloud := onHardCloud(nil)
+	r := &detachedRun{Deps: &Deps{Cloud: cloud, Project: "p", Zone: "z", Clock: clock}, desc: detach.Description{Run: "k", Resource: "k", Nodes: []string{"k-0", "k-1"}, Workers: 2}}
 	seen := func(s, w int, phase string, ago time.Duration) detach.Seen {
 		return detach.Seen{Worker: tpu.WorkerID{Slice: s, Worker: w}, Phase: phase, At: now.Add(-ago)}
 	}
@@ -92,7 +93,7 @@ func TestARunThatWasBegunAgain(t *testing.T) {
 // Without a terminal nobody has said that the only copy of a log may go.
 func TestTheOnlyCopyOfALogStaysUnlessSomebodySaysSo(t *testing.T) {
 	t.Parallel()
-	part := kept{run: "k", ended: "exit code 0", res: qr.Resource{ID: "k", State: "ACTIVE"}, part: "the log of s0w0 is not whole here: 1 of 5 bytes"}
+	part := kept{run: "k", ended: "exit code 0", res: qr.Resource{ID: "k", State: "ACTIVE"}.Neutral(), part: "the log of s0w0 is not whole here: 1 of 5 bytes"}
 	begun := errors.New("run other lives there by now")
 	yes := func(context.Context, string) error { return nil }
 	for _, c := range []struct {
@@ -107,7 +108,7 @@ func TestTheOnlyCopyOfALogStaysUnlessSomebodySaysSo(t *testing.T) {
 		{"somebody says yes after something has begun", yes, func(k *kept) { k.again = func(context.Context) error { return begun } }, false},
 	} {
 		_, cloud := onHardCloud(nil)
-		d := &Deps{Queue: cloud, Sink: event.Discard, Clock: testkit.NewJumpClock(), StateDir: t.TempDir()}
+		d := &Deps{Cloud: cloud, Sink: event.Discard, Clock: testkit.NewJumpClock(), StateDir: t.TempDir()}
 		k := part
 		if c.change != nil {
 			c.change(&k)

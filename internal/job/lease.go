@@ -10,7 +10,6 @@ import (
 
 	"multihost/internal/event"
 	"multihost/internal/lease"
-	"multihost/internal/qr"
 	"multihost/internal/remote"
 	"multihost/internal/tpu"
 )
@@ -20,7 +19,7 @@ import (
 func (d *Deps) leaseTerms(o JobOptions) lease.Terms {
 	label, value := o.Request.RunLabel()
 	t := lease.Terms{
-		Run: o.Run.Run, Resource: fmt.Sprintf("%s/v2alpha1/projects/%s/locations/%s/queuedResources/%s", d.Roots.TPU, d.Project, d.Zone, o.Request.ID),
+		Run: o.Run.Run, Undoing: d.Cloud.Undoing(o.Request.ID),
 		Label: label + "=" + value, Nodes: o.Request.NodeNames(), Workers: max(1, o.Request.NodeCount) * o.Request.Type.Workers,
 		Adopt: o.Lease, Lease: o.Lease, TTL: o.TTL, Grace: o.Run.Grace, KeepOnFailure: o.KeepOnFailure, KeepFor: o.KeepFor,
 	}
@@ -367,7 +366,7 @@ func (t *team) heldBy(leases []lease.Held) map[string]lease.Held {
 // sayBilled warns that slices which a job made for this run stay and are billed, or
 // says who deletes them. A user who attaches to a run or stops it may not know that.
 func (d *Deps) sayBilled(ctx context.Context, run string, all []tpu.Slice, held map[string]lease.Held) {
-	if d.Queue == nil {
+	if d.onHosts() {
 		return
 	}
 	look, cancel := d.detached(ctx, 30*time.Second)
@@ -378,8 +377,8 @@ func (d *Deps) sayBilled(ctx context.Context, run string, all []tpu.Slice, held 
 			continue
 		}
 		seen[s.QueuedResource] = true
-		res, err := d.Queue.Get(look, s.QueuedResource)
-		if err != nil || res.Labels[qr.LabelRun] != qr.LabelValue(run) {
+		res, err := d.Cloud.Get(look, s.QueuedResource)
+		if err != nil || !res.IsOf(run) {
 			continue
 		}
 		does := "unless its job still runs somewhere to delete it, it stays and is billed"

@@ -201,8 +201,8 @@ func TestWhoReadsStopsNobody(t *testing.T) {
 		conns, errs := fleet.Open(opening, []sshfan.Host{{Name: "s0w0", User: "ann", Pin: "1/0", Addr: func(context.Context) (string, error) { return "", errors.New("no address") }}})
 		clock := testkit.NewFastClock()
 		f := &following{
-			Deps: &Deps{Clock: clock, Sink: sink, StateDir: state, Cloud: &silentCloud{slices: []tpu.Slice{{Name: "t", UID: "1", State: "READY"}}}},
-			team: &team{ids: ids(1, 1), conns: []remote.Conn{conns[0]}, away: errs, hangUp: fleet.Close, slices: []tpu.Slice{{Name: "t", UID: "1", State: "READY"}}},
+			Deps: &Deps{Clock: clock, Sink: sink, StateDir: state, Cloud: &silentCloud{slices: []tpu.Slice{{Name: "t", UID: "1", State: "READY", Condition: tpu.Usable}}}},
+			team: &team{ids: ids(1, 1), conns: []remote.Conn{conns[0]}, away: errs, hangUp: fleet.Close, slices: []tpu.Slice{{Name: "t", UID: "1", State: "READY", Condition: tpu.Usable}}},
 			ref:  launch.Ref{Run: "r", Attempt: 1}, rec: &Record{Run: "r", Attempt: 1, LogDir: filepath.Join(state, "logs")}, watch: &stopwatch{sink: sink, clock: clock},
 			failFast: true, timeout: time.Millisecond, attached: false, watching: WatchOptions{StallTimeout: -1}, outages: make([]outage, 1),
 			reads: []*readLog{{stream: metrics.NewCollector(metrics.Options{Workers: ids(1, 1)}).Stream(0)}},

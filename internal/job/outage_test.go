@@ -9,6 +9,7 @@ import (
 	"multihost/internal/event"
 	"multihost/internal/gcp"
 	"multihost/internal/launch"
+	"multihost/internal/provision"
 	"multihost/internal/testkit"
 	"multihost/internal/tpu"
 )
@@ -38,7 +39,7 @@ func TestAWorkerIsNotLostForWantOfALogin(t *testing.T) {
 
 // silentCloud answers a list of slices with an error, or with those that it has.
 type silentCloud struct {
-	Cloud
+	provision.Provider
 	err    error
 	slices []tpu.Slice
 }
@@ -65,7 +66,7 @@ func TestAMachineWithoutNetworkLosesNoWorker(t *testing.T) {
 		{"the other worker is reached", away, false, true, true},
 	} {
 		clock := testkit.NewJumpClock()
-		slice := tpu.Slice{Name: "t", UID: "1", State: "READY"}
+		slice := tpu.Slice{Name: "t", UID: "1", State: "READY", Condition: tpu.Usable}
 		f := &following{
 			Deps: &Deps{Clock: clock, Sink: event.Discard, Cloud: &silentCloud{err: tt.err, slices: []tpu.Slice{slice}}},
 			team: &team{slices: []tpu.Slice{slice}, ids: []tpu.WorkerID{{}, {Worker: 1}}}, patience: Patience{Lost: 10 * time.Minute},

@@ -16,7 +16,6 @@ import (
 	"multihost/internal/network"
 	"multihost/internal/preflight"
 	"multihost/internal/provision"
-	"multihost/internal/qr"
 	"multihost/internal/remote"
 	"multihost/internal/tpu"
 )
@@ -305,7 +304,7 @@ func (d *Deps) PlanDetach(ctx context.Context, o JobOptions, do DetachOptions) (
 		if _, err = r.create(ctx, o.Request); !errors.As(err, &refused) {
 			return Plan{}, cmp.Or(err, errNotRefused)
 		}
-		p.Resource = d.resourceChange(ResourceCreate, qr.Resource{ID: o.Request.ID}, o.Request, refused)
+		p.Resource = d.resourceChange(ResourceCreate, provision.Resource{ID: o.Request.ID}, o.Request, refused)
 	}
 	d.Sink.Emit(asking(o.Request, d.Project, d.Zone, mtu, billedUntil(o, true), true))
 	p.Upload = &Upload{URL: r.bucket.URL(r.job.Run), Objects: r.bucket.Objects(r.job)}
@@ -352,7 +351,7 @@ func (q *queued) foresee(ctx context.Context, p *Plan) (ready []tpu.Slice, err e
 	if err != nil {
 		return nil, q.foreseeRepair(ctx, p, res, err)
 	}
-	if res, err = q.Queue.Get(ctx, res.ID); err != nil {
+	if res, err = q.Cloud.Get(ctx, res.ID); err != nil {
 		return nil, err
 	}
 	p.Resource = q.resourceChange(ResourceUse, res, q.o.Request, nil)
@@ -376,7 +375,7 @@ func (q *queued) foresee(ctx context.Context, p *Plan) (ready []tpu.Slice, err e
 
 // foreseeRepair adds to the plan what act would do about a queued resource that exists
 // but is of no use. An error is the one that the job would end with.
-func (q *queued) foreseeRepair(ctx context.Context, p *Plan, res qr.Resource, cause error) error {
+func (q *queued) foreseeRepair(ctx context.Context, p *Plan, res provision.Resource, cause error) error {
 	d, known := q.diagnose(ctx, cause)
 	if !known {
 		return cause
@@ -407,7 +406,7 @@ func (q *queued) foreseeRepair(ctx context.Context, p *Plan, res qr.Resource, ca
 
 // resourceChange describes what is done with a queued resource. refused, if not nil, is
 // the refused request that would have made it.
-func (d *Deps) resourceChange(do string, res qr.Resource, request qr.Request, refused *gcp.ReadOnlyError) *ResourceChange {
+func (d *Deps) resourceChange(do string, res provision.Resource, request provision.Request, refused *gcp.ReadOnlyError) *ResourceChange {
 	c := &ResourceChange{ID: request.ID, Do: do, State: res.State, Tier: string(request.Asks())}
 	if res.State != "" && len(res.Nodes) > 0 {
 		c.Owner = res.Owner()
@@ -415,11 +414,15 @@ func (d *Deps) resourceChange(do string, res qr.Resource, request qr.Request, re
 	switch {
 	case refused != nil:
 		c.Request = json.RawMessage(refused.Body)
-	case do == ResourceRecreate:
-		c.Request, _ = json.Marshal(request.Body(d.Project, d.Zone, d.Clock.Now())) // every value in it can be encoded as JSON
+	case do != ResourceRecreate:
+		return c
 	}
-	if c.Request != nil {
-		c.Gcloud = request.Gcloud(d.Project, d.Zone)
+	if p, ok := provision.As[provision.Previewer](d.Cloud); ok {
+		body, command := p.Preview(request)
+		c.Gcloud = command
+		if c.Request == nil {
+			c.Request = body
+		}
 	}
 	return c
 }
@@ -598,7 +601,7 @@ func (p *Plan) describe(r *run, in *intent) {
 }
 
 // onDemand is the tier assumed for slices of an unknown tier: no other tier costs more.
-const onDemand = string(qr.OnDemand)
+const onDemand = string(provision.OnDemand)
 
 func runOnWorkers(f foundRun, why string) RunOnWorkers {
 	return RunOnWorkers{Run: f.info.Run, Attempt: f.info.Attempt, Owner: f.info.Owner, Workers: tpu.Fold(f.workers), Command: f.info.Command, Why: why}

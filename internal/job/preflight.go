@@ -11,7 +11,7 @@ import (
 	"multihost/internal/gcp"
 	"multihost/internal/network"
 	"multihost/internal/preflight"
-	"multihost/internal/qr"
+	"multihost/internal/provision"
 	"multihost/internal/remote"
 	"multihost/internal/tpu"
 )
@@ -157,7 +157,7 @@ func (d *Deps) readMTU(ctx context.Context, name string) int {
 // WarnOfMTU warns, before several slices are requested, that the MTU of their network is
 // small: machines take the MTU when they are made. It returns the MTU, or 0 if it did not
 // read it. If the network cannot be read, the preflight warns later.
-func (d *Deps) WarnOfMTU(ctx context.Context, r qr.Request) (mtu int) {
+func (d *Deps) WarnOfMTU(ctx context.Context, r provision.Request) (mtu int) {
 	name := r.Network
 	if name == "" && r.Subnetwork == "" {
 		name = "default"

@@ -11,17 +11,17 @@ import (
 	"multihost/internal/gcp"
 	"multihost/internal/launch"
 	"multihost/internal/network"
-	"multihost/internal/qr"
+	"multihost/internal/provision"
 	"multihost/internal/tpu"
 )
 
 // JobOptions describes a run on slices that are created for it and deleted after it.
 type JobOptions struct {
-	Request qr.Request
+	Request provision.Request
 	Network *network.Options // to create first; nil: none
 	Run     RunOptions
 
-	QueueLimit, ProvisionLimit, BootLimit time.Duration // as in qr.WaitOptions
+	QueueLimit, ProvisionLimit, BootLimit time.Duration // as in provider.WaitOptions
 
 	Budget Budget
 
@@ -163,13 +163,13 @@ const teardownPatience = 4 * 24 * time.Hour
 // notOurs ends a job whose queued resource another job or user has to delete. It warns
 // that the resource stays and is billed.
 func (d *Deps) notOurs(ctx context.Context, o JobOptions, runErr error, why string) error {
-	var conflict *qr.ConflictError
+	var conflict *provision.ConflictError
 	if errors.As(runErr, &conflict) {
 		return runErr // it belongs to somebody else and was not used
 	}
 	look, cancel := d.detached(ctx, time.Minute)
 	defer cancel()
-	res, err := d.Queue.Get(look, o.Request.ID)
+	res, err := d.Cloud.Get(look, o.Request.ID)
 	switch {
 	case err == nil:
 		d.sayStays(res, deleteHint(o.Request.ID, d), fmt.Sprintf("queued resource %s %s: it stays, %s", o.Request.ID, why, res.Standing()))
@@ -193,9 +193,9 @@ func (d *Deps) afterRun(ctx context.Context, r *run, q *queued, out Outcome, run
 	// Wait here for an expired login and for an unavailable API, because nobody else
 	// deletes what is billed.
 	look, cancel := d.detached(ctx, teardownPatience)
-	var res qr.Resource
+	var res provision.Resource
 	err := d.outlast(look, func() (err error) {
-		res, err = d.Queue.Get(look, id)
+		res, err = d.Cloud.Get(look, id)
 		return err
 	})
 	cancel()
@@ -213,8 +213,8 @@ func (d *Deps) afterRun(ctx context.Context, r *run, q *queued, out Outcome, run
 			Advice: deleteHint(id, d)})
 	}
 	if runErr != nil && !out.Started {
-		if why := q.leavesFor(ctx, r, res.State, runErr); why != "" {
-			d.sayStays(res, "go on with it by typing the same command again; end it with: multihost stop "+o.Run.Run+"; delete it with: multihost qr delete "+id+" --force",
+		if why := q.leavesFor(ctx, r, res.Life, runErr); why != "" {
+			d.sayStays(res, "go on with it by typing the same command again; end it with: multihost stop "+o.Run.Run+"; delete it with: "+d.Cloud.Undoing(id).Commands.Delete,
 				fmt.Sprintf("queued resource %s stays as it was, %s: %s", id, res.Standing(), why))
 			return out, runErr
 		}
@@ -233,7 +233,7 @@ func (d *Deps) afterRun(ctx context.Context, r *run, q *queued, out Outcome, run
 	}
 	if q.anotherLives(ctx, r, out, runErr) {
 		look, cancel := d.detached(ctx, time.Minute)
-		if now, err := d.Queue.Get(look, id); err == nil { // failed slices may have been kept since it was read
+		if now, err := d.Cloud.Get(look, id); err == nil { // failed slices may have been kept since it was read
 			res = now
 		}
 		cancel()
@@ -265,7 +265,7 @@ func (d *Deps) tearDown(ctx context.Context, id, run string) error {
 	cleanup, cancel := d.detached(ctx, teardownLimit+time.Minute)
 	defer cancel()
 	err := d.outlast(cleanup, func() error {
-		_, err := d.Queue.Delete(cleanup, id, qr.DeleteOptions{Force: true, OnlyRun: run, Limit: teardownLimit})
+		_, err := d.Cloud.Delete(cleanup, id, provision.DeleteOptions{OnlyRun: run, Limit: teardownLimit})
 		return err
 	})
 	if err != nil {
@@ -289,21 +289,21 @@ const nothingBilled = "nothing of this job is billed"
 func (d *Deps) madeAgain(ctx context.Context, id string) (text, hint string) {
 	look, cancel := d.detached(ctx, time.Minute)
 	defer cancel()
-	res, err := d.Queue.Get(look, id)
+	res, err := d.Cloud.Get(look, id)
 	switch {
 	case gcp.ClassOf(err) == gcp.NotFound:
 		return "", ""
 	case err != nil:
 		return fmt.Sprintf("whether another command has made it again is not known: %v", err), "look with: multihost ps"
-	case res.State == "DELETING":
+	case res.Life == provision.Deleting:
 		return "", ""
 	}
 	return "another command has made it again, " + res.Standing(), deleteHint(id, d)
 }
 
 // sayStays warns that a queued resource stays, unless it is being deleted.
-func (d *Deps) sayStays(res qr.Resource, hint, text string) {
-	if res.State == "DELETING" {
+func (d *Deps) sayStays(res provision.Resource, hint, text string) {
+	if res.Life == provision.Deleting {
 		hint, text = "", fmt.Sprintf("queued resource %s is being deleted, and is billed until it is gone", res.ID)
 	}
 	event.Notef(d.Sink, event.Warn, hint, "%s", text)
@@ -339,7 +339,13 @@ func (d *Deps) keep(ctx context.Context, r *run, o JobOptions, out Outcome, runE
 }
 
 func deleteHint(id string, d *Deps) string {
-	return fmt.Sprintf("delete it with: multihost qr delete %s --force --project=%s --zone=%s", id, d.Project, d.Zone)
+	return "delete it with: " + deleteCommand(id, d)
+}
+
+// deleteCommand is what a person types to delete a resource with its slices, from
+// wherever.
+func deleteCommand(id string, d *Deps) string {
+	return fmt.Sprintf("%s --project=%s --zone=%s", d.Cloud.Undoing(id).Commands.Delete, d.Project, d.Zone)
 }
 
 // holdFor keeps failed slices so that the user can look at them. It returns why they

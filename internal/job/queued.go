@@ -10,8 +10,8 @@ import (
 	"multihost/internal/event"
 	"multihost/internal/gcp"
 	"multihost/internal/lease"
+	"multihost/internal/provider"
 	"multihost/internal/provision"
-	"multihost/internal/qr"
 	"multihost/internal/tpu"
 )
 
@@ -21,7 +21,8 @@ type queued struct {
 	*Deps
 	o     JobOptions
 	watch *stopwatch
-	terms lease.Terms // what the workers of the requested slices are told
+	await func(context.Context, provision.Provider, string, provider.WaitOptions) (provision.Resource, []tpu.Slice, error) // nil: provider.Wait
+	terms lease.Terms                                                                                                      // what the workers of the requested slices are told
 	held  adoption
 
 	deleting func() // is called before the resource is deleted to be requested again
@@ -48,7 +49,7 @@ type queued struct {
 const (
 	// maxRemakes limits how often a resource that does not come up is created again.
 	maxRemakes = 3
-	// suspendLimit is how long SUSPENDING may last before the job stops waiting for it
+	// suspendLimit is how long taking slices away may last before the job stops waiting for it
 	// to end.
 	suspendLimit = 10 * time.Minute
 	suspendPause = 5 * time.Second
@@ -112,9 +113,14 @@ func (q *queued) wait(ctx context.Context) (all []tpu.Slice, err error) {
 	ctx, over := q.until(ctx, expires, q.terms.TTL)
 	defer over()
 	defer q.held.release()
+	await := q.await
+	if await == nil {
+		await = provider.Wait
+	}
 	err = q.watch.span("provision", func() (err error) {
-		_, all, err = q.Queue.Wait(ctx, q.o.Request.ID, qr.WaitOptions{
+		_, all, err = await(ctx, q.Cloud, q.o.Request.ID, provider.WaitOptions{
 			QueueLimit: q.o.QueueLimit, ProvisionLimit: q.o.ProvisionLimit, BootLimit: q.bootLimit(), Probe: q.adopt,
+			Clock: q.Clock, Sink: q.Sink,
 		})
 		return err
 	})
@@ -159,11 +165,11 @@ func (q *queued) announce(ctx context.Context) error {
 }
 
 // create requests the resource and records whose it is.
-func (q *queued) create(ctx context.Context) (res qr.Resource, created bool, err error) {
+func (q *queued) create(ctx context.Context) (res provision.Resource, created bool, err error) {
 	q.terms.Asked = q.Clock.Now()
 	q.o.Request.OwnMetadata = q.terms.Metadata(q.o.Request.Metadata)
-	res, created, err = q.Queue.Create(ctx, q.o.Request)
-	var conflict *qr.ConflictError
+	res, created, err = q.Cloud.Create(ctx, q.o.Request)
+	var conflict *provision.ConflictError
 	if errors.As(err, &conflict) {
 		return res, false, err
 	}
@@ -208,15 +214,15 @@ func (q *queued) starve() time.Duration {
 // diagnose reads the real state after a wait that failed and decides what to do. known
 // is false for failures that are not about the resource.
 func (q *queued) diagnose(ctx context.Context, cause error) (d provision.Decision, known bool) {
-	var state *qr.StateError
-	var late *qr.DeadlineError
+	var state *provision.StateError
+	var late *provision.DeadlineError
 	if !errors.As(cause, &late) && !errors.As(cause, &state) || !q.ours {
 		return d, false
 	}
-	sight := qr.Gone()
-	var res qr.Resource
+	sight := provision.Absence(q.Cloud.Undoing(q.o.Request.ID).Commands.Kind)
+	var res provision.Resource
 	err := q.outlast(ctx, func() (err error) {
-		res, err = q.Queue.Get(ctx, q.o.Request.ID)
+		res, err = q.Cloud.Get(ctx, q.o.Request.ID)
 		return err
 	})
 	switch {
@@ -242,17 +248,17 @@ func (q *queued) diagnose(ctx context.Context, cause error) (d provision.Decisio
 // overdue reports whether the limit that expired belongs to the resource's present
 // state. The resource may have progressed since, and nothing is known about the time
 // during which the API was unreachable. Only the limit of the queue counts such time.
-func overdue(late *qr.DeadlineError, seen provision.Sight) bool {
+func overdue(late *provision.DeadlineError, seen provision.Sight) bool {
 	if late == nil {
 		return false
 	}
-	if late.Phase == qr.PhaseQueue {
+	if late.Phase == provision.PhaseQueue {
 		return seen.Life.Queued()
 	}
 	return late.State == seen.Word
 }
 
-// suspendingFor returns how long the resource has been SUSPENDING.
+// suspendingFor returns for how long the slices of the resource have been being taken away.
 func (q *queued) suspendingFor(life provision.Life) time.Duration {
 	switch {
 	case life != provision.Suspending:
@@ -280,7 +286,7 @@ func (q *queued) act(ctx context.Context, d provision.Decision, cause error, pay
 		}
 		q.resets++
 		event.Notef(q.Sink, event.Warn, "", "%s: the VMs of queued resource %s are rebooted", d.Why, q.o.Request.ID)
-		err := q.outlast(ctx, func() error { return q.Queue.Reset(ctx, q.o.Request.ID) })
+		err := q.outlast(ctx, func() error { return q.Cloud.Restart(ctx, q.o.Request.ID) })
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
@@ -307,10 +313,10 @@ func (q *queued) remake(ctx context.Context, d provision.Decision, cause error, 
 	q.deleting()
 	for {
 		err = q.outlast(ctx, func() error {
-			_, err := q.Queue.Delete(ctx, id, qr.DeleteOptions{Force: true, OnlyRun: q.o.Run.Run, Limit: teardownLimit})
+			_, err := q.Cloud.Delete(ctx, id, provision.DeleteOptions{OnlyRun: q.o.Run.Run, Limit: teardownLimit})
 			return err
 		})
-		var late *qr.DeadlineError
+		var late *provision.DeadlineError
 		if !q.worked || !errors.As(err, &late) {
 			break
 		}
@@ -342,7 +348,7 @@ func (q *queued) mayRemake(d provision.Decision, cause error, pay func(*Failure)
 	if d.Loss == provision.Preempted || d.Loss == provision.Maintenance {
 		return 0, pay(&Failure{Cause: Cause(d.Loss), Why: d.Why, Err: cause})
 	}
-	var state *qr.StateError
+	var state *provision.StateError
 	if errors.As(cause, &state) && state.NoCapacity() {
 		if wait = q.starve(); wait == 0 {
 			return 0, cause
@@ -384,9 +390,9 @@ func (q *queued) look(ctx context.Context, used []tpu.Slice, reach func(string) 
 }
 
 func (q *queued) lookOnce(ctx context.Context, used []tpu.Slice, reach func(string) provision.Reach) (provision.Decision, error) {
-	res, err := q.Queue.Get(ctx, q.o.Request.ID)
+	res, err := q.Cloud.Get(ctx, q.o.Request.ID)
 	if gcp.ClassOf(err) == gcp.NotFound {
-		return provision.Decide(qr.Gone()), nil
+		return provision.Decide(provision.Absence(q.Cloud.Undoing(q.o.Request.ID).Commands.Kind)), nil
 	}
 	if err != nil {
 		return provision.Decision{}, err

@@ -12,6 +12,7 @@ import (
 	"multihost/internal/event"
 	"multihost/internal/gcp"
 	"multihost/internal/launch"
+	"multihost/internal/provider"
 	"multihost/internal/provision"
 	"multihost/internal/qr"
 	"multihost/internal/testkit"
@@ -20,11 +21,20 @@ import (
 
 // oneResource is a cloud with one queued resource.
 type oneResource struct {
-	Queue
-	qr.Resource
+	provision.Provider
+	res qr.Resource
 }
 
-func (o oneResource) Get(context.Context, string) (qr.Resource, error) { return o.Resource, nil }
+func (o oneResource) Get(context.Context, string) (provision.Resource, error) {
+	return o.res.Neutral(), nil
+}
+
+func (o oneResource) Undoing(id string) provision.Undoing { return undoing(id) }
+
+// undoing has what messages need.
+func undoing(id string) provision.Undoing {
+	return provision.Undoing{Commands: provision.Commands{Kind: "queued resource", Delete: "multihost qr delete " + id + " --force"}}
+}
 
 // One slice of two whose workers do not answer has its VMs rebooted, and nothing
 // is deleted for the one that answers; what is done is done for a reason that is
@@ -32,8 +42,8 @@ func (o oneResource) Get(context.Context, string) (qr.Resource, error) { return 
 func TestASilentSliceBesideOneThatAnswersIsRebooted(t *testing.T) {
 	t.Parallel()
 	ready := []qr.SliceState{{Name: "m-0", State: "READY", Health: "HEALTHY"}, {Name: "m-1", State: "READY", Health: "HEALTHY"}}
-	q := &queued{ours: true, Deps: &Deps{Queue: oneResource{Resource: qr.Resource{State: "ACTIVE", Nodes: []string{"m-0", "m-1"}, Slices: ready}}}}
-	late := &qr.DeadlineError{Phase: qr.PhaseBoot, State: "ACTIVE", Silent: []string{"m-1"}}
+	q := &queued{ours: true, Deps: &Deps{Cloud: oneResource{res: qr.Resource{State: "ACTIVE", Nodes: []string{"m-0", "m-1"}, Slices: ready}}}}
+	late := &provision.DeadlineError{Phase: provision.PhaseBoot, State: "ACTIVE", Silent: []string{"m-1"}}
 	d, known := q.diagnose(t.Context(), late)
 	if !known || d.Step != provision.StepReset || d.Loss != provision.Infrastructure || !strings.Contains(d.Why, "m-1 is READY, but its workers do not all answer") {
 		t.Errorf("at first: %+v, %v", d, known)
@@ -47,12 +57,12 @@ func TestASilentSliceBesideOneThatAnswersIsRebooted(t *testing.T) {
 // A hardCloud has one queued resource. Each call is answered with the next of the
 // failures that were prepared for it, and then well.
 type hardCloud struct {
-	Cloud
+	provision.Provider
 	clock    gcp.Clock
 	res      qr.Resource
 	fails    map[string][]error
 	calls    []string
-	requests []qr.Request
+	requests []provision.Request
 }
 
 func (h *hardCloud) call(name string) error {
@@ -65,33 +75,35 @@ func (h *hardCloud) call(name string) error {
 	return next[0]
 }
 
-func (h *hardCloud) Get(context.Context, string) (qr.Resource, error) {
-	return h.res, h.call("get")
+func (h *hardCloud) Get(context.Context, string) (provision.Resource, error) {
+	return h.res.Neutral(), h.call("get")
 }
 
-func (h *hardCloud) Create(_ context.Context, r qr.Request) (qr.Resource, bool, error) {
+func (h *hardCloud) Create(_ context.Context, r provision.Request) (provision.Resource, bool, error) {
 	h.requests = append(h.requests, r)
 	if err := h.call("create"); err != nil {
-		return qr.Resource{}, false, err
+		return provision.Resource{}, false, err
 	}
 	h.res = qr.Resource{ID: r.ID, State: "ACTIVE", CreateTime: h.clock.Now(), Nodes: []string{"m"}, Slices: []qr.SliceState{{Name: "m", State: "READY"}}}
-	return h.res, true, nil
+	return h.res.Neutral(), true, nil
 }
 
-func (h *hardCloud) Wait(context.Context, string, qr.WaitOptions) (qr.Resource, []tpu.Slice, error) {
+func (h *hardCloud) wait(context.Context, provision.Provider, string, provider.WaitOptions) (provision.Resource, []tpu.Slice, error) {
 	err := h.call("wait")
-	var state *qr.StateError
+	var state *provision.StateError
 	if errors.As(err, &state) {
 		h.res.State = state.State
 	}
-	return h.res, []tpu.Slice{{Name: "m"}}, err
+	return h.res.Neutral(), []tpu.Slice{{Name: "m"}}, err
 }
 
-func (h *hardCloud) Reset(context.Context, string) error { return h.call("reset") }
+func (h *hardCloud) Restart(context.Context, string) error { return h.call("reset") }
 
-func (h *hardCloud) Delete(context.Context, string, qr.DeleteOptions) (bool, error) {
+func (h *hardCloud) Delete(context.Context, string, provision.DeleteOptions) (bool, error) {
 	return true, h.call("delete")
 }
+
+func (h *hardCloud) Undoing(id string) provision.Undoing { return undoing(id) }
 
 func (h *hardCloud) Slices(context.Context) ([]tpu.Slice, error) { return nil, h.call("slices") }
 
@@ -99,22 +111,22 @@ func (h *hardCloud) Slices(context.Context) ([]tpu.Slice, error) { return nil, h
 func onHardCloud(fails map[string][]error) (*queued, *hardCloud) {
 	clock := testkit.NewJumpClock()
 	h := &hardCloud{clock: clock, fails: fails}
-	d := &Deps{Cloud: h, Queue: h, Clock: clock, Sink: event.Discard}
+	d := &Deps{Cloud: h, Clock: clock, Sink: event.Discard}
 	o := JobOptions{Budget: Budget{Preemptions: -1}}
 	o.Request.ID, o.Request.NodeCount = "m", 1
-	return &queued{Deps: d, o: o, watch: &stopwatch{sink: d.Sink, clock: clock}, ours: true, worked: true, deleting: func() {}}, h
+	return &queued{Deps: d, o: o, await: h.wait, watch: &stopwatch{sink: d.Sink, clock: clock}, ours: true, worked: true, deleting: func() {}}, h
 }
 
 var (
 	errAway      = &gcp.Error{What: "call the API", Class: gcp.Unavailable}
-	errSuspended = &qr.StateError{ID: "m", State: "SUSPENDED", Initiator: "SERVICE"}
+	errSuspended = &provision.StateError{ID: "m", Life: provision.Suspended, State: "SUSPENDED"}
 )
 
 // Nothing that goes by itself ends a job that has lost its slices: each is asked
 // for until there are slices again, and what is done meanwhile is done once.
 func TestWhatPassesEndsNoRecovery(t *testing.T) {
-	silent := &qr.DeadlineError{Phase: qr.PhaseBoot, State: "ACTIVE", Silent: []string{"m"}}
-	stuck := &qr.DeadlineError{ID: "m", Phase: "delete", State: "SUSPENDED"}
+	silent := &provision.DeadlineError{Phase: provision.PhaseBoot, State: "ACTIVE", Silent: []string{"m"}}
+	stuck := &provision.DeadlineError{ID: "m", Phase: "delete", State: "SUSPENDED"}
 	conflict := &gcp.Error{What: "reset it", Class: gcp.Conflict}
 	for _, tt := range []struct {
 		story string
@@ -160,18 +172,18 @@ func TestALimitOfAnotherStateDeletesNothing(t *testing.T) {
 	ready := []qr.SliceState{{Name: "m", State: "READY", Health: "HEALTHY"}}
 	for _, tt := range []struct {
 		story string
-		late  qr.DeadlineError
+		late  provision.DeadlineError
 		now   string
 		step  provision.Step
 	}{
-		{"made at last", qr.DeadlineError{Phase: qr.PhaseProvision, State: "PROVISIONING"}, "ACTIVE", provision.StepWait},
-		{"made while the API was away", qr.DeadlineError{Phase: qr.PhaseProvision, Err: errAway}, "ACTIVE", provision.StepWait},
-		{"well at last", qr.DeadlineError{Phase: qr.PhaseBoot, State: "ACTIVE"}, "ACTIVE", provision.StepWait},
-		{"booting, for all that is known, while the API was away", qr.DeadlineError{Phase: qr.PhaseBoot, Err: errAway}, "ACTIVE", provision.StepWait},
-		{"made for too long", qr.DeadlineError{Phase: qr.PhaseProvision, State: "PROVISIONING"}, "PROVISIONING", provision.StepRecreate},
-		{"queued for too long", qr.DeadlineError{Phase: qr.PhaseQueue, State: "ACCEPTED"}, "WAITING_FOR_RESOURCES", provision.StepGiveUp},
-		{"queued for too long, whoever looks", qr.DeadlineError{Phase: qr.PhaseQueue, Err: errAway}, "WAITING_FOR_RESOURCES", provision.StepGiveUp},
-		{"its turn came in the last moment", qr.DeadlineError{Phase: qr.PhaseQueue, State: "WAITING_FOR_RESOURCES"}, "PROVISIONING", provision.StepWait},
+		{"made at last", provision.DeadlineError{Phase: provision.PhaseProvision, State: "PROVISIONING"}, "ACTIVE", provision.StepWait},
+		{"made while the API was away", provision.DeadlineError{Phase: provision.PhaseProvision, Err: errAway}, "ACTIVE", provision.StepWait},
+		{"well at last", provision.DeadlineError{Phase: provision.PhaseBoot, State: "ACTIVE"}, "ACTIVE", provision.StepWait},
+		{"booting, for all that is known, while the API was away", provision.DeadlineError{Phase: provision.PhaseBoot, Err: errAway}, "ACTIVE", provision.StepWait},
+		{"made for too long", provision.DeadlineError{Phase: provision.PhaseProvision, State: "PROVISIONING"}, "PROVISIONING", provision.StepRecreate},
+		{"queued for too long", provision.DeadlineError{Phase: provision.PhaseQueue, State: "ACCEPTED"}, "WAITING_FOR_RESOURCES", provision.StepGiveUp},
+		{"queued for too long, whoever looks", provision.DeadlineError{Phase: provision.PhaseQueue, Err: errAway}, "WAITING_FOR_RESOURCES", provision.StepGiveUp},
+		{"its turn came in the last moment", provision.DeadlineError{Phase: provision.PhaseQueue, State: "WAITING_FOR_RESOURCES"}, "PROVISIONING", provision.StepWait},
 	} {
 		q, h := onHardCloud(nil)
 		h.res = qr.Resource{State: tt.now, Nodes: []string{"m"}, Slices: ready}
@@ -227,7 +239,7 @@ func TestAnInterruptCountsWhileALossIsJudged(t *testing.T) {
 	q, h := onHardCloud(map[string][]error{"get": away})
 	ctx, cancel := context.WithCancelCause(t.Context())
 	want := &Interrupted{Signal: syscall.SIGINT, Answer: Detach}
-	q.Sink, q.Queue = event.Discard, cancelling{h, func() { cancel(want) }}
+	q.Sink, q.Cloud = event.Discard, cancelling{h, func() { cancel(want) }}
 	f := &following{Deps: q.Deps, team: &team{ids: []tpu.WorkerID{{}}}, ends: []ending{{known: true, exit: launch.Exit{Code: 143, Signal: "TERM"}}}}
 	r := &run{Deps: q.Deps, patient: true, follow: f}
 	out := Outcome{Code: 143, Started: true}
@@ -246,7 +258,7 @@ type cancelling struct {
 	interrupt func()
 }
 
-func (c cancelling) Get(ctx context.Context, id string) (qr.Resource, error) {
+func (c cancelling) Get(ctx context.Context, id string) (provision.Resource, error) {
 	c.interrupt()
 	return c.hardCloud.Get(ctx, id)
 }

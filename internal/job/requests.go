@@ -10,27 +10,27 @@ import (
 
 	"multihost/internal/event"
 	"multihost/internal/lease"
-	"multihost/internal/qr"
+	"multihost/internal/provision"
+	"multihost/internal/tpu"
 )
 
 // withRequests adds what the API knows about queued resources to the runs that workers
 // report. It also adds the jobs that no worker reports: they wait, boot, or have ended
 // and are kept. found are the runs that workers know, including ended ones.
 func (d *Deps) withRequests(ctx context.Context, prefix string, seen []Seen, found []foundRun) ([]Seen, error) {
-	inventory, ok := d.Queue.(Inventory)
-	if !ok || d.onHosts() {
+	if d.onHosts() {
 		return seen, nil
 	}
-	all, err := inventory.List(ctx)
+	all, err := d.Cloud.List(ctx)
 	if err != nil {
 		return seen, fmt.Errorf("list queued resources in %q: %w", d.Zone, err)
 	}
 	for _, res := range all {
 		label, user, ours := res.Made()
-		if !ours || !res.JobMade() || res.State == "DELETING" || !strings.HasPrefix(res.ID, prefix) {
+		if !ours || !res.JobMade() || res.Life == provision.Deleting || !strings.HasPrefix(res.ID, prefix) {
 			continue
 		}
-		terms, known := lease.ReadTerms(res.Metadata())
+		terms, known := lease.ReadTerms(res.Metadata)
 		goes := func(begun bool) string {
 			if !known { // a runner may still have armed a lease
 				return "not known here"
@@ -39,7 +39,7 @@ func (d *Deps) withRequests(ctx context.Context, prefix string, seen []Seen, fou
 		}
 		listed := false
 		for i := range seen {
-			if qr.LabelValue(seen[i].Run) == label && (len(seen[i].Slices) == 0 || overlap(seen[i].Slices, res.Nodes)) {
+			if provision.LabelValue(seen[i].Run) == label && (len(seen[i].Slices) == 0 || overlap(seen[i].Slices, res.Nodes)) {
 				listed = true
 				seen[i].Hourly, seen[i].Gone = hourly(res, d.Zone), cmp.Or(seen[i].goes, goes(true))
 			}
@@ -49,7 +49,7 @@ func (d *Deps) withRequests(ctx context.Context, prefix string, seen []Seen, fou
 		}
 		row := Seen{Run: res.ID, State: waitsFor(res), Owner: user, Created: res.CreateTime, Slices: res.Nodes,
 			Hourly: hourly(res, d.Zone), Gone: goes(false), age: d.age(res.CreateTime)}
-		if at := slices.IndexFunc(found, func(f foundRun) bool { return qr.LabelValue(f.info.Run) == label && f.info.Exit != nil }); at >= 0 {
+		if at := slices.IndexFunc(found, func(f foundRun) bool { return provision.LabelValue(f.info.Run) == label && f.info.Exit != nil }); at >= 0 {
 			info := found[at].info
 			row.Run, row.Attempt, row.Owner, row.Command, row.State, row.Gone = info.Run, info.Attempt, info.Owner, info.Command, "kept: "+found[at].ended(), goes(true)
 			row.Created, row.age = info.Armed, info.Age()
@@ -64,7 +64,7 @@ func overlap(a, b []string) bool {
 }
 
 // waitsFor returns the state, in words, of a job whose command has not begun.
-func waitsFor(res qr.Resource) string {
+func waitsFor(res provision.Resource) string {
 	switch ready := res.ReadySlices(); {
 	case res.Dead():
 		return res.State + ", holds quota"
@@ -104,22 +104,25 @@ func whenGone(t lease.Terms, begun bool, age time.Duration) string {
 
 // waitingRequest returns the queued resource that was made for the job run and on which
 // no worker is ready; false if there is none.
-func (d *Deps) waitingRequest(ctx context.Context, run string) (qr.Resource, bool) {
-	if d.Queue == nil || d.onHosts() {
-		return qr.Resource{}, false
+func (d *Deps) waitingRequest(ctx context.Context, run string) (provision.Resource, bool) {
+	if d.onHosts() {
+		return provision.Resource{}, false
 	}
-	res, err := d.Queue.Get(ctx, run)
-	return res, err == nil && res.JobMade() && res.Labels[qr.LabelRun] == qr.LabelValue(run) && res.ReadySlices() == 0 && allAsked(res)
+	res, err := d.Cloud.Get(ctx, run)
+	return res, err == nil && res.JobMade() && res.IsOf(run) && res.ReadySlices() == 0 && allAsked(res)
 }
 
 // allAsked reports whether the resource has no slice that may run a command although its
 // workers cannot be asked: each slice is ready, being made, or gone.
-func allAsked(res qr.Resource) bool {
-	return res.Dead() || !slices.ContainsFunc(res.Slices, func(s qr.SliceState) bool { return !s.Ready && s.State != "CREATING" })
+func allAsked(res provision.Resource) bool {
+	return res.Dead() || !slices.ContainsFunc(res.Slices, func(s tpu.Slice) bool {
+		ok, _ := s.Ready()
+		return !ok && s.Condition != tpu.Making
+	})
 }
 
 // stopRequest deletes the queued resource of a job whose command has not begun or whose
 // slices are gone.
-func (d *Deps) stopRequest(ctx context.Context, run string, res qr.Resource) error {
+func (d *Deps) stopRequest(ctx context.Context, run string, res provision.Resource) error {
 	return d.deleteMade(ctx, run, res, waitsFor(res))
 }

@@ -37,7 +37,7 @@ func TestWhenGone(t *testing.T) {
 
 func TestWaitsFor(t *testing.T) {
 	t.Parallel()
-	ready := qr.SliceState{Ready: true}
+	ready := qr.SliceState{State: "READY", Ready: true}
 	for want, res := range map[string]qr.Resource{
 		"FAILED, holds quota":          {State: "FAILED"},
 		"waits: ACCEPTED":              {State: "ACCEPTED", NodeCount: 2},
@@ -46,7 +46,7 @@ func TestWaitsFor(t *testing.T) {
 		"SUSPENDED, holds quota":       {State: "SUSPENDED", NodeCount: 1, Slices: []qr.SliceState{{}}},
 		"waits: WAITING_FOR_RESOURCES": {State: "WAITING_FOR_RESOURCES", NodeCount: 1},
 	} {
-		if got := waitsFor(res); got != want {
+		if got := waitsFor(res.Neutral()); got != want {
 			t.Errorf("%+v: %q, want %q", res, got, want)
 		}
 	}
@@ -70,7 +70,7 @@ func TestWhoseWorkersWereAllAsked(t *testing.T) {
 		{state("RESTARTING"), false},
 		{qr.Resource{State: "SUSPENDED", Slices: state("PREEMPTED").Slices}, true},
 	} {
-		if got := allAsked(row.res); got != row.want {
+		if got := allAsked(row.res.Neutral()); got != row.want {
 			t.Errorf("%+v: %t", row.res, got)
 		}
 	}

@@ -10,16 +10,19 @@ import (
 
 	"multihost/internal/event"
 	"multihost/internal/gcp"
+	"multihost/internal/provision"
 	"multihost/internal/remote"
 )
 
-// A RightsReader reads what says, before any worker exists, what the workers may do.
-// *qr.Client implements it.
+// A RightsReader is a provider that can say, before any worker exists, what the workers
+// may do.
 type RightsReader interface {
 	// DefaultServiceAccount returns the account of VMs whose request names none; "" if
 	// it is not known.
 	DefaultServiceAccount(ctx context.Context) string
 	Policy(ctx context.Context) ([]gcp.Binding, error)
+	// MayCallAPI reports whether the scopes of the request let its workers delete it.
+	MayCallAPI(r provision.Request) bool
 }
 
 // A DeletionRight is what is known, before the request, about whether the workers may
@@ -78,11 +81,11 @@ const rightLimit = 5 * time.Second
 // found; nil means that nothing was asked. The caller calls over at the end, whether it
 // has called answer or not.
 func (d *Deps) askRight(ctx context.Context, o JobOptions, deletes bool) (answer func() *DeletionRight, over func()) {
-	reader, ok := d.Queue.(RightsReader)
+	reader, ok := provision.As[RightsReader](d.Cloud)
 	switch {
 	case !deletes || !ok:
 		return func() *DeletionRight { return nil }, func() {}
-	case !o.Request.MayCallTPU():
+	case !reader.MayCallAPI(o.Request):
 		r := &DeletionRight{Account: o.Request.ServiceAccount, May: mayNotDelete,
 			Why: "the scopes of the request lack cloud-platform", cure: "add --scopes=cloud-platform"}
 		return func() *DeletionRight { return r }, func() {}

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"multihost/internal/gcp"
+	"multihost/internal/provision"
 	"multihost/internal/tpu"
 )
 
@@ -25,7 +26,7 @@ func newRoster() *roster { return &roster{turn: make(chan struct{}, 1)} }
 
 // lookUp returns a slice as the API has it now, or had it up to rosterAge ago. It returns
 // false if the slice does not exist or the API does not answer.
-func (r *roster) lookUp(ctx context.Context, cloud Cloud, clock gcp.Clock, name string) (tpu.Slice, bool) {
+func (r *roster) lookUp(ctx context.Context, cloud provision.Provider, clock gcp.Clock, name string) (tpu.Slice, bool) {
 	select {
 	case r.turn <- struct{}{}:
 	case <-ctx.Done():

@@ -20,7 +20,7 @@ import (
 	"multihost/internal/event"
 	"multihost/internal/gcp"
 	"multihost/internal/launch"
-	"multihost/internal/qr"
+	"multihost/internal/provision"
 	"multihost/internal/remote"
 	"multihost/internal/tpu"
 )
@@ -262,7 +262,7 @@ func (d *Deps) survey(ctx context.Context, prefix string, only tpu.Numbers, seen
 	slices.SortFunc(nodes, tpu.CompareNames)
 	for _, s := range nodes {
 		known := slices.ContainsFunc(seen, func(r Seen) bool {
-			return slices.Contains(r.Slices, s.Name) && s.Labels[qr.LabelRun] == qr.LabelValue(r.Run)
+			return slices.Contains(r.Slices, s.Name) && s.Labels[provision.LabelRun] == provision.LabelValue(r.Run)
 		})
 		if ok, _ := s.Ready(); ok && !known {
 			s.Index = len(ready)
@@ -428,11 +428,11 @@ func several(name string, a, b foundRun, ready []tpu.Slice) error {
 // job waits, or its runner ended while it waited. It returns nil if there is no such
 // resource.
 func (d *Deps) notBegun(ctx context.Context, name string) error {
-	if d.Queue == nil {
+	if d.onHosts() {
 		return nil
 	}
-	res, err := d.Queue.Get(ctx, name)
-	if err != nil || res.Labels[qr.LabelRun] != qr.LabelValue(name) {
+	res, err := d.Cloud.Get(ctx, name)
+	if err != nil || !res.IsOf(name) {
 		return nil
 	}
 	return &notBegunError{res: res, err: &Error{Stage: StageDiscover, Text: fmt.Sprintf("no worker knows of run %q, but queued resource %s was made for it, %s", name, res.ID, res.Standing()),
@@ -441,7 +441,7 @@ func (d *Deps) notBegun(ctx context.Context, name string) error {
 
 // notBegunError says that no worker knows the run, but a queued resource was made for it.
 type notBegunError struct {
-	res qr.Resource
+	res provision.Resource
 	err *Error
 }
 
@@ -803,14 +803,14 @@ func (d *Deps) stopElsewhere(ctx context.Context, rec *Record, o StopOptions) er
 			return d.stopOn(ctx, now, o)
 		}
 	}
-	if d.Queue == nil || d.onHosts() {
+	if d.onHosts() {
 		return nil
 	}
-	res, err := d.Queue.Get(ctx, rec.Run)
+	res, err := d.Cloud.Get(ctx, rec.Run)
 	if err != nil && gcp.ClassOf(err) != gcp.NotFound {
 		return mayStillRun(&Error{Stage: StageStop, Err: err}, rec.Run)
 	}
-	if err != nil || !res.JobMade() || res.Labels[qr.LabelRun] != qr.LabelValue(rec.Run) {
+	if err != nil || !res.JobMade() || !res.IsOf(rec.Run) {
 		return nil
 	}
 	there, err := d.locateOnWorkers(ctx, rec.Run, o.Prefix)

@@ -18,7 +18,8 @@ import (
 	"multihost/internal/event"
 	"multihost/internal/gcp"
 	"multihost/internal/iap"
-	"multihost/internal/qr"
+	"multihost/internal/provider"
+	"multihost/internal/provision"
 	"multihost/internal/remote"
 	"multihost/internal/sshfan"
 	"multihost/internal/tpu"
@@ -27,7 +28,7 @@ import (
 // Access says how workers are reached.
 type Access struct {
 	Login          string
-	OSLogin        qr.OSLoginOptions
+	Account        string // of the user at the provider of the slices; "": that of the credentials
 	AgentSocket    string
 	Identity       *sshfan.Identity // nil in a dry run if the key does not exist yet
 	KeyFile        string           // file of the Identity
@@ -53,7 +54,7 @@ const authRetry = 45 * time.Second
 // SSH reaches workers over SSH. It implements remote.Dialer.
 type SSH struct {
 	Access Access
-	Cloud  Cloud
+	Cloud  provision.Provider
 	Zone   string
 	Clock  gcp.Clock
 	// Logins holds, by slice name, the login to use; the keys on the workers are then
@@ -101,7 +102,7 @@ func (c *SSH) Dial(ctx context.Context, r remote.Request) (*remote.Dialed, error
 		}
 	}
 	if !r.ReadOnly {
-		if err := c.Cloud.KeepHostKeys(); err != nil {
+		if err := provider.SaveKeys(c.Cloud); err != nil {
 			event.Notef(r.Sink, event.Debug, "", "%v", err)
 		}
 	}
@@ -265,12 +266,12 @@ func (c *SSH) host(way Way, login string, s tpu.Slice, id tpu.WorkerID, roster *
 		Addr: c.addresses(way, s, id, roster),
 		Keys: func(ctx context.Context) ([]string, error) {
 			keys, _, err := c.Cloud.HostKeys(ctx, s, id.Worker)
-			if errors.Is(err, qr.ErrNoGuestAttributes) {
+			if errors.Is(err, provision.ErrNoHostKeys) {
 				return nil, sshfan.ErrNoHostKeys
 			}
 			return keys, err
 		},
-		Doubt: func() bool { return c.Cloud.DoubtHostKeys(s, id.Worker) },
+		Doubt: func() bool { return provider.DoubtKeys(c.Cloud, s, id.Worker) },
 		Cloud: !c.onHosts(),
 	}
 	if host.Cloud {
@@ -315,7 +316,7 @@ func (c *SSH) sendKeys(ctx context.Context, all []tpu.Slice, sink event.Sink) (l
 			continue // the slice is gone: there is nothing to log in to
 		}
 		group.Go(func() error {
-			user, wrote, err := c.Cloud.Login(ctx, s, c.Access.Login, c.Access.Identity.PublicKey(), c.Access.OSLogin)
+			user, wrote, err := c.Cloud.Admit(ctx, s, provision.Login{Name: c.Access.Login, PublicKey: c.Access.Identity.PublicKey(), Account: c.Access.Account})
 			if err != nil {
 				return fmt.Errorf("add the SSH key of %q to slice %q: %w", c.Access.Login, s.Name, err)
 			}

@@ -109,17 +109,17 @@ func (d *Deps) discover(ctx context.Context, prefix string, only tpu.Numbers, pa
 	return sel, &Error{
 		Stage:  StageDiscover,
 		Text:   strings.Join(problems, "; "),
-		Advice: "look at the slices with: multihost qr list; to run on those that are ready all the same, add --allow-partial",
+		Advice: "look at the slices with: " + d.Cloud.Undoing("").Commands.List + "; to run on those that are ready all the same, add --allow-partial",
 	}
 }
 
 // missingFromQueue asks the queued resource how many slices there should be: a gap at the
 // end of the family does not show in the names.
 func (d *Deps) missingFromQueue(ctx context.Context, sel tpu.Selection) string {
-	if !sel.Slices[0].MultiSlice || sel.Slices[0].QueuedResource == "" || d.Queue == nil {
+	if !sel.Slices[0].MultiSlice || sel.Slices[0].QueuedResource == "" || d.onHosts() {
 		return ""
 	}
-	res, err := d.Queue.Get(ctx, sel.Slices[0].QueuedResource)
+	res, err := d.Cloud.Get(ctx, sel.Slices[0].QueuedResource)
 	if err != nil || res.NodeCount <= len(sel.Slices) {
 		return ""
 	}

@@ -41,6 +41,7 @@ import (
 
 	"multihost/internal/fault"
 	"multihost/internal/gcp"
+	"multihost/internal/provision"
 	"multihost/internal/remote"
 )
 
@@ -58,11 +59,11 @@ const (
 // Terms are the settings of the lease that the workers get. Times are rounded up to
 // seconds.
 type Terms struct {
-	Run      string
-	Resource string   // address of the queued resource: root of the API, version and name
-	Label    string   // KEY=VALUE on its slices, which proves that it belongs to this run
-	Nodes    []string // the names of the slices
-	Workers  int      // number of workers in all slices
+	Run     string
+	Undoing provision.Undoing // how the workers delete the resource
+	Label   string            // KEY=VALUE on its slices, which proves that it belongs to this run
+	Nodes   []string          // the names of the slices
+	Workers int               // number of workers in all slices
 
 	// Adopt is how long after its boot a worker waits for the first runner, which comes
 	// by the function Arm or Adopt; 0: without limit. Once a runner has come to a
@@ -128,7 +129,7 @@ func (t Terms) text() string {
 	}
 	var b strings.Builder
 	for _, l := range [][2]string{
-		{"run", t.Run}, {"resource", t.Resource}, {"label", t.Label}, {"nodes", strings.Join(t.Nodes, " ")}, {"total", strconv.Itoa(t.Workers)},
+		{"run", t.Run}, {"undo_look", t.Undoing.Look}, {"undo_going", t.Undoing.Going.Pattern()}, {"undo_delete", t.Undoing.Delete}, {"undo_probe", t.Undoing.Probe}, {"undo_peers", t.Undoing.Peers}, {"label", t.Label}, {"nodes", strings.Join(t.Nodes, " ")}, {"total", strconv.Itoa(t.Workers)},
 		{"adopt", seconds(t.Adopt)}, {"lease", seconds(t.Lease)}, {"fresh", seconds(3 * t.Every())}, {"hold", "0"},
 		{"ttl", seconds(t.TTL)}, {"asked", strconv.FormatInt(asked, 10)}, {"grace", seconds(t.Grace)}, {"keep", keep}, {"keep_for", seconds(t.KeepFor)}, {"look", seconds(max(look, time.Second))},
 	} {

@@ -20,6 +20,7 @@ import (
 	"testing"
 	"time"
 
+	"multihost/internal/provision"
 	"multihost/internal/remote"
 	"multihost/internal/testkit"
 )
@@ -50,6 +51,12 @@ type cloud struct {
 }
 
 const address = "/v2alpha1/projects/p/locations/z/queuedResources/train"
+
+// undoing says how the queued resource is deleted.
+func (c *cloud) undoing() provision.Undoing {
+	return provision.Undoing{Look: c.URL + address, Going: provision.Field{Path: "/state/state", Value: "DELETING"}, Delete: c.URL + address + "?force=true",
+		Probe: c.URL + address + "-probe", Peers: c.URL + "/v2alpha1/projects/p/locations/z/nodes/{slice}:getGuestAttributes"}
+}
 
 func newCloud(t *testing.T) *cloud {
 	c := &cloud{label: "train", refuse: map[string]int{}}
@@ -202,7 +209,7 @@ func (v *vm) wait(what string, ok func() bool) {
 }
 
 func terms(c *cloud, change func(*Terms)) Terms {
-	t := Terms{Run: "train", Resource: c.URL + address, Label: "multihost-run=train", Nodes: []string{"train"}, Workers: 1, Lease: time.Second, Grace: time.Second}
+	t := Terms{Run: "train", Undoing: c.undoing(), Label: "multihost-run=train", Nodes: []string{"train"}, Workers: 1, Lease: time.Second, Grace: time.Second}
 	if change != nil {
 		change(&t)
 	}

@@ -32,7 +32,7 @@ own=${HOME:-/root}/.multihost/lease
 nonce=${1--} run=''
 
 # The function terms sets these. Times are in seconds; 0 means never.
-resource='' label='' nodes='' total=1
+label='' nodes='' total=1
 adopt=0 # limit from the boot until a runner comes for the first time
 lease=0 # limit from the last renewal, and from the end of the command
 fresh=0 # a runner whose newest renewal is older than this is gone
@@ -81,9 +81,10 @@ terms() {
         ;;
       run) if [[ ! $run ]] && is_run "$value"; then run=$value; fi ;;
       adopted) if [[ $value == yes ]]; then adopted=yes; fi ;;
-      resource | label | nodes | keep)
+      label | nodes | keep)
         if [[ $value =~ ^[A-Za-z0-9:/._=\ -]*$ ]]; then printf -v "$key" '%s' "$value"; fi
         ;;
+      *) is_undo "$key" "$value" || true ;;
     esac
   done
   if ((look < 1)); then look=1; fi
@@ -93,7 +94,7 @@ terms() {
 # save at the same time, so each writes a file of its own and renames it.
 save() {
   local key
-  { for key in run resource label nodes total adopt lease fresh hold ttl asked grace keep keep_for look adopted; do
+  { for key in run undo_look undo_going undo_delete undo_probe undo_peers label nodes total adopt lease fresh hold ttl asked grace keep keep_for look adopted; do
     printf '%s=%s\n' "$key" "${!key}"
   done >"$own/$run.terms.$BASHPID" && mv -f -- "$own/$run.terms.$BASHPID" "$own/$run.terms"; } 2>/dev/null
 }
@@ -246,7 +247,7 @@ newest() {
 test_right() {
   local account pause=$((RANDOM % (2 * total))) # milliseconds, because thousands of workers ask at once
   sleep "$((pause / 1000)).$(printf %03d "$((pause % 1000))")"
-  if may_delete "$resource" --retry 3; then
+  if may_delete 3; then
     say right yes
     return
   fi
@@ -446,7 +447,7 @@ others_ended() {
   expected=$((total / (${#all[@]} ? ${#all[@]} : 1)))
   now
   for node in "${all[@]}"; do
-    if ! api POST "${resource%/queuedResources/*}/nodes/$node:getGuestAttributes" -H 'Content-Type: application/json' --data-binary "$body"; then
+    if ! api POST "${undo_peers//\{slice\}/$node}" -H 'Content-Type: application/json' --data-binary "$body"; then
       if [[ $status == 404 ]]; then continue; fi # the slice is gone
       unknown "slice $node: $why"
       return 1
@@ -481,8 +482,7 @@ unknown() {
 }
 
 # delete asks the API for the deletion. Every worker does so, at a random time, so that
-# usually a single request is made. Fails when the queued resource belongs to another
-# run.
+# usually a single request is made. Fails when the resource belongs to another run.
 delete() {
   # The first of many workers asks within a second or two, the last within minutes.
   sleep "$((RANDOM % (total < 600 ? total : 600))).$((RANDOM % 1000))" 8<&-
@@ -491,8 +491,8 @@ delete() {
   refresh
   observe
   due || return 0
-  note "deleting $resource: $why"
-  if ! delete_queued "$resource" "$label"; then
+  note "deleting $undo_look: $why"
+  if ! delete_resource "$label"; then
     note "$why"
     return 1
   fi

@@ -18,6 +18,7 @@ import (
 
 	"multihost/internal/event"
 	"multihost/internal/gcp"
+	"multihost/internal/provision"
 )
 
 const (
@@ -35,7 +36,8 @@ type sender func(ctx context.Context, requestID string) (*computepb.Operation, e
 
 // calls are the calls to the APIs. A change returns when its operation has ended.
 type calls struct {
-	gcp *gcp.Client
+	gcp    *gcp.Client
+	lifeOf func(state string) provision.Life // of a queued resource
 
 	once sync.Once
 	api  *api
@@ -265,7 +267,7 @@ func (c *calls) tpuUsers(ctx context.Context, name string) ([]string, error) {
 		err = c.gcp.Do(ctx, "list queued resources", func(ctx context.Context) error {
 			return svc.Projects.Locations.QueuedResources.List(parent).Pages(ctx, func(page *tpuapi.ListQueuedResourcesResponse) error {
 				for _, q := range page.QueuedResources {
-					if waitsForNetwork(q, name) {
+					if q.State != nil && waitsForNetwork(q, c.lifeOf(q.State.State), name) {
 						users = append(users, userOf("queued resource", q.Name))
 					}
 				}

@@ -13,6 +13,7 @@ import (
 
 	"multihost/internal/event"
 	"multihost/internal/gcp"
+	"multihost/internal/provision"
 )
 
 // A Deletion says what Delete removed.
@@ -166,11 +167,11 @@ func usesNetwork(n *tpuapi.Node, name string) bool {
 	})
 }
 
-// waitsForNetwork reports whether a queued resource will make nodes on the network. One
-// that failed or was suspended makes no more nodes. An active one has its nodes, which
-// tpuUsers lists.
-func waitsForNetwork(q *tpuapi.QueuedResource, name string) bool {
-	if q.Tpu == nil || q.State == nil || !slices.Contains([]string{"CREATING", "ACCEPTED", "WAITING_FOR_RESOURCES", "PROVISIONING"}, q.State.State) {
+// waitsForNetwork reports whether a queued resource of this life will make nodes on the
+// network. One that failed or was suspended makes no more nodes. An active one has its
+// nodes, which tpuUsers lists.
+func waitsForNetwork(q *tpuapi.QueuedResource, life provision.Life, name string) bool {
+	if q.Tpu == nil || !life.Queued() && life != provision.Provisioning {
 		return false
 	}
 	return slices.ContainsFunc(q.Tpu.NodeSpec, func(s *tpuapi.NodeSpec) bool { return s != nil && usesNetwork(s.Node, name) })

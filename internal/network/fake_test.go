@@ -13,6 +13,7 @@ import (
 
 	"multihost/internal/gcp"
 	"multihost/internal/network"
+	"multihost/internal/qr"
 	"multihost/internal/testkit"
 )
 
@@ -168,7 +169,7 @@ func setUp(t *testing.T) (*network.Client, *fakeAPI, *testkit.Recorder) {
 		TPUEndpoint: srv.URL + "/", ComputeEndpoint: srv.URL + "/compute/v1/",
 		Clock: testkit.NewJumpClock(), Sink: n,
 	})
-	return network.New(g), f, n
+	return network.New(g, qr.LifeOf), f, n
 }
 
 // create plans and applies o.

@@ -21,6 +21,7 @@ import (
 
 	"multihost/internal/event"
 	"multihost/internal/gcp"
+	"multihost/internal/provision"
 	"multihost/internal/remote"
 )
 
@@ -263,5 +264,8 @@ type Client struct {
 	calls *calls
 }
 
-// New returns a Client that makes its calls through g. It does no I/O.
-func New(g *gcp.Client) *Client { return &Client{gcp: g, calls: &calls{gcp: g}} }
+// New returns a Client that makes its calls through g. lifeOf translates the state of a
+// queued resource, which may be about to use a network. New does no I/O.
+func New(g *gcp.Client, lifeOf func(state string) provision.Life) *Client {
+	return &Client{gcp: g, calls: &calls{gcp: g, lifeOf: lifeOf}}
+}

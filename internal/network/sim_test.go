@@ -12,6 +12,7 @@ import (
 	"multihost/internal/event"
 	"multihost/internal/gcp"
 	"multihost/internal/network"
+	"multihost/internal/qr"
 	"multihost/internal/sim"
 	"multihost/internal/testkit"
 )
@@ -37,7 +38,7 @@ func startSim(t *testing.T, faults ...string) (*network.Client, *gcp.Client, *si
 		TPUEndpoint:     env["CLOUDSDK_API_ENDPOINT_OVERRIDES_TPU"],
 		ComputeEndpoint: env["CLOUDSDK_API_ENDPOINT_OVERRIDES_COMPUTE"],
 	})
-	return network.New(g), g, s, n
+	return network.New(g, qr.LifeOf), g, s, n
 }
 
 func inject(t *testing.T, s *sim.Server, text string) {

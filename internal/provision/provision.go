@@ -1,7 +1,8 @@
-// Package provision decides what to do about a resource that holds slices: wait for
-// it, use it, reboot its VMs, make it again, or give up. It knows no cloud. A provider
-// (package qr for queued resources) describes what it sees as a [Sight], in the words
-// of this package, and [Decide] is the only place that judges it.
+// Package provision is the seam between a job and whoever makes its slices. A [Provider]
+// (package qr for queued resources) takes a [Request] and describes what exists as a
+// [Resource]: it translates its own words into a [Life] and a condition of each slice.
+// [Decide] says what to do about that: wait for it, use it, reboot its VMs, make it again,
+// or give up. Nothing but a provider knows its words, and nothing but Decide judges.
 //
 // The package is pure: it reads nothing, waits for nothing and knows no time.
 package provision
@@ -14,13 +15,15 @@ package provision
 //	                                                 └→ failed
 //
 // From each of them somebody may delete it. A provider never leads a resource back
-// that is suspended or failed: it counts against the quota until it is deleted.
+// that is suspended or failed: it counts against the quota until it is deleted. A
+// provider that restarts or replaces slices by itself keeps their capacity meanwhile:
+// such a resource is Recovering, and it is waited for and never deleted.
 type Life string
 
 // The stations of a resource.
 const (
 	Absent       Life = "absent"
-	Requested    Life = "requested"    // the provider has not yet accepted it
+	Requested    Life = "requested"    // the provider has not yet accepted it, or its word is unknown
 	Waiting      Life = "waiting"      // for capacity; nothing exists, nothing is billed
 	Provisioning Life = "provisioning" // its slices are being made
 	Active       Life = "active"       // its slices exist, ready or not
@@ -34,6 +37,13 @@ const (
 // Queued reports whether a resource of this life waits for its turn: it has no
 // slices yet and never had any.
 func (l Life) Queued() bool { return l == Requested || l == Waiting }
+
+// Dead reports whether a resource of this life gives no more slices. It counts against
+// the quota until it is deleted.
+func (l Life) Dead() bool { return l == Suspended || l == Failed }
+
+// Empty reports whether a resource of this life certainly has no VMs.
+func (l Life) Empty() bool { return l == Absent || l == Waiting || l.Dead() }
 
 // A Loss is why slices that were asked for cannot be used.
 type Loss string
@@ -119,8 +129,9 @@ func Decide(s Sight) Decision {
 	case Active:
 		return s.active()
 	case Recovering:
-		// Deleting it now would throw away the capacity that the provider holds for it.
-		return s.overdue(StepRecreate, Decision{StepWait, Infrastructure, s.is() + ": it is restarted by itself"})
+		// Deleting it would throw away the capacity that the provider holds for it, however
+		// long that takes.
+		return Decision{StepWait, Infrastructure, s.is() + ": it is restarted by itself"}
 	case Suspending, Suspended:
 		return s.overdue(StepRecreate, s.suspended())
 	case Failed:

@@ -51,7 +51,7 @@ func TestDecide(t *testing.T) {
 		{"a user took the slices", byUser(spot(sight(Suspended))), Decision{StepGiveUp, Removed, "a user took the slices of the pool"}},
 
 		{"the provider restarts it", sight(Recovering, stopped), Decision{StepWait, Infrastructure, "the pool is SO: it is restarted by itself"}},
-		{"the provider restarts it for too long", overdue(sight(Recovering, stopped)), Decision{StepRecreate, Infrastructure, "the pool is SO: it is restarted by itself"}},
+		{"the provider restarts it for too long", overdue(sight(Recovering, stopped)), Decision{StepWait, Infrastructure, "the pool is SO: it is restarted by itself"}},
 
 		{"every worker answers", sight(Active, well, well), Decision{Step: StepUse}},
 		{"one slice was not tried yet", sight(Active, well, untried), Decision{Step: StepWait}},
@@ -76,7 +76,7 @@ func TestDecide(t *testing.T) {
 }
 
 // Nothing is rebooted or deleted before its time has passed, unless it is of no use
-// any more. A wait for a loss ends.
+// any more. A wait for a loss ends, but for one that the provider mends itself.
 func TestDecideIsPatientAndNotForEver(t *testing.T) {
 	for _, life := range []Life{Requested, Waiting, Provisioning, Active, Recovering, Suspending, Deleting, "pondering"} {
 		for _, slice := range []SliceSight{well, untried, silent, unhealthy, stopped, taken, repaired} {
@@ -85,7 +85,7 @@ func TestDecideIsPatientAndNotForEver(t *testing.T) {
 				t.Errorf("%s, %q: %+v at once", life, slice.State, d)
 			}
 			s.Overdue = true
-			if d := Decide(s); d.Step == StepWait && d.Loss != NoLoss && life != Deleting {
+			if d := Decide(s); d.Step == StepWait && d.Loss != NoLoss && life != Deleting && life != Recovering {
 				t.Errorf("%s, %q: waits for ever: %+v", life, slice.State, d)
 			}
 		}

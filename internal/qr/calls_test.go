@@ -12,6 +12,9 @@ import (
 	"testing"
 	"time"
 
+	"multihost/internal/gcp"
+	"multihost/internal/provider"
+	"multihost/internal/provision"
 	"multihost/internal/qr"
 	"multihost/internal/sim"
 	"multihost/internal/testkit"
@@ -96,7 +99,7 @@ func TestALongWaitReadsRarely(t *testing.T) {
 func TestHostKeysOf2048WorkersAreAskedOnce(t *testing.T) {
 	c := start(t, sim.Config{Slices: []sim.SliceSpec{{Name: "big", Count: 32, Type: "v5litepod-256"}}})
 	path := filepath.Join(t.TempDir(), "state", "hostkeys.json")
-	c.CacheHostKeys(path)
+	keys := provider.KeepKeys(c.Provider(""), gcp.SystemClock, path)
 	all, err := c.Slices(t.Context())
 	testkit.Must(t, err)
 	all = slices.DeleteFunc(all, func(s tpu.Slice) bool { return !strings.HasPrefix(s.Name, "big") })
@@ -119,7 +122,7 @@ func TestHostKeysOf2048WorkersAreAskedOnce(t *testing.T) {
 		_, _ = w.Write([]byte(`{"guestAttributes":[{"queryValue":{"items":[{"namespace":"hostkeys","key":"ssh-ed25519","value":"` + wireKey("ssh-ed25519", "x") + `"}]}}]}`))
 		return true
 	})
-	ask := func(client *qr.Client, list []tpu.Slice) int64 {
+	ask := func(client provision.Provider, list []tpu.Slice) int64 {
 		t.Helper()
 		before := asked
 		var wg sync.WaitGroup
@@ -136,22 +139,18 @@ func TestHostKeysOf2048WorkersAreAskedOnce(t *testing.T) {
 		wg.Wait()
 		return asked - before
 	}
-	if n := ask(c.Client, all); n != 2048 {
+	if n := ask(keys, all); n != 2048 {
 		t.Errorf("%d calls for 2048 workers", n)
 	}
 	if n := most; n > 32 {
 		t.Errorf("%d calls at once", n)
 	}
-	if n := ask(c.Client, all); n != 0 {
+	if n := ask(keys, all); n != 0 {
 		t.Errorf("%d calls the second time", n)
 	}
-	testkit.Must(t, c.KeepHostKeys())
+	testkit.Must(t, provider.SaveKeys(keys))
 
-	next := func() *qr.Client {
-		client := qr.New(c.gcp)
-		client.CacheHostKeys(path)
-		return client
-	}
+	next := func() *provider.Keys { return provider.KeepKeys(qr.New(c.gcp).Provider(""), gcp.SystemClock, path) }
 	if n := ask(next(), all); n != 0 {
 		t.Errorf("%d calls of the next command", n)
 	}
@@ -165,7 +164,7 @@ func TestHostKeysOf2048WorkersAreAskedOnce(t *testing.T) {
 		t.Errorf("%d calls for 128 workers that were made anew", n)
 	}
 	client := next()
-	if !client.DoubtHostKeys(all[0], 3) || client.DoubtHostKeys(all[0], 3) {
+	if !provider.DoubtKeys(client, all[0], 3) || provider.DoubtKeys(client, all[0], 3) {
 		t.Error("what is remembered is not forgotten once")
 	}
 	if n := ask(client, all[:1]); n != 1 {

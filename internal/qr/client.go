@@ -10,6 +10,7 @@ import (
 
 	"multihost/internal/event"
 	"multihost/internal/gcp"
+	"multihost/internal/provision"
 	"multihost/internal/tpu"
 
 	"golang.org/x/sync/semaphore"
@@ -87,32 +88,11 @@ type SliceState struct {
 }
 
 // Owner returns the owner of the resource in words, from its labels.
-func (r Resource) Owner() string { return ownerOf(r.Labels) }
-
-// JobMade reports whether a job made the resource. Such a job deletes the resource
-// when it ends.
-func (r Resource) JobMade() bool { return r.Labels[LabelTool] == toolName && r.Labels[LabelJob] != "" }
-
-func ownerOf(labels map[string]string) string {
-	run, user := labels[LabelRun], labels[LabelUser]
-	switch {
-	case labels[LabelTool] != toolName:
-		return "somebody who did not use multihost"
-	case run != "" && user != "":
-		return "run " + run + " of " + user
-	case run != "":
-		return "run " + run
-	case user != "":
-		return user
-	}
-	return "an unknown user of multihost"
-}
+func (r Resource) Owner() string { return provision.Owner(r.Labels) }
 
 // Made reports whether multihost made the resource. run and user are the values of
-// its labels, in the form of LabelValue.
-func (r Resource) Made() (run, user string, ok bool) {
-	return r.Labels[LabelRun], r.Labels[LabelUser], r.Labels[LabelTool] == toolName
-}
+// its labels, in the form of provision.LabelValue.
+func (r Resource) Made() (run, user string, ok bool) { return r.Neutral().Made() }
 
 // Metadata returns the metadata that was requested for its VMs, or nil if the API
 // did not return it.
@@ -136,19 +116,7 @@ func (r Resource) ReadySlices() int {
 
 // Dead reports whether the resource can give no more slices but still counts
 // against the quota.
-func (r Resource) Dead() bool { return r.State == "FAILED" || r.State == "SUSPENDED" }
-
-// Standing returns the state and what it means for the bill. The text ends a
-// sentence about a resource that is not deleted.
-func (r Resource) Standing() string {
-	switch {
-	case r.Dead():
-		return "state " + r.State + ", and holds quota until it is deleted"
-	case len(r.Slices) == 0:
-		return "state " + r.State + ", and is billed once it has slices"
-	}
-	return "state " + r.State + ", and is billed"
-}
+func (r Resource) Dead() bool { return LifeOf(r.State).Dead() }
 
 func newResource(body *tpuapi.QueuedResource) Resource {
 	r := Resource{ID: lastPart(body.Name), Tier: tierOf(body), Reservation: body.ReservationName, body: body}
@@ -389,7 +357,7 @@ func newSlice(n *tpuapi.Node) tpu.Slice {
 	s := tpu.Slice{
 		Index: -1, Name: lastPart(n.Name), UID: strconv.FormatInt(n.Id, 10), Project: project, Zone: zone,
 		Type: typeOf(n), RuntimeVersion: n.RuntimeVersion,
-		State: n.State, Health: n.Health, HealthDetail: n.HealthDescription,
+		State: n.State, Health: n.Health, HealthDetail: n.HealthDescription, Condition: conditionOf(n.State, n.Health),
 		QueuedResource: lastPart(n.QueuedResource), MultiSlice: n.MultisliceNode,
 		Labels: n.Labels, Metadata: n.Metadata, Tags: n.Tags,
 	}

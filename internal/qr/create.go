@@ -8,6 +8,8 @@ import (
 
 	"multihost/internal/event"
 	"multihost/internal/gcp"
+	"multihost/internal/provider"
+	"multihost/internal/provision"
 
 	"github.com/google/uuid"
 	tpuapi "google.golang.org/api/tpu/v2alpha1"
@@ -183,7 +185,7 @@ func (c *Client) accepted(ctx context.Context, r Request, op *tpuapi.Operation, 
 			}
 			return err
 		})
-		if err != nil && !survivable(err) && gcp.ClassOf(err) != gcp.NotFound {
+		if err != nil && !provider.Survivable(err) && gcp.ClassOf(err) != gcp.NotFound {
 			return false, err
 		}
 		if op.Done {
@@ -265,10 +267,10 @@ func (c *Client) existing(ctx context.Context, r Request, body *tpuapi.QueuedRes
 		return Resource{}, false, errInTheWay
 	}
 	if diffs := r.differences(res, body); len(diffs) > 0 {
-		return res, false, &ConflictError{ID: r.ID, Owner: res.Owner(), Differences: diffs}
+		return res, false, &ConflictError{Commands: commands(r.ID), ID: r.ID, Owner: res.Owner(), Differences: diffs}
 	}
 	created := repeated && r.Labels[LabelRun] != ""
-	if err := stateError(res); err != nil {
+	if err := provision.NewStateError(res.Neutral()); err != nil {
 		return res, created, err
 	}
 	if !created {
@@ -300,22 +302,4 @@ func (c *Client) unanswered(ctx context.Context, r Request, body *tpuapi.QueuedR
 		return res, true, cause
 	}
 	return res, true, nil
-}
-
-// stateError returns the *StateError of a state that ends every wait, or nil.
-func stateError(r Resource) error {
-	switch r.State {
-	case "FAILED", "SUSPENDED", "SUSPENDING", "DELETING":
-		return &StateError{ID: r.ID, State: r.State, Initiator: r.StateInitiator, Detail: r.Failure}
-	}
-	return nil
-}
-
-// survivable reports whether a long wait goes on after a read failed with err.
-func survivable(err error) bool {
-	switch gcp.ClassOf(err) {
-	case gcp.Unavailable, gcp.Timeout:
-		return true
-	}
-	return gcp.Lapsed(err)
 }

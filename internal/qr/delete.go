@@ -9,6 +9,8 @@ import (
 
 	"multihost/internal/event"
 	"multihost/internal/gcp"
+	"multihost/internal/provider"
+	"multihost/internal/provision"
 
 	"github.com/google/uuid"
 	tpuapi "google.golang.org/api/tpu/v2alpha1"
@@ -77,7 +79,7 @@ func (c *Client) Delete(ctx context.Context, id string, opts DeleteOptions) (del
 }
 
 func mayDelete(res Resource, opts DeleteOptions) error {
-	if opts.OnlyRun != "" && res.Labels[LabelRun] != LabelValue(opts.OnlyRun) {
+	if opts.OnlyRun != "" && res.Labels[LabelRun] != provision.LabelValue(opts.OnlyRun) {
 		return &OwnerError{ID: res.ID, Owner: res.Owner(), Want: opts.OnlyRun}
 	}
 	if opts.Force || res.State == "DELETING" || len(res.Slices) == 0 {
@@ -158,7 +160,7 @@ func (w *goneWait) judge(res Resource, err, ended error) (over bool, why error) 
 	case ended != nil:
 		return true, fmt.Errorf("wait until queued resource %q is gone: %w", w.id, ended)
 	case err != nil:
-		return !survivable(err), err
+		return !provider.Survivable(err), err
 	}
 	if w.made.IsZero() {
 		w.made = res.CreateTime
@@ -176,7 +178,7 @@ func (c *Client) awaitGone(ctx context.Context, wait goneWait) error {
 	start := c.now()
 	ctx = gcp.Unattended(ctx) // this loop has a limit of its own
 	begin := start            // of the limit, which starts when the deletion is requested
-	pace := pacer{policy: pollDefaults(wait.poll)}
+	pace := provider.Pacer{Policy: provider.PollDefaults(wait.poll)}
 	var del deletion
 	state := ""
 	for {
@@ -196,7 +198,7 @@ func (c *Client) awaitGone(ctx context.Context, wait goneWait) error {
 		if err == nil {
 			if res.State != state {
 				state = res.State
-				pace.reset()
+				pace.Reset()
 				c.emit(event.State{Resource: "queued resource", Name: wait.id, State: state, Elapsed: c.now().Sub(start)})
 			}
 			if wait.issue {
@@ -207,7 +209,7 @@ func (c *Client) awaitGone(ctx context.Context, wait goneWait) error {
 			c.emit(event.Progress{Phase: wait.phase, Total: res.NodeCount, Done: res.NodeCount - len(res.Slices), Waiting: wait.id,
 				Detail: res.State, Elapsed: c.now().Sub(start), Limit: max(wait.limit, 0)})
 		}
-		pause := pace.next()
+		pause := pace.Next()
 		if wait.limit > 0 {
 			pause = min(pause, max(left, time.Millisecond))
 		}
@@ -218,7 +220,7 @@ func (c *Client) awaitGone(ctx context.Context, wait goneWait) error {
 }
 
 func goneDeadline(wait goneWait, res Resource, readErr, failed error) error {
-	e := &DeadlineError{ID: wait.id, Phase: wait.phase, Limit: wait.limit, State: res.State, Resource: res, Err: readErr}
+	e := &DeadlineError{Commands: commands(wait.id), ID: wait.id, Phase: wait.phase, Limit: wait.limit, Life: LifeOf(res.State), State: res.State, Err: readErr}
 	if n := len(res.Slices); n > 0 {
 		e.Detail = fmt.Sprintf("%d slices still exist", n)
 	}
@@ -253,7 +255,7 @@ func (c *Client) pushDeletion(ctx context.Context, wait goneWait, res Resource, 
 		switch class := gcp.ClassOf(err); {
 		case class == gcp.Conflict && !wait.force:
 			return &NodesError{ID: wait.id, State: res.State, Err: err}
-		case ctx.Err() != nil, survivable(err), class == gcp.Conflict:
+		case ctx.Err() != nil, provider.Survivable(err), class == gcp.Conflict:
 			// Another operation is running on the resource, or the API does not
 			// answer. The next read tells more.
 			del.failed = err

@@ -64,7 +64,7 @@ func (p predicament) diagnose() (text, command string) {
 		return fmt.Sprintf("the reservation has no free room for %d x %s in this zone, or is not for this project", r.NodeCount, r.Type),
 			"see what is reserved: gcloud alpha compute tpus reservations list --zone=" + p.zone
 	}
-	return "there is no free capacity for " + describe(r) + " yet" + p.elsewhere("; zones that offer the type too: "), p.wait()
+	return fmt.Sprintf("there is no free capacity for %d x %s, %s yet", r.NodeCount, r.Type, r.Tier) + p.elsewhere("; zones that offer the type too: "), p.wait()
 }
 
 // quota returns which quota is too small and what holds it, and what to type.
@@ -101,7 +101,7 @@ func (p predicament) holders() (held int, names string, dead bool) {
 	var holders []Resource
 	for _, r := range p.others {
 		t, err := tpu.ParseType(r.Type)
-		if err == nil && t.Generation == asked.Generation && r.Tier.preemptible() == p.res.Tier.preemptible() && r.State != "DELETING" {
+		if err == nil && t.Generation == asked.Generation && preemptible(r.Tier) == preemptible(p.res.Tier) && r.State != "DELETING" {
 			holders = append(holders, r)
 			held += units(r)
 			dead = dead || r.Dead()
@@ -128,7 +128,7 @@ func few(texts []string) string {
 
 // preemptible reports whether the tier counts against the quota of preemptible
 // capacity, which is a separate one.
-func (t Tier) preemptible() bool { return t == Spot || t == BestEffort }
+func preemptible(t Tier) bool { return t == Spot || t == BestEffort }
 
 // units returns how much of its quota a request uses, in the unit of the number in
 // the accelerator type: TensorCores or chips.

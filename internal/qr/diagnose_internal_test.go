@@ -5,13 +5,14 @@ import (
 	"testing"
 
 	"multihost/internal/gcp"
+	"multihost/internal/provision"
 )
 
 func TestDiagnosis(t *testing.T) {
 	at := func(state string, tier Tier, failure string) Resource {
-		return Resource{ID: "q7", State: state, Type: "v5p-16", Tier: tier, NodeCount: 2, Failure: failure, Labels: OwnerLabels("q7", "ann")}
+		return Resource{ID: "q7", State: state, Type: "v5p-16", Tier: tier, NodeCount: 2, Failure: failure, Labels: provision.OwnerLabels("q7", "ann")}
 	}
-	dead := []Resource{{ID: "old", State: "FAILED", Labels: OwnerLabels("old", "ann")}}
+	dead := []Resource{{ID: "old", State: "FAILED", Labels: provision.OwnerLabels("old", "ann")}}
 	foreign := append(dead, Resource{ID: "theirs", State: "SUSPENDED"})
 	here := offer{known: true, here: true, zones: []string{"us-east5-b", "a-1-a", "b-1-a", "c-1-a", "d-1-a"}}
 	for _, tt := range []struct {

@@ -6,33 +6,39 @@ import (
 
 	tpuapi "google.golang.org/api/tpu/v2alpha1"
 
+	"multihost/internal/provision"
 	"multihost/internal/tpu"
 )
 
-// A Door describes the present access of a key to the workers of a slice.
-type Door struct {
-	Login   string // user to log in as; OS Login has its own names
-	OSLogin bool   // OS Login is on: workers ignore keys in metadata
-	Account string // of OS Login
-	Open    bool   // the workers accept the key
-	Place   string // where the key is, or where Login would put it, in words
-	Blocked bool   // the slice ignores keys in the project's metadata
+// Door implements provision.Doorkeeper: it returns what Admit would find and do.
+func (p Provider) Door(ctx context.Context, s tpu.Slice, l provision.Login) (provision.Door, error) {
+	d, err := p.c.door(ctx, s, l.Name, l.PublicKey, OSLoginOptions{Account: l.Account})
+	if d.blocked && !d.osLogin {
+		d.Place += " (keys of the project are blocked)"
+	}
+	return d.Door, err
 }
 
-// Door returns what Login would find and do. It only reads.
-func (c *access) Door(ctx context.Context, s tpu.Slice, login, publicKey string, o OSLoginOptions) (Door, error) {
+// A door is the present access of a key to the workers of a slice.
+type door struct {
+	provision.Door
+	osLogin bool // OS Login is on: workers ignore keys in metadata
+	blocked bool // the slice ignores keys in the project's metadata
+}
+
+func (c *access) door(ctx context.Context, s tpu.Slice, login, publicKey string, o OSLoginOptions) (door, error) {
 	project := c.cachedProject(ctx)
 	blocked := strings.EqualFold(s.Metadata[blockProjectKeys], "true")
 	if usesOSLogin(s.Metadata, project) {
 		d, err := c.osLoginDoor(ctx, login, publicKey, o)
-		d.Blocked = blocked
+		d.blocked = blocked
 		return d, err
 	}
 	entry, err := KeyEntry(login, publicKey)
 	if err != nil {
-		return Door{}, err
+		return door{}, err
 	}
-	d := Door{Login: login, Blocked: blocked, Place: "metadata of the slice"}
+	d := door{Door: provision.Door{Login: login, Place: "metadata of the slice"}, blocked: blocked}
 	node := &tpuapi.Node{Name: s.Name, Metadata: s.Metadata}
 	d.Open = c.letsIn(node, project, entry)
 	if d.Open && !hasEntry(s.Metadata[sshKeys], entry, c.now()) {
@@ -41,22 +47,22 @@ func (c *access) Door(ctx context.Context, s tpu.Slice, login, publicKey string,
 	return d, nil
 }
 
-func (c *access) osLoginDoor(ctx context.Context, login, publicKey string, o OSLoginOptions) (Door, error) {
-	d := Door{OSLogin: true, Account: o.Account}
-	if d.Account == "" {
+func (c *access) osLoginDoor(ctx context.Context, login, publicKey string, o OSLoginOptions) (door, error) {
+	d, account := door{osLogin: true}, o.Account
+	if account == "" {
 		var err error
-		if d.Account, err = c.gcp.Email(ctx); err != nil {
+		if account, err = c.gcp.Email(ctx); err != nil {
 			return d, &OSLoginError{Err: err}
 		}
 	}
-	d.Place = "OS Login profile of " + d.Account
+	d.Place = "OS Login profile of " + account
 	svc, err := c.osLoginService(ctx)
 	if err != nil {
 		return d, err
 	}
-	profile, err := c.loginProfile(ctx, svc, d.Account)
+	profile, err := c.loginProfile(ctx, svc, account)
 	if err != nil {
-		return d, &OSLoginError{Account: d.Account, Err: err}
+		return d, &OSLoginError{Account: account, Err: err}
 	}
 	if len(profile.PosixAccounts) > 0 {
 		d.Login = chooseLogin(profile, login)

@@ -4,20 +4,38 @@ import (
 	"errors"
 	"fmt"
 	"strings"
-	"time"
 
-	"multihost/internal/event"
 	"multihost/internal/fault"
 	"multihost/internal/gcp"
-	"multihost/internal/tpu"
+	"multihost/internal/provision"
 )
 
 // ErrNoGuestAttributes says that the API does not give a worker's host keys: guest
 // attributes are switched off, not written yet, or this account may not read them.
-var ErrNoGuestAttributes = fault.New(fault.Unavailable, "no host keys in guest attributes")
+var ErrNoGuestAttributes = provision.ErrNoHostKeys
 
 // NotFound is the state of a StateError for a resource that does not exist.
-const NotFound = "NOT_FOUND"
+const NotFound = provision.NotFound
+
+// Errors that every provider of slices has.
+type (
+	ConflictError = provision.ConflictError
+	StateError    = provision.StateError
+	DeadlineError = provision.DeadlineError
+)
+
+// Missing returns the error for a queued resource that does not exist.
+func Missing(id string) error {
+	return &StateError{Commands: commands(id), ID: id, Life: provision.Absent, State: NotFound}
+}
+
+// starved reports whether the API's text of a failure gives capacity or quota as the
+// reason.
+func starved(failure string) bool {
+	class := gcp.ClassOf(&gcp.OperationError{Code: 8, Message: failure}) // RESOURCE_EXHAUSTED, if it is one
+	lower := strings.ToLower(failure)
+	return (class == gcp.Capacity || class == gcp.Quota) && (strings.Contains(lower, "capacity") || strings.Contains(lower, "quota"))
+}
 
 // An InvalidError lists everything that is wrong with a Request.
 type InvalidError struct {
@@ -76,27 +94,6 @@ func (e *InvalidError) Hint() string {
 		}
 	}
 	return ""
-}
-
-// A ConflictError says that a queued resource of the requested name exists but
-// differs from the request. Create did not touch it.
-type ConflictError struct {
-	ID          string
-	Owner       string   // as Resource.Owner returns it: "run r1 of ada"
-	Differences []string // each "field: it has X, asked is Y"
-}
-
-func (e *ConflictError) Error() string {
-	return fmt.Sprintf("create queued resource %q: it exists and belongs to %s: %s",
-		e.ID, e.Owner, strings.Join(e.Differences, "; "))
-}
-
-// Fault returns fault.Unavailable.
-func (e *ConflictError) Fault() fault.Kind { return fault.Unavailable }
-
-// Hint returns the command to type.
-func (e *ConflictError) Hint() string {
-	return fmt.Sprintf("choose another name, or look at it with: multihost qr show %s", e.ID)
 }
 
 // A TakenError says that a slice of a request has the name of a slice that exists.
@@ -270,138 +267,3 @@ func (e *LeftoverError) Fault() fault.Kind { return fault.Unavailable }
 func (e *LeftoverError) Hint() string {
 	return "gcloud compute tpus tpu-vm delete " + e.Slices[0] + " --zone=" + e.zone
 }
-
-// A StateError says that a queued resource is in a state in which it does not become
-// ready by itself.
-type StateError struct {
-	ID        string
-	State     string // FAILED, SUSPENDED, SUSPENDING, DELETING or NotFound
-	Initiator string // USER, SERVICE or empty
-	Detail    string // the API's own text, or empty
-	Diagnosis string // the probable reason of FAILED, or empty
-
-	command string // what to type
-	again   string // what to type after the resource is deleted, or empty
-}
-
-// NoCapacity reports whether the service gave capacity or quota as the reason.
-func (e *StateError) NoCapacity() bool {
-	class := gcp.ClassOf(&gcp.OperationError{Code: 8, Message: e.Detail}) // RESOURCE_EXHAUSTED, if it is one
-	lower := strings.ToLower(e.Detail)
-	return (class == gcp.Capacity || class == gcp.Quota) && (strings.Contains(lower, "capacity") || strings.Contains(lower, "quota"))
-}
-
-func (e *StateError) Error() string {
-	text := fmt.Sprintf("queued resource %q: %s", e.ID, e.meaning())
-	if e.Detail != "" {
-		text += ": " + e.Detail
-	}
-	if e.Diagnosis != "" {
-		text += "; " + e.Diagnosis
-	}
-	return text
-}
-
-// Fault returns fault.Temporary without capacity or quota, otherwise fault.Unavailable.
-func (e *StateError) Fault() fault.Kind {
-	if e.NoCapacity() {
-		return fault.Temporary
-	}
-	return fault.Unavailable
-}
-
-func (e *StateError) meaning() string {
-	switch e.State {
-	case NotFound:
-		return "it does not exist (any more)"
-	case "FAILED":
-		return "it FAILED"
-	case "SUSPENDING":
-		return "it is SUSPENDING" + e.by() + ": its slices are being taken away"
-	case "SUSPENDED":
-		return "it is SUSPENDED" + e.by() + ": its slices are gone, and it is not queued again by itself"
-	case "DELETING":
-		return "it is DELETING: somebody deletes it"
-	}
-	return "it is " + e.State
-}
-
-func (e *StateError) by() string {
-	switch e.Initiator {
-	case "SERVICE":
-		return " by Google (preemption or maintenance)"
-	case "USER":
-		return " by a user"
-	}
-	return ""
-}
-
-// Hint returns the command to type.
-func (e *StateError) Hint() string {
-	switch e.State {
-	case NotFound:
-		return "see what exists with: multihost qr list"
-	case "DELETING":
-		return "wait until it is gone with: multihost qr delete " + e.ID
-	}
-	if e.command != "" {
-		return e.command
-	}
-	return fmt.Sprintf("it counts against the quota until it is deleted; type: multihost qr delete %s --force", e.ID)
-}
-
-// HintWhenGone returns the command to type after the resource is deleted, or "".
-func (e *StateError) HintWhenGone() string { return e.again }
-
-// A DeadlineError says that a phase of a wait took longer than its limit. The
-// resource still exists or is still being deleted. State is what the API returned
-// after the limit had passed.
-type DeadlineError struct {
-	ID       string
-	Phase    string // "queue", "provision", "boot", "delete" or "create"
-	Limit    time.Duration
-	State    string // of the API, NotFound, or "" if it could not be read
-	Detail   string // what is missing; in the queue, the probable reason
-	Resource Resource
-	Slices   []tpu.Slice // known slices, ready or not
-	Silent   []string    // names of slices that are READY but whose workers do not all answer
-	Err      error       // why the state could not be read, or nil
-
-	again string // what to type after the resource is deleted, or empty
-}
-
-func (e *DeadlineError) Error() string {
-	text := fmt.Sprintf("wait for queued resource %q: phase %s is not over after %s", e.ID, e.Phase, event.Duration(e.Limit))
-	switch {
-	case e.Err != nil:
-		text += ": its state is unknown"
-	case e.State == NotFound:
-		text += ": it does not exist any more"
-	default:
-		text += ": it is " + e.State
-	}
-	if e.Detail != "" {
-		text += "; " + e.Detail
-	}
-	if e.Err != nil {
-		text += ": " + e.Err.Error()
-	}
-	return text
-}
-
-// Fault returns fault.Temporary.
-func (e *DeadlineError) Fault() fault.Kind { return fault.Temporary }
-
-// Unwrap returns the reason why the state could not be read.
-func (e *DeadlineError) Unwrap() error { return e.Err }
-
-// Hint returns the command to type.
-func (e *DeadlineError) Hint() string {
-	if e.Phase == "delete" {
-		return "it may still be billed; ask again with: multihost qr delete " + e.ID + " --force"
-	}
-	return fmt.Sprintf("it still exists; wait on with: multihost qr wait %s; or remove it with: multihost qr delete %s --force", e.ID, e.ID)
-}
-
-// HintWhenGone returns the command to type after the resource is deleted, or "".
-func (e *DeadlineError) HintWhenGone() string { return e.again }

@@ -35,10 +35,13 @@ const (
 	enableOSLogin    = "enable-oslogin"
 )
 
-// hostKeys reads the host keys of workers, and keeps them.
+// attributeCalls limits the calls for guest attributes that run at once: the API would
+// refuse thousands at once with status 429.
+const attributeCalls = 32
+
+// hostKeys reads the host keys of workers.
 type hostKeys struct {
 	api
-	cache      keyCache
 	attributes *semaphore.Weighted // calls for guest attributes
 }
 
@@ -49,12 +52,7 @@ type hostKeys struct {
 // HostKeys asks for one worker at a time: an answer about several does not say
 // which part belongs to which worker, and a worker without keys would shift the
 // rest. However many callers there are, at most attributeCalls calls run at once.
-// HostKeys does not ask again for an answer that it, or an earlier command, has
-// cached (see CacheHostKeys).
 func (c *hostKeys) HostKeys(ctx context.Context, s tpu.Slice, worker int) (keys []string, hostname string, err error) {
-	if known, ok := c.cache.get(s, worker, c.now()); ok {
-		return known.Keys, known.Hostname, nil
-	}
 	if err := c.attributes.Acquire(ctx, 1); err != nil {
 		return nil, "", context.Cause(ctx)
 	}
@@ -69,9 +67,6 @@ func (c *hostKeys) HostKeys(ctx context.Context, s tpu.Slice, worker int) (keys 
 	})
 	if err == nil && len(keys) == 0 {
 		err = fmt.Errorf("read host keys of worker %d of slice %q: %w", worker, s.Name, ErrNoGuestAttributes)
-	}
-	if err == nil {
-		c.cache.put(s, worker, knownKeys{Created: s.Created, Asked: c.now(), Hostname: hostname, Keys: keys})
 	}
 	return keys, hostname, err
 }
@@ -343,15 +338,6 @@ type projectMetadata struct {
 	osLogin string
 	account string // default service account of VMs; "": not known
 }
-
-// DefaultServiceAccount returns the service account of VMs whose request names none; ""
-// if the project cannot be read.
-func (c *Client) DefaultServiceAccount(ctx context.Context) string {
-	return c.cachedProject(ctx).account
-}
-
-// Policy returns the bindings of the project's own policy.
-func (c *Client) Policy(ctx context.Context) ([]gcp.Binding, error) { return c.gcp.Policy(ctx) }
 
 // cachedProject reads the project's metadata once, even when many slices ask at the
 // same time. If the read fails, it returns empty metadata. An old or missing answer

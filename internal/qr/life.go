@@ -1,8 +1,6 @@
 package qr
 
 import (
-	"fmt"
-
 	"multihost/internal/provision"
 	"multihost/internal/tpu"
 )
@@ -14,7 +12,7 @@ func LifeOf(state string) provision.Life {
 	switch state {
 	case NotFound:
 		return provision.Absent
-	case "WAITING_FOR_RESOURCES":
+	case "ACCEPTED", "WAITING_FOR_RESOURCES":
 		return provision.Waiting
 	case "PROVISIONING":
 		return provision.Provisioning
@@ -29,59 +27,32 @@ func LifeOf(state string) provision.Life {
 	case "DELETING":
 		return provision.Deleting
 	}
-	return provision.Requested // CREATING, ACCEPTED
+	return provision.Requested // CREATING
 }
 
 // kind is what messages call a queued resource.
 const kind = "queued resource"
 
-// Gone is the sight of a queued resource that existed and is not found any more.
-func Gone() provision.Sight {
-	return provision.Sight{Kind: kind, Life: provision.Absent, Word: NotFound, Existed: true}
-}
-
-// Sight puts together what the API says of r and what reach says of its slices, by
-// name. A nil reach has tried none.
-func (r Resource) Sight(reach func(slice string) provision.Reach) provision.Sight {
-	s := provision.Sight{
-		Kind: kind, Life: LifeOf(r.State), Word: r.State, Detail: r.Failure, Existed: true,
-		ByUser: r.StateInitiator == "USER", Reclaimable: r.Tier.preemptible() || r.Tier == FlexStart,
-	}
-	for _, name := range r.Nodes {
-		var have SliceState // none that the API does not list
-		for _, slice := range r.Slices {
-			if slice.Name == name {
-				have = slice
-			}
-		}
-		seen := SliceSight(name, have.State, have.Health)
-		if reach != nil {
-			seen.Reach = reach(name)
-		}
-		s.Slices = append(s.Slices, seen)
-	}
-	return s
-}
-
-// SliceSight describes a slice by the API's words for its state and its health. An
-// empty state means that the API does not list the slice. Its Reach is Untried.
-func SliceSight(name, state, health string) provision.SliceSight {
-	s := provision.SliceSight{Name: name, Loss: provision.Infrastructure, State: fmt.Sprintf("slice %s is %s", name, state)}
+// conditionOf returns the condition of a slice from the API's words for its state and its
+// health. An empty state means that the API does not list the slice.
+func conditionOf(state, health string) tpu.Condition {
 	switch state {
-	case "":
-		s.State = fmt.Sprintf("slice %s is gone", name)
-	case "PREEMPTED", "TERMINATED": // the queued resource follows: SUSPENDING
-		s.Loss = provision.Preempted
 	case "READY":
-		s.Up = true
-		if health == "UNHEALTHY_MAINTENANCE" {
-			s.Loss = provision.Maintenance
-		} else if tpu.Healthy(health) {
-			s.Loss = provision.NoLoss
+		switch health {
+		case "", "HEALTHY", "HEALTH_UNSPECIFIED":
+			return tpu.Usable
+		case "UNHEALTHY_MAINTENANCE":
+			return tpu.Serviced
 		}
-		if s.Loss != provision.NoLoss {
-			s.State += " and its health is " + health
-		}
+		return tpu.Ill
+	case "CREATING":
+		return tpu.Making
+	case "PREEMPTED", "TERMINATED": // the queued resource follows: SUSPENDING
+		return tpu.Taken
+	case "STOPPED", "STOPPING": // the API starts only slices of one host again
+		return tpu.Halted
+	case "DELETING":
+		return tpu.Leaving
 	}
-	return s // STOPPED is a loss, too: the API starts only slices of one host again
+	return tpu.Unclear // RESTARTING, REPAIRING and others
 }

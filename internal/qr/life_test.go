@@ -30,7 +30,7 @@ func four(state, slice, health string) qr.Resource {
 // sees returns what is seen of r when all its workers answer but those of the third
 // slice, which show reach.
 func sees(r qr.Resource, reach provision.Reach) provision.Sight {
-	return r.Sight(func(slice string) provision.Reach {
+	return r.Neutral().Sight(func(slice string) provision.Reach {
 		if slice == "t-2" {
 			return reach
 		}
@@ -43,9 +43,9 @@ func TestDecide(t *testing.T) {
 	active := func(slice, health string, reach provision.Reach) provision.Sight {
 		return sees(four("ACTIVE", slice, health), reach)
 	}
-	only := func(state string) provision.Sight { return qr.Resource{State: state}.Sight(nil) }
+	only := func(state string) provision.Sight { return qr.Resource{State: state}.Neutral().Sight(nil) }
 	suspended := func(state, initiator string, tier qr.Tier) provision.Sight {
-		return qr.Resource{State: state, StateInitiator: initiator, Tier: tier}.Sight(nil)
+		return qr.Resource{State: state, StateInitiator: initiator, Tier: tier}.Neutral().Sight(nil)
 	}
 	overdue := func(s provision.Sight) provision.Sight { s.Overdue = true; return s }
 	again := func(s provision.Sight) provision.Sight { s.Resets++; return s }
@@ -56,22 +56,22 @@ func TestDecide(t *testing.T) {
 		loss  provision.Loss
 		why   string
 	}{
-		{"an admin deleted it", qr.Gone(), provision.StepGiveUp, provision.Removed, "the queued resource was deleted by somebody else"},
+		{"an admin deleted it", provision.Absence("queued resource"), provision.StepGiveUp, provision.Removed, "the queued resource was deleted by somebody else"},
 		{"an admin deletes it", only("DELETING"), provision.StepWait, provision.Removed, "the queued resource is DELETING"},
 		{"just asked for", only("CREATING"), provision.StepWait, provision.NoLoss, ""},
 		{"accepted", only("ACCEPTED"), provision.StepWait, provision.NoLoss, ""},
 		{"no capacity for hours", only("WAITING_FOR_RESOURCES"), provision.StepWait, provision.NoLoss, ""},
 		{"no capacity within the limit", overdue(only("WAITING_FOR_RESOURCES")), provision.StepGiveUp, provision.Infrastructure, "the queued resource is WAITING_FOR_RESOURCES for too long"},
 		{"a word that is new to us", only("PONDERING"), provision.StepWait, provision.NoLoss, ""},
-		{"VMs are being made", four("PROVISIONING", "CREATING", "").Sight(nil), provision.StepWait, provision.NoLoss, ""},
-		{"VMs are made for too long", overdue(four("PROVISIONING", "CREATING", "").Sight(nil)), provision.StepRecreate, provision.Infrastructure, "the queued resource is PROVISIONING for too long"},
-		{"one is preempted while the others are made", four("PROVISIONING", "PREEMPTED", "").Sight(nil), provision.StepWait, provision.Preempted, "slice t-2 is PREEMPTED"},
-		{"failed", qr.Resource{State: "FAILED", Failure: "an internal error has occurred"}.Sight(nil), provision.StepRecreate, provision.Infrastructure, "the queued resource FAILED: an internal error has occurred"},
+		{"VMs are being made", four("PROVISIONING", "CREATING", "").Neutral().Sight(nil), provision.StepWait, provision.NoLoss, ""},
+		{"VMs are made for too long", overdue(four("PROVISIONING", "CREATING", "").Neutral().Sight(nil)), provision.StepRecreate, provision.Infrastructure, "the queued resource is PROVISIONING for too long"},
+		{"one is preempted while the others are made", four("PROVISIONING", "PREEMPTED", "").Neutral().Sight(nil), provision.StepWait, provision.Preempted, "slice t-2 is PREEMPTED"},
+		{"failed", qr.Resource{State: "FAILED", Failure: "an internal error has occurred"}.Neutral().Sight(nil), provision.StepRecreate, provision.Infrastructure, "the queued resource FAILED: an internal error has occurred"},
 		{"spot slices are being taken", suspended("SUSPENDING", "SERVICE", qr.Spot), provision.StepWait, provision.Preempted, "the queued resource is SUSPENDING"},
 		{"spot slices are taken", suspended("SUSPENDED", "SERVICE", qr.Spot), provision.StepRecreate, provision.Preempted, "the queued resource is SUSPENDED"},
 		{"flex-start slices are taken", suspended("SUSPENDED", "SERVICE", qr.FlexStart), provision.StepRecreate, provision.Preempted, "the queued resource is SUSPENDED"},
 		{"on-demand slices are taken for maintenance", suspended("SUSPENDED", "SERVICE", qr.OnDemand), provision.StepRecreate, provision.Maintenance, "the queued resource is SUSPENDED"},
-		{"one of four on-demand slices shows why", four("SUSPENDED", "PREEMPTED", "").Sight(nil), provision.StepRecreate, provision.Preempted, "slice t-2 is PREEMPTED"},
+		{"one of four on-demand slices shows why", four("SUSPENDED", "PREEMPTED", "").Neutral().Sight(nil), provision.StepRecreate, provision.Preempted, "slice t-2 is PREEMPTED"},
 		{"a user is taking the slices", suspended("SUSPENDING", "USER", qr.Spot), provision.StepWait, provision.Removed, "a user took the slices of the queued resource"},
 		{"a user took the slices", suspended("SUSPENDED", "USER", qr.Spot), provision.StepGiveUp, provision.Removed, "a user took the slices of the queued resource"},
 
@@ -147,7 +147,7 @@ func TestResetRebootsAndReports(t *testing.T) {
 
 func TestSightNamesSlicesThatAreNotListed(t *testing.T) {
 	r := qr.Resource{State: "ACTIVE", Nodes: []string{"t-0", "t-1"}, Slices: []qr.SliceState{{Name: "t-1", State: "READY", Health: "HEALTHY"}}}
-	got := r.Sight(func(string) provision.Reach { return provision.Silent })
+	got := r.Neutral().Sight(func(string) provision.Reach { return provision.Silent })
 	want := []provision.SliceSight{
 		{Name: "t-0", State: "slice t-0 is gone", Loss: provision.Infrastructure, Reach: provision.Silent},
 		{Name: "t-1", State: "slice t-1 is READY", Up: true, Reach: provision.Silent},

@@ -9,23 +9,24 @@ import (
 	"strings"
 	"time"
 
+	"multihost/internal/provision"
 	"multihost/internal/tpu"
 
 	tpuapi "google.golang.org/api/tpu/v2alpha1"
 )
 
 // A Tier is the kind of capacity that a request asks for.
-type Tier string
+type Tier = provision.Tier
 
 // The tiers. The empty Tier is OnDemand.
 const (
-	OnDemand         Tier = "on-demand"
-	Spot             Tier = "spot"
-	BestEffort       Tier = "best-effort"
-	Guaranteed       Tier = "guaranteed"
-	Reserved         Tier = "reserved"
-	ReservationBound Tier = "reservation-bound"
-	FlexStart        Tier = "flex-start"
+	OnDemand         = provision.OnDemand
+	Spot             = provision.Spot
+	BestEffort       = provision.BestEffort
+	Guaranteed       = provision.Guaranteed
+	Reserved         = provision.Reserved
+	ReservationBound = provision.ReservationBound
+	FlexStart        = provision.FlexStart
 )
 
 // MaxFlexStart is the longest run that the flex-start tier gives.
@@ -120,11 +121,7 @@ func ParseBootDisk(s string) (BootDisk, error) {
 }
 
 // An Interface is one of several network interfaces of a worker.
-type Interface struct {
-	Network     string
-	Subnetwork  string
-	ExternalIPs bool
-}
+type Interface = provision.Interface
 
 // ParseInterface parses "network=N,subnetwork=S,external-ips=true|false", as gcloud
 // does.
@@ -225,29 +222,21 @@ type Request struct {
 	Autocheckpoint bool
 }
 
-// Mark adds the labels of OwnerLabels to the request.
+// Mark adds the labels of provision.OwnerLabels to the request.
 func (r *Request) Mark(run, user string) {
 	labels := maps.Clone(r.Labels)
 	if labels == nil {
 		labels = map[string]string{}
 	}
-	maps.Copy(labels, OwnerLabels(run, user))
+	maps.Copy(labels, provision.OwnerLabels(run, user))
 	r.Labels = labels
 }
 
 // MarkJob adds the label that says that the job of this run makes and deletes the
 // resource.
 func (r *Request) MarkJob(run string) {
-	labels := maps.Clone(r.Labels)
-	if labels == nil {
-		labels = map[string]string{}
-	}
-	labels[LabelJob] = LabelValue(run)
-	r.Labels = labels
+	r.Labels = provision.JobLabels(r.Labels, run)
 }
-
-// RunLabel returns the run's label, which Mark set.
-func (r Request) RunLabel() (key, value string) { return LabelRun, r.Labels[LabelRun] }
 
 // NodeNames returns the names of the slices that the request makes.
 func (r Request) NodeNames() []string {

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"multihost/internal/provision"
 	"multihost/internal/qr"
 	"multihost/internal/tpu"
 
@@ -215,7 +216,7 @@ func TestLabelValueIsAlwaysLegal(t *testing.T) {
 		strings.Repeat("X", 70):    strings.Repeat("x", 63),
 		"":                         "",
 	} {
-		if got := qr.LabelValue(in); got != want {
+		if got := provision.LabelValue(in); got != want {
 			t.Errorf("LabelValue(%q) = %q, want %q", in, got, want)
 		}
 	}

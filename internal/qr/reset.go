@@ -7,6 +7,7 @@ import (
 
 	"multihost/internal/event"
 	"multihost/internal/gcp"
+	"multihost/internal/provider"
 
 	tpuapi "google.golang.org/api/tpu/v2alpha1"
 )
@@ -67,7 +68,7 @@ func (c api) awaitReset(ctx context.Context, svc *tpuapi.Service, op *tpuapi.Ope
 			}
 			return err
 		})
-		if err != nil && !survivable(err) {
+		if err != nil && !provider.Survivable(err) {
 			return false, err
 		}
 		return false, nil

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"multihost/internal/event"
+	"multihost/internal/provision"
 )
 
 // Table returns a table of queued resources for people. An empty list gives an empty
@@ -26,7 +27,7 @@ func Table(list []Resource, now time.Time) string {
 // shortOwner returns the user's name for a table, else the run's name. It is "-" if
 // no label has either.
 func (r Resource) shortOwner() string {
-	if r.Labels[LabelTool] != toolName {
+	if r.Labels[LabelTool] != provision.ToolName {
 		return "-"
 	}
 	return firstOf(firstOf(r.Labels[LabelUser], r.Labels[LabelRun]), "-")

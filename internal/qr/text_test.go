@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"multihost/internal/provision"
 	"multihost/internal/qr"
 	"multihost/internal/sim"
 )
@@ -15,7 +16,7 @@ func TestTableAndDetail(t *testing.T) {
 	now := time.Date(2026, 5, 1, 12, 0, 0, 0, time.UTC)
 	list := []qr.Resource{
 		{ID: "q7", State: "ACTIVE", Type: "v4-16", RuntimeVersion: "tpu-ubuntu2204-base", Tier: qr.Spot, Network: "mtu9k", NodeCount: 2,
-			Nodes: []string{"t-0", "t-1"}, Labels: qr.OwnerLabels("q7", "ada"), CreateTime: now.Add(-3*time.Hour - 12*time.Minute),
+			Nodes: []string{"t-0", "t-1"}, Labels: provision.OwnerLabels("q7", "ada"), CreateTime: now.Add(-3*time.Hour - 12*time.Minute),
 			Slices: []qr.SliceState{{Name: "t-0", State: "READY", Health: "HEALTHY", Workers: 2, Ready: true}, {Name: "t-1", State: "CREATING"}}},
 		{ID: "a-long-name-of-a-run", State: "FAILED", StateInitiator: "SERVICE", Failure: "no luck (EID: 0x77)", Type: "v5litepod-256", Tier: qr.OnDemand, NodeCount: 1, Nodes: []string{"x"}},
 	}
@@ -86,7 +87,7 @@ func TestWhatStaysIsSaidWithWhatItCosts(t *testing.T) {
 		{qr.Resource{State: "FAILED"}, "state FAILED, and holds quota until it is deleted"},
 		{qr.Resource{State: "SUSPENDED", Slices: slice}, "state SUSPENDED, and holds quota until it is deleted"},
 	} {
-		if got := c.have.Standing(); got != c.want {
+		if got := c.have.Neutral().Standing(); got != c.want {
 			t.Errorf("%s with %d slices: %q, want %q", c.have.State, len(c.have.Slices), got, c.want)
 		}
 	}

@@ -171,12 +171,12 @@ func checkTimes(r Request) (bad []*FlagError) {
 }
 
 func checkNetwork(r Request) (bad []*FlagError) {
-	bad = Interface{Network: r.Network, Subnetwork: r.Subnetwork}.check()
+	bad = checkInterface(Interface{Network: r.Network, Subnetwork: r.Subnetwork})
 	if len(r.Interfaces) > 0 && (r.Network != "" || r.Subnetwork != "" || r.InternalIPs) {
 		bad = append(bad, wrongf("network-config network subnetwork internal-ips", "a list of network interfaces excludes network, subnetwork and internal addresses beside it"))
 	}
 	for _, i := range r.Interfaces {
-		for _, wrong := range i.check() {
+		for _, wrong := range checkInterface(i) {
 			bad = append(bad, &FlagError{[]string{"network-config"}, wrong.Err})
 		}
 	}
@@ -190,7 +190,7 @@ func checkNetwork(r Request) (bad []*FlagError) {
 }
 
 // check checks the names of the network and the subnetwork.
-func (i Interface) check() (bad []*FlagError) {
+func checkInterface(i Interface) (bad []*FlagError) {
 	if i.Network != "" && !networkRE.MatchString(i.Network) {
 		bad = append(bad, wrongf("network", "network %q is neither a network's name nor projects/P/global/networks/NAME", i.Network))
 	}

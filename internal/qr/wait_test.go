@@ -13,6 +13,7 @@ import (
 
 	"multihost/internal/event"
 	"multihost/internal/gcp"
+	"multihost/internal/provision"
 	"multihost/internal/qr"
 	"multihost/internal/sim"
 	"multihost/internal/tpu"
@@ -67,7 +68,7 @@ func TestHappyMultiSlice(t *testing.T) {
 	}
 	var phases []string
 	for _, e := range c.log.Events() {
-		if p, ok := e.(event.Phase); ok && p.Name != qr.PhaseProvision {
+		if p, ok := e.(event.Phase); ok && p.Name != provision.PhaseProvision {
 			phases = append(phases, p.Name+" "+string(p.State))
 		}
 	}
@@ -127,7 +128,14 @@ func TestEveryEndStateHasItsOwnMessageAndHint(t *testing.T) {
 	t.Parallel()
 	seen := map[string]bool{}
 	for _, state := range []string{"FAILED", "SUSPENDING", "SUSPENDED", "DELETING", qr.NotFound} {
-		e := &qr.StateError{ID: "q7", State: state}
+		err := provision.NewStateError(qr.Resource{ID: "q7", State: state}.Neutral())
+		if state == qr.NotFound {
+			err = qr.Missing("q7")
+		}
+		var e *qr.StateError
+		if !errors.As(err, &e) {
+			t.Fatalf("%s: %v", state, err)
+		}
 		if seen[e.Error()] || e.Hint() == "" {
 			t.Errorf("%s: %q, hint %q", state, e.Error(), e.Hint())
 		}
@@ -176,7 +184,7 @@ func TestNeverGetsCapacity(t *testing.T) {
 	const limit = 200 * time.Second // 2 s, in which the diagnosis has to be made
 	_, _, err := c.Wait(t.Context(), "q7", quick(func(o *qr.WaitOptions) { o.QueueLimit, o.AdviceAfter = limit, 5*time.Second }))
 	var late *qr.DeadlineError
-	if !errors.As(err, &late) || late.Phase != qr.PhaseQueue || late.State != "WAITING_FOR_RESOURCES" || late.Limit != limit {
+	if !errors.As(err, &late) || late.Phase != provision.PhaseQueue || late.State != "WAITING_FOR_RESOURCES" || late.Limit != limit {
 		t.Fatalf("got %v", err)
 	}
 	if !strings.Contains(late.Hint(), "multihost qr wait q7") || !strings.Contains(late.Error(), "it is WAITING_FOR_RESOURCES; 1 FAILED or SUSPENDED ones exist (dead)") {
@@ -189,7 +197,7 @@ func TestNeverGetsCapacity(t *testing.T) {
 		t.Errorf("it was touched: %+v, %v", res, err)
 	}
 	for _, e := range c.log.Events() {
-		if p, ok := e.(event.Progress); ok && (p.Phase != qr.PhaseQueue || p.Limit != limit || p.Total != 2) {
+		if p, ok := e.(event.Progress); ok && (p.Phase != provision.PhaseQueue || p.Limit != limit || p.Total != 2) {
 			t.Errorf("progress %+v", p)
 		}
 	}
@@ -216,7 +224,7 @@ func TestCapacityComesWithTheLimit(t *testing.T) {
 		o.ProvisionLimit, o.BootLimit = 10*time.Second, 10*time.Second
 	}))
 	var late *qr.DeadlineError
-	if errors.As(err, &late) && late.Phase == qr.PhaseQueue {
+	if errors.As(err, &late) && late.Phase == provision.PhaseQueue {
 		t.Errorf("got %v", err)
 	}
 }
@@ -235,7 +243,7 @@ func TestWorkersNeverAnswer(t *testing.T) {
 		}
 	}))
 	var late *qr.DeadlineError
-	if !errors.As(err, &late) || late.Phase != qr.PhaseBoot || late.State != "ACTIVE" || len(list) != 2 {
+	if !errors.As(err, &late) || late.Phase != provision.PhaseBoot || late.State != "ACTIVE" || len(list) != 2 {
 		t.Fatalf("got %v", err)
 	}
 	if !strings.Contains(late.Detail, "t-1: READY, but not all workers answer") || strings.Contains(late.Detail, "t-0") {
@@ -268,7 +276,7 @@ func TestPreemptedWhileBooting(t *testing.T) {
 		}
 	}))
 	var state *qr.StateError
-	if !errors.As(err, &state) || !strings.HasPrefix(state.State, "SUSPEND") || state.Initiator != "SERVICE" {
+	if !errors.As(err, &state) || !strings.HasPrefix(state.State, "SUSPEND") || !strings.HasPrefix(state.By, "Google") {
 		t.Errorf("got %v", err)
 	}
 }

@@ -69,7 +69,7 @@ func (p *tap) clients() (*network.Client, *qr.Client) {
 		Project: sim.DefaultProject, Zone: sim.DefaultZone, DisableAuth: true,
 		TPUEndpoint: p.URL + "/", ComputeEndpoint: p.URL + "/compute/v1/", Clock: testkit.NewFastClock(),
 	})
-	return network.New(g), qr.New(g)
+	return network.New(g, qr.LifeOf), qr.New(g)
 }
 
 // What our clients send and what the simulator answers, from the first network

@@ -66,7 +66,13 @@ func TestImportRules(t *testing.T) {
 		{"multihost/internal/sim", []string{"cmd/multihost", "internal/sim/...", "internal/testkit/simworker"}, "product code has no simulator branches; tests have workers"},
 		{"multihost/internal/testkit", []string{"internal/testkit/..."}, "test code stays in tests"},
 		{"github.com/chromedp", []string{"internal/testkit/browser"}, "test code stays in tests"},
+		{"multihost/internal/qr", []string{"cmd/multihost", "internal/sim"}, "whoever needs slices asks a provision.Provider"},
 		{"log", []string{"cmd/multihost"}, "logic emits events and prints nothing"},
+	}
+	// What is pure imports the standard library, and of ours what stands here.
+	pure := map[string][]string{
+		"internal/fault": nil, "internal/tpu": {"fault"}, "internal/event": {"fault"}, "internal/help": {"fault"},
+		"internal/provision": {"fault", "tpu", "event"},
 	}
 	apis := []string{"tpuapi", "projectapi", "computeapi", "storageapi"} // of the simulator
 	apart := []string{"network", "qr", "preflight", "codesync", "launch", "lease", "detach", "transfer", "xla", "metrics"}
@@ -79,8 +85,8 @@ func TestImportRules(t *testing.T) {
 					t.Errorf("%s imports %s: %s", name, imp, r.because)
 				}
 			}
-			if slices.Contains([]string{"internal/tpu", "internal/event", "internal/help", "internal/provision", "internal/fault"}, name) && (strings.Contains(imp, ".") || strings.HasPrefix(imp, "multihost/") && imp != "multihost/internal/fault") {
-				t.Errorf("%s imports %s: it is pure: the standard library and fault only", name, imp)
+			if others, is := pure[name]; is && (strings.Contains(imp, ".") || strings.HasPrefix(imp, "multihost/") && !slices.Contains(others, strings.TrimPrefix(imp, "multihost/internal/"))) {
+				t.Errorf("%s imports %s: it is pure: the standard library and %s only", name, imp, strings.Join(others, ", "))
 			}
 			for _, a := range apis {
 				if other, ok := strings.CutPrefix(imp, "multihost/internal/sim/"); ok && name == "internal/sim/"+a && slices.Contains(apis, other) {
@@ -93,6 +99,21 @@ func TestImportRules(t *testing.T) {
 						t.Errorf("%s imports %s: they share through tpu, event, config, gcp and remote", name, imp)
 					}
 				}
+			}
+		}
+	}
+}
+
+// TestOnlyTheQRCommandsKnowQueuedResources: of the commands, only those about queued
+// resources, and the place that makes the provider of all others, import package qr.
+func TestOnlyTheQRCommandsKnowQueuedResources(t *testing.T) {
+	for _, p := range packages(t) {
+		if p.ImportPath != "multihost/cmd/multihost" {
+			continue
+		}
+		for _, file := range p.GoFiles {
+			if slices.Contains(readLines(t, p.Dir+"/"+file), `	"multihost/internal/qr"`) && file != "qr.go" && file != "session.go" {
+				t.Errorf("%s imports qr: use provision", file)
 			}
 		}
 	}

@@ -33,8 +33,9 @@ type Slice struct {
 
 	Type           string // accelerator type: "v5litepod-16"
 	RuntimeVersion string
-	State          string // READY, CREATING, PREEMPTED, …
-	Health         string // HEALTHY, … or empty
+	Condition      Condition
+	State          string // the provider's word for Condition: READY, CREATING, PREEMPTED, …
+	Health         string // the provider's word: HEALTHY, … or empty
 	HealthDetail   string
 	QueuedResource string   // id of the queued resource that made it, or empty
 	MultiSlice     bool     // made by one multi-node queued resource: has MEGASCALE metadata
@@ -45,6 +46,26 @@ type Slice struct {
 
 	Workers []Worker // in networkEndpoints order; empty while the slice is being made
 }
+
+// A Condition is what can be done with a slice. Whoever lists slices translates its own
+// words into a Condition; nobody else reads them.
+type Condition string
+
+// The conditions.
+const (
+	Unclear  Condition = ""           // a word that is not known, or none
+	Making   Condition = "being made" // no command can run there yet
+	Usable   Condition = "usable"     // its VMs run and are healthy
+	Ill      Condition = "ill"        // its VMs run, and some part is broken
+	Serviced Condition = "in service" // its VMs run, and the provider repairs the machines
+	Halted   Condition = "halted"     // its VMs are stopped, or about to be
+	Taken    Condition = "taken"      // the provider took it away
+	Leaving  Condition = "being deleted"
+)
+
+// Over reports whether nothing can run there any more. Its VMs do not start again by
+// themselves.
+func (c Condition) Over() bool { return c == Taken || c == Leaving || c == Halted }
 
 // A Worker is one VM of a slice.
 type Worker struct {
@@ -57,13 +78,13 @@ type Worker struct {
 	Port  int
 }
 
-// Ready reports whether the slice is ready for a run: state READY, healthy, workers
-// known. If it is not, why gives the reason.
+// Ready reports whether the slice is ready for a run: its VMs run, it is healthy, its
+// workers are known. If it is not, why gives the reason.
 func (s Slice) Ready() (ok bool, why string) {
 	switch {
-	case s.State != "READY":
+	case s.Condition != Usable && s.Condition != Ill && s.Condition != Serviced:
 		return false, "state " + s.State
-	case !Healthy(s.Health):
+	case s.Condition != Usable:
 		why = "health " + s.Health
 		if s.HealthDetail != "" {
 			why += ": " + s.HealthDetail
@@ -73,12 +94,6 @@ func (s Slice) Ready() (ok bool, why string) {
 		return false, "no workers yet (no networkEndpoints)"
 	}
 	return true, ""
-}
-
-// Healthy reports whether a slice with this health, in the API's words, can be used. A
-// slice counts as healthy if the API reports nothing.
-func Healthy(health string) bool {
-	return health == "" || health == "HEALTHY" || health == "HEALTH_UNSPECIFIED"
 }
 
 // ParseWorkerID parses a worker in the form that String returns.

@@ -114,14 +114,14 @@ func TestFoldWritesWorkersShort(t *testing.T) {
 }
 
 func node(name, typ, qr string) tpu.Slice {
-	return tpu.Slice{Name: name, Type: typ, State: "READY", Health: "HEALTHY", QueuedResource: qr, MultiSlice: qr != "", Workers: make([]tpu.Worker, 4)}
+	return tpu.Slice{Name: name, Type: typ, Condition: tpu.Usable, State: "READY", Health: "HEALTHY", QueuedResource: qr, MultiSlice: qr != "", Workers: make([]tpu.Worker, 4)}
 }
 
 func TestSelect(t *testing.T) {
 	creating := node("t-1", "v4-32", "q")
-	creating.State, creating.Workers = "CREATING", nil
+	creating.Condition, creating.State, creating.Workers = tpu.Making, "CREATING", nil
 	sick := node("t-1", "v4-32", "q")
-	sick.Health = "UNHEALTHY_MAINTENANCE"
+	sick.Condition, sick.Health = tpu.Serviced, "UNHEALTHY_MAINTENANCE"
 	small := node("t-1", "v4-32", "q")
 	small.Workers = small.Workers[:2]
 	for _, row := range []struct {

@@ -1,6 +1,9 @@
-package qr
+// Package provider does what every provider of slices needs and none does itself: it waits
+// for slices, and keeps the host keys that a provider has told. It knows no cloud.
+package provider
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -10,16 +13,10 @@ import (
 
 	"multihost/internal/event"
 	"multihost/internal/gcp"
+	"multihost/internal/provision"
 	"multihost/internal/tpu"
 
 	"golang.org/x/sync/errgroup"
-)
-
-// The phases of a wait, as they are named in events and in DeadlineError.
-const (
-	PhaseQueue     = "queue"     // CREATING, ACCEPTED, WAITING_FOR_RESOURCES
-	PhaseProvision = "provision" // PROVISIONING
-	PhaseBoot      = "boot"      // ACTIVE, until every slice is READY and answers
 )
 
 // The default limits of the phases. Waiting for capacity takes minutes to days;
@@ -49,11 +46,14 @@ type WaitOptions struct {
 	// nil: READY is enough.
 	Probe func(ctx context.Context, s tpu.Slice) error
 	// Poll is the pause between reads, which starts anew at each change of
-	// state. The zero value means 250 ms growing to 15 s.
+	// state. The zero value means that of PollDefaults.
 	Poll gcp.Backoff
 	// AdviceAfter is how long a phase lasts before Wait reports the probable
 	// reason. 0: 3 minutes.
 	AdviceAfter time.Duration
+
+	Clock gcp.Clock  // nil: the system's
+	Sink  event.Sink // of the phases, states and notes; nil: they are dropped
 }
 
 func (o WaitOptions) withDefaults() WaitOptions {
@@ -66,11 +66,18 @@ func (o WaitOptions) withDefaults() WaitOptions {
 	if o.AdviceAfter == 0 {
 		o.AdviceAfter = defaultAdvice
 	}
-	o.Poll = pollDefaults(o.Poll)
+	o.Poll = PollDefaults(o.Poll)
+	if o.Clock == nil {
+		o.Clock = gcp.SystemClock
+	}
+	if o.Sink == nil {
+		o.Sink = event.Discard
+	}
 	return o
 }
 
-func pollDefaults(b gcp.Backoff) gcp.Backoff {
+// PollDefaults fills in a pause that begins with 250 ms and grows to 15 s.
+func PollDefaults(b gcp.Backoff) gcp.Backoff {
 	if b.First <= 0 {
 		b.First = 250 * time.Millisecond
 	}
@@ -85,46 +92,61 @@ func pollDefaults(b gcp.Backoff) gcp.Backoff {
 
 func (o WaitOptions) limit(phase string) time.Duration {
 	switch phase {
-	case PhaseProvision:
+	case provision.PhaseProvision:
 		return o.ProvisionLimit
-	case PhaseBoot:
+	case provision.PhaseBoot:
 		return o.BootLimit
+	case provision.PhaseRecover: // giving up would throw away capacity that the provider keeps
+		return NoLimit
 	}
 	return o.QueueLimit
 }
 
-// Wait waits until every slice of the queued resource is ready: READY, healthy,
-// with its workers known and answering opts.Probe. It returns the slices in
-// the order of the numbers in their names, with Index set.
+// Wait waits until every slice of a resource of p is ready: usable, with its workers
+// known and answering opts.Probe. It returns the slices in the order of their names in
+// the resource, with Index set.
 //
-// Wait returns a *StateError at once when the resource is FAILED, SUSPENDING,
-// SUSPENDED, DELETING or does not exist. It returns a *DeadlineError when a phase
-// takes longer than its limit; it deletes nothing. An API that does not answer
-// never ends the wait before the limit. When ctx ends, Wait returns its cause.
-func (c *Client) Wait(ctx context.Context, id string, opts WaitOptions) (Resource, []tpu.Slice, error) {
-	w := &waiter{c: c, id: id, opts: opts.withDefaults(), start: c.now(), probed: map[string]string{}, warned: map[string]bool{}}
-	w.pace = pacer{policy: w.opts.Poll}
-	w.enter(PhaseQueue)
+// Wait returns a *provision.StateError at once when the resource fails, loses its slices,
+// is being deleted or does not exist. It returns a *provision.DeadlineError when a phase
+// takes longer than its limit; it deletes nothing. While the provider itself restarts
+// slices, there is no limit. A provider that does not answer never ends the wait before
+// the limit. When ctx ends, Wait returns its cause.
+func Wait(ctx context.Context, p provision.Provider, id string, opts WaitOptions) (provision.Resource, []tpu.Slice, error) {
+	w := &waiter{p: p, what: p.Undoing(id).Commands, id: id, opts: opts.withDefaults(), probed: map[string]string{}, warned: map[string]bool{}}
+	w.start = w.now()
+	w.pace = Pacer{Policy: w.opts.Poll}
+	w.enter(provision.PhaseQueue)
 	for {
 		done, err := w.step(gcp.Unattended(ctx)) // this loop has limits of its own
 		if err != nil {
 			w.leave(event.Failed, err.Error())
-			return w.res, w.slices, err
+			return w.res, w.res.Slices, err
 		}
 		if done {
-			w.leave(event.Done, fmt.Sprintf("%d/%d slices ready", len(w.slices), w.total()))
-			return w.res, w.slices, nil
+			w.leave(event.Done, fmt.Sprintf("%d/%d slices ready", len(w.res.Slices), w.total()))
+			return w.res, w.res.Slices, nil
 		}
-		if err := c.sleep(ctx, w.pause()); err != nil {
+		if err := sleep(ctx, w.opts.Clock, w.pause()); err != nil {
 			w.leave(event.Failed, "interrupted")
-			return w.res, w.slices, fmt.Errorf("wait for queued resource %q: %w", id, err)
+			return w.res, w.res.Slices, fmt.Errorf("wait for %s %q: %w", w.what.Kind, id, err)
 		}
+	}
+}
+
+// sleep waits for d. When ctx ends first, it returns its cause.
+func sleep(ctx context.Context, clock gcp.Clock, d time.Duration) error {
+	select {
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	case <-clock.After(d):
+		return nil
 	}
 }
 
 // A waiter is one call of Wait.
 type waiter struct {
-	c     *Client
+	p     provision.Provider
+	what  provision.Commands
 	id    string
 	opts  WaitOptions
 	start time.Time
@@ -133,42 +155,52 @@ type waiter struct {
 	phaseStart time.Time
 	advised    bool
 
-	res     Resource // as last read
-	seen    bool     // res has been read at least once
-	lost    error    // why the last read failed, or nil
-	slices  []tpu.Slice
-	missing []string // what is not ready, in words
-	silent  []string // slices that are READY but whose workers do not all answer
+	res     provision.Resource // as last read
+	seen    bool               // res has been read at least once
+	lost    error              // why the last read failed, or nil
+	missing []string           // what is not ready, in words
+	silent  []string           // slices that are READY but whose workers do not all answer
 
 	silentHint string // the first hint among the errors of the silent slices
 
 	probed map[string]string // slice name → UID that answered
 	warned map[string]bool
-	pace   pacer
+	pace   Pacer
 }
+
+func (w *waiter) now() time.Time     { return w.opts.Clock.Now() }
+func (w *waiter) emit(e event.Event) { w.opts.Sink.Emit(e) }
 
 func (w *waiter) total() int { return max(w.res.NodeCount, 1) }
 
 // step reads the state once and acts on it.
 func (w *waiter) step(ctx context.Context) (done bool, err error) {
 	w.lost = nil
-	res, err := w.c.read(ctx, w.id)
-	if err != nil {
+	res, err := w.p.Get(ctx, w.id)
+	if err != nil && res.ID == "" {
 		if err := w.outlive(ctx, err); err != nil {
 			return false, err
 		}
 		return false, w.checkLimit(ctx)
 	}
+	known := w.res.Slices
 	w.observe(res)
-	if err := stateError(res); err != nil {
+	if err := provision.NewStateError(res); err != nil {
 		return false, w.explained(ctx, err)
 	}
-	if res.State == "ACTIVE" || res.State == "PROVISIONING" {
+	switch {
+	case res.Life.Queued():
+	case err != nil:
+		w.res.Slices = known
+		if err := w.outlive(ctx, err); err != nil {
+			return false, err
+		}
+	default:
 		if err := w.look(ctx); err != nil {
 			return false, err
 		}
 	}
-	if res.State == "ACTIVE" && w.lost == nil && len(w.missing) == 0 {
+	if res.Life == provision.Active && w.lost == nil && len(w.missing) == 0 {
 		return true, nil
 	}
 	w.progress()
@@ -176,15 +208,22 @@ func (w *waiter) step(ctx context.Context) (done bool, err error) {
 	return false, w.checkLimit(ctx)
 }
 
-// explained adds the probable reason to the error of a FAILED resource.
+// explained adds the probable reason to the error of a resource that failed.
 func (w *waiter) explained(ctx context.Context, err error) error {
-	var state *StateError
-	if errors.As(err, &state) && state.State == "FAILED" {
-		p := w.c.inquire(ctx, w.res, w.c.now().Sub(w.start))
-		state.Diagnosis, state.command = p.diagnose()
-		state.again = p.repeat()
+	var state *provision.StateError
+	if errors.As(err, &state) && state.Life == provision.Failed {
+		why := w.explain(ctx, w.now().Sub(w.start))
+		state.Diagnosis, state.Command, state.Again = why.Reason, why.Hint, why.Again
 	}
 	return err
+}
+
+// explain asks the provider why the resource does not come up, if it can say so.
+func (w *waiter) explain(ctx context.Context, waited time.Duration) provision.Explanation {
+	if p, ok := provision.As[provision.Explainer](w.p); ok {
+		return p.Explain(ctx, w.res, waited)
+	}
+	return provision.Explanation{}
 }
 
 // outlive decides whether the wait goes on after a failed read; it returns nil if
@@ -193,18 +232,27 @@ func (w *waiter) explained(ctx context.Context, err error) error {
 func (w *waiter) outlive(ctx context.Context, err error) error {
 	switch class := gcp.ClassOf(err); {
 	case ctx.Err() != nil:
-		return fmt.Errorf("wait for queued resource %q: %w", w.id, context.Cause(ctx))
+		return fmt.Errorf("wait for %s %q: %w", w.what.Kind, w.id, context.Cause(ctx))
 	case class == gcp.NotFound:
-		return &StateError{ID: w.id, State: NotFound}
-	case survivable(err):
+		return &provision.StateError{Commands: w.what, ID: w.id, Life: provision.Absent, State: provision.NotFound}
+	case Survivable(err):
 	default:
 		return err
 	}
 	w.lost = err
 	if !gcp.Lapsed(err) && w.once("unreadable") { // the lapsed login was reported already
-		event.Notef(w.c.sink(), event.Warn, gcp.Hint(err), "the state of queued resource %q cannot be read, it is tried further: %v", w.id, err)
+		event.Notef(w.opts.Sink, event.Warn, gcp.Hint(err), "the state of %s %q cannot be read, it is tried further: %v", w.what.Kind, w.id, err)
 	}
 	return nil
+}
+
+// Survivable reports whether a long wait goes on after a read failed with err.
+func Survivable(err error) bool {
+	switch gcp.ClassOf(err) {
+	case gcp.Unavailable, gcp.Timeout:
+		return true
+	}
+	return gcp.Lapsed(err)
 }
 
 // once returns true on its first call for what, and false after that.
@@ -216,29 +264,31 @@ func (w *waiter) once(what string) bool {
 
 // observe stores the resource that was read. It reports a new state, which may
 // begin a phase.
-func (w *waiter) observe(res Resource) {
+func (w *waiter) observe(res provision.Resource) {
 	changed := !w.seen || res.State != w.res.State
 	w.res, w.seen = res, true
 	delete(w.warned, "unreadable")
 	if !changed {
 		return
 	}
-	w.pace.reset()
-	w.c.emit(event.State{Resource: "queued resource", Name: w.id, State: res.State,
-		Detail: describe(res), Elapsed: w.c.now().Sub(w.start)})
-	switch res.State {
-	case "PROVISIONING":
-		w.enter(PhaseProvision)
-	case "ACTIVE":
-		w.enter(PhaseBoot)
-	case "FAILED", "SUSPENDED", "SUSPENDING", "DELETING":
-	default:
-		w.enter(PhaseQueue)
+	w.pace.Reset()
+	w.emit(event.State{Resource: w.what.Kind, Name: w.id, State: res.State,
+		Detail: describe(res), Elapsed: w.now().Sub(w.start)})
+	switch {
+	case res.Life == provision.Provisioning:
+		w.enter(provision.PhaseProvision)
+	case res.Life == provision.Active:
+		w.enter(provision.PhaseBoot)
+	case res.Life == provision.Recovering:
+		w.enter(provision.PhaseRecover)
+		clear(w.probed) // its VMs may be other ones under the same id
+	case res.Life.Queued():
+		w.enter(provision.PhaseQueue)
 	}
 }
 
 // describe returns the failure text, or else the request: "2 x v4-16, spot".
-func describe(r Resource) string {
+func describe(r provision.Resource) string {
 	if r.Failure != "" {
 		return r.Failure
 	}
@@ -252,19 +302,19 @@ func (w *waiter) enter(phase string) {
 	if w.phase != "" {
 		w.leave(event.Done, w.res.State)
 	}
-	w.phase, w.phaseStart, w.advised, w.missing = phase, w.c.now(), false, nil
-	w.c.emit(event.Phase{Name: phase, State: event.Started})
+	w.phase, w.phaseStart, w.advised, w.missing = phase, w.now(), false, nil
+	w.emit(event.Phase{Name: phase, State: event.Started})
 }
 
 func (w *waiter) leave(state event.PhaseState, detail string) {
-	w.c.emit(event.Phase{Name: w.phase, State: state, Detail: detail, Elapsed: w.c.now().Sub(w.phaseStart)})
+	w.emit(event.Phase{Name: w.phase, State: state, Detail: detail, Elapsed: w.now().Sub(w.phaseStart)})
 }
 
 func (w *waiter) limit() time.Duration { return max(w.opts.limit(w.phase), 0) }
 
 func (w *waiter) left() (d time.Duration, limited bool) {
 	limit := w.limit()
-	return limit - w.c.now().Sub(w.phaseStart), limit > 0
+	return limit - w.now().Sub(w.phaseStart), limit > 0
 }
 
 // checkLimit returns a *DeadlineError if the phase has lasted longer than its
@@ -273,17 +323,16 @@ func (w *waiter) checkLimit(ctx context.Context) error {
 	if left, limited := w.left(); !limited || left > 0 {
 		return nil
 	}
-	e := &DeadlineError{ID: w.id, Phase: w.phase, Limit: w.limit(), State: w.res.State,
-		Detail: foldMissing(w.missing), Resource: w.res, Slices: w.slices, Silent: w.silent, Err: w.lost}
+	e := &provision.DeadlineError{Commands: w.what, ID: w.id, Phase: w.phase, Limit: w.limit(), Life: w.res.Life, State: w.res.State,
+		Detail: foldMissing(w.missing), Slices: w.res.Slices, Silent: w.silent, Err: w.lost}
 	switch {
 	case w.lost != nil:
-		e.State = ""
-	case w.phase == PhaseQueue:
-		p := w.c.inquire(ctx, w.res, w.c.now().Sub(w.phaseStart))
-		e.Detail, _ = p.diagnose()
-		e.again = p.repeat()
+		e.Life, e.State = "", ""
+	case w.phase == provision.PhaseQueue:
+		why := w.explain(ctx, w.now().Sub(w.phaseStart))
+		e.Detail, e.Again = why.Reason, why.Again
 	case len(w.silent) > 0:
-		e.again = "examine the way to the workers with: multihost doctor --network=" + firstOf(w.res.Network, "default")
+		e.Again = "examine the way to the workers with: multihost doctor --network=" + cmp.Or(w.res.Network, "default")
 	}
 	return e
 }
@@ -291,7 +340,7 @@ func (w *waiter) checkLimit(ctx context.Context) error {
 // pause returns the time until the next read: the growing pause, cut at the limit
 // of the phase.
 func (w *waiter) pause() time.Duration {
-	d := w.pace.next()
+	d := w.pace.Next()
 	if left, limited := w.left(); limited {
 		d = min(d, max(left, time.Millisecond))
 	}
@@ -300,14 +349,14 @@ func (w *waiter) pause() time.Duration {
 
 func (w *waiter) progress() {
 	p := event.Progress{Phase: w.phase, Total: w.total(), Waiting: w.id, Detail: w.res.State,
-		Elapsed: w.c.now().Sub(w.phaseStart), Limit: w.limit()}
-	if w.phase != PhaseQueue {
+		Elapsed: w.now().Sub(w.phaseStart), Limit: w.limit()}
+	if w.phase != provision.PhaseQueue {
 		p.Done = w.total() - len(w.missing)
 		if len(w.missing) > 0 {
 			p.Waiting, p.Detail = foldMissing(w.missing), w.res.State
 		}
 	}
-	w.c.emit(p)
+	w.emit(p)
 }
 
 // foldMissing joins texts of the form "SLICE: what is missing".
@@ -319,15 +368,11 @@ func foldMissing(missing []string) string {
 	return tpu.FoldTexts(names, texts)
 }
 
-// look reads the slices, probes the ready ones, and notes what is missing.
+// look probes the slices that are ready, and notes what is missing.
 func (w *waiter) look(ctx context.Context) error {
-	nodes, err := w.c.Slices(ctx)
-	if err != nil {
-		return w.outlive(ctx, err)
-	}
-	w.slices, w.silent = slicesOf(w.res, nodes), nil
-	byName := make(map[string]tpu.Slice, len(w.slices))
-	for _, s := range w.slices {
+	w.silent = nil
+	byName := make(map[string]tpu.Slice, len(w.res.Slices))
+	for _, s := range w.res.Slices {
 		byName[s.Name] = s
 	}
 	var missing []string
@@ -349,16 +394,15 @@ func (w *waiter) look(ctx context.Context) error {
 	}
 	// Slices that are READY early are probed too: the user may want to know that
 	// they answer while others are still being created.
-	if texts := w.probe(ctx, unprobed); w.phase == PhaseBoot {
+	if texts := w.probe(ctx, unprobed); w.phase == provision.PhaseBoot {
 		missing = append(missing, texts...)
 	} else {
 		w.silent = nil
 	}
 	if ctx.Err() != nil {
-		return fmt.Errorf("wait for queued resource %q: %w", w.id, context.Cause(ctx))
+		return fmt.Errorf("wait for %s %q: %w", w.what.Kind, w.id, context.Cause(ctx))
 	}
 	w.missing = missing
-	w.res.Slices = statesOf(w.slices)
 	return nil
 }
 
@@ -369,7 +413,7 @@ func (w *waiter) checkWorkers(s tpu.Slice) {
 	if err != nil || len(s.Workers) == t.Workers || !w.once("workers of "+s.Name) {
 		return
 	}
-	event.Notef(w.c.sink(), event.Warn, "", "slice %s has %d workers where %s should have %d", s.Name, len(s.Workers), s.Type, t.Workers)
+	event.Notef(w.opts.Sink, event.Warn, "", "slice %s has %d workers where %s should have %d", s.Name, len(s.Workers), s.Type, t.Workers)
 }
 
 const probeFailed = ": READY, but not all workers answer: "
@@ -384,14 +428,14 @@ func (w *waiter) probe(ctx context.Context, list []tpu.Slice) []string {
 		return nil
 	}
 	round := probeRound
-	if w.phase != PhaseBoot {
+	if w.phase != provision.PhaseBoot {
 		round = earlyRound
 	}
 	if left, limited := w.left(); limited {
 		round = min(round, max(left, time.Millisecond))
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
-	timeUp, timerDone := w.c.gcp.Clock().After(round), make(chan struct{})
+	timeUp, timerDone := w.opts.Clock.After(round), make(chan struct{})
 	go func() { // ends with ctx, which is cancelled below
 		defer close(timerDone)
 		select {
@@ -432,46 +476,51 @@ func (w *waiter) probe(ctx context.Context, list []tpu.Slice) []string {
 // advise reports the probable reason of a long phase, once a phase, after
 // opts.AdviceAfter.
 func (w *waiter) advise(ctx context.Context) {
-	if w.advised || w.c.now().Sub(w.phaseStart) < w.opts.AdviceAfter {
+	if w.advised || w.now().Sub(w.phaseStart) < w.opts.AdviceAfter {
 		return
 	}
 	w.advised = true
 	text, hint := w.diagnosis(ctx)
-	event.Notef(w.c.sink(), event.Info, hint, "%s", text)
+	event.Notef(w.opts.Sink, event.Info, hint, "%s", text)
 }
 
 func (w *waiter) diagnosis(ctx context.Context) (text, hint string) {
-	waited := event.Age(w.c.now().Sub(w.phaseStart))
+	waited := event.Age(w.now().Sub(w.phaseStart))
+	name := fmt.Sprintf("%s %q", w.what.Kind, w.id)
 	switch w.phase {
-	case PhaseProvision:
-		return fmt.Sprintf("queued resource %q got its capacity %s ago, and its VMs are being made: %s",
-			w.id, waited, firstOf(foldMissing(w.missing), "no slice is shown yet")), "multihost qr show " + w.id
-	case PhaseBoot:
-		return fmt.Sprintf("queued resource %q has been ACTIVE for %s, but is not ready: %s", w.id, waited, foldMissing(w.missing)), w.bootHint()
+	case provision.PhaseProvision:
+		return fmt.Sprintf("%s got its capacity %s ago, and its VMs are being made: %s",
+			name, waited, cmp.Or(foldMissing(w.missing), "no slice is shown yet")), w.what.Show
+	case provision.PhaseBoot:
+		return fmt.Sprintf("%s has been %s for %s, but is not ready: %s", name, w.res.State, waited, foldMissing(w.missing)), w.bootHint()
+	case provision.PhaseRecover:
+		return fmt.Sprintf("%s has been %s for %s: it is restarted by itself", name, w.res.State, waited), w.what.Show
 	}
-	reason, hint := w.c.inquire(ctx, w.res, w.c.now().Sub(w.phaseStart)).diagnose()
-	return fmt.Sprintf("queued resource %q has been queued for %s in %s and is %s: %s", w.id, waited, w.c.gcp.Zone(), w.res.State, reason), hint
+	why := w.explain(ctx, w.now().Sub(w.phaseStart))
+	return fmt.Sprintf("%s has been queued for %s in %s and is %s: %s", name, waited, w.res.Zone, w.res.State, cmp.Or(why.Reason, "why is not known")), why.Hint
 }
 
 // bootHint returns the hint of the first silent slice that has one.
 func (w *waiter) bootHint() string {
-	return firstOf(w.silentHint, "see: multihost qr show "+w.id)
+	return cmp.Or(w.silentHint, "see: "+w.what.Show)
 }
 
-// A pacer gives growing pauses. It varies them a little at random, so that many
+// A Pacer gives growing pauses. It varies them a little at random, so that many
 // waiters do not read at the same moment.
-type pacer struct {
-	policy gcp.Backoff
+type Pacer struct {
+	Policy gcp.Backoff
 	last   time.Duration
 }
 
-func (p *pacer) reset() { p.last = 0 }
+// Reset makes the next pause the first one again.
+func (p *Pacer) Reset() { p.last = 0 }
 
-func (p *pacer) next() time.Duration {
+// Next returns the next pause.
+func (p *Pacer) Next() time.Duration {
 	if p.last == 0 {
-		p.last = p.policy.First
+		p.last = p.Policy.First
 	} else {
-		p.last = min(time.Duration(float64(p.last)*p.policy.Factor), p.policy.Max)
+		p.last = min(time.Duration(float64(p.last)*p.Policy.Factor), p.Policy.Max)
 	}
 	return time.Duration(float64(p.last) * (0.85 + 0.3*rand.Float64()))
 }

@@ -1,6 +1,7 @@
-package qr
+package provider
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -11,16 +12,18 @@ import (
 	"sync"
 	"time"
 
+	"multihost/internal/gcp"
+	"multihost/internal/provision"
 	"multihost/internal/tpu"
 )
 
-// A keyCache stores the guest attributes of workers, so that 2048 workers cost 2048
+// A keyCache stores the host keys of workers, so that 2048 workers cost 2048
 // calls once and not for every command.
 //
-// An entry belongs to one worker of one node. The API's id and the creation time
-// identify the node: both differ for a new node under an old name. A VM that is
+// An entry belongs to one worker of one slice. The provider's id and the creation time
+// identify the slice: both differ for a new slice under an old name. A VM that is
 // repaired in place keeps both but may have new keys: a caller that sees a key which
-// is not in the cache calls DoubtHostKeys and asks again. An entry expires after
+// is not in the cache calls DoubtKeys and asks again. An entry expires after
 // keysFor.
 type keyCache struct {
 	path string // "": the cache ends with the process
@@ -34,14 +37,11 @@ type keyCache struct {
 const (
 	keysFor        = 14 * 24 * time.Hour
 	keyCacheFormat = 1
-	// attributeCalls limits the calls for guest attributes that run at once: the
-	// API would refuse thousands at once with status 429.
-	attributeCalls = 32
 )
 
-// knownKeys is one answer of the API.
+// knownKeys is one answer of the provider.
 type knownKeys struct {
-	Created  time.Time `json:"created"` // of the node
+	Created  time.Time `json:"created"` // of the slice
 	Asked    time.Time `json:"asked"`
 	Hostname string    `json:"hostname"`
 	Keys     []string  `json:"keys"`
@@ -49,23 +49,52 @@ type knownKeys struct {
 
 type keyCacheFile struct {
 	Format  int                  `json:"format"`
-	Workers map[string]knownKeys `json:"workers"` // by node id and worker number
+	Workers map[string]knownKeys `json:"workers"` // by the slice's id and the worker's number
 }
 
-// CacheHostKeys makes HostKeys use the file at path as its cache; KeepHostKeys writes
-// it. The file need not exist. One that cannot be read is replaced: the cache only
-// saves calls.
-func (c *hostKeys) CacheHostKeys(path string) { c.cache.path = path }
-
-// DoubtHostKeys removes a worker from the cache because it showed another key. It
-// reports whether HostKeys may now return something else.
-func (c *hostKeys) DoubtHostKeys(s tpu.Slice, worker int) bool {
-	return c.cache.forget(s, worker)
+// Keys is a provider that remembers the host keys which another one has told.
+type Keys struct {
+	provision.Provider
+	clock gcp.Clock
+	cache keyCache
 }
 
-// KeepHostKeys writes the cache of HostKeys to the file for the next command.
-func (c *hostKeys) KeepHostKeys() error {
-	if err := c.cache.save(c.now()); err != nil {
+// KeepKeys returns a provider that asks p only for host keys that the file at path does not
+// have; SaveKeys writes it. The file need not exist. One that cannot be read is replaced: it
+// only saves calls. With path "" the answers are kept until the process ends.
+func KeepKeys(p provision.Provider, clock gcp.Clock, path string) *Keys {
+	return &Keys{Provider: p, clock: clock, cache: keyCache{path: path}}
+}
+
+// Unwrap returns the provider that tells the keys.
+func (k *Keys) Unwrap() provision.Provider { return k.Provider }
+
+// HostKeys returns an earlier answer, or else asks.
+func (k *Keys) HostKeys(ctx context.Context, s tpu.Slice, worker int) (keys []string, hostname string, err error) {
+	if known, ok := k.cache.get(s, worker, k.clock.Now()); ok {
+		return known.Keys, known.Hostname, nil
+	}
+	keys, hostname, err = k.Provider.HostKeys(ctx, s, worker)
+	if err == nil {
+		k.cache.put(s, worker, knownKeys{Created: s.Created, Asked: k.clock.Now(), Hostname: hostname, Keys: keys})
+	}
+	return keys, hostname, err
+}
+
+// DoubtKeys forgets the keys of a worker, because it showed another one. It reports whether
+// the HostKeys of p may now return something else, which they may if p is a *Keys.
+func DoubtKeys(p provision.Provider, s tpu.Slice, worker int) bool {
+	k, ok := provision.As[*Keys](p)
+	return ok && k.cache.forget(s, worker)
+}
+
+// SaveKeys writes the keys to the file for the next command, if p is a *Keys.
+func SaveKeys(p provision.Provider) error {
+	k, ok := provision.As[*Keys](p)
+	if !ok {
+		return nil
+	}
+	if err := k.cache.save(k.clock.Now()); err != nil {
 		return fmt.Errorf("keep host keys: %w", err)
 	}
 	return nil

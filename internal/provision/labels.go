@@ -1,0 +1,83 @@
+package provision
+
+import (
+	"maps"
+	"strings"
+)
+
+// The labels that mark every slice made by this program.
+const (
+	LabelTool = "multihost-tool" // always ToolName
+	LabelRun  = "multihost-run"  // LabelValue of the run's name
+	LabelUser = "multihost-user" // LabelValue of the user's login
+	LabelJob  = "multihost-job"  // LabelValue of the job that deletes it when it ends
+)
+
+// ToolName is the value of LabelTool.
+const ToolName = "multihost"
+
+const maxLabel = 63
+
+// LabelValue returns s as a legal label value: in lower case, with '-' in place of
+// every character but a-z, 0-9, '_' and '-', at most 63 bytes. All labels for runs
+// and users come from LabelValue, so that the labels written and searched for agree.
+func LabelValue(s string) string {
+	out := strings.Map(func(r rune) rune {
+		switch {
+		case r >= 'a' && r <= 'z', r >= '0' && r <= '9', r == '_', r == '-':
+			return r
+		case r >= 'A' && r <= 'Z':
+			return r - 'A' + 'a'
+		}
+		return '-'
+	}, s)
+	if len(out) > maxLabel {
+		out = out[:maxLabel]
+	}
+	return out
+}
+
+// OwnerLabels returns the labels for tool, run and user. An empty run or user gets
+// no label.
+func OwnerLabels(run, user string) map[string]string {
+	labels := map[string]string{LabelTool: ToolName}
+	if run != "" {
+		labels[LabelRun] = LabelValue(run)
+	}
+	if user != "" {
+		labels[LabelUser] = LabelValue(user)
+	}
+	return labels
+}
+
+// JobLabels returns labels with the one that says that the job of this run makes and
+// deletes the resource.
+func JobLabels(labels map[string]string, run string) map[string]string {
+	return with(labels, map[string]string{LabelJob: LabelValue(run)})
+}
+
+// with returns a copy of labels with more.
+func with(labels, more map[string]string) map[string]string {
+	labels = maps.Clone(labels)
+	if labels == nil {
+		labels = map[string]string{}
+	}
+	maps.Copy(labels, more)
+	return labels
+}
+
+// Owner names the owner that the labels of a resource tell, in words.
+func Owner(labels map[string]string) string {
+	run, user := labels[LabelRun], labels[LabelUser]
+	switch {
+	case labels[LabelTool] != ToolName:
+		return "somebody who did not use multihost"
+	case run != "" && user != "":
+		return "run " + run + " of " + user
+	case run != "":
+		return "run " + run
+	case user != "":
+		return user
+	}
+	return "an unknown user of multihost"
+}

@@ -1,0 +1,186 @@
+package provision
+
+import (
+	"context"
+	"path"
+	"time"
+
+	"multihost/internal/fault"
+	"multihost/internal/tpu"
+)
+
+// A Provider makes slices and says what exists. Queued resources (package qr) and fixed
+// hosts (package job) are providers. What only some providers can do is an interface of
+// its own: see [Explainer], [Previewer] and [As].
+//
+// All methods are safe for concurrent use. When ctx ends, they return its cause.
+type Provider interface {
+	// Get returns one resource with its slices. The error is ErrNotFound if there is
+	// none. If only the slices cannot be read, Get returns the resource without them,
+	// and the error.
+	Get(ctx context.Context, id string) (Resource, error)
+
+	// List returns all resources of the place that the provider works in, sorted by ID.
+	List(ctx context.Context) ([]Resource, error)
+
+	// Create requests the slices. It does not wait for them. Create is safe to repeat,
+	// also after an earlier call has made only a part: it makes what is missing and
+	// returns with created false if nothing was. A resource that differs from r is left
+	// alone: the error is a *ConflictError. If created is true, the resource exists, even
+	// if err is not nil.
+	Create(ctx context.Context, r Request) (res Resource, created bool, err error)
+
+	// Restart reboots the VMs of all slices. It returns when that is done; [StepReset]
+	// asks for it. The error is ErrFixed if the provider cannot do it.
+	Restart(ctx context.Context, id string) error
+
+	// Delete deletes all parts of a resource in the right order, and returns when the
+	// last one is gone. A resource that does not exist is no error: deleted is false. A
+	// *DeadlineError says that something is left.
+	Delete(ctx context.Context, id string, o DeleteOptions) (deleted bool, err error)
+
+	// Slices returns all slices of the place, whoever made them.
+	Slices(ctx context.Context) ([]tpu.Slice, error)
+
+	// HostKeys returns the SSH host keys of a worker, in the form of authorized_keys
+	// without a comment, and the name of its VM. The error is ErrNoHostKeys if the
+	// provider does not know them.
+	HostKeys(ctx context.Context, s tpu.Slice, worker int) (keys []string, hostname string, err error)
+
+	// Admit makes sure that the workers of s accept the login's key. It returns the login
+	// to use, and whether it changed anything.
+	Admit(ctx context.Context, s tpu.Slice, l Login) (user string, changed bool, err error)
+
+	// Undoing says how a resource of this name is deleted. It does no I/O.
+	Undoing(id string) Undoing
+}
+
+// DeleteOptions say what may be deleted and how long it may take.
+type DeleteOptions struct {
+	// OnlyRun, if not empty, allows only resources with the label of this run. Delete
+	// leaves any other alone and returns an error.
+	OnlyRun string
+	Limit   time.Duration // 0: the provider's default
+}
+
+// A Login is a user's key, and the name to log in with.
+type Login struct {
+	Name      string
+	PublicKey string // "type base64", with or without a comment
+	Account   string // of the user at the provider; "": that of the credentials
+}
+
+// NotFound is the State of a resource that does not exist.
+const NotFound = "NOT_FOUND"
+
+var (
+	// ErrNotFound says that there is no resource of a name.
+	ErrNotFound = fault.New(fault.Unavailable, "it does not exist")
+
+	// ErrFixed is the answer of a provider whose slices nobody makes, restarts or
+	// deletes.
+	ErrFixed = fault.New(fault.Unavailable, "these machines are neither made nor deleted by multihost")
+
+	// ErrNoHostKeys says that the provider does not give a worker's host keys.
+	ErrNoHostKeys = fault.New(fault.Unavailable, "no host keys in guest attributes")
+)
+
+// An Undoing says how a resource is deleted: by a person, and by its own workers, which
+// delete it when nobody else does. The scripts on the workers know no API: they send what
+// stands here, with the token of their machine.
+type Undoing struct {
+	Commands Commands
+
+	// Look is the address at which a worker reads the resource. Before a worker deletes
+	// anything, it finds the Proof of the run in the answer.
+	Look string
+	// Labels is the path of the labels in the answer, as in Field.
+	Labels string
+	// Going is in the answer when the resource is being deleted already.
+	Going Field
+	// Delete is the address that takes a DELETE for the resource and all its slices.
+	Delete string
+	// Probe is the address of a resource that does not exist. A worker that may delete
+	// gets status 404 for a DELETE there; others are refused.
+	Probe string
+	// Peers is the address at which a worker reads the guest attributes of a slice,
+	// whose name replaces "{slice}".
+	Peers string
+}
+
+// Proof returns what is in the answer if the resource has a label: it belongs to the run.
+func (u Undoing) Proof(label, value string) Field {
+	return Field{Path: u.Labels + "/" + label, Value: value}
+}
+
+// A Field is a text in an answer in JSON.
+type Field struct {
+	Path  string // names from the root on, each after a slash; * stands for all elements of a list
+	Value string
+}
+
+// Pattern returns an extended regular expression for the field, by its last name alone;
+// "" for the zero Field.
+func (f Field) Pattern() string {
+	if f == (Field{}) {
+		return ""
+	}
+	return `"` + path.Base(f.Path) + `": *"` + f.Value + `"`
+}
+
+// Commands are what a person types about a resource.
+type Commands struct {
+	Kind   string // what messages call a resource: "queued resource"
+	List   string // shows what exists
+	Show   string // shows the resource
+	Wait   string // waits until it can be used
+	Gone   string // waits until it is gone, when it is being deleted
+	Delete string // deletes it with its slices
+}
+
+// An Explanation says why a resource does not come up.
+type Explanation struct {
+	Reason string // the probable reason, in one sentence; "": unknown
+	Hint   string // what to type; ""
+	Again  string // what to type after the resource is deleted; ""
+}
+
+// An Explainer is a Provider that can say why a resource does not come up.
+type Explainer interface {
+	Explain(ctx context.Context, r Resource, waited time.Duration) Explanation
+}
+
+// A Previewer is a Provider that can show a request before it is sent.
+type Previewer interface {
+	// Preview returns the request as JSON, as it would be sent, and as a command of the
+	// provider's own tool.
+	Preview(r Request) (body []byte, command string)
+}
+
+// A Doorkeeper is a Provider that can say what Admit would find and do. It only reads.
+type Doorkeeper interface {
+	Door(ctx context.Context, s tpu.Slice, l Login) (Door, error)
+}
+
+// A Door is the present access of a key to the workers of a slice.
+type Door struct {
+	Login string // user to log in as
+	Open  bool   // the workers accept the key
+	Place string // where the key is, or where Admit would put it, in words
+}
+
+// As returns p, or a provider that p wraps, as a T. A provider that wraps another one has
+// a method Unwrap() Provider.
+func As[T any](p Provider) (t T, ok bool) {
+	for p != nil {
+		if t, ok = p.(T); ok {
+			return t, true
+		}
+		outer, wraps := p.(interface{ Unwrap() Provider })
+		if !wraps {
+			break
+		}
+		p = outer.Unwrap()
+	}
+	return t, false
+}

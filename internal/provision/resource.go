@@ -1,0 +1,220 @@
+package provision
+
+import (
+	"time"
+
+	"multihost/internal/tpu"
+)
+
+// A Tier is the kind of capacity that a request asks for.
+type Tier string
+
+// The tiers. The empty Tier is OnDemand.
+const (
+	OnDemand         Tier = "on-demand"
+	Spot             Tier = "spot"
+	BestEffort       Tier = "best-effort"
+	Guaranteed       Tier = "guaranteed"
+	Reserved         Tier = "reserved"
+	ReservationBound Tier = "reservation-bound"
+	FlexStart        Tier = "flex-start"
+)
+
+// IsReserved reports whether the capacity was reserved before the request.
+func (t Tier) IsReserved() bool { return t == Reserved || t == ReservationBound }
+
+// Reclaimable reports whether the provider may take slices of this tier back at any time.
+func (t Tier) Reclaimable() bool { return t == Spot || t == BestEffort || t == FlexStart }
+
+// A Request is what a job asks a provider for. A provider refuses what it cannot do.
+type Request struct {
+	ID        string   // of the resource to make
+	NodeCount int      // number of slices, 1 or more
+	Nodes     []string // their names
+
+	Type           tpu.Type
+	Tier           Tier   // "" with a Reservation: Reserved; else OnDemand
+	Reservation    string // name of the capacity that was reserved; ""
+	MaxRunDuration time.Duration
+
+	// When the slices may be made; zero: at any time.
+	ValidAfterDuration time.Duration
+	ValidUntilDuration time.Duration
+	ValidAfterTime     time.Time
+	ValidUntilTime     time.Time
+
+	Network    string
+	Subnetwork string
+	Interfaces []Interface // of each worker, if it has several; they replace Network and Subnetwork
+
+	ServiceAccount string   // of the workers; "": the provider's default
+	Scopes         []string // what it may call
+
+	Labels   map[string]string
+	Metadata map[string]string
+	// OwnMetadata is added to Metadata. It does not count when the request is compared
+	// with an existing resource.
+	OwnMetadata map[string]string
+
+	// Own holds the settings that only one provider knows. Only this provider reads it,
+	// and the fields above count where they say the same.
+	Own any
+}
+
+// An Interface is one of several network interfaces of a worker.
+type Interface struct {
+	Network     string
+	Subnetwork  string
+	ExternalIPs bool
+}
+
+// Mark adds the labels of OwnerLabels to the request.
+func (r *Request) Mark(run, user string) { r.Labels = with(r.Labels, OwnerLabels(run, user)) }
+
+// MarkJob adds the label that says that the job of this run makes and deletes the
+// resource.
+func (r *Request) MarkJob(run string) { r.Labels = JobLabels(r.Labels, run) }
+
+// NodeNames returns the names of the slices that the request makes.
+func (r Request) NodeNames() []string {
+	if len(r.Nodes) == 0 && r.NodeCount <= 1 {
+		return []string{r.ID}
+	}
+	return r.Nodes
+}
+
+// Asks returns the tier that the request asks for.
+func (r Request) Asks() Tier {
+	switch {
+	case r.Tier != "":
+		return r.Tier
+	case r.Reservation != "":
+		return Reserved
+	}
+	return OnDemand
+}
+
+// RunLabel returns the label of the run.
+func (r Request) RunLabel() (key, value string) { return LabelRun, r.Labels[LabelRun] }
+
+// A Resource is what a provider has made, or is to make, for one request.
+type Resource struct {
+	ID       string
+	Commands Commands // its kind in words, and what a person types about it
+	Zone     string
+
+	Life        Life
+	State       string // the provider's own word for Life, for messages: "WAITING_FOR_RESOURCES"
+	ByUser      bool   // a user, and not the provider, brought it to this life
+	By          string // the same in words: "Google (preemption or maintenance)"; "": unknown
+	Failure     string // the provider's text of a failure
+	Starved     bool   // it failed because capacity or quota is lacking
+	Reclaimable bool   // the provider may take its slices back at any time
+
+	Type       string // accelerator type
+	Tier       Tier
+	Network    string
+	NodeCount  int
+	Nodes      []string    // names of its slices, existing or not
+	Slices     []tpu.Slice // those that exist, in the order of Nodes; Index is the place in it
+	Labels     map[string]string
+	Metadata   map[string]string // that was requested for its VMs; nil: not known
+	CreateTime time.Time
+
+	// Own is the provider's own description. Only the provider reads it.
+	Own any
+}
+
+// Owner returns the owner of the resource in words, from its labels.
+func (r Resource) Owner() string { return Owner(r.Labels) }
+
+// IsOf reports whether the resource belongs to a run of this name.
+func (r Resource) IsOf(run string) bool { return r.Labels[LabelRun] == LabelValue(run) }
+
+// JobMade reports whether a job made the resource. Such a job deletes the resource
+// when it ends.
+func (r Resource) JobMade() bool { return r.Labels[LabelTool] == ToolName && r.Labels[LabelJob] != "" }
+
+// Made reports whether multihost made the resource. run and user are the values of
+// its labels, in the form of LabelValue.
+func (r Resource) Made() (run, user string, ok bool) {
+	return r.Labels[LabelRun], r.Labels[LabelUser], r.Labels[LabelTool] == ToolName
+}
+
+// ReadySlices counts the slices that are ready for a run.
+func (r Resource) ReadySlices() int {
+	n := 0
+	for _, s := range r.Slices {
+		if ok, _ := s.Ready(); ok {
+			n++
+		}
+	}
+	return n
+}
+
+// Dead reports whether the resource can give no more slices but still counts
+// against the quota.
+func (r Resource) Dead() bool { return r.Life.Dead() }
+
+// Standing returns the state and what it means for the bill. The text ends a
+// sentence about a resource that is not deleted.
+func (r Resource) Standing() string {
+	switch {
+	case r.Dead():
+		return "state " + r.State + ", and holds quota until it is deleted"
+	case len(r.Slices) == 0:
+		return "state " + r.State + ", and is billed once it has slices"
+	}
+	return "state " + r.State + ", and is billed"
+}
+
+// Absence is the sight of a resource that existed and is not found any more. Kind is what
+// messages call it.
+func Absence(kind string) Sight {
+	return Sight{Kind: kind, Life: Absent, Word: NotFound, Existed: true}
+}
+
+// Sight puts together what the provider says of r and what reach says of its slices, by
+// name. A nil reach has tried none.
+func (r Resource) Sight(reach func(slice string) Reach) Sight {
+	s := Sight{
+		Kind: r.Commands.Kind, Life: r.Life, Word: r.State, Detail: r.Failure, Existed: true,
+		ByUser: r.ByUser, Reclaimable: r.Reclaimable,
+	}
+	for _, name := range r.Nodes {
+		have := tpu.Slice{Name: name} // none that the provider does not list
+		for _, slice := range r.Slices {
+			if slice.Name == name {
+				have = slice
+			}
+		}
+		seen := SightOf(have)
+		if reach != nil {
+			seen.Reach = reach(name)
+		}
+		s.Slices = append(s.Slices, seen)
+	}
+	return s
+}
+
+// SightOf describes a slice as its provider lists it. A slice without a State is not
+// listed. The Reach is Untried.
+func SightOf(slice tpu.Slice) SliceSight {
+	s := SliceSight{Name: slice.Name, Loss: Infrastructure, State: "slice " + slice.Name + " is " + slice.State}
+	switch slice.Condition {
+	case tpu.Usable:
+		s.Up, s.Loss = true, NoLoss
+	case tpu.Serviced, tpu.Ill:
+		s.Up = true
+		if slice.Condition == tpu.Serviced {
+			s.Loss = Maintenance
+		}
+		s.State += " and its health is " + slice.Health
+	case tpu.Taken: // its resource follows
+		s.Loss = Preempted
+	}
+	if slice.State == "" {
+		s.State = "slice " + slice.Name + " is gone"
+	}
+	return s
+}
