@@ -356,12 +356,12 @@ func (s *session) run() {
 // environment returns the environment of a login and its home, which it creates.
 func (l *login) environment() (env []string, home string, err error) {
 	m := l.m
-	home = filepath.Join(m.root, "home", l.user)
-	if err := os.MkdirAll(home, 0o755); err != nil {
+	env, home, err = m.Login(l.user)
+	if err != nil {
 		return nil, "", err
 	}
 	fromIP, fromPort := SplitAddr(l.c.RemoteAddr())
-	env = append(m.environment(l.user, home),
+	env = append(env,
 		fmt.Sprintf("SSH_CLIENT=%s %d %d", fromIP, fromPort, m.port),
 		fmt.Sprintf("SSH_CONNECTION=%s %d %s %d", fromIP, fromPort, m.addr, m.port),
 	)
@@ -399,8 +399,14 @@ func (d disk) clockSet() bool {
 	return err == nil
 }
 
+// Login implements Host.
+func (m *machine) Login(user string) (env []string, home string, err error) {
+	home = filepath.Join(m.root, "home", user)
+	return environment(m, user, home), home, os.MkdirAll(home, 0o755)
+}
+
 // environment returns the initial environment of every process of the machine.
-func (m *machine) environment(user, home string) []string {
+func environment(m *machine, user, home string) []string {
 	path := LoginPath
 	if _, err := os.Lstat(m.path("programs")); err == nil {
 		path = m.path("programs")

@@ -91,7 +91,7 @@ func (m *machine) runScript(name string) {
 	}
 	defer null.Close()
 	// With SUDO_UID the stand-in of id reports root.
-	env := append(m.environment("root", m.path("root")), "SUDO_UID=0")
+	env := append(environment(m, "root", m.path("root")), "SUDO_UID=0")
 	proc, err := m.start("/bin/bash", []string{"/bin/bash", "-c", file}, &os.ProcAttr{
 		Dir: m.root, Env: append(env, m.Spec.Env...), Files: []*os.File{null, out, out}, Sys: &syscall.SysProcAttr{Setsid: true},
 	})

@@ -122,6 +122,13 @@ type Orderly interface {
 	ShutDown(ctx context.Context, limit time.Duration) error
 }
 
+// Host is implemented by machines whose processes run on this machine.
+type Host interface {
+	// Login returns what a process of the login user starts with: its environment, without
+	// what SSH adds, and its home, which it creates.
+	Login(user string) (env []string, home string, err error)
+}
+
 // RebootLimit is how long the shutdown script may take when a machine reboots. Compute
 // Engine gives 90 s unless the machine is preempted.
 const RebootLimit = 90 * time.Second
