@@ -19,6 +19,7 @@ import (
 	"multihost/internal/metrics"
 	"multihost/internal/remote"
 	"multihost/internal/sshfan"
+	"multihost/internal/sshkey"
 	"multihost/internal/tpu"
 	"multihost/internal/ui"
 )
@@ -37,7 +38,7 @@ func engine(ctx context.Context, args []string) (err error) {
 		return err
 	}
 	before := self()
-	id, err := sshfan.LoadIdentity(c.key, nil)
+	id, err := sshkey.Load(c.key, nil)
 	if err != nil {
 		return err
 	}

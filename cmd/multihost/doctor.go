@@ -12,7 +12,7 @@ import (
 	"multihost/internal/event"
 	"multihost/internal/gcp"
 	"multihost/internal/job"
-	"multihost/internal/sshfan"
+	"multihost/internal/sshkey"
 	"multihost/internal/tpu"
 )
 
@@ -101,14 +101,14 @@ func doctorOptions(s *session, c *call) (o doctor.Options, err error) {
 	o.Jump = len(d.Access.Jump) > 0
 	path, ours := s.keyPath(c)
 	o.KeyPath = path
-	o.Key = func() (*sshfan.Identity, error) { return s.loadKey(c, path) }
+	o.Key = func() (*sshkey.Identity, error) { return s.loadKey(c, path) }
 	if ours {
 		o.MakeKey = func() error {
-			_, err := sshfan.CreateIdentity(path)
+			_, err := sshkey.Create(path)
 			return err
 		}
 	}
-	o.Visit = func(ctx context.Context, id *sshfan.Identity, sel tpu.Selection, logins map[string]string, only func(tpu.WorkerID) bool) (*job.Visit, error) {
+	o.Visit = func(ctx context.Context, id *sshkey.Identity, sel tpu.Selection, logins map[string]string, only func(tpu.WorkerID) bool) (*job.Visit, error) {
 		d.Access.Identity = id
 		overSSH(d, logins)
 		return d.Visit(ctx, sel, only)

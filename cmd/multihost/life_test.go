@@ -18,7 +18,7 @@ import (
 	"golang.org/x/crypto/ssh"
 	"pgregory.net/rapid"
 
-	"multihost/internal/sshfan"
+	"multihost/internal/sshkey"
 )
 
 // TestLife tells random stories of a job over several commands, machines and faults, on
@@ -84,7 +84,7 @@ func envNumber(t *testing.T, name string, otherwise int) int {
 
 func newLifeKit(t *testing.T) *lifeKit {
 	t.Helper()
-	identity, err := sshfan.CreateIdentity(filepath.Join(t.TempDir(), "key"))
+	identity, err := sshkey.Create(filepath.Join(t.TempDir(), "key"))
 	if err != nil {
 		t.Fatal(err)
 	}

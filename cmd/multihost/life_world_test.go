@@ -25,7 +25,7 @@ import (
 	"multihost/internal/job"
 	"multihost/internal/sim"
 	"multihost/internal/sim/worker"
-	"multihost/internal/sshfan"
+	"multihost/internal/sshkey"
 )
 
 // A lifeWorld is the cloud, the workers and the machines of one story. All of it is in
@@ -33,7 +33,7 @@ import (
 type lifeWorld struct {
 	story    lifeStory
 	dir      string
-	identity *sshfan.Identity
+	identity *sshkey.Identity
 	keys     []ssh.Signer // of the workers, made once for all stories
 	server   *sim.Server
 	begin    time.Time
@@ -472,7 +472,7 @@ func (w *lifeWorld) inject(text string) error {
 
 // A lifeKit is what stories share: keys are expensive.
 type lifeKit struct {
-	identity *sshfan.Identity
+	identity *sshkey.Identity
 	keys     []ssh.Signer
 }
 

@@ -21,7 +21,7 @@ import (
 	"multihost/internal/sim"
 	"multihost/internal/sim/netns"
 	"multihost/internal/sim/worker"
-	"multihost/internal/sshfan"
+	"multihost/internal/sshkey"
 	"multihost/internal/testkit"
 	"multihost/internal/testkit/simworker"
 )
@@ -81,7 +81,7 @@ func TestMatrixOnRealWorkers(t *testing.T) {
 	if testkit.RaceDetector {
 		t.Skip("what runs here of the program runs in TestMatrix, too")
 	}
-	identity, err := sshfan.CreateIdentity(filepath.Join(t.TempDir(), "key"))
+	identity, err := sshkey.Create(filepath.Join(t.TempDir(), "key"))
 	testkit.Must(t, err)
 	faults := matrixFaults()
 	names := make([]string, len(faults))
@@ -132,7 +132,7 @@ func TestMatrixOnRealWorkers(t *testing.T) {
 // newRealCell is a cell on real workers. Its runner's time is hurried, too, but
 // stands while this process gets no processor: what takes long on a machine that
 // is slow must not look as if it took hours.
-func newRealCell(t *testing.T, identity *sshfan.Identity, phase string, fault matrixFault, backend string) *cell {
+func newRealCell(t *testing.T, identity *sshkey.Identity, phase string, fault matrixFault, backend string) *cell {
 	dir, err := os.MkdirTemp(memoryDir(), "multihost-matrix-")
 	testkit.Must(t, err)
 	t.Cleanup(func() { os.RemoveAll(dir) })

@@ -35,7 +35,7 @@ import (
 	"multihost/internal/qr"
 	"multihost/internal/sim"
 	"multihost/internal/sim/worker"
-	"multihost/internal/sshfan"
+	"multihost/internal/sshkey"
 	"multihost/internal/testkit"
 )
 
@@ -165,7 +165,7 @@ func TestMatrixOfDetachedShells(t *testing.T) {
 }
 
 func detachedMatrix(t *testing.T, shells bool) {
-	identity, err := sshfan.CreateIdentity(filepath.Join(t.TempDir(), "key"))
+	identity, err := sshkey.Create(filepath.Join(t.TempDir(), "key"))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -26,7 +26,7 @@ import (
 	"multihost/internal/qr"
 	"multihost/internal/sim"
 	"multihost/internal/sim/worker"
-	"multihost/internal/sshfan"
+	"multihost/internal/sshkey"
 	"multihost/internal/tpu"
 )
 
@@ -182,7 +182,7 @@ func (c *tickClock) advance(d time.Duration) {
 // a hundred times as fast. Whatever happens, nothing of the job is left. The
 // table of what comes out is in docs/reliability.md; -update writes it.
 func TestMatrix(t *testing.T) {
-	identity, err := sshfan.CreateIdentity(filepath.Join(t.TempDir(), "key"))
+	identity, err := sshkey.Create(filepath.Join(t.TempDir(), "key"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -225,7 +225,7 @@ const usual = 500 * time.Millisecond
 // calibrate runs jobs to which nothing happens and returns how much slower than
 // usual this machine is now; 1 where it is not. Time must not run away from
 // those that work.
-func calibrate(t *testing.T, identity *sshfan.Identity) float64 {
+func calibrate(t *testing.T, identity *sshkey.Identity) float64 {
 	nothing := matrixFault{name: "nothing", strike: func(*cell) {}, allowed: []int{exitOK}}
 	begin := time.Now()
 	var wg sync.WaitGroup
@@ -236,7 +236,7 @@ func calibrate(t *testing.T, identity *sshfan.Identity) float64 {
 	return max(1, float64(time.Since(begin))/float64(usual))
 }
 
-func newCell(t *testing.T, identity *sshfan.Identity, phase string, fault matrixFault, slow float64) *cell {
+func newCell(t *testing.T, identity *sshkey.Identity, phase string, fault matrixFault, slow float64) *cell {
 	patience := time.Duration(float64(time.Second) * slow)
 	c := &cell{t: t, phase: phase, fault: fault, over: make(chan struct{}), begin: time.Now(), clock: hurriedClock{time.Now(), fault.speed() / slow},
 		ticks: &tickClock{now: time.Now(), timers: map[chan time.Time]time.Time{}}, dir: t.TempDir()}
@@ -558,7 +558,7 @@ func (c *cell) tunnelAway() {
 // after the other: one of them starts the command, once, and the other follows
 // it; neither stops it nor takes its slices away.
 func TestTwoRunnersOfOneJob(t *testing.T) {
-	identity, err := sshfan.CreateIdentity(filepath.Join(t.TempDir(), "key"))
+	identity, err := sshkey.Create(filepath.Join(t.TempDir(), "key"))
 	if err != nil {
 		t.Fatal(err)
 	}

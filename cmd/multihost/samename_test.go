@@ -19,7 +19,7 @@ import (
 	"multihost/internal/preflight"
 	"multihost/internal/qr"
 	"multihost/internal/sim"
-	"multihost/internal/sshfan"
+	"multihost/internal/sshkey"
 	"multihost/internal/testkit"
 )
 
@@ -32,7 +32,7 @@ func TestTwoRunsOfOneNameDoNotMixTheirCode(t *testing.T) {
 	cloud := gcp.New(gcp.Config{Project: sim.DefaultProject, Zone: sim.DefaultZone, DisableAuth: true,
 		TPUEndpoint: lab.server.URL() + "/", ComputeEndpoint: lab.server.URL() + "/compute/v1/"})
 	t.Cleanup(cloud.Close)
-	identity, err := sshfan.CreateIdentity(filepath.Join(lab.dir, "key"))
+	identity, err := sshkey.Create(filepath.Join(lab.dir, "key"))
 	testkit.Must(t, err)
 	queue := qr.New(cloud)
 	// run runs from a machine of its own; hold is called before the phase begins.

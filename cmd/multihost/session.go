@@ -33,6 +33,7 @@ import (
 	"multihost/internal/qr"
 	"multihost/internal/sim"
 	"multihost/internal/sshfan"
+	"multihost/internal/sshkey"
 	"multihost/internal/ui"
 )
 
@@ -553,14 +554,14 @@ var legalLogin = regexp.MustCompile(`^[a-z_][a-z0-9_.-]{0,31}$`)
 
 // identity loads the user's key, or makes gcloud's default key if there is none. A dry
 // run makes no key and then returns nil.
-func (s *session) identity(c *call) (*sshfan.Identity, error) {
+func (s *session) identity(c *call) (*sshkey.Identity, error) {
 	path, ours := s.keyPath(c)
-	load := func() (*sshfan.Identity, error) { return s.loadKey(c, path) }
-	var id *sshfan.Identity
+	load := func() (*sshkey.Identity, error) { return s.loadKey(c, path) }
+	var id *sshkey.Identity
 	var err error
 	if made := false; s.dryRun || !ours {
 		id, err = load()
-	} else if id, made, err = sshfan.EnsureIdentity(path, load); made && s.sim == nil {
+	} else if id, made, err = sshkey.Ensure(path, load); made && s.sim == nil {
 		s.view.Emit(event.Note{Level: event.Info, Text: "made the SSH key " + path})
 	}
 	if s.dryRun && ours && errors.Is(err, fs.ErrNotExist) {
@@ -589,7 +590,7 @@ func (s *session) agent() string {
 	if socket, _ := s.lookup("SSH_AUTH_SOCK"); socket != "" {
 		return socket
 	}
-	return sshfan.DefaultAgent()
+	return sshkey.DefaultAgent()
 }
 
 // keyPath returns the file of the user's key. ours means that nobody named the file, so a
@@ -604,11 +605,11 @@ func (s *session) keyPath(c *call) (path string, ours bool) {
 
 // loadKey reads the user's key. If it lacks the passphrase, it uses the key from the
 // agent, if the agent has it.
-func (s *session) loadKey(c *call, path string) (*sshfan.Identity, error) {
-	id, err := sshfan.LoadIdentity(path, func() (string, error) { return ui.ReadPassphrase(c.Context, c.stdin, s.view.Stderr(), path) })
-	var locked *sshfan.IdentityError
-	if socket := s.agent(); socket != "" && errors.Is(err, sshfan.ErrPassphrase) && errors.As(err, &locked) {
-		return sshfan.LoadAgentIdentity(socket, locked.PublicKey)
+func (s *session) loadKey(c *call, path string) (*sshkey.Identity, error) {
+	id, err := sshkey.Load(path, func() (string, error) { return ui.ReadPassphrase(c.Context, c.stdin, s.view.Stderr(), path) })
+	var locked *sshkey.Error
+	if socket := s.agent(); socket != "" && errors.Is(err, sshkey.ErrPassphrase) && errors.As(err, &locked) {
+		return sshkey.LoadAgent(socket, locked.PublicKey)
 	}
 	return id, err
 }

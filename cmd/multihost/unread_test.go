@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"multihost/internal/event"
-	"multihost/internal/sshfan"
+	"multihost/internal/sshkey"
 	"multihost/internal/testkit"
 )
 
@@ -16,7 +16,7 @@ import (
 // be read. When it can be in time the slices are deleted, and else they stay.
 func TestALogThatIsNotReadKeepsTheSlices(t *testing.T) {
 	t.Parallel()
-	identity, err := sshfan.CreateIdentity(filepath.Join(t.TempDir(), "key"))
+	identity, err := sshkey.Create(filepath.Join(t.TempDir(), "key"))
 	testkit.Must(t, err)
 	for _, row := range []struct {
 		story  string

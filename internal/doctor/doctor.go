@@ -22,7 +22,7 @@ import (
 	"multihost/internal/network"
 	"multihost/internal/provision"
 	"multihost/internal/remote"
-	"multihost/internal/sshfan"
+	"multihost/internal/sshkey"
 	"multihost/internal/tpu"
 )
 
@@ -127,11 +127,11 @@ type Options struct {
 	KeyPath      string
 	// Key loads the SSH key; fs.ErrNotExist means that there is none. MakeKey
 	// makes one. It is nil if the user named a key file, which we do not make.
-	Key     func() (*sshfan.Identity, error)
+	Key     func() (*sshkey.Identity, error)
 	MakeKey func() error
 	// Visit connects to workers. Without Fix it writes nothing: neither host key
 	// pins on this machine nor scripts on workers.
-	Visit func(ctx context.Context, id *sshfan.Identity, sel tpu.Selection, logins map[string]string, only func(tpu.WorkerID) bool) (*job.Visit, error)
+	Visit func(ctx context.Context, id *sshkey.Identity, sel tpu.Selection, logins map[string]string, only func(tpu.WorkerID) bool) (*job.Visit, error)
 
 	Again []string // flags of this command that commands to type need too
 	Fix   bool     // make the safe corrections: see Finding.Fixable
@@ -200,7 +200,7 @@ type examination struct {
 	mu       sync.Mutex // guards findings
 	findings []Finding
 
-	key     *sshfan.Identity // nil: there is no usable key
+	key     *sshkey.Identity // nil: there is no usable key
 	account string           // of the credentials; "": not known
 	denied  bool             // there are no valid credentials: no check calls an API
 	sel     tpu.Selection

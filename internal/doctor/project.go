@@ -13,7 +13,7 @@ import (
 	"multihost/internal/gcp"
 	"multihost/internal/provision"
 	"multihost/internal/remote"
-	"multihost/internal/sshfan"
+	"multihost/internal/sshkey"
 	"multihost/internal/tpu"
 )
 
@@ -29,7 +29,7 @@ func (e projectChecks) checkKey() {
 		return
 	}
 	f := Finding{Check: CheckKey, Level: Error, Text: err.Error()}
-	var broken *sshfan.IdentityError
+	var broken *sshkey.Error
 	if errors.As(err, &broken) {
 		f.Cure = broken.Hint()
 	}

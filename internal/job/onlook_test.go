@@ -19,6 +19,7 @@ import (
 	"multihost/internal/metrics"
 	"multihost/internal/remote"
 	"multihost/internal/sshfan"
+	"multihost/internal/sshkey"
 	"multihost/internal/testkit"
 	"multihost/internal/tpu"
 )
@@ -178,7 +179,7 @@ func TestWhoReadsStopsNobody(t *testing.T) {
 	testkit.NoLeaks(t)
 	keys := t.TempDir()
 	key := filepath.Join(keys, "key")
-	identity, _, err := sshfan.EnsureIdentity(key, func() (*sshfan.Identity, error) { return sshfan.LoadIdentity(key, nil) })
+	identity, _, err := sshkey.Ensure(key, func() (*sshkey.Identity, error) { return sshkey.Load(key, nil) })
 	testkit.Must(t, err)
 	for name, cause := range map[string]error{
 		"q":       context.Canceled,

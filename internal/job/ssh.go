@@ -22,6 +22,7 @@ import (
 	"multihost/internal/provision"
 	"multihost/internal/remote"
 	"multihost/internal/sshfan"
+	"multihost/internal/sshkey"
 	"multihost/internal/tpu"
 )
 
@@ -30,7 +31,7 @@ type Access struct {
 	Login          string
 	Account        string // of the user at the provider of the slices; "": that of the credentials
 	AgentSocket    string
-	Identity       *sshfan.Identity // nil in a dry run if the key does not exist yet
+	Identity       *sshkey.Identity // nil in a dry run if the key does not exist yet
 	KeyFile        string           // file of the Identity
 	KnownHosts     string           // file of pinned host keys
 	Port           int              // SSH port, 22

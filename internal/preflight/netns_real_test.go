@@ -21,6 +21,7 @@ import (
 	"multihost/internal/sim/netns"
 	"multihost/internal/sim/worker"
 	"multihost/internal/sshfan"
+	"multihost/internal/sshkey"
 	"multihost/internal/testkit"
 	"multihost/internal/testkit/simworker"
 	"multihost/internal/tpu"
@@ -43,7 +44,7 @@ func startReal(t *testing.T, specs ...worker.Spec) *realWorkers {
 	backend, err := netns.New(netns.Config{Root: filepath.Join(dir, "workers")})
 	testkit.Must(t, err)
 	t.Cleanup(func() { testkit.Must(t, backend.Close()) })
-	id, err := sshfan.CreateIdentity(filepath.Join(dir, "key"))
+	id, err := sshkey.Create(filepath.Join(dir, "key"))
 	testkit.Must(t, err)
 	r := &realWorkers{machines: make([]worker.Machine, len(specs))}
 	errs := make([]error, len(specs))

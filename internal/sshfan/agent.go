@@ -14,6 +14,7 @@ import (
 	"golang.org/x/crypto/ssh"
 
 	"multihost/internal/remote"
+	"multihost/internal/sshkey"
 )
 
 // With Cmd.LoginTo a worker can log in to another worker on our behalf. sshd gives the
@@ -32,7 +33,7 @@ import (
 // have, or "" before the first connection.
 func (c *Conn) HostKey() string {
 	if key := c.verified(); key != nil {
-		return authorizedKey(key)
+		return sshkey.Authorized(key)
 	}
 	return ""
 }
@@ -58,7 +59,7 @@ func (c *Conn) startApart(ctx context.Context, cmd remote.Cmd) (remote.Session, 
 	if err != nil {
 		return nil, err
 	}
-	o := &loan{keys: c.fleet.cfg.Identity.signers, user: to.User(), hostKey: hostKey}
+	o := &loan{keys: c.fleet.cfg.Identity.Signers(), user: to.User(), hostKey: hostKey}
 	l.lend(func(rw io.ReadWriteCloser) { o.serve(rw) })
 	if cmd.Stdin == nil {
 		cmd.Stdin = remote.NoInput

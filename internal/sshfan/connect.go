@@ -221,7 +221,7 @@ func (c *Conn) check() *remote.ConnectError {
 
 // login runs the SSH handshake and authentication over raw, which it owns.
 func (c *Conn) login(ctx context.Context, raw net.Conn, addr string, trust *trust) (*link, *remote.ConnectError) {
-	l, stage, err := c.fleet.login(ctx, raw, addr, c.host.User, c.fleet.cfg.Identity.signers, trust)
+	l, stage, err := c.fleet.login(ctx, raw, addr, c.host.User, c.fleet.cfg.Identity.Signers(), trust)
 	if err != nil {
 		return nil, c.explain(ctx, stage, addr, err)
 	}

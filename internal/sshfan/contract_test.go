@@ -23,6 +23,7 @@ import (
 	"multihost/internal/remote"
 	"multihost/internal/sim/worker"
 	"multihost/internal/sshfan"
+	"multihost/internal/sshkey"
 	"multihost/internal/testkit"
 	"multihost/internal/testkit/contract"
 )
@@ -46,7 +47,7 @@ type target struct {
 }
 
 // processTarget starts a worker of the simulator's process backend.
-func processTarget(t *testing.T, key *sshfan.Identity) target {
+func processTarget(t *testing.T, key *sshkey.Identity) target {
 	t.Helper()
 	backend, err := worker.NewProcess(worker.ProcessConfig{Root: t.TempDir()})
 	if err != nil {
@@ -108,7 +109,7 @@ func (g target) host(addr string) sshfan.Host {
 // A bench is what the rows of the contract work with.
 type bench struct {
 	target
-	id     *sshfan.Identity
+	id     *sshkey.Identity
 	signer ssh.Signer // the same key
 	conn   *sshfan.Conn
 }
@@ -151,11 +152,11 @@ func newKey(t testing.TB) (ed25519.PublicKey, ed25519.PrivateKey) {
 }
 
 // benchOf connects to a target.
-func benchOf(t *testing.T, start func(*testing.T, *sshfan.Identity) target) bench {
+func benchOf(t *testing.T, start func(*testing.T, *sshkey.Identity) target) bench {
 	t.Helper()
 	_, key := newKey(t)
 	path := writeKey(t, openssh(t, key, ""), 0o600)
-	id, err := sshfan.LoadIdentity(path, nil)
+	id, err := sshkey.Load(path, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -173,9 +174,9 @@ func benchOf(t *testing.T, start func(*testing.T, *sshfan.Identity) target) benc
 
 func TestContract(t *testing.T) {
 	testkit.NoLeaks(t)
-	for name, start := range map[string]func(*testing.T, *sshfan.Identity) target{
+	for name, start := range map[string]func(*testing.T, *sshkey.Identity) target{
 		"process": processTarget,
-		"openssh": func(t *testing.T, id *sshfan.Identity) target { return startOpenSSH(t).target(id) },
+		"openssh": func(t *testing.T, id *sshkey.Identity) target { return startOpenSSH(t).target(id) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

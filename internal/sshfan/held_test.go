@@ -15,7 +15,7 @@ import (
 
 	"multihost/internal/sim/netns"
 	"multihost/internal/sim/worker"
-	"multihost/internal/sshfan"
+	"multihost/internal/sshkey"
 	"multihost/internal/testkit"
 	"multihost/internal/testkit/simworker"
 )
@@ -82,8 +82,8 @@ umask 077
 exec 7<"$0" 9>>/dev/null
 exec env --block-signal=USR2 --block-signal=TERM --block-signal=CHLD "$0"`
 
-func heldTarget(kind string) func(t *testing.T, key *sshfan.Identity) target {
-	return func(t *testing.T, key *sshfan.Identity) target {
+func heldTarget(kind string) func(t *testing.T, key *sshkey.Identity) target {
+	return func(t *testing.T, key *sshkey.Identity) target {
 		self, err := os.Executable()
 		if err != nil {
 			t.Fatal(err)

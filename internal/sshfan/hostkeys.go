@@ -1,7 +1,6 @@
 package sshfan
 
 import (
-	"bytes"
 	"context"
 	"encoding/base64"
 	"errors"
@@ -17,6 +16,7 @@ import (
 	"golang.org/x/crypto/ssh"
 
 	"multihost/internal/remote"
+	"multihost/internal/sshkey"
 )
 
 // trust holds what is known about the host key of a worker before one try, and what the
@@ -95,11 +95,11 @@ func (t *trust) verify(key ssh.PublicKey) error {
 			return t.mismatch
 		}
 	}
-	isListed := len(t.listed) == 0 || slices.ContainsFunc(t.listed, func(k ssh.PublicKey) bool { return sameKey(k, key) })
+	isListed := len(t.listed) == 0 || slices.ContainsFunc(t.listed, func(k ssh.PublicKey) bool { return sshkey.Same(k, key) })
 	switch {
-	case t.offered != nil && !sameKey(t.offered, key):
+	case t.offered != nil && !sshkey.Same(t.offered, key):
 		return t.refuse(key, "this connection", t.offered)
-	case t.pinned != nil && !sameKey(t.pinned, key):
+	case t.pinned != nil && !sshkey.Same(t.pinned, key):
 		e := t.refuse(key, t.pinnedIn, t.pinned)
 		e.Confirmed = isListed && len(t.listed) > 0
 		e.Contradicted = !isListed
@@ -118,11 +118,11 @@ func (t *trust) refuse(key ssh.PublicKey, source string, known ...ssh.PublicKey)
 		Host:    t.host.Name,
 		Pin:     t.host.Pin,
 		Source:  source,
-		Offered: fingerprint(key),
+		Offered: sshkey.Fingerprint(key),
 		Accept:  t.accept,
 	}
 	for _, k := range known {
-		e.Known = append(e.Known, fingerprint(k))
+		e.Known = append(e.Known, sshkey.Fingerprint(k))
 	}
 	t.mismatch = e
 	return e
@@ -157,16 +157,9 @@ func (t *trust) algorithms() []string {
 		})
 	}
 	slices.SortStableFunc(all, func(a, b string) int {
-		return rank(isKnown(a)) - rank(isKnown(b))
+		return sshkey.Rank(isKnown(a)) - sshkey.Rank(isKnown(b))
 	})
 	return all
-}
-
-func rank(known bool) int {
-	if known {
-		return 0
-	}
-	return 1
 }
 
 // remember keeps the key that the worker has shown in a completed login. A key is pinned
@@ -205,12 +198,6 @@ func parseKeys(lines []string) ([]ssh.PublicKey, error) {
 		keys = append(keys, key)
 	}
 	return keys, nil
-}
-
-func sameKey(a, b ssh.PublicKey) bool { return bytes.Equal(a.Marshal(), b.Marshal()) }
-
-func fingerprint(key ssh.PublicKey) string {
-	return key.Type() + " " + ssh.FingerprintSHA256(key)
 }
 
 // pins is the known hosts file, which maps identities to host keys. multihost has a file
@@ -264,7 +251,7 @@ func (p *pins) load() error {
 		data, err = os.ReadFile(p.path)
 	}
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return &KnownHostsError{Path: p.path, Err: bare(err)}
+		return &KnownHostsError{Path: p.path, Err: sshkey.Bare(err)}
 	}
 	keys := make(map[string]ssh.PublicKey)
 	for n, line := range strings.Split(string(data), "\n") {
@@ -453,23 +440,5 @@ func rewritePins(path string, change func([]string) []string) (err error) {
 	}
 	lines := strings.SplitAfter(string(data), "\n")
 	lines = change(lines[:len(lines)-1])
-	return replaceFile(path, []byte(strings.Join(lines, "")), 0o600)
-}
-
-// replaceFile writes a file. At every moment the path has the whole old or the whole new
-// file.
-func replaceFile(path string, data []byte, mode fs.FileMode) error {
-	tmp, err := os.CreateTemp(filepath.Dir(path), filepath.Base(path)+".*")
-	if err != nil {
-		return err
-	}
-	_, err = tmp.Write(data)
-	err = errors.Join(err, tmp.Chmod(mode), tmp.Sync(), tmp.Close())
-	if err == nil {
-		err = os.Rename(tmp.Name(), path)
-	}
-	if err != nil {
-		_ = os.Remove(tmp.Name())
-	}
-	return err
+	return sshkey.ReplaceFile(path, []byte(strings.Join(lines, "")), 0o600)
 }

@@ -26,6 +26,7 @@ import (
 
 	"multihost/internal/event"
 	"multihost/internal/sshfan"
+	"multihost/internal/sshkey"
 	"multihost/internal/testkit"
 )
 
@@ -99,7 +100,7 @@ func TestLoadIdentityLogsIn(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			asked := 0
-			id, err := sshfan.LoadIdentity(writeKey(t, block, 0o600), func() (string, error) { asked++; return "secret", nil })
+			id, err := sshkey.Load(writeKey(t, block, 0o600), func() (string, error) { asked++; return "secret", nil })
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -136,15 +137,15 @@ func TestLoadIdentityFailures(t *testing.T) {
 	}{
 		{name: "missing", path: filepath.Join(t.TempDir(), "none"), want: fs.ErrNotExist},
 		{name: "directory", path: t.TempDir(), hint: ""},
-		{name: "readable by others", path: writeKey(t, openssh(t, ed, ""), 0o644), want: sshfan.ErrExposed, hint: "chmod 600"},
+		{name: "readable by others", path: writeKey(t, openssh(t, ed, ""), 0o644), want: sshkey.ErrExposed, hint: "chmod 600"},
 		{name: "public key", path: writeKey(t, &pem.Block{Type: "PUBLIC KEY"}, 0o600), hint: "not the .pub"},
-		{name: "locked, nobody to ask", path: writeKey(t, locked, 0o600), want: sshfan.ErrPassphrase, hint: "ssh-add"},
-		{name: "locked, wrong passphrase", path: writeKey(t, locked, 0o600), passphrase: func() (string, error) { return "x", nil }, want: sshfan.ErrPassphrase},
+		{name: "locked, nobody to ask", path: writeKey(t, locked, 0o600), want: sshkey.ErrPassphrase, hint: "ssh-add"},
+		{name: "locked, wrong passphrase", path: writeKey(t, locked, 0o600), passphrase: func() (string, error) { return "x", nil }, want: sshkey.ErrPassphrase},
 		{name: "locked, cannot ask", path: writeKey(t, locked, 0o600), passphrase: func() (string, error) { return "", tty }, want: tty},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			_, err := sshfan.LoadIdentity(tt.path, tt.passphrase)
-			var e *sshfan.IdentityError
+			_, err := sshkey.Load(tt.path, tt.passphrase)
+			var e *sshkey.Error
 			if !errors.As(err, &e) {
 				t.Fatalf("got %v, want an IdentityError", err)
 			}
@@ -157,7 +158,7 @@ func TestLoadIdentityFailures(t *testing.T) {
 			if n := strings.Count(err.Error(), tt.path); n != 1 {
 				t.Errorf("error names the path %d times: %v", n, err)
 			}
-			if errors.Is(err, sshfan.ErrPassphrase) && e.PublicKey != strings.TrimSpace(string(ssh.MarshalAuthorizedKey(public))) {
+			if errors.Is(err, sshkey.ErrPassphrase) && e.PublicKey != strings.TrimSpace(string(ssh.MarshalAuthorizedKey(public))) {
 				t.Errorf("got public key %q of a locked key", e.PublicKey)
 			}
 		})
@@ -166,7 +167,7 @@ func TestLoadIdentityFailures(t *testing.T) {
 
 func TestCreateIdentity(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "new", "ssh", "google_compute_engine")
-	id, err := sshfan.CreateIdentity(path)
+	id, err := sshkey.Create(path)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -180,11 +181,11 @@ func TestCreateIdentity(t *testing.T) {
 	if err != nil || !strings.HasPrefix(string(public), id.PublicKey()+" ") || !strings.Contains(string(public), "@") {
 		t.Errorf("public key file is %q, %v", public, err)
 	}
-	again, err := sshfan.LoadIdentity(path, nil)
+	again, err := sshkey.Load(path, nil)
 	if err != nil || again.PublicKey() != id.PublicKey() {
 		t.Errorf("loaded another key: %v", err)
 	}
-	if _, err := sshfan.CreateIdentity(path); !errors.Is(err, fs.ErrExist) {
+	if _, err := sshkey.Create(path); !errors.Is(err, fs.ErrExist) {
 		t.Errorf("got %v, want fs.ErrExist: a key is never replaced", err)
 	}
 	entries, err := os.ReadDir(filepath.Dir(path))
@@ -203,7 +204,7 @@ func TestAgentIdentity(t *testing.T) {
 	})
 	wanted := string(ssh.MarshalAuthorizedKey(keys[1].PublicKey()))
 	for _, public := range []string{"", wanted} {
-		id, err := sshfan.LoadAgentIdentity(socket, public)
+		id, err := sshkey.LoadAgent(socket, public)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -212,10 +213,10 @@ func TestAgentIdentity(t *testing.T) {
 		f.Close()
 		id.Close()
 	}
-	if _, err := sshfan.LoadAgentIdentity(socket, string(ssh.MarshalAuthorizedKey(newSigner(t).PublicKey()))); err == nil {
+	if _, err := sshkey.LoadAgent(socket, string(ssh.MarshalAuthorizedKey(newSigner(t).PublicKey()))); err == nil {
 		t.Error("a key that the agent does not hold was found")
 	}
-	if _, err := sshfan.LoadAgentIdentity(filepath.Join(t.TempDir(), "none"), ""); err == nil {
+	if _, err := sshkey.LoadAgent(filepath.Join(t.TempDir(), "none"), ""); err == nil {
 		t.Error("no agent, no error")
 	}
 }
@@ -274,12 +275,12 @@ func TestWhatAnRSAKeyCostsIsSaidOnce(t *testing.T) {
 	testkit.NoLeaks(t)
 	key, err := rsa.GenerateKey(rand.Reader, 2048)
 	testkit.Must(t, err)
-	slow, err := sshfan.LoadIdentity(writeKey(t, openssh(t, key, ""), 0o600), nil)
+	slow, err := sshkey.Load(writeKey(t, openssh(t, key, ""), 0o600), nil)
 	testkit.Must(t, err)
 	over, cancel := context.WithCancel(t.Context())
 	cancel() // nobody is dialled
 	for _, c := range []struct {
-		id    *sshfan.Identity
+		id    *sshkey.Identity
 		hosts int
 		want  int
 	}{{slow, 65, 1}, {slow, 64, 0}, {newIdentity(t), 65, 0}} {
@@ -302,13 +303,13 @@ func TestWhatAnRSAKeyCostsIsSaidOnce(t *testing.T) {
 
 func TestOfManyProcessesOneMakesTheKey(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "ssh", "key")
-	load := func() (*sshfan.Identity, error) { return sshfan.LoadIdentity(path, nil) }
+	load := func() (*sshkey.Identity, error) { return sshkey.Load(path, nil) }
 	const n = 16
 	keys, makers := make([]string, n), make([]bool, n)
 	var group errgroup.Group
 	for i := range n {
 		group.Go(func() error {
-			id, made, err := sshfan.EnsureIdentity(path, load)
+			id, made, err := sshkey.Ensure(path, load)
 			if err == nil {
 				keys[i], makers[i] = id.PublicKey(), made
 			}

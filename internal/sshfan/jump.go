@@ -20,6 +20,7 @@ import (
 	"multihost/internal/event"
 	"multihost/internal/fault"
 	"multihost/internal/remote"
+	"multihost/internal/sshkey"
 )
 
 // A JumpHost is a bastion.
@@ -359,7 +360,7 @@ func (h *hop) lead(d *hopDial) {
 // connect makes one attempt to log in to the bastion.
 func (h *hop) connect() (*link, *JumpError) {
 	// This comes before the timeout starts: somebody may have to type a passphrase.
-	keys, skipped := h.fleet.keyring.offer(h.to.IdentityFiles, h.fleet.cfg.Identity.signers)
+	keys, skipped := h.fleet.keyring.Offer(h.to.IdentityFiles, h.fleet.cfg.Identity.Signers())
 
 	limit := h.fleet.cfg.ConnectTimeout
 	ctx, cancel := context.WithTimeoutCause(h.fleet.ctx, limit, noAnswerError(limit))
@@ -446,7 +447,7 @@ func atBastion(hint string) string { return strings.Replace(hint, "the worker", 
 func (e *JumpError) refused(keys []ssh.Signer, skipped error) {
 	names := make([]string, len(keys))
 	for i, k := range keys {
-		names[i] = fingerprint(k.PublicKey())
+		names[i] = sshkey.Fingerprint(k.PublicKey())
 	}
 	e.Err = fmt.Errorf("%w: %s", e.Err, strings.Join(names, ", "))
 	e.hint = "name the login with --ssh-proxy-jump=USER@HOST, and its key as IdentityFile in the file of --ssh-config; if both are right, " + atBastion(seeLog)
@@ -499,7 +500,7 @@ func (h *hop) remember(t *trust) {
 	key, _ := t.outcome()
 	h.fleet.pins.put(t.host.Pin, key, false)
 	event.Notef(h.fleet.cfg.Sink, event.Warn, "",
-		"trusted the host key of bastion %s on first use (%s): no known_hosts file has it", h.to.Addr, fingerprint(key))
+		"trusted the host key of bastion %s on first use (%s): no known_hosts file has it", h.to.Addr, sshkey.Fingerprint(key))
 }
 
 // lookUpKnownHosts returns the host keys that ssh's own files have for a machine, and a
@@ -529,7 +530,7 @@ func lookUpKnownHosts(files []string, name string) (keys []knownhosts.KnownKey, 
 	revoked = func(key ssh.PublicKey) error {
 		var e *knownhosts.RevokedError
 		if err := check(name, &net.TCPAddr{}, key); errors.As(err, &e) {
-			return fmt.Errorf("host key %s is revoked in %s, line %d", fingerprint(key), e.Revoked.Filename, e.Revoked.Line)
+			return fmt.Errorf("host key %s is revoked in %s, line %d", sshkey.Fingerprint(key), e.Revoked.Filename, e.Revoked.Line)
 		}
 		return nil
 	}

@@ -18,6 +18,7 @@ import (
 
 	"multihost/internal/remote"
 	"multihost/internal/sshfan"
+	"multihost/internal/sshkey"
 	"multihost/internal/testkit"
 )
 
@@ -97,9 +98,9 @@ func TestTwoBastionsAndABusyTunnel(t *testing.T) {
 
 // The simulator's workers and sshd forward, too.
 func TestBastionsOfTheContract(t *testing.T) {
-	for name, start := range map[string]func(*testing.T, *sshfan.Identity) target{
+	for name, start := range map[string]func(*testing.T, *sshkey.Identity) target{
 		"process": processTarget,
-		"openssh": func(t *testing.T, id *sshfan.Identity) target { return startOpenSSH(t).target(id) },
+		"openssh": func(t *testing.T, id *sshkey.Identity) target { return startOpenSSH(t).target(id) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			testkit.NoLeaks(t)
@@ -420,9 +421,9 @@ func TestKeysForBastions(t *testing.T) {
 	}
 }
 
-func newIdentityAt(t *testing.T, path string) *sshfan.Identity {
+func newIdentityAt(t *testing.T, path string) *sshkey.Identity {
 	t.Helper()
-	id, err := sshfan.CreateIdentity(path)
+	id, err := sshkey.Create(path)
 	if err != nil {
 		t.Fatal(err)
 	}

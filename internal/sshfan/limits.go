@@ -68,7 +68,7 @@ const manyHosts = 64
 // ed25519: 0.03 ms). A signature covers the key exchange of one connection, so one
 // signature cannot serve all workers.
 func (f *Fleet) warnSlowKey(hosts int) {
-	if hosts <= manyHosts || !f.cfg.Identity.slow() || f.toldSlow.Swap(true) {
+	if hosts <= manyHosts || !f.cfg.Identity.Slow() || f.toldSlow.Swap(true) {
 		return
 	}
 	event.Notef(f.cfg.Sink, event.Info, "ssh-keygen -t ed25519 -f PATH, then --identity-file=PATH",

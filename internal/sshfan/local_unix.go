@@ -3,9 +3,6 @@
 package sshfan
 
 import (
-	"io"
-	"io/fs"
-	"net"
 	"os"
 	"syscall"
 
@@ -44,12 +41,3 @@ func raiseFileLimit(need uint64) (uint64, error) {
 
 // lockFile waits for the exclusive lock of the file. Closing the file releases it.
 func lockFile(f *os.File) error { return unix.Flock(int(f.Fd()), unix.LOCK_EX) }
-
-// exposed reports whether other users can read a private key of that mode.
-func exposed(mode fs.FileMode) bool { return mode&0o077 != 0 }
-
-func dialAgent(socket string) (io.ReadWriteCloser, error) { return net.Dial("unix", socket) }
-
-// DefaultAgent returns where to ask an agent for keys when the environment names none;
-// "" means nowhere.
-func DefaultAgent() string { return "" }

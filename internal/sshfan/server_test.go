@@ -22,6 +22,7 @@ import (
 
 	"multihost/internal/event"
 	"multihost/internal/sshfan"
+	"multihost/internal/sshkey"
 	"multihost/internal/testkit"
 )
 
@@ -430,9 +431,9 @@ func (s *server) host(name string) sshfan.Host {
 }
 
 // newIdentity makes a key of its own for a test.
-func newIdentity(t testing.TB) *sshfan.Identity {
+func newIdentity(t testing.TB) *sshkey.Identity {
 	t.Helper()
-	id, err := sshfan.CreateIdentity(filepath.Join(t.TempDir(), "ssh", "key"))
+	id, err := sshkey.Create(filepath.Join(t.TempDir(), "ssh", "key"))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/kevinburke/ssh_config"
 
 	"multihost/internal/fault"
+	"multihost/internal/sshkey"
 )
 
 // SSHConfig is a configuration file of ssh. It uses these keywords: Host, Include,
@@ -47,7 +48,7 @@ func (e *SSHConfigError) Unwrap() error { return e.Err }
 func LoadSSHConfig(path, home, login string) (*SSHConfig, error) {
 	data, err := os.ReadFile(path)
 	if err != nil {
-		return nil, &SSHConfigError{Path: path, Err: bare(err)}
+		return nil, &SSHConfigError{Path: path, Err: sshkey.Bare(err)}
 	}
 	file, err := ssh_config.DecodeBytes(data)
 	if err != nil {

@@ -17,7 +17,7 @@ import (
 
 	"golang.org/x/crypto/ssh"
 
-	"multihost/internal/sshfan"
+	"multihost/internal/sshkey"
 	"multihost/internal/testkit"
 )
 
@@ -218,7 +218,7 @@ func (s *openSSH) stop() {
 }
 
 // target makes it a target of the contract.
-func (s *openSSH) target(key *sshfan.Identity) target {
+func (s *openSSH) target(key *sshkey.Identity) target {
 	return target{
 		addr:  s.listener.Addr().String(),
 		login: s.user,

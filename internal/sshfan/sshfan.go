@@ -43,6 +43,7 @@ import (
 
 	"multihost/internal/event"
 	"multihost/internal/remote"
+	"multihost/internal/sshkey"
 )
 
 type systemClock struct{}
@@ -93,7 +94,7 @@ type Host struct {
 type Config struct {
 	// Identity holds the keys that we log in with. It must stay open as long as the
 	// Fleet.
-	Identity *Identity
+	Identity *sshkey.Identity
 
 	// KnownHosts is the file with the pins (see pins). It is made when
 	// needed. Empty: pins are remembered by this Fleet only.
@@ -180,9 +181,9 @@ type Config struct {
 type Fleet struct {
 	cfg     Config
 	pins    *pins
-	keyring keyring       // for bastions
-	dials   chan struct{} // a token per handshake under way
-	buffers sync.Pool     // *[bigBuffer]byte, for pumping output
+	keyring *sshkey.Keyring // for bastions
+	dials   chan struct{}   // a token per handshake under way
+	buffers sync.Pool       // *[bigBuffer]byte, for pumping output
 
 	ctx    context.Context // ends with ErrClosed at Close
 	cancel context.CancelCauseFunc
@@ -244,7 +245,7 @@ func New(cfg Config) (*Fleet, error) {
 	f := &Fleet{
 		cfg:     cfg,
 		pins:    pins,
-		keyring: keyring{socket: cfg.AgentSocket, ask: cfg.Passphrase, loaded: make(map[string]keyFile)},
+		keyring: sshkey.NewKeyring(cfg.AgentSocket, cfg.Passphrase),
 		dials:   make(chan struct{}, cfg.MaxDials),
 		links:   make(map[*link]struct{}),
 		hops:    make(map[string]*hop),
@@ -317,7 +318,7 @@ func (f *Fleet) Close() {
 		l.end(remote.ErrClosed)
 	}
 	f.wg.Wait()
-	f.keyring.close()
+	f.keyring.Close()
 }
 
 // spawn runs fn in a goroutine that Close waits for. It reports false, and

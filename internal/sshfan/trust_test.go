@@ -10,13 +10,14 @@ import (
 	"golang.org/x/crypto/ssh"
 
 	"multihost/internal/remote"
+	"multihost/internal/sshkey"
 )
 
 const ProgressIdle = progressIdle // for the clock of the other tests
 
 // A peer is given up after three times KeepAlive without a byte.
 func TestADeadPeerIsNoticedInTime(t *testing.T) {
-	id, err := CreateIdentity(filepath.Join(t.TempDir(), "key"))
+	id, err := sshkey.Create(filepath.Join(t.TempDir(), "key"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -85,7 +86,7 @@ func FuzzPins(f *testing.F) {
 			return
 		}
 		again, key, err := parsePin(formatPin(pin, parsed))
-		if err != nil || again != pin || !sameKey(key, parsed) {
+		if err != nil || again != pin || !sshkey.Same(key, parsed) {
 			t.Fatalf("%q: %q, %v", line, again, err)
 		}
 	})

@@ -56,14 +56,14 @@ func TestImportRules(t *testing.T) {
 		because string
 	}{
 		{"github.com/urfave/cli", []string{"cmd/multihost", "internal/cmdline"}, "flags are the commands' business"},
-		{"golang.org/x/crypto/ssh", []string{"internal/sshfan", "internal/sim/netns", "internal/sim/worker", "bench"}, "SSH is hidden in the engine and the simulated workers; bench has the least client to compare with"},
+		{"golang.org/x/crypto/ssh", []string{"internal/sshfan", "internal/sshkey", "internal/sim/netns", "internal/sim/worker", "bench"}, "SSH is hidden in the engine and the simulated workers; bench has the least client to compare with"},
 		{"google.golang.org/api", []string{"internal/detach", "internal/gcp", "internal/network", "internal/qr", "internal/sim/..."}, "cloud types stay behind the packages that hide the cloud"},
 		{"cloud.google.com/go", []string{"internal/gcp", "internal/network", "internal/qr", "internal/sim/..."}, "cloud types stay behind the packages that hide the cloud"},
 		{"golang.org/x/term", []string{"internal/ui"}, "the terminal has one owner"},
 		{"github.com/gdamore/tcell", []string{"internal/ui"}, "the terminal has one owner"},
 		{"github.com/vbauerster/mpb", []string{"internal/ui"}, "the terminal has one owner"},
 		{"github.com/coder/websocket", []string{"internal/iap", "internal/sim/..."}, "the tunnel through IAP has one owner, and the simulator its other end"},
-		{"multihost/internal/sshfan", []string{"bench", "cmd/multihost", "internal/doctor", "internal/job", "internal/testkit/simworker"}, "SSH is one way to reach a worker: what is done there takes a remote.Runner"},
+		{"multihost/internal/sshfan", []string{"bench", "cmd/multihost", "internal/job", "internal/testkit/simworker"}, "SSH is one way to reach a worker: what is done there takes a remote.Runner"},
 		{"multihost/internal/sim", []string{"cmd/multihost", "internal/sim/...", "internal/testkit/simworker"}, "product code has no simulator branches; tests have workers"},
 		{"multihost/internal/testkit", []string{"internal/testkit/..."}, "test code stays in tests"},
 		{"github.com/chromedp", []string{"internal/testkit/browser"}, "test code stays in tests"},

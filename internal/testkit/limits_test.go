@@ -47,10 +47,9 @@ var (
 		"internal/ui Renderer":     45,
 	}
 	aboveLines = map[string]int{
-		"cmd/multihost":   6300,
-		"internal/job":    17100,
-		"internal/qr":     5500,
-		"internal/sshfan": 4500,
+		"cmd/multihost": 6100,
+		"internal/job":  17000,
+		"internal/qr":   5500,
 	}
 )
 

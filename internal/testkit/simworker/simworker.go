@@ -16,6 +16,7 @@ import (
 	"multihost/internal/sim/netns"
 	"multihost/internal/sim/worker"
 	"multihost/internal/sshfan"
+	"multihost/internal/sshkey"
 	"multihost/internal/testkit"
 )
 
@@ -61,7 +62,7 @@ func StartMany(t testing.TB, n int, c Config) []*Worker {
 	if c.Logins == nil {
 		c.Logins = []string{"tester"}
 	}
-	id, err := sshfan.CreateIdentity(filepath.Join(dir, "key"))
+	id, err := sshkey.Create(filepath.Join(dir, "key"))
 	testkit.Must(t, err)
 	c.SSH.Identity = id
 	if c.SSH.KnownHosts == "" {

@@ -1,4 +1,4 @@
-package sshfan
+package sshkey
 
 import (
 	"errors"
@@ -9,9 +9,9 @@ import (
 	"golang.org/x/crypto/ssh"
 )
 
-// A keyring holds the keys for bastions. It loads each key, and asks for its passphrase,
+// A Keyring holds the keys for bastions. It loads each key, and asks for its passphrase,
 // at most once.
-type keyring struct {
+type Keyring struct {
 	socket string // of the agent; empty: there is none
 	ask    func(path string) (string, error)
 
@@ -22,6 +22,12 @@ type keyring struct {
 	gotThem bool
 }
 
+// NewKeyring returns a Keyring. socket is that of an agent, or empty. ask returns the
+// passphrase of a key; nil: there is nobody to ask. The caller closes the Keyring.
+func NewKeyring(socket string, ask func(path string) (string, error)) *Keyring {
+	return &Keyring{socket: socket, ask: ask, loaded: map[string]keyFile{}}
+}
+
 // A keyFile is the result of loading a private key: signers or an error. Both are nil if
 // the file does not exist.
 type keyFile struct {
@@ -29,15 +35,15 @@ type keyFile struct {
 	err     error
 }
 
-// offer returns the keys to log in with: the keys of files, our own, then the other keys
+// Offer returns the keys to log in with: the keys of files, our own, then the other keys
 // of the agent, at most as many as sshd takes. skipped is the error of a file that could
 // not be used.
-func (k *keyring) offer(files []string, own []ssh.Signer) (keys []ssh.Signer, skipped error) {
+func (k *Keyring) Offer(files []string, own []ssh.Signer) (keys []ssh.Signer, skipped error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	add := func(signers []ssh.Signer) {
 		for _, s := range signers {
-			known := func(o ssh.Signer) bool { return sameKey(o.PublicKey(), s.PublicKey()) }
+			known := func(o ssh.Signer) bool { return Same(o.PublicKey(), s.PublicKey()) }
 			if len(keys) < agentKeys && !slices.ContainsFunc(keys, known) {
 				keys = append(keys, s)
 			}
@@ -61,18 +67,18 @@ func (k *keyring) offer(files []string, own []ssh.Signer) (keys []ssh.Signer, sk
 
 // load reads a private key. If the key is encrypted, load looks for it in the agent
 // before it asks for the passphrase.
-func (k *keyring) load(path string) keyFile {
-	id, err := LoadIdentity(path, nil)
-	var locked *IdentityError
+func (k *Keyring) load(path string) keyFile {
+	id, err := Load(path, nil)
+	var locked *Error
 	if errors.Is(err, ErrPassphrase) && errors.As(err, &locked) {
 		if k.socket != "" && locked.PublicKey != "" {
-			if held, err := LoadAgentIdentity(k.socket, locked.PublicKey); err == nil {
+			if held, err := LoadAgent(k.socket, locked.PublicKey); err == nil {
 				k.agents = append(k.agents, held)
 				return keyFile{signers: held.signers}
 			}
 		}
 		if k.ask != nil {
-			id, err = LoadIdentity(path, func() (string, error) { return k.ask(path) })
+			id, err = Load(path, func() (string, error) { return k.ask(path) })
 		}
 	}
 	switch {
@@ -85,21 +91,21 @@ func (k *keyring) load(path string) keyFile {
 }
 
 // rest returns the keys of the agent. It asks the agent once.
-func (k *keyring) rest() []ssh.Signer {
+func (k *Keyring) rest() []ssh.Signer {
 	if k.gotThem || k.socket == "" {
 		return k.others
 	}
 	k.gotThem = true
 	// An agent that does not answer counts as none, without a message, as in ssh.
-	if held, err := LoadAgentIdentity(k.socket, ""); err == nil {
+	if held, err := LoadAgent(k.socket, ""); err == nil {
 		k.agents = append(k.agents, held)
 		k.others = held.signers
 	}
 	return k.others
 }
 
-// close ends the connections to the agent.
-func (k *keyring) close() {
+// Close ends the connections to the agent.
+func (k *Keyring) Close() {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	for _, a := range k.agents {

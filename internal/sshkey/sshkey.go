@@ -1,4 +1,6 @@
-package sshfan
+// Package sshkey is the key or keys that the user logs in to workers with: in a file, or held
+// by an ssh-agent.
+package sshkey
 
 import (
 	"bytes"
@@ -30,8 +32,8 @@ type Identity struct {
 	agent   io.Closer // nil unless the keys are held by an agent
 }
 
-// IdentityError reports a private key that cannot be used.
-type IdentityError struct {
+// Error reports a private key that cannot be used.
+type Error struct {
 	Path      string
 	PublicKey string // of an encrypted key, if known, in authorized_keys form
 	Err       error
@@ -39,34 +41,34 @@ type IdentityError struct {
 	hint string
 }
 
-func (e *IdentityError) Error() string {
+func (e *Error) Error() string {
 	return fmt.Sprintf("load private key %q: %v", e.Path, e.Err)
 }
 
 // Fault returns fault.Configuration.
-func (e *IdentityError) Fault() fault.Kind { return fault.Configuration }
+func (e *Error) Fault() fault.Kind { return fault.Configuration }
 
-func (e *IdentityError) Unwrap() error { return e.Err }
+func (e *Error) Unwrap() error { return e.Err }
 
 // Hint says what to type, or is empty.
-func (e *IdentityError) Hint() string { return e.hint }
+func (e *Error) Hint() string { return e.hint }
 
 // Problems of a private key, besides those that the file system reports.
 var (
 	// ErrPassphrase reports that the key is encrypted and the passphrase is unknown or
-	// wrong. An agent may hold the key: see LoadAgentIdentity.
+	// wrong. An agent may hold the key: see LoadAgent.
 	ErrPassphrase = fault.New(fault.Configuration, "key is protected by a passphrase")
 
 	// ErrExposed reports that other users can read the key.
 	ErrExposed = fault.New(fault.Configuration, "private key can be read by others")
 )
 
-// LoadIdentity reads a private key (RSA, ECDSA or ed25519, in OpenSSH or PEM form). It
+// Load reads a private key (RSA, ECDSA or ed25519, in OpenSSH or PEM form). It
 // calls passphrase at most once, and for an encrypted key only; nil means that there is
-// nobody to ask. The error is an *IdentityError.
-func LoadIdentity(path string, passphrase func() (string, error)) (*Identity, error) {
+// nobody to ask. The error is an *Error.
+func Load(path string, passphrase func() (string, error)) (*Identity, error) {
 	fail := func(err error, hint string) (*Identity, error) {
-		return nil, &IdentityError{Path: path, Err: err, hint: hint}
+		return nil, &Error{Path: path, Err: err, hint: hint}
 	}
 	file, err := os.Open(path)
 	if err != nil {
@@ -74,12 +76,12 @@ func LoadIdentity(path string, passphrase func() (string, error)) (*Identity, er
 		if errors.Is(err, fs.ErrPermission) {
 			hint = "this user may not read it; name a key of your own with --identity-file=PATH"
 		}
-		return fail(bare(err), hint)
+		return fail(Bare(err), hint)
 	}
 	defer file.Close()
 	info, err := file.Stat()
 	if err != nil {
-		return fail(bare(err), "")
+		return fail(Bare(err), "")
 	}
 	if !info.Mode().IsRegular() {
 		return fail(errors.New("not a regular file"), "")
@@ -93,7 +95,7 @@ func LoadIdentity(path string, passphrase func() (string, error)) (*Identity, er
 	}
 	data, err := os.ReadFile(path)
 	if err != nil {
-		return fail(bare(err), "")
+		return fail(Bare(err), "")
 	}
 	key, err := ssh.ParseRawPrivateKey(data)
 	var locked *ssh.PassphraseMissingError
@@ -113,16 +115,16 @@ func LoadIdentity(path string, passphrase func() (string, error)) (*Identity, er
 // unlock decrypts a private key with the passphrase that the function passphrase
 // returns.
 func unlock(path string, data []byte, locked *ssh.PassphraseMissingError, passphrase func() (string, error)) (*Identity, error) {
-	e := &IdentityError{
+	e := &Error{
 		Path: path,
 		Err:  ErrPassphrase,
 		hint: "ssh-add " + remote.Quote(path) + " makes an agent hold it",
 	}
 	if locked.PublicKey != nil {
-		e.PublicKey = authorizedKey(locked.PublicKey)
+		e.PublicKey = Authorized(locked.PublicKey)
 	} else if pub, err := os.ReadFile(path + ".pub"); err == nil {
 		if key, _, _, _, err := ssh.ParseAuthorizedKey(pub); err == nil {
-			e.PublicKey = authorizedKey(key)
+			e.PublicKey = Authorized(key)
 		}
 	}
 	if passphrase == nil {
@@ -147,13 +149,13 @@ func newIdentity(path string, key any) (*Identity, error) {
 	}
 	signer, err := ssh.NewSignerFromKey(key)
 	if err != nil {
-		return nil, &IdentityError{Path: path, Err: fmt.Errorf("unsupported kind of key: %w", err)}
+		return nil, &Error{Path: path, Err: fmt.Errorf("unsupported kind of key: %w", err)}
 	}
 	return &Identity{signers: []ssh.Signer{signer}}, nil
 }
 
-// bare drops the path from err, because the caller's error names it already.
-func bare(err error) error {
+// Bare drops the path from err, because the caller's error names it already.
+func Bare(err error) error {
 	var pathErr *fs.PathError
 	if errors.As(err, &pathErr) {
 		return pathErr.Err
@@ -161,30 +163,30 @@ func bare(err error) error {
 	return err
 }
 
-// CreateIdentity makes an ed25519 key at path, with mode 0600, and puts the public key
-// beside it at path.pub. A missing directory is made with mode 0700. CreateIdentity
+// Create makes an ed25519 key at path, with mode 0600, and puts the public key
+// beside it at path.pub. A missing directory is made with mode 0700. Create
 // never replaces a key: if another process makes one at the same time, one key remains
 // and the later call returns an error that is fs.ErrExist.
-func CreateIdentity(path string) (*Identity, error) {
+func Create(path string) (*Identity, error) {
 	_, key, err := ed25519.GenerateKey(rand.Reader)
 	if err != nil {
 		return nil, fmt.Errorf("create private key %q: %w", path, err)
 	}
 	comment := ownName()
 	if err := writeIdentity(path, key, comment); err != nil {
-		return nil, fmt.Errorf("create private key %q: %w", path, bare(err))
+		return nil, fmt.Errorf("create private key %q: %w", path, Bare(err))
 	}
 	return newIdentity(path, key)
 }
 
-// EnsureIdentity returns the key that load reads from path. If there is none, it makes
+// Ensure returns the key that load reads from path. If there is none, it makes
 // one, and made is true. If several processes do this at the same time, one makes the
 // key and all return that one.
-func EnsureIdentity(path string, load func() (*Identity, error)) (id *Identity, made bool, err error) {
+func Ensure(path string, load func() (*Identity, error)) (id *Identity, made bool, err error) {
 	if id, err = load(); !errors.Is(err, fs.ErrNotExist) {
 		return id, false, err
 	}
-	id, err = CreateIdentity(path)
+	id, err = Create(path)
 	if errors.Is(err, fs.ErrExist) {
 		id, err = load()
 		return id, false, err
@@ -222,8 +224,8 @@ func writeIdentity(path string, key crypto.PrivateKey, comment string) error {
 		}
 		return err
 	}
-	public := authorizedKey(signer.PublicKey()) + " " + comment + "\n"
-	return replaceFile(path+".pub", []byte(public), 0o644)
+	public := Authorized(signer.PublicKey()) + " " + comment + "\n"
+	return ReplaceFile(path+".pub", []byte(public), 0o644)
 }
 
 // ownName returns user@host for the comment of a key. The comment tells people whose key
@@ -243,11 +245,11 @@ func ownName() string {
 // it has refused six keys (MaxAuthTries).
 const agentKeys = 5
 
-// LoadAgentIdentity uses the keys of an ssh-agent that listens on a Unix socket or a
+// LoadAgent uses the keys of an ssh-agent that listens on a Unix socket or a
 // named pipe of Windows. publicKey, in authorized_keys form, chooses one key. If it is
 // empty, all keys are used, up to five, ed25519 first. The caller closes the Identity
 // after the Fleet.
-func LoadAgentIdentity(socket, publicKey string) (*Identity, error) {
+func LoadAgent(socket, publicKey string) (*Identity, error) {
 	conn, err := dialAgent(socket)
 	if err != nil {
 		return nil, fmt.Errorf("connect to ssh-agent: %w", err)
@@ -269,9 +271,9 @@ func chooseSigners(signers []ssh.Signer, publicKey string) ([]ssh.Signer, error)
 		if err != nil {
 			return nil, fmt.Errorf("parse public key: %w", err)
 		}
-		signers = slices.DeleteFunc(signers, func(s ssh.Signer) bool { return !sameKey(s.PublicKey(), wanted) })
+		signers = slices.DeleteFunc(signers, func(s ssh.Signer) bool { return !Same(s.PublicKey(), wanted) })
 		if len(signers) == 0 {
-			return nil, fmt.Errorf("it does not hold %s", fingerprint(wanted))
+			return nil, fmt.Errorf("it does not hold %s", Fingerprint(wanted))
 		}
 		return signers, nil
 	}
@@ -279,7 +281,7 @@ func chooseSigners(signers []ssh.Signer, publicKey string) ([]ssh.Signer, error)
 		return nil, errors.New("it holds none")
 	}
 	slices.SortStableFunc(signers, func(a, b ssh.Signer) int {
-		return rank(a.PublicKey().Type() == ssh.KeyAlgoED25519) - rank(b.PublicKey().Type() == ssh.KeyAlgoED25519)
+		return Rank(a.PublicKey().Type() == ssh.KeyAlgoED25519) - Rank(b.PublicKey().Type() == ssh.KeyAlgoED25519)
 	})
 	return signers[:min(len(signers), agentKeys)], nil
 }
@@ -294,21 +296,57 @@ func (id *Identity) Close() error {
 
 // PublicKey returns the public key in authorized_keys form without a comment:
 // "ssh-ed25519 AAAA…". Of several keys it returns the first.
-func (id *Identity) PublicKey() string { return authorizedKey(id.signers[0].PublicKey()) }
+func (id *Identity) PublicKey() string { return Authorized(id.signers[0].PublicKey()) }
 
 // Fingerprint returns the type of each key and the fingerprint that ssh-keygen -l shows:
 // "ssh-ed25519 SHA256:…".
 func (id *Identity) Fingerprint() string {
 	names := make([]string, len(id.signers))
 	for i, s := range id.signers {
-		names[i] = fingerprint(s.PublicKey())
+		names[i] = Fingerprint(s.PublicKey())
 	}
 	return strings.Join(names, ", ")
 }
 
-// slow reports whether every login costs an RSA signature.
-func (id *Identity) slow() bool { return id.signers[0].PublicKey().Type() == ssh.KeyAlgoRSA }
+// Signers returns the keys.
+func (id *Identity) Signers() []ssh.Signer { return id.signers }
 
-func authorizedKey(key ssh.PublicKey) string {
+// Slow reports whether every login costs an RSA signature.
+func (id *Identity) Slow() bool { return id.signers[0].PublicKey().Type() == ssh.KeyAlgoRSA }
+
+func Authorized(key ssh.PublicKey) string {
 	return strings.TrimSuffix(string(ssh.MarshalAuthorizedKey(key)), "\n")
+}
+
+// Same reports whether two keys are the same.
+func Same(a, b ssh.PublicKey) bool { return bytes.Equal(a.Marshal(), b.Marshal()) }
+
+// Fingerprint returns the type of a key and its fingerprint, as in Identity.Fingerprint.
+func Fingerprint(key ssh.PublicKey) string {
+	return key.Type() + " " + ssh.FingerprintSHA256(key)
+}
+
+func Rank(known bool) int {
+	if known {
+		return 0
+	}
+	return 1
+}
+
+// ReplaceFile writes a file. At every moment the path has the whole old or the whole new
+// file.
+func ReplaceFile(path string, data []byte, mode fs.FileMode) error {
+	tmp, err := os.CreateTemp(filepath.Dir(path), filepath.Base(path)+".*")
+	if err != nil {
+		return err
+	}
+	_, err = tmp.Write(data)
+	err = errors.Join(err, tmp.Chmod(mode), tmp.Sync(), tmp.Close())
+	if err == nil {
+		err = os.Rename(tmp.Name(), path)
+	}
+	if err != nil {
+		_ = os.Remove(tmp.Name())
+	}
+	return err
 }
