@@ -201,3 +201,10 @@ func TestBadValuesOfLayersAreNamedInTheirOrder(t *testing.T) {
 		}
 	}
 }
+
+func text(err error) string {
+	if err == nil {
+		return ""
+	}
+	return err.Error()
+}

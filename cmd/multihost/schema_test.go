@@ -106,9 +106,9 @@ func answersInJSON() map[string]jsonAnswer {
 		"stop":                    {steps, nil},
 		"top":                     {answers, results{"top": topLook{}}},
 		"version":                 {answers, results{"version": map[string]string{}}},
-		"xla check":               {answers, results{"xla_check": checkResult{}}},
+		"xla check":               {answers, results{"xla_check": xla.Checked{}}},
 		"xla flags":               {answers, results{"xla_flags": []xla.Flag{}, "xla_flag": xla.Flag{}}},
-		"xla presets":             {answers, results{"xla_presets": presetList{}, "xla_group": xla.Group{}, "xla_preset": xla.Preset{}}},
+		"xla presets":             {answers, results{"xla_presets": xla.List{}, "xla_group": xla.Group{}, "xla_preset": xla.Preset{}}},
 	}
 }
 

@@ -32,6 +32,7 @@ import (
 	"multihost/internal/provision"
 	"multihost/internal/qr"
 	"multihost/internal/sim"
+	"multihost/internal/sim/daemon"
 	"multihost/internal/sshfan"
 	"multihost/internal/sshkey"
 	"multihost/internal/ui"
@@ -56,7 +57,7 @@ type session struct {
 	dryRun   bool // change nothing
 	lookup   config.Lookup
 	sim      *sim.Server
-	simDir   string
+	endSim   func()
 	leave    <-chan struct{}
 	typed    map[string]string // the flags on the command line
 
@@ -126,8 +127,7 @@ func (s *session) close() {
 		s.cloud.Close()
 	}
 	if s.sim != nil {
-		s.sim.Close()
-		os.RemoveAll(s.simDir)
+		s.endSim()
 	}
 	s.closeView()
 }
@@ -374,17 +374,11 @@ func (s *session) startSim(c *call) error {
 	if !c.Sound() {
 		return nil
 	}
-	dir, err := os.MkdirTemp("", simTemp)
+	server, end, err := daemon.ForOne(c.Context, sim.Config{Slices: specs, Backend: c.String("sim-backend"), Step: c.Duration("sim-step"), Faults: faults})
 	if err != nil {
 		return err
 	}
-	s.simDir = dir
-	server, err := sim.Start(c.Context, sim.Config{Dir: dir, Slices: specs, Backend: c.String("sim-backend"), Step: c.Duration("sim-step"), Faults: faults})
-	if err != nil {
-		os.RemoveAll(dir)
-		return err
-	}
-	s.sim = server
+	s.sim, s.endSim = server, end
 	env, outer := server.Env(), s.lookup
 	s.lookup = func(key string) (string, bool) {
 		if v, ok := env[key]; ok {

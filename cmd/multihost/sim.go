@@ -1,18 +1,12 @@
 package main
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"net"
-	"os"
-	"os/exec"
 	"path/filepath"
 	"runtime"
-	"slices"
 	"strings"
-	"syscall"
-	"text/tabwriter"
 	"time"
 
 	"github.com/urfave/cli/v2"
@@ -22,9 +16,8 @@ import (
 	"multihost/internal/event"
 	"multihost/internal/remote"
 	"multihost/internal/sim"
+	"multihost/internal/sim/daemon"
 	"multihost/internal/sim/worker"
-	"multihost/internal/sshfan"
-	"multihost/internal/tpu"
 	"multihost/internal/ui"
 )
 
@@ -117,7 +110,7 @@ func simUpCommand() *cli.Command {
 				return &usageError{Err: fmt.Errorf("a simulator runs already, at %s", running.URL()), Advice: "end it with: multihost sim down; or give another --sim-dir"}
 			}
 			var why, err error
-			if cfg.SSHPort, why, err = simPort(asked, worker.TryPort); err != nil {
+			if cfg.SSHPort, why, err = daemon.Port(asked, worker.TryPort); err != nil {
 				return err
 			}
 			if why != nil {
@@ -129,9 +122,13 @@ func simUpCommand() *cli.Command {
 				view.Close()
 			}
 			if c.Bool("background") {
-				return simBackground(c, dir, asked)
+				url, err := daemon.Background(c.Context, dir, daemonLine(c, dir, asked))
+				if err != nil {
+					return err
+				}
+				return simUp(c, url, dir, "type")
 			}
-			return simForeground(c, cfg)
+			return daemon.Foreground(c.Context, cfg, func(url string) error { return simUp(c, url, dir, "in another terminal type") })
 		}),
 	}, exitOK, exitUsage, exitIO)
 }
@@ -159,110 +156,23 @@ func simConfig(c *call, dir string) sim.Config {
 	return cfg
 }
 
-// gcloudPort is the port at which gcloud's ssh and scp connect to workers.
-const gcloudPort = 22
-
-// simPort returns the port at which the workers answer: asked, or gcloud's port if asked
-// is 0. If gcloud's port cannot be used, it returns 0, for a free port, and why.
-func simPort(asked int, try func(port int) error) (port int, why, err error) {
-	port = cmp.Or(asked, gcloudPort)
-	why = try(port)
-	if errno := syscall.Errno(0); errors.As(why, &errno) {
-		why = errno // without the address that was tried
-	}
-	switch {
-	case why == nil:
-		return port, nil, nil
-	case asked == 0:
-		return 0, fmt.Errorf("workers cannot answer at port %d: %w", port, why), nil
-	}
-	return 0, nil, &configError{
-		Err:    fmt.Errorf("--ssh-port=%d: workers cannot answer there: %w", port, why),
-		Advice: fmt.Sprintf("see what listens there: sudo ss -ltnp 'sport = :%d'; or leave out --ssh-port", port),
-	}
+// simUp shows that the simulator is ready, and what to type then.
+func simUp(c *call, url, dir, todo string) error {
+	return tell(c, fmt.Sprintf("simulator ready at %s; %s: eval \"$(multihost sim env)\"", url, todo), event.Result{Name: "sim_up", Data: simReady{url, dir}})
 }
 
-func simForeground(c *call, cfg sim.Config) error {
-	workers := 0
-	for _, s := range cfg.Slices {
-		ty, err := tpu.ParseType(s.Type)
-		if err != nil {
-			return err
-		}
-		workers += s.Count * ty.Workers
-	}
-	if err := sshfan.RaiseFileLimit(workers); err != nil {
-		return err
-	}
-	if err := os.MkdirAll(cfg.Dir, 0o700); err != nil {
-		return &configError{Err: err}
-	}
-	server, err := sim.Start(c.Context, cfg)
-	if err != nil {
-		return err
-	}
-	if err := tell(c, fmt.Sprintf("simulator ready at %s; in another terminal type: eval \"$(multihost sim env)\"", server.URL()),
-		event.Result{Name: "sim_up", Data: simReady{server.URL(), cfg.Dir}}); err != nil {
-		return errors.Join(err, server.Close())
-	}
-	select {
-	case <-c.Context.Done():
-	case <-server.Down():
-	}
-	return server.Close()
-}
-
-// simBackground starts this program again as a daemon and waits until it is ready or has
-// ended.
-func simBackground(c *call, dir string, port int) error {
-	self, err := os.Executable()
-	if err != nil {
-		return err
-	}
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return &configError{Err: err}
-	}
-	logPath := filepath.Join(dir, "sim.log")
-	log, err := os.Create(logPath)
-	if err != nil {
-		return err
-	}
-	defer log.Close()
+// daemonLine returns the command line of the daemon that sim up --background starts.
+func daemonLine(c *call, dir string, port int) []string {
 	args := []string{"sim", "up", "--config=none", "--sim-dir=" + dir, fmt.Sprintf("--ssh-port=%d", port)} // no file: the flags below hold its values
 	for _, name := range []string{"listen", "backend", "step", "quota", "login"} {
-		args = append(args, fmt.Sprintf("--%s=%v", name, c.Value(name)))
+		args = append(args, fmt.Sprintf("--%s=%v", name, c.flags.Value(name)))
 	}
 	for _, name := range []string{"slices", "fault"} {
 		for _, v := range c.StringSlice(name) {
 			args = append(args, "--"+name+"="+v)
 		}
 	}
-	cmd := exec.Command(self, args...)
-	cmd.Stdout, cmd.Stderr = log, log
-	ownSession(cmd)
-	if err := cmd.Start(); err != nil {
-		return err
-	}
-	ended := make(chan error, 1)
-	go func() { ended <- cmd.Wait() }()
-	tick := time.NewTicker(20 * time.Millisecond)
-	defer tick.Stop()
-	for {
-		if running, err := sim.Open(dir); err == nil {
-			return tell(c, fmt.Sprintf("simulator ready at %s; type: eval \"$(multihost sim env)\"", running.URL()),
-				event.Result{Name: "sim_up", Data: simReady{running.URL(), dir}})
-		}
-		select {
-		case err := <-ended:
-			text, _ := os.ReadFile(logPath)
-			return fmt.Errorf("start simulator: %w: %s", err, strings.TrimPrefix(strings.TrimSpace(string(text)), "multihost: error: "))
-		case <-c.Context.Done():
-			cmd.Process.Signal(syscall.SIGTERM)
-			<-ended
-			return c.Context.Err()
-		case <-tick.C:
-		}
-	}
+	return args
 }
 
 // openSim finds the running simulator.
@@ -295,16 +205,7 @@ func simEnvCommand() *cli.Command {
 			}
 			defer view.Close()
 			env := client.Env()
-			var names []string
-			for name := range env {
-				names = append(names, name)
-			}
-			slices.Sort(names)
-			var b strings.Builder
-			for _, name := range names {
-				fmt.Fprintf(&b, "export %s=%s\n", name, remote.Quote(env[name]))
-			}
-			view.Emit(event.Result{Name: "sim_env", Text: b.String(), Data: env})
+			view.Emit(event.Result{Name: "sim_env", Text: daemon.Export(env), Data: env})
 			return nil
 		}),
 	}, exitOK, exitUsage, exitConfig)
@@ -329,27 +230,10 @@ func simStatusCommand() *cli.Command {
 				return err
 			}
 			defer view.Close()
-			view.Emit(event.Result{Name: "sim_status", Text: simStatusText(status), Data: status})
+			view.Emit(event.Result{Name: "sim_status", Text: daemon.StatusText(status), Data: status})
 			return nil
 		}),
 	}, exitOK, exitUsage, exitConfig)
-}
-
-func simStatusText(st sim.Status) string {
-	var b strings.Builder
-	fmt.Fprintf(&b, "simulator at %s, project %s, zone %s, SSH port %d\n", st.URL, st.Project, st.Zone, st.SSHPort)
-	w := tabwriter.NewWriter(&b, 0, 8, 2, ' ', 0)
-	for _, q := range st.Queued {
-		fmt.Fprintf(w, "queued resource\t%s\t%s\n", q.ID, q.State)
-	}
-	for _, n := range st.Nodes {
-		fmt.Fprintf(w, "node\t%s\t%s\t%s\t%s\n", n.ID, n.State, n.Type, event.Count(len(n.Workers), "worker"))
-	}
-	for _, f := range st.Faults {
-		fmt.Fprintf(w, "fault %d\t%s\n", f.ID, f.Fault)
-	}
-	w.Flush()
-	return b.String()
 }
 
 func simFaultCommand() *cli.Command {
@@ -444,7 +328,7 @@ func simDownCommand() *cli.Command {
 			if err := ready(c); err != nil {
 				return err
 			}
-			if n, err := sweepSims(); err != nil {
+			if n, err := daemon.Sweep(); err != nil {
 				return err
 			} else if n > 0 {
 				fmt.Fprintf(c.stderr, "multihost: removed what %d killed simulators of --sim had left\n", n)
@@ -459,42 +343,12 @@ func simDownCommand() *cli.Command {
 			if err := client.Down(c.Context); err != nil {
 				return err
 			}
-			if err := removeSim(simDir(c)); err != nil {
+			if err := daemon.Remove(simDir(c)); err != nil {
 				return err
 			}
 			return tell(c, "", event.Result{Name: "sim_down", Data: simEnded{true}})
 		}),
 	}, exitOK, exitUsage)
-}
-
-// removeSim removes the files of a simulator that has ended, and its directory unless
-// something else is in it.
-func removeSim(dir string) error {
-	var err error
-	for _, name := range []string{"workers", "gcloud", "google_compute_engine", "google_compute_engine.pub", "known_hosts", "known_hosts.lock", "application_default_credentials.json", "sim.log"} {
-		err = errors.Join(err, os.RemoveAll(filepath.Join(dir, name)))
-	}
-	os.Remove(dir)
-	return err
-}
-
-// simTemp begins the names of the directories of simulators started by --sim.
-const simTemp = "multihost-sim-"
-
-// sweepSims removes what killed simulators of --sim left, and counts them.
-func sweepSims() (swept int, err error) {
-	dirs, _ := filepath.Glob(filepath.Join(os.TempDir(), simTemp+"*"))
-	for _, dir := range dirs {
-		if _, openErr := sim.Open(dir); !errors.Is(openErr, sim.ErrNotRunning) {
-			continue
-		}
-		if rmErr := os.RemoveAll(dir); rmErr != nil {
-			err = errors.Join(err, rmErr)
-			continue
-		}
-		swept++
-	}
-	return swept, err
 }
 
 // The results of the sim commands in JSON.

@@ -1,4 +1,4 @@
-package main
+package daemon
 
 import (
 	"errors"
@@ -29,7 +29,7 @@ func TestWorkersOfTheSimulatorAnswerWhereGcloudLooks(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()
 			tried := 0
-			port, why, err := simPort(test.asked, func(port int) error { tried = port; return test.try })
+			port, why, err := Port(test.asked, func(port int) error { tried = port; return test.try })
 			if port != test.port || tried != test.tried || text(why) != test.why || text(err) != test.refused {
 				t.Errorf("got %d, %q, %q after trying %d; want %d, %q, %q after %d", port, text(why), text(err), tried, test.port, test.why, test.refused, test.tried)
 			}
