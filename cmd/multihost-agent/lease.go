@@ -1,0 +1,114 @@
+//go:build linux
+
+package main
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"os"
+	"os/exec"
+	"runtime"
+	"runtime/debug"
+	"strconv"
+	"strings"
+	"syscall"
+
+	"multihost/internal/agent"
+	"multihost/internal/agent/watch"
+)
+
+// lease runs one operation on the lease of a job's slices:
+//
+//	boot [FD]              from the startup script of the slices, which root runs at every
+//	                       boot; the lock of a watch is held by the open file FD
+//	watch RUN              the watch itself; its output is its log
+//	arm NONCE              from a runner; stdin has the terms and then the line "end"
+//	adopt NONCE            as arm, but does not examine what this worker may do
+//	renew NONCE RUN HOLD   from a runner, later: it lives, and may be silent for HOLD seconds
+//	look NONCE RUN         only reports
+//
+// Answers are lines that begin with NONCE.
+func lease(ctx context.Context, args []string) int {
+	thrifty()
+	args = append(args, "", "", "")
+	h := host()
+	nonce := args[1]
+	var err error
+	switch args[0] {
+	case "boot":
+		err = boot(ctx, h, args[1])
+		nonce = ""
+	case "watch":
+		err = h.Watch(ctx, args[1], nil)
+		nonce = ""
+	case "arm", "adopt":
+		err = h.Arm(ctx, nonce, os.Stdin, args[0] == "adopt")
+	case "renew":
+		err = h.Renew(nonce, args[2], args[3])
+	case "look":
+		err = h.Tell(nonce, args[2])
+	default:
+		fmt.Fprintf(os.Stderr, "multihost-agent: unknown operation %q on a lease\n", args[0])
+		return statusUsage
+	}
+	switch {
+	case err == nil:
+		return 0
+	case errors.Is(err, agent.ErrForeign): // the log says so
+	case nonce != "":
+		fmt.Printf("%s error %s\n", nonce, strings.ReplaceAll(err.Error(), "\n", " "))
+	default:
+		h.Note(err.Error())
+	}
+	return 1
+}
+
+// thrifty keeps the program small: it lives as long as the slices, beside a command that
+// may need every byte and core of the worker.
+func thrifty() {
+	runtime.GOMAXPROCS(1)
+	debug.SetGCPercent(20)
+}
+
+func host() *watch.Host {
+	transport := agent.Transport()
+	transport.DisableKeepAlives = true // hours may pass between two calls
+	var carrier http.RoundTripper = transport
+	metadata := &agent.Metadata{Host: os.Getenv("GCE_METADATA_HOST"), Transport: carrier}
+	return &watch.Host{
+		Tmp: os.Getenv("MULTIHOST_ROOT_TMP"), Home: cmp.Or(os.Getenv("HOME"), "/root"), Login: os.Getuid(),
+		Metadata: metadata, Client: &agent.Client{Metadata: metadata, Transport: carrier},
+		Out: os.Stdout, Uptime: watch.Uptime, Spawn: spawn, Idle: debug.FreeOSMemory,
+	}
+}
+
+// boot continues the watch of the process that this program replaces, if there was one.
+func boot(ctx context.Context, h *watch.Host, fd string) error {
+	if fd == "" {
+		return h.Boot(ctx, nil)
+	}
+	n, err := strconv.Atoi(fd)
+	if err != nil || n < 3 {
+		return fmt.Errorf("no open file is called %q", fd)
+	}
+	syscall.CloseOnExec(n)
+	return h.Boot(ctx, os.NewFile(uintptr(n), "lock"))
+}
+
+// spawn starts a watch in a session of its own.
+func spawn(run string, log *os.File) error {
+	self, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	cmd := exec.Command(self, "lease", "watch", run)
+	cmd.Dir, cmd.Stdout, cmd.Stderr = "/", log, log
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	return cmd.Process.Release()
+}

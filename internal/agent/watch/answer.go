@@ -1,0 +1,223 @@
+//go:build linux
+
+package watch
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	"multihost/internal/agent"
+)
+
+// say answers a runner: a line that begins with the nonce that it gave.
+func (h *Host) say(nonce string, words ...any) {
+	fmt.Fprintln(h.Out, append([]any{nonce}, words...)...)
+}
+
+// errRun is an error about a run's name.
+func errRun(run string) error { return fmt.Errorf("no run is called %s", run) }
+
+// Boot begins a watch after a boot, with the terms of the metadata. Terms from a runner
+// override those, whether it gave them before the reboot or since then. If lock is not
+// nil, it holds the lock of a watch, which Boot continues; otherwise it starts one as a
+// process of its own.
+func (h *Host) Boot(ctx context.Context, lock *os.File) error {
+	text, err := h.Metadata.Value(ctx, "attributes/multihost-lease")
+	if err != nil {
+		return fmt.Errorf("the metadata server does not tell of a lease: %w", err)
+	}
+	t := Defaults()
+	t.Read(text)
+	if t.Run == "" {
+		return errors.New("the metadata has no lease")
+	}
+	if err := h.prepare(); err != nil {
+		return err
+	}
+	t.Read(readSome(h.own(t.Run + ".terms")))
+	if path, _ := h.newest(t.Run); path != "" {
+		t.Read(readSome(path))
+		t.Adopted = true
+	}
+	if err := h.save(t); err != nil {
+		return fmt.Errorf("write %s: %w", h.own(t.Run+".terms"), err)
+	}
+	if lock != nil {
+		return h.Watch(ctx, t.Run, lock)
+	}
+	return h.start(ctx, t.Run)
+}
+
+// Arm takes the terms of a runner, which in has, and answers what is known of the lease.
+// Unless only is set, it also finds out what this worker may do.
+func (h *Host) Arm(ctx context.Context, nonce string, in io.Reader, only bool) error {
+	whole, err := io.ReadAll(io.LimitReader(in, mostTerms))
+	text, found := strings.CutSuffix(strings.TrimRight(string(whole), "\n"), "\nend")
+	if err != nil || !found { // incomplete terms would be different terms
+		return errors.New("the terms did not arrive whole")
+	}
+	t := Defaults()
+	t.Read(text + "\n")
+	if t.Run == "" {
+		return errRun(t.Run)
+	}
+	if err := h.prepare(); err != nil {
+		return err
+	}
+	if err := h.writeLease(t.Run, text+"\n"); err != nil {
+		return err
+	}
+	t.Adopted = true
+	if err := h.save(t); err != nil {
+		return fmt.Errorf("write %s: %w", h.own(t.Run+".terms"), err)
+	}
+	// If there is no limit to watch any more, the watch that boot started ends by itself.
+	if t.Lease > 0 || t.TTL > 0 {
+		if err := h.start(ctx, t.Run); err != nil {
+			return err
+		}
+	}
+	if !only {
+		h.testRight(ctx, nonce, t)
+	}
+	return h.tell(nonce, t.Run)
+}
+
+// testRight answers whether this worker may delete the resource, and whether it can share
+// its state.
+func (h *Host) testRight(ctx context.Context, nonce string, t Terms) {
+	// Thousands of workers ask at once.
+	_ = agent.Sleep(ctx, rand.N(2*time.Duration(max(t.Total, 1))*time.Millisecond))
+	err := h.Client.MayDelete(ctx, t.deletions())
+	if err == nil {
+		h.say(nonce, "right yes")
+	} else {
+		account := ""
+		if agent.StatusOf(err) != 0 { // otherwise the right is not what is missing
+			account, _ = h.Metadata.Value(ctx, "service-accounts/default/email")
+		}
+		if account == "" || strings.ContainsAny(account, " \t\n") {
+			account = "-"
+		}
+		h.say(nonce, "right no", status(err), account, strings.ReplaceAll(err.Error(), "\n", " "))
+	}
+	if t.Total > 1 {
+		if err := h.Metadata.Publish(ctx, "armed", "run="+t.Run); err != nil {
+			h.say(nonce, "apart", status(err))
+		}
+	}
+}
+
+// status returns the HTTP status of a refused call, with three digits.
+func status(err error) string { return fmt.Sprintf("%03d", agent.StatusOf(err)) }
+
+// writeLease replaces this login's lease file: a reader sees either the old text or the
+// new one.
+func (h *Host) writeLease(run, text string) error {
+	path := h.index(leaseFile(run, h.Login))
+	// Not agent.WriteFile: the same text again is a renewal.
+	part := h.index(fmt.Sprintf(".%s.lease.%d.%d", run, h.Login, os.Getpid()))
+	err := os.WriteFile(part, []byte(text), 0o644)
+	if err == nil {
+		err = os.Rename(part, path)
+	}
+	if err != nil {
+		os.Remove(part)
+		return fmt.Errorf("write %s: %w", path, err)
+	}
+	return nil
+}
+
+// Renew says that a runner lives and may be silent for hold seconds. It changes nothing if
+// nobody has armed the worker.
+func (h *Host) Renew(nonce, run, hold string) error {
+	if !runName.MatchString(run) {
+		return errRun(run)
+	}
+	if path, _ := h.newest(run); path != "" {
+		var b strings.Builder
+		for line := range strings.Lines(readSome(path)) {
+			if !strings.HasPrefix(line, "hold=") {
+				b.WriteString(line)
+			}
+		}
+		if err := h.writeLease(run, b.String()+"hold="+hold+"\n"); err != nil {
+			return err
+		}
+	}
+	return h.tell(nonce, run)
+}
+
+// Tell answers with the terms that count here, and whether a watch lives.
+func (h *Host) Tell(nonce, run string) error {
+	if !runName.MatchString(run) {
+		return errRun(run)
+	}
+	return h.tell(nonce, run)
+}
+
+func (h *Host) tell(nonce, run string) error {
+	t := Defaults()
+	path, _ := h.newest(run)
+	if path != "" {
+		t.Read(readSome(path))
+	}
+	now := time.Now()
+	born, held := now, "no"
+	if file, ok := h.watched(run); ok {
+		if words := strings.Fields(readSome(file)); len(words) > 2 {
+			if n, err := strconv.ParseInt(words[2], 10, 64); err == nil && n > 0 {
+				born = time.Unix(n, 0)
+			}
+		}
+		if path != "" {
+			held = "yes"
+		}
+	}
+	h.say(nonce, "lease", held, t.Lease, t.TTL, int64(now.Sub(t.begin(born))/time.Second), t.Keep, t.KeepFor)
+	return nil
+}
+
+// start starts a watch unless one lives.
+func (h *Host) start(ctx context.Context, run string) error {
+	if _, ok := h.watched(run); ok {
+		return nil
+	}
+	log, err := os.OpenFile(h.own(run+".log"), os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o644)
+	if err != nil {
+		return err
+	}
+	defer log.Close()
+	if err := h.Spawn(run, log); err != nil {
+		return fmt.Errorf("start the watch: %w", err)
+	}
+	for range 200 {
+		if _, ok := h.watched(run); ok {
+			return nil
+		}
+		if err := agent.Sleep(ctx, 50*time.Millisecond); err != nil {
+			return err
+		}
+	}
+	last := lastLine(h.own(run + ".log"))
+	if strings.HasSuffix(last, " multihost: dismissed") { // a watch without a limit ends at once
+		return nil
+	}
+	return fmt.Errorf("the watch did not start: %s", last)
+}
+
+func lastLine(path string) string {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return err.Error()
+	}
+	lines := strings.Split(strings.TrimRight(string(text), "\n"), "\n")
+	return lines[len(lines)-1]
+}

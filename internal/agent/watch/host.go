@@ -1,0 +1,445 @@
+//go:build linux
+
+package watch
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net/http"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"multihost/internal/agent"
+)
+
+// A Host is this worker, with its metadata server and the cloud behind it. Its functions
+// are for one login.
+type Host struct {
+	Tmp      string // directory that has /tmp; "" is the root
+	Home     string
+	Login    int // number of the login
+	Metadata *agent.Metadata
+	Client   *agent.Client
+	Out      io.Writer                            // answers to a runner, or the log of a watch
+	Uptime   func() (time.Duration, error)        // since the boot
+	Spawn    func(run string, log *os.File) error // starts a watch as a process of its own; it writes to log
+	Idle     func()                               // called before each wait of a watch; nil: nothing
+}
+
+func (h *Host) index(name string) string { return filepath.Join(h.Tmp+Index, name) }
+func (h *Host) own(name string) string   { return filepath.Join(h.Home, ownFolder, name) }
+
+// prepare makes the directories: the one that all logins share, as package launch makes
+// it, and our own.
+func (h *Host) prepare() error {
+	dir := h.index("")
+	info, err := os.Lstat(dir)
+	if errors.Is(err, os.ErrNotExist) {
+		if err = os.Mkdir(dir, 0o777); err == nil {
+			err = os.Chmod(dir, 0o777|os.ModeSticky)
+		}
+		if err == nil || errors.Is(err, os.ErrExist) {
+			info, err = os.Lstat(dir)
+		}
+	}
+	if err != nil {
+		return err
+	}
+	if !info.IsDir() {
+		return fmt.Errorf("make %s: it is no directory", dir)
+	}
+	return os.MkdirAll(h.own(""), 0o700)
+}
+
+// Note logs a line.
+func (h *Host) Note(text string) {
+	fmt.Fprintf(h.Out, "%s multihost: %s\n", time.Now().UTC().Format("2006-01-02T15:04:05Z"), text)
+}
+
+// terms returns the terms that are kept for after a reboot.
+func (h *Host) terms(run string) Terms {
+	t := Defaults()
+	t.Run = run
+	t.Read(readSome(h.own(run + ".terms")))
+	return t
+}
+
+func (h *Host) save(t Terms) error {
+	return agent.WriteFile(h.own(t.Run+".terms"), []byte(t.Text()), 0o644)
+}
+
+// mostTerms bounds what is read of a file that any login can write.
+const mostTerms = 64 << 10
+
+func readSome(path string) string {
+	f, err := os.Open(path)
+	if err != nil {
+		return ""
+	}
+	defer f.Close()
+	text, err := io.ReadAll(io.LimitReader(f, mostTerms))
+	if err != nil {
+		return ""
+	}
+	return string(text)
+}
+
+// numbered returns the regular files of the index whose names are prefix and the number of
+// a login.
+func (h *Host) numbered(prefix string) (files []os.FileInfo) {
+	names, _ := filepath.Glob(h.index(prefix + "[0-9]*"))
+	for _, name := range names {
+		if info, err := os.Lstat(name); err == nil && info.Mode().IsRegular() {
+			files = append(files, info)
+		}
+	}
+	return files
+}
+
+// newest returns the path of the lease file that was written last, "" if there is none,
+// and a text that changes whenever a lease does.
+func (h *Host) newest(run string) (path, sight string) {
+	var last time.Time
+	for _, f := range h.numbered(run + ".lease.") {
+		sight += fmt.Sprintf("%s %d\n", f.Name(), f.ModTime().UnixNano())
+		if path == "" || f.ModTime().After(last) {
+			path, last = h.index(f.Name()), f.ModTime()
+		}
+	}
+	return path, sight
+}
+
+// isFree reports whether no process holds the lock of a file. The file is not created: the
+// kernel refuses that for another login's file in a sticky directory that all can write.
+func isFree(path string) bool {
+	f, err := os.Open(path)
+	if err != nil {
+		return false
+	}
+	defer f.Close()
+	return syscall.Flock(int(f.Fd()), syscall.LOCK_SH|syscall.LOCK_NB) == nil
+}
+
+// watched returns the file of the watch that lives, whatever login runs it. The watch holds
+// its lock; the file names its process and the time of the first boot.
+func (h *Host) watched(run string) (path string, ok bool) {
+	for _, f := range h.numbered(run + ".watch.") {
+		if path = h.index(f.Name()); f.Size() > 0 && !isFree(path) {
+			return path, true
+		}
+	}
+	return "", false
+}
+
+// entry is what the index says of the newest attempt of a run.
+type entry struct {
+	path string // "": there is none
+	code string
+	pid  int
+}
+
+func (h *Host) entry(run string) (e entry) {
+	names, _ := filepath.Glob(h.index("[0-9]*-" + run + "-[0-9]*" + entryEnd)) // a run's name has nothing special
+	newest := uint64(0)
+	for _, name := range names {
+		login, rest, _ := strings.Cut(filepath.Base(name), "-"+run+"-")
+		_, err := strconv.ParseUint(login, 10, 64)
+		attempt, err2 := strconv.ParseUint(strings.TrimSuffix(rest, entryEnd), 10, 32)
+		if err != nil || err2 != nil {
+			continue // another run, whose name ends like ours
+		}
+		if info, err := os.Lstat(name); err == nil && info.Mode().IsRegular() && attempt > newest {
+			newest, e.path = attempt, name
+		}
+	}
+	if e.path == "" {
+		return e
+	}
+	for line := range strings.Lines(readSome(e.path)) {
+		switch key, value, _ := strings.Cut(strings.TrimSuffix(line, "\n"), "="); key {
+		case entryCode:
+			e.code = value
+		case entryStarted:
+			pid, _, _ := strings.Cut(value, " ")
+			e.pid, _ = strconv.Atoi(pid) // 0 stops nothing
+		}
+	}
+	return e
+}
+
+// look returns what the worker shows. seen is the sight of the last look.
+func (h *Host) look(run string, seen *string) (Sight, error) {
+	up, err := h.Uptime()
+	if err != nil {
+		return Sight{}, err
+	}
+	s := Sight{Up: up, Now: time.Now()}
+	path, sight := h.newest(run)
+	s.Leased = path != ""
+	if sight != *seen {
+		*seen, s.Renewed = sight, s.Leased
+		if s.Renewed {
+			s.Lease = readSome(path)
+		}
+	}
+	lock := h.index(busyLock)
+	if _, err := os.Stat(lock); err == nil && !isFree(lock) {
+		s.Busy = true
+		return s, nil
+	}
+	e := h.entry(run)
+	s.Begun, s.Code = e.path != "", e.code
+	return s, nil
+}
+
+// Uptime returns the time since the boot of this machine.
+func Uptime() (time.Duration, error) {
+	text, err := os.ReadFile("/proc/uptime")
+	if err != nil {
+		return 0, err
+	}
+	word, _, _ := strings.Cut(string(text), " ")
+	return time.ParseDuration(word + "s")
+}
+
+// Watch is the watch of a run. It returns nil when it has nothing more to watch or another
+// watch lives, ErrForeign of package agent when the resource is another run's, and the
+// context's error. lock is the open file that holds the lock of a watch that this one
+// continues; nil: it takes the lock itself.
+func (h *Host) Watch(ctx context.Context, run string, lock *os.File) error {
+	if !runName.MatchString(run) {
+		return fmt.Errorf("no run is called %q", run)
+	}
+	if err := h.prepare(); err != nil {
+		return err
+	}
+	born, err := h.firstBoot(run)
+	if err != nil {
+		return err
+	}
+	path := h.index(watchFile(run, h.Login))
+	if lock == nil {
+		if lock, err = takeLock(ctx, path); lock == nil {
+			return err
+		}
+	}
+	defer lock.Close()
+	// package launch reads which process this is, so that it does not stop it with the run.
+	if err := os.WriteFile(path, fmt.Appendf(nil, "%d %s %d\n", os.Getpid(), startTime(), born.Unix()), 0o644); err != nil {
+		return err
+	}
+	up, err := h.Uptime()
+	if err != nil {
+		return err
+	}
+	h.Note("watching run " + run)
+	w := &watcher{Host: h, m: NewMachine(h.terms(run), born, up)}
+	for {
+		end, err := w.round(ctx)
+		if err != nil {
+			return err
+		}
+		if end != nil {
+			return h.leave(path, *end)
+		}
+		if h.Idle != nil {
+			h.Idle()
+		}
+		if err := agent.Sleep(ctx, seconds(w.m.Terms.Look)); err != nil {
+			return err
+		}
+	}
+}
+
+func (h *Host) leave(path string, end End) error {
+	if end.Foreign {
+		return agent.ErrForeign
+	}
+	return os.Remove(path)
+}
+
+// firstBoot returns the time of the first boot, which the first watch notes.
+func (h *Host) firstBoot(run string) (time.Time, error) {
+	path := h.own(run + ".born")
+	text := readSome(path)
+	if text == "" {
+		text = strconv.FormatInt(time.Now().Unix(), 10)
+		if err := agent.WriteFile(path, []byte(text+"\n"), 0o644); err != nil {
+			return time.Time{}, err
+		}
+	}
+	n, err := strconv.ParseInt(strings.TrimSpace(text), 10, 64)
+	if err != nil || n <= 0 || n >= 1e12 {
+		return time.Time{}, fmt.Errorf("read %s: it has no time", path)
+	}
+	return time.Unix(n, 0), nil
+}
+
+// takeLock returns the open file that holds the lock; nil if another process holds it.
+func takeLock(ctx context.Context, path string) (*os.File, error) {
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o644)
+	if err != nil {
+		return nil, err
+	}
+	for range 100 { // somebody who only looks holds it for a moment
+		if err = syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err == nil {
+			return f, nil
+		}
+		if !errors.Is(err, syscall.EWOULDBLOCK) || agent.Sleep(ctx, 50*time.Millisecond) != nil {
+			break
+		}
+	}
+	f.Close()
+	if errors.Is(err, syscall.EWOULDBLOCK) {
+		err = ctx.Err()
+	}
+	return nil, err
+}
+
+// startTime returns when this process was started, as the kernel counts it.
+func startTime() string {
+	text, err := os.ReadFile("/proc/self/stat")
+	if err != nil {
+		return "0"
+	}
+	_, rest, _ := strings.Cut(string(text), ") ")
+	if fields := strings.Fields(rest); len(fields) > 19 {
+		return fields[19]
+	}
+	return "0"
+}
+
+// A watcher does what a Machine wants.
+type watcher struct {
+	*Host
+	m    *Machine
+	seen string
+}
+
+// round looks once and does all that follows from it. end is not nil when the watch is
+// over.
+func (w *watcher) round(ctx context.Context) (end *End, err error) {
+	s, err := w.look(w.m.Terms.Run, &w.seen)
+	if err != nil {
+		return nil, err
+	}
+	for todo := w.m.Look(s); len(todo) > 0; {
+		a := todo[0]
+		if over, ok := a.(End); ok {
+			return &over, nil
+		}
+		more, err := w.do(ctx, a)
+		if err != nil {
+			return nil, err
+		}
+		todo = append(todo[1:], more...)
+	}
+	return nil, nil
+}
+
+func (w *watcher) do(ctx context.Context, a Action) ([]Action, error) {
+	switch a := a.(type) {
+	case Note:
+		w.Note(a.Text)
+	case Save:
+		_ = w.save(w.m.Terms) // the disk may be full; the lease file still has them
+	case Share:
+		err := w.Metadata.Publish(ctx, "lease", fmt.Sprintf("run=%s state=%s at=%d", w.m.Terms.Run, a.State, time.Now().Unix()))
+		return w.m.Shared(err), ctx.Err()
+	case Stop:
+		w.stop()
+	case Ask:
+		reports, err := w.reports(ctx, a.Node)
+		return w.m.Heard(reports, err, time.Now()), ctx.Err()
+	case Pause:
+		if err := agent.Sleep(ctx, rand.N(a.Most)); err != nil {
+			return nil, err
+		}
+		s, err := w.look(w.m.Terms.Run, &w.seen)
+		if err != nil {
+			return nil, err
+		}
+		return w.m.Again(s), nil
+	case Delete:
+		return w.m.Deleted(w.Client.Delete(ctx, w.m.Terms.deletions())), ctx.Err()
+	}
+	return nil, nil
+}
+
+var report = regexp.MustCompile(`^run=(\S+) state=([a-z]+) at=([0-9]{1,11})$`)
+
+// reports returns what the workers of a slice have shared about our run.
+func (w *watcher) reports(ctx context.Context, node string) ([]Report, error) {
+	const body = `{"queryPath":"multihost/lease"}`
+	answer, err := w.Client.Do(ctx, agent.Call{Method: http.MethodPost, URL: w.m.Terms.attributesOf(node), Type: "application/json", Body: strings.NewReader(body), Size: int64(len(body))})
+	if err != nil {
+		return nil, err
+	}
+	var told struct {
+		Attributes []struct {
+			Value struct {
+				Items []struct {
+					Namespace, Key, Value string
+				} `json:"items"`
+			} `json:"queryValue"`
+		} `json:"guestAttributes"`
+	}
+	if err := json.Unmarshal(answer.Body, &told); err != nil {
+		return nil, fmt.Errorf("read its guest attributes: %w", err)
+	}
+	var all []Report
+	for _, worker := range told.Attributes {
+		for _, item := range worker.Value.Items {
+			m := report.FindStringSubmatch(item.Value)
+			if item.Namespace != "multihost" || item.Key != "lease" || m == nil || m[1] != w.m.Terms.Run {
+				continue
+			}
+			at, _ := strconv.ParseInt(m[3], 10, 64) // it is a number
+			all = append(all, Report{m[2], time.Unix(at, 0)})
+		}
+	}
+	return all, nil
+}
+
+// stop sends TERM to the command once; the deletion of its VM does the rest. It signals
+// only processes of the login that wrote the entry, because any login can write one.
+func (w *watcher) stop() {
+	e := w.entry(w.m.Terms.Run)
+	info, err := os.Stat(e.path)
+	if err != nil || e.pid <= 1 {
+		return
+	}
+	owner := info.Sys().(*syscall.Stat_t).Uid
+	all, _ := filepath.Glob("/proc/[0-9]*")
+	for _, dir := range all {
+		pid, _ := strconv.Atoi(filepath.Base(dir))
+		about, err := os.Stat(dir)
+		if err != nil || about.Sys().(*syscall.Stat_t).Uid != owner || sessionOf(dir) != e.pid {
+			continue
+		}
+		_ = syscall.Kill(pid, syscall.SIGTERM) // it may have ended
+	}
+}
+
+func sessionOf(dir string) int {
+	text, err := os.ReadFile(dir + "/stat")
+	if err != nil {
+		return 0
+	}
+	_, rest, _ := strings.Cut(string(text[strings.LastIndexByte(string(text), ')')+1:]), " ")
+	fields := strings.Fields(rest) // state, parent, group, session
+	if len(fields) < 4 {
+		return 0
+	}
+	session, _ := strconv.Atoi(fields[3])
+	return session
+}

@@ -1,0 +1,325 @@
+package watch
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"multihost/internal/agent"
+)
+
+// A Sight is what a look at this worker shows.
+type Sight struct {
+	Up  time.Duration // since the boot: setting the clock does not change it
+	Now time.Time
+
+	Leased  bool   // there is a lease file
+	Renewed bool   // it has changed since the last look
+	Lease   string // then: its text
+
+	Busy  bool   // the worker's lock is held, so the command of some run lives here
+	Begun bool   // the index has an attempt of our run
+	Code  string // its exit code; "" if it has not ended
+}
+
+// An Action is something that the Machine wants done. Actions are done in order.
+type Action interface{ action() }
+
+// The actions. The result of Share goes to Shared, that of Ask to Heard, that of Pause to
+// Again and that of Delete to Deleted; each may want more done.
+type (
+	Note   struct{ Text string }        // tell people
+	Save   struct{}                     // keep the terms for after a reboot
+	Share  struct{ State string }       // tell the other workers
+	Stop   struct{}                     // ask the command to end
+	Ask    struct{ Node string }        // read what the workers of a slice have shared
+	Pause  struct{ Most time.Duration } // wait for a random time of at most this, and look
+	Delete struct{}                     // request the deletion
+	End    struct{ Foreign bool }       // the watch is over; Foreign: the resource is another run's
+)
+
+func (Note) action()   {}
+func (Save) action()   {}
+func (Share) action()  {}
+func (Stop) action()   {}
+func (Ask) action()    {}
+func (Pause) action()  {}
+func (Delete) action() {}
+func (End) action()    {}
+
+// A Report is what one worker has shared.
+type Report struct {
+	State string
+	At    time.Time
+}
+
+// The states that workers share.
+const (
+	running   = "running"   // the command of some run lives there
+	succeeded = "succeeded" // the command of our run has ended with 0
+	failed    = "failed"    // it has ended otherwise
+	awaited   = "awaited"   // a living runner has not started the command yet
+	none      = "none"      // there is no runner, or the worker was rebooted
+	kept      = "kept"      // the watch has no limit any more
+)
+
+const (
+	shareEvery = 10 * time.Minute // an unchanged state is shared again
+	deadAfter  = 30 * time.Minute // a worker that has shared nothing for this long has ended
+	longPause  = 10 * time.Minute // between two tries when many have failed
+	manyTries  = 20
+	mostPause  = 600 * time.Second // before a deletion, so that usually a single worker requests it
+)
+
+// A Machine decides what a watch does. It reads no clock and touches nothing: Look begins
+// each round, and the other methods take the results of its actions. It is not safe for
+// concurrent use.
+type Machine struct {
+	Terms Terms
+	born  time.Time // the first boot
+
+	since, renewed, idle time.Duration // the boot of this watch; the last renewal; when a command was last seen
+	again                time.Duration // no try before
+	told                 string        // the state shared last
+	toldAt               time.Duration
+	stopped              bool
+	tries                int
+
+	seen  Sight
+	state string
+	why   string
+	aged  bool     // the time to live is the reason
+	asked []string // slices still to be asked
+}
+
+// NewMachine returns the machine of a watch that begins at up with these terms. born is
+// the first boot of the worker.
+func NewMachine(t Terms, born time.Time, up time.Duration) *Machine {
+	return &Machine{Terms: t, born: born, since: up, renewed: up, idle: up} // the startup script has just run
+}
+
+// Look takes what the worker shows.
+func (m *Machine) Look(s Sight) []Action {
+	actions := m.take(s)
+	t := &m.Terms
+	over := t.Lease == 0 && t.TTL == 0 && (t.Adopt == 0 || t.Adopted)
+	if over {
+		m.state = kept
+	}
+	if t.Total >= 2 && (m.state != m.told || s.Up-m.toldAt >= shareEvery) {
+		return append(actions, Share{m.state})
+	}
+	return append(actions, m.judge()...)
+}
+
+// Shared takes whether the state could be shared.
+func (m *Machine) Shared(err error) []Action {
+	if err == nil {
+		m.told, m.toldAt = m.state, m.seen.Up
+	}
+	return m.judge()
+}
+
+func (m *Machine) judge() []Action {
+	if m.state == kept {
+		// The lease file stays: it tells a later watch that a runner has come.
+		return []Action{Note{"dismissed"}, End{}}
+	}
+	if m.seen.Up < m.again {
+		return nil
+	}
+	actions, due := m.due()
+	if due {
+		actions = append(actions, m.askOthers()...)
+	}
+	return actions
+}
+
+// take reads the lease if anybody has renewed it since the last look, and finds out the
+// state.
+func (m *Machine) take(s Sight) (actions []Action) {
+	m.seen = s
+	t := &m.Terms
+	if s.Renewed {
+		t.Read(s.Lease)
+		m.renewed, t.Adopted = s.Up, true
+		actions = append(actions, Save{})
+	}
+	switch {
+	case s.Busy:
+		m.state, m.idle = running, s.Up
+	case s.Begun && s.Code == "0":
+		m.state = succeeded
+	case s.Begun:
+		m.state = failed
+	case s.Leased && s.Up-m.renewed < t.limit():
+		m.state = awaited
+	default:
+		m.state = none
+	}
+	t.Adopted = t.Adopted || s.Busy || s.Begun
+	return actions
+}
+
+// due reports whether, as far as this worker can tell, the resource is to be deleted now.
+// It sets why to the reason.
+func (m *Machine) due() (actions []Action, _ bool) {
+	t, quiet := &m.Terms, m.seen.Up-m.renewed
+	if m.aged = m.expired(0); m.aged {
+		m.why = fmt.Sprintf("the time to live of %d s (--ttl) is over", t.TTL)
+		gone := quiet > seconds(t.Fresh)
+		switch {
+		case m.state == running:
+			// A living runner stops the command and deletes the slices itself.
+			if (gone || m.expired(t.Grace)) && !m.stopped {
+				m.stopped = true
+				actions = []Action{Note{"stopping the command: " + m.why}, Stop{}}
+			}
+			return actions, m.lastMoment()
+		case !t.Adopted: // no runner has come, so there is none to wait for
+			return nil, true
+		}
+		return nil, gone || m.expired(t.Grace+60)
+	}
+	if !t.Adopted {
+		m.why = fmt.Sprintf("no runner has come within %d s of the boot", t.Adopt)
+		return nil, t.Adopt > 0 && m.seen.Up-m.since >= seconds(t.Adopt)
+	}
+	if t.Lease == 0 || m.state == running {
+		return nil, false
+	}
+	limit := t.limit()
+	if t.Keep == "on-failure" && m.state != succeeded {
+		if t.KeepFor == 0 {
+			return nil, false
+		}
+		limit = max(limit, seconds(t.KeepFor))
+	}
+	m.why = fmt.Sprintf("nobody has renewed the lease for %d s, and the command has ended", int64(quiet/time.Second))
+	return nil, quiet >= limit && m.seen.Up-m.idle >= limit
+}
+
+// expired reports whether the time to live has been over for some seconds.
+func (m *Machine) expired(after int64) bool {
+	t := &m.Terms
+	return t.TTL > 0 && !m.seen.Now.Before(t.begin(m.born).Add(seconds(t.TTL+after)))
+}
+
+// lastMoment reports whether the time to live, the grace time and 30 s more are over, so
+// that commands have had time to end by themselves.
+func (m *Machine) lastMoment() bool { return m.expired(m.Terms.Grace + 30) }
+
+// askOthers finds out whether the command has ended on every other worker. When the time
+// to live is over, it waits for this no longer than lastMoment.
+func (m *Machine) askOthers() []Action {
+	t := &m.Terms
+	switch {
+	case t.Total < 2, m.aged && m.lastMoment():
+		return m.pause()
+	case m.told == "" && t.Adopted && m.aged:
+		return nil
+	case m.told == "" && t.Adopted:
+		m.again = m.seen.Up + longPause
+		return []Action{Note{"not deleted: the workers cannot tell each other whether the command runs, for guest attributes are not taken"}}
+	}
+	m.asked = t.Nodes
+	return m.next()
+}
+
+func (m *Machine) next() []Action {
+	if len(m.asked) == 0 {
+		return m.pause()
+	}
+	return []Action{Ask{m.asked[0]}}
+}
+
+func (m *Machine) pause() []Action {
+	return []Action{Pause{min(seconds(m.Terms.Total), mostPause)}}
+}
+
+// Heard takes what the workers of a slice have shared, or why that is not known. A slice
+// that is gone (HTTP status 404) has no command. A worker without a report is not known to
+// have ended.
+func (m *Machine) Heard(reports []Report, err error, now time.Time) []Action {
+	t, node := &m.Terms, m.asked[0]
+	m.asked = m.asked[1:]
+	if agent.StatusOf(err) == 404 {
+		return m.next()
+	}
+	if err != nil {
+		return m.unknown(fmt.Sprintf("slice %s: %v", node, err))
+	}
+	for _, r := range reports {
+		if m.stays(r, now) {
+			return nil
+		}
+	}
+	expected := int(t.Total) / max(1, len(t.Nodes))
+	// If no runner has come here, nothing was started: missing reports do not matter.
+	if len(reports) < expected && t.Adopted {
+		return m.unknown(fmt.Sprintf("slice %s: %d of %d workers have told", node, len(reports), expected))
+	}
+	return m.next()
+}
+
+// stays reports whether a worker's report forbids the deletion.
+func (m *Machine) stays(r Report, now time.Time) bool {
+	t := &m.Terms
+	if r.State == kept && !m.aged { // at any age, because that worker's watch has ended
+		return true
+	}
+	if now.Sub(r.At) > deadAfter {
+		return false
+	}
+	switch r.State {
+	case running:
+		return true
+	case awaited:
+		return !m.aged
+	case failed, none:
+		return !m.aged && t.Adopted && t.Keep == "on-failure" && (t.KeepFor == 0 || m.seen.Up-m.idle < seconds(t.KeepFor))
+	}
+	return false
+}
+
+// unknown says that it is not known whether the command runs elsewhere. Unless the time to
+// live is over, it puts off the next try.
+func (m *Machine) unknown(about string) []Action {
+	if !m.aged {
+		m.later()
+	}
+	return []Action{Note{"not deleted: whether the command runs is not known of " + about}}
+}
+
+// Again takes what the worker shows after a Pause.
+func (m *Machine) Again(s Sight) []Action {
+	actions := m.take(s)
+	more, due := m.due()
+	actions = append(actions, more...)
+	if !due {
+		return actions
+	}
+	return append(actions, Note{fmt.Sprintf("deleting %s: %s", m.Terms.Resource, m.why)}, Delete{})
+}
+
+// Deleted takes the result of the request.
+func (m *Machine) Deleted(err error) []Action {
+	if errors.Is(err, agent.ErrForeign) {
+		return []Action{Note{err.Error()}, End{Foreign: true}}
+	}
+	m.later()
+	if err != nil {
+		return []Action{Note{err.Error()}}
+	}
+	return nil
+}
+
+// later sets the time of the next try: a missing permission may be granted, or the service
+// may work again, even after days.
+func (m *Machine) later() {
+	m.tries++
+	m.again = m.seen.Up + longPause
+	if m.tries < manyTries {
+		m.again = m.seen.Up + 3*seconds(m.Terms.Look)
+	}
+}

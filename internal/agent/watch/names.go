@@ -1,0 +1,26 @@
+package watch
+
+import "fmt"
+
+// Index is the directory that all logins of a worker share, below the root of /tmp. The
+// scripts of package launch make it, too. A lease, and the lock of a watch, are files of
+// the login whose number ends their names.
+const Index = "/tmp/.multihost"
+
+// The files of the index that launch's scripts write.
+const (
+	busyLock = "lock" // held while a command lives on the worker
+	entryEnd = ".run" // LOGIN-RUN-ATTEMPT.run describes an attempt
+)
+
+// The keys of an attempt's file that count here.
+const (
+	entryCode    = "exit_code" // only once the command has ended
+	entryStarted = "started"   // PID START …: the command's session
+)
+
+// ownFolder is the directory of each login's own files, in its home.
+const ownFolder = ".multihost/lease"
+
+func leaseFile(run string, login int) string { return fmt.Sprintf("%s.lease.%d", run, login) }
+func watchFile(run string, login int) string { return fmt.Sprintf("%s.watch.%d", run, login) }

@@ -1,0 +1,188 @@
+// Package watch deletes the slices of a job whose runner has died. A watch runs on every
+// worker, independent of any connection. With the VM's own token it deletes what the terms
+// name when
+//
+//   - no runner has come to any worker within a given time of its boot;
+//   - nobody has renewed the lease for its time, and the command has ended on every worker;
+//   - the time to live of the slices is over, whatever runs.
+//
+// [Machine] decides, from what it is told; [Host] looks, asks and does. The lease is a file
+// of the login that renews it: when it changes, a runner lives. Its lines are the terms,
+// which count from then on, also after a reboot. Every login can write such a file, so its
+// contents are never run, name no file, and count only where they are understood.
+package watch
+
+import (
+	"encoding/json"
+	"fmt"
+	"hash/crc32"
+	"regexp"
+	"strconv"
+	"strings"
+	"time"
+
+	"multihost/internal/agent"
+)
+
+// Terms are the settings of a lease, in the form of its file. Times are in seconds; 0
+// means never.
+type Terms struct {
+	Run      string
+	Resource string           // URL of what is deleted, for people and as the parent of Nodes
+	Label    string           // KEY=VALUE that proves whose it is
+	Delete   []agent.Deletion // how it is deleted; empty: as Resource and Label say
+	Nodes    []string         // slices whose workers tell each other what they know
+	Total    int64            // workers of all slices
+
+	Adopt   int64  // limit from the boot until a runner comes for the first time
+	Lease   int64  // limit from the last renewal, and from the end of the command
+	Fresh   int64  // a runner whose newest renewal is older than this is gone
+	Hold    int64  // the runner announced that it may be silent for this long
+	TTL     int64  // limit from the request
+	Asked   int64  // when the request was made, since 1970; 0: not known
+	Grace   int64  // for a command that runs at the end of TTL
+	Keep    string // never, or on-failure
+	KeepFor int64  // for on-failure
+	Look    int64  // between two looks
+	Adopted bool   // permanently, once a runner has come or a command has run here
+}
+
+// Defaults returns the terms that count where nothing else is said.
+func Defaults() Terms { return Terms{Total: 1, Keep: "never", Look: 20} }
+
+var (
+	runName  = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]*$`)
+	number   = regexp.MustCompile(`^[0-9]{1,11}$`)
+	harmless = regexp.MustCompile(`^[A-Za-z0-9:/._= -]*$`)
+)
+
+// numbers are the keys whose values are numbers.
+func (t *Terms) numbers() []struct {
+	key   string
+	value *int64
+} {
+	return []struct {
+		key   string
+		value *int64
+	}{
+		{"total", &t.Total}, {"adopt", &t.Adopt}, {"lease", &t.Lease}, {"fresh", &t.Fresh}, {"hold", &t.Hold}, {"ttl", &t.TTL},
+		{"asked", &t.Asked}, {"grace", &t.Grace}, {"keep_for", &t.KeepFor}, {"look", &t.Look},
+	}
+}
+
+// Read takes over the lines KEY=VALUE of a text that it understands. A run that is known
+// stays.
+func (t *Terms) Read(text string) {
+	for line := range strings.Lines(text) {
+		key, value, found := strings.Cut(strings.TrimSuffix(line, "\n"), "=")
+		if found {
+			t.set(key, value)
+		}
+	}
+	t.Look = max(t.Look, 1)
+}
+
+func (t *Terms) set(key, value string) {
+	switch key {
+	case "run":
+		if t.Run == "" && runName.MatchString(value) {
+			t.Run = value
+		}
+		return
+	case "adopted":
+		t.Adopted = t.Adopted || value == "yes"
+		return
+	case "delete":
+		var all []agent.Deletion
+		if json.Unmarshal([]byte(value), &all) == nil {
+			t.Delete = all
+		}
+		return
+	}
+	if number.MatchString(value) {
+		for _, n := range t.numbers() {
+			if n.key == key {
+				*n.value, _ = strconv.ParseInt(value, 10, 64) // it is a number
+			}
+		}
+	}
+	if !harmless.MatchString(value) {
+		return
+	}
+	switch key {
+	case "resource":
+		t.Resource = value
+	case "label":
+		t.Label = value
+	case "nodes":
+		t.Nodes = strings.Fields(value)
+	case "keep":
+		t.Keep = value
+	}
+}
+
+// Text returns the terms as Read takes them.
+func (t Terms) Text() string {
+	var b strings.Builder
+	line := func(key, value string) { b.WriteString(key + "=" + value + "\n") }
+	line("run", t.Run)
+	line("resource", t.Resource)
+	line("label", t.Label)
+	line("nodes", strings.Join(t.Nodes, " "))
+	for _, n := range t.numbers() {
+		line(n.key, strconv.FormatInt(*n.value, 10))
+	}
+	line("keep", t.Keep)
+	if len(t.Delete) > 0 {
+		text, _ := json.Marshal(t.Delete) // strings only
+		line("delete", string(text))
+	}
+	if t.Adopted {
+		line("adopted", "yes")
+	}
+	return b.String()
+}
+
+// deletions returns how the resource is deleted. What an earlier version has armed says
+// only where the resource is and which label it must have.
+func (t Terms) deletions() []agent.Deletion {
+	if len(t.Delete) > 0 {
+		return t.Delete
+	}
+	return []agent.Deletion{QueuedResource(t.Resource, t.Label)}
+}
+
+// QueuedResource returns how a queued resource is deleted. resource is its URL, label the
+// KEY=VALUE that all its slices must have.
+func QueuedResource(resource, label string) agent.Deletion {
+	key, value, _ := strings.Cut(label, "=")
+	parent := resource[:strings.LastIndex(resource, "/")+1]
+	escaped := strings.NewReplacer("~", "~0", "/", "~1").Replace(key)
+	return agent.Deletion{
+		Read: resource, Method: "DELETE", URL: resource + "?force=true",
+		Proof: agent.Field{Path: "/tpu/nodeSpec/*/node/labels/" + escaped, Value: value},
+		Going: agent.Field{Path: "/state/state", Value: "DELETING"},
+		Probe: fmt.Sprintf("%smultihost-probe-%d", parent, crc32.ChecksumIEEE([]byte(resource))),
+	}
+}
+
+// attributesOf returns the URL at which a slice's guest attributes are read.
+func (t Terms) attributesOf(node string) string {
+	parent, _, _ := strings.Cut(t.Resource, "/queuedResources/")
+	return parent + "/nodes/" + node + ":getGuestAttributes"
+}
+
+// begin returns the start of the time to live: the time of the request, or the first boot
+// when that time is not known or later (then the clock of the runner was ahead of this
+// one).
+func (t Terms) begin(born time.Time) time.Time {
+	if asked := time.Unix(t.Asked, 0); t.Asked > 0 && asked.Before(born) {
+		return asked
+	}
+	return born
+}
+
+// limit is how long the lease stays without renewal.
+func (t Terms) limit() time.Duration { return seconds(max(t.Lease, t.Hold)) }
+
+func seconds(n int64) time.Duration { return time.Duration(n) * time.Second }
