@@ -60,7 +60,7 @@ var hashName = regexp.MustCompile(`^[0-9a-f]{64}$`)
 // nothing while a run of that name is active with other files (*InUseError), or where
 // ~/run holds something of the user's (*ForeignError).
 func (t *Tree) Push(ctx context.Context, r remote.Runner, run string) (Report, error) {
-	if config.CheckRunName(run) != nil {
+	if checkRun(run) != nil {
 		return Report{}, fmt.Errorf("sync to run directory %q: not a run name", run)
 	}
 	t.report(func(p *progress) { p.started++ })

@@ -15,7 +15,6 @@ import (
 	"sync"
 	"time"
 
-	"multihost/internal/config"
 	"multihost/internal/event"
 	"multihost/internal/remote"
 )
@@ -44,7 +43,7 @@ func (t *Tree) PushAll(ctx context.Context, targets []Target, run string) ([]Rep
 	for i, target := range targets {
 		all[i] = &receiver{Target: target}
 	}
-	if config.CheckRunName(run) != nil {
+	if checkRun(run) != nil {
 		for _, r := range all {
 			r.err = fmt.Errorf("sync to run directory %q: not a run name", run)
 		}

@@ -135,6 +135,41 @@ func notes(sink *testkit.Recorder) (text string) {
 	return text
 }
 
+// A single file goes the same way: the runner sends it once a slice, whatever the number of
+// workers, and beside what lies there already.
+func TestAFileIsPassedOn(t *testing.T) {
+	testkit.NoLeaks(t)
+	r := relay(t, 6, codesync.Options{})
+	const size = 1 << 20
+	file := noise(t, filepath.Join(t.TempDir(), "file"), size)
+	other := filepath.Join(r.workers[0].Root, "home/tester", codesync.AgentFolder, "other")
+	testkit.Must(t, os.MkdirAll(filepath.Dir(other), 0o700))
+	testkit.Must(t, os.WriteFile(other, nil, 0o600))
+	send := func(want []string, most int64) {
+		t.Helper()
+		reports, errs := codesync.PushFile(t.Context(), codesync.Options{Sink: r.sink, Relay: codesync.RelayOn}, r.targets, "name", func() ([]byte, error) { return file, nil })
+		testkit.Must(t, errors.Join(errs...))
+		if got := from(reports); !slices.Equal(got, want) || uploaded(reports) > most {
+			t.Errorf("it came from %q with %d bytes from here, want %q and at most %d", got, uploaded(reports), want, most)
+		}
+		for i, w := range r.workers {
+			path := filepath.Join(w.Root, "home/tester", codesync.AgentFolder, "name")
+			got, err := os.ReadFile(path)
+			if err != nil || !bytes.Equal(got, file) {
+				t.Errorf("worker %d: the file arrived differently (%v)", i, err)
+			}
+			if info, err := os.Stat(path); err != nil || info.Mode().Perm() != 0o755 {
+				t.Errorf("worker %d: %v, %v", i, info, err)
+			}
+		}
+	}
+	send([]string{"", "s0w0", "s0w0", "", "s0w3", "s0w3"}, 2*size+100_000)
+	send(make([]string, 6), 10_000) // it is there
+	if _, err := os.Stat(other); err != nil {
+		t.Error(err)
+	}
+}
+
 func TestRelayFanoutAndItsDefault(t *testing.T) {
 	testkit.NoLeaks(t)
 	r := relay(t, 4, codesync.Options{Relay: codesync.RelayOn, RelayFanout: 1})

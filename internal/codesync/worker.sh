@@ -42,7 +42,7 @@ die() {
 }
 
 [[ -n $HOME && -d $HOME ]] || die "the login has no home directory"
-[[ $run =~ ^[A-Za-z0-9][A-Za-z0-9._-]*$ ]] || die "bad run name"
+[[ $run == .multihost/agent || $run =~ ^[A-Za-z0-9][A-Za-z0-9._-]*$ ]] || die "bad run name"
 cd -P -- "$HOME" || die "cannot enter the home directory"
 home=$PWD
 dir=$home/$run

@@ -1,0 +1,54 @@
+package codesync
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"multihost/internal/config"
+)
+
+// AgentFolder is where PushFile puts files on a worker, in the home of the login.
+const AgentFolder = ".multihost/agent"
+
+// PushFile brings one executable file to AgentFolder of all workers, as PushAll brings a
+// tree to ~/run: the workers pass it on to each other where that pays. Other files of that
+// folder stay, but those of an earlier PushFile. Of o, Dir and the settings of Scan do not
+// count. The results are those of PushAll.
+func PushFile(ctx context.Context, o Options, targets []Target, name string, file func() ([]byte, error)) ([]Report, []error) {
+	fail := func(err error) ([]Report, []error) {
+		errs := make([]error, len(targets))
+		for i := range errs {
+			errs[i] = fmt.Errorf("send %s: %w", name, err)
+		}
+		return make([]Report, len(targets)), errs
+	}
+	data, err := file()
+	if err != nil {
+		return fail(err)
+	}
+	dir, err := os.MkdirTemp(o.TempDir, "multihost-file-")
+	if err != nil {
+		return fail(err)
+	}
+	defer os.RemoveAll(dir)
+	if err := os.WriteFile(filepath.Join(dir, name), data, 0o755); err != nil {
+		return fail(err)
+	}
+	o.Dir, o.NoIgnore, o.Home, o.Cache, o.Written, o.Adopt = dir, true, "", "", "", true
+	tree, err := Scan(ctx, o)
+	if err != nil {
+		return fail(err)
+	}
+	defer tree.Close()
+	return tree.PushAll(ctx, targets, AgentFolder)
+}
+
+// checkRun returns an error for a name that no directory of a sync has.
+func checkRun(run string) error {
+	if run == AgentFolder {
+		return nil
+	}
+	return config.CheckRunName(run)
+}
