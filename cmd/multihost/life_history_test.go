@@ -246,7 +246,7 @@ func (h lifeHistory) staysOrGoesWrongly() string {
 
 // incomplete matches what a command of multihost says about a log that is not whole on
 // its machine, or about a run that it leaves.
-var incomplete = []string{"not whole here", "goes on", "may still run", "may still be running", "is lost", "left before", "left running", "stays", "gone", "stopped"}
+var incomplete = []string{"not whole here", "goes on", "may still run", "may still be running", "is lost", "left before", "left running", "stays", "gone", "stopped", "could not be asked"}
 
 func (h lifeHistory) losesLogs() string {
 	for _, f := range h {

@@ -188,7 +188,8 @@ type lifeDraw struct {
 	keeps               []string
 	preemptions         []int
 	workers             []int // of a slice
-	fewest, steps       int   // how many come after the first one
+	plots               []lifePlot
+	fewest, steps       int // how many come after the first one
 }
 
 // lifeWhole are all the deeds, with times as people and clouds have them.
@@ -203,8 +204,57 @@ func lifeWhole() lifeDraw {
 		keeps:       []string{"", "", "", "", "keep", "on failure", "on failure 10m"},
 		preemptions: []int{-1, -1, 0, 1},
 		workers:     []int{1, 1, 1, 1, 2},
+		plots:       lifePlots(),
 		steps:       8,
 	}
+}
+
+// draw draws a deed of one of the names.
+func (from lifeDraw) draw(t *rapid.T, names []string, perSlice int, faults, times []time.Duration) lifeDeed {
+	d := lifeDeed{what: rapid.SampledFrom(names).Draw(t, "what")}
+	kind := lifeDeeds()[d.what]
+	switch kind.on {
+	case onMachine:
+		d.machine = rapid.SampledFrom([]int{0, 0, 0, 1}).Draw(t, "machine")
+	case onWorker:
+		d.worker = rapid.IntRange(0, lifeSlices*perSlice-1).Draw(t, "worker")
+	}
+	if kind.lasts {
+		d.lasts = rapid.SampledFrom(faults).Draw(t, "lasts")
+	}
+	d.then = rapid.SampledFrom(times).Draw(t, "then")
+	return d
+}
+
+// A lifePlot is a row of deeds that chance alone seldom puts together: each is one of
+// some, and all of them are on one machine.
+type lifePlot [][]string
+
+// lifePlots are the plots in which faults between two commands have been found.
+func lifePlots() []lifePlot {
+	unreached := []string{"no answer from", "no answer from", "connections are refused by", "new host keys of", "a reboot of"}
+	ends := []string{"type stop", "SIGTERM", "Ctrl-C", "Ctrl-C and the answer stop", "the command fails on"}
+	return []lifePlot{
+		{{"kill -9", "SIGHUP", "Ctrl-C and the answer detach"}, unreached, {"type job", "type job at a terminal"}}, // a take-over
+		{{"logs cannot be read on"}, ends},
+		{unreached, ends},
+		{{fullDisk}, ends},
+		{{"kill -9", "no network"}, {"nothing"}, {"preempted is", "the queued resource is suspended"}, {"type job"}},
+	}
+}
+
+func (p lifePlot) draw(t *rapid.T, from lifeDraw, perSlice int) (deeds []lifeDeed) {
+	machine := rapid.SampledFrom([]int{0, 0, 0, 1}).Draw(t, "machine of the plot")
+	for i, names := range p {
+		times := from.times // after the last deed it takes long until it shows
+		if i < len(p)-1 {
+			times = times[:len(times)/2]
+		}
+		d := from.draw(t, names, perSlice, from.faults[1:], times)
+		d.machine = machine
+		deeds = append(deeds, d)
+	}
+	return deeds
 }
 
 // lifeStories draws stories.
@@ -218,19 +268,7 @@ func lifeStories(from lifeDraw) *rapid.Generator[lifeStory] {
 	}
 	perSlice := 1
 	deed := rapid.Custom(func(t *rapid.T) lifeDeed {
-		d := lifeDeed{what: rapid.SampledFrom(names).Draw(t, "what")}
-		kind := kinds[d.what]
-		switch kind.on {
-		case onMachine:
-			d.machine = rapid.SampledFrom([]int{0, 0, 0, 1}).Draw(t, "machine")
-		case onWorker:
-			d.worker = rapid.IntRange(0, lifeSlices*perSlice-1).Draw(t, "worker")
-		}
-		if kind.lasts {
-			d.lasts = rapid.SampledFrom(from.faults).Draw(t, "lasts")
-		}
-		d.then = rapid.SampledFrom(from.times).Draw(t, "then")
-		return d
+		return from.draw(t, names, perSlice, from.faults, from.times)
 	})
 	return rapid.Custom(func(t *rapid.T) lifeStory {
 		s := lifeStory{
@@ -245,7 +283,13 @@ func lifeStories(from lifeDraw) *rapid.Generator[lifeStory] {
 		}
 		perSlice = s.workers
 		first := lifeDeed{what: rapid.SampledFrom([]string{"type job", "type job at a terminal"}).Draw(t, "first"), then: rapid.SampledFrom(from.times).Draw(t, "then")}
-		s.steps = append([]lifeDeed{first}, rapid.SliceOfN(deed, from.fewest, from.steps).Draw(t, "steps")...)
+		steps := rapid.SliceOfN(deed, from.fewest, from.steps).Draw(t, "steps")
+		if plots := from.plots; len(plots) > 0 && rapid.IntRange(0, 2).Draw(t, "has a plot") == 0 {
+			plot := rapid.SampledFrom(plots).Draw(t, "plot")
+			at := rapid.IntRange(0, len(steps)).Draw(t, "where") * rapid.IntRange(0, 1).Draw(t, "later")
+			steps = slices.Insert(steps, at, plot.draw(t, from, perSlice)...)
+		}
+		s.steps = append([]lifeDeed{first}, steps...)
 		return s
 	})
 }
