@@ -14,10 +14,10 @@ RUN        ?=
 # RERUN=N: if at most N tests have failed, `make test` and `make test-all` run each of them
 # once more, alone, and name them. If more have failed, or without RERUN, no test runs twice.
 RERUN      ?=
-# Most tests of `make test` wait more than they compute, so four packages run at once.
-test: AT_ONCE = -p 4
-# Nor does it need a browser.
+# Most tests of `make test` wait more than they compute, so four packages run at once. It
+# needs no browser, and leaves go vet to `make lint`.
 test check: TOOLS = test
+test: TEST_FLAGS = -p 4 -vet=off
 GOTESTSUM   = gotest.tools/gotestsum@v1.13.0
 # These have no goroutines of their own.
 UNRACED     = /(lease|preflight|examples/train|release)$$
@@ -42,10 +42,10 @@ test-all: tools ## run every test that this machine can run, as CI does
 test-all race soak matrix docs picture: export MULTIHOST_TESTS = all
 test test-all:
 ifeq ($(RERUN),)
-	go test $(AT_ONCE) -timeout $(LIMIT) $(PACKAGES)
+	go test $(TEST_FLAGS) -timeout $(LIMIT) $(PACKAGES)
 else
 	go run $(GOTESTSUM) --format standard-quiet --rerun-fails=1 --rerun-fails-max-failures=$(RERUN) \
-		--packages='$(PACKAGES)' -- $(AT_ONCE) -timeout $(LIMIT)
+		--packages='$(PACKAGES)' -- $(TEST_FLAGS) -timeout $(LIMIT)
 endif
 	@./.ci/tools missing $(TOOLS)
 

@@ -11,6 +11,7 @@ import (
 
 	"multihost/internal/cmdline"
 	"multihost/internal/config"
+	"multihost/internal/testkit"
 )
 
 // complaint is what the program says about a command line, which it refuses.
@@ -131,7 +132,10 @@ func TestOfTwoWrongValuesTheFirstOnTheLineIsNamed(t *testing.T) {
 			for line, first := range alone {
 				name, _, _ := strings.Cut(first, "=")
 				rest := slices.DeleteFunc(slices.Clone(tt.bad), func(bad string) bool { other, _, _ := strings.Cut(bad, "="); return other == name })
-				for range 2 {
+				for order := range 2 {
+					if order > 0 && !testkit.All(t) {
+						break
+					}
 					if got := said(append([]string{first}, rest...)...); !strings.HasPrefix(got, line) {
 						t.Errorf("%s before all others: %s", first, got)
 					}
