@@ -77,7 +77,7 @@ func (c *call) run(ctx context.Context, argv []string) int {
 		return code
 	}
 	if !c.json || ui.PrintErrorJSON(c.stdout, time.Now(), err, hintOf(err), code) != nil {
-		ui.PrintError(c.stderr, color(c.lookup, c.stderr), err, hintOf(err))
+		ui.PrintError(c.stderr, ui.Colors(c.lookup, c.stderr), err, hintOf(err))
 	}
 	return code
 }
@@ -123,5 +123,5 @@ func (c *call) dispatch(ctx context.Context, argv []string) error {
 // showHelp prints the help of the command with that path. A reader that has gone does not
 // matter.
 func (c *call) showHelp(p cmdline.Program, path []string, level cmdline.HelpLevel) {
-	_, _ = io.WriteString(c.stdout, p.Page(path, level).Lay(columns(c.lookup, c.stdout)))
+	_, _ = io.WriteString(c.stdout, p.Page(path, level).Lay(ui.Columns(c.lookup, c.stdout)))
 }

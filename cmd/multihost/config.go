@@ -181,7 +181,7 @@ as it is.`,
 					return &job.Error{Stage: job.StageLocal, Text: err.Error(), Err: err}
 				}
 			}
-			err := writeNew(path, initText, mode)
+			err := config.WriteNew(path, initText, mode)
 			if errors.Is(err, fs.ErrExist) {
 				return &usageError{Err: fmt.Errorf("%s is there already, and left as it is", path), Advice: "see what it sets: multihost config show"}
 			}
@@ -197,14 +197,4 @@ as it is.`,
 // writtenFile is the result of init.
 type writtenFile struct {
 	Path string `json:"path"`
-}
-
-// writeNew writes a new file. It is an error if the file exists.
-func writeNew(path, text string, mode fs.FileMode) error {
-	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, mode)
-	if err != nil {
-		return err
-	}
-	_, err = f.WriteString(text)
-	return errors.Join(err, f.Close())
 }

@@ -99,12 +99,11 @@ func doctorOptions(s *session, c *call) (o doctor.Options, err error) {
 	d.ReadOnly = !o.Fix
 	o.Login, o.LoginAccount, o.Way = d.Access.Login, d.Access.Account, d.Access.Way
 	o.Jump = len(d.Access.Jump) > 0
-	path, ours := s.keyPath(c)
-	o.KeyPath = path
-	o.Key = func() (*sshkey.Identity, error) { return s.loadKey(c, path) }
-	if ours {
+	key := s.key(c)
+	o.KeyPath, o.Key = key.Path, key.Load
+	if key.Ours {
 		o.MakeKey = func() error {
-			_, err := sshkey.Create(path)
+			_, err := sshkey.Create(key.Path)
 			return err
 		}
 	}

@@ -131,21 +131,3 @@ func TestAlternativesGiveWay(t *testing.T) {
 		}
 	}
 }
-
-// TestColoursAreWhereTheyAreWanted: on a pipe there are none, unless they are
-// forced; NO_COLOR is above all.
-func TestColoursAreWhereTheyAreWanted(t *testing.T) {
-	for line, want := range map[string]bool{
-		"": false, "CLICOLOR_FORCE=1": true, "CLICOLOR_FORCE=0": false, "CLICOLOR=1": false, "CLICOLOR_FORCE=1 NO_COLOR=1": false,
-		"CLICOLOR_FORCE=1 NO_COLOR=": true, "CLICOLOR_FORCE=1 CLICOLOR=0": true, "CLICOLOR_FORCE=1 TERM=dumb": true,
-	} {
-		env := map[string]string{}
-		for _, v := range strings.Fields(line) {
-			name, value, _ := strings.Cut(v, "=")
-			env[name] = value
-		}
-		if got := color(silent(env).lookup, &strings.Builder{}); got != want {
-			t.Errorf("%s: colours %v, want %v", line, got, want)
-		}
-	}
-}

@@ -16,6 +16,7 @@ import (
 	"syscall"
 	"time"
 
+	"multihost/internal/access"
 	"multihost/internal/event"
 	"multihost/internal/gcp"
 	"multihost/internal/interrupt"
@@ -256,7 +257,7 @@ func (p *lifeProcess) makeDeps() *job.Deps {
 	w := p.machine.world
 	sink := event.SinkFunc(p.emit)
 	cloud := gcp.New(gcp.Config{Project: sim.DefaultProject, Zone: sim.DefaultZone, DisableAuth: true, TPUEndpoint: "http://cloud/",
-		ComputeEndpoint: "http://cloud/compute/v1/", Transport: &lifeWay{w, p}, Sink: sink, LoginWait: loginWait})
+		ComputeEndpoint: "http://cloud/compute/v1/", Transport: &lifeWay{w, p}, Sink: sink, LoginWait: access.LoginWait})
 	queue := qr.New(cloud)
 	d := &job.Deps{Cloud: queue.Provider(w.root), Networks: network.New(cloud, qr.LifeOf), Project: sim.DefaultProject, Zone: sim.DefaultZone,
 		Access: job.Access{Login: w.login, Identity: w.identity, KnownHosts: filepath.Join(p.machine.dir, "known_hosts"), Port: w.port, Way: w.way,

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"multihost/internal/access"
 	"multihost/internal/event"
 	"multihost/internal/gcp"
 	"multihost/internal/job"
@@ -88,7 +89,7 @@ func TestRunAndJobOverLocalProcesses(t *testing.T) {
 		}
 	})
 	cloud := gcp.New(gcp.Config{Project: sim.DefaultProject, Zone: sim.DefaultZone, DisableAuth: true,
-		TPUEndpoint: server.URL() + "/", ComputeEndpoint: server.URL() + "/compute/v1/", ResourceManagerEndpoint: server.URL() + "/", LoginWait: loginWait})
+		TPUEndpoint: server.URL() + "/", ComputeEndpoint: server.URL() + "/compute/v1/", ResourceManagerEndpoint: server.URL() + "/", LoginWait: access.LoginWait})
 	t.Cleanup(cloud.Close)
 	code := filepath.Join(dir, "code")
 	testkit.Must(t, os.MkdirAll(code, 0o700))
@@ -96,7 +97,7 @@ func TestRunAndJobOverLocalProcesses(t *testing.T) {
 
 	queue := qr.New(cloud)
 	deps := func(hear func(event.Event)) *job.Deps {
-		return &job.Deps{Cloud: queue, Queue: queue, Networks: network.New(cloud), Project: sim.DefaultProject, Zone: sim.DefaultZone,
+		return &job.Deps{Cloud: queue.Provider(server.URL()), Networks: network.New(cloud, qr.LifeOf), Project: sim.DefaultProject, Zone: sim.DefaultZone,
 			Access: job.Access{Login: "ann", RetryFor: time.Minute}, Dialer: &localworker.Dialer{Find: backend.find},
 			Clock: gcp.SystemClock, StateDir: filepath.Join(dir, "state"), Owner: "ann@laptop", ExitStatus: exitCode, Sink: event.SinkFunc(hear)}
 	}
@@ -189,10 +190,11 @@ func TestRunAndJobOverLocalProcesses(t *testing.T) {
 	// A job.
 	ty, err := tpu.ParseType("v5litepod-4")
 	testkit.Must(t, err)
-	o := job.JobOptions{Request: qr.Request{ID: "j", NodeCount: 2, NodePrefix: "j", Type: ty, Tier: qr.Spot}, Run: options("j", "cat words")}
+	request := qr.Request{ID: "j", NodeCount: 2, NodePrefix: "j", Type: ty, Tier: qr.Spot}
+	request.Mark("j", "ann")
+	request.MarkJob("j")
+	o := job.JobOptions{Request: request.Neutral(), Run: options("j", "cat words")}
 	o.Run.Run, o.Run.Preflight = "j", "apply" // the network of the slices is a small one
-	o.Request.Mark("j", "ann")
-	o.Request.MarkJob("j")
 	said, ended = begin(func(d *job.Deps) (job.Outcome, error) { return d.Job(t.Context(), o) })
 	if err := <-ended; err != nil || !has("from the laptop\n", 2, logs("j")) {
 		t.Errorf("the job ends with %v, and its logs are %q; it said %s", err, logs("j"), said())

@@ -5,10 +5,10 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/urfave/cli/v2"
 
+	"multihost/internal/config"
 	"multihost/internal/gcp"
 	"multihost/internal/job"
 	"multihost/internal/tpu"
@@ -88,7 +88,7 @@ func logOptions(s *session, c *call) job.LogOptions {
 		o.Tail = c.Int("tail")
 	}
 	if text := c.String("since"); text != "" {
-		if o.Since, err = parseSince(text, gcp.SystemClock.Now()); err != nil {
+		if o.Since, err = config.ParseSince(text, gcp.SystemClock.Now()); err != nil {
 			c.Refuse(&usageError{Err: err, Advice: "such as --since=10m, --since=15:04, --since=2006-01-02 or --since=2006-01-02T15:04:05Z"}, "since")
 		}
 	}
@@ -104,35 +104,4 @@ func logOptions(s *session, c *call) job.LogOptions {
 		c.Refuse(usagef("give only one of --%s", strings.Join(chosen, " and --")), chosen...)
 	}
 	return o
-}
-
-// sinceForms are the forms of a time without a zone; the local one is meant.
-var sinceForms = []string{"2006-01-02T15:04:05", "2006-01-02 15:04:05", "2006-01-02T15:04", "2006-01-02 15:04", "2006-01-02", "15:04:05", "15:04"}
-
-// parseSince reads a duration before now, or a time. A time of the day is today's, or
-// yesterday's if it is not over yet.
-func parseSince(text string, now time.Time) (time.Time, error) {
-	if d, err := time.ParseDuration(text); err == nil {
-		if d < 0 {
-			return time.Time{}, fmt.Errorf("--since=%s: the duration must not be negative", text)
-		}
-		return now.Add(-d), nil
-	}
-	if at, err := time.Parse(time.RFC3339, text); err == nil {
-		return at, nil
-	}
-	for _, form := range sinceForms {
-		at, err := time.ParseInLocation(form, text, now.Location())
-		if err != nil {
-			continue
-		}
-		if at.Year() == 0 {
-			at = time.Date(now.Year(), now.Month(), now.Day(), at.Hour(), at.Minute(), at.Second(), at.Nanosecond(), now.Location())
-			if at.After(now) {
-				at = at.AddDate(0, 0, -1)
-			}
-		}
-		return at, nil
-	}
-	return time.Time{}, fmt.Errorf("--since=%s: it is neither a duration nor a time", text)
 }

@@ -18,6 +18,7 @@ import (
 	"testing"
 	"time"
 
+	"multihost/internal/access"
 	"multihost/internal/event"
 	"multihost/internal/gcp"
 	"multihost/internal/job"
@@ -363,7 +364,7 @@ func (c *cell) runner() (status int, log string) {
 // job runs the job from a machine that keeps its state in dir.
 func (c *cell) job(ctx context.Context, dir string, leave <-chan struct{}, sink event.Sink) (status int, err error) {
 	cloud := gcp.New(gcp.Config{Project: sim.DefaultProject, Zone: sim.DefaultZone, DisableAuth: true, TPUEndpoint: c.front.URL + "/",
-		ComputeEndpoint: c.front.URL + "/compute/v1/", ResourceManagerEndpoint: c.front.URL + "/", Clock: c.clock, Sink: sink, LoginWait: loginWait})
+		ComputeEndpoint: c.front.URL + "/compute/v1/", ResourceManagerEndpoint: c.front.URL + "/", Clock: c.clock, Sink: sink, LoginWait: access.LoginWait})
 	defer cloud.Close()
 	access := c.access
 	access.Port = c.fleet.Port()

@@ -19,7 +19,7 @@ import (
 	"multihost/internal/preflight"
 	"multihost/internal/provision"
 	"multihost/internal/sim/worker"
-	"multihost/internal/sshfan"
+	"multihost/internal/sshkey"
 	"multihost/internal/testkit"
 	"multihost/internal/tpu"
 )
@@ -235,7 +235,7 @@ func TestAJobOnAnotherProvider(t *testing.T) {
 		t.Run(tt.story, func(t *testing.T) {
 			t.Parallel()
 			dir := t.TempDir()
-			identity, err := sshfan.CreateIdentity(filepath.Join(dir, "key"))
+			identity, err := sshkey.Create(filepath.Join(dir, "key"))
 			testkit.Must(t, err)
 			fleet, err := newQuickWorkers()
 			testkit.Must(t, err)

@@ -1,24 +1,20 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"io"
-	"io/fs"
 	"maps"
 	"os"
-	"os/exec"
 	"os/user"
 	"path/filepath"
 	"regexp"
 	"runtime"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
+	"multihost/internal/access"
 	"multihost/internal/cmdline"
 	"multihost/internal/config"
 	"multihost/internal/detach"
@@ -97,7 +93,7 @@ func openOn(c *call, view *ui.Renderer) (*session, error) {
 func newView(c *call) *ui.Renderer {
 	c.view = ui.New(ui.Options{
 		Mode: viewMode(c), Stdout: c.stdout, Stderr: c.stderr, Stream: ui.Stream(c.String("stream")), Debug: c.Bool("debug"),
-		Clock: takesLong(c.Line), Timestamps: c.Bool("timestamps"), Color: color(c.lookup, c.stderr), Width: func() int { return columns(c.lookup, c.stderr) },
+		Clock: takesLong(c.Line), Timestamps: c.Bool("timestamps"), Color: ui.Colors(c.lookup, c.stderr), Width: func() int { return ui.Columns(c.lookup, c.stderr) },
 	})
 	return c.view
 }
@@ -164,40 +160,6 @@ func viewMode(c *call) ui.Mode {
 	return ui.Auto
 }
 
-// color reports whether to write colours to w, by the conventions of no-color.org and
-// bixense.com/clicolors: NO_COLOR forbids colours, CLICOLOR_FORCE forces them even
-// without a terminal, and CLICOLOR=0 and TERM=dumb turn off the default, which is colours
-// on a terminal.
-func color(lookup config.Lookup, w io.Writer) bool {
-	is := func(name string) string {
-		v, _ := lookup(name)
-		return v
-	}
-	switch force := is("CLICOLOR_FORCE"); {
-	case is("NO_COLOR") != "":
-		return false
-	case force != "" && force != "0":
-		return true
-	case is("CLICOLOR") == "0" || is("TERM") == "dumb":
-		return false
-	}
-	return ui.IsTerminal(w)
-}
-
-// columns returns how many columns a text on w may use.
-func columns(lookup config.Lookup, w io.Writer) int {
-	text, _ := lookup("COLUMNS")
-	columns, err := strconv.Atoi(text)
-	if err != nil || columns < 1 {
-		columns = 0
-	}
-	terminal := ui.TerminalWidth(w)
-	if columns > 0 && terminal > 0 {
-		return min(columns, terminal)
-	}
-	return cmp.Or(terminal, columns, 80)
-}
-
 func (s *session) fill(c *call) error {
 	if c.Bool("sim") {
 		if err := s.startSim(c); err != nil {
@@ -221,71 +183,41 @@ func (s *session) fill(c *call) error {
 		s.stateDir = config.StateDir(s.lookup, c.home)
 	}
 	s.hosts = s.hostList(c)
-	if s.roots, err = (gcp.Config{TPUEndpoint: g.TPUEndpoint, StorageEndpoint: g.StorageEndpoint, SecretManagerEndpoint: g.SecretManagerEndpoint}).Roots(); err != nil {
+	if s.roots, err = access.Roots(g); err != nil {
 		c.Refuse(&configError{Err: err})
 	}
 	if s.hosts != nil || g.Project == "" && (diagnoses(c.Line) || c.Refused("project")) {
 		return nil
 	}
 	if g.Project == "" {
-		s.unset = &configError{Err: errors.New("no project is set"), Advice: "add --project=PROJECT, or type: gcloud config set project PROJECT; to try it without an account, add --sim"}
-		if !readsFiles(c.Line) {
-			c.Refuse(s.unset)
-		}
+		s.unset = access.ErrNoProject
+	}
+	s.checkPlace(c, g)
+	if s.unset != nil {
 		return nil
 	}
-	if g.Zone == "" && !c.Refused("zone") {
-		hint := "add --zone=ZONE, or type: gcloud config set compute/zone ZONE"
-		if g.Region != "" {
-			hint += " (region " + g.Region + " is set; a zone is a region and a letter, such as " + g.Region + "-b)"
-		}
-		if !zoneless(c.Line) && !diagnoses(c.Line) {
-			c.Refuse(&configError{Err: errors.New("no zone is set"), Advice: hint})
-		}
-	}
-	if err := config.CheckProject(g.Project); err != nil {
-		c.Refuse(asUsage(err), "project")
-	}
-	if g.Zone != "" {
-		if err := config.CheckZone(g.Zone); err != nil {
-			c.Refuse(asUsage(err), "zone")
-		}
-	}
-	if _, typed := s.typed["access-token-file"]; typed && !diagnoses(c.Line) { // a typo is reported even if no token is needed
-		c.Refuse(gcp.CheckTokenFile(g.AccessTokenFile), "access-token-file")
-	}
-	s.cloud = gcp.New(gcp.Config{
-		Project: g.Project, Zone: g.Zone, ReadOnly: s.dryRun,
-		TPUEndpoint: g.TPUEndpoint, ComputeEndpoint: g.ComputeEndpoint, OSLoginEndpoint: g.OSLoginEndpoint,
-		StorageEndpoint: g.StorageEndpoint, SecretManagerEndpoint: g.SecretManagerEndpoint,
-		ServiceUsageEndpoint: g.ServiceUsageEndpoint, ResourceManagerEndpoint: g.ResourceManagerEndpoint, QuotasEndpoint: g.QuotasEndpoint,
-		DisableAuth: g.DisableAuth, AccessTokenFile: g.AccessTokenFile, Impersonate: g.Impersonate,
-		QuotaProject: quotaProject(s.lookup), GcloudToken: gcloudToken, UserAgent: "multihost/" + version(), Sink: s.sink,
-		CredentialsFile: credentialsFile(s.lookup), LoginWait: loginWait,
-	})
+	s.cloud = access.Cloud(g, access.Options{ReadOnly: s.dryRun, Lookup: s.lookup, UserAgent: "multihost/" + version(), Sink: s.sink})
 	s.queue = qr.New(s.cloud)
 	s.keys = provider.KeepKeys(s.queue.Provider(s.roots.TPU), gcp.SystemClock, filepath.Join(s.stateDir, "hostkeys.json"))
 	s.networks = network.New(s.cloud, qr.LifeOf)
 	return nil
 }
 
-// quotaProject returns the project that API calls are billed to, from the variable that
-// Google's own clients read.
-func quotaProject(lookup config.Lookup) string {
-	v, _ := lookup("GOOGLE_CLOUD_QUOTA_PROJECT")
-	return v
+// checkPlace refuses a project or a zone that is wrong, or that the command needs and does
+// not have.
+func (s *session) checkPlace(c *call, g config.Gcloud) {
+	need := access.Need{Project: !readsFiles(c.Line), Zone: !zoneless(c.Line) && !diagnoses(c.Line) && !c.Refused("zone")}
+	for _, p := range access.Check(g, need) {
+		if p.Flag == "" {
+			c.Refuse(p.Err)
+		} else {
+			c.Refuse(asUsage(p.Err), p.Flag)
+		}
+	}
+	if _, typed := s.typed["access-token-file"]; typed && s.unset == nil && !diagnoses(c.Line) { // a typo is reported even if no token is needed
+		c.Refuse(gcp.CheckTokenFile(g.AccessTokenFile), "access-token-file")
+	}
 }
-
-// credentialsFile returns the file of application default credentials that the user
-// chose, or "".
-func credentialsFile(lookup config.Lookup) string {
-	v, _ := lookup("GOOGLE_APPLICATION_CREDENTIALS")
-	return v
-}
-
-// loginWait is how long a call waits for the user to log in again: a login that expires
-// on Friday evening is renewed on Monday.
-const loginWait = 4 * 24 * time.Hour
 
 // hostList reads the machines that replace slices: those named on the command line, or
 // those on which the named run was started.
@@ -334,27 +266,6 @@ func readsFiles(l *cmdline.Line) bool {
 // diagnoses reports whether the command itself reports missing settings.
 func diagnoses(l *cmdline.Line) bool {
 	return len(l.Path) > 0 && l.Path[0] == "doctor"
-}
-
-// gcloudToken asks an installed gcloud for a token. It serves users who typed gcloud auth
-// login and nothing else.
-func gcloudToken(ctx context.Context) (string, error) {
-	path, err := exec.LookPath("gcloud")
-	if err != nil {
-		return "", err
-	}
-	cmd := exec.CommandContext(ctx, path, "auth", "print-access-token", "--quiet")
-	cmd.WaitDelay = time.Second // gcloud is a script: the Python that it starts outlives it
-	out, err := cmd.Output()
-	var failed *exec.ExitError
-	if errors.As(err, &failed) { // its first line says why
-		why, _, _ := strings.Cut(strings.TrimSpace(string(failed.Stderr)), "\n")
-		err = fmt.Errorf("%s (%w)", cmp.Or(why, "no reason given"), err)
-	}
-	if err != nil {
-		return "", fmt.Errorf("gcloud auth print-access-token: %w", err)
-	}
-	return strings.TrimSpace(string(out)), nil
 }
 
 // startSim starts the simulator, unless something has been refused already.
@@ -497,11 +408,11 @@ func (s *session) access(c *call) (*job.Deps, error) {
 		known = filepath.Join(s.stateDir, "known_hosts")
 	}
 	retry := c.Duration("connect-timeout")
-	keyFile, _ := s.keyPath(c)
+	key := s.key(c)
 	d.Access = job.Access{
-		Login: login, Account: s.account, KeyFile: keyFile, KnownHosts: known, Port: port,
+		Login: login, Account: s.account, KeyFile: key.Path, KnownHosts: known, Port: port,
 		ConnectTimeout: min(retry, 15*time.Second), RetryFor: retry, MaxDials: c.Int("max-dials"),
-		Passphrase: func(path string) (string, error) { return ui.ReadPassphrase(c.Context, c.stdin, s.view.Stderr(), path) },
+		Passphrase: key.Passphrase,
 	}
 	s.way(c, &d.Access)
 	overSSH(d, nil)
@@ -549,17 +460,10 @@ var legalLogin = regexp.MustCompile(`^[a-z_][a-z0-9_.-]{0,31}$`)
 // identity loads the user's key, or makes gcloud's default key if there is none. A dry
 // run makes no key and then returns nil.
 func (s *session) identity(c *call) (*sshkey.Identity, error) {
-	path, ours := s.keyPath(c)
-	load := func() (*sshkey.Identity, error) { return s.loadKey(c, path) }
-	var id *sshkey.Identity
-	var err error
-	if made := false; s.dryRun || !ours {
-		id, err = load()
-	} else if id, made, err = sshkey.Ensure(path, load); made && s.sim == nil {
-		s.view.Emit(event.Note{Level: event.Info, Text: "made the SSH key " + path})
-	}
-	if s.dryRun && ours && errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
+	key := s.key(c)
+	id, made, err := key.Ensure(s.dryRun)
+	if made && s.sim == nil {
+		s.view.Emit(event.Note{Level: event.Info, Text: "made the SSH key " + key.Path})
 	}
 	var in *job.Interrupted
 	if errors.As(err, &in) {
@@ -587,25 +491,16 @@ func (s *session) agent() string {
 	return sshkey.DefaultAgent()
 }
 
-// keyPath returns the file of the user's key. ours means that nobody named the file, so a
-// missing key is made.
-func (s *session) keyPath(c *call) (path string, ours bool) {
+// key returns the user's key.
+func (s *session) key(c *call) access.Key {
 	_, named := s.typed["identity-file"]
-	if path = s.setting(c, "identity-file"); path == "" {
+	path := s.setting(c, "identity-file")
+	if path == "" {
 		path = filepath.Join(c.home, ".ssh", "google_compute_engine")
 	}
-	return path, !named
-}
-
-// loadKey reads the user's key. If it lacks the passphrase, it uses the key from the
-// agent, if the agent has it.
-func (s *session) loadKey(c *call, path string) (*sshkey.Identity, error) {
-	id, err := sshkey.Load(path, func() (string, error) { return ui.ReadPassphrase(c.Context, c.stdin, s.view.Stderr(), path) })
-	var locked *sshkey.Error
-	if socket := s.agent(); socket != "" && errors.Is(err, sshkey.ErrPassphrase) && errors.As(err, &locked) {
-		return sshkey.LoadAgent(socket, locked.PublicKey)
-	}
-	return id, err
+	return access.Key{Path: path, Ours: !named, Agent: s.agent(), Passphrase: func(path string) (string, error) {
+		return ui.ReadPassphrase(c.Context, c.stdin, s.view.Stderr(), path)
+	}}
 }
 
 // owner returns who runs this program, for the workers' records.

@@ -57,7 +57,7 @@ ends.`,
 				return err
 			}
 			out.drawn.Store(true)
-			return ui.Top(c.Context, ui.TopOptions{Color: color(c.lookup, c.stdout), Source: func() (ui.TopState, error) {
+			return ui.Top(c.Context, ui.TopOptions{Color: ui.Colors(c.lookup, c.stdout), Source: func() (ui.TopState, error) {
 				now := gcp.SystemClock.Now()
 				l, err := r.Look(metrics.View{}, now)
 				return ui.TopState{Run: name, Document: l.Document, Story: l.Story, Ended: l.Ended, Now: now, Away: l.Away, Notices: l.Notices}, err

@@ -1,4 +1,4 @@
-package main
+package config
 
 import (
 	"testing"
@@ -27,12 +27,12 @@ func TestParseSince(t *testing.T) {
 		"2026-03-01T08:00:05+02:00": at(1, 8, 0, 5),
 		"2026-03-04T10:29:59.5Z":    time.Date(2026, 3, 4, 12, 29, 59, 5e8, zone),
 	} {
-		if got, err := parseSince(text, now); err != nil || !got.Equal(want) {
+		if got, err := ParseSince(text, now); err != nil || !got.Equal(want) {
 			t.Errorf("%s: %v, %v, want %v", text, got, err, want)
 		}
 	}
 	for _, text := range []string{"yesterday", "10", "-5m", "25:00", "2026-13-01", " "} {
-		if got, err := parseSince(text, now); err == nil {
+		if got, err := ParseSince(text, now); err == nil {
 			t.Errorf("%q is taken as %v", text, got)
 		}
 	}

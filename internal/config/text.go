@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -69,4 +70,14 @@ func WriteWhole(path string, data []byte) error {
 		os.Remove(tmp.Name())
 	}
 	return err
+}
+
+// WriteNew writes a new file. It is an error if the file exists.
+func WriteNew(path, text string, mode fs.FileMode) error {
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, mode)
+	if err != nil {
+		return err
+	}
+	_, err = f.WriteString(text)
+	return errors.Join(err, f.Close())
 }

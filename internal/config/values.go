@@ -231,3 +231,34 @@ func ParseLimit(text string) (int, error) {
 	}
 	return n, err
 }
+
+// sinceForms are the forms of a time without a zone; the local one is meant.
+var sinceForms = []string{"2006-01-02T15:04:05", "2006-01-02 15:04:05", "2006-01-02T15:04", "2006-01-02 15:04", "2006-01-02", "15:04:05", "15:04"}
+
+// ParseSince reads a duration before now, or a time. A time of the day is today's, or
+// yesterday's if it is not over yet.
+func ParseSince(text string, now time.Time) (time.Time, error) {
+	if d, err := time.ParseDuration(text); err == nil {
+		if d < 0 {
+			return time.Time{}, fmt.Errorf("--since=%s: the duration must not be negative", text)
+		}
+		return now.Add(-d), nil
+	}
+	if at, err := time.Parse(time.RFC3339, text); err == nil {
+		return at, nil
+	}
+	for _, form := range sinceForms {
+		at, err := time.ParseInLocation(form, text, now.Location())
+		if err != nil {
+			continue
+		}
+		if at.Year() == 0 {
+			at = time.Date(now.Year(), now.Month(), now.Day(), at.Hour(), at.Minute(), at.Second(), at.Nanosecond(), now.Location())
+			if at.After(now) {
+				at = at.AddDate(0, 0, -1)
+			}
+		}
+		return at, nil
+	}
+	return time.Time{}, fmt.Errorf("--since=%s: it is neither a duration nor a time", text)
+}

@@ -1,7 +1,9 @@
 package ui
 
 import (
+	"cmp"
 	"io"
+	"strconv"
 
 	"golang.org/x/term"
 )
@@ -20,4 +22,39 @@ func TerminalWidth(w io.Writer) int {
 		}
 	}
 	return 0
+}
+
+// Colors reports whether to write colours to w, by the conventions of no-color.org and
+// bixense.com/clicolors: NO_COLOR forbids colours, CLICOLOR_FORCE forces them even
+// without a terminal, and CLICOLOR=0 and TERM=dumb turn off the default, which is colours
+// on a terminal. lookup reads the environment.
+func Colors(lookup func(name string) (string, bool), w io.Writer) bool {
+	is := func(name string) string {
+		v, _ := lookup(name)
+		return v
+	}
+	switch force := is("CLICOLOR_FORCE"); {
+	case is("NO_COLOR") != "":
+		return false
+	case force != "" && force != "0":
+		return true
+	case is("CLICOLOR") == "0" || is("TERM") == "dumb":
+		return false
+	}
+	return IsTerminal(w)
+}
+
+// Columns returns how many columns a text on w may use: those of the terminal, but not more
+// than COLUMNS if that is set. lookup reads the environment.
+func Columns(lookup func(name string) (string, bool), w io.Writer) int {
+	text, _ := lookup("COLUMNS")
+	columns, err := strconv.Atoi(text)
+	if err != nil || columns < 1 {
+		columns = 0
+	}
+	terminal := TerminalWidth(w)
+	if columns > 0 && terminal > 0 {
+		return min(columns, terminal)
+	}
+	return cmp.Or(terminal, columns, 80)
 }

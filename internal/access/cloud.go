@@ -1,0 +1,72 @@
+// Package access opens what a command needs of the outside: Google's APIs, with the user's
+// configuration and credentials, and the user's SSH key.
+package access
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"os/exec"
+	"strings"
+	"time"
+
+	"multihost/internal/config"
+	"multihost/internal/event"
+	"multihost/internal/gcp"
+)
+
+// Options say how Cloud's client works.
+type Options struct {
+	ReadOnly  bool // refuse every call that changes something
+	Lookup    config.Lookup
+	UserAgent string
+	Sink      event.Sink
+}
+
+// Cloud returns a client of Google's APIs for the project, zone, endpoints and credentials
+// of a configuration. The caller closes it. It calls no API.
+func Cloud(g config.Gcloud, o Options) *gcp.Client {
+	// Google's own clients read these variables.
+	quota, _ := o.Lookup("GOOGLE_CLOUD_QUOTA_PROJECT")
+	credentials, _ := o.Lookup("GOOGLE_APPLICATION_CREDENTIALS")
+	return gcp.New(gcp.Config{
+		Project: g.Project, Zone: g.Zone, ReadOnly: o.ReadOnly,
+		TPUEndpoint: g.TPUEndpoint, ComputeEndpoint: g.ComputeEndpoint, OSLoginEndpoint: g.OSLoginEndpoint,
+		StorageEndpoint: g.StorageEndpoint, SecretManagerEndpoint: g.SecretManagerEndpoint,
+		ServiceUsageEndpoint: g.ServiceUsageEndpoint, ResourceManagerEndpoint: g.ResourceManagerEndpoint, QuotasEndpoint: g.QuotasEndpoint,
+		DisableAuth: g.DisableAuth, AccessTokenFile: g.AccessTokenFile, Impersonate: g.Impersonate,
+		QuotaProject: quota, GcloudToken: gcloudToken, UserAgent: o.UserAgent, Sink: o.Sink,
+		CredentialsFile: credentials, LoginWait: LoginWait,
+	})
+}
+
+// Roots returns the roots of the APIs that workers call.
+func Roots(g config.Gcloud) (gcp.Roots, error) {
+	return (gcp.Config{TPUEndpoint: g.TPUEndpoint, StorageEndpoint: g.StorageEndpoint, SecretManagerEndpoint: g.SecretManagerEndpoint}).Roots()
+}
+
+// LoginWait is how long a call waits for the user to log in again: a login that expires
+// on Friday evening is renewed on Monday.
+const LoginWait = 4 * 24 * time.Hour
+
+// gcloudToken asks an installed gcloud for a token. It serves users who typed gcloud auth
+// login and nothing else.
+func gcloudToken(ctx context.Context) (string, error) {
+	path, err := exec.LookPath("gcloud")
+	if err != nil {
+		return "", err
+	}
+	cmd := exec.CommandContext(ctx, path, "auth", "print-access-token", "--quiet")
+	cmd.WaitDelay = time.Second // gcloud is a script: the Python that it starts outlives it
+	out, err := cmd.Output()
+	var failed *exec.ExitError
+	if errors.As(err, &failed) { // its first line says why
+		why, _, _ := strings.Cut(strings.TrimSpace(string(failed.Stderr)), "\n")
+		err = fmt.Errorf("%s (%w)", cmp.Or(why, "no reason given"), err)
+	}
+	if err != nil {
+		return "", fmt.Errorf("gcloud auth print-access-token: %w", err)
+	}
+	return strings.TrimSpace(string(out)), nil
+}

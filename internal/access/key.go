@@ -1,0 +1,41 @@
+package access
+
+import (
+	"errors"
+	"io/fs"
+
+	"multihost/internal/sshkey"
+)
+
+// A Key is the file of the user's SSH key.
+type Key struct {
+	Path  string
+	Ours  bool   // nobody has named the file, so a missing key is made
+	Agent string // socket of the user's ssh-agent; "": none
+	// Passphrase asks the user for the passphrase of the file. If it returns
+	// sshkey.ErrPassphrase, the key of the agent is used, if the agent has it.
+	Passphrase func(path string) (string, error)
+}
+
+// Load reads the key.
+func (k Key) Load() (*sshkey.Identity, error) {
+	id, err := sshkey.Load(k.Path, func() (string, error) { return k.Passphrase(k.Path) })
+	var locked *sshkey.Error
+	if k.Agent != "" && errors.Is(err, sshkey.ErrPassphrase) && errors.As(err, &locked) {
+		return sshkey.LoadAgent(k.Agent, locked.PublicKey)
+	}
+	return id, err
+}
+
+// Ensure reads the key, or makes it if there is none and it is Ours; made reports that. A
+// dry run makes no key and returns nil for one that would be made.
+func (k Key) Ensure(dryRun bool) (id *sshkey.Identity, made bool, err error) {
+	if k.Ours && !dryRun {
+		return sshkey.Ensure(k.Path, k.Load)
+	}
+	id, err = k.Load()
+	if k.Ours && errors.Is(err, fs.ErrNotExist) {
+		return nil, false, nil
+	}
+	return id, false, err
+}

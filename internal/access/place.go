@@ -1,0 +1,62 @@
+package access
+
+import (
+	"multihost/internal/config"
+	"multihost/internal/fault"
+)
+
+// A Need says which settings a command cannot do without.
+type Need struct {
+	Project bool
+	Zone    bool
+}
+
+// A Problem is something wrong with a setting, or its absence.
+type Problem struct {
+	Err  error
+	Flag string // that sets it; "" if the setting is missing
+}
+
+// A MissingError reports a setting that a command needs and nobody has made.
+type MissingError struct {
+	Setting string
+	Advice  string
+}
+
+func (e *MissingError) Error() string { return "no " + e.Setting + " is set" }
+
+// Hint returns how to set it.
+func (e *MissingError) Hint() string { return e.Advice }
+
+// Fault returns fault.Configuration.
+func (e *MissingError) Fault() fault.Kind { return fault.Configuration }
+
+// ErrNoProject is the error of a command that needs a project.
+var ErrNoProject error = &MissingError{Setting: "project", Advice: "add --project=PROJECT, or type: gcloud config set project PROJECT; to try it without an account, add --sim"}
+
+// Check returns what is wrong with the project and the zone. An empty one is wrong only if
+// it is needed. Without a project it does not look at the zone.
+func Check(g config.Gcloud, need Need) (problems []Problem) {
+	if g.Project == "" {
+		if need.Project {
+			problems = append(problems, Problem{Err: ErrNoProject})
+		}
+		return problems
+	}
+	if g.Zone == "" && need.Zone {
+		advice := "add --zone=ZONE, or type: gcloud config set compute/zone ZONE"
+		if g.Region != "" {
+			advice += " (region " + g.Region + " is set; a zone is a region and a letter, such as " + g.Region + "-b)"
+		}
+		problems = append(problems, Problem{Err: &MissingError{Setting: "zone", Advice: advice}})
+	}
+	if err := config.CheckProject(g.Project); err != nil {
+		problems = append(problems, Problem{err, "project"})
+	}
+	if g.Zone != "" {
+		if err := config.CheckZone(g.Zone); err != nil {
+			problems = append(problems, Problem{err, "zone"})
+		}
+	}
+	return problems
+}
