@@ -107,6 +107,10 @@ func TestLifeStoriesFound(t *testing.T) {
 			lifeStory{lasts: 3 * time.Minute, steps: []lifeDeed{
 				deed("type job", laptop, time.Minute), {what: fullDisk, machine: laptop, lasts: 20 * time.Minute, then: 3 * time.Minute}, {what: "preempted is", worker: 1, then: 20 * time.Minute},
 			}}, []map[string]int{{"job 1 of laptop": partLog}}, 6 * time.Minute},
+		{"one of two runners has given up a worker, the other one has begun the next attempt",
+			lifeStory{lasts: 40 * time.Minute, steps: []lifeDeed{
+				deed("type job", laptop, 5*time.Minute), {what: "new host keys of", worker: 1, then: 10 * time.Second}, deed("type job", desk, time.Hour),
+			}}, []map[string]int{{"job 1 of laptop": exitUnavailable, "job 1 of desk": 0}}, 0},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			if tt.story.needs(fullDisk) && !hasSmallDisk() {

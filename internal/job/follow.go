@@ -151,26 +151,23 @@ func (f *following) tellSilence() {
 	}
 }
 
-// unfinished names the workers whose end is not known.
-func (f *following) unfinished() string {
-	var open []tpu.WorkerID
-	for i, e := range f.ends {
-		if !e.known {
-			open = append(open, f.team.ids[i])
-		}
-	}
-	return tpu.Fold(open)
-}
-
-// left names the workers on which the command may still be running.
-func (f *following) left() string {
+// those names the workers whose end is as is says.
+func (f *following) those(is func(ending) bool) string {
 	var ids []tpu.WorkerID
 	for i, e := range f.ends {
-		if e.fate() != fateEnded {
+		if is(e) {
 			ids = append(ids, f.team.ids[i])
 		}
 	}
 	return tpu.Fold(ids)
+}
+
+// unfinished names the workers whose end is not known.
+func (f *following) unfinished() string { return f.those(func(e ending) bool { return !e.known }) }
+
+// left names the workers on which the command may still be running.
+func (f *following) left() string {
+	return f.those(func(e ending) bool { return e.fate() != fateEnded })
 }
 
 // cutOff reports whether workers could not be reached and no failure of the command is
@@ -838,15 +835,7 @@ func onAll(workers int) string {
 	return fmt.Sprintf("all %d workers", workers)
 }
 
-func (f *following) failedWorkers() string {
-	var ids []tpu.WorkerID
-	for i, e := range f.ends {
-		if e.failed() {
-			ids = append(ids, f.team.ids[i])
-		}
-	}
-	return tpu.Fold(ids)
-}
+func (f *following) failedWorkers() string { return f.those(ending.failed) }
 
 // lostCode is the exit status for a worker whose end could not be learned:
 // EX_UNAVAILABLE of sysexits.

@@ -77,6 +77,7 @@ func (d *Deps) Job(ctx context.Context, o JobOptions) (out Outcome, err error) {
 		return Outcome{}, err
 	}
 	r.missing = q.commandLives
+	q.occupied = func(ctx context.Context) bool { return q.othersLive(ctx, r) }
 	r.deletes = func() bool { return q.ours && !o.Keep }
 	foreign := q.terms.On() && q.terms.Metadata(o.Request.Metadata) == nil
 	r.lease = func() *guard {

@@ -25,7 +25,8 @@ type queued struct {
 	terms lease.Terms                                                                                                      // what the workers of the requested slices are told
 	held  adoption
 
-	deleting func() // is called before the resource is deleted to be requested again
+	deleting func()                     // is called before the resource is deleted to be requested again
+	occupied func(context.Context) bool // whether another runner's command lives on the slices
 
 	there  bool // the resource is known to exist
 	ours   bool // a job of this name made it: this process or an earlier runner of it
@@ -278,6 +279,9 @@ func (q *queued) act(ctx context.Context, d provision.Decision, cause error, pay
 		return cause
 	case d.Step == provision.StepWait:
 		return sleep(ctx, q.Clock, suspendPause)
+	case d.Loss == provision.Infrastructure && !q.mayLive() && q.occupied(ctx):
+		return &Error{Stage: StageBusy, Advice: "follow it with: multihost attach " + q.o.Run.Run,
+			Text: fmt.Sprintf("%s, but a command that another runner has started lives on queued resource %s and is left alone", d.Why, q.o.Request.ID)}
 	case d.Step == provision.StepReset:
 		if q.mayLive() { // a reboot may end a command; that is charged as a loss
 			if err := pay(&Failure{Cause: Infrastructure, Why: d.Why, Err: cause}); err != nil {

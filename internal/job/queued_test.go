@@ -114,7 +114,7 @@ func onHardCloud(fails map[string][]error) (*queued, *hardCloud) {
 	d := &Deps{Cloud: h, Clock: clock, Sink: event.Discard}
 	o := JobOptions{Budget: Budget{Preemptions: -1}}
 	o.Request.ID, o.Request.NodeCount = "m", 1
-	return &queued{Deps: d, o: o, await: h.wait, watch: &stopwatch{sink: d.Sink, clock: clock}, ours: true, worked: true, deleting: func() {}}, h
+	return &queued{Deps: d, o: o, await: h.wait, watch: &stopwatch{sink: d.Sink, clock: clock}, ours: true, worked: true, deleting: func() {}, occupied: func(context.Context) bool { return false }}, h
 }
 
 var (

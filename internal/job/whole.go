@@ -116,9 +116,7 @@ func meanwhile(clock gcp.Clock, tell, do func()) {
 
 // bringRests fetches what is missing of logs whose slices the cloud still has.
 func (f *following) bringRests(ctx context.Context) {
-	look, cancel := context.WithTimeout(ctx, outageLook/2)
-	nodes, err := f.Cloud.Slices(look)
-	cancel()
+	nodes, err := f.Cloud.Slices(ctx)
 	f.team.each(ctx, event.Discard, "", func(ctx context.Context, i int) error {
 		part, gone := f.ends[i].part, ""
 		if part != nil && err == nil {
