@@ -19,6 +19,7 @@ import (
 	tpualpha "google.golang.org/api/tpu/v2alpha1"
 
 	"multihost/internal/sim"
+	"multihost/internal/testkit"
 )
 
 // bearer shows a token at every request.
@@ -199,6 +200,7 @@ func TestStorageCopiesAndFailsClosed(t *testing.T) {
 // A worker's token has the rights of its node's service account, as far as its
 // scopes go, and dies with the node.
 func TestWorkersTokensAreGoodForWhatTheyMay(t *testing.T) {
+	testkit.Need(t, "curl")
 	t.Parallel()
 	s, _ := start(t, func(c *sim.Config) { c.Workers, c.Secrets = nil, map[string]string{"key": "hunter2"} })
 	svc := alpha(t, s)
@@ -275,6 +277,7 @@ mv "$HOME/token.new" "$HOME/token"
 
 // What a worker writes as guest attribute, the API shows to others.
 func TestGuestAttributesOfWorkers(t *testing.T) {
+	testkit.Need(t, "curl")
 	t.Parallel()
 	s, _ := start(t, preset(t, "t:1xv4-16"), func(c *sim.Config) { c.Workers = nil })
 	svc := alpha(t, s)

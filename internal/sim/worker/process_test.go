@@ -29,6 +29,7 @@ import (
 	"golang.org/x/crypto/ssh"
 
 	"multihost/internal/sim/worker"
+	"multihost/internal/testkit"
 )
 
 const patience = 2 * time.Minute
@@ -596,6 +597,7 @@ func TestShutdownScript(t *testing.T) { testShutdownScript(t, newFixture(t)) }
 // Who is told to end has root run the shutdown script before, for no longer than
 // it may; who is reset, or loses its power, has not.
 func testShutdownScript(t *testing.T, f *fixture) {
+	testkit.Need(t, "curl")
 	var ends atomic.Int32
 	m := f.start(func(s *worker.Spec) {
 		s.Metadata = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

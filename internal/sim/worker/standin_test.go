@@ -14,6 +14,7 @@ import (
 	"golang.org/x/crypto/ssh"
 
 	"multihost/internal/sim/worker"
+	"multihost/internal/testkit"
 )
 
 // A standinRow is one command with all that it answers.
@@ -185,6 +186,7 @@ func TestNumactl(t *testing.T) {
 }
 
 func TestHoldersAreTheMachinesOwn(t *testing.T) {
+	testkit.Need(t, "pgrep", "lsof")
 	f := newFixture(t)
 	m := f.start(nil)
 	other := f.start(func(s *worker.Spec) { s.Index = 1 })
