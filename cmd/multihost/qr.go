@@ -313,7 +313,7 @@ at once when the request fails, is suspended or is deleted.`,
 }
 
 func waitFor(s *session, c *call, d *job.Deps, id string, o qr.WaitOptions) error {
-	o.Probe = d.Probe
+	o.Probe = func(ctx context.Context, s tpu.Slice) error { return d.Probe(ctx, s) }
 	_, slices, err := s.queue.Wait(c.Context, id, o)
 	if err != nil {
 		return interruptible(c.Context, err)

@@ -11,6 +11,7 @@ import (
 	"multihost/internal/gcp"
 	"multihost/internal/launch"
 	"multihost/internal/remote"
+	"multihost/internal/testkit"
 )
 
 // TestBudgets tells which failures are followed by another attempt.
@@ -67,7 +68,7 @@ func TestBudgets(t *testing.T) {
 func TestLostContact(t *testing.T) {
 	dial := &remote.ConnectError{Host: "s0w0", Stage: remote.StageDial, Err: errors.New("connection refused")}
 	auth := &remote.ConnectError{Host: "s0w0", Stage: remote.StageAuth, Err: remote.ErrKeyRefused}
-	many := func(errs ...error) error { return workersError(StageSync, ids(1, len(errs)), errs) }
+	many := func(errs ...error) error { return workersError(StageSync, testkit.WorkerIDs(1, len(errs)), errs) }
 	for _, row := range []struct {
 		story string
 		err   error

@@ -93,10 +93,10 @@ func (d *Deps) reachSome(ctx context.Context, watch *stopwatch, sel tpu.Selectio
 }
 
 // failures is workersError for the errors of some workers among ids.
-func failures(stage Stage, ids []tpu.WorkerID, failed map[tpu.WorkerID]error) error {
+func failures(during Stage, ids []tpu.WorkerID, failed map[tpu.WorkerID]error) error {
 	errs := make([]error, len(ids))
 	for i, id := range ids {
 		errs[i] = failed[id]
 	}
-	return workersError(stage, ids, errs)
+	return workersError(during, ids, errs)
 }

@@ -405,11 +405,11 @@ func (d *Deps) leftoverWarning(all []provision.Resource, user, except string) st
 	}
 	var parts []string
 	if len(idle) > 0 {
-		cost := "billed"
+		billed := "billed"
 		if known {
-			cost += ", " + listPrice(total)
+			billed += ", " + listPrice(total)
 		}
-		parts = append(parts, "still there and "+cost+": "+strings.Join(idle, ", "))
+		parts = append(parts, "still there and "+billed+": "+strings.Join(idle, ", "))
 	}
 	if len(dead) > 0 {
 		parts = append(parts, "dead and holding quota: "+strings.Join(dead, ", "))

@@ -7,6 +7,7 @@ import (
 
 	"multihost/internal/gcp"
 	"multihost/internal/launch"
+	"multihost/internal/testkit"
 	"multihost/internal/tpu"
 )
 
@@ -43,7 +44,7 @@ func TestSameCommand(t *testing.T) {
 func TestASuccessThatNobodySawIsTakenOver(t *testing.T) {
 	ended := func(attempt, well int, seen bool) foundRun {
 		return foundRun{info: launch.Info{Ref: launch.Ref{Run: "r", Attempt: attempt}, Phase: launch.Exited, Mine: true, Command: "train"},
-			workers: ids(2, 1), well: well, seen: seen}
+			workers: testkit.WorkerIDs(2, 1), well: well, seen: seen}
 	}
 	for _, tt := range []struct {
 		story string
@@ -59,7 +60,7 @@ func TestASuccessThatNobodySawIsTakenOver(t *testing.T) {
 		{"not seen here", &Record{Run: "r", Attempt: 1}, []foundRun{ended(1, 1, false)}, 1},
 		{"another attempt was seen here", &Record{Run: "r", Attempt: 1, Ended: true}, []foundRun{ended(2, 2, false)}, 2},
 	} {
-		r := &run{Deps: &Deps{StateDir: t.TempDir()}, o: RunOptions{Run: "r", Script: "train"}, team: &team{ids: ids(2, 1)}, adopts: true}
+		r := &run{Deps: &Deps{StateDir: t.TempDir()}, o: RunOptions{Run: "r", Script: "train"}, team: &team{ids: testkit.WorkerIDs(2, 1)}, adopts: true}
 		if tt.rec != nil {
 			if err := tt.rec.save(r.StateDir); err != nil {
 				t.Fatal(err)

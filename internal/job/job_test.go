@@ -22,17 +22,8 @@ import (
 	"multihost/internal/tpu"
 )
 
-func ids(slices, workers int) (all []tpu.WorkerID) {
-	for s := range slices {
-		for w := range workers {
-			all = append(all, tpu.WorkerID{Slice: s, Worker: w})
-		}
-	}
-	return all
-}
-
 func TestEqualFailuresOfWorkersAreOneClause(t *testing.T) {
-	all := ids(2, 4)
+	all := testkit.WorkerIDs(2, 4)
 	errs := make([]error, len(all))
 	for i := range errs {
 		errs[i] = errors.New(all[i].String() + ": connection refused")
@@ -53,7 +44,7 @@ func TestEqualFailuresOfWorkersAreOneClause(t *testing.T) {
 // its name, address and tries, keeps equal causes apart only where it is the only
 // one.
 func TestErrorsOfTheEngineAreFolded(t *testing.T) {
-	all := ids(1, 4)
+	all := testkit.WorkerIDs(1, 4)
 	refused := func(i int) error {
 		return &remote.ConnectError{Host: all[i].String(), User: "ann", Stage: remote.StageDial, Addr: "10.0.0." + strconv.Itoa(i), Tries: i + 2, Err: syscall.ECONNREFUSED}
 	}
@@ -94,7 +85,7 @@ func TestErrorsOfTheEngineAreFolded(t *testing.T) {
 // However many workers fail, and for however many causes, the error is one that can be
 // read.
 func TestAnErrorOfAThousandWorkersCanBeRead(t *testing.T) {
-	all := ids(1, 1001)
+	all := testkit.WorkerIDs(1, 1001)
 	for name, c := range map[string]struct {
 		cause func(i int) string
 		want  string
@@ -249,7 +240,7 @@ func TestMegascaleVariables(t *testing.T) {
 func TestProcessNumbersCountThroughSlicesAndProcesses(t *testing.T) {
 	r := &run{Deps: &Deps{Cloud: HostList{{Name: "a"}, {Name: "b"}}}, o: RunOptions{Processes: 4}}
 	sel, _ := r.Cloud.Slices(t.Context())
-	r.team = &team{slices: sel, ids: ids(1, 2)}
+	r.team = &team{slices: sel, ids: testkit.WorkerIDs(1, 2)}
 	set, _ := r.environment(1)
 	got := map[string]string{}
 	for _, v := range set {

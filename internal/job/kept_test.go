@@ -3,7 +3,6 @@ package job
 import (
 	"context"
 	"errors"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -11,6 +10,7 @@ import (
 	"multihost/internal/detach"
 	"multihost/internal/event"
 	"multihost/internal/launch"
+	"multihost/internal/provision"
 	"multihost/internal/qr"
 	"multihost/internal/testkit"
 	"multihost/internal/tpu"
@@ -39,7 +39,7 @@ func TestAStopInTheBucketThatIsNotHeardSaysWhatIsTrue(t *testing.T) {
 	t.Parallel()
 	clock := testkit.NewJumpClock()
 	now := clock.Now()
-	_, cloud := onHardCloud(nil)
+	cloud := &deletions{}
 	r := &detachedRun{Deps: &Deps{Cloud: cloud, Project: "p", Zone: "z", Clock: clock}, desc: detach.Description{Run: "k", Resource: "k", Nodes: []string{"k-0", "k-1"}, Workers: 2}}
 	seen := func(s, w int, phase string, ago time.Duration) detach.Seen {
 		return detach.Seen{Worker: tpu.WorkerID{Slice: s, Worker: w}, Phase: phase, At: now.Add(-ago)}
@@ -90,6 +90,25 @@ func TestARunThatWasBegunAgain(t *testing.T) {
 	}
 }
 
+// deletions is a provider that counts deletions.
+type deletions struct {
+	provision.Provider
+	n int
+}
+
+func (d *deletions) Get(context.Context, string) (provision.Resource, error) {
+	return provision.Resource{}, nil
+}
+
+func (d *deletions) Delete(context.Context, string, provision.DeleteOptions) (bool, error) {
+	d.n++
+	return true, nil
+}
+
+func (d *deletions) Undoing(id string) provision.Undoing {
+	return provision.Undoing{Commands: provision.Commands{Kind: "queued resource", Delete: "multihost qr delete " + id + " --force"}}
+}
+
 // Without a terminal nobody has said that the only copy of a log may go.
 func TestTheOnlyCopyOfALogStaysUnlessSomebodySaysSo(t *testing.T) {
 	t.Parallel()
@@ -107,14 +126,14 @@ func TestTheOnlyCopyOfALogStaysUnlessSomebodySaysSo(t *testing.T) {
 		{"somebody says yes", yes, nil, true},
 		{"somebody says yes after something has begun", yes, func(k *kept) { k.again = func(context.Context) error { return begun } }, false},
 	} {
-		_, cloud := onHardCloud(nil)
+		cloud := &deletions{}
 		d := &Deps{Cloud: cloud, Sink: event.Discard, Clock: testkit.NewJumpClock(), StateDir: t.TempDir()}
 		k := part
 		if c.change != nil {
 			c.change(&k)
 		}
 		err := d.deleteKept(t.Context(), StopOptions{Confirm: c.confirm}, k)
-		if deleted := slices.Contains(cloud.calls, "delete"); deleted != c.deletes || (err == nil) != c.deletes {
+		if deleted := cloud.n > 0; deleted != c.deletes || (err == nil) != c.deletes {
 			t.Errorf("%s: deleted %v, %v", c.story, deleted, err)
 		}
 	}

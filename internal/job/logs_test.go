@@ -269,17 +269,17 @@ func TestLineHold(t *testing.T) {
 // gone, or the list of its machines is shorter than the record's.
 func TestLogsWithoutMachine(t *testing.T) {
 	five := "line 0\nline 1\nline 2\nline 3\nline 4\n"
-	short := &silentCloud{slices: []tpu.Slice{{Name: "t", Workers: make([]tpu.Worker, 1)}}}
+	short := &testkit.FixedSlices{All: []tpu.Slice{{Name: "t", Workers: make([]tpu.Worker, 1)}}}
 	for name, c := range map[string]struct {
-		cloud  *silentCloud
+		cloud  *testkit.FixedSlices
 		noCopy bool
 		text   string
 		said   string // in the note or in the error
 	}{
 		"not listed":          {short, false, five, "worker s0w1 is not among the machines of slice t: this machine's copy"},
 		"not listed, no copy": {short, true, "", "worker s0w1 is not among the machines of slice t, and this machine has no copy of the log of s0w1"},
-		"slice gone":          {&silentCloud{}, false, five, "slice t is gone: this machine's copy"},
-		"slice gone, no copy": {&silentCloud{}, true, "", "slice t is gone, and this machine has no copy of the log of s0w1"},
+		"slice gone":          {&testkit.FixedSlices{}, false, five, "slice t is gone: this machine's copy"},
+		"slice gone, no copy": {&testkit.FixedSlices{}, true, "", "slice t is gone, and this machine has no copy of the log of s0w1"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			d, sink, _ := logged(t)
@@ -310,7 +310,7 @@ func TestLogsWithoutMachine(t *testing.T) {
 func TestFollowWithoutMachine(t *testing.T) {
 	for _, inBucket := range []bool{false, true} {
 		d, _, _ := logged(t)
-		d.Cloud = &silentCloud{}
+		d.Cloud = &testkit.FixedSlices{}
 		rec, err := loadRecord(d.StateDir, "r")
 		testkit.Must(t, err)
 		s := &shown{}

@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"multihost/internal/launch"
+	"multihost/internal/testkit"
 )
 
 // Slices on which another run lives are not deleted by a job that could not start.
@@ -18,9 +19,9 @@ func TestOccupied(t *testing.T) {
 	}{
 		{"nothing", nil, false},
 		{"another run was found", &Error{Stage: StageBusy, Text: "run r lives"}, true},
-		{"workers could not be asked", workersError(StageBusy, ids(2, 1), []error{silent, nil}), false},
-		{"another run was first on one worker", workersError(StageStart, ids(2, 1), []error{silent, other}), true},
-		{"the start failed", workersError(StageStart, ids(2, 1), []error{silent, silent}), false},
+		{"workers could not be asked", workersError(StageBusy, testkit.WorkerIDs(2, 1), []error{silent, nil}), false},
+		{"another run was first on one worker", workersError(StageStart, testkit.WorkerIDs(2, 1), []error{silent, other}), true},
+		{"the start failed", workersError(StageStart, testkit.WorkerIDs(2, 1), []error{silent, silent}), false},
 	} {
 		if got := occupied(tt.err); got != tt.want {
 			t.Errorf("%s: %v", tt.story, got)

@@ -244,7 +244,7 @@ func (f *following) readOnce(ctx context.Context) (sum *event.Summary) {
 	})
 	for i, e := range f.ends {
 		if e.known {
-			f.workerEnded(endOf{i, e})
+			f.workerEnded(endOf{worker: i, ending: e})
 		}
 	}
 	if f.unfinished() != "" {

@@ -78,7 +78,7 @@ func TestWhoIsAtARunIsSeenUntilItLeaves(t *testing.T) {
 // TestBytesOfALogCountOnce has two sources bring the same log, in pieces, at once.
 func TestBytesOfALogCountOnce(t *testing.T) {
 	t.Parallel()
-	whole := []byte(steps(0, 500, 1))
+	whole := []byte(testkit.Steps(0, 500, 1))
 	id := tpu.WorkerID{}
 	c := metrics.NewCollector(metrics.Options{Workers: []tpu.WorkerID{id}})
 	log := &readLog{stream: c.Stream(0)}
@@ -106,7 +106,7 @@ func TestBytesOfALogCountOnce(t *testing.T) {
 	if a.Steps != 500 || a.Last.Step != 499 || a.Restarts != 0 || a.Slices[0].Workers[0].LogBytes != int64(len(whole)) {
 		t.Errorf("%d steps to %d, %d restarts, %d bytes; want 500 to 499 of %d bytes", a.Steps, a.Last.Step, a.Restarts, a.Slices[0].Workers[0].LogBytes, len(whole))
 	}
-	if got := log.lastLines(2); len(got) != 2 || got[1]+"\n" != steps(499, 500, 1) {
+	if got := log.lastLines(2); len(got) != 2 || got[1]+"\n" != testkit.Steps(499, 500, 1) {
 		t.Errorf("last lines %q", got)
 	}
 }
@@ -120,9 +120,9 @@ func TestALogIsReadOnFromWhereTheLocalOneEnds(t *testing.T) {
 	dir := filepath.Join(state, "logs")
 	here := &Record{Run: "r", Attempt: 1, LogDir: dir, Bucket: "b"}
 	testkit.Must(t, here.save(state))
-	whole := steps(0, 30, 1)
-	tenth, twentieth := len(steps(0, 10, 1)), len(steps(0, 20, 1))
-	grow(t, dir, w0, whole[:tenth])
+	whole := testkit.Steps(0, 30, 1)
+	tenth, twentieth := len(testkit.Steps(0, 10, 1)), len(testkit.Steps(0, 20, 1))
+	testkit.Append(t, logPath(dir, w0), whole[:tenth])
 	r := OpenReview(state, "r", TrainingOptions{})
 	look := func(want ...int64) Look {
 		t.Helper()
@@ -151,8 +151,8 @@ func TestALogIsReadOnFromWhereTheLocalOneEnds(t *testing.T) {
 	_, _ = logs[w0].from(int64(tenth)).Write([]byte(whole[tenth:twentieth]))
 	_, _ = logs[w1].from(0).Write([]byte(whole[:tenth]))
 	look(20, 10)
-	grow(t, dir, w0, whole[tenth:]) // a command brings them now, from where its file ended
-	grow(t, dir, w1, whole)
+	testkit.Append(t, logPath(dir, w0), whole[tenth:]) // a command brings them now, from where its file ended
+	testkit.Append(t, logPath(dir, w1), whole)
 	look(30, 30)
 	if again, err := r.far.takeUp(&there); err != nil || again[w1].offset() != int64(len(whole)) {
 		t.Errorf("read on from elsewhere: %v, %v", again[w1], err)
@@ -202,11 +202,11 @@ func TestWhoReadsStopsNobody(t *testing.T) {
 		conns, errs := fleet.Open(opening, []sshfan.Host{{Name: "s0w0", User: "ann", Pin: "1/0", Addr: func(context.Context) (string, error) { return "", errors.New("no address") }}})
 		clock := testkit.NewFastClock()
 		f := &following{
-			Deps: &Deps{Clock: clock, Sink: sink, StateDir: state, Cloud: &silentCloud{slices: []tpu.Slice{{Name: "t", UID: "1", State: "READY", Condition: tpu.Usable}}}},
-			team: &team{ids: ids(1, 1), conns: []remote.Conn{conns[0]}, away: errs, hangUp: fleet.Close, slices: []tpu.Slice{{Name: "t", UID: "1", State: "READY", Condition: tpu.Usable}}},
+			Deps: &Deps{Clock: clock, Sink: sink, StateDir: state, Cloud: &testkit.FixedSlices{All: []tpu.Slice{{Name: "t", UID: "1", State: "READY", Condition: tpu.Usable}}}},
+			team: &team{ids: testkit.WorkerIDs(1, 1), conns: []remote.Conn{conns[0]}, away: errs, hangUp: fleet.Close, slices: []tpu.Slice{{Name: "t", UID: "1", State: "READY", Condition: tpu.Usable}}},
 			ref:  launch.Ref{Run: "r", Attempt: 1}, rec: &Record{Run: "r", Attempt: 1, LogDir: filepath.Join(state, "logs")}, watch: &stopwatch{sink: sink, clock: clock},
 			failFast: true, timeout: time.Millisecond, attached: false, watching: WatchOptions{StallTimeout: -1}, outages: make([]outage, 1),
-			reads: []*readLog{{stream: metrics.NewCollector(metrics.Options{Workers: ids(1, 1)}).Stream(0)}},
+			reads: []*readLog{{stream: metrics.NewCollector(metrics.Options{Workers: testkit.WorkerIDs(1, 1)}).Stream(0)}},
 		}
 		done := make(chan error, 1)
 		go func() {

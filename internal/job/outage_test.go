@@ -9,7 +9,6 @@ import (
 	"multihost/internal/event"
 	"multihost/internal/gcp"
 	"multihost/internal/launch"
-	"multihost/internal/provision"
 	"multihost/internal/testkit"
 	"multihost/internal/tpu"
 )
@@ -37,15 +36,6 @@ func TestAWorkerIsNotLostForWantOfALogin(t *testing.T) {
 	}
 }
 
-// silentCloud answers a list of slices with an error, or with those that it has.
-type silentCloud struct {
-	provision.Provider
-	err    error
-	slices []tpu.Slice
-}
-
-func (c *silentCloud) Slices(context.Context) ([]tpu.Slice, error) { return c.slices, c.err }
-
 // A machine that reaches no worker and not the API has itself no network: its
 // workers are not lost for that, however long it lasts. They are once the API
 // says that they could be there, and where others can be reached.
@@ -68,7 +58,7 @@ func TestAMachineWithoutNetworkLosesNoWorker(t *testing.T) {
 		clock := testkit.NewJumpClock()
 		slice := tpu.Slice{Name: "t", UID: "1", State: "READY", Condition: tpu.Usable}
 		f := &following{
-			Deps: &Deps{Clock: clock, Sink: event.Discard, Cloud: &silentCloud{err: tt.err, slices: []tpu.Slice{slice}}},
+			Deps: &Deps{Clock: clock, Sink: event.Discard, Cloud: &testkit.FixedSlices{Err: tt.err, All: []tpu.Slice{slice}}},
 			team: &team{slices: []tpu.Slice{slice}, ids: []tpu.WorkerID{{}, {Worker: 1}}}, patience: Patience{Lost: 10 * time.Minute},
 			ends: []ending{{}, {known: tt.ended}}, outages: make([]outage, 2),
 		}
@@ -104,18 +94,18 @@ func TestAnAttemptThatWentOnIsFollowedOn(t *testing.T) {
 		followed bool
 		evicted  bool
 	}{
-		{"it runs on all workers", foundRun{info: info(launch.Running), workers: ids(2, 1)}, false, true, false},
-		{"it has ended there meanwhile", foundRun{info: info(launch.Exited), workers: ids(2, 1)}, false, true, false},
-		{"a worker was rebooted", foundRun{info: info(launch.Running), workers: ids(2, 1), broken: 1}, false, false, true},
-		{"a slice was made again", foundRun{info: info(launch.Running), workers: ids(1, 1)}, false, false, true},
-		{"it was lost for another reason", foundRun{info: info(launch.Running), workers: ids(2, 1)}, true, false, true},
+		{"it runs on all workers", foundRun{info: info(launch.Running), workers: testkit.WorkerIDs(2, 1)}, false, true, false},
+		{"it has ended there meanwhile", foundRun{info: info(launch.Exited), workers: testkit.WorkerIDs(2, 1)}, false, true, false},
+		{"a worker was rebooted", foundRun{info: info(launch.Running), workers: testkit.WorkerIDs(2, 1), broken: 1}, false, false, true},
+		{"a slice was made again", foundRun{info: info(launch.Running), workers: testkit.WorkerIDs(1, 1)}, false, false, true},
+		{"it was lost for another reason", foundRun{info: info(launch.Running), workers: testkit.WorkerIDs(2, 1)}, true, false, true},
 	} {
 		for _, adopts := range []bool{true, false} {
 			d := &Deps{StateDir: t.TempDir()}
 			if err := (&Record{Run: "r", Attempt: 2}).save(d.StateDir); err != nil {
 				t.Fatal(err)
 			}
-			r := &run{Deps: d, o: RunOptions{Run: "r", Script: "train"}, team: &team{ids: ids(2, 1)}, adopts: adopts, tried: 1, begunLast: 2, cutOff: !tt.known}
+			r := &run{Deps: d, o: RunOptions{Run: "r", Script: "train"}, team: &team{ids: testkit.WorkerIDs(2, 1)}, adopts: adopts, tried: 1, begunLast: 2, cutOff: !tt.known}
 			in := &intent{attempt: 3}
 			if err := r.settleWith(in, []foundRun{tt.found}); err != nil || (in.living != nil) != tt.followed || (len(in.evict) > 0) != tt.evicted {
 				t.Errorf("%s: followed %v, %d stopped, %v", tt.story, in.living != nil, len(in.evict), err)
@@ -127,7 +117,7 @@ func TestAnAttemptThatWentOnIsFollowedOn(t *testing.T) {
 // An attempt on slices that were made since this runner began its last one is another
 // runner's, even if its number is the same: it is taken over, and nothing is stopped.
 func TestAnAttemptOfAnotherRunnerIsKnownByItsSlices(t *testing.T) {
-	found := foundRun{info: launch.Info{Ref: launch.Ref{Run: "r", Attempt: 1}, Phase: launch.Running, Mine: true, Command: "train"}, workers: ids(2, 1)}
+	found := foundRun{info: launch.Info{Ref: launch.Ref{Run: "r", Attempt: 1}, Phase: launch.Running, Mine: true, Command: "train"}, workers: testkit.WorkerIDs(2, 1)}
 	slices := func(uids ...string) (all []tpu.Slice) {
 		for _, uid := range uids {
 			all = append(all, tpu.Slice{Name: "r-" + uid, UID: uid})
@@ -145,7 +135,7 @@ func TestAnAttemptOfAnotherRunnerIsKnownByItsSlices(t *testing.T) {
 		{"one of two was made again", []string{"1", "2"}, slices("1", "4"), false},
 		{"hosts that no cloud knows", nil, slices("", ""), false},
 	} {
-		r := &run{Deps: &Deps{StateDir: t.TempDir()}, o: RunOptions{Run: "r", Script: "train"}, team: &team{ids: ids(2, 1), slices: tt.now},
+		r := &run{Deps: &Deps{StateDir: t.TempDir()}, o: RunOptions{Run: "r", Script: "train"}, team: &team{ids: testkit.WorkerIDs(2, 1), slices: tt.now},
 			adopts: true, tried: 1, begunLast: 1, begunOn: tt.begunOn}
 		in := &intent{attempt: 2}
 		if err := r.settleWith(in, []foundRun{found}); err != nil || (in.living != nil) != tt.followed || (len(in.evict) > 0) == tt.followed {

@@ -375,11 +375,11 @@ func (r *run) evict(ctx context.Context, e eviction) error {
 // failed turns the per-worker errors of a stage into one error. If ctx has ended, it
 // returns the cause of that instead, because the workers' errors may only follow from
 // it.
-func (r *run) failed(ctx context.Context, stage Stage, errs []error) error {
+func (r *run) failed(ctx context.Context, during Stage, errs []error) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
-	return workersError(stage, r.team.ids, errs)
+	return workersError(during, r.team.ids, errs)
 }
 
 func (r *run) sync(ctx context.Context) error {

@@ -97,19 +97,19 @@ func (d *Deps) List(ctx context.Context, prefix string, only tpu.Numbers, ended 
 		w := tabwriter.NewWriter(&b, 0, 8, 2, ' ', 0)
 		fmt.Fprintln(w, "RUN\tATTEMPT\tSTATE\tAGE\tOWNER\tSLICES\tPER HOUR\tGONE\tCOMMAND")
 		for _, s := range seen {
-			attempt, cost := "-", "-"
+			attempt, hour := "-", "-"
 			if s.Attempt > 0 {
 				attempt = strconv.Itoa(s.Attempt)
 			}
 			if s.Gone != "" {
-				cost = price(s.Hourly)
+				hour = price(s.Hourly)
 			}
 			state := s.State
 			if s.Followed != nil && !*s.Followed {
 				state += ", not followed"
 			}
 			fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", s.Run, attempt, state, event.Age(s.age), s.Owner, strings.Join(s.Slices, ","),
-				cost, cmp.Or(s.Gone, "-"), s.Command)
+				hour, cmp.Or(s.Gone, "-"), s.Command)
 		}
 		w.Flush()
 	}
@@ -168,12 +168,12 @@ func (f foundRun) stoppable() error {
 }
 
 // ofAnother returns the error that the run belongs to another login.
-func (f foundRun) ofAnother(stage Stage, advice string) error {
+func (f foundRun) ofAnother(during Stage, advice string) error {
 	does := "runs"
 	if !f.info.Alive() {
 		does = "ran"
 	}
-	return &Error{Stage: stage, Text: fmt.Sprintf("run %q of %s %s as login %q", f.info.Run, f.info.Owner, does, f.info.Login), Advice: advice}
+	return &Error{Stage: during, Text: fmt.Sprintf("run %q of %s %s as login %q", f.info.Run, f.info.Owner, does, f.info.Login), Advice: advice}
 }
 
 // runs asks every worker of the team which runs it knows. It skips workers that are away.
@@ -382,7 +382,7 @@ func (d *Deps) recordOf(f foundRun, ready []tpu.Slice) *Record {
 		Created: f.info.Armed, Command: f.info.Command, LogDir: recordDir(d.StateDir, f.info.Run, f.info.Attempt)}
 	for _, id := range f.workers {
 		s := ready[id.Slice]
-		rec.Slices = append(rec.Slices, RecordedSlice{s.Name, s.UID, len(s.Workers), s.Type})
+		rec.Slices = append(rec.Slices, RecordedSlice{Name: s.Name, UID: s.UID, Workers: len(s.Workers), Type: s.Type})
 		rec.Workers += len(s.Workers)
 	}
 	return rec

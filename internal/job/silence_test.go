@@ -35,7 +35,7 @@ func TestSilenceOf(t *testing.T) {
 		{"the only one has a name", ago(130, 0, 0), 1, "s0w0", 130},
 		{"a short break is no news", ago(9, 0, 0), 3, "", 0},
 	} {
-		got := silenceOf(ids(1, 3), tt.heard, tt.open, now)
+		got := silenceOf(testkit.WorkerIDs(1, 3), tt.heard, tt.open, now)
 		want := silence{who: tt.who}
 		if tt.since > 0 {
 			want.since = now.Add(-time.Duration(tt.since) * time.Second)
@@ -61,7 +61,7 @@ func TestEveryPhaseSaysWhoIsSilent(t *testing.T) {
 			heard.waits, heard.last = c.waits, event.Progress{Phase: phase, Total: 3}
 			finish = c.finish
 		case "copy":
-			w := newWaiting(&Deps{Sink: sink, Clock: testkit.NewJumpClock()}, phase, ids(1, 3))
+			w := newWaiting(&Deps{Sink: sink, Clock: testkit.NewJumpClock()}, phase, testkit.WorkerIDs(1, 3))
 			w.expected(9)
 			w.copied(7)
 			heard, finish = w.heard, w.done

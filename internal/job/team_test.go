@@ -9,6 +9,7 @@ import (
 	"multihost/internal/event"
 	"multihost/internal/gcp"
 	"multihost/internal/remote"
+	"multihost/internal/testkit"
 )
 
 // Connections that break together are one warning, although each error names its worker.
@@ -22,7 +23,7 @@ func TestConnectionsThatBreakTogetherAreOneWarning(t *testing.T) {
 			defer mu.Unlock()
 			told = append(told, e.(event.Note).Text)
 		})}
-		tm := &team{ids: ids(2, 32)}
+		tm := &team{ids: testkit.WorkerIDs(2, 32)}
 		var all sync.WaitGroup
 		for i, id := range tm.ids {
 			all.Go(func() {

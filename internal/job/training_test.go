@@ -2,8 +2,6 @@ package job
 
 import (
 	"errors"
-	"fmt"
-	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -12,32 +10,9 @@ import (
 	"multihost/internal/event"
 	"multihost/internal/journal"
 	"multihost/internal/metrics"
+	"multihost/internal/testkit"
 	"multihost/internal/tpu"
 )
-
-// grow appends text to the log of a worker.
-func grow(t *testing.T, dir string, id tpu.WorkerID, text string) {
-	t.Helper()
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		t.Fatal(err)
-	}
-	f, err := os.OpenFile(logPath(dir, id), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Close()
-	if _, err := f.WriteString(text); err != nil {
-		t.Fatal(err)
-	}
-}
-
-func steps(from, to int, seconds float64) string {
-	var b strings.Builder
-	for step := from; step < to; step++ {
-		fmt.Fprintf(&b, "completed step: %d, seconds: %.3f, TFLOP/s/device: 98.500, Tokens/s/device: 4000.000, total_weights: 512, loss: 3.000\n", step, seconds)
-	}
-	return b.String()
-}
 
 // TestTrainingIsReadFromLocalLogsAsTheyGrow follows a run over two attempts
 // with nothing but files.
@@ -52,9 +27,9 @@ func TestTrainingIsReadFromLocalLogsAsTheyGrow(t *testing.T) {
 		t.Fatal(err)
 	}
 	w0, w1 := tpu.WorkerID{Slice: 0}, tpu.WorkerID{Slice: 1}
-	whole := steps(0, 10, 1)
+	whole := testkit.Steps(0, 10, 1)
 	cut := len(whole) - 20
-	grow(t, first, w0, whole[:cut])
+	testkit.Append(t, logPath(first, w0), whole[:cut])
 	training, err := OpenTraining(state, "r", TrainingOptions{})
 	if err != nil {
 		t.Fatal(err)
@@ -73,8 +48,8 @@ func TestTrainingIsReadFromLocalLogsAsTheyGrow(t *testing.T) {
 		t.Errorf("while it runs: %+v", a)
 	}
 	update(false)
-	grow(t, first, w0, whole[cut:])
-	grow(t, first, w1, whole)
+	testkit.Append(t, logPath(first, w0), whole[cut:])
+	testkit.Append(t, logPath(first, w1), whole)
 	if a := update(true).Newest(); a.Steps != 20 || a.Last.Step != 9 || a.Median.StepSeconds != 1 {
 		t.Errorf("grown: %+v", a.Figures)
 	}
@@ -91,8 +66,8 @@ func TestTrainingIsReadFromLocalLogsAsTheyGrow(t *testing.T) {
 	}
 	rec.Attempt, rec.LogDir, rec.Ended, rec.Code = 2, second, false, 0
 	rec.Attempts = append(rec.Attempts, RecordedAttempt{Attempt: 2, Begin: time.Unix(2100, 0), LogDir: second})
-	grow(t, second, w0, steps(5, 30, 2))
-	grow(t, second, w1, steps(5, 30, 2))
+	testkit.Append(t, logPath(second, w0), testkit.Steps(5, 30, 2))
+	testkit.Append(t, logPath(second, w1), testkit.Steps(5, 30, 2))
 	if err := rec.save(state); err != nil {
 		t.Fatal(err)
 	}
@@ -158,7 +133,7 @@ func TestTrainingIsReadFromLocalLogsAsTheyGrow(t *testing.T) {
 func TestLogsWithoutARecord(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	grow(t, dir, tpu.WorkerID{Slice: 1, Worker: 3}, steps(0, 9, 1))
+	testkit.Append(t, logPath(dir, tpu.WorkerID{Slice: 1, Worker: 3}), testkit.Steps(0, 9, 1))
 	training, err := OpenTraining(t.TempDir(), "2023-02-01", TrainingOptions{LogDir: dir, Type: "v5litepod-256"})
 	if err != nil {
 		t.Fatal(err)

@@ -1,0 +1,28 @@
+package testkit
+
+import (
+	"context"
+
+	"multihost/internal/provision"
+	"multihost/internal/tpu"
+)
+
+// WorkerIDs returns the ids of all workers of so many slices with so many workers each.
+func WorkerIDs(slices, workers int) (all []tpu.WorkerID) {
+	for s := range slices {
+		for w := range workers {
+			all = append(all, tpu.WorkerID{Slice: s, Worker: w})
+		}
+	}
+	return all
+}
+
+// FixedSlices answers a list of slices with Err, or with All. It answers nothing else.
+type FixedSlices struct {
+	provision.Provider
+	All []tpu.Slice
+	Err error
+}
+
+// Slices implements provision.Provider.
+func (f *FixedSlices) Slices(context.Context) ([]tpu.Slice, error) { return f.All, f.Err }
