@@ -290,7 +290,9 @@ func runSteps(t *testing.T, d *markdown, steps []docStep) {
 	// Nothing here may ask the internet for this machine's address.
 	testkit.Must(t, os.WriteFile(filepath.Join(work, "bin/curl"), []byte("#!/bin/sh\necho 203.0.113.7\n"), 0o755))
 
-	env := []string{"MULTIHOST_FLAG_SKEW=off", "USER=ann", "HOME=" + filepath.Join(work, "home"), "XDG_RUNTIME_DIR=" + filepath.Join(work, "run"), "TMPDIR=" + work,
+	agent, err := builtAgent()
+	testkit.Must(t, err)
+	env := []string{"AGENT_DIR=" + agent, "MULTIHOST_FLAG_SKEW=off", "USER=ann", "HOME=" + filepath.Join(work, "home"), "XDG_RUNTIME_DIR=" + filepath.Join(work, "run"), "TMPDIR=" + work,
 		"CLOUDSDK_CONFIG=" + filepath.Join(work, "home/gcloud"), "STEPS=" + filepath.Join(work, "steps"), "PATH=" + filepath.Join(work, "bin") + ":" + os.Getenv("PATH")}
 	if d.slices != "none" {
 		env = append(env, docSim(t, work, d.slices)...)

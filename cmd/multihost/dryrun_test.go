@@ -379,6 +379,14 @@ func TestADryRunChangesNothingAndIsWhatIsDone(t *testing.T) {
 	// A job that lives is taken over.
 	left := append([]string{"job", "--tpu-type=v4-8", "--run-name=left", "--secret-env=TOKEN", "--command=exec sleep 1000 # " + r.env["TOKEN"]}, base...)
 	r.must(0, append(slices.Clone(left), "--detach")...)
+	waitUntil(t, "the watch of its lease", func() bool {
+		logs, _ := filepath.Glob(filepath.Join(r.dir, "sim/workers/*-left-*/root/.multihost/lease/left.log"))
+		if len(logs) != 1 {
+			return false
+		}
+		text, err := os.ReadFile(logs[0])
+		return err == nil && strings.Contains(string(text), "watching run left")
+	})
 	before, since = r.settled(), len(r.server.Requests())
 	over := r.plan(left...)
 	if over.TakesOver == nil || over.TakesOver.Run != "left" || over.Attempt != 1 || over.Resource.Do != job.ResourceUse || over.End.Deletes != "left" {

@@ -9,11 +9,19 @@ import (
 	"net/http/httptest"
 	"strconv"
 	"strings"
+	"testing/fstest"
 	"time"
+
+	agentprogram "multihost/internal/agent/program"
 )
 
-// A lifeLease is what a worker knows of the lease of its run: it does what watch.sh of
-// internal/lease does, by the same rules and with the same names.
+// noAgent stands for multihost-agent where workers only answer.
+func noAgent() agentprogram.Set {
+	return agentprogram.In(fstest.MapFS{"amd64.sha256": {Data: []byte(strings.Repeat("0", 64))}})
+}
+
+// A lifeLease is what a worker knows of the lease of its run: it does what package
+// internal/agent/watch does, by the same rules and with the same names.
 type lifeLease struct {
 	// On disk.
 	saved lifeTerms
@@ -140,7 +148,7 @@ func (s *lifeSession) lease(args []string, in *bufio.Reader) {
 	case "renew":
 		if l.there {
 			t := l.file
-			t.hold, _ = strconv.Atoi(args[2])
+			t.hold, _ = strconv.Atoi(args[3])
 			l.write(t)
 		}
 	}
@@ -210,7 +218,7 @@ func (w *lifeWatch) watch() {
 	}
 }
 
-// look is refresh, observe and share of watch.sh.
+// look is Machine.take and what it shares.
 func (w *lifeWatch) look() {
 	vm := w.vm
 	vm.mu.Lock()
@@ -258,7 +266,7 @@ func (w *lifeWatch) limit() time.Duration {
 	return time.Duration(max(w.terms.lease, w.terms.hold)) * time.Second
 }
 
-// due is due of watch.sh.
+// due is Machine.due.
 func (w *lifeWatch) due() bool {
 	t, quiet := w.terms, w.up.Sub(w.renewed)
 	seconds := func(n int) time.Duration { return time.Duration(n) * time.Second }
@@ -306,7 +314,7 @@ func (w *lifeWatch) stopCommand() {
 	}
 }
 
-// othersEnded is others_ended of watch.sh, with the guest attributes read where they are.
+// othersEnded is Machine.askOthers, with the guest attributes read where they are.
 func (w *lifeWatch) othersEnded() bool {
 	expired := w.why == "--ttl"
 	if expired && !w.up.Before(w.lastMoment()) {

@@ -264,7 +264,7 @@ func (p *lifeProcess) makeDeps() *job.Deps {
 			ConnectTimeout: 15 * time.Second, RetryFor: time.Minute, MaxDials: 8,
 			Dial: func(ctx context.Context, _, addr string) (net.Conn, error) { return w.dial(ctx, p, addr) }},
 		Sink: sink, Clock: gcp.SystemClock, StateDir: p.machine.dir, Owner: "ann@" + p.machine.name, ExitStatus: exitCode, Leave: p.signalled.Leave,
-		Roots: gcp.Roots{TPU: w.root}}
+		Roots: gcp.Roots{TPU: w.root}, Agents: noAgent()}
 	overSSH(d, nil)
 	return d
 }

@@ -18,6 +18,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -25,6 +26,8 @@ import (
 	"github.com/rogpeppe/go-internal/testscript"
 	"golang.org/x/sys/unix"
 
+	agentprogram "multihost/internal/agent/program"
+	agentbuild "multihost/internal/agent/program/build"
 	"multihost/internal/sim"
 	"multihost/internal/sim/netns"
 	"multihost/internal/sim/worker"
@@ -43,9 +46,33 @@ func TestMain(m *testing.M) {
 	testscript.Main(suite{m}, map[string]func(){
 		"multihost": func() {
 			leastTerm, namesLimit = time.Second, scriptWait
+			if dir := os.Getenv("AGENT_DIR"); dir != "" {
+				agents = func() agentprogram.Set { return agentprogram.In(os.DirFS(dir)) }
+			}
 			os.Exit(checkedStatus())
 		},
 	})
+}
+
+// agentFolder has multihost-agent for this machine. It is built at the first use: in these
+// tests another one may be embedded, or none.
+var agentFolder struct {
+	sync.Mutex
+	path string
+}
+
+func builtAgent() (string, error) {
+	agentFolder.Lock()
+	defer agentFolder.Unlock()
+	if agentFolder.path != "" {
+		return agentFolder.path, nil
+	}
+	dir, err := os.MkdirTemp("", "multihost-agent-")
+	if err != nil {
+		return "", err
+	}
+	agentFolder.path = dir
+	return dir, agentbuild.Into(context.Background(), "../..", dir, runtime.GOARCH)
 }
 
 // suite is the tests, and not the programs that they run from this binary.
@@ -53,6 +80,14 @@ type suite struct{ m *testing.M }
 
 func (s suite) Run() int {
 	testkit.HearSignals()
+	defer func() { os.RemoveAll(agentFolder.path) }()
+	agents = func() agentprogram.Set { // where the program runs in the process of the tests
+		dir, err := builtAgent()
+		if err != nil {
+			return agentprogram.Set{}
+		}
+		return agentprogram.In(os.DirFS(dir))
+	}
 	return s.m.Run()
 }
 
@@ -111,6 +146,11 @@ func TestScripts(t *testing.T) {
 				}
 				env.Setenv(name, path)
 			}
+			dir, err := builtAgent()
+			if err != nil {
+				return err
+			}
+			env.Setenv("AGENT_DIR", dir)
 			env.Setenv("SCHEMA_SEEN", filepath.Join(env.WorkDir, "seen")) // see checkedStatus
 			return errors.Join(os.MkdirAll(home, 0o700), os.MkdirAll(code, 0o755))
 		},

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"multihost/internal/access"
+	agentprogram "multihost/internal/agent/program"
 	"multihost/internal/cmdline"
 	"multihost/internal/config"
 	"multihost/internal/detach"
@@ -349,8 +350,12 @@ func (s *session) deps(c *call) *job.Deps {
 			return detach.Open(ctx, s.cloud, bucket, dir)
 		},
 		Sink: s.sink, Clock: gcp.SystemClock, Journal: s.journal, StateDir: s.stateDir, Owner: owner(), Leave: c.leave, ExitStatus: exitCode,
+		Agents: agents(),
 	}
 }
+
+// agents returns the programs for workers that are part of this one. Tests have others.
+var agents = agentprogram.Embedded
 
 // workers is access and login: deps for commands that log in to workers.
 func (s *session) workers(c *call) (*job.Deps, error) {

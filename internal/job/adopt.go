@@ -8,7 +8,6 @@ import (
 	"sync"
 	"time"
 
-	"multihost/internal/event"
 	"multihost/internal/lease"
 	"multihost/internal/provider"
 	"multihost/internal/provision"
@@ -190,8 +189,8 @@ func (q *queued) adopt(ctx context.Context, s tpu.Slice) error {
 		return err
 	}
 	// Errors here are reported when the run makes its own connections.
-	t.each(ctx, event.Discard, "", func(ctx context.Context, i int) error {
-		_, err := lease.Adopt(ctx, t.conns[i], q.terms)
+	t.armEach(ctx, q.Deps, q.o.Run, func(ctx context.Context, i int) error {
+		_, err := lease.Adopt(ctx, t.conns[i], q.Agents.Sums(), q.terms)
 		return err
 	})
 	if q.inherited && !q.worked {
@@ -234,7 +233,7 @@ func (q *queued) adopt(ctx context.Context, s tpu.Slice) error {
 func (q *queued) ifLeft() string {
 	text := "nobody starts the command until the same command is typed again; "
 	switch {
-	case q.terms.Metadata(q.o.Request.Metadata) == nil:
+	case q.terms.Metadata(q.Agents, q.o.Request.Metadata) == nil:
 		return text + "its slices are billed until then, or until it is deleted"
 	case q.terms.Adopt > 0:
 		return text + "its slices delete themselves " + asTyped(q.terms.Adopt) + " after their boot (--lease)"

@@ -1,6 +1,7 @@
 package job
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"net"
@@ -65,13 +66,9 @@ func (r *run) decide(ctx context.Context) (*intent, error) {
 	if in.record, err = r.newRecord(in.attempt); err != nil {
 		return nil, err
 	}
-	in.targets = make([]codesync.Target, len(r.team.ids))
+	in.targets = r.team.targets(r.Access.Port)
 	in.commands = make([]launch.Spec, len(r.team.ids))
-	for i, id := range r.team.ids {
-		in.targets[i] = codesync.Target{Slice: id.Slice, Addr: r.relayAddress(i)}
-		if r.team.hangUp != nil {
-			in.targets[i].Conn = r.team.conns[i]
-		}
+	for i := range r.team.ids {
 		in.commands[i] = r.command(in, i)
 	}
 	r.wraps = make([][]string, len(r.team.ids))
@@ -228,17 +225,19 @@ func (r *run) compilerFlags(in *intent) error {
 	return err
 }
 
-// relayAddress returns the address at which other workers reach worker i.
-func (r *run) relayAddress(i int) string {
-	host := r.team.address(i)
-	if host == "" {
-		return ""
+// targets returns the workers as targets of a sync. port is for workers that name none.
+func (t *team) targets(port int) []codesync.Target {
+	all := make([]codesync.Target, len(t.ids))
+	for i, id := range t.ids {
+		all[i].Slice = id.Slice
+		if host := t.address(i); host != "" {
+			all[i].Addr = net.JoinHostPort(host, strconv.Itoa(cmp.Or(t.slice(i).Workers[id.Worker].Port, port)))
+		}
+		if t.hangUp != nil && !t.isAway(i) { // who is away gets nothing
+			all[i].Conn = t.conns[i]
+		}
 	}
-	port := r.team.slice(i).Workers[r.team.ids[i].Worker].Port
-	if port == 0 {
-		port = r.Access.Port
-	}
-	return net.JoinHostPort(host, strconv.Itoa(port))
+	return all
 }
 
 // command returns what is started on worker i.

@@ -20,6 +20,7 @@ import (
 	"time"
 	"unicode"
 
+	"multihost/internal/agent/program"
 	"multihost/internal/detach"
 	"multihost/internal/event"
 	"multihost/internal/fault"
@@ -69,7 +70,8 @@ type Deps struct {
 	// An error means no. Nil: nobody is asked.
 	Confirm func(ctx context.Context, line string) error
 
-	Roots gcp.Roots // of the APIs that workers call themselves
+	Roots  gcp.Roots   // of the APIs that workers call themselves
+	Agents program.Set // what runs on workers where no runner does
 
 	// OpenBucket opens the bucket of jobs without a runner. Bucket and BucketDir are
 	// where the user says that the named run is. Empty: where this machine's record of

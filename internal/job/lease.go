@@ -8,9 +8,10 @@ import (
 	"sync"
 	"time"
 
+	"multihost/internal/agent/deliver"
+	"multihost/internal/codesync"
 	"multihost/internal/event"
 	"multihost/internal/lease"
-	"multihost/internal/remote"
 	"multihost/internal/tpu"
 )
 
@@ -68,14 +69,9 @@ func (r *run) armLease(ctx context.Context) error {
 	}
 	r.leaveLease(ctx, -1)
 	armed := make([]lease.Armed, len(r.team.ids))
-	errs := r.team.each(ctx, event.Discard, "", func(ctx context.Context, i int) error {
-		if r.team.isAway(i) {
-			return nil // the renewals arm it when it is back
-		}
-		return remote.Again(ctx, nil, func() (err error) {
-			armed[i], err = lease.Arm(ctx, r.team.conns[i], g.terms)
-			return err
-		})
+	errs := r.team.armEach(ctx, r.Deps, r.o, func(ctx context.Context, i int) (err error) {
+		armed[i], err = lease.Arm(ctx, r.team.conns[i], r.Agents.Sums(), g.terms)
+		return err
 	})
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
@@ -102,6 +98,13 @@ func (r *run) armLease(ctx context.Context) error {
 		g.stop = r.renewals(ctx, r.team, g.terms)
 	}
 	return nil
+}
+
+// armEach gives the terms of a lease to every worker of t that is not away, by arm, and
+// brings the agent to those that lack it.
+func (t *team) armEach(ctx context.Context, d *Deps, o RunOptions, arm func(ctx context.Context, i int) error) []error {
+	how := codesync.Options{Relay: o.Relay, RelayFanout: o.RelayFanout, Stall: o.SyncTimeout}
+	return deliver.Each(ctx, d.Agents, how, t.targets(d.Access.Port), arm)
 }
 
 // tellLease reports what the lease can do. It gives each message only once.
@@ -174,8 +177,8 @@ func (d *Deps) renewals(ctx context.Context, t *team, terms lease.Terms) (stop f
 		t.each(ctx, event.Discard, "", func(ctx context.Context, i int) error {
 			for sleep(ctx, d.Clock, terms.Every()) == nil {
 				// A failure is tried again in the next round.
-				if held, err := t.renewOne(ctx, i, terms.Run, 0); err == nil && !held.Watched {
-					_, _ = lease.Arm(ctx, t.conns[i], terms)
+				if held, err := t.renewOne(ctx, d.Agents.Sums(), i, terms.Run, 0); err == nil && !held.Watched {
+					_ = lease.ArmOne(ctx, t.conns[i], d.Agents, terms)
 				}
 			}
 			return nil
@@ -190,19 +193,19 @@ func (d *Deps) renewals(ctx context.Context, t *team, terms lease.Terms) (stop f
 // renewLimit limits one renewal; an unreachable worker is renewed in the next round.
 const renewLimit = 30 * time.Second
 
-func (t *team) renewOne(ctx context.Context, i int, run string, silent time.Duration) (lease.Held, error) {
+func (t *team) renewOne(ctx context.Context, agents string, i int, run string, silent time.Duration) (lease.Held, error) {
 	ctx, cancel := context.WithTimeout(ctx, renewLimit)
 	defer cancel()
-	return lease.Renew(ctx, t.conns[i], run, silent)
+	return lease.Renew(ctx, t.conns[i], agents, run, silent)
 }
 
 // renew renews the lease of a run on all workers that can be reached, for at least
 // silent, the time without further renewals. It returns what the workers know about the
 // lease.
-func (t *team) renew(ctx context.Context, run string, silent time.Duration) []lease.Held {
+func (t *team) renew(ctx context.Context, agents, run string, silent time.Duration) []lease.Held {
 	all := make([]lease.Held, len(t.ids))
 	t.each(ctx, event.Discard, "", func(ctx context.Context, i int) (err error) {
-		all[i], err = t.renewOne(ctx, i, run, silent)
+		all[i], err = t.renewOne(ctx, agents, i, run, silent)
 		return err
 	})
 	return all
@@ -219,7 +222,7 @@ func (r *run) leaveLease(ctx context.Context, silent time.Duration) {
 	if silent >= 0 {
 		ctx, cancel := context.WithTimeout(ctx, renewLimit/3)
 		defer cancel()
-		r.team.renew(ctx, r.guard.terms.Run, silent+r.guard.boot+r.guard.terms.Lease)
+		r.team.renew(ctx, r.Agents.Sums(), r.guard.terms.Run, silent+r.guard.boot+r.guard.terms.Lease)
 	}
 }
 
@@ -305,7 +308,7 @@ func leaseText(h lease.Held) string {
 // called. stop returns these leases by the name of the queued resource.
 func (d *Deps) attachLease(ctx context.Context, t *team, run string) (stop func() map[string]lease.Held) {
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
-	held := t.heldBy(t.renew(ctx, run, 0))
+	held := t.heldBy(t.renew(ctx, d.Agents.Sums(), run, 0))
 	var wg sync.WaitGroup
 	for _, h := range held {
 		d.setStand(func(s *Stand) { s.Lease = leaseText(h) })
@@ -317,7 +320,7 @@ func (d *Deps) attachLease(ctx context.Context, t *team, run string) (stop func(
 		}
 		wg.Go(func() {
 			for sleep(ctx, d.Clock, every) == nil {
-				t.renew(ctx, run, 0)
+				t.renew(ctx, d.Agents.Sums(), run, 0)
 			}
 		})
 	}
@@ -329,12 +332,12 @@ func (d *Deps) attachLease(ctx context.Context, t *team, run string) (stop func(
 }
 
 // looks asks the workers which lease they hold for a run.
-func (t *team) looks(ctx context.Context, run string) []lease.Held {
+func (t *team) looks(ctx context.Context, agents, run string) []lease.Held {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), renewLimit/3)
 	defer cancel()
 	all := make([]lease.Held, len(t.ids))
 	t.each(ctx, event.Discard, "", func(ctx context.Context, i int) (err error) {
-		all[i], err = lease.Look(ctx, t.conns[i], run)
+		all[i], err = lease.Look(ctx, t.conns[i], agents, run)
 		return err
 	})
 	return all

@@ -56,6 +56,9 @@ func (d *Deps) Job(ctx context.Context, o JobOptions) (out Outcome, err error) {
 	}
 	r.checked()
 	q := &queued{Deps: d, o: o, watch: &r.watch, terms: d.leaseTerms(o), deleting: r.sayLogsGo}
+	if err := q.terms.Check(d.Agents); err != nil {
+		return Outcome{}, err
+	}
 	d.tier = string(o.Request.Asks())
 	right, over := d.askRight(ctx, o, q.terms.On())
 	defer over()
@@ -79,7 +82,7 @@ func (d *Deps) Job(ctx context.Context, o JobOptions) (out Outcome, err error) {
 	r.missing = q.commandLives
 	q.occupied = func(ctx context.Context) bool { return q.othersLive(ctx, r) }
 	r.deletes = func() bool { return q.ours && !o.Keep }
-	foreign := q.terms.On() && q.terms.Metadata(o.Request.Metadata) == nil
+	foreign := q.terms.On() && q.terms.Metadata(q.Agents, o.Request.Metadata) == nil
 	r.lease = func() *guard {
 		if !q.ours {
 			return nil

@@ -168,7 +168,7 @@ func (q *queued) announce(ctx context.Context) error {
 // create requests the resource and records whose it is.
 func (q *queued) create(ctx context.Context) (res provision.Resource, created bool, err error) {
 	q.terms.Asked = q.Clock.Now()
-	q.o.Request.OwnMetadata = q.terms.Metadata(q.o.Request.Metadata)
+	q.o.Request.OwnMetadata = q.terms.Metadata(q.Agents, q.o.Request.Metadata)
 	res, created, err = q.Cloud.Create(ctx, q.o.Request)
 	var conflict *provision.ConflictError
 	if errors.As(err, &conflict) {

@@ -4,6 +4,7 @@ import (
 	"testing"
 	"time"
 
+	"multihost/internal/agent/program"
 	"multihost/internal/lease"
 	"multihost/internal/qr"
 )
@@ -29,7 +30,7 @@ func TestWhenGone(t *testing.T) {
 		if got := whenGone(row.terms, row.begun, time.Hour); got != row.want {
 			t.Errorf("%+v, begun %t: %q, want %q", row.terms, row.begun, got, row.want)
 		}
-		if back, ok := lease.ReadTerms(row.terms.Metadata(nil)); ok != row.terms.On() || ok && whenGone(back, row.begun, time.Hour) != row.want {
+		if back, ok := lease.ReadTerms(row.terms.Metadata(program.Set{}, nil)); ok != row.terms.On() || ok && whenGone(back, row.begun, time.Hour) != row.want {
 			t.Errorf("%+v is read back as %+v, %t", row.terms, back, ok)
 		}
 	}

@@ -765,7 +765,7 @@ func (d *Deps) stopOn(ctx context.Context, rec *Record, o StopOptions) error {
 		return fmt.Sprintf("run %s: no process of it is left on %s", name, tpu.Fold(t.ids)), err
 	})
 	if len(left) == 0 && rec.Bucket == "" {
-		d.sayBilled(ctx, name, t.slices, t.heldBy(t.looks(ctx, name)))
+		d.sayBilled(ctx, name, t.slices, t.heldBy(t.looks(ctx, d.Agents.Sums(), name)))
 	}
 	for _, k := range left {
 		k.again = func(ctx context.Context) error { return t.idle(ctx, name) }

@@ -1,11 +1,12 @@
 // Package lease makes the workers of a job delete its slices when they no longer
 // hear from the machine that started the job.
 //
-// What it hides: one script (watch.sh) that runs on every worker, independent of any
-// connection. It gets there as the startup script of the slices, so that it runs
-// before the first runner connects and after a reboot. [Arm] also starts it over SSH,
-// which works where the slices have another startup script. With the VM's own token
-// it deletes the queued resource when
+// What it hides: a watch that runs on every worker, independent of any connection. It is
+// multihost-agent (package watch), which [Arm] brings there over SSH and starts. Before the
+// first runner connects, the startup script of the slices guards them (guard.sh): it knows
+// the same limits, and gives the watch its place as soon as a runner has brought it. After a
+// reboot it starts the watch at once. With the VM's own token they delete the queued
+// resource when
 //
 //   - no runner has come to any worker within a given time of its boot;
 //   - nobody has renewed the lease for its time, and for as long no command has
@@ -27,28 +28,46 @@
 // A worker that has reported nothing for half an hour counts as ended. Where the
 // slices have another startup script, a rebooted worker is not watched until a runner
 // arms it again; the other workers are, and any of them deletes for all.
+//
+// A worker that cannot run the agent anywhere (no file system with exec, full disks, an
+// unknown architecture) says why to who arms it. Its guard stays. That is why the guard is
+// in the startup script and not in the agent: it needs nothing but that script.
 package lease
 
 import (
+	"bytes"
 	"context"
 	_ "embed" // the script
+	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"regexp"
 	"strconv"
 	"strings"
 	"time"
 
+	"multihost/internal/agent"
+	"multihost/internal/agent/program"
 	"multihost/internal/fault"
 	"multihost/internal/gcp"
 	"multihost/internal/provision"
 	"multihost/internal/remote"
 )
 
-//go:embed watch.sh
-var watchScript string
+var (
+	//go:embed lease.sh
+	leaseScript string
+	//go:embed guard.sh
+	guardScript string
+)
 
-var watchProgram = remote.NewProgram("lease", gcp.VMScript, watchScript)
+var leaseProgram = remote.NewProgram("lease", program.Place, leaseScript)
+
+// startup returns the startup script of slices.
+func startup(agents program.Set) string {
+	return gcp.VMScript + "\nsums=" + remote.Quote(agents.Sums()) + "\n" + program.Place + "\n" + guardScript
+}
 
 // Metadata keys: the slices' startup script, and the terms that it reads.
 const (
@@ -86,6 +105,24 @@ func (t Terms) On() bool { return t.Adopt > 0 || t.Lasting() }
 // Lasting reports whether the terms have any limit once a runner has come.
 func (t Terms) Lasting() bool { return t.Lease > 0 || t.TTL > 0 }
 
+// Check returns an error if workers have to watch the lease and agents has no program for
+// that.
+func (t Terms) Check(agents program.Set) error {
+	if err := agents.Check(); err != nil && t.On() {
+		return &noAgentError{err}
+	}
+	return nil
+}
+
+type noAgentError struct{ error }
+
+func (e *noAgentError) Unwrap() error { return e.error }
+
+// Hint says what to type.
+func (e *noAgentError) Hint() string {
+	return "build it with: make build; or let nobody delete the slices if this machine dies: --lease=0, without --ttl"
+}
+
 // Every returns the time between two renewals. A runner counts as gone only after
 // three renewals in a row are missing.
 func (t Terms) Every() time.Duration {
@@ -101,14 +138,14 @@ func (t Terms) Every() time.Duration {
 // Metadata returns the entries that the slices need in their metadata. It returns nil
 // when the terms have no limit, and when m already has a startup script or terms; then
 // only Arm brings the watch to the workers.
-func (t Terms) Metadata(m map[string]string) map[string]string {
+func (t Terms) Metadata(agents program.Set, m map[string]string) map[string]string {
 	if !t.On() || m[startupKey] != "" || m[startupKey+"-url"] != "" || m[termsKey] != "" {
 		return nil
 	}
-	return map[string]string{startupKey: watchProgram.Text(), termsKey: t.text()}
+	return map[string]string{startupKey: startup(agents), termsKey: t.text()}
 }
 
-// text returns the terms as watch.sh reads them.
+// text returns the terms as package watch and guard.sh read them.
 func (t Terms) text() string {
 	seconds := func(d time.Duration) string {
 		return strconv.FormatInt(int64((d+time.Second-1)/time.Second), 10)
@@ -132,10 +169,22 @@ func (t Terms) text() string {
 		{"run", t.Run}, {"undo_look", t.Undoing.Look}, {"undo_going", t.Undoing.Going.Pattern()}, {"undo_delete", t.Undoing.Delete}, {"undo_probe", t.Undoing.Probe}, {"undo_peers", t.Undoing.Peers}, {"label", t.Label}, {"nodes", strings.Join(t.Nodes, " ")}, {"total", strconv.Itoa(t.Workers)},
 		{"adopt", seconds(t.Adopt)}, {"lease", seconds(t.Lease)}, {"fresh", seconds(3 * t.Every())}, {"hold", "0"},
 		{"ttl", seconds(t.TTL)}, {"asked", strconv.FormatInt(asked, 10)}, {"grace", seconds(t.Grace)}, {"keep", keep}, {"keep_for", seconds(t.KeepFor)}, {"look", seconds(max(look, time.Second))},
+		{"delete", t.deletion()},
 	} {
 		b.WriteString(l[0] + "=" + l[1] + "\n")
 	}
 	return b.String()
+}
+
+// deletion returns what the agent sends to delete the resource, and the proof that it looks
+// for before. guard.sh knows the same from the other keys.
+func (t Terms) deletion() string {
+	label, value, _ := strings.Cut(t.Label, "=")
+	text, _ := json.Marshal([]agent.Deletion{{ // strings only
+		Read: t.Undoing.Look, Method: "DELETE", URL: t.Undoing.Delete, Probe: t.Undoing.Probe,
+		Proof: agent.Field(t.Undoing.Proof(label, value)), Going: agent.Field(t.Undoing.Going),
+	}})
+	return string(text)
 }
 
 // ReadTerms reads the terms that Metadata has put into the metadata of slices, but
@@ -192,8 +241,10 @@ func (e *RightError) Fault() fault.Kind { return fault.Unavailable }
 
 // Arm starts a watch with these terms on the worker, and finds out what the worker may
 // do. It may be repeated: a single watch runs, and the last terms count.
-func Arm(ctx context.Context, r remote.Runner, t Terms) (Armed, error) {
-	records, err := call(ctx, r, t.text()+"end\n", "arm")
+// sums are the hashes of the agents that this multihost has. If the worker lacks its agent,
+// the error is a *LacksError, and nothing has changed there.
+func Arm(ctx context.Context, r remote.Runner, sums string, t Terms) (Armed, error) {
+	records, err := call(ctx, r, sums, t.text()+"end\n", "arm")
 	if err != nil {
 		return Armed{}, err
 	}
@@ -217,8 +268,8 @@ func Arm(ctx context.Context, r remote.Runner, t Terms) (Armed, error) {
 
 // Adopt is Arm by a runner that still waits for other workers: it tells the worker
 // that the runner lives, and does not examine what the worker may do.
-func Adopt(ctx context.Context, r remote.Runner, t Terms) (Held, error) {
-	records, err := call(ctx, r, t.text()+"end\n", "adopt")
+func Adopt(ctx context.Context, r remote.Runner, sums string, t Terms) (Held, error) {
+	records, err := call(ctx, r, sums, t.text()+"end\n", "adopt")
 	return held(records), err
 }
 
@@ -228,14 +279,14 @@ var account = regexp.MustCompile(`^[a-z0-9][a-z0-9.-]*@[a-z0-9.-]+$`)
 // Renew tells the worker that the runner lives and may be silent for the given time,
 // or for the lease when that is longer. If nobody has armed the worker since its boot,
 // Renew changes nothing.
-func Renew(ctx context.Context, r remote.Runner, run string, silent time.Duration) (Held, error) {
-	records, err := call(ctx, r, "", "renew", run, strconv.FormatInt(int64(silent/time.Second), 10))
+func Renew(ctx context.Context, r remote.Runner, sums string, run string, silent time.Duration) (Held, error) {
+	records, err := call(ctx, r, sums, "", "renew", run, strconv.FormatInt(int64(silent/time.Second), 10))
 	return held(records), err
 }
 
 // Look asks the worker what it knows of the lease.
-func Look(ctx context.Context, r remote.Runner, run string) (Held, error) {
-	records, err := call(ctx, r, "", "look", run)
+func Look(ctx context.Context, r remote.Runner, sums string, run string) (Held, error) {
+	records, err := call(ctx, r, sums, "", "look", run)
 	return held(records), err
 }
 
@@ -259,18 +310,51 @@ func number(s string) int64 {
 
 func seconds(s string) time.Duration { return time.Duration(min(number(s), 1<<33)) * time.Second }
 
+// A LacksError says that a worker does not have the agent.
+type LacksError struct {
+	Worker  string
+	Machine string // the type of the worker's machine, as uname -m tells it
+}
+
+func (e *LacksError) Error() string { return e.Worker + " does not have multihost-agent" }
+
+// Fault returns fault.Unavailable.
+func (e *LacksError) Fault() fault.Kind { return fault.Unavailable }
+
+// Send brings the agent to a worker. If the worker cannot keep or run it, the error says
+// why. If agents has none for such a machine, the error is a *program.MissingError.
+func Send(ctx context.Context, r remote.Runner, agents program.Set, machine string) error {
+	p, err := agents.ForMachine(machine)
+	if err != nil {
+		return err
+	}
+	_, err = run(ctx, r, sendLimit, agents.Sums(), bytes.NewReader(p.Packed), "put")
+	return err
+}
+
 // answerLimit limits how long a worker may take to answer. It asks two servers that
 // may be slow.
 const answerLimit = time.Minute
 
-// call runs one operation of the script and returns the words of each line of its
-// answer.
-func call(ctx context.Context, r remote.Runner, stdin, op string, args ...string) ([][]string, error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, answerLimit, fmt.Errorf("no answer within %s", answerLimit))
+// sendLimit is for the agent, which is some megabytes, on the slowest link.
+const sendLimit = 10 * time.Minute
+
+// call runs one operation of the agent and returns the words of each line of its answer.
+func call(ctx context.Context, r remote.Runner, sums, stdin, op string, args ...string) ([][]string, error) {
+	records, err := run(ctx, r, answerLimit, sums, strings.NewReader(stdin), op, args...)
+	if err == nil && records[0][0] == "lacks" {
+		return nil, &LacksError{r.Name(), strings.Join(records[0][1:], " ")}
+	}
+	return records, err
+}
+
+// run runs one operation of the script.
+func run(ctx context.Context, r remote.Runner, limit time.Duration, sums string, stdin io.Reader, op string, args ...string) ([][]string, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("no answer within %s", limit))
 	defer cancel()
 	out := &remote.Answer{Nonce: remote.NewNonce()}
 	errs := &remote.Answer{Nonce: out.Nonce}
-	cmd := watchProgram.Cmd(strings.NewReader(stdin), append([]string{out.Nonce, op}, args...)...)
+	cmd := leaseProgram.Cmd(stdin, append([]string{out.Nonce, op, sums}, args...)...)
 	cmd.Stdout, cmd.Stderr = out, errs
 	status, err := r.Run(ctx, cmd)
 	if err != nil {
@@ -283,7 +367,7 @@ func call(ctx context.Context, r remote.Runner, stdin, op string, args ...string
 	for _, rec := range out.Records() {
 		records = append(records, strings.Fields(remote.Clean(rec.Word+" "+rec.Rest, 4<<10)))
 	}
-	if len(records) == 0 {
+	if len(records) == 0 || len(records[0]) == 0 {
 		return nil, fmt.Errorf("%s the lease on %s: no answer (exit code %d): %s", op, r.Name(), status.Code, errs.Trouble())
 	}
 	return records, nil

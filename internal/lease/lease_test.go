@@ -1,11 +1,11 @@
 package lease
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"maps"
 	"net/http"
 	"net/http/httptest"
@@ -13,28 +13,56 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"runtime"
 	"strconv"
 	"strings"
 	"sync"
 	"syscall"
 	"testing"
+	"testing/fstest"
 	"time"
 
+	"multihost/internal/agent/program"
+	"multihost/internal/agent/program/build"
 	"multihost/internal/provision"
 	"multihost/internal/remote"
 	"multihost/internal/testkit"
 )
 
-func TestScriptPassesShellcheck(t *testing.T) {
-	check := exec.Command(testkit.Need(t, "shellcheck"), "-")
-	check.Stdin = strings.NewReader(watchProgram.Text())
-	if out, err := check.CombinedOutput(); err != nil {
-		t.Errorf("shellcheck: %v\n%s", err, out)
-	}
-	if strings.ContainsFunc(watchProgram.Text(), func(r rune) bool { return r > 0x7e }) {
-		t.Error("not ASCII: its bytes are counted in whatever locale the login has")
+func TestScriptsPassShellcheck(t *testing.T) {
+	for name, text := range map[string]string{"lease": leaseProgram.Text(), "startup": startup(program.Set{})} {
+		check := exec.Command(testkit.Need(t, "shellcheck"), "-")
+		check.Stdin = strings.NewReader(text)
+		if out, err := check.CombinedOutput(); err != nil {
+			t.Errorf("shellcheck of %s: %v\n%s", name, err, out)
+		}
+		if strings.ContainsFunc(text, func(r rune) bool { return r > 0x7e }) {
+			t.Errorf("%s is not ASCII: its bytes are counted in whatever locale the login has", name)
+		}
 	}
 }
+
+// builtAgent is multihost-agent for this machine.
+var builtAgent = sync.OnceValues(func() (program.Set, error) {
+	dir, err := os.MkdirTemp("", "multihost-agent-")
+	if err != nil {
+		return program.Set{}, err
+	}
+	defer os.RemoveAll(dir)
+	if err := build.Into(context.Background(), "../..", dir, runtime.GOARCH); err != nil {
+		return program.Set{}, err
+	}
+	files := fstest.MapFS{}
+	err = fs.WalkDir(os.DirFS(dir), ".", func(path string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			return err
+		}
+		data, err := os.ReadFile(filepath.Join(dir, path))
+		files[path] = &fstest.MapFile{Data: data}
+		return err
+	})
+	return program.In(files), err
+})
 
 // A cloud is what a watch sees of Google Cloud: the metadata server of its VM and
 // the TPU API.
@@ -54,7 +82,7 @@ const address = "/v2alpha1/projects/p/locations/z/queuedResources/train"
 
 // undoing says how the queued resource is deleted.
 func (c *cloud) undoing() provision.Undoing {
-	return provision.Undoing{Look: c.URL + address, Going: provision.Field{Path: "/state/state", Value: "DELETING"}, Delete: c.URL + address + "?force=true",
+	return provision.Undoing{Look: c.URL + address, Labels: "/tpu/nodeSpec/*/node/labels", Going: provision.Field{Path: "/state/state", Value: "DELETING"}, Delete: c.URL + address + "?force=true",
 		Probe: c.URL + address + "-probe", Peers: c.URL + "/v2alpha1/projects/p/locations/z/nodes/{slice}:getGuestAttributes"}
 }
 
@@ -116,25 +144,30 @@ func (c *cloud) serve(w http.ResponseWriter, r *http.Request) {
 	case r.Method == http.MethodDelete:
 		c.deleted = true
 	default:
-		fmt.Fprintf(w, `{"name":"train","labels":{"multihost-run": %q},"state":{"state": "ACTIVE"}}`, c.label)
+		fmt.Fprintf(w, `{"name":"train","tpu":{"nodeSpec":[{"node":{"labels":{"multihost-run": %q}}}]},"state":{"state": "ACTIVE"}}`, c.label)
 	}
 }
 
 // A vm is this machine as a worker.
 type vm struct {
-	t    *testing.T
-	root string
-	env  []string
+	t      *testing.T
+	c      *cloud
+	root   string
+	env    []string
+	agents program.Set
+	sent   int // how often the agent was sent
 }
 
 func newVM(t *testing.T, c *cloud) *vm {
 	testkit.Need(t, "curl")
 	testkit.Need(t, "setsid")
-	v := &vm{t: t, root: testkit.SharedDir(t)}
-	for _, dir := range []string{"tmp", "home"} {
+	agents, err := builtAgent()
+	testkit.Must(t, err)
+	v := &vm{t: t, c: c, root: testkit.SharedDir(t), agents: agents}
+	for _, dir := range []string{"tmp", "home", "dev", "dev/shm", "bin"} {
 		testkit.Must(t, os.Mkdir(filepath.Join(v.root, dir), 0o755))
 	}
-	v.env = []string{"PATH=" + os.Getenv("PATH"), "HOME=" + filepath.Join(v.root, "home"), "MULTIHOST_ROOT_TMP=" + v.root, "GCE_METADATA_HOST=" + strings.TrimPrefix(c.URL, "http://")}
+	v.env = []string{"PATH=" + filepath.Join(v.root, "bin") + ":" + os.Getenv("PATH"), "HOME=" + filepath.Join(v.root, "home"), "MULTIHOST_ROOT_TMP=" + v.root, "MULTIHOST_ROOT_DEV=" + v.root, "GCE_METADATA_HOST=" + strings.TrimPrefix(c.URL, "http://")}
 	t.Cleanup(v.kill)
 	return v
 }
@@ -216,38 +249,72 @@ func terms(c *cloud, change func(*Terms)) Terms {
 	return t
 }
 
-func arm(t *testing.T, v *vm, terms Terms) Armed {
-	t.Helper()
-	a, err := Arm(t.Context(), v, terms)
-	testkit.Must(t, err)
+// tryArm arms the worker, and sends it the agent if it lacks it.
+func (v *vm) tryArm(terms Terms) (Armed, error) {
+	v.t.Helper()
+	a, err := Arm(v.t.Context(), v, v.agents.Sums(), terms)
+	var lacks *LacksError
+	if !errors.As(err, &lacks) {
+		return a, err
+	}
+	v.sent++
+	if err := Send(v.t.Context(), v, v.agents, lacks.Machine); err != nil {
+		return a, err
+	}
+	return Arm(v.t.Context(), v, v.agents.Sums(), terms)
+}
+
+func (v *vm) arm(terms Terms) Armed {
+	v.t.Helper()
+	a, err := v.tryArm(terms)
+	testkit.Must(v.t, err)
 	if !a.Watched {
-		t.Fatalf("got %+v, want a watch\n%s", a, v.log())
+		v.t.Fatalf("got %+v, want a watch\n%s", a, v.log())
 	}
 	return a
 }
 
-// A lease that nobody renews ends nothing while the command runs, and the queued
-// resource when it has ended.
-func TestTheEndOfTheCommandAndOfTheLease(t *testing.T) {
+// boot runs the startup script of slices with these terms, as root would at boot.
+func (v *vm) boot(terms Terms) {
+	v.t.Helper()
+	m := terms.Metadata(v.agents, nil)
+	v.c.set(func() { v.c.terms = m["multihost-lease"] })
+	script := filepath.Join(v.root, "startup")
+	testkit.Must(v.t, os.WriteFile(script, []byte(m["startup-script"]), 0o755))
+	boot := exec.Command("/bin/bash", script)
+	boot.Env, boot.Dir = v.env, v.root
+	if out, err := boot.CombinedOutput(); err != nil {
+		v.t.Fatalf("%v: %s", err, out)
+	}
+}
+
+// stand puts a script in the place of a program of the worker.
+func (v *vm) stand(name, text string) {
+	testkit.Must(v.t, os.WriteFile(filepath.Join(v.root, "bin", name), []byte("#!/bin/bash\n"+text+"\n"), 0o755))
+}
+
+// A lease over SSH, with whatever a login's start-up files do: the agent is sent once, and
+// once the command has ended and nobody renews, it deletes.
+func TestALeaseOverSSH(t *testing.T) {
 	t.Parallel()
 	testkit.EachLogin(t, func(t *testing.T, login testkit.HostileLogin) {
 		c := newCloud(t)
 		v := newVM(t, c)
 		login.At(t, filepath.Join(v.root, "home"))
+		if look, err := Look(t.Context(), v, v.agents.Sums(), "train"); err != nil || look.Watched {
+			t.Errorf("a worker without the agent knows no lease: got %+v, %v", look, err)
+		}
 		end := v.runs()
-		if a := arm(t, v, terms(c, nil)); a.Right != nil || a.Apart != "" || a.Lease != time.Second {
+		if a := v.arm(terms(c, nil)); a.Right != nil || a.Apart != "" || a.Lease != time.Second {
 			t.Errorf("got %+v", a)
 		}
 		pid := v.pid()
-		if arm(t, v, terms(c, nil)); v.pid() != pid {
-			t.Error("armed twice, another watch lives")
+		if v.arm(terms(c, nil)); v.pid() != pid || v.sent != 1 {
+			t.Errorf("armed twice: processes %d and %d, the agent sent %d times", pid, v.pid(), v.sent)
 		}
-		look, err := Look(t.Context(), v, "train")
-		testkit.Must(t, err)
-		v.wait("the lease to be old", func() bool {
-			later, err := Look(t.Context(), v, "train")
-			return err == nil && later.Age > look.Age+2*time.Second
-		})
+		if h, err := Renew(t.Context(), v, "", "train", 0); err != nil || !h.Watched { // a runner of another version
+			t.Errorf("got %+v, %v", h, err)
+		}
 		if c.isDeleted() {
 			t.Fatal("deleted while the command ran")
 		}
@@ -256,337 +323,162 @@ func TestTheEndOfTheCommandAndOfTheLease(t *testing.T) {
 	})
 }
 
-// What another worker runs, or what cannot be learned of it, ends nothing.
-func TestOthersThatRunEndNothing(t *testing.T) {
+// Before a runner comes, the startup script guards the slices; after a reboot it starts the
+// watch itself.
+func TestTheGuard(t *testing.T) {
 	t.Parallel()
-	two := func(t *Terms) { t.Workers = 2 }
-	t.Run("runs", func(t *testing.T) {
+	t.Run("deletes what nobody adopts", func(t *testing.T) {
 		t.Parallel()
 		c := newCloud(t)
-		c.others = fmt.Sprintf("run=train state=running at=%d", time.Now().Unix())
 		v := newVM(t, c)
-		arm(t, v, terms(c, two))
-		v.wait("it to be asked", func() bool {
+		v.boot(terms(c, func(t *Terms) { t.Adopt, t.Workers, t.KeepOnFailure = time.Second, 2, true }))
+		v.wait("the deletion", c.isDeleted)
+	})
+	t.Run("deletes at the end of the time to live", func(t *testing.T) {
+		t.Parallel()
+		c := newCloud(t)
+		v := newVM(t, c)
+		v.boot(terms(c, func(t *Terms) { t.Adopt, t.TTL, t.Asked = time.Hour, time.Minute, time.Now().Add(-time.Hour) }))
+		v.wait("the deletion", c.isDeleted)
+	})
+	t.Run("asks the others", func(t *testing.T) {
+		t.Parallel()
+		c := newCloud(t)
+		c.others = fmt.Sprintf("run=train state=awaited at=%d", time.Now().Unix())
+		v := newVM(t, c)
+		v.boot(terms(c, func(t *Terms) { t.Adopt, t.Workers = time.Second, 2 }))
+		v.wait("the other to be asked", func() bool {
 			c.mu.Lock()
 			defer c.mu.Unlock()
 			return c.asked > 1
 		})
-		if strings.Contains(v.log(), "deleting") {
-			t.Fatal(v.log())
+		if c.isDeleted() {
+			t.Fatal("deleted")
 		}
-		c.set(func() { c.others = fmt.Sprintf("run=train state=failed at=%d", time.Now().Unix()) })
+		c.set(func() { c.others = fmt.Sprintf("run=train state=none at=%d", time.Now().Unix()) })
 		v.wait("the deletion", c.isDeleted)
 	})
-	t.Run("guest attributes are off", func(t *testing.T) {
+	t.Run("leaves another run's alone", func(t *testing.T) {
 		t.Parallel()
 		c := newCloud(t)
-		c.refuse["PUT guest-attributes/"] = http.StatusForbidden
+		c.label = "other"
 		v := newVM(t, c)
-		if a := arm(t, v, terms(c, two)); a.Apart == "" {
-			t.Errorf("got %+v, want Apart", a)
-		}
-		v.wait("the reason", func() bool { return strings.Contains(v.log(), "not deleted: the workers cannot tell each other") })
+		v.boot(terms(c, func(t *Terms) { t.Adopt = time.Second }))
+		v.wait("the reason", func() bool { return strings.Contains(v.log(), "it is not of this run: it stays") })
 		if c.isDeleted() {
 			t.Error("deleted")
 		}
 	})
-	t.Run("has never told", func(t *testing.T) {
+	t.Run("gives the agent its place", func(t *testing.T) {
 		t.Parallel()
 		c := newCloud(t)
 		v := newVM(t, c)
-		arm(t, v, terms(c, two))
-		v.wait("the reason", func() bool {
-			return strings.Contains(v.log(), "not deleted: whether the command runs is not known of slice train: 1 of 2 workers have told")
-		})
-		if c.isDeleted() {
-			t.Error("deleted")
+		ends := terms(c, func(t *Terms) { t.Adopt, t.Lease = time.Hour, time.Hour })
+		v.boot(ends)
+		v.wait("the guard", func() bool { return v.pid() > 1 })
+		guard := v.pid()
+		v.arm(ends)
+		v.wait("the watch", func() bool { return strings.Contains(v.log(), "watching run train") })
+		if v.pid() != guard {
+			t.Errorf("the guard was process %d, the watch is %d", guard, v.pid())
+		}
+		if h, err := Look(t.Context(), v, v.agents.Sums(), "train"); err != nil || !h.Watched || h.Lease != time.Hour {
+			t.Errorf("got %+v, %v", h, err)
+		}
+		v.kill()
+		v.wait("the watch to be gone", func() bool { return os.RemoveAll(v.index("")) == nil })
+		v.boot(terms(c, func(t *Terms) { t.Adopt = time.Second })) // a reboot
+		if guard := v.pid(); guard <= 1 || strings.Count(v.log(), "watching run train") != 2 || strings.Count(v.log(), "guarding") != 1 {
+			t.Errorf("process %d; the watch says\n%s", guard, v.log())
 		}
 	})
-	t.Run("dead", func(t *testing.T) {
-		t.Parallel()
-		c := newCloud(t)
-		c.others = fmt.Sprintf("run=train state=running at=%d", time.Now().Add(-time.Hour).Unix())
-		v := newVM(t, c)
-		end := v.runs() // or all would be over before arming has said so
-		arm(t, v, terms(c, two))
-		end(0)
-		v.wait("the deletion", c.isDeleted)
-	})
 }
 
-// Nothing is deleted that is not of the run, and what is said of a right is what
-// the API says.
-func TestOnlyTheRunsOwnIsDeleted(t *testing.T) {
+// A worker that cannot have the agent says why, and its guard deletes.
+func TestAWorkerThatCannotRunTheAgent(t *testing.T) {
 	t.Parallel()
-	c := newCloud(t)
-	c.label = "other"
-	c.refuse["DELETE /v2alpha1"] = http.StatusForbidden
-	v := newVM(t, c)
-	end := v.runs() // or all would be over before arming has said so
-	a := arm(t, v, terms(c, nil))
-	end(0)
-	var right *RightError
-	if !errors.As(a.Right, &right) || right.Status != 403 || right.Account != "1-compute@developer.gserviceaccount.com" {
-		t.Errorf("got %+v, want a refusal", a.Right)
-	}
-	v.wait("the reason", func() bool { return strings.Contains(v.log(), "it is not of this run: it stays") })
-}
-
-// After a failure the slices stay as long as was asked for, and after a success
-// not.
-func TestKeepOnFailure(t *testing.T) {
-	t.Parallel()
-	for code, keep := range map[int]time.Duration{0: time.Hour, 1: 5 * time.Second} {
-		t.Run(strconv.Itoa(code), func(t *testing.T) {
-			t.Parallel()
-			c := newCloud(t)
-			v := newVM(t, c)
-			end := v.runs()
-			arm(t, v, terms(c, func(t *Terms) { t.KeepOnFailure, t.KeepFor = true, keep }))
-			begin := time.Now()
-			end(code)
-			v.wait("the deletion", c.isDeleted)
-			if took := time.Since(begin); code == 1 && took < 4*time.Second {
-				t.Errorf("deleted after %s", took)
+	other := func(text string) func(v *vm) {
+		return func(v *vm) {
+			made, err := program.Files(runtime.GOARCH, []byte(text))
+			testkit.Must(v.t, err)
+			files := fstest.MapFS{}
+			for name, data := range made {
+				files[name] = &fstest.MapFile{Data: data}
 			}
-		})
+			v.agents = program.In(files)
+		}
 	}
-}
-
-// At the end of the time to live nobody deletes the slices under a command that
-// is still ending on another worker.
-func TestTheGraceIsThatOfAllWorkers(t *testing.T) {
-	t.Parallel()
-	c := newCloud(t)
-	c.others = fmt.Sprintf("run=train state=running at=%d", time.Now().Unix())
-	v := newVM(t, c)
-	end := v.runs()
-	arm(t, v, terms(c, func(t *Terms) { t.Workers, t.Lease, t.TTL, t.Grace = 2, 0, time.Second, time.Hour }))
-	v.wait("the command to be stopped", func() bool { return strings.Contains(v.log(), "stopping the command") })
-	end(143)
-	v.wait("the other to be asked", func() bool {
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		return c.asked > 1
-	})
-	if c.isDeleted() {
-		t.Fatal("deleted while the other worker's command was ending")
-	}
-	c.set(func() { c.others = fmt.Sprintf("run=train state=failed at=%d", time.Now().Unix()) })
-	v.wait("the deletion", c.isDeleted)
-}
-
-// The time to live asks a command that runs to end, and is not stopped by it.
-func TestTimeToLive(t *testing.T) {
-	t.Parallel()
-	c := newCloud(t)
-	v := newVM(t, c)
-	defer v.runs()(0)
-	arm(t, v, terms(c, func(t *Terms) { t.Lease, t.TTL = 0, 2*time.Second }))
-	v.wait("the command to be stopped", func() bool {
-		return strings.Contains(v.log(), "stopping the command: the time to live of 2 s (--ttl) is over")
-	})
-	if c.isDeleted() {
-		t.Error("deleted without grace")
-	}
-}
-
-// After a reboot the startup script goes on with the terms that a runner told
-// last; whoever renews later has them, too.
-func TestTheStartupScriptKeepsTheTerms(t *testing.T) {
-	t.Parallel()
-	c := newCloud(t)
-	v := newVM(t, c)
-	arm(t, v, terms(c, func(t *Terms) { t.Lease = time.Hour }))
-	v.wait("the terms to be kept", func() bool { return strings.Contains(v.log(), "watching") })
-	v.kill()
-	v.wait("the index to be gone with the watch", func() bool { return os.RemoveAll(v.index("")) == nil })
-	m := terms(c, func(t *Terms) { t.Adopt = time.Second }).Metadata(map[string]string{"other": "x"})
-	script := filepath.Join(v.root, "startup")
-	testkit.Must(t, os.WriteFile(script, []byte(m["startup-script"]), 0o755))
-	boot := exec.Command(script)
-	boot.Env, boot.Dir = v.env, v.root
-	c.set(func() { c.terms = m["multihost-lease"] })
-	if out, err := boot.CombinedOutput(); err != nil {
-		t.Fatalf("%v: %s", err, out)
-	}
-	look, err := Look(t.Context(), v, "train")
-	testkit.Must(t, err)
-	v.wait("the time to adopt to be over", func() bool {
-		later, err := Look(t.Context(), v, "train")
-		return err == nil && later.Age > look.Age+2*time.Second
-	})
-	if c.isDeleted() {
-		t.Fatal("deleted although a runner had come before the reboot")
-	}
-	if h, err := Renew(t.Context(), v, "train", 0); err != nil || h.Watched {
-		t.Errorf("nobody has told it anything yet: got %+v, %v", h, err)
-	}
-	if a := arm(t, v, terms(c, func(t *Terms) { t.Lease = 2 * time.Hour })); a.Lease != 2*time.Hour {
-		t.Errorf("got %+v", a)
-	}
-	if h, err := Renew(t.Context(), v, "train", time.Minute); err != nil || !h.Watched || h.Lease != 2*time.Hour {
-		t.Errorf("got %+v, %v", h, err)
-	}
-}
-
-// boot runs the startup script of slices with these terms, as root would at boot.
-func (v *vm) boot(c *cloud, terms Terms) {
-	v.t.Helper()
-	m := terms.Metadata(nil)
-	c.set(func() { c.terms = m["multihost-lease"] })
-	script := filepath.Join(v.root, "startup")
-	testkit.Must(v.t, os.WriteFile(script, []byte(m["startup-script"]), 0o755))
-	boot := exec.Command(script)
-	boot.Env, boot.Dir = v.env, v.root
-	if out, err := boot.CombinedOutput(); err != nil {
-		v.t.Fatalf("%v: %s", err, out)
-	}
-}
-
-// Slices to which no runner comes delete themselves, whatever they were to be
-// kept for, and whether or not other workers have booted at all.
-func TestSlicesThatNobodyAdoptsDeleteThemselves(t *testing.T) {
-	t.Parallel()
-	for name, change := range map[string]func(*Terms){
-		"one worker":                  func(t *Terms) {},
-		"kept at the end":             func(t *Terms) { t.Lease = 0 },
-		"kept on failure":             func(t *Terms) { t.KeepOnFailure = true },
-		"another that never told":     func(t *Terms) { t.Workers = 2 },
-		"the time to live is shorter": func(t *Terms) { t.Adopt, t.TTL, t.Asked = time.Hour, time.Minute, time.Now().Add(-time.Hour) },
+	// large lets the scripts through, which are sent in the same way.
+	const large = `in=$(mktemp) && cat >"$in" && (($(stat -c %s "$in") > 100000)) || exec /bin/gzip "$@" <"$in"` + "\n"
+	for name, row := range map[string]struct {
+		trouble func(v *vm)
+		want    string
+	}{
+		"no exec anywhere": {func(v *vm) { v.stand("chmod", `exec /bin/chmod 644 "${@:2}"`) }, "cannot run .*/agent/[0-9a-f]{64}: Permission denied"},
+		"another format":   {other("\x7fELF, and not for this machine"), "cannot run .*/agent/[0-9a-f]{64}: .*(Exec format error|cannot execute)"},
+		"no space": {func(v *vm) {
+			v.stand("gzip", large+"echo 'gzip: stdout: No space left on device' >&2; exit 1")
+		}, "write .*/agent: No space left on device"},
+		"a differing hash": {func(v *vm) { v.stand("gzip", large+`/bin/gzip "$@" <"$in" | tail -c +2`) }, "is not multihost-agent with the SHA-256"},
+		"another machine":  {func(v *vm) { v.stand("uname", "echo riscv64") }, "there is no multihost-agent for machines of type riscv64"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			c := newCloud(t)
 			v := newVM(t, c)
-			v.boot(c, terms(c, func(t *Terms) {
-				t.Adopt = time.Second
-				change(t)
-			}))
-			v.wait("the deletion", c.isDeleted)
+			row.trouble(v)
+			v.boot(terms(c, func(t *Terms) { t.Adopt = time.Hour }))
+			v.wait("the guard", func() bool { return v.pid() > 1 })
+			end := v.runs()
+			_, err := v.tryArm(terms(c, nil))
+			if err == nil || !regexp.MustCompile(row.want).MatchString(err.Error()) {
+				t.Errorf("got %v, want %s", err, row.want)
+			}
+			end(0)
 		})
 	}
-}
-
-// A runner that has come to one worker and waits for another keeps the slices;
-// what it keeps for good stays although its watch has ended.
-func TestSlicesOfARunnerThatWaitsForAWorkerStay(t *testing.T) {
-	t.Parallel()
-	for _, state := range []string{"awaited", "running", "kept"} {
-		t.Run(state, func(t *testing.T) {
-			t.Parallel()
-			c := newCloud(t)
-			at := time.Now().Unix()
-			if state == "kept" {
-				at -= 86400
-			}
-			c.others = fmt.Sprintf("run=train state=%s at=%d", state, at)
-			v := newVM(t, c)
-			v.boot(c, terms(c, func(t *Terms) { t.Workers, t.Adopt = 2, time.Second }))
-			v.wait("the other to be asked", func() bool {
-				c.mu.Lock()
-				defer c.mu.Unlock()
-				return c.asked > 1
-			})
-			if c.isDeleted() {
-				t.Fatal("deleted")
-			}
-			c.set(func() { c.others = fmt.Sprintf("run=train state=none at=%d", time.Now().Unix()) })
-			v.wait("the deletion", c.isDeleted)
-		})
-	}
-}
-
-// Once a run has adopted slices that it keeps, the guard stands down for good: no
-// watch is left, and none that starts later deletes anything.
-func TestTheGuardOfKeptSlicesStandsDown(t *testing.T) {
-	t.Parallel()
-	c := newCloud(t)
-	v := newVM(t, c)
-	kept := terms(c, func(t *Terms) { t.Workers, t.Lease, t.Adopt = 2, 0, 3*time.Second })
-	if _, err := Arm(t.Context(), v, kept); err != nil {
-		t.Fatal(err)
-	}
-	v.boot(c, kept)
-	v.wait("the watch to end", func() bool { return strings.Contains(v.log(), "dismissed") })
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.deleted || !strings.Contains(c.own, "state=kept") {
-		t.Errorf("deleted: %t; told %q", c.deleted, c.own)
-	}
-}
-
-// The age of slices counts from their request; that of a clock that was ahead,
-// from their first boot.
-func TestTheTimeToLiveCountsFromTheRequest(t *testing.T) {
-	t.Parallel()
-	for want, asked := range map[time.Duration]time.Time{
-		time.Hour: time.Now().Add(-time.Hour),
-		0:         time.Now().Add(time.Hour),
-	} {
+	t.Run("no place in the home", func(t *testing.T) {
+		t.Parallel()
 		c := newCloud(t)
 		v := newVM(t, c)
-		a := arm(t, v, terms(c, func(t *Terms) { t.TTL, t.Asked = 2*time.Hour, asked }))
-		if off := a.Age - want; off < 0 || off > 5*time.Minute {
-			t.Errorf("asked for %s ago: got an age of %s", want, a.Age)
+		testkit.Must(t, os.Mkdir(filepath.Join(v.root, "home", ".multihost"), 0o755))
+		testkit.Must(t, os.WriteFile(filepath.Join(v.root, "home", ".multihost", "agent"), nil, 0o644))
+		v.arm(terms(c, func(t *Terms) { t.Lease = time.Hour }))
+		if kept, _ := filepath.Glob(filepath.Join(v.root, "tmp", ".multihost-agent-*", "*")); len(kept) != 1 {
+			t.Errorf("kept %q", kept)
 		}
-		v.kill()
-	}
+	})
+	t.Run("the guard is the last resort", func(t *testing.T) {
+		t.Parallel()
+		c := newCloud(t)
+		v := newVM(t, c)
+		v.stand("uname", "echo riscv64")
+		v.boot(terms(c, func(t *Terms) { t.Adopt = time.Hour }))
+		v.wait("the guard", func() bool { return v.pid() > 1 })
+		end := v.runs()
+		testkit.Must(t, os.WriteFile(v.index("train.lease.99999"), []byte(terms(c, nil).text()), 0o644)) // as an older version would renew
+		v.wait("the command to be seen", func() bool {
+			text, err := os.ReadFile(filepath.Join(v.root, "home", ".multihost", "lease", "train.terms"))
+			return err == nil && strings.Contains(string(text), "adopted=yes")
+		})
+		end(0)
+		v.wait("the deletion", c.isDeleted)
+		if !strings.Contains(v.log(), "the guard goes on: there is no multihost-agent for machines of type riscv64") {
+			t.Error(v.log())
+		}
+	})
 }
 
 // Somebody else's startup script is left alone.
 func TestMetadataOfOthersStays(t *testing.T) {
 	full := Terms{Run: "r", Lease: time.Hour}
 	for _, m := range []map[string]string{{"startup-script": "x"}, {"startup-script-url": "gs://x"}} {
-		if got := full.Metadata(maps.Clone(m)); got != nil {
+		if got := full.Metadata(program.Set{}, maps.Clone(m)); got != nil {
 			t.Errorf("%v: got %d keys", m, len(got))
 		}
 	}
-	if got := (Terms{Run: "r"}).Metadata(nil); got != nil {
+	if got := (Terms{Run: "r"}).Metadata(program.Set{}, nil); got != nil {
 		t.Errorf("no lease: got %d keys", len(got))
-	}
-}
-
-// Every login of a worker can write a lease: nothing in it is run, by whomever
-// the watch is.
-func TestALeaseIsNoProgram(t *testing.T) {
-	t.Parallel()
-	c := newCloud(t)
-	v := newVM(t, c)
-	arm(t, v, terms(c, func(t *Terms) { t.Lease = time.Hour }))
-	mark := filepath.Join(v.root, "mark")
-	evil := fmt.Sprintf("lease=x[$(touch %[1]s)]\nttl=$(touch %[1]s)\nlook=1;touch %[1]s\nkeep=`touch %[1]s`\nfirst=08\nlease=1800\nrun=../../mark\n", mark)
-	testkit.Must(t, os.WriteFile(v.index("train.lease.99999"), []byte(evil), 0o644))
-	v.wait("it to be read", func() bool {
-		text, err := os.ReadFile(filepath.Join(v.root, "home", ".multihost", "lease", "train.terms"))
-		return err == nil && bytes.Contains(text, []byte("lease=1800\n")) && bytes.Contains(text, []byte("run=train\n")) && !bytes.Contains(text, []byte("mark"))
-	})
-	h, err := Look(t.Context(), v, "train")
-	testkit.Must(t, err)
-	if h.Lease != 30*time.Minute {
-		t.Errorf("got %+v", h)
-	}
-	if names, err := filepath.Glob(filepath.Join(v.root, "mark*")); err != nil || len(names) > 0 {
-		t.Errorf("it was run, or named a file: %v, %v", names, err)
-	}
-	if names, err := filepath.Glob(filepath.Join(v.root, "home", "mark*")); err != nil || len(names) > 0 {
-		t.Errorf("it named a file: %v, %v", names, err)
-	}
-}
-
-// A lease of 12 hours would be one of 1.
-func TestAPartOfTheTermsIsNoLease(t *testing.T) {
-	t.Parallel()
-	c := newCloud(t)
-	v := newVM(t, c)
-	text := terms(c, func(t *Terms) { t.Lease = time.Hour }).text()
-	for _, n := range []int{0, len(text) / 2, len(text) - 1, len(text)} {
-		if _, err := call(t.Context(), v, text[:n], "arm"); err == nil || !strings.Contains(err.Error(), "did not arrive whole") {
-			t.Errorf("%d bytes of terms: %v", n, err)
-		}
-	}
-	if leases, _ := filepath.Glob(v.index("*train*")); len(leases) > 0 {
-		t.Errorf("there are %q", leases)
 	}
 }
 
@@ -596,7 +488,7 @@ func FuzzAnswer(f *testing.F) {
 	f.Add("NONCE right no\nNONCE apart\nNONCE lease yes 99999999999999999999 -1 x y z\n")
 	f.Add("NONCE error \x1b[2J\n")
 	f.Fuzz(func(t *testing.T, text string) {
-		a, err := Arm(t.Context(), answering(text), Terms{Run: "r"})
+		a, err := Arm(t.Context(), answering(text), "", Terms{Run: "r"})
 		if err != nil && strings.ContainsFunc(err.Error(), func(r rune) bool { return r < 0x20 }) {
 			t.Errorf("control characters in %q", err)
 		}

@@ -21,13 +21,17 @@ import (
 //go:embed built
 var built embed.FS
 
+// Place is bash that keeps the program on a worker and finds it there; see place.sh. The
+// rest of a script follows it.
+//
+//go:embed place.sh
+var Place string
+
 // Archs are the architectures of workers, as Go names them.
 func Archs() []string { return []string{"amd64", "arm64"} }
 
-// Machine returns the name that bash has for an architecture, in HOSTTYPE.
-func Machine(arch string) string {
-	return map[string]string{"amd64": "x86_64", "arm64": "aarch64"}[arch]
-}
+// machines are the names that uname -m has for the architectures.
+var machines = map[string]string{"amd64": "x86_64", "arm64": "aarch64"}
 
 // Largest is how many bytes a compressed program may have.
 const Largest = 3_000_000
@@ -56,10 +60,12 @@ type Program struct {
 }
 
 // MissingError says that this multihost was built without its agent.
-type MissingError struct{ Arch string }
+type MissingError struct {
+	Arch string // or a type of machine, or "workers" for all
+}
 
 func (e *MissingError) Error() string {
-	return fmt.Sprintf("this multihost was built without multihost-agent for %s, which runs on the workers", e.Arch)
+	return fmt.Sprintf("this multihost was built without multihost-agent for %s", e.Arch)
 }
 
 // Fault returns fault.Configuration.
@@ -70,13 +76,10 @@ func (e *MissingError) Hint() string {
 	return "build it with: make build"
 }
 
-// Complete returns nil if the set has the program for every architecture, otherwise a
-// *MissingError.
-func (s Set) Complete() error {
-	for _, arch := range Archs() {
-		if _, err := s.Sum(arch); err != nil {
-			return err
-		}
+// Check returns nil if the set has programs, otherwise a *MissingError.
+func (s Set) Check() error {
+	if s.Sums() == "" {
+		return &MissingError{"workers"}
 	}
 	return nil
 }
@@ -96,6 +99,29 @@ func (s Set) Sum(arch string) (string, error) {
 		return "", &MissingError{arch}
 	}
 	return sum, nil
+}
+
+// Sums returns the hashes of the programs as place.sh takes them: TYPE=SHA256 for each type
+// of machine, separated by spaces. It is empty if the set has none.
+func (s Set) Sums() string {
+	var all []string
+	for _, arch := range Archs() {
+		if sum, err := s.Sum(arch); err == nil {
+			all = append(all, machines[arch]+"="+sum)
+		}
+	}
+	return strings.Join(all, " ")
+}
+
+// ForMachine returns the program for a type of machine, as uname -m tells it. The error is a
+// *MissingError.
+func (s Set) ForMachine(kind string) (Program, error) {
+	for arch, machine := range machines {
+		if machine == kind {
+			return s.For(arch)
+		}
+	}
+	return Program{}, &MissingError{kind}
 }
 
 // For returns the program for an architecture. The error is a *MissingError.

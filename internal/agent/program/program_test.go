@@ -24,7 +24,7 @@ func TestAProgramIsWhatItsHashSays(t *testing.T) {
 		}
 	}
 	set := program.In(files)
-	testkit.Must(t, set.Complete())
+	testkit.Must(t, set.Check())
 	p, err := set.For("arm64")
 	testkit.Must(t, err)
 	if text, err := p.Unpack(); err != nil || string(text) != "program for arm64" {
@@ -47,7 +47,7 @@ func TestAMissingAgentIsOneError(t *testing.T) {
 		"bad hash": program.In(fstest.MapFS{"amd64.sha256": {Data: []byte("x")}, "arm64.sha256": {Data: []byte("x")}}),
 	} {
 		var missing *program.MissingError
-		if err := set.Complete(); !errors.As(err, &missing) || missing.Hint() == "" {
+		if err := set.Check(); !errors.As(err, &missing) || missing.Hint() == "" {
 			t.Errorf("%s: got %v", name, err)
 		}
 	}

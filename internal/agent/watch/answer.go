@@ -95,7 +95,7 @@ func (h *Host) Arm(ctx context.Context, nonce string, in io.Reader, only bool) e
 func (h *Host) testRight(ctx context.Context, nonce string, t Terms) {
 	// Thousands of workers ask at once.
 	_ = agent.Sleep(ctx, rand.N(2*time.Duration(max(t.Total, 1))*time.Millisecond))
-	err := h.Client.MayDelete(ctx, t.deletions())
+	err := h.Client.MayDelete(ctx, t.Delete)
 	if err == nil {
 		h.say(nonce, "right yes")
 	} else {

@@ -299,7 +299,7 @@ func (m *Machine) Again(s Sight) []Action {
 	if !due {
 		return actions
 	}
-	return append(actions, Note{fmt.Sprintf("deleting %s: %s", m.Terms.Resource, m.why)}, Delete{})
+	return append(actions, Note{fmt.Sprintf("deleting %s: %s", m.Terms.resource(), m.why)}, Delete{})
 }
 
 // Deleted takes the result of the request.

@@ -30,7 +30,7 @@ func TestALeaseIsNoProgram(t *testing.T) {
 
 // Terms that are written are read again, whatever they have been made of.
 func FuzzTerms(f *testing.F) {
-	f.Add("run=train\nresource=https://tpu/v2/queuedResources/q\nlabel=a=b\nnodes=x y\ntotal=08\nttl=99999999999\nkeep=on-failure\nadopted=yes\n")
+	f.Add("run=train\nundo_look=https://tpu/v2/queuedResources/q\nundo_going=\"state\": *\"DELETING\"\nlabel=a=b\nnodes=x y\ntotal=08\nttl=99999999999\nkeep=on-failure\nadopted=yes\n")
 	f.Add("delete=[{\"read\":\"u\",\"method\":\"DELETE\",\"proof\":{\"path\":\"/a\",\"value\":\"=\\n\"}}]\n")
 	f.Fuzz(func(t *testing.T, text string) {
 		one := Defaults()

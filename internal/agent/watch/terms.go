@@ -14,9 +14,9 @@ package watch
 
 import (
 	"encoding/json"
-	"fmt"
-	"hash/crc32"
+	"maps"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -27,12 +27,12 @@ import (
 // Terms are the settings of a lease, in the form of its file. Times are in seconds; 0
 // means never.
 type Terms struct {
-	Run      string
-	Resource string           // URL of what is deleted, for people and as the parent of Nodes
-	Label    string           // KEY=VALUE that proves whose it is
-	Delete   []agent.Deletion // how it is deleted; empty: as Resource and Label say
-	Nodes    []string         // slices whose workers tell each other what they know
-	Total    int64            // workers of all slices
+	Run    string
+	Undo   map[string]string // what guard.sh of package lease knows of the deletion, by key
+	Label  string            // KEY=VALUE that proves whose the resource is; for guard.sh
+	Delete []agent.Deletion  // how the resource is deleted
+	Nodes  []string          // slices whose workers tell each other what they know
+	Total  int64             // workers of all slices
 
 	Adopt   int64  // limit from the boot until a runner comes for the first time
 	Lease   int64  // limit from the last renewal, and from the end of the command
@@ -53,8 +53,11 @@ func Defaults() Terms { return Terms{Total: 1, Keep: "never", Look: 20} }
 var (
 	runName  = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]*$`)
 	number   = regexp.MustCompile(`^[0-9]{1,11}$`)
-	harmless = regexp.MustCompile(`^[A-Za-z0-9:/._= -]*$`)
+	harmless = regexp.MustCompile(`^[A-Za-z0-9:/._=?{}*" -]*$`)
 )
+
+// undoKeys are the keys of Undo, as vm.sh of package gcp has them.
+var undoKeys = []string{"undo_look", "undo_going", "undo_delete", "undo_probe", "undo_peers"}
 
 // numbers are the keys whose values are numbers.
 func (t *Terms) numbers() []struct {
@@ -109,9 +112,13 @@ func (t *Terms) set(key, value string) {
 	if !harmless.MatchString(value) {
 		return
 	}
+	if slices.Contains(undoKeys, key) {
+		if t.Undo = maps.Clone(t.Undo); t.Undo == nil {
+			t.Undo = map[string]string{}
+		}
+		t.Undo[key] = value
+	}
 	switch key {
-	case "resource":
-		t.Resource = value
 	case "label":
 		t.Label = value
 	case "nodes":
@@ -126,7 +133,11 @@ func (t Terms) Text() string {
 	var b strings.Builder
 	line := func(key, value string) { b.WriteString(key + "=" + value + "\n") }
 	line("run", t.Run)
-	line("resource", t.Resource)
+	for _, key := range undoKeys {
+		if value, ok := t.Undo[key]; ok {
+			line(key, value)
+		}
+	}
 	line("label", t.Label)
 	line("nodes", strings.Join(t.Nodes, " "))
 	for _, n := range t.numbers() {
@@ -143,33 +154,12 @@ func (t Terms) Text() string {
 	return b.String()
 }
 
-// deletions returns how the resource is deleted. What an earlier version has armed says
-// only where the resource is and which label it must have.
-func (t Terms) deletions() []agent.Deletion {
-	if len(t.Delete) > 0 {
-		return t.Delete
-	}
-	return []agent.Deletion{QueuedResource(t.Resource, t.Label)}
-}
+// resource returns the address of what is deleted, for people.
+func (t Terms) resource() string { return t.Undo["undo_look"] }
 
-// QueuedResource returns how a queued resource is deleted. resource is its URL, label the
-// KEY=VALUE that all its slices must have.
-func QueuedResource(resource, label string) agent.Deletion {
-	key, value, _ := strings.Cut(label, "=")
-	parent := resource[:strings.LastIndex(resource, "/")+1]
-	escaped := strings.NewReplacer("~", "~0", "/", "~1").Replace(key)
-	return agent.Deletion{
-		Read: resource, Method: "DELETE", URL: resource + "?force=true",
-		Proof: agent.Field{Path: "/tpu/nodeSpec/*/node/labels/" + escaped, Value: value},
-		Going: agent.Field{Path: "/state/state", Value: "DELETING"},
-		Probe: fmt.Sprintf("%smultihost-probe-%d", parent, crc32.ChecksumIEEE([]byte(resource))),
-	}
-}
-
-// attributesOf returns the URL at which a slice's guest attributes are read.
+// attributesOf returns the address at which a slice's guest attributes are read.
 func (t Terms) attributesOf(node string) string {
-	parent, _, _ := strings.Cut(t.Resource, "/queuedResources/")
-	return parent + "/nodes/" + node + ":getGuestAttributes"
+	return strings.ReplaceAll(t.Undo["undo_peers"], "{slice}", node)
 }
 
 // begin returns the start of the time to live: the time of the request, or the first boot

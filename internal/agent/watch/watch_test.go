@@ -23,7 +23,10 @@ import (
 	"multihost/internal/testkit"
 )
 
-const resource = "https://tpu/v2alpha1/projects/p/locations/z/queuedResources/train"
+const (
+	zone     = "https://tpu/v2alpha1/projects/p/locations/z"
+	resource = zone + "/queuedResources/train"
+)
 
 // A cloud is what the watches of a job see of Google Cloud: their metadata servers and the
 // TPU API. All is in memory, and time goes on when all wait.
@@ -176,7 +179,10 @@ func (w *worker) says(part string) {
 // terms are those of a job of one worker, with a lease of an hour.
 func terms(change func(*Terms)) Terms {
 	t := Defaults()
-	t.Run, t.Resource, t.Label, t.Nodes = "train", resource, "multihost-run=train", []string{"train"}
+	t.Run, t.Label, t.Nodes = "train", "multihost-run=train", []string{"train"}
+	t.Undo = map[string]string{"undo_look": resource, "undo_peers": zone + "/nodes/{slice}:getGuestAttributes"}
+	t.Delete = []agent.Deletion{{Read: resource, Method: "DELETE", URL: resource + "?force=true", Probe: resource + "-probe",
+		Proof: agent.Field{Path: "/tpu/nodeSpec/*/node/labels/multihost-run", Value: "train"}, Going: agent.Field{Path: "/state/state", Value: "DELETING"}}}
 	t.Lease, t.Fresh, t.Grace = 3600, 900, 60
 	if change != nil {
 		change(&t)

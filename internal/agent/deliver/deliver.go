@@ -1,0 +1,34 @@
+// Package deliver brings multihost-agent to the workers of a run that lack it, as code gets
+// there: from the runner to a few workers, which pass it on.
+package deliver
+
+import (
+	"context"
+
+	"multihost/internal/agent/program"
+	"multihost/internal/codesync"
+	"multihost/internal/event"
+	"multihost/internal/lease"
+	"multihost/internal/remote"
+)
+
+// Each calls arm for every worker at once, and again for those that lacked the agent. A
+// target without Conn is left alone. Of o, what concerns the relay counts; nothing is shown.
+// The errors are aligned with targets.
+func Each(ctx context.Context, agents program.Set, o codesync.Options, targets []codesync.Target, arm func(ctx context.Context, i int) error) []error {
+	o.Sink = event.Discard
+	workers := make([]remote.Runner, len(targets))
+	for i, t := range targets {
+		if t.Conn != nil {
+			workers[i] = t.Conn
+		}
+	}
+	pass := func(ctx context.Context, agent program.Program, lacking []int) {
+		some := make([]codesync.Target, len(lacking))
+		for n, i := range lacking {
+			some[n] = targets[i]
+		}
+		codesync.PushFile(ctx, o, some, agent.SHA256, agent.Unpack)
+	}
+	return lease.Each(ctx, workers, agents, pass, arm)
+}

@@ -1,0 +1,72 @@
+package lease
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"slices"
+	"sync"
+
+	"multihost/internal/agent/program"
+	"multihost/internal/remote"
+)
+
+// Each calls arm for every worker at once, and brings the agent to those that lack it: arm
+// is called again for them. workers[i] is nil for a worker that is left alone. pass, if not
+// nil, gets one agent and the numbers of the workers that lack it, and has them pass it on
+// to each other as far as that pays; whoever lacks it afterwards is sent it from here. The
+// errors are aligned with workers.
+func Each(ctx context.Context, workers []remote.Runner, agents program.Set, pass func(ctx context.Context, agent program.Program, lacking []int), arm func(ctx context.Context, i int) error) []error {
+	errs := make([]error, len(workers))
+	each := func(which []int, f func(i int) error) {
+		var wg sync.WaitGroup
+		for _, i := range which {
+			wg.Go(func() { errs[i] = f(i) })
+		}
+		wg.Wait()
+	}
+	var all []int
+	for i, w := range workers {
+		if w != nil {
+			all = append(all, i)
+		}
+	}
+	each(all, func(i int) error { return remote.Again(ctx, nil, func() error { return arm(ctx, i) }) })
+	lacking := map[string][]int{}
+	for _, i := range all {
+		var lacks *LacksError
+		if errors.As(errs[i], &lacks) {
+			lacking[lacks.Machine] = append(lacking[lacks.Machine], i)
+		}
+	}
+	for _, machine := range slices.Sorted(maps.Keys(lacking)) {
+		which := lacking[machine]
+		p, err := agents.ForMachine(machine)
+		if err == nil && pass != nil && len(which) > 1 {
+			pass(ctx, p, which)
+		}
+		each(which, func(i int) error { return bring(ctx, workers[i], agents, func() error { return arm(ctx, i) }) })
+	}
+	return errs
+}
+
+// ArmOne is Arm for a single worker, and sends the agent if the worker lacks it.
+func ArmOne(ctx context.Context, r remote.Runner, agents program.Set, t Terms) error {
+	return bring(ctx, r, agents, func() error {
+		_, err := Arm(ctx, r, agents.Sums(), t)
+		return err
+	})
+}
+
+// bring calls arm, and sends the agent if the worker lacks it.
+func bring(ctx context.Context, r remote.Runner, agents program.Set, arm func() error) error {
+	err := remote.Again(ctx, nil, arm)
+	var lacks *LacksError
+	if !errors.As(err, &lacks) {
+		return err
+	}
+	if err := remote.Again(ctx, nil, func() error { return Send(ctx, r, agents, lacks.Machine) }); err != nil {
+		return err
+	}
+	return remote.Again(ctx, nil, arm)
+}
