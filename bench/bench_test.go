@@ -138,3 +138,14 @@ func TestASectionThatFailsIsAMissedBar(t *testing.T) {
 		}
 	}
 }
+
+// The watch of a lease keeps its bars: it lives beside the command on every worker.
+func TestTheWatchOfALeaseIsSmall(t *testing.T) {
+	t.Parallel()
+	w, err := watchCost(t.Context(), "..", 5)
+	testkit.Must(t, err)
+	t.Logf("%.1f MiB resident, %s a look", w.resident, w.look)
+	if w.resident > mostResident || w.share() > mostShare {
+		t.Errorf("the watch has %.1f MiB and takes %.3f %% of a core, want at most %v MiB and %v %%", w.resident, w.share(), mostResident, mostShare)
+	}
+}

@@ -51,7 +51,7 @@ func start(ctx context.Context, args []string) error {
 	flags := flag.NewFlagSet("bench", flag.ExitOnError)
 	flags.StringVar(&o.binary, "binary", "bin/multihost", "the multihost to measure")
 	flags.StringVar(&o.write, "write", "", "file to write the report to; default: standard output")
-	flags.StringVar(&o.only, "only", "", "sections to run, joined by commas: connect,idle,logs,command,start,code,relay,scale; default: all but scale")
+	flags.StringVar(&o.only, "only", "", "sections to run, joined by commas: connect,idle,logs,command,start,code,relay,agent,scale; default: all but scale")
 	flags.IntVar(&o.most, "most", 2048, "the most workers of the load server")
 	flags.StringVar(&o.relay, "relay", "", "test program of internal/codesync, which measures the relay; default: it is not measured")
 	if err := flags.Parse(args); err != nil {
@@ -97,6 +97,7 @@ func bench(ctx context.Context, o options) error {
 		{"code", measureCode},
 		{"files", measureManyFiles},
 		{"relay", measureRelay},
+		{"agent", measureAgent},
 		{"scale", measureScale},
 	} {
 		if !o.wants(s.name) || s.name == "scale" && o.only == "" {
