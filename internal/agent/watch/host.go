@@ -109,7 +109,7 @@ func (h *Host) numbered(prefix string) (files []os.FileInfo) {
 // and a text that changes whenever a lease does.
 func (h *Host) newest(run string) (path, sight string) {
 	var last time.Time
-	for _, f := range h.numbered(run + ".lease.") {
+	for _, f := range h.numbered(run + leaseOf) {
 		sight += fmt.Sprintf("%s %d\n", f.Name(), f.ModTime().UnixNano())
 		if path == "" || f.ModTime().After(last) {
 			path, last = h.index(f.Name()), f.ModTime()
@@ -132,7 +132,7 @@ func isFree(path string) bool {
 // watched returns the file of the watch that lives, whatever login runs it. The watch holds
 // its lock; the file names its process and the time of the first boot.
 func (h *Host) watched(run string) (path string, ok bool) {
-	for _, f := range h.numbered(run + ".watch.") {
+	for _, f := range h.numbered(run + WatchFile) {
 		if path = h.index(f.Name()); f.Size() > 0 && !isFree(path) {
 			return path, true
 		}
@@ -176,8 +176,8 @@ func (h *Host) entry(run string) (e entry) {
 	return e
 }
 
-// look returns what the worker shows. seen is the sight of the last look.
-func (h *Host) look(run string, seen *string) (Sight, error) {
+// Look returns what the worker shows of a run. seen tells the next look what this one saw.
+func (h *Host) Look(run string, seen *string) (Sight, error) {
 	up, err := h.Uptime()
 	if err != nil {
 		return Sight{}, err
@@ -328,7 +328,7 @@ type watcher struct {
 // round looks once and does all that follows from it. end is not nil when the watch is
 // over.
 func (w *watcher) round(ctx context.Context) (end *End, err error) {
-	s, err := w.look(w.m.Terms.Run, &w.seen)
+	s, err := w.Look(w.m.Terms.Run, &w.seen)
 	if err != nil {
 		return nil, err
 	}
@@ -356,7 +356,7 @@ func (w *watcher) do(ctx context.Context, a Action) ([]Action, error) {
 		err := w.Metadata.Publish(ctx, "lease", fmt.Sprintf("run=%s state=%s at=%d", w.m.Terms.Run, a.State, time.Now().Unix()))
 		return w.m.Shared(err), ctx.Err()
 	case Stop:
-		w.stop()
+		w.Stop(w.m.Terms.Run)
 	case Ask:
 		reports, err := w.reports(ctx, a.Node)
 		return w.m.Heard(reports, err, time.Now()), ctx.Err()
@@ -364,7 +364,7 @@ func (w *watcher) do(ctx context.Context, a Action) ([]Action, error) {
 		if err := agent.Sleep(ctx, rand.N(a.Most)); err != nil {
 			return nil, err
 		}
-		s, err := w.look(w.m.Terms.Run, &w.seen)
+		s, err := w.Look(w.m.Terms.Run, &w.seen)
 		if err != nil {
 			return nil, err
 		}
@@ -417,10 +417,10 @@ func (w *watcher) reports(ctx context.Context, node string) ([]Report, error) {
 	return all, nil
 }
 
-// stop sends TERM to the command once; the deletion of its VM does the rest. It signals
+// Stop sends TERM to the command of a run; the deletion of its VM does the rest. It signals
 // only processes of the login that wrote the entry, because any login can write one.
-func (w *watcher) stop() {
-	e := w.entry(w.m.Terms.Run)
+func (h *Host) Stop(run string) {
+	e := h.entry(run)
 	info, err := os.Stat(e.path)
 	if err != nil || e.pid <= 1 {
 		return

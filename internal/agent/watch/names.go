@@ -22,5 +22,12 @@ const (
 // ownFolder is the directory of each login's own files, in its home.
 const ownFolder = ".multihost/lease"
 
-func leaseFile(run string, login int) string { return fmt.Sprintf("%s.lease.%d", run, login) }
-func watchFile(run string, login int) string { return fmt.Sprintf("%s.watch.%d", run, login) }
+// WatchFile follows the run in the name of the file that a watch locks: RUN.watch.LOGIN has
+// "PID START BORN". launch does not take such a process for one that a run left.
+const WatchFile = ".watch."
+
+// leaseOf follows the run in the name of a lease.
+const leaseOf = ".lease."
+
+func leaseFile(run string, login int) string { return fmt.Sprint(run, leaseOf, login) }
+func watchFile(run string, login int) string { return fmt.Sprint(run, WatchFile, login) }
