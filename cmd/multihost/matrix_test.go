@@ -369,7 +369,7 @@ func (c *cell) job(ctx context.Context, dir string, leave <-chan struct{}, sink 
 	access := c.access
 	access.Port = c.fleet.Port()
 	queue := qr.New(cloud)
-	d := &job.Deps{Agents: noAgent(), Cloud: queue.Provider(""), Networks: network.New(cloud, qr.LifeOf), Project: sim.DefaultProject, Zone: sim.DefaultZone, Access: access,
+	d := &job.Deps{Agents: agents(), Cloud: queue.Provider(""), Networks: network.New(cloud, qr.LifeOf), Project: sim.DefaultProject, Zone: sim.DefaultZone, Access: access,
 		Sink: sink, Clock: c.clock, StateDir: dir, Owner: "ann@laptop", ExitStatus: exitCode, Leave: leave}
 	overSSH(d, nil)
 	o := matrixJob(c.dir, c.access)

@@ -40,7 +40,7 @@ func TestTwoRunsOfOneNameDoNotMixTheirCode(t *testing.T) {
 		dir := filepath.Join(lab.dir, name)
 		testkit.Must(t, os.MkdirAll(filepath.Join(dir, "src"), 0o700))
 		testkit.Must(t, os.WriteFile(filepath.Join(dir, "src", "whose"), []byte(name+"\n"), 0o600))
-		d := &job.Deps{Agents: noAgent(), Cloud: queue.Provider(""), Networks: network.New(cloud, qr.LifeOf), Project: sim.DefaultProject, Zone: sim.DefaultZone,
+		d := &job.Deps{Agents: agents(), Cloud: queue.Provider(""), Networks: network.New(cloud, qr.LifeOf), Project: sim.DefaultProject, Zone: sim.DefaultZone,
 			Access: job.Access{Login: "ann", Identity: identity, KnownHosts: filepath.Join(dir, "known_hosts"), Port: lab.server.SSHPort(), ConnectTimeout: time.Minute, RetryFor: time.Minute, MaxDials: 8},
 			Clock:  gcp.SystemClock, StateDir: dir, Owner: name + "@laptop", ExitStatus: exitCode,
 			Sink: event.SinkFunc(func(e event.Event) {
