@@ -22,8 +22,8 @@ import (
 
 // lease runs one operation on the lease of a job's slices:
 //
-//	boot [FD]              from the startup script of the slices, which root runs at every
-//	                       boot; the lock of a watch is held by the open file FD
+//	boot [FD RUN]          from the startup script of the slices, which root runs at every
+//	                       boot; the open file FD holds the lock of the watch of RUN
 //	watch RUN              the watch itself; its output is its log
 //	arm NONCE              from a runner; stdin has the terms and then the line "end"
 //	adopt NONCE            as arm, but does not examine what this worker may do
@@ -39,7 +39,7 @@ func lease(ctx context.Context, args []string) int {
 	var err error
 	switch args[0] {
 	case "boot":
-		err = boot(ctx, h, args[1])
+		err = boot(ctx, h, args[1], args[2])
 		nonce = ""
 	case "watch":
 		err = h.Watch(ctx, args[1], nil)
@@ -86,16 +86,16 @@ func host() *watch.Host {
 }
 
 // boot continues the watch of the process that this program replaces, if there was one.
-func boot(ctx context.Context, h *watch.Host, fd string) error {
+func boot(ctx context.Context, h *watch.Host, fd, run string) error {
 	if fd == "" {
-		return h.Boot(ctx, nil)
+		return h.Boot(ctx, "", nil)
 	}
 	n, err := strconv.Atoi(fd)
 	if err != nil || n < 3 {
 		return fmt.Errorf("no open file is called %q", fd)
 	}
 	syscall.CloseOnExec(n)
-	return h.Boot(ctx, os.NewFile(uintptr(n), "lock"))
+	return h.Boot(ctx, run, os.NewFile(uintptr(n), "lock"))
 }
 
 // spawn starts a watch in a session of its own.

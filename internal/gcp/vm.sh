@@ -112,16 +112,16 @@ may_delete() {
 
 # delete_resource LABEL: reads the resource and then requests its deletion. It never
 # deletes a resource that it could not read, nor another one than it has read. It fails if
-# the resource does not have LABEL (KEY=VALUE): then it belongs to another run. If it
-# succeeds, $why is empty, or says why the deletion was not requested; the caller may try
-# again.
+# no labels in it have LABEL (KEY=VALUE): then it belongs to another run. In the text of a
+# user, quotes are escaped, so such a text looks like no labels. If it succeeds, $why is
+# empty, or says why the deletion was not requested; the caller may try again.
 delete_resource() {
   why=''
   if ! api GET "$undo_look" || [[ $reply != *'"name":'* ]]; then
     why="it cannot be read: ${why:-the answer is none}"
     return 0
   fi
-  if [[ ! $reply =~ \""${1%%=*}"\":\ *\""${1#*=}"\" ]]; then
+  if [[ ! $reply =~ \"labels\":\ *\{[^{}]*\""${1%%=*}"\":\ *\""${1#*=}"\" ]]; then
     why='it is not of this run: it stays'
     return 1
   fi

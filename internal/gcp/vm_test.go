@@ -34,6 +34,7 @@ func TestABrokenAnswerOnAWorkerIsNone(t *testing.T) {
 		{"another's", `delete_resource multihost-run=other`, ours, false, "rc=1 status=200 ", false},
 		{"ours, and the terms delete another one", `undo_delete=$url/other; delete_resource multihost-run=r`, ours, false, "rc=1 status=200 ", false},
 		{"ours, deleted already", `delete_resource multihost-run=r`, strings.Replace(ours, "ACTIVE", "DELETING", 1), false, "rc=0 status=200 ", false},
+		{"another's, with our label in a text", `delete_resource multihost-run=r`, `{"name": "q", "description": "\"labels\": {\"multihost-run\": \"r\"}", "multihost-run": "r", "labels": {"multihost-run": "s"}}`, false, "rc=1 status=200 ", false},
 	} {
 		t.Run(row.story, func(t *testing.T) {
 			var mu sync.Mutex

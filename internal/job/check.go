@@ -1,10 +1,16 @@
 package job
 
 import (
+	"cmp"
 	"context"
 
 	"multihost/internal/launch"
 )
+
+// checkJob is checkInput for a job, whose workers need an agent for its lease.
+func (r *run) checkJob(ctx context.Context, o JobOptions) error {
+	return cmp.Or(r.checkInput(ctx, o.Request.Type.Name), r.leaseTerms(o).Check(r.Agents))
+}
 
 // checkInput finds errors before the first request: what the workers could not start, a
 // directory that cannot be read, a log directory that cannot be written. Slices cost

@@ -248,7 +248,7 @@ func (d *Deps) PlanRun(ctx context.Context, o RunOptions) (Plan, error) {
 func (d *Deps) PlanJob(ctx context.Context, o JobOptions) (Plan, error) {
 	r := &run{Deps: d, o: o.Run, watch: stopwatch{sink: d.Sink, clock: d.Clock}, adopts: true}
 	defer r.close()
-	if err := r.checkInput(ctx, o.Request.Type.Name); err != nil {
+	if err := r.checkJob(ctx, o); err != nil {
 		return Plan{}, err
 	}
 	r.checked()

@@ -51,14 +51,11 @@ func (d *Deps) Job(ctx context.Context, o JobOptions) (out Outcome, err error) {
 	defer release()
 	r := &run{Deps: d, o: o.Run, watch: stopwatch{sink: d.Sink, clock: d.Clock}, adopts: true, since: d.Clock.Now()}
 	defer r.close()
-	if err := r.checkInput(ctx, o.Request.Type.Name); err != nil {
+	if err := r.checkJob(ctx, o); err != nil {
 		return Outcome{}, err
 	}
 	r.checked()
 	q := &queued{Deps: d, o: o, watch: &r.watch, terms: d.leaseTerms(o), deleting: r.sayLogsGo}
-	if err := q.terms.Check(d.Agents); err != nil {
-		return Outcome{}, err
-	}
 	d.tier = string(o.Request.Asks())
 	right, over := d.askRight(ctx, o, q.terms.On())
 	defer over()

@@ -39,11 +39,16 @@ terms() {
 }
 
 # take_agent succeeds if root keeps the program, perhaps from now on: a runner's login has
-# put it into the index.
+# put it into the index. What cannot be run is tried again after 10 minutes, or when another
+# login has put it there.
+offered=none offered_at=0
 take_agent() {
-  local sum file
+  local sum file offer
   sum_here "$sums" || return 1
   sum=$REPLY
+  offer=$(stat -c '%n %i %Y' -- "$index/agent.$sum."[0-9]* 2>/dev/null)
+  if [[ $offer == "$offered" ]] && ((SECONDS - offered_at < 600)); then return 1; fi
+  offered=$offer offered_at=$SECONDS
   if find_agent "$sum"; then return; fi
   for file in "$index/agent.$sum."[0-9]*; do
     if [[ -f $file && ! -L $file ]] && keep_agent "$sum" cat -- "$file"; then return; fi
@@ -70,7 +75,7 @@ guard() {
   since=$up renewed=$up idle=$up
   note "guarding run $run until a runner brings multihost-agent"
   while :; do
-    if take_agent; then exec "$agent" lease boot 8; fi
+    if take_agent; then exec "$agent" lease boot 8 "$run"; fi
     if [[ $why != "$trouble" && $why ]]; then note "the guard goes on: $why"; fi
     trouble=$why
     uptime

@@ -9,6 +9,8 @@ import (
 	"io"
 	"math/rand/v2"
 	"os"
+	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -26,12 +28,23 @@ func errRun(run string) error { return fmt.Errorf("no run is called %s", run) }
 
 // Boot begins a watch after a boot, with the terms of the metadata. Terms from a runner
 // override those, whether it gave them before the reboot or since then. If lock is not
-// nil, it holds the lock of a watch, which Boot continues; otherwise it starts one as a
-// process of its own.
-func (h *Host) Boot(ctx context.Context, lock *os.File) error {
+// nil, it holds the lock of the watch of run, which Boot continues; otherwise Boot starts
+// one as a process of its own. While the metadata server is away, the terms on the disk
+// count.
+func (h *Host) Boot(ctx context.Context, run string, lock *os.File) error {
 	text, err := h.Metadata.Value(ctx, "attributes/multihost-lease")
-	if err != nil {
-		return fmt.Errorf("the metadata server does not tell of a lease: %w", err)
+	for err != nil {
+		err = fmt.Errorf("the metadata server does not tell of a lease: %w", err)
+		switch known := h.known(); {
+		case lock == nil && len(known) > 0:
+			return h.startAll(ctx, known, err)
+		case lock == nil, ctx.Err() != nil:
+			return err
+		case slices.Contains(known, run):
+			return h.Watch(ctx, run, lock)
+		}
+		_ = agent.Sleep(ctx, seconds(Defaults().Look)) // nobody else watches, so this goes on
+		text, err = h.Metadata.Value(ctx, "attributes/multihost-lease")
 	}
 	t := Defaults()
 	t.Read(text)
@@ -41,18 +54,44 @@ func (h *Host) Boot(ctx context.Context, lock *os.File) error {
 	if err := h.prepare(); err != nil {
 		return err
 	}
-	t.Read(readSome(h.own(t.Run + ".terms")))
+	kept := readSome(h.own(t.Run + termsEnd))
+	t.Read(kept)
 	if path, _ := h.newest(t.Run); path != "" {
 		t.Read(readSome(path))
 		t.Adopted = true
 	}
-	if err := h.save(t); err != nil {
-		return fmt.Errorf("write %s: %w", h.own(t.Run+".terms"), err)
+	if err := h.save(t); err != nil && kept == "" { // otherwise a full disk has nearly the same
+		return fmt.Errorf("write %s: %w", h.own(t.Run+termsEnd), err)
 	}
 	if lock != nil {
 		return h.Watch(ctx, t.Run, lock)
 	}
 	return h.start(ctx, t.Run)
+}
+
+// known returns the runs of which the disk has the terms.
+func (h *Host) known() (runs []string) {
+	names, _ := filepath.Glob(h.own("*" + termsEnd))
+	for _, name := range names {
+		if run := strings.TrimSuffix(filepath.Base(name), termsEnd); runName.MatchString(run) && readSome(name) != "" {
+			runs = append(runs, run)
+		}
+	}
+	return runs
+}
+
+// startAll starts the watches of runs for want of a better source. It returns why with any
+// error of its own.
+func (h *Host) startAll(ctx context.Context, runs []string, why error) error {
+	h.Note(why.Error())
+	if err := h.prepare(); err != nil {
+		return err
+	}
+	var all error
+	for _, run := range runs {
+		all = errors.Join(all, h.start(ctx, run))
+	}
+	return all
 }
 
 // Arm takes the terms of a runner, which in has, and answers what is known of the lease.
@@ -76,7 +115,7 @@ func (h *Host) Arm(ctx context.Context, nonce string, in io.Reader, only bool) e
 	}
 	t.Adopted = true
 	if err := h.save(t); err != nil {
-		return fmt.Errorf("write %s: %w", h.own(t.Run+".terms"), err)
+		return fmt.Errorf("write %s: %w", h.own(t.Run+termsEnd), err)
 	}
 	// If there is no limit to watch any more, the watch that boot started ends by itself.
 	if t.Lease > 0 || t.TTL > 0 {

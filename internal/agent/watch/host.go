@@ -69,12 +69,12 @@ func (h *Host) Note(text string) {
 func (h *Host) terms(run string) Terms {
 	t := Defaults()
 	t.Run = run
-	t.Read(readSome(h.own(run + ".terms")))
+	t.Read(readSome(h.own(run + termsEnd)))
 	return t
 }
 
 func (h *Host) save(t Terms) error {
-	return agent.WriteFile(h.own(t.Run+".terms"), []byte(t.Text()), 0o644)
+	return agent.WriteFile(h.own(t.Run+termsEnd), []byte(t.Text()), 0o644)
 }
 
 // mostTerms bounds what is read of a file that any login can write.
@@ -222,20 +222,21 @@ func (h *Host) Watch(ctx context.Context, run string, lock *os.File) error {
 	if err := h.prepare(); err != nil {
 		return err
 	}
-	born, err := h.firstBoot(run)
-	if err != nil {
-		return err
-	}
+	born := h.firstBoot(run)
 	path := h.index(watchFile(run, h.Login))
 	if lock == nil {
+		var err error
 		if lock, err = takeLock(ctx, path); lock == nil {
 			return err
 		}
 	}
 	defer lock.Close()
 	// package launch reads which process this is, so that it does not stop it with the run.
-	if err := os.WriteFile(path, fmt.Appendf(nil, "%d %s %d\n", os.Getpid(), startTime(), born.Unix()), 0o644); err != nil {
-		return err
+	// On a full disk the watch goes on without.
+	if text := fmt.Sprintf("%d %s %d\n", os.Getpid(), startTime(), born.Unix()); readSome(path) != text {
+		if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+			h.Note(err.Error())
+		}
 	}
 	up, err := h.Uptime()
 	if err != nil {
@@ -267,21 +268,23 @@ func (h *Host) leave(path string, end End) error {
 	return os.Remove(path)
 }
 
-// firstBoot returns the time of the first boot, which the first watch notes.
-func (h *Host) firstBoot(run string) (time.Time, error) {
-	path := h.own(run + ".born")
+// firstBoot returns the time of the first boot, which the first watch notes; now if the
+// disk has no room for it.
+func (h *Host) firstBoot(run string) time.Time {
+	path, now := h.own(run+".born"), time.Now()
 	text := readSome(path)
 	if text == "" {
-		text = strconv.FormatInt(time.Now().Unix(), 10)
-		if err := agent.WriteFile(path, []byte(text+"\n"), 0o644); err != nil {
-			return time.Time{}, err
+		if err := agent.WriteFile(path, []byte(strconv.FormatInt(now.Unix(), 10)+"\n"), 0o644); err != nil {
+			h.Note(err.Error())
 		}
+		return now
 	}
 	n, err := strconv.ParseInt(strings.TrimSpace(text), 10, 64)
 	if err != nil || n <= 0 || n >= 1e12 {
-		return time.Time{}, fmt.Errorf("read %s: it has no time", path)
+		h.Note(fmt.Sprintf("read %s: it has no time", path))
+		return now
 	}
-	return time.Unix(n, 0), nil
+	return time.Unix(n, 0)
 }
 
 // takeLock returns the open file that holds the lock; nil if another process holds it.

@@ -22,6 +22,9 @@ const (
 // ownFolder is the directory of each login's own files, in its home.
 const ownFolder = ".multihost/lease"
 
+// termsEnd ends the name of the file with the terms of a run.
+const termsEnd = ".terms"
+
 // WatchFile follows the run in the name of the file that a watch locks: RUN.watch.LOGIN has
 // "PID START BORN". launch does not take such a process for one that a run left.
 const WatchFile = ".watch."

@@ -204,7 +204,7 @@ func (w *worker) guest(t Terms) {
 	w.c.mu.Lock()
 	w.c.terms = t.Text()
 	w.c.mu.Unlock()
-	testkit.Must(w.t, w.host(io.Discard).Boot(w.alive, nil))
+	testkit.Must(w.t, w.host(io.Discard).Boot(w.alive, "", nil))
 }
 
 // runs has a command hold the worker until the returned function is called, which records
@@ -248,7 +248,9 @@ func story(t *testing.T, name string, f func(t *testing.T)) {
 
 const hour = time.Hour
 
-func TestStories(t *testing.T) {
+// A lease that nobody renews ends nothing while the command runs, and the slices when it has
+// ended.
+func TestTheEndOfTheCommandAndOfTheLease(t *testing.T) {
 	t.Parallel()
 	story(t, "a lease that nobody renews ends nothing while the command runs", func(t *testing.T) {
 		c := newCloud(t, 1)
@@ -278,6 +280,11 @@ func TestStories(t *testing.T) {
 		c.at(began + 4*hour)
 		c.isDeleted(began+2*hour, began+2*hour+30*time.Second)
 	})
+}
+
+// What another worker runs, or what cannot be learned of it, ends nothing.
+func TestOthersThatRunEndNothing(t *testing.T) {
+	t.Parallel()
 	story(t, "what another worker runs ends nothing", func(t *testing.T) {
 		c := newCloud(t, 2)
 		two := terms(func(t *Terms) { t.Total = 2 })
@@ -327,6 +334,12 @@ func TestStories(t *testing.T) {
 		c.at(3 * hour)
 		c.isDeleted(hour, hour+3*time.Minute)
 	})
+}
+
+// Nothing is deleted that is not of the run, and what is said of a right is what the API
+// says.
+func TestOnlyTheRunsOwnIsDeleted(t *testing.T) {
+	t.Parallel()
 	story(t, "only the run's own is deleted", func(t *testing.T) {
 		c := newCloud(t, 1)
 		c.label = "other"
@@ -347,6 +360,11 @@ func TestStories(t *testing.T) {
 		}
 		c.isDeleted(0, 0)
 	})
+}
+
+// After a failure the slices stay as long as was asked for, and after a success not.
+func TestKeepOnFailure(t *testing.T) {
+	t.Parallel()
 	for name, row := range map[string]struct {
 		code, keepFor int
 		from          time.Duration // 0: never
@@ -355,7 +373,7 @@ func TestStories(t *testing.T) {
 		"after a failure for as long as was said": {1, 4 * 3600, 4 * hour},
 		"after a failure for ever":                {1, 0, 0},
 	} {
-		story(t, "kept on failure: "+name, func(t *testing.T) {
+		story(t, name, func(t *testing.T) {
 			c := newCloud(t, 1)
 			c.workers[0].runs()(row.code)
 			c.workers[0].arm(terms(func(t *Terms) { t.Keep, t.KeepFor = "on-failure", int64(row.keepFor) }))
@@ -367,6 +385,12 @@ func TestStories(t *testing.T) {
 			c.isDeleted(row.from, to)
 		})
 	}
+}
+
+// At the end of the time to live nobody deletes the slices under a command that is still
+// ending on another worker.
+func TestTheGraceIsThatOfAllWorkers(t *testing.T) {
+	t.Parallel()
 	story(t, "the grace is that of all workers", func(t *testing.T) {
 		c := newCloud(t, 2)
 		ends := terms(func(t *Terms) { t.Total, t.Lease, t.TTL, t.Grace = 2, 0, 3600, 7200 })
@@ -382,6 +406,11 @@ func TestStories(t *testing.T) {
 		c.at(3 * hour)
 		c.isDeleted(2*hour, 2*hour+2*time.Minute)
 	})
+}
+
+// The time to live asks a command that runs to end, unless a runner lives that does.
+func TestTimeToLive(t *testing.T) {
+	t.Parallel()
 	story(t, "the time to live deletes under a command that does not end", func(t *testing.T) {
 		c := newCloud(t, 1)
 		c.workers[0].runs()
@@ -525,6 +554,64 @@ func TestTheWatchSurvives(t *testing.T) {
 		w.arm(terms(func(t *Terms) { t.TTL = 4 * 3600 }))
 		c.at(4 * hour)
 		c.isDeleted(2*hour, 2*hour+time.Minute) // the lease from the second arming
+	})
+	for _, handed := range []bool{false, true} {
+		story(t, fmt.Sprintf("a reboot without a metadata server; the guard hands over: %v", handed), func(t *testing.T) {
+			c := newCloud(t, 1)
+			w := c.workers[0]
+			w.arm(terms(nil))
+			c.at(30 * time.Minute)
+			w.boot()
+			c.refuse = func(call string) int {
+				if c.age() < hour && !strings.Contains(call, "/v2alpha1/") {
+					return -1
+				}
+				return 0
+			}
+			if !handed {
+				testkit.Must(t, w.host(io.Discard).Boot(w.alive, "", nil))
+			} else {
+				testkit.Must(t, w.host(io.Discard).prepare())
+				lock, err := takeLock(w.alive, w.index(watchFile("train", 1000)))
+				testkit.Must(t, err)
+				w.watches.Go(func() { w.ended = w.host(io.Discard).Boot(w.alive, "train", lock) })
+			}
+			c.at(3 * hour)
+			c.isDeleted(hour+30*time.Minute, hour+33*time.Minute)
+		})
+	}
+	story(t, "a guard that hands over while nothing is known yet", func(t *testing.T) {
+		c := newCloud(t, 1)
+		w := c.workers[0]
+		c.terms = terms(func(t *Terms) { t.Adopt = 1800 }).Text()
+		c.refuse = func(call string) int {
+			if c.age() < hour {
+				return -1
+			}
+			return 0
+		}
+		testkit.Must(t, w.host(io.Discard).prepare())
+		lock, err := takeLock(w.alive, w.index(watchFile("train", 1000)))
+		testkit.Must(t, err)
+		w.watches.Go(func() { w.ended = w.host(io.Discard).Boot(w.alive, "train", lock) })
+		c.at(3 * hour)
+		c.isDeleted(hour+30*time.Minute, hour+33*time.Minute)
+	})
+	story(t, "a full disk", func(t *testing.T) {
+		c := newCloud(t, 1)
+		w := c.workers[0]
+		w.arm(terms(nil))
+		own := filepath.Join(w.root, "home", ownFolder)
+		for _, name := range []string{"train.born", "train.terms"} { // a directory in its place cannot be written
+			testkit.Must(t, os.Remove(filepath.Join(own, name)))
+			testkit.Must(t, os.Mkdir(filepath.Join(own, name), 0o755))
+		}
+		w.kill()
+		lock, err := takeLock(w.alive, w.index(watchFile("train", 1000)))
+		testkit.Must(t, err)
+		w.watches.Go(func() { w.ended = w.host(io.Discard).Watch(w.alive, "train", lock) })
+		c.at(3 * hour)
+		c.isDeleted(hour, hour+2*time.Minute)
 	})
 	story(t, "a disk that lost its terms", func(t *testing.T) {
 		c := newCloud(t, 1)
