@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"multihost/internal/agent/deliver"
+	"multihost/internal/agent/program"
 	"multihost/internal/codesync"
 	"multihost/internal/event"
 	"multihost/internal/lease"
@@ -177,7 +178,7 @@ func (d *Deps) renewals(ctx context.Context, t *team, terms lease.Terms) (stop f
 		t.each(ctx, event.Discard, "", func(ctx context.Context, i int) error {
 			for sleep(ctx, d.Clock, terms.Every()) == nil {
 				// A failure is tried again in the next round.
-				if held, err := t.renewOne(ctx, d.Agents.Sums(), i, terms.Run, 0); err == nil && !held.Watched {
+				if held, err := t.renewOne(ctx, d.Agents, i, terms.Run, 0); err == nil && !held.Watched {
 					_ = lease.ArmOne(ctx, t.conns[i], d.Agents, terms)
 				}
 			}
@@ -193,16 +194,16 @@ func (d *Deps) renewals(ctx context.Context, t *team, terms lease.Terms) (stop f
 // renewLimit limits one renewal; an unreachable worker is renewed in the next round.
 const renewLimit = 30 * time.Second
 
-func (t *team) renewOne(ctx context.Context, agents string, i int, run string, silent time.Duration) (lease.Held, error) {
+func (t *team) renewOne(ctx context.Context, agents program.Set, i int, run string, silent time.Duration) (lease.Held, error) {
 	ctx, cancel := context.WithTimeout(ctx, renewLimit)
 	defer cancel()
-	return lease.Renew(ctx, t.conns[i], agents, run, silent)
+	return lease.RenewOne(ctx, t.conns[i], agents, run, silent)
 }
 
 // renew renews the lease of a run on all workers that can be reached, for at least
 // silent, the time without further renewals. It returns what the workers know about the
 // lease.
-func (t *team) renew(ctx context.Context, agents, run string, silent time.Duration) []lease.Held {
+func (t *team) renew(ctx context.Context, agents program.Set, run string, silent time.Duration) []lease.Held {
 	all := make([]lease.Held, len(t.ids))
 	t.each(ctx, event.Discard, "", func(ctx context.Context, i int) (err error) {
 		all[i], err = t.renewOne(ctx, agents, i, run, silent)
@@ -222,7 +223,7 @@ func (r *run) leaveLease(ctx context.Context, silent time.Duration) {
 	if silent >= 0 {
 		ctx, cancel := context.WithTimeout(ctx, renewLimit/3)
 		defer cancel()
-		r.team.renew(ctx, r.Agents.Sums(), r.guard.terms.Run, silent+r.guard.boot+r.guard.terms.Lease)
+		r.team.renew(ctx, r.Agents, r.guard.terms.Run, silent+r.guard.boot+r.guard.terms.Lease)
 	}
 }
 
@@ -308,7 +309,7 @@ func leaseText(h lease.Held) string {
 // called. stop returns these leases by the name of the queued resource.
 func (d *Deps) attachLease(ctx context.Context, t *team, run string) (stop func() map[string]lease.Held) {
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
-	held := t.heldBy(t.renew(ctx, d.Agents.Sums(), run, 0))
+	held := t.heldBy(t.renew(ctx, d.Agents, run, 0))
 	var wg sync.WaitGroup
 	for _, h := range held {
 		d.setStand(func(s *Stand) { s.Lease = leaseText(h) })
@@ -320,7 +321,7 @@ func (d *Deps) attachLease(ctx context.Context, t *team, run string) (stop func(
 		}
 		wg.Go(func() {
 			for sleep(ctx, d.Clock, every) == nil {
-				t.renew(ctx, d.Agents.Sums(), run, 0)
+				t.renew(ctx, d.Agents, run, 0)
 			}
 		})
 	}

@@ -6,6 +6,7 @@ import (
 	"maps"
 	"slices"
 	"sync"
+	"time"
 
 	"multihost/internal/agent/program"
 	"multihost/internal/remote"
@@ -56,6 +57,15 @@ func ArmOne(ctx context.Context, r remote.Runner, agents program.Set, t Terms) e
 		_, err := Arm(ctx, r, agents.Sums(), t)
 		return err
 	})
+}
+
+// RenewOne is Renew, and sends the agent if the worker lacks it.
+func RenewOne(ctx context.Context, r remote.Runner, agents program.Set, run string, silent time.Duration) (held Held, err error) {
+	err = bring(ctx, r, agents, func() error {
+		held, err = Renew(ctx, r, agents.Sums(), run, silent)
+		return err
+	})
+	return held, err
 }
 
 // bring calls arm, and sends the agent if the worker lacks it.

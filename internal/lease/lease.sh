@@ -8,7 +8,8 @@
 #
 # SUMS has the hash of the program for each type of machine. The answers are the agent's, or
 # "lacks TYPE" when the worker does not have the program. A worker that knows no lease of
-# the run needs none to say so.
+# the run needs none to say so. Without the program the terms become this login's lease all
+# the same: the guard of the slices has to know that a runner lives.
 set -u
 umask 022
 nonce=$1 op=$2 sums=$3
@@ -53,7 +54,38 @@ publish() {
   ln -- "$agent" "$file" || { cp -- "$agent" "$file.$$" && mv -f -- "$file.$$" "$file"; } || rm -f -- "$file.$$"
 } 2>/dev/null
 
-sum=''
+# leave_terms TEXT: replaces this login's lease of $run.
+leave_terms() {
+  local new=$index/.$run.lease.$UID.$$
+  { printf '%s\n' "$1" >"$new" && mv -f -- "$new" "$index/$run.lease.$UID"; } 2>/dev/null || rm -f -- "$new"
+}
+
+# without_agent: does of the operation what needs no program, and answers that there is none.
+without_agent() {
+  local text file newest='' named=$'\nrun=([A-Za-z0-9][A-Za-z0-9._-]*)\n'
+  if [[ $op == arm || $op == adopt ]]; then
+    text=$(head -c 65536)
+    if [[ $text == *$'\n'end && $'\n'$text =~ $named ]]; then
+      run=${BASH_REMATCH[1]}
+      leave_terms "${text%$'\n'end}"
+    fi
+  else
+    for file in "$index/$run.lease."[0-9]*; do
+      if [[ -f $file && ! -L $file && (! $newest || $file -nt $newest) ]]; then newest=$file; fi
+    done
+    if [[ ! $newest ]]; then
+      say lease no 0 0 0 never 0
+      exit
+    fi
+    if [[ $op == renew ]]; then leave_terms "$(grep -v '^hold=' <"$newest" && printf 'hold=%s' "$hold")"; fi
+  fi
+  # What is there and cannot be run would not run if it came again.
+  if [[ ! $sum && $op != look || $why == *"cannot run"* ]]; then fail "$why"; fi
+  say lacks "$(uname -m)"
+  exit
+}
+
+sum='' run=${1-} hold=${2-}
 if sum_here "$sums"; then sum=$REPLY; fi
 case $op in
   put)
@@ -63,27 +95,11 @@ case $op in
     exit
     ;;
   arm | adopt)
-    [[ $sum ]] || fail "$why"
-    if ! find_agent "$sum" && ! at_hand "$sum"; then
-      # What is there and cannot be run would not run if it came again.
-      [[ $why != *"cannot run"* ]] || fail "$why"
-      say lacks "$(uname -m)"
-      exit
-    fi
+    if [[ ! $sum ]] || ! find_agent "$sum" && ! at_hand "$sum"; then without_agent; fi
     publish
     ;;
   *)
-    if ! { [[ $sum ]] && { find_agent "$sum" || at_hand "$sum"; }; } && ! any_agent; then
-      for file in "$index/$1.lease."[0-9]*; do
-        if [[ -f $file ]]; then
-          [[ $why != *"cannot run"* ]] || fail "$why"
-          say lacks "$(uname -m)"
-          exit
-        fi
-      done
-      say lease no 0 0 0 never 0
-      exit
-    fi
+    if ! { [[ $sum ]] && { find_agent "$sum" || at_hand "$sum"; }; } && ! any_agent; then without_agent; fi
     ;;
 esac
 exec "$agent" lease "$op" "$nonce" "$@"

@@ -434,6 +434,16 @@ func TestAWorkerThatCannotRunTheAgent(t *testing.T) {
 			if err == nil || !regexp.MustCompile(row.want).MatchString(err.Error()) {
 				t.Errorf("got %v, want %s", err, row.want)
 			}
+			// All the same the guard learns that a runner lives.
+			lease := v.index(fmt.Sprintf("train.lease.%d", os.Getuid()))
+			before, err := os.Stat(lease)
+			testkit.Must(t, err)
+			_, _ = RenewOne(t.Context(), v, v.agents, "train", time.Hour) // fails for the same reason
+			text, err := os.ReadFile(lease)
+			testkit.Must(t, err)
+			if after, err := os.Stat(lease); err != nil || !after.ModTime().After(before.ModTime()) || !strings.HasSuffix(string(text), "\nhold=3600\n") {
+				t.Errorf("the renewed lease: %v, %v\n%s", err, after, text)
+			}
 			end(0)
 		})
 	}
@@ -456,7 +466,9 @@ func TestAWorkerThatCannotRunTheAgent(t *testing.T) {
 		v.boot(terms(c, func(t *Terms) { t.Adopt = time.Hour }))
 		v.wait("the guard", func() bool { return v.pid() > 1 })
 		end := v.runs()
-		testkit.Must(t, os.WriteFile(v.index("train.lease.99999"), []byte(terms(c, nil).text()), 0o644)) // as an older version would renew
+		if _, err := v.tryArm(terms(c, nil)); err == nil {
+			t.Error("armed")
+		}
 		v.wait("the command to be seen", func() bool {
 			text, err := os.ReadFile(filepath.Join(v.root, "home", ".multihost", "lease", "train.terms"))
 			return err == nil && strings.Contains(string(text), "adopted=yes")
