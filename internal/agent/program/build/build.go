@@ -20,6 +20,9 @@ const Folder = "internal/agent/program/built"
 // reads into dir. source is the directory of the source. It fails if a compressed program
 // is larger than program.Largest.
 func Into(ctx context.Context, source, dir string, archs ...string) error {
+	if err := look(source); err != nil {
+		return fmt.Errorf("build multihost-agent: %w", err)
+	}
 	work, err := os.MkdirTemp("", "multihost-agent-")
 	if err != nil {
 		return fmt.Errorf("build multihost-agent: %w", err)
@@ -45,6 +48,23 @@ func Into(ctx context.Context, source, dir string, archs ...string) error {
 			if err := replace(filepath.Join(dir, name), data); err != nil {
 				return fmt.Errorf("build multihost-agent for %s: %w", arch, err)
 			}
+		}
+	}
+	return nil
+}
+
+// look looks at the files of the program. Go keeps the result of a test until a file changes
+// that the test has looked at; it does not see what the compiler reads.
+func look(source string) error {
+	for _, dir := range []string{"cmd/multihost-agent", "internal/agent"} {
+		err := filepath.WalkDir(filepath.Join(source, dir), func(path string, _ os.DirEntry, err error) error {
+			if err == nil {
+				_, err = os.Stat(path)
+			}
+			return err
+		})
+		if err != nil {
+			return err
 		}
 	}
 	return nil
