@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"encoding/pem"
 	"fmt"
 	"io"
@@ -17,6 +18,7 @@ import (
 	"syscall"
 	"time"
 
+	leased "multihost/internal/agent"
 	"multihost/internal/agent/program"
 	"multihost/internal/agent/program/build"
 )
@@ -101,7 +103,12 @@ func watchCost(ctx context.Context, source string, looks int) (w watched, err er
 			return w, err
 		}
 	}
-	terms := "run=r\nresource=" + api.URL + "/v2alpha1/projects/p/locations/z/queuedResources/q\nlabel=multihost-run=r\nnodes=n\ntotal=2\nlease=1\nlook=1\nadopted=yes\n"
+	deletion, err := json.Marshal([]leased.Deletion{{Read: api.URL + "/q", Method: http.MethodDelete, URL: api.URL + "/q",
+		Proof: leased.Field{Path: "/tpu/nodeSpec/*/node/labels/multihost-run", Value: "r"}}})
+	if err != nil {
+		return w, err
+	}
+	terms := fmt.Sprintf("run=r\nundo_look=%[1]s/q\nundo_peers=%[1]s/{slice}:getGuestAttributes\ndelete=%[2]s\nnodes=n\ntotal=2\nlease=1\nlook=1\nadopted=yes\n", api.URL, deletion)
 	if err := os.WriteFile(filepath.Join(dir, ".multihost/lease/r.terms"), []byte(terms), 0o644); err != nil {
 		return w, err
 	}

@@ -19,7 +19,7 @@ undo_going=''  # regular expression: such an answer says that it is being delete
 undo_delete='' # address that takes the DELETE
 undo_probe=''  # address of a resource that does not exist
 # shellcheck disable=SC2034 # for the scripts that use this file
-undo_peers=''  # address of the guest attributes of a slice, whose name replaces {slice}
+undo_peers='' # address of the guest attributes of a slice, whose name replaces {slice}
 
 # is_undo KEY VALUE: sets one of the above. It fails for other keys, and for a value that
 # is none: the script that reads it may not trust who wrote it.

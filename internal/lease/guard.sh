@@ -15,6 +15,7 @@ index=${MULTIHOST_ROOT_TMP-}/tmp/.multihost
 own=${HOME:-/root}/.multihost/lease
 
 # Times are in seconds; 0 means never.
+# shellcheck disable=SC2034 # save writes delete, for the watch
 run='' label='' nodes='' delete='' total=1 adopt=0 lease=0 hold=0 ttl=0 asked=0 grace=0 keep=never keep_for=0 look=20
 adopted=no # yes, permanently, once a runner has come or a command has run here
 
@@ -31,7 +32,7 @@ terms() {
       run) if [[ ! $run && $value =~ ^[A-Za-z0-9][A-Za-z0-9._-]*$ ]]; then run=$value; fi ;;
       adopted) if [[ $value == yes ]]; then adopted=yes; fi ;;
       label | nodes | keep) if [[ $value =~ ^[A-Za-z0-9:/._=\ -]*$ ]]; then printf -v "$key" '%s' "$value"; fi ;;
-      delete) delete=$value ;; # for the watch
+      delete) printf -v "$key" '%s' "$value" ;; # for the watch
       *) is_undo "$key" "$value" || true ;;
     esac
   done

@@ -373,17 +373,14 @@ func (w *watcher) do(ctx context.Context, a Action) ([]Action, error) {
 		}
 		return w.m.Again(s), nil
 	case Delete:
-		err := errNoWay
-		if len(w.m.Terms.Delete) > 0 {
+		err := w.m.Terms.undoes()
+		if err == nil {
 			err = w.Client.Delete(ctx, w.m.Terms.Delete)
 		}
 		return w.m.Deleted(err), ctx.Err()
 	}
 	return nil, nil
 }
-
-// errNoWay is an error of terms that do not say how the resource is deleted.
-var errNoWay = errors.New("it stays: the terms do not say how it is deleted")
 
 var report = regexp.MustCompile(`^run=(\S+) state=([a-z]+) at=([0-9]{1,11})$`)
 

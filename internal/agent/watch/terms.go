@@ -14,6 +14,7 @@ package watch
 
 import (
 	"encoding/json"
+	"errors"
 	"maps"
 	"regexp"
 	"slices"
@@ -156,6 +157,26 @@ func (t Terms) Text() string {
 
 // resource returns the address of what is deleted, for people.
 func (t Terms) resource() string { return t.Undo["undo_look"] }
+
+// Errors of terms by which nothing is deleted.
+var (
+	errNoWay   = errors.New("it stays: the terms do not say how it is deleted")
+	errAnother = errors.New("the terms name another resource to delete: it stays")
+)
+
+// undoes returns an error if the terms do not delete exactly what they read: its proof
+// would be that of another resource.
+func (t Terms) undoes() error {
+	if len(t.Delete) == 0 {
+		return errNoWay
+	}
+	for _, d := range t.Delete {
+		if address, _, _ := strings.Cut(d.URL, "?"); address != d.Read {
+			return errAnother
+		}
+	}
+	return nil
+}
 
 // attributesOf returns the address at which a slice's guest attributes are read.
 func (t Terms) attributesOf(node string) string {

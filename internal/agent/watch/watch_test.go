@@ -362,6 +362,30 @@ func TestOnlyTheRunsOwnIsDeleted(t *testing.T) {
 	})
 }
 
+// Terms that read one resource and delete another, or none, delete nothing.
+func TestOnlyWhatWasReadIsDeleted(t *testing.T) {
+	t.Parallel()
+	for want, change := range map[string]func(*Terms){
+		"the terms name another resource to delete: it stays": func(t *Terms) { t.Delete[0].URL = resource + "-other?force=true" },
+		"it stays: the terms do not say how it is deleted":    func(t *Terms) { t.Delete = nil },
+		"it cannot be read: HTTP status 401":                  func(t *Terms) { t.Delete[0].Read, t.Delete[0].URL = resource+"s", resource+"s" },
+	} {
+		story(t, want, func(t *testing.T) {
+			c := newCloud(t, 1)
+			c.refuse = func(call string) int {
+				if strings.HasSuffix(call, "trains") {
+					return 401
+				}
+				return 0
+			}
+			c.workers[0].arm(terms(change))
+			c.at(2 * hour)
+			c.workers[0].says(want)
+			c.isDeleted(0, 0)
+		})
+	}
+}
+
 // After a failure the slices stay as long as was asked for, and after a success not.
 func TestKeepOnFailure(t *testing.T) {
 	t.Parallel()
