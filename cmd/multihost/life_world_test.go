@@ -379,24 +379,26 @@ func (w *lifeWorld) call(req *http.Request, who string) *httptest.ResponseRecord
 	return answer
 }
 
-// withoutStartup leaves the text of the startup script out of a request, which the
-// workers of a story do not need. Sent back with every answer, it would take most of the
-// time.
+// withoutStartup leaves the texts of the startup and the shutdown script out of a request,
+// which the workers of a story do not need. Sent back with every answer, they would take
+// most of the time.
 func withoutStartup(body []byte) []byte {
-	const key = `"startup-script":"`
-	at := bytes.Index(body, []byte(key))
-	if at < 0 {
-		return body
-	}
-	begin := at + len(key)
-	end := begin
-	for end < len(body) && body[end] != '"' {
-		if body[end] == '\\' {
+	for _, key := range []string{`"startup-script":"`, `"shutdown-script":"`} {
+		at := bytes.Index(body, []byte(key))
+		if at < 0 {
+			continue
+		}
+		begin := at + len(key)
+		end := begin
+		for end < len(body) && body[end] != '"' {
+			if body[end] == '\\' {
+				end++
+			}
 			end++
 		}
-		end++
+		body = slices.Concat(body[:begin], []byte("#"), body[end:])
 	}
-	return slices.Concat(body[:begin], []byte("#"), body[end:])
+	return body
 }
 
 // ask is a request to the API that no fault concerns.

@@ -1,19 +1,16 @@
 package main
 
 import (
-	"bufio"
 	"bytes"
 	"context"
 	_ "embed"
 	"encoding/base64"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"net/http"
 	"net/http/httptest"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -36,7 +33,6 @@ import (
 	"multihost/internal/sim"
 	"multihost/internal/sim/worker"
 	"multihost/internal/sshkey"
-	"multihost/internal/testkit"
 )
 
 // lonelyPhases are where a job without runner can be when something happens.
@@ -97,7 +93,7 @@ const (
 	timeToLive = 24 * time.Hour
 	shortLife  = 20 * time.Minute
 	// lookEvery is how often a worker looks at its command and at the others: in a
-	// month of training it does so every 20 s, which here would only cost forks.
+	// month of training it does so every 20 s, which here would only cost time.
 	lookEvery = time.Minute
 	// commandTime is how long a command runs, and how long it takes to notice that
 	// another process of it is gone.
@@ -106,19 +102,17 @@ const (
 	simStep     = time.Second
 )
 
-// A stage is a job without runner to which one thing happens in one phase. Its
-// workers run the startup script that is in their metadata in a real shell. What
-// leaves the script is answered here: calls go to the simulator's API, operations
-// of the supervisor have the files as result that theirs have. It lives in a
-// bubble of package synctest: time stands while anybody does anything, and goes
-// on to the next moment when all wait, so a slow machine changes nothing.
+// A stage is a job without runner to which one thing happens in one phase. Its workers
+// are what multihost-agent does on theirs. What leaves them is answered here: calls go
+// to the simulator's API, operations of the supervisor have the files as result that
+// theirs have. It lives in a bubble of package synctest: time stands while anybody does
+// anything, and goes on to the next moment when all wait, so a slow machine changes
+// nothing.
 type stage struct {
 	t      *testing.T
 	phase  string
 	fault  lonelyFault
 	dir    string
-	script *stageScript
-	shells bool
 	server *sim.Server
 	access job.Access
 	begin  time.Time
@@ -151,20 +145,7 @@ type outage struct {
 // it is left. The table of what comes out is in docs/reliability.md; -update
 // writes it.
 func TestMatrixOfDetachedJobs(t *testing.T) {
-	if !*update {
-		testkit.OnlyInAll(t, "the tests of package detach")
-	}
 	t.Parallel()
-	detachedMatrix(t, false)
-}
-
-// TestMatrixOfDetachedShells is the same with workers that run the startup script.
-func TestMatrixOfDetachedShells(t *testing.T) {
-	t.Parallel()
-	detachedMatrix(t, true)
-}
-
-func detachedMatrix(t *testing.T, shells bool) {
 	identity, err := sshkey.Create(filepath.Join(t.TempDir(), "key"))
 	if err != nil {
 		t.Fatal(err)
@@ -175,9 +156,11 @@ func detachedMatrix(t *testing.T, shells bool) {
 		names[f] = fault.name
 	}
 	doc := openMatrix(t, "matrix of jobs without runner: go test ./cmd/multihost -run TestMatrixOfDetachedJobs -update", lonelyPhases, names)
-	dir := t.TempDir()
-	script := &stageScript{dir: dir}
-	var used atomic.Int64
+	dir, err := os.MkdirTemp(memoryDir(), "multihost-matrix-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
 	t.Run("cells", func(t *testing.T) {
 		for f, fault := range faults {
 			for p, phase := range lonelyPhases {
@@ -185,7 +168,7 @@ func detachedMatrix(t *testing.T, shells bool) {
 					doc.set(t, f, p, "–")
 					continue
 				}
-				s := &stage{phase: phase, fault: fault, script: script, shells: shells, dir: filepath.Join(dir, fmt.Sprintf("%d-%d", p, f)),
+				s := &stage{phase: phase, fault: fault, dir: filepath.Join(dir, fmt.Sprintf("%d-%d", p, f)),
 					access: job.Access{Login: "ann", Identity: identity}, begun: map[int]map[string]bool{}, ends: map[int]time.Time{}, code: map[int]int{}}
 				if p >= fault.until {
 					s.fault.code, s.fault.long = exitOK, false
@@ -198,13 +181,11 @@ func detachedMatrix(t *testing.T, shells bool) {
 						if doc.set(t, f, p, s.run(story)); t.Failed() {
 							t.Logf("%s%s", story.String(), s.logs())
 						}
-						used.Add(int64(s.used()))
 					})
 				})
 			}
 		}
 	})
-	t.Logf("the workers have used %v of the processor", time.Duration(used.Load()))
 	doc.close(t)
 }
 
@@ -220,12 +201,12 @@ func (s *stage) run(story *lockedText) (result string) {
 	}
 	defer s.server.Close()
 	url := s.server.URL()
-	cloud := gcp.New(gcp.Config{Project: sim.DefaultProject, Zone: sim.DefaultZone, DisableAuth: true, Transport: inProcess{s.server},
+	cloud := gcp.New(gcp.Config{Project: sim.DefaultProject, Zone: sim.DefaultZone, DisableAuth: true, Transport: briefly{inProcess{s.server}},
 		TPUEndpoint: url + "/", ComputeEndpoint: url + "/compute/v1/", StorageEndpoint: url + "/storage/v1/", ResourceManagerEndpoint: url + "/"})
 	queue := qr.New(cloud)
 	sink := event.SinkFunc(func(e event.Event) { fmt.Fprintf(story, "%T %+v\n", e, e) })
 	d := &job.Deps{Cloud: queue.Provider(""), Networks: network.New(cloud, qr.LifeOf), Project: sim.DefaultProject, Zone: sim.DefaultZone, Access: s.access,
-		Sink: sink, Clock: gcp.SystemClock, StateDir: filepath.Join(s.dir, "state"), Owner: "ann@laptop", ExitStatus: exitCode,
+		Sink: sink, Clock: gcp.SystemClock, StateDir: filepath.Join(s.dir, "state"), Owner: "ann@laptop", ExitStatus: exitCode, Agents: noAgent(),
 		OpenBucket: func(ctx context.Context, bucket, dir string) (*detach.Bucket, error) {
 			return detach.Open(ctx, cloud, bucket, dir)
 		}}
@@ -446,7 +427,7 @@ func (s *stage) reboot(nodes ...string) {
 }
 
 // bootIn lets a machine boot after some time. Each has a part of the second to
-// itself, since the script sleeps whole ones: so no two do anything at the same
+// itself, since the agent waits for whole ones: so no two do anything at the same
 // moment, and what comes first is the same each time. The caller holds mu.
 func (s *stage) bootIn(vm *stageVM, d time.Duration) {
 	s.coming++
@@ -516,29 +497,18 @@ func (s *stage) logs() string {
 	return b.String()
 }
 
-// used is how much of the processor the workers' shells had.
-func (s *stage) used() (d time.Duration) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, vm := range s.vms {
-		d += vm.used
-	}
-	return d
-}
-
 // A stageVM is one worker. Its fields are guarded by the stage's mu.
 type stageVM struct {
 	stage    *stage
 	spec     worker.Spec
 	boots    int
-	power    func()        // ends this boot's program
+	power    func()        // takes it
 	off      chan struct{} // closed at the end of this boot; nil while the machine is down, or its program has ended
 	dead     bool          // it never comes back
 	gone     bool          // its slice is deleted
 	taken    chan struct{} // closed then
 	commands map[int]*stageCommand
 	ended    sync.WaitGroup
-	used     time.Duration
 }
 
 // A stageCommand is one attempt on one worker.
@@ -594,67 +564,21 @@ func (vm *stageVM) halt() {
 	vm.off = nil
 }
 
-// boot has root run the startup script. The caller holds mu.
+// boot has root run the agent. The caller holds mu.
 func (vm *stageVM) boot() {
 	if err := vm.tryBoot(); err != nil {
 		vm.stage.t.Error(err)
 	}
 }
 
-func (vm *stageVM) tryBoot() error {
-	if !vm.stage.shells {
-		return vm.bootAgent()
-	}
-	path, err := vm.stage.script.of(vm)
-	if err != nil {
-		return err
-	}
-	log, err := os.OpenFile(filepath.Join(vm.spec.Root, "log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
-	if err != nil {
-		return err
-	}
-	defer log.Close()
-	heard, asks, err := os.Pipe()
-	if err != nil {
-		return err
-	}
-	defer asks.Close()
-	answers, tells, err := os.Pipe()
-	if err != nil {
-		heard.Close()
-		return err
-	}
-	defer answers.Close()
-	cmd := exec.Command("bash", path)
-	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=" + vm.spec.Root, "MULTIHOST_ROOT_TMP=" + vm.spec.Root, fmt.Sprintf("STAGE_CLOCK=%d", time.Now().Unix())}
-	cmd.Stdout, cmd.Stderr, cmd.ExtraFiles, cmd.SysProcAttr = log, log, []*os.File{asks, answers}, &syscall.SysProcAttr{Setpgid: true}
-	if err := cmd.Start(); err != nil {
-		heard.Close()
-		tells.Close()
-		return err
-	}
-	boot, _ := vm.begins(func() { _ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) })
-	vm.ended.Go(func() {
-		vm.listen(boot, heard, tells)
-		heard.Close()
-		tells.Close()
-		_ = cmd.Wait() // killed, or at its end
-		vm.stage.mu.Lock()
-		defer vm.stage.mu.Unlock()
-		vm.used += cmd.ProcessState.UserTime() + cmd.ProcessState.SystemTime()
-		vm.ends(boot)
-	})
-	return nil
-}
-
 // begins notes a boot. The caller holds mu.
-func (vm *stageVM) begins(power func()) (boot int, off chan struct{}) {
+func (vm *stageVM) begins(power func()) (boot int) {
 	if vm.stage.booted.IsZero() {
 		vm.stage.booted = time.Now()
 	}
 	vm.boots++
 	vm.power, vm.off = power, make(chan struct{})
-	return vm.boots, vm.off
+	return vm.boots
 }
 
 // ends notes that the program of a boot has ended by itself. The caller holds mu.
@@ -665,14 +589,13 @@ func (vm *stageVM) ends(boot int) {
 	}
 }
 
-// bootAgent runs the agent. The caller holds mu.
-func (vm *stageVM) bootAgent() error {
+func (vm *stageVM) tryBoot() error {
 	log, err := os.OpenFile(filepath.Join(vm.spec.Root, "log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
 		return err
 	}
 	ctx, cancel := context.WithCancel(context.Background())
-	boot, _ := vm.begins(cancel)
+	boot := vm.begins(cancel)
 	of := stageBoot{vm, boot}
 	cfg := detached.Config{Home: vm.spec.Root, Root: vm.spec.Root, Proc: vm.spec.Root, Out: log, System: of, Transport: of, Metadata: &agent.Metadata{Transport: of}}
 	vm.ended.Go(func() {
@@ -716,19 +639,11 @@ func (b stageBoot) RoundTrip(r *http.Request) (*http.Response, error) {
 			return nil, err
 		}
 	}
-	answer := httptest.NewRecorder()
+	var answer *httptest.ResponseRecorder
 	path, metadata := strings.CutPrefix(r.URL.Path, instance)
 	switch {
-	case metadata && r.Method == http.MethodGet && path != "service-accounts/default/token":
-		code, said, _ := b.instance(b.boot, path)
-		switch code {
-		case 0:
-			fmt.Fprint(answer, said)
-		case 22:
-			answer.WriteHeader(http.StatusNotFound)
-		default:
-			answer = nil
-		}
+	case metadata && r.Method == http.MethodGet:
+		answer = b.instance(b.boot, path)
 	case metadata:
 		answer = b.ask(r.Method, path, string(body))
 	default:
@@ -780,58 +695,6 @@ func (b stageBoot) Run(_ context.Context, p detached.Program) (detached.Output, 
 		out.Out = []byte(b.spec.Root)
 	}
 	return out, b.settle()
-}
-
-// listen answers what the script of one boot asks until it ends.
-func (vm *stageVM) listen(boot int, asks io.Reader, answers io.Writer) {
-	in := bufio.NewReader(asks)
-	word := func() (string, error) {
-		text, err := in.ReadString(0)
-		return strings.TrimSuffix(text, "\x00"), err
-	}
-	for {
-		count, err := word()
-		n, _ := strconv.Atoi(count)
-		words := make([]string, n)
-		for i := range words {
-			if err == nil {
-				words[i], err = word()
-			}
-		}
-		if err != nil || n == 0 {
-			return
-		}
-		code, said, also := vm.answer(boot, words)
-		vm.wait(boot, vm.stillUntil())
-		if _, err := fmt.Fprintf(answers, "%d\x00%s\x00%s\x00%d\x00", code, strings.ReplaceAll(said, "\x00", ""), also, time.Now().Unix()); err != nil {
-			return
-		}
-	}
-}
-
-func (vm *stageVM) answer(boot int, words []string) (code int, said, also string) {
-	switch words[0] {
-	case "sleep":
-		d, err := strconv.ParseFloat(words[1], 64)
-		if err != nil {
-			vm.stage.t.Errorf("the script sleeps %q", words[1])
-		}
-		vm.stage.looked()
-		vm.wait(boot, time.Now().Add(time.Duration(d*float64(time.Second))))
-		return 0, "", ""
-	case "instance":
-		return vm.instance(boot, words[1])
-	case "attribute":
-		vm.ask(http.MethodPut, "guest-attributes/multihost/"+words[1], words[2])
-		return 0, "", ""
-	case "api":
-		said, also = vm.api(boot, words[1], words[2], words[3:])
-		return 0, said, also
-	case "preflight":
-		vm.reaches(boot, "preflight")
-		return 0, "", ""
-	}
-	return 0, vm.operate(boot, words[1], words[2], words[3], words[4:]), ""
 }
 
 func (vm *stageVM) isUp(boot int) bool {
@@ -891,8 +754,8 @@ func (s *stage) looked() {
 	}
 }
 
-// operate does what an operation of the supervisor does, as far as the startup
-// script can see.
+// operate does what an operation of the supervisor does, as far as the agent
+// can see.
 func (vm *stageVM) operate(boot int, runs, nonce, name string, args []string) (answer string) {
 	s := vm.stage
 	s.mu.Lock()
@@ -952,7 +815,7 @@ func (vm *stageVM) operate(boot int, runs, nonce, name string, args []string) (a
 func (c *stageCommand) end(code int, reason string, now time.Time) {
 	c.over = true
 	text := fmt.Sprintf("code=%d\nsignal=\nend=%d\nsize=0\noom=0\nlost=0\ndropped=0\nreason=%s\n", code, now.UnixNano(), reason)
-	_ = os.WriteFile(filepath.Join(c.dir, "exit"), []byte(text), 0o600) // the script sees that there is none
+	_ = os.WriteFile(filepath.Join(c.dir, "exit"), []byte(text), 0o600) // the agent sees that there is none
 }
 
 // ask asks the machine's metadata server; nil when it does not answer.
@@ -967,22 +830,18 @@ func (vm *stageVM) ask(method, path, body string) *httptest.ResponseRecorder {
 	return answer
 }
 
-func (vm *stageVM) instance(boot int, path string) (code int, said, also string) {
-	if path == "attributes/multihost-job" {
+// instance answers a read of the machine's metadata server; nil when it does not answer.
+func (vm *stageVM) instance(boot int, path string) *httptest.ResponseRecorder {
+	const job = "attributes/multihost-job"
+	if path == job {
 		vm.reaches(boot, "boot")
 	}
 	answer := vm.ask(http.MethodGet, path, "")
-	switch {
-	case answer == nil:
-		return 7, "curl: (7) Failed to connect", ""
-	case answer.Code != http.StatusOK:
-		return 22, fmt.Sprintf("curl: (22) The requested URL returned error: %d", answer.Code), ""
+	if path == job && answer != nil {
+		text := strings.Replace(answer.Body.String(), "\nlook=20\n", fmt.Sprintf("\nlook=%d\n", lookEvery/time.Second), 1)
+		answer.Body = bytes.NewBufferString(text)
 	}
-	text := answer.Body.String()
-	if path == "attributes/multihost-job" {
-		text = strings.Replace(text, "\nlook=20\n", fmt.Sprintf("\nlook=%d\n", lookEvery/time.Second), 1)
-	}
-	return 0, text, ""
+	return answer
 }
 
 // outageOf is the one that a call meets now; nil is none.
@@ -995,68 +854,6 @@ func (s *stage) outageOf(path string) *outage {
 		}
 	}
 	return nil
-}
-
-// api does a call of an API with the machine's own token, and returns the answer
-// and its status, as api of vm.sh has them.
-func (vm *stageVM) api(boot int, method, url string, args []string) (said, status string) {
-	s := vm.stage
-	var token struct {
-		Text string `json:"access_token"`
-	}
-	answer := vm.ask(http.MethodGet, "service-accounts/default/token", "")
-	if answer == nil || json.Unmarshal(answer.Body.Bytes(), &token) != nil {
-		return "no access token: curl: (7) Failed to connect", "000"
-	}
-	var body []byte
-	var out, headers string
-	header := http.Header{"Authorization": {"Bearer " + token.Text}}
-	for i := 0; i+1 < len(args); i += 2 {
-		value := args[i+1]
-		switch args[i] {
-		case "-o":
-			out = value
-		case "-D":
-			headers = value
-		case "-H":
-			name, text, _ := strings.Cut(value, ":")
-			header.Set(name, strings.TrimSpace(text))
-		case "-T", "--data-binary":
-			var err error
-			if body, err = os.ReadFile(strings.TrimPrefix(value, "@")); err != nil {
-				s.t.Error(err)
-			}
-		default:
-			s.t.Errorf("the script has curl do %q", args)
-		}
-	}
-	req := httptest.NewRequest(method, url, bytes.NewReader(body))
-	req.Header = header
-	if s.noticed(vm, method, req.URL.Path); !vm.isUp(boot) {
-		return "", "000"
-	}
-	answer = httptest.NewRecorder()
-	if off := s.outageOf(req.URL.Path); off != nil && off.code != 0 {
-		http.Error(answer, `{"error": {"message": "come back later"}}`, off.code)
-	} else {
-		s.server.ServeHTTP(answer, req)
-	}
-	if headers != "" {
-		text := fmt.Sprintf("HTTP/1.1 %d\r\nDate: %s\r\n", answer.Code, time.Now().UTC().Format(http.TimeFormat))
-		for key, values := range answer.Header() {
-			text += key + ": " + values[0] + "\r\n"
-		}
-		if err := os.WriteFile(headers, []byte(text), 0o600); err != nil {
-			s.t.Error(err)
-		}
-	}
-	if out == "" {
-		return answer.Body.String(), fmt.Sprint(answer.Code)
-	}
-	if err := os.WriteFile(out, answer.Body.Bytes(), 0o600); err != nil {
-		s.t.Error(err)
-	}
-	return "", fmt.Sprint(answer.Code)
 }
 
 // inProcess carries a client's requests to a handler, without a network.
@@ -1076,6 +873,22 @@ func (h inProcess) RoundTrip(r *http.Request) (*http.Response, error) {
 	resp := answer.Result()
 	resp.Request = r
 	return resp, nil
+}
+
+// briefly carries requests without the scripts of workers.
+type briefly struct{ inProcess }
+
+func (b briefly) RoundTrip(r *http.Request) (*http.Response, error) {
+	if r.Method == http.MethodPost && strings.HasSuffix(r.URL.Path, "/queuedResources") {
+		body, err := io.ReadAll(r.Body)
+		if err != nil {
+			return nil, err
+		}
+		r = r.Clone(r.Context())
+		body = withoutStartup(body)
+		r.Body, r.ContentLength = io.NopCloser(bytes.NewReader(body)), int64(len(body))
+	}
+	return b.inProcess.RoundTrip(r)
 }
 
 // noticed tells phases by what a worker is about to ask for.
@@ -1102,38 +915,4 @@ func (s *stage) isBetween(vm *stageVM) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.shaken && vm.boots > 2 && vm.off != nil
-}
-
-// A stageScript is the startup script of a job's workers, made to run on stages.
-type stageScript struct {
-	dir  string
-	once sync.Once
-	text string
-	path string
-	err  error
-}
-
-//go:embed testdata/matrix/stage.sh
-var stageText string
-
-// of returns the file of the script that is in a machine's metadata.
-func (f *stageScript) of(vm *stageVM) (string, error) {
-	answer := httptest.NewRecorder()
-	req := httptest.NewRequest(http.MethodGet, "/computeMetadata/v1/instance/attributes/startup-script", http.NoBody)
-	req.Header.Set("Metadata-Flavor", "Google")
-	vm.spec.Metadata.ServeHTTP(answer, req)
-	text := answer.Body.String()
-	f.once.Do(func() {
-		const last = "\nmain \"$@\"\n"
-		body, found := strings.CutSuffix(text, last)
-		f.text, f.path = text, filepath.Join(f.dir, "startup.sh")
-		f.err = os.WriteFile(f.path, []byte(body+"\n"+stageText+last), 0o700)
-		if !found {
-			f.err = errors.New("the startup script does not end by calling main")
-		}
-	})
-	if f.err == nil && text != f.text {
-		return "", errors.New("the workers have different startup scripts")
-	}
-	return f.path, f.err
 }

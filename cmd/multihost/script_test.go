@@ -437,7 +437,7 @@ func fileExists(path string) bool {
 // programs it runs itself only.
 func scriptEnviron(ts *testscript.TestScript) []string {
 	var buf bytes.Buffer
-	for _, name := range []string{"HOME", "USER", "PATH", "TMPDIR", "WORK", "CLOUDSDK_CONFIG", "SIM_DIR", "XDG_STATE_HOME", "XDG_RUNTIME_DIR"} {
+	for _, name := range []string{"HOME", "USER", "PATH", "TMPDIR", "WORK", "CLOUDSDK_CONFIG", "SIM_DIR", "XDG_STATE_HOME", "XDG_RUNTIME_DIR", "AGENT_DIR"} {
 		fmt.Fprintf(&buf, "%s=%s\x00", name, ts.Getenv(name))
 	}
 	if s := servers.get(ts.Getenv("WORK")); s != nil {

@@ -85,7 +85,7 @@ func (p *place) machine(owner string, dies, rests int) *machine {
 		OpenBucket: func(ctx context.Context, bucket, dir string) (*detach.Bucket, error) {
 			return detach.Open(ctx, cloud, bucket, dir)
 		},
-		Bucket: sim.DefaultBucket}
+		Bucket: sim.DefaultBucket, Agents: noAgent(p.t, "agent")}
 	return m
 }
 
@@ -282,8 +282,8 @@ var before = []struct {
 	attempt int
 	changes int
 }{
-	{"nothing", func(*place) {}, 1, 4},
-	{"its slices are lost", (*place).lost, 2, 7},
+	{"nothing", func(*place) {}, 1, 5},
+	{"its slices are lost", (*place).lost, 2, 8},
 }
 
 // Whenever the machine dies on which the job is typed: typed once more the job goes

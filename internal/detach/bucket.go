@@ -11,6 +11,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"math"
 	"net/http"
 	"path"
@@ -24,6 +25,7 @@ import (
 	"google.golang.org/api/googleapi"
 	storage "google.golang.org/api/storage/v1"
 
+	"multihost/internal/agent/program"
 	"multihost/internal/config"
 	"multihost/internal/fault"
 	"multihost/internal/gcp"
@@ -68,7 +70,7 @@ func (b *Bucket) URL(run string) string { return "gs://" + b.name + "/" + prefix
 
 // Objects returns the names, below URL, of the objects that Create makes.
 func (b *Bucket) Objects(j Job) []string {
-	names := []string{"run.json", j.object("kit.tar.gz")}
+	names := slices.Concat([]string{"run.json"}, slices.Sorted(maps.Keys(j.agents())), []string{j.object("kit.tar.gz")})
 	if j.codeSum != "none" {
 		names = append(names, j.object(j.CodeObject()))
 	}
@@ -93,8 +95,8 @@ func (e *ExistsError) Error() string {
 // Fault returns fault.Unavailable.
 func (e *ExistsError) Fault() fault.Kind { return fault.Unavailable }
 
-// Create uploads what the workers of a start need: the kit's files, and the code that
-// write writes, if write is not nil. It then makes this start the current one by writing
+// Create uploads what the workers of a start need: their program, the kit's files, and the
+// code that write writes, if write is not nil. It then makes this start the current one by writing
 // run.json. It replaces earlier, or is the first start of the run if earlier is nil. Of
 // several concurrent calls one succeeds and the others get an *ExistsError. The uploads
 // have names of their own, so they do not disturb readers of an earlier start's uploads.
@@ -126,6 +128,9 @@ func (b *Bucket) Create(ctx context.Context, j *Job, d Description, kit map[stri
 			err = errors.Join(err, b.Withdraw(clean, *j, earlier == nil))
 		}
 	}()
+	if err == nil {
+		err = b.putAgents(ctx, *j)
+	}
 	if err == nil && write != nil {
 		j.codeSum, err = b.upload(ctx, d.Run, j.object(j.CodeObject()), write)
 	}
@@ -141,6 +146,15 @@ func (b *Bucket) Create(ctx context.Context, j *Job, d Description, kit map[stri
 		return b.Holds(ctx, *j) // perhaps an earlier try of ours succeeded and its answer was lost
 	}
 	return err
+}
+
+// putAgents uploads the programs for workers at the same time.
+func (b *Bucket) putAgents(ctx context.Context, j Job) error {
+	group, ctx := errgroup.WithContext(ctx)
+	for name, p := range j.agents() {
+		group.Go(func() error { return b.putPieces(ctx, j.Run, name, bytes.NewReader(p.Packed), nil, program.Largest) })
+	}
+	return group.Wait()
 }
 
 // unknownClaim stands for the name that a start will have.
@@ -358,6 +372,11 @@ func (b *Bucket) upload(ctx context.Context, run, name string, write func(io.Wri
 // put writes one small object. generation, if not nil, is the generation that the
 // existing object must have; 0 means that there must be none.
 func (b *Bucket) put(ctx context.Context, run, name string, r io.ReadSeeker, generation *int64) error {
+	return b.putPieces(ctx, run, name, r, generation, googleapi.MinUploadChunkSize)
+}
+
+// putPieces is put in pieces of so many bytes, each of which is a request.
+func (b *Bucket) putPieces(ctx context.Context, run, name string, r io.ReadSeeker, generation *int64, piece int) error {
 	what := fmt.Sprintf("write %s%s", b.URL(run), name)
 	return b.gcp.Do(ctx, what, func(ctx context.Context) error {
 		if _, err := r.Seek(0, io.SeekStart); err != nil {
@@ -368,7 +387,7 @@ func (b *Bucket) put(ctx context.Context, run, name string, r io.ReadSeeker, gen
 			call.IfGenerationMatch(*generation)
 		}
 		// Each upload allocates a buffer of one piece, 16 MB by default.
-		_, err := call.Media(r, googleapi.ContentType("text/plain"), googleapi.ChunkSize(googleapi.MinUploadChunkSize)).Context(ctx).Do()
+		_, err := call.Media(r, googleapi.ContentType("text/plain"), googleapi.ChunkSize(piece)).Context(ctx).Do()
 		return err
 	})
 }

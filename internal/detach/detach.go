@@ -1,16 +1,18 @@
 // Package detach starts jobs that run without the machine that started them.
 //
-// It hides two things: a bucket that holds the job and its progress, and one script
-// (worker.sh) that every worker runs at each boot. The script fetches the job with the
+// It hides two things: a bucket that holds the job and its progress, and what every worker
+// runs at each boot: a script (boot.sh) that fetches multihost-agent from the bucket and
+// becomes it. Package agent/detached is the part of a worker: it fetches the job with the
 // worker's own token, and starts the command under the supervisor that a runner would use
 // (package launch, packed as a kit). It stores the worker's log and end in the bucket,
 // begins a new attempt after a reboot, and deletes the queued resource when every worker
-// has ended. A machine that is told to end runs the script too, which then stores a last
-// report. No worker is special: any worker that is alive does what has to be done.
+// has ended. A machine that is told to end runs it too, for a last report. No worker is
+// special: any worker that is alive does what has to be done.
 //
 // In the bucket, below [DIR/]RUN/:
 //
 //	run.json                               what the job is; whoever makes it owns the name
+//	starts/ID/multihost-agent-SHA256.gz    what the workers run, for each of their architectures
 //	starts/ID/kit.tar.gz                   supervisor, preflight, command, its environment
 //	starts/ID/script_dir_zip_RUN.tar.gz    the code
 //	main_command_log_slice_S_worker_W      the log of each worker, at every moment a prefix
@@ -49,13 +51,14 @@ import (
 	"time"
 
 	"multihost/internal/agent"
+	"multihost/internal/agent/program"
 	"multihost/internal/gcp"
 	"multihost/internal/provision"
 	"multihost/internal/tpu"
 )
 
-//go:embed worker.sh
-var workerScript string
+//go:embed boot.sh
+var bootScript string
 
 // Metadata keys that a job's workers read.
 const (
@@ -115,6 +118,7 @@ type Job struct {
 	FailFast     bool
 	CloudLogging bool
 	Secrets      []Secret
+	Agents       program.Set // what the workers run
 	// TailWords is an extended regular expression for the end of the output. A worker's
 	// failure is excused if its output matches, or it died by SIGABRT, shortly after
 	// worker 0 has succeeded. Empty: nothing is excused.
@@ -182,17 +186,29 @@ func prefixOf(dir, run string) string {
 // CodeObject returns the name of the packed code, the same as in MaxText's job script.
 func (j Job) CodeObject() string { return "script_dir_zip_" + j.Run + ".tar.gz" }
 
+// agents returns the programs for workers, by the name of the object with each.
+func (j Job) agents() map[string]program.Program {
+	all := map[string]program.Program{}
+	for _, arch := range program.Archs() {
+		if p, err := j.Agents.For(arch); err == nil { // a set may lack one
+			all[j.object("multihost-agent-"+p.SHA256+".gz")] = p
+		}
+	}
+	return all
+}
+
 // object returns the name of an object that only the workers of this start use.
 func (j Job) object(name string) string { return "starts/" + j.claim + "/" + name }
 
 // Metadata returns the metadata that the slices of the job need.
 func (j Job) Metadata() map[string]string {
+	script := gcp.VMScript + program.Place + "sums='" + j.Agents.Sums() + "'\n"
 	return map[string]string{
-		startupKey: gcp.VMScript + workerScript,
-		// The same script again; it uses less than 60 of the 256 KB that a value may have. The
-		// guest agent passes no arguments, and with half a minute left the script should
-		// not have to be fetched.
-		shutdownKey: gcp.VMScript + "set -- --going\n" + workerScript,
+		startupKey: script + bootScript,
+		// The same script again: the guest agent passes no arguments, and with half a minute
+		// left nothing should have to be fetched. Both use a tenth of the 256 KB that a value
+		// may have.
+		shutdownKey: script + "set -- --going\n" + bootScript,
 		jobKey:      j.text(),
 	}
 }
@@ -207,7 +223,7 @@ func CheckMetadata(m map[string]string) error {
 	return nil
 }
 
-// text returns the job in the format that worker.sh reads.
+// text returns the job in the format that package agent/detached and boot.sh read.
 func (j Job) text() string {
 	seconds := func(d, otherwise time.Duration) string {
 		if d == 0 {

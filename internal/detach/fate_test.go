@@ -82,6 +82,7 @@ touch "$VIRTUAL_ENV/attempt-$MULTIHOST_ATTEMPT"; ls "$VIRTUAL_ENV" | grep attemp
 		text, _ := os.ReadFile(paths[0])
 		return string(text)
 	}
+	w.wait("the log of attempt 1", func() bool { return strings.Contains(w.object("main_command_log_slice_0_worker_0"), "attempt-1\n") })
 	const config = "etc/google-cloud-ops-agent/config.yaml"
 	w.wait("the agent to be told", func() bool { return one(config) != "" && one("state/ops-agent") == "restart\n" })
 	first := one(config)

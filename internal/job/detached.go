@@ -1,6 +1,7 @@
 package job
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -99,7 +100,7 @@ type departure struct {
 // prepareDetached makes everything that a job without a runner is started with. It
 // changes nothing. The caller closes the run.
 func (d *Deps) prepareDetached(ctx context.Context, o JobOptions, do DetachOptions) (_ *departure, err error) {
-	if err := detach.CheckMetadata(o.Request.Metadata); err != nil {
+	if err := cmp.Or(detach.CheckMetadata(o.Request.Metadata), d.Agents.Check()); err != nil {
 		return nil, &Error{Stage: StageInput, Err: err}
 	}
 	r := &departure{run: &run{Deps: d, o: o.Run, watch: stopwatch{sink: d.Sink, clock: d.Clock}}}
@@ -142,7 +143,7 @@ func (d *Deps) detachedJob(o JobOptions, do DetachOptions, bucket *detach.Bucket
 		Storage: do.Roots.Storage, SecretManager: do.Roots.SecretManager, TTL: o.TTL,
 		Bucket: bucket.Name(), Dir: bucket.Dir(), Every: do.Every,
 	}
-	j.Patience, j.Stale = do.Patience, do.Stale
+	j.Agents, j.Patience, j.Stale = d.Agents, do.Patience, do.Stale
 	j.LogTimeout = max(o.Run.Patience.Log, time.Second) // there, 0 means the default
 	j.Grace, j.Timeout, j.FailFast = o.Run.Grace, o.Run.Timeout, o.Run.FailFast
 	j.Preflight, j.KillStale, j.NUMA = o.Run.Preflight, string(o.Run.KillStale), "off"

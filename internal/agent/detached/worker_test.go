@@ -11,11 +11,13 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
 	"multihost/internal/agent"
 	"multihost/internal/codesync"
+	"multihost/internal/testkit"
 )
 
 // A job from its boot to its deletion: what the bucket has then, and in which order it came.
@@ -901,6 +903,40 @@ func TestOpsAgentConfigurationIsWrittenWhole(t *testing.T) {
 		ends, _ := os.ReadFile(w.dir + "/var/log/multihost/r/ends_slice_1_worker_2")
 		if want := "multihost: attempt 2 ended on slice 1 worker 2 at 2000-01-01T00:00:00Z with exit status 3: two lines\n"; string(ends) != want {
 			t.Errorf("got %q", ends)
+		}
+	})
+}
+
+// A command that has filled the disk, and failed for that, is told like another one: with
+// its last line, its exit status, and no delay.
+func TestACommandThatFillsTheDiskIsTold(t *testing.T) {
+	dir := os.Getenv("FULL_DISK")
+	if dir == "" {
+		testkit.NeedRoot(t) // to mount
+		cmd := exec.Command("unshare", "-m", "bash", "-c", `mkdir "$FULL_DISK/.multihost-job" && mount -t tmpfs -o size=64k none "$FULL_DISK/.multihost-job" && exec "$0" -test.run='^TestACommandThatFillsTheDiskIsTold$' -test.v`, os.Args[0])
+		cmd.Env = append(os.Environ(), "FULL_DISK="+t.TempDir())
+		if out, err := cmd.CombinedOutput(); err != nil || !strings.Contains(string(out), "the disk is full") {
+			t.Errorf("%v\n%s", err, out)
+		}
+		return
+	}
+	inWorldAt(t, dir, func(w *world) {
+		w.log[1], w.record[1] = "step 1\nNo space left on device\n", "code=7\nsignal=\nend=1\nsize=31\noom=0\nlost=0\ndropped=0\nreason=\n"
+		state := filepath.Join(dir, ".multihost-job/r")
+		w.program = func(p Program) (Output, bool) {
+			if strings.Contains(strings.Join(p.Args, " "), "multihost-arm") {
+				if err := os.WriteFile(filepath.Join(state, "checkpoint"), make([]byte, 1<<20), 0o600); errors.Is(err, syscall.ENOSPC) {
+					t.Log("the disk is full")
+				}
+			}
+			return Output{}, false
+		}
+		w.run(time.Hour)
+		if w.text("ended/1/s0w0.7") != w.record[1] || w.text("main_command_log_slice_0_worker_0") != w.log[1] || w.text("control/failed-1") != failFastReason+"\n" || w.resource != "" || w.since() > 1 {
+			t.Errorf("ended with %q after %d s, left %q\n%s", w.text("ended/1/s0w0.7"), w.since(), w.resource, w.out.String())
+		}
+		if info, err := os.Stat(filepath.Join(state, "told.1")); err != nil || info.Size() > 0 {
+			t.Errorf("the next boot does not know the end: %v, %v", info, err)
 		}
 	})
 }

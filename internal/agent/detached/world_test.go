@@ -64,7 +64,12 @@ type stored struct {
 // inWorld tells a story in a world of its own.
 func inWorld(t *testing.T, story func(w *world)) {
 	t.Helper()
-	dir := t.TempDir()
+	inWorldAt(t, t.TempDir(), story)
+}
+
+// inWorldAt is inWorld with the worker's files in dir.
+func inWorldAt(t *testing.T, dir string, story func(w *world)) {
+	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		w := &world{t: t, dir: dir, begin: time.Now(), objects: map[string]*stored{}, note: func(string) {}, resource: `{"name": "q", "l": "r"}`,
 			end: map[int]time.Duration{}, record: map[int]string{}, began: map[int]time.Time{}, log: map[int]string{}}

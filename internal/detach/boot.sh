@@ -1,0 +1,77 @@
+# shellcheck shell=bash disable=SC2154 # vm.sh of package gcp, place.sh of package program and $sums stand before this text
+# The startup script of a job's workers, which root runs at every boot, and their shutdown
+# script ($1 is --going). It gets multihost-agent from the bucket, keeps it by the SHA-256
+# that stands in this text, and becomes it. While it cannot, it tells why, and tries on. It
+# deletes the queued resource only when that has lasted for long, and no other worker has
+# reported anything: otherwise the others see to that.
+set -u
+shopt -s execfail
+export LC_ALL=C
+umask 022
+run='' label='' bucket='' prefix='' claim='' storage=''
+patience=600 stale=1800 look=20 ttl=0 requested=0 keep=never keep_for=0 told='' pause=1
+packed=${MULTIHOST_ROOT_TMP-}/run/multihost-agent.gz
+
+job() {
+  local key value
+  while IFS='=' read -r key value || [[ $key ]]; do
+    case $key in
+      run | label | bucket | prefix | claim | storage | patience | stale | look | ttl | requested | keep | keep_for) printf -v "$key" '%s' "$value" ;;
+      *) is_undo "$key" "$value" || : ;;
+    esac
+  done < <(instance attributes/multihost-job)
+  [[ $run =~ ^[A-Za-z0-9][A-Za-z0-9._-]*$ ]]
+}
+
+objects() { REPLY=$storage/b/$bucket/o$1${prefix//\//%2F}$2; }
+
+# become: gets the program and becomes it. It fails with a reason in $why.
+become() {
+  local sum
+  sum_here "$sums" || return
+  sum=$REPLY
+  if ! find_agent "$sum"; then
+    mkdir -p -- "${packed%/*}"
+    objects / "starts%2F$claim%2Fmultihost-agent-$sum.gz?alt=media"
+    api GET "$REPLY" -o "$packed" || {
+      if [[ $status != 000 ]]; then explain "$(head -c 400 -- "$packed")"; fi
+      return 1
+    }
+    keep_agent "$sum" gzip -dc "$packed" || return
+  fi
+  exec "$agent" job
+  why="cannot run $agent"
+  return 1
+}
+
+# tell PHASE TEXT: tells others, and people, once.
+tell() {
+  if [[ $told == "$1$2" ]]; then return; fi
+  printf 'multihost: %s: %s\n' "$1" "$2"
+  attribute state "$(printf 'run=%s\nphase=%s\nattempt=0\nat=%(%s)T\nmay_delete=unknown\ndetail=%s' "$run" "$1" -1 "${2//$'\n'/ }")" && told=$1$2
+}
+
+# alone: succeeds if, as far as the bucket tells, no worker has reported anything.
+alone() {
+  objects '?prefix=' workers%2F
+  ! api GET "$REPLY" || [[ $reply != *'"name"'* ]]
+}
+
+# late SECONDS: succeeds if the queued resource is to go after so long without the program.
+late() {
+  ((ttl && requested && EPOCHSECONDS >= requested + ttl)) ||
+    { [[ $keep == never || $keep == on-failure && $keep_for != 0 ]] && (($1 >= patience + stale + keep_for)); }
+}
+
+until job; do sleep 5; done
+if [[ ${1-} == --going ]]; then
+  sum_here "$sums" && find_agent "$REPLY" && exec "$agent" job --going
+  exit
+fi
+until become; do
+  if ((SECONDS < patience)); then tell boot "waiting: $why"; else tell failed "the job cannot be fetched: tried for $patience s; $why"; fi
+  if late "$SECONDS" && alone; then
+    delete_resource "$label" || exit
+  fi
+  sleep "$((pause = pause < look ? pause * 2 : look))"
+done

@@ -1,0 +1,244 @@
+package detach_test
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"multihost/internal/agent/program"
+	"multihost/internal/detach"
+	"multihost/internal/testkit"
+)
+
+// A vm is this machine as a worker that boots. What its startup script asks is answered
+// here; the waits of the script are short.
+type vm struct {
+	t      *testing.T
+	root   string
+	url    string
+	agents program.Set
+	keys   string // of the job, besides those that every one has
+
+	mu       sync.Mutex
+	bucket   int    // status with which objects are refused; 0: they are not
+	packed   []byte // the object with the program
+	reported bool   // another worker has
+	label    string // of the queued resource
+	deleted  bool
+	told     []string // guest attribute state
+	asked    []string // objects
+}
+
+func bootVM(t *testing.T) *vm {
+	testkit.Need(t, "curl")
+	v := &vm{t: t, root: testkit.SharedDir(t), label: "r", agents: noAgent(t, "#!/bin/sh\n[ \"$1\" = check ] || echo \"became $*\"\n")}
+	for _, dir := range []string{"home", "tmp", "dev/shm", "run", "bin"} {
+		testkit.Must(t, os.MkdirAll(filepath.Join(v.root, dir), 0o755))
+	}
+	v.stand("sleep", "exec /bin/sleep 0.1")
+	server := httptest.NewServer(http.HandlerFunc(v.serve))
+	t.Cleanup(server.Close)
+	v.url = server.URL
+	for _, arch := range program.Archs() {
+		if p, err := v.agents.For(arch); err == nil {
+			v.packed = p.Packed
+		}
+	}
+	return v
+}
+
+// stand puts a script in the place of a program of the worker.
+func (v *vm) stand(name, text string) {
+	testkit.Must(v.t, os.WriteFile(filepath.Join(v.root, "bin", name), []byte("#!/bin/bash\n"+text+"\n"), 0o755))
+}
+
+func (v *vm) serve(w http.ResponseWriter, r *http.Request) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	body, _ := io.ReadAll(r.Body)
+	switch path := strings.TrimPrefix(r.URL.Path, "/computeMetadata/v1/instance/"); {
+	case path == "attributes/multihost-job":
+		fmt.Fprintf(w, "run=r\nlabel=multihost-run=r\nundo_look=%[1]s/q\nundo_delete=%[1]s/q?force=true\nbucket=b\nprefix=d/r/\nclaim=c\nstorage=%[1]s/storage\nlook=1\n%[2]s", v.url, v.keys)
+	case strings.HasSuffix(path, "/token"):
+		fmt.Fprint(w, `{"access_token": "t"}`)
+	case r.Method == http.MethodPut:
+		v.told = append(v.told, string(body))
+	case strings.HasPrefix(path, "/storage/"):
+		v.asked = append(v.asked, r.URL.EscapedPath())
+		switch {
+		case v.bucket != 0:
+			http.Error(w, `{"error": {"message": "refused"}}`, v.bucket)
+		case r.URL.Query().Has("prefix") && v.reported:
+			fmt.Fprint(w, `{"items": [{"name": "d/r/workers/s0w1"}]}`)
+		case r.URL.Query().Has("prefix"):
+			fmt.Fprint(w, `{}`)
+		default:
+			_, _ = w.Write(v.packed)
+		}
+	case r.Method == http.MethodDelete:
+		v.deleted = true
+	default:
+		fmt.Fprintf(w, `{"name": "q", "labels": {"multihost-run": %q}}`, v.label)
+	}
+}
+
+// boot runs the script for so long, or until done; it returns what it prints.
+func (v *vm) boot(key string, limit time.Duration, done func() bool) string {
+	v.t.Helper()
+	ctx, cancel := context.WithTimeout(v.t.Context(), limit)
+	defer cancel()
+	script := filepath.Join(v.root, key)
+	testkit.Must(v.t, os.WriteFile(script, []byte(detach.Job{Agents: v.agents}.Metadata()[key]), 0o755))
+	cmd := exec.CommandContext(ctx, "/bin/bash", script)
+	cmd.Env = []string{"PATH=" + filepath.Join(v.root, "bin") + ":" + os.Getenv("PATH"), "HOME=" + filepath.Join(v.root, "home"), "MULTIHOST_ROOT_TMP=" + v.root,
+		"MULTIHOST_ROOT_DEV=" + v.root, "GCE_METADATA_HOST=" + strings.TrimPrefix(v.url, "http://")}
+	var out bytes.Buffer
+	cmd.Stdout, cmd.Stderr, cmd.WaitDelay = &out, &out, time.Second
+	testkit.Must(v.t, cmd.Start())
+	ended := make(chan struct{})
+	go func() {
+		_ = cmd.Wait() // killed, or the output tells
+		close(ended)
+	}()
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ended:
+			return out.String()
+		case <-tick.C:
+			v.mu.Lock()
+			if done != nil && done() {
+				cancel()
+				done = nil
+			}
+			v.mu.Unlock()
+		}
+	}
+}
+
+// The program is fetched once, and later comes from the disk, where the machine is told to
+// end as well as at a boot.
+func TestABootBecomesTheAgent(t *testing.T) {
+	t.Parallel()
+	v := bootVM(t)
+	if out := v.boot("shutdown-script", time.Minute, nil); out != "" {
+		t.Errorf("without the program the end of the machine says %q", out)
+	}
+	if out := v.boot("startup-script", time.Minute, nil); out != "became job\n" {
+		t.Errorf("got %q", out)
+	}
+	v.bucket = http.StatusForbidden
+	if out := v.boot("startup-script", time.Minute, nil); out != "became job\n" {
+		t.Errorf("the second boot: got %q", out)
+	}
+	if out := v.boot("shutdown-script", time.Minute, nil); out != "became job --going\n" {
+		t.Errorf("at the end: got %q", out)
+	}
+	var sum string
+	for _, arch := range program.Archs() {
+		if s, err := v.agents.Sum(arch); err == nil {
+			sum = s
+		}
+	}
+	if want := []string{"/storage/b/b/o/d%2Fr%2Fstarts%2Fc%2Fmultihost-agent-" + sum + ".gz"}; !slices.Equal(v.asked, want) {
+		t.Errorf("asked for %q, want %q", v.asked, want)
+	}
+	if len(v.told) > 0 {
+		t.Errorf("told %q", v.told)
+	}
+}
+
+// What keeps a worker from the program is told where people look, and tried again.
+func TestABootThatHasNoAgentTellsWhy(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		trouble func(v *vm)
+		want    string
+	}{
+		"the bucket refuses": {func(v *vm) { v.bucket = http.StatusForbidden }, "HTTP status 403: refused"},
+		"another hash":       {func(v *vm) { v.packed = slices.Concat(v.packed, v.packed) }, "is not multihost-agent with the SHA-256 "},
+		"another machine":    {func(v *vm) { v.stand("uname", "echo riscv64") }, "there is no multihost-agent for machines of type riscv64"},
+		"no exec anywhere":   {func(v *vm) { v.stand("chmod", `exec /bin/chmod 644 "${@:2}"`) }, "Permission denied"},
+		"a full disk":        {func(v *vm) { v.stand("gzip", "echo 'gzip: stdout: No space left on device' >&2; exit 1") }, "agent: No space left on device"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			v := bootVM(t)
+			c.trouble(v)
+			v.keys = "keep=always\npatience=2\nstale=1\n"
+			out := v.boot("startup-script", 2*time.Minute, func() bool { return len(v.told) > 1 })
+			if len(v.told) < 2 || !strings.HasPrefix(v.told[0], "run=r\nphase=boot\n") || !strings.HasPrefix(v.told[1], "run=r\nphase=failed\n") ||
+				!strings.Contains(v.told[0], "detail=waiting: ") || !strings.Contains(v.told[1], "detail=the job cannot be fetched: tried for 2 s; ") {
+				t.Errorf("told %q", v.told)
+			}
+			for _, text := range append(v.told, out) {
+				if !strings.Contains(text, c.want) {
+					t.Errorf("no %q in %q", c.want, text)
+				}
+			}
+			if v.deleted {
+				t.Error("deleted, despite --keep")
+			}
+		})
+	}
+}
+
+// The queued resource goes when no worker could begin for long, and only then.
+func TestABootThatHasNoAgentDeletesLast(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		keys   string
+		change func(v *vm)
+		want   bool
+	}{
+		"alone":                   {"", func(*vm) {}, true},
+		"the bucket is away":      {"", func(v *vm) { v.bucket, v.reported = http.StatusForbidden, true }, true},
+		"another has begun":       {"", func(v *vm) { v.reported = true }, false},
+		"another run's":           {"", func(v *vm) { v.label = "s" }, false},
+		"--keep":                  {"keep=always\n", func(*vm) {}, false},
+		"--keep-on-failure":       {"keep=on-failure\n", func(*vm) {}, false},
+		"--keep-on-failure=1s":    {"keep=on-failure\nkeep_for=1\n", func(*vm) {}, true},
+		"--keep, but --ttl ended": {"keep=always\nttl=1\nrequested=1\n", func(*vm) {}, true},
+		"there is time":           {"stale=1800\n", func(*vm) {}, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			v := bootVM(t)
+			v.stand("uname", "echo riscv64")
+			v.keys = "patience=0\nstale=0\n" + c.keys
+			c.change(v)
+			limit := 3 * time.Second // for what is not to happen
+			if c.want {
+				limit = time.Minute
+			}
+			v.boot("startup-script", limit, func() bool { return v.deleted })
+			if v.deleted != c.want {
+				t.Errorf("deleted: %v", v.deleted)
+			}
+		})
+	}
+}
+
+// A job that could not be started on any worker is refused before anything is uploaded.
+func TestAJobNeedsTheAgent(t *testing.T) {
+	t.Parallel()
+	inPlace(t, "a build without it", func(p *place) {
+		m := p.machine("ann@laptop", 0, 0)
+		m.Agents = program.Set{}
+		if err := m.types(); err == nil || !strings.Contains(err.Error(), "this multihost was built without multihost-agent for workers") || m.changes.Load() != 0 {
+			p.t.Errorf("got %v after %d changes", err, m.changes.Load())
+		}
+	})
+}
