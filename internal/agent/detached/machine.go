@@ -584,8 +584,8 @@ func (m *machine) end(s *sight) action {
 	if m.following == 0 {
 		return m.become(resting, s)
 	}
-	next, quick := m.following, m.disk.quick
-	if quick {
+	next := m.following
+	if m.disk.quick && next == m.attempt+1 {
 		m.attempt, m.following, m.endTold = next, 0, false
 		return m.abandonFor(75, "the worker was rebooted three times within a minute of the start of the command", s)
 	}

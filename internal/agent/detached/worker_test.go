@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"syscall"
 	"testing"
@@ -17,6 +18,8 @@ import (
 
 	"multihost/internal/agent"
 	"multihost/internal/codesync"
+	"multihost/internal/detach"
+	"multihost/internal/provision"
 	"multihost/internal/testkit"
 )
 
@@ -1025,6 +1028,38 @@ func TestParsePlace(t *testing.T) {
 		if got := fmt.Sprintf("%s %d %s %s", p, p.index(j), p.Node, p.Coordinator); got != want {
 			t.Errorf("%q: got %q, want %q", env, got, want)
 		}
+	}
+}
+
+// The worker reads all that the runner writes.
+func TestTheJobIsReadAsItIsWritten(t *testing.T) {
+	t.Parallel()
+	const queued = "https://T/queuedResources/"
+	text := detach.Job{
+		Run: "r", Project: "p", Zone: "z", Resource: "q", Label: "multihost-run=r", Nodes: []string{"q-0", "q-1"}, Workers: 4, Login: "ann", Bucket: "b", Dir: "d",
+		Undoing: provision.Undoing{Look: queued + "q", Delete: queued + "q?force=true", Probe: queued + "none", Going: provision.Field{Path: "/state/state", Value: "DELETING"}, Labels: "/tpu/nodeSpec/*/node/labels"},
+		Storage: "https://S", SecretManager: "https://M", Every: 2 * time.Minute, Patience: 3 * time.Minute, LogTimeout: 4 * time.Minute, Stale: 5 * time.Minute,
+		TTL: 6 * time.Minute, Requested: time.Unix(7, 0), Keep: detach.KeepOnFailure, KeepFor: 8 * time.Minute, Grace: 1500 * time.Millisecond, Timeout: 9 * time.Minute,
+		Preflight: "require", KillStale: "all", NUMA: "bind", Adopt: true, Venv: true, MaxText: true, CloudLogging: true,
+		Secrets: []detach.Secret{{Name: "KEY", Project: "p", ID: "s", Version: "7"}}, TailWords: "a|b",
+	}.Metadata()["multihost-job"]
+	got, err := parseJob(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := Job{
+		Run: "r", Project: "p", Zone: "z", Resource: "q", Nodes: []string{"q-0", "q-1"}, Slices: 2, Workers: 4, Login: "ann", Bucket: "b", Prefix: "d/r/",
+		Storage: "https://S/storage/v1", Upload: "https://S/upload/storage/v1", SecretManager: "https://M/v1", Period: 2 * time.Minute, Look: 20 * time.Second, Patience: 3 * time.Minute,
+		LogTimeout: 4 * time.Minute, Stale: 5 * time.Minute, TTL: 6 * time.Minute, Requested: time.Unix(7, 0), Keep: "on-failure", KeepFor: 8 * time.Minute, Grace: 1500 * time.Millisecond,
+		Timeout: 9 * time.Minute, Preflight: "require", KillStale: "all", NUMA: "bind", Adopt: true, Venv: true, MaxText: true, CloudLogging: true,
+		Secrets: []Secret{{"KEY", "p", "s", "7"}}, Tail: got.Tail, Deletions: got.Deletions,
+	}
+	if !reflect.DeepEqual(got, want) || got.Tail == nil || got.Tail.String() != "a|b" {
+		t.Errorf("got\n%+v\nwant\n%+v", got, want)
+	}
+	if d := got.Deletions[0]; len(got.Deletions) != 1 || d.Read != queued+"q" || d.URL != queued+"q?force=true" || d.Probe != queued+"none" ||
+		d.Proof != (agent.Field{Path: "/tpu/nodeSpec/*/node/labels/multihost-run", Value: "r"}) || d.Going != (agent.Field{Path: "/state/state", Value: "DELETING"}) {
+		t.Errorf("deletes %+v", got.Deletions)
 	}
 }
 
