@@ -111,6 +111,15 @@ func TestLifeStoriesFound(t *testing.T) {
 			lifeStory{lasts: 40 * time.Minute, steps: []lifeDeed{
 				deed("type job", laptop, 5*time.Minute), {what: "new host keys of", worker: 1, then: 10 * time.Second}, deed("type job", desk, time.Hour),
 			}}, []map[string]int{{"job 1 of laptop": exitUnavailable, "job 1 of desk": 0}}, 0},
+		{"Ctrl-C while a job connects to slices whose command has ended, with logs that nobody has",
+			lifeStory{lasts: 10 * time.Minute, steps: []lifeDeed{
+				deed("type job", laptop, 10*time.Minute), deed("kill -9", laptop, 40*time.Second),
+				{what: "no answer from", worker: 0, lasts: 20 * time.Minute, then: time.Second}, deed("type job", laptop, 40*time.Second), deed("Ctrl-C", laptop, 10*time.Minute),
+			}}, []map[string]int{{"job 2 of laptop": exitInterrupt}}, 0},
+		{"a job is left running again after a worker has rebooted",
+			lifeStory{lasts: 3 * time.Minute, steps: []lifeDeed{
+				deed("type job", laptop, 2*time.Minute), deed("kill -9", laptop, time.Second), {what: "a reboot of", worker: 1, then: 50 * time.Second}, deed("type job --detach", laptop, 20*time.Minute),
+			}}, []map[string]int{{"detach 2 of laptop": 0}}, 0},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			if tt.story.needs(fullDisk) && !hasSmallDisk() {

@@ -253,7 +253,8 @@ func (h lifeHistory) losesLogs() string {
 		if f.kind == factDeleted && len(f.partial) > 0 && f.who != byLease && !strings.Contains(f.said, "not whole here") {
 			return fmt.Sprintf("at %s %s deletes the queued resource without the whole log of %s", f.at, f.who, strings.Join(f.partial, ", "))
 		}
-		if f.kind != factReturned || len(f.partial) == 0 || f.verb == "stop" || f.verb == "gc" {
+		left := f.lives && (f.verb == "detach" || f.verb == "leave")
+		if f.kind != factReturned || len(f.partial) == 0 || f.verb == "stop" || f.verb == "gc" || left {
 			continue
 		}
 		if f.code == 0 {

@@ -22,6 +22,7 @@ type adoption struct {
 	stop   map[string]func()    // by UID, for slices on which every worker answers: ends the renewals and the connections
 
 	lives bool // the command of this run is running on some worker
+	ended bool // it has ended on some worker, and no user was told its success
 	asked bool // some worker has said whether the command is running there
 }
 
@@ -102,9 +103,12 @@ func (q *queued) othersLive(ctx context.Context, r *run) bool {
 	})
 }
 
-// isLiving reports whether a run that was found is the command of this job, and lives.
-func (q *queued) isLiving(f foundRun) bool {
-	return f.info.Run == q.o.Run.Run && f.info.Mine && f.info.Alive()
+// mayHaveLogs reports whether the command of an earlier runner has been on the slices, and
+// this command has not taken it over.
+func (q *queued) mayHaveLogs() bool {
+	q.held.mu.Lock()
+	defer q.held.mu.Unlock()
+	return q.inherited && !q.worked && (q.held.lives || q.held.ended)
 }
 
 // leaves says why a job that ends before it has taken over the queued resource of an
@@ -121,6 +125,8 @@ func (q *queued) leaves(life provision.Life, err error) string {
 		return "the command of an earlier runner lives on it, and this command has not taken it over"
 	case q.mayLive():
 		return "whether the command of an earlier runner lives on it is not known yet"
+	case q.mayHaveLogs():
+		return "the command of an earlier runner has ended on it, and its logs may be not whole here"
 	}
 	return ""
 }
@@ -142,11 +148,14 @@ func (q *queued) bootLimit() time.Duration {
 // ask finds out whether the command of this run is running on the workers of t.
 func (q *queued) ask(ctx context.Context, t *team) {
 	runs, errs := t.runs(ctx)
-	lives, answered := slices.ContainsFunc(runs, q.isLiving), slices.Contains(errs, nil)
 	q.held.mu.Lock()
 	defer q.held.mu.Unlock()
-	q.held.lives = q.held.lives || lives
-	q.held.asked = q.held.asked || answered
+	for _, f := range runs {
+		ours := f.info.Run == q.o.Run.Run && f.info.Mine
+		q.held.lives = q.held.lives || ours && f.info.Alive()
+		q.held.ended = q.held.ended || ours && !f.info.Alive() && !f.seen
+	}
+	q.held.asked = q.held.asked || slices.Contains(errs, nil)
 }
 
 // forget makes an attempt whose slices were used look at them again: if the command

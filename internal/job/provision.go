@@ -55,7 +55,7 @@ func (d *Deps) Job(ctx context.Context, o JobOptions) (out Outcome, err error) {
 		return Outcome{}, err
 	}
 	r.checked()
-	q := &queued{Deps: d, o: o, watch: &r.watch, terms: d.leaseTerms(o), deleting: r.sayLogsGo}
+	q := &queued{Deps: d, o: o, watch: &r.watch, terms: d.leaseTerms(o)}
 	d.tier = string(o.Request.Asks())
 	right, over := d.askRight(ctx, o, q.terms.On())
 	defer over()
@@ -77,6 +77,11 @@ func (d *Deps) Job(ctx context.Context, o JobOptions) (out Outcome, err error) {
 		return Outcome{}, err
 	}
 	r.missing = q.commandLives
+	q.deleting = func() {
+		if r.sayLogsGo(); q.mayHaveLogs() {
+			event.Notef(d.Sink, event.Warn, "", "logs of an earlier runner's command may be not whole here; what is missing goes with the slices")
+		}
+	}
 	q.occupied = func(ctx context.Context) bool { return q.othersLive(ctx, r) }
 	r.deletes = func() bool { return q.ours && !o.Keep }
 	foreign := q.terms.On() && q.terms.Metadata(q.Agents, o.Request.Metadata) == nil
@@ -242,7 +247,7 @@ func (d *Deps) afterRun(ctx context.Context, r *run, q *queued, out Outcome, run
 			fmt.Sprintf("queued resource %s stays, %s: a command lives on it that another one has started since", id, res.Standing()))
 		return out, runErr
 	}
-	r.sayLogsGo()
+	q.deleting()
 	if err := d.tearDown(ctx, id, o.Run.Run); err != nil {
 		return out, errors.Join(runErr, err)
 	}

@@ -85,7 +85,7 @@ func (q *queued) ready(ctx context.Context, pay func(*Failure) error, after *Fai
 			return tpu.Selection{}, err
 		}
 		if q.mayLive() && d.Loss == provision.Infrastructure {
-			d.Why += "; whether the command of an earlier runner lives there is not known"
+			d.Why += "; whether the command of an earlier runner lives there, and has logs that are not whole here, is not known"
 		}
 		once := func(f *Failure) error {
 			if paid {

@@ -290,10 +290,12 @@ func (r *run) followed(ctx context.Context) (Outcome, error) {
 	return r.follow.do(ctx)
 }
 
-// stays reports whether --detach was given and the attempt found on the workers is
-// still running; it is then left alone. An attempt that has ended is followed, so that
-// its end and its slices are taken care of.
-func (r *run) stays(living *foundRun) bool { return r.o.Detach && living.info.Alive() }
+// stays reports whether --detach was given and the attempt found on the workers goes on:
+// it is then left alone. One that has ended or failed on a worker is followed, so that its
+// end and its slices are taken care of.
+func (r *run) stays(living *foundRun) bool {
+	return r.o.Detach && living.info.Alive() && living.alive+living.well == len(living.workers)
+}
 
 // takeOver follows an attempt that an earlier runner of this run started and did not
 // see end. If stays reports true, it leaves the attempt running.

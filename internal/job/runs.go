@@ -125,6 +125,7 @@ type foundRun struct {
 	verdict  string         // how the run ended on all workers; "" if no worker was told
 	stopped  launch.Stopped // the newest mark of a stop, by this machine's clock
 	well     int            // number of workers on which it ended by itself with 0
+	alive    int            // number of workers on which it lives
 	seen     bool           // some user was told its success
 	broken   int            // number of workers on which it was stopped, or where nobody saw its end
 }
@@ -135,6 +136,9 @@ func (f *foundRun) add(worker tpu.WorkerID, info launch.Info, offset time.Durati
 	f.followed = f.followed || info.Followers > 0
 	f.verdict = cmp.Or(f.verdict, info.Verdict)
 	f.seen = f.seen || info.Seen
+	if info.Alive() {
+		f.alive++
+	}
 	if e := info.Exit; e != nil && e.Code == 0 && e.Reason == "" && !e.Lost {
 		f.well++
 	}
