@@ -126,14 +126,37 @@ func besideOthers(t *testing.T) {
 //	left COUNT TEXT                     wait until so many are the processes of the simulator whose command line has TEXT
 func TestScripts(t *testing.T) {
 	t.Parallel()
-	testscript.Run(t, testscript.Params{
-		Files:               stories(t),
+	testscript.Run(t, scriptParams(t, stories(t), "process"))
+}
+
+// TestScriptsOnNamespaces tells stories of several commands once more, on workers with
+// OpenSSH and a kernel's network.
+func TestScriptsOnNamespaces(t *testing.T) {
+	t.Parallel()
+	if testkit.RaceDetector || !testkit.All(t) {
+		t.Skip("only make test-all tells these stories")
+	}
+	if err := netns.Ready(); err != nil {
+		if os.Getenv("MULTIHOST_REQUIRE_TOOLS") == "1" {
+			t.Fatal(err)
+		}
+		t.Skip(err)
+	}
+	files := []string{"testdata/script/job_taken_over.txtar", "testdata/script/job_kept_stop.txtar"}
+	testscript.Run(t, scriptParams(t, files, "netns"))
+}
+
+// scriptParams are the parameters of scripts whose simulators have workers of backend.
+func scriptParams(t *testing.T, files []string, backend string) testscript.Params {
+	return testscript.Params{
+		Files:               files,
 		RequireExplicitExec: true,
 		RequireUniqueNames:  true,
 		Setup: func(env *testscript.Env) error {
 			home := filepath.Join(env.WorkDir, "home")
 			env.Setenv("HOME", home)
 			env.Setenv("USER", "ann")
+			env.Setenv("BACKEND", backend)
 			// An interpreter on each worker of every story would cost a minute.
 			env.Setenv("MULTIHOST_FLAG_SKEW", "off")
 			env.Setenv("CLOUDSDK_CONFIG", filepath.Join(home, "gcloud"))
@@ -196,7 +219,7 @@ func TestScripts(t *testing.T) {
 			"press":    scriptPress,
 			"resize":   scriptResize,
 		},
-	})
+	}
 }
 
 // raced are the stories in which the program itself does much at once: connects,
@@ -244,7 +267,7 @@ func scriptSim(ts *testscript.TestScript, neg bool, args []string) {
 	dir, err := os.MkdirTemp(memoryDir(), "multihost-script-")
 	ts.Check(err)
 	ts.Defer(func() { os.RemoveAll(dir) })
-	cfg := sim.Config{Dir: dir, Step: 10 * time.Millisecond}
+	cfg := sim.Config{Dir: dir, Step: 10 * time.Millisecond, Backend: ts.Getenv("BACKEND")}
 	for _, a := range args {
 		if entry, ok := strings.CutPrefix(a, "-metadata="); ok {
 			key, value, _ := strings.Cut(entry, "=")
