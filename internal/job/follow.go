@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"slices"
 	"strings"
@@ -49,6 +50,7 @@ type following struct {
 	outages  []outage
 	stirred  chan struct{} // holds one token when outages have changed
 	lowDisks lowDisks
+	cutLogs  cutLogs
 	logs     logWait
 	window   *launch.Window
 	silent   silence        // what the status line says now
@@ -208,6 +210,10 @@ func (f *following) followWorker(ctx context.Context, i int) ending {
 	}
 	log := openLog(f.rec, f.team.ids[i], f.Sink, f.secrets)
 	log.arrivals = f.arrivals(i)
+	log.cut = func(err error) {
+		f.cutLogs.add(log.id, err)
+		f.stir()
+	}
 	steps := f.watcher.collector.Stream(i)
 	defer steps.Finish()
 	log.steps = steps
@@ -421,6 +427,7 @@ func (f *following) stir() {
 // report, and which are followed again. Repeated outages of a worker are reported at
 // most once a minute. A long outage is reported again each time its length has doubled.
 func (f *following) tellOutages() {
+	f.cutLogs.tell(f.Sink, f.ref.Run)
 	var back []tpu.WorkerID
 	texts := make([]string, len(f.outages))
 	limit := f.patience.Lost
@@ -638,6 +645,7 @@ func (f *following) tellDropped() {
 // conclude reports how the run ended and decides the exit status.
 func (f *following) conclude(ctx context.Context, stop *stopping) (Outcome, error) {
 	f.lowDisks.tell(f.Sink, outputDisk)
+	f.cutLogs.tell(f.Sink, f.ref.Run)
 	f.tellDropped()
 	code, first := f.verdict()
 	if f.reads == nil {
@@ -879,6 +887,7 @@ type logFile struct {
 	steps  io.Writer // reads the training steps; nil: nobody does
 	view   masker
 	broken bool
+	cut    func(error) // is told why the file is cut
 
 	arrivals *arrivalWriter // nil: the times are not kept
 }
@@ -940,8 +949,7 @@ func (l *logFile) Write(p []byte) (int, error) {
 	if !l.broken {
 		if _, err := l.keep(p); err != nil {
 			l.broken = true
-			event.Notef(l.sink, event.Warn, "free some space before the end of the run: the rest is brought here then; all of it now: multihost logs "+l.run+" --worker="+l.id.String(),
-				"the log of %s is cut at %d bytes: %v; the run goes on and the worker keeps the whole log", l.id, l.size, err)
+			l.cut(err)
 		}
 	}
 	if l.steps != nil {
@@ -949,6 +957,35 @@ func (l *logFile) Write(p []byte) (int, error) {
 	}
 	l.show(l.view.next(p))
 	return len(p), nil
+}
+
+// cutLogs gathers the workers whose logs cannot be kept here any more, to report those
+// with one cause in one line. The zero value is ready for use. It is safe for concurrent
+// use.
+type cutLogs struct {
+	mu   sync.Mutex
+	ids  []tpu.WorkerID // not yet reported
+	errs []error
+}
+
+func (c *cutLogs) add(id tpu.WorkerID, err error) {
+	if local := (*fs.PathError)(nil); errors.As(err, &local) { // its path contains the worker's name
+		err = local.Err
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.ids, c.errs = append(c.ids, id), append(c.errs, err)
+}
+
+func (c *cutLogs) tell(sink event.Sink, run string) {
+	c.mu.Lock()
+	ids, errs := c.ids, c.errs
+	c.ids, c.errs = nil, nil
+	c.mu.Unlock()
+	for _, g := range groupErrors(ids, errs) {
+		event.Notef(sink, event.Warn, "free some space before the end of the run: the rest is brought here then; all of it now: multihost logs "+run+" --worker="+g.workers[0].String(),
+			"the output of %s cannot be kept here any more: %s; the run goes on and the workers keep the whole log", tpu.FoldShort(g.workers), g.cause)
+	}
 }
 
 func (l *logFile) show(p []byte) {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -354,21 +355,29 @@ func TestFullDiskKeepsTheViewAndThePrefix(t *testing.T) {
 	}
 	var shown []byte
 	var notes []string
-	l := &logFile{file: full, sink: event.SinkFunc(func(e event.Event) {
+	sink := event.SinkFunc(func(e event.Event) {
 		switch e := e.(type) {
 		case event.Output:
 			shown = append(shown, e.Data...)
 		case event.Note:
 			notes = append(notes, e.Text)
 		}
-	})}
-	for range 3 {
-		if n, err := l.Write([]byte("line\n")); n != 5 || err != nil {
-			t.Errorf("Write = %d, %v", n, err)
+	})
+	var cuts cutLogs
+	for i := range 2 {
+		id := tpu.WorkerID{Worker: i}
+		l := &logFile{id: id, file: full, sink: sink, cut: func(err error) { cuts.add(id, err) }}
+		for range 3 {
+			if n, err := l.Write([]byte("line\n")); n != 5 || err != nil {
+				t.Errorf("Write = %d, %v", n, err)
+			}
 		}
 	}
-	if string(shown) != "line\nline\nline\n" || len(notes) != 1 || !strings.Contains(notes[0], "no space left") {
-		t.Errorf("shown %q, notes %q", shown, notes)
+	cuts.tell(sink, "r")
+	cuts.tell(sink, "r")
+	want := []string{"the output of s0w[0-1] cannot be kept here any more: no space left on device; the run goes on and the workers keep the whole log"}
+	if string(shown) != strings.Repeat("line\n", 6) || !slices.Equal(notes, want) {
+		t.Errorf("shown %q, notes %q, want %q", shown, notes, want)
 	}
 }
 
