@@ -76,13 +76,12 @@ func (t *lifeTerms) read(text string) {
 	t.look = max(t.look, 1)
 }
 
-// boot is the startup script; the caller holds vm.mu.
-func (l *lifeLease) boot(vm *lifeVM) {
+// boot is the startup script, which has read text; the caller holds vm.mu.
+func (l *lifeLease) boot(vm *lifeVM, text string) {
 	l.there, l.file, l.watched = false, lifeTerms{}, false
 	if l.born.IsZero() {
 		l.born = time.Now()
 	}
-	text := vm.metadata("attributes/multihost-lease")
 	if text == "" {
 		return
 	}

@@ -154,6 +154,7 @@ type lifeProcess struct {
 	follows bool      // it has followed the command
 	phase   string
 	last    string // what it has said last
+	keeps   bool   // it has said until when it keeps failed slices
 	deps    *job.Deps
 	status  int
 }
@@ -369,6 +370,7 @@ func (p *lifeProcess) hear(text string) {
 	defer p.mu.Unlock()
 	p.speaks()
 	p.last = text
+	p.keeps = strings.Contains(text, "keeping the failed slices") || p.keeps && strings.Contains(text, "the API has not answered")
 	fmt.Fprintf(&p.said, "%10s  %s\n", time.Since(p.machine.world.begin).Round(100*time.Millisecond), text)
 }
 
@@ -377,7 +379,7 @@ func (p *lifeProcess) hear(text string) {
 // it keeps slices. The caller holds p.mu.
 func (p *lifeProcess) speaks() {
 	quiet := time.Since(p.heard)
-	if quiet > p.machine.world.quietLimit && p.phase != "run" && !strings.Contains(p.last, "keeping the failed slices") {
+	if quiet > p.machine.world.quietLimit && p.phase != "run" && !p.keeps {
 		p.machine.world.note(lifeFact{kind: factSilent, who: p.name, text: fmt.Sprintf("nothing was said for %s after %q", quiet, p.last)})
 	}
 	p.heard = time.Now()

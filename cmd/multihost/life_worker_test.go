@@ -102,13 +102,14 @@ func (vm *lifeVM) readable() bool {
 // boot does nothing where the machine is up already, since it may be rebooted twice at
 // once, and where it has gone for good.
 func (vm *lifeVM) boot() {
+	terms := vm.metadata("attributes/multihost-lease") // without the lock: the API locks its state, then a worker
 	vm.mu.Lock()
 	defer vm.mu.Unlock()
 	if vm.up || vm.removed || vm.world.ctx.Err() != nil {
 		return
 	}
 	vm.up, vm.down, vm.conns = true, make(chan struct{}), map[*lifePipe]string{}
-	vm.lease.boot(vm)
+	vm.lease.boot(vm, terms)
 }
 
 // goDown ends everything on the machine; a command that ran has an end that nobody saw.
