@@ -55,7 +55,10 @@ race: tools ## run the tests in which much happens at once with the race detecto
 soak: tools ## break connections ten times as often as the tests do; tell STORIES stories of a job, 200 on real workers
 	SOAK_FAULTS=2000 SOAK_SEED=$(SEED) go test ./cmd/multihost -run TestSoak -count=1 -timeout 30m -v
 	LIFE_REAL_STORIES=200 LIFE_REAL_SEED=$(SEED) go test ./cmd/multihost -run '^TestLifeOnRealWorkers$$' -count=1 -timeout 2h -v
-	LIFE_STORIES=$(STORIES) LIFE_SEED=$(SEED) go test ./cmd/multihost -run '^TestLife$$' -count=1 -timeout 48h -v
+	@set -e; n=$$(nproc); all=; for i in $$(seq 0 $$((n - 1))); do \
+		LIFE_STORIES=$$((($(STORIES) + n - 1) / n)) LIFE_SEED=$$(($(SEED) + i)) \
+			go test ./cmd/multihost -run '^TestLife$$' -count=1 -timeout 48h -v & all="$$all $$!"; \
+	done; for one in $$all; do wait $$one; done
 
 matrix: tools ## run every cell of the job's matrix on both kinds of real workers, not some as the tests do
 	MATRIX=whole go test ./cmd/multihost -run TestMatrixOnRealWorkers -count=1 -timeout 30m -v
