@@ -3,6 +3,7 @@ package main
 import (
 	"multihost/internal/cmdline"
 	"multihost/internal/help"
+	"multihost/internal/tpu"
 )
 
 // rules say what is special about multihost's flags and commands.
@@ -11,7 +12,7 @@ func rules(p process) cmdline.Rules {
 		Private: privateFlags, Never: neverInFiles, Paths: pathFlags, PathPairs: []string{"metadata-from-file"},
 		Alternatives: alternatives, BelongsTo: map[string]string{"max-run-duration": "flex-start", "topology": "type"},
 		NoFiles:    []string{"init", "completion", "manual", "version"},
-		OtherWords: otherWords, Foreign: foreignFlag,
+		OtherWords: otherWords, Nearest: tpu.Suggest, Foreign: foreignFlag,
 		Help: cmdline.HelpRules{
 			Commands: commandGroups, Common: commonFlags, Groups: flagGroups,
 			Apart: []help.Group{{Title: "where", Shown: whereFlags}, {Title: loginTitle, Rest: loginFlags()}},

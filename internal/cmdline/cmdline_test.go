@@ -2,6 +2,8 @@ package cmdline
 
 import (
 	"errors"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -71,10 +73,42 @@ func tool(env map[string]string) Program {
 		},
 		Rules: Rules{
 			Alternatives: [][]string{{"hot", "cold"}, {"seed", Dashes}}, BelongsTo: map[string]string{"time": "cold"},
+			Nearest:    nearest,
 			OtherWords: map[string][]string{"start": {"open", "bake"}},
 			Help:       HelpRules{Commands: []CommandGroup{{"work", []string{"bake", "check", "shop"}}}, Common: map[string][]string{"": {}}, Groups: []help.Group{{Title: "all", Rest: []string{"quiet", "version", "config"}}}},
 		},
 		Lookup: func(key string) (string, bool) { v, ok := env[key]; return v, ok },
+	}
+}
+
+// nearest knows a word whose letters are in another order.
+func nearest(word string, candidates []string) string {
+	sorted := func(s string) string { r := []rune(s); slices.Sort(r); return string(r) }
+	for _, c := range candidates {
+		if sorted(c) == sorted(word) {
+			return c
+		}
+	}
+	return ""
+}
+
+// TestKnowsNoProgram: the package is for any cli.App. Its sources name no program, no command
+// and no flag of one but those that doc.go says.
+func TestKnowsNoProgram(t *testing.T) {
+	files, err := filepath.Glob("*.go")
+	if err != nil || len(files) < 5 {
+		t.Fatal(files, err)
+	}
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for line := range strings.Lines(string(text)) {
+			if !strings.HasSuffix(file, "_test.go") && strings.Contains(strings.ReplaceAll(line, `"multihost/internal/`, ""), "multihost") {
+				t.Errorf("%s: %s", file, line)
+			}
+		}
 	}
 }
 

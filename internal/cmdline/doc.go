@@ -48,12 +48,22 @@ type Rules struct {
 	// OtherWords maps words of other tools to commands or to their paths, the likeliest
 	// first.
 	OtherWords map[string][]string
+	// Nearest returns the candidate that somebody who typed word probably meant, or "". It may
+	// be nil: nothing is suggested then.
+	Nearest func(word string, candidates []string) string
 	// Foreign returns the error for a flag of another tool that a command does not take; nil
 	// for every other unknown flag. Names are in lower case, with dashes. Foreign may be nil.
 	Foreign func(path []string, flag string) error
 
 	Help     HelpRules
 	Complete CompleteRules
+}
+
+func (r Rules) nearest(word string, candidates []string) string {
+	if r.Nearest == nil {
+		return ""
+	}
+	return r.Nearest(word, candidates)
 }
 
 // HelpRules say how help is divided into sections.

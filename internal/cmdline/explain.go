@@ -10,7 +10,6 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"multihost/internal/config"
-	"multihost/internal/tpu"
 )
 
 // A FlagValue is one flag with the value in force and the values that it overrides.
@@ -52,13 +51,13 @@ func (p Program) Explain(l *Line, path string, below Below) (flags []FlagValue, 
 		}
 	})
 	if commands == 0 {
-		return nil, 0, noCommand(l, path, paths)
+		return nil, 0, noCommand(p.Rules, l, path, paths)
 	}
 	return flags, commands, err
 }
 
 // noCommand returns the error for a path that names no command, or a group.
-func noCommand(l *Line, path string, paths []string) error {
+func noCommand(rules Rules, l *Line, path string, paths []string) error {
 	if slices.Contains(paths, path) {
 		var inside []string
 		for _, name := range paths {
@@ -69,7 +68,7 @@ func noCommand(l *Line, path string, paths []string) error {
 		return &UsageError{Err: fmt.Errorf("%s %s is a group of commands: name one of them", l.program, path), Advice: "they are: " + strings.Join(inside, ", ")}
 	}
 	err := Usagef("unknown command %q", path)
-	if s := tpu.Suggest(path, paths); s != "" {
+	if s := rules.nearest(path, paths); s != "" {
 		err.Advice = "did you mean: " + l.Name() + " " + s
 	}
 	return err

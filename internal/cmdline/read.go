@@ -10,7 +10,6 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"multihost/internal/config"
-	"multihost/internal/tpu"
 )
 
 // Parse reads argv, which has no program name. It accepts flags before and after words up
@@ -293,7 +292,7 @@ func (r *reader) unknownFlag(w flagWord) error {
 		}
 	}
 	advice := "all flags: " + r.typed() + " --help=all"
-	s := tpu.Suggest(w.spelling, spellings(r.levels, w.spelling != strings.ToLower(w.spelling)))
+	s := r.program.Rules.nearest(w.spelling, spellings(r.levels, w.spelling != strings.ToLower(w.spelling)))
 	if _, version := findFlag(r.levels, "version"); version != nil && strings.EqualFold(w.spelling, "-v") {
 		s = "--version"
 	}
@@ -331,7 +330,7 @@ func (r *reader) unknownCommand(word string) error {
 		}
 	}
 	path := r.typed()
-	s := tpu.Suggest(word, names)
+	s := r.program.Rules.nearest(word, names)
 	for _, ours := range r.program.Rules.OtherWords[word] {
 		if FindCommand(r.commands, strings.Fields(ours)...) != nil {
 			s = ours

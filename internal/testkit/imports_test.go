@@ -86,6 +86,9 @@ func TestImportRules(t *testing.T) {
 					t.Errorf("%s imports %s: %s", name, imp, r.because)
 				}
 			}
+			if name == "internal/cmdline" && strings.HasPrefix(imp, "multihost/") && !slices.Contains([]string{"config", "event", "fault", "help"}, strings.TrimPrefix(imp, "multihost/internal/")) {
+				t.Errorf("%s imports %s: it is for any program", name, imp)
+			}
 			if others, is := pure[name]; is && (strings.Contains(imp, ".") || strings.HasPrefix(imp, "multihost/") && !slices.Contains(others, strings.TrimPrefix(imp, "multihost/internal/"))) {
 				t.Errorf("%s imports %s: it is pure: the standard library and %s only", name, imp, strings.Join(others, ", "))
 			}
