@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 
 	"github.com/urfave/cli/v2"
 
@@ -61,64 +60,15 @@ names with a ! before them.`,
 // copyOptions reads which files to copy, and whether they go to workers.
 func copyOptions(s *session, c *call) (o job.CopyOptions, up bool) {
 	o.Workers, o.Except = namedWorkers(s, c), parsePattern(c, "exclude-workers")
-	up, err := copiedFiles(c, &o)
-	c.Refuse(err, cmdline.Word, cmdline.Dashes)
-	return o, up
-}
-
-// copiedFiles reads the sources and the destination from the words of the command.
-func copiedFiles(c *call, o *job.CopyOptions) (up bool, err error) {
 	words := slices.Concat(c.Words, c.Argv)
 	if len(words) < 2 {
-		return false, &usageError{Err: errors.New("multihost cp needs a source and a destination"), Advice: "type: multihost cp FILE all:FILE, or multihost cp s0w0:FILE FILE"}
+		c.Refuse(&usageError{Err: errors.New("multihost cp needs a source and a destination"), Advice: "type: multihost cp FILE all:FILE, or multihost cp s0w0:FILE FILE"}, cmdline.Word, cmdline.Dashes)
+		return o, false
 	}
-	names := make([]string, len(words)) // the workers before each colon, "" for a local name
-	for i, w := range words {
-		if pattern, rest, ok := cutWorkers(w); ok {
-			names[i], words[i] = pattern, rest
-		} else if w == "" {
-			return false, usagef("multihost cp: a name is empty")
-		}
+	files, err := tpu.ParseCopy(words)
+	if err != nil {
+		c.Refuse(&usageError{Err: fmt.Errorf("multihost cp: %w", err), Advice: hintOf(err)}, cmdline.Word, cmdline.Dashes)
 	}
-	last := len(words) - 1
-	o.Sources, o.Dest = words[:last], words[last]
-	whose := names[last]
-	up = whose != ""
-	if !up {
-		whose = names[0]
-	}
-	for i, name := range names {
-		if i < last && up && name != "" {
-			return up, usagef("multihost cp: %q and %q are both on workers; multihost copies to or from this machine", word(c, i), word(c, last))
-		}
-		if i < last && !up && name != whose {
-			return up, usagef("multihost cp: the sources are on different workers (%q, %q)", word(c, 0), word(c, i))
-		}
-	}
-	if whose == "" {
-		for _, w := range words {
-			name, file, _ := strings.Cut(w, ":")
-			if likely := likelyWorkers(name); likely != "" && file != "" {
-				return up, &usageError{Err: fmt.Errorf("multihost cp: %q names no workers", name), Advice: "did you mean " + likely + ":" + file + "?"}
-			}
-		}
-		return up, &usageError{Err: errors.New("multihost cp: neither the sources nor the destination are on workers"), Advice: "names on workers begin with the workers and a colon: all:FILE, s0w3:FILE, s0w*:FILE"}
-	}
-	o.Only, err = tpu.ParsePattern(whose)
-	return up, err
-}
-
-// word returns the i-th word of the command line.
-func word(c *call, i int) string { return slices.Concat(c.Words, c.Argv)[i] }
-
-// cutWorkers cuts s0w3:name into the workers and the name; ok is false for a local name.
-func cutWorkers(word string) (workers, name string, ok bool) {
-	workers, name, ok = strings.Cut(word, ":")
-	if !ok {
-		return "", word, false
-	}
-	if _, err := tpu.ParsePattern(workers); err != nil {
-		return "", word, false
-	}
-	return workers, name, true
+	o.Sources, o.Dest, o.Only = files.Sources, files.Dest, files.Workers
+	return o, files.Up
 }

@@ -60,8 +60,8 @@ the subnetwork); it opens nothing that a rule denies.
 				return interruptible(c.Context, err)
 			}
 			s.view.Emit(event.Result{Name: "doctor", Text: report.String(), Data: report})
-			if code := doctorStatus(report); code != exitOK {
-				return &statusError{code: code}
+			if kind, failed := report.Fault(); failed {
+				return &statusError{code: statuses[kind]}
 			}
 			return nil
 		}),
@@ -118,25 +118,4 @@ func doctorOptions(s *session, c *call) (o doctor.Options, err error) {
 		}
 	}
 	return o, nil
-}
-
-// doctorStatus returns the exit status for the first error of a report.
-func doctorStatus(r doctor.Report) int {
-	for _, f := range r.Findings {
-		if f.Level != doctor.Error {
-			continue
-		}
-		switch f.Check {
-		case doctor.CheckProject, doctor.CheckZone, doctor.CheckKey:
-			return exitConfig
-		case doctor.CheckCredentials, doctor.CheckPermissions, doctor.CheckAPIs, doctor.CheckLogin, doctor.CheckHostKeys:
-			return exitPermission
-		case doctor.CheckQuota:
-			return exitTempFail
-		case doctor.CheckDevices, doctor.CheckPacket:
-			return exitPreflight
-		}
-		return exitUnavailable
-	}
-	return exitOK
 }

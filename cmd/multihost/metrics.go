@@ -159,13 +159,8 @@ func below(c *call, sink event.Sink, d *metrics.Document) error {
 	if !c.IsSet("fail-below") {
 		return nil
 	}
-	limit := c.Float64("fail-below")
-	switch ratio := d.Compare.Ratio; {
-	case !ratio.Known():
-		event.Notef(sink, event.Warn, "", "the run cannot be compared with %s, and so is not at %g of it", d.Compare.Preset, limit)
-		return &statusError{exitBelow}
-	case float64(ratio) < limit-1e-9: // the margin makes 121.6 of 128 count as 0.95
-		event.Notef(sink, event.Warn, "", "the run is at %.3f of the published TFLOP/s of %s, below %g", float64(ratio), d.Compare.Preset, limit)
+	if why := d.Below(c.Float64("fail-below")); why != "" {
+		event.Notef(sink, event.Warn, "", "%s", why)
 		return &statusError{exitBelow}
 	}
 	return nil

@@ -1,9 +1,6 @@
 package main
 
 import (
-	"context"
-	"strings"
-
 	"github.com/urfave/cli/v2"
 
 	"multihost/internal/cmdline"
@@ -143,29 +140,17 @@ func networkDeleteCommand() *cli.Command {
 				return err
 			}
 			if s.dryRun {
-				return s.networkDeletePlan(c.Context, name)
+				plan, err := s.networks.PlanDelete(c.Context, name)
+				if err != nil {
+					return interruptible(c.Context, err)
+				}
+				s.view.Emit(event.Result{Name: "delete_plan", Text: plan.Text(name), Data: plan})
+				return nil
 			}
 			_, err := s.networks.Delete(c.Context, name)
 			return interruptible(c.Context, err)
 		}),
 	}, exitOK, exitUsage, exitUnavailable, exitPermission, exitConfig)
-}
-
-// networkDeletePlan shows what network delete would delete.
-func (s *session) networkDeletePlan(ctx context.Context, name string) error {
-	plan, err := s.networks.PlanDelete(ctx, name)
-	if err != nil {
-		return interruptible(ctx, err)
-	}
-	text := "network " + name + " is not there: nothing to delete"
-	if plan.Network {
-		text = "would delete network " + name
-		if len(plan.Firewalls) > 0 {
-			text += " with its firewall rules " + strings.Join(plan.Firewalls, ", ")
-		}
-	}
-	s.view.Emit(event.Result{Name: "delete_plan", Text: text + "\n", Data: plan})
-	return nil
 }
 
 func firewallCommand() *cli.Command {

@@ -357,7 +357,7 @@ first, then filtered, then cut off after --limit.`,
 			if err != nil {
 				return interruptible(c.Context, err)
 			}
-			list = choice.of(list)
+			list = choice.Of(list)
 			if len(list) == 0 && s.view.Mode() != ui.JSON {
 				which := ""
 				if c.IsSet("filter") {
@@ -383,37 +383,21 @@ first, then filtered, then cut off after --limit.`,
 	}, exitOK, exitUsage, exitUnavailable, exitPermission, exitConfig)
 }
 
-// A choice says which part of a list is shown, and in which order.
-type choice struct {
-	filter qr.Filter
-	keys   []qr.SortKey
-	limit  int // -1: no limit
-}
-
-func readChoice(c *call) (ch choice) {
+func readChoice(c *call) (ch qr.Choice) {
 	var err error
-	if ch.filter, err = qr.ParseFilter(c.String("filter"), time.Now()); err != nil {
+	if ch.Filter, err = qr.ParseFilter(c.String("filter"), time.Now()); err != nil {
 		c.Refuse(&usageError{Err: fmt.Errorf("--filter: %w", err), Advice: hintOf(err)}, "filter")
 	}
-	if ch.keys, err = qr.ParseSortKeys(c.String("sort-by")); err != nil {
+	if ch.Keys, err = qr.ParseSortKeys(c.String("sort-by")); err != nil {
 		c.Refuse(usagef("--sort-by: %w", err), "sort-by")
 	}
-	if ch.limit, err = config.ParseLimit(c.String("limit")); err != nil || ch.limit == 0 {
+	if ch.Limit, err = config.ParseLimit(c.String("limit")); err != nil || ch.Limit == 0 {
 		c.Refuse(usagef("--limit=%s: it is a number from 1, or unlimited", c.String("limit")), "limit")
 	}
 	if size := c.Int("page-size"); size < 1 {
 		c.Refuse(usagef("--page-size=%d: it must be 1 or more", size), "page-size")
 	}
 	return ch
-}
-
-func (ch choice) of(list []qr.Resource) []qr.Resource {
-	qr.Sort(list, ch.keys)
-	list = slices.DeleteFunc(list, func(r qr.Resource) bool { return !ch.filter.Match(r) })
-	if ch.limit >= 0 && len(list) > ch.limit {
-		list = list[:ch.limit]
-	}
-	return list
 }
 
 func qrShowCommand() *cli.Command {

@@ -92,7 +92,7 @@ func loginTo(s *session, c *call) (w job.Workers) {
 		w.Prefix = name
 		only, _ = tpu.ParsePattern("all")
 		slicesOf(c)
-	case slice && likelyWorkers(name) == "":
+	case slice && tpu.LikelyPattern(name) == "":
 		c.Refuse(&usageError{Err: wrong, Advice: "of a slice of that name: multihost ssh s0w0 --tpu-prefix=" + name}, cmdline.Word)
 		slicesOf(c)
 	default:
@@ -105,22 +105,11 @@ func loginTo(s *session, c *call) (w job.Workers) {
 	return w
 }
 
-// likelyWorkers returns the workers that were probably meant by words that name none,
-// such as s0w0 for w0; "" if that is not clear.
-func likelyWorkers(words string) string {
-	_, err := tpu.ParsePattern(words)
-	var wrong *tpu.PatternError
-	if !errors.As(err, &wrong) {
-		return ""
-	}
-	return wrong.Likely
-}
-
 // meantWorker adds to an error about a slice that does not exist which worker its name
 // may mean.
 func meantWorker(name string, err error) error {
 	var none *tpu.NoSlicesError
-	likely := likelyWorkers(name)
+	likely := tpu.LikelyPattern(name)
 	if !errors.As(err, &none) || none.Prefix != name || likely == "" || len(none.Present) == 0 {
 		return err
 	}

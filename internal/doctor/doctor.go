@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"multihost/internal/event"
+	"multihost/internal/fault"
 	"multihost/internal/gcp"
 	"multihost/internal/job"
 	"multihost/internal/network"
@@ -99,6 +100,25 @@ type Report struct {
 	Warnings int       `json:"warnings"`
 	Errors   int       `json:"errors"`
 	Unknown  int       `json:"unknown"`
+}
+
+// Fault returns the kind of the first error of a report; failed is false if there is none.
+func (r Report) Fault() (kind fault.Kind, failed bool) {
+	i := slices.IndexFunc(r.Findings, func(f Finding) bool { return f.Level == Error })
+	if i < 0 {
+		return fault.Unknown, false
+	}
+	switch r.Findings[i].Check {
+	case CheckProject, CheckZone, CheckKey:
+		return fault.Configuration, true
+	case CheckCredentials, CheckPermissions, CheckAPIs, CheckLogin, CheckHostKeys:
+		return fault.Permission, true
+	case CheckQuota:
+		return fault.Temporary, true
+	case CheckDevices, CheckPacket:
+		return fault.Preflight, true
+	}
+	return fault.Unavailable, true
 }
 
 // A Setting is a value of the configuration and where it came from.

@@ -13,6 +13,7 @@
 package metrics
 
 import (
+	"fmt"
 	"math"
 	"strconv"
 	"time"
@@ -287,4 +288,16 @@ func NewDocument(run string, kind tpu.Type, now time.Time) Document {
 		d.PeakTFLOPs, d.PeakSource = Number(p.PerDevice()), p.Source
 	}
 	return d
+}
+
+// Below says why the run is not at the limit, a ratio of the published TFLOP/s of Compare,
+// which must be set; "" if it is.
+func (d *Document) Below(limit float64) string {
+	switch ratio := d.Compare.Ratio; {
+	case !ratio.Known():
+		return fmt.Sprintf("the run cannot be compared with %s, and so is not at %g of it", d.Compare.Preset, limit)
+	case float64(ratio) < limit-1e-9: // the margin makes 121.6 of 128 count as 0.95
+		return fmt.Sprintf("the run is at %.3f of the published TFLOP/s of %s, below %g", float64(ratio), d.Compare.Preset, limit)
+	}
+	return ""
 }

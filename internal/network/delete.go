@@ -22,6 +22,17 @@ type Deletion struct {
 	Firewalls []string `json:"firewalls"`
 }
 
+// Text says what would be deleted of the network with that name.
+func (d Deletion) Text(name string) string {
+	switch {
+	case !d.Network:
+		return "network " + name + " is not there: nothing to delete\n"
+	case len(d.Firewalls) == 0:
+		return "would delete network " + name + "\n"
+	}
+	return "would delete network " + name + " with its firewall rules " + strings.Join(d.Firewalls, ", ") + "\n"
+}
+
 // Delete deletes the network called name and its firewall rules, the rules first. If
 // the network does not exist, that is a success. Delete changes nothing and returns an
 // error if multihost did not create the network (*NotOursError) or one of its rules

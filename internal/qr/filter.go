@@ -714,3 +714,20 @@ func Sort(list []Resource, keys []SortKey) {
 		return 0
 	})
 }
+
+// A Choice says which part of a list is shown, and in which order.
+type Choice struct {
+	Filter Filter
+	Keys   []SortKey
+	Limit  int // -1: no limit
+}
+
+// Of sorts list in place and returns the part that is shown.
+func (c Choice) Of(list []Resource) []Resource {
+	Sort(list, c.Keys)
+	list = slices.DeleteFunc(list, func(r Resource) bool { return !c.Filter.Match(r) })
+	if c.Limit >= 0 && len(list) > c.Limit {
+		list = list[:c.Limit]
+	}
+	return list
+}

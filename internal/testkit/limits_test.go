@@ -46,7 +46,7 @@ var (
 		"internal/ui Renderer":     45,
 	}
 	aboveLines = map[string]int{
-		"cmd/multihost": 5700,
+		"cmd/multihost": 5600,
 		"internal/job":  17100,
 		"internal/qr":   5500,
 	}
