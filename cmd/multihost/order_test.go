@@ -205,10 +205,3 @@ func TestBadValuesOfLayersAreNamedInTheirOrder(t *testing.T) {
 		}
 	}
 }
-
-func text(err error) string {
-	if err == nil {
-		return ""
-	}
-	return err.Error()
-}
