@@ -3,7 +3,6 @@ package main
 import (
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 	"syscall"
 
@@ -109,35 +108,13 @@ func exitCode(err error) int {
 	return statuses[gcp.FaultOf(err)]
 }
 
-// hintOf returns what the user should type next, one line for each part of a joined
-// error, or "". The hint of an error also covers the errors that it wraps.
+// hintOf returns what the user should type next, or "": the hints of the error, or else what
+// the class of an API's error says.
 func hintOf(err error) string {
-	var lines []string
-	var walk func(error)
-	walk = func(err error) {
-		if hinted, ok := err.(interface{ Hint() string }); ok {
-			if h := strings.TrimSpace(hinted.Hint()); h != "" && !slices.Contains(lines, h) {
-				lines = append(lines, h)
-			}
-			return
-		}
-		switch e := err.(type) {
-		case interface{ Unwrap() error }:
-			if inner := e.Unwrap(); inner != nil {
-				walk(inner)
-			}
-		case interface{ Unwrap() []error }:
-			for _, inner := range e.Unwrap() {
-				walk(inner)
-			}
-		}
-	}
-	walk(err)
+	lines := fault.Hints(err)
 	var connect *remote.ConnectError
-	if errors.As(err, &connect) || errors.Is(err, remote.ErrConnectionLost) {
-		return strings.Join(lines, "\n") // a network error, but not the API's
-	}
-	if len(lines) == 0 && gcp.ClassOf(err) != gcp.Unknown {
+	isConnection := errors.As(err, &connect) || errors.Is(err, remote.ErrConnectionLost) // a network error, but not the API's
+	if len(lines) == 0 && !isConnection && gcp.ClassOf(err) != gcp.Unknown {
 		return strings.TrimSpace(gcp.Hint(err))
 	}
 	return strings.Join(lines, "\n")

@@ -8,6 +8,8 @@ import (
 	"errors"
 	"io/fs"
 	"net"
+	"slices"
+	"strings"
 )
 
 // A Kind says what somebody has to do about an error: type something else, wait, or ask
@@ -105,4 +107,29 @@ func told(err error) Kind {
 		}
 	}
 	return Unknown
+}
+
+// Hints returns what to type about an error, one text for each part of a joined error. The
+// hint of an error also covers the errors that it wraps. A hint is what a method
+// Hint() string returns.
+func Hints(err error) (texts []string) {
+	if hinted, ok := err.(interface{ Hint() string }); ok {
+		if text := strings.TrimSpace(hinted.Hint()); text != "" {
+			texts = []string{text}
+		}
+		return texts
+	}
+	switch e := err.(type) {
+	case interface{ Unwrap() error }:
+		return Hints(e.Unwrap())
+	case interface{ Unwrap() []error }:
+		for _, inner := range e.Unwrap() {
+			for _, text := range Hints(inner) {
+				if !slices.Contains(texts, text) {
+					texts = append(texts, text)
+				}
+			}
+		}
+	}
+	return texts
 }
