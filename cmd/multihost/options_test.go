@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"encoding/json"
 	"reflect"
 	"slices"
@@ -184,19 +185,36 @@ func at(doc any, path string) string {
 	return string(text)
 }
 
-// keyOf returns a line of the text that the workers of a job without runner read.
+// keyOf returns the line of a key in the text that the workers of a job without runner read.
 func keyOf(t *testing.T, plan map[string]any, key string) string {
 	t.Helper()
-	text := at(plan, "queued_resource.request")
-	_, rest, _ := strings.Cut(text, `"multihost-job":"run=`)
-	job, _, found := strings.Cut(rest, `"`)
-	if !found {
-		t.Fatalf("the request has no job without runner: %.300s", text)
+	text := runnerless(plan)
+	if text == "" {
+		t.Fatal("the plan has no job without runner")
 	}
-	for line := range strings.SplitSeq("run="+job, `\n`) {
+	for line := range strings.Lines(text) {
 		if value, found := strings.CutPrefix(line, key+"="); found {
 			return value
 		}
 	}
 	return ""
+}
+
+// runnerless returns the text of the job without runner that a document has in it, or "".
+func runnerless(doc any) (text string) {
+	switch doc := doc.(type) {
+	case []any:
+		for _, v := range doc {
+			text = cmp.Or(text, runnerless(v))
+		}
+	case map[string]any:
+		for _, v := range doc {
+			text = cmp.Or(text, runnerless(v))
+		}
+	case string:
+		if strings.HasPrefix(doc, "run=") && strings.Contains(doc, "\nbucket=") {
+			return doc
+		}
+	}
+	return text
 }
