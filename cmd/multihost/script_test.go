@@ -126,6 +126,7 @@ func besideOthers(t *testing.T) {
 //	left COUNT TEXT                     wait until so many are the processes of the simulator whose command line has TEXT
 func TestScripts(t *testing.T) {
 	t.Parallel()
+	testkit.NeedWorker(t)
 	testscript.Run(t, scriptParams(t, stories(t), "process"))
 }
 

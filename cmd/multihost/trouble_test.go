@@ -251,6 +251,7 @@ func newTroubleLab(t *testing.T, backend string, slices int) *troubleLab {
 
 func newLab(t *testing.T, backend string, slices sim.SliceSpec) *troubleLab {
 	t.Helper()
+	testkit.NeedWorker(t)
 	if backend == "netns" {
 		simworker.NeedNetns(t)
 	}

@@ -112,6 +112,7 @@ func onBoth(t *testing.T, story func(t *testing.T, backend string)) {
 // the type; there is one slice.
 func begin(t *testing.T, backend, accelerator, script string, change func(*job.JobOptions, *job.DetachOptions), cfg sim.Config) *world {
 	t.Helper()
+	testkit.NeedWorker(t)
 	dir, err := os.MkdirTemp("", "multihost-detach-")
 	testkit.Must(t, err)
 	t.Cleanup(func() { os.RemoveAll(dir) })

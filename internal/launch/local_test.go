@@ -44,6 +44,7 @@ type local struct {
 
 func newLocal(t testing.TB) *local {
 	t.Helper()
+	testkit.Need(t, "ps")
 	// The path is short: it is part of the names of FIFOs and of ps lines.
 	root, err := os.MkdirTemp("", "mh")
 	if err != nil {

@@ -16,6 +16,7 @@ import (
 
 	"multihost/internal/sim/worker"
 	"multihost/internal/sshfan"
+	"multihost/internal/testkit"
 	"multihost/internal/testkit/simworker"
 )
 
@@ -29,6 +30,7 @@ func simulated(t *testing.T, logins ...string) (worker.Machine, []*sshfan.Conn) 
 // three times keepAlive without a byte.
 func simulatedAt(t *testing.T, root string, keepAlive time.Duration, logins ...string) (worker.Machine, []*sshfan.Conn) {
 	t.Helper()
+	testkit.Need(t, "ps")
 	w := simworker.Start(t, simworker.Config{
 		Root: root, Devices: []string{"/dev/accel0"}, Logins: logins,
 		SSH: sshfan.Config{RetryFor: patience, KeepAlive: keepAlive},

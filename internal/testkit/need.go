@@ -24,6 +24,7 @@ func packages() map[string]string {
 		"numactl":    "numactl",
 		"perl":       "perl",
 		"pgrep":      "procps",
+		"ps":         "procps",
 		"ping":       "iputils-ping",
 		"python3":    "python3",
 		"scp":        "openssh-client",
@@ -72,6 +73,13 @@ func find(t testing.TB, program string) string {
 		Lacks(t, "%s is not installed (Debian package %s)", program, pkg)
 	}
 	return path
+}
+
+// NeedWorker ends the test as Lacks does unless this machine has the programs with which
+// our scripts work on a worker. Every image of a TPU VM has them.
+func NeedWorker(t testing.TB) {
+	t.Helper()
+	Need(t, "curl", "gzip", "ps", "setsid", "tar")
 }
 
 // NeedRoot ends the test as Lacks does unless root runs it.
