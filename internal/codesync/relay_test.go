@@ -171,6 +171,7 @@ func TestAFileIsPassedOn(t *testing.T) {
 }
 
 func TestRelayFanoutAndItsDefault(t *testing.T) {
+	testkit.OnlyInAll(t, "TestRelayUploadsOnceASlice")
 	testkit.NoLeaks(t)
 	r := relay(t, 4, codesync.Options{Relay: codesync.RelayOn, RelayFanout: 1})
 	if got, want := from(r.push(t, "all")), []string{"", "s0w0", "s0w0", "s0w0"}; !slices.Equal(got, want) {
