@@ -191,7 +191,7 @@ internal/codesync.`)
 		return nil
 	}
 	test := exec.CommandContext(ctx, l.relay, "-test.run=^TestRelayOnANarrowLink$", "-test.v", "-test.timeout=8m")
-	test.Env = append(os.Environ(), "RELAY_FULL=1")
+	test.Env = append(os.Environ(), "MULTIHOST_TESTS=all", "RELAY_FULL=1")
 	test.Dir = l.dir
 	out, err := test.CombinedOutput()
 	said := relayed.FindSubmatch(out)
