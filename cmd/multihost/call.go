@@ -14,7 +14,7 @@ import (
 	"multihost/internal/cmdline"
 	"multihost/internal/config"
 	"multihost/internal/interrupt"
-	"multihost/internal/job"
+	"multihost/internal/stage"
 	"multihost/internal/ui"
 )
 
@@ -86,7 +86,7 @@ func (c *call) run(ctx context.Context, argv []string) int {
 // all that the error says.
 func (c *call) told(err error) bool {
 	said := err.Error()
-	if e, ok := err.(*job.Error); ok { // the verdict needs no stage; an error that wraps this one says more
+	if e, ok := err.(*stage.Error); ok { // the verdict needs no stage; an error that wraps this one says more
 		said = cmp.Or(e.Text, said)
 	}
 	return c.view != nil && !c.json && hintOf(err) == "" && strings.Contains(c.view.Verdict(), said)
@@ -113,7 +113,7 @@ func (c *call) dispatch(ctx context.Context, argv []string) error {
 	if code := exitCode(err); code == exitUsage || code == exitConfig {
 		err = line.Blame(err)
 	}
-	var told *job.Error // says what may still run or exist, which the cause does not
+	var told *stage.Error // says what may still run or exist, which the cause does not
 	if err != nil && ctx.Err() != nil && errors.Is(err, context.Canceled) && !errors.As(err, &told) {
 		return context.Cause(ctx)
 	}

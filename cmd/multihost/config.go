@@ -2,6 +2,9 @@ package main
 
 import (
 	"cmp"
+
+	"multihost/internal/stage"
+
 	_ "embed"
 	"errors"
 	"fmt"
@@ -16,7 +19,6 @@ import (
 	"multihost/internal/cmdline"
 	"multihost/internal/config"
 	"multihost/internal/event"
-	"multihost/internal/job"
 )
 
 func configCommand() *cli.Command {
@@ -178,7 +180,7 @@ as it is.`,
 			if c.Bool("own") {
 				path, mode = config.UserFile(c.lookup, c.home), 0o600
 				if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
-					return &job.Error{Stage: job.StageLocal, Text: err.Error(), Err: err}
+					return &stage.Error{Stage: stage.Local, Text: err.Error(), Err: err}
 				}
 			}
 			err := config.WriteNew(path, initText, mode)
@@ -186,7 +188,7 @@ as it is.`,
 				return &usageError{Err: fmt.Errorf("%s is there already, and left as it is", path), Advice: "see what it sets: multihost config show"}
 			}
 			if err != nil {
-				return &job.Error{Stage: job.StageLocal, Text: err.Error(), Err: err}
+				return &stage.Error{Stage: stage.Local, Text: err.Error(), Err: err}
 			}
 			return show(c, event.Result{Name: "init", Data: writtenFile{path},
 				Text: "wrote " + path + "\nedit it, then see what holds: multihost config show\n"})

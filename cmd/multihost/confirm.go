@@ -8,8 +8,8 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"multihost/internal/event"
-	"multihost/internal/job"
 	"multihost/internal/ui"
+	"multihost/internal/workers"
 )
 
 // canConfirm reports whether confirm has a terminal to ask on.
@@ -43,7 +43,7 @@ func refuseConfirm(s *session, c *call) {
 }
 
 // confirms has d ask before slices are requested, with --confirm.
-func confirms(s *session, c *call, d *job.Deps) {
+func confirms(s *session, c *call, d *workers.Deps) {
 	if !c.Bool("confirm") {
 		return
 	}

@@ -8,7 +8,7 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"multihost/internal/cmdline"
-	"multihost/internal/job"
+	"multihost/internal/ops"
 	"multihost/internal/tpu"
 )
 
@@ -50,15 +50,15 @@ names with a ! before them.`,
 				return err
 			}
 			if up {
-				return interruptible(c.Context, d.CopyTo(c.Context, o))
+				return interruptible(c.Context, ops.CopyTo(c.Context, d, o))
 			}
-			return interruptible(c.Context, d.CopyFrom(c.Context, o))
+			return interruptible(c.Context, ops.CopyFrom(c.Context, d, o))
 		}),
 	}, exitOK, exitUsage, exitUnavailable, exitIO, exitPermission, exitConfig, exitHangup, exitInterrupt, exitTerminate)
 }
 
 // copyOptions reads which files to copy, and whether they go to workers.
-func copyOptions(s *session, c *call) (o job.CopyOptions, up bool) {
+func copyOptions(s *session, c *call) (o ops.CopyOptions, up bool) {
 	o.Workers, o.Except = namedWorkers(s, c), parsePattern(c, "exclude-workers")
 	words := slices.Concat(c.Words, c.Argv)
 	if len(words) < 2 {

@@ -11,9 +11,9 @@ import (
 	"multihost/internal/doctor"
 	"multihost/internal/event"
 	"multihost/internal/gcp"
-	"multihost/internal/job"
 	"multihost/internal/sshkey"
 	"multihost/internal/tpu"
+	"multihost/internal/workers"
 )
 
 // doctorPatience limits how long doctor waits for a worker's first answer: doctor
@@ -107,7 +107,7 @@ func doctorOptions(s *session, c *call) (o doctor.Options, err error) {
 			return err
 		}
 	}
-	o.Visit = func(ctx context.Context, id *sshkey.Identity, sel tpu.Selection, logins map[string]string, only func(tpu.WorkerID) bool) (*job.Visit, error) {
+	o.Visit = func(ctx context.Context, id *sshkey.Identity, sel tpu.Selection, logins map[string]string, only func(tpu.WorkerID) bool) (*workers.Visit, error) {
 		d.Access.Identity = id
 		overSSH(d, logins)
 		return d.Visit(ctx, sel, only)

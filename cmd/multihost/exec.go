@@ -10,11 +10,13 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"multihost/internal/cmdline"
-	"multihost/internal/job"
+	"multihost/internal/hosts"
 	"multihost/internal/launch"
+	"multihost/internal/ops"
 	"multihost/internal/remote"
 	"multihost/internal/tpu"
 	"multihost/internal/ui"
+	"multihost/internal/workers"
 )
 
 // workersFlags select some of the workers of the slices.
@@ -38,13 +40,13 @@ func quickFlags() []cli.Flag {
 }
 
 // namedWorkers reads which slices or hosts the command works on.
-func namedWorkers(s *session, c *call) (w job.Workers) {
+func namedWorkers(s *session, c *call) (w workers.Workers) {
 	w.Prefix, w.Slices, w.Partial = c.String("tpu-prefix"), slicesOf(c), c.Bool("allow-partial")
 	switch {
 	case s.hosts != nil && w.Prefix != "":
 		c.Refuse(usagef("give either --tpu-prefix or --hosts, not both"), "tpu-prefix", "hosts", "hosts-file")
 	case s.hosts != nil:
-		w.Prefix = job.HostsPrefix
+		w.Prefix = hosts.HostsPrefix
 	case w.Prefix == "":
 		c.Refuse(&usageError{Err: errors.New("which slices? --tpu-prefix is missing"), Advice: "add --tpu-prefix=NAME; multihost qr list shows what is there; machines without a cloud are named with --hosts"})
 	}
@@ -104,13 +106,13 @@ standard input is empty.`,
 				defer errs.Close()
 				o.Stdout, o.Stderr = out, errs
 			}
-			out, err := d.Exec(c.Context, o)
+			out, err := ops.Exec(c.Context, d, o)
 			return outcome(out, withoutPipe(interruptible(c.Context, err)))
 		}),
 	}, exitOK, statusOfCommand, exitUsage, exitUnavailable, exitIO, exitTempFail, exitPermission, exitConfig, exitHangup, exitInterrupt, exitTerminate)
 }
 
-func execOptions(s *session, c *call) job.ExecOptions {
+func execOptions(s *session, c *call) ops.ExecOptions {
 	if len(c.Words) > 0 {
 		word := c.Words[0]
 		err := strayWord(c, word)
@@ -119,7 +121,7 @@ func execOptions(s *session, c *call) job.ExecOptions {
 		}
 		c.Refuse(err, cmdline.Word)
 	}
-	o := job.ExecOptions{Argv: c.Argv, Sudo: c.Bool("sudo"), Grace: c.Duration("grace"), Timeout: c.Duration("timeout"), LogDir: c.String("log-dir")}
+	o := ops.ExecOptions{Argv: c.Argv, Sudo: c.Bool("sudo"), Grace: c.Duration("grace"), Timeout: c.Duration("timeout"), LogDir: c.String("log-dir")}
 	script := c.String("command")
 	switch {
 	case refuseCommand(c, script):

@@ -9,8 +9,8 @@ import (
 	"multihost/internal/cmdline"
 	"multihost/internal/fault"
 	"multihost/internal/gcp"
-	"multihost/internal/job"
 	"multihost/internal/remote"
+	"multihost/internal/stage"
 )
 
 // Exit statuses of multihost's own failures, after BSD's sysexits. The exit status of the
@@ -91,7 +91,7 @@ var statuses = map[fault.Kind]int{
 func exitCode(err error) int {
 	var (
 		status    *statusError
-		interrupt *job.Interrupted
+		interrupt *stage.Interrupted
 	)
 	switch {
 	case err == nil:

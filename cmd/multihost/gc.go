@@ -9,8 +9,9 @@ import (
 
 	"multihost/internal/config"
 	"multihost/internal/event"
-	"multihost/internal/job"
+	"multihost/internal/gc"
 	"multihost/internal/tpu"
+	"multihost/internal/workers"
 )
 
 // pricesHelp says what the column PER HOUR of a table is.
@@ -49,21 +50,21 @@ touched.
 			if err != nil {
 				return err
 			}
-			o := job.GCOptions{
+			o := gc.GCOptions{
 				Networks: s.networks, Prefix: c.String("prefix"), OlderThan: c.Duration("older-than"),
 				Look: c.Bool("look") || c.Bool("delete"),
 			}
 			if !c.Bool("all-users") {
 				o.User, _ = config.LocalUser(s.lookup, s.account)
 			}
-			left, err := d.Leftovers(c.Context, o)
+			left, err := gc.Leftovers(c.Context, d, o)
 			if err != nil {
 				return interruptible(c.Context, err)
 			}
 			if left == nil {
-				left = []job.Leftover{}
+				left = []gc.Leftover{}
 			}
-			s.view.Emit(event.Result{Name: "leftovers", Text: job.LeftoverTable(left), Data: left})
+			s.view.Emit(event.Result{Name: "leftovers", Text: gc.LeftoverTable(left), Data: left})
 			useless := 0
 			for _, l := range left {
 				if l.Useless {
@@ -81,7 +82,7 @@ touched.
 					return err
 				}
 			}
-			return interruptible(c.Context, d.Collect(c.Context, o, left))
+			return interruptible(c.Context, gc.Collect(c.Context, d, o, left))
 		}),
 	}, exitOK, exitUsage, exitUnavailable, exitTempFail, exitPermission, exitConfig, exitInterrupt)
 }
@@ -89,12 +90,12 @@ touched.
 // warnOfLeftovers looks for what earlier runs of the user left, while a command that
 // makes or uses slices does its work. The look starts when the command's input has been
 // checked; wait ends it. A simulator started for this command has no leftovers.
-func warnOfLeftovers(s *session, c *call, d *job.Deps, except string) (wait func()) {
+func warnOfLeftovers(s *session, c *call, d *workers.Deps, except string) (wait func()) {
 	ended := func() {}
 	if s.queue == nil || s.sim != nil {
 		return ended
 	}
 	login, _ := config.LocalUser(s.lookup, s.account)
-	d.Checked = func() { ended = d.WarnOfLeftovers(c.Context, login, except) }
+	d.Checked = func() { ended = gc.WarnOfLeftovers(c.Context, d, login, except) }
 	return func() { ended() }
 }

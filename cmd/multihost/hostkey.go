@@ -9,6 +9,7 @@ import (
 
 	"multihost/internal/cmdline"
 	"multihost/internal/event"
+	"multihost/internal/runs"
 	"multihost/internal/tpu"
 )
 
@@ -31,7 +32,7 @@ func hostkeyCommand() *cli.Command {
 				if err != nil {
 					return err
 				}
-				removed, err := d.ForgetHostKey(c.Context, c.String("tpu-prefix"), numbers, id)
+				removed, err := runs.ForgetHostKey(c.Context, d, c.String("tpu-prefix"), numbers, id)
 				if err != nil {
 					return interruptible(c.Context, err)
 				}

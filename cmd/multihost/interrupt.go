@@ -5,8 +5,9 @@ import (
 
 	"github.com/urfave/cli/v2"
 
-	"multihost/internal/job"
+	"multihost/internal/stage"
 	"multihost/internal/ui"
+	"multihost/internal/workers"
 )
 
 func interruptFlag(otherwise string) cli.Flag {
@@ -14,20 +15,20 @@ func interruptFlag(otherwise string) cli.Flag {
 }
 
 func checkOnInterrupt(c *call) {
-	c.OneOf("on-interrupt", c.String("on-interrupt"), "ask", string(job.Stop), string(job.Detach))
+	c.OneOf("on-interrupt", c.String("on-interrupt"), "ask", string(stage.Stop), string(stage.Detach))
 }
 
 // onInterrupts sets what signals do, from --on-interrupt.
-func onInterrupts(s *session, c *call, d *job.Deps) {
-	mode := job.Answer(c.String("on-interrupt"))
-	if mode != job.Ask {
+func onInterrupts(s *session, c *call, d *workers.Deps) {
+	mode := stage.Answer(c.String("on-interrupt"))
+	if mode != stage.Ask {
 		c.signals.Answer(mode)
 		d.CtrlC = mode
 		return
 	}
 	in, ok := c.stdin.(*os.File)
 	if ok && s.view.Mode() != ui.JSON && ui.CanAsk(in, c.stderr) {
-		d.CtrlC = job.Ask
-		s.endQuestions = c.signals.Ask(s.view, in, c.stderr, d.Stand)
+		d.CtrlC = stage.Ask
+		s.endQuestions = c.signals.Ask(s.view, in, c.stderr, d.StatusOf)
 	}
 }

@@ -15,6 +15,9 @@ import (
 	"multihost/internal/network"
 	"multihost/internal/notify"
 	"multihost/internal/preflight"
+	"multihost/internal/runs"
+	"multihost/internal/stage"
+	"multihost/internal/submit"
 )
 
 func jobCommand() *cli.Command {
@@ -61,7 +64,7 @@ need.`,
 		Action: withSession(func(s *session, c *call) error {
 			o := jobOptions(s, c)
 			runnerless := o.Run.Detach && c.String("bucket-name") != ""
-			var do job.DetachOptions
+			var do submit.DetachOptions
 			var told notify.Options
 			if runnerless {
 				refuseRunnerless(c)
@@ -83,12 +86,12 @@ need.`,
 			if runnerless {
 				defer warnOfLeftovers(s, c, d, o.Request.ID)()
 				if s.dryRun {
-					return s.showPlan(c, func() (job.Plan, error) { return d.PlanDetach(c.Context, o, do) })
+					return s.showPlan(c, func() (job.Plan, error) { return submit.PlanDetach(c.Context, d, o, do) })
 				}
-				out, err := d.Detach(c.Context, o, do)
+				out, err := submit.Detach(c.Context, d, o, do)
 				if err == nil && s.sim != nil {
 					s.view.Emit(event.Note{Level: event.Info, Text: "the simulator ends with this command, and the workers with it: the job is followed to its end"})
-					out, err = d.Attach(c.Context, o.Run.Run, job.AttachOptions{Grace: o.Run.Grace, Patience: o.Run.Patience, Watch: o.Run.Watch, Secret: c.lookup})
+					out, err = runs.Attach(c.Context, d, o.Run.Run, runs.AttachOptions{Grace: o.Run.Grace, Patience: o.Run.Patience, Watch: o.Run.Watch, Secret: c.lookup})
 				}
 				return outcome(out, err)
 			}
@@ -98,9 +101,9 @@ need.`,
 			onInterrupts(s, c, d)
 			defer warnOfLeftovers(s, c, d, o.Request.ID)()
 			if s.dryRun {
-				return s.showPlan(c, func() (job.Plan, error) { return d.PlanJob(c.Context, o) })
+				return s.showPlan(c, func() (job.Plan, error) { return job.PlanJob(c.Context, d, o) })
 			}
-			return notified(c, told, d, func() (job.Outcome, error) { return d.Job(c.Context, o) })
+			return notified(c, told, d, func() (stage.Outcome, error) { return job.Job(c.Context, d, o) })
 		}),
 	}, exitOK, statusOfCommand, exitUsage, exitUnavailable, exitIO, exitTempFail, exitPreflight, exitPermission, exitConfig, exitHangup, exitInterrupt, exitTerminate)
 }
@@ -121,8 +124,8 @@ func bucketFlags() []cli.Flag {
 	}
 }
 
-func detachOptions(c *call, roots gcp.Roots) job.DetachOptions {
-	do := job.DetachOptions{Roots: roots, Every: c.Duration("upload-every"), CloudLogging: c.Bool("cloud-logging")}
+func detachOptions(c *call, roots gcp.Roots) submit.DetachOptions {
+	do := submit.DetachOptions{Roots: roots, Every: c.Duration("upload-every"), CloudLogging: c.Bool("cloud-logging")}
 	name, dir := c.String("bucket-name"), c.String("bucket-dir")
 	if _, _, err := detach.CleanBucket(name, ""); err != nil {
 		c.Refuse(&usageError{Err: err}, "bucket-name")

@@ -18,14 +18,20 @@ import (
 
 	"multihost/internal/access"
 	"multihost/internal/event"
+	"multihost/internal/follow"
+	"multihost/internal/gc"
 	"multihost/internal/gcp"
 	"multihost/internal/interrupt"
 	"multihost/internal/job"
 	"multihost/internal/network"
+	"multihost/internal/overssh"
 	"multihost/internal/preflight"
 	"multihost/internal/qr"
+	"multihost/internal/runs"
 	"multihost/internal/sim"
+	"multihost/internal/stage"
 	"multihost/internal/tpu"
+	"multihost/internal/workers"
 )
 
 // A lifeMachine is a machine on which commands of multihost are typed.
@@ -142,8 +148,8 @@ type lifeProcess struct {
 	asks      bool            // it has a terminal
 	signalled interrupt.Watch // what signals do
 	signals   chan os.Signal
-	keys      chan job.Answer // what the person answers
-	end       func()          // ends it as if it were killed
+	keys      chan stage.Answer // what the person answers
+	end       func()            // ends it as if it were killed
 	done      chan struct{}
 	dead      atomic.Bool
 
@@ -155,7 +161,7 @@ type lifeProcess struct {
 	phase   string
 	last    string // what it has said last
 	keeps   bool   // it has said until when it keeps failed slices
-	deps    *job.Deps
+	deps    *workers.Deps
 	status  int
 }
 
@@ -180,7 +186,7 @@ func (m *lifeMachine) start(verb string, asks bool) *lifeProcess {
 	m.mu.Lock()
 	m.typed++
 	p := &lifeProcess{machine: m, name: fmt.Sprintf("%s %d of %s", verb, m.typed, m.name), verb: verb, run: "m", asks: asks,
-		signals: make(chan os.Signal, 4), keys: make(chan job.Answer, 4), done: make(chan struct{}), heard: time.Now()}
+		signals: make(chan os.Signal, 4), keys: make(chan stage.Answer, 4), done: make(chan struct{}), heard: time.Now()}
 	p.signalled.Leave = make(chan struct{})
 	if verb == "run" || verb == "leave" {
 		p.run = "r"
@@ -202,8 +208,8 @@ func (m *lifeMachine) start(verb string, asks bool) *lifeProcess {
 	}
 	p.deps = p.makeDeps()
 	if asks {
-		p.deps.CtrlC = job.Ask
-		p.signalled.AskWith(p.ask, func() job.Answer { return p.deps.Stand().Second() })
+		p.deps.CtrlC = stage.Ask
+		p.signalled.AskWith(p.ask, func() stage.Answer { return p.deps.StatusOf().Second() })
 	}
 	go func() {
 		defer close(p.done)
@@ -221,19 +227,19 @@ func (m *lifeMachine) start(verb string, asks bool) *lifeProcess {
 }
 
 // ask waits for what the person answers.
-func (p *lifeProcess) ask(ctx context.Context) (job.Answer, bool) {
-	stand := p.deps.Stand()
+func (p *lifeProcess) ask(ctx context.Context) (stage.Answer, bool) {
+	stand := p.deps.StatusOf()
 	if stand.Running == "" && stand.Resource == "" {
 		return "", false
 	}
 	select {
 	case answer := <-p.keys:
-		if answer == job.Stop {
+		if answer == stage.Stop {
 			p.machine.world.note(lifeFact{kind: factChosen, who: p.name, text: "answers stop"})
 		}
 		return answer, true
 	case <-ctx.Done():
-		return job.Continue, true
+		return stage.Continue, true
 	}
 }
 
@@ -242,7 +248,7 @@ func (p *lifeProcess) signal(sig os.Signal) {
 	p.mu.Lock()
 	owns := p.owns
 	p.mu.Unlock()
-	stand := p.deps.Stand()
+	stand := p.deps.StatusOf()
 	asked := p.asks && sig == syscall.SIGINT && (stand.Running != "" || stand.Resource != "")
 	if owns && !asked && sig != syscall.SIGHUP {
 		p.machine.world.note(lifeFact{kind: factChosen, who: p.name, text: sig.String()})
@@ -254,14 +260,14 @@ func (p *lifeProcess) signal(sig os.Signal) {
 	}
 }
 
-func (p *lifeProcess) makeDeps() *job.Deps {
+func (p *lifeProcess) makeDeps() *workers.Deps {
 	w := p.machine.world
 	sink := event.SinkFunc(p.emit)
 	cloud := gcp.New(gcp.Config{Project: sim.DefaultProject, Zone: sim.DefaultZone, DisableAuth: true, TPUEndpoint: "http://cloud/",
 		ComputeEndpoint: "http://cloud/compute/v1/", Transport: &lifeWay{w, p}, Sink: sink, LoginWait: access.LoginWait})
 	queue := qr.New(cloud)
-	d := &job.Deps{Cloud: queue.Provider(w.root), Networks: network.New(cloud, qr.LifeOf), Project: sim.DefaultProject, Zone: sim.DefaultZone,
-		Access: job.Access{Login: w.login, Identity: w.identity, KnownHosts: filepath.Join(p.machine.dir, "known_hosts"), Port: w.port, Way: w.way,
+	d := &workers.Deps{Cloud: queue.Provider(w.root), Networks: network.New(cloud, qr.LifeOf), Project: sim.DefaultProject, Zone: sim.DefaultZone,
+		Access: overssh.Access{Login: w.login, Identity: w.identity, KnownHosts: filepath.Join(p.machine.dir, "known_hosts"), Port: w.port, Way: w.way,
 			ConnectTimeout: 15 * time.Second, RetryFor: time.Minute, MaxDials: 8,
 			Dial: func(ctx context.Context, _, addr string) (net.Conn, error) { return w.dial(ctx, p, addr) }},
 		Sink: sink, Clock: gcp.SystemClock, StateDir: p.machine.dir, Owner: "ann@" + p.machine.name, ExitStatus: exitCode, Leave: p.signalled.Leave,
@@ -276,20 +282,20 @@ func (p *lifeProcess) do(ctx context.Context) error {
 	switch p.verb {
 	case "job", "detach":
 		o.Run.Detach = p.verb == "detach"
-		return outcome(p.deps.Job(ctx, o))
+		return outcome(job.Job(ctx, p.deps, o))
 	case "run", "leave":
 		r := o.Run
 		r.Run, r.Prefix, r.Detach = "r", "m", p.verb == "leave"
-		return outcome(p.deps.Run(ctx, r))
+		return outcome(job.Run(ctx, p.deps, r))
 	case "attach":
-		return outcome(p.deps.Attach(ctx, "m", job.AttachOptions{Grace: o.Run.Grace, Patience: o.Run.Patience}))
+		return outcome(runs.Attach(ctx, p.deps, "m", runs.AttachOptions{Grace: o.Run.Grace, Patience: o.Run.Patience}))
 	case "stop":
-		return interruptible(ctx, p.deps.Stop(ctx, "m", job.StopOptions{Grace: o.Run.Grace}))
+		return interruptible(ctx, runs.Stop(ctx, p.deps, "m", runs.StopOptions{Grace: o.Run.Grace}))
 	case "gc":
-		g := job.GCOptions{User: "ann", Look: true}
-		left, err := p.deps.Leftovers(ctx, g)
+		g := gc.GCOptions{User: "ann", Look: true}
+		left, err := gc.Leftovers(ctx, p.deps, g)
 		if err == nil {
-			err = p.deps.Collect(ctx, g, left)
+			err = gc.Collect(ctx, p.deps, g, left)
 		}
 		return interruptible(ctx, err)
 	}
@@ -306,7 +312,7 @@ func (s lifeStory) job(w *lifeWorld) job.JobOptions {
 		Request: qr.Request{ID: "m", NodeCount: lifeSlices, NodePrefix: "m", Type: ty, Tier: qr.Spot}.Neutral(),
 		Run: job.RunOptions{Prefix: "m", Run: "m", Dir: filepath.Join(w.dir, "src"), Script: "train", Preflight: "apply", NUMA: preflight.NUMAOff,
 			FailFast: true, Grace: 5 * time.Second, SyncTimeout: time.Minute, StartLimit: 2 * time.Minute,
-			Patience: job.Patience{Lost: lifeLost, Log: 5 * time.Minute}},
+			Patience: follow.Patience{Lost: lifeLost, Log: 5 * time.Minute}},
 		Budget:         job.Budget{Restarts: s.restarts, Preemptions: s.preemptions},
 		ProvisionLimit: 20 * time.Minute, BootLimit: 3 * time.Minute,
 		Lease: s.lease, TTL: s.ttl, Keep: s.keep == "keep", KeepOnFailure: strings.HasPrefix(s.keep, "on failure"),

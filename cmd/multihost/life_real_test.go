@@ -20,6 +20,7 @@ import (
 
 	"multihost/internal/job"
 	"multihost/internal/launch"
+	"multihost/internal/overssh"
 	"multihost/internal/preflight"
 	"multihost/internal/sim"
 	"multihost/internal/sim/worker"
@@ -118,7 +119,7 @@ func newRealLifeWorld(story lifeStory, dir string, kit *lifeKit) (*lifeWorld, er
 		return nil, err
 	}
 	w.real = &lifeReal{Backend: backend.Backend, world: w, conns: map[net.Conn]string{}}
-	w.login, w.port, w.way = "ann", backend.Port(), job.Access{}.Way
+	w.login, w.port, w.way = "ann", backend.Port(), overssh.Access{}.Way
 	w.real.front = httptest.NewServer(http.HandlerFunc(w.real.serve))
 	w.root = w.real.front.URL
 	return w, w.start(sim.Config{Step: 200 * time.Millisecond, Workers: w.real})

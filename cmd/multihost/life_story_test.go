@@ -9,7 +9,7 @@ import (
 
 	"pgregory.net/rapid"
 
-	"multihost/internal/job"
+	"multihost/internal/stage"
 )
 
 // A lifeStory is what happens to one job, from its first command on.
@@ -115,7 +115,7 @@ func lifeDeeds() map[string]lifeDeedKind {
 			}
 		}
 	}
-	answer := func(a job.Answer) func(w *lifeWorld, d lifeDeed) {
+	answer := func(a stage.Answer) func(w *lifeWorld, d lifeDeed) {
 		return func(w *lifeWorld, d lifeDeed) {
 			if p := w.machines[d.machine].newest(); p != nil {
 				p.signal(syscall.SIGINT)
@@ -152,9 +152,9 @@ func lifeDeeds() map[string]lifeDeedKind {
 		"type run":                       {on: onMachine, often: 1, do: typing("run", false)},
 		"type gc --delete":               {on: onMachine, often: 1, do: typing("gc", false)},
 		"Ctrl-C":                         {on: onMachine, often: 3, do: signal(syscall.SIGINT)},
-		"Ctrl-C and the answer stop":     {on: onMachine, often: 1, do: answer(job.Stop)},
-		"Ctrl-C and the answer detach":   {on: onMachine, often: 1, do: answer(job.Detach)},
-		"Ctrl-C and the answer continue": {on: onMachine, often: 1, do: answer(job.Continue)},
+		"Ctrl-C and the answer stop":     {on: onMachine, often: 1, do: answer(stage.Stop)},
+		"Ctrl-C and the answer detach":   {on: onMachine, often: 1, do: answer(stage.Detach)},
+		"Ctrl-C and the answer continue": {on: onMachine, often: 1, do: answer(stage.Continue)},
 		"SIGTERM":                        {on: onMachine, often: 2, do: signal(syscall.SIGTERM)},
 		"SIGHUP":                         {on: onMachine, often: 2, do: signal(syscall.SIGHUP)},
 		"kill -9":                        {on: onMachine, often: 8, do: func(w *lifeWorld, d lifeDeed) { w.machines[d.machine].switchOff() }},

@@ -22,7 +22,7 @@ import (
 
 	"golang.org/x/crypto/ssh"
 
-	"multihost/internal/job"
+	"multihost/internal/overssh"
 	"multihost/internal/sim"
 	"multihost/internal/sim/worker"
 	"multihost/internal/sshkey"
@@ -40,7 +40,7 @@ type lifeWorld struct {
 	real     *lifeReal // the workers, where they are real; nil: fleet
 	login    string
 	port     int
-	way      job.Way
+	way      overssh.Way
 	root     string // of the API, for the workers
 	ctx      context.Context
 	cancel   context.CancelFunc
@@ -81,7 +81,7 @@ func newLifeWorld(story lifeStory, dir string, kit *lifeKit) (*lifeWorld, error)
 
 func blankLifeWorld(story lifeStory, dir string, kit *lifeKit) *lifeWorld {
 	w := &lifeWorld{story: story, dir: dir, identity: kit.identity, keys: kit.keys, begin: time.Now(), fleet: map[string]*lifeVM{},
-		login: "quick", port: 22, way: job.Internal, root: "http://cloud", endLimit: 3 * time.Hour, goLimit: 2 * time.Hour, quietLimit: 90 * time.Second}
+		login: "quick", port: 22, way: overssh.Internal, root: "http://cloud", endLimit: 3 * time.Hour, goLimit: 2 * time.Hour, quietLimit: 90 * time.Second}
 	w.ctx, w.cancel = context.WithCancel(context.Background())
 	return w
 }

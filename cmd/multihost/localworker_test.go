@@ -12,18 +12,23 @@ import (
 
 	"multihost/internal/access"
 	"multihost/internal/event"
+	"multihost/internal/follow"
 	"multihost/internal/gcp"
 	"multihost/internal/job"
 	"multihost/internal/launch"
 	"multihost/internal/network"
+	"multihost/internal/overssh"
 	"multihost/internal/preflight"
 	"multihost/internal/qr"
 	"multihost/internal/remote"
+	"multihost/internal/runs"
 	"multihost/internal/sim"
 	"multihost/internal/sim/worker"
+	"multihost/internal/stage"
 	"multihost/internal/testkit"
 	"multihost/internal/testkit/localworker"
 	"multihost/internal/tpu"
+	"multihost/internal/workers"
 )
 
 // localWorkers are the machines of a simulated cloud, whose workers are reached without
@@ -96,14 +101,14 @@ func TestRunAndJobOverLocalProcesses(t *testing.T) {
 	testkit.Must(t, os.WriteFile(filepath.Join(code, "words"), []byte("from the laptop\n"), 0o600))
 
 	queue := qr.New(cloud)
-	deps := func(hear func(event.Event)) *job.Deps {
-		return &job.Deps{Cloud: queue.Provider(server.URL()), Networks: network.New(cloud, qr.LifeOf), Project: sim.DefaultProject, Zone: sim.DefaultZone,
-			Access: job.Access{Login: "ann", RetryFor: time.Minute}, Dialer: &localworker.Dialer{Find: backend.find},
+	deps := func(hear func(event.Event)) *workers.Deps {
+		return &workers.Deps{Cloud: queue.Provider(server.URL()), Networks: network.New(cloud, qr.LifeOf), Project: sim.DefaultProject, Zone: sim.DefaultZone,
+			Access: overssh.Access{Login: "ann", RetryFor: time.Minute}, Dialer: &localworker.Dialer{Find: backend.find},
 			Clock: gcp.SystemClock, StateDir: filepath.Join(dir, "state"), Owner: "ann@laptop", ExitStatus: exitCode, Sink: event.SinkFunc(hear)}
 	}
 	options := func(prefix, script string) job.RunOptions {
 		return job.RunOptions{Prefix: prefix, Run: "r" + prefix, Dir: code, Script: script, Preflight: "require", Platform: preflight.GCE, NUMA: preflight.NUMAOff, FailFast: true,
-			Grace: time.Second, SyncTimeout: time.Minute, StartLimit: time.Minute, KillStale: launch.FreeOrphans, Patience: job.Patience{Lost: time.Minute, Log: time.Minute}}
+			Grace: time.Second, SyncTimeout: time.Minute, StartLimit: time.Minute, KillStale: launch.FreeOrphans, Patience: follow.Patience{Lost: time.Minute, Log: time.Minute}}
 	}
 	const script = "cat words; until [ -e ~/go ]; do sleep 0.05; done; echo end"
 	logs := func(name string) (all []string) {
@@ -131,7 +136,7 @@ func TestRunAndJobOverLocalProcesses(t *testing.T) {
 	has := func(want string, n int, all []string) bool {
 		return len(all) == n && strings.Join(all, "") == strings.Repeat(want, n)
 	}
-	begin := func(f func(*job.Deps) (job.Outcome, error)) (phases func() string, ended <-chan error) {
+	begin := func(f func(*workers.Deps) (stage.Outcome, error)) (phases func() string, ended <-chan error) {
 		var mu sync.Mutex
 		var heard []string
 		d := deps(func(e event.Event) {
@@ -157,7 +162,7 @@ func TestRunAndJobOverLocalProcesses(t *testing.T) {
 
 	// A run, whose connections break while it prints.
 	var ended <-chan error
-	said, ended = begin(func(d *job.Deps) (job.Outcome, error) { return d.Run(t.Context(), options("t", script)) })
+	said, ended = begin(func(d *workers.Deps) (stage.Outcome, error) { return job.Run(t.Context(), d, options("t", script)) })
 	await("the first lines", func() bool { return has("from the laptop\n", 2, logs("rt")) })
 	backend.each("t", (*localworker.Worker).Leave)
 	await("the outage", func() bool { return strings.Contains(said(), "lost the connection to s0w[0-1]") })
@@ -178,9 +183,9 @@ func TestRunAndJobOverLocalProcesses(t *testing.T) {
 	backend.each("t", func(w *localworker.Worker) { testkit.Must(t, os.Remove(filepath.Join(w.Home, "go"))) })
 	stopped := options("t", script)
 	stopped.Run = "s"
-	said, ended = begin(func(d *job.Deps) (job.Outcome, error) { return d.Run(t.Context(), stopped) })
+	said, ended = begin(func(d *workers.Deps) (stage.Outcome, error) { return job.Run(t.Context(), d, stopped) })
 	await("the first lines", func() bool { return has("from the laptop\n", 2, logs("s")) })
-	if err := deps(func(event.Event) {}).Stop(t.Context(), "s", job.StopOptions{Grace: time.Second}); err != nil {
+	if err := runs.Stop(t.Context(), deps(func(event.Event) {}), "s", runs.StopOptions{Grace: time.Second}); err != nil {
 		t.Errorf("stop: %v", err)
 	}
 	if err := <-ended; exitCode(err) == 0 {
@@ -195,7 +200,7 @@ func TestRunAndJobOverLocalProcesses(t *testing.T) {
 	request.MarkJob("j")
 	o := job.JobOptions{Request: request.Neutral(), Run: options("j", "cat words")}
 	o.Run.Run, o.Run.Preflight = "j", "apply" // the network of the slices is a small one
-	said, ended = begin(func(d *job.Deps) (job.Outcome, error) { return d.Job(t.Context(), o) })
+	said, ended = begin(func(d *workers.Deps) (stage.Outcome, error) { return job.Job(t.Context(), d, o) })
 	if err := <-ended; err != nil || !has("from the laptop\n", 2, logs("j")) {
 		t.Errorf("the job ends with %v, and its logs are %q; it said %s", err, logs("j"), said())
 	}
@@ -204,4 +209,4 @@ func TestRunAndJobOverLocalProcesses(t *testing.T) {
 	}
 }
 
-var _ remote.Dialer = (*job.SSH)(nil)
+var _ remote.Dialer = (*overssh.SSH)(nil)

@@ -10,7 +10,8 @@ import (
 
 	"multihost/internal/config"
 	"multihost/internal/gcp"
-	"multihost/internal/job"
+	"multihost/internal/logs"
+	"multihost/internal/runs"
 	"multihost/internal/tpu"
 	"multihost/internal/ui"
 )
@@ -55,17 +56,17 @@ workers.`,
 				if err := s.login(c, d); err != nil {
 					return err
 				}
-				return interruptible(c.Context, d.Verify(c.Context, name, c.String("tpu-prefix")))
+				return interruptible(c.Context, runs.Verify(c.Context, d, name, c.String("tpu-prefix")))
 			}
 			show := ui.LogsOptions{Times: o.Times}
 			if o.All {
-				show.Tags = job.RecordedIDs(s.stateDir, name)
+				show.Tags = logs.RecordedIDs(s.stateDir, name)
 			}
 			out := s.view.Logs(show)
-			whole, err := job.LocalLog(c.Context, d, name, o, out)
+			whole, err := logs.LocalLog(c.Context, d, name, o, out)
 			if !whole && err == nil {
 				if err = s.login(c, d); err == nil {
-					err = d.Logs(c.Context, name, c.String("tpu-prefix"), o, out)
+					err = logs.Logs(c.Context, d, name, c.String("tpu-prefix"), o, out)
 				}
 			}
 			return withoutPipe(errors.Join(interruptible(c.Context, err), out.Close()))
@@ -74,8 +75,8 @@ workers.`,
 }
 
 // logOptions reads which logs to print, and which part of them.
-func logOptions(s *session, c *call) job.LogOptions {
-	o := job.LogOptions{
+func logOptions(s *session, c *call) logs.LogOptions {
+	o := logs.LogOptions{
 		All: c.Bool("all"), FirstFailure: c.Bool("first-failure"), Attempt: c.Int("attempt"), Follow: c.Bool("follow"), Lost: c.Duration("lost-timeout"),
 		Tail: -1, Times: c.Bool("timestamps"),
 	}

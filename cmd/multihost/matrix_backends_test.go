@@ -17,6 +17,7 @@ import (
 
 	"multihost/internal/job"
 	"multihost/internal/launch"
+	"multihost/internal/overssh"
 	"multihost/internal/preflight"
 	"multihost/internal/sim"
 	"multihost/internal/sim/netns"
@@ -139,7 +140,7 @@ func newRealCell(t *testing.T, identity *sshkey.Identity, phase string, fault ma
 	clock := &tickClock{now: time.Now(), timers: map[chan time.Time]time.Time{}}
 	c := &cell{t: t, phase: phase, fault: fault, backend: backend, over: make(chan struct{}), begin: time.Now(), clock: clock,
 		ticks: &tickClock{now: time.Now(), timers: map[chan time.Time]time.Time{}}, dir: dir}
-	c.access = job.Access{Login: "ann", Identity: identity, KnownHosts: filepath.Join(dir, "known_hosts"),
+	c.access = overssh.Access{Login: "ann", Identity: identity, KnownHosts: filepath.Join(dir, "known_hosts"),
 		ConnectTimeout: 30 * time.Second, RetryFor: 10 * time.Second, MaxDials: 8}
 	if c.fault.trains = fault.trains && phase == "run"; c.fault.trains {
 		strike := c.fault.strike

@@ -3,6 +3,12 @@ package main
 import (
 	"bytes"
 	"context"
+
+	"multihost/internal/overssh"
+	"multihost/internal/runs"
+	"multihost/internal/submit"
+	"multihost/internal/workers"
+
 	_ "embed"
 	"encoding/base64"
 	"errors"
@@ -50,7 +56,7 @@ const (
 type lonelyFault struct {
 	name   string
 	from   int // first phase in which it can happen
-	strike func(s *stage)
+	strike func(s *lonelyStage)
 	code   int  // with which who attaches ends, where it happens …
 	until  int  // … before this phase; 0 from then on
 	taken  bool // it takes the slices away
@@ -60,29 +66,29 @@ type lonelyFault struct {
 }
 
 func lonelyFaults() []lonelyFault {
-	inject := func(text string) func(s *stage) {
-		return func(s *stage) { s.inject(text) }
+	inject := func(text string) func(s *lonelyStage) {
+		return func(s *lonelyStage) { s.inject(text) }
 	}
-	away := func(path string, code int, d time.Duration) func(s *stage) {
-		return func(s *stage) { s.outage(path, code, d) }
+	away := func(path string, code int, d time.Duration) func(s *lonelyStage) {
+		return func(s *lonelyStage) { s.outage(path, code, d) }
 	}
 	const stopped = 128 + int(syscall.SIGTERM)
 	return []lonelyFault{
 		{name: "one slice of two preempted", from: fromProvisioning, taken: true, again: true, code: exitUnavailable, until: fromDeletion, strike: inject("preempt node=m-1")},
 		{name: "queued resource suspended", taken: true, code: exitUnavailable, until: fromDeletion, strike: inject("qr-suspended qr=m")},
 		{name: "queued resource failed", taken: true, code: exitUnavailable, until: fromDeletion, strike: inject("qr-failed qr=m message='an internal error has occurred'")},
-		{name: "an admin deletes it", code: exitUnavailable, until: fromDeletion, strike: (*stage).adminDeletes},
+		{name: "an admin deletes it", code: exitUnavailable, until: fromDeletion, strike: (*lonelyStage).adminDeletes},
 		{name: "API answers 503 for 2 minutes", from: fromBoot, strike: away("/v2alpha1/", http.StatusServiceUnavailable, 2*time.Minute)},
 		{name: "bucket answers 503 for 5 minutes", from: fromBoot, strike: away("storage/v1/", http.StatusServiceUnavailable, 5*time.Minute)},
 		{name: "bucket answers 403 for 5 minutes", from: fromBoot, strike: away("storage/v1/", http.StatusForbidden, 5*time.Minute)},
 		{name: "workers may not use the bucket any more", from: fromBoot, code: exitUnavailable, until: fromDeletion,
 			strike: inject("permission-denied permission=storage.* account=*gserviceaccount.com n=all")},
 		{name: "metadata server and tokens away for 2 minutes", from: fromBoot, strike: away("", 0, 2*time.Minute)},
-		{name: "a worker reboots", from: fromBoot, strike: func(s *stage) { s.reboot("m-1") }},
-		{name: "all workers reboot", from: fromBoot, strike: func(s *stage) { s.reboot("m-0", "m-1") }},
-		{name: "a worker never comes back", from: fromBoot, code: exitUnavailable, until: fromDeletion, strike: func(s *stage) { s.kill("m-1") }},
-		{name: "--ttl is over", from: fromPreflight, code: stopped, until: fromEnd, short: true, long: true, strike: (*stage).standStill},
-		{name: "a stop is asked for in the bucket", code: stopped, until: fromEnd, strike: (*stage).userStops},
+		{name: "a worker reboots", from: fromBoot, strike: func(s *lonelyStage) { s.reboot("m-1") }},
+		{name: "all workers reboot", from: fromBoot, strike: func(s *lonelyStage) { s.reboot("m-0", "m-1") }},
+		{name: "a worker never comes back", from: fromBoot, code: exitUnavailable, until: fromDeletion, strike: func(s *lonelyStage) { s.kill("m-1") }},
+		{name: "--ttl is over", from: fromPreflight, code: stopped, until: fromEnd, short: true, long: true, strike: (*lonelyStage).standStill},
+		{name: "a stop is asked for in the bucket", code: stopped, until: fromEnd, strike: (*lonelyStage).userStops},
 	}
 }
 
@@ -102,19 +108,19 @@ const (
 	simStep     = time.Second
 )
 
-// A stage is a job without runner to which one thing happens in one phase. Its workers
+// A lonelyStage is a job without runner to which one thing happens in one phase. Its workers
 // are what multihost-agent does on theirs. What leaves them is answered here: calls go
 // to the simulator's API, operations of the supervisor have the files as result that
 // theirs have. It lives in a bubble of package synctest: time stands while anybody does
 // anything, and goes on to the next moment when all wait, so a slow machine changes
 // nothing.
-type stage struct {
+type lonelyStage struct {
 	t      *testing.T
 	phase  string
 	fault  lonelyFault
 	dir    string
 	server *sim.Server
-	access job.Access
+	access overssh.Access
 	begin  time.Time
 	struck atomic.Bool
 	over   chan struct{}  // closed when the fault has struck
@@ -168,8 +174,8 @@ func TestMatrixOfDetachedJobs(t *testing.T) {
 					doc.set(t, f, p, "–")
 					continue
 				}
-				s := &stage{phase: phase, fault: fault, dir: filepath.Join(dir, fmt.Sprintf("%d-%d", p, f)),
-					access: job.Access{Login: "ann", Identity: identity}, begun: map[int]map[string]bool{}, ends: map[int]time.Time{}, code: map[int]int{}}
+				s := &lonelyStage{phase: phase, fault: fault, dir: filepath.Join(dir, fmt.Sprintf("%d-%d", p, f)),
+					access: overssh.Access{Login: "ann", Identity: identity}, begun: map[int]map[string]bool{}, ends: map[int]time.Time{}, code: map[int]int{}}
 				if p >= fault.until {
 					s.fault.code, s.fault.long = exitOK, false
 				}
@@ -190,7 +196,7 @@ func TestMatrixOfDetachedJobs(t *testing.T) {
 }
 
 // run runs the job and says what comes out.
-func (s *stage) run(story *lockedText) (result string) {
+func (s *lonelyStage) run(story *lockedText) (result string) {
 	failed := func(format string, args ...any) string {
 		s.t.Errorf(format, args...)
 		return "?"
@@ -205,7 +211,7 @@ func (s *stage) run(story *lockedText) (result string) {
 		TPUEndpoint: url + "/", ComputeEndpoint: url + "/compute/v1/", StorageEndpoint: url + "/storage/v1/", ResourceManagerEndpoint: url + "/"})
 	queue := qr.New(cloud)
 	sink := event.SinkFunc(func(e event.Event) { fmt.Fprintf(story, "%T %+v\n", e, e) })
-	d := &job.Deps{Cloud: queue.Provider(""), Networks: network.New(cloud, qr.LifeOf), Project: sim.DefaultProject, Zone: sim.DefaultZone, Access: s.access,
+	d := &workers.Deps{Cloud: queue.Provider(""), Networks: network.New(cloud, qr.LifeOf), Project: sim.DefaultProject, Zone: sim.DefaultZone, Access: s.access,
 		Sink: sink, Clock: gcp.SystemClock, StateDir: filepath.Join(s.dir, "state"), Owner: "ann@laptop", ExitStatus: exitCode, Agents: noAgent(),
 		OpenBucket: func(ctx context.Context, bucket, dir string) (*detach.Bucket, error) {
 			return detach.Open(ctx, cloud, bucket, dir)
@@ -221,7 +227,7 @@ func (s *stage) run(story *lockedText) (result string) {
 		o.TTL = shortLife
 	}
 	s.begin = time.Now()
-	if _, err := d.Detach(context.Background(), o, job.DetachOptions{Bucket: sim.DefaultBucket, Roots: roots}); err != nil {
+	if _, err := submit.Detach(context.Background(), d, o, submit.DetachOptions{Bucket: sim.DefaultBucket, Roots: roots}); err != nil {
 		return failed("not started: %v", err)
 	}
 	left, err := s.play()
@@ -231,7 +237,7 @@ func (s *stage) run(story *lockedText) (result string) {
 	if !s.struck.Load() {
 		return failed("%v", errPhaseNeverCame)
 	}
-	out, err := d.Attach(context.Background(), o.Run.Run, job.AttachOptions{})
+	out, err := runs.Attach(context.Background(), d, o.Run.Run, runs.AttachOptions{})
 	status := exitCode(outcome(out, err))
 	fmt.Fprintf(story, "ended with %d, %v; left: %s\n", status, err, left)
 	if status != s.fault.code {
@@ -261,17 +267,17 @@ func (s *stage) run(story *lockedText) (result string) {
 }
 
 // again types a job that has lost its slices once more: it goes on, and ends well.
-func (s *stage) again(d *job.Deps, o job.JobOptions, roots gcp.Roots) error {
+func (s *lonelyStage) again(d *workers.Deps, o job.JobOptions, roots gcp.Roots) error {
 	s.mu.Lock()
 	before := len(s.begun)
 	s.mu.Unlock()
-	if _, err := d.Detach(context.Background(), o, job.DetachOptions{Bucket: sim.DefaultBucket, Roots: roots}); err != nil {
+	if _, err := submit.Detach(context.Background(), d, o, submit.DetachOptions{Bucket: sim.DefaultBucket, Roots: roots}); err != nil {
 		return err
 	}
 	if _, err := s.play(); err != nil {
 		return err
 	}
-	out, err := d.Attach(context.Background(), o.Run.Run, job.AttachOptions{})
+	out, err := runs.Attach(context.Background(), d, o.Run.Run, runs.AttachOptions{})
 	if err == nil && (out.Code != 0 || len(s.begun) != before+1) {
 		err = fmt.Errorf("exit status %d after %s", out.Code, event.Count(len(s.begun)-before, "attempt"))
 	}
@@ -280,7 +286,7 @@ func (s *stage) again(d *job.Deps, o job.JobOptions, roots gcp.Roots) error {
 
 // left is the state of the queued resource; "" when neither it nor a slice is
 // there.
-func (s *stage) left() string {
+func (s *lonelyStage) left() string {
 	status := s.server.Status()
 	switch {
 	case len(status.Queued) > 0:
@@ -292,7 +298,7 @@ func (s *stage) left() string {
 }
 
 // play lets time pass until nothing more can happen, and returns what is left.
-func (s *stage) play() (left string, err error) {
+func (s *lonelyStage) play() (left string, err error) {
 	queue := map[string]string{"CREATING": "requested", "ACCEPTED": "requested", "WAITING_FOR_RESOURCES": "waiting", "PROVISIONING": "provisioning"}
 	for {
 		left = s.left()
@@ -312,14 +318,14 @@ func (s *stage) play() (left string, err error) {
 }
 
 // anybody reports whether a worker does something or is to boot.
-func (s *stage) anybody() bool {
+func (s *lonelyStage) anybody() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.coming > 0 || slices.ContainsFunc(s.vms, func(vm *stageVM) bool { return vm.off != nil })
 }
 
 // reached lets the fault happen, once, in its phase.
-func (s *stage) reached(phase string) {
+func (s *lonelyStage) reached(phase string) {
 	if phase == s.phase && s.struck.CompareAndSwap(false, true) {
 		s.fault.strike(s)
 		close(s.over)
@@ -350,7 +356,7 @@ func (vm *stageVM) reaches(boot int, phase string) {
 
 // inject has the simulator do it, and waits until what it takes away is gone: who
 // has asked does nothing more before.
-func (s *stage) inject(text string) {
+func (s *lonelyStage) inject(text string) {
 	fault, err := sim.ParseFault(text)
 	if err == nil {
 		_, err = s.server.Inject(fault)
@@ -364,7 +370,7 @@ func (s *stage) inject(text string) {
 }
 
 // awaitDown waits until no machine is left, as far as there are any.
-func (s *stage) awaitDown() {
+func (s *lonelyStage) awaitDown() {
 	for begin := time.Now(); s.anybody(); <-time.After(simStep) {
 		if time.Since(begin) > time.Hour {
 			s.t.Error("the workers are not taken away")
@@ -373,16 +379,16 @@ func (s *stage) awaitDown() {
 	}
 }
 
-func (s *stage) adminDeletes() {
+func (s *lonelyStage) adminDeletes() {
 	s.call(http.MethodDelete, "/v2alpha1/projects/"+sim.DefaultProject+"/locations/"+sim.DefaultZone+"/queuedResources/m?force=true", "")
 	s.awaitDown()
 }
 
-func (s *stage) userStops() {
+func (s *lonelyStage) userStops() {
 	s.call(http.MethodPost, "/upload/storage/v1/b/"+sim.DefaultBucket+"/o?uploadType=media&name=m%2Fcontrol%2Fstop", "enough\n")
 }
 
-func (s *stage) call(method, path, body string) {
+func (s *lonelyStage) call(method, path, body string) {
 	answer := httptest.NewRecorder()
 	s.server.ServeHTTP(answer, httptest.NewRequest(method, path, strings.NewReader(body)))
 	if answer.Code != http.StatusOK {
@@ -390,21 +396,21 @@ func (s *stage) call(method, path, body string) {
 	}
 }
 
-func (s *stage) outage(path string, code int, d time.Duration) {
+func (s *lonelyStage) outage(path string, code int, d time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.down = append(s.down, outage{path, code, time.Now().Add(d)})
 }
 
 // standStill has nobody do anything until the time to live is just over.
-func (s *stage) standStill() {
+func (s *lonelyStage) standStill() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.still = s.booted.Add(shortLife + 5*time.Second)
 }
 
 // kill takes the workers of slices for good, reboot for two minutes.
-func (s *stage) kill(nodes ...string) {
+func (s *lonelyStage) kill(nodes ...string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, vm := range s.vms {
@@ -415,7 +421,7 @@ func (s *stage) kill(nodes ...string) {
 	}
 }
 
-func (s *stage) reboot(nodes ...string) {
+func (s *lonelyStage) reboot(nodes ...string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, vm := range s.vms {
@@ -429,7 +435,7 @@ func (s *stage) reboot(nodes ...string) {
 // bootIn lets a machine boot after some time. Each has a part of the second to
 // itself, since the agent waits for whole ones: so no two do anything at the same
 // moment, and what comes first is the same each time. The caller holds mu.
-func (s *stage) bootIn(vm *stageVM, d time.Duration) {
+func (s *lonelyStage) bootIn(vm *stageVM, d time.Duration) {
 	s.coming++
 	d = time.Until(time.Now().Add(d).Truncate(time.Second).Add(vm.part()))
 	s.wg.Go(func() {
@@ -455,9 +461,9 @@ func (vm *stageVM) part() time.Duration {
 }
 
 // Port, Start and Close make the stage the simulator's worker.Backend.
-func (s *stage) Port() int { return 22 }
+func (s *lonelyStage) Port() int { return 22 }
 
-func (s *stage) Start(_ context.Context, spec worker.Spec) (worker.Machine, error) {
+func (s *lonelyStage) Start(_ context.Context, spec worker.Spec) (worker.Machine, error) {
 	vm := &stageVM{stage: s, spec: spec, taken: make(chan struct{}), commands: map[int]*stageCommand{}}
 	if err := os.MkdirAll(spec.Root, 0o700); err != nil {
 		return nil, err
@@ -472,7 +478,7 @@ func (s *stage) Start(_ context.Context, spec worker.Spec) (worker.Machine, erro
 	return vm, nil
 }
 
-func (s *stage) Close() error {
+func (s *lonelyStage) Close() error {
 	s.mu.Lock()
 	s.closed = true
 	for _, vm := range s.vms {
@@ -486,7 +492,7 @@ func (s *stage) Close() error {
 	return nil
 }
 
-func (s *stage) logs() string {
+func (s *lonelyStage) logs() string {
 	var b bytes.Buffer
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -499,7 +505,7 @@ func (s *stage) logs() string {
 
 // A stageVM is one worker. Its fields are guarded by the stage's mu.
 type stageVM struct {
-	stage    *stage
+	stage    *lonelyStage
 	spec     worker.Spec
 	boots    int
 	power    func()        // takes it
@@ -727,13 +733,13 @@ func (vm *stageVM) stillUntil() time.Time {
 
 // loses has an attempt fail as JAX does when it hears nothing of another process,
 // unless it is ended before.
-func (s *stage) loses(attempt int) {
+func (s *lonelyStage) loses(attempt int) {
 	s.ends[attempt], s.code[attempt] = time.Now().Add(commandTime), 1
 }
 
 // looked is called when a worker has nothing to do for the moment. To come between
 // two attempts one of the machines is rebooted when both run.
-func (s *stage) looked() {
+func (s *lonelyStage) looked() {
 	s.mu.Lock()
 	running := 0
 	for _, vm := range s.vms {
@@ -845,7 +851,7 @@ func (vm *stageVM) instance(boot int, path string) *httptest.ResponseRecorder {
 }
 
 // outageOf is the one that a call meets now; nil is none.
-func (s *stage) outageOf(path string) *outage {
+func (s *lonelyStage) outageOf(path string) *outage {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, o := range s.down {
@@ -892,7 +898,7 @@ func (b briefly) RoundTrip(r *http.Request) (*http.Response, error) {
 }
 
 // noticed tells phases by what a worker is about to ask for.
-func (s *stage) noticed(vm *stageVM, method, path string) {
+func (s *lonelyStage) noticed(vm *stageVM, method, path string) {
 	s.mu.Lock()
 	ended := false
 	for _, c := range vm.commands {
@@ -911,7 +917,7 @@ func (s *stage) noticed(vm *stageVM, method, path string) {
 }
 
 // isBetween: the machine was rebooted to come there, and is up again.
-func (s *stage) isBetween(vm *stageVM) bool {
+func (s *lonelyStage) isBetween(vm *stageVM) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.shaken && vm.boots > 2 && vm.off != nil

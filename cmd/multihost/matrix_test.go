@@ -20,15 +20,19 @@ import (
 
 	"multihost/internal/access"
 	"multihost/internal/event"
+	"multihost/internal/follow"
 	"multihost/internal/gcp"
 	"multihost/internal/job"
 	"multihost/internal/network"
+	"multihost/internal/overssh"
 	"multihost/internal/preflight"
 	"multihost/internal/qr"
 	"multihost/internal/sim"
 	"multihost/internal/sim/worker"
 	"multihost/internal/sshkey"
+	"multihost/internal/stage"
 	"multihost/internal/tpu"
+	"multihost/internal/workers"
 )
 
 // matrixPhases are where a job can be when something happens to it.
@@ -89,7 +93,7 @@ type cell struct {
 	begin   time.Time
 	fleet   fleet
 	front   *httptest.Server
-	access  job.Access
+	access  overssh.Access
 	dir     string
 	kill    func()
 	signal  func()
@@ -241,7 +245,7 @@ func newCell(t *testing.T, identity *sshkey.Identity, phase string, fault matrix
 	patience := time.Duration(float64(time.Second) * slow)
 	c := &cell{t: t, phase: phase, fault: fault, over: make(chan struct{}), begin: time.Now(), clock: hurriedClock{time.Now(), fault.speed() / slow},
 		ticks: &tickClock{now: time.Now(), timers: map[chan time.Time]time.Time{}}, dir: t.TempDir()}
-	c.access = job.Access{Login: "quick", Identity: identity, KnownHosts: filepath.Join(c.dir, "known_hosts"),
+	c.access = overssh.Access{Login: "quick", Identity: identity, KnownHosts: filepath.Join(c.dir, "known_hosts"),
 		ConnectTimeout: patience, RetryFor: patience, MaxDials: 8}
 	return c
 }
@@ -354,7 +358,7 @@ func (c *cell) runner() (status int, log string) {
 		close(leave)
 		cancel(errors.New("killed"))
 	})
-	c.signal = func() { cancel(&job.Interrupted{Signal: syscall.SIGINT}) }
+	c.signal = func() { cancel(&stage.Interrupted{Signal: syscall.SIGINT}) }
 	story := &lockedText{}
 	status, err := c.job(ctx, c.dir, leave, event.SinkFunc(func(e event.Event) { c.hear(e, story) }))
 	fmt.Fprintf(story, "ended with %d, %v\n", status, err)
@@ -369,7 +373,7 @@ func (c *cell) job(ctx context.Context, dir string, leave <-chan struct{}, sink 
 	access := c.access
 	access.Port = c.fleet.Port()
 	queue := qr.New(cloud)
-	d := &job.Deps{Agents: agents(), Cloud: queue.Provider(""), Networks: network.New(cloud, qr.LifeOf), Project: sim.DefaultProject, Zone: sim.DefaultZone, Access: access,
+	d := &workers.Deps{Agents: agents(), Cloud: queue.Provider(""), Networks: network.New(cloud, qr.LifeOf), Project: sim.DefaultProject, Zone: sim.DefaultZone, Access: access,
 		Sink: sink, Clock: c.clock, StateDir: dir, Owner: "ann@laptop", ExitStatus: exitCode, Leave: leave}
 	overSSH(d, nil)
 	o := matrixJob(c.dir, c.access)
@@ -379,12 +383,12 @@ func (c *cell) job(ctx context.Context, dir string, leave <-chan struct{}, sink 
 	if c.backend != "" {
 		c.forReal(&o)
 	}
-	out, err := d.Job(ctx, o)
+	out, err := job.Job(ctx, d, o)
 	return exitCode(outcome(out, err)), err
 }
 
 // matrixJob is the job of a cell.
-func matrixJob(dir string, access job.Access) job.JobOptions {
+func matrixJob(dir string, access overssh.Access) job.JobOptions {
 	ty, err := tpu.ParseType("v5litepod-4")
 	if err != nil {
 		panic(err)
@@ -392,7 +396,7 @@ func matrixJob(dir string, access job.Access) job.JobOptions {
 	o := job.JobOptions{
 		Request: qr.Request{ID: "m", NodeCount: 2, NodePrefix: "m", Type: ty, Tier: qr.Spot}.Neutral(),
 		Run: job.RunOptions{Prefix: "m", Run: "m", UseExisting: false, Dir: filepath.Join(dir, "src"), Script: "train", Preflight: "apply",
-			NUMA: preflight.NUMAOff, FailFast: true, Grace: 100 * time.Millisecond, SyncTimeout: time.Minute, StartLimit: 20 * time.Second, Patience: job.Patience{Lost: 10 * time.Minute, Log: 10 * time.Minute}},
+			NUMA: preflight.NUMAOff, FailFast: true, Grace: 100 * time.Millisecond, SyncTimeout: time.Minute, StartLimit: 20 * time.Second, Patience: follow.Patience{Lost: 10 * time.Minute, Log: 10 * time.Minute}},
 		Budget: job.Budget{Preemptions: -1},
 	}
 	os.MkdirAll(o.Run.Dir, 0o700)

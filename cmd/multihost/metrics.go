@@ -11,9 +11,11 @@ import (
 	"multihost/internal/cmdline"
 	"multihost/internal/config"
 	"multihost/internal/event"
+	"multihost/internal/follow"
 	"multihost/internal/gcp"
-	"multihost/internal/job"
 	"multihost/internal/metrics"
+	"multihost/internal/ops"
+	"multihost/internal/training"
 )
 
 func patternFlag() cli.Flag {
@@ -33,9 +35,9 @@ func pattern(c *call) *metrics.Pattern {
 }
 
 // watchOptions reads watchingOptions.
-func watchOptions(c *call) job.WatchOptions {
-	o := job.WatchOptions{OnStall: job.OnStall(c.String("on-stall")), Pattern: pattern(c)}
-	c.OneOf("on-stall", string(o.OnStall), string(job.StallReport), string(job.StallDump), string(job.StallRestart), string(job.StallStop))
+func watchOptions(c *call) follow.WatchOptions {
+	o := follow.WatchOptions{OnStall: follow.OnStall(c.String("on-stall")), Pattern: pattern(c)}
+	c.OneOf("on-stall", string(o.OnStall), string(follow.StallReport), string(follow.StallDump), string(follow.StallRestart), string(follow.StallStop))
 	switch text := c.String("stall-timeout"); text {
 	case "auto":
 	case "off":
@@ -67,8 +69,8 @@ func trainingFlags() []cli.Flag {
 
 // trainingOptions reads trainingFlags and the name of the run, which may be left out with
 // --log-dir.
-func trainingOptions(c *call) (run, stateDir string, o job.TrainingOptions) {
-	o = job.TrainingOptions{LogDir: c.String("log-dir"), Type: c.String("tpu-type"), Skip: c.Int("skip-steps"), Compare: c.String("compare"), Pattern: pattern(c)}
+func trainingOptions(c *call) (run, stateDir string, o training.TrainingOptions) {
+	o = training.TrainingOptions{LogDir: c.String("log-dir"), Type: c.String("tpu-type"), Skip: c.Int("skip-steps"), Compare: c.String("compare"), Pattern: pattern(c)}
 	run = o.LogDir
 	if o.LogDir == "" || len(c.Words) > 0 {
 		run = runWord(c)
@@ -132,7 +134,7 @@ func showMetrics(c *call) error {
 		return err
 	}
 	o.Attempt = c.Int("attempt")
-	t, err := job.OpenTraining(stateDir, name, o)
+	t, err := training.OpenTraining(stateDir, name, o)
 	if err != nil {
 		return err
 	}
@@ -174,13 +176,13 @@ const (
 )
 
 // followTraining shows each new step until the run ends.
-func followTraining(c *call, t *job.Training, sink event.Sink, run string) error {
+func followTraining(c *call, t *training.Training, sink event.Sink, run string) error {
 	clock := gcp.SystemClock
 	shown, grown, told := int64(-1), clock.Now(), false
 	for {
 		if last, ok := t.Latest(); ok && last.Step != shown {
 			shown = last.Step
-			e := job.TrainingEvent(last)
+			e := follow.TrainingEvent(last)
 			sink.Emit(event.Result{Name: "training", Text: e.String() + "\n", Data: e})
 		}
 		if t.Ended() {
@@ -224,7 +226,7 @@ only what their threads wait for is told.`,
 			if err != nil {
 				return err
 			}
-			return interruptible(c.Context, d.Dump(c.Context, name, c.String("tpu-prefix")))
+			return interruptible(c.Context, ops.Dump(c.Context, d, name, c.String("tpu-prefix")))
 		}),
 	}, exitOK, exitUsage, exitUnavailable, exitIO, exitPermission, exitConfig, exitInterrupt)
 }

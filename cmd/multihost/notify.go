@@ -7,8 +7,9 @@ import (
 	"multihost/internal/config"
 	"multihost/internal/event"
 	"multihost/internal/gcp"
-	"multihost/internal/job"
 	"multihost/internal/notify"
+	"multihost/internal/stage"
+	"multihost/internal/workers"
 )
 
 // notifyOptions reads --notify and --notify-url, which say who gets the notifications
@@ -38,7 +39,7 @@ func notifyOptions(s *session, c *call, run string, env []config.EnvVar) notify.
 }
 
 // notified calls work, which runs a command, and sends the notifications that o asks for.
-func notified(c *call, o notify.Options, d *job.Deps, work func() (job.Outcome, error)) error {
+func notified(c *call, o notify.Options, d *workers.Deps, work func() (stage.Outcome, error)) error {
 	n := notify.New(o)
 	if n != nil {
 		d.Sink = event.Tee(d.Sink, n)

@@ -3,12 +3,13 @@ package main
 import (
 	"time"
 
+	"github.com/urfave/cli/v2"
+
 	"multihost/internal/cmdline"
 	"multihost/internal/codesync"
+	"multihost/internal/follow"
 	"multihost/internal/job"
 	"multihost/internal/launch"
-
-	"github.com/urfave/cli/v2"
 )
 
 // selectOptions select the slices that a command works on.
@@ -128,7 +129,7 @@ func watchingOptions() []option {
 			with: "on-stall", bad: "(", unplanned: "it says how logs are read", unneeded: notWatched},
 		{flag: &cli.StringFlag{Name: "stall-timeout", Value: "auto", Usage: "`TIME` without a training step after which the run has stalled; auto: ten median step times, at least 10m; off: never"},
 			with: "on-stall", bad: "x", unplanned: "it matters only after a stall", unneeded: notWatched},
-		{flag: &cli.StringFlag{Name: "on-stall", Value: string(job.StallReport), Usage: "report, dump, restart or stop: what to do when the run has stalled (`ACTION`); dump: collect the stacks of all workers"},
+		{flag: &cli.StringFlag{Name: "on-stall", Value: string(follow.StallReport), Usage: "report, dump, restart or stop: what to do when the run has stalled (`ACTION`); dump: collect the stacks of all workers"},
 			read: readWatch, bad: "x", unplanned: "it matters only after a stall", key: refused},
 	}
 }

@@ -23,6 +23,7 @@ import (
 	"multihost/internal/qr"
 	"multihost/internal/tpu"
 	"multihost/internal/ui"
+	"multihost/internal/workers"
 )
 
 func qrCommand() *cli.Command {
@@ -205,7 +206,7 @@ ends the bill. --confirm asks you then; a no ends the command with status 130.`,
 				return s.qrPlan(c.Context, d, r)
 			}
 			defer warnOfLeftovers(s, c, d, r.ID)()
-			if err := d.AskFor(c.Context, r.Neutral()); err != nil {
+			if err := job.AskFor(c.Context, d, r.Neutral()); err != nil {
 				return interruptible(c.Context, err)
 			}
 			create := s.queue.Create
@@ -312,8 +313,8 @@ at once when the request fails, is suspended or is deleted.`,
 	}, exitOK, exitUsage, exitUnavailable, exitTempFail, exitPermission, exitConfig, exitInterrupt, exitTerminate)
 }
 
-func waitFor(s *session, c *call, d *job.Deps, id string, o qr.WaitOptions) error {
-	o.Probe = func(ctx context.Context, s tpu.Slice) error { return d.Probe(ctx, s) }
+func waitFor(s *session, c *call, d *workers.Deps, id string, o qr.WaitOptions) error {
+	o.Probe = func(ctx context.Context, s tpu.Slice) error { return job.Probe(ctx, d, s) }
 	_, slices, err := s.queue.Wait(c.Context, id, o)
 	if err != nil {
 		return interruptible(c.Context, err)
@@ -521,8 +522,8 @@ func (s *session) qrResetPlan(ctx context.Context, id string) error {
 }
 
 // qrPlan shows what qr create would create.
-func (s *session) qrPlan(ctx context.Context, d *job.Deps, r qr.Request) error {
-	mtu := d.WarnOfMTU(ctx, r.Neutral())
+func (s *session) qrPlan(ctx context.Context, d *workers.Deps, r qr.Request) error {
+	mtu := job.WarnOfMTU(ctx, d, r.Neutral())
 	res, _, err := s.queue.Create(ctx, r)
 	var refused *gcp.ReadOnlyError
 	if err == nil {
@@ -537,7 +538,7 @@ func (s *session) qrPlan(ctx context.Context, d *job.Deps, r qr.Request) error {
 	if err := json.Indent(&text, refused.Body, "", "  "); err != nil {
 		return fmt.Errorf("show request %q: %w", r.ID, err)
 	}
-	d.WouldAskFor(r.Neutral(), mtu)
+	job.WouldAskFor(d, r.Neutral(), mtu)
 	command := r.Gcloud(s.cloud.Project(), s.cloud.Zone())
 	s.view.Emit(event.Result{
 		Name: "queued_resource_plan",

@@ -14,14 +14,17 @@ import (
 	"time"
 
 	"multihost/internal/event"
+	"multihost/internal/follow"
 	"multihost/internal/gcp"
 	"multihost/internal/job"
+	"multihost/internal/overssh"
 	"multihost/internal/preflight"
 	"multihost/internal/provision"
 	"multihost/internal/sim/worker"
 	"multihost/internal/sshkey"
 	"multihost/internal/testkit"
 	"multihost/internal/tpu"
+	"multihost/internal/workers"
 )
 
 // A rack is a provider of slices that no cloud knows: it makes boxes in memory. It has its
@@ -251,8 +254,8 @@ func TestAJobOnAnotherProvider(t *testing.T) {
 			defer back.Wait()
 			boxes := &rack{fleet: fleet, orders: map[string]*order{}}
 			starts, notes := 0, &testkit.Recorder{}
-			d := &job.Deps{Cloud: boxes, Project: "p", Zone: "cellar", StateDir: dir, Owner: "ann@laptop", ExitStatus: exitCode, Clock: testkit.NewFastClock(),
-				Access: job.Access{Login: "quick", Identity: identity, KnownHosts: filepath.Join(dir, "known_hosts"), Port: fleet.Port(), Way: job.Internal,
+			d := &workers.Deps{Cloud: boxes, Project: "p", Zone: "cellar", StateDir: dir, Owner: "ann@laptop", ExitStatus: exitCode, Clock: testkit.NewFastClock(),
+				Access: overssh.Access{Login: "quick", Identity: identity, KnownHosts: filepath.Join(dir, "known_hosts"), Port: fleet.Port(), Way: overssh.Internal,
 					ConnectTimeout: time.Second, RetryFor: time.Second, MaxDials: 8},
 				Sink: event.SinkFunc(func(e event.Event) {
 					notes.Emit(e)
@@ -269,7 +272,7 @@ func TestAJobOnAnotherProvider(t *testing.T) {
 			o := job.JobOptions{
 				Request: provision.Request{ID: "m", NodeCount: 2, Nodes: []string{"m-0", "m-1"}, Type: ty, Tier: provision.Spot},
 				Run: job.RunOptions{Prefix: "m", Run: "m", Dir: filepath.Join(dir, "src"), Script: "train", Preflight: "apply", NUMA: preflight.NUMAOff,
-					FailFast: true, Grace: time.Second, SyncTimeout: time.Minute, StartLimit: time.Minute, Patience: job.Patience{Lost: time.Minute, Log: time.Minute}},
+					FailFast: true, Grace: time.Second, SyncTimeout: time.Minute, StartLimit: time.Minute, Patience: follow.Patience{Lost: time.Minute, Log: time.Minute}},
 				Budget: job.Budget{Preemptions: -1, Restarts: 1}, Lease: time.Hour,
 			}
 			testkit.Must(t, os.MkdirAll(o.Run.Dir, 0o700))
@@ -278,7 +281,7 @@ func TestAJobOnAnotherProvider(t *testing.T) {
 			o.Request.MarkJob("m")
 			ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 			defer cancel()
-			out, err := d.Job(ctx, o)
+			out, err := job.Job(ctx, d, o)
 			if err != nil || out.Code != 0 || starts != tt.attempts {
 				t.Errorf("it ended with %+v, %v after %d attempts", out, err, starts)
 			}

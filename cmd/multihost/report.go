@@ -14,8 +14,10 @@ import (
 	"multihost/internal/config"
 	"multihost/internal/event"
 	"multihost/internal/gcp"
-	"multihost/internal/job"
+	"multihost/internal/logs"
+	"multihost/internal/record"
 	"multihost/internal/report"
+	"multihost/internal/stage"
 )
 
 func reportCommand() *cli.Command {
@@ -56,7 +58,7 @@ your program: no later run ships it.`,
 			if err := ready(c); err != nil {
 				return err
 			}
-			r := job.OpenReview(dir, name, o)
+			r := logs.OpenReview(dir, name, o)
 			if c.Bool("follow") {
 				again := "multihost report " + name
 				if name == o.LogDir {
@@ -70,13 +72,13 @@ your program: no later run ships it.`,
 }
 
 // look reads the run's state for a page; its bool reports whether the run has ended.
-func look(r *job.Review) (report.Input, bool, error) {
+func look(r *logs.Review) (report.Input, bool, error) {
 	now := gcp.SystemClock.Now()
 	l, err := r.Look(trainingView, now)
 	return report.Input{Document: l.Document, Story: l.Story, Now: now}, l.Ended, err
 }
 
-func writeReport(c *call, r *job.Review, stateDir string) error {
+func writeReport(c *call, r *logs.Review, stateDir string) error {
 	in, _, err := look(r)
 	if err != nil {
 		return err
@@ -93,9 +95,9 @@ func writeReport(c *call, r *job.Review, stateDir string) error {
 		return withoutPipe(errors.Join(err, out.Close(), view.Close()))
 	}
 	if err := config.WriteWhole(path, page.Bytes()); err != nil {
-		return &job.Error{Stage: job.StageLocal, Text: err.Error(), Err: err, Advice: "choose another place with -o FILE"}
+		return &stage.Error{Stage: stage.Local, Text: err.Error(), Err: err, Advice: "choose another place with -o FILE"}
 	}
-	_ = job.Remember(stateDir, "report", path) // the page is written; at worst the next run ships it
+	_ = record.Remember(stateDir, "report", path) // the page is written; at worst the next run ships it
 	whole, err := filepath.Abs(path)
 	if err != nil {
 		whole = path
@@ -111,14 +113,14 @@ type reportFile struct {
 	URL   string `json:"url,omitempty"` // with --follow
 }
 
-func serveReport(c *call, r *job.Review, again string) error {
+func serveReport(c *call, r *logs.Review, again string) error {
 	live, err := report.NewLive(func() (report.Input, bool, error) { return look(r) }, gcp.SystemClock)
 	if err != nil {
 		return err
 	}
 	at, err := net.Listen("tcp4", net.JoinHostPort("127.0.0.1", strconv.Itoa(c.Int("port"))))
 	if err != nil {
-		return &job.Error{Stage: job.StageLocal, Text: err.Error(), Err: err, Advice: "leave --port out to take a free one"}
+		return &stage.Error{Stage: stage.Local, Text: err.Error(), Err: err, Advice: "leave --port out to take a free one"}
 	}
 	view := newView(c)
 	defer view.Close()

@@ -10,7 +10,9 @@ import (
 
 	"multihost/internal/cmdline"
 	"multihost/internal/event"
+	"multihost/internal/follow"
 	"multihost/internal/job"
+	"multihost/internal/stage"
 	"multihost/internal/tpu"
 )
 
@@ -60,9 +62,9 @@ attach.`,
 			onInterrupts(s, c, d)
 			defer warnOfLeftovers(s, c, d, o.Prefix)()
 			if s.dryRun {
-				return s.showPlan(c, func() (job.Plan, error) { return d.PlanRun(c.Context, o) })
+				return s.showPlan(c, func() (job.Plan, error) { return job.PlanRun(c.Context, d, o) })
 			}
-			return notified(c, told, d, func() (job.Outcome, error) { return d.Run(c.Context, o) })
+			return notified(c, told, d, func() (stage.Outcome, error) { return job.Run(c.Context, d, o) })
 		}),
 	}, exitOK, statusOfCommand, exitUsage, exitUnavailable, exitIO, exitTempFail, exitPreflight, exitPermission, exitConfig, exitHangup, exitInterrupt, exitTerminate)
 }
@@ -100,7 +102,7 @@ func withSimSlices(c *call, err error) error {
 }
 
 // outcome turns the result of a run into the error that sets the exit status.
-func outcome(out job.Outcome, err error) error {
+func outcome(out stage.Outcome, err error) error {
 	if status := out.Status(); err == nil && status != 0 {
 		return &statusError{status}
 	}
@@ -115,7 +117,7 @@ func runOptions(s *session, c *call, rows []option) options {
 	if len(c.Words) > 0 {
 		c.Refuse(strayWord(c, c.Words[0]), cmdline.Word)
 	}
-	if o.Watch.OnStall == job.StallRestart && o.MaxRestarts == 0 {
+	if o.Watch.OnStall == follow.StallRestart && o.MaxRestarts == 0 {
 		c.Refuse(&usageError{Err: errors.New("--on-stall=restart: no restart is allowed"), Advice: "add --max-restarts=3, or some other number"}, "on-stall", "max-restarts")
 	}
 	if o.Detach && o.MaxRestarts > 0 {
@@ -143,7 +145,7 @@ func strayWord(c *call, word string) error {
 // interruptible returns the cause of ctx's end in place of the error that the end made a
 // waiting command return. A *job.Error is kept beside the cause.
 func interruptible(ctx context.Context, err error) error {
-	var told *job.Error
+	var told *stage.Error
 	if err == nil || ctx.Err() == nil {
 		return err
 	}

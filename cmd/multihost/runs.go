@@ -10,8 +10,11 @@ import (
 
 	"multihost/internal/cmdline"
 	"multihost/internal/event"
+	"multihost/internal/follow"
+	"multihost/internal/hosts"
 	"multihost/internal/job"
 	"multihost/internal/preflight"
+	"multihost/internal/runs"
 	"multihost/internal/ui"
 )
 
@@ -40,7 +43,7 @@ follows, it says when its slices are deleted.
 			if err != nil {
 				return err
 			}
-			return interruptible(c.Context, d.List(c.Context, c.String("tpu-prefix"), numbers, c.Bool("all")))
+			return interruptible(c.Context, runs.List(c.Context, d, c.String("tpu-prefix"), numbers, c.Bool("all")))
 		}),
 	}, exitOK, exitUsage, exitUnavailable, exitPermission, exitConfig)
 }
@@ -61,19 +64,19 @@ the run going.`,
 		Action: withSession(func(s *session, c *call) error {
 			name := runWord(c)
 			w := watchOptions(c)
-			if w.OnStall == job.StallRestart {
+			if w.OnStall == follow.StallRestart {
 				c.Refuse(usagef("--on-stall=restart: only the command that started the run can start it again; stop ends it"), "on-stall")
 			}
 			c.NotNegative(c, "lost-timeout", "log-timeout", "quiet-after")
 			checkOnInterrupt(c)
-			o := job.AttachOptions{Prefix: c.String("tpu-prefix"), Grace: c.Duration("grace"), StrictExit: c.Bool("strict-exit"), Watch: w, Secret: c.lookup,
-				Patience: job.Patience{Lost: c.Duration("lost-timeout"), Quiet: c.Duration("quiet-after"), Log: c.Duration("log-timeout")}}
+			o := runs.AttachOptions{Prefix: c.String("tpu-prefix"), Grace: c.Duration("grace"), StrictExit: c.Bool("strict-exit"), Watch: w, Secret: c.lookup,
+				Patience: follow.Patience{Lost: c.Duration("lost-timeout"), Quiet: c.Duration("quiet-after"), Log: c.Duration("log-timeout")}}
 			d, err := s.workers(c)
 			if err != nil {
 				return err
 			}
 			onInterrupts(s, c, d)
-			return outcome(d.Attach(c.Context, name, o))
+			return outcome(runs.Attach(c.Context, d, name, o))
 		}),
 	}, exitOK, statusOfCommand, exitUsage, exitUnavailable, exitIO, exitPermission, exitConfig, exitHangup, exitInterrupt, exitTerminate)
 }
@@ -95,11 +98,11 @@ this machine. Without a terminal, slices with such logs stay.`,
 			if err != nil {
 				return err
 			}
-			o := job.StopOptions{Prefix: c.String("tpu-prefix"), Grace: c.Duration("grace")}
+			o := runs.StopOptions{Prefix: c.String("tpu-prefix"), Grace: c.Duration("grace")}
 			if canConfirm(c, s.view) {
 				o.Confirm = func(ctx context.Context, question string) error { return confirm(ctx, c, s.view, question) }
 			}
-			return interruptible(c.Context, d.Stop(c.Context, name, o))
+			return interruptible(c.Context, runs.Stop(c.Context, d, name, o))
 		}),
 	}, exitOK, exitUsage, exitUnavailable, exitPermission, exitConfig, exitInterrupt)
 }
@@ -195,7 +198,7 @@ func runPreflight(s *session, c *call, check bool) error {
 	numbers := slicesOf(c)
 	prefix := c.String("tpu-prefix")
 	if s.hosts != nil {
-		prefix = job.HostsPrefix
+		prefix = hosts.HostsPrefix
 	}
 	if prefix == "" {
 		c.Refuse(&usageError{Err: fmt.Errorf("which slices? --tpu-prefix is missing"), Advice: "add --tpu-prefix=NAME; multihost qr list shows what is there"})
@@ -204,7 +207,7 @@ func runPreflight(s *session, c *call, check bool) error {
 	if err != nil {
 		return err
 	}
-	return interruptible(c.Context, d.Preflight(c.Context, prefix, c.Bool("allow-partial"), job.PreflightOptions{
+	return interruptible(c.Context, job.Preflight(c.Context, d, prefix, c.Bool("allow-partial"), job.PreflightOptions{
 		Check: check, Require: c.Bool("require"), Platform: on, Install: c.Bool("install"), Slices: numbers,
 	}))
 }

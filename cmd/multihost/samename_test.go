@@ -16,11 +16,14 @@ import (
 	"multihost/internal/job"
 	"multihost/internal/launch"
 	"multihost/internal/network"
+	"multihost/internal/overssh"
 	"multihost/internal/preflight"
 	"multihost/internal/qr"
 	"multihost/internal/sim"
 	"multihost/internal/sshkey"
+	"multihost/internal/stage"
 	"multihost/internal/testkit"
+	"multihost/internal/workers"
 )
 
 // Two runs of one name, from two machines, have one directory on the workers. What
@@ -36,12 +39,12 @@ func TestTwoRunsOfOneNameDoNotMixTheirCode(t *testing.T) {
 	testkit.Must(t, err)
 	queue := qr.New(cloud)
 	// run runs from a machine of its own; hold is called before the phase begins.
-	run := func(ctx context.Context, name, phase string, hold func(), script string) (job.Outcome, error) {
+	run := func(ctx context.Context, name, phase string, hold func(), script string) (stage.Outcome, error) {
 		dir := filepath.Join(lab.dir, name)
 		testkit.Must(t, os.MkdirAll(filepath.Join(dir, "src"), 0o700))
 		testkit.Must(t, os.WriteFile(filepath.Join(dir, "src", "whose"), []byte(name+"\n"), 0o600))
-		d := &job.Deps{Agents: agents(), Cloud: queue.Provider(""), Networks: network.New(cloud, qr.LifeOf), Project: sim.DefaultProject, Zone: sim.DefaultZone,
-			Access: job.Access{Login: "ann", Identity: identity, KnownHosts: filepath.Join(dir, "known_hosts"), Port: lab.server.SSHPort(), ConnectTimeout: time.Minute, RetryFor: time.Minute, MaxDials: 8},
+		d := &workers.Deps{Agents: agents(), Cloud: queue.Provider(""), Networks: network.New(cloud, qr.LifeOf), Project: sim.DefaultProject, Zone: sim.DefaultZone,
+			Access: overssh.Access{Login: "ann", Identity: identity, KnownHosts: filepath.Join(dir, "known_hosts"), Port: lab.server.SSHPort(), ConnectTimeout: time.Minute, RetryFor: time.Minute, MaxDials: 8},
 			Clock:  gcp.SystemClock, StateDir: dir, Owner: name + "@laptop", ExitStatus: exitCode,
 			Sink: event.SinkFunc(func(e event.Event) {
 				if p, ok := e.(event.Phase); ok && p.Name == phase && p.State == event.Started {
@@ -49,13 +52,13 @@ func TestTwoRunsOfOneNameDoNotMixTheirCode(t *testing.T) {
 				}
 			})}
 		overSSH(d, nil)
-		return d.Run(ctx, job.RunOptions{Prefix: "t", Run: "r", Dir: filepath.Join(dir, "src"), Script: script, Preflight: "off", NUMA: preflight.NUMAOff,
+		return job.Run(ctx, d, job.RunOptions{Prefix: "t", Run: "r", Dir: filepath.Join(dir, "src"), Script: script, Preflight: "off", NUMA: preflight.NUMAOff,
 			Grace: time.Second, KillStale: launch.FreeOrphans})
 	}
 	var second error
 	out, err := run(t.Context(), "ann", "start", func() {
 		ctx, interrupt := context.WithCancelCause(t.Context())
-		_, second = run(ctx, "bob", "free", func() { interrupt(&job.Interrupted{Signal: syscall.SIGINT}) }, "true")
+		_, second = run(ctx, "bob", "free", func() { interrupt(&stage.Interrupted{Signal: syscall.SIGINT}) }, "true")
 	}, "true")
 	var code *launch.CodeError
 	if exitCode(second) != exitInterrupt || !errors.As(err, &code) || out.Started || !strings.Contains(err.Error(), `s0w[0-1]: another run called "r", of bob@laptop, has brought its code into ~/r after this one`) || exitCode(err) != exitUnavailable {

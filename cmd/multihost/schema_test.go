@@ -27,10 +27,14 @@ import (
 	"multihost/internal/cmdline"
 	"multihost/internal/doctor"
 	"multihost/internal/event"
+	"multihost/internal/follow"
+	"multihost/internal/gc"
 	"multihost/internal/job"
 	"multihost/internal/metrics"
 	"multihost/internal/network"
+	"multihost/internal/ops"
 	"multihost/internal/qr"
+	"multihost/internal/runs"
 	"multihost/internal/sim"
 	"multihost/internal/xla"
 )
@@ -59,22 +63,22 @@ type results map[string]any
 // here fails TestEveryCommandHasASchema; what it prints is checked in
 // TestScripts/json_everywhere, against the schemas that make docs writes.
 func answersInJSON() map[string]jsonAnswer {
-	run := results{"preflight": []job.WorkerReport{}, "stacks": []job.Dumped{}, "skew": []job.Skew{}}
+	run := results{"preflight": []job.WorkerReport{}, "stacks": []follow.Dumped{}, "skew": []job.Skew{}}
 	runOrPlan := maps.Clone(run)
 	runOrPlan["plan"] = job.Plan{}
 	return map[string]jsonAnswer{
 		"attach":                  {follows, run},
 		"completion":              {answers, results{"completion": completionScript{}}},
 		"config show":             {answers, results{"config": shownConfig{}}},
-		"cp":                      {steps, results{"copied": []job.Copied{}}},
+		"cp":                      {steps, results{"copied": []ops.Copied{}}},
 		"doctor":                  {steps, results{"doctor": doctor.Report{}}},
-		"dump":                    {steps, results{"stacks": []job.Dumped{}}},
-		"exec":                    {steps, results{"exec": job.ExecResult{}, "exec_summary": job.ExecSummary{}}},
-		"gc":                      {steps, results{"leftovers": []job.Leftover{}}},
+		"dump":                    {steps, results{"stacks": []follow.Dumped{}}},
+		"exec":                    {steps, results{"exec": ops.ExecResult{}, "exec_summary": ops.ExecSummary{}}},
+		"gc":                      {steps, results{"leftovers": []gc.Leftover{}}},
 		"hostkey forget":          {steps, nil},
 		"init":                    {answers, results{"init": writtenFile{}}},
 		"job":                     {append([]string{"request"}, follows...), runOrPlan},
-		"logs":                    {append([]string{"output"}, steps...), results{"logs_verified": []job.Verified{}}},
+		"logs":                    {append([]string{"output"}, steps...), results{"logs_verified": []runs.Verified{}}},
 		"manual":                  {answers, results{"manual": writtenPages{}}},
 		"metrics":                 {answers, results{"metrics": metrics.Document{}, "training": event.Training{}}},
 		"network create":          {steps, results{"network_plan": network.Plan{}}},
@@ -87,7 +91,7 @@ func answersInJSON() map[string]jsonAnswer {
 		"preflight apply":         {steps, results{"preflight": []job.WorkerReport{}}},
 		"preflight check":         {steps, results{"preflight": []job.WorkerReport{}}},
 		"preflight print":         {answers, results{"preflight_script": preflightScript{}}},
-		"ps":                      {steps, results{"runs": []job.Seen{}}},
+		"ps":                      {steps, results{"runs": []runs.Seen{}}},
 		"qr create":               {append([]string{"request"}, steps...), results{"queued_resource_plan": map[string]any{}}},
 		"qr delete":               {steps, results{"delete_plan": map[string]any{}}},
 		"qr list":                 {steps, results{"queued_resources": []qr.Resource{}, "queued_resource_uris": []string{}}},

@@ -15,6 +15,11 @@ import (
 	"time"
 
 	"multihost/internal/access"
+	"multihost/internal/hosts"
+	"multihost/internal/overssh"
+	"multihost/internal/stage"
+	"multihost/internal/workers"
+
 	agentprogram "multihost/internal/agent/program"
 	"multihost/internal/cmdline"
 	"multihost/internal/config"
@@ -22,7 +27,6 @@ import (
 	"multihost/internal/event"
 	"multihost/internal/gcp"
 	"multihost/internal/iap"
-	"multihost/internal/job"
 	"multihost/internal/journal"
 	"multihost/internal/network"
 	"multihost/internal/provider"
@@ -46,7 +50,7 @@ type session struct {
 	roots    gcp.Roots
 	queue    *qr.Client     // for the qr commands
 	keys     *provider.Keys // the same as a provider of slices
-	hosts    job.HostList   // set by --hosts or taken from the run's record, in place of a cloud
+	hosts    hosts.HostList // set by --hosts or taken from the run's record, in place of a cloud
 	networks *network.Client
 	account  string
 	gcloud   config.Gcloud // with the changes that flags made
@@ -222,16 +226,16 @@ func (s *session) checkPlace(c *call, g config.Gcloud) {
 
 // hostList reads the machines that replace slices: those named on the command line, or
 // those on which the named run was started.
-func (s *session) hostList(c *call) (list job.HostList) {
+func (s *session) hostList(c *call) (list hosts.HostList) {
 	text, path := c.String("hosts"), c.String("hosts-file")
 	var err error
 	if text != "" {
-		if list, err = job.ParseHosts(text); err != nil {
+		if list, err = hosts.ParseHosts(text); err != nil {
 			c.Refuse(&usageError{Err: fmt.Errorf("--hosts: %w", err)}, "hosts")
 		}
 	}
 	if path != "" {
-		list, err = job.ReadHosts(c.Context, path)
+		list, err = hosts.ReadHosts(c.Context, path)
 		switch {
 		case c.Context.Err() != nil:
 			c.Refuse(context.Cause(c.Context))
@@ -243,7 +247,7 @@ func (s *session) hostList(c *call) (list job.HostList) {
 		c.Refuse(usagef("give either --hosts or --hosts-file, not both"), "hosts", "hosts-file")
 	}
 	if text == "" && path == "" && namesRun(c.Line) {
-		list, err = job.RecordedHosts(s.stateDir, c.Words[0])
+		list, err = workers.RecordedHosts(s.stateDir, c.Words[0])
 		c.Refuse(err, cmdline.Word)
 	}
 	return list
@@ -336,14 +340,14 @@ func (s *session) slices() provision.Provider {
 }
 
 // deps returns what internal/job works with, for commands that contact no worker.
-func (s *session) deps(c *call) *job.Deps {
+func (s *session) deps(c *call) *workers.Deps {
 	if s.hosts != nil {
-		return &job.Deps{Cloud: s.hosts, ReadOnly: s.dryRun, Roots: s.roots, Sink: s.sink, Clock: gcp.SystemClock, Journal: s.journal, StateDir: s.stateDir, Owner: owner(), Leave: c.leave, ExitStatus: exitCode}
+		return &workers.Deps{Cloud: s.hosts, ReadOnly: s.dryRun, Roots: s.roots, Sink: s.sink, Clock: gcp.SystemClock, Journal: s.journal, StateDir: s.stateDir, Owner: owner(), Leave: c.leave, ExitStatus: exitCode}
 	}
 	if s.cloud == nil { // doctor reports that there is no project
-		return &job.Deps{Sink: s.sink, Clock: gcp.SystemClock, StateDir: s.stateDir, Owner: owner(), Leave: c.leave}
+		return &workers.Deps{Sink: s.sink, Clock: gcp.SystemClock, StateDir: s.stateDir, Owner: owner(), Leave: c.leave}
 	}
-	return &job.Deps{
+	return &workers.Deps{
 		Cloud: s.keys, Networks: s.networks, ReadOnly: s.dryRun,
 		Project: s.cloud.Project(), Zone: s.cloud.Zone(), Roots: s.roots,
 		OpenBucket: func(ctx context.Context, bucket, dir string) (*detach.Bucket, error) {
@@ -358,7 +362,7 @@ func (s *session) deps(c *call) *job.Deps {
 var agents = agentprogram.Embedded
 
 // workers is access and login: deps for commands that log in to workers.
-func (s *session) workers(c *call) (*job.Deps, error) {
+func (s *session) workers(c *call) (*workers.Deps, error) {
 	c.Refuse(s.unset)
 	d, err := s.access(c)
 	if err != nil {
@@ -368,7 +372,7 @@ func (s *session) workers(c *call) (*job.Deps, error) {
 }
 
 // login adds the user's key to d, which access returned.
-func (s *session) login(c *call, d *job.Deps) (err error) {
+func (s *session) login(c *call, d *workers.Deps) (err error) {
 	if s.unset != nil {
 		return s.unset
 	}
@@ -380,13 +384,13 @@ func (s *session) login(c *call, d *job.Deps) (err error) {
 
 // overSSH makes d reach workers over SSH, with Access as it is now. logins, if not nil,
 // are the logins to use, by slice; the keys on the workers are then left as they are.
-func overSSH(d *job.Deps, logins map[string]string) {
-	d.Dialer = &job.SSH{Access: d.Access, Cloud: d.Cloud, Zone: d.Zone, Clock: d.Clock, Logins: logins}
+func overSSH(d *workers.Deps, logins map[string]string) {
+	d.Dialer = &overssh.SSH{Access: d.Access, Cloud: d.Cloud, Zone: d.Zone, Clock: d.Clock, Logins: logins}
 }
 
 // access returns deps for commands that reach workers, without a key. It reads the last
 // flags.
-func (s *session) access(c *call) (*job.Deps, error) {
+func (s *session) access(c *call) (*workers.Deps, error) {
 	d := s.deps(c)
 	d.Bucket, d.BucketDir = c.String("bucket-name"), c.String("bucket-dir")
 	if c.Duration("connect-timeout") <= 0 {
@@ -414,7 +418,7 @@ func (s *session) access(c *call) (*job.Deps, error) {
 	}
 	retry := c.Duration("connect-timeout")
 	key := s.key(c)
-	d.Access = job.Access{
+	d.Access = overssh.Access{
 		Login: login, Account: s.account, KeyFile: key.Path, KnownHosts: known, Port: port,
 		ConnectTimeout: min(retry, 15*time.Second), RetryFor: retry, MaxDials: c.Int("max-dials"),
 		Passphrase: key.Passphrase,
@@ -432,15 +436,15 @@ func (s *session) tellLogin() {
 }
 
 // way reads the flags that say how workers are reached.
-func (s *session) way(c *call, a *job.Access) {
+func (s *session) way(c *call, a *overssh.Access) {
 	text := c.String("ip")
-	c.OneOf("ip", text, string(job.Auto), string(job.Internal), string(job.External), string(job.IAP))
-	a.Way = job.Way(text)
-	if c.Bool("internal-ip") || c.Bool("internal-ips") && a.Way == job.Auto {
-		if a.Way != job.Auto && a.Way != job.Internal {
+	c.OneOf("ip", text, string(overssh.Auto), string(overssh.Internal), string(overssh.External), string(overssh.IAP))
+	a.Way = overssh.Way(text)
+	if c.Bool("internal-ip") || c.Bool("internal-ips") && a.Way == overssh.Auto {
+		if a.Way != overssh.Auto && a.Way != overssh.Internal {
 			c.Refuse(usagef("--internal-ip and --ip=%s contradict each other", a.Way), "internal-ip", "ip")
 		}
-		a.Way = job.Internal
+		a.Way = overssh.Internal
 	}
 	if s.cloud != nil {
 		a.IAP = &iap.Proxy{Endpoint: s.setting(c, "iap-endpoint"), Project: s.cloud.Project(), Token: s.cloud.Token}
@@ -470,7 +474,7 @@ func (s *session) identity(c *call) (*sshkey.Identity, error) {
 	if made && s.sim == nil {
 		s.view.Emit(event.Note{Level: event.Info, Text: "made the SSH key " + key.Path})
 	}
-	var in *job.Interrupted
+	var in *stage.Interrupted
 	if errors.As(err, &in) {
 		return nil, in
 	}
@@ -481,7 +485,7 @@ func (s *session) identity(c *call) (*sshkey.Identity, error) {
 }
 
 // publicKey returns the user's key in the form that the workers are given.
-func publicKey(a job.Access) string {
+func publicKey(a overssh.Access) string {
 	if a.Identity == nil { // in a dry run
 		return "(public key of " + a.KeyFile + ", to be made)"
 	}

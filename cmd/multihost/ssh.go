@@ -11,10 +11,11 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"multihost/internal/cmdline"
-	"multihost/internal/job"
+	"multihost/internal/ops"
 	"multihost/internal/remote"
 	"multihost/internal/tpu"
 	"multihost/internal/ui"
+	"multihost/internal/workers"
 )
 
 func sshCommand() *cli.Command {
@@ -40,7 +41,7 @@ logged in. Root of the worker can use it, too.`,
 			&cli.BoolFlag{Name: "forward-agent", Usage: "let programs on the worker use the ssh-agent of this machine"},
 		}, quickFlags()),
 		Action: withSession(func(s *session, c *call) error {
-			o := job.ShellOptions{Argv: c.Argv, Open: func(ctx context.Context) (*job.Console, error) { return console(ctx, c, s) }}
+			o := ops.ShellOptions{Argv: c.Argv, Open: func(ctx context.Context) (*ops.Console, error) { return console(ctx, c, s) }}
 			o.Workers = loginTo(s, c)
 			if c.Dashed && (len(o.Argv) == 0 || o.Argv[0] == "") {
 				c.Refuse(usagef("multihost ssh: nothing to run after --"), cmdline.Dashes)
@@ -57,7 +58,7 @@ logged in. Root of the worker can use it, too.`,
 			if err != nil {
 				return err
 			}
-			out, err := d.Shell(c.Context, o)
+			out, err := ops.Shell(c.Context, d, o)
 			err = meantWorker(c.Words[0], err)
 			return outcome(out, withoutPipe(interruptible(c.Context, err)))
 		}),
@@ -69,7 +70,7 @@ var sliceName = regexp.MustCompile(`^[a-z]([a-z0-9-]*[a-z0-9])?$`)
 
 // loginTo reads which worker to log in to. The name of a slice, which gcloud takes,
 // stands for the slice's only worker.
-func loginTo(s *session, c *call) (w job.Workers) {
+func loginTo(s *session, c *call) (w workers.Workers) {
 	if words := c.Words; len(words) > 1 && !c.Dashed {
 		line := []string{"multihost", "ssh", words[0]}
 		if prefix, typed := c.Values["tpu-prefix"]; typed {
@@ -128,11 +129,11 @@ func (e *noSliceError) Unwrap() error { return e.error }
 func (e *noSliceError) Hint() string { return e.Advice }
 
 // console returns the local side of a login: the terminal, or the standard streams.
-func console(ctx context.Context, c *call, s *session) (*job.Console, error) {
+func console(ctx context.Context, c *call, s *session) (*ops.Console, error) {
 	in, out, ok := ui.CanHandOver(c.stdin, c.stdout)
 	if !ok {
 		screen, errs := s.view.Stdout(), s.view.Stderr()
-		return &job.Console{Stdin: c.stdin, Stdout: screen, Stderr: errs, Close: func() error { return errors.Join(screen.Close(), errs.Close()) }}, nil
+		return &ops.Console{Stdin: c.stdin, Stdout: screen, Stderr: errs, Close: func() error { return errors.Join(screen.Close(), errs.Close()) }}, nil
 	}
 	kind, _ := s.lookup("TERM")
 	if kind == "" {
@@ -142,7 +143,7 @@ func console(ctx context.Context, c *call, s *session) (*job.Console, error) {
 	if err != nil {
 		return nil, fmt.Errorf("multihost ssh: %w", err)
 	}
-	return &job.Console{
+	return &ops.Console{
 		Terminal: &remote.Terminal{Type: kind, Size: screen.Size, Resized: screen.Resized()},
 		Stdin:    screen, Stdout: screen, Stderr: screen, Close: screen.Close,
 	}, nil

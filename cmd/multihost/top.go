@@ -11,10 +11,11 @@ import (
 
 	"multihost/internal/event"
 	"multihost/internal/gcp"
-	"multihost/internal/job"
 	"multihost/internal/journal"
+	"multihost/internal/logs"
 	"multihost/internal/metrics"
 	"multihost/internal/ui"
+	"multihost/internal/workers"
 )
 
 func topCommand() *cli.Command {
@@ -41,9 +42,9 @@ ends.`,
 			}
 			out := &lookout{c: c}
 			defer out.close()
-			r := job.OpenReview(dir, name, o)
+			r := logs.OpenReview(dir, name, o)
 			defer r.Close()
-			far := job.Far{Deps: out.deps, Prefix: c.String("tpu-prefix"), Clock: gcp.SystemClock}
+			far := logs.Far{Deps: out.deps, Prefix: c.String("tpu-prefix"), Clock: gcp.SystemClock}
 			if viewMode(c) == ui.JSON {
 				if err := r.Fetch(c.Context, far); err != nil {
 					return err
@@ -74,7 +75,7 @@ type lookout struct {
 	drawn atomic.Bool
 }
 
-func (l *lookout) deps() (*job.Deps, error) {
+func (l *lookout) deps() (*workers.Deps, error) {
 	quiet := l.c.process
 	quiet.stdout = io.Discard
 	if l.drawn.Load() {
@@ -114,7 +115,7 @@ type topLook struct {
 	Metrics *metrics.Document `json:"metrics"`           // null while there are no logs
 }
 
-func topOnce(c *call, r *job.Review, name string) error {
+func topOnce(c *call, r *logs.Review, name string) error {
 	now := gcp.SystemClock.Now()
 	l, err := r.Look(trainingView, now)
 	if err != nil {

@@ -24,12 +24,16 @@ import (
 	"multihost/internal/gcp"
 	"multihost/internal/job"
 	"multihost/internal/network"
+	"multihost/internal/overssh"
 	"multihost/internal/preflight"
 	"multihost/internal/provision"
 	"multihost/internal/qr"
+	"multihost/internal/runs"
 	"multihost/internal/sim"
+	"multihost/internal/submit"
 	"multihost/internal/testkit"
 	"multihost/internal/tpu"
+	"multihost/internal/workers"
 )
 
 // A place is a cloud without workers in which a job without runner is typed on
@@ -62,7 +66,7 @@ func inPlace(t *testing.T, name string, story func(p *place)) {
 // A machine is one on which the job is typed. It counts what it changes, and may
 // be stopped before, or die after, one of its changes.
 type machine struct {
-	*job.Deps
+	*workers.Deps
 	place   *place
 	owner   string
 	changes atomic.Int64
@@ -79,8 +83,8 @@ func (p *place) machine(owner string, dies, rests int) *machine {
 		TPUEndpoint: url + "/", ComputeEndpoint: url + "/compute/v1/", StorageEndpoint: url + "/storage/v1/", ResourceManagerEndpoint: url + "/"})
 	p.t.Cleanup(cloud.Close)
 	queue := qr.New(cloud)
-	m.Deps = &job.Deps{Cloud: queue.Provider(""), Networks: network.New(cloud, qr.LifeOf), Project: sim.DefaultProject, Zone: sim.DefaultZone,
-		Access: job.Access{Login: "ann"}, Clock: gcp.SystemClock, Owner: owner, StateDir: filepath.Join(p.dir, strings.ReplaceAll(owner, "@", "-")),
+	m.Deps = &workers.Deps{Cloud: queue.Provider(""), Networks: network.New(cloud, qr.LifeOf), Project: sim.DefaultProject, Zone: sim.DefaultZone,
+		Access: overssh.Access{Login: "ann"}, Clock: gcp.SystemClock, Owner: owner, StateDir: filepath.Join(p.dir, strings.ReplaceAll(owner, "@", "-")),
 		Sink: event.Discard,
 		OpenBucket: func(ctx context.Context, bucket, dir string) (*detach.Bucket, error) {
 			return detach.Open(ctx, cloud, bucket, dir)
@@ -136,7 +140,7 @@ func (m *machine) types(change ...func(*job.JobOptions)) error {
 	for _, f := range change {
 		f(&o)
 	}
-	_, err = m.Detach(m.place.t.Context(), o, job.DetachOptions{Bucket: m.place.bucket})
+	_, err = submit.Detach(m.place.t.Context(), m.Deps, o, submit.DetachOptions{Bucket: m.place.bucket})
 	return err
 }
 
@@ -318,7 +322,7 @@ func TestAMachineThatDiesLeavesAJobThatCanBeTypedAgain(t *testing.T) {
 					p.t.Error("a dead machine has started it")
 				}
 				m := p.machine("ann@other", 0, 0)
-				err := m.Stop(p.t.Context(), runName, job.StopOptions{Grace: time.Second})
+				err := runs.Stop(p.t.Context(), m.Deps, runName, runs.StopOptions{Grace: time.Second})
 				if none := p.object("run.json") == ""; (err != nil) != none {
 					p.t.Errorf("stop: %v", err)
 				} else if none {

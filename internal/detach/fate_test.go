@@ -17,9 +17,13 @@ import (
 	"multihost/internal/gcp"
 	"multihost/internal/job"
 	"multihost/internal/qr"
+	"multihost/internal/record"
+	"multihost/internal/runs"
 	"multihost/internal/sim"
+	"multihost/internal/submit"
 	"multihost/internal/testkit"
 	"multihost/internal/tpu"
+	"multihost/internal/workers"
 )
 
 // With real calls over a real network: a bucket that refuses while the workers
@@ -33,7 +37,7 @@ func TestRefusedCallsAreMadeAgain(t *testing.T) {
 }
 
 func refusedCalls(t *testing.T, backend string) {
-	w := begin(t, backend, "v4-8", "sleep 2", func(_ *job.JobOptions, do *job.DetachOptions) { do.Patience = time.Minute }, sim.Config{Faults: []sim.Fault{
+	w := begin(t, backend, "v4-8", "sleep 2", func(_ *job.JobOptions, do *submit.DetachOptions) { do.Patience = time.Minute }, sim.Config{Faults: []sim.Fault{
 		{Name: "api-error", Code: http.StatusServiceUnavailable, Path: "*kit.tar.gz", Count: 2},
 		{Name: "api-error", Code: http.StatusForbidden, Path: "*script_dir_zip*", Method: http.MethodGet, Count: 2},
 	}})
@@ -59,7 +63,7 @@ func TestVenvAndCloudLoggingOfAWholeRun(t *testing.T) {
 	w := begin(t, "process", "v4-8", `
 python -c 'import os, sys; print("in a venv:", sys.prefix == os.environ["VIRTUAL_ENV"] and sys.prefix != sys.base_prefix, os.path.relpath(sys.prefix, os.environ["HOME"]))'
 touch "$VIRTUAL_ENV/attempt-$MULTIHOST_ATTEMPT"; ls "$VIRTUAL_ENV" | grep attempt
-[ $MULTIHOST_ATTEMPT = 2 ] || sleep 1000`, func(o *job.JobOptions, do *job.DetachOptions) {
+[ $MULTIHOST_ATTEMPT = 2 ] || sleep 1000`, func(o *job.JobOptions, do *submit.DetachOptions) {
 		o.Run.Venv, do.CloudLogging, o.Keep = true, true, true
 	}, sim.Config{})
 	for _, link := range []string{
@@ -139,7 +143,7 @@ func TestPsTellsOfEveryRunThatItCannotRead(t *testing.T) {
 	put("_dir/1", "x")
 	var shown strings.Builder
 	queue := qr.New(cloud)
-	d := &job.Deps{Cloud: queue.Provider(""), Project: sim.DefaultProject, Zone: sim.DefaultZone, Clock: gcp.SystemClock, StateDir: t.TempDir(), Bucket: sim.DefaultBucket,
+	d := &workers.Deps{Cloud: queue.Provider(""), Project: sim.DefaultProject, Zone: sim.DefaultZone, Clock: gcp.SystemClock, StateDir: t.TempDir(), Bucket: sim.DefaultBucket,
 		OpenBucket: func(ctx context.Context, bucket, dir string) (*detach.Bucket, error) {
 			return detach.Open(ctx, cloud, bucket, dir)
 		},
@@ -148,7 +152,7 @@ func TestPsTellsOfEveryRunThatItCannotRead(t *testing.T) {
 				shown.WriteString(r.Text)
 			}
 		})}
-	err = d.List(t.Context(), "", nil, true)
+	err = runs.List(t.Context(), d, "", nil, true)
 	if err == nil || !strings.Contains(err.Error(), `forged/run.json: it is about run "other"`) {
 		t.Errorf("got error %v, want that of the forged run", err)
 	}
@@ -162,11 +166,11 @@ func TestPsTellsOfEveryRunThatItCannotRead(t *testing.T) {
 	// One that this machine started and somebody has deleted from the bucket is no
 	// trouble, unless the cloud has a request for it.
 	d.Bucket = ""
-	record, err := json.Marshal(job.Record{Run: "deleted", Project: d.Project, Zone: d.Zone, Prefix: "deleted", Bucket: sim.DefaultBucket})
+	record, err := json.Marshal(record.Record{Run: "deleted", Project: d.Project, Zone: d.Zone, Prefix: "deleted", Bucket: sim.DefaultBucket})
 	testkit.Must(t, err)
 	testkit.Must(t, os.MkdirAll(filepath.Join(d.StateDir, "runs", "deleted"), 0o700))
 	testkit.Must(t, os.WriteFile(filepath.Join(d.StateDir, "runs", "deleted", "run.json"), record, 0o600))
-	if err := d.List(t.Context(), "", nil, false); err != nil {
+	if err := runs.List(t.Context(), d, "", nil, false); err != nil {
 		t.Errorf("a run that was deleted: %v", err)
 	}
 	_, err = server.Inject(sim.Fault{Name: "no-capacity"})
@@ -175,7 +179,7 @@ func TestPsTellsOfEveryRunThatItCannotRead(t *testing.T) {
 	testkit.Must(t, err)
 	_, _, err = queue.Create(t.Context(), qr.Request{ID: "deleted", NodeCount: 1, NodeID: "deleted", Type: ty})
 	testkit.Must(t, err)
-	if err := d.List(t.Context(), "", nil, false); err == nil || !strings.Contains(err.Error(), "no such run in the bucket") {
+	if err := runs.List(t.Context(), d, "", nil, false); err == nil || !strings.Contains(err.Error(), "no such run in the bucket") {
 		t.Errorf("one with a queued resource: %v", err)
 	}
 }

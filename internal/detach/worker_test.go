@@ -32,13 +32,16 @@ import (
 	"multihost/internal/job"
 	"multihost/internal/launch"
 	"multihost/internal/network"
+	"multihost/internal/overssh"
 	"multihost/internal/preflight"
 	"multihost/internal/qr"
 	"multihost/internal/sim"
 	"multihost/internal/sim/netns"
+	"multihost/internal/submit"
 	"multihost/internal/testkit"
 	"multihost/internal/testkit/simworker"
 	"multihost/internal/tpu"
+	"multihost/internal/workers"
 )
 
 func TestMain(m *testing.M) {
@@ -110,7 +113,7 @@ func onBoth(t *testing.T, story func(t *testing.T, backend string)) {
 
 // begin starts a simulator with the faults, and the job on it. accelerator names
 // the type; there is one slice.
-func begin(t *testing.T, backend, accelerator, script string, change func(*job.JobOptions, *job.DetachOptions), cfg sim.Config) *world {
+func begin(t *testing.T, backend, accelerator, script string, change func(*job.JobOptions, *submit.DetachOptions), cfg sim.Config) *world {
 	t.Helper()
 	testkit.NeedWorker(t)
 	dir, err := os.MkdirTemp("", "multihost-detach-")
@@ -146,16 +149,16 @@ func begin(t *testing.T, backend, accelerator, script string, change func(*job.J
 	built, err := agentDir()
 	testkit.Must(t, err)
 	agents := program.In(os.DirFS(built))
-	do := job.DetachOptions{Bucket: sim.DefaultBucket, Dir: "jobs", Roots: roots, Every: time.Second, Patience: 2 * time.Second, Stale: time.Minute}
+	do := submit.DetachOptions{Bucket: sim.DefaultBucket, Dir: "jobs", Roots: roots, Every: time.Second, Patience: 2 * time.Second, Stale: time.Minute}
 	if change != nil {
 		change(&o, &do)
 	}
-	d := &job.Deps{
+	d := &workers.Deps{
 		Cloud: w.queue.Provider(""), Networks: network.New(cloud, qr.LifeOf), Project: sim.DefaultProject, Zone: sim.DefaultZone,
 		OpenBucket: func(ctx context.Context, bucket, dir string) (*detach.Bucket, error) {
 			return detach.Open(ctx, cloud, bucket, dir)
 		},
-		Access: job.Access{Login: "ann"}, Clock: gcp.SystemClock,
+		Access: overssh.Access{Login: "ann"}, Clock: gcp.SystemClock,
 		Sink: event.SinkFunc(func(e event.Event) {
 			if n, ok := e.(event.Note); ok {
 				w.told += n.Text + "\n"
@@ -163,7 +166,7 @@ func begin(t *testing.T, backend, accelerator, script string, change func(*job.J
 		}),
 		StateDir: filepath.Join(dir, "state"), Owner: "ann@laptop", Agents: agents,
 	}
-	if _, err := d.Detach(t.Context(), o, do); err != nil {
+	if _, err := submit.Detach(t.Context(), d, o, do); err != nil {
 		t.Fatal(err)
 	}
 	w.bucket, err = d.OpenBucket(t.Context(), do.Bucket, do.Dir)
@@ -271,7 +274,7 @@ func TestRebootOfAllWorkersIsANewAttempt(t *testing.T) {
 echo "attempt $MULTIHOST_ATTEMPT on $(cat data.txt), slow start $(cat "${MULTIHOST_ROOT_PROC-}/proc/sys/net/ipv4/tcp_slow_start_after_idle"), login $(id -un), locale ${LC_ALL-as it is}, worker $MULTIHOST_WORKER_ID of $MULTIHOST_NUM_WORKERS"
 echo changed >data.txt
 [ $MULTIHOST_ATTEMPT = 2 ] && exit 0
-sleep 1000`, func(_ *job.JobOptions, do *job.DetachOptions) { do.Patience = time.Minute }, sim.Config{}) // both tell of attempt 2
+sleep 1000`, func(_ *job.JobOptions, do *submit.DetachOptions) { do.Patience = time.Minute }, sim.Config{}) // both tell of attempt 2
 		w.until("attempt 1 to run", running(1, 2))
 		w.wait("the logs of attempt 1", func() bool {
 			return w.object("main_command_log_slice_0_worker_0") != "" && w.object("main_command_log_slice_0_worker_1") != ""
@@ -315,7 +318,7 @@ until curl -s -f -o /dev/null STORAGE/storage/v1/b/BUCKET/o/jobs%2Ftrain%2F`+log
 echo the last line
 until grep -q '^the last line$' "$MULTIHOST_RUN_DIR/output.log"; do sleep 0.1; done
 curl -s -f -X POST -H 'Content-Type: text/plain' -d yes 'STORAGE/upload/storage/v1/b/BUCKET/o?uploadType=media&name=jobs%2Ftrain%2Fwritten'
-sleep 1000`, func(o *job.JobOptions, do *job.DetachOptions) {
+sleep 1000`, func(o *job.JobOptions, do *submit.DetachOptions) {
 			o.Run.Script = strings.NewReplacer("STORAGE", do.Roots.Storage, "BUCKET", do.Bucket).Replace(o.Run.Script)
 			do.Every = time.Hour
 		}, sim.Config{})
@@ -350,7 +353,7 @@ func TestBucketThatCannotBeReadEndsTheJob(t *testing.T) {
 			if backend == "netns" {
 				simworker.NeedNetns(t)
 			}
-			w := begin(t, backend, "v4-8", "true", func(_ *job.JobOptions, do *job.DetachOptions) { do.Stale = 2 * time.Second }, sim.Config{
+			w := begin(t, backend, "v4-8", "true", func(_ *job.JobOptions, do *submit.DetachOptions) { do.Stale = 2 * time.Second }, sim.Config{
 				Faults: []sim.Fault{{Name: "permission-denied", Permission: permission, Account: "*gserviceaccount.com", Count: sim.AllCalls}},
 			})
 			w.wait("the guest attribute", func() bool {
@@ -398,7 +401,7 @@ func TestAnyWorkerTearsDown(t *testing.T) {
 func TestDeadWorkerIsNotWaitedForForEver(t *testing.T) {
 	testkit.OnlyInAll(t, "TestRebootOfAllWorkersIsANewAttempt and TestAnyWorkerTearsDown")
 	t.Parallel()
-	w := begin(t, "process", "v4-16", `[ $MULTIHOST_WORKER_ID = 0 ] || sleep 1000`, func(_ *job.JobOptions, do *job.DetachOptions) { do.Stale = 15 * time.Second }, sim.Config{})
+	w := begin(t, "process", "v4-16", `[ $MULTIHOST_WORKER_ID = 0 ] || sleep 1000`, func(_ *job.JobOptions, do *submit.DetachOptions) { do.Stale = 15 * time.Second }, sim.Config{})
 	w.until("worker 0 to end and worker 1 to run", func(s detach.State) bool { return len(s.Ended) == 1 && running(1, 1)(s) })
 	w.inject("worker-kill worker=1")
 	w.gone()
@@ -426,7 +429,7 @@ func TestTimeToLiveEndsEverything(t *testing.T) {
 	testkit.OnlyInAll(t, "TestRebootOfAllWorkersIsANewAttempt and TestAnyWorkerTearsDown")
 	t.Parallel()
 	onBoth(t, func(t *testing.T, backend string) {
-		w := begin(t, backend, "v4-8", "sleep 1000", func(o *job.JobOptions, _ *job.DetachOptions) { o.TTL = 20 * time.Second }, sim.Config{})
+		w := begin(t, backend, "v4-8", "sleep 1000", func(o *job.JobOptions, _ *submit.DetachOptions) { o.TTL = 20 * time.Second }, sim.Config{})
 		s := w.until("the end", ended(1))
 		// The shell has died of TERM, or of its child that has.
 		if s.Ended[0].Code != 143 || !strings.Contains(s.Ended[0].Reason, "--ttl") {
@@ -456,7 +459,7 @@ func TestATrainingsTailIsExcused(t *testing.T) {
 	onBoth(t, func(t *testing.T, backend string) {
 		w := begin(t, backend, "v4-16", `ulimit -c 0; [ $MULTIHOST_WORKER_ID = 0 ] || {
 until curl -s -f -o /dev/null STORAGE/storage/v1/b/BUCKET/o/jobs%2Ftrain%2Fended%2F1%2Fs0w0.0; do sleep 0.1; done
-kill -ABRT $$; }`, func(o *job.JobOptions, do *job.DetachOptions) {
+kill -ABRT $$; }`, func(o *job.JobOptions, do *submit.DetachOptions) {
 			o.Run.Script = strings.NewReplacer("STORAGE", do.Roots.Storage, "BUCKET", do.Bucket).Replace(o.Run.Script)
 			o.KeepOnFailure = true
 		}, sim.Config{})
@@ -482,7 +485,7 @@ func TestWhatIsLeftInTheBackgroundEndsAndIsTold(t *testing.T) {
 	onBoth(t, func(t *testing.T, backend string) {
 		// The workers of the other backend are on this machine, too: each has a sleep of its own.
 		sleep := "sleep 973." + strconv.Itoa(len(backend))
-		w := begin(t, backend, "v4-8", `nohup setsid bash -c 'echo $$ >~/left; exec `+sleep+`' >/dev/null 2>&1 & until [ -s ~/left ]; do sleep 0.1; done`, func(o *job.JobOptions, _ *job.DetachOptions) { o.Keep = true }, sim.Config{})
+		w := begin(t, backend, "v4-8", `nohup setsid bash -c 'echo $$ >~/left; exec `+sleep+`' >/dev/null 2>&1 & until [ -s ~/left ]; do sleep 0.1; done`, func(o *job.JobOptions, _ *submit.DetachOptions) { o.Keep = true }, sim.Config{})
 		s := w.until("the end", ended(1))
 		if n, on := s.LeftBehind(); n != 1 || len(on) != 1 || s.Blame() != nil {
 			t.Errorf("got %+v", s.Ended)
@@ -496,7 +499,7 @@ func TestWhatIsLeftInTheBackgroundEndsAndIsTold(t *testing.T) {
 func TestKeepOnFailureKeepsForATime(t *testing.T) {
 	testkit.OnlyInAll(t, "TestRebootOfAllWorkersIsANewAttempt and TestAnyWorkerTearsDown")
 	t.Parallel()
-	w := begin(t, "process", "v4-8", "exit 3", func(o *job.JobOptions, _ *job.DetachOptions) { o.KeepOnFailure, o.KeepFor = true, 3*time.Second }, sim.Config{})
+	w := begin(t, "process", "v4-8", "exit 3", func(o *job.JobOptions, _ *submit.DetachOptions) { o.KeepOnFailure, o.KeepFor = true, 3*time.Second }, sim.Config{})
 	s := w.until("the end", ended(1))
 	w.gone()
 	if kept := time.Since(s.Ended[0].At); kept < 3*time.Second {
@@ -510,7 +513,7 @@ func TestSecretIsNowhereButInTheCommand(t *testing.T) {
 	t.Parallel()
 	const canary = "canary-3b9ac9ff-with \"quotes\"\n and a line"
 	w := begin(t, "process", "v4-8", `[ "$KEY" = "canary-3b9ac9ff-with \"quotes\"
- and a line" ] && echo "it is here"`, func(o *job.JobOptions, _ *job.DetachOptions) {
+ and a line" ] && echo "it is here"`, func(o *job.JobOptions, _ *submit.DetachOptions) {
 		secret, err := detach.ParseSecret("KEY=sm://" + sim.DefaultProject + "/key")
 		testkit.Must(t, err)
 		o.Run.Secrets = []detach.Secret{secret}
@@ -550,7 +553,7 @@ func TestSecretIsNowhereButInTheCommand(t *testing.T) {
 func TestSecretThatCannotBeReadEndsTheRun(t *testing.T) {
 	testkit.OnlyInAll(t, "TestRebootOfAllWorkersIsANewAttempt and TestAnyWorkerTearsDown")
 	t.Parallel()
-	w := begin(t, "process", "v4-8", "true", func(o *job.JobOptions, _ *job.DetachOptions) {
+	w := begin(t, "process", "v4-8", "true", func(o *job.JobOptions, _ *submit.DetachOptions) {
 		o.Run.Secrets = []detach.Secret{{Name: "KEY", Project: sim.DefaultProject, ID: "none", Version: "latest"}}
 	}, sim.Config{})
 	s := w.until("the end", ended(1))

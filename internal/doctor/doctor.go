@@ -19,12 +19,14 @@ import (
 	"multihost/internal/event"
 	"multihost/internal/fault"
 	"multihost/internal/gcp"
-	"multihost/internal/job"
+	"multihost/internal/hosts"
 	"multihost/internal/network"
+	"multihost/internal/overssh"
 	"multihost/internal/provision"
 	"multihost/internal/remote"
 	"multihost/internal/sshkey"
 	"multihost/internal/tpu"
+	"multihost/internal/workers"
 )
 
 // A Level says how bad a finding is.
@@ -132,7 +134,7 @@ type Options struct {
 	Cloud    *gcp.Client        // nil: there is no project
 	Provider provision.Provider // of slices; nil as Cloud is
 	Networks *network.Client
-	Hosts    job.HostList // machines instead of slices
+	Hosts    hosts.HostList // machines instead of slices
 
 	Prefix  string      // of slices to examine; "": none
 	Slices  tpu.Numbers // only the slices with these numbers in their names
@@ -142,7 +144,7 @@ type Options struct {
 
 	Login        string // on workers
 	LoginAccount string // of the user at the provider of the slices; "": that of the credentials
-	Way          job.Way
+	Way          overssh.Way
 	Jump         bool // connect through a bastion
 	KeyPath      string
 	// Key loads the SSH key; fs.ErrNotExist means that there is none. MakeKey
@@ -151,7 +153,7 @@ type Options struct {
 	MakeKey func() error
 	// Visit connects to workers. Without Fix it writes nothing: neither host key
 	// pins on this machine nor scripts on workers.
-	Visit func(ctx context.Context, id *sshkey.Identity, sel tpu.Selection, logins map[string]string, only func(tpu.WorkerID) bool) (*job.Visit, error)
+	Visit func(ctx context.Context, id *sshkey.Identity, sel tpu.Selection, logins map[string]string, only func(tpu.WorkerID) bool) (*workers.Visit, error)
 
 	Again []string // flags of this command that commands to type need too
 	Fix   bool     // make the safe corrections: see Finding.Fixable
@@ -281,8 +283,8 @@ func (e *examination) run(ctx context.Context) {
 // viaIAP reports whether workers are reached through Identity-Aware Proxy: the options
 // ask for it, or the workers have no external addresses.
 func (e *examination) viaIAP() bool {
-	if e.Way != job.Auto || len(e.sel.Slices) == 0 {
-		return e.Way == job.IAP
+	if e.Way != overssh.Auto || len(e.sel.Slices) == 0 {
+		return e.Way == overssh.IAP
 	}
 	first := e.sel.Slices[0]
 	return e.Hosts == nil && !e.Jump && len(first.Workers) > 0 && first.Workers[0].External == ""

@@ -9,8 +9,8 @@ import (
 	"slices"
 	"strings"
 
-	"multihost/internal/job"
 	"multihost/internal/network"
+	"multihost/internal/overssh"
 	"multihost/internal/remote"
 )
 
@@ -98,7 +98,7 @@ func (e networkChecks) checkSSHRule(info network.Info, tags [][]string) {
 		sources := network.Sources(info.Firewalls, "tcp", 22, set)
 		outside := slices.ContainsFunc(sources, func(p netip.Prefix) bool { return !p.Addr().IsPrivate() })
 		viaIAP := network.Judge(info.Firewalls, network.Traffic{From: iap, Protocol: "tcp", Port: 22, Tags: set})
-		if viaIAP.Allowed || outside && !e.viaIAP() || len(sources) > 0 && e.Way == job.Internal {
+		if viaIAP.Allowed || outside && !e.viaIAP() || len(sources) > 0 && e.Way == overssh.Internal {
 			continue
 		}
 		rule := network.FirewallRule{Network: info.Name, Allow: []string{"tcp:22"}, SourceRanges: []string{network.IAPRange}}

@@ -3,6 +3,10 @@ package doctor
 import (
 	"bytes"
 	"context"
+
+	"multihost/internal/stage"
+	"multihost/internal/workers"
+
 	_ "embed"
 	"errors"
 	"fmt"
@@ -14,7 +18,6 @@ import (
 	"time"
 
 	"multihost/internal/event"
-	"multihost/internal/job"
 	"multihost/internal/launch"
 	"multihost/internal/preflight"
 	"multihost/internal/provision"
@@ -195,7 +198,7 @@ func (e workerChecks) checkLogin(ctx context.Context) (logins map[string]string,
 						asked, errs = append(asked, s.Name), append(errs, err)
 					}
 				}
-				return job.JoinNamed(asked, errs)
+				return stage.JoinNamed(asked, errs)
 			}})
 	}
 	return logins, open
@@ -226,7 +229,7 @@ func hint(err error) string {
 }
 
 // look examines all workers that were reached, at the same time.
-func (e workerChecks) look(ctx context.Context, visit *job.Visit) []*seen {
+func (e workerChecks) look(ctx context.Context, visit *workers.Visit) []*seen {
 	var all []*seen
 	for _, w := range visit.Workers {
 		if w.Err == nil {
@@ -360,7 +363,7 @@ func readFacts(ctx context.Context, conn remote.Conn) (facts map[string]string, 
 }
 
 // judgeSSH reports which workers were reached, and how long a command takes there.
-func (e workerChecks) judgeSSH(visit *job.Visit, all []*seen) {
+func (e workerChecks) judgeSSH(visit *workers.Visit, all []*seen) {
 	failed := &finder{}
 	cures := map[string]error{}
 	for _, w := range visit.Workers {
@@ -438,7 +441,7 @@ func (e workerChecks) sshFinding(check, text string, ids []tpu.WorkerID, err err
 				_, _, err := e.Provider.Admit(ctx, s, e.login())
 				asked, errs = append(asked, s.Name), append(errs, err)
 			}
-			return job.JoinNamed(asked, errs)
+			return stage.JoinNamed(asked, errs)
 		}
 	}
 	return f

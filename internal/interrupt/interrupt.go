@@ -13,8 +13,9 @@ import (
 	"syscall"
 	"time"
 
-	"multihost/internal/job"
+	"multihost/internal/stage"
 	"multihost/internal/ui"
+	"multihost/internal/workers"
 )
 
 const (
@@ -31,14 +32,14 @@ type Watch struct {
 	// Leave is closed when the user wants to leave at once; it must not be nil.
 	Leave chan struct{}
 
-	mu     sync.Mutex                                                // guards the fields below
-	answer job.Answer                                                // to SIGINT and SIGTERM, without asking; empty: the command's default
-	ask    func(ctx context.Context) (answer job.Answer, asked bool) // nil: never ask
-	second func() job.Answer                                         // to SIGINT while the question is open
+	mu     sync.Mutex                                                  // guards the fields below
+	answer stage.Answer                                                // to SIGINT and SIGTERM, without asking; empty: the command's default
+	ask    func(ctx context.Context) (answer stage.Answer, asked bool) // nil: never ask
+	second func() stage.Answer                                         // to SIGINT while the question is open
 }
 
 // Answer sets the answer to SIGINT and SIGTERM.
-func (w *Watch) Answer(a job.Answer) {
+func (w *Watch) Answer(a stage.Answer) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.answer = a
@@ -47,9 +48,9 @@ func (w *Watch) Answer(a job.Answer) {
 // Ask has SIGINT ask the user on the terminal of in and out, while a command runs or a queued resource
 // exists. stand says what is at stake. It returns a function that cancels an open question
 // and all later ones; closing the view waits for an open question.
-func (w *Watch) Ask(view *ui.Renderer, in *os.File, out io.Writer, stand func() job.Stand) (end func()) {
+func (w *Watch) Ask(view *ui.Renderer, in *os.File, out io.Writer, stand func() workers.Status) (end func()) {
 	over, end := context.WithCancel(context.Background())
-	w.AskWith(func(ctx context.Context) (job.Answer, bool) {
+	w.AskWith(func(ctx context.Context) (stage.Answer, bool) {
 		st := stand()
 		if over.Err() != nil || st.Running == "" && st.Resource == "" || !ui.CanAsk(in, out) {
 			return "", false
@@ -58,13 +59,13 @@ func (w *Watch) Ask(view *ui.Renderer, in *os.File, out io.Writer, stand func() 
 		defer cancel()
 		defer context.AfterFunc(over, cancel)()
 		return askUser(ctx, view, in, st), true
-	}, func() job.Answer { return stand().Second() })
+	}, func() stage.Answer { return stand().Second() })
 	return end
 }
 
 // AskWith has SIGINT call ask, which reports whether it asked anybody. second is the answer
 // if another SIGINT comes before the user has answered.
-func (w *Watch) AskWith(ask func(ctx context.Context) (answer job.Answer, asked bool), second func() job.Answer) {
+func (w *Watch) AskWith(ask func(ctx context.Context) (answer stage.Answer, asked bool), second func() stage.Answer) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.ask, w.second = ask, second
@@ -72,7 +73,7 @@ func (w *Watch) AskWith(ask func(ctx context.Context) (answer job.Answer, asked 
 
 // askUser asks the user what to do. If the terminal can no longer be asked, it
 // answers job.Detach: that is no reason to stop the run.
-func askUser(ctx context.Context, view *ui.Renderer, in *os.File, stand job.Stand) job.Answer {
+func askUser(ctx context.Context, view *ui.Renderer, in *os.File, stand workers.Status) stage.Answer {
 	keys := "dsc"
 	if !stand.Started() {
 		keys = "skc"
@@ -80,17 +81,17 @@ func askUser(ctx context.Context, view *ui.Renderer, in *os.File, stand job.Stan
 	key, err := view.Ask(ctx, in, question(stand), keys)
 	switch {
 	case err == nil && key == 's':
-		return job.Stop
+		return stage.Stop
 	case err == nil && key == ui.Interrupt:
 		return stand.Second()
 	case err == nil && key == 'c', err != nil && ctx.Err() != nil:
-		return job.Continue
+		return stage.Continue
 	}
-	return job.Detach
+	return stage.Detach
 }
 
 // question returns a question that says what is at stake and what each key does.
-func question(st job.Stand) string {
+func question(st workers.Status) string {
 	var b strings.Builder
 	billed := ""
 	if st.Billed != "" {
@@ -121,7 +122,7 @@ func question(st job.Stand) string {
 }
 
 // lease says what the workers do about the slices by themselves.
-func lease(st job.Stand) string {
+func lease(st workers.Status) string {
 	if st.Lease == "" {
 		return ""
 	}
@@ -129,7 +130,7 @@ func lease(st job.Stand) string {
 }
 
 // waitingQuestion is question for a job whose command has not started.
-func waitingQuestion(st job.Stand) string {
+func waitingQuestion(st workers.Status) string {
 	billed := "nothing is billed yet"
 	if st.Billed != "" {
 		billed = "billed now: " + st.Billed
@@ -153,10 +154,10 @@ func waitingQuestion(st job.Stand) string {
 }
 
 // decide returns what a signal means when nobody is asked.
-func (w *Watch) decide(sig os.Signal) *job.Interrupted {
+func (w *Watch) decide(sig os.Signal) *stage.Interrupted {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	in := &job.Interrupted{Signal: sig}
+	in := &stage.Interrupted{Signal: sig}
 	if sig != syscall.SIGHUP {
 		in.Answer = w.answer
 	}
@@ -164,7 +165,7 @@ func (w *Watch) decide(sig os.Signal) *job.Interrupted {
 }
 
 // question returns the function that asks the user about a signal, or nil.
-func (w *Watch) question(sig os.Signal) func(ctx context.Context) (job.Answer, bool) {
+func (w *Watch) question(sig os.Signal) func(ctx context.Context) (stage.Answer, bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if sig != syscall.SIGINT {
@@ -174,7 +175,7 @@ func (w *Watch) question(sig os.Signal) func(ctx context.Context) (job.Answer, b
 }
 
 // answerToSecond returns the answer to a SIGINT that comes while the question is open.
-func (w *Watch) answerToSecond() job.Answer {
+func (w *Watch) answerToSecond() stage.Answer {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.second()
@@ -187,11 +188,11 @@ type open struct {
 }
 
 type reply struct {
-	answer job.Answer
+	answer stage.Answer
 	asked  bool
 }
 
-func pose(ask func(ctx context.Context) (job.Answer, bool)) *open {
+func pose(ask func(ctx context.Context) (stage.Answer, bool)) *open {
 	ctx, cancel := context.WithCancel(context.Background())
 	q := &open{cancel: cancel, reply: make(chan reply, 1)}
 	go func() { // ends when ctx ends, if not before; withdraw waits for it
@@ -246,7 +247,7 @@ func (w *Watch) Obey(parent context.Context, signals <-chan os.Signal, exit func
 		var gone <-chan time.Time
 		var asked *open
 		var about os.Signal
-		end := func(cause *job.Interrupted) {
+		end := func(cause *stage.Interrupted) {
 			ended = time.Now()
 			cancel(cause)
 		}
@@ -279,7 +280,7 @@ func (w *Watch) Obey(parent context.Context, signals <-chan os.Signal, exit func
 				if r.asked {
 					in.Answer = r.answer
 				}
-				if in.Answer != job.Continue {
+				if in.Answer != stage.Continue {
 					end(in)
 				}
 			case <-gone: // something blocks without a context: a FIFO, a prompt

@@ -9,21 +9,21 @@ import (
 	"testing/synctest"
 	"time"
 
-	"multihost/internal/job"
+	"multihost/internal/stage"
 )
 
 // What a signal means when nobody is asked.
 func TestDecide(t *testing.T) {
 	for _, tt := range []struct {
 		name   string
-		answer job.Answer
+		answer stage.Answer
 		signal os.Signal
-		want   job.Answer
+		want   stage.Answer
 	}{
 		{"Ctrl-C of a command that runs nothing", "", syscall.SIGINT, ""},
-		{"Ctrl-C with an answer", job.Detach, syscall.SIGINT, job.Detach},
-		{"SIGTERM with an answer", job.Stop, syscall.SIGTERM, job.Stop},
-		{"a closed terminal has no answer", job.Stop, syscall.SIGHUP, ""},
+		{"Ctrl-C with an answer", stage.Detach, syscall.SIGINT, stage.Detach},
+		{"SIGTERM with an answer", stage.Stop, syscall.SIGTERM, stage.Stop},
+		{"a closed terminal has no answer", stage.Stop, syscall.SIGHUP, ""},
 	} {
 		w := &Watch{}
 		w.Answer(tt.answer)
@@ -37,29 +37,29 @@ func TestDecide(t *testing.T) {
 // second and more.
 func TestObey(t *testing.T) {
 	const pause = syscall.Signal(0)
-	answers := func(a job.Answer, asked bool) func(context.Context) (job.Answer, bool) {
-		return func(context.Context) (job.Answer, bool) { return a, asked }
+	answers := func(a stage.Answer, asked bool) func(context.Context) (stage.Answer, bool) {
+		return func(context.Context) (stage.Answer, bool) { return a, asked }
 	}
-	silent := func(ctx context.Context) (job.Answer, bool) {
+	silent := func(ctx context.Context) (stage.Answer, bool) {
 		<-ctx.Done()
-		return job.Continue, true
+		return stage.Continue, true
 	}
 	for _, tt := range []struct {
 		name    string
-		ask     func(context.Context) (job.Answer, bool)
+		ask     func(context.Context) (stage.Answer, bool)
 		signals []syscall.Signal
-		want    job.Answer // in the cause; "-" if the command goes on
+		want    stage.Answer // in the cause; "-" if the command goes on
 		leaves  bool
 	}{
 		{name: "nothing", want: "-"},
 		{name: "Ctrl-C", signals: []syscall.Signal{syscall.SIGINT}},
 		{name: "two signals for one action", signals: []syscall.Signal{syscall.SIGTERM, syscall.SIGTERM}},
 		{name: "twice", signals: []syscall.Signal{syscall.SIGINT, pause, syscall.SIGINT}, leaves: true},
-		{name: "asked to stop", ask: answers(job.Stop, true), signals: []syscall.Signal{syscall.SIGINT}, want: job.Stop},
-		{name: "asked to go on", ask: answers(job.Continue, true), signals: []syscall.Signal{syscall.SIGINT}, want: "-"},
+		{name: "asked to stop", ask: answers(stage.Stop, true), signals: []syscall.Signal{syscall.SIGINT}, want: stage.Stop},
+		{name: "asked to go on", ask: answers(stage.Continue, true), signals: []syscall.Signal{syscall.SIGINT}, want: "-"},
 		{name: "nobody could be asked", ask: answers("", false), signals: []syscall.Signal{syscall.SIGINT}},
 		{name: "the question is open", ask: silent, signals: []syscall.Signal{syscall.SIGINT}, want: "-"},
-		{name: "Ctrl-C while the question is open", ask: silent, signals: []syscall.Signal{syscall.SIGINT, pause, syscall.SIGINT}, want: job.Detach},
+		{name: "Ctrl-C while the question is open", ask: silent, signals: []syscall.Signal{syscall.SIGINT, pause, syscall.SIGINT}, want: stage.Detach},
 		{name: "SIGTERM while the question is open", ask: silent, signals: []syscall.Signal{syscall.SIGINT, pause, syscall.SIGTERM}},
 		{name: "SIGTERM asks nothing", ask: silent, signals: []syscall.Signal{syscall.SIGTERM}},
 	} {
@@ -67,7 +67,7 @@ func TestObey(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				w := &Watch{Leave: make(chan struct{})}
 				if tt.ask != nil {
-					w.AskWith(tt.ask, func() job.Answer { return job.Detach })
+					w.AskWith(tt.ask, func() stage.Answer { return stage.Detach })
 				}
 				signals := make(chan os.Signal)
 				ctx, stop := w.Obey(t.Context(), signals, func() { t.Error("it exits") })
@@ -80,8 +80,8 @@ func TestObey(t *testing.T) {
 					synctest.Wait()
 				}
 				synctest.Wait()
-				got := job.Answer("-")
-				var in *job.Interrupted
+				got := stage.Answer("-")
+				var in *stage.Interrupted
 				if errors.As(context.Cause(ctx), &in) {
 					got = in.Answer
 				}

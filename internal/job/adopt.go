@@ -8,10 +8,13 @@ import (
 	"sync"
 	"time"
 
+	"multihost/internal/follow"
 	"multihost/internal/lease"
 	"multihost/internal/provider"
 	"multihost/internal/provision"
+	"multihost/internal/stage"
 	"multihost/internal/tpu"
+	"multihost/internal/workers"
 )
 
 // adoption keeps the lease of slices that exist while the job waits for others. The
@@ -44,7 +47,7 @@ func (q *queued) commandLives() bool {
 
 // leavesFor is leaves after a look at the workers: on another machine the same job may
 // have been typed meanwhile, and may have started the command before this one could.
-func (q *queued) leavesFor(ctx context.Context, r *run, life provision.Life, err error) string {
+func (q *queued) leavesFor(ctx context.Context, r *Runner, life provision.Life, err error) string {
 	if r.tried == 0 {
 		if why := q.leaves(life, err); why != "" {
 			return why
@@ -58,14 +61,14 @@ func (q *queued) leavesFor(ctx context.Context, r *run, life provision.Life, err
 
 // chosen reports whether the user, or the time to live, ends whatever runs.
 func chosen(err error) bool {
-	var in *Interrupted
-	return errors.As(err, &in) && in.Answer == Stop || errors.Is(err, errExpired)
+	var in *stage.Interrupted
+	return errors.As(err, &in) && in.Answer == stage.Stop || errors.Is(err, stage.ErrExpired)
 }
 
 // anotherLives reports whether another runner's command lives on the slices that are about
 // to be deleted. If nothing was started, leavesFor has just looked, unless failed slices
 // were kept for a time since then.
-func (q *queued) anotherLives(ctx context.Context, r *run, out Outcome, err error) bool {
+func (q *queued) anotherLives(ctx context.Context, r *Runner, out stage.Outcome, err error) bool {
 	looked := err != nil && !out.Started && !(q.o.KeepOnFailure && q.o.KeepFor > 0)
 	return !looked && !chosen(err) && q.othersLive(ctx, r)
 }
@@ -73,8 +76,8 @@ func (q *queued) anotherLives(ctx context.Context, r *run, out Outcome, err erro
 // othersLive asks worker 0 of each slice of the job whether another runner's command is
 // running there, of this job or of another run. Workers that do not answer within
 // answerLimit are taken for machines that boot.
-func (q *queued) othersLive(ctx context.Context, r *run) bool {
-	ctx, cancel := q.detached(ctx, renewLimit)
+func (q *queued) othersLive(ctx context.Context, r *Runner) bool {
+	ctx, cancel := q.Detached(ctx, renewLimit)
 	defer cancel()
 	nodes, err := q.Cloud.Slices(ctx)
 	if err != nil {
@@ -90,16 +93,16 @@ func (q *queued) othersLive(ctx context.Context, r *run) bool {
 	if len(sel.Slices) == 0 {
 		return false
 	}
-	t, _, err := q.dialFor(ctx, sel, func(id tpu.WorkerID) bool { return id.Worker == 0 }, true, answerLimit)
+	t, _, err := q.DialFor(ctx, sel, func(id tpu.WorkerID) bool { return id.Worker == 0 }, true, answerLimit)
 	if err != nil {
 		return false
 	}
-	defer t.close()
-	runs, _ := t.runs(ctx)
-	return slices.ContainsFunc(runs, func(f foundRun) bool {
-		taken := f.info.Attempt <= r.begunLast && slices.ContainsFunc(f.workers, func(id tpu.WorkerID) bool { return r.hasBegunOn(sel.Slices[id.Slice].UID) })
+	defer t.Close()
+	runs, _ := t.Runs(ctx)
+	return slices.ContainsFunc(runs, func(f workers.FoundRun) bool {
+		taken := f.Info.Attempt <= r.begunLast && slices.ContainsFunc(f.Workers, func(id tpu.WorkerID) bool { return r.hasBegunOn(sel.Slices[id.Slice].UID) })
 		// What this runner began before its start failed is its own.
-		return f.info.Alive() && (f.info.Run != q.o.Run.Run || f.info.Owner != q.Owner && !taken)
+		return f.Info.Alive() && (f.Info.Run != q.o.Run.Run || f.Info.Owner != q.Owner && !taken)
 	})
 }
 
@@ -115,11 +118,11 @@ func (q *queued) mayHaveLogs() bool {
 // earlier runner must not delete it; "" if it may. Only the user's choice or the end of
 // the time to live ends a running command.
 func (q *queued) leaves(life provision.Life, err error) string {
-	var in *Interrupted
+	var in *stage.Interrupted
 	switch {
 	case !q.inherited || life.Queued():
 		return ""
-	case errors.As(err, &in) && in.Answer == Stop, errors.Is(err, errExpired):
+	case errors.As(err, &in) && in.Answer == stage.Stop, errors.Is(err, stage.ErrExpired):
 		return ""
 	case q.commandLives():
 		return "the command of an earlier runner lives on it, and this command has not taken it over"
@@ -146,14 +149,14 @@ func (q *queued) bootLimit() time.Duration {
 }
 
 // ask finds out whether the command of this run is running on the workers of t.
-func (q *queued) ask(ctx context.Context, t *team) {
-	runs, errs := t.runs(ctx)
+func (q *queued) ask(ctx context.Context, t *workers.Connected) {
+	runs, errs := t.Runs(ctx)
 	q.held.mu.Lock()
 	defer q.held.mu.Unlock()
 	for _, f := range runs {
-		ours := f.info.Run == q.o.Run.Run && f.info.Mine
-		q.held.lives = q.held.lives || ours && f.info.Alive()
-		q.held.ended = q.held.ended || ours && !f.info.Alive() && !f.seen
+		ours := f.Info.Run == q.o.Run.Run && f.Info.Mine
+		q.held.lives = q.held.lives || ours && f.Info.Alive()
+		q.held.ended = q.held.ended || ours && !f.Info.Alive() && !f.Seen
 	}
 	q.held.asked = q.held.asked || slices.Contains(errs, nil)
 }
@@ -189,24 +192,24 @@ const adoptRound = 30 * time.Second
 func (q *queued) adopt(ctx context.Context, s tpu.Slice) error {
 	q.nowBilled(s)
 	if !q.ours || !q.terms.On() {
-		return q.Probe(ctx, s)
+		return Probe(ctx, q.Deps, s)
 	}
 	s.Index = 0
 	sel := tpu.Selection{Slices: []tpu.Slice{s}}
-	t, failed, err := q.dialFor(ctx, sel, nil, true, min(q.Access.RetryFor, adoptRound))
+	t, failed, err := q.DialFor(ctx, sel, nil, true, min(q.Access.RetryFor, adoptRound))
 	if err != nil {
 		return err
 	}
 	// Errors here are reported when the run makes its own connections.
-	t.armEach(ctx, q.Deps, q.o.Run, func(ctx context.Context, i int) error {
-		_, err := lease.Adopt(ctx, t.conns[i], q.Agents.Sums(), q.terms)
+	armEach(ctx, t, q.Deps, q.o.Run, func(ctx context.Context, i int) error {
+		_, err := lease.Adopt(ctx, t.Conns[i], q.Agents.Sums(), q.terms)
 		return err
 	})
 	if q.inherited && !q.worked {
 		q.ask(ctx, t)
 	}
 	if len(failed) > 0 {
-		t.close()
+		t.Close()
 		if q.commandLives() {
 			return nil // the command is taken over on the workers that answer
 		}
@@ -215,11 +218,11 @@ func (q *queued) adopt(ctx context.Context, s tpu.Slice) error {
 		for i, id := range ids {
 			errs[i] = failed[id]
 		}
-		return workersError(StageConnect, ids, errs)
+		return stage.WorkersError(stage.Connect, ids, errs)
 	}
 	leave := func() {}
 	if q.terms.Lasting() {
-		leave = q.renewals(ctx, t, q.terms)
+		leave = renewals(ctx, q.Deps, t, q.terms)
 	}
 	q.held.mu.Lock()
 	before := q.held.stop[s.UID]
@@ -228,7 +231,7 @@ func (q *queued) adopt(ctx context.Context, s tpu.Slice) error {
 	}
 	q.held.stop[s.UID] = func() {
 		leave()
-		t.close()
+		t.Close()
 	}
 	q.held.mu.Unlock()
 	if before != nil {
@@ -245,9 +248,9 @@ func (q *queued) ifLeft() string {
 	case q.terms.Metadata(q.Agents, q.o.Request.Metadata) == nil:
 		return text + "its slices are billed until then, or until it is deleted"
 	case q.terms.Adopt > 0:
-		return text + "its slices delete themselves " + asTyped(q.terms.Adopt) + " after their boot (--lease)"
+		return text + "its slices delete themselves " + stage.AsTyped(q.terms.Adopt) + " after their boot (--lease)"
 	}
-	return text + "its slices delete themselves " + asTyped(q.terms.TTL) + " after the request (--ttl)"
+	return text + "its slices delete themselves " + stage.AsTyped(q.terms.TTL) + " after the request (--ttl)"
 }
 
 // nowBilled records that a slice exists, for the Ctrl-C prompt.
@@ -263,5 +266,5 @@ func (q *queued) nowBilled(s tpu.Slice) {
 		all[i] = q.held.slices[name]
 	}
 	q.held.mu.Unlock()
-	q.setStand(func(st *Stand) { st.Billed = q.billed(all) })
+	q.SetStand(func(st *workers.Status) { st.Billed = follow.Billed(q.Deps, all) })
 }

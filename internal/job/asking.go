@@ -7,16 +7,19 @@ import (
 	"strings"
 	"sync"
 
+	"multihost/internal/cost"
 	"multihost/internal/event"
 	"multihost/internal/gcp"
 	"multihost/internal/network"
 	"multihost/internal/provision"
+	"multihost/internal/stage"
 	"multihost/internal/tpu"
+	"multihost/internal/workers"
 )
 
-// asking returns the event that precedes a request for slices. mtu is that of the network
+// Asking returns the event that precedes a request for slices. mtu is that of the network
 // and 0 if it was not read; until says what ends the bill.
-func asking(r provision.Request, project, zone string, mtu int, until string, dryRun bool) event.Request {
+func Asking(r provision.Request, project, zone string, mtu int, until string, dryRun bool) event.Request {
 	n := max(1, r.NodeCount)
 	e := event.Request{
 		Resource: r.ID, Slices: n, Type: r.Type.Name, Workers: n * r.Type.Workers, Chips: n * r.Type.Chips,
@@ -28,7 +31,7 @@ func asking(r provision.Request, project, zone string, mtu int, until string, dr
 		e.Hourly = &usd
 	}
 	if r.MaxRunDuration > 0 {
-		e.Until += ", at the latest " + asTyped(r.MaxRunDuration) + " after they begin to run (--max-run-duration)"
+		e.Until += ", at the latest " + stage.AsTyped(r.MaxRunDuration) + " after they begin to run (--max-run-duration)"
 	}
 	e.Text = askingText(e)
 	return e
@@ -36,7 +39,7 @@ func asking(r provision.Request, project, zone string, mtu int, until string, dr
 
 // askingText is the line for people.
 func askingText(e event.Request) string {
-	verb, tier, net := "asking for", tierWords(e.Tier), e.Network
+	verb, tier, net := "asking for", cost.TierWords(e.Tier), e.Network
 	if e.DryRun {
 		verb = "would ask for"
 	}
@@ -46,46 +49,13 @@ func askingText(e event.Request) string {
 	if e.MTU > 0 {
 		net += fmt.Sprintf(" (MTU %d)", e.MTU)
 	}
-	price := noPrice(e.Type, e.Tier, e.Zone)
+	price := cost.NoPrice(e.Type, e.Tier, e.Zone)
 	if e.Hourly != nil {
-		price = listPrice(*e.Hourly)
+		price = cost.ListPrice(*e.Hourly)
 	}
 	return fmt.Sprintf("%s %d × %s (%s, %s), %s, in %s, %s; %s; billed until %s", verb, e.Slices, e.Type,
 		event.Count(e.Workers, "worker"), event.Count(e.Chips, "chip"), tier, e.Zone, net,
 		price, e.Until)
-}
-
-// listPrice writes a price with the date of the list.
-func listPrice(usd float64) string {
-	return fmt.Sprintf("list price %s an hour (%s)", event.Dollars(usd), tpu.PriceDate)
-}
-
-// priceOf writes the price of slices for a reader who is not told their tier and zone
-// beside it.
-func priceOf(hourly *float64, accelerator, tier, zone string) string {
-	if hourly == nil {
-		return noPrice(accelerator, tier, zone)
-	}
-	return fmt.Sprintf("list price %s an hour, %s, in %s (%s)", event.Dollars(*hourly), tierWords(tier), zone, tpu.PriceDate)
-}
-
-// noPrice says what the price list lacks.
-func noPrice(accelerator, tier, zone string) string {
-	if _, ok := tpu.HourlyPrice(accelerator, zone, onDemand); ok {
-		return "price unknown for " + tierWords(tier) + " in " + zone
-	}
-	return "price unknown for " + zone
-}
-
-// tierWords writes a tier as people do.
-func tierWords(tier string) string {
-	switch provision.Tier(tier) {
-	case provision.OnDemand:
-		return "on demand"
-	case provision.BestEffort:
-		return "best effort"
-	}
-	return tier
 }
 
 // networkOf names the network of a request in words.
@@ -116,9 +86,9 @@ func networkOf(r provision.Request, project string) string {
 	return strings.Join(names, " and ")
 }
 
-// billedUntil says what ends the bill of a job's slices. alone says that the job has no
+// BilledUntil says what ends the bill of a job's slices. alone says that the job has no
 // runner.
-func billedUntil(o JobOptions, alone bool) string {
+func BilledUntil(o JobOptions, alone bool) string {
 	text := "the command has ended"
 	lease, failed := "", "after a failure"
 	switch {
@@ -127,24 +97,24 @@ func billedUntil(o JobOptions, alone bool) string {
 	case alone:
 		text += " on all workers"
 	case o.Run.Detach && o.Lease > 0:
-		text = asTyped(o.Lease) + " after the command has ended (--lease)"
+		text = stage.AsTyped(o.Lease) + " after the command has ended (--lease)"
 	case o.Run.Detach:
 		text = "you delete them (--detach, --lease=0)"
 	case o.Lease > 0:
-		lease = ", or " + asTyped(o.Lease) + " later if this machine is gone (--lease)"
+		lease = ", or " + stage.AsTyped(o.Lease) + " later if this machine is gone (--lease)"
 	default:
 		text = "this machine deletes them after the end of the command (--lease=0)"
 	}
 	if o.KeepOnFailure && !o.Keep {
 		if o.KeepFor > 0 {
-			text += ", " + failed + " " + asTyped(o.KeepFor) + " longer (--keep-on-failure)"
+			text += ", " + failed + " " + stage.AsTyped(o.KeepFor) + " longer (--keep-on-failure)"
 		} else {
 			text += ", " + failed + " until you delete them (--keep-on-failure)"
 		}
 	}
 	text += lease
 	if o.TTL > 0 {
-		text += ", at the latest " + asTyped(o.TTL) + " after the request (--ttl)"
+		text += ", at the latest " + stage.AsTyped(o.TTL) + " after the request (--ttl)"
 	}
 	return text
 }
@@ -159,8 +129,8 @@ type declined struct{ error }
 
 func (e *declined) Unwrap() error { return e.error }
 
-// announce emits e and has the user confirm it, if this command confirms requests.
-func (d *Deps) announce(ctx context.Context, e event.Request) error {
+// Announce emits e and has the user confirm it, if this command confirms requests.
+func Announce(ctx context.Context, d *workers.Deps, e event.Request) error {
 	d.Sink.Emit(e)
 	if d.Confirm == nil || e.DryRun {
 		return nil
@@ -173,26 +143,26 @@ func (d *Deps) announce(ctx context.Context, e event.Request) error {
 
 // outlook reads at the same time what a request depends on: whether a resource of its
 // name exists already, and the MTU of its network.
-func (d *Deps) outlook(ctx context.Context, r provision.Request, made *network.Options) (there bool, mtu int, err error) {
+func outlook(ctx context.Context, d *workers.Deps, r provision.Request, made *network.Options) (there bool, mtu int, err error) {
 	var both sync.WaitGroup
-	both.Go(func() { mtu = d.mtuFor(ctx, r, made) })
-	there, err = d.isThere(ctx, r.ID)
+	both.Go(func() { mtu = MtuFor(ctx, d, r, made) })
+	there, err = isThere(ctx, d, r.ID)
 	both.Wait()
 	return there, mtu, err
 }
 
-// mtuFor returns the MTU of the request's network: that of the network to be made, or
+// MtuFor returns the MTU of the request's network: that of the network to be made, or
 // else what WarnOfMTU reads.
-func (d *Deps) mtuFor(ctx context.Context, r provision.Request, made *network.Options) int {
+func MtuFor(ctx context.Context, d *workers.Deps, r provision.Request, made *network.Options) int {
 	if made != nil {
 		return made.MTU
 	}
-	return d.WarnOfMTU(ctx, r)
+	return WarnOfMTU(ctx, d, r)
 }
 
 // isThere reports whether the queued resource exists and is not being deleted. Where the
 // answer is a refusal, the request itself gets the better explained one.
-func (d *Deps) isThere(ctx context.Context, id string) (bool, error) {
+func isThere(ctx context.Context, d *workers.Deps, id string) (bool, error) {
 	res, err := d.Cloud.Get(ctx, id)
 	switch gcp.ClassOf(err) {
 	case gcp.Unavailable, gcp.Timeout, gcp.Unauthenticated:
@@ -206,15 +176,15 @@ func (d *Deps) isThere(ctx context.Context, id string) (bool, error) {
 
 // AskFor announces the request of a command that only makes slices, and has it confirmed.
 // It announces nothing if the resource exists: then nothing is asked for.
-func (d *Deps) AskFor(ctx context.Context, r provision.Request) error {
-	there, mtu, err := d.outlook(ctx, r, nil)
+func AskFor(ctx context.Context, d *workers.Deps, r provision.Request) error {
+	there, mtu, err := outlook(ctx, d, r, nil)
 	if err != nil || there {
 		return err
 	}
-	return d.announce(ctx, asking(r, d.Project, d.Zone, mtu, untilDeleted(d.Cloud, r.ID), false))
+	return Announce(ctx, d, Asking(r, d.Project, d.Zone, mtu, untilDeleted(d.Cloud, r.ID), false))
 }
 
 // WouldAskFor is AskFor for a dry run that has found out that the resource would be made.
-func (d *Deps) WouldAskFor(r provision.Request, mtu int) {
-	d.Sink.Emit(asking(r, d.Project, d.Zone, mtu, untilDeleted(d.Cloud, r.ID), true))
+func WouldAskFor(d *workers.Deps, r provision.Request, mtu int) {
+	d.Sink.Emit(Asking(r, d.Project, d.Zone, mtu, untilDeleted(d.Cloud, r.ID), true))
 }

@@ -9,10 +9,13 @@ import (
 	"time"
 
 	"multihost/internal/event"
+	"multihost/internal/follow"
 	"multihost/internal/gcp"
 	"multihost/internal/provision"
+	"multihost/internal/stage"
 	"multihost/internal/testkit"
 	"multihost/internal/tpu"
+	"multihost/internal/workers"
 )
 
 func TestTheLineBeforeARequest(t *testing.T) {
@@ -53,14 +56,14 @@ func TestTheLineBeforeARequest(t *testing.T) {
 		r := provision.Request{ID: "q", Type: typ}
 		tt.change(&r)
 		_, cloud := onHardCloud(nil)
-		e := asking(r, "p", tt.zone, tt.mtu, untilDeleted(cloud, "q"), false)
+		e := Asking(r, "p", tt.zone, tt.mtu, untilDeleted(cloud, "q"), false)
 		if !strings.Contains(e.Text, tt.want) || strings.Contains(e.Text, "\n") {
 			t.Errorf("%s\nwant %s", e.Text, tt.want)
 		}
 		if (e.Hourly == nil) != strings.Contains(e.Text, "price unknown") {
 			t.Errorf("usd_per_hour is %v: %s", e.Hourly, e.Text)
 		}
-		if dry := asking(r, "p", tt.zone, tt.mtu, untilDeleted(cloud, "q"), true); dry.Text != strings.Replace(e.Text, "asking for", "would ask for", 1) {
+		if dry := Asking(r, "p", tt.zone, tt.mtu, untilDeleted(cloud, "q"), true); dry.Text != strings.Replace(e.Text, "asking for", "would ask for", 1) {
 			t.Errorf("of a dry run: %s", dry.Text)
 		}
 	}
@@ -73,7 +76,7 @@ func TestTheLineInTheREADME(t *testing.T) {
 	testkit.Must(t, err)
 	typ, err := tpu.ParseType("v5litepod-16")
 	testkit.Must(t, err)
-	e := asking(provision.Request{ID: "train", Type: typ, Network: "mtu9k"}, "p", "us-east5-a", 0, billedUntil(JobOptions{Lease: 30 * time.Minute}, false), false)
+	e := Asking(provision.Request{ID: "train", Type: typ, Network: "mtu9k"}, "p", "us-east5-a", 0, BilledUntil(JobOptions{Lease: 30 * time.Minute}, false), false)
 	if !strings.Contains(string(readme), "\nmultihost: "+e.Text+"\n") {
 		t.Errorf("README.md does not have the line %s", e.Text)
 	}
@@ -97,7 +100,7 @@ func TestWhatEndsTheBill(t *testing.T) {
 		{JobOptions{Run: RunOptions{Detach: true}, Lease: 30 * time.Minute}, false, "30m after the command has ended (--lease)"},
 		{JobOptions{Run: RunOptions{Detach: true}}, false, "you delete them (--detach, --lease=0)"},
 	} {
-		if got := billedUntil(tt.o, tt.alone); got != tt.want {
+		if got := BilledUntil(tt.o, tt.alone); got != tt.want {
 			t.Errorf("billed until %s\nwant %s", got, tt.want)
 		}
 	}
@@ -170,7 +173,7 @@ func TestWhetherAResourceIsThere(t *testing.T) {
 	} {
 		_, h := onHardCloud(map[string][]error{"get": {tt.err}})
 		h.res.State = tt.state
-		there, err := (&Deps{Cloud: h}).isThere(t.Context(), "q")
+		there, err := isThere(t.Context(), (&workers.Deps{Cloud: h}), "q")
 		if there != tt.there || !errors.Is(err, tt.want) {
 			t.Errorf("state %q, error %v: there %v, %v", tt.state, tt.err, there, err)
 		}
@@ -196,7 +199,7 @@ func TestWhatSlicesAreBilled(t *testing.T) {
 		{"", []tpu.Slice{v4, slice("v2-8", "us-central1-c")}, "1 × v4-8, 1 × v2-8, price unknown for us-central1-c"},
 		{"", []tpu.Slice{{Name: "host"}}, ""},
 	} {
-		if got := (&Deps{tier: tt.tier}).billed(tt.all); got != tt.want {
+		if got := follow.Billed((&workers.Deps{Tier: tt.tier}), tt.all); got != tt.want {
 			t.Errorf("billed %q, want %q", got, tt.want)
 		}
 	}
@@ -208,10 +211,10 @@ func TestNothingIsDeletedForARequestThatIsNotConfirmed(t *testing.T) {
 	q, h := onHardCloud(nil)
 	q.worked = false
 	q.Confirm = func(context.Context, string) error { return errors.New("no") }
-	_, err := q.ready(t.Context(), func(*Failure) error { return nil }, nil)
+	_, err := q.ready(t.Context(), func(*stage.Failure) error { return nil }, nil)
 	testkit.Must(t, err) // the slices of the earlier runner are there
 	q.worked, h.fails, h.calls = false, map[string][]error{"wait": {errSuspended}}, nil
-	_, err = q.ready(t.Context(), func(*Failure) error { return nil }, nil)
+	_, err = q.ready(t.Context(), func(*stage.Failure) error { return nil }, nil)
 	var no *declined
 	if !errors.As(err, &no) || strings.Join(h.calls, " ") != "wait get" {
 		t.Errorf("ended with %v after the calls %v, want a no after wait and get", err, h.calls)

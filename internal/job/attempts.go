@@ -11,11 +11,14 @@ import (
 
 	"multihost/internal/codesync"
 	"multihost/internal/event"
+	"multihost/internal/follow"
 	"multihost/internal/gcp"
 	"multihost/internal/launch"
 	"multihost/internal/provision"
 	"multihost/internal/remote"
+	"multihost/internal/stage"
 	"multihost/internal/tpu"
+	"multihost/internal/workers"
 )
 
 // A ground provides the slices of a run's attempts: either slices that exist, or slices
@@ -23,7 +26,7 @@ import (
 type ground interface {
 	// ready returns the slices once a connection to every worker can be tried. after is
 	// the failure for which the next attempt has been paid; it is nil the first time.
-	ready(ctx context.Context, pay func(*Failure) error, after *Failure) (tpu.Selection, error)
+	ready(ctx context.Context, pay func(*stage.Failure) error, after *stage.Failure) (tpu.Selection, error)
 	// look says what happened to the slices. reach says whether the workers of a slice
 	// answer.
 	look(ctx context.Context, used []tpu.Slice, reach func(slice string) provision.Reach) (provision.Decision, error)
@@ -31,10 +34,10 @@ type ground interface {
 
 // attempts runs the command on g until it succeeds, is stopped, or a budget is
 // spent, and emits the summary of the last attempt.
-func (r *run) attempts(ctx context.Context, g ground, b Budget) (Outcome, error) {
+func (r *Runner) attempts(ctx context.Context, g ground, b Budget) (stage.Outcome, error) {
 	books := &ledger{Budget: b}
 	r.patient = b.Restarts > 0 || b.Preemptions != 0
-	var after *Failure
+	var after *stage.Failure
 	for {
 		out, err := r.attemptOn(ctx, g, books, after)
 		if r.regained {
@@ -48,42 +51,42 @@ func (r *run) attempts(ctx context.Context, g ground, b Budget) (Outcome, error)
 		}
 		after = f
 		if r.follow != nil { // otherwise the last attempt that was followed may still be running
-			r.cutOff, r.unread = r.follow.cutOff(), r.follow.goWithSlices()
+			r.cutOff, r.unread = r.follow.CutOff(), r.follow.GoWithSlices()
 		}
 		pause := books.pause()
 		r.leaveLease(ctx, pause)
 		r.leaveTeam()
-		if err := sleep(ctx, r.Clock, pause); err != nil {
-			return Outcome{}, err
+		if err := stage.Sleep(ctx, r.Clock, pause); err != nil {
+			return stage.Outcome{}, err
 		}
 	}
 }
 
 // attemptOn makes one attempt: it waits for usable slices, connects to their workers,
 // runs the command and follows it to its end.
-func (r *run) attemptOn(ctx context.Context, g ground, books *ledger, after *Failure) (Outcome, error) {
+func (r *Runner) attemptOn(ctx context.Context, g ground, books *ledger, after *stage.Failure) (stage.Outcome, error) {
 	r.follow, r.rec, r.regained = nil, nil, false
-	pay := func(f *Failure) error {
+	pay := func(f *stage.Failure) error {
 		if refusal := books.spend(f); refusal != "" {
-			return &Failure{Cause: Refused, Why: f.Error() + "; " + refusal, Err: f.Err}
+			return &stage.Failure{Cause: stage.Refused, Why: f.Error() + "; " + refusal, Err: f.Err}
 		}
 		return nil
 	}
 	sel, err := g.ready(ctx, pay, after)
 	switch {
 	case err != nil && ctx.Err() == nil && r.guard.expired(r.Clock.Now()): // the workers delete the slices
-		return Outcome{}, expiry(r.guard.terms.TTL)
+		return stage.Outcome{}, expiry(r.guard.terms.TTL)
 	case err != nil:
-		return Outcome{}, &unready{err}
+		return stage.Outcome{}, &unready{err}
 	}
 	r.used = sel.Slices
 	if r.missing != nil && r.missing() {
 		r.team, err = r.connectSome(ctx, sel)
 	} else {
-		r.team, err = r.connectPhase(ctx, &r.watch, sel, nil)
+		r.team, err = r.ConnectPhase(ctx, &r.Watch, sel, nil)
 	}
 	if err != nil {
-		return Outcome{}, err
+		return stage.Outcome{}, err
 	}
 	return r.onTeam(ctx)
 }
@@ -91,26 +94,26 @@ func (r *run) attemptOn(ctx context.Context, g ground, books *ledger, after *Fai
 // connectSome connects to the workers that answer, in order to take over the command
 // that runs on them. It warns about the other workers and names them; they are
 // connected to when they are back.
-func (r *run) connectSome(ctx context.Context, sel tpu.Selection) (t *team, err error) {
-	err = r.watch.phase("connect", func() (string, error) {
-		if t, err = r.dialAll(ctx, sel, nil, true, min(r.Access.RetryFor, adoptRound)); err != nil {
+func (r *Runner) connectSome(ctx context.Context, sel tpu.Selection) (t *workers.Connected, err error) {
+	err = r.Watch.Phase("connect", func() (string, error) {
+		if t, err = r.DialAll(ctx, sel, nil, true, min(r.Access.RetryFor, adoptRound)); err != nil {
 			return "", err
 		}
-		if t.reached() == 0 {
-			defer t.close()
-			return "", workersError(StageConnect, t.ids, t.away)
+		if t.Reached() == 0 {
+			defer t.Close()
+			return "", stage.WorkersError(stage.Connect, t.Ids, t.Away)
 		}
-		return fmt.Sprintf("%d/%d workers", t.reached(), len(t.ids)), nil
+		return fmt.Sprintf("%d/%d workers", t.Reached(), len(t.Ids)), nil
 	})
 	if err != nil {
 		return nil, err
 	}
-	for _, g := range groupErrors(t.ids, t.away) {
+	for _, g := range stage.GroupErrors(t.Ids, t.Away) {
 		limit := "for as long as it takes"
-		if r.o.Patience.Lost > 0 {
-			limit = "up to " + asTyped(r.o.Patience.Lost) + " (--lost-timeout)"
+		if r.O.Patience.Lost > 0 {
+			limit = "up to " + stage.AsTyped(r.O.Patience.Lost) + " (--lost-timeout)"
 		}
-		event.Notef(r.Sink, event.Warn, gcp.Hint(g.first), "the command of run %s lives, but %s cannot be reached and is waited for %s: %s", r.o.Run, tpu.FoldShort(g.workers), limit, g)
+		event.Notef(r.Sink, event.Warn, gcp.Hint(g.First), "the command of run %s lives, but %s cannot be reached and is waited for %s: %s", r.O.Run, tpu.FoldShort(g.Workers), limit, g)
 	}
 	return t, nil
 }
@@ -121,28 +124,17 @@ type unready struct{ error }
 
 func (e *unready) Unwrap() error { return e.error }
 
-func (r *run) leaveTeam() {
+func (r *Runner) leaveTeam() {
 	if r.team != nil {
 		r.leaveLease(context.Background(), -1)
-		r.team.close()
+		r.team.Close()
 		r.team = nil
 	}
 }
 
-// sleep waits for d. It returns the cause when ctx has ended.
-func sleep(ctx context.Context, clock gcp.Clock, d time.Duration) error {
-	if d > 0 {
-		select {
-		case <-clock.After(d):
-		case <-ctx.Done():
-		}
-	}
-	return context.Cause(ctx)
-}
-
 // next reports whether another attempt follows f, and pays for it.
-func (r *run) next(ctx context.Context, books *ledger, f *Failure) bool {
-	if f == nil || f.Cause == UserStop || f.Cause == Refused || ctx.Err() != nil {
+func (r *Runner) next(ctx context.Context, books *ledger, f *stage.Failure) bool {
+	if f == nil || f.Cause == stage.UserStop || f.Cause == stage.Refused || ctx.Err() != nil {
 		return false
 	}
 	if r.refusal = books.spend(f); r.refusal != "" {
@@ -154,7 +146,7 @@ func (r *run) next(ctx context.Context, books *ledger, f *Failure) bool {
 
 // sayEnd reports how the attempt ended, if it started; otherwise it reports only that
 // another attempt follows, and why.
-func (r *run) sayEnd(out Outcome, f *Failure, again bool) {
+func (r *Runner) sayEnd(out stage.Outcome, f *stage.Failure, again bool) {
 	next := r.refusal
 	if again {
 		next = "trying again (" + r.count + ")"
@@ -168,35 +160,35 @@ func (r *run) sayEnd(out Outcome, f *Failure, again bool) {
 	if out.Detached {
 		return
 	}
-	e := event.AttemptEnd{Run: r.o.Run, Attempt: r.attempt, OK: f == nil, Again: again}
+	e := event.AttemptEnd{Run: r.O.Run, Attempt: r.attempt, OK: f == nil, Again: again}
 	if r.follow != nil {
-		e.Elapsed = r.Clock.Now().Sub(r.follow.begin)
+		e.Elapsed = r.Clock.Now().Sub(r.follow.Begin)
 	}
 	if f != nil {
 		e.Cause, e.Why, e.Code, e.Next = string(f.Cause), f.Why, f.Code, next
 	}
 	r.Sink.Emit(e)
-	r.rec.endAttempt(e, r.Clock.Now())
-	if err := r.rec.save(r.StateDir); err != nil {
+	r.rec.EndAttempt(e, r.Clock.Now())
+	if err := r.rec.Save(r.StateDir); err != nil {
 		event.Notef(r.Sink, event.Warn, "", "%v", err)
 	}
 }
 
 // finish ends the last attempt. Where the command is not the cause, the summary names
 // the cause and the reason why nothing more was tried.
-func (r *run) finish(out Outcome, err error, f *Failure) (Outcome, error) {
+func (r *Runner) finish(out stage.Outcome, err error, f *stage.Failure) (stage.Outcome, error) {
 	l := last{out: out, err: err, failure: f, refusal: r.refusal, several: r.tried > 1}
-	if r.follow != nil && r.follow.sum != nil {
-		l.sum = r.follow.sum
-		_, first := r.follow.verdict()
-		l.gone = first >= 0 && errors.Is(r.follow.ends[first].err, errSliceGone)
+	if r.follow != nil && r.follow.Sum != nil {
+		l.sum = r.follow.Sum
+		_, first := r.follow.Verdict()
+		l.gone = first >= 0 && errors.Is(r.follow.Ends[first].Err, follow.ErrSliceGone)
 	}
 	out, err = l.conclude()
 	var stopped *stoppedError
 	if errors.As(err, &stopped) && r.follow == nil {
-		out, err = Outcome{Code: stoppedCode, Started: true}, nil
-		l.sum = &event.Summary{Run: r.o.Run, Attempt: r.begunLast, ExitCode: stoppedCode, CommandCode: stoppedCode, Phases: r.watch.times,
-			Text: fmt.Sprintf("run %s was stopped: %s; no further attempt is begun", r.o.Run, stopped.reason)}
+		out, err = stage.Outcome{Code: stoppedCode, Started: true}, nil
+		l.sum = &event.Summary{Run: r.O.Run, Attempt: r.begunLast, ExitCode: stoppedCode, CommandCode: stoppedCode, Phases: r.Watch.Times,
+			Text: fmt.Sprintf("run %s was stopped: %s; no further attempt is begun", r.O.Run, stopped.reason)}
 	}
 	if l.sum != nil {
 		r.Sink.Emit(*l.sum)
@@ -211,9 +203,9 @@ const stoppedCode = 128 + 15
 
 // A last is the last attempt of a run.
 type last struct {
-	out     Outcome
+	out     stage.Outcome
 	err     error
-	failure *Failure       // why it failed; nil: it succeeded
+	failure *stage.Failure // why it failed; nil: it succeeded
 	sum     *event.Summary // its summary; nil: it was not followed
 	gone    bool           // the summary blames a slice that is gone
 	refusal string         // why no further attempt was made; ""
@@ -221,7 +213,7 @@ type last struct {
 }
 
 // conclude returns how the run ends, and completes the summary.
-func (l last) conclude() (Outcome, error) {
+func (l last) conclude() (stage.Outcome, error) {
 	f := l.failure
 	if f == nil {
 		return l.out, l.err
@@ -229,19 +221,19 @@ func (l last) conclude() (Outcome, error) {
 	out, err := l.out, l.err
 	switch {
 	case err != nil:
-	case f.lost() && out.Started:
-		out.Code = lostCode
-	case f.Cause == UserStop:
+	case lost(f) && out.Started:
+		out.Code = follow.LostCode
+	case f.Cause == stage.UserStop:
 		err = f.Err // an interrupt while judge was deciding
 	}
 	if l.sum == nil {
-		var raised *Failure
-		if err != nil && l.refusal != "" && f.lost() && !errors.As(err, &raised) {
-			err = &Failure{Cause: f.Cause, Why: f.Why + "; " + l.refusal, Err: err}
+		var raised *stage.Failure
+		if err != nil && l.refusal != "" && lost(f) && !errors.As(err, &raised) {
+			err = &stage.Failure{Cause: f.Cause, Why: f.Why + "; " + l.refusal, Err: err}
 		}
 		return out, err
 	}
-	if f.lost() {
+	if lost(f) {
 		if l.gone { // otherwise the cause would appear twice
 			l.sum.Text = fmt.Sprintf("run %s failed: %s", l.sum.Run, f.Error())
 		} else {
@@ -251,85 +243,80 @@ func (l last) conclude() (Outcome, error) {
 			l.sum.ExitCode = out.Code
 		}
 	}
-	if l.refusal != "" && (f.lost() || l.several) {
+	if l.refusal != "" && (lost(f) || l.several) {
 		l.sum.Text += "; " + l.refusal
 	}
 	return out, err
 }
 
 // lost reports whether f is a loss for which the command is not to blame.
-func (f *Failure) lost() bool {
-	return f.Cause == Preempted || f.Cause == Maintenance || f.Cause == Infrastructure
+func lost(f *stage.Failure) bool {
+	return f.Cause == stage.Preempted || f.Cause == stage.Maintenance || f.Cause == stage.Infrastructure
 }
 
 // judge says why an attempt ended without success. It returns nil if the attempt
 // succeeded or goes on without this process. It asks the cloud. If slices may have been
 // taken away, it waits until the cloud's state has settled, because a preemption first
 // shows as a command that fails.
-func (r *run) judge(ctx context.Context, g ground, out Outcome, err error) *Failure {
-	f := &Failure{Code: out.Code, Err: err}
+func (r *Runner) judge(ctx context.Context, g ground, out stage.Outcome, err error) *stage.Failure {
+	f := &stage.Failure{Code: out.Code, Err: err}
 	if out.Started && r.follow != nil {
-		f.Ran = r.Clock.Now().Sub(r.follow.begin)
+		f.Ran = r.Clock.Now().Sub(r.follow.Begin)
 	}
-	var interrupted *Interrupted
-	var raised *Failure
+	var interrupted *stage.Interrupted
+	var raised *stage.Failure
 	var never *unready
 	var stopped *stoppedError
 	switch {
 	case err == nil && (out.Code == 0 || out.Detached):
 		return nil
 	case errors.As(err, &interrupted) || ctx.Err() != nil:
-		f.Cause, f.Why = UserStop, context.Cause(ctx).Error()
+		f.Cause, f.Why = stage.UserStop, context.Cause(ctx).Error()
 		return f
-	case errors.As(err, &never), isStage(err, StageTimeout):
-		f.Cause, f.Why = Refused, err.Error()
+	case errors.As(err, &never), stage.IsStage(err, stage.Timeout):
+		f.Cause, f.Why = stage.Refused, err.Error()
 		return f
 	case errors.As(err, &raised):
 		f.Cause, f.Why = raised.Cause, raised.Why
 		return f
 	case errors.As(err, &stopped):
-		f.Cause, f.Why = UserStop, stopped.reason
+		f.Cause, f.Why = stage.UserStop, stopped.reason
 		return f
-	case isStage(err, StageStall):
-		f.Cause, f.Why = Refused, err.Error()
+	case stage.IsStage(err, stage.Stalled):
+		f.Cause, f.Why = stage.Refused, err.Error()
 		return f
 	}
 	sign := r.signs(err)
 	switch {
 	case sign.stopped:
-		f.Cause, f.Why = UserStop, sign.why
+		f.Cause, f.Why = stage.UserStop, sign.why
 	case sign.final && !r.mayBeLoss(err):
-		f.Cause, f.Why = Refused, sign.why
+		f.Cause, f.Why = stage.Refused, sign.why
 	default:
 		f.Cause, f.Why = r.settle(ctx, g, sign)
-		if f.Cause == Application && sign.final { // nothing was taken away, so it remains a mistake
-			f.Cause = Refused
+		if f.Cause == stage.Application && sign.final { // nothing was taken away, so it remains a mistake
+			f.Cause = stage.Refused
 		}
 		if ctx.Err() != nil { // the wait was cut short
 			f.Err = context.Cause(ctx)
-			f.Cause, f.Why = UserStop, f.Err.Error()
+			f.Cause, f.Why = stage.UserStop, f.Err.Error()
 		}
 	}
 	return f
 }
 
-func isStage(err error, stage Stage) bool {
-	var e *Error
-	return errors.As(err, &e) && e.Stage == stage
-}
-
 // mayBeLoss reports whether an error from before the start of the command may be a loss
 // although it shows no sign of one: a worker can report any error while its slice is
 // being taken away. A mistake of the user cannot be a loss.
-func (r *run) mayBeLoss(err error) bool {
-	var e *Error
+func (r *Runner) mayBeLoss(err error) bool {
+	var e *stage.Error
 	var busy *launch.BusyError
 	if r.follow != nil || r.team == nil || len(r.used) == 0 || !errors.As(err, &e) || errors.As(err, &busy) {
 		return false
 	}
 	switch e.Stage {
-	case StageConnect, StageBusy, StageSync, StageFolder, StagePreflight, StageFree, StageStart, StageFollow:
-		return len(e.each) > 0
+	case stage.Connect, stage.Busy, stage.Sync, stage.Folder, stage.Preflight, stage.Free, stage.Start, stage.Follow:
+		return len(e.Each) > 0
 	}
 	return false
 }
@@ -343,26 +330,26 @@ type signs struct {
 	why     string
 }
 
-func (r *run) signs(err error) signs {
-	if r.follow == nil || len(r.follow.ends) == 0 {
+func (r *Runner) signs(err error) signs {
+	if r.follow == nil || len(r.follow.Ends) == 0 {
 		lost := lostContact(err)
 		return signs{lost: lost, final: !lost, why: err.Error()}
 	}
 	f := r.follow
-	_, first := f.verdict()
+	_, first := f.Verdict()
 	s := signs{}
 	if first >= 0 {
-		end := f.ends[first]
-		s.why = f.team.ids[first].String() + ": " + end.text()
-		s.stopped = end.err == nil && end.exit.Reason != "" && !end.exit.Lost
+		end := f.Ends[first]
+		s.why = f.Team.Ids[first].String() + ": " + end.Text()
+		s.stopped = end.Err == nil && end.Exit.Reason != "" && !end.Exit.Lost
 	}
-	for i, end := range f.ends {
-		if by := end.exit.Reason; end.err == nil && strings.HasPrefix(by, stopBy) { // whatever ended elsewhere before
-			s.stopped, s.why = true, f.team.ids[i].String()+": "+by
+	for i, end := range f.Ends {
+		if by := end.Exit.Reason; end.Err == nil && strings.HasPrefix(by, follow.StopBy) { // whatever ended elsewhere before
+			s.stopped, s.why = true, f.Team.Ids[i].String()+": "+by
 		}
-		s.lost = s.lost || end.err != nil && end.known || end.exit.Lost
+		s.lost = s.lost || end.Err != nil && end.Known || end.Exit.Lost
 		// A VM that is being taken away ends its processes like this.
-		s.killed = s.killed || (end.exit.Signal == "TERM" || end.exit.Signal == "KILL") && end.exit.Reason == "" && !end.exit.OOM
+		s.killed = s.killed || (end.Exit.Signal == "TERM" || end.Exit.Signal == "KILL") && end.Exit.Reason == "" && !end.Exit.OOM
 	}
 	return s
 }
@@ -371,9 +358,9 @@ func (r *run) signs(err error) signs {
 // something that had been reachable could not be reached any more, or was rebooted. It
 // returns false if it refused instead.
 func lostContact(err error) bool {
-	var many *Error
+	var many *stage.Error
 	if errors.As(err, &many) {
-		if many.lost || slices.ContainsFunc(many.each, lostContact) {
+		if many.Lost || slices.ContainsFunc(many.Each, lostContact) {
 			return true
 		}
 		err = many.Err
@@ -394,7 +381,7 @@ func lostContact(err error) bool {
 	case gcp.NotFound, gcp.Unavailable, gcp.Timeout: // a slice does not exist, or the API is unavailable
 		return true
 	}
-	for _, sign := range []error{errRebooted, remote.ErrConnectionLost, remote.ErrSilent, remote.ErrNoStatus, codesync.ErrStalled} {
+	for _, sign := range []error{stage.ErrRebooted, remote.ErrConnectionLost, remote.ErrSilent, remote.ErrNoStatus, codesync.ErrStalled} {
 		if errors.Is(err, sign) {
 			return true
 		}
@@ -415,7 +402,7 @@ const (
 // settle asks the cloud what happened to the slices, until its answer is final or may not
 // be waited for any longer. If the workers show no sign of a loss and all of them answer,
 // one answer of the cloud is enough.
-func (r *run) settle(ctx context.Context, g ground, sign signs) (Cause, string) {
+func (r *Runner) settle(ctx context.Context, g ground, sign signs) (stage.Cause, string) {
 	reach := r.reach(ctx)
 	for _, s := range r.used {
 		sign.lost = sign.lost || reach(s.Name) == provision.Silent
@@ -423,7 +410,7 @@ func (r *run) settle(ctx context.Context, g ground, sign signs) (Cause, string) 
 	begin, told := r.Clock.Now(), false
 	for {
 		d, err := g.look(ctx, r.used, reach)
-		if sign.lost && r.onHosts() { // no cloud knows more of them
+		if sign.lost && r.OnHosts() { // no cloud knows more of them
 			d = provision.Decision{}
 		}
 		over := !r.patient || r.Clock.Now().Sub(begin) >= settleLimit || ctx.Err() != nil
@@ -432,49 +419,49 @@ func (r *run) settle(ctx context.Context, g ground, sign signs) (Cause, string) 
 		}
 		if !told {
 			told = true
-			event.Notef(r.Sink, event.Info, "", "%s; waiting up to %s for the cloud to say whether it took a slice away", sign.why, asTyped(settleLimit))
+			event.Notef(r.Sink, event.Info, "", "%s; waiting up to %s for the cloud to say whether it took a slice away", sign.why, stage.AsTyped(settleLimit))
 		}
-		_ = sleep(ctx, r.Clock, settlePause)
+		_ = stage.Sleep(ctx, r.Clock, settlePause)
 	}
 }
 
 // blame says what ended an attempt, given what the workers show and what the cloud
 // answered. It is final if another answer of the cloud would not change it: the cloud
 // reports a loss up to settleLimit late.
-func (s signs) blame(d provision.Decision, err error) (cause Cause, why string, final bool) {
+func (s signs) blame(d provision.Decision, err error) (cause stage.Cause, why string, final bool) {
 	answered := err == nil
 	switch {
 	case answered && (d.Loss == provision.Preempted || d.Loss == provision.Maintenance):
-		return Cause(d.Loss), d.Why, true
+		return stage.Cause(d.Loss), d.Why, true
 	case answered && d.Loss == provision.Removed:
-		return UserStop, d.Why, true
+		return stage.UserStop, d.Why, true
 	}
 	final = answered && !s.lost && !s.killed
 	switch {
 	case answered && d.Loss == provision.Infrastructure && s.lost:
-		return Infrastructure, d.Why + ": " + s.why, final
+		return stage.Infrastructure, d.Why + ": " + s.why, final
 	case answered && d.Loss == provision.Infrastructure:
-		return Infrastructure, d.Why, final
+		return stage.Infrastructure, d.Why, final
 	case s.lost:
-		return Infrastructure, s.why, final
+		return stage.Infrastructure, s.why, final
 	}
-	return Application, s.why, final
+	return stage.Application, s.why, final
 }
 
 // reach asks every worker of the team whether it answers.
-func (r *run) reach(ctx context.Context) func(slice string) provision.Reach {
+func (r *Runner) reach(ctx context.Context) func(slice string) provision.Reach {
 	if r.team == nil {
 		return func(string) provision.Reach { return provision.Silent }
 	}
 	ctx, cancel := context.WithTimeout(ctx, answerLimit)
 	defer cancel()
-	errs := r.team.each(ctx, event.Discard, "", func(ctx context.Context, i int) error {
-		_, err := r.team.conns[i].Run(ctx, remote.Cmd{Line: "true"})
+	errs := r.team.Each(ctx, event.Discard, "", func(ctx context.Context, i int) error {
+		_, err := r.team.Conns[i].Run(ctx, remote.Cmd{Line: "true"})
 		return err
 	})
 	reached := map[string]provision.Reach{}
 	for i, err := range errs {
-		name := r.team.slice(i).Name
+		name := r.team.Slice(i).Name
 		if err != nil {
 			reached[name] = provision.Silent
 		} else if reached[name] == provision.Untried {
@@ -487,8 +474,8 @@ func (r *run) reach(ctx context.Context) func(slice string) provision.Reach {
 // standing is the ground of Run. It provides slices that somebody else created and that
 // are not created again.
 type standing struct {
-	*Deps
-	watch   *stopwatch
+	*workers.Deps
+	watch   *stage.Stopwatch
 	prefix  string
 	numbers tpu.Numbers
 	partial bool
@@ -498,9 +485,9 @@ type standing struct {
 // returnLimit is how long existing slices may take to be READY again after a loss.
 const returnLimit = 15 * time.Minute
 
-func (s *standing) ready(ctx context.Context, _ func(*Failure) error, after *Failure) (_ tpu.Selection, err error) {
+func (s *standing) ready(ctx context.Context, _ func(*stage.Failure) error, after *stage.Failure) (_ tpu.Selection, err error) {
 	if after == nil {
-		s.found, err = s.discoverPhase(ctx, s.watch, s.prefix, s.numbers, s.partial)
+		s.found, err = s.DiscoverPhase(ctx, s.watch, s.prefix, s.numbers, s.partial)
 		return s.found, err
 	}
 	begin := s.Clock.Now()
@@ -516,9 +503,9 @@ func (s *standing) ready(ctx context.Context, _ func(*Failure) error, after *Fai
 			}
 		}
 		if s.Clock.Now().Sub(begin) > returnLimit {
-			return s.found, &Error{Stage: StageDiscover, Err: err, Text: fmt.Sprintf("slices are not usable for %s: %s", returnLimit, why)}
+			return s.found, &stage.Error{Stage: stage.Discover, Err: err, Text: fmt.Sprintf("slices are not usable for %s: %s", returnLimit, why)}
 		}
-		if err := sleep(ctx, s.Clock, 5*time.Second); err != nil {
+		if err := stage.Sleep(ctx, s.Clock, 5*time.Second); err != nil {
 			return s.found, err
 		}
 	}
@@ -528,8 +515,8 @@ func (s *standing) ready(ctx context.Context, _ func(*Failure) error, after *Fai
 // never be used again.
 func (s *standing) absent(nodes []tpu.Slice) (why string, err error) {
 	for i, have := range s.found.Slices {
-		if gone := lostSlice(nodes, have); gone != "" {
-			return "", &Error{Stage: StageDiscover, Text: gone, Advice: "multihost job makes slices again that were taken away"}
+		if gone := follow.LostSlice(nodes, have); gone != "" {
+			return "", &stage.Error{Stage: stage.Discover, Text: gone, Advice: "multihost job makes slices again that were taken away"}
 		}
 		for _, n := range nodes {
 			if n.Name != have.Name {
@@ -574,4 +561,16 @@ func sights(nodes, used []tpu.Slice, reach func(string) provision.Reach) []provi
 		all[i].Reach = reach(s.Name)
 	}
 	return all
+}
+
+// sayLogsGo warns, before the slices are deleted, about the logs of the last attempt that
+// go with them.
+func (r *Runner) sayLogsGo() {
+	if r.follow != nil {
+		r.unread = r.follow.GoWithSlices()
+	}
+	if r.unread != nil {
+		event.Notef(r.Sink, event.Warn, "", "%s; the rest goes with the slices", r.unread)
+	}
+	r.unread = nil
 }

@@ -6,7 +6,9 @@ import (
 	"testing"
 
 	"multihost/internal/event"
+	"multihost/internal/follow"
 	"multihost/internal/provision"
+	"multihost/internal/stage"
 )
 
 // The cloud reports late that it took a slice away; until then the workers show it as
@@ -58,13 +60,13 @@ func TestWhatEndedAnAttempt(t *testing.T) {
 }
 
 func TestHowARunEnds(t *testing.T) {
-	lost := &Failure{Cause: Preempted, Why: "slice t-0 is PREEMPTED"}
-	failed := &Failure{Cause: Application, Why: "s0w1: exit code 3"}
-	interrupted := &Interrupted{}
-	stopped := &Failure{Cause: UserStop, Why: "SIGINT", Err: interrupted}
+	lost := &stage.Failure{Cause: stage.Preempted, Why: "slice t-0 is PREEMPTED"}
+	failed := &stage.Failure{Cause: stage.Application, Why: "s0w1: exit code 3"}
+	interrupted := &stage.Interrupted{}
+	stopped := &stage.Failure{Cause: stage.UserStop, Why: "SIGINT", Err: interrupted}
 	broken := errors.New("connection lost")
-	raised := &Failure{Cause: Stall, Why: "no step for 5m"}
-	code := func(n int) Outcome { return Outcome{Code: n, Started: true} }
+	raised := &stage.Failure{Cause: stage.Stall, Why: "no step for 5m"}
+	code := func(n int) stage.Outcome { return stage.Outcome{Code: n, Started: true} }
 	sum := func(code int) *event.Summary {
 		return &event.Summary{Run: "p", Text: "run p failed: s0w1 was first", ExitCode: code}
 	}
@@ -80,11 +82,11 @@ func TestHowARunEnds(t *testing.T) {
 		exit int    // of the summary
 	}{
 		{story: "success", last: last{out: code(0), sum: &event.Summary{Text: "run p succeeded"}}, text: "run p succeeded"},
-		{story: "left running", last: last{out: Outcome{Detached: true, Started: true}}},
+		{story: "left running", last: last{out: stage.Outcome{Detached: true, Started: true}}},
 		{story: "the command failed", last: last{out: code(3), failure: failed, sum: sum(3), refusal: spent}, code: 3, text: "run p failed: s0w1 was first", exit: 3},
 		{story: "the command failed again", last: last{out: code(3), failure: failed, sum: sum(3), refusal: spent, several: true}, code: 3, text: "run p failed: s0w1 was first; 3 restarts are spent", exit: 3},
-		{story: "a slice was taken away", last: last{out: code(137), failure: lost, sum: sum(137)}, code: lostCode, text: "run p failed: s0w1 was first; preempted: slice t-0 is PREEMPTED", exit: lostCode},
-		{story: "a slice was taken away, as the summary says", last: last{out: code(137), failure: lost, sum: sum(137), gone: true, refusal: spent}, code: lostCode, text: "run p failed: preempted: slice t-0 is PREEMPTED; 3 restarts are spent", exit: lostCode},
+		{story: "a slice was taken away", last: last{out: code(137), failure: lost, sum: sum(137)}, code: follow.LostCode, text: "run p failed: s0w1 was first; preempted: slice t-0 is PREEMPTED", exit: follow.LostCode},
+		{story: "a slice was taken away, as the summary says", last: last{out: code(137), failure: lost, sum: sum(137), gone: true, refusal: spent}, code: follow.LostCode, text: "run p failed: preempted: slice t-0 is PREEMPTED; 3 restarts are spent", exit: follow.LostCode},
 		{story: "a slice was taken away before the start", last: last{err: broken, failure: lost, refusal: spent}, err: broken, says: "preempted: slice t-0 is PREEMPTED; 3 restarts are spent"},
 		{story: "a slice was taken away before the start, and nothing was refused", last: last{err: broken, failure: lost}, err: broken, says: "connection lost"},
 		{story: "a cause that was raised keeps its words", last: last{err: raised, failure: lost, refusal: spent}, err: raised, says: "stall: no step for 5m"},

@@ -5,54 +5,8 @@ import (
 	"fmt"
 	"time"
 
-	"multihost/internal/fault"
-	"multihost/internal/gcp"
-	"multihost/internal/provision"
+	"multihost/internal/stage"
 )
-
-// A Cause is what ended an attempt.
-type Cause string
-
-// The causes. The first three are nobody's fault. Application and Stall are failures of
-// the command. After UserStop and Refused, nothing is tried again.
-const (
-	Preempted      Cause = Cause(provision.Preempted)
-	Maintenance    Cause = Cause(provision.Maintenance)
-	Infrastructure Cause = Cause(provision.Infrastructure) // a host was lost, or SSH stopped working
-	Application    Cause = "application"
-	Stall          Cause = "stall"
-	UserStop       Cause = "stopped by a user"
-	Refused        Cause = "refused" // another attempt would fail in the same way: a busy worker, a full disk, a wrong key
-)
-
-// A Failure says that an attempt ended without success, and why. A part that watches a
-// run may end it with a Failure as the cause of the stop.
-type Failure struct {
-	Cause Cause
-	Why   string        // one clause: "slice t-1 is PREEMPTED"
-	Code  int           // of the first worker to fail; 0 when it is not about a command's end
-	Ran   time.Duration // how long the command ran; 0 when it did not start
-	Err   error
-}
-
-func (f *Failure) Error() string {
-	if f.Why == "" {
-		return string(f.Cause)
-	}
-	return string(f.Cause) + ": " + f.Why
-}
-
-// Unwrap returns the error behind it, or nil.
-func (f *Failure) Unwrap() error { return f.Err }
-
-// Fault returns fault.Temporary for a stall, otherwise the kind of the error behind it, or
-// fault.Unavailable without one.
-func (f *Failure) Fault() fault.Kind {
-	if f.Cause == Stall {
-		return fault.Temporary
-	}
-	return known(gcp.FaultOf(f.Err))
-}
 
 // Budget is how many further attempts a run may make.
 type Budget struct {
@@ -80,10 +34,10 @@ type ledger struct {
 
 // spend pays for one more attempt after f. refusal says why there is none; "" if it is
 // paid.
-func (l *ledger) spend(f *Failure) (refusal string) {
+func (l *ledger) spend(f *stage.Failure) (refusal string) {
 	l.countQuick(f)
 	switch f.Cause {
-	case Preempted, Maintenance, Infrastructure:
+	case stage.Preempted, stage.Maintenance, stage.Infrastructure:
 		if l.quick >= maxQuick {
 			return fmt.Sprintf("no further attempt: %d in a row were lost within %s of their start", l.quick, quickFailure)
 		}
@@ -92,7 +46,7 @@ func (l *ledger) spend(f *Failure) (refusal string) {
 		}
 		l.preemptions++
 		return ""
-	case Application, Stall:
+	case stage.Application, stage.Stall:
 		switch {
 		case f.Code == 126 || f.Code == 127:
 			return fmt.Sprintf("no restart: exit code %d says that the command cannot be run", f.Code)
@@ -112,9 +66,9 @@ func (l *ledger) refund() { l.preemptions-- }
 
 // countQuick counts quick failures. A preemption does not count, because it says
 // nothing about the attempt that it cut short.
-func (l *ledger) countQuick(f *Failure) {
+func (l *ledger) countQuick(f *stage.Failure) {
 	switch {
-	case f.Cause == Preempted || f.Cause == Maintenance:
+	case f.Cause == stage.Preempted || f.Cause == stage.Maintenance:
 	case f.Ran < quickFailure:
 		l.quick++
 	default:
@@ -130,9 +84,9 @@ func spent(flag string, n int) string {
 }
 
 // count describes, for people, which further attempt this is.
-func (l *ledger) count(f *Failure) string {
+func (l *ledger) count(f *stage.Failure) string {
 	used, limit, what := l.preemptions, l.Preemptions, "loss"
-	if f.Cause == Application || f.Cause == Stall {
+	if f.Cause == stage.Application || f.Cause == stage.Stall {
 		used, limit, what = l.restarts, l.Restarts, "restart"
 	}
 	if limit < 0 {

@@ -7,8 +7,10 @@ import (
 
 	"multihost/internal/gcp"
 	"multihost/internal/launch"
+	"multihost/internal/record"
 	"multihost/internal/testkit"
 	"multihost/internal/tpu"
+	"multihost/internal/workers"
 )
 
 // A living command is taken over only as what it is: the same words in a virtual
@@ -27,11 +29,11 @@ func TestSameCommand(t *testing.T) {
 		{"asked without", "true", true, false, true, "asked is another command: true without a virtual environment (--venv=false)"},
 		{"it has ended", "true", false, true, false, "has ended on s0w0 while nobody saw it: true; asked is another command: true in a virtual environment (--venv)"},
 	} {
-		found := foundRun{info: launch.Info{Ref: launch.Ref{Run: "r", Attempt: 1}, Command: tt.command, Venv: tt.has, Phase: launch.Exited}, workers: []tpu.WorkerID{{}}}
+		found := workers.FoundRun{Info: launch.Info{Ref: launch.Ref{Run: "r", Attempt: 1}, Command: tt.command, Venv: tt.has, Phase: launch.Exited}, Workers: []tpu.WorkerID{{}}}
 		if tt.lives {
-			found.info.Phase = launch.Running
+			found.Info.Phase = launch.Running
 		}
-		r := &run{o: RunOptions{Run: "r", Argv: []string{"true"}, Venv: tt.asked}}
+		r := &Runner{O: RunOptions{Run: "r", Argv: []string{"true"}, Venv: tt.asked}}
 		err := r.sameCommand(found)
 		if (err == nil) != (tt.want == "") || err != nil && !strings.HasSuffix(err.Error(), tt.want) {
 			t.Errorf("%s: got %v, want %q", tt.story, err, tt.want)
@@ -42,35 +44,35 @@ func TestSameCommand(t *testing.T) {
 // The runner of a success may be unable to see it: whoever comes without a record of the
 // attempt goes by what the workers know.
 func TestASuccessThatNobodySawIsTakenOver(t *testing.T) {
-	ended := func(attempt, well int, seen bool) foundRun {
-		return foundRun{info: launch.Info{Ref: launch.Ref{Run: "r", Attempt: attempt}, Phase: launch.Exited, Mine: true, Command: "train"},
-			workers: testkit.WorkerIDs(2, 1), well: well, seen: seen}
+	ended := func(attempt, well int, seen bool) workers.FoundRun {
+		return workers.FoundRun{Info: launch.Info{Ref: launch.Ref{Run: "r", Attempt: attempt}, Phase: launch.Exited, Mine: true, Command: "train"},
+			Workers: testkit.WorkerIDs(2, 1), Well: well, Seen: seen}
 	}
 	for _, tt := range []struct {
 		story string
-		rec   *Record
-		found []foundRun
+		rec   *record.Record
+		found []workers.FoundRun
 		taken int // the attempt that is taken over; 0: none
 	}{
-		{"a success on all workers", nil, []foundRun{ended(1, 2, false)}, 1},
-		{"its user was told it", nil, []foundRun{ended(1, 2, true)}, 0},
-		{"a worker failed", nil, []foundRun{ended(1, 1, false)}, 0},
-		{"a later attempt has failed", nil, []foundRun{ended(2, 1, false), ended(1, 2, false)}, 0},
-		{"seen here", &Record{Run: "r", Attempt: 1, Ended: true}, []foundRun{ended(1, 2, false)}, 0},
-		{"not seen here", &Record{Run: "r", Attempt: 1}, []foundRun{ended(1, 1, false)}, 1},
-		{"another attempt was seen here", &Record{Run: "r", Attempt: 1, Ended: true}, []foundRun{ended(2, 2, false)}, 2},
+		{"a success on all workers", nil, []workers.FoundRun{ended(1, 2, false)}, 1},
+		{"its user was told it", nil, []workers.FoundRun{ended(1, 2, true)}, 0},
+		{"a worker failed", nil, []workers.FoundRun{ended(1, 1, false)}, 0},
+		{"a later attempt has failed", nil, []workers.FoundRun{ended(2, 1, false), ended(1, 2, false)}, 0},
+		{"seen here", &record.Record{Run: "r", Attempt: 1, Ended: true}, []workers.FoundRun{ended(1, 2, false)}, 0},
+		{"not seen here", &record.Record{Run: "r", Attempt: 1}, []workers.FoundRun{ended(1, 1, false)}, 1},
+		{"another attempt was seen here", &record.Record{Run: "r", Attempt: 1, Ended: true}, []workers.FoundRun{ended(2, 2, false)}, 2},
 	} {
-		r := &run{Deps: &Deps{StateDir: t.TempDir()}, o: RunOptions{Run: "r", Script: "train"}, team: &team{ids: testkit.WorkerIDs(2, 1)}, adopts: true}
+		r := &Runner{Deps: &workers.Deps{StateDir: t.TempDir()}, O: RunOptions{Run: "r", Script: "train"}, team: &workers.Connected{Ids: testkit.WorkerIDs(2, 1)}, adopts: true}
 		if tt.rec != nil {
-			if err := tt.rec.save(r.StateDir); err != nil {
+			if err := tt.rec.Save(r.StateDir); err != nil {
 				t.Fatal(err)
 			}
 		}
-		in := &intent{attempt: 3}
+		in := &Decision{attempt: 3}
 		err := r.settleWith(in, tt.found)
 		taken := 0
 		if in.living != nil {
-			taken = in.living.info.Attempt
+			taken = in.living.Info.Attempt
 		}
 		if err != nil || taken != tt.taken {
 			t.Errorf("%s: attempt %d is taken over, want %d; %v", tt.story, taken, tt.taken, err)
@@ -93,9 +95,9 @@ func TestAStopEndsTheRunnersBeforeIt(t *testing.T) {
 		{"the worker's clock has been set back since", now.Add(-time.Hour), now.Add(time.Hour), false},
 		{"a command that begins nothing", time.Time{}, now, false},
 	} {
-		r := &run{Deps: &Deps{Clock: gcp.SystemClock, StateDir: t.TempDir()}, o: RunOptions{Run: "r"}, team: &team{}, since: tt.since}
-		found := foundRun{info: launch.Info{Ref: launch.Ref{Run: "r", Attempt: 1}, Phase: launch.Exited, Mine: true}, stopped: launch.Stopped{At: tt.at, Reason: "by ann"}}
-		err := r.settleWith(&intent{attempt: 2}, []foundRun{found})
+		r := &Runner{Deps: &workers.Deps{Clock: gcp.SystemClock, StateDir: t.TempDir()}, O: RunOptions{Run: "r"}, team: &workers.Connected{}, since: tt.since}
+		found := workers.FoundRun{Info: launch.Info{Ref: launch.Ref{Run: "r", Attempt: 1}, Phase: launch.Exited, Mine: true}, Stopped: launch.Stopped{At: tt.at, Reason: "by ann"}}
+		err := r.settleWith(&Decision{attempt: 2}, []workers.FoundRun{found})
 		if (err != nil) != tt.stopped {
 			t.Errorf("%s: %v", tt.story, err)
 		}

@@ -13,12 +13,14 @@ import (
 	"multihost/internal/codesync"
 	"multihost/internal/event"
 	"multihost/internal/lease"
+	"multihost/internal/stage"
 	"multihost/internal/tpu"
+	"multihost/internal/workers"
 )
 
 // leaseTerms returns what the workers of a job are told, so that they delete the queued
 // resource when nobody else does.
-func (d *Deps) leaseTerms(o JobOptions) lease.Terms {
+func leaseTerms(d *workers.Deps, o JobOptions) lease.Terms {
 	label, value := o.Request.RunLabel()
 	t := lease.Terms{
 		Run: o.Run.Run, Undoing: d.Cloud.Undoing(o.Request.ID),
@@ -56,7 +58,7 @@ type guard struct {
 // armLease makes every worker a lease holder and warns, before the command starts,
 // about workers that may not delete the slices. A failure here ends no run, because the
 // lease matters only if this machine dies.
-func (r *run) armLease(ctx context.Context) error {
+func (r *Runner) armLease(ctx context.Context) error {
 	if r.lease != nil {
 		if now := r.lease(); r.guard == nil || now == nil {
 			r.guard = now
@@ -69,9 +71,9 @@ func (r *run) armLease(ctx context.Context) error {
 		return nil
 	}
 	r.leaveLease(ctx, -1)
-	armed := make([]lease.Armed, len(r.team.ids))
-	errs := r.team.armEach(ctx, r.Deps, r.o, func(ctx context.Context, i int) (err error) {
-		armed[i], err = lease.Arm(ctx, r.team.conns[i], r.Agents.Sums(), g.terms)
+	armed := make([]lease.Armed, len(r.team.Ids))
+	errs := armEach(ctx, r.team, r.Deps, r.O, func(ctx context.Context, i int) (err error) {
+		armed[i], err = lease.Arm(ctx, r.team.Conns[i], r.Agents.Sums(), g.terms)
 		return err
 	})
 	if ctx.Err() != nil {
@@ -80,7 +82,7 @@ func (r *run) armLease(ctx context.Context) error {
 	g.holds, g.expires = false, time.Time{}
 	rights, apart := make([]error, len(errs)), make([]error, len(errs))
 	for i, a := range armed {
-		if errs[i] != nil || r.team.isAway(i) {
+		if errs[i] != nil || r.team.IsAway(i) {
 			continue
 		}
 		rights[i] = a.Right
@@ -92,24 +94,24 @@ func (r *run) armLease(ctx context.Context) error {
 			g.expires = end
 		}
 	}
-	id := r.team.slices[0].QueuedResource
-	r.setStand(func(s *Stand) { s.Lease = g.whoDeletes() })
+	id := r.team.Slices[0].QueuedResource
+	r.SetStand(func(s *workers.Status) { s.Lease = g.whoDeletes() })
 	r.tellLease(errs, rights, apart, id)
 	if g.terms.Lasting() {
-		g.stop = r.renewals(ctx, r.team, g.terms)
+		g.stop = renewals(ctx, r.Deps, r.team, g.terms)
 	}
 	return nil
 }
 
 // armEach gives the terms of a lease to every worker of t that is not away, by arm, and
 // brings the agent to those that lack it.
-func (t *team) armEach(ctx context.Context, d *Deps, o RunOptions, arm func(ctx context.Context, i int) error) []error {
+func armEach(ctx context.Context, t *workers.Connected, d *workers.Deps, o RunOptions, arm func(ctx context.Context, i int) error) []error {
 	how := codesync.Options{Relay: o.Relay, RelayFanout: o.RelayFanout, Stall: o.SyncTimeout}
-	return deliver.Each(ctx, d.Agents, how, t.targets(d.Access.Port), arm)
+	return deliver.Each(ctx, d.Agents, how, targets(t, d.Access.Port), arm)
 }
 
 // tellLease reports what the lease can do. It gives each message only once.
-func (r *run) tellLease(errs, rights, apart []error, id string) {
+func (r *Runner) tellLease(errs, rights, apart []error, id string) {
 	g, b := r.guard, &strings.Builder{}
 	tell := func(level event.Level, hint, format string, args ...any) {
 		text := fmt.Sprintf(format, args...)
@@ -118,19 +120,19 @@ func (r *run) tellLease(errs, rights, apart []error, id string) {
 			event.Notef(r.Sink, level, hint, "%s", text)
 		}
 	}
-	for _, f := range groupErrors(r.team.ids, errs) {
-		tell(event.Warn, "", "%s: nobody there will delete queued resource %s if this machine dies: %s", tpu.FoldShort(f.workers), id, f)
+	for _, f := range stage.GroupErrors(r.team.Ids, errs) {
+		tell(event.Warn, "", "%s: nobody there will delete queued resource %s if this machine dies: %s", tpu.FoldShort(f.Workers), id, f)
 	}
-	for _, f := range groupErrors(r.team.ids, rights) {
+	for _, f := range stage.GroupErrors(r.team.Ids, rights) {
 		how := "whether %s may delete queued resource %s is not known; if not, and this machine dies, it is billed on: %s"
-		if refused(f.first) {
+		if refused(f.First) {
 			how = "%s may not delete queued resource %s: if this machine dies, it is billed on: %s"
 		}
-		tell(event.Warn, rightCure(f.first, r.Project), how, tpu.FoldShort(f.workers), id, f)
+		tell(event.Warn, rightCure(f.First, r.Project), how, tpu.FoldShort(f.Workers), id, f)
 	}
 	if g.terms.Lease > 0 {
-		for _, f := range groupErrors(r.team.ids, apart) {
-			tell(event.Warn, "limit it with --ttl=TIME", "%s cannot tell the others whether its command runs, so a lease that nobody renews ends nothing: %s", tpu.FoldShort(f.workers), f)
+		for _, f := range stage.GroupErrors(r.team.Ids, apart) {
+			tell(event.Warn, "limit it with --ttl=TIME", "%s cannot tell the others whether its command runs, so a lease that nobody renews ends nothing: %s", tpu.FoldShort(f.Workers), f)
 		}
 	}
 	if g.holds && g.foreign {
@@ -140,10 +142,10 @@ func (r *run) tellLease(errs, rights, apart []error, id string) {
 	switch {
 	case !g.holds:
 	case g.terms.Lease > 0:
-		tell(event.Info, "", "if this machine is not heard of, the workers delete queued resource %s %s after the command has ended (--lease)", id, asTyped(g.terms.Lease))
+		tell(event.Info, "", "if this machine is not heard of, the workers delete queued resource %s %s after the command has ended (--lease)", id, stage.AsTyped(g.terms.Lease))
 	}
 	if !g.expires.IsZero() {
-		tell(event.Info, "", "queued resource %s is deleted at %s whatever runs (--ttl=%s)", id, g.expires.Format("Mon 15:04:05"), asTyped(g.terms.TTL))
+		tell(event.Info, "", "queued resource %s is deleted at %s whatever runs (--ttl=%s)", id, g.expires.Format("Mon 15:04:05"), stage.AsTyped(g.terms.TTL))
 	}
 	g.told += b.String()
 }
@@ -171,15 +173,15 @@ func rightCure(err error, project string) string {
 // renewals renews the lease on every worker of t until stop is called. Each worker is
 // renewed independently, so that one that is unreachable does not delay another. A
 // worker that was rebooted, or whose watch process was killed, is armed again.
-func (d *Deps) renewals(ctx context.Context, t *team, terms lease.Terms) (stop func()) {
+func renewals(ctx context.Context, d *workers.Deps, t *workers.Connected, terms lease.Terms) (stop func()) {
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	var wg sync.WaitGroup
 	wg.Go(func() {
-		t.each(ctx, event.Discard, "", func(ctx context.Context, i int) error {
-			for sleep(ctx, d.Clock, terms.Every()) == nil {
+		t.Each(ctx, event.Discard, "", func(ctx context.Context, i int) error {
+			for stage.Sleep(ctx, d.Clock, terms.Every()) == nil {
 				// A failure is tried again in the next round.
-				if held, err := t.renewOne(ctx, d.Agents, i, terms.Run, 0); err == nil && !held.Watched {
-					_ = lease.ArmOne(ctx, t.conns[i], d.Agents, terms)
+				if held, err := renewOne(ctx, t, d.Agents, i, terms.Run, 0); err == nil && !held.Watched {
+					_ = lease.ArmOne(ctx, t.Conns[i], d.Agents, terms)
 				}
 			}
 			return nil
@@ -194,19 +196,19 @@ func (d *Deps) renewals(ctx context.Context, t *team, terms lease.Terms) (stop f
 // renewLimit limits one renewal; an unreachable worker is renewed in the next round.
 const renewLimit = 30 * time.Second
 
-func (t *team) renewOne(ctx context.Context, agents program.Set, i int, run string, silent time.Duration) (lease.Held, error) {
+func renewOne(ctx context.Context, t *workers.Connected, agents program.Set, i int, run string, silent time.Duration) (lease.Held, error) {
 	ctx, cancel := context.WithTimeout(ctx, renewLimit)
 	defer cancel()
-	return lease.RenewOne(ctx, t.conns[i], agents, run, silent)
+	return lease.RenewOne(ctx, t.Conns[i], agents, run, silent)
 }
 
 // renew renews the lease of a run on all workers that can be reached, for at least
 // silent, the time without further renewals. It returns what the workers know about the
 // lease.
-func (t *team) renew(ctx context.Context, agents program.Set, run string, silent time.Duration) []lease.Held {
-	all := make([]lease.Held, len(t.ids))
-	t.each(ctx, event.Discard, "", func(ctx context.Context, i int) (err error) {
-		all[i], err = t.renewOne(ctx, agents, i, run, silent)
+func renew(ctx context.Context, t *workers.Connected, agents program.Set, run string, silent time.Duration) []lease.Held {
+	all := make([]lease.Held, len(t.Ids))
+	t.Each(ctx, event.Discard, "", func(ctx context.Context, i int) (err error) {
+		all[i], err = renewOne(ctx, t, agents, i, run, silent)
 		return err
 	})
 	return all
@@ -214,7 +216,7 @@ func (t *team) renew(ctx context.Context, agents program.Set, run string, silent
 
 // leaveLease ends the renewals. silent is how long no renewal will come before the next
 // attempt, whose slices may have to be created first; negative: no attempt follows.
-func (r *run) leaveLease(ctx context.Context, silent time.Duration) {
+func (r *Runner) leaveLease(ctx context.Context, silent time.Duration) {
 	if r.guard == nil || r.guard.stop == nil {
 		return
 	}
@@ -223,16 +225,12 @@ func (r *run) leaveLease(ctx context.Context, silent time.Duration) {
 	if silent >= 0 {
 		ctx, cancel := context.WithTimeout(ctx, renewLimit/3)
 		defer cancel()
-		r.team.renew(ctx, r.Agents, r.guard.terms.Run, silent+r.guard.boot+r.guard.terms.Lease)
+		renew(ctx, r.team, r.Agents, r.guard.terms.Run, silent+r.guard.boot+r.guard.terms.Lease)
 	}
 }
 
-// errExpired is the cause of a context that ended because the slices' time to live is
-// over.
-var errExpired = errors.New("the time to live of the slices is over")
-
 func expiry(ttl time.Duration) error {
-	return &Error{Stage: StageTimeout, Err: errExpired, Text: fmt.Sprintf("%v (--ttl=%s)", errExpired, asTyped(ttl))}
+	return &stage.Error{Stage: stage.Timeout, Err: stage.ErrExpired, Text: fmt.Sprintf("%v (--ttl=%s)", stage.ErrExpired, stage.AsTyped(ttl))}
 }
 
 // expired reports whether the time to live is over.
@@ -241,17 +239,17 @@ func (g *guard) expired(now time.Time) bool {
 }
 
 // untilExpiry returns a context that ends with the time to live of the slices.
-func (r *run) untilExpiry(ctx context.Context) (_ context.Context, over func()) {
+func (r *Runner) untilExpiry(ctx context.Context) (_ context.Context, over func()) {
 	if r.guard == nil {
 		return ctx, func() {}
 	}
-	return r.until(ctx, r.guard.expires, r.guard.terms.TTL)
+	return until(ctx, r.Deps, r.guard.expires, r.guard.terms.TTL)
 }
 
 // until returns a context that ends at expires, the end of the time to live ttl, with
 // expiry as its cause. A zero expires means never. over ends the context earlier; the
 // caller must call it.
-func (d *Deps) until(ctx context.Context, expires time.Time, ttl time.Duration) (_ context.Context, over func()) {
+func until(ctx context.Context, d *workers.Deps, expires time.Time, ttl time.Duration) (_ context.Context, over func()) {
 	if expires.IsZero() {
 		return ctx, func() {}
 	}
@@ -287,12 +285,12 @@ func leaseText(h lease.Held) string {
 	case !h.Watched:
 		return ""
 	case h.Lease > 0:
-		text = fmt.Sprintf("its workers delete it %s after the command has ended, if nobody is attached", asTyped(h.Lease))
+		text = fmt.Sprintf("its workers delete it %s after the command has ended, if nobody is attached", stage.AsTyped(h.Lease))
 		switch {
 		case h.KeepOnFailure && h.KeepFor == 0:
 			text += "; after a failure they keep it (--keep-on-failure)"
 		case h.KeepOnFailure:
-			text += fmt.Sprintf("; after a failure %s after it (--keep-on-failure)", asTyped(h.KeepFor))
+			text += fmt.Sprintf("; after a failure %s after it (--keep-on-failure)", stage.AsTyped(h.KeepFor))
 		}
 	}
 	if h.TTL > 0 {
@@ -300,19 +298,19 @@ func leaseText(h lease.Held) string {
 		if text != "" {
 			who, text = "they", text+"; "
 		}
-		text += fmt.Sprintf("%s delete it %s after its request in any case (--ttl)", who, asTyped(h.TTL))
+		text += fmt.Sprintf("%s delete it %s after its request in any case (--ttl)", who, stage.AsTyped(h.TTL))
 	}
 	return text
 }
 
-// attachLease renews the leases that the workers of t hold for a run until stop is
+// AttachLease renews the leases that the workers of t hold for a run until stop is
 // called. stop returns these leases by the name of the queued resource.
-func (d *Deps) attachLease(ctx context.Context, t *team, run string) (stop func() map[string]lease.Held) {
+func AttachLease(ctx context.Context, d *workers.Deps, t *workers.Connected, run string) (stop func() map[string]lease.Held) {
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
-	held := t.heldBy(t.renew(ctx, d.Agents, run, 0))
+	held := HeldBy(t, renew(ctx, t, d.Agents, run, 0))
 	var wg sync.WaitGroup
 	for _, h := range held {
-		d.setStand(func(s *Stand) { s.Lease = leaseText(h) })
+		d.SetStand(func(s *workers.Status) { s.Lease = leaseText(h) })
 	}
 	if len(held) > 0 {
 		every := 5 * time.Minute
@@ -320,8 +318,8 @@ func (d *Deps) attachLease(ctx context.Context, t *team, run string) (stop func(
 			every = min(every, lease.Terms{Lease: h.Lease}.Every())
 		}
 		wg.Go(func() {
-			for sleep(ctx, d.Clock, every) == nil {
-				t.renew(ctx, d.Agents, run, 0)
+			for stage.Sleep(ctx, d.Clock, every) == nil {
+				renew(ctx, t, d.Agents, run, 0)
 			}
 		})
 	}
@@ -332,48 +330,37 @@ func (d *Deps) attachLease(ctx context.Context, t *team, run string) (stop func(
 	}
 }
 
-// looks asks the workers which lease they hold for a run.
-func (t *team) looks(ctx context.Context, agents, run string) []lease.Held {
+// Looks asks the workers which lease they hold for a run.
+func Looks(ctx context.Context, t *workers.Connected, agents, run string) []lease.Held {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), renewLimit/3)
 	defer cancel()
-	all := make([]lease.Held, len(t.ids))
-	t.each(ctx, event.Discard, "", func(ctx context.Context, i int) (err error) {
-		all[i], err = lease.Look(ctx, t.conns[i], agents, run)
+	all := make([]lease.Held, len(t.Ids))
+	t.Each(ctx, event.Discard, "", func(ctx context.Context, i int) (err error) {
+		all[i], err = lease.Look(ctx, t.Conns[i], agents, run)
 		return err
 	})
 	return all
 }
 
-// asTyped formats a limit as people type it: 30m, 2h, 1h30m.
-func asTyped(d time.Duration) string {
-	text := d.String()
-	for _, end := range []string{"m0s", "h0m"} {
-		if strings.HasSuffix(text, end) {
-			text = text[:len(text)-2]
-		}
-	}
-	return text
-}
-
-// heldBy returns the leases by the name of the queued resource. leases are aligned with
+// HeldBy returns the leases by the name of the queued resource. leases are aligned with
 // the workers of t.
-func (t *team) heldBy(leases []lease.Held) map[string]lease.Held {
+func HeldBy(t *workers.Connected, leases []lease.Held) map[string]lease.Held {
 	held := map[string]lease.Held{}
 	for i, h := range leases {
-		if id := t.slice(i).QueuedResource; h.Watched && id != "" {
+		if id := t.Slice(i).QueuedResource; h.Watched && id != "" {
 			held[id] = h
 		}
 	}
 	return held
 }
 
-// sayBilled warns that slices which a job made for this run stay and are billed, or
+// SayBilled warns that slices which a job made for this run stay and are billed, or
 // says who deletes them. A user who attaches to a run or stops it may not know that.
-func (d *Deps) sayBilled(ctx context.Context, run string, all []tpu.Slice, held map[string]lease.Held) {
-	if d.onHosts() {
+func SayBilled(ctx context.Context, d *workers.Deps, run string, all []tpu.Slice, held map[string]lease.Held) {
+	if d.OnHosts() {
 		return
 	}
-	look, cancel := d.detached(ctx, 30*time.Second)
+	look, cancel := d.Detached(ctx, 30*time.Second)
 	defer cancel()
 	seen := map[string]bool{"": true}
 	for _, s := range all {
@@ -389,6 +376,6 @@ func (d *Deps) sayBilled(ctx context.Context, run string, all []tpu.Slice, held 
 		if text := leaseText(held[s.QueuedResource]); text != "" {
 			does = "it is billed until its job, if that still runs somewhere, deletes it; else " + text
 		}
-		event.Notef(d.Sink, event.Warn, deleteHint(res.ID, d), "queued resource %s was made for this run: %s", res.ID, does)
+		event.Notef(d.Sink, event.Warn, DeleteHint(res.ID, d), "queued resource %s was made for this run: %s", res.ID, does)
 	}
 }

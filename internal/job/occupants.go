@@ -2,12 +2,14 @@ package job
 
 import (
 	"multihost/internal/launch"
+	"multihost/internal/stage"
+	"multihost/internal/workers"
 )
 
 // An occupant is a run that the workers know, as a runner sees it that wants to start an
 // attempt there.
 type occupant struct {
-	foundRun
+	workers.FoundRun
 	// unseen: it is on all workers that answer, and nobody has seen its end. It still
 	// runs, or it ended while no runner was there.
 	unseen  bool
@@ -30,9 +32,9 @@ type claimant struct {
 
 // A settlement is what a claimant does about the occupants.
 type settlement struct {
-	attempt int        // number of the next attempt, at least
-	living  *foundRun  // an attempt that it takes over
-	evict   []eviction // runs that it stops first
+	attempt int               // number of the next attempt, at least
+	living  *workers.FoundRun // an attempt that it takes over
+	evict   []eviction        // runs that it stops first
 }
 
 // settle decides about the occupants: which one is taken over, which ones are stopped, and
@@ -44,15 +46,15 @@ func (c claimant) settle(attempt int, occupants []occupant) (settlement, error) 
 	s := settlement{attempt: attempt}
 	for _, o := range occupants {
 		if c.owns(o) {
-			s.attempt = max(s.attempt, o.info.Ref.Attempt+1)
+			s.attempt = max(s.attempt, o.Info.Ref.Attempt+1)
 		}
 		switch {
 		case c.continues(o) && (o.differs == nil || !c.replace || c.tried > 0):
-			s.living = &o.foundRun
+			s.living = &o.FoundRun
 			return s, o.differs
-		case !o.info.Alive():
+		case !o.Info.Alive():
 		case c.isSlower(o):
-			return s, &Error{Stage: StageBusy, Err: errStarting}
+			return s, &stage.Error{Stage: stage.Busy, Err: stage.ErrStarting}
 		default:
 			evicted, err := c.evict(o)
 			if err != nil {
@@ -64,23 +66,23 @@ func (c claimant) settle(attempt int, occupants []occupant) (settlement, error) 
 	return s, nil
 }
 
-func (c claimant) owns(o occupant) bool { return o.info.Ref.Run == c.run }
+func (c claimant) owns(o occupant) bool { return o.Info.Ref.Run == c.run }
 
 // newer reports whether an attempt was not begun by this claimant.
 func (c claimant) newer(o occupant) bool {
-	return c.tried == 0 || o.info.Ref.Attempt > c.last || c.elsewhere
+	return c.tried == 0 || o.Info.Ref.Attempt > c.last || c.elsewhere
 }
 
 // continues reports whether the claimant goes on with an attempt: one that another runner
 // has left, or its own last one, which is back in sight on all workers.
 func (c claimant) continues(o occupant) bool {
-	regained := c.cutOff && o.info.Ref.Attempt == c.last && o.broken == 0 && !c.elsewhere
+	regained := c.cutOff && o.Info.Ref.Attempt == c.last && o.Broken == 0 && !c.elsewhere
 	return c.owns(o) && o.unseen && (c.adopts && c.newer(o) || regained)
 }
 
 // isSlower reports whether another runner of the run starts its command at this moment.
 func (c claimant) isSlower(o occupant) bool {
-	return c.adopts && c.yields && c.owns(o) && o.info.Mine && c.newer(o) && (c.tried > 0 || o.info.Phase == launch.Starting)
+	return c.adopts && c.yields && c.owns(o) && o.Info.Mine && c.newer(o) && (c.tried > 0 || o.Info.Phase == launch.Starting)
 }
 
 // evict decides about an active run that is in the way.
@@ -88,11 +90,11 @@ func (c claimant) evict(o occupant) (eviction, error) {
 	reason := "replaced by " + c.run + " of " + c.owner
 	switch {
 	case c.owns(o) && c.replace && c.tried == 0:
-	case c.owns(o) && o.info.Mine && (c.tried > 0 || c.adopts):
+	case c.owns(o) && o.Info.Mine && (c.tried > 0 || c.adopts):
 		// It lost some of its workers, so the rest of it cannot continue.
 		reason = "a new attempt begins"
 	case !c.replace:
-		return eviction{}, busy(o.foundRun, "")
+		return eviction{}, busy(o.FoundRun, "")
 	}
-	return eviction{o.foundRun, reason}, o.stoppable()
+	return eviction{o.FoundRun, reason}, o.Stoppable()
 }

@@ -7,13 +7,14 @@ import (
 	"testing"
 
 	"multihost/internal/launch"
+	"multihost/internal/workers"
 )
 
 // on returns an attempt of run r, of this login, on all workers.
 func on(attempt int, phase launch.Phase) occupant {
 	info := launch.Info{Ref: launch.Ref{Run: "r", Attempt: attempt}, Owner: "ann@laptop", Mine: true, Phase: phase}
 	alive := info.Alive()
-	return occupant{foundRun: foundRun{info: info}, unseen: alive}
+	return occupant{FoundRun: workers.FoundRun{Info: info}, unseen: alive}
 }
 
 func (o occupant) with(change func(*occupant)) occupant {
@@ -35,9 +36,9 @@ func TestWhoIsTakenOverAndWhoIsStopped(t *testing.T) {
 	differs := func(o *occupant) { o.differs = errors.New("asked is another command") }
 	partly := func(o *occupant) { o.unseen = false }
 	unseenEnd := func(o *occupant) { o.unseen = true }
-	foreign := func(o *occupant) { o.info.Mine, o.unseen = false, false }
-	other := func(o *occupant) { o.info.Ref.Run, o.unseen = "other", false }
-	stopped := func(o *occupant) { o.broken = 1 }
+	foreign := func(o *occupant) { o.Info.Mine, o.unseen = false, false }
+	other := func(o *occupant) { o.Info.Ref.Run, o.unseen = "other", false }
+	stopped := func(o *occupant) { o.Broken = 1 }
 	both := func(a, b func(*occupant)) func(*occupant) { return func(o *occupant) { a(o); b(o) } }
 
 	for _, row := range []struct {
@@ -85,10 +86,10 @@ func TestWhoIsTakenOverAndWhoIsStopped(t *testing.T) {
 		s, err := row.settle(1, row.there)
 		got := fmt.Sprintf("attempt %d", s.attempt)
 		if s.living != nil {
-			got += fmt.Sprintf(", take over %d", s.living.info.Ref.Attempt)
+			got += fmt.Sprintf(", take over %d", s.living.Info.Ref.Attempt)
 		}
 		for _, e := range s.evict {
-			got += fmt.Sprintf(", stop %s/%d: %s", e.info.Ref.Run, e.info.Ref.Attempt, e.reason)
+			got += fmt.Sprintf(", stop %s/%d: %s", e.Info.Ref.Run, e.Info.Ref.Attempt, e.reason)
 		}
 		if err != nil {
 			got = err.Error()

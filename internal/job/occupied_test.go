@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"multihost/internal/launch"
+	"multihost/internal/stage"
 	"multihost/internal/testkit"
 )
 
@@ -18,10 +19,10 @@ func TestOccupied(t *testing.T) {
 		want  bool
 	}{
 		{"nothing", nil, false},
-		{"another run was found", &Error{Stage: StageBusy, Text: "run r lives"}, true},
-		{"workers could not be asked", workersError(StageBusy, testkit.WorkerIDs(2, 1), []error{silent, nil}), false},
-		{"another run was first on one worker", workersError(StageStart, testkit.WorkerIDs(2, 1), []error{silent, other}), true},
-		{"the start failed", workersError(StageStart, testkit.WorkerIDs(2, 1), []error{silent, silent}), false},
+		{"another run was found", &stage.Error{Stage: stage.Busy, Text: "run r lives"}, true},
+		{"workers could not be asked", stage.WorkersError(stage.Busy, testkit.WorkerIDs(2, 1), []error{silent, nil}), false},
+		{"another run was first on one worker", stage.WorkersError(stage.Start, testkit.WorkerIDs(2, 1), []error{silent, other}), true},
+		{"the start failed", stage.WorkersError(stage.Start, testkit.WorkerIDs(2, 1), []error{silent, silent}), false},
 	} {
 		if got := occupied(tt.err); got != tt.want {
 			t.Errorf("%s: %v", tt.story, got)

@@ -11,13 +11,19 @@ import (
 	"time"
 
 	"multihost/internal/codesync"
+	"multihost/internal/cost"
+	"multihost/internal/fault"
 	"multihost/internal/gcp"
 	"multihost/internal/launch"
+	"multihost/internal/mask"
 	"multihost/internal/network"
+	"multihost/internal/overssh"
 	"multihost/internal/preflight"
 	"multihost/internal/provision"
 	"multihost/internal/remote"
+	"multihost/internal/stage"
 	"multihost/internal/tpu"
+	"multihost/internal/workers"
 )
 
 // planVersion is the version of a Plan's JSON document. It changes when a field changes
@@ -101,12 +107,12 @@ type PlannedSlice struct {
 
 // Login says how the workers are reached.
 type Login struct {
-	User string `json:"user"`
-	Key  string `json:"key"`            // the public key; empty: the key would be made
-	File string `json:"file"`           // of the private key
-	Adds string `json:"adds,omitempty"` // where the key would be added
-	Way  Way    `json:"way"`
-	Jump string `json:"jump,omitempty"`
+	User string      `json:"user"`
+	Key  string      `json:"key"`            // the public key; empty: the key would be made
+	File string      `json:"file"`           // of the private key
+	Adds string      `json:"adds,omitempty"` // where the key would be added
+	Way  overssh.Way `json:"way"`
+	Jump string      `json:"jump,omitempty"`
 }
 
 // RunOnWorkers is a run that is active on the workers.
@@ -228,94 +234,59 @@ type CostPlan struct {
 
 // PlanRun returns what Run would do and changes nothing. The Deps must be those of a dry
 // run (ReadOnly). An error is the one that Run would return before it changes anything.
-func (d *Deps) PlanRun(ctx context.Context, o RunOptions) (Plan, error) {
-	r := &run{Deps: d, o: o, watch: stopwatch{sink: d.Sink, clock: d.Clock}}
-	defer r.close()
-	if err := r.checkInput(ctx, ""); err != nil {
+func PlanRun(ctx context.Context, d *workers.Deps, o RunOptions) (Plan, error) {
+	r := &Runner{Deps: d, O: o, Watch: stage.Stopwatch{Sink: d.Sink, Clock: d.Clock}}
+	defer r.Close()
+	if err := r.CheckInput(ctx, ""); err != nil {
 		return Plan{}, err
 	}
-	r.checked()
+	r.ChecksDone()
 	sel, err := r.standing().ready(ctx, nil, nil)
 	if err != nil {
 		return Plan{}, err
 	}
-	p := r.newPlan("run")
+	p := r.NewPlan("run")
 	p.Limits.Restarts, p.Limits.Preemptions = o.MaxRestarts, o.MaxRestarts
-	return p, r.foresee(ctx, &p, sel, "")
+	return p, r.Foresee(ctx, &p, sel, "")
 }
 
 // PlanJob returns what Job would do. The conditions of PlanRun apply.
-func (d *Deps) PlanJob(ctx context.Context, o JobOptions) (Plan, error) {
-	r := &run{Deps: d, o: o.Run, watch: stopwatch{sink: d.Sink, clock: d.Clock}, adopts: true}
-	defer r.close()
+func PlanJob(ctx context.Context, d *workers.Deps, o JobOptions) (Plan, error) {
+	r := &Runner{Deps: d, O: o.Run, Watch: stage.Stopwatch{Sink: d.Sink, Clock: d.Clock}, adopts: true}
+	defer r.Close()
 	if err := r.checkJob(ctx, o); err != nil {
 		return Plan{}, err
 	}
-	r.checked()
-	p := r.newPlan("job")
-	right, over := d.askRight(ctx, o, d.leaseTerms(o).On())
+	r.ChecksDone()
+	p := r.NewPlan("job")
+	right, over := AskRight(ctx, d, o, leaseTerms(d, o).On())
 	defer over()
 	var err error
-	if p.Network, err = d.planNetwork(ctx, o.Network); err != nil {
+	if p.Network, err = PlanNetwork(ctx, d, o.Network); err != nil {
 		return Plan{}, err
 	}
-	mtu := d.mtuFor(ctx, o.Request, o.Network)
+	mtu := MtuFor(ctx, d, o.Request, o.Network)
 	p.MayDelete = right()
-	d.tellRight(p.MayDelete, o.Request.ID, whenRunnerDies)
-	q := &queued{Deps: d, o: o, watch: &r.watch, terms: d.leaseTerms(o)}
+	TellRight(d, p.MayDelete, o.Request.ID, whenRunnerDies)
+	q := &queued{Deps: d, o: o, watch: &r.Watch, terms: leaseTerms(d, o)}
 	ready, err := q.foresee(ctx, &p)
 	if err != nil {
 		return Plan{}, err
 	}
 	if p.Resource.Do == ResourceCreate || p.Resource.Do == ResourceRecreate {
-		d.Sink.Emit(asking(o.Request, d.Project, d.Zone, mtu, billedUntil(o, false), true))
+		d.Sink.Emit(Asking(o.Request, d.Project, d.Zone, mtu, BilledUntil(o, false), true))
 	}
-	p.planJob(o, q.ours || p.Resource.Do != ResourceUse)
+	p.PlanJob(o, q.ours || p.Resource.Do != ResourceUse)
 	if ready == nil {
-		return p, r.foresee(ctx, &p, tpu.Selection{Slices: expected(o.Request, d.Project, d.Zone)}, "its slices are to be made")
+		return p, r.Foresee(ctx, &p, tpu.Selection{Slices: Expected(o.Request, d.Project, d.Zone)}, "its slices are to be made")
 	}
-	return p, r.foresee(ctx, &p, tpu.Selection{Slices: ready}, "")
+	return p, r.Foresee(ctx, &p, tpu.Selection{Slices: ready}, "")
 }
 
-// PlanDetach returns what Detach would do. The conditions of PlanRun apply.
-func (d *Deps) PlanDetach(ctx context.Context, o JobOptions, do DetachOptions) (Plan, error) {
-	r, err := d.prepareDetached(ctx, o, do)
-	if err != nil {
-		return Plan{}, err
-	}
-	defer r.close()
-	p := r.newPlan("job --detach")
-	right, over := d.askRight(ctx, o, !o.Keep || o.TTL > 0)
-	defer over()
-	if p.Network, err = d.planNetwork(ctx, o.Network); err != nil {
-		return Plan{}, err
-	}
-	mtu := d.mtuFor(ctx, o.Request, o.Network)
-	p.MayDelete = right()
-	d.tellRight(p.MayDelete, o.Request.ID, whenRunEnds)
-	var refused *gcp.ReadOnlyError
-	if err := r.put(ctx); !errors.As(err, &refused) {
-		return Plan{}, cmp.Or(err, errNotRefused)
-	}
-	if r.lost.State != "" {
-		p.Resource = d.resourceChange(ResourceRecreate, r.lost, r.withMetadata(o.Request), nil)
-		p.Resource.Why = "its slices are lost, and the run has not ended"
-	} else {
-		if _, err = r.create(ctx, o.Request); !errors.As(err, &refused) {
-			return Plan{}, cmp.Or(err, errNotRefused)
-		}
-		p.Resource = d.resourceChange(ResourceCreate, provision.Resource{ID: o.Request.ID}, o.Request, refused)
-	}
-	d.Sink.Emit(asking(o.Request, d.Project, d.Zone, mtu, billedUntil(o, true), true))
-	p.Upload = &Upload{URL: r.bucket.URL(r.job.Run), Objects: r.bucket.Objects(r.job)}
-	p.planJob(o, true)
-	return p, r.foresee(ctx, &p, tpu.Selection{Slices: expected(o.Request, d.Project, d.Zone)}, "its slices are to be made")
-}
+// ErrNotRefused reports that a dry run was given clients that can change something.
+var ErrNotRefused = fault.New(fault.Unavailable, "a dry run had clients that change something")
 
-// errNotRefused reports that a dry run was given clients that can change something.
-var errNotRefused = errors.New("a dry run had clients that change something")
-
-func (p *Plan) planJob(o JobOptions, ours bool) {
+func (p *Plan) PlanJob(o JobOptions, ours bool) {
 	l := &p.Limits
 	l.Queue, l.Provision, l.Boot, l.TTL = max(0, o.QueueLimit), max(0, o.ProvisionLimit), max(0, o.BootLimit), o.TTL
 	if ours && !o.Keep {
@@ -342,7 +313,7 @@ func (q *queued) foresee(ctx context.Context, p *Plan) (ready []tpu.Slice, err e
 	var refused *gcp.ReadOnlyError
 	if errors.As(err, &refused) {
 		q.there = false
-		p.Resource = q.resourceChange(ResourceCreate, res, q.o.Request, refused)
+		p.Resource = ChangeOf(q.Deps, ResourceCreate, res, q.o.Request, refused)
 		if res.State != "" {
 			p.Resource.Do, p.Resource.Why = ResourceRecreate, "an older one of this name is being deleted"
 		}
@@ -354,7 +325,7 @@ func (q *queued) foresee(ctx context.Context, p *Plan) (ready []tpu.Slice, err e
 	if res, err = q.Cloud.Get(ctx, res.ID); err != nil {
 		return nil, err
 	}
-	p.Resource = q.resourceChange(ResourceUse, res, q.o.Request, nil)
+	p.Resource = ChangeOf(q.Deps, ResourceUse, res, q.o.Request, nil)
 	nodes, err := q.Cloud.Slices(ctx)
 	if err != nil {
 		return nil, err
@@ -383,20 +354,20 @@ func (q *queued) foreseeRepair(ctx context.Context, p *Plan, res provision.Resou
 	books := &ledger{Budget: q.o.Budget}
 	switch d.Step {
 	case provision.StepRecreate:
-		_, err := q.mayRemake(d, cause, func(f *Failure) error {
+		_, err := q.mayRemake(d, cause, func(f *stage.Failure) error {
 			if refusal := books.spend(f); refusal != "" {
-				return &Failure{Cause: Refused, Why: f.Error() + "; " + refusal, Err: f.Err}
+				return &stage.Failure{Cause: stage.Refused, Why: f.Error() + "; " + refusal, Err: f.Err}
 			}
 			return nil
 		})
 		if err != nil {
 			return err
 		}
-		p.Resource = q.resourceChange(ResourceRecreate, res, q.o.Request, nil)
+		p.Resource = ChangeOf(q.Deps, ResourceRecreate, res, q.o.Request, nil)
 	case provision.StepReset:
-		p.Resource = q.resourceChange(ResourceReset, res, q.o.Request, nil)
+		p.Resource = ChangeOf(q.Deps, ResourceReset, res, q.o.Request, nil)
 	case provision.StepWait:
-		p.Resource = q.resourceChange(ResourceUse, res, q.o.Request, nil)
+		p.Resource = ChangeOf(q.Deps, ResourceUse, res, q.o.Request, nil)
 	default:
 		return cause
 	}
@@ -404,9 +375,9 @@ func (q *queued) foreseeRepair(ctx context.Context, p *Plan, res provision.Resou
 	return nil
 }
 
-// resourceChange describes what is done with a queued resource. refused, if not nil, is
+// ChangeOf describes what is done with a queued resource. refused, if not nil, is
 // the refused request that would have made it.
-func (d *Deps) resourceChange(do string, res provision.Resource, request provision.Request, refused *gcp.ReadOnlyError) *ResourceChange {
+func ChangeOf(d *workers.Deps, do string, res provision.Resource, request provision.Request, refused *gcp.ReadOnlyError) *ResourceChange {
 	c := &ResourceChange{ID: request.ID, Do: do, State: res.State, Tier: string(request.Asks())}
 	if res.State != "" && len(res.Nodes) > 0 {
 		c.Owner = res.Owner()
@@ -427,19 +398,19 @@ func (d *Deps) resourceChange(do string, res provision.Resource, request provisi
 	return c
 }
 
-func (r *run) newPlan(command string) Plan {
+func (r *Runner) NewPlan(command string) Plan {
 	return Plan{
-		Version: planVersion, Command: command, Run: r.o.Run, Project: r.Project, Zone: r.Zone,
+		Version: planVersion, Command: command, Run: r.O.Run, Project: r.Project, Zone: r.Zone,
 		Limits: Limits{
-			Connect: r.Access.RetryFor, Start: r.o.StartLimit, Command: r.o.Timeout, Lost: r.o.Patience.Lost, Grace: r.o.Grace,
-			FailFast: r.o.FailFast, MaxLog: r.o.MaxLog,
+			Connect: r.Access.RetryFor, Start: r.O.StartLimit, Command: r.O.Timeout, Lost: r.O.Patience.Lost, Grace: r.O.Grace,
+			FailFast: r.O.FailFast, MaxLog: r.O.MaxLog,
 		},
 	}
 }
 
-// foresee adds to the plan what would be done on the workers of sel. It asks existing
+// Foresee adds to the plan what would be done on the workers of sel. It asks existing
 // workers what they have; absent, if not empty, says why the workers cannot be asked.
-func (r *run) foresee(ctx context.Context, p *Plan, sel tpu.Selection, absent string) error {
+func (r *Runner) Foresee(ctx context.Context, p *Plan, sel tpu.Selection, absent string) error {
 	r.used = sel.Slices
 	p.Login = r.planLogin(ctx, sel, absent)
 	switch {
@@ -449,7 +420,7 @@ func (r *run) foresee(ctx context.Context, p *Plan, sel tpu.Selection, absent st
 	default:
 		var refused *gcp.ReadOnlyError
 		var err error
-		r.team, err = r.connectPhase(ctx, &r.watch, sel, nil)
+		r.team, err = r.ConnectPhase(ctx, &r.Watch, sel, nil)
 		if errors.As(err, &refused) {
 			p.Login.Adds = where(refused)
 			absent = "the SSH key is to be added to " + p.Login.Adds + " first"
@@ -458,7 +429,7 @@ func (r *run) foresee(ctx context.Context, p *Plan, sel tpu.Selection, absent st
 		}
 	}
 	if r.team == nil {
-		r.team = &team{slices: sel.Slices, ids: sel.Workers()}
+		r.team = &workers.Connected{Slices: sel.Slices, Ids: sel.Workers()}
 	}
 	in, err := r.decide(ctx)
 	if err != nil {
@@ -469,16 +440,16 @@ func (r *run) foresee(ctx context.Context, p *Plan, sel tpu.Selection, absent st
 	if in.living != nil {
 		return nil
 	}
-	if err := in.record.checkLogDir(); err != nil {
+	if err := in.record.CheckLogDir(); err != nil {
 		return err
 	}
-	if err := in.record.unused(); err != nil {
+	if err := in.record.Unused(); err != nil {
 		return err
 	}
 	if !p.Asked {
 		return nil
 	}
-	if r.o.UseExisting {
+	if r.O.UseExisting {
 		if err := r.checkFolder(ctx); err != nil {
 			return err
 		}
@@ -502,13 +473,13 @@ func where(refused *gcp.ReadOnlyError) string {
 	return "the OS Login profile"
 }
 
-func (r *run) planLogin(ctx context.Context, sel tpu.Selection, absent string) Login {
+func (r *Runner) planLogin(ctx context.Context, sel tpu.Selection, absent string) Login {
 	l := Login{User: r.Access.Login, File: r.Access.KeyFile, Way: r.Access.Way}
 	if id := r.Access.Identity; id != nil {
 		l.Key = id.PublicKey()
 	}
 	if absent == "" {
-		l.Way = Way(r.Dialer.Way(ctx, sel.Slices, r.Sink))
+		l.Way = overssh.Way(r.Dialer.Way(ctx, sel.Slices, r.Sink))
 	}
 	hops := make([]string, len(r.Access.Jump))
 	for i, j := range r.Access.Jump {
@@ -519,15 +490,15 @@ func (r *run) planLogin(ctx context.Context, sel tpu.Selection, absent string) L
 }
 
 // describe fills in what is decided without asking the workers.
-func (p *Plan) describe(r *run, in *intent) {
+func (p *Plan) describe(r *Runner, in *Decision) {
 	p.Attempt = in.attempt
-	tier := onDemand
+	tier := cost.OnDemand
 	if p.Resource != nil {
 		tier = p.Resource.Tier
 	}
 	p.Cost = CostPlan{Tier: tier, Source: tpu.PriceSource}
-	total, known := 0.0, !r.onHosts()
-	for _, s := range r.team.slices {
+	total, known := 0.0, !r.OnHosts()
+	for _, s := range r.team.Slices {
 		planned := PlannedSlice{Name: s.Name, Type: s.Type, Workers: len(s.Workers), Network: s.Network, State: cmp.Or(s.State, "to be made")}
 		if ty, err := tpu.ParseType(s.Type); err == nil {
 			planned.Topology = ty.Topology
@@ -541,11 +512,11 @@ func (p *Plan) describe(r *run, in *intent) {
 	}
 	p.Stops = []RunOnWorkers{}
 	for _, e := range in.evict {
-		p.Stops = append(p.Stops, runOnWorkers(e.foundRun, e.reason))
+		p.Stops = append(p.Stops, runOnWorkers(e.FoundRun, e.reason))
 	}
 	p.Logs = LogPlan{Dir: in.record.LogDir, Remote: fmt.Sprintf("~/.multihost/runs/%s/%d/output.log", p.Run, p.Attempt)}
-	for _, id := range r.team.ids {
-		p.Logs.Files = append(p.Logs.Files, in.record.logPath(id))
+	for _, id := range r.team.Ids {
+		p.Logs.Files = append(p.Logs.Files, in.record.LogPath(id))
 	}
 	if in.living != nil {
 		living := runOnWorkers(*in.living, "")
@@ -554,34 +525,34 @@ func (p *Plan) describe(r *run, in *intent) {
 		}
 		p.TakesOver = &living
 	}
-	if r.tree != nil {
-		p.Files = &Files{Dir: r.tree.Dir(), To: "~/" + r.o.Run, Count: r.tree.Count, Bytes: r.tree.Bytes, Digest: r.tree.Digest, Ignored: []string{}}
-		for _, s := range r.tree.Skipped {
+	if r.Tree != nil {
+		p.Files = &Files{Dir: r.Tree.Dir(), To: "~/" + r.O.Run, Count: r.Tree.Count, Bytes: r.Tree.Bytes, Digest: r.Tree.Digest, Ignored: []string{}}
+		for _, s := range r.Tree.Skipped {
 			p.Files.Ignored = append(p.Files.Ignored, s.String())
 		}
 	}
 	if in.tune {
-		p.Preflight = &PreflightPlan{Mode: r.o.Preflight, Platform: string(in.tuning.Platform), Install: in.tuning.Install, Changes: []SettingChange{}}
+		p.Preflight = &PreflightPlan{Mode: r.O.Preflight, Platform: string(in.tuning.Platform), Install: in.tuning.Install, Changes: []SettingChange{}}
 	}
 	p.Free = FreePlan{Policy: string(in.free.Policy), Stopped: []Stopped{}}
 	// The user's words are masked with the secrets of the user's environment: the
 	// intent's environment is empty when an attempt is taken over.
-	p.Start = StartPlan{Script: maskSecrets(r.o.Script, r.o.Env), Directory: "~/" + r.o.Run, Unset: in.commands[0].Unset, Processes: max(1, r.o.Processes)}
-	if r.o.Venv {
-		p.Start.Venv = "~/" + launch.VenvDir(r.o.Run)
+	p.Start = StartPlan{Script: mask.MaskSecrets(r.O.Script, r.O.Env), Directory: "~/" + r.O.Run, Unset: in.commands[0].Unset, Processes: max(1, r.O.Processes)}
+	if r.O.Venv {
+		p.Start.Venv = "~/" + launch.VenvDir(r.O.Run)
 	}
-	for _, word := range r.o.Argv {
-		p.Start.Argv = append(p.Start.Argv, maskSecrets(word, r.o.Env))
+	for _, word := range r.O.Argv {
+		p.Start.Argv = append(p.Start.Argv, mask.MaskSecrets(word, r.O.Env))
 	}
 	if c := p.Resource; c != nil && c.Request != nil {
-		c.Request, c.Gcloud = json.RawMessage(maskSecrets(string(c.Request), r.o.Env)), maskSecrets(c.Gcloud, r.o.Env)
+		c.Request, c.Gcloud = json.RawMessage(mask.MaskSecrets(string(c.Request), r.O.Env)), mask.MaskSecrets(c.Gcloud, r.O.Env)
 	}
-	for i, id := range r.team.ids {
-		w := PlannedWorker{Worker: id.String(), Slice: r.team.slice(i).Name, Address: r.team.address(i), User: p.Login.User, Env: map[string]string{}}
-		if r.team.hangUp != nil {
-			w.User = r.team.conns[i].User()
+	for i, id := range r.team.Ids {
+		w := PlannedWorker{Worker: id.String(), Slice: r.team.Slice(i).Name, Address: r.team.Address(i), User: p.Login.User, Env: map[string]string{}}
+		if r.team.HangUp != nil {
+			w.User = r.team.Conns[i].User()
 		}
-		if n := r.o.Processes; n > 1 {
+		if n := r.O.Processes; n > 1 {
 			w.Wrap = []string{fmt.Sprintf("(%d processes)", n)}
 		}
 		if dir := p.Start.Venv; dir != "" {
@@ -590,34 +561,31 @@ func (p *Plan) describe(r *run, in *intent) {
 		for _, v := range in.commands[i].Environment() {
 			w.Env[v.Name] = v.Value
 			if v.Secret {
-				w.Env[v.Name] = masked
+				w.Env[v.Name] = mask.Masked
 			}
 		}
-		for _, s := range r.o.Secrets {
-			w.Env[s.Name] = masked
+		for _, s := range r.O.Secrets {
+			w.Env[s.Name] = mask.Masked
 		}
 		p.Workers = append(p.Workers, w)
 	}
 }
 
-// onDemand is the tier assumed for slices of an unknown tier: no other tier costs more.
-const onDemand = string(provision.OnDemand)
-
-func runOnWorkers(f foundRun, why string) RunOnWorkers {
-	return RunOnWorkers{Run: f.info.Run, Attempt: f.info.Attempt, Owner: f.info.Owner, Workers: tpu.Fold(f.workers), Command: f.info.Command, Why: why}
+func runOnWorkers(f workers.FoundRun, why string) RunOnWorkers {
+	return RunOnWorkers{Run: f.Info.Run, Attempt: f.Info.Attempt, Owner: f.Info.Owner, Workers: tpu.Fold(f.Workers), Command: f.Info.Command, Why: why}
 }
 
 // foreseeSync asks every worker which files it lacks.
-func (r *run) foreseeSync(ctx context.Context, p *Plan, in *intent) error {
-	return r.watch.phase("sync", func() (string, error) {
+func (r *Runner) foreseeSync(ctx context.Context, p *Plan, in *Decision) error {
+	return r.Watch.Phase("sync", func() (string, error) {
 		all := make([]codesync.Forecast, len(in.targets))
-		errs := r.team.each(ctx, r.Sink, "sync", func(ctx context.Context, i int) error {
-			return remote.Again(ctx, r.broke(ctx, r.team, i, "sync"), func() (err error) {
-				all[i], err = r.tree.Foresee(ctx, in.targets[i].Conn, r.o.Run)
+		errs := r.team.Each(ctx, r.Sink, "sync", func(ctx context.Context, i int) error {
+			return remote.Again(ctx, r.Broke(ctx, r.team, i, "sync"), func() (err error) {
+				all[i], err = r.Tree.Foresee(ctx, in.targets[i].Conn, r.O.Run)
 				return err
 			})
 		})
-		if err := r.failed(ctx, StageSync, errs); err != nil {
+		if err := r.failed(ctx, stage.Sync, errs); err != nil {
 			return "", err
 		}
 		for i := range all {
@@ -628,14 +596,14 @@ func (r *run) foreseeSync(ctx context.Context, p *Plan, in *intent) error {
 }
 
 // foreseePreflight reads the settings of every worker.
-func (r *run) foreseePreflight(ctx context.Context, p *Plan, in *intent) error {
+func (r *Runner) foreseePreflight(ctx context.Context, p *Plan, in *Decision) error {
 	if !in.tune {
 		return nil
 	}
-	return r.watch.phase("preflight", func() (string, error) {
+	return r.Watch.Phase("preflight", func() (string, error) {
 		o := in.tuning
 		o.Check = true
-		reports, err := r.readSettings(ctx, r.team, o)
+		reports, err := readSettings(ctx, r.Deps, r.team, o)
 		if err != nil {
 			return "", err
 		}
@@ -646,7 +614,7 @@ func (r *run) foreseePreflight(ctx context.Context, p *Plan, in *intent) error {
 				reports[i].HasNumactl = true
 			}
 		}
-		if err := r.failed(ctx, StageSettings, hard); err != nil && !in.tuning.Ignore {
+		if err := r.failed(ctx, stage.Settings, hard); err != nil && !in.tuning.Ignore {
 			return "", err
 		}
 		if p.Preflight.Notes, err = r.bindNUMA(reports); err != nil {
@@ -656,7 +624,7 @@ func (r *run) foreseePreflight(ctx context.Context, p *Plan, in *intent) error {
 			p.Workers[i].Wrap = append(p.Workers[i].Wrap, words...)
 		}
 		if !in.tuning.Check {
-			p.Preflight.Changes = settingChanges(r.team.ids, reports, in.tuning.Install)
+			p.Preflight.Changes = settingChanges(r.team.Ids, reports, in.tuning.Install)
 		}
 		return "read", nil
 	})
@@ -692,23 +660,23 @@ func settingChanges(ids []tpu.WorkerID, reports []preflight.Report, install bool
 }
 
 // foreseeFree finds out which processes hold the TPU.
-func (r *run) foreseeFree(ctx context.Context, p *Plan, in *intent) error {
-	return r.watch.phase("free", func() (string, error) {
+func (r *Runner) foreseeFree(ctx context.Context, p *Plan, in *Decision) error {
+	return r.Watch.Phase("free", func() (string, error) {
 		o := in.free
 		o.Look = true
-		all := make([]launch.FreeReport, len(r.team.ids))
-		errs := r.team.each(ctx, r.Sink, "free", func(ctx context.Context, i int) error {
-			return remote.Again(ctx, r.broke(ctx, r.team, i, "freeing of the TPU"), func() (err error) {
-				all[i], err = launch.FreeTPU(ctx, r.team.conns[i], o)
+		all := make([]launch.FreeReport, len(r.team.Ids))
+		errs := r.team.Each(ctx, r.Sink, "free", func(ctx context.Context, i int) error {
+			return remote.Again(ctx, r.Broke(ctx, r.team, i, "freeing of the TPU"), func() (err error) {
+				all[i], err = launch.FreeTPU(ctx, r.team.Conns[i], o)
 				return err
 			})
 		})
-		if err := r.failed(ctx, StageFree, errs); err != nil {
+		if err := r.failed(ctx, stage.Free, errs); err != nil {
 			return "", err
 		}
 		for i, report := range all {
 			for _, s := range report.Stopped {
-				p.Free.Stopped = append(p.Free.Stopped, Stopped{Worker: r.team.ids[i].String(), PID: s.PID, User: s.User, Command: s.Command})
+				p.Free.Stopped = append(p.Free.Stopped, Stopped{Worker: r.team.Ids[i].String(), PID: s.PID, User: s.User, Command: s.Command})
 			}
 		}
 		return "looked", nil

@@ -8,9 +8,12 @@ import (
 	"strings"
 	"time"
 
+	"multihost/internal/cost"
 	"multihost/internal/event"
 	"multihost/internal/network"
+	"multihost/internal/overssh"
 	"multihost/internal/remote"
+	"multihost/internal/stage"
 	"multihost/internal/tpu"
 )
 
@@ -139,7 +142,7 @@ func (p Plan) tellSlices(t *planText) {
 	t.line(sign, "slices", "%s", join(strings.Join(names, ", "), paren(kind)))
 	t.more("%s: %s", event.Count(len(ids), "worker"), tpu.Fold(ids))
 	if p.Zone != "" {
-		t.more("%s", priceOf(p.Cost.Hourly, first.Type, p.Cost.Tier, p.Zone))
+		t.more("%s", cost.PriceOf(p.Cost.Hourly, first.Type, p.Cost.Tier, p.Zone))
 	}
 }
 
@@ -187,8 +190,8 @@ func (p Plan) tellWorkers(t *planText) {
 }
 
 func (p Plan) tellLogin(t *planText) {
-	way := map[Way]string{Auto: "by their external addresses, else through Identity-Aware Proxy", External: "by their external addresses",
-		Internal: "by their internal addresses", IAP: "through Identity-Aware Proxy"}[p.Login.Way]
+	way := map[overssh.Way]string{overssh.Auto: "by their external addresses, else through Identity-Aware Proxy", overssh.External: "by their external addresses",
+		overssh.Internal: "by their internal addresses", overssh.IAP: "through Identity-Aware Proxy"}[p.Login.Way]
 	if p.Login.Jump != "" {
 		way += " behind " + p.Login.Jump
 	}
@@ -338,7 +341,7 @@ func (p Plan) tellRest(t *planText) {
 		t.line("-", "time", "the slices are deleted %s after their request, whatever runs", event.Duration(l.TTL))
 	}
 	if l.Lease > 0 && p.Upload == nil {
-		t.line("=", "lease", "if this machine is not heard of, the workers delete the slices %s after the command has ended (--lease)", asTyped(l.Lease))
+		t.line("=", "lease", "if this machine is not heard of, the workers delete the slices %s after the command has ended (--lease)", stage.AsTyped(l.Lease))
 	}
 	if r := p.MayDelete; r != nil && r.May == mayNotDelete {
 		t.line("=", "right", "the workers may not delete the slices: %s", r.Why)

@@ -13,7 +13,9 @@ import (
 	"multihost/internal/preflight"
 	"multihost/internal/provision"
 	"multihost/internal/remote"
+	"multihost/internal/stage"
 	"multihost/internal/tpu"
+	"multihost/internal/workers"
 )
 
 // PreflightOptions says what to do with the settings of the workers.
@@ -27,81 +29,46 @@ type PreflightOptions struct {
 }
 
 // Preflight tunes or checks every worker of the slices whose names match prefix.
-func (d *Deps) Preflight(ctx context.Context, prefix string, partial bool, o PreflightOptions) error {
-	watch := stopwatch{sink: d.Sink, clock: d.Clock}
-	t, err := d.reach(ctx, &watch, prefix, o.Slices, partial, nil)
+func Preflight(ctx context.Context, d *workers.Deps, prefix string, partial bool, o PreflightOptions) error {
+	watch := stage.Stopwatch{Sink: d.Sink, Clock: d.Clock}
+	t, err := d.Reach(ctx, &watch, prefix, o.Slices, partial, nil)
 	if err != nil {
 		return err
 	}
-	defer t.close()
+	defer t.Close()
 	var reports []preflight.Report
-	err = watch.phase("preflight", func() (string, error) {
+	err = watch.Phase("preflight", func() (string, error) {
 		var err error
-		reports, err = d.preflightAll(ctx, t, prefix, o)
+		reports, err = preflightAll(ctx, d, t, prefix, o)
 		if reports == nil {
 			return "", err
 		}
-		d.Sink.Emit(event.Result{Name: "preflight", Text: preflight.Table(t.ids, reports), Data: preflightData(t.ids, reports)})
-		return preflight.Fold(t.ids, reports), err
+		d.Sink.Emit(event.Result{Name: "preflight", Text: preflight.Table(t.Ids, reports), Data: preflightData(t.Ids, reports)})
+		return preflight.Fold(t.Ids, reports), err
 	})
 	return err
 }
 
-// reach discovers the slices and connects to their workers, as every command does that
-// works on slices.
-func (d *Deps) reach(ctx context.Context, watch *stopwatch, prefix string, numbers tpu.Numbers, partial bool, only func(tpu.WorkerID) bool) (*team, error) {
-	sel, err := d.discoverPhase(ctx, watch, prefix, numbers, partial)
-	if err != nil {
-		return nil, err
-	}
-	return d.connectPhase(ctx, watch, sel, only)
-}
-
-func (d *Deps) discoverPhase(ctx context.Context, watch *stopwatch, prefix string, numbers tpu.Numbers, partial bool) (sel tpu.Selection, err error) {
-	err = watch.phase("discover", func() (string, error) {
-		var err error
-		if sel, err = d.discover(ctx, prefix, numbers, partial); err != nil {
-			return "", err
-		}
-		return describe(sel), nil
-	})
-	return sel, err
-}
-
-func (d *Deps) connectPhase(ctx context.Context, watch *stopwatch, sel tpu.Selection, only func(tpu.WorkerID) bool) (t *team, err error) {
-	err = watch.phase("connect", func() (string, error) {
-		var err error
-		if t, err = d.connect(ctx, sel, only); err != nil {
-			return "", err
-		}
-		return fmt.Sprintf("%d/%d workers", len(t.ids), len(t.ids)), nil
-	})
-	if err == nil {
-		t.tellClocks(d.Sink)
-	}
-	return t, err
-}
-
 // readSettings runs the preflight on every worker.
-func (d *Deps) readSettings(ctx context.Context, t *team, o PreflightOptions) ([]preflight.Report, error) {
-	reports := make([]preflight.Report, len(t.ids))
-	mtu := d.networkMTU(ctx, t)
-	errs := t.each(ctx, d.Sink, "preflight", func(ctx context.Context, i int) (err error) {
-		return remote.Again(ctx, d.broke(ctx, t, i, "preflight"), func() error {
-			reports[i], err = preflight.Run(ctx, t.conns[i], d.preflightFor(t, i, o, mtu))
+func readSettings(ctx context.Context, d *workers.Deps, t *workers.Connected, o PreflightOptions) ([]preflight.Report, error) {
+	reports := make([]preflight.Report, len(t.Ids))
+	mtu := networkMTU(ctx, d, t)
+	errs := t.Each(ctx, d.Sink, "preflight", func(ctx context.Context, i int) (err error) {
+		return remote.Again(ctx, d.Broke(ctx, t, i, "preflight"), func() error {
+			reports[i], err = preflight.Run(ctx, t.Conns[i], preflightFor(d, t, i, o, mtu))
 			return err
 		})
 	})
 	if ctx.Err() != nil {
 		return nil, context.Cause(ctx)
 	}
-	return reports, workersError(StagePreflight, t.ids, errs)
+	return reports, stage.WorkersError(stage.Preflight, t.Ids, errs)
 }
 
 // preflightAll runs the preflight on every worker and judges the reports. When the error
 // says that a setting must not be as it is, the reports are returned with it.
-func (d *Deps) preflightAll(ctx context.Context, t *team, prefix string, o PreflightOptions) ([]preflight.Report, error) {
-	reports, err := d.readSettings(ctx, t, o)
+func preflightAll(ctx context.Context, d *workers.Deps, t *workers.Connected, prefix string, o PreflightOptions) ([]preflight.Report, error) {
+	reports, err := readSettings(ctx, d, t, o)
 	if err != nil {
 		return nil, err
 	}
@@ -112,17 +79,17 @@ func (d *Deps) preflightAll(ctx context.Context, t *team, prefix string, o Prefl
 	for i, rep := range reports {
 		hard[i] = fatal(rep, o.Require)
 	}
-	if err := workersError(StageSettings, t.ids, hard); err != nil {
+	if err := stage.WorkersError(stage.Settings, t.Ids, hard); err != nil {
 		return reports, err
 	}
 	for _, rep := range reports {
 		if rep.Severity(false) == preflight.Warning {
-			text, hint := preflight.Fold(t.ids, reports), "to see each setting: multihost preflight check "+d.workersFlag(prefix)+"; to make it an error: --preflight=require, or --require"
-			if c := cure(text); c != "" {
+			text, hint := preflight.Fold(t.Ids, reports), "to see each setting: multihost preflight check "+workersFlag(d, prefix)+"; to make it an error: --preflight=require, or --require"
+			if c := stage.Cure(text); c != "" {
 				hint = c + "; " + hint
 			}
 			if strings.Contains(text, "between slices") {
-				hint = mtuCure(t.slices[0].Network) + "; " + hint
+				hint = mtuCure(t.Slices[0].Network) + "; " + hint
 			}
 			event.Notef(d.Sink, event.Warn, hint, "preflight: %s", text)
 			break
@@ -133,18 +100,18 @@ func (d *Deps) preflightAll(ctx context.Context, t *team, prefix string, o Prefl
 
 // networkMTU returns the MTU that the interfaces of the workers should have, or 0 if it
 // cannot be learned: reading a network needs a permission that running does not need.
-func (d *Deps) networkMTU(ctx context.Context, t *team) int {
-	name := t.slices[0].Network
+func networkMTU(ctx context.Context, d *workers.Deps, t *workers.Connected) int {
+	name := t.Slices[0].Network
 	if name == "" || d.Networks == nil {
 		return 0
 	}
-	return d.readMTU(ctx, name)
+	return readMTU(ctx, d, name)
 }
 
 // mtuLimit bounds the time to read a network's MTU, which is optional.
 const mtuLimit = 20 * time.Second
 
-func (d *Deps) readMTU(ctx context.Context, name string) int {
+func readMTU(ctx context.Context, d *workers.Deps, name string) int {
 	ctx, cancel := context.WithTimeout(gcp.Unattended(ctx), mtuLimit)
 	defer cancel()
 	info, err := d.Networks.Show(ctx, name)
@@ -157,7 +124,7 @@ func (d *Deps) readMTU(ctx context.Context, name string) int {
 // WarnOfMTU warns, before several slices are requested, that the MTU of their network is
 // small: machines take the MTU when they are made. It returns the MTU, or 0 if it did not
 // read it. If the network cannot be read, the preflight warns later.
-func (d *Deps) WarnOfMTU(ctx context.Context, r provision.Request) (mtu int) {
+func WarnOfMTU(ctx context.Context, d *workers.Deps, r provision.Request) (mtu int) {
 	name := r.Network
 	if name == "" && r.Subnetwork == "" {
 		name = "default"
@@ -167,15 +134,15 @@ func (d *Deps) WarnOfMTU(ctx context.Context, r provision.Request) (mtu int) {
 	if r.NodeCount < 2 || d.Networks == nil || name == "" || strings.Contains(name, "/") {
 		return 0
 	}
-	if mtu = d.readMTU(ctx, name); mtu > 0 && mtu < mtuBetween(r.NodeCount) {
+	if mtu = readMTU(ctx, d, name); mtu > 0 && mtu < MtuBetween(r.NodeCount) {
 		event.Notef(d.Sink, event.Warn, mtuCure(name), "network %s has MTU %d: between %d slices %d is wanted, for a sixth of the packets",
-			name, mtu, r.NodeCount, mtuBetween(r.NodeCount))
+			name, mtu, r.NodeCount, MtuBetween(r.NodeCount))
 	}
 	return mtu
 }
 
-// mtuBetween returns the MTU that this many slices want between them; 0: any.
-func mtuBetween(slices int) int {
+// MtuBetween returns the MTU that this many slices want between them; 0: any.
+func MtuBetween(slices int) int {
 	if slices < 2 {
 		return 0
 	}
@@ -191,18 +158,18 @@ func mtuCure(name string) string {
 	return fmt.Sprintf("make the slices on a network with MTU %d: multihost network create %s, then --network=%[2]s", network.DefaultMTU, network.DefaultName)
 }
 
-func (d *Deps) preflightFor(t *team, i int, o PreflightOptions, mtu int) preflight.Options {
+func preflightFor(d *workers.Deps, t *workers.Connected, i int, o PreflightOptions, mtu int) preflight.Options {
 	opts := preflight.Options{Platform: o.Platform, Install: o.Install, ExpectMTU: mtu}
 	opts.Mode = preflight.Apply
 	if o.Check {
 		opts.Mode = preflight.Check
 	}
-	if d.onHosts() {
+	if d.OnHosts() {
 		opts.ExpectChips = preflight.NoDevices
 		return opts
 	}
-	opts.BetweenSlices = mtuBetween(len(t.slices))
-	if ty, err := tpu.ParseType(t.slice(i).Type); err == nil {
+	opts.BetweenSlices = MtuBetween(len(t.Slices))
+	if ty, err := tpu.ParseType(t.Slice(i).Type); err == nil {
 		opts.ExpectChips = ty.ChipsPerWorker()
 	}
 	return opts

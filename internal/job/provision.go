@@ -8,11 +8,14 @@ import (
 	"time"
 
 	"multihost/internal/event"
+	"multihost/internal/follow"
 	"multihost/internal/gcp"
 	"multihost/internal/launch"
 	"multihost/internal/network"
 	"multihost/internal/provision"
+	"multihost/internal/stage"
 	"multihost/internal/tpu"
+	"multihost/internal/workers"
 )
 
 // JobOptions describes a run on slices that are created for it and deleted after it.
@@ -42,39 +45,39 @@ type JobOptions struct {
 // allows. It takes over what an earlier runner of the same job left: the queued
 // resource, and the command if it is still running. The last lines name what is left
 // behind.
-func (d *Deps) Job(ctx context.Context, o JobOptions) (out Outcome, err error) {
-	defer func() { d.closeJournal(out, err) }()
-	release, err := d.claim(o.Run.Run)
+func Job(ctx context.Context, d *workers.Deps, o JobOptions) (out stage.Outcome, err error) {
+	defer func() { d.CloseJournal(out, err) }()
+	release, err := d.Claim(o.Run.Run)
 	if err != nil {
-		return Outcome{}, err
+		return stage.Outcome{}, err
 	}
 	defer release()
-	r := &run{Deps: d, o: o.Run, watch: stopwatch{sink: d.Sink, clock: d.Clock}, adopts: true, since: d.Clock.Now()}
-	defer r.close()
+	r := &Runner{Deps: d, O: o.Run, Watch: stage.Stopwatch{Sink: d.Sink, Clock: d.Clock}, adopts: true, since: d.Clock.Now()}
+	defer r.Close()
 	if err := r.checkJob(ctx, o); err != nil {
-		return Outcome{}, err
+		return stage.Outcome{}, err
 	}
-	r.checked()
-	q := &queued{Deps: d, o: o, watch: &r.watch, terms: d.leaseTerms(o)}
-	d.tier = string(o.Request.Asks())
-	right, over := d.askRight(ctx, o, q.terms.On())
+	r.ChecksDone()
+	q := &queued{Deps: d, o: o, watch: &r.Watch, terms: leaseTerms(d, o)}
+	d.Tier = string(o.Request.Asks())
+	right, over := AskRight(ctx, d, o, q.terms.On())
 	defer over()
 	first := func() error {
-		there, mtu, err := d.outlook(ctx, o.Request, o.Network)
-		d.tellRight(right(), o.Request.ID, whenRunnerDies)
+		there, mtu, err := outlook(ctx, d, o.Request, o.Network)
+		TellRight(d, right(), o.Request.ID, whenRunnerDies)
 		if q.mtu = mtu; err == nil && !there {
 			err = q.announce(ctx)
 		}
 		if err == nil { // a job that nobody confirmed leaves no journal
-			d.openJournal(o.Run.Run, "job", o.Run.Env)
+			d.OpenJournal(o.Run.Run, "job", o.Run.Env)
 		}
 		return err
 	}
-	if err := r.makeNetwork(ctx, o.Network, first); err != nil {
+	if err := r.MakeNetwork(ctx, o.Network, first); err != nil {
 		if class := gcp.ClassOf(err); class == gcp.Unavailable || class == gcp.Timeout {
-			d.sayUnknown(o.Request.ID, err)
+			sayUnknown(d, o.Request.ID, err)
 		}
-		return Outcome{}, err
+		return stage.Outcome{}, err
 	}
 	r.missing = q.commandLives
 	q.deleting = func() {
@@ -95,34 +98,34 @@ func (d *Deps) Job(ctx context.Context, o JobOptions) (out Outcome, err error) {
 	var no *declined
 	switch {
 	case errors.As(err, &no): // a resource that is to be made again may still be there
-		return out, d.notOurs(ctx, o, err, "is not made again")
+		return out, notOurs(ctx, d, o, err, "is not made again")
 	case r.raced(err):
-		return out, d.notOurs(ctx, o, err, "is left to another runner of this job")
-	case !q.ours || !q.made && isStage(err, StageBusy):
-		return out, d.notOurs(ctx, o, err, "was there before this job")
+		return out, notOurs(ctx, d, o, err, "is left to another runner of this job")
+	case !q.ours || !q.made && stage.IsStage(err, stage.Busy):
+		return out, notOurs(ctx, d, o, err, "was there before this job")
 	case occupied(err):
-		return out, d.notOurs(ctx, o, err, "has another run on it")
+		return out, notOurs(ctx, d, o, err, "has another run on it")
 	}
-	return d.afterRun(ctx, r, q, out, err)
+	return afterRun(ctx, d, r, q, out, err)
 }
 
 // occupied reports whether err says that another run lives on the slices. Deleting them
 // would end it.
 func occupied(err error) bool {
 	var busy *launch.BusyError
-	var e *Error
+	var e *stage.Error
 	if errors.As(err, &busy) {
 		return true
 	}
-	return errors.As(err, &e) && (e.Stage == StageBusy && len(e.each) == 0 || slices.ContainsFunc(e.each, occupied))
+	return errors.As(err, &e) && (e.Stage == stage.Busy && len(e.Each) == 0 || slices.ContainsFunc(e.Each, occupied))
 }
 
-// makeNetwork creates the network of a job, if it is to create one. It calls first before
+// MakeNetwork creates the network of a job, if it is to create one. It calls first before
 // it changes anything, and ends with its error.
-func (r *run) makeNetwork(ctx context.Context, o *network.Options, first func() error) error {
+func (r *Runner) MakeNetwork(ctx context.Context, o *network.Options, first func() error) error {
 	var plan *network.Plan
-	err := r.watch.span("network", func() (err error) {
-		plan, err = r.planNetwork(ctx, o)
+	err := r.Watch.Span("network", func() (err error) {
+		plan, err = PlanNetwork(ctx, r.Deps, o)
 		return err
 	})
 	if err != nil {
@@ -131,12 +134,12 @@ func (r *run) makeNetwork(ctx context.Context, o *network.Options, first func() 
 	if err := first(); err != nil || plan == nil {
 		return err
 	}
-	return r.watch.span("network", func() error { return r.Networks.Apply(ctx, *plan) })
+	return r.Watch.Span("network", func() error { return r.Networks.Apply(ctx, *plan) })
 }
 
-// planNetwork returns what has to be created for the network of a job; nil if the job
+// PlanNetwork returns what has to be created for the network of a job; nil if the job
 // creates none.
-func (d *Deps) planNetwork(ctx context.Context, o *network.Options) (*network.Plan, error) {
+func PlanNetwork(ctx context.Context, d *workers.Deps, o *network.Options) (*network.Plan, error) {
 	if o == nil {
 		return nil, nil
 	}
@@ -148,19 +151,19 @@ func (d *Deps) planNetwork(ctx context.Context, o *network.Options) (*network.Pl
 }
 
 // Probe reports whether every worker of a slice answers SSH.
-func (d *Deps) Probe(ctx context.Context, s tpu.Slice) error {
+func Probe(ctx context.Context, d *workers.Deps, s tpu.Slice) error {
 	s.Index = 0
-	t, err := d.connect(ctx, tpu.Selection{Slices: []tpu.Slice{s}}, nil)
+	t, err := d.Connect(ctx, tpu.Selection{Slices: []tpu.Slice{s}}, nil)
 	if err != nil {
 		return err
 	}
-	t.close()
+	t.Close()
 	return nil
 }
 
-// teardownLimit limits the deletion of a queued resource with its nodes, which takes
+// TeardownLimit limits the deletion of a queued resource with its nodes, which takes
 // minutes on the real service.
-const teardownLimit = 20 * time.Minute
+const TeardownLimit = 20 * time.Minute
 
 // teardownPatience is how long a job waits at its end for the API, and for the user to
 // log in again. It spans a long weekend.
@@ -168,39 +171,39 @@ const teardownPatience = 4 * 24 * time.Hour
 
 // notOurs ends a job whose queued resource another job or user has to delete. It warns
 // that the resource stays and is billed.
-func (d *Deps) notOurs(ctx context.Context, o JobOptions, runErr error, why string) error {
+func notOurs(ctx context.Context, d *workers.Deps, o JobOptions, runErr error, why string) error {
 	var conflict *provision.ConflictError
 	if errors.As(runErr, &conflict) {
 		return runErr // it belongs to somebody else and was not used
 	}
-	look, cancel := d.detached(ctx, time.Minute)
+	look, cancel := d.Detached(ctx, time.Minute)
 	defer cancel()
 	res, err := d.Cloud.Get(look, o.Request.ID)
 	switch {
 	case err == nil:
-		d.sayStays(res, deleteHint(o.Request.ID, d), fmt.Sprintf("queued resource %s %s: it stays, %s", o.Request.ID, why, res.Standing()))
+		sayStays(d, res, DeleteHint(o.Request.ID, d), fmt.Sprintf("queued resource %s %s: it stays, %s", o.Request.ID, why, res.Standing()))
 	case gcp.ClassOf(err) != gcp.NotFound && !gcp.NoZone(err): // the answer to our own request may have been lost
-		d.sayUnknown(o.Request.ID, err)
+		sayUnknown(d, o.Request.ID, err)
 	}
 	return runErr
 }
 
 // sayUnknown warns that a queued resource of the job's name may exist: nobody could read
 // whether it does.
-func (d *Deps) sayUnknown(id string, err error) {
-	event.Notef(d.Sink, event.Warn, deleteHint(id, d), "whether queued resource %s exists is not known; if it does, it is billed once it has slices: %v", id, err)
+func sayUnknown(d *workers.Deps, id string, err error) {
+	event.Notef(d.Sink, event.Warn, DeleteHint(id, d), "whether queued resource %s exists is not known; if it does, it is billed once it has slices: %v", id, err)
 }
 
 // afterRun deletes the slices of a job, or reports why they stay and how to delete
 // them. It reads the real state before it deletes anything.
-func (d *Deps) afterRun(ctx context.Context, r *run, q *queued, out Outcome, runErr error) (Outcome, error) {
+func afterRun(ctx context.Context, d *workers.Deps, r *Runner, q *queued, out stage.Outcome, runErr error) (stage.Outcome, error) {
 	o := q.o
 	id := o.Request.ID
 	// Wait here for an expired login and for an unavailable API, because nobody else
 	// deletes what is billed.
-	look, cancel := d.detached(ctx, teardownPatience)
+	look, cancel := d.Detached(ctx, teardownPatience)
 	var res provision.Resource
-	err := d.outlast(look, func() (err error) {
+	err := outlast(look, d, func() (err error) {
 		res, err = d.Cloud.Get(look, id)
 		return err
 	})
@@ -209,91 +212,91 @@ func (d *Deps) afterRun(ctx context.Context, r *run, q *queued, out Outcome, run
 	case gcp.ClassOf(err) == gcp.NotFound:
 		hint := ""
 		if runErr != nil && o.Lease > 0 {
-			hint = fmt.Sprintf("where no user deleted it, its workers did, since this machine was asleep or cut off for %s (--lease) and longer", asTyped(o.Lease))
+			hint = fmt.Sprintf("where no user deleted it, its workers did, since this machine was asleep or cut off for %s (--lease) and longer", stage.AsTyped(o.Lease))
 		}
 		event.Notef(d.Sink, event.Info, hint, "queued resource %s is gone: nothing of this job is billed", id)
 		return out, runErr
 	case err != nil:
-		return out, errors.Join(runErr, &Error{Stage: StageTeardown, Err: err,
+		return out, errors.Join(runErr, &stage.Error{Stage: stage.Teardown, Err: err,
 			Text:   fmt.Sprintf("read queued resource %q: %v; if it exists it is billed", id, err),
-			Advice: deleteHint(id, d)})
+			Advice: DeleteHint(id, d)})
 	}
 	if runErr != nil && !out.Started {
 		if why := q.leavesFor(ctx, r, res.Life, runErr); why != "" {
-			d.sayStays(res, "go on with it by typing the same command again; end it with: multihost stop "+o.Run.Run+"; delete it with: "+d.Cloud.Undoing(id).Commands.Delete,
+			sayStays(d, res, "go on with it by typing the same command again; end it with: multihost stop "+o.Run.Run+"; delete it with: "+d.Cloud.Undoing(id).Commands.Delete,
 				fmt.Sprintf("queued resource %s stays as it was, %s: %s", id, res.Standing(), why))
 			return out, runErr
 		}
 	}
-	if why := d.keep(ctx, r, o, out, runErr); why != "" {
+	if why := keep(ctx, d, r, o, out, runErr); why != "" {
 		does := ""
 		if text := r.guard.whoDeletes(); text != "" {
 			does = ": " + text
 		}
-		hint := deleteHint(id, d)
-		if out.leftRunning(runErr) { // deleting would end the command
+		hint := DeleteHint(id, d)
+		if leftRunning(out, runErr) { // deleting would end the command
 			hint = "end the command with: multihost stop " + o.Run.Run + "; once it has ended, the same deletes the slices"
 		}
-		d.sayStays(res, hint, fmt.Sprintf("queued resource %s stays (%s), %s%s", id, why, res.Standing(), does))
+		sayStays(d, res, hint, fmt.Sprintf("queued resource %s stays (%s), %s%s", id, why, res.Standing(), does))
 		return out, runErr
 	}
 	if q.anotherLives(ctx, r, out, runErr) {
-		look, cancel := d.detached(ctx, time.Minute)
+		look, cancel := d.Detached(ctx, time.Minute)
 		if now, err := d.Cloud.Get(look, id); err == nil { // failed slices may have been kept since it was read
 			res = now
 		}
 		cancel()
-		d.sayStays(res, "end it with: multihost stop "+o.Run.Run+"; "+deleteHint(id, d),
+		sayStays(d, res, "end it with: multihost stop "+o.Run.Run+"; "+DeleteHint(id, d),
 			fmt.Sprintf("queued resource %s stays, %s: a command lives on it that another one has started since", id, res.Standing()))
 		return out, runErr
 	}
 	q.deleting()
-	if err := d.tearDown(ctx, id, o.Run.Run); err != nil {
+	if err := tearDown(ctx, d, id, o.Run.Run); err != nil {
 		return out, errors.Join(runErr, err)
 	}
 	var secret *launch.SecretError // its cause is in the project, not in the slices
 	if runErr != nil && !out.Started && !errors.As(runErr, &secret) {
-		runErr = settled{runErr}
+		runErr = stage.WithoutSlices(runErr)
 	}
 	return out, runErr
 }
 
 // leftRunning reports whether the user has left a command that runs.
-func (out Outcome) leftRunning(err error) bool {
-	var in *Interrupted
-	return out.Started && (out.Detached || errors.As(err, &in) && in.detaches(true))
+func leftRunning(out stage.Outcome, err error) bool {
+	var in *stage.Interrupted
+	return out.Started && (out.Detached || errors.As(err, &in) && in.Detaches(true))
 }
 
 // tearDown deletes the queued resource of a run, and says what is billed after that.
-func (d *Deps) tearDown(ctx context.Context, id, run string) error {
-	d.setStand(func(s *Stand) { s.Resource = "" }) // there is nothing left to decide
+func tearDown(ctx context.Context, d *workers.Deps, id, run string) error {
+	d.SetStand(func(s *workers.Status) { s.Resource = "" }) // there is nothing left to decide
 	// Limit limits the deletion itself; the context is only a backstop.
-	cleanup, cancel := d.detached(ctx, teardownLimit+time.Minute)
+	cleanup, cancel := d.Detached(ctx, TeardownLimit+time.Minute)
 	defer cancel()
-	err := d.outlast(cleanup, func() error {
-		_, err := d.Cloud.Delete(cleanup, id, provision.DeleteOptions{OnlyRun: run, Limit: teardownLimit})
+	err := outlast(cleanup, d, func() error {
+		_, err := d.Cloud.Delete(cleanup, id, provision.DeleteOptions{OnlyRun: run, Limit: TeardownLimit})
 		return err
 	})
 	if err != nil {
-		return &Error{Stage: StageTeardown, Err: err,
+		return &stage.Error{Stage: stage.Teardown, Err: err,
 			Text:   fmt.Sprintf("delete queued resource %q: %v; it may still exist and be billed", id, err),
-			Advice: deleteHint(id, d)}
+			Advice: DeleteHint(id, d)}
 	}
 	what := fmt.Sprintf("queued resource %s and its slices are deleted: ", id)
-	if again, hint := d.madeAgain(ctx, id); again == "" {
-		event.Notef(d.Sink, event.Info, "", "%s%s", what, nothingBilled)
+	if again, hint := MadeAgain(ctx, d, id); again == "" {
+		event.Notef(d.Sink, event.Info, "", "%s%s", what, NothingBilled)
 	} else {
 		event.Notef(d.Sink, event.Warn, hint, "%s%s", what, again)
 	}
 	return nil
 }
 
-const nothingBilled = "nothing of this job is billed"
+const NothingBilled = "nothing of this job is billed"
 
-// madeAgain says what there is of a queued resource that has just been deleted: another
+// MadeAgain says what there is of a queued resource that has just been deleted: another
 // command may have made it again. It returns "" if there is nothing.
-func (d *Deps) madeAgain(ctx context.Context, id string) (text, hint string) {
-	look, cancel := d.detached(ctx, time.Minute)
+func MadeAgain(ctx context.Context, d *workers.Deps, id string) (text, hint string) {
+	look, cancel := d.Detached(ctx, time.Minute)
 	defer cancel()
 	res, err := d.Cloud.Get(look, id)
 	switch {
@@ -304,11 +307,11 @@ func (d *Deps) madeAgain(ctx context.Context, id string) (text, hint string) {
 	case res.Life == provision.Deleting:
 		return "", ""
 	}
-	return "another command has made it again, " + res.Standing(), deleteHint(id, d)
+	return "another command has made it again, " + res.Standing(), DeleteHint(id, d)
 }
 
 // sayStays warns that a queued resource stays, unless it is being deleted.
-func (d *Deps) sayStays(res provision.Resource, hint, text string) {
+func sayStays(d *workers.Deps, res provision.Resource, hint, text string) {
 	if res.Life == provision.Deleting {
 		hint, text = "", fmt.Sprintf("queued resource %s is being deleted, and is billed until it is gone", res.ID)
 	}
@@ -317,20 +320,20 @@ func (d *Deps) sayStays(res provision.Resource, hint, text string) {
 
 // keep says why the slices are left, or "" if they are to be deleted now. It waits
 // while failed slices are kept for a limited time.
-func (d *Deps) keep(ctx context.Context, r *run, o JobOptions, out Outcome, runErr error) string {
-	var in *Interrupted
+func keep(ctx context.Context, d *workers.Deps, r *Runner, o JobOptions, out stage.Outcome, runErr error) string {
+	var in *stage.Interrupted
 	switch {
 	case out.Detached:
 		return "the run goes on"
-	case errors.Is(runErr, errExpired):
+	case errors.Is(runErr, stage.ErrExpired):
 		return ""
 	case o.Keep:
 		return "--keep"
 	case out.KeepLogs:
 		return "logs are whole on its workers only"
-	case out.Started && errors.As(runErr, &in) && in.detaches(true):
+	case out.Started && errors.As(runErr, &in) && in.Detaches(true):
 		return in.Error() + ", the run goes on"
-	case errors.As(runErr, &in) && in.detaches(true):
+	case errors.As(runErr, &in) && in.Detaches(true):
 		return in.Error() + ": the same command goes on with it"
 	case in != nil: // a stop is no failure to look into
 		return ""
@@ -339,44 +342,44 @@ func (d *Deps) keep(ctx context.Context, r *run, o JobOptions, out Outcome, runE
 	case o.KeepFor == 0:
 		return "--keep-on-failure"
 	case ctx.Err() == nil:
-		return d.holdFor(ctx, r, o.KeepFor, o.Request.ID)
+		return holdFor(ctx, d, r, o.KeepFor, o.Request.ID)
 	}
 	return ""
 }
 
-func deleteHint(id string, d *Deps) string {
-	return "delete it with: " + deleteCommand(id, d)
+func DeleteHint(id string, d *workers.Deps) string {
+	return "delete it with: " + DeleteCommand(id, d)
 }
 
-// deleteCommand is what a person types to delete a resource with its slices, from
+// DeleteCommand is what a person types to delete a resource with its slices, from
 // wherever.
-func deleteCommand(id string, d *Deps) string {
+func DeleteCommand(id string, d *workers.Deps) string {
 	return fmt.Sprintf("%s --project=%s --zone=%s", d.Cloud.Undoing(id).Commands.Delete, d.Project, d.Zone)
 }
 
 // holdFor keeps failed slices so that the user can look at them. It returns why they
 // are to stay longer, or "" if they are to be deleted. An interrupt ends the wait.
-func (d *Deps) holdFor(ctx context.Context, r *run, limit time.Duration, id string) string {
+func holdFor(ctx context.Context, d *workers.Deps, r *Runner, limit time.Duration, id string) string {
 	until := d.Clock.Now().Add(limit)
 	cost := ""
-	if text := d.billed(r.used); text != "" {
+	if text := follow.Billed(d, r.used); text != "" {
 		cost = " (" + text + ")"
 	}
-	d.setStand(func(s *Stand) { s.Kept = until })
+	d.SetStand(func(s *workers.Status) { s.Kept = until })
 	how := "Ctrl-C deletes it now"
-	if d.CtrlC == Ask || d.CtrlC == Detach {
-		how = d.whatCtrlCDoes(true)
+	if d.CtrlC == stage.Ask || d.CtrlC == stage.Detach {
+		how = d.WhatCtrlCDoes(true)
 	}
-	event.Notef(d.Sink, event.Warn, "look at them with: multihost ps, multihost logs "+r.o.Run+", or ssh",
+	event.Notef(d.Sink, event.Warn, "look at them with: multihost ps, multihost logs "+r.O.Run+", or ssh",
 		"keeping the failed slices%s until %s (--keep-on-failure=%s), then deleting queued resource %s; %s", cost, until.Format(time.TimeOnly), limit, id, how)
 	select {
 	case <-d.Clock.After(limit):
 	case <-ctx.Done():
 	case <-d.Leave:
 	}
-	d.setStand(func(s *Stand) { s.Kept, s.Resource = time.Time{}, "" })
-	var in *Interrupted
-	if errors.As(context.Cause(ctx), &in) && in.detaches(true) {
+	d.SetStand(func(s *workers.Status) { s.Kept, s.Resource = time.Time{}, "" })
+	var in *stage.Interrupted
+	if errors.As(context.Cause(ctx), &in) && in.Detaches(true) {
 		return in.Error() + " while failed slices were kept"
 	}
 	return ""

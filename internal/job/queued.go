@@ -8,19 +8,22 @@ import (
 	"time"
 
 	"multihost/internal/event"
+	"multihost/internal/follow"
 	"multihost/internal/gcp"
 	"multihost/internal/lease"
 	"multihost/internal/provider"
 	"multihost/internal/provision"
+	"multihost/internal/stage"
 	"multihost/internal/tpu"
+	"multihost/internal/workers"
 )
 
 // queued is the ground of Job. It requests a queued resource for the slices, and
 // requests it again when it is lost.
 type queued struct {
-	*Deps
+	*workers.Deps
 	o     JobOptions
-	watch *stopwatch
+	watch *stage.Stopwatch
 	await func(context.Context, provision.Provider, string, provider.WaitOptions) (provision.Resource, []tpu.Slice, error) // nil: provider.Wait
 	terms lease.Terms                                                                                                      // what the workers of the requested slices are told
 	held  adoption
@@ -58,7 +61,7 @@ const (
 
 // ready brings the slices into a usable state step by step: it waits, reads the result
 // and does what provision.Decide says.
-func (q *queued) ready(ctx context.Context, pay func(*Failure) error, after *Failure) (tpu.Selection, error) {
+func (q *queued) ready(ctx context.Context, pay func(*stage.Failure) error, after *stage.Failure) (tpu.Selection, error) {
 	paid := after != nil
 	q.held.forget(q.worked)
 	for {
@@ -70,12 +73,12 @@ func (q *queued) ready(ctx context.Context, pay func(*Failure) error, after *Fai
 		if ctx.Err() != nil {
 			return tpu.Selection{}, context.Cause(ctx)
 		}
-		if errors.Is(err, errExpired) {
+		if errors.Is(err, stage.ErrExpired) {
 			return tpu.Selection{}, err
 		}
 		if wait := q.askAgain(err); wait > 0 {
 			event.Notef(q.Sink, event.Warn, gcp.Hint(err), "%v; it is asked for again in %s", err, event.Duration(wait))
-			if err := sleep(ctx, q.Clock, wait); err != nil {
+			if err := stage.Sleep(ctx, q.Clock, wait); err != nil {
 				return tpu.Selection{}, err
 			}
 			continue
@@ -87,7 +90,7 @@ func (q *queued) ready(ctx context.Context, pay func(*Failure) error, after *Fai
 		if q.mayLive() && d.Loss == provision.Infrastructure {
 			d.Why += "; whether the command of an earlier runner lives there, and has logs that are not whole here, is not known"
 		}
-		once := func(f *Failure) error {
+		once := func(f *stage.Failure) error {
 			if paid {
 				paid = false
 				return nil
@@ -111,14 +114,14 @@ func (q *queued) wait(ctx context.Context) (all []tpu.Slice, err error) {
 	if q.ours && q.terms.TTL > 0 {
 		expires = q.asked.Add(q.terms.TTL)
 	}
-	ctx, over := q.until(ctx, expires, q.terms.TTL)
+	ctx, over := until(ctx, q.Deps, expires, q.terms.TTL)
 	defer over()
 	defer q.held.release()
 	await := q.await
 	if await == nil {
 		await = provider.Wait
 	}
-	err = q.watch.span("provision", func() (err error) {
+	err = q.watch.Span("provision", func() (err error) {
 		_, all, err = await(ctx, q.Cloud, q.o.Request.ID, provider.WaitOptions{
 			QueueLimit: q.o.QueueLimit, ProvisionLimit: q.o.ProvisionLimit, BootLimit: q.bootLimit(), Probe: q.adopt,
 			Clock: q.Clock, Sink: q.Sink,
@@ -133,10 +136,10 @@ func (q *queued) wait(ctx context.Context) (all []tpu.Slice, err error) {
 
 func (q *queued) request(ctx context.Context) error {
 	id := q.o.Request.ID
-	return q.watch.phase("request", func() (string, error) {
+	return q.watch.Phase("request", func() (string, error) {
 		res, created, err := q.create(ctx)
 		if q.ours && !q.o.Keep {
-			q.holds(q.o.Run.Run, id, q.ifLeft(), q.inherited)
+			follow.Holds(q.Deps, q.o.Run.Run, id, q.ifLeft(), q.inherited)
 		}
 		if err != nil {
 			return "", err
@@ -152,7 +155,7 @@ func (q *queued) request(ctx context.Context) error {
 // the same. The user confirms only the first request of this command, and only before its
 // slices have been up: nobody may be there later.
 func (q *queued) announce(ctx context.Context) error {
-	e := asking(q.o.Request, q.Project, q.Zone, q.mtu, billedUntil(q.o, false), false)
+	e := Asking(q.o.Request, q.Project, q.Zone, q.mtu, BilledUntil(q.o, false), false)
 	first := q.announced == ""
 	if e.Text == q.announced {
 		return nil
@@ -162,7 +165,7 @@ func (q *queued) announce(ctx context.Context) error {
 		q.Sink.Emit(e)
 		return nil
 	}
-	return q.Deps.announce(ctx, e)
+	return Announce(ctx, q.Deps, e)
 }
 
 // create requests the resource and records whose it is.
@@ -222,7 +225,7 @@ func (q *queued) diagnose(ctx context.Context, cause error) (d provision.Decisio
 	}
 	sight := provision.Absence(q.Cloud.Undoing(q.o.Request.ID).Commands.Kind)
 	var res provision.Resource
-	err := q.outlast(ctx, func() (err error) {
+	err := outlast(ctx, q.Deps, func() (err error) {
 		res, err = q.Cloud.Get(ctx, q.o.Request.ID)
 		return err
 	})
@@ -273,24 +276,24 @@ func (q *queued) suspendingFor(life provision.Life) time.Duration {
 
 // act takes the step that was decided. An error ends the run: cause is why the wait
 // failed, pay charges a loss to the budget.
-func (q *queued) act(ctx context.Context, d provision.Decision, cause error, pay func(*Failure) error) error {
+func (q *queued) act(ctx context.Context, d provision.Decision, cause error, pay func(*stage.Failure) error) error {
 	switch {
 	case d.Loss == provision.Removed, d.Step == provision.StepGiveUp:
 		return cause
 	case d.Step == provision.StepWait:
-		return sleep(ctx, q.Clock, suspendPause)
+		return stage.Sleep(ctx, q.Clock, suspendPause)
 	case d.Loss == provision.Infrastructure && !q.mayLive() && q.occupied(ctx):
-		return &Error{Stage: StageBusy, Advice: "follow it with: multihost attach " + q.o.Run.Run,
+		return &stage.Error{Stage: stage.Busy, Advice: "follow it with: multihost attach " + q.o.Run.Run,
 			Text: fmt.Sprintf("%s, but a command that another runner has started lives on queued resource %s and is left alone", d.Why, q.o.Request.ID)}
 	case d.Step == provision.StepReset:
 		if q.mayLive() { // a reboot may end a command; that is charged as a loss
-			if err := pay(&Failure{Cause: Infrastructure, Why: d.Why, Err: cause}); err != nil {
+			if err := pay(&stage.Failure{Cause: stage.Infrastructure, Why: d.Why, Err: cause}); err != nil {
 				return err
 			}
 		}
 		q.resets++
 		event.Notef(q.Sink, event.Warn, "", "%s: the VMs of queued resource %s are rebooted", d.Why, q.o.Request.ID)
-		err := q.outlast(ctx, func() error { return q.Cloud.Restart(ctx, q.o.Request.ID) })
+		err := outlast(ctx, q.Deps, func() error { return q.Cloud.Restart(ctx, q.o.Request.ID) })
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
@@ -304,7 +307,7 @@ func (q *queued) act(ctx context.Context, d provision.Decision, cause error, pay
 }
 
 // remake deletes the resource, so that the next wait requests it again.
-func (q *queued) remake(ctx context.Context, d provision.Decision, cause error, pay func(*Failure) error) error {
+func (q *queued) remake(ctx context.Context, d provision.Decision, cause error, pay func(*stage.Failure) error) error {
 	wait, err := q.mayRemake(d, cause, pay)
 	if err != nil {
 		return err
@@ -316,8 +319,8 @@ func (q *queued) remake(ctx context.Context, d provision.Decision, cause error, 
 	event.Notef(q.Sink, event.Warn, "", "%s (%s): queued resource %s is deleted and asked for again", d.Why, d.Loss, id)
 	q.deleting()
 	for {
-		err = q.outlast(ctx, func() error {
-			_, err := q.Cloud.Delete(ctx, id, provision.DeleteOptions{OnlyRun: q.o.Run.Run, Limit: teardownLimit})
+		err = outlast(ctx, q.Deps, func() error {
+			_, err := q.Cloud.Delete(ctx, id, provision.DeleteOptions{OnlyRun: q.o.Run.Run, Limit: TeardownLimit})
 			return err
 		})
 		var late *provision.DeadlineError
@@ -330,9 +333,9 @@ func (q *queued) remake(ctx context.Context, d provision.Decision, cause error, 
 		return err
 	}
 	q.there, q.inherited, q.resets = false, false, 0
-	q.setStand(func(s *Stand) { s.Billed = "" })
+	q.SetStand(func(s *workers.Status) { s.Billed = "" })
 	q.begunBefore()
-	return sleep(ctx, q.Clock, wait)
+	return stage.Sleep(ctx, q.Clock, wait)
 }
 
 // begunBefore reduces valid-after of the next request by the time already waited.
@@ -348,9 +351,9 @@ func (q *queued) begunBefore() {
 
 // mayRemake returns how long to wait before the resource is requested again, or an
 // error if it is not.
-func (q *queued) mayRemake(d provision.Decision, cause error, pay func(*Failure) error) (wait time.Duration, err error) {
+func (q *queued) mayRemake(d provision.Decision, cause error, pay func(*stage.Failure) error) (wait time.Duration, err error) {
 	if d.Loss == provision.Preempted || d.Loss == provision.Maintenance {
-		return 0, pay(&Failure{Cause: Cause(d.Loss), Why: d.Why, Err: cause})
+		return 0, pay(&stage.Failure{Cause: stage.Cause(d.Loss), Why: d.Why, Err: cause})
 	}
 	var state *provision.StateError
 	if errors.As(cause, &state) && state.NoCapacity() {
@@ -360,7 +363,7 @@ func (q *queued) mayRemake(d provision.Decision, cause error, pay func(*Failure)
 		return wait, nil
 	}
 	if q.mayLive() {
-		return 0, pay(&Failure{Cause: Infrastructure, Why: d.Why, Err: cause})
+		return 0, pay(&stage.Failure{Cause: stage.Infrastructure, Why: d.Why, Err: cause})
 	}
 	if q.remakes++; q.remakes > maxRemakes {
 		return 0, cause
@@ -370,13 +373,13 @@ func (q *queued) mayRemake(d provision.Decision, cause error, pay func(*Failure)
 
 // outlast repeats call while the API is unavailable, without a limit of its own,
 // because the slices concerned have been paid for.
-func (d *Deps) outlast(ctx context.Context, call func() error) error {
+func outlast(ctx context.Context, d *workers.Deps, call func() error) error {
 	for {
 		err := call()
 		if class := gcp.ClassOf(err); class != gcp.Unavailable && class != gcp.Timeout || ctx.Err() != nil {
 			return err
 		}
-		_ = sleep(ctx, d.Clock, awayPause)
+		_ = stage.Sleep(ctx, d.Clock, awayPause)
 	}
 }
 
@@ -386,7 +389,7 @@ const awayPause = 15 * time.Second
 // look waits for an API that is unavailable: without it, the next slices cannot be
 // requested and the present ones cannot be deleted.
 func (q *queued) look(ctx context.Context, used []tpu.Slice, reach func(string) provision.Reach) (d provision.Decision, err error) {
-	err = q.outlast(ctx, func() (err error) {
+	err = outlast(ctx, q.Deps, func() (err error) {
 		d, err = q.lookOnce(ctx, used, reach)
 		return err
 	})

@@ -10,13 +10,16 @@ import (
 	"time"
 
 	"multihost/internal/event"
+	"multihost/internal/follow"
 	"multihost/internal/gcp"
 	"multihost/internal/launch"
 	"multihost/internal/provider"
 	"multihost/internal/provision"
 	"multihost/internal/qr"
+	"multihost/internal/stage"
 	"multihost/internal/testkit"
 	"multihost/internal/tpu"
+	"multihost/internal/workers"
 )
 
 // oneResource is a cloud with one queued resource.
@@ -42,7 +45,7 @@ func undoing(id string) provision.Undoing {
 func TestASilentSliceBesideOneThatAnswersIsRebooted(t *testing.T) {
 	t.Parallel()
 	ready := []qr.SliceState{{Name: "m-0", State: "READY", Health: "HEALTHY"}, {Name: "m-1", State: "READY", Health: "HEALTHY"}}
-	q := &queued{ours: true, Deps: &Deps{Cloud: oneResource{res: qr.Resource{State: "ACTIVE", Nodes: []string{"m-0", "m-1"}, Slices: ready}}}}
+	q := &queued{ours: true, Deps: &workers.Deps{Cloud: oneResource{res: qr.Resource{State: "ACTIVE", Nodes: []string{"m-0", "m-1"}, Slices: ready}}}}
 	late := &provision.DeadlineError{Phase: provision.PhaseBoot, State: "ACTIVE", Silent: []string{"m-1"}}
 	d, known := q.diagnose(t.Context(), late)
 	if !known || d.Step != provision.StepReset || d.Loss != provision.Infrastructure || !strings.Contains(d.Why, "m-1 is READY, but its workers do not all answer") {
@@ -111,10 +114,10 @@ func (h *hardCloud) Slices(context.Context) ([]tpu.Slice, error) { return nil, h
 func onHardCloud(fails map[string][]error) (*queued, *hardCloud) {
 	clock := testkit.NewJumpClock()
 	h := &hardCloud{clock: clock, fails: fails}
-	d := &Deps{Cloud: h, Clock: clock, Sink: event.Discard}
+	d := &workers.Deps{Cloud: h, Clock: clock, Sink: event.Discard}
 	o := JobOptions{Budget: Budget{Preemptions: -1}}
 	o.Request.ID, o.Request.NodeCount = "m", 1
-	return &queued{Deps: d, o: o, await: h.wait, watch: &stopwatch{sink: d.Sink, clock: clock}, ours: true, worked: true, deleting: func() {}, occupied: func(context.Context) bool { return false }}, h
+	return &queued{Deps: d, o: o, await: h.wait, watch: &stage.Stopwatch{Sink: d.Sink, Clock: clock}, ours: true, worked: true, deleting: func() {}, occupied: func(context.Context) bool { return false }}, h
 }
 
 var (
@@ -145,7 +148,7 @@ func TestWhatPassesEndsNoRecovery(t *testing.T) {
 			map[string][]error{"wait": {silent, errSuspended}, "reset": {conflict}}, "create wait get reset wait get delete create wait"},
 	} {
 		q, h := onHardCloud(tt.fails)
-		sel, err := q.ready(t.Context(), func(*Failure) error { return nil }, &Failure{Cause: Preempted})
+		sel, err := q.ready(t.Context(), func(*stage.Failure) error { return nil }, &stage.Failure{Cause: stage.Preempted})
 		if got := strings.Join(h.calls, " "); err != nil || len(sel.Slices) != 1 || got != tt.calls {
 			t.Errorf("%s: %v\ngot  %s\nwant %s", tt.story, err, got, tt.calls)
 		}
@@ -156,7 +159,7 @@ func TestWhatPassesEndsNoRecovery(t *testing.T) {
 func TestWhatStaysEndsAJob(t *testing.T) {
 	denied := &gcp.Error{Class: gcp.Permission}
 	q, _ := onHardCloud(map[string][]error{"wait": {errSuspended}, "create": {nil, denied}})
-	if _, err := q.ready(t.Context(), func(*Failure) error { return nil }, nil); !errors.Is(err, denied) {
+	if _, err := q.ready(t.Context(), func(*stage.Failure) error { return nil }, nil); !errors.Is(err, denied) {
 		t.Errorf("it ended with %v, want that it is not permitted", err)
 	}
 	q, h := onHardCloud(map[string][]error{"create": {errAway}})
@@ -202,8 +205,8 @@ func TestALossIsJudgedWhenTheCloudAnswers(t *testing.T) {
 	}
 	q, h := onHardCloud(map[string][]error{"get": away})
 	h.res = qr.Resource{State: "SUSPENDED", StateInitiator: "SERVICE", Tier: qr.Spot}
-	r := &run{Deps: q.Deps, patient: true}
-	if cause, why := r.settle(t.Context(), q, signs{killed: true, why: "s0w0: killed by SIGTERM"}); cause != Preempted {
+	r := &Runner{Deps: q.Deps, patient: true}
+	if cause, why := r.settle(t.Context(), q, signs{killed: true, why: "s0w0: killed by SIGTERM"}); cause != stage.Preempted {
 		t.Errorf("it is taken for %s: %s", cause, why)
 	}
 }
@@ -215,9 +218,9 @@ func TestTheWaitForTheCauseOfALossIsTold(t *testing.T) {
 	said := &testkit.Recorder{}
 	q.Sink = said
 	h.res = qr.Resource{State: "ACTIVE", Nodes: []string{"m"}, Slices: []qr.SliceState{{Name: "m", State: "READY", Health: "HEALTHY"}}}
-	r := &run{Deps: q.Deps, patient: true}
+	r := &Runner{Deps: q.Deps, patient: true}
 	begin := q.Clock.Now()
-	if cause, why := r.settle(t.Context(), q, signs{killed: true, why: "s0w0: killed by SIGKILL"}); cause != Application || q.Clock.Now().Sub(begin) < settleLimit {
+	if cause, why := r.settle(t.Context(), q, signs{killed: true, why: "s0w0: killed by SIGKILL"}); cause != stage.Application || q.Clock.Now().Sub(begin) < settleLimit {
 		t.Errorf("it is taken for %s after %s: %s", cause, q.Clock.Now().Sub(begin), why)
 	}
 	var texts []string
@@ -238,13 +241,13 @@ func TestAnInterruptCountsWhileALossIsJudged(t *testing.T) {
 	}
 	q, h := onHardCloud(map[string][]error{"get": away})
 	ctx, cancel := context.WithCancelCause(t.Context())
-	want := &Interrupted{Signal: syscall.SIGINT, Answer: Detach}
+	want := &stage.Interrupted{Signal: syscall.SIGINT, Answer: stage.Detach}
 	q.Sink, q.Cloud = event.Discard, cancelling{h, func() { cancel(want) }}
-	f := &following{Deps: q.Deps, team: &team{ids: []tpu.WorkerID{{}}}, ends: []ending{{known: true, exit: launch.Exit{Code: 143, Signal: "TERM"}}}}
-	r := &run{Deps: q.Deps, patient: true, follow: f}
-	out := Outcome{Code: 143, Started: true}
+	f := &follow.Following{Deps: q.Deps, Team: &workers.Connected{Ids: []tpu.WorkerID{{}}}, Ends: []follow.Ending{{Known: true, Exit: launch.Exit{Code: 143, Signal: "TERM"}}}}
+	r := &Runner{Deps: q.Deps, patient: true, follow: f}
+	out := stage.Outcome{Code: 143, Started: true}
 	failure := r.judge(ctx, q, out, nil)
-	if failure.Cause != UserStop {
+	if failure.Cause != stage.UserStop {
 		t.Errorf("it is taken for %v", failure)
 	}
 	if _, err := r.finish(out, nil, failure); !errors.Is(err, want) {
@@ -273,7 +276,7 @@ func TestTheTimeOfARequestIsWaitedForOnce(t *testing.T) {
 		q, h := onHardCloud(map[string][]error{"wait": {errSuspended}})
 		q.o.Request.ValidAfterDuration = tt.after
 		q.o.Request.ValidAfterTime = q.Clock.Now().Add(30 * time.Minute)
-		pay := func(*Failure) error {
+		pay := func(*stage.Failure) error {
 			<-q.Clock.After(tt.ran)
 			return nil
 		}
@@ -290,12 +293,12 @@ func TestTheTimeOfARequestIsWaitedForOnce(t *testing.T) {
 // Who stops a job wants no failed slices to look at, with or without a terminal.
 func TestAStopKeepsNoSlices(t *testing.T) {
 	o := JobOptions{KeepOnFailure: true}
-	for _, in := range []*Interrupted{{Signal: syscall.SIGTERM}, {Signal: syscall.SIGINT, Answer: Stop}} {
-		if why := (&Deps{}).keep(t.Context(), &run{}, o, Outcome{Started: true, Code: 143}, in); why != "" {
+	for _, in := range []*stage.Interrupted{{Signal: syscall.SIGTERM}, {Signal: syscall.SIGINT, Answer: stage.Stop}} {
+		if why := keep(t.Context(), (&workers.Deps{}), &Runner{}, o, stage.Outcome{Started: true, Code: 143}, in); why != "" {
 			t.Errorf("%v: they stay: %s", in, why)
 		}
 	}
-	if why := (&Deps{}).keep(t.Context(), &run{}, o, Outcome{Started: true, Code: 1}, nil); why != "--keep-on-failure" {
+	if why := keep(t.Context(), (&workers.Deps{}), &Runner{}, o, stage.Outcome{Started: true, Code: 1}, nil); why != "--keep-on-failure" {
 		t.Errorf("a failure: %q", why)
 	}
 }
@@ -314,7 +317,7 @@ func TestWhatMayExistIsSaid(t *testing.T) {
 		q, _ := onHardCloud(map[string][]error{"get": {tt.err}})
 		notes := &testkit.Recorder{}
 		q.Sink = notes
-		err := q.notOurs(t.Context(), q.o, errAway, "was there before")
+		err := notOurs(t.Context(), q.Deps, q.o, errAway, "was there before")
 		if !errors.Is(err, errAway) || tt.said == "" && len(notes.Notes()) > 0 || tt.said != "" && !notes.Said(event.Warn, tt.said) {
 			t.Errorf("%v: ended with %v, said %q", tt.err, err, notes.Notes())
 		}

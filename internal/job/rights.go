@@ -12,6 +12,7 @@ import (
 	"multihost/internal/gcp"
 	"multihost/internal/provision"
 	"multihost/internal/remote"
+	"multihost/internal/workers"
 )
 
 // A RightsReader is a provider that can say, before any worker exists, what the workers
@@ -76,11 +77,11 @@ func judgePolicy(account string, bindings []gcp.Binding) (may, why string) {
 // rightLimit bounds the time to find out what the workers may do, which is optional.
 const rightLimit = 5 * time.Second
 
-// askRight finds out whether the workers of a job may delete its queued resource, while
+// AskRight finds out whether the workers of a job may delete its queued resource, while
 // other work goes on. deletes says whether they ever should. answer waits for what was
 // found; nil means that nothing was asked. The caller calls over at the end, whether it
 // has called answer or not.
-func (d *Deps) askRight(ctx context.Context, o JobOptions, deletes bool) (answer func() *DeletionRight, over func()) {
+func AskRight(ctx context.Context, d *workers.Deps, o JobOptions, deletes bool) (answer func() *DeletionRight, over func()) {
 	reader, ok := provision.As[RightsReader](d.Cloud)
 	switch {
 	case !deletes || !ok:
@@ -128,12 +129,12 @@ func grantCommand(project, account string) string {
 // Occasions on which workers delete a queued resource.
 const (
 	whenRunnerDies = "if this machine dies"
-	whenRunEnds    = "when the command has ended" // of a job without runner
+	WhenRunEnds    = "when the command has ended" // of a job without runner
 )
 
-// tellRight warns, before the request, that the workers may not delete the queued
+// TellRight warns, before the request, that the workers may not delete the queued
 // resource on the occasion when.
-func (d *Deps) tellRight(r *DeletionRight, id, when string) {
+func TellRight(d *workers.Deps, r *DeletionRight, id, when string) {
 	switch {
 	case r == nil || r.May == mayDelete:
 	case r.May == mayNotDelete:

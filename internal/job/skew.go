@@ -11,7 +11,9 @@ import (
 	"multihost/internal/event"
 	"multihost/internal/launch"
 	"multihost/internal/remote"
+	"multihost/internal/stage"
 	"multihost/internal/tpu"
+	"multihost/internal/workers"
 )
 
 // SkewMode says what happens if workers have different versions or code.
@@ -40,26 +42,26 @@ type SkewValue struct {
 
 // checkSkew compares what the armed workers reported about themselves. A value that a
 // worker could not report is not compared.
-func (r *run) checkSkew(armed []*launch.Armed) error {
-	if r.o.Skew != SkewCheck && r.o.Skew != SkewWarn {
+func (r *Runner) checkSkew(armed []*launch.Armed) error {
+	if r.O.Skew != SkewCheck && r.O.Skew != SkewWarn {
 		return nil
 	}
 	found := make([]map[string]string, len(armed))
 	for i, a := range armed {
 		found[i] = a.Versions()
 	}
-	skews := findSkews(r.team.ids, found)
+	skews := findSkews(r.team.Ids, found)
 	if len(skews) == 0 {
 		return nil
 	}
 	r.Sink.Emit(event.Result{Name: "skew", Data: skews})
 	text := "the workers differ in what the command will meet:\n" + skewTable(skews)
-	advice := "more of it: multihost exec " + r.workersFlag(r.o.Prefix) + " -- " + remote.Quote(r.pythonFromHome(), "-m", "pip", "freeze")
+	advice := "more of it: multihost exec " + workersFlag(r.Deps, r.O.Prefix) + " -- " + remote.Quote(r.pythonFromHome(), "-m", "pip", "freeze")
 	if len(skews) == 1 && skews[0].What == "code" {
 		advice = "ship the directory again: without --use-existing-folder"
 	}
-	if r.o.Skew == SkewCheck {
-		return &Error{Stage: StageSkew, Text: text, Advice: advice + "; to start all the same: --skew=warn"}
+	if r.O.Skew == SkewCheck {
+		return &stage.Error{Stage: stage.Skew, Text: text, Advice: advice + "; to start all the same: --skew=warn"}
 	}
 	event.Notef(r.Sink, event.Warn, advice+"; to stop here instead: --skew=check", "%s", text)
 	return nil
@@ -67,21 +69,21 @@ func (r *run) checkSkew(armed []*launch.Armed) error {
 
 // workersFlag returns the flag that selects the workers of prefix, or the hosts, for
 // another command.
-func (d *Deps) workersFlag(prefix string) string {
-	if d.onHosts() {
-		return "--hosts=" + remote.Quote(d.hostsText())
+func workersFlag(d *workers.Deps, prefix string) string {
+	if d.OnHosts() {
+		return "--hosts=" + remote.Quote(hostsText(d))
 	}
 	return "--tpu-prefix=" + prefix
 }
 
 // pythonFromHome returns the interpreter as a path from the home directory.
-func (r *run) pythonFromHome() string {
-	python := pythonOf(r.o.Argv, r.o.Script)
+func (r *Runner) pythonFromHome() string {
+	python := pythonOf(r.O.Argv, r.O.Script)
 	if strings.Contains(python, "/") && !strings.HasPrefix(python, "/") && !strings.HasPrefix(python, "~/") {
-		python = path.Join(r.o.Run, python)
+		python = path.Join(r.O.Run, python)
 	}
-	if r.o.Venv && !strings.Contains(python, "/") {
-		python = launch.VenvDir(r.o.Run) + "/bin/" + python
+	if r.O.Venv && !strings.Contains(python, "/") {
+		python = launch.VenvDir(r.O.Run) + "/bin/" + python
 	}
 	return strings.TrimPrefix(python, "~/")
 }

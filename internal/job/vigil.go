@@ -4,6 +4,8 @@ import (
 	"context"
 	"sync"
 
+	"multihost/internal/follow"
+	"multihost/internal/stage"
 	"multihost/internal/tpu"
 )
 
@@ -17,19 +19,19 @@ type vigil struct {
 
 // keepVigil returns a context that ends when the API says that a slice of the team is
 // gone or was taken away; the cause names the slice. over ends the watch.
-func (r *run) keepVigil(ctx context.Context) (_ context.Context, over func()) {
+func (r *Runner) keepVigil(ctx context.Context) (_ context.Context, over func()) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	v := &vigil{gone: map[string]bool{}, done: make(chan struct{})}
 	r.vigil = v
 	go func() {
 		defer close(v.done)
-		for sleep(ctx, r.Clock, outageLook) == nil {
+		for stage.Sleep(ctx, r.Clock, follow.OutageLook) == nil {
 			nodes, err := r.Cloud.Slices(ctx)
 			if err != nil {
 				continue // the API is unavailable; the workers may still be there
 			}
-			if why := v.look(nodes, r.team.slices); why != "" {
-				cancel(&Error{Stage: StageConnect, Text: why, lost: true})
+			if why := v.look(nodes, r.team.Slices); why != "" {
+				cancel(&stage.Error{Stage: stage.Connect, Text: why, Lost: true})
 			}
 		}
 	}()
@@ -44,7 +46,7 @@ func (v *vigil) look(nodes, all []tpu.Slice) (why string) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	for _, s := range all {
-		if text := lostSlice(nodes, s); text != "" {
+		if text := follow.LostSlice(nodes, s); text != "" {
 			v.gone[s.Name] = true
 			if why == "" {
 				why = text
@@ -55,8 +57,8 @@ func (v *vigil) look(nodes, all []tpu.Slice) (why string) {
 }
 
 // isGone reports whether worker i of the team is on a slice that is gone.
-func (r *run) isGone(i int) bool {
+func (r *Runner) isGone(i int) bool {
 	r.vigil.mu.Lock()
 	defer r.vigil.mu.Unlock()
-	return r.vigil.gone[r.team.slice(i).Name]
+	return r.vigil.gone[r.team.Slice(i).Name]
 }

@@ -8,6 +8,8 @@ import (
 
 	"multihost/internal/config"
 	"multihost/internal/event"
+	"multihost/internal/mask"
+	"multihost/internal/stage"
 	"multihost/internal/tpu"
 	"multihost/internal/xla"
 )
@@ -15,12 +17,12 @@ import (
 // xlaFlags returns the variables that carry the requested presets and flags on slices of
 // an accelerator type. The first call warns about what looks wrong in the user's own
 // flags.
-func (r *run) xlaFlags(accelerator string) ([]config.EnvVar, error) {
-	if r.flags != nil {
-		return *r.flags, nil
+func (r *Runner) xlaFlags(accelerator string) ([]config.EnvVar, error) {
+	if r.Flags != nil {
+		return *r.Flags, nil
 	}
 	user := func(name string) (value string, ok bool) {
-		for _, v := range r.o.Env { // the last one wins, as in the command's environment
+		for _, v := range r.O.Env { // the last one wins, as in the command's environment
 			if v.Name == name {
 				value, ok = v.Value, true
 			}
@@ -33,10 +35,10 @@ func (r *run) xlaFlags(accelerator string) ([]config.EnvVar, error) {
 	}
 	catalogue := xla.Load()
 	env, err := catalogue.Environment(xla.Request{
-		User: user, Presets: r.o.XLAPresets, Flags: r.o.XLAFlags, Generation: generation, Hosts: r.onHosts(),
+		User: user, Presets: r.O.XLAPresets, Flags: r.O.XLAFlags, Generation: generation, Hosts: r.OnHosts(),
 	})
 	if err != nil {
-		return nil, &Error{Stage: StageInput, Err: err}
+		return nil, &stage.Error{Stage: stage.Input, Err: err}
 	}
 	_, has := user("LIBTPU_INIT_ARGS")
 	findings := append(env.Findings, catalogue.ScanCommand(r.commandForScan(), r.files(), xla.Scan{
@@ -45,26 +47,26 @@ func (r *run) xlaFlags(accelerator string) ([]config.EnvVar, error) {
 	secret := r.secretFlags(env.Vars)
 	for _, f := range findings {
 		if f.Severity > xla.Info {
-			event.Notef(r.Sink, event.Warn, "look closer with: multihost xla check", "%s", maskSecrets(f.String(), secret))
+			event.Notef(r.Sink, event.Warn, "look closer with: multihost xla check", "%s", mask.MaskSecrets(f.String(), secret))
 		}
 	}
 	for _, line := range env.Lines() {
-		event.Notef(r.Sink, event.Info, "", "%s", maskSecrets(line, secret))
+		event.Notef(r.Sink, event.Info, "", "%s", mask.MaskSecrets(line, secret))
 	}
 	vars := make([]config.EnvVar, len(env.Vars))
 	for i, v := range env.Vars {
 		vars[i] = config.EnvVar{Name: v.Name, Value: v.Value, Secret: slices.ContainsFunc(secret, func(s config.EnvVar) bool { return s.Name == v.Name })}
 	}
-	r.flags = &vars
+	r.Flags = &vars
 	return vars, nil
 }
 
 // secretFlags returns the words, and the halves of NAME=VALUE words, of the user's secret
 // variables whose names are in vars: the values of vars are built from these words.
 // Longer words come first.
-func (r *run) secretFlags(vars []xla.Var) []config.EnvVar {
+func (r *Runner) secretFlags(vars []xla.Var) []config.EnvVar {
 	var words []config.EnvVar
-	for _, v := range r.o.Env {
+	for _, v := range r.O.Env {
 		if !v.Secret || !slices.ContainsFunc(vars, func(made xla.Var) bool { return made.Name == v.Name }) {
 			continue
 		}
@@ -79,18 +81,18 @@ func (r *run) secretFlags(vars []xla.Var) []config.EnvVar {
 	return words
 }
 
-func (r *run) commandForScan() string {
-	if r.o.Script != "" {
-		return r.o.Script
+func (r *Runner) commandForScan() string {
+	if r.O.Script != "" {
+		return r.O.Script
 	}
-	return strings.Join(r.o.Argv, " ")
+	return strings.Join(r.O.Argv, " ")
 }
 
 // files returns where to read the scripts that the command names; nil if they are not on
 // this machine.
-func (r *run) files() fs.FS {
-	if r.o.Dir == "" {
+func (r *Runner) files() fs.FS {
+	if r.O.Dir == "" {
 		return nil
 	}
-	return os.DirFS(r.o.Dir)
+	return os.DirFS(r.O.Dir)
 }

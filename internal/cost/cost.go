@@ -1,0 +1,66 @@
+// Package cost says what slices cost an hour, in words for a person.
+package cost
+
+import (
+	"fmt"
+
+	"multihost/internal/event"
+	"multihost/internal/provision"
+	"multihost/internal/tpu"
+)
+
+// ListPrice writes a price with the date of the list.
+func ListPrice(usd float64) string {
+	return fmt.Sprintf("list price %s an hour (%s)", event.Dollars(usd), tpu.PriceDate)
+}
+
+// PriceOf writes the price of slices for a reader who is not told their tier and zone
+// beside it.
+func PriceOf(hourly *float64, accelerator, tier, zone string) string {
+	if hourly == nil {
+		return NoPrice(accelerator, tier, zone)
+	}
+	return fmt.Sprintf("list price %s an hour, %s, in %s (%s)", event.Dollars(*hourly), TierWords(tier), zone, tpu.PriceDate)
+}
+
+// NoPrice says what the price list lacks.
+func NoPrice(accelerator, tier, zone string) string {
+	if _, ok := tpu.HourlyPrice(accelerator, zone, OnDemand); ok {
+		return "price unknown for " + TierWords(tier) + " in " + zone
+	}
+	return "price unknown for " + zone
+}
+
+// TierWords writes a tier as people do.
+func TierWords(tier string) string {
+	switch provision.Tier(tier) {
+	case provision.OnDemand:
+		return "on demand"
+	case provision.BestEffort:
+		return "best effort"
+	}
+	return tier
+}
+
+// Hourly returns what the slices of a resource cost now; nil if a price is unknown.
+func Hourly(res provision.Resource, zone string) *float64 {
+	total := 0.0
+	for range res.Slices {
+		usd, ok := tpu.HourlyPrice(res.Type, zone, string(res.Tier))
+		if !ok {
+			return nil
+		}
+		total += usd
+	}
+	return &total
+}
+
+func Price(hourly *float64) string {
+	if hourly == nil {
+		return "unknown"
+	}
+	return event.Dollars(*hourly)
+}
+
+// OnDemand is the tier assumed for slices of an unknown tier: no other tier costs more.
+const OnDemand = string(provision.OnDemand)

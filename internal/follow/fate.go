@@ -1,0 +1,186 @@
+package follow
+
+import (
+	"errors"
+	"fmt"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+
+	"multihost/internal/detach"
+	"multihost/internal/event"
+	"multihost/internal/gcp"
+	"multihost/internal/launch"
+	"multihost/internal/remote"
+	"multihost/internal/stage"
+)
+
+// A fate is what the runner does about one worker of a started run.
+type fate string
+
+const (
+	// fateRetry: the output is requested again. The command is not touched.
+	fateRetry fate = "retry"
+	// fateLost: the worker is no longer followed. The command is not touched and may
+	// still be running.
+	fateLost fate = "lost"
+	// fateEnded: the command has ended on the worker.
+	fateEnded fate = "ended"
+)
+
+// evidence is what is known about the command on one worker.
+type evidence struct {
+	recorded bool          // its supervisor has recorded the end
+	gone     bool          // the API says that its slice is gone or was taken away
+	trouble  trouble       // why the worker cannot be followed; "" if it is followed
+	away     time.Duration // how long it has not been followed
+}
+
+// fateOf decides about one worker. Only the record of its supervisor, or the cloud's
+// report about its slice, means that the command has ended; a failure on our side never
+// does. limit is --lost-timeout, 0 for none.
+func fateOf(e evidence, limit time.Duration) fate {
+	switch {
+	case e.recorded || e.gone:
+		return fateEnded
+	case e.trouble == noTrouble || e.trouble == OurLogin:
+		return fateRetry
+	case e.trouble == strange, limit > 0 && e.away > limit:
+		return fateLost
+	}
+	return fateRetry
+}
+
+// A trouble is a kind of error in following a worker.
+type trouble string
+
+const (
+	noTrouble  trouble = ""
+	connection trouble = "connection" // the connection cannot be made, or it broke
+	noAnswer   trouble = "no answer"  // the login runs no command, or its answer makes no sense
+	OurLogin   trouble = "our login"  // our credentials have expired; that says nothing about the worker
+	strange    trouble = "strange"    // the first answer of the worker says that the command was never started there
+)
+
+// TroubleOf returns the kind of an error that launch.Follow reports or ends with.
+func TroubleOf(err error) trouble {
+	var refused *launch.RemoteError
+	var connect *remote.ConnectError
+	switch {
+	case err == nil:
+		return noTrouble
+	case gcp.ClassOf(err) == gcp.Unauthenticated:
+		return OurLogin
+	case errors.As(err, &connect) && connect.Stage != remote.StageExec && connect.Stage != remote.StageShell, errors.Is(err, remote.ErrConnectionLost):
+		return connection
+	case errors.As(err, &connect), errors.As(err, &refused), errors.Is(err, launch.ErrUnknownRun), errors.Is(err, launch.ErrNotStarted),
+		errors.Is(err, remote.ErrFlood), errors.Is(err, remote.ErrNoStatus):
+		return noAnswer
+	}
+	return connection
+}
+
+// Text is the message about workers that cannot be followed; it has %s for their names.
+// It says why, what happens next and, if the trouble was reported before, for how long.
+func (t trouble) Text(cause string, away, limit time.Duration) string {
+	cause = strings.ReplaceAll(cause, "%", "%%")
+	text, again := "cannot follow %s", "trying again"
+	if t == connection {
+		text, again = "lost the connection to %s", "connecting again"
+	}
+	text += " (" + cause + ")"
+	if away > 0 {
+		text = "still " + strings.Replace(text, "lost the", "no", 1) + " for " + event.Age(away)
+	}
+	text += "; the command goes on there, " + again
+	switch {
+	case t == OurLogin || limit == 0:
+	case away > 0:
+		text += " for " + event.Age(max(limit-away, 0)) + " more (--lost-timeout)"
+	default:
+		text += " for up to " + stage.AsTyped(limit) + " (--lost-timeout)"
+	}
+	return text
+}
+
+// RuntimeWords match what the distributed runtime itself prints when it ends a process
+// because other processes have left. grep -E on the workers uses them, too.
+const RuntimeWords = `JAX distributed service|[Cc]oordination ?[Ss]ervice|coordination_service|[Cc]oordination agent|[Ss]hutdown barrier`
+
+var runtimeSays = regexp.MustCompile(RuntimeWords)
+
+// Leaves reports whether an end looks like a training's tail: the command, or what its
+// shell ran, died by SIGABRT, or the runtime's own words are at the end of the output.
+func Leaves(exit launch.Exit, lastLines []string) bool {
+	return exit.Code != 0 && (exit.Signal == "ABRT" || exit.Code == 128+6 || slices.ContainsFunc(lastLines, runtimeSays.MatchString))
+}
+
+// excused reports whether a failure is only the tail of a training that worker 0 has
+// ended with success. Times are by corrected clocks. An end is not excused if it is not
+// known, or if multihost or a lack of memory caused it.
+func excused(e, lead Ending) bool {
+	known := func(e Ending) bool { return e.Known && e.Err == nil && !e.Exit.Lost && e.Exit.Reason == "" }
+	after := e.at.Sub(lead.at)
+	return known(lead) && !lead.failed() && known(e) && e.Tail && !e.Exit.OOM && after >= 0 && after < detach.ExcuseWindow
+}
+
+// A step is what the end of one worker means for the others with fail-fast.
+type step string
+
+const (
+	stepNone  step = "none"
+	stepStop  step = "stop all"  // the command has failed there, so it is stopped everywhere
+	stepLeave step = "leave all" // the worker is lost, so the run is left as it is
+)
+
+// stepAfter is the only place where the end of one worker can stop the command on all.
+// Apart from that, only a choice of the user stops a followed command: Ctrl-C or a
+// signal (--on-interrupt), --timeout, --ttl, --on-stall=stop or restart (which does not
+// count the time during which a worker could not be followed), and multihost stop. The
+// following errors on our side have led to a stop, and must not:
+//
+//   - following: the connection, the login's start-up files, a process limit, an
+//     answer that is cut or makes no sense, another host key, a flood;
+//   - the worker's files: a log that became shorter, a record that cannot be read;
+//   - this machine: a log file that cannot be opened or written;
+//   - asking: the state of a silent run, its stacks, what it left behind, its clock
+//     when a running command is taken over;
+//   - a worker that was lost (--lost-timeout): the others continue without this runner.
+func stepAfter(e Ending) step {
+	switch {
+	case e.fate() == fateLost:
+		return stepLeave
+	case e.fate() == fateEnded && e.failed():
+		return stepStop
+	}
+	return stepNone
+}
+
+// stopReason says why the others are stopped when the command has ended on one worker:
+// somebody ordered that, possibly from another machine, or the command has failed.
+func (e Ending) stopReason() string {
+	if e.Err == nil && e.Exit.Reason != "" && !e.Exit.Lost {
+		return e.Exit.Reason
+	}
+	return failFastReason
+}
+
+// A lostError says why a worker is given up. What is running there is not touched.
+type lostError struct {
+	trouble trouble
+	limit   time.Duration
+	err     error
+}
+
+func (e *lostError) Error() string {
+	switch e.trouble {
+	case strange:
+		return e.err.Error()
+	case connection:
+		return fmt.Sprintf("not reachable for %s (--lost-timeout): %v", stage.AsTyped(e.limit), e.err)
+	}
+	return fmt.Sprintf("not followed for %s (--lost-timeout): %v", stage.AsTyped(e.limit), e.err)
+}
+
+func (e *lostError) Unwrap() error { return e.err }

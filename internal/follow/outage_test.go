@@ -1,0 +1,103 @@
+package follow
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"multihost/internal/event"
+	"multihost/internal/gcp"
+	"multihost/internal/launch"
+	"multihost/internal/testkit"
+	"multihost/internal/tpu"
+	"multihost/internal/workers"
+)
+
+func TestAWorkerIsNotLostForWantOfALogin(t *testing.T) {
+	for _, tt := range []struct {
+		story string
+		err   error
+		lost  bool
+	}{
+		{"the login has ended", &gcp.CredentialsError{Err: errors.New("invalid_rapt"), Expired: true}, false},
+		{"the worker is away", errors.New("connection refused"), true},
+	} {
+		clock := testkit.NewJumpClock()
+		f := &Following{Deps: &workers.Deps{Clock: clock, Sink: event.Discard}, Team: &workers.Connected{Ids: []tpu.WorkerID{{}}}, Patience: Patience{Lost: 10 * time.Minute}}
+		var o Outage
+		gaveUp := false
+		for range 30 {
+			o.Lost(f, 0, func(error) { gaveUp = true }, tt.err)
+			<-clock.After(time.Minute)
+		}
+		if gaveUp != tt.lost {
+			t.Errorf("%s: given up = %v, want %v", tt.story, gaveUp, tt.lost)
+		}
+	}
+}
+
+// A machine that reaches no worker and not the API has itself no network: its
+// workers are not lost for that, however long it lasts. They are once the API
+// says that they could be there, and where others can be reached.
+func TestAMachineWithoutNetworkLosesNoWorker(t *testing.T) {
+	away := &gcp.Error{Class: gcp.Unavailable}
+	for _, tt := range []struct {
+		story string
+		err   error
+		ended bool // one worker of two has; else both are lost
+		reach bool // one worker of two is reached
+		lost  bool
+	}{
+		{"no network for hours", away, false, false, false},
+		{"the same, and one worker has ended before", away, true, false, false},
+		{"a login page in place of the API", errors.New("x509: certificate signed by unknown authority"), false, false, false},
+		{"the API answers", nil, false, false, true},
+		{"the API refuses", &gcp.Error{Class: gcp.Permission}, false, false, true},
+		{"the other worker is reached", away, false, true, true},
+	} {
+		clock := testkit.NewJumpClock()
+		slice := tpu.Slice{Name: "t", UID: "1", State: "READY", Condition: tpu.Usable}
+		f := &Following{
+			Deps: &workers.Deps{Clock: clock, Sink: event.Discard, Cloud: &testkit.FixedSlices{Err: tt.err, All: []tpu.Slice{slice}}},
+			Team: &workers.Connected{Slices: []tpu.Slice{slice}, Ids: []tpu.WorkerID{{}, {Worker: 1}}}, Patience: Patience{Lost: 10 * time.Minute},
+			Ends: []Ending{{}, {Known: tt.ended}}, Outages: make([]Outage, 2),
+		}
+		gaveUp := false
+		lose := func(i int) {
+			f.Outages[i].Lost(f, i, func(error) { gaveUp = true }, errors.New("connection refused"))
+		}
+		pause := OutageLook
+		for range 200 {
+			lose(0)
+			if !tt.reach && !tt.ended {
+				lose(1)
+			}
+			<-clock.After(pause)
+			pause = f.lookAtOutages(t.Context(), pause)
+		}
+		if gaveUp != tt.lost {
+			t.Errorf("%s: given up = %v, want %v", tt.story, gaveUp, tt.lost)
+		}
+	}
+}
+
+func TestWhatIsOnlyOutOfReach(t *testing.T) {
+	away := Ending{Known: true, Err: errors.New("not reachable")}
+	for _, tt := range []struct {
+		story string
+		ends  []Ending
+		want  bool
+	}{
+		{"all workers are away", []Ending{away, {Err: context.Canceled}}, true},
+		{"one has ended well", []Ending{{Known: true}, away}, true},
+		{"one has failed", []Ending{{Known: true, Exit: launch.Exit{Code: 1}}, away}, false},
+		{"one was stopped", []Ending{{Known: true, Exit: launch.Exit{Code: 143, Reason: "fail-fast"}}, away}, false},
+		{"a slice is gone", []Ending{away, {Known: true, Err: ErrSliceGone}}, false},
+		{"all have ended well", []Ending{{Known: true}, {Known: true}}, false},
+	} {
+		if got := (&Following{Ends: tt.ends}).CutOff(); got != tt.want {
+			t.Errorf("%s: %v", tt.story, got)
+		}
+	}
+}

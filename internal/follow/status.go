@@ -1,0 +1,97 @@
+package follow
+
+import (
+	"cmp"
+	"fmt"
+	"os"
+	"time"
+
+	"multihost/internal/cost"
+	"multihost/internal/record"
+	"multihost/internal/tpu"
+	"multihost/internal/workers"
+)
+
+// runs records that the command runs on the team, until over is called.
+func (f *Following) runs() (over func()) {
+	f.SetStand(func(s *workers.Status) {
+		s.Run, s.Running, s.Ours, s.Ended = f.Ref.Run, tpu.Fold(f.Team.Ids), !f.Attached, false
+		s.Billed = Billed(f.Deps, f.Team.Slices)
+	})
+	return func() { f.SetStand(func(s *workers.Status) { s.Running, s.Ended = "", true }) }
+}
+
+// Holds records that this command will delete the queued resource id at its end. waiting
+// says what happens to the resource if the command is left before the run's command has
+// started.
+func Holds(d *workers.Deps, run, id, waiting string, earlier bool) {
+	d.SetStand(func(s *workers.Status) {
+		s.Run, s.Resource, s.Waiting, s.Earlier, s.Ours = run, id, waiting, earlier, true
+	})
+}
+
+// Billed returns what slices cost, in words. The tier of slices that this command did not
+// ask for is not known here: their price is that of on-demand capacity, and says so.
+func Billed(d *workers.Deps, all []tpu.Slice) string {
+	if len(all) == 0 || all[0].UID == "" { // hosts that no cloud knows
+		return ""
+	}
+	tier := cmp.Or(d.Tier, cost.OnDemand)
+	kinds := map[string]int{}
+	var order []string
+	total := 0.0
+	var unpriced tpu.Slice
+	for _, s := range all {
+		if kinds[s.Type] == 0 {
+			order = append(order, s.Type)
+		}
+		kinds[s.Type]++
+		cost, ok := tpu.HourlyPrice(s.Type, s.Zone, tier)
+		if total += cost; !ok {
+			unpriced = s
+		}
+	}
+	text := ""
+	for i, kind := range order {
+		if i > 0 {
+			text += ", "
+		}
+		text += fmt.Sprintf("%d × %s", kinds[kind], kind)
+	}
+	if unpriced.Name != "" {
+		return text + ", " + cost.NoPrice(unpriced.Type, tier, unpriced.Zone)
+	}
+	return text + ", " + cost.PriceOf(&total, "", tier, all[0].Zone)
+}
+
+// SomeoneAt reports whether a command on this machine brings the logs of a run here. A
+// false positive is possible: another command that calls someoneAt at the same moment.
+func SomeoneAt(stateDir, run string) bool {
+	file, err := os.OpenFile(workers.PresencePath(stateDir, run), os.O_RDWR, 0)
+	if err != nil {
+		return false
+	}
+	defer file.Close()
+	taken, _ := record.TryLock(file)
+	return taken
+}
+
+// Patience is how long a worker of a started run may be unreachable or silent. 0 means
+// no limit for Lost, no wait for Log and no report for Quiet.
+type Patience struct {
+	// Lost is how long the run waits for a worker that cannot be reached before it
+	// counts as failed. A VM that reboots or migrates is back within minutes. If a
+	// network is down for longer, the command keeps running and attach finds it again.
+	Lost time.Duration
+
+	// Log is how long the run waits, after the command has ended, for logs that are not
+	// complete here; 0: it does not wait.
+	Log time.Duration
+
+	// Quiet is how long a worker may print nothing before that is reported, and then
+	// reported again. Compiling a large model is silent for ten minutes at most.
+	Quiet time.Duration
+}
+
+// StopBy begins the reason of a stop that a user typed.
+const StopBy = "multihost stop by "

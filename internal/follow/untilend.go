@@ -1,0 +1,266 @@
+package follow
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"multihost/internal/detach"
+	"multihost/internal/event"
+	"multihost/internal/launch"
+	"multihost/internal/stage"
+	"multihost/internal/tpu"
+	"multihost/internal/workers"
+)
+
+// failFastReason names no worker: only the clocks show which one failed first, once all
+// have ended. The summary names it.
+const failFastReason = detach.FailFast
+
+// tailDoubt is how long fail-fast waits for the end of worker 0 when another worker has
+// failed as in a training's tail. The ends of two workers arrive in any order.
+const tailDoubt = 3 * time.Second
+
+// unreadPause is how long the end of a log may take to arrive after the command is
+// proven gone, before that is reported.
+const unreadPause = 30 * time.Second
+
+// EndOf is the end of the command on one worker.
+type EndOf struct {
+	Worker int
+	Ending
+}
+
+// An endWait is the wait for the end of the command on every worker.
+type endWait struct {
+	*Following
+	ctx    context.Context // of the user: a signal ends it
+	cancel func()          // stops following the workers that have not ended
+	ended  chan EndOf
+	open   int // number of workers whose end is still awaited
+
+	stop    *stopping    // of all workers; nil: none was begun
+	stopped <-chan error // receives whether the stop was proven; nil: none is in progress
+
+	interrupted <-chan struct{}  // nil after the interrupt was received
+	overdue     <-chan time.Time // logs are incomplete although the command is gone
+	doubt       <-chan time.Time // worker 0 has not succeeded within tailDoubt
+}
+
+// errLeft ends a wait with no error: the run goes on, and its workers are given up.
+var errLeft = errors.New("left")
+
+// untilEnd waits until the command has ended on every worker, as far as that can be
+// learned. It starts at most one stop of all workers: at the first failure, at the
+// deadline or when ctx ends. An error means that the command was left and may still be
+// running.
+func (f *Following) untilEnd(ctx context.Context) (*stopping, error) {
+	// Following outlives ctx, because what the command prints while it is being stopped
+	// is part of its log.
+	followCtx, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	defer cancel()
+	n := len(f.Team.Ids)
+	f.Ends, f.Stirred = make([]Ending, n), make(chan struct{}, 1)
+	if f.Outages == nil {
+		f.Outages = make([]Outage, n)
+	}
+	f.window = launch.NewWindow(followWindow, n)
+	f.Watcher = NewWatcher(f, f.Watching)
+	defer func() {
+		cancel()
+		f.Watcher.Close()
+	}()
+	w := &endWait{Following: f, ctx: ctx, cancel: cancel, ended: make(chan EndOf, n), open: n, interrupted: ctx.Done()}
+	for i := range n {
+		go func() { w.ended <- EndOf{i, f.followWorker(followCtx, i)} }()
+	}
+	err := w.events(followCtx)
+	if errors.Is(err, errLeft) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	return w.stop, nil
+}
+
+// events handles what happens until every worker has ended and no stop is in progress.
+func (w *endWait) events(followCtx context.Context) error {
+	var deadline, tell <-chan time.Time
+	if w.Timeout > 0 {
+		deadline = w.Clock.After(w.Timeout)
+	}
+	pause := OutageLook
+	look := w.Clock.After(pause)
+	training := w.Clock.After(trainingEvery)
+	for w.open > 0 || w.stopped != nil {
+		var err error
+		select {
+		case e := <-w.ended:
+			err = w.workerHasEnded(e)
+		case <-w.doubt:
+			w.doubt = nil
+			w.failFastAfterDoubt()
+		case <-w.Stirred:
+			if tell == nil {
+				tell = w.Clock.After(workers.OutagePause)
+			}
+		case <-tell:
+			tell = nil
+			w.tellOutages()
+		case <-look:
+			pause = w.lookAtOutages(followCtx, pause)
+			w.lowDisks.Tell(w.Sink, OutputDisk)
+			look = w.Clock.After(pause)
+		case <-training:
+			training = w.Clock.After(trainingEvery)
+			w.tellSilence()
+			if err := w.Watcher.look(followCtx); err != nil {
+				w.begin("its training stands still", err)
+			}
+		case <-w.interrupted:
+			w.interrupted = nil
+			err = w.interrupt(context.Cause(w.ctx))
+		case <-deadline:
+			passed := fmt.Sprintf("--timeout=%s has passed", w.Timeout)
+			w.begin(passed, &stage.Error{Stage: stage.Timeout, Text: passed})
+		case err := <-w.stopped:
+			w.stopHasEnded(err)
+		case <-w.overdue:
+			w.logsAreOverdue()
+		case <-w.Leave:
+			err = w.leaveAtOnce()
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (w *endWait) take(e EndOf) {
+	w.open--
+	w.Ends[e.Worker] = e.Ending
+}
+
+// leave stops following the workers that have not ended.
+func (w *endWait) leave() {
+	w.cancel()
+	for w.open > 0 {
+		w.take(<-w.ended)
+	}
+}
+
+// leaveUnread leaves the workers that are not read to their ends; their logs stay
+// incomplete.
+func (w *endWait) leaveUnread() {
+	var open []int
+	for i, e := range w.Ends {
+		if !e.Known {
+			open = append(open, i)
+		}
+	}
+	w.leave()
+	for _, i := range open {
+		w.Ends[i].part = w.unreadLog(i)
+	}
+}
+
+// begin stops the command on all workers, unless that was begun before or this command
+// only reads.
+func (w *endWait) begin(reason string, cause error) {
+	if w.stop == nil && w.Reads == nil {
+		w.stop = w.beginStop(w.ctx, reason, cause)
+		w.stopped = w.stop.done
+	}
+}
+
+// workerHasEnded stops the others if the rule of fail-fast says so.
+func (w *endWait) workerHasEnded(e EndOf) error {
+	w.tellOutages() // outages are reported before the end of a worker
+	w.take(e)
+	w.WorkerEnded(e)
+	if !w.FailFast || w.open == 0 {
+		return nil
+	}
+	switch stepAfter(e.Ending) {
+	case stepStop:
+		switch {
+		case !w.Strict && excused(e.Ending, w.Ends[0]):
+		case !w.Strict && e.Tail && !w.Ends[0].Known:
+			w.doubt = w.Clock.After(tailDoubt) // worker 0 may have succeeded before
+		default:
+			w.begin(e.stopReason(), nil)
+		}
+	case stepLeave:
+		if w.stop == nil { // a stop in progress proves the end itself
+			w.leave()
+			return errLeft
+		}
+	}
+	return nil
+}
+
+// failFastAfterDoubt stops the others if a worker has failed and worker 0 does not
+// excuse it.
+func (w *endWait) failFastAfterDoubt() {
+	if w.open > 0 && slices.ContainsFunc(w.Ends, func(e Ending) bool {
+		return stepAfter(e) == stepStop && !excused(e, w.Ends[0])
+	}) {
+		w.begin(failFastReason, nil)
+	}
+}
+
+// interrupt leaves the command running, or stops it, as the cause says.
+func (w *endWait) interrupt(cause error) error {
+	var in *stage.Interrupted
+	switch {
+	case w.Reads != nil:
+		w.leave()
+		return cause
+	case !errors.As(cause, &in) && w.Attached || in != nil && in.Detaches(!w.Attached):
+		w.leave()
+		event.Notef(w.Sink, event.Info, "follow it with: multihost attach "+w.Ref.Run+"; end it with: multihost stop "+w.Ref.Run,
+			"left run %s: it goes on on %s", w.Ref.Run, tpu.Fold(w.Team.Ids))
+		return cause
+	}
+	w.begin(cause.Error(), cause)
+	return nil
+}
+
+func (w *endWait) stopHasEnded(err error) {
+	w.stopped = nil
+	w.stop.err = err
+	if err != nil {
+		w.leaveUnread()
+	}
+	w.overdue = w.Clock.After(unreadPause)
+}
+
+// logsAreOverdue goes on waiting for logs, except after an interrupt: a user who
+// interrupts does not want to wait.
+func (w *endWait) logsAreOverdue() {
+	if left := w.logs.Left(w.Clock.Now(), w.Patience.Log); left > 0 && w.interrupted != nil {
+		event.Notef(w.Sink, event.Warn, "", "the command is gone, but the end of the log of %s cannot be read: waiting up to %s for it (--log-timeout)", w.Unfinished(), stage.AsTyped(w.Patience.Log))
+		w.overdue = w.Clock.After(min(left, time.Minute))
+		return
+	}
+	w.leaveUnread()
+}
+
+// leaveAtOnce gives up the proof that the command is gone.
+func (w *endWait) leaveAtOnce() error {
+	if w.stop != nil && w.stopped == nil && w.stop.err == nil {
+		w.leaveUnread()
+		return nil
+	}
+	waiting := w.Unfinished()
+	w.leave()
+	if w.stopped != nil {
+		<-w.stopped
+	}
+	return errors.Join(context.Cause(w.ctx), &stage.Error{Stage: stage.Stopping, Text: fmt.Sprintf("left before run %s was proven stopped; it may still run on %s", w.Ref.Run, waiting),
+		Advice: "end it with: multihost stop " + w.Ref.Run})
+}

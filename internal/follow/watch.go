@@ -1,0 +1,135 @@
+package follow
+
+import (
+	"context"
+	"io"
+	"os"
+	"strconv"
+	"time"
+
+	"multihost/internal/event"
+	"multihost/internal/metrics"
+	"multihost/internal/stage"
+	"multihost/internal/tpu"
+)
+
+// OnStall says what happens to a run whose training has stalled.
+type OnStall string
+
+// The choices for OnStall. Each of them reports the stall and which worker stopped
+// first.
+const (
+	StallReport  OnStall = "report"  // nothing else
+	StallDump    OnStall = "dump"    // also collect the stacks of all workers
+	StallRestart OnStall = "restart" // stop the attempt; the next one begins
+	StallStop    OnStall = "stop"    // stop the run
+)
+
+// WatchOptions say how the training of a run is watched.
+type WatchOptions struct {
+	Pattern      *metrics.Pattern // of step lines; nil reads MaxText's
+	StallTimeout time.Duration    // 0: a multiple of the step time; negative: never
+	OnStall      OnStall          // "" is StallReport
+}
+
+// trainingEvery is the interval of the status line and of the check for stalls.
+const trainingEvery = time.Second
+
+// watcher reads the training steps of a followed run.
+type watcher struct {
+	f         *Following
+	o         WatchOptions
+	collector *metrics.Collector
+	shown     metrics.Sample
+	dumping   chan struct{} // closed when the last dump is done; nil if there was none
+}
+
+func NewWatcher(f *Following, o WatchOptions) *watcher {
+	kind, _ := tpu.ParseType(f.Team.Slices[0].Type) // unknown on hosts: no MFU
+	return &watcher{f: f, o: o, collector: metrics.NewCollector(metrics.Options{
+		Workers: f.Team.Ids, Type: kind, Pattern: o.Pattern, Now: f.Clock.Now,
+	})}
+}
+
+// catchUp reads the part of a worker's log that an earlier command copied to this
+// machine.
+func (w *watcher) catchUp(i int, path string, size int64) error {
+	if size == 0 {
+		return nil
+	}
+	file, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	_, err = io.Copy(w.collector.Stream(i), io.LimitReader(file, size))
+	return err
+}
+
+// look shows the newest step and reports stalls. An error means that the command must
+// be stopped: the training has stalled, and the user chose to stop it then.
+func (w *watcher) look(ctx context.Context) error {
+	if last, ok := w.collector.Latest(); ok && (w.shown.At == nil || last.Step != w.shown.Step || !last.At.Equal(*w.shown.At)) {
+		w.shown = last
+		w.f.Sink.Emit(TrainingEvent(last))
+	}
+	if w.o.StallTimeout < 0 {
+		return nil
+	}
+	if w.f.away() { // steps may be made although they cannot be seen
+		w.collector.Blind(w.f.Clock.Now())
+	}
+	s, change := w.collector.LookForStall(w.f.Clock.Now(), w.o.StallTimeout)
+	if change == metrics.StallSame {
+		return nil
+	}
+	told := event.Stall{Attempt: w.f.Ref.Attempt, Began: s.Began, Seen: s.Seen, Limit: s.Limit, First: s.First, Step: s.Step, Ended: s.Ended, Text: s.Text}
+	if change == metrics.StallBegan && w.o.OnStall != StallDump {
+		told.Hint = "where they stand: multihost dump " + w.f.Ref.Run
+	}
+	w.f.Sink.Emit(told)
+	if change != metrics.StallBegan {
+		return nil
+	}
+	switch w.o.OnStall {
+	case StallDump:
+		w.beginDump(ctx)
+	case StallRestart, StallStop:
+		return w.stallEnd(s)
+	}
+	return nil
+}
+
+// TrainingEvent converts a step to an event.
+func TrainingEvent(s metrics.Sample) event.Training {
+	known := func(n metrics.Number) float64 {
+		if !n.Known() {
+			return 0
+		}
+		return float64(n)
+	}
+	e := event.Training{Step: s.Step, StepSeconds: known(s.StepSeconds), TFLOPs: known(s.TFLOPs), MFU: known(s.MFU), Tokens: known(s.Tokens), Loss: s.LossText}
+	if s.Loss.Known() {
+		e.Loss = strconv.FormatFloat(float64(s.Loss), 'g', 5, 64)
+	}
+	return e
+}
+
+// summary returns what the end of a run reports about its training; nil if there were
+// no steps.
+func (w *watcher) summary() []string {
+	a := w.collector.Attempt(metrics.View{})
+	if a.Steps == 0 {
+		return nil
+	}
+	return append([]string{a.Summary()}, a.Warnings()...)
+}
+
+// stallEnd returns the error with which a stalled attempt is stopped.
+func (w *watcher) stallEnd(s metrics.Stall) error {
+	err := &stage.Error{Stage: stage.Stalled, Text: s.Text + "; the command was stopped"}
+	if w.o.OnStall == StallRestart {
+		return &stage.Failure{Cause: stage.Stall, Why: s.Text, Err: err}
+	}
+	return err
+}

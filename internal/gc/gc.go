@@ -1,0 +1,421 @@
+// Package gc finds what runs left in the cloud, says what it costs and deletes it.
+package gc
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"text/tabwriter"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"multihost/internal/cost"
+	"multihost/internal/event"
+	"multihost/internal/gcp"
+	"multihost/internal/launch"
+	"multihost/internal/network"
+	"multihost/internal/provision"
+	"multihost/internal/record"
+	"multihost/internal/runs"
+	"multihost/internal/stage"
+	"multihost/internal/tpu"
+	"multihost/internal/workers"
+)
+
+// minIdle is how long slices must have been without a run before they count as left
+// over: a job that has just created its slices has not started its command yet.
+const minIdle = 30 * time.Minute
+
+// NetworkInventory lists the networks that multihost created. *network.Client implements
+// it.
+type NetworkInventory interface {
+	Owned(ctx context.Context) ([]network.Owned, error)
+	Delete(ctx context.Context, name string) (network.Deletion, error)
+}
+
+// GCOptions selects the leftovers to look for.
+type GCOptions struct {
+	Networks  NetworkInventory // nil: no networks are listed
+	User      string           // the user they belong to; "": all users
+	Prefix    string           // of their names
+	OlderThan time.Duration
+	Look      bool // log in to slices to see whether a run is active there
+}
+
+// A Leftover is something that a run created and that may no longer be needed.
+type Leftover struct {
+	Kind     string        `json:"kind"` // "queued resource" or "network"
+	Name     string        `json:"name"`
+	State    string        `json:"state,omitempty"`
+	Run      string        `json:"run,omitempty"`
+	User     string        `json:"user,omitempty"`
+	Created  time.Time     `json:"created"`
+	Age      time.Duration `json:"age_ns"`
+	Type     string        `json:"accelerator_type,omitempty"`
+	Slices   int           `json:"slices,omitempty"` // that exist
+	Tier     string        `json:"tier,omitempty"`
+	Hourly   *float64      `json:"usd_per_hour"` // list price now, while it exists; null: unknown
+	Useless  bool          `json:"useless"`      // it is known to be no longer needed: gc --delete deletes it
+	Evidence string        `json:"evidence"`     // how that was decided
+
+	res provision.Resource
+}
+
+// Leftovers lists what runs left behind in the zone, and the networks of the project
+// that no TPU uses. It changes nothing.
+func Leftovers(ctx context.Context, d *workers.Deps, o GCOptions) ([]Leftover, error) {
+	all, err := d.Cloud.List(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var left []Leftover
+	for _, res := range all {
+		run, user, ours := res.Made()
+		if !ours || o.User != "" && user != provision.LabelValue(o.User) || !strings.HasPrefix(res.ID, o.Prefix) {
+			continue
+		}
+		l := Leftover{Kind: "queued resource", Name: res.ID, State: res.State, Run: run, User: user, Created: res.CreateTime,
+			Age: d.Age(res.CreateTime), Type: res.Type, Slices: len(res.Slices), Tier: string(res.Tier), res: res}
+		l.Hourly = cost.Hourly(res, d.Zone)
+		switch {
+		case res.Dead():
+			l.Useless, l.Evidence = true, "it gives no slices any more and holds quota until it is deleted"
+		case res.Life == provision.Deleting:
+			continue
+		case res.ReadySlices() == 0:
+			l.Evidence = "it is on its way; whether somebody waits for it is not known"
+		default:
+			l.Evidence = "whether a run lives on its slices was not looked at (--look does)"
+		}
+		left = append(left, l)
+	}
+	if o.Look {
+		if err := lookForRuns(ctx, d, left, o.OlderThan); err != nil {
+			return nil, err
+		}
+	}
+	if o.Networks != nil {
+		more, err := unusedNetworks(ctx, d, o)
+		if err != nil {
+			return nil, err
+		}
+		left = append(left, more...)
+	}
+	return slices.DeleteFunc(left, func(l Leftover) bool { return l.Age < o.OlderThan }), nil
+}
+
+// lookForRuns logs in to worker 0 of the slices of every resource that has some, and
+// decides whether they are idle. A slice that does not answer may be busy.
+func lookForRuns(ctx context.Context, d *workers.Deps, left []Leftover, olderThan time.Duration) error {
+	nodes, err := d.Cloud.Slices(ctx)
+	if err != nil {
+		return err
+	}
+	owner := map[string]int{}
+	for i, l := range left {
+		if !l.Useless && l.res.ReadySlices() > 0 {
+			owner[l.Name] = i
+		}
+	}
+	var ready []tpu.Slice
+	for _, s := range nodes {
+		if _, ours := owner[s.QueuedResource]; !ours {
+			continue
+		}
+		if ok, _ := s.Ready(); ok {
+			s.Index = len(ready)
+			ready = append(ready, s)
+		}
+	}
+	if len(ready) == 0 {
+		return nil
+	}
+	found, asked, err := runs.Ask(ctx, d, ready)
+	held := holders(ctx, d, ready)
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	for name, i := range owner {
+		l := &left[i]
+		l.Useless, l.Evidence = idle(d, *l, name, ready, found, asked, max(olderThan, 0))
+		for n, s := range ready {
+			if l.Useless && s.QueuedResource == name && held[n] != "" {
+				l.Useless, l.Evidence = false, held[n]
+			}
+		}
+	}
+	if err != nil {
+		event.Notef(d.Sink, event.Warn, "", "%v; slices that do not answer are not taken for idle", err)
+	}
+	return nil
+}
+
+// holders looks on worker 0 of every slice for processes that use the TPU, because not
+// everybody starts them with multihost. The Index of a slice is its place in ready. A
+// text of the result says who uses the TPU, or why that is not known; "" means nobody.
+func holders(ctx context.Context, d *workers.Deps, ready []tpu.Slice) []string {
+	held := make([]string, len(ready))
+	for i, s := range ready {
+		held[i] = fmt.Sprintf("whether the TPU of slice %s is in use could not be looked at", s.Name)
+	}
+	t, _, err := d.Dial(ctx, tpu.Selection{Slices: ready}, func(id tpu.WorkerID) bool { return id.Worker == 0 }, false)
+	if err != nil {
+		return held
+	}
+	defer t.Close()
+	t.Each(ctx, event.Discard, "", func(ctx context.Context, i int) error {
+		n := t.Ids[i].Slice
+		report, err := launch.FreeTPU(ctx, t.Conns[i], launch.FreeOptions{Policy: launch.FreeCheck})
+		var busy *launch.HoldersError
+		switch {
+		case errors.As(err, &busy):
+			p := busy.Holders[0]
+			held[n] = fmt.Sprintf("pid %d of %s uses the TPU of slice %s (%s)", p.PID, p.User, ready[n].Name, p.Command)
+		case err == nil && report.Blind != "":
+			held[n] += ": " + report.Blind
+		case err == nil:
+			held[n] = ""
+		}
+		return nil
+	})
+	return held
+}
+
+// idle decides whether nothing is running on the slices of a resource, and whether that
+// has been so for long enough.
+func idle(d *workers.Deps, l Leftover, name string, ready []tpu.Slice, found []workers.FoundRun, asked []bool, olderThan time.Duration) (useless bool, evidence string) {
+	var since time.Time // the last known moment of activity
+	mine := func(index int) bool { return ready[index].QueuedResource == name }
+	for i, s := range ready {
+		if mine(i) {
+			if !asked[i] {
+				return false, fmt.Sprintf("slice %s does not answer: a run may live there", s.Name)
+			}
+			since = latest(since, s.Created)
+		}
+	}
+	for _, f := range found {
+		if !slices.ContainsFunc(f.Workers, func(id tpu.WorkerID) bool { return mine(id.Slice) }) {
+			continue
+		}
+		if f.Info.Alive() {
+			return false, fmt.Sprintf("run %s of %s lives there", f.Info.Run, f.Info.Owner)
+		}
+		if f.Info.Exit != nil {
+			since = latest(since, f.Info.Exit.End)
+		}
+	}
+	quiet := d.Age(since)
+	need := minIdle
+	if olderThan > 0 {
+		need = olderThan
+	}
+	evidence = "no run lives on worker 0 of any of its slices"
+	if !since.IsZero() {
+		evidence += ", and nothing has run there for " + event.Age(quiet)
+	}
+	switch {
+	case l.res.ReadySlices() < l.res.NodeCount:
+		return false, evidence + "; not all of them are READY"
+	case l.res.Tier.IsReserved():
+		return false, evidence + "; it is reserved capacity, which gc leaves"
+	case since.IsZero() || quiet < need:
+		return false, fmt.Sprintf("%s; it is taken for left after %s", evidence, event.Duration(need))
+	}
+	return true, evidence
+}
+
+func latest(a, b time.Time) time.Time {
+	if b.After(a) {
+		return b
+	}
+	return a
+}
+
+// unusedNetworks lists the networks that multihost created and no TPU uses. Networks
+// carry no user label, so they count as useless only if everybody's are asked for or a
+// name prefix is given.
+func unusedNetworks(ctx context.Context, d *workers.Deps, o GCOptions) ([]Leftover, error) {
+	all, err := o.Networks.Owned(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var left []Leftover
+	for _, n := range all {
+		if len(n.Users) > 0 || !strings.HasPrefix(n.Name, o.Prefix) {
+			continue
+		}
+		free := 0.0 // networks and firewall rules are not billed
+		l := Leftover{Kind: "network", Name: n.Name, Created: n.Created, Age: d.Age(n.Created), Hourly: &free,
+			Evidence: fmt.Sprintf("no TPU uses it or its %s; who made it is not known: --all-users or --prefix=%s takes it for left", event.Count(len(n.Firewalls), "firewall rule"), n.Name)}
+		if o.User == "" || o.Prefix != "" {
+			l.Useless, l.Evidence = true, fmt.Sprintf("no TPU uses it or its %s", event.Count(len(n.Firewalls), "firewall rule"))
+		}
+		left = append(left, l)
+	}
+	return left, nil
+}
+
+// Collect deletes useless leftovers. It reads the real state before each deletion and
+// keeps what has changed since it was listed.
+func Collect(ctx context.Context, d *workers.Deps, o GCOptions, left []Leftover) error {
+	names, errs := make([]string, len(left)), make([]error, len(left))
+	var group errgroup.Group
+	group.SetLimit(8)
+	for i, l := range left {
+		names[i] = l.Name
+		if !l.Useless {
+			continue
+		}
+		group.Go(func() error {
+			errs[i] = collect(ctx, d, o, l)
+			return nil
+		})
+	}
+	_ = group.Wait() // the goroutines return nil
+	return stage.JoinNamed(names, errs)
+}
+
+func collect(ctx context.Context, d *workers.Deps, o GCOptions, l Leftover) error {
+	if l.Kind == "network" {
+		_, err := o.Networks.Delete(ctx, l.Name) // Delete reads whose it is and who uses it
+		return err
+	}
+	now, err := d.Cloud.Get(ctx, l.Name)
+	switch {
+	case gcp.ClassOf(err) == gcp.NotFound:
+		return nil
+	case err != nil:
+		return err
+	case now.State != l.State || !now.CreateTime.Equal(l.Created):
+		event.Notef(d.Sink, event.Warn, "", "queued resource %s is another one, or %s, since it was listed: it stays", l.Name, now.State)
+		return nil
+	}
+	again := []Leftover{l}
+	again[0].Useless = l.res.Dead()
+	if err := lookForRuns(ctx, d, again, o.OlderThan); err != nil {
+		return err
+	}
+	if !again[0].Useless {
+		event.Notef(d.Sink, event.Warn, "", "queued resource %s came into use since it was listed: it stays (%s)", l.Name, again[0].Evidence)
+		return nil
+	}
+	_, err = d.Cloud.Delete(ctx, l.Name, provision.DeleteOptions{OnlyRun: l.Run})
+	return err
+}
+
+// LeftoverTable formats the list for people.
+func LeftoverTable(left []Leftover) string {
+	if len(left) == 0 {
+		return "nothing is left\n"
+	}
+	var b strings.Builder
+	w := tabwriter.NewWriter(&b, 0, 8, 2, ' ', 0)
+	fmt.Fprintln(w, "KIND\tNAME\tSTATE\tTYPE\tSLICES\tAGE\tUSER\tPER HOUR\tDELETE\tWHY")
+	dash := func(s string) string {
+		if s == "" {
+			return "-"
+		}
+		return s
+	}
+	for _, l := range left {
+		remove := "no"
+		if l.Useless {
+			remove = "yes"
+		}
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%d\t%s\t%s\t%s\t%s\t%s\n", l.Kind, l.Name, dash(l.State), dash(l.Type), l.Slices, event.Age(l.Age), dash(l.User), cost.Price(l.Hourly), remove, l.Evidence)
+	}
+	w.Flush()
+	return b.String()
+}
+
+// WarnOfLeftovers searches, beside the command, for leftovers of user's runs and
+// reports them in one line. The resource named except belongs to the command itself. It
+// never fails and never delays the command: the caller calls wait at the end, which
+// cancels a search that is not done.
+func WarnOfLeftovers(ctx context.Context, d *workers.Deps, user, except string) (wait func()) {
+	ctx, cancel := context.WithTimeout(gcp.Unattended(ctx), workers.WarnLimit)
+	var done sync.WaitGroup
+	done.Go(func() {
+		all, err := d.Cloud.List(ctx)
+		if err != nil {
+			return // the warning is an extra; the command's own requests report errors
+		}
+		if text := leftoverWarning(d, all, user, except); text != "" && ctx.Err() == nil {
+			event.Notef(d.Sink, event.Warn, "multihost gc", "%s", text)
+		}
+	})
+	return func() {
+		cancel()
+		done.Wait()
+	}
+}
+
+func leftoverWarning(d *workers.Deps, all []provision.Resource, user, except string) string {
+	var dead, idle []string
+	total, known := 0.0, true
+	for _, res := range all {
+		_, whose, ours := res.Made()
+		switch {
+		case !ours || whose != provision.LabelValue(user) || res.ID == except:
+		case res.Dead():
+			dead = append(dead, res.ID)
+		case res.ReadySlices() > 0:
+			ended := lastRunEnded(d, res)
+			if ended.IsZero() || d.Clock.Now().Sub(ended) < minIdle {
+				continue
+			}
+			idle = append(idle, fmt.Sprintf("%s (%s, its last run ended %s ago)", res.ID, event.Count(len(res.Slices), "slice"), event.Age(d.Clock.Now().Sub(ended))))
+			if usd := cost.Hourly(res, d.Zone); usd != nil {
+				total += *usd
+			} else {
+				known = false
+			}
+		}
+	}
+	var parts []string
+	if len(idle) > 0 {
+		billed := "billed"
+		if known {
+			billed += ", " + cost.ListPrice(total)
+		}
+		parts = append(parts, "still there and "+billed+": "+strings.Join(idle, ", "))
+	}
+	if len(dead) > 0 {
+		parts = append(parts, "dead and holding quota: "+strings.Join(dead, ", "))
+	}
+	if len(parts) == 0 {
+		return ""
+	}
+	return "left of your earlier runs: " + strings.Join(parts, "; ")
+}
+
+// lastRunEnded returns when the last run on the slices of a resource ended, according
+// to this machine's records. It is zero if they know of none, or of one that has not
+// ended.
+func lastRunEnded(d *workers.Deps, res provision.Resource) time.Time {
+	names := map[string]bool{}
+	for _, s := range res.Slices {
+		names[s.Name] = true
+	}
+	var ended time.Time
+	entries, _ := os.ReadDir(filepath.Join(d.StateDir, "runs")) // an error means that there are no records
+	for _, e := range entries {
+		rec, err := record.LoadRecord(d.StateDir, e.Name())
+		if err != nil || rec == nil || rec.Project != d.Project || rec.Zone != d.Zone || rec.Created.Before(res.CreateTime) ||
+			!slices.ContainsFunc(rec.Slices, func(s record.RecordedSlice) bool { return names[s.Name] }) {
+			continue
+		}
+		if !rec.Ended || len(rec.Attempts) == 0 {
+			return time.Time{}
+		}
+		ended = latest(ended, rec.Attempts[len(rec.Attempts)-1].End)
+	}
+	return ended
+}

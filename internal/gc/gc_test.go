@@ -1,0 +1,100 @@
+package gc
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"multihost/internal/launch"
+	"multihost/internal/provision"
+	"multihost/internal/qr"
+	"multihost/internal/record"
+	"multihost/internal/testkit"
+	"multihost/internal/tpu"
+	"multihost/internal/workers"
+)
+
+// made is a resource of ann's with slices that are READY.
+func made(id, state string, nodes int, created time.Time) provision.Resource {
+	r := qr.Resource{ID: id, State: state, Type: "v4-8", Tier: qr.OnDemand, NodeCount: nodes, CreateTime: created, Labels: provision.OwnerLabels(id, "ann")}
+	for i := range nodes {
+		r.Slices = append(r.Slices, qr.SliceState{Name: id + "-" + string(rune('0'+i)), State: map[bool]string{true: "READY", false: "CREATING"}[state == "ACTIVE"], Ready: state == "ACTIVE"})
+	}
+	return r.Neutral()
+}
+
+func TestIdleNeedsEvidence(t *testing.T) {
+	clock := testkit.NewJumpClock()
+	d := &workers.Deps{Clock: clock}
+	ago := func(age time.Duration) time.Time { return clock.Now().Add(-age) }
+	ran := func(slice int, info launch.Info) []workers.FoundRun {
+		return []workers.FoundRun{{Info: info, Workers: []tpu.WorkerID{{Slice: slice}}}}
+	}
+	ended := func(age time.Duration) launch.Info {
+		return launch.Info{Phase: launch.Exited, Exit: &launch.Exit{End: ago(age)}}
+	}
+	for _, tt := range []struct {
+		story string
+		tier  provision.Tier
+		slice time.Duration // age of the slices
+		runs  []workers.FoundRun
+		mute  bool // the second slice does not answer
+		older time.Duration
+		want  bool
+		says  string
+	}{
+		{story: "old and nothing ran", slice: time.Hour, want: true, says: "nothing has run there for 1h00m"},
+		{story: "made a moment ago", slice: time.Minute, says: "taken for left after 30m00s"},
+		{story: "made a moment ago, but that is what is asked for", slice: time.Minute, older: time.Second, want: true},
+		{story: "a run lives", slice: time.Hour, runs: ran(1, launch.Info{Owner: "bob@vm", Phase: launch.Running}), says: "of bob@vm lives there"},
+		{story: "a run has just ended", slice: time.Hour, runs: ran(0, ended(time.Minute)), says: "taken for left"},
+		{story: "a run lives on slices of another resource", slice: time.Hour, runs: ran(2, launch.Info{Phase: launch.Running}), want: true},
+		{story: "one does not answer", slice: time.Hour, mute: true, says: "q-1 does not answer"},
+		{story: "reserved capacity", tier: provision.Reserved, slice: time.Hour, says: "reserved capacity"},
+	} {
+		res := made("q", "ACTIVE", 2, ago(tt.slice))
+		res.Tier = tt.tier
+		ready := []tpu.Slice{
+			{Index: 0, Name: "q-0", QueuedResource: "q", Created: ago(tt.slice)}, {Index: 1, Name: "q-1", QueuedResource: "q", Created: ago(tt.slice)},
+			{Index: 2, Name: "other", QueuedResource: "other", Created: ago(0)},
+		}
+		got, why := idle(d, Leftover{res: res}, "q", ready, tt.runs, []bool{true, !tt.mute, true}, tt.older)
+		if got != tt.want || !strings.Contains(why, tt.says) {
+			t.Errorf("%s: idle = %v, %q, want %v, %q", tt.story, got, why, tt.want, tt.says)
+		}
+	}
+}
+
+func TestTheWarningOfLeftoversIsOneLine(t *testing.T) {
+	clock := testkit.NewJumpClock()
+	d := &workers.Deps{Clock: clock, StateDir: t.TempDir(), Project: "p", Zone: "us-central2-b"}
+	now := clock.Now()
+	record := func(run, slice string, ended bool, end time.Time) {
+		t.Helper()
+		rec := &record.Record{Run: run, Attempt: 1, Project: "p", Zone: "us-central2-b", Created: end, Ended: ended,
+			Slices: []record.RecordedSlice{{Name: slice}}, Attempts: []record.RecordedAttempt{{Attempt: 1, End: end}}}
+		if err := rec.Save(d.StateDir); err != nil {
+			t.Fatal(err)
+		}
+	}
+	record("over", "idle-0", true, now.Add(-3*time.Hour))
+	record("lives", "busy-0", false, now.Add(-3*time.Hour))
+	record("just", "fresh-0", true, now.Add(-time.Minute))
+	old := now.Add(-5 * time.Hour)
+	bobs := made("bobs", "FAILED", 1, old)
+	bobs.Labels = provision.OwnerLabels("bobs", "bob")
+	foreign := made("foreign", "FAILED", 1, old)
+	foreign.Labels = nil
+	all := []provision.Resource{
+		made("idle", "ACTIVE", 2, old), made("busy", "ACTIVE", 1, old), made("fresh", "ACTIVE", 1, old), made("unknown", "ACTIVE", 1, old),
+		made("dead", "SUSPENDED", 0, old), made("mine", "FAILED", 0, old), bobs, foreign,
+	}
+	got := leftoverWarning(d, all, "ann", "mine")
+	want := "left of your earlier runs: still there and billed, list price $25.76 an hour (2026-11-28): idle (2 slices, its last run ended 3h00m ago); dead and holding quota: dead"
+	if got != want {
+		t.Errorf("warning = %q\nwant      %q", got, want)
+	}
+	if got := leftoverWarning(d, all, "carol", ""); got != "" {
+		t.Errorf("warning for somebody with nothing = %q", got)
+	}
+}

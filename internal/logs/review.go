@@ -1,0 +1,162 @@
+package logs
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	"multihost/internal/gcp"
+	"multihost/internal/journal"
+	"multihost/internal/metrics"
+	"multihost/internal/record"
+	"multihost/internal/stage"
+	"multihost/internal/tpu"
+	"multihost/internal/training"
+)
+
+// A Review is what is known of a run, while it goes on and after it: the training figures
+// from its logs, and its story from its journal. It reads what this machine has of them.
+// It asks the cloud or the workers only when Follow or Fetch tells it how.
+type Review struct {
+	stateDir, run string
+	o             training.TrainingOptions
+
+	mu       sync.Mutex // guards training
+	training *training.Training
+
+	far   *onlooker // nil: only this machine's files are read
+	end   context.CancelFunc
+	group sync.WaitGroup
+}
+
+// A Look is what a Review has found.
+type Look struct {
+	Document *metrics.Document // nil while there are no logs
+	Story    *journal.Story    // never nil; empty if there is no journal
+	// Ended says that nothing more will come: the run is over, and so is the command that
+	// followed it.
+	Ended bool
+
+	// Away has the workers that the Review would have to ask but cannot reach now, and
+	// why. Notices has one line for each reason why logs cannot be read, those of Away
+	// included.
+	Away    map[tpu.WorkerID]string
+	Notices []string
+}
+
+// OpenReview returns a Review that has read nothing yet.
+func OpenReview(stateDir, run string, o training.TrainingOptions) *Review {
+	return &Review{stateDir: stateDir, run: run, o: o}
+}
+
+// Follow makes the Review read the logs where the run is, on the workers or in the bucket
+// of a job without runner, whenever no command brings them to this machine. It reads
+// until Close. It changes nothing there and stops no process. Look reports trouble on the
+// way; Follow returns an error when neither this machine nor the workers or the bucket
+// know the run.
+func (r *Review) Follow(ctx context.Context, far Far) error {
+	if err := r.turnTo(ctx, far, false); err != nil || r.far == nil {
+		return err
+	}
+	if r.far.place() == placeThere {
+		if _, err := r.far.open(); err != nil { // open is tried again later; the first try is here because the user can be asked now
+			r.far.say(err.Error())
+		}
+	}
+	ctx, r.end = context.WithCancel(gcp.Unattended(ctx))
+	r.group.Go(func() { r.far.keepOn(ctx) })
+	return nil
+}
+
+// Fetch reads once what Follow reads.
+func (r *Review) Fetch(ctx context.Context, far Far) error {
+	if err := r.turnTo(ctx, far, true); err != nil || r.far == nil || r.far.place() == placeHere {
+		return err
+	}
+	err := r.far.read(gcp.Unattended(ctx))
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	if err != nil {
+		r.far.say(err.Error())
+	}
+	return nil
+}
+
+// turnTo sets r.far and checks that the run exists.
+func (r *Review) turnTo(ctx context.Context, far Far, once bool) error {
+	if r.o.LogDir != "" { // a directory of logs was named: there is no run to ask
+		return nil
+	}
+	r.far = &onlooker{far: far, review: r, once: once}
+	rec, err := record.LoadRecord(r.stateDir, r.run)
+	if err != nil {
+		return &stage.Error{Stage: stage.Local, Err: err}
+	}
+	if rec != nil {
+		return nil
+	}
+	if entries, err := journal.Read(record.RunDir(r.stateDir, r.run)); err != nil || len(entries) > 0 {
+		return nil // Look has something to show
+	}
+	if _, _, err := r.far.find(gcp.Unattended(ctx)); err != nil {
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		return err
+	}
+	return nil
+}
+
+// Close ends what Follow has begun. Look may still be called.
+func (r *Review) Close() {
+	if r.end != nil {
+		r.end()
+	}
+	r.group.Wait()
+}
+
+// Look reads what is new on this machine and adds what was read where the run is. It is
+// an error when this machine has neither a record of the run nor a journal and only this
+// machine is read.
+func (r *Review) Look(v metrics.View, now time.Time) (Look, error) {
+	var entries []journal.Entry
+	if r.o.LogDir == "" { // with LogDir, the journal is not about these logs
+		var err error
+		if entries, err = journal.Read(record.RunDir(r.stateDir, r.run)); err != nil {
+			return Look{Story: &journal.Story{}}, &stage.Error{Stage: stage.Local, Err: err}
+		}
+	}
+	read, away, notices := r.far.sees()
+	entries = append(entries, read...)
+	look := Look{Story: journal.Tell(entries), Away: away, Notices: notices}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.training == nil {
+		if len(entries) > 0 || r.far != nil {
+			rec, err := record.LoadRecord(r.stateDir, r.run)
+			if err != nil {
+				return look, &stage.Error{Stage: stage.Local, Err: err}
+			}
+			if rec == nil { // the run has not got that far yet, or never will
+				a := look.Story.Newest()
+				look.Ended = r.far == nil && a != nil && a.End != nil
+				return look, nil
+			}
+		}
+		var err error
+		if r.training, err = training.OpenTraining(r.stateDir, r.run, r.o); err != nil {
+			return look, err
+		}
+	}
+	var none *stage.Error // an Error at StageInput: no logs yet, or none ever; the story is shown all the same
+	if _, err := r.training.Update(); err != nil && !((len(entries) > 0 || r.far != nil) && errors.As(err, &none) && none.Stage == stage.Input) {
+		return look, err
+	}
+	doc := r.training.Document(v, now)
+	look.Document = &doc
+	a := look.Story.Newest()
+	look.Ended = r.training.Ended() && (a == nil || a.End != nil && !a.End.Detached)
+	return look, nil
+}

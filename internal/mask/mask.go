@@ -1,0 +1,120 @@
+// Package mask hides the values of secret variables in what is shown of a log.
+package mask
+
+import (
+	"bytes"
+	"cmp"
+	"slices"
+	"strings"
+
+	"multihost/internal/config"
+)
+
+// shortestMasked is the shortest length of a secret value that is masked in output: the
+// bytes of shorter values occur in ordinary words.
+const shortestMasked = 8
+
+// MaskedWords returns what is masked in the output of a command: the lines of its
+// secret values, longest first. Programs print a key of several lines line by line, and
+// print a value from a file without the newline at its end.
+func MaskedWords(env []config.EnvVar) [][]byte {
+	var words [][]byte
+	for _, v := range env {
+		if !v.Secret {
+			continue
+		}
+		for line := range strings.Lines(v.Value) {
+			if line = strings.TrimSpace(line); len(line) >= shortestMasked {
+				words = append(words, []byte(line))
+			}
+		}
+	}
+	slices.SortFunc(words, func(a, b []byte) int { return cmp.Or(len(b)-len(a), bytes.Compare(a, b)) })
+	return slices.CompactFunc(words, bytes.Equal)
+}
+
+// Masked replaces a secret.
+const Masked = "***"
+
+// MaskSecrets replaces the secret values of env in text that was typed.
+func MaskSecrets(text string, env []config.EnvVar) string {
+	for _, v := range env {
+		if v.Secret && v.Value != "" {
+			text = strings.ReplaceAll(text, v.Value, Masked)
+		}
+	}
+	return text
+}
+
+// A Masker replaces words in a stream, wherever the borders of its chunks are. No word
+// has a newline, so a whole line is never held back.
+type Masker struct {
+	Words [][]byte // longest first, none empty
+	held  []byte   // may be the beginning of a word
+	out   []byte
+}
+
+// Next adds p to the stream and returns what can be shown of it. The result is valid
+// until the next call.
+func (m *Masker) Next(p []byte) []byte { return m.Mask(p, true) }
+
+// Rest returns what was held back, at the end of the stream.
+func (m *Masker) Rest() []byte { return m.Mask(nil, false) }
+
+// Mask is next with more set, and rest without.
+func (m *Masker) Mask(p []byte, more bool) []byte {
+	if len(m.Words) == 0 {
+		return p
+	}
+	text := p
+	if len(m.held) > 0 {
+		text = append(m.held, p...)
+	}
+	m.out = m.out[:0]
+	for {
+		hold := len(text)
+		if more {
+			hold = m.mayBegin(text)
+		}
+		at, size := m.find(text, hold)
+		if size == 0 {
+			m.out = append(m.out, text[:hold]...)
+			m.held = append(m.held[:0], text[hold:]...)
+			return m.out
+		}
+		m.out = append(append(m.out, text[:at]...), "***"...)
+		text = text[at+size:]
+	}
+}
+
+// find returns the first word of text that begins before limit. If several begin at the
+// same place, it returns the longest.
+func (m *Masker) find(text []byte, limit int) (at, size int) {
+	at = limit
+	for _, w := range m.Words {
+		if i := bytes.Index(text, w); i >= 0 && i < at {
+			at, size = i, len(w)
+		}
+	}
+	return at, size
+}
+
+// mayBegin returns the index from which the end of text may be the beginning of a word.
+func (m *Masker) mayBegin(text []byte) int {
+	from := max(0, len(text)-len(m.Words[0])+1)
+	for i := from; i < len(text); i++ {
+		for _, w := range m.Words {
+			if w[0] == text[i] && len(w) > len(text)-i && bytes.HasPrefix(w, text[i:]) {
+				return i
+			}
+		}
+	}
+	return len(text)
+}
+
+// EndOfText returns the last n lines of a text with secrets masked.
+func EndOfText(data []byte, n int, secrets [][]byte) []string {
+	whole := Masker{Words: secrets}
+	lines := strings.Split(string(whole.Mask(data, false)), "\n")
+	return lines[max(0, len(lines)-n):]
+}

@@ -1,0 +1,76 @@
+package ops
+
+import (
+	"context"
+	"strings"
+
+	"multihost/internal/event"
+	"multihost/internal/follow"
+	"multihost/internal/record"
+	"multihost/internal/runs"
+	"multihost/internal/stage"
+	"multihost/internal/workers"
+)
+
+// Dump collects the stacks of a run's processes on all its workers, writes one file for
+// each worker below the run's log directory, and emits the folded stacks as a Result.
+// The run continues. The error names the workers that returned none. Of a run that has
+// ended, it says how.
+func Dump(ctx context.Context, d *workers.Deps, name, prefix string) error {
+	watch := stage.Stopwatch{Sink: d.Sink, Clock: d.Clock}
+	rec, err := dumpRecord(ctx, d, name, prefix)
+	if err != nil {
+		return err
+	}
+	sel, gone, err := runs.Recorded(ctx, d, rec)
+	if err != nil {
+		return err
+	}
+	if len(gone) == len(rec.Slices) {
+		if e := runs.EndHere(d.StateDir, rec, rec.Attempt); e != nil {
+			return e.NoStacks(d, name)
+		}
+	}
+	if len(gone) > 0 {
+		event.Notef(d.Sink, event.Warn, "", "slices of run %s are gone: %s", name, strings.Join(gone, ", "))
+	}
+	t, err := d.ConnectPhase(ctx, &watch, sel, nil)
+	if err != nil {
+		return err
+	}
+	defer t.Close()
+	_, lives, err := runs.NewestAttempt(ctx, d, t, rec)
+	if err != nil {
+		return err
+	}
+	if !lives {
+		e := runs.EndHere(d.StateDir, rec, rec.Attempt)
+		if e == nil {
+			e = runs.EndThere(ctx, t, d, rec, true)
+		}
+		if e != nil {
+			return e.NoStacks(d, name)
+		}
+	}
+	return follow.DumpOn(ctx, d, t, rec, nil)
+}
+
+// dumpRecord returns the record of a run, or the error that the run has ended, if its
+// bucket tells so.
+func dumpRecord(ctx context.Context, d *workers.Deps, name, prefix string) (*record.Record, error) {
+	r, err := runs.FindBucketRun(ctx, d, name)
+	if err != nil {
+		return nil, err
+	}
+	if r == nil {
+		return runs.Locate(ctx, d, name, prefix)
+	}
+	state, err := r.Bucket.State(ctx, name)
+	if err != nil {
+		return nil, err
+	}
+	if e := r.EndInBucket(state); e != nil {
+		return nil, e.NoStacks(d, name)
+	}
+	return r.Record(ctx, state.Attempt)
+}

@@ -1,0 +1,28 @@
+package overssh
+
+import (
+	"sync"
+	"time"
+)
+
+// Way says by which address the workers are reached.
+type Way string
+
+// Auto takes the external address if it answers, otherwise a tunnel through
+// Identity-Aware Proxy. With a bastion it takes the internal address.
+const (
+	Auto     Way = "auto"
+	Internal Way = "internal"
+	External Way = "external"
+	IAP      Way = "iap"
+)
+
+// reachPatience is how long an external address may take to answer before the tunnel is
+// used. A firewall drops packets silently, and users do not wait long for that.
+const reachPatience = 5 * time.Second
+
+// route holds the way that a command has chosen; it is chosen once.
+type route struct {
+	mu     sync.Mutex
+	chosen Way
+}

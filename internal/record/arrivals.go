@@ -1,0 +1,239 @@
+package record
+
+import (
+	"bufio"
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"math"
+	"os"
+	"path/filepath"
+	"sort"
+	"strconv"
+	"time"
+
+	"multihost/internal/tpu"
+)
+
+const (
+	// arrivalEvery is how often an index of arrivals gets an entry at the most, over a long
+	// time, and so the precision of the times that it tells of a log that grows steadily.
+	arrivalEvery = time.Second
+	// arrivalBurst is how many entries may come at once after a quiet time: lines that come
+	// one by one have their own times then, and those of a failure are in their order.
+	arrivalBurst = 60
+	// arrivalLeast is the least time between two entries.
+	arrivalLeast = 5 * time.Millisecond
+)
+
+// ArrivalsPath returns the file beside a worker's local log that says when its bytes
+// arrived here. Its name begins with a dot, so that programs that read all files of a
+// directory of logs see nothing new.
+func ArrivalsPath(dir string, id tpu.WorkerID) string {
+	return filepath.Join(dir, fmt.Sprintf(".arrivals_slice_%04d_worker_%04d", id.Slice, id.Worker))
+}
+
+// LogNames are patterns of the names that commands give to files and directories in a
+// directory of logs: those of logPath, arrivalsPath and the stacks of dump.
+var LogNames = []string{"output_slice_*.txt", ".arrivals_slice_*", "stacks-*"}
+
+// An ArrivalWriter writes the index of arrivals of one log while it is copied here. An
+// entry has a time in milliseconds and the offset of the first byte that came then. The
+// first entry of each writer is absolute ("@TIME OFFSET"); the others tell the difference
+// to the one before, which keeps a day of steady output below 1 MB.
+//
+// The index is of no use to the run: when it cannot be written, it ends. The file is open
+// only while an entry is written, because a run may have thousands of logs.
+type ArrivalWriter struct {
+	Path string
+	Now  func() time.Time
+
+	begun, failed bool
+	at            int64 // of the last entry, in milliseconds
+	offset        int64
+	saved         int64 // milliseconds without an entry that later ones may use up
+}
+
+// Mark notes that bytes from offset on arrive now.
+func (w *ArrivalWriter) Mark(offset int64) {
+	if w == nil || w.failed {
+		return
+	}
+	at := w.Now().UnixMilli()
+	since, saved := at-w.at, int64(arrivalBurst*arrivalEvery/time.Millisecond)
+	if w.begun {
+		saved = min(w.saved+max(since, 0), saved)
+		if since >= 0 && (since < arrivalLeast.Milliseconds() || saved < arrivalEvery.Milliseconds()) {
+			return
+		}
+	}
+	line := fmt.Appendf(nil, "%d %d\n", since, offset-w.offset)
+	if !w.begun {
+		line = fmt.Appendf(nil, "\n@%d %d\n", at, offset) // the line before may have been cut off
+	}
+	if !w.begun && offset == 0 { // what is there is about another log, which is gone
+		_ = os.Remove(w.Path)
+	}
+	if err := appendTo(w.Path, line); err != nil {
+		w.failed = true
+		return
+	}
+	w.begun, w.at, w.offset, w.saved = true, at, offset, max(saved-arrivalEvery.Milliseconds(), 0)
+}
+
+func appendTo(path string, data []byte) error {
+	file, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = file.Write(data)
+	return errors.Join(err, file.Close())
+}
+
+// Arrivals say when the bytes of a log arrived here. Of the entries they have those that
+// are needed for the bytes shown: a log of days has very many, and there may be thousands
+// of logs.
+type Arrivals struct {
+	from  int64 // nothing before this offset is shown
+	after int64 // nothing is shown that came this early, in milliseconds
+
+	entries []arrival
+	first   int64     // offset of the first entry of all
+	Known   int64     // bytes in the local copy: those behind it arrive now
+	last    time.Time // the newest arrival, if known > 0 and there is no entry
+}
+
+type arrival struct {
+	at     int64 // in milliseconds
+	offset int64
+}
+
+// newArrivals returns arrivals for bytes from an offset on that came at since or later;
+// the zero time stands for all.
+func newArrivals(from int64, since time.Time) *Arrivals {
+	a := &Arrivals{from: from, after: math.MinInt64}
+	if !since.IsZero() {
+		a.after = afterOf(since)
+	}
+	return a
+}
+
+// afterOf returns the time up to which entries are too old for since.
+func afterOf(since time.Time) int64 { return since.Add(-arrivalEvery).UnixMilli() }
+
+// ReadArrivals reads the index of the local log in dir, for bytes from an offset on that
+// came at since or later. A log without an index has only the time of its last byte.
+func ReadArrivals(dir string, id tpu.WorkerID, from int64, since time.Time) (*Arrivals, error) {
+	a := newArrivals(from, since)
+	if dir == "" {
+		return a, nil
+	}
+	info, err := os.Stat(LogPath(dir, id))
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return a, nil
+	case err != nil:
+		return nil, err
+	}
+	a.Known, a.last = info.Size(), info.ModTime()
+	file, err := os.Open(ArrivalsPath(dir, id))
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return a, nil
+	case err != nil:
+		return nil, err
+	}
+	defer file.Close()
+	return a, a.parse(file)
+}
+
+func (a *Arrivals) parse(r io.Reader) error {
+	in := bufio.NewScanner(r)
+	var at, offset int64
+	absolute := false // an entry that tells a difference needs one before it
+	for in.Scan() {
+		line := in.Bytes()
+		first, second, found := bytes.Cut(bytes.TrimPrefix(line, []byte("@")), []byte(" "))
+		t, err1 := strconv.ParseInt(string(first), 10, 64)
+		o, err2 := strconv.ParseInt(string(second), 10, 64)
+		switch {
+		case len(line) == 0:
+			continue
+		case !found || err1 != nil || err2 != nil:
+			absolute = false
+			continue
+		case line[0] == '@':
+			at, offset, absolute = t, o, true
+		case !absolute:
+			continue
+		default:
+			at, offset = at+t, offset+o
+		}
+		a.add(arrival{at, offset})
+	}
+	return in.Err()
+}
+
+// add appends an entry. Two commands may have copied the same bytes: the first arrival
+// counts. When a clock was set back, the time stays where it was, so that the times of a
+// log never fall.
+func (a *Arrivals) add(e arrival) {
+	if n := len(a.entries); n > 0 {
+		before := a.entries[n-1]
+		if e.offset <= before.offset {
+			return
+		}
+		e.at = max(e.at, before.at)
+	} else {
+		a.first = e.offset
+	}
+	if e.offset <= a.from || e.at <= a.after { // what is shown came with this entry or later
+		a.entries = a.entries[:0]
+	}
+	a.entries = append(a.entries, e)
+}
+
+// Unknown returns how many bytes of the local copy have arrived at a time that is not
+// known: those before the first entry.
+func (a *Arrivals) Unknown() int64 {
+	if len(a.entries) > 0 {
+		return min(a.first, a.Known)
+	}
+	return a.Known
+}
+
+// At returns when the byte at offset arrived, or now for one that is not here yet. Of a
+// byte whose time is not known, it returns the time by which it had arrived.
+func (a *Arrivals) At(offset int64, now time.Time) time.Time {
+	switch i := sort.Search(len(a.entries), func(i int) bool { return a.entries[i].offset > offset }); {
+	case offset >= a.Known:
+		return now
+	case i > 0:
+		return time.UnixMilli(a.entries[i-1].at)
+	case len(a.entries) > 0:
+		return time.UnixMilli(a.entries[0].at)
+	}
+	return a.last
+}
+
+// Since returns an offset before which no byte arrived at since or later. Bytes of less
+// than arrivalEvery before since may follow it.
+func (a *Arrivals) Since(since time.Time) int64 {
+	if len(a.entries) == 0 {
+		if a.last.Before(since) {
+			return a.Known
+		}
+		return 0
+	}
+	after := afterOf(since)
+	i := sort.Search(len(a.entries), func(i int) bool { return a.entries[i].at > after })
+	switch {
+	case i == 0:
+		return 0
+	case i == len(a.entries):
+		return a.Known
+	}
+	return a.entries[i].offset
+}

@@ -1,0 +1,367 @@
+// Package record keeps what this machine knows of a run: run.json with its attempts, the
+// logs that were copied here and when their lines came. The workers hold the truth; a
+// record only saves questions.
+package record
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"syscall"
+	"time"
+
+	"multihost/internal/config"
+	"multihost/internal/event"
+	"multihost/internal/stage"
+	"multihost/internal/tpu"
+)
+
+// A Record is what the runner stores about a run on this machine, so that ps, logs,
+// attach and stop find the run by its name. It is a cache: the workers hold the truth.
+type Record struct {
+	Run     string          `json:"run"`
+	Attempt int             `json:"attempt"`
+	Project string          `json:"project"`
+	Zone    string          `json:"zone"`
+	Prefix  string          `json:"tpu_prefix"`
+	Partial bool            `json:"allow_partial,omitempty"`
+	Login   string          `json:"login"`
+	Owner   string          `json:"owner"`
+	Created time.Time       `json:"created"`
+	Command string          `json:"command"`
+	Workers int             `json:"workers"`
+	Hosts   string          `json:"hosts,omitempty"` // of a run on hosts that no cloud knows
+	Slices  []RecordedSlice `json:"slices"`
+	LogDir  string          `json:"log_dir"`
+	Ended   bool            `json:"ended,omitempty"`
+	Code    int             `json:"exit_code,omitempty"`
+	Cut     bool            `json:"cut,omitempty"` // some log here has only its beginning, because the disk took no more
+
+	// SecretEnv names the command's variables whose values are masked where its output is
+	// shown. The values are stored nowhere.
+	SecretEnv []string `json:"secret_env,omitempty"`
+
+	// KeepGoing says that a failure on one worker does not make the runner stop the
+	// others: --fail-fast=false, or a job without runner, whose workers stop each other.
+	KeepGoing bool `json:"keep_going,omitempty"`
+
+	Bucket    string `json:"bucket,omitempty"` // of a job without runner
+	BucketDir string `json:"bucket_dir,omitempty"`
+
+	Attempts []RecordedAttempt `json:"attempts,omitempty"` // oldest first; the last one has the number Attempt
+
+	Unasked error `json:"-"` // the run may live on slices that could not be asked when it was found; nil: on none
+}
+
+// A RecordedAttempt is one start of the command of a run.
+type RecordedAttempt struct {
+	Attempt int       `json:"attempt"`
+	Begin   time.Time `json:"begin"`
+	End     time.Time `json:"end,omitzero"` // zero: not seen
+	Cause   string    `json:"cause,omitempty"`
+	Why     string    `json:"why,omitempty"`
+	Code    int       `json:"exit_code,omitempty"`
+	Again   bool      `json:"again,omitempty"` // another attempt was to follow
+	LogDir  string    `json:"log_dir"`
+	Cut     bool      `json:"cut,omitempty"`    // as in Record
+	Slices  []string  `json:"slices,omitempty"` // ids of the slices that it ran on
+}
+
+// Over reports whether the run has ended, was followed to its end, and will not be
+// started again.
+func (r *Record) Over() bool {
+	last := len(r.Attempts) - 1
+	return r.Ended && (last < 0 || !r.Attempts[last].Again)
+}
+
+// BeginAttempt adds the record's current attempt to Attempts. An attempt that this
+// command takes over is there already and is not added again.
+func (r *Record) BeginAttempt(now time.Time) {
+	if n := len(r.Attempts); n > 0 && r.Attempts[n-1].Attempt == r.Attempt && r.Attempts[n-1].LogDir == r.LogDir {
+		return
+	}
+	r.Attempts = append(r.Attempts, RecordedAttempt{Attempt: r.Attempt, Begin: now.UTC(), LogDir: r.LogDir, Slices: SliceIDs(r.Slices)})
+}
+
+// Place returns the directory for the logs of an attempt on the given slices, dir unless
+// dir has the logs of another attempt: when slices are gone, a runner on another machine
+// does not know how many attempts they have had, so that two attempts may have one
+// number. An attempt that is taken over keeps its directory, unless the user has typed dir.
+func (r *Record) Place(attempt int, on []RecordedSlice, dir string, typed bool) string {
+	taken := false
+	for _, a := range r.Attempts {
+		known := a.Slices
+		if known == nil && a.Attempt == r.Attempt { // by a version that did not note the slices
+			known = SliceIDs(r.Slices)
+		}
+		switch {
+		case a.Attempt != attempt || known == nil:
+		case slices.Equal(known, SliceIDs(on)) && typed:
+			return dir
+		case slices.Equal(known, SliceIDs(on)):
+			return a.LogDir
+		default:
+			taken = true
+		}
+	}
+	if !taken {
+		return dir
+	}
+	if attempt > 1 {
+		dir = filepath.Dir(dir)
+	}
+	return filepath.Join(dir, fmt.Sprintf("attempt-%d-%s", attempt, on[0].UID))
+}
+
+// SliceIDs returns the ids of slices; nil for hosts that no cloud knows.
+func SliceIDs(all []RecordedSlice) (ids []string) {
+	for _, s := range all {
+		if s.UID != "" {
+			ids = append(ids, s.UID)
+		}
+	}
+	return ids
+}
+
+func (r *Record) EndAttempt(e event.AttemptEnd, now time.Time) {
+	last := &r.Attempts[len(r.Attempts)-1]
+	last.End, last.Cause, last.Why, last.Code, last.Again = now.UTC(), e.Cause, e.Why, e.Code, e.Again
+	last.Cut = r.Cut
+}
+
+// LogDirOf returns the directory of an attempt's local logs, "" if this machine does not
+// know it. ended reports whether the attempt's end was seen here and its logs are whole,
+// so that nothing will be added to them.
+func (r *Record) LogDirOf(attempt int) (dir string, ended bool) {
+	if attempt == r.Attempt {
+		return r.LogDir, r.Ended && !r.Cut
+	}
+	for _, a := range r.Attempts {
+		if a.Attempt == attempt {
+			return a.LogDir, !a.End.IsZero() && !a.Cut
+		}
+	}
+	return "", false
+}
+
+// A RecordedSlice is one slice of a run; its index in the record is its number.
+type RecordedSlice struct {
+	Name    string `json:"name"`
+	UID     string `json:"uid"`
+	Workers int    `json:"workers"`
+	Type    string `json:"type,omitempty"` // accelerator type, if the cloud tells it
+}
+
+func RecordSlices(all []tpu.Slice) []RecordedSlice {
+	recorded := make([]RecordedSlice, len(all))
+	for i, s := range all {
+		recorded[i] = RecordedSlice{s.Name, s.UID, len(s.Workers), s.Type}
+	}
+	return recorded
+}
+
+// RecordedWorkers returns how many workers each slice of a run has, from this machine's
+// record of the run; nil when there is no record.
+func RecordedWorkers(stateDir, run string) ([]int, error) {
+	rec, err := LoadRecord(stateDir, run)
+	if err != nil || rec == nil {
+		return nil, err
+	}
+	var counts []int
+	for _, s := range rec.Slices {
+		counts = append(counts, s.Workers)
+	}
+	return counts, nil
+}
+
+// RunDir returns the directory where this machine keeps a run's record and journal.
+func RunDir(stateDir, run string) string {
+	return filepath.Join(stateDir, "runs", run)
+}
+
+func RecordPath(stateDir, run string) string {
+	return filepath.Join(RunDir(stateDir, run), "run.json")
+}
+
+// RecordDir returns the directory for the logs of a run, unless the user names another.
+func RecordDir(stateDir, run string, attempt int) string {
+	return AttemptDir(RunDir(stateDir, run), attempt)
+}
+
+// AttemptDir returns the directory for an attempt's logs: dir for the first attempt, a
+// subdirectory for later ones.
+func AttemptDir(dir string, attempt int) string {
+	if attempt <= 1 {
+		return dir
+	}
+	return filepath.Join(dir, "attempt-"+strconv.Itoa(attempt))
+}
+
+// Save writes the record atomically: a reader sees either the old or the new one whole.
+func (r *Record) Save(stateDir string) error {
+	path := RecordPath(stateDir, r.Run)
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+		return fmt.Errorf("keep the record of run %q: %w", r.Run, err)
+	}
+	data, err := json.MarshalIndent(r, "", "  ")
+	if err != nil {
+		return fmt.Errorf("keep the record of run %q: %w", r.Run, err)
+	}
+	// Several commands may save the record of one run at the same moment: each writes a file
+	// of its own.
+	tmp, err := os.CreateTemp(filepath.Dir(path), filepath.Base(path)+".*.new")
+	if err != nil {
+		return fmt.Errorf("keep the record of run %q: %w", r.Run, err)
+	}
+	_, err = tmp.Write(append(data, '\n'))
+	if err = errors.Join(err, tmp.Close()); err == nil {
+		err = os.Rename(tmp.Name(), path)
+	}
+	if err != nil {
+		_ = os.Remove(tmp.Name())
+		return fmt.Errorf("keep the record of run %q: %w", r.Run, err)
+	}
+	return nil
+}
+
+// SaveAhead saves the record before it is certain that its content comes true. undo,
+// never nil, restores the old record.
+func (r *Record) SaveAhead(stateDir string) (undo func(), err error) {
+	old, err := LoadRecord(stateDir, r.Run)
+	if err == nil {
+		err = r.Save(stateDir)
+	}
+	if err != nil {
+		return func() {}, err
+	}
+	if old == nil {
+		return func() { _ = os.Remove(RecordPath(stateDir, r.Run)) }, nil
+	}
+	return func() { _ = old.Save(stateDir) }, nil
+}
+
+// LoadRecord returns the record of a run, or nil when this machine has none.
+func LoadRecord(stateDir, run string) (*Record, error) {
+	if err := config.CheckRunName(run); err != nil { // the name is part of the path
+		return nil, &stage.Error{Stage: stage.Input, Text: err.Error(), Err: err, Advice: "list the runs with: multihost ps --all"}
+	}
+	data, err := os.ReadFile(RecordPath(stateDir, run))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read the record of run %q: %w", run, err)
+	}
+	var r Record
+	if err := json.Unmarshal(data, &r); err != nil {
+		return nil, fmt.Errorf("read the record of run %q in %q: %w", run, RecordPath(stateDir, run), err)
+	}
+	return &r, nil
+}
+
+// LocalRecords returns the records on this machine, sorted by name. It leaves out a
+// record that cannot be read: the user sees the error when asking for the run by its
+// name.
+func LocalRecords(stateDir string) []*Record {
+	paths, _ := filepath.Glob(RecordPath(stateDir, "*"))
+	var all []*Record
+	for _, path := range paths {
+		if rec, err := LoadRecord(stateDir, filepath.Base(filepath.Dir(path))); err == nil && rec != nil {
+			all = append(all, rec)
+		}
+	}
+	return all
+}
+
+func LastLocalAttempt(stateDir, run string) int {
+	r, err := LoadRecord(stateDir, run)
+	if err != nil || r == nil {
+		return 0
+	}
+	last := r.Attempt
+	for _, a := range r.Attempts {
+		last = max(last, a.Attempt)
+	}
+	return last
+}
+
+// CheckLogDir returns the error that makeLogDir would return, and makes nothing.
+func (r *Record) CheckLogDir() error {
+	dir := r.LogDir
+	for {
+		info, err := os.Stat(dir)
+		up := filepath.Dir(dir)
+		if (errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR)) && up != dir {
+			dir = up
+			continue
+		}
+		if err == nil && !info.IsDir() {
+			err = &fs.PathError{Op: "mkdir", Path: dir, Err: syscall.ENOTDIR}
+		}
+		if err == nil {
+			if err = mayWrite(dir); err != nil {
+				err = &fs.PathError{Op: "mkdir", Path: r.LogDir, Err: err}
+			}
+		}
+		if err != nil {
+			return &stage.Error{Stage: stage.Local, Text: err.Error(), Err: err, Advice: elsewhere}
+		}
+		return nil
+	}
+}
+
+// elsewhere is the advice about a directory that takes no logs.
+const elsewhere = "choose another place with --log-dir=DIR, or with --state-dir=DIR for records and logs"
+
+// MakeLogDir makes the log directory and proves that it takes files.
+func (r *Record) MakeLogDir() error {
+	if err := os.MkdirAll(r.LogDir, 0o700); err != nil {
+		return &stage.Error{Stage: stage.Local, Text: err.Error(), Err: err, Advice: elsewhere}
+	}
+	probe, err := os.CreateTemp(r.LogDir, ".probe-*")
+	if err != nil {
+		return &stage.Error{Stage: stage.Local, Text: err.Error(), Err: err, Advice: elsewhere}
+	}
+	probe.Close()
+	return os.Remove(probe.Name())
+}
+
+// Unused returns an error if the log directory has logs in it: the logs of two runs would
+// be mixed.
+func (r *Record) Unused() error {
+	if old, _ := filepath.Glob(filepath.Join(r.LogDir, "output_slice_*.txt")); len(old) > 0 {
+		return &stage.Error{Stage: stage.Input, Text: fmt.Sprintf("%q has the logs of another run", r.LogDir), Advice: "name another directory with --log-dir=DIR"}
+	}
+	return nil
+}
+
+// AttemptEvent returns the event that describes the record's attempt.
+func (r *Record) AttemptEvent() event.Attempt {
+	e := event.Attempt{Run: r.Run, Attempt: r.Attempt, Command: r.Command, Begin: r.Created, Workers: r.Workers, LogDir: r.LogDir}
+	for _, s := range r.Slices {
+		e.Slices = append(e.Slices, s.Name)
+	}
+	return e
+}
+
+// LogPath returns the path of one worker's local log file.
+func (r *Record) LogPath(id tpu.WorkerID) string { return LogPath(r.LogDir, id) }
+
+// Have returns how many bytes of one worker's log are in its local file.
+func (r *Record) Have(id tpu.WorkerID) int64 {
+	info, err := os.Stat(r.LogPath(id))
+	if err != nil {
+		return 0
+	}
+	return info.Size()
+}
+
+// LogPath names the log of a worker as MaxText's runner does.
+func LogPath(dir string, id tpu.WorkerID) string {
+	return filepath.Join(dir, fmt.Sprintf("output_slice_%04d_worker_%04d.txt", id.Slice, id.Worker))
+}

@@ -1,0 +1,60 @@
+package record
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+
+	"multihost/internal/codesync"
+)
+
+// WrittenDir is where this machine keeps what commands wrote where the user wanted it.
+func WrittenDir(stateDir string) string {
+	if stateDir == "" {
+		return ""
+	}
+	return filepath.Join(stateDir, "written")
+}
+
+// Remember keeps that the command by wrote files or directories on this machine, so that
+// no later run ships them.
+func Remember(stateDir, by string, paths ...string) error {
+	if stateDir == "" {
+		return nil
+	}
+	slices.Sort(paths)
+	var all []codesync.Written
+	for _, p := range slices.Compact(paths) {
+		all = append(all, codesync.Written{Path: p})
+	}
+	return KeepWritten(stateDir, by, all...)
+}
+
+func KeepWritten(stateDir, by string, all ...codesync.Written) error {
+	if stateDir == "" {
+		return nil
+	}
+	all = slices.DeleteFunc(all, func(w codesync.Written) bool { return within(stateDir, w.Path) }) // no run ships the state directory
+	return codesync.Remember(WrittenDir(stateDir), "multihost "+by, all)
+}
+
+// within reports whether a path is in dir.
+func within(dir, at string) bool {
+	rel, err := filepath.Rel(dir, at)
+	return err == nil && filepath.IsLocal(rel)
+}
+
+// MissingAbove returns the outermost directory of a path that is not there, or "".
+func MissingAbove(dir string) string {
+	missing := ""
+	for {
+		if _, err := os.Lstat(dir); err == nil {
+			return missing
+		}
+		above := filepath.Dir(dir)
+		if above == dir {
+			return missing
+		}
+		missing, dir = dir, above
+	}
+}

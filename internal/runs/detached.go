@@ -1,0 +1,755 @@
+package runs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"multihost/internal/detach"
+	"multihost/internal/event"
+	"multihost/internal/follow"
+	"multihost/internal/gcp"
+	"multihost/internal/job"
+	"multihost/internal/launch"
+	"multihost/internal/provision"
+	"multihost/internal/record"
+	"multihost/internal/stage"
+	"multihost/internal/tpu"
+	"multihost/internal/workers"
+)
+
+// A BucketRun is a job without a runner, as its bucket describes it.
+type BucketRun struct {
+	*workers.Deps
+	Bucket *detach.Bucket
+	Desc   detach.Description
+}
+
+// errElsewhere says that a run belongs to another project or zone than the command.
+var errElsewhere = errors.New("started in another project or zone")
+
+// FindBucketRun finds a job without a runner by its name: in the bucket that the user
+// names, otherwise in the one that this machine's record names. It returns nil for
+// other runs.
+func FindBucketRun(ctx context.Context, d *workers.Deps, name string) (*BucketRun, error) {
+	if d.OpenBucket == nil {
+		return nil, nil // hosts that no cloud knows
+	}
+	bucket, dir := d.Bucket, d.BucketDir
+	if bucket == "" {
+		rec, err := record.LoadRecord(d.StateDir, name)
+		if err != nil || rec == nil || rec.Bucket == "" {
+			return nil, err
+		}
+		bucket, dir = rec.Bucket, rec.BucketDir
+	}
+	b, err := d.OpenBucket(ctx, bucket, dir)
+	if err != nil {
+		return nil, &stage.Error{Stage: stage.Input, Err: err}
+	}
+	desc, err := b.Describe(ctx, name)
+	if errors.Is(err, detach.ErrNoRun) {
+		return nil, &stage.Error{Stage: stage.Discover, Err: err, Advice: "list the runs with: multihost ps --bucket-name=" + b.Name()}
+	}
+	if err != nil {
+		return nil, err
+	}
+	if desc.Project != d.Project || desc.Zone != d.Zone {
+		return nil, &stage.Error{Stage: stage.Discover, Err: errElsewhere, Text: fmt.Sprintf("run %q was started in project %s, zone %s", name, desc.Project, desc.Zone),
+			Advice: fmt.Sprintf("add --project=%s --zone=%s", desc.Project, desc.Zone)}
+	}
+	return &BucketRun{d, b, desc}, nil
+}
+
+// Record returns the record that this machine would have if it had started the run. Its
+// slices are those that exist now.
+func (r *BucketRun) Record(ctx context.Context, attempt int) (*record.Record, error) {
+	rec := &record.Record{Run: r.Desc.Run, Attempt: max(1, attempt), Project: r.Desc.Project, Zone: r.Desc.Zone, Prefix: r.Desc.Resource, Login: r.Desc.Login,
+		Owner: r.Desc.Owner, Created: r.Desc.Created, Command: r.Desc.Command, Workers: len(r.Desc.IDs()),
+		LogDir: record.RecordDir(r.StateDir, r.Desc.Run, attempt), KeepGoing: true, Bucket: r.Bucket.Name(), BucketDir: r.Bucket.Dir()}
+	nodes, err := r.Cloud.Slices(ctx)
+	if err != nil {
+		return rec, fmt.Errorf("list slices in %q: %w", r.Zone, err)
+	}
+	for _, name := range r.Desc.Nodes {
+		slice := record.RecordedSlice{Name: name, Workers: r.Desc.Workers, Type: r.Desc.Type}
+		for _, n := range nodes {
+			if ok, _ := n.Ready(); ok && n.Name == name && n.Labels[provision.LabelRun] == provision.LabelValue(r.Desc.Run) {
+				slice.UID = n.UID
+			}
+		}
+		rec.Slices = append(rec.Slices, slice)
+	}
+	return rec, nil
+}
+
+// pace is the pause between two reads of the bucket.
+func (r *BucketRun) pace() time.Duration {
+	every := time.Duration(r.Desc.Every * float64(time.Second))
+	return min(max(every/4, 500*time.Millisecond), 10*time.Second)
+}
+
+func (r *BucketRun) Pause(ctx context.Context) error {
+	return stage.Sleep(ctx, r.Clock, r.pace())
+}
+
+// attach follows the run to its end: over SSH while its workers can be reached,
+// otherwise from the bucket, whose logs are up to desc.Every old.
+func (r *BucketRun) attach(ctx context.Context, o AttachOptions) (stage.Outcome, error) {
+	r.ComeTo(r.Desc.Run)
+	begin, told := r.Clock.Now(), ""
+	followed := -1 // the attempt that was followed over SSH as far as possible
+	var out stage.Outcome
+	var sum *event.Summary // of that attempt
+	shown, shownOf := map[tpu.WorkerID]int64{}, 0
+	var logs follow.LogWait
+	total := len(r.Desc.IDs())
+	o.StrictExit = o.StrictExit || r.Desc.StrictExit
+	for {
+		state, err := r.Bucket.State(ctx, r.Desc.Run)
+		if err != nil {
+			return stage.Outcome{}, stage.InterruptedOr(ctx, err)
+		}
+		state.StrictExit = o.StrictExit
+		rec, err := r.Record(ctx, state.Attempt)
+		if err != nil && !state.Over(r.Desc) {
+			return stage.Outcome{}, stage.InterruptedOr(ctx, err)
+		}
+		if err := rec.MakeLogDir(); err != nil {
+			return stage.Outcome{}, err
+		}
+		if text := r.Summary(state); text != told {
+			if told == "" && !state.Over(r.Desc) {
+				event.Notef(r.Sink, event.Info, "", "run %s lives without a runner, in %s; Ctrl-C leaves it running", r.Desc.Run, r.Bucket.URL(r.Desc.Run))
+			}
+			told = text
+			event.Notef(r.Sink, event.Info, "", "%s", text)
+			r.warnRights(state)
+		}
+		if followed != state.Attempt && r.Running(state) == total && !state.Over(r.Desc) {
+			followed = state.Attempt
+			out, sum, err = attachOver(ctx, r.Deps, rec, o)
+			clear(shown)
+			if ctx.Err() != nil {
+				if sum != nil {
+					r.Sink.Emit(*sum)
+				}
+				return out, err
+			}
+			if err == nil {
+				continue // the bucket says whether that was the end or another attempt follows
+			}
+			sum = nil
+			event.Notef(r.Sink, event.Warn, "", "cannot follow over SSH (%v): following from the bucket, up to %s late", err, event.Age(time.Duration(r.Desc.Every)*time.Second))
+			continue
+		}
+		if shownOf != rec.Attempt {
+			shownOf = rec.Attempt
+			clear(shown)
+		}
+		if err := r.bringLogs(ctx, rec, shown); err != nil {
+			return stage.Outcome{}, stage.InterruptedOr(ctx, err)
+		}
+		if part := r.partly(rec, state); state.Over(r.Desc) && part != "" && r.exists(ctx) {
+			if followed != state.Attempt {
+				followed = state.Attempt
+				if out, sum, err = attachOver(ctx, r.Deps, rec, o); err == nil {
+					clear(shown)
+					continue
+				}
+				sum = nil
+			}
+			if logs.Left(r.Clock.Now(), o.Patience.Log) > 0 {
+				if logs.Due(r.Clock.Now()) {
+					event.Notef(r.Sink, event.Warn, "", "%s: waiting up to %s (--log-timeout) for the bucket to have the rest", part, stage.AsTyped(o.Patience.Log))
+				}
+				if err := r.Pause(ctx); err != nil {
+					return stage.Outcome{Started: true}, err
+				}
+				continue
+			}
+		}
+		if state.Over(r.Desc) {
+			defer r.sayKept(ctx, state) // after the summary
+			if sum != nil && followed == state.Attempt && sum.OK == (state.Blame() == nil) {
+				r.sayBackground(sum, state)
+				r.Sink.Emit(*sum)
+				return out, nil
+			}
+			return r.conclude(ctx, rec, state, begin)
+		}
+		if err := r.StillThere(ctx, state); err != nil {
+			_ = r.bringLogs(ctx, rec, shown) // workers that were told to shut down have uploaded their last output meanwhile
+			return stage.Outcome{}, stage.InterruptedOr(ctx, err)
+		}
+		if err := r.Pause(ctx); err != nil {
+			return stage.Outcome{Started: true}, err
+		}
+	}
+}
+
+// Running counts the workers on which the newest attempt is running, or has ended with
+// a log that the bucket has not accepted completely.
+func (r *BucketRun) Running(state detach.State) int {
+	n := 0
+	for _, w := range state.Seen {
+		if (w.Phase == "running" || w.Phase == "logs") && w.Attempt == state.Attempt {
+			n++
+		}
+	}
+	return n
+}
+
+// StillThere returns an error if no worker is left that could bring the run to an end.
+func (r *BucketRun) StillThere(ctx context.Context, state detach.State) error {
+	res, err := r.Cloud.Get(ctx, r.Desc.Resource)
+	switch {
+	case gcp.ClassOf(err) == gcp.NotFound:
+		again, err := r.Bucket.State(ctx, r.Desc.Run)
+		if err != nil || again.Over(r.Desc) {
+			return err
+		}
+		return &stage.Error{Stage: stage.Follow, Text: fmt.Sprintf("queued resource %s is gone, and only %d of %s ended in the bucket", r.Desc.Resource, len(again.Ended), event.Count(len(r.Desc.IDs()), "worker")),
+			Advice: r.goesOn(again) + "read what there is with: multihost logs " + r.Desc.Run}
+	case err != nil:
+		return err
+	case !r.owns(res):
+		return &stage.Error{Stage: stage.Follow, Text: fmt.Sprintf("queued resource %q is not of run %q", r.Desc.Resource, r.Desc.Run)}
+	case res.Dead():
+		if again, err := r.Bucket.State(ctx, r.Desc.Run); err == nil {
+			state = again
+		}
+		return &stage.Error{Stage: stage.Follow, Text: fmt.Sprintf("queued resource %s is %s%s, and no worker is left to ask for another", r.Desc.Resource, res.State, wentDown(state)),
+			Advice: fmt.Sprintf("type the same multihost job --detach again: the run goes on as its next attempt; or give it up with: multihost stop %s", r.Desc.Run)}
+	}
+	return nil
+}
+
+// wentDown returns what workers reported when their machines were told to shut down, to
+// follow a queued resource's state: " (s1w[0-3] preempted)", or "".
+func wentDown(state detach.State) string {
+	workers := map[string][]tpu.WorkerID{}
+	for _, w := range state.Seen {
+		if w.Phase == detach.Down {
+			workers[w.Detail] = append(workers[w.Detail], w.Worker)
+		}
+	}
+	var parts []string
+	for _, why := range slices.Sorted(maps.Keys(workers)) {
+		parts = append(parts, tpu.Fold(workers[why])+" "+why)
+	}
+	if len(parts) == 0 {
+		return ""
+	}
+	return " (" + strings.Join(parts, ", ") + ")"
+}
+
+// Summary describes the run's progress in a sentence.
+func (r *BucketRun) Summary(state detach.State) string {
+	total := len(r.Desc.IDs())
+	if state.Over(r.Desc) {
+		return fmt.Sprintf("run %s, attempt %d: ended on %s", r.Desc.Run, state.Attempt, follow.OnAll(total))
+	}
+	if len(state.Seen) == 0 {
+		return fmt.Sprintf("run %s: no worker has reported yet", r.Desc.Run)
+	}
+	phases := map[string][]tpu.WorkerID{}
+	var order []string
+	for _, w := range state.Seen {
+		phase := w.Phase
+		switch {
+		case phase == detach.Down:
+			phase = "down, " + w.Detail + ","
+		case w.Detail != "" && (phase == "boot" || phase == "preflight"): // what it waits for
+			phase += " (" + w.Detail + ")"
+		}
+		if len(phases[phase]) == 0 {
+			order = append(order, phase)
+		}
+		phases[phase] = append(phases[phase], w.Worker)
+	}
+	parts := make([]string, len(order))
+	for i, p := range order {
+		parts[i] = p + " on " + tpu.Fold(phases[p])
+	}
+	if missing := total - len(state.Seen); missing > 0 {
+		parts = append(parts, event.Count(missing, "worker")+" not seen yet")
+	}
+	return fmt.Sprintf("run %s, attempt %d: %s", r.Desc.Run, max(1, state.Attempt), strings.Join(parts, ", "))
+}
+
+// warnRights warns if no worker may delete the queued resource.
+func (r *BucketRun) warnRights(state detach.State) {
+	for _, w := range state.Seen {
+		if w.MayDelete == "yes" || w.MayDelete == "" {
+			return
+		}
+	}
+	if len(state.Seen) > 0 {
+		event.Notef(r.Sink, event.Warn, job.DeleteHint(r.Desc.Resource, r.Deps), "no worker may delete queued resource %s when the run has ended: %s", r.Desc.Resource, state.Seen[0].MayDelete)
+	}
+}
+
+// whyKept says why the slices of a run that has ended stay; "" if the workers delete
+// them.
+func (r *BucketRun) whyKept(state detach.State) string {
+	switch {
+	case r.Desc.Keep == detach.KeepAlways:
+		return "--keep"
+	case r.Desc.Keep == detach.KeepOnFailure && state.Blame() != nil && r.Desc.KeepFor > 0:
+		return "--keep-on-failure=" + stage.AsTyped(time.Duration(r.Desc.KeepFor*float64(time.Second)))
+	case r.Desc.Keep == detach.KeepOnFailure && state.Blame() != nil:
+		return "--keep-on-failure"
+	case len(state.Unsent) > 0:
+		return "the bucket has not taken the whole log of " + tpu.Fold(state.Unsent)
+	}
+	return ""
+}
+
+// sayKept reports, for a run that has ended, that its queued resource stays. It returns
+// whether the resource was to stay.
+func (r *BucketRun) sayKept(ctx context.Context, state detach.State) bool {
+	why := r.whyKept(state)
+	if why == "" {
+		return false
+	}
+	if res, err := r.Cloud.Get(ctx, r.Desc.Resource); err == nil && r.owns(res) {
+		event.Notef(r.Sink, event.Warn, job.DeleteHint(res.ID, r.Deps), "queued resource %s stays (%s), %s", res.ID, why, res.Standing())
+	}
+	return true
+}
+
+// bringLogs makes the local logs equal to the bucket's and shows what is new to the
+// user who attaches. shown holds how far each worker's log has been shown.
+func (r *BucketRun) bringLogs(ctx context.Context, rec *record.Record, shown map[tpu.WorkerID]int64) error {
+	ids := r.Desc.IDs()
+	errs := make([]error, len(ids))
+	at := make([]int64, len(ids))
+	var group errgroup.Group
+	group.SetLimit(16)
+	for i, id := range ids {
+		from, known := shown[id]
+		if !known {
+			from = -1
+		}
+		group.Go(func() error {
+			at[i], errs[i] = r.bringLog(ctx, rec, id, from)
+			return nil
+		})
+	}
+	_ = group.Wait() // the goroutines return nil
+	for i, id := range ids {
+		if errs[i] == nil {
+			shown[id] = at[i]
+		}
+	}
+	return stage.WorkersError(stage.Follow, ids, errs)
+}
+
+// bringLog copies a worker's log from an offset on and returns the offset of its end.
+// Offset -1 means the end of the local log. Several processes may do so at the same
+// time: each writes every byte at its own offset.
+func (r *BucketRun) bringLog(ctx context.Context, rec *record.Record, id tpu.WorkerID, from int64) (int64, error) {
+	file, err := os.OpenFile(rec.LogPath(id), os.O_WRONLY|os.O_CREATE, 0o600)
+	if err != nil {
+		return 0, err
+	}
+	defer file.Close()
+	if from < 0 {
+		info, err := file.Stat()
+		if err != nil {
+			return 0, err
+		}
+		from = info.Size()
+	}
+	n, err := r.Bucket.Log(ctx, r.Desc.Run, id, rec.Attempt, from, &localLog{r.Sink, file, id, from, &record.ArrivalWriter{Path: record.ArrivalsPath(rec.LogDir, id), Now: r.Clock.Now}})
+	return from + n, err
+}
+
+// A localLog is a log that is written from an offset on and shown at the same time.
+type localLog struct {
+	sink event.Sink
+	file *os.File
+	id   tpu.WorkerID
+	at   int64
+
+	arrivals *record.ArrivalWriter
+}
+
+func (l *localLog) Write(p []byte) (int, error) {
+	l.arrivals.Mark(l.at)
+	n, err := l.file.WriteAt(p, l.at)
+	l.at += int64(n)
+	if n > 0 {
+		l.sink.Emit(event.Output{Slice: l.id.Slice, Worker: l.id.Worker, Data: p[:n]})
+	}
+	return n, err
+}
+
+// conclude reports how the run ended, from what the workers wrote.
+func (r *BucketRun) conclude(ctx context.Context, rec *record.Record, state detach.State, begin time.Time) (stage.Outcome, error) {
+	sum := r.Judge(rec, state, begin)
+	part := r.partly(rec, state)
+	if part != "" {
+		r.sayPart(ctx, &sum, part)
+	}
+	rec.Ended, rec.Code, rec.Cut = true, sum.ExitCode, part != ""
+	if err := rec.Save(r.StateDir); err != nil {
+		event.Notef(r.Sink, event.Warn, "", "%v", err)
+	}
+	r.Sink.Emit(sum)
+	return stage.Outcome{Code: sum.CommandCode, Started: true, PartLogs: part != ""}, nil
+}
+
+// partly says which logs are incomplete here although their workers have ended; "" if
+// none is.
+func (r *BucketRun) partly(rec *record.Record, state detach.State) string {
+	var all follow.Parts
+	for _, e := range state.Ended {
+		if have := rec.Have(e.Worker); have < e.LogSize {
+			all = append(all, &follow.PartLog{Id: e.Worker, Have: have, Written: e.LogSize})
+		}
+	}
+	return all.String()
+}
+
+// sayPart makes the summary say which logs are incomplete here. A success then becomes
+// a failure.
+func (r *BucketRun) sayPart(ctx context.Context, sum *event.Summary, part string) {
+	sum.Text += "; " + part
+	if !sum.OK {
+		return
+	}
+	sum.OK, sum.ExitCode, sum.Next = false, stage.PartLogCode, "its slices are gone, and with them the rest"
+	if r.exists(ctx) {
+		sum.Next = "bring the rest with: multihost attach " + r.Desc.Run
+	}
+}
+
+// exists reports whether the queued resource of the run exists. It returns true if that
+// is not known.
+func (r *BucketRun) exists(ctx context.Context) bool {
+	res, err := r.Cloud.Get(ctx, r.Desc.Resource)
+	return err != nil && gcp.ClassOf(err) != gcp.NotFound || err == nil && r.owns(res)
+}
+
+// Judge reports how the run ended on each worker and returns its summary.
+func (r *BucketRun) Judge(rec *record.Record, state detach.State, begin time.Time) event.Summary {
+	for _, e := range state.Ended {
+		r.Sink.Emit(event.WorkerDone{Slice: e.Worker.Slice, Worker: e.Worker.Worker, Code: e.Code, Signal: e.Signal, Reason: e.Reason, End: e.At})
+	}
+	sum := event.Summary{Run: r.Desc.Run, Attempt: rec.Attempt, OK: true, LogDir: rec.LogDir,
+		Phases: []event.PhaseTime{{Name: "follow", Elapsed: r.Clock.Now().Sub(begin)}}}
+	sum.Text = fmt.Sprintf("run %s succeeded on %s", r.Desc.Run, follow.OnAll(len(state.Ended)))
+	if first := state.Blame(); first != nil {
+		how := endText(*first)
+		sum.OK, sum.ExitCode, sum.CommandCode = false, first.Code, first.Code
+		if first.Reason != "" {
+			sum.Text = fmt.Sprintf("run %s did not end by itself on %s: %s", r.Desc.Run, first.Worker, first.Reason)
+		} else {
+			sum.Text = fmt.Sprintf("run %s failed: %s was first, %s", r.Desc.Run, first.Worker, how)
+			sum.FirstFail = first.Worker.String() + ": " + how
+		}
+		sum.LastLines = follow.LastLines(rec.LogPath(first.Worker), 20, nil)
+		sum.Next = "multihost logs " + r.Desc.Run + " --worker=" + first.Worker.String()
+		if len(sum.LastLines) == 0 { // for example because the command was never started
+			sum.Next = "nothing was written there; once that is mended, type the job again with another --run-name"
+		}
+	}
+	if excused := state.Excused(); sum.OK && len(excused) > 0 {
+		follow.SayExcused(r.Deps, &sum, tpu.Fold(excused))
+	}
+	r.sayBackground(&sum, state)
+	return sum
+}
+
+// endText describes in a few words how the command ended on a worker, as launch.Exit
+// does.
+func endText(e detach.End) string {
+	return launch.Exit{Code: e.Code, Signal: e.Signal}.String()
+}
+
+// sayBackground reports the processes that the command left, as the workers have
+// counted them.
+func (r *BucketRun) sayBackground(sum *event.Summary, state detach.State) {
+	processes, ids := state.LeftBehind()
+	follow.SayLeftBehind(r.Deps, sum, processes, ids, follow.BackgroundCureDetached)
+}
+
+// keptSlices returns the slices that stay although the run has ended on all workers; nil
+// if the workers delete them, or there are none.
+func (r *BucketRun) keptSlices(ctx context.Context, state detach.State) *kept {
+	why := r.whyKept(state)
+	res, err := r.Cloud.Get(ctx, r.Desc.Resource)
+	if why == "" || err != nil || !r.owns(res) {
+		return nil
+	}
+	k := &kept{run: r.Desc.Run, res: res, ended: "exit code 0, kept: " + why}
+	if first := state.Blame(); first != nil {
+		k.ended = fmt.Sprintf("failed: %s was first, %s, kept: %s", first.Worker, endText(*first), why)
+	}
+	if len(state.Unsent) > 0 {
+		k.part = why
+	}
+	return k
+}
+
+// stillOver returns an error unless the bucket says that the run has ended.
+func (r *BucketRun) stillOver(ctx context.Context) error {
+	state, err := r.Bucket.State(ctx, r.Desc.Run)
+	if err == nil && !state.Over(r.Desc) {
+		err = fmt.Errorf("run %s has been started again", r.Desc.Run)
+	}
+	if err != nil {
+		return &stage.Error{Stage: stage.Stopping, Err: err}
+	}
+	return nil
+}
+
+// stopKept deletes the slices that are kept of a run that has ended.
+func (r *BucketRun) stopKept(ctx context.Context, o StopOptions, k kept) error {
+	k.again = r.stillOver
+	err := deleteKept(ctx, r.Deps, o, k)
+	if err == nil {
+		r.forget()
+	}
+	return err
+}
+
+// stop ends the run for good: the bucket tells all workers, and stop tells those at
+// once that can be reached. It returns when every worker has ended, or when no worker
+// has reported yet. If the queued resource has no workers, nobody else deletes it, so
+// stop does.
+func (r *BucketRun) stop(ctx context.Context, o StopOptions) error {
+	watch, later := stage.Stopwatch{Sink: r.Sink, Clock: r.Clock}, false
+	before, err := r.Bucket.State(ctx, r.Desc.Run)
+	if err != nil && ctx.Err() != nil {
+		return stage.InterruptedOr(ctx, workers.MayStillRun(&stage.Error{Stage: stage.Stopping, Err: err}, r.Desc.Run))
+	}
+	// If the bucket cannot be read, the workers are told to stop all the same.
+	if err == nil && before.Over(r.Desc) {
+		if k := r.keptSlices(ctx, before); k != nil {
+			return r.stopKept(ctx, o, *k)
+		}
+	}
+	err = watch.Phase("stop", func() (string, error) {
+		if err := r.Bucket.Stop(ctx, r.Desc.Run, follow.StopBy+r.Owner); err != nil {
+			return "", workers.MayStillRun(&stage.Error{Stage: stage.Stopping, Err: err}, r.Desc.Run)
+		}
+		direct := true
+		limit := r.Clock.After(o.Grace + 3*time.Duration(r.Desc.Every*float64(time.Second)) + 5*time.Minute)
+		for {
+			state, err := r.Bucket.State(ctx, r.Desc.Run)
+			if err != nil {
+				return "", stage.InterruptedOr(ctx, workers.MayStillRun(&stage.Error{Stage: stage.Stopping, Err: err}, r.Desc.Run))
+			}
+			if state.Over(r.Desc) {
+				if r.sayKept(ctx, state) {
+					return fmt.Sprintf("run %s: ended on all workers", r.Desc.Run), nil
+				}
+				r.warnRights(state)
+				return fmt.Sprintf("run %s: ended on all workers, which delete queued resource %s", r.Desc.Run, r.Desc.Resource), nil
+			}
+			res, err := r.Cloud.Get(ctx, r.Desc.Resource)
+			switch {
+			case gcp.ClassOf(err) == gcp.NotFound, err == nil && !r.owns(res):
+				return fmt.Sprintf("run %s: queued resource %s is gone, nothing runs", r.Desc.Run, r.Desc.Resource), nil
+			case err == nil && res.Life.Empty():
+				return r.withdraw(ctx, res)
+			}
+			if direct && len(state.Seen) > 0 {
+				direct = false
+				rec, err := r.Record(ctx, state.Attempt)
+				if err == nil {
+					err = stopOn(ctx, r.Deps, rec, o)
+				}
+				if err != nil && ctx.Err() == nil {
+					event.Notef(r.Sink, event.Info, "", "not every worker can be reached (%v): those read it in the bucket", err)
+				}
+				continue
+			}
+			if len(state.Seen) == 0 {
+				later = true
+				return fmt.Sprintf("run %s: no worker has started yet; those that come will not start the command", r.Desc.Run), nil
+			}
+			select {
+			case <-r.Clock.After(r.pace()):
+			case <-limit:
+				standing := ""
+				if err == nil {
+					standing = res.Standing()
+				}
+				return "", r.unstopped(state, standing)
+			case <-ctx.Done():
+				return "", context.Cause(ctx)
+			}
+		}
+	})
+	if err == nil && !later {
+		r.forget()
+	}
+	return err
+}
+
+// forget makes ps stop asking for a run that was stopped.
+func (r *BucketRun) forget() {
+	rec, err := record.LoadRecord(r.StateDir, r.Desc.Run)
+	if err == nil && rec != nil && rec.Bucket == r.Bucket.Name() && rec.BucketDir == r.Bucket.Dir() {
+		rec.Ended = true
+		err = rec.Save(r.StateDir)
+	}
+	if err != nil {
+		event.Notef(r.Sink, event.Warn, "", "%v", err)
+	}
+}
+
+// withdraw deletes the queued resource of a run that has no workers.
+func (r *BucketRun) withdraw(ctx context.Context, res provision.Resource) (string, error) {
+	_, err := r.Cloud.Delete(ctx, res.ID, provision.DeleteOptions{OnlyRun: r.Desc.Run, Limit: job.TeardownLimit})
+	if err != nil {
+		return "", stage.InterruptedOr(ctx, &stage.Error{Stage: stage.Stopping, Err: err, Advice: job.DeleteHint(res.ID, r.Deps)})
+	}
+	return fmt.Sprintf("run %s: no worker was there, and queued resource %s, which was %s, is deleted", r.Desc.Run, res.ID, res.State), nil
+}
+
+// owns reports whether a queued resource with the run's name belongs to the run.
+func (r *BucketRun) owns(res provision.Resource) bool {
+	return res.IsOf(r.Desc.Run)
+}
+
+// detachedRows returns the jobs without a runner: those in the bucket that the user
+// names, otherwise those in this zone that this machine has a record of.
+func detachedRows(ctx context.Context, d *workers.Deps, ended bool) ([]Seen, error) {
+	var names []string
+	if d.Bucket != "" {
+		b, err := d.OpenBucket(ctx, d.Bucket, d.BucketDir)
+		if err != nil {
+			return nil, &stage.Error{Stage: stage.Input, Err: err}
+		}
+		if names, err = b.Runs(ctx); err != nil {
+			return nil, err
+		}
+	} else {
+		for _, rec := range record.LocalRecords(d.StateDir) {
+			if rec.Bucket != "" && rec.Project == d.Project && rec.Zone == d.Zone && (ended || !rec.Ended) {
+				names = append(names, rec.Run)
+			}
+		}
+	}
+	var rows []Seen
+	errs := make([]error, len(names))
+	for i, name := range names {
+		row, err := detachedRow(ctx, d, name, ended)
+		switch {
+		case d.Bucket != "" && (errors.Is(err, errElsewhere) || errors.Is(err, detach.ErrNoRun)):
+			// The bucket may be used for many zones and hold other objects.
+		case errors.Is(err, detach.ErrNoRun) && noneLeft(ctx, d, name):
+			// Somebody has cleaned up the bucket.
+		case err != nil: // say so, show the rest
+			errs[i] = err
+		case row != nil:
+			rows = append(rows, *row)
+		}
+	}
+	return rows, stage.JoinNamed(names, errs)
+}
+
+// noneLeft reports whether the cloud has no queued resource of a run that this machine
+// has a record of.
+func noneLeft(ctx context.Context, d *workers.Deps, name string) bool {
+	rec, err := record.LoadRecord(d.StateDir, name)
+	if err != nil || rec == nil {
+		return false
+	}
+	_, err = d.Cloud.Get(ctx, rec.Prefix)
+	return gcp.ClassOf(err) == gcp.NotFound
+}
+
+// detachedRow returns nil for a run that is not to be shown.
+func detachedRow(ctx context.Context, d *workers.Deps, name string, ended bool) (*Seen, error) {
+	r, err := FindBucketRun(ctx, d, name)
+	if err != nil || r == nil {
+		return nil, err
+	}
+	state, err := r.Bucket.State(ctx, name)
+	if err != nil || state.Over(r.Desc) && !ended {
+		return nil, err
+	}
+	row := r.row(ctx, state)
+	if row.State == stoppedState && !ended {
+		return nil, nil
+	}
+	return &row, nil
+}
+
+// stoppedState is the state of a stopped run whose workers, if there were any, were
+// taken away before they could report how it ended.
+const stoppedState = "stopped"
+
+// whenGone says when the workers delete the slices.
+func (r *BucketRun) whenGone() string {
+	switch {
+	case r.Desc.Keep == detach.KeepAlways:
+		return "never by itself"
+	case r.Desc.Keep == detach.KeepOnFailure && r.Desc.KeepFor == 0:
+		return "at its end, never after a failure"
+	case r.Desc.Keep == detach.KeepOnFailure:
+		return "at its end, " + stage.AsTyped(time.Duration(r.Desc.KeepFor*float64(time.Second))) + " after a failure"
+	}
+	return "at its end"
+}
+
+// row returns the run as a list shows it: from the bucket, or from the queued resource
+// if no worker has reported yet or no worker is left.
+func (r *BucketRun) row(ctx context.Context, state detach.State) Seen {
+	row := Seen{Run: r.Desc.Run, Attempt: max(1, state.Attempt), Owner: r.Desc.Owner, Created: r.Desc.Created, Slices: r.Desc.Nodes, Command: r.Desc.Command,
+		goes: r.whenGone(), age: r.Clock.Now().Sub(r.Desc.Created)}
+	switch first := state.Blame(); {
+	case state.Over(r.Desc) && first != nil && first.Reason == "" && len(state.Ended) > 1:
+		row.State = fmt.Sprintf("failed: %s was first, %s", first.Worker, endText(*first))
+	case state.Over(r.Desc) && first != nil:
+		row.State = fmt.Sprintf("exit code %d", first.Code)
+	case state.Over(r.Desc):
+		row.State = "exit code 0"
+		if excused := state.Excused(); len(excused) > 0 {
+			row.State += ", unclean on " + tpu.Fold(excused)
+		}
+		if processes, _ := state.LeftBehind(); processes > 0 {
+			row.State += ", left " + event.Count(processes, "process") + " in the background"
+		}
+	default:
+		row.State = "queued"
+		if len(state.Seen) > 0 {
+			row.State = state.Seen[0].Phase
+		}
+		if slices.ContainsFunc(state.Seen, func(w detach.Seen) bool { return w.Phase == detach.Down }) {
+			row.State = detach.Down
+		}
+		res, err := r.Cloud.Get(ctx, r.Desc.Resource)
+		switch {
+		case gcp.ClassOf(err) == gcp.NotFound && state.Stopping != "":
+			row.State = stoppedState
+		case gcp.ClassOf(err) == gcp.NotFound:
+			row.State = "gone"
+		case err == nil && (res.Life != provision.Active || len(state.Seen) == 0):
+			row.State = strings.ToLower(res.State)
+		}
+	}
+	return row
+}
+
+// goesOn returns advice for a run that has lost its slices for good: how to continue
+// it. It comes before other advice. It is "" if the run was told to stop.
+func (r *BucketRun) goesOn(state detach.State) string {
+	if state.Stopping != "" {
+		return ""
+	}
+	return "type the same multihost job --detach again, and it goes on as its next attempt; "
+}

@@ -1,0 +1,216 @@
+package runs
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"multihost/internal/cost"
+	"multihost/internal/detach"
+	"multihost/internal/event"
+	"multihost/internal/follow"
+	"multihost/internal/gcp"
+	"multihost/internal/job"
+	"multihost/internal/launch"
+	"multihost/internal/provision"
+	"multihost/internal/record"
+	"multihost/internal/stage"
+	"multihost/internal/tpu"
+	"multihost/internal/workers"
+)
+
+// StopOptions say how Stop ends a run.
+type StopOptions struct {
+	Prefix string // name prefix of the slices to look at; "" is all
+	Grace  time.Duration
+
+	// Confirm asks the user a question before kept slices are deleted. An error means no.
+	// nil: nobody is there to be asked, and they are deleted.
+	Confirm func(ctx context.Context, question string) error
+}
+
+// kept are slices that a job has made, and that stay although its command has ended.
+type kept struct {
+	run   string
+	res   provision.Resource
+	ended string // how the command ended
+	part  string // which logs would be lost with the slices; "" if none
+
+	again func(context.Context) error // returns an error if something has begun on them since
+}
+
+// question is what the user is asked before the slices are deleted.
+func (k kept) question(zone string) string {
+	text := fmt.Sprintf("run %s has ended (%s)", k.run, k.ended)
+	if k.part != "" {
+		text += "; " + k.part + ", and the rest goes with the slices"
+	}
+	cost := cost.PriceOf(cost.Hourly(k.res, zone), k.res.Type, string(k.res.Tier), zone)
+	return fmt.Sprintf("%s. Delete queued resource %s with its slices (%s; %s)?", text, k.res.ID, tpu.FewNames(k.res.Nodes), cost)
+}
+
+// deleteKept asks the user and deletes the slices. An error says that they stay.
+func deleteKept(ctx context.Context, d *workers.Deps, o StopOptions, k kept) error {
+	if k.part != "" && follow.SomeoneAt(d.StateDir, k.run) {
+		return &stage.Error{Stage: stage.Stopping, Text: fmt.Sprintf("the slices of run %s stay: a command on this machine still brings its logs here (%s)", k.run, k.part),
+			Advice: "wait for it, or end it with Ctrl-C there; then: multihost stop " + k.run}
+	}
+	if o.Confirm != nil {
+		err := o.Confirm(ctx, k.question(d.Zone))
+		if err == nil && k.again != nil { // the question may have stood for hours
+			err = k.again(ctx)
+		}
+		if err != nil {
+			event.Notef(d.Sink, event.Warn, job.DeleteHint(k.res.ID, d), "queued resource %s stays, %s", k.res.ID, k.res.Standing())
+			return err
+		}
+	} else if k.part != "" { // nobody has said that the rest may go
+		return &stage.Error{Stage: stage.Stopping, Text: fmt.Sprintf("queued resource %s stays, %s: %s, and the rest is on its workers only", k.res.ID, k.res.Standing(), k.part),
+			Advice: "bring the rest with: multihost attach " + k.run + "; or " + job.DeleteHint(k.res.ID, d)}
+	}
+	return deleteMade(ctx, d, k.run, k.res, "run "+k.run+" had ended ("+k.ended+")")
+}
+
+// deleteMade deletes the queued resource of a job whose command does not run.
+func deleteMade(ctx context.Context, d *workers.Deps, run string, res provision.Resource, what string) error {
+	watch := stage.Stopwatch{Sink: d.Sink, Clock: d.Clock}
+	return watch.Phase("delete", func() (string, error) {
+		_, err := d.Cloud.Delete(ctx, res.ID, provision.DeleteOptions{OnlyRun: run, Limit: job.TeardownLimit})
+		if err != nil {
+			return "", &stage.Error{Stage: stage.Teardown, Err: err, Text: fmt.Sprintf("delete queued resource %q: %v; it may still exist and be billed", res.ID, err), Advice: job.DeleteHint(res.ID, d)}
+		}
+		again, hint := job.MadeAgain(ctx, d, res.ID)
+		if again != "" {
+			event.Notef(d.Sink, event.Warn, hint, "queued resource %s: %s", res.ID, again)
+			return fmt.Sprintf("queued resource %s, %s", res.ID, what), nil
+		}
+		return fmt.Sprintf("queued resource %s, %s: %s", res.ID, what, job.NothingBilled), nil
+	})
+}
+
+// keptOn returns the queued resources whose slices are kept for a run that has ended on
+// every worker of t. found are the runs that the workers know; all workers have answered.
+// A resource is left out unless the job of this run made it, and as long as any command
+// runs on it or may run on a slice that was not asked.
+func keptOn(ctx context.Context, d *workers.Deps, t *workers.Connected, rec *record.Record, found []workers.FoundRun) ([]kept, error) {
+	if d.OnHosts() {
+		return nil, nil
+	}
+	var mine []kept
+	seen := map[string]bool{"": true}
+	for _, s := range t.Slices {
+		if seen[s.QueuedResource] {
+			continue
+		}
+		seen[s.QueuedResource] = true
+		res, err := d.Cloud.Get(ctx, s.QueuedResource)
+		if gcp.ClassOf(err) == gcp.NotFound {
+			continue
+		}
+		if err != nil {
+			return nil, &stage.Error{Stage: stage.Stopping, Err: err}
+		}
+		if res.JobMade() && res.IsOf(rec.Run) && res.Life != provision.Deleting {
+			mine = append(mine, kept{run: rec.Run, res: res, ended: "its command never began"})
+		}
+	}
+	if len(mine) == 0 {
+		return nil, nil
+	}
+	asked := map[string]bool{}
+	for i := range t.Ids {
+		asked[t.Slice(i).Name] = true
+	}
+	var last *workers.FoundRun
+	for i, f := range found {
+		switch {
+		case f.Info.Alive():
+			event.Notef(d.Sink, event.Warn, "", "the slices of run %s stay: run %q of %s lives on %s", rec.Run, f.Info.Run, f.Info.Owner, tpu.FoldShort(f.Workers))
+			return nil, nil
+		case f.Info.Run == rec.Run && last == nil: // the newest comes first
+			last = &found[i]
+		}
+	}
+	if last != nil {
+		if err := last.Stoppable(); err != nil {
+			return nil, err
+		}
+	}
+	for i := range mine {
+		k := &mine[i]
+		if slices.ContainsFunc(k.res.Slices, func(s tpu.Slice) bool { ok, _ := s.Ready(); return ok && !asked[s.Name] }) || !allAsked(k.res) {
+			event.Notef(d.Sink, event.Warn, job.DeleteHint(k.res.ID, d), "queued resource %s stays, %s: not all of its slices could be asked whether a command runs there", k.res.ID, k.res.Standing())
+			return nil, nil
+		}
+		if last != nil {
+			k.ended = last.Ended()
+			k.part = missingHere(ctx, d, t, rec, last.Info.Ref)
+		}
+	}
+	return mine, nil
+}
+
+// missingHere says which logs of an attempt this machine does not have to their ends; ""
+// if it has them all.
+func missingHere(ctx context.Context, d *workers.Deps, t *workers.Connected, rec *record.Record, ref launch.Ref) string {
+	here := *rec
+	if here.Attempt != ref.Attempt {
+		here.LogDir, _ = rec.LogDirOf(ref.Attempt)
+	}
+	all := make(follow.Parts, len(t.Ids))
+	t.Each(ctx, event.Discard, "", func(ctx context.Context, i int) error {
+		l := &follow.PartLog{Id: t.Ids[i]}
+		if here.LogDir != "" {
+			l.Have = here.Have(l.Id)
+		}
+		state, err := launch.Status(ctx, t.Conns[i], ref)
+		if l.Written = state.LogSize; err != nil || l.Have < l.Written {
+			all[i] = l
+		}
+		return nil
+	})
+	return slices.DeleteFunc(all, func(l *follow.PartLog) bool { return l == nil }).String()
+}
+
+// unstopped says what is true of a job without runner that did not end in time after it
+// was told to: which workers have not said that they ended, and what becomes of the
+// slices. standing is the state of the queued resource; "" if it could not be read.
+func (r *BucketRun) unstopped(state detach.State, standing string) error {
+	ended := map[tpu.WorkerID]bool{}
+	for _, e := range state.Ended {
+		ended[e.Worker] = true
+	}
+	said := map[tpu.WorkerID]string{}
+	for _, w := range state.Seen {
+		said[w.Worker] = fmt.Sprintf("%s when last heard, %s ago", w.Phase, stage.AsTyped(max(r.Clock.Now().Sub(w.At).Truncate(time.Minute), time.Minute)))
+	}
+	ids := slices.DeleteFunc(r.Desc.IDs(), func(id tpu.WorkerID) bool { return ended[id] })
+	texts := make([]string, len(ids))
+	for i, id := range ids {
+		texts[i] = cmp.Or(said[id], "never heard")
+	}
+	var parts []string
+	for _, g := range tpu.GroupAlike(texts) {
+		who := make([]tpu.WorkerID, len(g.At))
+		for i, at := range g.At {
+			who[i] = ids[at]
+		}
+		parts = append(parts, tpu.FoldShort(who)+": "+g.Text)
+	}
+	id := r.Desc.Resource
+	slices := fmt.Sprintf("whether queued resource %s exists is not known", id)
+	if standing != "" {
+		slices = fmt.Sprintf("queued resource %s is there, %s", id, standing)
+	}
+	goes := "; a worker that lives reads the stop in the bucket and ends its command, and the last of them deletes the queued resource"
+	if r.Desc.Keep == detach.KeepAlways {
+		goes = "; a worker that lives reads the stop in the bucket and ends its command, and the queued resource stays (--keep)"
+	}
+	return &stage.Error{Stage: stage.Stopping,
+		Text: fmt.Sprintf("run %s may still be running: it was told to stop in the bucket, but %d of %s have not said that they ended (%s); %s%s",
+			r.Desc.Run, len(ids), event.Count(len(r.Desc.IDs()), "worker"), strings.Join(parts, "; "), slices, goes),
+		Advice: fmt.Sprintf("look again with: multihost stop %s; to end it with its slices at once: %s", r.Desc.Run, job.DeleteCommand(id, r.Deps))}
+}

@@ -1,0 +1,143 @@
+package runs
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"multihost/internal/detach"
+	"multihost/internal/event"
+	"multihost/internal/launch"
+	"multihost/internal/provision"
+	"multihost/internal/qr"
+	"multihost/internal/record"
+	"multihost/internal/stage"
+	"multihost/internal/testkit"
+	"multihost/internal/tpu"
+	"multihost/internal/workers"
+)
+
+func TestTheQuestionNamesWhatGoes(t *testing.T) {
+	t.Parallel()
+	res := qr.Resource{ID: "k", State: "ACTIVE", Type: "v4-16", Tier: qr.OnDemand, Nodes: []string{"k-0", "k-1"}, Slices: make([]qr.SliceState, 2)}.Neutral()
+	for _, c := range []struct {
+		k    kept
+		want string
+	}{
+		{kept{run: "k", res: res, ended: "exit code 0"}, "run k has ended (exit code 0). Delete queued resource k with its slices (k-0, k-1; list price $51.52 an hour, on demand, in us-central2-b (2026-11-28))?"},
+		{kept{run: "k", res: res, ended: "exit code 0", part: "the log of s0w0 is not whole here: 1 of 5 bytes"},
+			"run k has ended (exit code 0); the log of s0w0 is not whole here: 1 of 5 bytes, and the rest goes with the slices. Delete queued resource k with its slices (k-0, k-1; list price $51.52 an hour, on demand, in us-central2-b (2026-11-28))?"},
+	} {
+		if got := c.k.question("us-central2-b"); got != c.want {
+			t.Errorf("got  %s\nwant %s", got, c.want)
+		}
+	}
+}
+
+// When the workers of a job without runner do not end in time, stop says who has not said
+// so, whether the slices exist, who deletes them and what to type.
+func TestAStopInTheBucketThatIsNotHeardSaysWhatIsTrue(t *testing.T) {
+	t.Parallel()
+	clock := testkit.NewJumpClock()
+	now := clock.Now()
+	cloud := &deletions{}
+	r := &BucketRun{Deps: &workers.Deps{Cloud: cloud, Project: "p", Zone: "z", Clock: clock}, Desc: detach.Description{Run: "k", Resource: "k", Nodes: []string{"k-0", "k-1"}, Workers: 2}}
+	seen := func(s, w int, phase string, ago time.Duration) detach.Seen {
+		return detach.Seen{Worker: tpu.WorkerID{Slice: s, Worker: w}, Phase: phase, At: now.Add(-ago)}
+	}
+	state := detach.State{Attempt: 1, Seen: []detach.Seen{seen(0, 0, "ended", time.Minute), seen(0, 1, "running", 7*time.Minute), seen(1, 0, "running", 7*time.Minute+time.Second)},
+		Ended: []detach.End{{}}}
+	err := r.unstopped(state, "state ACTIVE, and is billed")
+	const told = "stop: run k may still be running: it was told to stop in the bucket, but 3 of 4 workers have not said that they ended (s0w1,s1w0: running when last heard, 7m ago; s1w1: never heard); "
+	const lives = "; a worker that lives reads the stop in the bucket and ends its command, and "
+	if want := told + "queued resource k is there, state ACTIVE, and is billed" + lives + "the last of them deletes the queued resource"; err.Error() != want {
+		t.Errorf("got  %v\nwant %s", err, want)
+	}
+	var e *stage.Error
+	if !errors.As(err, &e) || e.Hint() != "look again with: multihost stop k; to end it with its slices at once: multihost qr delete k --force --project=p --zone=z" {
+		t.Errorf("hint %q", e.Hint())
+	}
+	r.Desc.Keep = detach.KeepAlways
+	if got := r.unstopped(state, "").Error(); !strings.HasSuffix(got, "whether queued resource k exists is not known"+lives+"the queued resource stays (--keep)") {
+		t.Errorf("kept: %s", got)
+	}
+}
+
+// After the slices of a record are gone, a living run of its name is the same run only if it
+// can be this user's.
+func TestARunThatWasBegunAgain(t *testing.T) {
+	t.Parallel()
+	found := func(run, owner string, mine bool, phase launch.Phase) workers.FoundRun {
+		return workers.FoundRun{Info: launch.Info{Ref: launch.Ref{Run: run, Attempt: 2}, Owner: owner, Mine: mine, Phase: phase}}
+	}
+	job := record.Record{Run: "train", Prefix: "train", Owner: "ann@laptop"}
+	run := record.Record{Run: "train", Prefix: "team", Owner: "ann@laptop"}
+	for _, c := range []struct {
+		story string
+		rec   record.Record
+		found workers.FoundRun
+		want  bool
+	}{
+		{"a job, typed on another machine", job, found("train", "ann@desk", true, launch.Running), true},
+		{"a job that has ended", job, found("train", "ann@desk", true, launch.Exited), false},
+		{"another login's", job, found("train", "bob@vm", false, launch.Running), false},
+		{"another name", job, found("other", "ann@laptop", true, launch.Running), false},
+		{"a run on shared slices", run, found("train", "ann@laptop", true, launch.Starting), true},
+		{"a colleague's run on shared slices", run, found("train", "bob@vm", true, launch.Running), false},
+	} {
+		if got := isAgain(&c.rec, c.found); got != c.want {
+			t.Errorf("%s: %v", c.story, got)
+		}
+	}
+}
+
+// deletions is a provider that counts deletions.
+type deletions struct {
+	provision.Provider
+	n int
+}
+
+func (d *deletions) Get(context.Context, string) (provision.Resource, error) {
+	return provision.Resource{}, nil
+}
+
+func (d *deletions) Delete(context.Context, string, provision.DeleteOptions) (bool, error) {
+	d.n++
+	return true, nil
+}
+
+func (d *deletions) Undoing(id string) provision.Undoing {
+	return provision.Undoing{Commands: provision.Commands{Kind: "queued resource", Delete: "multihost qr delete " + id + " --force"}}
+}
+
+// Without a terminal nobody has said that the only copy of a log may go.
+func TestTheOnlyCopyOfALogStaysUnlessSomebodySaysSo(t *testing.T) {
+	t.Parallel()
+	part := kept{run: "k", ended: "exit code 0", res: qr.Resource{ID: "k", State: "ACTIVE"}.Neutral(), part: "the log of s0w0 is not whole here: 1 of 5 bytes"}
+	begun := errors.New("run other lives there by now")
+	yes := func(context.Context, string) error { return nil }
+	for _, c := range []struct {
+		story   string
+		confirm func(context.Context, string) error
+		change  func(*kept)
+		deletes bool
+	}{
+		{"nobody is asked", nil, nil, false},
+		{"nobody is asked, and the logs are whole", nil, func(k *kept) { k.part = "" }, true},
+		{"somebody says yes", yes, nil, true},
+		{"somebody says yes after something has begun", yes, func(k *kept) { k.again = func(context.Context) error { return begun } }, false},
+	} {
+		cloud := &deletions{}
+		d := &workers.Deps{Cloud: cloud, Sink: event.Discard, Clock: testkit.NewJumpClock(), StateDir: t.TempDir()}
+		k := part
+		if c.change != nil {
+			c.change(&k)
+		}
+		err := deleteKept(t.Context(), d, StopOptions{Confirm: c.confirm}, k)
+		if deleted := cloud.n > 0; deleted != c.deletes || (err == nil) != c.deletes {
+			t.Errorf("%s: deleted %v, %v", c.story, deleted, err)
+		}
+	}
+}

@@ -1,0 +1,131 @@
+package runs
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"multihost/internal/cost"
+	"multihost/internal/event"
+	"multihost/internal/lease"
+	"multihost/internal/provision"
+	"multihost/internal/stage"
+	"multihost/internal/tpu"
+	"multihost/internal/workers"
+)
+
+// withRequests adds what the API knows about queued resources to the runs that workers
+// report. It also adds the jobs that no worker reports: they wait, boot, or have ended
+// and are kept. found are the runs that workers know, including ended ones.
+func withRequests(ctx context.Context, d *workers.Deps, prefix string, seen []Seen, found []workers.FoundRun) ([]Seen, error) {
+	if d.OnHosts() {
+		return seen, nil
+	}
+	all, err := d.Cloud.List(ctx)
+	if err != nil {
+		return seen, fmt.Errorf("list queued resources in %q: %w", d.Zone, err)
+	}
+	for _, res := range all {
+		label, user, ours := res.Made()
+		if !ours || !res.JobMade() || res.Life == provision.Deleting || !strings.HasPrefix(res.ID, prefix) {
+			continue
+		}
+		terms, known := lease.ReadTerms(res.Metadata)
+		goes := func(begun bool) string {
+			if !known { // a runner may still have armed a lease
+				return "not known here"
+			}
+			return whenGone(terms, begun, d.Age(res.CreateTime))
+		}
+		listed := false
+		for i := range seen {
+			if provision.LabelValue(seen[i].Run) == label && (len(seen[i].Slices) == 0 || overlap(seen[i].Slices, res.Nodes)) {
+				listed = true
+				seen[i].Hourly, seen[i].Gone = cost.Hourly(res, d.Zone), cmp.Or(seen[i].goes, goes(true))
+			}
+		}
+		if listed {
+			continue
+		}
+		row := Seen{Run: res.ID, State: waitsFor(res), Owner: user, Created: res.CreateTime, Slices: res.Nodes,
+			Hourly: cost.Hourly(res, d.Zone), Gone: goes(false), age: d.Age(res.CreateTime)}
+		if at := slices.IndexFunc(found, func(f workers.FoundRun) bool { return provision.LabelValue(f.Info.Run) == label && f.Info.Exit != nil }); at >= 0 {
+			info := found[at].Info
+			row.Run, row.Attempt, row.Owner, row.Command, row.State, row.Gone = info.Run, info.Attempt, info.Owner, info.Command, "kept: "+found[at].Ended(), goes(true)
+			row.Created, row.age = info.Armed, info.Age()
+		}
+		seen = append(seen, row)
+	}
+	return seen, nil
+}
+
+func overlap(a, b []string) bool {
+	return slices.ContainsFunc(a, func(s string) bool { return slices.Contains(b, s) })
+}
+
+// waitsFor returns the state, in words, of a job whose command has not begun.
+func waitsFor(res provision.Resource) string {
+	switch ready := res.ReadySlices(); {
+	case res.Dead():
+		return res.State + ", holds quota"
+	case len(res.Slices) == 0:
+		return "waits: " + res.State
+	case ready < res.NodeCount:
+		return fmt.Sprintf("boots: %d/%d slices ready", ready, res.NodeCount)
+	}
+	return "ready, no command"
+}
+
+// whenGone says when the slices of a job are deleted if no runner continues the job.
+// begun says that the command has begun.
+func whenGone(t lease.Terms, begun bool, age time.Duration) string {
+	text := "never by itself"
+	switch {
+	case begun && t.Lease > 0:
+		text = stage.AsTyped(t.Lease) + " after its end"
+		switch {
+		case t.KeepOnFailure && t.KeepFor == 0:
+			text += ", never after a failure"
+		case t.KeepOnFailure:
+			text += ", " + stage.AsTyped(t.KeepFor) + " after a failure"
+		}
+	case !begun && t.Adopt > 0:
+		text = stage.AsTyped(t.Adopt) + " after its boot"
+	}
+	if t.TTL > 0 {
+		limit := "in " + event.Age(t.TTL-age)
+		if text == "never by itself" {
+			return limit
+		}
+		text += ", at the latest " + limit
+	}
+	return text
+}
+
+// waitingRequest returns the queued resource that was made for the job run and on which
+// no worker is ready; false if there is none.
+func waitingRequest(ctx context.Context, d *workers.Deps, run string) (provision.Resource, bool) {
+	if d.OnHosts() {
+		return provision.Resource{}, false
+	}
+	res, err := d.Cloud.Get(ctx, run)
+	return res, err == nil && res.JobMade() && res.IsOf(run) && res.ReadySlices() == 0 && allAsked(res)
+}
+
+// allAsked reports whether the resource has no slice that may run a command although its
+// workers cannot be asked: each slice is ready, being made, or gone.
+func allAsked(res provision.Resource) bool {
+	return res.Dead() || !slices.ContainsFunc(res.Slices, func(s tpu.Slice) bool {
+		ok, _ := s.Ready()
+		return !ok && s.Condition != tpu.Making
+	})
+}
+
+// stopRequest deletes the queued resource of a job whose command has not begun or whose
+// slices are gone.
+func stopRequest(ctx context.Context, d *workers.Deps, run string, res provision.Resource) error {
+	return deleteMade(ctx, d, run, res, waitsFor(res))
+}

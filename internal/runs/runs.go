@@ -1,0 +1,842 @@
+// Package runs finds runs that exist, on workers or in a bucket: it lists them, attaches to
+// them, stops them and compares their logs.
+package runs
+
+import (
+	"cmp"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"multihost/internal/config"
+	"multihost/internal/cost"
+	"multihost/internal/event"
+	"multihost/internal/follow"
+	"multihost/internal/gcp"
+	"multihost/internal/job"
+	"multihost/internal/launch"
+	"multihost/internal/mask"
+	"multihost/internal/provision"
+	"multihost/internal/record"
+	"multihost/internal/remote"
+	"multihost/internal/stage"
+	"multihost/internal/tpu"
+	"multihost/internal/workers"
+)
+
+// A Seen is a run as the workers report it.
+type Seen struct {
+	Run     string    `json:"run"`
+	Attempt int       `json:"attempt"`
+	State   string    `json:"state"`
+	Owner   string    `json:"owner"`
+	Created time.Time `json:"created"`
+	Slices  []string  `json:"slices"`
+	Command string    `json:"command"`
+	Hourly  *float64  `json:"usd_per_hour,omitempty"` // list price of the slices, for a run that a job has made slices for
+	Gone    string    `json:"gone,omitempty"`         // when those slices are deleted if no runner continues the job, in words
+
+	// Followed says whether a command follows the output, on any machine. It is nil when
+	// that is not known: for runs of other logins, runs without runner, and runs that
+	// have not begun or have ended.
+	Followed *bool `json:"followed,omitempty"`
+
+	age  time.Duration // by the worker's clock
+	goes string        // value for Gone where slices exist; empty: computed from the queued resource
+}
+
+// List asks worker 0 of every ready slice which runs it knows, and emits the runs as a
+// Result. prefix and only limit it to slices with that name prefix and these numbers in
+// their names.
+func List(ctx context.Context, d *workers.Deps, prefix string, only tpu.Numbers, ended bool) error {
+	var seen = []Seen{}
+	var detachedErr error
+	if prefix == "" && d.OpenBucket != nil {
+		rows, err := detachedRows(ctx, d, ended)
+		if d.Bucket != "" && err != nil && rows == nil {
+			return err
+		}
+		seen, detachedErr = append(seen, rows...), err
+	}
+	ready, _, found, surveyErr := survey(ctx, d, prefix, only, seen)
+	if ready == nil && surveyErr != nil && len(seen) == 0 {
+		return errors.Join(surveyErr, detachedErr)
+	}
+	surveyErr = errors.Join(surveyErr, detachedErr)
+	for _, f := range found {
+		if !ended && !f.Info.Alive() || slices.ContainsFunc(seen, func(s Seen) bool { return s.Run == f.Info.Run }) {
+			continue
+		}
+		row := Seen{Run: f.Info.Run, Attempt: f.Info.Attempt, State: string(f.Info.Phase), Owner: f.Info.Owner, Created: f.Info.Armed, Command: f.Info.Command}
+		if f.Info.Exit != nil {
+			row.State = f.Ended()
+		}
+		if f.Info.Phase == launch.Running && f.Info.Mine {
+			row.Followed = &f.Followed
+		}
+		for _, id := range f.Workers {
+			row.Slices = append(row.Slices, ready[id.Slice].Name)
+		}
+		row.age = f.Info.Age()
+		seen = append(seen, row)
+	}
+	if len(only) == 0 { // with chosen slices, requests are left out: a request need not have slices
+		var err error
+		seen, err = withRequests(ctx, d, prefix, seen, found)
+		surveyErr = errors.Join(surveyErr, err)
+	}
+	var b strings.Builder
+	if len(seen) == 0 {
+		b.WriteString("no runs")
+		if !ended {
+			b.WriteString(" live; those that have ended: multihost ps --all")
+		}
+		b.WriteByte('\n')
+	} else {
+		w := tabwriter.NewWriter(&b, 0, 8, 2, ' ', 0)
+		fmt.Fprintln(w, "RUN\tATTEMPT\tSTATE\tAGE\tOWNER\tSLICES\tPER HOUR\tGONE\tCOMMAND")
+		for _, s := range seen {
+			attempt, hour := "-", "-"
+			if s.Attempt > 0 {
+				attempt = strconv.Itoa(s.Attempt)
+			}
+			if s.Gone != "" {
+				hour = cost.Price(s.Hourly)
+			}
+			state := s.State
+			if s.Followed != nil && !*s.Followed {
+				state += ", not followed"
+			}
+			fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", s.Run, attempt, state, event.Age(s.age), s.Owner, strings.Join(s.Slices, ","),
+				hour, cmp.Or(s.Gone, "-"), s.Command)
+		}
+		w.Flush()
+	}
+	d.Sink.Emit(event.Result{Name: "runs", Text: b.String(), Data: seen})
+	return surveyErr
+}
+
+// survey asks worker 0 of every ready slice, or of those that prefix and only choose,
+// which runs it knows. It does not ask the slices of runs in seen. asked says for each
+// ready slice whether it answered. An error may come with the other slices' answers: some
+// slices were not asked, and nothing is known of them.
+func survey(ctx context.Context, d *workers.Deps, prefix string, only tpu.Numbers, seen []Seen) (ready []tpu.Slice, asked []bool, found []workers.FoundRun, err error) {
+	nodes, err := d.Cloud.Slices(ctx)
+	if err != nil {
+		return nil, nil, nil, fmt.Errorf("list slices in %q: %w", d.Zone, err)
+	}
+	if prefix != "" {
+		sel, err := tpu.SelectNumbered(nodes, prefix, only, true)
+		if err != nil {
+			return nil, nil, nil, err
+		}
+		nodes = sel.Slices
+	}
+	slices.SortFunc(nodes, tpu.CompareNames)
+	for _, s := range nodes {
+		known := slices.ContainsFunc(seen, func(r Seen) bool {
+			return slices.Contains(r.Slices, s.Name) && s.Labels[provision.LabelRun] == provision.LabelValue(r.Run)
+		})
+		if ok, _ := s.Ready(); ok && !known {
+			s.Index = len(ready)
+			ready = append(ready, s)
+		}
+	}
+	if len(ready) == 0 {
+		return nil, nil, nil, nil
+	}
+	found, asked, err = Ask(ctx, d, ready)
+	return ready, asked, found, err
+}
+
+// Ask asks worker 0 of every slice in ready which runs it knows. Each slice's Index must
+// be its position in ready. asked says for each slice whether it answered. An error may
+// come with the other slices' answers.
+func Ask(ctx context.Context, d *workers.Deps, ready []tpu.Slice) (found []workers.FoundRun, asked []bool, err error) {
+	asked = make([]bool, len(ready))
+	t, failed, err := d.Dial(ctx, tpu.Selection{Slices: ready}, func(id tpu.WorkerID) bool { return id.Worker == 0 }, false)
+	if err != nil {
+		return nil, asked, err
+	}
+	defer t.Close()
+	var ids []tpu.WorkerID
+	var silent []error
+	for _, id := range slices.SortedFunc(maps.Keys(failed), tpu.CompareWorkers) {
+		ids, silent = append(ids, id), append(silent, failed[id])
+	}
+	found, errs := t.Runs(ctx)
+	for i, id := range t.Ids {
+		asked[id.Slice] = errs[i] == nil
+	}
+	ids, silent = append(ids, t.Ids...), append(silent, errs...)
+	return found, asked, stage.WorkersError(stage.Survey, ids, silent)
+}
+
+// Locate finds a run by its name: in this machine's records, otherwise by asking the
+// slices.
+func Locate(ctx context.Context, d *workers.Deps, name, prefix string) (*record.Record, error) {
+	rec, err := record.LoadRecord(d.StateDir, name)
+	if err != nil {
+		return nil, err
+	}
+	if rec != nil && rec.Project == d.Project && rec.Zone == d.Zone && (prefix == "" || prefix == rec.Prefix) {
+		return rec, nil
+	}
+	if rec != nil && prefix == "" {
+		return nil, &stage.Error{Stage: stage.Discover, Text: fmt.Sprintf("run %q was started in project %s, zone %s", name, rec.Project, rec.Zone),
+			Advice: fmt.Sprintf("add --project=%s --zone=%s", rec.Project, rec.Zone)}
+	}
+	return locateOnWorkers(ctx, d, name, prefix)
+}
+
+// locateOnWorkers finds a run by asking the slices.
+func locateOnWorkers(ctx context.Context, d *workers.Deps, name, prefix string) (*record.Record, error) {
+	ready, asked, found, surveyErr := survey(ctx, d, prefix, nil, nil)
+	var match []workers.FoundRun
+	for _, f := range found {
+		if f.Info.Run == name {
+			match = append(match, f)
+		}
+	}
+	if len(match) == 0 && surveyErr != nil {
+		return nil, surveyErr
+	}
+	if len(match) == 0 {
+		if err := notBegun(ctx, d, name); err != nil {
+			return nil, err
+		}
+		text := fmt.Sprintf("no run %q on this machine's list or on the ready slices of %s", name, d.Zone)
+		if _, err := os.Stat(record.RunDir(d.StateDir, name)); err == nil {
+			text = fmt.Sprintf("run %q was never started: it was left while its workers were prepared, and the ready slices of %s know nothing of it", name, d.Zone)
+		}
+		return nil, &stage.Error{Stage: stage.Discover, Text: text, Advice: "list the runs with: multihost ps --all"}
+	}
+	f, other := choose(match)
+	if other != nil {
+		return nil, several(name, f, *other, ready)
+	}
+	if surveyErr != nil {
+		var e *stage.Error
+		text := surveyErr.Error()
+		if errors.As(surveyErr, &e) {
+			text = e.Text
+		}
+		event.Notef(d.Sink, event.Warn, "once they answer, do the same again", "run %s is known from %s; other slices, which may have a part of it, could not be asked: %s",
+			name, sliceNames(ready, f), text)
+	}
+	rec := recordOf(d, f, ready)
+	rec.Unasked = unasked(f, ready, asked, surveyErr)
+	return rec, nil
+}
+
+// unasked returns the error that the run may live on slices that a survey could not ask:
+// those of its queued resource, and those whose names differ from its slices' names only
+// in the number. It returns nil if there are none. err is the survey's error.
+func unasked(f workers.FoundRun, ready []tpu.Slice, asked []bool, err error) error {
+	var names []string
+	for i, s := range ready {
+		if !asked[i] && slices.ContainsFunc(f.Workers, func(id tpu.WorkerID) bool {
+			has := ready[id.Slice]
+			return s.QueuedResource != "" && s.QueuedResource == has.QueuedResource || tpu.Family(s.Name) == tpu.Family(has.Name)
+		}) {
+			names = append(names, s.Name)
+		}
+	}
+	if len(names) == 0 {
+		return nil
+	}
+	return &stage.Error{Stage: stage.Stopping, Err: err, Text: fmt.Sprintf("run %s may still run on %s, which could not be asked", f.Info.Run, tpu.FewNames(names)),
+		Advice: "end it there with: multihost stop " + f.Info.Run}
+}
+
+// recordOf returns the record of a run that was found on slices in ready.
+func recordOf(d *workers.Deps, f workers.FoundRun, ready []tpu.Slice) *record.Record {
+	rec := &record.Record{Run: f.Info.Run, Attempt: f.Info.Attempt, Project: d.Project, Zone: d.Zone, Login: f.Info.Login, Owner: f.Info.Owner,
+		Created: f.Info.Armed, Command: f.Info.Command, LogDir: record.RecordDir(d.StateDir, f.Info.Run, f.Info.Attempt)}
+	for _, id := range f.Workers {
+		s := ready[id.Slice]
+		rec.Slices = append(rec.Slices, record.RecordedSlice{Name: s.Name, UID: s.UID, Workers: len(s.Workers), Type: s.Type})
+		rec.Workers += len(s.Workers)
+	}
+	return rec
+}
+
+// begunAgain returns the record of a run whose recorded slices are gone, but which another
+// machine has started since on slices of the same names; nil if there is none.
+func begunAgain(ctx context.Context, d *workers.Deps, rec *record.Record) (*record.Record, error) {
+	ready, asked, found, err := survey(ctx, d, rec.Prefix, nil, nil)
+	match := slices.DeleteFunc(found, func(f workers.FoundRun) bool { return !isAgain(rec, f) })
+	var none *tpu.NoSlicesError
+	if len(match) == 0 && (err == nil || errors.As(err, &none)) {
+		return nil, nil
+	}
+	if len(match) == 0 {
+		return nil, err
+	}
+	f, other := choose(match)
+	if other != nil {
+		return nil, several(rec.Run, f, *other, ready)
+	}
+	now := recordOf(d, f, ready)
+	now.Prefix, now.Partial, now.Attempts, now.KeepGoing, now.SecretEnv = rec.Prefix, rec.Partial, rec.Attempts, rec.KeepGoing, rec.SecretEnv
+	now.Unasked = unasked(f, ready, asked, err)
+	now.LogDir = rec.Place(now.Attempt, now.Slices, now.LogDir, false)
+	return now, nil
+}
+
+// isAgain reports whether a run that lives on other slices is the run of the record, begun
+// again. The slices of a job have the run's name; on slices that somebody else may use,
+// only the owner's is.
+func isAgain(r *record.Record, f workers.FoundRun) bool {
+	return f.Info.Run == r.Run && f.Info.Alive() && f.Info.Mine && (r.Prefix == r.Run || f.Info.Owner == r.Owner)
+}
+
+// several is the error about two runs of one name.
+func several(name string, a, b workers.FoundRun, ready []tpu.Slice) error {
+	return &stage.Error{Stage: stage.Input, Text: fmt.Sprintf("several runs are called %q: %s and %s", name, text(a, ready), text(b, ready)),
+		Advice: "say which slices with --tpu-prefix=P"}
+}
+
+// notBegun returns the error about a job of which only the queued resource exists: the
+// job waits, or its runner ended while it waited. It returns nil if there is no such
+// resource.
+func notBegun(ctx context.Context, d *workers.Deps, name string) error {
+	if d.OnHosts() {
+		return nil
+	}
+	res, err := d.Cloud.Get(ctx, name)
+	if err != nil || !res.IsOf(name) {
+		return nil
+	}
+	return &notBegunError{res: res, err: &stage.Error{Stage: stage.Discover, Text: fmt.Sprintf("no worker knows of run %q, but queued resource %s was made for it, %s", name, res.ID, res.Standing()),
+		Advice: "typing the same job again goes on with it; " + job.DeleteHint(res.ID, d)}}
+}
+
+// notBegunError says that no worker knows the run, but a queued resource was made for it.
+type notBegunError struct {
+	res provision.Resource
+	err *stage.Error
+}
+
+func (e *notBegunError) Error() string { return e.err.Error() }
+func (e *notBegunError) Unwrap() error { return e.err }
+
+// choose returns the run that is meant among runs of one name: the active one, otherwise
+// the newest. other is a run that could be meant instead: another active one, or one on
+// other workers. The number of an attempt decides nothing, because one worker can claim
+// any.
+func choose(match []workers.FoundRun) (f workers.FoundRun, other *workers.FoundRun) {
+	at := max(0, slices.IndexFunc(match, func(f workers.FoundRun) bool { return f.Info.Alive() }))
+	f = match[at]
+	for i, o := range match {
+		if i == at {
+			continue
+		}
+		if o.Info.Alive() {
+			return f, &match[i]
+		}
+		known := 0
+		for _, id := range o.Workers {
+			if slices.Contains(f.Workers, id) {
+				known++
+			}
+		}
+		// A run whose workers are a subset of f's is an earlier run that f replaced. If f
+		// shares only some of them, the other run used more slices; that is f's past only
+		// while f is active. If f has ended too, neither is active and either may be
+		// meant.
+		if known == 0 || known < len(o.Workers) && !f.Info.Alive() {
+			return f, &match[i]
+		}
+	}
+	return f, nil
+}
+
+// text describes a found run for people.
+func text(f workers.FoundRun, all []tpu.Slice) string {
+	state := string(f.Info.Phase)
+	if f.Info.Exit != nil {
+		state = f.Ended()
+	}
+	return fmt.Sprintf("attempt %d of %s on %s (%s)", f.Info.Attempt, f.Info.Owner, sliceNames(all, f), state)
+}
+
+func sliceNames(all []tpu.Slice, f workers.FoundRun) string {
+	names := make([]string, len(f.Workers))
+	for i, id := range f.Workers {
+		names[i] = all[id.Slice].Name
+	}
+	return strings.Join(names, ", ")
+}
+
+// Recorded returns the selection for a record, with the record's slice numbers. A slice
+// that no longer exists has no workers in sel, and gone has its name.
+func Recorded(ctx context.Context, d *workers.Deps, rec *record.Record) (sel tpu.Selection, gone []string, err error) {
+	nodes, err := d.Cloud.Slices(ctx)
+	if err != nil {
+		return sel, nil, fmt.Errorf("list slices in %q: %w", d.Zone, err)
+	}
+	for i, want := range rec.Slices {
+		s := tpu.Slice{Name: want.Name, UID: want.UID}
+		for _, n := range nodes {
+			if n.Name == want.Name && n.UID == want.UID {
+				s = n
+			}
+		}
+		if len(s.Workers) == 0 {
+			gone = append(gone, want.Name)
+		}
+		s.Index = i
+		sel.Slices = append(sel.Slices, s)
+	}
+	return sel, gone, nil
+}
+
+// AttachOptions say how to find the run and how to follow it.
+type AttachOptions struct {
+	Prefix     string // name prefix of the slices to look at; "" is all
+	Grace      time.Duration
+	StrictExit bool
+	Patience   follow.Patience
+	Watch      follow.WatchOptions
+
+	// Secret returns the value of a variable in this machine's environment. The variables
+	// that were secret when the run was started are masked in the output shown.
+	Secret func(name string) (value string, ok bool)
+}
+
+// secrets returns the variables of the run whose values are masked, and the names of
+// those whose values are not known here.
+func (o AttachOptions) secrets(rec *record.Record) (known []config.EnvVar, unknown []string) {
+	for _, name := range rec.SecretEnv {
+		if value, ok := o.Secret(name); ok {
+			known = append(known, config.EnvVar{Name: name, Value: value, Secret: true})
+		} else {
+			unknown = append(unknown, name)
+		}
+	}
+	return known, unknown
+}
+
+// Attach follows to its end a run that was started before, here or elsewhere. An
+// interrupt does not stop the run.
+func Attach(ctx context.Context, d *workers.Deps, name string, o AttachOptions) (out stage.Outcome, err error) {
+	defer func() { d.CloseJournal(out, err) }()
+	if r, err := FindBucketRun(ctx, d, name); err != nil || r != nil {
+		if err != nil {
+			return stage.Outcome{}, err
+		}
+		return r.attach(ctx, o)
+	}
+	rec, err := Locate(ctx, d, name, o.Prefix)
+	if err != nil {
+		return stage.Outcome{}, err
+	}
+	return attachTo(ctx, d, rec, o)
+}
+
+// attachTo follows the run of a record over SSH and emits its summary.
+func attachTo(ctx context.Context, d *workers.Deps, rec *record.Record, o AttachOptions) (stage.Outcome, error) {
+	out, sum, err := attachOver(ctx, d, rec, o)
+	if sum != nil {
+		d.Sink.Emit(*sum)
+	}
+	return out, err
+}
+
+// attachOver follows the run of a record over SSH. It does not emit sum; the caller does,
+// unless sum is nil.
+func attachOver(ctx context.Context, d *workers.Deps, rec *record.Record, o AttachOptions) (out stage.Outcome, sum *event.Summary, err error) {
+	name, watch := rec.Run, stage.Stopwatch{Sink: d.Sink, Clock: d.Clock}
+	sel, gone, err := Recorded(ctx, d, rec)
+	if err != nil {
+		return stage.Outcome{}, nil, err
+	}
+	if len(gone) == len(sel.Slices) && rec.Bucket == "" && rec.Prefix != "" {
+		if now, err := begunAgain(ctx, d, rec); err == nil && now != nil {
+			return attachOver(ctx, d, now, o)
+		}
+	}
+	if len(gone) > 0 {
+		return stage.Outcome{}, nil, &stage.Error{Stage: stage.Discover, Text: fmt.Sprintf("slices of run %q are gone: %s", name, strings.Join(gone, ", ")),
+			Advice: "its logs, as far as they came here: multihost logs " + name + "; to end what may be left of it: multihost stop " + name}
+	}
+	t, err := d.ConnectPhase(ctx, &watch, sel, nil)
+	if err != nil {
+		return stage.Outcome{}, nil, err
+	}
+	defer t.Close()
+	known, lives, err := NewestAttempt(ctx, d, t, rec)
+	if err != nil {
+		return stage.Outcome{}, nil, err
+	}
+	if rec.Bucket == "" { // with a bucket, the workers need no lease to delete the slices
+		held := job.AttachLease(ctx, d, t, name)
+		defer func() { job.SayBilled(ctx, d, name, t.Slices, held()) }()
+	}
+	if err := d.MakeLogs("attach", rec.LogDir, rec.MakeLogDir); err != nil {
+		return stage.Outcome{}, nil, err
+	}
+	secrets, unknown := o.secrets(rec)
+	if len(unknown) > 0 {
+		event.Notef(d.Sink, event.Warn, "export "+strings.Join(unknown, " ")+", then attach again",
+			"the value of %s is secret and not known here: if the command prints it, it is shown", strings.Join(unknown, ", "))
+	}
+	d.OpenJournal(rec.Run, "attach", secrets)
+	d.Sink.Emit(rec.AttemptEvent())
+	event.Notef(d.Sink, event.Info, "", "run %s, attempt %d: logs in %s; %s", rec.Run, rec.Attempt, rec.LogDir, d.WhatCtrlCDoes(false))
+	partly := sayUnstarted(d, t, known, rec) // a run that started on only some workers is not stopped as failed
+	f := &follow.Following{Deps: d, Team: t, Ref: launch.Ref{Run: rec.Run, Attempt: rec.Attempt}, Rec: rec, Watch: &watch,
+		FailFast: !rec.KeepGoing && !partly && lives, Grace: o.Grace, Strict: o.StrictExit, Patience: o.Patience, Attached: true, Watching: o.Watch,
+		Secrets: mask.MaskedWords(secrets), Deletes: rec.Unasked != nil} // the end of a part is not the end that a user wants to know
+	out, err = f.Do(ctx)
+	if err == nil && out.Code == 0 {
+		err = endOfAPart(f, rec.Unasked)
+	}
+	if f.Sum != nil && len(unknown) > 0 {
+		f.Sum.LastLines = nil // they would be kept in the journal unmasked
+	}
+	return out, f.Sum, err
+}
+
+// endOfAPart returns the error for a success of workers beside which others may run on.
+// unasked says which could not be asked; nil: there are none.
+func endOfAPart(f *follow.Following, unasked error) error {
+	var part *stage.Error
+	if !errors.As(unasked, &part) {
+		return nil
+	}
+	if f.Sum != nil {
+		f.Sum.OK, f.Sum.ExitCode, f.Sum.Text = false, follow.LostCode, f.Sum.Text+"; "+part.Text
+	}
+	return &stage.Error{Stage: stage.Follow, Text: part.Text, Err: part.Err, Advice: "attach again once they answer: multihost attach " + f.Ref.Run}
+}
+
+// NewestAttempt updates a record that is older than the attempt on the workers: another
+// machine may have started the same name again. It returns the workers that know the
+// attempt (all of them when none does), and whether the attempt may be active on any. It
+// is an error if the attempt belongs to another login, whose files this login may not
+// read.
+func NewestAttempt(ctx context.Context, d *workers.Deps, t *workers.Connected, rec *record.Record) (known []tpu.WorkerID, lives bool, err error) {
+	found, errs := t.Runs(ctx)
+	answered := 0
+	for _, err := range errs {
+		if err == nil {
+			answered++
+		}
+	}
+	for _, f := range found {
+		if f.Info.Run != rec.Run || f.Info.Attempt <= rec.Attempt {
+			continue
+		}
+		if !f.Info.Mine || len(f.Workers) < answered { // a start that was interrupted, or a false claim by one worker
+			event.Notef(d.Sink, event.Warn, "multihost stop "+rec.Run+" ends it", "only %s knows an attempt %d of run %s: it is left alone",
+				tpu.Fold(f.Workers), f.Info.Attempt, rec.Run)
+			continue
+		}
+		rec.Attempt, rec.Owner, rec.Command, rec.Ended = f.Info.Attempt, f.Info.Owner, f.Info.Command, false
+		rec.LogDir = record.RecordDir(d.StateDir, rec.Run, rec.Attempt)
+	}
+	for i, err := range errs { // a worker that did not answer may know it
+		if err != nil {
+			known, lives = append(known, t.Ids[i]), true
+		}
+	}
+	heard, mine := false, false
+	var theirs workers.FoundRun
+	for _, f := range found {
+		if f.Info.Run == rec.Run && f.Info.Attempt == rec.Attempt && f.Info.Phase != launch.Aborted {
+			known, heard, lives = append(known, f.Workers...), true, lives || f.Info.Alive()
+			if mine = mine || f.Info.Mine; !mine {
+				theirs = f
+			}
+		}
+	}
+	switch {
+	case !heard:
+		return t.Ids, true, nil
+	case !mine:
+		return nil, false, theirs.OfAnother(stage.Discover, "add --user="+remote.Quote(theirs.Info.Login))
+	}
+	return known, lives, nil
+}
+
+// sayUnstarted warns about the workers on which the run was never started because its
+// runner was killed during the start. It reports whether there are any.
+func sayUnstarted(d *workers.Deps, t *workers.Connected, known []tpu.WorkerID, rec *record.Record) bool {
+	unstarted := slices.DeleteFunc(slices.Clone(t.Ids), func(id tpu.WorkerID) bool { return slices.Contains(known, id) })
+	if len(unstarted) == 0 {
+		return false
+	}
+	event.Notef(d.Sink, event.Warn, "end it with: multihost stop "+rec.Run+"; then start it again",
+		"run %s, attempt %d, was never started on %s: its start was cut short", rec.Run, rec.Attempt, tpu.Fold(unstarted))
+	return true
+}
+
+// Stop ends every active attempt of a run on every worker and verifies that no process is
+// left. It may be repeated. If the command of a job has not begun, or has ended and its
+// slices are kept, Stop deletes what the job has made.
+func Stop(ctx context.Context, d *workers.Deps, name string, o StopOptions) error {
+	if r, err := FindBucketRun(ctx, d, name); err != nil || r != nil {
+		if err != nil {
+			return err
+		}
+		return r.stop(ctx, o)
+	}
+	rec, err := Locate(ctx, d, name, o.Prefix)
+	if err == nil {
+		return stopOn(ctx, d, rec, o)
+	}
+	return stopUnbegun(ctx, d, name, o.Prefix, err)
+}
+
+// stopUnbegun deletes the queued resource of a job that no worker knows. why is the error
+// with which it was not found on the workers; stopUnbegun returns why if there is no such
+// resource.
+func stopUnbegun(ctx context.Context, d *workers.Deps, name, prefix string, why error) error {
+	var idle *notBegunError
+	if errors.As(why, &idle) && idle.res.JobMade() && allAsked(idle.res) && prefix == "" {
+		return stopRequest(ctx, d, name, idle.res)
+	}
+	return why
+}
+
+// stopOn ends the run of a record over SSH.
+func stopOn(ctx context.Context, d *workers.Deps, rec *record.Record, o StopOptions) error {
+	name, watch := rec.Run, stage.Stopwatch{Sink: d.Sink, Clock: d.Clock}
+	sel, gone, err := Recorded(ctx, d, rec)
+	if err != nil {
+		return workers.MayStillRun(&stage.Error{Stage: stage.Stopping, Err: err}, name)
+	}
+	if len(gone) > 0 {
+		event.Notef(d.Sink, event.Info, "", "slices of run %s are gone, nothing runs there: %s", name, tpu.FewNames(gone))
+	}
+	d.Access.RetryFor = min(d.Access.RetryFor, workers.ReachIn(o.Grace))
+	if len(gone) == len(sel.Slices) {
+		return stopElsewhere(ctx, d, rec, o)
+	}
+	t, failed, err := d.Dial(ctx, sel, nil, true)
+	if err != nil {
+		return workers.MayStillRun(&stage.Error{Stage: stage.Stopping, Err: err}, name)
+	}
+	defer t.Close()
+	var left []kept
+	err = watch.Phase("stop", func() (string, error) {
+		found, stopped, err := stopNamed(ctx, d, t, name, o.Grace)
+		if len(failed) > 0 {
+			var ids []tpu.WorkerID
+			var errs []error
+			for _, id := range slices.SortedFunc(maps.Keys(failed), tpu.CompareWorkers) {
+				ids, errs = append(ids, id), append(errs, failed[id])
+			}
+			err = errors.Join(err, workers.MayStillRun(stage.WorkersError(stage.Stopping, ids, errs), name))
+		}
+		if err == nil && !stopped && rec.Bucket == "" {
+			left, err = keptOn(ctx, d, t, rec, found)
+		}
+		err = errors.Join(err, rec.Unasked)
+		return fmt.Sprintf("run %s: no process of it is left on %s", name, tpu.Fold(t.Ids)), err
+	})
+	if len(left) == 0 && rec.Bucket == "" {
+		job.SayBilled(ctx, d, name, t.Slices, job.HeldBy(t, job.Looks(ctx, t, d.Agents.Sums(), name)))
+	}
+	for _, k := range left {
+		k.again = func(ctx context.Context) error { return idle(ctx, t, name) }
+		err = errors.Join(err, deleteKept(ctx, d, o, k))
+	}
+	return err
+}
+
+// idle returns an error if a run lives on the workers, or may: one could not be asked.
+func idle(ctx context.Context, t *workers.Connected, name string) error {
+	runs, errs := t.Runs(ctx)
+	for _, f := range runs {
+		if f.Info.Alive() {
+			return &stage.Error{Stage: stage.Stopping, Text: fmt.Sprintf("the slices of run %s stay: run %q of %s lives on %s by now", name, f.Info.Run, f.Info.Owner, tpu.FoldShort(f.Workers))}
+		}
+	}
+	return stage.WorkersError(stage.Stopping, t.Ids, errs)
+}
+
+// stopElsewhere ends what a job has now, although the slices of its record are gone: a
+// request that waits, or slices that another machine's runner or a later request made.
+func stopElsewhere(ctx context.Context, d *workers.Deps, rec *record.Record, o StopOptions) error {
+	if rec.Bucket != "" {
+		return nil
+	}
+	if res, waits := waitingRequest(ctx, d, rec.Run); waits {
+		return stopRequest(ctx, d, rec.Run, res)
+	}
+	if rec.Prefix != "" {
+		now, err := begunAgain(ctx, d, rec)
+		if err != nil {
+			return workers.MayStillRun(&stage.Error{Stage: stage.Stopping, Err: err}, rec.Run)
+		}
+		if now != nil {
+			return stopOn(ctx, d, now, o)
+		}
+	}
+	if d.OnHosts() {
+		return nil
+	}
+	res, err := d.Cloud.Get(ctx, rec.Run)
+	if err != nil && gcp.ClassOf(err) != gcp.NotFound {
+		return workers.MayStillRun(&stage.Error{Stage: stage.Stopping, Err: err}, rec.Run)
+	}
+	if err != nil || !res.JobMade() || !res.IsOf(rec.Run) {
+		return nil
+	}
+	there, err := locateOnWorkers(ctx, d, rec.Run, o.Prefix)
+	if err != nil {
+		return stopUnbegun(ctx, d, rec.Run, o.Prefix, err)
+	}
+	return stopOn(ctx, d, there, o)
+}
+
+// stopNamed stops the active runs of a name on the workers of the team. If one cannot be
+// stopped, the others are stopped all the same. It returns the runs that the workers knew
+// before, and whether there was any to stop.
+//
+// It marks the newest attempt, although that has ended: a runner may be about to begin
+// the next one. Whoever begins one on a worker can be found there before it reads the
+// marks, so that a look after the mark finds all that nobody keeps from starting.
+func stopNamed(ctx context.Context, d *workers.Deps, t *workers.Connected, name string, grace time.Duration) (found []workers.FoundRun, any bool, err error) {
+	found, errs := t.Runs(ctx)
+	stopped := map[launch.Ref]bool{}
+	var refused []error
+	stop := func(f workers.FoundRun) {
+		stopped[f.Info.Ref] = true
+		if err := t.StopWith(ctx, d.Sink, f.Info.Ref, launch.StopOptions{Grace: grace, Reason: follow.StopBy + d.Owner, Mark: true}, nil); err != nil {
+			refused = append(refused, err)
+		}
+	}
+	stopLiving := func(found []workers.FoundRun) {
+		for _, f := range found {
+			if f.Info.Run != name || stopped[f.Info.Ref] || !f.Info.Alive() {
+				continue
+			}
+			if err := f.Stoppable(); err != nil {
+				refused = append(refused, err)
+				continue
+			}
+			any = true
+			stop(f)
+		}
+	}
+	stopLiving(found)
+	ended := slices.IndexFunc(found, func(f workers.FoundRun) bool { return f.Info.Run == name && f.Info.Mine && !f.Info.Alive() })
+	if ended >= 0 && !slices.ContainsFunc(found, func(f workers.FoundRun) bool { return f.Info.Run == name && f.Info.Phase == launch.Running }) {
+		stop(found[ended])
+		again, errs := t.Runs(ctx)
+		stopLiving(again)
+		if any { // the answers of the others were there before
+			refused = append(refused, workers.MayStillRun(stage.WorkersError(stage.Stopping, t.Ids, errs), name))
+		}
+	}
+	if len(stopped) == 0 { // after a stop, stopAll has reported the workers that did not answer
+		refused = append(refused, workers.MayStillRun(stage.WorkersError(stage.Stopping, t.Ids, errs), name))
+	}
+	return found, any, errors.Join(refused...)
+}
+
+// A Verified compares the local log of one worker with the worker's own.
+type Verified struct {
+	Worker string `json:"worker"`
+	Bytes  int64  `json:"bytes"`  // bytes in the local file
+	Remote int64  `json:"remote"` // bytes in the worker's file
+	Same   bool   `json:"same"`   // the local file is whole and equal
+	Prefix bool   `json:"prefix"` // the local file is equal as far as it goes
+}
+
+// Verify compares the local log of every worker of a run with the worker's own by
+// SHA-256, and emits the result. It returns an error if any log is not whole and equal.
+func Verify(ctx context.Context, d *workers.Deps, name, prefix string) error {
+	watch := stage.Stopwatch{Sink: d.Sink, Clock: d.Clock}
+	rec, err := Locate(ctx, d, name, prefix)
+	if err != nil {
+		return err
+	}
+	sel, gone, err := Recorded(ctx, d, rec)
+	if err != nil {
+		return err
+	}
+	if len(gone) > 0 {
+		return &stage.Error{Stage: stage.Discover, Text: "slices are gone with their logs: " + strings.Join(gone, ", ")}
+	}
+	t, err := d.ConnectPhase(ctx, &watch, sel, nil)
+	if err != nil {
+		return err
+	}
+	defer t.Close()
+	ref := launch.Ref{Run: rec.Run, Attempt: rec.Attempt}
+	rows := make([]Verified, len(t.Ids))
+	errs := t.Each(ctx, d.Sink, "verify", func(ctx context.Context, i int) error {
+		rows[i] = Verified{Worker: t.Ids[i].String()}
+		local, size, err := fileDigest(rec.LogPath(t.Ids[i]))
+		if err != nil {
+			return err
+		}
+		state, err := launch.Status(ctx, t.Conns[i], ref)
+		if err != nil {
+			return err
+		}
+		remote, n, err := launch.Digest(ctx, t.Conns[i], ref, size)
+		if err != nil {
+			return err
+		}
+		rows[i].Bytes, rows[i].Remote = size, state.LogSize
+		rows[i].Prefix = n == size && remote == local
+		rows[i].Same = rows[i].Prefix && size == state.LogSize
+		if !rows[i].Prefix {
+			return errors.New("the local log differs from the worker's")
+		}
+		if !rows[i].Same {
+			return fmt.Errorf("the local log has %d of %d bytes", size, state.LogSize)
+		}
+		return nil
+	})
+	var b strings.Builder
+	for _, r := range rows {
+		word := "equal"
+		if !r.Same {
+			word = "NOT EQUAL"
+		}
+		fmt.Fprintf(&b, "%s  %d bytes  %s\n", r.Worker, r.Bytes, word)
+	}
+	d.Sink.Emit(event.Result{Name: "logs_verified", Text: b.String(), Data: rows})
+	return stage.WorkersError(stage.Verify, t.Ids, errs)
+}
+
+func fileDigest(path string) (sum string, size int64, err error) {
+	file, err := os.Open(path)
+	if err != nil {
+		return "", 0, err
+	}
+	defer file.Close()
+	hash := sha256.New()
+	size, err = io.Copy(hash, file)
+	return hex.EncodeToString(hash.Sum(nil)), size, err
+}
+
+// ForgetHostKey removes the pinned host key of one worker and reports whether
+// there was one.
+func ForgetHostKey(ctx context.Context, d *workers.Deps, prefix string, numbers tpu.Numbers, id tpu.WorkerID) (removed bool, err error) {
+	sel, err := d.Discover(ctx, prefix, numbers, true)
+	if err != nil {
+		return false, err
+	}
+	if id.Slice >= len(sel.Slices) || id.Worker >= len(sel.Slices[id.Slice].Workers) {
+		return false, &stage.Error{Stage: stage.Input, Text: fmt.Sprintf("%s has no worker %s", workers.Describe(sel), id)}
+	}
+	return d.Access.Forget(sel.Slices[id.Slice], id)
+}

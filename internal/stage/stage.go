@@ -1,0 +1,474 @@
+// Package stage names the steps of a command, times them, and says what went wrong in
+// which: for one worker, or folded for many. It also has what ends a command early: a
+// failure of an attempt, and an interrupt of the user.
+package stage
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+	"unicode"
+
+	"multihost/internal/event"
+	"multihost/internal/fault"
+	"multihost/internal/gcp"
+	"multihost/internal/tpu"
+)
+
+// Interrupted is the cause of a context that was ended by a signal.
+type Interrupted struct {
+	Signal os.Signal
+	Answer Answer // what happens to whatever is running
+}
+
+// An Answer says what an interrupt means.
+type Answer string
+
+// The answers. Without one, SIGHUP detaches, and so does every signal to a command that
+// did not start the run itself. The other signals stop the run.
+const (
+	Ask      Answer = "ask"      // never in an Interrupted: the user is asked first
+	Continue Answer = "continue" // never in an Interrupted: nothing happens
+	Stop     Answer = "stop"     // stop the command on all workers and delete what was created for it
+	Detach   Answer = "detach"   // leave the command running, and what was created for it
+)
+
+// Detaches reports whether the run is to be left running. ours says that this command
+// started it.
+func (e *Interrupted) Detaches(ours bool) bool {
+	if e.Answer != "" {
+		return e.Answer == Detach
+	}
+	return !ours || e.Signal == syscall.SIGHUP
+}
+
+func (e *Interrupted) Error() string {
+	if e.Answer == Detach && e.Signal != syscall.SIGHUP {
+		return "detached"
+	}
+	switch e.Signal {
+	case syscall.SIGINT:
+		return "interrupted (SIGINT)"
+	case syscall.SIGTERM:
+		return "terminated (SIGTERM)"
+	case syscall.SIGHUP:
+		return "the terminal is gone (SIGHUP)"
+	}
+	return "ended by signal " + e.Signal.String()
+}
+
+// Fault returns fault.Interrupted.
+func (e *Interrupted) Fault() fault.Kind { return fault.Interrupted }
+
+// Stage names the step of a run in which workers failed.
+type Stage string
+
+// The stages of a run.
+const (
+	Input     Stage = "input"
+	Scan      Stage = "read files"
+	Discover  Stage = "discover"
+	Survey    Stage = "ask the slices"
+	Connect   Stage = "connect"
+	Busy      Stage = "check"
+	Sync      Stage = "sync"
+	Folder    Stage = "use existing folder"
+	Preflight Stage = "preflight"
+	Settings  Stage = "preflight settings" // it was done, but the settings are not as required
+	Venv      Stage = "virtual environment"
+	Free      Stage = "free the TPU"
+	Skew      Stage = "skew" // workers differ
+	Start     Stage = "start"
+	Follow    Stage = "run"
+	Stopping  Stage = "stop"
+	Timeout   Stage = "timeout"
+	Stalled   Stage = "stall"
+	Local     Stage = "local files"
+	Verify    Stage = "verify"
+	Exec      Stage = "exec"
+	Copy      Stage = "copy"
+	Dump      Stage = "dump"
+	Teardown  Stage = "teardown"
+)
+
+// Error says in which stage a run failed and for which workers.
+type Error struct {
+	Stage  Stage
+	Text   string // what happened, without the stage
+	Err    error  // the cause, or the first worker's
+	Advice string
+
+	Each []error // errors of the workers that failed
+	Lost bool    // workers are unreachable or gone, whatever Err says
+}
+
+func (e *Error) Error() string {
+	text := e.Text
+	if text == "" && e.Err != nil {
+		text = e.Err.Error()
+	}
+	if e.Stage == Input { // the text is about what was typed
+		return text
+	}
+	return string(e.Stage) + ": " + text
+}
+
+// Unwrap returns the cause.
+func (e *Error) Unwrap() error { return e.Err }
+
+// Fault returns the kind of the error. What is wrong with the command line or a setting
+// counts more than the stage at which it is found; a stage without a kind of its own has
+// that of the cause.
+func (e *Error) Fault() fault.Kind {
+	cause := gcp.FaultOf(e.Err)
+	if cause == fault.Usage || cause == fault.Configuration {
+		return cause
+	}
+	switch e.Stage {
+	case Settings, Skew, Venv:
+		return fault.Preflight
+	case Timeout, Stalled:
+		return fault.Temporary
+	case Local, Scan:
+		return fault.IO
+	case Input:
+		return fault.Usage
+	}
+	return known(cause)
+}
+
+// known returns kind, or fault.Unavailable if kind does not say what failed: what a run
+// does, it does with workers and APIs.
+func known(kind fault.Kind) fault.Kind {
+	if kind == fault.Unknown || kind == fault.Internal {
+		return fault.Unavailable
+	}
+	return kind
+}
+
+// Hint says what to do next.
+func (e *Error) Hint() string {
+	if e.Advice != "" {
+		return e.Advice
+	}
+	var hinted interface{ Hint() string }
+	if errors.As(e.Err, &hinted) {
+		return hinted.Hint()
+	}
+	return ""
+}
+
+// settled is an error whose advice no longer holds: the slices that it is about have
+// been deleted since.
+type settled struct{ error }
+
+// WithoutSlices returns err for a user whose slices have been deleted since: without advice
+// that needs them.
+func WithoutSlices(err error) error { return settled{err} }
+
+func (e settled) Unwrap() error { return e.error }
+
+// Hint hides the hints of the wrapped error, except one that holds without the slices.
+func (e settled) Hint() string {
+	var hinted interface{ HintWhenGone() string }
+	if errors.As(e.error, &hinted) {
+		return hinted.HintWhenGone()
+	}
+	return ""
+}
+
+// WorkersError combines the failures of single workers into one error of a stage.
+// Workers with equal causes share one clause; the first worker's cause comes first. Its
+// length does not grow with the number of workers. errs is aligned with ids; nil entries
+// are successes.
+func WorkersError(stage Stage, ids []tpu.WorkerID, errs []error) error {
+	each := slices.DeleteFunc(slices.Clone(errs), func(err error) bool { return err == nil })
+	if len(each) == 0 {
+		return nil
+	}
+	groups := GroupErrors(ids, errs)
+	parts := make([]string, len(groups))
+	advice := ""
+	for i, g := range groups {
+		parts[i] = tpu.FoldShort(g.Workers) + ": " + g.String()
+		if advice == "" {
+			advice = Cure(g.Cause)
+		}
+	}
+	return &Error{
+		Stage:  stage,
+		Text:   fmt.Sprintf("%d of %d workers failed: %s", len(each), len(ids), strings.Join(parts, "; ")),
+		Err:    groups[0].First,
+		Each:   each,
+		Advice: advice,
+	}
+}
+
+// failureGroup holds the workers that failed for one cause. If there are many causes,
+// the last group holds the rest, and its cause says so.
+type failureGroup struct {
+	Cause   string
+	First   error
+	Workers []tpu.WorkerID
+}
+
+// String returns the cause. For a single worker it includes what is known only about
+// that worker, such as its address.
+func (g failureGroup) String() string {
+	if len(g.Workers) == 1 {
+		return strings.TrimPrefix(g.First.Error(), g.Workers[0].String()+": ")
+	}
+	return g.Cause
+}
+
+// GroupErrors groups the workers by the cause of their failure, causes in order of
+// appearance. It returns few groups, however many causes there are: see tpu.GroupAlike.
+func GroupErrors(ids []tpu.WorkerID, errs []error) []failureGroup {
+	causes := make([]string, len(errs))
+	for i, err := range errs {
+		if err != nil {
+			causes[i] = CauseText(err, ids[i])
+		}
+	}
+	alike := tpu.GroupAlike(causes)
+	groups := make([]failureGroup, len(alike))
+	for i, a := range alike {
+		groups[i] = failureGroup{Cause: a.Text, First: errs[a.At[0]]}
+		for _, at := range a.At {
+			groups[i].Workers = append(groups[i].Workers, ids[at])
+		}
+	}
+	return groups
+}
+
+// JoinNamed combines the failures of named things other than workers, such as runs or
+// leftovers. Things with equal causes share one clause. errs is aligned with names; nil
+// entries are successes. A single failure stays as it is.
+func JoinNamed(names []string, errs []error) error {
+	causes := make([]string, len(errs))
+	var failed []error
+	for i, err := range errs {
+		if err != nil {
+			failed = append(failed, err)
+			causes[i] = strings.ReplaceAll(err.Error(), strconv.Quote(names[i]), "…")
+		}
+	}
+	if len(failed) < 2 {
+		return errors.Join(failed...)
+	}
+	return &manyError{text: tpu.FoldTexts(names, causes), each: failed}
+}
+
+// A manyError is what several named things failed with.
+type manyError struct {
+	text string
+	each []error
+}
+
+func (e *manyError) Error() string { return e.text }
+
+func (e *manyError) Unwrap() []error { return e.each }
+
+// CauseText returns the error without the parts that differ between workers, so that
+// equal causes have equal texts. An error with more such parts than the worker's name
+// has a method Cause() string that returns its text without them.
+func CauseText(err error, id tpu.WorkerID) string {
+	text := err.Error()
+	var cause interface {
+		error
+		Cause() string
+	}
+	if errors.As(err, &cause) {
+		text = strings.ReplaceAll(text, cause.Error(), cause.Cause())
+	}
+	text = strings.TrimPrefix(text, id.String()+": ")
+	return withoutName(strings.ReplaceAll(text, " on "+id.String()+":", ":"), id.String())
+}
+
+// withoutName replaces a worker's name, where it is a word of the text.
+func withoutName(text, name string) string {
+	var b strings.Builder
+	for {
+		at := strings.Index(text, name)
+		if at < 0 {
+			b.WriteString(text)
+			return b.String()
+		}
+		end := at + len(name)
+		inWord := func(i int) bool {
+			return i >= 0 && i < len(text) && (text[i] == '-' || text[i] == '_' || text[i] == '.' && i < at || unicode.IsLetter(rune(text[i])) || unicode.IsDigit(rune(text[i])))
+		}
+		b.WriteString(text[:at])
+		if inWord(at-1) || inWord(end) {
+			b.WriteString(name)
+		} else {
+			b.WriteString("the worker")
+		}
+		text = text[end:]
+	}
+}
+
+// DiskCure is the advice about a worker's disk that is full or nearly full.
+const DiskCure = "free some space on the worker: df -h ~ /tmp shows where, and df -i ~ /tmp if there are too many files; what multihost keeps to send less may go: rm -rf ~/.multihost/store"
+
+// readOnlyCure is the advice about a place that cannot be written. Only the worker knows
+// whether it was mounted like that.
+const readOnlyCure = "on the worker, findmnt -T ~ shows how it is mounted; if the kernel made it read-only because of errors of the disk (sudo dmesg | grep -iE 'i/o error|remounting'), reboot the worker or recreate the slice"
+
+// Cure returns advice about problems of a worker's system that may occur in any stage.
+// It recognizes them by the system's own words, whichever script reported them. It
+// returns "" for all others.
+func Cure(text string) string {
+	const mend = "let the login use sudo without a password on the worker, as members of google-sudoers may on a TPU VM, or use one that may: --user=NAME"
+	if strings.Contains(text, "(a container may write there only") { // it is said already
+		return ""
+	}
+	for _, c := range []struct{ words, cure string }{
+		{"No space left on device", DiskCure},
+		{"Disk quota exceeded", DiskCure},
+		{"Read-only file system", readOnlyCure},
+		{"a password is required", mend},
+		{ErrRebooted.Error(), "give the same command again; a worker that reboots by itself is seen in: sudo journalctl --list-boots"},
+		{"sudo is not installed", "install it as root on the worker: apt-get install sudo"},
+		{"sudo is refused", mend},
+	} {
+		if strings.Contains(text, c.words) {
+			return c.cure
+		}
+	}
+	return ""
+}
+
+// Stopwatch emits the phases of a command and records their times.
+type Stopwatch struct {
+	Sink  event.Sink
+	Clock gcp.Clock
+	Times []event.PhaseTime
+}
+
+// Span runs f, which emits its own phases, and records its time.
+func (w *Stopwatch) Span(name string, f func() error) error {
+	begin := w.Clock.Now()
+	err := f()
+	w.Add(name, w.Clock.Now().Sub(begin))
+	return err
+}
+
+// Add adds to the time of a phase, because several attempts go through the same phases.
+func (w *Stopwatch) Add(name string, elapsed time.Duration) {
+	for i := range w.Times {
+		if w.Times[i].Name == name {
+			w.Times[i].Elapsed += elapsed
+			return
+		}
+	}
+	w.Times = append(w.Times, event.PhaseTime{Name: name, Elapsed: elapsed})
+}
+
+// Phase runs f as one phase. f returns the line that describes its success.
+func (w *Stopwatch) Phase(name string, f func() (string, error)) error {
+	begin := w.Clock.Now()
+	w.Sink.Emit(event.Phase{Name: name, State: event.Started})
+	detail, err := f()
+	elapsed := w.Clock.Now().Sub(begin)
+	w.Add(name, elapsed)
+	if err != nil {
+		w.Sink.Emit(event.Phase{Name: name, State: event.Failed, Elapsed: elapsed})
+		return err
+	}
+	w.Sink.Emit(event.Phase{Name: name, State: event.Done, Detail: detail, Elapsed: elapsed})
+	return nil
+}
+
+// Sleep waits for d. It returns the cause when ctx has ended.
+func Sleep(ctx context.Context, clock gcp.Clock, d time.Duration) error {
+	if d > 0 {
+		select {
+		case <-clock.After(d):
+		case <-ctx.Done():
+		}
+	}
+	return context.Cause(ctx)
+}
+
+func IsStage(err error, stage Stage) bool {
+	var e *Error
+	return errors.As(err, &e) && e.Stage == stage
+}
+
+// ErrStarting says that another runner of the job is just starting its command.
+var ErrStarting = fault.New(fault.Unavailable, "another runner starts it at this moment")
+
+func InterruptedOr(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	return err
+}
+
+func Missing(failed map[tpu.WorkerID]error) []tpu.WorkerID {
+	var ids []tpu.WorkerID
+	for id := range failed {
+		ids = append(ids, id)
+	}
+	slices.SortFunc(ids, tpu.CompareWorkers)
+	return ids
+}
+
+type WriterFunc func(p []byte) (int, error)
+
+func (f WriterFunc) Write(p []byte) (int, error) { return f(p) }
+
+func CompareBool(a, b bool) int {
+	switch {
+	case a == b:
+		return 0
+	case a:
+		return 1
+	}
+	return -1
+}
+
+// ErrExpired is the cause of a context that ended because the slices' time to live is
+// over.
+var ErrExpired = fault.New(fault.Unavailable, "the time to live of the slices is over")
+
+// AsTyped formats a limit as people type it: 30m, 2h, 1h30m.
+func AsTyped(d time.Duration) string {
+	text := d.String()
+	for _, end := range []string{"m0s", "h0m"} {
+		if strings.HasSuffix(text, end) {
+			text = text[:len(text)-2]
+		}
+	}
+	return text
+}
+
+// Outcome says how a run ended if its command was started.
+type Outcome struct {
+	Code     int // of the command
+	Started  bool
+	Detached bool
+	PartLogs bool // some logs are not complete here
+	KeepLogs bool // workers have the rest of them, and nobody has decided that it may go
+}
+
+// Status returns the exit status of this process.
+func (o Outcome) Status() int {
+	if o.Code == 0 && o.PartLogs {
+		return PartLogCode
+	}
+	return o.Code
+}
+
+// ErrRebooted is the error of a worker that lost the settings of the preflight.
+var ErrRebooted = fault.New(fault.Unavailable, "it was rebooted after the preflight, and its settings are the defaults again; nothing was started")
+
+// PartLogCode, EX_IOERR, is the exit code of a success whose logs are not whole here.
+const PartLogCode = 74

@@ -1,0 +1,152 @@
+package submit
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"strings"
+
+	"multihost/internal/detach"
+	"multihost/internal/gcp"
+	"multihost/internal/job"
+	"multihost/internal/provision"
+	"multihost/internal/stage"
+)
+
+// lookBack decides about a run of this name that is in the bucket. The run continues if
+// its slices are gone, or were never created, before it ended. lookBack returns an
+// error if the run has ended, is still running, belongs to another user, or was started
+// with other options.
+func (r *departure) lookBack(ctx context.Context, request provision.Request) error {
+	was, err := r.bucket.Earlier(ctx, r.job.Run)
+	if was == nil || err != nil {
+		return err
+	}
+	const another = "choose another --run-name or --bucket-dir"
+	refuse := func(advice, format string, args ...any) error {
+		return &stage.Error{Stage: stage.Input, Text: (&detach.ExistsError{URL: r.bucket.URL(r.job.Run)}).Error() + ": " + fmt.Sprintf(format, args...), Advice: advice}
+	}
+	follow := fmt.Sprintf("follow it with: multihost attach %s --bucket-name=%s", r.job.Run, r.bucket.Name())
+	if dir := r.bucket.Dir(); dir != "" {
+		follow += " --bucket-dir=" + dir
+	}
+	if was.Project != r.Project || was.Zone != r.Zone {
+		return refuse(another, "it was started in project %s, zone %s", was.Project, was.Zone)
+	}
+	if how := was.Ended(); how != "" {
+		return refuse(another+"; its logs: multihost logs "+r.job.Run, "%s", how)
+	}
+	// Read the queued resource after the bucket: then the workers seen in the bucket
+	// belonged to this queued resource or to an earlier one.
+	res, err := r.Cloud.Get(ctx, request.ID)
+	gone := gcp.ClassOf(err) == gcp.NotFound
+	switch {
+	case err != nil && !gone:
+		return err
+	case !gone && (!r.owns(res) || res.Labels[provision.LabelUser] != request.Labels[provision.LabelUser]):
+		return refuse(another, "queued resource %s is of %s", res.ID, res.Owner())
+	case userOf(was.Owner) != userOf(r.Owner):
+		return refuse(another, "it is of %s", was.Owner)
+	case res.Life == provision.Suspending:
+		return refuse("type the same command again in a minute", "the slices of queued resource %s are being taken away (%s)", res.ID, res.State)
+	case !gone && !res.Dead() && res.Life != provision.Deleting:
+		return refuse(follow, "queued resource %s is there, state %s", res.ID, res.State)
+	}
+	if diffs := r.differs(was.Description); len(diffs) > 0 {
+		return refuse("type the command as it was, or "+another, "it has lost its slices and can go on, but was started otherwise: %s", strings.Join(diffs, "; "))
+	}
+	r.earlier, r.lost = was, res
+	r.desc.Attempt = was.Next()
+	r.Number = r.desc.Attempt
+	return nil
+}
+
+// loss says what happened to the slices of the earlier start.
+func (r *departure) loss() string {
+	if r.lost.State == "" {
+		return fmt.Sprintf("queued resource %s is gone", r.job.Resource)
+	}
+	return fmt.Sprintf("queued resource %s is %s", r.lost.ID, r.lost.State)
+}
+
+// differs names the flags in which an earlier run of this name differs from the
+// requested one. A run may continue in another tier or network, with another time to
+// live and other code. What its checkpoint depends on must be the same.
+func (r *departure) differs(was detach.Description) (diffs []string) {
+	text := func(flag, has, asked string) {
+		if has != asked {
+			diffs = append(diffs, fmt.Sprintf("%s: it has %q, asked is %q", flag, has, asked))
+		}
+	}
+	text("--tpu-type", was.Type, r.desc.Type)
+	text("--num-slices", fmt.Sprint(len(was.Nodes)), fmt.Sprint(len(r.desc.Nodes)))
+	text("--user", was.Login, r.desc.Login)
+	if was.Venv != "" {
+		text("--venv", was.Venv, r.desc.Venv)
+	}
+	switch {
+	case was.CommandSum == r.desc.CommandSum:
+	case was.Command == r.desc.Command:
+		diffs = append(diffs, "--command: it begins like the one asked, and goes on otherwise")
+	default:
+		text("--command", was.Command, r.desc.Command)
+	}
+	if was.EnvSum != r.desc.EnvSum {
+		diffs = append(diffs, "--env, --secret-env: other names or values")
+	}
+	return diffs
+}
+
+// clear deletes what is left of an earlier start: its dead queued resource, and the
+// objects that would mislead the workers of this start. It stops with an error if yet
+// another start has become the one that counts.
+func (r *departure) clear(ctx context.Context) error {
+	if r.earlier == nil {
+		return nil
+	}
+	if err := r.overtaken(r.bucket.Holds(ctx, r.job)); err != nil {
+		return err
+	}
+	res, err := r.Cloud.Get(ctx, r.job.Resource)
+	switch {
+	case gcp.ClassOf(err) == gcp.NotFound:
+	case err != nil:
+		return err
+	case !r.owns(res) || !res.CreateTime.Equal(r.lost.CreateTime) || !res.Dead() && res.Life != provision.Deleting:
+		return r.overtaken(&detach.ExistsError{URL: r.bucket.URL(r.job.Run)})
+	default:
+		if _, err := r.Cloud.Delete(ctx, res.ID, provision.DeleteOptions{OnlyRun: r.job.Run, Limit: job.TeardownLimit}); err != nil {
+			return &stage.Error{Stage: stage.Teardown, Err: err, Advice: "type the same command again, and it goes on from here"}
+		}
+	}
+	return r.overtaken(r.bucket.Renew(ctx, r.job, r.desc.Attempt))
+}
+
+// overtaken turns err into advice if it says that another start of the run counts.
+func (r *departure) overtaken(err error) error {
+	var other *detach.ExistsError
+	if !errors.As(err, &other) {
+		return err
+	}
+	return &stage.Error{Stage: stage.Input, Err: err, Advice: "that one goes on: follow it with: multihost attach " + r.job.Run + "; or choose another --run-name or --bucket-dir"}
+}
+
+// owns reports whether a queued resource belongs to a run of this name.
+func (r *departure) owns(res provision.Resource) bool {
+	return res.IsOf(r.job.Run)
+}
+
+// userOf returns the user of an owner, USER@MACHINE. The user may repeat the command on
+// another machine.
+func userOf(owner string) string {
+	user, _, _ := strings.Cut(owner, "@")
+	return user
+}
+
+// digest returns one hash of several texts.
+func digest(texts []string) string {
+	sum := sha256.Sum256([]byte(strings.Join(texts, "\x00")))
+	return hex.EncodeToString(sum[:])
+}

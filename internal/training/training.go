@@ -1,0 +1,439 @@
+// Package training reads the training steps of a run out of the logs on this machine, as
+// they grow.
+package training
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"time"
+
+	"multihost/internal/event"
+	"multihost/internal/journal"
+	"multihost/internal/mask"
+	"multihost/internal/metrics"
+	"multihost/internal/record"
+	"multihost/internal/stage"
+	"multihost/internal/tpu"
+)
+
+// TrainingOptions say how to read the logs of a run.
+type TrainingOptions struct {
+	LogDir  string           // directory of logs without a record; the name of the run may then be anything
+	Type    string           // accelerator type of a slice, for MFU; "" takes it from the record
+	Pattern *metrics.Pattern // nil reads MaxText's step lines
+	Skip    int              // see metrics.Options
+	Attempt int              // only this attempt; 0 is all
+	Compare string           // published figures to compare with, a name that metrics.CheckPublished accepts; "" is none
+}
+
+// A Training is the training steps of a run, read from the run's log files on this
+// machine. It asks no cloud and no worker.
+type Training struct {
+	StateDir, Run string
+	O             TrainingOptions
+	rec           *record.Record // nil: only a directory is known
+	Far           *record.Record // the run as the workers report it, if they were asked
+	kind          tpu.Type
+	past          []metrics.Attempt // attempts before the newest, read once
+	newest        *attemptLogs
+}
+
+// attemptLogs reads the log files of one attempt as they grow.
+type attemptLogs struct {
+	number    int
+	dir       string
+	ids       []tpu.WorkerID
+	collector *metrics.Collector
+	logs      []*ReadLog // in the order of ids
+	finished  bool
+}
+
+// A ReadLog holds how far the log of one worker was read. The local file and the worker's
+// log have the same bytes, so each byte is taken once, from whichever is read first.
+type ReadLog struct {
+	mu     sync.Mutex // guards what follows
+	at     int64
+	Stream *metrics.Stream
+	end    []byte // the last bytes that were read
+}
+
+// readEnd is how many bytes of a log's end are kept.
+const readEnd = 4 << 10
+
+func (l *ReadLog) Offset() int64 {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.at
+}
+
+// take reads p, the bytes of the log from offset on, and skips those that were read
+// before.
+func (l *ReadLog) take(offset int64, p []byte) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if known := l.at - offset; known >= int64(len(p)) {
+		return
+	} else if known > 0 {
+		p = p[known:]
+	}
+	_, _ = l.Stream.Write(p) // never fails
+	l.at += int64(len(p))
+	l.end = append(l.end, p[max(0, len(p)-readEnd):]...)
+	if len(l.end) > 2*readEnd {
+		l.end = append(l.end[:0], l.end[len(l.end)-readEnd:]...)
+	}
+}
+
+func (l *ReadLog) Finish() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.Stream.Finish()
+}
+
+// LastLines returns the last n lines that were read.
+func (l *ReadLog) LastLines(n int) []string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return mask.EndOfText(bytes.TrimRight(l.end, "\n"), n, nil)
+}
+
+// From returns a writer that takes the bytes of the log from offset on.
+func (l *ReadLog) From(offset int64) io.Writer { return &readFurther{l, offset} }
+
+type readFurther struct {
+	log *ReadLog
+	at  int64
+}
+
+func (r *readFurther) Write(p []byte) (int, error) {
+	r.log.take(r.at, p)
+	r.at += int64(len(p))
+	return len(p), nil
+}
+
+// OpenTraining finds the logs of a run on this machine. It does not read them; Update
+// does.
+func OpenTraining(stateDir, run string, o TrainingOptions) (*Training, error) {
+	t := &Training{StateDir: stateDir, Run: run, O: o}
+	if o.LogDir == "" {
+		rec, err := record.LoadRecord(stateDir, run)
+		if err != nil {
+			return nil, &stage.Error{Stage: stage.Local, Err: err}
+		}
+		if rec == nil {
+			return nil, &stage.Error{Stage: stage.Input, Text: fmt.Sprintf("this machine has no record of a run %q", run),
+				Advice: "if it is one of multihost ps --all, bring its logs here with: multihost attach " + run + "; or name a directory of logs with --log-dir=DIR"}
+		}
+		t.rec = rec
+	}
+	if o.Type != "" {
+		if _, err := tpu.ParseType(o.Type); err != nil {
+			return nil, &stage.Error{Stage: stage.Input, Err: err}
+		}
+	}
+	t.kind = t.typeOfSlice()
+	return t, nil
+}
+
+// typeOfSlice returns the accelerator type, or the zero Type if it is not known yet.
+func (t *Training) typeOfSlice() tpu.Type {
+	name := t.O.Type
+	if name == "" && t.rec != nil && len(t.rec.Slices) > 0 {
+		name = t.rec.Slices[0].Type
+	}
+	kind, _ := tpu.ParseType(name)
+	return kind
+}
+
+// TakeUp prepares the logs of rec's attempt to be read from elsewhere too, for all its
+// workers. It first reads what this machine has of them, and returns the logs as read so
+// far, by worker.
+func (t *Training) TakeUp(rec *record.Record) (map[tpu.WorkerID]*ReadLog, error) {
+	t.Far = rec
+	if _, err := t.Update(); err != nil {
+		return nil, err
+	}
+	a := t.newest
+	if a.number != rec.Attempt {
+		return nil, &stage.Error{Stage: stage.Input, Text: fmt.Sprintf("attempt %d of run %q is read, its workers know attempt %d", a.number, t.Run, rec.Attempt)}
+	}
+	if a.finished || !slices.Equal(a.ids, a.workers(t.rec)) { // it was read with the logs of only some workers
+		t.newest = &attemptLogs{number: a.number, dir: a.dir}
+		if _, err := t.newest.read(t); err != nil {
+			return nil, err
+		}
+	}
+	logs := map[tpu.WorkerID]*ReadLog{}
+	for i, id := range t.newest.ids {
+		logs[id] = t.newest.logs[i]
+	}
+	return logs, nil
+}
+
+// latest returns the newest record of the run: the one on this machine (here, which may
+// be nil) or the one from where the run is.
+func (t *Training) latest(here *record.Record) *record.Record {
+	far := t.Far
+	switch {
+	case far == nil, here != nil && (here.Attempt > far.Attempt || here.Attempt == far.Attempt && here.Ended):
+		return here
+	case here == nil:
+		return far
+	}
+	both := *far
+	both.Attempts = here.Attempts
+	if here.Attempt == far.Attempt {
+		both.LogDir = here.LogDir
+	}
+	return &both
+}
+
+// Ended reports whether, when Update last looked, the run had ended and this machine had
+// followed it to its end.
+func (t *Training) Ended() bool {
+	if t.rec == nil {
+		return true
+	}
+	return t.rec.Over()
+}
+
+// Latest returns the newest step of the newest attempt, and false before there is one.
+func (t *Training) Latest() (metrics.Sample, bool) {
+	if t.newest == nil {
+		return metrics.Sample{}, false
+	}
+	return t.newest.collector.Latest()
+}
+
+// Update reads what was added to the log files, and reports whether there was anything
+// new. It moves on to a newer attempt when one has begun.
+func (t *Training) Update() (changed bool, err error) {
+	if t.O.LogDir == "" {
+		rec, err := record.LoadRecord(t.StateDir, t.Run)
+		if err != nil {
+			return false, &stage.Error{Stage: stage.Local, Err: err}
+		}
+		if rec = t.latest(rec); rec != nil {
+			changed = t.rec == nil || rec.Ended != t.rec.Ended || rec.Attempt != t.rec.Attempt
+			t.rec = rec
+			if t.newest == nil {
+				t.kind = t.typeOfSlice()
+			}
+		}
+	}
+	dirs := t.attemptDirs()
+	if len(dirs) == 0 {
+		return false, t.noLogs()
+	}
+	for _, d := range dirs {
+		if t.newest != nil && d.number <= t.newest.number {
+			continue
+		}
+		if t.newest != nil { // a later attempt has begun: this one is complete
+			if _, err := t.newest.read(t); err != nil {
+				return changed, err
+			}
+			t.newest.close()
+			t.past = append(t.past, t.attempt(t.newest, metrics.View{Points: pastPoints}))
+		}
+		t.newest, changed = d, true
+	}
+	grown, err := t.newest.read(t)
+	if err != nil {
+		return changed, err
+	}
+	changed = changed || grown
+	if t.Ended() {
+		t.newest.close()
+	}
+	return changed, nil
+}
+
+// pastPoints is how many points a series of an attempt before the newest has at most.
+const pastPoints = 256
+
+func (t *Training) noLogs() error {
+	if t.O.LogDir != "" {
+		return &stage.Error{Stage: stage.Input, Text: fmt.Sprintf("%q has no logs of workers (output_slice_0000_worker_0000.txt, …)", t.O.LogDir)}
+	}
+	return &stage.Error{Stage: stage.Input, Text: fmt.Sprintf("this machine has no logs of run %q", t.Run), Advice: "bring them here with: multihost attach " + t.Run + "; look at them where they are with: multihost top " + t.Run}
+}
+
+// attemptDirs finds the attempts that have logs, oldest first.
+func (t *Training) attemptDirs() []*attemptLogs {
+	if t.O.LogDir != "" {
+		return t.haveLogs(&attemptLogs{number: 1, dir: t.O.LogDir})
+	}
+	var all []*attemptLogs
+	for _, a := range t.rec.Attempts {
+		if a.Attempt < t.rec.Attempt {
+			all = append(all, &attemptLogs{number: a.Attempt, dir: a.LogDir})
+		}
+	}
+	all = append(all, &attemptLogs{number: t.rec.Attempt, dir: t.rec.LogDir})
+	if t.O.Attempt > 0 {
+		all = slices.DeleteFunc(all, func(a *attemptLogs) bool { return a.number != t.O.Attempt })
+	}
+	return t.haveLogs(all...)
+}
+
+// haveLogs returns the attempts whose logs are here or are read from elsewhere.
+func (t *Training) haveLogs(all ...*attemptLogs) []*attemptLogs {
+	return slices.DeleteFunc(all, func(a *attemptLogs) bool {
+		if t.Far != nil && t.Far.Attempt == a.number {
+			return false
+		}
+		names, _ := filepath.Glob(filepath.Join(a.dir, "output_slice_*_worker_*.txt"))
+		return len(names) == 0
+	})
+}
+
+// workers lists the workers whose logs the directory has. For the recorded attempt it
+// also lists the workers whose logs have yet to come.
+func (a *attemptLogs) workers(rec *record.Record) []tpu.WorkerID {
+	var ids []tpu.WorkerID
+	names, _ := filepath.Glob(filepath.Join(a.dir, "output_slice_*_worker_*.txt"))
+	for _, name := range names {
+		var id tpu.WorkerID
+		if n, err := fmt.Sscanf(filepath.Base(name), "output_slice_%d_worker_%d.txt", &id.Slice, &id.Worker); n == 2 && err == nil {
+			ids = append(ids, id)
+		}
+	}
+	if rec != nil && rec.Attempt == a.number {
+		for i, s := range rec.Slices {
+			for j := range s.Workers {
+				ids = append(ids, tpu.WorkerID{Slice: i, Worker: j})
+			}
+		}
+	}
+	slices.SortFunc(ids, tpu.CompareWorkers)
+	return slices.Compact(ids)
+}
+
+// read reads what was added to the files.
+func (a *attemptLogs) read(t *Training) (grown bool, err error) {
+	if a.collector == nil {
+		a.ids = a.workers(t.rec)
+		a.collector = metrics.NewCollector(metrics.Options{Workers: a.ids, Type: t.kind, Pattern: t.O.Pattern, Skip: t.O.Skip})
+		a.logs = make([]*ReadLog, len(a.ids))
+		for i := range a.logs {
+			a.logs[i] = &ReadLog{Stream: a.collector.Stream(i)}
+		}
+	}
+	buffer := make([]byte, 1<<20)
+	for i, id := range a.ids {
+		offset := a.logs[i].Offset()
+		n, err := readFrom(record.LogPath(a.dir, id), offset, a.logs[i].From(offset), buffer)
+		grown = grown || n > 0
+		if err != nil {
+			return grown, &stage.Error{Stage: stage.Local, Text: err.Error(), Err: err}
+		}
+	}
+	return grown, nil
+}
+
+// readFrom copies a file from offset to w. A file that does not exist yet counts as
+// empty.
+func readFrom(path string, offset int64, w io.Writer, buffer []byte) (int64, error) {
+	file, err := os.Open(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return 0, nil
+	}
+	if err != nil {
+		return 0, err
+	}
+	defer file.Close()
+	if _, err := file.Seek(offset, io.SeekStart); err != nil {
+		return 0, err
+	}
+	// The wrapper makes io.CopyBuffer use the buffer: it hides os.File's WriteTo.
+	return io.CopyBuffer(w, struct{ io.Reader }{file}, buffer)
+}
+
+// close marks the attempt as finished: its files will not grow any more.
+func (a *attemptLogs) close() {
+	if a.finished || a.collector == nil {
+		return
+	}
+	a.finished = true
+	for _, l := range a.logs {
+		l.Finish()
+	}
+}
+
+func (t *Training) attempt(a *attemptLogs, v metrics.View) metrics.Attempt {
+	at := a.collector.Attempt(v)
+	at.Number, at.LogDir = a.number, a.dir
+	at.Ended = a.finished
+	if t.rec == nil {
+		return at
+	}
+	for _, known := range t.rec.Attempts {
+		if known.Attempt != a.number {
+			continue
+		}
+		at.Began = &known.Begin
+		if !known.End.IsZero() {
+			at.End, at.ExitCode, at.Cause = &known.End, &known.Code, known.Why
+		}
+	}
+	if t.rec.Attempt == a.number {
+		if at.Began == nil {
+			at.Began = &t.rec.Created
+		}
+		if t.rec.Ended {
+			code := t.rec.Code
+			at.ExitCode = &code
+		}
+		for i := range at.Slices {
+			if n := at.Slices[i].Number; n < len(t.rec.Slices) {
+				at.Slices[i].Name = t.rec.Slices[n].Name
+			}
+		}
+	}
+	return at
+}
+
+// Document returns what has been read so far.
+func (t *Training) Document(v metrics.View, now time.Time) metrics.Document {
+	d := metrics.NewDocument(t.Run, t.kind, now)
+	if t.rec != nil {
+		d.Command = t.rec.Command
+	}
+	d.Attempts = append(d.Attempts, t.past...)
+	if t.newest != nil {
+		d.Attempts = append(d.Attempts, t.attempt(t.newest, v))
+	}
+	t.addStalls(&d)
+	if t.O.Compare != "" {
+		_ = d.SetComparison(t.O.Compare) // figures that were not published are not compared
+	}
+	return d
+}
+
+// addStalls adds the times when the run made no progress. No log shows them; the run's
+// journal has them. A journal that cannot be read adds nothing.
+func (t *Training) addStalls(d *metrics.Document) {
+	if t.rec == nil {
+		return
+	}
+	entries, _ := journal.Read(record.RunDir(t.StateDir, t.Run))
+	for _, entry := range entries {
+		s, ok := entry.Event.(event.Stall)
+		if !ok {
+			continue
+		}
+		for i := range d.Attempts {
+			if a := &d.Attempts[i]; a.Number == s.Attempt {
+				a.AddStall(metrics.Stall{Began: s.Began, Seen: s.Seen, Limit: s.Limit, First: s.First, Step: s.Step, Ended: s.Ended, Text: s.Text})
+			}
+		}
+	}
+}

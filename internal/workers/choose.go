@@ -1,0 +1,103 @@
+package workers
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+
+	"multihost/internal/event"
+	"multihost/internal/stage"
+	"multihost/internal/tpu"
+)
+
+// Workers selects the workers of a command such as exec, ssh or cp.
+type Workers struct {
+	Prefix  string      // of the slices
+	Slices  tpu.Numbers // only the slices with these numbers in their names
+	Partial bool        // accept that only some slices are ready, and use those
+	Only    tpu.Pattern
+	Except  tpu.Pattern
+}
+
+// Choose returns the workers that w selects. A run numbers its slices anew; choose
+// keeps their numbers whatever state they are in, and includes the workers of slices
+// that are not healthy. Missing or unready slices are an error only if all workers were
+// asked for.
+func (d *Deps) Choose(ctx context.Context, watch *stage.Stopwatch, w Workers) (sel tpu.Selection, ids []tpu.WorkerID, err error) {
+	err = watch.Phase("discover", func() (string, error) {
+		nodes, err := d.Cloud.Slices(ctx)
+		if err != nil {
+			return "", fmt.Errorf("list slices in %q: %w", d.Zone, err)
+		}
+		if sel, err = tpu.SelectNumbered(nodes, w.Prefix, w.Slices, false); err != nil {
+			return "", err
+		}
+		if sel.Slices[0].Name != w.Prefix && w.Slices == nil {
+			if missing := d.missingFromQueue(ctx, sel); missing != "" {
+				sel.Problems = append(sel.Problems, missing)
+			}
+		}
+		if len(sel.Problems) > 0 && !w.Partial && (w.Only.IsZero() || w.Only.All()) {
+			return "", &stage.Error{Stage: stage.Discover, Text: strings.Join(tpu.FoldProblems(sel.Problems), "; "),
+				Advice: "name the workers that are meant, as --workers=s0w*; or take those of the slices that are ready: --allow-partial"}
+		}
+		for _, p := range tpu.FoldProblems(sel.Problems) {
+			event.Notef(d.Sink, event.Warn, "", "%s", p)
+		}
+		all := sel.Workers()
+		if w.Partial {
+			all = slices.DeleteFunc(all, func(id tpu.WorkerID) bool {
+				ready, _ := sel.Slices[id.Slice].Ready()
+				return !ready
+			})
+		}
+		if ids, err = tpu.Choose(all, w.Only, w.Except); err != nil {
+			return "", err
+		}
+		text := Describe(sel)
+		if len(ids) < len(sel.Workers()) {
+			text += "; chosen: " + tpu.Fold(ids)
+		}
+		return text, nil
+	})
+	return sel, ids, err
+}
+
+// Call connects to the workers that w selects. failed holds the workers that could not
+// be reached; if none could, that is an error. The caller closes the team.
+func (d *Deps) Call(ctx context.Context, watch *stage.Stopwatch, w Workers) (t *Connected, failed map[tpu.WorkerID]error, err error) {
+	sel, ids, err := d.Choose(ctx, watch, w)
+	if err != nil {
+		return nil, nil, err
+	}
+	return d.ReachSome(ctx, watch, sel, ids)
+}
+
+// ReachSome connects to workers of sel, as call does.
+func (d *Deps) ReachSome(ctx context.Context, watch *stage.Stopwatch, sel tpu.Selection, ids []tpu.WorkerID) (t *Connected, failed map[tpu.WorkerID]error, err error) {
+	err = watch.Phase("connect", func() (string, error) {
+		only := func(id tpu.WorkerID) bool { return slices.Contains(ids, id) }
+		if len(ids) == len(sel.Workers()) {
+			only = nil
+		}
+		if t, failed, err = d.Dial(ctx, sel, only, false); err != nil {
+			return "", err
+		}
+		if len(t.Ids) == 0 {
+			t.Close()
+			return "", Failures(stage.Connect, ids, failed)
+		}
+		return fmt.Sprintf("%d/%d workers", len(t.Ids), len(ids)), nil
+	})
+	return t, failed, err
+}
+
+// Failures is workersError for the errors of some workers among ids.
+func Failures(during stage.Stage, ids []tpu.WorkerID, failed map[tpu.WorkerID]error) error {
+	errs := make([]error, len(ids))
+	for i, id := range ids {
+		errs[i] = failed[id]
+	}
+	return stage.WorkersError(during, ids, errs)
+}

@@ -1,0 +1,157 @@
+package workers
+
+import (
+	"sync"
+	"time"
+
+	"multihost/internal/event"
+	"multihost/internal/gcp"
+	"multihost/internal/tpu"
+)
+
+// A Silence says from which workers nothing is heard, and since when.
+type Silence struct {
+	who   string // folded; "": all are heard
+	since time.Time
+}
+
+// Fields returns the silence as an event.Progress has it.
+func (s Silence) Fields() (who string, since *time.Time) {
+	if s.who == "" {
+		return "", nil
+	}
+	return s.who, &s.since
+}
+
+// silenceFrom is how long nothing must have come from a worker before that is shown. A
+// connection that is made again at once is no news.
+const silenceFrom = 10 * time.Second
+
+// silenceOf folds the workers that are silent at now; heard holds when each was last
+// heard, the zero time if it answers or need not be heard. open is how many need to be.
+func silenceOf(ids []tpu.WorkerID, heard []time.Time, open int, now time.Time) Silence {
+	var silent []tpu.WorkerID
+	var last time.Time
+	for i, at := range heard {
+		if at.IsZero() || now.Sub(at) < silenceFrom {
+			continue
+		}
+		silent = append(silent, ids[i])
+		if at.After(last) {
+			last = at
+		}
+	}
+	s := Silence{who: tpu.Fold(silent), since: last.UTC()}
+	if len(silent) > 1 && len(silent) == open {
+		s.who = "any worker"
+	}
+	return s
+}
+
+// Silence returns which of the workers that are waited for are not heard at now. One that
+// was never reached is silent since begin.
+func (t *Connected) Silence(waited func(i int) bool, begin, now time.Time) Silence {
+	heard, open := make([]time.Time, len(t.Ids)), 0
+	for i, conn := range t.Conns {
+		if conn == nil || !waited(i) {
+			continue
+		}
+		open++
+		if since, silent := conn.Silence(); silent {
+			heard[i] = since
+			if since.IsZero() {
+				heard[i] = begin
+			}
+		}
+	}
+	return silenceOf(t.Ids, heard, open, now)
+}
+
+// A count shows on how many workers a phase is over. It is safe for concurrent use.
+type count struct {
+	sink  event.Sink
+	phase string
+
+	mu   sync.Mutex
+	over []bool // per worker
+	done int
+}
+
+// finish notes that the phase is over on worker i.
+func (c *count) finish(i int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.over[i] = true
+	c.done++
+	c.sink.Emit(event.Progress{Phase: c.phase, Done: c.done, Total: len(c.over)})
+}
+
+// waits reports whether worker i is waited for.
+func (c *count) waits(i int) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return !c.over[i]
+}
+
+// HeardSink adds to the progress of a phase from which workers nothing is heard, and shows
+// it again when that changes. It is safe for concurrent use.
+type HeardSink struct {
+	event.Sink
+	Waits func(i int) bool // whether worker i is waited for; it may take locks under which Emit is called
+
+	mu     sync.Mutex
+	last   event.Progress // shown last; without a phase, there was none
+	silent Silence
+}
+
+// Emit emits e.
+func (s *HeardSink) Emit(e event.Event) {
+	p, ok := e.(event.Progress)
+	if !ok {
+		s.Sink.Emit(e)
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.last = p
+	s.show()
+}
+
+// hear shows a change of who is silent.
+func (s *HeardSink) hear(now Silence) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if now == s.silent {
+		return
+	}
+	if s.silent = now; s.last.Phase != "" {
+		s.show()
+	}
+}
+
+func (s *HeardSink) show() {
+	p := s.last
+	p.Silent, p.SilentSince = s.silent.Fields()
+	s.Sink.Emit(p)
+}
+
+// Listen has s hear every second. The caller calls over at the end.
+func (t *Connected) Listen(s *HeardSink) (over func()) {
+	stop, stopped := make(chan struct{}), make(chan struct{})
+	begin := gcp.SystemClock.Now()
+	go func() {
+		defer close(stopped)
+		for {
+			select {
+			case <-stop:
+				return
+			case <-gcp.SystemClock.After(time.Second): // the clock by which connections are heard
+				s.hear(t.Silence(s.Waits, begin, gcp.SystemClock.Now()))
+			}
+		}
+	}()
+	return func() {
+		close(stop)
+		<-stopped
+	}
+}

@@ -1,0 +1,295 @@
+package workers
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"multihost/internal/event"
+	"multihost/internal/remote"
+	"multihost/internal/stage"
+	"multihost/internal/tpu"
+)
+
+// Connected is the workers of a run with an open connection to each. ids[i] is reached by
+// conns[i]. Index i is the process number.
+type Connected struct {
+	Slices []tpu.Slice
+	Ids    []tpu.WorkerID
+	Conns  []remote.Conn
+	HangUp func() // closes conns; nil: no worker is connected
+
+	// away[i] says why worker ids[i] could not be reached when the team was made; its
+	// connection is opened when it is used. nil: all were reached.
+	Away []error
+
+	readOnly bool // the connections only read
+	breaks   breaks
+}
+
+// IsAway reports whether worker i could not be reached when the team was made.
+func (t *Connected) IsAway(i int) bool { return t.Away != nil && t.Away[i] != nil }
+
+// Reached returns how many workers were reached when the team was made.
+func (t *Connected) Reached() int {
+	n := len(t.Ids)
+	for i := range t.Ids {
+		if t.IsAway(i) {
+			n--
+		}
+	}
+	return n
+}
+
+func (t *Connected) Close() {
+	if t.HangUp != nil {
+		t.HangUp()
+	}
+}
+
+// Slice returns the slice of worker i.
+func (t *Connected) Slice(i int) tpu.Slice { return t.Slices[t.Ids[i].Slice] }
+
+// Address returns the worker's address inside the network.
+func (t *Connected) Address(i int) string { return t.Slice(i).Workers[t.Ids[i].Worker].Internal }
+
+// Each calls f for every worker concurrently, without a limit, and waits for all: f on
+// one worker may need all the others. It shows the progress of the phase, and from which
+// workers nothing is heard.
+func (t *Connected) Each(ctx context.Context, sink event.Sink, phase string, f func(ctx context.Context, i int) error) []error {
+	errs := make([]error, len(t.Ids))
+	progress := &count{phase: phase, over: make([]bool, len(t.Ids))}
+	if phase != "" {
+		heard := &HeardSink{Sink: sink, Waits: progress.waits, last: event.Progress{Phase: phase, Total: len(t.Ids)}}
+		progress.sink = heard
+		defer t.Listen(heard)()
+	}
+	var wg sync.WaitGroup
+	for i := range t.Ids {
+		wg.Go(func() {
+			errs[i] = f(ctx, i)
+			if phase != "" {
+				progress.finish(i)
+			}
+		})
+	}
+	wg.Wait()
+	return errs
+}
+
+// Discover finds the slices that prefix names. It returns an error if the set may be
+// incomplete or wrong, unless partial allows it.
+func (d *Deps) Discover(ctx context.Context, prefix string, only tpu.Numbers, partial bool) (tpu.Selection, error) {
+	nodes, err := d.Cloud.Slices(ctx)
+	if err != nil {
+		return tpu.Selection{}, fmt.Errorf("list slices in %q: %w", d.Zone, err)
+	}
+	sel, err := tpu.SelectNumbered(nodes, prefix, only, partial)
+	if err != nil {
+		return sel, err
+	}
+	if len(sel.Slices) > 0 && sel.Slices[0].Name != prefix && only == nil { // a family: check that the set is complete
+		if missing := d.missingFromQueue(ctx, sel); missing != "" {
+			sel.Problems = append(sel.Problems, missing)
+		}
+	}
+	if len(sel.Problems) == 0 {
+		return sel, nil
+	}
+	problems := tpu.FoldProblems(sel.Problems)
+	if partial && len(sel.Slices) > 0 {
+		for _, p := range problems {
+			event.Notef(d.Sink, event.Warn, "", "%s; going on without it (--allow-partial)", p)
+		}
+		return sel, nil
+	}
+	return sel, &stage.Error{
+		Stage:  stage.Discover,
+		Text:   strings.Join(problems, "; "),
+		Advice: "look at the slices with: " + d.Cloud.Undoing("").Commands.List + "; to run on those that are ready all the same, add --allow-partial",
+	}
+}
+
+// missingFromQueue asks the queued resource how many slices there should be: a gap at the
+// end of the family does not show in the names.
+func (d *Deps) missingFromQueue(ctx context.Context, sel tpu.Selection) string {
+	if !sel.Slices[0].MultiSlice || sel.Slices[0].QueuedResource == "" || d.OnHosts() {
+		return ""
+	}
+	res, err := d.Cloud.Get(ctx, sel.Slices[0].QueuedResource)
+	if err != nil || res.NodeCount <= len(sel.Slices) {
+		return ""
+	}
+	return fmt.Sprintf("queued resource %q has %d slices, only %d are here", res.ID, res.NodeCount, len(sel.Slices))
+}
+
+// Connect opens one connection to every worker of sel. only, if not nil, limits it to
+// some workers. After an error no connection stays open.
+func (d *Deps) Connect(ctx context.Context, sel tpu.Selection, only func(tpu.WorkerID) bool) (*Connected, error) {
+	t, err := d.DialAll(ctx, sel, only, true, d.Access.RetryFor)
+	if err != nil || t.Away == nil {
+		return t, err
+	}
+	defer t.Close()
+	return nil, stage.WorkersError(stage.Connect, t.Ids, t.Away)
+}
+
+// Dial is connect for callers that can work with some of the workers: the team has the
+// workers that were reached, and failed says why the others were not. With sendKeys, the
+// user's key is added to the slices' metadata first; without, only after a worker has
+// refused it.
+func (d *Deps) Dial(ctx context.Context, sel tpu.Selection, only func(tpu.WorkerID) bool, sendKeys bool) (*Connected, map[tpu.WorkerID]error, error) {
+	return d.DialFor(ctx, sel, only, sendKeys, d.Access.RetryFor)
+}
+
+// DialFor is dial with another limit for how long a worker may take to answer.
+func (d *Deps) DialFor(ctx context.Context, sel tpu.Selection, only func(tpu.WorkerID) bool, sendKeys bool, retryFor time.Duration) (*Connected, map[tpu.WorkerID]error, error) {
+	t, err := d.DialAll(ctx, sel, only, sendKeys, retryFor)
+	if err != nil {
+		return nil, nil, err
+	}
+	reached := &Connected{Slices: t.Slices, HangUp: t.HangUp, readOnly: t.readOnly}
+	failed := map[tpu.WorkerID]error{}
+	for i, id := range t.Ids {
+		if t.IsAway(i) {
+			failed[id] = t.Away[i]
+			continue
+		}
+		reached.Ids = append(reached.Ids, id)
+		reached.Conns = append(reached.Conns, t.Conns[i])
+	}
+	return reached, failed, nil
+}
+
+// DialAll is dialFor, but keeps the workers that were not reached in the team.
+func (d *Deps) DialAll(ctx context.Context, sel tpu.Selection, only func(tpu.WorkerID) bool, sendKeys bool, retryFor time.Duration) (*Connected, error) {
+	t := &Connected{Slices: sel.Slices, readOnly: d.ReadOnly}
+	for _, id := range sel.Workers() {
+		if only == nil || only(id) {
+			t.Ids = append(t.Ids, id)
+		}
+	}
+	dialed, err := d.Dialer.Dial(ctx, remote.Request{
+		Slices: t.Slices, Workers: t.Ids, Admit: sendKeys, RetryFor: retryFor, ReadOnly: d.ReadOnly, Sink: d.Sink,
+	})
+	if err != nil {
+		return nil, err
+	}
+	dialed.Greet(ctx)
+	if ctx.Err() != nil {
+		dialed.Close()
+		return nil, context.Cause(ctx)
+	}
+	t.Conns, t.HangUp = dialed.Conns, dialed.Close
+	if slices.ContainsFunc(dialed.Errs, func(err error) bool { return err != nil }) {
+		t.Away = dialed.Errs
+	}
+	return t, nil
+}
+
+// breaks are connections that broke and were not yet reported.
+type breaks struct {
+	mu sync.Mutex
+	of map[string][]tpu.WorkerID // by what is to be said
+}
+
+// Broke returns a function that warns that the connection to worker i broke during a
+// step, which is tried again. The first worker of a kind waits for others before it
+// warns, so that workers lost together are reported in one line.
+func (d *Deps) Broke(ctx context.Context, t *Connected, i int, during string) func(error) {
+	return func(err error) {
+		text := fmt.Sprintf("the connection broke during the %s (%s); trying again", during, remote.LostText(errors.New(stage.CauseText(err, t.Ids[i]))))
+		t.breaks.mu.Lock()
+		if t.breaks.of == nil {
+			t.breaks.of = map[string][]tpu.WorkerID{}
+		}
+		first := len(t.breaks.of[text]) == 0
+		t.breaks.of[text] = append(t.breaks.of[text], t.Ids[i])
+		t.breaks.mu.Unlock()
+		if !first {
+			return
+		}
+		_ = stage.Sleep(ctx, d.Clock, OutagePause)
+		t.breaks.mu.Lock()
+		ids := t.breaks.of[text]
+		delete(t.breaks.of, text)
+		t.breaks.mu.Unlock()
+		event.Notef(d.Sink, event.Warn, "", "%s: %s", tpu.FoldShort(ids), text)
+	}
+}
+
+// clockLimit is how far a worker's clock may be off before a warning is shown.
+const clockLimit = 10 * time.Second
+
+// tellClocks warns about workers whose clock is off, because certificates and tokens are
+// refused then. multihost corrects the times that it shows.
+func (t *Connected) tellClocks(sink event.Sink) {
+	type group struct {
+		offset  time.Duration // offset of the first worker
+		workers []tpu.WorkerID
+	}
+	var groups []*group
+	for i, c := range t.Conns {
+		offset := c.ClockOffset()
+		at := slices.IndexFunc(groups, func(g *group) bool { return (g.offset - offset).Abs() < clockLimit })
+		if at < 0 {
+			at = len(groups)
+			groups = append(groups, &group{offset: offset})
+		}
+		groups[at].workers = append(groups[at].workers, t.Ids[i])
+	}
+	for _, g := range groups {
+		if g.offset.Abs() < clockLimit {
+			continue
+		}
+		whose, hint := "of "+tpu.Fold(g.workers), "on the worker: timedatectl; sudo systemctl restart chrony"
+		if len(groups) == 1 && len(t.Ids) > 1 {
+			whose, hint = "of all workers", "the clock of this machine is the wrong one: timedatectl"
+		}
+		way := "ahead of"
+		if g.offset < 0 {
+			way = "behind"
+		}
+		event.Notef(sink, event.Warn, hint, "the clock %s is %s %s this machine's; what is shown is corrected, but certificates and tokens may be refused",
+			whose, event.Duration(g.offset.Abs().Round(time.Second)), way)
+	}
+}
+
+// Reach discovers the slices and connects to their workers, as every command does that
+// works on slices.
+func (d *Deps) Reach(ctx context.Context, watch *stage.Stopwatch, prefix string, numbers tpu.Numbers, partial bool, only func(tpu.WorkerID) bool) (*Connected, error) {
+	sel, err := d.DiscoverPhase(ctx, watch, prefix, numbers, partial)
+	if err != nil {
+		return nil, err
+	}
+	return d.ConnectPhase(ctx, watch, sel, only)
+}
+
+func (d *Deps) DiscoverPhase(ctx context.Context, watch *stage.Stopwatch, prefix string, numbers tpu.Numbers, partial bool) (sel tpu.Selection, err error) {
+	err = watch.Phase("discover", func() (string, error) {
+		var err error
+		if sel, err = d.Discover(ctx, prefix, numbers, partial); err != nil {
+			return "", err
+		}
+		return Describe(sel), nil
+	})
+	return sel, err
+}
+
+func (d *Deps) ConnectPhase(ctx context.Context, watch *stage.Stopwatch, sel tpu.Selection, only func(tpu.WorkerID) bool) (t *Connected, err error) {
+	err = watch.Phase("connect", func() (string, error) {
+		var err error
+		if t, err = d.Connect(ctx, sel, only); err != nil {
+			return "", err
+		}
+		return fmt.Sprintf("%d/%d workers", len(t.Ids), len(t.Ids)), nil
+	})
+	if err == nil {
+		t.tellClocks(d.Sink)
+	}
+	return t, err
+}

@@ -1,0 +1,45 @@
+package workers
+
+import (
+	"context"
+
+	"multihost/internal/overssh"
+	"multihost/internal/remote"
+	"multihost/internal/tpu"
+)
+
+// A Visit holds connections to workers for a look at them. The caller must Close it.
+type Visit struct {
+	Way     overssh.Way // by which address the workers were reached
+	Workers []Visited
+
+	close func()
+}
+
+// Visited is one worker of a Visit.
+type Visited struct {
+	ID   tpu.WorkerID
+	Conn remote.Conn // nil if Err is not nil
+	Err  error
+}
+
+// Visit connects to the workers of sel that only accepts; nil accepts all. Errors of
+// single workers are in the result, which has the order of sel.
+func (d *Deps) Visit(ctx context.Context, sel tpu.Selection, only func(tpu.WorkerID) bool) (*Visit, error) {
+	t, err := d.DialAll(ctx, sel, only, true, d.Access.RetryFor)
+	if err != nil {
+		return nil, err
+	}
+	v := &Visit{Way: overssh.Way(d.Dialer.Way(ctx, sel.Slices, d.Sink)), close: t.Close}
+	for i, id := range t.Ids {
+		worker := Visited{ID: id, Conn: t.Conns[i]}
+		if t.IsAway(i) {
+			worker.Conn, worker.Err = nil, t.Away[i]
+		}
+		v.Workers = append(v.Workers, worker)
+	}
+	return v, nil
+}
+
+// Close ends the connections.
+func (v *Visit) Close() { v.close() }

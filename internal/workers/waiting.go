@@ -1,0 +1,82 @@
+package workers
+
+import (
+	"sync"
+	"time"
+
+	"multihost/internal/event"
+	"multihost/internal/tpu"
+)
+
+// waiting shows which workers are still awaited, at most ten times a second.
+type waiting struct {
+	d     *Deps
+	phase string
+	ids   []tpu.WorkerID
+	Heard *HeardSink
+
+	mu    sync.Mutex // guards what follows
+	over  []bool
+	count int
+	shown time.Time
+	begin time.Time
+	bytes int64 // copied so far
+	all   int64
+}
+
+func NewWaiting(d *Deps, phase string, ids []tpu.WorkerID) *waiting {
+	w := &waiting{d: d, phase: phase, ids: ids, over: make([]bool, len(ids)), begin: d.Clock.Now()}
+	w.Heard = &HeardSink{Sink: d.Sink, Waits: w.waits}
+	w.Heard.Emit(event.Progress{Phase: phase, Total: len(ids), Waiting: tpu.Fold(ids)})
+	return w
+}
+
+func (w *waiting) Done(i int) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.over[i] = true
+	w.count++
+	w.show(w.count == len(w.ids))
+}
+
+// Copied adds to the bytes copied, and expected to the bytes to copy.
+func (w *waiting) Copied(n int64) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.bytes += n
+	w.show(false)
+}
+
+func (w *waiting) Expected(n int64) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.all += n
+}
+
+// waits reports whether worker i is waited for.
+func (w *waiting) waits(i int) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return !w.over[i]
+}
+
+// show emits the progress, at most ten times a second unless now is set. The caller
+// holds mu.
+func (w *waiting) show(now bool) {
+	at := w.d.Clock.Now()
+	if !now && at.Sub(w.shown) < 100*time.Millisecond {
+		return
+	}
+	w.shown = at
+	var open []tpu.WorkerID
+	for i, id := range w.ids {
+		if !w.over[i] {
+			open = append(open, id)
+		}
+	}
+	e := event.Progress{Phase: w.phase, Done: w.count, Total: len(w.ids), Waiting: tpu.Fold(open), Bytes: w.bytes, All: max(w.all, w.bytes)}
+	if seconds := at.Sub(w.begin).Seconds(); w.bytes > 0 && seconds > 1 {
+		e.Detail = event.Bytes(int64(float64(w.bytes)/seconds)) + "/s"
+	}
+	w.Heard.Emit(e)
+}
