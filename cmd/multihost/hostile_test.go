@@ -74,7 +74,7 @@ func lies() []lie {
 		{name: "no numbers", tell: every("../../evil")},
 		{name: "escapes", tell: func(nonce, honest string) string { return honest + records(nonce, escapes) }},
 		{name: "an error of escapes", tell: func(nonce, _ string) string {
-			return nonce + " error " + escapes + "\nmultihost-sync 1 error " + escapes + "\nmultihost-clock:" + escapes + "\n"
+			return nonce + " error " + escapes + "\nmultihost-clock:" + escapes + "\n"
 		}},
 		{name: "names", tell: func(nonce, honest string) string { return records(nonce, "../../../evil") + honest }},
 		{name: "another run", tell: func(nonce, honest string) string {
@@ -216,11 +216,11 @@ func (v *villain) exec(c net.Conn, ch ssh.Channel, line string) {
 			v.code = args[1]
 			v.mu.Unlock()
 		}
-		ok = answer(ch, "multihost-sync 1 differs\n")
+		ok = answer(ch, "N differs\n")
 	case "plan":
-		ok = answer(ch, "multihost-sync 1 missing 1\n"+sumOfHello+"\n")
+		ok = answer(ch, "N hash "+sumOfHello+"\nN missing 1\n")
 	case "receive":
-		ok = answer(ch, "multihost-sync 1 filled 0\n")
+		ok = answer(ch, "N filled 0\n")
 	case "list":
 		ok = answer(ch, fmt.Sprintf("N now %d\n", now)+ended+"N mine 1\nN login x\nN owner me\nN command echo\n")
 	case "free":
@@ -257,7 +257,7 @@ func (v *villain) exec(c net.Conn, ch ssh.Channel, line string) {
 	case "status", "release":
 		ok = answer(ch, fmt.Sprintf("%sN now %d\nN log 6 1700000000.5\nN disk 5 10 4096\nN processes 0 0\n", ended, now))
 	case "preflight":
-		ok = answer(ch, "multihost-preflight 1\tinfo\tnuma_nodes\t1\nmultihost-preflight 1\tend\n")
+		ok = answer(ch, "N info numa_nodes\t1\nN end\n")
 	}
 	if ok {
 		ch.SendRequest("exit-status", false, []byte{0, 0, 0, 0})
@@ -275,11 +275,8 @@ func operation(line string) (op, nonce string, args []string) {
 	}
 	for i, w := range words {
 		if name, ok := strings.CutPrefix(w, "multihost-"); ok && i+3 < len(words) && !strings.Contains(w, ":") {
-			switch name {
-			case "sync":
-				return words[i+3], "", words[i+4:]
-			case "preflight":
-				return name, "", nil
+			if name == "sync" && i+4 < len(words) {
+				return words[i+4], words[i+3], words[i+5:]
 			}
 			return name, words[i+3], words[i+4:]
 		}

@@ -285,15 +285,14 @@ func (s *lifeSession) exec(line string) (code int) {
 	s.nonce = words[3]
 	switch op {
 	case "sync":
-		check := slices.Index(words, "check")
-		s.vm.sync(words[check+1:])
-		fmt.Fprintln(s.ch, "multihost-sync 1 same")
+		s.vm.sync(args[1:])
+		s.say("same")
 		return 0
 	case "preflight":
 		for _, setting := range preflight.Settings() {
-			fmt.Fprintf(s.ch, "multihost-preflight 1\tresult\t%s\tx\tx\tx\tok\tno\t\n", setting.Name)
+			s.say("result %s\tx\tx\tx\tok\tno\t", setting.Name)
 		}
-		fmt.Fprint(s.ch, "multihost-preflight 1\tend\n")
+		s.say("end")
 		return 0
 	}
 	size, _ := strconv.Atoi(words[1])

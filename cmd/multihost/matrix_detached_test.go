@@ -696,7 +696,7 @@ func (b stageBoot) Run(_ context.Context, p detached.Program) (detached.Output, 
 		out.Out = []byte(b.operate(b.boot, filepath.Join(b.spec.Root, ".multihost/runs/m"), nonce, name, p.Args[op+3:]))
 	case strings.HasSuffix(p.Args[len(p.Args)-1], "/preflight"):
 		b.reaches(b.boot, "preflight")
-		out.Out = []byte("multihost-preflight 1\tend\n")
+		out.Out = []byte("multihost-preflight end\n")
 	case strings.Contains(p.Args[len(p.Args)-1], "$HOME"):
 		out.Out = []byte(b.spec.Root)
 	}

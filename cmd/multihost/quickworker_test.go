@@ -296,16 +296,6 @@ func (vm *quickVM) exec(line string, ch ssh.Channel) (code int) {
 			fmt.Fprintf(ch, "multihost-clock:%d\n", time.Now().UnixNano())
 		}
 		return 0
-	case slices.Contains(words, "multihost-sync"):
-		vm.sync(words[slices.Index(words, "check")+1:])
-		fmt.Fprintln(ch, "multihost-sync 1 same")
-		return 0
-	case slices.Contains(words, "multihost-preflight"):
-		for _, s := range preflight.Settings() {
-			fmt.Fprintf(ch, "multihost-preflight 1\tresult\t%s\tx\tx\tx\tok\tno\t\n", s.Name)
-		}
-		fmt.Fprint(ch, "multihost-preflight 1\tend\n")
-		return 0
 	}
 	at := slices.IndexFunc(words, func(w string) bool { return strings.HasPrefix(w, "multihost-") })
 	if at < 0 || len(words) < at+4 {
@@ -314,14 +304,26 @@ func (vm *quickVM) exec(line string, ch ssh.Channel) (code int) {
 	}
 	size, _ := strconv.Atoi(words[at+1])
 	in := bufio.NewReader(ch)
-	if _, err := io.CopyN(io.Discard, in, int64(size)); err != nil {
-		return 74
-	}
 	say := func(w io.Writer, format string, args ...any) {
 		fmt.Fprintf(w, words[at+3]+" "+format+"\n", args...)
 	}
-	args := words[at+4:]
-	switch op := strings.TrimPrefix(words[at], "multihost-"); op {
+	op, args := strings.TrimPrefix(words[at], "multihost-"), words[at+4:]
+	switch op {
+	case "sync":
+		vm.sync(args[1:])
+		say(ch, "same")
+		return 0
+	case "preflight":
+		for _, s := range preflight.Settings() {
+			say(ch, "result %s\tx\tx\tx\tok\tno\t", s.Name)
+		}
+		say(ch, "end")
+		return 0
+	}
+	if _, err := io.CopyN(io.Discard, in, int64(size)); err != nil {
+		return 74
+	}
+	switch op {
 	case "list":
 		list := func() { vm.list(func(format string, args ...any) { say(ch, format, args...) }) }
 		if vm.fleet.look == nil {

@@ -1,7 +1,7 @@
 package codesync
 
 import (
-	"bytes"
+	"cmp"
 	"fmt"
 	"slices"
 	"strconv"
@@ -21,12 +21,48 @@ type answer struct {
 	base, baseDigest string // run that was synced last, and the digest of its manifest
 }
 
-// parseAnswer parses the script's answer after its marker; it ignores what login scripts
+// hearing receives the answer of one step.
+type hearing struct {
+	remote.Answer
+	most   int      // the worker may list this many hashes
+	hashes []string // from the lines "hash"
+	filled func()   // called when the worker says that the directory is complete; may be nil
+}
+
+func newHearing(most int, filled func()) *hearing {
+	h := &hearing{Answer: remote.Answer{Nonce: remote.NewNonce()}, most: most, filled: filled}
+	h.Next = h.next
+	return h
+}
+
+// next takes the hashes out of the answer, which may be longer than an Answer can be. It
+// leaves there what is no list of hashes, or has too many, so that it is judged.
+func (h *hearing) next(r remote.Record) (done bool) {
+	switch r.Word {
+	case "hash":
+		list := strings.Fields(r.Rest)
+		if len(list) == 0 || len(h.hashes)+len(list) > h.most || slices.ContainsFunc(list, func(s string) bool { return !hashName.MatchString(s) }) {
+			return false
+		}
+		h.hashes = append(h.hashes, list...)
+		return true
+	case "filled":
+		if h.filled != nil {
+			h.filled()
+		}
+	}
+	return false
+}
+
+// answer returns what the script has answered to a step. It ignores what login scripts
 // print before.
-func parseAnswer(step string, out, stderr []byte, status remote.Status) (answer, error) {
-	said, err := parseStatement(step, out, stderr)
-	if err != nil {
-		return answer{}, err
+func (h *hearing) answer(step string, errs *remote.Answer, status remote.Status) (answer, error) {
+	var said statement
+	for _, r := range h.Records() {
+		if err := failure(step, r, errs); err != nil {
+			return answer{}, err
+		}
+		said = statement{r.Word, strings.Fields(r.Rest), h.hashes}
 	}
 	if status.Code == 0 && status.Signal == "" {
 		if ans, ok := said.answer(step); ok {
@@ -37,64 +73,33 @@ func parseAnswer(step string, out, stderr []byte, status remote.Status) (answer,
 	if status.Signal != "" {
 		how = "killed by SIG" + status.Signal
 	}
-	text := lastLine(stderr)
-	if text == "" {
-		text = lastLine(out)
-	}
-	return answer{}, &WorkerError{step, fmt.Sprintf("no answer, %s: %q", how, clip(text))}
+	return answer{}, &WorkerError{step, fmt.Sprintf("no answer, %s: %q", how, cmp.Or(errs.Trouble(), h.Trouble()))}
 }
 
-// A statement is the last line with a marker, and the hashes that the script listed.
+// A statement is the last record of an answer, and the hashes that came before it.
 type statement struct {
 	word   string
 	args   []string
 	hashes []string
 }
 
-// parseStatement reads the output of a step. Its error is the failure that the script
-// reports, or a line that is no hash in a list of hashes.
-func parseStatement(step string, out, stderr []byte) (statement, error) {
-	var said statement
-	listing := false
-	for line := range strings.Lines(string(out)) {
-		line = strings.TrimSuffix(line, "\n")
-		if _, text, marked := strings.Cut(line, marker); marked {
-			said.word, said.args = "", nil
-			if words := strings.Fields(text); len(words) > 0 {
-				said.word, said.args = words[0], words[1:]
-			}
-			if err := failure(step, said.word, text, stderr); err != nil {
-				return said, err
-			}
-			listing = said.word == "missing" || said.word == "lacks"
-			continue
-		}
-		if !listing {
-			continue
-		}
-		if !hashName.MatchString(line) {
-			return said, &WorkerError{step, fmt.Sprintf("answer not understood: %q", clip(line))}
-		}
-		said.hashes = append(said.hashes, line)
-	}
-	return said, nil
-}
-
-// failure returns the error that the script reports with text, which begins with word, or nil.
-func failure(step, word, text string, stderr []byte) error {
-	switch word {
+// failure returns the error that the script reports, or nil.
+func failure(step string, r remote.Record, errs *remote.Answer) error {
+	switch r.Word {
+	case "hash":
+		return &WorkerError{step, fmt.Sprintf("answer not understood: %q", remote.Clean(r.Rest, 500))}
 	case "busy":
-		return &InUseError{remote.Clean(strings.TrimPrefix(text, word), 200)}
+		return &InUseError{remote.Clean(r.Rest, 200)}
 	case "foreign":
-		kind, target, _ := strings.Cut(strings.TrimPrefix(text, "foreign "), " ")
+		kind, target, _ := strings.Cut(r.Rest, " ")
 		return &ForeignError{What: kind, Target: remote.Clean(target, 200)}
 	case "error", "broken":
-		reason := strings.TrimSpace(strings.TrimPrefix(text, word))
-		if detail := lastLine(stderr); detail != "" {
+		reason := remote.Clean(r.Rest, 500)
+		if detail := errs.Trouble(); detail != "" {
 			reason += ": " + detail
 		}
-		err := &WorkerError{step, strings.ToValidUTF8(clip(reason), "\uFFFD")}
-		if word == "broken" {
+		err := &WorkerError{step, reason}
+		if r.Word == "broken" {
 			return fmt.Errorf("%w: %w", errBroken, err)
 		}
 		return err
@@ -148,16 +153,4 @@ func (s statement) answer(step string) (ans answer, ok bool) {
 func parseCount(text string) (n int, ok bool) {
 	count, err := strconv.ParseUint(text, 10, 31)
 	return int(count), err == nil
-}
-
-func lastLine(text []byte) string {
-	text = bytes.TrimSpace(text)
-	return string(text[bytes.LastIndexByte(text, '\n')+1:])
-}
-
-func clip(text string) string {
-	if len(text) > 500 {
-		text = text[:500] + "…"
-	}
-	return text
 }

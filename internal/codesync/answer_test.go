@@ -16,7 +16,21 @@ import (
 	"multihost/internal/testkit"
 )
 
-func TestParseAnswer(t *testing.T) {
+// heard is the answer to a step whose script prints the records out. A worker may list
+// three hashes.
+func heard(step, out, stderr string, status remote.Status) (answer, error) {
+	h := newHearing(3, nil)
+	text := "welcome\n"
+	for line := range strings.Lines(out) {
+		text += h.Nonce + " " + line
+	}
+	_, _ = io.WriteString(h, text) // what is too long is judged by its beginning
+	errs := &remote.Answer{Nonce: h.Nonce}
+	_, _ = io.WriteString(errs, stderr)
+	return h.answer(step, errs, status)
+}
+
+func TestAnswer(t *testing.T) {
 	a, b := strings.Repeat("0123456789abcdef", 4), strings.Repeat("f", 64)
 	for _, tt := range []struct {
 		step, out string
@@ -33,24 +47,26 @@ func TestParseAnswer(t *testing.T) {
 		{"plan", "filled 3\n", answer{word: "filled", removed: 3}, ""},
 		{"plan", "filled -1\n", answer{}, "no answer"},
 		{"plan", "filled\n", answer{}, "no answer"},
-		{"plan", "missing 2\n" + b + "\n" + a + "\n", answer{word: "missing", missing: []string{a, b}}, ""},
-		{"plan", "missing 2 relays\n" + a + "\n" + a + "\n", answer{word: "missing", missing: []string{a}, relays: true}, ""},
-		{"plan", "missing 2\n" + a + "\n", answer{}, "no answer"},
+		{"plan", "hash " + b + " " + a + "\nmissing 2\n", answer{word: "missing", missing: []string{a, b}}, ""},
+		{"plan", "hash " + b + "\nhash " + a + "\nmissing 2\n", answer{word: "missing", missing: []string{a, b}}, ""},
+		{"plan", "hash " + a + " " + a + "\nmissing 2 relays\n", answer{word: "missing", missing: []string{a}, relays: true}, ""},
+		{"plan", "hash " + a + "\nmissing 2\n", answer{}, "no answer"},
 		{"plan", "missing 0\n", answer{}, "no answer"},
-		{"plan", "missing 1\n../x\n", answer{}, `plan): answer not understood: "../x"`},
-		{"look", "lacks 1 2\n" + a + "\n", answer{word: "lacks", missing: []string{a}, removed: 2}, ""},
+		{"plan", "hash ../x\nmissing 1\n", answer{}, `plan): answer not understood: "../x"`},
+		{"plan", "hash " + a + " " + a + " " + a + " " + a + "\nmissing 4\n", answer{}, `plan): answer not understood: "0123`},
+		{"look", "hash " + a + "\nlacks 1 2\n", answer{word: "lacks", missing: []string{a}, removed: 2}, ""},
 		{"look", "lacks 0 0\n", answer{word: "lacks"}, ""},
 		{"look", "lacks 1 2\n", answer{}, "no answer"},
-		{"look", "missing 1\n" + a + "\n", answer{}, "no answer"},
-		{"receive", "missing 1\n" + a + "\n" + marker + "filled 0\n", answer{word: "filled", missing: []string{a}}, ""},
-		{"receive", "filled 0\n" + marker + "\n", answer{}, "no answer"},
+		{"look", "hash " + a + "\nmissing 1\n", answer{}, "no answer"},
+		{"receive", "hash " + a + "\nmissing 1\nfilled 0\n", answer{word: "filled", missing: []string{a}}, ""},
+		{"receive", "filled 0\nelse\n", answer{}, "no answer"},
 		{"receive", "error no space\n", answer{}, "receive): no space: tar: short read"},
 		{"receive", "broken pipe\n", answer{}, "transfer broke off: sync to worker (receive): pipe: tar: short read"},
 		{"receive", "busy ann@laptop\n", answer{}, "a run of that name, of ann@laptop, lives there"},
 		{"receive", "foreign link /data/x\n", answer{}, `is a link to "/data/x"`},
 		{"receive", "foreign file\n", answer{}, "is a file of yours"},
 	} {
-		got, err := parseAnswer(tt.step, []byte("welcome\n"+marker+tt.out), []byte("a\ntar: short read\n"), remote.Status{})
+		got, err := heard(tt.step, tt.out, "a\ntar: short read\n", remote.Status{})
 		if diff := cmp.Diff(tt.want, got, cmp.AllowUnexported(answer{}), cmpopts.EquateEmpty()); diff != "" {
 			t.Errorf("%s, %q: %s", tt.step, tt.out, diff)
 		}
@@ -62,7 +78,7 @@ func TestParseAnswer(t *testing.T) {
 		`exit status 2: "tar: short read"`:     {Code: 2},
 		`killed by SIGKILL: "tar: short read"`: {Signal: "KILL"},
 	} {
-		if _, err := parseAnswer("check", []byte(marker+"same\n"), []byte("tar: short read\n"), status); err == nil || !strings.Contains(err.Error(), want) {
+		if _, err := heard("check", "same\n", "tar: short read\n", status); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%+v: %v, want %s", status, err, want)
 		}
 	}
@@ -72,17 +88,16 @@ func TestParseAnswer(t *testing.T) {
 func FuzzAnswer(f *testing.F) {
 	hash := strings.Repeat("0123456789abcdef", 4)
 	for _, out := range []string{
-		"multihost-sync 1 same\n", "multihost-sync 1 differs\n", "welcome\nmultihost-sync 1 filled 3\n",
-		"multihost-sync 1 missing 1\n" + hash + "\n", "multihost-sync 1 missing 1\n../../../etc/passwd\n",
-		"multihost-sync 1 missing 4294967296\n" + hash + "\n", "multihost-sync 1 error \x1b[2J no space\n",
-		"multihost-sync 1 broken pipe\n", "multihost-sync 1 lacks 1 2\n" + hash + "\n", "multihost-sync 1 filled -9223372036854775808\n", "multihost-sync 1 \n",
+		"same\n", "differs\n", "filled 3\n", "hash " + hash + "\nmissing 1\n", "hash ../../../etc/passwd\nmissing 1\n",
+		"hash " + hash + "\nmissing 4294967296\n", "error \x1b[2J no space\n", "broken pipe\n", "hash " + hash + "\nlacks 1 2\n",
+		"filled -9223372036854775808\n", "\n",
 	} {
-		f.Add([]byte(out), []byte("tar: short read\n"), uint8(0))
-		f.Add([]byte(out), []byte("\xff\x1b"), uint8(137))
+		f.Add(out, "tar: short read\n", uint8(0))
+		f.Add(out, "\xff\x1b", uint8(137))
 	}
-	f.Fuzz(func(t *testing.T, out, stderr []byte, code uint8) {
+	f.Fuzz(func(t *testing.T, out, stderr string, code uint8) {
 		for _, step := range []string{"check", "look", "plan", "receive"} {
-			ans, err := parseAnswer(step, out, stderr, remote.Status{Code: int(code)})
+			ans, err := heard(step, out, stderr, remote.Status{Code: int(code)})
 			if err != nil {
 				if len(err.Error()) > 2600 || !utf8.ValidString(err.Error()) {
 					t.Errorf("%s: error of %d bytes: %q", step, len(err.Error()), err)
@@ -124,21 +139,23 @@ func TestPushEndsWithAWorkerThatLies(t *testing.T) {
 		"stdout": endless(func(c remote.Cmd) io.Writer { return c.Stdout }),
 		"stderr": endless(func(c remote.Cmd) io.Writer { return c.Stderr }),
 	} {
-		if _, err := tree.Push(t.Context(), w, "r"); !errors.Is(err, errFlood) {
+		if _, err := tree.Push(t.Context(), w, "r"); !errors.Is(err, remote.ErrFlood) {
 			t.Errorf("endless %s: %v", name, err)
 		}
 	}
 	received := 0
 	liar := runnerFunc(func(_ context.Context, c remote.Cmd) (remote.Status, error) {
 		c = c.Whole()
-		answer := "missing 1\n" + strings.Repeat("ab", 32)
-		if strings.Contains(c.Line, " check r ") {
-			answer = "differs"
+		_, call, _ := strings.Cut(c.Line, " multihost-sync ")
+		nonce, step := strings.Fields(call)[2], strings.Fields(call)[3]
+		answer := nonce + " hash " + strings.Repeat("ab", 32) + "\n" + nonce + " missing 1\n"
+		if step == "check" {
+			answer = nonce + " differs\n"
 		}
-		if strings.Contains(c.Line, " receive r ") {
+		if step == "receive" {
 			received++
 		}
-		_, err := io.WriteString(c.Stdout, marker+answer+"\n")
+		_, err := io.WriteString(c.Stdout, answer)
 		return remote.Status{}, err
 	})
 	if _, err := tree.Push(t.Context(), liar, "r"); err == nil || received > 0 {

@@ -36,7 +36,7 @@ var (
 func Unpack() string { return placeScript + "\n" + unpackScript }
 
 // workerProgram is the program of all steps of a push.
-var workerProgram = remote.NewProgram("sync", placeScript, workerScript)
+var workerProgram = remote.NewProgram("sync", remote.Prelude(), placeScript, workerScript)
 
 const (
 	// pushTries is how many times a worker's transfer is started when the connection
@@ -45,7 +45,6 @@ const (
 	// receiveRounds limits the ask-and-send rounds of one try. A second round is needed
 	// only when the store lost or damaged a content meanwhile.
 	receiveRounds = 3
-	marker        = "multihost-sync 1 "
 )
 
 var hashName = regexp.MustCompile(`^[0-9a-f]{64}$`)
@@ -276,25 +275,21 @@ func (t *Tree) exec(ctx context.Context, r remote.Runner, s step) (answer, error
 			t.report(func(p *progress) { p.sent += int64(n) })
 		}
 	}
-	out := &output{keep: 1<<16 + 80*len(t.contents.byHash), moved: moved}
-	if s.filled != nil {
-		told := sync.OnceFunc(func() {
+	filled := s.filled
+	if filled != nil {
+		filled = sync.OnceFunc(func() {
 			watchdog.Stop()
 			s.filled()
 		})
-		out.seen = func(text []byte) {
-			if bytes.Contains(text, []byte(marker+"filled ")) {
-				told()
-			}
-		}
 	}
-	errs := &output{keep: 4 << 10, moved: moved}
+	out := newHearing(2*len(t.contents.byHash)+1, filled)
+	errs := &remote.Answer{Nonce: out.Nonce}
 	var stdin io.Reader
 	if s.stdin != nil {
 		stdin = &counted{r: s.stdin, moved: moved}
 	}
-	cmd := workerProgram.Cmd(stdin, s.args...)
-	cmd.Stdout, cmd.Stderr, cmd.LoginTo = out, errs, s.loginTo
+	cmd := workerProgram.Cmd(stdin, append([]string{out.Nonce}, s.args...)...)
+	cmd.Stdout, cmd.Stderr, cmd.LoginTo = moving{out, moved}, moving{errs, moved}, s.loginTo
 	cmd.ReadOnly = name == "check" || name == "look"
 	status, err := r.Run(ctx, cmd)
 	s.rep.Uploaded += uploaded.Load()
@@ -304,7 +299,7 @@ func (t *Tree) exec(ctx context.Context, r remote.Runner, s step) (answer, error
 	if err != nil {
 		return answer{}, fmt.Errorf("sync to worker (%s): %w", name, err)
 	}
-	ans, err := parseAnswer(name, out.buf.Bytes(), errs.buf.Bytes(), status)
+	ans, err := out.answer(name, errs, status)
 	var foreign *ForeignError
 	if errors.As(err, &foreign) {
 		foreign.Run = s.args[1]
@@ -312,35 +307,15 @@ func (t *Tree) exec(ctx context.Context, r remote.Runner, s step) (answer, error
 	return ans, err
 }
 
-// errFlood ends a step whose output does not end.
-var errFlood = errors.New("the worker answers without end")
-
-// flood is how much a worker may print beyond what is kept: tar prints one complaint for
-// each file.
-const flood = 4 << 20
-
-// An output keeps the first bytes of a stream, and fails a write once the stream is too
-// long.
-type output struct {
-	keep  int
-	size  int
+// moving reports every write to a writer.
+type moving struct {
+	w     io.Writer
 	moved func(int)
-	seen  func([]byte) // may be nil
-	buf   bytes.Buffer
 }
 
-func (o *output) Write(p []byte) (int, error) {
-	o.moved(0)
-	if o.size += len(p); o.size > o.keep+flood {
-		return 0, errFlood
-	}
-	if room := o.keep - o.buf.Len(); room > 0 {
-		o.buf.Write(p[:min(room, len(p))])
-	}
-	if o.seen != nil {
-		o.seen(o.buf.Bytes())
-	}
-	return len(p), nil
+func (m moving) Write(p []byte) (int, error) {
+	m.moved(0)
+	return m.w.Write(p)
 }
 
 // counted reports how many bytes are read from a reader.

@@ -740,16 +740,16 @@ func TestPushesToOneDirectoryDoNotMix(t *testing.T) {
 
 func TestAnswersThatAreNoAnswers(t *testing.T) {
 	t.Parallel()
+	hash := strings.Repeat("ab", 32)
 	for _, out := range []string{
-		"", "garbage", "multihost-sync 1 ", "multihost-sync 1 \n", "multihost-sync 1 missing", "multihost-sync 1 missing 1\n",
-		"multihost-sync 1 missing 1\n../../etc/passwd\n", "multihost-sync 1 missing 0\n", "multihost-sync 1 filled\n",
-		"multihost-sync 1 filled -1\n", "multihost-sync 1 same\n", "multihost-sync 1 else\n", "\x00\xff\n",
+		"", "\n", "missing\n", "missing 1\n", "hash ../../etc/passwd\nmissing 1\n", "missing 0\n", "hash " + hash + "\n", "filled\n",
+		"filled -1\n", "same\n", "else\n", "\x00\xff\n",
 	} {
-		if _, err := parseAnswer("plan", []byte(out), nil, remote.Status{}); err == nil {
+		if _, err := heard("plan", out, "", remote.Status{}); err == nil {
 			t.Errorf("answer %q was taken", out)
 		}
 	}
-	if _, err := parseAnswer("check", []byte("multihost-sync 1 same\n"), nil, remote.Status{Code: 1}); err == nil {
+	if _, err := heard("check", "same\n", "", remote.Status{Code: 1}); err == nil {
 		t.Error("answer of a step that failed was taken")
 	}
 }

@@ -17,16 +17,15 @@
 # either where something that no sync made lies at ~/RUN, unless ADOPT is yes: foreign
 # WHAT.
 #
-# Answers are lines that begin with "multihost-sync 1". "missing N" and "lacks N GONE" are
-# followed by N lines with one hash each. missing has the word "relays" if fetch works
-# here; GONE is how many files of an earlier sync would be removed. All other lines on
-# stdout come from login scripts. feed and fetch serve other workers until their stdin
-# ends. The manifest has six fields for each entry, each ended by NUL: kind (f, d or l),
-# mode, size, hash, path, link target; entries are sorted by path. The digest is the
-# SHA-256 of the manifest.
+# "missing N" and "lacks N GONE" come after lines "hash HASH...", which have N hashes.
+# missing has the word "relays" if fetch works here; GONE is how many files of an earlier
+# sync would be removed. After "broken TEXT" the step may be tried again. feed and fetch
+# serve other workers until their stdin ends. The manifest has six fields for each entry,
+# each ended by NUL: kind (f, d or l), mode, size, hash, path, link target; entries are
+# sorted by path. The digest is the SHA-256 of the manifest.
+#
+# shellcheck disable=SC2154 # the prelude sets what is not set here
 
-export LC_ALL=C
-unset CDPATH TAR_OPTIONS GZIP POSIXLY_CORRECT PERL5OPT PERL5LIB
 # When the connection ends, the script goes on and keeps what has arrived whole.
 trap '' PIPE HUP
 # The last part of a pipeline runs in this shell, not in a process of its own.
@@ -35,15 +34,9 @@ shopt -s lastpipe
 step=${1-} run=${2-} digest=${3-} max_age=${4-0} max_bytes=${5-0} keep=${6-0}
 owner=${7-} adopt=${8-} form=${9-} token=${10-} size=${11-} serve=${12-} peer_host=${13-} peer_port=${14-} peer_user=${15-} peer_key=${16-}
 
-say() { printf 'multihost-sync 1 %s\n' "$*"; }
-die() {
-  say "error $*"
-  exit 1
-}
-
-[[ -n $HOME && -d $HOME ]] || die "the login has no home directory"
-[[ $run == .multihost/agent || $run =~ ^[A-Za-z0-9][A-Za-z0-9._-]*$ ]] || die "bad run name"
-cd -P -- "$HOME" || die "cannot enter the home directory"
+[[ -n $HOME && -d $HOME ]] || fail "the login has no home directory"
+[[ $run == .multihost/agent || $run =~ ^[A-Za-z0-9][A-Za-z0-9._-]*$ ]] || fail "bad run name"
+cd -P -- "$HOME" || fail "cannot enter the home directory"
 home=$PWD
 dir=$home/$run
 state=$home/.multihost/sync/$run
@@ -110,20 +103,20 @@ last_run() {
   for file in "$home"/.multihost/sync/*/digest; do
     [[ -f $file && -f ${file%digest}manifest && (-z $newest || $file -nt $newest) ]] && newest=$file
   done
-  [[ $newest ]] && read -r sum _ <"$newest" && newest=${newest%/digest} && say "differs ${newest##*/} $sum"
+  [[ $newest ]] && read -r sum _ <"$newest" && newest=${newest%/digest} && say differs "${newest##*/}" "$sum"
 }
 
 prepare() {
   if [[ ! -d $state || ! -d $store || ! -d $incoming ]]; then
-    [[ -d $home/.multihost ]] || mkdir -p "$home/.multihost" || die "cannot make ~/.multihost"
-    (umask 077 && mkdir -p "$state" "$store" "$incoming") || die "cannot make ~/.multihost/store"
+    [[ -d $home/.multihost ]] || mkdir -p "$home/.multihost" || fail "cannot make ~/.multihost"
+    (umask 077 && mkdir -p "$state" "$store" "$incoming") || fail "cannot make ~/.multihost/store"
   fi
   # One sync at a time into a run directory; an interrupted one may take a moment to
   # end.
-  exec 9>"$state/lock" 8>"$store_lock" || die "cannot make lock files in ~/.multihost"
-  flock -w 60 9 || die "another sync into ~/$run is under way"
+  exec 9>"$state/lock" 8>"$store_lock" || fail "cannot make lock files in ~/.multihost"
+  flock -w 60 9 || fail "another sync into ~/$run is under way"
   # The shared lock keeps the store from being pruned while we use it.
-  flock -s -w 600 8 || die "the content store is locked"
+  flock -s -w 600 8 || fail "the content store is locked"
 }
 
 # take_manifest PIECE...: writes the manifest from its pieces. A piece is a number of new
@@ -138,10 +131,10 @@ take_manifest() {
   else
     while IFS= read -r -d '' sum; do :; done # nothing is new
     put_together "$@"
-  fi >"$manifest" || die "cannot write ~/.multihost/sync/$run"
+  fi >"$manifest" || fail "cannot write ~/.multihost/sync/$run"
   read -r sum _ < <(sha256sum <"$manifest")
   if [[ $sum != "$digest" ]]; then
-    say "broken the manifest did not arrive whole"
+    say broken "the manifest did not arrive whole"
     exit 1
   fi
 }
@@ -186,7 +179,7 @@ receive_contents() {
   local in sum name prefix tar_failed='' unzip=''
   local -a there=() whole=()
   local -A prefixes=()
-  in=$(mktemp -d "$incoming/XXXXXXXX") || die "cannot make a directory in ~/.multihost/store"
+  in=$(mktemp -d "$incoming/XXXXXXXX") || fail "cannot make a directory in ~/.multihost/store"
   [[ $form == plain ]] || unzip=z
   # -m: contents are new now, since the store is pruned by age. -b: 64 KiB at a time.
   tar "-x${unzip}mf" - -b 128 -C "$in" --no-same-owner || tar_failed=yes
@@ -213,7 +206,7 @@ receive_contents() {
   rm -rf -- "$in"
   if [[ -n $tar_failed ]]; then
     [[ ! -s $spool/said ]] || cat -- "$spool/said" >&2
-    say "broken the files did not arrive whole"
+    say broken "the files did not arrive whole"
     exit 1
   fi
 }
@@ -222,14 +215,14 @@ receive_contents() {
 # and the workers that fetch from here read the spool while it is written.
 take_in() {
   local old pid
-  [[ $token =~ ^[A-Za-z0-9]+$ ]] || die "bad token"
+  [[ $token =~ ^[A-Za-z0-9]+$ ]] || fail "bad token"
   # Remove spools that a SIGKILL left behind.
   for old in "$incoming"/relay.*/pid; do
     [[ -f $old ]] && read -r pid <"$old" && ! kill -0 "$pid" 2>/dev/null && rm -rf -- "${old%/pid}"
   done
   spool=$incoming/relay.$token
   if ! { mkdir -- "$spool" && echo $$ >"$spool/pid" && : >"$spool/data"; }; then
-    say "broken cannot write ~/.multihost/store"
+    say broken "cannot write ~/.multihost/store"
     exit 1
   fi
   {
@@ -291,7 +284,7 @@ kinds=() modes=() sizes=() hashes=() paths=() targets=()
 # add_entry KIND MODE SIZE HASH PATH TARGET: adds one entry.
 add_entry() {
   case "/$5/" in
-    */../* | *//* | */./*) die "bad path in the manifest" ;;
+    */../* | *//* | */./*) fail "bad path in the manifest" ;;
   esac
   kinds+=("$1") modes+=("$2") sizes+=("$3") hashes+=("$4") paths+=("$5") targets+=("$6")
 }
@@ -396,9 +389,17 @@ tell_missing() {
   ((${#missing[@]} > 0)) || return 0
   local relays=''
   [[ $step != plan ]] || ! can_fetch || relays=' relays'
-  say "missing ${#missing[@]}$relays"
-  printf '%s\n' "${missing[@]}"
+  say_missing
+  say missing "${#missing[@]}$relays"
   exit 0
+}
+
+# say_missing: lists the contents that find_contents did not find.
+say_missing() {
+  local i
+  for ((i = 0; i < ${#missing[@]}; i += 100)); do
+    say hash "${missing[@]:i:100}"
+  done
 }
 
 # through_link PATH: whether a parent directory of PATH is a link that the run put there.
@@ -448,7 +449,7 @@ remove_gone() {
   find_gone
   removed=${#gone[@]}
   names=("${gone[@]}")
-  with_names rm -f -- || die "cannot remove files of the earlier sync"
+  with_names rm -f -- || fail "cannot remove files of the earlier sync"
   # The deepest first. Files that the run put into a directory keep it.
   for ((i = ${#gone_dirs[@]} - 1; i >= 0; i--)); do
     path=${gone_dirs[i]}
@@ -465,11 +466,11 @@ make_directories() {
     path=$dir/${paths[i]}
     # Parents come first, so no parent is a link any more.
     if [[ -L $path || -e $path && ! -d $path ]]; then
-      rm -f -- "$path" || die "cannot replace ${paths[i]@Q}"
+      rm -f -- "$path" || fail "cannot replace ${paths[i]@Q}"
     fi
     [[ -d $path ]] || names+=("$path")
   done
-  with_names mkdir -p -- || die "cannot make directories in ~/$run"
+  with_names mkdir -p -- || fail "cannot make directories in ~/$run"
 }
 
 # find_changed: $changed gets the indices of the files that do not have their content.
@@ -489,7 +490,7 @@ find_changed() {
   for i in "${!kinds[@]}"; do
     [[ ${kinds[i]} == f ]] || continue
     if [[ -d $dir/${paths[i]} && ! -L $dir/${paths[i]} ]]; then
-      die "${paths[i]@Q} is a directory with files that the run made in ~/$run; remove it or use another run name"
+      fail "${paths[i]@Q} is a directory with files that the run made in ~/$run; remove it or use another run name"
     fi
     [[ ${sums["${paths[i]}"]-} == "${hashes[i]}" ]] || changed+=("$i")
   done
@@ -503,7 +504,7 @@ place_files() {
   local -a plain=() again=()
   local -A first=()
   ((${#changed[@]} > 0)) || return 0
-  stage=$(mktemp -d "$dir/.multihost-sync.XXXXXXXX") || die "cannot write to ~/$run"
+  stage=$(mktemp -d "$dir/.multihost-sync.XXXXXXXX") || fail "cannot write to ~/$run"
   # One cp copies many contents; only further copies of the same content need one of
   # their own.
   for i in "${changed[@]}"; do
@@ -518,9 +519,9 @@ place_files() {
     fi
   done
   names=("${plain[@]}")
-  with_names cp --reflink=auto -t "$stage" -- || die "cannot copy to ~/$run"
+  with_names cp --reflink=auto -t "$stage" -- || fail "cannot copy to ~/$run"
   if ((${#again[@]} > 0)); then
-    printf '%s\0' "${again[@]}" | xargs -0 -r -n 2 -P 8 cp --reflink=auto -- || die "cannot copy to ~/$run"
+    printf '%s\0' "${again[@]}" | xargs -0 -r -n 2 -P 8 cp --reflink=auto -- || fail "cannot copy to ~/$run"
   fi
   names=()
   for i in "${changed[@]}"; do
@@ -542,7 +543,7 @@ place_files() {
   for i in "${changed[@]}"; do
     names+=("$stage/${staged[i]}" "$dir/${paths[i]}")
   done
-  rename_names || die "cannot write to ~/$run"
+  rename_names || fail "cannot write to ~/$run"
   rm -rf -- "$stage"
   stage=''
 }
@@ -582,7 +583,7 @@ set_modes() {
       [[ ${modes[i]} == "$mode" ]] || continue
       if [[ $where == "$dir" ]]; then names+=("$dir/${paths[i]}"); else names+=("$where/${staged[i]}"); fi
     done
-    with_names chmod "$mode" -- || die "cannot set modes in ~/$run"
+    with_names chmod "$mode" -- || fail "cannot set modes in ~/$run"
   done
 }
 
@@ -591,36 +592,25 @@ place_links() {
   for i in "${!kinds[@]}"; do
     [[ ${kinds[i]} == l ]] || continue
     if [[ -d $dir/${paths[i]} && ! -L $dir/${paths[i]} ]]; then
-      die "${paths[i]@Q} is a directory with files that the run made in ~/$run; remove it or use another run name"
+      fail "${paths[i]@Q} is a directory with files that the run made in ~/$run; remove it or use another run name"
     fi
-    ln -sfnT -- "${targets[i]}" "$dir/${paths[i]}" || die "cannot make the link ${paths[i]@Q}"
+    ln -sfnT -- "${targets[i]}" "$dir/${paths[i]}" || fail "cannot make the link ${paths[i]@Q}"
   done
-}
-
-# lives PID START BOOT: whether that process lives. START and the boot id distinguish it
-# from a later process with the same number.
-lives() {
-  local - stat='' boot=''
-  local -a fields
-  { IFS= read -r boot <"${MULTIHOST_ROOT_PROC-}/proc/sys/kernel/random/boot_id"; } 2>/dev/null
-  [[ $1 && $3 == "${boot:-none}" ]] || return 1
-  { IFS= read -r -d '' stat <"/proc/$1/stat"; } 2>/dev/null
-  set -f
-  # shellcheck disable=SC2206 # words are meant, and no here-string: /tmp may be full
-  fields=(${stat##*) })
-  [[ ${fields[0]-Z} != [ZX] && ${fields[19]} == "$2" ]]
 }
 
 # in_use: whether a run of that name has started, or is about to start, with the files
 # here. $REPLY is its owner.
 in_use() {
-  local path sup start boot pid begun line who
+  local path sup start boot at pid begun line who
+  boot_id
+  # shellcheck disable=SC2034 # alive reads it
+  boot=${REPLY:-none}
   for path in "$home/.multihost/runs/$run"/*/supervisor; do
-    path=${path%/*} sup='' start='' boot='' pid='' begun='' who=''
+    path=${path%/*} sup='' start='' at='' pid='' begun='' who=''
     [[ ! -s $path/exit ]] || continue
-    { read -r sup start boot _ <"$path/supervisor"; } 2>/dev/null
+    { read -r sup start at _ <"$path/supervisor"; } 2>/dev/null
     { read -r pid begun _ <"$path/started"; } 2>/dev/null
-    lives "$sup" "$start" "$boot" || lives "$pid" "$begun" "$boot" || continue
+    { [[ $sup ]] && alive "$sup" "$start" "$at"; } || { [[ $pid ]] && alive "$pid" "$begun" "$at"; } || continue
     while IFS= read -r line; do
       [[ $line != owner=* ]] || who=${line#*=}
     done 2>/dev/null <"$path/meta"
@@ -631,7 +621,7 @@ in_use() {
 }
 
 refuse_in_use() {
-  say "busy $REPLY"
+  say busy "$REPLY"
   exit 1
 }
 
@@ -639,7 +629,7 @@ refuse_in_use() {
 # directory can be taken over.
 refuse_foreign() {
   if foreign && [[ $1 != yes || $REPLY == file || $REPLY == dangling\ * ]]; then
-    say "foreign $REPLY"
+    say foreign "$REPLY"
     exit 1
   fi
 }
@@ -648,7 +638,7 @@ fill() {
   local i was='' file
   local -a dirs=() kept=()
   if [[ ! -f $manifest ]]; then
-    say "broken another sync into ~/$run came between"
+    say broken "another sync into ~/$run came between"
     exit 1
   fi
   refuse_foreign "$adopt"
@@ -658,17 +648,17 @@ fill() {
   # From here on the directory holds neither the old nor the new files. A run that is
   # armed from now on notices that; one that was armed before is noticed here.
   { IFS= read -r was <"$state/digest"; } 2>/dev/null
-  [[ ! -e $state/digest ]] || rm -f -- "$state/digest" || die "cannot write ~/.multihost/sync/$run"
+  [[ ! -e $state/digest ]] || rm -f -- "$state/digest" || fail "cannot write ~/.multihost/sync/$run"
   if in_use; then
     [[ -z $was ]] || printf '%s\n' "$was" >"$state/digest"
     refuse_in_use
   fi
-  take_place || die "cannot write ~/$run"
+  take_place || fail "cannot write ~/$run"
   # If we are stopped after this, the next sync may remove both the old and the new
   # files.
-  : >>"$state/manifest" || die "cannot write ~/.multihost/sync/$run"
-  cat "$state/manifest" "$manifest" >"$state/manifest.both" || die "cannot write ~/.multihost/sync/$run"
-  [[ -w $dir ]] || die "cannot write to ~/$run"
+  : >>"$state/manifest" || fail "cannot write ~/.multihost/sync/$run"
+  cat "$state/manifest" "$manifest" >"$state/manifest.both" || fail "cannot write ~/.multihost/sync/$run"
+  [[ -w $dir ]] || fail "cannot write to ~/$run"
   for file in "$dir"/.multihost-sync.*; do
     [[ ! -d $file ]] || rm -rf -- "$file"
   done
@@ -698,13 +688,12 @@ finish() {
   if ! { mv -f -- "$manifest" "$state/manifest" &&
     (cd -- "$state" && exec sed -z -n -e '/^d$/{n;n;n;n;w directories' -e 'n;d};n;n;n;n;w paths' -e n -- manifest) &&
     (look_at_all) >"$state/seen" &&
-    printf '%s %s\n' "$digest" "$owner" >"$state/digest.new" &&
-    mv -f -- "$state/digest.new" "$state/digest"; }; then
-    die "cannot write ~/.multihost/sync/$run"
+    replace "$state/digest" "$digest $owner"; }; then
+    fail "cannot write ~/.multihost/sync/$run"
   fi
   # This removes files of a sync that was killed, too.
   names=()
-  for file in "$state"/manifest.?* "$state"/work.*; do
+  for file in "$state"/manifest.?* "$state"/work.* "$state"/digest.?*; do
     [[ ! -e $file ]] || names+=("$file")
   done
   with_names rm -f --
@@ -715,15 +704,16 @@ finish() {
 # stay in the store. A sync itself looks only at contents that are new. Once a day is
 # enough.
 keep_used() {
-  local now at=0
-  printf -v now '%(%s)T' -1
+  local now_s at=0
+  now_ns
+  now_s=$((REPLY / 1000000000))
   { read -r at _ <"$state/used"; } 2>/dev/null
   sum_of "$at"
   at=$REPLY
-  ((now - at >= 86400 || now < at)) || return 0
+  ((now_s - at >= 86400 || now_s < at)) || return 0
   [[ $all_used ]] || sed -z -n '/^f$/{n;n;n;s/^../&\/&/p;n;n;d};n;n;n;n;n' -- "$state/manifest" |
     (cd -- "$store" && xargs -0 -r touch -c --) || return 0
-  printf '%s\n' "$now" >"$state/used"
+  printf '%s\n' "$now_s" >"$state/used"
 }
 
 # must_prune: whether it is time to prune. $pruned has the time of the last prune and how
@@ -732,9 +722,10 @@ keep_used() {
 # these alone exceed the limit, pruning again is useless until they get older or a tenth
 # of the store is new.
 must_prune() {
-  local now at had came
+  local now_s at had came
   local -a lines=()
-  printf -v now '%(%s)T' -1
+  now_ns
+  now_s=$((REPLY / 1000000000))
   { mapfile -t lines <"$grown"; } 2>/dev/null
   sum_of "${lines[@]}"
   came=$REPLY lines=()
@@ -743,21 +734,22 @@ must_prune() {
   at=$REPLY
   sum_of "${lines[1]-}"
   had=$REPLY
-  ((now - at >= 86400 || now < at)) ||
-    ((had + came > max_bytes && (now - at > keep || came > max_bytes / 10)))
+  ((now_s - at >= 86400 || now_s < at)) ||
+    ((had + came > max_bytes && (now_s - at > keep || came > max_bytes / 10)))
 }
 
 # prune: drops contents that were not used for long and, while the store is too large,
 # those unused the longest. It looks at everything in the store. When another sync of this
 # login is running, it skips: that sync will prune.
 prune() {
-  local used size path total now cut
+  local used size path total now_s cut
   local -a lines=()
   must_prune || return 0
   flock -n 8 || return 0 # replaces the shared lock
-  printf -v now '%(%s)T' -1
+  now_ns
+  now_s=$((REPLY / 1000000000))
   find "$incoming" -mindepth 1 -maxdepth 1 -mmin +1440 -exec rm -rf -- {} +
-  cut=$((now - (max_age > keep ? max_age : keep)))
+  cut=$((now_s - (max_age > keep ? max_age : keep)))
   find "$store" -type f ! -newermt "@$cut" -delete
   mapfile -t lines < <(find "$store" -type f -printf '%s\n')
   sum_of "${lines[@]}"
@@ -766,13 +758,13 @@ prune() {
     lines=()
     # Drop a tenth more, so that the next content does not start a prune again.
     while IFS=' ' read -r -d '' used size path; do
-      ((total > max_bytes - max_bytes / 10 && now - ${used%.*} > keep)) || break
+      ((total > max_bytes - max_bytes / 10 && now_s - ${used%.*} > keep)) || break
       lines+=("$path")
       ((total -= size))
     done < <(find "$store" -type f -printf '%T@ %s %p\0' | sort -zn)
     ((${#lines[@]} == 0)) || printf '%s\0' "${lines[@]}" | xargs -0 -r rm -f --
   fi
-  printf '%s\n' "$now" "$total" >"$pruned" && : >"$grown"
+  printf '%s\n' "$now_s" "$total" >"$pruned" && : >"$grown"
   # Remove the state of run directories that no longer exist.
   for path in "$home/.multihost/sync"/*/digest; do
     [[ -f $path ]] || continue
@@ -793,14 +785,14 @@ case $step in
   look)
     read_manifest <(gzip -dc)
     if ((${#kinds[@]} != $4)); then
-      say "broken the manifest did not arrive whole"
+      say broken "the manifest did not arrive whole"
       exit 1
     fi
     find_contents
     read_old
     find_gone
-    say "lacks ${#missing[@]} ${#gone[@]}"
-    ((${#missing[@]} == 0)) || printf '%s\n' "${missing[@]}"
+    say_missing
+    say lacks "${#missing[@]}" "${#gone[@]}"
     ;;
   plan | receive | feed | fetch)
     prepare
@@ -812,8 +804,8 @@ case $step in
     esac
     fill
     prune
-    say "filled $removed"
+    say filled "$removed"
     [[ -z $spool ]] || keep_serving
     ;;
-  *) die "unknown step" ;;
+  *) fail "unknown step" ;;
 esac

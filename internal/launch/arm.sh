@@ -70,7 +70,7 @@ main() {
   while [[ $order == clock ]]; do
     IFS= read -r order || order=
     if [[ $order == clock ]]; then
-      now
+      now_ns
       say clock "$REPLY"
     fi
   done
@@ -239,7 +239,7 @@ received() {
 
 busy() {
   local file
-  now
+  now_ns
   say busy "$REPLY"
   for file in "$index"/*.run; do
     [[ -f $file ]] || continue

@@ -5,7 +5,7 @@
 #
 # shellcheck disable=SC2154 # lib.sh sets what is not set here
 main() {
-  local run=$1 attempt=$2 wait=$3 dir p shown=0
+  local run=$1 attempt=$2 wait_ms=$3 dir p shown=0
   enter
   privileged
   dir=$home/.multihost/runs/$run/$attempt
@@ -16,7 +16,7 @@ main() {
   # Sorted by memory: a trainer has the most, so it comes before its child processes.
   while read -r _ p; do
     if ((shown++ == most)); then break; fi
-    if is_python "$p" && { by_spy "$p" || by_signal "$p" "$dir" "$wait"; }; then continue; fi
+    if is_python "$p" && { by_spy "$p" || by_signal "$p" "$dir" "$wait_ms"; }; then continue; fi
     by_kernel "$p"
   done < <(for p in "${pids[@]}"; do printf '%s %s\n' "$(memory "$p")" "$p"; done | sort -rn)
 }
@@ -78,7 +78,7 @@ virtual() { # PID: its VIRTUAL_ENV
 # the log. Other processes may write there, too; all output within the wait counts as
 # the stack.
 by_signal() {
-  local caught=0 from size before=-1 quiet=0 word value limit
+  local caught=0 from size before=-1 quiet=0 word value limit_ns
   while read -r word value; do
     if [[ $word == SigCgt: ]]; then caught=$value; fi
   done <"/proc/$1/status" 2>/dev/null
@@ -86,16 +86,16 @@ by_signal() {
   log_size "$2"
   from=$REPLY
   send USR1 "$1" || return 1
-  now
-  limit=$((REPLY + $3 * 1000000))
+  now_ns
+  limit_ns=$((REPLY + $3 * 1000000))
   while :; do
     sleep 0.1
     log_size "$2"
     size=$REPLY
     if ((size > from && size == before)); then quiet=$((quiet + 1)); else quiet=0; fi
     before=$size
-    now
-    if ((quiet >= 3 || REPLY > limit)); then break; fi
+    now_ns
+    if ((quiet >= 3 || REPLY > limit_ns)); then break; fi
   done
   ((size > from)) || return 1
   head_of "$1" SIGUSR1

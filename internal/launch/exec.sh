@@ -7,7 +7,7 @@
 #
 # shellcheck disable=SC2034,SC2154 # lib.sh reads and sets what is not read and set here
 main() {
-  local grace=$1 sudo=$2 size=$3 code watcher stopped=0 found=0 killed=0
+  local grace_ms=$1 sudo=$2 size=$3 code watcher stopped=0 found=0 killed=0
   local -a words environment through_env
   enter
   exec 3<&0 </dev/null
@@ -47,7 +47,7 @@ main() {
   if ((! stopped)); then wait "$pid"; fi
   code=$?
   kill "$watcher"
-  if ((stopped)); then end_all "$grace" find_bound; fi
+  if ((stopped)); then end_all "$grace_ms" find_bound; fi
   say exit "$code" "${#pids[@]}" "$stopped" >&5
   return "$code"
 }

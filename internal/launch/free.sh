@@ -5,7 +5,7 @@
 #
 # shellcheck disable=SC2154 # lib.sh sets what is not set here
 main() {
-  local policy=$1 grace=$2 look=${3-0} p lock=${MULTIHOST_ROOT_TMP-}/tmp/libtpu_lockfile
+  local policy=$1 grace_ms=$2 look=${3-0} p lock=${MULTIHOST_ROOT_TMP-}/tmp/libtpu_lockfile
   local -A refused=()
   enter
   privileged
@@ -22,7 +22,7 @@ main() {
   done
   # End no process in vain: if one that may not be ended keeps a device, end none.
   if [[ $policy != check ]] && ((! look && ${#refused[@]} == 0 && ${#holding[@]} > 0)); then
-    end_all "$grace" find_endable
+    end_all "$grace_ms" find_endable
     holders
   fi
   for p in "${!holding[@]}"; do

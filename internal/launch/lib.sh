@@ -1,66 +1,16 @@
 #!/bin/bash
 # Functions shared by the scripts of this directory. This text is sent in front of
-# each of them. Their first argument is the nonce that marks the lines of their answers.
+# each of them, after the prelude of package remote.
 #
-# The scripts run in an environment of our own: see environment.sh of package sshfan.
+# The scripts run in an environment of our own: see environment.sh of package remote.
 # The command gets the login's environment back: see inherit and become.
 #
 # shellcheck disable=SC2034,SC2154 # functions answer in variables that the scripts read, and read theirs
 set -u
-nonce=$1
-shift
 
 # index is a directory that every login of the worker can read. It holds one file for
 # each attempt, and the lock that the living run holds.
 index=${MULTIHOST_ROOT_TMP-}/tmp/.multihost
-
-# say prints one line of the answer. It begins with the nonce; lines that start-up
-# files of the login shell print do not.
-say() { printf '%s %s\n' "$nonce" "$*"; }
-
-fail() {
-  say error "${*//$'\n'/ }"
-  exit 1
-}
-
-# The following functions answer in REPLY, because that starts no process. Where a
-# program is needed, $(exec PROGRAM) starts one process less than $(PROGRAM).
-
-now() { REPLY=${EPOCHREALTIME/[.,]/}000; } # nanoseconds
-
-boot_id() {
-  REPLY=
-  { IFS= read -r REPLY <"${MULTIHOST_ROOT_PROC-}/proc/sys/kernel/random/boot_id"; } 2>/dev/null || :
-}
-
-# split TEXT puts the words of TEXT into the array fields. It uses no here-string: bash
-# may need a file in /tmp for one, and /tmp may be full.
-split() {
-  local - IFS=$' \t\n'
-  set -f
-  # shellcheck disable=SC2206 # words are meant
-  fields=($1)
-}
-
-# stat_of PID puts the fields of /proc/PID/stat, from the state on, into the array
-# fields. Fails when the process is dead.
-stat_of() {
-  local stat=''
-  { IFS= read -r -d '' stat <"/proc/$1/stat"; } 2>/dev/null
-  [[ $stat ]] || return 1
-  split "${stat##*) }"
-  [[ ${fields[0]} != [ZX] ]]
-}
-
-# start_of PID answers with the start time of the process in ticks. Together with the
-# boot id, it distinguishes the process from a later one of the same number. Fails
-# when the process is dead.
-start_of() {
-  local fields
-  REPLY=
-  stat_of "$1" || return 1
-  REPLY=${fields[19]}
-}
 
 # cgroup_of PID answers with the control group of the process in the unified hierarchy.
 cgroup_of() {
@@ -69,11 +19,6 @@ cgroup_of() {
   while IFS= read -r line; do
     if [[ $line == 0::* ]]; then REPLY=${line#0::}; fi
   done 2>/dev/null <"/proc/$1/cgroup"
-}
-
-# alive PID START BOOT succeeds if the process that was started then still lives.
-alive() {
-  [[ ${3:--} == "$boot" ]] && start_of "$1" && [[ $REPLY == "$2" ]]
 }
 
 # enter goes to the home directory and sets $home and $boot.
@@ -309,11 +254,11 @@ send() { # SIGNAL PID
 # pids. Its pauses grow. FIND is costly, so it runs again only when the processes that
 # it found are gone or a limit has passed.
 end_all() {
-  local signal=TERM limit pause=20 p gone
+  local signal=TERM limit_ns pause_ms=20 p gone
   local -A done_to=()
   found=0 killed=0
-  now
-  limit=$((REPLY + $1 * 1000000))
+  now_ns
+  limit_ns=$((REPLY + $1 * 1000000))
   while :; do
     "$2"
     if ((${#pids[@]} == 0)); then return; fi
@@ -327,20 +272,20 @@ end_all() {
     done
     gone=0
     while ((! gone)); do
-      printf -v REPLY '%d.%03d' $((pause / 1000)) $((pause % 1000))
+      printf -v REPLY '%d.%03d' $((pause_ms / 1000)) $((pause_ms % 1000))
       doze "$REPLY"
-      pause=$((pause < 500 ? pause * 3 / 2 : 500))
+      pause_ms=$((pause_ms < 500 ? pause_ms * 3 / 2 : 500))
       gone=1
       for p in "${pids[@]}"; do
         if start_of "$p"; then gone=0; fi
       done
-      now
-      if ((REPLY > limit)); then break; fi
+      now_ns
+      if ((REPLY > limit_ns)); then break; fi
     done
     if ((gone)); then continue; fi
     if [[ $signal == KILL ]]; then return; fi
     signal=KILL
-    limit=$((REPLY + 10000000000))
+    limit_ns=$((REPLY + 10000000000))
   done
 }
 

@@ -9,7 +9,7 @@ main() {
   local see=settle
   if [[ ${1-} == look ]]; then see=look; fi
   enter
-  now
+  now_ns
   say now "$REPLY"
   for file in "$index"/*.run; do
     [[ -f $file ]] || continue

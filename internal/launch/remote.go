@@ -55,7 +55,7 @@ var (
 var (
 	// arm also writes the scripts of the supervisor, each with the library in front.
 	armScript = remote.NewProgram("arm",
-		"text_lib="+remote.Quote(libText), "text_supervise="+remote.Quote(superviseText), "text_start="+remote.Quote(startText),
+		"text_lib="+remote.Quote(remote.Prelude()+libText), "text_supervise="+remote.Quote(superviseText), "text_start="+remote.Quote(startText),
 		"text_processes="+remote.Quote(processesText),
 		`eval "$text_lib"`, armText)
 	releaseScript = operation("release", releaseText)
@@ -72,7 +72,9 @@ var (
 	verdictScript = operation("verdict", verdictText)
 )
 
-func operation(name, text string) *remote.Program { return remote.NewProgram(name, libText, text) }
+func operation(name, text string) *remote.Program {
+	return remote.NewProgram(name, remote.Prelude(), libText, text)
+}
 
 // input is the standard input that follows the script of an exec. When the connection
 // is lost, the transport calls Close to end a Read under way.

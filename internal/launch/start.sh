@@ -33,7 +33,7 @@ main() {
   echo ready
   read -r order when <&3 || order=
   if [[ $order == go && $when =~ ^[0-9]{19}$ ]]; then await "$when"; fi
-  now
+  now_ns
   at=$REPLY
   exec 3<&-
   if [[ $order != go ]]; then
@@ -62,11 +62,11 @@ share() {
 # nothing else meanwhile: where workers share a machine, work of one delays the orders
 # to the others.
 await() {
-  local left word=''
-  now
-  left=$((($1 - REPLY) / 1000))
-  if ((left <= 0 || left > 5000000)); then return; fi
-  printf -v left '%d.%06d' $((left / 1000000)) $((left % 1000000))
+  local left_us left word=''
+  now_ns
+  left_us=$((($1 - REPLY) / 1000))
+  if ((left_us <= 0 || left_us > 5000000)); then return; fi
+  printf -v left '%d.%06d' $((left_us / 1000000)) $((left_us % 1000000))
   read -r -t "$left" word <&3
   if [[ $word == abort ]]; then order=$word; fi
 }

@@ -8,7 +8,7 @@ main() {
   dir=$home/.multihost/runs/$1/$2
   settle "$dir"
   tell "$1" "$2" "$dir"
-  now
+  now_ns
   say now "$REPLY"
   if [[ $phase == unknown ]]; then return; fi
   log_size "$dir"

@@ -5,7 +5,7 @@
 #
 # shellcheck disable=SC2154 # lib.sh sets what is not set here
 main() {
-  local run=$1 attempt=$2 grace=$3 reason=$4 dir i p
+  local run=$1 attempt=$2 grace_ms=$3 reason=$4 dir i p
   enter
   privileged
   dir=$home/.multihost/runs/$run/$attempt
@@ -38,7 +38,7 @@ main() {
     ) 2>/dev/null
   fi
   if [[ $phase != unknown ]]; then
-    end_all "$grace" find_processes
+    end_all "$grace_ms" find_processes
     say counts "$found" "$killed"
     for p in "${pids[@]}"; do show survivor "$p" -; done
     if ((${#pids[@]} == 0)); then
@@ -58,11 +58,8 @@ main() {
 }
 
 mark() {
-  now
-  if ! { printf '%s %s\n' "$REPLY" "$2" >"$1/stopped.$$" && mv -f -- "$1/stopped.$$" "$1/stopped"; } 2>/dev/null; then
-    rm -f -- "$1/stopped.$$"
-    say unmarked
-  fi
+  now_ns
+  replace "$1/stopped" "$REPLY $2" || say unmarked
 }
 
 find_processes() { processes "$dir"; }

@@ -14,7 +14,7 @@ main() {
   boot=${REPLY:-none}
   start_of $$
   start=$REPLY
-  now
+  now_ns
   at=$REPLY
   printf '%s %s %s %s\n' $$ "$start" "$boot" "$at" >"$dir/supervisor" || give_up failed "write $dir/supervisor"
   IFS= read -r -d '' meta <"$dir/meta"
@@ -55,7 +55,7 @@ main() {
 
   keep_relay
   attend "$waiter"
-  now
+  now_ns
   at=$REPLY
   if [[ $killed ]]; then
     signal=$((code & 127)) # 128: it dumped core
@@ -64,7 +64,7 @@ main() {
   elif ((code > 128)) && alive "$pid" "$start" "$boot"; then
     # The command still lives: somebody killed the process that waits for it.
     tail -f --pid="$pid" /dev/null
-    now
+    now_ns
     at=$REPLY code=255 lost=1
   fi
   { read -r process victim <"$dir/failed"; } 2>/dev/null
@@ -144,11 +144,11 @@ start_relay() {
 # empty and the relay has written everything, or until more bytes have come than were
 # in the pipe. It gives up after 5 s without a byte.
 drain() {
-  local first last end idle=0 looks=0
+  local first last end_ns idle=0 looks=0
   output_size
   first=$REPLY last=$REPLY
-  now
-  end=$((REPLY + 5000000000))
+  now_ns
+  end_ns=$((REPLY + 5000000000))
   while :; do
     if ! start_of "$relay"; then
       if wait "$relay"; then return; fi
@@ -165,11 +165,11 @@ drain() {
     if ((idle > 1 || REPLY > first + most_in_pipe)); then return; fi
     if ((REPLY != last)); then
       last=$REPLY
-      now
-      end=$((REPLY + 5000000000))
+      now_ns
+      end_ns=$((REPLY + 5000000000))
     else
-      now
-      if ((REPLY > end)); then return; fi
+      now_ns
+      if ((REPLY > end_ns)); then return; fi
     fi
     doze 0.01
   done
@@ -394,16 +394,16 @@ kernel_log() {
 # armed more than 30 days ago. While less than a tenth of the disk is free, it already
 # removes those that have 3 newer ones.
 prune() {
-  local old seen=0 armed path eldest keep=20 fields late=0
+  local old seen=0 armed path eldest_ns keep=20 fields late=0
   local -a attempts=()
-  now
-  eldest=$((REPLY - 30 * 86400 * 1000000000))
+  now_ns
+  eldest_ns=$((REPLY - 30 * 86400 * 1000000000))
   for path in "$1"/*/*; do
     armed=
     { read -r _ _ _ armed <"$path/supervisor"; } 2>/dev/null
     # The next run may just be arming, without a supervisor file: use the directory's time.
     if [[ ! $armed ]]; then armed=$(exec stat -c %Y000000000 -- "$path" 2>/dev/null); fi
-    if ((${armed:=0} <= eldest)); then late=1; fi
+    if ((${armed:=0} <= eldest_ns)); then late=1; fi
     attempts+=("$armed $path")
   done
   if ((! late && ${#attempts[@]} <= 3)); then return; fi
@@ -413,7 +413,7 @@ prune() {
   if ((! late && ${#attempts[@]} <= keep)); then return; fi
   while read -r armed path; do
     seen=$((seen + 1))
-    if ((seen <= keep && armed > eldest)); then continue; fi
+    if ((seen <= keep && armed > eldest_ns)); then continue; fi
     look "$path"
     if [[ $phase == running || $phase == starting ]]; then continue; fi
     old=${path%/*}

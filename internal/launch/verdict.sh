@@ -15,10 +15,7 @@ main() {
       return
       ;;
   esac
-  if ! { printf '%s\n' "$3" >"$dir/$file.$$" && mv -f -- "$dir/$file.$$" "$dir/$file"; }; then
-    rm -f -- "$dir/$file.$$"
-    fail "write $dir/$file"
-  fi
+  replace "$dir/$file" "$3" || fail "write $dir/$file"
   say kept
 }
 

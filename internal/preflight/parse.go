@@ -1,40 +1,30 @@
 package preflight
 
 import (
-	"bytes"
 	"fmt"
 	"strconv"
 	"strings"
+
+	"multihost/internal/remote"
 )
 
-// marker begins every line of the script's answer; the number is the version
-// of the format.
-const marker = "multihost-preflight 1\t"
-
-// parse parses the script's answer. It ignores lines of login scripts; an incomplete
-// answer is an error.
-func parse(answer []byte) (Report, error) {
+// parse reads the records of the script's answer; an incomplete answer is an error.
+func parse(answer []remote.Record) (Report, error) {
 	var report Report
 	ended := false
 	results := map[string]Result{}
-	for line := range bytes.Lines(answer) {
-		// A login script may print its last line without a newline.
-		i := bytes.Index(line, []byte(marker))
-		if i < 0 {
-			continue
-		}
-		text := strings.ToValidUTF8(string(bytes.TrimRight(line[i+len(marker):], "\r\n")), "\uFFFD")
-		fields := strings.Split(text, "\t")
+	for _, r := range answer {
+		fields := strings.Split(strings.ToValidUTF8(strings.TrimRight(r.Rest, "\r"), "\uFFFD"), "\t")
 		var err error
-		switch fields[0] {
+		switch strings.TrimRight(r.Word, "\r") {
 		case "result":
-			err = addResult(results, fields[1:])
+			err = addResult(results, fields)
 		case "info":
-			err = report.addInfo(fields[1:])
+			err = report.addInfo(fields)
 		case "end":
 			ended = true
 		default:
-			err = fmt.Errorf("unknown word %q", fields[0])
+			err = fmt.Errorf("unknown word %q", r.Word)
 		}
 		if err != nil {
 			return Report{}, fmt.Errorf("%w: %w", ErrNoReport, err)

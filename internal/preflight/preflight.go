@@ -9,7 +9,7 @@
 package preflight
 
 import (
-	"bytes"
+	"cmp"
 	"context"
 	"fmt"
 	"strings"
@@ -161,73 +161,35 @@ func (r Report) Failures() []Result {
 // ErrNoReport means that the worker's answer was not the report of the script.
 var ErrNoReport = fault.New(fault.Unavailable, "no preflight report in the worker's answer")
 
-// maxAnswer limits what is kept of a worker's answer, and flood what is read of it. A
-// report has a few kilobytes; a login script that prints without end must neither fill
-// the memory nor delay the run.
-const (
-	maxAnswer = 1 << 20
-	flood     = 4 << 20
-)
-
 // Run checks one worker or applies the settings to it. An error means that the
 // state of the worker is not known; a setting that could not be applied is a
 // result, not an error. Run is safe for concurrent use and idempotent.
 func Run(ctx context.Context, r remote.Runner, o Options) (Report, error) {
-	stdout, stderr := &capped{limit: maxAnswer}, &capped{limit: 4 << 10}
-	cmd := program.Cmd(nil, arguments(o)...)
-	cmd.Stdout, cmd.Stderr, cmd.ReadOnly = stdout, stderr, o.Mode == Check
+	out := &remote.Answer{Nonce: remote.NewNonce()}
+	errs := &remote.Answer{Nonce: out.Nonce}
+	cmd := program.Cmd(nil, append([]string{out.Nonce}, arguments(o)...)...)
+	cmd.Stdout, cmd.Stderr, cmd.ReadOnly = out, errs, o.Mode == Check
 	status, err := r.Run(ctx, cmd)
 	if err != nil {
 		return Report{}, fmt.Errorf("run preflight: %w", err)
 	}
-	report, err := parse(stdout.Bytes())
+	report, err := parse(out.Records())
 	if err != nil {
-		return Report{}, fmt.Errorf("run preflight: %w (%s)", err, describe(status, stdout, stderr))
+		return Report{}, fmt.Errorf("run preflight: %w (%s)", err, describe(status, errs.Trouble(), out.Trouble()))
 	}
 	return report, nil
 }
 
 // describe says how the script ended, for an error.
-func describe(status remote.Status, stdout, stderr *capped) string {
+func describe(status remote.Status, stderr, stdout string) string {
 	how := fmt.Sprintf("exit status %d", status.Code)
 	if status.Signal != "" {
 		how = "killed by SIG" + status.Signal
 	}
-	for _, stream := range []*capped{stderr, stdout} {
-		if line := lastLine(stream.Bytes()); line != "" {
-			return how + fmt.Sprintf(", last line %q", line)
-		}
+	if line := cmp.Or(stderr, stdout); line != "" {
+		return how + fmt.Sprintf(", last line %q", line)
 	}
 	return how + ", no output"
-}
-
-func lastLine(text []byte) string {
-	text = bytes.TrimSpace(text)
-	if i := bytes.LastIndexByte(text, '\n'); i >= 0 {
-		text = text[i+1:]
-	}
-	if len(text) > 200 {
-		text = text[:200]
-	}
-	return strings.ToValidUTF8(string(text), "\uFFFD")
-}
-
-// capped keeps the first bytes that are written to it and drops the rest. Write fails
-// after flood bytes.
-type capped struct {
-	bytes.Buffer
-	limit int
-	size  int
-}
-
-func (c *capped) Write(p []byte) (int, error) {
-	if c.size += len(p); c.size > flood {
-		return 0, fmt.Errorf("%w: it has no end", ErrNoReport)
-	}
-	if room := c.limit - c.Len(); room > 0 {
-		c.Buffer.Write(p[:min(room, len(p))])
-	}
-	return len(p), nil
 }
 
 // MarshalText writes the severity as a word.

@@ -2,23 +2,23 @@
 #
 # Reads the settings of one worker and, in mode "apply", sets them to the wanted values.
 #
-# Arguments: MODE (apply|check) PLATFORM (gce|gke) INSTALL (yes|no), then for
-# each setting four words: NAME KIND KEY WANT.
+# Arguments after the nonce: MODE (apply|check) PLATFORM (gce|gke) INSTALL (yes|no), then
+# for each setting four words: NAME KIND KEY WANT.
 #
-# Answer on stdout: lines that begin with the words "multihost-preflight 1",
-# fields separated by tabs:
+# Lines of the answer, with fields separated by tabs:
 #   result NAME WANT BEFORE AFTER OUTCOME LOST REASON
 #   info   KEY VALUE
 #   end
-# Ignore all other lines on stdout; login scripts may print them.
 #
-# A printed script contains PLATFORM and the settings, in $table. Its output is for
-# people, on a terminal or in the log of a pod. Its arguments are check or apply,
+# A printed script has no nonce, and PLATFORM and the settings are in $table. Its output is
+# for people, on a terminal or in the log of a pod. Its arguments are check or apply,
 # --require, PLATFORM=gce or gke, and TPU=no if no TPU is expected, in any case. It exits
 # with 76 if the worker cannot train or, with --require, if any setting is not as wanted.
 #
 # One setting must not prevent another, so nothing aborts this script. If a value is
 # right, nothing is written and sudo is not needed.
+#
+# shellcheck disable=SC2154 # the prelude sets what is not set here
 
 export LC_ALL=C
 # A lost connection must not stop the script between changing a route and
@@ -26,10 +26,10 @@ export LC_ALL=C
 trap '' PIPE HUP
 
 declare -a table
-voice='' require='' tpu=''
+require='' tpu=''
 read_words() {
   local word
-  voice=people mode=apply
+  mode=apply
   for word; do
     case $word in
       apply | check) mode=$word ;;
@@ -45,7 +45,7 @@ read_words() {
     esac
   done
 }
-if (($# < 7)); then # fewer words than the smallest table has
+if [[ ! $nonce ]]; then
   platform=${table[0]} install=no
   read_words "$@"
   set -- "${table[@]:1}"
@@ -64,19 +64,9 @@ if [[ -z ${MULTIHOST_ROOT_PROC-} ]]; then
   PATH="$PATH:/usr/local/sbin:/usr/sbin:/sbin"
 fi
 
-tab=$'\t'
-
-say() {
-  if [[ $voice == people ]]; then
-    [[ $1 == result ]] && tell "${@:2}"
-    return
-  fi
-  local line="multihost-preflight 1" field
-  for field; do
-    field=${field//[$'\t\n\r']/ }
-    line+=$tab${field:0:400}
-  done
-  printf '%s\n' "$line"
+# result NAME WANT BEFORE AFTER OUTCOME LOST REASON reports on one setting.
+result() {
+  if [[ $nonce ]]; then say_fields result "$@"; else tell "$@"; fi
 }
 
 # tell NAME WANT BEFORE AFTER OUTCOME LOST REASON: prints a result for people. A worker is
@@ -96,8 +86,6 @@ tell() {
   esac
   printf 'preflight: %-26s %-8s %s\n' "$name" "$outcome" "$reason"
 }
-
-have() { type -P "$1" >/dev/null; }
 
 # $(bounded COMMAND...): runs it with a time limit, so that no command delays the rest.
 bounded() { exec timeout -k 5 20 "$@" </dev/null; }
@@ -234,26 +222,26 @@ read_value() {
 do_value() { # NAME FILE WANT ABSENT: a value that is one file of the kernel
   local name=$1 file=$2 want=$3 absent=$4 before
   if [[ ! -e $file ]]; then
-    say result "$name" "$want" "" "" skipped no "$absent"
+    result "$name" "$want" "" "" skipped no "$absent"
     return
   fi
   if ! read_value "$file"; then
-    say result "$name" "$want" "" "" failed no "cannot read $file"
+    result "$name" "$want" "" "" failed no "cannot read $file"
     return
   fi
   before=${before_all["$file"]-$value}
   if [[ $before == "$want" ]]; then
-    say result "$name" "$want" "$before" "$before" ok no ""
+    result "$name" "$want" "$before" "$before" ok no ""
   elif [[ $value == "$want" ]]; then
-    say result "$name" "$want" "$before" "$value" changed no ""
+    result "$name" "$want" "$before" "$value" changed no ""
   elif [[ $mode != apply ]]; then
-    say result "$name" "$want" "$before" "$before" failed no "not as wanted"
+    result "$name" "$want" "$before" "$before" failed no "not as wanted"
   elif ! write_value "$file" "$want"; then
-    say result "$name" "$want" "$before" "$before" failed no "$why"
+    result "$name" "$want" "$before" "$before" failed no "$why"
   elif read_value "$file" && [[ $value == "$want" ]]; then
-    say result "$name" "$want" "$before" "$value" changed no ""
+    result "$name" "$want" "$before" "$value" changed no ""
   else
-    say result "$name" "$want" "$before" "$value" failed no "wrote $want, reads back ${value:-nothing}"
+    result "$name" "$want" "$before" "$value" failed no "wrote $want, reads back ${value:-nothing}"
   fi
 }
 
@@ -404,15 +392,15 @@ do_route() { # NAME KEY WANT
   local name=$1 key=$2 want=$3 i j before after seen problem="" lost=no lost_why="" outcome=ok tried=""
   local -A peers=()
   if ! have ip; then
-    say result "$name" "$want" "" "" skipped no "ip is not installed (package iproute2)"
+    result "$name" "$want" "" "" skipped no "ip is not installed (package iproute2)"
     return
   fi
   if ! list_routes; then
-    say result "$name" "$want" "" "" failed no "$why"
+    result "$name" "$want" "" "" failed no "$why"
     return
   fi
   if ((${#routes[@]} == 0)); then
-    say result "$name" "$want" "" "" failed no "no IPv4 default route"
+    result "$name" "$want" "" "" failed no "no IPv4 default route"
     return
   fi
   scan_routes "$key"
@@ -478,7 +466,7 @@ do_route() { # NAME KEY WANT
   show_values
   after=$shown
   [[ $outcome == failed ]] || problem=
-  say result "$name" "$want" "$before" "$after" "$outcome" "$lost" "$problem"
+  result "$name" "$want" "$before" "$after" "$outcome" "$lost" "$problem"
 }
 changed=()
 
@@ -669,11 +657,11 @@ feature() {
 do_feature() { # NAME KEY WANT
   local name=$1 key=$2 want=$3 d before="" problem="" outcome=ok
   if ! have ethtool; then
-    say result "$name" "$want" "" "" skipped no "ethtool is not installed (package ethtool)${install_error:+: $install_error}"
+    result "$name" "$want" "" "" skipped no "ethtool is not installed (package ethtool)${install_error:+: $install_error}"
     return
   fi
   if ! route_devices; then
-    say result "$name" "$want" "" "" skipped no "no default route names an interface"
+    result "$name" "$want" "" "" skipped no "no default route names an interface"
     return
   fi
   local -a list=("${devices[@]}") first=() last=()
@@ -709,13 +697,13 @@ do_feature() { # NAME KEY WANT
   before=$shown
   values=("${last[@]}")
   show_values
-  say result "$name" "$want" "$before" "$shown" "$outcome" no "$problem"
+  result "$name" "$want" "$before" "$shown" "$outcome" no "$problem"
 }
 
 do_mtu() { # the MTU that the network has, or that is wanted between slices
   local name=$1 whose=$2 want=$3 d problem="" outcome=ok
   if ! route_devices; then
-    say result "$name" "$want" "" "" skipped no "no default route names an interface"
+    result "$name" "$want" "" "" skipped no "no default route names an interface"
     return
   fi
   names=("${devices[@]}") values=()
@@ -732,7 +720,7 @@ do_mtu() { # the MTU that the network has, or that is wanted between slices
     fi
   done
   show_values
-  say result "$name" "$want" "$shown" "$shown" "$outcome" no "$problem"
+  result "$name" "$want" "$shown" "$shown" "$outcome" no "$problem"
 }
 
 # --- tools and devices ------------------------------------------------------
@@ -799,13 +787,13 @@ apt() {
 
 do_tool() { # NAME TOOL WANT
   if [[ $installed == *" $2 "* ]]; then
-    say result "$1" "$3" missing installed changed no ""
+    result "$1" "$3" missing installed changed no ""
   elif have "$2"; then
-    say result "$1" "$3" installed installed ok no ""
+    result "$1" "$3" installed installed ok no ""
   elif [[ -n $install_error ]]; then
-    say result "$1" "$3" missing missing failed no "$install_error"
+    result "$1" "$3" missing missing failed no "$install_error"
   else
-    say result "$1" "$3" missing missing skipped no "$2 is not installed (package $2)"
+    result "$1" "$3" missing missing skipped no "$2 is not installed (package $2)"
   fi
 }
 
@@ -830,14 +818,14 @@ do_devices() { # NAME WANT
     1+)
       ((count > 0)) || outcome=failed problem="no TPU device below /dev/accel* or /dev/vfio/*"
       [[ $count == 0 && $platform == gke ]] && problem+=" (does the container ask for google.com/tpu, and for all of the node's?)"
-      [[ $count == 0 && $voice == people ]] && problem+="; on a host without TPU: TPU=no"
+      [[ $count == 0 && ! $nonce ]] && problem+="; on a host without TPU: TPU=no"
       ;;
     *)
       ((count == want)) || problem="$count TPU devices, $want expected"
       ((count >= want)) || outcome=failed
       ;;
   esac
-  say result "$1" "$want" "$count" "$count" "$outcome" no "$problem"
+  result "$1" "$want" "$count" "$count" "$outcome" no "$problem"
 }
 
 tell_worker() {
@@ -845,20 +833,20 @@ tell_worker() {
   for path in "$sys"/devices/system/node/node[0-9]*; do
     [[ -e $path ]] && ((nodes++))
   done
-  say info numa_nodes "$nodes"
+  say_fields info numa_nodes "$nodes"
   if [[ -r $sys/devices/system/node/node0/meminfo ]]; then
     while read -r _ _ key kb _; do
-      [[ $key == MemTotal: ]] && say info node0_kb "$kb"
+      [[ $key == MemTotal: ]] && say_fields info node0_kb "$kb"
     done <"$sys/devices/system/node/node0/meminfo"
   fi
   if [[ -r $proc/meminfo ]]; then
     while read -r key kb _; do
-      [[ $key == MemTotal: ]] && say info total_kb "$kb"
+      [[ $key == MemTotal: ]] && say_fields info total_kb "$kb"
     done <"$proc/meminfo"
   fi
-  have numactl && say info numactl yes
-  say info devices "$count"
-  read_value "$proc/sys/kernel/random/boot_id" && say info boot_id "$value"
+  have numactl && say_fields info numactl yes
+  say_fields info devices "$count"
+  read_value "$proc/sys/kernel/random/boot_id" && say_fields info boot_id "$value"
 }
 
 # tell_pod: says which capability a container lacks, and whether the settings hold for the
@@ -887,7 +875,7 @@ conclude() {
 }
 
 [[ $platform == gke ]] && get_capabilities
-[[ $voice == people && $platform == gke ]] && tell_pod
+[[ ! $nonce && $platform == gke ]] && tell_pod
 count_devices
 [[ $install == yes ]] && install_tools
 [[ $mode == apply ]] && write_sysctls "$@"
@@ -903,6 +891,6 @@ while (($# >= 4)); do
   esac
   shift 4
 done
-[[ $voice == people ]] && conclude
+[[ ! $nonce ]] && conclude
 tell_worker
 say end

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -470,14 +471,15 @@ func (answer) Name() string               { return "s0w0" }
 func (answer) ClockOffset() time.Duration { return 0 }
 
 func (a answer) Run(_ context.Context, c remote.Cmd) (remote.Status, error) {
-	_, err := c.Stdout.Write([]byte(a))
+	_, call, _ := strings.Cut(c.Whole().Line, " multihost-preflight ")
+	_, err := io.WriteString(c.Stdout, strings.ReplaceAll(string(a), "NONCE", strings.Fields(call)[2]))
 	return remote.Status{Code: 3}, err
 }
 
 func TestGarbageIsAnError(t *testing.T) {
 	t.Parallel()
-	for _, text := range []string{"", "bash: command not found\n", marker, marker + "end", marker + "result\n" + marker + "end\n",
-		marker + "info\tdevices\t-1\n" + marker + "end\n", strings.Repeat("x", 3<<20)} {
+	for _, text := range []string{"", "bash: command not found\n", "NONCE ", "NONCE end", "NONCE result\nNONCE end\n",
+		"NONCE info devices\t-1\nNONCE end\n", strings.Repeat("x", 3<<20)} {
 		_, err := Run(t.Context(), answer(text), Options{})
 		if !errors.Is(err, ErrNoReport) || !strings.Contains(err.Error(), "exit status 3") || len(err.Error()) > 500 {
 			t.Errorf("answer %.40q: %v", text, err)
@@ -486,7 +488,9 @@ func TestGarbageIsAnError(t *testing.T) {
 }
 
 func FuzzParse(f *testing.F) {
-	line := func(words ...string) string { return marker + strings.Join(words, "\t") + "\n" }
+	line := func(word string, fields ...string) string {
+		return "NONCE " + word + " " + strings.Join(fields, "\t") + "\n"
+	}
 	whole := line("info", "boot_id", "x") + line("info", "numa_nodes", "2")
 	for _, s := range Settings() {
 		whole += line("result", s.Name, s.Want, "1", "2", "ok", "no", "")
@@ -494,12 +498,18 @@ func FuzzParse(f *testing.F) {
 	f.Add([]byte(whole + line("end")))
 	f.Add([]byte(line("result", "a", "b") + "\xff"))
 	f.Fuzz(func(t *testing.T, text []byte) {
-		rep, err := parse(text)
+		rep, err := parse(records(text, "NONCE"))
 		if err == nil && len(rep.Results) != len(Settings()) {
 			t.Errorf("a report with %d results", len(rep.Results))
 		}
 		rep.Severity(true)
 	})
+}
+
+func records(text []byte, nonce string) []remote.Record {
+	a := remote.Answer{Nonce: nonce}
+	_, _ = a.Write(text) // what is too long is judged by its beginning
+	return a.Records()
 }
 
 func TestFold(t *testing.T) {
@@ -594,7 +604,7 @@ func TestKitAnswersAsRunDoes(t *testing.T) {
 	var out bytes.Buffer
 	_, err := h.Run(t.Context(), remote.Cmd{Line: "bash -s", Stdin: strings.NewReader(Kit(Options{})), Stdout: &out})
 	testkit.Must(t, err)
-	rep, err := parse(out.Bytes())
+	rep, err := parse(records(out.Bytes(), KitNonce))
 	testkit.Must(t, err)
 	same(t, "outcomes", outcomes(rep), fresh)
 }

@@ -44,7 +44,7 @@ END
 chmod +x "$DIR/bin/ip"
 run() {
 	: >"$DIR/steps"
-	KILL=$1 PATH="$DIR/bin:$PATH" setsid --wait bash -c 'export VICTIM=$$; exec bash "$SCRIPT" apply gce no rto_min route rto_min 5ms' >"$DIR/said" 2>&1
+	KILL=$1 PATH="$DIR/bin:$PATH" setsid --wait bash -c 'export VICTIM=$$; exec bash "$SCRIPT" NONCE apply gce no rto_min route rto_min 5ms' >"$DIR/said" 2>&1
 }
 routes() { ip -4 -o route show default | sed 's/ *$//'; }
 while IFS= read -r route; do
@@ -78,7 +78,7 @@ func changePeers(t *testing.T, routes string, kill int) (cut, whole, said, lost 
 	unshare := testkit.Need(t, "unshare", "ip", "setsid")
 	dir := t.TempDir()
 	file := filepath.Join(dir, "preflight.sh")
-	testkit.Must(t, os.WriteFile(file, []byte(script), 0o644))
+	testkit.Must(t, os.WriteFile(file, []byte(program.Text()), 0o644))
 	cmd := exec.CommandContext(t.Context(), unshare, "--net", "bash", "-c", peers)
 	cmd.Env = []string{"PATH=" + os.Getenv("PATH") + ":/usr/sbin:/sbin", "DIR=" + dir, "SCRIPT=" + file,
 		"ROUTES=" + routes, "KILL=" + strconv.Itoa(kill)}

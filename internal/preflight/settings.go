@@ -12,7 +12,7 @@ import (
 //go:embed preflight.sh
 var script string
 
-var program = remote.NewProgram("preflight", script)
+var program = remote.NewProgram("preflight", remote.Prelude(), script)
 
 // Kind is the way in which a setting is read and written.
 type Kind string
@@ -141,15 +141,20 @@ func arguments(o Options) []string {
 	return args
 }
 
+// asFile returns a bash script of its own that sets what its arguments are by the lines
+// before, and then is the program.
+func asFile(before string) string {
+	text := strings.NewReplacer("#!/bin/bash\n", "", "#!/usr/bin/env bash\n", "").Replace(program.Text())
+	return "#!/usr/bin/env bash\n" + before + text + "\n"
+}
+
+// KitNonce begins the lines of the answer of a Kit.
+const KitNonce = "multihost-preflight"
+
 // Kit returns the program that Run runs as one bash script that contains its arguments,
-// for a worker without a connection. Its output is what Run parses.
+// for a worker without a connection. Its answer is what Run parses, with KitNonce.
 func Kit(o Options) string {
-	first, rest, _ := strings.Cut(script, "\n")
-	words := []string{"set --"}
-	for _, arg := range arguments(o) {
-		words = append(words, remote.Quote(arg))
-	}
-	return first + "\n" + strings.Join(words, " ") + "\n" + rest
+	return asFile("set -- " + remote.Quote(append([]string{KitNonce}, arguments(o)...)...) + "\n")
 }
 
 //go:embed print_gce.txt
@@ -166,9 +171,7 @@ func Print(o Options) string {
 	if o.Platform == GKE {
 		about = aboutGKE
 	}
-	first, rest, _ := strings.Cut(script, "\n")
 	var b strings.Builder
-	fmt.Fprintln(&b, first)
 	for line := range strings.Lines(about) {
 		b.WriteString(strings.TrimRight("# "+line, " \n") + "\n")
 	}
@@ -182,6 +185,6 @@ func Print(o Options) string {
 		}
 		b.WriteString(remote.Quote(arg))
 	}
-	b.WriteString("\n)\n" + rest)
-	return b.String()
+	b.WriteString("\n)\nset -- '' \"$@\"\n") // without a nonce the answer is for people
+	return asFile(b.String())
 }

@@ -26,7 +26,7 @@ import (
 //go:embed get.sh
 var getText string
 
-var getScript = remote.NewProgram("get", getText)
+var getScript = remote.NewProgram("get", remote.Prelude(), getText)
 
 // Place is where files go on this machine.
 type Place struct {

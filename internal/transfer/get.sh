@@ -1,18 +1,8 @@
 #!/bin/bash
-# get: NONCE PATH... Sends files. After the line "stream BYTES", whose number is an
+# get: PATH... Sends files. After the line "stream BYTES", whose number is an
 # estimate, stdout is a tar archive of the files. Then stderr has the complaints of tar,
 # if any, and after them the status of tar and the digest of the archive.
 set -u -o pipefail
-export LC_ALL=C
-nonce=$1
-shift
-
-say() { printf '%s %s\n' "$nonce" "$*"; }
-
-fail() {
-  say error "${*//$'\n'/ }"
-  exit 1
-}
 
 main() {
   local path dir name sum status size

@@ -1,5 +1,5 @@
 #!/bin/bash
-# put: NONCE DEST MANY. Takes files as a tar archive on stdin, in pieces. A piece is a
+# put: DEST MANY. Takes files as a tar archive on stdin, in pieces. A piece is a
 # line with its number of bytes, and the bytes; the last piece has 0 bytes. The script
 # prints the digest of what has arrived, and puts it into place when the line "put"
 # follows. Until then the files lie in one directory of their own beside that place. The
@@ -8,15 +8,7 @@
 #
 # MANY=1: DEST is a directory, even if it does not exist yet.
 set -u -o pipefail
-export LC_ALL=C
-nonce=$1 dest=$2 many=$3 stage=''
-
-say() { printf '%s %s\n' "$nonce" "$*"; }
-
-fail() {
-  say error "${*//$'\n'/ }"
-  exit 1
-}
+dest=$1 many=$2 stage=''
 
 clear_stage() {
   if [[ $stage ]]; then

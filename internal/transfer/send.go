@@ -25,7 +25,7 @@ import (
 //go:embed put.sh
 var putText string
 
-var putScript = remote.NewProgram("put", putText)
+var putScript = remote.NewProgram("put", remote.Prelude(), putText)
 
 // A Parcel is a set of files of this machine to send. It is safe for concurrent use.
 type Parcel struct {

@@ -79,7 +79,7 @@ func (w *starter) prepare(ctx context.Context) (code int, err error) {
 }
 
 // preflightLine begins each line of the preflight's answer.
-const preflightLine = "multihost-preflight 1\t"
+const preflightLine = "multihost-preflight "
 
 // preflight applies the settings of the worker.
 func (w *starter) preflight(ctx context.Context) error {
@@ -97,7 +97,8 @@ func (w *starter) preflight(ctx context.Context) error {
 		if !ok {
 			continue
 		}
-		f := append(strings.SplitN(text, "\t", 8), make([]string, 8)...)
+		word, fields, _ := strings.Cut(text, " ")
+		f := append([]string{word}, strings.SplitN(fields+strings.Repeat("\t", 7), "\t", 8)...)
 		switch {
 		case f[0] == "end":
 			ended = true

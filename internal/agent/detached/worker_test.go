@@ -745,18 +745,18 @@ func body(s string) text { return text{strings.NewReader(s)} }
 // A setting that had no value before, or has none after, leaves its field empty.
 func TestPreflight(t *testing.T) {
 	t.Parallel()
-	const result = "multihost-preflight 1\tresult\t"
+	const result = "multihost-preflight result "
 	for name, c := range map[string]struct {
 		out, mode string
 		want      string
 		said      string
 	}{
-		"no TPU":          {result + "rto_min\t\t\t\tfailed\t\tno route\nmultihost-preflight 1\tinfo\tnuma_nodes\t2\n" + result + "tpu_devices\t4\t\t\tfailed\t\tnone found\nmultihost-preflight 1\tend\n", "", "preflight: tpu_devices: none found", "multihost: preflight: rto_min is not : no route\nmultihost: preflight: tpu_devices is not 4: none found\n"},
-		"a setting":       {result + "rto_min\t5\t\t\tfailed\t\tno route\nmultihost-preflight 1\tend\n", "", "", "multihost: preflight: rto_min is not 5: no route\n"},
-		"one is required": {result + "rto_min\t5\t\t\tfailed\t\tno route\nmultihost-preflight 1\tend\n", "require", "preflight: rto_min: no route", "multihost: preflight: rto_min is not 5: no route\n"},
+		"no TPU":          {result + "rto_min\t\t\t\tfailed\t\tno route\nmultihost-preflight info numa_nodes\t2\n" + result + "tpu_devices\t4\t\t\tfailed\t\tnone found\nmultihost-preflight end\n", "", "preflight: tpu_devices: none found", "multihost: preflight: rto_min is not : no route\nmultihost: preflight: tpu_devices is not 4: none found\n"},
+		"a setting":       {result + "rto_min\t5\t\t\tfailed\t\tno route\nmultihost-preflight end\n", "", "", "multihost: preflight: rto_min is not 5: no route\n"},
+		"one is required": {result + "rto_min\t5\t\t\tfailed\t\tno route\nmultihost-preflight end\n", "require", "preflight: rto_min: no route", "multihost: preflight: rto_min is not 5: no route\n"},
 		"it breaks off":   {"killed\n", "", "preflight did not end: killed", ""},
 		"it only looks":   {"killed\n", "check", "", ""},
-		"all is well":     {result + "rto_min\t5\t5\t5\tok\t\t\nmultihost-preflight 1\tend\n", "", "", ""},
+		"all is well":     {result + "rto_min\t5\t5\t5\tok\t\t\nmultihost-preflight end\n", "", "", ""},
 	} {
 		inWorld(t, func(w *world) {
 			if w.keys["preflight"] = "apply"; c.mode != "" {
