@@ -54,15 +54,26 @@ clean_up() {
 trap clean_up EXIT
 
 # with_names COMMAND...: runs it with the elements of $names as further arguments, if
-# there are any. Up to $few names take one process; xargs would take two more, and a small
+# there are any. Names that fit take one process; xargs would take two more, and a small
 # sync spends most of its time on starting processes.
-names=() few=100
+names=()
 with_names() {
-  if ((${#names[@]} > few)); then
-    printf '%s\0' "${names[@]}" | xargs -0 -r "$@"
-  elif ((${#names[@]} > 0)); then
+  if ((${#names[@]} == 0)); then
+    return
+  elif fit; then
     "$@" "${names[@]}"
+  else
+    printf '%s\0' "${names[@]}" | xargs -0 -r "$@"
   fi
+}
+
+# fit: whether $names fit on a command line. Linux allows many times that.
+few=1000
+fit() {
+  ((${#names[@]} <= few)) || return
+  local IFS=/ all
+  all="${names[*]}"
+  ((${#all} < 100000))
 }
 
 # with_names_of FILE COMMAND...: the same, with names from a file, each ended by NUL.
@@ -70,11 +81,7 @@ with_names_of() {
   local file=$1
   shift
   mapfile -d '' -t -n $((few + 1)) names <"$file" || return
-  if ((${#names[@]} > few)); then
-    xargs -0 -r -a "$file" "$@"
-  else
-    with_names "$@"
-  fi
+  if fit; then with_names "$@"; else xargs -0 -r -a "$file" "$@"; fi
 }
 
 # look_at_all prints one line, ended by NUL, for each entry of the last sync. The line
@@ -93,8 +100,37 @@ look_at_all() {
 check() {
   local have=''
   [[ -f $state/digest && -f $state/paths && -f $state/seen && -d $dir ]] &&
-    read -r have _ <"$state/digest" && [[ $have == "$digest" ]] &&
+    read -r have _ <"$state/digest" && [[ $have == "$digest" ]] && unchanged
+}
+
+# unchanged: whether look_at_all prints what $state/seen has. Where the names fit, one
+# process looks at all of them.
+unchanged() {
+  local - i count line name IFS=$'\n'
+  local -a seen lines
+  mapfile -d '' -t -n $((few + 1)) names <"$state/directories"
+  count=${#names[@]}
+  mapfile -d '' -t -O "$count" -n $((few + 1)) names <"$state/paths"
+  if ! fit; then
     look_at_all | cmp -s -- - "$state/seen"
+    return
+  fi
+  mapfile -d '' -t seen <"$state/seen"
+  ((${#seen[@]} == ${#names[@]})) || return
+  ((${#names[@]} > 0)) || return 0
+  set -f
+  # shellcheck disable=SC2207 # lines are meant, and no here-string: /tmp may be full
+  lines=($(cd -- "$dir" && exec stat --printf='%f %s %i %.9Z\n' -- "${names[@]}" 2>/dev/null))
+  ((${#lines[@]} == ${#names[@]})) || return # one is gone
+  for i in "${!lines[@]}"; do
+    line=${lines[i]} name=${names[i]}
+    if ((i >= count)); then
+      [[ ${seen[i]} == "f $line $name" ]] || return
+    else
+      line=${line% *} # a directory's time and size do not count
+      [[ ${seen[i]} == "d ${line%% *} ${line##* } $name" ]] || return
+    fi
+  done
 }
 
 # last_run: says which run was synced last, and the digest of its manifest.
@@ -159,7 +195,7 @@ hash_in() {
   local -a command=(sha256sum --)
   ! command -v openssl >/dev/null || command=(openssl dgst -sha256 -r)
   cd -- "$1" || exit
-  ((${#names[@]} == 0 || ${#names[@]} > few)) || exec "${command[@]}" "${names[@]}"
+  ((${#names[@]} == 0)) || ! fit || exec "${command[@]}" "${names[@]}"
   with_names "${command[@]}"
 }
 
@@ -561,10 +597,10 @@ rename_names() {
     return
   elif ! command -v perl >/dev/null; then
     printf '%s\0' "${names[@]}" | xargs -0 -r -n 2 -P 8 mv -fT --
-  elif ((${#names[@]} > few)); then
-    printf '%s\0' "${names[@]}" | "${command[@]}"
-  else
+  elif fit; then
     "${command[@]}" -- "${names[@]}"
+  else
+    printf '%s\0' "${names[@]}" | "${command[@]}"
   fi
 }
 

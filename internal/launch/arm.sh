@@ -9,7 +9,7 @@
 #
 # shellcheck disable=SC2034,SC2154 # lib.sh reads and sets what is not read and set here
 main() {
-  local run=$1 attempt=$2 python=${9-} code=${10-0} mask dir entry line order error surveyor='' synced=''
+  local run=$1 attempt=$2 python=${9-} code=${10-0} mask dir entry line order error synced='' disk=''
   local -a words vars lines=()
   shift 2
   while read -r line mask; do
@@ -31,32 +31,40 @@ main() {
   if [[ -e $dir || -L $dir ]]; then error=$(exec rm -rf -- "$dir" 2>&1) || fail "$error"; fi
   error=$(exec mkdir -p -- "$dir" 2>&1) || fail "$error"
   say boot "$boot"
-  mapfile -t lines < <(exec stat -f -c '%t:%i:%b:%S %a %b %S' -- "$home" "$index" 2>/dev/null)
+  mapfile -t lines < <(exec stat -f -c '%t:%i:%b:%S %a %b %S' -- "$dir" "$index" 2>/dev/null)
   if ((${#lines[@]} == 2)); then # else one of them does not tell, and none is reported
-    say disk output "${lines[0]#* }"
+    disk=${lines[0]#* }
+    say disk output "$disk"
     if [[ ${lines[0]%% *} != "${lines[1]%% *}" ]]; then say disk tmp "${lines[1]#* }"; fi
   fi
-  error=$(unpack "$dir" "$@" 2>&1) || abandon "$dir" "write below $dir: ${error##*$'\n'}"
+  error=$(exec mkfifo -- "$dir/control" "$dir/output" 2>&1) || abandon "$dir" "$error"
+  # What bash complains about goes through a FIFO: the disk may be full, and $(unpack) would
+  # be a process more.
+  exec 5<>"$dir/output"
+  if ! unpack "$dir" "$@" 2>&5; then
+    while IFS= read -r -t 0.1 -u 5 line; do error=$line; done
+    abandon "$dir" "write below $dir: $error"
+  fi
+  exec 5<&-
   if [[ -s $dir/secrets ]]; then secrets "$dir"; fi
 
   if [[ $python ]]; then
     mapfile -d '' -t words <"$dir/argv"
-    mapfile -d '' -t vars <"$dir/env" # now: it is removed once start.sh has read it
-    survey "$run" "$attempt" "$dir" "$python" "$code" 9<&- &
-    surveyor=$!
+    mapfile -d '' -t vars <"$dir/env" # now: it is emptied once start.sh has read it
+    survey
   fi
   # The supervisor reads its order from a FIFO that this script holds open for
   # writing. When this script dies, the supervisor sees the end of the FIFO. When
   # the connection breaks in the middle of the order, a later connection can still
   # give it. exec, because bash starts a background child with SIGINT ignored, and
-  # exec undoes that.
+  # exec undoes that. It leads no process group, so setsid need not fork.
   exec 4<>"$dir/control"
-  exec 8< <(exec setsid --fork bash --norc --noprofile -p "$dir/supervise" \
-    "$nonce" "$run" "$attempt" "$dir" "$entry" "$mask" </dev/null 2>>"$dir/supervisor.log")
+  exec 8< <(exec setsid bash --norc --noprofile -p "$dir/supervise" \
+    "$nonce" "$run" "$attempt" "$dir" "$entry" "$mask" "$disk" </dev/null 2>>"$dir/supervisor.log" 3<&- 7<&-)
   exec 9<&-
   IFS= read -r line <&8 ||
     abandon "$dir" "the supervisor did not start: $(tail -n 1 "$dir/supervisor.log" 2>/dev/null)"
-  if [[ $surveyor ]]; then wait "$surveyor"; fi
+  if [[ $python ]]; then tell_versions; fi
   # Report whose code is in the directory. A sync that begins later finds the
   # supervisor and changes nothing.
   { IFS= read -r synced <"$home/.multihost/sync/$run/digest"; } 2>/dev/null
@@ -86,26 +94,50 @@ abandon() { # DIR TEXT
   fail "$2"
 }
 
-# survey RUN ATTEMPT DIR PYTHON CODE reports the versions that the command will find,
-# each within 5 s or not at all. It imports no package: jax would take the TPU.
+# survey starts to find the versions that the command will find, each within 5 s or not at
+# all, on descriptor 7, and the digest of the code on 3. It imports no package: jax would
+# take the TPU.
 survey() {
-  local run=$1 attempt=$2 dir=$3 python=${4/#"~/"/"$HOME/"} code=$5 text status
   local -a environment through_env
-  cd -- "$HOME" || return
-  cd -- "${words[0]}" 2>/dev/null || :
-  text=$(
+  surveyor=''
+  exec 7< <(
+    exec 9<&- 2>/dev/null
+    at_work
     inherit_run "$run" "$attempt" "$dir"
-    become timeout -k 1 5 "$python" -c "$versions" </dev/null 2>/dev/null
+    shopt -s execfail
+    become "${python/#"~/"/"$HOME/"}" -c "$versions" </dev/null
+    echo python none
   )
-  status=$?
-  if ((status == 127 || status == 126)); then say version python none; fi
-  while ((status == 0)) && [[ $text ]]; do
-    say version "${text%%$'\n'*}"
-    text=${text#"${text%%$'\n'*}"}
-    text=${text#$'\n'}
-  done
+  surveyor=$!
   if ((code)); then
-    text=$(timeout -k 1 5 bash --norc --noprofile -p -c "$code_digest" 2>/dev/null) && say version code "${text:0:12}"
+    exec 3< <(
+      exec 9<&- 2>/dev/null
+      at_work
+      exec timeout -k 1 5 bash --norc --noprofile -p -c "$code_digest"
+    )
+  fi
+}
+
+# at_work goes where the command will be, if that is there already.
+at_work() {
+  cd -- "$HOME" || exit
+  cd -- "${words[0]}" || :
+}
+
+# tell_versions reports what survey has found.
+tell_versions() {
+  local line status most=8
+  while ((most-- > 0)); do
+    IFS= read -r -t 5 -u 7 line
+    status=$?
+    if ((status > 128)); then kill -s KILL "$surveyor" 2>/dev/null; fi
+    if ((status)); then break; fi
+    say version "$line"
+  done
+  exec 7<&-
+  if ((code)); then
+    IFS= read -r -t 7 -u 3 line && say version code "${line:0:12}"
+    exec 3<&-
   fi
 }
 
@@ -211,7 +243,7 @@ unpack() {
   for file in output.log dropped lost relay; do
     : >"$dir/$file" || return
   done
-  printf '%4000s\n' '' >"$dir/exit.new" && mkfifo -- "$dir/control" "$dir/output" || return
+  printf '%4000s\n' '' >"$dir/exit.new" || return
 }
 
 # received FILE SIZE writes the next SIZE bytes of stdin to FILE. Up to 4096 bytes
@@ -232,7 +264,7 @@ received() {
     got=$((got + 1))
   done >>"$1"
   if ((got != $2)); then
-    echo 'the files did not arrive whole'
+    echo 'the files did not arrive whole' >&2
     return 1
   fi
 }

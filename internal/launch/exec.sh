@@ -77,21 +77,14 @@ elevate() {
 # unless another process now has that number; those that carry its mark in their
 # environment; and the descendants of both.
 find_bound() {
-  local leader=$pid path p parent session state
+  local leader=$pid path
   local -A ours=() parents=()
   if [[ -d /proc/$pid ]] && start_of "$pid" && [[ $REPLY != "$start" ]]; then leader=0; fi
   while IFS= read -r path; do
     path=${path#/proc/}
     ours[${path%/environ}]=1
   done < <("${as_root[@]}" grep -lzFx -e "$mark" /proc/[0-9]*/environ 2>/dev/null)
-  while read -r p parent session state; do
-    if [[ $state == [ZX]* ]]; then
-      unset -v "ours[$p]"
-      continue
-    fi
-    parents[$p]=$parent
-    if ((leader > 1 && session == leader)); then ours[$p]=1; fi
-  done < <(ps -e -o pid= -o ppid= -o sess= -o stat=)
+  everybody
   kin
 }
 

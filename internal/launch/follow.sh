@@ -53,12 +53,37 @@ main() {
     fi
     if ((status)) || [[ ! $want =~ ^[0-9]{1,15}$ ]]; then break; fi
     if [[ $job ]]; then wait "$job" || return; fi
-    piece "$want" &
-    job=$!
+    job=''
+    if ((offset == 0)); then linger; fi
+    look "$dir"
+    log_size "$dir"
+    if ((REPLY == offset)) && [[ $phase != running && $phase != starting ]]; then
+      piece "$want" # it only says so
+    else
+      (
+        trap 'kill ${source-} ${sink-} 2>/dev/null; exit' TERM
+        piece "$want"
+      ) &
+      job=$!
+    fi
     offset=$((offset + want))
     want=''
   done
   if [[ $job ]]; then kill "$job" 2>/dev/null; fi
+}
+
+# linger waits up to a second for the first byte or the end, so that no processes are
+# started to follow a command that ends at once.
+linger() {
+  local i pause_ms=10
+  for ((i = 0; i < 25; i++)); do
+    look "$dir"
+    if [[ -s $dir/output.log || $phase != running && $phase != starting ]]; then return; fi
+    printf -v REPLY '0.%03d' "$pause_ms"
+    doze "$REPLY"
+    pause_ms=$((pause_ms < 50 ? pause_ms * 3 / 2 : 50))
+    if read -r -t 0; then return; fi
+  done
 }
 
 # be_there writes the file by which followers_of counts this script while it lives.
@@ -78,7 +103,6 @@ copy() {
 # piece BYTES sends bytes as they come, until the run has ended or its log is full.
 piece() {
   local want=$1 room watched source='' sink='' whole=1 status
-  trap 'kill $source $sink 2>/dev/null; exit' TERM
   look "$dir"
   log_size "$dir"
   if ((REPLY < offset)); then # somebody cut the log

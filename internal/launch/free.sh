@@ -8,11 +8,10 @@ main() {
   local policy=$1 grace_ms=$2 look=${3-0} p lock=${MULTIHOST_ROOT_TMP-}/tmp/libtpu_lockfile
   local -A refused=()
   enter
-  privileged
   devices
   say devices "${#device_files[@]}"
-  say blind "$blind"
   holders
+  say blind "$blind"
   for p in "${!holding[@]}"; do
     if ! may_end "$p"; then
       refused[$p]=1
@@ -32,11 +31,16 @@ main() {
     say lock none
   elif ((look || ${#holding[@]})) || [[ $policy == check ]]; then
     say lock kept
-  elif rm -f -- "$lock" 2>/dev/null || "${as_root[@]}" rm -f -- "$lock" 2>/dev/null; then
+  elif rm -f -- "$lock" 2>/dev/null || remove_as_root "$lock"; then
     say lock removed
   else
     say lock refused
   fi
+}
+
+remove_as_root() {
+  privileged
+  "${as_root[@]}" rm -f -- "$1" 2>/dev/null
 }
 
 # may_end PID succeeds if the policy lets us end the process. A process of a living

@@ -184,8 +184,10 @@ func TestTheCommandAloneHasTheLoginsEnvironment(t *testing.T) {
 					t.Errorf("the supervisor has %q", e)
 				}
 			}
-			if files, _ := filepath.Glob(l.dir(Ref{"long", 1}) + "/*"); slices.ContainsFunc(files, func(f string) bool { return filepath.Base(f) == "login" || filepath.Base(f) == "env" }) {
-				t.Errorf("the environment is still in a file: %q", files)
+			for _, name := range []string{"login", "env"} {
+				if text, err := os.ReadFile(filepath.Join(l.dir(Ref{"long", 1}), name)); len(text) > 0 {
+					t.Errorf("the environment is still in %s: %q, %v", name, text, err)
+				}
 			}
 			stopped(t, l, Ref{"long", 1}, patience)
 		})

@@ -113,10 +113,10 @@ followers_of() {
 # disk_of PATH answers with the free blocks, all blocks and the bytes of a block.
 disk_of() { REPLY=$(exec stat -f -c '%a %b %S' -- "$1" 2>/dev/null); }
 
-# doze SECONDS sleeps without starting a process: it reads from a pipe into which
-# nothing is ever written.
+# doze SECONDS sleeps without starting a process: it reads from a socket to which nobody
+# writes. Where there is none, it reads from a pipe.
 doze() {
-  if [[ ! ${mh_never-} ]] && ! { exec {mh_never}<> <(:); } 2>/dev/null; then
+  if [[ ! ${mh_never-} ]] && ! { exec {mh_never}<>/dev/udp/127.0.0.1/9 || exec {mh_never}<> <(:); } 2>/dev/null; then
     sleep "$1"
   else
     read -r -t "$1" -u "$mh_never" _ || :
@@ -165,7 +165,7 @@ settle() {
 #     of package lease, which outlives the run;
 #   - the descendants of all these.
 processes() {
-  local leader=$pid dir=$1 scope='' path target p parent session state
+  local leader=$pid dir=$1 scope='' path target p
   local -A ours=() parents=() apart=()
   if [[ $sup_boot != "$boot" ]]; then
     leader=0
@@ -179,36 +179,57 @@ processes() {
     # When the lock is free, no other run lives.
     { flock -s -n 7; } 7<"$index/lock" 2>/dev/null || scope=
   fi
-  while IFS= read -r path; do
-    path=${path#/proc/}
-    ours[${path%/environ}]=1
-  done < <(exec grep -lzFx -e "MULTIHOST_RUN_DIR=$dir" /proc/[0-9]*/environ 2>/dev/null)
-  while IFS=' ' read -r path target; do
-    path=${path#/proc/}
-    if [[ $target != "$dir/output (deleted)" ]]; then
+  search "$dir"
+  for p in "${marked[@]}"; do
+    if [[ -O /proc/$p ]]; then ours[$p]=1; fi
+  done
+  for target in "${opened[@]}"; do
+    path=${target%% *} target=${target#* }
+    p=${path#/proc/}
+    p=${p%%/*}
+    if [[ ${target% (deleted)} != "$dir/output" || ! -O /proc/$p ]]; then
       continue
     elif [[ $path == */0 ]]; then
-      apart[${path%%/*}]=1
-    else
-      ours[${path%%/*}]=1
+      apart[$p]=1
+    elif [[ $path == */[12] ]]; then
+      ours[$p]=1
     fi
-  done < <(exec find /proc/[0-9]*/fd -maxdepth 1 -name '[012]' -lname "${dir//[][*?\\]/?}/output (deleted)" -printf '%p %l\n' 2>/dev/null)
+  done
   for path in "$index"/*.watch.[0-9]*; do
     { read -r p target _ <"$path"; } 2>/dev/null && start_of "$p" && [[ $REPLY == "$target" ]] && apart[$p]=1
   done
-  while read -r p parent session state; do
-    if [[ $state == [ZX]* ]]; then
+  everybody
+  if [[ $scope ]]; then
+    for p in "${!parents[@]}"; do
+      if ((parents[$p] == 1 && p != sup)) && [[ ! ${apart[$p]-} ]]; then
+        cgroup_of "$p"
+        if [[ $REPLY == "$scope" ]]; then ours[$p]=1; fi
+      fi
+    done
+  fi
+  kin
+}
+
+# everybody fills the map parents with the parent of every living process, and adds those
+# of the session $leader to the map ours, if it is above 1. It takes the dead out of that
+# map. It costs what ps(1) does: there may be thousands of processes.
+everybody() {
+  local path p text
+  for path in /proc/[0-9]*/stat; do
+    p=${path#/proc/}
+    p=${p%/stat}
+    text=
+    IFS= read -r -d '' text <"$path"
+    text=${text##*) }
+    if [[ ! $text || $text == [ZX]* ]]; then
       unset -v "ours[$p]"
       continue
     fi
-    parents[$p]=$parent
-    if ((leader > 1 && session == leader)); then ours[$p]=1; fi
-    if [[ $scope && ! ${apart[$p]-} ]] && ((parent == 1 && p != sup)); then
-      cgroup_of "$p"
-      if [[ $REPLY == "$scope" ]]; then ours[$p]=1; fi
-    fi
-  done < <(exec ps -e -o pid= -o ppid= -o sess= -o stat=)
-  kin
+    text=${text#* }
+    parents[$p]=${text%% *}
+    text=${text#* * }
+    if ((leader > 1 && ${text%% *} == leader)); then ours[$p]=1; fi
+  done 2>/dev/null
 }
 
 # kin adds the descendants of the processes in the map ours to that map, by the map
@@ -319,11 +340,12 @@ may_be_tpu() {
 }
 
 # privileged sets as_root to the words to put in front of a command that needs root. If
-# root is not available, it sets blind to the reason.
+# root is not available, it sets blind to the reason. It tries once.
+as_root=() blind='' tried_root=''
 privileged() {
   local error
-  as_root=() blind=
-  if ((EUID == 0)); then return; fi
+  if ((EUID == 0)) || [[ $tried_root ]]; then return; fi
+  tried_root=1
   if ! type -P sudo >/dev/null; then
     blind='sudo is not installed'
   elif error=$(timeout -k 1 20 sudo -n true 2>&1); then # sudo may wait for a name server
@@ -334,39 +356,96 @@ privileged() {
   fi
 }
 
-# holders sets the map holding, from pid to device, to the processes that have a TPU
-# device open, or still mapped after they closed it. It leaves out this process and its
-# ancestors.
+# search [DIR] fills the arrays opened and mapped with lines "/proc/PID/fd/N FILE" and
+# "/proc/PID/maps:... FILE" for the devices in device_files. If there are any, it looks as
+# root where it can; that is also what privileged finds out. With DIR it adds the open
+# outputs of that attempt to opened, and fills the array marked with the processes whose
+# environment names it. One shell does all of it: each sudo takes two processes.
+search() {
+  local fd='' line file mark='' output=/ devices=${MULTIHOST_ROOT_DEV-}/dev
+  local -a words
+  opened=() mapped=() marked=() searched=1
+  if [[ ${1-} ]]; then mark=MULTIHOST_RUN_DIR=$1 output=${1//[][*?\\]/?}"/output*"; fi
+  devices=${devices//[][*?\\]/?}
+  words=(sh -c "$searching" search "$output" "$devices/accel*" "$devices/vfio/*" "$mark")
+  for file in "${device_files[@]}"; do
+    words+=(-e " $file")
+  done
+  if ((EUID && ${#device_files[@]})) && [[ ! $tried_root ]]; then
+    tried_root=1
+    if type -P sudo >/dev/null; then
+      begin_search sudo -n "${words[@]}" || blind=${REPLY:-sudo is refused}
+    else
+      blind='sudo is not installed'
+    fi
+    if [[ ! $blind ]]; then as_root=(sudo -n); fi
+  fi
+  if [[ ! $fd ]]; then begin_search "${as_root[@]}" "${words[@]}" || return 0; fi
+  while IFS= read -r line; do
+    case ${line#/proc/*/} in
+      fd/*) opened+=("$line") ;;
+      maps:*) mapped+=("$line") ;;
+      environ)
+        line=${line#/proc/}
+        marked+=("${line%/environ}")
+        ;;
+    esac
+  done <&"$fd"
+  exec {fd}<&-
+}
+device_files=() searched=''
+
+# shellcheck disable=SC2016 # for another shell
+searching='
+echo begins
+exec 2>/dev/null
+find /proc/[0-9]*/fd -maxdepth 1 \( -lname "$1" -o -lname "$2" -o -lname "$3" \) -printf "%p %l\n"
+if [ -n "$4" ]; then grep -lzFx -e "$4" /proc/[0-9]*/environ; fi
+shift 4
+if [ $# -gt 0 ]; then exec grep -HsF "$@" /proc/[0-9]*/maps; fi
+'
+
+# begin_search COMMAND... begins the search and sets fd to its output. If it does not
+# begin, fd is empty, and REPLY says why not. sudo may wait for a name server.
+begin_search() {
+  local line=''
+  REPLY=
+  exec {fd}< <(exec "$@" 2>&1)
+  while IFS= read -r -t 20 -u "$fd" line; do
+    if [[ $line == begins ]]; then return; fi
+    REPLY=${line:-$REPLY}
+  done
+  exec {fd}<&-
+  fd=''
+  return 1
+}
+
+# holders [FOUND] sets the map holding, from pid to device, to the processes that have a
+# TPU device open, or still mapped after they closed it. It leaves out this process and its
+# ancestors. With FOUND it takes what the last search has found.
 holders() {
-  local file line path target pid devices=${MULTIHOST_ROOT_DEV-}/dev
-  local -a fields patterns=()
-  local -A excluded=() wanted=()
+  local file line pid
+  local -a fields
+  local -A excluded=()
   declare -gA holding=()
   if ((${#device_files[@]} == 0)); then return; fi
-  for file in "${device_files[@]}"; do
-    patterns+=(-e " $file")
-    wanted[$file]=1
-  done
+  if [[ ! ${1-} ]]; then search; fi
   pid=$$
   while ((pid > 1)); do
     excluded[$pid]=1
     stat_of "$pid" || break
     pid=${fields[1]}
   done
-  while IFS= read -r line; do
+  for line in "${opened[@]}" "${mapped[@]}"; do
     line=${line% (deleted)}
-    path=${line#/proc/}
-    pid=${path%%/*}
-    for target in "${!wanted[@]}"; do
-      if [[ $line == *" $target" && ! ${excluded[$pid]-} ]]; then
-        holding[$pid]=${target#"${MULTIHOST_ROOT_DEV-}"}
+    pid=${line#/proc/}
+    pid=${pid%%/*}
+    for file in "${device_files[@]}"; do
+      if [[ $line == *" $file" && ! ${excluded[$pid]-} ]]; then
+        holding[$pid]=${file#"${MULTIHOST_ROOT_DEV-}"}
       fi
     done
-  done < <(
-    devices=${devices//[][*?\\]/?}
-    "${as_root[@]}" find /proc/[0-9]*/fd -maxdepth 1 \( -lname "$devices/accel*" -o -lname "$devices/vfio/*" \) -printf '%p %l\n' 2>/dev/null
-    exec "${as_root[@]}" grep -HsF "${patterns[@]}" /proc/[0-9]*/maps
-  )
+  done
 }
 
 # run_dir PID answers with the attempt directory that the process belongs to, by its
@@ -380,11 +459,11 @@ run_dir() {
       return
     fi
   done < <(
-    if [[ -r /proc/$1/environ ]]; then cat "/proc/$1/environ"; else "${as_root[@]}" cat "/proc/$1/environ"; fi 2>/dev/null
+    if [[ -r /proc/$1/environ ]]; then exec cat "/proc/$1/environ"; else exec "${as_root[@]}" cat "/proc/$1/environ"; fi 2>/dev/null
   )
   for fd in 1 2; do
-    entry=$("${as_root[@]}" readlink "/proc/$1/fd/$fd" 2>/dev/null)
-    if [[ $entry == /*/.multihost/runs/*/*/"output (deleted)" ]]; then
+    entry=$(exec "${as_root[@]}" readlink "/proc/$1/fd/$fd" 2>/dev/null)
+    if [[ ${entry% (deleted)} == /*/.multihost/runs/*/*/output ]]; then
       REPLY=${entry%/*}
       return
     fi

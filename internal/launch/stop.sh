@@ -5,9 +5,8 @@
 #
 # shellcheck disable=SC2154 # lib.sh sets what is not set here
 main() {
-  local run=$1 attempt=$2 grace_ms=$3 reason=$4 dir i p
+  local run=$1 attempt=$2 grace_ms=$3 reason=$4 dir i p found=0 killed=0
   enter
-  privileged
   dir=$home/.multihost/runs/$run/$attempt
   settle "$dir"
   if [[ $phase == unknown || ! $reason && ($phase == starting || $phase == running) ]]; then
@@ -37,9 +36,11 @@ main() {
       : >"$dir/stop" && { printf '%s\n' "$reason" >>"$dir/stop" || rm -f -- "$dir/stop"; }
     ) 2>/dev/null
   fi
+  devices
   if [[ $phase != unknown ]]; then
     end_all "$grace_ms" find_processes
     say counts "$found" "$killed"
+    if ((${#pids[@]})); then privileged; fi
     for p in "${pids[@]}"; do show survivor "$p" -; done
     if ((${#pids[@]} == 0)); then
       for ((i = 0; i < 100; i++)); do
@@ -51,8 +52,7 @@ main() {
   fi
   settle "$dir" # again, because show has read the state of other runs
   tell "$run" "$attempt" "$dir"
-  devices
-  holders
+  if [[ $found == 0 && $searched ]]; then holders found; else holders; fi
   say blind "$blind"
   for p in "${!holding[@]}"; do show holder "$p" "${holding[$p]}"; done
 }

@@ -1,11 +1,11 @@
 #!/bin/bash
-# supervise: RUN ATTEMPT DIR ENTRY UMASK. Makes a session in which start.sh waits for
+# supervise: RUN ATTEMPT DIR ENTRY UMASK DISK. DISK is what disk_of answers. Makes a session in which start.sh waits for
 # "go" on the FIFO and becomes the command. Waits for the end of the command and
 # records how it ended. Holds the worker's lock on descriptor 9 meanwhile.
 #
 # shellcheck disable=SC2154 # lib.sh sets what is not set here
 main() {
-  local run=$1 attempt=$2 dir=$3 entry=$4 mask=$5
+  local run=$1 attempt=$2 dir=$3 entry=$4 mask=$5 room=$6
   local word pid start at waiter started scope kills code killed='' signal='' name='' oom=0 lost=0 size reason
   local relay='' dropped fields meta='' process='' victim
   cd /
@@ -18,7 +18,7 @@ main() {
   at=$REPLY
   printf '%s %s %s %s\n' $$ "$start" "$boot" "$at" >"$dir/supervisor" || give_up failed "write $dir/supervisor"
   IFS= read -r -d '' meta <"$dir/meta"
-  note "dir=$dir" "run=$run" "attempt=$attempt" "login=$(exec id -un)" "${meta%$'\n'}" \
+  note "dir=$dir" "run=$run" "attempt=$attempt" "login=${LOGNAME:-$(exec id -un)}" "${meta%$'\n'}" \
     "supervisor=$$ $start $boot $at"
   # Handlers, not '': an ignored signal would stay ignored in the command.
   trap 'poked=1' HUP INT QUIT PIPE TERM USR1 USR2
@@ -41,7 +41,8 @@ main() {
   exec 3<&- 6>&-
   hear
   if [[ $word == ready ]]; then
-    rm -f -- "$dir/env" "$dir/login" "$dir/output" # start.sh and pipe are done with them
+    : >"$dir/env"
+    : >"$dir/login" # start.sh is done with them; forget_order removes them
     say armed $$ "$at"
     hear
   fi
@@ -127,11 +128,11 @@ keep_relay() {
   forget_order
 }
 
-# forget_order removes the FIFO that the order came through. keep_relay calls it some
-# time after the start: where one machine has several workers, starting rm at once
-# would delay the other commands that are about to start.
+# forget_order removes the FIFO that the order came through, and what else only the start
+# needs. keep_relay calls it some time after the start: where one machine has several
+# workers, starting rm at once would delay the other commands that are about to start.
 forget_order() {
-  if [[ -p $dir/control ]]; then rm -f -- "$dir/control"; fi
+  if [[ -p $dir/control ]]; then rm -f -- "$dir/control" "$dir/output" "$dir/env" "$dir/login"; fi
 }
 
 start_relay() {
@@ -241,14 +242,15 @@ relay() {
     if ((piece <= 0)) || ! fill "$dir/output.log" "$piece" 0; then drop; fi
   done
   log_size "$dir"
-  truncate --size="$REPLY" -- "$dir/output.log" # gives back the reserved space
+  exec truncate --size="$REPLY" -- "$dir/output.log" # gives back the reserved space
 }
 
 # disk sets free to the free bytes of the disk, and low to the bytes below which the
 # disk is low.
 disk() {
   local fields
-  disk_of "$dir"
+  REPLY=$room room='' # what arm has just found
+  if [[ ! $REPLY ]]; then disk_of "$dir"; fi
   split "$REPLY 0 0 0"
   free=$((fields[0] * fields[2])) low=$((fields[1] * fields[2] / 50))
   if ((low > low_bytes)); then low=$low_bytes; fi
@@ -394,8 +396,8 @@ kernel_log() {
 # armed more than 30 days ago. While less than a tenth of the disk is free, it already
 # removes those that have 3 newer ones.
 prune() {
-  local old seen=0 armed path eldest_ns keep=20 fields late=0
-  local -a attempts=()
+  local old armed other newer path eldest_ns keep=20 fields late=0 i
+  local -a paths=() times=() left
   now_ns
   eldest_ns=$((REPLY - 30 * 86400 * 1000000000))
   for path in "$1"/*/*; do
@@ -404,22 +406,28 @@ prune() {
     # The next run may just be arming, without a supervisor file: use the directory's time.
     if [[ ! $armed ]]; then armed=$(exec stat -c %Y000000000 -- "$path" 2>/dev/null); fi
     if ((${armed:=0} <= eldest_ns)); then late=1; fi
-    attempts+=("$armed $path")
+    paths+=("$path") times+=("$armed")
   done
-  if ((! late && ${#attempts[@]} <= 3)); then return; fi
-  disk_of "$1"
+  if ((! late && ${#paths[@]} <= 3)); then return; fi
+  REPLY=$room
+  if [[ ! $REPLY ]]; then disk_of "$1"; fi
   split "$REPLY 0 0"
   if ((fields[0] * 10 < fields[1])); then keep=3; fi
-  if ((! late && ${#attempts[@]} <= keep)); then return; fi
-  while read -r armed path; do
-    seen=$((seen + 1))
-    if ((seen <= keep && armed > eldest_ns)); then continue; fi
+  if ((! late && ${#paths[@]} <= keep)); then return; fi
+  for i in "${!paths[@]}"; do
+    newer=0
+    for other in "${times[@]}"; do
+      if ((other > times[i])); then newer=$((newer + 1)); fi
+    done
+    if ((newer < keep && times[i] > eldest_ns)); then continue; fi
+    path=${paths[i]}
     look "$path"
     if [[ $phase == running || $phase == starting ]]; then continue; fi
     old=${path%/*}
     rm -rf -- "$path" "$index/$UID-${old##*/}-${path##*/}.run"
-    rmdir -- "$old" 2>/dev/null
-  done < <(printf '%s\n' "${attempts[@]}" | sort -rn)
+    left=("$old"/*)
+    if [[ ! -e ${left[0]} ]]; then rmdir -- "$old" 2>/dev/null; fi
+  done
 }
 
 main "$@"

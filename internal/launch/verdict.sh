@@ -15,7 +15,12 @@ main() {
       return
       ;;
   esac
-  replace "$dir/$file" "$3" || fail "write $dir/$file"
+  # Whether there is a file "seen" is all that counts, so no half of it can mislead.
+  if [[ $file == seen ]]; then
+    printf '%s\n' "$3" >"$dir/seen" || fail "write $dir/seen"
+  else
+    replace "$dir/$file" "$3" || fail "write $dir/$file"
+  fi
   say kept
 }
 

@@ -87,14 +87,29 @@ tell() {
   printf 'preflight: %-26s %-8s %s\n' "$name" "$outcome" "$reason"
 }
 
-# $(bounded COMMAND...): runs it with a time limit, so that no command delays the rest.
-bounded() { exec timeout -k 5 20 "$@" </dev/null; }
+# read_from COMMAND...: $out is what it prints. No command delays the rest: after 20 s it is
+# ended, and $why says so. timeout(1) would be a process more. The status is not asked for:
+# bash 5.2 may wait for ever for a process substitution that has ended early. What failed
+# is known by what it prints.
+out=''
+read_from() {
+  local from pid rc
+  exec {from}< <(exec "$@" </dev/null 2>&1)
+  pid=$!
+  IFS= read -r -d '' -t 20 -u "$from" out
+  rc=$?
+  exec {from}<&-
+  ((rc <= 128)) && return 0
+  kill -s KILL "$pid" 2>/dev/null
+  explain 124 '' "$1"
+  return 1
+}
 
 # attempt COMMAND...: runs it; on failure $why is the cause in a few words.
 why=
 attempt() {
   local out rc
-  out=$(bounded "$@" 2>&1 >/dev/null)
+  out=$(exec timeout -k 5 20 "$@" </dev/null 2>&1 >/dev/null)
   rc=$?
   ((rc == 0)) && return 0
   explain "$rc" "$out" "$1"
@@ -252,20 +267,20 @@ do_value() { # NAME FILE WANT ABSENT: a value that is one file of the kernel
 # means that this script has not changed the routes since.
 routes=() nowhere=() listed=''
 list_routes() {
-  local out rc line
+  local out line failed=''
   routes=() nowhere=() listed=''
-  out=$(bounded ip -4 -o route show default 2>&1)
-  rc=$?
-  if ((rc != 0)); then
-    explain "$rc" "$out" ip
-    return 1
-  fi
+  read_from ip -4 -o route show default || return 1
   while IFS= read -r line; do
     case $line in
       "default "*) routes+=("$line") ;;
       *" default "*) nowhere+=("${line#* }") ;;
+      *[!\ ]*) failed=$out ;;
     esac
   done <<<"$out"
+  if [[ $failed && ${#routes[@]} == 0 ]]; then
+    explain 1 "$failed" ip
+    return 1
+  fi
   listed=yes
   return 0
 }
@@ -632,12 +647,11 @@ route_devices() {
 # it.
 fixed=
 feature() {
-  local out rc line
+  local out line
   value='' fixed=''
-  out=$(bounded ethtool -k "$1" 2>&1)
-  rc=$?
-  if ((rc != 0)); then
-    explain "$rc" "$out" ethtool
+  read_from ethtool -k "$1" || return 1
+  if [[ $out != *"Features for "* ]]; then
+    explain 1 "$out" ethtool
     return 1
   fi
   while IFS= read -r line; do

@@ -14,14 +14,12 @@ import (
 
 // kitScript prints the hashes of the scripts that the worker keeps. clockScript answers
 // every line of its input with the worker's time. The marks tell an answer from the
-// output of a ~/.bashrc. Where perl exists (it is essential in Debian and Ubuntu), one
-// perl process prints all times. A process for each time would add half of its start-up
-// time to the error of the measurement: tens of milliseconds on a busy worker.
+// output of a ~/.bashrc. One bash prints all times by itself: a process for each time
+// would add half of its start-up time to the error of the measurement, tens of
+// milliseconds on a busy worker.
 const (
-	kitScript   = `cd ~/.multihost/kit 2>/dev/null && echo multihost-kit: $(sha256sum -- * 2>/dev/null); `
-	clockScript = `unset TMOUT POSIXLY_CORRECT PERL5OPT PERL5LIB; ` +
-		`perl -MTime::HiRes=time -e '$| = 1; printf "multihost-clock:%.0f000\n", 1e6 * time while <STDIN>' 2>/dev/null || ` +
-		`while read -r _; do date +multihost-clock:%s%N; done`
+	kitScript   = `cd ~/.multihost/kit 2>/dev/null && echo multihost-kit: $(exec sha256sum -- * 2>/dev/null); `
+	clockScript = `while read -r _; do echo "multihost-clock:${EPOCHREALTIME/[.,]/}000"; done`
 	clockMark   = "multihost-clock:"
 	kitMark     = "multihost-kit:"
 	clockRounds = 3
@@ -84,7 +82,7 @@ func (m *measurement) run(ctx context.Context) (offset time.Duration, err error)
 	if m.first {
 		script = kitScript + script
 	}
-	session, err := m.shell.Start(ctx, Cmd{Line: Script("sh", script), Stdout: out, Stderr: &m.errs, ReadOnly: true})
+	session, err := m.shell.Start(ctx, Cmd{Line: Bash(script), Stdout: out, Stderr: &m.errs, ReadOnly: true})
 	if err != nil {
 		return 0, err
 	}
