@@ -62,6 +62,43 @@ were and become the same command, the median of %[2]d releases. `+"`exec`"+` is 
 		}
 	}
 	r.table(rows)
+	return l.countProcesses(ctx, r)
+}
+
+// countProcesses counts what a run of `true` with nothing new starts on a worker with
+// OpenSSH and sudo. Each process there gets the next number of the worker's own. Two equal
+// commands tell how many belong to the command that asks for the number.
+func (l *lab) countProcesses(ctx context.Context, r *report) error {
+	if os.Geteuid() != 0 {
+		r.note("The processes of a run on a worker were not counted: workers with OpenSSH need root.")
+		return nil
+	}
+	s, err := l.simulate(ctx, "2xv5litepod-4", "--backend=netns")
+	if err != nil {
+		return err
+	}
+	defer s.close()
+	var numbers []int
+	for _, step := range []string{"run", "ask", "ask", "run", "ask"} {
+		if step == "run" {
+			if _, err := s.l.measure(s.multihost(ctx, "run", "--run-name=few", "--tpu-prefix=b", "--command=true")); err != nil {
+				return err
+			}
+			continue
+		}
+		out, err := s.multihost(ctx, "exec", "--tpu-prefix=b", "--workers=s1w0", "--", "sh", "-c", "echo $$").Output()
+		if err != nil {
+			return fmt.Errorf("ask for the number of a process: %w", err)
+		}
+		n, err := strconv.Atoi(strings.TrimSpace(string(out)))
+		if err != nil {
+			return fmt.Errorf("number of a process: %w", err)
+		}
+		numbers = append(numbers, n)
+	}
+	count := numbers[2] - 2*numbers[1] + numbers[0]
+	r.note(fmt.Sprintf("A run of `true` with nothing new starts %d processes on a worker, those of OpenSSH and sudo included.", count))
+	r.most("processes that `multihost run` with nothing new starts on a worker", float64(count), 40, "")
 	return nil
 }
 

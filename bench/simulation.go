@@ -25,9 +25,9 @@ type simulation struct {
 	meters  []*meter
 }
 
-// simulate starts a simulation with the slices "b", in the simulator's syntax. The caller
-// must close it.
-func (l *lab) simulate(ctx context.Context, slices string) (_ *simulation, err error) {
+// simulate starts a simulation with the slices "b", in the simulator's syntax, and with
+// further flags of sim up. The caller must close it.
+func (l *lab) simulate(ctx context.Context, slices string, flags ...string) (_ *simulation, err error) {
 	dir, err := os.MkdirTemp(l.dir, "sim-")
 	if err != nil {
 		return nil, err
@@ -45,7 +45,7 @@ func (l *lab) simulate(ctx context.Context, slices string) (_ *simulation, err e
 	if err := os.WriteFile(filepath.Join(s.project, "main.py"), []byte("print('hello')\n"), 0o600); err != nil {
 		return nil, err
 	}
-	up := s.multihost(ctx, "sim", "up", "--background", "--sim-dir="+filepath.Join(dir, "sim"), "--slices", "b:"+slices)
+	up := s.multihost(ctx, append([]string{"sim", "up", "--background", "--sim-dir=" + filepath.Join(dir, "sim"), "--slices", "b:" + slices}, flags...)...)
 	if out, err := up.CombinedOutput(); err != nil {
 		return nil, fmt.Errorf("start simulator: %w: %s", err, lastOf(out))
 	}

@@ -156,7 +156,7 @@ drain() {
       start_relay # somebody killed it
     fi
     # Usually the relay has just read the end of the pipe and is about to end. Looking
-    # closer starts processes, so only wait at first.
+    # closer takes time, so only wait at first.
     if ((++looks <= 5)); then
       doze 0.01
       continue
@@ -189,13 +189,17 @@ output_size() {
 # drained succeeds if the pipe is empty and the program that reads it sleeps (state S).
 # While it writes to a disk its state is D.
 drained() {
-  local state name found=0
+  local path name found=0
+  local -a fields
   if read -r -t 0 -u 7 _; then return 1; fi
-  while read -r state name; do
+  for path in /proc/[0-9]*; do
+    if ! stat_of "${path#/proc/}" || ((fields[3] != $$)); then continue; fi
+    name=''
+    { IFS= read -r name <"$path/comm"; } 2>/dev/null
     if [[ $name != head ]]; then continue; fi
     found=1
-    if [[ $state != S* ]]; then return 1; fi
-  done < <(exec ps -s $$ -o stat= -o comm=)
+    if [[ ${fields[0]} != S ]]; then return 1; fi
+  done
   ((found))
 }
 
