@@ -53,7 +53,7 @@ func TestQuotasAreToldApartByTheirIDs(t *testing.T) {
 // pair starts pair.sh in a real shell; path is its PATH, "" the test's own.
 func pair(t *testing.T, path string, args ...string) *exec.Cmd {
 	t.Helper()
-	cmd := exec.CommandContext(t.Context(), "bash", append([]string{"-c", pairScript, "bash"}, args...)...)
+	cmd := exec.CommandContext(t.Context(), "bash", append([]string{"-c", remote.Prelude() + pairScript, "bash", "NONCE"}, args...)...)
 	cmd.Env = os.Environ()
 	if path != "" {
 		cmd.Env = append(cmd.Env, "PATH="+path)
@@ -63,15 +63,15 @@ func pair(t *testing.T, path string, args ...string) *exec.Cmd {
 
 func probeLines(t *testing.T, path string, args ...string) [][]string {
 	t.Helper()
-	var out answer
+	out := &remote.Answer{Nonce: "NONCE"}
 	cmd := pair(t, path, append([]string{"probe", "5"}, args...)...)
-	cmd.Stdout = &out
+	cmd.Stdout = out
 	if err := cmd.Run(); err != nil {
 		t.Fatal(err)
 	}
-	lines, whole := out.lines()
-	if !whole {
-		t.Fatalf("the answer is not whole: %q", out.String())
+	lines, ok := whole(out)
+	if !ok {
+		t.Fatalf("the answer is not whole: %q", lines)
 	}
 	slices.SortFunc(lines, slices.Compare[[]string])
 	return lines
@@ -95,7 +95,7 @@ func TestTheListenerEndsWithItsInput(t *testing.T) {
 	second := pair(t, "", "listen", address, "60", "60", "8482")
 	second.Env = append(second.Env, "MULTIHOST_ROOT_TMP="+dir)
 	out, err := second.Output() // no input: it ends at once
-	if err != nil || !strings.Contains(string(out), "taken\t8482\tAddress already in use") {
+	if err != nil || !strings.Contains(string(out), "NONCE taken 8482\tAddress already in use") {
 		t.Errorf("a second listener: %v, %q", err, out)
 	}
 	// The ports are let go of as soon as everybody has connected; the rest stays.
@@ -121,11 +121,13 @@ func TestTheListenerEndsWithItsInput(t *testing.T) {
 	}
 }
 
+func heardFrom(r io.Reader) lines { return lines{bufio.NewScanner(r), "NONCE"} }
+
 // coordinator is who listens.
 var coordinator = tpu.WorkerID{}
 
 // listen starts a listener on a worker whose /tmp is below dir.
-func listen(t *testing.T, dir string, args ...string) (*exec.Cmd, *bufio.Scanner, io.WriteCloser) {
+func listen(t *testing.T, dir string, args ...string) (*exec.Cmd, lines, io.WriteCloser) {
 	t.Helper()
 	listener := pair(t, "", args...)
 	listener.Env = append(listener.Env, "MULTIHOST_ROOT_TMP="+dir)
@@ -134,7 +136,7 @@ func listen(t *testing.T, dir string, args ...string) (*exec.Cmd, *bufio.Scanner
 	stdout, err := listener.StdoutPipe()
 	testkit.Must(t, err)
 	testkit.Must(t, listener.Start())
-	return listener, bufio.NewScanner(stdout), stdin
+	return listener, heardFrom(stdout), stdin
 }
 
 // The ports are the run's: nothing listens on them while one lives or starts on
@@ -234,7 +236,7 @@ func TestAWorkerThatCannotListenSaysWhy(t *testing.T) {
 	testkit.Must(t, os.Symlink(bash, filepath.Join(dir, "bash")))
 	out, err := pair(t, dir, "listen", "127.0.0.1", "60", "60", "8482").Output()
 	testkit.Must(t, err)
-	if h := readHeard(bufio.NewScanner(bytes.NewReader(out)), coordinator); len(h.ports) > 0 || h.why != "s0w0: python3 is not installed" {
+	if h := readHeard(heardFrom(bytes.NewReader(out)), coordinator); len(h.ports) > 0 || h.why != "s0w0: python3 is not installed" {
 		t.Errorf("heard %+v", h)
 	}
 }
@@ -248,7 +250,7 @@ func TestAListenerThatCannotBeReadIsNotTakenForOneThatListens(t *testing.T) {
 		rest io.Reader
 		want string
 	}{{broken, "s0w0: connection lost"}, {long, "s0w0: bufio.Scanner: token too long"}} {
-		said := bufio.NewScanner(io.MultiReader(strings.NewReader("multihost-doctor 1\tlistening\t8080\n"), tt.rest))
+		said := heardFrom(io.MultiReader(strings.NewReader("NONCE listening 8080\n"), tt.rest))
 		if h := readHeard(said, coordinator); h.why != tt.want {
 			t.Errorf("heard %+v, want %q", h, tt.want)
 		}
@@ -265,19 +267,19 @@ func TestFactsOfThisMachine(t *testing.T) {
 	testkit.EachLogin(t, func(t *testing.T, login testkit.HostileLogin) {
 		home := t.TempDir()
 		login.At(t, home)
-		cmd := exec.Command(testkit.LoginShell(home), "-c", "echo from a start-up file; "+remote.Bash(factsScript))
+		cmd := exec.Command(testkit.LoginShell(home), "-c", "echo from a start-up file; "+remote.Bash(remote.Prelude()+factsScript, "NONCE"))
 		cmd.Env = []string{"HOME=" + home, "PATH=/usr/bin:/bin"} // no programs that are scripts
 		out, err := cmd.Output()
 		testkit.Must(t, err)
-		var a answer
+		a := &remote.Answer{Nonce: "NONCE"}
 		_, err = a.Write(out)
 		testkit.Must(t, err)
-		lines, whole := a.lines()
+		lines, ok := whole(a)
 		facts := map[string]string{}
 		for _, line := range lines {
 			facts[line[0]] = strings.Join(line[1:], " ")
 		}
-		if !whole || facts["kernel"] == "" || facts["python"] != strings.TrimSpace(string(python)) || !strings.Contains(facts["home"], " ") {
+		if !ok || facts["kernel"] == "" || facts["python"] != strings.TrimSpace(string(python)) || !strings.Contains(facts["home"], " ") {
 			t.Errorf("facts: %q", out)
 		}
 	})
@@ -391,18 +393,18 @@ func TestTroubleOfWorkersIsJudged(t *testing.T) {
 
 // Whatever a worker answers, it is taken for what it is.
 func FuzzAnswer(f *testing.F) {
-	f.Add([]byte("hello\nmultihost-doctor 1\tlistening\t8080\nmultihost-doctor 1\tready\n"))
-	f.Add([]byte("multihost-doctor 1\tready\nmultihost-doctor 1\tclosed\trun\n"))
-	f.Add([]byte("multihost-doctor 1\ttaken\t\tpython3 is not installed\nmultihost-doctor 1\tend\n"))
-	f.Add([]byte("multihost-doctor 1\ttcp\tfirst\t8080\tok\nmultihost-doctor 1\tsize\tfirst\tsmall\t1400\nmultihost-doctor 1\tend\n"))
-	f.Add([]byte("multihost-doctor 1\t\nmultihost-doctor 1\t\xff\t\t\t\t\n\x00"))
+	f.Add([]byte("hello\nNONCE listening 8080\nNONCE ready\n"))
+	f.Add([]byte("NONCE ready\nNONCE closed run\n"))
+	f.Add([]byte("NONCE taken \tpython3 is not installed\nNONCE end\n"))
+	f.Add([]byte("NONCE tcp first\t8080\tok\nNONCE size first\tsmall\t1400\nNONCE end\n"))
+	f.Add([]byte("NONCE \nNONCE \t\xff\t\t\t\t\n\x00"))
 	f.Fuzz(func(t *testing.T, data []byte) {
-		said := bufio.NewScanner(bytes.NewReader(data))
+		said := heardFrom(bytes.NewReader(data))
 		readHeard(said, coordinator)
 		readClosed(said, coordinator)
-		var a answer
-		_, _ = io.Copy(&a, bytes.NewReader(data))
-		lines, _ := a.lines()
+		a := &remote.Answer{Nonce: "NONCE"}
+		_, _ = io.Copy(a, bytes.NewReader(data))
+		lines, _ := whole(a)
 		for _, l := range lines {
 			room(strings.Join(l, " "))
 		}

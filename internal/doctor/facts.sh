@@ -3,24 +3,14 @@
 # Prints what is installed on a worker, and the free space of its disks. It changes
 # nothing and needs no rights.
 #
-# Answer on stdout: lines "multihost-doctor 1", a key and a value, separated by
-# tabs; the last one has the key "end".
-
-export LC_ALL=C
+# A line of the answer is a key and a value; the last one is "end".
 tab=$'\t'
-
-say() {
-  local value=${2//[$'\t\n\r']/ }
-  printf 'multihost-doctor 1%s%s%s%s\n' "$tab" "$1" "$tab" "${value:0:200}"
-}
-
-have() { type -P "$1" >/dev/null; }
 
 # room KEY PATH: prints the free bytes and the size in bytes of the disk of PATH.
 room() {
   local free all size
   read -r free all size < <(stat -f -c '%a %b %S' -- "$2" 2>/dev/null)
-  [[ -n $size ]] && say "$1" "$((free * size)) $((all * size))"
+  [[ -n $size ]] && say_fields "$1" "$((free * size)) $((all * size))"
 }
 
 # versions: prints the versions of the packages that training needs, from their
@@ -41,13 +31,13 @@ for name in ("jax", "jaxlib", "libtpu", "libtpu-nightly"):
 if [[ -z ${MULTIHOST_ROOT_PROC-} ]]; then
   PATH="$PATH:/usr/local/sbin:/usr/sbin:/sbin"
 fi
-say kernel "$(uname -r)"
+say_fields kernel "$(uname -r)"
 while IFS=$tab read -r name version; do
-  [[ -n $version ]] && say "$name" "$version"
+  [[ -n $version ]] && say_fields "$name" "$version"
 done < <(versions </dev/null)
 for tool in python3 numactl ethtool ping; do
   have "$tool" && say tool "$tool"
 done
 room home "${HOME:-/}"
 room tmp "${MULTIHOST_ROOT_TMP-}/tmp"
-say end ""
+say end

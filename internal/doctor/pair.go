@@ -85,15 +85,16 @@ type heard struct {
 // that listen started, and leaves nothing behind.
 func (e pairChecks) listen(ctx context.Context, s *seen) (h heard, letGo func() (early string), stop func()) {
 	out, in := io.Pipe()
-	args := append([]string{"listen", e.address(s), seconds(holdLimit), seconds(pairLimit)}, probePorts...)
-	session, err := s.conn.Start(ctx, remote.Cmd{Line: remote.Bash(pairScript, args...), Stdout: in, ReadOnly: true})
+	nonce := remote.NewNonce()
+	args := append([]string{nonce, "listen", e.address(s), seconds(holdLimit), seconds(pairLimit)}, probePorts...)
+	session, err := s.conn.Start(ctx, remote.Cmd{Line: remote.Bash(remote.Prelude()+pairScript, args...), Stdout: in, ReadOnly: true})
 	if err != nil {
 		return heard{why: fmt.Sprintf("%s: %s", s.id, cause(err))}, func() string { return "" }, func() {}
 	}
 	ready, closed := make(chan heard, 1), make(chan string, 1)
 	var reading sync.WaitGroup
 	reading.Go(func() {
-		lines := bufio.NewScanner(out)
+		lines := lines{bufio.NewScanner(out), nonce}
 		lines.Buffer(nil, mostLine)
 		ready <- readHeard(lines, s.id)
 		closed <- readClosed(lines, s.id)
@@ -138,10 +139,25 @@ func busy(id tpu.WorkerID) string { return fmt.Sprintf("a run lives or starts on
 // login's start-up files print before it.
 const mostLine = 1 << 20
 
+// lines reads an answer line by line, while it arrives.
+type lines struct {
+	*bufio.Scanner
+	nonce string
+}
+
+// fields returns the fields of the present line, or nil if it is not from the script.
+func (l lines) fields() []string {
+	r, ok := remote.ParseRecord(l.Text(), l.nonce)
+	if !ok {
+		return nil
+	}
+	return fields(r)
+}
+
 // readHeard reads the listener's output up to the line that says that it is ready.
-func readHeard(lines *bufio.Scanner, id tpu.WorkerID) (h heard) {
+func readHeard(lines lines, id tpu.WorkerID) (h heard) {
 	for lines.Scan() {
-		switch f := fields(lines.Bytes()); {
+		switch f := lines.fields(); {
 		case f == nil:
 		case f[0] == "busy":
 			return heard{why: busy(id)}
@@ -167,9 +183,9 @@ func readHeard(lines *bufio.Scanner, id tpu.WorkerID) (h heard) {
 
 // readClosed reads the listener's output up to the line that says that it closed the
 // ports. It returns why the listener did so before it was told to, or "".
-func readClosed(lines *bufio.Scanner, id tpu.WorkerID) (early string) {
+func readClosed(lines lines, id tpu.WorkerID) (early string) {
 	for lines.Scan() {
-		f := fields(lines.Bytes())
+		f := lines.fields()
 		if len(f) != 2 || f[0] != "closed" {
 			continue
 		}
@@ -237,13 +253,13 @@ func (e pairChecks) probe(ctx context.Context, s *seen, size int, targets []stri
 		return p
 	}
 	p.size = size
-	var out answer
-	args := append([]string{"probe", seconds(connectLimit), strconv.Itoa(size)}, targets...)
-	if _, p.err = s.conn.Run(ctx, remote.Cmd{Line: remote.Bash(pairScript, args...), Stdout: &out, ReadOnly: true}); p.err != nil {
+	out := &remote.Answer{Nonce: remote.NewNonce()}
+	args := append([]string{out.Nonce, "probe", seconds(connectLimit), strconv.Itoa(size)}, targets...)
+	if _, p.err = s.conn.Run(ctx, remote.Cmd{Line: remote.Bash(remote.Prelude()+pairScript, args...), Stdout: out, ReadOnly: true}); p.err != nil {
 		return p
 	}
-	lines, whole := out.lines()
-	if !whole {
+	lines, ok := whole(out)
+	if !ok {
 		p.err = errNoAnswer
 		return p
 	}

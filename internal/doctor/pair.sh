@@ -17,34 +17,24 @@
 # when a run takes the lock, or after HOLD seconds. The UDP port stays open, because
 # no run uses UDP there.
 #
-# Answer on stdout: lines "multihost-doctor 1" and words, separated by tabs:
+# Lines of the answer, with fields separated by tabs:
 #   busy | listening PORT | taken PORT REASON | ready
 #   closed told|run|limit
 #   tcp NAME PORT ok|refused|timeout|REASON
 #   size NAME ok|small MTU|lost|silent|unknown WHY
 #   end
+#
+# shellcheck disable=SC2154 # the prelude sets nonce
 
-export LC_ALL=C
 tab=$'\t'
-
-say() {
-  local line="multihost-doctor 1" word
-  for word; do
-    word=${word//[$'\t\n\r']/ }
-    line+=$tab${word:0:200}
-  done
-  printf '%s\n' "$line"
-}
-
-have() { type -P "$1" >/dev/null; }
 
 listener='
 import fcntl, os, select, socket, sys, time
 
 def say(*words):
-    print("\t".join(("multihost-doctor 1",) + words), flush=True)
+    print(nonce, words[0], "\t".join(words[1:]), flush=True)
 
-lock, address, hold, limit, ports = sys.argv[1], sys.argv[2], float(sys.argv[3]), float(sys.argv[4]), sys.argv[5:]
+nonce, lock, address, hold, limit, ports = *sys.argv[1:4], float(sys.argv[4]), float(sys.argv[5]), sys.argv[6:]
 
 def busy():
     try:
@@ -154,10 +144,10 @@ connect() {
   out=$(timeout -k 1 "$limit" bash -c 'exec 3<>"/dev/tcp/$1/$2"' connect "$2" "$3" 2>&1)
   rc=$?
   case $rc:$out in
-    0:*) say tcp "$1" "$3" ok ;;
-    124:* | 137:*) say tcp "$1" "$3" timeout ;;
-    *refused*) say tcp "$1" "$3" refused ;;
-    *) say tcp "$1" "$3" "${out##*: }" ;;
+    0:*) say_fields tcp "$1" "$3" ok ;;
+    124:* | 137:*) say_fields tcp "$1" "$3" timeout ;;
+    *refused*) say_fields tcp "$1" "$3" refused ;;
+    *) say_fields tcp "$1" "$3" "${out##*: }" ;;
   esac
 }
 
@@ -167,15 +157,15 @@ ping_size() {
   local out
   have ping || return 1
   if out=$(timeout -k 1 "$limit" ping -n -M 'do' -c 3 -i 0.3 -W 1 -s "$((size - 28))" "$2" 2>&1); then
-    say size "$1" ok
+    say_fields size "$1" ok
     return
   fi
   if [[ $out =~ mtu\ ?=\ ?([0-9]+) ]]; then
-    say size "$1" small "${BASH_REMATCH[1]}"
+    say_fields size "$1" small "${BASH_REMATCH[1]}"
   elif [[ $out == *ermitted* || $out == *socket* || $out == *nvalid* || $out == *sage:* ]]; then
     return 1
   elif timeout -k 1 "$limit" ping -n -c 3 -i 0.3 -W 1 "$2" >/dev/null 2>&1; then
-    say size "$1" lost
+    say_fields size "$1" lost
   else
     return 1 # echo requests may be filtered
   fi
@@ -185,13 +175,13 @@ ping_size() {
 udp_size() {
   local out word mtu
   if [[ -z $3 ]]; then
-    say size "$1" unknown "no answer to ping"
+    say_fields size "$1" unknown "no answer to ping"
   elif ! have python3; then
-    say size "$1" unknown "neither ping nor python3 can be used"
+    say_fields size "$1" unknown "neither ping nor python3 can be used"
   else
     out=$(timeout -k 1 "$((limit * 2))" python3 -I -S -c "$sender" "$2" "$3" "$size" 2>/dev/null)
     IFS=$tab read -r word mtu <<<"${out:-unknown}"
-    say size "$1" "$word" ${mtu:+"$mtu"}
+    say_fields size "$1" "$word" ${mtu:+"$mtu"}
   fi
 }
 
@@ -224,9 +214,9 @@ case $role in
   listen)
     if have python3; then
       # The listener only reads the lock of package launch and never creates it.
-      exec python3 -I -S -u -c "$listener" "${MULTIHOST_ROOT_TMP-}/tmp/.multihost/lock" "$@"
+      exec python3 -I -S -u -c "$listener" "$nonce" "${MULTIHOST_ROOT_TMP-}/tmp/.multihost/lock" "$@"
     fi
-    say taken "" "python3 is not installed"
+    say_fields taken "" "python3 is not installed"
     ;;
   probe) probe "$@" </dev/null ;;
 esac

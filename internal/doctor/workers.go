@@ -1,7 +1,6 @@
 package doctor
 
 import (
-	"bytes"
 	"context"
 
 	"multihost/internal/stage"
@@ -296,57 +295,36 @@ func (s *seen) examine(ctx context.Context, o preflight.Options) {
 	s.errs[CheckVersions], s.errs[CheckSettings], s.errs[CheckHolders] = facts, settings, holders
 }
 
-// marker is the start of each line of the scripts' answers.
-const marker = "multihost-doctor 1\t"
-
-// mostAnswer limits the bytes of an answer. A longer answer is an error.
-const mostAnswer = 1 << 20
-
-// answer keeps what is written to it. A write beyond mostAnswer bytes fails.
-type answer struct {
-	bytes.Buffer
-}
-
-func (a *answer) Write(p []byte) (int, error) {
-	if a.Len()+len(p) > mostAnswer {
-		return 0, errors.New("its answer has no end")
+// fields returns the word of a record and its fields, separated by tabs.
+func fields(r remote.Record) []string {
+	words := []string{r.Word}
+	if text := strings.ToValidUTF8(r.Rest, "\uFFFD"); text != "" {
+		words = append(words, strings.Split(text, "\t")...)
 	}
-	return a.Buffer.Write(p)
+	return words
 }
 
-// lines returns the fields of the script's lines. It leaves out what start-up files
-// print. whole reports whether the answer is complete, so that it has its last line.
-func (a *answer) lines() (all [][]string, whole bool) {
-	for line := range bytes.Lines(a.Bytes()) {
-		switch f := fields(line); {
-		case f == nil:
-		case f[0] == "end":
+// whole returns the fields of the records of an answer. ok reports whether it is complete,
+// so that it has its last line.
+func whole(a *remote.Answer) (all [][]string, ok bool) {
+	for _, r := range a.Records() {
+		if r.Word == "end" {
 			return all, true
-		default:
-			all = append(all, f)
 		}
+		all = append(all, fields(r))
 	}
 	return all, false
-}
-
-// fields returns the fields of one line, or nil if the line is not from a script.
-func fields(line []byte) []string {
-	_, text, found := strings.Cut(strings.ToValidUTF8(string(line), "\uFFFD"), marker)
-	if !found {
-		return nil
-	}
-	return strings.Split(strings.TrimRight(text, "\r\n"), "\t")
 }
 
 var errNoAnswer = errors.New("the answer is not whole")
 
 func readFacts(ctx context.Context, conn remote.Conn) (facts map[string]string, tools []string, err error) {
-	var out answer
-	if _, err := conn.Run(ctx, remote.Cmd{Line: remote.Bash(factsScript), Stdout: &out, ReadOnly: true}); err != nil {
+	out := &remote.Answer{Nonce: remote.NewNonce()}
+	if _, err := conn.Run(ctx, remote.Cmd{Line: remote.Bash(remote.Prelude()+factsScript, out.Nonce), Stdout: out, ReadOnly: true}); err != nil {
 		return nil, nil, err
 	}
-	lines, whole := out.lines()
-	if !whole {
+	lines, ok := whole(out)
+	if !ok {
 		return nil, nil, errNoAnswer
 	}
 	facts = map[string]string{}
