@@ -189,21 +189,22 @@ prepare_index() {
 # start.sh has read it. No value is on a command line.
 secrets() {
   local dir=$1 metadata=http://${GCE_METADATA_HOST:-169.254.169.254}/computeMetadata/v1/instance/service-accounts/default
-  local name url token reply status data nuls=0
-  token=$(curl -q -sS -f --noproxy '*' --max-time 10 --retry 2 -H 'Metadata-Flavor: Google' "$metadata/token" 2>&1)
-  if [[ ! $token =~ \"access_token\":\ *\"([^\"]+)\" ]]; then no_secret "$dir" - 0 "no access token: ${token:0:200}"; fi
-  token=${BASH_REMATCH[1]}
+  local name url token reply status data json nuls=0
+  json=$(curl -q -sS -f --noproxy '*' --max-time 10 --retry 2 -H 'Metadata-Flavor: Google' "$metadata/token" 2>&1)
+  if ! json_string access_token; then no_secret "$dir" - 0 "no access token: ${json:0:200}"; fi
+  token=$REPLY
   nuls=$(tr -cd '\0' <"$dir/env" | wc -c)
   while read -r name url; do
     reply=$(printf 'header = "Authorization: Bearer %s"\n' "$token" |
       curl -q -sS -K - -w '\n%{http_code}' --connect-timeout 10 --max-time 15 --retry 3 --retry-max-time 40 "$url" 2>&1)
-    status=${reply##*$'\n'} reply=${reply%$'\n'*}
+    status=${reply##*$'\n'} json=${reply%$'\n'*}
+    reply=$json
     if [[ $status != 200 ]]; then
-      if [[ $reply =~ \"message\":\ *\"([^\"]+)\" ]]; then reply=${BASH_REMATCH[1]}; fi
+      if json_string error message; then reply=$REPLY; fi
       no_secret "$dir" "$name" "$status" "${reply:0:400}"
     fi
     data=
-    if [[ $reply =~ \"data\":\ *\"([^\"]+)\" ]]; then data=${BASH_REMATCH[1]}; fi
+    if json_string payload data; then data=$REPLY; fi
     nuls=$((nuls + 1))
     # A wrong count of NULs means that the value contains one.
     if ! {

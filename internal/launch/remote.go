@@ -19,6 +19,8 @@ var (
 	libText string
 	//go:embed arm.sh
 	armText string
+	//go:embed json.sh
+	jsonText string
 	//go:embed supervise.sh
 	superviseText string
 	//go:embed start.sh
@@ -57,7 +59,7 @@ var (
 	armScript = remote.NewProgram("arm",
 		"text_lib="+remote.Quote(remote.Prelude()+libText), "text_supervise="+remote.Quote(superviseText), "text_start="+remote.Quote(startText),
 		"text_processes="+remote.Quote(processesText),
-		`eval "$text_lib"`, armText)
+		`eval "$text_lib"`, jsonText, armText)
 	releaseScript = operation("release", releaseText)
 	statusScript  = operation("status", statusText)
 	followScript  = operation("follow", followText)
