@@ -14,7 +14,7 @@ import (
 // apart are scripts that do not begin with the prelude: programs of the simulator's
 // workers, and scripts that run without one of our connections.
 var apart = []string{
-	"sim/worker/standin/", "detach/worker.sh", "lease/watch.sh", "gcp/vm.sh",
+	"sim/worker/standin/", "gcp/vm.sh",
 }
 
 var (
