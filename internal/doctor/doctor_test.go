@@ -121,7 +121,7 @@ func TestTheListenerEndsWithItsInput(t *testing.T) {
 	}
 }
 
-func heardFrom(r io.Reader) lines { return lines{bufio.NewScanner(r), "NONCE"} }
+func heardFrom(r io.Reader) lines { return lines{bufio.NewReader(r), "NONCE"} }
 
 // coordinator is who listens.
 var coordinator = tpu.WorkerID{}

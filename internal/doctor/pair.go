@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"context"
 	_ "embed"
+	"errors"
 	"fmt"
 	"io"
 	"strconv"
@@ -94,8 +95,7 @@ func (e pairChecks) listen(ctx context.Context, s *seen) (h heard, letGo func() 
 	ready, closed := make(chan heard, 1), make(chan string, 1)
 	var reading sync.WaitGroup
 	reading.Go(func() {
-		lines := lines{bufio.NewScanner(out), nonce}
-		lines.Buffer(nil, mostLine)
+		lines := lines{bufio.NewReaderSize(out, mostLine), nonce}
 		ready <- readHeard(lines, s.id)
 		closed <- readClosed(lines, s.id)
 		_, _ = io.Copy(io.Discard, out)
@@ -141,23 +141,29 @@ const mostLine = 1 << 20
 
 // lines reads an answer line by line, while it arrives.
 type lines struct {
-	*bufio.Scanner
+	in    *bufio.Reader
 	nonce string
 }
 
-// fields returns the fields of the present line, or nil if it is not from the script.
-func (l lines) fields() []string {
-	r, ok := remote.ParseRecord(l.Text(), l.nonce)
-	if !ok {
-		return nil
+// next returns the fields of the next line, or nil if it is not from the script. At the
+// end of the answer it returns io.EOF.
+func (l lines) next() ([]string, error) {
+	line, err := l.in.ReadSlice('\n')
+	if err != nil {
+		return nil, err
 	}
-	return fields(r)
+	r, ok := remote.ParseRecord(strings.TrimRight(string(line), "\r\n"), l.nonce)
+	if !ok {
+		return nil, nil
+	}
+	return fields(r), nil
 }
 
 // readHeard reads the listener's output up to the line that says that it is ready.
 func readHeard(lines lines, id tpu.WorkerID) (h heard) {
-	for lines.Scan() {
-		switch f := lines.fields(); {
+	f, err := lines.next()
+	for ; err == nil; f, err = lines.next() {
+		switch {
 		case f == nil:
 		case f[0] == "busy":
 			return heard{why: busy(id)}
@@ -171,9 +177,9 @@ func readHeard(lines lines, id tpu.WorkerID) (h heard) {
 			return h
 		}
 	}
-	switch err := lines.Err(); {
+	switch {
 	case h.why != "":
-	case err != nil:
+	case !errors.Is(err, io.EOF):
 		h.why = fmt.Sprintf("%s: %s", id, cause(err))
 	case len(h.ports) == 0:
 		h.why = fmt.Sprintf("%s: nothing can listen there", id)
@@ -184,8 +190,8 @@ func readHeard(lines lines, id tpu.WorkerID) (h heard) {
 // readClosed reads the listener's output up to the line that says that it closed the
 // ports. It returns why the listener did so before it was told to, or "".
 func readClosed(lines lines, id tpu.WorkerID) (early string) {
-	for lines.Scan() {
-		f := lines.fields()
+	f, err := lines.next()
+	for ; err == nil; f, err = lines.next() {
 		if len(f) != 2 || f[0] != "closed" {
 			continue
 		}
@@ -197,7 +203,7 @@ func readClosed(lines lines, id tpu.WorkerID) (early string) {
 		}
 		return ""
 	}
-	if err := lines.Err(); err != nil {
+	if !errors.Is(err, io.EOF) {
 		return fmt.Sprintf("%s: %s", id, cause(err))
 	}
 	return fmt.Sprintf("%s: what listened there has ended", id)

@@ -62,7 +62,7 @@ var (
 	guardScript string
 )
 
-var leaseProgram = remote.NewProgram("lease", program.Place, leaseScript)
+var leaseProgram = remote.NewProgram("lease", remote.Prelude(), program.Place, leaseScript)
 
 // startup returns the startup script of slices.
 func startup(agents program.Set) string {

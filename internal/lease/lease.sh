@@ -1,10 +1,10 @@
-# shellcheck shell=bash disable=SC2154 # place.sh of package program stands before this text
+# shellcheck shell=bash disable=SC2154 # prelude.sh of package remote and place.sh of package program stand before this text
 # Runs an operation of multihost-agent on the lease of a run, for a runner.
 #
-#   NONCE put SUMS                 stdin is the program, compressed by gzip: kept
-#   NONCE arm|adopt SUMS           stdin has the terms
-#   NONCE renew SUMS RUN HOLD
-#   NONCE look SUMS RUN
+#   put SUMS                       stdin is the program, compressed by gzip: kept
+#   arm|adopt SUMS                 stdin has the terms
+#   renew SUMS RUN HOLD
+#   look SUMS RUN
 #
 # SUMS has the hash of the program for each type of machine. The answers are the agent's, or
 # "lacks TYPE" when the worker does not have the program. A worker that knows no lease of
@@ -12,17 +12,10 @@
 # the same: the guard of the slices has to know that a runner lives.
 set -u
 umask 022
-nonce=$1 op=$2 sums=$3
-shift 3
+op=$1 sums=$2
+shift 2
 index=${MULTIHOST_ROOT_TMP-}/tmp/.multihost
 store=${HOME:-/root}/.multihost/store/sha256
-
-say() { printf '%s %s\n' "$nonce" "$*"; }
-
-fail() {
-  say error "${*//$'\n'/ }"
-  exit 1
-}
 
 # arrived: prints the program that came on stdin.
 arrived() { printf %s "$data" | base64 -d | gzip -dc; }
