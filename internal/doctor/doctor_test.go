@@ -249,7 +249,7 @@ func TestAListenerThatCannotBeReadIsNotTakenForOneThatListens(t *testing.T) {
 	for _, tt := range []struct {
 		rest io.Reader
 		want string
-	}{{broken, "s0w0: connection lost"}, {long, "s0w0: bufio.Scanner: token too long"}} {
+	}{{broken, "s0w0: connection lost"}, {long, "s0w0: bufio: buffer full"}} {
 		said := heardFrom(io.MultiReader(strings.NewReader("NONCE listening 8080\n"), tt.rest))
 		if h := readHeard(said, coordinator); h.why != tt.want {
 			t.Errorf("heard %+v, want %q", h, tt.want)
