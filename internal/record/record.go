@@ -149,6 +149,25 @@ func (r *Record) LogDirOf(attempt int) (dir string, ended bool) {
 	return "", false
 }
 
+// LogDirOn returns the directory of the local logs of an attempt on the slices with these
+// ids, "" if this machine does not know it. Two attempts on different slices may have one
+// number, see Place. A record that does not tell the slices of an attempt counts as right.
+func (r *Record) LogDirOn(attempt int, ids []string) string {
+	for _, a := range slices.Backward(r.Attempts) {
+		known := a.Slices
+		if known == nil && a.Attempt == r.Attempt {
+			known = SliceIDs(r.Slices)
+		}
+		if a.Attempt == attempt && (known == nil || slices.Equal(known, ids)) {
+			return a.LogDir
+		}
+	}
+	if known := SliceIDs(r.Slices); attempt == r.Attempt && (known == nil || slices.Equal(known, ids)) {
+		return r.LogDir
+	}
+	return ""
+}
+
 // A RecordedSlice is one slice of a run; its index in the record is its number.
 type RecordedSlice struct {
 	Name    string `json:"name"`

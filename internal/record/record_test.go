@@ -90,3 +90,30 @@ func TestARecordIsSavedByManyAtOnce(t *testing.T) {
 		t.Errorf("left: %q", left)
 	}
 }
+
+// TestLogsOfOtherSlicesAreNotThoseOfAnAttempt has two attempts with the number 1, as two
+// machines make them when the slices between them are gone.
+func TestLogsOfOtherSlicesAreNotThoseOfAnAttempt(t *testing.T) {
+	t.Parallel()
+	rec := &Record{Attempt: 1, LogDir: "now", Slices: []RecordedSlice{{UID: "3"}, {UID: "4"}},
+		Attempts: []RecordedAttempt{{Attempt: 1, LogDir: "first", Slices: []string{"1", "2"}}, {Attempt: 1, LogDir: "now"}, {Attempt: 2, LogDir: "untold"}}}
+	for _, tt := range []struct {
+		attempt int
+		ids     []string
+		want    string
+	}{
+		{1, []string{"1", "2"}, "first"},
+		{1, []string{"3", "4"}, "now"},
+		{1, []string{"5", "6"}, ""},
+		{2, []string{"5", "6"}, "untold"},
+		{3, []string{"3", "4"}, ""},
+	} {
+		if got := rec.LogDirOn(tt.attempt, tt.ids); got != tt.want {
+			t.Errorf("attempt %d on %q: %q, want %q", tt.attempt, tt.ids, got, tt.want)
+		}
+	}
+	unfollowed := &Record{Attempt: 2, LogDir: "here", Slices: []RecordedSlice{{UID: "1"}}}
+	if a, b := unfollowed.LogDirOn(2, []string{"1"}), unfollowed.LogDirOn(2, []string{"2"}); a != "here" || b != "" {
+		t.Errorf("without attempts: %q, %q", a, b)
+	}
+}

@@ -153,13 +153,11 @@ func keptOn(ctx context.Context, d *workers.Deps, t *workers.Connected, rec *rec
 	return mine, nil
 }
 
-// missingHere says which logs of an attempt this machine does not have to their ends; ""
-// if it has them all.
+// missingHere says which logs of an attempt on these slices this machine does not have to
+// their ends; "" if it has them all.
 func missingHere(ctx context.Context, d *workers.Deps, t *workers.Connected, rec *record.Record, ref launch.Ref) string {
 	here := *rec
-	if here.Attempt != ref.Attempt {
-		here.LogDir, _ = rec.LogDirOf(ref.Attempt)
-	}
+	here.LogDir = rec.LogDirOn(ref.Attempt, record.SliceIDs(record.RecordSlices(t.Slices)))
 	all := make(follow.Parts, len(t.Ids))
 	t.Each(ctx, event.Discard, "", func(ctx context.Context, i int) error {
 		l := &follow.PartLog{Id: t.Ids[i]}
