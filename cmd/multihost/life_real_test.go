@@ -157,7 +157,7 @@ type lifeRealVM struct {
 }
 
 func (b *lifeReal) Start(ctx context.Context, spec worker.Spec) (worker.Machine, error) {
-	vm := &lifeRealVM{world: b.world, spec: spec, id: fmt.Sprintf("%s/%s", spec.Node, spec.NodeUID[max(0, len(spec.NodeUID)-4):])}
+	vm := &lifeRealVM{world: b.world, spec: spec, id: fmt.Sprintf("%s/%s", spec.Node, spec.NodeUID[max(0, len(spec.NodeUID)-8):])}
 	spec.Faults = nil // a fault is of the machine that it was set on
 	spec.Env = append(slices.Clone(spec.Env), "LIFE_VM="+vm.id)
 	var err error

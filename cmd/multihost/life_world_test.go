@@ -219,7 +219,7 @@ func (b *lifeBackend) Start(_ context.Context, spec worker.Spec) (worker.Machine
 
 // lifeID names a worker: its slice, the id of that, and its number if that is not 0.
 func lifeID(spec worker.Spec) string {
-	id := fmt.Sprintf("%s/%s", spec.Node, spec.NodeUID[max(0, len(spec.NodeUID)-4):])
+	id := fmt.Sprintf("%s/%s", spec.Node, spec.NodeUID[max(0, len(spec.NodeUID)-8):])
 	if spec.Index > 0 {
 		id += fmt.Sprintf(".%d", spec.Index)
 	}

@@ -23,7 +23,12 @@ type MissingError struct {
 	Advice  string
 }
 
-func (e *MissingError) Error() string { return "no " + e.Setting + " is set" }
+func (e *MissingError) Error() string {
+	if e.Setting == "zone" {
+		return "no zone is set"
+	}
+	return "no project is set"
+}
 
 // Hint returns how to set it.
 func (e *MissingError) Hint() string { return e.Advice }

@@ -311,7 +311,7 @@ func (s Sources) queued(q *cmdline.Query) []cmdline.Candidate { return cmdline.P
 func (s Sources) workers(q *cmdline.Query) []cmdline.Candidate {
 	var counts []int
 	if len(q.Words) > 0 {
-		counts, _ = record.RecordedWorkers(s.stateDir(q), q.Words[0])
+		counts, _ = record.Workers(s.stateDir(q), q.Words[0])
 	}
 	if prefix := q.Setting("tpu-prefix"); counts == nil && prefix != "" {
 		names := s.Ask(q).Slices

@@ -38,12 +38,12 @@ func DumpOn(ctx context.Context, d *workers.Deps, t *workers.Connected, rec *rec
 	}
 	d.Remember("dump", dir)
 	ref := launch.Ref{Run: rec.Run, Attempt: rec.Attempt}
-	stacks := make([][]launch.Stack, len(t.Ids))
-	dumped := make([]Dumped, len(t.Ids))
+	stacks := make([][]launch.Stack, len(t.IDs))
+	dumped := make([]Dumped, len(t.IDs))
 	errs := t.Each(ctx, d.Sink, "dump", func(ctx context.Context, i int) error {
 		ctx, cancel := context.WithTimeout(ctx, dumpLimit)
 		defer cancel()
-		dumped[i].Worker = t.Ids[i].String()
+		dumped[i].Worker = t.IDs[i].String()
 		all, phase, err := launch.Dump(ctx, t.Conns[i], ref, launch.DumpOptions{})
 		if err == nil && len(all) == 0 {
 			err = fmt.Errorf("attempt %d has no living process (%s)", ref.Attempt, phase)
@@ -61,20 +61,20 @@ func DumpOn(ctx context.Context, d *workers.Deps, t *workers.Connected, rec *rec
 			}
 		}
 		if err == nil {
-			dumped[i].File = filepath.Join(dir, fmt.Sprintf("stack_slice_%04d_worker_%04d.txt", t.Ids[i].Slice, t.Ids[i].Worker))
+			dumped[i].File = filepath.Join(dir, fmt.Sprintf("stack_slice_%04d_worker_%04d.txt", t.IDs[i].Slice, t.IDs[i].Worker))
 			err = os.WriteFile(dumped[i].File, stackText(all), 0o600)
 		}
 		if err != nil {
-			dumped[i].Error = stage.CauseText(err, t.Ids[i])
+			dumped[i].Error = stage.CauseText(err, t.IDs[i])
 		}
 		stacks[i], dumped[i].Stacks = all, all
 		return err
 	})
-	d.Sink.Emit(event.Result{Name: "stacks", Text: foldedText(t.Ids, stacks) + PrintedText(t.Ids, stacks, rec.Run) + "stacks of each worker: " + dir + "\n", Data: dumped})
+	d.Sink.Emit(event.Result{Name: "stacks", Text: foldedText(t.IDs, stacks) + PrintedText(t.IDs, stacks, rec.Run) + "stacks of each worker: " + dir + "\n", Data: dumped})
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
-	return stage.WorkersError(stage.Dump, t.Ids, errs)
+	return stage.WorkersError(stage.Dump, t.IDs, errs)
 }
 
 func stackText(all []launch.Stack) []byte {

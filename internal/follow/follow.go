@@ -124,7 +124,7 @@ func (f *Following) Do(ctx context.Context) (stage.Outcome, error) {
 
 func (f *Following) WorkerEnded(e EndOf) {
 	done := event.WorkerDone{
-		Slice: f.Team.Ids[e.Worker].Slice, Worker: f.Team.Ids[e.Worker].Worker,
+		Slice: f.Team.IDs[e.Worker].Slice, Worker: f.Team.IDs[e.Worker].Worker,
 		Code: e.code(), Signal: e.Exit.Signal, Reason: e.Exit.Reason, End: e.at,
 	}
 	if e.Err != nil {
@@ -136,7 +136,7 @@ func (f *Following) WorkerEnded(e EndOf) {
 
 // progress says on how many workers the command has ended, and which are not heard.
 func (f *Following) progress() event.Progress {
-	p := event.Progress{Phase: "run", Total: len(f.Team.Ids)}
+	p := event.Progress{Phase: "run", Total: len(f.Team.IDs)}
 	for _, end := range f.Ends {
 		if end.Known {
 			p.Done++
@@ -166,7 +166,7 @@ func (f *Following) those(is func(Ending) bool) string {
 	var ids []tpu.WorkerID
 	for i, e := range f.Ends {
 		if is(e) {
-			ids = append(ids, f.Team.Ids[i])
+			ids = append(ids, f.Team.IDs[i])
 		}
 	}
 	return tpu.Fold(ids)
@@ -216,7 +216,7 @@ func (f *Following) followWorker(ctx context.Context, i int) Ending {
 	if f.Reads != nil {
 		return f.readWorker(ctx, workerCtx, giveUp, i)
 	}
-	log := openLog(f.Rec, f.Team.Ids[i], f.Sink, f.Secrets)
+	log := openLog(f.Rec, f.Team.IDs[i], f.Sink, f.Secrets)
 	log.arrivals = f.arrivals(i)
 	log.cut = func(err error) {
 		f.cutLogs.add(log.id, err)
@@ -225,8 +225,8 @@ func (f *Following) followWorker(ctx context.Context, i int) Ending {
 	steps := f.Watcher.collector.Stream(i)
 	defer steps.Finish()
 	log.steps = steps
-	if err := f.Watcher.catchUp(i, f.Rec.LogPath(f.Team.Ids[i]), log.size); err != nil {
-		event.Notef(f.Sink, event.Warn, "", "the training steps that %s printed before are not known: %v", f.Team.Ids[i], err)
+	if err := f.Watcher.catchUp(i, f.Rec.LogPath(f.Team.IDs[i]), log.size); err != nil {
+		event.Notef(f.Sink, event.Warn, "", "the training steps that %s printed before are not known: %v", f.Team.IDs[i], err)
 	}
 	exit, err := f.stream(workerCtx, giveUp, i, log.size, log, log.cutThere)
 	var part *PartLog
@@ -248,7 +248,7 @@ func (f *Following) followWorker(ctx context.Context, i int) Ending {
 // stream writes a worker's output, from an offset on, to w until the command has ended.
 // It keeps the worker's outage up to date.
 func (f *Following) stream(workerCtx context.Context, giveUp context.CancelCauseFunc, i int, from int64, w io.Writer, shorter func(*launch.TruncatedError)) (launch.Exit, error) {
-	id := f.Team.Ids[i]
+	id := f.Team.IDs[i]
 	defer f.Outages[i].over()
 	return launch.Follow(workerCtx, f.Team.Conns[i], f.Ref, from, w, launch.FollowOptions{
 		Look:   f.Reads != nil,
@@ -323,7 +323,7 @@ func (f *Following) quiet(id tpu.WorkerID, s launch.Silence) {
 // sweep stops what the command left behind on a worker, and reports what still holds
 // the TPU. It returns how many processes it found.
 func (f *Following) sweep(ctx context.Context, i int) (ended int) {
-	id := f.Team.Ids[i]
+	id := f.Team.IDs[i]
 	rep, err := launch.Sweep(ctx, f.Team.Conns[i], f.Ref, launch.StopOptions{Grace: f.Grace, Reason: "left behind by the command"})
 	switch {
 	case err != nil:
@@ -342,7 +342,7 @@ func (f *Following) sweep(ctx context.Context, i int) (ended int) {
 func (f *Following) leftBehind() (n int, ids []tpu.WorkerID) {
 	for i, e := range f.Ends {
 		if e.behind > 0 && e.Exit.Reason == "" {
-			n, ids = n+e.behind, append(ids, f.Team.Ids[i])
+			n, ids = n+e.behind, append(ids, f.Team.IDs[i])
 		}
 	}
 	return n, ids
@@ -394,7 +394,7 @@ func (o *Outage) Lost(f *Following, i int, giveUp context.CancelCauseFunc, err e
 		f.stir()
 	}
 	o.giveUp = giveUp
-	o.kind, o.cause = TroubleOf(err), remote.LostText(errors.New(stage.CauseText(err, f.Team.Ids[i])))
+	o.kind, o.cause = TroubleOf(err), remote.LostText(errors.New(stage.CauseText(err, f.Team.IDs[i])))
 	if o.told && o.kind != o.saidKind {
 		f.stir()
 	}
@@ -436,7 +436,7 @@ func (f *Following) tellOutages() {
 	texts := make([]string, len(f.Outages))
 	limit := f.Patience.Lost
 	for i := range f.Outages {
-		o, id := &f.Outages[i], f.Team.Ids[i]
+		o, id := &f.Outages[i], f.Team.IDs[i]
 		o.mu.Lock()
 		now := f.Clock.Now()
 		away := now.Sub(o.begin)
@@ -463,7 +463,7 @@ func (f *Following) tellOutages() {
 	for _, g := range tpu.GroupAlike(texts) {
 		lost := make([]tpu.WorkerID, len(g.At))
 		for i, at := range g.At {
-			lost[i] = f.Team.Ids[at]
+			lost[i] = f.Team.IDs[at]
 		}
 		event.Notef(f.Sink, event.Warn, "", g.Text, tpu.FoldShort(lost))
 	}
@@ -493,7 +493,7 @@ func (f *Following) OutOfReach() map[tpu.WorkerID]string {
 		o := &f.Outages[i]
 		o.mu.Lock()
 		if o.giveUp != nil {
-			away[f.Team.Ids[i]] = o.cause
+			away[f.Team.IDs[i]] = o.cause
 		}
 		o.mu.Unlock()
 	}
@@ -638,7 +638,7 @@ func (f *Following) tellDropped() {
 	var most int64
 	for i, e := range f.Ends {
 		if e.Known && e.Exit.Dropped > 0 {
-			ids, most = append(ids, f.Team.Ids[i]), max(most, e.Exit.Dropped)
+			ids, most = append(ids, f.Team.IDs[i]), max(most, e.Exit.Dropped)
 		}
 	}
 	if len(ids) > 0 {
@@ -675,7 +675,7 @@ func (f *Following) keepVerdict(ctx context.Context, text string) {
 // onFirst calls do for worker 0 of each slice that is connected.
 func (f *Following) onFirst(ctx context.Context, do func(ctx context.Context, c remote.Runner) error) {
 	f.Team.Each(ctx, event.Discard, "", func(ctx context.Context, i int) error {
-		if f.Team.Ids[i].Worker != 0 || f.Team.IsAway(i) {
+		if f.Team.IDs[i].Worker != 0 || f.Team.IsAway(i) {
 			return nil
 		}
 		return do(ctx, f.Team.Conns[i])
@@ -704,12 +704,12 @@ func (f *Following) Judge(stop *stopping, code, first int) (event.Summary, error
 		Run: f.Ref.Run, Attempt: f.Ref.Attempt, OK: code == 0, ExitCode: code, CommandCode: code,
 		LogDir: f.Rec.LogDir, Training: f.Watcher.summary(), Phases: f.Watch.Times, Skew: f.Skew,
 	}
-	n := len(f.Team.Ids)
+	n := len(f.Team.IDs)
 	f.tellBinding(first)
 	if first >= 0 && code != 0 {
-		sum.Next = "multihost logs " + f.Ref.Run + " --worker=" + f.Team.Ids[first].String()
-		sum.FirstFail = f.Team.Ids[first].String() + ": " + f.Ends[first].Text()
-		sum.LastLines = LastLines(f.Rec.LogPath(f.Team.Ids[first]), 20, f.Secrets)
+		sum.Next = "multihost logs " + f.Ref.Run + " --worker=" + f.Team.IDs[first].String()
+		sum.FirstFail = f.Team.IDs[first].String() + ": " + f.Ends[first].Text()
+		sum.LastLines = LastLines(f.Rec.LogPath(f.Team.IDs[first]), 20, f.Secrets)
 	}
 	switch {
 	case stop != nil && stop.err != nil:
@@ -727,7 +727,7 @@ func (f *Following) Judge(stop *stopping, code, first int) (event.Summary, error
 		sum.FirstFail, sum.LastLines, sum.Next = "", nil, ""
 		sum.Text = fmt.Sprintf("run %s was stopped: %s", f.Ref.Run, f.Ends[first].Exit.Reason)
 	case first >= 0 && f.Ends[first].fate() == fateLost:
-		sum.Text = fmt.Sprintf("run %s: %s is lost, %s; the command was not touched and may go on on %s", f.Ref.Run, f.Team.Ids[first], f.Ends[first].Text(), f.left())
+		sum.Text = fmt.Sprintf("run %s: %s is lost, %s; the command was not touched and may go on on %s", f.Ref.Run, f.Team.IDs[first], f.Ends[first].Text(), f.left())
 		sum.Next = "follow it again with: multihost attach " + f.Ref.Run + "; end it with: multihost stop " + f.Ref.Run
 	case first >= 0:
 		sum.Text = fmt.Sprintf("run %s failed: %s", f.Ref.Run, f.blame(first))
@@ -754,7 +754,7 @@ func (f *Following) blame(first int) string {
 	if errors.Is(e.Err, ErrSliceGone) {
 		return e.Text()
 	}
-	return fmt.Sprintf("%s was first, %s", f.Team.Ids[first], e.Text())
+	return fmt.Sprintf("%s was first, %s", f.Team.IDs[first], e.Text())
 }
 
 // tellBinding warns when the command was killed for lack of memory while it was bound
@@ -764,7 +764,7 @@ func (f *Following) tellBinding(first int) {
 		return
 	}
 	event.Notef(f.Sink, event.Warn, "let it use the other nodes' memory too: --numa=preferred",
-		"the command on %s was killed for want of memory while it was bound to that of NUMA node 0, half of the worker's", f.Team.Ids[first])
+		"the command on %s was killed for want of memory while it was bound to that of NUMA node 0, half of the worker's", f.Team.IDs[first])
 }
 
 // end returns the error that a stopped run ends with: why it was stopped, and that it
@@ -898,7 +898,7 @@ type logFile struct {
 
 // arrivals returns what keeps the times at which the output of worker i arrives.
 func (f *Following) arrivals(i int) *record.ArrivalWriter {
-	return &record.ArrivalWriter{Path: record.ArrivalsPath(f.Rec.LogDir, f.Team.Ids[i]), Now: f.Clock.Now}
+	return &record.ArrivalWriter{Path: record.ArrivalsPath(f.Rec.LogDir, f.Team.IDs[i]), Now: f.Clock.Now}
 }
 
 // keep writes p to the file.

@@ -15,7 +15,7 @@ import (
 // runs records that the command runs on the team, until over is called.
 func (f *Following) runs() (over func()) {
 	f.SetStand(func(s *workers.Status) {
-		s.Run, s.Running, s.Ours, s.Ended = f.Ref.Run, tpu.Fold(f.Team.Ids), !f.Attached, false
+		s.Run, s.Running, s.Ours, s.Ended = f.Ref.Run, tpu.Fold(f.Team.IDs), !f.Attached, false
 		s.Billed = Billed(f.Deps, f.Team.Slices)
 	})
 	return func() { f.SetStand(func(s *workers.Status) { s.Running, s.Ended = "", true }) }

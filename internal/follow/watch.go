@@ -47,7 +47,7 @@ type watcher struct {
 func NewWatcher(f *Following, o WatchOptions) *watcher {
 	kind, _ := tpu.ParseType(f.Team.Slices[0].Type) // unknown on hosts: no MFU
 	return &watcher{f: f, o: o, collector: metrics.NewCollector(metrics.Options{
-		Workers: f.Team.Ids, Type: kind, Pattern: o.Pattern, Now: f.Clock.Now,
+		Workers: f.Team.IDs, Type: kind, Pattern: o.Pattern, Now: f.Clock.Now,
 	})}
 }
 

@@ -21,7 +21,7 @@ import (
 
 // A PartLog is a log of which only the beginning is on this machine.
 type PartLog struct {
-	Id      tpu.WorkerID
+	ID      tpu.WorkerID
 	Have    int64 // bytes on this machine
 	Written int64 // bytes that the worker has; 0 if it could not be asked
 	err     error // why the rest is not here
@@ -136,7 +136,7 @@ func (f *Following) bringRests(ctx context.Context) {
 // bringRest fetches what is missing of worker i's log. It returns nil when the log is
 // whole.
 func (f *Following) bringRest(ctx context.Context, i int) *PartLog {
-	log := &logFile{run: f.Ref.Run, id: f.Team.Ids[i], path: f.Rec.LogPath(f.Team.Ids[i]), sink: f.Sink, arrivals: f.arrivals(i)}
+	log := &logFile{run: f.Ref.Run, id: f.Team.IDs[i], path: f.Rec.LogPath(f.Team.IDs[i]), sink: f.Sink, arrivals: f.arrivals(i)}
 	defer log.close()
 	before, part := f.Ends[i].part, f.mend(ctx, i, log)
 	if part != nil && ctx.Err() != nil { // the end of the wait is not the reason
@@ -160,10 +160,10 @@ func (f *Following) mend(ctx context.Context, i int, log *logFile) *PartLog {
 	}
 	if err == nil {
 		log.broken = false
-		event.Notef(f.Sink, event.Info, "", "the log of %s is whole again", f.Team.Ids[i])
+		event.Notef(f.Sink, event.Info, "", "the log of %s is whole again", f.Team.IDs[i])
 		return nil
 	}
-	part := &PartLog{Id: log.id, Have: log.size, err: err}
+	part := &PartLog{ID: log.id, Have: log.size, err: err}
 	if s, err := launch.Status(ctx, f.Team.Conns[i], f.Ref); err == nil {
 		part.Written = s.LogSize
 	}
@@ -172,7 +172,7 @@ func (f *Following) mend(ctx context.Context, i int, log *logFile) *PartLog {
 
 // unreadLog returns the partLog of a worker whose log could not be read to its end.
 func (f *Following) unreadLog(i int) *PartLog {
-	part := &PartLog{Id: f.Team.Ids[i], Have: f.Rec.Have(f.Team.Ids[i]), err: errors.New("the worker could not be read to its end")}
+	part := &PartLog{ID: f.Team.IDs[i], Have: f.Rec.Have(f.Team.IDs[i]), err: errors.New("the worker could not be read to its end")}
 	if e := f.Ends[i].Err; e != nil && !errors.Is(e, context.Canceled) {
 		part.err = e
 	}
@@ -206,7 +206,7 @@ func (p Parts) String() string {
 	var have, written int64
 	known := true
 	for _, l := range p {
-		ids, have, written, known = append(ids, l.Id), have+l.Have, written+l.Written, known && l.Written > 0
+		ids, have, written, known = append(ids, l.ID), have+l.Have, written+l.Written, known && l.Written > 0
 	}
 	much := fmt.Sprintf("%d bytes, of how many is not known", have)
 	if known {
@@ -228,7 +228,7 @@ func (p Parts) why() string {
 		if errors.As(err, &local) { // its path contains the worker's name, so equal reasons would differ
 			err = local.Err
 		}
-		if text := stage.CauseText(err, l.Id); !slices.Contains(why, text) {
+		if text := stage.CauseText(err, l.ID); !slices.Contains(why, text) {
 			why = append(why, text)
 		}
 	}

@@ -170,7 +170,7 @@ func holders(ctx context.Context, d *workers.Deps, ready []tpu.Slice) []string {
 	}
 	defer t.Close()
 	t.Each(ctx, event.Discard, "", func(ctx context.Context, i int) error {
-		n := t.Ids[i].Slice
+		n := t.IDs[i].Slice
 		report, err := launch.FreeTPU(ctx, t.Conns[i], launch.FreeOptions{Policy: launch.FreeCheck})
 		var busy *launch.HoldersError
 		switch {
@@ -409,7 +409,7 @@ func lastRunEnded(d *workers.Deps, res provision.Resource) time.Time {
 	for _, e := range entries {
 		rec, err := record.LoadRecord(d.StateDir, e.Name())
 		if err != nil || rec == nil || rec.Project != d.Project || rec.Zone != d.Zone || rec.Created.Before(res.CreateTime) ||
-			!slices.ContainsFunc(rec.Slices, func(s record.RecordedSlice) bool { return names[s.Name] }) {
+			!slices.ContainsFunc(rec.Slices, func(s record.Slice) bool { return names[s.Name] }) {
 			continue
 		}
 		if !rec.Ended || len(rec.Attempts) == 0 {

@@ -72,7 +72,7 @@ func TestTheWarningOfLeftoversIsOneLine(t *testing.T) {
 	record := func(run, slice string, ended bool, end time.Time) {
 		t.Helper()
 		rec := &record.Record{Run: run, Attempt: 1, Project: "p", Zone: "us-central2-b", Created: end, Ended: ended,
-			Slices: []record.RecordedSlice{{Name: slice}}, Attempts: []record.RecordedAttempt{{Attempt: 1, End: end}}}
+			Slices: []record.Slice{{Name: slice}}, Attempts: []record.PastAttempt{{Attempt: 1, End: end}}}
 		if err := rec.Save(d.StateDir); err != nil {
 			t.Fatal(err)
 		}

@@ -145,15 +145,15 @@ func Announce(ctx context.Context, d *workers.Deps, e event.Request) error {
 // name exists already, and the MTU of its network.
 func outlook(ctx context.Context, d *workers.Deps, r provision.Request, made *network.Options) (there bool, mtu int, err error) {
 	var both sync.WaitGroup
-	both.Go(func() { mtu = MtuFor(ctx, d, r, made) })
+	both.Go(func() { mtu = MTUFor(ctx, d, r, made) })
 	there, err = isThere(ctx, d, r.ID)
 	both.Wait()
 	return there, mtu, err
 }
 
-// MtuFor returns the MTU of the request's network: that of the network to be made, or
+// MTUFor returns the MTU of the request's network: that of the network to be made, or
 // else what WarnOfMTU reads.
-func MtuFor(ctx context.Context, d *workers.Deps, r provision.Request, made *network.Options) int {
+func MTUFor(ctx context.Context, d *workers.Deps, r provision.Request, made *network.Options) int {
 	if made != nil {
 		return made.MTU
 	}

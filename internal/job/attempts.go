@@ -101,14 +101,14 @@ func (r *Runner) connectSome(ctx context.Context, sel tpu.Selection) (t *workers
 		}
 		if t.Reached() == 0 {
 			defer t.Close()
-			return "", stage.WorkersError(stage.Connect, t.Ids, t.Away)
+			return "", stage.WorkersError(stage.Connect, t.IDs, t.Away)
 		}
-		return fmt.Sprintf("%d/%d workers", t.Reached(), len(t.Ids)), nil
+		return fmt.Sprintf("%d/%d workers", t.Reached(), len(t.IDs)), nil
 	})
 	if err != nil {
 		return nil, err
 	}
-	for _, g := range stage.GroupErrors(t.Ids, t.Away) {
+	for _, g := range stage.GroupErrors(t.IDs, t.Away) {
 		limit := "for as long as it takes"
 		if r.O.Patience.Lost > 0 {
 			limit = "up to " + stage.AsTyped(r.O.Patience.Lost) + " (--lost-timeout)"
@@ -340,12 +340,12 @@ func (r *Runner) signs(err error) signs {
 	s := signs{}
 	if first >= 0 {
 		end := f.Ends[first]
-		s.why = f.Team.Ids[first].String() + ": " + end.Text()
+		s.why = f.Team.IDs[first].String() + ": " + end.Text()
 		s.stopped = end.Err == nil && end.Exit.Reason != "" && !end.Exit.Lost
 	}
 	for i, end := range f.Ends {
 		if by := end.Exit.Reason; end.Err == nil && strings.HasPrefix(by, follow.StopBy) { // whatever ended elsewhere before
-			s.stopped, s.why = true, f.Team.Ids[i].String()+": "+by
+			s.stopped, s.why = true, f.Team.IDs[i].String()+": "+by
 		}
 		s.lost = s.lost || end.Err != nil && end.Known || end.Exit.Lost
 		// A VM that is being taken away ends its processes like this.

@@ -71,11 +71,11 @@ func (r *Runner) decide(ctx context.Context) (*Decision, error) {
 		return nil, err
 	}
 	in.targets = targets(r.team, r.Access.Port)
-	in.commands = make([]launch.Spec, len(r.team.Ids))
-	for i := range r.team.Ids {
+	in.commands = make([]launch.Spec, len(r.team.IDs))
+	for i := range r.team.IDs {
 		in.commands[i] = r.command(in, i)
 	}
-	r.wraps = make([][]string, len(r.team.Ids))
+	r.wraps = make([][]string, len(r.team.IDs))
 	in.tune = r.O.Preflight != "off" || r.O.NUMA != preflight.NUMAOff
 	in.tuning = PreflightOptions{
 		Check:    r.O.Preflight == "check" || r.O.Preflight == "off",
@@ -164,7 +164,7 @@ func (r *Runner) settleWith(in *Decision, runs []workers.FoundRun) error {
 // elsewhere reports whether the attempt that this runner began last ran on none of the
 // team's slices. Whatever runs on these is then another runner's, whatever its number.
 func (r *Runner) elsewhere() bool {
-	ids := record.SliceIDs(record.RecordSlices(r.team.Slices))
+	ids := record.SliceIDs(record.SlicesOf(r.team.Slices))
 	return len(ids) > 0 && !slices.ContainsFunc(ids, r.hasBegunOn)
 }
 
@@ -186,7 +186,7 @@ func (r *Runner) unseen(found workers.FoundRun, newest bool) bool {
 		if !rec.Ended {
 			return found.Info.Phase == launch.Exited
 		}
-		if slices.Equal(record.SliceIDs(rec.Slices), record.SliceIDs(record.RecordSlices(r.team.Slices))) {
+		if slices.Equal(record.SliceIDs(rec.Slices), record.SliceIDs(record.SlicesOf(r.team.Slices))) {
 			return false
 		}
 	}
@@ -231,8 +231,8 @@ func (r *Runner) compilerFlags(in *Decision) error {
 
 // targets returns the workers as targets of a sync. port is for workers that name none.
 func targets(t *workers.Connected, port int) []codesync.Target {
-	all := make([]codesync.Target, len(t.Ids))
-	for i, id := range t.Ids {
+	all := make([]codesync.Target, len(t.IDs))
+	for i, id := range t.IDs {
 		all[i].Slice = id.Slice
 		if host := t.Address(i); host != "" {
 			all[i].Addr = net.JoinHostPort(host, strconv.Itoa(cmp.Or(t.Slice(i).Workers[id.Worker].Port, port)))
@@ -284,7 +284,7 @@ func LaunchEnv(vars []config.EnvVar) []launch.EnvVar {
 // so inherited ones are removed. Slices that were created separately, and a part of a
 // queued resource, need all four set. A single slice must have none.
 func (r *Runner) environment(i int) (set []config.EnvVar, unset []string) {
-	id, s := r.team.Ids[i], r.team.Slice(i)
+	id, s := r.team.IDs[i], r.team.Slice(i)
 	coordinator := r.team.Address(0)
 	num := strconv.Itoa
 	add := func(name, value string) { set = append(set, config.EnvVar{Name: name, Value: value}) }
@@ -294,7 +294,7 @@ func (r *Runner) environment(i int) (set []config.EnvVar, unset []string) {
 	add("MULTIHOST_NUM_WORKERS", num(len(s.Workers)))
 	per := max(1, r.O.Processes)
 	add("MULTIHOST_PROCESS_ID", num(i*per))
-	add("MULTIHOST_NUM_PROCESSES", num(len(r.team.Ids)*per))
+	add("MULTIHOST_NUM_PROCESSES", num(len(r.team.IDs)*per))
 	add("MULTIHOST_LOCAL_ID", "0")
 	add("MULTIHOST_COORDINATOR_IP", coordinator)
 	add("MULTIHOST_WORKER_IP", r.team.Address(i))
@@ -307,7 +307,7 @@ func (r *Runner) environment(i int) (set []config.EnvVar, unset []string) {
 	}
 	if r.OnHosts() { // no metadata tells JAX which process it is
 		add("JAX_COORDINATOR_ADDRESS", net.JoinHostPort(coordinator, num(hosts.JaxPort)))
-		add("JAX_NUM_PROCESSES", num(len(r.team.Ids)*per))
+		add("JAX_NUM_PROCESSES", num(len(r.team.IDs)*per))
 		add("JAX_PROCESS_ID", num(i*per))
 	}
 	if len(r.team.Slices) > 1 && !r.oneQueuedResource() {
@@ -338,7 +338,7 @@ func (r *Runner) newRecord(attempt int) (*record.Record, error) {
 	rec := &record.Record{
 		Run: r.O.Run, Attempt: attempt, Project: r.Project, Zone: r.Zone, Prefix: r.O.Prefix,
 		Partial: r.O.AllowPartial, Login: r.Access.Login, Owner: r.Owner, Created: r.Clock.Now().UTC(),
-		Command: CommandText(r.O), Workers: len(r.team.Ids), Hosts: hostsText(r.Deps), Slices: record.RecordSlices(r.team.Slices),
+		Command: CommandText(r.O), Workers: len(r.team.IDs), Hosts: hostsText(r.Deps), Slices: record.SlicesOf(r.team.Slices),
 		KeepGoing: !r.O.FailFast,
 	}
 	for _, v := range r.O.Env {

@@ -62,7 +62,7 @@ func TestASuccessThatNobodySawIsTakenOver(t *testing.T) {
 		{"not seen here", &record.Record{Run: "r", Attempt: 1}, []workers.FoundRun{ended(1, 1, false)}, 1},
 		{"another attempt was seen here", &record.Record{Run: "r", Attempt: 1, Ended: true}, []workers.FoundRun{ended(2, 2, false)}, 2},
 	} {
-		r := &Runner{Deps: &workers.Deps{StateDir: t.TempDir()}, O: RunOptions{Run: "r", Script: "train"}, team: &workers.Connected{Ids: testkit.WorkerIDs(2, 1)}, adopts: true}
+		r := &Runner{Deps: &workers.Deps{StateDir: t.TempDir()}, O: RunOptions{Run: "r", Script: "train"}, team: &workers.Connected{IDs: testkit.WorkerIDs(2, 1)}, adopts: true}
 		if tt.rec != nil {
 			if err := tt.rec.Save(r.StateDir); err != nil {
 				t.Fatal(err)

@@ -71,7 +71,7 @@ func (r *Runner) armLease(ctx context.Context) error {
 		return nil
 	}
 	r.leaveLease(ctx, -1)
-	armed := make([]lease.Armed, len(r.team.Ids))
+	armed := make([]lease.Armed, len(r.team.IDs))
 	errs := armEach(ctx, r.team, r.Deps, r.O, func(ctx context.Context, i int) (err error) {
 		armed[i], err = lease.Arm(ctx, r.team.Conns[i], r.Agents.Sums(), g.terms)
 		return err
@@ -120,10 +120,10 @@ func (r *Runner) tellLease(errs, rights, apart []error, id string) {
 			event.Notef(r.Sink, level, hint, "%s", text)
 		}
 	}
-	for _, f := range stage.GroupErrors(r.team.Ids, errs) {
+	for _, f := range stage.GroupErrors(r.team.IDs, errs) {
 		tell(event.Warn, "", "%s: nobody there will delete queued resource %s if this machine dies: %s", tpu.FoldShort(f.Workers), id, f)
 	}
-	for _, f := range stage.GroupErrors(r.team.Ids, rights) {
+	for _, f := range stage.GroupErrors(r.team.IDs, rights) {
 		how := "whether %s may delete queued resource %s is not known; if not, and this machine dies, it is billed on: %s"
 		if refused(f.First) {
 			how = "%s may not delete queued resource %s: if this machine dies, it is billed on: %s"
@@ -131,7 +131,7 @@ func (r *Runner) tellLease(errs, rights, apart []error, id string) {
 		tell(event.Warn, rightCure(f.First, r.Project), how, tpu.FoldShort(f.Workers), id, f)
 	}
 	if g.terms.Lease > 0 {
-		for _, f := range stage.GroupErrors(r.team.Ids, apart) {
+		for _, f := range stage.GroupErrors(r.team.IDs, apart) {
 			tell(event.Warn, "limit it with --ttl=TIME", "%s cannot tell the others whether its command runs, so a lease that nobody renews ends nothing: %s", tpu.FoldShort(f.Workers), f)
 		}
 	}
@@ -206,7 +206,7 @@ func renewOne(ctx context.Context, t *workers.Connected, agents program.Set, i i
 // silent, the time without further renewals. It returns what the workers know about the
 // lease.
 func renew(ctx context.Context, t *workers.Connected, agents program.Set, run string, silent time.Duration) []lease.Held {
-	all := make([]lease.Held, len(t.Ids))
+	all := make([]lease.Held, len(t.IDs))
 	t.Each(ctx, event.Discard, "", func(ctx context.Context, i int) (err error) {
 		all[i], err = renewOne(ctx, t, agents, i, run, silent)
 		return err
@@ -334,7 +334,7 @@ func AttachLease(ctx context.Context, d *workers.Deps, t *workers.Connected, run
 func Looks(ctx context.Context, t *workers.Connected, agents, run string) []lease.Held {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), renewLimit/3)
 	defer cancel()
-	all := make([]lease.Held, len(t.Ids))
+	all := make([]lease.Held, len(t.IDs))
 	t.Each(ctx, event.Discard, "", func(ctx context.Context, i int) (err error) {
 		all[i], err = lease.Look(ctx, t.Conns[i], agents, run)
 		return err

@@ -265,7 +265,7 @@ func PlanJob(ctx context.Context, d *workers.Deps, o JobOptions) (Plan, error) {
 	if p.Network, err = PlanNetwork(ctx, d, o.Network); err != nil {
 		return Plan{}, err
 	}
-	mtu := MtuFor(ctx, d, o.Request, o.Network)
+	mtu := MTUFor(ctx, d, o.Request, o.Network)
 	p.MayDelete = right()
 	TellRight(d, p.MayDelete, o.Request.ID, whenRunnerDies)
 	q := &queued{Deps: d, o: o, watch: &r.Watch, terms: leaseTerms(d, o)}
@@ -429,7 +429,7 @@ func (r *Runner) Foresee(ctx context.Context, p *Plan, sel tpu.Selection, absent
 		}
 	}
 	if r.team == nil {
-		r.team = &workers.Connected{Slices: sel.Slices, Ids: sel.Workers()}
+		r.team = &workers.Connected{Slices: sel.Slices, IDs: sel.Workers()}
 	}
 	in, err := r.decide(ctx)
 	if err != nil {
@@ -515,7 +515,7 @@ func (p *Plan) describe(r *Runner, in *Decision) {
 		p.Stops = append(p.Stops, runOnWorkers(e.FoundRun, e.reason))
 	}
 	p.Logs = LogPlan{Dir: in.record.LogDir, Remote: fmt.Sprintf("~/.multihost/runs/%s/%d/output.log", p.Run, p.Attempt)}
-	for _, id := range r.team.Ids {
+	for _, id := range r.team.IDs {
 		p.Logs.Files = append(p.Logs.Files, in.record.LogPath(id))
 	}
 	if in.living != nil {
@@ -547,7 +547,7 @@ func (p *Plan) describe(r *Runner, in *Decision) {
 	if c := p.Resource; c != nil && c.Request != nil {
 		c.Request, c.Gcloud = json.RawMessage(mask.MaskSecrets(string(c.Request), r.O.Env)), mask.MaskSecrets(c.Gcloud, r.O.Env)
 	}
-	for i, id := range r.team.Ids {
+	for i, id := range r.team.IDs {
 		w := PlannedWorker{Worker: id.String(), Slice: r.team.Slice(i).Name, Address: r.team.Address(i), User: p.Login.User, Env: map[string]string{}}
 		if r.team.HangUp != nil {
 			w.User = r.team.Conns[i].User()
@@ -624,7 +624,7 @@ func (r *Runner) foreseePreflight(ctx context.Context, p *Plan, in *Decision) er
 			p.Workers[i].Wrap = append(p.Workers[i].Wrap, words...)
 		}
 		if !in.tuning.Check {
-			p.Preflight.Changes = settingChanges(r.team.Ids, reports, in.tuning.Install)
+			p.Preflight.Changes = settingChanges(r.team.IDs, reports, in.tuning.Install)
 		}
 		return "read", nil
 	})
@@ -664,7 +664,7 @@ func (r *Runner) foreseeFree(ctx context.Context, p *Plan, in *Decision) error {
 	return r.Watch.Phase("free", func() (string, error) {
 		o := in.free
 		o.Look = true
-		all := make([]launch.FreeReport, len(r.team.Ids))
+		all := make([]launch.FreeReport, len(r.team.IDs))
 		errs := r.team.Each(ctx, r.Sink, "free", func(ctx context.Context, i int) error {
 			return remote.Again(ctx, r.Broke(ctx, r.team, i, "freeing of the TPU"), func() (err error) {
 				all[i], err = launch.FreeTPU(ctx, r.team.Conns[i], o)
@@ -676,7 +676,7 @@ func (r *Runner) foreseeFree(ctx context.Context, p *Plan, in *Decision) error {
 		}
 		for i, report := range all {
 			for _, s := range report.Stopped {
-				p.Free.Stopped = append(p.Free.Stopped, Stopped{Worker: r.team.Ids[i].String(), PID: s.PID, User: s.User, Command: s.Command})
+				p.Free.Stopped = append(p.Free.Stopped, Stopped{Worker: r.team.IDs[i].String(), PID: s.PID, User: s.User, Command: s.Command})
 			}
 		}
 		return "looked", nil

@@ -43,15 +43,15 @@ func Preflight(ctx context.Context, d *workers.Deps, prefix string, partial bool
 		if reports == nil {
 			return "", err
 		}
-		d.Sink.Emit(event.Result{Name: "preflight", Text: preflight.Table(t.Ids, reports), Data: preflightData(t.Ids, reports)})
-		return preflight.Fold(t.Ids, reports), err
+		d.Sink.Emit(event.Result{Name: "preflight", Text: preflight.Table(t.IDs, reports), Data: preflightData(t.IDs, reports)})
+		return preflight.Fold(t.IDs, reports), err
 	})
 	return err
 }
 
 // readSettings runs the preflight on every worker.
 func readSettings(ctx context.Context, d *workers.Deps, t *workers.Connected, o PreflightOptions) ([]preflight.Report, error) {
-	reports := make([]preflight.Report, len(t.Ids))
+	reports := make([]preflight.Report, len(t.IDs))
 	mtu := networkMTU(ctx, d, t)
 	errs := t.Each(ctx, d.Sink, "preflight", func(ctx context.Context, i int) (err error) {
 		return remote.Again(ctx, d.Broke(ctx, t, i, "preflight"), func() error {
@@ -62,7 +62,7 @@ func readSettings(ctx context.Context, d *workers.Deps, t *workers.Connected, o 
 	if ctx.Err() != nil {
 		return nil, context.Cause(ctx)
 	}
-	return reports, stage.WorkersError(stage.Preflight, t.Ids, errs)
+	return reports, stage.WorkersError(stage.Preflight, t.IDs, errs)
 }
 
 // preflightAll runs the preflight on every worker and judges the reports. When the error
@@ -79,12 +79,12 @@ func preflightAll(ctx context.Context, d *workers.Deps, t *workers.Connected, pr
 	for i, rep := range reports {
 		hard[i] = fatal(rep, o.Require)
 	}
-	if err := stage.WorkersError(stage.Settings, t.Ids, hard); err != nil {
+	if err := stage.WorkersError(stage.Settings, t.IDs, hard); err != nil {
 		return reports, err
 	}
 	for _, rep := range reports {
 		if rep.Severity(false) == preflight.Warning {
-			text, hint := preflight.Fold(t.Ids, reports), "to see each setting: multihost preflight check "+workersFlag(d, prefix)+"; to make it an error: --preflight=require, or --require"
+			text, hint := preflight.Fold(t.IDs, reports), "to see each setting: multihost preflight check "+workersFlag(d, prefix)+"; to make it an error: --preflight=require, or --require"
 			if c := stage.Cure(text); c != "" {
 				hint = c + "; " + hint
 			}
@@ -134,15 +134,15 @@ func WarnOfMTU(ctx context.Context, d *workers.Deps, r provision.Request) (mtu i
 	if r.NodeCount < 2 || d.Networks == nil || name == "" || strings.Contains(name, "/") {
 		return 0
 	}
-	if mtu = readMTU(ctx, d, name); mtu > 0 && mtu < MtuBetween(r.NodeCount) {
+	if mtu = readMTU(ctx, d, name); mtu > 0 && mtu < MTUBetween(r.NodeCount) {
 		event.Notef(d.Sink, event.Warn, mtuCure(name), "network %s has MTU %d: between %d slices %d is wanted, for a sixth of the packets",
-			name, mtu, r.NodeCount, MtuBetween(r.NodeCount))
+			name, mtu, r.NodeCount, MTUBetween(r.NodeCount))
 	}
 	return mtu
 }
 
-// MtuBetween returns the MTU that this many slices want between them; 0: any.
-func MtuBetween(slices int) int {
+// MTUBetween returns the MTU that this many slices want between them; 0: any.
+func MTUBetween(slices int) int {
 	if slices < 2 {
 		return 0
 	}
@@ -168,7 +168,7 @@ func preflightFor(d *workers.Deps, t *workers.Connected, i int, o PreflightOptio
 		opts.ExpectChips = preflight.NoDevices
 		return opts
 	}
-	opts.BetweenSlices = MtuBetween(len(t.Slices))
+	opts.BetweenSlices = MTUBetween(len(t.Slices))
 	if ty, err := tpu.ParseType(t.Slice(i).Type); err == nil {
 		opts.ExpectChips = ty.ChipsPerWorker()
 	}

@@ -190,7 +190,7 @@ func (r *Runner) tryTeam(ctx context.Context) (stage.Outcome, error) {
 func (r *Runner) carryOut(ctx context.Context, in *Decision) (stage.Outcome, error) {
 	r.intent, r.attempt = in, in.attempt
 	if in.living == nil && r.team.Away != nil { // the command that ran there has ended meanwhile
-		return stage.Outcome{}, stage.WorkersError(stage.Connect, r.team.Ids, r.team.Away)
+		return stage.Outcome{}, stage.WorkersError(stage.Connect, r.team.IDs, r.team.Away)
 	}
 	for _, e := range in.evict {
 		if err := r.evict(ctx, e); err != nil {
@@ -216,7 +216,7 @@ func (r *Runner) carryOut(ctx context.Context, in *Decision) (stage.Outcome, err
 // leaveRunning ends a run with --detach once its command has started.
 func (r *Runner) leaveRunning() stage.Outcome {
 	event.Notef(r.Sink, event.Info, "follow it with: multihost attach "+r.O.Run+"; end it with: multihost stop "+r.O.Run,
-		"run %s goes on without this machine on %s", r.O.Run, tpu.Fold(r.team.Ids))
+		"run %s goes on without this machine on %s", r.O.Run, tpu.Fold(r.team.IDs))
 	return stage.Outcome{Started: true, Detached: true}
 }
 
@@ -340,7 +340,7 @@ func (r *Runner) failed(ctx context.Context, during stage.Stage, errs []error) e
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
-	return stage.WorkersError(during, r.team.Ids, errs)
+	return stage.WorkersError(during, r.team.IDs, errs)
 }
 
 func (r *Runner) sync(ctx context.Context) error {
@@ -392,14 +392,14 @@ func (r *Runner) checkFolder(ctx context.Context) error {
 }
 
 func (r *Runner) preflight(ctx context.Context) error {
-	r.boots = make([]string, len(r.team.Ids))
+	r.boots = make([]string, len(r.team.IDs))
 	if !r.intent.tune {
 		return nil
 	}
 	return r.Watch.Phase("preflight", func() (string, error) {
 		reports, err := preflightAll(ctx, r.Deps, r.team, r.O.Prefix, r.intent.tuning)
 		if reports != nil && r.O.Preflight != "off" {
-			r.Journal.Emit(event.Result{Name: "preflight", Data: preflight.Rows(r.team.Ids, reports)})
+			r.Journal.Emit(event.Result{Name: "preflight", Data: preflight.Rows(r.team.IDs, reports)})
 		}
 		if err != nil {
 			return "", err
@@ -414,7 +414,7 @@ func (r *Runner) preflight(ctx context.Context) error {
 		for i, rep := range reports {
 			r.boots[i] = rep.BootID
 		}
-		return preflight.Fold(r.team.Ids, reports), nil
+		return preflight.Fold(r.team.IDs, reports), nil
 	})
 }
 
@@ -425,7 +425,7 @@ func (r *Runner) makeVenvs(ctx context.Context) error {
 		return nil
 	}
 	return r.Watch.Phase("venv", func() (string, error) {
-		r.venvs = make([]launch.Venv, len(r.team.Ids))
+		r.venvs = make([]launch.Venv, len(r.team.IDs))
 		errs := r.team.Each(ctx, r.Sink, "venv", func(ctx context.Context, i int) error {
 			return remote.Again(ctx, r.Broke(ctx, r.team, i, "making of the virtual environment"), func() (err error) {
 				r.venvs[i], err = launch.MakeVenv(ctx, r.team.Conns[i], r.O.Run)
@@ -456,7 +456,7 @@ func (r *Runner) adviseOnVenv(err error) error {
 // bindNUMA determines the words that bind each worker's command to a NUMA node. The
 // notes describe what was decided.
 func (r *Runner) bindNUMA(reports []preflight.Report) (notes []string, err error) {
-	for i := range r.team.Ids {
+	for i := range r.team.IDs {
 		ty, err := tpu.ParseType(r.team.Slice(i).Type)
 		if err != nil {
 			ty = tpu.Type{} // a type that is newer than our table has no NUMA rule
@@ -476,8 +476,8 @@ func (r *Runner) bindNUMA(reports []preflight.Report) (notes []string, err error
 // free makes sure that nothing holds the TPU when the command starts.
 func (r *Runner) free(ctx context.Context) error {
 	return r.Watch.Phase("free", func() (string, error) {
-		stopped := make([]int, len(r.team.Ids))
-		blind := make([]error, len(r.team.Ids))
+		stopped := make([]int, len(r.team.IDs))
+		blind := make([]error, len(r.team.IDs))
 		errs := r.team.Each(ctx, r.Sink, "free", func(ctx context.Context, i int) error {
 			var rep launch.FreeReport
 			err := remote.Again(ctx, r.Broke(ctx, r.team, i, "freeing of the TPU"), func() (err error) {
@@ -493,7 +493,7 @@ func (r *Runner) free(ctx context.Context) error {
 		if err := r.failed(ctx, stage.Free, errs); err != nil {
 			return "", err
 		}
-		for _, g := range stage.GroupErrors(r.team.Ids, blind) {
+		for _, g := range stage.GroupErrors(r.team.IDs, blind) {
 			event.Notef(r.Sink, event.Warn, stage.Cure(g.Cause), "%s: processes of other users that hold the TPU are not seen: %s", tpu.FoldShort(g.Workers), g.Cause)
 		}
 		total := 0
@@ -529,7 +529,7 @@ func (r *Runner) start(ctx context.Context) (left bool, err error) {
 		ctx = limited
 	}
 	err = r.Watch.Phase("start", func() (string, error) {
-		n := len(r.team.Ids)
+		n := len(r.team.IDs)
 		armed := make([]*launch.Armed, n)
 		errs := r.team.Each(ctx, r.Sink, "start", func(ctx context.Context, i int) error {
 			// Measure once more, because a VM that has just booted may still set its
@@ -599,7 +599,7 @@ func (r *Runner) released(armed []*launch.Armed) event.Release {
 	first, last := slices.MinFunc(at, time.Time.Compare), slices.MaxFunc(at, time.Time.Compare)
 	r.skew = last.Sub(first)
 	e := event.Release{Attempt: r.attempt, First: first, Workers: make([]event.ReleasedOn, len(at))}
-	for i, id := range r.team.Ids {
+	for i, id := range r.team.IDs {
 		e.Workers[i] = event.ReleasedOn{Slice: id.Slice, Worker: id.Worker, After: at[i].Sub(first)}
 	}
 	return e
@@ -615,10 +615,10 @@ func (r *Runner) tellDisks(armed []*launch.Armed) string {
 			least, known = d, true
 		}
 		if d.Low() {
-			output.Add(r.team.Ids[i], d)
+			output.Add(r.team.IDs[i], d)
 		}
 		if d := a.Tmp(); d.Low() {
-			tmp.Add(r.team.Ids[i], d)
+			tmp.Add(r.team.IDs[i], d)
 		}
 	}
 	output.Tell(r.Sink, follow.OutputDisk)
@@ -640,7 +640,7 @@ func (r *Runner) abort(ctx context.Context, armed []*launch.Armed) error {
 		}
 		return armed[i].Abort(ctx)
 	})
-	return stage.WorkersError(stage.Start, r.team.Ids, errs)
+	return stage.WorkersError(stage.Start, r.team.IDs, errs)
 }
 
 func (r *Runner) ref() launch.Ref { return launch.Ref{Run: r.O.Run, Attempt: r.attempt} }

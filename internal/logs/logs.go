@@ -555,7 +555,7 @@ func (l *logReader) overSSH(ctx context.Context, rec *record.Record) error {
 	ref := launch.Ref{Run: rec.Run, Attempt: cmp.Or(l.o.Attempt, rec.Attempt)}
 	dir, _ := rec.LogDirOf(ref.Attempt)
 	for _, id := range ids {
-		if i := slices.Index(t.Ids, id); i >= 0 {
+		if i := slices.Index(t.IDs, id); i >= 0 {
 			l.logs = append(l.logs, &oneLog{id: id, conn: t.Conns[i], src: remoteSource{t.Conns[i], ref}})
 		} else if lost[id] == "" && failed[id] == nil { // the API's list has changed since
 			lost[id] = notListed(rec, id)
@@ -766,10 +766,10 @@ func (l *logReader) failureAmong(ctx context.Context, rec *record.Record, sel tp
 		return nil, err
 	}
 	defer t.Close()
-	if len(t.Ids) == 0 && only != nil {
+	if len(t.IDs) == 0 && only != nil {
 		return end, nil
 	}
-	if len(t.Ids) == 0 {
+	if len(t.IDs) == 0 {
 		return nil, workers.Failures(stage.Connect, stage.Missing(failed), failed)
 	}
 	if _, _, err := runs.NewestAttempt(ctx, l.Deps, t, rec); err != nil {

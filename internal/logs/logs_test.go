@@ -107,8 +107,8 @@ func logged(t *testing.T) (*workers.Deps, *testkit.Recorder, time.Time) {
 	sink := &testkit.Recorder{}
 	d := &workers.Deps{Sink: sink, Clock: gcp.SystemClock, StateDir: t.TempDir()}
 	dir := record.RecordDir(d.StateDir, "r", 1)
-	rec := &record.Record{Run: "r", Attempt: 1, Workers: 2, LogDir: dir, Ended: true, Code: 3, Slices: []record.RecordedSlice{{Name: "t", Workers: 2}},
-		Attempts: []record.RecordedAttempt{{Attempt: 1, End: begin, Code: 3, LogDir: dir}}}
+	rec := &record.Record{Run: "r", Attempt: 1, Workers: 2, LogDir: dir, Ended: true, Code: 3, Slices: []record.Slice{{Name: "t", Workers: 2}},
+		Attempts: []record.PastAttempt{{Attempt: 1, End: begin, Code: 3, LogDir: dir}}}
 	if err := rec.Save(d.StateDir); err != nil {
 		t.Fatal(err)
 	}

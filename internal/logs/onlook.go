@@ -200,7 +200,7 @@ func (o *onlooker) overSSH(ctx context.Context, d *workers.Deps, rec *record.Rec
 	}
 	defer t.Close()
 	if t.Reached() == 0 || t.Away != nil && rec.Bucket != "" {
-		return nil, stage.WorkersError(stage.Connect, t.Ids, t.Away)
+		return nil, stage.WorkersError(stage.Connect, t.IDs, t.Away)
 	}
 	if _, _, err := runs.NewestAttempt(ctx, d, t, rec); err != nil {
 		return nil, err
@@ -211,12 +211,12 @@ func (o *onlooker) overSSH(ctx context.Context, d *workers.Deps, rec *record.Rec
 	}
 	o.tellGone(rec, gone)
 	f := &follow.Following{Deps: d, Team: t, Ref: launch.Ref{Run: rec.Run, Attempt: rec.Attempt}, Rec: rec, Watch: &stage.Stopwatch{Sink: d.Sink, Clock: d.Clock},
-		Attached: true, Watching: follow.WatchOptions{StallTimeout: -1}, Outages: make([]follow.Outage, len(t.Ids))}
-	for _, id := range t.Ids {
+		Attached: true, Watching: follow.WatchOptions{StallTimeout: -1}, Outages: make([]follow.Outage, len(t.IDs))}
+	for _, id := range t.IDs {
 		f.Reads = append(f.Reads, logs[id])
 	}
 	o.joins(f)
-	o.tellStart(rec, t.Ids)
+	o.tellStart(rec, t.IDs)
 	if o.once {
 		return readOnce(ctx, f), nil
 	}
@@ -227,7 +227,7 @@ func (o *onlooker) overSSH(ctx context.Context, d *workers.Deps, rec *record.Rec
 // readOnce reads what the workers have now. sum is nil unless the run has ended on all of
 // them.
 func readOnce(ctx context.Context, f *follow.Following) (sum *event.Summary) {
-	f.Ends = make([]follow.Ending, len(f.Team.Ids))
+	f.Ends = make([]follow.Ending, len(f.Team.IDs))
 	f.Stirred = make(chan struct{}, 1)
 	f.Watcher = follow.NewWatcher(f, f.Watching)
 	defer f.Watcher.Close()

@@ -31,7 +31,7 @@ import (
 
 func TestWhereLogsAreRead(t *testing.T) {
 	t.Parallel()
-	again := []record.RecordedAttempt{{Attempt: 2, Again: true}}
+	again := []record.PastAttempt{{Attempt: 2, Again: true}}
 	for _, tt := range []struct {
 		story   string
 		rec     *record.Record
@@ -146,7 +146,7 @@ func TestALogIsReadOnFromWhereTheLocalOneEnds(t *testing.T) {
 	}
 	look(10)
 	there := *here
-	there.Slices = []record.RecordedSlice{{Name: "t-0", Workers: 1, Type: "v5litepod-4"}, {Name: "t-1", Workers: 1, Type: "v5litepod-4"}}
+	there.Slices = []record.Slice{{Name: "t-0", Workers: 1, Type: "v5litepod-4"}, {Name: "t-1", Workers: 1, Type: "v5litepod-4"}}
 	r.far = &onlooker{review: r, far: Far{Clock: gcp.SystemClock}}
 	logs, err := r.far.takeUp(&there)
 	testkit.Must(t, err)
@@ -208,7 +208,7 @@ func TestWhoReadsStopsNobody(t *testing.T) {
 		clock := testkit.NewFastClock()
 		f := &follow.Following{
 			Deps: &workers.Deps{Clock: clock, Sink: sink, StateDir: state, Cloud: &testkit.FixedSlices{All: []tpu.Slice{{Name: "t", UID: "1", State: "READY", Condition: tpu.Usable}}}},
-			Team: &workers.Connected{Ids: testkit.WorkerIDs(1, 1), Conns: []remote.Conn{conns[0]}, Away: errs, HangUp: fleet.Close, Slices: []tpu.Slice{{Name: "t", UID: "1", State: "READY", Condition: tpu.Usable}}},
+			Team: &workers.Connected{IDs: testkit.WorkerIDs(1, 1), Conns: []remote.Conn{conns[0]}, Away: errs, HangUp: fleet.Close, Slices: []tpu.Slice{{Name: "t", UID: "1", State: "READY", Condition: tpu.Usable}}},
 			Ref:  launch.Ref{Run: "r", Attempt: 1}, Rec: &record.Record{Run: "r", Attempt: 1, LogDir: filepath.Join(state, "logs")}, Watch: &stage.Stopwatch{Sink: sink, Clock: clock},
 			FailFast: true, Timeout: time.Millisecond, Attached: false, Watching: follow.WatchOptions{StallTimeout: -1}, Outages: make([]follow.Outage, 1),
 			Reads: []*training.ReadLog{{Stream: metrics.NewCollector(metrics.Options{Workers: testkit.WorkerIDs(1, 1)}).Stream(0)}},

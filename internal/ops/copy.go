@@ -189,7 +189,7 @@ func CopyFrom(ctx context.Context, d *workers.Deps, o CopyOptions) error {
 		var bytes int64
 		var changed, whole []tpu.WorkerID
 		data := make([]Copied, 0, len(ids))
-		for i, id := range t.Ids {
+		for i, id := range t.IDs {
 			c := Copied{Worker: id.String(), Dest: filepath.Join(places[id].Dir, places[id].Name), Files: got[i].Files, Bytes: got[i].Bytes}
 			if errs[i] != nil {
 				failed[id] = errs[i]
@@ -228,11 +228,11 @@ func CopyFrom(ctx context.Context, d *workers.Deps, o CopyOptions) error {
 
 // fetchAll fetches from all workers of the team, at most copyAtOnce at once.
 func fetchAll(ctx context.Context, d *workers.Deps, t *workers.Connected, sources []string, places map[tpu.WorkerID]transfer.Place) ([]transfer.Fetched, []error) {
-	show := workers.NewWaiting(d, "copy", t.Ids)
+	show := workers.NewWaiting(d, "copy", t.IDs)
 	defer t.Listen(show.Heard)()
-	got := make([]transfer.Fetched, len(t.Ids))
+	got := make([]transfer.Fetched, len(t.IDs))
 	errs := copyEach(ctx, t, func(i int) (err error) {
-		got[i], err = transfer.Fetch(ctx, t.Conns[i], sources, places[t.Ids[i]], transfer.Progress{Size: show.Expected, Moved: show.Copied})
+		got[i], err = transfer.Fetch(ctx, t.Conns[i], sources, places[t.IDs[i]], transfer.Progress{Size: show.Expected, Moved: show.Copied})
 		show.Done(i)
 		return err
 	})

@@ -93,11 +93,11 @@ func Exec(ctx context.Context, d *workers.Deps, o ExecOptions) (stage.Outcome, e
 		return stage.Outcome{}, err
 	}
 	defer t.Close()
-	unreached := workers.Failures(stage.Connect, slices.Concat(t.Ids, stage.Missing(failed)), failed)
+	unreached := workers.Failures(stage.Connect, slices.Concat(t.IDs, stage.Missing(failed)), failed)
 	if unreached != nil {
 		event.Notef(d.Sink, event.Warn, "", "%v; going on without them", unreached)
 	}
-	all, err := openExec(d, t.Ids, o)
+	all, err := openExec(d, t.IDs, o)
 	if err != nil {
 		return stage.Outcome{}, err
 	}
@@ -172,7 +172,7 @@ func (e *executed) tee(w io.Writer, c *capture) io.Writer {
 
 // execAll runs the command on every worker at once.
 func execAll(ctx context.Context, d *workers.Deps, t *workers.Connected, all []*executed, o ExecOptions) {
-	show := workers.NewWaiting(d, "exec", t.Ids)
+	show := workers.NewWaiting(d, "exec", t.IDs)
 	defer t.Listen(show.Heard)()
 	t.Each(ctx, d.Sink, "", func(ctx context.Context, i int) error {
 		e := all[i]

@@ -24,23 +24,23 @@ import (
 // A Record is what the runner stores about a run on this machine, so that ps, logs,
 // attach and stop find the run by its name. It is a cache: the workers hold the truth.
 type Record struct {
-	Run     string          `json:"run"`
-	Attempt int             `json:"attempt"`
-	Project string          `json:"project"`
-	Zone    string          `json:"zone"`
-	Prefix  string          `json:"tpu_prefix"`
-	Partial bool            `json:"allow_partial,omitempty"`
-	Login   string          `json:"login"`
-	Owner   string          `json:"owner"`
-	Created time.Time       `json:"created"`
-	Command string          `json:"command"`
-	Workers int             `json:"workers"`
-	Hosts   string          `json:"hosts,omitempty"` // of a run on hosts that no cloud knows
-	Slices  []RecordedSlice `json:"slices"`
-	LogDir  string          `json:"log_dir"`
-	Ended   bool            `json:"ended,omitempty"`
-	Code    int             `json:"exit_code,omitempty"`
-	Cut     bool            `json:"cut,omitempty"` // some log here has only its beginning, because the disk took no more
+	Run     string    `json:"run"`
+	Attempt int       `json:"attempt"`
+	Project string    `json:"project"`
+	Zone    string    `json:"zone"`
+	Prefix  string    `json:"tpu_prefix"`
+	Partial bool      `json:"allow_partial,omitempty"`
+	Login   string    `json:"login"`
+	Owner   string    `json:"owner"`
+	Created time.Time `json:"created"`
+	Command string    `json:"command"`
+	Workers int       `json:"workers"`
+	Hosts   string    `json:"hosts,omitempty"` // of a run on hosts that no cloud knows
+	Slices  []Slice   `json:"slices"`
+	LogDir  string    `json:"log_dir"`
+	Ended   bool      `json:"ended,omitempty"`
+	Code    int       `json:"exit_code,omitempty"`
+	Cut     bool      `json:"cut,omitempty"` // some log here has only its beginning, because the disk took no more
 
 	// SecretEnv names the command's variables whose values are masked where its output is
 	// shown. The values are stored nowhere.
@@ -53,13 +53,13 @@ type Record struct {
 	Bucket    string `json:"bucket,omitempty"` // of a job without runner
 	BucketDir string `json:"bucket_dir,omitempty"`
 
-	Attempts []RecordedAttempt `json:"attempts,omitempty"` // oldest first; the last one has the number Attempt
+	Attempts []PastAttempt `json:"attempts,omitempty"` // oldest first; the last one has the number Attempt
 
 	Unasked error `json:"-"` // the run may live on slices that could not be asked when it was found; nil: on none
 }
 
-// A RecordedAttempt is one start of the command of a run.
-type RecordedAttempt struct {
+// A PastAttempt is one start of the command of a run.
+type PastAttempt struct {
 	Attempt int       `json:"attempt"`
 	Begin   time.Time `json:"begin"`
 	End     time.Time `json:"end,omitzero"` // zero: not seen
@@ -85,14 +85,14 @@ func (r *Record) BeginAttempt(now time.Time) {
 	if n := len(r.Attempts); n > 0 && r.Attempts[n-1].Attempt == r.Attempt && r.Attempts[n-1].LogDir == r.LogDir {
 		return
 	}
-	r.Attempts = append(r.Attempts, RecordedAttempt{Attempt: r.Attempt, Begin: now.UTC(), LogDir: r.LogDir, Slices: SliceIDs(r.Slices)})
+	r.Attempts = append(r.Attempts, PastAttempt{Attempt: r.Attempt, Begin: now.UTC(), LogDir: r.LogDir, Slices: SliceIDs(r.Slices)})
 }
 
 // Place returns the directory for the logs of an attempt on the given slices, dir unless
 // dir has the logs of another attempt: when slices are gone, a runner on another machine
 // does not know how many attempts they have had, so that two attempts may have one
 // number. An attempt that is taken over keeps its directory, unless the user has typed dir.
-func (r *Record) Place(attempt int, on []RecordedSlice, dir string, typed bool) string {
+func (r *Record) Place(attempt int, on []Slice, dir string, typed bool) string {
 	taken := false
 	for _, a := range r.Attempts {
 		known := a.Slices
@@ -119,7 +119,7 @@ func (r *Record) Place(attempt int, on []RecordedSlice, dir string, typed bool) 
 }
 
 // SliceIDs returns the ids of slices; nil for hosts that no cloud knows.
-func SliceIDs(all []RecordedSlice) (ids []string) {
+func SliceIDs(all []Slice) (ids []string) {
 	for _, s := range all {
 		if s.UID != "" {
 			ids = append(ids, s.UID)
@@ -168,25 +168,25 @@ func (r *Record) LogDirOn(attempt int, ids []string) string {
 	return ""
 }
 
-// A RecordedSlice is one slice of a run; its index in the record is its number.
-type RecordedSlice struct {
+// A Slice is one slice of a run; its index in the record is its number.
+type Slice struct {
 	Name    string `json:"name"`
 	UID     string `json:"uid"`
 	Workers int    `json:"workers"`
 	Type    string `json:"type,omitempty"` // accelerator type, if the cloud tells it
 }
 
-func RecordSlices(all []tpu.Slice) []RecordedSlice {
-	recorded := make([]RecordedSlice, len(all))
+func SlicesOf(all []tpu.Slice) []Slice {
+	recorded := make([]Slice, len(all))
 	for i, s := range all {
-		recorded[i] = RecordedSlice{s.Name, s.UID, len(s.Workers), s.Type}
+		recorded[i] = Slice{s.Name, s.UID, len(s.Workers), s.Type}
 	}
 	return recorded
 }
 
-// RecordedWorkers returns how many workers each slice of a run has, from this machine's
+// Workers returns how many workers each slice of a run has, from this machine's
 // record of the run; nil when there is no record.
-func RecordedWorkers(stateDir, run string) ([]int, error) {
+func Workers(stateDir, run string) ([]int, error) {
 	rec, err := LoadRecord(stateDir, run)
 	if err != nil || rec == nil {
 		return nil, err

@@ -11,13 +11,13 @@ import (
 // Two attempts of one number, which ran on different slices, have their logs in
 // different places.
 func TestLogsOfTwoAttemptsAreApart(t *testing.T) {
-	on := func(uids ...string) (all []RecordedSlice) {
+	on := func(uids ...string) (all []Slice) {
 		for _, uid := range uids {
-			all = append(all, RecordedSlice{Name: "m", UID: uid})
+			all = append(all, Slice{Name: "m", UID: uid})
 		}
 		return all
 	}
-	known := &Record{Run: "m", Attempt: 2, Slices: on("c"), Attempts: []RecordedAttempt{
+	known := &Record{Run: "m", Attempt: 2, Slices: on("c"), Attempts: []PastAttempt{
 		{Attempt: 1, LogDir: "/logs", Slices: []string{"a", "b"}},
 		{Attempt: 1, LogDir: "/logs/attempt-1-x", Slices: []string{"x"}},
 		{Attempt: 2, LogDir: "/logs/attempt-2"},
@@ -27,7 +27,7 @@ func TestLogsOfTwoAttemptsAreApart(t *testing.T) {
 		story   string
 		rec     *Record
 		attempt int
-		on      []RecordedSlice
+		on      []Slice
 		dir     string
 		want    string
 		typed   bool // the user has typed dir
@@ -40,7 +40,7 @@ func TestLogsOfTwoAttemptsAreApart(t *testing.T) {
 		{"the same slices, noted by the record only", known, 2, on("c"), "/logs/attempt-2", "/logs/attempt-2", false},
 		{"slices that were not noted", known, 3, on("y"), "/logs/attempt-3", "/logs/attempt-3", false},
 		{"a number that is not known here", known, 4, on("y"), "/logs/attempt-4", "/logs/attempt-4", false},
-		{"hosts that no cloud knows", &Record{Attempt: 1, Slices: on(""), Attempts: []RecordedAttempt{{Attempt: 1, LogDir: "/logs"}}}, 1, on(""), "/logs", "/logs", false},
+		{"hosts that no cloud knows", &Record{Attempt: 1, Slices: on(""), Attempts: []PastAttempt{{Attempt: 1, LogDir: "/logs"}}}, 1, on(""), "/logs", "/logs", false},
 		{"the same slices, with another --log-dir", known, 1, on("a", "b"), "/typed", "/typed", true},
 		{"other slices, with another --log-dir", known, 1, on("y", "z"), "/typed", "/typed/attempt-1-y", true},
 	} {
@@ -54,10 +54,10 @@ func TestLogsOfTwoAttemptsAreApart(t *testing.T) {
 // was followed here has a lower one.
 func TestNumbersOfAttemptsOnlyGrow(t *testing.T) {
 	dir := t.TempDir()
-	rec := &Record{Run: "m", Attempt: 2, Slices: []RecordedSlice{{Name: "m", UID: "a"}}, LogDir: "/logs/attempt-2"}
+	rec := &Record{Run: "m", Attempt: 2, Slices: []Slice{{Name: "m", UID: "a"}}, LogDir: "/logs/attempt-2"}
 	rec.BeginAttempt(time.Now())
 	rec.BeginAttempt(time.Now()) // taken over
-	rec.Attempt, rec.Slices, rec.LogDir = 1, []RecordedSlice{{Name: "m", UID: "b"}}, "/logs"
+	rec.Attempt, rec.Slices, rec.LogDir = 1, []Slice{{Name: "m", UID: "b"}}, "/logs"
 	rec.BeginAttempt(time.Now())
 	if err := rec.Save(dir); err != nil {
 		t.Fatal(err)
@@ -95,8 +95,8 @@ func TestARecordIsSavedByManyAtOnce(t *testing.T) {
 // machines make them when the slices between them are gone.
 func TestLogsOfOtherSlicesAreNotThoseOfAnAttempt(t *testing.T) {
 	t.Parallel()
-	rec := &Record{Attempt: 1, LogDir: "now", Slices: []RecordedSlice{{UID: "3"}, {UID: "4"}},
-		Attempts: []RecordedAttempt{{Attempt: 1, LogDir: "first", Slices: []string{"1", "2"}}, {Attempt: 1, LogDir: "now"}, {Attempt: 2, LogDir: "untold"}}}
+	rec := &Record{Attempt: 1, LogDir: "now", Slices: []Slice{{UID: "3"}, {UID: "4"}},
+		Attempts: []PastAttempt{{Attempt: 1, LogDir: "first", Slices: []string{"1", "2"}}, {Attempt: 1, LogDir: "now"}, {Attempt: 2, LogDir: "untold"}}}
 	for _, tt := range []struct {
 		attempt int
 		ids     []string
@@ -112,7 +112,7 @@ func TestLogsOfOtherSlicesAreNotThoseOfAnAttempt(t *testing.T) {
 			t.Errorf("attempt %d on %q: %q, want %q", tt.attempt, tt.ids, got, tt.want)
 		}
 	}
-	unfollowed := &Record{Attempt: 2, LogDir: "here", Slices: []RecordedSlice{{UID: "1"}}}
+	unfollowed := &Record{Attempt: 2, LogDir: "here", Slices: []Slice{{UID: "1"}}}
 	if a, b := unfollowed.LogDirOn(2, []string{"1"}), unfollowed.LogDirOn(2, []string{"2"}); a != "here" || b != "" {
 		t.Errorf("without attempts: %q, %q", a, b)
 	}

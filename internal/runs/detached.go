@@ -79,7 +79,7 @@ func (r *BucketRun) Record(ctx context.Context, attempt int) (*record.Record, er
 		return rec, fmt.Errorf("list slices in %q: %w", r.Zone, err)
 	}
 	for _, name := range r.Desc.Nodes {
-		slice := record.RecordedSlice{Name: name, Workers: r.Desc.Workers, Type: r.Desc.Type}
+		slice := record.Slice{Name: name, Workers: r.Desc.Workers, Type: r.Desc.Type}
 		for _, n := range nodes {
 			if ok, _ := n.Ready(); ok && n.Name == name && n.Labels[provision.LabelRun] == provision.LabelValue(r.Desc.Run) {
 				slice.UID = n.UID
@@ -414,7 +414,7 @@ func (r *BucketRun) partly(rec *record.Record, state detach.State) string {
 	var all follow.Parts
 	for _, e := range state.Ended {
 		if have := rec.Have(e.Worker); have < e.LogSize {
-			all = append(all, &follow.PartLog{Id: e.Worker, Have: have, Written: e.LogSize})
+			all = append(all, &follow.PartLog{ID: e.Worker, Have: have, Written: e.LogSize})
 		}
 	}
 	return all.String()

@@ -128,13 +128,13 @@ func (e *RunEnd) judge(ends map[tpu.WorkerID]event.WorkerDone) {
 // Ends asks the workers of the team how the command ended. Those that do not answer, and
 // those on which it has not ended, are left out. Times are corrected by the clocks.
 func Ends(ctx context.Context, t *workers.Connected, ref launch.Ref) map[tpu.WorkerID]event.WorkerDone {
-	states := make([]launch.State, len(t.Ids))
+	states := make([]launch.State, len(t.IDs))
 	t.Each(ctx, event.Discard, "", func(ctx context.Context, i int) (err error) {
 		states[i], err = launch.Status(ctx, t.Conns[i], ref)
 		return err
 	})
 	ends := map[tpu.WorkerID]event.WorkerDone{}
-	for i, id := range t.Ids {
+	for i, id := range t.IDs {
 		if exit := states[i].Exit; exit != nil {
 			ends[id] = event.WorkerDone{Slice: id.Slice, Worker: id.Worker, Code: exit.Code, Signal: exit.Signal, Reason: exit.Reason, End: exit.End.Add(-t.Conns[i].ClockOffset())}
 		}

@@ -121,7 +121,7 @@ func keptOn(ctx context.Context, d *workers.Deps, t *workers.Connected, rec *rec
 		return nil, nil
 	}
 	asked := map[string]bool{}
-	for i := range t.Ids {
+	for i := range t.IDs {
 		asked[t.Slice(i).Name] = true
 	}
 	var last *workers.FoundRun
@@ -157,12 +157,12 @@ func keptOn(ctx context.Context, d *workers.Deps, t *workers.Connected, rec *rec
 // their ends; "" if it has them all.
 func missingHere(ctx context.Context, d *workers.Deps, t *workers.Connected, rec *record.Record, ref launch.Ref) string {
 	here := *rec
-	here.LogDir = rec.LogDirOn(ref.Attempt, record.SliceIDs(record.RecordSlices(t.Slices)))
-	all := make(follow.Parts, len(t.Ids))
+	here.LogDir = rec.LogDirOn(ref.Attempt, record.SliceIDs(record.SlicesOf(t.Slices)))
+	all := make(follow.Parts, len(t.IDs))
 	t.Each(ctx, event.Discard, "", func(ctx context.Context, i int) error {
-		l := &follow.PartLog{Id: t.Ids[i]}
+		l := &follow.PartLog{ID: t.IDs[i]}
 		if here.LogDir != "" {
-			l.Have = here.Have(l.Id)
+			l.Have = here.Have(l.ID)
 		}
 		state, err := launch.Status(ctx, t.Conns[i], ref)
 		if l.Written = state.LogSize; err != nil || l.Have < l.Written {

@@ -175,10 +175,10 @@ func Ask(ctx context.Context, d *workers.Deps, ready []tpu.Slice) (found []worke
 		ids, silent = append(ids, id), append(silent, failed[id])
 	}
 	found, errs := t.Runs(ctx)
-	for i, id := range t.Ids {
+	for i, id := range t.IDs {
 		asked[id.Slice] = errs[i] == nil
 	}
-	ids, silent = append(ids, t.Ids...), append(silent, errs...)
+	ids, silent = append(ids, t.IDs...), append(silent, errs...)
 	return found, asked, stage.WorkersError(stage.Survey, ids, silent)
 }
 
@@ -265,7 +265,7 @@ func recordOf(d *workers.Deps, f workers.FoundRun, ready []tpu.Slice) *record.Re
 		Created: f.Info.Armed, Command: f.Info.Command, LogDir: record.RecordDir(d.StateDir, f.Info.Run, f.Info.Attempt)}
 	for _, id := range f.Workers {
 		s := ready[id.Slice]
-		rec.Slices = append(rec.Slices, record.RecordedSlice{Name: s.Name, UID: s.UID, Workers: len(s.Workers), Type: s.Type})
+		rec.Slices = append(rec.Slices, record.Slice{Name: s.Name, UID: s.UID, Workers: len(s.Workers), Type: s.Type})
 		rec.Workers += len(s.Workers)
 	}
 	return rec
@@ -549,7 +549,7 @@ func NewestAttempt(ctx context.Context, d *workers.Deps, t *workers.Connected, r
 	}
 	for i, err := range errs { // a worker that did not answer may know it
 		if err != nil {
-			known, lives = append(known, t.Ids[i]), true
+			known, lives = append(known, t.IDs[i]), true
 		}
 	}
 	heard, mine := false, false
@@ -564,7 +564,7 @@ func NewestAttempt(ctx context.Context, d *workers.Deps, t *workers.Connected, r
 	}
 	switch {
 	case !heard:
-		return t.Ids, true, nil
+		return t.IDs, true, nil
 	case !mine:
 		return nil, false, theirs.OfAnother(stage.Discover, "add --user="+remote.Quote(theirs.Info.Login))
 	}
@@ -574,7 +574,7 @@ func NewestAttempt(ctx context.Context, d *workers.Deps, t *workers.Connected, r
 // sayUnstarted warns about the workers on which the run was never started because its
 // runner was killed during the start. It reports whether there are any.
 func sayUnstarted(d *workers.Deps, t *workers.Connected, known []tpu.WorkerID, rec *record.Record) bool {
-	unstarted := slices.DeleteFunc(slices.Clone(t.Ids), func(id tpu.WorkerID) bool { return slices.Contains(known, id) })
+	unstarted := slices.DeleteFunc(slices.Clone(t.IDs), func(id tpu.WorkerID) bool { return slices.Contains(known, id) })
 	if len(unstarted) == 0 {
 		return false
 	}
@@ -645,7 +645,7 @@ func stopOn(ctx context.Context, d *workers.Deps, rec *record.Record, o StopOpti
 			left, err = keptOn(ctx, d, t, rec, found)
 		}
 		err = errors.Join(err, rec.Unasked)
-		return fmt.Sprintf("run %s: no process of it is left on %s", name, tpu.Fold(t.Ids)), err
+		return fmt.Sprintf("run %s: no process of it is left on %s", name, tpu.Fold(t.IDs)), err
 	})
 	if len(left) == 0 && rec.Bucket == "" {
 		job.SayBilled(ctx, d, name, t.Slices, job.HeldBy(t, job.Looks(ctx, t, d.Agents.Sums(), name)))
@@ -665,7 +665,7 @@ func idle(ctx context.Context, t *workers.Connected, name string) error {
 			return &stage.Error{Stage: stage.Stopping, Text: fmt.Sprintf("the slices of run %s stay: run %q of %s lives on %s by now", name, f.Info.Run, f.Info.Owner, tpu.FoldShort(f.Workers))}
 		}
 	}
-	return stage.WorkersError(stage.Stopping, t.Ids, errs)
+	return stage.WorkersError(stage.Stopping, t.IDs, errs)
 }
 
 // stopElsewhere ends what a job has now, although the slices of its record are gone: a
@@ -740,11 +740,11 @@ func stopNamed(ctx context.Context, d *workers.Deps, t *workers.Connected, name 
 		again, errs := t.Runs(ctx)
 		stopLiving(again)
 		if any { // the answers of the others were there before
-			refused = append(refused, workers.MayStillRun(stage.WorkersError(stage.Stopping, t.Ids, errs), name))
+			refused = append(refused, workers.MayStillRun(stage.WorkersError(stage.Stopping, t.IDs, errs), name))
 		}
 	}
 	if len(stopped) == 0 { // after a stop, stopAll has reported the workers that did not answer
-		refused = append(refused, workers.MayStillRun(stage.WorkersError(stage.Stopping, t.Ids, errs), name))
+		refused = append(refused, workers.MayStillRun(stage.WorkersError(stage.Stopping, t.IDs, errs), name))
 	}
 	return found, any, errors.Join(refused...)
 }
@@ -779,10 +779,10 @@ func Verify(ctx context.Context, d *workers.Deps, name, prefix string) error {
 	}
 	defer t.Close()
 	ref := launch.Ref{Run: rec.Run, Attempt: rec.Attempt}
-	rows := make([]Verified, len(t.Ids))
+	rows := make([]Verified, len(t.IDs))
 	errs := t.Each(ctx, d.Sink, "verify", func(ctx context.Context, i int) error {
-		rows[i] = Verified{Worker: t.Ids[i].String()}
-		local, size, err := fileDigest(rec.LogPath(t.Ids[i]))
+		rows[i] = Verified{Worker: t.IDs[i].String()}
+		local, size, err := fileDigest(rec.LogPath(t.IDs[i]))
 		if err != nil {
 			return err
 		}
@@ -814,7 +814,7 @@ func Verify(ctx context.Context, d *workers.Deps, name, prefix string) error {
 		fmt.Fprintf(&b, "%s  %d bytes  %s\n", r.Worker, r.Bytes, word)
 	}
 	d.Sink.Emit(event.Result{Name: "logs_verified", Text: b.String(), Data: rows})
-	return stage.WorkersError(stage.Verify, t.Ids, errs)
+	return stage.WorkersError(stage.Verify, t.IDs, errs)
 }
 
 func fileDigest(path string) (sum string, size int64, err error) {

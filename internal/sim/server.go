@@ -349,7 +349,7 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		_, _ = w.Write(a.Raw) // an error means that the client is gone
 		return
 	}
-	writeJSON(w, a.Json)
+	writeJSON(w, a.JSON)
 }
 
 func writeJSON(w http.ResponseWriter, b []byte) {

@@ -58,7 +58,7 @@ func Detach(ctx context.Context, d *workers.Deps, o job.JobOptions, do DetachOpt
 	right, over := job.AskRight(ctx, d, o, !o.Keep || o.TTL > 0)
 	defer over()
 	first := func() error {
-		mtu := job.MtuFor(ctx, d, o.Request, o.Network)
+		mtu := job.MTUFor(ctx, d, o.Request, o.Network)
 		job.TellRight(d, right(), o.Request.ID, job.WhenRunEnds)
 		return job.Announce(ctx, d, job.Asking(o.Request, d.Project, d.Zone, mtu, job.BilledUntil(o, true), false))
 	}
@@ -208,7 +208,7 @@ func makeKit(r *job.Runner, o job.JobOptions, flags []config.EnvVar) (map[string
 		mode = preflight.Check
 	}
 	files["unpack"] = []byte(codesync.Unpack())
-	files["preflight"] = []byte(preflight.Kit(preflight.Options{Mode: mode, Platform: r.O.Platform, Install: r.O.Install, BetweenSlices: job.MtuBetween(o.Request.NodeCount), ExpectChips: o.Request.Type.ChipsPerWorker()}))
+	files["preflight"] = []byte(preflight.Kit(preflight.Options{Mode: mode, Platform: r.O.Platform, Install: r.O.Install, BetweenSlices: job.MTUBetween(o.Request.NodeCount), ExpectChips: o.Request.Type.ChipsPerWorker()}))
 	return files, nil
 }
 

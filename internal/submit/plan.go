@@ -25,7 +25,7 @@ func PlanDetach(ctx context.Context, d *workers.Deps, o job.JobOptions, do Detac
 	if p.Network, err = job.PlanNetwork(ctx, d, o.Network); err != nil {
 		return job.Plan{}, err
 	}
-	mtu := job.MtuFor(ctx, d, o.Request, o.Network)
+	mtu := job.MTUFor(ctx, d, o.Request, o.Network)
 	p.MayDelete = right()
 	job.TellRight(d, p.MayDelete, o.Request.ID, job.WhenRunEnds)
 	var refused *gcp.ReadOnlyError

@@ -23,8 +23,8 @@ func TestTrainingIsReadFromLocalLogsAsTheyGrow(t *testing.T) {
 	state := t.TempDir()
 	first, second := filepath.Join(state, "a"), filepath.Join(state, "b")
 	rec := &record.Record{Run: "r", Attempt: 1, LogDir: first, Command: "train", Created: time.Unix(1000, 0),
-		Slices:   []record.RecordedSlice{{Name: "t-0", Workers: 1, Type: "v5litepod-4"}, {Name: "t-1", Workers: 1, Type: "v5litepod-4"}},
-		Attempts: []record.RecordedAttempt{{Attempt: 1, Begin: time.Unix(1000, 0), LogDir: first}}}
+		Slices:   []record.Slice{{Name: "t-0", Workers: 1, Type: "v5litepod-4"}, {Name: "t-1", Workers: 1, Type: "v5litepod-4"}},
+		Attempts: []record.PastAttempt{{Attempt: 1, Begin: time.Unix(1000, 0), LogDir: first}}}
 	if err := rec.Save(state); err != nil {
 		t.Fatal(err)
 	}
@@ -67,7 +67,7 @@ func TestTrainingIsReadFromLocalLogsAsTheyGrow(t *testing.T) {
 		t.Error("ended between two attempts")
 	}
 	rec.Attempt, rec.LogDir, rec.Ended, rec.Code = 2, second, false, 0
-	rec.Attempts = append(rec.Attempts, record.RecordedAttempt{Attempt: 2, Begin: time.Unix(2100, 0), LogDir: second})
+	rec.Attempts = append(rec.Attempts, record.PastAttempt{Attempt: 2, Begin: time.Unix(2100, 0), LogDir: second})
 	testkit.Append(t, record.LogPath(second, w0), testkit.Steps(5, 30, 2))
 	testkit.Append(t, record.LogPath(second, w1), testkit.Steps(5, 30, 2))
 	if err := rec.Save(state); err != nil {

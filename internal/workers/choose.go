@@ -84,11 +84,11 @@ func (d *Deps) ReachSome(ctx context.Context, watch *stage.Stopwatch, sel tpu.Se
 		if t, failed, err = d.Dial(ctx, sel, only, false); err != nil {
 			return "", err
 		}
-		if len(t.Ids) == 0 {
+		if len(t.IDs) == 0 {
 			t.Close()
 			return "", Failures(stage.Connect, ids, failed)
 		}
-		return fmt.Sprintf("%d/%d workers", len(t.Ids), len(ids)), nil
+		return fmt.Sprintf("%d/%d workers", len(t.IDs), len(ids)), nil
 	})
 	return t, failed, err
 }

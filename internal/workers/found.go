@@ -84,7 +84,7 @@ func (t *Connected) Runs(ctx context.Context) ([]FoundRun, []error) {
 	if t.readOnly {
 		list = launch.Look
 	}
-	lists := make([][]launch.Info, len(t.Ids))
+	lists := make([][]launch.Info, len(t.IDs))
 	errs := t.Each(ctx, event.Discard, "", func(ctx context.Context, i int) (err error) {
 		if t.IsAway(i) {
 			return t.Away[i]
@@ -123,7 +123,7 @@ func (t *Connected) Runs(ctx context.Context) ([]FoundRun, []error) {
 			if rank(info) > rank(found[at].Info) {
 				found[at].Info = info
 			}
-			found[at].add(t.Ids[i], info, t.Conns[i].ClockOffset())
+			found[at].add(t.IDs[i], info, t.Conns[i].ClockOffset())
 		}
 	}
 	slices.SortStableFunc(found, func(a, b FoundRun) int {

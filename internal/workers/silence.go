@@ -51,7 +51,7 @@ func silenceOf(ids []tpu.WorkerID, heard []time.Time, open int, now time.Time) S
 // Silence returns which of the workers that are waited for are not heard at now. One that
 // was never reached is silent since begin.
 func (t *Connected) Silence(waited func(i int) bool, begin, now time.Time) Silence {
-	heard, open := make([]time.Time, len(t.Ids)), 0
+	heard, open := make([]time.Time, len(t.IDs)), 0
 	for i, conn := range t.Conns {
 		if conn == nil || !waited(i) {
 			continue
@@ -64,7 +64,7 @@ func (t *Connected) Silence(waited func(i int) bool, begin, now time.Time) Silen
 			}
 		}
 	}
-	return silenceOf(t.Ids, heard, open, now)
+	return silenceOf(t.IDs, heard, open, now)
 }
 
 // A count shows on how many workers a phase is over. It is safe for concurrent use.

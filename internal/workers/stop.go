@@ -53,11 +53,11 @@ func (t *Connected) StopWith(ctx context.Context, sink event.Sink, ref launch.Re
 			err = fmt.Errorf("processes survive SIGKILL: %v", rep.Survivors)
 		}
 		if err == nil && rep.Unmarked {
-			event.Notef(sink, event.Warn, "look with: multihost ps", "the stop cannot be noted on %s: a runner of run %s that is alive may start the command again", t.Ids[i], ref.Run)
+			event.Notef(sink, event.Warn, "look with: multihost ps", "the stop cannot be noted on %s: a runner of run %s that is alive may start the command again", t.IDs[i], ref.Run)
 		}
 		return err
 	})
-	return MayStillRun(stage.WorkersError(stage.Stopping, t.Ids, errs), ref.Run)
+	return MayStillRun(stage.WorkersError(stage.Stopping, t.IDs, errs), ref.Run)
 }
 
 func MayStillRun(err error, run string) error {

@@ -19,7 +19,7 @@ import (
 // conns[i]. Index i is the process number.
 type Connected struct {
 	Slices []tpu.Slice
-	Ids    []tpu.WorkerID
+	IDs    []tpu.WorkerID
 	Conns  []remote.Conn
 	HangUp func() // closes conns; nil: no worker is connected
 
@@ -36,8 +36,8 @@ func (t *Connected) IsAway(i int) bool { return t.Away != nil && t.Away[i] != ni
 
 // Reached returns how many workers were reached when the team was made.
 func (t *Connected) Reached() int {
-	n := len(t.Ids)
-	for i := range t.Ids {
+	n := len(t.IDs)
+	for i := range t.IDs {
 		if t.IsAway(i) {
 			n--
 		}
@@ -52,24 +52,24 @@ func (t *Connected) Close() {
 }
 
 // Slice returns the slice of worker i.
-func (t *Connected) Slice(i int) tpu.Slice { return t.Slices[t.Ids[i].Slice] }
+func (t *Connected) Slice(i int) tpu.Slice { return t.Slices[t.IDs[i].Slice] }
 
 // Address returns the worker's address inside the network.
-func (t *Connected) Address(i int) string { return t.Slice(i).Workers[t.Ids[i].Worker].Internal }
+func (t *Connected) Address(i int) string { return t.Slice(i).Workers[t.IDs[i].Worker].Internal }
 
 // Each calls f for every worker concurrently, without a limit, and waits for all: f on
 // one worker may need all the others. It shows the progress of the phase, and from which
 // workers nothing is heard.
 func (t *Connected) Each(ctx context.Context, sink event.Sink, phase string, f func(ctx context.Context, i int) error) []error {
-	errs := make([]error, len(t.Ids))
-	progress := &count{phase: phase, over: make([]bool, len(t.Ids))}
+	errs := make([]error, len(t.IDs))
+	progress := &count{phase: phase, over: make([]bool, len(t.IDs))}
 	if phase != "" {
-		heard := &HeardSink{Sink: sink, Waits: progress.waits, last: event.Progress{Phase: phase, Total: len(t.Ids)}}
+		heard := &HeardSink{Sink: sink, Waits: progress.waits, last: event.Progress{Phase: phase, Total: len(t.IDs)}}
 		progress.sink = heard
 		defer t.Listen(heard)()
 	}
 	var wg sync.WaitGroup
-	for i := range t.Ids {
+	for i := range t.IDs {
 		wg.Go(func() {
 			errs[i] = f(ctx, i)
 			if phase != "" {
@@ -135,7 +135,7 @@ func (d *Deps) Connect(ctx context.Context, sel tpu.Selection, only func(tpu.Wor
 		return t, err
 	}
 	defer t.Close()
-	return nil, stage.WorkersError(stage.Connect, t.Ids, t.Away)
+	return nil, stage.WorkersError(stage.Connect, t.IDs, t.Away)
 }
 
 // Dial is connect for callers that can work with some of the workers: the team has the
@@ -154,12 +154,12 @@ func (d *Deps) DialFor(ctx context.Context, sel tpu.Selection, only func(tpu.Wor
 	}
 	reached := &Connected{Slices: t.Slices, HangUp: t.HangUp, readOnly: t.readOnly}
 	failed := map[tpu.WorkerID]error{}
-	for i, id := range t.Ids {
+	for i, id := range t.IDs {
 		if t.IsAway(i) {
 			failed[id] = t.Away[i]
 			continue
 		}
-		reached.Ids = append(reached.Ids, id)
+		reached.IDs = append(reached.IDs, id)
 		reached.Conns = append(reached.Conns, t.Conns[i])
 	}
 	return reached, failed, nil
@@ -170,11 +170,11 @@ func (d *Deps) DialAll(ctx context.Context, sel tpu.Selection, only func(tpu.Wor
 	t := &Connected{Slices: sel.Slices, readOnly: d.ReadOnly}
 	for _, id := range sel.Workers() {
 		if only == nil || only(id) {
-			t.Ids = append(t.Ids, id)
+			t.IDs = append(t.IDs, id)
 		}
 	}
 	dialed, err := d.Dialer.Dial(ctx, remote.Request{
-		Slices: t.Slices, Workers: t.Ids, Admit: sendKeys, RetryFor: retryFor, ReadOnly: d.ReadOnly, Sink: d.Sink,
+		Slices: t.Slices, Workers: t.IDs, Admit: sendKeys, RetryFor: retryFor, ReadOnly: d.ReadOnly, Sink: d.Sink,
 	})
 	if err != nil {
 		return nil, err
@@ -202,13 +202,13 @@ type breaks struct {
 // warns, so that workers lost together are reported in one line.
 func (d *Deps) Broke(ctx context.Context, t *Connected, i int, during string) func(error) {
 	return func(err error) {
-		text := fmt.Sprintf("the connection broke during the %s (%s); trying again", during, remote.LostText(errors.New(stage.CauseText(err, t.Ids[i]))))
+		text := fmt.Sprintf("the connection broke during the %s (%s); trying again", during, remote.LostText(errors.New(stage.CauseText(err, t.IDs[i]))))
 		t.breaks.mu.Lock()
 		if t.breaks.of == nil {
 			t.breaks.of = map[string][]tpu.WorkerID{}
 		}
 		first := len(t.breaks.of[text]) == 0
-		t.breaks.of[text] = append(t.breaks.of[text], t.Ids[i])
+		t.breaks.of[text] = append(t.breaks.of[text], t.IDs[i])
 		t.breaks.mu.Unlock()
 		if !first {
 			return
@@ -240,14 +240,14 @@ func (t *Connected) tellClocks(sink event.Sink) {
 			at = len(groups)
 			groups = append(groups, &group{offset: offset})
 		}
-		groups[at].workers = append(groups[at].workers, t.Ids[i])
+		groups[at].workers = append(groups[at].workers, t.IDs[i])
 	}
 	for _, g := range groups {
 		if g.offset.Abs() < clockLimit {
 			continue
 		}
 		whose, hint := "of "+tpu.Fold(g.workers), "on the worker: timedatectl; sudo systemctl restart chrony"
-		if len(groups) == 1 && len(t.Ids) > 1 {
+		if len(groups) == 1 && len(t.IDs) > 1 {
 			whose, hint = "of all workers", "the clock of this machine is the wrong one: timedatectl"
 		}
 		way := "ahead of"
@@ -286,7 +286,7 @@ func (d *Deps) ConnectPhase(ctx context.Context, watch *stage.Stopwatch, sel tpu
 		if t, err = d.Connect(ctx, sel, only); err != nil {
 			return "", err
 		}
-		return fmt.Sprintf("%d/%d workers", len(t.Ids), len(t.Ids)), nil
+		return fmt.Sprintf("%d/%d workers", len(t.IDs), len(t.IDs)), nil
 	})
 	if err == nil {
 		t.tellClocks(d.Sink)

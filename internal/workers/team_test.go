@@ -23,9 +23,9 @@ func TestConnectionsThatBreakTogetherAreOneWarning(t *testing.T) {
 			defer mu.Unlock()
 			told = append(told, e.(event.Note).Text)
 		})}
-		tm := &Connected{Ids: testkit.WorkerIDs(2, 32)}
+		tm := &Connected{IDs: testkit.WorkerIDs(2, 32)}
 		var all sync.WaitGroup
-		for i, id := range tm.Ids {
+		for i, id := range tm.IDs {
 			all.Go(func() {
 				n := 0
 				err := remote.Again(t.Context(), d.Broke(t.Context(), tm, i, "preflight"), func() error {

@@ -31,7 +31,7 @@ func (d *Deps) Visit(ctx context.Context, sel tpu.Selection, only func(tpu.Worke
 		return nil, err
 	}
 	v := &Visit{Way: overssh.Way(d.Dialer.Way(ctx, sel.Slices, d.Sink)), close: t.Close}
-	for i, id := range t.Ids {
+	for i, id := range t.IDs {
 		worker := Visited{ID: id, Conn: t.Conns[i]}
 		if t.IsAway(i) {
 			worker.Conn, worker.Err = nil, t.Away[i]

@@ -319,7 +319,7 @@ func (f Fault) CheckValues() error {
 	if f.Initiator != "" && f.Initiator != "SERVICE" && f.Initiator != "USER" {
 		return fmt.Errorf("initiator %q is neither SERVICE nor USER", f.Initiator)
 	}
-	if f.Service != "" && Apis()[f.Service] == "" {
+	if f.Service != "" && APIs()[f.Service] == "" {
 		return fmt.Errorf("there is no API %q", f.Service)
 	}
 	if f.Worker != "" {

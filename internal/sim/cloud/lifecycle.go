@@ -38,7 +38,7 @@ func (s Slices) setState(q *QueuedResource, state, initiator string, failure *wi
 	case "DELETING":
 		st.DeletingData = &tpualpha.DeletingData{}
 	case "FAILED":
-		st.FailedData = &tpualpha.FailedData{Error: &tpualpha.Status{Code: int64(wire.RpcCode(failure.Status)), Message: failure.Message}}
+		st.FailedData = &tpualpha.FailedData{Error: &tpualpha.Status{Code: int64(wire.RPCCode(failure.Status)), Message: failure.Message}}
 	}
 	q.Msg.State = st
 }

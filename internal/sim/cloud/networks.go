@@ -158,8 +158,8 @@ func (s Networks) ComputePath(scope, collection, id string) string {
 // Link returns the URL of a compute resource.
 func (s Networks) Link(name string) string { return s.BaseURL + "/compute/v1/" + name }
 
-// UrlToName returns the part projects/… of a URL of a compute resource.
-func (s Networks) UrlToName(link string) string {
+// URLToName returns the part projects/… of a URL of a compute resource.
+func (s Networks) URLToName(link string) string {
 	if i := strings.Index(link, "/projects/"); i >= 0 {
 		return link[i+1:]
 	}
@@ -179,7 +179,7 @@ func (s Networks) ref(text, scope, collection string) (string, bool) {
 	id := text[strings.LastIndexByte(text, '/')+1:]
 	name := s.ComputePath(scope, collection, id)
 	short := scope + "/" + collection + "/" + id
-	ok := id != "" && (text == id || text == short || s.UrlToName(text) == name)
+	ok := id != "" && (text == id || text == short || s.URLToName(text) == name)
 	return name, ok
 }
 

@@ -124,7 +124,7 @@ func (s Catalog) checkNetworkConfig(zone, field string, cfg *tpualpha.NetworkCon
 	region := RegionOf(zone)
 	if cfg.Subnetwork == "" {
 		for key, sub := range s.State.Subnetworks {
-			if s.Networks().UrlToName(sub.GetNetwork()) == name && strings.Contains(key, "/regions/"+region+"/") {
+			if s.Networks().URLToName(sub.GetNetwork()) == name && strings.Contains(key, "/regions/"+region+"/") {
 				cfg.Subnetwork = key
 			}
 		}
@@ -135,7 +135,7 @@ func (s Catalog) checkNetworkConfig(zone, field string, cfg *tpualpha.NetworkCon
 	}
 	key, ok := s.Networks().regionRef(cfg.Subnetwork, region, "subnetworks")
 	sub := s.State.Subnetworks[key]
-	if !ok || sub == nil || s.Networks().UrlToName(sub.GetNetwork()) != name {
+	if !ok || sub == nil || s.Networks().URLToName(sub.GetNetwork()) != name {
 		return wire.BadField(field+".subnetwork", "subnetwork %q was not found in network %q and region %s", cfg.Subnetwork, name, region)
 	}
 	cfg.Subnetwork = key

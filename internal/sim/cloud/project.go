@@ -11,8 +11,8 @@ import (
 	"multihost/internal/sim/wire"
 )
 
-// Apis returns the services that can be enabled, with their display names.
-func Apis() map[string]string {
+// APIs returns the services that can be enabled, with their display names.
+func APIs() map[string]string {
 	return map[string]string{
 		"tpu.googleapis.com": "Cloud TPU API", "compute.googleapis.com": "Compute Engine API", "oslogin.googleapis.com": "Cloud OS Login API",
 		"storage.googleapis.com": "Cloud Storage API", "secretmanager.googleapis.com": "Secret Manager API",
@@ -53,7 +53,7 @@ func (s Identity) disabled(r *http.Request) *wire.Error {
 		return nil
 	}
 	return wire.Errorf(http.StatusForbidden, "%s has not been used in project %s before or it is disabled. Enable it by visiting https://console.developers.google.com/apis/api/%s/overview?project=%s then retry. If you enabled this API recently, wait a few minutes for the action to propagate to our systems and retry.",
-		Apis()[api], ProjectNumber, api, ProjectNumber).WithReason("accessNotConfigured").WithDetails(map[string]any{
+		APIs()[api], ProjectNumber, api, ProjectNumber).WithReason("accessNotConfigured").WithDetails(map[string]any{
 		"@type": "type.googleapis.com/google.rpc.ErrorInfo", "reason": "SERVICE_DISABLED", "domain": "googleapis.com",
 		"metadata": map[string]string{"consumer": "projects/" + ProjectNumber, "service": api},
 	})
@@ -78,7 +78,7 @@ func NoService(name string) error {
 }
 
 func (s Identity) Service(name string) (*serviceusage.GoogleApiServiceusageV1Service, error) {
-	if Apis()[name] == "" {
+	if APIs()[name] == "" {
 		return nil, NoService(name)
 	}
 	state := "ENABLED"
@@ -87,7 +87,7 @@ func (s Identity) Service(name string) (*serviceusage.GoogleApiServiceusageV1Ser
 	}
 	return &serviceusage.GoogleApiServiceusageV1Service{
 		Name: "projects/" + ProjectNumber + "/services/" + name, Parent: "projects/" + ProjectNumber, State: state,
-		Config: &serviceusage.GoogleApiServiceusageV1ServiceConfig{Name: name, Title: Apis()[name]},
+		Config: &serviceusage.GoogleApiServiceusageV1ServiceConfig{Name: name, Title: APIs()[name]},
 	}, nil
 }
 

@@ -82,13 +82,13 @@ func (s API) ServeCompute(r *http.Request, body []byte, who cloud.Caller) wire.A
 		if err != nil {
 			return wire.Answer{Err: wire.AsAPIError(err)}
 		}
-		return wire.Answer{Json: b}
+		return wire.Answer{JSON: b}
 	}
 	b, err := protojson.MarshalOptions{Multiline: true}.Marshal(m.(proto.Message))
 	if err != nil {
 		return wire.Answer{Err: wire.AsAPIError(err)}
 	}
-	return wire.Answer{Json: b}
+	return wire.Answer{JSON: b}
 }
 
 func (s API) parseComputeCall(r *http.Request, body []byte) (*computeCall, error) {

@@ -95,7 +95,7 @@ func (s API) patchFirewall(c *computeCall, f *computepb.Firewall) (any, error) {
 	if err := c.decode(change); err != nil {
 		return nil, err
 	}
-	if change.Name != nil && change.GetName() != f.GetName() || change.Network != nil && s.Networks().UrlToName(change.GetNetwork()) != s.Networks().UrlToName(f.GetNetwork()) {
+	if change.Name != nil && change.GetName() != f.GetName() || change.Network != nil && s.Networks().URLToName(change.GetNetwork()) != s.Networks().URLToName(f.GetNetwork()) {
 		return nil, badValue("resource", change.GetName(), "Name and network of a firewall cannot be changed.")
 	}
 	next := proto.CloneOf(f)

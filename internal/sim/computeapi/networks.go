@@ -156,7 +156,7 @@ func (s API) deleteNetwork(c *computeCall) (any, error) {
 		// Subnetworks of auto mode are deleted with their network; a user created these.
 		for _, sub := range cloud.Sorted(s.State.Subnetworks, nil) {
 			if sub.GetNetwork() == n.Msg.GetSelfLink() {
-				return nil, inUse("network", name, s.Networks().UrlToName(sub.GetSelfLink()))
+				return nil, inUse("network", name, s.Networks().URLToName(sub.GetSelfLink()))
 			}
 		}
 	}

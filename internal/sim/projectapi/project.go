@@ -108,7 +108,7 @@ func (s API) serveServices(who cloud.Caller, r *http.Request, rest string, body 
 		if err := s.need(who, "serviceusage.services.enable"); err != nil {
 			return nil, err
 		}
-		if cloud.Apis()[name] == "" {
+		if cloud.APIs()[name] == "" {
 			return nil, cloud.NoService(name)
 		}
 		s.State.Faults = slices.DeleteFunc(s.State.Faults, func(a *cloud.ActiveFault) bool { return a.Name == "api-disabled" && a.Service == name })

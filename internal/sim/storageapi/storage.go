@@ -210,14 +210,14 @@ func (c *storageCall) may(permission, resource string) error {
 func (c *storageCall) answer(v any) (wire.Answer, error) {
 	b, err := json.MarshalIndent(v, "", "  ")
 	if err != nil || c.fields == "" {
-		return wire.Answer{Json: b}, err
+		return wire.Answer{JSON: b}, err
 	}
 	mask, err := wire.ParseFields(c.fields, v)
 	if err != nil {
 		return wire.Answer{}, err
 	}
 	b, err = mask.Of(b)
-	return wire.Answer{Json: b}, err
+	return wire.Answer{JSON: b}, err
 }
 
 func (c *storageCall) insertBucket() (wire.Answer, error) {

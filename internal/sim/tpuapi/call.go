@@ -60,7 +60,7 @@ func (s API) ServeJSON(r *http.Request, body []byte, dispatch func(*http.Request
 	if err != nil {
 		return wire.Answer{Err: wire.AsAPIError(err)}
 	}
-	return wire.Answer{Json: b}
+	return wire.Answer{JSON: b}
 }
 
 func (s API) DispatchTPU(who cloud.Caller) func(*http.Request, []byte) (any, error) {
@@ -252,7 +252,7 @@ func (s API) renderOperation(version string, op *cloud.Operation) (map[string]an
 	m["done"] = true
 	metadata["endTime"] = cloud.Stamp(op.Ended)
 	if op.Err != nil {
-		m["error"] = op.Err.RpcStatus()
+		m["error"] = op.Err.RPCStatus()
 		return m, nil
 	}
 	response := map[string]any{"@type": "type.googleapis.com/google.protobuf.Empty"}

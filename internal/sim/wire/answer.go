@@ -7,7 +7,7 @@ import (
 
 // An Answer is the result of a handler: JSON, raw bytes with a code, or an error.
 type Answer struct {
-	Json []byte
+	JSON []byte
 	Err  *Error
 
 	Raw    []byte

@@ -60,8 +60,8 @@ func statuses(code int) (status, reason string) {
 	return "UNKNOWN", "unknown"
 }
 
-// RpcCode returns the number that operations have in place of the HTTP code.
-func RpcCode(status string) int {
+// RPCCode returns the number that operations have in place of the HTTP code.
+func RPCCode(status string) int {
 	for i, s := range []string{"OK", "CANCELLED", "UNKNOWN", "INVALID_ARGUMENT", "DEADLINE_EXCEEDED", "NOT_FOUND",
 		"ALREADY_EXISTS", "PERMISSION_DENIED", "RESOURCE_EXHAUSTED", "FAILED_PRECONDITION", "ABORTED", "OUT_OF_RANGE",
 		"UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS", "UNAUTHENTICATED"} {
@@ -140,9 +140,9 @@ func (e *Error) body(compute bool) []byte {
 	return append(b, '\n')
 }
 
-// RpcStatus renders e as the error of a TPU operation or of failedData.
-func (e *Error) RpcStatus() map[string]any {
-	return map[string]any{"code": RpcCode(e.Status), "message": e.Message}
+// RPCStatus renders e as the error of a TPU operation or of failedData.
+func (e *Error) RPCStatus() map[string]any {
+	return map[string]any{"code": RPCCode(e.Status), "message": e.Message}
 }
 
 func WriteError(w http.ResponseWriter, e *Error, compute bool) {
