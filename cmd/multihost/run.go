@@ -143,7 +143,7 @@ func strayWord(c *call, word string) error {
 }
 
 // interruptible returns the cause of ctx's end in place of the error that the end made a
-// waiting command return. A *job.Error is kept beside the cause.
+// waiting command return. A *stage.Error is kept beside the cause.
 func interruptible(ctx context.Context, err error) error {
 	var told *stage.Error
 	if err == nil || ctx.Err() == nil {

@@ -29,7 +29,7 @@ type Dumped struct {
 	Error  string         `json:"error,omitempty"`
 }
 
-// DumpOn is Dump on a connected team. A process that dumps its stacks on a signal may
+// DumpOn dumps the stacks of a run on connected workers. A process that dumps its stacks on a signal may
 // print more than those, so secrets are masked.
 func DumpOn(ctx context.Context, d *workers.Deps, t *workers.Connected, rec *record.Record, secrets [][]byte) error {
 	dir := filepath.Join(rec.LogDir, "stacks-"+d.Clock.Now().UTC().Format("20060102T150405Z"))
@@ -144,7 +144,7 @@ func (w *watcher) beginDump(ctx context.Context) {
 	w.dumping = make(chan struct{})
 	go func() {
 		defer close(w.dumping)
-		err := DumpOn(ctx, w.f.Deps, w.f.Team, w.f.Rec, w.f.Secrets)
+		err := DumpOn(ctx, w.f.Deps, w.f.Workers, w.f.Rec, w.f.Secrets)
 		if err != nil && !errors.Is(err, context.Canceled) {
 			event.Notef(w.f.Sink, event.Warn, "", "%v", err)
 		}

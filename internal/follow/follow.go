@@ -31,11 +31,11 @@ import (
 // A Following is a started run whose output is copied to this machine until it ends.
 type Following struct {
 	*workers.Deps
-	Team  *workers.Connected
-	Ref   launch.Ref
-	Rec   *record.Record
-	Watch *stage.Stopwatch
-	Skew  time.Duration
+	Workers *workers.Connected
+	Ref     launch.Ref
+	Rec     *record.Record
+	Watch   *stage.Stopwatch
+	Skew    time.Duration
 
 	FailFast bool
 	Timeout  time.Duration
@@ -70,7 +70,7 @@ type Following struct {
 type Ending struct {
 	Known  bool
 	Exit   launch.Exit
-	Tail   bool      // it looks like a training's tail, see leaves
+	Tail   bool      // it looks like a training's tail, see Leaves
 	behind int       // processes that the command left behind and that were then killed
 	part   *PartLog  // set when only the beginning of the log is here; nil: all of it
 	Err    error     // why the end could not be learned
@@ -124,7 +124,7 @@ func (f *Following) Do(ctx context.Context) (stage.Outcome, error) {
 
 func (f *Following) WorkerEnded(e EndOf) {
 	done := event.WorkerDone{
-		Slice: f.Team.IDs[e.Worker].Slice, Worker: f.Team.IDs[e.Worker].Worker,
+		Slice: f.Workers.IDs[e.Worker].Slice, Worker: f.Workers.IDs[e.Worker].Worker,
 		Code: e.code(), Signal: e.Exit.Signal, Reason: e.Exit.Reason, End: e.at,
 	}
 	if e.Err != nil {
@@ -136,7 +136,7 @@ func (f *Following) WorkerEnded(e EndOf) {
 
 // progress says on how many workers the command has ended, and which are not heard.
 func (f *Following) progress() event.Progress {
-	p := event.Progress{Phase: "run", Total: len(f.Team.IDs)}
+	p := event.Progress{Phase: "run", Total: len(f.Workers.IDs)}
 	for _, end := range f.Ends {
 		if end.Known {
 			p.Done++
@@ -154,7 +154,7 @@ func (f *Following) progress() event.Progress {
 
 // tellSilence shows from which workers nothing is heard, when that has changed.
 func (f *Following) tellSilence() {
-	now := f.Team.Silence(func(i int) bool { return !f.Ends[i].Known }, f.Begin, f.Clock.Now())
+	now := f.Workers.Silence(func(i int) bool { return !f.Ends[i].Known }, f.Begin, f.Clock.Now())
 	if now != f.silent {
 		f.silent = now
 		f.Sink.Emit(f.progress())
@@ -166,7 +166,7 @@ func (f *Following) those(is func(Ending) bool) string {
 	var ids []tpu.WorkerID
 	for i, e := range f.Ends {
 		if is(e) {
-			ids = append(ids, f.Team.IDs[i])
+			ids = append(ids, f.Workers.IDs[i])
 		}
 	}
 	return tpu.Fold(ids)
@@ -203,7 +203,7 @@ func (f *Following) beginStop(ctx context.Context, reason string, cause error) *
 	go func() {
 		stopCtx, cancel := f.Detached(ctx, f.Grace+2*time.Minute)
 		defer cancel()
-		s.done <- f.Team.StopAll(stopCtx, f.Sink, f.Ref, f.Grace, reason, func(i int) bool { return f.Outages[i].isGone() })
+		s.done <- f.Workers.StopAll(stopCtx, f.Sink, f.Ref, f.Grace, reason, func(i int) bool { return f.Outages[i].isGone() })
 	}()
 	return s
 }
@@ -216,7 +216,7 @@ func (f *Following) followWorker(ctx context.Context, i int) Ending {
 	if f.Reads != nil {
 		return f.readWorker(ctx, workerCtx, giveUp, i)
 	}
-	log := openLog(f.Rec, f.Team.IDs[i], f.Sink, f.Secrets)
+	log := openLog(f.Rec, f.Workers.IDs[i], f.Sink, f.Secrets)
 	log.arrivals = f.arrivals(i)
 	log.cut = func(err error) {
 		f.cutLogs.add(log.id, err)
@@ -225,8 +225,8 @@ func (f *Following) followWorker(ctx context.Context, i int) Ending {
 	steps := f.Watcher.collector.Stream(i)
 	defer steps.Finish()
 	log.steps = steps
-	if err := f.Watcher.catchUp(i, f.Rec.LogPath(f.Team.IDs[i]), log.size); err != nil {
-		event.Notef(f.Sink, event.Warn, "", "the training steps that %s printed before are not known: %v", f.Team.IDs[i], err)
+	if err := f.Watcher.catchUp(i, f.Rec.LogPath(f.Workers.IDs[i]), log.size); err != nil {
+		event.Notef(f.Sink, event.Warn, "", "the training steps that %s printed before are not known: %v", f.Workers.IDs[i], err)
 	}
 	exit, err := f.stream(workerCtx, giveUp, i, log.size, log, log.cutThere)
 	var part *PartLog
@@ -248,9 +248,9 @@ func (f *Following) followWorker(ctx context.Context, i int) Ending {
 // stream writes a worker's output, from an offset on, to w until the command has ended.
 // It keeps the worker's outage up to date.
 func (f *Following) stream(workerCtx context.Context, giveUp context.CancelCauseFunc, i int, from int64, w io.Writer, shorter func(*launch.TruncatedError)) (launch.Exit, error) {
-	id := f.Team.IDs[i]
+	id := f.Workers.IDs[i]
 	defer f.Outages[i].over()
-	return launch.Follow(workerCtx, f.Team.Conns[i], f.Ref, from, w, launch.FollowOptions{
+	return launch.Follow(workerCtx, f.Workers.Conns[i], f.Ref, from, w, launch.FollowOptions{
 		Look:   f.Reads != nil,
 		Window: f.window, QuietAfter: f.Patience.Quiet,
 		Lost:    func(err error, _ int64) { f.Outages[i].Lost(f, i, giveUp, err) },
@@ -283,7 +283,7 @@ func (f *Following) EndingOf(ctx, workerCtx context.Context, i int, exit launch.
 	if err != nil {
 		return Ending{Known: true, Err: err, at: f.Clock.Now()}
 	}
-	at := exit.End.Add(-f.Team.Conns[i].ClockOffset())
+	at := exit.End.Add(-f.Workers.Conns[i].ClockOffset())
 	if exit.Lost || exit.End.IsZero() { // nobody on the worker saw the end
 		at = f.Clock.Now()
 	}
@@ -292,8 +292,8 @@ func (f *Following) EndingOf(ctx, workerCtx context.Context, i int, exit launch.
 
 // readWorker is followWorker for a following that only reads.
 func (f *Following) readWorker(ctx, workerCtx context.Context, giveUp context.CancelCauseFunc, i int) Ending {
-	if f.Team.IsAway(i) {
-		f.Outages[i].Lost(f, i, giveUp, f.Team.Away[i])
+	if f.Workers.IsAway(i) {
+		f.Outages[i].Lost(f, i, giveUp, f.Workers.Away[i])
 	}
 	log := f.Reads[i]
 	at := log.Offset()
@@ -323,8 +323,8 @@ func (f *Following) quiet(id tpu.WorkerID, s launch.Silence) {
 // sweep stops what the command left behind on a worker, and reports what still holds
 // the TPU. It returns how many processes it found.
 func (f *Following) sweep(ctx context.Context, i int) (ended int) {
-	id := f.Team.IDs[i]
-	rep, err := launch.Sweep(ctx, f.Team.Conns[i], f.Ref, launch.StopOptions{Grace: f.Grace, Reason: "left behind by the command"})
+	id := f.Workers.IDs[i]
+	rep, err := launch.Sweep(ctx, f.Workers.Conns[i], f.Ref, launch.StopOptions{Grace: f.Grace, Reason: "left behind by the command"})
 	switch {
 	case err != nil:
 		event.Notef(f.Sink, event.Warn, "multihost stop "+f.Ref.Run, "%s: whether the command left processes is not known: %s", id, stage.CauseText(err, id))
@@ -342,7 +342,7 @@ func (f *Following) sweep(ctx context.Context, i int) (ended int) {
 func (f *Following) leftBehind() (n int, ids []tpu.WorkerID) {
 	for i, e := range f.Ends {
 		if e.behind > 0 && e.Exit.Reason == "" {
-			n, ids = n+e.behind, append(ids, f.Team.IDs[i])
+			n, ids = n+e.behind, append(ids, f.Workers.IDs[i])
 		}
 	}
 	return n, ids
@@ -394,7 +394,7 @@ func (o *Outage) Lost(f *Following, i int, giveUp context.CancelCauseFunc, err e
 		f.stir()
 	}
 	o.giveUp = giveUp
-	o.kind, o.cause = TroubleOf(err), remote.LostText(errors.New(stage.CauseText(err, f.Team.IDs[i])))
+	o.kind, o.cause = TroubleOf(err), remote.LostText(errors.New(stage.CauseText(err, f.Workers.IDs[i])))
 	if o.told && o.kind != o.saidKind {
 		f.stir()
 	}
@@ -419,7 +419,7 @@ func (o *Outage) back(f *Following) {
 	f.stir()
 }
 
-// stir causes the outages to be reported after outagePause.
+// stir causes the outages to be reported after workers.OutagePause.
 func (f *Following) stir() {
 	select {
 	case f.Stirred <- struct{}{}:
@@ -436,7 +436,7 @@ func (f *Following) tellOutages() {
 	texts := make([]string, len(f.Outages))
 	limit := f.Patience.Lost
 	for i := range f.Outages {
-		o, id := &f.Outages[i], f.Team.IDs[i]
+		o, id := &f.Outages[i], f.Workers.IDs[i]
 		o.mu.Lock()
 		now := f.Clock.Now()
 		away := now.Sub(o.begin)
@@ -463,7 +463,7 @@ func (f *Following) tellOutages() {
 	for _, g := range tpu.GroupAlike(texts) {
 		lost := make([]tpu.WorkerID, len(g.At))
 		for i, at := range g.At {
-			lost[i] = f.Team.IDs[at]
+			lost[i] = f.Workers.IDs[at]
 		}
 		event.Notef(f.Sink, event.Warn, "", g.Text, tpu.FoldShort(lost))
 	}
@@ -493,7 +493,7 @@ func (f *Following) OutOfReach() map[tpu.WorkerID]string {
 		o := &f.Outages[i]
 		o.mu.Lock()
 		if o.giveUp != nil {
-			away[f.Team.IDs[i]] = o.cause
+			away[f.Workers.IDs[i]] = o.cause
 		}
 		o.mu.Unlock()
 	}
@@ -533,7 +533,7 @@ func (f *Following) lookAtOutages(ctx context.Context, pause time.Duration) time
 		return min(2*pause, longestLook)
 	}
 	for _, i := range lost {
-		if why := LostSlice(nodes, f.Team.Slice(i)); why != "" {
+		if why := LostSlice(nodes, f.Workers.Slice(i)); why != "" {
 			f.Outages[i].mu.Lock()
 			f.Outages[i].gone = true
 			if giveUp := f.Outages[i].giveUp; giveUp != nil {
@@ -638,7 +638,7 @@ func (f *Following) tellDropped() {
 	var most int64
 	for i, e := range f.Ends {
 		if e.Known && e.Exit.Dropped > 0 {
-			ids, most = append(ids, f.Team.IDs[i]), max(most, e.Exit.Dropped)
+			ids, most = append(ids, f.Workers.IDs[i]), max(most, e.Exit.Dropped)
 		}
 	}
 	if len(ids) > 0 {
@@ -674,11 +674,11 @@ func (f *Following) keepVerdict(ctx context.Context, text string) {
 
 // onFirst calls do for worker 0 of each slice that is connected.
 func (f *Following) onFirst(ctx context.Context, do func(ctx context.Context, c remote.Runner) error) {
-	f.Team.Each(ctx, event.Discard, "", func(ctx context.Context, i int) error {
-		if f.Team.IDs[i].Worker != 0 || f.Team.IsAway(i) {
+	f.Workers.Each(ctx, event.Discard, "", func(ctx context.Context, i int) error {
+		if f.Workers.IDs[i].Worker != 0 || f.Workers.IsAway(i) {
 			return nil
 		}
-		return do(ctx, f.Team.Conns[i])
+		return do(ctx, f.Workers.Conns[i])
 	})
 }
 
@@ -704,12 +704,12 @@ func (f *Following) Judge(stop *stopping, code, first int) (event.Summary, error
 		Run: f.Ref.Run, Attempt: f.Ref.Attempt, OK: code == 0, ExitCode: code, CommandCode: code,
 		LogDir: f.Rec.LogDir, Training: f.Watcher.summary(), Phases: f.Watch.Times, Skew: f.Skew,
 	}
-	n := len(f.Team.IDs)
+	n := len(f.Workers.IDs)
 	f.tellBinding(first)
 	if first >= 0 && code != 0 {
-		sum.Next = "multihost logs " + f.Ref.Run + " --worker=" + f.Team.IDs[first].String()
-		sum.FirstFail = f.Team.IDs[first].String() + ": " + f.Ends[first].Text()
-		sum.LastLines = LastLines(f.Rec.LogPath(f.Team.IDs[first]), 20, f.Secrets)
+		sum.Next = "multihost logs " + f.Ref.Run + " --worker=" + f.Workers.IDs[first].String()
+		sum.FirstFail = f.Workers.IDs[first].String() + ": " + f.Ends[first].Text()
+		sum.LastLines = LastLines(f.Rec.LogPath(f.Workers.IDs[first]), 20, f.Secrets)
 	}
 	switch {
 	case stop != nil && stop.err != nil:
@@ -727,7 +727,7 @@ func (f *Following) Judge(stop *stopping, code, first int) (event.Summary, error
 		sum.FirstFail, sum.LastLines, sum.Next = "", nil, ""
 		sum.Text = fmt.Sprintf("run %s was stopped: %s", f.Ref.Run, f.Ends[first].Exit.Reason)
 	case first >= 0 && f.Ends[first].fate() == fateLost:
-		sum.Text = fmt.Sprintf("run %s: %s is lost, %s; the command was not touched and may go on on %s", f.Ref.Run, f.Team.IDs[first], f.Ends[first].Text(), f.left())
+		sum.Text = fmt.Sprintf("run %s: %s is lost, %s; the command was not touched and may go on on %s", f.Ref.Run, f.Workers.IDs[first], f.Ends[first].Text(), f.left())
 		sum.Next = "follow it again with: multihost attach " + f.Ref.Run + "; end it with: multihost stop " + f.Ref.Run
 	case first >= 0:
 		sum.Text = fmt.Sprintf("run %s failed: %s", f.Ref.Run, f.blame(first))
@@ -754,7 +754,7 @@ func (f *Following) blame(first int) string {
 	if errors.Is(e.Err, ErrSliceGone) {
 		return e.Text()
 	}
-	return fmt.Sprintf("%s was first, %s", f.Team.IDs[first], e.Text())
+	return fmt.Sprintf("%s was first, %s", f.Workers.IDs[first], e.Text())
 }
 
 // tellBinding warns when the command was killed for lack of memory while it was bound
@@ -764,7 +764,7 @@ func (f *Following) tellBinding(first int) {
 		return
 	}
 	event.Notef(f.Sink, event.Warn, "let it use the other nodes' memory too: --numa=preferred",
-		"the command on %s was killed for want of memory while it was bound to that of NUMA node 0, half of the worker's", f.Team.IDs[first])
+		"the command on %s was killed for want of memory while it was bound to that of NUMA node 0, half of the worker's", f.Workers.IDs[first])
 }
 
 // end returns the error that a stopped run ends with: why it was stopped, and that it
@@ -898,7 +898,7 @@ type logFile struct {
 
 // arrivals returns what keeps the times at which the output of worker i arrives.
 func (f *Following) arrivals(i int) *record.ArrivalWriter {
-	return &record.ArrivalWriter{Path: record.ArrivalsPath(f.Rec.LogDir, f.Team.IDs[i]), Now: f.Clock.Now}
+	return &record.ArrivalWriter{Path: record.ArrivalsPath(f.Rec.LogDir, f.Workers.IDs[i]), Now: f.Clock.Now}
 }
 
 // keep writes p to the file.

@@ -24,7 +24,7 @@ func TestAWorkerIsNotLostForWantOfALogin(t *testing.T) {
 		{"the worker is away", errors.New("connection refused"), true},
 	} {
 		clock := testkit.NewJumpClock()
-		f := &Following{Deps: &workers.Deps{Clock: clock, Sink: event.Discard}, Team: &workers.Connected{IDs: []tpu.WorkerID{{}}}, Patience: Patience{Lost: 10 * time.Minute}}
+		f := &Following{Deps: &workers.Deps{Clock: clock, Sink: event.Discard}, Workers: &workers.Connected{IDs: []tpu.WorkerID{{}}}, Patience: Patience{Lost: 10 * time.Minute}}
 		var o Outage
 		gaveUp := false
 		for range 30 {
@@ -59,8 +59,8 @@ func TestAMachineWithoutNetworkLosesNoWorker(t *testing.T) {
 		clock := testkit.NewJumpClock()
 		slice := tpu.Slice{Name: "t", UID: "1", State: "READY", Condition: tpu.Usable}
 		f := &Following{
-			Deps: &workers.Deps{Clock: clock, Sink: event.Discard, Cloud: &testkit.FixedSlices{Err: tt.err, All: []tpu.Slice{slice}}},
-			Team: &workers.Connected{Slices: []tpu.Slice{slice}, IDs: []tpu.WorkerID{{}, {Worker: 1}}}, Patience: Patience{Lost: 10 * time.Minute},
+			Deps:    &workers.Deps{Clock: clock, Sink: event.Discard, Cloud: &testkit.FixedSlices{Err: tt.err, All: []tpu.Slice{slice}}},
+			Workers: &workers.Connected{Slices: []tpu.Slice{slice}, IDs: []tpu.WorkerID{{}, {Worker: 1}}}, Patience: Patience{Lost: 10 * time.Minute},
 			Ends: []Ending{{}, {Known: tt.ended}}, Outages: make([]Outage, 2),
 		}
 		gaveUp := false

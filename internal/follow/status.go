@@ -12,11 +12,11 @@ import (
 	"multihost/internal/workers"
 )
 
-// runs records that the command runs on the team, until over is called.
+// runs records that the command runs on the workers, until over is called.
 func (f *Following) runs() (over func()) {
 	f.SetStand(func(s *workers.Status) {
-		s.Run, s.Running, s.Ours, s.Ended = f.Ref.Run, tpu.Fold(f.Team.IDs), !f.Attached, false
-		s.Billed = Billed(f.Deps, f.Team.Slices)
+		s.Run, s.Running, s.Ours, s.Ended = f.Ref.Run, tpu.Fold(f.Workers.IDs), !f.Attached, false
+		s.Billed = Billed(f.Deps, f.Workers.Slices)
 	})
 	return func() { f.SetStand(func(s *workers.Status) { s.Running, s.Ended = "", true }) }
 }
@@ -65,7 +65,7 @@ func Billed(d *workers.Deps, all []tpu.Slice) string {
 }
 
 // SomeoneAt reports whether a command on this machine brings the logs of a run here. A
-// false positive is possible: another command that calls someoneAt at the same moment.
+// false positive is possible: another command that calls SomeoneAt at the same moment.
 func SomeoneAt(stateDir, run string) bool {
 	file, err := os.OpenFile(workers.PresencePath(stateDir, run), os.O_RDWR, 0)
 	if err != nil {

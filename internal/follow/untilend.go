@@ -61,7 +61,7 @@ func (f *Following) untilEnd(ctx context.Context) (*stopping, error) {
 	// is part of its log.
 	followCtx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer cancel()
-	n := len(f.Team.IDs)
+	n := len(f.Workers.IDs)
 	f.Ends, f.Stirred = make([]Ending, n), make(chan struct{}, 1)
 	if f.Outages == nil {
 		f.Outages = make([]Outage, n)
@@ -223,7 +223,7 @@ func (w *endWait) interrupt(cause error) error {
 	case !errors.As(cause, &in) && w.Attached || in != nil && in.Detaches(!w.Attached):
 		w.leave()
 		event.Notef(w.Sink, event.Info, "follow it with: multihost attach "+w.Ref.Run+"; end it with: multihost stop "+w.Ref.Run,
-			"left run %s: it goes on on %s", w.Ref.Run, tpu.Fold(w.Team.IDs))
+			"left run %s: it goes on on %s", w.Ref.Run, tpu.Fold(w.Workers.IDs))
 		return cause
 	}
 	w.begin(cause.Error(), cause)

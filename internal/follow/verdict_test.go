@@ -78,8 +78,8 @@ func TestAnOOMKillUnderBindingNamesThePreferredNode(t *testing.T) {
 	} {
 		var notes []event.Note
 		f := &Following{
-			Deps: &workers.Deps{Sink: event.SinkFunc(func(e event.Event) { notes = append(notes, e.(event.Note)) })},
-			Team: &workers.Connected{IDs: []tpu.WorkerID{{}}}, Wraps: [][]string{row.wrap},
+			Deps:    &workers.Deps{Sink: event.SinkFunc(func(e event.Event) { notes = append(notes, e.(event.Note)) })},
+			Workers: &workers.Connected{IDs: []tpu.WorkerID{{}}}, Wraps: [][]string{row.wrap},
 			Ends: []Ending{{Known: true, Exit: launch.Exit{Code: 137, Signal: "KILL", OOM: row.oom}}},
 		}
 		f.tellBinding(0)

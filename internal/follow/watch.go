@@ -45,9 +45,9 @@ type watcher struct {
 }
 
 func NewWatcher(f *Following, o WatchOptions) *watcher {
-	kind, _ := tpu.ParseType(f.Team.Slices[0].Type) // unknown on hosts: no MFU
+	kind, _ := tpu.ParseType(f.Workers.Slices[0].Type) // unknown on hosts: no MFU
 	return &watcher{f: f, o: o, collector: metrics.NewCollector(metrics.Options{
-		Workers: f.Team.IDs, Type: kind, Pattern: o.Pattern, Now: f.Clock.Now,
+		Workers: f.Workers.IDs, Type: kind, Pattern: o.Pattern, Now: f.Clock.Now,
 	})}
 }
 

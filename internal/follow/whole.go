@@ -118,10 +118,10 @@ func meanwhile(clock gcp.Clock, tell, do func()) {
 // bringRests fetches what is missing of logs whose slices the cloud still has.
 func (f *Following) bringRests(ctx context.Context) {
 	nodes, err := f.Cloud.Slices(ctx)
-	f.Team.Each(ctx, event.Discard, "", func(ctx context.Context, i int) error {
+	f.Workers.Each(ctx, event.Discard, "", func(ctx context.Context, i int) error {
 		part, gone := f.Ends[i].part, ""
 		if part != nil && err == nil {
-			gone = LostSlice(nodes, f.Team.Slice(i))
+			gone = LostSlice(nodes, f.Workers.Slice(i))
 		}
 		switch {
 		case gone != "":
@@ -136,7 +136,7 @@ func (f *Following) bringRests(ctx context.Context) {
 // bringRest fetches what is missing of worker i's log. It returns nil when the log is
 // whole.
 func (f *Following) bringRest(ctx context.Context, i int) *PartLog {
-	log := &logFile{run: f.Ref.Run, id: f.Team.IDs[i], path: f.Rec.LogPath(f.Team.IDs[i]), sink: f.Sink, arrivals: f.arrivals(i)}
+	log := &logFile{run: f.Ref.Run, id: f.Workers.IDs[i], path: f.Rec.LogPath(f.Workers.IDs[i]), sink: f.Sink, arrivals: f.arrivals(i)}
 	defer log.close()
 	before, part := f.Ends[i].part, f.mend(ctx, i, log)
 	if part != nil && ctx.Err() != nil { // the end of the wait is not the reason
@@ -153,26 +153,26 @@ func (f *Following) bringRest(ctx context.Context, i int) *PartLog {
 func (f *Following) mend(ctx context.Context, i int, log *logFile) *PartLog {
 	err := log.open()
 	if err == nil {
-		_, err = launch.ReadLog(ctx, f.Team.Conns[i], f.Ref, log.size, stage.WriterFunc(log.keep))
+		_, err = launch.ReadLog(ctx, f.Workers.Conns[i], f.Ref, log.size, stage.WriterFunc(log.keep))
 		if end, seekErr := log.file.Seek(0, io.SeekCurrent); seekErr == nil {
 			log.size = end
 		}
 	}
 	if err == nil {
 		log.broken = false
-		event.Notef(f.Sink, event.Info, "", "the log of %s is whole again", f.Team.IDs[i])
+		event.Notef(f.Sink, event.Info, "", "the log of %s is whole again", f.Workers.IDs[i])
 		return nil
 	}
 	part := &PartLog{ID: log.id, Have: log.size, err: err}
-	if s, err := launch.Status(ctx, f.Team.Conns[i], f.Ref); err == nil {
+	if s, err := launch.Status(ctx, f.Workers.Conns[i], f.Ref); err == nil {
 		part.Written = s.LogSize
 	}
 	return part
 }
 
-// unreadLog returns the partLog of a worker whose log could not be read to its end.
+// unreadLog returns the PartLog of a worker whose log could not be read to its end.
 func (f *Following) unreadLog(i int) *PartLog {
-	part := &PartLog{ID: f.Team.IDs[i], Have: f.Rec.Have(f.Team.IDs[i]), err: errors.New("the worker could not be read to its end")}
+	part := &PartLog{ID: f.Workers.IDs[i], Have: f.Rec.Have(f.Workers.IDs[i]), err: errors.New("the worker could not be read to its end")}
 	if e := f.Ends[i].Err; e != nil && !errors.Is(e, context.Canceled) {
 		part.err = e
 	}

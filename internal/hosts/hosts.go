@@ -18,7 +18,7 @@ import (
 )
 
 // A HostList lists machines that no cloud API knows, in worker order. They are the one
-// slice of a run with --hosts. It implements Cloud.
+// slice of a run with --hosts. It implements provision.Provider.
 type HostList []HostAddress
 
 // HostAddress is one machine of a HostList.

@@ -72,7 +72,7 @@ func (w *Watch) AskWith(ask func(ctx context.Context) (answer stage.Answer, aske
 }
 
 // askUser asks the user what to do. If the terminal can no longer be asked, it
-// answers job.Detach: that is no reason to stop the run.
+// answers stage.Detach: that is no reason to stop the run.
 func askUser(ctx context.Context, view *ui.Renderer, in *os.File, stand workers.Status) stage.Answer {
 	keys := "dsc"
 	if !stand.Started() {
@@ -218,10 +218,10 @@ func (q *open) replies() <-chan reply {
 	return q.reply
 }
 
-// Start cancels the returned context with an *job.Interrupted as cause when
+// Start cancels the returned context with a *stage.Interrupted as cause when
 // SIGINT, SIGTERM or SIGHUP comes. If a SIGINT asks the user a question, the context ends
 // only when the answer says so; a second SIGINT while the question is open means
-// job.Stand.Second. It ignores SIGHUP if nohup started the program, which must then
+// workers.Status.Second. It ignores SIGHUP if nohup started the program, which must then
 // outlive the terminal. The next signal after the end closes Leave, unless it follows
 // the first at once.
 func (w *Watch) Start(parent context.Context, exit func()) (context.Context, func()) {

@@ -81,9 +81,9 @@ func (r *Runner) attemptOn(ctx context.Context, g ground, books *ledger, after *
 	}
 	r.used = sel.Slices
 	if r.missing != nil && r.missing() {
-		r.team, err = r.connectSome(ctx, sel)
+		r.workers, err = r.connectSome(ctx, sel)
 	} else {
-		r.team, err = r.ConnectPhase(ctx, &r.Watch, sel, nil)
+		r.workers, err = r.ConnectPhase(ctx, &r.Watch, sel, nil)
 	}
 	if err != nil {
 		return stage.Outcome{}, err
@@ -125,10 +125,10 @@ type unready struct{ error }
 func (e *unready) Unwrap() error { return e.error }
 
 func (r *Runner) leaveTeam() {
-	if r.team != nil {
+	if r.workers != nil {
 		r.leaveLease(context.Background(), -1)
-		r.team.Close()
-		r.team = nil
+		r.workers.Close()
+		r.workers = nil
 	}
 }
 
@@ -311,7 +311,7 @@ func (r *Runner) judge(ctx context.Context, g ground, out stage.Outcome, err err
 func (r *Runner) mayBeLoss(err error) bool {
 	var e *stage.Error
 	var busy *launch.BusyError
-	if r.follow != nil || r.team == nil || len(r.used) == 0 || !errors.As(err, &e) || errors.As(err, &busy) {
+	if r.follow != nil || r.workers == nil || len(r.used) == 0 || !errors.As(err, &e) || errors.As(err, &busy) {
 		return false
 	}
 	switch e.Stage {
@@ -340,12 +340,12 @@ func (r *Runner) signs(err error) signs {
 	s := signs{}
 	if first >= 0 {
 		end := f.Ends[first]
-		s.why = f.Team.IDs[first].String() + ": " + end.Text()
+		s.why = f.Workers.IDs[first].String() + ": " + end.Text()
 		s.stopped = end.Err == nil && end.Exit.Reason != "" && !end.Exit.Lost
 	}
 	for i, end := range f.Ends {
 		if by := end.Exit.Reason; end.Err == nil && strings.HasPrefix(by, follow.StopBy) { // whatever ended elsewhere before
-			s.stopped, s.why = true, f.Team.IDs[i].String()+": "+by
+			s.stopped, s.why = true, f.Workers.IDs[i].String()+": "+by
 		}
 		s.lost = s.lost || end.Err != nil && end.Known || end.Exit.Lost
 		// A VM that is being taken away ends its processes like this.
@@ -448,20 +448,20 @@ func (s signs) blame(d provision.Decision, err error) (cause stage.Cause, why st
 	return stage.Application, s.why, final
 }
 
-// reach asks every worker of the team whether it answers.
+// reach asks every worker whether it answers.
 func (r *Runner) reach(ctx context.Context) func(slice string) provision.Reach {
-	if r.team == nil {
+	if r.workers == nil {
 		return func(string) provision.Reach { return provision.Silent }
 	}
 	ctx, cancel := context.WithTimeout(ctx, answerLimit)
 	defer cancel()
-	errs := r.team.Each(ctx, event.Discard, "", func(ctx context.Context, i int) error {
-		_, err := r.team.Conns[i].Run(ctx, remote.Cmd{Line: "true"})
+	errs := r.workers.Each(ctx, event.Discard, "", func(ctx context.Context, i int) error {
+		_, err := r.workers.Conns[i].Run(ctx, remote.Cmd{Line: "true"})
 		return err
 	})
 	reached := map[string]provision.Reach{}
 	for i, err := range errs {
-		name := r.team.Slice(i).Name
+		name := r.workers.Slice(i).Name
 		if err != nil {
 			reached[name] = provision.Silent
 		} else if reached[name] == provision.Untried {

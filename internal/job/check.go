@@ -8,7 +8,7 @@ import (
 	"multihost/internal/stage"
 )
 
-// checkJob is checkInput for a job, whose workers need an agent for its lease.
+// checkJob is CheckInput for a job, whose workers need an agent for its lease.
 func (r *Runner) checkJob(ctx context.Context, o JobOptions) error {
 	return cmp.Or(r.CheckInput(ctx, o.Request.Type.Name), leaseTerms(r.Deps, o).Check(r.Agents))
 }

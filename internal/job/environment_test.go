@@ -36,10 +36,10 @@ func TestMegascaleVariables(t *testing.T) {
 		{"slices made apart", []tpu.Slice{slice("t-0", ""), slice("t-1", "")}, false, true},
 	} {
 		t.Run(row.story, func(t *testing.T) {
-			r := &Runner{Deps: &workers.Deps{}, team: &workers.Connected{Slices: row.slices}, O: RunOptions{AllowPartial: row.partial}}
+			r := &Runner{Deps: &workers.Deps{}, workers: &workers.Connected{Slices: row.slices}, O: RunOptions{AllowPartial: row.partial}}
 			for i := range row.slices {
-				r.team.Slices[i].Index = i
-				r.team.IDs = append(r.team.IDs, tpu.WorkerID{Slice: i})
+				r.workers.Slices[i].Index = i
+				r.workers.IDs = append(r.workers.IDs, tpu.WorkerID{Slice: i})
 			}
 			last := len(row.slices) - 1
 			set, unset := r.environment(last)
@@ -66,7 +66,7 @@ func TestMegascaleVariables(t *testing.T) {
 func TestProcessNumbersCountThroughSlicesAndProcesses(t *testing.T) {
 	r := &Runner{Deps: &workers.Deps{Cloud: hosts.HostList{{Name: "a"}, {Name: "b"}}}, O: RunOptions{Processes: 4}}
 	sel, _ := r.Cloud.Slices(t.Context())
-	r.team = &workers.Connected{Slices: sel, IDs: testkit.WorkerIDs(1, 2)}
+	r.workers = &workers.Connected{Slices: sel, IDs: testkit.WorkerIDs(1, 2)}
 	set, _ := r.environment(1)
 	got := map[string]string{}
 	for _, v := range set {

@@ -25,7 +25,7 @@ import (
 	"multihost/internal/workers"
 )
 
-// An Decision is the decision about all that an attempt will do. It is made by reading
+// A Decision is the decision about all that an attempt will do. It is made by reading
 // only, before anything is changed. A run carries it out and a dry run shows it;
 // neither has another source for what it does.
 type Decision struct {
@@ -48,11 +48,11 @@ type eviction struct {
 	reason string
 }
 
-// decide makes the intent of the next attempt on the team. If the workers do not exist
-// yet, the team has no connections, and decide assumes that no runs exist.
+// decide makes the decision about the next attempt on the connected workers. If the
+// workers do not exist yet, there are no connections, and decide assumes that no runs exist.
 func (r *Runner) decide(ctx context.Context) (*Decision, error) {
 	in := &Decision{attempt: r.nextAttempt()}
-	if r.team.HangUp != nil {
+	if r.workers.HangUp != nil {
 		runs, err := r.runsOfAll(ctx)
 		if err != nil {
 			return nil, err
@@ -70,12 +70,12 @@ func (r *Runner) decide(ctx context.Context) (*Decision, error) {
 	if in.record, err = r.newRecord(in.attempt); err != nil {
 		return nil, err
 	}
-	in.targets = targets(r.team, r.Access.Port)
-	in.commands = make([]launch.Spec, len(r.team.IDs))
-	for i := range r.team.IDs {
+	in.targets = targets(r.workers, r.Access.Port)
+	in.commands = make([]launch.Spec, len(r.workers.IDs))
+	for i := range r.workers.IDs {
 		in.commands[i] = r.command(in, i)
 	}
-	r.wraps = make([][]string, len(r.team.IDs))
+	r.wraps = make([][]string, len(r.workers.IDs))
 	in.tune = r.O.Preflight != "off" || r.O.NUMA != preflight.NUMAOff
 	in.tuning = PreflightOptions{
 		Check:    r.O.Preflight == "check" || r.O.Preflight == "off",
@@ -95,9 +95,9 @@ func (r *Runner) decide(ctx context.Context) (*Decision, error) {
 // seen the attempt running: if a worker still does not have it, it is missing there.
 func (r *Runner) runsOfAll(ctx context.Context) ([]workers.FoundRun, error) {
 	for seen := !r.adopts; ; seen = true {
-		runs, errs := r.team.Runs(ctx)
+		runs, errs := r.workers.Runs(ctx)
 		for i := range errs {
-			if r.team.IsAway(i) {
+			if r.workers.IsAway(i) {
 				errs[i] = nil
 			}
 		}
@@ -105,7 +105,7 @@ func (r *Runner) runsOfAll(ctx context.Context) ([]workers.FoundRun, error) {
 			return nil, err
 		}
 		if seen || !slices.ContainsFunc(runs, func(f workers.FoundRun) bool {
-			return f.Info.Ref.Run == r.O.Run && f.Info.Phase == launch.Running && len(f.Workers) < r.team.Reached()
+			return f.Info.Ref.Run == r.O.Run && f.Info.Phase == launch.Running && len(f.Workers) < r.workers.Reached()
 		}) {
 			return runs, nil
 		}
@@ -162,9 +162,9 @@ func (r *Runner) settleWith(in *Decision, runs []workers.FoundRun) error {
 }
 
 // elsewhere reports whether the attempt that this runner began last ran on none of the
-// team's slices. Whatever runs on these is then another runner's, whatever its number.
+// workers' slices. Whatever runs on these is then another runner's, whatever its number.
 func (r *Runner) elsewhere() bool {
-	ids := record.SliceIDs(record.SlicesOf(r.team.Slices))
+	ids := record.SliceIDs(record.SlicesOf(r.workers.Slices))
 	return len(ids) > 0 && !slices.ContainsFunc(ids, r.hasBegunOn)
 }
 
@@ -175,7 +175,7 @@ func (r *Runner) hasBegunOn(slice string) bool { return slices.Contains(r.begunO
 // Without a record of the attempt on this machine, only a success of the newest attempt
 // counts: its runner marks it, unless it deletes the slices next.
 func (r *Runner) unseen(found workers.FoundRun, newest bool) bool {
-	if !found.Info.Mine || len(found.Workers) < r.team.Reached() {
+	if !found.Info.Mine || len(found.Workers) < r.workers.Reached() {
 		return false
 	}
 	if found.Info.Alive() {
@@ -186,7 +186,7 @@ func (r *Runner) unseen(found workers.FoundRun, newest bool) bool {
 		if !rec.Ended {
 			return found.Info.Phase == launch.Exited
 		}
-		if slices.Equal(record.SliceIDs(rec.Slices), record.SliceIDs(record.SlicesOf(r.team.Slices))) {
+		if slices.Equal(record.SliceIDs(rec.Slices), record.SliceIDs(record.SlicesOf(r.workers.Slices))) {
 			return false
 		}
 	}
@@ -223,7 +223,7 @@ func busy(found workers.FoundRun, differs string) error {
 
 // compilerFlags adds the requested compiler flags to the environment of the command.
 func (r *Runner) compilerFlags(in *Decision) error {
-	vars, err := r.xlaFlags(r.team.Slices[0].Type)
+	vars, err := r.xlaFlags(r.workers.Slices[0].Type)
 	in.env = append(in.env, r.O.Env...)
 	in.env = append(in.env, vars...)
 	return err
@@ -284,20 +284,20 @@ func LaunchEnv(vars []config.EnvVar) []launch.EnvVar {
 // so inherited ones are removed. Slices that were created separately, and a part of a
 // queued resource, need all four set. A single slice must have none.
 func (r *Runner) environment(i int) (set []config.EnvVar, unset []string) {
-	id, s := r.team.IDs[i], r.team.Slice(i)
-	coordinator := r.team.Address(0)
+	id, s := r.workers.IDs[i], r.workers.Slice(i)
+	coordinator := r.workers.Address(0)
 	num := strconv.Itoa
 	add := func(name, value string) { set = append(set, config.EnvVar{Name: name, Value: value}) }
 	add("MULTIHOST_SLICE_ID", num(id.Slice))
-	add("MULTIHOST_NUM_SLICES", num(len(r.team.Slices)))
+	add("MULTIHOST_NUM_SLICES", num(len(r.workers.Slices)))
 	add("MULTIHOST_WORKER_ID", num(id.Worker))
 	add("MULTIHOST_NUM_WORKERS", num(len(s.Workers)))
 	per := max(1, r.O.Processes)
 	add("MULTIHOST_PROCESS_ID", num(i*per))
-	add("MULTIHOST_NUM_PROCESSES", num(len(r.team.IDs)*per))
+	add("MULTIHOST_NUM_PROCESSES", num(len(r.workers.IDs)*per))
 	add("MULTIHOST_LOCAL_ID", "0")
 	add("MULTIHOST_COORDINATOR_IP", coordinator)
-	add("MULTIHOST_WORKER_IP", r.team.Address(i))
+	add("MULTIHOST_WORKER_IP", r.workers.Address(i))
 	if r.O.MaxText { // MaxText's startup script takes them from the metadata
 		add("SLICE_ID", num(id.Slice))
 		add("WORKER_ID", num(id.Worker))
@@ -307,12 +307,12 @@ func (r *Runner) environment(i int) (set []config.EnvVar, unset []string) {
 	}
 	if r.OnHosts() { // no metadata tells JAX which process it is
 		add("JAX_COORDINATOR_ADDRESS", net.JoinHostPort(coordinator, num(hosts.JaxPort)))
-		add("JAX_NUM_PROCESSES", num(len(r.team.IDs)*per))
+		add("JAX_NUM_PROCESSES", num(len(r.workers.IDs)*per))
 		add("JAX_PROCESS_ID", num(i*per))
 	}
-	if len(r.team.Slices) > 1 && !r.oneQueuedResource() {
+	if len(r.workers.Slices) > 1 && !r.oneQueuedResource() {
 		add("MEGASCALE_COORDINATOR_ADDRESS", coordinator)
-		add("MEGASCALE_NUM_SLICES", num(len(r.team.Slices)))
+		add("MEGASCALE_NUM_SLICES", num(len(r.workers.Slices)))
 		add("MEGASCALE_SLICE_ID", num(id.Slice))
 		add("MEGASCALE_PORT", "8081")
 		return set, nil
@@ -324,8 +324,8 @@ func (r *Runner) environment(i int) (set []config.EnvVar, unset []string) {
 // queued resource, so that their metadata is right. The last number in each name shows
 // whether a slice before it is missing.
 func (r *Runner) oneQueuedResource() bool {
-	for i, s := range r.team.Slices {
-		if !s.MultiSlice || s.QueuedResource != r.team.Slices[0].QueuedResource || !strings.HasSuffix(s.Name, "-"+strconv.Itoa(i)) {
+	for i, s := range r.workers.Slices {
+		if !s.MultiSlice || s.QueuedResource != r.workers.Slices[0].QueuedResource || !strings.HasSuffix(s.Name, "-"+strconv.Itoa(i)) {
 			return false
 		}
 	}
@@ -338,7 +338,7 @@ func (r *Runner) newRecord(attempt int) (*record.Record, error) {
 	rec := &record.Record{
 		Run: r.O.Run, Attempt: attempt, Project: r.Project, Zone: r.Zone, Prefix: r.O.Prefix,
 		Partial: r.O.AllowPartial, Login: r.Access.Login, Owner: r.Owner, Created: r.Clock.Now().UTC(),
-		Command: CommandText(r.O), Workers: len(r.team.IDs), Hosts: hostsText(r.Deps), Slices: record.SlicesOf(r.team.Slices),
+		Command: CommandText(r.O), Workers: len(r.workers.IDs), Hosts: hostsText(r.Deps), Slices: record.SlicesOf(r.workers.Slices),
 		KeepGoing: !r.O.FailFast,
 	}
 	for _, v := range r.O.Env {

@@ -49,7 +49,7 @@ type guard struct {
 	foreign bool          // the slices have another startup script, so a rebooted worker does not watch
 	holds   bool          // some worker may delete the slices
 
-	stop func() // ends the renewals to the team; nil: there are none
+	stop func() // ends the renewals; nil: there are none
 	told string // the messages about the workers' rights so far
 
 	expires time.Time // when the time to live of the slices ends; zero: never
@@ -71,9 +71,9 @@ func (r *Runner) armLease(ctx context.Context) error {
 		return nil
 	}
 	r.leaveLease(ctx, -1)
-	armed := make([]lease.Armed, len(r.team.IDs))
-	errs := armEach(ctx, r.team, r.Deps, r.O, func(ctx context.Context, i int) (err error) {
-		armed[i], err = lease.Arm(ctx, r.team.Conns[i], r.Agents.Sums(), g.terms)
+	armed := make([]lease.Armed, len(r.workers.IDs))
+	errs := armEach(ctx, r.workers, r.Deps, r.O, func(ctx context.Context, i int) (err error) {
+		armed[i], err = lease.Arm(ctx, r.workers.Conns[i], r.Agents.Sums(), g.terms)
 		return err
 	})
 	if ctx.Err() != nil {
@@ -82,7 +82,7 @@ func (r *Runner) armLease(ctx context.Context) error {
 	g.holds, g.expires = false, time.Time{}
 	rights, apart := make([]error, len(errs)), make([]error, len(errs))
 	for i, a := range armed {
-		if errs[i] != nil || r.team.IsAway(i) {
+		if errs[i] != nil || r.workers.IsAway(i) {
 			continue
 		}
 		rights[i] = a.Right
@@ -94,11 +94,11 @@ func (r *Runner) armLease(ctx context.Context) error {
 			g.expires = end
 		}
 	}
-	id := r.team.Slices[0].QueuedResource
+	id := r.workers.Slices[0].QueuedResource
 	r.SetStand(func(s *workers.Status) { s.Lease = g.whoDeletes() })
 	r.tellLease(errs, rights, apart, id)
 	if g.terms.Lasting() {
-		g.stop = renewals(ctx, r.Deps, r.team, g.terms)
+		g.stop = renewals(ctx, r.Deps, r.workers, g.terms)
 	}
 	return nil
 }
@@ -120,10 +120,10 @@ func (r *Runner) tellLease(errs, rights, apart []error, id string) {
 			event.Notef(r.Sink, level, hint, "%s", text)
 		}
 	}
-	for _, f := range stage.GroupErrors(r.team.IDs, errs) {
+	for _, f := range stage.GroupErrors(r.workers.IDs, errs) {
 		tell(event.Warn, "", "%s: nobody there will delete queued resource %s if this machine dies: %s", tpu.FoldShort(f.Workers), id, f)
 	}
-	for _, f := range stage.GroupErrors(r.team.IDs, rights) {
+	for _, f := range stage.GroupErrors(r.workers.IDs, rights) {
 		how := "whether %s may delete queued resource %s is not known; if not, and this machine dies, it is billed on: %s"
 		if refused(f.First) {
 			how = "%s may not delete queued resource %s: if this machine dies, it is billed on: %s"
@@ -131,7 +131,7 @@ func (r *Runner) tellLease(errs, rights, apart []error, id string) {
 		tell(event.Warn, rightCure(f.First, r.Project), how, tpu.FoldShort(f.Workers), id, f)
 	}
 	if g.terms.Lease > 0 {
-		for _, f := range stage.GroupErrors(r.team.IDs, apart) {
+		for _, f := range stage.GroupErrors(r.workers.IDs, apart) {
 			tell(event.Warn, "limit it with --ttl=TIME", "%s cannot tell the others whether its command runs, so a lease that nobody renews ends nothing: %s", tpu.FoldShort(f.Workers), f)
 		}
 	}
@@ -225,7 +225,7 @@ func (r *Runner) leaveLease(ctx context.Context, silent time.Duration) {
 	if silent >= 0 {
 		ctx, cancel := context.WithTimeout(ctx, renewLimit/3)
 		defer cancel()
-		renew(ctx, r.team, r.Agents, r.guard.terms.Run, silent+r.guard.boot+r.guard.terms.Lease)
+		renew(ctx, r.workers, r.Agents, r.guard.terms.Run, silent+r.guard.boot+r.guard.terms.Lease)
 	}
 }
 

@@ -40,7 +40,7 @@ type settlement struct {
 // settle decides about the occupants: which one is taken over, which ones are stopped, and
 // which number the next attempt gets. It returns an error if another run is active on the
 // workers, unless the user wants that run replaced, or it is what is left of an earlier
-// attempt of the claimant's own run. The error is errStarting if another runner of the run
+// attempt of the claimant's own run. The error is stage.ErrStarting if another runner of the run
 // is faster. If the error is about the attempt to take over, the settlement names it.
 func (c claimant) settle(attempt int, occupants []occupant) (settlement, error) {
 	s := settlement{attempt: attempt}

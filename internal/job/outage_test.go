@@ -34,7 +34,7 @@ func TestAnAttemptThatWentOnIsFollowedOn(t *testing.T) {
 			if err := (&record.Record{Run: "r", Attempt: 2}).Save(d.StateDir); err != nil {
 				t.Fatal(err)
 			}
-			r := &Runner{Deps: d, O: RunOptions{Run: "r", Script: "train"}, team: &workers.Connected{IDs: testkit.WorkerIDs(2, 1)}, adopts: adopts, tried: 1, begunLast: 2, cutOff: !tt.known}
+			r := &Runner{Deps: d, O: RunOptions{Run: "r", Script: "train"}, workers: &workers.Connected{IDs: testkit.WorkerIDs(2, 1)}, adopts: adopts, tried: 1, begunLast: 2, cutOff: !tt.known}
 			in := &Decision{attempt: 3}
 			if err := r.settleWith(in, []workers.FoundRun{tt.found}); err != nil || (in.living != nil) != tt.followed || (len(in.evict) > 0) != tt.evicted {
 				t.Errorf("%s: followed %v, %d stopped, %v", tt.story, in.living != nil, len(in.evict), err)
@@ -64,7 +64,7 @@ func TestAnAttemptOfAnotherRunnerIsKnownByItsSlices(t *testing.T) {
 		{"one of two was made again", []string{"1", "2"}, slices("1", "4"), false},
 		{"hosts that no cloud knows", nil, slices("", ""), false},
 	} {
-		r := &Runner{Deps: &workers.Deps{StateDir: t.TempDir()}, O: RunOptions{Run: "r", Script: "train"}, team: &workers.Connected{IDs: testkit.WorkerIDs(2, 1), Slices: tt.now},
+		r := &Runner{Deps: &workers.Deps{StateDir: t.TempDir()}, O: RunOptions{Run: "r", Script: "train"}, workers: &workers.Connected{IDs: testkit.WorkerIDs(2, 1), Slices: tt.now},
 			adopts: true, tried: 1, begunLast: 1, begunOn: tt.begunOn}
 		in := &Decision{attempt: 2}
 		if err := r.settleWith(in, []workers.FoundRun{found}); err != nil || (in.living != nil) != tt.followed || (len(in.evict) > 0) == tt.followed {

@@ -284,7 +284,7 @@ func PlanJob(ctx context.Context, d *workers.Deps, o JobOptions) (Plan, error) {
 }
 
 // ErrNotRefused reports that a dry run was given clients that can change something.
-var ErrNotRefused = fault.New(fault.Unavailable, "a dry run had clients that change something")
+var ErrNotRefused = fault.New(fault.Internal, "a dry run had clients that change something")
 
 func (p *Plan) PlanJob(o JobOptions, ours bool) {
 	l := &p.Limits
@@ -420,7 +420,7 @@ func (r *Runner) Foresee(ctx context.Context, p *Plan, sel tpu.Selection, absent
 	default:
 		var refused *gcp.ReadOnlyError
 		var err error
-		r.team, err = r.ConnectPhase(ctx, &r.Watch, sel, nil)
+		r.workers, err = r.ConnectPhase(ctx, &r.Watch, sel, nil)
 		if errors.As(err, &refused) {
 			p.Login.Adds = where(refused)
 			absent = "the SSH key is to be added to " + p.Login.Adds + " first"
@@ -428,8 +428,8 @@ func (r *Runner) Foresee(ctx context.Context, p *Plan, sel tpu.Selection, absent
 			return err
 		}
 	}
-	if r.team == nil {
-		r.team = &workers.Connected{Slices: sel.Slices, IDs: sel.Workers()}
+	if r.workers == nil {
+		r.workers = &workers.Connected{Slices: sel.Slices, IDs: sel.Workers()}
 	}
 	in, err := r.decide(ctx)
 	if err != nil {
@@ -498,7 +498,7 @@ func (p *Plan) describe(r *Runner, in *Decision) {
 	}
 	p.Cost = CostPlan{Tier: tier, Source: tpu.PriceSource}
 	total, known := 0.0, !r.OnHosts()
-	for _, s := range r.team.Slices {
+	for _, s := range r.workers.Slices {
 		planned := PlannedSlice{Name: s.Name, Type: s.Type, Workers: len(s.Workers), Network: s.Network, State: cmp.Or(s.State, "to be made")}
 		if ty, err := tpu.ParseType(s.Type); err == nil {
 			planned.Topology = ty.Topology
@@ -515,7 +515,7 @@ func (p *Plan) describe(r *Runner, in *Decision) {
 		p.Stops = append(p.Stops, runOnWorkers(e.FoundRun, e.reason))
 	}
 	p.Logs = LogPlan{Dir: in.record.LogDir, Remote: fmt.Sprintf("~/.multihost/runs/%s/%d/output.log", p.Run, p.Attempt)}
-	for _, id := range r.team.IDs {
+	for _, id := range r.workers.IDs {
 		p.Logs.Files = append(p.Logs.Files, in.record.LogPath(id))
 	}
 	if in.living != nil {
@@ -536,7 +536,7 @@ func (p *Plan) describe(r *Runner, in *Decision) {
 	}
 	p.Free = FreePlan{Policy: string(in.free.Policy), Stopped: []Stopped{}}
 	// The user's words are masked with the secrets of the user's environment: the
-	// intent's environment is empty when an attempt is taken over.
+	// the decision's environment is empty when an attempt is taken over.
 	p.Start = StartPlan{Script: mask.MaskSecrets(r.O.Script, r.O.Env), Directory: "~/" + r.O.Run, Unset: in.commands[0].Unset, Processes: max(1, r.O.Processes)}
 	if r.O.Venv {
 		p.Start.Venv = "~/" + launch.VenvDir(r.O.Run)
@@ -547,10 +547,10 @@ func (p *Plan) describe(r *Runner, in *Decision) {
 	if c := p.Resource; c != nil && c.Request != nil {
 		c.Request, c.Gcloud = json.RawMessage(mask.MaskSecrets(string(c.Request), r.O.Env)), mask.MaskSecrets(c.Gcloud, r.O.Env)
 	}
-	for i, id := range r.team.IDs {
-		w := PlannedWorker{Worker: id.String(), Slice: r.team.Slice(i).Name, Address: r.team.Address(i), User: p.Login.User, Env: map[string]string{}}
-		if r.team.HangUp != nil {
-			w.User = r.team.Conns[i].User()
+	for i, id := range r.workers.IDs {
+		w := PlannedWorker{Worker: id.String(), Slice: r.workers.Slice(i).Name, Address: r.workers.Address(i), User: p.Login.User, Env: map[string]string{}}
+		if r.workers.HangUp != nil {
+			w.User = r.workers.Conns[i].User()
 		}
 		if n := r.O.Processes; n > 1 {
 			w.Wrap = []string{fmt.Sprintf("(%d processes)", n)}
@@ -579,8 +579,8 @@ func runOnWorkers(f workers.FoundRun, why string) RunOnWorkers {
 func (r *Runner) foreseeSync(ctx context.Context, p *Plan, in *Decision) error {
 	return r.Watch.Phase("sync", func() (string, error) {
 		all := make([]codesync.Forecast, len(in.targets))
-		errs := r.team.Each(ctx, r.Sink, "sync", func(ctx context.Context, i int) error {
-			return remote.Again(ctx, r.Broke(ctx, r.team, i, "sync"), func() (err error) {
+		errs := r.workers.Each(ctx, r.Sink, "sync", func(ctx context.Context, i int) error {
+			return remote.Again(ctx, r.Broke(ctx, r.workers, i, "sync"), func() (err error) {
 				all[i], err = r.Tree.Foresee(ctx, in.targets[i].Conn, r.O.Run)
 				return err
 			})
@@ -603,7 +603,7 @@ func (r *Runner) foreseePreflight(ctx context.Context, p *Plan, in *Decision) er
 	return r.Watch.Phase("preflight", func() (string, error) {
 		o := in.tuning
 		o.Check = true
-		reports, err := readSettings(ctx, r.Deps, r.team, o)
+		reports, err := readSettings(ctx, r.Deps, r.workers, o)
 		if err != nil {
 			return "", err
 		}
@@ -624,7 +624,7 @@ func (r *Runner) foreseePreflight(ctx context.Context, p *Plan, in *Decision) er
 			p.Workers[i].Wrap = append(p.Workers[i].Wrap, words...)
 		}
 		if !in.tuning.Check {
-			p.Preflight.Changes = settingChanges(r.team.IDs, reports, in.tuning.Install)
+			p.Preflight.Changes = settingChanges(r.workers.IDs, reports, in.tuning.Install)
 		}
 		return "read", nil
 	})
@@ -664,10 +664,10 @@ func (r *Runner) foreseeFree(ctx context.Context, p *Plan, in *Decision) error {
 	return r.Watch.Phase("free", func() (string, error) {
 		o := in.free
 		o.Look = true
-		all := make([]launch.FreeReport, len(r.team.IDs))
-		errs := r.team.Each(ctx, r.Sink, "free", func(ctx context.Context, i int) error {
-			return remote.Again(ctx, r.Broke(ctx, r.team, i, "freeing of the TPU"), func() (err error) {
-				all[i], err = launch.FreeTPU(ctx, r.team.Conns[i], o)
+		all := make([]launch.FreeReport, len(r.workers.IDs))
+		errs := r.workers.Each(ctx, r.Sink, "free", func(ctx context.Context, i int) error {
+			return remote.Again(ctx, r.Broke(ctx, r.workers, i, "freeing of the TPU"), func() (err error) {
+				all[i], err = launch.FreeTPU(ctx, r.workers.Conns[i], o)
 				return err
 			})
 		})
@@ -676,7 +676,7 @@ func (r *Runner) foreseeFree(ctx context.Context, p *Plan, in *Decision) error {
 		}
 		for i, report := range all {
 			for _, s := range report.Stopped {
-				p.Free.Stopped = append(p.Free.Stopped, Stopped{Worker: r.team.IDs[i].String(), PID: s.PID, User: s.User, Command: s.Command})
+				p.Free.Stopped = append(p.Free.Stopped, Stopped{Worker: r.workers.IDs[i].String(), PID: s.PID, User: s.User, Command: s.Command})
 			}
 		}
 		return "looked", nil

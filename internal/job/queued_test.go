@@ -243,7 +243,7 @@ func TestAnInterruptCountsWhileALossIsJudged(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(t.Context())
 	want := &stage.Interrupted{Signal: syscall.SIGINT, Answer: stage.Detach}
 	q.Sink, q.Cloud = event.Discard, cancelling{h, func() { cancel(want) }}
-	f := &follow.Following{Deps: q.Deps, Team: &workers.Connected{IDs: []tpu.WorkerID{{}}}, Ends: []follow.Ending{{Known: true, Exit: launch.Exit{Code: 143, Signal: "TERM"}}}}
+	f := &follow.Following{Deps: q.Deps, Workers: &workers.Connected{IDs: []tpu.WorkerID{{}}}, Ends: []follow.Ending{{Known: true, Exit: launch.Exit{Code: 143, Signal: "TERM"}}}}
 	r := &Runner{Deps: q.Deps, patient: true, follow: f}
 	out := stage.Outcome{Code: 143, Started: true}
 	failure := r.judge(ctx, q, out, nil)

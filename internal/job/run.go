@@ -103,19 +103,19 @@ func (r *Runner) Close() {
 // Runner is one invocation in progress.
 type Runner struct {
 	*workers.Deps
-	O       RunOptions
-	Watch   stage.Stopwatch
-	Tree    *codesync.Tree
-	syncing *workers.HeardSink // shows the sync of the tree
-	team    *workers.Connected
-	attempt int
-	intent  *Decision
-	wraps   [][]string    // per worker: numactl words before the command
-	venvs   []launch.Venv // per worker, with RunOptions.Venv
-	boots   []string      // per worker: id of the boot that the preflight tuned; "" if it tuned nothing
-	started []launch.Started
-	skew    time.Duration
-	Flags   *[]config.EnvVar // the variables that carry the compiler's flags; nil: not determined yet
+	O        RunOptions
+	Watch    stage.Stopwatch
+	Tree     *codesync.Tree
+	syncing  *workers.HeardSink // shows the sync of the tree
+	workers  *workers.Connected
+	attempt  int
+	decision *Decision
+	wraps    [][]string    // per worker: numactl words before the command
+	venvs    []launch.Venv // per worker, with RunOptions.Venv
+	boots    []string      // per worker: id of the boot that the preflight tuned; "" if it tuned nothing
+	started  []launch.Started
+	skew     time.Duration
+	Flags    *[]config.EnvVar // the variables that carry the compiler's flags; nil: not determined yet
 
 	// Of the present or the last attempt:
 	used    []tpu.Slice       // the slices that it was to run on
@@ -188,9 +188,9 @@ func (r *Runner) tryTeam(ctx context.Context) (stage.Outcome, error) {
 
 // carryOut does what was decided.
 func (r *Runner) carryOut(ctx context.Context, in *Decision) (stage.Outcome, error) {
-	r.intent, r.attempt = in, in.attempt
-	if in.living == nil && r.team.Away != nil { // the command that ran there has ended meanwhile
-		return stage.Outcome{}, stage.WorkersError(stage.Connect, r.team.IDs, r.team.Away)
+	r.decision, r.attempt = in, in.attempt
+	if in.living == nil && r.workers.Away != nil { // the command that ran there has ended meanwhile
+		return stage.Outcome{}, stage.WorkersError(stage.Connect, r.workers.IDs, r.workers.Away)
 	}
 	for _, e := range in.evict {
 		if err := r.evict(ctx, e); err != nil {
@@ -216,7 +216,7 @@ func (r *Runner) carryOut(ctx context.Context, in *Decision) (stage.Outcome, err
 // leaveRunning ends a run with --detach once its command has started.
 func (r *Runner) leaveRunning() stage.Outcome {
 	event.Notef(r.Sink, event.Info, "follow it with: multihost attach "+r.O.Run+"; end it with: multihost stop "+r.O.Run,
-		"run %s goes on without this machine on %s", r.O.Run, tpu.Fold(r.team.IDs))
+		"run %s goes on without this machine on %s", r.O.Run, tpu.Fold(r.workers.IDs))
 	return stage.Outcome{Started: true, Detached: true}
 }
 
@@ -231,7 +231,7 @@ func (r *Runner) prepare(ctx context.Context) error {
 	}
 	// The record is saved before the start: if this runner is killed during the start,
 	// some workers may already have started the command.
-	undo, err := r.intent.record.SaveAhead(r.StateDir)
+	undo, err := r.decision.record.SaveAhead(r.StateDir)
 	if err != nil {
 		event.Notef(r.Sink, event.Warn, "", "%v", err)
 	}
@@ -244,7 +244,7 @@ func (r *Runner) prepare(ctx context.Context) error {
 
 // begun counts and records the attempt as started.
 func (r *Runner) begun() {
-	r.rec = r.intent.record
+	r.rec = r.decision.record
 	r.tried, r.begunLast, r.begunOn = r.tried+1, r.attempt, record.SliceIDs(r.rec.Slices)
 	r.rec.BeginAttempt(r.Clock.Now())
 	if err := r.rec.Save(r.StateDir); err != nil {
@@ -258,7 +258,7 @@ func (r *Runner) followed(ctx context.Context) (stage.Outcome, error) {
 		secrets = append(secrets, *r.Flags...)
 	}
 	r.follow = &follow.Following{
-		Deps: r.Deps, Team: r.team, Ref: r.ref(), Rec: r.rec, Watch: &r.Watch, Skew: r.skew,
+		Deps: r.Deps, Workers: r.workers, Ref: r.ref(), Rec: r.rec, Watch: &r.Watch, Skew: r.skew,
 		FailFast: r.O.FailFast, Timeout: r.O.Timeout, Grace: r.O.Grace, Strict: r.O.StrictExit, Watching: r.O.Watch,
 		Secrets: mask.MaskedWords(secrets), Patience: r.O.Patience, Wraps: r.wraps, Deletes: r.deletes != nil && r.deletes(),
 	}
@@ -278,17 +278,17 @@ func (r *Runner) takeOver(ctx context.Context, living *workers.FoundRun) (stage.
 	// A worker that does not answer now keeps the clock offset that was measured when
 	// it was connected to: the command that runs there must not be given up because of
 	// that.
-	r.team.Each(ctx, r.Sink, "", func(ctx context.Context, i int) error {
-		if r.team.IsAway(i) {
+	r.workers.Each(ctx, r.Sink, "", func(ctx context.Context, i int) error {
+		if r.workers.IsAway(i) {
 			return nil
 		}
-		_, err := r.team.Conns[i].MeasureClock(ctx)
+		_, err := r.workers.Conns[i].MeasureClock(ctx)
 		return err
 	})
 	if ctx.Err() != nil {
 		return stage.Outcome{}, context.Cause(ctx)
 	}
-	rec := r.intent.record
+	rec := r.decision.record
 	if err := r.makeLogDir(rec); err != nil {
 		return stage.Outcome{}, err
 	}
@@ -330,7 +330,7 @@ func (r *Runner) evict(ctx context.Context, e eviction) error {
 	event.Notef(r.Sink, event.Warn, "", "stopping run %s of %s: %s", e.Info.Ref.Label(), e.Info.Owner, e.reason)
 	stopCtx, cancel := r.Detached(ctx, r.O.Grace+2*time.Minute)
 	defer cancel()
-	return r.team.StopAll(stopCtx, r.Sink, e.Info.Ref, r.O.Grace, e.reason, nil)
+	return r.workers.StopAll(stopCtx, r.Sink, e.Info.Ref, r.O.Grace, e.reason, nil)
 }
 
 // failed turns the per-worker errors of a stage into one error. If ctx has ended, it
@@ -340,7 +340,7 @@ func (r *Runner) failed(ctx context.Context, during stage.Stage, errs []error) e
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
-	return stage.WorkersError(during, r.team.IDs, errs)
+	return stage.WorkersError(during, r.workers.IDs, errs)
 }
 
 func (r *Runner) sync(ctx context.Context) error {
@@ -348,8 +348,8 @@ func (r *Runner) sync(ctx context.Context) error {
 		return r.checkFolder(ctx)
 	}
 	return r.Watch.Phase("sync", func() (string, error) {
-		defer r.team.Listen(r.syncing)()
-		reports, errs := r.Tree.PushAll(ctx, r.intent.targets, r.O.Run)
+		defer r.workers.Listen(r.syncing)()
+		reports, errs := r.Tree.PushAll(ctx, r.decision.targets, r.O.Run)
 		if err := r.failed(ctx, stage.Sync, errs); err != nil {
 			return "", err
 		}
@@ -381,8 +381,8 @@ func (r *Runner) synced(reports []codesync.Report) string {
 
 // checkFolder returns an error if the folder of --use-existing-folder does not exist.
 func (r *Runner) checkFolder(ctx context.Context) error {
-	errs := r.team.Each(ctx, r.Sink, "", func(ctx context.Context, i int) error {
-		status, err := r.team.Conns[i].Run(ctx, folderCheck(r.O.Run))
+	errs := r.workers.Each(ctx, r.Sink, "", func(ctx context.Context, i int) error {
+		status, err := r.workers.Conns[i].Run(ctx, folderCheck(r.O.Run))
 		if err == nil && status.Code != 0 {
 			err = fmt.Errorf("there is no folder ~/%s", r.O.Run)
 		}
@@ -392,14 +392,14 @@ func (r *Runner) checkFolder(ctx context.Context) error {
 }
 
 func (r *Runner) preflight(ctx context.Context) error {
-	r.boots = make([]string, len(r.team.IDs))
-	if !r.intent.tune {
+	r.boots = make([]string, len(r.workers.IDs))
+	if !r.decision.tune {
 		return nil
 	}
 	return r.Watch.Phase("preflight", func() (string, error) {
-		reports, err := preflightAll(ctx, r.Deps, r.team, r.O.Prefix, r.intent.tuning)
+		reports, err := preflightAll(ctx, r.Deps, r.workers, r.O.Prefix, r.decision.tuning)
 		if reports != nil && r.O.Preflight != "off" {
-			r.Journal.Emit(event.Result{Name: "preflight", Data: preflight.Rows(r.team.IDs, reports)})
+			r.Journal.Emit(event.Result{Name: "preflight", Data: preflight.Rows(r.workers.IDs, reports)})
 		}
 		if err != nil {
 			return "", err
@@ -414,7 +414,7 @@ func (r *Runner) preflight(ctx context.Context) error {
 		for i, rep := range reports {
 			r.boots[i] = rep.BootID
 		}
-		return preflight.Fold(r.team.IDs, reports), nil
+		return preflight.Fold(r.workers.IDs, reports), nil
 	})
 }
 
@@ -425,10 +425,10 @@ func (r *Runner) makeVenvs(ctx context.Context) error {
 		return nil
 	}
 	return r.Watch.Phase("venv", func() (string, error) {
-		r.venvs = make([]launch.Venv, len(r.team.IDs))
-		errs := r.team.Each(ctx, r.Sink, "venv", func(ctx context.Context, i int) error {
-			return remote.Again(ctx, r.Broke(ctx, r.team, i, "making of the virtual environment"), func() (err error) {
-				r.venvs[i], err = launch.MakeVenv(ctx, r.team.Conns[i], r.O.Run)
+		r.venvs = make([]launch.Venv, len(r.workers.IDs))
+		errs := r.workers.Each(ctx, r.Sink, "venv", func(ctx context.Context, i int) error {
+			return remote.Again(ctx, r.Broke(ctx, r.workers, i, "making of the virtual environment"), func() (err error) {
+				r.venvs[i], err = launch.MakeVenv(ctx, r.workers.Conns[i], r.O.Run)
 				return err
 			})
 		})
@@ -456,8 +456,8 @@ func (r *Runner) adviseOnVenv(err error) error {
 // bindNUMA determines the words that bind each worker's command to a NUMA node. The
 // notes describe what was decided.
 func (r *Runner) bindNUMA(reports []preflight.Report) (notes []string, err error) {
-	for i := range r.team.IDs {
-		ty, err := tpu.ParseType(r.team.Slice(i).Type)
+	for i := range r.workers.IDs {
+		ty, err := tpu.ParseType(r.workers.Slice(i).Type)
 		if err != nil {
 			ty = tpu.Type{} // a type that is newer than our table has no NUMA rule
 		}
@@ -476,12 +476,12 @@ func (r *Runner) bindNUMA(reports []preflight.Report) (notes []string, err error
 // free makes sure that nothing holds the TPU when the command starts.
 func (r *Runner) free(ctx context.Context) error {
 	return r.Watch.Phase("free", func() (string, error) {
-		stopped := make([]int, len(r.team.IDs))
-		blind := make([]error, len(r.team.IDs))
-		errs := r.team.Each(ctx, r.Sink, "free", func(ctx context.Context, i int) error {
+		stopped := make([]int, len(r.workers.IDs))
+		blind := make([]error, len(r.workers.IDs))
+		errs := r.workers.Each(ctx, r.Sink, "free", func(ctx context.Context, i int) error {
 			var rep launch.FreeReport
-			err := remote.Again(ctx, r.Broke(ctx, r.team, i, "freeing of the TPU"), func() (err error) {
-				rep, err = launch.FreeTPU(ctx, r.team.Conns[i], r.intent.free)
+			err := remote.Again(ctx, r.Broke(ctx, r.workers, i, "freeing of the TPU"), func() (err error) {
+				rep, err = launch.FreeTPU(ctx, r.workers.Conns[i], r.decision.free)
 				return err
 			})
 			stopped[i] = len(rep.Stopped)
@@ -493,7 +493,7 @@ func (r *Runner) free(ctx context.Context) error {
 		if err := r.failed(ctx, stage.Free, errs); err != nil {
 			return "", err
 		}
-		for _, g := range stage.GroupErrors(r.team.IDs, blind) {
+		for _, g := range stage.GroupErrors(r.workers.IDs, blind) {
 			event.Notef(r.Sink, event.Warn, stage.Cure(g.Cause), "%s: processes of other users that hold the TPU are not seen: %s", tpu.FoldShort(g.Workers), g.Cause)
 		}
 		total := 0
@@ -529,17 +529,17 @@ func (r *Runner) start(ctx context.Context) (left bool, err error) {
 		ctx = limited
 	}
 	err = r.Watch.Phase("start", func() (string, error) {
-		n := len(r.team.IDs)
+		n := len(r.workers.IDs)
 		armed := make([]*launch.Armed, n)
-		errs := r.team.Each(ctx, r.Sink, "start", func(ctx context.Context, i int) error {
+		errs := r.workers.Each(ctx, r.Sink, "start", func(ctx context.Context, i int) error {
 			// Measure once more, because a VM that has just booted may still set its
 			// clock.
-			err := remote.Again(ctx, r.Broke(ctx, r.team, i, "start"), func() error {
-				_, err := r.team.Conns[i].MeasureClock(ctx)
+			err := remote.Again(ctx, r.Broke(ctx, r.workers, i, "start"), func() error {
+				_, err := r.workers.Conns[i].MeasureClock(ctx)
 				return err
 			})
 			if err == nil {
-				armed[i], err = launch.Arm(ctx, r.team.Conns[i], r.bound(i))
+				armed[i], err = launch.Arm(ctx, r.workers.Conns[i], r.bound(i))
 			}
 			if err == nil && r.boots[i] != "" && armed[i].BootID() != r.boots[i] {
 				err = stage.ErrRebooted
@@ -553,7 +553,7 @@ func (r *Runner) start(ctx context.Context) (left bool, err error) {
 		}
 		err := r.checkSkew(armed)
 		for i, a := range armed {
-			err = cmp.Or[error](r.stoppedSince(a.Stopped(), r.team.Conns[i].ClockOffset()), err)
+			err = cmp.Or[error](r.stoppedSince(a.Stopped(), r.workers.Conns[i].ClockOffset()), err)
 		}
 		if err != nil {
 			unsure := r.abort(ctx, armed)
@@ -566,20 +566,20 @@ func (r *Runner) start(ctx context.Context) (left bool, err error) {
 		limited, cancel := context.WithTimeoutCause(ctx, r.Access.RetryFor+time.Minute, errors.New("it went away at the start and did not come back"))
 		defer cancel()
 		if n > 1 {
-			r.team.Each(limited, r.Sink, "", func(ctx context.Context, i int) error {
+			r.workers.Each(limited, r.Sink, "", func(ctx context.Context, i int) error {
 				armed[i].MeasureClock(ctx)
 				return nil
 			})
 		}
 		at := startMoment(time.Now(), n) // by this clock, against which the workers' clocks were measured
-		errs = r.team.Each(limited, r.Sink, "", func(ctx context.Context, i int) (err error) {
+		errs = r.workers.Each(limited, r.Sink, "", func(ctx context.Context, i int) (err error) {
 			r.started[i], err = armed[i].ReleaseAt(ctx, at)
 			return err
 		})
 		if err := r.failed(ctx, stage.Start, errs); err != nil {
 			stopCtx, cancel := r.Detached(ctx, r.O.Grace+time.Minute)
 			defer cancel()
-			unsure := r.team.StopAll(stopCtx, r.Sink, r.ref(), r.O.Grace, "not every worker started", r.isGone)
+			unsure := r.workers.StopAll(stopCtx, r.Sink, r.ref(), r.O.Grace, "not every worker started", r.isGone)
 			left = unsure != nil
 			return "", errors.Join(err, unsure)
 		}
@@ -599,7 +599,7 @@ func (r *Runner) released(armed []*launch.Armed) event.Release {
 	first, last := slices.MinFunc(at, time.Time.Compare), slices.MaxFunc(at, time.Time.Compare)
 	r.skew = last.Sub(first)
 	e := event.Release{Attempt: r.attempt, First: first, Workers: make([]event.ReleasedOn, len(at))}
-	for i, id := range r.team.IDs {
+	for i, id := range r.workers.IDs {
 		e.Workers[i] = event.ReleasedOn{Slice: id.Slice, Worker: id.Worker, After: at[i].Sub(first)}
 	}
 	return e
@@ -615,10 +615,10 @@ func (r *Runner) tellDisks(armed []*launch.Armed) string {
 			least, known = d, true
 		}
 		if d.Low() {
-			output.Add(r.team.IDs[i], d)
+			output.Add(r.workers.IDs[i], d)
 		}
 		if d := a.Tmp(); d.Low() {
-			tmp.Add(r.team.IDs[i], d)
+			tmp.Add(r.workers.IDs[i], d)
 		}
 	}
 	output.Tell(r.Sink, follow.OutputDisk)
@@ -634,13 +634,13 @@ func (r *Runner) tellDisks(armed []*launch.Armed) string {
 func (r *Runner) abort(ctx context.Context, armed []*launch.Armed) error {
 	ctx, cancel := r.Detached(ctx, 30*time.Second)
 	defer cancel()
-	errs := r.team.Each(ctx, r.Sink, "", func(ctx context.Context, i int) error {
+	errs := r.workers.Each(ctx, r.Sink, "", func(ctx context.Context, i int) error {
 		if armed[i] == nil || r.isGone(i) {
 			return nil
 		}
 		return armed[i].Abort(ctx)
 	})
-	return stage.WorkersError(stage.Start, r.team.IDs, errs)
+	return stage.WorkersError(stage.Start, r.workers.IDs, errs)
 }
 
 func (r *Runner) ref() launch.Ref { return launch.Ref{Run: r.O.Run, Attempt: r.attempt} }
@@ -670,7 +670,7 @@ func (r *Runner) sayUnmasked() {
 // bound returns the command of worker i, bound to the NUMA node that the preflight
 // found and in the virtual environment that was created.
 func (r *Runner) bound(i int) launch.Spec {
-	s := r.intent.commands[i]
+	s := r.decision.commands[i]
 	s.Wrap = slices.Concat(s.Wrap, r.wraps[i])
 	if r.O.Venv {
 		s.Env = append(r.venvs[i].Env(), s.Env...) // the user's own PATH goes last and wins
@@ -707,7 +707,7 @@ func (r *Runner) makeLogDir(rec *record.Record) error {
 // openRecord creates the log directory and reports where the logs will be, before
 // anything can fail on the workers.
 func (r *Runner) openRecord() error {
-	rec := r.intent.record
+	rec := r.decision.record
 	if err := r.makeLogDir(rec); err != nil {
 		return err
 	}

@@ -50,7 +50,7 @@ func (r *Runner) checkSkew(armed []*launch.Armed) error {
 	for i, a := range armed {
 		found[i] = a.Versions()
 	}
-	skews := findSkews(r.team.IDs, found)
+	skews := findSkews(r.workers.IDs, found)
 	if len(skews) == 0 {
 		return nil
 	}

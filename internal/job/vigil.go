@@ -9,7 +9,7 @@ import (
 	"multihost/internal/tpu"
 )
 
-// A vigil watches the slices of a team while its workers are prepared. Without it, the
+// A vigil watches the slices of a run while their workers are prepared. Without it, the
 // run would wait for a worker that is gone as long as for one that is slow.
 type vigil struct {
 	mu   sync.Mutex
@@ -17,7 +17,7 @@ type vigil struct {
 	done chan struct{}
 }
 
-// keepVigil returns a context that ends when the API says that a slice of the team is
+// keepVigil returns a context that ends when the API says that a slice of the run is
 // gone or was taken away; the cause names the slice. over ends the watch.
 func (r *Runner) keepVigil(ctx context.Context) (_ context.Context, over func()) {
 	ctx, cancel := context.WithCancelCause(ctx)
@@ -30,7 +30,7 @@ func (r *Runner) keepVigil(ctx context.Context) (_ context.Context, over func())
 			if err != nil {
 				continue // the API is unavailable; the workers may still be there
 			}
-			if why := v.look(nodes, r.team.Slices); why != "" {
+			if why := v.look(nodes, r.workers.Slices); why != "" {
 				cancel(&stage.Error{Stage: stage.Connect, Text: why, Lost: true})
 			}
 		}
@@ -56,9 +56,9 @@ func (v *vigil) look(nodes, all []tpu.Slice) (why string) {
 	return why
 }
 
-// isGone reports whether worker i of the team is on a slice that is gone.
+// isGone reports whether worker i is on a slice that is gone.
 func (r *Runner) isGone(i int) bool {
 	r.vigil.mu.Lock()
 	defer r.vigil.mu.Unlock()
-	return r.vigil.gone[r.team.Slice(i).Name]
+	return r.vigil.gone[r.workers.Slice(i).Name]
 }

@@ -801,7 +801,7 @@ func (l *logReader) noFailure(run string, end *runs.RunEnd) error {
 // logs writes the logs of a job without runner: from the workers while they can be
 // reached, otherwise from the bucket.
 func logs(ctx context.Context, r *runs.BucketRun, o LogOptions, w LogSink) error {
-	state, err := r.Bucket.State(ctx, r.Desc.Run)
+	state, err := r.Store.State(ctx, r.Desc.Run)
 	if err != nil {
 		return err
 	}
@@ -847,7 +847,7 @@ func logs(ctx context.Context, r *runs.BucketRun, o LogOptions, w LogSink) error
 		ids = []tpu.WorkerID{l.o.Worker}
 	}
 	src := func(id tpu.WorkerID) logSource {
-		return bucketSource{r.Bucket, r.Desc.Run, id, attempt, pieceOf(len(ids))}
+		return bucketSource{r.Store, r.Desc.Run, id, attempt, pieceOf(len(ids))}
 	}
 	if err := l.readBucket(ctx, src, ids, rec.LogDir); err != nil {
 		return stage.InterruptedOr(ctx, err)
@@ -902,7 +902,7 @@ func followBucket(ctx context.Context, r *runs.BucketRun, l *logReader, state de
 			return err
 		}
 		var err error
-		if state, err = r.Bucket.State(ctx, r.Desc.Run); err != nil {
+		if state, err = r.Store.State(ctx, r.Desc.Run); err != nil {
 			return err
 		}
 		if err := more(); err != nil {

@@ -210,7 +210,7 @@ func (o *onlooker) overSSH(ctx context.Context, d *workers.Deps, rec *record.Rec
 		return nil, err
 	}
 	o.tellGone(rec, gone)
-	f := &follow.Following{Deps: d, Team: t, Ref: launch.Ref{Run: rec.Run, Attempt: rec.Attempt}, Rec: rec, Watch: &stage.Stopwatch{Sink: d.Sink, Clock: d.Clock},
+	f := &follow.Following{Deps: d, Workers: t, Ref: launch.Ref{Run: rec.Run, Attempt: rec.Attempt}, Rec: rec, Watch: &stage.Stopwatch{Sink: d.Sink, Clock: d.Clock},
 		Attached: true, Watching: follow.WatchOptions{StallTimeout: -1}, Outages: make([]follow.Outage, len(t.IDs))}
 	for _, id := range t.IDs {
 		f.Reads = append(f.Reads, logs[id])
@@ -227,19 +227,19 @@ func (o *onlooker) overSSH(ctx context.Context, d *workers.Deps, rec *record.Rec
 // readOnce reads what the workers have now. sum is nil unless the run has ended on all of
 // them.
 func readOnce(ctx context.Context, f *follow.Following) (sum *event.Summary) {
-	f.Ends = make([]follow.Ending, len(f.Team.IDs))
+	f.Ends = make([]follow.Ending, len(f.Workers.IDs))
 	f.Stirred = make(chan struct{}, 1)
 	f.Watcher = follow.NewWatcher(f, f.Watching)
 	defer f.Watcher.Close()
-	f.Team.Each(ctx, event.Discard, "", func(ctx context.Context, i int) error {
+	f.Workers.Each(ctx, event.Discard, "", func(ctx context.Context, i int) error {
 		nobody := func(error) {}
-		if f.Team.IsAway(i) {
-			f.Outages[i].Lost(f, i, nobody, f.Team.Away[i])
+		if f.Workers.IsAway(i) {
+			f.Outages[i].Lost(f, i, nobody, f.Workers.Away[i])
 			return nil
 		}
 		log := f.Reads[i]
 		at := log.Offset()
-		_, exit, err := launch.Peek(ctx, f.Team.Conns[i], f.Ref, at, log.From(at))
+		_, exit, err := launch.Peek(ctx, f.Workers.Conns[i], f.Ref, at, log.From(at))
 		if err != nil {
 			f.Outages[i].Lost(f, i, nobody, err)
 		} else if exit != nil {
@@ -267,7 +267,7 @@ func readBy(ctx context.Context, r *runs.BucketRun, o *onlooker) error {
 	begin := r.Clock.Now()
 	followed := -1 // the attempt that was followed over SSH
 	for {
-		state, err := r.Bucket.State(ctx, r.Desc.Run)
+		state, err := r.Store.State(ctx, r.Desc.Run)
 		if err != nil {
 			return err
 		}
@@ -337,7 +337,7 @@ func readLogs(ctx context.Context, r *runs.BucketRun, attempt int, logs map[tpu.
 		}
 		group.Go(func() error {
 			at := log.Offset()
-			_, errs[i] = r.Bucket.Log(ctx, r.Desc.Run, id, attempt, at, log.From(at))
+			_, errs[i] = r.Store.Log(ctx, r.Desc.Run, id, attempt, at, log.From(at))
 			return nil
 		})
 	}

@@ -180,7 +180,7 @@ func usesNetwork(n *tpuapi.Node, name string) bool {
 
 // waitsForNetwork reports whether a queued resource of this life will make nodes on the
 // network. One that failed or was suspended makes no more nodes. An active one has its
-// nodes, which tpuUsers lists.
+// nodes, which tpuUsers lists. One whose state is not known may make some.
 func waitsForNetwork(q *tpuapi.QueuedResource, life provision.Life, name string) bool {
 	if q.Tpu == nil || !life.Queued() && life != provision.Provisioning {
 		return false

@@ -226,7 +226,7 @@ func CopyFrom(ctx context.Context, d *workers.Deps, o CopyOptions) error {
 	})
 }
 
-// fetchAll fetches from all workers of the team, at most copyAtOnce at once.
+// fetchAll fetches from all workers, at most copyAtOnce at once.
 func fetchAll(ctx context.Context, d *workers.Deps, t *workers.Connected, sources []string, places map[tpu.WorkerID]transfer.Place) ([]transfer.Fetched, []error) {
 	show := workers.NewWaiting(d, "copy", t.IDs)
 	defer t.Listen(show.Heard)()

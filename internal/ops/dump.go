@@ -65,7 +65,7 @@ func dumpRecord(ctx context.Context, d *workers.Deps, name, prefix string) (*rec
 	if r == nil {
 		return runs.Locate(ctx, d, name, prefix)
 	}
-	state, err := r.Bucket.State(ctx, name)
+	state, err := r.Store.State(ctx, name)
 	if err != nil {
 		return nil, err
 	}

@@ -340,7 +340,7 @@ func (c *SSH) sendKeys(ctx context.Context, all []tpu.Slice, sink event.Sink) (l
 
 // onHosts reports whether the slices are those of a HostList.
 func (c *SSH) onHosts() bool {
-	_, ok := c.Cloud.(hosts.HostList)
+	_, ok := provision.As[hosts.HostList](c.Cloud)
 	return ok
 }
 

@@ -10,7 +10,7 @@ import (
 )
 
 // A Provider makes slices and says what exists. Queued resources (package qr) and fixed
-// hosts (package job) are providers. What only some providers can do is an interface of
+// hosts (package hosts) are providers. What only some providers can do is an interface of
 // its own: see [Explainer], [Previewer] and [As].
 //
 // All methods are safe for concurrent use. When ctx ends, they return its cause.

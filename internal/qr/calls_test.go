@@ -197,3 +197,11 @@ func TestAListThatLeavesSomethingOutIsNotBelieved(t *testing.T) {
 		t.Errorf("queued resources after %d calls: %v", partial, err)
 	}
 }
+
+// TestAResourceThatIsNotThereIsNotFound: who knows only the seam learns it by its error.
+func TestAResourceThatIsNotThereIsNotFound(t *testing.T) {
+	c := start(t, sim.Config{})
+	if _, err := c.Provider("").Get(t.Context(), "none"); !errors.Is(err, provision.ErrNotFound) {
+		t.Errorf("the error is %v", err)
+	}
+}

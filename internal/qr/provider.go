@@ -40,6 +40,9 @@ func (c *Client) Provider(root string) Provider {
 // and two otherwise.
 func (p Provider) Get(ctx context.Context, id string) (provision.Resource, error) {
 	r, err := p.c.read(ctx, id)
+	if gcp.ClassOf(err) == gcp.NotFound {
+		return provision.Resource{}, missing{err}
+	}
 	if err != nil {
 		return provision.Resource{}, err
 	}
@@ -49,6 +52,14 @@ func (p Provider) Get(ctx context.Context, id string) (provision.Resource, error
 	nodes, err := p.c.Slices(ctx)
 	return p.resource(r, nodes), err
 }
+
+// missing is the API's error about a queued resource that does not exist.
+type missing struct{ error }
+
+func (m missing) Unwrap() error { return m.error }
+
+// Is reports whether target is provision.ErrNotFound.
+func (m missing) Is(target error) bool { return target == provision.ErrNotFound }
 
 // List implements provision.Provider.
 func (p Provider) List(ctx context.Context) ([]provision.Resource, error) {

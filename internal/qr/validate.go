@@ -189,7 +189,7 @@ func checkNetwork(r Request) (bad []*FlagError) {
 	return bad
 }
 
-// check checks the names of the network and the subnetwork.
+// checkInterface checks the names of the network and the subnetwork.
 func checkInterface(i Interface) (bad []*FlagError) {
 	if i.Network != "" && !networkRE.MatchString(i.Network) {
 		bad = append(bad, wrongf("network", "network %q is neither a network's name nor projects/P/global/networks/NAME", i.Network))

@@ -36,7 +36,7 @@ func ArrivalsPath(dir string, id tpu.WorkerID) string {
 }
 
 // LogNames are patterns of the names that commands give to files and directories in a
-// directory of logs: those of logPath, arrivalsPath and the stacks of dump.
+// directory of logs: those of LogPath, ArrivalsPath and the stacks of dump.
 var LogNames = []string{"output_slice_*.txt", ".arrivals_slice_*", "stacks-*"}
 
 // An ArrivalWriter writes the index of arrivals of one log while it is copied here. An

@@ -309,7 +309,7 @@ func LastLocalAttempt(stateDir, run string) int {
 	return last
 }
 
-// CheckLogDir returns the error that makeLogDir would return, and makes nothing.
+// CheckLogDir returns the error that MakeLogDir would return, and makes nothing.
 func (r *Record) CheckLogDir() error {
 	dir := r.LogDir
 	for {

@@ -28,8 +28,8 @@ import (
 // A BucketRun is a job without a runner, as its bucket describes it.
 type BucketRun struct {
 	*workers.Deps
-	Bucket *detach.Bucket
-	Desc   detach.Description
+	Store *detach.Bucket
+	Desc  detach.Description
 }
 
 // errElsewhere says that a run belongs to another project or zone than the command.
@@ -73,7 +73,7 @@ func FindBucketRun(ctx context.Context, d *workers.Deps, name string) (*BucketRu
 func (r *BucketRun) Record(ctx context.Context, attempt int) (*record.Record, error) {
 	rec := &record.Record{Run: r.Desc.Run, Attempt: max(1, attempt), Project: r.Desc.Project, Zone: r.Desc.Zone, Prefix: r.Desc.Resource, Login: r.Desc.Login,
 		Owner: r.Desc.Owner, Created: r.Desc.Created, Command: r.Desc.Command, Workers: len(r.Desc.IDs()),
-		LogDir: record.RecordDir(r.StateDir, r.Desc.Run, attempt), KeepGoing: true, Bucket: r.Bucket.Name(), BucketDir: r.Bucket.Dir()}
+		LogDir: record.RecordDir(r.StateDir, r.Desc.Run, attempt), KeepGoing: true, Bucket: r.Store.Name(), BucketDir: r.Store.Dir()}
 	nodes, err := r.Cloud.Slices(ctx)
 	if err != nil {
 		return rec, fmt.Errorf("list slices in %q: %w", r.Zone, err)
@@ -113,7 +113,7 @@ func (r *BucketRun) attach(ctx context.Context, o AttachOptions) (stage.Outcome,
 	total := len(r.Desc.IDs())
 	o.StrictExit = o.StrictExit || r.Desc.StrictExit
 	for {
-		state, err := r.Bucket.State(ctx, r.Desc.Run)
+		state, err := r.Store.State(ctx, r.Desc.Run)
 		if err != nil {
 			return stage.Outcome{}, stage.InterruptedOr(ctx, err)
 		}
@@ -127,7 +127,7 @@ func (r *BucketRun) attach(ctx context.Context, o AttachOptions) (stage.Outcome,
 		}
 		if text := r.Summary(state); text != told {
 			if told == "" && !state.Over(r.Desc) {
-				event.Notef(r.Sink, event.Info, "", "run %s lives without a runner, in %s; Ctrl-C leaves it running", r.Desc.Run, r.Bucket.URL(r.Desc.Run))
+				event.Notef(r.Sink, event.Info, "", "run %s lives without a runner, in %s; Ctrl-C leaves it running", r.Desc.Run, r.Store.URL(r.Desc.Run))
 			}
 			told = text
 			event.Notef(r.Sink, event.Info, "", "%s", text)
@@ -212,7 +212,7 @@ func (r *BucketRun) StillThere(ctx context.Context, state detach.State) error {
 	res, err := r.Cloud.Get(ctx, r.Desc.Resource)
 	switch {
 	case gcp.ClassOf(err) == gcp.NotFound:
-		again, err := r.Bucket.State(ctx, r.Desc.Run)
+		again, err := r.Store.State(ctx, r.Desc.Run)
 		if err != nil || again.Over(r.Desc) {
 			return err
 		}
@@ -223,7 +223,7 @@ func (r *BucketRun) StillThere(ctx context.Context, state detach.State) error {
 	case !r.owns(res):
 		return &stage.Error{Stage: stage.Follow, Text: fmt.Sprintf("queued resource %q is not of run %q", r.Desc.Resource, r.Desc.Run)}
 	case res.Dead():
-		if again, err := r.Bucket.State(ctx, r.Desc.Run); err == nil {
+		if again, err := r.Store.State(ctx, r.Desc.Run); err == nil {
 			state = again
 		}
 		return &stage.Error{Stage: stage.Follow, Text: fmt.Sprintf("queued resource %s is %s%s, and no worker is left to ask for another", r.Desc.Resource, res.State, wentDown(state)),
@@ -369,7 +369,7 @@ func (r *BucketRun) bringLog(ctx context.Context, rec *record.Record, id tpu.Wor
 		}
 		from = info.Size()
 	}
-	n, err := r.Bucket.Log(ctx, r.Desc.Run, id, rec.Attempt, from, &localLog{r.Sink, file, id, from, &record.ArrivalWriter{Path: record.ArrivalsPath(rec.LogDir, id), Now: r.Clock.Now}})
+	n, err := r.Store.Log(ctx, r.Desc.Run, id, rec.Attempt, from, &localLog{r.Sink, file, id, from, &record.ArrivalWriter{Path: record.ArrivalsPath(rec.LogDir, id), Now: r.Clock.Now}})
 	return from + n, err
 }
 
@@ -503,7 +503,7 @@ func (r *BucketRun) keptSlices(ctx context.Context, state detach.State) *kept {
 
 // stillOver returns an error unless the bucket says that the run has ended.
 func (r *BucketRun) stillOver(ctx context.Context) error {
-	state, err := r.Bucket.State(ctx, r.Desc.Run)
+	state, err := r.Store.State(ctx, r.Desc.Run)
 	if err == nil && !state.Over(r.Desc) {
 		err = fmt.Errorf("run %s has been started again", r.Desc.Run)
 	}
@@ -529,7 +529,7 @@ func (r *BucketRun) stopKept(ctx context.Context, o StopOptions, k kept) error {
 // stop does.
 func (r *BucketRun) stop(ctx context.Context, o StopOptions) error {
 	watch, later := stage.Stopwatch{Sink: r.Sink, Clock: r.Clock}, false
-	before, err := r.Bucket.State(ctx, r.Desc.Run)
+	before, err := r.Store.State(ctx, r.Desc.Run)
 	if err != nil && ctx.Err() != nil {
 		return stage.InterruptedOr(ctx, workers.MayStillRun(&stage.Error{Stage: stage.Stopping, Err: err}, r.Desc.Run))
 	}
@@ -540,13 +540,13 @@ func (r *BucketRun) stop(ctx context.Context, o StopOptions) error {
 		}
 	}
 	err = watch.Phase("stop", func() (string, error) {
-		if err := r.Bucket.Stop(ctx, r.Desc.Run, follow.StopBy+r.Owner); err != nil {
+		if err := r.Store.Stop(ctx, r.Desc.Run, follow.StopBy+r.Owner); err != nil {
 			return "", workers.MayStillRun(&stage.Error{Stage: stage.Stopping, Err: err}, r.Desc.Run)
 		}
 		direct := true
 		limit := r.Clock.After(o.Grace + 3*time.Duration(r.Desc.Every*float64(time.Second)) + 5*time.Minute)
 		for {
-			state, err := r.Bucket.State(ctx, r.Desc.Run)
+			state, err := r.Store.State(ctx, r.Desc.Run)
 			if err != nil {
 				return "", stage.InterruptedOr(ctx, workers.MayStillRun(&stage.Error{Stage: stage.Stopping, Err: err}, r.Desc.Run))
 			}
@@ -601,7 +601,7 @@ func (r *BucketRun) stop(ctx context.Context, o StopOptions) error {
 // forget makes ps stop asking for a run that was stopped.
 func (r *BucketRun) forget() {
 	rec, err := record.LoadRecord(r.StateDir, r.Desc.Run)
-	if err == nil && rec != nil && rec.Bucket == r.Bucket.Name() && rec.BucketDir == r.Bucket.Dir() {
+	if err == nil && rec != nil && rec.Bucket == r.Store.Name() && rec.BucketDir == r.Store.Dir() {
 		rec.Ended = true
 		err = rec.Save(r.StateDir)
 	}
@@ -678,7 +678,7 @@ func detachedRow(ctx context.Context, d *workers.Deps, name string, ended bool) 
 	if err != nil || r == nil {
 		return nil, err
 	}
-	state, err := r.Bucket.State(ctx, name)
+	state, err := r.Store.State(ctx, name)
 	if err != nil || state.Over(r.Desc) && !ended {
 		return nil, err
 	}

@@ -91,7 +91,7 @@ func EndHere(stateDir string, rec *record.Record, attempt int) *RunEnd {
 }
 
 // EndThere returns the end of the record's attempt as its workers tell it; nil if they
-// tell none. If all of them are in the team, and none was told the verdict, it judges by
+// tell none. If all of them are connected, and none was told the verdict, it judges by
 // how the command ended on each.
 func EndThere(ctx context.Context, t *workers.Connected, d *workers.Deps, rec *record.Record, all bool) *RunEnd {
 	found, _ := t.Runs(ctx)
@@ -125,7 +125,7 @@ func (e *RunEnd) judge(ends map[tpu.WorkerID]event.WorkerDone) {
 	}
 }
 
-// Ends asks the workers of the team how the command ended. Those that do not answer, and
+// Ends asks the workers how the command ended. Those that do not answer, and
 // those on which it has not ended, are left out. Times are corrected by the clocks.
 func Ends(ctx context.Context, t *workers.Connected, ref launch.Ref) map[tpu.WorkerID]event.WorkerDone {
 	states := make([]launch.State, len(t.IDs))

@@ -496,7 +496,7 @@ func attachOver(ctx context.Context, d *workers.Deps, rec *record.Record, o Atta
 	d.Sink.Emit(rec.AttemptEvent())
 	event.Notef(d.Sink, event.Info, "", "run %s, attempt %d: logs in %s; %s", rec.Run, rec.Attempt, rec.LogDir, d.WhatCtrlCDoes(false))
 	partly := sayUnstarted(d, t, known, rec) // a run that started on only some workers is not stopped as failed
-	f := &follow.Following{Deps: d, Team: t, Ref: launch.Ref{Run: rec.Run, Attempt: rec.Attempt}, Rec: rec, Watch: &watch,
+	f := &follow.Following{Deps: d, Workers: t, Ref: launch.Ref{Run: rec.Run, Attempt: rec.Attempt}, Rec: rec, Watch: &watch,
 		FailFast: !rec.KeepGoing && !partly && lives, Grace: o.Grace, Strict: o.StrictExit, Patience: o.Patience, Attached: true, Watching: o.Watch,
 		Secrets: mask.MaskedWords(secrets), Deletes: rec.Unasked != nil} // the end of a part is not the end that a user wants to know
 	out, err = f.Do(ctx)
@@ -703,7 +703,7 @@ func stopElsewhere(ctx context.Context, d *workers.Deps, rec *record.Record, o S
 	return stopOn(ctx, d, there, o)
 }
 
-// stopNamed stops the active runs of a name on the workers of the team. If one cannot be
+// stopNamed stops the active runs of a name on the workers. If one cannot be
 // stopped, the others are stopped all the same. It returns the runs that the workers knew
 // before, and whether there was any to stop.
 //

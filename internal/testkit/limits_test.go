@@ -43,8 +43,8 @@ var (
 	}
 	aboveLines = map[string]int{
 		"cmd/multihost": 5600,
-		"internal/job":  5600,
-		"internal/qr":   5500,
+		"internal/job":  5500,
+		"internal/qr":   5600,
 	}
 )
 

@@ -65,7 +65,7 @@ func (d *Deps) Choose(ctx context.Context, watch *stage.Stopwatch, w Workers) (s
 }
 
 // Call connects to the workers that w selects. failed holds the workers that could not
-// be reached; if none could, that is an error. The caller closes the team.
+// be reached; if none could, that is an error. The caller closes t.
 func (d *Deps) Call(ctx context.Context, watch *stage.Stopwatch, w Workers) (t *Connected, failed map[tpu.WorkerID]error, err error) {
 	sel, ids, err := d.Choose(ctx, watch, w)
 	if err != nil {
@@ -74,7 +74,7 @@ func (d *Deps) Call(ctx context.Context, watch *stage.Stopwatch, w Workers) (t *
 	return d.ReachSome(ctx, watch, sel, ids)
 }
 
-// ReachSome connects to workers of sel, as call does.
+// ReachSome connects to workers of sel, as Call does.
 func (d *Deps) ReachSome(ctx context.Context, watch *stage.Stopwatch, sel tpu.Selection, ids []tpu.WorkerID) (t *Connected, failed map[tpu.WorkerID]error, err error) {
 	err = watch.Phase("connect", func() (string, error) {
 		only := func(id tpu.WorkerID) bool { return slices.Contains(ids, id) }

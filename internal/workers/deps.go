@@ -128,6 +128,6 @@ const WarnLimit = 10 * time.Second
 
 // OnHosts reports whether the slices are those of a HostList.
 func (d *Deps) OnHosts() bool {
-	_, ok := d.Cloud.(hosts.HostList)
+	_, ok := provision.As[hosts.HostList](d.Cloud)
 	return ok
 }

@@ -14,7 +14,7 @@ import (
 	"multihost/internal/tpu"
 )
 
-// FoundRun is one run as the workers of a team know it.
+// FoundRun is one run as the workers know it.
 type FoundRun struct {
 	Info     launch.Info // from a worker that runs it, else from one that is to start it, else from the first
 	Workers  []tpu.WorkerID
@@ -77,7 +77,7 @@ func (f FoundRun) OfAnother(during stage.Stage, advice string) error {
 	return &stage.Error{Stage: during, Text: fmt.Sprintf("run %q of %s %s as login %q", f.Info.Run, f.Info.Owner, does, f.Info.Login), Advice: advice}
 }
 
-// Runs asks every worker of the team which runs it knows. It skips workers that are away.
+// Runs asks every worker which runs it knows. It skips workers that are away.
 // Different runs with the same name stay separate. The newest run comes first.
 func (t *Connected) Runs(ctx context.Context) ([]FoundRun, []error) {
 	list := launch.List

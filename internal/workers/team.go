@@ -15,15 +15,15 @@ import (
 	"multihost/internal/tpu"
 )
 
-// Connected is the workers of a run with an open connection to each. ids[i] is reached by
-// conns[i]. Index i is the process number.
+// Connected is the workers of a run with an open connection to each. IDs[i] is reached by
+// Conns[i]. Index i is the process number.
 type Connected struct {
 	Slices []tpu.Slice
 	IDs    []tpu.WorkerID
 	Conns  []remote.Conn
-	HangUp func() // closes conns; nil: no worker is connected
+	HangUp func() // closes Conns; nil: no worker is connected
 
-	// away[i] says why worker ids[i] could not be reached when the team was made; its
+	// Away[i] says why worker IDs[i] could not be reached when the connections were made; its
 	// connection is opened when it is used. nil: all were reached.
 	Away []error
 
@@ -31,10 +31,10 @@ type Connected struct {
 	breaks   breaks
 }
 
-// IsAway reports whether worker i could not be reached when the team was made.
+// IsAway reports whether worker i could not be reached when the connections were made.
 func (t *Connected) IsAway(i int) bool { return t.Away != nil && t.Away[i] != nil }
 
-// Reached returns how many workers were reached when the team was made.
+// Reached returns how many workers were reached when the connections were made.
 func (t *Connected) Reached() int {
 	n := len(t.IDs)
 	for i := range t.IDs {
@@ -138,7 +138,7 @@ func (d *Deps) Connect(ctx context.Context, sel tpu.Selection, only func(tpu.Wor
 	return nil, stage.WorkersError(stage.Connect, t.IDs, t.Away)
 }
 
-// Dial is connect for callers that can work with some of the workers: the team has the
+// Dial is Connect for callers that can work with some of the workers: the result has the
 // workers that were reached, and failed says why the others were not. With sendKeys, the
 // user's key is added to the slices' metadata first; without, only after a worker has
 // refused it.
@@ -146,7 +146,7 @@ func (d *Deps) Dial(ctx context.Context, sel tpu.Selection, only func(tpu.Worker
 	return d.DialFor(ctx, sel, only, sendKeys, d.Access.RetryFor)
 }
 
-// DialFor is dial with another limit for how long a worker may take to answer.
+// DialFor is Dial with another limit for how long a worker may take to answer.
 func (d *Deps) DialFor(ctx context.Context, sel tpu.Selection, only func(tpu.WorkerID) bool, sendKeys bool, retryFor time.Duration) (*Connected, map[tpu.WorkerID]error, error) {
 	t, err := d.DialAll(ctx, sel, only, sendKeys, retryFor)
 	if err != nil {
@@ -165,7 +165,7 @@ func (d *Deps) DialFor(ctx context.Context, sel tpu.Selection, only func(tpu.Wor
 	return reached, failed, nil
 }
 
-// DialAll is dialFor, but keeps the workers that were not reached in the team.
+// DialAll is DialFor, but keeps the workers that were not reached.
 func (d *Deps) DialAll(ctx context.Context, sel tpu.Selection, only func(tpu.WorkerID) bool, sendKeys bool, retryFor time.Duration) (*Connected, error) {
 	t := &Connected{Slices: sel.Slices, readOnly: d.ReadOnly}
 	for _, id := range sel.Workers() {

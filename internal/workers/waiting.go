@@ -39,7 +39,7 @@ func (w *waiting) Done(i int) {
 	w.show(w.count == len(w.ids))
 }
 
-// Copied adds to the bytes copied, and expected to the bytes to copy.
+// Copied adds to the bytes copied.
 func (w *waiting) Copied(n int64) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -47,6 +47,7 @@ func (w *waiting) Copied(n int64) {
 	w.show(false)
 }
 
+// Expected adds to the bytes to copy.
 func (w *waiting) Expected(n int64) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -242,7 +242,7 @@ func cloneNode(n *tpualpha.Node) *tpualpha.Node {
 	return &c
 }
 
-// AddNode creates a node, in state CREATING. msg must have passed checkNode.
+// AddNode creates a node, in state CREATING. msg must have passed Catalog.CheckNode.
 func (s Slices) AddNode(zone, id string, t tpu.Type, msg *tpualpha.Node) *Node {
 	msg.Name = s.LocationName(zone) + "/nodes/" + id
 	msg.Id, msg.State, msg.CreateTime, msg.ApiVersion = NewID(), "CREATING", s.Timestamp(), "V2_ALPHA1"

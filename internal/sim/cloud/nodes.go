@@ -103,7 +103,7 @@ func (s Catalog) checkInterfaces(zone, field string, n *tpualpha.Node) error {
 	return nil
 }
 
-// Interfaces returns the networks of a node that has passed checkNode. Workers are
+// Interfaces returns the networks of a node that has passed Catalog.CheckNode. Workers are
 // reached through the first.
 func Interfaces(n *tpualpha.Node) []*tpualpha.NetworkConfig {
 	if n.NetworkConfig != nil {

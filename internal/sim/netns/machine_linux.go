@@ -491,7 +491,7 @@ func (m *netnsMachine) pass(c *worker.FaultyConn) {
 	defer out.Close()
 	var copies sync.WaitGroup
 	copies.Go(func() {
-		// Hide the methods of the embedded TCPConn, which would bypass faultyConn.
+		// Hide the methods of the embedded TCPConn, which would bypass worker.FaultyConn.
 		_, err := io.Copy(out, struct{ io.Reader }{c})
 		if err != nil {
 			out.Close()
