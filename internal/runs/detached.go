@@ -285,14 +285,16 @@ func (r *BucketRun) Summary(state detach.State) string {
 	return fmt.Sprintf("run %s, attempt %d: %s", r.Desc.Run, max(1, state.Attempt), strings.Join(parts, ", "))
 }
 
+// noneMayDelete reports whether all workers have said that they may not delete the queued
+// resource.
+func noneMayDelete(state detach.State) bool {
+	may := func(w detach.Seen) bool { return w.MayDelete == "yes" || w.MayDelete == "" }
+	return len(state.Seen) > 0 && !slices.ContainsFunc(state.Seen, may)
+}
+
 // warnRights warns if no worker may delete the queued resource.
 func (r *BucketRun) warnRights(state detach.State) {
-	for _, w := range state.Seen {
-		if w.MayDelete == "yes" || w.MayDelete == "" {
-			return
-		}
-	}
-	if len(state.Seen) > 0 {
+	if noneMayDelete(state) {
 		event.Notef(r.Sink, event.Warn, job.DeleteHint(r.Desc.Resource, r.Deps), "no worker may delete queued resource %s when the run has ended: %s", r.Desc.Resource, state.Seen[0].MayDelete)
 	}
 }
@@ -460,7 +462,7 @@ func (r *BucketRun) Judge(rec *record.Record, state detach.State, begin time.Tim
 		sum.LastLines = follow.LastLines(rec.LogPath(first.Worker), 20, nil)
 		sum.Next = "multihost logs " + r.Desc.Run + " --worker=" + first.Worker.String()
 		if len(sum.LastLines) == 0 { // for example because the command was never started
-			sum.Next = "nothing was written there; once that is mended, type the job again with another --run-name"
+			sum.Next = "nothing was written there; once that is mended, type the job again"
 		}
 	}
 	if excused := state.Excused(); sum.OK && len(excused) > 0 {
@@ -539,6 +541,7 @@ func (r *BucketRun) stop(ctx context.Context, o StopOptions) error {
 			return r.stopKept(ctx, o, *k)
 		}
 	}
+	var ours *provision.Resource // what this command deletes
 	err = watch.Phase("stop", func() (string, error) {
 		if err := r.Store.Stop(ctx, r.Desc.Run, follow.StopBy+r.Owner); err != nil {
 			return "", workers.MayStillRun(&stage.Error{Stage: stage.Stopping, Err: err}, r.Desc.Run)
@@ -551,11 +554,9 @@ func (r *BucketRun) stop(ctx context.Context, o StopOptions) error {
 				return "", stage.InterruptedOr(ctx, workers.MayStillRun(&stage.Error{Stage: stage.Stopping, Err: err}, r.Desc.Run))
 			}
 			if state.Over(r.Desc) {
-				if r.sayKept(ctx, state) {
-					return fmt.Sprintf("run %s: ended on all workers", r.Desc.Run), nil
-				}
-				r.warnRights(state)
-				return fmt.Sprintf("run %s: ended on all workers, which delete queued resource %s", r.Desc.Run, r.Desc.Resource), nil
+				var text string
+				text, ours = r.afterEnd(ctx, state)
+				return text, nil
 			}
 			res, err := r.Cloud.Get(ctx, r.Desc.Resource)
 			switch {
@@ -592,10 +593,30 @@ func (r *BucketRun) stop(ctx context.Context, o StopOptions) error {
 			}
 		}
 	})
+	if err == nil && ours != nil {
+		err = deleteMade(ctx, r.Deps, r.Desc.Run, *ours, "which no worker may delete")
+	}
 	if err == nil && !later {
 		r.forget()
 	}
 	return err
+}
+
+// afterEnd says what becomes of the queued resource of a run that has ended on all workers.
+// It returns the resource if no worker may delete it.
+func (r *BucketRun) afterEnd(ctx context.Context, state detach.State) (text string, ours *provision.Resource) {
+	text = fmt.Sprintf("run %s: ended on all workers", r.Desc.Run)
+	if r.sayKept(ctx, state) {
+		return text, nil
+	}
+	res, err := r.Cloud.Get(ctx, r.Desc.Resource)
+	switch {
+	case gcp.ClassOf(err) == gcp.NotFound, err == nil && !r.owns(res):
+		return text + fmt.Sprintf(", and queued resource %s is gone", r.Desc.Resource), nil
+	case err == nil && noneMayDelete(state):
+		return text, &res
+	}
+	return text + fmt.Sprintf(", which delete queued resource %s", r.Desc.Resource), nil
 }
 
 // forget makes ps stop asking for a run that was stopped.

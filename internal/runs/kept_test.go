@@ -93,14 +93,16 @@ func TestARunThatWasBegunAgain(t *testing.T) {
 	}
 }
 
-// deletions is a provider that counts deletions.
+// deletions is a provider that has one resource and counts deletions.
 type deletions struct {
 	provision.Provider
-	n int
+	n   int
+	res provision.Resource
+	err error // of Get
 }
 
 func (d *deletions) Get(context.Context, string) (provision.Resource, error) {
-	return provision.Resource{}, nil
+	return d.res, d.err
 }
 
 func (d *deletions) Delete(context.Context, string, provision.DeleteOptions) (bool, error) {
@@ -138,6 +140,34 @@ func TestTheOnlyCopyOfALogStaysUnlessSomebodySaysSo(t *testing.T) {
 		err := deleteKept(t.Context(), d, StopOptions{Confirm: c.confirm}, k)
 		if deleted := cloud.n > 0; deleted != c.deletes || (err == nil) != c.deletes {
 			t.Errorf("%s: deleted %v, %v", c.story, deleted, err)
+		}
+	}
+}
+
+// TestAStopDeletesWhatNoWorkerMayDelete: the user who stops a run may.
+func TestAStopDeletesWhatNoWorkerMayDelete(t *testing.T) {
+	t.Parallel()
+	var request qr.Request
+	request.Mark("k", "ann")
+	mine := qr.Resource{ID: "k", State: "ACTIVE", Labels: request.Labels}
+	no, yes := detach.Seen{MayDelete: "HTTP 403"}, detach.Seen{MayDelete: "yes"}
+	for _, tt := range []struct {
+		story   string
+		cloud   deletions
+		seen    []detach.Seen
+		text    string
+		deletes bool
+	}{
+		{"nobody may", deletions{res: mine.Neutral()}, []detach.Seen{no, no}, "run k: ended on all workers", true},
+		{"one may", deletions{res: mine.Neutral()}, []detach.Seen{no, yes}, "run k: ended on all workers, which delete queued resource k", false},
+		{"nobody has said", deletions{res: mine.Neutral()}, nil, "run k: ended on all workers, which delete queued resource k", false},
+		{"it is gone", deletions{err: provision.ErrNotFound}, []detach.Seen{no}, "run k: ended on all workers, and queued resource k is gone", false},
+		{"another one has its name", deletions{res: qr.Resource{ID: "k", State: "ACTIVE"}.Neutral()}, []detach.Seen{no}, "run k: ended on all workers, and queued resource k is gone", false},
+	} {
+		r := &BucketRun{Deps: &workers.Deps{Cloud: &tt.cloud, Sink: event.Discard, Clock: testkit.NewJumpClock()}, Desc: detach.Description{Run: "k", Resource: "k"}}
+		text, ours := r.afterEnd(t.Context(), detach.State{Seen: tt.seen})
+		if text != tt.text || (ours != nil) != tt.deletes {
+			t.Errorf("%s: %q, deletes %v", tt.story, text, ours != nil)
 		}
 	}
 }
