@@ -67,7 +67,6 @@ guard() {
   if [[ ! -s $own/$run.born ]]; then printf '%s\n' "$now" >"$own/$run.born"; fi
   read -r born <"$own/$run.born"
   if [[ ! $born =~ ^[1-9][0-9]{0,11}$ ]]; then born=$now; fi
-  if ((asked == 0 || asked > born)); then asked=$born; fi
   stat=$(<"/proc/$$/stat")
   read -ra stat <<<"${stat##*) }"
   printf '%s %s %s\n' "$$" "${stat[19]}" "$born" >"$index/$run.watch.$UID"
@@ -134,11 +133,11 @@ share() {
 
 # due succeeds if, as far as this worker can tell, the slices are to go. It sets reason.
 due() {
-  local limit=$((lease > hold ? lease : hold))
-  if ((ttl && now >= asked + ttl)); then
+  local limit=$((lease > hold ? lease : hold)) begin=$((asked == 0 || asked > born ? born : asked))
+  if ((ttl && now >= begin + ttl)); then
     reason="the time to live of $ttl s (--ttl) is over"
     # The grace time, and a minute more, is for whoever ends the command.
-    [[ $adopted == no ]] || ((now >= asked + ttl + grace + 60))
+    [[ $adopted == no ]] || ((now >= begin + ttl + grace + 60))
   elif [[ $adopted == no ]]; then
     reason="no runner has come within $adopt s of the boot"
     ((adopt && up - since >= adopt))

@@ -341,6 +341,28 @@ func TestTheGuard(t *testing.T) {
 		v.boot(terms(c, func(t *Terms) { t.Adopt, t.TTL, t.Asked = time.Hour, time.Minute, time.Now().Add(-time.Hour) }))
 		v.wait("the deletion", c.isDeleted)
 	})
+	t.Run("counts the time to live from the boot if nobody says when it was asked for", func(t *testing.T) {
+		t.Parallel()
+		c := newCloud(t)
+		v := newVM(t, c)
+		v.stand("uname", "echo riscv64")
+		limited := terms(c, func(t *Terms) { t.Adopt, t.TTL, t.Grace = time.Hour, time.Hour, 0 })
+		v.boot(limited)
+		v.wait("the guard", func() bool { return v.pid() > 1 })
+		end := v.runs()
+		if _, err := v.tryArm(limited); err == nil { // all the same the guard has these terms now
+			t.Error("armed")
+		}
+		v.wait("the command to be seen", func() bool {
+			text, err := os.ReadFile(filepath.Join(v.root, "home", ".multihost", "lease", "train.terms"))
+			return err == nil && strings.Contains(string(text), "adopted=yes")
+		})
+		end(0)
+		v.wait("the deletion", c.isDeleted)
+		if log := v.log(); strings.Contains(log, "--ttl") || !strings.Contains(log, ": nobody has renewed the lease for") {
+			t.Errorf("the guard says\n%s", log)
+		}
+	})
 	t.Run("asks the others", func(t *testing.T) {
 		t.Parallel()
 		c := newCloud(t)
