@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"multihost/internal/agent"
+	"multihost/internal/fault"
 )
 
 // inMemory carries requests to a handler, without a network.
@@ -134,6 +135,41 @@ func TestMayDelete(t *testing.T) {
 		})
 		if err := client.MayDelete(t.Context(), []agent.Deletion{deletion}); (err == nil) != want {
 			t.Errorf("%d: got %v", status, err)
+		}
+	}
+}
+
+// A metadata server that has no token says nothing of what an API has: no resource is gone
+// because of it, and no right is there.
+func TestATokenThatIsRefusedIsNoAnswerOfAnAPI(t *testing.T) {
+	t.Parallel()
+	for status, want := range map[int]fault.Kind{http.StatusNotFound: fault.Unavailable, http.StatusForbidden: fault.Permission} {
+		client := &agent.Client{Metadata: &agent.Metadata{Transport: roundTrip(func(r *http.Request) (*http.Response, error) {
+			if !strings.HasSuffix(r.URL.Path, "/service-accounts/default/token") {
+				t.Errorf("asked %s", r.URL)
+			}
+			w := httptest.NewRecorder()
+			http.Error(w, "refused", status)
+			return w.Result(), nil
+		})}, Transport: roundTrip(func(r *http.Request) (*http.Response, error) {
+			t.Errorf("asked %s without a token", r.URL)
+			return nil, errors.New("no")
+		})}
+		_, err := client.Do(t.Context(), agent.Call{Method: http.MethodGet, URL: "https://cloud/q"})
+		text := fmt.Sprintf("no access token: HTTP status %d: refused", status)
+		if err == nil || agent.StatusOf(err) != 0 || fault.Of(err) != want || err.Error() != text {
+			t.Errorf("%d: got %v of status %d and kind %v", status, err, agent.StatusOf(err), fault.Of(err))
+		}
+		all := []agent.Deletion{deletion}
+		if err := client.Delete(t.Context(), all); err == nil || !strings.HasSuffix(err.Error(), text) {
+			t.Errorf("%d: Delete: got %v", status, err)
+		}
+		if err := client.MayDelete(t.Context(), all); err == nil || err.Error() != text {
+			t.Errorf("%d: MayDelete: got %v", status, err)
+		}
+		b := &agent.Bucket{Name: "b", Storage: "https://S", Client: client}
+		if _, _, err := b.List(t.Context(), ""); agent.StatusOf(err) != 0 {
+			t.Errorf("%d: List: got %v", status, err)
 		}
 	}
 }

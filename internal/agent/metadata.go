@@ -8,6 +8,8 @@ import (
 	"net/http"
 	"strings"
 	"time"
+
+	"multihost/internal/fault"
 )
 
 // MetadataHost is where a VM of Google's finds its metadata server.
@@ -46,19 +48,35 @@ func (m *Metadata) Publish(ctx context.Context, key, text string) error {
 }
 
 // Token returns an access token of the VM's service account. The server renews it, so
-// ask for each call.
+// ask for each call. StatusOf its errors is 0.
 func (m *Metadata) Token(ctx context.Context) (string, error) {
 	text, err := m.again(ctx, 3, "service-accounts/default/token")
 	if err != nil {
-		return "", fmt.Errorf("no access token: %w", err)
+		return "", &tokenError{err}
 	}
 	var token struct {
 		Text string `json:"access_token"`
 	}
 	if json.Unmarshal([]byte(text), &token) != nil || token.Text == "" {
-		return "", fmt.Errorf("no access token: the metadata server answers %.200q", text)
+		return "", &tokenError{fmt.Errorf("the metadata server answers %.200q", text)}
 	}
 	return token.Text, nil
+}
+
+// A tokenError says why there is no access token. The status with which the metadata server
+// refused it is not that of the API that was to be called: StatusOf is 0.
+type tokenError struct{ cause error }
+
+func (e *tokenError) Error() string { return "no access token: " + e.cause.Error() }
+
+// Fault returns the kind of the cause.
+func (e *tokenError) Fault() fault.Kind { return fault.Of(e.cause) }
+
+func (e *tokenError) Unwrap() error {
+	if StatusOf(e.cause) != 0 {
+		return nil
+	}
+	return e.cause
 }
 
 // again repeats a read that failed for a temporary reason, with pauses of 1 s, 2 s, 4 s ….
