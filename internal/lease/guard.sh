@@ -200,7 +200,7 @@ if [[ ${1-} == guard ]]; then
   exit
 fi
 (umask 077 && mkdir -p -- "$own")
-if take_agent; then exec "$agent" lease boot; fi
+if take_agent && "$agent" lease boot; then exit; fi # else the guard tries again
 # Startup scripts have to end, so the guard is a process of its own.
 text=$(<"$0")
 cd / && exec setsid --fork bash --norc --noprofile -p -c "$text" multihost-guard guard </dev/null >/dev/null 2>&1

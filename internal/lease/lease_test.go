@@ -416,6 +416,23 @@ func TestTheGuard(t *testing.T) {
 	})
 }
 
+// A watch that cannot begin at a boot, because its metadata is not there yet, begins later.
+func TestABootThatFailsIsTriedAgain(t *testing.T) {
+	t.Parallel()
+	c := newCloud(t)
+	v := newVM(t, c)
+	v.stand("sleep", "exec /bin/sleep 0.1")
+	testkit.Must(t, Send(t.Context(), v, v.agents, map[string]string{"amd64": "x86_64", "arm64": "aarch64"}[runtime.GOARCH]))
+	const missing = "GET attributes/multihost-lease"
+	c.set(func() { c.refuse[missing] = http.StatusNotFound })
+	v.boot(terms(c, func(t *Terms) { t.Adopt = time.Second }))
+	c.set(func() { delete(c.refuse, missing) })
+	v.wait("the deletion", c.isDeleted)
+	if log := v.log(); !strings.Contains(log, "watching run train") {
+		t.Errorf("the watch says\n%s", log)
+	}
+}
+
 // A worker that cannot have the agent says why, and its guard deletes.
 func TestAWorkerThatCannotRunTheAgent(t *testing.T) {
 	t.Parallel()
