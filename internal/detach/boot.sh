@@ -1,22 +1,22 @@
 # shellcheck shell=bash disable=SC2154 # vm.sh of package gcp, place.sh of package program and $sums stand before this text
 # The startup script of a job's workers, which root runs at every boot, and their shutdown
 # script ($1 is --going). It gets multihost-agent from the bucket, keeps it by the SHA-256
-# that stands in this text, and becomes it. While it cannot, it tells why, and tries on. It
-# deletes the queued resource only when that has lasted for long, and no other worker has
+# that stands in this text, and runs it until nothing is left to do. While it cannot, it
+# tells why, and tries on. It deletes the queued resource only when that has lasted for long, and no other worker has
 # reported anything: otherwise the others see to that.
 set -u
 shopt -s execfail
 export LC_ALL=C
 umask 022
 run='' label='' bucket='' prefix='' claim='' storage=''
-patience=600 stale=1800 look=20 ttl=0 requested=0 keep=never keep_for=0 told='' pause=1
+patience=600 stale=1800 look=20 ttl=0 requested=0 keep=never keep_for=0 grace=30000 told='' printed='' pause=1
 packed=${MULTIHOST_ROOT_TMP-}/run/multihost-agent.gz
 
 job() {
   local key value
   while IFS='=' read -r key value || [[ $key ]]; do
     case $key in
-      run | label | bucket | prefix | claim | storage | patience | stale | look | ttl | requested | keep | keep_for) printf -v "$key" '%s' "$value" ;;
+      run | label | bucket | prefix | claim | storage | patience | stale | look | ttl | requested | keep | keep_for | grace) printf -v "$key" '%s' "$value" ;;
       *) is_undo "$key" "$value" || : ;;
     esac
   done < <(instance attributes/multihost-job)
@@ -25,9 +25,10 @@ job() {
 
 objects() { REPLY=$storage/b/$bucket/o$1${prefix//\//%2F}$2; }
 
-# become: gets the program and becomes it. It fails with a reason in $why.
-become() {
-  local sum
+# work: gets the program and runs it. It fails with a reason in $why. What ends after more
+# than a minute has begun its work, so the patience begins anew.
+work() {
+  local sum began
   sum_here "$sums" || return
   sum=$REPLY
   if ! find_agent "$sum"; then
@@ -39,15 +40,17 @@ become() {
     }
     keep_agent "$sum" gzip -dc "$packed" || return
   fi
-  exec "$agent" job
-  why="cannot run $agent"
+  began=$SECONDS
+  "$agent" job && return
+  why="multihost-agent has ended with status $?"
+  if ((SECONDS - began > 60)); then SECONDS=0; fi
   return 1
 }
 
-# tell PHASE TEXT: tells others, and people, once.
+# tell PHASE TEXT: tells people once, and others until they can know it.
 tell() {
+  if [[ $printed != "$1$2" ]]; then printf 'multihost: %s: %s\n' "$1" "$2" && printed=$1$2; fi
   if [[ $told == "$1$2" ]]; then return; fi
-  printf 'multihost: %s: %s\n' "$1" "$2"
   attribute state "$(printf 'run=%s\nphase=%s\nattempt=0\nat=%(%s)T\nmay_delete=unknown\ndetail=%s' "$run" "$1" -1 "${2//$'\n'/ }")" && told=$1$2
 }
 
@@ -58,8 +61,9 @@ alone() {
 }
 
 # late SECONDS: succeeds if the queued resource is to go after so long without the program.
+# When the time to live is over, the others have the grace time, and a minute more, to end.
 late() {
-  ((ttl && requested && EPOCHSECONDS >= requested + ttl)) ||
+  ((ttl && requested && EPOCHSECONDS >= requested + ttl + grace / 1000 + 60)) ||
     { [[ $keep == never || $keep == on-failure && $keep_for != 0 ]] && (($1 >= patience + stale + keep_for)); }
 }
 
@@ -68,10 +72,8 @@ if [[ ${1-} == --going ]]; then
   sum_here "$sums" && find_agent "$REPLY" && exec "$agent" job --going
   exit
 fi
-until become; do
+until work; do
   if ((SECONDS < patience)); then tell boot "waiting: $why"; else tell failed "the job cannot be fetched: tried for $patience s; $why"; fi
-  if late "$SECONDS" && alone; then
-    delete_resource "$label" || exit
-  fi
+  if late "$SECONDS" && alone; then delete_resource "$label" || exit; fi
   sleep "$((pause = pause < look ? pause * 2 : look))"
 done

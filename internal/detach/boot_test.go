@@ -32,6 +32,7 @@ type vm struct {
 
 	mu       sync.Mutex
 	bucket   int    // status with which objects are refused; 0: they are not
+	deaf     bool   // guest attributes are refused
 	packed   []byte // the object with the program
 	reported bool   // another worker has
 	label    string // of the queued resource
@@ -42,7 +43,8 @@ type vm struct {
 
 func bootVM(t *testing.T) *vm {
 	testkit.Need(t, "curl")
-	v := &vm{t: t, root: testkit.SharedDir(t), label: "r", agents: noAgent(t, "#!/bin/sh\n[ \"$1\" = check ] || echo \"became $*\"\n")}
+	v := &vm{t: t, root: testkit.SharedDir(t), label: "r"}
+	v.agent(`echo "became $*"`)
 	for _, dir := range []string{"home", "tmp", "dev/shm", "run", "bin"} {
 		testkit.Must(t, os.MkdirAll(filepath.Join(v.root, dir), 0o755))
 	}
@@ -50,12 +52,17 @@ func bootVM(t *testing.T) *vm {
 	server := httptest.NewServer(http.HandlerFunc(v.serve))
 	t.Cleanup(server.Close)
 	v.url = server.URL
+	return v
+}
+
+// agent makes a script the agent.
+func (v *vm) agent(text string) {
+	v.agents = noAgent(v.t, "#!/bin/sh\n[ \"$1\" = check ] && exit\n"+text+"\n")
 	for _, arch := range program.Archs() {
 		if p, err := v.agents.For(arch); err == nil {
 			v.packed = p.Packed
 		}
 	}
-	return v
 }
 
 // stand puts a script in the place of a program of the worker.
@@ -72,6 +79,9 @@ func (v *vm) serve(w http.ResponseWriter, r *http.Request) {
 		fmt.Fprintf(w, "run=r\nlabel=multihost-run=r\nundo_look=%[1]s/q\nundo_delete=%[1]s/q?force=true\nbucket=b\nprefix=d/r/\nclaim=c\nstorage=%[1]s/storage\nlook=1\n%[2]s", v.url, v.keys)
 	case strings.HasSuffix(path, "/token"):
 		fmt.Fprint(w, `{"access_token": "t"}`)
+	case r.Method == http.MethodPut && v.deaf:
+		v.told = append(v.told, string(body))
+		w.WriteHeader(http.StatusForbidden)
 	case r.Method == http.MethodPut:
 		v.told = append(v.told, string(body))
 	case strings.HasPrefix(path, "/storage/"):
@@ -160,6 +170,29 @@ func TestABootBecomesTheAgent(t *testing.T) {
 	}
 }
 
+// An agent that has failed does not leave the slices to themselves: it is started again.
+func TestABootRunsAFailedAgentAgain(t *testing.T) {
+	t.Parallel()
+	v := bootVM(t)
+	v.agent(`echo "became $*"; mkdir "$MULTIHOST_ROOT_TMP/once" 2>/dev/null && exit 3; exit 0`)
+	out := v.boot("startup-script", time.Minute, nil)
+	if want := "became job\nmultihost: boot: waiting: multihost-agent has ended with status 3\nbecame job\n"; out != want {
+		t.Errorf("got %q, want %q", out, want)
+	}
+}
+
+// Where guest attributes are not taken, people read a reason once all the same.
+func TestABootPrintsAReasonOnce(t *testing.T) {
+	t.Parallel()
+	v := bootVM(t)
+	v.stand("uname", "echo riscv64")
+	v.deaf = true
+	out := v.boot("startup-script", time.Minute, func() bool { return len(v.told) > 2 })
+	if n := strings.Count(out, "multihost: boot: waiting: "); n != 1 || len(v.told) < 3 {
+		t.Errorf("%d times in %q, told %d times", n, out, len(v.told))
+	}
+}
+
 // What keeps a worker from the program is told where people look, and tried again.
 func TestABootThatHasNoAgentTellsWhy(t *testing.T) {
 	t.Parallel()
@@ -211,6 +244,9 @@ func TestABootThatHasNoAgentDeletesLast(t *testing.T) {
 		"--keep-on-failure":       {"keep=on-failure\n", func(*vm) {}, false},
 		"--keep-on-failure=1s":    {"keep=on-failure\nkeep_for=1\n", func(*vm) {}, true},
 		"--keep, but --ttl ended": {"keep=always\nttl=1\nrequested=1\n", func(*vm) {}, true},
+		"--ttl ended just now":    {fmt.Sprintf("keep=always\nttl=1\nrequested=%d\n", time.Now().Unix()-40), func(*vm) {}, false},
+		"--ttl, and grace":        {fmt.Sprintf("keep=always\nttl=1\ngrace=600000\nrequested=%d\n", time.Now().Unix()-300), func(*vm) {}, false},
+		"--ttl ended 3 min ago":   {fmt.Sprintf("keep=always\nttl=1\ngrace=90000\nrequested=%d\n", time.Now().Unix()-200), func(v *vm) { v.bucket = http.StatusForbidden }, true},
 		"there is time":           {"stale=1800\n", func(*vm) {}, false},
 	} {
 		t.Run(name, func(t *testing.T) {
