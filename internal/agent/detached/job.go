@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -154,21 +155,18 @@ func nameOf(slice, worker int) string { return fmt.Sprintf("s%dw%d", slice, work
 func (p Place) index(j Job) int { return p.Slice*j.Workers + p.Worker }
 
 // parsePlace reads what the metadata server says of this worker: its attributes tpu-env
-// and worker-network-endpoints, and its address.
-func parsePlace(j Job, env, endpoints, own string) Place {
+// and worker-network-endpoints, and its address. A number that is none is an error.
+func parsePlace(j Job, env, endpoints, own string) (Place, error) {
 	p := Place{Own: own}
+	r := reader{values: map[string]string{}}
 	first, _, _ := strings.Cut(endpoints, ",")
 	p.Coordinator = first[strings.LastIndexByte(first, ':')+1:]
 	for line := range strings.Lines(env) {
 		key, value, _ := strings.Cut(strings.TrimRight(line, "\r\n"), ":")
-		value = strings.Trim(value, " '")
-		switch key {
-		case "WORKER_ID":
-			p.Worker, _ = strconv.Atoi(value)
+		value = strings.Trim(value, ` '"`)
+		switch r.values[key] = value; key {
 		case "NODE_ID":
 			p.Node = value
-		case "MEGASCALE_SLICE_ID":
-			p.Slice, _ = strconv.Atoi(value)
 		case "MEGASCALE_COORDINATOR_ADDRESS":
 			p.Coordinator = value
 			if i := strings.LastIndexByte(value, ':'); i >= 0 {
@@ -176,10 +174,12 @@ func parsePlace(j Job, env, endpoints, own string) Place {
 			}
 		}
 	}
-	for i, name := range j.Nodes {
-		if name == p.Node {
-			p.Slice = i
-		}
+	p.Worker = r.number("WORKER_ID", 0)
+	if p.Slice = slices.Index(j.Nodes, p.Node); p.Slice < 0 {
+		p.Slice = r.number("MEGASCALE_SLICE_ID", 0)
 	}
-	return p
+	if r.err != nil {
+		return Place{}, fmt.Errorf("the metadata server does not tell which worker this is: %w", r.err)
+	}
+	return p, nil
 }

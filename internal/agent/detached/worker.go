@@ -124,8 +124,9 @@ func (w *worker) place(ctx context.Context) error {
 			return fmt.Errorf("the metadata server does not tell which worker this is: %w", err)
 		}
 	}
-	w.me = parsePlace(w.job, values[0], values[1], values[2])
-	return nil
+	var err error
+	w.me, err = parsePlace(w.job, values[0], values[1], values[2])
+	return err
 }
 
 // identify reads what this worker is to do. A worker that gets nothing from its metadata

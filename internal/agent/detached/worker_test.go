@@ -1022,10 +1022,19 @@ func TestParsePlace(t *testing.T) {
 	for env, want := range map[string]string{
 		"ACCELERATOR_TYPE: 'v4-16'\nWORKER_ID: '3'\nNODE_ID: 't-1'\n":                                             "s1w3 7 t-1 10.0.0.1",
 		"WORKER_ID: '3'\nMEGASCALE_SLICE_ID: '1'\nMEGASCALE_COORDINATOR_ADDRESS: '10.9.9.9:8080'\nNODE_ID: 'x'\n": "s1w3 7 x 10.9.9.9",
-		"": "s0w0 0  10.0.0.1",
+		"":                                     "s0w0 0  10.0.0.1",
+		"WORKER_ID: \"3\"\nNODE_ID: \"t-1\"\n": "s1w3 7 t-1 10.0.0.1",
+		"WORKER_ID: '3'\nNODE_ID: 't-1'\nMEGASCALE_SLICE_ID: ''\n": "s1w3 7 t-1 10.0.0.1",
+		"WORKER_ID: 'three'\nNODE_ID: 't-1'\n":                     `the metadata server does not tell which worker this is: its WORKER_ID is no number: "three"`,
+		"WORKER_ID: '-3'\nNODE_ID: 't-1'\n":                        `the metadata server does not tell which worker this is: its WORKER_ID is no number: "-3"`,
+		"WORKER_ID: '3'\nMEGASCALE_SLICE_ID: 'x'\n":                `the metadata server does not tell which worker this is: its MEGASCALE_SLICE_ID is no number: "x"`,
 	} {
-		p := parsePlace(j, env, "a:b:10.0.0.1,a:b:10.0.0.2", "10.0.0.2")
-		if got := fmt.Sprintf("%s %d %s %s", p, p.index(j), p.Node, p.Coordinator); got != want {
+		p, err := parsePlace(j, env, "a:b:10.0.0.1,a:b:10.0.0.2", "10.0.0.2")
+		got := fmt.Sprintf("%s %d %s %s", p, p.index(j), p.Node, p.Coordinator)
+		if err != nil {
+			got = err.Error()
+		}
+		if got != want {
 			t.Errorf("%q: got %q, want %q", env, got, want)
 		}
 	}
