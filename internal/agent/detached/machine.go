@@ -675,6 +675,11 @@ func (m *machine) restBlind(s *sight) action {
 	case err == nil:
 		m.readFrom = s.now
 	case blind >= limit && (m.job.Keep == "never" || m.job.Keep == "on-failure" && m.job.KeepFor != 0):
+		if !s.did[takeTurn] { // after the turn, the bucket is read once more
+			delete(s.looked, ofEnds)
+			delete(s.looked, ofUnsent)
+			s.unsentErr = nil
+		}
 		return m.deleteFor(fmt.Sprintf("the bucket could not be read for %d s: %v", int(blind.Seconds()), err), s)
 	}
 	return m.idle(s)

@@ -87,6 +87,21 @@ func TestRestDeletesOnlyWhenItIsTime(t *testing.T) {
 		}, "it stays\n"},
 		"the bucket is gone": {nil, func(_ action, s *sight, _ int) { s.endsErr = errGone },
 			"deleted at 2800: the bucket could not be read for 1800 s: gone\n"},
+		"the bucket is back before its turn": {nil, func(a action, s *sight, _ int) {
+			if a.at == ofEnds && !s.did[takeTurn] {
+				s.endsErr = errGone
+			} else if a.at == ofEnds {
+				s.endsErr = nil
+			}
+		}, "it stays\n"},
+		"the bucket is back before its turn, for logs too": {nil, func(a action, s *sight, _ int) {
+			if a.at == ofEnds {
+				s.ends.all = !s.did[takeTurn]
+			}
+			if a.at == ofUnsent {
+				s.unsentErr = errGone
+			}
+		}, "it stays\n"},
 		"the bucket is gone with --keep-on-failure=1h": {func(m *machine) { m.job.Keep, m.job.KeepFor = "on-failure", time.Hour }, func(_ action, s *sight, _ int) { s.endsErr = errGone },
 			"deleted at 6400: the bucket could not be read for 5400 s: gone\n"},
 		"the bucket is gone with --keep-on-failure": {func(m *machine) { m.job.Keep = "on-failure" }, func(_ action, s *sight, _ int) { s.endsErr = errGone }, "it stays\n"},
