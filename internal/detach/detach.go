@@ -2,7 +2,7 @@
 //
 // It hides two things: a bucket that holds the job and its progress, and what every worker
 // runs at each boot: a script (boot.sh) that fetches multihost-agent from the bucket and
-// becomes it. Package agent/detached is the part of a worker: it fetches the job with the
+// runs it. Package agent/detached is the part of a worker: it fetches the job with the
 // worker's own token, and starts the command under the supervisor that a runner would use
 // (package launch, packed as a kit). It stores the worker's log and end in the bucket,
 // begins a new attempt after a reboot, and deletes the queued resource when every worker
