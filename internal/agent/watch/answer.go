@@ -60,11 +60,18 @@ func (h *Host) Boot(ctx context.Context, run string, lock *os.File) error {
 		t.Read(readSome(path))
 		t.Adopted = true
 	}
-	if err := h.save(t); err != nil && kept == "" { // otherwise a full disk has nearly the same
-		return fmt.Errorf("write %s: %w", h.own(t.Run+termsEnd), err)
+	err = h.save(t)
+	if err != nil {
+		err = fmt.Errorf("write %s: %w", h.own(t.Run+termsEnd), err)
 	}
-	if lock != nil {
-		return h.Watch(ctx, t.Run, lock)
+	if lock != nil { // nobody else watches, so this goes on
+		if err != nil {
+			h.Note(err.Error())
+		}
+		return h.watch(ctx, t.Run, lock, func() Terms { return t })
+	}
+	if err != nil && kept == "" { // otherwise a full disk has nearly the same
+		return err
 	}
 	return h.start(ctx, t.Run)
 }

@@ -219,6 +219,12 @@ func (h *Host) Watch(ctx context.Context, run string, lock *os.File) error {
 	if !runName.MatchString(run) {
 		return fmt.Errorf("no run is called %q", run)
 	}
+	return h.watch(ctx, run, lock, func() Terms { return h.terms(run) })
+}
+
+// watch is Watch with terms that need not be on the disk. It asks for them once it has the
+// lock.
+func (h *Host) watch(ctx context.Context, run string, lock *os.File, terms func() Terms) error {
 	if err := h.prepare(); err != nil {
 		return err
 	}
@@ -243,7 +249,7 @@ func (h *Host) Watch(ctx context.Context, run string, lock *os.File) error {
 		return err
 	}
 	h.Note("watching run " + run)
-	w := &watcher{Host: h, m: NewMachine(h.terms(run), born, up)}
+	w := &watcher{Host: h, m: NewMachine(terms(), born, up)}
 	for {
 		end, err := w.round(ctx)
 		if err != nil {

@@ -621,6 +621,18 @@ func TestTheWatchSurvives(t *testing.T) {
 		c.at(3 * hour)
 		c.isDeleted(hour+30*time.Minute, hour+33*time.Minute)
 	})
+	story(t, "a guard that hands over on a full disk", func(t *testing.T) {
+		c := newCloud(t, 1)
+		w := c.workers[0]
+		c.terms = terms(func(t *Terms) { t.Adopt = 1800 }).Text()
+		testkit.Must(t, w.host(io.Discard).prepare())
+		testkit.Must(t, os.Mkdir(filepath.Join(w.root, "home", ownFolder, "train.terms"), 0o755)) // it cannot be written
+		lock, err := takeLock(w.alive, w.index(watchFile("train", 1000)))
+		testkit.Must(t, err)
+		w.watches.Go(func() { w.ended = w.host(io.Discard).Boot(w.alive, "train", lock) })
+		c.at(3 * hour)
+		c.isDeleted(30*time.Minute, 33*time.Minute)
+	})
 	story(t, "a full disk", func(t *testing.T) {
 		c := newCloud(t, 1)
 		w := c.workers[0]
