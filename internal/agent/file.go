@@ -22,6 +22,9 @@ func WriteFile(path string, data []byte, mode os.FileMode) error {
 	if err == nil {
 		err = f.Chmod(mode)
 	}
+	if err == nil {
+		err = f.Sync() // or a file system may rename before it writes
+	}
 	if closed := f.Close(); err == nil {
 		err = closed
 	}
