@@ -126,16 +126,32 @@ func TestFieldIn(t *testing.T) {
 // A caller with the permission is told that there is no such resource.
 func TestMayDelete(t *testing.T) {
 	t.Parallel()
-	for status, want := range map[int]bool{404: true, 403: false, 503: false} {
-		client := clientOf(func(w *httptest.ResponseRecorder, r *http.Request) {
-			if r.Method != http.MethodDelete || r.URL.Path != "/none" {
-				t.Errorf("asked %s %s", r.Method, r.URL)
+	const broken = 0
+	for name, c := range map[string]struct {
+		answers []int // the last one repeats
+		want    bool
+		tries   int
+	}{
+		"may": {[]int{404}, true, 1}, "may not": {[]int{403}, false, 1}, "a wrong request": {[]int{400}, false, 1}, "away": {[]int{503}, false, 4},
+		"away for a moment": {[]int{503, 429, broken, 404}, true, 4}, "away, and may not": {[]int{broken, 403}, false, 2},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			tries := 0
+			client := clientOf(func(w *httptest.ResponseRecorder, r *http.Request) {
+				if r.Method != http.MethodDelete || r.URL.Path != "/none" {
+					t.Errorf("asked %s %s", r.Method, r.URL)
+				}
+				status := c.answers[min(tries, len(c.answers)-1)]
+				if tries++; status == broken {
+					w.Code = 0
+					return
+				}
+				w.WriteHeader(status)
+			})
+			if err := client.MayDelete(t.Context(), []agent.Deletion{deletion}); (err == nil) != c.want || tries != c.tries {
+				t.Errorf("%s: got %v after %d tries", name, err, tries)
 			}
-			w.WriteHeader(status)
 		})
-		if err := client.MayDelete(t.Context(), []agent.Deletion{deletion}); (err == nil) != want {
-			t.Errorf("%d: got %v", status, err)
-		}
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"strconv"
 	"strings"
+	"time"
 
 	"multihost/internal/fault"
 )
@@ -77,17 +78,40 @@ func (c *Client) delete(ctx context.Context, d Deletion) error {
 }
 
 // MayDelete returns nil if this VM may delete such resources. It tries to delete one that
-// does not exist: a caller with the permission gets 404, any other caller is refused.
+// does not exist: a caller with the permission gets 404, any other caller is refused. It
+// tries again, for about half a minute at most, what may be answered soon.
 func (c *Client) MayDelete(ctx context.Context, deletions []Deletion) error {
 	for _, d := range deletions {
 		if d.Probe == "" {
 			continue
 		}
-		if _, err := c.Do(ctx, Call{Method: d.Method, URL: d.Probe}); err != nil && StatusOf(err) != http.StatusNotFound {
+		if err := c.probe(ctx, d); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// Limits of the tries of a probe: a runner waits for the answer.
+const (
+	probeRetries = 3
+	probeLimit   = 20 * time.Second // after this, no try begins
+)
+
+func (c *Client) probe(ctx context.Context, d Deletion) error {
+	begin := time.Now()
+	for i := 0; ; i++ {
+		_, err := c.Do(ctx, Call{Method: d.Method, URL: d.Probe})
+		var noToken *tokenError
+		switch {
+		case err == nil, StatusOf(err) == http.StatusNotFound:
+			return nil
+		case errors.As(err, &noToken), !temporary(err), i == probeRetries, time.Since(begin) >= probeLimit:
+			return err
+		case Sleep(ctx, time.Second<<i) != nil:
+			return err
+		}
+	}
 }
 
 // In reports whether a decoded JSON value has the field's value at its place.
