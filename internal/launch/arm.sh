@@ -189,20 +189,16 @@ prepare_index() {
 # start.sh has read it. No value is on a command line.
 secrets() {
   local dir=$1 metadata=http://${GCE_METADATA_HOST:-169.254.169.254}/computeMetadata/v1/instance/service-accounts/default
-  local name url token reply status data json nuls=0
-  json=$(curl -q -sS -f --noproxy '*' --max-time 10 --retry 2 -H 'Metadata-Flavor: Google' "$metadata/token" 2>&1)
-  if ! json_string access_token; then no_secret "$dir" - 0 "no access token: ${json:0:200}"; fi
+  local name url token='' status trouble data json nuls=0
+  exec 5<>"$dir/output"
+  ask 2 --noproxy '*' --max-time 10 -H 'Metadata-Flavor: Google' "$metadata/token"
+  if ((status != 200)); then no_secret "$dir" - 0 "no access token: $trouble"; fi
+  if ! json_string access_token; then no_secret "$dir" - 0 'no access token: the answer of the metadata server has none'; fi
   token=$REPLY
   nuls=$(tr -cd '\0' <"$dir/env" | wc -c)
   while read -r name url; do
-    reply=$(printf 'header = "Authorization: Bearer %s"\n' "$token" |
-      curl -q -sS -K - -w '\n%{http_code}' --connect-timeout 10 --max-time 15 --retry 3 --retry-max-time 40 "$url" 2>&1)
-    status=${reply##*$'\n'} json=${reply%$'\n'*}
-    reply=$json
-    if [[ $status != 200 ]]; then
-      if json_string error message; then reply=$REPLY; fi
-      no_secret "$dir" "$name" "$status" "${reply:0:400}"
-    fi
+    ask 3 --connect-timeout 10 --max-time 15 "$url"
+    if ((status != 200)); then no_secret "$dir" "$name" "$status" "$trouble"; fi
     data=
     if json_string payload data; then data=$REPLY; fi
     nuls=$((nuls + 1))
@@ -214,6 +210,56 @@ secrets() {
       no_secret "$dir" "$name" 0 'the answer has no value that fits into a variable'
     fi
   done <"$dir/secrets"
+  exec 5<&-
+}
+
+# ask RETRIES ARG... calls curl with ARGs and the token, and again while the network or the
+# server has trouble, but not later than 40 s after the first try. status and json are those
+# of the last try; status is 0 if it got no whole answer. If status is not 200, trouble says
+# why. What curl says goes through descriptor 5: curl --retry would put the answers of all
+# tries, and its messages, into one text.
+ask() {
+  local tries=$1 pause=1 line error until_ns
+  shift
+  now_ns
+  until_ns=$((REPLY + 40000000000))
+  while :; do
+    json=$(
+      set -o pipefail
+      if [[ $token ]]; then printf 'header = "Authorization: Bearer %s"\n' "$token"; fi |
+        curl -q -sS -K - -w '\n%{http_code}' "$@" 2>&5
+    )
+    error=$?
+    if ((error == 0)); then
+      status=${json##*$'\n'} json=${json%$'\n'*}
+      if [[ $status != 408 && $status != 429 && $status != 5?? ]]; then break; fi
+    else
+      status=0 json='' # half of an answer is none
+      case $error in
+        5 | 6 | 18 | 28 | 35 | 52 | 56) ;; # no name server, a time limit, a broken connection
+        *) break ;;
+      esac
+    fi
+    now_ns
+    if ((tries-- == 0 || REPLY > until_ns)); then break; fi
+    sleep "$pause"
+    pause=$((pause * 2))
+  done
+  if ((status == 200)); then return; fi
+  if ((! error)); then
+    trouble="HTTP status $status"
+    if [[ $token ]]; then # else the answer may have one, whatever its status
+      trouble=$json
+      if json_string error message; then trouble=$REPLY; fi
+      trouble=${trouble//"$token"/***}
+    fi
+  else
+    trouble="curl fails with status $error"
+    while IFS= read -r -t 0.1 -u 5 line; do
+      if [[ $line == *curl:* ]]; then trouble=$line; fi
+    done
+  fi
+  trouble=${trouble:0:400}
 }
 
 no_secret() { # DIR NAME STATUS TEXT
