@@ -227,6 +227,21 @@ func TestMetadataIsAskedAgain(t *testing.T) {
 	}
 }
 
+// An answer that is no token as it should be may have one all the same.
+func TestNoMessageHasAToken(t *testing.T) {
+	t.Parallel()
+	for _, answer := range []string{"ya29.hush", `{"token": "ya29.hush"}`, `{"access_token": "ya29.hush"`} {
+		m := agent.Metadata{Transport: roundTrip(func(*http.Request) (*http.Response, error) {
+			w := httptest.NewRecorder()
+			fmt.Fprint(w, answer)
+			return w.Result(), nil
+		})}
+		if token, err := m.Token(t.Context()); token != "" || err == nil || strings.Contains(err.Error(), "ya29") {
+			t.Errorf("%s: got %q, %v", answer, token, err)
+		}
+	}
+}
+
 // A call that hangs, as when a connection is lost without a word, is given up long before
 // the time that a large log may take. One that moves is not.
 func TestACallThatHangsIsGivenUp(t *testing.T) {

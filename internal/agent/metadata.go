@@ -3,7 +3,7 @@ package agent
 import (
 	"context"
 	"encoding/json"
-	"fmt"
+	"errors"
 	"io"
 	"net/http"
 	"strings"
@@ -58,7 +58,7 @@ func (m *Metadata) Token(ctx context.Context) (string, error) {
 		Text string `json:"access_token"`
 	}
 	if json.Unmarshal([]byte(text), &token) != nil || token.Text == "" {
-		return "", &tokenError{fmt.Errorf("the metadata server answers %.200q", text)}
+		return "", &tokenError{errNoToken}
 	}
 	return token.Text, nil
 }
@@ -78,6 +78,9 @@ func (e *tokenError) Unwrap() error {
 	}
 	return e.cause
 }
+
+// errNoToken does not tell the answer, which may have a token all the same.
+var errNoToken = errors.New("the answer of the metadata server has none")
 
 // again repeats a read that failed for a temporary reason, with pauses of 1 s, 2 s, 4 s ….
 func (m *Metadata) again(ctx context.Context, retries int, path string) (text string, err error) {
