@@ -2,7 +2,9 @@ package launch
 
 import (
 	"fmt"
+	"io"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -10,6 +12,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"multihost/internal/testkit"
 )
 
 // readers are the processes that read the pipe which is the output of the run.
@@ -207,4 +211,45 @@ func TestTheRelayOutlivesTheSupervisor(t *testing.T) {
 		t.Errorf("%d bytes", len(text))
 	}
 	eventually(t, "the relay has ended", func() bool { return len(l.processes()) == 0 })
+}
+
+// The free space that was measured when the run was armed counts only then.
+func TestFreeSpaceIsMeasuredAnew(t *testing.T) {
+	t.Parallel()
+	l := newLocal(t)
+	stat, err := exec.LookPath("stat")
+	testkit.Must(t, err)
+	l.write("bin/stat", `#!/bin/bash
+if [[ $3 != "%a %b %S" || ! -e $HOME/full ]]; then exec `+stat+` "$@"; fi
+echo "${@: -1}" >>"$HOME/measured"
+echo 9000000 100000000 4096
+`, 0o755)
+	l.env = append(l.env, "PATH="+filepath.Join(l.root, "bin")+":"+os.Getenv("PATH"))
+	for i := range 4 {
+		complete(t, l, shell(fmt.Sprint("old", i), "true"))
+	}
+	s := spec("r", "touch ready; while [ ! -e go ]; do sleep 0.02; done")
+	begin(t, l, s)
+	ready(t, l, "r")
+	eventually(t, "the relay reads", func() bool { return l.reads(s.Ref()) })
+	l.write("home/full", "", 0o644)
+	before := l.readers(s.Ref())
+	for _, pid := range before {
+		syscall.Kill(pid, syscall.SIGKILL)
+	}
+	eventually(t, "another relay reads", func() bool {
+		return l.reads(s.Ref()) && !slices.ContainsFunc(l.readers(s.Ref()), func(pid int) bool { return slices.Contains(before, pid) })
+	})
+	if text, _ := os.ReadFile(filepath.Join(l.home(), "measured")); string(text) != l.dir(s.Ref())+"\n" {
+		t.Errorf("the other relay has measured: %q", text)
+	}
+	l.write("home/r/go", "", 0o644)
+	if _, err := Follow(t.Context(), l, s.Ref(), 0, io.Discard, FollowOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "nothing of the run is left", func() bool { return len(l.processes()) == 0 })
+	left, err := filepath.Glob(filepath.Join(l.home(), ".multihost/runs/*"))
+	if err != nil || len(left) != 3 {
+		t.Errorf("kept on a full disk: %q", left)
+	}
 }

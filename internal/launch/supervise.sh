@@ -28,6 +28,7 @@ main() {
   kills=$REPLY
   pipe || give_up failed "open $dir/output"
   start_relay
+  room='' # a later relay measures
   # The process that waits for the order has finished all slow work and then becomes
   # the command: from the order to the command it is one wake-up, on all workers alike.
   #
@@ -413,8 +414,7 @@ prune() {
     paths+=("$path") times+=("$armed")
   done
   if ((! late && ${#paths[@]} <= 3)); then return; fi
-  REPLY=$room
-  if [[ ! $REPLY ]]; then disk_of "$1"; fi
+  disk_of "$1"
   split "$REPLY 0 0"
   if ((fields[0] * 10 < fields[1])); then keep=3; fi
   if ((! late && ${#paths[@]} <= keep)); then return; fi
