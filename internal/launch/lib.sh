@@ -181,13 +181,13 @@ processes() {
   fi
   search "$dir"
   for p in "${marked[@]}"; do
-    if [[ -O /proc/$p ]]; then ours[$p]=1; fi
+    if own "$p"; then ours[$p]=1; fi
   done
   for target in "${opened[@]}"; do
     path=${target%% *} target=${target#* }
     p=${path#/proc/}
     p=${p%%/*}
-    if [[ ${target% (deleted)} != "$dir/output" || ! -O /proc/$p ]]; then
+    if [[ ${target% (deleted)} != "$dir/output" ]] || ! own "$p"; then
       continue
     elif [[ $path == */0 ]]; then
       apart[$p]=1
@@ -209,6 +209,10 @@ processes() {
   fi
   kin
 }
+
+# own PID succeeds if the process lives and belongs to this login. A command of root may start
+# processes as other users: to root all belong.
+own() { [[ -O /proc/$1 || $EUID == 0 && -d /proc/$1 ]]; }
 
 # everybody fills the map parents with the parent of every living process, and adds those
 # of the session $leader to the map ours, if it is above 1. It takes the dead out of that

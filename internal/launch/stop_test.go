@@ -427,3 +427,31 @@ func TestAVerdictIsKept(t *testing.T) {
 		t.Errorf("%+v, %v", infos, err)
 	}
 }
+
+// Root's command may go on as other users.
+func TestARunOfRootHasProcessesOfOtherUsers(t *testing.T) {
+	t.Parallel()
+	testkit.NeedRoot(t)
+	testkit.Need(t, "setpriv")
+	for name, script := range map[string]string{
+		"by-environment": "setsid --fork setpriv --reuid=65534 --clear-groups sleep 1000 >/dev/null 2>&1",
+		"by-output":      "setsid --fork setpriv --reuid=65534 --clear-groups env -i /bin/sleep 1000",
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			l := newLocal(t)
+			s := shell(name, script)
+			begin(t, l, s)
+			eventually(t, "only that process is left", func() bool {
+				state, err := Status(t.Context(), l, s.Ref())
+				if err != nil {
+					t.Fatal(err)
+				}
+				return state.Exit != nil && state.Left == 1
+			})
+			if report, err := Sweep(t.Context(), l, s.Ref(), StopOptions{Grace: time.Second}); err != nil || !report.Free() || report.Found != 1 {
+				t.Errorf("sweep: %+v, %v", report, err)
+			}
+		})
+	}
+}
