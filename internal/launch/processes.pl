@@ -75,7 +75,12 @@ if (defined $failed && open(my $file, '>', "$env{MULTIHOST_RUN_DIR}/failed")) {
 	close $file;
 }
 if (defined $status && !$stopped) {
-	1 while !defined sysread($started, my $nothing, 1) && $! + 0 == 4; # interrupted by a signal
+	# An exec may hang: on a file system that does not answer, say. Then go on without it.
+	vec(my $descriptors = '', fileno($started), 1) = 1;
+	for (my $left = 5; $left > 0;) {
+		(my $ready, $left) = select(my $readable = $descriptors, undef, undef, $left);
+		last if $ready > 0; # otherwise interrupted by a signal
+	}
 	my @groups = keys %local;
 	ENDING: for (['TERM', $grace / 1000], ['KILL', 10]) {
 		my ($signal, $left) = @$_;

@@ -94,6 +94,33 @@ func TestTheFirstFailureEndsAProcessThatIsJustStarting(t *testing.T) {
 	}
 }
 
+// A process that hangs before its exec, as on a file system that does not answer, does not
+// keep the others from being ended.
+func TestTheFirstFailureIsNotHeldUpByAnExecThatHangs(t *testing.T) {
+	t.Parallel()
+	testkit.Need(t, "perl")
+	program, err := filepath.Abs("processes.pl")
+	testkit.Must(t, err)
+	dir := t.TempDir()
+	env := filepath.Join(dir, "env")
+	testkit.Must(t, os.WriteFile(env, []byte("MULTIHOST_RUN_DIR="+dir+"\x00PATH="+os.Getenv("PATH")), 0o600))
+	testkit.Must(t, os.WriteFile(filepath.Join(dir, "Hang.pm"), []byte(`package Hang;
+my ($parent, $made) = ($$, 0);
+*CORE::GLOBAL::setpgrp = sub { my $ok = CORE::setpgrp($_[0], $_[1]); if ($$ == $parent) { $made++ } elsif ($made == 1) { sleep 60 } $ok };
+1;
+`), 0o600))
+	const line = `exec perl -I "$1" -MHang "$2" 3 0 20000 sh -c '[ $MULTIHOST_LOCAL_ID = 0 ] || exec sleep 600; exit 3' 8<"$3" 6>/dev/null`
+	began := time.Now()
+	err = exec.CommandContext(t.Context(), "bash", "-c", line, "bash", dir, program, env).Run()
+	var exit *exec.ExitError
+	if !errors.As(err, &exit) || exit.ExitCode() != 3 {
+		t.Errorf("want exit code 3, got %v", err)
+	}
+	if took := time.Since(began); took < 4*time.Second || took > 40*time.Second {
+		t.Errorf("the processes have ended after %s", took)
+	}
+}
+
 // A checkpoint that takes longer than any fixed time is written to its end.
 func TestTheOtherProcessesHaveTheGraceTime(t *testing.T) {
 	t.Parallel()
