@@ -561,3 +561,34 @@ func (text answering) Run(_ context.Context, cmd remote.Cmd) (remote.Status, err
 	_, err := io.WriteString(cmd.Stdout, strings.ReplaceAll(string(text), "NONCE", aNonce.FindString(cmd.Line)))
 	return remote.Status{}, err
 }
+
+// forgetful is a worker that has lost its kit whenever a command comes that it has not just
+// refused.
+type forgetful struct {
+	*vm
+	refused bool
+}
+
+func (f *forgetful) Run(ctx context.Context, cmd remote.Cmd) (remote.Status, error) {
+	if f.refused = !f.refused; f.refused {
+		return remote.Status{}, remote.ErrProgramGone
+	}
+	return f.vm.Run(ctx, cmd)
+}
+
+// A kit that was removed since the connection was made is sent again.
+func TestARemovedKitStopsNothing(t *testing.T) {
+	t.Parallel()
+	v := newVM(t, newCloud(t))
+	if h, err := RenewOne(t.Context(), &forgetful{vm: v}, v.agents, "train", 0); err != nil || h.Watched {
+		t.Errorf("got %+v, %v", h, err)
+	}
+	f := &forgetful{vm: v}
+	errs := Each(t.Context(), []remote.Runner{f}, v.agents, nil, func(ctx context.Context, _ int) error {
+		_, err := Renew(ctx, f, v.agents.Sums(), "train", 0)
+		return err
+	})
+	if errs[0] != nil {
+		t.Error(errs[0])
+	}
+}

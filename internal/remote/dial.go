@@ -74,15 +74,17 @@ func (d *Dialed) Greet(ctx context.Context) {
 // mostTries is how often a step is tried if the connection breaks during it.
 const mostTries = 3
 
-// Again runs an idempotent f again when the connection breaks while it runs. It runs f at
-// most three times, and calls tell, if not nil, before each retry.
+// Again runs an idempotent f again when the connection breaks while it runs, and when it
+// fails with ErrProgramGone. It runs f at most three times. Before each retry because the
+// connection broke, it calls tell, if not nil.
 func Again(ctx context.Context, tell func(error), f func() error) error {
 	for n := 1; ; n++ {
 		err := f()
-		if n == mostTries || !errors.Is(err, ErrConnectionLost) || ctx.Err() != nil {
+		lost := errors.Is(err, ErrConnectionLost)
+		if n == mostTries || !lost && !errors.Is(err, ErrProgramGone) || ctx.Err() != nil {
 			return err
 		}
-		if tell != nil {
+		if lost && tell != nil {
 			tell(err)
 		}
 	}
