@@ -555,7 +555,7 @@ func (r *BucketRun) stop(ctx context.Context, o StopOptions) error {
 			}
 			if state.Over(r.Desc) {
 				var text string
-				text, ours = r.afterEnd(ctx, state)
+				text, ours = afterEnd(ctx, r, state)
 				return text, nil
 			}
 			res, err := r.Cloud.Get(ctx, r.Desc.Resource)
@@ -593,18 +593,28 @@ func (r *BucketRun) stop(ctx context.Context, o StopOptions) error {
 			}
 		}
 	})
-	if err == nil && ours != nil {
-		err = deleteMade(ctx, r.Deps, r.Desc.Run, *ours, "which no worker may delete")
+	if err != nil {
+		return err
 	}
-	if err == nil && !later {
+	return finishStop(ctx, r, ours, later)
+}
+
+// finishStop deletes ours, if not nil, and forgets the run, unless workers come later.
+func finishStop(ctx context.Context, r *BucketRun, ours *provision.Resource, later bool) error {
+	if ours != nil {
+		if err := deleteMade(ctx, r.Deps, r.Desc.Run, *ours, "which no worker may delete"); err != nil {
+			return err
+		}
+	}
+	if !later {
 		r.forget()
 	}
-	return err
+	return nil
 }
 
 // afterEnd says what becomes of the queued resource of a run that has ended on all workers.
 // It returns the resource if no worker may delete it.
-func (r *BucketRun) afterEnd(ctx context.Context, state detach.State) (text string, ours *provision.Resource) {
+func afterEnd(ctx context.Context, r *BucketRun, state detach.State) (text string, ours *provision.Resource) {
 	text = fmt.Sprintf("run %s: ended on all workers", r.Desc.Run)
 	if r.sayKept(ctx, state) {
 		return text, nil

@@ -165,7 +165,7 @@ func TestAStopDeletesWhatNoWorkerMayDelete(t *testing.T) {
 		{"another one has its name", deletions{res: qr.Resource{ID: "k", State: "ACTIVE"}.Neutral()}, []detach.Seen{no}, "run k: ended on all workers, and queued resource k is gone", false},
 	} {
 		r := &BucketRun{Deps: &workers.Deps{Cloud: &tt.cloud, Sink: event.Discard, Clock: testkit.NewJumpClock()}, Desc: detach.Description{Run: "k", Resource: "k"}}
-		text, ours := r.afterEnd(t.Context(), detach.State{Seen: tt.seen})
+		text, ours := afterEnd(t.Context(), r, detach.State{Seen: tt.seen})
 		if text != tt.text || (ours != nil) != tt.deletes {
 			t.Errorf("%s: %q, deletes %v", tt.story, text, ours != nil)
 		}

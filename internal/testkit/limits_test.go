@@ -32,7 +32,7 @@ var (
 		"internal/logs logs":             22,
 		"internal/logs readBy":           22,
 		"internal/runs BucketRun.attach": 32,
-		"internal/runs BucketRun.stop":   27,
+		"internal/runs BucketRun.stop":   25,
 		"internal/runs List":             25,
 		"internal/runs keptOn":           22,
 	}

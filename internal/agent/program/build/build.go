@@ -5,9 +5,11 @@ package build
 import (
 	"context"
 	"fmt"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 
 	"multihost/internal/agent/program"
 )
@@ -39,7 +41,8 @@ func Into(ctx context.Context, source, dir string, archs ...string) error {
 		if err != nil {
 			return fmt.Errorf("pack multihost-agent for %s: %w", arch, err)
 		}
-		for name, data := range files {
+		for _, name := range slices.Sorted(maps.Keys(files)) {
+			data := files[name]
 			if len(data) > program.Largest {
 				return fmt.Errorf("build multihost-agent for %s: it has %d bytes compressed, more than %d", arch, len(data), program.Largest)
 			}
@@ -76,9 +79,10 @@ func replace(path string, data []byte) error {
 
 // compile overrides all of the environment that would change the result. It gives the
 // program no version: the hash of the program is its version. A worker's few calls need no
-// HTTP/2, which is a tenth of the program.
+// HTTP/2, which is a tenth of the program. Without inlined calls it is another tenth
+// smaller: it waits nearly all of the time.
 func compile(ctx context.Context, source, file, arch string) error {
-	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-buildvcs=false", "-tags", "nethttpomithttp2", "-ldflags", "-s -w -buildid=", "-o", file, "./cmd/multihost-agent")
+	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-buildvcs=false", "-tags", "nethttpomithttp2", "-gcflags=all=-l", "-ldflags", "-s -w -buildid=", "-o", file, "./cmd/multihost-agent")
 	cmd.Dir = source
 	cmd.Env = append(cmd.Environ(), "CGO_ENABLED=0", "GOOS=linux", "GOARCH="+arch,
 		"GOFLAGS=", "GOEXPERIMENT=", "GOAMD64=v1", "GOARM64=v8.0", "GOWORK=off")
