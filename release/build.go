@@ -20,7 +20,7 @@ import (
 )
 
 const (
-	largestProgram = 45 << 20 // bytes; two agents of 2.5 MB each are in it
+	largestProgram = 45.0 * (1 << 20) // bytes; two agents of 2.5 MB each are in it
 	slowestStart   = 50 * time.Millisecond
 	// slowestRatio is the limit for the start on a machine too slow for slowestStart, as
 	// a multiple of the start of a Go program that does nothing.
