@@ -267,6 +267,8 @@ func TestAJobOnAnotherProvider(t *testing.T) {
 						back.Go(func() { boxes.strike("m", tt.word) })
 					}
 				})}
+			d.Agents = noAgent()
+			overSSH(d, nil)
 			ty, err := tpu.ParseType("v5litepod-4")
 			testkit.Must(t, err)
 			o := job.JobOptions{
