@@ -104,9 +104,12 @@ survey() {
     exec 9<&- 2>/dev/null
     at_work
     inherit_run "$run" "$attempt" "$dir"
-    shopt -s execfail
-    become "${python/#"~/"/"$HOME/"}" -c "$versions" </dev/null
-    echo python none
+    python=${python/#"~/"/"$HOME/"}
+    if [[ $python == */* && ! -x $python ]] || [[ $python != */* ]] && ! have "$python"; then
+      echo python none
+      exit
+    fi
+    become "$python" -c "$versions" </dev/null
   )
   surveyor=$!
   if ((code)); then
