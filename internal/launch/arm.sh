@@ -98,6 +98,7 @@ abandon() { # DIR TEXT
 # all, on descriptor 7, and the digest of the code on 3. It imports no package: jax would
 # take the TPU.
 survey() {
+  local entry
   local -a environment through_env
   surveyor=''
   exec 7< <(
@@ -105,7 +106,11 @@ survey() {
     at_work
     inherit_run "$run" "$attempt" "$dir"
     python=${python/#"~/"/"$HOME/"}
-    if [[ $python == */* && ! -x $python ]] || [[ $python != */* ]] && ! have "$python"; then
+    # A subshell ends when exec fails, with or without execfail, so look before.
+    for entry in "${environment[@]}"; do
+      if [[ $entry == PATH=* ]]; then PATH=${entry#PATH=}; fi
+    done
+    if ! have "$python"; then
       echo python none
       exit
     fi

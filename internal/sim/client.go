@@ -151,9 +151,6 @@ func (c *Client) URL() string { return c.record.URL }
 // PID returns the process that the simulator runs in.
 func (c *Client) PID() int { return c.record.PID }
 
-// Started returns the time at which the simulator started.
-func (c *Client) Started() time.Time { return c.record.Started }
-
 // Status returns the state of the simulator.
 func (c *Client) Status(ctx context.Context) (Status, error) {
 	var st Status
