@@ -19,16 +19,11 @@ type Problem struct {
 
 // A MissingError reports a setting that a command needs and nobody has made.
 type MissingError struct {
-	Setting string
-	Advice  string
+	Text   string
+	Advice string
 }
 
-func (e *MissingError) Error() string {
-	if e.Setting == "zone" {
-		return "no zone is set"
-	}
-	return "no project is set"
-}
+func (e *MissingError) Error() string { return e.Text }
 
 // Hint returns how to set it.
 func (e *MissingError) Hint() string { return e.Advice }
@@ -37,7 +32,7 @@ func (e *MissingError) Hint() string { return e.Advice }
 func (e *MissingError) Fault() fault.Kind { return fault.Configuration }
 
 // ErrNoProject is the error of a command that needs a project.
-var ErrNoProject error = &MissingError{Setting: "project", Advice: "add --project=PROJECT, or type: gcloud config set project PROJECT; to try it without an account, add --sim"}
+var ErrNoProject error = &MissingError{Text: "no project is set", Advice: "add --project=PROJECT, or type: gcloud config set project PROJECT; to try it without an account, add --sim"}
 
 // Check returns what is wrong with the project and the zone. An empty one is wrong only if
 // it is needed. Without a project it does not look at the zone.
@@ -53,7 +48,7 @@ func Check(g config.Gcloud, need Need) (problems []Problem) {
 		if g.Region != "" {
 			advice += " (region " + g.Region + " is set; a zone is a region and a letter, such as " + g.Region + "-b)"
 		}
-		problems = append(problems, Problem{Err: &MissingError{Setting: "zone", Advice: advice}})
+		problems = append(problems, Problem{Err: &MissingError{Text: "no zone is set", Advice: advice}})
 	}
 	if err := config.CheckProject(g.Project); err != nil {
 		problems = append(problems, Problem{err, "project"})
