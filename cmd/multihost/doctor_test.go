@@ -211,7 +211,7 @@ func TestDoctorsCuresCure(t *testing.T) {
 			withFault("quota cores=32")(t, l)
 			withFault("qr-failed qr=dead")(t, l)
 			typing("multihost qr create dead --node-id=dead --tpu-type=v4-8")(t, l)
-			waitUntil(t, "the request has failed", func() bool {
+			testkit.Eventually(t, "the request has failed", func() bool {
 				return slicesContain(l.server.Status().Queued, func(q sim.QueuedStatus) bool { return q.ID == "dead" && q.State == "FAILED" })
 			})
 		},
@@ -327,7 +327,7 @@ func onlyTheProjectHasTheKey(t *testing.T, l *troubleLab) {
 		l.reads(t, project, "commonInstanceMetadata", "fingerprint"), entry))
 	l.calls(t, "PATCH", nodes+"t-0?updateMask=metadata", `{"metadata": {}}`)
 	l.calls(t, "PATCH", nodes+"t-1?updateMask=metadata", `{"metadata": {"block-project-ssh-keys": "TRUE"}}`)
-	waitUntil(t, "the metadata have changed", func() bool {
+	testkit.Eventually(t, "the metadata have changed", func() bool {
 		return l.reads(t, nodes+"t-0", "metadata", "ssh-keys") == nil && l.reads(t, nodes+"t-1", "metadata", "block-project-ssh-keys") != nil
 	})
 }

@@ -142,7 +142,7 @@ func (r *rehearsal) state() map[string]string {
 func (r *rehearsal) settled() (now map[string]string) {
 	r.Helper()
 	now = r.state()
-	waitUntil(r.T, "nothing changes any more", func() bool {
+	testkit.Eventually(r.T, "nothing changes any more", func() bool {
 		before := now
 		<-time.After(100 * time.Millisecond)
 		now = r.state()
@@ -379,7 +379,7 @@ func TestADryRunChangesNothingAndIsWhatIsDone(t *testing.T) {
 	// A job that lives is taken over.
 	left := append([]string{"job", "--tpu-type=v4-8", "--run-name=left", "--secret-env=TOKEN", "--command=exec sleep 1000 # " + r.env["TOKEN"]}, base...)
 	r.must(0, append(slices.Clone(left), "--detach")...)
-	waitUntil(t, "the watch of its lease", func() bool {
+	testkit.Eventually(t, "the watch of its lease", func() bool {
 		logs, _ := filepath.Glob(filepath.Join(r.dir, "sim/workers/*-left-*/root/.multihost/lease/left.log"))
 		if len(logs) != 1 {
 			return false

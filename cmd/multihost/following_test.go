@@ -65,12 +65,12 @@ echo end
 					return !slices.ContainsFunc(workers, func(w string) bool { return !strings.Contains(log(w), word) })
 				}
 			}
-			waitUntil(t, "all have begun", have("begin", "0", "1", "2", "3"))
+			testkit.Eventually(t, "all have begun", have("begin", "0", "1", "2", "3"))
 			var told transcript
 			if status := lab.program(&told, &told).run([]string{"exec", "--tpu-prefix=t", "--command=touch ~/go"}); status != 0 {
 				t.Fatalf("exec ended with %d:\n%s", status, told.String())
 			}
-			waitUntil(t, "logins are broken", have("broken", "1", "2"))
+			testkit.Eventually(t, "logins are broken", have("broken", "1", "2"))
 			for _, w := range []string{"1", "2"} {
 				lab.inject(t, "t", "worker-unreachable mode=refuse duration=300ms worker="+w)
 			}

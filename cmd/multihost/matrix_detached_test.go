@@ -7,6 +7,7 @@ import (
 	"multihost/internal/overssh"
 	"multihost/internal/runs"
 	"multihost/internal/submit"
+	"multihost/internal/testkit"
 	"multihost/internal/workers"
 
 	_ "embed"
@@ -183,7 +184,7 @@ func TestMatrixOfDetachedJobs(t *testing.T) {
 					t.Parallel()
 					synctest.Test(t, func(t *testing.T) {
 						s.t, s.over = t, make(chan struct{})
-						story := &lockedText{}
+						story := &testkit.Buffer{}
 						if doc.set(t, f, p, s.run(story)); t.Failed() {
 							t.Logf("%s%s", story.String(), s.logs())
 						}
@@ -196,7 +197,7 @@ func TestMatrixOfDetachedJobs(t *testing.T) {
 }
 
 // run runs the job and says what comes out.
-func (s *lonelyStage) run(story *lockedText) (result string) {
+func (s *lonelyStage) run(story *testkit.Buffer) (result string) {
 	failed := func(format string, args ...any) string {
 		s.t.Errorf(format, args...)
 		return "?"

@@ -31,6 +31,7 @@ import (
 	"multihost/internal/sim/worker"
 	"multihost/internal/sshkey"
 	"multihost/internal/stage"
+	"multihost/internal/testkit"
 	"multihost/internal/tpu"
 	"multihost/internal/workers"
 )
@@ -359,7 +360,7 @@ func (c *cell) runner() (status int, log string) {
 		cancel(errors.New("killed"))
 	})
 	c.signal = func() { cancel(&stage.Interrupted{Signal: syscall.SIGINT}) }
-	story := &lockedText{}
+	story := &testkit.Buffer{}
 	status, err := c.job(ctx, c.dir, leave, event.SinkFunc(func(e event.Event) { c.hear(e, story) }))
 	fmt.Fprintf(story, "ended with %d, %v\n", status, err)
 	return status, story.String()
@@ -408,7 +409,7 @@ func matrixJob(dir string, access overssh.Access) job.JobOptions {
 }
 
 // hear watches for the phases that only the runner knows.
-func (c *cell) hear(e event.Event, story *lockedText) {
+func (c *cell) hear(e event.Event, story *testkit.Buffer) {
 	fmt.Fprintf(story, "%6.2f s %T %+v\n", time.Since(c.begin).Seconds(), e, e)
 	switch e := e.(type) {
 	case event.Note:
@@ -594,7 +595,7 @@ func (c *cell) race(after time.Duration, astride bool) {
 		follows, seen chan struct{} // closed when it follows the command, and when that has ended for it
 		status        int
 		err           error
-		story         lockedText
+		story         testkit.Buffer
 	}
 	two := []*runner{{follows: make(chan struct{}), seen: make(chan struct{})}, {follows: make(chan struct{}), seen: make(chan struct{})}}
 	both := make(chan struct{})
@@ -671,24 +672,6 @@ func (c *cell) leftovers() string {
 		}
 	}
 	return ""
-}
-
-// lockedText is a text that several goroutines write.
-type lockedText struct {
-	mu sync.Mutex
-	b  strings.Builder
-}
-
-func (l *lockedText) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.Write(p)
-}
-
-func (l *lockedText) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.String()
 }
 
 // A matrixDoc is a table of docs/reliability.md that a test generates: a row a

@@ -98,7 +98,7 @@ func TestSoak(t *testing.T) {
 	for process := range 32 {
 		checkLines(t, filepath.Join(dir, "logs", fmt.Sprintf("output_slice_%04d_worker_%04d.txt", process/4, process%4)), process, lines)
 	}
-	waitUntil(t, "no process is left", func() bool { return len(processesBelow(dir, "write.py")) == 0 })
+	testkit.Eventually(t, "no process is left", func() bool { return len(processesBelow(dir, "write.py")) == 0 })
 	backTo(t, "goroutines", goroutines, runtime.NumGoroutine)
 	backTo(t, "descriptors", descriptors, func() int { return openFiles(t) })
 	t.Logf("%d faults over %d lines on each of 32 workers", faults, lines)

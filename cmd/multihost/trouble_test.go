@@ -319,13 +319,13 @@ func (l *troubleLab) try(t *testing.T, i int, row trouble) {
 	switch row.after {
 	case "":
 	case firstOutput:
-		waitUntil(t, "worker 1 has printed", func() bool {
+		testkit.Eventually(t, "worker 1 has printed", func() bool {
 			info, err := os.Stat(filepath.Join(l.dir, run, "output_slice_0000_worker_0001.txt"))
 			return err == nil && info.Size() > 0
 		})
 		set()
 	default:
-		waitUntil(t, row.after, func() bool { return strings.Contains(untimed(stderr.String()), row.after) })
+		testkit.Eventually(t, row.after, func() bool { return strings.Contains(untimed(stderr.String()), row.after) })
 		set()
 	}
 	select {
@@ -342,7 +342,7 @@ func (l *troubleLab) try(t *testing.T, i int, row trouble) {
 	if diff := cmp.Diff(row.prints, stdout.String()); diff != "" {
 		t.Errorf("what is printed (-want +got):\n%s", diff)
 	}
-	waitUntil(t, "no process is left", func() bool { return len(processesBelow(run+"\x00", "")) == 0 })
+	testkit.Eventually(t, "no process is left", func() bool { return len(processesBelow(run+"\x00", "")) == 0 })
 }
 
 // cut is how the end of a connection looks from here, as it happens.
@@ -402,21 +402,6 @@ func (w *transcript) String() string {
 	return w.text.String()
 }
 
-// waitUntil returns when the condition holds.
-func waitUntil(t *testing.T, what string, holds func() bool) {
-	t.Helper()
-	limit := time.After(scriptWait)
-	tick := time.NewTicker(5 * time.Millisecond)
-	defer tick.Stop()
-	for !holds() {
-		select {
-		case <-tick.C:
-		case <-limit:
-			t.Fatalf("not within %s: %s", scriptWait, what)
-		}
-	}
-}
-
 // TestStopDoesNotWaitForWorkersThatAreAway guards that a stop of workers of which
 // none can be reached takes the grace time and a few seconds, names them, and can be
 // repeated when they are back.
@@ -431,7 +416,7 @@ func TestStopDoesNotWaitForWorkersThatAreAway(t *testing.T) {
 			"--preflight=off", "--grace=1s", "--timeout=10s", "--command=echo hello; sleep 978"})
 	}()
 	defer func() { t.Logf("run:\n%s", stderr.String()) }()
-	waitUntil(t, "the command has begun", func() bool { return strings.Contains(stdout.String(), "hello") })
+	testkit.Eventually(t, "the command has begun", func() bool { return strings.Contains(stdout.String(), "hello") })
 	lab.inject(t, "t-0", "worker-unreachable mode=refuse")
 	select {
 	case status := <-ended:
@@ -455,5 +440,5 @@ func TestStopDoesNotWaitForWorkersThatAreAway(t *testing.T) {
 	if status := lab.program(&again, &again).run([]string{"stop", "away", "--grace=1s"}); status != 0 {
 		t.Errorf("stop ended with %d:\n%s", status, again.String())
 	}
-	waitUntil(t, "no process is left", func() bool { return len(processesBelow(lab.dir, "sleep 978")) == 0 })
+	testkit.Eventually(t, "no process is left", func() bool { return len(processesBelow(lab.dir, "sleep 978")) == 0 })
 }

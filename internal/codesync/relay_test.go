@@ -72,7 +72,7 @@ func (r *relayed) push(t *testing.T, run string) []codesync.Report {
 			t.Errorf("worker %d: the file arrived differently (%v)", i, err)
 		}
 		// A step whose connection was lost cleans up in its own time.
-		await(t, fmt.Sprintf("worker %d to have nothing left of the way", i), func() bool {
+		testkit.Eventually(t, fmt.Sprintf("worker %d to have nothing left of the way", i), func() bool {
 			left, err := os.ReadDir(filepath.Join(home, ".multihost/store/incoming"))
 			return err == nil && len(left) == 0
 		})
@@ -80,7 +80,7 @@ func (r *relayed) push(t *testing.T, run string) []codesync.Report {
 			t.Errorf("worker %d: has ~/.ssh with %v", i, keys)
 		}
 		// sshd removes it when it sees the end of the connection, not before.
-		await(t, fmt.Sprintf("worker %d to have no agent left", i), func() bool {
+		testkit.Eventually(t, fmt.Sprintf("worker %d to have no agent left", i), func() bool {
 			return !exists(filepath.Join(w.Root, "tmp/ssh-*"))
 		})
 	}
@@ -263,7 +263,7 @@ func TestRelayEndsWithItsContext(t *testing.T) {
 		_, errs := r.tree.PushAll(ctx, r.targets, "run")
 		done <- errs
 	}()
-	await(t, "a worker to have it", func() bool { return exists(spool) })
+	testkit.Eventually(t, "a worker to have it", func() bool { return exists(spool) })
 	cancel(stop)
 	if errs := <-done; !errors.Is(errs[5], stop) {
 		t.Errorf("got %v, want the cause of the end", errs)
@@ -272,7 +272,7 @@ func TestRelayEndsWithItsContext(t *testing.T) {
 		t.Errorf("said after the end: %s", said)
 	}
 	for i, w := range r.workers {
-		await(t, fmt.Sprintf("worker %d to clean up", i), func() bool {
+		testkit.Eventually(t, fmt.Sprintf("worker %d to clean up", i), func() bool {
 			return !exists(filepath.Join(w.Root, "home/tester/.multihost/store/incoming/*")) && !exists(filepath.Join(w.Root, "tmp/ssh-*"))
 		})
 	}
@@ -281,20 +281,6 @@ func TestRelayEndsWithItsContext(t *testing.T) {
 func exists(pattern string) bool {
 	found, _ := filepath.Glob(pattern) // the pattern is good
 	return len(found) > 0
-}
-
-func await(t *testing.T, what string, done func() bool) {
-	t.Helper()
-	limit := time.After(2 * time.Minute)
-	tick := time.NewTicker(10 * time.Millisecond)
-	defer tick.Stop()
-	for !done() {
-		select {
-		case <-tick.C:
-		case <-limit:
-			t.Fatalf("waited two minutes for %s", what)
-		}
-	}
 }
 
 var _ remote.Conn = (*sshfan.Conn)(nil)

@@ -27,21 +27,6 @@ import (
 	"multihost/internal/testkit"
 )
 
-// eventually waits for a condition that nothing tells of.
-func eventually(t testing.TB, what string, holds func() bool) {
-	t.Helper()
-	tick := time.NewTicker(time.Millisecond)
-	defer tick.Stop()
-	deadline := time.After(2 * time.Minute)
-	for !holds() {
-		select {
-		case <-tick.C:
-		case <-deadline:
-			t.Fatalf("never: %s", what)
-		}
-	}
-}
-
 func randomBytes(n int) []byte {
 	b := make([]byte, n)
 	_, _ = rand.Read(b)
@@ -298,7 +283,7 @@ func expireWhenFull(t *testing.T, c net.Conn) <-chan struct{} {
 	go func() {
 		defer close(expired)
 		full := 0
-		eventually(t, "the window is full", func() bool {
+		testkit.Eventually(t, "the window is full", func() bool {
 			conn.mu.Lock()
 			defer conn.mu.Unlock()
 			if full++; conn.outbox.len() < sendWindow {
@@ -358,7 +343,7 @@ func TestDeadlineWhileCutOff(t *testing.T) {
 	c := r.dial(t)
 	away.Store(true)
 	r.drop()
-	eventually(t, "a reconnect is tried", func() bool { return r.connects() > 2 })
+	testkit.Eventually(t, "a reconnect is tried", func() bool { return r.connects() > 2 })
 	_ = c.SetReadDeadline(time.Now().Add(time.Millisecond))
 	if _, err := c.Read(make([]byte, 1)); !errors.Is(err, os.ErrDeadlineExceeded) {
 		t.Errorf("read: %v, want a timeout", err)
@@ -393,12 +378,12 @@ func TestCloseEndsReadAndWrite(t *testing.T) {
 			if state == "cut off" {
 				away.Store(true)
 				r.drop()
-				eventually(t, "a reconnect is tried", func() bool { return r.connects() > 1 })
+				testkit.Eventually(t, "a reconnect is tried", func() bool { return r.connects() > 1 })
 			}
 			ended := make(chan error, 2)
 			go func() { _, err := c.Read(make([]byte, 1)); ended <- err }()
 			go func() { _, err := c.Write(make([]byte, 50<<20)); ended <- err }()
-			eventually(t, "the window is full", func() bool {
+			testkit.Eventually(t, "the window is full", func() bool {
 				conn := c.(*tunnel)
 				conn.mu.Lock()
 				defer conn.mu.Unlock()
@@ -662,13 +647,13 @@ func TestMemoryIsBounded(t *testing.T) {
 			defer conn.mu.Unlock()
 			return conn.inbox.len()
 		}
-		eventually(t, "the window is full", func() bool { return waiting() >= readWindow })
+		testkit.Eventually(t, "the window is full", func() bool { return waiting() >= readWindow })
 		// That nothing is heard now is not the relay's fault.
 		if _, err := io.WriteString(c, "x"); err != nil {
 			t.Fatal(err)
 		}
 		begin := conn.clock.Now()
-		eventually(t, "the relay might seem silent", func() bool {
+		testkit.Eventually(t, "the relay might seem silent", func() bool {
 			return conn.clock.Now().Sub(begin) > stallLimit+2*stallCheck
 		})
 		if n := r.connects(); n != 1 {
@@ -703,14 +688,14 @@ func TestSilentRelayIsGivenUp(t *testing.T) {
 	if _, err := io.WriteString(c, "hello"); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "a reconnect", func() bool { return r.connects() > 1 })
+	testkit.Eventually(t, "a reconnect", func() bool { return r.connects() > 1 })
 	r.deaf.Store(false)
 	got := make([]byte, 5)
 	if _, err := io.ReadFull(c, got); err != nil || string(got) != "hello" {
 		t.Errorf("read %q, %v", got, err)
 	}
 	before := r.connects()
-	eventually(t, "an idle minute", func() bool {
+	testkit.Eventually(t, "an idle minute", func() bool {
 		conn := c.(*tunnel)
 		conn.mu.Lock()
 		defer conn.mu.Unlock()
@@ -830,7 +815,7 @@ func TestRefusesABrokenProtocol(t *testing.T) {
 				defer c.Close()
 				checkEcho(t, c, randomBytes(100))
 				r.drop()
-				eventually(t, "a reconnect", func() bool {
+				testkit.Eventually(t, "a reconnect", func() bool {
 					conn := c.(*tunnel)
 					conn.mu.Lock()
 					defer conn.mu.Unlock()

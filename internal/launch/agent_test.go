@@ -49,7 +49,7 @@ func TestTheAgentReadsWhatTheScriptsWrite(t *testing.T) {
 			}
 			l.write("home/r/go", "", 0o644)
 			if row.stops {
-				eventually(t, "the command", func() bool {
+				testkit.Eventually(t, "the command", func() bool {
 					host.Stop("r")
 					return !look("r").Busy
 				})
@@ -57,7 +57,7 @@ func TestTheAgentReadsWhatTheScriptsWrite(t *testing.T) {
 			if _, err := Follow(t.Context(), l, s.Ref(), 0, io.Discard, FollowOptions{}); err != nil {
 				t.Fatal(err)
 			}
-			eventually(t, "the end", func() bool { return look("r").Code != "" })
+			testkit.Eventually(t, "the end", func() bool { return look("r").Code != "" })
 			if s := look("r"); s.Busy || !s.Begun || s.Code != row.want {
 				t.Errorf("after the end: %+v, want the code %s", s, row.want)
 			}

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"multihost/internal/remote"
+	"multihost/internal/testkit"
 )
 
 // execute runs a command and returns what it wrote.
@@ -56,7 +57,7 @@ const stubborn = `trap '' TERM; echo $$; setsid bash -c 'trap "" TERM; echo $$; 
 
 func pidsOf(t *testing.T, file string) (pids []string) {
 	t.Helper()
-	eventually(t, "the command has begun", func() bool {
+	testkit.Eventually(t, "the command has begun", func() bool {
 		text, _ := os.ReadFile(file)
 		pids = strings.Fields(string(text))
 		return len(pids) == 2
@@ -66,7 +67,7 @@ func pidsOf(t *testing.T, file string) (pids []string) {
 
 func gone(t *testing.T, pids []string) {
 	t.Helper()
-	eventually(t, "the processes have ended", func() bool {
+	testkit.Eventually(t, "the processes have ended", func() bool {
 		return !slices.ContainsFunc(pids, func(pid string) bool {
 			stat, err := os.ReadFile("/proc/" + pid + "/stat")
 			return err == nil && !bytes.Contains(stat, []byte(") Z "))

@@ -13,6 +13,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"multihost/internal/testkit"
 )
 
 func TestTheLastLineIsNeverLost(t *testing.T) {
@@ -130,7 +132,7 @@ func TestFollowMayBeginBeforeTheStart(t *testing.T) {
 			t.Errorf("%+v, %v", exit, err)
 		}
 	})
-	eventually(t, "it is followed", func() bool {
+	testkit.Eventually(t, "it is followed", func() bool {
 		l.mu.Lock()
 		defer l.mu.Unlock()
 		return len(l.lines) >= 2

@@ -24,7 +24,7 @@ func hold(t *testing.T, l *local, device string, env ...string) *exec.Cmd {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { c.Process.Kill(); c.Wait() })
-	eventually(t, "the device is held", func() bool { _, err := os.Stat(ready); return err == nil })
+	testkit.Eventually(t, "the device is held", func() bool { _, err := os.Stat(ready); return err == nil })
 	return c
 }
 

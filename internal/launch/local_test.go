@@ -354,7 +354,7 @@ func controlGroup(t testing.TB, name string) *os.File {
 		}
 		t.Cleanup(func() {
 			f.Close()
-			eventually(t, "the control group is empty", func() bool {
+			testkit.Eventually(t, "the control group is empty", func() bool {
 				os.WriteFile(filepath.Join(dir, "cgroup.kill"), []byte("1"), 0o644)
 				return os.Remove(dir) == nil
 			})
@@ -368,18 +368,6 @@ func controlGroup(t testing.TB, name string) *os.File {
 // patience bounds every wait for what has to happen; it is generous, since tests
 // share the machine.
 const patience = 2 * time.Minute
-
-// eventually waits for a condition.
-func eventually(t testing.TB, what string, ok func() bool) {
-	t.Helper()
-	deadline := time.Now().Add(patience)
-	for !ok() {
-		if time.Now().After(deadline) {
-			t.Fatalf("never happened: %s", what)
-		}
-		<-time.After(10 * time.Millisecond)
-	}
-}
 
 func spec(run, script string) Spec {
 	return Spec{Run: run, Attempt: 1, Owner: "ann@laptop", Script: script}

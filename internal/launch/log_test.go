@@ -69,7 +69,7 @@ func TestOutputBeyondTheLimitIsDropped(t *testing.T) {
 		exit, err = Follow(t.Context(), l, s.Ref(), 0, &out, FollowOptions{Full: func(limit int64) { full = limit }})
 	})
 	ready(t, l, "r")
-	eventually(t, "all is dropped", func() bool {
+	testkit.Eventually(t, "all is dropped", func() bool {
 		state, err := Status(t.Context(), l, s.Ref())
 		return err == nil && state.LogSize == 10_000 && state.LogLimit == 10_000 && state.Dropped == 6_888_896-10_000
 	})
@@ -154,7 +154,7 @@ await more; head -c 10000000 /dev/zero; await free; head -c 1000 /dev/zero; awai
 	begin(t, l, s)
 	ready(t, l, "r")
 	l.write("home/r/go.new", "", 0o644)
-	eventually(t, "space is reserved", func() bool {
+	testkit.Eventually(t, "space is reserved", func() bool {
 		info, err := os.Stat(filepath.Join(l.dir(s.Ref()), "output.log"))
 		return err == nil && info.Sys().(*syscall.Stat_t).Blocks*512 >= 1<<20
 	})
@@ -179,7 +179,7 @@ await more; head -c 10000000 /dev/zero; await free; head -c 1000 /dev/zero; awai
 		if err := os.Rename(filepath.Join(l.home(), "r", from), filepath.Join(l.home(), "r", to)); err != nil {
 			t.Fatal(err)
 		}
-		eventually(t, "the output after "+to, func() bool {
+		testkit.Eventually(t, "the output after "+to, func() bool {
 			state, err = Status(t.Context(), l, s.Ref())
 			return err == nil && state.LogSize+state.Dropped == total
 		})
@@ -355,7 +355,7 @@ func quiet(t *testing.T, r remote.Runner, s Spec) Exit {
 	t.Helper()
 	begin(t, r, s)
 	var state State
-	eventually(t, "it has ended", func() bool {
+	testkit.Eventually(t, "it has ended", func() bool {
 		var err error
 		state, err = Status(t.Context(), r, s.Ref())
 		return err == nil && state.Phase == Exited

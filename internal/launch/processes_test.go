@@ -63,7 +63,7 @@ func TestHowTheFirstOfSeveralProcessesFailsIsTold(t *testing.T) {
 			if out != "out\n" || exit.Code != test.code || exit.Signal != test.signal || exit.Process != "1" || !strings.Contains(exit.String(), "in process 1") {
 				t.Errorf("got %q, %+v", out, exit)
 			}
-			eventually(t, "nothing of the run is left", func() bool { return len(l.processes()) == 0 })
+			testkit.Eventually(t, "nothing of the run is left", func() bool { return len(l.processes()) == 0 })
 		})
 	}
 }
@@ -145,7 +145,7 @@ func TestSeveralProcessesAreStoppedAsOne(t *testing.T) {
 	s := several("r", 2, time.Second, "exec 2>&-; trap 'echo bye; sleep 1; echo saved; exit 7' TERM; touch ~/ready$MULTIHOST_LOCAL_ID; while :; do sleep 0.05; done")
 	begin(t, l, s)
 	for i := range 2 {
-		eventually(t, "a process is ready", func() bool {
+		testkit.Eventually(t, "a process is ready", func() bool {
 			_, err := os.Stat(filepath.Join(l.home(), fmt.Sprint("ready", i)))
 			return err == nil
 		})

@@ -84,8 +84,8 @@ func TestAProcessInTheBackgroundDoesNotHoldUpTheEnd(t *testing.T) {
 			var out strings.Builder
 			begin(t, l, s)
 			ended := filepath.Join(l.home(), name, "ended")
-			eventually(t, "the command has ended", func() bool { _, err := os.Stat(ended); return err == nil })
-			eventually(t, "its end is recorded", func() bool {
+			testkit.Eventually(t, "the command has ended", func() bool { _, err := os.Stat(ended); return err == nil })
+			testkit.Eventually(t, "its end is recorded", func() bool {
 				_, err := os.Stat(filepath.Join(l.dir(s.Ref()), "exit"))
 				return err == nil
 			})
@@ -99,7 +99,7 @@ func TestAProcessInTheBackgroundDoesNotHoldUpTheEnd(t *testing.T) {
 			if report, err := Sweep(t.Context(), l, s.Ref(), StopOptions{Grace: time.Second}); err != nil || !report.Free() || report.Found == 0 {
 				t.Errorf("sweep: %+v, %v", report, err)
 			}
-			eventually(t, "the relay has ended", func() bool { return len(l.processes()) == 0 })
+			testkit.Eventually(t, "the relay has ended", func() bool { return len(l.processes()) == 0 })
 		})
 	}
 }
@@ -117,7 +117,7 @@ func TestWhatIsWrittenAfterTheEndIsLogged(t *testing.T) {
 		t.Errorf("%q", out)
 	}
 	l.write("home/r/go", "", 0o644)
-	eventually(t, "it is in the log", func() bool {
+	testkit.Eventually(t, "it is in the log", func() bool {
 		var out strings.Builder
 		_, err := ReadLog(t.Context(), l, s.Ref(), 0, &out)
 		return err == nil && out.String() == "out\nlater\n"
@@ -130,7 +130,7 @@ func TestSignalsDoNotEndTheRelay(t *testing.T) {
 	s := spec("r", "echo first; touch ready; while [ ! -e go ]; do sleep 0.02; done; echo last")
 	begin(t, l, s)
 	ready(t, l, "r")
-	eventually(t, "the relay reads", func() bool { return l.reads(s.Ref()) })
+	testkit.Eventually(t, "the relay reads", func() bool { return l.reads(s.Ref()) })
 	before := l.readers(s.Ref())
 	for _, sig := range []syscall.Signal{syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP, syscall.SIGQUIT, syscall.SIGUSR1} {
 		for _, pid := range before {
@@ -160,14 +160,14 @@ func TestAKilledRelayIsReplaced(t *testing.T) {
 			l := newLocal(t)
 			s := spec(name, "set -e; seq 10; while [ ! -e go ]; do sleep 0.02; done; seq 11 100000")
 			begin(t, l, s)
-			eventually(t, "the relay has read all", func() bool {
+			testkit.Eventually(t, "the relay has read all", func() bool {
 				info, err := os.Stat(filepath.Join(l.dir(s.Ref()), "output.log"))
 				return err == nil && info.Size() == 21 && l.reads(s.Ref())
 			})
 			for _, pid := range l.readers(s.Ref()) {
 				if victim(program(pid)) {
 					syscall.Kill(pid, syscall.SIGKILL)
-					eventually(t, "it is dead", func() bool { return !slices.Contains(l.readers(s.Ref()), pid) })
+					testkit.Eventually(t, "it is dead", func() bool { return !slices.Contains(l.readers(s.Ref()), pid) })
 				}
 			}
 			l.write(filepath.Join("home", name, "go"), "", 0o644)
@@ -210,7 +210,7 @@ func TestTheRelayOutlivesTheSupervisor(t *testing.T) {
 	if text := strings.Replace(out.String(), "Terminated\n", "", 1); !strings.HasPrefix(text, "first\nbye\n") || !strings.HasSuffix(text, "\n100000\nlast\n") {
 		t.Errorf("%d bytes", len(text))
 	}
-	eventually(t, "the relay has ended", func() bool { return len(l.processes()) == 0 })
+	testkit.Eventually(t, "the relay has ended", func() bool { return len(l.processes()) == 0 })
 }
 
 // The free space that was measured when the run was armed counts only then.
@@ -231,13 +231,13 @@ echo 9000000 100000000 4096
 	s := spec("r", "touch ready; while [ ! -e go ]; do sleep 0.02; done")
 	begin(t, l, s)
 	ready(t, l, "r")
-	eventually(t, "the relay reads", func() bool { return l.reads(s.Ref()) })
+	testkit.Eventually(t, "the relay reads", func() bool { return l.reads(s.Ref()) })
 	l.write("home/full", "", 0o644)
 	before := l.readers(s.Ref())
 	for _, pid := range before {
 		syscall.Kill(pid, syscall.SIGKILL)
 	}
-	eventually(t, "another relay reads", func() bool {
+	testkit.Eventually(t, "another relay reads", func() bool {
 		return l.reads(s.Ref()) && !slices.ContainsFunc(l.readers(s.Ref()), func(pid int) bool { return slices.Contains(before, pid) })
 	})
 	if text, _ := os.ReadFile(filepath.Join(l.home(), "measured")); string(text) != l.dir(s.Ref())+"\n" {
@@ -247,7 +247,7 @@ echo 9000000 100000000 4096
 	if _, err := Follow(t.Context(), l, s.Ref(), 0, io.Discard, FollowOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "nothing of the run is left", func() bool { return len(l.processes()) == 0 })
+	testkit.Eventually(t, "nothing of the run is left", func() bool { return len(l.processes()) == 0 })
 	left, err := filepath.Glob(filepath.Join(l.home(), ".multihost/runs/*"))
 	if err != nil || len(left) != 3 {
 		t.Errorf("kept on a full disk: %q", left)

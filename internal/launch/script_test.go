@@ -210,7 +210,7 @@ func TestAnIdleSupervisorCostsNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	// It may still be at its last step before the wait.
-	eventually(t, "the supervisor uses no processor", func() bool {
+	testkit.Eventually(t, "the supervisor uses no processor", func() bool {
 		before := ticks(t, s.Supervisor)
 		<-time.After(time.Second)
 		return ticks(t, s.Supervisor) == before

@@ -238,7 +238,7 @@ func TestOverSSHAnotherLoginIsRefused(t *testing.T) {
 		t.Errorf("list: %+v, %v", infos, err)
 	}
 	var held *HoldersError
-	eventually(t, "the TPU is held", func() bool {
+	testkit.Eventually(t, "the TPU is held", func() bool {
 		_, err := FreeTPU(t.Context(), bob, FreeOptions{Policy: FreeAll, Grace: time.Second})
 		return errors.As(err, &held)
 	})

@@ -242,7 +242,7 @@ func TestTheCommandInheritsNoDescriptor(t *testing.T) {
 	s := spec("r", "")
 	s.Argv = []string{"sleep", "1000"}
 	started := begin(t, l, s)
-	eventually(t, "it is the command", func() bool {
+	testkit.Eventually(t, "it is the command", func() bool {
 		text, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", started.PID))
 		return string(text) == "sleep\x001000\x00"
 	})
@@ -296,7 +296,7 @@ func TestAWorkDirThatCannotBeMadeStartsNothing(t *testing.T) {
 // checkClean proves that the worker is as before Arm.
 func checkClean(t *testing.T, l *local, ref Ref) {
 	t.Helper()
-	eventually(t, "nothing is left of "+ref.Run, func() bool {
+	testkit.Eventually(t, "nothing is left of "+ref.Run, func() bool {
 		_, err := os.Stat(filepath.Dir(l.dir(ref)))
 		index, _ := filepath.Glob(filepath.Join(l.root, "tmp/.multihost/*.run"))
 		return os.IsNotExist(err) && len(index) == 0 && len(l.processes()) == 0
@@ -412,7 +412,7 @@ func TestOtherCodeIsNotStarted(t *testing.T) {
 		if !errors.As(err, &code) || err.Error() != says {
 			t.Errorf("with %q: got %v, want %s", there, err, says)
 		}
-		eventually(t, "nothing is left", func() bool {
+		testkit.Eventually(t, "nothing is left", func() bool {
 			_, err := os.Stat(l.dir(s.Ref()))
 			return os.IsNotExist(err) && len(l.processes()) == 0
 		})
@@ -441,7 +441,7 @@ func TestAnotherLoginsRunIsSeen(t *testing.T) {
 		t.Errorf("list: %+v, %v", infos, err)
 	}
 	stopped(t, l, Ref{"first", 1}, patience)
-	eventually(t, "the other login sees the end", func() bool {
+	testkit.Eventually(t, "the other login sees the end", func() bool {
 		infos, err = List(t.Context(), other)
 		return err == nil && len(infos) == 1 && infos[0].Phase == Exited && infos[0].Exit.Code == 143
 	})
@@ -517,7 +517,7 @@ func TestSecretsAreSeenByNobodyElse(t *testing.T) {
 	if _, err := a.Release(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the environment is removed", func() bool {
+	testkit.Eventually(t, "the environment is removed", func() bool {
 		_, err := os.Stat(filepath.Join(l.dir(s.Ref()), "env"))
 		return os.IsNotExist(err)
 	})
@@ -682,7 +682,7 @@ func TestALostAnswerNeverStartsTwice(t *testing.T) {
 				t.Errorf("cut %d: %v", i, err)
 			}
 		} else {
-			eventually(t, "it runs", func() bool {
+			testkit.Eventually(t, "it runs", func() bool {
 				text, _ = os.ReadFile(filepath.Join(l.home(), "count-"+s.Run))
 				return len(text) > 0
 			})

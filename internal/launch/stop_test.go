@@ -18,7 +18,7 @@ import (
 // ready waits until the command has made the file "ready" in its directory.
 func ready(t testing.TB, l *local, run string) {
 	t.Helper()
-	eventually(t, run+" is ready", func() bool {
+	testkit.Eventually(t, run+" is ready", func() bool {
 		_, err := os.Stat(filepath.Join(l.home(), run, "ready"))
 		return err == nil
 	})
@@ -50,7 +50,7 @@ func TestStopEndsEveryProcessOfTheRun(t *testing.T) {
 				t.Errorf("report: %+v", report)
 			}
 			if pids := l.processes(); len(pids) > 0 {
-				eventually(t, "the supervisor ended", func() bool { return len(l.processes()) == 0 })
+				testkit.Eventually(t, "the supervisor ended", func() bool { return len(l.processes()) == 0 })
 			}
 			if name != "leader-gone" && report.Exit.Reason != "test by ann" {
 				t.Errorf("exit: %+v", report.Exit)
@@ -235,7 +235,7 @@ func TestAKilledSupervisorIsALostRun(t *testing.T) {
 		t.Fatal(err)
 	}
 	syscall.Kill(state.Supervisor, syscall.SIGKILL)
-	eventually(t, "the supervisor is dead", func() bool {
+	testkit.Eventually(t, "the supervisor is dead", func() bool {
 		state, err = Status(t.Context(), l, s.Ref())
 		return err == nil && !state.Supervised
 	})
@@ -288,7 +288,7 @@ func TestARebootIsALostRun(t *testing.T) {
 	l := newLocal(t)
 	s := spec("r", "echo out; touch ready; exec sleep 1000")
 	begin(t, l, s)
-	eventually(t, "the output is on the disk", func() bool {
+	testkit.Eventually(t, "the output is on the disk", func() bool {
 		state, err := Status(t.Context(), l, s.Ref())
 		return err == nil && state.LogSize == 4
 	})
@@ -338,7 +338,7 @@ func TestListAndPruning(t *testing.T) {
 		l.write(dir+"exit", "code=0\nend=5\n", 0o600)
 	}
 	complete(t, l, spec("now", "true"))
-	eventually(t, "19 recent ones and this one are left", func() bool {
+	testkit.Eventually(t, "19 recent ones and this one are left", func() bool {
 		infos, err := List(t.Context(), l)
 		if err != nil {
 			t.Fatal(err)
@@ -353,7 +353,7 @@ func TestStatusTellsTheProcessorTime(t *testing.T) {
 	s := spec("r", "(while :; do :; done) & touch ready; wait")
 	begin(t, l, s)
 	ready(t, l, "r")
-	eventually(t, "the run has used 100 ms", func() bool {
+	testkit.Eventually(t, "the run has used 100 ms", func() bool {
 		state, err := Status(t.Context(), l, s.Ref())
 		return err == nil && state.Left == 2 && state.CPU >= 100*time.Millisecond
 	})
@@ -442,7 +442,7 @@ func TestARunOfRootHasProcessesOfOtherUsers(t *testing.T) {
 			l := newLocal(t)
 			s := shell(name, script)
 			begin(t, l, s)
-			eventually(t, "only that process is left", func() bool {
+			testkit.Eventually(t, "only that process is left", func() bool {
 				state, err := Status(t.Context(), l, s.Ref())
 				if err != nil {
 					t.Fatal(err)

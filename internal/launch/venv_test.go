@@ -87,14 +87,14 @@ func TestVenvThatIsBeingMadeIsWaitedFor(t *testing.T) {
 		done <- err
 	}
 	go call()
-	eventually(t, "it is being made", func() bool { return l.read("asked") != "" })
+	testkit.Eventually(t, "it is being made", func() bool { return l.read("asked") != "" })
 	l.cutNow()
 	if err := <-done; err == nil {
 		t.Error("the connection was cut, and that is no error")
 	}
 	go call()
 	lock := filepath.Join(l.home(), ".multihost/venv/.lock")
-	eventually(t, "the second one waits", func() bool {
+	testkit.Eventually(t, "the second one waits", func() bool {
 		out, _ := exec.Command("pgrep", "-f", "flock -w 600 9").Output()
 		for _, pid := range strings.Fields(string(out)) {
 			if at, _ := os.Readlink("/proc/" + pid + "/fd/9"); at == lock {

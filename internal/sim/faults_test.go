@@ -15,6 +15,7 @@ import (
 
 	"multihost/internal/sim"
 	"multihost/internal/sim/worker"
+	"multihost/internal/testkit"
 )
 
 func wantBody(t *testing.T, status int, body, want string) {
@@ -115,7 +116,7 @@ func TestOperationError(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "operation", func() bool {
+	testkit.Eventually(t, "operation", func() bool {
 		op, err = svc.Operations.Get(op.Name).Do()
 		return err == nil && op.Done
 	})
@@ -136,7 +137,7 @@ func TestWorkerFaultsReachPresentAndFutureWorkers(t *testing.T) {
 		t.Error(d)
 	}
 	inject(t, s, "foreign-node node=t-7 type=v4-16")
-	eventually(t, "foreign node", func() bool { return workers.find("t-7", 1) != nil })
+	testkit.Eventually(t, "foreign node", func() bool { return workers.find("t-7", 1) != nil })
 	if d := cmp.Diff(want, workers.find("t-7", 1).faults); d != "" {
 		t.Error(d)
 	}
@@ -159,7 +160,7 @@ func TestStuckDelete(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "operation", func() bool {
+	testkit.Eventually(t, "operation", func() bool {
 		op, err = svc.Operations.Get(op.Name).Do()
 		return err == nil && op.Done
 	})

@@ -20,6 +20,7 @@ import (
 	tpualpha "google.golang.org/api/tpu/v2alpha1"
 
 	"multihost/internal/sim"
+	"multihost/internal/testkit"
 	"multihost/internal/testkit/simworker"
 )
 
@@ -141,7 +142,7 @@ func TestNetnsKilledSimulator(t *testing.T) {
 	if err := cmd.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the simulator to be a zombie", func() bool {
+	testkit.Eventually(t, "the simulator to be a zombie", func() bool {
 		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", cmd.Process.Pid))
 		return err == nil && strings.Contains(string(stat), ") Z ")
 	})

@@ -17,6 +17,7 @@ import (
 	tpualpha "google.golang.org/api/tpu/v2alpha1"
 
 	"multihost/internal/sim"
+	"multihost/internal/testkit"
 )
 
 // begin runs a simulator until the end of the test.
@@ -47,7 +48,7 @@ func TestWorkersAnswerSSHToMetadataKeysOnly(t *testing.T) {
 		if _, err := svc.Nodes.Patch(parent+"/nodes/"+name, patch).UpdateMask("metadata").Do(); err != nil {
 			t.Fatal(err)
 		}
-		eventually(t, "metadata", func() bool {
+		testkit.Eventually(t, "metadata", func() bool {
 			n, err := svc.Nodes.Get(parent + "/nodes/" + name).Do()
 			return err == nil && n.Metadata["ssh-keys"] != ""
 		})
@@ -139,7 +140,7 @@ func TestCloseLeavesNothing(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	eventually(t, "goroutines to end", func() bool { return runtime.NumGoroutine() <= before })
+	testkit.Eventually(t, "goroutines to end", func() bool { return runtime.NumGoroutine() <= before })
 	if _, err := os.Stat(filepath.Join(dir, "sim.json")); !os.IsNotExist(err) {
 		t.Errorf("the state file is left: %v", err)
 	}

@@ -19,6 +19,7 @@ import (
 
 	"multihost/internal/sim"
 	"multihost/internal/sim/worker"
+	"multihost/internal/testkit"
 )
 
 const parent = "projects/" + sim.DefaultProject + "/locations/" + sim.DefaultZone
@@ -155,27 +156,11 @@ func request(count int64, kind string) *tpualpha.QueuedResource {
 	return &tpualpha.QueuedResource{Tpu: &tpualpha.Tpu{NodeSpec: []*tpualpha.NodeSpec{spec}}}
 }
 
-// eventually waits for a condition. The pace is a millisecond a step; the
-// limit only ends a test that hangs.
-func eventually(t *testing.T, what string, done func() bool) {
-	t.Helper()
-	limit := time.After(2 * time.Minute)
-	tick := time.NewTicker(time.Millisecond)
-	defer tick.Stop()
-	for !done() {
-		select {
-		case <-tick.C:
-		case <-limit:
-			t.Fatalf("waited in vain: %s", what)
-		}
-	}
-}
-
 // waitState waits until the queued resource is in state, "" meaning not found.
 func waitState(t *testing.T, s *sim.Server, id, state string) {
 	t.Helper()
 	last := "?"
-	eventually(t, id+" "+state, func() bool {
+	testkit.Eventually(t, id+" "+state, func() bool {
 		last = ""
 		for _, q := range s.Status().Queued {
 			if q.ID == id {

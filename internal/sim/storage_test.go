@@ -222,7 +222,7 @@ mv "$HOME/token.new" "$HOME/token"
 			found, _ := filepath.Glob(filepath.Join(s.Dir(), "workers", "*"+id+"*", "root", name))
 			return strings.Join(found, "")
 		}
-		eventually(t, "the startup script", func() bool { return path("token") != "" })
+		testkit.Eventually(t, "the startup script", func() bool { return path("token") != "" })
 		b, err := os.ReadFile(path("token"))
 		if err != nil {
 			t.Fatal(err)
@@ -272,7 +272,7 @@ mv "$HOME/token.new" "$HOME/token"
 	if _, err := svc.Nodes.Delete(parent + "/nodes/all").Do(); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the token to die", func() bool { return code(secret(all)) == 401 })
+	testkit.Eventually(t, "the token to die", func() bool { return code(secret(all)) == 401 })
 }
 
 // What a worker writes as guest attribute, the API shows to others.
@@ -288,7 +288,7 @@ curl -sS -X PUT --data-binary "number $(hostname)" -H 'Metadata-Flavor: Google' 
 		t.Fatal(err)
 	}
 	inject(t, s, "worker-reboot node=t worker=1")
-	eventually(t, "the attribute", func() bool {
+	testkit.Eventually(t, "the attribute", func() bool {
 		got, err := svc.Nodes.GetGuestAttributes(parent+"/nodes/t", &tpualpha.GetGuestAttributesRequest{QueryPath: "multihost/", WorkerIds: []string{"1"}}).Do()
 		items := got.GuestAttributes[0].QueryValue.Items
 		return err == nil && len(items) == 1 && strings.HasSuffix(items[0].Value, "-w-1")

@@ -11,6 +11,7 @@ import (
 	tpualpha "google.golang.org/api/tpu/v2alpha1"
 
 	"multihost/internal/sim"
+	"multihost/internal/testkit"
 )
 
 func TestMultiSliceRequestBecomesReadyNodes(t *testing.T) {
@@ -21,7 +22,7 @@ func TestMultiSliceRequestBecomesReadyNodes(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "create operation", func() bool {
+	testkit.Eventually(t, "create operation", func() bool {
 		got, err := svc.Operations.Get(op.Name).Do()
 		return err == nil && got.Done && got.Error == nil
 	})
@@ -286,7 +287,7 @@ func TestNodeCreatePatchGuestAttributesDelete(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "node", func() bool {
+	testkit.Eventually(t, "node", func() bool {
 		op, err = svc.Operations.Get(op.Name).Do()
 		return err == nil && op.Done
 	})
@@ -313,7 +314,7 @@ func TestNodeCreatePatchGuestAttributesDelete(t *testing.T) {
 	if _, err := svc.Nodes.Patch(name, patch).UpdateMask("metadata").Do(); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "patched keys", func() bool { got := keys(); return len(got) == 1 && got[0] == "u:ssh-ed25519 AAAA u" })
+	testkit.Eventually(t, "patched keys", func() bool { got := keys(); return len(got) == 1 && got[0] == "u:ssh-ed25519 AAAA u" })
 	if n, err := svc.Nodes.Get(name).Do(); err != nil || n.Metadata["startup-script"] != "" {
 		t.Errorf("metadata is merged, not replaced: %v, %v", n.Metadata, err)
 	}
@@ -323,7 +324,7 @@ func TestNodeCreatePatchGuestAttributesDelete(t *testing.T) {
 	if _, err := svc.Nodes.Delete(name).Do(); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "node gone", func() bool { return len(s.Status().Nodes) == 0 })
+	testkit.Eventually(t, "node gone", func() bool { return len(s.Status().Nodes) == 0 })
 }
 
 func TestDeletingTheNodesSuspendsTheRequest(t *testing.T) {
@@ -343,7 +344,7 @@ func TestResetRebootsWorkers(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "reset", func() bool {
+	testkit.Eventually(t, "reset", func() bool {
 		op, err = svc.Operations.Get(op.Name).Do()
 		return err == nil && op.Done
 	})

@@ -66,7 +66,7 @@ func loans(t *testing.T, b bench) {
 		if socket == "" {
 			t.Fatalf("no socket: %q", errs)
 		}
-		until(t, "the socket to go", func() bool {
+		testkit.Eventually(t, "the socket to go", func() bool {
 			_, _, status := run(t, b.conn, "test -e "+remote.Quote(socket))
 			return status.Code != 0
 		})

@@ -272,7 +272,7 @@ var sshContract = []struct {
 			t.Errorf("the 11th: got %v, want connect failed: open failed", err)
 		}
 		open[0].Close()
-		until(t, "room for another", func() bool {
+		testkit.Eventually(t, "room for another", func() bool {
 			s, err := c.NewSession()
 			return err == nil && s.Run("true") == nil
 		})
@@ -407,7 +407,7 @@ var sshContract = []struct {
 	{"a terminal that is closed hangs up", func(t *testing.T, b bench) {
 		b.needRoot(t)
 		s := b.session(t)
-		var pid lockedBuffer
+		var pid testkit.Buffer
 		s.Stdout = &pid
 		err := s.RequestPty("vt100", 40, 100, ssh.TerminalModes{})
 		if err == nil {
@@ -416,9 +416,9 @@ var sshContract = []struct {
 		if err != nil {
 			t.Fatal(err)
 		}
-		until(t, "the process id", func() bool { return strings.HasSuffix(pid.String(), "\n") })
+		testkit.Eventually(t, "the process id", func() bool { return strings.HasSuffix(pid.String(), "\n") })
 		s.Close()
-		until(t, "its end", func() bool {
+		testkit.Eventually(t, "its end", func() bool {
 			_, _, status := run(t, b.conn, "kill -0 "+strings.TrimSpace(pid.String())+" 2>/dev/null")
 			return status.Code != 0
 		})
@@ -507,7 +507,7 @@ var sshContract = []struct {
 			_, errs := f.Connect(t.Context(), []sshfan.Host{b.host(b.addr)})
 			connected <- errs[0]
 		}()
-		until(t, "a refusal", func() bool {
+		testkit.Eventually(t, "a refusal", func() bool {
 			all := sink.progress()
 			return len(all) > 0 && strings.Contains(all[len(all)-1].Detail, "key refused")
 		})
@@ -550,12 +550,12 @@ func (b bench) needRoot(t *testing.T) {
 // background starts a command that writes its process id and goes on.
 func (b bench) background(t *testing.T, c *sshfan.Conn) (pid string, s remote.Session) {
 	t.Helper()
-	var out lockedBuffer
+	var out testkit.Buffer
 	s, err := c.Start(t.Context(), remote.Cmd{Line: "echo $$; exec sleep 1000 </dev/null >/dev/null 2>&1", Stdout: &out})
 	if err != nil {
 		t.Fatal(err)
 	}
-	until(t, "the process id", func() bool { return strings.HasSuffix(out.String(), "\n") })
+	testkit.Eventually(t, "the process id", func() bool { return strings.HasSuffix(out.String(), "\n") })
 	return strings.TrimSpace(out.String()), s
 }
 
@@ -571,7 +571,7 @@ func (b bench) stillRuns(t *testing.T, pid string) {
 // tells how it ended.
 func signalled(t *testing.T, s *ssh.Session, line string, signals ...ssh.Signal) string {
 	t.Helper()
-	var out lockedBuffer
+	var out testkit.Buffer
 	s.Stdout = &out
 	in, err := s.StdinPipe()
 	if err == nil {
@@ -580,7 +580,7 @@ func signalled(t *testing.T, s *ssh.Session, line string, signals ...ssh.Signal)
 	if err != nil {
 		t.Fatal(err)
 	}
-	until(t, "the command", func() bool { return out.String() == "up\n" })
+	testkit.Eventually(t, "the command", func() bool { return out.String() == "up\n" })
 	for _, sig := range signals {
 		if err := s.Signal(sig); err != nil {
 			t.Errorf("send %s: %v", sig, err)
@@ -619,7 +619,7 @@ func TestOpenSSHIgnoresSignalsForRoot(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var out lockedBuffer
+	var out testkit.Buffer
 	session.Stdout = &out
 	in, err := session.StdinPipe()
 	if err == nil {
@@ -628,11 +628,11 @@ func TestOpenSSHIgnoresSignalsForRoot(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	until(t, "the command", func() bool { return out.String() == "up\n" })
+	testkit.Eventually(t, "the command", func() bool { return out.String() == "up\n" })
 	if err := session.Signal(ssh.SIGKILL); err != nil {
 		t.Errorf("send KILL: %v", err)
 	}
-	until(t, "the refusal", func() bool { return len(s.said("session signalling requires privilege separation")) > 0 })
+	testkit.Eventually(t, "the refusal", func() bool { return len(s.said("session signalling requires privilege separation")) > 0 })
 	in.Close()
 	var exit *ssh.ExitError
 	if err := session.Wait(); !errors.As(err, &exit) || exit.ExitStatus() != 6 {

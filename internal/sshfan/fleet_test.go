@@ -130,7 +130,7 @@ func TestIdleConnectionCostsFourGoroutines(t *testing.T) {
 		n += bytes.Count(buf, []byte("created by golang.org/x/crypto/ssh.newMux")) / 2
 		return float64(n) / hosts
 	}
-	until(t, "four goroutines per idle connection, once sessions have ended", func() bool {
+	testkit.Eventually(t, "four goroutines per idle connection, once sessions have ended", func() bool {
 		got := per()
 		return got > 3.9 && got < 4.1
 	})
@@ -272,7 +272,7 @@ func TestWrongKeyIsToldFromABootingVM(t *testing.T) {
 			_, errs := f.Connect(ctx, []sshfan.Host{other})
 			failed <- errs[0]
 		}()
-		until(t, "word of the refusal", func() bool {
+		testkit.Eventually(t, "word of the refusal", func() bool {
 			all := sink.progress()
 			return len(all) > 0 && strings.Contains(all[len(all)-1].Detail, "a VM that boots refuses every key")
 		})
@@ -310,7 +310,7 @@ func TestCancelDuringConnectReturnsAtOnce(t *testing.T) {
 		})
 		ended <- errs
 	}()
-	until(t, "the dial", func() bool { return silent.open() > 0 })
+	testkit.Eventually(t, "the dial", func() bool { return silent.open() > 0 })
 	cancel(interrupt)
 	errs := <-ended
 	for i, err := range errs {
@@ -329,7 +329,7 @@ func TestCloseDuringConnect(t *testing.T) {
 		_, errs := f.Connect(t.Context(), []sshfan.Host{silent.host("s0w0")})
 		failed <- errs[0]
 	}()
-	until(t, "the dial", func() bool { return silent.open() > 0 })
+	testkit.Eventually(t, "the dial", func() bool { return silent.open() > 0 })
 	f.Close()
 	if err := <-failed; !errors.Is(err, remote.ErrClosed) {
 		t.Errorf("got %v, want ErrClosed", err)
@@ -693,7 +693,7 @@ func TestManyWaitersShareOneRedial(t *testing.T) {
 			results <- err
 		}()
 	}
-	until(t, "the redial", func() bool { return s.handshakes.Load() > 0 })
+	testkit.Eventually(t, "the redial", func() bool { return s.handshakes.Load() > 0 })
 	close(s.holdLogins)
 	for range cap(results) {
 		if err := <-results; err != nil {
@@ -724,7 +724,7 @@ func TestKeepAliveFindsAFrozenPeer(t *testing.T) {
 	}
 	before := time.Now()
 	s.freeze()
-	until(t, "its silence", func() bool { _, silent := c.Silence(); return silent })
+	testkit.Eventually(t, "its silence", func() bool { _, silent := c.Silence(); return silent })
 	_, err = session.Wait()
 	if !errors.Is(err, remote.ErrConnectionLost) || !errors.Is(err, remote.ErrSilent) {
 		t.Errorf("got %v, want ErrConnectionLost because of ErrSilent", err)

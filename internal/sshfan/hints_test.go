@@ -86,7 +86,7 @@ func TestHintsAreThoseOfTheSettingThatKeepsUsOut(t *testing.T) {
 		to.authorize(true)
 		addr := s.daemon("MaxStartups=1")
 		var waiting net.Conn // takes the only place
-		until(t, "sshd has a place", func() bool {
+		testkit.Eventually(t, "sshd has a place", func() bool {
 			var err error
 			waiting, err = net.Dial("tcp", addr)
 			testkit.Must(t, err)
@@ -126,7 +126,7 @@ func (s *openSSH) daemon(setting string) string {
 		_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL)
 		_ = cmd.Wait() // it was killed
 	})
-	until(s.t, "sshd listens", func() bool {
+	testkit.Eventually(s.t, "sshd listens", func() bool {
 		conn, err := net.Dial("tcp", addr)
 		if err == nil {
 			conn.Close()

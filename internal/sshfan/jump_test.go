@@ -235,13 +235,13 @@ func TestCloseDuringAJump(t *testing.T) {
 			_, errs := f.Connect(t.Context(), []sshfan.Host{silent.host("s0w0")})
 			failed <- errs[0]
 		}()
-		until(t, "the dial", func() bool { return silent.open() > 0 })
+		testkit.Eventually(t, "the dial", func() bool { return silent.open() > 0 })
 		f.Close()
 		if err := <-failed; !errors.Is(err, remote.ErrClosed) {
 			t.Errorf("%s: got %v, want ErrClosed", name, err)
 		}
 		silent.cut()
-		until(t, "the end", func() bool { return silent.open() == 0 })
+		testkit.Eventually(t, "the end", func() bool { return silent.open() == 0 })
 	}
 }
 

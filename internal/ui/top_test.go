@@ -236,20 +236,6 @@ func (s *topScreen) text() string {
 	return s.shown
 }
 
-func waitFor(t *testing.T, what string, ok func() bool) {
-	t.Helper()
-	deadline := time.After(2 * time.Minute)
-	tick := time.NewTicker(5 * time.Millisecond)
-	defer tick.Stop()
-	for !ok() {
-		select {
-		case <-tick.C:
-		case <-deadline:
-			t.Fatalf("never: %s", what)
-		}
-	}
-}
-
 func TestTopFollowsTheRunUntilQ(t *testing.T) {
 	testkit.NoLeaks(t)
 	var mu sync.Mutex
@@ -279,12 +265,12 @@ func TestTopFollowsTheRunUntilQ(t *testing.T) {
 		go func() {
 			done <- Top(ctx, TopOptions{Source: source, screen: screen, After: testkit.NewFastClock().After})
 		}()
-		waitFor(t, "the view", func() bool { return strings.Contains(screen.text(), "steps 0 to 99") })
+		testkit.Eventually(t, "the view", func() bool { return strings.Contains(screen.text(), "steps 0 to 99") })
 		set(TopState{}, errors.New("the disk is away for a moment"))
 		set(topRun(t, 2, 4, func(tpu.WorkerID) int { return 123 }), nil)
-		waitFor(t, "a new step", func() bool { return strings.Contains(screen.text(), "steps 0 to 122") })
+		testkit.Eventually(t, "a new step", func() bool { return strings.Contains(screen.text(), "steps 0 to 122") })
 		screen.InjectKey(tcell.KeyRune, 'n', 0)
-		waitFor(t, "another order", func() bool { return strings.Contains(screen.text(), "by name") })
+		testkit.Eventually(t, "another order", func() bool { return strings.Contains(screen.text(), "by name") })
 		end.how(screen, cancel)
 		if err := <-done; !errors.Is(err, end.want) {
 			t.Errorf("%s: %v, want %v", name, err, end.want)

@@ -130,10 +130,10 @@ func run(t *testing.T, c remote.Conn, line string) (stdout string, status remote
 // background starts a command that writes its process id and goes on.
 func background(t *testing.T, c remote.Conn) (pid string, s remote.Session) {
 	t.Helper()
-	var out lockedBuffer
+	var out testkit.Buffer
 	s, err := c.Start(t.Context(), remote.Cmd{Line: "echo $$; exec sleep 1000 </dev/null >/dev/null 2>&1", Stdout: &out})
 	testkit.Must(t, err)
-	until(t, "the process id", func() bool { return strings.HasSuffix(out.String(), "\n") })
+	testkit.Eventually(t, "the process id", func() bool { return strings.HasSuffix(out.String(), "\n") })
 	return strings.TrimSpace(out.String()), s
 }
 
@@ -151,11 +151,11 @@ var rows = []struct {
 	check func(*testing.T, Target, remote.Conn)
 }{
 	{"input in pieces", func(t *testing.T, _ Target, c remote.Conn) {
-		var out lockedBuffer
+		var out testkit.Buffer
 		s, err := c.Start(t.Context(), remote.Cmd{Line: "while read -r x; do echo got $x; done; exit 4", Stdout: &out})
 		testkit.Must(t, err)
 		io.WriteString(s.Stdin(), "one\n")
-		until(t, "the first answer", func() bool { return out.String() == "got one\n" })
+		testkit.Eventually(t, "the first answer", func() bool { return out.String() == "got one\n" })
 		io.WriteString(s.Stdin(), "two\n")
 		s.Stdin().Close()
 		if status, err := s.Wait(); err != nil || status.Code != 4 || out.String() != "got one\ngot two\n" {
@@ -189,10 +189,10 @@ var rows = []struct {
 	{"the end of the context leaves the process", func(t *testing.T, _ Target, c remote.Conn) {
 		why := errors.New("enough")
 		ctx, cancel := context.WithCancelCause(t.Context())
-		var out lockedBuffer
+		var out testkit.Buffer
 		s, err := c.Start(ctx, remote.Cmd{Line: "echo $$; exec sleep 1000 </dev/null >/dev/null 2>&1", Stdout: &out})
 		testkit.Must(t, err)
-		until(t, "the process id", func() bool { return strings.HasSuffix(out.String(), "\n") })
+		testkit.Eventually(t, "the process id", func() bool { return strings.HasSuffix(out.String(), "\n") })
 		cancel(why)
 		if _, err := s.Wait(); !errors.Is(err, why) {
 			t.Errorf("got %v, want the cause of the context", err)
@@ -203,13 +203,13 @@ var rows = []struct {
 		}
 	}},
 	{"a process that writes to a closed session dies of it", func(t *testing.T, _ Target, c remote.Conn) {
-		var pid lockedBuffer
+		var pid testkit.Buffer
 		s, err := c.Start(t.Context(), remote.Cmd{Line: "echo $$; while :; do echo y; sleep 0.02; done", Stdout: &pid})
 		testkit.Must(t, err)
-		until(t, "the process id", func() bool { return strings.Contains(pid.String(), "\n") })
+		testkit.Eventually(t, "the process id", func() bool { return strings.Contains(pid.String(), "\n") })
 		s.Close()
 		first, _, _ := strings.Cut(pid.String(), "\n")
-		until(t, "its end", func() bool {
+		testkit.Eventually(t, "its end", func() bool {
 			_, status := run(t, c, "kill -0 "+first+" 2>/dev/null")
 			return status.Code != 0
 		})
@@ -226,7 +226,7 @@ var rows = []struct {
 		// Another session of the connection is not held up, and sees that the
 		// flood stops.
 		last := ""
-		until(t, "the flood to stop", func() bool {
+		testkit.Eventually(t, "the flood to stop", func() bool {
 			now, _ := run(t, c, "sleep 0.1; cat ~/written 2>/dev/null || echo 0")
 			stopped := now == last
 			last = now
@@ -372,37 +372,4 @@ func (s *stuck) Write(p []byte) (int, error) {
 	<-s.release
 	s.n += len(p)
 	return len(p), nil
-}
-
-type lockedBuffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (l *lockedBuffer) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.Write(p)
-}
-
-func (l *lockedBuffer) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.String()
-}
-
-// until waits until a condition holds.
-func until(t *testing.T, what string, condition func() bool) {
-	t.Helper()
-	deadline := time.NewTimer(time.Minute)
-	defer deadline.Stop()
-	tick := time.NewTicker(time.Millisecond)
-	defer tick.Stop()
-	for !condition() {
-		select {
-		case <-tick.C:
-		case <-deadline.C:
-			t.Fatalf("waited in vain for %s", what)
-		}
-	}
 }
