@@ -55,6 +55,7 @@ func Hourly(res provision.Resource, zone string) *float64 {
 	return &total
 }
 
+// Price returns what slices cost an hour, in US dollars; "unknown" for nil.
 func Price(hourly *float64) string {
 	if hourly == nil {
 		return "unknown"

@@ -63,7 +63,7 @@ type Following struct {
 	window   *launch.Window
 	silent   workers.Silence // what the status line says now
 	Sum      *event.Summary  // of an end that this process saw, for the caller to emit
-	Watcher  *watcher
+	Watcher  *Watcher
 }
 
 // Ending is how the command ended on one worker.
@@ -95,6 +95,7 @@ type stopping struct {
 	done   chan error
 }
 
+// Do follows the command until it has ended on every worker, and reports the outcome.
 func (f *Following) Do(ctx context.Context) (stage.Outcome, error) {
 	f.Begin = f.Clock.Now()
 	defer f.runs()()
@@ -122,6 +123,7 @@ func (f *Following) Do(ctx context.Context) (stage.Outcome, error) {
 	return f.conclude(ctx, stop)
 }
 
+// WorkerEnded notes how the command ended on a worker, and reports it.
 func (f *Following) WorkerEnded(e EndOf) {
 	done := event.WorkerDone{
 		Slice: f.Workers.IDs[e.Worker].Slice, Worker: f.Workers.IDs[e.Worker].Worker,
@@ -595,6 +597,7 @@ type LowDisks struct {
 	on    tpu.WorkerID   // the worker that has it
 }
 
+// Add notes a worker whose disk is low. It counts each worker once.
 func (l *LowDisks) Add(id tpu.WorkerID, d launch.Disk) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -617,6 +620,8 @@ const (
 	TmpDisk    = "in /tmp; a command that writes there fails when it is full"
 )
 
+// Tell warns about the workers added since the last call, in one line. what says what the
+// disk is used for.
 func (l *LowDisks) Tell(sink event.Sink, what string) {
 	l.mu.Lock()
 	fresh, least, on := l.fresh, l.least, l.on
@@ -840,6 +845,7 @@ func (f *Following) anyStopped() bool {
 	return slices.ContainsFunc(f.Ends, func(e Ending) bool { return e.Exit.Reason != "" && !e.Exit.Lost })
 }
 
+// OnAll names all workers of a run.
 func OnAll(workers int) string {
 	if workers == 1 {
 		return "its worker"
@@ -860,6 +866,7 @@ func (e Ending) code() int {
 	return e.Exit.Code
 }
 
+// Text says how the command ended, or why that is not known.
 func (e Ending) Text() string {
 	switch {
 	case e.Err != nil:

@@ -14,18 +14,18 @@ import (
 
 // runs records that the command runs on the workers, until over is called.
 func (f *Following) runs() (over func()) {
-	f.SetStand(func(s *workers.Status) {
+	f.SetStatus(func(s *workers.Status) {
 		s.Run, s.Running, s.Ours, s.Ended = f.Ref.Run, tpu.Fold(f.Workers.IDs), !f.Attached, false
 		s.Billed = Billed(f.Deps, f.Workers.Slices)
 	})
-	return func() { f.SetStand(func(s *workers.Status) { s.Running, s.Ended = "", true }) }
+	return func() { f.SetStatus(func(s *workers.Status) { s.Running, s.Ended = "", true }) }
 }
 
 // Holds records that this command will delete the queued resource id at its end. waiting
 // says what happens to the resource if the command is left before the run's command has
 // started.
 func Holds(d *workers.Deps, run, id, waiting string, earlier bool) {
-	d.SetStand(func(s *workers.Status) {
+	d.SetStatus(func(s *workers.Status) {
 		s.Run, s.Resource, s.Waiting, s.Earlier, s.Ours = run, id, waiting, earlier, true
 	})
 }

@@ -35,8 +35,8 @@ type WatchOptions struct {
 // trainingEvery is the interval of the status line and of the check for stalls.
 const trainingEvery = time.Second
 
-// watcher reads the training steps of a followed run.
-type watcher struct {
+// Watcher reads the training steps of a followed run.
+type Watcher struct {
 	f         *Following
 	o         WatchOptions
 	collector *metrics.Collector
@@ -44,16 +44,17 @@ type watcher struct {
 	dumping   chan struct{} // closed when the last dump is done; nil if there was none
 }
 
-func NewWatcher(f *Following, o WatchOptions) *watcher {
+// NewWatcher returns the watcher of the training that f follows.
+func NewWatcher(f *Following, o WatchOptions) *Watcher {
 	kind, _ := tpu.ParseType(f.Workers.Slices[0].Type) // unknown on hosts: no MFU
-	return &watcher{f: f, o: o, collector: metrics.NewCollector(metrics.Options{
+	return &Watcher{f: f, o: o, collector: metrics.NewCollector(metrics.Options{
 		Workers: f.Workers.IDs, Type: kind, Pattern: o.Pattern, Now: f.Clock.Now,
 	})}
 }
 
 // catchUp reads the part of a worker's log that an earlier command copied to this
 // machine.
-func (w *watcher) catchUp(i int, path string, size int64) error {
+func (w *Watcher) catchUp(i int, path string, size int64) error {
 	if size == 0 {
 		return nil
 	}
@@ -68,7 +69,7 @@ func (w *watcher) catchUp(i int, path string, size int64) error {
 
 // look shows the newest step and reports stalls. An error means that the command must
 // be stopped: the training has stalled, and the user chose to stop it then.
-func (w *watcher) look(ctx context.Context) error {
+func (w *Watcher) look(ctx context.Context) error {
 	if last, ok := w.collector.Latest(); ok && (w.shown.At == nil || last.Step != w.shown.Step || !last.At.Equal(*w.shown.At)) {
 		w.shown = last
 		w.f.Sink.Emit(TrainingEvent(last))
@@ -117,7 +118,7 @@ func TrainingEvent(s metrics.Sample) event.Training {
 
 // summary returns what the end of a run reports about its training; nil if there were
 // no steps.
-func (w *watcher) summary() []string {
+func (w *Watcher) summary() []string {
 	a := w.collector.Attempt(metrics.View{})
 	if a.Steps == 0 {
 		return nil
@@ -126,7 +127,7 @@ func (w *watcher) summary() []string {
 }
 
 // stallEnd returns the error with which a stalled attempt is stopped.
-func (w *watcher) stallEnd(s metrics.Stall) error {
+func (w *Watcher) stallEnd(s metrics.Stall) error {
 	err := &stage.Error{Stage: stage.Stalled, Text: s.Text + "; the command was stopped"}
 	if w.o.OnStall == StallRestart {
 		return &stage.Failure{Cause: stage.Stall, Why: s.Text, Err: err}

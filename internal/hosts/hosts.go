@@ -155,14 +155,24 @@ func (HostList) Admit(_ context.Context, _ tpu.Slice, l provision.Login) (string
 func (HostList) Get(context.Context, string) (provision.Resource, error) {
 	return provision.Resource{}, provision.ErrNotFound
 }
+
+// List implements provision.Provider: no resource holds hosts.
 func (HostList) List(context.Context) ([]provision.Resource, error) { return nil, nil }
+
+// Create implements provision.Provider. The error is provision.ErrFixed.
 func (HostList) Create(context.Context, provision.Request) (provision.Resource, bool, error) {
 	return provision.Resource{}, false, provision.ErrFixed
 }
+
+// Restart implements provision.Provider. The error is provision.ErrFixed.
 func (HostList) Restart(context.Context, string) error { return provision.ErrFixed }
+
+// Delete implements provision.Provider. The error is provision.ErrFixed.
 func (HostList) Delete(context.Context, string, provision.DeleteOptions) (bool, error) {
 	return false, provision.ErrFixed
 }
+
+// Undoing implements provision.Provider: there is nothing to undo.
 func (HostList) Undoing(string) provision.Undoing { return provision.Undoing{} }
 
 // JaxPort is the port of JAX's coordinator since jax 0.8.1.

@@ -266,5 +266,5 @@ func (q *queued) nowBilled(s tpu.Slice) {
 		all[i] = q.held.slices[name]
 	}
 	q.held.mu.Unlock()
-	q.SetStand(func(st *workers.Status) { st.Billed = follow.Billed(q.Deps, all) })
+	q.SetStatus(func(st *workers.Status) { st.Billed = follow.Billed(q.Deps, all) })
 }

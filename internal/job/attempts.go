@@ -273,7 +273,7 @@ func (r *Runner) judge(ctx context.Context, g ground, out stage.Outcome, err err
 	case errors.As(err, &interrupted) || ctx.Err() != nil:
 		f.Cause, f.Why = stage.UserStop, context.Cause(ctx).Error()
 		return f
-	case errors.As(err, &never), stage.IsStage(err, stage.Timeout):
+	case errors.As(err, &never), stage.Is(err, stage.Timeout):
 		f.Cause, f.Why = stage.Refused, err.Error()
 		return f
 	case errors.As(err, &raised):
@@ -282,7 +282,7 @@ func (r *Runner) judge(ctx context.Context, g ground, out stage.Outcome, err err
 	case errors.As(err, &stopped):
 		f.Cause, f.Why = stage.UserStop, stopped.reason
 		return f
-	case stage.IsStage(err, stage.Stalled):
+	case stage.Is(err, stage.Stalled):
 		f.Cause, f.Why = stage.Refused, err.Error()
 		return f
 	}

@@ -286,6 +286,7 @@ func PlanJob(ctx context.Context, d *workers.Deps, o JobOptions) (Plan, error) {
 // ErrNotRefused reports that a dry run was given clients that can change something.
 var ErrNotRefused = fault.New(fault.Internal, "a dry run had clients that change something")
 
+// PlanJob adds the limits of a job. ours says that this command deletes its slices.
 func (p *Plan) PlanJob(o JobOptions, ours bool) {
 	l := &p.Limits
 	l.Queue, l.Provision, l.Boot, l.TTL = max(0, o.QueueLimit), max(0, o.ProvisionLimit), max(0, o.BootLimit), o.TTL
@@ -398,6 +399,7 @@ func ChangeOf(d *workers.Deps, do string, res provision.Resource, request provis
 	return c
 }
 
+// NewPlan returns the plan of a run with what its options say.
 func (r *Runner) NewPlan(command string) Plan {
 	return Plan{
 		Version: planVersion, Command: command, Run: r.O.Run, Project: r.Project, Zone: r.Zone,

@@ -101,7 +101,7 @@ func Job(ctx context.Context, d *workers.Deps, o JobOptions) (out stage.Outcome,
 		return out, notOurs(ctx, d, o, err, "is not made again")
 	case r.raced(err):
 		return out, notOurs(ctx, d, o, err, "is left to another runner of this job")
-	case !q.ours || !q.made && stage.IsStage(err, stage.Busy):
+	case !q.ours || !q.made && stage.Is(err, stage.Busy):
 		return out, notOurs(ctx, d, o, err, "was there before this job")
 	case occupied(err):
 		return out, notOurs(ctx, d, o, err, "has another run on it")
@@ -269,7 +269,7 @@ func leftRunning(out stage.Outcome, err error) bool {
 
 // tearDown deletes the queued resource of a run, and says what is billed after that.
 func tearDown(ctx context.Context, d *workers.Deps, id, run string) error {
-	d.SetStand(func(s *workers.Status) { s.Resource = "" }) // there is nothing left to decide
+	d.SetStatus(func(s *workers.Status) { s.Resource = "" }) // there is nothing left to decide
 	// Limit limits the deletion itself; the context is only a backstop.
 	cleanup, cancel := d.Detached(ctx, TeardownLimit+time.Minute)
 	defer cancel()
@@ -347,6 +347,7 @@ func keep(ctx context.Context, d *workers.Deps, r *Runner, o JobOptions, out sta
 	return ""
 }
 
+// DeleteHint is the hint that says how to delete a resource.
 func DeleteHint(id string, d *workers.Deps) string {
 	return "delete it with: " + DeleteCommand(id, d)
 }
@@ -365,7 +366,7 @@ func holdFor(ctx context.Context, d *workers.Deps, r *Runner, limit time.Duratio
 	if text := follow.Billed(d, r.used); text != "" {
 		cost = " (" + text + ")"
 	}
-	d.SetStand(func(s *workers.Status) { s.Kept = until })
+	d.SetStatus(func(s *workers.Status) { s.Kept = until })
 	how := "Ctrl-C deletes it now"
 	if d.CtrlC == stage.Ask || d.CtrlC == stage.Detach {
 		how = d.WhatCtrlCDoes(true)
@@ -377,7 +378,7 @@ func holdFor(ctx context.Context, d *workers.Deps, r *Runner, limit time.Duratio
 	case <-ctx.Done():
 	case <-d.Leave:
 	}
-	d.SetStand(func(s *workers.Status) { s.Kept, s.Resource = time.Time{}, "" })
+	d.SetStatus(func(s *workers.Status) { s.Kept, s.Resource = time.Time{}, "" })
 	var in *stage.Interrupted
 	if errors.As(context.Cause(ctx), &in) && in.Detaches(true) {
 		return in.Error() + " while failed slices were kept"

@@ -333,7 +333,7 @@ func (q *queued) remake(ctx context.Context, d provision.Decision, cause error, 
 		return err
 	}
 	q.there, q.inherited, q.resets = false, false, 0
-	q.SetStand(func(s *workers.Status) { s.Billed = "" })
+	q.SetStatus(func(s *workers.Status) { s.Billed = "" })
 	q.begunBefore()
 	return stage.Sleep(ctx, q.Clock, wait)
 }

@@ -249,7 +249,7 @@ func judgeExec(ctx context.Context, d *workers.Deps, all []*executed, unreached 
 		return stage.Outcome{}, unreached
 	}
 	first := slices.MinFunc(all, func(a, b *executed) int {
-		return cmp.Or(-stage.CompareBool(a.failed(), b.failed()), a.over.Compare(b.over), a.id.Compare(b.id))
+		return cmp.Or(-compareBool(a.failed(), b.failed()), a.over.Compare(b.over), a.id.Compare(b.id))
 	})
 	switch {
 	case broken != nil && first.err != nil:
@@ -395,4 +395,14 @@ func (c *capture) tailText() string {
 		text = text[i+1:]
 	}
 	return fmt.Sprintf("(the last of %s)\n%s", event.Bytes(c.size), text)
+}
+
+func compareBool(a, b bool) int {
+	switch {
+	case a == b:
+		return 0
+	case a:
+		return 1
+	}
+	return -1
 }

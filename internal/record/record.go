@@ -128,6 +128,7 @@ func SliceIDs(all []Slice) (ids []string) {
 	return ids
 }
 
+// EndAttempt notes how the last attempt ended. There must be one.
 func (r *Record) EndAttempt(e event.AttemptEnd, now time.Time) {
 	last := &r.Attempts[len(r.Attempts)-1]
 	last.End, last.Cause, last.Why, last.Code, last.Again = now.UTC(), e.Cause, e.Why, e.Code, e.Again
@@ -176,6 +177,7 @@ type Slice struct {
 	Type    string `json:"type,omitempty"` // accelerator type, if the cloud tells it
 }
 
+// SlicesOf returns what a record keeps of slices, in their order.
 func SlicesOf(all []tpu.Slice) []Slice {
 	recorded := make([]Slice, len(all))
 	for i, s := range all {
@@ -203,6 +205,7 @@ func RunDir(stateDir, run string) string {
 	return filepath.Join(stateDir, "runs", run)
 }
 
+// RecordPath returns the file of a run's record.
 func RecordPath(stateDir, run string) string {
 	return filepath.Join(RunDir(stateDir, run), "run.json")
 }
@@ -297,6 +300,8 @@ func LocalRecords(stateDir string) []*Record {
 	return all
 }
 
+// LastLocalAttempt returns the highest number of an attempt that this machine knows of; 0 if
+// it knows none.
 func LastLocalAttempt(stateDir, run string) int {
 	r, err := LoadRecord(stateDir, run)
 	if err != nil || r == nil {

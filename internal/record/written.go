@@ -30,6 +30,8 @@ func Remember(stateDir, by string, paths ...string) error {
 	return KeepWritten(stateDir, by, all...)
 }
 
+// KeepWritten notes files that multihost wrote here, so that no sync ships them. by names
+// the command.
 func KeepWritten(stateDir, by string, all ...codesync.Written) error {
 	if stateDir == "" {
 		return nil

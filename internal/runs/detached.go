@@ -96,12 +96,13 @@ func (r *BucketRun) pace() time.Duration {
 	return min(max(every/4, 500*time.Millisecond), 10*time.Second)
 }
 
+// Pause waits until it is time to read the bucket again. It returns the cause when ctx ends.
 func (r *BucketRun) Pause(ctx context.Context) error {
 	return stage.Sleep(ctx, r.Clock, r.pace())
 }
 
 // attach follows the run to its end: over SSH while its workers can be reached,
-// otherwise from the bucket, whose logs are up to desc.Every old.
+// otherwise from the bucket, whose logs are up to Desc.Every old.
 func (r *BucketRun) attach(ctx context.Context, o AttachOptions) (stage.Outcome, error) {
 	r.ComeTo(r.Desc.Run)
 	begin, told := r.Clock.Now(), ""

@@ -397,7 +397,8 @@ func Sleep(ctx context.Context, clock gcp.Clock, d time.Duration) error {
 	return context.Cause(ctx)
 }
 
-func IsStage(err error, stage Stage) bool {
+// Is reports whether err is, or wraps, an Error of that stage.
+func Is(err error, stage Stage) bool {
 	var e *Error
 	return errors.As(err, &e) && e.Stage == stage
 }
@@ -405,6 +406,7 @@ func IsStage(err error, stage Stage) bool {
 // ErrStarting says that another runner of the job is just starting its command.
 var ErrStarting = fault.New(fault.Unavailable, "another runner starts it at this moment")
 
+// InterruptedOr returns the cause of the end of ctx, or err if ctx has not ended.
 func InterruptedOr(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
@@ -412,6 +414,7 @@ func InterruptedOr(ctx context.Context, err error) error {
 	return err
 }
 
+// Missing returns the workers that failed, sorted.
 func Missing(failed map[tpu.WorkerID]error) []tpu.WorkerID {
 	var ids []tpu.WorkerID
 	for id := range failed {
@@ -421,19 +424,10 @@ func Missing(failed map[tpu.WorkerID]error) []tpu.WorkerID {
 	return ids
 }
 
+// A WriterFunc is a function as an io.Writer.
 type WriterFunc func(p []byte) (int, error)
 
 func (f WriterFunc) Write(p []byte) (int, error) { return f(p) }
-
-func CompareBool(a, b bool) int {
-	switch {
-	case a == b:
-		return 0
-	case a:
-		return 1
-	}
-	return -1
-}
 
 // ErrExpired is the cause of a context that ended because the slices' time to live is
 // over.

@@ -67,6 +67,7 @@ type ReadLog struct {
 // readEnd is how many bytes of a log's end are kept.
 const readEnd = 4 << 10
 
+// Offset returns how many bytes of the log were read. It is safe for concurrent use.
 func (l *ReadLog) Offset() int64 {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -91,6 +92,7 @@ func (l *ReadLog) take(offset int64, p []byte) {
 	}
 }
 
+// Finish says that the log has ended: its last line may lack a newline.
 func (l *ReadLog) Finish() {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -116,6 +116,7 @@ func (d *Deps) Detached(ctx context.Context, limit time.Duration) (context.Conte
 // reported in one line.
 const OutagePause = 300 * time.Millisecond
 
+// Age returns the time since created; 0 if created is zero.
 func (d *Deps) Age(created time.Time) time.Duration {
 	if created.IsZero() {
 		return 0

@@ -38,7 +38,7 @@ func (s Status) Second() stage.Answer {
 	return stage.Stop
 }
 
-// State holds the Stand of a command.
+// State holds the Status of a command.
 type State struct {
 	mu sync.Mutex // guards at
 	at Status
@@ -51,7 +51,8 @@ func (d *Deps) StatusOf() Status {
 	return d.stand.at
 }
 
-func (d *Deps) SetStand(change func(*Status)) {
+// SetStatus changes the status of the run. change must not call d.
+func (d *Deps) SetStatus(change func(*Status)) {
 	d.stand.mu.Lock()
 	defer d.stand.mu.Unlock()
 	change(&d.stand.at)
@@ -64,11 +65,12 @@ type Presence struct {
 	file *os.File
 }
 
+// PresencePath returns the file that a command locks while it is present at a run.
 func PresencePath(stateDir, run string) string {
 	return filepath.Join(record.RunDir(stateDir, run), "present")
 }
 
-// ComeTo makes this command present at a run until leaveRun. Repeated calls for one run
+// ComeTo makes this command present at a run until LeaveRun. Repeated calls for one run
 // do nothing.
 func (d *Deps) ComeTo(run string) {
 	if d.present != nil && d.present.run == run {

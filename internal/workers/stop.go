@@ -13,6 +13,7 @@ import (
 	"multihost/internal/tpu"
 )
 
+// Describe names slices and their workers in one line. sel must have a slice.
 func Describe(sel tpu.Selection) string {
 	names := make([]string, len(sel.Slices))
 	for i, s := range sel.Slices {
@@ -42,6 +43,7 @@ func (t *Connected) StopAll(ctx context.Context, sink event.Sink, ref launch.Ref
 	return t.StopWith(ctx, sink, ref, launch.StopOptions{Grace: grace, Reason: reason}, gone)
 }
 
+// StopWith is StopAll with all options of a stop, of which it sets Reach.
 func (t *Connected) StopWith(ctx context.Context, sink event.Sink, ref launch.Ref, o launch.StopOptions, gone func(i int) bool) error {
 	o.Reach = ReachIn(o.Grace)
 	errs := t.Each(ctx, sink, "stop", func(ctx context.Context, i int) error {
@@ -60,6 +62,8 @@ func (t *Connected) StopWith(ctx context.Context, sink event.Sink, ref launch.Re
 	return MayStillRun(stage.WorkersError(stage.Stopping, t.IDs, errs), ref.Run)
 }
 
+// MayStillRun adds to a *stage.Error in err that the run may still be running, and how to
+// try again.
 func MayStillRun(err error, run string) error {
 	var e *stage.Error
 	if errors.As(err, &e) {

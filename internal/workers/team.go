@@ -269,6 +269,7 @@ func (d *Deps) Reach(ctx context.Context, watch *stage.Stopwatch, prefix string,
 	return d.ConnectPhase(ctx, watch, sel, only)
 }
 
+// DiscoverPhase finds the slices of a family as the phase "discover".
 func (d *Deps) DiscoverPhase(ctx context.Context, watch *stage.Stopwatch, prefix string, numbers tpu.Numbers, partial bool) (sel tpu.Selection, err error) {
 	err = watch.Phase("discover", func() (string, error) {
 		var err error
@@ -280,6 +281,8 @@ func (d *Deps) DiscoverPhase(ctx context.Context, watch *stage.Stopwatch, prefix
 	return sel, err
 }
 
+// ConnectPhase connects to the workers of sel that only accepts as the phase "connect". The
+// caller closes t.
 func (d *Deps) ConnectPhase(ctx context.Context, watch *stage.Stopwatch, sel tpu.Selection, only func(tpu.WorkerID) bool) (t *Connected, err error) {
 	err = watch.Phase("connect", func() (string, error) {
 		var err error

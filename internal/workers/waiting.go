@@ -8,8 +8,8 @@ import (
 	"multihost/internal/tpu"
 )
 
-// waiting shows which workers are still awaited, at most ten times a second.
-type waiting struct {
+// Waiting shows which workers are still awaited, at most ten times a second.
+type Waiting struct {
 	d     *Deps
 	phase string
 	ids   []tpu.WorkerID
@@ -24,14 +24,16 @@ type waiting struct {
 	all   int64
 }
 
-func NewWaiting(d *Deps, phase string, ids []tpu.WorkerID) *waiting {
-	w := &waiting{d: d, phase: phase, ids: ids, over: make([]bool, len(ids)), begin: d.Clock.Now()}
+// NewWaiting begins a phase in which every worker is waited for, and shows it.
+func NewWaiting(d *Deps, phase string, ids []tpu.WorkerID) *Waiting {
+	w := &Waiting{d: d, phase: phase, ids: ids, over: make([]bool, len(ids)), begin: d.Clock.Now()}
 	w.Heard = &HeardSink{Sink: d.Sink, Waits: w.waits}
 	w.Heard.Emit(event.Progress{Phase: phase, Total: len(ids), Waiting: tpu.Fold(ids)})
 	return w
 }
 
-func (w *waiting) Done(i int) {
+// Done says that worker ids[i] is ready.
+func (w *Waiting) Done(i int) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.over[i] = true
@@ -40,7 +42,7 @@ func (w *waiting) Done(i int) {
 }
 
 // Copied adds to the bytes copied.
-func (w *waiting) Copied(n int64) {
+func (w *Waiting) Copied(n int64) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.bytes += n
@@ -48,14 +50,14 @@ func (w *waiting) Copied(n int64) {
 }
 
 // Expected adds to the bytes to copy.
-func (w *waiting) Expected(n int64) {
+func (w *Waiting) Expected(n int64) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.all += n
 }
 
 // waits reports whether worker i is waited for.
-func (w *waiting) waits(i int) bool {
+func (w *Waiting) waits(i int) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return !w.over[i]
@@ -63,7 +65,7 @@ func (w *waiting) waits(i int) bool {
 
 // show emits the progress, at most ten times a second unless now is set. The caller
 // holds mu.
-func (w *waiting) show(now bool) {
+func (w *Waiting) show(now bool) {
 	at := w.d.Clock.Now()
 	if !now && at.Sub(w.shown) < 100*time.Millisecond {
 		return

@@ -39,6 +39,7 @@ func RuntimeVersions() []string {
 	}
 }
 
+// Zones returns all zones, sorted.
 func (s Catalog) Zones() []string {
 	zones := []string{s.Config.Zone}
 	for z := range offers() {
@@ -50,6 +51,7 @@ func (s Catalog) Zones() []string {
 	return zones
 }
 
+// Regions returns the regions of all zones, sorted.
 func (s Catalog) Regions() []string {
 	var regions []string
 	for _, z := range s.Zones() {
@@ -59,6 +61,7 @@ func (s Catalog) Regions() []string {
 	return slices.Compact(regions)
 }
 
+// RegionOf returns the region of a zone.
 func RegionOf(zone string) string { return zone[:max(0, strings.LastIndexByte(zone, '-'))] }
 
 // Offered returns the type called name if zone has it.

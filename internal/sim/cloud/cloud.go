@@ -25,10 +25,13 @@ type Clock interface {
 	After(d time.Duration) <-chan time.Time
 }
 
+// A SystemClock is the clock of this machine.
 type SystemClock struct{}
 
+// Now implements Clock.
 func (SystemClock) Now() time.Time { return time.Now() }
 
+// After implements Clock.
 func (SystemClock) After(d time.Duration) <-chan time.Time { return time.After(d) }
 
 // Config configures a simulator. The comment on each field names the default that its
@@ -108,8 +111,10 @@ type Cloud struct {
 // ErrClosed is the cause of everything that Close cancels.
 var ErrClosed = fault.New(fault.Unavailable, "simulator closed")
 
+// WorkersDir returns the directory of the files of all workers.
 func (s *Cloud) WorkersDir() string { return WorkersDir(s.Config.Dir) }
 
+// WorkersDir returns the directory of the files of all workers of a simulator in dir.
 func WorkersDir(dir string) string { return filepath.Join(dir, "workers") }
 
 // Enter registers the start of a request; it reports false if the server is closing.
@@ -165,6 +170,7 @@ type Request struct {
 // keptRequests limits the log of a simulator that runs for weeks.
 const keptRequests = 10_000
 
+// LogRequest adds a request to those that Requests returns. It takes the lock.
 func (s *Cloud) LogRequest(r Request) {
 	s.Mu.Lock()
 	defer s.Mu.Unlock()
@@ -176,6 +182,8 @@ func (s *Cloud) LogRequest(r Request) {
 	}
 }
 
+// Pause waits for d. It reports false if ctx has ended before. The caller must not hold the
+// lock.
 func (s *Cloud) Pause(ctx context.Context, d time.Duration) bool {
 	if d <= 0 {
 		return true

@@ -189,6 +189,7 @@ func (s Identity) LoginProfile(email string) *oslogin.LoginProfile {
 	return p
 }
 
+// LoginKeyExpired reports whether a key of OS Login is valid no more.
 func (s Identity) LoginKeyExpired(k oslogin.SshPublicKey) bool {
 	return k.ExpirationTimeUsec != 0 && k.ExpirationTimeUsec <= s.Clock.Now().UnixMicro()
 }

@@ -188,6 +188,8 @@ type RequestVerdict struct {
 	Skip  bool // do not carry out the request
 }
 
+// MeetFaults returns what the faults in force do to a request, and uses them. It takes the
+// lock.
 func (s Injection) MeetFaults(r *http.Request) RequestVerdict {
 	s.Mu.Lock()
 	defer s.Mu.Unlock()
@@ -262,10 +264,13 @@ func (s Injection) noCapacity(qr string) bool {
 	return s.find("no-capacity", func(a *ActiveFault) bool { return Glob(a.QR, qr) }) != nil
 }
 
+// GuestAttributesOff reports whether the workers of a node have no guest attributes.
 func (s Injection) GuestAttributesOff(node string) bool {
 	return s.find("no-guest-attributes", func(a *ActiveFault) bool { return Glob(a.Node, node) }) != nil
 }
 
+// TakeStuckDelete reports whether the deletion of a queued resource is to be stuck, and uses
+// the fault.
 func (s Injection) TakeStuckDelete(qr string) bool {
 	a := s.find("delete-stuck", func(a *ActiveFault) bool { return Glob(a.QR, qr) })
 	if a != nil {

@@ -194,6 +194,7 @@ func (s Slices) DeleteNow(q *QueuedResource, op *Operation) {
 	gone()
 }
 
+// NodesOf returns the nodes of a queued resource that exist, in slice order.
 func (s Slices) NodesOf(q *QueuedResource) []*Node {
 	return Sorted(s.State.Nodes, func(_ string, n *Node) bool { return n.Queued == q.Msg.Name })
 }

@@ -151,6 +151,7 @@ func (s Networks) claim(addr netip.Addr) bool {
 // ProjectNumber is the number of the project; the real service gives each project one.
 const ProjectNumber = "123456789012"
 
+// ComputePath returns the resource name of a compute resource.
 func (s Networks) ComputePath(scope, collection, id string) string {
 	return "projects/" + s.Config.Project + "/" + scope + "/" + collection + "/" + id
 }

@@ -145,6 +145,7 @@ func (s Catalog) checkNetworkConfig(zone, field string, cfg *tpualpha.NetworkCon
 // MaxMetadata is Compute Engine's limit for one value.
 const MaxMetadata = 262_144
 
+// CheckLabels refuses labels, tags and metadata that the real API refuses.
 func CheckLabels(field string, n *tpualpha.Node) error {
 	for k, v := range n.Labels {
 		if !labelKey.MatchString(k) || !labelValue.MatchString(v) {
@@ -152,7 +153,7 @@ func CheckLabels(field string, n *tpualpha.Node) error {
 		}
 	}
 	for _, tag := range n.Tags {
-		if !IdPattern.MatchString(tag) {
+		if !IDPattern.MatchString(tag) {
 			return wire.BadField(field+".tags", "tag %q is not valid", tag)
 		}
 	}
@@ -165,19 +166,21 @@ func CheckLabels(field string, n *tpualpha.Node) error {
 }
 
 var (
-	UuidPattern = regexp.MustCompile(`^[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$`)
-	IdPattern   = regexp.MustCompile(`^[a-z]([-a-z0-9]{0,61}[a-z0-9])?$`)
+	UUIDPattern = regexp.MustCompile(`^[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$`)
+	IDPattern   = regexp.MustCompile(`^[a-z]([-a-z0-9]{0,61}[a-z0-9])?$`)
 	labelKey    = regexp.MustCompile(`^[a-z][a-z0-9_-]{0,62}$`)
 	labelValue  = regexp.MustCompile(`^[a-z0-9_-]{0,63}$`)
 )
 
+// CheckID refuses an id that the real API refuses.
 func CheckID(field, id string) error {
-	if IdPattern.MatchString(id) {
+	if IDPattern.MatchString(id) {
 		return nil
 	}
-	return wire.BadField(field, "%q is not a valid name: it must match %s", id, IdPattern)
+	return wire.BadField(field, "%q is not a valid name: it must match %s", id, IDPattern)
 }
 
+// Preemptible reports whether q takes from the quota of preemptible capacity.
 func (q *QueuedResource) Preemptible() bool {
 	return q.Msg.Spot != nil || q.Msg.BestEffort != nil || q.Msg.ProvisioningModel == "SPOT" || q.Msg.ProvisioningModel == "FLEX_START"
 }

@@ -73,10 +73,12 @@ func IsProject(r *http.Request) bool {
 		strings.HasPrefix(rest, "locations/global/"))
 }
 
+// NoService is the error of a service that does not exist.
 func NoService(name string) error {
 	return wire.Errorf(http.StatusForbidden, "Not found or permission denied for service(s): %s.", name)
 }
 
+// Service returns a service of the project and whether it is enabled.
 func (s Identity) Service(name string) (*serviceusage.GoogleApiServiceusageV1Service, error) {
 	if APIs()[name] == "" {
 		return nil, NoService(name)

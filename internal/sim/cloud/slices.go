@@ -78,6 +78,7 @@ func ParseSlices(text string) ([]SliceSpec, error) {
 	return specs, CheckSlices(specs)
 }
 
+// CheckSlices returns what is wrong with the slices that a user asks for.
 func CheckSlices(specs []SliceSpec) error {
 	seen := map[string]bool{}
 	for _, p := range specs {
@@ -91,11 +92,11 @@ func CheckSlices(specs []SliceSpec) error {
 			return fmt.Errorf("parse slices %q: count must be at least 1", p)
 		case p.Count > 1 && !p.Foreign && !t.Generation.MultiSlice:
 			return fmt.Errorf("parse slices %q: %s has no multi-slice", p, t.Generation.Name)
-		case p.Network != "" && !IdPattern.MatchString(p.Network):
+		case p.Network != "" && !IDPattern.MatchString(p.Network):
 			return fmt.Errorf("parse slices %q: %q is no legal network name", p, p.Network)
 		}
 		for _, id := range append(p.nodeIDs(), p.Name) {
-			if !IdPattern.MatchString(id) {
+			if !IDPattern.MatchString(id) {
 				return fmt.Errorf("parse slices %q: %q is no legal node name", p, id)
 			}
 		}

@@ -58,6 +58,7 @@ type state struct {
 	Total     int
 }
 
+// InitialState returns the state of a cloud in which nothing was made yet.
 func (s *Cloud) InitialState() state {
 	st := state{
 		Queued: map[string]*QueuedResource{}, Nodes: map[string]*Node{}, Ops: map[string]*Operation{},
@@ -92,6 +93,7 @@ type QueuedResource struct {
 	JSON     wire.Message // of Msg
 }
 
+// State returns the word of the API for the state of q.
 func (q *QueuedResource) State() string { return q.Msg.State.State }
 
 // NodeIDs returns the ids of the nodes of q, in slice order.
@@ -142,6 +144,7 @@ type Operation struct {
 	Result             any // *tpualpha.Node, *tpualpha.QueuedResource, or nil for Empty
 }
 
+// NewOperation adds an operation of the TPU API that is not done.
 func (s *Cloud) NewOperation(zone, verb, target string) *Operation {
 	op := &Operation{
 		Name: fmt.Sprintf("%s/operations/operation-%d-%012x", s.LocationName(zone), s.Clock.Now().UnixMilli(), uint64(NewID())&(1<<48-1)),
@@ -167,12 +170,15 @@ func NewID() int64 {
 	return int64(binary.BigEndian.Uint64(b[:])&(1<<62-1)) | 1<<61
 }
 
+// LocationName returns the resource name of a zone.
 func (s *Cloud) LocationName(zone string) string {
 	return "projects/" + s.Config.Project + "/locations/" + zone
 }
 
+// Timestamp returns the time now, as the TPU API writes it.
 func (s *Cloud) Timestamp() string { return Stamp(s.Clock.Now()) }
 
+// Stamp returns a time as the TPU API writes it, in nanoseconds.
 func Stamp(t time.Time) string { return t.UTC().Format("2006-01-02T15:04:05.000000000Z") }
 
 // Sorted returns the values of m that keep accepts, in the order of their keys; a nil

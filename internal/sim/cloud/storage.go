@@ -11,11 +11,13 @@ import (
 // DefaultBucket exists from the start and does not keep overwritten objects.
 const DefaultBucket = "multihost-sim"
 
+// A Bucket of Cloud Storage, with its objects by name.
 type Bucket struct {
 	Msg     *storage.Bucket
 	Objects map[string]*StoredObject
 }
 
+// A StoredObject is an object with its content.
 type StoredObject struct {
 	Msg  *storage.Object
 	Data []byte
@@ -30,6 +32,7 @@ type Upload struct {
 	Data   []byte
 }
 
+// NewBucket returns an empty bucket. created is a time of Cloud Storage.
 func NewBucket(name, created string) *Bucket {
 	return &Bucket{Objects: map[string]*StoredObject{}, Msg: &storage.Bucket{
 		Kind: "storage#bucket", Id: name, Name: name, Location: "US", LocationType: "multi-region", StorageClass: "STANDARD",

@@ -26,6 +26,7 @@ import (
 // maxBoots limits the workers of one node that boot at the same time.
 const maxBoots = 16
 
+// MakeBackend makes what runs the workers, as the configuration says.
 func (s Slices) MakeBackend() error {
 	switch {
 	case s.Config.Workers != nil:

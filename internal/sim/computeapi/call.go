@@ -58,6 +58,7 @@ func notReady(name string) *wire.Error {
 	return wire.Errorf(http.StatusBadRequest, "The resource '%s' is not ready", name).WithReason("resourceNotReady")
 }
 
+// ServeCompute answers a request. It takes the lock.
 func (s API) ServeCompute(r *http.Request, body []byte, who cloud.Caller) wire.Answer {
 	c, err := s.parseComputeCall(r, body)
 	if err == nil && c.collection == "operations" && c.verb == "wait" {

@@ -126,7 +126,7 @@ func (s API) patchFirewall(c *computeCall, f *computepb.Firewall) (any, error) {
 }
 
 func (s API) checkFirewall(f *computepb.Firewall) error {
-	if !cloud.IdPattern.MatchString(f.GetName()) {
+	if !cloud.IDPattern.MatchString(f.GetName()) {
 		return badValue("resource.name", f.GetName(), "Must be a match of regex '(?:[a-z](?:[-a-z0-9]{0,61}[a-z0-9])?)'")
 	}
 	if f.Network == nil {
@@ -159,7 +159,7 @@ func (s API) checkFirewall(f *computepb.Firewall) error {
 		}
 	}
 	for _, tag := range append(slices.Clone(f.SourceTags), f.TargetTags...) {
-		if !cloud.IdPattern.MatchString(tag) {
+		if !cloud.IDPattern.MatchString(tag) {
 			return badValue("resource.tags", tag, "Must be a match of regex '(?:[a-z](?:[-a-z0-9]{0,61}[a-z0-9])?)'")
 		}
 	}

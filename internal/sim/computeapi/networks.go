@@ -102,7 +102,7 @@ func (s API) insertNetwork(c *computeCall) (any, error) {
 		return nil, err
 	}
 	c.id = msg.GetName()
-	if !cloud.IdPattern.MatchString(c.id) {
+	if !cloud.IDPattern.MatchString(c.id) {
 		return nil, badValue("resource.name", c.id, "Must be a match of regex '(?:[a-z](?:[-a-z0-9]{0,61}[a-z0-9])?)'")
 	}
 	if msg.Mtu != nil && (msg.GetMtu() < cloud.MinMTU || msg.GetMtu() > cloud.MaxMTU) {
@@ -223,7 +223,7 @@ func (s API) insertSubnetwork(c *computeCall, region string) (any, error) {
 		return nil, err
 	}
 	c.id = msg.GetName()
-	if !cloud.IdPattern.MatchString(c.id) {
+	if !cloud.IDPattern.MatchString(c.id) {
 		return nil, badValue("resource.name", c.id, "Must be a match of regex '(?:[a-z](?:[-a-z0-9]{0,61}[a-z0-9])?)'")
 	}
 	of, ok := s.Networks().GlobalRef(msg.GetNetwork(), "networks")

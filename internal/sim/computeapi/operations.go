@@ -72,7 +72,7 @@ func (c *computeCall) replayed() (any, bool, error) {
 	if key == "" {
 		return nil, false, nil
 	}
-	if id := c.query.Get("requestId"); !cloud.UuidPattern.MatchString(id) {
+	if id := c.query.Get("requestId"); !cloud.UUIDPattern.MatchString(id) {
 		return nil, false, badValue("requestId", id, "Must be a valid UUID.")
 	}
 	if op := c.s.State.ComputeSeen[key]; op != nil {

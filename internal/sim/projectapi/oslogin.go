@@ -28,6 +28,7 @@ import (
 // maxLoginProfile is Google's limit for the size of one profile.
 const maxLoginProfile = 32 << 10
 
+// DispatchOSLogin answers a request to OS Login. The caller holds the lock.
 func (s API) DispatchOSLogin(r *http.Request, body []byte) (any, error) {
 	if r.URL.Path == "/oauth2/v2/userinfo" {
 		if r.Method != http.MethodGet {

@@ -62,6 +62,7 @@ type storageCall struct {
 	parts  []string // after the bucket: "o", object, verb
 }
 
+// ServeStorage answers a request. It takes the lock.
 func (s API) ServeStorage(r *http.Request, body []byte, who cloud.Caller) wire.Answer {
 	c, err := s.parseStorage(r, body, who)
 	if err != nil {

@@ -63,6 +63,7 @@ func (s API) ServeJSON(r *http.Request, body []byte, dispatch func(*http.Request
 	return wire.Answer{JSON: b}
 }
 
+// DispatchTPU returns what answers requests of who. Its caller holds the lock.
 func (s API) DispatchTPU(who cloud.Caller) func(*http.Request, []byte) (any, error) {
 	return func(r *http.Request, body []byte) (any, error) {
 		c, err := s.parseCall(r, body)
@@ -166,7 +167,7 @@ func (c *call) replay() (key string, op *cloud.Operation, err error) {
 	if id == "" {
 		return "", nil, nil
 	}
-	if !cloud.UuidPattern.MatchString(id) || id == "00000000-0000-0000-0000-000000000000" {
+	if !cloud.UUIDPattern.MatchString(id) || id == "00000000-0000-0000-0000-000000000000" {
 		return "", nil, wire.Errorf(http.StatusBadRequest, "Invalid value at 'request_id': %q is not a valid UUID.", id)
 	}
 	key = c.r.Method + " " + c.r.URL.Path + " " + id

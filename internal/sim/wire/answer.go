@@ -15,6 +15,7 @@ type Answer struct {
 	Code   int // 0: 200 with json
 }
 
+// AsAPIError returns err as an answer; a status 500 for an error that is none.
 func AsAPIError(err error) *Error {
 	if e := (*Error)(nil); errors.As(err, &e) {
 		return e

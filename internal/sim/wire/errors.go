@@ -72,14 +72,20 @@ func RPCCode(status string) int {
 	return 2
 }
 
+// Errorf returns the answer with an HTTP status and a message.
 func Errorf(code int, format string, args ...any) *Error {
 	status, reason := statuses(code)
 	return &Error{Code: code, Status: status, Reason: reason, Message: fmt.Sprintf(format, args...)}
 }
 
+// WithStatus sets the status of the TPU API.
 func (e *Error) WithStatus(status string) *Error { e.Status = status; return e }
+
+// WithReason sets the reason of the older APIs.
 func (e *Error) WithReason(reason string) *Error { e.Reason = reason; return e }
-func (e *Error) WithDetails(d ...any) *Error     { e.Details = d; return e }
+
+// WithDetails sets the details of the TPU API.
+func (e *Error) WithDetails(d ...any) *Error { e.Details = d; return e }
 
 // BadField returns the error with which the TPU service itself, not the JSON layer in
 // front of it, refuses a value. Google's support asks for the EID.
@@ -92,12 +98,14 @@ func BadField(field, format string, args ...any) *Error {
 	})
 }
 
+// Precondition is the answer to a request that does not fit the state of its resource.
 func Precondition(format string, args ...any) *Error {
 	text := fmt.Sprintf(format, args...)
 	return Errorf(http.StatusBadRequest, "Cloud TPU received a bad request. %s [EID: 0x%016x]", text, rand.Uint64()).
 		WithStatus("FAILED_PRECONDITION")
 }
 
+// NoSuch is the answer about a resource that does not exist.
 func NoSuch(resource string) *Error {
 	return Errorf(http.StatusNotFound, "Resource '%s' was not found", resource).WithDetails(map[string]any{
 		"@type":        "type.googleapis.com/google.rpc.ResourceInfo",
@@ -105,6 +113,7 @@ func NoSuch(resource string) *Error {
 	})
 }
 
+// Exists is the answer to the creation of a resource that exists.
 func Exists(resource string) *Error {
 	return Errorf(http.StatusConflict, "Resource '%s' already exists", resource).WithDetails(map[string]any{
 		"@type":        "type.googleapis.com/google.rpc.ResourceInfo",
@@ -112,8 +121,10 @@ func Exists(resource string) *Error {
 	})
 }
 
+// UnknownMethod is the answer to a method that the API does not have.
 func UnknownMethod() *Error { return Errorf(http.StatusNotFound, "Method not found.") }
 
+// NotModelled is the answer to what the real API has and the simulator has not.
 func NotModelled(what string) *Error {
 	return Errorf(http.StatusNotImplemented, "%s is not modelled by the simulator.", what)
 }
@@ -145,6 +156,7 @@ func (e *Error) RPCStatus() map[string]any {
 	return map[string]any{"code": RPCCode(e.Status), "message": e.Message}
 }
 
+// WriteError sends e. compute says that it has the form of Google's older APIs.
 func WriteError(w http.ResponseWriter, e *Error, compute bool) {
 	kind, body := "application/json; charset=UTF-8", e.body(compute)
 	if e.Plain {

@@ -67,6 +67,8 @@ func (m *Message) Encode(version string, v any) (json.RawMessage, error) {
 	return m.json, err
 }
 
+// RenameParams renames a field of the node specifications in a queued resource. Text that is
+// no JSON object stays as it is.
 func RenameParams(body []byte, from, to string) []byte {
 	var raw map[string]any
 	if json.Unmarshal(body, &raw) != nil {
@@ -247,6 +249,7 @@ func Page[T any](all []T, query url.Values, sizeName string, largest int) (items
 // KiB.
 const MaxBody = 8 << 20
 
+// ReadBody reads the body of a request, at most limit bytes.
 func ReadBody(r *http.Request, limit int) ([]byte, error) {
 	b, err := io.ReadAll(io.LimitReader(r.Body, int64(limit)+1))
 	if err != nil {

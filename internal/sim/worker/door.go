@@ -249,6 +249,7 @@ func (d *Door) connections() []*FaultyConn {
 	return all
 }
 
+// ResetConnections cuts all connections, as a rebooted host does.
 func (d *Door) ResetConnections() {
 	for _, c := range d.connections() {
 		c.Reset()
@@ -385,6 +386,8 @@ func (d *Door) take(kind FaultKind) bool {
 	return true
 }
 
+// Slowness returns the fault that slows the worker down in that way; the zero Fault if none
+// does.
 func (d *Door) Slowness(mode string) Fault {
 	d.Mu.Lock()
 	defer d.Mu.Unlock()

@@ -349,6 +349,7 @@ func isSignal(f Fault) error {
 	return nil
 }
 
+// KillName returns the signal of a fault, without SIG.
 func KillName(f Fault) string {
 	if f.Name == "" {
 		return "KILL"

@@ -49,6 +49,7 @@ func (l *Loopback) Init(port int) error {
 	return nil
 }
 
+// Port returns the SSH port of all machines.
 func (l *Loopback) Port() int {
 	l.taking.Lock()
 	defer l.taking.Unlock()
@@ -86,6 +87,7 @@ func (l *Loopback) nextAddr() string {
 	}
 }
 
+// ListenTCP listens at a TCP address. The caller closes the listener.
 func ListenTCP(addr string, port int) (*net.TCPListener, error) {
 	ln, err := net.Listen("tcp4", JoinPort(addr, port))
 	if err != nil {
@@ -94,8 +96,10 @@ func ListenTCP(addr string, port int) (*net.TCPListener, error) {
 	return ln.(*net.TCPListener), nil
 }
 
+// JoinPort returns addr:port.
 func JoinPort(addr string, port int) string { return net.JoinHostPort(addr, strconv.Itoa(port)) }
 
+// SplitAddr returns the parts of a TCP address.
 func SplitAddr(a net.Addr) (ip string, port int) {
 	t := a.(*net.TCPAddr)
 	return t.IP.String(), t.Port

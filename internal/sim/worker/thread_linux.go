@@ -33,6 +33,7 @@ type Thread struct {
 	ended chan struct{}
 }
 
+// NewThread starts a thread and prepares it with setup. The caller ends it with End.
 func NewThread(setup func() error) (*Thread, error) {
 	t := &Thread{tasks: make(chan func()), quit: make(chan struct{}), ended: make(chan struct{})}
 	ready := make(chan error)
