@@ -123,7 +123,7 @@ func (f *Following) Do(ctx context.Context) (stage.Outcome, error) {
 	return f.conclude(ctx, stop)
 }
 
-// WorkerEnded notes how the command ended on a worker, and reports it.
+// WorkerEnded reports how the command ended on a worker, and the progress.
 func (f *Following) WorkerEnded(e EndOf) {
 	done := event.WorkerDone{
 		Slice: f.Workers.IDs[e.Worker].Slice, Worker: f.Workers.IDs[e.Worker].Worker,
