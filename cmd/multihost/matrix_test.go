@@ -457,17 +457,17 @@ func (c *cell) serve(w http.ResponseWriter, r *http.Request) {
 	}
 	answer := httptest.NewRecorder()
 	c.server.ServeHTTP(answer, r)
+	body := strings.ReplaceAll(answer.Body.String(), `": "`, `":"`) // with indentation or without
 	if r.Method == http.MethodGet && strings.HasSuffix(r.URL.Path, "/queuedResources/m") {
-		body := answer.Body.String()
 		for _, seen := range []struct{ state, phase string }{
 			{"CREATING", "requested"}, {"ACCEPTED", "requested"}, {"WAITING_FOR_RESOURCES", "waiting"}, {"PROVISIONING", "provisioning"},
 		} {
-			if seen.phase == c.phase && strings.Contains(body, `"state": "`+seen.state+`"`) {
+			if seen.phase == c.phase && strings.Contains(body, `"state":"`+seen.state+`"`) {
 				c.strike()
 			}
 		}
 		c.ticks.tick()
-	} else if strings.Contains(r.URL.Path, "/operations/") && !strings.Contains(answer.Body.String(), `"verb": "create"`) {
+	} else if strings.Contains(r.URL.Path, "/operations/") && !strings.Contains(body, `"verb":"create"`) {
 		c.ticks.tick()
 	}
 	if c.fleet.isDead() && !c.tunnel.Load() {
