@@ -370,7 +370,7 @@ func lostContact(err error) bool {
 	if errors.As(err, &name) && name.Permanent() {
 		return false
 	}
-	if errors.As(err, &refused) {
+	if errors.As(err, &refused) && !askedInVain(refused) {
 		return refused.Stage == remote.StageDial || refused.Stage == remote.StageHandshake || errors.Is(err, remote.ErrBooting) || errors.Is(err, remote.ErrConnectionLost)
 	}
 	var secret *launch.SecretError
@@ -387,6 +387,13 @@ func lostContact(err error) bool {
 		}
 	}
 	return false
+}
+
+// askedInVain reports whether a worker was not asked at all, because the provider did not
+// tell its host keys.
+func askedInVain(e *remote.ConnectError) bool {
+	var changed *remote.HostKeyError
+	return e.Stage == remote.StageHostKey && !errors.As(e, &changed)
 }
 
 const (

@@ -71,6 +71,9 @@ func TestBudgets(t *testing.T) {
 func TestLostContact(t *testing.T) {
 	dial := &remote.ConnectError{Host: "s0w0", Stage: remote.StageDial, Err: errors.New("connection refused")}
 	auth := &remote.ConnectError{Host: "s0w0", Stage: remote.StageAuth, Err: remote.ErrKeyRefused}
+	keys := func(err error) error {
+		return &remote.ConnectError{Host: "s0w0", Stage: remote.StageHostKey, Err: fmt.Errorf("ask for host keys: %w", err)}
+	}
 	many := func(errs ...error) error {
 		return stage.WorkersError(stage.Sync, testkit.WorkerIDs(1, len(errs)), errs)
 	}
@@ -82,7 +85,9 @@ func TestLostContact(t *testing.T) {
 		{"nobody answers", many(dial, nil), true},
 		{"one of two is gone, the other was refused first", many(auth, fmt.Errorf("sync: %w", remote.ErrConnectionLost)), true},
 		{"a key that is refused", many(auth), false},
-		{"a host key that is another one", many(&remote.HostKeyError{Host: "s0w0"}), false},
+		{"a host key that is another one", many(&remote.ConnectError{Stage: remote.StageHostKey, Err: &remote.HostKeyError{Host: "s0w0"}}), false},
+		{"an API that is away while it is asked for host keys", many(keys(&gcp.Error{Class: gcp.Unavailable})), true},
+		{"an API that refuses to tell host keys", many(keys(&gcp.Error{Class: gcp.Permission})), false},
 		{"a VM that boots", many(&remote.ConnectError{Stage: remote.StageAuth, Err: remote.ErrBooting}), true},
 		{"a worker that was rebooted after its preflight", many(nil, stage.ErrRebooted), true},
 		{"a copy that stands still", many(fmt.Errorf("sync: %w", codesync.ErrStalled)), true},
