@@ -266,12 +266,16 @@ func (p *lifeProcess) makeDeps() *workers.Deps {
 	cloud := gcp.New(gcp.Config{Project: sim.DefaultProject, Zone: sim.DefaultZone, DisableAuth: true, TPUEndpoint: "http://cloud/",
 		ComputeEndpoint: "http://cloud/compute/v1/", Transport: &lifeWay{w, p}, Sink: sink, LoginWait: access.LoginWait})
 	queue := qr.New(cloud)
+	carried := noAgent()
+	if w.real != nil {
+		carried = agents()
+	}
 	d := &workers.Deps{Cloud: queue.Provider(w.root), Networks: network.New(cloud, qr.LifeOf), Project: sim.DefaultProject, Zone: sim.DefaultZone,
 		Access: overssh.Access{Login: w.login, Identity: w.identity, KnownHosts: filepath.Join(p.machine.dir, "known_hosts"), Port: w.port, Way: w.way,
 			ConnectTimeout: 15 * time.Second, RetryFor: time.Minute, MaxDials: 8,
 			Dial: func(ctx context.Context, _, addr string) (net.Conn, error) { return w.dial(ctx, p, addr) }},
 		Sink: sink, Clock: gcp.SystemClock, StateDir: p.machine.dir, Owner: "ann@" + p.machine.name, ExitStatus: exitCode, Leave: p.signalled.Leave,
-		Roots: gcp.Roots{TPU: w.root}, Agents: noAgent()}
+		Roots: gcp.Roots{TPU: w.root}, Agents: carried}
 	overSSH(d, nil)
 	return d
 }
