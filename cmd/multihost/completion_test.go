@@ -139,9 +139,9 @@ func TestOnlyPlainWordsAreCandidates(t *testing.T) {
 
 // TestEveryFlagOfGcloudIsTakenOrRefused: what gcloud takes for a queued resource
 // stands in the commands of qr, or is refused there with a reason. The list is
-// compared with an installed gcloud by the test of package qr.
+// compared with an installed gcloud by the test of package gcloud.
 func TestEveryFlagOfGcloudIsTakenOrRefused(t *testing.T) {
-	text, err := os.ReadFile("../../internal/qr/testdata/gcloud-flags.json")
+	text, err := os.ReadFile("../../internal/gcloud/testdata/gcloud-flags.json")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -17,6 +17,7 @@ import (
 	"multihost/internal/cmdline"
 	"multihost/internal/config"
 	"multihost/internal/event"
+	"multihost/internal/gcloud"
 	"multihost/internal/gcp"
 	"multihost/internal/job"
 	"multihost/internal/provision"
@@ -386,10 +387,10 @@ first, then filtered, then cut off after --limit.`,
 
 func readChoice(c *call) (ch qr.Choice) {
 	var err error
-	if ch.Filter, err = qr.ParseFilter(c.String("filter"), time.Now()); err != nil {
+	if ch.Filter, err = gcloud.ParseFilter(c.String("filter"), time.Now()); err != nil {
 		c.Refuse(&usageError{Err: fmt.Errorf("--filter: %w", err), Advice: hintOf(err)}, "filter")
 	}
-	if ch.Keys, err = qr.ParseSortKeys(c.String("sort-by")); err != nil {
+	if ch.Keys, err = gcloud.ParseSortKeys(c.String("sort-by")); err != nil {
 		c.Refuse(usagef("--sort-by: %w", err), "sort-by")
 	}
 	if ch.Limit, err = config.ParseLimit(c.String("limit")); err != nil || ch.Limit == 0 {

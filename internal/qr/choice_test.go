@@ -5,6 +5,8 @@ import (
 	"testing"
 	"time"
 
+	"multihost/internal/gcloud"
+
 	tpuapi "google.golang.org/api/tpu/v2alpha1"
 )
 
@@ -23,11 +25,11 @@ func TestChoice(t *testing.T) {
 		{"name:(a c)", "~name", 1, "c"},
 		{"name:zz", "", 5, ""},
 	} {
-		filter, err := ParseFilter(tt.filter, time.Now())
+		filter, err := gcloud.ParseFilter(tt.filter, time.Now())
 		if err != nil {
 			t.Fatal(err)
 		}
-		keys, err := ParseSortKeys(tt.keys)
+		keys, err := gcloud.ParseSortKeys(tt.keys)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"multihost/internal/fault"
+	"multihost/internal/gcloud"
 	"multihost/internal/tpu"
 
 	"github.com/google/shlex"
@@ -367,7 +368,7 @@ func tierFlag(tier Tier, usage string) Flag {
 
 func duration(name, usage string, field func(*Request) *time.Duration) Flag {
 	return Flag{Name: name, Usage: usage, set: func(p *FlagReader, name, value string) error {
-		d, err := ParseDuration(value)
+		d, err := gcloud.ParseDuration(value)
 		if err != nil {
 			return fmt.Errorf("--%s: %w", name, err)
 		}
@@ -382,7 +383,7 @@ func duration(name, usage string, field func(*Request) *time.Duration) Flag {
 
 func instant(name, usage string, field func(*Request) *time.Time) Flag {
 	return Flag{Name: name, Usage: usage, set: func(p *FlagReader, name, value string) error {
-		t, err := ParseTime(value, p.now)
+		t, err := gcloud.ParseTime(value, p.now)
 		if err != nil {
 			return fmt.Errorf("--%s: %w", name, err)
 		}
@@ -398,7 +399,7 @@ func instant(name, usage string, field func(*Request) *time.Time) Flag {
 func list(name, usage string, field func(*Request) *[]string) Flag {
 	return Flag{Name: name, Usage: usage, set: func(p *FlagReader, name, value string) error {
 		dst := field(&p.request)
-		for _, item := range splitList(value) {
+		for _, item := range gcloud.SplitList(value) {
 			if !slices.Contains(*dst, item) {
 				*dst = append(*dst, item)
 			}
@@ -597,42 +598,12 @@ func ReadMetadataFiles(files map[string]string) (map[string]string, error) {
 	return out, nil
 }
 
-// ParseDict parses gcloud's KEY=VALUE[,KEY=VALUE…]. A prefix "^X^" makes X the
-// separator instead of the comma.
-func ParseDict(value string) (map[string]string, error) {
-	out := map[string]string{}
-	for _, pair := range splitList(value) {
-		key, v, ok := strings.Cut(pair, "=")
-		if !ok || key == "" {
-			return nil, fmt.Errorf("%q is not KEY=VALUE", pair)
-		}
-		if old, twice := out[key]; twice && old != v {
-			return nil, fmt.Errorf("%q is given twice, as %q and %q", key, old, v)
-		}
-		out[key] = v
-	}
-	return out, nil
-}
-
 func splitDict(name, value string) (map[string]string, error) {
-	pairs, err := ParseDict(value)
+	pairs, err := gcloud.ParseDict(value)
 	if err != nil {
 		return nil, fmt.Errorf("--%s: %w", name, err)
 	}
 	return pairs, nil
-}
-
-func splitList(value string) []string {
-	separator := ","
-	if rest, ok := strings.CutPrefix(value, "^"); ok {
-		if sep, list, ok := strings.Cut(rest, "^"); ok && sep != "" {
-			separator, value = sep, list
-		}
-	}
-	if value == "" {
-		return nil
-	}
-	return strings.Split(value, separator)
 }
 
 func merge(flag string, dst *map[string]string, pairs map[string]string) error {

@@ -2,10 +2,10 @@ package qr
 
 import (
 	"fmt"
-	"slices"
 	"strings"
 	"time"
 
+	"multihost/internal/gcloud"
 	"multihost/internal/remote"
 )
 
@@ -77,8 +77,8 @@ func (r Request) gcloudFlags(project, zone string) []string {
 	add("range", r.CIDRBlock)
 	add("service-account", r.ServiceAccount)
 	add("scopes", strings.Join(expandScopes(r.Scopes), ","))
-	add("labels", gcloudDict(r.Labels))
-	add("metadata", gcloudDict(r.Metadata))
+	add("labels", gcloud.FormatDict(r.Labels))
+	add("metadata", gcloud.FormatDict(r.Metadata))
 	add("tags", strings.Join(r.Tags, ","))
 	add("description", r.Description)
 	for _, d := range r.DataDisks {
@@ -111,29 +111,4 @@ func (r Request) gcloudReservation(project, zone string) string {
 		return r.Reservation
 	}
 	return r.reservationName(project, zone)
-}
-
-// gcloudDict returns a map in gcloud's form. If a key or value contains a comma, it
-// uses another separator and names it in a prefix (see `gcloud topic escaping`).
-func gcloudDict(m map[string]string) string {
-	pairs := make([]string, 0, len(m))
-	for _, k := range sortedKeys(m) {
-		pairs = append(pairs, k+"="+m[k])
-	}
-	separators := []string{",", ";", "|", ":", "~", "@@", "##", "::::"}
-	free := slices.IndexFunc(separators, func(sep string) bool {
-		return !slices.ContainsFunc(pairs, func(p string) bool { return strings.Contains(p, sep) })
-	})
-	switch {
-	case free == 0:
-		text := strings.Join(pairs, ",")
-		if strings.HasPrefix(text, "^") {
-			return "^,^" + text
-		}
-		return text
-	case free < 0:
-		free = len(separators) - 1
-	}
-	sep := separators[free]
-	return "^" + sep + "^" + strings.Join(pairs, sep)
 }

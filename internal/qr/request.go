@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"multihost/internal/gcloud"
 	"multihost/internal/provision"
 	"multihost/internal/tpu"
 
@@ -144,7 +145,7 @@ func ParseInterface(s string) (Interface, error) {
 // eachKey parses KEY=VALUE,… and calls the function of set for each key. A key that
 // set does not have is an error.
 func eachKey(s string, set map[string]func(value string) error) error {
-	pairs, err := ParseDict(s)
+	pairs, err := gcloud.ParseDict(s)
 	if err != nil {
 		return err
 	}

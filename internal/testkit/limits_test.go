@@ -44,7 +44,7 @@ var (
 	aboveLines = map[string]int{
 		"cmd/multihost": 5600,
 		"internal/job":  5500,
-		"internal/qr":   5600,
+		"internal/qr":   4700,
 	}
 )
 

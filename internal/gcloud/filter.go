@@ -1,4 +1,4 @@
-package qr
+package gcloud
 
 import (
 	"encoding/json"
@@ -73,21 +73,8 @@ func ParseFilter(text string, now time.Time) (Filter, error) {
 	return f, err
 }
 
-// Match reports whether the filter matches a resource.
-func (f Filter) Match(r Resource) bool { return f.root(r.fields()) }
-
-// fields returns the resource as the API reports it, as decoded JSON.
-func (r Resource) fields() any {
-	text, err := json.Marshal(r.body)
-	if err != nil {
-		return nil
-	}
-	var v any
-	if json.Unmarshal(text, &v) != nil {
-		return nil
-	}
-	return v
-}
+// Match reports whether the filter matches a resource, given as decoded JSON.
+func (f Filter) Match(resource any) bool { return f.root(resource) }
 
 // maxNesting limits how deep the parentheses of a filter may be nested.
 const maxNesting = 100
@@ -678,7 +665,7 @@ type SortKey struct {
 // ParseSortKeys parses PATH,~PATH,…; "~" reverses the order.
 func ParseSortKeys(text string) ([]SortKey, error) {
 	var keys []SortKey
-	for _, word := range splitList(text) {
+	for _, word := range SplitList(text) {
 		name, reverse := strings.CutPrefix(strings.TrimSpace(word), "~")
 		p := &filterParser{text: name}
 		path, err := p.path()
@@ -695,39 +682,17 @@ func ParseSortKeys(text string) ([]SortKey, error) {
 	return keys, nil
 }
 
-// Sort sorts resources by keys; the first key counts most.
-func Sort(list []Resource, keys []SortKey) {
-	fields := make(map[string]any, len(list))
-	for _, r := range list {
-		fields[r.ID] = r.fields()
-	}
-	slices.SortStableFunc(list, func(a, b Resource) int {
-		for _, key := range keys {
-			order := strings.Compare(plainText(lookUp(fields[a.ID], key.path)), plainText(lookUp(fields[b.ID], key.path)))
-			if key.reverse {
-				order = -order
-			}
-			if order != 0 {
-				return order
-			}
+// Compare returns the order of two resources, given as decoded JSON: -1, 0 or 1. The first
+// key counts most.
+func Compare(a, b any, keys []SortKey) int {
+	for _, key := range keys {
+		order := strings.Compare(plainText(lookUp(a, key.path)), plainText(lookUp(b, key.path)))
+		if key.reverse {
+			order = -order
 		}
-		return 0
-	})
-}
-
-// A Choice says which part of a list is shown, and in which order.
-type Choice struct {
-	Filter Filter
-	Keys   []SortKey
-	Limit  int // -1: no limit
-}
-
-// Of sorts list in place and returns the part that is shown.
-func (c Choice) Of(list []Resource) []Resource {
-	Sort(list, c.Keys)
-	list = slices.DeleteFunc(list, func(r Resource) bool { return !c.Filter.Match(r) })
-	if c.Limit >= 0 && len(list) > c.Limit {
-		list = list[:c.Limit]
+		if order != 0 {
+			return order
+		}
 	}
-	return list
+	return 0
 }

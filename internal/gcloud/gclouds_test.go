@@ -1,4 +1,4 @@
-package qr
+package gcloud
 
 import (
 	"bytes"
@@ -31,24 +31,6 @@ func gcloudFlags(t *testing.T) (flags map[string][]string) {
 	return flags
 }
 
-// Every flag of gcloud's create may stand in --cqr-extra-args, or is refused with
-// a reason. The test of the same name in cmd/multihost looks at the command line.
-func TestEveryFlagOfGcloudIsTakenOrRefused(t *testing.T) {
-	t.Parallel()
-	flags := gcloudFlags(t)["create"]
-	if len(flags) < 60 {
-		t.Fatalf("%s has %d flags of create", gcloudFlagsFile, len(flags))
-	}
-	for _, name := range flags {
-		if slices.Contains([]string{"help", "quiet", "async", "no-async"}, name) || Refused(name) != nil {
-			continue
-		}
-		if _, _, err := lookupFlag(name); err != nil && !strings.Contains(err.Error(), "give it to multihost itself") {
-			t.Errorf("--%s: %v", name, err)
-		}
-	}
-}
-
 // What gcloud's own Python says of filters, times and durations is what we say,
 // but for what is listed, and its flags are those of the file, which
 // MULTIHOST_UPDATE_GCLOUD=1 writes anew.
@@ -65,7 +47,7 @@ func TestGcloudReadsFiltersAndTimesTheSame(t *testing.T) {
 	for text := range filterCases {
 		filters = append(filters, text)
 	}
-	answer := askGcloud(t, map[string]any{"resource": filtered().fields(), "filters": filters, "times": moments, "durations": durations})
+	answer := askGcloud(t, map[string]any{"resource": filtered(), "filters": filters, "times": moments, "durations": durations})
 
 	for _, text := range filters {
 		if want, ok := answer.Filters[text].(bool); !ok || want != filterCases[text] {

@@ -1,12 +1,11 @@
-package qr
+package gcloud
 
 import (
 	"errors"
+	"slices"
 	"strings"
 	"testing"
 	"time"
-
-	tpuapi "google.golang.org/api/tpu/v2alpha1"
 )
 
 // filterCases are filters that take the resource of filtered, or do not.
@@ -66,18 +65,19 @@ var filterCases = map[string]bool{
 	"tpu.nodeSpec.node.metadata.count<10":                       true,
 }
 
-func filtered() Resource {
-	node := func(id string) *tpuapi.NodeSpec {
-		return &tpuapi.NodeSpec{NodeId: id, Node: &tpuapi.Node{
-			AcceleratorType: "v5litepod-16", Description: "two words", Labels: map[string]string{"team": "vision", "who": "ada"},
-			Tags: []string{"a", "b"}, Metadata: map[string]string{"count": "7"},
+// filtered is a resource as the API reports it, as decoded JSON.
+func filtered() any {
+	node := func(id string) map[string]any {
+		return map[string]any{"nodeId": id, "node": map[string]any{
+			"acceleratorType": "v5litepod-16", "description": "two words", "labels": map[string]any{"team": "vision", "who": "ada"},
+			"tags": []any{"a", "b"}, "metadata": map[string]any{"count": "7"},
 		}}
 	}
-	return newResource(&tpuapi.QueuedResource{
-		Name: "projects/p/locations/z/queuedResources/train-1", CreateTime: "2026-01-02T03:04:05Z",
-		State: &tpuapi.QueuedResourceState{State: "ACTIVE"}, Guaranteed: &tpuapi.Guaranteed{Reserved: true},
-		Tpu: &tpuapi.Tpu{NodeSpec: []*tpuapi.NodeSpec{node("t-0"), node("t-1")}},
-	})
+	return map[string]any{
+		"name": "projects/p/locations/z/queuedResources/train-1", "createTime": "2026-01-02T03:04:05Z",
+		"state": map[string]any{"state": "ACTIVE"}, "guaranteed": map[string]any{"reserved": true},
+		"tpu": map[string]any{"nodeSpec": []any{node("t-0"), node("t-1")}},
+	}
 }
 
 func TestFilter(t *testing.T) {
@@ -139,17 +139,21 @@ func TestFilterThatIsRefusedSaysWhere(t *testing.T) {
 
 func TestSortByPaths(t *testing.T) {
 	t.Parallel()
-	made := func(id, state string) Resource {
-		return newResource(&tpuapi.QueuedResource{Name: "x/" + id, State: &tpuapi.QueuedResourceState{State: state}})
+	made := func(id, state string) any {
+		return map[string]any{"name": id, "state": map[string]any{"state": state}}
 	}
 	for keys, want := range map[string]string{"": "b c a", "name": "a b c", "~name": "c b a", "state.state,~name": "c a b"} {
-		list := []Resource{made("b", "FAILED"), made("c", "ACTIVE"), made("a", "ACTIVE")}
+		list := []any{made("b", "FAILED"), made("c", "ACTIVE"), made("a", "ACTIVE")}
 		parsed, err := ParseSortKeys(keys)
 		if err != nil {
 			t.Fatal(err)
 		}
-		Sort(list, parsed)
-		if got := list[0].ID + " " + list[1].ID + " " + list[2].ID; got != want {
+		slices.SortStableFunc(list, func(a, b any) int { return Compare(a, b, parsed) })
+		var names []string
+		for _, r := range list {
+			names = append(names, r.(map[string]any)["name"].(string))
+		}
+		if got := strings.Join(names, " "); got != want {
 			t.Errorf("--sort-by=%s: %s, want %s", keys, got, want)
 		}
 	}
