@@ -15,11 +15,11 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/googleapis/gax-go/v2/apierror"
-	"google.golang.org/api/googleapi"
-
 	"multihost/internal/fault"
 	"multihost/internal/provision"
+
+	"github.com/googleapis/gax-go/v2/apierror"
+	"google.golang.org/api/googleapi"
 )
 
 // A Class says what kind of failure an error is, for code that has to act on it.
@@ -120,6 +120,16 @@ func (e *Error) Fault() fault.Kind { return e.Class.Fault() }
 // ErrPartial says that the API could not reach everything that it had to list. Items
 // that are missing from the list may still exist.
 var ErrPartial = fault.New(fault.Unavailable, "the API could not list everything")
+
+// Partial returns an error of kind ErrPartial that names what the API could not reach when
+// it made a list; nil if it reached everything. The caller of a list that is not whole
+// would take what is missing from it for deleted.
+func Partial(unreachable []string) error {
+	if len(unreachable) == 0 {
+		return nil
+	}
+	return fmt.Errorf("%w: it could not reach %s", ErrPartial, strings.Join(unreachable, ", "))
+}
 
 // An OperationError is the error with which a long-running operation ended.
 type OperationError struct {

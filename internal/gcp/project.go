@@ -64,7 +64,7 @@ func (c *Client) Enabled(ctx context.Context, apis ...string) (map[string]bool, 
 	}
 	enabled := map[string]bool{}
 	for _, s := range answer.Services {
-		enabled[s.Name[strings.LastIndexByte(s.Name, '/')+1:]] = s.State == "ENABLED"
+		enabled[BaseName(s.Name)] = s.State == "ENABLED"
 	}
 	return enabled, nil
 }

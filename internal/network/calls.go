@@ -9,16 +9,16 @@ import (
 	"sync"
 	"time"
 
+	"multihost/internal/event"
+	"multihost/internal/gcp"
+	"multihost/internal/provision"
+
 	compute "cloud.google.com/go/compute/apiv1"
 	"cloud.google.com/go/compute/apiv1/computepb"
 	"github.com/google/uuid"
 	"google.golang.org/api/iterator"
 	tpuapi "google.golang.org/api/tpu/v2alpha1"
 	"google.golang.org/protobuf/proto"
-
-	"multihost/internal/event"
-	"multihost/internal/gcp"
-	"multihost/internal/provision"
 )
 
 const (
@@ -365,7 +365,7 @@ func operationError(op *computepb.Operation) *gcp.OperationError {
 	if len(list) == 0 && code < 400 {
 		return nil
 	}
-	e := &gcp.OperationError{Code: code, Target: lastPart(op.GetTargetLink()), Message: op.GetHttpErrorMessage()}
+	e := &gcp.OperationError{Code: code, Target: gcp.BaseName(op.GetTargetLink()), Message: op.GetHttpErrorMessage()}
 	var messages []string
 	for _, item := range list {
 		if e.Status == "" {

@@ -7,13 +7,13 @@ import (
 	"slices"
 	"strings"
 
-	"cloud.google.com/go/compute/apiv1/computepb"
-	tpuapi "google.golang.org/api/tpu/v2alpha1"
-	"google.golang.org/protobuf/proto"
-
 	"multihost/internal/event"
 	"multihost/internal/gcp"
 	"multihost/internal/provision"
+
+	"cloud.google.com/go/compute/apiv1/computepb"
+	tpuapi "google.golang.org/api/tpu/v2alpha1"
+	"google.golang.org/protobuf/proto"
 )
 
 // A Deletion says what Delete removed.
@@ -100,7 +100,7 @@ func (c *Client) planDelete(ctx context.Context, name string) ([]*computepb.Fire
 	rules, foreign := []*computepb.Firewall{}, []string(nil)
 	for _, fw := range all {
 		switch {
-		case lastPart(fw.GetNetwork()) != name:
+		case gcp.BaseName(fw.GetNetwork()) != name:
 		case owned(fw.GetDescription()):
 			rules = append(rules, fw)
 		default:
@@ -174,7 +174,7 @@ func usesNetwork(n *tpuapi.Node, name string) bool {
 		configs = append([]*tpuapi.NetworkConfig{n.NetworkConfig}, configs...)
 	}
 	return slices.ContainsFunc(configs, func(nc *tpuapi.NetworkConfig) bool {
-		return nc != nil && lastPart(nc.Network) == name
+		return nc != nil && gcp.BaseName(nc.Network) == name
 	})
 }
 
@@ -193,7 +193,7 @@ func waitsForNetwork(q *tpuapi.QueuedResource, life provision.Life, name string)
 func userOf(kind, resource string) string {
 	parts := strings.Split(resource, "/")
 	if len(parts) < 6 {
-		return kind + " " + lastPart(resource)
+		return kind + " " + gcp.BaseName(resource)
 	}
 	return fmt.Sprintf("%s %s (%s)", kind, parts[5], parts[3])
 }

@@ -8,11 +8,12 @@ import (
 	"strconv"
 	"strings"
 
+	"multihost/internal/event"
+	"multihost/internal/gcp"
+	"multihost/internal/remote"
+
 	"cloud.google.com/go/compute/apiv1/computepb"
 	"google.golang.org/protobuf/proto"
-
-	"multihost/internal/event"
-	"multihost/internal/remote"
 )
 
 // defaultPriority is the API's priority for a rule without one.
@@ -225,7 +226,7 @@ func (r FirewallRule) gcloud(project string) string {
 func ruleOf(fw *computepb.Firewall) FirewallRule {
 	r := FirewallRule{
 		Name:         fw.GetName(),
-		Network:      lastPart(fw.GetNetwork()),
+		Network:      gcp.BaseName(fw.GetNetwork()),
 		SourceRanges: fw.GetSourceRanges(),
 		SourceTags:   fw.GetSourceTags(),
 		TargetTags:   fw.GetTargetTags(),
@@ -405,8 +406,4 @@ func (c *Client) warnExposed(r FirewallRule, flag string) {
 	}
 	event.Notef(c.gcp.Sink(), event.Warn, fmt.Sprintf("allow known addresses only: %s=%s for IAP, or %s=YOUR_ADDRESS/32", flag, IAPRange, flag),
 		"firewall rule %q opens %s on every machine of network %q to the whole internet (%s)", r.Name, strings.Join(r.Allow, ","), r.Network, anywhere4)
-}
-
-func lastPart(resource string) string {
-	return resource[strings.LastIndexByte(resource, '/')+1:]
 }

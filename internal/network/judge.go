@@ -10,12 +10,12 @@ import (
 	"strconv"
 	"strings"
 
+	"multihost/internal/gcp"
+	"multihost/internal/remote"
+
 	compute "cloud.google.com/go/compute/apiv1"
 	"cloud.google.com/go/compute/apiv1/computepb"
 	"google.golang.org/api/iterator"
-
-	"multihost/internal/gcp"
-	"multihost/internal/remote"
 )
 
 // Traffic describes traffic to a machine of a network.
@@ -149,9 +149,9 @@ func (c *Client) Ranges(ctx context.Context, network string) (_ map[string][]net
 			if err != nil {
 				return err
 			}
-			region := lastPart(pair.Key)
+			region := gcp.BaseName(pair.Key)
 			for _, s := range pair.Value.GetSubnetworks() {
-				if p, perr := netip.ParsePrefix(s.GetIpCidrRange()); perr == nil && lastPart(s.GetNetwork()) == network {
+				if p, perr := netip.ParsePrefix(s.GetIpCidrRange()); perr == nil && gcp.BaseName(s.GetNetwork()) == network {
 					ranges[region] = append(ranges[region], p)
 				}
 			}

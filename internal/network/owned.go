@@ -6,6 +6,8 @@ import (
 	"strings"
 	"time"
 
+	"multihost/internal/gcp"
+
 	"cloud.google.com/go/compute/apiv1/computepb"
 )
 
@@ -40,7 +42,7 @@ func (c *Client) Owned(ctx context.Context) ([]Owned, error) {
 			all[i].Created = t
 		}
 		for _, fw := range rules {
-			if lastPart(fw.GetNetwork()) == n.GetName() && owned(fw.GetDescription()) {
+			if gcp.BaseName(fw.GetNetwork()) == n.GetName() && owned(fw.GetDescription()) {
 				all[i].Firewalls = append(all[i].Firewalls, fw.GetName())
 			}
 		}

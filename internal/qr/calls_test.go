@@ -18,6 +18,7 @@ import (
 	"multihost/internal/qr"
 	"multihost/internal/sim"
 	"multihost/internal/testkit"
+	"multihost/internal/testkit/simcloud"
 	"multihost/internal/tpu"
 )
 
@@ -26,13 +27,13 @@ import (
 func TestWaitingFor64SlicesListsThem(t *testing.T) {
 	c := start(t, sim.Config{Step: 50 * time.Millisecond})
 	c.create(request(t, func(r *qr.Request) { r.NodeCount = 64 }))
-	before := len(c.sim.Requests())
+	before := len(c.Sim.Requests())
 	_, list, err := c.Wait(t.Context(), "q7", quick(nil))
 	if err != nil || len(list) != 64 {
 		t.Fatalf("%d slices, %v", len(list), err)
 	}
 	reads, lists := 0, 0
-	for _, r := range c.sim.Requests()[before:] {
+	for _, r := range c.Sim.Requests()[before:] {
 		path, _, _ := strings.Cut(r.Path, "?")
 		switch {
 		case r.Method == http.MethodGet && strings.HasSuffix(path, "/queuedResources/q7"):
@@ -46,15 +47,15 @@ func TestWaitingFor64SlicesListsThem(t *testing.T) {
 	if lists == 0 || lists > reads {
 		t.Errorf("%d lists of slices in %d looks", lists, reads)
 	}
-	before = len(c.sim.Requests())
+	before = len(c.Sim.Requests())
 	for _, s := range list {
 		// As a run does for each slice: the key is in what was listed.
-		s.Metadata = map[string]string{"ssh-keys": "ada:" + publicKey("ada") + " ada"}
-		if changed, err := c.EnsureKey(t.Context(), s, "ada", publicKey("ada")); changed || err != nil {
+		s.Metadata = map[string]string{"ssh-keys": "ada:" + simcloud.PublicKey("ada") + " ada"}
+		if changed, err := c.EnsureKey(t.Context(), s, "ada", simcloud.PublicKey("ada")); changed || err != nil {
 			t.Fatal(changed, err)
 		}
 	}
-	if got := c.sim.Requests()[before:]; len(got) > 1 { // the project's metadata, once
+	if got := c.Sim.Requests()[before:]; len(got) > 1 { // the project's metadata, once
 		t.Errorf("64 slices that have the key cost %d calls", len(got))
 	}
 }
@@ -62,12 +63,12 @@ func TestWaitingFor64SlicesListsThem(t *testing.T) {
 // A long wait reads less than once a second, and not in step with others.
 func TestALongWaitReadsRarely(t *testing.T) {
 	c := start(t, sim.Config{})
-	c.fault(sim.Fault{Name: "no-capacity"})
+	c.Fault(sim.Fault{Name: "no-capacity"})
 	c.create(request(t, nil))
 	clock := testkit.NewFastClock()
 	var mu sync.Mutex
 	var times []time.Time
-	c.intercept(func(_ http.ResponseWriter, r *http.Request) bool {
+	c.Intercept(func(_ http.ResponseWriter, r *http.Request) bool {
 		mu.Lock()
 		defer mu.Unlock()
 		times = append(times, clock.Now())
@@ -106,7 +107,7 @@ func TestHostKeysOf2048WorkersAreAskedOnce(t *testing.T) {
 
 	var mu sync.Mutex
 	var asked, now, most int64
-	c.intercept(func(w http.ResponseWriter, r *http.Request) bool {
+	c.Intercept(func(w http.ResponseWriter, r *http.Request) bool {
 		if !strings.Contains(r.URL.Path, "getGuestAttributes") {
 			return false
 		}
@@ -119,7 +120,7 @@ func TestHostKeysOf2048WorkersAreAskedOnce(t *testing.T) {
 		count(1)
 		defer count(-1)
 		w.Header().Set("Content-Type", "application/json")
-		_, _ = w.Write([]byte(`{"guestAttributes":[{"queryValue":{"items":[{"namespace":"hostkeys","key":"ssh-ed25519","value":"` + wireKey("ssh-ed25519", "x") + `"}]}}]}`))
+		_, _ = w.Write([]byte(`{"guestAttributes":[{"queryValue":{"items":[{"namespace":"hostkeys","key":"ssh-ed25519","value":"` + simcloud.WireKey("ssh-ed25519", "x") + `"}]}}]}`))
 		return true
 	})
 	ask := func(client provision.Provider, list []tpu.Slice) int64 {
@@ -150,7 +151,7 @@ func TestHostKeysOf2048WorkersAreAskedOnce(t *testing.T) {
 	}
 	testkit.Must(t, provider.SaveKeys(keys))
 
-	next := func() *provider.Keys { return provider.KeepKeys(qr.New(c.gcp).Provider(""), gcp.SystemClock, path) }
+	next := func() *provider.Keys { return provider.KeepKeys(qr.New(c.GCP).Provider(""), gcp.SystemClock, path) }
 	if n := ask(next(), all); n != 0 {
 		t.Errorf("%d calls of the next command", n)
 	}
@@ -181,7 +182,7 @@ func TestHostKeysOf2048WorkersAreAskedOnce(t *testing.T) {
 func TestAListThatLeavesSomethingOutIsNotBelieved(t *testing.T) {
 	c := start(t, sim.Config{})
 	partial := 0
-	c.intercept(func(w http.ResponseWriter, r *http.Request) bool {
+	c.Intercept(func(w http.ResponseWriter, r *http.Request) bool {
 		if partial++; partial > 2 {
 			return false
 		}

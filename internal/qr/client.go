@@ -1,19 +1,20 @@
 package qr
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
 	"multihost/internal/event"
 	"multihost/internal/gcp"
+	"multihost/internal/nodes"
 	"multihost/internal/provision"
 	"multihost/internal/tpu"
+	"multihost/internal/zones"
 
-	"golang.org/x/sync/semaphore"
 	tpuapi "google.golang.org/api/tpu/v2alpha1"
 )
 
@@ -21,31 +22,20 @@ import (
 // It is safe for concurrent use.
 type Client struct {
 	api
-	hostKeys
-	access
+	*nodes.Client
 }
 
 // New returns a Client that makes its calls through c. It does no I/O.
-func New(c *gcp.Client) *Client {
-	calls := api{gcp: c}
-	return &Client{
-		api:      calls,
-		hostKeys: hostKeys{api: calls, attributes: semaphore.NewWeighted(attributeCalls)},
-		access:   access{api: calls},
-	}
-}
+func New(c *gcp.Client) *Client { return &Client{api{gcp: c}, nodes.New(c)} }
 
 // An api makes single calls for one project and zone.
 type api struct{ gcp *gcp.Client }
 
-func (c api) parent() string          { return parentName(c.gcp.Project(), c.gcp.Zone()) }
+func (c api) parent() string          { return gcp.Location(c.gcp.Project(), c.gcp.Zone()) }
 func (c api) qrName(id string) string { return c.parent() + "/queuedResources/" + id }
-func (c api) nodeName(id string) string {
-	return c.parent() + "/nodes/" + id
-}
-func (c api) now() time.Time     { return c.gcp.Clock().Now() }
-func (c api) sink() event.Sink   { return c.gcp.Sink() }
-func (c api) emit(e event.Event) { c.gcp.Sink().Emit(e) }
+func (c api) now() time.Time          { return c.gcp.Clock().Now() }
+func (c api) sink() event.Sink        { return c.gcp.Sink() }
+func (c api) emit(e event.Event)      { c.gcp.Sink().Emit(e) }
 
 // sleep waits for d on the client's clock. When ctx ends first, it returns its cause.
 func (c api) sleep(ctx context.Context, d time.Duration) error {
@@ -119,7 +109,7 @@ func (r Resource) ReadySlices() int {
 func (r Resource) Dead() bool { return LifeOf(r.State).Dead() }
 
 func newResource(body *tpuapi.QueuedResource) Resource {
-	r := Resource{ID: lastPart(body.Name), Tier: tierOf(body), Reservation: body.ReservationName, body: body}
+	r := Resource{ID: gcp.BaseName(body.Name), Tier: tierOf(body), Reservation: body.ReservationName, body: body}
 	if t, err := time.Parse(time.RFC3339, body.CreateTime); err == nil {
 		r.CreateTime = t
 	}
@@ -137,18 +127,18 @@ func newResource(body *tpuapi.QueuedResource) Resource {
 	for _, spec := range body.Tpu.NodeSpec {
 		switch {
 		case spec.MultiNodeParams != nil && spec.NodeId == "":
-			prefix := firstOf(spec.MultiNodeParams.NodeIdPrefix, r.ID)
+			prefix := cmp.Or(spec.MultiNodeParams.NodeIdPrefix, r.ID)
 			r.Nodes = append(r.Nodes, expandPrefix(prefix, int(spec.MultiNodeParams.NodeCount))...)
 		case spec.NodeId != "":
 			r.Nodes = append(r.Nodes, spec.NodeId)
 		}
 		if n := spec.Node; n != nil && r.Type == "" {
-			r.Type = typeOf(n)
+			r.Type = nodes.TypeOf(n)
 			r.RuntimeVersion, r.Labels = n.RuntimeVersion, n.Labels
 			if nc := n.NetworkConfig; nc != nil {
-				r.Network, r.Subnetwork = lastPart(nc.Network), lastPart(nc.Subnetwork)
+				r.Network, r.Subnetwork = gcp.BaseName(nc.Network), gcp.BaseName(nc.Subnetwork)
 			} else if len(n.NetworkConfigs) > 0 {
-				r.Network, r.Subnetwork = lastPart(n.NetworkConfigs[0].Network), lastPart(n.NetworkConfigs[0].Subnetwork)
+				r.Network, r.Subnetwork = gcp.BaseName(n.NetworkConfigs[0].Network), gcp.BaseName(n.NetworkConfigs[0].Subnetwork)
 			}
 		}
 	}
@@ -174,21 +164,6 @@ func tierOf(body *tpuapi.QueuedResource) Tier {
 	return OnDemand
 }
 
-// typeOf returns the accelerator type of a node. Some requests give chip type and
-// topology instead.
-func typeOf(n *tpuapi.Node) string {
-	if n.AcceleratorType != "" || n.AcceleratorConfig == nil {
-		return n.AcceleratorType
-	}
-	family := strings.ToLower(strings.ReplaceAll(n.AcceleratorConfig.Type, "_", ""))
-	for _, t := range tpu.Types() {
-		if t.Generation.Family == family && t.Topology == n.AcceleratorConfig.Topology {
-			return t.Name
-		}
-	}
-	return n.AcceleratorConfig.Type + " " + n.AcceleratorConfig.Topology
-}
-
 // read gets the queued resource without its slices.
 func (c api) read(ctx context.Context, id string) (Resource, error) {
 	svc, err := c.gcp.TPU(ctx)
@@ -201,7 +176,7 @@ func (c api) read(ctx context.Context, id string) (Resource, error) {
 		return err
 	})
 	if err != nil {
-		return Resource{}, c.zoned(ctx, err)
+		return Resource{}, zones.Explain(ctx, c.gcp, err)
 	}
 	return newResource(body), nil
 }
@@ -223,7 +198,7 @@ func (c *Client) Get(ctx context.Context, id string) (Resource, error) {
 
 // List returns all queued resources of the project and zone, sorted by name, with
 // the states of their slices.
-func (c *Client) List(ctx context.Context) ([]Resource, error) { return c.ListPaged(ctx, pageSize) }
+func (c *Client) List(ctx context.Context) ([]Resource, error) { return c.ListPaged(ctx, gcp.PageSize) }
 
 // ListPaged is List with pages of size resources.
 func (c *Client) ListPaged(ctx context.Context, size int64) ([]Resource, error) {
@@ -253,7 +228,7 @@ func (c *Client) URI(ctx context.Context, id string) (string, error) {
 // IDs returns the names of all queued resources of the project and zone. Unlike
 // List, it does not read the slices.
 func (c *Client) IDs(ctx context.Context) ([]string, error) {
-	all, err := c.listResources(ctx, pageSize)
+	all, err := c.listResources(ctx, gcp.PageSize)
 	ids := make([]string, len(all))
 	for i, r := range all {
 		ids[i] = r.ID
@@ -272,12 +247,12 @@ func (c *Client) listResources(ctx context.Context, size int64) ([]Resource, err
 		err := c.gcp.Do(ctx, "list queued resources", func(ctx context.Context) (err error) {
 			list, err = svc.Projects.Locations.QueuedResources.List(c.parent()).PageSize(size).PageToken(page).Context(ctx).Do()
 			if err == nil {
-				err = whole(list.Unreachable)
+				err = gcp.Partial(list.Unreachable)
 			}
 			return err
 		})
 		if err != nil {
-			return nil, c.zoned(ctx, err)
+			return nil, zones.Explain(ctx, c.gcp, err)
 		}
 		for _, body := range list.QueuedResources {
 			all = append(all, newResource(body))
@@ -288,110 +263,6 @@ func (c *Client) listResources(ctx context.Context, size int64) ([]Resource, err
 	}
 	slices.SortFunc(all, func(a, b Resource) int { return strings.Compare(a.ID, b.ID) })
 	return all, nil
-}
-
-// pageSize is the largest page that the API's lists return.
-const pageSize = 1000
-
-// whole returns an error for an incomplete list: the caller would take anything
-// missing from it for deleted.
-func whole(unreachable []string) error {
-	if len(unreachable) == 0 {
-		return nil
-	}
-	return fmt.Errorf("%w: it could not reach %s", gcp.ErrPartial, strings.Join(unreachable, ", "))
-}
-
-// Slices returns all slices of the project and zone, whoever made them, in the
-// API's order and with Index -1. It makes one call per page, not one per slice.
-func (c *Client) Slices(ctx context.Context) ([]tpu.Slice, error) {
-	svc, err := c.gcp.TPU(ctx)
-	if err != nil {
-		return nil, err
-	}
-	all := []tpu.Slice{}
-	for page := ""; ; {
-		var list *tpuapi.ListNodesResponse
-		err := c.gcp.Do(ctx, "list TPU slices", func(ctx context.Context) (err error) {
-			list, err = svc.Projects.Locations.Nodes.List(c.parent()).PageSize(pageSize).PageToken(page).Context(ctx).Do()
-			if err == nil {
-				err = whole(list.Unreachable)
-			}
-			return err
-		})
-		if err != nil {
-			return nil, c.zoned(ctx, err)
-		}
-		for _, n := range list.Nodes {
-			all = append(all, newSlice(n))
-		}
-		if page = list.NextPageToken; page == "" {
-			return all, nil
-		}
-	}
-}
-
-// Slice returns one slice, with Index -1.
-func (c *Client) Slice(ctx context.Context, name string) (tpu.Slice, error) {
-	node, err := c.readNode(ctx, name)
-	if err != nil {
-		return tpu.Slice{}, err
-	}
-	return newSlice(node), nil
-}
-
-func (c api) readNode(ctx context.Context, name string) (node *tpuapi.Node, err error) {
-	svc, err := c.gcp.TPU(ctx)
-	if err != nil {
-		return nil, err
-	}
-	err = c.gcp.Do(ctx, fmt.Sprintf("read TPU slice %q", name), func(ctx context.Context) (err error) {
-		node, err = svc.Projects.Locations.Nodes.Get(c.nodeName(name)).Context(ctx).Do()
-		return err
-	})
-	return node, err
-}
-
-func newSlice(n *tpuapi.Node) tpu.Slice {
-	project, zone := placeOf(n.Name)
-	s := tpu.Slice{
-		Index: -1, Name: lastPart(n.Name), UID: strconv.FormatInt(n.Id, 10), Project: project, Zone: zone,
-		Type: typeOf(n), RuntimeVersion: n.RuntimeVersion,
-		State: n.State, Health: n.Health, HealthDetail: n.HealthDescription, Condition: conditionOf(n.State, n.Health),
-		QueuedResource: lastPart(n.QueuedResource), MultiSlice: n.MultisliceNode,
-		Labels: n.Labels, Metadata: n.Metadata, Tags: n.Tags,
-	}
-	if t, err := time.Parse(time.RFC3339, n.CreateTime); err == nil {
-		s.Created = t
-	}
-	interfaces := 1
-	switch {
-	case n.NetworkConfig != nil:
-		s.Network = lastPart(n.NetworkConfig.Network)
-	case len(n.NetworkConfigs) > 0:
-		s.Network = lastPart(n.NetworkConfigs[0].Network)
-		interfaces = len(n.NetworkConfigs)
-	}
-	// A worker with several interfaces has one endpoint for each, one after the
-	// other. Its first endpoint is the one to connect to.
-	for i := 0; i < len(n.NetworkEndpoints); i += interfaces {
-		e := n.NetworkEndpoints[i]
-		w := tpu.Worker{Internal: e.IpAddress}
-		if e.AccessConfig != nil {
-			w.External = e.AccessConfig.ExternalIp
-		}
-		s.Workers = append(s.Workers, w)
-	}
-	return s
-}
-
-// placeOf returns the project and zone of a name projects/P/locations/Z/….
-func placeOf(name string) (project, zone string) {
-	parts := strings.Split(name, "/")
-	if len(parts) >= 4 && parts[0] == "projects" && parts[2] == "locations" {
-		return parts[1], parts[3]
-	}
-	return "", ""
 }
 
 // slicesOf returns the nodes that belong to r, in the order of r.Nodes, with Index

@@ -1,10 +1,14 @@
 package qr
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"slices"
 	"strings"
+
+	"multihost/internal/gcp"
+	"multihost/internal/nodes"
 
 	tpuapi "google.golang.org/api/tpu/v2alpha1"
 )
@@ -26,7 +30,7 @@ func (r Request) differences(existing Resource, asked *tpuapi.QueuedResource) []
 	d.text("slices", joinNames(existing.Nodes), joinNames(ask.Nodes))
 	d.text("runtime version", existing.RuntimeVersion, ask.RuntimeVersion)
 	d.text("tier", string(sameTier(existing.Tier)), string(sameTier(ask.Tier)))
-	d.text("network", firstOf(existing.Network, "default"), firstOf(ask.Network, "default"))
+	d.text("network", cmp.Or(existing.Network, "default"), cmp.Or(ask.Network, "default"))
 	if ask.Subnetwork != "" {
 		d.text("subnetwork", existing.Subnetwork, ask.Subnetwork)
 	}
@@ -74,7 +78,7 @@ func (d *diff) node(has, asked *tpuapi.Node, own map[string]string) {
 	for _, key := range sortedKeys(asked.Metadata) {
 		// Key managers edit ssh-keys in place, and startup scripts are too long
 		// to be quoted.
-		if _, ours := own[key]; !ours && key != sshKeys && has.Metadata[key] != asked.Metadata[key] {
+		if _, ours := own[key]; !ours && key != nodes.SSHKeys && has.Metadata[key] != asked.Metadata[key] {
 			*d = append(*d, fmt.Sprintf("metadata %s: it has another value", key))
 		}
 	}
@@ -106,7 +110,7 @@ func external(n *tpuapi.Node) bool {
 func interfaceNames(n *tpuapi.Node) string {
 	var names []string
 	for _, i := range n.NetworkConfigs {
-		names = append(names, fmt.Sprintf("%s (external addresses: %t)", firstOf(lastPart(i.Network), "default"), i.EnableExternalIps))
+		names = append(names, fmt.Sprintf("%s (external addresses: %t)", cmp.Or(gcp.BaseName(i.Network), "default"), i.EnableExternalIps))
 	}
 	return strings.Join(names, ", ")
 }

@@ -10,6 +10,7 @@ import (
 	"multihost/internal/gcp"
 	"multihost/internal/provider"
 	"multihost/internal/provision"
+	"multihost/internal/zones"
 
 	"github.com/google/uuid"
 	tpuapi "google.golang.org/api/tpu/v2alpha1"
@@ -97,12 +98,12 @@ func (c *Client) explained(ctx context.Context, r Request, err error) error {
 	ctx, cancel := context.WithTimeout(gcp.Unattended(ctx), inquiryLimit)
 	defer cancel()
 	switch {
-	case refusedType.MatchString(err.Error()):
-		var unknown *NoZoneError
-		if err := c.zoned(ctx, err); errors.As(err, &unknown) {
+	case zones.Refused(err.Error()):
+		var unknown *zones.NoZoneError
+		if err := zones.Explain(ctx, c.gcp, err); errors.As(err, &unknown) {
 			return err
 		}
-		return &ZoneError{Type: r.Type.Name, Zone: c.gcp.Zone(), Zones: c.offers(ctx, r.Type.Name).zones, Err: err}
+		return &zones.NoTypeError{Type: r.Type.Name, Zone: c.gcp.Zone(), Zones: zones.Offering(ctx, c.gcp, r.Type.Name).Zones, Err: err}
 	case gcp.ClassOf(err) == gcp.Quota:
 		p := predicament{res: Resource{ID: r.ID, Type: r.Type.Name, Tier: r.Asks(), NodeCount: r.NodeCount, Labels: r.Labels, Failure: err.Error()}}
 		p.others, p.dead = c.others(ctx, r.ID)

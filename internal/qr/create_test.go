@@ -16,6 +16,7 @@ import (
 	"multihost/internal/qr"
 	"multihost/internal/sim"
 	"multihost/internal/testkit"
+	"multihost/internal/zones"
 
 	"github.com/google/go-cmp/cmp"
 	tpuapi "google.golang.org/api/tpu/v2alpha1"
@@ -43,7 +44,7 @@ func TestInvalidRequestMakesNoCall(t *testing.T) {
 	if created || !errors.As(err, &invalid) {
 		t.Errorf("created %v, %v", created, err)
 	}
-	if n := c.calls("POST", ""); n != 0 {
+	if n := c.Calls("POST", ""); n != 0 {
 		t.Errorf("%d calls were made", n)
 	}
 }
@@ -51,7 +52,7 @@ func TestInvalidRequestMakesNoCall(t *testing.T) {
 func TestReservationOfAnotherZoneIsRefused(t *testing.T) {
 	c := start(t, sim.Config{})
 	_, _, err := c.Create(t.Context(), request(t, func(r *qr.Request) { r.Reservation = "projects/p/locations/us-east5-a/reservations/r" }))
-	if err == nil || !strings.Contains(err.Error(), "is in zone us-east5-a") || c.calls("POST", "") != 0 {
+	if err == nil || !strings.Contains(err.Error(), "is in zone us-east5-a") || c.Calls("POST", "") != 0 {
 		t.Errorf("got %v", err)
 	}
 }
@@ -82,12 +83,12 @@ func TestEveryTierIsAcceptedByTheCloud(t *testing.T) {
 
 func TestCreateReplyLostMakesOne(t *testing.T) {
 	c := start(t, sim.Config{})
-	c.fault(sim.Fault{Name: "drop-reply", Method: "POST", Path: "*queuedResources*"})
+	c.Fault(sim.Fault{Name: "drop-reply", Method: "POST", Path: "*queuedResources*"})
 	_, created, err := c.Create(t.Context(), request(t, nil))
 	if err != nil || !created {
 		t.Fatalf("created %v, %v", created, err)
 	}
-	if n := c.calls("POST", "queuedResources"); n != 2 {
+	if n := c.Calls("POST", "queuedResources"); n != 2 {
 		t.Errorf("%d creates were sent, want the first and its repetition", n)
 	}
 	if all, err := c.List(t.Context()); err != nil || len(all) != 1 {
@@ -100,7 +101,7 @@ func TestCreateReplyLostMakesOne(t *testing.T) {
 func TestCreateReplyLostAndRequestIDForgotten(t *testing.T) {
 	c := start(t, sim.Config{})
 	var posts atomic.Int32
-	c.intercept(func(w http.ResponseWriter, r *http.Request) bool {
+	c.Intercept(func(w http.ResponseWriter, r *http.Request) bool {
 		if r.Method == http.MethodPost && strings.Contains(r.URL.Path, "queuedResources") {
 			q := r.URL.Query()
 			if posts.Add(1) > 1 {
@@ -110,7 +111,7 @@ func TestCreateReplyLostAndRequestIDForgotten(t *testing.T) {
 		}
 		return false
 	})
-	c.fault(sim.Fault{Name: "drop-reply", Method: "POST", Path: "*queuedResources*"})
+	c.Fault(sim.Fault{Name: "drop-reply", Method: "POST", Path: "*queuedResources*"})
 	_, created, err := c.Create(t.Context(), request(t, nil))
 	if err != nil || !created {
 		t.Errorf("created %v, %v", created, err)
@@ -119,10 +120,10 @@ func TestCreateReplyLostAndRequestIDForgotten(t *testing.T) {
 
 func TestCreateSurvives503And429(t *testing.T) {
 	c := start(t, sim.Config{})
-	c.fault(sim.Fault{Name: "api-error", Code: 503, Method: "POST", Count: 3})
+	c.Fault(sim.Fault{Name: "api-error", Code: 503, Method: "POST", Count: 3})
 	c.create(request(t, nil))
 	var ids []string
-	for _, r := range c.sim.Requests() {
+	for _, r := range c.Sim.Requests() {
 		if _, id, ok := strings.Cut(r.Path, "requestId="); ok {
 			ids = append(ids, id)
 		}
@@ -144,7 +145,7 @@ func TestExistsAlreadyAndIsTheSame(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if !c.log.Said(event.Info, "exists already and is what was asked for") {
+	if !c.Log.Said(event.Info, "exists already and is what was asked for") {
 		t.Error("nothing was said about it")
 	}
 }
@@ -177,7 +178,7 @@ func TestExistsAlreadyAndIsAnother(t *testing.T) {
 
 func TestExistsAlreadyAndIsDead(t *testing.T) {
 	c := start(t, sim.Config{})
-	c.fault(sim.Fault{Name: "qr-failed", QR: "q7", Message: "no such luck"})
+	c.Fault(sim.Fault{Name: "qr-failed", QR: "q7", Message: "no such luck"})
 	c.create(request(t, nil))
 	c.waitState("q7", "FAILED")
 	_, created, err := c.Create(t.Context(), request(t, nil))
@@ -202,7 +203,7 @@ func TestASliceOfThatNameExistsAlready(t *testing.T) {
 	if created || !errors.As(err, &taken) || taken.Slice != name || !strings.Contains(taken.Hint(), "--node-prefix") {
 		t.Errorf("created %v, %v", created, err)
 	}
-	if c.log.Said(event.Info, "is DELETING") {
+	if c.Log.Said(event.Info, "is DELETING") {
 		t.Error("a deletion was blamed")
 	}
 }
@@ -211,11 +212,11 @@ func TestExistsAlreadyWhileDeleting(t *testing.T) {
 	c := start(t, sim.Config{})
 	c.create(request(t, nil))
 	c.waitState("q7", "ACTIVE")
-	c.fault(sim.Fault{Name: "slow-operations", Delay: 5 * time.Second})
+	c.Fault(sim.Fault{Name: "slow-operations", Delay: 5 * time.Second})
 	if _, err := c.Delete(t.Context(), "q7", qr.DeleteOptions{Force: true, Async: true}); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := c.sim.Clear("slow-operations"); err != nil {
+	if _, err := c.Sim.Clear("slow-operations"); err != nil {
 		t.Fatal(err)
 	}
 	_, created, err := c.Create(t.Context(), request(t, func(r *qr.Request) { r.Mark("q7", "bob") }))
@@ -226,14 +227,14 @@ func TestExistsAlreadyWhileDeleting(t *testing.T) {
 	if err != nil || res.Labels[qr.LabelUser] != "bob" {
 		t.Errorf("%+v, %v", res, err)
 	}
-	if !c.log.Said(event.Info, "is DELETING") {
+	if !c.Log.Said(event.Info, "is DELETING") {
 		t.Error("nothing was said about it")
 	}
 }
 
 func TestCreateOperationErrorIsTold(t *testing.T) {
 	c := start(t, sim.Config{})
-	c.fault(sim.Fault{Name: "op-error", Code: 400, Message: "Cloud TPU received a bad request (EID: 0x1234)"})
+	c.Fault(sim.Fault{Name: "op-error", Code: 400, Message: "Cloud TPU received a bad request (EID: 0x1234)"})
 	_, created, err := c.Create(t.Context(), request(t, nil))
 	var op *gcp.OperationError
 	if created || !errors.As(err, &op) || !strings.Contains(err.Error(), "EID: 0x1234") {
@@ -248,9 +249,9 @@ func TestQuotaIsToldAndNotRetried(t *testing.T) {
 	dead := request(t, func(r *qr.Request) { r.ID, r.NodeCount, r.NodePrefix = "old", 1, "" })
 	refused := func(diagnosis, hint string) {
 		t.Helper()
-		before := c.calls("POST", "queuedResources")
+		before := c.Calls("POST", "queuedResources")
 		_, created, err := c.Create(t.Context(), request(t, func(r *qr.Request) { r.NodeCount = 3 }))
-		if calls := c.calls("POST", "queuedResources") - before; created || gcp.ClassOf(err) != gcp.Quota || calls != 1 {
+		if calls := c.Calls("POST", "queuedResources") - before; created || gcp.ClassOf(err) != gcp.Quota || calls != 1 {
 			t.Errorf("created %v, %v after %d calls", created, err, calls)
 			return
 		}
@@ -260,7 +261,7 @@ func TestQuotaIsToldAndNotRetried(t *testing.T) {
 	}
 	refused("allows 40 in zone us-central2-b, and this asks for 48 of it", "multihost gc --look")
 	c.create(dead)
-	c.fault(sim.Fault{Name: "qr-failed", QR: "old", Message: "no luck"})
+	c.Fault(sim.Fault{Name: "qr-failed", QR: "old", Message: "no luck"})
 	if _, _, err := c.Wait(t.Context(), "old", quick(nil)); !errors.As(err, new(*qr.StateError)) {
 		t.Fatal(err)
 	}
@@ -271,7 +272,7 @@ func TestQuotaIsToldAndNotRetried(t *testing.T) {
 // must not be taken for a create that failed.
 func TestCreateOperationThatNeverEnds(t *testing.T) {
 	c := start(t, sim.Config{})
-	c.intercept(func(w http.ResponseWriter, r *http.Request) bool {
+	c.Intercept(func(w http.ResponseWriter, r *http.Request) bool {
 		if !strings.Contains(r.URL.Path, "/operations/") {
 			return false
 		}
@@ -288,7 +289,7 @@ func TestInterruptedCreateSaysThatItExists(t *testing.T) {
 	c := start(t, sim.Config{})
 	ctx, cancel := context.WithCancelCause(t.Context())
 	stop := errors.New("interrupted by the user")
-	c.intercept(func(w http.ResponseWriter, r *http.Request) bool {
+	c.Intercept(func(w http.ResponseWriter, r *http.Request) bool {
 		if strings.Contains(r.URL.Path, "/operations/") {
 			cancel(stop)
 		}
@@ -302,13 +303,13 @@ func TestInterruptedCreateSaysThatItExists(t *testing.T) {
 
 // waitState waits until the cloud shows a state.
 func (c *cloud) waitState(id, state string) {
-	c.t.Helper()
-	err := gcp.Poll(c.t.Context(), gcp.SystemClock, gcp.Backoff{First: 2 * time.Millisecond, Max: 10 * time.Millisecond}, func(ctx context.Context) (bool, error) {
+	c.T.Helper()
+	err := gcp.Poll(c.T.Context(), gcp.SystemClock, gcp.Backoff{First: 2 * time.Millisecond, Max: 10 * time.Millisecond}, func(ctx context.Context) (bool, error) {
 		res, err := c.Get(ctx, id)
 		return err == nil && res.State == state, err
 	})
 	if err != nil {
-		c.t.Fatal(err)
+		c.T.Fatal(err)
 	}
 }
 
@@ -328,7 +329,7 @@ func TestExistsAlreadyAndIsExpanded(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c.intercept(func(w http.ResponseWriter, r *http.Request) bool {
+	c.Intercept(func(w http.ResponseWriter, r *http.Request) bool {
 		w.Header().Set("Content-Type", "application/json")
 		if r.Method == http.MethodPost {
 			w.WriteHeader(http.StatusConflict)
@@ -350,7 +351,7 @@ func TestExistsAlreadyAndIsExpanded(t *testing.T) {
 func TestAZoneThatDoesNotExistIsNamed(t *testing.T) {
 	c := start(t, sim.Config{})
 	elsewhere := func(zone string) *qr.Client {
-		return qr.New(gcp.New(gcp.Config{Project: sim.DefaultProject, Zone: zone, DisableAuth: true, TPUEndpoint: c.sim.URL() + "/", Clock: testkit.NewFastClock(), Sink: c.log}))
+		return qr.New(gcp.New(gcp.Config{Project: sim.DefaultProject, Zone: zone, DisableAuth: true, TPUEndpoint: c.Sim.URL() + "/", Clock: testkit.NewFastClock(), Sink: c.Log}))
 	}
 	wrong := elsewhere("us-centrl2-b")
 	for name, call := range map[string]func() error{
@@ -360,13 +361,13 @@ func TestAZoneThatDoesNotExistIsNamed(t *testing.T) {
 		"create": func() error { _, _, err := wrong.Create(t.Context(), request(t, nil)); return err },
 	} {
 		err := call()
-		var unknown *qr.NoZoneError
+		var unknown *zones.NoZoneError
 		if !errors.As(err, &unknown) || !slices.Equal(unknown.Near, []string{testZone}) || unknown.Hint() != "repeat the command with --zone="+testZone || gcp.ClassOf(err) != gcp.Invalid {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
 	_, _, err := elsewhere("us-west4-a").Create(t.Context(), request(t, func(r *qr.Request) { r.Type = mustType(t, "v4-8") }))
-	var offers *qr.ZoneError
+	var offers *zones.NoTypeError
 	if !errors.As(err, &offers) {
 		t.Errorf("a zone without the type: %v", err)
 	}

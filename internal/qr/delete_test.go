@@ -38,7 +38,7 @@ func TestDeleteWithItsSlices(t *testing.T) {
 	if _, err := c.Get(t.Context(), "q7"); gcp.ClassOf(err) != gcp.NotFound {
 		t.Errorf("it still exists: %v", err)
 	}
-	for _, e := range c.log.Events() {
+	for _, e := range c.Log.Events() {
 		if p, ok := e.(event.Progress); ok && p.Phase == "delete" && p.Total == 2 {
 			return
 		}
@@ -52,7 +52,7 @@ func TestANamesakeIsNotDeleted(t *testing.T) {
 	c := start(t, sim.Config{})
 	c.ready(request(t, nil))
 	var asked atomic.Bool
-	c.intercept(func(w http.ResponseWriter, r *http.Request) bool {
+	c.Intercept(func(w http.ResponseWriter, r *http.Request) bool {
 		if r.Method == http.MethodDelete {
 			asked.Store(true)
 			return false
@@ -68,7 +68,7 @@ func TestANamesakeIsNotDeleted(t *testing.T) {
 	if !deleted || err != nil {
 		t.Errorf("deleted %v, %v", deleted, err)
 	}
-	if n := c.calls("DELETE", ""); n != 1 {
+	if n := c.Calls("DELETE", ""); n != 1 {
 		t.Errorf("%d deletions were asked for, want 1", n)
 	}
 }
@@ -88,7 +88,7 @@ func TestDeleteWithoutForceLeavesSlicesAlone(t *testing.T) {
 	if deleted || !errors.As(err, &nodes) || !strings.Contains(err.Error(), "t-0, t-1") || !strings.Contains(nodes.Hint(), "--force") {
 		t.Errorf("deleted %v, %v", deleted, err)
 	}
-	if n := c.calls("DELETE", ""); n != 0 {
+	if n := c.Calls("DELETE", ""); n != 0 {
 		t.Errorf("%d deletions were asked for", n)
 	}
 }
@@ -96,7 +96,7 @@ func TestDeleteWithoutForceLeavesSlicesAlone(t *testing.T) {
 func TestDeleteWithoutForceWhileProvisioning(t *testing.T) {
 	c := start(t, sim.Config{Step: 20 * time.Millisecond})
 	c.create(request(t, nil))
-	c.intercept(func(w http.ResponseWriter, r *http.Request) bool {
+	c.Intercept(func(w http.ResponseWriter, r *http.Request) bool {
 		if r.Method != http.MethodDelete {
 			return false
 		}
@@ -113,7 +113,7 @@ func TestDeleteWithoutForceWhileProvisioning(t *testing.T) {
 
 func TestDeleteWithoutForceInTheQueue(t *testing.T) {
 	c := start(t, sim.Config{})
-	c.fault(sim.Fault{Name: "no-capacity"})
+	c.Fault(sim.Fault{Name: "no-capacity"})
 	c.create(request(t, nil))
 	c.waitState("q7", "WAITING_FOR_RESOURCES")
 	if deleted, err := c.Delete(t.Context(), "q7", force(func(o *qr.DeleteOptions) { o.Force = false })); !deleted || err != nil {
@@ -126,7 +126,7 @@ func TestDeleteOnlyOwn(t *testing.T) {
 	c.ready(request(t, func(r *qr.Request) { r.Mark("Run.A", "ada") }))
 	_, err := c.Delete(t.Context(), "q7", force(func(o *qr.DeleteOptions) { o.OnlyRun = "run-b" }))
 	var owner *qr.OwnerError
-	if !errors.As(err, &owner) || owner.Owner != "run run-a of ada" || c.calls("DELETE", "") != 0 {
+	if !errors.As(err, &owner) || owner.Owner != "run run-a of ada" || c.Calls("DELETE", "") != 0 {
 		t.Errorf("got %v", err)
 	}
 	if deleted, err := c.Delete(t.Context(), "q7", force(func(o *qr.DeleteOptions) { o.OnlyRun = "Run.A" })); !deleted || err != nil {
@@ -136,18 +136,18 @@ func TestDeleteOnlyOwn(t *testing.T) {
 
 func TestDeleteStuckIsAskedForAgain(t *testing.T) {
 	c := start(t, sim.Config{})
-	c.fault(sim.Fault{Name: "qr-failed", QR: "q7"})
-	c.fault(sim.Fault{Name: "delete-stuck", QR: "q7", Count: 2})
+	c.Fault(sim.Fault{Name: "qr-failed", QR: "q7"})
+	c.Fault(sim.Fault{Name: "delete-stuck", QR: "q7", Count: 2})
 	c.create(request(t, nil))
 	c.waitState("q7", "FAILED")
 	deleted, err := c.Delete(t.Context(), "q7", force(nil))
 	if err != nil || !deleted {
 		t.Fatalf("deleted %v, %v", deleted, err)
 	}
-	if n := c.calls("DELETE", "queuedResources"); n < 3 { // a machine under load may take the third for stuck, too
+	if n := c.Calls("DELETE", "queuedResources"); n < 3 { // a machine under load may take the third for stuck, too
 		t.Errorf("asked for %d times, want 3", n)
 	}
-	if !c.log.Said(event.Info, "its deletion is asked for again") {
+	if !c.Log.Said(event.Info, "its deletion is asked for again") {
 		t.Error("nothing was said about it")
 	}
 }
@@ -155,20 +155,20 @@ func TestDeleteStuckIsAskedForAgain(t *testing.T) {
 func TestDeleteJoinsADeletionUnderWay(t *testing.T) {
 	c := start(t, sim.Config{})
 	c.ready(request(t, nil))
-	c.fault(sim.Fault{Name: "slow-operations", Delay: 5 * time.Second})
+	c.Fault(sim.Fault{Name: "slow-operations", Delay: 5 * time.Second})
 	if _, err := c.Delete(t.Context(), "q7", force(func(o *qr.DeleteOptions) { o.Async = true })); err != nil {
 		t.Fatal(err)
 	}
 	deleted, err := c.Delete(t.Context(), "q7", force(func(o *qr.DeleteOptions) { o.Force = false }))
-	if err != nil || !deleted || c.calls("DELETE", "") != 1 {
-		t.Errorf("deleted %v, %v after %d calls", deleted, err, c.calls("DELETE", ""))
+	if err != nil || !deleted || c.Calls("DELETE", "") != 1 {
+		t.Errorf("deleted %v, %v after %d calls", deleted, err, c.Calls("DELETE", ""))
 	}
 }
 
 func TestDeleteReplyLost(t *testing.T) {
 	c := start(t, sim.Config{})
 	c.ready(request(t, nil))
-	c.fault(sim.Fault{Name: "drop-reply", Method: "DELETE"})
+	c.Fault(sim.Fault{Name: "drop-reply", Method: "DELETE"})
 	if deleted, err := c.Delete(t.Context(), "q7", force(nil)); !deleted || err != nil {
 		t.Errorf("deleted %v, %v", deleted, err)
 	}
@@ -177,7 +177,7 @@ func TestDeleteReplyLost(t *testing.T) {
 func TestDeleteDeadlineSaysWhatIsLeft(t *testing.T) {
 	c := start(t, sim.Config{})
 	c.ready(request(t, nil))
-	c.fault(sim.Fault{Name: "slow-operations", Delay: time.Minute})
+	c.Fault(sim.Fault{Name: "slow-operations", Delay: time.Minute})
 	deleted, err := c.Delete(t.Context(), "q7", force(func(o *qr.DeleteOptions) { o.Limit = 200 * time.Second }))
 	var late *qr.DeadlineError
 	if deleted || !errors.As(err, &late) || late.State != "DELETING" || late.Detail != "2 slices still exist" ||
@@ -189,7 +189,7 @@ func TestDeleteDeadlineSaysWhatIsLeft(t *testing.T) {
 func TestDeleteWithoutPermission(t *testing.T) {
 	c := start(t, sim.Config{})
 	c.ready(request(t, nil))
-	c.intercept(func(w http.ResponseWriter, r *http.Request) bool {
+	c.Intercept(func(w http.ResponseWriter, r *http.Request) bool {
 		if r.Method == http.MethodDelete {
 			http.Error(w, "{}", http.StatusForbidden)
 		}

@@ -2,18 +2,14 @@ package qr
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"regexp"
 	"slices"
 	"strings"
 	"time"
 
-	"golang.org/x/sync/errgroup"
-	tpuapi "google.golang.org/api/tpu/v2alpha1"
-
 	"multihost/internal/gcp"
 	"multihost/internal/tpu"
+	"multihost/internal/zones"
 )
 
 // A predicament holds what is known about a queued resource that does not become
@@ -24,19 +20,8 @@ type predicament struct {
 	waited time.Duration
 	dead   []Resource // those of others that are FAILED or SUSPENDED
 	others []Resource // other resources of the zone; nil if they could not be listed
-	offer  offer
+	offer  zones.Offer
 }
-
-// An offer says which zones offer the accelerator type.
-type offer struct {
-	known bool // here is certain: the API answered for the zone itself
-	here  bool
-	zones []string // other zones that offer it; also empty if they could not be asked
-}
-
-// refusedType matches the API's text for a type that a zone does not offer. It also
-// refuses a zone that does not exist with the second one.
-var refusedType = regexp.MustCompile(`(?i)zonal accelerator configurations|requested zone "?[a-z0-9-]*"? is not supported`)
 
 // diagnose returns the probable reason in one sentence, and what to type. Both are
 // empty if nothing is known beyond the state.
@@ -46,12 +31,12 @@ func (p predicament) diagnose() (text, command string) {
 	class := gcp.ClassOf(&gcp.OperationError{Code: 8, Message: r.Failure}) // RESOURCE_EXHAUSTED, if it is one
 	quota := class == gcp.Quota && strings.Contains(strings.ToLower(r.Failure), "quota")
 	switch {
-	case p.offer.known && !p.offer.here, refusedType.MatchString(r.Failure):
-		return fmt.Sprintf("zone %s does not offer %s%s", p.zone, r.Type, p.elsewhere("; zones that do: ")), p.moveTo()
+	case p.offer.Known && !p.offer.Here, zones.Refused(r.Failure):
+		return fmt.Sprintf("zone %s does not offer %s%s", p.zone, r.Type, zones.Name(p.offer.Zones, "; zones that do: ")), p.moveTo()
 	case failed && quota:
 		return p.quota()
 	case failed && class == gcp.Capacity:
-		return fmt.Sprintf("zone %s has no free machines for %d x %s, %s, now%s", p.zone, r.NodeCount, r.Type, r.Tier, p.elsewhere("; zones that offer the type too: ")), p.moveTo()
+		return fmt.Sprintf("zone %s has no free machines for %d x %s, %s, now%s", p.zone, r.NodeCount, r.Type, r.Tier, zones.Name(p.offer.Zones, "; zones that offer the type too: ")), p.moveTo()
 	case failed && strings.Contains(r.Failure, "valid-until"):
 		return "there was no capacity before its --valid-until-duration had passed", "ask again, for longer, once it is deleted: multihost qr delete " + r.ID + " --force"
 	case failed, r.State == "SUSPENDED":
@@ -64,7 +49,7 @@ func (p predicament) diagnose() (text, command string) {
 		return fmt.Sprintf("the reservation has no free room for %d x %s in this zone, or is not for this project", r.NodeCount, r.Type),
 			"see what is reserved: gcloud alpha compute tpus reservations list --zone=" + p.zone
 	}
-	return fmt.Sprintf("there is no free capacity for %d x %s, %s yet", r.NodeCount, r.Type, r.Tier) + p.elsewhere("; zones that offer the type too: "), p.wait()
+	return fmt.Sprintf("there is no free capacity for %d x %s, %s yet", r.NodeCount, r.Type, r.Tier) + zones.Name(p.offer.Zones, "; zones that offer the type too: "), p.wait()
 }
 
 // quota returns which quota is too small and what holds it, and what to type.
@@ -165,36 +150,23 @@ func (p predicament) clear() string {
 	return "delete them: multihost gc --delete"
 }
 
-const maxZones = 4 // most zones that one sentence names
-
-func (p predicament) elsewhere(intro string) string {
-	if len(p.offer.zones) == 0 {
-		return ""
-	}
-	named, more := p.offer.zones, ""
-	if len(named) > maxZones {
-		named, more = named[:maxZones], fmt.Sprintf(" and %d more", len(named)-maxZones)
-	}
-	return intro + strings.Join(named, ", ") + more
-}
-
 // moveTo returns the hint that asks for the resource in another zone.
 func (p predicament) moveTo() string {
 	remove := "multihost qr delete " + p.res.ID + " --force"
-	if len(p.offer.zones) == 0 {
+	if len(p.offer.Zones) == 0 {
 		return "delete it, and ask in another zone: " + remove
 	}
-	return "delete it, and repeat the command with --zone=" + p.offer.zones[0] + ": " + remove
+	return "delete it, and repeat the command with --zone=" + p.offer.Zones[0] + ": " + remove
 }
 
 // repeat returns how to ask again after the resource is deleted. It is empty unless
 // the diagnosis names other zones.
 func (p predicament) repeat() string {
 	text, _ := p.diagnose()
-	if others := p.elsewhere(""); others == "" || !strings.Contains(text, others) {
+	if others := zones.Name(p.offer.Zones, ""); others == "" || !strings.Contains(text, others) {
 		return ""
 	}
-	return "repeat the command with --zone=" + p.offer.zones[0]
+	return "repeat the command with --zone=" + p.offer.Zones[0]
 }
 
 func (p predicament) wait() string {
@@ -211,7 +183,7 @@ const inquiryLimit = 20 * time.Second
 func (c *Client) inquire(ctx context.Context, res Resource, waited time.Duration) predicament {
 	ctx, cancel := context.WithTimeout(gcp.Unattended(ctx), inquiryLimit)
 	defer cancel()
-	p := predicament{res: res, zone: c.gcp.Zone(), waited: waited, offer: c.offers(ctx, res.Type)}
+	p := predicament{res: res, zone: c.gcp.Zone(), waited: waited, offer: zones.Offering(ctx, c.gcp, res.Type)}
 	p.others, p.dead = c.others(ctx, res.ID)
 	return p
 }
@@ -219,7 +191,7 @@ func (c *Client) inquire(ctx context.Context, res Resource, waited time.Duration
 // others lists the other queued resources, and those of them that are FAILED or
 // SUSPENDED. It returns none if the API call fails.
 func (c *Client) others(ctx context.Context, id string) (others, dead []Resource) {
-	all, err := c.listResources(ctx, pageSize)
+	all, err := c.listResources(ctx, gcp.PageSize)
 	if err != nil {
 		return nil, nil
 	}
@@ -233,106 +205,4 @@ func (c *Client) others(ctx context.Context, id string) (others, dead []Resource
 		}
 	}
 	return others, dead
-}
-
-// zones lists the zones that have Cloud TPU.
-func (c api) zones(ctx context.Context) (zones []string, err error) {
-	svc, err := c.gcp.TPU(ctx)
-	if err != nil {
-		return nil, err
-	}
-	err = c.gcp.Do(ctx, "list zones", func(ctx context.Context) error {
-		zones = nil
-		return svc.Projects.Locations.List("projects/"+c.gcp.Project()).PageSize(pageSize).Pages(ctx, func(page *tpuapi.ListLocationsResponse) error {
-			for _, l := range page.Locations {
-				zones = append(zones, l.LocationId)
-			}
-			return nil
-		})
-	})
-	return zones, err
-}
-
-// zoned adds to a refusal of a zone that does not exist the zones of like names.
-func (c api) zoned(ctx context.Context, err error) error {
-	var told *NoZoneError
-	if !gcp.NoZone(err) || errors.As(err, &told) {
-		return err
-	}
-	ctx, cancel := context.WithTimeout(gcp.Unattended(ctx), inquiryLimit)
-	defer cancel()
-	zones, failed := c.zones(ctx)
-	if failed != nil || slices.Contains(zones, c.gcp.Zone()) {
-		return err
-	}
-	return &NoZoneError{Zone: c.gcp.Zone(), Near: nearZones(c.gcp.Zone(), zones), Err: err}
-}
-
-// nearZones returns the zones of the same region, or the one whose name is nearest and
-// the others of its region; nil if no name is near.
-func nearZones(zone string, zones []string) (near []string) {
-	region := regionOf(zone)
-	if !slices.ContainsFunc(zones, func(z string) bool { return regionOf(z) == region }) {
-		best := tpu.Suggest(zone, zones)
-		if best == "" {
-			return nil
-		}
-		near, region = append(near, best), regionOf(best)
-	}
-	for _, z := range slices.Sorted(slices.Values(zones)) {
-		if regionOf(z) == region && !slices.Contains(near, z) {
-			near = append(near, z)
-		}
-	}
-	return near
-}
-
-// offers asks the API which zones offer an accelerator type.
-func (c api) offers(ctx context.Context, accelerator string) offer {
-	svc, err := c.gcp.TPU(ctx)
-	if err != nil {
-		return offer{}
-	}
-	zones, err := c.zones(ctx)
-	if err != nil || !slices.Contains(zones, c.gcp.Zone()) {
-		zones = append(zones, c.gcp.Zone())
-	}
-	slices.Sort(zones)
-	errs := make([]error, len(zones))
-	var group errgroup.Group
-	group.SetLimit(8)
-	for i, zone := range zones {
-		group.Go(func() error {
-			errs[i] = c.gcp.Do(ctx, "read accelerator type", func(ctx context.Context) error {
-				_, err := svc.Projects.Locations.AcceleratorTypes.Get(parentName(c.gcp.Project(), zone) + "/acceleratorTypes/" + accelerator).Context(ctx).Do()
-				return err
-			})
-			return nil
-		})
-	}
-	_ = group.Wait() // the goroutines return nil
-	var o offer
-	for i, zone := range zones {
-		switch {
-		case zone == c.gcp.Zone():
-			o.here = errs[i] == nil
-			o.known = o.here || gcp.ClassOf(errs[i]) == gcp.NotFound
-		case errs[i] == nil:
-			o.zones = append(o.zones, zone)
-		}
-	}
-	// Zones of the same region come first: storage and network are close to them.
-	region := regionOf(c.gcp.Zone())
-	near := slices.DeleteFunc(slices.Clone(o.zones), func(z string) bool { return regionOf(z) != region })
-	far := slices.DeleteFunc(o.zones, func(z string) bool { return regionOf(z) == region })
-	o.zones = append(near, far...)
-	return o
-}
-
-// regionOf returns the region of a zone: us-central2 for us-central2-b.
-func regionOf(zone string) string {
-	if i := strings.LastIndexByte(zone, '-'); i > 0 {
-		return zone[:i]
-	}
-	return zone
 }

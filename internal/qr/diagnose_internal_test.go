@@ -6,6 +6,7 @@ import (
 
 	"multihost/internal/gcp"
 	"multihost/internal/provision"
+	"multihost/internal/zones"
 )
 
 func TestDiagnosis(t *testing.T) {
@@ -14,15 +15,15 @@ func TestDiagnosis(t *testing.T) {
 	}
 	dead := []Resource{{ID: "old", State: "FAILED", Labels: provision.OwnerLabels("old", "ann")}}
 	foreign := append(dead, Resource{ID: "theirs", State: "SUSPENDED"})
-	here := offer{known: true, here: true, zones: []string{"us-east5-b", "a-1-a", "b-1-a", "c-1-a", "d-1-a"}}
+	here := zones.Offer{Known: true, Here: true, Zones: []string{"us-east5-b", "a-1-a", "b-1-a", "c-1-a", "d-1-a"}}
 	for _, tt := range []struct {
 		story         string
 		p             predicament
 		says, command string
 	}{
-		{"another zone has the type", predicament{res: at("WAITING_FOR_RESOURCES", OnDemand, ""), offer: offer{known: true, zones: []string{"us-east5-a"}}},
+		{"another zone has the type", predicament{res: at("WAITING_FOR_RESOURCES", OnDemand, ""), offer: zones.Offer{Known: true, Zones: []string{"us-east5-a"}}},
 			"zone z-1-b does not offer v5p-16; zones that do: us-east5-a", "--zone=us-east5-a: multihost qr delete q7 --force"},
-		{"no zone is known to have it", predicament{res: at("ACCEPTED", OnDemand, ""), offer: offer{known: true}},
+		{"no zone is known to have it", predicament{res: at("ACCEPTED", OnDemand, ""), offer: zones.Offer{Known: true}},
 			"zone z-1-b does not offer v5p-16", "ask in another zone: multihost qr delete q7 --force"},
 		{"the API says so itself", predicament{res: at("FAILED", OnDemand, `accelerator "v5p-16" could not be found in the zonal accelerator configurations`)},
 			"zone z-1-b does not offer v5p-16", "multihost qr delete q7 --force"},
@@ -59,22 +60,6 @@ func TestDiagnosis(t *testing.T) {
 		}
 		if strings.Contains(text, "\n") || strings.Count(command, "multihost ") > 1 {
 			t.Errorf("%s: more than one sentence and one command: %q, %q", tt.story, text, command)
-		}
-	}
-}
-
-func TestNearZones(t *testing.T) {
-	t.Parallel()
-	zones := []string{"us-east5-b", "europe-west4-b", "us-east5-a", "us-central2-b", "europe-west4-a"}
-	for zone, want := range map[string]string{
-		"us-central2-z":  "us-central2-b",
-		"us-centrl2-b":   "us-central2-b",
-		"us-east5-c":     "us-east5-a us-east5-b",
-		"europe-wset4-b": "europe-west4-b europe-west4-a",
-		"mars-north1-a":  "",
-	} {
-		if got := strings.Join(nearZones(zone, zones), " "); got != want {
-			t.Errorf("%s: got %q, want %q", zone, got, want)
 		}
 	}
 }

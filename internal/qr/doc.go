@@ -1,9 +1,8 @@
 // Package qr wraps the queued-resource part of the Cloud TPU API. It checks a
 // request, creates it exactly once, waits for it, says why a wait ended, and deletes
-// it. It also reads the slices that queued resources made, and adds SSH keys to them.
+// it. Package nodes does what concerns slices that exist.
 //
-// The cloud holds the state. Between calls, a Client keeps only the project's
-// metadata for logins (SSH keys and OS Login) and the workers' host keys.
+// The cloud holds the state: between calls, a Client keeps nothing of queued resources.
 //
 // Create checks the whole Request before its first call. Create may be repeated: a
 // request id lets the API recognise a repetition, and when the API answers "already

@@ -10,10 +10,6 @@ import (
 	"multihost/internal/provision"
 )
 
-// ErrNoGuestAttributes says that the API does not give a worker's host keys: guest
-// attributes are switched off, not written yet, or this account may not read them.
-var ErrNoGuestAttributes = provision.ErrNoHostKeys
-
 // NotFound is the state of a StateError for a resource that does not exist.
 const NotFound = provision.NotFound
 
@@ -145,56 +141,6 @@ func (e *OwnerError) Fault() fault.Kind { return fault.Unavailable }
 // Hint returns the command to type.
 func (e *OwnerError) Hint() string {
 	return fmt.Sprintf("if it is to go all the same, type: multihost qr delete %s --force", e.ID)
-}
-
-// A ZoneError says that a zone does not offer an accelerator type.
-type ZoneError struct {
-	Type, Zone string
-	Zones      []string // zones that do, of those that could be asked; nearest first
-	Err        error    // the API's refusal
-}
-
-func (e *ZoneError) Error() string {
-	return e.Err.Error() + predicament{offer: offer{zones: e.Zones}}.elsewhere("; zones that offer "+e.Type+": ")
-}
-
-// Unwrap returns the API's refusal.
-func (e *ZoneError) Unwrap() error { return e.Err }
-
-// Fault returns the kind of the API's refusal.
-func (e *ZoneError) Fault() fault.Kind { return gcp.FaultOf(e.Err) }
-
-// Hint returns what to type.
-func (e *ZoneError) Hint() string {
-	if len(e.Zones) > 0 {
-		return "repeat the command with --zone=" + e.Zones[0]
-	}
-	return "see what the zone offers: gcloud compute tpus accelerator-types list --zone=" + e.Zone
-}
-
-// A NoZoneError says that the zone does not exist, or has no Cloud TPU.
-type NoZoneError struct {
-	Zone string
-	Near []string // zones of like names, the most likely one first
-	Err  error    // the API's refusal
-}
-
-func (e *NoZoneError) Error() string {
-	return fmt.Sprintf("zone %q does not exist or has no Cloud TPU", e.Zone) + predicament{offer: offer{zones: e.Near}}.elsewhere("; zones of like names: ") + ": " + e.Err.Error()
-}
-
-// Unwrap returns the API's refusal.
-func (e *NoZoneError) Unwrap() error { return e.Err }
-
-// Fault returns the kind of the API's refusal.
-func (e *NoZoneError) Fault() fault.Kind { return gcp.FaultOf(e.Err) }
-
-// Hint returns what to type.
-func (e *NoZoneError) Hint() string {
-	if len(e.Near) > 0 {
-		return "repeat the command with --zone=" + e.Near[0]
-	}
-	return "check the zone; all that have Cloud TPU: gcloud compute tpus locations list"
 }
 
 // A QuotaError says that the API refused a queued resource because of a quota.

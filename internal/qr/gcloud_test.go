@@ -8,9 +8,11 @@ import (
 	"testing"
 	"time"
 
+	"multihost/internal/nodes"
 	"multihost/internal/qr"
 	"multihost/internal/sim"
 	"multihost/internal/testkit"
+	"multihost/internal/testkit/simcloud"
 )
 
 // gcloud sends what we send when it is given the command of MaxText's documents
@@ -30,7 +32,7 @@ func TestGcloudSendsTheSameRequest(t *testing.T) {
 	standard := testkit.Differ("provisioningModel", "", "STANDARD", "the API's default, which gcloud sends with every tier")
 	noAccount := testkit.Differ(node+"serviceAccount", "", "map[]", "means the default account, as no field does")
 	noMetadata := testkit.Differ(node+"metadata", "", "map[]", "as no field")
-	key, err := qr.KeyEntry("ada", "ssh-ed25519 "+wireKey("ssh-ed25519", "of ada"))
+	key, err := nodes.KeyEntry("ada", "ssh-ed25519 "+simcloud.WireKey("ssh-ed25519", "of ada"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -126,7 +128,7 @@ func TestGcloudSendsTheSameRequest(t *testing.T) {
 				test.command += " 2>&1 | grep -q '" + test.refused + "'"
 			}
 			testkit.RunGcloud(t, env, test.command)
-			testkit.CheckDifferences(t, append(test.want, always...), creation(t, ours.sim), creation(t, theirs))
+			testkit.CheckDifferences(t, append(test.want, always...), creation(t, ours.Sim), creation(t, theirs))
 		})
 	}
 }
@@ -135,7 +137,7 @@ func TestGcloudSendsTheSameRequest(t *testing.T) {
 func startPlain(t *testing.T) *sim.Server {
 	t.Helper()
 	s, err := sim.Start(t.Context(), sim.Config{
-		Dir: t.TempDir(), Step: 5 * time.Millisecond, Workers: &fakeBackend{},
+		Dir: t.TempDir(), Step: 5 * time.Millisecond, Workers: &simcloud.Backend{},
 		Slices: []sim.SliceSpec{{Name: "other", Count: 1, Type: "v4-8", Network: "mtu9k", Foreign: true}},
 	})
 	if err != nil {

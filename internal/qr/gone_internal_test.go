@@ -7,9 +7,9 @@ import (
 	"testing"
 	"time"
 
-	"google.golang.org/api/googleapi"
-
 	"multihost/internal/gcp"
+
+	"google.golang.org/api/googleapi"
 )
 
 func TestWhenAResourceIsGone(t *testing.T) {

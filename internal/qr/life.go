@@ -2,7 +2,6 @@ package qr
 
 import (
 	"multihost/internal/provision"
-	"multihost/internal/tpu"
 )
 
 // LifeOf returns the life of a queued resource in a state of the API, or in NotFound.
@@ -32,27 +31,3 @@ func LifeOf(state string) provision.Life {
 
 // kind is what messages call a queued resource.
 const kind = "queued resource"
-
-// conditionOf returns the condition of a slice from the API's words for its state and its
-// health. An empty state means that the API does not list the slice.
-func conditionOf(state, health string) tpu.Condition {
-	switch state {
-	case "READY":
-		switch health {
-		case "", "HEALTHY", "HEALTH_UNSPECIFIED":
-			return tpu.Usable
-		case "UNHEALTHY_MAINTENANCE":
-			return tpu.Serviced
-		}
-		return tpu.Ill
-	case "CREATING":
-		return tpu.Making
-	case "PREEMPTED", "TERMINATED": // the queued resource follows: SUSPENDING
-		return tpu.Taken
-	case "STOPPED", "STOPPING": // the API starts only slices of one host again
-		return tpu.Halted
-	case "DELETING":
-		return tpu.Leaving
-	}
-	return tpu.Unclear // RESTARTING, REPAIRING and others
-}

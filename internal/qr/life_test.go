@@ -133,13 +133,13 @@ func TestResetRebootsAndReports(t *testing.T) {
 	if err := c.Reset(t.Context(), "q7"); err != nil {
 		t.Fatal(err)
 	}
-	if n := c.calls("POST", ":reset"); n != 1 {
+	if n := c.Calls("POST", ":reset"); n != 1 {
 		t.Errorf("%d resets were asked for", n)
 	}
 	if got, err := c.Get(t.Context(), "q7"); err != nil || got.State != "ACTIVE" {
 		t.Errorf("after the reset it is %q, %v", got.State, err)
 	}
-	c.fault(sim.Fault{Name: "qr-failed", QR: "q7"})
+	c.Fault(sim.Fault{Name: "qr-failed", QR: "q7"})
 	if err := c.Reset(t.Context(), "q7"); err == nil {
 		t.Error("a FAILED queued resource was reset")
 	}

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"regexp"
 	"strconv"
-	"strings"
 
 	"multihost/internal/provision"
 )
@@ -52,6 +51,3 @@ func checkPrefix(prefix string, count int) error {
 	}
 	return nil
 }
-
-// lastPart returns the part of a resource name or URL after the last slash.
-func lastPart(name string) string { return name[strings.LastIndexByte(name, '/')+1:] }

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"multihost/internal/gcp"
+	"multihost/internal/nodes"
 	"multihost/internal/provider"
 	"multihost/internal/provision"
 	"multihost/internal/tpu"
@@ -63,7 +64,7 @@ func (m missing) Is(target error) bool { return target == provision.ErrNotFound 
 
 // List implements provision.Provider.
 func (p Provider) List(ctx context.Context) ([]provision.Resource, error) {
-	all, err := p.c.listResources(ctx, pageSize)
+	all, err := p.c.listResources(ctx, gcp.PageSize)
 	if err != nil {
 		return nil, err
 	}
@@ -115,7 +116,12 @@ func (p Provider) HostKeys(ctx context.Context, s tpu.Slice, worker int) (keys [
 
 // Admit implements provision.Provider: through metadata, or through OS Login.
 func (p Provider) Admit(ctx context.Context, s tpu.Slice, l provision.Login) (user string, changed bool, err error) {
-	return p.c.Login(ctx, s, l.Name, l.PublicKey, OSLoginOptions{Account: l.Account})
+	return p.c.Login(ctx, s, l.Name, l.PublicKey, nodes.OSLoginOptions{Account: l.Account})
+}
+
+// Door implements provision.Doorkeeper.
+func (p Provider) Door(ctx context.Context, s tpu.Slice, l provision.Login) (provision.Door, error) {
+	return p.c.Door(ctx, s, l.Name, l.PublicKey, nodes.OSLoginOptions{Account: l.Account})
 }
 
 // Undoing implements provision.Provider. The force in Delete takes the slices, too.
@@ -154,7 +160,7 @@ func (p Provider) Preview(r provision.Request) (body []byte, command string) {
 // DefaultServiceAccount returns the service account of VMs whose request names none; ""
 // if the project cannot be read.
 func (p Provider) DefaultServiceAccount(ctx context.Context) string {
-	return p.c.cachedProject(ctx).account
+	return p.c.Client.DefaultServiceAccount(ctx)
 }
 
 // Policy returns the bindings of the project's own policy.
@@ -208,7 +214,7 @@ func (r Resource) Neutral() provision.Resource {
 		out.By = "a user"
 	}
 	for _, s := range r.Slices {
-		n := tpu.Slice{Name: s.Name, State: s.State, Health: s.Health, Condition: conditionOf(s.State, s.Health), Workers: make([]tpu.Worker, s.Workers)}
+		n := tpu.Slice{Name: s.Name, State: s.State, Health: s.Health, Condition: nodes.ConditionOf(s.State, s.Health), Workers: make([]tpu.Worker, s.Workers)}
 		if s.Ready && len(n.Workers) == 0 {
 			n.Workers = make([]tpu.Worker, 1)
 		}

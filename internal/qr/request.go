@@ -1,6 +1,7 @@
 package qr
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"regexp"
@@ -10,6 +11,7 @@ import (
 	"time"
 
 	"multihost/internal/gcloud"
+	"multihost/internal/gcp"
 	"multihost/internal/provision"
 	"multihost/internal/tpu"
 
@@ -34,11 +36,10 @@ const (
 const MaxFlexStart = 7 * 24 * time.Hour
 
 const (
-	maxMetadataValue = 262144     // bytes of one value, as Compute Engine documents
-	maxMetadata      = 512 * 1024 // bytes of all keys and values together
-	maxLabels        = 64
-	maxTags          = 64
-	maxDescription   = 512
+	maxMetadata    = 512 * 1024 // bytes of all keys and values together
+	maxLabels      = 64
+	maxTags        = 64
+	maxDescription = 512
 )
 
 var (
@@ -264,18 +265,11 @@ func expandPrefix(prefix string, count int) []string {
 	return names
 }
 
-func (r Request) nodeID() string     { return firstOf(r.NodeID, r.ID) }
-func (r Request) nodePrefix() string { return firstOf(r.NodePrefix, r.ID) }
-func (r Request) tier() Tier         { return Tier(firstOf(string(r.Tier), string(OnDemand))) }
+func (r Request) nodeID() string     { return cmp.Or(r.NodeID, r.ID) }
+func (r Request) nodePrefix() string { return cmp.Or(r.NodePrefix, r.ID) }
+func (r Request) tier() Tier         { return Tier(cmp.Or(string(r.Tier), string(OnDemand))) }
 func (r Request) runtimeVersion() string {
-	return firstOf(r.RuntimeVersion, r.Type.Generation.RuntimeVersion)
-}
-
-func firstOf(a, b string) string {
-	if a != "" {
-		return a
-	}
-	return b
+	return cmp.Or(r.RuntimeVersion, r.Type.Generation.RuntimeVersion)
 }
 
 // Body returns the request in the form of the v2alpha1 API, to be sent at now.
@@ -319,7 +313,7 @@ func (r Request) metadata() map[string]string {
 
 func (r Request) nodeSpec(project, zone string) *tpuapi.NodeSpec {
 	spec := &tpuapi.NodeSpec{
-		Parent: parentName(project, zone),
+		Parent: gcp.Location(project, zone),
 		Node:   r.node(),
 	}
 	if r.NodeCount > 1 {
@@ -428,12 +422,10 @@ func (r Request) reservationName(project, zone string) string {
 		return m[1] + "/locations/" + zone + "/reservations/" + m[2]
 	}
 	if reservationRE.MatchString(r.Reservation) {
-		return parentName(project, zone) + "/reservations/" + r.Reservation
+		return gcp.Location(project, zone) + "/reservations/" + r.Reservation
 	}
 	return r.Reservation
 }
-
-func parentName(project, zone string) string { return "projects/" + project + "/locations/" + zone }
 
 func apiDuration(d time.Duration) string {
 	return strconv.FormatFloat(d.Seconds(), 'f', -1, 64) + "s"

@@ -1,6 +1,7 @@
 package qr
 
 import (
+	"cmp"
 	"fmt"
 	"strings"
 	"text/tabwriter"
@@ -30,7 +31,7 @@ func (r Resource) shortOwner() string {
 	if r.Labels[LabelTool] != provision.ToolName {
 		return "-"
 	}
-	return firstOf(firstOf(r.Labels[LabelUser], r.Labels[LabelRun]), "-")
+	return cmp.Or(cmp.Or(r.Labels[LabelUser], r.Labels[LabelRun]), "-")
 }
 
 // Detail returns all that is known about one queued resource, for people.
@@ -48,7 +49,7 @@ func Detail(r Resource, now time.Time) string {
 		line("tier", string(r.Tier))
 		line("reservation", r.Reservation)
 		line("runtime version", r.RuntimeVersion)
-		line("network", firstOf(r.Network, "default"))
+		line("network", cmp.Or(r.Network, "default"))
 		line("subnetwork", r.Subnetwork)
 		line("owner", r.Owner())
 		if !r.CreateTime.IsZero() {
@@ -62,7 +63,7 @@ func Detail(r Resource, now time.Time) string {
 	return head + "\n" + tabulate(func(row func(...string)) {
 		row("SLICE", "STATE", "HEALTH", "WORKERS")
 		for _, s := range r.Slices {
-			row(s.Name, s.State, firstOf(s.Health, "-"), fmt.Sprint(s.Workers))
+			row(s.Name, s.State, cmp.Or(s.Health, "-"), fmt.Sprint(s.Workers))
 		}
 	})
 }

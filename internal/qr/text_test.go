@@ -2,7 +2,6 @@ package qr_test
 
 import (
 	"encoding/json"
-	"net/http"
 	"testing"
 	"time"
 
@@ -49,33 +48,6 @@ func TestListTellsReadySlicesAndOwners(t *testing.T) {
 	}
 }
 
-// Slices are read a page at a time, whoever made them.
-func TestSlicesOfAllOwners(t *testing.T) {
-	c := start(t, sim.Config{Slices: []sim.SliceSpec{{Name: "v5", Count: 3, Type: "v5litepod-16"}}})
-	c.intercept(func(_ http.ResponseWriter, r *http.Request) bool {
-		if q := r.URL.Query(); q.Has("pageSize") {
-			q.Set("pageSize", "3")
-			r.URL.RawQuery = q.Encode()
-		}
-		return false
-	})
-	all, err := c.Slices(t.Context())
-	if err != nil || len(all) != 4 {
-		t.Fatalf("%d slices, %v", len(all), err)
-	}
-	for _, s := range all {
-		if s.Index != -1 || s.State != "READY" || s.UID == "" || len(s.Workers) == 0 || s.Workers[0].Internal == "" {
-			t.Errorf("%+v", s)
-		}
-	}
-	if n := c.calls("GET", "/nodes?"); n != 2 {
-		t.Errorf("%d pages were read, want 2", n)
-	}
-	one, err := c.Slice(t.Context(), "other")
-	if err != nil || one.Name != "other" || one.QueuedResource != "" {
-		t.Errorf("%+v, %v", one, err)
-	}
-}
 func TestWhatStaysIsSaidWithWhatItCosts(t *testing.T) {
 	slice := []qr.SliceState{{Name: "s-0", State: "READY"}}
 	for _, c := range []struct {

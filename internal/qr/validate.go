@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"multihost/internal/nodes"
 	"multihost/internal/tpu"
 )
 
@@ -249,8 +250,8 @@ func checkMetadata(key, value string) error {
 	switch {
 	case !metaKeyRE.MatchString(key):
 		return fmt.Errorf("metadata key %q is not legal: use letters, digits, '_' and '-', at most 128 characters", key)
-	case len(value) > maxMetadataValue:
-		return fmt.Errorf("value of metadata %q has %d bytes: at most %d are allowed", key, len(value), maxMetadataValue)
+	case len(value) > nodes.MaxMetadataValue:
+		return fmt.Errorf("value of metadata %q has %d bytes: at most %d are allowed", key, len(value), nodes.MaxMetadataValue)
 	}
 	return nil
 }

@@ -56,18 +56,18 @@ func TestHappyMultiSlice(t *testing.T) {
 	// what is seen comes in order and once.
 	order := []string{"CREATING", "ACCEPTED", "WAITING_FOR_RESOURCES", "PROVISIONING", "ACTIVE"}
 	last := -1
-	for _, state := range c.log.states("q7") {
+	for _, state := range c.said("q7") {
 		i := slices.Index(order, state)
 		if i <= last {
-			t.Errorf("state %s is out of order in %q", state, c.log.states("q7"))
+			t.Errorf("state %s is out of order in %q", state, c.said("q7"))
 		}
 		last = i
 	}
 	if last != len(order)-1 {
-		t.Errorf("ACTIVE was not said: %q", c.log.states("q7"))
+		t.Errorf("ACTIVE was not said: %q", c.said("q7"))
 	}
 	var phases []string
-	for _, e := range c.log.Events() {
+	for _, e := range c.Log.Events() {
 		if p, ok := e.(event.Phase); ok && p.Name != provision.PhaseProvision {
 			phases = append(phases, p.Name+" "+string(p.State))
 		}
@@ -110,7 +110,7 @@ func TestStatesThatEndAWait(t *testing.T) {
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
 			c := start(t, sim.Config{Step: 20 * time.Millisecond})
-			c.fault(tt.fault)
+			c.Fault(tt.fault)
 			c.create(request(t, nil))
 			_, _, err := c.Wait(t.Context(), "q7", quick(nil))
 			var state *qr.StateError
@@ -145,7 +145,7 @@ func TestEveryEndStateHasItsOwnMessageAndHint(t *testing.T) {
 
 func TestDeletedBySomeoneElse(t *testing.T) {
 	c := start(t, sim.Config{Step: 30 * time.Millisecond})
-	c.fault(sim.Fault{Name: "no-capacity"})
+	c.Fault(sim.Fault{Name: "no-capacity"})
 	c.create(request(t, nil))
 	var once sync.Once
 	c.onRead("q7", func(n int) {
@@ -175,8 +175,8 @@ func TestWaitForNothing(t *testing.T) {
 
 func TestNeverGetsCapacity(t *testing.T) {
 	c := start(t, sim.Config{})
-	c.fault(sim.Fault{Name: "no-capacity"})
-	c.fault(sim.Fault{Name: "qr-failed", QR: "dead"})
+	c.Fault(sim.Fault{Name: "no-capacity"})
+	c.Fault(sim.Fault{Name: "qr-failed", QR: "dead"})
 	c.create(request(t, func(r *qr.Request) { r.ID, r.NodePrefix = "dead", "" }))
 	c.create(request(t, nil))
 	c.waitState("dead", "FAILED")
@@ -190,13 +190,13 @@ func TestNeverGetsCapacity(t *testing.T) {
 	if !strings.Contains(late.Hint(), "multihost qr wait q7") || !strings.Contains(late.Error(), "it is WAITING_FOR_RESOURCES; 1 FAILED or SUSPENDED ones exist (dead)") {
 		t.Errorf("got %v, hint %q", late, late.Hint())
 	}
-	if !c.log.Said(event.Info, "1 FAILED or SUSPENDED ones exist (dead)") {
-		t.Errorf("no diagnosis: %v", c.log.Events())
+	if !c.Log.Said(event.Info, "1 FAILED or SUSPENDED ones exist (dead)") {
+		t.Errorf("no diagnosis: %v", c.Log.Events())
 	}
 	if res, err := c.Get(t.Context(), "q7"); err != nil || res.State != "WAITING_FOR_RESOURCES" {
 		t.Errorf("it was touched: %+v, %v", res, err)
 	}
-	for _, e := range c.log.Events() {
+	for _, e := range c.Log.Events() {
 		if p, ok := e.(event.Progress); ok && (p.Phase != provision.PhaseQueue || p.Limit != limit || p.Total != 2) {
 			t.Errorf("progress %+v", p)
 		}
@@ -207,12 +207,12 @@ func TestNeverGetsCapacity(t *testing.T) {
 // limit, and the wait goes on.
 func TestCapacityComesWithTheLimit(t *testing.T) {
 	c := start(t, sim.Config{})
-	c.fault(sim.Fault{Name: "no-capacity"})
+	c.Fault(sim.Fault{Name: "no-capacity"})
 	c.create(request(t, nil))
 	c.waitState("q7", "WAITING_FOR_RESOURCES")
 	c.onRead("q7", func(n int) {
 		if n == 2 { // the read after the limit
-			if _, err := c.sim.Clear("no-capacity"); err != nil {
+			if _, err := c.Sim.Clear("no-capacity"); err != nil {
 				t.Error(err)
 			}
 			c.waitStateDirect("q7", "WAITING_FOR_RESOURCES")
@@ -257,7 +257,7 @@ func TestWorkersNeverAnswer(t *testing.T) {
 func TestUnhealthySliceIsNotReady(t *testing.T) {
 	c := start(t, sim.Config{})
 	c.ready(request(t, nil))
-	c.fault(sim.Fault{Name: "maintenance", Node: "t-1"})
+	c.Fault(sim.Fault{Name: "maintenance", Node: "t-1"})
 	_, _, err := c.Wait(t.Context(), "q7", quick(func(o *qr.WaitOptions) { o.BootLimit = 200 * time.Second }))
 	var late *qr.DeadlineError
 	if !errors.As(err, &late) || !strings.Contains(late.Detail, "t-1: health UNHEALTHY_MAINTENANCE") {
@@ -271,7 +271,7 @@ func TestPreemptedWhileBooting(t *testing.T) {
 	var once sync.Once
 	_, _, err := c.Wait(t.Context(), "q7", quick(func(o *qr.WaitOptions) {
 		o.Probe = func(context.Context, tpu.Slice) error {
-			once.Do(func() { c.fault(sim.Fault{Name: "preempt", Node: "t-0"}) })
+			once.Do(func() { c.Fault(sim.Fault{Name: "preempt", Node: "t-0"}) })
 			return errors.New("connection refused")
 		}
 	}))
@@ -287,7 +287,7 @@ func TestWaitSurvives503sAndBrokenConnections(t *testing.T) {
 	// The client's own retries give up after two minutes on its clock; the wait
 	// outlives that.
 	var reads atomic.Int32
-	c.intercept(func(w http.ResponseWriter, r *http.Request) bool {
+	c.Intercept(func(w http.ResponseWriter, r *http.Request) bool {
 		if r.Method != http.MethodGet {
 			return false
 		}
@@ -307,7 +307,7 @@ func TestWaitSurvives503sAndBrokenConnections(t *testing.T) {
 	if err != nil || len(list) != 2 {
 		t.Errorf("%d slices, %v", len(list), err)
 	}
-	if !c.log.Said(event.Warn, "cannot be read, it is tried further") {
+	if !c.Log.Said(event.Warn, "cannot be read, it is tried further") {
 		t.Error("nothing was said about it")
 	}
 }
@@ -315,7 +315,7 @@ func TestWaitSurvives503sAndBrokenConnections(t *testing.T) {
 func TestDeadlineWhileTheAPIIsDown(t *testing.T) {
 	c := start(t, sim.Config{})
 	c.create(request(t, nil))
-	c.intercept(func(w http.ResponseWriter, r *http.Request) bool {
+	c.Intercept(func(w http.ResponseWriter, r *http.Request) bool {
 		http.Error(w, "{}", http.StatusServiceUnavailable)
 		return true
 	})
@@ -330,7 +330,7 @@ func TestLoginThatRunsOutDoesNotEndAWait(t *testing.T) {
 	c := start(t, sim.Config{})
 	c.create(request(t, nil))
 	var reads atomic.Int32
-	c.intercept(func(w http.ResponseWriter, r *http.Request) bool {
+	c.Intercept(func(w http.ResponseWriter, r *http.Request) bool {
 		if n := reads.Add(1); r.Method == http.MethodGet && n > 1 && n < 6 {
 			http.Error(w, "{}", http.StatusUnauthorized)
 			return true
@@ -344,7 +344,7 @@ func TestLoginThatRunsOutDoesNotEndAWait(t *testing.T) {
 
 func TestNoPermissionEndsAWait(t *testing.T) {
 	c := start(t, sim.Config{})
-	c.intercept(func(w http.ResponseWriter, r *http.Request) bool {
+	c.Intercept(func(w http.ResponseWriter, r *http.Request) bool {
 		http.Error(w, "{}", http.StatusForbidden)
 		return true
 	})
@@ -356,7 +356,7 @@ func TestNoPermissionEndsAWait(t *testing.T) {
 
 func TestInterruptedWait(t *testing.T) {
 	c := start(t, sim.Config{})
-	c.fault(sim.Fault{Name: "no-capacity"})
+	c.Fault(sim.Fault{Name: "no-capacity"})
 	c.create(request(t, nil))
 	ctx, cancel := context.WithCancelCause(t.Context())
 	stop := errors.New("interrupted by the user")
@@ -374,7 +374,7 @@ func TestInterruptedWait(t *testing.T) {
 // onRead calls f before the n-th read of a queued resource, from 1.
 func (c *cloud) onRead(id string, f func(n int)) {
 	var n atomic.Int32
-	c.intercept(func(_ http.ResponseWriter, r *http.Request) bool {
+	c.Intercept(func(_ http.ResponseWriter, r *http.Request) bool {
 		if r.Method == http.MethodGet && strings.HasSuffix(r.URL.Path, "/queuedResources/"+id) {
 			f(int(n.Add(1)))
 		}
@@ -385,12 +385,12 @@ func (c *cloud) onRead(id string, f func(n int)) {
 // waitStateDirect waits, past the proxy, until the cloud shows another state.
 func (c *cloud) waitStateDirect(id, not string) {
 	direct := qr.New(gcp.New(gcp.Config{Project: sim.DefaultProject, Zone: testZone, DisableAuth: true,
-		TPUEndpoint: c.sim.URL() + "/", ComputeEndpoint: c.sim.URL() + "/compute/v1/"}))
-	err := gcp.Poll(c.t.Context(), gcp.SystemClock, gcp.Backoff{First: 2 * time.Millisecond, Max: 10 * time.Millisecond}, func(ctx context.Context) (bool, error) {
+		TPUEndpoint: c.Sim.URL() + "/", ComputeEndpoint: c.Sim.URL() + "/compute/v1/"}))
+	err := gcp.Poll(c.T.Context(), gcp.SystemClock, gcp.Backoff{First: 2 * time.Millisecond, Max: 10 * time.Millisecond}, func(ctx context.Context) (bool, error) {
 		res, err := direct.Get(ctx, id)
 		return err == nil && res.State != not, err
 	})
 	if err != nil {
-		c.t.Error(err)
+		c.T.Error(err)
 	}
 }

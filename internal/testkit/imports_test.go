@@ -57,23 +57,25 @@ func TestImportRules(t *testing.T) {
 	}{
 		{"github.com/urfave/cli", []string{"cmd/multihost", "internal/cmdline"}, "flags are the commands' business"},
 		{"golang.org/x/crypto/ssh", []string{"internal/sshfan", "internal/sshkey", "internal/sim/netns", "internal/sim/worker", "bench"}, "SSH is hidden in the engine and the simulated workers; bench has the least client to compare with"},
-		{"google.golang.org/api", []string{"internal/detach", "internal/gcp", "internal/network", "internal/qr", "internal/sim/..."}, "cloud types stay behind the packages that hide the cloud"},
-		{"cloud.google.com/go", []string{"internal/gcp", "internal/network", "internal/qr", "internal/sim/..."}, "cloud types stay behind the packages that hide the cloud"},
+		{"google.golang.org/api", []string{"internal/detach", "internal/gcp", "internal/network", "internal/nodes", "internal/qr", "internal/sim/...", "internal/zones"}, "cloud types stay behind the packages that hide the cloud"},
+		{"cloud.google.com/go", []string{"internal/gcp", "internal/network", "internal/nodes", "internal/sim/..."}, "cloud types stay behind the packages that hide the cloud"},
 		{"golang.org/x/term", []string{"internal/ui"}, "the terminal has one owner"},
 		{"github.com/gdamore/tcell", []string{"internal/ui"}, "the terminal has one owner"},
 		{"github.com/vbauerster/mpb", []string{"internal/ui"}, "the terminal has one owner"},
 		{"github.com/coder/websocket", []string{"internal/iap", "internal/sim/..."}, "the tunnel through IAP has one owner, and the simulator its other end"},
 		{"multihost/internal/sshfan", []string{"bench", "cmd/multihost", "internal/overssh", "internal/sim/daemon", "internal/testkit/simworker"}, "SSH is one way to reach a worker: what is done there takes a remote.Runner"},
-		{"multihost/internal/sim", []string{"cmd/multihost", "internal/sim/...", "internal/testkit/simworker"}, "product code has no simulator branches; tests have workers"},
+		{"multihost/internal/sim", []string{"cmd/multihost", "internal/sim/...", "internal/testkit/simcloud", "internal/testkit/simworker"}, "product code has no simulator branches; tests have workers"},
 		{"multihost/internal/testkit", []string{"internal/testkit/..."}, "test code stays in tests"},
 		{"github.com/chromedp", []string{"internal/testkit/browser"}, "test code stays in tests"},
 		{"multihost/internal/qr", []string{"cmd/multihost", "internal/sim"}, "whoever needs slices asks a provision.Provider"},
+		{"multihost/internal/nodes", []string{"internal/qr"}, "whoever needs slices asks a provision.Provider"},
+		{"multihost/internal/zones", []string{"internal/nodes", "internal/qr"}, "zones explain refusals of the Cloud TPU API"},
 		{"log", []string{"cmd/multihost"}, "logic emits events and prints nothing"},
 	}
 	// What is pure imports the standard library, and of ours what stands here.
 	pure := map[string][]string{
 		"internal/fault": nil, "internal/tpu": {"fault"}, "internal/event": {"fault"}, "internal/help": {"fault"},
-		"internal/gcloud": {"fault"},
+		"internal/gcloud":    {"fault"},
 		"internal/provision": {"fault", "tpu", "event"},
 	}
 	apis := []string{"tpuapi", "projectapi", "computeapi", "storageapi"} // of the simulator

@@ -44,7 +44,6 @@ var (
 	aboveLines = map[string]int{
 		"cmd/multihost": 5600,
 		"internal/job":  5500,
-		"internal/qr":   4700,
 	}
 )
 

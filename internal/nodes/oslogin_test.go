@@ -1,4 +1,4 @@
-package qr_test
+package nodes_test
 
 import (
 	"context"
@@ -12,19 +12,20 @@ import (
 	"time"
 
 	"multihost/internal/event"
-	"multihost/internal/qr"
+	"multihost/internal/nodes"
 	"multihost/internal/sim"
 	"multihost/internal/sim/worker"
+	"multihost/internal/testkit/simcloud"
 )
 
 var (
 	osLoginOn = map[string]string{"enable-oslogin": "TRUE"}
-	asAda     = qr.OSLoginOptions{Account: "Ada.L@example.com"}
+	asAda     = nodes.OSLoginOptions{Account: "Ada.L@example.com"}
 )
 
 // keyBackend remembers how its workers ask for keys.
 type keyBackend struct {
-	fakeBackend
+	simcloud.Backend
 	mu   sync.Mutex
 	keys map[string]func() []string // by worker
 }
@@ -36,7 +37,7 @@ func (b *keyBackend) Start(ctx context.Context, spec worker.Spec) (worker.Machin
 		b.keys = map[string]func() []string{}
 	}
 	b.keys[spec.Name] = spec.AuthorizedKeys
-	return b.fakeBackend.Start(ctx, spec)
+	return b.Backend.Start(ctx, spec)
 }
 
 func (b *keyBackend) letsIn(name, login, key string) bool {
@@ -54,15 +55,15 @@ func (b *keyBackend) letsIn(name, login, key string) bool {
 func TestLoginWithoutOSLoginIsAKeyInMetadata(t *testing.T) {
 	workers := &keyBackend{}
 	c := start(t, sim.Config{Workers: workers})
-	c.ready(request(t, nil))
-	user, changed, err := c.Login(t.Context(), c.slice("t-0"), "ada", publicKey("ada"), asAda)
+	c.make(nil)
+	user, changed, err := c.Login(t.Context(), c.slice("t-0"), "ada", simcloud.PublicKey("ada"), asAda)
 	if user != "ada" || !changed || err != nil {
 		t.Errorf("got %q, %v, %v", user, changed, err)
 	}
-	if !workers.letsIn("t-0-w-0", "ada", publicKey("ada")) {
+	if !workers.letsIn("t-0-w-0", "ada", simcloud.PublicKey("ada")) {
 		t.Error("the worker does not let the key in")
 	}
-	if c.calls("GET", "loginProfile") != 0 {
+	if c.Calls("GET", "loginProfile") != 0 {
 		t.Error("OS Login was asked although it is off")
 	}
 }
@@ -70,8 +71,8 @@ func TestLoginWithoutOSLoginIsAKeyInMetadata(t *testing.T) {
 func TestLoginWithOSLogin(t *testing.T) {
 	workers := &keyBackend{}
 	c := start(t, sim.Config{ProjectMetadata: osLoginOn, Workers: workers})
-	c.ready(request(t, nil))
-	key := publicKey("ada")
+	c.make(nil)
+	key := simcloud.PublicKey("ada")
 	for n, name := range []string{"t-0", "t-1", "t-0"} {
 		user, changed, err := c.Login(t.Context(), c.slice(name), "ada", key+" ada@laptop", asAda)
 		if user != "ada_l_example_com" || changed != (n == 0) || err != nil {
@@ -81,18 +82,18 @@ func TestLoginWithOSLogin(t *testing.T) {
 			t.Errorf("%s does not let the key in", name)
 		}
 	}
-	if n := c.calls("POST", ":importSshPublicKey"); n != 1 {
+	if n := c.Calls("POST", ":importSshPublicKey"); n != 1 {
 		t.Errorf("imported %d times, want once for all slices", n)
 	}
-	for _, r := range c.sim.Requests() {
+	for _, r := range c.Sim.Requests() {
 		if strings.Contains(r.Path, ":importSshPublicKey") && (!strings.Contains(r.Path, "projectId="+sim.DefaultProject) || !strings.Contains(r.Body, "expirationTimeUsec")) {
 			t.Errorf("imported by %s %s", r.Path, r.Body)
 		}
 	}
-	if c.calls("PATCH", "nodes") != 0 {
+	if c.Calls("PATCH", "nodes") != 0 {
 		t.Error("metadata was written, which the workers ignore")
 	}
-	if !c.log.Said(event.Info, `logging in as "ada_l_example_com" instead of "ada"`) {
+	if !c.Log.Said(event.Info, `logging in as "ada_l_example_com" instead of "ada"`) {
 		t.Error("nothing was said about the login")
 	}
 	// A worker of a node that says FALSE does not ask OS Login.
@@ -105,15 +106,15 @@ func TestLoginWithOSLogin(t *testing.T) {
 
 func TestManySlicesShareOneImport(t *testing.T) {
 	c := start(t, sim.Config{ProjectMetadata: osLoginOn})
-	c.ready(request(t, nil))
+	c.make(nil)
 	s := c.slice("t-0")
-	c.fault(sim.Fault{Name: "slow-api", Delay: 100 * time.Millisecond})
+	c.Fault(sim.Fault{Name: "slow-api", Delay: 100 * time.Millisecond})
 	var wg sync.WaitGroup
 	var mu sync.Mutex
 	told := 0
 	for range 16 {
 		wg.Go(func() {
-			_, changed, err := c.Login(t.Context(), s, "ada", publicKey("ada"), asAda)
+			_, changed, err := c.Login(t.Context(), s, "ada", simcloud.PublicKey("ada"), asAda)
 			mu.Lock()
 			defer mu.Unlock()
 			if err != nil {
@@ -125,14 +126,14 @@ func TestManySlicesShareOneImport(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	if told != 1 || c.calls("POST", ":importSshPublicKey") != 1 {
-		t.Errorf("%d callers were told, %d imports; want one each", told, c.calls("POST", ":importSshPublicKey"))
+	if told != 1 || c.Calls("POST", ":importSshPublicKey") != 1 {
+		t.Errorf("%d callers were told, %d imports; want one each", told, c.Calls("POST", ":importSshPublicKey"))
 	}
 }
 
 func TestKeyThatExpiresSoonIsImportedAgain(t *testing.T) {
 	c := start(t, sim.Config{ProjectMetadata: osLoginOn})
-	c.ready(request(t, nil))
+	c.make(nil)
 	s := c.slice("t-0")
 	day := asAda
 	for _, tt := range []struct {
@@ -140,7 +141,7 @@ func TestKeyThatExpiresSoonIsImportedAgain(t *testing.T) {
 		want bool
 	}{{24 * time.Hour, true}, {24 * time.Hour, false}, {72 * time.Hour, true}, {72 * time.Hour, false}} {
 		day.KeyLife = tt.life
-		if _, changed, err := c.Login(t.Context(), s, "ada", publicKey("ada"), day); changed != tt.want || err != nil {
+		if _, changed, err := c.Login(t.Context(), s, "ada", simcloud.PublicKey("ada"), day); changed != tt.want || err != nil {
 			t.Errorf("for %s: changed %v, %v; want %v", tt.life, changed, err, tt.want)
 		}
 	}
@@ -157,16 +158,16 @@ func TestLoginIsChosenFromTheProfile(t *testing.T) {
 	} {
 		t.Run(tt.want, func(t *testing.T) {
 			c := start(t, sim.Config{ProjectMetadata: osLoginOn})
-			c.ready(request(t, nil))
-			c.intercept(func(w http.ResponseWriter, r *http.Request) bool {
+			c.make(nil)
+			c.Intercept(func(w http.ResponseWriter, r *http.Request) bool {
 				if !strings.HasSuffix(r.URL.Path, "/loginProfile") {
 					return false
 				}
 				w.Header().Set("Content-Type", "application/json")
-				_, _ = io.WriteString(w, `{"sshPublicKeys":{"f":{"key":"`+publicKey("ada")+` comment"}},"posixAccounts":[`+tt.accounts+`]}`)
+				_, _ = io.WriteString(w, `{"sshPublicKeys":{"f":{"key":"`+simcloud.PublicKey("ada")+` comment"}},"posixAccounts":[`+tt.accounts+`]}`)
 				return true
 			})
-			user, changed, err := c.Login(t.Context(), c.slice("t-0"), "ada", publicKey("ada"), asAda)
+			user, changed, err := c.Login(t.Context(), c.slice("t-0"), "ada", simcloud.PublicKey("ada"), asAda)
 			if user != tt.want || changed || err != nil {
 				t.Errorf("got %q, %v, %v; want %q", user, changed, err, tt.want)
 			}
@@ -176,14 +177,14 @@ func TestLoginIsChosenFromTheProfile(t *testing.T) {
 
 func TestFullLoginProfile(t *testing.T) {
 	c := start(t, sim.Config{ProjectMetadata: osLoginOn})
-	c.ready(request(t, nil))
+	c.make(nil)
 	s := c.slice("t-0")
 	long := strings.Repeat("k", 3000)
 	var err error
 	for n := 0; n < 20 && err == nil; n++ {
-		_, _, err = c.Login(t.Context(), s, "ada", publicKey(fmt.Sprint(n, long)), asAda)
+		_, _, err = c.Login(t.Context(), s, "ada", simcloud.PublicKey(fmt.Sprint(n, long)), asAda)
 	}
-	var full *qr.OSLoginError
+	var full *nodes.OSLoginError
 	if !errors.As(err, &full) || !strings.Contains(err.Error(), "32 KiB") || !strings.Contains(full.Hint(), "os-login ssh-keys remove") {
 		t.Errorf("got %v", err)
 	}
@@ -191,13 +192,13 @@ func TestFullLoginProfile(t *testing.T) {
 
 func TestAccountOfTheCredentials(t *testing.T) {
 	c := start(t, sim.Config{ProjectMetadata: osLoginOn})
-	c.ready(request(t, nil))
+	c.make(nil)
 	s := c.slice("t-0")
-	user, _, err := c.Login(t.Context(), s, "ada", publicKey("ada"), qr.OSLoginOptions{})
+	user, _, err := c.Login(t.Context(), s, "ada", simcloud.PublicKey("ada"), nodes.OSLoginOptions{})
 	if user != "you_multihost_example" || err != nil {
 		t.Errorf("got %q, %v", user, err)
 	}
-	c.intercept(func(w http.ResponseWriter, r *http.Request) bool {
+	c.Intercept(func(w http.ResponseWriter, r *http.Request) bool {
 		switch {
 		case strings.HasSuffix(r.URL.Path, "/userinfo"):
 			w.Header().Set("Content-Type", "application/json")
@@ -210,11 +211,11 @@ func TestAccountOfTheCredentials(t *testing.T) {
 		return true
 	})
 	for _, tt := range []struct {
-		o    qr.OSLoginOptions
+		o    nodes.OSLoginOptions
 		hint string
-	}{{qr.OSLoginOptions{}, "gcloud config set account"}, {asAda, "osAdminLogin"}} {
-		_, _, err := c.Login(t.Context(), s, "ada", publicKey("ada"), tt.o)
-		var e *qr.OSLoginError
+	}{{nodes.OSLoginOptions{}, "gcloud config set account"}, {asAda, "osAdminLogin"}} {
+		_, _, err := c.Login(t.Context(), s, "ada", simcloud.PublicKey("ada"), tt.o)
+		var e *nodes.OSLoginError
 		if !errors.As(err, &e) || !strings.Contains(e.Hint(), tt.hint) {
 			t.Errorf("got %v, want a hint with %q", err, tt.hint)
 		}

@@ -1,16 +1,11 @@
-package qr
+package nodes
 
 import (
-	"bytes"
 	"context"
-	"encoding/base64"
-	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
-	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -21,149 +16,21 @@ import (
 
 	compute "cloud.google.com/go/compute/apiv1"
 	"cloud.google.com/go/compute/apiv1/computepb"
-	"golang.org/x/sync/semaphore"
 	"golang.org/x/sync/singleflight"
 	tpuapi "google.golang.org/api/tpu/v2alpha1"
 )
 
-// sshKeys is the metadata key under which Compute Engine VMs look for the SSH keys
+// MaxMetadataValue is the most bytes of one value of metadata, as Compute Engine documents.
+const MaxMetadataValue = 262144
+
+// SSHKeys is the metadata key under which Compute Engine VMs look for the SSH keys
 // that may log in. Each line is "login:type key comment".
-const sshKeys = "ssh-keys"
+const SSHKeys = "ssh-keys"
 
 const (
 	blockProjectKeys = "block-project-ssh-keys"
 	enableOSLogin    = "enable-oslogin"
 )
-
-// attributeCalls limits the calls for guest attributes that run at once: the API would
-// refuse thousands at once with status 429.
-const attributeCalls = 32
-
-// hostKeys reads the host keys of workers.
-type hostKeys struct {
-	api
-	attributes *semaphore.Weighted // calls for guest attributes
-}
-
-// HostKeys returns the SSH host keys of one worker from its guest attributes, in
-// the form of authorized_keys without a comment, and the name of its VM. The error
-// is ErrNoGuestAttributes if the API does not give the keys.
-//
-// HostKeys asks for one worker at a time: an answer about several does not say
-// which part belongs to which worker, and a worker without keys would shift the
-// rest. However many callers there are, at most attributeCalls calls run at once.
-func (c *hostKeys) HostKeys(ctx context.Context, s tpu.Slice, worker int) (keys []string, hostname string, err error) {
-	if err := c.attributes.Acquire(ctx, 1); err != nil {
-		return nil, "", context.Cause(ctx)
-	}
-	defer c.attributes.Release(1)
-	// The guest agent writes the keys some seconds after the first boot.
-	policy := gcp.Backoff{First: time.Second, Max: 4 * time.Second, Factor: 2}
-	tries := 0
-	err = gcp.Poll(ctx, c.gcp.Clock(), policy, func(ctx context.Context) (bool, error) {
-		tries++
-		keys, hostname, err = c.ask(ctx, s, worker)
-		return len(keys) > 0 || tries == 3, err
-	})
-	if err == nil && len(keys) == 0 {
-		err = fmt.Errorf("read host keys of worker %d of slice %q: %w", worker, s.Name, ErrNoGuestAttributes)
-	}
-	return keys, hostname, err
-}
-
-func (c *hostKeys) ask(ctx context.Context, s tpu.Slice, worker int) (keys []string, hostname string, err error) {
-	svc, err := c.gcp.TPU(ctx)
-	if err != nil {
-		return nil, "", err
-	}
-	what := fmt.Sprintf("read host keys of worker %d of slice %q", worker, s.Name)
-	request := &tpuapi.GetGuestAttributesRequest{QueryPath: "hostkeys/", WorkerIds: []string{strconv.Itoa(worker)}}
-	var answer *tpuapi.GetGuestAttributesResponse
-	err = c.gcp.Do(ctx, what, func(ctx context.Context) (err error) {
-		answer, err = svc.Projects.Locations.Nodes.GetGuestAttributes(c.nodeName(s.Name), request).Context(ctx).Do()
-		return err
-	})
-	switch gcp.ClassOf(err) {
-	case gcp.NotFound, gcp.Permission, gcp.Invalid, gcp.Conflict:
-		// An organization policy switches guest attributes off, or the node does not
-		// support them. The API has several errors for this; after none of them can
-		// the keys be had.
-		return nil, "", fmt.Errorf("%s: %w: %w", what, ErrNoGuestAttributes, err)
-	}
-	if err != nil {
-		return nil, "", err
-	}
-	return readHostKeys(answer, worker)
-}
-
-func readHostKeys(answer *tpuapi.GetGuestAttributesResponse, worker int) (keys []string, hostname string, err error) {
-	for _, attributes := range answer.GuestAttributes {
-		if attributes == nil || attributes.QueryValue == nil {
-			continue
-		}
-		var found []string
-		name := ""
-		for _, item := range attributes.QueryValue.Items {
-			if item.Namespace != "hostkeys" && item.Namespace != "" {
-				continue
-			}
-			value, _, _ := strings.Cut(strings.TrimSpace(item.Value), " ")
-			switch {
-			case item.Key == "hostname":
-				name = value
-			case isKeyOf(item.Key, value):
-				found = append(found, item.Key+" "+value)
-			}
-		}
-		// A VM's name ends in its worker number. The keys of another worker must not
-		// be taken for this one's.
-		if number, ok := workerOf(name); ok && number != worker {
-			continue
-		}
-		if len(found) > 0 {
-			slices.SortFunc(found, func(a, b string) int { return keyRank(a) - keyRank(b) })
-			return found, name, nil
-		}
-		hostname = firstOf(hostname, name)
-	}
-	return nil, hostname, nil
-}
-
-// isKeyOf reports whether value is the base64 form of an SSH public key of the
-// given algorithm. The decoded key begins with the algorithm's name.
-func isKeyOf(algorithm, value string) bool {
-	if !strings.HasPrefix(algorithm, "ssh-") && !strings.HasPrefix(algorithm, "ecdsa-") {
-		return false
-	}
-	wire, err := base64.StdEncoding.DecodeString(value)
-	if err != nil || len(wire) < 4 {
-		return false
-	}
-	n := int(binary.BigEndian.Uint32(wire))
-	return n == len(algorithm) && len(wire) > 4+n && bytes.Equal(wire[4:4+n], []byte(algorithm))
-}
-
-// keyRank sorts the keys that a client prefers first.
-func keyRank(key string) int {
-	switch {
-	case strings.HasPrefix(key, "ssh-ed25519 "):
-		return 0
-	case strings.HasPrefix(key, "ecdsa-"):
-		return 1
-	}
-	return 2
-}
-
-// workerOf returns the worker number in a VM name such as t1v-n-1a2b3c4d-w-7.
-func workerOf(hostname string) (int, bool) {
-	name, _, _ := strings.Cut(hostname, ".")
-	i := strings.LastIndex(name, "-w-")
-	if i < 0 {
-		return 0, false
-	}
-	n, err := strconv.Atoi(name[i+3:])
-	return n, err == nil
-}
 
 // KeyEntry returns the line of ssh-keys metadata that allows login to log in with
 // publicKey, which is "type base64" with or without a comment.
@@ -237,7 +104,7 @@ func (c *access) EnsureKey(ctx context.Context, s tpu.Slice, login, publicKey st
 
 // letsIn reports whether the node's workers accept the key of entry.
 func (c *access) letsIn(node *tpuapi.Node, project projectMetadata, entry string) bool {
-	if hasEntry(node.Metadata[sshKeys], entry, c.now()) {
+	if hasEntry(node.Metadata[SSHKeys], entry, c.now()) {
 		return true
 	}
 	return !strings.EqualFold(node.Metadata[blockProjectKeys], "true") && hasEntry(project.keys, entry, c.now())
@@ -253,7 +120,7 @@ func (c *access) warnOSLogin(node *tpuapi.Node, project projectMetadata) {
 	c.mu.Unlock()
 	if !said {
 		event.Notef(c.sink(), event.Warn, "set it to FALSE in the metadata, or use a login that OS Login knows",
-			"OS Login is on for slice %q: its workers ignore keys in metadata", lastPart(node.Name))
+			"OS Login is on for slice %q: its workers ignore keys in metadata", gcp.BaseName(node.Name))
 	}
 }
 
@@ -264,14 +131,14 @@ func (c *access) addKey(ctx context.Context, node *tpuapi.Node, entry string) (w
 	if err != nil {
 		return false, err
 	}
-	name := lastPart(node.Name)
+	name := gcp.BaseName(node.Name)
 	metadata := maps.Clone(node.Metadata)
 	if metadata == nil {
 		metadata = map[string]string{}
 	}
-	metadata[sshKeys] = appendLine(metadata[sshKeys], entry)
-	if size := len(metadata[sshKeys]); size > maxMetadataValue {
-		return false, fmt.Errorf("add SSH key to slice %q: its ssh-keys metadata would have %d bytes, at most %d are allowed: remove old keys", name, size, maxMetadataValue)
+	metadata[SSHKeys] = appendLine(metadata[SSHKeys], entry)
+	if size := len(metadata[SSHKeys]); size > MaxMetadataValue {
+		return false, fmt.Errorf("add SSH key to slice %q: its ssh-keys metadata would have %d bytes, at most %d are allowed: remove old keys", name, size, MaxMetadataValue)
 	}
 	what := fmt.Sprintf("add SSH key to slice %q", name)
 	var op *tpuapi.Operation
@@ -387,11 +254,17 @@ func (c *access) readProject(ctx context.Context) (meta projectMetadata, err err
 	meta.account = project.GetDefaultServiceAccount()
 	for _, item := range project.GetCommonInstanceMetadata().GetItems() {
 		switch item.GetKey() {
-		case sshKeys:
+		case SSHKeys:
 			meta.keys = item.GetValue()
 		case enableOSLogin:
 			meta.osLogin = item.GetValue()
 		}
 	}
 	return meta, nil
+}
+
+// DefaultServiceAccount returns the service account of VMs whose request names none; "" if
+// the project cannot be read.
+func (c *access) DefaultServiceAccount(ctx context.Context) string {
+	return c.cachedProject(ctx).account
 }

@@ -1,18 +1,18 @@
-package qr
+package nodes
 
 import (
 	"context"
 	"strings"
 
-	tpuapi "google.golang.org/api/tpu/v2alpha1"
-
 	"multihost/internal/provision"
 	"multihost/internal/tpu"
+
+	tpuapi "google.golang.org/api/tpu/v2alpha1"
 )
 
-// Door implements provision.Doorkeeper: it returns what Admit would find and do.
-func (p Provider) Door(ctx context.Context, s tpu.Slice, l provision.Login) (provision.Door, error) {
-	d, err := p.c.door(ctx, s, l.Name, l.PublicKey, OSLoginOptions{Account: l.Account})
+// Door returns what Login would find and do. It changes nothing.
+func (c *access) Door(ctx context.Context, s tpu.Slice, login, publicKey string, o OSLoginOptions) (provision.Door, error) {
+	d, err := c.door(ctx, s, login, publicKey, o)
 	if d.blocked && !d.osLogin {
 		d.Place += " (keys of the project are blocked)"
 	}
@@ -41,7 +41,7 @@ func (c *access) door(ctx context.Context, s tpu.Slice, login, publicKey string,
 	d := door{Door: provision.Door{Login: login, Place: "metadata of the slice"}, blocked: blocked}
 	node := &tpuapi.Node{Name: s.Name, Metadata: s.Metadata}
 	d.Open = c.letsIn(node, project, entry)
-	if d.Open && !hasEntry(s.Metadata[sshKeys], entry, c.now()) {
+	if d.Open && !hasEntry(s.Metadata[SSHKeys], entry, c.now()) {
 		d.Place = "metadata of the project"
 	}
 	return d, nil

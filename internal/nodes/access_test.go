@@ -1,4 +1,4 @@
-package qr_test
+package nodes_test
 
 import (
 	"errors"
@@ -9,25 +9,15 @@ import (
 	"testing"
 
 	"multihost/internal/event"
-	"multihost/internal/qr"
+	"multihost/internal/nodes"
+	"multihost/internal/provision"
 	"multihost/internal/sim"
-	"multihost/internal/tpu"
+	"multihost/internal/testkit/simcloud"
 )
-
-func publicKey(owner string) string { return "ssh-ed25519 " + wireKey("ssh-ed25519", "key of "+owner) }
-
-func (c *cloud) slice(name string) tpu.Slice {
-	c.t.Helper()
-	s, err := c.Slice(c.t.Context(), name)
-	if err != nil {
-		c.t.Fatal(err)
-	}
-	return s
-}
 
 func TestHostKeysOneWorkerAtATime(t *testing.T) {
 	c := start(t, sim.Config{})
-	c.ready(request(t, nil))
+	c.make(nil)
 	s := c.slice("t-1")
 	for worker := range s.Workers {
 		keys, hostname, err := c.HostKeys(t.Context(), s, worker)
@@ -37,12 +27,12 @@ func TestHostKeysOneWorkerAtATime(t *testing.T) {
 		if !strings.HasSuffix(hostname, "-w-"+string(rune('0'+worker))) {
 			t.Errorf("worker %d: hostname %q", worker, hostname)
 		}
-		want := "ssh-ed25519 " + wireKey("ssh-ed25519", hostname)
+		want := "ssh-ed25519 " + simcloud.WireKey("ssh-ed25519", hostname)
 		if len(keys) != 2 || keys[0] != want || !strings.HasPrefix(keys[1], "ssh-rsa ") {
 			t.Errorf("worker %d: keys %q, want %q first", worker, keys, want)
 		}
 	}
-	for _, r := range c.sim.Requests() {
+	for _, r := range c.Sim.Requests() {
 		if strings.Contains(r.Path, "getGuestAttributes") && (strings.Contains(r.Body, `"0","1"`) || !strings.Contains(r.Body, "hostkeys/")) {
 			t.Errorf("asked for several at once: %s", r.Body)
 		}
@@ -51,28 +41,28 @@ func TestHostKeysOneWorkerAtATime(t *testing.T) {
 
 func TestGuestAttributesUnavailable(t *testing.T) {
 	c := start(t, sim.Config{})
-	c.ready(request(t, nil))
-	c.fault(sim.Fault{Name: "no-guest-attributes"})
+	c.make(nil)
+	c.Fault(sim.Fault{Name: "no-guest-attributes"})
 	_, _, err := c.HostKeys(t.Context(), c.slice("t-0"), 0)
-	if !errors.Is(err, qr.ErrNoGuestAttributes) || !strings.Contains(err.Error(), "disabled") {
+	if !errors.Is(err, provision.ErrNoHostKeys) || !strings.Contains(err.Error(), "disabled") {
 		t.Errorf("got %v", err)
 	}
 }
 
 func TestGuestAttributesNotWrittenYet(t *testing.T) {
-	c := start(t, sim.Config{Workers: &fakeBackend{noKeys: true}})
-	c.ready(request(t, nil))
+	c := start(t, sim.Config{Workers: &simcloud.Backend{NoKeys: true}})
+	c.make(nil)
 	_, hostname, err := c.HostKeys(t.Context(), c.slice("t-0"), 0)
-	if !errors.Is(err, qr.ErrNoGuestAttributes) || hostname == "" {
+	if !errors.Is(err, provision.ErrNoHostKeys) || hostname == "" {
 		t.Errorf("hostname %q, %v", hostname, err)
 	}
-	if n := c.calls("POST", "getGuestAttributes"); n != 3 {
+	if n := c.Calls("POST", "getGuestAttributes"); n != 3 {
 		t.Errorf("asked %d times, want 3", n)
 	}
 }
 
 func TestHostKeysThatAreNotTheWorkersAreNotTaken(t *testing.T) {
-	good := wireKey("ssh-ed25519", "x")
+	good := simcloud.WireKey("ssh-ed25519", "x")
 	tests := map[string]string{
 		"another worker's": `{"guestAttributes":[{"queryValue":{"items":[{"namespace":"hostkeys","key":"ssh-ed25519","value":"` + good + `"},{"namespace":"hostkeys","key":"hostname","value":"t1v-n-1-w-3"}]}}]}`,
 		"not base64":       `{"guestAttributes":[{"queryValue":{"items":[{"namespace":"hostkeys","key":"ssh-ed25519","value":"!!"}]}}]}`,
@@ -81,15 +71,15 @@ func TestHostKeysThatAreNotTheWorkersAreNotTaken(t *testing.T) {
 		"nothing":          `{}`,
 	}
 	c := start(t, sim.Config{})
-	c.ready(request(t, nil))
+	c.make(nil)
 	s := c.slice("t-0")
 	for name, answer := range tests {
-		c.intercept(func(w http.ResponseWriter, r *http.Request) bool {
+		c.Intercept(func(w http.ResponseWriter, r *http.Request) bool {
 			w.Header().Set("Content-Type", "application/json")
 			_, _ = io.WriteString(w, answer)
 			return true
 		})
-		if keys, _, err := c.HostKeys(t.Context(), s, 0); !errors.Is(err, qr.ErrNoGuestAttributes) {
+		if keys, _, err := c.HostKeys(t.Context(), s, 0); !errors.Is(err, provision.ErrNoHostKeys) {
 			t.Errorf("%s: got %q, %v", name, keys, err)
 		}
 	}
@@ -97,51 +87,49 @@ func TestHostKeysThatAreNotTheWorkersAreNotTaken(t *testing.T) {
 
 func TestEnsureKey(t *testing.T) {
 	c := start(t, sim.Config{})
-	bob := "bob:" + publicKey("bob") + " bob"
-	c.ready(request(t, func(r *qr.Request) {
-		r.Metadata = map[string]string{"ssh-keys": bob, "startup-script": "echo"}
-	}))
+	bob := "bob:" + simcloud.PublicKey("bob") + " bob"
+	c.make(map[string]string{"ssh-keys": bob, "startup-script": "echo"})
 	s := c.slice("t-0")
-	changed, err := c.EnsureKey(t.Context(), s, "ada", publicKey("ada")+" ada@laptop")
+	changed, err := c.EnsureKey(t.Context(), s, "ada", simcloud.PublicKey("ada")+" ada@laptop")
 	if err != nil || !changed {
 		t.Fatalf("changed %v, %v", changed, err)
 	}
 	got := c.slice("t-0").Metadata
-	if want := bob + "\nada:" + publicKey("ada") + " ada"; got["ssh-keys"] != want || got["startup-script"] != "echo" {
+	if want := bob + "\nada:" + simcloud.PublicKey("ada") + " ada"; got["ssh-keys"] != want || got["startup-script"] != "echo" {
 		t.Errorf("metadata %q, want keys %q", got, want)
 	}
 	if got := c.slice("t-1").Metadata["ssh-keys"]; got != bob {
 		t.Errorf("another slice was changed: %q", got)
 	}
-	if changed, err := c.EnsureKey(t.Context(), s, "ada", publicKey("ada")); err != nil || changed {
+	if changed, err := c.EnsureKey(t.Context(), s, "ada", simcloud.PublicKey("ada")); err != nil || changed {
 		t.Errorf("second time: changed %v, %v", changed, err)
 	}
 }
 
 func TestKeyThatTheProjectHasIsNotAdded(t *testing.T) {
-	c := start(t, sim.Config{ProjectMetadata: map[string]string{"ssh-keys": "x:ssh-rsa AAAA x\nada:" + publicKey("ada") + " laptop"}})
-	c.ready(request(t, nil))
-	if changed, err := c.EnsureKey(t.Context(), c.slice("t-0"), "ada", publicKey("ada")); err != nil || changed {
+	c := start(t, sim.Config{ProjectMetadata: map[string]string{"ssh-keys": "x:ssh-rsa AAAA x\nada:" + simcloud.PublicKey("ada") + " laptop"}})
+	c.make(nil)
+	if changed, err := c.EnsureKey(t.Context(), c.slice("t-0"), "ada", simcloud.PublicKey("ada")); err != nil || changed {
 		t.Errorf("changed %v, %v", changed, err)
 	}
-	if changed, err := c.EnsureKey(t.Context(), c.slice("t-0"), "eve", publicKey("ada")); err != nil || !changed {
+	if changed, err := c.EnsureKey(t.Context(), c.slice("t-0"), "eve", simcloud.PublicKey("ada")); err != nil || !changed {
 		t.Errorf("other login: changed %v, %v", changed, err)
 	}
 }
 
 func TestProjectKeysMayBeBlocked(t *testing.T) {
-	c := start(t, sim.Config{ProjectMetadata: map[string]string{"ssh-keys": "ada:" + publicKey("ada")}})
-	c.ready(request(t, func(r *qr.Request) { r.Metadata = map[string]string{"block-project-ssh-keys": "TRUE"} }))
-	if changed, err := c.EnsureKey(t.Context(), c.slice("t-0"), "ada", publicKey("ada")); err != nil || !changed {
+	c := start(t, sim.Config{ProjectMetadata: map[string]string{"ssh-keys": "ada:" + simcloud.PublicKey("ada")}})
+	c.make(map[string]string{"block-project-ssh-keys": "TRUE"})
+	if changed, err := c.EnsureKey(t.Context(), c.slice("t-0"), "ada", simcloud.PublicKey("ada")); err != nil || !changed {
 		t.Errorf("changed %v, %v", changed, err)
 	}
 }
 
 func TestExpiredKeyIsAddedAnew(t *testing.T) {
 	c := start(t, sim.Config{})
-	old := "ada:" + publicKey("ada") + ` google-ssh {"userName":"ada","expireOn":"2020-01-02T03:04:05+0000"}`
-	c.ready(request(t, func(r *qr.Request) { r.Metadata = map[string]string{"ssh-keys": old} }))
-	if changed, err := c.EnsureKey(t.Context(), c.slice("t-0"), "ada", publicKey("ada")); err != nil || !changed {
+	old := "ada:" + simcloud.PublicKey("ada") + ` google-ssh {"userName":"ada","expireOn":"2020-01-02T03:04:05+0000"}`
+	c.make(map[string]string{"ssh-keys": old})
+	if changed, err := c.EnsureKey(t.Context(), c.slice("t-0"), "ada", simcloud.PublicKey("ada")); err != nil || !changed {
 		t.Errorf("changed %v, %v", changed, err)
 	}
 }
@@ -150,13 +138,13 @@ func TestExpiredKeyIsAddedAnew(t *testing.T) {
 // the metadata that was written last.
 func TestKeyPatchRace(t *testing.T) {
 	c := start(t, sim.Config{})
-	c.ready(request(t, nil))
+	c.make(nil)
 	s := c.slice("t-0")
 	users := []string{"ada", "bob", "eve"}
 	var wg sync.WaitGroup
 	for _, user := range users {
 		wg.Go(func() {
-			if changed, err := c.EnsureKey(t.Context(), s, user, publicKey(user)); err != nil || !changed {
+			if changed, err := c.EnsureKey(t.Context(), s, user, simcloud.PublicKey(user)); err != nil || !changed {
 				t.Errorf("%s: changed %v, %v", user, changed, err)
 			}
 		})
@@ -165,13 +153,13 @@ func TestKeyPatchRace(t *testing.T) {
 	// Whoever lost the race after the last look asks again, as after a refused
 	// login, and drops nobody.
 	for _, user := range users {
-		if _, err := c.EnsureKey(t.Context(), s, user, publicKey(user)); err != nil {
+		if _, err := c.EnsureKey(t.Context(), s, user, simcloud.PublicKey(user)); err != nil {
 			t.Fatal(err)
 		}
 	}
 	keys := c.slice("t-0").Metadata["ssh-keys"]
 	for _, user := range users {
-		if strings.Count(keys, user+":"+publicKey(user)) != 1 {
+		if strings.Count(keys, user+":"+simcloud.PublicKey(user)) != 1 {
 			t.Errorf("%s is missing or double in %q", user, keys)
 		}
 	}
@@ -180,11 +168,11 @@ func TestKeyPatchRace(t *testing.T) {
 // The other writer's metadata replaces ours after our write was done.
 func TestKeyLostToAnotherWriterIsAddedAgain(t *testing.T) {
 	c := start(t, sim.Config{})
-	c.ready(request(t, nil))
+	c.make(nil)
 	s := c.slice("t-0")
 	var once sync.Once
-	bob := "bob:" + publicKey("bob") + " bob"
-	c.intercept(func(w http.ResponseWriter, r *http.Request) bool {
+	bob := "bob:" + simcloud.PublicKey("bob") + " bob"
+	c.Intercept(func(w http.ResponseWriter, r *http.Request) bool {
 		if r.Method != http.MethodPatch {
 			return false
 		}
@@ -194,29 +182,27 @@ func TestKeyLostToAnotherWriterIsAddedAgain(t *testing.T) {
 		})
 		return false
 	})
-	if changed, err := c.EnsureKey(t.Context(), s, "ada", publicKey("ada")); err != nil || !changed {
+	if changed, err := c.EnsureKey(t.Context(), s, "ada", simcloud.PublicKey("ada")); err != nil || !changed {
 		t.Fatalf("changed %v, %v", changed, err)
 	}
-	if got, want := c.slice("t-0").Metadata["ssh-keys"], bob+"\nada:"+publicKey("ada")+" ada"; got != want {
+	if got, want := c.slice("t-0").Metadata["ssh-keys"], bob+"\nada:"+simcloud.PublicKey("ada")+" ada"; got != want {
 		t.Errorf("keys %q, want %q", got, want)
 	}
 }
 
 func TestKeyPatchConflictIsTriedAgain(t *testing.T) {
 	c := start(t, sim.Config{})
-	c.ready(request(t, nil))
-	c.fault(sim.Fault{Name: "api-error", Code: 409, Method: "PATCH", Count: 2, Message: "another update is in flight"})
-	if changed, err := c.EnsureKey(t.Context(), c.slice("t-0"), "ada", publicKey("ada")); err != nil || !changed {
+	c.make(nil)
+	c.Fault(sim.Fault{Name: "api-error", Code: 409, Method: "PATCH", Count: 2, Message: "another update is in flight"})
+	if changed, err := c.EnsureKey(t.Context(), c.slice("t-0"), "ada", simcloud.PublicKey("ada")); err != nil || !changed {
 		t.Errorf("changed %v, %v", changed, err)
 	}
 }
 
 func TestKeysBeyondTheMetadataLimit(t *testing.T) {
 	c := start(t, sim.Config{})
-	c.ready(request(t, func(r *qr.Request) {
-		r.Metadata = map[string]string{"ssh-keys": strings.Repeat("x", 262100)}
-	}))
-	_, err := c.EnsureKey(t.Context(), c.slice("t-0"), "ada", publicKey("ada"))
+	c.make(map[string]string{"ssh-keys": strings.Repeat("x", 262100)})
+	_, err := c.EnsureKey(t.Context(), c.slice("t-0"), "ada", simcloud.PublicKey("ada"))
 	if err == nil || !strings.Contains(err.Error(), "at most 262144") {
 		t.Errorf("got %v", err)
 	}
@@ -224,11 +210,11 @@ func TestKeysBeyondTheMetadataLimit(t *testing.T) {
 
 func TestOSLoginIsWarnedAbout(t *testing.T) {
 	c := start(t, sim.Config{ProjectMetadata: map[string]string{"enable-oslogin": "TRUE"}})
-	c.ready(request(t, nil))
-	if _, err := c.EnsureKey(t.Context(), c.slice("t-0"), "ada", publicKey("ada")); err != nil {
+	c.make(nil)
+	if _, err := c.EnsureKey(t.Context(), c.slice("t-0"), "ada", simcloud.PublicKey("ada")); err != nil {
 		t.Fatal(err)
 	}
-	if !c.log.Said(event.Warn, "OS Login is on") {
+	if !c.Log.Said(event.Warn, "OS Login is on") {
 		t.Error("nothing was said about it")
 	}
 }
@@ -236,10 +222,10 @@ func TestOSLoginIsWarnedAbout(t *testing.T) {
 func TestKeyEntryRefusesWhatWouldBreakMetadata(t *testing.T) {
 	t.Parallel()
 	for _, bad := range [][2]string{
-		{"", publicKey("a")}, {"a:b", publicKey("a")}, {"a b", publicKey("a")}, {"a", "ssh-ed25519"}, {"a", "ssh-ed25519 AAAA"},
-		{"a", publicKey("a") + "\nroot:" + publicKey("e")},
+		{"", simcloud.PublicKey("a")}, {"a:b", simcloud.PublicKey("a")}, {"a b", simcloud.PublicKey("a")}, {"a", "ssh-ed25519"}, {"a", "ssh-ed25519 AAAA"},
+		{"a", simcloud.PublicKey("a") + "\nroot:" + simcloud.PublicKey("e")},
 	} {
-		if entry, err := qr.KeyEntry(bad[0], bad[1]); err == nil {
+		if entry, err := nodes.KeyEntry(bad[0], bad[1]); err == nil {
 			t.Errorf("KeyEntry(%q, %q) = %q", bad[0], bad[1], entry)
 		}
 	}
@@ -247,15 +233,15 @@ func TestKeyEntryRefusesWhatWouldBreakMetadata(t *testing.T) {
 
 func TestProjectThatCannotBeReadIsNoHindrance(t *testing.T) {
 	c := start(t, sim.Config{})
-	c.ready(request(t, nil))
-	c.intercept(func(w http.ResponseWriter, r *http.Request) bool {
+	c.make(nil)
+	c.Intercept(func(w http.ResponseWriter, r *http.Request) bool {
 		if strings.Contains(r.URL.Path, "/compute/") {
 			http.Error(w, "{}", http.StatusForbidden)
 			return true
 		}
 		return false
 	})
-	if changed, err := c.EnsureKey(t.Context(), c.slice("t-0"), "ada", publicKey("ada")); err != nil || !changed {
+	if changed, err := c.EnsureKey(t.Context(), c.slice("t-0"), "ada", simcloud.PublicKey("ada")); err != nil || !changed {
 		t.Errorf("changed %v, %v", changed, err)
 	}
 }

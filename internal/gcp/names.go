@@ -1,0 +1,12 @@
+package gcp
+
+import "strings"
+
+// PageSize is the largest page that lists of the Cloud TPU API return.
+const PageSize = 1000
+
+// Location returns the name of a zone in the APIs: projects/P/locations/Z.
+func Location(project, zone string) string { return "projects/" + project + "/locations/" + zone }
+
+// BaseName returns the part of a resource's name or URL after the last slash.
+func BaseName(name string) string { return name[strings.LastIndexByte(name, '/')+1:] }

@@ -1,0 +1,162 @@
+// Package simcloud starts a simulated cloud for tests of packages that call its APIs. Calls
+// go through a proxy on which a test can interpose, and the clock of the calls runs fast.
+package simcloud
+
+import (
+	"context"
+	"encoding/base64"
+	"encoding/binary"
+	"net/http"
+	"net/http/httptest"
+	"net/http/httputil"
+	"net/url"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"multihost/internal/gcp"
+	"multihost/internal/sim"
+	"multihost/internal/sim/worker"
+	"multihost/internal/testkit"
+)
+
+// A Cloud is a simulator and a client of its APIs. It ends with the test.
+type Cloud struct {
+	T   *testing.T
+	Sim *sim.Server
+	GCP *gcp.Client
+	Log *testkit.Recorder // of what the client says
+
+	mu        sync.Mutex
+	interpose func(w http.ResponseWriter, r *http.Request) (done bool)
+}
+
+// Zone is the zone of the client.
+const Zone = sim.DefaultZone
+
+// Start starts a simulator whose states change every few milliseconds, and makes the test a
+// parallel one. The client's clock runs fast, so that its pauses of seconds take as little.
+// Without Workers in cfg, the workers have host keys and nothing else. There is one slice
+// already, other, which is on the network mtu9k and belongs to no queued resource.
+func Start(t *testing.T, cfg sim.Config) *Cloud {
+	t.Helper()
+	t.Parallel()
+	if cfg.Step == 0 {
+		cfg.Step = 5 * time.Millisecond
+	}
+	if cfg.Workers == nil {
+		cfg.Workers = &Backend{}
+	}
+	cfg.Slices = append(cfg.Slices, sim.SliceSpec{Name: "other", Count: 1, Type: "v4-8", Network: "mtu9k", Foreign: true})
+	cfg.Dir = t.TempDir()
+	server, err := sim.Start(t.Context(), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := server.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	c := &Cloud{T: t, Sim: server, Log: &testkit.Recorder{}}
+	target, err := url.Parse(server.URL())
+	if err != nil {
+		t.Fatal(err)
+	}
+	forward := httputil.NewSingleHostReverseProxy(target)
+	forward.ErrorHandler = func(http.ResponseWriter, *http.Request, error) {
+		panic(http.ErrAbortHandler) // a dropped connection stays a dropped connection
+	}
+	proxy := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		c.mu.Lock()
+		interpose := c.interpose
+		c.mu.Unlock()
+		if interpose != nil && interpose(w, r) {
+			return
+		}
+		forward.ServeHTTP(w, r)
+	}))
+	t.Cleanup(proxy.Close)
+	c.GCP = gcp.New(gcp.Config{
+		Project: sim.DefaultProject, Zone: Zone, DisableAuth: true,
+		TPUEndpoint: proxy.URL + "/", ComputeEndpoint: proxy.URL + "/compute/v1/", OSLoginEndpoint: proxy.URL + "/",
+		Clock: testkit.NewFastClock(), Sink: c.Log,
+	})
+	return c
+}
+
+// Intercept has f see each call before the simulator does. If f returns true, it has
+// answered the call.
+func (c *Cloud) Intercept(f func(w http.ResponseWriter, r *http.Request) (done bool)) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.interpose = f
+}
+
+// Fault makes one thing go wrong in the simulator.
+func (c *Cloud) Fault(f sim.Fault) {
+	c.T.Helper()
+	if _, err := c.Sim.Inject(f); err != nil {
+		c.T.Fatal(err)
+	}
+}
+
+// Calls counts the requests of a method whose path contains part.
+func (c *Cloud) Calls(method, part string) int {
+	n := 0
+	for _, r := range c.Sim.Requests() {
+		if r.Method == method && strings.Contains(r.Path, part) {
+			n++
+		}
+	}
+	return n
+}
+
+// A Backend makes workers that have host keys and nothing else.
+type Backend struct {
+	NoKeys bool // they do not have even these
+}
+
+// Port implements worker.Backend.
+func (*Backend) Port() int { return 22 }
+
+// Close implements worker.Backend.
+func (*Backend) Close() error { return nil }
+
+// Start implements worker.Backend.
+func (b *Backend) Start(_ context.Context, spec worker.Spec) (worker.Machine, error) {
+	return &machine{spec: spec, noKeys: b.NoKeys}, nil
+}
+
+type machine struct {
+	spec   worker.Spec
+	noKeys bool
+}
+
+func (m *machine) Addr() string               { return "127.0.0.1" }
+func (m *machine) Hostname() string           { return m.spec.Hostname }
+func (*machine) Reboot(context.Context) error { return nil }
+func (*machine) SetFault(worker.Fault) error  { return nil }
+func (*machine) Stop(context.Context) error   { return nil }
+
+func (m *machine) HostKeys() map[string]string {
+	if m.noKeys {
+		return nil
+	}
+	return map[string]string{
+		"ssh-ed25519": WireKey("ssh-ed25519", m.spec.Hostname),
+		"ssh-rsa":     WireKey("ssh-rsa", m.spec.Hostname),
+	}
+}
+
+// WireKey returns the base64 form of something that begins as a public key does.
+func WireKey(algorithm, rest string) string {
+	b := binary.BigEndian.AppendUint32(nil, uint32(len(algorithm)))
+	return base64.StdEncoding.EncodeToString(append(append(b, algorithm...), rest...))
+}
+
+// PublicKey returns the public key of somebody.
+func PublicKey(owner string) string {
+	return "ssh-ed25519 " + WireKey("ssh-ed25519", "key of "+owner)
+}
