@@ -69,7 +69,7 @@ func configShow(c *call) error {
 		c.Refuse(usagef("multihost config show takes nothing after --"), cmdline.Dashes)
 	}
 	if _, err := loadGcloud(c, c.Line); err != nil {
-		c.Refuse(&configError{Err: err, Advice: hintOf(err)}, "configuration")
+		c.Refuse(&configError{Err: err}, "configuration")
 	}
 	if err := ready(c); err != nil {
 		return err

@@ -67,7 +67,7 @@ func copyOptions(s *session, c *call) (o ops.CopyOptions, up bool) {
 	}
 	files, err := tpu.ParseCopy(words)
 	if err != nil {
-		c.Refuse(&usageError{Err: fmt.Errorf("multihost cp: %w", err), Advice: hintOf(err)}, cmdline.Word, cmdline.Dashes)
+		c.Refuse(&usageError{Err: fmt.Errorf("multihost cp: %w", err)}, cmdline.Word, cmdline.Dashes)
 	}
 	o.Sources, o.Dest, o.Only = files.Sources, files.Dest, files.Workers
 	return o, files.Up

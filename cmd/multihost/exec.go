@@ -60,7 +60,7 @@ func parsePattern(c *call, flag string) tpu.Pattern {
 	}
 	pattern, err := tpu.ParsePattern(text)
 	if err != nil {
-		c.Refuse(&usageError{Err: fmt.Errorf("--%s: %w", flag, err), Advice: hintOf(err)}, flag)
+		c.Refuse(&usageError{Err: fmt.Errorf("--%s: %w", flag, err)}, flag)
 	}
 	return pattern
 }

@@ -52,21 +52,11 @@ type usageError = cmdline.UsageError
 
 func usagef(format string, args ...any) *usageError { return cmdline.Usagef(format, args...) }
 
-// asUsage turns an error into one of the command line, with the hint that it has.
-func asUsage(err error) error { return &usageError{Err: err, Advice: hintOf(err)} }
+// asUsage turns an error into one of the command line.
+func asUsage(err error) error { return &usageError{Err: err} }
 
 // configError reports a setting that is missing or malformed.
-type configError struct {
-	Err    error
-	Advice string
-}
-
-func (e *configError) Error() string { return e.Err.Error() }
-func (e *configError) Unwrap() error { return e.Err }
-func (e *configError) Hint() string  { return e.Advice }
-
-// Fault returns fault.Configuration.
-func (e *configError) Fault() fault.Kind { return fault.Configuration }
+type configError = cmdline.ConfigError
 
 // statusError carries an exit status whose reason the user has already been shown.
 type statusError struct{ code int }

@@ -29,7 +29,7 @@ func pattern(c *call) *metrics.Pattern {
 	}
 	pattern, err := metrics.ParsePattern(text)
 	if err != nil {
-		c.Refuse(&usageError{Err: fmt.Errorf("--metrics-regex: %w", err), Advice: hintOf(err)}, "metrics-regex")
+		c.Refuse(&usageError{Err: fmt.Errorf("--metrics-regex: %w", err)}, "metrics-regex")
 	}
 	return pattern
 }
@@ -84,7 +84,7 @@ func trainingOptions(c *call) (run, stateDir string, o training.TrainingOptions)
 	}
 	if o.Compare != "" {
 		if err := metrics.CheckPublished(o.Compare); err != nil {
-			c.Refuse(&usageError{Err: fmt.Errorf("--compare: %w", err), Advice: hintOf(err)}, "compare")
+			c.Refuse(&usageError{Err: fmt.Errorf("--compare: %w", err)}, "compare")
 		}
 	}
 	if stateDir = c.String("state-dir"); stateDir == "" {

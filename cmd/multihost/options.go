@@ -282,7 +282,7 @@ func readEnvironment(r reading) {
 		case r.Context.Err() != nil:
 			r.Refuse(context.Cause(r.Context))
 		case err != nil:
-			r.Refuse(&configError{Err: fmt.Errorf("--env-file: %w", err), Advice: hintOf(err)}, "env-file")
+			r.Refuse(&configError{Err: fmt.Errorf("--env-file: %w", err)}, "env-file")
 		}
 		add("env-file", vars, nil)
 	}

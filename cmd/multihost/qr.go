@@ -388,7 +388,7 @@ first, then filtered, then cut off after --limit.`,
 func readChoice(c *call) (ch qr.Choice) {
 	var err error
 	if ch.Filter, err = gcloud.ParseFilter(c.String("filter"), time.Now()); err != nil {
-		c.Refuse(&usageError{Err: fmt.Errorf("--filter: %w", err), Advice: hintOf(err)}, "filter")
+		c.Refuse(&usageError{Err: fmt.Errorf("--filter: %w", err)}, "filter")
 	}
 	if ch.Keys, err = gcloud.ParseSortKeys(c.String("sort-by")); err != nil {
 		c.Refuse(usagef("--sort-by: %w", err), "sort-by")

@@ -173,7 +173,7 @@ func (s *session) fill(c *call) error {
 	}
 	g, err := config.LoadGcloud(s.lookup, c.home, c.String("configuration"))
 	if err != nil {
-		c.Refuse(&configError{Err: err, Advice: hintOf(err)}, "configuration")
+		c.Refuse(&configError{Err: err}, "configuration")
 	}
 	for _, flag := range slices.Sorted(maps.Keys(gcloudFields)) {
 		if v := s.setting(c, flag); v != "" {
@@ -479,7 +479,7 @@ func (s *session) identity(c *call) (*sshkey.Identity, error) {
 		return nil, in
 	}
 	if err != nil {
-		return nil, &configError{Err: err, Advice: hintOf(err)}
+		return nil, &configError{Err: err}
 	}
 	return id, nil
 }

@@ -84,7 +84,7 @@ func loginTo(s *session, c *call) (w workers.Workers) {
 	only, wrong := tpu.ParsePattern(name)
 	_, prefixed := s.typed["tpu-prefix"]
 	slice := wrong != nil && s.hosts == nil && sliceName.MatchString(name)
-	hint := hintOf(wrong)
+	hint := ""
 	if login, rest, at := strings.Cut(name, "@"); at {
 		hint = "the login is a flag: " + remote.CommandLine("multihost", "ssh", rest, "--user="+login)
 	}

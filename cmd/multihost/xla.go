@@ -37,7 +37,7 @@ func generation(c *call, catalogue *xla.Catalogue) string {
 	}
 	g, err := catalogue.Generation(text)
 	if err != nil {
-		c.Refuse(&usageError{Err: fmt.Errorf("--tpu-type: %w", err), Advice: hintOf(err)}, "tpu-type")
+		c.Refuse(&usageError{Err: fmt.Errorf("--tpu-type: %w", err)}, "tpu-type")
 	}
 	return g
 }

@@ -1,7 +1,9 @@
 package cmdline
 
 import (
+	"cmp"
 	"fmt"
+	"strings"
 
 	"multihost/internal/fault"
 )
@@ -9,7 +11,7 @@ import (
 // A UsageError reports a command line that cannot be carried out as typed.
 type UsageError struct {
 	Err    error
-	Advice string // what to type instead, or ""
+	Advice string // what to type instead; "": what Err says of that
 }
 
 // Usagef returns a UsageError without advice, with a text as of fmt.Errorf.
@@ -20,11 +22,30 @@ func Usagef(format string, args ...any) *UsageError {
 func (e *UsageError) Error() string { return e.Err.Error() }
 func (e *UsageError) Unwrap() error { return e.Err }
 
-// Hint returns the advice.
-func (e *UsageError) Hint() string { return e.Advice }
+// Hint returns the advice; without one, the hints of the cause.
+func (e *UsageError) Hint() string { return advice(e.Advice, e.Err) }
 
 // Fault returns fault.Usage.
 func (e *UsageError) Fault() fault.Kind { return fault.Usage }
+
+// A ConfigError reports a setting that is missing or malformed.
+type ConfigError struct {
+	Err    error
+	Advice string // what to type; "": what Err says of that
+}
+
+func (e *ConfigError) Error() string { return e.Err.Error() }
+func (e *ConfigError) Unwrap() error { return e.Err }
+
+// Hint returns the advice; without one, the hints of the cause.
+func (e *ConfigError) Hint() string { return advice(e.Advice, e.Err) }
+
+// Fault returns fault.Configuration.
+func (e *ConfigError) Fault() fault.Kind { return fault.Configuration }
+
+func advice(own string, cause error) string {
+	return cmp.Or(own, strings.Join(fault.Hints(cause), "\n"))
+}
 
 // A PlacedError is an error about a value that was not typed, with the value's place.
 type PlacedError struct {
