@@ -128,11 +128,11 @@ func ready(c *call) error {
 }
 
 // runWord returns the name of a run, which is the single word of a command.
-func runWord(c *call) string {
+func runWord(c *Call) string {
 	return c.OneWord("run", "which there are: multihost ps --all")
 }
 
 // idWord returns the name of a queued resource, which is the single word of a command.
-func idWord(c *call) string {
+func idWord(c *Call) string {
 	return c.OneWord("id", "which there are: multihost qr list")
 }

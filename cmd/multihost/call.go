@@ -37,21 +37,17 @@ func (p process) quiet() process {
 // A call is one command line that is carried out.
 type call struct {
 	process
-	*flags                     // of the command; nil before its action begins
-	*cmdline.Line              // nil before it is read
-	view          *ui.Renderer // the last one that was made
-	json          bool         // errors are shown as JSON
-	signals       interrupt.Watch
+	Call                 // Flags is nil before the command's action begins, Line before it is read
+	view    *ui.Renderer // the last one that was made
+	json    bool         // errors are shown as JSON
+	signals interrupt.Watch
 }
-
-// flags are the values of a command's flags.
-type flags = cli.Context
 
 // act returns the action of a command that does its work with f.
 func act(f func(c *call) error) cli.ActionFunc {
 	return func(of *cli.Context) error {
 		c := of.App.Metadata[callKey].(*call)
-		c.flags = of
+		c.Flags = of
 		return f(c)
 	}
 }
@@ -66,6 +62,8 @@ func (c *call) program() cmdline.Program {
 	a.Writer, a.ErrWriter = c.stdout, c.stderr
 	return cmdline.Program{App: a, Rules: rules(c.process), Version: version(), Lookup: c.lookup, Home: c.home, Dir: c.dir}
 }
+
+func rules(p process) cmdline.Rules { return lineRules(completions(p)) }
 
 // run carries out the command line argv and returns the exit status. It shows the error
 // that the command ends with.

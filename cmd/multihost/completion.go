@@ -79,7 +79,8 @@ func completions(p process) cmdline.CompleteRules {
 // namesOf asks the API for the names that a command line can mean. If a simulator would
 // have to be started for that, it returns none.
 func (p process) namesOf(q *cmdline.Query) (names complete.Names) {
-	c := &call{process: p, Line: q.Line()}
+	c := &call{process: p}
+	c.Line = q.Line()
 	if c.Line == nil || c.Setting("sim") == "true" || len(c.Line.Path) == 0 {
 		return names
 	}

@@ -44,7 +44,7 @@ names with a ! before them.`,
 			&cli.StringFlag{Name: "exclude-workers", Usage: "leave out the workers that `PATTERN` names"},
 		}, quickFlags()),
 		Action: withSession(func(s *session, c *call) error {
-			o, up := copyOptions(s, c)
+			o, up := copyOptions(&c.Call, s.hosts != nil)
 			d, err := s.workers(c)
 			if err != nil {
 				return err
@@ -58,16 +58,16 @@ names with a ! before them.`,
 }
 
 // copyOptions reads which files to copy, and whether they go to workers.
-func copyOptions(s *session, c *call) (o ops.CopyOptions, up bool) {
-	o.Workers, o.Except = namedWorkers(s, c), parsePattern(c, "exclude-workers")
+func copyOptions(c *Call, onHosts bool) (o ops.CopyOptions, up bool) {
+	o.Workers, o.Except = namedWorkers(c, onHosts), parsePattern(c, "exclude-workers")
 	words := slices.Concat(c.Words, c.Argv)
 	if len(words) < 2 {
-		c.Refuse(&usageError{Err: errors.New("multihost cp needs a source and a destination"), Advice: "type: multihost cp FILE all:FILE, or multihost cp s0w0:FILE FILE"}, cmdline.Word, cmdline.Dashes)
+		c.Refuse(&cmdline.UsageError{Err: errors.New("multihost cp needs a source and a destination"), Advice: "type: multihost cp FILE all:FILE, or multihost cp s0w0:FILE FILE"}, cmdline.Word, cmdline.Dashes)
 		return o, false
 	}
 	files, err := tpu.ParseCopy(words)
 	if err != nil {
-		c.Refuse(&usageError{Err: fmt.Errorf("multihost cp: %w", err)}, cmdline.Word, cmdline.Dashes)
+		c.Refuse(&cmdline.UsageError{Err: fmt.Errorf("multihost cp: %w", err)}, cmdline.Word, cmdline.Dashes)
 	}
 	o.Sources, o.Dest, o.Only = files.Sources, files.Dest, files.Workers
 	return o, files.Up

@@ -76,7 +76,7 @@ func doctorOptions(s *session, c *call) (o doctor.Options, err error) {
 		Prefix:  c.String("tpu-prefix"), Network: c.String("network"), Count: c.Int("num-slices"),
 		Fix: c.Bool("fix"), Sink: s.sink, Clock: gcp.SystemClock,
 	}
-	o.Slices = slicesOf(c)
+	o.Slices = slicesOf(&c.Call)
 	if o.Hosts != nil && o.Prefix != "" {
 		c.Refuse(usagef("give either --tpu-prefix or --hosts, not both"), "tpu-prefix", "hosts", "hosts-file")
 	}
@@ -114,7 +114,7 @@ func doctorOptions(s *session, c *call) (o doctor.Options, err error) {
 	}
 	for _, flag := range []string{"project", "zone", "configuration", "profile", "access-token-file", "ip", "user", "identity-file", "ssh-proxy-jump", "ssh-config", "ssh-port"} {
 		if _, typed := s.typed[flag]; typed {
-			o.Again = append(o.Again, "--"+flag+"="+fmt.Sprint(c.flags.Value(flag)))
+			o.Again = append(o.Again, "--"+flag+"="+fmt.Sprint(c.Flags.Value(flag)))
 		}
 	}
 	return o, nil

@@ -40,27 +40,27 @@ func quickFlags() []cli.Flag {
 }
 
 // namedWorkers reads which slices or hosts the command works on.
-func namedWorkers(s *session, c *call) (w workers.Workers) {
+func namedWorkers(c *Call, onHosts bool) (w workers.Workers) {
 	w.Prefix, w.Slices, w.Partial = c.String("tpu-prefix"), slicesOf(c), c.Bool("allow-partial")
 	switch {
-	case s.hosts != nil && w.Prefix != "":
-		c.Refuse(usagef("give either --tpu-prefix or --hosts, not both"), "tpu-prefix", "hosts", "hosts-file")
-	case s.hosts != nil:
+	case onHosts && w.Prefix != "":
+		c.Refuse(cmdline.Usagef("give either --tpu-prefix or --hosts, not both"), "tpu-prefix", "hosts", "hosts-file")
+	case onHosts:
 		w.Prefix = hosts.HostsPrefix
 	case w.Prefix == "":
-		c.Refuse(&usageError{Err: errors.New("which slices? --tpu-prefix is missing"), Advice: "add --tpu-prefix=NAME; multihost qr list shows what is there; machines without a cloud are named with --hosts"})
+		c.Refuse(&cmdline.UsageError{Err: errors.New("which slices? --tpu-prefix is missing"), Advice: "add --tpu-prefix=NAME; multihost qr list shows what is there; machines without a cloud are named with --hosts"})
 	}
 	return w
 }
 
-func parsePattern(c *call, flag string) tpu.Pattern {
+func parsePattern(c *Call, flag string) tpu.Pattern {
 	text := c.String(flag)
 	if text == "" {
 		return tpu.Pattern{}
 	}
 	pattern, err := tpu.ParsePattern(text)
 	if err != nil {
-		c.Refuse(&usageError{Err: fmt.Errorf("--%s: %w", flag, err)}, flag)
+		c.Refuse(&cmdline.UsageError{Err: fmt.Errorf("--%s: %w", flag, err)}, flag)
 	}
 	return pattern
 }
@@ -95,7 +95,7 @@ standard input is empty.`,
 			&cli.StringFlag{Name: "log-dir", Usage: "keep the whole output of each worker in the local `DIR`"},
 		}, quickFlags()),
 		Action: withSession(func(s *session, c *call) error {
-			o := execOptions(s, c)
+			o := execOptions(&c.Call, s.hosts != nil)
 			d, err := s.workers(c)
 			if err != nil {
 				return err
@@ -112,12 +112,12 @@ standard input is empty.`,
 	}, exitOK, statusOfCommand, exitUsage, exitUnavailable, exitIO, exitTempFail, exitPermission, exitConfig, exitHangup, exitInterrupt, exitTerminate)
 }
 
-func execOptions(s *session, c *call) ops.ExecOptions {
+func execOptions(c *Call, onHosts bool) ops.ExecOptions {
 	if len(c.Words) > 0 {
 		word := c.Words[0]
 		err := strayWord(c, word)
 		if _, is := tpu.ParsePattern(word); is == nil {
-			err = &usageError{Err: err, Advice: "to choose workers: " + remote.CommandLine("--workers="+word)}
+			err = &cmdline.UsageError{Err: err, Advice: "to choose workers: " + remote.CommandLine("--workers="+word)}
 		}
 		c.Refuse(err, cmdline.Word)
 	}
@@ -130,24 +130,24 @@ func execOptions(s *session, c *call) ops.ExecOptions {
 	}
 	for _, word := range o.Argv {
 		if len(word) >= launch.LongestWord {
-			c.Refuse(usagef("a word of the command has %d bytes, Linux takes %d; multihost cp brings longer scripts", len(word), launch.LongestWord-1), "command", cmdline.Dashes)
+			c.Refuse(cmdline.Usagef("a word of the command has %d bytes, Linux takes %d; multihost cp brings longer scripts", len(word), launch.LongestWord-1), "command", cmdline.Dashes)
 		}
 	}
 	c.NotNegative(c, "timeout", "grace")
-	o.Workers = namedWorkers(s, c)
+	o.Workers = namedWorkers(c, onHosts)
 	o.Only, o.Except = parsePattern(c, "workers"), parsePattern(c, "exclude-workers")
 	return o
 }
 
 // refuseCommand refuses a command line that has nothing to run, or both a script and
 // words after --, and reports whether it did. script is the value of --command.
-func refuseCommand(c *call, script string) bool {
+func refuseCommand(c *Call, script string) bool {
 	var err error
 	switch argv := c.Argv; {
 	case strings.TrimSpace(script) == "" && len(argv) == 0, len(argv) > 0 && argv[0] == "":
-		err = &usageError{Err: errors.New("nothing to run"), Advice: "add --command='SCRIPT', or -- PROGRAM ARG…"}
+		err = &cmdline.UsageError{Err: errors.New("nothing to run"), Advice: "add --command='SCRIPT', or -- PROGRAM ARG…"}
 	case script != "" && len(argv) > 0:
-		err = usagef("give either --command or words after --, not both")
+		err = cmdline.Usagef("give either --command or words after --, not both")
 	}
 	c.Refuse(err, "command", cmdline.Dashes)
 	return err != nil

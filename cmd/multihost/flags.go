@@ -6,6 +6,7 @@ import (
 
 	"github.com/urfave/cli/v2"
 
+	"multihost/internal/cmdline"
 	"multihost/internal/tpu"
 )
 
@@ -45,7 +46,7 @@ func slicesFlag() cli.Flag {
 }
 
 // slicesOf reads --slices.
-func slicesOf(c *call) tpu.Numbers {
+func slicesOf(c *Call) tpu.Numbers {
 	text := c.String("slices")
 	if text == "" {
 		return nil
@@ -53,9 +54,9 @@ func slicesOf(c *call) tpu.Numbers {
 	numbers, err := tpu.ParseNumbers(text)
 	switch {
 	case c.String("tpu-prefix") == "":
-		c.Refuse(&usageError{Err: fmt.Errorf("--slices=%s: of which slices? --tpu-prefix is missing", text), Advice: "add --tpu-prefix=PREFIX; multihost qr list shows what is there"}, "slices")
+		c.Refuse(&cmdline.UsageError{Err: fmt.Errorf("--slices=%s: of which slices? --tpu-prefix is missing", text), Advice: "add --tpu-prefix=PREFIX; multihost qr list shows what is there"}, "slices")
 	case err != nil:
-		c.Refuse(usagef("--slices: %w", err), "slices")
+		c.Refuse(cmdline.Usagef("--slices: %w", err), "slices")
 	}
 	return numbers
 }

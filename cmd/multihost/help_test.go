@@ -24,7 +24,7 @@ func TestEveryFlagHasAGroup(t *testing.T) {
 	commands := silent(nil).commands()
 	app := commands.App
 	groupOf, used := map[string]string{}, map[string]bool{}
-	for _, g := range flagGroups {
+	for _, g := range rules(process{}).Help.Groups {
 		for _, name := range slices.Concat(g.Shown, g.Rest) {
 			if groupOf[name] != "" {
 				t.Errorf("--%s has two groups: %s and %s", name, groupOf[name], g.Title)
@@ -33,7 +33,7 @@ func TestEveryFlagHasAGroup(t *testing.T) {
 		}
 	}
 	look := func(path string, own []cli.Flag) {
-		common, grouped := commonFlags[path]
+		common, grouped := rules(process{}).Help.Common[path]
 		apart := slices.Concat(loginFlags(), whereFlags)
 		if rest := slices.DeleteFunc(cmdline.FlagRows(own), func(r help.Flag) bool { return slices.Contains(apart, r.Name()) }); !grouped && len(rest) > manyFlags {
 			t.Errorf("%s has %d flags of its own: give it a place in commonFlags, and its flags groups", path, len(rest))

@@ -27,7 +27,7 @@ func hostkeyCommand() *cli.Command {
 				} else if c.String("tpu-prefix") == "" {
 					c.Refuse(&usageError{Err: errors.New("which slices? --tpu-prefix is missing"), Advice: fmt.Sprintf("type: multihost hostkey forget %s --tpu-prefix=NAME; multihost qr list shows what is there", id)})
 				}
-				numbers := slicesOf(c)
+				numbers := slicesOf(&c.Call)
 				d, err := s.workers(c)
 				if err != nil {
 					return err

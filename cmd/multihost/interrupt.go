@@ -14,7 +14,7 @@ func interruptFlag(otherwise string) cli.Flag {
 	return &cli.StringFlag{Name: "on-interrupt", Value: "ask", Usage: "ask, stop or detach: what Ctrl-C does while the command runs (`WHAT`); ask is " + otherwise + " where there is no terminal"}
 }
 
-func checkOnInterrupt(c *call) {
+func checkOnInterrupt(c *Call) {
 	c.OneOf("on-interrupt", c.String("on-interrupt"), "ask", string(stage.Stop), string(stage.Detach))
 }
 

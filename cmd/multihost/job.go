@@ -8,6 +8,7 @@ import (
 
 	"github.com/urfave/cli/v2"
 
+	"multihost/internal/cmdline"
 	"multihost/internal/detach"
 	"multihost/internal/event"
 	"multihost/internal/gcp"
@@ -62,18 +63,18 @@ delete the slices when all have ended. docs/detached.md says which rights they
 need.`,
 		Flags: jobFlags(),
 		Action: withSession(func(s *session, c *call) error {
-			o := jobOptions(s, c)
+			o := jobOptions(&c.Call, s.machine(c))
 			runnerless := o.Run.Detach && c.String("bucket-name") != ""
 			var do submit.DetachOptions
 			var told notify.Options
 			if runnerless {
-				refuseRunnerless(c)
-				do = detachOptions(c, s.roots)
+				refuseRunnerless(&c.Call)
+				do = detachOptions(&c.Call, s.roots)
 			} else {
 				if _, typed := c.Typed["cloud-logging"]; typed {
 					c.Refuse(usagef("--cloud-logging: it is for jobs without runner: add --detach and --bucket-name=BUCKET"), "cloud-logging")
 				}
-				told = notifyOptions(s, c, o.Run.Run, o.Run.Env)
+				told = s.notifyOptions(&c.Call, o.Run.Run, o.Run.Env)
 			}
 			refuseConfirm(s, c)
 			d, err := s.workers(c)
@@ -124,24 +125,24 @@ func bucketFlags() []cli.Flag {
 	}
 }
 
-func detachOptions(c *call, roots gcp.Roots) submit.DetachOptions {
+func detachOptions(c *Call, roots gcp.Roots) submit.DetachOptions {
 	do := submit.DetachOptions{Roots: roots, Every: c.Duration("upload-every"), CloudLogging: c.Bool("cloud-logging")}
 	name, dir := c.String("bucket-name"), c.String("bucket-dir")
 	if _, _, err := detach.CleanBucket(name, ""); err != nil {
-		c.Refuse(&usageError{Err: err}, "bucket-name")
+		c.Refuse(&cmdline.UsageError{Err: err}, "bucket-name")
 	}
 	var err error
 	if do.Bucket, do.Dir, err = detach.CleanBucket(name, dir); err != nil {
-		c.Refuse(&usageError{Err: err}, "bucket-name", "bucket-dir")
+		c.Refuse(&cmdline.UsageError{Err: err}, "bucket-name", "bucket-dir")
 	}
 	if do.Every < time.Second {
-		c.Refuse(usagef("--upload-every=%s: it must be 1s or more", do.Every), "upload-every")
+		c.Refuse(cmdline.Usagef("--upload-every=%s: it must be 1s or more", do.Every), "upload-every")
 	}
 	return do
 }
 
 // asMaxText reports whether the command line uses the flags of multihost_job.py.
-func asMaxText(c *call) bool {
+func asMaxText(c *Call) bool {
 	for _, name := range []string{"command", "bucket-name", "bucket-dir", "run-name", "tpu-type", "num-slices", "runtime-version", "cqr-extra-args", "enable-autocheckpoint"} {
 		if spelling := c.Typed[name]; spelling != "" && spelling == strings.ToUpper(spelling) {
 			return true
@@ -150,15 +151,15 @@ func asMaxText(c *call) bool {
 	return false
 }
 
-func jobOptions(s *session, c *call) job.JobOptions {
-	o := runOptions(s, c, jobRows())
+func jobOptions(c *Call, m Machine) job.JobOptions {
+	o := runOptions(c, m, jobRows())
 	run := &o.Run
 	run.MaxText = asMaxText(c)
 	if run.MaxText && !c.IsSet("venv") {
 		run.Venv = true
 	}
 	o.Budget.Restarts = run.MaxRestarts
-	o.Request = jobRequest(s, c, run.Run)
+	o.Request = jobRequest(c, m, run.Run)
 	run.Prefix = o.Request.ID
 	if o.Request.Type.Name != "" {
 		c.Refuse(preflight.CheckNUMA(run.NUMA, o.Request.Type.Generation), append(ownFlags(c, []string{"accelerator-type", "type", "topology"}), "numa")...)

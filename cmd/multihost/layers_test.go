@@ -57,7 +57,7 @@ func TestFilesKnowWhatEachFlagIs(t *testing.T) {
 			t.Errorf("--%s of %s runs a program, names an address or an identity, or opens a network: it belongs in privateFlags", name, command)
 		}
 	})
-	for _, table := range [][]string{pathFlags, keys(privateFlags), keys(neverInFiles), keys(gcloudFields)} {
+	for _, table := range [][]string{rules(process{}).Paths, keys(rules(process{}).Private), keys(rules(process{}).Never), keys(gcloudFields)} {
 		for _, name := range table {
 			if _, ok := kinds[name]; !ok {
 				t.Errorf("layers.go names the flag --%s, which there is not", name)

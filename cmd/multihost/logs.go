@@ -8,6 +8,7 @@ import (
 
 	"github.com/urfave/cli/v2"
 
+	"multihost/internal/cmdline"
 	"multihost/internal/config"
 	"multihost/internal/gcp"
 	"multihost/internal/logs"
@@ -46,8 +47,8 @@ workers.`,
 			&cli.BoolFlag{Name: "verify", Usage: "print no log; compare this machine's copies with the workers' by digest"},
 		}, sshFlags()),
 		Action: withSession(func(s *session, c *call) error {
-			name := runWord(c)
-			o := logOptions(s, c)
+			name := runWord(&c.Call)
+			o := logOptions(&c.Call, s.view.Mode() == ui.JSON)
 			d, err := s.access(c)
 			if err != nil {
 				return err
@@ -75,14 +76,14 @@ workers.`,
 }
 
 // logOptions reads which logs to print, and which part of them.
-func logOptions(s *session, c *call) logs.LogOptions {
+func logOptions(c *Call, inJSON bool) logs.LogOptions {
 	o := logs.LogOptions{
 		All: c.Bool("all"), FirstFailure: c.Bool("first-failure"), Attempt: c.Int("attempt"), Follow: c.Bool("follow"), Lost: c.Duration("lost-timeout"),
 		Tail: -1, Times: c.Bool("timestamps"),
 	}
 	var err error
 	if o.Worker, err = tpu.ParseWorkerID(c.String("worker")); err != nil {
-		c.Refuse(&usageError{Err: fmt.Errorf("--worker: %w", err)}, "worker")
+		c.Refuse(&cmdline.UsageError{Err: fmt.Errorf("--worker: %w", err)}, "worker")
 	}
 	c.NotNegative(c, "lost-timeout", "attempt", "tail")
 	if c.IsSet("tail") {
@@ -90,11 +91,11 @@ func logOptions(s *session, c *call) logs.LogOptions {
 	}
 	if text := c.String("since"); text != "" {
 		if o.Since, err = config.ParseSince(text, gcp.SystemClock.Now()); err != nil {
-			c.Refuse(&usageError{Err: err, Advice: "such as --since=10m, --since=15:04, --since=2006-01-02 or --since=2006-01-02T15:04:05Z"}, "since")
+			c.Refuse(&cmdline.UsageError{Err: err, Advice: "such as --since=10m, --since=15:04, --since=2006-01-02 or --since=2006-01-02T15:04:05Z"}, "since")
 		}
 	}
-	_, typed := s.typed["worker"]
-	o.Named = typed || s.view.Mode() == ui.JSON
+	_, typed := c.Typed["worker"]
+	o.Named = typed || inJSON
 	var chosen []string
 	for _, flag := range []string{"worker", "all", "first-failure", "verify"} {
 		if flag == "worker" && typed || flag != "worker" && c.Bool(flag) {
@@ -102,7 +103,7 @@ func logOptions(s *session, c *call) logs.LogOptions {
 		}
 	}
 	if len(chosen) > 1 {
-		c.Refuse(usagef("give only one of --%s", strings.Join(chosen, " and --")), chosen...)
+		c.Refuse(cmdline.Usagef("give only one of --%s", strings.Join(chosen, " and --")), chosen...)
 	}
 	return o
 }

@@ -22,20 +22,20 @@ func patternFlag() cli.Flag {
 	return &cli.StringFlag{Name: "metrics-regex", Usage: "`REGEX` for the step lines of a trainer other than MaxText; its groups: step, and any of seconds, milliseconds, steps_per_second, tflops, tokens, mfu_percent, loss"}
 }
 
-func pattern(c *call) *metrics.Pattern {
+func pattern(c *Call) *metrics.Pattern {
 	text := c.String("metrics-regex")
 	if text == "" {
 		return nil
 	}
 	pattern, err := metrics.ParsePattern(text)
 	if err != nil {
-		c.Refuse(&usageError{Err: fmt.Errorf("--metrics-regex: %w", err)}, "metrics-regex")
+		c.Refuse(&cmdline.UsageError{Err: fmt.Errorf("--metrics-regex: %w", err)}, "metrics-regex")
 	}
 	return pattern
 }
 
 // watchOptions reads watchingOptions.
-func watchOptions(c *call) follow.WatchOptions {
+func watchOptions(c *Call) follow.WatchOptions {
 	o := follow.WatchOptions{OnStall: follow.OnStall(c.String("on-stall")), Pattern: pattern(c)}
 	c.OneOf("on-stall", string(o.OnStall), string(follow.StallReport), string(follow.StallDump), string(follow.StallRestart), string(follow.StallStop))
 	switch text := c.String("stall-timeout"); text {
@@ -45,7 +45,7 @@ func watchOptions(c *call) follow.WatchOptions {
 	default:
 		d, err := time.ParseDuration(text)
 		if err != nil || d <= 0 {
-			c.Refuse(&usageError{Err: fmt.Errorf("--stall-timeout=%s: it is auto, off or a time", text), Advice: "times are written 90s, 10m or 2h"}, "stall-timeout")
+			c.Refuse(&cmdline.UsageError{Err: fmt.Errorf("--stall-timeout=%s: it is auto, off or a time", text), Advice: "times are written 90s, 10m or 2h"}, "stall-timeout")
 		}
 		o.StallTimeout = d
 	}
@@ -69,13 +69,13 @@ func trainingFlags() []cli.Flag {
 
 // trainingOptions reads trainingFlags and the name of the run, which may be left out with
 // --log-dir.
-func trainingOptions(c *call) (run, stateDir string, o training.TrainingOptions) {
+func trainingOptions(c *Call, ownDir string) (run, stateDir string, o training.TrainingOptions) {
 	o = training.TrainingOptions{LogDir: c.String("log-dir"), Type: c.String("tpu-type"), Skip: c.Int("skip-steps"), Compare: c.String("compare"), Pattern: pattern(c)}
 	run = o.LogDir
 	if o.LogDir == "" || len(c.Words) > 0 {
 		run = runWord(c)
 		if err := config.CheckRunName(run); err != nil {
-			c.Refuse(&usageError{Err: err}, cmdline.Word)
+			c.Refuse(&cmdline.UsageError{Err: err}, cmdline.Word)
 		}
 	}
 	c.NotNegative(c, "skip-steps")
@@ -84,11 +84,11 @@ func trainingOptions(c *call) (run, stateDir string, o training.TrainingOptions)
 	}
 	if o.Compare != "" {
 		if err := metrics.CheckPublished(o.Compare); err != nil {
-			c.Refuse(&usageError{Err: fmt.Errorf("--compare: %w", err)}, "compare")
+			c.Refuse(&cmdline.UsageError{Err: fmt.Errorf("--compare: %w", err)}, "compare")
 		}
 	}
 	if stateDir = c.String("state-dir"); stateDir == "" {
-		stateDir = config.StateDir(c.lookup, c.home)
+		stateDir = ownDir
 	}
 	return run, stateDir, o
 }
@@ -129,7 +129,7 @@ func showMetrics(c *call) error {
 	if c.Bool("follow") && c.String("output") == "csv" {
 		c.Refuse(usagef("--follow and --output=csv: a table of figures over the steps is whole only at the end"), "follow", "output")
 	}
-	name, stateDir, o := trainingOptions(c)
+	name, stateDir, o := trainingOptions(&c.Call, config.StateDir(c.lookup, c.home))
 	if err := ready(c); err != nil {
 		return err
 	}
@@ -221,7 +221,7 @@ a program does that after faulthandler.register(signal.SIGUSR1). Of all others
 only what their threads wait for is told.`,
 		Flags: slices.Concat(hostFlags(), []cli.Flag{prefixFlag()}, sshFlags()),
 		Action: withSession(func(s *session, c *call) error {
-			name := runWord(c)
+			name := runWord(&c.Call)
 			d, err := s.workers(c)
 			if err != nil {
 				return err

@@ -45,20 +45,20 @@ the range of Identity-Aware Proxy; add your own address to log in directly:
 			&cli.BoolFlag{Name: "dry-run", Usage: "print the plan and the equal gcloud commands; change nothing"},
 		},
 		Action: withSession(func(s *session, c *call) error {
-			name := networkName(c)
+			name := networkName(&c.Call)
 			o := network.Options{
 				Name: name, MTU: c.Int("mtu"), SubnetMode: c.String("subnet-mode"), RoutingMode: c.String("bgp-routing-mode"),
 				SSHSourceRanges: splitCommas(c.String("ssh-source-ranges")), AllPortsFrom: splitCommas(c.String("all-ports-from")),
 			}
-			refuseNetwork(c, network.Options{Name: o.Name}, cmdline.Word)
+			refuseNetwork(&c.Call, network.Options{Name: o.Name}, cmdline.Word)
 			if c.Refused(cmdline.Word) {
 				o.Name = "" // check the ranges as if the name were valid
 			}
-			refuseNetwork(c, network.Options{MTU: o.MTU}, "mtu")
-			refuseNetwork(c, network.Options{SubnetMode: o.SubnetMode}, "subnet-mode")
-			refuseNetwork(c, network.Options{RoutingMode: o.RoutingMode}, "bgp-routing-mode")
-			refuseNetwork(c, network.Options{Name: o.Name, SSHSourceRanges: o.SSHSourceRanges}, "ssh-source-ranges")
-			refuseNetwork(c, network.Options{Name: o.Name, AllPortsFrom: o.AllPortsFrom}, "all-ports-from")
+			refuseNetwork(&c.Call, network.Options{MTU: o.MTU}, "mtu")
+			refuseNetwork(&c.Call, network.Options{SubnetMode: o.SubnetMode}, "subnet-mode")
+			refuseNetwork(&c.Call, network.Options{RoutingMode: o.RoutingMode}, "bgp-routing-mode")
+			refuseNetwork(&c.Call, network.Options{Name: o.Name, SSHSourceRanges: o.SSHSourceRanges}, "ssh-source-ranges")
+			refuseNetwork(&c.Call, network.Options{Name: o.Name, AllPortsFrom: o.AllPortsFrom}, "all-ports-from")
 			if err := ready(c); err != nil {
 				return err
 			}
@@ -79,7 +79,7 @@ the range of Identity-Aware Proxy; add your own address to log in directly:
 }
 
 // networkName returns the word of a command, or the default network's name.
-func networkName(c *call) string {
+func networkName(c *Call) string {
 	if len(c.Words) == 0 {
 		return defaultNetwork
 	}
@@ -88,9 +88,9 @@ func networkName(c *call) string {
 
 // refuseNetwork refuses o if it is not valid. flags must be the flags that set all fields
 // of o that do not have their defaults.
-func refuseNetwork(c *call, o network.Options, flags ...string) {
+func refuseNetwork(c *Call, o network.Options, flags ...string) {
 	if err := o.Validate(); err != nil {
-		c.Refuse(asUsage(err), flags...)
+		c.Refuse(&cmdline.UsageError{Err: err}, flags...)
 	}
 }
 
@@ -98,7 +98,7 @@ func networkShowCommand() *cli.Command {
 	return command(cli.Command{
 		Name: "show", Usage: "show a network and its firewall rules", ArgsUsage: "[NAME]",
 		Action: withSession(func(s *session, c *call) error {
-			name := networkName(c)
+			name := networkName(&c.Call)
 			if err := ready(c); err != nil {
 				return err
 			}
@@ -173,7 +173,7 @@ func firewallCommand() *cli.Command {
 						Name: name, Network: c.String("network"), Allow: splitCommas(c.String("allow")), Priority: c.Int("priority"),
 						SourceRanges: splitCommas(c.String("source-ranges")), TargetTags: splitCommas(c.String("target-tags")),
 					}
-					refuseRule(c, rule)
+					refuseRule(&c.Call, rule)
 					if err := ready(c); err != nil {
 						return err
 					}
@@ -200,13 +200,13 @@ func firewallCommand() *cli.Command {
 }
 
 // refuseRule checks each flag of a rule by itself and refuses those that are wrong.
-func refuseRule(c *call, rule network.FirewallRule) {
+func refuseRule(c *Call, rule network.FirewallRule) {
 	sound := network.FirewallRule{Name: "x", Allow: []string{"tcp"}}
 	check := func(flag string, set func(r *network.FirewallRule)) {
 		r := sound
 		set(&r)
 		if err := r.Validate(); err != nil {
-			c.Refuse(asUsage(err), flag)
+			c.Refuse(&cmdline.UsageError{Err: err}, flag)
 			return
 		}
 		sound = r

@@ -70,8 +70,33 @@ const (
 	noLogin    = "no runner logs in to the workers"
 )
 
-// name returns the flag's own name.
-func (o option) name() string { return o.flag.Names()[0] }
+// Name returns the flag's own name.
+func (o option) Name() string { return o.flag.Names()[0] }
+
+// Bad returns a value that is refused; "": every value of the flag's kind is right.
+func (o option) Bad() string { return o.bad }
+
+// Try returns a value for which the plan and the key change; "": there is none.
+func (o option) Try() string { return o.try }
+
+// Plan returns the path of the field of job.Plan that shows the option; "": none does.
+func (o option) Plan() string { return o.plan }
+
+// Key returns the key of a job without runner that has the option; "": it is elsewhere, or
+// nowhere. isRefused reports whether such a job refuses the option.
+func (o option) Key() (key string, isRefused bool) {
+	switch o.key {
+	case kit, request:
+		return "", false
+	case refused:
+		return "", true
+	}
+	return o.key, false
+}
+
+// OfBucket reports whether the option says something about the bucket of a job without
+// runner, and nothing about other jobs.
+func (o option) OfBucket() bool { return o.with == withBucket }
 
 // runRows returns the options of run, jobRows those of job, in the order of the help. The
 // flags of job that describe the request are in the table of package qr, too: see
@@ -96,19 +121,37 @@ func flagsOf(rows []option) []cli.Flag {
 // options are what run and job do; run uses the Run of it only.
 type options = job.JobOptions
 
+// Flags are the values of a command's flags.
+type Flags = cli.Context
+
+// A Call is a command line that is carried out: the values of its flags, and the line that
+// they come from.
+type Call struct {
+	*Flags
+	*cmdline.Line
+}
+
+// A Machine is what options come from besides the command line.
+type Machine struct {
+	Lookup    config.Lookup // the environment
+	Home      string        // the user's home directory
+	User      string        // who uses multihost, as in config.LocalUser
+	LeastTerm time.Duration // the shortest --ttl and --lease
+}
+
 // A reading is a command line whose options are being read.
 type reading struct {
-	*call
-	s    *session
+	*Call
+	m    Machine
 	name string // of the flag
 	o    *options
 }
 
 // readOptions reads the options of a command.
-func readOptions(s *session, c *call, rows []option) (o options) {
+func readOptions(c *Call, m Machine, rows []option) (o options) {
 	for _, row := range rows {
 		if row.read != nil {
-			row.read(reading{c, s, row.name(), &o})
+			row.read(reading{c, m, row.Name(), &o})
 		}
 	}
 	return o
@@ -148,17 +191,12 @@ func asOneOf[T ~string](field func(o *options) *T, allowed ...T) func(r reading)
 	}
 }
 
-// leastTerm is the shortest --ttl and --lease, after which workers delete the slices of a
-// runner that they do not hear from: a runner that is away for a moment must not lose
-// them. Tests shorten it, because their scripts cannot wait a minute.
-var leastTerm = time.Minute
-
 // asTerm reads a time after which workers delete the slices.
 func asTerm(field func(o *options) *time.Duration) func(r reading) {
 	return func(r reading) {
 		d := r.Duration(r.name)
-		if d != 0 && d < leastTerm {
-			r.Refuse(usagef("--%s=%s: it must be 1m or more, or 0", r.name, d), r.name)
+		if d != 0 && d < r.m.LeastTerm {
+			r.Refuse(cmdline.Usagef("--%s=%s: it must be 1m or more, or 0", r.name, d), r.name)
 		}
 		*field(r.o) = d
 	}
@@ -166,23 +204,22 @@ func asTerm(field func(o *options) *time.Duration) func(r reading) {
 
 // asWaitTime reads a limit of waiting for slices.
 func asWaitTime(field func(o *options) *time.Duration) func(r reading) {
-	return func(r reading) { *field(r.o) = waitTime(r.call, r.name) }
+	return func(r reading) { *field(r.o) = waitTime(r.Call, r.name) }
 }
 
 func readCommand(r reading) {
 	r.o.Run.Script, r.o.Run.Argv = r.String("command"), r.Argv
-	refuseCommand(r.call, r.o.Run.Script)
+	refuseCommand(r.Call, r.o.Run.Script)
 }
 
 // readRunName reads --run-name, or makes a name.
 func readRunName(r reading) {
 	name := r.String(r.name)
 	if name == "" {
-		login, _ := config.LocalUser(r.s.lookup, r.s.account)
-		name = config.RunName(login, time.Now(), rand.Reader)
+		name = config.RunName(r.m.User, time.Now(), rand.Reader)
 	}
 	if err := config.CheckRunName(name); err != nil {
-		r.Refuse(&usageError{Err: fmt.Errorf("--run-name: %w", err)}, r.name)
+		r.Refuse(&cmdline.UsageError{Err: fmt.Errorf("--run-name: %w", err)}, r.name)
 	}
 	r.o.Run.Run = name
 }
@@ -196,11 +233,11 @@ func readScriptDir(r reading) {
 	info, err := os.Stat(dir)
 	switch {
 	case errors.Is(err, os.ErrNotExist):
-		err = &usageError{Err: fmt.Errorf("--script-dir=%s: there is no such directory", dir)}
+		err = &cmdline.UsageError{Err: fmt.Errorf("--script-dir=%s: there is no such directory", dir)}
 	case err != nil:
-		err = &configError{Err: fmt.Errorf("--script-dir: %w", err)}
+		err = &cmdline.ConfigError{Err: fmt.Errorf("--script-dir: %w", err)}
 	case !info.IsDir():
-		err = &usageError{Err: fmt.Errorf("--script-dir=%s: it is no directory", dir)}
+		err = &cmdline.UsageError{Err: fmt.Errorf("--script-dir=%s: it is no directory", dir)}
 	default:
 		r.o.Run.Dir, err = filepath.Abs(dir)
 	}
@@ -210,35 +247,35 @@ func readScriptDir(r reading) {
 func readSyncTimeout(r reading) {
 	r.o.Run.SyncTimeout = time.Duration(r.Int(r.name)) * time.Second
 	if r.o.Run.SyncTimeout <= 0 {
-		r.Refuse(usagef("--%s=%d: it must be more than 0", r.name, r.Int(r.name)), r.name)
+		r.Refuse(cmdline.Usagef("--%s=%d: it must be more than 0", r.name, r.Int(r.name)), r.name)
 	}
 }
 
 func readPlatform(r reading) {
-	r.o.Run.Platform = platform(r.call, r.String(r.name), r.name)
+	r.o.Run.Platform = platform(r.Call, r.String(r.name), r.name)
 }
 
 func readNUMA(r reading) {
 	var err error
 	if r.o.Run.NUMA, err = preflight.ParseNUMA(r.String(r.name)); err != nil {
-		r.Refuse(&usageError{Err: err}, r.name)
+		r.Refuse(&cmdline.UsageError{Err: err}, r.name)
 	}
 }
 
 func readMaxLog(r reading) {
 	var err error
 	if r.o.Run.MaxLog, err = config.ParseSize(r.String(r.name)); err != nil {
-		r.Refuse(&usageError{Err: fmt.Errorf("--%s: %w", r.name, err)}, r.name)
+		r.Refuse(&cmdline.UsageError{Err: fmt.Errorf("--%s: %w", r.name, err)}, r.name)
 	}
 }
 
-func readWatch(r reading) { r.o.Run.Watch = watchOptions(r.call) }
+func readWatch(r reading) { r.o.Run.Watch = watchOptions(r.Call) }
 
-func readInterrupt(r reading) { checkOnInterrupt(r.call) }
+func readInterrupt(r reading) { checkOnInterrupt(r.Call) }
 
 func readProcesses(r reading) {
 	if r.o.Run.Processes = r.Int(r.name); r.o.Run.Processes < 1 {
-		r.Refuse(usagef("--%s=%d: it must be 1 or more", r.name, r.o.Run.Processes), r.name)
+		r.Refuse(cmdline.Usagef("--%s=%d: it must be 1 or more", r.name, r.o.Run.Processes), r.name)
 	}
 }
 
@@ -255,7 +292,7 @@ func readXLA(r reading) {
 	}
 	check := func(wanted xla.Request, flags ...string) {
 		if err := xla.Load().CheckNames(wanted); err != nil {
-			r.Refuse(asUsage(err), flags...)
+			r.Refuse(&cmdline.UsageError{Err: err}, flags...)
 		}
 	}
 	check(xla.Request{Presets: presets}, "xla-preset")
@@ -269,10 +306,10 @@ func readXLA(r reading) {
 func readEnvironment(r reading) {
 	add := func(flag string, vars []config.EnvVar, err error) {
 		if err != nil {
-			r.Refuse(asUsage(err), flag)
+			r.Refuse(&cmdline.UsageError{Err: err}, flag)
 		}
 		for _, v := range vars {
-			refuseVariable(r.call, flag, v.Name, v.Value)
+			refuseVariable(r.Call, flag, v.Name, v.Value)
 		}
 		r.o.Run.Env = append(r.o.Run.Env, vars...)
 	}
@@ -282,7 +319,7 @@ func readEnvironment(r reading) {
 		case r.Context.Err() != nil:
 			r.Refuse(context.Cause(r.Context))
 		case err != nil:
-			r.Refuse(&configError{Err: fmt.Errorf("--env-file: %w", err)}, "env-file")
+			r.Refuse(&cmdline.ConfigError{Err: fmt.Errorf("--env-file: %w", err)}, "env-file")
 		}
 		add("env-file", vars, nil)
 	}
@@ -296,30 +333,30 @@ func readEnvironment(r reading) {
 		}
 		secret, err := detach.ParseSecret(text)
 		if err != nil {
-			r.Refuse(&usageError{Err: fmt.Errorf("--secret-env: %w", err)}, "secret-env")
+			r.Refuse(&cmdline.UsageError{Err: fmt.Errorf("--secret-env: %w", err)}, "secret-env")
 			continue
 		}
-		refuseVariable(r.call, "secret-env", secret.Name, "")
+		refuseVariable(r.Call, "secret-env", secret.Name, "")
 		r.o.Run.Secrets = append(r.o.Run.Secrets, secret)
 	}
-	secrets, err := config.SecretEnv(r.s.lookup, names)
+	secrets, err := config.SecretEnv(r.m.Lookup, names)
 	add("secret-env", secrets, err)
 }
 
 // refuseVariable refuses an environment variable that the command cannot have.
-func refuseVariable(c *call, flag, name, value string) {
+func refuseVariable(c *Call, flag, name, value string) {
 	if strings.HasPrefix(name, "MULTIHOST_") {
-		c.Refuse(usagef("environment variable %q: names beginning with MULTIHOST_ are set by multihost", name), flag)
+		c.Refuse(cmdline.Usagef("environment variable %q: names beginning with MULTIHOST_ are set by multihost", name), flag)
 	}
 	if err := (launch.EnvVar{Name: name, Value: value}).Validate(); err != nil {
-		c.Refuse(asUsage(err), flag)
+		c.Refuse(&cmdline.UsageError{Err: err}, flag)
 	}
 }
 
 func readPreemptions(r reading) {
 	var err error
 	if r.o.Budget.Preemptions, err = config.ParseLimit(r.String(r.name)); err != nil {
-		r.Refuse(usagef("--%s=%s: it is a number from 0, or unlimited", r.name, r.String(r.name)), r.name)
+		r.Refuse(cmdline.Usagef("--%s=%s: it is a number from 0, or unlimited", r.name, r.String(r.name)), r.name)
 	}
 }
 
@@ -334,16 +371,16 @@ func readKeepOnFailure(r reading) {
 	}
 	var err error
 	if r.o.KeepFor, err = time.ParseDuration(keep.Text); err != nil || r.o.KeepFor <= 0 {
-		r.Refuse(usagef("--%s=%s: it is a time such as 2h or 30m", r.name, keep.Text), r.name)
+		r.Refuse(cmdline.Usagef("--%s=%s: it is a time such as 2h or 30m", r.name, keep.Text), r.name)
 	}
 }
 
 // refuseRunnerless refuses the flags that a job without runner cannot obey, the first on
 // the line first.
-func refuseRunnerless(c *call) {
-	rows := slices.DeleteFunc(jobRows(), func(o option) bool { return o.key != refused || c.Typed[o.name()] == "" })
-	slices.SortStableFunc(rows, func(a, b option) int { return cmp.Compare(c.Place(a.name()), c.Place(b.name())) })
+func refuseRunnerless(c *Call) {
+	rows := slices.DeleteFunc(jobRows(), func(o option) bool { return o.key != refused || c.Typed[o.Name()] == "" })
+	slices.SortStableFunc(rows, func(a, b option) int { return cmp.Compare(c.Place(a.Name()), c.Place(b.Name())) })
 	for _, o := range rows {
-		c.Refuse(usagef("--%s: it does nothing for a job without runner (--detach with --bucket-name)", o.name()), o.name(), "detach", "bucket-name")
+		c.Refuse(cmdline.Usagef("--%s: it does nothing for a job without runner (--detach with --bucket-name)", o.Name()), o.Name(), "detach", "bucket-name")
 	}
 }

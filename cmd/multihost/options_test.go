@@ -3,105 +3,27 @@ package main
 import (
 	"cmp"
 	"encoding/json"
-	"reflect"
 	"slices"
 	"strings"
 	"testing"
 
-	"github.com/urfave/cli/v2"
-
 	"multihost/internal/cmdline"
-	"multihost/internal/config"
-	"multihost/internal/job"
 	"multihost/internal/qr"
 	"multihost/internal/sim"
 	"multihost/internal/testkit"
 )
 
-// faultsOf returns what a row of the table of options lacks. reads are the names of the
-// flags that have a function of their own.
-func faultsOf(o option, reads []string) (faults []string) {
-	fault := func(is bool, text string) {
-		if is {
-			faults = append(faults, text)
-		}
-	}
-	places := []string{inSession, withWorkers, withRequest, withBucket, withNotify}
-	numeric := slices.Contains([]config.Kind{config.Int, config.Float, config.Duration}, cmdline.KindOf(o.flag))
-	fault((o.read == nil) == (o.with == ""), "either read or with says where it is read")
-	fault(o.with != "" && !slices.Contains(places, o.with) && !slices.Contains(reads, o.with), "with names neither a place nor a flag that is read")
-	fault(o.bad == "" && numeric && o.with != withBucket, "bad names no value that is refused")
-	fault((o.plan == "") == (o.unplanned == ""), "either plan or unplanned says whether a dry run shows it")
-	fault(o.plan != "" && !hasField(reflect.TypeFor[job.Plan](), strings.Split(o.plan, ".")), "plan names no field of job.Plan")
-	fault((o.key == "") == (o.unneeded == ""), "either key or unneeded says whether a job without runner has it")
-	return faults
-}
-
-// hasField reports whether the JSON of a type has a field of that path. Lists count as
-// their elements.
-func hasField(of reflect.Type, path []string) bool {
-	for of.Kind() == reflect.Pointer || of.Kind() == reflect.Slice {
-		of = of.Elem()
-	}
-	if len(path) == 0 {
-		return true
-	}
-	for i := range of.NumField() {
-		if name, _, _ := strings.Cut(of.Field(i).Tag.Get("json"), ","); name == path[0] {
-			return hasField(of.Field(i).Type, path[1:])
-		}
-	}
-	return false
-}
-
-// TestEveryFlagOfRunAndJobIsAnOption: a flag of run or job stands in the table of options
-// with all that the program has to know about it, or in the table of requests of package qr.
+// TestEveryFlagOfRunAndJobIsAnOption: a flag of run or job stands in the table of options,
+// or in the table of requests of package qr.
 func TestEveryFlagOfRunAndJobIsAnOption(t *testing.T) {
 	t.Parallel()
-	for _, command := range []struct {
-		path string
-		rows []option
-	}{{"run", runRows()}, {"job", jobRows()}} {
-		var names, reads []string
-		for _, o := range command.rows {
-			names = append(names, o.name())
-			if o.read != nil {
-				reads = append(reads, o.name())
-			}
-		}
-		for _, o := range command.rows {
-			for _, fault := range faultsOf(o, reads) {
-				t.Errorf("--%s of %s: %s", o.name(), command.path, fault)
-			}
-		}
-		for _, f := range cmdline.FindCommand(commands(), command.path).Flags {
+	for path, rows := range map[string][]option{"run": runRows(), "job": jobRows()} {
+		for _, f := range cmdline.FindCommand(commands(), path).Flags {
 			name := f.Names()[0]
 			requested := slices.ContainsFunc(qr.CreateFlags(), func(r qr.Flag) bool { return r.Name == name })
-			if !slices.Contains(names, name) && !requested {
-				t.Errorf("--%s of %s is no row of the table of options", name, command.path)
+			if !requested && !slices.ContainsFunc(rows, func(o option) bool { return o.Name() == name }) {
+				t.Errorf("--%s of %s is no row of the table of options", name, path)
 			}
-		}
-	}
-}
-
-// A row that lacks something is found.
-func TestFaultsOfAnOption(t *testing.T) {
-	t.Parallel()
-	whole := option{flag: &cli.IntFlag{Name: "x"}, read: func(reading) {}, bad: "-1", plan: "limits.grace_ns", key: "grace"}
-	for want, change := range map[string]func(o *option){
-		"":                         func(*option) {},
-		"either read or with":      func(o *option) { o.read = nil },
-		"with names neither":       func(o *option) { o.read, o.with = nil, "y" },
-		"bad names no value":       func(o *option) { o.bad = "" },
-		"either plan or unplanned": func(o *option) { o.plan = "" },
-		"plan names no field":      func(o *option) { o.plan = "limits.grac" },
-		"either key or unneeded":   func(o *option) { o.key = "" },
-	} {
-		o := whole
-		change(&o)
-		got := strings.Join(faultsOf(o, nil), "\n")
-		if !strings.Contains(got, want) || (got == "") != (want == "") {
-			t.Errorf("%q, want %q", got, want)
 		}
 	}
 }
@@ -122,30 +44,30 @@ func TestOptionsShowWhereTheTableSays(t *testing.T) {
 	attached, detached := planOf(r, base), planOf(r, alone)
 	tried := 0
 	for _, o := range jobRows() {
-		if o.try == "" {
-			if seen := o.plan != "" || o.key != "" && o.key != refused && o.key != kit; seen && !slices.Contains(notTried, o.name()) {
-				t.Errorf("--%s: the table has no value to try", o.name())
+		key, isRefused := o.Key()
+		if o.Try() == "" {
+			if seen := o.Plan() != "" || key != ""; seen && !slices.Contains(notTried, o.Name()) {
+				t.Errorf("--%s: the table has no value to try", o.Name())
 			}
 			continue
 		}
 		tried++
-		typed := "--" + o.name() + "=" + o.try
+		typed := "--" + o.Name() + "=" + o.Try()
 		with, before := append(slices.Clone(base), typed), attached
-		if o.with == withBucket {
+		if o.OfBucket() {
 			with, before = append(slices.Clone(alone), typed), detached
 		}
-		if o.plan != "" && at(planOf(r, with), o.plan) == at(before, o.plan) {
-			t.Errorf("%s: %s of the plan is the same: %s", typed, o.plan, at(before, o.plan))
+		if o.Plan() != "" && at(planOf(r, with), o.Plan()) == at(before, o.Plan()) {
+			t.Errorf("%s: %s of the plan is the same: %s", typed, o.Plan(), at(before, o.Plan()))
 		}
-		switch o.key {
-		case "", kit, request:
-		case refused:
-			if status, said, _ := r.do(append(slices.Clone(alone), typed)...); status != exitUsage || !strings.Contains(said, "--"+o.name()) {
+		switch {
+		case isRefused:
+			if status, said, _ := r.do(append(slices.Clone(alone), typed)...); status != exitUsage || !strings.Contains(said, "--"+o.Name()) {
 				t.Errorf("%s with --detach --bucket-name ended with %d: %s", typed, status, said)
 			}
-		default:
-			if was, is := keyOf(t, detached, o.key), keyOf(t, planOf(r, append(slices.Clone(alone), typed)), o.key); was == is {
-				t.Errorf("%s: a job without runner has the same %s: %q", typed, o.key, is)
+		case key != "":
+			if was, is := keyOf(t, detached, key), keyOf(t, planOf(r, append(slices.Clone(alone), typed)), key); was == is {
+				t.Errorf("%s: a job without runner has the same %s: %q", typed, key, is)
 			}
 		}
 	}

@@ -77,8 +77,8 @@ var (
 // badOf returns each option with a value that it refuses.
 func badOf(rows []option) (bad []string) {
 	for _, o := range rows {
-		if o.bad != "" {
-			bad = append(bad, "--"+o.name()+"="+o.bad)
+		if o.Bad() != "" {
+			bad = append(bad, "--"+o.Name()+"="+o.Bad())
 		}
 	}
 	return bad

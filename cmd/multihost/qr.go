@@ -66,7 +66,7 @@ func requestFlags(own ...cli.Flag) []cli.Flag {
 }
 
 // readRequest adds to r the flags of requestFlags and gcloud's flags in extra.
-func readRequest(c *call, r qr.Request, extra string) qr.Request {
+func readRequest(c *Call, r qr.Request, extra string) qr.Request {
 	if typeName := c.String("tpu-type"); typeName != "" {
 		t, err := tpu.ParseType(typeName)
 		if err != nil {
@@ -106,14 +106,14 @@ func readRequest(c *call, r qr.Request, extra string) qr.Request {
 		c.Refuse(flagError(err), flags...)
 	}
 	if whole.Type.Name == "" {
-		c.Refuse(&usageError{Err: errors.New("which accelerator type? --tpu-type is missing"), Advice: "add --tpu-type=v5litepod-16, for example"}, "tpu-type")
+		c.Refuse(&cmdline.UsageError{Err: errors.New("which accelerator type? --tpu-type is missing"), Advice: "add --tpu-type=v5litepod-16, for example"}, "tpu-type")
 	}
 	return whole
 }
 
 // refuseRequest refuses a request that is not valid. It lists the problems in the order
 // of their flags on the line, without those that follow from a flag refused already.
-func refuseRequest(c *call, r qr.Request) {
+func refuseRequest(c *Call, r qr.Request) {
 	var invalid *qr.InvalidError
 	if !errors.As(r.Validate(), &invalid) {
 		return
@@ -128,7 +128,7 @@ func refuseRequest(c *call, r qr.Request) {
 
 // ownFlags maps flags of package qr to flags of this command. A flag of job that is
 // nowhere on the line may be in --cqr-extra-args.
-func ownFlags(c *call, flags []string) (own []string) {
+func ownFlags(c *Call, flags []string) (own []string) {
 	id, job := cmdline.Word, c.Command.Name == "job"
 	if job {
 		id = "run-name"
@@ -153,9 +153,9 @@ func ownFlags(c *call, flags []string) (own []string) {
 // configuration error.
 func flagError(err error) error {
 	if file := (*fs.PathError)(nil); errors.As(err, &file) {
-		return &configError{Err: err}
+		return &cmdline.ConfigError{Err: err}
 	}
-	return asUsage(err)
+	return &cmdline.UsageError{Err: err}
 }
 
 func splitCommas(s string) []string {
@@ -188,11 +188,11 @@ ends the bill. --confirm asks you then; a no ends the command with status 130.`,
 			asyncFlag("end when the request is sent; whether the service takes it is not waited for"),
 		), waitFlags(), sshFlags()),
 		Action: withSession(func(s *session, c *call) error {
-			r := qrRequest(s, c)
+			r := qrRequest(&c.Call, s.machine(c))
 			if c.Bool("async") && c.Bool("wait") {
 				c.Refuse(usagef("--async and --wait exclude each other: give one of them"), "async", "wait")
 			}
-			limits := waitLimits(c)
+			limits := waitLimits(&c.Call)
 			refuseConfirm(s, c)
 			d, err := s.workers(c)
 			if err != nil {
@@ -238,28 +238,27 @@ ends the bill. --confirm asks you then; a no ends the command with status 130.`,
 	}, exitOK, exitUsage, exitUnavailable, exitTempFail, exitPermission, exitConfig, exitInterrupt, exitTerminate)
 }
 
-func qrRequest(s *session, c *call) qr.Request {
+func qrRequest(c *Call, m Machine) qr.Request {
 	id := c.OneWord("id", "")
 	r := readRequest(c, qr.Request{ID: id}, "")
 	if !c.IsSet("node-count") {
 		r.NodeCount = 1
 	}
-	login, _ := config.LocalUser(s.lookup, s.account)
-	r.Mark(id, login)
+	r.Mark(id, m.User)
 	refuseRequest(c, r)
 	return r
 }
 
 // jobRequest builds the queued resource of a job. MaxText's defaults apply if the user
 // typed MaxText's flags.
-func jobRequest(s *session, c *call, run string) provision.Request {
+func jobRequest(c *Call, m Machine, run string) provision.Request {
 	upper := asMaxText(c)
 	r := qr.Request{ID: run, NodeCount: c.Int("num-slices"), Autocheckpoint: c.Bool("enable-autocheckpoint")}
 	if upper && !c.IsSet("num-slices") {
 		r.NodeCount = 2
 	}
 	if r.NodeCount < 1 {
-		c.Refuse(usagef("--num-slices=%d: at least 1 slice is needed", r.NodeCount), "num-slices")
+		c.Refuse(cmdline.Usagef("--num-slices=%d: at least 1 slice is needed", r.NodeCount), "num-slices")
 	}
 	if upper && c.String("tpu-type") == "" && c.String("type") == "" {
 		r.Type, _ = tpu.ParseType("v4-8") // v4-8 is a known type: no error
@@ -270,27 +269,23 @@ func jobRequest(s *session, c *call, run string) provision.Request {
 		r.NodeID = run
 	}
 	r = readRequest(c, r, c.String("cqr-extra-args"))
-	login, _ := config.LocalUser(s.lookup, s.account)
-	r.Mark(run, login)
+	r.Mark(run, m.User)
 	r.MarkJob(run)
 	refuseRequest(c, r)
 	return r.Neutral()
 }
-
-// refusedOfCreate says why qr create does not take a flag of gcloud's; nil for other names.
-func refusedOfCreate(flag string) *qr.RefusedFlag { return qr.Refused(flag) }
 
 func asyncFlag(usage string) cli.Flag { return &cli.BoolFlag{Name: "async", Usage: usage} }
 
 func waitFlags() []cli.Flag { return flagsOf(waitOptions()) }
 
 // waitLimits reads waitFlags.
-func waitLimits(c *call) qr.WaitOptions {
+func waitLimits(c *Call) qr.WaitOptions {
 	return qr.WaitOptions{QueueLimit: waitTime(c, "queue-timeout"), ProvisionLimit: waitTime(c, "provision-timeout"), BootLimit: waitTime(c, "boot-timeout")}
 }
 
 // waitTime reads a limit of waiting; a time of 0 becomes qr.NoLimit.
-func waitTime(c *call, flag string) time.Duration {
+func waitTime(c *Call, flag string) time.Duration {
 	c.NotNegative(c, flag)
 	return cmp.Or(c.Duration(flag), qr.NoLimit)
 }
@@ -304,7 +299,7 @@ func qrWaitCommand() *cli.Command {
 at once when the request fails, is suspended or is deleted.`,
 		Flags: slices.Concat(waitFlags(), sshFlags()),
 		Action: withSession(func(s *session, c *call) error {
-			id, limits := idWord(c), waitLimits(c)
+			id, limits := idWord(&c.Call), waitLimits(&c.Call)
 			d, err := s.workers(c)
 			if err != nil {
 				return err
@@ -351,7 +346,7 @@ first, then filtered, then cut off after --limit.`,
 		},
 		Action: withSession(func(s *session, c *call) error {
 			c.NoWords()
-			choice := readChoice(c)
+			choice := readChoice(&c.Call)
 			if err := ready(c); err != nil {
 				return err
 			}
@@ -385,19 +380,19 @@ first, then filtered, then cut off after --limit.`,
 	}, exitOK, exitUsage, exitUnavailable, exitPermission, exitConfig)
 }
 
-func readChoice(c *call) (ch qr.Choice) {
+func readChoice(c *Call) (ch qr.Choice) {
 	var err error
 	if ch.Filter, err = gcloud.ParseFilter(c.String("filter"), time.Now()); err != nil {
-		c.Refuse(&usageError{Err: fmt.Errorf("--filter: %w", err)}, "filter")
+		c.Refuse(&cmdline.UsageError{Err: fmt.Errorf("--filter: %w", err)}, "filter")
 	}
 	if ch.Keys, err = gcloud.ParseSortKeys(c.String("sort-by")); err != nil {
-		c.Refuse(usagef("--sort-by: %w", err), "sort-by")
+		c.Refuse(cmdline.Usagef("--sort-by: %w", err), "sort-by")
 	}
 	if ch.Limit, err = config.ParseLimit(c.String("limit")); err != nil || ch.Limit == 0 {
-		c.Refuse(usagef("--limit=%s: it is a number from 1, or unlimited", c.String("limit")), "limit")
+		c.Refuse(cmdline.Usagef("--limit=%s: it is a number from 1, or unlimited", c.String("limit")), "limit")
 	}
 	if size := c.Int("page-size"); size < 1 {
-		c.Refuse(usagef("--page-size=%d: it must be 1 or more", size), "page-size")
+		c.Refuse(cmdline.Usagef("--page-size=%d: it must be 1 or more", size), "page-size")
 	}
 	return ch
 }
@@ -409,7 +404,7 @@ func qrShowCommand() *cli.Command {
 		Usage:     "show one queued resource and its slices",
 		ArgsUsage: "ID",
 		Action: withSession(func(s *session, c *call) error {
-			id := idWord(c)
+			id := idWord(&c.Call)
 			if err := ready(c); err != nil {
 				return err
 			}
@@ -435,7 +430,7 @@ func qrDeleteCommand() *cli.Command {
 			&cli.BoolFlag{Name: "dry-run", Usage: "say what would be deleted; change nothing"},
 		},
 		Action: withSession(func(s *session, c *call) error {
-			id := idWord(c)
+			id := idWord(&c.Call)
 			async := c.Bool("async")
 			if _, typed := c.Typed["delete-timeout"]; typed && async {
 				c.Refuse(usagef("--async and --delete-timeout exclude each other: --async does not wait"), "async", "delete-timeout")
@@ -476,7 +471,7 @@ until the next start or preflight applies them. The queued resource must be ACTI
 			&cli.BoolFlag{Name: "dry-run", Usage: "say what would be rebooted; change nothing"},
 		},
 		Action: withSession(func(s *session, c *call) error {
-			id := idWord(c)
+			id := idWord(&c.Call)
 			if err := ready(c); err != nil {
 				return err
 			}

@@ -48,7 +48,7 @@ your program: no later run ships it.`,
 			&cli.IntFlag{Name: "port", Usage: "`PORT` of --follow; default: one that is free"},
 		}),
 		Action: act(func(c *call) error {
-			name, dir, o := trainingOptions(c)
+			name, dir, o := trainingOptions(&c.Call, config.StateDir(c.lookup, c.home))
 			switch port := c.Int("port"); {
 			case !c.Bool("follow") && c.String("out") == "-" && c.json:
 				c.Refuse(usagef("--out=- and --output=json: standard output can be the page or the answer, not both"), "out", "output")

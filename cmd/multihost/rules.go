@@ -3,11 +3,13 @@ package main
 import (
 	"multihost/internal/cmdline"
 	"multihost/internal/help"
+	"multihost/internal/qr"
 	"multihost/internal/tpu"
 )
 
-// rules say what is special about multihost's flags and commands.
-func rules(p process) cmdline.Rules {
+// lineRules say what is special about multihost's flags and commands. complete says how
+// values and words are completed.
+func lineRules(complete cmdline.CompleteRules) cmdline.Rules {
 	return cmdline.Rules{
 		Private: privateFlags, Never: neverInFiles, Paths: pathFlags, PathPairs: []string{"metadata-from-file"},
 		Alternatives: alternatives, BelongsTo: map[string]string{"max-run-duration": "flex-start", "topology": "type"},
@@ -17,14 +19,14 @@ func rules(p process) cmdline.Rules {
 			Commands: commandGroups, Common: commonFlags, Groups: flagGroups,
 			Apart: []help.Group{{Title: "where", Shown: whereFlags}, {Title: loginTitle, Rest: loginFlags()}},
 		},
-		Complete: completions(p),
+		Complete: complete,
 	}
 }
 
 // foreignFlag returns the error for a flag of gcloud that the qr commands do not take.
 func foreignFlag(path []string, flag string) error {
 	if len(path) > 0 && path[0] == "qr" {
-		if refused := refusedOfCreate(flag); refused != nil {
+		if refused := qr.Refused(flag); refused != nil {
 			return refused
 		}
 	}

@@ -48,13 +48,13 @@ leaves at once. If you close the terminal, the command goes on: see multihost
 attach.`,
 		Flags: flagsOf(runRows()),
 		Action: withSession(func(s *session, c *call) error {
-			o := runOptions(s, c, runRows()).Run
-			w := namedWorkers(s, c)
+			o := runOptions(&c.Call, s.machine(c), runRows()).Run
+			w := namedWorkers(&c.Call, s.hosts != nil)
 			o.Prefix, o.Slices, o.AllowPartial = w.Prefix, w.Slices, w.Partial
 			if o.UseExisting && c.String("run-name") == "" {
 				c.Refuse(&usageError{Err: errors.New("--use-existing-folder needs the run whose folder it is"), Advice: "add --run-name=NAME"}, "use-existing-folder")
 			}
-			told := notifyOptions(s, c, o.Run, o.Env)
+			told := s.notifyOptions(&c.Call, o.Run, o.Env)
 			d, err := s.workers(c)
 			if err != nil {
 				return err
@@ -110,28 +110,28 @@ func outcome(out stage.Outcome, err error) error {
 }
 
 // runOptions reads the options of run or job, and refuses those that contradict each other.
-func runOptions(s *session, c *call, rows []option) options {
-	all := readOptions(s, c, rows)
+func runOptions(c *Call, m Machine, rows []option) options {
+	all := readOptions(c, m, rows)
 	o := &all.Run
-	o.Home = c.home
+	o.Home = m.Home
 	if len(c.Words) > 0 {
 		c.Refuse(strayWord(c, c.Words[0]), cmdline.Word)
 	}
 	if o.Watch.OnStall == follow.StallRestart && o.MaxRestarts == 0 {
-		c.Refuse(&usageError{Err: errors.New("--on-stall=restart: no restart is allowed"), Advice: "add --max-restarts=3, or some other number"}, "on-stall", "max-restarts")
+		c.Refuse(&cmdline.UsageError{Err: errors.New("--on-stall=restart: no restart is allowed"), Advice: "add --max-restarts=3, or some other number"}, "on-stall", "max-restarts")
 	}
 	if o.Detach && o.MaxRestarts > 0 {
-		c.Refuse(usagef("--max-restarts and --detach: nobody would be there to start it again"), "max-restarts", "detach")
+		c.Refuse(cmdline.Usagef("--max-restarts and --detach: nobody would be there to start it again"), "max-restarts", "detach")
 	}
 	if c.Bool("sim") && o.Detach && c.String("bucket-name") == "" {
-		c.Refuse(&usageError{Err: errors.New("--sim and --detach: the simulator ends with this command, and the run with it"),
+		c.Refuse(&cmdline.UsageError{Err: errors.New("--sim and --detach: the simulator ends with this command, and the run with it"),
 			Advice: "start a simulator that stays: multihost sim up --background; eval \"$(multihost sim env)\""}, "sim", "detach")
 	}
 	return all
 }
 
 // strayWord returns the error for a word that is neither a flag nor after --.
-func strayWord(c *call, word string) error {
+func strayWord(c *Call, word string) error {
 	hint := "quote the command: --command='…', or put its words after --"
 	switch word {
 	case "help":
@@ -139,7 +139,7 @@ func strayWord(c *call, word string) error {
 	case "true", "false":
 		hint = "the value of a switch stands after =, as in --allow-partial=" + word + "; a program of that name after --"
 	}
-	return &usageError{Err: fmt.Errorf("word %q is neither a flag nor after --", word), Advice: hint}
+	return &cmdline.UsageError{Err: fmt.Errorf("word %q is neither a flag nor after --", word), Advice: hint}
 }
 
 // interruptible returns the cause of ctx's end in place of the error that the end made a

@@ -38,7 +38,7 @@ follows, it says when its slices are deleted.
 		}, sshFlags()),
 		Action: withSession(func(s *session, c *call) error {
 			c.NoWords()
-			numbers := slicesOf(c)
+			numbers := slicesOf(&c.Call)
 			d, err := s.workers(c)
 			if err != nil {
 				return err
@@ -62,13 +62,13 @@ the run going.`,
 			&cli.BoolFlag{Name: "strict-exit", Usage: "fail if any worker ends with an error, even after worker 0 has succeeded"},
 		}, flagsOf(watchingOptions()), flagsOf(patienceOptions()), sshFlags()),
 		Action: withSession(func(s *session, c *call) error {
-			name := runWord(c)
-			w := watchOptions(c)
+			name := runWord(&c.Call)
+			w := watchOptions(&c.Call)
 			if w.OnStall == follow.StallRestart {
 				c.Refuse(usagef("--on-stall=restart: only the command that started the run can start it again; stop ends it"), "on-stall")
 			}
 			c.NotNegative(c, "lost-timeout", "log-timeout", "quiet-after")
-			checkOnInterrupt(c)
+			checkOnInterrupt(&c.Call)
 			o := runs.AttachOptions{Prefix: c.String("tpu-prefix"), Grace: c.Duration("grace"), StrictExit: c.Bool("strict-exit"), Watch: w, Secret: c.lookup,
 				Patience: follow.Patience{Lost: c.Duration("lost-timeout"), Quiet: c.Duration("quiet-after"), Log: c.Duration("log-timeout")}}
 			d, err := s.workers(c)
@@ -93,7 +93,7 @@ terminal it asks before it deletes kept slices, and names logs that are not whol
 this machine. Without a terminal, slices with such logs stay.`,
 		Flags: slices.Concat(hostFlags(), bucketFlags(), []cli.Flag{prefixFlag(), graceFlag()}, sshFlags()),
 		Action: withSession(func(s *session, c *call) error {
-			name := runWord(c)
+			name := runWord(&c.Call)
 			d, err := s.workers(c)
 			if err != nil {
 				return err
@@ -138,7 +138,7 @@ With --tpu=no the script expects no TPU: it ends with 0 on CPU and GPU hosts. It
 argument TPU=no does the same.`,
 				Flags: []cli.Flag{platformFlag(), &cli.StringFlag{Name: "tpu", Value: "yes", Usage: "yes or no: whether a `TPU` is expected where the script runs"}},
 				Action: act(func(c *call) error {
-					on := platform(c, c.String("platform"), "platform")
+					on := platform(&c.Call, c.String("platform"), "platform")
 					o := preflight.Options{Platform: on}
 					switch tpu := c.String("tpu"); strings.ToLower(tpu) {
 					case "yes":
@@ -166,10 +166,10 @@ type preflightScript struct {
 }
 
 // platform parses the value of --platform, or of the word PLATFORM=….
-func platform(c *call, text, flag string) preflight.Platform {
+func platform(c *Call, text, flag string) preflight.Platform {
 	on, err := preflight.ParsePlatform(text)
 	if err != nil {
-		c.Refuse(&usageError{Err: fmt.Errorf("--platform: %w", err)}, flag)
+		c.Refuse(&cmdline.UsageError{Err: fmt.Errorf("--platform: %w", err)}, flag)
 	}
 	return on
 }
@@ -187,15 +187,15 @@ func preflightFlags() []cli.Flag {
 }
 
 func runPreflight(s *session, c *call, check bool) error {
-	on := platform(c, c.String("platform"), "platform")
+	on := platform(&c.Call, c.String("platform"), "platform")
 	for _, word := range c.Words {
 		if value, ok := cutPlatform(word); ok {
-			on = platform(c, value, cmdline.Word)
+			on = platform(&c.Call, value, cmdline.Word)
 		} else {
 			c.Refuse(usagef("multihost preflight: %q is no command and not PLATFORM=gce or PLATFORM=gke", word), cmdline.Word)
 		}
 	}
-	numbers := slicesOf(c)
+	numbers := slicesOf(&c.Call)
 	prefix := c.String("tpu-prefix")
 	if s.hosts != nil {
 		prefix = hosts.HostsPrefix

@@ -309,12 +309,12 @@ func (s *session) startSim(c *call) error {
 // has been read.
 func (s *session) setting(c *call, flag string) string {
 	if _, typed := s.typed[flag]; typed {
-		return fmt.Sprint(c.flags.Value(flag))
+		return fmt.Sprint(c.Flags.Value(flag))
 	}
 	if v, ok := s.lookup(config.FlagVariable(flag)); ok && v != "" {
 		return v
 	}
-	return fmt.Sprint(c.flags.Value(flag))
+	return fmt.Sprint(c.Flags.Value(flag))
 }
 
 // sourceOf returns where the value of a flag read by setting comes from.
@@ -329,6 +329,17 @@ func (s *session) sourceOf(c *call, flag string) string {
 		return from.Source.String()
 	}
 	return "--" + flag
+}
+
+// leastTerm is the shortest --ttl and --lease, after which workers delete the slices of a
+// runner that they do not hear from: a runner that is away for a moment must not lose
+// them. Tests shorten it, because their scripts cannot wait a minute.
+var leastTerm = time.Minute
+
+// machine returns what options come from besides the command line.
+func (s *session) machine(c *call) Machine {
+	login, _ := config.LocalUser(s.lookup, s.account)
+	return Machine{Lookup: s.lookup, Home: c.home, User: login, LeastTerm: leastTerm}
 }
 
 // slices returns the provider of slices; nil if there is no cloud.

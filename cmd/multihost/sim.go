@@ -165,7 +165,7 @@ func simUp(c *call, url, dir, todo string) error {
 func daemonLine(c *call, dir string, port int) []string {
 	args := []string{"sim", "up", "--config=none", "--sim-dir=" + dir, fmt.Sprintf("--ssh-port=%d", port)} // no file: the flags below hold its values
 	for _, name := range []string{"listen", "backend", "step", "quota", "login"} {
-		args = append(args, fmt.Sprintf("--%s=%v", name, c.flags.Value(name)))
+		args = append(args, fmt.Sprintf("--%s=%v", name, c.Flags.Value(name)))
 	}
 	for _, name := range []string{"slices", "fault"} {
 		for _, v := range c.StringSlice(name) {

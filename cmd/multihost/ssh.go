@@ -42,7 +42,7 @@ logged in. Root of the worker can use it, too.`,
 		}, quickFlags()),
 		Action: withSession(func(s *session, c *call) error {
 			o := ops.ShellOptions{Argv: c.Argv, Open: func(ctx context.Context) (*ops.Console, error) { return console(ctx, c, s) }}
-			o.Workers = loginTo(s, c)
+			o.Workers = loginTo(&c.Call, s.hosts != nil)
 			if c.Dashed && (len(o.Argv) == 0 || o.Argv[0] == "") {
 				c.Refuse(usagef("multihost ssh: nothing to run after --"), cmdline.Dashes)
 			}
@@ -70,20 +70,20 @@ var sliceName = regexp.MustCompile(`^[a-z]([a-z0-9-]*[a-z0-9])?$`)
 
 // loginTo reads which worker to log in to. The name of a slice, which gcloud takes,
 // stands for the slice's only worker.
-func loginTo(s *session, c *call) (w workers.Workers) {
+func loginTo(c *Call, onHosts bool) (w workers.Workers) {
 	if words := c.Words; len(words) > 1 && !c.Dashed {
 		line := []string{"multihost", "ssh", words[0]}
 		if prefix, typed := c.Values["tpu-prefix"]; typed {
 			line = append(line, "--tpu-prefix="+prefix)
 		}
 		line = append(append(line, "--"), words[1:]...)
-		c.Refuse(&usageError{Err: fmt.Errorf("multihost ssh takes one worker, but got %q too", words[1]),
+		c.Refuse(&cmdline.UsageError{Err: fmt.Errorf("multihost ssh takes one worker, but got %q too", words[1]),
 			Advice: "what is to run there comes after --: " + remote.CommandLine(line...)}, cmdline.Word)
 	}
 	name := c.OneWord("worker", "")
 	only, wrong := tpu.ParsePattern(name)
-	_, prefixed := s.typed["tpu-prefix"]
-	slice := wrong != nil && s.hosts == nil && sliceName.MatchString(name)
+	_, prefixed := c.Typed["tpu-prefix"]
+	slice := wrong != nil && !onHosts && sliceName.MatchString(name)
 	hint := ""
 	if login, rest, at := strings.Cut(name, "@"); at {
 		hint = "the login is a flag: " + remote.CommandLine("multihost", "ssh", rest, "--user="+login)
@@ -94,13 +94,13 @@ func loginTo(s *session, c *call) (w workers.Workers) {
 		only, _ = tpu.ParsePattern("all")
 		slicesOf(c)
 	case slice && tpu.LikelyPattern(name) == "":
-		c.Refuse(&usageError{Err: wrong, Advice: "of a slice of that name: multihost ssh s0w0 --tpu-prefix=" + name}, cmdline.Word)
+		c.Refuse(&cmdline.UsageError{Err: wrong, Advice: "of a slice of that name: multihost ssh s0w0 --tpu-prefix=" + name}, cmdline.Word)
 		slicesOf(c)
 	default:
 		if wrong != nil {
-			c.Refuse(&usageError{Err: wrong, Advice: hint}, cmdline.Word)
+			c.Refuse(&cmdline.UsageError{Err: wrong, Advice: hint}, cmdline.Word)
 		}
-		w = namedWorkers(s, c)
+		w = namedWorkers(c, onHosts)
 	}
 	w.Only, w.Partial = only, c.Bool("allow-partial")
 	return w

@@ -9,6 +9,7 @@ import (
 
 	"github.com/urfave/cli/v2"
 
+	"multihost/internal/config"
 	"multihost/internal/event"
 	"multihost/internal/gcp"
 	"multihost/internal/journal"
@@ -36,7 +37,7 @@ colour (NO_COLOR) nothing is missing. --output=json prints the state once and
 ends.`,
 		Flags: slices.Concat(trainingFlags(), hostFlags(), bucketFlags(), []cli.Flag{prefixFlag()}, sshFlags()),
 		Action: act(func(c *call) error {
-			name, dir, o := trainingOptions(c)
+			name, dir, o := trainingOptions(&c.Call, config.StateDir(c.lookup, c.home))
 			if err := ready(c); err != nil {
 				return err
 			}
@@ -81,7 +82,7 @@ func (l *lookout) deps() (*workers.Deps, error) {
 	if l.drawn.Load() {
 		quiet = quiet.quiet()
 	}
-	c := &call{process: quiet, flags: l.c.flags, Line: l.c.Line}
+	c := &call{process: quiet, Call: l.c.Call}
 	if l.s == nil {
 		s, err := openOn(c, ui.New(ui.Options{Mode: ui.Quiet, Stdout: io.Discard, Stderr: io.Discard}))
 		if err != nil {

@@ -30,14 +30,14 @@ func generationFlag() cli.Flag {
 }
 
 // generation reads --tpu-type, which may be empty.
-func generation(c *call, catalogue *xla.Catalogue) string {
+func generation(c *Call, catalogue *xla.Catalogue) string {
 	text := c.String("tpu-type")
 	if text == "" {
 		return ""
 	}
 	g, err := catalogue.Generation(text)
 	if err != nil {
-		c.Refuse(&usageError{Err: fmt.Errorf("--tpu-type: %w", err)}, "tpu-type")
+		c.Refuse(&cmdline.UsageError{Err: fmt.Errorf("--tpu-type: %w", err)}, "tpu-type")
 	}
 	return g
 }
@@ -100,7 +100,7 @@ Presets whose source has a fault are corrected; the original is shown with them.
 		Flags: []cli.Flag{generationFlag()},
 		Action: act(func(c *call) error {
 			catalogue := xla.Load()
-			g := generation(c, catalogue)
+			g := generation(&c.Call, catalogue)
 			if len(c.Words) == 0 && !c.Dashed {
 				list := xla.ListOf(catalogue, g)
 				return show(c, event.Result{Name: "xla_presets", Text: list.Text(), Data: list})
@@ -141,7 +141,7 @@ may be newer than the catalogue, so it is an error only with --strict.`,
 				c.Refuse(&usageError{Err: fmt.Errorf("multihost xla check needs the flags"), Advice: "type: multihost xla check 'FLAGS'"}, cmdline.Word)
 			}
 			catalogue := xla.Load()
-			g := generation(c, catalogue)
+			g := generation(&c.Call, catalogue)
 			if err := ready(c); err != nil {
 				return err
 			}
