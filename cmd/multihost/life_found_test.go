@@ -120,6 +120,19 @@ func TestLifeStoriesFound(t *testing.T) {
 			lifeStory{lasts: 3 * time.Minute, steps: []lifeDeed{
 				deed("type job", laptop, 2*time.Minute), deed("kill -9", laptop, time.Second), {what: "a reboot of", worker: 1, then: 50 * time.Second}, deed("type job --detach", laptop, 20*time.Minute),
 			}}, []map[string]int{{"detach 2 of laptop": 0}}, 0},
+		{"attaching to a run that this machine does not know, while a slice under maintenance refuses connections",
+			lifeStory{lasts: 10 * time.Minute, fails: 1, steps: []lifeDeed{
+				deed("type job at a terminal", laptop, 40*time.Second), {what: fullDisk, machine: desk, lasts: 2 * time.Minute, then: 10 * time.Second},
+				deed("SIGTERM", desk, 2*time.Minute), {what: "maintenance of", worker: 1, then: 10 * time.Second},
+				{what: "connections are refused by", worker: 1, lasts: 20 * time.Minute, then: 40 * time.Second}, deed("SIGHUP", laptop, 5*time.Minute),
+				deed("type attach at a terminal", desk, 10*time.Second), deed("type job --detach", desk, 10*time.Minute),
+				{what: fullDisk, machine: laptop, lasts: 20 * time.Second, then: time.Second},
+			}}, []map[string]int{{"job 1 of laptop": 128 + 1, "attach 1 of desk": exitUnavailable, "detach 2 of desk": exitUnavailable}}, 0},
+		{"attaching to a run that this machine does not know, while a slice is under maintenance",
+			lifeStory{lasts: 10 * time.Minute, fails: 1, steps: []lifeDeed{
+				deed("type job", laptop, 3*time.Minute), {what: "maintenance of", worker: 1, then: 10 * time.Second},
+				deed("SIGHUP", laptop, 10*time.Second), deed("type attach", desk, 20*time.Minute),
+			}}, []map[string]int{{"job 1 of laptop": 128 + 1, "attach 1 of desk": 3}}, 0},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			if tt.story.needs(fullDisk) && !hasSmallDisk() {

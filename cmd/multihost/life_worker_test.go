@@ -51,6 +51,7 @@ type lifeVM struct {
 // A lifeRun is one attempt on one worker.
 type lifeRun struct {
 	run, owner, command string
+	slices              string // how many the run has
 	attempt             int
 	armed               time.Time
 	phase               string
@@ -396,6 +397,7 @@ func (s *lifeSession) describe(r *lifeRun) {
 	s.say("login quick")
 	s.say("owner %s", r.owner)
 	s.say("command %s", r.command)
+	s.say("slices %s", r.slices)
 }
 
 func (s *lifeSession) status(args []string) {
@@ -437,7 +439,9 @@ func (s *lifeSession) arm(args []string, in *bufio.Reader) {
 			return
 		}
 		if meta, ok := bytes.CutPrefix(file, []byte("owner=")); ok {
-			r.owner, r.command, _ = strings.Cut(strings.TrimSpace(string(meta)), "\ncommand=")
+			owner, rest, _ := strings.Cut(string(meta), "\ncommand=")
+			command, rest, _ := strings.Cut(rest, "\n")
+			r.owner, r.command, r.slices = owner, command, strings.TrimSpace(strings.TrimPrefix(rest, "slices="))
 		}
 	}
 	if vm.world.story.needs(fullDisk) {

@@ -248,7 +248,7 @@ func targets(t *workers.Connected, port int) []codesync.Target {
 func (r *Runner) command(in *Decision, i int) launch.Spec {
 	set, unset := r.environment(i)
 	s := launch.Spec{
-		Run: r.O.Run, Attempt: in.attempt, Owner: r.Owner, WorkDir: r.O.Run,
+		Run: r.O.Run, Attempt: in.attempt, Owner: r.Owner, Slices: len(r.workers.Slices), WorkDir: r.O.Run,
 		Argv: r.O.Argv, Script: r.O.Script, Env: LaunchEnv(append(set, in.env...)), Unset: unset, MaxLog: r.O.MaxLog, Stored: r.stored(),
 		Code: r.O.UseExisting, Venv: r.O.Venv,
 	}

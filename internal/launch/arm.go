@@ -456,6 +456,9 @@ func (s Spec) files() [][]byte {
 	if s.Venv {
 		meta += "venv=1\n"
 	}
+	if s.Slices > 0 {
+		meta += "slices=" + strconv.Itoa(s.Slices) + "\n"
+	}
 	return [][]byte{
 		[]byte(meta),
 		nulled(words),

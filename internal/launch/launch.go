@@ -101,6 +101,7 @@ type Spec struct {
 	Run     string
 	Attempt int    // from 1
 	Owner   string // who started it, for people: "ann@laptop"
+	Slices  int    // how many slices the run has, for Info.Slices; 0: not told
 
 	// WorkDir is where the command runs, relative to the home directory or
 	// absolute. It is made when missing. Empty means Run.
@@ -266,6 +267,7 @@ type Info struct {
 	Dir        string // attempt directory
 	Command    string // first line, secrets masked
 	Venv       bool   // Spec.Venv
+	Slices     int    // Spec.Slices; 0 if the worker does not tell it
 	Armed      time.Time
 	Started    time.Time
 	Now        time.Time

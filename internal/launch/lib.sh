@@ -498,7 +498,7 @@ look_entry() {
   local key value fields
   sup=0 sup_start=0 sup_boot='' armed=0 pid=0 start=0 at=0 waiter=0 supervised=0
   exit_lines=() exit_lost=0 phase=aborted
-  entry_dir='' entry_run='' entry_attempt=0 entry_login='' entry_owner='' entry_command='' entry_venv=0
+  entry_dir='' entry_run='' entry_attempt=0 entry_login='' entry_owner='' entry_command='' entry_venv=0 entry_slices=0
   while IFS='=' read -r key value; do
     case $key in
       dir) entry_dir=$value ;;
@@ -508,6 +508,7 @@ look_entry() {
       owner) entry_owner=$value ;;
       command) entry_command=$value ;;
       venv) entry_venv=$value ;;
+      slices) entry_slices=$value ;;
       supervisor)
         split "$value 0 0 0 0"
         sup=${fields[0]} sup_start=${fields[1]} sup_boot=${fields[2]} armed=${fields[3]}

@@ -29,7 +29,7 @@ main() {
     mine=1 entry_dir=$path entry_attempt=${path##*/}
     entry_run=${path%/*}
     entry_run=${entry_run##*/}
-    entry_login=$(id -un) entry_owner='' entry_command='' entry_venv=0
+    entry_login=$(id -un) entry_owner='' entry_command='' entry_venv=0 entry_slices=0
     read_meta "$path/meta"
     "$see" "$path"
     print
@@ -43,6 +43,7 @@ read_meta() {
       owner) entry_owner=$value ;;
       command) entry_command=$value ;;
       venv) entry_venv=$value ;;
+      slices) entry_slices=$value ;;
     esac
   done 2>/dev/null <"$1"
 }
@@ -57,6 +58,7 @@ print() {
   say owner "$entry_owner"
   say command "$entry_command"
   if [[ $entry_venv == 1 ]]; then say venv 1; fi
+  if [[ $entry_slices != 0 ]]; then say slices "$entry_slices"; fi
   if ((mine)) && [[ $phase == running ]]; then
     followers_of "$entry_dir"
     say followers "$REPLY"

@@ -212,6 +212,35 @@ func TestTheLongestRunNameRuns(t *testing.T) {
 	}
 }
 
+func TestAWorkerTellsHowManySlicesARunHas(t *testing.T) {
+	t.Parallel()
+	l := newLocal(t)
+	s := spec("many", "true")
+	s.Slices = 3
+	complete(t, l, s)
+	complete(t, l, spec("untold", "true"))
+	told := func(by *local) (all string) {
+		infos, err := List(t.Context(), by)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, i := range infos {
+			all += fmt.Sprintf("%s %d ", i.Run, i.Slices)
+		}
+		return all
+	}
+	const want = "many 3 untold 0 "
+	if got := told(l.login("other")); got != want {
+		t.Errorf("another login reads %q, want %q", got, want)
+	}
+	if err := os.RemoveAll(filepath.Join(l.root, "tmp/.multihost")); err != nil {
+		t.Fatal(err)
+	}
+	if got := told(l); got != want {
+		t.Errorf("after a reboot: %q, want %q", got, want)
+	}
+}
+
 func TestTheCommandRunsAsOverSSH(t *testing.T) {
 	t.Parallel()
 	l := newLocal(t)

@@ -190,6 +190,8 @@ func (i *builtInfo) take(rec remote.Record) bool {
 		i.Command = remote.Clean(rec.Rest, 500)
 	case "venv":
 		i.Venv = rec.Rest == "1"
+	case "slices":
+		i.Slices = int(min(number(rec.Rest), 1<<20))
 	case "followers":
 		i.Followers = int(min(number(rec.Rest), 1<<20))
 	case "verdict":

@@ -72,7 +72,7 @@ func Logs(ctx context.Context, d *workers.Deps, name, prefix string, o LogOption
 	}
 	l := newLogReader(d, o, w)
 	defer l.tellUntimed()
-	return l.overSSH(ctx, rec)
+	return cmp.Or(l.overSSH(ctx, rec), runs.Part(rec, stage.Follow, "multihost logs "+name))
 }
 
 // LocalLog writes this machine's copy of the logs to w if nothing can be added to them:

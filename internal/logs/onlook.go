@@ -1,6 +1,7 @@
 package logs
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -218,10 +219,11 @@ func (o *onlooker) overSSH(ctx context.Context, d *workers.Deps, rec *record.Rec
 	o.joins(f)
 	o.tellStart(rec, t.IDs)
 	if o.once {
-		return readOnce(ctx, f), nil
+		f.Sum = readOnce(ctx, f)
+	} else {
+		_, err = f.Do(ctx)
 	}
-	_, err = f.Do(ctx)
-	return f.Sum, err
+	return f.Sum, cmp.Or(err, runs.EndOfAPart(f))
 }
 
 // readOnce reads what the workers have now. sum is nil unless the run has ended on all of

@@ -55,7 +55,15 @@ type Record struct {
 
 	Attempts []PastAttempt `json:"attempts,omitempty"` // oldest first; the last one has the number Attempt
 
-	Unasked error `json:"-"` // the run may live on slices that could not be asked when it was found; nil: on none
+	Unseen *Unseen `json:"-"` // what was not seen of a run that was found on workers; nil: all of it was
+}
+
+// Unseen is what is not known of a run that a machine found by asking slices.
+type Unseen struct {
+	Slices []string // names of slices that may have a part of the run and could not be asked, with the reason if it is known
+	Of     int      // how many slices the run has; 0: not known
+	Gone   int      // how many of them do not exist any more, or do not know the run
+	Err    error    // why slices did not answer, or nil
 }
 
 // A PastAttempt is one start of the command of a run.

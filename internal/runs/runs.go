@@ -68,12 +68,12 @@ func List(ctx context.Context, d *workers.Deps, prefix string, only tpu.Numbers,
 		}
 		seen, detachedErr = append(seen, rows...), err
 	}
-	ready, _, found, surveyErr := survey(ctx, d, prefix, only, seen)
-	if ready == nil && surveyErr != nil && len(seen) == 0 {
-		return errors.Join(surveyErr, detachedErr)
+	see := survey(ctx, d, prefix, only, seen)
+	if see.slices == nil && see.err != nil && len(seen) == 0 {
+		return errors.Join(see.err, detachedErr)
 	}
-	surveyErr = errors.Join(surveyErr, detachedErr)
-	for _, f := range found {
+	surveyErr := errors.Join(see.err, detachedErr)
+	for _, f := range see.found {
 		if !ended && !f.Info.Alive() || slices.ContainsFunc(seen, func(s Seen) bool { return s.Run == f.Info.Run }) {
 			continue
 		}
@@ -85,14 +85,14 @@ func List(ctx context.Context, d *workers.Deps, prefix string, only tpu.Numbers,
 			row.Followed = &f.Followed
 		}
 		for _, id := range f.Workers {
-			row.Slices = append(row.Slices, ready[id.Slice].Name)
+			row.Slices = append(row.Slices, see.slices[id.Slice].Name)
 		}
 		row.age = f.Info.Age()
 		seen = append(seen, row)
 	}
 	if len(only) == 0 { // with chosen slices, requests are left out: a request need not have slices
 		var err error
-		seen, err = withRequests(ctx, d, prefix, seen, found)
+		seen, err = withRequests(ctx, d, prefix, seen, see.found)
 		surveyErr = errors.Join(surveyErr, err)
 	}
 	var b strings.Builder
@@ -126,62 +126,6 @@ func List(ctx context.Context, d *workers.Deps, prefix string, only tpu.Numbers,
 	return surveyErr
 }
 
-// survey asks worker 0 of every ready slice, or of those that prefix and only choose,
-// which runs it knows. It does not ask the slices of runs in seen. asked says for each
-// ready slice whether it answered. An error may come with the other slices' answers: some
-// slices were not asked, and nothing is known of them.
-func survey(ctx context.Context, d *workers.Deps, prefix string, only tpu.Numbers, seen []Seen) (ready []tpu.Slice, asked []bool, found []workers.FoundRun, err error) {
-	nodes, err := d.Cloud.Slices(ctx)
-	if err != nil {
-		return nil, nil, nil, fmt.Errorf("list slices in %q: %w", d.Zone, err)
-	}
-	if prefix != "" {
-		sel, err := tpu.SelectNumbered(nodes, prefix, only, true)
-		if err != nil {
-			return nil, nil, nil, err
-		}
-		nodes = sel.Slices
-	}
-	slices.SortFunc(nodes, tpu.CompareNames)
-	for _, s := range nodes {
-		known := slices.ContainsFunc(seen, func(r Seen) bool {
-			return slices.Contains(r.Slices, s.Name) && s.Labels[provision.LabelRun] == provision.LabelValue(r.Run)
-		})
-		if ok, _ := s.Ready(); ok && !known {
-			s.Index = len(ready)
-			ready = append(ready, s)
-		}
-	}
-	if len(ready) == 0 {
-		return nil, nil, nil, nil
-	}
-	found, asked, err = Ask(ctx, d, ready)
-	return ready, asked, found, err
-}
-
-// Ask asks worker 0 of every slice in ready which runs it knows. Each slice's Index must
-// be its position in ready. asked says for each slice whether it answered. An error may
-// come with the other slices' answers.
-func Ask(ctx context.Context, d *workers.Deps, ready []tpu.Slice) (found []workers.FoundRun, asked []bool, err error) {
-	asked = make([]bool, len(ready))
-	t, failed, err := d.Dial(ctx, tpu.Selection{Slices: ready}, func(id tpu.WorkerID) bool { return id.Worker == 0 }, false)
-	if err != nil {
-		return nil, asked, err
-	}
-	defer t.Close()
-	var ids []tpu.WorkerID
-	var silent []error
-	for _, id := range slices.SortedFunc(maps.Keys(failed), tpu.CompareWorkers) {
-		ids, silent = append(ids, id), append(silent, failed[id])
-	}
-	found, errs := t.Runs(ctx)
-	for i, id := range t.IDs {
-		asked[id.Slice] = errs[i] == nil
-	}
-	ids, silent = append(ids, t.IDs...), append(silent, errs...)
-	return found, asked, stage.WorkersError(stage.Survey, ids, silent)
-}
-
 // Locate finds a run by its name: in this machine's records, otherwise by asking the
 // slices.
 func Locate(ctx context.Context, d *workers.Deps, name, prefix string) (*record.Record, error) {
@@ -201,15 +145,9 @@ func Locate(ctx context.Context, d *workers.Deps, name, prefix string) (*record.
 
 // locateOnWorkers finds a run by asking the slices.
 func locateOnWorkers(ctx context.Context, d *workers.Deps, name, prefix string) (*record.Record, error) {
-	ready, asked, found, surveyErr := survey(ctx, d, prefix, nil, nil)
-	var match []workers.FoundRun
-	for _, f := range found {
-		if f.Info.Run == name {
-			match = append(match, f)
-		}
-	}
-	if len(match) == 0 && surveyErr != nil {
-		return nil, surveyErr
+	see, match := lookFor(ctx, d, name, prefix, func(f workers.FoundRun) bool { return f.Info.Run == name })
+	if len(match) == 0 && see.err != nil {
+		return nil, see.err
 	}
 	if len(match) == 0 {
 		if err := notBegun(ctx, d, name); err != nil {
@@ -223,48 +161,31 @@ func locateOnWorkers(ctx context.Context, d *workers.Deps, name, prefix string) 
 	}
 	f, other := choose(match)
 	if other != nil {
-		return nil, several(name, f, *other, ready)
+		return nil, several(name, f, *other, see.slices)
 	}
-	if surveyErr != nil {
+	rec := recordOf(d, f, see)
+	switch {
+	case rec.Unseen == nil && f.Info.Slices > 0: // the slices that did not answer have no part of it
+	case see.err != nil:
 		var e *stage.Error
-		text := surveyErr.Error()
-		if errors.As(surveyErr, &e) {
+		text := see.err.Error()
+		if errors.As(see.err, &e) {
 			text = e.Text
 		}
 		event.Notef(d.Sink, event.Warn, "once they answer, do the same again", "run %s is known from %s; other slices, which may have a part of it, could not be asked: %s",
-			name, sliceNames(ready, f), text)
+			name, sliceNames(see.slices, f), text)
+	case rec.Unseen != nil:
+		event.Notef(d.Sink, event.Warn, "once that has changed, do the same again", "run %s is known from %s only: %s", name, sliceNames(see.slices, f), partText(rec))
 	}
-	rec := recordOf(d, f, ready)
-	rec.Unasked = unasked(f, ready, asked, surveyErr)
 	return rec, nil
 }
 
-// unasked returns the error that the run may live on slices that a survey could not ask:
-// those of its queued resource, and those whose names differ from its slices' names only
-// in the number. It returns nil if there are none. err is the survey's error.
-func unasked(f workers.FoundRun, ready []tpu.Slice, asked []bool, err error) error {
-	var names []string
-	for i, s := range ready {
-		if !asked[i] && slices.ContainsFunc(f.Workers, func(id tpu.WorkerID) bool {
-			has := ready[id.Slice]
-			return s.QueuedResource != "" && s.QueuedResource == has.QueuedResource || tpu.Family(s.Name) == tpu.Family(has.Name)
-		}) {
-			names = append(names, s.Name)
-		}
-	}
-	if len(names) == 0 {
-		return nil
-	}
-	return &stage.Error{Stage: stage.Stopping, Err: err, Text: fmt.Sprintf("run %s may still run on %s, which could not be asked", f.Info.Run, tpu.FewNames(names)),
-		Advice: "end it there with: multihost stop " + f.Info.Run}
-}
-
-// recordOf returns the record of a run that was found on slices in ready.
-func recordOf(d *workers.Deps, f workers.FoundRun, ready []tpu.Slice) *record.Record {
+// recordOf returns the record of a run that was found on the slices of see.
+func recordOf(d *workers.Deps, f workers.FoundRun, see sight) *record.Record {
 	rec := &record.Record{Run: f.Info.Run, Attempt: f.Info.Attempt, Project: d.Project, Zone: d.Zone, Login: f.Info.Login, Owner: f.Info.Owner,
-		Created: f.Info.Armed, Command: f.Info.Command, LogDir: record.RecordDir(d.StateDir, f.Info.Run, f.Info.Attempt)}
+		Created: f.Info.Armed, Command: f.Info.Command, LogDir: record.RecordDir(d.StateDir, f.Info.Run, f.Info.Attempt), Unseen: unseen(f, see)}
 	for _, id := range f.Workers {
-		s := ready[id.Slice]
+		s := see.slices[id.Slice]
 		rec.Slices = append(rec.Slices, record.Slice{Name: s.Name, UID: s.UID, Workers: len(s.Workers), Type: s.Type})
 		rec.Workers += len(s.Workers)
 	}
@@ -274,22 +195,20 @@ func recordOf(d *workers.Deps, f workers.FoundRun, ready []tpu.Slice) *record.Re
 // begunAgain returns the record of a run whose recorded slices are gone, but which another
 // machine has started since on slices of the same names; nil if there is none.
 func begunAgain(ctx context.Context, d *workers.Deps, rec *record.Record) (*record.Record, error) {
-	ready, asked, found, err := survey(ctx, d, rec.Prefix, nil, nil)
-	match := slices.DeleteFunc(found, func(f workers.FoundRun) bool { return !isAgain(rec, f) })
+	see, match := lookFor(ctx, d, rec.Run, rec.Prefix, func(f workers.FoundRun) bool { return isAgain(rec, f) })
 	var none *tpu.NoSlicesError
-	if len(match) == 0 && (err == nil || errors.As(err, &none)) {
+	if len(match) == 0 && (see.err == nil || errors.As(see.err, &none)) {
 		return nil, nil
 	}
 	if len(match) == 0 {
-		return nil, err
+		return nil, see.err
 	}
 	f, other := choose(match)
 	if other != nil {
-		return nil, several(rec.Run, f, *other, ready)
+		return nil, several(rec.Run, f, *other, see.slices)
 	}
-	now := recordOf(d, f, ready)
+	now := recordOf(d, f, see)
 	now.Prefix, now.Partial, now.Attempts, now.KeepGoing, now.SecretEnv = rec.Prefix, rec.Partial, rec.Attempts, rec.KeepGoing, rec.SecretEnv
-	now.Unasked = unasked(f, ready, asked, err)
 	now.LogDir = rec.Place(now.Attempt, now.Slices, now.LogDir, false)
 	return now, nil
 }
@@ -498,28 +417,15 @@ func attachOver(ctx context.Context, d *workers.Deps, rec *record.Record, o Atta
 	partly := sayUnstarted(d, t, known, rec) // a run that started on only some workers is not stopped as failed
 	f := &follow.Following{Deps: d, Workers: t, Ref: launch.Ref{Run: rec.Run, Attempt: rec.Attempt}, Rec: rec, Watch: &watch,
 		FailFast: !rec.KeepGoing && !partly && lives, Grace: o.Grace, Strict: o.StrictExit, Patience: o.Patience, Attached: true, Watching: o.Watch,
-		Secrets: mask.MaskedWords(secrets), Deletes: rec.Unasked != nil} // the end of a part is not the end that a user wants to know
+		Secrets: mask.MaskedWords(secrets), Deletes: rec.Unseen != nil} // the end of a part is not the end that a user wants to know
 	out, err = f.Do(ctx)
 	if err == nil && out.Code == 0 {
-		err = endOfAPart(f, rec.Unasked)
+		err = EndOfAPart(f)
 	}
 	if f.Sum != nil && len(unknown) > 0 {
 		f.Sum.LastLines = nil // they would be kept in the journal unmasked
 	}
 	return out, f.Sum, err
-}
-
-// endOfAPart returns the error for a success of workers beside which others may run on.
-// unasked says which could not be asked; nil: there are none.
-func endOfAPart(f *follow.Following, unasked error) error {
-	var part *stage.Error
-	if !errors.As(unasked, &part) {
-		return nil
-	}
-	if f.Sum != nil {
-		f.Sum.OK, f.Sum.ExitCode, f.Sum.Text = false, follow.LostCode, f.Sum.Text+"; "+part.Text
-	}
-	return &stage.Error{Stage: stage.Follow, Text: part.Text, Err: part.Err, Advice: "attach again once they answer: multihost attach " + f.Ref.Run}
 }
 
 // NewestAttempt updates a record that is older than the attempt on the workers: another
@@ -644,7 +550,7 @@ func stopOn(ctx context.Context, d *workers.Deps, rec *record.Record, o StopOpti
 		if err == nil && !stopped && rec.Bucket == "" {
 			left, err = keptOn(ctx, d, t, rec, found)
 		}
-		err = errors.Join(err, rec.Unasked)
+		err = errors.Join(err, mayRunOn(rec))
 		return fmt.Sprintf("run %s: no process of it is left on %s", name, tpu.Fold(t.IDs)), err
 	})
 	if len(left) == 0 && rec.Bucket == "" {
@@ -814,7 +720,7 @@ func Verify(ctx context.Context, d *workers.Deps, name, prefix string) error {
 		fmt.Fprintf(&b, "%s  %d bytes  %s\n", r.Worker, r.Bytes, word)
 	}
 	d.Sink.Emit(event.Result{Name: "logs_verified", Text: b.String(), Data: rows})
-	return stage.WorkersError(stage.Verify, t.IDs, errs)
+	return cmp.Or(stage.WorkersError(stage.Verify, t.IDs, errs), Part(rec, stage.Verify, "multihost logs "+name+" --verify"))
 }
 
 func fileDigest(path string) (sum string, size int64, err error) {
