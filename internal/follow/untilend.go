@@ -118,14 +118,14 @@ func (w *endWait) events(followCtx context.Context) error {
 			training = w.Clock.After(trainingEvery)
 			w.tellSilence()
 			if err := w.Watcher.look(followCtx); err != nil {
-				w.begin("its training stands still", err)
+				w.begin(stage.StandsStill, err)
 			}
 		case <-w.interrupted:
 			w.interrupted = nil
 			err = w.interrupt(context.Cause(w.ctx))
 		case <-deadline:
-			passed := fmt.Sprintf("--timeout=%s has passed", w.Timeout)
-			w.begin(passed, &stage.Error{Stage: stage.Timeout, Text: passed})
+			passed := stage.TimeoutPassed(w.Timeout)
+			w.begin(passed.Text, passed)
 		case err := <-w.stopped:
 			w.stopHasEnded(err)
 		case <-w.overdue:

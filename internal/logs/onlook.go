@@ -223,7 +223,7 @@ func (o *onlooker) overSSH(ctx context.Context, d *workers.Deps, rec *record.Rec
 	} else {
 		_, err = f.Do(ctx)
 	}
-	return f.Sum, cmp.Or(err, runs.EndOfAPart(f))
+	return f.Sum, cmp.Or(err, runs.EndOf(f))
 }
 
 // readOnce reads what the workers have now. sum is nil unless the run has ended on all of

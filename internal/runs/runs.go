@@ -419,13 +419,37 @@ func attachOver(ctx context.Context, d *workers.Deps, rec *record.Record, o Atta
 		FailFast: !rec.KeepGoing && !partly && lives, Grace: o.Grace, Strict: o.StrictExit, Patience: o.Patience, Attached: true, Watching: o.Watch,
 		Secrets: mask.MaskedWords(secrets), Deletes: rec.Unseen != nil} // the end of a part is not the end that a user wants to know
 	out, err = f.Do(ctx)
-	if err == nil && out.Code == 0 {
-		err = EndOfAPart(f)
+	if err == nil {
+		err = EndOf(f)
 	}
 	if f.Sum != nil && len(unknown) > 0 {
 		f.Sum.LastLines = nil // they would be kept in the journal unmasked
 	}
 	return out, f.Sum, err
+}
+
+// EndOf returns the error with which a command ends that has followed a run: for a success
+// of a part of the run, and for a run that its runner stopped. It makes that the end of f's
+// summary, too. It returns nil if the end of the command decides.
+func EndOf(f *follow.Following) error {
+	if f.Sum == nil || f.Sum.OK {
+		return endOfAPart(f)
+	}
+	return endOfRunner(f)
+}
+
+// endOfRunner returns the error with which the run's runner ended, if it stopped the
+// command for a reason that counts more than the command's end.
+func endOfRunner(f *follow.Following) error {
+	_, first := f.Verdict()
+	if first < 0 {
+		return nil
+	}
+	err := stage.EndOfRunner(f.Ends[first].Exit.Reason)
+	if err != nil && f.Sum != nil && f.ExitStatus != nil {
+		f.Sum.ExitCode = f.ExitStatus(err)
+	}
+	return err
 }
 
 // NewestAttempt updates a record that is older than the attempt on the workers: another

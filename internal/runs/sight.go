@@ -203,10 +203,9 @@ func Part(rec *record.Record, during stage.Stage, again string) error {
 	return &stage.Error{Stage: during, Err: rec.Unseen.Err, Lost: true, Text: partText(rec), Advice: advice}
 }
 
-// EndOfAPart returns the error for a success of workers beside which others may run on or
-// may have failed. It makes that of f's summary, too. It returns nil if f follows the whole
-// run.
-func EndOfAPart(f *follow.Following) error {
+// endOfAPart returns the error for a success of workers beside which others may run on or
+// may have failed. It returns nil if f follows the whole run.
+func endOfAPart(f *follow.Following) error {
 	err := Part(f.Rec, stage.Follow, "multihost attach "+f.Ref.Run)
 	if err != nil && f.Sum != nil {
 		f.Sum.OK, f.Sum.ExitCode, f.Sum.Text = false, follow.LostCode, f.Sum.Text+"; "+partText(f.Rec)

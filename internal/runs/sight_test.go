@@ -3,7 +3,9 @@ package runs
 import (
 	"strings"
 	"testing"
+	"time"
 
+	"multihost/internal/event"
 	"multihost/internal/follow"
 	"multihost/internal/launch"
 	"multihost/internal/record"
@@ -96,11 +98,24 @@ func TestWhichSlicesThatAreNotReadyAreAsked(t *testing.T) {
 func TestASuccessOfAPartIsNone(t *testing.T) {
 	t.Parallel()
 	whole := &follow.Following{Rec: &record.Record{Run: "r"}}
-	if err := EndOfAPart(whole); err != nil {
+	if err := EndOf(whole); err != nil {
 		t.Errorf("the whole run: %v", err)
 	}
 	part := &follow.Following{Rec: &record.Record{Run: "r", Unseen: &record.Unseen{Slices: []string{"t-1"}}}, Ref: launch.Ref{Run: "r"}}
-	if err := EndOfAPart(part); err == nil || !strings.Contains(err.Error(), "t-1") {
+	if err := EndOf(part); err == nil || !strings.Contains(err.Error(), "t-1") {
 		t.Errorf("a part: %v", err)
+	}
+}
+
+// TestAttachEndsAsTheRun has the runner stop a run for several reasons.
+func TestAttachEndsAsTheRun(t *testing.T) {
+	t.Parallel()
+	for reason, want := range map[string]int{stage.TimeoutPassed(time.Hour).Text: 75, stage.StandsStill: 75, follow.StopBy + "ann@desk": 143} {
+		exit := launch.Exit{Code: 143, Signal: "TERM", Reason: reason}
+		f := &follow.Following{Deps: &workers.Deps{ExitStatus: func(error) int { return 75 }}, Rec: &record.Record{Run: "r"},
+			Ends: []follow.Ending{{Known: true, Exit: exit}}, Sum: &event.Summary{ExitCode: 143, CommandCode: 143}}
+		if err := EndOf(f); (err != nil) != (want == 75) || f.Sum.ExitCode != want || f.Sum.CommandCode != 143 {
+			t.Errorf("%s: %v, status %d, want %d", reason, err, f.Sum.ExitCode, want)
+		}
 	}
 }

@@ -1,0 +1,38 @@
+package stage
+
+import (
+	"fmt"
+	"strings"
+	"time"
+)
+
+// Reasons that a runner leaves on the workers when it stops a run. A command that attaches
+// reads them there.
+const (
+	timeoutOption = "--timeout="
+	timeoutIsOver = " has passed"
+
+	// StandsStill is the reason of a run that was stopped because of --on-stall.
+	StandsStill = "its training stands still"
+)
+
+// TimeoutPassed returns the error of a run whose command took longer than --timeout. Its
+// Text is the reason of the stop.
+func TimeoutPassed(limit time.Duration) *Error {
+	return &Error{Stage: Timeout, Text: fmt.Sprintf("%s%s%s", timeoutOption, limit, timeoutIsOver)}
+}
+
+// EndOfRunner returns the error with which a runner ended that stopped a run for reason. It
+// returns nil if the command's own end decides: after fail-fast, or after a stop that a user
+// has typed.
+func EndOfRunner(reason string) error {
+	switch {
+	case strings.HasPrefix(reason, timeoutOption) && strings.HasSuffix(reason, timeoutIsOver):
+		return &Error{Stage: Timeout, Text: reason}
+	case reason == StandsStill:
+		return &Error{Stage: Stalled, Text: reason}
+	case strings.Contains(reason, ErrExpired.Error()):
+		return &Error{Stage: Timeout, Err: ErrExpired, Text: strings.TrimPrefix(reason, string(Timeout)+": ")}
+	}
+	return nil
+}
