@@ -95,6 +95,10 @@ func TestLifeStoriesFound(t *testing.T) {
 			lifeStory{lasts: 27 * time.Minute, ttl: 12 * time.Minute, steps: []lifeDeed{
 				deed("type job", laptop, 8*time.Minute), {what: "no answer from", worker: 1, lasts: 6 * time.Minute, then: 30 * time.Minute},
 			}}, []map[string]int{{"job 1 of laptop": exitTempFail}}, 0},
+		{"the job is typed again after --ttl has ended the command",
+			lifeStory{lasts: 40 * time.Minute, ttl: 12 * time.Minute, steps: []lifeDeed{
+				deed("type job", laptop, 2*time.Minute), deed("SIGHUP", laptop, 10*time.Minute+10*time.Second), deed("type job", laptop, 20*time.Minute),
+			}}, []map[string]int{{"job 1 of laptop": 128 + 1, "job 2 of laptop": exitTempFail}}, 0},
 		{"the disk is full at the end",
 			lifeStory{lasts: 3 * time.Minute, steps: []lifeDeed{
 				deed("type job", laptop, time.Minute), {what: fullDisk, machine: laptop, lasts: 20 * time.Minute, then: 30 * time.Minute},

@@ -114,6 +114,14 @@ func (q *queued) mayHaveLogs() bool {
 	return q.inherited && !q.worked && (q.held.lives || q.held.ended)
 }
 
+// unasked reports whether an earlier runner has left slices whose workers nobody has asked
+// whether a command has run there. res is the resource as it is now.
+func (q *queued) unasked(res provision.Resource) bool {
+	q.held.mu.Lock()
+	defer q.held.mu.Unlock()
+	return q.inherited && !q.worked && !q.held.asked && !res.Life.Queued() && len(res.Slices) > 0
+}
+
 // leaves says why a job that ends before it has taken over the queued resource of an
 // earlier runner must not delete it; "" if it may. Only the user's choice or the end of
 // the time to live ends a running command.

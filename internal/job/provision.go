@@ -82,7 +82,7 @@ func Job(ctx context.Context, d *workers.Deps, o JobOptions) (out stage.Outcome,
 	r.missing = q.commandLives
 	q.deleting = func() {
 		if r.sayLogsGo(); q.mayHaveLogs() {
-			event.Notef(d.Sink, event.Warn, "", "logs of an earlier runner's command may be not whole here; what is missing goes with the slices")
+			sayEarlierLogsGo(d)
 		}
 	}
 	q.occupied = func(ctx context.Context) bool { return q.othersLive(ctx, r) }
@@ -107,6 +107,12 @@ func Job(ctx context.Context, d *workers.Deps, o JobOptions) (out stage.Outcome,
 		return out, notOurs(ctx, d, o, err, "has another run on it")
 	}
 	return afterRun(ctx, d, r, q, out, err)
+}
+
+// sayEarlierLogsGo warns that the slices that are about to be deleted may have the only copy
+// of logs that this machine has not followed.
+func sayEarlierLogsGo(d *workers.Deps) {
+	event.Notef(d.Sink, event.Warn, "", "logs of an earlier runner's command may be not whole here; what is missing goes with the slices")
 }
 
 // occupied reports whether err says that another run lives on the slices. Deleting them
@@ -250,7 +256,9 @@ func afterRun(ctx context.Context, d *workers.Deps, r *Runner, q *queued, out st
 			fmt.Sprintf("queued resource %s stays, %s: a command lives on it that another one has started since", id, res.Standing()))
 		return out, runErr
 	}
-	q.deleting()
+	if q.deleting(); q.unasked(res) {
+		sayEarlierLogsGo(d)
+	}
 	if err := tearDown(ctx, d, id, o.Run.Run); err != nil {
 		return out, errors.Join(runErr, err)
 	}
