@@ -99,6 +99,12 @@ func TestLifeStoriesFound(t *testing.T) {
 			lifeStory{lasts: 40 * time.Minute, ttl: 12 * time.Minute, steps: []lifeDeed{
 				deed("type job", laptop, 2*time.Minute), deed("SIGHUP", laptop, 10*time.Minute+10*time.Second), deed("type job", laptop, 20*time.Minute),
 			}}, []map[string]int{{"job 1 of laptop": 128 + 1, "job 2 of laptop": exitTempFail}}, 0},
+		{"a stop is marked while a job that another machine has typed again waits for a worker",
+			lifeStory{lasts: 3 * time.Minute, steps: []lifeDeed{
+				deed("type job", laptop, 2*time.Minute), {what: fullDisk, machine: laptop, lasts: 20 * time.Minute, then: time.Second}, deed("type stop", laptop, 5*time.Minute+10*time.Second),
+				{what: "no answer from", worker: 1, lasts: time.Minute, then: 5 * time.Second}, deed("type stop", laptop, time.Second),
+				deed("type job --detach", desk, 20*time.Minute),
+			}}, []map[string]int{{"job 1 of laptop": 128 + 15, "stop 2 of laptop": 0, "stop 3 of laptop": exitUnavailable, "detach 1 of desk": 128 + 15}}, 0},
 		{"the disk is full at the end",
 			lifeStory{lasts: 3 * time.Minute, steps: []lifeDeed{
 				deed("type job", laptop, time.Minute), {what: fullDisk, machine: laptop, lasts: 20 * time.Minute, then: 30 * time.Minute},

@@ -114,6 +114,15 @@ func (q *queued) mayHaveLogs() bool {
 	return q.inherited && !q.worked && (q.held.lives || q.held.ended)
 }
 
+// losesLogs reports whether logs of an earlier runner's command go with the slices, of which
+// this machine may have only a part: this command, which has begun or taken over tried
+// attempts, has brought none of them here.
+func (q *queued) losesLogs(tried int) bool {
+	q.held.mu.Lock()
+	defer q.held.mu.Unlock()
+	return q.inherited && tried == 0 && (q.held.lives || q.held.ended)
+}
+
 // unasked reports whether an earlier runner has left slices whose workers nobody has asked
 // whether a command has run there. res is the resource as it is now.
 func (q *queued) unasked(res provision.Resource) bool {

@@ -81,7 +81,7 @@ func Job(ctx context.Context, d *workers.Deps, o JobOptions) (out stage.Outcome,
 	}
 	r.missing = q.commandLives
 	q.deleting = func() {
-		if r.sayLogsGo(); q.mayHaveLogs() {
+		if r.sayLogsGo(); q.losesLogs(r.tried) {
 			sayEarlierLogsGo(d)
 		}
 	}
