@@ -39,7 +39,6 @@ var (
 	aboveMethods = map[string]int{
 		"internal/follow Following": 45,
 		"internal/job Runner":       86,
-		"internal/ui Renderer":      45,
 	}
 	aboveLines = map[string]int{
 		"cmd/multihost": 5600,

@@ -32,26 +32,26 @@ func appendJSONHead(b []byte, now time.Time, kind string) []byte {
 	return appendJSONString(b, []byte(kind))
 }
 
-func (r *Renderer) emitJSON(e event.Event, now time.Time) {
-	if n, ok := e.(event.Note); ok && n.Level == event.Debug && !r.o.Debug {
+// A jsonView shows a run to programs, as lines of JSON.
+type jsonView struct{ *screen }
+
+func (v *jsonView) emit(e event.Event, now time.Time) {
+	if n, ok := e.(event.Note); ok && n.Level == event.Debug && !v.o.Debug {
 		return
 	}
 	line := appendJSONEvent(nil, e, now)
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.closed {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if v.closed {
 		return
 	}
 	switch e.(type) {
 	case event.Result, event.Summary, event.WorkerDone, event.AttemptEnd:
 	default:
-		if r.out.controlQueued+len(line) > controlBytes {
-			r.out.dropped += len(line)
-			return
-		}
-		r.out.controlQueued += len(line)
+		v.out.control(toStdout, line)
+		return
 	}
-	r.out.put(toStdout, line)
+	v.out.put(toStdout, line)
 }
 
 // appendJSONEvent appends e as one line: the common fields, then e's own.
@@ -123,9 +123,9 @@ func appendJSONEscape(b []byte, c rune) []byte {
 	return append(b, '\\', 'u', hex[c>>12&15], hex[c>>8&15], hex[c>>4&15], hex[c&15])
 }
 
-// outputJSON queues bytes of s as JSON lines. A rune cut off by the end of the chunk
-// waits in s.partial for the next chunk. The caller holds s.mu.
-func (r *Renderer) outputJSON(s *stream, data []byte) {
+// output queues bytes of s as JSON lines. A rune cut off by the end of the chunk waits in
+// s.partial for the next chunk.
+func (v *jsonView) output(s *stream, data []byte) {
 	for len(data) > 0 {
 		n := min(len(data), maxRaw)
 		chunk := data[:n]
@@ -135,32 +135,42 @@ func (r *Renderer) outputJSON(s *stream, data []byte) {
 			chunk = s.partial
 		}
 		whole := wholeRunes(chunk)
-		r.putOutputJSON(s, whole)
+		v.put(s, whole)
 		s.partial = append(s.partial[:0], chunk[len(whole):]...)
 	}
 }
 
-func (r *Renderer) finishJSON(s *stream) {
-	r.putOutputJSON(s, s.partial)
+func (v *jsonView) finish(s *stream) {
+	v.put(s, s.partial)
 	s.partial = s.partial[:0]
 }
 
-func (r *Renderer) putOutputJSON(s *stream, data []byte) {
+func (v *jsonView) dropped(n int, now time.Time) (dest, []byte) {
+	return toStdout, appendDroppedJSON(nil, now, n)
+}
+
+func (*jsonView) tick(*lane, time.Time) time.Time { return time.Time{} }
+
+func (*jsonView) status(time.Time) string { return "" }
+
+func (*jsonView) close() {}
+
+func (v *jsonView) put(s *stream, data []byte) {
 	if len(data) == 0 {
 		return
 	}
-	b := appendOutputJSON(s.lines[:0], s.id, data, r.o.Now())
+	b := appendOutputJSON(s.lines[:0], s.id, data, v.o.Now())
 	s.lines = b
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.closed {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if v.closed {
 		return
 	}
-	if !r.out.room(s, len(b)) {
-		r.out.dropped += len(data)
+	if !v.out.room(s, len(b)) {
+		v.out.dropped += len(data)
 		return
 	}
-	r.out.put(toStdout, b)
+	v.out.put(toStdout, b)
 }
 
 // appendOutputJSON appends the line for bytes that a worker's command has written.

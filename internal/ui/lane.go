@@ -1,7 +1,6 @@
 package ui
 
 import (
-	"fmt"
 	"io"
 	"reflect"
 	"time"
@@ -29,7 +28,7 @@ type segment struct {
 }
 
 // A lane is a queue of bytes and the goroutine that writes them. Its queue is
-// guarded by Renderer.mu; the rest belongs to the goroutine.
+// guarded by screen.mu; the rest belongs to the goroutine.
 type lane struct {
 	r    *Renderer
 	tty  bool
@@ -65,7 +64,7 @@ func (l *lane) kick() {
 	}
 }
 
-// put queues b, whole lines. The caller holds Renderer.mu.
+// put queues b, whole lines. The caller holds screen.mu.
 func (l *lane) put(to dest, b []byte) {
 	if len(b) == 0 {
 		return
@@ -86,8 +85,20 @@ func (l *lane) put(to dest, b []byte) {
 	}
 }
 
+// control queues a message, unless too many wait already. A run of any size has few
+// messages; the limit is for a flood of retries while the terminal has been stopped for
+// hours. The caller holds screen.mu.
+func (l *lane) control(to dest, b []byte) {
+	if l.controlQueued+len(b) > controlBytes {
+		l.dropped += len(b)
+		return
+	}
+	l.controlQueued += len(b)
+	l.put(to, b)
+}
+
 // room reports whether n more bytes of output of s fit into the queue, and counts them if
-// so. The caller holds Renderer.mu.
+// so. The caller holds screen.mu.
 func (l *lane) room(s *stream, n int) bool {
 	if s.generation != l.generation {
 		s.generation, s.queued = l.generation, 0
@@ -97,7 +108,8 @@ func (l *lane) room(s *stream, n int) bool {
 	// other workers.
 	share := streamMost
 	if l.outputQueued+n > viewBytes/2 {
-		share = max(viewBytes/2/max(l.r.nstream, 1), streamLeast)
+		workers, _ := l.r.streams.size()
+		share = max(viewBytes/2/max(workers, 1), streamLeast)
 	}
 	if s.queued+n > share || l.outputQueued+n > viewBytes {
 		return false
@@ -116,7 +128,7 @@ func (l *lane) loop() {
 		l.pen <- struct{}{}
 		r.mu.Lock()
 		now := r.o.Now()
-		next := r.tick(l, now)
+		next := r.view.tick(l, now)
 		at, due := l.due(now)
 		if !due {
 			stop := r.closed && len(l.queue) == 0 && l.dropped == 0
@@ -148,7 +160,7 @@ func (l *lane) loop() {
 		l.outputQueued, l.controlQueued = 0, 0
 		status := ""
 		if l.tty {
-			status = r.status(now)
+			status = r.view.status(now)
 		}
 		l.redraw = false
 		r.mu.Unlock()
@@ -184,7 +196,7 @@ func (l *lane) drain() {
 }
 
 // due reports whether there is something to write now; if not, at is the time when there
-// will be, or zero. The caller holds Renderer.mu.
+// will be, or zero. The caller holds screen.mu.
 func (l *lane) due(now time.Time) (at time.Time, due bool) {
 	pending := len(l.queue) > 0 || l.dropped > 0
 	switch {
@@ -205,18 +217,14 @@ func (l *lane) due(now time.Time) (at time.Time, due bool) {
 }
 
 // notice ends the queue with a line about dropped output, if there is any. The caller
-// holds Renderer.mu.
+// holds screen.mu.
 func (l *lane) notice(now time.Time) {
 	if l.dropped == 0 {
 		return
 	}
 	n := l.dropped
 	l.dropped = 0
-	if l.r.mode == JSON {
-		l.put(toStdout, appendDroppedJSON(nil, now, n))
-		return
-	}
-	l.put(toStderr, l.r.warning(fmt.Sprintf("view fell behind, %d bytes not shown; the log files are complete", n)))
+	l.put(l.r.view.dropped(n, now))
 }
 
 // write writes one batch, with one write for each run of bytes to the same destination.

@@ -81,8 +81,11 @@ func (p *phaseView) times(now time.Time) string {
 	return text
 }
 
-func (r *Renderer) findPhase(name string) *phaseView {
-	for _, p := range r.phases {
+// phases are the phases that have not ended, the newest last.
+type phases []*phaseView
+
+func (all phases) find(name string) *phaseView {
+	for _, p := range all {
 		if p.name == name {
 			return p
 		}
@@ -90,31 +93,64 @@ func (r *Renderer) findPhase(name string) *phaseView {
 	return nil
 }
 
-func (r *Renderer) phase(e event.Phase, now time.Time) {
-	if r.out.tty {
-		r.out.redraw = true
+// newest returns the phase that the status is about, or nil.
+func (all phases) newest() *phaseView {
+	if len(all) == 0 {
+		return nil
 	}
-	p := r.findPhase(e.Name)
-	if e.State == event.Started {
-		if p == nil {
-			p = &phaseView{name: e.Name}
-			r.phases = append(r.phases, p)
-		}
-		*p = phaseView{name: e.Name, begun: true, started: now.Add(-e.Elapsed), shownAt: now.Add(statusFirst - statusEvery)}
-		if r.mode == Plain && e.Detail != "" {
-			r.control(appendIndented(r.clock(), e.Name+": "+e.Detail, "  "))
-		}
-		r.err.kick() // the goroutine must set its timer
-		return
+	return all[len(all)-1]
+}
+
+// begin adds the phase that e announces, or begins it again.
+func (all *phases) begin(e event.Phase, now time.Time) {
+	p := all.find(e.Name)
+	if p == nil {
+		p = &phaseView{}
+		*all = append(*all, p)
 	}
-	elapsed := e.Elapsed
-	if elapsed == 0 && p != nil {
-		elapsed = now.Sub(p.started)
+	*p = phaseView{name: e.Name, begun: true, started: now.Add(-e.Elapsed), shownAt: now.Add(statusFirst - statusEvery)}
+}
+
+// end removes the phase that e ends, and returns how long it took.
+func (all *phases) end(e event.Phase, now time.Time) time.Duration {
+	p := all.find(e.Name)
+	all.remove(p)
+	if e.Elapsed == 0 && p != nil {
+		return now.Sub(p.started)
 	}
-	r.phases = slices.DeleteFunc(r.phases, func(q *phaseView) bool { return q == p })
-	if r.mode == Quiet {
-		return
+	return e.Elapsed
+}
+
+// progress returns the phase that e is about. A phase that no event announced begins with
+// its first progress and ends when everything is done.
+func (all *phases) progress(e event.Progress, now time.Time) *phaseView {
+	p := all.find(e.Phase)
+	if p == nil {
+		p = &phaseView{name: e.Phase, started: now.Add(-e.Elapsed), shownAt: now.Add(statusFirst - statusEvery)}
+		*all = append(*all, p)
 	}
+	p.last, p.lastAt = e, now
+	if !p.begun && e.Total > 0 && e.Done >= e.Total { // no other event ends it
+		all.remove(p)
+	}
+	return p
+}
+
+// step notes the newest training step in the phase "run", and returns that phase or nil.
+func (all phases) step(e event.Training) *phaseView {
+	p := all.find("run")
+	if p != nil {
+		p.step = e.String()
+	}
+	return p
+}
+
+func (all *phases) remove(p *phaseView) {
+	*all = slices.DeleteFunc(*all, func(q *phaseView) bool { return q == p })
+}
+
+// phaseEnd says how a phase ended.
+func phaseEnd(e event.Phase, elapsed time.Duration) string {
 	detail := e.Detail
 	switch {
 	case e.State == event.Failed && detail == "":
@@ -124,116 +160,38 @@ func (r *Renderer) phase(e event.Phase, now time.Time) {
 	case detail == "":
 		detail = "done"
 	}
-	r.control(appendIndented(r.clock(), fmt.Sprintf("%s: %s (%s)", e.Name, detail, event.Duration(elapsed)), "  "))
+	return fmt.Sprintf("%s: %s (%s)", e.Name, detail, event.Duration(elapsed))
 }
 
-func (r *Renderer) progress(e event.Progress, now time.Time) {
-	p := r.findPhase(e.Phase)
-	if p == nil {
-		p = &phaseView{name: e.Phase, started: now.Add(-e.Elapsed), shownAt: now.Add(statusFirst - statusEvery)}
-		r.phases = append(r.phases, p)
-	}
-	p.last, p.lastAt = e, now
-	r.changed(p)
-	if !p.begun && e.Total > 0 && e.Done >= e.Total { // no other event ends it
-		r.phases = slices.DeleteFunc(r.phases, func(q *phaseView) bool { return q == p })
-	}
-}
-
-// training shows the newest step in the phase "run".
-func (r *Renderer) training(e event.Training) {
-	p := r.findPhase("run")
-	if p == nil {
-		return
-	}
-	p.step = e.String()
-	r.changed(p)
-}
-
-// changed requests a redraw of p's status line. Every worker sends progress, so it wakes
-// the goroutine only for the first change since the last line.
-func (r *Renderer) changed(p *phaseView) {
-	if r.out.tty && !r.out.redraw {
-		r.out.redraw = true
-		r.out.kick()
-	} else if r.mode == Plain && !p.changed {
-		p.changed = true
-		r.err.kick()
-	}
-}
-
-// status returns the line to draw on a terminal, cut to its width; "" means none. The
-// caller holds r.mu.
-func (r *Renderer) status(now time.Time) string {
-	if r.closed || len(r.phases) == 0 {
-		return ""
-	}
-	p := r.phases[len(r.phases)-1]
+// status returns the line about the phase for a terminal.
+func (p *phaseView) status(now time.Time) string {
 	text := strings.TrimSuffix(p.describe(), ": ")
 	if p.last.All > 0 {
 		text = bar(p.last.Bytes, p.last.All) + " " + text
 	}
 	if silence := p.silence(now); silence != "" {
-		text += silence // the time of a phase that is not heard of says nothing
-	} else if strings.Contains(text, ": ") {
-		text += ", " + p.times(now)
-	} else {
-		text += ": " + p.times(now)
+		return text + silence // the time of a phase that is not heard of says nothing
 	}
-	if r.failed > 0 {
-		text += fmt.Sprintf(", %d failed", r.failed)
+	if strings.Contains(text, ": ") {
+		return text + ", " + p.times(now)
 	}
-	if len(r.tail) > 0 {
-		text += " │ " + string(r.tail)
-	}
-	text = string(appendVisible(nil, []byte(strings.ReplaceAll(text, "\n", " "))))
-	// The last column stays free: some terminals wrap when it is filled.
-	return cutToWidth(text, r.o.Width()-1)
+	return text + ": " + p.times(now)
 }
 
-// tick does what is due at now for lane l and returns when to call it again; zero means
-// never. The caller holds r.mu.
-func (r *Renderer) tick(l *lane, now time.Time) (next time.Time) {
-	if l == r.out && !r.fold.empty() {
-		r.flushFold(now)
-		if !r.fold.empty() {
-			next = r.fold.entries[0].at.Add(r.fold.window)
-		}
+// plainLine decides about the lines where nothing can be redrawn: due says that the
+// current text is shown now; otherwise at is the time to look again.
+func (p *phaseView) plainLine(now time.Time) (at time.Time, due bool) {
+	text := p.describe()
+	p.changed = p.changed && text != p.shown
+	at = p.shownAt.Add(statusSame)
+	if p.changed || p.shown == "" {
+		at = p.shownAt.Add(statusEvery)
 	}
-	if l.again {
-		l.redraw, l.again = true, false
+	if at.After(now) {
+		return at, false
 	}
-	if l != r.err || len(r.phases) == 0 {
-		return next
-	}
-	sooner := func(t time.Time) {
-		if next.IsZero() || t.Before(next) {
-			next = t
-		}
-	}
-	switch {
-	case l.tty:
-		if at := l.drew.Add(time.Second); at.After(now) {
-			sooner(at)
-		} else {
-			l.redraw = true
-		}
-	case r.mode == Plain:
-		p := r.phases[len(r.phases)-1]
-		text := p.describe()
-		p.changed = p.changed && text != p.shown
-		at := p.shownAt.Add(statusSame)
-		if p.changed || p.shown == "" {
-			at = p.shownAt.Add(statusEvery)
-		}
-		if at.After(now) {
-			sooner(at)
-			break
-		}
-		p.shown, p.shownAt, p.changed = text, now, false
-		r.control(p.line(r.clock(), now))
-	}
-	return next
+	p.shown, p.shownAt, p.changed = text, now, false
+	return at, true
 }
 
 // barWidth is the number of columns of a bar, without its brackets.

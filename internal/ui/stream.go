@@ -2,12 +2,12 @@ package ui
 
 import (
 	"bytes"
+	"iter"
 	"strconv"
 	"sync"
-	"time"
 	"unicode/utf8"
 
-	"multihost/internal/event"
+	"multihost/internal/suspect"
 	"multihost/internal/tpu"
 )
 
@@ -22,7 +22,7 @@ type stream struct {
 	tag   string
 	first bool
 
-	mu        sync.Mutex // held while a chunk is processed; taken before Renderer.mu
+	mu        sync.Mutex // held while a chunk is processed; taken before screen.mu
 	partial   []byte     // raw bytes of the unfinished line, at most maxLine
 	cut       int        // bytes of it beyond maxLine
 	returned  bool       // the last byte was \r: it ends a CRLF or restarts the line
@@ -31,7 +31,7 @@ type stream struct {
 	scratch   // for the chunk being processed
 	lent      *scratch
 
-	// Guarded by Renderer.mu.
+	// Guarded by screen.mu.
 	generation uint64
 	queued     int
 	lastEntry  uint64 // fold window: 1 + sequence number of the last entry joined
@@ -45,8 +45,57 @@ type scratch struct {
 	lineEnds []int
 }
 
-func (r *Renderer) borrow(s *stream) {
-	if v, ok := r.scratches.Get().(*scratch); ok {
+// streams are the streams of all workers whose output was shown. They are safe for
+// concurrent use.
+type streams struct {
+	byID      sync.Map  // tpu.WorkerID → *stream
+	scratches sync.Pool // of *scratch
+
+	mu    sync.Mutex
+	count int
+	width int // of the widest tag so far
+}
+
+// of returns the stream of a worker, and makes it if there is none.
+func (t *streams) of(id tpu.WorkerID) *stream {
+	if s := t.known(id); s != nil {
+		return s
+	}
+	s := &stream{id: id, tag: id.String(), first: id == tpu.WorkerID{}}
+	v, loaded := t.byID.LoadOrStore(id, s)
+	if !loaded {
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		t.count++
+		t.width = max(t.width, len(s.tag))
+	}
+	return v.(*stream)
+}
+
+// known returns the stream of a worker, or nil.
+func (t *streams) known(id tpu.WorkerID) *stream {
+	v, _ := t.byID.Load(id)
+	s, _ := v.(*stream)
+	return s
+}
+
+func (t *streams) all() iter.Seq[*stream] {
+	return func(yield func(*stream) bool) {
+		t.byID.Range(func(_, v any) bool { return yield(v.(*stream)) })
+	}
+}
+
+// size returns the number of streams, and the width of the widest tag.
+func (t *streams) size() (count, width int) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.count, t.width
+}
+
+// hold locks a stream and lends it the memory to process a chunk.
+func (t *streams) hold(s *stream) {
+	s.mu.Lock()
+	if v, ok := t.scratches.Get().(*scratch); ok {
 		s.scratch = *v
 		s.lent = v
 	} else {
@@ -55,76 +104,12 @@ func (r *Renderer) borrow(s *stream) {
 	s.lines, s.lineEnds = s.lines[:0], s.lineEnds[:0]
 }
 
-func (r *Renderer) giveBack(s *stream) {
+// release takes the memory back and unlocks the stream.
+func (t *streams) release(s *stream) {
 	*s.lent = s.scratch
-	r.scratches.Put(s.lent)
+	t.scratches.Put(s.lent)
 	s.scratch, s.lent = scratch{}, nil
-}
-
-func (r *Renderer) stream(id tpu.WorkerID) *stream {
-	if v, ok := r.streams.Load(id); ok {
-		return v.(*stream)
-	}
-	s := &stream{id: id, tag: id.String(), first: id == tpu.WorkerID{}}
-	v, loaded := r.streams.LoadOrStore(id, s)
-	if !loaded {
-		r.mu.Lock()
-		r.nstream++
-		r.width = max(r.width, len(s.tag))
-		r.mu.Unlock()
-	}
-	return v.(*stream)
-}
-
-func (r *Renderer) output(e event.Output) {
-	if r.mode == Quiet || r.o.Stream == None || len(e.Data) == 0 {
-		return
-	}
-	id := tpu.WorkerID{Slice: e.Slice, Worker: e.Worker}
-	if r.mode == JSON {
-		if r.o.Stream == All || id == (tpu.WorkerID{}) {
-			s := r.stream(id)
-			s.mu.Lock()
-			r.borrow(s)
-			r.outputJSON(s, e.Data)
-			r.giveBack(s)
-			s.mu.Unlock()
-		}
-		return
-	}
-	s := r.stream(id)
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	r.borrow(s)
-	defer r.giveBack(s)
-	data := e.Data
-	if r.o.Stream == First && !s.first {
-		data = s.sift(data)
-	}
-	s.split(data)
-	r.show(s)
-}
-
-// finishWorker shows the last line of a worker if it has no newline.
-func (r *Renderer) finishWorker(id tpu.WorkerID) {
-	if v, ok := r.streams.Load(id); ok {
-		r.finish(v.(*stream))
-	}
-}
-
-func (r *Renderer) finish(s *stream) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	r.borrow(s)
-	defer r.giveBack(s)
-	if r.mode == JSON {
-		r.finishJSON(s)
-		return
-	}
-	if len(s.partial) > 0 {
-		s.endLine(nil)
-	}
-	r.show(s)
+	s.mu.Unlock()
 }
 
 // sift splits the whole lines of data, except those that keepErrors would drop: nearly
@@ -132,7 +117,7 @@ func (r *Renderer) finish(s *stream) {
 // visible first. It returns the data that is left to split.
 func (s *stream) sift(data []byte) []byte {
 	// One search of the chunk saves a search of each line.
-	if s.trace > 0 || bytes.IndexByte(data, '\r') >= 0 || isTraceback(data) {
+	if s.trace > 0 || bytes.IndexByte(data, '\r') >= 0 || suspect.Traceback(data) {
 		return data
 	}
 	if len(s.partial) > 0 || s.returned || s.cut > 0 {
@@ -143,7 +128,7 @@ func (s *stream) sift(data []byte) []byte {
 		// Most chunks begin within a line.
 		s.split(data[:nl+1])
 		data = data[nl+1:]
-		if isTraceback(s.lines) {
+		if suspect.Traceback(s.lines) {
 			return data
 		}
 	}
@@ -163,7 +148,7 @@ func (s *stream) sift(data []byte) []byte {
 // error, in its visible form either. A line whose visible form differs is not quiet,
 // unless its glog level is I.
 func isQuiet(line []byte) bool {
-	return glogLevel(line) == 'I' || plainPrefix(line) == len(line) && !looksLikeError(line)
+	return suspect.Info(line) || plainPrefix(line) == len(line) && !suspect.Line(line)
 }
 
 // split appends the visible form of the lines that data completes to s.lines.
@@ -251,90 +236,6 @@ func wholeRunes(b []byte) []byte {
 	return b
 }
 
-// show adds the lines of the chunk just split to the view. The caller holds s.mu.
-func (r *Renderer) show(s *stream) {
-	if r.o.Stream == First && !s.first {
-		s.keepErrors()
-	}
-	tail := r.mode == TTY && s.first && r.o.Stream != None
-	if len(s.lineEnds) == 0 && !(tail && (len(s.partial) > 0 || s.tailShown)) {
-		return
-	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.closed {
-		return
-	}
-	if tail {
-		r.tail = appendVisible(r.tail[:0], s.partial[:min(len(s.partial), 256)])
-		s.tailShown = len(r.tail) > 0
-		r.out.redraw = true
-		if len(s.lineEnds) == 0 {
-			r.out.kick()
-		}
-	}
-	if r.o.Stream == First && s.first {
-		r.showFirst(s)
-		return
-	}
-	now := r.o.Now()
-	start := 0
-	idle := r.fold.empty()
-	for _, end := range s.lineEnds {
-		if r.fold.full() {
-			r.flushFold(time.Time{})
-		}
-		r.fold.add(s, s.lines[start:end], now, false)
-		start = end
-	}
-	if idle {
-		r.out.kick()
-	}
-}
-
-// lineTime is the form of the time at the beginning of a line.
-const lineTime = "2006-01-02T15:04:05.000Z07:00 "
-
-// stamp returns the lines of the chunk, with the time of their arrival if that is shown.
-func (r *Renderer) stamp(s *stream) []byte {
-	if !r.o.Timestamps {
-		return s.lines
-	}
-	now := r.o.Now()
-	s.stamped = s.stamped[:0]
-	start := 0
-	for _, end := range s.lineEnds {
-		s.stamped = now.AppendFormat(s.stamped, lineTime)
-		s.stamped = append(s.stamped, s.lines[start:end]...)
-		start = end
-	}
-	return s.stamped
-}
-
-// showFirst shows s0w0's lines unchanged. Lines that look like an error also enter the
-// fold window, hidden, so that an equal line of another worker is not shown as news.
-func (r *Renderer) showFirst(s *stream) {
-	shown := r.stamp(s)
-	if !r.out.room(s, len(shown)) {
-		r.out.dropped += len(s.lines)
-		return
-	}
-	r.out.put(toStdout, shown)
-	if r.nstream == 1 {
-		return
-	}
-	s.keepErrors()
-	now := r.o.Now()
-	start := 0
-	for _, end := range s.lineEnds {
-		if r.fold.full() {
-			r.flushFold(time.Time{})
-		}
-		r.fold.add(s, s.lines[start:end], now, true)
-		start = end
-	}
-}
-
 // traceLines limits how many lines count as part of one traceback.
 const traceLines = 60
 
@@ -347,7 +248,7 @@ func (s *stream) keepErrors() {
 		start = end
 		keep := false
 		switch {
-		case isTraceback(line):
+		case suspect.Traceback(line):
 			keep, s.trace = true, traceLines
 		case s.trace > 0:
 			keep = true
@@ -356,7 +257,7 @@ func (s *stream) keepErrors() {
 				s.trace = 0
 			}
 		default:
-			keep = looksLikeError(line)
+			keep = suspect.Line(line)
 		}
 		if keep {
 			to += copy(s.lines[to:], line)

@@ -10,6 +10,7 @@ import (
 	"unicode/utf8"
 
 	"multihost/internal/event"
+	"multihost/internal/suspect"
 	"multihost/internal/tpu"
 )
 
@@ -27,8 +28,6 @@ const (
 
 // A painter adds colours if it is true.
 type painter bool
-
-func (r *Renderer) paint() painter { return painter(r.o.Color) }
 
 func (p painter) start(c color) string {
 	if !p {
@@ -250,7 +249,7 @@ func decisiveLines(last []string) (lines []string) {
 		line = strings.TrimRight(line, "\r\n")
 		at := strings.LastIndexByte(line, '\r')
 		final := strings.TrimRight(line[at+1:], " \t")
-		if final == "" || at >= 0 && !isTraceback([]byte(final)) && !looksLikeError([]byte(final)) {
+		if final == "" || at >= 0 && !suspect.Traceback([]byte(final)) && !suspect.Line([]byte(final)) {
 			continue
 		}
 		if len(final) > maxLine {
@@ -259,6 +258,22 @@ func decisiveLines(last []string) (lines []string) {
 		lines = append(lines, final)
 	}
 	return lines[max(0, len(lines)-mostLines):]
+}
+
+// endings are how the command has ended on the workers in the last attempt.
+type endings struct {
+	all    []event.WorkerDone
+	failed int // workers that failed on their own
+}
+
+// add reports whether e is the first failure.
+func (e *endings) add(done event.WorkerDone) bool {
+	e.all = append(e.all, done)
+	if done.Code == 0 || done.Reason != "" {
+		return false
+	}
+	e.failed++
+	return e.failed == 1
 }
 
 type endingGroup struct {
@@ -303,4 +318,9 @@ func groupEndings(ended []event.WorkerDone) []endingGroup {
 		return a.first.Compare(b.first)
 	})
 	return groups
+}
+
+func foldIDs(ids []tpu.WorkerID) string {
+	slices.SortFunc(ids, tpu.CompareWorkers)
+	return tpu.Fold(slices.Compact(ids))
 }

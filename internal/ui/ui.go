@@ -24,7 +24,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"slices"
 	"sync"
 	"time"
 
@@ -90,26 +89,43 @@ const (
 // A Renderer shows events. It is an event.Sink, safe for concurrent use. Call
 // Close when the last event is emitted.
 type Renderer struct {
+	screen
+	view view
+	wg   sync.WaitGroup // of the lanes
+}
+
+// A screen is what a Renderer writes to. The views put their bytes there.
+type screen struct {
 	o    Options
 	mode Mode // never Auto
-	wg   sync.WaitGroup
 
 	out, err *lane // the same lane when both are one terminal
+	streams  streams
 
-	streams   sync.Map  // tpu.WorkerID → *stream
-	scratches sync.Pool // of *scratch
-
-	mu      sync.Mutex // guards what follows, the lanes' queues and the fold window
+	mu      sync.Mutex // guards what follows, the lanes' queues and what the views show
 	closed  bool
-	nstream int
-	width   int // of the widest worker tag so far
-	fold    foldWindow
-	phases  []*phaseView
-	tail    []byte // unfinished line of s0w0, for the status line
-	ended   []event.WorkerDone
-	failed  int // ended workers that failed on their own
 	fault   error
 	verdict verdict
+}
+
+// A view turns events into what is written: text for people or lines of JSON.
+type view interface {
+	// emit shows an event other than event.Output.
+	emit(e event.Event, now time.Time)
+	// output shows a part of the output of a worker. The caller holds the stream.
+	output(s *stream, data []byte)
+	// finish shows a last line that has no end. The caller holds the stream.
+	finish(s *stream)
+	// tick does what is due at now for a lane and returns when to call it again; zero
+	// means never. The caller holds screen.mu.
+	tick(l *lane, now time.Time) (next time.Time)
+	// status returns the line to draw on a terminal; "" means none. The caller holds
+	// screen.mu.
+	status(now time.Time) string
+	// dropped returns the line about n bytes that were not shown, and its destination.
+	dropped(n int, now time.Time) (dest, []byte)
+	// close shows what waits for its time. The caller holds screen.mu.
+	close()
 }
 
 // A verdict is the end of a summary: how the run ended, and the command to type.
@@ -137,16 +153,15 @@ func New(o Options) *Renderer {
 		o.Now = time.Now
 	}
 	both := o.IsTerminal(o.Stdout) && o.IsTerminal(o.Stderr)
-	r := &Renderer{o: o, mode: o.Mode}
+	r := &Renderer{screen: screen{o: o, mode: o.Mode}}
 	if r.mode == Auto || r.mode == "" {
 		r.mode = Plain
 		if both {
 			r.mode = TTY
 		}
 	}
-	r.fold.init(foldAll)
-	if o.Stream == First {
-		r.fold.window = foldErrors
+	if r.view = newTextView(&r.screen); r.mode == JSON {
+		r.view = &jsonView{&r.screen}
 	}
 	r.out = newLane(r, r.mode == TTY)
 	r.err = r.out
@@ -173,16 +188,14 @@ func (r *Renderer) Close() error {
 	already := r.closed
 	r.mu.Unlock()
 	if !already {
-		r.streams.Range(func(_, v any) bool {
-			r.finish(v.(*stream))
-			return true
-		})
+		for s := range r.streams.all() {
+			r.finish(s)
+		}
 		r.mu.Lock()
-		r.flushFold(time.Time{})
+		r.view.close()
 		if r.verdict.buried {
 			r.err.put(toStderr, r.verdict.lines)
 		}
-		r.phases = nil
 		r.closed = true
 		r.mu.Unlock()
 	}
@@ -208,148 +221,57 @@ func (r *Renderer) Emit(e event.Event) {
 		r.output(e)
 		return
 	case event.WorkerDone:
-		r.finishWorker(tpu.WorkerID{Slice: e.Slice, Worker: e.Worker})
-	}
-	now := r.o.Now()
-	if r.mode == JSON {
-		r.emitJSON(e, now)
-		return
-	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.closed {
-		return
-	}
-	switch e := e.(type) {
-	case event.Note:
-		r.note(e)
-	case event.Phase:
-		r.phase(e, now)
-	case event.Progress:
-		r.progress(e, now)
-	case event.Training:
-		r.training(e)
-	case event.Stall:
-		r.stall(e)
-	case event.Request:
-		r.note(event.Note{Level: event.Info, Text: e.Text})
-	case event.State:
-		if r.mode != Quiet {
-			r.control(stateLine(r.clock(), e))
+		if s := r.streams.known(tpu.WorkerID{Slice: e.Slice, Worker: e.Worker}); s != nil {
+			r.finish(s)
 		}
-	case event.WorkerDone:
-		r.workerDone(e)
-	case event.Attempt:
-		r.ended, r.failed = nil, 0 // the summary is about the last attempt
-	case event.AttemptEnd:
-		r.attemptEnd(e)
-	case event.Result:
-		r.out.put(toStdout, appendVisibleText(nil, endLine(e.Text)))
-	case event.Summary:
-		r.summary(e)
 	}
+	r.view.emit(e, r.o.Now())
 }
 
-func (r *Renderer) note(n event.Note) {
-	if n.Level == event.Debug && !r.o.Debug || n.Level == event.Info && r.mode == Quiet {
+func (r *Renderer) output(e event.Output) {
+	id := tpu.WorkerID{Slice: e.Slice, Worker: e.Worker}
+	if r.mode == Quiet || r.o.Stream == None || len(e.Data) == 0 || r.mode == JSON && r.o.Stream != All && id != (tpu.WorkerID{}) {
 		return
 	}
-	var b []byte
-	if n.Level == event.Warn {
-		b = r.clock()
-	}
-	b = appendMessage(b, r.paint(), string(n.Level), n.Text)
-	if n.Hint != "" {
-		b = appendMessage(b, r.paint(), "hint", n.Hint)
-	}
-	r.control(b)
+	s := r.streams.of(id)
+	r.streams.hold(s)
+	defer r.streams.release(s)
+	r.view.output(s, e.Data)
 }
+
+func (r *Renderer) finish(s *stream) {
+	r.streams.hold(s)
+	defer r.streams.release(s)
+	r.view.finish(s)
+}
+
+func (s *screen) paint() painter { return painter(s.o.Color) }
 
 // warning returns the lines of a warning.
-func (r *Renderer) warning(text string) []byte {
-	return appendMessage(r.clock(), r.paint(), string(event.Warn), text)
+func (s *screen) warning(text string) []byte {
+	return appendMessage(s.clock(), s.paint(), string(event.Warn), text)
 }
 
 // clock returns the time of day with which a line begins; nil if lines have none.
-func (r *Renderer) clock() []byte {
-	if !r.o.Clock {
+func (s *screen) clock() []byte {
+	if !s.o.Clock {
 		return nil
 	}
-	return r.o.Now().AppendFormat(nil, time.TimeOnly+" ")
+	return s.o.Now().AppendFormat(nil, time.TimeOnly+" ")
 }
 
-func (r *Renderer) stall(s event.Stall) {
-	level := event.Warn
-	if s.Ended != nil {
-		level = event.Info
-	}
-	r.note(event.Note{Level: level, Text: s.Text, Hint: s.Hint})
-}
-
-// control queues a message for standard error. A run of any size has few messages; the
-// limit is for a flood of retries while the terminal has been stopped for hours.
-func (r *Renderer) control(b []byte) {
-	if r.err.controlQueued+len(b) > controlBytes {
-		r.err.dropped += len(b)
-		return
-	}
-	r.err.controlQueued += len(b)
-	r.err.put(toStderr, b)
-}
-
-func (r *Renderer) workerDone(e event.WorkerDone) {
-	r.ended = append(r.ended, e)
-	if e.Code == 0 || e.Reason != "" {
-		return
-	}
-	r.failed++
-	// Only the first failure is reported at once. With 2048 workers the others are left
-	// to the summary, which folds them.
-	if r.failed == 1 && r.mode != Quiet {
-		id := tpu.WorkerID{Slice: e.Slice, Worker: e.Worker}
-		r.flushFold(time.Time{}) // its last lines come before the warning
-		r.control(r.warning(id.String() + ": " + ending(e)))
-	}
-}
-
-// attemptEnd reports why an attempt ended if another one follows. The summary reports the
-// end of the last one.
-func (r *Renderer) attemptEnd(e event.AttemptEnd) {
-	if e.Again {
-		r.flushFold(time.Time{})
-		r.control(r.warning(attemptText(e)))
-	}
-}
-
-func (r *Renderer) summary(s event.Summary) {
-	r.flushFold(time.Time{})
-	if r.mode == Quiet && s.OK {
-		return
-	}
-	columns := 0
-	if r.mode == TTY {
-		columns = r.o.Width()
-	}
-	r.err.put(toStderr, appendSummary(nil, r.paint(), s, r.ended, columns))
-	lines := appendVerdict(nil, r.paint(), s)
-	r.err.put(toStderr, lines)
-	r.verdict = verdict{said: verdictText(s), lines: lines}
-}
+// control queues a message for standard error.
+func (s *screen) control(b []byte) { s.err.control(toStderr, b) }
 
 // writeFailed records that writing to d failed with err. It is called at most once for
 // each destination.
-func (r *Renderer) writeFailed(d dest, err error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if !IsClosedPipe(err) && !errors.Is(err, io.ErrClosedPipe) && r.fault == nil {
-		r.fault = fmt.Errorf("write %s: %w", d, err)
+func (s *screen) writeFailed(d dest, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !IsClosedPipe(err) && !errors.Is(err, io.ErrClosedPipe) && s.fault == nil {
+		s.fault = fmt.Errorf("write %s: %w", d, err)
 	}
 	if d == toStdout {
-		r.control(r.warning(fmt.Sprintf("write standard output: %v; nothing more is shown there, the run and its log files go on", err)))
+		s.control(s.warning(fmt.Sprintf("write standard output: %v; nothing more is shown there, the run and its log files go on", err)))
 	}
-}
-
-func foldIDs(ids []tpu.WorkerID) string {
-	slices.SortFunc(ids, tpu.CompareWorkers)
-	return tpu.Fold(slices.Compact(ids))
 }

@@ -1,14 +1,15 @@
-package ui
+// Package suspect finds the lines of a command's output that look like an error.
+package suspect
 
 import "bytes"
 
-// isTraceback reports whether a line is the head of a Python traceback, also after a log
+// Traceback reports whether a line is the head of a Python traceback, also after a log
 // prefix.
-func isTraceback(line []byte) bool {
+func Traceback(line []byte) bool {
 	return bytes.Contains(line, []byte("Traceback (most recent call last)"))
 }
 
-// looksLikeError reports whether a line should be shown although its worker's output is
+// Line reports whether a line should be shown although its worker's output is
 // not. It is a heuristic on words, made to miss little and to stay quiet in a healthy
 // run:
 //
@@ -22,7 +23,7 @@ func isTraceback(line []byte) bool {
 //   - the level letter E or F of a glog or absl prefix (E0706 16:50:26.2 …)
 //   - not: counts of zero ("0 errors", "no error", "errors: 0"), identifiers
 //     (error_rate, --on-error), lines whose log level is info or debug
-func looksLikeError(line []byte) bool {
+func Line(line []byte) bool {
 	switch glogLevel(line) {
 	case 'E', 'F':
 		return true
@@ -178,7 +179,7 @@ func isErrorName(word []byte) bool {
 }
 
 // mayBeSuspect reports whether a line contains the first three letters of a word that
-// looksLikeError knows. All lines pass here, and nearly no line of a healthy run contains
+// Line knows. All lines pass here, and nearly no line of a healthy run contains
 // any.
 func mayBeSuspect(line []byte) bool {
 	three := uint(0)
@@ -202,7 +203,7 @@ const (
 )
 
 // trigrams says where in a word three letters, of five bits each, must be to belong to a
-// word that looksLikeError knows; 0 means that no such word begins with them.
+// word that Line knows; 0 means that no such word begins with them.
 var trigrams = func() (table [1 << 15]byte) {
 	for _, t := range []string{
 		"inf", "deb", "fai", "fat", "abo", "kil", "pan", "seg", "oom", "unh", "unc", "ter", "ref", "den", "unr", "fau",
@@ -217,7 +218,7 @@ var trigrams = func() (table [1 << 15]byte) {
 	return table
 }()
 
-// mayBegin reports whether c begins a word that looksLikeError knows.
+// mayBegin reports whether c begins a word that Line knows.
 func mayBegin(c byte) bool {
 	switch c | 0x20 {
 	case 'a', 'c', 'd', 'e', 'f', 'i', 'k', 'm', 'o', 'p', 'r', 's', 't', 'u':
@@ -266,6 +267,10 @@ func isZero(after []byte) bool {
 func isOption(line []byte, from int) bool {
 	return from > 0 && (line[from-1] == '-' || line[from-1] == '/' || line[from-1] == '.')
 }
+
+// Info reports whether a line begins with a glog or absl prefix of level I: such a line is
+// never suspect.
+func Info(line []byte) bool { return glogLevel(line) == 'I' }
 
 // glogLevel returns the letter of a glog or absl prefix such as "E0706 16:", or 0.
 func glogLevel(line []byte) byte {
