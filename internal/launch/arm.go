@@ -25,7 +25,7 @@ type Started struct {
 
 // Armed is a supervisor that waits on the worker for the order to start. It
 // holds one session of the connection. The caller must call exactly one of
-// Release (or ReleaseAt) and Abort.
+// ReleaseAt and Abort.
 type Armed struct {
 	ref     Ref
 	runner  remote.Runner
@@ -47,13 +47,13 @@ type Armed struct {
 }
 
 // Arm writes the files of spec to the worker and starts a supervisor that waits
-// there for Release. It takes the worker's lock. It returns *BusyError when another
+// there for ReleaseAt. It takes the worker's lock. It returns *BusyError when another
 // run holds the lock, ErrAlreadyStarted when this attempt was started before, and
 // *CodeError when another run has changed the code in the run's directory. When the
-// connection is lost or Abort is called before Release, nothing of the attempt stays
+// connection is lost or Abort is called before ReleaseAt, nothing of the attempt stays
 // on the worker.
 //
-// The session outlives ctx: it ends with Release, Abort or the connection.
+// The session outlives ctx: it ends with ReleaseAt, Abort or the connection.
 func Arm(ctx context.Context, r remote.Runner, spec Spec) (*Armed, error) {
 	if err := spec.Validate(); err != nil {
 		return nil, err
@@ -261,21 +261,13 @@ func (a *Armed) finish(cause error) {
 }
 
 // releaseLimit limits how long a supervisor may take to answer "go" on a connection
-// that seems to live. After that, Release asks the worker over another session.
+// that seems to live. After that, ReleaseAt asks the worker over another session.
 const releaseLimit = 30 * time.Second
-
-// Release orders the supervisor, with one write, to start the command at once. When
-// the connection is lost before the answer, Release asks the worker again until ctx
-// ends. The command is started once, or ErrNotStarted says that it never will be.
-// The session has ended when Release returns.
-func (a *Armed) Release(ctx context.Context) (Started, error) {
-	return a.ReleaseAt(ctx, time.Time{})
-}
 
 // MeasureClock measures the worker's clock against ours for ReleaseAt, over the
 // open session, while the worker does nothing else. It makes a few round trips and
 // uses the fastest. When the worker does not answer, the offset that the Runner
-// reported stays. Call MeasureClock at most once, and not concurrently with Release.
+// reported stays. Call MeasureClock at most once, and not concurrently with ReleaseAt.
 func (a *Armed) MeasureClock(ctx context.Context) {
 	const rounds, limit = 4, 20 * time.Second
 	ctx, stop := context.WithTimeout(ctx, limit)
@@ -292,7 +284,7 @@ func (a *Armed) MeasureClock(ctx context.Context) {
 			return
 		}
 		if rec.Word != "clock" {
-			a.hear(rec) // put it back: Release waits for it
+			a.hear(rec) // put it back: ReleaseAt waits for it
 			return
 		}
 		if told := instant(rec.Rest); !told.IsZero() && (best == 0 || trip < best) {
@@ -304,10 +296,14 @@ func (a *Armed) MeasureClock(ctx context.Context) {
 // ClockOffset returns the worker's clock minus ours.
 func (a *Armed) ClockOffset() time.Duration { return a.offset }
 
-// ReleaseAt is Release with a start time by our clock, at most 5 s ahead. ClockOffset
-// translates the time to the worker's clock. A worker that gets the order after that
-// time, or whose clock says that it is more than 5 s away, starts at once. A zero at
-// means at once.
+// ReleaseAt orders the supervisor, with one write, to start the command at a time by our
+// clock, at most 5 s ahead; a zero time means at once. ClockOffset translates the time to
+// the worker's clock. A worker that gets the order after that time, or whose clock says
+// that it is more than 5 s away, starts at once.
+//
+// When the connection is lost before the answer, ReleaseAt asks the worker again until ctx
+// ends. The command is started once, or ErrNotStarted says that it never will be. The
+// session has ended when ReleaseAt returns.
 func (a *Armed) ReleaseAt(ctx context.Context, at time.Time) (Started, error) {
 	order := "go\n"
 	if !at.IsZero() {

@@ -1,10 +1,8 @@
 package launch
 
 import (
-	"bytes"
 	"context"
 	"fmt"
-	"io"
 	"regexp"
 	"strconv"
 	"time"
@@ -39,44 +37,4 @@ func Digest(ctx context.Context, r remote.Runner, ref Ref, size int64) (sum stri
 		}
 	}
 	return "", 0, &RemoteError{Worker: r.Name(), Op: "digest", Text: "no digest in the answer"}
-}
-
-// ReadTail returns the last n bytes that the command wrote, at most 64 KiB. It also
-// finds bytes that Spec.MaxLog has kept out of the log.
-func ReadTail(ctx context.Context, r remote.Runner, ref Ref, n int) ([]byte, error) {
-	if err := ref.check(); err != nil {
-		return nil, err
-	}
-	n = min(max(n, 0), 64<<10)
-	nonce := remote.NewNonce()
-	var raw bytes.Buffer
-	out := &remote.Stream{Answer: remote.Answer{Nonce: nonce}, Raw: &bounded{w: &raw, room: n}}
-	errs := &remote.Answer{Nonce: nonce}
-	cmd := tailScript.Cmd(nil, append(append([]string{nonce}, ref.args()...), strconv.Itoa(n))...)
-	cmd.Stdout, cmd.Stderr = out, errs
-	status, err := r.Run(ctx, cmd)
-	if err != nil {
-		return nil, fmt.Errorf("read the last output of %q on %s: %w", ref.Label(), r.Name(), err)
-	}
-	records, err := checkAnswer(r.Name(), "tail", &out.Answer, errs, status)
-	if err != nil {
-		return nil, err
-	}
-	if records[0].Word == "unknown" {
-		return nil, fmt.Errorf("read the last output of %q on %s: %w", ref.Label(), r.Name(), ErrUnknownRun)
-	}
-	return raw.Bytes(), nil
-}
-
-// A bounded writer fails when it gets more than room bytes.
-type bounded struct {
-	w    io.Writer
-	room int
-}
-
-func (b *bounded) Write(p []byte) (int, error) {
-	if b.room -= len(p); b.room < 0 {
-		return 0, remote.ErrFlood
-	}
-	return b.w.Write(p)
 }

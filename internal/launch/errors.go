@@ -11,7 +11,7 @@ import (
 var (
 	// ErrAlreadyStarted: Arm returns it when this attempt of the run was started before.
 	ErrAlreadyStarted = fault.New(fault.Unavailable, "was started before")
-	// ErrNotStarted: Release returns it when the command was not started and never will be.
+	// ErrNotStarted: ReleaseAt returns it when the command was not started and never will be.
 	ErrNotStarted = fault.New(fault.Unavailable, "was not started")
 	// ErrUnknownRun is returned when the worker knows no such run.
 	ErrUnknownRun = fault.New(fault.Unavailable, "no such run on this worker")

@@ -62,7 +62,6 @@ func TestAnAnswerWithoutEndIsNotWaitedFor(t *testing.T) {
 				"status": func() error { _, err := Status(t.Context(), worker, s.Ref()); return err },
 				"list":   func() error { _, err := List(t.Context(), worker); return err },
 				"digest": func() error { _, _, err := Digest(t.Context(), worker, s.Ref(), 1); return err },
-				"tail":   func() error { _, err := ReadTail(t.Context(), worker, s.Ref(), 1); return err },
 				"stop":   func() error { _, err := Stop(t.Context(), worker, s.Ref(), StopOptions{Reason: "test"}); return err },
 				"free":   func() error { _, err := FreeTPU(t.Context(), worker, FreeOptions{}); return err },
 				"follow": func() error {
@@ -78,10 +77,6 @@ func TestAnAnswerWithoutEndIsNotWaitedFor(t *testing.T) {
 				}
 			}
 		})
-	}
-	tail := said{stdout: "N stream\n" + strings.Repeat("more than was asked for", 9)}
-	if got, err := ReadTail(t.Context(), tail, s.Ref(), 8); !errors.Is(err, remote.ErrFlood) {
-		t.Errorf("tail: %d bytes, %v", len(got), err)
 	}
 }
 

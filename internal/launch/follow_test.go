@@ -137,7 +137,7 @@ func TestFollowMayBeginBeforeTheStart(t *testing.T) {
 		defer l.mu.Unlock()
 		return len(l.lines) >= 2
 	})
-	if _, err := a.Release(t.Context()); err != nil {
+	if _, err := a.ReleaseAt(t.Context(), time.Time{}); err != nil {
 		t.Fatal(err)
 	}
 	wg.Wait()

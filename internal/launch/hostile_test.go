@@ -76,7 +76,7 @@ func TestWhatALoginExportsChangesNoResult(t *testing.T) {
 				t.Fatal(err)
 			}
 			<-time.After(quiet)
-			if _, err := a.Release(t.Context()); err != nil {
+			if _, err := a.ReleaseAt(t.Context(), time.Time{}); err != nil {
 				t.Fatal(err)
 			}
 			var out bytes.Buffer

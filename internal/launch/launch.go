@@ -17,7 +17,7 @@
 //     the command's output; up to 8 KiB are lost when a relay is killed or its
 //     write fails;
 //   - a lost connection never touches a command that was started, and nothing
-//     is started when the connection is lost before [Armed.Release];
+//     is started when the connection is lost before [Armed.ReleaseAt];
 //   - at most one run lives on a worker ([BusyError]), whatever login started it;
 //   - the program receives the arguments and variables byte for byte as given;
 //   - no part of the command's environment, script or arguments is on a
@@ -25,11 +25,11 @@
 //     files of mode 0600 (the environment's file is removed once it was read).
 //
 // Arming and releasing are separate so that a caller can first arm every worker and
-// then release them all with one write each, at once or for one moment (ReleaseAt):
+// then release them all with one write each, for one moment:
 //
 //	armed, err := launch.Arm(ctx, conn, spec)
 //	…
-//	started, err := armed.Release(ctx)
+//	started, err := armed.ReleaseAt(ctx, moment)
 //	exit, err := launch.Follow(ctx, conn, spec.Ref(), 0, file, launch.FollowOptions{})
 //
 // The functions are safe for concurrent use, also for the same run, also from
@@ -134,8 +134,8 @@ type Spec struct {
 
 	// MaxLog limits the log to this many bytes of the command's output; 0 means
 	// DefaultMaxLog, a negative number means no limit. Output beyond the limit is
-	// counted in Exit.Dropped and not kept, except for the last 64 KiB (see
-	// ReadTail). The command does not notice. On a disk that is nearly full
+	// counted in Exit.Dropped and not kept, except for the last 64 KiB in
+	// the file "dropped" beside the log. The command does not notice. On a disk that is nearly full
 	// (less than 2 % or 1 GB free) the log takes 1 MiB more; output beyond that
 	// is dropped until space is freed, and then the log goes on.
 	MaxLog int64

@@ -380,7 +380,7 @@ func begin(t testing.TB, r remote.Runner, s Spec) Started {
 	if err != nil {
 		t.Fatal(err)
 	}
-	started, err := a.Release(t.Context())
+	started, err := a.ReleaseAt(t.Context(), time.Time{})
 	if err != nil {
 		t.Fatal(err)
 	}

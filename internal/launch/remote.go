@@ -35,8 +35,6 @@ var (
 	followText string
 	//go:embed digest.sh
 	digestText string
-	//go:embed tail.sh
-	tailText string
 	//go:embed stop.sh
 	stopText string
 	//go:embed free.sh
@@ -64,7 +62,6 @@ var (
 	statusScript  = operation("status", statusText)
 	followScript  = operation("follow", followText)
 	digestScript  = operation("digest", digestText)
-	tailScript    = operation("tail", tailText)
 	stopScript    = operation("stop", stopText)
 	freeScript    = operation("free", freeText)
 	dumpScript    = operation("dump", dumpText)

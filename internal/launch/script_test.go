@@ -21,7 +21,7 @@ func TestScriptsAreASCIIAndEndInOneCall(t *testing.T) {
 	scripts := map[string]string{"supervise": superviseText, "start": startText}
 	for name, p := range map[string]*remote.Program{
 		"arm": armScript, "release": releaseScript, "status": statusScript, "follow": followScript, "stop": stopScript,
-		"free": freeScript, "list": listScript, "digest": digestScript, "tail": tailScript, "dump": dumpScript, "exec": execScript,
+		"free": freeScript, "list": listScript, "digest": digestScript, "dump": dumpScript, "exec": execScript,
 		"verdict": verdictScript,
 	} {
 		scripts[name] = p.Text()

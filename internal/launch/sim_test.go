@@ -71,7 +71,7 @@ func TestOverSSHACutNeverStartsTwice(t *testing.T) {
 		if err := machine.SetFault(f); err != nil {
 			t.Fatal(err)
 		}
-		started, err := a.Release(t.Context())
+		started, err := a.ReleaseAt(t.Context(), time.Time{})
 		if err != nil && !errors.Is(err, ErrNotStarted) {
 			t.Fatal(err)
 		}
@@ -177,7 +177,7 @@ func (b *breaker) round(i int) {
 			return err
 		})
 		b.trouble("release")
-		_, err := a.Release(t.Context())
+		_, err := a.ReleaseAt(t.Context(), time.Time{})
 		if err != nil && !errors.Is(err, ErrNotStarted) {
 			t.Fatal(err)
 		}

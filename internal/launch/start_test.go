@@ -314,7 +314,7 @@ func TestAWorkDirThatCannotBeMadeStartsNothing(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, err = a.Release(t.Context())
+	_, err = a.ReleaseAt(t.Context(), time.Time{})
 	var remote *RemoteError
 	if !errors.As(err, &remote) || !strings.Contains(err.Error(), "file/below") || !strings.Contains(err.Error(), "Not a directory") {
 		t.Errorf("got %v", err)
@@ -369,7 +369,7 @@ func TestALostConnectionBeforeTheReleaseLeavesNothing(t *testing.T) {
 	}
 	l.cutNow()
 	checkClean(t, l, Ref{"r", 1})
-	if _, err := a.Release(t.Context()); !errors.Is(err, ErrNotStarted) {
+	if _, err := a.ReleaseAt(t.Context(), time.Time{}); !errors.Is(err, ErrNotStarted) {
 		t.Errorf("release: got %v, want ErrNotStarted", err)
 	}
 }
@@ -384,7 +384,7 @@ func TestStopOfAnArmedRunLeavesNothing(t *testing.T) {
 	if report := stopped(t, l, Ref{"r", 1}, time.Second); !report.Free() || report.Phase != Unknown {
 		t.Errorf("stop: %+v", report)
 	}
-	if _, err := a.Release(t.Context()); !errors.Is(err, ErrNotStarted) {
+	if _, err := a.ReleaseAt(t.Context(), time.Time{}); !errors.Is(err, ErrNotStarted) {
 		t.Errorf("release: got %v, want ErrNotStarted", err)
 	}
 	checkClean(t, l, Ref{"r", 1})
@@ -543,7 +543,7 @@ func TestSecretsAreSeenByNobodyElse(t *testing.T) {
 		}
 	}
 	look()
-	if _, err := a.Release(t.Context()); err != nil {
+	if _, err := a.ReleaseAt(t.Context(), time.Time{}); err != nil {
 		t.Fatal(err)
 	}
 	testkit.Eventually(t, "the environment is removed", func() bool {
@@ -606,7 +606,7 @@ func TestTheClockIsMeasuredWhileAStartWaits(t *testing.T) {
 		if before == "abort" {
 			err = a.Abort(t.Context())
 		} else {
-			_, err = a.Release(t.Context())
+			_, err = a.ReleaseAt(t.Context(), time.Time{})
 			stopped(t, l, s.Ref(), 0)
 		}
 		if err != nil {
@@ -653,7 +653,7 @@ func TestTheSessionEndsAtTheStart(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	started, err := a.Release(t.Context())
+	started, err := a.ReleaseAt(t.Context(), time.Time{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -704,7 +704,7 @@ func TestALostAnswerNeverStartsTwice(t *testing.T) {
 			checkClean(t, l, s.Ref())
 			continue
 		}
-		_, err = a.Release(t.Context())
+		_, err = a.ReleaseAt(t.Context(), time.Time{})
 		text, _ := os.ReadFile(filepath.Join(l.home(), "count-"+s.Run))
 		if err != nil {
 			if !errors.Is(err, ErrNotStarted) {
@@ -744,7 +744,7 @@ func TestReleaseAsksAgainUntilTheWorkerAnswers(t *testing.T) {
 	if err != nil || started.PID == 0 {
 		t.Errorf("got %+v, %v", started, err)
 	}
-	if again, err := a.Release(t.Context()); err != nil || again != started {
+	if again, err := a.ReleaseAt(t.Context(), time.Time{}); err != nil || again != started {
 		t.Errorf("release: got %+v, %v, want %+v", again, err, started)
 	}
 	stopped(t, l, Ref{"r", 1}, time.Second)

@@ -39,14 +39,6 @@ func CommandLine(words ...string) string {
 	return strings.Join(quoted, " ")
 }
 
-// Script returns the command line that runs the text of a script under shell with args
-// as its positional parameters. The script travels within the command line, so it must
-// stay well below the 128 KiB that Linux allows for one argument; its own $0 is the
-// shell's name.
-func Script(shell, script string, args ...string) string {
-	return Quote(append([]string{shell, "-c", script, shell}, args...)...)
-}
-
 func quoteWord(b *strings.Builder, word string) {
 	if word != "" && strings.IndexFunc(word, needsQuotes) < 0 && plainStart(word) {
 		b.WriteString(word)

@@ -43,21 +43,6 @@ func TestCommandLineIsAsPeopleTypeIt(t *testing.T) {
 	}
 }
 
-func TestScript(t *testing.T) {
-	script := "printf '%s|' \"$0\" \"$@\"\n"
-	line := remote.Script("bash", script, "a b", "it's", "")
-	want := `bash -c 'printf '\''%s|'\'' "$0" "$@"` + "\n" + `' bash 'a b' 'it'\''s' ''`
-	if line != want {
-		t.Errorf("got %s, want %s", line, want)
-	}
-	for _, shell := range shells(t) {
-		out, err := exec.Command(shell, "-c", line).Output()
-		if err != nil || string(out) != "bash|a b|it's||" {
-			t.Errorf("%s: got %q, %v", shell, out, err)
-		}
-	}
-}
-
 // FuzzQuote proves that the words that a real shell sees are the arguments.
 func FuzzQuote(f *testing.F) {
 	f.Add("echo\x00a b\x00")

@@ -31,9 +31,9 @@ login() { # KEY USER COMMAND…
 }
 `
 	var out, errs bytes.Buffer
-	args = append([]string{host, port, b.login, b.conn.HostKey()}, args...)
+	args = append([]string{"bash", "-c", prelude + script, "bash", host, port, b.login, b.conn.HostKey()}, args...)
 	_, err = b.conn.Run(t.Context(), remote.Cmd{
-		Line: remote.Script("bash", prelude+script, args...), Stdout: &out, Stderr: &errs, LoginTo: b.conn,
+		Line: remote.Quote(args...), Stdout: &out, Stderr: &errs, LoginTo: b.conn,
 	})
 	testkit.Must(t, err)
 	return out.String(), errs.String()

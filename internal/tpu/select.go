@@ -66,7 +66,7 @@ func families(names []string) []string {
 	return all
 }
 
-// Select chooses the slices that a prefix means among all slices of a zone: the one
+// SelectNumbered chooses the slices that a prefix means among all slices of a zone: the one
 // with exactly that name, else the family prefix-0, prefix-1, …. It compares names
 // literally. A slice belongs to the family if it has the accelerator type of the
 // lowest-numbered member. If one of the two was made by a multi-node queued resource,
@@ -75,15 +75,12 @@ func families(names []string) []string {
 //
 // Problems lists a gap in the numbers, foreign slices, different worker counts and
 // slices that are not ready. Foreign slices are never in Slices. With partial unset,
-// Slices has the whole family for display. With partial set, Select leaves out slices
-// that are not ready and numbers the rest from 0. The error is a *NoSlicesError.
-func Select(nodes []Slice, prefix string, partial bool) (Selection, error) {
-	return SelectNumbered(nodes, prefix, nil, partial)
-}
-
-// SelectNumbered is Select for the slices of a family whose names have the numbers of
-// only. It numbers them from 0 and ignores the other slices. A number that no slice has
-// is a *NumberError. A nil only means all slices.
+// Slices has the whole family for display. With partial set, SelectNumbered leaves out
+// slices that are not ready and numbers the rest from 0. The error is a *NoSlicesError.
+//
+// If only is not nil, it chooses only the slices of the family whose names have these
+// numbers, numbers them from 0 and ignores the others. A number that no slice has is a
+// *NumberError.
 func SelectNumbered(nodes []Slice, prefix string, only Numbers, partial bool) (Selection, error) {
 	var err error
 	if only != nil {

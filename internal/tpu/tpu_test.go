@@ -157,7 +157,7 @@ func TestSelect(t *testing.T) {
 			problems: []string{`slice "t-1" has 2 workers, "t-0" has 4`}},
 	} {
 		t.Run(row.story, func(t *testing.T) {
-			sel, err := tpu.Select(row.nodes, row.prefix, false)
+			sel, err := tpu.SelectNumbered(row.nodes, row.prefix, nil, false)
 			if row.wantNoSlices {
 				var none *tpu.NoSlicesError
 				if !errors.As(err, &none) {
@@ -174,7 +174,7 @@ func TestSelect(t *testing.T) {
 			if diff := cmp.Diff(row.problems, sel.Problems); diff != "" {
 				t.Errorf("problems (-want +got):\n%s", diff)
 			}
-			part, err := tpu.Select(row.nodes, row.prefix, true)
+			part, err := tpu.SelectNumbered(row.nodes, row.prefix, nil, true)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -195,7 +195,7 @@ func TestSelect(t *testing.T) {
 }
 
 func TestNoSlicesErrorSuggestsTheFamily(t *testing.T) {
-	_, err := tpu.Select([]tpu.Slice{node("train-0", "v4-32", "q"), node("train-1", "v4-32", "q")}, "trian", false)
+	_, err := tpu.SelectNumbered([]tpu.Slice{node("train-0", "v4-32", "q"), node("train-1", "v4-32", "q")}, "trian", nil, false)
 	var none *tpu.NoSlicesError
 	if !errors.As(err, &none) || !strings.Contains(none.Hint(), "did you mean --tpu-prefix=train?") {
 		t.Errorf("err = %v, hint %q", err, none.Hint())

@@ -284,9 +284,6 @@ type Args struct {
 	Env      []Var    `json:"env,omitempty"`
 }
 
-// String returns the text for LIBTPU_INIT_ARGS or XLA_FLAGS.
-func (a Args) String() string { return strings.Join(a.Flags, " ") }
-
 // A MismatchError says that a preset is for another platform.
 type MismatchError struct {
 	Name     string

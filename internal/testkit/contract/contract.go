@@ -102,7 +102,7 @@ var Commands = []Command{
 	{Name: "a child that holds the pipes", Line: "(sleep 0.3; echo late) & echo now", Stdout: "now\nlate\n"},
 	{Name: "a child that holds no pipe", Line: "sleep 60 </dev/null >/dev/null 2>&1 & kill -0 $! && kill $! && echo gone", Stdout: "gone\n"},
 	{Name: "words", Line: remote.Quote("printf", "%s|", "a b", "it's $HOME", "a\nb"), Stdout: "a b|it's $HOME|a\nb|"},
-	{Name: "script", Line: remote.Script("bash", `echo "$#:$1"`, "a b", ""), Stdout: "2:a b\n"},
+	{Name: "script", Line: remote.Quote("bash", "-c", `echo "$#:$1"`, "bash", "a b", ""), Stdout: "2:a b\n"},
 	{Name: "an empty line is a command", Line: " "},
 	{Name: "home", Line: `cd && test "$PWD" = "$HOME" && echo here`, Stdout: "here\n"},
 	{Name: "no login shell", Line: "shopt -q login_shell || echo none; echo $0", Stdout: "none\nbash\n"},
