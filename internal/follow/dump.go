@@ -133,7 +133,7 @@ func PrintedText(ids []tpu.WorkerID, stacks [][]launch.Stack, run string) string
 
 // beginDump collects the stacks of a run that has stalled. It does nothing while an
 // earlier dump is in progress.
-func (w *Watcher) beginDump(ctx context.Context) {
+func (w *watcher) beginDump(ctx context.Context) {
 	if w.dumping != nil {
 		select {
 		case <-w.dumping:
@@ -152,7 +152,7 @@ func (w *Watcher) beginDump(ctx context.Context) {
 }
 
 // Close waits for a dump in progress. The dump ends when its context ends.
-func (w *Watcher) Close() {
+func (w *watcher) Close() {
 	if w.dumping != nil {
 		<-w.dumping
 	}

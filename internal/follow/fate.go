@@ -110,9 +110,9 @@ const RuntimeWords = `JAX distributed service|[Cc]oordination ?[Ss]ervice|coordi
 
 var runtimeSays = regexp.MustCompile(RuntimeWords)
 
-// Leaves reports whether an end looks like a training's tail: the command, or what its
+// leaves reports whether an end looks like a training's tail: the command, or what its
 // shell ran, died by SIGABRT, or the runtime's own words are at the end of the output.
-func Leaves(exit launch.Exit, lastLines []string) bool {
+func leaves(exit launch.Exit, lastLines []string) bool {
 	return exit.Code != 0 && (exit.Signal == "ABRT" || exit.Code == 128+6 || slices.ContainsFunc(lastLines, runtimeSays.MatchString))
 }
 
@@ -122,7 +122,7 @@ func Leaves(exit launch.Exit, lastLines []string) bool {
 func excused(e, lead Ending) bool {
 	known := func(e Ending) bool { return e.Known && e.Err == nil && !e.Exit.Lost && e.Exit.Reason == "" }
 	after := e.at.Sub(lead.at)
-	return known(lead) && !lead.failed() && known(e) && e.Tail && !e.Exit.OOM && after >= 0 && after < detach.ExcuseWindow
+	return known(lead) && !lead.failed() && known(e) && e.tail && !e.Exit.OOM && after >= 0 && after < detach.ExcuseWindow
 }
 
 // A step is what the end of one worker means for the others with fail-fast.

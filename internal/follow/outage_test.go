@@ -9,10 +9,16 @@ import (
 	"multihost/internal/event"
 	"multihost/internal/gcp"
 	"multihost/internal/launch"
+	"multihost/internal/provision"
 	"multihost/internal/testkit"
 	"multihost/internal/tpu"
 	"multihost/internal/workers"
 )
+
+// deps are what a following needs of a command.
+func deps(clock gcp.Clock, sink event.Sink, cloud provision.Provider) *workers.Deps {
+	return &workers.Deps{Clock: clock, Sink: sink, Cloud: cloud}
+}
 
 func TestAWorkerIsNotLostForWantOfALogin(t *testing.T) {
 	for _, tt := range []struct {
@@ -24,11 +30,10 @@ func TestAWorkerIsNotLostForWantOfALogin(t *testing.T) {
 		{"the worker is away", errors.New("connection refused"), true},
 	} {
 		clock := testkit.NewJumpClock()
-		f := &Following{Deps: &workers.Deps{Clock: clock, Sink: event.Discard}, Workers: &workers.Connected{IDs: []tpu.WorkerID{{}}}, Patience: Patience{Lost: 10 * time.Minute}}
-		var o Outage
+		var o outages
 		gaveUp := false
 		for range 30 {
-			o.Lost(f, 0, func(error) { gaveUp = true }, tt.err)
+			o.lost(0, tpu.WorkerID{}, func(error) { gaveUp = true }, tt.err, clock.Now(), 10*time.Minute)
 			<-clock.After(time.Minute)
 		}
 		if gaveUp != tt.lost {
@@ -59,13 +64,13 @@ func TestAMachineWithoutNetworkLosesNoWorker(t *testing.T) {
 		clock := testkit.NewJumpClock()
 		slice := tpu.Slice{Name: "t", UID: "1", State: "READY", Condition: tpu.Usable}
 		f := &Following{
-			Deps:    &workers.Deps{Clock: clock, Sink: event.Discard, Cloud: &testkit.FixedSlices{Err: tt.err, All: []tpu.Slice{slice}}},
+			Deps:    deps(clock, event.Discard, &testkit.FixedSlices{Err: tt.err, All: []tpu.Slice{slice}}),
 			Workers: &workers.Connected{Slices: []tpu.Slice{slice}, IDs: []tpu.WorkerID{{}, {Worker: 1}}}, Patience: Patience{Lost: 10 * time.Minute},
-			Ends: []Ending{{}, {Known: tt.ended}}, Outages: make([]Outage, 2),
+			Ends: []Ending{{}, {Known: tt.ended}},
 		}
 		gaveUp := false
 		lose := func(i int) {
-			f.Outages[i].Lost(f, i, func(error) { gaveUp = true }, errors.New("connection refused"))
+			f.outages.lost(i, f.Workers.IDs[i], func(error) { gaveUp = true }, errors.New("connection refused"), clock.Now(), f.Patience.Lost)
 		}
 		pause := OutageLook
 		for range 200 {
@@ -96,7 +101,7 @@ func TestWhatIsOnlyOutOfReach(t *testing.T) {
 		{"a slice is gone", []Ending{away, {Known: true, Err: ErrSliceGone}}, false},
 		{"all have ended well", []Ending{{Known: true}, {Known: true}}, false},
 	} {
-		if got := (&Following{Ends: tt.ends}).CutOff(); got != tt.want {
+		if got := Endings(tt.ends).cutOff(); got != tt.want {
 			t.Errorf("%s: %v", tt.story, got)
 		}
 	}

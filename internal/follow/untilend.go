@@ -9,7 +9,6 @@ import (
 
 	"multihost/internal/detach"
 	"multihost/internal/event"
-	"multihost/internal/launch"
 	"multihost/internal/stage"
 	"multihost/internal/tpu"
 	"multihost/internal/workers"
@@ -27,9 +26,9 @@ const tailDoubt = 3 * time.Second
 // proven gone, before that is reported.
 const unreadPause = 30 * time.Second
 
-// EndOf is the end of the command on one worker.
-type EndOf struct {
-	Worker int
+// workerEnd is the end of the command on one worker.
+type workerEnd struct {
+	worker int
 	Ending
 }
 
@@ -38,7 +37,7 @@ type endWait struct {
 	*Following
 	ctx    context.Context // of the user: a signal ends it
 	cancel func()          // stops following the workers that have not ended
-	ended  chan EndOf
+	ended  chan workerEnd
 	open   int // number of workers whose end is still awaited
 
 	stop    *stopping    // of all workers; nil: none was begun
@@ -61,20 +60,15 @@ func (f *Following) untilEnd(ctx context.Context) (*stopping, error) {
 	// is part of its log.
 	followCtx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer cancel()
-	n := len(f.Workers.IDs)
-	f.Ends, f.Stirred = make([]Ending, n), make(chan struct{}, 1)
-	if f.Outages == nil {
-		f.Outages = make([]Outage, n)
-	}
-	f.window = launch.NewWindow(followWindow, n)
-	f.Watcher = NewWatcher(f, f.Watching)
+	f.prepare()
+	n := len(f.Ends)
 	defer func() {
 		cancel()
-		f.Watcher.Close()
+		f.watcher.Close()
 	}()
-	w := &endWait{Following: f, ctx: ctx, cancel: cancel, ended: make(chan EndOf, n), open: n, interrupted: ctx.Done()}
+	w := &endWait{Following: f, ctx: ctx, cancel: cancel, ended: make(chan workerEnd, n), open: n, interrupted: ctx.Done()}
 	for i := range n {
-		go func() { w.ended <- EndOf{i, f.followWorker(followCtx, i)} }()
+		go func() { w.ended <- workerEnd{i, f.followWorker(followCtx, i)} }()
 	}
 	err := w.events(followCtx)
 	if errors.Is(err, errLeft) {
@@ -103,7 +97,7 @@ func (w *endWait) events(followCtx context.Context) error {
 		case <-w.doubt:
 			w.doubt = nil
 			w.failFastAfterDoubt()
-		case <-w.Stirred:
+		case <-w.stirred:
 			if tell == nil {
 				tell = w.Clock.After(workers.OutagePause)
 			}
@@ -117,7 +111,7 @@ func (w *endWait) events(followCtx context.Context) error {
 		case <-training:
 			training = w.Clock.After(trainingEvery)
 			w.tellSilence()
-			if err := w.Watcher.look(followCtx); err != nil {
+			if err := w.watcher.look(followCtx); err != nil {
 				w.begin(stage.StandsStill, err)
 			}
 		case <-w.interrupted:
@@ -140,9 +134,9 @@ func (w *endWait) events(followCtx context.Context) error {
 	return nil
 }
 
-func (w *endWait) take(e EndOf) {
+func (w *endWait) take(e workerEnd) {
 	w.open--
-	w.Ends[e.Worker] = e.Ending
+	w.Ends[e.worker] = e.Ending
 }
 
 // leave stops following the workers that have not ended.
@@ -164,7 +158,7 @@ func (w *endWait) leaveUnread() {
 	}
 	w.leave()
 	for _, i := range open {
-		w.Ends[i].part = w.unreadLog(i)
+		w.Ends[i].part = w.copies().unread(i, w.Ends[i].Err)
 	}
 }
 
@@ -178,10 +172,10 @@ func (w *endWait) begin(reason string, cause error) {
 }
 
 // workerHasEnded stops the others if the rule of fail-fast says so.
-func (w *endWait) workerHasEnded(e EndOf) error {
+func (w *endWait) workerHasEnded(e workerEnd) error {
 	w.tellOutages() // outages are reported before the end of a worker
 	w.take(e)
-	w.WorkerEnded(e)
+	w.workerEnded(e.worker)
 	if !w.FailFast || w.open == 0 {
 		return nil
 	}
@@ -189,7 +183,7 @@ func (w *endWait) workerHasEnded(e EndOf) error {
 	case stepStop:
 		switch {
 		case !w.Strict && excused(e.Ending, w.Ends[0]):
-		case !w.Strict && e.Tail && !w.Ends[0].Known:
+		case !w.Strict && e.tail && !w.Ends[0].Known:
 			w.doubt = w.Clock.After(tailDoubt) // worker 0 may have succeeded before
 		default:
 			w.begin(e.stopReason(), nil)
@@ -243,7 +237,7 @@ func (w *endWait) stopHasEnded(err error) {
 // interrupts does not want to wait.
 func (w *endWait) logsAreOverdue() {
 	if left := w.logs.Left(w.Clock.Now(), w.Patience.Log); left > 0 && w.interrupted != nil {
-		event.Notef(w.Sink, event.Warn, "", "the command is gone, but the end of the log of %s cannot be read: waiting up to %s for it (--log-timeout)", w.Unfinished(), stage.AsTyped(w.Patience.Log))
+		event.Notef(w.Sink, event.Warn, "", "the command is gone, but the end of the log of %s cannot be read: waiting up to %s for it (--log-timeout)", w.unfinished(), stage.AsTyped(w.Patience.Log))
 		w.overdue = w.Clock.After(min(left, time.Minute))
 		return
 	}
@@ -256,7 +250,7 @@ func (w *endWait) leaveAtOnce() error {
 		w.leaveUnread()
 		return nil
 	}
-	waiting := w.Unfinished()
+	waiting := w.unfinished()
 	w.leave()
 	if w.stopped != nil {
 		<-w.stopped

@@ -14,7 +14,6 @@ import (
 	"multihost/internal/event"
 	"multihost/internal/launch"
 	"multihost/internal/tpu"
-	"multihost/internal/workers"
 )
 
 // TestBlame checks the verdict on runs whose workers fail one after another.
@@ -23,11 +22,11 @@ func TestBlame(t *testing.T) {
 	at := func(seconds float64) time.Time { return begin.Add(time.Duration(seconds * float64(time.Second))) }
 	end := func(code int, seconds float64, reason string) Ending {
 		exit := launch.Exit{Code: code, Reason: reason}
-		return Ending{Known: true, Exit: exit, Tail: Leaves(exit, nil), at: at(seconds)}
+		return Ending{Known: true, Exit: exit, tail: leaves(exit, nil), at: at(seconds)}
 	}
 	tail := func(code int, seconds float64) Ending {
 		exit := launch.Exit{Code: code}
-		return Ending{Known: true, Exit: exit, Tail: Leaves(exit, []string{"F1128 client.h:77] Terminating process because the JAX distributed service detected fatal errors."}), at: at(seconds)}
+		return Ending{Known: true, Exit: exit, tail: leaves(exit, []string{"F1128 client.h:77] Terminating process because the JAX distributed service detected fatal errors."}), at: at(seconds)}
 	}
 	ok := end(0, 5, "")
 	for _, row := range []struct {
@@ -45,7 +44,7 @@ func TestBlame(t *testing.T) {
 		{"nor is a tail while worker 0 has failed", []Ending{end(1, 10, ""), end(134, 11, "")}, false, 1, 0},
 		{"nor one that had others stopped", []Ending{end(0, 10, ""), end(134, 11, ""), end(143, 12, "fail-fast")}, false, 134, 1},
 		{"nor one beside a worker whose end is not known", []Ending{end(0, 10, ""), end(134, 11, ""), {Err: errors.New("left")}}, false, 134, 1},
-		{"nor an end that nobody saw", []Ending{end(0, 10, ""), {Known: true, Exit: launch.Exit{Code: 134, Lost: true}, Tail: true, at: at(11)}}, false, 69, 1},
+		{"nor an end that nobody saw", []Ending{end(0, 10, ""), {Known: true, Exit: launch.Exit{Code: 134, Lost: true}, tail: true, at: at(11)}}, false, 69, 1},
 		{"a lost end with status 0 is no success", []Ending{end(0, 10, ""), {Known: true, Exit: launch.Exit{Lost: true}, at: at(11)}}, false, 69, 1},
 		{"… unless exits are strict", []Ending{end(0, 10, ""), end(134, 11, ""), end(134, 12, "")}, true, 134, 1},
 		{"… or come long after", []Ending{end(0, 10, ""), end(134, 70, "")}, false, 134, 1},
@@ -54,8 +53,7 @@ func TestBlame(t *testing.T) {
 		{"a worker that was lost is a failure of 69", []Ending{{Known: true, Err: errors.New("slice is gone"), at: at(1)}, end(143, 3, "fail-fast")}, false, 69, 0},
 	} {
 		t.Run(row.story, func(t *testing.T) {
-			f := &Following{Ends: row.ends, Strict: row.strict}
-			code, first := f.Verdict()
+			code, first := Endings(row.ends).verdict(row.strict)
 			if code != row.code || first != row.first {
 				t.Errorf("verdict = %d, worker %d; want %d, worker %d", code, first, row.code, row.first)
 			}
@@ -76,15 +74,8 @@ func TestAnOOMKillUnderBindingNamesThePreferredNode(t *testing.T) {
 		{"killed for want of memory, but free to use all", []string{"numactl", "--preferred=0", "--cpunodebind=0"}, true, false},
 		{"never bound", nil, true, false},
 	} {
-		var notes []event.Note
-		f := &Following{
-			Deps:    &workers.Deps{Sink: event.SinkFunc(func(e event.Event) { notes = append(notes, e.(event.Note)) })},
-			Workers: &workers.Connected{IDs: []tpu.WorkerID{{}}}, Wraps: [][]string{row.wrap},
-			Ends: []Ending{{Known: true, Exit: launch.Exit{Code: 137, Signal: "KILL", OOM: row.oom}}},
-		}
-		f.tellBinding(0)
-		if told := len(notes) == 1 && strings.Contains(notes[0].Hint, "--numa=preferred"); told != row.told {
-			t.Errorf("%s: notes %+v", row.story, notes)
+		if got := outOfBoundMemory(launch.Exit{Code: 137, Signal: "KILL", OOM: row.oom}, row.wrap); got != row.told {
+			t.Errorf("%s: %v", row.story, got)
 		}
 	}
 }

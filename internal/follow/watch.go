@@ -35,8 +35,8 @@ type WatchOptions struct {
 // trainingEvery is the interval of the status line and of the check for stalls.
 const trainingEvery = time.Second
 
-// Watcher reads the training steps of a followed run.
-type Watcher struct {
+// A watcher reads the training steps of a followed run.
+type watcher struct {
 	f         *Following
 	o         WatchOptions
 	collector *metrics.Collector
@@ -44,17 +44,17 @@ type Watcher struct {
 	dumping   chan struct{} // closed when the last dump is done; nil if there was none
 }
 
-// NewWatcher returns the watcher of the training that f follows.
-func NewWatcher(f *Following, o WatchOptions) *Watcher {
+// newWatcher returns the watcher of the training that f follows.
+func newWatcher(f *Following, o WatchOptions) *watcher {
 	kind, _ := tpu.ParseType(f.Workers.Slices[0].Type) // unknown on hosts: no MFU
-	return &Watcher{f: f, o: o, collector: metrics.NewCollector(metrics.Options{
+	return &watcher{f: f, o: o, collector: metrics.NewCollector(metrics.Options{
 		Workers: f.Workers.IDs, Type: kind, Pattern: o.Pattern, Now: f.Clock.Now,
 	})}
 }
 
 // catchUp reads the part of a worker's log that an earlier command copied to this
 // machine.
-func (w *Watcher) catchUp(i int, path string, size int64) error {
+func (w *watcher) catchUp(i int, path string, size int64) error {
 	if size == 0 {
 		return nil
 	}
@@ -69,7 +69,7 @@ func (w *Watcher) catchUp(i int, path string, size int64) error {
 
 // look shows the newest step and reports stalls. An error means that the command must
 // be stopped: the training has stalled, and the user chose to stop it then.
-func (w *Watcher) look(ctx context.Context) error {
+func (w *watcher) look(ctx context.Context) error {
 	if last, ok := w.collector.Latest(); ok && (w.shown.At == nil || last.Step != w.shown.Step || !last.At.Equal(*w.shown.At)) {
 		w.shown = last
 		w.f.Sink.Emit(TrainingEvent(last))
@@ -77,7 +77,7 @@ func (w *Watcher) look(ctx context.Context) error {
 	if w.o.StallTimeout < 0 {
 		return nil
 	}
-	if w.f.away() { // steps may be made although they cannot be seen
+	if len(w.f.outages.causes()) > 0 { // steps may be made although they cannot be seen
 		w.collector.Blind(w.f.Clock.Now())
 	}
 	s, change := w.collector.LookForStall(w.f.Clock.Now(), w.o.StallTimeout)
@@ -118,7 +118,7 @@ func TrainingEvent(s metrics.Sample) event.Training {
 
 // summary returns what the end of a run reports about its training; nil if there were
 // no steps.
-func (w *Watcher) summary() []string {
+func (w *watcher) summary() []string {
 	a := w.collector.Attempt(metrics.View{})
 	if a.Steps == 0 {
 		return nil
@@ -127,7 +127,7 @@ func (w *Watcher) summary() []string {
 }
 
 // stallEnd returns the error with which a stalled attempt is stopped.
-func (w *Watcher) stallEnd(s metrics.Stall) error {
+func (w *watcher) stallEnd(s metrics.Stall) error {
 	err := &stage.Error{Stage: stage.Stalled, Text: s.Text + "; the command was stopped"}
 	if w.o.OnStall == StallRestart {
 		return &stage.Failure{Cause: stage.Stall, Why: s.Text, Err: err}

@@ -15,8 +15,10 @@ import (
 	"multihost/internal/event"
 	"multihost/internal/gcp"
 	"multihost/internal/launch"
+	"multihost/internal/record"
 	"multihost/internal/stage"
 	"multihost/internal/tpu"
+	"multihost/internal/workers"
 )
 
 // A PartLog is a log of which only the beginning is on this machine.
@@ -64,7 +66,7 @@ func (w *LogWait) Due(now time.Time) bool {
 // may be deleted after that. An interrupt ends the wait, as does the loss of the slices.
 func (f *Following) bringLogs(ctx context.Context) {
 	left := f.logs.Left(f.Clock.Now(), f.Patience.Log)
-	if f.partly() == nil || ctx.Err() != nil || left <= 0 {
+	if f.Ends.partly() == nil || ctx.Err() != nil || left <= 0 {
 		return
 	}
 	ctx, cancel := context.WithCancel(ctx)
@@ -79,10 +81,11 @@ func (f *Following) bringLogs(ctx context.Context) {
 		}
 		cancel()
 	})
+	copies := f.copies()
 	_ = f.Watch.Phase("logs", func() (string, error) { // the summary says what is missing
 		for pause := wholePause; ; pause = min(2*pause, wholeLongest) {
-			parts, hint := f.partly(), f.room()
-			text := fmt.Sprintf("%s: waiting up to %s (--log-timeout) for the rest: %s", parts, stage.AsTyped(f.Patience.Log), parts.why())
+			parts := f.Ends.partly()
+			text, hint := fmt.Sprintf("%s: waiting up to %s (--log-timeout) for the rest: %s", parts, stage.AsTyped(f.Patience.Log), parts.why()), parts.room(f.Rec.LogDir)
 			tell := func() {
 				if f.logs.Due(f.Clock.Now()) {
 					event.Notef(f.Sink, event.Warn, hint, "%s", text)
@@ -92,8 +95,11 @@ func (f *Following) bringLogs(ctx context.Context) {
 			if err := stage.Sleep(ctx, f.Clock, pause); err != nil {
 				return "", err
 			}
-			meanwhile(f.Clock, tell, func() { f.bringRests(ctx) })
-			switch parts = f.partly(); {
+			meanwhile(f.Clock, tell, func() {
+				nodes, err := f.Cloud.Slices(ctx)
+				copies.bringRests(ctx, f.Ends, nodes, err == nil)
+			})
+			switch parts = f.Ends.partly(); {
 			case parts == nil:
 				return "whole", nil
 			case !parts.there():
@@ -115,19 +121,45 @@ func meanwhile(clock gcp.Clock, tell, do func()) {
 	}
 }
 
-// bringRests fetches what is missing of logs whose slices the cloud still has.
-func (f *Following) bringRests(ctx context.Context) {
-	nodes, err := f.Cloud.Slices(ctx)
-	f.Workers.Each(ctx, event.Discard, "", func(ctx context.Context, i int) error {
-		part, gone := f.Ends[i].part, ""
-		if part != nil && err == nil {
-			gone = LostSlice(nodes, f.Workers.Slice(i))
+// copies make the copies of the workers' logs on this machine.
+type copies struct {
+	workers *workers.Connected
+	ref     launch.Ref
+	rec     *record.Record
+	sink    event.Sink
+	clock   gcp.Clock
+	secrets [][]byte
+}
+
+func (f *Following) copies() copies {
+	return copies{workers: f.Workers, ref: f.Ref, rec: f.Rec, sink: f.Sink, clock: f.Clock, secrets: f.Secrets}
+}
+
+// open opens the copy of worker i's log to continue it.
+func (c copies) open(i int) *logFile {
+	log := openLog(c.rec, c.workers.IDs[i], c.sink, c.secrets)
+	log.arrivals = c.arrivals(i)
+	return log
+}
+
+// arrivals returns what keeps the times at which the output of worker i arrives.
+func (c copies) arrivals(i int) *record.ArrivalWriter {
+	return &record.ArrivalWriter{Path: record.ArrivalsPath(c.rec.LogDir, c.workers.IDs[i]), Now: c.clock.Now}
+}
+
+// bringRests fetches what is missing of the logs of ends. With listed, nodes are all
+// slices that the cloud has: the rest of a log whose slice is not among them is gone.
+func (c copies) bringRests(ctx context.Context, ends Endings, nodes []tpu.Slice, listed bool) {
+	c.workers.Each(ctx, event.Discard, "", func(ctx context.Context, i int) error {
+		part, gone := ends[i].part, ""
+		if part != nil && listed {
+			gone = LostSlice(nodes, c.workers.Slice(i))
 		}
 		switch {
 		case gone != "":
 			part.gone, part.err = true, errors.New(gone)
 		case part != nil:
-			f.Ends[i].part = f.bringRest(ctx, i)
+			ends[i].part = c.bringRest(ctx, i, part)
 		}
 		return nil
 	})
@@ -135,10 +167,10 @@ func (f *Following) bringRests(ctx context.Context) {
 
 // bringRest fetches what is missing of worker i's log. It returns nil when the log is
 // whole.
-func (f *Following) bringRest(ctx context.Context, i int) *PartLog {
-	log := &logFile{run: f.Ref.Run, id: f.Workers.IDs[i], path: f.Rec.LogPath(f.Workers.IDs[i]), sink: f.Sink, arrivals: f.arrivals(i)}
+func (c copies) bringRest(ctx context.Context, i int, before *PartLog) *PartLog {
+	log := &logFile{run: c.ref.Run, id: c.workers.IDs[i], path: c.rec.LogPath(c.workers.IDs[i]), sink: c.sink, arrivals: c.arrivals(i)}
 	defer log.close()
-	before, part := f.Ends[i].part, f.mend(ctx, i, log)
+	part := c.mend(ctx, i, log)
 	if part != nil && ctx.Err() != nil { // the end of the wait is not the reason
 		part.err = before.err
 	}
@@ -150,47 +182,52 @@ func (f *Following) bringRest(ctx context.Context, i int) *PartLog {
 
 // mend fetches the rest of a log that the disk here had no room for. It returns nil when
 // the log is whole.
-func (f *Following) mend(ctx context.Context, i int, log *logFile) *PartLog {
+func (c copies) mend(ctx context.Context, i int, log *logFile) *PartLog {
 	err := log.open()
 	if err == nil {
-		_, err = launch.ReadLog(ctx, f.Workers.Conns[i], f.Ref, log.size, stage.WriterFunc(log.keep))
+		_, err = launch.ReadLog(ctx, c.workers.Conns[i], c.ref, log.size, stage.WriterFunc(log.keep))
 		if end, seekErr := log.file.Seek(0, io.SeekCurrent); seekErr == nil {
 			log.size = end
 		}
 	}
 	if err == nil {
 		log.broken = false
-		event.Notef(f.Sink, event.Info, "", "the log of %s is whole again", f.Workers.IDs[i])
+		event.Notef(c.sink, event.Info, "", "the log of %s is whole again", log.id)
 		return nil
 	}
 	part := &PartLog{ID: log.id, Have: log.size, err: err}
-	if s, err := launch.Status(ctx, f.Workers.Conns[i], f.Ref); err == nil {
+	if s, err := launch.Status(ctx, c.workers.Conns[i], c.ref); err == nil {
 		part.Written = s.LogSize
 	}
 	return part
 }
 
-// unreadLog returns the PartLog of a worker whose log could not be read to its end.
-func (f *Following) unreadLog(i int) *PartLog {
-	part := &PartLog{ID: f.Workers.IDs[i], Have: f.Rec.Have(f.Workers.IDs[i]), err: errors.New("the worker could not be read to its end")}
-	if e := f.Ends[i].Err; e != nil && !errors.Is(e, context.Canceled) {
-		part.err = e
+// unread returns the PartLog of worker i, whose log could not be read to its end. cause is
+// why its end could not be learned, or nil.
+func (c copies) unread(i int, cause error) *PartLog {
+	part := &PartLog{ID: c.workers.IDs[i], Have: c.rec.Have(c.workers.IDs[i]), err: cause}
+	if cause == nil || errors.Is(cause, context.Canceled) {
+		part.err = errors.New("the worker could not be read to its end")
 	}
 	return part
 }
 
-// Parts are logs that are not whole here.
-type Parts []*PartLog
-
-// partly returns the logs that are not whole here.
-func (f *Following) partly() (all Parts) {
-	for _, e := range f.Ends {
-		if e.part != nil {
+// GoWithSlices returns the logs that are not whole here and go when the slices go. It
+// includes those of workers that were given up although the command may go on there.
+func (f *Following) GoWithSlices() (all Parts) {
+	for i, e := range f.Ends {
+		switch {
+		case e.part != nil && !e.part.gone:
 			all = append(all, e.part)
+		case e.part == nil && mayRun(e):
+			all = append(all, f.copies().unread(i, e.Err))
 		}
 	}
 	return all
 }
+
+// Parts are logs that are not whole here.
+type Parts []*PartLog
 
 // there reports whether workers have the rest of a log.
 func (p Parts) there() bool {
@@ -235,52 +272,30 @@ func (p Parts) why() string {
 	return strings.Join(why, "; ")
 }
 
-// room returns advice if a local disk is full; otherwise "".
-func (f *Following) room() string {
-	for _, l := range f.partly() {
+// room returns advice if the disk of the directory of logs is full; otherwise "".
+func (p Parts) room(dir string) string {
+	for _, l := range p {
 		if errors.Is(l.err, syscall.ENOSPC) || errors.Is(l.err, syscall.EDQUOT) {
-			return "free some space for " + f.Rec.LogDir
+			return "free some space for " + dir
 		}
 	}
 	return ""
 }
 
-// GoWithSlices returns the logs that are not whole here and go when the slices go. It
-// includes those of workers that were given up although the command may go on there.
-func (f *Following) GoWithSlices() (all Parts) {
-	for i, e := range f.Ends {
-		switch {
-		case e.part != nil && !e.part.gone:
-			all = append(all, e.part)
-		case e.part == nil && e.fate() != fateEnded:
-			all = append(all, f.unreadLog(i))
-		}
-	}
-	return all
-}
-
-// slicesGo reports whether the slices are deleted after the stop, whatever is on their
-// workers only; deletes says that this command deletes them. --ttl limits the bill. And
-// where the command may still be running, no lease would limit the bill of slices that
-// are kept for a log.
-func (s *stopping) slicesGo(deletes bool) bool {
-	return s != nil && (errors.Is(s.cause, stage.ErrExpired) || s.err != nil && deletes)
-}
-
-// sayPart adds to the summary which logs are not whole here. A success becomes a failure.
-func (f *Following) sayPart(sum *event.Summary) {
-	parts := f.partly()
-	sum.Text += "; " + parts.String() + " (" + parts.why() + ")"
-	again, rest := "bring the rest with: multihost attach "+f.Ref.Run, "is on the workers, for as long as their slices are there"
-	if room := f.room(); room != "" {
+// addTo adds to the summary which logs are not whole here. A success becomes a failure. The
+// note says how to bring the rest; it is nil if the summary says that.
+func (p Parts) addTo(sum *event.Summary) *event.Note {
+	sum.Text += "; " + p.String() + " (" + p.why() + ")"
+	again, rest := "bring the rest with: multihost attach "+sum.Run, "is on the workers, for as long as their slices are there"
+	if room := p.room(sum.LogDir); room != "" {
 		again = room + ", then " + again
 	}
-	if !parts.there() {
+	if !p.there() {
 		again, rest = "", "is gone with the slices"
 	}
 	if sum.OK {
 		sum.OK, sum.ExitCode, sum.Next = false, stage.PartLogCode, again
-		return
+		return nil
 	}
-	event.Notef(f.Sink, event.Warn, again, "%s; the rest %s", parts, rest)
+	return &event.Note{Level: event.Warn, Text: fmt.Sprintf("%s; the rest %s", p, rest), Hint: again}
 }

@@ -212,55 +212,18 @@ func (o *onlooker) overSSH(ctx context.Context, d *workers.Deps, rec *record.Rec
 	}
 	o.tellGone(rec, gone)
 	f := &follow.Following{Deps: d, Workers: t, Ref: launch.Ref{Run: rec.Run, Attempt: rec.Attempt}, Rec: rec, Watch: &stage.Stopwatch{Sink: d.Sink, Clock: d.Clock},
-		Attached: true, Watching: follow.WatchOptions{StallTimeout: -1}, Outages: make([]follow.Outage, len(t.IDs))}
+		Attached: true, Watching: follow.WatchOptions{StallTimeout: -1}}
 	for _, id := range t.IDs {
 		f.Reads = append(f.Reads, logs[id])
 	}
 	o.joins(f)
 	o.tellStart(rec, t.IDs)
 	if o.once {
-		f.Sum = readOnce(ctx, f)
+		f.Once(ctx)
 	} else {
 		_, err = f.Do(ctx)
 	}
 	return f.Sum, cmp.Or(err, runs.EndOf(f))
-}
-
-// readOnce reads what the workers have now. sum is nil unless the run has ended on all of
-// them.
-func readOnce(ctx context.Context, f *follow.Following) (sum *event.Summary) {
-	f.Ends = make([]follow.Ending, len(f.Workers.IDs))
-	f.Stirred = make(chan struct{}, 1)
-	f.Watcher = follow.NewWatcher(f, f.Watching)
-	defer f.Watcher.Close()
-	f.Workers.Each(ctx, event.Discard, "", func(ctx context.Context, i int) error {
-		nobody := func(error) {}
-		if f.Workers.IsAway(i) {
-			f.Outages[i].Lost(f, i, nobody, f.Workers.Away[i])
-			return nil
-		}
-		log := f.Reads[i]
-		at := log.Offset()
-		_, exit, err := launch.Peek(ctx, f.Workers.Conns[i], f.Ref, at, log.From(at))
-		if err != nil {
-			f.Outages[i].Lost(f, i, nobody, err)
-		} else if exit != nil {
-			f.Ends[i] = f.EndingOf(ctx, ctx, i, *exit, nil)
-			f.Ends[i].Tail = follow.Leaves(*exit, log.LastLines(20))
-		}
-		return nil
-	})
-	for i, e := range f.Ends {
-		if e.Known {
-			f.WorkerEnded(follow.EndOf{Worker: i, Ending: e})
-		}
-	}
-	if f.Unfinished() != "" {
-		return nil
-	}
-	code, first := f.Verdict()
-	s, _ := f.Judge(nil, code, first)
-	return &s
 }
 
 // readBy reads the output of a job without runner: over SSH while all its workers can be

@@ -210,7 +210,7 @@ func TestWhoReadsStopsNobody(t *testing.T) {
 			Deps:    &workers.Deps{Clock: clock, Sink: sink, StateDir: state, Cloud: &testkit.FixedSlices{All: []tpu.Slice{{Name: "t", UID: "1", State: "READY", Condition: tpu.Usable}}}},
 			Workers: &workers.Connected{IDs: testkit.WorkerIDs(1, 1), Conns: []remote.Conn{conns[0]}, Away: errs, HangUp: fleet.Close, Slices: []tpu.Slice{{Name: "t", UID: "1", State: "READY", Condition: tpu.Usable}}},
 			Ref:     launch.Ref{Run: "r", Attempt: 1}, Rec: &record.Record{Run: "r", Attempt: 1, LogDir: filepath.Join(state, "logs")}, Watch: &stage.Stopwatch{Sink: sink, Clock: clock},
-			FailFast: true, Timeout: time.Millisecond, Attached: false, Watching: follow.WatchOptions{StallTimeout: -1}, Outages: make([]follow.Outage, 1),
+			FailFast: true, Timeout: time.Millisecond, Attached: false, Watching: follow.WatchOptions{StallTimeout: -1},
 			Reads: []*training.ReadLog{{Stream: metrics.NewCollector(metrics.Options{Workers: testkit.WorkerIDs(1, 1)}).Stream(0)}},
 		}
 		done := make(chan error, 1)

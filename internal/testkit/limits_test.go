@@ -37,8 +37,7 @@ var (
 		"internal/runs keptOn":           22,
 	}
 	aboveMethods = map[string]int{
-		"internal/follow Following": 45,
-		"internal/job Runner":       86,
+		"internal/job Runner": 86,
 	}
 	aboveLines = map[string]int{
 		"cmd/multihost": 5600,

@@ -1,0 +1,120 @@
+package follow
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+
+	"multihost/internal/event"
+	"multihost/internal/launch"
+	"multihost/internal/tpu"
+	"multihost/internal/workers"
+)
+
+// An account is what decides how the end of a run is told.
+type account struct {
+	run   string
+	ids   []tpu.WorkerID
+	ends  Endings
+	stop  *stopping // nil: the run was not stopped
+	code  int       // the exit status, and the first worker to fail, of the verdict
+	first int
+}
+
+// summary says how the run ended. lines says that the last lines of the first failure
+// belong to it. The text is "" if failures were excused: see SayExcused.
+func (a account) summary() (sum event.Summary, lines bool) {
+	sum = event.Summary{Run: a.run, OK: a.code == 0, ExitCode: a.code, CommandCode: a.code}
+	var end Ending
+	id := ""
+	if a.first >= 0 {
+		end, id = a.ends[a.first], a.ids[a.first].String()
+	}
+	if a.first >= 0 && a.code != 0 {
+		sum.Next, sum.FirstFail, lines = "multihost logs "+a.run+" --worker="+id, id+": "+end.Text(), true
+	}
+	switch {
+	case a.stop != nil && a.stop.err != nil:
+		sum.OK = false
+		if !a.ends[max(a.first, 0)].Known { // the worker was left, which is no failure of its own
+			sum.FirstFail, lines = "", false
+		}
+		sum.Text = fmt.Sprintf("run %s: %s", a.run, a.stop.err)
+		sum.Next = "multihost stop " + a.run
+	case a.stop != nil && a.stop.cause != nil:
+		sum.OK = false
+		sum.FirstFail, lines = "", false
+		sum.Text = fmt.Sprintf("run %s was stopped on %s: %s; no process of it is left", a.run, OnAll(len(a.ids)), a.stop.reason)
+	case a.first >= 0 && end.stopped():
+		sum.FirstFail, sum.Next, lines = "", "", false
+		sum.Text = fmt.Sprintf("run %s was stopped: %s", a.run, end.Exit.Reason)
+	case a.first >= 0 && end.fate() == fateLost:
+		sum.Text = fmt.Sprintf("run %s: %s is lost, %s; the command was not touched and may go on on %s", a.run, id, end.Text(), a.ends.on(a.ids, mayRun))
+		sum.Next = "follow it again with: multihost attach " + a.run + "; end it with: multihost stop " + a.run
+	case a.first >= 0:
+		sum.Text = fmt.Sprintf("run %s failed: %s", a.run, a.blame())
+	case a.ends.on(a.ids, Ending.failed) == "":
+		sum.Text = fmt.Sprintf("run %s succeeded on %s", a.run, OnAll(len(a.ids)))
+	}
+	return sum, lines
+}
+
+// blame says which end decided how the run ended: that of a slice or that of a worker.
+func (a account) blame() string {
+	e := a.ends[a.first]
+	if errors.Is(e.Err, ErrSliceGone) {
+		return e.Text()
+	}
+	return fmt.Sprintf("%s was first, %s", a.ids[a.first], e.Text())
+}
+
+// toKeep reports whether the workers keep the verdict on the run, because a command that
+// looks at one of them alone would take another failure for the first.
+func (a account) toKeep() bool {
+	return a.first >= 0 && a.ends[a.first].Known && a.ends[a.first].Exit.Reason == "" && len(a.ends) > 1
+}
+
+// outOfBoundMemory reports whether the command was killed for lack of memory while it was
+// bound to one NUMA node: the other half of the memory was not used. wrap are the words
+// before the command.
+func outOfBoundMemory(exit launch.Exit, wrap []string) bool {
+	return exit.OOM && slices.Contains(wrap, "--membind=0")
+}
+
+// Advice about a command that leaves its work in the background.
+const (
+	backgroundCure         = foregroundCure + "; what leaves a run going on without this machine is --detach"
+	foregroundCure         = "keep the training in the foreground, without nohup, & and tmux new -d"
+	BackgroundCureDetached = foregroundCure + ": the job goes on without this machine"
+)
+
+// SayExcused makes the summary of a run that succeeded name the workers whose failure
+// was excused.
+func SayExcused(d *workers.Deps, sum *event.Summary, workers string) {
+	sum.Text = fmt.Sprintf("run %s completed; unclean exit on %s after worker 0 had succeeded", sum.Run, workers)
+	event.Notef(d.Sink, event.Warn, "to make it a failure: --strict-exit",
+		"%s failed within a minute after worker 0 had succeeded, by SIGABRT or by words of the distributed runtime: taken for the training's tail", workers)
+}
+
+// SayLeftBehind makes the processes that the command left in the background the
+// headline of the summary.
+func SayLeftBehind(d *workers.Deps, sum *event.Summary, processes int, ids []tpu.WorkerID, cure string) {
+	if processes == 0 {
+		return
+	}
+	sum.LeftBehind = processes
+	text := fmt.Sprintf("the command ended and left %s in the background, which ended with it, on %s", event.Count(processes, "process"), tpu.Fold(ids))
+	event.Notef(d.Sink, event.Warn, cure, "%s", text)
+	if sum.OK {
+		sum.Text = fmt.Sprintf("warning: run %s: %s; its own status was 0", sum.Run, text)
+		sum.Next = cure
+	}
+}
+
+// OnAll names all workers of a run.
+func OnAll(workers int) string {
+	if workers == 1 {
+		return "its worker"
+	}
+	return fmt.Sprintf("all %d workers", workers)
+}
