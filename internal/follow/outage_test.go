@@ -106,3 +106,99 @@ func TestWhatIsOnlyOutOfReach(t *testing.T) {
 		}
 	}
 }
+
+// What is said of an outage, minute by minute: seen is what happens, and want what is said
+// then.
+func TestReportsOfAnOutage(t *testing.T) {
+	const away, back, nothing = "away", "back", ""
+	type moment struct {
+		at   time.Duration
+		err  trouble // noTrouble: the worker is followed again
+		want string
+	}
+	for _, tt := range []struct {
+		story   string
+		moments []moment
+	}{
+		{"a long one is told again when it has doubled", []moment{
+			{0, connection, away}, {30 * time.Second, connection, nothing}, {time.Minute, connection, away}, {110 * time.Second, connection, nothing},
+			{2 * time.Minute, connection, away}, {4 * time.Minute, connection, away}, {5 * time.Minute, connection, nothing}, {6 * time.Minute, noTrouble, back},
+		}},
+		{"another trouble is told at once", []moment{{0, connection, away}, {time.Second, noAnswer, away}, {2 * time.Second, noAnswer, nothing}}},
+		{"one that is over before it was told is not told", []moment{{0, noTrouble, nothing}}},
+		{"a worker that comes and goes is told once a minute", []moment{
+			{0, connection, away}, {time.Second, noTrouble, back}, {2 * time.Second, connection, nothing}, {3 * time.Second, noTrouble, nothing}, {2 * time.Minute, connection, away},
+		}},
+	} {
+		begin := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+		var o outage
+		for _, m := range tt.moments {
+			now := begin.Add(m.at)
+			if m.err == noTrouble {
+				o.end()
+			} else {
+				o.fail(now, m.err, "x", func(error) {}, time.Hour)
+			}
+			text, again := o.report(now, time.Hour)
+			got := nothing
+			switch {
+			case again:
+				got = back
+			case text != "":
+				got = away
+			}
+			if got != m.want {
+				t.Errorf("%s: after %v %q is said, want %q", tt.story, m.at, got, m.want)
+			}
+		}
+	}
+}
+
+// An outage that returns before its end was told is the same one.
+func TestARecoveryThatIsTooShortIsNotTold(t *testing.T) {
+	begin := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+	var o outage
+	o.fail(begin, connection, "x", func(error) {}, 0)
+	o.report(begin, 0)
+	o.end()
+	o.fail(begin.Add(time.Second), connection, "x", func(error) {}, 0)
+	if text, back := o.report(begin.Add(2*time.Second), 0); text != "" || back {
+		t.Errorf("said %q, %v", text, back)
+	}
+}
+
+func TestThePauseBeforeTheCloudIsAskedAgain(t *testing.T) {
+	away := errors.New("no answer")
+	for _, tt := range []struct {
+		pause, limit time.Duration
+		err          error
+		want         time.Duration
+	}{
+		{time.Minute, 0, nil, OutageLook},
+		{OutageLook, 0, away, 2 * OutageLook},
+		{time.Hour, 0, away, longestLook},
+		{time.Minute, 40 * time.Second, away, 20 * time.Second},
+		{time.Minute, time.Second, away, OutageLook},
+	} {
+		if got := nextLook(tt.pause, tt.limit, tt.err); got != tt.want {
+			t.Errorf("%+v: %v", tt, got)
+		}
+	}
+}
+
+func TestASliceThatRunsNothing(t *testing.T) {
+	s := tpu.Slice{Name: "t", UID: "1"}
+	for _, tt := range []struct {
+		nodes []tpu.Slice
+		want  string
+	}{
+		{[]tpu.Slice{{Name: "t", UID: "1", State: "READY", Condition: tpu.Usable}}, ""},
+		{[]tpu.Slice{{Name: "t", UID: "1", State: "PREEMPTED", Condition: tpu.Taken}}, `slice "t" is PREEMPTED`},
+		{[]tpu.Slice{{Name: "t", UID: "2", State: "READY", Condition: tpu.Usable}}, `slice "t" is gone`},
+		{nil, `slice "t" is gone`},
+	} {
+		if got := LostSlice(tt.nodes, s); got != tt.want {
+			t.Errorf("%+v: %q", tt.nodes, got)
+		}
+	}
+}

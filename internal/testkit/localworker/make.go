@@ -1,0 +1,55 @@
+//go:build unix
+
+package localworker
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"strconv"
+	"syscall"
+	"testing"
+
+	"multihost/internal/testkit"
+)
+
+// Make returns a worker of this test with a home and a root of its own: our scripts see
+// no process, lock or file of this machine. What still runs there at the end of the test
+// is killed.
+func Make(t testing.TB) *Worker {
+	t.Helper()
+	testkit.Need(t, "ps")
+	root, err := os.MkdirTemp("", "mh") // a short path: it is part of the names of FIFOs
+	testkit.Must(t, err)
+	home := filepath.Join(root, "home")
+	for _, dir := range []string{"home", "tmp", "dev/vfio", "sys", "proc/sys/kernel/random"} {
+		testkit.Must(t, os.MkdirAll(filepath.Join(root, dir), 0o755))
+	}
+	testkit.Must(t, os.WriteFile(filepath.Join(root, "proc/sys/kernel/random/boot_id"), []byte("boot-1\n"), 0o644))
+	mark := "MULTIHOST_ROOT_TMP=" + root
+	w := &Worker{User: "tester", Home: home, Env: []string{
+		"HOME=" + home, "PATH=" + os.Getenv("PATH"), "USER=tester", "LOGNAME=tester", "SHELL=/bin/bash",
+		"MULTIHOST_ROOT_PROC=" + root, "MULTIHOST_ROOT_SYS=" + root, "MULTIHOST_ROOT_DEV=" + root, mark,
+	}}
+	t.Cleanup(func() {
+		w.Cut()
+		killMarked(mark)
+		w.Wait()
+		os.RemoveAll(root)
+	})
+	return w
+}
+
+// killMarked kills the processes that have a variable in their environment.
+func killMarked(variable string) {
+	names, _ := filepath.Glob("/proc/[0-9]*/environ")
+	for _, name := range names {
+		env, err := os.ReadFile(name)
+		if err != nil || !bytes.Contains(append([]byte{0}, env...), []byte("\x00"+variable+"\x00")) {
+			continue
+		}
+		if pid, err := strconv.Atoi(filepath.Base(filepath.Dir(name))); err == nil {
+			_ = syscall.Kill(pid, syscall.SIGKILL)
+		}
+	}
+}
