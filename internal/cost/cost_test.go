@@ -1,0 +1,49 @@
+package cost
+
+import (
+	"testing"
+
+	"multihost/internal/provision"
+	"multihost/internal/tpu"
+)
+
+func TestPricesInWords(t *testing.T) {
+	const zone, nowhere = "us-west4-a", "nowhere-1-a"
+	usd, ok := tpu.HourlyPrice("v5litepod-16", zone, OnDemand)
+	if !ok {
+		t.Fatalf("the price list has no v5litepod-16 in %s", zone)
+	}
+	dated := " (" + tpu.PriceDate + ")"
+	for _, tt := range []struct {
+		got, want string
+	}{
+		{ListPrice(1.5), "list price $1.50 an hour" + dated},
+		{PriceOf(&usd, "v5litepod-16", OnDemand, zone), "list price " + Price(&usd) + " an hour, on demand, in " + zone + dated},
+		{PriceOf(nil, "v5litepod-16", "best-effort", zone), "price unknown for best effort in " + zone},
+		{PriceOf(nil, "v5litepod-16", "reserved", zone), "price unknown for reserved in " + zone},
+		{PriceOf(nil, "v5litepod-16", OnDemand, nowhere), "price unknown for " + nowhere},
+		{Price(nil), "unknown"},
+	} {
+		if tt.got != tt.want {
+			t.Errorf("got %q, want %q", tt.got, tt.want)
+		}
+	}
+}
+
+func TestHourlyIsTheSumOfTheSlices(t *testing.T) {
+	const zone = "us-west4-a"
+	res := provision.Resource{Slices: make([]tpu.Slice, 2)}
+	res.Type, res.Tier = "v5litepod-16", provision.OnDemand
+	one, _ := tpu.HourlyPrice(res.Type, zone, OnDemand)
+	if got := Hourly(res, zone); got == nil || *got != 2*one || one == 0 {
+		t.Errorf("two slices of %v cost %v", one, got)
+	}
+	res.Tier = "reserved"
+	if got := Hourly(res, zone); got != nil {
+		t.Errorf("a reservation costs %v", *got)
+	}
+	res.Slices = nil
+	if got := Price(Hourly(res, zone)); got != "$0.00" {
+		t.Errorf("nothing costs %s", got)
+	}
+}
