@@ -28,3 +28,19 @@ func TestWorkersDoNotGetAddressesOfAnotherSimulator(t *testing.T) {
 		t.Errorf("got %v, want what has the addresses", err)
 	}
 }
+
+// Networks have the same ranges, and this machine reaches the workers of all of them.
+func TestWorkersOfTwoNetworksShareNoAddress(t *testing.T) {
+	t.Parallel()
+	_, fakes := start(t, preset(t, "a:1xv4-16,b:2xv4-16"))
+	networks, addresses := map[string]bool{}, map[string]bool{}
+	for _, name := range []string{"a", "b-0", "b-1"} {
+		for i := range 2 {
+			spec := fakes.find(name, i).spec
+			networks[spec.Network], addresses[spec.IP] = true, true
+		}
+	}
+	if len(networks) != 2 || len(addresses) != 6 {
+		t.Errorf("6 workers of two networks have the addresses %v in %v", addresses, networks)
+	}
+}

@@ -124,8 +124,10 @@ func (s Networks) mtuOf(networkName string) int {
 }
 
 // nextAddress returns the next internal address of a subnetwork and never returns it
-// again. It skips addresses that other simulators on this machine use. If they use all,
-// it returns the last one, and the worker fails to start.
+// again. Networks have the same ranges, but this machine reaches the workers of all of them,
+// so no two workers of any networks share an address. It skips addresses that other
+// simulators on this machine use. If they use all, it returns the last one, and the worker
+// fails to start.
 func (s Networks) nextAddress(subnetwork string) string {
 	prefix, err := netip.ParsePrefix(s.State.Subnetworks[subnetwork].GetIpCidrRange())
 	if err != nil {
@@ -136,7 +138,9 @@ func (s Networks) nextAddress(subnetwork string) string {
 		n := s.State.addresses[subnetwork] + 1 // .1 is the gateway
 		b := prefix.Addr().As4()
 		b[1], b[2], b[3] = b[1]+byte(n>>16), b[2]+byte(n>>8), b[3]+byte(n)
-		if addr := netip.AddrFrom4(b); s.claim(addr) || !prefix.Contains(addr.Next()) {
+		addr := netip.AddrFrom4(b)
+		if !s.State.assigned[addr] && (s.claim(addr) || !prefix.Contains(addr.Next())) {
+			s.State.assigned[addr] = true
 			return addr.String()
 		}
 	}

@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"maps"
+	"net/netip"
 	"slices"
 	"time"
 
@@ -52,7 +53,8 @@ type state struct {
 	Faults    []*ActiveFault
 	faultID   int
 	Quota     map[string]int // by zone; 0 or missing: no limit
-	addresses map[string]int // by subnetwork: number of internal addresses assigned
+	addresses map[string]int // by subnetwork: number of internal addresses tried
+	assigned  map[netip.Addr]bool
 	Requests  []Request
 	Counts    map[string]int // requests by method
 	Total     int
@@ -64,7 +66,7 @@ func (s *Cloud) InitialState() state {
 		Queued: map[string]*QueuedResource{}, Nodes: map[string]*Node{}, Ops: map[string]*Operation{},
 		Replay: map[string]*Operation{}, Networks: map[string]*Network{}, Subnetworks: map[string]*computepb.Subnetwork{},
 		Firewalls: map[string]*computepb.Firewall{}, ComputeOps: map[string]*ComputeOp{}, ComputeSeen: map[string]*ComputeOp{},
-		Metadata: map[string]string{}, Quota: map[string]int{}, addresses: map[string]int{}, Counts: map[string]int{},
+		Metadata: map[string]string{}, Quota: map[string]int{}, addresses: map[string]int{}, assigned: map[netip.Addr]bool{}, Counts: map[string]int{},
 		Buckets: map[string]*Bucket{DefaultBucket: NewBucket(DefaultBucket, s.StorageTime())}, Uploads: map[string]*Upload{},
 		Secrets: map[string][][]byte{}, tokens: map[string]*token{}, Policy: firstPolicy(),
 	}
