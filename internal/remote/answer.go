@@ -6,6 +6,8 @@ import (
 	"encoding/hex"
 	"fmt"
 	"io"
+	"regexp"
+	"slices"
 	"strings"
 	"sync"
 
@@ -143,11 +145,22 @@ func (a *Answer) Noise() []string {
 	return strings.Split(strings.TrimSpace(string(a.noise)+string(a.line)), "\n")
 }
 
+// consequence matches what a program says because another one has failed, which says why
+// itself. The two may write in any order.
+var consequence = regexp.MustCompile(`: Broken pipe$|\btar: (Exiting with failure status|Error is not recoverable|Child returned status)`)
+
 // Trouble returns the last line that was no record, fit for a message, or "" when there
-// was none.
+// was none. It prefers a line that names a cause.
 func (a *Answer) Trouble() string {
 	lines := a.Noise()
-	return Clean(lines[len(lines)-1], 300)
+	last := lines[len(lines)-1]
+	for _, line := range slices.Backward(lines) {
+		if line = strings.TrimSpace(line); line != "" && !consequence.MatchString(line) {
+			last = line
+			break
+		}
+	}
+	return Clean(last, 300)
 }
 
 // A Stream parses an answer up to the record "stream", and writes every byte after it to

@@ -31,5 +31,30 @@ func FuzzClock(f *testing.F) {
 	})
 }
 
+// A person is told the cause, and not that another program has noticed it.
+func TestTroubleIsTheCause(t *testing.T) {
+	t.Parallel()
+	const cause = "head: write error: No space left on device"
+	for text, want := range map[string]string{
+		"":                       "",
+		"first\n" + cause + "\n": cause,
+		cause + "\n\ngzip: stdout: Broken pipe\n":                                                     cause,
+		"gzip: stdout: Broken pipe\n" + cause + "\n":                                                  cause,
+		cause + "\nbase64: write error: Broken pipe":                                                  cause,
+		cause + "\ntar: Child returned status 1\ntar: Error is not recoverable: exiting now\n":        cause,
+		cause + "\ntar: Exiting with failure status due to previous errors\n":                         cause,
+		"gzip: stdout: Broken pipe\n":                                                                 "gzip: stdout: Broken pipe",
+		"tar: Child returned status 2\n/usr/bin/tar: Error is not recoverable: exiting now\nlogout\n": "logout",
+	} {
+		a := &Answer{Nonce: "N"}
+		if _, err := a.Write([]byte(text + "\nN word\n")); err != nil {
+			t.Fatal(err)
+		}
+		if got := a.Trouble(); got != want {
+			t.Errorf("%q: got %q, want %q", text, got, want)
+		}
+	}
+}
+
 // FuzzPins reads known hosts files that anybody may have edited: what is taken
 // is written again as it was read.
