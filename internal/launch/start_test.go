@@ -269,11 +269,12 @@ func TestTheCommandInheritsNoDescriptor(t *testing.T) {
 	t.Parallel()
 	l := newLocal(t)
 	s := spec("r", "")
-	s.Argv = []string{"sleep", "1000"}
+	s.Argv = []string{"bash", "-c", "echo loaded; sleep 1000; :"}
 	started := begin(t, l, s)
+	// Before it says so, the loader still has libraries open.
 	testkit.Eventually(t, "it is the command", func() bool {
-		text, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", started.PID))
-		return string(text) == "sleep\x001000\x00"
+		text, _ := os.ReadFile(filepath.Join(l.dir(s.Ref()), "output.log"))
+		return string(text) == "loaded\n"
 	})
 	pipe := filepath.Join(l.dir(s.Ref()), "output") // which is removed soon after the start
 	outputs := 0
