@@ -128,6 +128,14 @@ func (r *reader) number(key string, otherwise int) int {
 	return n
 }
 
+// place reads which of all this is. Of one it need not be told.
+func (r *reader) place(key string, all int) int {
+	if all > 1 && r.values[key] == "" && r.err == nil {
+		r.err = fmt.Errorf("its %s is missing", key)
+	}
+	return r.number(key, 0)
+}
+
 func (r *reader) seconds(key string, otherwise int) time.Duration {
 	return time.Duration(r.number(key, otherwise)) * time.Second
 }
@@ -155,7 +163,8 @@ func nameOf(slice, worker int) string { return fmt.Sprintf("s%dw%d", slice, work
 func (p Place) index(j Job) int { return p.Slice*j.Workers + p.Worker }
 
 // parsePlace reads what the metadata server says of this worker: its attributes tpu-env
-// and worker-network-endpoints, and its address. A number that is none is an error.
+// and worker-network-endpoints, and its address. A number that is none is an error, and so is
+// one that is missing, unless there is only one worker in a slice, or only one slice.
 func parsePlace(j Job, env, endpoints, own string) (Place, error) {
 	p := Place{Own: own}
 	r := reader{values: map[string]string{}}
@@ -174,9 +183,9 @@ func parsePlace(j Job, env, endpoints, own string) (Place, error) {
 			}
 		}
 	}
-	p.Worker = r.number("WORKER_ID", 0)
+	p.Worker = r.place("WORKER_ID", j.Workers)
 	if p.Slice = slices.Index(j.Nodes, p.Node); p.Slice < 0 {
-		p.Slice = r.number("MEGASCALE_SLICE_ID", 0)
+		p.Slice = r.place("MEGASCALE_SLICE_ID", j.Slices)
 	}
 	if r.err != nil {
 		return Place{}, fmt.Errorf("the metadata server does not tell which worker this is: %w", r.err)

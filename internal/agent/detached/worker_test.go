@@ -1018,17 +1018,9 @@ func TestQuickDeaths(t *testing.T) {
 
 func TestParsePlace(t *testing.T) {
 	t.Parallel()
-	j := Job{Nodes: []string{"t-0", "t-1"}, Slices: 2, Workers: 4}
-	for env, want := range map[string]string{
-		"ACCELERATOR_TYPE: 'v4-16'\nWORKER_ID: '3'\nNODE_ID: 't-1'\n":                                             "s1w3 7 t-1 10.0.0.1",
-		"WORKER_ID: '3'\nMEGASCALE_SLICE_ID: '1'\nMEGASCALE_COORDINATOR_ADDRESS: '10.9.9.9:8080'\nNODE_ID: 'x'\n": "s1w3 7 x 10.9.9.9",
-		"":                                     "s0w0 0  10.0.0.1",
-		"WORKER_ID: \"3\"\nNODE_ID: \"t-1\"\n": "s1w3 7 t-1 10.0.0.1",
-		"WORKER_ID: '3'\nNODE_ID: 't-1'\nMEGASCALE_SLICE_ID: ''\n": "s1w3 7 t-1 10.0.0.1",
-		"WORKER_ID: 'three'\nNODE_ID: 't-1'\n":                     `the metadata server does not tell which worker this is: its WORKER_ID is no number: "three"`,
-		"WORKER_ID: '-3'\nNODE_ID: 't-1'\n":                        `the metadata server does not tell which worker this is: its WORKER_ID is no number: "-3"`,
-		"WORKER_ID: '3'\nMEGASCALE_SLICE_ID: 'x'\n":                `the metadata server does not tell which worker this is: its MEGASCALE_SLICE_ID is no number: "x"`,
-	} {
+	many := Job{Nodes: []string{"t-0", "t-1"}, Slices: 2, Workers: 4}
+	one := Job{Nodes: []string{"t"}, Slices: 1, Workers: 1}
+	check := func(j Job, env, want string) {
 		p, err := parsePlace(j, env, "a:b:10.0.0.1,a:b:10.0.0.2", "10.0.0.2")
 		got := fmt.Sprintf("%s %d %s %s", p, p.index(j), p.Node, p.Coordinator)
 		if err != nil {
@@ -1037,6 +1029,23 @@ func TestParsePlace(t *testing.T) {
 		if got != want {
 			t.Errorf("%q: got %q, want %q", env, got, want)
 		}
+	}
+	check(one, "", "s0w0 0  10.0.0.1")
+	check(one, "WORKER_ID: ''\nNODE_ID: 'x'\n", "s0w0 0 x 10.0.0.1")
+	check(one, "WORKER_ID: 'x'\n", `the metadata server does not tell which worker this is: its WORKER_ID is no number: "x"`)
+	for env, want := range map[string]string{
+		"ACCELERATOR_TYPE: 'v4-16'\nWORKER_ID: '3'\nNODE_ID: 't-1'\n":                                             "s1w3 7 t-1 10.0.0.1",
+		"WORKER_ID: '3'\nMEGASCALE_SLICE_ID: '1'\nMEGASCALE_COORDINATOR_ADDRESS: '10.9.9.9:8080'\nNODE_ID: 'x'\n": "s1w3 7 x 10.9.9.9",
+		"":                                     `the metadata server does not tell which worker this is: its WORKER_ID is missing`,
+		"WORKER_ID: ''\nNODE_ID: 't-1'\n":      `the metadata server does not tell which worker this is: its WORKER_ID is missing`,
+		"WORKER_ID: '3'\nNODE_ID: 'x'\n":       `the metadata server does not tell which worker this is: its MEGASCALE_SLICE_ID is missing`,
+		"WORKER_ID: \"3\"\nNODE_ID: \"t-1\"\n": "s1w3 7 t-1 10.0.0.1",
+		"WORKER_ID: '3'\nNODE_ID: 't-1'\nMEGASCALE_SLICE_ID: ''\n": "s1w3 7 t-1 10.0.0.1",
+		"WORKER_ID: 'three'\nNODE_ID: 't-1'\n":                     `the metadata server does not tell which worker this is: its WORKER_ID is no number: "three"`,
+		"WORKER_ID: '-3'\nNODE_ID: 't-1'\n":                        `the metadata server does not tell which worker this is: its WORKER_ID is no number: "-3"`,
+		"WORKER_ID: '3'\nMEGASCALE_SLICE_ID: 'x'\n":                `the metadata server does not tell which worker this is: its MEGASCALE_SLICE_ID is no number: "x"`,
+	} {
+		check(many, env, want)
 	}
 }
 
