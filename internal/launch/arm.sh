@@ -201,14 +201,14 @@ secrets() {
   exec 5<>"$dir/output"
   ask 2 --noproxy '*' --max-time 10 -H 'Metadata-Flavor: Google' "$metadata/token"
   if ((status != 200)); then no_secret "$dir" - 0 "no access token: $trouble"; fi
-  if ! json_string access_token; then no_secret "$dir" - 0 'no access token: the answer of the metadata server has none'; fi
-  token=$REPLY
+  if ! json_strings "$json" /access_token || [[ ! ${strings[0]} ]]; then no_secret "$dir" - 0 'no access token: the answer of the metadata server has none'; fi
+  token=${strings[0]}
   nuls=$(tr -cd '\0' <"$dir/env" | wc -c)
   while read -r name url; do
     ask 3 --connect-timeout 10 --max-time 15 "$url"
     if ((status != 200)); then no_secret "$dir" "$name" "$status" "$trouble"; fi
     data=
-    if json_string payload data; then data=$REPLY; fi
+    if json_strings "$json" /payload/data; then data=${strings[0]}; fi
     nuls=$((nuls + 1))
     # A wrong count of NULs means that the value contains one.
     if ! {
@@ -258,7 +258,7 @@ ask() {
     trouble="HTTP status $status"
     if [[ $token ]]; then # else the answer may have one, whatever its status
       trouble=$json
-      if json_string error message; then trouble=$REPLY; fi
+      if json_strings "$json" /error/message && [[ ${strings[0]} ]]; then trouble=${strings[0]}; fi
       trouble=${trouble//"$token"/***}
     fi
   else

@@ -19,8 +19,6 @@ var (
 	libText string
 	//go:embed arm.sh
 	armText string
-	//go:embed json.sh
-	jsonText string
 	//go:embed supervise.sh
 	superviseText string
 	//go:embed start.sh
@@ -57,7 +55,7 @@ var (
 	armScript = remote.NewProgram("arm",
 		"text_lib="+remote.Quote(remote.Prelude()+libText), "text_supervise="+remote.Quote(superviseText), "text_start="+remote.Quote(startText),
 		"text_processes="+remote.Quote(processesText),
-		`eval "$text_lib"`, jsonText, armText)
+		`eval "$text_lib"`, remote.JSON(), armText)
 	releaseScript = operation("release", releaseText)
 	statusScript  = operation("status", statusText)
 	followScript  = operation("follow", followText)

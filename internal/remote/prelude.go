@@ -1,11 +1,19 @@
 package remote
 
-import _ "embed" // the prelude
+import _ "embed" // the scripts
 
-//go:embed prelude.sh
-var preludeFile string
+var (
+	//go:embed prelude.sh
+	preludeFile string
+	//go:embed json.sh
+	jsonFile string
+)
 
 // Prelude returns the beginning of every script that answers to us: the functions that
 // print the lines of an [Answer], and what else several packages use. The first argument
 // of such a script is the nonce of the Answer.
 func Prelude() string { return preludeFile }
+
+// JSON returns functions that read JSON, for scripts on workers that may have no program
+// for it. See json.sh.
+func JSON() string { return jsonFile }
