@@ -2,16 +2,19 @@ package main
 
 import (
 	"bufio"
+	"encoding/json"
 	"fmt"
 	"io"
 	"math/rand/v2"
 	"net/http"
 	"net/http/httptest"
+	"path"
 	"strconv"
 	"strings"
 	"testing/fstest"
 	"time"
 
+	"multihost/internal/agent"
 	agentprogram "multihost/internal/agent/program"
 )
 
@@ -67,8 +70,11 @@ func (t *lifeTerms) read(text string) {
 			}
 		case "resource":
 			t.resource = value
-		case "label":
-			t.label = value
+		case "deletion":
+			var d agent.Deletion
+			if json.Unmarshal([]byte(value), &d) == nil {
+				t.label = path.Base(d.Proof.Path) + "=" + d.Proof.Value
+			}
 		case "keep":
 			t.keep = value
 		}

@@ -2,22 +2,23 @@
 # The startup script of a job's workers, which root runs at every boot, and their shutdown
 # script ($1 is --going). It gets multihost-agent from the bucket, keeps it by the SHA-256
 # that stands in this text, and runs it until nothing is left to do. While it cannot, it
-# tells why, and tries on. It deletes the queued resource only when that has lasted for long, and no other worker has
-# reported anything: otherwise the others see to that.
+# tells why, and tries on. It deletes the slices only when that has lasted for long, and no
+# other worker has reported anything: otherwise the others see to that.
 set -u
 shopt -s execfail
 export LC_ALL=C
 umask 022
-run='' label='' bucket='' prefix='' claim='' storage=''
+run='' bucket='' prefix='' claim='' storage=''
 patience=600 stale=1800 look=20 ttl=0 requested=0 keep=never keep_for=0 grace=30000 told='' printed='' pause=1
 packed=${MULTIHOST_ROOT_TMP-}/run/multihost-agent.gz
 
 job() {
   local key value
+  deletions=()
   while IFS='=' read -r key value || [[ $key ]]; do
     case $key in
-      run | label | bucket | prefix | claim | storage | patience | stale | look | ttl | requested | keep | keep_for | grace) printf -v "$key" '%s' "$value" ;;
-      *) is_undo "$key" "$value" || : ;;
+      run | bucket | prefix | claim | storage | patience | stale | look | ttl | requested | keep | keep_for | grace) printf -v "$key" '%s' "$value" ;;
+      deletion) deletions+=("$value") ;;
     esac
   done < <(instance attributes/multihost-job)
   [[ $run =~ ^[A-Za-z0-9][A-Za-z0-9._-]*$ ]]
@@ -34,11 +35,7 @@ work() {
   if ! find_agent "$sum"; then
     mkdir -p -- "${packed%/*}"
     objects / "starts%2F$claim%2Fmultihost-agent-$sum.gz?alt=media"
-    api GET "$REPLY" -o "$packed" || {
-      if [[ $status != 000 ]]; then explain "$(head -c 400 -- "$packed")"; fi
-      return 1
-    }
-    keep_agent "$sum" gzip -dc "$packed" || return
+    fetch "$REPLY" "$packed" && keep_agent "$sum" gzip -dc "$packed" || return
   fi
   began=$SECONDS
   "$agent" job && return
@@ -56,8 +53,9 @@ tell() {
 
 # alone: succeeds if, as far as the bucket tells, no worker has reported anything.
 alone() {
+  local -a strings
   objects '?prefix=' workers%2F
-  ! api GET "$REPLY" || [[ $reply != *'"name"'* ]]
+  ! api GET "$REPLY" || { json_strings "$reply" '/items/*/name' && [[ ! ${strings[0]} ]]; }
 }
 
 # late SECONDS: succeeds if the queued resource is to go after so long without the program.
@@ -74,6 +72,6 @@ if [[ ${1-} == --going ]]; then
 fi
 until work; do
   if ((SECONDS < patience)); then tell boot "waiting: $why"; else tell failed "the job cannot be fetched: tried for $patience s; $why"; fi
-  if late "$SECONDS" && alone; then delete_resource "$label" || exit; fi
+  if late "$SECONDS" && alone; then delete_resources "${deletions[@]}" || exit; fi
   sleep "$((pause = pause < look ? pause * 2 : look))"
 done

@@ -76,7 +76,7 @@ func (v *vm) serve(w http.ResponseWriter, r *http.Request) {
 	body, _ := io.ReadAll(r.Body)
 	switch path := strings.TrimPrefix(r.URL.Path, "/computeMetadata/v1/instance/"); {
 	case path == "attributes/multihost-job":
-		fmt.Fprintf(w, "run=r\nlabel=multihost-run=r\nundo_look=%[1]s/q\nundo_delete=%[1]s/q?force=true\nbucket=b\nprefix=d/r/\nclaim=c\nstorage=%[1]s/storage\nlook=1\n%[2]s", v.url, v.keys)
+		fmt.Fprintf(w, "run=r\ndeletion={\"read\":\"%[1]s/q\",\"method\":\"DELETE\",\"url\":\"%[1]s/q?force=true\",\"proof\":{\"path\":\"/labels/multihost-run\",\"value\":\"r\"}}\nbucket=b\nprefix=d/r/\nclaim=c\nstorage=%[1]s/storage\nlook=1\n%[2]s", v.url, v.keys)
 	case strings.HasSuffix(path, "/token"):
 		fmt.Fprint(w, `{"access_token": "t"}`)
 	case r.Method == http.MethodPut && v.deaf:
@@ -277,4 +277,20 @@ func TestAJobNeedsTheAgent(t *testing.T) {
 			p.t.Errorf("got %v after %d changes", err, m.changes.Load())
 		}
 	})
+}
+
+// The script is the part of a job that only a real machine tests.
+func TestTheBootScriptIsShort(t *testing.T) {
+	t.Parallel()
+	text, err := os.ReadFile("boot.sh")
+	testkit.Must(t, err)
+	lines := 0
+	for line := range strings.Lines(string(text)) {
+		if line = strings.TrimSpace(line); line != "" && !strings.HasPrefix(line, "#") {
+			lines++
+		}
+	}
+	if lines > 60 {
+		t.Errorf("boot.sh has %d lines without its comments, at most 60 are wanted: what decides belongs into package agent/detached", lines)
+	}
 }

@@ -249,7 +249,7 @@ func (j Job) text() string {
 		secrets[i] = s.String()
 	}
 	lines := [][2]string{
-		{"run", j.Run}, {"project", j.Project}, {"zone", j.Zone}, {"resource", j.Resource}, {"label", j.Label}, {"undo_look", j.Undoing.Look}, {"undo_going", j.Undoing.Going.Pattern()}, {"undo_delete", j.Undoing.Delete}, {"undo_probe", j.Undoing.Probe},
+		{"run", j.Run}, {"project", j.Project}, {"zone", j.Zone}, {"resource", j.Resource},
 		{"slices", strconv.Itoa(len(j.Nodes))}, {"workers", strconv.Itoa(j.Workers)}, {"nodes", strings.Join(j.Nodes, " ")}, {"login", j.Login},
 		{"bucket", j.Bucket}, {"prefix", j.prefix()}, {"claim", j.claim}, {"kit_sum", j.kitSum}, {"code_sum", j.codeSum},
 		{"storage", j.Storage + "/storage/v1"}, {"upload", j.Storage + "/upload/storage/v1"}, {"secretmanager", j.SecretManager + "/v1"},

@@ -1,11 +1,16 @@
 package gcp
 
-import _ "embed" // the script
+import (
+	_ "embed" // the script
+
+	"multihost/internal/remote"
+)
+
+//go:embed vm.sh
+var vmFile string
 
 // VMScript is bash for scripts that run on workers without a runner. It defines
-// functions that call Google's APIs with the VM's own token and delete the queued
+// functions that read JSON, call Google's APIs with the VM's own token and delete the
 // resource that the VM belongs to. It begins with a #! line. Append the script that
 // uses the functions.
-//
-//go:embed vm.sh
-var VMScript string
+var VMScript = vmFile + remote.JSON()

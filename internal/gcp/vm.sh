@@ -2,34 +2,12 @@
 # Functions for scripts on a VM: they read the metadata server, call Google's APIs
 # with the VM's own token, and delete the resource that the VM belongs to. How that is
 # done is data of the provider of the slices. This file is prepended to the script that
-# uses it.
+# uses it; json.sh of package remote stands between the two.
 #
 # A failed call leaves its HTTP status in $status (000 if there was no answer) and
 # a text for people in $why. No token appears in an argument, a file or an answer.
 metadata=http://${GCE_METADATA_HOST:-169.254.169.254}/computeMetadata/v1/instance
-call_limit=60 # seconds that an API call may take
-call_pause=60 # seconds that a call may last without any data sent or received
-held=''       # a fixed token for all calls; empty: use that of the VM
 reply='' status='' why=''
-
-# How the resource is deleted, as package provision describes it in Undoing. The script
-# that uses this file sets them.
-undo_look=''   # address that tells of the resource
-undo_going=''  # regular expression: such an answer says that it is being deleted already
-undo_delete='' # address that takes the DELETE
-undo_probe=''  # address of a resource that does not exist
-# shellcheck disable=SC2034 # for the scripts that use this file
-undo_peers='' # address of the guest attributes of a slice, whose name replaces {slice}
-
-# is_undo KEY VALUE: sets one of the above. It fails for other keys, and for a value that
-# is none: the script that reads it may not trust who wrote it.
-is_undo() {
-  case $1 in
-    undo_look | undo_going | undo_delete | undo_probe | undo_peers) ;;
-    *) return 1 ;;
-  esac
-  [[ $2 =~ ^[A-Za-z0-9:/._=?{}*\"\ -]*$ ]] && printf -v "$1" '%s' "$2"
-}
 
 # instance PATH: prints a value of the metadata server. If it fails, it prints the
 # error and returns 1. Only the last try may print errors: the errors of tries before
@@ -51,22 +29,31 @@ attribute() {
   [[ $status == 2?? ]]
 }
 
-# access_token: puts the VM's token, or $held if set, into REPLY. It asks for a new
-# token each time, because tokens expire.
+# access_token answers with the VM's token. It asks for a new one each time, because tokens
+# expire. It does not tell the answer, which may have a token whatever else is wrong with it.
 access_token() {
-  REPLY=$held
-  if [[ $REPLY ]]; then return 0; fi
-  REPLY=$(curl -sS -f --max-time 10 --retry 3 -H 'Metadata-Flavor: Google' "$metadata/service-accounts/default/token" 2>&1)
-  if [[ ! $REPLY =~ \"access_token\":\ *\"([^\"]+)\" ]]; then
-    why="no access token: ${REPLY:0:200}"
-    return 1
+  local json
+  local -a strings
+  why='no access token'
+  if ! json=$(instance service-accounts/default/token); then
+    said "$json"
+  elif ! json_strings "$json" /access_token || [[ ! ${strings[0]} ]]; then
+    why+=': the answer of the metadata server has none'
+  else
+    REPLY=${strings[0]} why=''
+    return
   fi
-  REPLY=${BASH_REMATCH[1]}
+  return 1
+}
+
+# said TEXT: adds to $why what curl says in TEXT of a failure, and nothing of the answer.
+said() {
+  if [[ $1 =~ curl:\ [^$'\n']* ]]; then why+=": ${BASH_REMATCH[0]:0:200}"; fi
 }
 
 # api METHOD URL CURL-ARGS...: calls an API and puts the answer into $reply, unless
 # CURL-ARGS has -o. The token goes to curl on stdin, because every user of the VM
-# can read arguments.
+# can read arguments. URL may come from a user of the VM, so it is neither an option nor a file.
 api() {
   local method=$1 url=$2 REPLY
   shift 2
@@ -75,12 +62,12 @@ api() {
   if ! reply=$(
     set -o pipefail
     printf 'header = "Authorization: Bearer %s"\n' "$REPLY" |
-      curl -sS -K - -X "$method" -w '\n%{http_code}' --connect-timeout 10 --max-time "$call_limit" --speed-limit 1 --speed-time "$call_pause" "$@" "$url" 2>&1
+      curl -sS -K - -X "$method" -w '\n%{http_code}' --connect-timeout 10 --max-time 60 --speed-limit 1 --speed-time 60 --globoff --proto =http,https "$@" --url "$url" 2>&1
   ); then
     # This includes an answer that broke off after its status: half of an answer
     # counts as none.
     why='no answer'
-    if [[ $reply =~ curl:\ [^$'\n']* ]]; then why="no answer: ${BASH_REMATCH[0]:0:200}"; fi
+    said "$reply"
     reply=''
     return 1
   fi
@@ -93,42 +80,65 @@ api() {
 # explain ANSWER: sets $why from $status and the answer of a failed call.
 explain() {
   local text=$1
-  if [[ $text =~ \"message\":\ *\"([^\"]+)\" ]]; then text=${BASH_REMATCH[1]}; fi
+  local -a strings
+  if json_strings "$1" /error/message && [[ ${strings[0]} ]]; then text=${strings[0]}; fi
   text=${text:0:400}
   why="HTTP status $status: ${text//[$'\n\r']/ }"
 }
 
-# value_of KEY: puts the first value of KEY in $reply into REPLY.
-value_of() {
-  REPLY=
-  [[ $reply =~ \"$1\":\ *\"?([^\",}]*) ]] && REPLY=${BASH_REMATCH[1]}
+# fetch URL FILE: gets a file by an API.
+fetch() {
+  if api GET "$1" -o "$2"; then return; fi
+  if [[ $status != 000 ]]; then explain "$(head -c 400 -- "$2")"; fi
+  return 1
 }
 
-# may_delete RETRIES: succeeds if this VM may delete its resource. It asks to delete one
-# that does not exist: a caller with the permission gets 404, any other caller is refused.
-may_delete() {
-  api DELETE "$undo_probe" --retry "$1" || [[ $status == 404 ]]
+# delete_resources DELETION...: delete_resource for each, in order, until one is not
+# requested.
+delete_resources() {
+  local deletion
+  for deletion in "${@-}"; do
+    delete_resource "$deletion" || return
+    if [[ $why ]]; then return; fi
+  done
 }
 
-# delete_resource LABEL: reads the resource and then requests its deletion. It never
-# deletes a resource that it could not read, nor another one than it has read. It fails if
-# no labels in it have LABEL (KEY=VALUE): then it belongs to another run. In the text of a
-# user, quotes are escaped, so such a text looks like no labels. If it succeeds, $why is
-# empty, or says why the deletion was not requested; the caller may try again.
+# delete_resource DELETION: reads a resource and then requests its deletion. DELETION is
+# JSON, a Deletion of package agent: whoever made the resource says how it goes. It never
+# deletes a resource that it could not read, that does not have the proof in the field where
+# it belongs, or that is another one than it has read. It fails if the resource is another
+# run's. If it succeeds, $why is empty, or says why the deletion was not requested; the
+# caller may try again.
 delete_resource() {
+  local key read='' method='' url='' proof_path='' proof_value='' going_path='' going_value='' REPLY
+  local -a strings
   why=''
-  if ! api GET "$undo_look" || [[ $reply != *'"name":'* ]]; then
-    why="it cannot be read: ${why:-the answer is none}"
-    return 0
-  fi
-  if [[ ! $reply =~ \"labels\":\ *\{[^{}]*\""${1%%=*}"\":\ *\""${1#*=}"\" ]]; then
+  for key in read method url proof/path proof/value going/path going/value; do
+    if json_strings "$1" "/$key"; then printf -v "${key/\//_}" %s "${strings[0]}"; fi
+  done
+  if [[ ! $proof_value ]]; then
+    why='it stays: the terms do not say how it is deleted'
+  elif [[ ${url%%\?*} != "$read" ]]; then
+    why='the terms name another resource to delete: it stays'
+  elif ! api GET "$read"; then
+    why="it cannot be read: $why"
+  elif ! json_strings "$reply" "$proof_path" || [[ $reply =~ ^[[:space:]]*\{[[:space:]]*\}[[:space:]]*$ ]]; then
+    why='it cannot be read: the answer is no JSON object'
+  elif ! all_are "$proof_value"; then
     why='it is not of this run: it stays'
     return 1
+  elif [[ $going_path ]] && json_strings "$reply" "$going_path" && all_are "$going_value"; then
+    : # it is being deleted already
+  elif api "$method" "$url"; then
+    why=''
   fi
-  if [[ ${undo_delete%%\?*} != "$undo_look" ]]; then
-    why='the terms name another resource to delete: it stays'
-    return 1
-  fi
-  if [[ $undo_going && $reply =~ $undo_going ]] || api DELETE "$undo_delete"; then why=''; fi
   return 0
+}
+
+# all_are VALUE: succeeds if every one of $strings is VALUE.
+all_are() {
+  local text
+  for text in "${strings[@]}"; do
+    if [[ $text != "$1" ]]; then return 1; fi
+  done
 }

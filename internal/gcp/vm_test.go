@@ -19,7 +19,12 @@ import (
 // another's, for then nobody would ever delete it.
 func TestABrokenAnswerOnAWorkerIsNone(t *testing.T) {
 	testkit.Need(t, "curl")
-	const ours = `{"name": "q", "labels": {"multihost-run": "r"}, "state": {"state": "ACTIVE"}}`
+	const (
+		ours  = `{"name": "q", "list": [{"labels": {"multihost-run": "r"}}, {"labels": {"multihost-run": "r"}}], "state": {"state": "ACTIVE"}}`
+		dies  = `delete_resource "{\"read\":\"$url/q\",\"method\":\"DELETE\",\"url\":\"$url/q?force=true\",\"proof\":{\"path\":\"/list/*/labels/multihost-run\",\"value\":\"r\"},\"going\":{\"path\":\"/state/state\",\"value\":\"DELETING\"}}"`
+		stays = "rc=1 status=200 "
+	)
+	changed := func(from, to string) string { return strings.Replace(ours, from, to, 1) }
 	for _, row := range []struct {
 		story, call, answer string
 		cut                 bool
@@ -28,13 +33,24 @@ func TestABrokenAnswerOnAWorkerIsNone(t *testing.T) {
 	}{
 		{"a value", `api GET "$url/value"`, "17", false, "rc=0 status=200 reply=17 why=", false},
 		{"a value that breaks off", `api GET "$url/value"`, "17", true, "rc=1 status=000 reply= why=no answer: curl: (18)", false},
-		{"ours", `delete_resource multihost-run=r`, ours, false, "rc=0 status=200 ", true},
-		{"ours, of which a part came", `delete_resource multihost-run=r`, ours[:14], true, "rc=0 status=000 reply= why=it cannot be read: no answer: curl: (18)", false},
-		{"no queued resource at all", `delete_resource multihost-run=r`, "<html>", false, "rc=0 status=200 reply=<html> why=it cannot be read", false},
-		{"another's", `delete_resource multihost-run=other`, ours, false, "rc=1 status=200 ", false},
-		{"ours, and the terms delete another one", `undo_delete=$url/other; delete_resource multihost-run=r`, ours, false, "rc=1 status=200 ", false},
-		{"ours, deleted already", `delete_resource multihost-run=r`, strings.Replace(ours, "ACTIVE", "DELETING", 1), false, "rc=0 status=200 ", false},
-		{"another's, with our label in a text", `delete_resource multihost-run=r`, `{"name": "q", "description": "\"labels\": {\"multihost-run\": \"r\"}", "multihost-run": "r", "labels": {"multihost-run": "s"}}`, false, "rc=1 status=200 ", false},
+		{"an option is no address", `api GET "-T/etc/passwd"`, "17", false, "rc=1 status=000 reply= why=no answer: curl: (", false},
+		{"a file is no address", `api GET "file:///etc/passwd"`, "17", false, "rc=1 status=000 reply= why=no answer: curl: (1)", false},
+		{"ours", dies, ours, false, "rc=0 status=200 ", true},
+		{"ours, without spaces", dies, strings.ReplaceAll(ours, " ", ""), false, "rc=0 status=200 ", true},
+		{"ours, of which a part came", dies, ours[:14], true, "rc=0 status=000 reply= why=it cannot be read: no answer: curl: (18)", false},
+		{"a whole answer that is a part", dies, ours[:len(ours)-1], false, "rc=0 status=200 reply=" + ours[:len(ours)-1] + " why=it cannot be read: the answer is no JSON object", false},
+		{"a page", dies, "<html>", false, "rc=0 status=200 reply=<html> why=it cannot be read: the answer is no JSON object", false},
+		{"an empty object", dies, "{ }", false, "rc=0 status=200 reply={ } why=it cannot be read: the answer is no JSON object", false},
+		{"another's", dies, strings.ReplaceAll(ours, `"r"`, `"s"`), false, stays, false},
+		{"another's in part", dies, changed(`"r"`, `"s"`), false, stays, false},
+		{"without a label in part", dies, changed(`"multihost-run": "r"`, ""), false, stays, false},
+		{"without slices", dies, `{"name": "q", "list": []}`, false, stays, false},
+		{"with the label elsewhere", dies, `{"name": "q", "labels": {"multihost-run": "r"}}`, false, stays, false},
+		{"another's, with our label in a text", dies, `{"name": "q", "description": "\"list\": [{\"labels\": {\"multihost-run\": \"r\"}}]", "multihost-run": "r", "list": [{"labels": {"multihost-run": "s"}}]}`, false, stays, false},
+		{"ours, and the terms delete another one", strings.Replace(dies, "q?force", "other?force", 1), ours, false, "rc=0 status= reply= why=the terms name another resource to delete: it stays", false},
+		{"ours, and the terms have no proof", strings.Replace(dies, `"r\"`, `"\"`, 1), ours, false, "rc=0 status= reply= why=it stays: the terms do not say how it is deleted", false},
+		{"ours, and there are no terms", "delete_resource x", ours, false, "rc=0 status= reply= why=it stays: the terms do not say how it is deleted", false},
+		{"ours, deleted already", dies, changed("ACTIVE", "DELETING"), false, "rc=0 status=200 ", false},
 	} {
 		t.Run(row.story, func(t *testing.T) {
 			var mu sync.Mutex
@@ -53,7 +69,7 @@ func TestABrokenAnswerOnAWorkerIsNone(t *testing.T) {
 				fmt.Fprint(w, row.answer)
 			}))
 			defer server.Close()
-			cmd := exec.CommandContext(t.Context(), "bash", "-c", gcp.VMScript+"\nset -u\nurl=$1 why=\nundo_look=$url/q undo_delete=$url/q?force=true undo_going='\"state\": *\"DELETING\"'\n"+row.call+
+			cmd := exec.CommandContext(t.Context(), "bash", "-c", gcp.VMScript+"\nset -u\nurl=$1\n"+row.call+
 				`; printf 'rc=%s status=%s reply=%s why=%s' $? "$status" "$reply" "$why"`, "vm", server.URL)
 			cmd.Env = []string{"PATH=/usr/local/bin:/usr/bin:/bin", "GCE_METADATA_HOST=" + strings.TrimPrefix(server.URL, "http://")}
 			out, err := cmd.CombinedOutput()
@@ -66,5 +82,32 @@ func TestABrokenAnswerOnAWorkerIsNone(t *testing.T) {
 				t.Errorf("asked %q", asked)
 			}
 		})
+	}
+}
+
+// An answer that should have a token is not told, since it may have one.
+func TestNoTokenInAMessageOfAWorker(t *testing.T) {
+	t.Parallel()
+	testkit.Need(t, "curl")
+	for answer, want := range map[string]string{
+		`{"access_token": "secret", `: "no access token: the answer of the metadata server has none",
+		`{"access_token": "secret"`:   "no access token: curl: (18)",
+		`"access_token": "secret"`:    "no access token: the answer of the metadata server has none",
+		`{"error": "for secret"}`:     "no access token: the answer of the metadata server has none",
+		"":                            "no access token: the answer of the metadata server has none",
+	} {
+		server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if strings.Contains(want, "curl") {
+				w.Header().Set("Content-Length", "1000")
+			}
+			fmt.Fprint(w, answer)
+		}))
+		cmd := exec.CommandContext(t.Context(), "bash", "-c", gcp.VMScript+"\napi GET https://127.0.0.1:9/\nprintf '%s %s' \"$why\" \"$reply\"")
+		cmd.Env = []string{"PATH=/usr/local/bin:/usr/bin:/bin", "GCE_METADATA_HOST=" + strings.TrimPrefix(server.URL, "http://")}
+		out, err := cmd.CombinedOutput()
+		server.Close()
+		if err != nil || !strings.HasPrefix(string(out), want) || strings.Contains(string(out), "secret") {
+			t.Errorf("%q: %v, %q, want %q", answer, err, out, want)
+		}
 	}
 }

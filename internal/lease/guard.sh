@@ -1,9 +1,12 @@
 # shellcheck shell=bash disable=SC2154 # vm.sh of package gcp, place.sh of package program and $sums stand before this text
 # The startup script of a job's slices, which root runs at every boot. It starts the watch of
-# multihost-agent if root keeps the program. At the first boot no runner has brought it yet:
-# then this script guards the slices until one does, and gives the watch its place. Where the
-# program cannot be run at all, the guard is the last resort. It knows fewer cases than the
-# watch, and where it does not know, the slices stay until their time to live is over.
+# multihost-agent if root keeps the program. Else it guards the slices until a runner brings
+# the program, and gives the watch its place. It cannot fetch the program: a job with a
+# runner has no bucket, and metadata has room for a tenth of it. Where the program cannot be
+# run at all, the guard is the last resort. So it needs no other program than curl and those
+# of every image, and no Python, which an image of a user's own may lack. It knows fewer
+# cases than the watch. Where it does not know, the slices stay until their time to live is
+# over.
 #
 # The terms are in the attribute multihost-lease. Every login can write a lease file, so its
 # contents are never evaluated.
@@ -15,27 +18,29 @@ index=${MULTIHOST_ROOT_TMP-}/tmp/.multihost
 own=${HOME:-/root}/.multihost/lease
 
 # Times are in seconds; 0 means never.
-# shellcheck disable=SC2034 # save writes delete, for the watch
-run='' label='' nodes='' delete='' total=1 adopt=0 lease=0 hold=0 ttl=0 asked=0 grace=0 keep=never keep_for=0 look=20
+run='' peers='' nodes='' total=1 adopt=0 lease=0 hold=0 ttl=0 asked=0 grace=0 keep=never keep_for=0 look=20
 adopted=no # yes, permanently, once a runner has come or a command has run here
+deletions=()
 
 note() { printf '%(%FT%TZ)T multihost: %s\n' -1 "$*"; }
 
 # terms reads lines KEY=VALUE from stdin. It sets the run only if none is known.
 terms() {
   local key value
+  local -a all=()
   while IFS='=' read -r key value; do
     case $key in
       total | adopt | lease | hold | ttl | asked | grace | keep_for | look)
-        if [[ $value =~ ^[0-9]{1,11}$ ]]; then printf -v "$key" '%d' "$((10#$value))"; fi
+        if [[ $value =~ ^[0-9]{1,11}$ ]]; then printf -v "$key" %d "$((10#$value))"; fi
         ;;
       run) if [[ ! $run && $value =~ ^[A-Za-z0-9][A-Za-z0-9._-]*$ ]]; then run=$value; fi ;;
       adopted) if [[ $value == yes ]]; then adopted=yes; fi ;;
-      label | nodes | keep) if [[ $value =~ ^[A-Za-z0-9:/._=\ -]*$ ]]; then printf -v "$key" '%s' "$value"; fi ;;
-      delete) printf -v "$key" '%s' "$value" ;; # for the watch
-      *) is_undo "$key" "$value" || true ;;
+      keep) if [[ $value == never || $value == on-failure ]]; then keep=$value; fi ;;
+      peers | nodes) printf -v "$key" %s "$value" ;;
+      deletion) all+=("$value") ;;
     esac
   done
+  if ((${#all[@]})); then deletions=("${all[@]}"); fi
   if ((look < 1)); then look=1; fi
 }
 
@@ -58,27 +63,24 @@ take_agent() {
 }
 
 guard() {
-  local told='' told_at=0 seen='' sight saved=- since renewed idle again=0 trouble=''
-  until terms < <(instance attributes/multihost-lease) && [[ $run ]]; do sleep 20; done
+  local told='' told_at=0 seen='' up since='' renewed idle again=0 trouble='' born stat
+  until given=$(instance attributes/multihost-lease) && terms < <(printf '%s\n' "$given") && [[ $run ]]; do sleep 20; done
   mkdir -m 1777 -- "$index" 2>/dev/null
   exec >>"$own/$run.log" 2>&1
   exec 8>>"$index/$run.watch.$UID" && flock -w 5 8 || exit 0
-  printf -v now '%(%s)T' -1
-  if [[ ! -s $own/$run.born ]]; then printf '%s\n' "$now" >"$own/$run.born"; fi
+  if [[ ! -s $own/$run.born ]]; then printf '%s\n' "$EPOCHSECONDS" >"$own/$run.born"; fi
   read -r born <"$own/$run.born"
-  if [[ ! $born =~ ^[1-9][0-9]{0,11}$ ]]; then born=$now; fi
+  if [[ ! $born =~ ^[1-9][0-9]{0,11}$ ]]; then born=$EPOCHSECONDS; fi
   stat=$(<"/proc/$$/stat")
   read -ra stat <<<"${stat##*) }"
   printf '%s %s %s\n' "$$" "${stat[19]}" "$born" >"$index/$run.watch.$UID"
   if [[ -s $own/$run.terms ]]; then terms <"$own/$run.terms"; fi
-  uptime
-  since=$up renewed=$up idle=$up
   note "guarding run $run until a runner brings multihost-agent"
   while :; do
+    why=''
     if take_agent; then exec "$agent" lease boot 8 "$run"; fi
-    if [[ $why != "$trouble" && $why ]]; then note "the guard goes on: $why"; fi
-    trouble=$why
-    uptime
+    if [[ $why && $why != "$trouble" ]]; then note "the guard goes on: $why"; fi
+    trouble=${why:-$trouble}
     observe
     share
     if ((up >= again)) && due && others_ended; then delete || exit 1; fi
@@ -86,58 +88,51 @@ guard() {
   done
 }
 
-# Waits use the time since the boot, because setting the clock does not change it.
-uptime() {
+# observe sets state: running if a command lives here, awaited if a runner may start one. It
+# keeps the newest lease for after a reboot. Its times are since the boot, because setting
+# the clock does not change them.
+observe() {
+  local file newest='' sight was=$adopted
   read -r up _ </proc/uptime
   up=${up%.*}
-  printf -v now '%(%s)T' -1
-}
-
-# observe sets state: running if a command lives here, awaited if a runner may start one.
-observe() {
-  local file newest=''
+  if [[ ! $since ]]; then since=$up renewed=$up idle=$up; fi
   sight=$(stat -c '%n %y' -- "$index/$run.lease."[0-9]* 2>/dev/null)
   if [[ $sight && $sight != "$seen" ]]; then
+    seen=$sight renewed=$up adopted=yes
     for file in "$index/$run.lease."[0-9]*; do
       if [[ -f $file && ! -L $file && (! $newest || $file -nt $newest) ]]; then newest=$file; fi
     done
-    if [[ $newest ]]; then terms < <(head -c 65536 -- "$newest"); fi
-    seen=$sight renewed=$up
+    if [[ $newest ]]; then
+      given=$(head -c 65536 -- "$newest")
+      terms < <(printf '%s\n' "$given")
+    fi
   fi
   state=none
   if [[ -e $index/lock ]] && ! { flock -s -n 7; } 7<"$index/lock"; then
-    state=running idle=$up
+    state=running idle=$up adopted=yes
   elif [[ $seen ]] && ((up - renewed < (lease > hold ? lease : hold))); then
     state=awaited
-  fi
-  if [[ $adopted == no ]] && { [[ $seen || $state == running ]] || compgen -G "$index/[0-9]*-$run-[0-9]*.run" >/dev/null; }; then
+  elif compgen -G "$index/[0-9]*-$run-[0-9]*.run" >/dev/null; then
     adopted=yes
   fi
-  if [[ $adopted == yes && $sight != "$saved" ]]; then save; fi
-}
-
-# save stores the terms for after a reboot.
-save() {
-  local key
-  saved=$sight
-  for key in run undo_look undo_going undo_delete undo_probe undo_peers delete label nodes total adopt lease hold ttl asked grace keep keep_for look adopted; do
-    printf '%s=%s\n' "$key" "${!key}"
-  done >"$own/$run.terms.new" && mv -f -- "$own/$run.terms.new" "$own/$run.terms"
+  if [[ $newest || $adopted != "$was" ]]; then
+    printf '%s\nadopted=yes\n' "$given" >"$own/$run.terms.new" && mv -f -- "$own/$run.terms.new" "$own/$run.terms"
+  fi
 }
 
 # share tells the other workers the state when it has changed, and every 10 minutes.
 share() {
   if ((total < 2)) || [[ $state == "$told" ]] && ((up - told_at < 600)); then return; fi
-  if attribute lease "run=$run state=$state at=$now"; then told=$state told_at=$up; fi
+  if attribute lease "run=$run state=$state at=$EPOCHSECONDS"; then told=$state told_at=$up; fi
 }
 
 # due succeeds if, as far as this worker can tell, the slices are to go. It sets reason.
 due() {
   local limit=$((lease > hold ? lease : hold)) begin=$((asked == 0 || asked > born ? born : asked))
-  if ((ttl && now >= begin + ttl)); then
+  if ((ttl && EPOCHSECONDS >= begin + ttl)); then
     reason="the time to live of $ttl s (--ttl) is over"
     # The grace time, and a minute more, is for whoever ends the command.
-    [[ $adopted == no ]] || ((now >= begin + ttl + grace + 60))
+    [[ $adopted == no ]] || ((EPOCHSECONDS >= begin + ttl + grace + 60))
   elif [[ $adopted == no ]]; then
     reason="no runner has come within $adopt s of the boot"
     ((adopt && up - since >= adopt))
@@ -152,23 +147,30 @@ due() {
 # others_ended succeeds if no other worker says that a command runs, or is to run, there. A
 # worker that has said nothing is not known to have ended, unless no runner has come here.
 others_ended() {
-  local node text spoke said="run=$run state=([a-z]+) at=([0-9]{1,11})"
-  local -a all
+  local node text spoke
+  local -a all strings
   if ((total < 2)) || [[ $reason == *--ttl* && $adopted == yes ]]; then return 0; fi
   read -ra all <<<"$nodes"
   for node in "${all[@]}"; do
-    if ! api POST "${undo_peers//\{slice\}/$node}" -H 'Content-Type: application/json' --data-binary '{"queryPath":"multihost/lease"}'; then
-      if [[ $status == 404 ]]; then continue; fi # the slice is gone
+    spoke=0
+    if api POST "${peers//\{slice\}/$node}" -H 'Content-Type: application/json' --data-binary '{"queryPath":"multihost/lease"}'; then
+      why='the answer is no JSON object'
+    elif [[ $status == 404 ]]; then
+      continue # the slice is gone
+    else
+      reply='' # of whoever refuses
+    fi
+    if ! json_strings "$reply" '/guestAttributes/*/queryValue/items/*/value'; then
       note "not deleted: whether the command runs is not known of slice $node: $why"
       again=$((up + look * 3))
       return 1
     fi
-    text=$reply spoke=0
-    while [[ $text =~ $said ]]; do
-      text=${text#*"${BASH_REMATCH[0]}"} spoke=$((spoke + 1))
+    for text in "${strings[@]}"; do
+      if [[ ! $text =~ ^"run=$run state="([a-z]+)" at="([0-9]{1,11})$ ]]; then continue; fi
+      spoke=$((spoke + 1))
       case ${BASH_REMATCH[1]} in
         kept) return 1 ;; # at any age: that worker's watch has ended
-        running | awaited) if ((now - 10#${BASH_REMATCH[2]} <= 1800)); then return 1; fi ;;
+        running | awaited) if ((EPOCHSECONDS - 10#${BASH_REMATCH[2]} <= 1800)); then return 1; fi ;;
       esac
     done
     if ((spoke < total / ${#all[@]})) && [[ $adopted == yes ]]; then
@@ -182,17 +184,15 @@ others_ended() {
 # delete asks for the deletion, as every worker does, at a random time. Fails when the slices
 # are another run's.
 delete() {
+  local ours=yes
   sleep "$((RANDOM % (total < 600 ? total : 600))).$((RANDOM % 1000))" 8<&-
-  uptime
   observe
   due || return 0
-  note "deleting $undo_look: $reason"
+  note "deleting the slices: $reason"
   again=$((up + look * 3))
-  if ! delete_resource "$label"; then
-    note "$why"
-    return 1
-  fi
+  delete_resources "${deletions[@]}" || ours=no
   if [[ $why ]]; then note "$why"; fi
+  [[ $ours == yes ]]
 }
 
 if [[ ${1-} == guard ]]; then

@@ -42,6 +42,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/http"
 	"regexp"
 	"strconv"
 	"strings"
@@ -166,24 +167,23 @@ func (t Terms) text() string {
 	}
 	var b strings.Builder
 	for _, l := range [][2]string{
-		{"run", t.Run}, {"undo_look", t.Undoing.Look}, {"undo_going", t.Undoing.Going.Pattern()}, {"undo_delete", t.Undoing.Delete}, {"undo_probe", t.Undoing.Probe}, {"undo_peers", t.Undoing.Peers}, {"label", t.Label}, {"nodes", strings.Join(t.Nodes, " ")}, {"total", strconv.Itoa(t.Workers)},
+		{"run", t.Run}, {"deletion", t.deletion()}, {"peers", t.Undoing.Peers}, {"nodes", strings.Join(t.Nodes, " ")}, {"total", strconv.Itoa(t.Workers)},
 		{"adopt", seconds(t.Adopt)}, {"lease", seconds(t.Lease)}, {"fresh", seconds(3 * t.Every())}, {"hold", "0"},
 		{"ttl", seconds(t.TTL)}, {"asked", strconv.FormatInt(asked, 10)}, {"grace", seconds(t.Grace)}, {"keep", keep}, {"keep_for", seconds(t.KeepFor)}, {"look", seconds(max(look, time.Second))},
-		{"delete", t.deletion()},
 	} {
 		b.WriteString(l[0] + "=" + l[1] + "\n")
 	}
 	return b.String()
 }
 
-// deletion returns what the agent sends to delete the resource, and the proof that it looks
-// for before. guard.sh knows the same from the other keys.
+// deletion returns what a worker sends to delete the resource, and the proof that it looks
+// for before, as JSON.
 func (t Terms) deletion() string {
 	label, value, _ := strings.Cut(t.Label, "=")
-	text, _ := json.Marshal([]agent.Deletion{{ // strings only
-		Read: t.Undoing.Look, Method: "DELETE", URL: t.Undoing.Delete, Probe: t.Undoing.Probe,
+	text, _ := json.Marshal(agent.Deletion{ // strings only
+		Read: t.Undoing.Look, Method: http.MethodDelete, URL: t.Undoing.Delete, Probe: t.Undoing.Probe,
 		Proof: agent.Field(t.Undoing.Proof(label, value)), Going: agent.Field(t.Undoing.Going),
-	}})
+	})
 	return string(text)
 }
 

@@ -380,6 +380,22 @@ func TestTheGuard(t *testing.T) {
 		c.set(func() { c.others = fmt.Sprintf("run=train state=none at=%d", time.Now().Unix()) })
 		v.wait("the deletion", c.isDeleted)
 	})
+	t.Run("deletes nothing while it does not know of the others", func(t *testing.T) {
+		t.Parallel()
+		c := newCloud(t)
+		const asking = "POST /v2alpha1/projects/p/locations/z/nodes/"
+		c.refuse[asking] = http.StatusForbidden
+		v := newVM(t, c)
+		v.boot(terms(c, func(t *Terms) { t.Adopt, t.Workers = time.Second, 2 }))
+		v.wait("the reason", func() bool {
+			return strings.Contains(v.log(), "not deleted: whether the command runs is not known of slice train: HTTP status 403: refused")
+		})
+		if c.isDeleted() {
+			t.Fatal("deleted")
+		}
+		c.set(func() { delete(c.refuse, asking) })
+		v.wait("the deletion", c.isDeleted)
+	})
 	t.Run("leaves another run's alone", func(t *testing.T) {
 		t.Parallel()
 		c := newCloud(t)

@@ -2,7 +2,6 @@ package provision
 
 import (
 	"context"
-	"path"
 	"time"
 
 	"multihost/internal/fault"
@@ -117,15 +116,6 @@ func (u Undoing) Proof(label, value string) Field {
 type Field struct {
 	Path  string // names from the root on, each after a slash; * stands for all elements of a list
 	Value string
-}
-
-// Pattern returns an extended regular expression for the field, by its last name alone;
-// "" for the zero Field.
-func (f Field) Pattern() string {
-	if f == (Field{}) {
-		return ""
-	}
-	return `"` + path.Base(f.Path) + `": *"` + f.Value + `"`
 }
 
 // Commands are what a person types about a resource.

@@ -20,7 +20,7 @@ func TestALeaseIsNoProgram(t *testing.T) {
 	got := Defaults()
 	got.Read("run=train\nlease=3600\nkeep=on-failure\nadopted=yes\n")
 	got.Read("lease=x[$(touch mark)]\nttl=$(touch mark)\nlook=1;touch mark\nkeep=`touch mark`\nfirst=08\nlease=1800\nrun=../../mark\n" +
-		"adopted=no\nhold=-1\nfresh=123456789012\nlook=0\ndelete=[{\nnodes=a b\nno line\n=\n")
+		"adopted=no\nhold=-1\nfresh=123456789012\nlook=0\ndeletion={\nnodes=a b\nno line\n=\n")
 	want := Defaults()
 	want.Run, want.Lease, want.Keep, want.Adopted, want.Look, want.Nodes = "train", 1800, "on-failure", true, 1, []string{"a", "b"}
 	if diff := cmp.Diff(want, got); diff != "" {
@@ -30,8 +30,8 @@ func TestALeaseIsNoProgram(t *testing.T) {
 
 // Terms that are written are read again, whatever they have been made of.
 func FuzzTerms(f *testing.F) {
-	f.Add("run=train\nundo_look=https://tpu/v2/queuedResources/q\nundo_going=\"state\": *\"DELETING\"\nlabel=a=b\nnodes=x y\ntotal=08\nttl=99999999999\nkeep=on-failure\nadopted=yes\n")
-	f.Add("delete=[{\"read\":\"u\",\"method\":\"DELETE\",\"proof\":{\"path\":\"/a\",\"value\":\"=\\n\"}}]\n")
+	f.Add("run=train\npeers=https://tpu/v2/nodes/{slice}:getGuestAttributes\nnodes=x y\ntotal=08\nttl=99999999999\nkeep=on-failure\nadopted=yes\n")
+	f.Add("deletion={\"read\":\"u\",\"method\":\"DELETE\",\"proof\":{\"path\":\"/a\",\"value\":\"=\\n\"}}\ndeletion={}\n")
 	f.Fuzz(func(t *testing.T, text string) {
 		one := Defaults()
 		one.Read(text)

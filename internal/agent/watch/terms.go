@@ -15,9 +15,7 @@ package watch
 import (
 	"encoding/json"
 	"errors"
-	"maps"
 	"regexp"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -29,11 +27,10 @@ import (
 // means never.
 type Terms struct {
 	Run    string
-	Undo   map[string]string // what guard.sh of package lease knows of the deletion, by key
-	Label  string            // KEY=VALUE that proves whose the resource is; for guard.sh
-	Delete []agent.Deletion  // how the resource is deleted
-	Nodes  []string          // slices whose workers tell each other what they know
-	Total  int64             // workers of all slices
+	Delete []agent.Deletion // how the resource is deleted
+	Peers  string           // address of the guest attributes of a slice, whose name replaces {slice}
+	Nodes  []string         // slices whose workers tell each other what they know
+	Total  int64            // workers of all slices
 
 	Adopt   int64  // limit from the boot until a runner comes for the first time
 	Lease   int64  // limit from the last renewal, and from the end of the command
@@ -52,13 +49,9 @@ type Terms struct {
 func Defaults() Terms { return Terms{Total: 1, Keep: "never", Look: 20} }
 
 var (
-	runName  = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]*$`)
-	number   = regexp.MustCompile(`^[0-9]{1,11}$`)
-	harmless = regexp.MustCompile(`^[A-Za-z0-9:/._=?{}*" -]*$`)
+	runName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]*$`)
+	number  = regexp.MustCompile(`^[0-9]{1,11}$`)
 )
-
-// undoKeys are the keys of Undo, as vm.sh of package gcp has them.
-var undoKeys = []string{"undo_look", "undo_going", "undo_delete", "undo_probe", "undo_peers"}
 
 // numbers are the keys whose values are numbers.
 func (t *Terms) numbers() []struct {
@@ -75,13 +68,22 @@ func (t *Terms) numbers() []struct {
 }
 
 // Read takes over the lines KEY=VALUE of a text that it understands. A run that is known
-// stays.
+// stays. The deletions of a text replace those that are known.
 func (t *Terms) Read(text string) {
+	var deletions []agent.Deletion
 	for line := range strings.Lines(text) {
-		key, value, found := strings.Cut(strings.TrimSuffix(line, "\n"), "=")
-		if found {
+		key, value, _ := strings.Cut(strings.TrimSuffix(line, "\n"), "=")
+		if key != "deletion" {
 			t.set(key, value)
+			continue
 		}
+		var d agent.Deletion
+		if json.Unmarshal([]byte(value), &d) == nil {
+			deletions = append(deletions, d)
+		}
+	}
+	if len(deletions) > 0 {
+		t.Delete = deletions
 	}
 	t.Look = max(t.Look, 1)
 }
@@ -92,16 +94,16 @@ func (t *Terms) set(key, value string) {
 		if t.Run == "" && runName.MatchString(value) {
 			t.Run = value
 		}
-		return
 	case "adopted":
 		t.Adopted = t.Adopted || value == "yes"
-		return
-	case "delete":
-		var all []agent.Deletion
-		if json.Unmarshal([]byte(value), &all) == nil {
-			t.Delete = all
+	case "peers":
+		t.Peers = value
+	case "nodes":
+		t.Nodes = strings.Fields(value)
+	case "keep":
+		if value == "never" || value == "on-failure" {
+			t.Keep = value
 		}
-		return
 	}
 	if number.MatchString(value) {
 		for _, n := range t.numbers() {
@@ -110,23 +112,6 @@ func (t *Terms) set(key, value string) {
 			}
 		}
 	}
-	if !harmless.MatchString(value) {
-		return
-	}
-	if slices.Contains(undoKeys, key) {
-		if t.Undo = maps.Clone(t.Undo); t.Undo == nil {
-			t.Undo = map[string]string{}
-		}
-		t.Undo[key] = value
-	}
-	switch key {
-	case "label":
-		t.Label = value
-	case "nodes":
-		t.Nodes = strings.Fields(value)
-	case "keep":
-		t.Keep = value
-	}
 }
 
 // Text returns the terms as Read takes them.
@@ -134,21 +119,16 @@ func (t Terms) Text() string {
 	var b strings.Builder
 	line := func(key, value string) { b.WriteString(key + "=" + value + "\n") }
 	line("run", t.Run)
-	for _, key := range undoKeys {
-		if value, ok := t.Undo[key]; ok {
-			line(key, value)
-		}
+	for _, d := range t.Delete {
+		text, _ := json.Marshal(d) // strings only
+		line("deletion", string(text))
 	}
-	line("label", t.Label)
+	line("peers", t.Peers)
 	line("nodes", strings.Join(t.Nodes, " "))
 	for _, n := range t.numbers() {
 		line(n.key, strconv.FormatInt(*n.value, 10))
 	}
 	line("keep", t.Keep)
-	if len(t.Delete) > 0 {
-		text, _ := json.Marshal(t.Delete) // strings only
-		line("delete", string(text))
-	}
 	if t.Adopted {
 		line("adopted", "yes")
 	}
@@ -156,7 +136,12 @@ func (t Terms) Text() string {
 }
 
 // resource returns the address of what is deleted, for people.
-func (t Terms) resource() string { return t.Undo["undo_look"] }
+func (t Terms) resource() string {
+	if len(t.Delete) == 0 {
+		return "nothing"
+	}
+	return t.Delete[0].Read
+}
 
 // Errors of terms by which nothing is deleted.
 var (
@@ -180,7 +165,7 @@ func (t Terms) undoes() error {
 
 // attributesOf returns the address at which a slice's guest attributes are read.
 func (t Terms) attributesOf(node string) string {
-	return strings.ReplaceAll(t.Undo["undo_peers"], "{slice}", node)
+	return strings.ReplaceAll(t.Peers, "{slice}", node)
 }
 
 // begin returns the start of the time to live: the time of the request, or the first boot
