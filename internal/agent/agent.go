@@ -5,6 +5,12 @@
 // The program is small because it goes to every worker: this package and those below it
 // import the standard library and fault only. They read no environment. Every function that waits
 // ends when its context does.
+//
+// # Decisions
+//
+//   - The program has no version: workers know it by its SHA-256. A login runs only
+//     the copy that it keeps itself, after it has compared the hash with that in the
+//     script of the one who wants it.
 package agent
 
 import (

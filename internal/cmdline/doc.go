@@ -13,6 +13,20 @@
 //   - A usage text has the placeholder of the value in backquotes. A usage text that begins
 //     with "a, b or c: " lists all values.
 //   - ExitHeading in a description begins the section that lists exit statuses.
+//
+// # Decisions
+//
+//   - Parse puts flags in order before urfave/cli reads them. The library stops at the
+//     first word that is no flag, has no case-sensitive aliases with other value
+//     rules, and does not report that two spellings of one flag disagree.
+//   - The flags of the commands are the vocabulary of the files of defaults, so a new
+//     flag can stand in a file at once. Line.Blame finds the flag that an error names
+//     and adds where its value came from if nobody typed it.
+//   - Help does not use the library's templates, because they ignore the width of the
+//     terminal. Manual pages are made from the same commands when somebody asks for
+//     them; the repository has none, so none is out of date.
+//   - The program answers completion itself, with the reader of command lines. So the
+//     scripts for the shells are a few lines.
 package cmdline
 
 import (

@@ -26,6 +26,24 @@
 // the store is above 20 GB, those unused the longest. It never drops contents used within
 // the last hour. It checks this once a day and when the store gets too large, so that a
 // large store does not slow down every sync.
+//
+// # Decisions
+//
+//   - A sync looks only at what differs between the new list of files and the last
+//     one, and at files that somebody has touched since, by size, inode and time of
+//     change. It hashes all files only if the last sync did not end. So one changed
+//     file costs the same whatever the store holds.
+//   - The worker proves the list that it has put together from differences by its
+//     digest. If the digest differs, it gets the whole list.
+//   - Workers fetch files from each other; they do not push them. So each worker
+//     answers for itself over its own connection, and one that fails gets its files
+//     from here. Four workers fetch from one, and each passes on while it receives:
+//     what arrives goes to a spool, which its tar and the commands that serve others
+//     read, 64 KiB at a time.
+//   - All workers are asked whose ~/<run> is before one of them is changed.
+//   - A note of the time when a command wrote a file on this machine would not be
+//     enough for leaving the file out: a file is the user's as soon as git tracks it,
+//     its contents change, or a pattern with ! names it.
 package codesync
 
 import (

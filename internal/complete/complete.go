@@ -2,6 +2,12 @@
 // the product, such as accelerator types, zones and presets; what this machine has, such as
 // runs and gcloud's configurations; and the names that the API knows, which it asks for and
 // keeps for a minute. It never fails: what it cannot find out has no candidates.
+//
+// # Decisions
+//
+//   - The API is asked with the flags and defaults of the line that the user types,
+//     for at most 2 seconds.
+//   - A flag or word that is neither completed nor listed as free text fails a test.
 package complete
 
 import (

@@ -1,6 +1,15 @@
 // Package config reads gcloud's configuration files, files of defaults, the environment
 // and flags given as text, and returns checked values. It makes no API call and reads
 // the environment only through a Lookup.
+//
+// # Decisions
+//
+//   - A project's file of defaults comes with a directory, so it is trusted less than
+//     the user's own file. It must not be writable by others, it names only files in
+//     its directory, and some flags are refused in it: those that run a program here,
+//     name an identity, open a network, end other users' runs or delete.
+//   - launch.EnvVar is a type of its own, although it looks like EnvVar here: launch
+//     must not know how the runner reads its files.
 package config
 
 import (

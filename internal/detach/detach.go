@@ -31,6 +31,18 @@
 // conditional on what it has read too.
 //
 // No object contains a secret.
+//
+// # Decisions
+//
+//   - boot.sh has the SHA-256 of multihost-agent in its text, so whoever can write to
+//     the bucket cannot choose what root runs. A script that cannot get the program
+//     writes nothing to the bucket and decides nothing about an attempt. It deletes
+//     only if no worker has ever reported, or nothing can be read.
+//   - The shutdown script is the startup script with an argument (--going) and stands
+//     twice in the metadata: a machine that ends in half a minute has no time to fetch
+//     anything. It marks the attempt before it sends anything. While the mark is
+//     there, nobody is told an end, and the next boot takes what it finds for the work
+//     of the machine's end.
 package detach
 
 import (

@@ -5,6 +5,15 @@
 // The checks change nothing, neither in the cloud nor on workers. Checks that do not
 // depend on each other run at the same time, each within a time limit. A check that
 // cannot be made reports why and does not prevent the others.
+//
+// # Decisions
+//
+//   - The checks make no key and send none. Workers that do not know the user's key
+//     are therefore not asked. --fix sends the key and adds our firewall rules, but
+//     never against a rule that denies.
+//   - Package network judges firewall rules. Package gcp reads the project's APIs,
+//     permissions and quotas. Cloud Quotas has no client in google.golang.org/api, so
+//     its one list is read as JSON.
 package doctor
 
 import (

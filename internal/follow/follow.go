@@ -1,6 +1,19 @@
 // Package follow copies the logs of a command here until the command has ended on every
 // worker, and judges who failed first. It stops the command on all workers when one has
 // failed or the user says so, and waits out outages.
+//
+// # Decisions
+//
+//   - Trouble on this side ends no command. Follow tries again after every error.
+//     fate.go alone decides from the error, the evidence and the time whether a worker
+//     is asked again, lost or ended, and whether the others are stopped. Another kind
+//     of trouble is reported when the kind changes.
+//   - A worker that was lost for 10 minutes, or whose slice the API reports gone,
+//     fails the attempt. Its command is not touched until a new attempt begins. If
+//     neither a worker nor the API can be reached, the network of this machine is
+//     away, and the 10 minutes begin when it is back.
+//   - Training steps are read where the bytes of a log are written, and not from
+//     events: a view may drop bytes, the figures may not.
 package follow
 
 import (

@@ -1,4 +1,10 @@
 // Package gc finds what runs left in the cloud, says what it costs and deletes it.
+//
+// # Decisions
+//
+//   - Evidence decides what counts as left: a dead resource, or workers that answer
+//     and know no living run. Networks have no label of a user, so they count only
+//     with --all-users or --prefix.
 package gc
 
 import (

@@ -12,6 +12,14 @@
 //		r, err = svc.Projects.Locations.QueuedResources.Get(name).Context(ctx).Do()
 //		return err
 //	})
+//
+// # Decisions
+//
+//   - Do waits up to four days for a user to renew an expired login, so no caller has
+//     to know of it. Loops with a limit of their own pass a context from Unattended
+//     and ask again themselves.
+//   - Each client's own retries are switched off, because two layers of retries
+//     multiply.
 package gcp
 
 import (

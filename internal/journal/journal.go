@@ -6,6 +6,12 @@
 // when its event happens, so a command that dies loses nothing that it emitted. Secrets
 // are masked before they reach the file. The file stays below MaxBytes: when it is nearly
 // full, only what the story cannot do without is still written.
+//
+// # Decisions
+//
+//   - The journal is for people. No code reads it to act on it.
+//   - The file is made when the run exists, and then gets all events from the first
+//     one on.
 package journal
 
 import (

@@ -39,6 +39,52 @@
 // attempts of the same login. The 20 newest attempts stay if they were armed within
 // the last 30 days; only the 3 newest while less than a tenth of the disk is free.
 // A living run always stays.
+//
+// On the worker:
+//
+//	~/<run>/                             the command's working directory (package codesync)
+//	~/.multihost/runs/<run>/<attempt>/   command, output.log, started, exit (by rename), dropped, lost, relay
+//	~/.multihost/venv/<run>/             the virtual environment of --venv; .whole in it: made to the end
+//	~/.multihost/kit/                    our scripts by hash (package remote)
+//	~/.multihost/lease/, agent/          packages lease and agent
+//	/tmp/.multihost/                     index of the runs that every login can read; the worker's lock; leases
+//
+// # Decisions
+//
+//   - Every operation is one process where one can do it, and uses functions of bash
+//     instead of programs. A run of true with nothing new starts at most 40 processes
+//     on a worker, with those of sshd and sudo.
+//   - The lock of a worker is held by the supervisor and by the process that waits for
+//     the command. So a worker whose supervisor was killed stays busy while the
+//     command lives.
+//   - The file started is made exclusively, so a second start is impossible.
+//   - setsid --fork --wait reports the wait status of the command on a pipe that
+//     nobody else has after the start. The wait status tells a death by signal from an
+//     exit with 128+n.
+//   - The command's output is a pipe and no file, because a program that opens
+//     /dev/stderr would truncate its own log. The relay ignores signals, is replaced
+//     when it dies, and reads on when the disk is full or --max-log is reached; it
+//     counts what it drops. The pipe is empty before the file exit is written.
+//   - Processes are found in the real /proc by private paths: the device file, or
+//     MULTIHOST_RUN_DIR in their environment.
+//   - A start and a sync of one directory exclude each other without a common lock,
+//     which would cost a process for each start. Arm makes its supervisor visible
+//     before it reads the digest of the code. A sync removes the digest before it
+//     looks for a supervisor. So at least one of them sees the other.
+//   - Armed workers wait in the process that becomes the command, after all slow work.
+//     They start at one moment: 0.1 s and 1 ms a worker ahead, at most 2 s. The clocks
+//     for it are measured over the waiting sessions, when the workers do nothing else.
+//   - Versions of packages are read while the supervisor starts, with the interpreter
+//     and the environment of the command. So they cost no round trip. Nothing is
+//     imported, because jax would take the TPU.
+//   - The arm script reads a secret of Secret Manager into the file of the
+//     environment, which is emptied before the command starts: no other place has it
+//     for a shorter time. This machine never sees the value, so it cannot mask it, and
+//     says so.
+//   - A command of Exec belongs to its connection, unlike a run. When stdin of the
+//     worker's script ends, the script ends the command's session, every process with
+//     the command's mark in its environment, and their descendants. So nothing has to
+//     be remembered.
 package launch
 
 import (

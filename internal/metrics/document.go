@@ -10,6 +10,15 @@
 // and tokens/s are per device, as MaxText prints them; a device is what JAX
 // calls one: a chip, or half a chip on v2, v3 and tpu7x. MFU is a fraction,
 // 0.6686 for 66.86 %.
+//
+// # Decisions
+//
+//   - Reading searches for the marker of a step line in whole chunks, without
+//     splitting lines. A worker keeps counts of its distinct values, and points of its
+//     history whose width is a power of two. So slices and runs are sums of their
+//     workers, and nothing is kept twice.
+//   - A published figure counts only for the same generation and number of slices.
+//     --fail-below without one is an error.
 package metrics
 
 import (

@@ -1,5 +1,11 @@
 // Package ops does one thing on chosen workers: run a command, copy files, open a shell,
 // write the stacks of a training.
+//
+// # Decisions
+//
+//   - Commands on single workers keep the numbers of the slices whatever state these
+//     are in; a run numbers anew. A user who logs in to s1w3 because it is ill must
+//     not get another worker.
 package ops
 
 import (

@@ -6,6 +6,12 @@
 // differs, and reads it back, and a failure of one does not affect the others. The script
 // never leaves a worker without a default route that it had before. No setting survives a
 // reboot, so each attempt applies them again.
+//
+// # Decisions
+//
+//   - A printed preflight is the script itself with the table in it. Only the function
+//     result differs: it writes lines for the program, or words for people. So a pod
+//     runs what the tests run.
 package preflight
 
 import (

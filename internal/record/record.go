@@ -1,6 +1,17 @@
 // Package record keeps what this machine knows of a run: run.json with its attempts, the
 // logs that were copied here and when their lines came. The workers hold the truth; a
 // record only saves questions.
+//
+// # Decisions
+//
+//   - When a line arrived is kept beside the log and not in it: the log stays what the
+//     command wrote, and workers have no work with it. A log that nobody followed here
+//     has no times; logs says that it shows the time of the copy.
+//   - run.json names the slices by id. So attach and stop mean the same machines with
+//     the same numbers, whatever happened since.
+//   - A command that brings logs here holds a shared lock (runs/<run>/present) until
+//     it ends, however it ends. While somebody holds it, top reads the files and asks
+//     no worker.
 package record
 
 import (

@@ -9,6 +9,16 @@
 // document and is that value, rounded for people. A page is smaller than MaxBytes for any
 // number of workers and steps; where something is joined or left out for that, the page
 // says so.
+//
+// # Decisions
+//
+//   - HTML and SVG come from Go templates. So the page is whole without JavaScript,
+//     which viewers of build artefacts forbid, and the same code makes the file and
+//     the live page. The live page gets changed sections by server-sent events.
+//   - The heat map is a PNG with one pixel a cell, transparent where nothing is
+//     remarkable. So it fits light and dark pages.
+//   - A report is not kept beside the record, because browsers in a sandbox cannot
+//     open files below a hidden directory.
 package report
 
 import (

@@ -1,5 +1,13 @@
 // Package runs finds runs that exist, on workers or in a bucket: it lists them, attaches to
 // them, stops them and compares their logs.
+//
+// # Decisions
+//
+//   - Who looks on changes nothing. top reads a run on its workers with the code of
+//     attach, which then only takes the output into memory. Its connections refuse
+//     every command that may change the worker (sshfan.Config.ReadOnly), and it
+//     records no end that nobody saw. A byte of a log counts once, by its offset,
+//     whichever way it came.
 package runs
 
 import (

@@ -1,5 +1,15 @@
 // Package submit starts a job without runner: it uploads the job to a bucket and requests
 // the slices, whose workers do the rest.
+//
+// # Decisions
+//
+//   - A start of a job that ran before has files of its own in the bucket. The uploads
+//     come first, then run.json by its generation, then the deletion of what is dead,
+//     then the number of the attempt, and the request for slices last. So whoever dies
+//     in between leaves what the next start can go on from.
+//   - Starts have no lock, because the owner of a lock may be dead. The later of two
+//     takes over: each step of the earlier one depends on what that one has read, and
+//     the API refuses its request because of the name of the start in the metadata.
 package submit
 
 import (

@@ -1,6 +1,12 @@
 // Package tpu has the basic types of the project and their arithmetic: accelerator
 // types, slices and workers, and how a set of workers is selected by name and written.
 // It does no I/O and uses only the standard library.
+//
+// # Decisions
+//
+//   - Prices are a table (prices.txt) with its source and date, because Google's list
+//     of prices needs a key of its own. A price that the table lacks is unknown and
+//     never a guess.
 package tpu
 
 import (

@@ -17,6 +17,12 @@
 // Each destination has one goroutine that writes to it; when standard output
 // and standard error are one terminal they share it, so that the status line is
 // erased before anything else is printed.
+//
+// # Decisions
+//
+//   - A question stops the view and not the run: Ask holds the lane that writes to the
+//     terminal, so nothing is drawn over the question while log files and following go
+//     on.
 package ui
 
 import (

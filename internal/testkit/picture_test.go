@@ -1,0 +1,47 @@
+package testkit_test
+
+import (
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// mostPicture is how many lines docs/ARCHITECTURE.md may have: a reader takes in that much
+// at once. Decisions stand beside the code.
+const mostPicture = 150
+
+// TestPictureHasEveryPackage compares docs/ARCHITECTURE.md with the packages that exist.
+func TestPictureHasEveryPackage(t *testing.T) {
+	data, err := os.ReadFile("../../docs/ARCHITECTURE.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	text := string(data)
+	if n := strings.Count(text, "\n"); n > mostPicture {
+		t.Errorf("docs/ARCHITECTURE.md has %d lines, at most %d are allowed: move decisions to the comments of packages", n, mostPicture)
+	}
+	var shown []string
+	for _, row := range regexp.MustCompile(`(?m)^([a-z][-a-z/.]*) +[0-9,]+  `).FindAllStringSubmatch(text, -1) {
+		shown = append(shown, row[1])
+	}
+	seen := map[string]bool{}
+	for _, p := range packages(t) {
+		name := strings.TrimPrefix(strings.TrimPrefix(p.ImportPath, "multihost/"), "internal/")
+		if strings.HasPrefix(name, "examples/") || len(p.GoFiles) == 0 {
+			continue
+		}
+		i := slices.IndexFunc(shown, func(row string) bool { return among([]string{row}, name) })
+		if i < 0 {
+			t.Errorf("docs/ARCHITECTURE.md lacks package %s", name)
+			continue
+		}
+		seen[shown[i]] = true
+	}
+	for _, row := range shown {
+		if !seen[row] {
+			t.Errorf("docs/ARCHITECTURE.md shows package %s, which does not exist", row)
+		}
+	}
+}
