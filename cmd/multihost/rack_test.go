@@ -223,7 +223,7 @@ func (r *rack) strike(id, word string) {
 
 // A job on a provider of another kind is asked for, waited for, run, brought back after a
 // loss and deleted by the same code. What the provider mends itself is waited for: nothing
-// is deleted and asked for again.
+// is deleted and asked for again. No text speaks of queued resources.
 func TestAJobOnAnotherProvider(t *testing.T) {
 	besideOthers(t)
 	for _, tt := range []struct {
@@ -295,6 +295,11 @@ func TestAJobOnAnotherProvider(t *testing.T) {
 			}
 			if got := strings.Join(boxes.calls, ", "); got != tt.calls {
 				t.Errorf("calls %q, want %q", got, tt.calls)
+			}
+			for _, e := range notes.Events() {
+				if text := fmt.Sprintf("%+v", e); strings.Contains(text, "queued resource") || strings.Contains(text, "multihost qr") {
+					t.Errorf("it speaks of queued resources: %T %s", e, text)
+				}
 			}
 			if t.Failed() {
 				for _, e := range notes.Events() {

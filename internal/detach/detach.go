@@ -370,7 +370,7 @@ func (d Description) check(run string) error {
 	case d.Run != run:
 		return fmt.Errorf("it is about run %q", d.Run)
 	case !cloudName.MatchString(d.Resource):
-		return fmt.Errorf("no queued resource is called %q", d.Resource)
+		return fmt.Errorf("%q is no name of a resource", d.Resource)
 	case !loginName.MatchString(d.Login):
 		return fmt.Errorf("no login is called %q", d.Login)
 	case len(d.Nodes) == 0 || len(d.Nodes) > maxNodes || d.Workers < 1 || d.Workers > maxWorkers/len(d.Nodes):

@@ -308,7 +308,7 @@ func (e projectChecks) checkHealth(ctx context.Context) {
 	if first.MultiSlice && first.Name != e.Prefix && e.Slices == nil && first.QueuedResource != "" {
 		if res, err := e.Provider.Get(ctx, first.QueuedResource); err == nil && res.NodeCount > len(names)+len(e.sel.Problems) {
 			e.add(Finding{Check: CheckSlices, Level: Error, Cure: e.command("qr", "list"),
-				Text: fmt.Sprintf("queued resource %q has %d slices, only %d are here", res.ID, res.NodeCount, len(names))})
+				Text: fmt.Sprintf("%s has %d slices, only %d are here", provision.QuotedNameOf(e.Provider, res.ID), res.NodeCount, len(names))})
 		}
 	}
 	e.ok(CheckSlices, "%s: %s × %s, %s, all READY", shown, event.Count(len(names), "slice"), first.Type, event.Count(len(e.sel.Workers()), "worker"))
@@ -474,7 +474,7 @@ func (e projectChecks) judgeQuota(wanted, unit string, need int64, rows []quotaR
 		f.Text += "; enough for " + strings.Join(slices.Sorted(maps.Keys(enough)), " or ")
 	}
 	if len(dead) > 0 {
-		f.Text += fmt.Sprintf("; queued resource %s is %s and holds quota all the same", dead[0].ID, dead[0].State)
+		f.Text += fmt.Sprintf("; %s is %s and holds quota all the same", provision.NameOf(e.Provider, dead[0].ID), dead[0].State)
 		f.Cure = e.command("qr", "delete", dead[0].ID, "--force")
 	} else {
 		if best.limit < 0 {

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"multihost/internal/cost"
+	"multihost/internal/provision"
 	"multihost/internal/record"
 	"multihost/internal/tpu"
 	"multihost/internal/workers"
@@ -26,7 +27,8 @@ func (f *Following) runs() (over func()) {
 // started.
 func Holds(d *workers.Deps, run, id, waiting string, earlier bool) {
 	d.SetStatus(func(s *workers.Status) {
-		s.Run, s.Resource, s.Waiting, s.Earlier, s.Ours = run, id, waiting, earlier, true
+		s.Run, s.Waiting, s.Earlier, s.Ours = run, waiting, earlier, true
+		s.Resource, s.Delete = provision.NameOf(d.Cloud, id), d.Cloud.Undoing(id).Commands.Delete
 	})
 }
 

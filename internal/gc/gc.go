@@ -56,7 +56,7 @@ type GCOptions struct {
 
 // A Leftover is something that a run created and that may no longer be needed.
 type Leftover struct {
-	Kind     string        `json:"kind"` // "queued resource" or "network"
+	Kind     string        `json:"kind"` // "network", or what the provider calls its resources: "queued resource"
 	Name     string        `json:"name"`
 	State    string        `json:"state,omitempty"`
 	Run      string        `json:"run,omitempty"`
@@ -86,7 +86,7 @@ func Leftovers(ctx context.Context, d *workers.Deps, o GCOptions) ([]Leftover, e
 		if !ours || o.User != "" && user != provision.LabelValue(o.User) || !strings.HasPrefix(res.ID, o.Prefix) {
 			continue
 		}
-		l := Leftover{Kind: "queued resource", Name: res.ID, State: res.State, Run: run, User: user, Created: res.CreateTime,
+		l := Leftover{Kind: d.Cloud.Undoing(res.ID).Commands.Kind, Name: res.ID, State: res.State, Run: run, User: user, Created: res.CreateTime,
 			Age: d.Age(res.CreateTime), Type: res.Type, Slices: len(res.Slices), Tier: string(res.Tier), res: res}
 		l.Hourly = cost.Hourly(res, d.Zone)
 		switch {
@@ -300,7 +300,7 @@ func collect(ctx context.Context, d *workers.Deps, o GCOptions, l Leftover) erro
 	case err != nil:
 		return err
 	case now.State != l.State || !now.CreateTime.Equal(l.Created):
-		event.Notef(d.Sink, event.Warn, "", "queued resource %s is another one, or %s, since it was listed: it stays", l.Name, now.State)
+		event.Notef(d.Sink, event.Warn, "", "%s is another one, or %s, since it was listed: it stays", provision.NameOf(d.Cloud, l.Name), now.State)
 		return nil
 	}
 	again := []Leftover{l}
@@ -309,7 +309,7 @@ func collect(ctx context.Context, d *workers.Deps, o GCOptions, l Leftover) erro
 		return err
 	}
 	if !again[0].Useless {
-		event.Notef(d.Sink, event.Warn, "", "queued resource %s came into use since it was listed: it stays (%s)", l.Name, again[0].Evidence)
+		event.Notef(d.Sink, event.Warn, "", "%s came into use since it was listed: it stays (%s)", provision.NameOf(d.Cloud, l.Name), again[0].Evidence)
 		return nil
 	}
 	_, err = d.Cloud.Delete(ctx, l.Name, provision.DeleteOptions{OnlyRun: l.Run})

@@ -100,7 +100,7 @@ func question(st workers.Status) string {
 	switch {
 	case !st.Kept.IsZero():
 		fmt.Fprintf(&b, "\nmultihost: the failed slices of run %s are kept until %s%s\n", st.Run, st.Kept.Format(time.TimeOnly), billed)
-		fmt.Fprintf(&b, "  d  detach: they stay, and are billed until you type: multihost qr delete %s --force%s (Ctrl-C again does the same)\n", st.Resource, lease(st))
+		fmt.Fprintf(&b, "  d  detach: they stay, and are billed until you type: %s%s (Ctrl-C again does the same)\n", st.Delete, lease(st))
 	case st.Running != "":
 		fmt.Fprintf(&b, "\nmultihost: run %s runs on %s%s\n", st.Run, st.Running, billed)
 		fmt.Fprintf(&b, "  d  detach: it goes on; come back with: multihost attach %s%s (Ctrl-C again does the same)\n", st.Run, lease(st))
@@ -115,7 +115,7 @@ func question(st workers.Status) string {
 		if st.Running != "" {
 			b.WriteString(" and")
 		}
-		fmt.Fprintf(&b, " delete queued resource %s with its slices", st.Resource)
+		fmt.Fprintf(&b, " delete %s with its slices", st.Resource)
 	}
 	b.WriteString("\n  c  continue\nd, s or c?")
 	return b.String()
@@ -136,19 +136,19 @@ func waitingQuestion(st workers.Status) string {
 		billed = "billed now: " + st.Billed
 	}
 	if st.Earlier {
-		return fmt.Sprintf("\nmultihost: an earlier runner made queued resource %s, and the command of run %s may run on it; %s\n"+
-			"  s  stop: end the command where it runs and delete queued resource %s\n"+
+		return fmt.Sprintf("\nmultihost: an earlier runner made %s, and the command of run %s may run on it; %s\n"+
+			"  s  stop: end the command where it runs and delete %s\n"+
 			"  k  keep all as it is; come back by typing the same command (Ctrl-C again does the same)\n"+
 			"  c  continue\ns, k or c?", st.Resource, st.Run, billed, st.Resource)
 	}
 	if st.Ended {
 		return fmt.Sprintf("\nmultihost: the command of run %s has ended and is to be started again; %s\n"+
-			"  s  stop: start it no more and delete queued resource %s (Ctrl-C again does the same)\n"+
-			"  k  keep queued resource %s; come back by typing the same command%s\n"+
+			"  s  stop: start it no more and delete %s (Ctrl-C again does the same)\n"+
+			"  k  keep %s; come back by typing the same command%s\n"+
 			"  c  continue\ns, k or c?", st.Run, billed, st.Resource, st.Resource, lease(st))
 	}
 	return fmt.Sprintf("\nmultihost: the command of run %s has not started; %s\n"+
-		"  s  stop: delete queued resource %s (Ctrl-C again does the same)\n"+
+		"  s  stop: delete %s (Ctrl-C again does the same)\n"+
 		"  k  keep the place in the queue: %s\n"+
 		"  c  continue to wait\ns, k or c?", st.Run, billed, st.Resource, st.Waiting)
 }

@@ -9,7 +9,7 @@ import (
 
 // The question after Ctrl-C says what is true at that moment.
 func TestTheQuestionAfterCtrlC(t *testing.T) {
-	base := workers.Status{Run: "r", Resource: "q", Ours: true, Waiting: "its slices delete themselves", Lease: "the workers delete them"}
+	base := workers.Status{Run: "r", Resource: "queued resource q", Ours: true, Waiting: "its slices delete themselves", Lease: "the workers delete them"}
 	for _, tt := range []struct {
 		story  string
 		change func(*workers.Status)

@@ -13,6 +13,7 @@ import (
 	"multihost/internal/codesync"
 	"multihost/internal/event"
 	"multihost/internal/lease"
+	"multihost/internal/provision"
 	"multihost/internal/stage"
 	"multihost/internal/tpu"
 	"multihost/internal/workers"
@@ -112,7 +113,7 @@ func armEach(ctx context.Context, t *workers.Connected, d *workers.Deps, o RunOp
 
 // tellLease reports what the lease can do. It gives each message only once.
 func (r *Runner) tellLease(errs, rights, apart []error, id string) {
-	g, b := r.guard, &strings.Builder{}
+	g, b, name := r.guard, &strings.Builder{}, provision.NameOf(r.Cloud, id)
 	tell := func(level event.Level, hint, format string, args ...any) {
 		text := fmt.Sprintf(format, args...)
 		b.WriteString(text)
@@ -121,14 +122,14 @@ func (r *Runner) tellLease(errs, rights, apart []error, id string) {
 		}
 	}
 	for _, f := range stage.GroupErrors(r.workers.IDs, errs) {
-		tell(event.Warn, "", "%s: nobody there will delete queued resource %s if this machine dies: %s", tpu.FoldShort(f.Workers), id, f)
+		tell(event.Warn, "", "%s: nobody there will delete %s if this machine dies: %s", tpu.FoldShort(f.Workers), name, f)
 	}
 	for _, f := range stage.GroupErrors(r.workers.IDs, rights) {
-		how := "whether %s may delete queued resource %s is not known; if not, and this machine dies, it is billed on: %s"
+		how := "whether %s may delete %s is not known; if not, and this machine dies, it is billed on: %s"
 		if refused(f.First) {
-			how = "%s may not delete queued resource %s: if this machine dies, it is billed on: %s"
+			how = "%s may not delete %s: if this machine dies, it is billed on: %s"
 		}
-		tell(event.Warn, rightCure(f.First, r.Project), how, tpu.FoldShort(f.Workers), id, f)
+		tell(event.Warn, rightCure(f.First, r.Project), how, tpu.FoldShort(f.Workers), name, f)
 	}
 	if g.terms.Lease > 0 {
 		for _, f := range stage.GroupErrors(r.workers.IDs, apart) {
@@ -136,16 +137,14 @@ func (r *Runner) tellLease(errs, rights, apart []error, id string) {
 		}
 	}
 	if g.holds && g.foreign {
-		tell(event.Warn, "start that script from the command instead", "the slices of queued resource %s have a startup script that is not ours: "+
-			"a worker that is rebooted watches over it no more until this machine has reached it again, so if this machine dies and all of them are rebooted, it is billed on", id)
+		tell(event.Warn, "start that script from the command instead", "the slices of %s have a startup script that is not ours: "+
+			"after a reboot a worker does not watch them until this machine reaches it again. If this machine dies and all workers reboot, the slices are billed on", name)
 	}
-	switch {
-	case !g.holds:
-	case g.terms.Lease > 0:
-		tell(event.Info, "", "if this machine is not heard of, the workers delete queued resource %s %s after the command has ended (--lease)", id, stage.AsTyped(g.terms.Lease))
+	if g.holds && g.terms.Lease > 0 {
+		tell(event.Info, "", "if this machine is not heard of, the workers delete %s %s after the command has ended (--lease)", name, stage.AsTyped(g.terms.Lease))
 	}
 	if !g.expires.IsZero() {
-		tell(event.Info, "", "queued resource %s is deleted at %s whatever runs (--ttl=%s)", id, g.expires.Format("Mon 15:04:05"), stage.AsTyped(g.terms.TTL))
+		tell(event.Info, "", "%s is deleted at %s whatever runs (--ttl=%s)", name, g.expires.Format("Mon 15:04:05"), stage.AsTyped(g.terms.TTL))
 	}
 	g.told += b.String()
 }
@@ -376,6 +375,6 @@ func SayBilled(ctx context.Context, d *workers.Deps, run string, all []tpu.Slice
 		if text := leaseText(held[s.QueuedResource]); text != "" {
 			does = "it is billed until its job, if that still runs somewhere, deletes it; else " + text
 		}
-		event.Notef(d.Sink, event.Warn, DeleteHint(res.ID, d), "queued resource %s was made for this run: %s", res.ID, does)
+		event.Notef(d.Sink, event.Warn, DeleteHint(res.ID, d), "%s was made for this run: %s", provision.NameOf(d.Cloud, res.ID), does)
 	}
 }

@@ -87,6 +87,8 @@ type ResourceChange struct {
 	Tier    string          `json:"tier"`
 	Request json.RawMessage `json:"request,omitempty"` // request body as it would be sent
 	Gcloud  string          `json:"gcloud,omitempty"`  // the equivalent command line
+
+	name string // what messages call it
 }
 
 // Upload says what a job without runner puts into its bucket.
@@ -379,7 +381,7 @@ func (q *queued) foreseeRepair(ctx context.Context, p *Plan, res provision.Resou
 // ChangeOf describes what is done with a queued resource. refused, if not nil, is
 // the refused request that would have made it.
 func ChangeOf(d *workers.Deps, do string, res provision.Resource, request provision.Request, refused *gcp.ReadOnlyError) *ResourceChange {
-	c := &ResourceChange{ID: request.ID, Do: do, State: res.State, Tier: string(request.Asks())}
+	c := &ResourceChange{ID: request.ID, Do: do, State: res.State, Tier: string(request.Asks()), name: provision.NameOf(d.Cloud, request.ID)}
 	if res.State != "" && len(res.Nodes) > 0 {
 		c.Owner = res.Owner()
 	}

@@ -71,7 +71,7 @@ func (p Plan) tellResource(t *planText) {
 	if c == nil {
 		return
 	}
-	what := fmt.Sprintf("queued resource %s", c.ID)
+	what := c.name
 	kind := fmt.Sprintf("%s of %s, %s", event.Count(len(p.Slices), "slice"), p.Slices[0].Type, c.Tier)
 	there := "state " + c.State
 	if c.Owner != "" {
@@ -363,11 +363,11 @@ func (p Plan) tellRest(t *planText) {
 		if p.End.KeepFor > 0 {
 			kept = "it stays for " + event.Duration(p.End.KeepFor)
 		}
-		t.line("-", "end", "queued resource %s is deleted with its slices; %s %s", p.End.Deletes, kept, p.End.Keeps)
+		t.line("-", "end", "%s is deleted with its slices; %s %s", p.Resource.name, kept, p.End.Keeps)
 	case p.End.Deletes != "":
-		t.line("-", "end", "queued resource %s is deleted with its slices, however the command ends", p.End.Deletes)
+		t.line("-", "end", "%s is deleted with its slices, however the command ends", p.Resource.name)
 	case p.End.Keeps != "":
-		t.line("=", "end", "queued resource %s stays and is billed: %s", p.Resource.ID, p.End.Keeps)
+		t.line("=", "end", "%s stays and is billed: %s", p.Resource.name, p.End.Keeps)
 	default:
 		t.line("=", "end", "the slices stay")
 	}
@@ -438,7 +438,7 @@ func (p Plan) tellRequest(t *planText) {
 	enc.SetEscapeHTML(false)
 	enc.SetIndent("  ", "  ")
 	_ = enc.Encode(shortened(body, &long)) // cannot fail: body was decoded from JSON
-	fmt.Fprintf(&t.b, "\nrequest of queued resource %s\n  %s", p.Resource.ID, b.String())
+	fmt.Fprintf(&t.b, "\nrequest of %s\n  %s", p.Resource.name, b.String())
 	if !long {
 		fmt.Fprintf(&t.b, "\nthe same with gcloud\n  %s\n", p.Resource.Gcloud)
 	}

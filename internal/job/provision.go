@@ -187,7 +187,7 @@ func notOurs(ctx context.Context, d *workers.Deps, o JobOptions, runErr error, w
 	res, err := d.Cloud.Get(look, o.Request.ID)
 	switch {
 	case err == nil:
-		sayStays(d, res, DeleteHint(o.Request.ID, d), fmt.Sprintf("queued resource %s %s: it stays, %s", o.Request.ID, why, res.Standing()))
+		sayStays(d, res, DeleteHint(o.Request.ID, d), fmt.Sprintf("%s %s: it stays, %s", provision.NameOf(d.Cloud, o.Request.ID), why, res.Standing()))
 	case gcp.ClassOf(err) != gcp.NotFound && !gcp.NoZone(err): // the answer to our own request may have been lost
 		sayUnknown(d, o.Request.ID, err)
 	}
@@ -197,7 +197,7 @@ func notOurs(ctx context.Context, d *workers.Deps, o JobOptions, runErr error, w
 // sayUnknown warns that a queued resource of the job's name may exist: nobody could read
 // whether it does.
 func sayUnknown(d *workers.Deps, id string, err error) {
-	event.Notef(d.Sink, event.Warn, DeleteHint(id, d), "whether queued resource %s exists is not known; if it does, it is billed once it has slices: %v", id, err)
+	event.Notef(d.Sink, event.Warn, DeleteHint(id, d), "whether %s exists is not known; if it does, it is billed once it has slices: %v", provision.NameOf(d.Cloud, id), err)
 }
 
 // afterRun deletes the slices of a job, or reports why they stay and how to delete
@@ -220,17 +220,17 @@ func afterRun(ctx context.Context, d *workers.Deps, r *Runner, q *queued, out st
 		if runErr != nil && o.Lease > 0 {
 			hint = fmt.Sprintf("where no user deleted it, its workers did, since this machine was asleep or cut off for %s (--lease) and longer", stage.AsTyped(o.Lease))
 		}
-		event.Notef(d.Sink, event.Info, hint, "queued resource %s is gone: nothing of this job is billed", id)
+		event.Notef(d.Sink, event.Info, hint, "%s is gone: nothing of this job is billed", provision.NameOf(d.Cloud, id))
 		return out, runErr
 	case err != nil:
 		return out, errors.Join(runErr, &stage.Error{Stage: stage.Teardown, Err: err,
-			Text:   fmt.Sprintf("read queued resource %q: %v; if it exists it is billed", id, err),
+			Text:   fmt.Sprintf("read %s: %v; if it exists it is billed", provision.QuotedNameOf(d.Cloud, id), err),
 			Advice: DeleteHint(id, d)})
 	}
 	if runErr != nil && !out.Started {
 		if why := q.leavesFor(ctx, r, res.Life, runErr); why != "" {
 			sayStays(d, res, "go on with it by typing the same command again; end it with: multihost stop "+o.Run.Run+"; delete it with: "+d.Cloud.Undoing(id).Commands.Delete,
-				fmt.Sprintf("queued resource %s stays as it was, %s: %s", id, res.Standing(), why))
+				fmt.Sprintf("%s stays as it was, %s: %s", provision.NameOf(d.Cloud, id), res.Standing(), why))
 			return out, runErr
 		}
 	}
@@ -243,7 +243,7 @@ func afterRun(ctx context.Context, d *workers.Deps, r *Runner, q *queued, out st
 		if leftRunning(out, runErr) { // deleting would end the command
 			hint = "end the command with: multihost stop " + o.Run.Run + "; once it has ended, the same deletes the slices"
 		}
-		sayStays(d, res, hint, fmt.Sprintf("queued resource %s stays (%s), %s%s", id, why, res.Standing(), does))
+		sayStays(d, res, hint, fmt.Sprintf("%s stays (%s), %s%s", provision.NameOf(d.Cloud, id), why, res.Standing(), does))
 		return out, runErr
 	}
 	if q.anotherLives(ctx, r, out, runErr) {
@@ -253,7 +253,7 @@ func afterRun(ctx context.Context, d *workers.Deps, r *Runner, q *queued, out st
 		}
 		cancel()
 		sayStays(d, res, "end it with: multihost stop "+o.Run.Run+"; "+DeleteHint(id, d),
-			fmt.Sprintf("queued resource %s stays, %s: a command lives on it that another one has started since", id, res.Standing()))
+			fmt.Sprintf("%s stays, %s: a command lives on it that another one has started since", provision.NameOf(d.Cloud, id), res.Standing()))
 		return out, runErr
 	}
 	if q.deleting(); q.unasked(res) {
@@ -287,10 +287,10 @@ func tearDown(ctx context.Context, d *workers.Deps, id, run string) error {
 	})
 	if err != nil {
 		return &stage.Error{Stage: stage.Teardown, Err: err,
-			Text:   fmt.Sprintf("delete queued resource %q: %v; it may still exist and be billed", id, err),
+			Text:   fmt.Sprintf("delete %s: %v; it may still exist and be billed", provision.QuotedNameOf(d.Cloud, id), err),
 			Advice: DeleteHint(id, d)}
 	}
-	what := fmt.Sprintf("queued resource %s and its slices are deleted: ", id)
+	what := fmt.Sprintf("%s and its slices are deleted: ", provision.NameOf(d.Cloud, id))
 	if again, hint := MadeAgain(ctx, d, id); again == "" {
 		event.Notef(d.Sink, event.Info, "", "%s%s", what, NothingBilled)
 	} else {
@@ -321,7 +321,7 @@ func MadeAgain(ctx context.Context, d *workers.Deps, id string) (text, hint stri
 // sayStays warns that a queued resource stays, unless it is being deleted.
 func sayStays(d *workers.Deps, res provision.Resource, hint, text string) {
 	if res.Life == provision.Deleting {
-		hint, text = "", fmt.Sprintf("queued resource %s is being deleted, and is billed until it is gone", res.ID)
+		hint, text = "", fmt.Sprintf("%s is being deleted, and is billed until it is gone", provision.NameOf(d.Cloud, res.ID))
 	}
 	event.Notef(d.Sink, event.Warn, hint, "%s", text)
 }
@@ -380,7 +380,7 @@ func holdFor(ctx context.Context, d *workers.Deps, r *Runner, limit time.Duratio
 		how = d.WhatCtrlCDoes(true)
 	}
 	event.Notef(d.Sink, event.Warn, "look at them with: multihost ps, multihost logs "+r.O.Run+", or ssh",
-		"keeping the failed slices%s until %s (--keep-on-failure=%s), then deleting queued resource %s; %s", cost, until.Format(time.TimeOnly), limit, id, how)
+		"keeping the failed slices%s until %s (--keep-on-failure=%s), then deleting %s; %s", cost, until.Format(time.TimeOnly), limit, provision.NameOf(d.Cloud, id), how)
 	select {
 	case <-d.Clock.After(limit):
 	case <-ctx.Done():

@@ -145,9 +145,9 @@ func (q *queued) request(ctx context.Context) error {
 			return "", err
 		}
 		if !created {
-			return fmt.Sprintf("queued resource %s is here already, state %s", id, res.State), nil
+			return fmt.Sprintf("%s is here already, state %s", provision.NameOf(q.Cloud, id), res.State), nil
 		}
-		return fmt.Sprintf("queued resource %s: %d × %s", id, max(1, q.o.Request.NodeCount), q.o.Request.Type.Name), nil
+		return fmt.Sprintf("%s: %d × %s", provision.NameOf(q.Cloud, id), max(1, q.o.Request.NodeCount), q.o.Request.Type.Name), nil
 	})
 }
 
@@ -284,7 +284,7 @@ func (q *queued) act(ctx context.Context, d provision.Decision, cause error, pay
 		return stage.Sleep(ctx, q.Clock, suspendPause)
 	case d.Loss == provision.Infrastructure && !q.mayLive() && q.occupied(ctx):
 		return &stage.Error{Stage: stage.Busy, Advice: "follow it with: multihost attach " + q.o.Run.Run,
-			Text: fmt.Sprintf("%s, but a command that another runner has started lives on queued resource %s and is left alone", d.Why, q.o.Request.ID)}
+			Text: fmt.Sprintf("%s, but a command that another runner has started lives on %s and is left alone", d.Why, provision.NameOf(q.Cloud, q.o.Request.ID))}
 	case d.Step == provision.StepReset:
 		if q.mayLive() { // a reboot may end a command; that is charged as a loss
 			if err := pay(&stage.Failure{Cause: stage.Infrastructure, Why: d.Why, Err: cause}); err != nil {
@@ -292,7 +292,7 @@ func (q *queued) act(ctx context.Context, d provision.Decision, cause error, pay
 			}
 		}
 		q.resets++
-		event.Notef(q.Sink, event.Warn, "", "%s: the VMs of queued resource %s are rebooted", d.Why, q.o.Request.ID)
+		event.Notef(q.Sink, event.Warn, "", "%s: the VMs of %s are rebooted", d.Why, provision.NameOf(q.Cloud, q.o.Request.ID))
 		err := outlast(ctx, q.Deps, func() error { return q.Cloud.Restart(ctx, q.o.Request.ID) })
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
@@ -316,7 +316,7 @@ func (q *queued) remake(ctx context.Context, d provision.Decision, cause error, 
 	if err := q.announce(ctx); err != nil {
 		return err
 	}
-	event.Notef(q.Sink, event.Warn, "", "%s (%s): queued resource %s is deleted and asked for again", d.Why, d.Loss, id)
+	event.Notef(q.Sink, event.Warn, "", "%s (%s): %s is deleted and asked for again", d.Why, d.Loss, provision.NameOf(q.Cloud, id))
 	q.deleting()
 	for {
 		err = outlast(ctx, q.Deps, func() error {

@@ -138,8 +138,8 @@ func TellRight(d *workers.Deps, r *DeletionRight, id, when string) {
 	switch {
 	case r == nil || r.May == mayDelete:
 	case r.May == mayNotDelete:
-		event.Notef(d.Sink, event.Warn, r.cure, "the workers may not delete queued resource %s: %s; %s, the slices stay and are billed until you delete them", id, r.Why, when)
+		event.Notef(d.Sink, event.Warn, r.cure, "the workers may not delete %s: %s; %s, the slices stay and are billed until you delete them", provision.NameOf(d.Cloud, id), r.Why, when)
 	default:
-		event.Notef(d.Sink, event.Debug, "", "whether the workers may delete queued resource %s is not known before they exist: %s", id, r.Why)
+		event.Notef(d.Sink, event.Debug, "", "whether the workers may delete %s is not known before they exist: %s", provision.NameOf(d.Cloud, id), r.Why)
 	}
 }

@@ -2,6 +2,8 @@ package provision
 
 import (
 	"context"
+	"fmt"
+	"strings"
 	"time"
 
 	"multihost/internal/fault"
@@ -126,6 +128,16 @@ type Commands struct {
 	Wait   string // waits until it can be used
 	Gone   string // waits until it is gone, when it is being deleted
 	Delete string // deletes it with its slices
+}
+
+// NameOf returns what messages call a resource: "queued resource q7".
+func NameOf(p Provider, id string) string {
+	return strings.TrimSpace(p.Undoing(id).Commands.Kind + " " + id)
+}
+
+// QuotedNameOf is NameOf for errors, which quote names: `queued resource "q7"`.
+func QuotedNameOf(p Provider, id string) string {
+	return strings.TrimSpace(fmt.Sprintf("%s %q", p.Undoing(id).Commands.Kind, id))
 }
 
 // An Explanation says why a resource does not come up.

@@ -217,17 +217,17 @@ func (r *BucketRun) StillThere(ctx context.Context, state detach.State) error {
 		if err != nil || again.Over(r.Desc) {
 			return err
 		}
-		return &stage.Error{Stage: stage.Follow, Text: fmt.Sprintf("queued resource %s is gone, and only %d of %s ended in the bucket", r.Desc.Resource, len(again.Ended), event.Count(len(r.Desc.IDs()), "worker")),
+		return &stage.Error{Stage: stage.Follow, Text: fmt.Sprintf("%s is gone, and only %d of %s ended in the bucket", provision.NameOf(r.Cloud, r.Desc.Resource), len(again.Ended), event.Count(len(r.Desc.IDs()), "worker")),
 			Advice: r.goesOn(again) + "read what there is with: multihost logs " + r.Desc.Run}
 	case err != nil:
 		return err
 	case !r.owns(res):
-		return &stage.Error{Stage: stage.Follow, Text: fmt.Sprintf("queued resource %q is not of run %q", r.Desc.Resource, r.Desc.Run)}
+		return &stage.Error{Stage: stage.Follow, Text: fmt.Sprintf("%s is not of run %q", provision.QuotedNameOf(r.Cloud, r.Desc.Resource), r.Desc.Run)}
 	case res.Dead():
 		if again, err := r.Store.State(ctx, r.Desc.Run); err == nil {
 			state = again
 		}
-		return &stage.Error{Stage: stage.Follow, Text: fmt.Sprintf("queued resource %s is %s%s, and no worker is left to ask for another", r.Desc.Resource, res.State, wentDown(state)),
+		return &stage.Error{Stage: stage.Follow, Text: fmt.Sprintf("%s is %s%s, and no worker is left to ask for another", provision.NameOf(r.Cloud, r.Desc.Resource), res.State, wentDown(state)),
 			Advice: fmt.Sprintf("type the same multihost job --detach again: the run goes on as its next attempt; or give it up with: multihost stop %s", r.Desc.Run)}
 	}
 	return nil
@@ -296,7 +296,7 @@ func noneMayDelete(state detach.State) bool {
 // warnRights warns if no worker may delete the queued resource.
 func (r *BucketRun) warnRights(state detach.State) {
 	if noneMayDelete(state) {
-		event.Notef(r.Sink, event.Warn, job.DeleteHint(r.Desc.Resource, r.Deps), "no worker may delete queued resource %s when the run has ended: %s", r.Desc.Resource, state.Seen[0].MayDelete)
+		event.Notef(r.Sink, event.Warn, job.DeleteHint(r.Desc.Resource, r.Deps), "no worker may delete %s when the run has ended: %s", provision.NameOf(r.Cloud, r.Desc.Resource), state.Seen[0].MayDelete)
 	}
 }
 
@@ -324,7 +324,7 @@ func (r *BucketRun) sayKept(ctx context.Context, state detach.State) bool {
 		return false
 	}
 	if res, err := r.Cloud.Get(ctx, r.Desc.Resource); err == nil && r.owns(res) {
-		event.Notef(r.Sink, event.Warn, job.DeleteHint(res.ID, r.Deps), "queued resource %s stays (%s), %s", res.ID, why, res.Standing())
+		event.Notef(r.Sink, event.Warn, job.DeleteHint(res.ID, r.Deps), "%s stays (%s), %s", provision.NameOf(r.Cloud, res.ID), why, res.Standing())
 	}
 	return true
 }
@@ -562,7 +562,7 @@ func (r *BucketRun) stop(ctx context.Context, o StopOptions) error {
 			res, err := r.Cloud.Get(ctx, r.Desc.Resource)
 			switch {
 			case gcp.ClassOf(err) == gcp.NotFound, err == nil && !r.owns(res):
-				return fmt.Sprintf("run %s: queued resource %s is gone, nothing runs", r.Desc.Run, r.Desc.Resource), nil
+				return fmt.Sprintf("run %s: %s is gone, nothing runs", r.Desc.Run, provision.NameOf(r.Cloud, r.Desc.Resource)), nil
 			case err == nil && res.Life.Empty():
 				return r.withdraw(ctx, res)
 			}
@@ -623,11 +623,11 @@ func afterEnd(ctx context.Context, r *BucketRun, state detach.State) (text strin
 	res, err := r.Cloud.Get(ctx, r.Desc.Resource)
 	switch {
 	case gcp.ClassOf(err) == gcp.NotFound, err == nil && !r.owns(res):
-		return text + fmt.Sprintf(", and queued resource %s is gone", r.Desc.Resource), nil
+		return text + fmt.Sprintf(", and %s is gone", provision.NameOf(r.Cloud, r.Desc.Resource)), nil
 	case err == nil && noneMayDelete(state):
 		return text, &res
 	}
-	return text + fmt.Sprintf(", which delete queued resource %s", r.Desc.Resource), nil
+	return text + fmt.Sprintf(", which delete %s", provision.NameOf(r.Cloud, r.Desc.Resource)), nil
 }
 
 // forget makes ps stop asking for a run that was stopped.
@@ -648,7 +648,7 @@ func (r *BucketRun) withdraw(ctx context.Context, res provision.Resource) (strin
 	if err != nil {
 		return "", stage.InterruptedOr(ctx, &stage.Error{Stage: stage.Stopping, Err: err, Advice: job.DeleteHint(res.ID, r.Deps)})
 	}
-	return fmt.Sprintf("run %s: no worker was there, and queued resource %s, which was %s, is deleted", r.Desc.Run, res.ID, res.State), nil
+	return fmt.Sprintf("run %s: no worker was there, and %s, which was %s, is deleted", r.Desc.Run, provision.NameOf(r.Cloud, res.ID), res.State), nil
 }
 
 // owns reports whether a queued resource with the run's name belongs to the run.

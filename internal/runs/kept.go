@@ -43,13 +43,13 @@ type kept struct {
 }
 
 // question is what the user is asked before the slices are deleted.
-func (k kept) question(zone string) string {
+func (k kept) question(p provision.Provider, zone string) string {
 	text := fmt.Sprintf("run %s has ended (%s)", k.run, k.ended)
 	if k.part != "" {
 		text += "; " + k.part + ", and the rest goes with the slices"
 	}
 	cost := cost.PriceOf(cost.Hourly(k.res, zone), k.res.Type, string(k.res.Tier), zone)
-	return fmt.Sprintf("%s. Delete queued resource %s with its slices (%s; %s)?", text, k.res.ID, tpu.FewNames(k.res.Nodes), cost)
+	return fmt.Sprintf("%s. Delete %s with its slices (%s; %s)?", text, provision.NameOf(p, k.res.ID), tpu.FewNames(k.res.Nodes), cost)
 }
 
 // deleteKept asks the user and deletes the slices. An error says that they stay.
@@ -59,16 +59,16 @@ func deleteKept(ctx context.Context, d *workers.Deps, o StopOptions, k kept) err
 			Advice: "wait for it, or end it with Ctrl-C there; then: multihost stop " + k.run}
 	}
 	if o.Confirm != nil {
-		err := o.Confirm(ctx, k.question(d.Zone))
+		err := o.Confirm(ctx, k.question(d.Cloud, d.Zone))
 		if err == nil && k.again != nil { // the question may have stood for hours
 			err = k.again(ctx)
 		}
 		if err != nil {
-			event.Notef(d.Sink, event.Warn, job.DeleteHint(k.res.ID, d), "queued resource %s stays, %s", k.res.ID, k.res.Standing())
+			event.Notef(d.Sink, event.Warn, job.DeleteHint(k.res.ID, d), "%s stays, %s", provision.NameOf(d.Cloud, k.res.ID), k.res.Standing())
 			return err
 		}
 	} else if k.part != "" { // nobody has said that the rest may go
-		return &stage.Error{Stage: stage.Stopping, Text: fmt.Sprintf("queued resource %s stays, %s: %s, and the rest is on its workers only", k.res.ID, k.res.Standing(), k.part),
+		return &stage.Error{Stage: stage.Stopping, Text: fmt.Sprintf("%s stays, %s: %s, and the rest is on its workers only", provision.NameOf(d.Cloud, k.res.ID), k.res.Standing(), k.part),
 			Advice: "bring the rest with: multihost attach " + k.run + "; or " + job.DeleteHint(k.res.ID, d)}
 	}
 	return deleteMade(ctx, d, k.run, k.res, "run "+k.run+" had ended ("+k.ended+")")
@@ -80,14 +80,14 @@ func deleteMade(ctx context.Context, d *workers.Deps, run string, res provision.
 	return watch.Phase("delete", func() (string, error) {
 		_, err := d.Cloud.Delete(ctx, res.ID, provision.DeleteOptions{OnlyRun: run, Limit: job.TeardownLimit})
 		if err != nil {
-			return "", &stage.Error{Stage: stage.Teardown, Err: err, Text: fmt.Sprintf("delete queued resource %q: %v; it may still exist and be billed", res.ID, err), Advice: job.DeleteHint(res.ID, d)}
+			return "", &stage.Error{Stage: stage.Teardown, Err: err, Text: fmt.Sprintf("delete %s: %v; it may still exist and be billed", provision.QuotedNameOf(d.Cloud, res.ID), err), Advice: job.DeleteHint(res.ID, d)}
 		}
 		again, hint := job.MadeAgain(ctx, d, res.ID)
 		if again != "" {
-			event.Notef(d.Sink, event.Warn, hint, "queued resource %s: %s", res.ID, again)
-			return fmt.Sprintf("queued resource %s, %s", res.ID, what), nil
+			event.Notef(d.Sink, event.Warn, hint, "%s: %s", provision.NameOf(d.Cloud, res.ID), again)
+			return fmt.Sprintf("%s, %s", provision.NameOf(d.Cloud, res.ID), what), nil
 		}
-		return fmt.Sprintf("queued resource %s, %s: %s", res.ID, what, job.NothingBilled), nil
+		return fmt.Sprintf("%s, %s: %s", provision.NameOf(d.Cloud, res.ID), what, job.NothingBilled), nil
 	})
 }
 
@@ -142,7 +142,7 @@ func keptOn(ctx context.Context, d *workers.Deps, t *workers.Connected, rec *rec
 	for i := range mine {
 		k := &mine[i]
 		if slices.ContainsFunc(k.res.Slices, func(s tpu.Slice) bool { ok, _ := s.Ready(); return ok && !asked[s.Name] }) || !allAsked(k.res) {
-			event.Notef(d.Sink, event.Warn, job.DeleteHint(k.res.ID, d), "queued resource %s stays, %s: not all of its slices could be asked whether a command runs there", k.res.ID, k.res.Standing())
+			event.Notef(d.Sink, event.Warn, job.DeleteHint(k.res.ID, d), "%s stays, %s: not all of its slices could be asked whether a command runs there", provision.NameOf(d.Cloud, k.res.ID), k.res.Standing())
 			return nil, nil
 		}
 		if last != nil {
@@ -199,13 +199,13 @@ func (r *BucketRun) unstopped(state detach.State, standing string) error {
 		parts = append(parts, tpu.FoldShort(who)+": "+g.Text)
 	}
 	id := r.Desc.Resource
-	slices := fmt.Sprintf("whether queued resource %s exists is not known", id)
+	slices := fmt.Sprintf("whether %s exists is not known", provision.NameOf(r.Cloud, id))
 	if standing != "" {
-		slices = fmt.Sprintf("queued resource %s is there, %s", id, standing)
+		slices = fmt.Sprintf("%s is there, %s", provision.NameOf(r.Cloud, id), standing)
 	}
-	goes := "; a worker that lives reads the stop in the bucket and ends its command, and the last of them deletes the queued resource"
+	goes := "; a worker that lives reads the stop in the bucket and ends its command, and the last of them deletes the slices"
 	if r.Desc.Keep == detach.KeepAlways {
-		goes = "; a worker that lives reads the stop in the bucket and ends its command, and the queued resource stays (--keep)"
+		goes = "; a worker that lives reads the stop in the bucket and ends its command, and the slices stay (--keep)"
 	}
 	return &stage.Error{Stage: stage.Stopping,
 		Text: fmt.Sprintf("run %s may still be running: it was told to stop in the bucket, but %d of %s have not said that they ended (%s); %s%s",

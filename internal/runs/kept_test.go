@@ -30,7 +30,7 @@ func TestTheQuestionNamesWhatGoes(t *testing.T) {
 		{kept{run: "k", res: res, ended: "exit code 0", part: "the log of s0w0 is not whole here: 1 of 5 bytes"},
 			"run k has ended (exit code 0); the log of s0w0 is not whole here: 1 of 5 bytes, and the rest goes with the slices. Delete queued resource k with its slices (k-0, k-1; list price $51.52 an hour, on demand, in us-central2-b (2026-11-28))?"},
 	} {
-		if got := c.k.question("us-central2-b"); got != c.want {
+		if got := c.k.question(&deletions{}, "us-central2-b"); got != c.want {
 			t.Errorf("got  %s\nwant %s", got, c.want)
 		}
 	}
@@ -52,7 +52,7 @@ func TestAStopInTheBucketThatIsNotHeardSaysWhatIsTrue(t *testing.T) {
 	err := r.unstopped(state, "state ACTIVE, and is billed")
 	const told = "stop: run k may still be running: it was told to stop in the bucket, but 3 of 4 workers have not said that they ended (s0w1,s1w0: running when last heard, 7m ago; s1w1: never heard); "
 	const lives = "; a worker that lives reads the stop in the bucket and ends its command, and "
-	if want := told + "queued resource k is there, state ACTIVE, and is billed" + lives + "the last of them deletes the queued resource"; err.Error() != want {
+	if want := told + "queued resource k is there, state ACTIVE, and is billed" + lives + "the last of them deletes the slices"; err.Error() != want {
 		t.Errorf("got  %v\nwant %s", err, want)
 	}
 	var e *stage.Error
@@ -60,7 +60,7 @@ func TestAStopInTheBucketThatIsNotHeardSaysWhatIsTrue(t *testing.T) {
 		t.Errorf("hint %q", e.Hint())
 	}
 	r.Desc.Keep = detach.KeepAlways
-	if got := r.unstopped(state, "").Error(); !strings.HasSuffix(got, "whether queued resource k exists is not known"+lives+"the queued resource stays (--keep)") {
+	if got := r.unstopped(state, "").Error(); !strings.HasSuffix(got, "whether queued resource k exists is not known"+lives+"the slices stay (--keep)") {
 		t.Errorf("kept: %s", got)
 	}
 }

@@ -26,7 +26,7 @@ func withRequests(ctx context.Context, d *workers.Deps, prefix string, seen []Se
 	}
 	all, err := d.Cloud.List(ctx)
 	if err != nil {
-		return seen, fmt.Errorf("list queued resources in %q: %w", d.Zone, err)
+		return seen, fmt.Errorf("list requests for slices in %q: %w", d.Zone, err)
 	}
 	for _, res := range all {
 		label, user, ours := res.Made()

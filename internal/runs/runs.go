@@ -245,7 +245,7 @@ func notBegun(ctx context.Context, d *workers.Deps, name string) error {
 	if err != nil || !res.IsOf(name) {
 		return nil
 	}
-	return &notBegunError{res: res, err: &stage.Error{Stage: stage.Discover, Text: fmt.Sprintf("no worker knows of run %q, but queued resource %s was made for it, %s", name, res.ID, res.Standing()),
+	return &notBegunError{res: res, err: &stage.Error{Stage: stage.Discover, Text: fmt.Sprintf("no worker knows of run %q, but %s was made for it, %s", name, provision.NameOf(d.Cloud, res.ID), res.Standing()),
 		Advice: "typing the same job again goes on with it; " + job.DeleteHint(res.ID, d)}}
 }
 

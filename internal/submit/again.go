@@ -46,13 +46,13 @@ func (r *departure) lookBack(ctx context.Context, request provision.Request) err
 	case err != nil && !gone:
 		return err
 	case !gone && (!r.owns(res) || res.Labels[provision.LabelUser] != request.Labels[provision.LabelUser]):
-		return refuse(another, "queued resource %s is of %s", res.ID, res.Owner())
+		return refuse(another, "%s is of %s", provision.NameOf(r.Cloud, res.ID), res.Owner())
 	case userOf(was.Owner) != userOf(r.Owner):
 		return refuse(another, "it is of %s", was.Owner)
 	case res.Life == provision.Suspending:
-		return refuse("type the same command again in a minute", "the slices of queued resource %s are being taken away (%s)", res.ID, res.State)
+		return refuse("type the same command again in a minute", "the slices of %s are being taken away (%s)", provision.NameOf(r.Cloud, res.ID), res.State)
 	case !gone && !res.Dead() && res.Life != provision.Deleting:
-		return refuse(follow, "queued resource %s is there, state %s", res.ID, res.State)
+		return refuse(follow, "%s is there, state %s", provision.NameOf(r.Cloud, res.ID), res.State)
 	}
 	if diffs := r.differs(was.Description); len(diffs) > 0 {
 		return refuse("type the command as it was, or "+another, "it has lost its slices and can go on, but was started otherwise: %s", strings.Join(diffs, "; "))
@@ -66,9 +66,9 @@ func (r *departure) lookBack(ctx context.Context, request provision.Request) err
 // loss says what happened to the slices of the earlier start.
 func (r *departure) loss() string {
 	if r.lost.State == "" {
-		return fmt.Sprintf("queued resource %s is gone", r.job.Resource)
+		return fmt.Sprintf("%s is gone", provision.NameOf(r.Cloud, r.job.Resource))
 	}
-	return fmt.Sprintf("queued resource %s is %s", r.lost.ID, r.lost.State)
+	return fmt.Sprintf("%s is %s", provision.NameOf(r.Cloud, r.lost.ID), r.lost.State)
 }
 
 // differs names the flags in which an earlier run of this name differs from the

@@ -267,7 +267,7 @@ func (r *departure) request(ctx context.Context, request provision.Request) (lef
 			if made { // its workers need the bucket, so delete it first
 				if _, failed := r.Cloud.Delete(clean, id, provision.DeleteOptions{OnlyRun: r.job.Run, Limit: time.Minute}); failed != nil {
 					left = true
-					event.Notef(r.Sink, event.Warn, job.DeleteHint(id, r.Deps), "queued resource %s may exist and go on by itself, with its files in %s: %v", id, r.bucket.URL(r.job.Run), failed)
+					event.Notef(r.Sink, event.Warn, job.DeleteHint(id, r.Deps), "%s may exist and go on by itself, with its files in %s: %v", provision.NameOf(r.Cloud, id), r.bucket.URL(r.job.Run), failed)
 					return "", err
 				}
 			}
@@ -276,7 +276,7 @@ func (r *departure) request(ctx context.Context, request provision.Request) (lef
 			}
 			return "", err
 		}
-		return fmt.Sprintf("queued resource %s: %d × %s", id, max(1, request.NodeCount), request.Type.Name), nil
+		return fmt.Sprintf("%s: %d × %s", provision.NameOf(r.Cloud, id), max(1, request.NodeCount), request.Type.Name), nil
 	})
 	return left, err
 }
@@ -294,7 +294,7 @@ func (r *departure) create(ctx context.Context, request provision.Request) (made
 	case errors.As(err, &other) && r.earlier != nil && r.owns(res):
 		return false, r.overtaken(&detach.ExistsError{URL: r.bucket.URL(r.job.Run)})
 	case err == nil && !made:
-		err = &stage.Error{Stage: stage.Input, Text: fmt.Sprintf("queued resource %q is there already", request.ID), Advice: "choose another --run-name, or delete it: " + job.DeleteHint(request.ID, r.Deps)}
+		err = &stage.Error{Stage: stage.Input, Text: fmt.Sprintf("%s is there already", provision.QuotedNameOf(r.Cloud, request.ID)), Advice: "choose another --run-name, or delete it: " + job.DeleteHint(request.ID, r.Deps)}
 	}
 	return made, err
 }
@@ -318,7 +318,7 @@ func sayDetached(d *workers.Deps, bucket *detach.Bucket, j detach.Job) {
 		elsewhere += " --bucket-dir=" + bucket.Dir()
 	}
 	event.Notef(d.Sink, event.Info, "follow it with: multihost attach "+j.Run+"; end it with: multihost stop "+j.Run+"; "+elsewhere,
-		"job %s goes on without this machine: its workers start the command and, when all have ended, %s", j.Run, afterwards(j))
+		"job %s goes on without this machine: its workers start the command and, when all have ended, %s", j.Run, afterwards(d.Cloud, j))
 	for _, l := range links(bucket, j) {
 		event.Notef(d.Sink, event.Info, "", "%s: %s", l[0], l[1])
 	}
@@ -344,16 +344,16 @@ func warnOfCopies(ctx context.Context, d *workers.Deps, bucket *detach.Bucket) {
 
 // afterwards says what the workers of a job without a runner do when all of them have
 // ended.
-func afterwards(j detach.Job) string {
+func afterwards(p provision.Provider, j detach.Job) string {
 	switch {
 	case j.Keep == detach.KeepAlways:
-		return fmt.Sprintf("leave queued resource %s, which is billed until somebody deletes it (--keep)", j.Resource)
+		return fmt.Sprintf("leave %s, which is billed until somebody deletes it (--keep)", provision.NameOf(p, j.Resource))
 	case j.Keep == detach.KeepOnFailure && j.KeepFor == 0:
-		return fmt.Sprintf("delete queued resource %s, but leave it after a failure (--keep-on-failure)", j.Resource)
+		return fmt.Sprintf("delete %s, but leave it after a failure (--keep-on-failure)", provision.NameOf(p, j.Resource))
 	case j.Keep == detach.KeepOnFailure:
-		return fmt.Sprintf("delete queued resource %s, after a failure %s later (--keep-on-failure)", j.Resource, stage.AsTyped(j.KeepFor))
+		return fmt.Sprintf("delete %s, after a failure %s later (--keep-on-failure)", provision.NameOf(p, j.Resource), stage.AsTyped(j.KeepFor))
 	}
-	return "delete queued resource " + j.Resource
+	return "delete " + provision.NameOf(p, j.Resource)
 }
 
 // links returns pages of Google's console about the job.

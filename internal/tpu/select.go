@@ -216,9 +216,9 @@ func findFamily(nodes []Slice, prefix string, whole bool) (family []Slice, probl
 
 func describeQR(s Slice) string {
 	if s.QueuedResource == "" {
-		return "no queued resource"
+		return "no request"
 	}
-	return fmt.Sprintf("queued resource %q", s.QueuedResource)
+	return fmt.Sprintf("request %q", s.QueuedResource)
 }
 
 // Family returns the name of a slice without its number. Slices that one prefix means

@@ -142,7 +142,7 @@ func TestSelect(t *testing.T) {
 			problems: []string{`slice "t-1" is missing`}},
 		{story: "a slice named after its type is foreign", prefix: "v4",
 			nodes: []tpu.Slice{node("v4-0", "v4-32", "q"), node("v4-1", "v4-32", "q"), node("v4-2-old-0", "v4-32", "q"), node("v4-8", "v4-32", "")}, want: []string{"v4-0", "v4-1"},
-			problems: []string{`slice "v4-8" shares the prefix but belongs to no queued resource, "v4-0" to queued resource "q"`}},
+			problems: []string{`slice "v4-8" shares the prefix but belongs to no request, "v4-0" to request "q"`}},
 		{story: "another type is foreign", prefix: "t",
 			nodes: []tpu.Slice{node("t-0", "v4-32", "q"), node("t-1", "v4-8", "q")}, want: []string{"t-0"},
 			problems: []string{`slice "t-1" shares the prefix but is a v4-8, "t-0" is a v4-32`}},

@@ -18,7 +18,8 @@ type Status struct {
 	Ended    bool      // the command has run and ended; another attempt may begin
 	Kept     time.Time // until when failed slices are kept for a look; zero: they are not kept
 	Ours     bool      // this command has started the run, and would stop it
-	Resource string    // queued resource that is deleted at the end of this command; empty: none
+	Resource string    // what is deleted at the end of this command, in words; empty: nothing
+	Delete   string    // what the user types to delete it
 	Billed   string    // what is billed for the run, in words; empty: nothing yet
 	Lease    string    // what the run's workers do about the slices by themselves, in words; empty: nothing
 	Earlier  bool      // an earlier runner made the resource: the command may run on it already

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"multihost/internal/event"
+	"multihost/internal/provision"
 	"multihost/internal/remote"
 	"multihost/internal/stage"
 	"multihost/internal/tpu"
@@ -124,7 +125,7 @@ func (d *Deps) missingFromQueue(ctx context.Context, sel tpu.Selection) string {
 	if err != nil || res.NodeCount <= len(sel.Slices) {
 		return ""
 	}
-	return fmt.Sprintf("queued resource %q has %d slices, only %d are here", res.ID, res.NodeCount, len(sel.Slices))
+	return fmt.Sprintf("%s has %d slices, only %d are here", provision.QuotedNameOf(d.Cloud, res.ID), res.NodeCount, len(sel.Slices))
 }
 
 // Connect opens one connection to every worker of sel. only, if not nil, limits it to

@@ -755,7 +755,7 @@ func (m *machine) tearDown(s *sight) action {
 	}
 	if errors.Is(s.err, agent.ErrForeign) {
 		if m.said != "left" {
-			return action{do: say, text: "left", more: fmt.Sprintf("queued resource %s: %v", m.job.Resource, s.err)}
+			return action{do: say, text: "left", more: fmt.Sprintf("the slices of %s: %v", m.job.Resource, s.err)}
 		}
 		return m.become(over, s)
 	}

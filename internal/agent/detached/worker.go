@@ -281,7 +281,7 @@ func (w *worker) testRight(ctx context.Context) {
 			w.right = "no: "
 		}
 		w.right += oneLine(err.Error())
-		agent.Note(w.cfg.Out, "may this worker delete the queued resource? %s", w.right)
+		agent.Note(w.cfg.Out, "may this worker delete the slices? %s", w.right)
 	}
 	w.disk.remember("right", w.right)
 }
