@@ -38,8 +38,8 @@ func configCommand() *cli.Command {
   5. gcloud's configuration, for project, zone and access token
   6. the default that is built in
 
-In a file, the profile asked for counts before the rest, and the part of a
-command before what stands there for all commands. See docs/configuration.md.
+In a file, the chosen profile overrides the rest. The section of a command
+overrides the values for all commands. See docs/configuration.md.
 
   multihost config show
   multihost config show qr create --all`,

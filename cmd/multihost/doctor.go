@@ -23,20 +23,21 @@ const doctorPatience = 15 * time.Second
 func doctorCommand() *cli.Command {
 	return command(cli.Command{
 		Name:  "doctor",
-		Usage: "examine all that a run depends on, and name the command that cures it",
-		Description: `Looks at the credentials and where project and zone come from, the APIs and
-permissions of the project, the quota for --tpu-type, the network's MTU and
-firewall rules, the SSH key and how it reaches the workers; of the slices that
---tpu-prefix names, or the machines of --hosts, at every worker: login, host key,
-clock, devices, who uses the TPU, settings, disks, versions; and at the paths
-between workers: the largest packet that must not be fragmented, and the ports
-of the coordinators, on which the first worker listens for that moment.
+		Usage: "check all that a run depends on, and print the command that repairs it",
+		Description: `Checks the credentials, where project and zone come from, the APIs and permissions
+of the project, the quota for --tpu-type, the network's MTU and firewall rules, the
+SSH key and how the workers learn it.
+
+With --tpu-prefix or --hosts it also checks every worker: login, host key, clock,
+devices, who uses the TPU, settings, disks, versions. Then it checks the paths
+between the workers: the largest packet that passes unfragmented, and the ports of
+the coordinators. The first worker listens on these ports during the check.
 
 Each line is ok, a warning, an error or not checked, with the command to type.
-Nothing is changed, unless --fix is given, which does what is safe and no more: it
-makes the SSH key, puts it where the slices' workers look for it, and adds the
-firewall rules that are missing (from Identity-Aware Proxy to tcp:22, and within
-the subnetwork); it opens nothing that a rule denies.
+Without --fix, doctor changes nothing. --fix does only what is safe: it makes the
+SSH key, puts it where the slices' workers look for it, and adds missing firewall
+rules (from Identity-Aware Proxy to tcp:22, and within the subnetwork). It opens
+nothing that a rule denies.
 
   multihost doctor
   multihost doctor --tpu-prefix=train
@@ -47,7 +48,7 @@ the subnetwork); it opens nothing that a rule denies.
 			&cli.StringFlag{Name: "tpu-type", Aliases: []string{"TPU_TYPE"}, Usage: "accelerator `TYPE` that you want"},
 			&cli.IntFlag{Name: "num-slices", Aliases: []string{"NUM_SLICES"}, Value: 1, Usage: "`N` slices of that type that you want"},
 			&cli.StringFlag{Name: "network", Usage: "`NAME` of the network; default: that of the slices, else " + defaultNetwork},
-			&cli.BoolFlag{Name: "fix", Usage: "carry out the cures that are safe"},
+			&cli.BoolFlag{Name: "fix", Usage: "make the repairs that are safe"},
 		}, hostFlags(), sshFlags()),
 		Action: withSession(func(s *session, c *call) error {
 			c.NoWords()

@@ -23,22 +23,22 @@ func gcCommand() *cli.Command {
 	return command(cli.Command{
 		Name:  "gc",
 		Usage: "list what your runs left in the project; with --delete remove it",
-		Description: `Lists queued resources that multihost made in the zone for you and that give
-nothing any more (FAILED, SUSPENDED: they hold quota), that still have slices, or
-wait for some, and networks that no TPU uses, with their age.
+		Description: `Lists, with their age, the queued resources that multihost made for you in the
+zone: those that are FAILED or SUSPENDED and still hold quota, those that have
+slices, and those that wait for slices. It also lists networks that no TPU uses.
 
---look logs in to worker 0 of each slice; slices on which no run lives, and has
-not for 30 minutes (or --older-than), are of no more use. Reserved capacity is
-never taken for that.
+--look logs in to worker 0 of each slice. Slices on which no run has been active
+for 30 minutes (or --older-than) are of no more use. Reserved capacity always
+counts as useful.
 
---delete looks, asks on a terminal, and deletes what the list says "yes" to. The
-real state of each is read right before. What multihost did not make is never
-touched.
+--delete looks, asks on a terminal, and deletes what the list says "yes" to. It
+reads the state of each right before it deletes it. It never deletes what
+multihost did not make.
 
 ` + pricesHelp,
 		Flags: slices.Concat([]cli.Flag{
 			&cli.StringFlag{Name: "prefix", Usage: "only resources with names that begin with `P`"},
-			&cli.DurationFlag{Name: "older-than", Usage: "only what is older than `TIME`, or idle for it"},
+			&cli.DurationFlag{Name: "older-than", Usage: "only what is older than `TIME`, or has been idle for that long"},
 			&cli.BoolFlag{Name: "all-users", Usage: "list what anybody's runs left, not only yours"},
 			&cli.BoolFlag{Name: "look", Usage: "log in to the slices, to see whether a run is active there"},
 			&cli.BoolFlag{Name: "delete", Usage: "delete what is of no more use"},

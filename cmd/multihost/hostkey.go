@@ -18,7 +18,7 @@ func hostkeyCommand() *cli.Command {
 		Name:  "hostkey",
 		Usage: "accept the changed host key of a worker",
 		Subcommands: []*cli.Command{command(cli.Command{
-			Name: "forget", Usage: "forget the pinned host key of one worker; the next connection pins the key it then has", ArgsUsage: "WORKER",
+			Name: "forget", Usage: "forget the pinned host key of one worker; the next connection pins its new key", ArgsUsage: "WORKER",
 			Flags: slices.Concat(selectFlags(), sshFlags()),
 			Action: withSession(func(s *session, c *call) error {
 				id, err := tpu.ParseWorkerID(c.OneWord("worker", ""))

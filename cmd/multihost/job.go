@@ -27,14 +27,14 @@ func jobCommand() *cli.Command {
 		Usage:     "provision slices, run a command on them, delete them",
 		ArgsUsage: "[-- PROGRAM ARG…]",
 		Description: `Asks for a queued resource, waits until every worker of every slice answers,
-does what multihost run does, and deletes the slices. It never ends with
-something billed without saying so in its last lines.
+does what multihost run does, and deletes the slices. If something is billed
+after that, the last lines of the job say so.
 
   multihost job --num-slices=2 --tpu-type=v5litepod-16 --command='bash train.sh'
 
 Before it asks for slices, it prints one line: what it asks for, the list price
 an hour, and what ends the bill. --confirm asks you then; a no ends the job with
-status 130. A job that takes over slices which exist does neither.
+status 130. A job that uses slices which exist does neither.
 
 MaxText's upper-case names work, too: multihost job --help=all lists them. If
 you use one, --NUM_SLICES is 2 and --TPU_TYPE is v4-8 unless you set them, as in
@@ -44,9 +44,10 @@ When slices are preempted or lost, or a host fails or is maintained, the job
 waits for them, reboots them or makes them again. Then it starts the command
 again on all workers as a new attempt (MULTIHOST_ATTEMPT), up to
 --max-preemptions times; the command must go on from its own checkpoint. A
-command that fails is started again only with --max-restarts. What a user
-deletes is not made again. The same command line with the same --run-name takes
-over what an earlier one left, also the running command.
+command that fails is started again only with --max-restarts. If a user deletes
+the slices, the job does not make them again. If you type the same command line
+with the same --run-name again, the job takes over what the earlier one left: the
+slices, and the command if it still runs.
 
 If this machine dies, the workers delete the slices: 30 minutes (--lease) after
 the command has ended, unless somebody attaches; 30 minutes (--lease) after

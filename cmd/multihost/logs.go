@@ -30,9 +30,8 @@ copy when the run has ended here, else from the worker or the bucket.
 
 The time of a line is when it arrived on this machine, to the second: run, job and
 attach keep it beside the logs while they follow. For any other line, logs shows
-the time at which it fetched the line, and says so. --all puts the lines of all
-workers in the order of these times, and those of one time in the order of the
-workers.`,
+the time at which it fetched the line, and says so. --all sorts the lines of all
+workers by these times. Lines with the same time are in the order of the workers.`,
 		Flags: slices.Concat(hostFlags(), bucketFlags(), []cli.Flag{
 			prefixFlag(),
 			&cli.BoolFlag{Name: "follow", Aliases: []string{"f"}, Usage: "go on until the run ends"},

@@ -17,8 +17,8 @@ func manualCommand() *cli.Command {
 		Name:      "manual",
 		Usage:     "write the manual pages, one for each command",
 		ArgsUsage: "DIR",
-		Description: `Writes multihost.1, multihost-run.1 and so on into a directory that man(1) looks
-into, and makes it if need be:
+		Description: `Writes multihost.1, multihost-run.1 and so on into a directory where man(1) looks
+for pages, and makes the directory if it is missing:
 
   multihost manual ~/.local/share/man/man1
   man multihost-run`,

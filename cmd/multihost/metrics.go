@@ -98,9 +98,9 @@ func metricsCommand() *cli.Command {
 		Name:      "metrics",
 		Usage:     "show how fast a run trains: step time, TFLOP/s, MFU, loss, who lags",
 		ArgsUsage: "[RUN]",
-		Description: `Reads the training steps out of the logs that this machine has of the run; it
-asks no cloud and no worker. MaxText's step lines are known, others are read
-with --metrics-regex.
+		Description: `Reads the training steps from the logs that this machine has of the run. It asks
+neither the workers nor the cloud. It knows the step lines of MaxText; give
+--metrics-regex for others.
 
   multihost metrics my-run
   multihost metrics my-run --compare=v5e/32b --fail-below=0.95
@@ -211,14 +211,15 @@ func dumpCommand() *cli.Command {
 		Name:      "dump",
 		Usage:     "show where the processes of a run stand, on every worker",
 		ArgsUsage: "RUN",
-		Description: `Collects the stacks of a living run from all workers, keeps them beside its
-logs and shows them with equal ones folded; the place where the fewest workers
-stand comes first. The run goes on.
+		Description: `Collects the stacks of an active run from all workers, keeps them beside its logs
+and shows equal stacks once. The stack that the fewest workers have comes first.
+The run goes on.
 
-Python processes are read by py-spy where a worker has it (pip install py-spy).
-Else they are sent SIGUSR1 if they catch it, and what they print then is taken:
-a program does that after faulthandler.register(signal.SIGUSR1). Of all others
-only what their threads wait for is told.`,
+If a worker has py-spy (pip install py-spy), py-spy reads the stacks of its Python
+processes. Otherwise multihost sends SIGUSR1 to each process that catches it, and
+collects what the process prints. A program prints its stacks after
+faulthandler.register(signal.SIGUSR1). For every other process, multihost shows
+only what its threads wait for.`,
 		Flags: slices.Concat(hostFlags(), []cli.Flag{prefixFlag()}, sshFlags()),
 		Action: withSession(func(s *session, c *call) error {
 			name := runWord(&c.Call)

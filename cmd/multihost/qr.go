@@ -176,16 +176,17 @@ func qrCreateCommand() *cli.Command {
   multihost qr create train --node-count=2 --node-prefix=train \
       --tpu-type=v5litepod-16 --network=mtu9k
 
-A request that exists with the same properties is taken as it is. Otherwise one
-line says before the request what is asked for, the list price an hour, and what
-ends the bill. --confirm asks you then; a no ends the command with status 130.`,
+If the same request exists already, multihost uses it. Otherwise it prints one
+line before it makes the request: what it asks for, the list price an hour, and
+what ends the bill. --confirm asks you then; a no ends the command with status
+130.`,
 		Flags: slices.Concat(requestFlags(
 			&cli.IntFlag{Name: "node-count", Value: 1, Usage: "make `N` slices"},
 			tpuTypeFlag(), runtimeFlag(),
 			&cli.BoolFlag{Name: "dry-run", Usage: "print the request and the equal gcloud command; change nothing"},
 			confirmFlag(),
 			&cli.BoolFlag{Name: "wait", Usage: "wait until every worker answers"},
-			asyncFlag("end when the request is sent; whether the service takes it is not waited for"),
+			asyncFlag("end when the request is sent; do not wait until the service takes it"),
 		), waitFlags(), sshFlags()),
 		Action: withSession(func(s *session, c *call) error {
 			r := qrRequest(&c.Call, s.machine(c))
@@ -426,7 +427,7 @@ func qrDeleteCommand() *cli.Command {
 		Flags: []cli.Flag{
 			&cli.BoolFlag{Name: "force", Usage: "delete the slices too"},
 			&cli.DurationFlag{Name: "delete-timeout", Value: 20 * time.Minute, Usage: "longest `TIME` to wait until it is gone"},
-			asyncFlag("end when the service has taken the request; the deletion is not waited for"),
+			asyncFlag("end when the service has taken the request; do not wait for the deletion"),
 			&cli.BoolFlag{Name: "dry-run", Usage: "say what would be deleted; change nothing"},
 		},
 		Action: withSession(func(s *session, c *call) error {
@@ -463,11 +464,12 @@ func qrResetCommand() *cli.Command {
 		Name:      "reset",
 		Usage:     "reboot all workers of a queued resource",
 		ArgsUsage: "ID",
-		Description: `Reboots the VMs of all slices and ends when the service says that it has. What
-runs there is ended. Disks and addresses stay; settings of the kernel are gone,
-until the next start or preflight applies them. The queued resource must be ACTIVE.`,
+		Description: `Reboots the VMs of all slices and ends when the service reports that this is
+done. Everything that runs on the workers ends. Disks and addresses stay. Settings
+of the kernel are lost until the next start or preflight applies them. The queued
+resource must be ACTIVE.`,
 		Flags: []cli.Flag{
-			asyncFlag("end when the service has taken the request; the reboot is not waited for"),
+			asyncFlag("end when the service has taken the request; do not wait for the reboot"),
 			&cli.BoolFlag{Name: "dry-run", Usage: "say what would be rebooted; change nothing"},
 		},
 		Action: withSession(func(s *session, c *call) error {

@@ -25,8 +25,8 @@ func reportCommand() *cli.Command {
 		Name:      "report",
 		Usage:     "show a run as a page: how it went, how fast it trained, who was slow",
 		ArgsUsage: "[RUN]",
-		Description: `Writes one HTML file that needs nothing else and asks for nothing: it can be
-kept, sent and printed. It shows the verdict and the first failure, the phases
+		Description: `Writes one HTML file that loads nothing from elsewhere, so you can keep it, send
+it and print it. It shows the verdict and the first failure, the phases
 of all attempts, step time, MFU and loss over steps beside the published
 figure, the step time of every worker, the start skew and the preflight.
 
@@ -35,13 +35,13 @@ figure, the step time of every worker, the start skew and the preflight.
   multihost report train --compare=v5e/32b
   multihost report train --follow
 
-With --follow it serves the same page at an address of this machine only,
-which it prints, and the page follows the run. When the run has ended the page
-stays until Ctrl-C.
+With --follow it serves the same page at an address that only this machine can
+reach, and prints the address. The page follows the run. When the run has ended,
+the page stays until Ctrl-C.
 
-What is shown is what this machine has of the run, its logs and its journal:
-nothing is asked of workers or of the cloud. The file may lie in the directory of
-your program: no later run ships it.`,
+The page shows what this machine has of the run: its logs and its journal. The
+command asks neither the workers nor the cloud. The file may be in the directory
+of your program: no later run copies it to the workers.`,
 		Flags: slices.Concat(trainingFlags(), []cli.Flag{
 			&cli.StringFlag{Name: "out", Aliases: []string{"o"}, Value: "report.html", Usage: "`FILE` to write; - is stdout"},
 			&cli.BoolFlag{Name: "follow", Aliases: []string{"f"}, Usage: "serve the page on 127.0.0.1 and let it follow the run"},

@@ -38,9 +38,9 @@ MULTIHOST_SLICE_ID, MULTIHOST_NUM_SLICES, MULTIHOST_WORKER_ID,
 MULTIHOST_NUM_WORKERS (of its slice), MULTIHOST_PROCESS_ID,
 MULTIHOST_NUM_PROCESSES, MULTIHOST_WORKER_IP and MULTIHOST_COORDINATOR_IP.
 
-With --max-restarts a command that fails is started again on the same slices;
-also when a worker is lost, if its slice comes back. If the slices are taken
-away, the run ends. multihost job makes them again.
+With --max-restarts, multihost starts a command that fails again on the same
+slices. It does so too when a worker is lost and its slice comes back. If the
+slices are taken away, the run ends. multihost job makes them again.
 
 On a terminal, Ctrl-C asks whether to stop the command or to leave it running.
 Elsewhere it stops the command on every worker and proves it; a second Ctrl-C

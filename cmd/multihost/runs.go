@@ -26,10 +26,11 @@ func psCommand() *cli.Command {
 	return command(cli.Command{
 		Name:  "ps",
 		Usage: "list the runs on the slices",
-		Description: `Asks worker 0 of every ready slice which runs live there, from whichever machine
-they were started, and which of them no command follows, and the API which jobs
-wait for slices, boot, or have ended and are kept. For a job that no command
-follows, it says when its slices are deleted.
+		Description: `Lists the runs that are active on the slices, whichever machine started them, and
+says which of them no command follows. For this it asks worker 0 of every ready
+slice. From the API it learns which jobs wait for slices, boot, or have ended and
+keep their slices. If no command follows a job, it says when the slices of the job
+are deleted.
 
 ` + pricesHelp,
 		Flags: slices.Concat(hostFlags(), bucketFlags(), []cli.Flag{
@@ -53,7 +54,7 @@ func attachCommand() *cli.Command {
 		Name:      "attach",
 		Usage:     "follow a run to its end, from where its local logs end",
 		ArgsUsage: "RUN",
-		Description: `Ends as the run would. On a terminal Ctrl-C asks what to do; elsewhere it leaves
+		Description: `Ends with the exit status of the run. On a terminal Ctrl-C asks what to do; elsewhere it leaves
 the run going.`,
 		Flags: slices.Concat(hostFlags(), bucketFlags(), []cli.Flag{
 			prefixFlag(), graceFlag(), interruptFlag("detach"),
@@ -128,8 +129,8 @@ Settings are not persistent: they are gone when a worker reboots.`,
 			command(cli.Command{
 				Name: "print", Usage: "print the script that does it on a worker or in a pod",
 				Description: `With --platform=gke the script is for the container of a TPU pod, which multihost
-cannot reach: what the container needs is in its first lines, and what it lacks is
-said when it runs (docs/gke.md).
+cannot reach. The first lines of the script say what the container needs. When the
+script runs, it says what the container lacks (docs/gke.md).
 
   multihost preflight print --platform=gke > preflight.sh
   bash preflight.sh PLATFORM=GKE && python3 train.py

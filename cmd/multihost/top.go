@@ -33,8 +33,8 @@ and tries again.
 
 Keys: q or Ctrl-C ends the view, never the run; arrow and page keys scroll the
 cells; s, b and n sort the list by speed, by steps behind and by name. Without
-colour (NO_COLOR) nothing is missing. --output=json prints the state once and
-ends.`,
+colour (NO_COLOR) the view shows the same. --output=json prints the state once
+and ends.`,
 		Flags: slices.Concat(trainingFlags(), hostFlags(), bucketFlags(), []cli.Flag{prefixFlag()}, sshFlags()),
 		Action: act(func(c *call) error {
 			name, dir, o := trainingOptions(&c.Call, config.StateDir(c.lookup, c.home))

@@ -64,7 +64,8 @@ use. NAME is a flag, or a part of some names:
   multihost xla flags xla_tpu_scoped_vmem_limit_kib
   multihost xla flags sparse_core
 
-A type with a ? is read off the uses of a flag that no document describes.`,
+A ? after a type means that no document describes the flag: the type is a guess
+from its uses.`,
 		Action: act(func(c *call) error {
 			catalogue := xla.Load()
 			flags := catalogue.Flags()
@@ -89,14 +90,15 @@ func xlaPresetsCommand() *cli.Command {
 		Name:      "presets",
 		Usage:     "list groups of flags and presets, or show one",
 		ArgsUsage: "[NAME]",
-		Description: `Lists what --xla-preset of run and job takes: groups of flags, and presets that
-are what one launcher sets. With --tpu-type only those of its generation; * marks
-the groups that MaxText's tuning guide recommends for it.
+		Description: `Lists what --xla-preset of run and job takes: groups of flags, and presets, which
+have the flags that one launcher sets. --tpu-type shows only those of its
+generation; * marks the groups that MaxText's tuning guide recommends for it.
 
   multihost xla presets --tpu-type=v5p-128
   multihost xla presets v5p/32b
 
-Presets whose source has a fault are corrected; the original is shown with them.`,
+If the source of a preset has a mistake, the preset corrects it and shows the
+original.`,
 		Flags: []cli.Flag{generationFlag()},
 		Action: act(func(c *call) error {
 			catalogue := xla.Load()

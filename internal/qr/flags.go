@@ -461,7 +461,7 @@ var createFlags = []Flag{
 	text("subnetwork", "`NAME` of the subnetwork", "", func(r *Request) *string { return &r.Subnetwork }),
 	boolean("internal-ips", "give the workers no external addresses", func(r *Request) *bool { return &r.InternalIPs }),
 	{Name: "network-config", Usage: "one of several network interfaces of a worker, as `network=N,subnetwork=S,external-ips=BOOL`", Repeat: true, set: (*FlagReader).networkConfig},
-	text("range", "`CIDR` block of 8 addresses that the workers' are taken from: 192.168.0.0/29", "the range", func(r *Request) *string { return &r.CIDRBlock }),
+	text("range", "give the workers addresses from the block `CIDR` of 8 addresses: 192.168.0.0/29", "the range", func(r *Request) *string { return &r.CIDRBlock }),
 
 	text("service-account", "`EMAIL` of the service account of the workers", "", func(r *Request) *string { return &r.ServiceAccount }),
 	list("scopes", "scopes of the service account, as `S1,S2`", func(r *Request) *[]string { return &r.Scopes }),
