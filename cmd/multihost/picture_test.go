@@ -30,7 +30,7 @@ func TestSessionPictureIsOfThisProgram(t *testing.T) {
 	if testkit.RaceDetector {
 		t.Skip("skipped under the race detector: the picture is of the program without it")
 	}
-	screen := recordSession(t, "multihost run --tpu-prefix=t --run-name=train -- python3 train.py steps=3 fail=5")
+	screen := recordSession(t, "multihost run --tpu-prefix=t --run-name=train -- python3 train.py --steps=8 --fail-at-step=2 --fail-process=5")
 	if *update {
 		testkit.Must(t, os.MkdirAll(filepath.Dir(sessionPicture), 0o755))
 		testkit.Must(t, os.WriteFile(sessionPicture, []byte(drawTerminal(screen)), 0o644))
@@ -74,7 +74,7 @@ func recordSession(t *testing.T, command string) string {
 	testkit.Must(t, os.Mkdir(dir, 0o700))
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	home, project := filepath.Join(dir, "ann"), filepath.Join(dir, "ann", "project")
-	testkit.Must(t, os.CopyFS(project, os.DirFS("testdata/docs")))
+	copyProject(t, project)
 	cfg := sim.Config{Dir: filepath.Join(dir, "sim"), Step: 10 * time.Millisecond}
 	testkit.Must(t, os.Mkdir(cfg.Dir, 0o700))
 	var err error
@@ -98,7 +98,7 @@ func recordSession(t *testing.T, command string) string {
 		return string(out)
 	}
 	shell := fmt.Sprintf("printf '$ %%s\\n' %q; %s; printf '$ '; exec sleep 600", command, command)
-	run("new-session", "-d", "-x", "140", "-y", "38", shell)
+	run("new-session", "-d", "-x", "140", "-y", "44", shell)
 	t.Cleanup(func() { run("kill-server") })
 	deadline := time.After(scriptWait)
 	tick := time.NewTicker(50 * time.Millisecond)

@@ -647,7 +647,7 @@ def main():
         complain(err)
         # The process that failed first exits at once; those that only noticed exit a
         # moment later. So an observer can tell cause from effect.
-        time.sleep(1.0)
+        time.sleep(3.0)
         return EXIT_PEER
     except (OSError, ValueError) as err:
         complain(err)
