@@ -36,9 +36,9 @@ const (
 func measureAgent(ctx context.Context, _ *lab, r *report) error {
 	const looks = 30
 	r.section("The watch of a lease", fmt.Sprintf(`
-multihost-agent on a worker, as it watches the lease of a job. Before the measurement it has asked the other workers, over
-TLS and with the certificates of this machine, and was refused a deletion. Then it looks %d times: files of the worker, no
-network. It looks every %s in use.`, looks, usualLook))
+multihost-agent watches the lease of a job on a worker. Before the measurement it asks the other workers, over TLS and with
+the certificates of this machine, and is refused a deletion. Then it looks %d times at files of the worker, without the
+network. In use it looks every %s.`, looks, usualLook))
 	w, err := watchCost(ctx, ".", looks)
 	if err != nil {
 		return err

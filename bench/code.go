@@ -27,9 +27,9 @@ const (
 // syncing it again.
 func measureCode(ctx context.Context, l *lab, r *report) error {
 	r.section("Code", fmt.Sprintf(`
-A directory of %d files and %d MB, shipped by `+"`multihost run --command=true`"+` to %d workers of the simulator, each run under
-a new name and so into a new directory. "Sent" is all that the runner sends to one worker in the whole run, as a proxy
-on the way counts it: SSH's handshake and every operation included. The changed file has %d bytes that do not compress.`,
+`+"`multihost run --command=true`"+` ships a directory of %d files and %d MB to %d workers of the simulator. Each run has a new name
+and so a new directory. "Sent" is all that the runner sends to one worker in the whole run, counted by a proxy: it includes
+the SSH handshake and every operation. The changed file has %d bytes that do not compress.`,
 		codeFiles, codeBytes/1_000_000, codeWorkers, changedFile))
 	s, err := l.simulate(ctx, fmt.Sprintf("%dxv5litepod-8", codeWorkers)) // slices of one worker each
 	if err != nil {
@@ -84,8 +84,8 @@ const (
 // they cost a sync of other files.
 func measureManyFiles(ctx context.Context, l *lab, r *report) error {
 	r.section("Many small files", fmt.Sprintf(`
-A directory of %d files of %d bytes on one worker of the simulator, brought by `+"`multihost run --command=true`"+`. The runs
-"small" bring a directory of one file, to another run directory of the same login; their file is a new one each time.`,
+`+"`multihost run --command=true`"+` brings a directory of %d files of %d bytes to one worker of the simulator. The runs "small"
+bring a directory with one new file to another run directory of the same login.`,
 		manyFiles, manySize))
 	s, err := l.simulate(ctx, "1xv5litepod-8")
 	if err != nil {
@@ -179,9 +179,9 @@ var relayed = regexp.MustCompile(`relayed: (\d+) bytes \(([\d.]+) of one copy\) 
 // that also guards this, at full size.
 func measureRelay(ctx context.Context, l *lab, r *report) error {
 	r.section("Passing files on", `
-64 MB that do not compress to 16 workers in 2 slices, behind a link of 100 Mbit/s (tc tbf): workers of namespaces with OpenSSH on
-the same two cores, so that all logins, ciphers and hashes of 16 machines share them. By TestRelayOnANarrowLink of
-internal/codesync.`)
+64 MB that do not compress go to 16 workers in 2 slices, behind a link of 100 Mbit/s (tc tbf). The workers are namespaces with
+OpenSSH on the same two cores, which do all logins, ciphers and hashes of the 16 machines. TestRelayOnANarrowLink of
+internal/codesync measures this.`)
 	if l.relay == "" {
 		r.note("Not measured: no test program was given (-relay).")
 		return nil

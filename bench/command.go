@@ -23,14 +23,14 @@ const commandWorkers = 256
 // processes, and the skew of its start.
 func measureCommand(ctx context.Context, l *lab, r *report) error {
 	r.section("`multihost run`", fmt.Sprintf(`
-The whole command: discovery, host keys, sync of nothing new, preflight, start, following, exit. The %d workers are
-processes of the simulator on the same cores and cost more than anything else here, so the runner's own CPU is what
-counts. Wall time and CPU are those of one run of `+"`true`"+` with nothing new. The first line and the steps are those of the run
-before it, which prints one; the steps are its phases on workers (connect, sync, preflight, free, start), each as long as
-its slowest worker. The skew is that of a command that is detached, in a folder
-that is there and without preflight, by what every worker has written down, all by the one clock of this machine; the median
-of %d starts. Bare processes are shells that wait for a line, are released by one write each, tell when they
-were and become the same command, the median of %[2]d releases. `+"`exec`"+` is one command on every worker, without a run.`, commandWorkers, skewRounds))
+The whole command: discovery, host keys, sync of nothing new, preflight, start, following, exit. The %d workers are processes
+of the simulator on the same cores and cost more than anything else here, so the CPU of the runner is what counts. Wall time
+and CPU are those of one run of `+"`true`"+` with nothing new. The time until the first line, and the steps, are those of the run
+before it, which prints one line. The steps are the phases on workers (connect, sync, preflight, free, start); each takes as
+long as its slowest worker. The skew is that of a detached command in an existing folder, without preflight: each worker
+writes down its start, by the one clock of this machine. It is the median of %d starts. Bare processes are shells that wait
+for a line, get it by one write each, note the time and become the same command; their skew is the median of %[2]d releases.
+`+"`exec`"+` is one command on every worker, without a run.`, commandWorkers, skewRounds))
 	rows := [][]string{{"workers", "wall s", "runner's CPU ms/worker", "steps s", "until the first line s", "start skew ms", "bare skew ms", "`exec`: CPU ms/worker"}}
 	for _, size := range []struct{ slices, workers int }{{1, 16}, {4, commandWorkers}} {
 		s, err := l.simulate(ctx, fmt.Sprintf("%dxv5litepod-%d", size.slices, size.workers/size.slices*4))
@@ -354,7 +354,7 @@ const waiter = `echo ready; read -r; LC_ALL=C; echo "${EPOCHREALTIME/./}"; exec 
 // measureStart measures what the program costs before it does anything, with commands
 // that need only local files and no API.
 func measureStart(ctx context.Context, l *lab, r *report) error {
-	r.section("The program itself", "Start to end of commands that local files can answer.")
+	r.section("The program itself", "The time from start to end of commands that need only local files.")
 	rows := [][]string{{"command", "wall ms", "CPU ms", "peak MiB"}}
 	env := []string{"HOME=" + l.dir, "XDG_STATE_HOME=" + l.dir}
 	for _, args := range [][]string{{"version"}, {"xla", "presets"}} {

@@ -99,10 +99,10 @@ Written by `+"`make bench`"+`; the figures are those of one run of %s on
 
 > %s
 
-The load server stands in for all workers on loopback addresses, as a process of its own, whose CPU is counted apart.
-"CPU" is what the kernel accounts to a client and to the children that it waited for, "peak" the most memory of one
-process. Clients that are compared ran in turn, and the median of each is shown; the machine's speed drifts, so
-ratios within a table mean something, and figures of different tables less.
+The load server stands in for all workers. It is a process of its own with loopback addresses, and its CPU is counted
+separately. "CPU" is what the kernel charges to a client and its child processes. "Peak" is the largest memory of one process.
+Clients that are compared ran in turn, and the tables show the median of each. The speed of the machine drifts, so compare
+figures within one table, not between tables.
 
 ## Bars
 

@@ -21,9 +21,10 @@ const (
 // and learning its result, on every worker.
 func measureConnect(ctx context.Context, l *lab, r *report) error {
 	r.section("`true` on every worker", `
-Connect, verify the host key, log in, run, learn the exit status. The reference is the least that a program on
-x/crypto/ssh can do; it tries nothing twice, keeps nothing alive and reports nothing. How many handshakes are best at once
-is asked of workers on loopback, where only CPU counts, and of the same that are a round trip of 50 ms away.`)
+Each client connects, verifies the host key, logs in, runs the command and reads its exit status. The reference is the
+smallest program on x/crypto/ssh that does this: it does not try again, keep connections alive or report anything. The best
+number of handshakes at once is measured twice: with workers on loopback, where only CPU counts, and with workers at a round
+trip of 50 ms.`)
 	own := func(name, program string, n int, more ...string) contestant {
 		return contestant{name, func() (cost, error) { return l.client(ctx, nil, l.own(program, n, more...)...) }}
 	}
@@ -97,8 +98,8 @@ is asked of workers on loopback, where only CPU counts, and of the same that are
 func measureScale(ctx context.Context, l *lab, r *report) error {
 	const quiet, lines, lasts = 10 * time.Second, 10, 20
 	r.section("How costs grow", fmt.Sprintf(`
-Of the engine on the load server: `+"`true`"+` on every worker; connected for %s without a command; %d lines a second of each
-worker into a file each, with the default view, for %d s.`, quiet, lines, lasts))
+The engine does three things against the load server: it runs `+"`true`"+` on every worker; it stays connected for %s without a
+command; it writes %d lines a second of each worker into a file of that worker, with the default view, for %d s.`, quiet, lines, lasts))
 	rows := [][]string{{"workers", "`true`: CPU ms/worker", "wall s", "peak MiB", "idle: share of a core", "KiB/worker", "lines/s", "share of a core", "peak MiB"}}
 	for n := 64; n <= l.most; n *= 2 {
 		medians, err := inTurn(ctx, peerRounds, contestant{"engine", func() (cost, error) { return l.client(ctx, nil, l.own("engine", n)...) }})
@@ -146,8 +147,8 @@ func measureIdle(ctx context.Context, l *lab, r *report) error {
 	n := l.most
 	const quiet = 20 * time.Second
 	r.section("Staying connected", fmt.Sprintf(`
-%d workers connected for %s without a command, keepalives every 10 s included, after a second, third and fourth
-`+"`true`"+` on the open connections. The goroutines are counted and named in the documentation of internal/sshfan.`, n, quiet))
+%d workers are connected for %s without a command; keepalives every 10 s are included. Before that, `+"`true`"+` ran a second, third
+and fourth time on the open connections. The documentation of internal/sshfan counts and names the goroutines.`, n, quiet))
 	e, err := l.idle(ctx, n, quiet)
 	if err != nil {
 		return err
@@ -175,11 +176,12 @@ const (
 // view.
 func measureLogs(ctx context.Context, l *lab, r *report) error {
 	r.section("Logs", `
-Every worker prints 100-byte lines as fast as it is read; one file per worker, in memory, and a view of whole lines on
-standard output, read by a reader that keeps up. The reference prefixes and shows every line; the default view of
-multihost shows worker 0 and looks through the lines of all others for errors. What 64 workers print into files alone
-is compared with a reference that shows nothing, either. Medians of three for 64 workers and of five for more; the first sizes ran
-once, for the slow peers take half a minute of them and no bar is about them. "× reference" is of throughput.`)
+Every worker prints lines of 100 bytes as fast as the client reads them. The client writes one file for each worker, in
+memory, and shows whole lines on standard output, where a reader keeps up. The reference shows every line with a prefix. The
+default view of multihost shows worker 0 and looks for errors in the lines of the others. The run of 64 workers into files
+alone is compared with a reference that shows nothing either. The figures are medians of three runs for 64 workers and of five
+for more. The first sizes ran once, because the slow peers need half a minute for them and no bar is about them. "× reference"
+compares throughput.`)
 	rows := [][]string{{"output", "client", "wall s", "MB/s", "CPU s/GB", "× reference", "server's CPU s", "peak MiB"}}
 	fresh := func(argv func(dir string) []string) func() (cost, error) {
 		return func() (cost, error) {
@@ -253,7 +255,7 @@ once, for the slow peers take half a minute of them and no bar is about them. "�
 		}
 		r.least("throughput of "+what+", × reference", medians["reference"].wall.Seconds()/ours.wall.Seconds(), 0.6, "")
 		if alone, ok := medians["reference, files alone"]; ok {
-			r.least("throughput of "+what+" into files alone, × the reference that does so, too", alone.wall.Seconds()/medians["multihost, files alone"].wall.Seconds(), 0.6, "")
+			r.least("throughput of "+what+" into files alone, × the reference into files alone", alone.wall.Seconds()/medians["multihost, files alone"].wall.Seconds(), 0.6, "")
 		}
 		if load.workers == l.most {
 			r.most("CPU of "+what+" with the default view, × files alone", ours.cpu.Seconds()/medians["multihost, files alone"].cpu.Seconds(), 2, "")
