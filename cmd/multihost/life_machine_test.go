@@ -26,7 +26,9 @@ import (
 	"multihost/internal/network"
 	"multihost/internal/overssh"
 	"multihost/internal/preflight"
+	"multihost/internal/provision"
 	"multihost/internal/qr"
+	"multihost/internal/record"
 	"multihost/internal/runs"
 	"multihost/internal/sim"
 	"multihost/internal/stage"
@@ -270,12 +272,14 @@ func (p *lifeProcess) makeDeps() *workers.Deps {
 	if w.real != nil {
 		carried = agents()
 	}
-	d := &workers.Deps{Cloud: queue.Provider(w.root), Networks: network.New(cloud, qr.LifeOf), Project: sim.DefaultProject, Zone: sim.DefaultZone,
-		Access: overssh.Access{Login: w.login, Identity: w.identity, KnownHosts: filepath.Join(p.machine.dir, "known_hosts"), Port: w.port, Way: w.way,
+	typed := &stage.Invocation{Sink: sink, Clock: gcp.SystemClock, Leave: p.signalled.Leave}
+	d := &workers.Deps{
+		Reach: &workers.Reach{Invocation: typed, Place: provision.Place{Project: sim.DefaultProject, Zone: sim.DefaultZone}, Cloud: queue.Provider(w.root), Access: overssh.Access{Login: w.login, Identity: w.identity, KnownHosts: filepath.Join(p.machine.dir, "known_hosts"), Port: w.port, Way: w.way,
 			ConnectTimeout: 15 * time.Second, RetryFor: time.Minute, MaxDials: 8,
-			Dial: func(ctx context.Context, _, addr string) (net.Conn, error) { return w.dial(ctx, p, addr) }},
-		Sink: sink, Clock: gcp.SystemClock, StateDir: p.machine.dir, Owner: "ann@" + p.machine.name, ExitStatus: exitCode, Leave: p.signalled.Leave,
-		Roots: gcp.Roots{TPU: w.root}, Agents: carried}
+			Dial: func(ctx context.Context, _, addr string) (net.Conn, error) { return w.dial(ctx, p, addr) }}},
+		Keeper:   &record.Keeper{Of: typed, StateDir: p.machine.dir, Owner: "ann@" + p.machine.name, ExitStatus: exitCode},
+		Networks: network.New(cloud, qr.LifeOf), Roots: gcp.Roots{TPU: w.root}, Agents: carried,
+	}
 	overSSH(d, nil)
 	return d
 }

@@ -21,7 +21,9 @@ import (
 	"multihost/internal/network"
 	"multihost/internal/overssh"
 	"multihost/internal/preflight"
+	"multihost/internal/provision"
 	"multihost/internal/qr"
+	"multihost/internal/record"
 	"multihost/internal/remote"
 	"multihost/internal/runs"
 	"multihost/internal/sim"
@@ -104,9 +106,12 @@ func TestRunAndJobOverLocalProcesses(t *testing.T) {
 
 	queue := qr.New(cloud)
 	deps := func(hear func(event.Event)) *workers.Deps {
-		return &workers.Deps{Cloud: queue.Provider(server.URL()), Networks: network.New(cloud, qr.LifeOf), Project: sim.DefaultProject, Zone: sim.DefaultZone,
-			Access: overssh.Access{Login: "ann", RetryFor: time.Minute}, Dialer: &localworker.Dialer{Find: backend.find},
-			Clock: gcp.SystemClock, StateDir: filepath.Join(dir, "state"), Owner: "ann@laptop", ExitStatus: exitCode, Sink: event.SinkFunc(hear)}
+		typed := &stage.Invocation{Clock: gcp.SystemClock, Sink: event.SinkFunc(hear)}
+		return &workers.Deps{
+			Reach:    &workers.Reach{Invocation: typed, Place: provision.Place{Project: sim.DefaultProject, Zone: sim.DefaultZone}, Cloud: queue.Provider(server.URL()), Access: overssh.Access{Login: "ann", RetryFor: time.Minute}, Dialer: &localworker.Dialer{Find: backend.find}},
+			Keeper:   &record.Keeper{Of: typed, StateDir: filepath.Join(dir, "state"), Owner: "ann@laptop", ExitStatus: exitCode},
+			Networks: network.New(cloud, qr.LifeOf),
+		}
 	}
 	options := func(prefix, script string) job.RunOptions {
 		return job.RunOptions{Prefix: prefix, Run: "r" + prefix, Dir: code, Script: script, Preflight: "require", Platform: preflight.GCE, NUMA: preflight.NUMAOff, FailFast: true,

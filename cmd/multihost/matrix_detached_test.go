@@ -5,7 +5,10 @@ import (
 	"context"
 
 	"multihost/internal/overssh"
+	"multihost/internal/provision"
+	"multihost/internal/record"
 	"multihost/internal/runs"
+	"multihost/internal/stage"
 	"multihost/internal/submit"
 	"multihost/internal/testkit"
 	"multihost/internal/workers"
@@ -212,11 +215,15 @@ func (s *lonelyStage) run(story *testkit.Buffer) (result string) {
 		TPUEndpoint: url + "/", ComputeEndpoint: url + "/compute/v1/", StorageEndpoint: url + "/storage/v1/", ResourceManagerEndpoint: url + "/"})
 	queue := qr.New(cloud)
 	sink := event.SinkFunc(func(e event.Event) { fmt.Fprintf(story, "%T %+v\n", e, e) })
-	d := &workers.Deps{Cloud: queue.Provider(""), Networks: network.New(cloud, qr.LifeOf), Project: sim.DefaultProject, Zone: sim.DefaultZone, Access: s.access,
-		Sink: sink, Clock: gcp.SystemClock, StateDir: filepath.Join(s.dir, "state"), Owner: "ann@laptop", ExitStatus: exitCode, Agents: noAgent(),
-		OpenBucket: func(ctx context.Context, bucket, dir string) (*detach.Bucket, error) {
+	typed := &stage.Invocation{Sink: sink, Clock: gcp.SystemClock}
+	d := &workers.Deps{
+		Reach:  &workers.Reach{Invocation: typed, Place: provision.Place{Project: sim.DefaultProject, Zone: sim.DefaultZone}, Cloud: queue.Provider(""), Access: s.access},
+		Keeper: &record.Keeper{Of: typed, StateDir: filepath.Join(s.dir, "state"), Owner: "ann@laptop", ExitStatus: exitCode},
+		Source: detach.Source{OpenBucket: func(ctx context.Context, bucket, dir string) (*detach.Bucket, error) {
 			return detach.Open(ctx, cloud, bucket, dir)
-		}}
+		}},
+		Networks: network.New(cloud, qr.LifeOf), Agents: noAgent(),
+	}
 	overSSH(d, nil)
 	roots, err := cloud.Roots()
 	if err != nil {

@@ -26,7 +26,9 @@ import (
 	"multihost/internal/network"
 	"multihost/internal/overssh"
 	"multihost/internal/preflight"
+	"multihost/internal/provision"
 	"multihost/internal/qr"
+	"multihost/internal/record"
 	"multihost/internal/sim"
 	"multihost/internal/sim/worker"
 	"multihost/internal/sshkey"
@@ -374,8 +376,12 @@ func (c *cell) job(ctx context.Context, dir string, leave <-chan struct{}, sink 
 	access := c.access
 	access.Port = c.fleet.Port()
 	queue := qr.New(cloud)
-	d := &workers.Deps{Agents: agents(), Cloud: queue.Provider(""), Networks: network.New(cloud, qr.LifeOf), Project: sim.DefaultProject, Zone: sim.DefaultZone, Access: access,
-		Sink: sink, Clock: c.clock, StateDir: dir, Owner: "ann@laptop", ExitStatus: exitCode, Leave: leave}
+	typed := &stage.Invocation{Sink: sink, Clock: c.clock, Leave: leave}
+	d := &workers.Deps{
+		Reach:  &workers.Reach{Invocation: typed, Place: provision.Place{Project: sim.DefaultProject, Zone: sim.DefaultZone}, Cloud: queue.Provider(""), Access: access},
+		Keeper: &record.Keeper{Of: typed, StateDir: dir, Owner: "ann@laptop", ExitStatus: exitCode},
+		Agents: agents(), Networks: network.New(cloud, qr.LifeOf),
+	}
 	overSSH(d, nil)
 	o := matrixJob(c.dir, c.access)
 	if c.fault.slow {

@@ -20,8 +20,10 @@ import (
 	"multihost/internal/overssh"
 	"multihost/internal/preflight"
 	"multihost/internal/provision"
+	"multihost/internal/record"
 	"multihost/internal/sim/worker"
 	"multihost/internal/sshkey"
+	"multihost/internal/stage"
 	"multihost/internal/testkit"
 	"multihost/internal/tpu"
 	"multihost/internal/workers"
@@ -254,19 +256,21 @@ func TestAJobOnAnotherProvider(t *testing.T) {
 			defer back.Wait()
 			boxes := &rack{fleet: fleet, orders: map[string]*order{}}
 			starts, notes := 0, &testkit.Recorder{}
-			d := &workers.Deps{Cloud: boxes, Project: "p", Zone: "cellar", StateDir: dir, Owner: "ann@laptop", ExitStatus: exitCode, Clock: testkit.NewFastClock(),
-				Access: overssh.Access{Login: "quick", Identity: identity, KnownHosts: filepath.Join(dir, "known_hosts"), Port: fleet.Port(), Way: overssh.Internal,
-					ConnectTimeout: time.Second, RetryFor: time.Second, MaxDials: 8},
-				Sink: event.SinkFunc(func(e event.Event) {
-					notes.Emit(e)
-					if _, ok := e.(event.Release); !ok {
-						return
-					}
-					if starts++; starts == 1 && tt.word != "" {
-						struck.Store(true)
-						back.Go(func() { boxes.strike("m", tt.word) })
-					}
-				})}
+			typed := &stage.Invocation{Clock: testkit.NewFastClock(), Sink: event.SinkFunc(func(e event.Event) {
+				notes.Emit(e)
+				if _, ok := e.(event.Release); !ok {
+					return
+				}
+				if starts++; starts == 1 && tt.word != "" {
+					struck.Store(true)
+					back.Go(func() { boxes.strike("m", tt.word) })
+				}
+			})}
+			d := &workers.Deps{
+				Reach: &workers.Reach{Invocation: typed, Place: provision.Place{Project: "p", Zone: "cellar"}, Cloud: boxes, Access: overssh.Access{Login: "quick", Identity: identity, KnownHosts: filepath.Join(dir, "known_hosts"), Port: fleet.Port(), Way: overssh.Internal,
+					ConnectTimeout: time.Second, RetryFor: time.Second, MaxDials: 8}},
+				Keeper: &record.Keeper{Of: typed, StateDir: dir, Owner: "ann@laptop", ExitStatus: exitCode},
+			}
 			d.Agents = noAgent()
 			overSSH(d, nil)
 			ty, err := tpu.ParseType("v5litepod-4")

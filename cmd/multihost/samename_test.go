@@ -18,7 +18,9 @@ import (
 	"multihost/internal/network"
 	"multihost/internal/overssh"
 	"multihost/internal/preflight"
+	"multihost/internal/provision"
 	"multihost/internal/qr"
+	"multihost/internal/record"
 	"multihost/internal/sim"
 	"multihost/internal/sshkey"
 	"multihost/internal/stage"
@@ -43,14 +45,16 @@ func TestTwoRunsOfOneNameDoNotMixTheirCode(t *testing.T) {
 		dir := filepath.Join(lab.dir, name)
 		testkit.Must(t, os.MkdirAll(filepath.Join(dir, "src"), 0o700))
 		testkit.Must(t, os.WriteFile(filepath.Join(dir, "src", "whose"), []byte(name+"\n"), 0o600))
-		d := &workers.Deps{Agents: agents(), Cloud: queue.Provider(""), Networks: network.New(cloud, qr.LifeOf), Project: sim.DefaultProject, Zone: sim.DefaultZone,
-			Access: overssh.Access{Login: "ann", Identity: identity, KnownHosts: filepath.Join(dir, "known_hosts"), Port: lab.server.SSHPort(), ConnectTimeout: time.Minute, RetryFor: time.Minute, MaxDials: 8},
-			Clock:  gcp.SystemClock, StateDir: dir, Owner: name + "@laptop", ExitStatus: exitCode,
-			Sink: event.SinkFunc(func(e event.Event) {
-				if p, ok := e.(event.Phase); ok && p.Name == phase && p.State == event.Started {
-					hold()
-				}
-			})}
+		typed := &stage.Invocation{Clock: gcp.SystemClock, Sink: event.SinkFunc(func(e event.Event) {
+			if p, ok := e.(event.Phase); ok && p.Name == phase && p.State == event.Started {
+				hold()
+			}
+		})}
+		d := &workers.Deps{
+			Reach:  &workers.Reach{Invocation: typed, Place: provision.Place{Project: sim.DefaultProject, Zone: sim.DefaultZone}, Cloud: queue.Provider(""), Access: overssh.Access{Login: "ann", Identity: identity, KnownHosts: filepath.Join(dir, "known_hosts"), Port: lab.server.SSHPort(), ConnectTimeout: time.Minute, RetryFor: time.Minute, MaxDials: 8}},
+			Keeper: &record.Keeper{Of: typed, StateDir: dir, Owner: name + "@laptop", ExitStatus: exitCode},
+			Agents: agents(), Networks: network.New(cloud, qr.LifeOf),
+		}
 		overSSH(d, nil)
 		return job.Run(ctx, d, job.RunOptions{Prefix: "t", Run: "r", Dir: filepath.Join(dir, "src"), Script: script, Preflight: "off", NUMA: preflight.NUMAOff,
 			Grace: time.Second, KillStale: launch.FreeOrphans})

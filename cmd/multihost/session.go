@@ -17,6 +17,7 @@ import (
 	"multihost/internal/access"
 	"multihost/internal/hosts"
 	"multihost/internal/overssh"
+	"multihost/internal/record"
 	"multihost/internal/stage"
 	"multihost/internal/workers"
 
@@ -350,23 +351,26 @@ func (s *session) slices() provision.Provider {
 	return s.keys
 }
 
-// deps returns what internal/job works with, for commands that contact no worker.
+// deps returns what the packages below internal work with, for commands that contact no
+// worker.
 func (s *session) deps(c *call) *workers.Deps {
-	if s.hosts != nil {
-		return &workers.Deps{Cloud: s.hosts, ReadOnly: s.dryRun, Roots: s.roots, Sink: s.sink, Clock: gcp.SystemClock, Journal: s.journal, StateDir: s.stateDir, Owner: owner(), Leave: c.leave, ExitStatus: exitCode}
+	typed := &stage.Invocation{Sink: s.sink, Clock: gcp.SystemClock, Leave: c.leave}
+	d := &workers.Deps{
+		Reach:  &workers.Reach{Invocation: typed, ReadOnly: s.dryRun},
+		Keeper: &record.Keeper{Of: typed, Journal: s.journal, StateDir: s.stateDir, Owner: owner(), ExitStatus: exitCode},
+		Roots:  s.roots,
 	}
-	if s.cloud == nil { // doctor reports that there is no project
-		return &workers.Deps{Sink: s.sink, Clock: gcp.SystemClock, StateDir: s.stateDir, Owner: owner(), Leave: c.leave}
-	}
-	return &workers.Deps{
-		Cloud: s.keys, Networks: s.networks, ReadOnly: s.dryRun,
-		Project: s.cloud.Project(), Zone: s.cloud.Zone(), Roots: s.roots,
-		OpenBucket: func(ctx context.Context, bucket, dir string) (*detach.Bucket, error) {
+	switch {
+	case s.hosts != nil:
+		d.Cloud = s.hosts
+	case s.cloud != nil: // otherwise doctor reports that there is no project
+		d.Cloud, d.Networks, d.Agents = s.keys, s.networks, agents()
+		d.Place = provision.Place{Project: s.cloud.Project(), Zone: s.cloud.Zone()}
+		d.OpenBucket = func(ctx context.Context, bucket, dir string) (*detach.Bucket, error) {
 			return detach.Open(ctx, s.cloud, bucket, dir)
-		},
-		Sink: s.sink, Clock: gcp.SystemClock, Journal: s.journal, StateDir: s.stateDir, Owner: owner(), Leave: c.leave, ExitStatus: exitCode,
-		Agents: agents(),
+		}
 	}
+	return d
 }
 
 // agents returns the programs for workers that are part of this one. Tests have others.

@@ -28,8 +28,10 @@ import (
 	"multihost/internal/preflight"
 	"multihost/internal/provision"
 	"multihost/internal/qr"
+	"multihost/internal/record"
 	"multihost/internal/runs"
 	"multihost/internal/sim"
+	"multihost/internal/stage"
 	"multihost/internal/submit"
 	"multihost/internal/testkit"
 	"multihost/internal/tpu"
@@ -83,13 +85,15 @@ func (p *place) machine(owner string, dies, rests int) *machine {
 		TPUEndpoint: url + "/", ComputeEndpoint: url + "/compute/v1/", StorageEndpoint: url + "/storage/v1/", ResourceManagerEndpoint: url + "/"})
 	p.t.Cleanup(cloud.Close)
 	queue := qr.New(cloud)
-	m.Deps = &workers.Deps{Cloud: queue.Provider(""), Networks: network.New(cloud, qr.LifeOf), Project: sim.DefaultProject, Zone: sim.DefaultZone,
-		Access: overssh.Access{Login: "ann"}, Clock: gcp.SystemClock, Owner: owner, StateDir: filepath.Join(p.dir, strings.ReplaceAll(owner, "@", "-")),
-		Sink: event.Discard,
-		OpenBucket: func(ctx context.Context, bucket, dir string) (*detach.Bucket, error) {
+	typed := &stage.Invocation{Clock: gcp.SystemClock, Sink: event.Discard}
+	m.Deps = &workers.Deps{
+		Reach:  &workers.Reach{Invocation: typed, Place: provision.Place{Project: sim.DefaultProject, Zone: sim.DefaultZone}, Cloud: queue.Provider(""), Access: overssh.Access{Login: "ann"}},
+		Keeper: &record.Keeper{Of: typed, Owner: owner, StateDir: filepath.Join(p.dir, strings.ReplaceAll(owner, "@", "-"))},
+		Source: detach.Source{OpenBucket: func(ctx context.Context, bucket, dir string) (*detach.Bucket, error) {
 			return detach.Open(ctx, cloud, bucket, dir)
-		},
-		Bucket: sim.DefaultBucket, Agents: noAgent(p.t, "agent")}
+		}, Bucket: sim.DefaultBucket},
+		Networks: network.New(cloud, qr.LifeOf), Agents: noAgent(p.t, "agent"),
+	}
 	return m
 }
 

@@ -16,10 +16,12 @@ import (
 	"multihost/internal/event"
 	"multihost/internal/gcp"
 	"multihost/internal/job"
+	"multihost/internal/provision"
 	"multihost/internal/qr"
 	"multihost/internal/record"
 	"multihost/internal/runs"
 	"multihost/internal/sim"
+	"multihost/internal/stage"
 	"multihost/internal/submit"
 	"multihost/internal/testkit"
 	"multihost/internal/tpu"
@@ -143,15 +145,18 @@ func TestPsTellsOfEveryRunThatItCannotRead(t *testing.T) {
 	put("_dir/1", "x")
 	var shown strings.Builder
 	queue := qr.New(cloud)
-	d := &workers.Deps{Cloud: queue.Provider(""), Project: sim.DefaultProject, Zone: sim.DefaultZone, Clock: gcp.SystemClock, StateDir: t.TempDir(), Bucket: sim.DefaultBucket,
-		OpenBucket: func(ctx context.Context, bucket, dir string) (*detach.Bucket, error) {
+	typed := &stage.Invocation{Clock: gcp.SystemClock, Sink: event.SinkFunc(func(e event.Event) {
+		if r, ok := e.(event.Result); ok {
+			shown.WriteString(r.Text)
+		}
+	})}
+	d := &workers.Deps{
+		Reach:  &workers.Reach{Invocation: typed, Place: provision.Place{Project: sim.DefaultProject, Zone: sim.DefaultZone}, Cloud: queue.Provider("")},
+		Keeper: &record.Keeper{Of: typed, StateDir: t.TempDir()},
+		Source: detach.Source{Bucket: sim.DefaultBucket, OpenBucket: func(ctx context.Context, bucket, dir string) (*detach.Bucket, error) {
 			return detach.Open(ctx, cloud, bucket, dir)
-		},
-		Sink: event.SinkFunc(func(e event.Event) {
-			if r, ok := e.(event.Result); ok {
-				shown.WriteString(r.Text)
-			}
-		})}
+		}},
+	}
 	err = runs.List(t.Context(), d, "", nil, true)
 	if err == nil || !strings.Contains(err.Error(), `forged/run.json: it is about run "other"`) {
 		t.Errorf("got error %v, want that of the forged run", err)

@@ -34,9 +34,12 @@ import (
 	"multihost/internal/network"
 	"multihost/internal/overssh"
 	"multihost/internal/preflight"
+	"multihost/internal/provision"
 	"multihost/internal/qr"
+	"multihost/internal/record"
 	"multihost/internal/sim"
 	"multihost/internal/sim/netns"
+	"multihost/internal/stage"
 	"multihost/internal/submit"
 	"multihost/internal/testkit"
 	"multihost/internal/testkit/simworker"
@@ -153,18 +156,18 @@ func begin(t *testing.T, backend, accelerator, script string, change func(*job.J
 	if change != nil {
 		change(&o, &do)
 	}
+	typed := &stage.Invocation{Clock: gcp.SystemClock, Sink: event.SinkFunc(func(e event.Event) {
+		if n, ok := e.(event.Note); ok {
+			w.told += n.Text + "\n"
+		}
+	})}
 	d := &workers.Deps{
-		Cloud: w.queue.Provider(""), Networks: network.New(cloud, qr.LifeOf), Project: sim.DefaultProject, Zone: sim.DefaultZone,
-		OpenBucket: func(ctx context.Context, bucket, dir string) (*detach.Bucket, error) {
+		Reach:  &workers.Reach{Invocation: typed, Place: provision.Place{Project: sim.DefaultProject, Zone: sim.DefaultZone}, Cloud: w.queue.Provider(""), Access: overssh.Access{Login: "ann"}},
+		Keeper: &record.Keeper{Of: typed, StateDir: filepath.Join(dir, "state"), Owner: "ann@laptop"},
+		Source: detach.Source{OpenBucket: func(ctx context.Context, bucket, dir string) (*detach.Bucket, error) {
 			return detach.Open(ctx, cloud, bucket, dir)
-		},
-		Access: overssh.Access{Login: "ann"}, Clock: gcp.SystemClock,
-		Sink: event.SinkFunc(func(e event.Event) {
-			if n, ok := e.(event.Note); ok {
-				w.told += n.Text + "\n"
-			}
-		}),
-		StateDir: filepath.Join(dir, "state"), Owner: "ann@laptop", Agents: agents,
+		}},
+		Networks: network.New(cloud, qr.LifeOf), Agents: agents,
 	}
 	if _, err := submit.Detach(t.Context(), d, o, do); err != nil {
 		t.Fatal(err)

@@ -2,11 +2,12 @@ package follow
 
 import (
 	"fmt"
+	"sync"
+
 	"multihost/internal/event"
 	"multihost/internal/launch"
 	"multihost/internal/stage"
 	"multihost/internal/tpu"
-	"sync"
 )
 
 // LowDisks gathers the workers with little free space, to report them in one line and

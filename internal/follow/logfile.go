@@ -6,14 +6,15 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"os"
+	"sync"
+
 	"multihost/internal/event"
 	"multihost/internal/launch"
 	"multihost/internal/mask"
 	"multihost/internal/record"
 	"multihost/internal/stage"
 	"multihost/internal/tpu"
-	"os"
-	"sync"
 )
 
 // logFile is the local copy of one worker's output. It is a prefix of the worker's file

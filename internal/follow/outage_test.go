@@ -10,6 +10,7 @@ import (
 	"multihost/internal/gcp"
 	"multihost/internal/launch"
 	"multihost/internal/provision"
+	"multihost/internal/stage"
 	"multihost/internal/testkit"
 	"multihost/internal/tpu"
 	"multihost/internal/workers"
@@ -17,7 +18,7 @@ import (
 
 // deps are what a following needs of a command.
 func deps(clock gcp.Clock, sink event.Sink, cloud provision.Provider) *workers.Deps {
-	return &workers.Deps{Clock: clock, Sink: sink, Cloud: cloud}
+	return &workers.Deps{Reach: &workers.Reach{Invocation: &stage.Invocation{Clock: clock, Sink: sink}, Cloud: cloud}}
 }
 
 func TestAWorkerIsNotLostForWantOfALogin(t *testing.T) {

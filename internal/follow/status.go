@@ -9,36 +9,37 @@ import (
 	"multihost/internal/cost"
 	"multihost/internal/provision"
 	"multihost/internal/record"
+	"multihost/internal/stage"
 	"multihost/internal/tpu"
 	"multihost/internal/workers"
 )
 
 // runs records that the command runs on the workers, until over is called.
 func (f *Following) runs() (over func()) {
-	f.SetStatus(func(s *workers.Status) {
+	f.SetStatus(func(s *stage.Status) {
 		s.Run, s.Running, s.Ours, s.Ended = f.Ref.Run, tpu.Fold(f.Workers.IDs), !f.Attached, false
-		s.Billed = Billed(f.Deps, f.Workers.Slices)
+		s.Billed = Billed(s.Tier, f.Workers.Slices)
 	})
-	return func() { f.SetStatus(func(s *workers.Status) { s.Running, s.Ended = "", true }) }
+	return func() { f.SetStatus(func(s *stage.Status) { s.Running, s.Ended = "", true }) }
 }
 
 // Holds records that this command will delete the queued resource id at its end. waiting
 // says what happens to the resource if the command is left before the run's command has
 // started.
-func Holds(d *workers.Deps, run, id, waiting string, earlier bool) {
-	d.SetStatus(func(s *workers.Status) {
+func Holds(r *workers.Reach, run, id, waiting string, earlier bool) {
+	r.SetStatus(func(s *stage.Status) {
 		s.Run, s.Waiting, s.Earlier, s.Ours = run, waiting, earlier, true
-		s.Resource, s.Delete = provision.NameOf(d.Cloud, id), d.Cloud.Undoing(id).Commands.Delete
+		s.Resource, s.Delete = provision.NameOf(r.Cloud, id), r.Cloud.Undoing(id).Commands.Delete
 	})
 }
 
-// Billed returns what slices cost, in words. The tier of slices that this command did not
-// ask for is not known here: their price is that of on-demand capacity, and says so.
-func Billed(d *workers.Deps, all []tpu.Slice) string {
+// Billed returns what slices of a tier cost, in words. The tier of slices that this command did not
+// ask for is "", since it is not known here: their price is that of on-demand capacity, and says so.
+func Billed(tier string, all []tpu.Slice) string {
 	if len(all) == 0 || all[0].UID == "" { // hosts that no cloud knows
 		return ""
 	}
-	tier := cmp.Or(d.Tier, cost.OnDemand)
+	tier = cmp.Or(tier, cost.OnDemand)
 	kinds := map[string]int{}
 	var order []string
 	total := 0.0
@@ -69,7 +70,7 @@ func Billed(d *workers.Deps, all []tpu.Slice) string {
 // SomeoneAt reports whether a command on this machine brings the logs of a run here. A
 // false positive is possible: another command that calls SomeoneAt at the same moment.
 func SomeoneAt(stateDir, run string) bool {
-	file, err := os.OpenFile(workers.PresencePath(stateDir, run), os.O_RDWR, 0)
+	file, err := os.OpenFile(record.PresencePath(stateDir, run), os.O_RDWR, 0)
 	if err != nil {
 		return false
 	}

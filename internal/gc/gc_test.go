@@ -9,6 +9,7 @@ import (
 	"multihost/internal/provision"
 	"multihost/internal/qr"
 	"multihost/internal/record"
+	"multihost/internal/stage"
 	"multihost/internal/testkit"
 	"multihost/internal/tpu"
 	"multihost/internal/workers"
@@ -25,7 +26,9 @@ func made(id, state string, nodes int, created time.Time) provision.Resource {
 
 func TestIdleNeedsEvidence(t *testing.T) {
 	clock := testkit.NewJumpClock()
-	d := &workers.Deps{Clock: clock}
+	d := &workers.Deps{
+		Reach: &workers.Reach{Invocation: &stage.Invocation{Clock: clock}},
+	}
 	ago := func(age time.Duration) time.Time { return clock.Now().Add(-age) }
 	ran := func(slice int, info launch.Info) []workers.FoundRun {
 		return []workers.FoundRun{{Info: info, Workers: []tpu.WorkerID{{Slice: slice}}}}
@@ -67,7 +70,11 @@ func TestIdleNeedsEvidence(t *testing.T) {
 
 func TestTheWarningOfLeftoversIsOneLine(t *testing.T) {
 	clock := testkit.NewJumpClock()
-	d := &workers.Deps{Clock: clock, StateDir: t.TempDir(), Project: "p", Zone: "us-central2-b"}
+	typed := &stage.Invocation{Clock: clock}
+	d := &workers.Deps{
+		Reach:  &workers.Reach{Invocation: typed, Place: provision.Place{Project: "p", Zone: "us-central2-b"}},
+		Keeper: &record.Keeper{Of: typed, StateDir: t.TempDir()},
+	}
 	now := clock.Now()
 	record := func(run, slice string, ended bool, end time.Time) {
 		t.Helper()

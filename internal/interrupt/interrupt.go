@@ -15,7 +15,6 @@ import (
 
 	"multihost/internal/stage"
 	"multihost/internal/ui"
-	"multihost/internal/workers"
 )
 
 const (
@@ -48,7 +47,7 @@ func (w *Watch) Answer(a stage.Answer) {
 // Ask has SIGINT ask the user on the terminal of in and out, while a command runs or a queued resource
 // exists. stand says what is at stake. It returns a function that cancels an open question
 // and all later ones; closing the view waits for an open question.
-func (w *Watch) Ask(view *ui.Renderer, in *os.File, out io.Writer, stand func() workers.Status) (end func()) {
+func (w *Watch) Ask(view *ui.Renderer, in *os.File, out io.Writer, stand func() stage.Status) (end func()) {
 	over, end := context.WithCancel(context.Background())
 	w.AskWith(func(ctx context.Context) (stage.Answer, bool) {
 		st := stand()
@@ -73,7 +72,7 @@ func (w *Watch) AskWith(ask func(ctx context.Context) (answer stage.Answer, aske
 
 // askUser asks the user what to do. If the terminal can no longer be asked, it
 // answers stage.Detach: that is no reason to stop the run.
-func askUser(ctx context.Context, view *ui.Renderer, in *os.File, stand workers.Status) stage.Answer {
+func askUser(ctx context.Context, view *ui.Renderer, in *os.File, stand stage.Status) stage.Answer {
 	keys := "dsc"
 	if !stand.Started() {
 		keys = "skc"
@@ -91,7 +90,7 @@ func askUser(ctx context.Context, view *ui.Renderer, in *os.File, stand workers.
 }
 
 // question returns a question that says what is at stake and what each key does.
-func question(st workers.Status) string {
+func question(st stage.Status) string {
 	var b strings.Builder
 	billed := ""
 	if st.Billed != "" {
@@ -122,7 +121,7 @@ func question(st workers.Status) string {
 }
 
 // lease says what the workers do about the slices by themselves.
-func lease(st workers.Status) string {
+func lease(st stage.Status) string {
 	if st.Lease == "" {
 		return ""
 	}
@@ -130,7 +129,7 @@ func lease(st workers.Status) string {
 }
 
 // waitingQuestion is question for a job whose command has not started.
-func waitingQuestion(st workers.Status) string {
+func waitingQuestion(st stage.Status) string {
 	billed := "nothing is billed yet"
 	if st.Billed != "" {
 		billed = "billed now: " + st.Billed
@@ -221,7 +220,7 @@ func (q *open) replies() <-chan reply {
 // Start cancels the returned context with a *stage.Interrupted as cause when
 // SIGINT, SIGTERM or SIGHUP comes. If a SIGINT asks the user a question, the context ends
 // only when the answer says so; a second SIGINT while the question is open means
-// workers.Status.Second. It ignores SIGHUP if nohup started the program, which must then
+// stage.Status.Second. It ignores SIGHUP if nohup started the program, which must then
 // outlive the terminal. The next signal after the end closes Leave, unless it follows
 // the first at once.
 func (w *Watch) Start(parent context.Context, exit func()) (context.Context, func()) {

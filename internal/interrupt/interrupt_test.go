@@ -4,22 +4,22 @@ import (
 	"strings"
 	"testing"
 
-	"multihost/internal/workers"
+	"multihost/internal/stage"
 )
 
 // The question after Ctrl-C says what is true at that moment.
 func TestTheQuestionAfterCtrlC(t *testing.T) {
-	base := workers.Status{Run: "r", Resource: "queued resource q", Ours: true, Waiting: "its slices delete themselves", Lease: "the workers delete them"}
+	base := stage.Status{Run: "r", Resource: "queued resource q", Ours: true, Waiting: "its slices delete themselves", Lease: "the workers delete them"}
 	for _, tt := range []struct {
 		story  string
-		change func(*workers.Status)
+		change func(*stage.Status)
 		want   []string
 		not    string
 	}{
-		{"it waits", func(*workers.Status) {}, []string{"has not started; nothing is billed yet", "keep the place in the queue"}, "has ended"},
-		{"its slices are there", func(s *workers.Status) { s.Billed = "1 × v4-8" }, []string{"has not started; billed now: 1 × v4-8"}, "nothing is billed"},
-		{"it runs", func(s *workers.Status) { s.Running = "s0w0" }, []string{"run r runs on s0w0", "end it on every worker and delete queued resource q"}, "queue:"},
-		{"between two attempts", func(s *workers.Status) { s.Ended, s.Billed = true, "1 × v4-8" }, []string{"has ended and is to be started again; billed now: 1 × v4-8", "the workers delete them"}, "has not started"},
+		{"it waits", func(*stage.Status) {}, []string{"has not started; nothing is billed yet", "keep the place in the queue"}, "has ended"},
+		{"its slices are there", func(s *stage.Status) { s.Billed = "1 × v4-8" }, []string{"has not started; billed now: 1 × v4-8"}, "nothing is billed"},
+		{"it runs", func(s *stage.Status) { s.Running = "s0w0" }, []string{"run r runs on s0w0", "end it on every worker and delete queued resource q"}, "queue:"},
+		{"between two attempts", func(s *stage.Status) { s.Ended, s.Billed = true, "1 × v4-8" }, []string{"has ended and is to be started again; billed now: 1 × v4-8", "the workers delete them"}, "has not started"},
 	} {
 		st := base
 		tt.change(&st)

@@ -283,5 +283,5 @@ func (q *queued) nowBilled(s tpu.Slice) {
 		all[i] = q.held.slices[name]
 	}
 	q.held.mu.Unlock()
-	q.SetStatus(func(st *workers.Status) { st.Billed = follow.Billed(q.Deps, all) })
+	q.SetStatus(func(st *stage.Status) { st.Billed = follow.Billed(st.Tier, all) })
 }

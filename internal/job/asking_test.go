@@ -173,7 +173,9 @@ func TestWhetherAResourceIsThere(t *testing.T) {
 	} {
 		_, h := onHardCloud(map[string][]error{"get": {tt.err}})
 		h.res.State = tt.state
-		there, err := isThere(t.Context(), (&workers.Deps{Cloud: h}), "q")
+		there, err := isThere(t.Context(), (&workers.Deps{
+			Reach: &workers.Reach{Cloud: h},
+		}), "q")
 		if there != tt.there || !errors.Is(err, tt.want) {
 			t.Errorf("state %q, error %v: there %v, %v", tt.state, tt.err, there, err)
 		}
@@ -199,7 +201,7 @@ func TestWhatSlicesAreBilled(t *testing.T) {
 		{"", []tpu.Slice{v4, slice("v2-8", "us-central1-c")}, "1 × v4-8, 1 × v2-8, price unknown for us-central1-c"},
 		{"", []tpu.Slice{{Name: "host"}}, ""},
 	} {
-		if got := follow.Billed((&workers.Deps{Tier: tt.tier}), tt.all); got != tt.want {
+		if got := follow.Billed(tt.tier, tt.all); got != tt.want {
 			t.Errorf("billed %q, want %q", got, tt.want)
 		}
 	}

@@ -12,6 +12,7 @@ import (
 	"multihost/internal/event"
 	"multihost/internal/hosts"
 	"multihost/internal/record"
+	"multihost/internal/stage"
 	"multihost/internal/testkit"
 	"multihost/internal/tpu"
 	"multihost/internal/workers"
@@ -36,7 +37,9 @@ func TestMegascaleVariables(t *testing.T) {
 		{"slices made apart", []tpu.Slice{slice("t-0", ""), slice("t-1", "")}, false, true},
 	} {
 		t.Run(row.story, func(t *testing.T) {
-			r := &Runner{Deps: &workers.Deps{}, workers: &workers.Connected{Slices: row.slices}, O: RunOptions{AllowPartial: row.partial}}
+			r := &Runner{Deps: &workers.Deps{
+				Reach: &workers.Reach{},
+			}, workers: &workers.Connected{Slices: row.slices}, O: RunOptions{AllowPartial: row.partial}}
 			for i := range row.slices {
 				r.workers.Slices[i].Index = i
 				r.workers.IDs = append(r.workers.IDs, tpu.WorkerID{Slice: i})
@@ -64,7 +67,9 @@ func TestMegascaleVariables(t *testing.T) {
 }
 
 func TestProcessNumbersCountThroughSlicesAndProcesses(t *testing.T) {
-	r := &Runner{Deps: &workers.Deps{Cloud: hosts.HostList{{Name: "a"}, {Name: "b"}}}, O: RunOptions{Processes: 4}}
+	r := &Runner{Deps: &workers.Deps{
+		Reach: &workers.Reach{Cloud: hosts.HostList{{Name: "a"}, {Name: "b"}}},
+	}, O: RunOptions{Processes: 4}}
 	sel, _ := r.Cloud.Slices(t.Context())
 	r.workers = &workers.Connected{Slices: sel, IDs: testkit.WorkerIDs(1, 2)}
 	set, _ := r.environment(1)
@@ -84,7 +89,9 @@ func TestProcessNumbersCountThroughSlicesAndProcesses(t *testing.T) {
 // A secret LIBTPU_INIT_ARGS stays one when --xla-flag is merged into it.
 func TestASecretVariableWithMergedFlagsIsSecret(t *testing.T) {
 	var told strings.Builder
-	r := &Runner{Deps: &workers.Deps{Sink: event.SinkFunc(func(e event.Event) { fmt.Fprintln(&told, e) })}, O: RunOptions{
+	r := &Runner{Deps: &workers.Deps{
+		Reach: &workers.Reach{Invocation: &stage.Invocation{Sink: event.SinkFunc(func(e event.Event) { fmt.Fprintln(&told, e) })}},
+	}, O: RunOptions{
 		Env:      []config.EnvVar{{Name: "LIBTPU_INIT_ARGS", Value: "--xla_canary_1=canary-2 --xla_tpu_scoped_vmem_limit_kib=98304", Secret: true}},
 		XLAFlags: []string{"xla_tpu_scoped_vmem_limit_kib=4096"},
 	}}

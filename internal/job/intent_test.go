@@ -8,6 +8,7 @@ import (
 	"multihost/internal/gcp"
 	"multihost/internal/launch"
 	"multihost/internal/record"
+	"multihost/internal/stage"
 	"multihost/internal/testkit"
 	"multihost/internal/tpu"
 	"multihost/internal/workers"
@@ -62,7 +63,10 @@ func TestASuccessThatNobodySawIsTakenOver(t *testing.T) {
 		{"not seen here", &record.Record{Run: "r", Attempt: 1}, []workers.FoundRun{ended(1, 1, false)}, 1},
 		{"another attempt was seen here", &record.Record{Run: "r", Attempt: 1, Ended: true}, []workers.FoundRun{ended(2, 2, false)}, 2},
 	} {
-		r := &Runner{Deps: &workers.Deps{StateDir: t.TempDir()}, O: RunOptions{Run: "r", Script: "train"}, workers: &workers.Connected{IDs: testkit.WorkerIDs(2, 1)}, adopts: true}
+		r := &Runner{Deps: &workers.Deps{
+			Reach:  &workers.Reach{},
+			Keeper: &record.Keeper{StateDir: t.TempDir()},
+		}, O: RunOptions{Run: "r", Script: "train"}, workers: &workers.Connected{IDs: testkit.WorkerIDs(2, 1)}, adopts: true}
 		if tt.rec != nil {
 			if err := tt.rec.Save(r.StateDir); err != nil {
 				t.Fatal(err)
@@ -95,7 +99,10 @@ func TestAStopEndsTheRunnersBeforeIt(t *testing.T) {
 		{"the worker's clock has been set back since", now.Add(-time.Hour), now.Add(time.Hour), false},
 		{"a command that begins nothing", time.Time{}, now, false},
 	} {
-		r := &Runner{Deps: &workers.Deps{Clock: gcp.SystemClock, StateDir: t.TempDir()}, O: RunOptions{Run: "r"}, workers: &workers.Connected{}, since: tt.since}
+		r := &Runner{Deps: &workers.Deps{
+			Reach:  &workers.Reach{Invocation: &stage.Invocation{Clock: gcp.SystemClock}},
+			Keeper: &record.Keeper{StateDir: t.TempDir()},
+		}, O: RunOptions{Run: "r"}, workers: &workers.Connected{}, since: tt.since}
 		found := workers.FoundRun{Info: launch.Info{Ref: launch.Ref{Run: "r", Attempt: 1}, Phase: launch.Exited, Mine: true}, Stopped: launch.Stopped{At: tt.at, Reason: "by ann"}}
 		err := r.settleWith(&Decision{attempt: 2}, []workers.FoundRun{found})
 		if (err != nil) != tt.stopped {

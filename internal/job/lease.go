@@ -96,7 +96,7 @@ func (r *Runner) armLease(ctx context.Context) error {
 		}
 	}
 	id := r.workers.Slices[0].QueuedResource
-	r.SetStatus(func(s *workers.Status) { s.Lease = g.whoDeletes() })
+	r.SetStatus(func(s *stage.Status) { s.Lease = g.whoDeletes() })
 	r.tellLease(errs, rights, apart, id)
 	if g.terms.Lasting() {
 		g.stop = renewals(ctx, r.Deps, r.workers, g.terms)
@@ -309,7 +309,7 @@ func AttachLease(ctx context.Context, d *workers.Deps, t *workers.Connected, run
 	held := HeldBy(t, renew(ctx, t, d.Agents, run, 0))
 	var wg sync.WaitGroup
 	for _, h := range held {
-		d.SetStatus(func(s *workers.Status) { s.Lease = leaseText(h) })
+		d.SetStatus(func(s *stage.Status) { s.Lease = leaseText(h) })
 	}
 	if len(held) > 0 {
 		every := 5 * time.Minute

@@ -30,7 +30,10 @@ func TestAnAttemptThatWentOnIsFollowedOn(t *testing.T) {
 		{"it was lost for another reason", workers.FoundRun{Info: info(launch.Running), Workers: testkit.WorkerIDs(2, 1)}, true, false, true},
 	} {
 		for _, adopts := range []bool{true, false} {
-			d := &workers.Deps{StateDir: t.TempDir()}
+			d := &workers.Deps{
+				Reach:  &workers.Reach{},
+				Keeper: &record.Keeper{StateDir: t.TempDir()},
+			}
 			if err := (&record.Record{Run: "r", Attempt: 2}).Save(d.StateDir); err != nil {
 				t.Fatal(err)
 			}
@@ -64,7 +67,10 @@ func TestAnAttemptOfAnotherRunnerIsKnownByItsSlices(t *testing.T) {
 		{"one of two was made again", []string{"1", "2"}, slices("1", "4"), false},
 		{"hosts that no cloud knows", nil, slices("", ""), false},
 	} {
-		r := &Runner{Deps: &workers.Deps{StateDir: t.TempDir()}, O: RunOptions{Run: "r", Script: "train"}, workers: &workers.Connected{IDs: testkit.WorkerIDs(2, 1), Slices: tt.now},
+		r := &Runner{Deps: &workers.Deps{
+			Reach:  &workers.Reach{},
+			Keeper: &record.Keeper{StateDir: t.TempDir()},
+		}, O: RunOptions{Run: "r", Script: "train"}, workers: &workers.Connected{IDs: testkit.WorkerIDs(2, 1), Slices: tt.now},
 			adopts: true, tried: 1, begunLast: 1, begunOn: tt.begunOn}
 		in := &Decision{attempt: 2}
 		if err := r.settleWith(in, []workers.FoundRun{found}); err != nil || (in.living != nil) != tt.followed || (len(in.evict) > 0) == tt.followed {

@@ -31,7 +31,7 @@ type PreflightOptions struct {
 // Preflight tunes or checks every worker of the slices whose names match prefix.
 func Preflight(ctx context.Context, d *workers.Deps, prefix string, partial bool, o PreflightOptions) error {
 	watch := stage.Stopwatch{Sink: d.Sink, Clock: d.Clock}
-	t, err := d.Reach(ctx, &watch, prefix, o.Slices, partial, nil)
+	t, err := d.ReachAll(ctx, &watch, prefix, o.Slices, partial, nil)
 	if err != nil {
 		return err
 	}

@@ -59,7 +59,7 @@ func Job(ctx context.Context, d *workers.Deps, o JobOptions) (out stage.Outcome,
 	}
 	r.ChecksDone()
 	q := &queued{Deps: d, o: o, watch: &r.Watch, terms: leaseTerms(d, o)}
-	d.Tier = string(o.Request.Asks())
+	d.SetStatus(func(s *stage.Status) { s.Tier = string(o.Request.Asks()) })
 	right, over := AskRight(ctx, d, o, q.terms.On())
 	defer over()
 	first := func() error {
@@ -277,7 +277,7 @@ func leftRunning(out stage.Outcome, err error) bool {
 
 // tearDown deletes the queued resource of a run, and says what is billed after that.
 func tearDown(ctx context.Context, d *workers.Deps, id, run string) error {
-	d.SetStatus(func(s *workers.Status) { s.Resource = "" }) // there is nothing left to decide
+	d.SetStatus(func(s *stage.Status) { s.Resource = "" }) // there is nothing left to decide
 	// Limit limits the deletion itself; the context is only a backstop.
 	cleanup, cancel := d.Detached(ctx, TeardownLimit+time.Minute)
 	defer cancel()
@@ -371,10 +371,10 @@ func DeleteCommand(id string, d *workers.Deps) string {
 func holdFor(ctx context.Context, d *workers.Deps, r *Runner, limit time.Duration, id string) string {
 	until := d.Clock.Now().Add(limit)
 	cost := ""
-	if text := follow.Billed(d, r.used); text != "" {
+	if text := follow.Billed(d.StatusOf().Tier, r.used); text != "" {
 		cost = " (" + text + ")"
 	}
-	d.SetStatus(func(s *workers.Status) { s.Kept = until })
+	d.SetStatus(func(s *stage.Status) { s.Kept = until })
 	how := "Ctrl-C deletes it now"
 	if d.CtrlC == stage.Ask || d.CtrlC == stage.Detach {
 		how = d.WhatCtrlCDoes(true)
@@ -386,7 +386,7 @@ func holdFor(ctx context.Context, d *workers.Deps, r *Runner, limit time.Duratio
 	case <-ctx.Done():
 	case <-d.Leave:
 	}
-	d.SetStatus(func(s *workers.Status) { s.Kept, s.Resource = time.Time{}, "" })
+	d.SetStatus(func(s *stage.Status) { s.Kept, s.Resource = time.Time{}, "" })
 	var in *stage.Interrupted
 	if errors.As(context.Cause(ctx), &in) && in.Detaches(true) {
 		return in.Error() + " while failed slices were kept"

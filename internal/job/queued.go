@@ -139,7 +139,7 @@ func (q *queued) request(ctx context.Context) error {
 	return q.watch.Phase("request", func() (string, error) {
 		res, created, err := q.create(ctx)
 		if q.ours && !q.o.Keep {
-			follow.Holds(q.Deps, q.o.Run.Run, id, q.ifLeft(), q.inherited)
+			follow.Holds(q.Reach, q.o.Run.Run, id, q.ifLeft(), q.inherited)
 		}
 		if err != nil {
 			return "", err
@@ -333,7 +333,7 @@ func (q *queued) remake(ctx context.Context, d provision.Decision, cause error, 
 		return err
 	}
 	q.there, q.inherited, q.resets = false, false, 0
-	q.SetStatus(func(s *workers.Status) { s.Billed = "" })
+	q.SetStatus(func(s *stage.Status) { s.Billed = "" })
 	q.begunBefore()
 	return stage.Sleep(ctx, q.Clock, wait)
 }

@@ -45,7 +45,9 @@ func undoing(id string) provision.Undoing {
 func TestASilentSliceBesideOneThatAnswersIsRebooted(t *testing.T) {
 	t.Parallel()
 	ready := []qr.SliceState{{Name: "m-0", State: "READY", Health: "HEALTHY"}, {Name: "m-1", State: "READY", Health: "HEALTHY"}}
-	q := &queued{ours: true, Deps: &workers.Deps{Cloud: oneResource{res: qr.Resource{State: "ACTIVE", Nodes: []string{"m-0", "m-1"}, Slices: ready}}}}
+	q := &queued{ours: true, Deps: &workers.Deps{
+		Reach: &workers.Reach{Cloud: oneResource{res: qr.Resource{State: "ACTIVE", Nodes: []string{"m-0", "m-1"}, Slices: ready}}},
+	}}
 	late := &provision.DeadlineError{Phase: provision.PhaseBoot, State: "ACTIVE", Silent: []string{"m-1"}}
 	d, known := q.diagnose(t.Context(), late)
 	if !known || d.Step != provision.StepReset || d.Loss != provision.Infrastructure || !strings.Contains(d.Why, "m-1 is READY, but its workers do not all answer") {
@@ -114,7 +116,9 @@ func (h *hardCloud) Slices(context.Context) ([]tpu.Slice, error) { return nil, h
 func onHardCloud(fails map[string][]error) (*queued, *hardCloud) {
 	clock := testkit.NewJumpClock()
 	h := &hardCloud{clock: clock, fails: fails}
-	d := &workers.Deps{Cloud: h, Clock: clock, Sink: event.Discard}
+	d := &workers.Deps{
+		Reach: &workers.Reach{Invocation: &stage.Invocation{Clock: clock, Sink: event.Discard}, Cloud: h},
+	}
 	o := JobOptions{Budget: Budget{Preemptions: -1}}
 	o.Request.ID, o.Request.NodeCount = "m", 1
 	return &queued{Deps: d, o: o, await: h.wait, watch: &stage.Stopwatch{Sink: d.Sink, Clock: clock}, ours: true, worked: true, deleting: func() {}, occupied: func(context.Context) bool { return false }}, h
@@ -294,11 +298,15 @@ func TestTheTimeOfARequestIsWaitedForOnce(t *testing.T) {
 func TestAStopKeepsNoSlices(t *testing.T) {
 	o := JobOptions{KeepOnFailure: true}
 	for _, in := range []*stage.Interrupted{{Signal: syscall.SIGTERM}, {Signal: syscall.SIGINT, Answer: stage.Stop}} {
-		if why := keep(t.Context(), (&workers.Deps{}), &Runner{}, o, stage.Outcome{Started: true, Code: 143}, in); why != "" {
+		if why := keep(t.Context(), (&workers.Deps{
+			Reach: &workers.Reach{},
+		}), &Runner{}, o, stage.Outcome{Started: true, Code: 143}, in); why != "" {
 			t.Errorf("%v: they stay: %s", in, why)
 		}
 	}
-	if why := keep(t.Context(), (&workers.Deps{}), &Runner{}, o, stage.Outcome{Started: true, Code: 1}, nil); why != "--keep-on-failure" {
+	if why := keep(t.Context(), (&workers.Deps{
+		Reach: &workers.Reach{},
+	}), &Runner{}, o, stage.Outcome{Started: true, Code: 1}, nil); why != "--keep-on-failure" {
 		t.Errorf("a failure: %q", why)
 	}
 }

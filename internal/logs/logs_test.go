@@ -19,6 +19,7 @@ import (
 	"multihost/internal/launch"
 	"multihost/internal/record"
 	"multihost/internal/sshfan"
+	"multihost/internal/stage"
 	"multihost/internal/testkit"
 	"multihost/internal/tpu"
 	"multihost/internal/workers"
@@ -105,7 +106,11 @@ func logged(t *testing.T) (*workers.Deps, *testkit.Recorder, time.Time) {
 	t.Helper()
 	begin := time.Now().Truncate(time.Second).Add(-time.Hour)
 	sink := &testkit.Recorder{}
-	d := &workers.Deps{Sink: sink, Clock: gcp.SystemClock, StateDir: t.TempDir()}
+	typed := &stage.Invocation{Sink: sink, Clock: gcp.SystemClock}
+	d := &workers.Deps{
+		Reach:  &workers.Reach{Invocation: typed},
+		Keeper: &record.Keeper{Of: typed, StateDir: t.TempDir()},
+	}
 	dir := record.RecordDir(d.StateDir, "r", 1)
 	rec := &record.Record{Run: "r", Attempt: 1, Workers: 2, LogDir: dir, Ended: true, Code: 3, Slices: []record.Slice{{Name: "t", Workers: 2}},
 		Attempts: []record.PastAttempt{{Attempt: 1, End: begin, Code: 3, LogDir: dir}}}
@@ -225,7 +230,9 @@ func TestMerge(t *testing.T) {
 	away := errors.New("away")
 	reader := func(s LogSink) *logReader {
 		now := time.Now()
-		l := newLogReader(&workers.Deps{Sink: event.Discard, Clock: gcp.SystemClock}, LogOptions{All: true, Tail: -1}, s)
+		l := newLogReader(&workers.Deps{
+			Reach: &workers.Reach{Invocation: &stage.Invocation{Sink: event.Discard, Clock: gcp.SystemClock}},
+		}, LogOptions{All: true, Tail: -1}, s)
 		for i, text := range []string{"first\nand unfinished", "", "a\n\nb\n" + strings.Repeat("c\n", 100)} {
 			one := &oneLog{id: tpu.WorkerID{Worker: i}, src: slowSource{text: text}, end: -1}
 			if i == 2 {
@@ -336,7 +343,9 @@ func (p *fullPipe) Flush() error { return io.ErrClosedPipe }
 // TestFollowEndsWithoutReader holds that a reader who is gone ends the following of all
 // logs, also of those without output.
 func TestFollowEndsWithoutReader(t *testing.T) {
-	l := newLogReader(&workers.Deps{Sink: event.Discard, Clock: gcp.SystemClock}, LogOptions{All: true, Follow: true}, &fullPipe{})
+	l := newLogReader(&workers.Deps{
+		Reach: &workers.Reach{Invocation: &stage.Invocation{Sink: event.Discard, Clock: gcp.SystemClock}},
+	}, LogOptions{All: true, Follow: true}, &fullPipe{})
 	for i := range 3 {
 		l.logs = append(l.logs, &oneLog{id: tpu.WorkerID{Worker: i}, conn: &sshfan.Conn{}})
 	}
@@ -373,7 +382,9 @@ func TestLogOfUnknownAttempt(t *testing.T) {
 		{true, false, []error{unknown, nil}, true}, {true, false, []error{nil, nil}, true}, {true, false, []error{unknown, unknown}, false},
 		{true, false, []error{unknown, nil, broken}, false}, {true, true, []error{unknown, nil}, false}, {false, false, []error{unknown}, false},
 	} {
-		l := newLogReader(&workers.Deps{Sink: event.Discard, Clock: gcp.SystemClock}, LogOptions{All: c.all}, &shown{})
+		l := newLogReader(&workers.Deps{
+			Reach: &workers.Reach{Invocation: &stage.Invocation{Sink: event.Discard, Clock: gcp.SystemClock}},
+		}, LogOptions{All: c.all}, &shown{})
 		l.inBucket = c.inBucket
 		for range c.errs {
 			l.logs = append(l.logs, &oneLog{})
@@ -423,7 +434,9 @@ func TestHintOfAnotherWorker(t *testing.T) {
 	first, last := tpu.WorkerID{}, tpu.WorkerID{Slice: 1} // two slices of one worker
 	for shown, other := range map[tpu.WorkerID]string{first: "s1w0", last: "s0w0"} {
 		sink := &testkit.Recorder{}
-		l := newLogReader(&workers.Deps{Sink: sink, Clock: gcp.SystemClock}, LogOptions{}, nil)
+		l := newLogReader(&workers.Deps{
+			Reach: &workers.Reach{Invocation: &stage.Invocation{Sink: sink, Clock: gcp.SystemClock}},
+		}, LogOptions{}, nil)
 		l.tellWhich(shown, []tpu.WorkerID{first, last}, nil)
 		if n, ok := sink.Events()[0].(event.Note); !ok || n.Hint != "another one: --worker="+other+"; all of them: --all" {
 			t.Errorf("of %s is said %+v", shown, n)

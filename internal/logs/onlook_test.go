@@ -63,7 +63,8 @@ func TestWhoIsAtARunIsSeenUntilItLeaves(t *testing.T) {
 	if follow.SomeoneAt(state, "r") {
 		t.Error("somebody is at a run that nobody came to")
 	}
-	runner, attached := &workers.Deps{StateDir: state, Sink: event.Discard}, &workers.Deps{StateDir: state, Sink: event.Discard}
+	typed := &stage.Invocation{Sink: event.Discard}
+	runner, attached := &record.Keeper{Of: typed, StateDir: state}, &record.Keeper{Of: typed, StateDir: state}
 	runner.OpenJournal("r", "run", nil)
 	attached.OpenJournal("r", "attach", nil)
 	attached.OpenJournal("r", "attach", nil) // a further attempt
@@ -207,7 +208,10 @@ func TestWhoReadsStopsNobody(t *testing.T) {
 		conns, errs := fleet.Open(opening, []sshfan.Host{{Name: "s0w0", User: "ann", Pin: "1/0", Addr: func(context.Context) (string, error) { return "", errors.New("no address") }}})
 		clock := testkit.NewFastClock()
 		f := &follow.Following{
-			Deps:    &workers.Deps{Clock: clock, Sink: sink, StateDir: state, Cloud: &testkit.FixedSlices{All: []tpu.Slice{{Name: "t", UID: "1", State: "READY", Condition: tpu.Usable}}}},
+			Deps: &workers.Deps{
+				Reach:  &workers.Reach{Invocation: &stage.Invocation{Clock: clock, Sink: sink}, Cloud: &testkit.FixedSlices{All: []tpu.Slice{{Name: "t", UID: "1", State: "READY", Condition: tpu.Usable}}}},
+				Keeper: &record.Keeper{StateDir: state},
+			},
 			Workers: &workers.Connected{IDs: testkit.WorkerIDs(1, 1), Conns: []remote.Conn{conns[0]}, Away: errs, HangUp: fleet.Close, Slices: []tpu.Slice{{Name: "t", UID: "1", State: "READY", Condition: tpu.Usable}}},
 			Ref:     launch.Ref{Run: "r", Attempt: 1}, Rec: &record.Record{Run: "r", Attempt: 1, LogDir: filepath.Join(state, "logs")}, Watch: &stage.Stopwatch{Sink: sink, Clock: clock},
 			FailFast: true, Timeout: time.Millisecond, Attached: false, Watching: follow.WatchOptions{StallTimeout: -1},

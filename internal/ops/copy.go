@@ -79,7 +79,7 @@ func CopyTo(ctx context.Context, d *workers.Deps, o CopyOptions) error {
 		return workers.Failures(stage.Connect, ids, failed)
 	}
 	return watch.Phase("copy", func() (string, error) {
-		show := workers.NewWaiting(d, "copy", ids)
+		show := workers.NewWaiting(d.Invocation, "copy", ids)
 		defer t.Listen(show.Heard)()
 		for _, p := range parcels {
 			show.Expected(p.Size)
@@ -228,7 +228,7 @@ func CopyFrom(ctx context.Context, d *workers.Deps, o CopyOptions) error {
 
 // fetchAll fetches from all workers, at most copyAtOnce at once.
 func fetchAll(ctx context.Context, d *workers.Deps, t *workers.Connected, sources []string, places map[tpu.WorkerID]transfer.Place) ([]transfer.Fetched, []error) {
-	show := workers.NewWaiting(d, "copy", t.IDs)
+	show := workers.NewWaiting(d.Invocation, "copy", t.IDs)
 	defer t.Listen(show.Heard)()
 	got := make([]transfer.Fetched, len(t.IDs))
 	errs := copyEach(ctx, t, func(i int) (err error) {

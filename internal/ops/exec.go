@@ -178,7 +178,7 @@ func (e *executed) tee(w io.Writer, c *capture) io.Writer {
 
 // execAll runs the command on every worker at once.
 func execAll(ctx context.Context, d *workers.Deps, t *workers.Connected, all []*executed, o ExecOptions) {
-	show := workers.NewWaiting(d, "exec", t.IDs)
+	show := workers.NewWaiting(d.Invocation, "exec", t.IDs)
 	defer t.Listen(show.Heard)()
 	t.Each(ctx, d.Sink, "", func(ctx context.Context, i int) error {
 		e := all[i]

@@ -43,7 +43,9 @@ func TestAStopInTheBucketThatIsNotHeardSaysWhatIsTrue(t *testing.T) {
 	clock := testkit.NewJumpClock()
 	now := clock.Now()
 	cloud := &deletions{}
-	r := &BucketRun{Deps: &workers.Deps{Cloud: cloud, Project: "p", Zone: "z", Clock: clock}, Desc: detach.Description{Run: "k", Resource: "k", Nodes: []string{"k-0", "k-1"}, Workers: 2}}
+	r := &BucketRun{Deps: &workers.Deps{
+		Reach: &workers.Reach{Invocation: &stage.Invocation{Clock: clock}, Place: provision.Place{Project: "p", Zone: "z"}, Cloud: cloud},
+	}, Desc: detach.Description{Run: "k", Resource: "k", Nodes: []string{"k-0", "k-1"}, Workers: 2}}
 	seen := func(s, w int, phase string, ago time.Duration) detach.Seen {
 		return detach.Seen{Worker: tpu.WorkerID{Slice: s, Worker: w}, Phase: phase, At: now.Add(-ago)}
 	}
@@ -132,7 +134,11 @@ func TestTheOnlyCopyOfALogStaysUnlessSomebodySaysSo(t *testing.T) {
 		{"somebody says yes after something has begun", yes, func(k *kept) { k.again = func(context.Context) error { return begun } }, false},
 	} {
 		cloud := &deletions{}
-		d := &workers.Deps{Cloud: cloud, Sink: event.Discard, Clock: testkit.NewJumpClock(), StateDir: t.TempDir()}
+		typed := &stage.Invocation{Sink: event.Discard, Clock: testkit.NewJumpClock()}
+		d := &workers.Deps{
+			Reach:  &workers.Reach{Invocation: typed, Cloud: cloud},
+			Keeper: &record.Keeper{Of: typed, StateDir: t.TempDir()},
+		}
 		k := part
 		if c.change != nil {
 			c.change(&k)
@@ -164,7 +170,9 @@ func TestAStopDeletesWhatNoWorkerMayDelete(t *testing.T) {
 		{"it is gone", deletions{err: provision.ErrNotFound}, []detach.Seen{no}, "run k: ended on all workers, and queued resource k is gone", false},
 		{"another one has its name", deletions{res: qr.Resource{ID: "k", State: "ACTIVE"}.Neutral()}, []detach.Seen{no}, "run k: ended on all workers, and queued resource k is gone", false},
 	} {
-		r := &BucketRun{Deps: &workers.Deps{Cloud: &tt.cloud, Sink: event.Discard, Clock: testkit.NewJumpClock()}, Desc: detach.Description{Run: "k", Resource: "k"}}
+		r := &BucketRun{Deps: &workers.Deps{
+			Reach: &workers.Reach{Invocation: &stage.Invocation{Sink: event.Discard, Clock: testkit.NewJumpClock()}, Cloud: &tt.cloud},
+		}, Desc: detach.Description{Run: "k", Resource: "k"}}
 		text, ours := afterEnd(t.Context(), r, detach.State{Seen: tt.seen})
 		if text != tt.text || (ours != nil) != tt.deletes {
 			t.Errorf("%s: %q, deletes %v", tt.story, text, ours != nil)

@@ -24,7 +24,7 @@ type Workers struct {
 // keeps their numbers whatever state they are in, and includes the workers of slices
 // that are not healthy. Missing or unready slices are an error only if all workers were
 // asked for.
-func (d *Deps) Choose(ctx context.Context, watch *stage.Stopwatch, w Workers) (sel tpu.Selection, ids []tpu.WorkerID, err error) {
+func (d *Reach) Choose(ctx context.Context, watch *stage.Stopwatch, w Workers) (sel tpu.Selection, ids []tpu.WorkerID, err error) {
 	err = watch.Phase("discover", func() (string, error) {
 		nodes, err := d.Cloud.Slices(ctx)
 		if err != nil {
@@ -66,7 +66,7 @@ func (d *Deps) Choose(ctx context.Context, watch *stage.Stopwatch, w Workers) (s
 
 // Call connects to the workers that w selects. failed holds the workers that could not
 // be reached; if none could, that is an error. The caller closes t.
-func (d *Deps) Call(ctx context.Context, watch *stage.Stopwatch, w Workers) (t *Connected, failed map[tpu.WorkerID]error, err error) {
+func (d *Reach) Call(ctx context.Context, watch *stage.Stopwatch, w Workers) (t *Connected, failed map[tpu.WorkerID]error, err error) {
 	sel, ids, err := d.Choose(ctx, watch, w)
 	if err != nil {
 		return nil, nil, err
@@ -75,7 +75,7 @@ func (d *Deps) Call(ctx context.Context, watch *stage.Stopwatch, w Workers) (t *
 }
 
 // ReachSome connects to workers of sel, as Call does.
-func (d *Deps) ReachSome(ctx context.Context, watch *stage.Stopwatch, sel tpu.Selection, ids []tpu.WorkerID) (t *Connected, failed map[tpu.WorkerID]error, err error) {
+func (d *Reach) ReachSome(ctx context.Context, watch *stage.Stopwatch, sel tpu.Selection, ids []tpu.WorkerID) (t *Connected, failed map[tpu.WorkerID]error, err error) {
 	err = watch.Phase("connect", func() (string, error) {
 		only := func(id tpu.WorkerID) bool { return slices.Contains(ids, id) }
 		if len(ids) == len(sel.Workers()) {

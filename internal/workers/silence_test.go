@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"multihost/internal/event"
+	"multihost/internal/stage"
 	"multihost/internal/testkit"
 )
 
@@ -61,7 +62,7 @@ func TestEveryPhaseSaysWhoIsSilent(t *testing.T) {
 			heard.Waits, heard.last = c.waits, event.Progress{Phase: phase, Total: 3}
 			finish = c.finish
 		case "copy":
-			w := NewWaiting(&Deps{Sink: sink, Clock: testkit.NewJumpClock()}, phase, testkit.WorkerIDs(1, 3))
+			w := NewWaiting(&stage.Invocation{Sink: sink, Clock: testkit.NewJumpClock()}, phase, testkit.WorkerIDs(1, 3))
 			w.Expected(9)
 			w.Copied(7)
 			heard, finish = w.Heard, w.Done

@@ -84,7 +84,7 @@ func (t *Connected) Each(ctx context.Context, sink event.Sink, phase string, f f
 
 // Discover finds the slices that prefix names. It returns an error if the set may be
 // incomplete or wrong, unless partial allows it.
-func (d *Deps) Discover(ctx context.Context, prefix string, only tpu.Numbers, partial bool) (tpu.Selection, error) {
+func (d *Reach) Discover(ctx context.Context, prefix string, only tpu.Numbers, partial bool) (tpu.Selection, error) {
 	nodes, err := d.Cloud.Slices(ctx)
 	if err != nil {
 		return tpu.Selection{}, fmt.Errorf("list slices in %q: %w", d.Zone, err)
@@ -117,7 +117,7 @@ func (d *Deps) Discover(ctx context.Context, prefix string, only tpu.Numbers, pa
 
 // missingFromQueue asks the queued resource how many slices there should be: a gap at the
 // end of the family does not show in the names.
-func (d *Deps) missingFromQueue(ctx context.Context, sel tpu.Selection) string {
+func (d *Reach) missingFromQueue(ctx context.Context, sel tpu.Selection) string {
 	if !sel.Slices[0].MultiSlice || sel.Slices[0].QueuedResource == "" || d.OnHosts() {
 		return ""
 	}
@@ -130,7 +130,7 @@ func (d *Deps) missingFromQueue(ctx context.Context, sel tpu.Selection) string {
 
 // Connect opens one connection to every worker of sel. only, if not nil, limits it to
 // some workers. After an error no connection stays open.
-func (d *Deps) Connect(ctx context.Context, sel tpu.Selection, only func(tpu.WorkerID) bool) (*Connected, error) {
+func (d *Reach) Connect(ctx context.Context, sel tpu.Selection, only func(tpu.WorkerID) bool) (*Connected, error) {
 	t, err := d.DialAll(ctx, sel, only, true, d.Access.RetryFor)
 	if err != nil || t.Away == nil {
 		return t, err
@@ -143,12 +143,12 @@ func (d *Deps) Connect(ctx context.Context, sel tpu.Selection, only func(tpu.Wor
 // workers that were reached, and failed says why the others were not. With sendKeys, the
 // user's key is added to the slices' metadata first; without, only after a worker has
 // refused it.
-func (d *Deps) Dial(ctx context.Context, sel tpu.Selection, only func(tpu.WorkerID) bool, sendKeys bool) (*Connected, map[tpu.WorkerID]error, error) {
+func (d *Reach) Dial(ctx context.Context, sel tpu.Selection, only func(tpu.WorkerID) bool, sendKeys bool) (*Connected, map[tpu.WorkerID]error, error) {
 	return d.DialFor(ctx, sel, only, sendKeys, d.Access.RetryFor)
 }
 
 // DialFor is Dial with another limit for how long a worker may take to answer.
-func (d *Deps) DialFor(ctx context.Context, sel tpu.Selection, only func(tpu.WorkerID) bool, sendKeys bool, retryFor time.Duration) (*Connected, map[tpu.WorkerID]error, error) {
+func (d *Reach) DialFor(ctx context.Context, sel tpu.Selection, only func(tpu.WorkerID) bool, sendKeys bool, retryFor time.Duration) (*Connected, map[tpu.WorkerID]error, error) {
 	t, err := d.DialAll(ctx, sel, only, sendKeys, retryFor)
 	if err != nil {
 		return nil, nil, err
@@ -167,7 +167,7 @@ func (d *Deps) DialFor(ctx context.Context, sel tpu.Selection, only func(tpu.Wor
 }
 
 // DialAll is DialFor, but keeps the workers that were not reached.
-func (d *Deps) DialAll(ctx context.Context, sel tpu.Selection, only func(tpu.WorkerID) bool, sendKeys bool, retryFor time.Duration) (*Connected, error) {
+func (d *Reach) DialAll(ctx context.Context, sel tpu.Selection, only func(tpu.WorkerID) bool, sendKeys bool, retryFor time.Duration) (*Connected, error) {
 	t := &Connected{Slices: sel.Slices, readOnly: d.ReadOnly}
 	for _, id := range sel.Workers() {
 		if only == nil || only(id) {
@@ -201,7 +201,7 @@ type breaks struct {
 // Broke returns a function that warns that the connection to worker i broke during a
 // step, which is tried again. The first worker of a kind waits for others before it
 // warns, so that workers lost together are reported in one line.
-func (d *Deps) Broke(ctx context.Context, t *Connected, i int, during string) func(error) {
+func (d *Reach) Broke(ctx context.Context, t *Connected, i int, during string) func(error) {
 	return func(err error) {
 		text := fmt.Sprintf("the connection broke during the %s (%s); trying again", during, remote.LostText(errors.New(stage.CauseText(err, t.IDs[i]))))
 		t.breaks.mu.Lock()
@@ -260,9 +260,9 @@ func (t *Connected) tellClocks(sink event.Sink) {
 	}
 }
 
-// Reach discovers the slices and connects to their workers, as every command does that
+// ReachAll discovers the slices and connects to their workers, as every command does that
 // works on slices.
-func (d *Deps) Reach(ctx context.Context, watch *stage.Stopwatch, prefix string, numbers tpu.Numbers, partial bool, only func(tpu.WorkerID) bool) (*Connected, error) {
+func (d *Reach) ReachAll(ctx context.Context, watch *stage.Stopwatch, prefix string, numbers tpu.Numbers, partial bool, only func(tpu.WorkerID) bool) (*Connected, error) {
 	sel, err := d.DiscoverPhase(ctx, watch, prefix, numbers, partial)
 	if err != nil {
 		return nil, err
@@ -271,7 +271,7 @@ func (d *Deps) Reach(ctx context.Context, watch *stage.Stopwatch, prefix string,
 }
 
 // DiscoverPhase finds the slices of a family as the phase "discover".
-func (d *Deps) DiscoverPhase(ctx context.Context, watch *stage.Stopwatch, prefix string, numbers tpu.Numbers, partial bool) (sel tpu.Selection, err error) {
+func (d *Reach) DiscoverPhase(ctx context.Context, watch *stage.Stopwatch, prefix string, numbers tpu.Numbers, partial bool) (sel tpu.Selection, err error) {
 	err = watch.Phase("discover", func() (string, error) {
 		var err error
 		if sel, err = d.Discover(ctx, prefix, numbers, partial); err != nil {
@@ -284,7 +284,7 @@ func (d *Deps) DiscoverPhase(ctx context.Context, watch *stage.Stopwatch, prefix
 
 // ConnectPhase connects to the workers of sel that only accepts as the phase "connect". The
 // caller closes t.
-func (d *Deps) ConnectPhase(ctx context.Context, watch *stage.Stopwatch, sel tpu.Selection, only func(tpu.WorkerID) bool) (t *Connected, err error) {
+func (d *Reach) ConnectPhase(ctx context.Context, watch *stage.Stopwatch, sel tpu.Selection, only func(tpu.WorkerID) bool) (t *Connected, err error) {
 	err = watch.Phase("connect", func() (string, error) {
 		var err error
 		if t, err = d.Connect(ctx, sel, only); err != nil {

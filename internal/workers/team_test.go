@@ -9,6 +9,7 @@ import (
 	"multihost/internal/event"
 	"multihost/internal/gcp"
 	"multihost/internal/remote"
+	"multihost/internal/stage"
 	"multihost/internal/testkit"
 )
 
@@ -18,11 +19,11 @@ func TestConnectionsThatBreakTogetherAreOneWarning(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var mu sync.Mutex
 		var told []string
-		d := &Deps{Clock: gcp.SystemClock, Sink: event.SinkFunc(func(e event.Event) {
+		d := &Reach{Invocation: &stage.Invocation{Clock: gcp.SystemClock, Sink: event.SinkFunc(func(e event.Event) {
 			mu.Lock()
 			defer mu.Unlock()
 			told = append(told, e.(event.Note).Text)
-		})}
+		})}}
 		tm := &Connected{IDs: testkit.WorkerIDs(2, 32)}
 		var all sync.WaitGroup
 		for i, id := range tm.IDs {

@@ -25,7 +25,7 @@ type Visited struct {
 
 // Visit connects to the workers of sel that only accepts; nil accepts all. Errors of
 // single workers are in the result, which has the order of sel.
-func (d *Deps) Visit(ctx context.Context, sel tpu.Selection, only func(tpu.WorkerID) bool) (*Visit, error) {
+func (d *Reach) Visit(ctx context.Context, sel tpu.Selection, only func(tpu.WorkerID) bool) (*Visit, error) {
 	t, err := d.DialAll(ctx, sel, only, true, d.Access.RetryFor)
 	if err != nil {
 		return nil, err

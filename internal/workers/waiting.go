@@ -5,12 +5,13 @@ import (
 	"time"
 
 	"multihost/internal/event"
+	"multihost/internal/stage"
 	"multihost/internal/tpu"
 )
 
 // Waiting shows which workers are still awaited, at most ten times a second.
 type Waiting struct {
-	d     *Deps
+	v     *stage.Invocation
 	phase string
 	ids   []tpu.WorkerID
 	Heard *HeardSink
@@ -25,9 +26,9 @@ type Waiting struct {
 }
 
 // NewWaiting begins a phase in which every worker is waited for, and shows it.
-func NewWaiting(d *Deps, phase string, ids []tpu.WorkerID) *Waiting {
-	w := &Waiting{d: d, phase: phase, ids: ids, over: make([]bool, len(ids)), begin: d.Clock.Now()}
-	w.Heard = &HeardSink{Sink: d.Sink, Waits: w.waits}
+func NewWaiting(v *stage.Invocation, phase string, ids []tpu.WorkerID) *Waiting {
+	w := &Waiting{v: v, phase: phase, ids: ids, over: make([]bool, len(ids)), begin: v.Clock.Now()}
+	w.Heard = &HeardSink{Sink: v.Sink, Waits: w.waits}
 	w.Heard.Emit(event.Progress{Phase: phase, Total: len(ids), Waiting: tpu.Fold(ids)})
 	return w
 }
@@ -66,7 +67,7 @@ func (w *Waiting) waits(i int) bool {
 // show emits the progress, at most ten times a second unless now is set. The caller
 // holds mu.
 func (w *Waiting) show(now bool) {
-	at := w.d.Clock.Now()
+	at := w.v.Clock.Now()
 	if !now && at.Sub(w.shown) < 100*time.Millisecond {
 		return
 	}

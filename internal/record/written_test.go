@@ -1,4 +1,4 @@
-package workers
+package record_test
 
 import (
 	"os"
@@ -10,6 +10,7 @@ import (
 	"multihost/internal/codesync"
 	"multihost/internal/event"
 	"multihost/internal/record"
+	"multihost/internal/stage"
 	"multihost/internal/testkit"
 	"multihost/internal/transfer"
 )
@@ -18,7 +19,7 @@ import (
 // that later runs do not look into.
 func TestARunTakesWhatTheUserAdds(t *testing.T) {
 	dir := t.TempDir()
-	d := &Deps{Sink: event.Discard, StateDir: filepath.Join(t.TempDir(), "state")}
+	d := &record.Keeper{Of: &stage.Invocation{Sink: event.Discard}, StateDir: filepath.Join(t.TempDir(), "state")}
 	write := func(names ...string) {
 		t.Helper()
 		for _, name := range names {

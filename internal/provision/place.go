@@ -1,0 +1,4 @@
+package provision
+
+// A Place is where slices are.
+type Place struct{ Project, Zone string }

@@ -1,0 +1,118 @@
+package stage
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"multihost/internal/event"
+	"multihost/internal/gcp"
+)
+
+// An Invocation is the command that the user typed, while it is under way: what it shows,
+// the time, and how it may be left. Its status is safe for concurrent use.
+type Invocation struct {
+	Sink  event.Sink
+	Clock gcp.Clock
+
+	// CtrlC is what an interrupt does, for the message that says so. Empty: like
+	// Interrupted without an Answer.
+	CtrlC Answer
+
+	// Leave is closed when the user wants to leave at once: nothing more is waited for,
+	// and what may still be running or exist is reported.
+	Leave <-chan struct{}
+
+	// Confirm asks the user, who has been shown line, whether slices are to be requested.
+	// An error means no. Nil: nobody is asked.
+	Confirm func(ctx context.Context, line string) error
+
+	status struct {
+		sync.Mutex // guards now
+		now        Status
+	}
+}
+
+// A Status is a snapshot of the run's status for the Ctrl-C prompt.
+type Status struct {
+	Run      string
+	Running  string    // the workers on which the command runs, folded; empty: it runs on none
+	Ended    bool      // the command has run and ended; another attempt may begin
+	Kept     time.Time // until when failed slices are kept for a look; zero: they are not kept
+	Ours     bool      // this command has started the run, and would stop it
+	Resource string    // what is deleted at the end of this command, in words; empty: nothing
+	Delete   string    // what the user types to delete it
+	Tier     string    // of the slices that this command asks for; empty: it asks for none
+	Billed   string    // what is billed for the run, in words; empty: nothing yet
+	Lease    string    // what the run's workers do about the slices by themselves, in words; empty: nothing
+	Earlier  bool      // an earlier runner made the resource: the command may run on it already
+	Waiting  string    // what happens to the resource if no runner continues before the command has started, in words
+}
+
+// Started reports whether the command runs, or failed slices are kept, so that there is
+// something to decide about.
+func (s Status) Started() bool { return s.Running != "" || !s.Kept.IsZero() }
+
+// Second returns what a second interrupt means while the prompt for the first one is
+// open: a running command continues; a queued resource on which nothing runs is deleted.
+func (s Status) Second() Answer {
+	if s.Started() || s.Earlier {
+		return Detach
+	}
+	return Stop
+}
+
+// StatusOf returns the current status of the run.
+func (v *Invocation) StatusOf() Status {
+	v.status.Lock()
+	defer v.status.Unlock()
+	return v.status.now
+}
+
+// SetStatus changes the status of the run. change must not call v.
+func (v *Invocation) SetStatus(change func(*Status)) {
+	v.status.Lock()
+	defer v.status.Unlock()
+	change(&v.status.now)
+}
+
+// WhatCtrlCDoes says what an interrupt will do to a run that is going on.
+func (v *Invocation) WhatCtrlCDoes(ours bool) string {
+	switch {
+	case v.CtrlC == Ask:
+		return "Ctrl-C asks whether to stop it or to leave it running"
+	case (&Interrupted{Answer: v.CtrlC}).Detaches(ours):
+		return "Ctrl-C leaves it running"
+	}
+	return "Ctrl-C stops it on every worker"
+}
+
+// Detached returns a context for work that must continue although ctx has ended, such
+// as stopping the workers and deleting slices. It ends after limit, or when the user
+// wants to leave at once. The caller must call the CancelFunc.
+func (v *Invocation) Detached(ctx context.Context, limit time.Duration) (context.Context, context.CancelFunc) {
+	base, cancel := context.WithTimeout(context.WithoutCancel(ctx), limit)
+	stop := make(chan struct{})
+	finished := make(chan struct{})
+	go func() {
+		defer close(finished)
+		select {
+		case <-v.Leave:
+			cancel()
+		case <-stop:
+		}
+	}()
+	return base, func() {
+		close(stop)
+		<-finished
+		cancel()
+	}
+}
+
+// Age returns the time since created; 0 if created is zero.
+func (v *Invocation) Age(created time.Time) time.Duration {
+	if created.IsZero() {
+		return 0
+	}
+	return v.Clock.Now().Sub(created)
+}
