@@ -24,7 +24,9 @@
 //   - Operations, locations, accelerator types and runtime versions.
 //   - Compute: the project and its common metadata, networks, subnetworks
 //     (reading them, and creating them in custom-mode networks), firewalls, regions,
-//     zones, operations with wait.
+//     zones, operations with wait; workload policies, instance templates (regional and
+//     global), the machine types with TPU chips, and the images of the project
+//     ubuntu-os-accelerator-images.
 //   - SSH keys: a worker gets them from project and node metadata, or from OS Login
 //     where enable-oslogin is TRUE. A worker publishes its host keys as guest
 //     attributes once it has booted.

@@ -101,7 +101,7 @@ type Cloud struct {
 	Serve   http.Handler   // of all APIs
 
 	Ctx     context.Context // ends when the simulator closes
-	Running sync.WaitGroup  // everything that later, spawn and Serve started
+	Running sync.WaitGroup  // everything that Later, Spawn and Serve started
 
 	Mu      sync.Mutex // guards the rest; never held while waiting for anything
 	Closing bool       // Running must not grow any more
@@ -129,18 +129,18 @@ func (s *Cloud) Enter() bool {
 	return true
 }
 
-// spawn runs f on a goroutine that Close waits for; f must end soon after s.ctx does. The
+// Spawn runs f on a goroutine that Close waits for; f must end soon after s.ctx does. The
 // caller holds s.Mu; f does not.
-func (s *Cloud) spawn(f func()) {
+func (s *Cloud) Spawn(f func()) {
 	if !s.Closing {
 		s.Running.Go(f)
 	}
 }
 
-// later runs f after d with s.Mu held, unless the server is closed first. The caller
+// Later runs f after d with s.Mu held, unless the server is closed first. The caller
 // holds s.Mu.
-func (s *Cloud) later(d time.Duration, f func()) {
-	s.spawn(func() {
+func (s *Cloud) Later(d time.Duration, f func()) {
+	s.Spawn(func() {
 		if d > 0 {
 			select {
 			case <-s.Clock.After(d):
@@ -157,7 +157,7 @@ func (s *Cloud) later(d time.Duration, f func()) {
 }
 
 // NextStep runs f after one Config.Step plus the delay of the fault slow-operations.
-func (s *Cloud) NextStep(f func()) { s.later(s.Config.Step+s.Injection().extraDelay(), f) }
+func (s *Cloud) NextStep(f func()) { s.Later(s.Config.Step+s.Injection().extraDelay(), f) }
 
 // A Request is one API request that the server has received.
 type Request struct {

@@ -16,7 +16,7 @@ import (
 )
 
 // How requests and nodes change state. The caller of every function here holds s.Mu, and
-// every function returns at once. Work that takes time runs in later or spawn and checks
+// every function returns at once. Work that takes time runs in Later or Spawn and checks
 // the state again afterwards.
 
 // setState moves q and sets the data that belongs to the state.
@@ -56,7 +56,7 @@ func (s Slices) when(q *QueuedResource, state string, f func()) {
 func (s Slices) Enqueue(q *QueuedResource, op *Operation) {
 	s.setState(q, "CREATING", "USER", nil)
 	if !q.Deadline.IsZero() {
-		s.later(q.Deadline.Sub(s.Clock.Now()), func() { s.expire(q) })
+		s.Later(q.Deadline.Sub(s.Clock.Now()), func() { s.expire(q) })
 	}
 	// The operation ends once the request is accepted, whatever happens to it later.
 	s.NextStep(func() { s.Finish(op, q.Msg, nil) })
@@ -85,7 +85,7 @@ func (s Slices) expire(q *QueuedResource) {
 // provision starts provisioning q if there is capacity. If not, q waits until retryQueue.
 func (s Slices) provision(q *QueuedResource) {
 	if wait := q.Begins.Sub(s.Clock.Now()); wait > 0 {
-		s.later(wait, func() {
+		s.Later(wait, func() {
 			if s.State.Queued[q.Msg.Name] == q && q.State() == "WAITING_FOR_RESOURCES" {
 				s.provision(q)
 			}
@@ -133,7 +133,7 @@ func (s Slices) activate(q *QueuedResource) {
 	if run := q.Msg.RunDuration; run != nil {
 		d, err := ParseDuration("", run.MaxRunDuration)
 		if err == nil {
-			s.later(d, func() { s.suspend(q, "SERVICE") })
+			s.Later(d, func() { s.suspend(q, "SERVICE") })
 		}
 	}
 }

@@ -173,14 +173,16 @@ func (s Networks) URLToName(link string) string {
 
 // GlobalRef returns the name of a global resource given by URL, by path or by bare name.
 func (s Networks) GlobalRef(text, collection string) (name string, ok bool) {
-	return s.ref(text, "global", collection)
+	return s.Ref(text, "global", collection)
 }
 
 func (s Networks) regionRef(text, region, collection string) (name string, ok bool) {
-	return s.ref(text, "regions/"+region, collection)
+	return s.Ref(text, "regions/"+region, collection)
 }
 
-func (s Networks) ref(text, scope, collection string) (string, bool) {
+// Ref returns the name of a resource given by URL, by path or by bare name, and whether the
+// text is one of these.
+func (s Networks) Ref(text, scope, collection string) (string, bool) {
 	id := text[strings.LastIndexByte(text, '/')+1:]
 	name := s.ComputePath(scope, collection, id)
 	short := scope + "/" + collection + "/" + id
@@ -213,10 +215,4 @@ func (s Networks) PutFirewall(st *state, f *computepb.Firewall) {
 		f.LogConfig = &computepb.FirewallLogConfig{Enable: proto.Bool(false)}
 	}
 	st.Firewalls[name] = f
-}
-
-// A ComputeOp is an operation of the Compute API.
-type ComputeOp struct {
-	Msg  *computepb.Operation
-	Done chan struct{} // closed when the operation is done
 }

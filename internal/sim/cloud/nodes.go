@@ -147,19 +147,30 @@ const MaxMetadata = 262_144
 
 // CheckLabels refuses labels, tags and metadata that the real API refuses.
 func CheckLabels(field string, n *tpualpha.Node) error {
-	for k, v := range n.Labels {
-		if !labelKey.MatchString(k) || !labelValue.MatchString(v) {
-			return wire.BadField(field+".labels", "label %q=%q is not valid: lower-case letters, digits, _ and - only, at most 63", k, v)
-		}
+	if err := CheckComputeLabels(n.Labels, nil); err != nil {
+		return wire.BadField(field+".labels", "%v", err)
 	}
-	for _, tag := range n.Tags {
-		if !IDPattern.MatchString(tag) {
-			return wire.BadField(field+".tags", "tag %q is not valid", tag)
-		}
+	if err := CheckComputeLabels(nil, n.Tags); err != nil {
+		return wire.BadField(field+".tags", "%v", err)
 	}
 	for k, v := range n.Metadata {
 		if len(k) == 0 || len(k) > 128 || len(v) > MaxMetadata {
 			return wire.BadField(field+".metadata", "key %.40q: keys have 1 to 128 characters, values at most %d", k, MaxMetadata)
+		}
+	}
+	return nil
+}
+
+// CheckComputeLabels returns what is wrong with labels or tags of a VM.
+func CheckComputeLabels(labels map[string]string, tags []string) error {
+	for k, v := range labels {
+		if !labelKey.MatchString(k) || !labelValue.MatchString(v) {
+			return fmt.Errorf("label %q=%q is not valid: lower-case letters, digits, _ and - only, at most 63", k, v)
+		}
+	}
+	for _, tag := range tags {
+		if !IDPattern.MatchString(tag) {
+			return fmt.Errorf("tag %q is not valid", tag)
 		}
 	}
 	return nil

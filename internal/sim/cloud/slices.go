@@ -135,7 +135,7 @@ func (s Slices) StartPreset(ctx context.Context) error {
 		for _, n := range nodes {
 			started++
 			s.BootNode(n, func(err error) {
-				s.spawn(func() {
+				s.Spawn(func() {
 					select {
 					case results <- err:
 					case <-s.Ctx.Done():

@@ -36,7 +36,9 @@ type state struct {
 	Firewalls   map[string]*computepb.Firewall
 	ComputeOps  map[string]*ComputeOp
 	ComputeSeen map[string]*ComputeOp // by method, path and requestId
-	Metadata    map[string]string     // commonInstanceMetadata
+	Policies    map[string]*computepb.ResourcePolicy
+	Templates   map[string]*computepb.InstanceTemplate
+	Metadata    map[string]string // commonInstanceMetadata
 	Fingerprint int
 	Logins      map[string]*oslogin.LoginProfile // of OS Login, by address
 
@@ -67,6 +69,7 @@ func (s *Cloud) InitialState() state {
 		Replay: map[string]*Operation{}, Networks: map[string]*Network{}, Subnetworks: map[string]*computepb.Subnetwork{},
 		Firewalls: map[string]*computepb.Firewall{}, ComputeOps: map[string]*ComputeOp{}, ComputeSeen: map[string]*ComputeOp{},
 		Metadata: map[string]string{}, Quota: map[string]int{}, addresses: map[string]int{}, assigned: map[netip.Addr]bool{}, Counts: map[string]int{},
+		Policies: map[string]*computepb.ResourcePolicy{}, Templates: map[string]*computepb.InstanceTemplate{},
 		Buckets: map[string]*Bucket{DefaultBucket: NewBucket(DefaultBucket, s.StorageTime())}, Uploads: map[string]*Upload{},
 		Secrets: map[string][][]byte{}, tokens: map[string]*token{}, Policy: firstPolicy(),
 	}

@@ -73,7 +73,7 @@ func (s Slices) BootNode(n *Node, done func(error)) {
 		return
 	}
 	specs := s.workerSpecs(n)
-	s.spawn(func() {
+	s.Spawn(func() {
 		machines, err := s.startMachines(specs)
 		s.Mu.Lock()
 		defer s.Mu.Unlock()
@@ -171,7 +171,7 @@ func (s Slices) startMachines(specs []worker.Spec) ([]worker.Machine, error) {
 
 // discard stops machines that are not part of any node yet.
 func (s Slices) discard(machines []worker.Machine) {
-	s.spawn(func() { _ = stopAll(s.Ctx, machines) }) // the backend stops the rest
+	s.Spawn(func() { _ = stopAll(s.Ctx, machines) }) // the backend stops the rest
 }
 
 func stopAll(ctx context.Context, machines []worker.Machine) error {
@@ -220,7 +220,7 @@ func (s Slices) stopMachines(n *Node, limit time.Duration, done func()) {
 	if n.Msg.Metadata["shutdown-script"] != "" {
 		stop = func(ctx context.Context, machines []worker.Machine) error { return shutDownAll(ctx, machines, limit) }
 	}
-	s.spawn(func() {
+	s.Spawn(func() {
 		_ = stop(s.Ctx, machines) // the backend stops the rest
 		s.Mu.Lock()
 		defer s.Mu.Unlock()
@@ -239,7 +239,7 @@ func (s Slices) RebootAll(q *QueuedResource, op *Operation) {
 		machines = append(machines, n.Machines...)
 	}
 	s.NextStep(func() {
-		s.spawn(func() {
+		s.Spawn(func() {
 			group, ctx := errgroup.WithContext(s.Ctx)
 			group.SetLimit(maxBoots)
 			for _, m := range machines {

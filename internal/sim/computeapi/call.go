@@ -1,6 +1,7 @@
 package computeapi
 
 import (
+	"cmp"
 	"context"
 	"encoding/base64"
 	"encoding/json"
@@ -16,6 +17,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"multihost/internal/sim/cloud"
+	"multihost/internal/sim/groups"
 	"multihost/internal/sim/wire"
 )
 
@@ -27,6 +29,7 @@ type computeCall struct {
 	r          *http.Request
 	query      url.Values
 	body       []byte
+	project    string
 	scope      string
 	collection string
 	id, verb   string
@@ -102,10 +105,11 @@ func (s API) parseComputeCall(r *http.Request, body []byte) (*computeCall, error
 	if !ok || slices.Contains(parts, "") {
 		return nil, wire.UnknownMethod()
 	}
-	if parts[0] != s.Config.Project && parts[0] != cloud.ProjectNumber {
+	images := parts[0] == groups.ImageProject && len(parts) > 2 && parts[1] == "global" && parts[2] == "images"
+	if parts[0] != s.Config.Project && parts[0] != cloud.ProjectNumber && !images {
 		return nil, noSuchCompute("projects/" + parts[0])
 	}
-	c := &computeCall{s: s.Cloud, r: r, query: query, body: body}
+	c := &computeCall{s: s.Cloud, r: r, query: query, body: body, project: parts[0]}
 	parts = parts[1:]
 	switch {
 	case len(parts) > 0 && (parts[0] == "global" || parts[0] == "aggregated"):
@@ -121,23 +125,41 @@ func (s API) parseComputeCall(r *http.Request, body []byte) (*computeCall, error
 	return c, nil
 }
 
+// services has what answers calls, by the kind of the scope and the collection.
+var services = map[string]func(API, *computeCall) (any, error){
+	" ":                            API.serveProject,
+	" setCommonInstanceMetadata":   API.setProjectMetadata,
+	" regions":                     API.servePlaces,
+	" zones":                       API.servePlaces,
+	"global networks":              onNetworks(networks.serveNetworks),
+	"global firewalls":             onNetworks(networks.serveFirewalls),
+	"global operations":            API.serveComputeOps,
+	"regions operations":           API.serveComputeOps,
+	"zones operations":             API.serveComputeOps,
+	"regions subnetworks":          onNetworks(networks.serveSubnetworks),
+	"aggregated subnetworks":       onNetworks(networks.serveSubnetworks),
+	"regions resourcePolicies":     onMachines(machines.serveResourcePolicies),
+	"aggregated resourcePolicies":  onMachines(machines.serveResourcePolicies),
+	"global instanceTemplates":     onMachines(machines.serveInstanceTemplates),
+	"regions instanceTemplates":    onMachines(machines.serveInstanceTemplates),
+	"aggregated instanceTemplates": onMachines(machines.serveInstanceTemplates),
+	"global images":                onMachines(machines.serveImages),
+	"zones machineTypes":           onMachines(machines.serveMachineTypes),
+	"aggregated machineTypes":      onMachines(machines.serveMachineTypes),
+}
+
+func onNetworks(f func(networks, *computeCall) (any, error)) func(API, *computeCall) (any, error) {
+	return func(s API, c *computeCall) (any, error) { return f(networks{s}, c) }
+}
+
+func onMachines(f func(machines, *computeCall) (any, error)) func(API, *computeCall) (any, error) {
+	return func(s API, c *computeCall) (any, error) { return f(machines{s}, c) }
+}
+
 func (c *computeCall) serve() (any, error) {
 	kind, _, _ := strings.Cut(c.scope, "/")
-	switch kind + " " + c.collection {
-	case " ":
-		return New(c.s).serveProject(c)
-	case " setCommonInstanceMetadata":
-		return New(c.s).setProjectMetadata(c)
-	case " regions", " zones":
-		return New(c.s).servePlaces(c)
-	case "global networks":
-		return New(c.s).serveNetworks(c)
-	case "global firewalls":
-		return New(c.s).serveFirewalls(c)
-	case "global operations", "regions operations":
-		return New(c.s).serveComputeOps(c)
-	case "regions subnetworks", "aggregated subnetworks":
-		return New(c.s).serveSubnetworks(c)
+	if f := services[kind+" "+c.collection]; f != nil {
+		return f(New(c.s), c)
 	}
 	return nil, wire.UnknownMethod()
 }
@@ -193,14 +215,11 @@ func (s API) setProjectMetadata(c *computeCall) (any, error) {
 	if m.GetFingerprint() != s.metadataFingerprint() {
 		return nil, wire.Errorf(http.StatusPreconditionFailed, "Supplied fingerprint does not match current metadata fingerprint.")
 	}
+	if err := checkItems("resource", m); err != nil {
+		return nil, err
+	}
 	next := map[string]string{}
 	for _, item := range m.Items {
-		if len(item.GetValue()) > cloud.MaxMetadata {
-			return nil, badValue("resource.items", item.GetKey(), "The value is too large.")
-		}
-		if _, twice := next[item.GetKey()]; twice || item.GetKey() == "" {
-			return nil, badValue("resource.items", item.GetKey(), "Metadata has duplicate or empty keys.")
-		}
 		next[item.GetKey()] = item.GetValue()
 	}
 	s.State.Metadata = next
@@ -254,21 +273,43 @@ func (s API) servePlaces(c *computeCall) (any, error) {
 type computeList struct {
 	head  map[string]any
 	items []proto.Message
+	under string // the name of the field that has the items; empty: items
+
+	// An aggregated list has its items by scope, below the name of the collection.
+	scopes     map[string][]proto.Message
+	collection string
 }
 
 func (l *computeList) marshal() ([]byte, error) {
-	var items []json.RawMessage
-	for _, m := range l.items {
+	items, err := marshalAll(l.items)
+	if err != nil {
+		return nil, err
+	}
+	if items != nil {
+		l.head[cmp.Or(l.under, "items")] = items
+	}
+	byScope := map[string]any{}
+	for scope, list := range l.scopes {
+		if items, err = marshalAll(list); err != nil {
+			return nil, err
+		}
+		byScope[scope] = map[string]any{l.collection: items}
+	}
+	if l.scopes != nil {
+		l.head["items"] = byScope
+	}
+	return json.MarshalIndent(l.head, "", "  ")
+}
+
+func marshalAll(list []proto.Message) (items []json.RawMessage, err error) {
+	for _, m := range list {
 		b, err := protojson.Marshal(m)
 		if err != nil {
 			return nil, err
 		}
 		items = append(items, b)
 	}
-	if items != nil {
-		l.head["items"] = items
-	}
-	return json.MarshalIndent(l.head, "", "  ")
+	return items, nil
 }
 
 func (s API) list(c *computeCall, kind string, all []proto.Message) (any, error) {

@@ -14,7 +14,7 @@ import (
 	"multihost/internal/sim/wire"
 )
 
-func (s API) serveFirewalls(c *computeCall) (any, error) {
+func (s networks) serveFirewalls(c *computeCall) (any, error) {
 	switch {
 	case c.verb != "":
 		return nil, wire.UnknownMethod()
@@ -62,7 +62,7 @@ func (s API) serveFirewalls(c *computeCall) (any, error) {
 	return f, nil
 }
 
-func (s API) insertFirewall(c *computeCall) (any, error) {
+func (s networks) insertFirewall(c *computeCall) (any, error) {
 	if err := wire.CheckQuery(c.query, "requestId"); err != nil {
 		return nil, err
 	}
@@ -90,7 +90,7 @@ func (s API) insertFirewall(c *computeCall) (any, error) {
 }
 
 // patchFirewall merges the fields that the body names into f.
-func (s API) patchFirewall(c *computeCall, f *computepb.Firewall) (any, error) {
+func (s networks) patchFirewall(c *computeCall, f *computepb.Firewall) (any, error) {
 	change := new(computepb.Firewall)
 	if err := c.decode(change); err != nil {
 		return nil, err
@@ -125,7 +125,7 @@ func (s API) patchFirewall(c *computeCall, f *computepb.Firewall) (any, error) {
 	})
 }
 
-func (s API) checkFirewall(f *computepb.Firewall) error {
+func (s networks) checkFirewall(f *computepb.Firewall) error {
 	if !cloud.IDPattern.MatchString(f.GetName()) {
 		return badValue("resource.name", f.GetName(), "Must be a match of regex '(?:[a-z](?:[-a-z0-9]{0,61}[a-z0-9])?)'")
 	}

@@ -19,7 +19,7 @@ import (
 // maxNetworks is the quota NETWORKS of a new project.
 const maxNetworks = 15
 
-func (s API) dropNetwork(name string) {
+func (s networks) dropNetwork(name string) {
 	n := s.State.Networks[name]
 	for key, sub := range s.State.Subnetworks {
 		if n != nil && sub.GetNetwork() == n.Msg.GetSelfLink() {
@@ -29,7 +29,7 @@ func (s API) dropNetwork(name string) {
 	delete(s.State.Networks, name)
 }
 
-func (s API) serveNetworks(c *computeCall) (any, error) {
+func (s networks) serveNetworks(c *computeCall) (any, error) {
 	switch {
 	case c.verb != "":
 		return nil, wire.NotModelled("networks." + c.verb)
@@ -62,7 +62,7 @@ func (s API) serveNetworks(c *computeCall) (any, error) {
 
 // patchNetwork changes the MTU. Running machines keep their MTU until they are created
 // again; Google's keep it until they reboot.
-func (s API) patchNetwork(c *computeCall, n *cloud.Network) (any, error) {
+func (s networks) patchNetwork(c *computeCall, n *cloud.Network) (any, error) {
 	if err := wire.CheckQuery(c.query, "requestId"); err != nil {
 		return nil, err
 	}
@@ -90,7 +90,7 @@ func (s API) patchNetwork(c *computeCall, n *cloud.Network) (any, error) {
 	})
 }
 
-func (s API) insertNetwork(c *computeCall) (any, error) {
+func (s networks) insertNetwork(c *computeCall) (any, error) {
 	if err := wire.CheckQuery(c.query, "requestId"); err != nil {
 		return nil, err
 	}
@@ -132,7 +132,7 @@ func (s API) insertNetwork(c *computeCall) (any, error) {
 	})
 }
 
-func (s API) deleteNetwork(c *computeCall) (any, error) {
+func (s networks) deleteNetwork(c *computeCall) (any, error) {
 	if err := wire.CheckQuery(c.query, "requestId"); err != nil {
 		return nil, err
 	}
@@ -173,7 +173,7 @@ func (s API) deleteNetwork(c *computeCall) (any, error) {
 	})
 }
 
-func (s API) serveSubnetworks(c *computeCall) (any, error) {
+func (s networks) serveSubnetworks(c *computeCall) (any, error) {
 	region, isRegion := strings.CutPrefix(c.scope, "regions/")
 	if isRegion && !slices.Contains(s.Catalog().Regions(), region) {
 		return nil, noSuchCompute("projects/" + s.Config.Project + "/regions/" + region)
@@ -197,21 +197,12 @@ func (s API) serveSubnetworks(c *computeCall) (any, error) {
 		}
 		return sub, nil
 	}
-	var all []proto.Message
-	for _, sub := range cloud.Sorted(s.State.Subnetworks, func(key string, _ *computepb.Subnetwork) bool {
-		return !isRegion || strings.Contains(key, "/regions/"+region+"/")
-	}) {
-		all = append(all, sub)
-	}
-	if isRegion {
-		return s.list(c, "compute#subnetworkList", all)
-	}
-	return s.aggregated(c, all)
+	return s.listOf(c, "subnetwork", messages(s.State.Subnetworks))
 }
 
 // insertSubnetwork creates a subnetwork in a custom-mode network. It refuses one that
 // overlaps another of the same network.
-func (s API) insertSubnetwork(c *computeCall, region string) (any, error) {
+func (s networks) insertSubnetwork(c *computeCall, region string) (any, error) {
 	if err := wire.CheckQuery(c.query, "requestId"); err != nil {
 		return nil, err
 	}
@@ -277,31 +268,4 @@ func PlainSubnetwork(msg *computepb.Subnetwork) error {
 		return wire.NotModelled("A subnetwork with more than a name, a network and a range")
 	}
 	return nil
-}
-
-// aggregated answers an aggregatedList: all items by region, on one page.
-func (s API) aggregated(c *computeCall, all []proto.Message) (any, error) {
-	if err := wire.CheckQuery(c.query, "filter", "maxResults", "orderBy", "pageToken", "returnPartialSuccess", "includeAllScopes", "serviceProjectNumber"); err != nil {
-		return nil, err
-	}
-	match, err := parseFilter(c.query.Get("filter"))
-	if err != nil {
-		return nil, err
-	}
-	out := &computepb.SubnetworkAggregatedList{
-		Kind: proto.String("compute#subnetworkAggregatedList"), Id: proto.String("projects/" + s.Config.Project + "/aggregated/subnetworks"),
-		SelfLink: proto.String(s.BaseURL + c.r.URL.Path), Items: map[string]*computepb.SubnetworksScopedList{},
-	}
-	for _, m := range all {
-		sub := m.(*computepb.Subnetwork)
-		if !match(m) {
-			continue
-		}
-		scope := "regions/" + sub.GetRegion()[strings.LastIndexByte(sub.GetRegion(), '/')+1:]
-		if out.Items[scope] == nil {
-			out.Items[scope] = &computepb.SubnetworksScopedList{}
-		}
-		out.Items[scope].Subnetworks = append(out.Items[scope].Subnetworks, sub)
-	}
-	return out, nil
 }

@@ -1,13 +1,11 @@
 package computeapi
 
 import (
-	"fmt"
 	"net/http"
 	"regexp"
 	"strings"
 	"time"
 
-	"cloud.google.com/go/compute/apiv1/computepb"
 	"google.golang.org/protobuf/proto"
 
 	"multihost/internal/sim/cloud"
@@ -19,42 +17,25 @@ const maxOpWait = 2 * time.Minute
 // startComputeOp creates an operation for c, which is DONE after a step. It then calls
 // finish, which may be nil, with whether the operation succeeded.
 func (s API) startComputeOp(c *computeCall, kind, target string, id uint64, finish func(ok bool)) (any, error) {
-	number := cloud.NewID()
-	now := s.Timestamp()
-	scope := "global" // for resources without a region
-	if strings.HasPrefix(c.scope, "regions/") {
-		scope = c.scope
-	}
-	name := s.Networks().ComputePath(scope, "operations", fmt.Sprintf("operation-%d-%x", s.Clock.Now().UnixMilli(), number))
-	op := &cloud.ComputeOp{Done: make(chan struct{}), Msg: &computepb.Operation{
-		Kind: proto.String("compute#operation"), Id: proto.Uint64(uint64(number)), Name: proto.String(name[strings.LastIndexByte(name, '/')+1:]),
-		OperationType: proto.String(kind), TargetLink: proto.String(s.Networks().Link(target)), Status: computepb.Operation_RUNNING.Enum(),
-		User: proto.String("simulator@example.com"), Progress: proto.Int32(0), InsertTime: &now, StartTime: &now,
-		SelfLink: proto.String(s.Networks().Link(name)),
-	}}
-	if scope != "global" {
-		op.Msg.Region = proto.String(s.Networks().Link("projects/" + s.Config.Project + "/" + scope))
-	}
-	if id != 0 {
-		op.Msg.TargetId = &id
-	}
-	s.State.ComputeOps[name] = op
+	return s.startLongOp(c, kind, target, id, func(ok bool, done func()) {
+		s.NextStep(func() {
+			if finish != nil {
+				finish(ok)
+			}
+			done()
+		})
+	})
+}
+
+// startLongOp creates an operation for c and calls work, which ends the operation by
+// calling done. With ok false the operation ends with an error: work must change nothing.
+func (s API) startLongOp(c *computeCall, kind, target string, id uint64, work func(ok bool, done func())) (any, error) {
+	op := s.Networks().NewComputeOp(c.scope, kind, target, id, cloud.ComputeUser)
 	if key := c.replayKey(); key != "" {
 		s.State.ComputeSeen[key] = op
 	}
 	failure := s.Injection().TakeComputeOpFault()
-	s.NextStep(func() {
-		op.Msg.Status, op.Msg.Progress, op.Msg.EndTime = computepb.Operation_DONE.Enum(), proto.Int32(100), proto.String(s.Timestamp())
-		if failure != "" {
-			// Leave httpErrorStatusCode unset: Google's own Go client takes such an
-			// operation for a success.
-			op.Msg.Error = &computepb.Error{Errors: []*computepb.Errors{{Code: proto.String("QUOTA_EXCEEDED"), Message: &failure}}}
-		}
-		if finish != nil {
-			finish(failure == "")
-		}
-		close(op.Done)
-	})
+	work(failure == "", func() { s.Networks().EndComputeOp(op, failure) })
 	return op.Msg, nil
 }
 

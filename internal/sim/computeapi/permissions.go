@@ -5,6 +5,7 @@ import (
 	"strings"
 
 	"multihost/internal/sim/cloud"
+	"multihost/internal/sim/groups"
 	"multihost/internal/sim/wire"
 )
 
@@ -20,12 +21,16 @@ func checkCompute(who cloud.Caller, s *cloud.Cloud, c *computeCall) error {
 	case resource == "setCommonInstanceMetadata":
 		resource, verb = "projects", resource
 	case resource == "operations":
-		resource, verb = "globalOperations", "get"
-		if strings.HasPrefix(c.scope, "regions/") {
-			resource = "regionOperations"
+		kind, _, placed := strings.Cut(c.scope, "s/")
+		if !placed {
+			kind = "global"
 		}
+		resource, verb = kind+"Operations", "get"
 	case c.id == "" && verb == "get":
 		verb = "list"
+	}
+	if c.project == groups.ImageProject {
+		return nil // they are everybody's
 	}
 	permission := "compute." + resource + "." + verb
 	if who.May(s, permission) {
