@@ -54,7 +54,7 @@ func start(t *testing.T, scripts ...string) *started {
 		Watch: &stage.Stopwatch{Sink: s.said, Clock: gcp.SystemClock}, FailFast: true, Grace: 100 * time.Millisecond,
 		Patience: Patience{Lost: time.Minute, Log: time.Minute}, Watching: WatchOptions{StallTimeout: -1},
 	}
-	s.StateDir = filepath.Join(dir, "state")
+	s.Keeper = &record.Keeper{StateDir: filepath.Join(dir, "state")}
 	testkit.Must(t, os.MkdirAll(s.Rec.LogDir, 0o700))
 	var armed []*launch.Armed
 	for i, script := range scripts {
