@@ -267,18 +267,6 @@ func TestABootThatHasNoAgentDeletesLast(t *testing.T) {
 	}
 }
 
-// A job that could not be started on any worker is refused before anything is uploaded.
-func TestAJobNeedsTheAgent(t *testing.T) {
-	t.Parallel()
-	inPlace(t, "a build without it", func(p *place) {
-		m := p.machine("ann@laptop", 0, 0)
-		m.Agents = program.Set{}
-		if err := m.types(); err == nil || !strings.Contains(err.Error(), "this multihost was built without multihost-agent for workers") || m.changes.Load() != 0 {
-			p.t.Errorf("got %v after %d changes", err, m.changes.Load())
-		}
-	})
-}
-
 // The script is the part of a job that only a real machine tests.
 func TestTheBootScriptIsShort(t *testing.T) {
 	t.Parallel()

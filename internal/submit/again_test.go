@@ -1,4 +1,4 @@
-package detach_test
+package submit_test
 
 import (
 	"bytes"
@@ -12,13 +12,16 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
+	"testing/fstest"
 	"testing/synctest"
 	"time"
 
+	"multihost/internal/agent/program"
 	"multihost/internal/detach"
 	"multihost/internal/event"
 	"multihost/internal/gcp"
@@ -37,6 +40,20 @@ import (
 	"multihost/internal/tpu"
 	"multihost/internal/workers"
 )
+
+const runName = "train"
+
+// noAgent stands for multihost-agent, which no worker runs here.
+func noAgent(t *testing.T) program.Set {
+	t.Helper()
+	made, err := program.Files(runtime.GOARCH, []byte("agent"))
+	testkit.Must(t, err)
+	files := fstest.MapFS{}
+	for name, data := range made {
+		files[name] = &fstest.MapFile{Data: data}
+	}
+	return program.In(files)
+}
 
 // A place is a cloud without workers in which a job without runner is typed on
 // several machines. It lives in a bubble of package synctest.
@@ -92,7 +109,7 @@ func (p *place) machine(owner string, dies, rests int) *machine {
 		Source: detach.Source{OpenBucket: func(ctx context.Context, bucket, dir string) (*detach.Bucket, error) {
 			return detach.Open(ctx, cloud, bucket, dir)
 		}, Bucket: sim.DefaultBucket},
-		Networks: network.New(cloud, qr.LifeOf), Agents: noAgent(p.t, "agent"),
+		Networks: network.New(cloud, qr.LifeOf), Agents: noAgent(p.t),
 	}
 	return m
 }
@@ -347,7 +364,7 @@ func TestAMachineThatDiesLeavesAJobThatCanBeTypedAgain(t *testing.T) {
 // before any of its changes while the other goes on: one of them starts it, whole,
 // and the other one is told so.
 func TestOfTwoWhoTypeAJobOneStartsIt(t *testing.T) {
-	testkit.OnlyInAll(t, "TestRebootOfAllWorkersIsANewAttempt and TestAnyWorkerTearsDown")
+	testkit.OnlyInAll(t, "TestRebootOfAllWorkersIsANewAttempt and TestAnyWorkerTearsDown of internal/detach")
 	t.Parallel()
 	for _, b := range before {
 		// Changes before this one are uploads that nobody else reads.
@@ -474,4 +491,16 @@ func TestWhatIsTypedAgainIsRefusedUnlessItHasLostItsSlices(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A job that could not be started on any worker is refused before anything is uploaded.
+func TestAJobNeedsTheAgent(t *testing.T) {
+	t.Parallel()
+	inPlace(t, "a build without it", func(p *place) {
+		m := p.machine("ann@laptop", 0, 0)
+		m.Agents = program.Set{}
+		if err := m.types(); err == nil || !strings.Contains(err.Error(), "this multihost was built without multihost-agent for workers") || m.changes.Load() != 0 {
+			p.t.Errorf("got %v after %d changes", err, m.changes.Load())
+		}
+	})
 }
