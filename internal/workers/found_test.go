@@ -8,7 +8,13 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"multihost/internal/record"
+	"multihost/internal/testkit"
 )
+
+func TestMain(m *testing.M) {
+	testkit.HearSignals()
+	os.Exit(m.Run())
+}
 
 func TestRecordIsFoundByName(t *testing.T) {
 	dir := t.TempDir()
