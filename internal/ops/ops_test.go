@@ -52,7 +52,11 @@ func newRack(t *testing.T, n int) *rack {
 }
 
 func deps(sink event.Sink, cloud *testkit.FixedSlices, dialer remote.Dialer, state string) *workers.Deps {
-	return &workers.Deps{Clock: gcp.SystemClock, Sink: sink, Cloud: cloud, Dialer: dialer, StateDir: state, Access: overssh.Access{RetryFor: time.Minute}}
+	typed := &stage.Invocation{Clock: gcp.SystemClock, Sink: sink}
+	return &workers.Deps{
+		Reach:  &workers.Reach{Invocation: typed, Cloud: cloud, Dialer: dialer, Access: overssh.Access{RetryFor: time.Minute}},
+		Keeper: &record.Keeper{Of: typed, StateDir: state},
+	}
 }
 
 // result returns the newest result of a name.

@@ -37,7 +37,10 @@ func (*cloud) Undoing(string) provision.Undoing {
 
 // reach is what reaches the workers of slices.
 func reach(sink event.Sink, dialer remote.Dialer, all ...tpu.Slice) *Deps {
-	return &Deps{Sink: sink, Clock: gcp.SystemClock, Cloud: &cloud{testkit.FixedSlices{All: all}}, Dialer: dialer, Zone: "z", Access: overssh.Access{RetryFor: time.Minute}}
+	return &Deps{Reach: &Reach{
+		Invocation: &stage.Invocation{Sink: sink, Clock: gcp.SystemClock}, Place: provision.Place{Zone: "z"},
+		Cloud: &cloud{testkit.FixedSlices{All: all}}, Dialer: dialer, Access: overssh.Access{RetryFor: time.Minute},
+	}}
 }
 
 // ready is a slice that can be used, with so many workers.
