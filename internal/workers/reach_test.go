@@ -137,7 +137,7 @@ func TestWorkersThatAreAway(t *testing.T) {
 	said := &testkit.Recorder{}
 	d := reach(said, dialer, s)
 	watch := stage.Stopwatch{Sink: said, Clock: gcp.SystemClock}
-	c, err := d.Reach(t.Context(), &watch, "t", nil, false, nil)
+	c, err := d.ReachAll(t.Context(), &watch, "t", nil, false, nil)
 	if err != nil || c.Reached() != 2 || c.Slice(1).Name != "t" {
 		t.Fatalf("%+v, %v", c, err)
 	}
@@ -146,7 +146,7 @@ func TestWorkersThatAreAway(t *testing.T) {
 	on[1].Leave()
 	defer on[1].Return()
 	d.Access.RetryFor = time.Millisecond
-	if _, err := d.Reach(t.Context(), &watch, "t", nil, false, nil); !stage.Is(err, stage.Connect) || !strings.Contains(err.Error(), "1 of 2 workers failed: s0w1") {
+	if _, err := d.ReachAll(t.Context(), &watch, "t", nil, false, nil); !stage.Is(err, stage.Connect) || !strings.Contains(err.Error(), "1 of 2 workers failed: s0w1") {
 		t.Errorf("all: %v", err)
 	}
 	c, failed, err := d.Call(t.Context(), &watch, Workers{Prefix: "t"})
