@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
+	"time"
 
 	"multihost/internal/config"
 )
@@ -28,7 +30,8 @@ func PushFile(ctx context.Context, o Options, targets []Target, name string, fil
 	if err != nil {
 		return fail(err)
 	}
-	dir, err := os.MkdirTemp(o.TempDir, "multihost-file-")
+	forgetFiles(o.TempDir, time.Now())
+	dir, err := os.MkdirTemp(o.TempDir, fileDirs)
 	if err != nil {
 		return fail(err)
 	}
@@ -43,6 +46,26 @@ func PushFile(ctx context.Context, o Options, targets []Target, name string, fil
 	}
 	defer tree.Close()
 	return tree.PushAll(ctx, targets, AgentFolder)
+}
+
+// fileDirs begins the names of directories that PushFile makes on this machine.
+const fileDirs = "multihost-file-"
+
+// forgetFiles removes what a PushFile that was killed has left in a temporary directory, ""
+// for the system's. Nobody sends a file for a day.
+func forgetFiles(temp string, now time.Time) {
+	if temp == "" {
+		temp = os.TempDir()
+	}
+	all, _ := os.ReadDir(temp) // without them nothing is removed
+	for _, e := range all {
+		if !e.IsDir() || !strings.HasPrefix(e.Name(), fileDirs) {
+			continue
+		}
+		if info, err := e.Info(); err == nil && now.Sub(info.ModTime()) > 24*time.Hour {
+			_ = os.RemoveAll(filepath.Join(temp, e.Name())) // that of another user stays
+		}
+	}
 }
 
 // checkRun returns an error for a name that no directory of a sync has.
