@@ -122,7 +122,7 @@ func (r *Runner) tellLease(errs, rights, apart []error, id string) {
 		}
 	}
 	for _, f := range stage.GroupErrors(r.workers.IDs, errs) {
-		tell(event.Warn, "", "%s: nobody there will delete %s if this machine dies: %s", tpu.FoldShort(f.Workers), name, f)
+		tell(event.Warn, "", "%s", unwatched(tpu.FoldShort(f.Workers), name, f.String(), r.workers.Slices[0]))
 	}
 	for _, f := range stage.GroupErrors(r.workers.IDs, rights) {
 		how := "whether %s may delete %s is not known; if not, and this machine dies, it is billed on: %s"
@@ -147,6 +147,15 @@ func (r *Runner) tellLease(errs, rights, apart []error, id string) {
 		tell(event.Info, "", "%s is deleted at %s whatever runs (--ttl=%s)", name, g.expires.Format("Mon 15:04:05"), stage.AsTyped(g.terms.TTL))
 	}
 	g.told += b.String()
+}
+
+// unwatched says what happens if this machine dies to a resource that workers do not watch
+// because of why. s is one of its slices: only with our startup script a guard is there.
+func unwatched(who, resource, why string, s tpu.Slice) string {
+	if _, guarded := lease.ReadTerms(s.Metadata); guarded {
+		return fmt.Sprintf("%s: no watch runs there: %s; if this machine dies, the guard in the startup script deletes %s in its place", who, why, resource)
+	}
+	return fmt.Sprintf("%s: nobody there will delete %s if this machine dies: %s", who, resource, why)
 }
 
 // refused reports whether the API has said that a worker lacks the right.
