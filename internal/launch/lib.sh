@@ -592,7 +592,7 @@ inherit() {
 # become COMMAND... is exec with the variables of the array environment. While it sets
 # them it uses no variable of its own, because the login may use any name. It unsets
 # each name first, because bash treats some names (SECONDS, RANDOM) specially until
-# they are unset.
+# they are unset. Of a program that cannot be run, bash would say the line of this script.
 become() {
   set -- "${environment[@]}" -- "$@"
   while [[ $1 != -- ]]; do
@@ -606,7 +606,21 @@ become() {
     shift
   done 2>/dev/null # bash complains about locales that the worker lacks
   shift
+  if [[ $1 != */* ]]; then
+    type -P -- "$1" >/dev/null || cannot_run "$1" 127 'command not found'
+  elif [[ ! -e $1 ]]; then
+    cannot_run "$1" 127 'No such file or directory'
+  elif [[ -d $1 ]]; then
+    cannot_run "$1" 126 'Is a directory'
+  elif [[ ! -x $1 ]]; then
+    cannot_run "$1" 126 'Permission denied'
+  fi
   exec -- "$@"
+}
+
+cannot_run() { # PROGRAM CODE WHY
+  printf 'multihost: %s: %s\n' "$1" "$3" >&2
+  exit "$2"
 }
 
 # inherit_run RUN ATTEMPT DIR fills the array environment for a run's command: first
