@@ -15,6 +15,7 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
+	"time"
 
 	"multihost/internal/agent"
 	"multihost/internal/agent/watch"
@@ -24,7 +25,8 @@ import (
 //
 //	boot [FD RUN]          from the startup script of the slices, which root runs at every
 //	                       boot; the open file FD holds the lock of the watch of RUN
-//	watch RUN              the watch itself; its output is its log
+//	watch RUN              keeps a watch alive; its output is the log
+//	kept boot|watch RUN    such a watch; file 3 holds its lock
 //	arm NONCE              from a runner; stdin has the terms and then the line "end"
 //	adopt NONCE            as arm, but does not examine what this worker may do
 //	renew NONCE RUN HOLD   from a runner, later: it lives, and may be silent for HOLD seconds
@@ -38,11 +40,11 @@ func lease(ctx context.Context, args []string) int {
 	nonce := args[1]
 	var err error
 	switch args[0] {
-	case "boot":
-		err = boot(ctx, h, args[1], args[2])
+	case "boot", "watch":
+		err = begin(ctx, h, args[0], args[1], args[2])
 		nonce = ""
-	case "watch":
-		err = h.Watch(ctx, args[1], nil)
+	case "kept":
+		err = kept(ctx, h, args[1], args[2])
 		nonce = ""
 	case "arm", "adopt":
 		err = h.Arm(ctx, nonce, os.Stdin, args[0] == "adopt")
@@ -57,7 +59,8 @@ func lease(ctx context.Context, args []string) int {
 	switch {
 	case err == nil:
 		return 0
-	case errors.Is(err, agent.ErrForeign): // the log says so
+	case errors.Is(err, agent.ErrForeign): // the log says so, and no other watch would find another one
+		return 0
 	case nonce != "":
 		fmt.Printf("%s error %s\n", nonce, strings.ReplaceAll(err.Error(), "\n", " "))
 	default:
@@ -106,20 +109,58 @@ func host() *watch.Host {
 	}
 }
 
-// boot continues the watch of the process that this program replaces, if there was one.
-func boot(ctx context.Context, h *watch.Host, fd, run string) error {
-	if fd == "" {
+// begin is boot [FD RUN] or watch RUN. What goes on then is the keeper of a watch.
+func begin(ctx context.Context, h *watch.Host, op, first, second string) error {
+	run, lock := first, (*os.File)(nil)
+	switch {
+	case op == "boot" && first == "":
 		return h.Boot(ctx, "", nil)
+	case op == "boot":
+		n, err := strconv.Atoi(first)
+		if err != nil || n < 3 {
+			return fmt.Errorf("no open file is called %q", first)
+		}
+		syscall.CloseOnExec(n)
+		run, lock = second, os.NewFile(uintptr(n), "lock")
+	default:
+		var err error
+		if lock, err = h.Lock(ctx, run); lock == nil {
+			return err
+		}
 	}
-	n, err := strconv.Atoi(fd)
-	if err != nil || n < 3 {
-		return fmt.Errorf("no open file is called %q", fd)
-	}
-	syscall.CloseOnExec(n)
-	return h.Boot(ctx, run, os.NewFile(uintptr(n), "lock"))
+	defer lock.Close()
+	return watch.Keep(ctx, func(ctx context.Context) error { return keep(ctx, op, run, lock) }, h.Note)
 }
 
-// spawn starts a watch in a session of its own.
+// keep runs a watch as a child, and returns nil when it has nothing more to watch. If this
+// process dies, the child goes on.
+func keep(ctx context.Context, op, run string, lock *os.File) error {
+	// By this name the program is there even when its file is not.
+	cmd := exec.CommandContext(ctx, "/proc/self/exe", "lease", "kept", op, run)
+	cmd.Args[0] = os.Args[0]
+	cmd.Stdout, cmd.Stderr, cmd.ExtraFiles = os.Stdout, os.Stderr, []*os.File{lock}
+	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
+	cmd.WaitDelay = 10 * time.Second
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	rest()
+	return cmd.Wait()
+}
+
+// kept is the watch that keep runs.
+func kept(ctx context.Context, h *watch.Host, op, run string) error {
+	const fd = 3
+	syscall.CloseOnExec(fd)
+	h.Keeper = os.Getppid()
+	lock := os.NewFile(fd, "lock")
+	if op == "boot" {
+		return h.Boot(ctx, run, lock)
+	}
+	return h.Watch(ctx, run, lock)
+}
+
+// spawn starts the keeper of a watch in a session of its own.
 func spawn(run string, log *os.File) error {
 	self, err := os.Executable()
 	if err != nil {

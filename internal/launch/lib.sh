@@ -196,7 +196,10 @@ processes() {
     fi
   done
   for path in "$index"/*.watch.[0-9]*; do
-    { read -r p target _ <"$path"; } 2>/dev/null && start_of "$p" && [[ $REPLY == "$target" ]] && apart[$p]=1
+    if [[ ! -f $path || ! -r $path ]]; then continue; fi
+    while read -r p target _; do
+      if start_of "$p" && [[ $REPLY == "$target" ]]; then apart[$p]=1; fi
+    done <"$path"
   done
   everybody
   if [[ $scope ]]; then

@@ -114,24 +114,29 @@ func TestTheWatchOfALeaseIsNotSweptAway(t *testing.T) {
 	t.Parallel()
 	l := newLocal(t)
 	l.cgroup = controlGroup(t, fmt.Sprintf("session-mh-watch%d.scope", os.Getpid()))
-	s := spec("r", "for name in watch orphan; do (setsid --fork env -i bash -c 'exec >/dev/null 2>&1; echo $$ >$0; exec sleep 1000' $name); done; until [ -s watch ] && [ -s orphan ]; do sleep 0.02; done")
+	s := spec("r", "for name in watch keeper orphan; do (setsid --fork env -i bash -c 'exec >/dev/null 2>&1; echo $$ >$0; exec sleep 1000' $name); done; until [ -s watch ] && [ -s keeper ] && [ -s orphan ]; do sleep 0.02; done")
 	if _, exit := complete(t, l, s); exit.Code != 0 {
 		t.Fatalf("exit %+v", exit)
 	}
-	watch, orphan := filepath.Join(l.home(), "r/watch"), filepath.Join(l.home(), "r/orphan")
-	pid, err := os.ReadFile(watch)
-	testkit.Must(t, err)
-	stat, err := os.ReadFile(filepath.Join("/proc", strings.TrimSpace(string(pid)), "stat"))
-	testkit.Must(t, err)
-	_, rest, _ := strings.Cut(string(stat), ") ")
-	l.write(fmt.Sprintf("tmp/.multihost/r.watch.%d", os.Getuid()), fmt.Sprintf("%s %s 1\n", strings.TrimSpace(string(pid)), strings.Fields(rest)[19]), 0o644)
-	report, err := Sweep(t.Context(), l, s.Ref(), StopOptions{Grace: time.Second})
-	if err != nil || report.Found != 1 || !alive(t, watch) || alive(t, orphan) {
-		t.Errorf("swept: %+v, %v; the watch lives: %v, the orphan: %v", report, err, alive(t, watch), alive(t, orphan))
+	watch, keeper, orphan := filepath.Join(l.home(), "r/watch"), filepath.Join(l.home(), "r/keeper"), filepath.Join(l.home(), "r/orphan")
+	line := func(name string) string {
+		pid, err := os.ReadFile(name)
+		testkit.Must(t, err)
+		stat, err := os.ReadFile(filepath.Join("/proc", strings.TrimSpace(string(pid)), "stat"))
+		testkit.Must(t, err)
+		_, rest, _ := strings.Cut(string(stat), ") ")
+		return fmt.Sprintf("%s %s 1\n", strings.TrimSpace(string(pid)), strings.Fields(rest)[19])
 	}
-	// An entry of another process of that number exempts nobody.
-	l.write(fmt.Sprintf("tmp/.multihost/r.watch.%d", os.Getuid()), fmt.Sprintf("%s 1 1\n", strings.TrimSpace(string(pid))), 0o644)
-	if _, err := Sweep(t.Context(), l, s.Ref(), StopOptions{}); err != nil || alive(t, watch) {
+	entry := fmt.Sprintf("tmp/.multihost/r.watch.%d", os.Getuid())
+	l.write(entry, line(keeper)+line(watch), 0o644)
+	report, err := Sweep(t.Context(), l, s.Ref(), StopOptions{Grace: time.Second})
+	if err != nil || report.Found != 1 || !alive(t, watch) || !alive(t, keeper) || alive(t, orphan) {
+		t.Errorf("swept: %+v, %v; the watch lives: %v, its keeper: %v, the orphan: %v", report, err, alive(t, watch), alive(t, keeper), alive(t, orphan))
+	}
+	// An entry of other processes of these numbers exempts nobody.
+	pid, _, _ := strings.Cut(line(watch), " ")
+	l.write(entry, pid+" 1 1\n", 0o644)
+	if _, err := Sweep(t.Context(), l, s.Ref(), StopOptions{}); err != nil || alive(t, watch) || alive(t, keeper) {
 		t.Errorf("swept: %v; lives: %v", err, alive(t, watch))
 	}
 }

@@ -432,6 +432,89 @@ func TestTheGuard(t *testing.T) {
 	})
 }
 
+// kept returns the processes of the keeper and of its watch, once both live.
+func (v *vm) kept() (keeper, watch int) {
+	v.wait("a watch and its keeper", func() bool {
+		names, _ := filepath.Glob(v.index("train.watch.*"))
+		if len(names) != 1 {
+			return false
+		}
+		text, _ := os.ReadFile(names[0])
+		lines := strings.Split(string(text), "\n")
+		if len(lines) < 2 {
+			return false
+		}
+		_, err := fmt.Sscan(lines[0], &keeper)
+		_, err2 := fmt.Sscan(lines[1], &watch)
+		return err == nil && err2 == nil && syscall.Kill(watch, 0) == nil
+	})
+	return keeper, watch
+}
+
+// A watch that is killed, as the kernel does where memory is short, is started again at once,
+// and goes on when its keeper is killed. All that time no other watch begins.
+func TestAKilledWatchGoesOn(t *testing.T) {
+	t.Parallel()
+	for name, begin := range map[string]func(v *vm, terms Terms){
+		"from a runner":  func(v *vm, terms Terms) { v.arm(terms) },
+		"from the guard": func(v *vm, terms Terms) { v.boot(terms); v.arm(terms) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			c := newCloud(t)
+			v := newVM(t, c)
+			end := v.runs()
+			long := terms(c, func(t *Terms) { t.Adopt = time.Hour })
+			begin(v, long)
+			keeper, first := v.kept()
+			testkit.Must(t, syscall.Kill(first, syscall.SIGKILL))
+			v.wait("the next watch", func() bool {
+				again, second := v.kept()
+				return again == keeper && second != first
+			})
+			if !strings.Contains(v.log(), "the watch has died (signal: killed); it starts again in 1s") {
+				t.Errorf("the log has\n%s", v.log())
+			}
+			if h, err := Look(t.Context(), v, v.agents.Sums(), "train"); err != nil || !h.Watched || h.Lease != time.Second {
+				t.Errorf("got %+v, %v", h, err)
+			}
+			_, second := v.kept()
+			testkit.Must(t, syscall.Kill(keeper, syscall.SIGKILL))
+			v.arm(long)
+			if _, now := v.kept(); now != second {
+				t.Errorf("without its keeper process %d is the watch, want %d", now, second)
+			}
+			end(0)
+			v.wait("the deletion", c.isDeleted)
+			testkit.Must(t, syscall.Kill(second, syscall.SIGKILL))
+		})
+	}
+}
+
+// A runner that lets the slices stay for good ends the watch and its keeper.
+func TestADismissedWatchLeavesNothing(t *testing.T) {
+	t.Parallel()
+	c := newCloud(t)
+	v := newVM(t, c)
+	end := v.runs()
+	defer end(0)
+	v.arm(terms(c, nil))
+	keeper, watch := v.kept()
+	if _, err := v.tryArm(terms(c, func(t *Terms) { t.Lease = 0 })); err != nil {
+		t.Fatal(err)
+	}
+	v.wait("the end of both", func() bool {
+		return !running(keeper) && !running(watch)
+	})
+}
+
+// running reports whether a process lives; one that nobody has waited for does not.
+func running(pid int) bool {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	_, rest, _ := strings.Cut(string(text), ") ")
+	return err == nil && !strings.HasPrefix(rest, "Z")
+}
+
 // A watch that cannot begin at a boot, because its metadata is not there yet, begins later.
 func TestABootThatFailsIsTriedAgain(t *testing.T) {
 	t.Parallel()

@@ -66,7 +66,7 @@ func TestWhichWorkersAreMeant(t *testing.T) {
 		testkit.Must(t, err)
 		return p
 	}
-	const short = `queued resource "q" has 3 slices, only 2 are here`
+	const short = `"q" has 3 slices, only 2 are here`
 	for _, tt := range []struct {
 		story    string
 		all      []tpu.Slice

@@ -27,6 +27,7 @@ type Host struct {
 	Tmp      string // directory that has /tmp; "" is the root
 	Home     string
 	Login    int // number of the login
+	Keeper   int // process that starts this one again when it dies; 0: none
 	Metadata *agent.Metadata
 	Client   *agent.Client
 	Out      io.Writer                            // answers to a runner, or the log of a watch
@@ -129,8 +130,8 @@ func isFree(path string) bool {
 	return syscall.Flock(int(f.Fd()), syscall.LOCK_SH|syscall.LOCK_NB) == nil
 }
 
-// watched returns the file of the watch that lives, whatever login runs it. The watch holds
-// its lock; the file names its process and the time of the first boot.
+// watched returns the file of the watch that lives, whatever login runs it. The watch and its
+// keeper hold its lock; the file names their processes and the time of the first boot.
 func (h *Host) watched(run string) (path string, ok bool) {
 	for _, f := range h.numbered(run + WatchFile) {
 		if path = h.index(f.Name()); f.Size() > 0 && !isFree(path) {
@@ -216,30 +217,42 @@ func Uptime() (time.Duration, error) {
 // context's error. lock is the open file that holds the lock of a watch that this one
 // continues; nil: it takes the lock itself.
 func (h *Host) Watch(ctx context.Context, run string, lock *os.File) error {
-	if !runName.MatchString(run) {
-		return fmt.Errorf("no run is called %q", run)
+	if lock == nil {
+		var err error
+		if lock, err = h.Lock(ctx, run); lock == nil {
+			return err
+		}
 	}
 	return h.watch(ctx, run, lock, func() Terms { return h.terms(run) })
 }
 
-// watch is Watch with terms that need not be on the disk. It asks for them once it has the
-// lock.
+// Lock returns the open file that holds the lock of the watch of a run; nil if another watch
+// lives. The caller closes it.
+func (h *Host) Lock(ctx context.Context, run string) (*os.File, error) {
+	if !runName.MatchString(run) {
+		return nil, fmt.Errorf("no run is called %q", run)
+	}
+	if err := h.prepare(); err != nil {
+		return nil, err
+	}
+	return takeLock(ctx, h.index(watchFile(run, h.Login)))
+}
+
+// watch is Watch with terms that need not be on the disk. It closes lock.
 func (h *Host) watch(ctx context.Context, run string, lock *os.File, terms func() Terms) error {
+	defer lock.Close()
 	if err := h.prepare(); err != nil {
 		return err
 	}
 	born := h.firstBoot(run)
 	path := h.index(watchFile(run, h.Login))
-	if lock == nil {
-		var err error
-		if lock, err = takeLock(ctx, path); lock == nil {
-			return err
-		}
+	// package launch reads which processes these are, so that it does not stop them with the
+	// run. On a full disk the watch goes on without.
+	text := fmt.Sprintf("%d %s %d\n", os.Getpid(), startTime(os.Getpid()), born.Unix())
+	if h.Keeper > 0 {
+		text = fmt.Sprintf("%d %s %d\n", h.Keeper, startTime(h.Keeper), born.Unix()) + text
 	}
-	defer lock.Close()
-	// package launch reads which process this is, so that it does not stop it with the run.
-	// On a full disk the watch goes on without.
-	if text := fmt.Sprintf("%d %s %d\n", os.Getpid(), startTime(), born.Unix()); readSome(path) != text {
+	if readSome(path) != text {
 		if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
 			h.Note(err.Error())
 		}
@@ -314,9 +327,9 @@ func takeLock(ctx context.Context, path string) (*os.File, error) {
 	return nil, err
 }
 
-// startTime returns when this process was started, as the kernel counts it.
-func startTime() string {
-	text, err := os.ReadFile("/proc/self/stat")
+// startTime returns when a process was started, as the kernel counts it.
+func startTime(pid int) string {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
 		return "0"
 	}

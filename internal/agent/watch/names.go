@@ -25,8 +25,9 @@ const ownFolder = ".multihost/lease"
 // termsEnd ends the name of the file with the terms of a run.
 const termsEnd = ".terms"
 
-// WatchFile follows the run in the name of the file that a watch locks: RUN.watch.LOGIN has
-// "PID START BORN". launch does not take such a process for one that a run left.
+// WatchFile follows the run in the name of the file that a watch locks: RUN.watch.LOGIN has a
+// line "PID START BORN" for its keeper, if there is one, and one for itself. launch does not
+// take such a process for one that a run left.
 const WatchFile = ".watch."
 
 // leaseOf follows the run in the name of a lease.

@@ -1,0 +1,36 @@
+package watch
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"multihost/internal/agent"
+)
+
+// Pauses of Keep.
+const (
+	shortestPause = time.Second
+	longestPause  = time.Minute
+	steady        = 10 * time.Minute // who lives for so long dies for a new reason
+)
+
+// Keep calls start until it returns nil, which means that there is nothing more to watch. A
+// watch that has died, by a signal for instance, is started again after a pause, which doubles
+// from 1 s to 1 min. Keep says so by note. It returns the context's error when that ends.
+func Keep(ctx context.Context, start func(context.Context) error, note func(text string)) error {
+	for pause := shortestPause; ; pause = min(2*pause, longestPause) {
+		began := time.Now()
+		err := start(ctx)
+		if err == nil || ctx.Err() != nil {
+			return ctx.Err()
+		}
+		if time.Since(began) >= steady {
+			pause = shortestPause
+		}
+		note(fmt.Sprintf("the watch has died (%v); it starts again in %v", err, pause))
+		if err := agent.Sleep(ctx, pause); err != nil {
+			return err
+		}
+	}
+}
