@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"multihost/internal/sim/cloud"
+	"multihost/internal/sim/groups"
 	"multihost/internal/sim/wire"
 )
 
@@ -22,6 +23,7 @@ type Status struct {
 	SSHPort  int            `json:"ssh_port,omitempty"`
 	Queued   []QueuedStatus `json:"queued_resources"`
 	Nodes    []NodeStatus   `json:"nodes"`
+	Groups   []GroupStatus  `json:"groups,omitempty"`
 	Networks []string       `json:"networks"`
 	Rules    []string       `json:"firewalls"`
 	Faults   []FaultStatus  `json:"faults"`
@@ -56,6 +58,24 @@ type WorkerStatus struct {
 	Index    int    `json:"index"`
 	Address  string `json:"address"` // with port
 	Hostname string `json:"hostname"`
+}
+
+// GroupStatus is one managed instance group.
+type GroupStatus struct {
+	ID       string     `json:"id"`
+	Zone     string     `json:"zone"`
+	Type     string     `json:"type"`
+	Waiting  bool       `json:"waiting"`            // for its VMs
+	Topology string     `json:"topology,omitempty"` // its state; empty: there is none
+	VMs      []VMStatus `json:"vms"`
+}
+
+// VMStatus is one VM of a group, which need not exist yet.
+type VMStatus struct {
+	Name    string `json:"name"`
+	Worker  int    `json:"worker"`            // its number in the slice
+	Status  string `json:"status,omitempty"`  // empty: the VM does not exist
+	Address string `json:"address,omitempty"` // with port; empty: it does not run
 }
 
 // FaultStatus is one fault in force. Left is how many more times it happens; AllCalls
@@ -98,10 +118,29 @@ func (s *Server) Status() Status {
 		}
 		st.Nodes = append(st.Nodes, ns)
 	}
+	for _, g := range cloud.Sorted(s.State.Groups, nil) {
+		st.Groups = append(st.Groups, s.groupStatus(g))
+	}
 	for _, a := range s.State.Faults {
 		st.Faults = append(st.Faults, FaultStatus{ID: a.Id, Fault: a.String(), Left: a.Left})
 	}
 	return st
+}
+
+// groupStatus returns the present state of g. The caller holds s.Mu.
+func (s *Server) groupStatus(g *cloud.Group) GroupStatus {
+	gs := GroupStatus{ID: g.Id, Zone: g.Zone, Type: g.Typ.Name, Waiting: g.Growing, Topology: groups.Topology(s.Cloud, g), VMs: []VMStatus{}}
+	for _, p := range g.Places {
+		vm := VMStatus{Name: p.Name, Worker: p.Number}
+		if i := p.Instance; i != nil {
+			vm.Status = i.Msg.GetStatus()
+			if i.Machine != nil {
+				vm.Address = fmt.Sprintf("%s:%d", i.Machine.Addr(), s.SSHPort())
+			}
+		}
+		gs.VMs = append(gs.VMs, vm)
+	}
+	return gs
 }
 
 // The bodies of requests and answers of the control endpoint.

@@ -27,6 +27,18 @@
 //     zones, operations with wait; workload policies, instance templates (regional and
 //     global), the machine types with TPU chips, and the images of the project
 //     ubuntu-os-accelerator-images.
+//   - Zonal managed instance groups of VMs with TPU chips: one VM, or in BULK mode the
+//     VMs of a slice with a workload policy. Insert, get, list, resize, delete,
+//     listManagedInstances, listErrors. A group waits for room with the reason in
+//     lastProgressCheck; its VMs are PENDING (flex-start), PROVISIONING, STAGING,
+//     RUNNING, and its topology ACTIVATING, ACTIVE; INCOMPLETE without all VMs,
+//     REACTIVATING while all VMs restart after the failure of a host, FAILED.
+//     Preemption; the end of a maximum run duration, after which the group keeps its
+//     size without VMs. Worker numbers are shuffled against the names of the VMs.
+//   - VMs of groups: get, list, delete, reset, setMetadata, getGuestAttributes,
+//     getSerialPortOutput. Their metadata has the form of Compute Engine: an endpoint
+//     is the name of a VM, and tpu-env has TPU_WORKER_ID but no WORKER_ID and NODE_ID.
+//     Workers of the netns backend know each other's names.
 //   - SSH keys: a worker gets them from project and node metadata, or from OS Login
 //     where enable-oslogin is TRUE. A worker publishes its host keys as guest
 //     attributes once it has booted.
@@ -53,6 +65,9 @@
 //     has only the roles of the project's policy, at first roles/editor. With Config.Login callers must
 //     present a token of the only user or of a worker; the user's tokens expire
 //     through faults only, never by age.
+//   - Groups that repair their VMs or change their template, groups of several VMs
+//     without a topology, regional groups, VMs without a group, stopping and starting
+//     VMs. The texts of some refusals of groups are the simulator's own.
 //   - Routing: the simulator stores and checks firewall rules, but they filter
 //     nothing; networks separate only the workers of the netns backend.
 //   - Capacity as a number: there is capacity or, under a fault, none.

@@ -4,10 +4,15 @@ import (
 	"encoding/json"
 	"io"
 	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"multihost/internal/sim"
+	"multihost/internal/testkit"
 )
 
 // A rest is the Compute API of a simulator, called with plain JSON.
@@ -234,4 +239,407 @@ func TestImagesAndMachineTypes(t *testing.T) {
 		t.Errorf("got %v", got)
 	}
 	images.refused("GET", "/global/networks", "", 404, "ubuntu-os-accelerator-images")
+}
+
+// eventually waits until a path has an answer that ok accepts, and returns it.
+func (r rest) eventually(what, path string, ok func(m map[string]any) bool) (last map[string]any) {
+	r.t.Helper()
+	testkit.Eventually(r.t, what, func() bool {
+		_, last = r.call(http.MethodGet, path, "")
+		return ok(last)
+	})
+	return last
+}
+
+// at returns the value below keys of objects and numbers of lists; nil if there is none.
+func at(v any, keys ...any) any {
+	for _, key := range keys {
+		switch k := key.(type) {
+		case string:
+			m, _ := v.(map[string]any)
+			v = m[k]
+		case int:
+			list, _ := v.([]any)
+			if k >= len(list) {
+				return nil
+			}
+			v = list[k]
+		}
+	}
+	return v
+}
+
+const groupsPath = inZone + "/instanceGroupManagers"
+
+// topology returns the state of the topology of a group.
+func topology(m map[string]any) any {
+	return at(m, "status", "appliedAcceleratorTopologies", 0, "state")
+}
+
+// groupOf returns the body of a group of n VMs of template t and policy p.
+func groupOf(name string, n int, changes ...string) string {
+	body := map[string]any{
+		"name": name, "targetSize": n, "instanceTemplate": "projects/" + sim.DefaultProject + inRegion + "/instanceTemplates/t",
+		"targetSizePolicy": map[string]any{"mode": "BULK"}, "instanceLifecyclePolicy": map[string]any{"defaultActionOnFailure": "DO_NOTHING"},
+		"resourcePolicies": map[string]any{"workloadPolicy": "projects/" + sim.DefaultProject + inRegion + "/resourcePolicies/p"},
+	}
+	for _, change := range changes {
+		key, value, _ := strings.Cut(change, "=")
+		var v any
+		if json.Unmarshal([]byte(value), &v) != nil {
+			panic(change)
+		}
+		if body[key] = v; v == nil {
+			delete(body, key)
+		}
+	}
+	b, err := json.Marshal(body)
+	if err != nil {
+		panic(err)
+	}
+	return string(b)
+}
+
+// gce runs a simulator with a template t and a policy p for slices of 2x2x2: two VMs.
+func gce(t *testing.T, changes ...string) (*sim.Server, *fakeWorkers, rest) {
+	t.Helper()
+	s, workers := start(t)
+	r := newRest(t, s.URL())
+	r.must("POST", "/global/networks", `{"name":"own","autoCreateSubnetworks":true,"mtu":8896}`)
+	r.must("POST", inRegion+"/instanceTemplates", template(t, "t", append(changes, `networkInterfaces.network="global/networks/own"`)...))
+	r.must("POST", inRegion+"/resourcePolicies", `{"name":"p","workloadPolicy":{"type":"HIGH_THROUGHPUT","acceleratorTopology":"2x2x2"}}`)
+	return s, workers, r
+}
+
+func TestASliceIsMade(t *testing.T) {
+	t.Parallel()
+	s, workers, r := gce(t)
+	hold := inject(t, s, "no-capacity group=g")
+	const once = groupsPath + "?requestId=0a1b2c3d-0000-4000-8000-000000000002"
+	op := r.must("POST", once, groupOf("g", 2, `baseInstanceName="g-vm"`))
+	if again := r.must("POST", once, groupOf("g", 2)); again["name"] != op["name"] || !strings.Contains(op["selfLink"].(string), inZone+"/operations/") {
+		t.Errorf("operations %v and %v", op, again)
+	}
+	const code = "ZONE_RESOURCE_POOL_EXHAUSTED_WITH_DETAILS"
+	got := r.eventually("waiting", groupsPath+"/g", func(m map[string]any) bool {
+		return at(m, "status", "bulkInstanceOperation", "lastProgressCheck", "error", "errors", 0, "code") == code
+	})
+	if at(got, "status", "bulkInstanceOperation", "inProgress") != true || at(got, "status", "isStable") != false || at(got, "currentActions", "creating") != 2.0 ||
+		at(got, "status", "currentInstanceStatuses", "nonExistent") != 2.0 || topology(got) != nil {
+		t.Errorf("a waiting group: %v", got)
+	}
+	list := r.must("POST", groupsPath+"/g/listManagedInstances?maxResults=500", "")
+	if at(list, "managedInstances", 1, "currentAction") != "CREATING" || at(list, "managedInstances", 1, "instanceStatus") != nil {
+		t.Errorf("managed instances of a waiting group: %v", list)
+	}
+	r.refused("POST", groupsPath+"/g/resize?size=4", "", 400, "in progress")
+	r.refused("DELETE", inRegion+"/resourcePolicies/p", "", 400, "resourceInUseByAnotherResource")
+	r.refused("DELETE", inRegion+"/instanceTemplates/t", "", 400, "already being used")
+	if n, err := s.Clear(strconv.Itoa(hold)); n != 1 || err != nil {
+		t.Fatal(n, err)
+	}
+	got = r.eventually("active", groupsPath+"/g", func(m map[string]any) bool { return topology(m) == "ACTIVE" })
+	if at(got, "status", "isStable") != true || at(got, "status", "currentInstanceStatuses", "running") != 2.0 || at(got, "status", "bulkInstanceOperation", "inProgress") != false {
+		t.Errorf("an active group: %v", got)
+	}
+	vms := s.Status().Groups[0].VMs
+	if len(vms) != 2 || vms[0].Name > vms[1].Name || vms[0].Worker != 1 || vms[1].Worker != 0 || !strings.HasPrefix(vms[0].Name, "g-vm-") || vms[0].Address == "" {
+		t.Errorf("VMs %+v: want the worker numbers of two not in the order of their names", vms)
+	}
+	m := workers.find("g", 0)
+	if m == nil || m.spec.Hostname != vms[1].Name || m.spec.NUMANodes != 0 && m.spec.NUMANodes != 1 || len(m.spec.Devices) != 5 || len(m.spec.Hosts) != 4 {
+		t.Fatalf("worker 0: %+v", m)
+	}
+	i := r.must("GET", inZone+"/instances/"+vms[1].Name, "")
+	if at(i, "networkInterfaces", 0, "accessConfigs", 0, "natIP") != m.addr || at(i, "labels", "multihost-job") != "t" || at(i, "scheduling", "onHostMaintenance") != "TERMINATE" ||
+		at(i, "resourceStatus", "physicalHostTopology", "cluster") == nil {
+		t.Errorf("instance %v", i)
+	}
+	if items := r.must("GET", inZone+"/instances", "")["items"].([]any); len(items) != 2 {
+		t.Errorf("%d instances", len(items))
+	}
+	r.refused("DELETE", "/global/networks/own", "", 400, "instances/g-vm-")
+	r.refused("POST", groupsPath+"/g/resize?size=4", "", 400, "while the target size")
+	r.refused("POST", groupsPath+"/g/resizeRequests", "{}", 400, "not allowed")
+	r.must("POST", groupsPath+"/g/resize?size=0", "")
+	if got := r.must("GET", groupsPath+"/g", ""); at(got, "targetSize") != 0.0 || topology(got) != nil || len(s.Status().Groups[0].VMs) != 0 {
+		t.Errorf("an empty group: %v", got)
+	}
+	r.refused("POST", groupsPath+"/g/resize?size=3", "", 400, "Target size should be 2 for given accelerator topology but was 3")
+	r.must("POST", groupsPath+"/g/resize?size=2", "")
+	r.eventually("active again", groupsPath+"/g", func(m map[string]any) bool { return topology(m) == "ACTIVE" })
+	r.must("DELETE", groupsPath+"/g", "")
+	r.refused("GET", groupsPath+"/g", "", 404, "instanceGroupManagers/g")
+	if workers.find("g", 0) != nil || workers.find("g", 1) != nil {
+		t.Error("machines are left")
+	}
+	r.must("DELETE", inRegion+"/instanceTemplates/t", "")
+	r.must("DELETE", inRegion+"/resourcePolicies/p", "")
+}
+
+func TestGroupsThatAreRefused(t *testing.T) {
+	t.Parallel()
+	_, _, r := gce(t)
+	r.must("POST", inRegion+"/instanceTemplates", template(t, "flex", `scheduling={"onHostMaintenance":"TERMINATE","provisioningModel":"FLEX_START","maxRunDuration":{"seconds":"3600"},"instanceTerminationAction":"DELETE"}`))
+	r.must("POST", inRegion+"/instanceTemplates", template(t, "lively", `scheduling={}`))
+	r.must("POST", inRegion+"/instanceTemplates", template(t, "pd", `disks.initializeParams.diskType="pd-balanced"`))
+	r.must("POST", inRegion+"/instanceTemplates", template(t, "small", `machineType="e2-small"`))
+	r.must("POST", inRegion+"/resourcePolicies", `{"name":"one","workloadPolicy":{"type":"HIGH_THROUGHPUT","acceleratorTopology":"2x2x1"}}`)
+	of := func(name string) string {
+		return `instanceTemplate="projects/` + sim.DefaultProject + inRegion + `/instanceTemplates/` + name + `"`
+	}
+	for _, tt := range []struct {
+		body string
+		code int
+		text string
+	}{
+		{groupOf("G", 2), 400, "Must be a match of regex"},
+		{groupOf("g", 2, `targetSizePolicy=null`), 400, "MIGs with TPU accelerator topology require BULK mode in target size policy"},
+		{groupOf("g", 8), 400, "Target size should be 2 for given accelerator topology but was 8"},
+		{groupOf("g", 2, `targetSize=null`), 400, "targetSize"},
+		{groupOf("g", 2, `resourcePolicies={"workloadPolicy":"p"}`), 400, "malformed"},
+		{groupOf("g", 2, `resourcePolicies={"workloadPolicy":"regions/us-central2/resourcePolicies/none"}`), 404, "resourcePolicies/none"},
+		{groupOf("g", 2, `resourcePolicies={"workloadPolicy":"regions/us-central2/resourcePolicies/one"}`), 400, "does not fit several VMs"},
+		{groupOf("g", 2, `resourcePolicies=null`), 501, "without a topology"},
+		{groupOf("g", 2, `instanceTemplate="t"`), 400, "malformed"},
+		{groupOf("g", 2, of("none")), 404, "instanceTemplates/none"},
+		{groupOf("g", 2, of("lively")), 400, "onHostMaintenance must be TERMINATE"},
+		{groupOf("g", 2, of("pd")), 400, "pd-balanced"},
+		{groupOf("g", 2, of("small")), 404, "machineTypes/e2-small"},
+		{groupOf("g", 2, of("flex"), `instanceLifecyclePolicy=null`), 400, "DO_NOTHING"},
+		{groupOf("g", 2, `instanceLifecyclePolicy=null`), 501, "repairs"},
+		{groupOf("g", 2, `baseInstanceName="G"`), 400, "baseInstanceName"},
+		{groupOf("g", 2, `autoHealingPolicies=[{}]`), 501, "autoHealingPolicies"},
+	} {
+		r.refused("POST", groupsPath, tt.body, tt.code, tt.text)
+	}
+	r.must("POST", groupsPath, groupOf("g", 0))
+	r.refused("POST", groupsPath, groupOf("g", 0), 409, "already exists")
+	// One VM is a slice without a policy.
+	r.must("POST", groupsPath, groupOf("alone", 1, `resourcePolicies=null`, `targetSizePolicy=null`, `baseInstanceName="alone-##[7]"`))
+	r.eventually("alone", inZone+"/instances/alone-07", func(m map[string]any) bool { return m["status"] == "RUNNING" })
+}
+
+// running makes the group g of two VMs and returns their names by worker number.
+func (r rest) running(s *sim.Server) [2]string {
+	r.t.Helper()
+	r.must("POST", groupsPath, groupOf("g", 2))
+	r.eventually("active", groupsPath+"/g", func(m map[string]any) bool { return topology(m) == "ACTIVE" })
+	var names [2]string
+	for _, vm := range s.Status().Groups[0].VMs {
+		names[vm.Worker] = vm.Name
+	}
+	return names
+}
+
+// until waits until the topology of g has a state and its VMs have a status.
+func (r rest) until(state any, status string) map[string]any {
+	r.t.Helper()
+	return r.eventually(status, groupsPath+"/g", func(m map[string]any) bool {
+		return topology(m) == state && at(m, "status", "currentInstanceStatuses", status) == 2.0
+	})
+}
+
+func TestWhatASliceKnowsOfItself(t *testing.T) {
+	t.Parallel()
+	s, workers, r := gce(t, `metadata.items=[{"key":"enable-guest-attributes","value":"TRUE"},{"key":"greeting","value":"hello"}]`)
+	names := r.running(s)
+	ask := func(worker int, path string) string {
+		t.Helper()
+		req := httptest.NewRequest(http.MethodGet, "/computeMetadata/v1/"+path, nil)
+		req.Header.Set("Metadata-Flavor", "Google")
+		w := httptest.NewRecorder()
+		workers.find("g", worker).spec.Metadata.ServeHTTP(w, req)
+		return w.Body.String()
+	}
+	for worker, name := range names {
+		number := strconv.Itoa(worker)
+		for path, want := range map[string]string{
+			"instance/name":                                name,
+			"instance/hostname":                            name + "." + sim.DefaultZone + ".c." + sim.DefaultProject + ".internal",
+			"instance/attributes/agent-worker-number":      number,
+			"instance/attributes/worker-id":                number,
+			"instance/attributes/worker-network-endpoints": names[0] + "," + names[1],
+			"instance/attributes/accelerator-type":         "tpu7x-16",
+			"instance/attributes/greeting":                 "hello",
+			"instance/attributes/tpu-env": "TPU_ACCELERATOR_TYPE: 'tpu7x-16'\nTOPOLOGY: '2x2x2'\nTPU_WORKER_ID: '" + number +
+				"'\nHOST_BOUNDS: '1,1,2'\nCHIPS_PER_HOST_BOUNDS: '2,2,1'\n",
+			"instance/preempted": "FALSE",
+			"instance/network-interfaces/0/access-configs/0/external-ip": workers.find("g", worker).addr,
+			"instance/network-interfaces/0/mtu":                          "8896",
+			"instance/service-accounts/default/scopes":                   "https://www.googleapis.com/auth/cloud-platform\n",
+		} {
+			if got := ask(worker, path); got != want {
+				t.Errorf("worker %d: %s is %q, want %q", worker, path, got, want)
+			}
+		}
+	}
+
+	instance := inZone + "/instances/" + names[1]
+	got := r.must("GET", instance+"/getGuestAttributes?queryPath=hostkeys%2F", "")
+	if key := at(got, "queryValue", "items", 0); at(key, "namespace") != "hostkeys" || at(key, "key") != "ssh-ed25519" || at(key, "value") == "" {
+		t.Errorf("host keys %v", got)
+	}
+	put := httptest.NewRequest(http.MethodPut, "/computeMetadata/v1/instance/guest-attributes/multihost/state", strings.NewReader("armed"))
+	put.Header.Set("Metadata-Flavor", "Google")
+	workers.find("g", 1).spec.Metadata.ServeHTTP(httptest.NewRecorder(), put)
+	if got := r.must("GET", instance+"/getGuestAttributes?variableKey=multihost/state", ""); got["variableValue"] != "armed" {
+		t.Errorf("guest attribute %v", got)
+	}
+	r.refused("GET", instance+"/getGuestAttributes?queryPath=none%2F", "", 404, "The resource 'none/' of type 'Guest Attribute' was not found.")
+
+	// Metadata changes only for whoever has seen its last change.
+	fingerprint := at(r.must("GET", instance, ""), "metadata", "fingerprint").(string)
+	body := `{"fingerprint":"` + fingerprint + `","items":[{"key":"ssh-keys","value":"ada:ssh-ed25519 AAAA ada"}]}`
+	r.must("POST", instance+"/setMetadata", body)
+	r.refused("POST", instance+"/setMetadata", body, 412, "fingerprint")
+	if keys := workers.find("g", 1).spec.AuthorizedKeys(); len(keys) != 1 || keys[0] != "ada:ssh-ed25519 AAAA ada" {
+		t.Errorf("keys %q", keys)
+	}
+	if len(workers.find("g", 0).spec.AuthorizedKeys()) != 0 {
+		t.Error("the other worker has a key, too")
+	}
+	r.refused("GET", instance+"/getGuestAttributes?queryPath=hostkeys%2F", "", 412, "disabled")
+	r.must("POST", instance+"/reset", "")
+	if n := workers.find("g", 1).reboots; n != 1 {
+		t.Errorf("%d reboots, want 1", n)
+	}
+}
+
+func TestASliceIsLost(t *testing.T) {
+	t.Parallel()
+	const (
+		spot  = `scheduling={"onHostMaintenance":"TERMINATE","provisioningModel":"SPOT","automaticRestart":false,"instanceTerminationAction":"STOP"}`
+		bound = `scheduling={"onHostMaintenance":"TERMINATE","automaticRestart":true,"maxRunDuration":{"seconds":"3600"},"instanceTerminationAction":"DELETE"}`
+	)
+	operations := func(r rest) (kinds []string) {
+		for _, op := range r.must("GET", inZone+"/operations", "")["items"].([]any) {
+			if kind := at(op, "operationType").(string); strings.HasPrefix(kind, "compute.instances.") {
+				kinds = append(kinds, strings.TrimPrefix(kind, "compute.instances."))
+			}
+		}
+		slices.Sort(kinds)
+		return kinds
+	}
+	for _, tt := range []struct {
+		name, template string
+		faults         string
+		state          any
+		status         string
+		operations     string
+	}{
+		{"spot", spot, "group-preempt group=g", "INCOMPLETE", "terminated", "preempted preempted"},
+		{"spot host", spot, "group-host-error group=g", "INCOMPLETE", "terminated", "hostError hostError"},
+		{"host", bound, "group-host-error group=g", "ACTIVE", "running", "automaticRestart automaticRestart hostError hostError"},
+		{"end", bound, "group-run-ends group=g", "INCOMPLETE", "nonExistent", ""},
+		{"degraded", bound, "group-topology group=g state=ACTIVE_DEGRADED", "ACTIVE_DEGRADED", "running", ""},
+		{"no recovery", bound, "group-no-recovery group=g; group-host-error group=g", "REACTIVATING", "repairing", "hostError hostError"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			s, workers, r := gce(t, tt.template)
+			names := r.running(s)
+			end := at(r.must("GET", inZone+"/instances/"+names[0], ""), "resourceStatus", "scheduling", "terminationTimestamp")
+			if (end != nil) != (tt.template == bound) {
+				t.Errorf("end %v", end)
+			}
+			for text := range strings.SplitSeq(tt.faults, "; ") {
+				inject(t, s, text)
+			}
+			r.until(tt.state, tt.status)
+			if got := strings.Join(operations(r), " "); got != tt.operations {
+				t.Errorf("operations %q, want %q", got, tt.operations)
+			}
+			if tt.name == "no recovery" {
+				if _, err := s.Clear("group-no-recovery"); err != nil {
+					t.Fatal(err)
+				}
+				r.until("ACTIVE", "running")
+			}
+			if m := workers.find("g", 1); tt.status == "terminated" && m != nil || strings.Contains(tt.faults, "host-error group=g") && tt.template == bound && m.reboots != 1 {
+				t.Errorf("machine of worker 1: %+v", m)
+			}
+			r.must("DELETE", groupsPath+"/g", "")
+		})
+	}
+}
+
+func TestASliceIsNotMade(t *testing.T) {
+	t.Parallel()
+	s, workers, r := gce(t)
+	make := func() {
+		t.Helper()
+		r.must("POST", groupsPath, groupOf("g", 2))
+	}
+	inject(t, s, "group-quota group=g")
+	make()
+	r.eventually("without quota", groupsPath+"/g", func(m map[string]any) bool {
+		return at(m, "status", "bulkInstanceOperation", "lastProgressCheck", "error", "errors", 0, "code") == "QUOTA_EXCEEDED"
+	})
+	r.must("DELETE", groupsPath+"/g", "") // while it waits
+	inject(t, s, "group-error group=g")
+	if _, err := s.Clear("group-quota"); err != nil {
+		t.Fatal(err)
+	}
+	make()
+	r.until("FAILED", "nonExistent")
+	list := r.must("POST", groupsPath+"/g/listManagedInstances", "")
+	errs := r.must("GET", groupsPath+"/g/listErrors", "")
+	if at(list, "managedInstances", 0, "lastAttempt", "errors", "errors", 0, "code") != "INTERNAL_ERROR" || at(errs, "items", 1, "error", "code") != "INTERNAL_ERROR" {
+		t.Errorf("managed instances %v, errors %v", list, errs)
+	}
+	r.must("DELETE", groupsPath+"/g", "")
+
+	inject(t, s, "group-stuck group=g worker=1")
+	make()
+	got := r.eventually("half of it", groupsPath+"/g", func(m map[string]any) bool { return at(m, "status", "currentInstanceStatuses", "running") == 1.0 })
+	if at(got, "status", "currentInstanceStatuses", "staging") != 1.0 || topology(got) != "ACTIVATING" || at(got, "status", "isStable") != false {
+		t.Errorf("with a VM that is stuck: %v", got)
+	}
+	if _, err := s.Clear("all"); err != nil {
+		t.Fatal(err)
+	}
+	r.until("ACTIVE", "running")
+
+	// A VM that its user deletes is missing for good.
+	name := workers.find("g", 0).spec.Hostname
+	r.must("DELETE", inZone+"/instances/"+name, "")
+	got = r.must("GET", groupsPath+"/g", "")
+	if topology(got) != "INCOMPLETE" || at(got, "status", "currentInstanceStatuses", "nonExistent") != 1.0 || workers.find("g", 0) != nil {
+		t.Errorf("without worker 0: %v", got)
+	}
+	r.must("DELETE", groupsPath+"/g", "")
+
+	inject(t, s, "compute-op-error message=no")
+	_, op := r.call("POST", groupsPath, groupOf("g", 2))
+	r.eventually("failed operation", inZone+"/operations/"+op["name"].(string), func(m map[string]any) bool { return at(m, "error", "errors", 0, "message") == "no" })
+	r.refused("GET", groupsPath+"/g", "", 404, "")
+	f, err := sim.ParseFault("group-preempt group=none")
+	if err == nil {
+		_, err = s.Inject(f)
+	}
+	if err == nil || !strings.Contains(err.Error(), `no group "none" with VMs`) {
+		t.Errorf("got %v", err)
+	}
+}
+
+// A VM with flex-start exists while it waits, and its end is known from its start.
+func TestFlexStart(t *testing.T) {
+	t.Parallel()
+	s, _, r := gce(t, `scheduling={"onHostMaintenance":"TERMINATE","automaticRestart":false,"provisioningModel":"FLEX_START","maxRunDuration":{"seconds":"3600"},"instanceTerminationAction":"DELETE"}`)
+	inject(t, s, "no-capacity")
+	r.must("POST", groupsPath, groupOf("g", 2))
+	r.until(nil, "pending")
+	if items, _ := r.must("GET", inZone+"/instances", "")["items"].([]any); len(items) != 2 || at(items, 0, "status") != "PENDING" {
+		t.Errorf("instances %v", items)
+	}
+	if _, err := s.Clear("no-capacity"); err != nil {
+		t.Fatal(err)
+	}
+	r.until("ACTIVE", "running")
+	list := r.must("POST", groupsPath+"/g/listManagedInstances", "")
+	end, err := time.Parse(time.RFC3339Nano, at(list, "managedInstances", 0, "scheduling", "terminationTimestamp").(string))
+	if left := time.Until(end); err != nil || left > time.Hour || left < 50*time.Minute {
+		t.Errorf("ends in %v, %v", left, err)
+	}
 }

@@ -138,7 +138,15 @@ func frame(tag uint16, payload []byte) []byte {
 
 // workerAddress returns the address of the VM with that name, or "".
 func (s *Server) workerAddress(zone, hostname string) string {
-	for _, n := range s.Status().Nodes {
+	st := s.Status()
+	for _, g := range st.Groups {
+		for _, vm := range g.VMs {
+			if g.Zone == zone && vm.Name == hostname {
+				return vm.Address
+			}
+		}
+	}
+	for _, n := range st.Nodes {
 		for _, w := range n.Workers {
 			if n.Zone == zone && w.Hostname == hostname && hostname != "" {
 				return w.Address

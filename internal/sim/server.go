@@ -17,6 +17,7 @@ import (
 
 	"multihost/internal/sim/cloud"
 	"multihost/internal/sim/computeapi"
+	"multihost/internal/sim/groups"
 	"multihost/internal/sim/projectapi"
 	"multihost/internal/sim/storageapi"
 	"multihost/internal/sim/tpuapi"
@@ -240,6 +241,25 @@ func (s *Server) Requests() []cloud.Request {
 	s.Mu.Lock()
 	defer s.Mu.Unlock()
 	return slices.Clone(s.State.Requests)
+}
+
+// Inject puts a fault in force. The id is for Clear; it is 0 for a fault that happens once
+// and is over.
+func (s *Server) Inject(f cloud.Fault) (id int, err error) {
+	if mine, err := groups.Inject(s.Cloud, f); mine {
+		return 0, err
+	}
+	return s.Cloud.Inject(f)
+}
+
+// Clear ends the fault with this id, or those with this name, or all for "all". It returns
+// their number.
+func (s *Server) Clear(which string) (int, error) {
+	n, err := s.Cloud.Clear(which)
+	s.Mu.Lock()
+	defer s.Mu.Unlock()
+	groups.Of(s.Cloud).Retry()
+	return n, err
 }
 
 // An endpoint is one of the APIs that the simulator serves.

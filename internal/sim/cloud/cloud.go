@@ -205,7 +205,8 @@ type Networks struct{ *Cloud }
 // Identity says who calls and what a caller may do.
 type Identity struct{ *Cloud }
 
-// Machines answers as the metadata servers of the workers.
+// Machines says what the machines of VMs are, ends them, and answers as the metadata servers
+// of all workers.
 type Machines struct{ *Cloud }
 
 // Injection keeps the faults in force and applies them.

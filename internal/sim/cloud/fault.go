@@ -22,6 +22,7 @@ type Fault struct {
 
 	QR      string `json:"qr,omitempty"`
 	Node    string `json:"node,omitempty"`
+	Group   string `json:"group,omitempty"`
 	Worker  string `json:"worker,omitempty"`
 	Zone    string `json:"zone,omitempty"`
 	Method  string `json:"method,omitempty"`
@@ -67,7 +68,7 @@ func Faults() []FaultDoc {
 	with := func(args ...string) []string { return append(slices.Clone(workers), args...) }
 	call := []string{"method", "path", "n"}
 	return []FaultDoc{
-		{Name: "no-capacity", Args: []string{"qr"}, What: "requests stay WAITING_FOR_RESOURCES until the fault is cleared"},
+		{Name: "no-capacity", Args: []string{"qr", "group"}, What: "requests stay WAITING_FOR_RESOURCES, and groups get no VMs, until the fault is cleared; qr= or group= alone is for that kind only"},
 		{Name: "qr-failed", Args: []string{"qr", "state", "message"}, What: "a queued resource goes FAILED, at once or when it reaches STATE (WAITING_FOR_RESOURCES)"},
 		{Name: "qr-suspended", Args: []string{"qr", "state", "initiator"}, What: "a queued resource goes SUSPENDING, SUSPENDED, at once or when it reaches STATE (PROVISIONING)"},
 		{Name: "delete-stuck", Args: []string{"qr", "n"}, What: "deleting a FAILED or SUSPENDED queued resource reports success and leaves it there"},
@@ -75,6 +76,15 @@ func Faults() []FaultDoc {
 		{Name: "preempt", Args: []string{"node", "vanish"}, Required: []string{"node"}, What: "a node is PREEMPTED, its queued resource SUSPENDED; with vanish=true the node is gone from the list"},
 		{Name: "maintenance", Args: []string{"node"}, Required: []string{"node"}, What: "a node reports UNHEALTHY_MAINTENANCE and maintenance under way"},
 		{Name: "foreign-node", Args: []string{"node", "type", "zone"}, Required: []string{"node", "type"}, What: "a node that no queued resource made comes to exist"},
+		{Name: "group-quota", Args: []string{"group"}, What: "a managed instance group waits for its VMs with QUOTA_EXCEEDED until the fault is cleared"},
+		{Name: "group-error", Args: []string{"group", "message", "n"}, What: "the VMs of a group end in STAGING with INTERNAL_ERROR"},
+		{Name: "group-stuck", Args: []string{"group", "worker"}, What: "a VM of a group stays STAGING until the fault is cleared"},
+		{Name: "group-topology", Args: []string{"group", "state"}, Required: []string{"state"}, What: "the topology of a slice shows STATE (ACTIVE_DEGRADED, INCOMPLETE, FAILED, …) until the fault is cleared"},
+		{Name: "group-preempt", Args: []string{"group"}, Required: []string{"group"}, What: "the VMs of a group are preempted"},
+		{Name: "group-host-error", Args: []string{"group"}, Required: []string{"group"}, What: "a host fails: all VMs of the slice restart together, or stay TERMINATED without automaticRestart"},
+		{Name: "group-no-recovery", Args: []string{"group"}, What: "a slice whose host has failed stays REACTIVATING until the fault is cleared"},
+		{Name: "group-run-ends", Args: []string{"group"}, Required: []string{"group"}, What: "the maximum run duration of the VMs of a group is over"},
+		{Name: "group-maintenance", Args: []string{"group"}, Required: []string{"group"}, What: "the VMs of a group report maintenance under way, until their host fails"},
 		{Name: "no-guest-attributes", Args: []string{"node"}, What: "guest attributes are switched off, as by an organization policy"},
 		{Name: "api-error", Args: append([]string{"code", "message", "retry-after"}, call...), Required: []string{"code"}, What: "calls are answered with an HTTP status"},
 		{Name: "expired-token", Args: call, What: "calls are answered with 401"},
@@ -119,7 +129,8 @@ type FaultArg struct {
 func FaultArgs() []FaultArg {
 	return []FaultArg{
 		textArg("qr", "queued resource id, or a pattern", func(f *Fault) *string { return &f.QR }),
-		textArg("node", "node id, or a pattern", func(f *Fault) *string { return &f.Node }),
+		textArg("node", "node id, or a pattern; name of a managed instance group, for what happens to its workers", func(f *Fault) *string { return &f.Node }),
+		textArg("group", "name of a managed instance group, or a pattern", func(f *Fault) *string { return &f.Group }),
 		textArg("worker", "worker number; all workers when left out", func(f *Fault) *string { return &f.Worker }),
 		textArg("zone", "zone; the simulator's own when left out", func(f *Fault) *string { return &f.Zone }),
 		textArg("method", "HTTP method; any when left out", func(f *Fault) *string { return &f.Method }),
@@ -130,7 +141,7 @@ func FaultArgs() []FaultArg {
 		durationArg("retry-after", "value of the Retry-After header, in whole seconds", func(f *Fault) *time.Duration { return &f.RetryAfter }),
 		durationArg("delay", "how much longer", func(f *Fault) *time.Duration { return &f.Delay }),
 		durationArg("duration", "for how long; until cleared when left out", func(f *Fault) *time.Duration { return &f.Duration }),
-		textArg("state", "state of the queued resource", func(f *Fault) *string { return &f.State }),
+		textArg("state", "state of the queued resource or topology", func(f *Fault) *string { return &f.State }),
 		textArg("initiator", "SERVICE (default) or USER", func(f *Fault) *string { return &f.Initiator }),
 		{"vanish", "true or false", func(f *Fault) string { return boolText(f.Vanish) }, setVanish},
 		{"cores", "a number", func(f *Fault) string { return strconv.Itoa(f.Cores) }, func(f *Fault, v string) error { return setInt(&f.Cores, v) }},
@@ -240,7 +251,7 @@ func ParseFault(text string) (Fault, error) {
 	f := Fault{Name: words[0]}
 	doc, ok := faultDoc(f.Name)
 	if !ok {
-		return Fault{}, f.check()
+		return Fault{}, f.Check()
 	}
 	var given []string
 	for _, word := range words[1:] {
@@ -259,7 +270,7 @@ func ParseFault(text string) (Fault, error) {
 			return Fault{}, fmt.Errorf("parse fault %q: %s= is missing", f.Name, key)
 		}
 	}
-	return f, f.check()
+	return f, f.Check()
 }
 
 // String returns the text form that ParseFault reads.
@@ -277,8 +288,8 @@ func (f Fault) String() string {
 	return strings.Join(words, " ")
 }
 
-// check refuses a fault that could never have its effect.
-func (f Fault) check() error {
+// Check refuses a fault that could never have its effect.
+func (f Fault) Check() error {
 	doc, ok := faultDoc(f.Name)
 	if !ok {
 		var names []string
@@ -313,8 +324,12 @@ func (f Fault) CheckValues() error {
 	if f.Code != 0 && (f.Code < 400 || f.Code > 599) {
 		return fmt.Errorf("code %d is not between 400 and 599", f.Code)
 	}
-	if f.State != "" && !slices.Contains([]string{"ACCEPTED", "WAITING_FOR_RESOURCES", "PROVISIONING", "ACTIVE"}, f.State) {
-		return fmt.Errorf("state %q is not ACCEPTED, WAITING_FOR_RESOURCES, PROVISIONING or ACTIVE", f.State)
+	states := []string{"ACCEPTED", "WAITING_FOR_RESOURCES", "PROVISIONING", "ACTIVE"}
+	if f.Name == "group-topology" {
+		states = []string{"ACTIVATING", "ACTIVE", "ACTIVE_DEGRADED", "DEACTIVATING", "FAILED", "INCOMPLETE", "REACTIVATING"}
+	}
+	if last := len(states) - 1; f.State != "" && !slices.Contains(states, f.State) {
+		return fmt.Errorf("state %q is not %s or %s", f.State, strings.Join(states[:last], ", "), states[last])
 	}
 	if f.Initiator != "" && f.Initiator != "SERVICE" && f.Initiator != "USER" {
 		return fmt.Errorf("initiator %q is neither SERVICE nor USER", f.Initiator)

@@ -26,23 +26,26 @@ type Caller struct {
 // A token is an access token that the metadata server of one worker issued.
 type token struct {
 	text    string
-	node    string // resource name
+	owner   string // resource name of the node or instance
 	email   string
 	scopes  []string
 	expires time.Time
 }
 
-// tokenOf returns the token of worker i of n. As on a real machine the token stays the
-// same until shortly before it expires. The caller holds s.Mu.
+// tokenOf returns the token of worker i of n. The caller holds s.Mu.
 func (s Identity) tokenOf(n *Node, i int) *token {
+	return s.tokenFor(n.Msg.Name, fmt.Sprintf("%s-%d", n.Id, i), n.Msg.ServiceAccount.Email, n.Msg.ServiceAccount.Scope)
+}
+
+// tokenFor returns the token of a machine that has this name within its owner, a resource.
+// As on a real machine the token stays the same until shortly before it expires. The caller
+// holds s.Mu.
+func (s Identity) tokenFor(owner, name, email string, scopes []string) *token {
 	now := s.Clock.Now()
-	key := fmt.Sprintf("%s/%d", n.Msg.Name, i)
+	key := owner + "/" + name
 	t := s.State.tokens[key]
 	if t == nil || t.expires.Sub(now) < 5*time.Minute {
-		t = &token{
-			text: fmt.Sprintf("%s%s-%d-%x", workerToken, n.Id, i, NewID()), node: n.Msg.Name,
-			email: n.Msg.ServiceAccount.Email, scopes: n.Msg.ServiceAccount.Scope, expires: now.Add(tokenLife),
-		}
+		t = &token{text: fmt.Sprintf("%s%s-%x", workerToken, name, NewID()), owner: owner, email: email, scopes: scopes, expires: now.Add(tokenLife)}
 		s.State.tokens[key] = t
 	}
 	return t
@@ -57,7 +60,7 @@ func (s Identity) CallerOf(r *http.Request) (Caller, *wire.Error) {
 	s.Mu.Lock()
 	defer s.Mu.Unlock()
 	for _, t := range s.State.tokens {
-		if t.text == text && s.Clock.Now().Before(t.expires) && s.State.Nodes[t.node] != nil {
+		if t.text == text && s.Clock.Now().Before(t.expires) && (s.State.Nodes[t.owner] != nil || s.State.Instances[t.owner] != nil) {
 			return Caller{t.email, t.scopes}, nil
 		}
 	}
@@ -103,7 +106,7 @@ func (who Caller) CheckScopes(r *http.Request) *wire.Error {
 func (who Caller) May(s *Cloud, permission string) bool {
 	a, denied := who.Denied(s, permission)
 	if a != nil {
-		s.Injection().use(a)
+		s.Injection().Use(a)
 	}
 	return !denied
 }

@@ -24,7 +24,7 @@ type ActiveFault struct {
 // Inject puts a fault in force. The id is for Clear; it is 0 for a fault that happens
 // once and is over.
 func (s *Cloud) Inject(f Fault) (id int, err error) {
-	if err := f.check(); err != nil {
+	if err := f.Check(); err != nil {
 		return 0, err
 	}
 	if strings.HasPrefix(f.Name, "worker-") {
@@ -163,6 +163,13 @@ func (s Injection) machinesFor(f Fault) []worker.Machine {
 			}
 		}
 	}
+	for _, g := range Sorted(s.State.Groups, func(_ string, g *Group) bool { return Glob(f.Node, g.Id) }) {
+		for _, i := range g.Instances() {
+			if i.Machine != nil && (f.Worker == "" || f.Worker == strconv.Itoa(i.Number)) {
+				machines = append(machines, i.Machine)
+			}
+		}
+	}
 	return machines
 }
 
@@ -204,7 +211,7 @@ func (s Injection) MeetFaults(r *http.Request) RequestVerdict {
 		if !Glob(a.Method, r.Method) || !Glob(a.Path, r.URL.Path) || v.Err != nil || v.Drop {
 			continue
 		}
-		s.use(a)
+		s.Use(a)
 		switch a.Name {
 		case "api-error":
 			v.Err = a.apiError()
@@ -238,9 +245,9 @@ func (f Fault) apiError() *wire.Error {
 	return e
 }
 
-// use counts one use of fault a and removes the fault after its last one. The caller
+// Use counts one use of fault a and removes the fault after its last one. The caller
 // holds s.Mu.
-func (s Injection) use(a *ActiveFault) {
+func (s Injection) Use(a *ActiveFault) {
 	if a.Left == AllCalls {
 		return
 	}
@@ -261,7 +268,7 @@ func (s Injection) find(name string, match func(*ActiveFault) bool) *ActiveFault
 }
 
 func (s Injection) noCapacity(qr string) bool {
-	return s.find("no-capacity", func(a *ActiveFault) bool { return Glob(a.QR, qr) }) != nil
+	return s.find("no-capacity", func(a *ActiveFault) bool { return Glob(a.QR, qr) && (a.Group == "" || a.QR != "") }) != nil
 }
 
 // GuestAttributesOff reports whether the workers of a node have no guest attributes.
@@ -274,7 +281,7 @@ func (s Injection) GuestAttributesOff(node string) bool {
 func (s Injection) TakeStuckDelete(qr string) bool {
 	a := s.find("delete-stuck", func(a *ActiveFault) bool { return Glob(a.QR, qr) })
 	if a != nil {
-		s.use(a)
+		s.Use(a)
 	}
 	return a != nil
 }
@@ -295,7 +302,7 @@ func (s Injection) TakeOperationFault() *wire.Error {
 	if a == nil {
 		return nil
 	}
-	s.use(a)
+	s.Use(a)
 	f := a.Fault
 	if f.Code == 0 {
 		f.Code = http.StatusBadRequest
@@ -313,7 +320,7 @@ func (s Injection) TakeComputeOpFault() string {
 	if a == nil {
 		return ""
 	}
-	s.use(a)
+	s.Use(a)
 	if a.Message == "" {
 		return "Quota 'NETWORKS' exceeded.  Limit: 5.0 globally."
 	}
@@ -334,7 +341,7 @@ func (s Injection) strike(q *QueuedResource) bool {
 			continue
 		}
 		if state == q.State() && Glob(a.QR, q.Id) {
-			s.use(a)
+			s.Use(a)
 			s.hit(q, a.Fault)
 			return true
 		}

@@ -286,7 +286,7 @@ func (s Slices) RemoveNode(n *Node, done func()) {
 	}
 	n.Msg.State = "DELETING"
 	s.NextStep(func() {
-		s.stopMachines(n, stopLimit, func() {
+		s.stopMachines(n, StopLimit, func() {
 			delete(s.State.Nodes, n.Msg.Name)
 			for _, f := range n.gone {
 				f()
@@ -302,7 +302,7 @@ func (s Slices) preempt(n *Node, vanish bool) {
 		return
 	}
 	n.Msg.State = "PREEMPTED"
-	s.stopMachines(n, preemptLimit, func() {
+	s.stopMachines(n, PreemptLimit, func() {
 		if vanish {
 			delete(s.State.Nodes, n.Msg.Name)
 		}

@@ -17,15 +17,16 @@ import (
 // metadataRoot is the path of the instance metadata server's tree.
 const metadataRoot = "/computeMetadata/v1/"
 
-// metadataServer returns the instance metadata server for worker i of n. It does not
-// model wait_for_change and identity tokens.
-func (s Machines) metadataServer(n *Node, i int) http.Handler {
+// metadataServer returns the instance metadata server of one machine. read returns its
+// values by path; keep stores a guest attribute, or reports false if the machine may have
+// none. The server does not model wait_for_change and identity tokens.
+func metadataServer(read func() map[string]string, keep func(name, value string) bool) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Metadata-Flavor", "Google")
 		w.Header().Set("Server", "Metadata Server for VM")
 		switch {
 		case r.Method == http.MethodPut && strings.HasPrefix(r.URL.Path, metadataRoot+guestTree):
-			s.putGuestAttribute(w, r, n, i)
+			putGuestAttribute(w, r, keep)
 		case r.Method != http.MethodGet && r.Method != http.MethodHead:
 			http.Error(w, "method not allowed", http.StatusMethodNotAllowed)
 		case r.URL.Path == "/":
@@ -35,7 +36,7 @@ func (s Machines) metadataServer(n *Node, i int) http.Handler {
 		case !strings.HasPrefix(r.URL.Path, metadataRoot):
 			http.NotFound(w, r)
 		default:
-			serveTree(w, r, s.metadataOf(n, i))
+			serveTree(w, r, read())
 		}
 	})
 }
@@ -125,70 +126,104 @@ func camel(name string) string {
 	return strings.Join(words, "")
 }
 
-// metadataOf returns all values of the metadata server of worker i of n, by path.
-func (s Machines) metadataOf(n *Node, i int) map[string]string {
-	s.Mu.Lock()
-	defer s.Mu.Unlock()
-	name := instanceName(n, i)
-	account := n.Msg.ServiceAccount
-	scopes := strings.Join(account.Scope, "\n") + "\n"
-	zone := "projects/" + ProjectNumber + "/zones/" + n.Zone
-	tree := map[string]string{
-		"instance/name":              name,
-		"instance/hostname":          name + "." + n.Zone + ".c." + s.Config.Project + ".internal",
-		"instance/id":                strconv.FormatInt(n.Msg.Id>>8<<8|int64(i), 10),
-		"instance/zone":              zone,
-		"instance/maintenance-event": "NONE",
-		"instance/preempted":         strings.ToUpper(strconv.FormatBool(n.Msg.State == "PREEMPTED")),
-		"instance/tags":              tagList(n.Msg.Tags),
+// A guest is what a metadata server knows of its machine.
+type guest struct {
+	name, id, zone string
+	tags           []string
+	preempted      bool
+	maintained     bool // maintenance is under way
 
-		"instance/network-interfaces/0/ip":      n.ips[i],
-		"instance/network-interfaces/0/mtu":     strconv.Itoa(n.mtu),
-		"instance/network-interfaces/0/network": "projects/" + ProjectNumber + "/networks/" + path.Base(Interfaces(n.Msg)[0].Network),
-		"instance/network-interfaces/0/gateway": s.State.Subnetworks[Interfaces(n.Msg)[0].Subnetwork].GetGatewayAddress(),
+	ip, external     string // external: empty for none
+	network, gateway string // network is its id
+	mtu              int
+
+	account    string // empty: the machine has none
+	scopes     []string
+	token      *token
+	written    map[string]string // guest attributes, by namespace/key
+	attributes map[string]string
+}
+
+// tree returns all values of the metadata server of g, by path. The caller holds s.Mu.
+func (s Machines) tree(g guest) map[string]string {
+	const nic = "instance/network-interfaces/0/"
+	tree := map[string]string{
+		"instance/name":              g.name,
+		"instance/hostname":          g.name + "." + g.zone + ".c." + s.Config.Project + ".internal",
+		"instance/id":                g.id,
+		"instance/zone":              "projects/" + ProjectNumber + "/zones/" + g.zone,
+		"instance/maintenance-event": "NONE",
+		"instance/preempted":         strings.ToUpper(strconv.FormatBool(g.preempted)),
+		"instance/tags":              tagList(g.tags),
+
+		nic + "ip":      g.ip,
+		nic + "mtu":     strconv.Itoa(g.mtu),
+		nic + "network": "projects/" + ProjectNumber + "/networks/" + g.network,
+		nic + "gateway": g.gateway,
 
 		"project/project-id":         s.Config.Project,
 		"project/numeric-project-id": ProjectNumber,
 	}
-	if n.Msg.Health == "UNHEALTHY_MAINTENANCE" {
+	if g.maintained {
 		tree["instance/maintenance-event"] = "TERMINATE_ON_HOST_MAINTENANCE"
 	}
-	if Interfaces(n.Msg)[0].EnableExternalIps && i < len(n.Msg.NetworkEndpoints) {
-		tree["instance/network-interfaces/0/access-configs/0/external-ip"] = n.Msg.NetworkEndpoints[i].AccessConfig.ExternalIp
-		tree["instance/network-interfaces/0/access-configs/0/type"] = "ONE_TO_ONE_NAT"
+	if g.external != "" {
+		tree[nic+"access-configs/0/external-ip"] = g.external
+		tree[nic+"access-configs/0/type"] = "ONE_TO_ONE_NAT"
 	}
-	for _, id := range []string{"default", account.Email} {
-		at := "instance/service-accounts/" + id + "/"
-		tree[at+"email"] = account.Email
-		tree[at+"aliases"] = "default\n"
-		tree[at+"scopes"] = scopes
-		t := s.Identity().tokenOf(n, i)
-		tree[at+"token"] = fmt.Sprintf(`{"access_token":%q,"expires_in":%d,"token_type":"Bearer"}`, t.text, int(t.expires.Sub(s.Clock.Now()).Seconds()))
+	if g.account != "" {
+		for _, id := range []string{"default", g.account} {
+			at := "instance/service-accounts/" + id + "/"
+			tree[at+"email"] = g.account
+			tree[at+"aliases"] = "default\n"
+			tree[at+"scopes"] = strings.Join(g.scopes, "\n") + "\n"
+			tree[at+"token"] = fmt.Sprintf(`{"access_token":%q,"expires_in":%d,"token_type":"Bearer"}`, g.token.text, int(g.token.expires.Sub(s.Clock.Now()).Seconds()))
+		}
 	}
-	for key, value := range n.GuestOf(i) {
+	for key, value := range g.written {
 		tree[guestTree+key] = value
 	}
 	for key, value := range s.State.Metadata {
 		tree["project/attributes/"+key] = value
 	}
-	for key, value := range n.Msg.Metadata {
+	for key, value := range g.attributes {
 		tree["instance/attributes/"+key] = value
+	}
+	return tree
+}
+
+// metadataOf returns all values of the metadata server of worker i of n, by path.
+func (s Machines) metadataOf(n *Node, i int) map[string]string {
+	s.Mu.Lock()
+	defer s.Mu.Unlock()
+	network := Interfaces(n.Msg)[0]
+	account := n.Msg.ServiceAccount
+	g := guest{
+		name: instanceName(n, i), id: strconv.FormatInt(n.Msg.Id>>8<<8|int64(i), 10), zone: n.Zone, tags: n.Msg.Tags,
+		preempted: n.Msg.State == "PREEMPTED", maintained: n.Msg.Health == "UNHEALTHY_MAINTENANCE",
+		ip: n.ips[i], network: path.Base(network.Network), gateway: s.State.Subnetworks[network.Subnetwork].GetGatewayAddress(), mtu: n.mtu,
+		account: account.Email, scopes: account.Scope, token: s.Identity().tokenOf(n, i),
+		written: n.GuestOf(i), attributes: maps.Clone(n.Msg.Metadata),
+	}
+	if network.EnableExternalIps && i < len(n.Msg.NetworkEndpoints) {
+		g.external = n.Msg.NetworkEndpoints[i].AccessConfig.ExternalIp
 	}
 	endpoints := make([]string, len(n.ips))
 	for j, ip := range n.ips {
 		endpoints[j] = "unknown:unknown:" + ip
 	}
-	for key, value := range map[string]string{
+	if g.attributes == nil {
+		g.attributes = map[string]string{}
+	}
+	maps.Copy(g.attributes, map[string]string{
 		"accelerator-type":         n.Typ.Name,
 		"agent-worker-number":      strconv.Itoa(i),
 		"worker-id":                strconv.Itoa(i),
 		"worker-network-endpoints": strings.Join(endpoints, ","),
 		"instance-id":              n.Id,
 		"tpu-env":                  s.tpuEnv(n, i),
-	} {
-		tree["instance/attributes/"+key] = value
-	}
-	return tree
+	})
+	return s.tree(g)
 }
 
 // guestTree is the directory into which a worker writes guest attributes, which the API
@@ -203,7 +238,21 @@ func (n *Node) GuestOf(i int) map[string]string {
 	return n.guest[i]
 }
 
-func (s Machines) putGuestAttribute(w http.ResponseWriter, r *http.Request, n *Node, i int) {
+// keepGuest stores a guest attribute of worker i of n.
+func (s Machines) keepGuest(n *Node, i int, name, value string) bool {
+	s.Mu.Lock()
+	defer s.Mu.Unlock()
+	if s.Injection().GuestAttributesOff(n.Id) {
+		return false
+	}
+	for len(n.guest) < n.Typ.Workers {
+		n.guest = append(n.guest, map[string]string{})
+	}
+	n.guest[i][name] = value
+	return true
+}
+
+func putGuestAttribute(w http.ResponseWriter, r *http.Request, keep func(name, value string) bool) {
 	name := strings.TrimPrefix(r.URL.Path, metadataRoot+guestTree)
 	namespace, key, ok := strings.Cut(name, "/")
 	switch {
@@ -219,16 +268,9 @@ func (s Machines) putGuestAttribute(w http.ResponseWriter, r *http.Request, n *N
 		http.Error(w, "value too large", http.StatusRequestEntityTooLarge)
 		return
 	}
-	s.Mu.Lock()
-	defer s.Mu.Unlock()
-	if s.Injection().GuestAttributesOff(n.Id) {
+	if !keep(name, string(value)) {
 		http.Error(w, "Guest attributes endpoint access is disabled.", http.StatusForbidden)
-		return
 	}
-	for len(n.guest) < n.Typ.Workers {
-		n.guest = append(n.guest, map[string]string{})
-	}
-	n.guest[i][name] = string(value)
 }
 
 func tagList(tags []string) string {

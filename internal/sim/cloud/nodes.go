@@ -123,12 +123,7 @@ func (s Catalog) checkNetworkConfig(zone, field string, cfg *tpualpha.NetworkCon
 	cfg.Network = name
 	region := RegionOf(zone)
 	if cfg.Subnetwork == "" {
-		for key, sub := range s.State.Subnetworks {
-			if s.Networks().URLToName(sub.GetNetwork()) == name && strings.Contains(key, "/regions/"+region+"/") {
-				cfg.Subnetwork = key
-			}
-		}
-		if cfg.Subnetwork == "" {
+		if cfg.Subnetwork = s.Networks().subnetworkIn(name, region); cfg.Subnetwork == "" {
 			return wire.BadField(field+".subnetwork", "network %q has no subnetwork in region %s: subnetwork is required", name, region)
 		}
 		return nil

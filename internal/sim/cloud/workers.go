@@ -74,11 +74,11 @@ func (s Slices) BootNode(n *Node, done func(error)) {
 	}
 	specs := s.workerSpecs(n)
 	s.Spawn(func() {
-		machines, err := s.startMachines(specs)
+		machines, err := s.StartMachines(specs)
 		s.Mu.Lock()
 		defer s.Mu.Unlock()
 		if err == nil && n.Msg.State != "CREATING" {
-			s.discard(machines)
+			s.Discard(machines)
 			err = errNodeGone
 		}
 		if err == nil {
@@ -121,18 +121,20 @@ func (s Slices) workerSpecs(n *Node) []worker.Spec {
 	name := n.Msg.Name
 	for i := range specs {
 		specs[i] = worker.Spec{
-			Name:           fmt.Sprintf("%s-w-%d", n.Id, i),
-			Node:           n.Id,
-			NodeUID:        fmt.Sprint(n.Msg.Id),
-			Index:          i,
-			Hostname:       instanceName(n, i),
-			Root:           filepath.Join(s.WorkersDir(), fmt.Sprintf("%s-%s-%x-w-%d", n.Zone, n.Id, n.Msg.Id, i)),
-			Devices:        n.Typ.Devices(),
-			MTU:            n.mtu,
-			IP:             n.ips[i],
-			Gateway:        s.State.Subnetworks[Interfaces(n.Msg)[0].Subnetwork].GetGatewayAddress(),
-			Network:        Interfaces(n.Msg)[0].Network,
-			Metadata:       s.Machines().metadataServer(n, i),
+			Name:     fmt.Sprintf("%s-w-%d", n.Id, i),
+			Node:     n.Id,
+			NodeUID:  fmt.Sprint(n.Msg.Id),
+			Index:    i,
+			Hostname: instanceName(n, i),
+			Root:     filepath.Join(s.WorkersDir(), fmt.Sprintf("%s-%s-%x-w-%d", n.Zone, n.Id, n.Msg.Id, i)),
+			Devices:  n.Typ.Devices(),
+			MTU:      n.mtu,
+			IP:       n.ips[i],
+			Gateway:  s.State.Subnetworks[Interfaces(n.Msg)[0].Subnetwork].GetGatewayAddress(),
+			Network:  Interfaces(n.Msg)[0].Network,
+			Metadata: metadataServer(
+				func() map[string]string { return s.Machines().metadataOf(n, i) },
+				func(name, value string) bool { return s.Machines().keepGuest(n, i, name, value) }),
 			Services:       map[string]http.Handler{strings.TrimPrefix(s.BaseURL, "http://"): s.Serve},
 			AuthorizedKeys: func() []string { return s.authorizedKeys(name) },
 			Faults:         s.Injection().workerFaults(n.Id, i),
@@ -147,7 +149,9 @@ func (s Slices) workerSpecs(n *Node) []worker.Spec {
 // instanceName returns the hostname of the VM of worker i.
 func instanceName(n *Node, i int) string { return fmt.Sprintf("t1v-n-%08x-w-%d", uint32(n.Msg.Id), i) }
 
-func (s Slices) startMachines(specs []worker.Spec) ([]worker.Machine, error) {
+// StartMachines starts machines. Unless all of them start, it stops those that did. It takes
+// no lock.
+func (s Slices) StartMachines(specs []worker.Spec) ([]worker.Machine, error) {
 	machines := make([]worker.Machine, len(specs))
 	group, ctx := errgroup.WithContext(s.Ctx)
 	group.SetLimit(maxBoots)
@@ -169,17 +173,22 @@ func (s Slices) startMachines(specs []worker.Spec) ([]worker.Machine, error) {
 	return machines, nil
 }
 
-// discard stops machines that are not part of any node yet.
-func (s Slices) discard(machines []worker.Machine) {
+// Discard stops machines that belong to nothing yet.
+func (s Slices) Discard(machines []worker.Machine) {
 	s.Spawn(func() { _ = stopAll(s.Ctx, machines) }) // the backend stops the rest
 }
 
 func stopAll(ctx context.Context, machines []worker.Machine) error {
+	return each(machines, func(m worker.Machine) error { return m.Stop(ctx) })
+}
+
+// each calls f for every machine that is there, for at most maxBoots at the same time.
+func each(machines []worker.Machine, f func(worker.Machine) error) error {
 	group := new(errgroup.Group)
 	group.SetLimit(maxBoots)
 	for _, m := range machines {
 		if m != nil {
-			group.Go(func() error { return m.Stop(ctx) })
+			group.Go(func() error { return f(m) })
 		}
 	}
 	return group.Wait()
@@ -202,8 +211,8 @@ func shutDownAll(ctx context.Context, machines []worker.Machine, limit time.Dura
 // How long Compute Engine lets a machine continue after telling it to end: when it
 // preempts the machine, and when it stops or deletes it.
 const (
-	preemptLimit = 30 * time.Second
-	stopLimit    = 90 * time.Second
+	PreemptLimit = 30 * time.Second
+	StopLimit    = 90 * time.Second
 )
 
 // stopMachines shuts the workers of n down and then calls done with s.Mu held. If it is
@@ -240,12 +249,7 @@ func (s Slices) RebootAll(q *QueuedResource, op *Operation) {
 	}
 	s.NextStep(func() {
 		s.Spawn(func() {
-			group, ctx := errgroup.WithContext(s.Ctx)
-			group.SetLimit(maxBoots)
-			for _, m := range machines {
-				group.Go(func() error { return m.Reboot(ctx) })
-			}
-			err := group.Wait()
+			err := RestartMachines(s.Ctx, machines, 0)
 			s.Mu.Lock()
 			defer s.Mu.Unlock()
 			if err != nil {
@@ -259,7 +263,7 @@ func (s Slices) RebootAll(q *QueuedResource, op *Operation) {
 
 // authorizedKeys returns the ssh-keys lines in force on the workers of a node, as the
 // guest agent computes them: OS Login's keys replace all others, a node may block the
-// project's keys, and expired keys do not count.
+// project's keys, and expired keys do not count. It takes the lock.
 func (s Slices) authorizedKeys(nodeName string) []string {
 	s.Mu.Lock()
 	defer s.Mu.Unlock()
@@ -267,7 +271,13 @@ func (s Slices) authorizedKeys(nodeName string) []string {
 	if n == nil {
 		return nil
 	}
-	own, project := n.Msg.Metadata, s.State.Metadata
+	return s.keysInForce(n.Msg.Metadata)
+}
+
+// keysInForce is authorizedKeys for a machine with metadata of its own. The caller holds
+// s.Mu.
+func (s Slices) keysInForce(own map[string]string) []string {
+	project := s.State.Metadata
 	osLogin, set := own["enable-oslogin"]
 	if !set {
 		osLogin = project["enable-oslogin"]

@@ -9,6 +9,7 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 
 	"multihost/internal/sim/cloud"
+	"multihost/internal/sim/groups"
 	"multihost/internal/sim/wire"
 )
 
@@ -99,6 +100,9 @@ func deleteFrom[T message](s API, c *computeCall, k collection[T]) (any, error) 
 	msg, ok := k.all[name]
 	if !ok {
 		return nil, noSuchCompute(name)
+	}
+	if by := groups.UserOf(s.Cloud, name); by != "" {
+		return nil, inUse(wire.Snake(k.kind), name, by)
 	}
 	return s.startComputeOp(c, "delete", name, msg.GetId(), func(ok bool) {
 		if ok {

@@ -165,6 +165,11 @@ func (s networks) deleteNetwork(c *computeCall) (any, error) {
 			return nil, inUse("network", name, fmt.Sprintf("projects/%s/zones/%s/instances/t1v-n-%08x-w-0", s.Config.Project, node.Zone, uint32(node.Msg.Id)))
 		}
 	}
+	for _, i := range cloud.Sorted(s.State.Instances, nil) {
+		if i.Msg.GetNetworkInterfaces()[0].GetNetwork() == n.Msg.GetSelfLink() {
+			return nil, inUse("network", name, s.Networks().URLToName(i.Msg.GetSelfLink()))
+		}
+	}
 	n.Ready = false
 	return s.startComputeOp(c, "delete", name, n.Msg.GetId(), func(ok bool) {
 		if n.Ready = true; ok {

@@ -28,6 +28,13 @@ func checkCompute(who cloud.Caller, s *cloud.Cloud, c *computeCall) error {
 		resource, verb = kind+"Operations", "get"
 	case c.id == "" && verb == "get":
 		verb = "list"
+	case resource == "instanceGroupManagers" && c.verb != "":
+		verb = "update"
+		if strings.HasPrefix(c.verb, "list") {
+			verb = "get"
+		}
+	case c.verb != "":
+		verb = c.verb // instances.setMetadata and the like
 	}
 	if c.project == groups.ImageProject {
 		return nil // they are everybody's

@@ -211,6 +211,13 @@ func StatusText(st sim.Status) string {
 	for _, n := range st.Nodes {
 		fmt.Fprintf(w, "node\t%s\t%s\t%s\t%s\n", n.ID, n.State, n.Type, event.Count(len(n.Workers), "worker"))
 	}
+	for _, g := range st.Groups {
+		state := cmp.Or(g.Topology, "RUNNING")
+		if g.Waiting {
+			state = "WAITING"
+		}
+		fmt.Fprintf(w, "group\t%s\t%s\t%s\t%s\n", g.ID, state, g.Type, event.Count(len(g.VMs), "VM"))
+	}
 	for _, f := range st.Faults {
 		fmt.Fprintf(w, "fault %d\t%s\n", f.ID, f.Fault)
 	}

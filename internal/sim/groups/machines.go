@@ -1,14 +1,20 @@
-// Package groups has what Compute Engine makes TPU slices of: the machine types with TPU
-// chips and the images for them.
+// Package groups makes TPU slices as Compute Engine does: a managed instance group that
+// has as many VMs as the slice needs, and that makes all of them or none (BULK mode). A
+// workload policy gives the slice its topology.
+//
+// The package holds no state of its own: the groups and their VMs are in the state of a
+// cloud. Unless a comment says otherwise, the caller of a function holds its lock.
 package groups
 
 import (
+	"encoding/base64"
 	"fmt"
 	"slices"
 	"strconv"
 	"strings"
 
 	"multihost/internal/sim/cloud"
+	"multihost/internal/tpu"
 )
 
 // A MachineType is the size of a VM with TPU chips.
@@ -45,6 +51,31 @@ func Offered(s *cloud.Cloud, zone string) []MachineType {
 	return slices.DeleteFunc(MachineTypes(), func(m MachineType) bool {
 		return zone != s.Config.Zone && !slices.Contains(m.zones, zone)
 	})
+}
+
+// Slice returns the accelerator type of a slice of n VMs of type m. An empty topology is
+// that of a single VM.
+func (m MachineType) Slice(n int, topology string) tpu.Type {
+	g, _ := tpu.GenerationOf(m.Generation)
+	t := tpu.Type{Generation: g, Chips: n * m.Chips, Workers: n, Topology: topology}
+	if topology == "" {
+		t.Topology = alone(g.Name, m.Chips)
+	}
+	number := t.Chips
+	if g.CountsCores {
+		number *= 2
+	}
+	t.Name = g.Family + "-" + strconv.Itoa(number)
+	return t
+}
+
+// alone returns the topology of one VM with so many chips.
+func alone(generation string, chips int) string {
+	text := map[int]string{1: "1x1", 2: "1x2", 4: "2x2", 8: "2x4"}[chips]
+	if generation == "v5p" || generation == "tpu7x" {
+		text += "x1"
+	}
+	return text
 }
 
 // ChipsOf returns the number of chips in a topology such as 2x2x4.
@@ -94,4 +125,10 @@ func FindImage(link string) (Image, bool) {
 		}
 	}
 	return Image{}, false
+}
+
+// Fingerprint returns the fingerprint of a part of a VM that has changed so many times.
+func Fingerprint(id uint64, changes int) *string {
+	text := base64.URLEncoding.EncodeToString(fmt.Appendf(nil, "%x-%d", id, changes))
+	return &text
 }

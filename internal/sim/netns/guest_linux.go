@@ -51,7 +51,8 @@ type bootRequest struct {
 	Hostname    string
 	Interface   string
 	IP, Gateway string
-	Listen      string // address of sshd
+	Hosts       map[string]string // other machines, by name
+	Listen      string            // address of sshd
 	Devices     []string
 	Env         []string
 	Script      string // root runs it before anybody can log in

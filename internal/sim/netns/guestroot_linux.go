@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -300,9 +301,8 @@ func writeEtc(b bootRequest) error {
 		"/etc/ssh/sshd_config": strings.Join(config, "\n") + "\n",
 		"/etc/environment":     `PATH="` + worker.LoginPath + `"` + "\n",
 		"/etc/hostname":        b.Hostname + "\n",
-		"/etc/hosts": "127.0.0.1 localhost\n" + b.IP + " " + b.Hostname + "\n" +
-			metadataAddr + " metadata.google.internal metadata\n",
-		"/etc/resolv.conf": "nameserver " + metadataAddr + "\n",
+		"/etc/hosts":           b.hosts(),
+		"/etc/resolv.conf":     "nameserver " + metadataAddr + "\n",
 		"/etc/sudoers": "Defaults env_reset\nDefaults secure_path=\"" + worker.LoginPath + "\"\n" +
 			"root ALL=(ALL:ALL) ALL\n@include " + sudoers + "\n",
 	} {
@@ -315,6 +315,17 @@ func writeEtc(b bootRequest) error {
 		}
 	}
 	return nil
+}
+
+// hosts returns the text of /etc/hosts. It stands in for the DNS of the network.
+func (b bootRequest) hosts() string {
+	text := "127.0.0.1 localhost\n" + b.IP + " " + b.Hostname + "\n" + metadataAddr + " metadata.google.internal metadata\n"
+	for _, name := range slices.Sorted(maps.Keys(b.Hosts)) {
+		if name != b.Hostname {
+			text += b.Hosts[name] + " " + name + "\n"
+		}
+	}
+	return text
 }
 
 // replaceFile replaces a file, which may be a link to somewhere else, by a new one.

@@ -205,7 +205,7 @@ func (m *netnsMachine) boot(ctx context.Context) error {
 	m.Mu.Lock()
 	req := guestRequest{Op: "boot", Boot: &bootRequest{
 		Disk: filepath.Join(m.b.disks(), m.name), Tools: m.b.tools, SSHD: m.b.extraSSHD,
-		Hostname: m.Spec.Hostname, Interface: interfaceName, IP: m.Spec.IP, Gateway: m.Spec.Gateway,
+		Hostname: m.Spec.Hostname, Interface: interfaceName, IP: m.Spec.IP, Gateway: m.Spec.Gateway, Hosts: m.Spec.Hosts,
 		Listen: "0.0.0.0", Devices: m.Spec.Devices, Env: m.Spec.Env, Script: m.Spec.Boot, Metadata: m.Spec.Metadata != nil,
 		BootID: uuid.NewString(), guestFaults: m.guestFaults(),
 	}}

@@ -48,6 +48,10 @@ type Spec struct {
 	Network   string // machines reach each other if they have the same Network; the process backend has only one
 	NUMANodes int    // number of NUMA nodes; 0 means 1; the netns backend has those of the real machine
 
+	// Hosts are the addresses of other machines that the machine knows by name. The process
+	// backend has no names.
+	Hosts map[string]string
+
 	// AuthorizedKeys returns the lines of the ssh-keys metadata in force ("login:type
 	// base64 comment"), of project and node. Each login calls it, possibly concurrently.
 	// If it is nil, nobody can log in.

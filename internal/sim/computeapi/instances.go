@@ -1,0 +1,174 @@
+package computeapi
+
+import (
+	"cmp"
+	"maps"
+	"net/http"
+	"slices"
+	"strings"
+
+	"cloud.google.com/go/compute/apiv1/computepb"
+	"google.golang.org/protobuf/proto"
+
+	"multihost/internal/sim/cloud"
+	"multihost/internal/sim/groups"
+	"multihost/internal/sim/wire"
+)
+
+// serveInstances answers for VMs. All of them belong to a group.
+func (s machines) serveInstances(c *computeCall) (any, error) {
+	if err := s.checkPlace(c.scope); err != nil {
+		return nil, err
+	}
+	if c.id == "" {
+		if c.r.Method == http.MethodPost {
+			return nil, wire.NotModelled("Making VMs without a managed instance group")
+		}
+		var all []message
+		for _, i := range cloud.Sorted(s.State.Instances, nil) {
+			all = append(all, i.Msg)
+		}
+		return s.listOf(c, "instance", all)
+	}
+	i := s.State.Instances[c.name()]
+	if i == nil {
+		return nil, noSuchCompute(c.name())
+	}
+	switch c.r.Method + " " + c.verb {
+	case "GET ":
+		return i.Msg, wire.CheckQuery(c.query)
+	case "GET getGuestAttributes":
+		return s.guestAttributes(c, i)
+	case "GET getSerialPortOutput":
+		return s.serialPort(c, i)
+	case "POST setMetadata":
+		return s.setMetadata(c, i)
+	case "POST reset":
+		return s.resetInstance(c, i)
+	case "DELETE ":
+		if op, seen, err := c.begin(nil); seen || err != nil {
+			return op, err
+		}
+		return s.startLongOp(c, "delete", c.name(), i.Msg.GetId(), func(ok bool, done func()) {
+			if ok {
+				groups.Of(s.Cloud).Drop(i, done)
+			} else {
+				s.NextStep(done)
+			}
+		})
+	}
+	return nil, wire.NotModelled("instances." + cmp.Or(c.verb, strings.ToLower(c.r.Method)))
+}
+
+// guestAttributes returns what i has written of itself, its host keys with it.
+func (s machines) guestAttributes(c *computeCall, i *cloud.Instance) (any, error) {
+	if err := wire.CheckQuery(c.query, "queryPath", "variableKey"); err != nil {
+		return nil, err
+	}
+	if !s.Machines().GuestAttributesOn(i) {
+		return nil, wire.Errorf(http.StatusPreconditionFailed, "Guest attributes endpoint access is disabled.")
+	}
+	asked := cmp.Or(c.query.Get("queryPath"), c.query.Get("variableKey"))
+	all := maps.Clone(i.Written)
+	if all == nil {
+		all = map[string]string{}
+	}
+	if i.Machine != nil {
+		for kind, key := range i.Machine.HostKeys() {
+			all["hostkeys/"+kind] = key
+		}
+	}
+	out := &computepb.GuestAttributes{
+		Kind: proto.String("compute#guestAttributes"), SelfLink: proto.String(s.Networks().Link(c.name() + "/getGuestAttributes/" + asked)),
+	}
+	if c.query.Get("variableKey") != "" {
+		value, ok := all[asked]
+		if !ok {
+			return nil, wire.Errorf(http.StatusNotFound, "The resource '%s' of type 'Guest Attribute' was not found.", asked)
+		}
+		out.VariableKey, out.VariableValue = &asked, &value
+		return out, nil
+	}
+	namespace, key, _ := strings.Cut(strings.TrimSuffix(asked, "/"), "/")
+	out.QueryPath, out.QueryValue = &asked, &computepb.GuestAttributesValue{}
+	for _, name := range slices.Sorted(maps.Keys(all)) {
+		space, k, _ := strings.Cut(name, "/")
+		if (namespace == "" || space == namespace) && (key == "" || k == key) {
+			out.QueryValue.Items = append(out.QueryValue.Items, &computepb.GuestAttributesEntry{Namespace: &space, Key: &k, Value: proto.String(all[name])})
+		}
+	}
+	if len(out.QueryValue.Items) == 0 {
+		return nil, wire.Errorf(http.StatusNotFound, "The resource '%s' of type 'Guest Attribute' was not found.", asked)
+	}
+	return out, nil
+}
+
+// serialPort returns what i has printed while it booted.
+func (s machines) serialPort(c *computeCall, i *cloud.Instance) (any, error) {
+	if err := wire.CheckQuery(c.query, "port", "start"); err != nil {
+		return nil, err
+	}
+	if port := cmp.Or(c.query.Get("port"), "1"); port != "1" {
+		return nil, wire.NotModelled("Serial port " + port)
+	}
+	text := ""
+	if i.Msg.GetStatus() != "PENDING" && i.Msg.GetStatus() != "PROVISIONING" {
+		text = "SeaBIOS (version 1.8.2-google)\r\nBooting from Hard Disk 0...\r\n"
+	}
+	if i.Msg.GetStatus() == "RUNNING" {
+		text += i.Id + " login: "
+	}
+	if start := c.query.Get("start"); start != "" && start != "0" {
+		return nil, wire.NotModelled("Reading a part of the serial port's output")
+	}
+	return &computepb.SerialPortOutput{
+		Kind: proto.String("compute#serialPortOutput"), Contents: &text, Start: proto.Int64(0), Next: proto.Int64(int64(len(text))),
+		SelfLink: proto.String(s.Networks().Link(c.name() + "/serialPort")),
+	}, nil
+}
+
+// setMetadata replaces the metadata of i. Who has not seen its last change is refused.
+func (s machines) setMetadata(c *computeCall, i *cloud.Instance) (any, error) {
+	m := new(computepb.Metadata)
+	if op, seen, err := c.begin(m); seen || err != nil {
+		return op, err
+	}
+	if m.GetFingerprint() != i.Msg.GetMetadata().GetFingerprint() {
+		return nil, wire.Errorf(http.StatusPreconditionFailed, "Supplied fingerprint does not match current metadata fingerprint.")
+	}
+	if err := checkItems("metadata", m); err != nil {
+		return nil, err
+	}
+	items := map[string]string{}
+	for _, item := range m.GetItems() {
+		items[item.GetKey()] = item.GetValue()
+	}
+	return s.startComputeOp(c, "setMetadata", c.name(), i.Msg.GetId(), func(ok bool) {
+		if ok {
+			groups.SetMetadata(i, items, i.Version+1)
+		}
+	})
+}
+
+// resetInstance reboots i as a power failure does.
+func (s machines) resetInstance(c *computeCall, i *cloud.Instance) (any, error) {
+	if op, seen, err := c.begin(nil); seen || err != nil {
+		return op, err
+	}
+	if i.Msg.GetStatus() != "RUNNING" {
+		return nil, notReady(c.name())
+	}
+	return s.startLongOp(c, "reset", c.name(), i.Msg.GetId(), func(ok bool, done func()) {
+		machine := i.Machine
+		if !ok || machine == nil {
+			s.NextStep(done)
+			return
+		}
+		s.Spawn(func() {
+			_ = machine.Reboot(s.Ctx) // one that has ended stays away
+			s.Mu.Lock()
+			defer s.Mu.Unlock()
+			done()
+		})
+	})
+}

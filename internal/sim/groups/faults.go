@@ -1,0 +1,122 @@
+package groups
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+
+	"cloud.google.com/go/compute/apiv1/computepb"
+	"google.golang.org/protobuf/proto"
+
+	"multihost/internal/sim/cloud"
+)
+
+// faults asks for the faults in force, and lets those happen that happen once.
+type faults struct{ Groups }
+
+func (s Groups) faults() faults { return faults{s} }
+
+// Inject puts a fault of groups in force, as cloud.Inject does with the others. Mine is
+// false for a fault that is none of groups. Inject takes the lock.
+func Inject(c *cloud.Cloud, f cloud.Fault) (mine bool, err error) {
+	s := Of(c).faults()
+	once := map[string]func(*cloud.Group){
+		"group-preempt": s.preempt, "group-host-error": s.hostFails, "group-maintenance": s.maintain,
+		"group-run-ends": func(g *cloud.Group) {
+			for _, i := range g.Instances() {
+				s.runEnds(i)
+			}
+		},
+	}[f.Name]
+	if once == nil {
+		return false, nil // in force until it is cleared
+	}
+	if err := f.Check(); err != nil {
+		return true, err
+	}
+	s.Mu.Lock()
+	defer s.Mu.Unlock()
+	hit := cloud.Sorted(s.State.Groups, func(_ string, g *cloud.Group) bool {
+		return cloud.Glob(f.Group, g.Id) && len(g.Instances()) > 0 && !g.Deleting
+	})
+	if len(hit) == 0 {
+		return true, fmt.Errorf("inject fault %q: there is no group %q with VMs", f.Name, f.Group)
+	}
+	for _, g := range hit {
+		once(g)
+	}
+	return true, nil
+}
+
+// maintain says of the VMs of g that maintenance is under way.
+func (s faults) maintain(g *cloud.Group) {
+	now := s.Clock.Now()
+	for _, i := range g.Instances() {
+		i.Maintained = true
+		i.Msg.ResourceStatus.UpcomingMaintenance = &computepb.UpcomingMaintenance{
+			Type: proto.String("UNSCHEDULED"), MaintenanceStatus: proto.String("ONGOING"), CanReschedule: proto.Bool(false),
+			WindowStartTime: proto.String(cloud.Stamp(now)), WindowEndTime: proto.String(cloud.Stamp(now.Add(maintenanceTime))),
+		}
+	}
+}
+
+// find returns the fault in force with that name for g, or nil.
+func (s faults) find(name string, g *cloud.Group) *cloud.ActiveFault {
+	for _, a := range s.State.Faults {
+		if a.Name == name && cloud.Glob(a.Group, g.Id) && (a.QR == "" || a.Group != "") {
+			return a
+		}
+	}
+	return nil
+}
+
+// noRoom returns why g cannot have its VMs now, or nil.
+func (s faults) noRoom(g *cloud.Group) *computepb.Error {
+	var why *computepb.Errors
+	switch {
+	case s.find("no-capacity", g) != nil:
+		why = failure("ZONE_RESOURCE_POOL_EXHAUSTED_WITH_DETAILS", fmt.Sprintf(
+			"The zone '%s' does not have enough resources available to fulfill the request. '(resource type:compute)'.", "projects/"+s.Config.Project+"/zones/"+g.Zone))
+	case s.find("group-quota", g) != nil:
+		why = failure("QUOTA_EXCEEDED", fmt.Sprintf("Quota '%s' exceeded.  Limit: 0.0 in region %s.", quotaName(g), cloud.RegionOf(g.Zone)))
+	default:
+		return nil
+	}
+	return &computepb.Error{Errors: []*computepb.Errors{why}}
+}
+
+// quotaName returns the id of the quota from which the chips of g are taken.
+func quotaName(g *cloud.Group) string {
+	generation := strings.ToUpper(g.Typ.Generation.Name)
+	if m := model(g); m == "SPOT" || m == "FLEX_START" {
+		return "PREEMPTIBLE-TPU-" + generation + "-per-project-region"
+	}
+	return "TPUS-PER-TPU-FAMILY-per-project-region"
+}
+
+// takeError returns the error with which the creation of the VMs of g is to end, and uses
+// the fault; nil for none.
+func (s faults) takeError(g *cloud.Group) *computepb.Errors {
+	a := s.find("group-error", g)
+	if a == nil {
+		return nil
+	}
+	s.Injection().Use(a)
+	message := a.Message
+	if message == "" {
+		message = "Instance creation failed: Internal error. Please try again or contact Google Support. (Code: '0')"
+	}
+	return failure("INTERNAL_ERROR", message)
+}
+
+// stuck reports whether a fault keeps i from booting.
+func (s faults) stuck(i *cloud.Instance) bool {
+	for _, a := range s.State.Faults {
+		if a.Name == "group-stuck" && cloud.Glob(a.Group, i.Group.Id) && (a.Worker == "" || a.Worker == strconv.Itoa(i.Number)) {
+			return true
+		}
+	}
+	return false
+}
+
+func (s faults) neverRecovers(g *cloud.Group) bool { return s.find("group-no-recovery", g) != nil }
