@@ -331,3 +331,81 @@ func TestGcloudKeepsObjects(t *testing.T) {
 		t.Errorf("after rm -r (-want +got):\n%s", diff)
 	}
 }
+
+// gcloud makes a slice of a managed instance group, from the policy to the deletion of all
+// parts. It needs an alpha command for the size policy.
+func TestGcloudMakesASliceOnComputeEngine(t *testing.T) {
+	t.Parallel()
+	testkit.NeedGcloud(t)
+	s, _ := start(t)
+	g := gcloudFor(t, s)
+	t.Cleanup(func() {
+		for _, r := range s.Requests() {
+			if t.Failed() && r.Code >= 400 {
+				t.Logf("%d for %s %s %s", r.Code, r.Method, r.Path, r.Body)
+			}
+		}
+	})
+	const (
+		zone   = sim.DefaultZone
+		region = "us-central2"
+		home   = "/compute/v1/projects/" + sim.DefaultProject
+	)
+	g.run("compute resource-policies create workload-policy p --type=high-throughput --accelerator-topology=2x2x2 --region=" + region)
+	g.describe("compute resource-policies describe p --region="+region, home+"/regions/"+region+"/resourcePolicies/p")
+	g.run("beta compute instance-templates create t --instance-template-region=" + region + " --machine-type=tpu7x-standard-4t" +
+		" --image-project=ubuntu-os-accelerator-images --image-family=ubuntu-accel-2404-amd64-tpu-tpu7x --boot-disk-size=200GB --boot-disk-type=hyperdisk-balanced" +
+		" --network-interface=network=default,nic-type=GVNIC --maintenance-policy=TERMINATE --provisioning-model=FLEX_START --max-run-duration=4h" +
+		" --instance-termination-action=DELETE --reservation-affinity=none --no-shielded-secure-boot --scopes=cloud-platform" +
+		" --metadata=enable-guest-attributes=TRUE --labels=multihost-job=t")
+	g.describe("compute instance-templates describe t --region="+region, home+"/regions/"+region+"/instanceTemplates/t")
+	g.run("alpha compute instance-groups managed create g --zone=" + zone + " --size=2 --base-instance-name=vm" +
+		" --template=projects/" + sim.DefaultProject + "/regions/" + region + "/instanceTemplates/t --target-size-policy-mode=bulk" +
+		" --workload-policy=projects/" + sim.DefaultProject + "/regions/" + region + "/resourcePolicies/p --default-action-on-vm-failure=do-nothing")
+	g.run("compute instance-groups managed wait-until g --stable --zone=" + zone + " --timeout=60")
+	g.describe("compute instance-groups managed describe g --zone="+zone, home+"/zones/"+zone+"/instanceGroupManagers/g")
+	vms := s.Status().Groups[0].VMs
+	g.wantTable("compute instance-groups managed list-instances g --zone="+zone+" --format=csv[no-heading](name,instanceStatus,currentAction)", [][]string{
+		{vms[0].Name + ",RUNNING,NONE"}, {vms[1].Name + ",RUNNING,NONE"},
+	})
+	g.wantTable("compute instance-groups managed list", [][]string{
+		{"NAME", "LOCATION", "SCOPE", "BASE_INSTANCE_NAME", "SIZE", "TARGET_SIZE", "INSTANCE_TEMPLATE", "AUTOSCALED"},
+		{"g", zone, "zone", "vm", "2", "2", "t", "no"},
+	})
+	g.wantTable("compute instance-groups managed list-errors g --zone="+zone+" --format=csv[no-heading](error.code)", nil)
+	g.wantTable("compute resource-policies list --format=csv[no-heading](name,region.basename())", [][]string{{"p," + region}})
+	g.wantTable("compute machine-types list --zones="+zone+" --filter=name=tpu7x-standard-4t --format=csv[no-heading](name,zone,guestCpus)", [][]string{{"tpu7x-standard-4t," + zone + ",224"}})
+	instance := " " + vms[0].Name + " --zone=" + zone
+	g.describe("compute instances describe"+instance, home+"/zones/"+zone+"/instances/"+vms[0].Name)
+	g.wantTable("compute instances get-guest-attributes"+instance+" --query-path=hostkeys/ --format=csv[no-heading](namespace,key)", [][]string{{"hostkeys,ssh-ed25519"}})
+	g.run("compute instances add-metadata" + instance + " --metadata=greeting=hello")
+	if out := g.run("compute instances get-serial-port-output" + instance); !strings.Contains(out, vms[0].Name+" login:") {
+		t.Errorf("serial port: %q", out)
+	}
+	g.run("compute instance-groups managed resize g --size=0 --zone=" + zone)
+	g.run("compute instance-groups managed delete g --quiet --zone=" + zone)
+	g.run("compute instance-templates delete t --quiet --region=" + region)
+	g.run("compute resource-policies delete p --quiet --region=" + region)
+	if st := s.Status(); len(st.Groups) != 0 {
+		t.Errorf("after the deletion there are %+v", st.Groups)
+	}
+}
+
+// What gcloud says when Compute Engine refuses is what the API says.
+func TestGcloudShowsRefusalsOfComputeEngine(t *testing.T) {
+	t.Parallel()
+	testkit.NeedGcloud(t)
+	s, _, r := gce(t)
+	g := gcloudFor(t, s)
+	_, status, errs := g.try(strings.Fields("compute instance-groups managed create g --zone=" + sim.DefaultZone + " --size=2 --template=projects/" + sim.DefaultProject +
+		inRegion + "/instanceTemplates/t --workload-policy=projects/" + sim.DefaultProject + inRegion + "/resourcePolicies/p --default-action-on-vm-failure=do-nothing")...)
+	if status == 0 || !strings.Contains(errs, "MIGs with TPU accelerator topology require BULK mode in target size policy") {
+		t.Errorf("exit status %d: %s", status, errs)
+	}
+	inject(t, s, "no-capacity group=g")
+	r.must("POST", groupsPath, groupOf("g", 2))
+	_, status, errs = g.try(strings.Fields("compute instance-groups managed wait-until g --stable --timeout=1 --zone=" + sim.DefaultZone)...)
+	if status == 0 || !strings.Contains(errs, "Timeout while waiting for group to become stable") {
+		t.Errorf("exit status %d: %s", status, errs)
+	}
+}

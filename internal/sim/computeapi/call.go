@@ -147,6 +147,8 @@ var services = map[string]func(API, *computeCall) (any, error){
 	"zones instanceGroupManagers":      onMachines(machines.serveGroups),
 	"aggregated instanceGroupManagers": onMachines(machines.serveGroups),
 	"zones instances":                  onMachines(machines.serveInstances),
+	"zones instanceGroups":             onMachines(machines.serveInstanceGroups),
+	"aggregated instanceGroups":        onMachines(machines.serveInstanceGroups),
 	"aggregated instances":             onMachines(machines.serveInstances),
 	"zones autoscalers":                onMachines(machines.serveAutoscalers),
 	"aggregated autoscalers":           onMachines(machines.serveAutoscalers),

@@ -359,3 +359,30 @@ func (s machines) serveAutoscalers(c *computeCall) (any, error) {
 	}
 	return s.listOf(c, "autoscaler", nil)
 }
+
+// serveInstanceGroups answers for the groups of which managed ones take care: one each, of
+// the same name.
+func (s machines) serveInstanceGroups(c *computeCall) (any, error) {
+	if err := s.checkPlace(c.scope); err != nil {
+		return nil, err
+	}
+	if c.r.Method != http.MethodGet || c.verb != "" {
+		return nil, wire.NotModelled("Groups that are not managed, and listing VMs of groups")
+	}
+	var all []message
+	for _, g := range cloud.Sorted(s.State.Groups, nil) {
+		m := &computepb.InstanceGroup{
+			Kind: proto.String("compute#instanceGroup"), Id: numbered(g.Msg.GetInstanceGroup()), Name: &g.Id, SelfLink: g.Msg.InstanceGroup, Zone: g.Msg.Zone,
+			Size: proto.Int32(int32(len(g.Instances()))), Network: g.Properties.NetworkInterfaces[0].Network, Subnetwork: g.Properties.NetworkInterfaces[0].Subnetwork,
+			CreationTimestamp: g.Msg.CreationTimestamp, Fingerprint: g.Msg.Fingerprint,
+		}
+		if c.id != "" && s.Networks().URLToName(m.GetSelfLink()) == c.name() {
+			return m, wire.CheckQuery(c.query)
+		}
+		all = append(all, m)
+	}
+	if c.id != "" {
+		return nil, noSuchCompute(c.name())
+	}
+	return s.listOf(c, "instanceGroup", all)
+}

@@ -39,7 +39,7 @@ func (s machines) serveInstances(c *computeCall) (any, error) {
 		return i.Msg, wire.CheckQuery(c.query)
 	case "GET getGuestAttributes":
 		return s.guestAttributes(c, i)
-	case "GET getSerialPortOutput":
+	case "GET serialPort":
 		return s.serialPort(c, i)
 	case "POST setMetadata":
 		return s.setMetadata(c, i)

@@ -33,6 +33,8 @@ func checkCompute(who cloud.Caller, s *cloud.Cloud, c *computeCall) error {
 		if strings.HasPrefix(c.verb, "list") {
 			verb = "get"
 		}
+	case c.verb == "serialPort":
+		verb = "getSerialPortOutput"
 	case c.verb != "":
 		verb = c.verb // instances.setMetadata and the like
 	}
