@@ -187,6 +187,85 @@ func TestDiscoveryDocumentsDescribeTrouble(t *testing.T) {
 	c.report(t)
 }
 
+// What the simulator answers about a slice of Compute Engine, from the policy to the last
+// deletion and while things go wrong, agrees with the document of the API.
+func TestDiscoveryDocumentsDescribeComputeEngineSlices(t *testing.T) {
+	t.Parallel()
+	c := &checker{docs: loadDiscovery(t), problems: map[string]string{}, called: map[string]int{}}
+	s, _ := start(t)
+	p := newTap(t, s)
+	r := newRest(t, p.URL)
+	const bound = `scheduling={"onHostMaintenance":"TERMINATE","automaticRestart":true,"maxRunDuration":{"seconds":"3600"},"instanceTerminationAction":"DELETE"}`
+	r.must("POST", inRegion+"/instanceTemplates", template(t, "t", bound))
+	r.must("POST", inRegion+"/resourcePolicies", `{"name":"p","workloadPolicy":{"type":"HIGH_THROUGHPUT","acceleratorTopology":"2x2x2"}}`)
+	names := [2]string{}
+	for _, trouble := range []string{"no-capacity", "group-error", ""} {
+		if trouble != "" {
+			inject(t, s, trouble)
+		}
+		r.must("POST", groupsPath, groupOf("g", 2))
+		switch trouble {
+		case "no-capacity":
+			r.eventually("waiting", groupsPath+"/g", func(m map[string]any) bool { return at(m, "status", "bulkInstanceOperation", "lastProgressCheck", "error") != nil })
+			if _, err := s.Clear("all"); err != nil {
+				t.Fatal(err)
+			}
+			r.until("ACTIVE", "running")
+		case "group-error":
+			r.until("FAILED", "nonExistent")
+		case "":
+			r.until("ACTIVE", "running")
+			for _, vm := range s.Status().Groups[0].VMs {
+				names[vm.Worker] = vm.Name
+			}
+		}
+		r.must("POST", groupsPath+"/g/listManagedInstances?maxResults=1", "")
+		r.must("GET", groupsPath+"/g/listErrors", "")
+		if trouble != "" {
+			r.must("DELETE", groupsPath+"/g", "")
+		}
+	}
+	instance := inZone + "/instances/" + names[0]
+	inject(t, s, "group-maintenance group=g")
+	fingerprint := at(r.must("GET", instance, ""), "metadata", "fingerprint").(string)
+	r.must("GET", instance+"/getGuestAttributes?queryPath=hostkeys/", "")
+	r.must("GET", instance+"/serialPort?port=1", "")
+	r.must("POST", instance+"/setMetadata", `{"fingerprint":"`+fingerprint+`","items":[{"key":"k","value":"v"}]}`)
+	r.must("POST", instance+"/reset", "")
+	for _, path := range []string{
+		inRegion + "/resourcePolicies", inRegion + "/instanceTemplates/t", inZone + "/machineTypes", groupsPath, inZone + "/instances", inZone + "/instanceGroups",
+		inZone + "/instanceGroups/g", inZone + "/autoscalers", inZone + "/operations", "/aggregated/resourcePolicies", "/aggregated/instanceTemplates",
+		"/aggregated/machineTypes", "/aggregated/instanceGroupManagers", "/aggregated/instances", "/aggregated/instanceGroups", "/aggregated/autoscalers",
+	} {
+		r.must("GET", path, "")
+	}
+	for _, path := range []string{"", "/family/ubuntu-accel-2404-amd64-tpu-tpu7x", "/ubuntu-accel-2404-amd64-tpu-tpu7x-v20261105"} {
+		rest{t, p.URL + "/compute/v1/projects/ubuntu-os-accelerator-images"}.must("GET", "/global/images"+path, "")
+	}
+	inject(t, s, "group-host-error group=g")
+	r.until("ACTIVE", "running")
+	inject(t, s, "group-preempt group=g")
+	r.until("INCOMPLETE", "nonExistent")
+	r.must("POST", groupsPath+"/g/resize?size=0", "")
+	for _, path := range []string{groupsPath + "/g", inRegion + "/instanceTemplates/t", inRegion + "/resourcePolicies/p"} {
+		r.must("DELETE", path, "")
+	}
+
+	for _, e := range p.exchanges() {
+		c.check(e)
+	}
+	c.report(t)
+	for _, id := range []string{
+		"resourcePolicies.insert", "regionInstanceTemplates.insert", "instanceGroupManagers.insert", "instanceGroupManagers.resize", "instanceGroupManagers.delete",
+		"instanceGroupManagers.listManagedInstances", "instanceGroupManagers.listErrors", "instances.getGuestAttributes", "instances.setMetadata", "instances.getSerialPortOutput",
+		"zoneOperations.wait", "zoneOperations.list", "regionOperations.wait", "images.getFromFamily",
+	} {
+		if c.called["compute."+id] == 0 {
+			t.Errorf("%s was not called with success", id)
+		}
+	}
+}
+
 func makeNetworks(t *testing.T, c *network.Client) {
 	t.Helper()
 	for _, o := range []network.Options{
