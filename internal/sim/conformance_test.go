@@ -206,7 +206,9 @@ func TestDiscoveryDocumentsDescribeComputeEngineSlices(t *testing.T) {
 		r.must("POST", groupsPath, groupOf("g", 2))
 		switch trouble {
 		case "no-capacity":
-			r.eventually("waiting", groupsPath+"/g", func(m map[string]any) bool { return at(m, "status", "bulkInstanceOperation", "lastProgressCheck", "error") != nil })
+			r.eventually("waiting", groupsPath+"/g", func(m map[string]any) bool {
+				return at(m, "status", "bulkInstanceOperation", "lastProgressCheck", "error") != nil
+			})
 			if _, err := s.Clear("all"); err != nil {
 				t.Fatal(err)
 			}

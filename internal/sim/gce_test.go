@@ -1,7 +1,9 @@
 package sim_test
 
 import (
+	"encoding/base64"
 	"encoding/json"
+	"fmt"
 	"io"
 	"net/http"
 	"net/http/httptest"
@@ -11,8 +13,11 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/crypto/ssh"
+
 	"multihost/internal/sim"
 	"multihost/internal/testkit"
+	"multihost/internal/testkit/simworker"
 )
 
 // A rest is the Compute API of a simulator, called with plain JSON.
@@ -641,5 +646,70 @@ func TestFlexStart(t *testing.T) {
 	end, err := time.Parse(time.RFC3339Nano, at(list, "managedInstances", 0, "scheduling", "terminationTimestamp").(string))
 	if left := time.Until(end); err != nil || left > time.Hour || left < 50*time.Minute {
 		t.Errorf("ends in %v, %v", left, err)
+	}
+}
+
+// vmSSH runs a command on a VM as user; its host key must be that of its guest attributes.
+func (r rest) vmSSH(s *sim.Server, signer ssh.Signer, name, command string) (string, error) {
+	r.t.Helper()
+	i := r.must("GET", inZone+"/instances/"+name, "")
+	got := r.must("GET", inZone+"/instances/"+name+"/getGuestAttributes?queryPath=hostkeys/ssh-ed25519", "")
+	b, err := base64.StdEncoding.DecodeString(at(got, "queryValue", "items", 0, "value").(string))
+	if err != nil {
+		return "", err
+	}
+	hostKey, err := ssh.ParsePublicKey(b)
+	if err != nil {
+		return "", err
+	}
+	return sshRun(fmt.Sprintf("%s:%d", at(i, "networkInterfaces", 0, "accessConfigs", 0, "natIP"), s.SSHPort()), hostKey, signer, command)
+}
+
+// The VMs of a group are workers like those of a node: they answer SSH, know who they are
+// and survive the failure of a host with their disk.
+func TestVMsAreWorkers(t *testing.T) {
+	t.Parallel()
+	for _, backend := range []string{"process", "netns"} {
+		t.Run(backend, func(t *testing.T) {
+			t.Parallel()
+			if backend == "netns" {
+				simworker.NeedNetns(t)
+			}
+			signer, line := newKey(t)
+			s := begin(t, sim.Config{Dir: t.TempDir(), Backend: backend, Step: time.Millisecond})
+			r := newRest(t, s.URL())
+			r.must("POST", inRegion+"/instanceTemplates", template(t, "t", `metadata.items=[{"key":"enable-guest-attributes","value":"TRUE"},{"key":"ssh-keys","value":"user:`+line+`"}]`))
+			r.must("POST", inRegion+"/resourcePolicies", `{"name":"p","workloadPolicy":{"type":"HIGH_THROUGHPUT","acceleratorTopology":"2x2x2"}}`)
+			names := r.running(s)
+			const metadata = `get() { curl -sf -H 'Metadata-Flavor: Google' "http://${GCE_METADATA_HOST:-metadata.google.internal}/computeMetadata/v1/instance/$1"; echo; }` + "\n"
+			run := func(worker int, command string) string {
+				t.Helper()
+				out, err := r.vmSSH(s, signer, names[worker], metadata+command)
+				if err != nil {
+					t.Fatalf("worker %d: %s: %v: %s", worker, command, err, out)
+				}
+				return strings.TrimSpace(out)
+			}
+			for worker, name := range names {
+				want := fmt.Sprintf("%s\n%d\n%s,%s", name, worker, names[0], names[1])
+				if got := run(worker, `hostname; get attributes/agent-worker-number; get attributes/worker-network-endpoints`); got != want {
+					t.Errorf("worker %d: got %q, want %q", worker, got, want)
+				}
+			}
+			if backend == "netns" {
+				if got := run(0, "ping -q -c1 -W20 "+names[1]+" >/dev/null && echo reached; ls /dev/vfio | wc -l"); got != "reached\n5" {
+					t.Errorf("worker 0 and its neighbour: %q", got)
+				}
+			}
+			const state = `cat "$MULTIHOST_ROOT_PROC/proc/sys/kernel/random/boot_id"; cat kept`
+			before := run(1, "echo kept >kept; "+state)
+			inject(t, s, "group-host-error group=g")
+			r.until("ACTIVE", "running")
+			after := run(1, state)
+			if before == after || !strings.HasSuffix(after, "kept") {
+				t.Errorf("before the failure of a host %q, after it %q", before, after)
+			}
+			r.must("DELETE", groupsPath+"/g", "")
+		})
 	}
 }
