@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"net/http"
 	"os"
@@ -407,5 +408,28 @@ func TestGcloudShowsRefusalsOfComputeEngine(t *testing.T) {
 	_, status, errs = g.try(strings.Fields("compute instance-groups managed wait-until g --stable --timeout=1 --zone=" + sim.DefaultZone)...)
 	if status == 0 || !strings.Contains(errs, "Timeout while waiting for group to become stable") {
 		t.Errorf("exit status %d: %s", status, errs)
+	}
+}
+
+// gcloud compute ssh takes a VM's host key from its guest attributes, and reaches the VM at
+// its address.
+func TestGcloudReachesVMs(t *testing.T) {
+	t.Parallel()
+	testkit.NeedGcloud(t)
+	testkit.Need(t, "ssh", "ssh-keygen")
+	s := begin(t, sim.Config{Dir: t.TempDir(), Step: time.Millisecond})
+	r := newRest(t, s.URL())
+	r.must("POST", inRegion+"/instanceTemplates", template(t, "t"))
+	r.must("POST", inRegion+"/resourcePolicies", `{"name":"p","workloadPolicy":{"type":"HIGH_THROUGHPUT","acceleratorTopology":"2x2x2"}}`)
+	names := r.running(s)
+	g := gcloudFor(t, s)
+	out, status, errs := g.try("compute", "ssh", "ann@"+names[1], "--zone="+sim.DefaultZone, "--quiet", "--internal-ip",
+		fmt.Sprintf("--ssh-flag=-p%d", s.SSHPort()), "--command=hostname; id -un; exit 7")
+	if want := names[1] + "\nann\n"; !strings.HasSuffix(out, want) || status != 7 { // ssh-keygen tells of its key first
+		t.Errorf("exit status %d, want 7, and output %q, want %q\n%s", status, out, want, errs)
+	}
+	known, err := os.ReadFile(filepath.Join(g.home, ".ssh", "google_compute_known_hosts"))
+	if err != nil || !strings.Contains(string(known), "compute.") {
+		t.Errorf("known hosts %q, %v", known, err)
 	}
 }
