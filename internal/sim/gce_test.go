@@ -517,6 +517,7 @@ func TestASliceIsLost(t *testing.T) {
 		spot  = `scheduling={"onHostMaintenance":"TERMINATE","provisioningModel":"SPOT","automaticRestart":false,"instanceTerminationAction":"STOP"}`
 		bound = `scheduling={"onHostMaintenance":"TERMINATE","automaticRestart":true,"maxRunDuration":{"seconds":"3600"},"instanceTerminationAction":"DELETE"}`
 	)
+	const reserved = `scheduling={"onHostMaintenance":"TERMINATE"}`
 	operations := func(r rest) (kinds []string) {
 		for _, op := range r.must("GET", inZone+"/operations", "")["items"].([]any) {
 			if kind := at(op, "operationType").(string); strings.HasPrefix(kind, "compute.instances.") {
@@ -538,6 +539,7 @@ func TestASliceIsLost(t *testing.T) {
 		{"host", bound, "group-host-error group=g", "ACTIVE", "running", "automaticRestart automaticRestart hostError hostError"},
 		{"end", bound, "group-run-ends group=g", "INCOMPLETE", "nonExistent", ""},
 		{"degraded", bound, "group-topology group=g state=ACTIVE_DEGRADED", "ACTIVE_DEGRADED", "running", ""},
+		{"reserved host", reserved, "group-host-error group=g", "ACTIVE", "running", "automaticRestart automaticRestart hostError hostError"},
 		{"no recovery", bound, "group-no-recovery group=g; group-host-error group=g", "REACTIVATING", "repairing", "hostError hostError"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -561,6 +563,15 @@ func TestASliceIsLost(t *testing.T) {
 				}
 				r.until("ACTIVE", "running")
 			}
+			if tt.name == "end" {
+				made, err := time.Parse(time.RFC3339Nano, r.must("GET", groupsPath+"/g", "")["creationTimestamp"].(string))
+				if err != nil || time.Since(made) < time.Hour {
+					t.Errorf("a group whose VMs may run an hour is of %v, %v", made, err)
+				}
+			}
+			if tt.status == "terminated" && r.must("GET", inZone+"/instances/"+names[0], "")["lastStopTimestamp"] == nil {
+				t.Error("a VM that was stopped does not say when")
+			}
 			if m := workers.find("g", 1); tt.status == "terminated" && m != nil || strings.Contains(tt.faults, "host-error group=g") && tt.template == bound && m.reboots != 1 {
 				t.Errorf("machine of worker 1: %+v", m)
 			}
@@ -581,10 +592,32 @@ func TestASliceIsNotMade(t *testing.T) {
 	r.eventually("without quota", groupsPath+"/g", func(m map[string]any) bool {
 		return at(m, "status", "bulkInstanceOperation", "lastProgressCheck", "error", "errors", 0, "code") == "QUOTA_EXCEEDED"
 	})
+	quotas := func() string {
+		resp, err := http.Get(s.URL() + "/v1beta/projects/" + sim.DefaultProject + "/locations/global/services/compute.googleapis.com/quotaInfos")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer resp.Body.Close()
+		var m map[string]any
+		if err := json.NewDecoder(resp.Body).Decode(&m); err != nil {
+			t.Fatal(err)
+		}
+		family := at(m, "quotaInfos", 0)
+		if at(family, "quotaId") != "TPUS-PER-TPU-FAMILY-per-project-region" || at(family, "dimensionsInfos", 0, "dimensions", "tpu_family") != "CT5P" {
+			t.Errorf("quotas %v", m)
+		}
+		return at(m, "quotaInfos", 3, "dimensionsInfos", 0, "details", "value").(string)
+	}
+	if got := quotas(); got != "0" {
+		t.Errorf("the quota is %s, want 0", got)
+	}
 	r.must("DELETE", groupsPath+"/g", "") // while it waits
 	inject(t, s, "group-error group=g")
 	if _, err := s.Clear("group-quota"); err != nil {
 		t.Fatal(err)
+	}
+	if got := quotas(); got != "-1" {
+		t.Errorf("the quota is %s, want none", got)
 	}
 	make()
 	r.until("FAILED", "nonExistent")
@@ -619,12 +652,28 @@ func TestASliceIsNotMade(t *testing.T) {
 	_, op := r.call("POST", groupsPath, groupOf("g", 2))
 	r.eventually("failed operation", inZone+"/operations/"+op["name"].(string), func(m map[string]any) bool { return at(m, "error", "errors", 0, "message") == "no" })
 	r.refused("GET", groupsPath+"/g", "", 404, "")
-	f, err := sim.ParseFault("group-preempt group=none")
-	if err == nil {
-		_, err = s.Inject(f)
+	// An answer that is lost: who asks again under the same id gets the operation of the
+	// first time.
+	inject(t, s, "drop-reply method=POST path=*/instanceGroupManagers")
+	const once = groupsPath + "?requestId=0a1b2c3d-0000-4000-8000-000000000003"
+	if resp, err := http.Post(r.url+once, "application/json", strings.NewReader(groupOf("g", 2))); err == nil {
+		resp.Body.Close()
+		t.Errorf("got %s, want no answer", resp.Status)
 	}
-	if err == nil || !strings.Contains(err.Error(), `no group "none" with VMs`) {
-		t.Errorf("got %v", err)
+	r.must("POST", once, groupOf("g", 2))
+	r.until("ACTIVE", "running")
+
+	for text, want := range map[string]string{
+		"group-preempt group=none": `no group "none" with VMs`,
+		"group-run-ends group=g":   "that have a maximum run duration",
+	} {
+		f, err := sim.ParseFault(text)
+		if err == nil {
+			_, err = s.Inject(f)
+		}
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: got %v", text, err)
+		}
 	}
 }
 

@@ -83,7 +83,7 @@ func Faults() []FaultDoc {
 		{Name: "group-preempt", Args: []string{"group"}, Required: []string{"group"}, What: "the VMs of a group are preempted"},
 		{Name: "group-host-error", Args: []string{"group"}, Required: []string{"group"}, What: "a host fails: all VMs of the slice restart together, or stay TERMINATED without automaticRestart"},
 		{Name: "group-no-recovery", Args: []string{"group"}, What: "a slice whose host has failed stays REACTIVATING until the fault is cleared"},
-		{Name: "group-run-ends", Args: []string{"group"}, Required: []string{"group"}, What: "the maximum run duration of the VMs of a group is over"},
+		{Name: "group-run-ends", Args: []string{"group"}, Required: []string{"group"}, What: "the VMs of a group are as old as their maximum run duration, which is over"},
 		{Name: "group-maintenance", Args: []string{"group"}, Required: []string{"group"}, What: "the VMs of a group report maintenance under way, until their host fails"},
 		{Name: "no-guest-attributes", Args: []string{"node"}, What: "guest attributes are switched off, as by an organization policy"},
 		{Name: "api-error", Args: append([]string{"code", "message", "retry-after"}, call...), Required: []string{"code"}, What: "calls are answered with an HTTP status"},

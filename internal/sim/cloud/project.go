@@ -112,6 +112,8 @@ func Roles() map[string][]string {
 		"roles/compute.viewer":                    append(reads("compute.networks", "compute.subnetworks", "compute.firewalls", "compute.zones", "compute.regions", "compute.globalOperations", "compute.regionOperations"), "compute.projects.get"),
 		"roles/compute.networkAdmin":              append(reads("compute.firewalls", "compute.zones", "compute.regions"), "compute.networks.*", "compute.subnetworks.*", "compute.globalOperations.*", "compute.regionOperations.get", "compute.regionOperations.list", "compute.projects.get"),
 		"roles/compute.securityAdmin":             append(reads("compute.networks", "compute.zones", "compute.regions"), "compute.firewalls.*", "compute.networks.updatePolicy", "compute.globalOperations.get", "compute.projects.get"),
+		"roles/compute.admin":                     {"compute.*"},
+		"roles/compute.instanceAdmin.v1":          append(reads("compute.networks", "compute.subnetworks", "compute.zones", "compute.regions", "compute.machineTypes", "compute.globalOperations", "compute.regionOperations", "compute.zoneOperations"), "compute.instances.*", "compute.instanceGroups.*", "compute.instanceGroupManagers.*", "compute.instanceTemplates.*", "compute.resourcePolicies.*", "compute.autoscalers.*", "compute.disks.*", "compute.images.*", "compute.subnetworks.use", "compute.subnetworks.useExternalIp", "compute.projects.get"),
 		"roles/compute.osLogin":                   {"compute.instances.osLogin"},
 		"roles/compute.osAdminLogin":              {"compute.instances.osLogin", "compute.instances.osAdminLogin"},
 		"roles/iam.serviceAccountUser":            {"iam.serviceAccounts.actAs", "iam.serviceAccounts.get", "iam.serviceAccounts.list"},

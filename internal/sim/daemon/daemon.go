@@ -212,17 +212,24 @@ func StatusText(st sim.Status) string {
 		fmt.Fprintf(w, "node\t%s\t%s\t%s\t%s\n", n.ID, n.State, n.Type, event.Count(len(n.Workers), "worker"))
 	}
 	for _, g := range st.Groups {
-		state := cmp.Or(g.Topology, "RUNNING")
-		if g.Waiting {
-			state = "WAITING"
-		}
-		fmt.Fprintf(w, "group\t%s\t%s\t%s\t%s\n", g.ID, state, g.Type, event.Count(len(g.VMs), "VM"))
+		fmt.Fprintf(w, "group\t%s\t%s\t%s\t%s\n", g.ID, groupState(g), g.Type, event.Count(len(g.VMs), "VM"))
 	}
 	for _, f := range st.Faults {
 		fmt.Fprintf(w, "fault %d\t%s\n", f.ID, f.Fault)
 	}
 	w.Flush()
 	return b.String()
+}
+
+// groupState returns the state of a group in one word: of its topology, or of its only VM.
+func groupState(g sim.GroupStatus) string {
+	switch {
+	case g.Waiting:
+		return "WAITING"
+	case g.Topology == "" && len(g.VMs) > 0:
+		return cmp.Or(g.VMs[0].Status, "GONE")
+	}
+	return cmp.Or(g.Topology, "EMPTY")
 }
 
 // Export returns the lines with which a shell sets variables.

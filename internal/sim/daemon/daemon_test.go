@@ -6,6 +6,8 @@ import (
 	"os"
 	"syscall"
 	"testing"
+
+	"multihost/internal/sim"
 )
 
 func TestWorkersOfTheSimulatorAnswerWhereGcloudLooks(t *testing.T) {
@@ -45,4 +47,26 @@ func text(err error) string {
 		return ""
 	}
 	return err.Error()
+}
+
+func TestTheStatusNamesWhatExists(t *testing.T) {
+	t.Parallel()
+	got := StatusText(sim.Status{
+		URL: "http://127.0.0.1:1", Project: "p", Zone: "z-a", SSHPort: 22,
+		Groups: []sim.GroupStatus{
+			{ID: "m-0", Type: "tpu7x-16", Topology: "ACTIVE", VMs: make([]sim.VMStatus, 2)},
+			{ID: "m-1", Type: "tpu7x-16", Waiting: true, VMs: make([]sim.VMStatus, 2)},
+			{ID: "one", Type: "v6e-1", VMs: []sim.VMStatus{{Status: "TERMINATED"}}},
+			{ID: "zero", Type: "v6e-1"},
+		},
+	})
+	const want = `simulator at http://127.0.0.1:1, project p, zone z-a, SSH port 22
+group  m-0   ACTIVE      tpu7x-16  2 VMs
+group  m-1   WAITING     tpu7x-16  2 VMs
+group  one   TERMINATED  v6e-1     1 VM
+group  zero  EMPTY       v6e-1     0 VMs
+`
+	if got != want {
+		t.Errorf("got %s, want %s", got, want)
+	}
 }

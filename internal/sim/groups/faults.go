@@ -22,11 +22,7 @@ func Inject(c *cloud.Cloud, f cloud.Fault) (mine bool, err error) {
 	s := Of(c).faults()
 	once := map[string]func(*cloud.Group){
 		"group-preempt": s.preempt, "group-host-error": s.hostFails, "group-maintenance": s.maintain,
-		"group-run-ends": func(g *cloud.Group) {
-			for _, i := range g.Instances() {
-				s.runEnds(i)
-			}
-		},
+		"group-run-ends": s.age,
 	}[f.Name]
 	if once == nil {
 		return false, nil // in force until it is cleared
@@ -37,15 +33,32 @@ func Inject(c *cloud.Cloud, f cloud.Fault) (mine bool, err error) {
 	s.Mu.Lock()
 	defer s.Mu.Unlock()
 	hit := cloud.Sorted(s.State.Groups, func(_ string, g *cloud.Group) bool {
-		return cloud.Glob(f.Group, g.Id) && len(g.Instances()) > 0 && !g.Deleting
+		return cloud.Glob(f.Group, g.Id) && len(g.Instances()) > 0 && !g.Deleting && (f.Name != "group-run-ends" || longestRun(g) > 0)
 	})
-	if len(hit) == 0 {
+	switch {
+	case len(hit) > 0:
+	case f.Name == "group-run-ends":
+		return true, fmt.Errorf("inject fault %q: there is no group %q with VMs that have a maximum run duration", f.Name, f.Group)
+	default:
 		return true, fmt.Errorf("inject fault %q: there is no group %q with VMs", f.Name, f.Group)
 	}
 	for _, g := range hit {
 		once(g)
 	}
 	return true, nil
+}
+
+// age makes g and its VMs as old as the maximum run duration, which is over then.
+func (s faults) age(g *cloud.Group) {
+	born := proto.String(cloud.Stamp(s.Clock.Now().Add(-longestRun(g))))
+	g.Msg.CreationTimestamp = born
+	for _, i := range g.Instances() {
+		i.Msg.CreationTimestamp, i.Msg.LastStartTimestamp = born, born
+		if end := i.Msg.GetResourceStatus().GetScheduling(); end != nil {
+			end.TerminationTimestamp = proto.String(s.Timestamp())
+		}
+		s.runEnds(i)
+	}
 }
 
 // maintain says of the VMs of g that maintenance is under way.
@@ -87,7 +100,7 @@ func (s faults) noRoom(g *cloud.Group) *computepb.Error {
 
 // quotaName returns the id of the quota from which the chips of g are taken.
 func quotaName(g *cloud.Group) string {
-	generation := strings.ToUpper(g.Typ.Generation.Name)
+	generation := strings.ToUpper(g.Typ.Generation.Name) // V5P, V6E, TPU7X
 	if m := model(g); m == "SPOT" || m == "FLEX_START" {
 		return "PREEMPTIBLE-TPU-" + generation + "-per-project-region"
 	}

@@ -240,12 +240,17 @@ func (s Groups) running(g *cloud.Group, i *cloud.Instance) {
 			p.Action = "NONE"
 		}
 	}
-	d := time.Duration(g.Properties.GetScheduling().GetMaxRunDuration().GetSeconds()) * time.Second
+	d := longestRun(g)
 	if d == 0 || i.Msg.GetResourceStatus().GetScheduling() != nil {
 		return // it has begun before
 	}
 	i.Msg.ResourceStatus.Scheduling = &computepb.ResourceStatusScheduling{TerminationTimestamp: proto.String(cloud.Stamp(s.Clock.Now().Add(d)))}
 	s.Later(d, func() { s.runEnds(i) })
+}
+
+// longestRun returns how long a VM of g may run; 0: without limit.
+func longestRun(g *cloud.Group) time.Duration {
+	return time.Duration(g.Properties.GetScheduling().GetMaxRunDuration().GetSeconds()) * time.Second
 }
 
 // settle ends the creation or the recovery of g once all of its VMs run.
@@ -339,7 +344,8 @@ func (s Groups) remove(i *cloud.Instance) {
 }
 
 // stopped makes a VM that has ended TERMINATED.
-func stopped(i *cloud.Instance) {
+func (s Groups) stopped(i *cloud.Instance) {
+	i.Msg.LastStopTimestamp = proto.String(s.Timestamp())
 	setStatus(i, "TERMINATED")
 	incomplete(i.Group)
 }
@@ -373,7 +379,7 @@ func (s Groups) atEnd(g *cloud.Group) func(*cloud.Instance) {
 	if g.Properties.GetScheduling().GetInstanceTerminationAction() == "DELETE" {
 		return s.remove
 	}
-	return stopped
+	return s.stopped
 }
 
 // preempt takes the VMs of g away, as the service does with spot VMs.
@@ -395,6 +401,12 @@ func (s Groups) runEnds(i *cloud.Instance) {
 	s.end(i, "STOPPING", cloud.StopLimit, s.atEnd(i.Group))
 }
 
+// restarts reports whether the service restarts VMs of g whose host has failed.
+func restarts(g *cloud.Group) bool {
+	s := g.Properties.GetScheduling()
+	return s.AutomaticRestart == nil || s.GetAutomaticRestart()
+}
+
 // hostFails lets a host of g fail. The service restarts all VMs of a slice together, each
 // with its disk; a VM that must not be restarted stays TERMINATED.
 func (s Groups) hostFails(g *cloud.Group) {
@@ -402,14 +414,15 @@ func (s Groups) hostFails(g *cloud.Group) {
 	var machines []worker.Machine
 	for _, i := range g.Instances() {
 		s.happened(i, "compute.instances.hostError")
-		if !g.Properties.GetScheduling().GetAutomaticRestart() {
+		if !restarts(g) {
 			continue
 		}
+		i.Msg.LastStopTimestamp = proto.String(s.Timestamp())
 		setStatus(i, "REPAIRING")
 		machines = append(machines, i.Machine)
 	}
-	if len(machines) == 0 {
-		s.endAll(g, "STOPPING", 0, stopped)
+	if !restarts(g) {
+		s.endAll(g, "STOPPING", 0, s.stopped)
 		return
 	}
 	if sliced(g) {

@@ -243,6 +243,9 @@ func (s API) serveQuotas(who cloud.Caller, r *http.Request, rest string) (any, e
 	if err := s.need(who, "cloudquotas.quotas.get"); err != nil {
 		return nil, err
 	}
+	if api == "compute.googleapis.com" {
+		return s.computeQuotas(r)
+	}
 	if api != "tpu.googleapis.com" {
 		return nil, wire.NotModelled("The quotas of " + api)
 	}
@@ -270,6 +273,45 @@ func (s API) serveQuotas(who cloud.Caller, r *http.Request, rest string) (any, e
 		})
 	}
 	return map[string]any{"quotaInfos": infos, "nextPageToken": next}, nil
+}
+
+// computeQuotas lists the quotas of Compute Engine for TPU chips, which nothing limits but
+// the fault group-quota.
+func (s API) computeQuotas(r *http.Request) (any, error) {
+	value := "-1"
+	if slices.ContainsFunc(s.State.Faults, func(a *cloud.ActiveFault) bool { return a.Name == "group-quota" }) {
+		value = "0"
+	}
+	type quota struct{ id, family string }
+	all := []quota{{"TPUS-PER-TPU-FAMILY-per-project-region", "CT5P"}, {"TPUS-PER-TPU-FAMILY-per-project-region", "CT6E"}, {"TPUS-PER-TPU-FAMILY-per-project-region", "TPU7X"}}
+	for _, generation := range []string{"V5P", "V6E", "TPU7X"} {
+		all = append(all, quota{"PREEMPTIBLE-TPU-" + generation + "-per-project-region", ""})
+	}
+	var infos []any
+	var limits []any
+	for n, q := range all {
+		for _, region := range s.Catalog().Regions() {
+			dimensions := map[string]string{"region": region}
+			if q.family != "" {
+				dimensions["tpu_family"] = q.family
+			}
+			limits = append(limits, map[string]any{"dimensions": dimensions, "details": map[string]string{"value": value}, "applicableLocations": []string{region}})
+		}
+		if n+1 < len(all) && all[n+1].id == q.id {
+			continue
+		}
+		names := []string{"region"}
+		if q.family != "" {
+			names = append(names, "tpu_family")
+		}
+		infos = append(infos, map[string]any{
+			"name":    fmt.Sprintf("projects/%s/locations/global/services/compute.googleapis.com/quotaInfos/%s", cloud.ProjectNumber, q.id),
+			"quotaId": q.id, "service": "compute.googleapis.com", "isPrecise": true, "containerType": "PROJECT", "dimensions": names, "dimensionsInfos": limits,
+		})
+		limits = nil
+	}
+	infos, next, err := wire.Page(infos, r.URL.Query(), "pageSize", 1000)
+	return map[string]any{"quotaInfos": infos, "nextPageToken": next}, err
 }
 
 func (s API) serveQuotaPreferences(who cloud.Caller, r *http.Request, body []byte) (any, error) {
