@@ -146,6 +146,7 @@ func TestValidateNamesWhatIsWrongBeforeAnyCall(t *testing.T) {
 		"no type":                   {func(r *qr.Request) { r.Type = tpu.Type{} }, "no accelerator type"},
 		"unknown type":              {func(r *qr.Request) { r.Type.Name = "v4-17" }, `"v4-17": no such type`},
 		"not in the API":            {func(r *qr.Request) { r.Type = mustType(t, "tpu7x-8"); r.RuntimeVersion = "x" }, "the Cloud TPU API does not serve tpu7x"},
+		"a machine type":            {func(r *qr.Request) { r.Type = mustType(t, "ct6e-standard-4t:2x4") }, "its types of this generation are called v6e-N"},
 		"v3 cannot multi-slice":     {func(r *qr.Request) { r.Type = mustType(t, "v3-8") }, "v3 cannot do multi-slice"},
 		"unknown tier":              {func(r *qr.Request) { r.Tier = "cheap" }, `tier "cheap" is unknown`},
 		"reservation and spot":      {func(r *qr.Request) { r.Tier, r.Reservation = qr.Spot, "r" }, `reservation "r" and --spot exclude each other`},

@@ -77,7 +77,10 @@ func checkType(r Request) (bad []*FlagError) {
 		return []*FlagError{{[]string{"accelerator-type", "type", "topology"}, err}}
 	}
 	gen := known.Generation
-	if !gen.CloudAPI {
+	switch {
+	case known.Machine != "":
+		bad = append(bad, wrongf("accelerator-type type topology", "accelerator type %q: the Cloud TPU API knows no machine types: its types of this generation are called %s-N", known.Name, gen.Family))
+	case !gen.CloudAPI:
 		bad = append(bad, wrongf("accelerator-type type topology", "accelerator type %q: the Cloud TPU API does not serve %s; it is made with Compute Engine or GKE", known.Name, gen.Name))
 	}
 	if r.NodeCount > 1 && !gen.MultiSlice {

@@ -27,6 +27,9 @@ type Generation struct {
 	RuntimeVersion string // default runtime version, or empty
 	ChipType       string // its name in the API's acceleratorConfig: "V5LITE_POD"
 	Quota          string // the start of the ids of its quotas of the TPU API, or empty
+	ImageFamily    string // of the boot disks of its VMs on Compute Engine, or empty
+	DiskType       string // of these disks; empty: Compute Engine chooses
+	ComputeQuota   string // how quotas of Compute Engine name it: "CT6E"; empty: not known
 	// PeakTFLOPS is the dense bf16 peak of one chip, to which MFU is relative. JAX's own
 	// table rounds v3 to 140, v6e to 920 and tpu7x to 2310; MaxText's MFU figures are
 	// relative to the values here.
@@ -38,10 +41,12 @@ type Generation struct {
 const (
 	cloudDocs  = "Cloud TPU documentation, system architecture"
 	bothTables = "Cloud TPU documentation; the same in MaxText's benchmark uploader"
+
+	computeImage = "ubuntu-accel-2204-amd64-tpu-v5e-v5p-v6e"
 )
 
 // Generations returns all generations, oldest first. To add one is to add it here, its
-// accelerator types to types.txt and its prices to prices.txt: the tests of the packages
+// accelerator types to types.txt, its machine types to Machines and its prices to prices.txt: the tests of the packages
 // that use them name what is missing.
 func Generations() []Generation {
 	return []Generation{
@@ -63,15 +68,15 @@ func Generations() []Generation {
 		},
 		{
 			Name: "v5p", Family: "v5p", CountsCores: true, MultiSlice: true, NUMA: true, CloudAPI: true, VFIO: true, SparseCore: true,
-			RuntimeVersion: "v2-alpha-tpuv5", ChipType: "V5P", Quota: "TPUV5P", PeakTFLOPS: 459, PeakSource: bothTables, Devices: 1,
+			RuntimeVersion: "v2-alpha-tpuv5", ChipType: "V5P", Quota: "TPUV5P", ImageFamily: computeImage, ComputeQuota: "CT5P", PeakTFLOPS: 459, PeakSource: bothTables, Devices: 1,
 		},
 		{
 			Name: "v6e", Family: "v6e", MultiSlice: true, CloudAPI: true, VFIO: true, SparseCore: true,
-			RuntimeVersion: "v2-alpha-tpuv6e", ChipType: "V6E", Quota: "TPUV6E", PeakTFLOPS: 918, PeakSource: bothTables, Devices: 1,
+			RuntimeVersion: "v2-alpha-tpuv6e", ChipType: "V6E", Quota: "TPUV6E", ImageFamily: computeImage, ComputeQuota: "CT6E", PeakTFLOPS: 918, PeakSource: bothTables, Devices: 1,
 		},
 		{
 			Name: "tpu7x", Family: "tpu7x", CountsCores: true, MultiSlice: true, VFIO: true, SparseCore: true,
-			ChipType: "TPU7X", PeakTFLOPS: 2307, PeakSource: cloudDocs, Devices: 2,
+			ChipType: "TPU7X", ImageFamily: "ubuntu-accel-2404-amd64-tpu-tpu7x", DiskType: "hyperdisk-balanced", ComputeQuota: "TPU7X", PeakTFLOPS: 2307, PeakSource: cloudDocs, Devices: 2,
 		},
 	}
 }
@@ -88,11 +93,12 @@ func GenerationOf(name string) (Generation, bool) {
 
 // A Type is an accelerator type. It determines the size of one slice.
 type Type struct {
-	Name       string // the API's name: "v5litepod-16"
+	Name       string // the API's name: "v5litepod-16"; "ct6e-standard-4t:2x4" if Machine is set
 	Generation Generation
 	Chips      int
-	Workers    int // VMs of one slice on Compute Engine
+	Workers    int // VMs of one slice
 	Topology   string
+	Machine    string // machine type of Compute Engine, if the type names one
 }
 
 // ChipsPerWorker returns the number of chips that one worker sees.
@@ -140,9 +146,13 @@ func (e *TypeError) Hint() string {
 }
 
 // ParseType parses an accelerator type in any case. It accepts MaxText's compile names
-// v5e-N for v5litepod-N. The error is a *TypeError.
+// v5e-N for v5litepod-N, and MACHINE:TOPOLOGY as TypeOf names it. The error is a
+// *TypeError.
 func ParseType(text string) (Type, error) {
 	name := strings.ToLower(strings.TrimSpace(text))
+	if machine, topology, ok := strings.Cut(name, ":"); ok {
+		return TypeOf(machine, topology)
+	}
 	if rest, ok := strings.CutPrefix(name, "v5e-"); ok {
 		name = "v5litepod-" + rest
 	}

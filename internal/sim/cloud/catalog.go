@@ -67,7 +67,7 @@ func RegionOf(zone string) string { return zone[:max(0, strings.LastIndexByte(zo
 // Offered returns the type called name if zone has it.
 func (s Catalog) Offered(zone, name string) (tpu.Type, bool) {
 	t, err := tpu.ParseType(name)
-	if err != nil || t.Name != name || !t.Generation.CloudAPI {
+	if err != nil || t.Name != name || !t.OnCloudAPI() {
 		return tpu.Type{}, false
 	}
 	return t, zone == s.Config.Zone || slices.Contains(offers()[zone], t.Generation.Name)

@@ -86,8 +86,8 @@ func CheckSlices(specs []SliceSpec) error {
 		switch {
 		case err != nil:
 			return fmt.Errorf("parse slices %q: %w", p, err)
-		case !t.Generation.CloudAPI:
-			return fmt.Errorf("parse slices %q: %s is not served by the Cloud TPU API", p, t.Generation.Name)
+		case !t.OnCloudAPI():
+			return fmt.Errorf("parse slices %q: %s is not served by the Cloud TPU API", p, t.Name)
 		case p.Count < 1:
 			return fmt.Errorf("parse slices %q: count must be at least 1", p)
 		case p.Count > 1 && !p.Foreign && !t.Generation.MultiSlice:
