@@ -27,7 +27,7 @@ func (e *ReadOnlyError) Fault() fault.Kind { return fault.Internal }
 
 // reads lists the path suffixes of POST requests that only read. Every other request
 // but GET and HEAD may change something.
-var reads = []string{":getGuestAttributes", ":testIamPermissions", "/testIamPermissions", ":getIamPolicy"}
+var reads = []string{":getGuestAttributes", ":testIamPermissions", "/testIamPermissions", ":getIamPolicy", "/listManagedInstances"}
 
 // readOnly sends only requests that change nothing.
 type readOnly struct{ base http.RoundTripper }

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -352,37 +351,8 @@ func (c *calls) wait(ctx context.Context, op *computepb.Operation, what, name st
 	if err != nil {
 		return err
 	}
-	if e := operationError(op); e != nil {
+	if e := gcp.ComputeError(op); e != nil {
 		return fmt.Errorf("%s: %w", what, e)
 	}
 	return nil
-}
-
-// operationError returns the failure of an operation that is done, or nil.
-func operationError(op *computepb.Operation) *gcp.OperationError {
-	list := op.GetError().GetErrors()
-	code := int(op.GetHttpErrorStatusCode())
-	if len(list) == 0 && code < 400 {
-		return nil
-	}
-	e := &gcp.OperationError{Code: code, Target: gcp.BaseName(op.GetTargetLink()), Message: op.GetHttpErrorMessage()}
-	var messages []string
-	for _, item := range list {
-		if e.Status == "" {
-			e.Status = item.GetCode()
-		}
-		messages = append(messages, strings.Join(strings.Fields(item.GetMessage()), " "))
-		for _, d := range item.GetErrorDetails() {
-			if q := d.GetQuotaInfo(); q != nil && !strings.Contains(item.GetMessage(), "Limit:") {
-				messages = append(messages, fmt.Sprintf("Quota '%s' exceeded. Limit: %g globally", q.GetLimitName(), q.GetLimit()))
-			}
-			if info := d.GetErrorInfo(); info != nil && e.Reason == "" {
-				e.Reason = info.GetReason()
-			}
-		}
-	}
-	if len(messages) > 0 {
-		e.Message = strings.Join(messages, "; ")
-	}
-	return e
 }
