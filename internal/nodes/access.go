@@ -57,6 +57,36 @@ type access struct {
 	saidOSLogin bool
 }
 
+// A Holder has metadata in which VMs look for the keys that may log in: a node of the TPU
+// API, for all its workers, or one VM.
+type Holder struct {
+	Name     string            // for messages: `slice "t-0"`
+	Metadata map[string]string // as it was last listed
+
+	// Read returns the metadata as it is.
+	Read func(context.Context) (map[string]string, error)
+	// Write replaces the metadata. wrote is false if another writer was in the way: then it
+	// is read again.
+	Write func(ctx context.Context, metadata map[string]string) (wrote bool, err error)
+}
+
+// node returns the Holder of the keys of a slice.
+func (c *access) node(s tpu.Slice) Holder {
+	return Holder{
+		Name: fmt.Sprintf("slice %q", s.Name), Metadata: s.Metadata,
+		Read: func(ctx context.Context) (map[string]string, error) {
+			node, err := c.readNode(ctx, s.Name)
+			if err != nil {
+				return nil, err
+			}
+			return node.Metadata, nil
+		},
+		Write: func(ctx context.Context, metadata map[string]string) (bool, error) {
+			return c.writeNode(ctx, s.Name, metadata)
+		},
+	}
+}
+
 // EnsureKey makes sure that login can log in to every worker of a slice with
 // publicKey ("ssh-ed25519 AAAA…"). It does nothing if the project or the slice
 // accepts the key already; changed reports whether it wrote.
@@ -70,48 +100,52 @@ type access struct {
 // EnsureKey does not read a slice whose s.Metadata has the key: 64 slices would
 // take 64 calls. To force the read, leave ssh-keys out of Metadata.
 func (c *access) EnsureKey(ctx context.Context, s tpu.Slice, login, publicKey string) (changed bool, err error) {
+	return c.ensureKey(ctx, c.node(s), login, publicKey)
+}
+
+func (c *access) ensureKey(ctx context.Context, h Holder, login, publicKey string) (changed bool, err error) {
 	entry, err := KeyEntry(login, publicKey)
 	if err != nil {
 		return false, err
 	}
 	project := c.cachedProject(ctx)
-	if listed := (&tpuapi.Node{Name: s.Name, Metadata: s.Metadata}); c.letsIn(listed, project, entry) {
-		c.warnOSLogin(listed, project)
+	if c.letsIn(h.Metadata, project, entry) {
+		c.warnOSLogin(h.Name, h.Metadata, project)
 		return false, nil
 	}
 	policy := gcp.Backoff{First: 200 * time.Millisecond, Max: 5 * time.Second, Factor: 2}
 	tries := 0
 	err = gcp.Poll(ctx, c.gcp.Clock(), policy, func(ctx context.Context) (bool, error) {
-		node, err := c.readNode(ctx, s.Name)
+		metadata, err := h.Read(ctx)
 		if err != nil {
 			return false, err
 		}
 		if tries == 0 {
-			c.warnOSLogin(node, project)
+			c.warnOSLogin(h.Name, metadata, project)
 		}
-		if c.letsIn(node, project, entry) {
+		if c.letsIn(metadata, project, entry) {
 			return true, nil
 		}
 		if tries++; tries > maxKeyTries {
-			return false, fmt.Errorf("add SSH key to slice %q: other writers replaced it %d times", s.Name, maxKeyTries)
+			return false, fmt.Errorf("add SSH key to %s: other writers replaced it %d times", h.Name, maxKeyTries)
 		}
-		wrote, err := c.addKey(ctx, node, entry)
+		wrote, err := h.addKey(ctx, metadata, entry)
 		changed = changed || wrote
 		return false, err
 	})
 	return changed && err == nil, err
 }
 
-// letsIn reports whether the node's workers accept the key of entry.
-func (c *access) letsIn(node *tpuapi.Node, project projectMetadata, entry string) bool {
-	if hasEntry(node.Metadata[SSHKeys], entry, c.now()) {
+// letsIn reports whether VMs with this metadata accept the key of entry.
+func (c *access) letsIn(metadata map[string]string, project projectMetadata, entry string) bool {
+	if hasEntry(metadata[SSHKeys], entry, c.now()) {
 		return true
 	}
-	return !strings.EqualFold(node.Metadata[blockProjectKeys], "true") && hasEntry(project.keys, entry, c.now())
+	return !strings.EqualFold(metadata[blockProjectKeys], "true") && hasEntry(project.keys, entry, c.now())
 }
 
-func (c *access) warnOSLogin(node *tpuapi.Node, project projectMetadata) {
-	if !usesOSLogin(node.Metadata, project) {
+func (c *access) warnOSLogin(name string, metadata map[string]string, project projectMetadata) {
+	if !usesOSLogin(metadata, project) {
 		return
 	}
 	c.mu.Lock()
@@ -120,30 +154,34 @@ func (c *access) warnOSLogin(node *tpuapi.Node, project projectMetadata) {
 	c.mu.Unlock()
 	if !said {
 		event.Notef(c.sink(), event.Warn, "set it to FALSE in the metadata, or use a login that OS Login knows",
-			"OS Login is on for slice %q: its workers ignore keys in metadata", gcp.BaseName(node.Name))
+			"OS Login is on for %s: its workers ignore keys in metadata", name)
 	}
 }
 
-// addKey writes the node's metadata with one more entry. A conflict with another
-// update in progress is no error: addKey returns false and the caller reads again.
-func (c *access) addKey(ctx context.Context, node *tpuapi.Node, entry string) (wrote bool, err error) {
-	svc, err := c.gcp.TPU(ctx)
-	if err != nil {
-		return false, err
-	}
-	name := gcp.BaseName(node.Name)
-	metadata := maps.Clone(node.Metadata)
+// addKey writes the metadata with one more entry.
+func (h Holder) addKey(ctx context.Context, metadata map[string]string, entry string) (wrote bool, err error) {
+	metadata = maps.Clone(metadata)
 	if metadata == nil {
 		metadata = map[string]string{}
 	}
 	metadata[SSHKeys] = appendLine(metadata[SSHKeys], entry)
 	if size := len(metadata[SSHKeys]); size > MaxMetadataValue {
-		return false, fmt.Errorf("add SSH key to slice %q: its ssh-keys metadata would have %d bytes, at most %d are allowed: remove old keys", name, size, MaxMetadataValue)
+		return false, fmt.Errorf("add SSH key to %s: its ssh-keys metadata would have %d bytes, at most %d are allowed: remove old keys", h.Name, size, MaxMetadataValue)
+	}
+	return h.Write(ctx, metadata)
+}
+
+// writeNode replaces the metadata of a node. Another update in progress is no error: wrote
+// is false.
+func (c *access) writeNode(ctx context.Context, name string, metadata map[string]string) (wrote bool, err error) {
+	svc, err := c.gcp.TPU(ctx)
+	if err != nil {
+		return false, err
 	}
 	what := fmt.Sprintf("add SSH key to slice %q", name)
 	var op *tpuapi.Operation
 	err = c.gcp.Do(ctx, what, func(ctx context.Context) (err error) {
-		op, err = svc.Projects.Locations.Nodes.Patch(node.Name, &tpuapi.Node{Metadata: metadata}).UpdateMask("metadata").Context(ctx).Do()
+		op, err = svc.Projects.Locations.Nodes.Patch(c.nodeName(name), &tpuapi.Node{Metadata: metadata}).UpdateMask("metadata").Context(ctx).Do()
 		return err
 	})
 	if err == nil {

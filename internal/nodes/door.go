@@ -6,8 +6,6 @@ import (
 
 	"multihost/internal/provision"
 	"multihost/internal/tpu"
-
-	tpuapi "google.golang.org/api/tpu/v2alpha1"
 )
 
 // Door returns what Login would find and do. It changes nothing.
@@ -39,8 +37,7 @@ func (c *access) door(ctx context.Context, s tpu.Slice, login, publicKey string,
 		return door{}, err
 	}
 	d := door{Door: provision.Door{Login: login, Place: "metadata of the slice"}, blocked: blocked}
-	node := &tpuapi.Node{Name: s.Name, Metadata: s.Metadata}
-	d.Open = c.letsIn(node, project, entry)
+	d.Open = c.letsIn(s.Metadata, project, entry)
 	if d.Open && !hasEntry(s.Metadata[SSHKeys], entry, c.now()) {
 		d.Place = "metadata of the project"
 	}

@@ -86,32 +86,44 @@ func readHostKeys(answer *tpuapi.GetGuestAttributesResponse, worker int) (keys [
 		if attributes == nil || attributes.QueryValue == nil {
 			continue
 		}
-		var found []string
-		name := ""
+		var all []Attribute
 		for _, item := range attributes.QueryValue.Items {
-			if item.Namespace != "hostkeys" && item.Namespace != "" {
-				continue
-			}
-			value, _, _ := strings.Cut(strings.TrimSpace(item.Value), " ")
-			switch {
-			case item.Key == "hostname":
-				name = value
-			case isKeyOf(item.Key, value):
-				found = append(found, item.Key+" "+value)
-			}
+			all = append(all, Attribute{item.Namespace, item.Key, item.Value})
 		}
+		found, name := HostKeysIn(all)
 		// A VM's name ends in its worker number. The keys of another worker must not
 		// be taken for this one's.
 		if number, ok := workerOf(name); ok && number != worker {
 			continue
 		}
 		if len(found) > 0 {
-			slices.SortFunc(found, func(a, b string) int { return keyRank(a) - keyRank(b) })
 			return found, name, nil
 		}
 		hostname = cmp.Or(hostname, name)
 	}
 	return nil, hostname, nil
+}
+
+// An Attribute is one guest attribute of a VM.
+type Attribute struct{ Namespace, Key, Value string }
+
+// HostKeysIn returns the SSH host keys among the guest attributes of one VM, the best one
+// first, and the name that the VM has given itself.
+func HostKeysIn(attributes []Attribute) (keys []string, hostname string) {
+	for _, item := range attributes {
+		if item.Namespace != "hostkeys" && item.Namespace != "" {
+			continue
+		}
+		value, _, _ := strings.Cut(strings.TrimSpace(item.Value), " ")
+		switch {
+		case item.Key == "hostname":
+			hostname = value
+		case isKeyOf(item.Key, value):
+			keys = append(keys, item.Key+" "+value)
+		}
+	}
+	slices.SortFunc(keys, func(a, b string) int { return keyRank(a) - keyRank(b) })
+	return keys, hostname
 }
 
 // isKeyOf reports whether value is the base64 form of an SSH public key of the

@@ -80,8 +80,13 @@ func profileFull(err error) bool {
 // a login of that profile, preferably login. changed reports whether Login wrote
 // anything.
 func (c *access) Login(ctx context.Context, s tpu.Slice, login, publicKey string, o OSLoginOptions) (user string, changed bool, err error) {
-	if !usesOSLogin(s.Metadata, c.cachedProject(ctx)) {
-		changed, err = c.EnsureKey(ctx, s, login, publicKey)
+	return c.LoginTo(ctx, c.node(s), login, publicKey, o)
+}
+
+// LoginTo is Login for the VMs that look for keys in the metadata of h.
+func (c *access) LoginTo(ctx context.Context, h Holder, login, publicKey string, o OSLoginOptions) (user string, changed bool, err error) {
+	if !usesOSLogin(h.Metadata, c.cachedProject(ctx)) {
+		changed, err = c.ensureKey(ctx, h, login, publicKey)
 		return login, changed, err
 	}
 	// The profile is the same for all slices. Callers that ask at the same time
