@@ -111,6 +111,10 @@ type Resource struct {
 	Starved     bool   // it failed because capacity or quota is lacking
 	Reclaimable bool   // the provider may take its slices back at any time
 
+	// Until is when the provider takes the slices back, as was asked for; zero: never, or
+	// not known.
+	Until time.Time
+
 	Type       string // accelerator type
 	Tier       Tier
 	Network    string

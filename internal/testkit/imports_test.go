@@ -57,8 +57,8 @@ func TestImportRules(t *testing.T) {
 	}{
 		{"github.com/urfave/cli", []string{"cmd/multihost", "internal/cmdline"}, "flags are the commands' business"},
 		{"golang.org/x/crypto/ssh", []string{"internal/sshfan", "internal/sshkey", "internal/sim/netns", "internal/sim/worker", "bench"}, "SSH is hidden in the engine and the simulated workers; bench has the least client to compare with"},
-		{"google.golang.org/api", []string{"internal/detach", "internal/gcp", "internal/network", "internal/nodes", "internal/qr", "internal/sim/...", "internal/zones"}, "cloud types stay behind the packages that hide the cloud"},
-		{"cloud.google.com/go", []string{"internal/gcp", "internal/network", "internal/nodes", "internal/sim/..."}, "cloud types stay behind the packages that hide the cloud"},
+		{"google.golang.org/api", []string{"internal/detach", "internal/gce/...", "internal/gcp", "internal/network", "internal/nodes", "internal/qr", "internal/sim/...", "internal/zones"}, "cloud types stay behind the packages that hide the cloud"},
+		{"cloud.google.com/go", []string{"internal/gce/...", "internal/gcp", "internal/network", "internal/nodes", "internal/sim/..."}, "cloud types stay behind the packages that hide the cloud"},
 		{"golang.org/x/term", []string{"internal/ui"}, "the terminal has one owner"},
 		{"github.com/gdamore/tcell", []string{"internal/ui"}, "the terminal has one owner"},
 		{"github.com/vbauerster/mpb", []string{"internal/ui"}, "the terminal has one owner"},
@@ -68,7 +68,8 @@ func TestImportRules(t *testing.T) {
 		{"multihost/internal/testkit", []string{"internal/testkit/..."}, "test code stays in tests"},
 		{"github.com/chromedp", []string{"internal/testkit/browser"}, "test code stays in tests"},
 		{"multihost/internal/qr", []string{"cmd/multihost", "internal/sim"}, "whoever needs slices asks a provision.Provider"},
-		{"multihost/internal/nodes", []string{"internal/qr"}, "whoever needs slices asks a provision.Provider"},
+		{"multihost/internal/nodes", []string{"internal/gce", "internal/qr"}, "whoever needs slices asks a provision.Provider"},
+		{"multihost/internal/gce", []string{"cmd/multihost", "internal/gce"}, "whoever needs slices asks a provision.Provider"},
 		{"multihost/internal/zones", []string{"internal/nodes", "internal/qr"}, "zones explain refusals of the Cloud TPU API"},
 		{"log", []string{"cmd/multihost"}, "logic emits events and prints nothing"},
 	}
@@ -79,7 +80,7 @@ func TestImportRules(t *testing.T) {
 		"internal/provision": {"fault", "tpu", "event"},
 	}
 	apis := []string{"tpuapi", "projectapi", "computeapi", "storageapi"} // of the simulator
-	apart := []string{"network", "qr", "preflight", "codesync", "launch", "lease", "detach", "transfer", "xla", "metrics"}
+	apart := []string{"network", "gce", "qr", "preflight", "codesync", "launch", "lease", "detach", "transfer", "xla", "metrics"}
 
 	for _, p := range packages(t) {
 		name := strings.TrimPrefix(p.ImportPath, "multihost/")

@@ -75,6 +75,7 @@ func (c Condition) Over() bool { return c == Taken || c == Leaving || c == Halte
 
 // A Worker is one VM of a slice.
 type Worker struct {
+	Name     string // of the VM, if the provider of the slice knows VMs by name
 	Internal string // IP address inside the network; for a host outside the cloud its name
 	External string // external IP address, or empty
 

@@ -1,0 +1,166 @@
+package api
+
+import (
+	"context"
+	"fmt"
+
+	compute "cloud.google.com/go/compute/apiv1"
+	"cloud.google.com/go/compute/apiv1/computepb"
+
+	"multihost/internal/gcp"
+)
+
+// Groups returns all managed instance groups of the zone.
+func (c *Client) Groups(ctx context.Context) ([]*computepb.InstanceGroupManager, error) {
+	return list(ctx, c, "list groups", func(ctx context.Context, of clients) *compute.InstanceGroupManagerIterator {
+		return of.groups.List(ctx, &computepb.ListInstanceGroupManagersRequest{Project: c.project(), Zone: c.zone()}, gcp.NoRetry())
+	})
+}
+
+// Managed returns the VMs that a group has or is to have.
+func (c *Client) Managed(ctx context.Context, group string) ([]*computepb.ManagedInstance, error) {
+	return list(ctx, c, fmt.Sprintf("list VMs of group %q", group), func(ctx context.Context, of clients) *compute.ManagedInstanceIterator {
+		return of.groups.ListManagedInstances(ctx, &computepb.ListManagedInstancesInstanceGroupManagersRequest{
+			Project: c.project(), Zone: c.zone(), InstanceGroupManager: group,
+		}, gcp.NoRetry())
+	})
+}
+
+// Instances returns all VMs of the zone.
+func (c *Client) Instances(ctx context.Context) ([]*computepb.Instance, error) {
+	return list(ctx, c, "list VMs", func(ctx context.Context, of clients) *compute.InstanceIterator {
+		return of.instances.List(ctx, &computepb.ListInstancesRequest{Project: c.project(), Zone: c.zone()}, gcp.NoRetry())
+	})
+}
+
+// Templates returns all instance templates of the region.
+func (c *Client) Templates(ctx context.Context) ([]*computepb.InstanceTemplate, error) {
+	return list(ctx, c, "list instance templates", func(ctx context.Context, of clients) *compute.InstanceTemplateIterator {
+		return of.templates.List(ctx, &computepb.ListRegionInstanceTemplatesRequest{Project: c.project(), Region: c.region()}, gcp.NoRetry())
+	})
+}
+
+// Policies returns all resource policies of the region.
+func (c *Client) Policies(ctx context.Context) ([]*computepb.ResourcePolicy, error) {
+	return list(ctx, c, "list resource policies", func(ctx context.Context, of clients) *compute.ResourcePolicyIterator {
+		return of.policies.List(ctx, &computepb.ListResourcePoliciesRequest{Project: c.project(), Region: c.region()}, gcp.NoRetry())
+	})
+}
+
+// Group returns one group. The error is of class gcp.NotFound if there is none.
+func (c *Client) Group(ctx context.Context, name string) (*computepb.InstanceGroupManager, error) {
+	return get(ctx, c, fmt.Sprintf("read group %q", name), func(ctx context.Context, of clients) (*computepb.InstanceGroupManager, error) {
+		return of.groups.Get(ctx, &computepb.GetInstanceGroupManagerRequest{Project: c.project(), Zone: c.zone(), InstanceGroupManager: name}, gcp.NoRetry())
+	})
+}
+
+// Template returns one instance template of the region. The error is of class gcp.NotFound
+// if there is none.
+func (c *Client) Template(ctx context.Context, name string) (*computepb.InstanceTemplate, error) {
+	return get(ctx, c, fmt.Sprintf("read instance template %q", name), func(ctx context.Context, of clients) (*computepb.InstanceTemplate, error) {
+		return of.templates.Get(ctx, &computepb.GetRegionInstanceTemplateRequest{Project: c.project(), Region: c.region(), InstanceTemplate: name}, gcp.NoRetry())
+	})
+}
+
+// Policy returns one resource policy of the region. The error is of class gcp.NotFound if
+// there is none.
+func (c *Client) Policy(ctx context.Context, name string) (*computepb.ResourcePolicy, error) {
+	return get(ctx, c, fmt.Sprintf("read workload policy %q", name), func(ctx context.Context, of clients) (*computepb.ResourcePolicy, error) {
+		return of.policies.Get(ctx, &computepb.GetResourcePolicyRequest{Project: c.project(), Region: c.region(), ResourcePolicy: name}, gcp.NoRetry())
+	})
+}
+
+// Instance returns one VM.
+func (c *Client) Instance(ctx context.Context, name string) (*computepb.Instance, error) {
+	return get(ctx, c, fmt.Sprintf("read VM %q", name), func(ctx context.Context, of clients) (*computepb.Instance, error) {
+		return of.instances.Get(ctx, &computepb.GetInstanceRequest{Project: c.project(), Zone: c.zone(), Instance: name}, gcp.NoRetry())
+	})
+}
+
+// Machine returns one machine type of the zone. The error is of class gcp.NotFound if the
+// zone does not have it.
+func (c *Client) Machine(ctx context.Context, name string) (*computepb.MachineType, error) {
+	return get(ctx, c, fmt.Sprintf("read machine type %q", name), func(ctx context.Context, of clients) (*computepb.MachineType, error) {
+		return of.machines.Get(ctx, &computepb.GetMachineTypeRequest{Project: c.project(), Zone: c.zone(), MachineType: name}, gcp.NoRetry())
+	})
+}
+
+// Newest returns the newest image of a family that is not deprecated.
+func (c *Client) Newest(ctx context.Context, project, family string) (*computepb.Image, error) {
+	return get(ctx, c, fmt.Sprintf("find image of family %q", family), func(ctx context.Context, of clients) (*computepb.Image, error) {
+		return of.images.GetFromFamily(ctx, &computepb.GetFromFamilyImageRequest{Project: project, Family: family}, gcp.NoRetry())
+	})
+}
+
+// Project returns the project.
+func (c *Client) Project(ctx context.Context) (*computepb.Project, error) {
+	return get(ctx, c, fmt.Sprintf("read project %q", c.project()), func(ctx context.Context, of clients) (*computepb.Project, error) {
+		return of.projects.Get(ctx, &computepb.GetProjectRequest{Project: c.project()}, gcp.NoRetry())
+	})
+}
+
+// Attributes returns the guest attributes of a VM below a path: "hostkeys/".
+func (c *Client) Attributes(ctx context.Context, vm, path string) ([]*computepb.GuestAttributesEntry, error) {
+	answer, err := get(ctx, c, fmt.Sprintf("read guest attributes of VM %q", vm), func(ctx context.Context, of clients) (*computepb.GuestAttributes, error) {
+		return of.instances.GetGuestAttributes(ctx, &computepb.GetGuestAttributesInstanceRequest{Project: c.project(), Zone: c.zone(), Instance: vm, QueryPath: &path}, gcp.NoRetry())
+	})
+	return answer.GetQueryValue().GetItems(), err
+}
+
+// InsertPolicy makes a resource policy.
+func (c *Client) InsertPolicy(ctx context.Context, p *computepb.ResourcePolicy) error {
+	return c.change(ctx, fmt.Sprintf("create workload policy %q", p.GetName()), func(ctx context.Context, of clients, request *string) (*compute.Operation, error) {
+		return of.policies.Insert(ctx, &computepb.InsertResourcePolicyRequest{Project: c.project(), Region: c.region(), RequestId: request, ResourcePolicyResource: p})
+	})
+}
+
+// InsertTemplate makes an instance template.
+func (c *Client) InsertTemplate(ctx context.Context, t *computepb.InstanceTemplate) error {
+	return c.change(ctx, fmt.Sprintf("create instance template %q", t.GetName()), func(ctx context.Context, of clients, request *string) (*compute.Operation, error) {
+		return of.templates.Insert(ctx, &computepb.InsertRegionInstanceTemplateRequest{Project: c.project(), Region: c.region(), RequestId: request, InstanceTemplateResource: t})
+	})
+}
+
+// InsertGroup makes a group. Its VMs may come long after that.
+func (c *Client) InsertGroup(ctx context.Context, g *computepb.InstanceGroupManager) error {
+	return c.change(ctx, fmt.Sprintf("create group %q", g.GetName()), func(ctx context.Context, of clients, request *string) (*compute.Operation, error) {
+		return of.groups.Insert(ctx, &computepb.InsertInstanceGroupManagerRequest{Project: c.project(), Zone: c.zone(), RequestId: request, InstanceGroupManagerResource: g})
+	})
+}
+
+// DeletePolicy deletes a resource policy.
+func (c *Client) DeletePolicy(ctx context.Context, name string) error {
+	return c.change(ctx, fmt.Sprintf("delete workload policy %q", name), func(ctx context.Context, of clients, request *string) (*compute.Operation, error) {
+		return of.policies.Delete(ctx, &computepb.DeleteResourcePolicyRequest{Project: c.project(), Region: c.region(), RequestId: request, ResourcePolicy: name})
+	})
+}
+
+// DeleteTemplate deletes an instance template.
+func (c *Client) DeleteTemplate(ctx context.Context, name string) error {
+	return c.change(ctx, fmt.Sprintf("delete instance template %q", name), func(ctx context.Context, of clients, request *string) (*compute.Operation, error) {
+		return of.templates.Delete(ctx, &computepb.DeleteRegionInstanceTemplateRequest{Project: c.project(), Region: c.region(), RequestId: request, InstanceTemplate: name})
+	})
+}
+
+// DeleteGroup asks for the deletion of a group with its VMs, and does not wait for it.
+func (c *Client) DeleteGroup(ctx context.Context, name string) error {
+	_, err := c.send(ctx, fmt.Sprintf("delete group %q", name), func(ctx context.Context, of clients, request *string) (*compute.Operation, error) {
+		return of.groups.Delete(ctx, &computepb.DeleteInstanceGroupManagerRequest{Project: c.project(), Zone: c.zone(), RequestId: request, InstanceGroupManager: name})
+	})
+	return err
+}
+
+// SetMetadata replaces the metadata of a VM. The fingerprint in m is that of the metadata
+// which is replaced: if somebody has changed it since, the error is of class gcp.Conflict.
+func (c *Client) SetMetadata(ctx context.Context, vm string, m *computepb.Metadata) error {
+	return c.change(ctx, fmt.Sprintf("change metadata of VM %q", vm), func(ctx context.Context, of clients, request *string) (*compute.Operation, error) {
+		return of.instances.SetMetadata(ctx, &computepb.SetMetadataInstanceRequest{Project: c.project(), Zone: c.zone(), RequestId: request, Instance: vm, MetadataResource: m})
+	})
+}
+
+// Reset reboots a VM at once.
+func (c *Client) Reset(ctx context.Context, vm string) error {
+	return c.change(ctx, fmt.Sprintf("reboot VM %q", vm), func(ctx context.Context, of clients, request *string) (*compute.Operation, error) {
+		return of.instances.Reset(ctx, &computepb.ResetInstanceRequest{Project: c.project(), Zone: c.zone(), RequestId: request, Instance: vm})
+	})
+}

@@ -1,0 +1,236 @@
+package gce
+
+import (
+	"context"
+	"encoding/json"
+	"time"
+
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
+
+	"multihost/internal/event"
+	"multihost/internal/gcp"
+	"multihost/internal/provision"
+	"multihost/internal/tpu"
+)
+
+const (
+	// recreateLimit is how long Create waits until an older resource of the same name is
+	// gone.
+	recreateLimit = 30 * time.Minute
+	// lastReadLimit limits the read after the caller's context has ended, which finds out
+	// whether something was made.
+	lastReadLimit = 10 * time.Second
+)
+
+// Create implements provision.Provider. It makes the policy, the template and the groups,
+// each unless it exists: a call that was broken off at any place goes on when it is repeated.
+// It waits until Compute Engine has taken all groups, and not for their VMs.
+//
+// If a resource of the name fails or its slices were taken away, the error is a
+// *provision.StateError. One that is being deleted is waited for. With a read-only client,
+// the error is a *gcp.ReadOnlyError where Create would make something.
+func (p *Provider) Create(ctx context.Context, r provision.Request) (res provision.Resource, created bool, err error) {
+	if err := check(r, p.at()); err != nil {
+		return provision.Resource{}, false, err
+	}
+	res, ready, err := p.existing(ctx, r)
+	if ready || err != nil {
+		return res, false, err
+	}
+	image, err := p.image(ctx, r)
+	if err != nil {
+		return provision.Resource{}, false, err
+	}
+	parts, err := newPlan(r, p.at(), image)
+	if err != nil {
+		return provision.Resource{}, false, err
+	}
+	for _, part := range p.parts(parts) {
+		made, err := p.ensure(ctx, part)
+		created = created || made
+		if err != nil {
+			return provision.Resource{ID: r.ID, Commands: commands(r.ID), Life: provision.Requested, State: wordRequested, Labels: r.Labels}, created, err
+		}
+	}
+	res, err = p.Get(gcp.Unattended(ctx), r.ID)
+	if err != nil { // all was accepted; if it still cannot be read, the wait reports it
+		res, err = justMade(r, p.gcp.Clock().Now()), nil
+	}
+	return res, created, err
+}
+
+func justMade(r provision.Request, at time.Time) provision.Resource {
+	return provision.Resource{
+		ID: r.ID, Commands: commands(r.ID), Life: provision.Requested, State: wordRequested, Type: r.Type.Name, Tier: r.Asks(), Network: r.Network,
+		NodeCount: len(r.NodeNames()), Nodes: r.NodeNames(), Labels: r.Labels, Reclaimable: r.Asks().Reclaimable(), CreateTime: at,
+	}
+}
+
+// existing returns the resource of the name, and whether nothing has to be made. It waits
+// until one that is being deleted is gone.
+func (p *Provider) existing(ctx context.Context, r provision.Request) (res provision.Resource, ready bool, err error) {
+	template, err := p.calls.Template(ctx, p.at().partName(r.ID))
+	switch {
+	case gcp.ClassOf(err) == gcp.NotFound:
+		return provision.Resource{}, false, nil
+	case err != nil:
+		return provision.Resource{}, false, err
+	}
+	v, err := p.look(ctx, r.ID)
+	if err != nil {
+		return provision.Resource{}, false, err
+	}
+	if len(v.groups) > 0 {
+		if res, err = p.resource(ctx, v, r.ID); err != nil {
+			return res, false, err
+		}
+	}
+	if res.Life == provision.Deleting {
+		event.Notef(p.gcp.Sink(), event.Info, "", "%s %q exists and is %s: it is created anew when it is gone", kind, r.ID, res.State)
+		_, err := p.remove(ctx, r.ID, "create", recreateLimit)
+		return provision.Resource{}, false, err
+	}
+	if diffs := differences(template, r); len(diffs) > 0 {
+		if len(v.groups) == 0 && template.GetProperties().GetLabels()[provision.LabelRun] == r.Labels[provision.LabelRun] && r.Labels[provision.LabelRun] != "" {
+			_, err := p.remove(ctx, r.ID, "create", recreateLimit) // what this run has left of an older request
+			return provision.Resource{}, false, err
+		}
+		return res, false, &provision.ConflictError{Commands: commands(r.ID), ID: r.ID, Owner: provision.Owner(template.GetProperties().GetLabels()), Differences: diffs}
+	}
+	if err := provision.NewStateError(res); err != nil {
+		return res, false, err
+	}
+	ready = len(v.groups) == len(r.NodeNames())
+	if ready {
+		event.Notef(p.gcp.Sink(), event.Info, "", "%s %q exists already and is what was asked for (%s): it is used", kind, r.ID, res.State)
+	}
+	return res, ready, nil
+}
+
+// image returns the boot image of r, and makes sure that the zone offers its machine type.
+func (p *Provider) image(ctx context.Context, r provision.Request) (string, error) {
+	machine, err := tpu.MachineOf(r.Type)
+	if err != nil {
+		return "", err
+	}
+	if _, err := p.calls.Machine(ctx, machine.Name); gcp.ClassOf(err) == gcp.NotFound {
+		return "", &MachineError{Machine: machine.Name, Zone: p.gcp.Zone(), Err: err}
+	} else if err != nil {
+		return "", err
+	}
+	if given := settingsOf(r).Image; given != "" {
+		return given, nil
+	}
+	image, err := p.calls.Newest(ctx, imageProject, r.Type.Generation.ImageFamily)
+	if err != nil {
+		return "", err
+	}
+	return "projects/" + imageProject + "/global/images/" + image.GetName(), nil
+}
+
+// A part is one thing that a resource consists of.
+type part struct {
+	kind, name, about string
+	insert            func(context.Context) error
+	read              func(context.Context) (description string, err error)
+}
+
+func (p *Provider) parts(all plan) (list []part) {
+	if w := all.policy; w != nil {
+		list = append(list, part{"workload policy", w.GetName(), w.GetDescription(),
+			func(ctx context.Context) error { return p.calls.InsertPolicy(ctx, w) },
+			func(ctx context.Context) (string, error) {
+				has, err := p.calls.Policy(ctx, w.GetName())
+				return has.GetDescription(), err
+			}})
+	}
+	t := all.template
+	list = append(list, part{"instance template", t.GetName(), t.GetDescription(),
+		func(ctx context.Context) error { return p.calls.InsertTemplate(ctx, t) },
+		func(ctx context.Context) (string, error) {
+			has, err := p.calls.Template(ctx, t.GetName())
+			return has.GetDescription(), err
+		}})
+	for _, g := range all.groups {
+		list = append(list, part{"group", g.GetName(), g.GetDescription(),
+			func(ctx context.Context) error { return p.calls.InsertGroup(ctx, g) },
+			func(ctx context.Context) (string, error) {
+				has, err := p.calls.Group(ctx, g.GetName())
+				return has.GetDescription(), err
+			}})
+	}
+	return list
+}
+
+// ensure makes a part unless it exists. made is also true if this call may have made it: its
+// answer was lost, and the part is there.
+func (p *Provider) ensure(ctx context.Context, part part) (made bool, err error) {
+	is := func(ctx context.Context) (bool, error) {
+		about, err := part.read(ctx)
+		switch {
+		case gcp.ClassOf(err) == gcp.NotFound:
+			return false, nil
+		case err != nil:
+			return false, err
+		case about != part.about:
+			return false, &TakenError{Kind: part.kind, Name: part.name, Of: about}
+		}
+		return true, nil
+	}
+	if there, err := is(ctx); there || err != nil {
+		return false, err
+	}
+	err = part.insert(ctx)
+	switch class := gcp.ClassOf(err); {
+	case err == nil:
+		return true, nil
+	case class == gcp.AlreadyExists: // an earlier try whose answer was lost, or somebody else
+		there, e := is(ctx)
+		if e == nil && !there {
+			e = err
+		}
+		return there, e
+	case ctx.Err() != nil, class == gcp.Unavailable, class == gcp.Timeout:
+		read, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastReadLimit)
+		defer cancel()
+		there, _ := is(read) // what cannot be read counts as not made: err says that the call failed
+		if there && ctx.Err() == nil {
+			err = nil
+		}
+		return there, err
+	}
+	return false, err
+}
+
+// Preview implements provision.Previewer. The image is named by its family. There is no one
+// command of gcloud that makes the same.
+func (p *Provider) Preview(r provision.Request) (body []byte, command string) {
+	image := settingsOf(r).Image
+	if image == "" {
+		image = "projects/" + imageProject + "/global/images/family/" + r.Type.Generation.ImageFamily
+	}
+	all, err := newPlan(r, p.at(), image)
+	if err != nil {
+		return []byte("null"), ""
+	}
+	bodies := struct {
+		Policy   json.RawMessage   `json:"workload_policy,omitempty"`
+		Template json.RawMessage   `json:"instance_template"`
+		Groups   []json.RawMessage `json:"groups"`
+	}{Template: wire(all.template)}
+	if all.policy != nil {
+		bodies.Policy = wire(all.policy)
+	}
+	for _, g := range all.groups {
+		bodies.Groups = append(bodies.Groups, wire(g))
+	}
+	body, _ = json.Marshal(bodies) // every value in it is JSON
+	return body, ""
+}
+
+// wire returns a message as the API gets it.
+func wire(m proto.Message) json.RawMessage {
+	text, _ := protojson.Marshal(m) // messages without required fields are always encoded
+	return text
+}

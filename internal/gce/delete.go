@@ -1,0 +1,176 @@
+package gce
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"multihost/internal/event"
+	"multihost/internal/gcp"
+	"multihost/internal/provider"
+	"multihost/internal/provision"
+)
+
+// DefaultDeleteLimit is how long Delete waits if its options give no limit.
+const DefaultDeleteLimit = 30 * time.Minute
+
+// reissueAfter is how long a deletion may show no effect before it is asked for again.
+const reissueAfter = 30 * time.Second
+
+// Delete implements provision.Provider: it deletes the groups with their VMs, and when they
+// are gone the template and then the policy.
+func (p *Provider) Delete(ctx context.Context, id string, o provision.DeleteOptions) (deleted bool, err error) {
+	labels, found, err := p.owner(ctx, id)
+	if err != nil || !found {
+		return false, err
+	}
+	if o.OnlyRun != "" && labels[provision.LabelRun] != provision.LabelValue(o.OnlyRun) {
+		return false, &OwnerError{ID: id, Owner: provision.Owner(labels), Want: o.OnlyRun}
+	}
+	if o.Limit == 0 {
+		o.Limit = DefaultDeleteLimit
+	}
+	start := p.gcp.Clock().Now()
+	tell := func(s event.PhaseState, detail string) {
+		p.gcp.Sink().Emit(event.Phase{Name: "delete", State: s, Detail: detail, Elapsed: p.gcp.Clock().Now().Sub(start)})
+	}
+	tell(event.Started, id)
+	if deleted, err = p.remove(ctx, id, "delete", o.Limit); err != nil {
+		tell(event.Failed, err.Error())
+		return false, err
+	}
+	tell(event.Done, id+" is gone")
+	return deleted, nil
+}
+
+// owner returns the labels of the owner of a resource, and whether any part of it exists.
+func (p *Provider) owner(ctx context.Context, id string) (labels map[string]string, found bool, err error) {
+	var description string
+	t, err := p.calls.Template(ctx, p.at().partName(id))
+	if err == nil {
+		if of, _, ok := described(t.GetDescription()); ok && of == id {
+			return t.GetProperties().GetLabels(), true, nil
+		}
+	}
+	if err != nil && gcp.ClassOf(err) != gcp.NotFound {
+		return nil, false, err
+	}
+	w, err := p.calls.Policy(ctx, p.at().partName(id))
+	if err == nil {
+		description = w.GetDescription()
+	} else if gcp.ClassOf(err) != gcp.NotFound {
+		return nil, false, err
+	}
+	all, err := p.calls.Groups(ctx)
+	if err != nil {
+		return nil, false, err
+	}
+	for _, g := range all {
+		if of, _, ok := described(g.GetDescription()); ok && of == id {
+			description = g.GetDescription()
+		}
+	}
+	of, run, ok := described(description)
+	if !ok || of != id {
+		return nil, false, nil
+	}
+	labels = map[string]string{provision.LabelTool: provision.ToolName}
+	if run != "" {
+		labels[provision.LabelRun] = run
+	}
+	return labels, true, nil
+}
+
+// remove deletes all parts of a resource and waits until the last one is gone. phase is for
+// events and errors.
+func (p *Provider) remove(ctx context.Context, id, phase string, limit time.Duration) (deleted bool, err error) {
+	ctx = gcp.Unattended(ctx) // this loop has a limit of its own
+	clock := p.gcp.Clock()
+	start := clock.Now()
+	asked := map[string]time.Time{}
+	pace := provider.Pacer{Policy: provider.PollDefaults(gcp.Backoff{})}
+	for {
+		left, err := p.removeOnce(ctx, id, asked)
+		deleted = deleted || len(asked) > 0
+		switch {
+		case err == nil && left == "":
+			return deleted, nil
+		case ctx.Err() != nil:
+			return deleted, fmt.Errorf("wait until %s %q is gone: %w", kind, id, context.Cause(ctx))
+		case err != nil && !provider.Survivable(err) && gcp.ClassOf(err) != gcp.Conflict:
+			return deleted, err
+		}
+		elapsed := clock.Now().Sub(start)
+		if limit > 0 && elapsed >= limit {
+			return deleted, &provision.DeadlineError{Commands: commands(id), ID: id, Phase: phase, Limit: limit, Life: provision.Deleting, State: wordDeleting, Detail: left + " is left", Err: err}
+		}
+		p.gcp.Sink().Emit(event.Progress{Phase: phase, Total: 1, Waiting: id, Detail: left, Elapsed: elapsed, Limit: limit})
+		pause := pace.Next()
+		if limit > 0 {
+			pause = min(pause, limit-elapsed)
+		}
+		select {
+		case <-ctx.Done():
+		case <-clock.After(pause):
+		}
+	}
+}
+
+// removeOnce asks for the deletion of the parts whose turn it is. left names a part that
+// exists; "": all are gone. asked holds when the deletion of a group was asked for.
+func (p *Provider) removeOnce(ctx context.Context, id string, asked map[string]time.Time) (left string, err error) {
+	all, err := p.calls.Groups(ctx)
+	if err != nil {
+		return "a group", err
+	}
+	var errs []error
+	for _, g := range all {
+		if of, _, ok := described(g.GetDescription()); !ok || of != id {
+			continue
+		}
+		left = "group " + g.GetName()
+		if at, ok := asked[g.GetName()]; ok && p.gcp.Clock().Now().Sub(at) < reissueAfter {
+			continue
+		}
+		if err := p.calls.DeleteGroup(ctx, g.GetName()); gcp.ClassOf(err) != gcp.NotFound && err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		asked[g.GetName()] = p.gcp.Clock().Now()
+	}
+	if left != "" {
+		return left, errors.Join(errs...)
+	}
+	name := p.at().partName(id)
+	for _, part := range []struct {
+		kind   string
+		about  func() (string, error)
+		delete func(context.Context, string) error
+	}{
+		{"instance template", func() (string, error) {
+			t, err := p.calls.Template(ctx, name)
+			return t.GetDescription(), err
+		}, p.calls.DeleteTemplate},
+		{"workload policy", func() (string, error) {
+			w, err := p.calls.Policy(ctx, name)
+			return w.GetDescription(), err
+		}, p.calls.DeletePolicy},
+	} {
+		about, err := part.about()
+		of, _, ok := described(about)
+		switch {
+		case gcp.ClassOf(err) == gcp.NotFound:
+			continue
+		case err != nil:
+			return part.kind + " " + name, err
+		case !ok || of != id:
+			continue // somebody else's
+		}
+		asked[part.kind] = p.gcp.Clock().Now()
+		if err := part.delete(ctx, name); err != nil && gcp.ClassOf(err) != gcp.NotFound {
+			return part.kind + " " + name, err
+		}
+	}
+	return "", nil
+}

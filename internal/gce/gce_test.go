@@ -1,0 +1,365 @@
+package gce_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"multihost/internal/event"
+	"multihost/internal/fault"
+	"multihost/internal/gce"
+	"multihost/internal/gcp"
+	"multihost/internal/provision"
+	"multihost/internal/testkit"
+	"multihost/internal/tpu"
+)
+
+var made = []string{"POST resourcePolicies/m-a", "POST instanceTemplates/m-a", "POST instanceGroupManagers/m-0", "POST instanceGroupManagers/m-1"}
+
+func TestCreateUseDelete(t *testing.T) {
+	f := start(t)
+	ctx := t.Context()
+	if _, err := f.Get(ctx, "m"); !errors.Is(err, provision.ErrNotFound) || gcp.ClassOf(err) != gcp.NotFound {
+		t.Fatalf("got %v", err)
+	}
+	res, created, err := f.Create(ctx, request(t))
+	if err != nil || !created || res.Life != provision.Waiting || res.Type != "tpu7x-16" || res.Tier != provision.Spot || res.NodeCount != 2 || !slices.Equal(f.calls, made) {
+		t.Fatalf("got %+v, %v, %v after %q", res, created, err, f.calls)
+	}
+	if _, created, err := f.Create(ctx, request(t)); err != nil || created || len(f.calls) != len(made) {
+		t.Errorf("again: %v, %v after %q", created, err, f.calls)
+	}
+	f.boot("m-0", 1, 0)
+	if res, err = f.Get(ctx, "m"); err != nil || res.Life != provision.Provisioning || len(res.Slices) != 1 || res.ReadySlices() != 1 {
+		t.Errorf("one of two: got %+v, %v", res, err)
+	}
+	f.boot("m-1", 0, 1)
+	res, err = f.Get(ctx, "m")
+	if err != nil || res.Life != provision.Active || res.ReadySlices() != 2 {
+		t.Fatalf("got %+v, %v", res, err)
+	}
+	want := []tpu.Worker{{Name: "m-0-0001", Internal: "10.0.0.1", External: "34.0.0.1"}, {Name: "m-0-0000", Internal: "10.0.0.0", External: "34.0.0.0"}}
+	if s := res.Slices[0]; !slices.Equal(s.Workers, want) || s.Type != "tpu7x-16" || s.RuntimeVersion != "ubuntu-accel-2404-amd64-tpu-tpu7x-v20261101" || s.Network != "default" || s.QueuedResource != "m" {
+		t.Errorf("got %+v", s)
+	}
+	all, err := f.Slices(ctx)
+	if err != nil || len(all) != 2 || !slices.Equal(all[0].Workers, want) || all[1].Index != -1 {
+		t.Errorf("got %+v, %v", all, err)
+	}
+	if list, err := f.List(ctx); err != nil || len(list) != 1 || list[0].Life != provision.Active {
+		t.Errorf("got %+v, %v", list, err)
+	}
+	if deleted, err := f.Delete(ctx, "m", provision.DeleteOptions{OnlyRun: "other"}); deleted || fault.Of(err) != fault.Permission {
+		t.Errorf("of another run: %v, %v", deleted, err)
+	}
+	f.calls = nil
+	if deleted, err := f.Delete(ctx, "m", provision.DeleteOptions{OnlyRun: "m"}); !deleted || err != nil {
+		t.Errorf("got %v, %v", deleted, err)
+	}
+	if want := []string{"DELETE instanceGroupManagers/m-0", "DELETE instanceGroupManagers/m-1", "DELETE instanceTemplates/m-a", "DELETE resourcePolicies/m-a"}; !slices.Equal(f.calls, want) {
+		t.Errorf("got %q", f.calls)
+	}
+	if deleted, err := f.Delete(ctx, "m", provision.DeleteOptions{}); deleted || err != nil {
+		t.Errorf("twice: %v, %v", deleted, err)
+	}
+}
+
+// Whatever call of a creation is the last one, and whether or not its answer arrives: what is
+// repeated makes what is missing, once.
+func TestCreateGoesOn(t *testing.T) {
+	for n := range len(made) {
+		for _, did := range []bool{false, true} {
+			t.Run(fmt.Sprintf("call %d, done %v", n, did), func(t *testing.T) {
+				f := start(t)
+				changes := 0
+				cut := func(r *http.Request) bool {
+					changes++
+					return changes > n
+				}
+				if did {
+					f.after = cut
+				} else {
+					f.before = func(w http.ResponseWriter, r *http.Request) bool {
+						if r.Method == http.MethodGet || !cut(r) {
+							return false
+						}
+						refuse(w, 503, "backendError", "try again")
+						return true
+					}
+				}
+				_, created, err := f.Create(t.Context(), request(t))
+				if want := n > 0 || did; created != want || !did && err == nil {
+					t.Errorf("got %v, %v", created, err)
+				}
+				f.mu.Lock()
+				f.before, f.after = nil, nil
+				f.mu.Unlock()
+				if res, _, err := f.Create(t.Context(), request(t)); err != nil || res.Life != provision.Waiting {
+					t.Errorf("again: %+v, %v", res, err)
+				}
+				if !slices.Equal(f.calls, made) {
+					t.Errorf("made %q", f.calls)
+				}
+				if deleted, err := f.Delete(t.Context(), "m", provision.DeleteOptions{}); !deleted || err != nil {
+					t.Errorf("delete: %v, %v", deleted, err)
+				}
+			})
+		}
+	}
+}
+
+// A call that is interrupted says whether something exists.
+func TestAnInterruptedCreateSaysWhatExists(t *testing.T) {
+	f := start(t)
+	ctx, cancel := context.WithCancelCause(t.Context())
+	quit := errors.New("quit")
+	f.after = func(r *http.Request) bool {
+		if strings.HasSuffix(r.URL.Path, "/instanceGroupManagers") {
+			cancel(quit)
+			return true
+		}
+		return false
+	}
+	if _, created, err := f.Create(ctx, request(t)); !created || !errors.Is(err, quit) {
+		t.Errorf("got %v, %v", created, err)
+	}
+}
+
+func TestCreateLeavesOthersAlone(t *testing.T) {
+	f := start(t)
+	ctx := t.Context()
+	_, _, err := f.Create(ctx, request(t))
+	testkit.Must(t, err)
+	f.calls = nil
+	for name, change := range map[string]func(*provision.Request){
+		"another type":    func(r *provision.Request) { r.Type, _ = tpu.ParseType("tpu7x-32") },
+		"another's slice": func(r *provision.Request) { r.Mark("n", "ann") },
+	} {
+		r := request(t)
+		change(&r)
+		var conflict *provision.ConflictError
+		if _, created, err := f.Create(ctx, r); created || !errors.As(err, &conflict) || conflict.Owner != "run m of ann" {
+			t.Errorf("%s: got %v, %v", name, created, err)
+		}
+	}
+	r := request(t)
+	r.ID, r.Nodes = "n", []string{"n-0", "m-1"}
+	var taken *gce.TakenError
+	if _, created, err := f.Create(ctx, r); !created || !errors.As(err, &taken) || taken.Name != "m-1" {
+		t.Errorf("a slice of m: got %v, %v", created, err)
+	}
+	if want := []string{"POST resourcePolicies/n-a", "POST instanceTemplates/n-a", "POST instanceGroupManagers/n-0"}; !slices.Equal(f.calls, want) {
+		t.Errorf("made %q", f.calls)
+	}
+}
+
+// The template that a run has left when its workers deleted the groups is no obstacle to a
+// request of another type.
+func TestWhatARunHasLeftIsReplaced(t *testing.T) {
+	f := start(t)
+	ctx := t.Context()
+	_, _, err := f.Create(ctx, request(t))
+	testkit.Must(t, err)
+	for _, name := range []string{"m-0", "m-1"} {
+		delete(f.things, "zones/us-east5-a/instanceGroupManagers/"+name)
+	}
+	if _, err := f.Get(ctx, "m"); !errors.Is(err, provision.ErrNotFound) {
+		t.Errorf("got %v", err)
+	}
+	if list, err := f.List(ctx); err != nil || len(list) != 1 || list[0].Life != provision.Failed || list[0].Labels[provision.LabelRun] != "m" {
+		t.Errorf("got %+v, %v", list, err)
+	}
+	r := request(t)
+	r.Tier = provision.OnDemand
+	if res, created, err := f.Create(ctx, r); err != nil || !created || res.Tier != provision.OnDemand {
+		t.Errorf("got %+v, %v, %v", res, created, err)
+	}
+}
+
+func TestAZoneWithoutTheMachineTypeIsTold(t *testing.T) {
+	f := start(t)
+	delete(f.things, "zones/us-east5-a/machineTypes/tpu7x-standard-4t")
+	var lacks *gce.MachineError
+	if _, created, err := f.Create(t.Context(), request(t)); created || !errors.As(err, &lacks) || len(f.calls) > 0 {
+		t.Errorf("got %v, %v after %q", created, err, f.calls)
+	}
+}
+
+// Without quota nothing helps: it is told at once, and once.
+func TestQuotaIsToldAtOnce(t *testing.T) {
+	f := start(t)
+	_, _, err := f.Create(t.Context(), request(t))
+	testkit.Must(t, err)
+	f.things["zones/us-east5-a/instanceGroupManagers/m-1"]["status"] = object{"bulkInstanceOperation": object{"inProgress": true,
+		"lastProgressCheck": object{"error": object{"errors": []any{object{"code": "QUOTA_EXCEEDED", "message": "Quota TPUS_PER_TPU_FAMILY exceeded"}}}}}}
+	for range 2 {
+		res, err := f.Get(t.Context(), "m")
+		testkit.Must(t, err)
+		if res.Life != provision.Waiting {
+			t.Errorf("got %+v", res)
+		}
+	}
+	said := 0
+	for _, n := range f.said.Notes() {
+		if n.Level == event.Warn && strings.Contains(n.Text, "the quota of the project is too small: Quota TPUS_PER_TPU_FAMILY exceeded") {
+			said++
+		}
+	}
+	if said != 1 {
+		t.Errorf("said %d times: %+v", said, f.said.Notes())
+	}
+}
+
+// A slice whose VMs contradict each other about who they are is not used.
+func TestASliceWithoutOrderIsNotReady(t *testing.T) {
+	f := start(t)
+	_, _, err := f.Create(t.Context(), request(t))
+	testkit.Must(t, err)
+	f.boot("m-0", 1, 0)
+	f.boot("m-1", 0, 1)
+	f.attributes["m-1-0000"] = nil
+	f.attributes["m-0-0001"] = f.attributes["m-0-0000"]
+	res, err := f.Get(t.Context(), "m")
+	testkit.Must(t, err)
+	for i, want := range []string{"state ACTIVE, but VMs m-0-0000 and m-0-0001 both say that they are worker 1", "state ACTIVE, but VM m-1-0000 has not told which worker it is"} {
+		if ok, why := res.Slices[i].Ready(); ok || why != want {
+			t.Errorf("got %v, %q", ok, why)
+		}
+	}
+	// What the API shows in the metadata is read there.
+	vm := f.things["zones/us-east5-a/instances/m-1-0000"]["metadata"].(object)
+	vm["items"] = []any{object{"key": "agent-worker-number", "value": "0"}, object{"key": "worker-network-endpoints", "value": "m-1-0000,m-1-0001"}}
+	res, err = f.Get(t.Context(), "m")
+	if ok, why := res.Slices[1].Ready(); !ok || err != nil {
+		t.Errorf("got %q, %v", why, err)
+	}
+}
+
+func TestSlicesOfOthers(t *testing.T) {
+	f := start(t)
+	f.things["zones/us-east5-a/instanceGroupManagers/x"] = object{"name": "x", "id": "7", "targetSize": 2}
+	f.things["zones/us-east5-a/instanceGroupManagers/web"] = object{"name": "web", "id": "8", "targetSize": 2}
+	f.boot("x", 1, 0)
+	all, err := f.Slices(t.Context())
+	if err != nil || len(all) != 1 || all[0].Type != "tpu7x-16" || all[0].Name != "x" || all[0].Workers[0].Name != "x-0001" {
+		t.Errorf("got %+v, %v", all, err)
+	}
+	if list, err := f.List(t.Context()); err != nil || len(list) != 0 {
+		t.Errorf("got %+v, %v", list, err)
+	}
+}
+
+// A deletion that has no effect is asked for again, and says what is left when its time is
+// over.
+func TestDeleteUntilGone(t *testing.T) {
+	f := start(t)
+	_, _, err := f.Create(t.Context(), request(t))
+	testkit.Must(t, err)
+	stuck := 0
+	f.before = func(w http.ResponseWriter, r *http.Request) bool {
+		if r.Method == http.MethodDelete && strings.HasSuffix(r.URL.Path, "/m-1") {
+			stuck++
+			answer(w, object{"name": "op", "status": "RUNNING", "zone": "us-east5-a"})
+			return true
+		}
+		return false
+	}
+	var late *provision.DeadlineError
+	if _, err := f.Delete(t.Context(), "m", provision.DeleteOptions{Limit: 75 * time.Second}); !errors.As(err, &late) || late.Detail != "group m-1 is left" || stuck < 2 {
+		t.Errorf("got %v after %d requests", err, stuck)
+	}
+	if f.count("instanceTemplates") != 1 {
+		t.Error("the template went before the groups")
+	}
+}
+
+const key = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIOxu0tuzdIgwbeBmKFVJ7qRz2TmlJ8x2ZGt9TBjEqCBh"
+
+// The key goes into the metadata of every VM, beside what is there, also when somebody else
+// changes that at the same time.
+func TestAdmit(t *testing.T) {
+	f := start(t)
+	_, _, err := f.Create(t.Context(), request(t))
+	testkit.Must(t, err)
+	f.boot("m-0", 1, 0)
+	slice := func() tpu.Slice {
+		res, err := f.Get(t.Context(), "m")
+		testkit.Must(t, err)
+		return res.Slices[0]
+	}
+	raced := false
+	f.before = func(_ http.ResponseWriter, r *http.Request) bool {
+		if strings.HasSuffix(r.URL.Path, "m-0-0001/setMetadata") && !raced {
+			raced = true
+			f.things["zones/us-east5-a/instances/m-0-0001"]["metadata"] = object{"fingerprint": "g", "items": []any{object{"key": "ssh-keys", "value": "eve:x y"}}}
+		}
+		return false
+	}
+	login := provision.Login{Name: "ann", PublicKey: key}
+	if door, err := f.Door(t.Context(), slice(), login); door.Open || err != nil {
+		t.Errorf("got %+v, %v", door, err)
+	}
+	if user, changed, err := f.Admit(t.Context(), slice(), login); user != "ann" || !changed || err != nil || !raced {
+		t.Errorf("got %q, %v, %v", user, changed, err)
+	}
+	for vm, want := range map[string]string{"m-0-0000": "[map[key:a value:b] map[key:ssh-keys value:ann:" + key + " ann]]", "m-0-0001": "[map[key:ssh-keys value:eve:x y\nann:" + key + " ann]]"} {
+		if got := fmt.Sprint(f.things["zones/us-east5-a/instances/"+vm]["metadata"].(object)["items"]); got != want {
+			t.Errorf("%s has %s", vm, got)
+		}
+	}
+	f.calls = nil
+	if _, changed, err := f.Admit(t.Context(), slice(), login); changed || err != nil || len(f.calls) > 0 {
+		t.Errorf("again: %v, %v after %q", changed, err, f.calls)
+	}
+}
+
+func TestHostKeys(t *testing.T) {
+	f := start(t)
+	_, _, err := f.Create(t.Context(), request(t))
+	testkit.Must(t, err)
+	f.boot("m-0", 1, 0)
+	f.attributes["m-0-0001"] = append(f.attributes["m-0-0001"], object{"namespace": "hostkeys", "key": "ssh-ed25519", "value": strings.Fields(key)[1]})
+	res, err := f.Get(t.Context(), "m")
+	testkit.Must(t, err)
+	keys, vm, err := f.HostKeys(t.Context(), res.Slices[0], 0)
+	if err != nil || vm != "m-0-0001" || !slices.Equal(keys, []string{key}) {
+		t.Errorf("got %q of %q, %v", keys, vm, err)
+	}
+	for _, worker := range []int{1, 2} {
+		if keys, _, err := f.HostKeys(t.Context(), res.Slices[0], worker); err == nil {
+			t.Errorf("worker %d: got %q", worker, keys)
+		}
+	}
+	if _, _, err := f.HostKeys(t.Context(), res.Slices[0], 1); !errors.Is(err, provision.ErrNoHostKeys) {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestRestartResetsAllVMs(t *testing.T) {
+	f := start(t)
+	_, _, err := f.Create(t.Context(), request(t))
+	testkit.Must(t, err)
+	f.boot("m-0", 1, 0)
+	f.boot("m-1", 1, 0)
+	f.calls = nil
+	testkit.Must(t, f.Restart(t.Context(), "m"))
+	slices.Sort(f.calls)
+	if want := []string{"POST instances/m-0-0000/reset", "POST instances/m-0-0001/reset", "POST instances/m-1-0000/reset", "POST instances/m-1-0001/reset"}; !slices.Equal(f.calls, want) {
+		t.Errorf("got %q", f.calls)
+	}
+}
+
+func TestPreview(t *testing.T) {
+	f := start(t)
+	body, _ := f.Preview(request(t))
+	for _, part := range []string{`"workload_policy":{`, `"instance_template":{`, `"groups":[{`, "images/family/ubuntu-accel-2404-amd64-tpu-tpu7x"} {
+		if !strings.Contains(strings.ReplaceAll(string(body), `": `, `":`), part) {
+			t.Errorf("%s is not in %s", part, body)
+		}
+	}
+}

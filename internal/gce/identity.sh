@@ -1,0 +1,17 @@
+#!/bin/bash
+# Tells which worker of its slice this VM is: Compute Engine gives each VM a number in its
+# metadata, which no API shows. The guest attribute multihost/worker gets the number and
+# the names of all workers in their order. A VM has the number some time after its boot.
+multihost_identity() {
+  local server=http://${GCE_METADATA_HOST:-169.254.169.254}/computeMetadata/v1/instance number all _
+  for _ in {1..300}; do
+    number=$(curl -sf --max-time 10 -H 'Metadata-Flavor: Google' "$server/attributes/agent-worker-number")
+    all=$(curl -sf --max-time 10 -H 'Metadata-Flavor: Google' "$server/attributes/worker-network-endpoints")
+    if [[ $number =~ ^[0-9]+$ && $all ]] &&
+      curl -sf --max-time 10 -X PUT -H 'Metadata-Flavor: Google' --data-binary "$number $all" "$server/guest-attributes/multihost/worker"; then
+      return 0
+    fi
+    sleep 2
+  done
+}
+multihost_identity </dev/null >/dev/null 2>&1 &

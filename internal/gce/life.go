@@ -1,0 +1,357 @@
+package gce
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"cloud.google.com/go/compute/apiv1/computepb"
+
+	"multihost/internal/provision"
+	"multihost/internal/tpu"
+)
+
+// A sight is all that the API says about one slice at one moment.
+type sight struct {
+	group   *computepb.InstanceGroupManager
+	managed []*computepb.ManagedInstance
+	vms     []*computepb.Instance // that exist
+	spot    bool
+	maxRun  time.Duration // after which Compute Engine deletes the VMs; 0: never
+	now     time.Time
+}
+
+// A state is what a sight means.
+type state struct {
+	life    provision.Life
+	word    string // for messages; the API's own where it has one
+	why     string // in one sentence: what it waits for, or why it failed
+	code    string // of an error that the API told: "QUOTA_EXCEEDED"
+	starved bool   // it failed because capacity or quota is lacking
+	by      string // who took the slice; ""
+	byUser  bool
+	until   time.Time // when Compute Engine deletes or stops the VMs; zero: not known
+}
+
+// The words for states that the API tells in several fields.
+const (
+	wordRequested = "REQUESTED"
+	wordWaiting   = "WAITING_FOR_CAPACITY"
+	wordQuota     = "WAITING_FOR_QUOTA"
+	wordMaking    = "PROVISIONING"
+	wordActive    = "ACTIVE"
+	wordDegraded  = "ACTIVE_DEGRADED"
+	wordRepairing = "REPAIRING"
+	wordStopped   = "STOPPED"
+	wordPreempted = "PREEMPTED"
+	wordOver      = "RUN_DURATION_OVER"
+	wordEmpty     = "RESIZED_TO_0"
+	wordFailed    = "FAILED"
+	wordDeleting  = "DELETING"
+)
+
+// repairTime is how long Compute Engine is given to start a VM again that it has stopped. A
+// VM that stays down longer was stopped by somebody, and nobody starts it.
+const repairTime = 30 * time.Minute
+
+// The states of a VM, by what they mean for a slice.
+var (
+	comingUp  = []string{"PROVISIONING", "STAGING", "REPAIRING"}
+	goingDown = []string{"PENDING_STOP", "STOPPING", "DEPROVISIONING", "SUSPENDING"}
+	down      = []string{"TERMINATED", "STOPPED", "SUSPENDED"}
+)
+
+func (s sight) count(states ...string) int {
+	n := 0
+	for _, vm := range s.vms {
+		if slices.Contains(states, vm.GetStatus()) {
+			n++
+		}
+	}
+	return n
+}
+
+func (s sight) topology() *computepb.InstanceGroupManagerStatusAcceleratorTopology {
+	if all := s.group.GetStatus().GetAppliedAcceleratorTopologies(); len(all) > 0 {
+		return all[0]
+	}
+	return nil
+}
+
+// judge says what a sight means. A state that the API may leave by itself comes before one
+// that it does not: deleting a slice that is being repaired would throw its capacity away.
+func (s sight) judge() state {
+	st := state{until: s.end()}
+	size := int(s.group.GetTargetSize())
+	topology := s.topology().GetState()
+	bulk := s.group.GetStatus().GetBulkInstanceOperation()
+	up := s.count("RUNNING")
+	fails, code := s.failure()
+	switch {
+	case s.leaving():
+		st.life, st.word = provision.Deleting, wordDeleting
+	case topology == "FAILED":
+		code, text := firstError(s.topology().GetStateDetails().GetError())
+		st.fail(code, cmp.Or(text, "the topology "+s.topology().GetAcceleratorTopology()+" cannot be set up"))
+	case s.over() && !bulk.GetInProgress():
+		st.life, st.word, st.by = provision.Suspended, wordOver, fmt.Sprintf("Google (its longest run of %s is over)", s.maxRun)
+	case size == 0 && len(s.vms) == 0:
+		st.life, st.word, st.by, st.byUser = provision.Suspended, wordEmpty, "a user", true
+	case size > 0 && up == size && (topology == "" || topology == "ACTIVE"):
+		st.life, st.word = provision.Active, wordActive
+	case size > 0 && up == size && topology == "ACTIVE_DEGRADED":
+		_, text := firstError(s.topology().GetStateDetails().GetError())
+		st.life, st.word, st.why = provision.Active, wordDegraded, cmp.Or(text, "some of its links or chips are broken")
+	case topology == "REACTIVATING":
+		st.life, st.word, st.why = provision.Recovering, topology, "Compute Engine restarts all its VMs on other machines"
+	case bulk.GetInProgress():
+		s.waits(&st)
+	case fails != "" && up < size:
+		st.fail(code, fails)
+	case len(s.vms) == 0:
+		st.life, st.word = provision.Requested, wordRequested
+	default:
+		s.interrupted(&st, topology)
+	}
+	return st
+}
+
+// fail makes st that of a slice which does not come up any more.
+func (st *state) fail(code, text string) {
+	st.life, st.word, st.code, st.why, st.starved = provision.Failed, wordFailed, code, text, starving(code)
+}
+
+// starving reports whether an error of the API means that capacity or quota is lacking. VMs
+// for which no machine is found may also fail minutes later, with INTERNAL_ERROR.
+func starving(code string) bool {
+	return noCapacity(code) || code == "INTERNAL_ERROR" || noQuota(code)
+}
+
+func noQuota(code string) bool    { return strings.HasPrefix(code, "QUOTA_EXCEEDED") }
+func noCapacity(code string) bool { return strings.Contains(code, "RESOURCE_POOL_EXHAUSTED") }
+
+// waits describes a group that is still to get its VMs. Neither lack of capacity nor of
+// quota ends its waiting.
+func (s sight) waits(st *state) {
+	code, text := firstError(s.group.GetStatus().GetBulkInstanceOperation().GetLastProgressCheck().GetError())
+	st.code = code
+	if s.count(slices.Concat(comingUp, []string{"RUNNING"})...) > 0 {
+		st.life, st.word = provision.Provisioning, wordMaking
+		return
+	}
+	st.life, st.word, st.why = provision.Waiting, wordWaiting, cmp.Or(text, "Compute Engine has not yet found machines for it")
+	if noQuota(code) {
+		st.word = wordQuota
+	}
+}
+
+// interrupted describes a slice whose VMs exist and do not all run. Before they have all
+// run once they are being made. Later Compute Engine repairs the slice, or it does not: it
+// leaves spot VMs stopped, and those that a user stops.
+func (s sight) interrupted(st *state, topology string) {
+	switch {
+	case s.spot && s.count(down...)+s.count(goingDown...) > 0:
+		st.life, st.word, st.by = provision.Suspended, wordPreempted, "Google (preemption)"
+		if s.count(down...) == 0 {
+			st.life = provision.Suspending
+		}
+	case s.count(down...) > 0 && !s.stoppedLately():
+		st.life, st.word, st.by = provision.Suspended, wordStopped, "a user or Google"
+	case s.count(down...)+s.count(goingDown...)+s.count("REPAIRING") > 0 || topology == "INCOMPLETE" && s.startedAgain():
+		st.life, st.word = provision.Recovering, wordRepairing
+		st.why = "Compute Engine starts its VMs again"
+	case s.count("PENDING") == len(s.vms):
+		st.life, st.word, st.why = provision.Waiting, wordWaiting, "Compute Engine has not yet found machines for it"
+	default: // PROVISIONING, STAGING, or the topology is ACTIVATING
+		st.life, st.word = provision.Provisioning, wordMaking
+	}
+}
+
+// leaving reports whether the VMs of the group are being deleted.
+func (s sight) leaving() bool {
+	actions := s.group.GetStatus() != nil && s.group.GetCurrentActions().GetDeleting() > 0
+	deleting := 0
+	for _, m := range s.managed {
+		if m.GetCurrentAction() == "DELETING" || m.GetTargetStatus() == "DELETED" {
+			deleting++
+		}
+	}
+	return deleting > 0 && deleting == len(s.managed) || actions && len(s.managed) == 0
+}
+
+// over reports whether the VMs were deleted because they existed for as long as was asked.
+func (s sight) over() bool {
+	made := timeOf(s.group.GetCreationTimestamp())
+	return s.maxRun > 0 && len(s.vms) == 0 && !made.IsZero() && !s.now.Before(made.Add(s.maxRun))
+}
+
+// stoppedLately reports whether Compute Engine may still start the VMs that are down.
+func (s sight) stoppedLately() bool {
+	for _, vm := range s.vms {
+		if at := timeOf(vm.GetLastStopTimestamp()); slices.Contains(down, vm.GetStatus()) && (at.IsZero() || s.now.Sub(at) > repairTime) {
+			return false
+		}
+	}
+	return true
+}
+
+// startedAgain reports whether a VM was stopped and has been started since.
+func (s sight) startedAgain() bool {
+	return slices.ContainsFunc(s.vms, func(vm *computepb.Instance) bool { return vm.GetLastStopTimestamp() != "" })
+}
+
+// end returns the first moment at which Compute Engine takes a VM of the slice away.
+func (s sight) end() (first time.Time) {
+	for _, vm := range s.vms {
+		at := timeOf(vm.GetResourceStatus().GetScheduling().GetTerminationTimestamp())
+		if !at.IsZero() && (first.IsZero() || at.Before(first)) {
+			first = at
+		}
+	}
+	return first
+}
+
+// failure returns the error of the last attempt to make a VM.
+func (s sight) failure() (text, code string) {
+	for _, m := range s.managed {
+		for _, e := range m.GetLastAttempt().GetErrors().GetErrors() {
+			return oneLine(e.GetMessage()), e.GetCode()
+		}
+	}
+	return "", ""
+}
+
+func firstError(e *computepb.Error) (code, text string) {
+	for _, item := range e.GetErrors() {
+		return item.GetCode(), oneLine(item.GetMessage())
+	}
+	return "", ""
+}
+
+func oneLine(text string) string { return strings.Join(strings.Fields(text), " ") }
+
+// timeOf reads a time of the API; zero if there is none.
+func timeOf(text string) time.Time {
+	t, _ := time.Parse(time.RFC3339, text)
+	return t
+}
+
+// together says where a resource stands that has slices in these states. missing counts
+// slices whose groups do not exist: they were never made, or somebody has deleted them.
+func together(all []state, missing int) state {
+	have := func(lives ...provision.Life) *state {
+		for i := range all {
+			if slices.Contains(lives, all[i].life) {
+				return &all[i]
+			}
+		}
+		return nil
+	}
+	whole := state{}
+	queued := 0
+	for _, st := range all {
+		if st.life.Queued() {
+			queued++
+		}
+		if !st.until.IsZero() && (whole.until.IsZero() || st.until.Before(whole.until)) {
+			whole.until = st.until
+		}
+	}
+	pick := func(st *state) state {
+		picked := *st
+		picked.until = whole.until
+		return picked
+	}
+	for _, lives := range [][]provision.Life{{provision.Failed}, {provision.Suspended}, {provision.Suspending}, {provision.Deleting}, {provision.Recovering}} {
+		if st := have(lives...); st != nil {
+			return pick(st)
+		}
+	}
+	switch st := have(provision.Waiting, provision.Requested); {
+	case len(all) == 0:
+		return state{life: provision.Absent, word: provision.NotFound}
+	case queued == len(all):
+		return pick(clearest(all))
+	case st != nil:
+		partly := pick(clearest(all))
+		partly.life = provision.Provisioning
+		partly.why = fmt.Sprintf("%d of %d slices wait: %s", queued+missing, len(all)+missing, partly.why)
+		return partly
+	case have(provision.Provisioning) != nil:
+		return pick(have(provision.Provisioning))
+	case missing > 0:
+		whole.life, whole.word, whole.why = provision.Provisioning, wordMaking, fmt.Sprintf("%d of %d slices have no group", missing, len(all)+missing)
+		return whole
+	}
+	for i := range all {
+		if all[i].word == wordDegraded {
+			return pick(&all[i])
+		}
+	}
+	return pick(&all[0])
+}
+
+// clearest returns the queued one of all that says best why it waits: lack of quota comes
+// first, because no time ends it. One is queued.
+func clearest(all []state) *state {
+	rank := func(st state) int {
+		switch {
+		case !st.life.Queued():
+			return 0
+		case noQuota(st.code):
+			return 4
+		case st.code != "":
+			return 3
+		case st.life == provision.Waiting:
+			return 2
+		}
+		return 1
+	}
+	best := 0
+	for i := range all {
+		if rank(all[i]) > rank(all[best]) {
+			best = i
+		}
+	}
+	return &all[best]
+}
+
+// conditionOf says what can be done with a slice in this state.
+func conditionOf(st state) tpu.Condition {
+	switch st.life {
+	case provision.Active:
+		return tpu.Usable
+	case provision.Requested, provision.Waiting, provision.Provisioning:
+		return tpu.Making
+	case provision.Suspending, provision.Suspended:
+		if st.word == wordPreempted || st.word == wordOver {
+			return tpu.Taken
+		}
+		return tpu.Halted
+	case provision.Deleting:
+		return tpu.Leaving
+	}
+	return tpu.Unclear
+}
+
+// reason says in one sentence why a resource does not come up, and what to type.
+func reason(st state, r provision.Resource, zone string) provision.Explanation {
+	switch {
+	case noQuota(st.code):
+		return provision.Explanation{
+			Reason: "the quota of the project is too small: " + st.why + "; waiting does not help",
+			Hint:   "ask for more quota at https://console.cloud.google.com/iam-admin/quotas, or delete what uses it: multihost slices list",
+		}
+	case noCapacity(st.code), st.code == "INTERNAL_ERROR":
+		elsewhere := "try another zone with --zone=ZONE"
+		if !r.Tier.IsReserved() && r.Tier != provision.FlexStart {
+			elsewhere += ", or another tier: --flex-start"
+		}
+		return provision.Explanation{Reason: "zone " + zone + " has no free machines of this type now: " + st.why, Hint: elsewhere}
+	case st.life == provision.Recovering:
+		return provision.Explanation{Reason: st.why, Hint: "wait: the slice keeps its capacity"}
+	}
+	return provision.Explanation{Reason: st.why}
+}

@@ -1,0 +1,76 @@
+package gce
+
+import (
+	_ "embed" // the script
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// identityScript is run by every VM at its boot. It makes the worker's number readable by
+// the API.
+//
+//go:embed identity.sh
+var identityScript string
+
+// withIdentity returns a startup script that tells the number of the worker and then does
+// what the user's script does.
+func withIdentity(script string) (string, error) {
+	if script == "" {
+		return identityScript, nil
+	}
+	first, rest, _ := strings.Cut(script, "\n")
+	if !strings.HasPrefix(first, "#!") {
+		return "", errors.New("metadata startup-script: its first line is no #! line")
+	}
+	if words := strings.Fields(strings.TrimPrefix(first, "#!")); len(words) == 0 || !slices.Contains([]string{"bash", "sh"}, words[len(words)-1][strings.LastIndexByte(words[len(words)-1], '/')+1:]) {
+		return "", fmt.Errorf("metadata startup-script: %q is not bash or sh; multihost adds to the script what tells the number of a worker", first)
+	}
+	return identityScript + rest, nil
+}
+
+// A told is what a VM says about its place in its slice.
+type told struct {
+	vm        string   // its name
+	number    int      // of the worker
+	endpoints []string // all workers of the slice in their order, as the VM has them
+}
+
+// readTold reads what identity.sh has written, or metadata of the same meaning.
+func readTold(vm, text string) (told, bool) {
+	number, all, ok := strings.Cut(strings.TrimSpace(text), " ")
+	n, err := strconv.Atoi(number)
+	if !ok || err != nil || n < 0 || all == "" {
+		return told{}, false
+	}
+	return told{vm: vm, number: n, endpoints: strings.Split(all, ",")}, true
+}
+
+// inOrder returns the names of the VMs of a slice by the number of their workers. Names and
+// lists of an API do not tell the order: a slice whose VMs contradict each other has none.
+func inOrder(vms []string, all []told) ([]string, error) {
+	order := make([]string, len(vms))
+	by := map[string]told{}
+	for _, t := range all {
+		by[t.vm] = t
+	}
+	for _, vm := range vms {
+		t, ok := by[vm]
+		switch {
+		case !ok:
+			return nil, fmt.Errorf("VM %s has not told which worker it is", vm)
+		case t.number >= len(vms):
+			return nil, fmt.Errorf("VM %s says that it is worker %d of %d", vm, t.number, len(vms))
+		case order[t.number] != "":
+			return nil, fmt.Errorf("VMs %s and %s both say that they are worker %d", order[t.number], vm, t.number)
+		case !slices.Equal(t.endpoints, by[vms[0]].endpoints):
+			return nil, fmt.Errorf("VMs %s and %s name different workers: %s and %s", vms[0], vm, strings.Join(by[vms[0]].endpoints, ","), strings.Join(t.endpoints, ","))
+		case len(t.endpoints) != len(vms):
+			return nil, fmt.Errorf("VM %s names %d workers of a slice with %d VMs", vm, len(t.endpoints), len(vms))
+		}
+		order[t.number] = vm
+	}
+	return order, nil
+}

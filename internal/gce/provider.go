@@ -1,0 +1,195 @@
+package gce
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	"golang.org/x/sync/semaphore"
+
+	"multihost/internal/gce/api"
+	"multihost/internal/gcp"
+	"multihost/internal/nodes"
+	"multihost/internal/provision"
+	"multihost/internal/tpu"
+)
+
+// A Provider makes and finds slices of one project and zone. It is safe for concurrent use.
+type Provider struct {
+	*reader
+	logins *nodes.Client
+}
+
+var (
+	_ provision.Provider   = (*Provider)(nil)
+	_ provision.Explainer  = (*Provider)(nil)
+	_ provision.Previewer  = (*Provider)(nil)
+	_ provision.Doorkeeper = (*Provider)(nil)
+)
+
+// New returns a Provider that makes its calls through c. It does no I/O.
+func New(c *gcp.Client) *Provider {
+	r := &reader{gcp: c, calls: api.New(c), turn: semaphore.NewWeighted(callsAtOnce), told: map[string]told{}, warned: map[string]bool{}}
+	return &Provider{reader: r, logins: nodes.New(c)}
+}
+
+// kind is what messages call a resource.
+const kind = "slice request"
+
+func commands(id string) provision.Commands {
+	return provision.Commands{
+		Kind: kind, List: "multihost slices list", Show: "multihost slices list", Wait: "multihost slices wait " + id,
+		Gone: "multihost slices delete " + id, Delete: "multihost slices delete " + id,
+	}
+}
+
+// Undoing implements provision.Provider.
+func (p *Provider) Undoing(id string) provision.Undoing {
+	return provision.Undoing{Commands: commands(id)}
+}
+
+// Get implements provision.Provider. It costs four calls and one for each slice, and for
+// slices that run for the first time one for each VM.
+func (p *Provider) Get(ctx context.Context, id string) (provision.Resource, error) {
+	v, err := p.look(ctx, id)
+	if err != nil {
+		return provision.Resource{}, err
+	}
+	if len(v.groups) == 0 {
+		return provision.Resource{}, missing{id}
+	}
+	return p.resource(ctx, v, id)
+}
+
+// List implements provision.Provider. A resource whose groups are gone and whose template or
+// policy is left is listed, too, as failed: Delete removes the rest.
+func (p *Provider) List(ctx context.Context) ([]provision.Resource, error) {
+	v, err := p.look(ctx, "")
+	if err != nil {
+		return nil, err
+	}
+	ids := map[string]bool{}
+	for _, g := range v.groups {
+		if id, _, ok := described(g.GetDescription()); ok {
+			ids[id] = true
+		}
+	}
+	all := []provision.Resource{}
+	var errs []error
+	for id := range ids {
+		r, err := p.resource(ctx, v, id)
+		all, errs = append(all, r), append(errs, err)
+	}
+	left, err := p.remains(ctx, ids)
+	all = append(all, left...)
+	slices.SortFunc(all, func(a, b provision.Resource) int { return strings.Compare(a.ID, b.ID) })
+	return all, errors.Join(append(errs, err)...)
+}
+
+// remains returns the resources of the zone that have no group any more. living are the
+// others.
+func (p *Provider) remains(ctx context.Context, living map[string]bool) ([]provision.Resource, error) {
+	templates, err := p.calls.Templates(ctx)
+	if err != nil {
+		return nil, err
+	}
+	policies, err := p.calls.Policies(ctx)
+	if err != nil {
+		return nil, err
+	}
+	found := map[string]provision.Resource{}
+	note := func(name, description string, labels map[string]string) {
+		id, run, ok := described(description)
+		if _, known := found[id]; !ok || known || living[id] || name != p.at().partName(id) {
+			return
+		}
+		if labels == nil {
+			labels = map[string]string{provision.LabelTool: provision.ToolName, provision.LabelRun: run}
+		}
+		found[id] = provision.Resource{
+			ID: id, Commands: commands(id), Zone: p.gcp.Zone(), Life: provision.Failed, State: "WITHOUT_GROUPS", Labels: labels,
+			Failure: "its groups are gone; its template or its policy is left",
+		}
+	}
+	for _, t := range templates {
+		note(t.GetName(), t.GetDescription(), t.GetProperties().GetLabels())
+	}
+	for _, w := range policies {
+		note(w.GetName(), w.GetDescription(), nil)
+	}
+	var all []provision.Resource
+	for _, r := range found {
+		all = append(all, r)
+	}
+	return all, nil
+}
+
+// Slices implements provision.Provider. It has slices of several VMs whoever made them, and
+// slices of one VM that multihost has made.
+func (p *Provider) Slices(ctx context.Context) ([]tpu.Slice, error) {
+	v, err := p.look(ctx, "")
+	if err != nil {
+		return nil, err
+	}
+	all := []tpu.Slice{}
+	seen := map[string]bool{}
+	for _, g := range v.groups {
+		id, _, ours := described(g.GetDescription())
+		switch {
+		case ours && seen[id]:
+		case ours:
+			seen[id] = true
+			r, err := p.resource(ctx, v, id)
+			if err != nil {
+				return nil, err
+			}
+			all = append(all, r.Slices...)
+		default:
+			s := p.sight(v, g, record{})
+			if len(s.vms) == 0 {
+				continue
+			}
+			slice, err := p.slice(ctx, s, s.judge(), record{}, nil)
+			if err != nil {
+				return nil, err
+			}
+			all = append(all, slice)
+		}
+	}
+	for i := range all {
+		all[i].Index = -1
+	}
+	return all, nil
+}
+
+// Explain implements provision.Explainer. It makes no calls.
+func (p *Provider) Explain(_ context.Context, r provision.Resource, _ time.Duration) provision.Explanation {
+	st, _ := r.Own.(state)
+	return reason(st, r, p.gcp.Zone())
+}
+
+// Restart implements provision.Provider: it resets all VMs.
+func (p *Provider) Restart(ctx context.Context, id string) error {
+	v, err := p.look(ctx, id)
+	if err != nil {
+		return err
+	}
+	if len(v.groups) == 0 {
+		return missing{id}
+	}
+	resets, ctx := errgroup.WithContext(ctx)
+	resets.SetLimit(callsAtOnce)
+	for _, g := range v.groups {
+		for _, vm := range p.sight(v, g, record{}).vms {
+			resets.Go(func() error { return p.calls.Reset(ctx, vm.GetName()) })
+		}
+	}
+	if err := resets.Wait(); err != nil {
+		return fmt.Errorf("reboot slices %q: %w", id, err)
+	}
+	return nil
+}

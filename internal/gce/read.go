@@ -1,0 +1,360 @@
+package gce
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"path"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+
+	"cloud.google.com/go/compute/apiv1/computepb"
+	"golang.org/x/sync/errgroup"
+	"golang.org/x/sync/semaphore"
+
+	"multihost/internal/event"
+	"multihost/internal/gce/api"
+	"multihost/internal/gcp"
+	"multihost/internal/provision"
+	"multihost/internal/tpu"
+)
+
+// callsAtOnce limits calls about single groups and VMs that run at the same time: the API
+// would refuse thousands at once with status 429.
+const callsAtOnce = 32
+
+// A reader describes what exists. It is safe for concurrent use.
+type reader struct {
+	gcp   *gcp.Client
+	calls *api.Client
+	turn  *semaphore.Weighted // calls for guest attributes
+
+	mu     sync.Mutex      // guards what follows
+	told   map[string]told // what VMs have said, by id and start
+	warned map[string]bool
+}
+
+func (p *reader) at() place { return place{p.gcp.Project(), p.gcp.Zone()} }
+
+// A view is what the API says of a zone at one moment.
+type view struct {
+	groups    []*computepb.InstanceGroupManager // those of TPU slices
+	templates map[string]*computepb.InstanceTemplate
+	vms       map[string]*computepb.Instance
+	managed   map[string][]*computepb.ManagedInstance // by group
+}
+
+// ofTPU reports whether a group has a slice: one of ours, or one with a topology.
+func ofTPU(g *computepb.InstanceGroupManager) bool {
+	_, _, ours := described(g.GetDescription())
+	return ours || len(g.GetStatus().GetAppliedAcceleratorTopologies()) > 0 || g.GetResourcePolicies().GetWorkloadPolicy() != ""
+}
+
+// look reads the slices of the zone; with an id, only those of one resource. Without any
+// groups of TPU slices it is one call.
+func (p *reader) look(ctx context.Context, id string) (v view, err error) {
+	all, err := p.calls.Groups(ctx)
+	if err != nil {
+		return v, err
+	}
+	for _, g := range all {
+		if of, _, _ := described(g.GetDescription()); ofTPU(g) && (id == "" || of == id) {
+			v.groups = append(v.groups, g)
+		}
+	}
+	v.templates, v.vms, v.managed = map[string]*computepb.InstanceTemplate{}, map[string]*computepb.Instance{}, map[string][]*computepb.ManagedInstance{}
+	if len(v.groups) == 0 {
+		return v, nil
+	}
+	var mu sync.Mutex
+	reads, ctx := errgroup.WithContext(ctx)
+	reads.SetLimit(callsAtOnce)
+	reads.Go(func() error { return p.readTemplates(ctx, id, v.templates) })
+	reads.Go(func() error {
+		list, err := p.calls.Instances(ctx)
+		for _, vm := range list {
+			v.vms[vm.GetName()] = vm
+		}
+		return err
+	})
+	for _, g := range v.groups {
+		reads.Go(func() error {
+			list, err := p.calls.Managed(ctx, g.GetName())
+			if gcp.ClassOf(err) == gcp.NotFound {
+				return nil // deleted just now
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			v.managed[g.GetName()] = list
+			return err
+		})
+	}
+	return v, reads.Wait()
+}
+
+// readTemplates puts the templates of the region into all; with an id, that of the resource.
+func (p *reader) readTemplates(ctx context.Context, id string, all map[string]*computepb.InstanceTemplate) error {
+	if id != "" {
+		t, err := p.calls.Template(ctx, p.at().partName(id))
+		if gcp.ClassOf(err) == gcp.NotFound {
+			return nil
+		}
+		all[t.GetName()] = t
+		return err
+	}
+	list, err := p.calls.Templates(ctx)
+	for _, t := range list {
+		all[t.GetName()] = t
+	}
+	return err
+}
+
+// sight returns what v has about a group.
+func (p *reader) sight(v view, g *computepb.InstanceGroupManager, rec record) sight {
+	s := sight{group: g, managed: v.managed[g.GetName()], spot: rec.Tier == provision.Spot, maxRun: rec.maxRun(), now: p.gcp.Clock().Now()}
+	for _, m := range s.managed {
+		if vm := v.vms[path.Base(m.GetInstance())]; vm != nil {
+			s.vms = append(s.vms, vm)
+			s.spot = s.spot || vm.GetScheduling().GetProvisioningModel() == "SPOT"
+		}
+	}
+	return s
+}
+
+// resource describes the resource id, of which v has at least one group. The order of the
+// workers of slices that run is read from their VMs.
+func (p *reader) resource(ctx context.Context, v view, id string) (provision.Resource, error) {
+	template := v.templates[p.at().partName(id)]
+	rec, known := recordIn(template)
+	out := provision.Resource{
+		ID: id, Commands: commands(id), Zone: p.gcp.Zone(), Type: rec.Type, Tier: rec.Tier, Network: path.Base(rec.Network),
+		Nodes: rec.Nodes, Labels: template.GetProperties().GetLabels(), Reclaimable: rec.Tier.Reclaimable(),
+	}
+	if known {
+		out.Metadata = items(template.GetProperties().GetMetadata())
+	} else {
+		out.Network = ""
+	}
+	byName := map[string]*computepb.InstanceGroupManager{}
+	for _, g := range v.groups {
+		of, run, _ := described(g.GetDescription())
+		if of != id {
+			continue
+		}
+		byName[g.GetName()] = g
+		if !slices.Contains(out.Nodes, g.GetName()) {
+			out.Nodes = append(out.Nodes, g.GetName())
+		}
+		if out.Labels == nil && run != "" { // somebody has deleted the template
+			out.Labels = map[string]string{provision.LabelTool: provision.ToolName, provision.LabelRun: run}
+		}
+		if made := timeOf(g.GetCreationTimestamp()); out.CreateTime.IsZero() || made.Before(out.CreateTime) {
+			out.CreateTime = made
+		}
+	}
+	out.NodeCount = len(out.Nodes)
+	var states []state
+	var errs []error
+	for i, name := range out.Nodes {
+		g := byName[name]
+		if g == nil {
+			continue
+		}
+		s := p.sight(v, g, rec)
+		st := s.judge()
+		states = append(states, st)
+		if len(s.vms) == 0 {
+			continue
+		}
+		slice, err := p.slice(ctx, s, st, rec, template)
+		slice.Index, slice.QueuedResource = i, id
+		out.Slices = append(out.Slices, slice)
+		errs = append(errs, err)
+	}
+	whole := together(states, len(out.Nodes)-len(states))
+	out.Life, out.State, out.By, out.ByUser, out.Until, out.Own = whole.life, whole.word, whole.by, whole.byUser, whole.until, whole
+	if whole.life == provision.Failed {
+		out.Failure, out.Starved = whole.why, whole.starved
+	}
+	p.tell(id, whole)
+	return out, errors.Join(errs...)
+}
+
+// slice describes a slice whose VMs exist.
+func (p *reader) slice(ctx context.Context, s sight, st state, rec record, t *computepb.InstanceTemplate) (tpu.Slice, error) {
+	first := s.vms[0]
+	network, _, _ := addresses(first)
+	out := tpu.Slice{
+		Index: -1, Name: s.group.GetName(), UID: strconv.FormatUint(s.group.GetId(), 10), Project: p.gcp.Project(), Zone: p.gcp.Zone(),
+		Created: timeOf(s.group.GetCreationTimestamp()), Type: rec.Type, RuntimeVersion: imageOf(t),
+		Condition: conditionOf(st), State: st.word, Network: network,
+		Tags: first.GetTags().GetItems(), Labels: first.GetLabels(), Metadata: common(s.vms),
+	}
+	if out.Type == "" {
+		out.Type = typeOf(path.Base(first.GetMachineType()), s.topology().GetAcceleratorTopology())
+	}
+	if st.life != provision.Active {
+		return out, nil
+	}
+	if st.word == wordDegraded {
+		out.Health, out.HealthDetail = "DEGRADED", st.why
+	}
+	names := make([]string, len(s.vms))
+	byName := map[string]*computepb.Instance{}
+	for i, vm := range s.vms {
+		names[i], byName[vm.GetName()] = vm.GetName(), vm
+	}
+	order, err := p.order(ctx, names, byName)
+	if err != nil {
+		out.Condition, out.State = tpu.Making, st.word+", but "+err.Error()
+		if gcp.ClassOf(err) != gcp.Unknown {
+			return out, err // the API did not answer
+		}
+		return out, nil
+	}
+	for _, name := range order {
+		_, internal, external := addresses(byName[name])
+		out.Workers = append(out.Workers, tpu.Worker{Name: name, Internal: internal, External: external})
+	}
+	return out, nil
+}
+
+// common returns the metadata that all VMs have.
+func common(vms []*computepb.Instance) map[string]string {
+	all := items(vms[0].GetMetadata())
+	for _, vm := range vms[1:] {
+		its := items(vm.GetMetadata())
+		maps.DeleteFunc(all, func(key, value string) bool {
+			has, ok := its[key]
+			return !ok || has != value
+		})
+	}
+	return all
+}
+
+// addresses returns the network of a VM and its addresses there.
+func addresses(vm *computepb.Instance) (network, internal, external string) {
+	if len(vm.GetNetworkInterfaces()) == 0 {
+		return "", "", ""
+	}
+	nic := vm.GetNetworkInterfaces()[0]
+	if ways := nic.GetAccessConfigs(); len(ways) > 0 {
+		external = ways[0].GetNatIP()
+	}
+	return path.Base(nic.GetNetwork()), nic.GetNetworkIP(), external
+}
+
+// imageOf returns the build of the image that the VMs of a template boot.
+func imageOf(t *computepb.InstanceTemplate) string {
+	for _, d := range t.GetProperties().GetDisks() {
+		if d.GetBoot() {
+			return path.Base(d.GetInitializeParams().GetSourceImage())
+		}
+	}
+	return ""
+}
+
+// typeOf returns the accelerator type of VMs that multihost has not made; "" if it is not
+// known. A VM without a topology is a slice of its own.
+func typeOf(machine, topology string) string {
+	for _, m := range tpu.Machines() {
+		if m.Name != machine {
+			continue
+		}
+		for _, t := range tpu.Types() {
+			if fits, err := tpu.TypeOf(machine, t.Topology); err == nil && t.Generation.Name == m.Generation && (t.Topology == topology || topology == "" && fits.Workers == 1) {
+				return fits.Name
+			}
+		}
+	}
+	return ""
+}
+
+// order returns the names of the VMs of a slice by the number of their workers, as the VMs
+// tell it: in their metadata if the API shows it, otherwise in a guest attribute that their
+// startup script has written. An answer is kept for as long as the VM does not start again.
+func (p *reader) order(ctx context.Context, names []string, vms map[string]*computepb.Instance) ([]string, error) {
+	all := make([]told, len(names))
+	reads, ctx := errgroup.WithContext(ctx)
+	for i, name := range names {
+		reads.Go(func() (err error) {
+			all[i], err = p.ask(ctx, vms[name])
+			return err
+		})
+	}
+	if err := reads.Wait(); err != nil {
+		return nil, err
+	}
+	return inOrder(names, all)
+}
+
+// ask returns what a VM says about its place; the zero told if it has not said it.
+func (p *reader) ask(ctx context.Context, vm *computepb.Instance) (told, error) {
+	meta := items(vm.GetMetadata())
+	if t, ok := readTold(vm.GetName(), meta["agent-worker-number"]+" "+meta["worker-network-endpoints"]); ok {
+		return t, nil
+	}
+	key := fmt.Sprintf("%d since %s", vm.GetId(), vm.GetLastStartTimestamp())
+	p.mu.Lock()
+	known, ok := p.told[key]
+	p.mu.Unlock()
+	if ok {
+		return known, nil
+	}
+	entries, err := p.attributes(ctx, vm.GetName(), "multihost/worker")
+	if err != nil {
+		return told{}, err
+	}
+	for _, e := range entries {
+		if t, ok := readTold(vm.GetName(), e.GetValue()); ok && strings.HasSuffix(e.GetKey(), "worker") {
+			p.mu.Lock()
+			p.told[key] = t
+			p.mu.Unlock()
+			return t, nil
+		}
+	}
+	return told{}, nil
+}
+
+// attributes reads guest attributes of a VM: none if it has none, or may not have any.
+func (p *reader) attributes(ctx context.Context, vm, path string) ([]*computepb.GuestAttributesEntry, error) {
+	if err := p.turn.Acquire(ctx, 1); err != nil {
+		return nil, context.Cause(ctx)
+	}
+	defer p.turn.Release(1)
+	entries, err := p.calls.Attributes(ctx, vm, path)
+	switch gcp.ClassOf(err) {
+	case gcp.NotFound, gcp.Permission, gcp.Invalid, gcp.Conflict:
+		return nil, nil
+	}
+	return entries, err
+}
+
+// tell reports what the user should know at once about a resource: that the quota does not
+// let it come up, which no waiting changes, and that it is damaged.
+func (p *reader) tell(id string, st state) {
+	about := ""
+	switch {
+	case st.word == wordQuota:
+		about = "quota"
+	case st.word == wordDegraded:
+		about = "degraded"
+	default:
+		return
+	}
+	p.mu.Lock()
+	known := p.warned[id+" "+about]
+	p.warned[id+" "+about] = true
+	p.mu.Unlock()
+	switch {
+	case known:
+	case about == "quota":
+		why := reason(st, provision.Resource{}, p.gcp.Zone())
+		event.Notef(p.gcp.Sink(), event.Warn, why.Hint, "%s %q is not made: %s", kind, id, why.Reason)
+	default:
+		event.Notef(p.gcp.Sink(), event.Warn, "", "%s %q is %s: %s; it can be used, and may be slower", kind, id, st.word, st.why)
+	}
+}
