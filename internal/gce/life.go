@@ -47,6 +47,7 @@ const (
 	wordStopped   = "STOPPED"
 	wordPreempted = "PREEMPTED"
 	wordOver      = "RUN_DURATION_OVER"
+	wordGone      = "WITHOUT_VMS"
 	wordEmpty     = "RESIZED_TO_0"
 	wordFailed    = "FAILED"
 	wordDeleting  = "DELETING"
@@ -110,6 +111,8 @@ func (s sight) judge() state {
 		s.waits(&st)
 	case fails != "" && up < size:
 		st.fail(code, fails)
+	case len(s.vms) == 0 && (topology == "INCOMPLETE" || topology == "DEACTIVATING"):
+		st.life, st.word, st.by = provision.Suspended, wordGone, "a user or Google"
 	case len(s.vms) == 0:
 		st.life, st.word = provision.Requested, wordRequested
 	default:
