@@ -200,11 +200,12 @@ func (r *rack) Admit(_ context.Context, _ tpu.Slice, l provision.Login) (string,
 	return l.Name, false, nil
 }
 
-func (r *rack) Undoing(id string) provision.Undoing {
+func (r *rack) Undoing(id string, _ ...string) provision.Undoing {
 	at := "https://rack.example/orders/" + id
 	return provision.Undoing{
 		Commands: provision.Commands{Kind: "order", List: "rack ls", Show: "rack show " + id, Wait: "rack wait " + id, Gone: "rack rm " + id, Delete: "rack rm " + id},
-		Look:     at, Labels: "/stickers", Going: provision.Field{Path: "/wish", Value: "LEAVE"}, Delete: at, Probe: at + "-probe", Peers: "https://rack.example/boxes/{slice}/notes",
+		Parts:    []provision.Part{{Look: at, Labels: "/stickers", Going: provision.Field{Path: "/wish", Value: "LEAVE"}, Delete: at, Probe: at + "-probe"}},
+		Peers:    "https://rack.example/boxes/{slice}/notes",
 	}
 }
 
@@ -318,7 +319,7 @@ func TestAJobOnAnotherProvider(t *testing.T) {
 func TestTheTermsOfAnotherProvider(t *testing.T) {
 	t.Parallel()
 	boxes := &rack{orders: map[string]*order{}}
-	if got := boxes.Undoing("m"); !strings.HasPrefix(got.Delete, got.Look) {
+	if got := boxes.Undoing("m").Parts[0]; !strings.HasPrefix(got.Delete, got.Look) {
 		t.Errorf("a worker would delete %s after it has read %s", got.Delete, got.Look)
 	}
 	if _, err := boxes.Get(t.Context(), "m"); gcp.ClassOf(err) != gcp.NotFound {

@@ -43,7 +43,7 @@ func Cloud(g config.Gcloud, o Options) *gcp.Client {
 
 // Roots returns the roots of the APIs that workers call.
 func Roots(g config.Gcloud) (gcp.Roots, error) {
-	return (gcp.Config{TPUEndpoint: g.TPUEndpoint, StorageEndpoint: g.StorageEndpoint, SecretManagerEndpoint: g.SecretManagerEndpoint}).Roots()
+	return (gcp.Config{TPUEndpoint: g.TPUEndpoint, ComputeEndpoint: g.ComputeEndpoint, StorageEndpoint: g.StorageEndpoint, SecretManagerEndpoint: g.SecretManagerEndpoint}).Roots()
 }
 
 // LoginWait is how long a call waits for the user to log in again: a login that expires

@@ -283,20 +283,21 @@ func (j Job) text() string {
 	return b.String()
 }
 
-// deletions returns what the workers delete at the end, each as JSON: the resource with
-// the slices, if it bears the run's label.
-func (j Job) deletions() []string {
-	u := j.Undoing
+// deletions returns what the workers delete at the end, each as JSON: the parts of the
+// resource, if they bear the run's label.
+func (j Job) deletions() (all []string) {
 	label, value, _ := strings.Cut(j.Label, "=")
-	proof := u.Proof(label, value)
-	text, err := json.Marshal(agent.Deletion{
-		Read: u.Look, Method: http.MethodDelete, URL: u.Delete, Probe: u.Probe,
-		Proof: agent.Field{Path: proof.Path, Value: proof.Value}, Going: agent.Field{Path: u.Going.Path, Value: u.Going.Value},
-	})
-	if err != nil {
-		panic(err) // strings always become JSON
+	for _, part := range j.Undoing.Parts {
+		text, err := json.Marshal(agent.Deletion{
+			Read: part.Look, Method: http.MethodDelete, URL: part.Delete, Probe: part.Probe,
+			Proof: agent.Field(part.Proof(label, value)), Going: agent.Field(part.Going),
+		})
+		if err != nil {
+			panic(err) // strings always become JSON
+		}
+		all = append(all, string(text))
 	}
-	return []string{string(text)}
+	return all
 }
 
 // pack returns kit.tar.gz with the files, and its SHA-256.

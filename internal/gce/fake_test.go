@@ -55,7 +55,7 @@ func start(t *testing.T) *fake {
 	client := gcp.New(gcp.Config{Project: "p", Zone: "us-east5-a", ComputeEndpoint: server.URL + "/compute/v1/", DisableAuth: true,
 		Clock: testkit.NewFastClock(), Sink: &f.said, MaxRetry: 20 * time.Second})
 	t.Cleanup(client.Close)
-	f.Provider = gce.New(client)
+	f.Provider = gce.New(client, "")
 	return f
 }
 

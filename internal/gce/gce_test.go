@@ -354,6 +354,26 @@ func TestRestartResetsAllVMs(t *testing.T) {
 	}
 }
 
+// What workers delete is what the API shows to be of the run.
+func TestUndoing(t *testing.T) {
+	f := start(t)
+	_, _, err := f.Create(t.Context(), request(t))
+	testkit.Must(t, err)
+	u := f.Undoing("m", "m-0", "m-1")
+	if len(u.Parts) != 2 {
+		t.Fatalf("got %+v", u)
+	}
+	for _, part := range u.Parts {
+		_, at, _ := strings.Cut(part.Look, root)
+		if proof := part.Proof(provision.LabelRun, "m"); proof.Path != "/description" || f.things[at]["description"] != proof.Value || part.Delete != part.Look {
+			t.Errorf("%s is %+v, want %+v", at, f.things[at], proof)
+		}
+		if _, at, _ := strings.Cut(part.Probe, root); f.things[at] != nil || !strings.HasPrefix(at, "zones/us-east5-a/instanceGroupManagers/") {
+			t.Errorf("probes %s", part.Probe)
+		}
+	}
+}
+
 func TestPreview(t *testing.T) {
 	f := start(t)
 	body, _ := f.Preview(request(t))

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"hash/crc32"
 	"slices"
 	"strings"
 	"time"
@@ -22,6 +23,7 @@ import (
 type Provider struct {
 	*reader
 	logins *nodes.Client
+	root   string // of the API, for workers
 }
 
 var (
@@ -31,10 +33,15 @@ var (
 	_ provision.Doorkeeper = (*Provider)(nil)
 )
 
-// New returns a Provider that makes its calls through c. It does no I/O.
-func New(c *gcp.Client) *Provider {
+// New returns a Provider that makes its calls through c. root is the address at which workers
+// reach the API, as in [gcp.Roots]; "": that of the client. New does no I/O.
+func New(c *gcp.Client, root string) *Provider {
+	if root == "" {
+		roots, _ := c.Roots() // an address that is no URL fails in the first call
+		root = roots.Compute
+	}
 	r := &reader{gcp: c, calls: api.New(c), turn: semaphore.NewWeighted(callsAtOnce), told: map[string]told{}, warned: map[string]bool{}}
-	return &Provider{reader: r, logins: nodes.New(c)}
+	return &Provider{reader: r, logins: nodes.New(c), root: root}
 }
 
 // kind is what messages call a resource.
@@ -47,9 +54,20 @@ func commands(id string) provision.Commands {
 	}
 }
 
-// Undoing implements provision.Provider.
-func (p *Provider) Undoing(id string) provision.Undoing {
-	return provision.Undoing{Commands: commands(id)}
+// Undoing implements provision.Provider. Workers delete the groups. They leave the template
+// and the policy, which are in use until the groups, and so the workers, are gone: these cost
+// nothing. A worker without the right to delete is refused at the Probe, if the API looks at
+// rights before it looks for the group.
+func (p *Provider) Undoing(id string, slices ...string) provision.Undoing {
+	u := provision.Undoing{Commands: commands(id)}
+	base := fmt.Sprintf("%s/compute/v1/projects/%s/zones/%s/instanceGroupManagers/", p.root, p.gcp.Project(), p.gcp.Zone())
+	for _, name := range slices {
+		u.Parts = append(u.Parts, provision.Part{
+			Look: base + name, About: describe(id, nil), Delete: base + name,
+			Probe: base + fmt.Sprintf("multihost-probe-%d", crc32.ChecksumIEEE([]byte(id))),
+		})
+	}
+	return u
 }
 
 // Get implements provision.Provider. It costs four calls and one for each slice, and for

@@ -233,6 +233,7 @@ const (
 	storageRoot       = "https://storage.googleapis.com"
 	tpuRoot           = "https://tpu.googleapis.com"
 	secretManagerRoot = "https://secretmanager.googleapis.com"
+	computeRoot       = "https://compute.googleapis.com"
 )
 
 // StorageOptions returns the options for google.golang.org/api/storage/v1. Wrap
@@ -248,19 +249,19 @@ func (c *Client) StorageOptions() ([]option.ClientOption, error) {
 }
 
 // Roots are addresses of APIs, without a version and without a slash at the end.
-type Roots struct{ TPU, Storage, SecretManager string }
+type Roots struct{ TPU, Compute, Storage, SecretManager string }
 
 // Roots returns the addresses of the APIs that workers call themselves.
 func (c *Client) Roots() (Roots, error) { return c.cfg.Roots() }
 
 // Roots returns the addresses of the APIs that workers call themselves.
 func (c Config) Roots() (Roots, error) {
-	r := Roots{TPU: tpuRoot, Storage: storageRoot, SecretManager: secretManagerRoot}
+	r := Roots{TPU: tpuRoot, Compute: computeRoot, Storage: storageRoot, SecretManager: secretManagerRoot}
 	for _, o := range []struct {
 		api, endpoint string
 		root          *string
 	}{
-		{"TPU", c.TPUEndpoint, &r.TPU}, {"Storage", c.StorageEndpoint, &r.Storage}, {"Secret Manager", c.SecretManagerEndpoint, &r.SecretManager},
+		{"TPU", c.TPUEndpoint, &r.TPU}, {"Compute", c.ComputeEndpoint, &r.Compute}, {"Storage", c.StorageEndpoint, &r.Storage}, {"Secret Manager", c.SecretManagerEndpoint, &r.SecretManager},
 	} {
 		if o.endpoint == "" {
 			continue

@@ -173,7 +173,7 @@ func (HostList) Delete(context.Context, string, provision.DeleteOptions) (bool, 
 }
 
 // Undoing implements provision.Provider: there is nothing to undo.
-func (HostList) Undoing(string) provision.Undoing { return provision.Undoing{} }
+func (HostList) Undoing(string, ...string) provision.Undoing { return provision.Undoing{} }
 
 // JaxPort is the port of JAX's coordinator since jax 0.8.1.
 const JaxPort = 8482

@@ -24,7 +24,7 @@ import (
 func leaseTerms(d *workers.Deps, o JobOptions) lease.Terms {
 	label, value := o.Request.RunLabel()
 	t := lease.Terms{
-		Run: o.Run.Run, Undoing: d.Cloud.Undoing(o.Request.ID),
+		Run: o.Run.Run, Undoing: d.Cloud.Undoing(o.Request.ID, o.Request.NodeNames()...),
 		Label: label + "=" + value, Nodes: o.Request.NodeNames(), Workers: max(1, o.Request.NodeCount) * o.Request.Type.Workers,
 		Adopt: o.Lease, Lease: o.Lease, TTL: o.TTL, Grace: o.Run.Grace, KeepOnFailure: o.KeepOnFailure, KeepFor: o.KeepFor,
 	}

@@ -32,7 +32,7 @@ func (o oneResource) Get(context.Context, string) (provision.Resource, error) {
 	return o.res.Neutral(), nil
 }
 
-func (o oneResource) Undoing(id string) provision.Undoing { return undoing(id) }
+func (o oneResource) Undoing(id string, _ ...string) provision.Undoing { return undoing(id) }
 
 // undoing has what messages need.
 func undoing(id string) provision.Undoing {
@@ -108,7 +108,7 @@ func (h *hardCloud) Delete(context.Context, string, provision.DeleteOptions) (bo
 	return true, h.call("delete")
 }
 
-func (h *hardCloud) Undoing(id string) provision.Undoing { return undoing(id) }
+func (h *hardCloud) Undoing(id string, _ ...string) provision.Undoing { return undoing(id) }
 
 func (h *hardCloud) Slices(context.Context) ([]tpu.Slice, error) { return nil, h.call("slices") }
 

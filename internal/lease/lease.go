@@ -183,24 +183,28 @@ func (t Terms) text() string {
 	}
 	var b strings.Builder
 	for _, l := range [][2]string{
-		{"run", t.Run}, {"deletion", t.deletion()}, {"peers", t.Undoing.Peers}, {"nodes", strings.Join(t.Nodes, " ")}, {"total", strconv.Itoa(t.Workers)},
+		{"run", t.Run}, {"peers", t.Undoing.Peers}, {"nodes", strings.Join(t.Nodes, " ")}, {"total", strconv.Itoa(t.Workers)},
 		{"adopt", seconds(t.Adopt)}, {"lease", seconds(t.Lease)}, {"fresh", seconds(3 * t.Every())}, {"hold", "0"},
 		{"ttl", seconds(t.TTL)}, {"asked", strconv.FormatInt(asked, 10)}, {"grace", seconds(t.Grace)}, {"keep", keep}, {"keep_for", seconds(t.KeepFor)}, {"look", seconds(max(look, time.Second))},
 	} {
 		b.WriteString(l[0] + "=" + l[1] + "\n")
 	}
-	return b.String()
+	return b.String() + t.deletions()
 }
 
-// deletion returns what a worker sends to delete the resource, and the proof that it looks
-// for before, as JSON.
-func (t Terms) deletion() string {
+// deletions returns the lines with what a worker sends to delete the parts of the resource,
+// and with the proof that it looks for before.
+func (t Terms) deletions() string {
 	label, value, _ := strings.Cut(t.Label, "=")
-	text, _ := json.Marshal(agent.Deletion{ // strings only
-		Read: t.Undoing.Look, Method: http.MethodDelete, URL: t.Undoing.Delete, Probe: t.Undoing.Probe,
-		Proof: agent.Field(t.Undoing.Proof(label, value)), Going: agent.Field(t.Undoing.Going),
-	})
-	return string(text)
+	var b strings.Builder
+	for _, part := range t.Undoing.Parts {
+		text, _ := json.Marshal(agent.Deletion{ // strings only
+			Read: part.Look, Method: http.MethodDelete, URL: part.Delete, Probe: part.Probe,
+			Proof: agent.Field(part.Proof(label, value)), Going: agent.Field(part.Going),
+		})
+		b.WriteString("deletion=" + string(text) + "\n")
+	}
+	return b.String()
 }
 
 // ReadTerms reads the terms that Metadata has put into the metadata of slices, but

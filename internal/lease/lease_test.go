@@ -82,8 +82,8 @@ const address = "/v2alpha1/projects/p/locations/z/queuedResources/train"
 
 // undoing says how the queued resource is deleted.
 func (c *cloud) undoing() provision.Undoing {
-	return provision.Undoing{Look: c.URL + address, Labels: "/tpu/nodeSpec/*/node/labels", Going: provision.Field{Path: "/state/state", Value: "DELETING"}, Delete: c.URL + address + "?force=true",
-		Probe: c.URL + address + "-probe", Peers: c.URL + "/v2alpha1/projects/p/locations/z/nodes/{slice}:getGuestAttributes"}
+	return provision.Undoing{Parts: []provision.Part{{Look: c.URL + address, Labels: "/tpu/nodeSpec/*/node/labels", Going: provision.Field{Path: "/state/state", Value: "DELETING"},
+		Delete: c.URL + address + "?force=true", Probe: c.URL + address + "-probe"}}, Peers: c.URL + "/v2alpha1/projects/p/locations/z/nodes/{slice}:getGuestAttributes"}
 }
 
 func newCloud(t *testing.T) *cloud {

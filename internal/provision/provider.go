@@ -52,8 +52,10 @@ type Provider interface {
 	// to use, and whether it changed anything.
 	Admit(ctx context.Context, s tpu.Slice, l Login) (user string, changed bool, err error)
 
-	// Undoing says how a resource of this name is deleted. It does no I/O.
-	Undoing(id string) Undoing
+	// Undoing says how a resource of this name with these slices is deleted. Without
+	// slices, it has the commands only if the workers delete each slice for itself. It does
+	// no I/O.
+	Undoing(id string, slices ...string) Undoing
 }
 
 // DeleteOptions say what may be deleted and how long it may take.
@@ -92,26 +94,36 @@ var (
 type Undoing struct {
 	Commands Commands
 
-	// Look is the address at which a worker reads the resource. Before a worker deletes
-	// anything, it finds the Proof of the run in the answer.
-	Look string
-	// Labels is the path of the labels in the answer, as in Field.
-	Labels string
-	// Going is in the answer when the resource is being deleted already.
-	Going Field
-	// Delete is the address that takes a DELETE for the resource and all its slices.
-	Delete string
-	// Probe is the address of a resource that does not exist. A worker that may delete
-	// gets status 404 for a DELETE there; others are refused.
-	Probe string
+	// Parts are what a worker deletes, in this order: nothing that is billed is left then.
+	Parts []Part
 	// Peers is the address at which a worker reads the guest attributes of a slice,
-	// whose name replaces "{slice}".
+	// whose name replaces "{slice}"; "": workers cannot read them.
 	Peers string
 }
 
-// Proof returns what is in the answer if the resource has a label: it belongs to the run.
-func (u Undoing) Proof(label, value string) Field {
-	return Field{Path: u.Labels + "/" + label, Value: value}
+// A Part of a resource is deleted by one request.
+type Part struct {
+	// Look is the address at which a worker reads the part. Before a worker deletes it,
+	// it finds the Proof of the run in the answer.
+	Look string
+	// Labels is the path of the labels in the answer, as in Field. If the part has none,
+	// it is "", and the whole description of the part is About, a space, and the label.
+	Labels, About string
+	// Going is in the answer when the part is being deleted already.
+	Going Field
+	// Delete is the address that takes a DELETE for the part and all that belongs to it.
+	Delete string
+	// Probe is the address of a part that does not exist. A worker that may delete gets
+	// status 404 for a DELETE there; others are refused.
+	Probe string
+}
+
+// Proof returns what is in the answer if the part has a label: it belongs to the run.
+func (p Part) Proof(label, value string) Field {
+	if p.Labels == "" {
+		return Field{Path: "/description", Value: p.About + " " + label + "=" + value}
+	}
+	return Field{Path: p.Labels + "/" + label, Value: value}
 }
 
 // A Field is a text in an answer in JSON.

@@ -125,16 +125,18 @@ func (p Provider) Door(ctx context.Context, s tpu.Slice, l provision.Login) (pro
 }
 
 // Undoing implements provision.Provider. The force in Delete takes the slices, too.
-func (p Provider) Undoing(id string) provision.Undoing {
+func (p Provider) Undoing(id string, _ ...string) provision.Undoing {
 	base := p.root + "/v2alpha1/" + p.c.parent()
 	return provision.Undoing{
 		Commands: commands(id),
-		Look:     base + "/queuedResources/" + id,
-		Labels:   "/tpu/nodeSpec/*/node/labels",
-		Going:    provision.Field{Path: "/state/state", Value: "DELETING"},
-		Delete:   base + "/queuedResources/" + id + "?force=true",
-		Probe:    base + fmt.Sprintf("/queuedResources/multihost-probe-%d", crc32.ChecksumIEEE([]byte(id))),
-		Peers:    base + "/nodes/{slice}:getGuestAttributes",
+		Parts: []provision.Part{{
+			Look:   base + "/queuedResources/" + id,
+			Labels: "/tpu/nodeSpec/*/node/labels",
+			Going:  provision.Field{Path: "/state/state", Value: "DELETING"},
+			Delete: base + "/queuedResources/" + id + "?force=true",
+			Probe:  base + fmt.Sprintf("/queuedResources/multihost-probe-%d", crc32.ChecksumIEEE([]byte(id))),
+		}},
+		Peers: base + "/nodes/{slice}:getGuestAttributes",
 	}
 }
 

@@ -112,7 +112,7 @@ func (d *deletions) Delete(context.Context, string, provision.DeleteOptions) (bo
 	return true, nil
 }
 
-func (d *deletions) Undoing(id string) provision.Undoing {
+func (d *deletions) Undoing(id string, _ ...string) provision.Undoing {
 	return provision.Undoing{Commands: provision.Commands{Kind: "queued resource", Delete: "multihost qr delete " + id + " --force"}}
 }
 

@@ -152,7 +152,7 @@ func (r *departure) record() *record.Record {
 func detachedJob(d *workers.Deps, o job.JobOptions, do DetachOptions, bucket *detach.Bucket) (detach.Job, detach.Description) {
 	label, value := o.Request.RunLabel()
 	j := detach.Job{
-		Run: o.Run.Run, Project: d.Project, Zone: d.Zone, Resource: o.Request.ID, Undoing: d.Cloud.Undoing(o.Request.ID), Label: label + "=" + value,
+		Run: o.Run.Run, Project: d.Project, Zone: d.Zone, Resource: o.Request.ID, Undoing: d.Cloud.Undoing(o.Request.ID, o.Request.NodeNames()...), Label: label + "=" + value,
 		Nodes: o.Request.NodeNames(), Workers: o.Request.Type.Workers, Login: d.Access.Login,
 		Storage: do.Roots.Storage, SecretManager: do.Roots.SecretManager, TTL: o.TTL,
 		Bucket: bucket.Name(), Dir: bucket.Dir(), Every: do.Every,

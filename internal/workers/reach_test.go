@@ -31,7 +31,7 @@ func (*cloud) Get(_ context.Context, id string) (provision.Resource, error) {
 	return provision.Resource{ID: id, NodeCount: 3}, nil
 }
 
-func (*cloud) Undoing(string) provision.Undoing {
+func (*cloud) Undoing(string, ...string) provision.Undoing {
 	return provision.Undoing{Commands: provision.Commands{List: "multihost qr list"}}
 }
 

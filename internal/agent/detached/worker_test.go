@@ -1055,7 +1055,8 @@ func TestTheJobIsReadAsItIsWritten(t *testing.T) {
 	const queued = "https://T/queuedResources/"
 	text := detach.Job{
 		Run: "r", Project: "p", Zone: "z", Resource: "q", Label: "multihost-run=r", Nodes: []string{"q-0", "q-1"}, Workers: 4, Login: "ann", Bucket: "b", Dir: "d",
-		Undoing: provision.Undoing{Look: queued + "q", Delete: queued + "q?force=true", Probe: queued + "none", Going: provision.Field{Path: "/state/state", Value: "DELETING"}, Labels: "/tpu/nodeSpec/*/node/labels"},
+		Undoing: provision.Undoing{Parts: []provision.Part{{Look: queued + "q", Delete: queued + "q?force=true", Probe: queued + "none", Going: provision.Field{Path: "/state/state", Value: "DELETING"}, Labels: "/tpu/nodeSpec/*/node/labels"},
+			{Look: queued + "g", Delete: queued + "g", About: "slices of q"}}},
 		Storage: "https://S", SecretManager: "https://M", Every: 2 * time.Minute, Patience: 3 * time.Minute, LogTimeout: 4 * time.Minute, Stale: 5 * time.Minute,
 		TTL: 6 * time.Minute, Requested: time.Unix(7, 0), Keep: detach.KeepOnFailure, KeepFor: 8 * time.Minute, Grace: 1500 * time.Millisecond, Timeout: 9 * time.Minute,
 		Preflight: "require", KillStale: "all", NUMA: "bind", Adopt: true, Venv: true, MaxText: true, CloudLogging: true,
@@ -1075,7 +1076,10 @@ func TestTheJobIsReadAsItIsWritten(t *testing.T) {
 	if !reflect.DeepEqual(got, want) || got.Tail == nil || got.Tail.String() != "a|b" {
 		t.Errorf("got\n%+v\nwant\n%+v", got, want)
 	}
-	if d := got.Deletions[0]; len(got.Deletions) != 1 || d.Read != queued+"q" || d.URL != queued+"q?force=true" || d.Probe != queued+"none" ||
+	if d := got.Deletions[1]; d.Proof != (agent.Field{Path: "/description", Value: "slices of q multihost-run=r"}) {
+		t.Errorf("deletes %+v", d)
+	}
+	if d := got.Deletions[0]; len(got.Deletions) != 2 || d.Read != queued+"q" || d.URL != queued+"q?force=true" || d.Probe != queued+"none" ||
 		d.Proof != (agent.Field{Path: "/tpu/nodeSpec/*/node/labels/multihost-run", Value: "r"}) || d.Going != (agent.Field{Path: "/state/state", Value: "DELETING"}) {
 		t.Errorf("deletes %+v", got.Deletions)
 	}
