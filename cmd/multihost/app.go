@@ -5,9 +5,10 @@ import (
 	"slices"
 	"strings"
 
-	"multihost/internal/cmdline"
-
 	"github.com/urfave/cli/v2"
+
+	"multihost/internal/cmdline"
+	"multihost/internal/options"
 )
 
 // app builds the commands. Nothing in it does I/O.
@@ -24,7 +25,7 @@ of every slice, streams its output back and ends with its exit status.
   multihost job --num-slices=2 --command=C     all of it, and delete them after
 
 Add --sim to any command to try it on a simulator that needs no account.`,
-		Flags:                     globalFlags(),
+		Flags:                     options.GlobalFlags(),
 		Commands:                  commands(),
 		Action:                    act(bare),
 		HideVersion:               true,
@@ -125,14 +126,4 @@ func group(of cli.Command) *cli.Command {
 func ready(c *call) error {
 	viewMode(c)
 	return c.Refusal()
-}
-
-// runWord returns the name of a run, which is the single word of a command.
-func runWord(c *Call) string {
-	return c.OneWord("run", "which there are: multihost ps --all")
-}
-
-// idWord returns the name of a queued resource, which is the single word of a command.
-func idWord(c *Call) string {
-	return c.OneWord("id", "which there are: multihost qr list")
 }

@@ -14,6 +14,7 @@ import (
 	"multihost/internal/cmdline"
 	"multihost/internal/config"
 	"multihost/internal/interrupt"
+	"multihost/internal/options"
 	"multihost/internal/stage"
 	"multihost/internal/ui"
 )
@@ -37,10 +38,10 @@ func (p process) quiet() process {
 // A call is one command line that is carried out.
 type call struct {
 	process
-	Call                 // Flags is nil before the command's action begins, Line before it is read
-	view    *ui.Renderer // the last one that was made
-	json    bool         // errors are shown as JSON
-	signals interrupt.Watch
+	options.Call              // Flags is nil before the command's action begins, Line before it is read
+	view         *ui.Renderer // the last one that was made
+	json         bool         // errors are shown as JSON
+	signals      interrupt.Watch
 }
 
 // act returns the action of a command that does its work with f.
@@ -63,7 +64,7 @@ func (c *call) program() cmdline.Program {
 	return cmdline.Program{App: a, Rules: rules(c.process), Version: version(), Lookup: c.lookup, Home: c.home, Dir: c.dir}
 }
 
-func rules(p process) cmdline.Rules { return lineRules(completions(p)) }
+func rules(p process) cmdline.Rules { return options.Rules(completions(p)) }
 
 // run carries out the command line argv and returns the exit status. It shows the error
 // that the command ends with.

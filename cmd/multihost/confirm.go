@@ -5,8 +5,6 @@ import (
 	"errors"
 	"os"
 
-	"github.com/urfave/cli/v2"
-
 	"multihost/internal/event"
 	"multihost/internal/ui"
 	"multihost/internal/workers"
@@ -29,10 +27,6 @@ func confirm(ctx context.Context, c *call, view *ui.Renderer, question string) e
 		return &statusError{code: exitInterrupt}
 	}
 	return nil
-}
-
-func confirmFlag() cli.Flag {
-	return &cli.BoolFlag{Name: "confirm", Usage: "ask on the terminal before slices are requested; Enter means no"}
 }
 
 // refuseConfirm refuses --confirm where nobody can be asked. A dry run asks nothing.

@@ -1,15 +1,12 @@
 package main
 
 import (
-	"errors"
-	"fmt"
 	"slices"
 
 	"github.com/urfave/cli/v2"
 
-	"multihost/internal/cmdline"
 	"multihost/internal/ops"
-	"multihost/internal/tpu"
+	"multihost/internal/options"
 )
 
 func cpCommand() *cli.Command {
@@ -42,9 +39,9 @@ ship them, unless you change them, git tracks them, or .multihostignore has thei
 names with a ! before them.`,
 		Flags: slices.Concat([]cli.Flag{
 			&cli.StringFlag{Name: "exclude-workers", Usage: "leave out the workers that `PATTERN` names"},
-		}, quickFlags()),
+		}, options.QuickFlags()),
 		Action: withSession(func(s *session, c *call) error {
-			o, up := copyOptions(&c.Call, s.hosts != nil)
+			o, up := options.Copy(&c.Call, s.hosts != nil)
 			d, err := s.workers(c)
 			if err != nil {
 				return err
@@ -55,20 +52,4 @@ names with a ! before them.`,
 			return interruptible(c.Context, ops.CopyFrom(c.Context, d, o))
 		}),
 	}, exitOK, exitUsage, exitUnavailable, exitIO, exitPermission, exitConfig, exitHangup, exitInterrupt, exitTerminate)
-}
-
-// copyOptions reads which files to copy, and whether they go to workers.
-func copyOptions(c *Call, onHosts bool) (o ops.CopyOptions, up bool) {
-	o.Workers, o.Except = namedWorkers(c, onHosts), parsePattern(c, "exclude-workers")
-	words := slices.Concat(c.Words, c.Argv)
-	if len(words) < 2 {
-		c.Refuse(&cmdline.UsageError{Err: errors.New("multihost cp needs a source and a destination"), Advice: "type: multihost cp FILE all:FILE, or multihost cp s0w0:FILE FILE"}, cmdline.Word, cmdline.Dashes)
-		return o, false
-	}
-	files, err := tpu.ParseCopy(words)
-	if err != nil {
-		c.Refuse(&cmdline.UsageError{Err: fmt.Errorf("multihost cp: %w", err)}, cmdline.Word, cmdline.Dashes)
-	}
-	o.Sources, o.Dest, o.Only = files.Sources, files.Dest, files.Workers
-	return o, files.Up
 }

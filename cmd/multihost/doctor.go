@@ -11,6 +11,8 @@ import (
 	"multihost/internal/doctor"
 	"multihost/internal/event"
 	"multihost/internal/gcp"
+	"multihost/internal/network"
+	"multihost/internal/options"
 	"multihost/internal/sshkey"
 	"multihost/internal/tpu"
 	"multihost/internal/workers"
@@ -44,12 +46,12 @@ nothing that a rule denies.
   multihost doctor --tpu-type=v5litepod-16 --num-slices=2`,
 		Flags: slices.Concat([]cli.Flag{
 			&cli.StringFlag{Name: "tpu-prefix", Aliases: []string{"TPU_PREFIX"}, Usage: "examine the slice named `P`, or the slices P-0, P-1, …"},
-			slicesFlag(),
+			options.SlicesFlag(),
 			&cli.StringFlag{Name: "tpu-type", Aliases: []string{"TPU_TYPE"}, Usage: "accelerator `TYPE` that you want"},
 			&cli.IntFlag{Name: "num-slices", Aliases: []string{"NUM_SLICES"}, Value: 1, Usage: "`N` slices of that type that you want"},
-			&cli.StringFlag{Name: "network", Usage: "`NAME` of the network; default: that of the slices, else " + defaultNetwork},
+			&cli.StringFlag{Name: "network", Usage: "`NAME` of the network; default: that of the slices, else " + network.DefaultName},
 			&cli.BoolFlag{Name: "fix", Usage: "make the repairs that are safe"},
-		}, hostFlags(), sshFlags()),
+		}, options.HostFlags(), options.SSHFlags()),
 		Action: withSession(func(s *session, c *call) error {
 			c.NoWords()
 			o, err := doctorOptions(s, c)
@@ -77,7 +79,7 @@ func doctorOptions(s *session, c *call) (o doctor.Options, err error) {
 		Prefix:  c.String("tpu-prefix"), Network: c.String("network"), Count: c.Int("num-slices"),
 		Fix: c.Bool("fix"), Sink: s.sink, Clock: gcp.SystemClock,
 	}
-	o.Slices = slicesOf(&c.Call)
+	o.Slices = options.Slices(&c.Call)
 	if o.Hosts != nil && o.Prefix != "" {
 		c.Refuse(usagef("give either --tpu-prefix or --hosts, not both"), "tpu-prefix", "hosts", "hosts-file")
 	}

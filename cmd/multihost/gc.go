@@ -10,6 +10,7 @@ import (
 	"multihost/internal/config"
 	"multihost/internal/event"
 	"multihost/internal/gc"
+	"multihost/internal/options"
 	"multihost/internal/tpu"
 	"multihost/internal/workers"
 )
@@ -43,7 +44,7 @@ multihost did not make.
 			&cli.BoolFlag{Name: "look", Usage: "log in to the slices, to see whether a run is active there"},
 			&cli.BoolFlag{Name: "delete", Usage: "delete what is of no more use"},
 			&cli.BoolFlag{Name: "yes", Usage: "delete without a question"},
-		}, sshFlags()),
+		}, options.SSHFlags()),
 		Action: withSession(func(s *session, c *call) error {
 			c.NoWords()
 			d, err := s.workers(c)

@@ -12,6 +12,7 @@ import (
 
 	"multihost/internal/cmdline"
 	"multihost/internal/help"
+	"multihost/internal/options"
 )
 
 // manyFlags is how many flags a command may have in one section of its help.
@@ -34,7 +35,7 @@ func TestEveryFlagHasAGroup(t *testing.T) {
 	}
 	look := func(path string, own []cli.Flag) {
 		common, grouped := rules(process{}).Help.Common[path]
-		apart := slices.Concat(loginFlags(), whereFlags)
+		apart := slices.Concat(options.LoginFlags(), options.WhereFlags)
 		if rest := slices.DeleteFunc(cmdline.FlagRows(own), func(r help.Flag) bool { return slices.Contains(apart, r.Name()) }); !grouped && len(rest) > manyFlags {
 			t.Errorf("%s has %d flags of its own: give it a place in commonFlags, and its flags groups", path, len(rest))
 		}
@@ -72,7 +73,7 @@ func TestEveryFlagHasAGroup(t *testing.T) {
 func TestEveryCommandHasAGroup(t *testing.T) {
 	t.Parallel()
 	places := map[string]int{}
-	for _, g := range commandGroups {
+	for _, g := range options.CommandGroups {
 		for _, name := range g.Commands {
 			places[name]++
 		}
@@ -86,7 +87,7 @@ func TestEveryCommandHasAGroup(t *testing.T) {
 	for name := range places {
 		t.Errorf("commandGroups names %s, which is no command", name)
 	}
-	last := commandGroups[len(commandGroups)-1]
+	last := options.CommandGroups[len(options.CommandGroups)-1]
 	if want := []string{"hostkey", "manual", "xla", "config", "sim"}; !slices.Equal(last.Commands, want) {
 		t.Errorf("the last group has %q, want %q", last.Commands, want)
 	}

@@ -9,6 +9,7 @@ import (
 
 	"multihost/internal/cmdline"
 	"multihost/internal/event"
+	"multihost/internal/options"
 	"multihost/internal/runs"
 	"multihost/internal/tpu"
 )
@@ -19,7 +20,7 @@ func hostkeyCommand() *cli.Command {
 		Usage: "accept the changed host key of a worker",
 		Subcommands: []*cli.Command{command(cli.Command{
 			Name: "forget", Usage: "forget the pinned host key of one worker; the next connection pins its new key", ArgsUsage: "WORKER",
-			Flags: slices.Concat(selectFlags(), sshFlags()),
+			Flags: slices.Concat(options.SelectFlags(), options.SSHFlags()),
 			Action: withSession(func(s *session, c *call) error {
 				id, err := tpu.ParseWorkerID(c.OneWord("worker", ""))
 				if err != nil {
@@ -27,7 +28,7 @@ func hostkeyCommand() *cli.Command {
 				} else if c.String("tpu-prefix") == "" {
 					c.Refuse(&usageError{Err: errors.New("which slices? --tpu-prefix is missing"), Advice: fmt.Sprintf("type: multihost hostkey forget %s --tpu-prefix=NAME; multihost qr list shows what is there", id)})
 				}
-				numbers := slicesOf(&c.Call)
+				numbers := options.Slices(&c.Call)
 				d, err := s.workers(c)
 				if err != nil {
 					return err

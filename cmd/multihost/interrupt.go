@@ -3,20 +3,10 @@ package main
 import (
 	"os"
 
-	"github.com/urfave/cli/v2"
-
 	"multihost/internal/stage"
 	"multihost/internal/ui"
 	"multihost/internal/workers"
 )
-
-func interruptFlag(otherwise string) cli.Flag {
-	return &cli.StringFlag{Name: "on-interrupt", Value: "ask", Usage: "ask, stop or detach: what Ctrl-C does while the command runs (`WHAT`); ask is " + otherwise + " where there is no terminal"}
-}
-
-func checkOnInterrupt(c *Call) {
-	c.OneOf("on-interrupt", c.String("on-interrupt"), "ask", string(stage.Stop), string(stage.Detach))
-}
 
 // onInterrupts sets what signals do, from --on-interrupt.
 func onInterrupts(s *session, c *call, d *workers.Deps) {

@@ -28,7 +28,7 @@ func everyFlag(visit func(command string, f cli.Flag)) {
 	})
 }
 
-// TestFilesKnowWhatEachFlagIs keeps the tables of layers.go whole: a flag that
+// TestFilesKnowWhatEachFlagIs keeps the tables of options.Rules whole: a flag that
 // names a local file, runs a program or names an address is in the one that
 // holds for it.
 func TestFilesKnowWhatEachFlagIs(t *testing.T) {
@@ -60,7 +60,7 @@ func TestFilesKnowWhatEachFlagIs(t *testing.T) {
 	for _, table := range [][]string{rules(process{}).Paths, keys(rules(process{}).Private), keys(rules(process{}).Never), keys(gcloudFields)} {
 		for _, name := range table {
 			if _, ok := kinds[name]; !ok {
-				t.Errorf("layers.go names the flag --%s, which there is not", name)
+				t.Errorf("options.Rules name the flag --%s, which there is not", name)
 			}
 		}
 	}

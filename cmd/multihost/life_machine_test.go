@@ -330,7 +330,7 @@ func (s lifeStory) job(w *lifeWorld) job.JobOptions {
 	}
 	o.Request.Mark("m", "ann")
 	o.Request.MarkJob("m")
-	o.Request.Metadata = withKey(o.Request.Metadata, w.login, w.identity.PublicKey())
+	o.Request.Metadata = access.WithKey(o.Request.Metadata, w.login, w.identity.PublicKey())
 	if w.real != nil {
 		w.real.fit(&o)
 	}

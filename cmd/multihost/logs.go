@@ -2,18 +2,13 @@ package main
 
 import (
 	"errors"
-	"fmt"
 	"slices"
-	"strings"
 
 	"github.com/urfave/cli/v2"
 
-	"multihost/internal/cmdline"
-	"multihost/internal/config"
-	"multihost/internal/gcp"
 	"multihost/internal/logs"
+	"multihost/internal/options"
 	"multihost/internal/runs"
-	"multihost/internal/tpu"
 	"multihost/internal/ui"
 )
 
@@ -32,8 +27,8 @@ The time of a line is when it arrived on this machine, to the second: run, job a
 attach keep it beside the logs while they follow. For any other line, logs shows
 the time at which it fetched the line, and says so. --all sorts the lines of all
 workers by these times. Lines with the same time are in the order of the workers.`,
-		Flags: slices.Concat(hostFlags(), bucketFlags(), []cli.Flag{
-			prefixFlag(),
+		Flags: slices.Concat(options.HostFlags(), options.BucketFlags(), []cli.Flag{
+			options.PrefixFlag(),
 			&cli.BoolFlag{Name: "follow", Aliases: []string{"f"}, Usage: "go on until the run ends"},
 			&cli.StringFlag{Name: "worker", Value: "s0w0", Usage: "`WORKER` whose log to print"},
 			&cli.BoolFlag{Name: "all", Usage: "print the logs of all workers merged, each line with its worker"},
@@ -44,10 +39,10 @@ workers by these times. Lines with the same time are in the order of the workers
 			&cli.IntFlag{Name: "attempt", Usage: "`NUMBER` of the attempt; default: the newest"},
 			&cli.DurationFlag{Name: "lost-timeout", Usage: "longest `TIME` that the worker may be unreachable with --follow; default: no limit"},
 			&cli.BoolFlag{Name: "verify", Usage: "print no log; compare this machine's copies with the workers' by digest"},
-		}, sshFlags()),
+		}, options.SSHFlags()),
 		Action: withSession(func(s *session, c *call) error {
-			name := runWord(&c.Call)
-			o := logOptions(&c.Call, s.view.Mode() == ui.JSON)
+			name := options.RunWord(&c.Call)
+			o := options.Logs(&c.Call, s.view.Mode() == ui.JSON)
 			d, err := s.access(c)
 			if err != nil {
 				return err
@@ -72,37 +67,4 @@ workers by these times. Lines with the same time are in the order of the workers
 			return withoutPipe(errors.Join(interruptible(c.Context, err), out.Close()))
 		}),
 	}, exitOK, exitUsage, exitUnavailable, exitPermission, exitConfig, exitInterrupt)
-}
-
-// logOptions reads which logs to print, and which part of them.
-func logOptions(c *Call, inJSON bool) logs.LogOptions {
-	o := logs.LogOptions{
-		All: c.Bool("all"), FirstFailure: c.Bool("first-failure"), Attempt: c.Int("attempt"), Follow: c.Bool("follow"), Lost: c.Duration("lost-timeout"),
-		Tail: -1, Times: c.Bool("timestamps"),
-	}
-	var err error
-	if o.Worker, err = tpu.ParseWorkerID(c.String("worker")); err != nil {
-		c.Refuse(&cmdline.UsageError{Err: fmt.Errorf("--worker: %w", err)}, "worker")
-	}
-	c.NotNegative(c, "lost-timeout", "attempt", "tail")
-	if c.IsSet("tail") {
-		o.Tail = c.Int("tail")
-	}
-	if text := c.String("since"); text != "" {
-		if o.Since, err = config.ParseSince(text, gcp.SystemClock.Now()); err != nil {
-			c.Refuse(&cmdline.UsageError{Err: err, Advice: "such as --since=10m, --since=15:04, --since=2006-01-02 or --since=2006-01-02T15:04:05Z"}, "since")
-		}
-	}
-	_, typed := c.Typed["worker"]
-	o.Named = typed || inJSON
-	var chosen []string
-	for _, flag := range []string{"worker", "all", "first-failure", "verify"} {
-		if flag == "worker" && typed || flag != "worker" && c.Bool(flag) {
-			chosen = append(chosen, flag)
-		}
-	}
-	if len(chosen) > 1 {
-		c.Refuse(cmdline.Usagef("give only one of --%s", strings.Join(chosen, " and --")), chosen...)
-	}
-	return o
 }

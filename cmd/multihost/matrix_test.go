@@ -395,7 +395,7 @@ func (c *cell) job(ctx context.Context, dir string, leave <-chan struct{}, sink 
 }
 
 // matrixJob is the job of a cell.
-func matrixJob(dir string, access overssh.Access) job.JobOptions {
+func matrixJob(dir string, reach overssh.Access) job.JobOptions {
 	ty, err := tpu.ParseType("v5litepod-4")
 	if err != nil {
 		panic(err)
@@ -410,7 +410,7 @@ func matrixJob(dir string, access overssh.Access) job.JobOptions {
 	os.WriteFile(filepath.Join(o.Run.Dir, "train.py"), []byte("pass\n"), 0o600)
 	o.Request.Mark("m", "ann")
 	o.Request.MarkJob("m")
-	o.Request.Metadata = withKey(o.Request.Metadata, access.Login, access.Identity.PublicKey())
+	o.Request.Metadata = access.WithKey(o.Request.Metadata, reach.Login, reach.Identity.PublicKey())
 	return o
 }
 

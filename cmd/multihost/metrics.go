@@ -2,96 +2,24 @@ package main
 
 import (
 	"errors"
-	"fmt"
 	"slices"
 	"time"
 
 	"github.com/urfave/cli/v2"
 
-	"multihost/internal/cmdline"
 	"multihost/internal/config"
 	"multihost/internal/event"
 	"multihost/internal/follow"
 	"multihost/internal/gcp"
 	"multihost/internal/metrics"
 	"multihost/internal/ops"
+	"multihost/internal/options"
 	"multihost/internal/training"
 )
-
-func patternFlag() cli.Flag {
-	return &cli.StringFlag{Name: "metrics-regex", Usage: "`REGEX` for the step lines of a trainer other than MaxText; its groups: step, and any of seconds, milliseconds, steps_per_second, tflops, tokens, mfu_percent, loss"}
-}
-
-func pattern(c *Call) *metrics.Pattern {
-	text := c.String("metrics-regex")
-	if text == "" {
-		return nil
-	}
-	pattern, err := metrics.ParsePattern(text)
-	if err != nil {
-		c.Refuse(&cmdline.UsageError{Err: fmt.Errorf("--metrics-regex: %w", err)}, "metrics-regex")
-	}
-	return pattern
-}
-
-// watchOptions reads watchingOptions.
-func watchOptions(c *Call) follow.WatchOptions {
-	o := follow.WatchOptions{OnStall: follow.OnStall(c.String("on-stall")), Pattern: pattern(c)}
-	c.OneOf("on-stall", string(o.OnStall), string(follow.StallReport), string(follow.StallDump), string(follow.StallRestart), string(follow.StallStop))
-	switch text := c.String("stall-timeout"); text {
-	case "auto":
-	case "off":
-		o.StallTimeout = -1
-	default:
-		d, err := time.ParseDuration(text)
-		if err != nil || d <= 0 {
-			c.Refuse(&cmdline.UsageError{Err: fmt.Errorf("--stall-timeout=%s: it is auto, off or a time", text), Advice: "times are written 90s, 10m or 2h"}, "stall-timeout")
-		}
-		o.StallTimeout = d
-	}
-	return o
-}
 
 // trainingView limits how much of the history is in --output=json, in --output=csv and on
 // pages.
 var trainingView = metrics.View{Points: 256, WorkerPoints: 64}
-
-// trainingFlags set how the logs of a run are read.
-func trainingFlags() []cli.Flag {
-	return []cli.Flag{
-		&cli.StringFlag{Name: "compare", Usage: "compare with the published figures `NAME`"},
-		&cli.IntFlag{Name: "skip-steps", Value: metrics.DefaultSkip, Usage: "leave the first `N` steps of each worker out of medians"},
-		&cli.StringFlag{Name: "log-dir", Usage: "`DIR` with the workers' logs, if this machine has no record of the run"},
-		generationFlag(),
-		patternFlag(),
-	}
-}
-
-// trainingOptions reads trainingFlags and the name of the run, which may be left out with
-// --log-dir.
-func trainingOptions(c *Call, ownDir string) (run, stateDir string, o training.TrainingOptions) {
-	o = training.TrainingOptions{LogDir: c.String("log-dir"), Type: c.String("tpu-type"), Skip: c.Int("skip-steps"), Compare: c.String("compare"), Pattern: pattern(c)}
-	run = o.LogDir
-	if o.LogDir == "" || len(c.Words) > 0 {
-		run = runWord(c)
-		if err := config.CheckRunName(run); err != nil {
-			c.Refuse(&cmdline.UsageError{Err: err}, cmdline.Word)
-		}
-	}
-	c.NotNegative(c, "skip-steps")
-	if o.Skip == 0 {
-		o.Skip = -1 // -1: skip none; 0 would mean the default
-	}
-	if o.Compare != "" {
-		if err := metrics.CheckPublished(o.Compare); err != nil {
-			c.Refuse(&cmdline.UsageError{Err: fmt.Errorf("--compare: %w", err)}, "compare")
-		}
-	}
-	if stateDir = c.String("state-dir"); stateDir == "" {
-		stateDir = ownDir
-	}
-	return run, stateDir, o
-}
 
 func metricsCommand() *cli.Command {
 	return command(cli.Command{
@@ -108,7 +36,7 @@ neither the workers nor the cloud. It knows the step lines of MaxText; give
 
 --compare puts the run beside what MaxText published for a model on as many
 slices: v4/22b, v4/52b, v5e/16b to 128b, v5p/32b to 1024b.`,
-		Flags: slices.Concat(trainingFlags(), []cli.Flag{
+		Flags: slices.Concat(options.TrainingFlags(), []cli.Flag{
 			&cli.StringFlag{Name: "output", Value: "table", Usage: "table, json or csv: `FORMAT` of stdout; csv and json have the figures over the steps"},
 			&cli.BoolFlag{Name: "follow", Aliases: []string{"f"}, Usage: "go on until the run ends, while another command brings its logs here"},
 			&cli.BoolFlag{Name: "workers", Usage: "list every worker, also when there are many"},
@@ -129,7 +57,7 @@ func showMetrics(c *call) error {
 	if c.Bool("follow") && c.String("output") == "csv" {
 		c.Refuse(usagef("--follow and --output=csv: a table of figures over the steps is whole only at the end"), "follow", "output")
 	}
-	name, stateDir, o := trainingOptions(&c.Call, config.StateDir(c.lookup, c.home))
+	name, stateDir, o := options.Training(&c.Call, config.StateDir(c.lookup, c.home))
 	if err := ready(c); err != nil {
 		return err
 	}
@@ -220,9 +148,9 @@ processes. Otherwise multihost sends SIGUSR1 to each process that catches it, an
 collects what the process prints. A program prints its stacks after
 faulthandler.register(signal.SIGUSR1). For every other process, multihost shows
 only what its threads wait for.`,
-		Flags: slices.Concat(hostFlags(), []cli.Flag{prefixFlag()}, sshFlags()),
+		Flags: slices.Concat(options.HostFlags(), []cli.Flag{options.PrefixFlag()}, options.SSHFlags()),
 		Action: withSession(func(s *session, c *call) error {
-			name := runWord(&c.Call)
+			name := options.RunWord(&c.Call)
 			d, err := s.workers(c)
 			if err != nil {
 				return err

@@ -3,17 +3,9 @@ package main
 import (
 	"github.com/urfave/cli/v2"
 
-	"multihost/internal/cmdline"
 	"multihost/internal/event"
 	"multihost/internal/network"
-)
-
-// Defaults of multihost network create: the network of MaxText's documents, and SSH from
-// Identity-Aware Proxy only.
-const (
-	defaultNetwork = "mtu9k"
-	defaultMTU     = 8896
-	iapRange       = "35.235.240.0/20"
+	"multihost/internal/options"
 )
 
 func networkCommand() *cli.Command {
@@ -37,28 +29,15 @@ the range of Identity-Aware Proxy; add your own address to log in directly:
 
   multihost network create --ssh-source-ranges=35.235.240.0/20,203.0.113.7/32`,
 		Flags: []cli.Flag{
-			&cli.IntFlag{Name: "mtu", Value: defaultMTU, Usage: "largest packet, in `BYTES`: 1300 to 8896"},
+			&cli.IntFlag{Name: "mtu", Value: network.DefaultMTU, Usage: "largest packet, in `BYTES`: 1300 to 8896"},
 			&cli.StringFlag{Name: "subnet-mode", Value: "auto", Usage: "auto, custom or legacy: how subnetworks are made (`MODE`)"},
 			&cli.StringFlag{Name: "bgp-routing-mode", Value: "regional", Usage: "regional or global: how far dynamic routes reach (`MODE`)"},
-			&cli.StringFlag{Name: "ssh-source-ranges", Value: iapRange, Usage: "addresses `CIDR,…` that may reach port 22"},
+			&cli.StringFlag{Name: "ssh-source-ranges", Value: network.IAPRange, Usage: "addresses `CIDR,…` that may reach port 22"},
 			&cli.StringFlag{Name: "all-ports-from", Usage: "open every port to the addresses `CIDR,…`"},
 			&cli.BoolFlag{Name: "dry-run", Usage: "print the plan and the equal gcloud commands; change nothing"},
 		},
 		Action: withSession(func(s *session, c *call) error {
-			name := networkName(&c.Call)
-			o := network.Options{
-				Name: name, MTU: c.Int("mtu"), SubnetMode: c.String("subnet-mode"), RoutingMode: c.String("bgp-routing-mode"),
-				SSHSourceRanges: splitCommas(c.String("ssh-source-ranges")), AllPortsFrom: splitCommas(c.String("all-ports-from")),
-			}
-			refuseNetwork(&c.Call, network.Options{Name: o.Name}, cmdline.Word)
-			if c.Refused(cmdline.Word) {
-				o.Name = "" // check the ranges as if the name were valid
-			}
-			refuseNetwork(&c.Call, network.Options{MTU: o.MTU}, "mtu")
-			refuseNetwork(&c.Call, network.Options{SubnetMode: o.SubnetMode}, "subnet-mode")
-			refuseNetwork(&c.Call, network.Options{RoutingMode: o.RoutingMode}, "bgp-routing-mode")
-			refuseNetwork(&c.Call, network.Options{Name: o.Name, SSHSourceRanges: o.SSHSourceRanges}, "ssh-source-ranges")
-			refuseNetwork(&c.Call, network.Options{Name: o.Name, AllPortsFrom: o.AllPortsFrom}, "all-ports-from")
+			o := options.Network(&c.Call)
 			if err := ready(c); err != nil {
 				return err
 			}
@@ -78,27 +57,11 @@ the range of Identity-Aware Proxy; add your own address to log in directly:
 	}, exitOK, exitUsage, exitUnavailable, exitTempFail, exitPermission, exitConfig)
 }
 
-// networkName returns the word of a command, or the default network's name.
-func networkName(c *Call) string {
-	if len(c.Words) == 0 {
-		return defaultNetwork
-	}
-	return c.OneWord("name", "")
-}
-
-// refuseNetwork refuses o if it is not valid. flags must be the flags that set all fields
-// of o that do not have their defaults.
-func refuseNetwork(c *Call, o network.Options, flags ...string) {
-	if err := o.Validate(); err != nil {
-		c.Refuse(&cmdline.UsageError{Err: err}, flags...)
-	}
-}
-
 func networkShowCommand() *cli.Command {
 	return command(cli.Command{
 		Name: "show", Usage: "show a network and its firewall rules", ArgsUsage: "[NAME]",
 		Action: withSession(func(s *session, c *call) error {
-			name := networkName(&c.Call)
+			name := options.NetworkName(&c.Call)
 			if err := ready(c); err != nil {
 				return err
 			}
@@ -115,16 +78,14 @@ func networkShowCommand() *cli.Command {
 func networkUpdateCommand() *cli.Command {
 	return command(cli.Command{
 		Name: "update", Usage: "change the MTU of a network that no TPU is on", ArgsUsage: "NAME",
-		Flags: []cli.Flag{&cli.IntFlag{Name: "mtu", Value: defaultMTU, Usage: "largest packet, in `BYTES`: 1300 to 8896"}},
+		Flags: []cli.Flag{&cli.IntFlag{Name: "mtu", Value: network.DefaultMTU, Usage: "largest packet, in `BYTES`: 1300 to 8896"}},
 		Action: withSession(func(s *session, c *call) error {
 			name := c.OneWord("name", "")
-			if c.Int("mtu") < 1300 || c.Int("mtu") > defaultMTU {
-				c.Refuse(usagef("--mtu=%d: want 1300 to %d", c.Int("mtu"), defaultMTU), "mtu")
-			}
+			mtu := options.MTU(&c.Call)
 			if err := ready(c); err != nil {
 				return err
 			}
-			_, err := s.networks.SetMTU(c.Context, name, c.Int("mtu"))
+			_, err := s.networks.SetMTU(c.Context, name, mtu)
 			return interruptible(c.Context, err)
 		}),
 	}, exitOK, exitUsage, exitUnavailable, exitPermission, exitConfig)
@@ -161,19 +122,14 @@ func firewallCommand() *cli.Command {
 			command(cli.Command{
 				Name: "create", Usage: "make one rule", ArgsUsage: "NAME",
 				Flags: []cli.Flag{
-					&cli.StringFlag{Name: "network", Value: defaultNetwork, Usage: "`NAME` of the network"},
+					&cli.StringFlag{Name: "network", Value: network.DefaultName, Usage: "`NAME` of the network"},
 					&cli.StringFlag{Name: "allow", Usage: "let in `PROTOCOL[:PORT],…`"},
 					&cli.StringFlag{Name: "source-ranges", Usage: "let in from the addresses `CIDR,…`; without it, from everywhere, as gcloud does"},
 					&cli.StringFlag{Name: "target-tags", Usage: "let in to machines with the network tags `T1,T2`"},
 					&cli.IntFlag{Name: "priority", Value: 1000, Usage: "`NUMBER` of the rule; a lower one wins"},
 				},
 				Action: withSession(func(s *session, c *call) error {
-					name := c.OneWord("name", "")
-					rule := network.FirewallRule{
-						Name: name, Network: c.String("network"), Allow: splitCommas(c.String("allow")), Priority: c.Int("priority"),
-						SourceRanges: splitCommas(c.String("source-ranges")), TargetTags: splitCommas(c.String("target-tags")),
-					}
-					refuseRule(&c.Call, rule)
+					rule := options.FirewallRule(&c.Call)
 					if err := ready(c); err != nil {
 						return err
 					}
@@ -197,24 +153,4 @@ func firewallCommand() *cli.Command {
 			}, exitOK, exitUsage, exitUnavailable, exitPermission, exitConfig),
 		},
 	})
-}
-
-// refuseRule checks each flag of a rule by itself and refuses those that are wrong.
-func refuseRule(c *Call, rule network.FirewallRule) {
-	sound := network.FirewallRule{Name: "x", Allow: []string{"tcp"}}
-	check := func(flag string, set func(r *network.FirewallRule)) {
-		r := sound
-		set(&r)
-		if err := r.Validate(); err != nil {
-			c.Refuse(&cmdline.UsageError{Err: err}, flag)
-			return
-		}
-		sound = r
-	}
-	check(cmdline.Word, func(r *network.FirewallRule) { r.Name = rule.Name })
-	check("network", func(r *network.FirewallRule) { r.Network = rule.Network })
-	check("priority", func(r *network.FirewallRule) { r.Priority = rule.Priority })
-	check("allow", func(r *network.FirewallRule) { r.Allow = rule.Allow })
-	check("source-ranges", func(r *network.FirewallRule) { r.SourceRanges = rule.SourceRanges })
-	check("target-tags", func(r *network.FirewallRule) { r.TargetTags = rule.TargetTags })
 }

@@ -2,43 +2,19 @@ package main
 
 import (
 	"context"
-	"fmt"
 
-	"multihost/internal/cmdline"
 	"multihost/internal/config"
 	"multihost/internal/event"
 	"multihost/internal/gcp"
 	"multihost/internal/notify"
+	"multihost/internal/options"
 	"multihost/internal/stage"
 	"multihost/internal/workers"
 )
 
-// notifyOptions reads --notify and --notify-url, which say who gets the notifications
-// about a run.
-func notifyOptions(c *Call, run string, env []config.EnvVar) notify.Options {
-	o := notify.Options{Run: run}
-	for _, v := range env {
-		if v.Secret {
-			o.Secrets = append(o.Secrets, v.Value)
-		}
-	}
-	var err error
-	if text := c.String("notify"); text != "" {
-		if o.Program, err = notify.ParseProgram(text); err != nil {
-			c.Refuse(&cmdline.UsageError{Err: fmt.Errorf("--notify: %w", err)}, "notify")
-		}
-	}
-	if text := c.String("notify-url"); text != "" {
-		if o.URL, err = notify.ParseURL(text); err != nil {
-			c.Refuse(&cmdline.UsageError{Err: fmt.Errorf("--notify-url: %w", err)}, "notify-url")
-		}
-	}
-	return o
-}
-
 // notifyOptions completes those of the command line.
-func (s *session) notifyOptions(c *Call, run string, env []config.EnvVar) notify.Options {
-	o := notifyOptions(c, run, env)
+func (s *session) notifyOptions(c *options.Call, run string, env []config.EnvVar) notify.Options {
+	o := options.Notify(c, run, env)
 	o.Sink, o.Clock = s.sink, gcp.SystemClock
 	if s.cloud != nil {
 		o.Project, o.Zone = s.cloud.Project(), s.cloud.Zone()

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"multihost/internal/cmdline"
+	"multihost/internal/options"
 	"multihost/internal/qr"
 	"multihost/internal/sim"
 	"multihost/internal/testkit"
@@ -17,11 +18,11 @@ import (
 // or in the table of requests of package qr.
 func TestEveryFlagOfRunAndJobIsAnOption(t *testing.T) {
 	t.Parallel()
-	for path, rows := range map[string][]option{"run": runRows(), "job": jobRows()} {
+	for path, rows := range map[string][]options.Option{"run": options.RunRows(), "job": options.JobRows()} {
 		for _, f := range cmdline.FindCommand(commands(), path).Flags {
 			name := f.Names()[0]
 			requested := slices.ContainsFunc(qr.CreateFlags(), func(r qr.Flag) bool { return r.Name == name })
-			if !requested && !slices.ContainsFunc(rows, func(o option) bool { return o.Name() == name }) {
+			if !requested && !slices.ContainsFunc(rows, func(o options.Option) bool { return o.Name() == name }) {
 				t.Errorf("--%s of %s is no row of the table of options", name, path)
 			}
 		}
@@ -43,7 +44,7 @@ func TestOptionsShowWhereTheTableSays(t *testing.T) {
 	alone := append(slices.Clone(base), "--detach", "--bucket-name=multihost-sim")
 	attached, detached := planOf(r, base), planOf(r, alone)
 	tried := 0
-	for _, o := range jobRows() {
+	for _, o := range options.JobRows() {
 		key, isRefused := o.Key()
 		if o.Try() == "" {
 			if seen := o.Plan() != "" || key != ""; seen && !slices.Contains(notTried, o.Name()) {

@@ -11,6 +11,7 @@ import (
 
 	"multihost/internal/cmdline"
 	"multihost/internal/config"
+	"multihost/internal/options"
 	"multihost/internal/testkit"
 )
 
@@ -62,10 +63,10 @@ func TestOfTwoBadValuesTheFirstIsNamed(t *testing.T) {
 // Values that their flags do not take, for each check of a command one.
 var (
 	badGlobals  = []string{"--output=x", "--project=a b", "--zone=c d", "--sim-step=x", "--quiet=x", "--configuration=no/such"}
-	badLogins   = badOf(loginOptions())
-	badHosts    = badOf(hostOptions())
-	badWatches  = badOf(watchingOptions())
-	badWaits    = badOf(waitOptions())
+	badLogins   = badOf(options.LoginOptions())
+	badHosts    = badOf(options.HostOptions())
+	badWatches  = badOf(options.WatchingOptions())
+	badWaits    = badOf(options.WaitOptions())
 	badRuns     = []string{"stray", "--fail-fast=x"}
 	badRequests = []string{
 		"--workload-type=x", "--provisioning-model=x", "--reservation=/", "--min-duration=x", "--max-run-duration=-1s",
@@ -75,7 +76,7 @@ var (
 )
 
 // badOf returns each option with a value that it refuses.
-func badOf(rows []option) (bad []string) {
+func badOf(rows []options.Option) (bad []string) {
 	for _, o := range rows {
 		if o.Bad() != "" {
 			bad = append(bad, "--"+o.Name()+"="+o.Bad())
@@ -93,8 +94,8 @@ func TestOfTwoWrongValuesTheFirstOnTheLineIsNamed(t *testing.T) {
 		command string
 		bad     []string
 	}{
-		{"run --tpu-prefix=x --command=true", slices.Concat(badRuns, badGlobals, badOf(runRows()))},
-		{"job --tpu-type=v5litepod-16 --command=true --run-name=x", slices.Concat(badRuns, badGlobals, badOf(jobRows()), badRequests)},
+		{"run --tpu-prefix=x --command=true", slices.Concat(badRuns, badGlobals, badOf(options.RunRows()))},
+		{"job --tpu-type=v5litepod-16 --command=true --run-name=x", slices.Concat(badRuns, badGlobals, badOf(options.JobRows()), badRequests)},
 		{"job --tpu-type=v5litepod-16 --command=true --detach --bucket-name=b-1", []string{"--upload-every=1ms", "--bucket-dir=?", "--lease=1h", "--replace", "--ttl=1s", "--user=root"}},
 		{"exec --tpu-prefix=x --command=true", slices.Concat(badGlobals, badLogins, badHosts, []string{"--workers=x", "--exclude-workers=y", "--timeout=-1s", "--grace=-1s", "--slices=x", "--sudo=x", "stray"})},
 		{"cp --tpu-prefix=x a all:b", slices.Concat(badGlobals, badLogins, []string{"--exclude-workers=y", "--slices=x"})},

@@ -2,25 +2,21 @@ package main
 
 import (
 	"bytes"
-	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io/fs"
 	"slices"
 	"strings"
 	"time"
 
 	"github.com/urfave/cli/v2"
 
-	"multihost/internal/cmdline"
-	"multihost/internal/config"
+	"multihost/internal/access"
 	"multihost/internal/event"
-	"multihost/internal/gcloud"
 	"multihost/internal/gcp"
 	"multihost/internal/job"
-	"multihost/internal/provision"
+	"multihost/internal/options"
 	"multihost/internal/qr"
 	"multihost/internal/tpu"
 	"multihost/internal/ui"
@@ -38,133 +34,6 @@ func qrCommand() *cli.Command {
 	return c
 }
 
-func tpuTypeFlag() cli.Flag {
-	return &cli.StringFlag{Name: "tpu-type", Aliases: []string{"TPU_TYPE", "accelerator-type"}, Usage: "accelerator `TYPE` of a slice, such as v5litepod-16"}
-}
-
-func runtimeFlag() cli.Flag {
-	return &cli.StringFlag{Name: "runtime-version", Aliases: []string{"VERSION"}, Usage: "`VERSION` of the image that the workers boot; default: that of the type"}
-}
-
-// requestFlags returns the flags that describe a queued resource: own, and those of
-// gcloud's flags in package qr's table that own does not have.
-func requestFlags(own ...cli.Flag) []cli.Flag {
-	all := slices.Clone(own)
-	for _, f := range qr.CreateFlags() {
-		has := func(own cli.Flag) bool { return slices.Contains(own.Names(), f.Name) }
-		switch {
-		case slices.ContainsFunc(own, has):
-		case f.Bool:
-			all = append(all, &cli.BoolFlag{Name: f.Name, Usage: f.Usage})
-		case f.Repeat:
-			all = append(all, &cli.StringSliceFlag{Name: f.Name, Usage: f.Usage})
-		default:
-			all = append(all, &cli.StringFlag{Name: f.Name, Usage: f.Usage})
-		}
-	}
-	return all
-}
-
-// readRequest adds to r the flags of requestFlags and gcloud's flags in extra.
-func readRequest(c *Call, r qr.Request, extra string) qr.Request {
-	if typeName := c.String("tpu-type"); typeName != "" {
-		t, err := tpu.ParseType(typeName)
-		if err != nil {
-			c.Refuse(fmt.Errorf("--tpu-type: %w", err), "tpu-type")
-		}
-		r.Type = t
-	}
-	reader := qr.NewFlagReader(r, time.Now())
-	all := qr.CreateFlags() // in the order of the line: of two that contradict each other, the later is wrong
-	slices.SortStableFunc(all, func(a, b qr.Flag) int {
-		return cmp.Compare(c.Place(a.Name), c.Place(b.Name))
-	})
-	for _, f := range all {
-		own := slices.ContainsFunc(c.Command.Flags, func(own cli.Flag) bool { return own.Names()[0] == f.Name })
-		if !own || !c.IsSet(f.Name) {
-			continue
-		}
-		values := []string{fmt.Sprint(c.Value(f.Name))}
-		if f.Repeat {
-			values = c.StringSlice(f.Name)
-		}
-		for _, value := range values {
-			if err := reader.Set(f.Name, value); err != nil {
-				c.Refuse(flagError(err), f.Name)
-			}
-		}
-	}
-	if err := reader.Extra(extra); err != nil {
-		c.Refuse(flagError(fmt.Errorf("--cqr-extra-args: %w", err)), "cqr-extra-args")
-	}
-	whole, wrong := reader.Request()
-	for _, err := range wrong {
-		flags := ownFlags(c, err.Flags)
-		if slices.ContainsFunc(flags, func(name string) bool { return !slices.Contains(c.Order, name) }) { // all flags of err are given, so this one is in extra
-			flags = append(flags, "cqr-extra-args")
-		}
-		c.Refuse(flagError(err), flags...)
-	}
-	if whole.Type.Name == "" {
-		c.Refuse(&cmdline.UsageError{Err: errors.New("which accelerator type? --tpu-type is missing"), Advice: "add --tpu-type=v5litepod-16, for example"}, "tpu-type")
-	}
-	return whole
-}
-
-// refuseRequest refuses a request that is not valid. It lists the problems in the order
-// of their flags on the line, without those that follow from a flag refused already.
-func refuseRequest(c *Call, r qr.Request) {
-	var invalid *qr.InvalidError
-	if !errors.As(r.Validate(), &invalid) {
-		return
-	}
-	bad := slices.DeleteFunc(invalid.Problems, func(w *qr.FlagError) bool { return c.Refused(ownFlags(c, w.Flags)...) })
-	at := func(w *qr.FlagError) int { return c.Place(ownFlags(c, w.Flags)...) }
-	slices.SortStableFunc(bad, func(a, b *qr.FlagError) int { return cmp.Compare(at(a), at(b)) })
-	if len(bad) > 0 {
-		c.Refuse(&qr.InvalidError{ID: r.ID, Problems: bad}, ownFlags(c, bad[0].Flags)...)
-	}
-}
-
-// ownFlags maps flags of package qr to flags of this command. A flag of job that is
-// nowhere on the line may be in --cqr-extra-args.
-func ownFlags(c *Call, flags []string) (own []string) {
-	id, job := cmdline.Word, c.Command.Name == "job"
-	if job {
-		id = "run-name"
-	}
-	for _, name := range flags {
-		i := slices.IndexFunc(c.Command.Flags, func(f cli.Flag) bool { return slices.Contains(f.Names(), name) })
-		switch {
-		case i >= 0:
-			name = c.Command.Flags[i].Names()[0]
-		case name == qr.IDFlag || job: // the run names the slices
-			name = id
-		}
-		own = append(own, name)
-	}
-	if job && c.Place(own...) == len(c.Order) {
-		own = append(own, "cqr-extra-args")
-	}
-	return own
-}
-
-// flagError returns a usage error; if a file that the flag names cannot be read, a
-// configuration error.
-func flagError(err error) error {
-	if file := (*fs.PathError)(nil); errors.As(err, &file) {
-		return &cmdline.ConfigError{Err: err}
-	}
-	return &cmdline.UsageError{Err: err}
-}
-
-func splitCommas(s string) []string {
-	if s == "" {
-		return nil
-	}
-	return strings.Split(s, ",")
-}
-
 func qrCreateCommand() *cli.Command {
 	return command(cli.Command{
 		Name:      "create",
@@ -180,27 +49,27 @@ If the same request exists already, multihost uses it. Otherwise it prints one
 line before it makes the request: what it asks for, the list price an hour, and
 what ends the bill. --confirm asks you then; a no ends the command with status
 130.`,
-		Flags: slices.Concat(requestFlags(
+		Flags: slices.Concat(options.RequestFlags(
 			&cli.IntFlag{Name: "node-count", Value: 1, Usage: "make `N` slices"},
-			tpuTypeFlag(), runtimeFlag(),
+			options.TypeFlag(), options.RuntimeFlag(),
 			&cli.BoolFlag{Name: "dry-run", Usage: "print the request and the equal gcloud command; change nothing"},
-			confirmFlag(),
+			options.ConfirmFlag(),
 			&cli.BoolFlag{Name: "wait", Usage: "wait until every worker answers"},
-			asyncFlag("end when the request is sent; do not wait until the service takes it"),
-		), waitFlags(), sshFlags()),
+			options.AsyncFlag("end when the request is sent; do not wait until the service takes it"),
+		), options.WaitFlags(), options.SSHFlags()),
 		Action: withSession(func(s *session, c *call) error {
-			r := qrRequest(&c.Call, s.machine(c))
+			r := options.QueuedResource(&c.Call, s.machine(c))
 			if c.Bool("async") && c.Bool("wait") {
 				c.Refuse(usagef("--async and --wait exclude each other: give one of them"), "async", "wait")
 			}
-			limits := waitLimits(&c.Call)
+			limits := options.WaitLimits(&c.Call)
 			refuseConfirm(s, c)
 			d, err := s.workers(c)
 			if err != nil {
 				return err
 			}
 			confirms(s, c, d)
-			r.Metadata = withKey(r.Metadata, d.Access.Login, publicKey(d.Access))
+			r.Metadata = access.WithKey(r.Metadata, d.Access.Login, publicKey(d.Access))
 			if err := r.Validate(); err != nil {
 				return err
 			}
@@ -239,58 +108,6 @@ what ends the bill. --confirm asks you then; a no ends the command with status
 	}, exitOK, exitUsage, exitUnavailable, exitTempFail, exitPermission, exitConfig, exitInterrupt, exitTerminate)
 }
 
-func qrRequest(c *Call, m Machine) qr.Request {
-	id := c.OneWord("id", "")
-	r := readRequest(c, qr.Request{ID: id}, "")
-	if !c.IsSet("node-count") {
-		r.NodeCount = 1
-	}
-	r.Mark(id, m.User)
-	refuseRequest(c, r)
-	return r
-}
-
-// jobRequest builds the queued resource of a job. MaxText's defaults apply if the user
-// typed MaxText's flags.
-func jobRequest(c *Call, m Machine, run string) provision.Request {
-	upper := asMaxText(c)
-	r := qr.Request{ID: run, NodeCount: c.Int("num-slices"), Autocheckpoint: c.Bool("enable-autocheckpoint")}
-	if upper && !c.IsSet("num-slices") {
-		r.NodeCount = 2
-	}
-	if r.NodeCount < 1 {
-		c.Refuse(cmdline.Usagef("--num-slices=%d: at least 1 slice is needed", r.NodeCount), "num-slices")
-	}
-	if upper && c.String("tpu-type") == "" && c.String("type") == "" {
-		r.Type, _ = tpu.ParseType("v4-8") // v4-8 is a known type: no error
-	}
-	if r.NodeCount > 1 {
-		r.NodePrefix = run
-	} else {
-		r.NodeID = run
-	}
-	r = readRequest(c, r, c.String("cqr-extra-args"))
-	r.Mark(run, m.User)
-	r.MarkJob(run)
-	refuseRequest(c, r)
-	return r.Neutral()
-}
-
-func asyncFlag(usage string) cli.Flag { return &cli.BoolFlag{Name: "async", Usage: usage} }
-
-func waitFlags() []cli.Flag { return flagsOf(waitOptions()) }
-
-// waitLimits reads waitFlags.
-func waitLimits(c *Call) qr.WaitOptions {
-	return qr.WaitOptions{QueueLimit: waitTime(c, "queue-timeout"), ProvisionLimit: waitTime(c, "provision-timeout"), BootLimit: waitTime(c, "boot-timeout")}
-}
-
-// waitTime reads a limit of waiting; a time of 0 becomes qr.NoLimit.
-func waitTime(c *Call, flag string) time.Duration {
-	c.NotNegative(c, flag)
-	return cmp.Or(c.Duration(flag), qr.NoLimit)
-}
-
 func qrWaitCommand() *cli.Command {
 	return command(cli.Command{
 		Name:      "wait",
@@ -298,9 +115,9 @@ func qrWaitCommand() *cli.Command {
 		ArgsUsage: "ID",
 		Description: `Ready means: every slice READY and healthy, and every worker answers SSH. Ends
 at once when the request fails, is suspended or is deleted.`,
-		Flags: slices.Concat(waitFlags(), sshFlags()),
+		Flags: slices.Concat(options.WaitFlags(), options.SSHFlags()),
 		Action: withSession(func(s *session, c *call) error {
-			id, limits := idWord(&c.Call), waitLimits(&c.Call)
+			id, limits := options.IDWord(&c.Call), options.WaitLimits(&c.Call)
 			d, err := s.workers(c)
 			if err != nil {
 				return err
@@ -347,7 +164,7 @@ first, then filtered, then cut off after --limit.`,
 		},
 		Action: withSession(func(s *session, c *call) error {
 			c.NoWords()
-			choice := readChoice(&c.Call)
+			choice := options.Choice(&c.Call)
 			if err := ready(c); err != nil {
 				return err
 			}
@@ -381,23 +198,6 @@ first, then filtered, then cut off after --limit.`,
 	}, exitOK, exitUsage, exitUnavailable, exitPermission, exitConfig)
 }
 
-func readChoice(c *Call) (ch qr.Choice) {
-	var err error
-	if ch.Filter, err = gcloud.ParseFilter(c.String("filter"), time.Now()); err != nil {
-		c.Refuse(&cmdline.UsageError{Err: fmt.Errorf("--filter: %w", err)}, "filter")
-	}
-	if ch.Keys, err = gcloud.ParseSortKeys(c.String("sort-by")); err != nil {
-		c.Refuse(cmdline.Usagef("--sort-by: %w", err), "sort-by")
-	}
-	if ch.Limit, err = config.ParseLimit(c.String("limit")); err != nil || ch.Limit == 0 {
-		c.Refuse(cmdline.Usagef("--limit=%s: it is a number from 1, or unlimited", c.String("limit")), "limit")
-	}
-	if size := c.Int("page-size"); size < 1 {
-		c.Refuse(cmdline.Usagef("--page-size=%d: it must be 1 or more", size), "page-size")
-	}
-	return ch
-}
-
 func qrShowCommand() *cli.Command {
 	return command(cli.Command{
 		Name:      "show",
@@ -405,7 +205,7 @@ func qrShowCommand() *cli.Command {
 		Usage:     "show one queued resource and its slices",
 		ArgsUsage: "ID",
 		Action: withSession(func(s *session, c *call) error {
-			id := idWord(&c.Call)
+			id := options.IDWord(&c.Call)
 			if err := ready(c); err != nil {
 				return err
 			}
@@ -427,11 +227,11 @@ func qrDeleteCommand() *cli.Command {
 		Flags: []cli.Flag{
 			&cli.BoolFlag{Name: "force", Usage: "delete the slices too"},
 			&cli.DurationFlag{Name: "delete-timeout", Value: 20 * time.Minute, Usage: "longest `TIME` to wait until it is gone"},
-			asyncFlag("end when the service has taken the request; do not wait for the deletion"),
+			options.AsyncFlag("end when the service has taken the request; do not wait for the deletion"),
 			&cli.BoolFlag{Name: "dry-run", Usage: "say what would be deleted; change nothing"},
 		},
 		Action: withSession(func(s *session, c *call) error {
-			id := idWord(&c.Call)
+			id := options.IDWord(&c.Call)
 			async := c.Bool("async")
 			if _, typed := c.Typed["delete-timeout"]; typed && async {
 				c.Refuse(usagef("--async and --delete-timeout exclude each other: --async does not wait"), "async", "delete-timeout")
@@ -469,11 +269,11 @@ done. Everything that runs on the workers ends. Disks and addresses stay. Settin
 of the kernel are lost until the next start or preflight applies them. The queued
 resource must be ACTIVE.`,
 		Flags: []cli.Flag{
-			asyncFlag("end when the service has taken the request; do not wait for the reboot"),
+			options.AsyncFlag("end when the service has taken the request; do not wait for the reboot"),
 			&cli.BoolFlag{Name: "dry-run", Usage: "say what would be rebooted; change nothing"},
 		},
 		Action: withSession(func(s *session, c *call) error {
-			id := idWord(&c.Call)
+			id := options.IDWord(&c.Call)
 			if err := ready(c); err != nil {
 				return err
 			}

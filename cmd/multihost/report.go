@@ -15,6 +15,7 @@ import (
 	"multihost/internal/event"
 	"multihost/internal/gcp"
 	"multihost/internal/logs"
+	"multihost/internal/options"
 	"multihost/internal/record"
 	"multihost/internal/report"
 	"multihost/internal/stage"
@@ -42,13 +43,13 @@ the page stays until Ctrl-C.
 The page shows what this machine has of the run: its logs and its journal. The
 command asks neither the workers nor the cloud. The file may be in the directory
 of your program: no later run copies it to the workers.`,
-		Flags: slices.Concat(trainingFlags(), []cli.Flag{
+		Flags: slices.Concat(options.TrainingFlags(), []cli.Flag{
 			&cli.StringFlag{Name: "out", Aliases: []string{"o"}, Value: "report.html", Usage: "`FILE` to write; - is stdout"},
 			&cli.BoolFlag{Name: "follow", Aliases: []string{"f"}, Usage: "serve the page on 127.0.0.1 and let it follow the run"},
 			&cli.IntFlag{Name: "port", Usage: "`PORT` of --follow; default: one that is free"},
 		}),
 		Action: act(func(c *call) error {
-			name, dir, o := trainingOptions(&c.Call, config.StateDir(c.lookup, c.home))
+			name, dir, o := options.Training(&c.Call, config.StateDir(c.lookup, c.home))
 			switch port := c.Int("port"); {
 			case !c.Bool("follow") && c.String("out") == "-" && c.json:
 				c.Refuse(usagef("--out=- and --output=json: standard output can be the page or the answer, not both"), "out", "output")

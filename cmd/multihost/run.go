@@ -3,15 +3,12 @@ package main
 import (
 	"context"
 	"errors"
-	"fmt"
-	"strings"
 
 	"github.com/urfave/cli/v2"
 
-	"multihost/internal/cmdline"
 	"multihost/internal/event"
-	"multihost/internal/follow"
 	"multihost/internal/job"
+	"multihost/internal/options"
 	"multihost/internal/stage"
 	"multihost/internal/tpu"
 )
@@ -46,14 +43,9 @@ On a terminal, Ctrl-C asks whether to stop the command or to leave it running.
 Elsewhere it stops the command on every worker and proves it; a second Ctrl-C
 leaves at once. If you close the terminal, the command goes on: see multihost
 attach.`,
-		Flags: flagsOf(runRows()),
+		Flags: options.RunFlags(),
 		Action: withSession(func(s *session, c *call) error {
-			o := runOptions(&c.Call, s.machine(c), runRows()).Run
-			w := namedWorkers(&c.Call, s.hosts != nil)
-			o.Prefix, o.Slices, o.AllowPartial = w.Prefix, w.Slices, w.Partial
-			if o.UseExisting && c.String("run-name") == "" {
-				c.Refuse(&usageError{Err: errors.New("--use-existing-folder needs the run whose folder it is"), Advice: "add --run-name=NAME"}, "use-existing-folder")
-			}
+			o := options.Run(&c.Call, s.machine(c), s.hosts != nil)
 			told := s.notifyOptions(&c.Call, o.Run, o.Env)
 			d, err := s.workers(c)
 			if err != nil {
@@ -98,7 +90,7 @@ func withSimSlices(c *call, err error) error {
 	if !c.Bool("sim") || !errors.As(err, &none) || len(none.Present) > 0 {
 		return err
 	}
-	return &noSliceError{error: err, Advice: "--sim starts a simulator without slices; give it some with: --sim-slices=" + none.Prefix + ":1xv5litepod-16"}
+	return &options.NoSliceError{Err: err, Advice: "--sim starts a simulator without slices; give it some with: --sim-slices=" + none.Prefix + ":1xv5litepod-16"}
 }
 
 // outcome turns the result of a run into the error that sets the exit status.
@@ -107,39 +99,6 @@ func outcome(out stage.Outcome, err error) error {
 		return &statusError{status}
 	}
 	return err
-}
-
-// runOptions reads the options of run or job, and refuses those that contradict each other.
-func runOptions(c *Call, m Machine, rows []option) options {
-	all := readOptions(c, m, rows)
-	o := &all.Run
-	o.Home = m.Home
-	if len(c.Words) > 0 {
-		c.Refuse(strayWord(c, c.Words[0]), cmdline.Word)
-	}
-	if o.Watch.OnStall == follow.StallRestart && o.MaxRestarts == 0 {
-		c.Refuse(&cmdline.UsageError{Err: errors.New("--on-stall=restart: no restart is allowed"), Advice: "add --max-restarts=3, or some other number"}, "on-stall", "max-restarts")
-	}
-	if o.Detach && o.MaxRestarts > 0 {
-		c.Refuse(cmdline.Usagef("--max-restarts and --detach: nobody would be there to start it again"), "max-restarts", "detach")
-	}
-	if c.Bool("sim") && o.Detach && c.String("bucket-name") == "" {
-		c.Refuse(&cmdline.UsageError{Err: errors.New("--sim and --detach: the simulator ends with this command, and the run with it"),
-			Advice: "start a simulator that stays: multihost sim up --background; eval \"$(multihost sim env)\""}, "sim", "detach")
-	}
-	return all
-}
-
-// strayWord returns the error for a word that is neither a flag nor after --.
-func strayWord(c *Call, word string) error {
-	hint := "quote the command: --command='…', or put its words after --"
-	switch word {
-	case "help":
-		hint = "type: multihost " + strings.Join(c.Line.Path, " ") + " --help"
-	case "true", "false":
-		hint = "the value of a switch stands after =, as in --allow-partial=" + word + "; a program of that name after --"
-	}
-	return &cmdline.UsageError{Err: fmt.Errorf("word %q is neither a flag nor after --", word), Advice: hint}
 }
 
 // interruptible returns the cause of ctx's end in place of the error that the end made a

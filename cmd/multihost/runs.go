@@ -10,17 +10,13 @@ import (
 
 	"multihost/internal/cmdline"
 	"multihost/internal/event"
-	"multihost/internal/follow"
 	"multihost/internal/hosts"
 	"multihost/internal/job"
+	"multihost/internal/options"
 	"multihost/internal/preflight"
 	"multihost/internal/runs"
 	"multihost/internal/ui"
 )
-
-func prefixFlag() cli.Flag {
-	return &cli.StringFlag{Name: "tpu-prefix", Aliases: []string{"TPU_PREFIX"}, Usage: "look only at the slices that `P` names"}
-}
 
 func psCommand() *cli.Command {
 	return command(cli.Command{
@@ -33,13 +29,13 @@ keep their slices. If no command follows a job, it says when the slices of the j
 are deleted.
 
 ` + pricesHelp,
-		Flags: slices.Concat(hostFlags(), bucketFlags(), []cli.Flag{
-			prefixFlag(), slicesFlag(),
+		Flags: slices.Concat(options.HostFlags(), options.BucketFlags(), []cli.Flag{
+			options.PrefixFlag(), options.SlicesFlag(),
 			&cli.BoolFlag{Name: "all", Usage: "show runs that have ended too"},
-		}, sshFlags()),
+		}, options.SSHFlags()),
 		Action: withSession(func(s *session, c *call) error {
 			c.NoWords()
-			numbers := slicesOf(&c.Call)
+			numbers := options.Slices(&c.Call)
 			d, err := s.workers(c)
 			if err != nil {
 				return err
@@ -56,22 +52,15 @@ func attachCommand() *cli.Command {
 		ArgsUsage: "RUN",
 		Description: `Ends with the exit status of the run. On a terminal Ctrl-C asks what to do; elsewhere it leaves
 the run going.`,
-		Flags: slices.Concat(hostFlags(), bucketFlags(), []cli.Flag{
-			prefixFlag(), graceFlag(), interruptFlag("detach"),
+		Flags: slices.Concat(options.HostFlags(), options.BucketFlags(), []cli.Flag{
+			options.PrefixFlag(), options.GraceFlag(), options.InterruptFlag("detach"),
 			&cli.StringFlag{Name: "stream", Value: "first", Usage: "first, all or none: whose output is shown (`WHO`)"},
-			timestampsFlag(),
+			options.TimestampsFlag(),
 			&cli.BoolFlag{Name: "strict-exit", Usage: "fail if any worker ends with an error, even after worker 0 has succeeded"},
-		}, flagsOf(watchingOptions()), flagsOf(patienceOptions()), sshFlags()),
+		}, options.FlagsOf(options.WatchingOptions()), options.FlagsOf(options.PatienceOptions()), options.SSHFlags()),
 		Action: withSession(func(s *session, c *call) error {
-			name := runWord(&c.Call)
-			w := watchOptions(&c.Call)
-			if w.OnStall == follow.StallRestart {
-				c.Refuse(usagef("--on-stall=restart: only the command that started the run can start it again; stop ends it"), "on-stall")
-			}
-			c.NotNegative(c, "lost-timeout", "log-timeout", "quiet-after")
-			checkOnInterrupt(&c.Call)
-			o := runs.AttachOptions{Prefix: c.String("tpu-prefix"), Grace: c.Duration("grace"), StrictExit: c.Bool("strict-exit"), Watch: w, Secret: c.lookup,
-				Patience: follow.Patience{Lost: c.Duration("lost-timeout"), Quiet: c.Duration("quiet-after"), Log: c.Duration("log-timeout")}}
+			name := options.RunWord(&c.Call)
+			o := options.Attach(&c.Call, c.lookup)
 			d, err := s.workers(c)
 			if err != nil {
 				return err
@@ -92,9 +81,9 @@ left. It may be repeated. If the command of a job has not begun, or has ended an
 slices are kept, it deletes the queued resource of the job with its slices. On a
 terminal it asks before it deletes kept slices, and names logs that are not whole on
 this machine. Without a terminal, slices with such logs stay.`,
-		Flags: slices.Concat(hostFlags(), bucketFlags(), []cli.Flag{prefixFlag(), graceFlag()}, sshFlags()),
+		Flags: slices.Concat(options.HostFlags(), options.BucketFlags(), []cli.Flag{options.PrefixFlag(), options.GraceFlag()}, options.SSHFlags()),
 		Action: withSession(func(s *session, c *call) error {
-			name := runWord(&c.Call)
+			name := options.RunWord(&c.Call)
 			d, err := s.workers(c)
 			if err != nil {
 				return err
@@ -112,7 +101,7 @@ func preflightCommand() *cli.Command {
 	sub := func(name, usage string, check bool) *cli.Command {
 		return command(cli.Command{
 			Name: name, Usage: usage,
-			Flags:  preflightFlags(),
+			Flags:  options.PreflightFlags(),
 			Action: withSession(func(s *session, c *call) error { return runPreflight(s, c, check) }),
 		}, exitOK, exitUsage, exitUnavailable, exitPreflight, exitPermission, exitConfig)
 	}
@@ -122,7 +111,7 @@ func preflightCommand() *cli.Command {
 		ArgsUsage: "[PLATFORM=gce|gke]",
 		Description: `multihost preflight PLATFORM=GCE --tpu-prefix=P is multihost preflight apply.
 Settings are not persistent: they are gone when a worker reboots.`,
-		Flags: preflightFlags(),
+		Flags: options.PreflightFlags(),
 		Subcommands: []*cli.Command{
 			sub("apply", "bring every setting to the wanted value", false),
 			sub("check", "read every setting, change nothing", true),
@@ -137,9 +126,9 @@ script runs, it says what the container lacks (docs/gke.md).
 
 With --tpu=no the script expects no TPU: it ends with 0 on CPU and GPU hosts. Its
 argument TPU=no does the same.`,
-				Flags: []cli.Flag{platformFlag(), &cli.StringFlag{Name: "tpu", Value: "yes", Usage: "yes or no: whether a `TPU` is expected where the script runs"}},
+				Flags: []cli.Flag{options.PlatformFlag(), &cli.StringFlag{Name: "tpu", Value: "yes", Usage: "yes or no: whether a `TPU` is expected where the script runs"}},
 				Action: act(func(c *call) error {
-					on := platform(&c.Call, c.String("platform"), "platform")
+					on := options.Platform(&c.Call, c.String("platform"), "platform")
 					o := preflight.Options{Platform: on}
 					switch tpu := c.String("tpu"); strings.ToLower(tpu) {
 					case "yes":
@@ -166,37 +155,16 @@ type preflightScript struct {
 	Script   string `json:"script"`
 }
 
-// platform parses the value of --platform, or of the word PLATFORM=….
-func platform(c *Call, text, flag string) preflight.Platform {
-	on, err := preflight.ParsePlatform(text)
-	if err != nil {
-		c.Refuse(&cmdline.UsageError{Err: fmt.Errorf("--platform: %w", err)}, flag)
-	}
-	return on
-}
-
-func platformFlag() cli.Flag {
-	return &cli.StringFlag{Name: "platform", Aliases: []string{"PLATFORM"}, Value: "gce", Usage: "gce or gke: where the workers run (`PLATFORM`)"}
-}
-
-func preflightFlags() []cli.Flag {
-	return slices.Concat(selectFlags(), hostFlags(), []cli.Flag{
-		platformFlag(),
-		&cli.BoolFlag{Name: "require", Usage: "end with status 76 if any setting is not as wanted"},
-		&cli.BoolFlag{Name: "install", Usage: "install numactl and ethtool on workers that lack them"},
-	}, sshFlags())
-}
-
 func runPreflight(s *session, c *call, check bool) error {
-	on := platform(&c.Call, c.String("platform"), "platform")
+	on := options.Platform(&c.Call, c.String("platform"), "platform")
 	for _, word := range c.Words {
-		if value, ok := cutPlatform(word); ok {
-			on = platform(&c.Call, value, cmdline.Word)
+		if value, ok := options.CutPlatform(word); ok {
+			on = options.Platform(&c.Call, value, cmdline.Word)
 		} else {
 			c.Refuse(usagef("multihost preflight: %q is no command and not PLATFORM=gce or PLATFORM=gke", word), cmdline.Word)
 		}
 	}
-	numbers := slicesOf(&c.Call)
+	numbers := options.Slices(&c.Call)
 	prefix := c.String("tpu-prefix")
 	if s.hosts != nil {
 		prefix = hosts.HostsPrefix
@@ -212,9 +180,6 @@ func runPreflight(s *session, c *call, check bool) error {
 		Check: check, Require: c.Bool("require"), Platform: on, Install: c.Bool("install"), Slices: numbers,
 	}))
 }
-
-// cutPlatform reads PLATFORM=…, the argument of preflight.sh.
-func cutPlatform(word string) (string, bool) { return strings.CutPrefix(word, "PLATFORM=") }
 
 // withoutPipe drops the error of a closed pipe: the reader has seen enough.
 func withoutPipe(err error) error {

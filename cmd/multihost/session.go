@@ -15,29 +15,29 @@ import (
 	"time"
 
 	"multihost/internal/access"
-	"multihost/internal/hosts"
-	"multihost/internal/overssh"
-	"multihost/internal/record"
-	"multihost/internal/stage"
-	"multihost/internal/workers"
-
 	agentprogram "multihost/internal/agent/program"
 	"multihost/internal/cmdline"
 	"multihost/internal/config"
 	"multihost/internal/detach"
 	"multihost/internal/event"
 	"multihost/internal/gcp"
+	"multihost/internal/hosts"
 	"multihost/internal/iap"
 	"multihost/internal/journal"
 	"multihost/internal/network"
+	"multihost/internal/options"
+	"multihost/internal/overssh"
 	"multihost/internal/provider"
 	"multihost/internal/provision"
 	"multihost/internal/qr"
+	"multihost/internal/record"
 	"multihost/internal/sim"
 	"multihost/internal/sim/daemon"
 	"multihost/internal/sshfan"
 	"multihost/internal/sshkey"
+	"multihost/internal/stage"
 	"multihost/internal/ui"
+	"multihost/internal/workers"
 )
 
 // session holds what a command works with: the view, the cloud, the state directory. The
@@ -338,9 +338,9 @@ func (s *session) sourceOf(c *call, flag string) string {
 var leastTerm = time.Minute
 
 // machine returns what options come from besides the command line.
-func (s *session) machine(c *call) Machine {
+func (s *session) machine(c *call) options.Machine {
 	login, _ := config.LocalUser(s.lookup, s.account)
-	return Machine{Lookup: s.lookup, Home: c.home, User: login, LeastTerm: leastTerm}
+	return options.Machine{Lookup: s.lookup, Home: c.home, User: login, LeastTerm: leastTerm}
 }
 
 // slices returns the provider of slices; nil if there is no cloud.

@@ -15,6 +15,7 @@ import (
 	"multihost/internal/journal"
 	"multihost/internal/logs"
 	"multihost/internal/metrics"
+	"multihost/internal/options"
 	"multihost/internal/ui"
 	"multihost/internal/workers"
 )
@@ -35,9 +36,9 @@ Keys: q or Ctrl-C ends the view, never the run; arrow and page keys scroll the
 cells; s, b and n sort the list by speed, by steps behind and by name. Without
 colour (NO_COLOR) the view shows the same. --output=json prints the state once
 and ends.`,
-		Flags: slices.Concat(trainingFlags(), hostFlags(), bucketFlags(), []cli.Flag{prefixFlag()}, sshFlags()),
+		Flags: slices.Concat(options.TrainingFlags(), options.HostFlags(), options.BucketFlags(), []cli.Flag{options.PrefixFlag()}, options.SSHFlags()),
 		Action: act(func(c *call) error {
-			name, dir, o := trainingOptions(&c.Call, config.StateDir(c.lookup, c.home))
+			name, dir, o := options.Training(&c.Call, config.StateDir(c.lookup, c.home))
 			if err := ready(c); err != nil {
 				return err
 			}

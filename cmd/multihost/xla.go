@@ -9,6 +9,7 @@ import (
 
 	"multihost/internal/cmdline"
 	"multihost/internal/event"
+	"multihost/internal/options"
 	"multihost/internal/xla"
 )
 
@@ -23,23 +24,6 @@ func xlaCommand() *cli.Command {
 			xlaFlagsCommand(), xlaPresetsCommand(), xlaCheckCommand(),
 		},
 	})
-}
-
-func generationFlag() cli.Flag {
-	return &cli.StringFlag{Name: "tpu-type", Aliases: []string{"TPU_TYPE"}, Usage: "accelerator `TYPE` such as v5litepod-16, its generation, or gpu"}
-}
-
-// generation reads --tpu-type, which may be empty.
-func generation(c *Call, catalogue *xla.Catalogue) string {
-	text := c.String("tpu-type")
-	if text == "" {
-		return ""
-	}
-	g, err := catalogue.Generation(text)
-	if err != nil {
-		c.Refuse(&cmdline.UsageError{Err: fmt.Errorf("--tpu-type: %w", err)}, "tpu-type")
-	}
-	return g
 }
 
 // show prints one result; it needs no session.
@@ -99,10 +83,10 @@ generation; * marks the groups that MaxText's tuning guide recommends for it.
 
 If the source of a preset has a mistake, the preset corrects it and shows the
 original.`,
-		Flags: []cli.Flag{generationFlag()},
+		Flags: []cli.Flag{options.GenerationFlag()},
 		Action: act(func(c *call) error {
 			catalogue := xla.Load()
-			g := generation(&c.Call, catalogue)
+			g := options.Generation(&c.Call, catalogue)
 			if len(c.Words) == 0 && !c.Dashed {
 				list := xla.ListOf(catalogue, g)
 				return show(c, event.Result{Name: "xla_presets", Text: list.Text(), Data: list})
@@ -136,14 +120,14 @@ XLA_FLAGS. FLAGS may begin with dashes; several words are one text. Without
 
 A flag that the catalogue does not have is called unknown. It
 may be newer than the catalogue, so it is an error only with --strict.`,
-		Flags: []cli.Flag{generationFlag(), &cli.BoolFlag{Name: "strict", Usage: "treat an unknown flag as an error"}},
+		Flags: []cli.Flag{options.GenerationFlag(), &cli.BoolFlag{Name: "strict", Usage: "treat an unknown flag as an error"}},
 		Action: act(func(c *call) error {
 			words := append(slices.Clone(c.Words), c.Argv...)
 			if len(words) == 0 {
 				c.Refuse(&usageError{Err: fmt.Errorf("multihost xla check needs the flags"), Advice: "type: multihost xla check 'FLAGS'"}, cmdline.Word)
 			}
 			catalogue := xla.Load()
-			g := generation(&c.Call, catalogue)
+			g := options.Generation(&c.Call, catalogue)
 			if err := ready(c); err != nil {
 				return err
 			}

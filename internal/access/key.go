@@ -3,6 +3,7 @@ package access
 import (
 	"errors"
 	"io/fs"
+	"maps"
 
 	"multihost/internal/sshkey"
 )
@@ -38,4 +39,19 @@ func (k Key) Ensure(dryRun bool) (id *sshkey.Identity, made bool, err error) {
 		return nil, false, nil
 	}
 	return id, false, err
+}
+
+// WithKey returns the metadata with the user's key in it, so that the workers accept the
+// key from their first boot.
+func WithKey(metadata map[string]string, login, publicKey string) map[string]string {
+	all := maps.Clone(metadata)
+	if all == nil {
+		all = map[string]string{}
+	}
+	entry := login + ":" + publicKey + " " + login
+	if old := all["ssh-keys"]; old != "" {
+		entry = old + "\n" + entry
+	}
+	all["ssh-keys"] = entry
+	return all
 }

@@ -1,4 +1,10 @@
-package main
+// Package options has the flags that several commands have, and reads command lines into the
+// validated options that packages take. The flags of run and job stand in one table, with
+// all that the program has to know about each.
+//
+// A function that reads a line refuses what is wrong with it, by [cmdline.Line.Refuse]; the
+// caller asks the line for the refusal before it uses what was read.
+package options
 
 import (
 	"cmp"
@@ -24,9 +30,9 @@ import (
 	"multihost/internal/xla"
 )
 
-// An option is a flag of run or job with all that the program has to know about it. Tests
+// An Option is a flag of run or job with all that the program has to know about it. Tests
 // find a row that lacks something, and one that says something else than what happens.
-type option struct {
+type Option struct {
 	flag cli.Flag
 
 	// read reads the flag and refuses a value that is wrong by itself. If read is nil, with
@@ -71,20 +77,20 @@ const (
 )
 
 // Name returns the flag's own name.
-func (o option) Name() string { return o.flag.Names()[0] }
+func (o Option) Name() string { return o.flag.Names()[0] }
 
 // Bad returns a value that is refused; "": every value of the flag's kind is right.
-func (o option) Bad() string { return o.bad }
+func (o Option) Bad() string { return o.bad }
 
 // Try returns a value for which the plan and the key change; "": there is none.
-func (o option) Try() string { return o.try }
+func (o Option) Try() string { return o.try }
 
 // Plan returns the path of the field of job.Plan that shows the option; "": none does.
-func (o option) Plan() string { return o.plan }
+func (o Option) Plan() string { return o.plan }
 
 // Key returns the key of a job without runner that has the option; "": it is elsewhere, or
 // nowhere. isRefused reports whether such a job refuses the option.
-func (o option) Key() (key string, isRefused bool) {
+func (o Option) Key() (key string, isRefused bool) {
 	switch o.key {
 	case kit, request:
 		return "", false
@@ -96,21 +102,21 @@ func (o option) Key() (key string, isRefused bool) {
 
 // OfBucket reports whether the option says something about the bucket of a job without
 // runner, and nothing about other jobs.
-func (o option) OfBucket() bool { return o.with == withBucket }
+func (o Option) OfBucket() bool { return o.with == withBucket }
 
-// runRows returns the options of run, jobRows those of job, in the order of the help. The
+// RunRows returns the options of run, jobRows those of job, in the order of the help. The
 // flags of job that describe the request are in the table of package qr, too: see
 // requestFlags.
-func runRows() []option {
-	return slices.Concat(selectOptions(), hostOptions(), patienceOptions(), sharedOptions(), watchingOptions(), []option{restartsOption()}, ownRunOptions(), loginOptions())
+func RunRows() []Option {
+	return slices.Concat(selectOptions(), HostOptions(), PatienceOptions(), sharedOptions(), WatchingOptions(), []Option{restartsOption()}, ownRunOptions(), LoginOptions())
 }
 
-func jobRows() []option {
-	return slices.Concat(ownJobOptions(), waitOptions(), patienceOptions(), sharedOptions(), watchingOptions(), loginOptions())
+func JobRows() []Option {
+	return slices.Concat(ownJobOptions(), WaitOptions(), PatienceOptions(), sharedOptions(), WatchingOptions(), LoginOptions())
 }
 
-// flagsOf returns the flags of options.
-func flagsOf(rows []option) []cli.Flag {
+// FlagsOf returns the flags of options.
+func FlagsOf(rows []Option) []cli.Flag {
 	all := make([]cli.Flag, len(rows))
 	for i, row := range rows {
 		all[i] = row.flag
@@ -148,7 +154,7 @@ type reading struct {
 }
 
 // readOptions reads the options of a command.
-func readOptions(c *Call, m Machine, rows []option) (o options) {
+func readOptions(c *Call, m Machine, rows []Option) (o options) {
 	for _, row := range rows {
 		if row.read != nil {
 			row.read(reading{c, m, row.Name(), &o})
@@ -252,7 +258,7 @@ func readSyncTimeout(r reading) {
 }
 
 func readPlatform(r reading) {
-	r.o.Run.Platform = platform(r.Call, r.String(r.name), r.name)
+	r.o.Run.Platform = Platform(r.Call, r.String(r.name), r.name)
 }
 
 func readNUMA(r reading) {
@@ -269,7 +275,7 @@ func readMaxLog(r reading) {
 	}
 }
 
-func readWatch(r reading) { r.o.Run.Watch = watchOptions(r.Call) }
+func readWatch(r reading) { r.o.Run.Watch = Watch(r.Call) }
 
 func readInterrupt(r reading) { checkOnInterrupt(r.Call) }
 
@@ -375,11 +381,11 @@ func readKeepOnFailure(r reading) {
 	}
 }
 
-// refuseRunnerless refuses the flags that a job without runner cannot obey, the first on
+// RefuseRunnerless refuses the flags that a job without runner cannot obey, the first on
 // the line first.
-func refuseRunnerless(c *Call) {
-	rows := slices.DeleteFunc(jobRows(), func(o option) bool { return o.key != refused || c.Typed[o.Name()] == "" })
-	slices.SortStableFunc(rows, func(a, b option) int { return cmp.Compare(c.Place(a.Name()), c.Place(b.Name())) })
+func RefuseRunnerless(c *Call) {
+	rows := slices.DeleteFunc(JobRows(), func(o Option) bool { return o.key != refused || c.Typed[o.Name()] == "" })
+	slices.SortStableFunc(rows, func(a, b Option) int { return cmp.Compare(c.Place(a.Name()), c.Place(b.Name())) })
 	for _, o := range rows {
 		c.Refuse(cmdline.Usagef("--%s: it does nothing for a job without runner (--detach with --bucket-name)", o.Name()), o.Name(), "detach", "bucket-name")
 	}

@@ -1,17 +1,18 @@
-package main
+package options
 
 import (
 	"fmt"
 	"time"
 
-	"github.com/urfave/cli/v2"
-
 	"multihost/internal/cmdline"
+	"multihost/internal/stage"
 	"multihost/internal/tpu"
+
+	"github.com/urfave/cli/v2"
 )
 
-// globalFlags work before and after the command.
-func globalFlags() []cli.Flag {
+// GlobalFlags work before and after the command.
+func GlobalFlags() []cli.Flag {
 	return []cli.Flag{
 		&cli.StringFlag{Name: "project", Aliases: []string{"PROJECT"}, Usage: "Google Cloud `PROJECT`; default: gcloud's configuration"},
 		&cli.StringFlag{Name: "zone", Aliases: []string{"ZONE"}, Usage: "`ZONE` of the slices; default: gcloud's configuration"},
@@ -32,21 +33,22 @@ func globalFlags() []cli.Flag {
 	}
 }
 
-// sshFlags set how workers are reached.
-func sshFlags() []cli.Flag { return flagsOf(loginOptions()) }
+// SSHFlags set how workers are reached.
+func SSHFlags() []cli.Flag { return FlagsOf(LoginOptions()) }
 
-// selectFlags select the slices that a command works on.
-func selectFlags() []cli.Flag { return flagsOf(selectOptions()) }
+// SelectFlags select the slices that a command works on.
+func SelectFlags() []cli.Flag { return FlagsOf(selectOptions()) }
 
-// hostFlags name machines that no cloud API knows; they replace slices.
-func hostFlags() []cli.Flag { return flagsOf(hostOptions()) }
+// HostFlags name machines that no cloud API knows; they replace slices.
+func HostFlags() []cli.Flag { return FlagsOf(HostOptions()) }
 
-func slicesFlag() cli.Flag {
+// SlicesFlag selects some of the slices of --tpu-prefix: see Slices.
+func SlicesFlag() cli.Flag {
 	return &cli.StringFlag{Name: "slices", Usage: "only the slices with these `NUMBERS` in their names: 0,2-3"}
 }
 
-// slicesOf reads --slices.
-func slicesOf(c *Call) tpu.Numbers {
+// Slices reads --slices.
+func Slices(c *Call) tpu.Numbers {
 	text := c.String("slices")
 	if text == "" {
 		return nil
@@ -65,11 +67,36 @@ func dryRunFlag() cli.Flag {
 	return &cli.BoolFlag{Name: "dry-run", Usage: "show what would be done and change nothing; with --output=json, show it as a document"}
 }
 
-func graceFlag() cli.Flag {
+// GraceFlag is the time that a command has to end before it is killed.
+func GraceFlag() cli.Flag {
 	return &cli.DurationFlag{Name: "grace", Value: 10 * time.Second, Usage: "`TIME` between TERM and KILL when multihost stops a command"}
 }
 
-// timestampsFlag makes the lines of the workers' output begin with a time.
-func timestampsFlag() cli.Flag {
+// TimestampsFlag makes the lines of the workers' output begin with a time.
+func TimestampsFlag() cli.Flag {
 	return &cli.BoolFlag{Name: "timestamps", Usage: "begin each line of output that is shown with the time when it arrived on this machine, such as 2026-01-02T15:04:05.000+01:00; the log files stay as they are, and lines of --output=json have a time anyway"}
+}
+
+// ConfirmFlag asks before slices are requested.
+func ConfirmFlag() cli.Flag {
+	return &cli.BoolFlag{Name: "confirm", Usage: "ask on the terminal before slices are requested; Enter means no"}
+}
+
+// InterruptFlag says what Ctrl-C does. otherwise is what ask means without a terminal.
+func InterruptFlag(otherwise string) cli.Flag {
+	return &cli.StringFlag{Name: "on-interrupt", Value: "ask", Usage: "ask, stop or detach: what Ctrl-C does while the command runs (`WHAT`); ask is " + otherwise + " where there is no terminal"}
+}
+
+func checkOnInterrupt(c *Call) {
+	c.OneOf("on-interrupt", c.String("on-interrupt"), "ask", string(stage.Stop), string(stage.Detach))
+}
+
+// RunWord returns the name of a run, which is the single word of a command.
+func RunWord(c *Call) string {
+	return c.OneWord("run", "which there are: multihost ps --all")
+}
+
+// IDWord returns the name of a queued resource, which is the single word of a command.
+func IDWord(c *Call) string {
+	return c.OneWord("id", "which there are: multihost qr list")
 }

@@ -1,4 +1,4 @@
-package main
+package options
 
 import (
 	"time"
@@ -10,23 +10,24 @@ import (
 	"multihost/internal/follow"
 	"multihost/internal/job"
 	"multihost/internal/launch"
+	"multihost/internal/network"
 )
 
 // selectOptions select the slices that a command works on.
-func selectOptions() []option {
-	return []option{
+func selectOptions() []Option {
+	return []Option{
 		{flag: &cli.StringFlag{Name: "tpu-prefix", Aliases: []string{"TPU_PREFIX"}, Usage: "the slice named `P`, or the slices P-0, P-1, …"},
 			with: withWorkers, plan: "slices", unneeded: ofRun},
-		{flag: slicesFlag(),
+		{flag: SlicesFlag(),
 			with: withWorkers, bad: "x", plan: "slices", unneeded: ofRun},
 		{flag: &cli.BoolFlag{Name: "allow-partial", Usage: "use the slices that are ready and belong together, even if others are missing"},
 			with: withWorkers, plan: "slices", unneeded: ofRun},
 	}
 }
 
-// hostOptions name machines that no cloud API knows; they replace slices.
-func hostOptions() []option {
-	return []option{
+// HostOptions name machines that no cloud API knows; they replace slices.
+func HostOptions() []Option {
+	return []Option{
 		{flag: &cli.StringFlag{Name: "hosts", Usage: "machines in place of slices, as `[USER@]HOST[:PORT],…`; their order gives the worker numbers"},
 			with: inSession, bad: "a b", plan: "slices", unneeded: ofRun},
 		{flag: &cli.StringFlag{Name: "hosts-file", Usage: "`FILE` with the machines of --hosts, one in each line"},
@@ -34,9 +35,9 @@ func hostOptions() []option {
 	}
 }
 
-// patienceOptions set how long a worker of a run may be away or silent.
-func patienceOptions() []option {
-	return []option{
+// PatienceOptions set how long a worker of a run may be away or silent.
+func PatienceOptions() []Option {
+	return []Option{
 		{flag: &cli.DurationFlag{Name: "lost-timeout", Value: 10 * time.Minute, Usage: "give up a worker that cannot be followed for this `TIME`: the run ends with status 69 and the command goes on; 0: no limit"},
 			read: asTime(func(o *options) *time.Duration { return &o.Run.Patience.Lost }), bad: "-1s", plan: "limits.lost_ns", try: "9s", unneeded: notWatched},
 		{flag: &cli.DurationFlag{Name: "log-timeout", Value: 30 * time.Minute, Usage: "longest `TIME` to wait for whole logs after the command has ended, for example for room on a full disk; then a run ends with status 74, and a job leaves its slices to --lease; 0: do not wait"},
@@ -47,8 +48,8 @@ func patienceOptions() []option {
 }
 
 // sharedOptions set what to run and how, for run and for job.
-func sharedOptions() []option {
-	return []option{
+func sharedOptions() []Option {
+	return []Option{
 		{flag: dryRunFlag(),
 			with: inSession, unplanned: "it asks for the plan", unneeded: "it asks for the plan"},
 		{flag: &cli.StringFlag{Name: "command", Aliases: []string{"COMMAND"}, Usage: "bash `SCRIPT` that every worker runs; or give a program after --"},
@@ -95,7 +96,7 @@ func sharedOptions() []option {
 			read: readMaxLog, bad: "x", plan: "limits.max_log_bytes", try: "5MB", key: kit},
 		{flag: &cli.StringFlag{Name: "stream", Value: "first", Usage: "first, all or none: whose output is shown (`WHO`); the log files hold all of it"},
 			with: inSession, bad: "x", unplanned: "it only changes what is shown here", unneeded: notWatched},
-		{flag: timestampsFlag(),
+		{flag: TimestampsFlag(),
 			with: inSession, unplanned: "it only changes what is shown here", unneeded: notWatched},
 		{flag: &cli.BoolFlag{Name: "detach", Usage: "end when the command has started, and leave it running"},
 			read: asBool(func(o *options) *bool { return &o.Run.Detach }), plan: "command", unneeded: "it asks for a job without runner"},
@@ -105,9 +106,9 @@ func sharedOptions() []option {
 			read: asTime(func(o *options) *time.Duration { return &o.Run.StartLimit }), bad: "-1s", plan: "limits.start_ns", try: "9s", key: refused},
 		{flag: &cli.BoolFlag{Name: "fail-fast", Value: true, Usage: "stop the command on all workers when it fails on one"},
 			read: asBool(func(o *options) *bool { return &o.Run.FailFast }), plan: "limits.fail_fast", try: "false", key: "fail_fast"},
-		{flag: graceFlag(),
+		{flag: GraceFlag(),
 			read: asTime(func(o *options) *time.Duration { return &o.Run.Grace }), bad: "-1s", plan: "limits.grace_ns", try: "9s", key: "grace"},
-		{flag: interruptFlag("stop"),
+		{flag: InterruptFlag("stop"),
 			read: readInterrupt, bad: "x", unplanned: "it says what a signal does", unneeded: notWatched},
 		{flag: &cli.BoolFlag{Name: "replace", Usage: "stop the run that is active on these slices, and start this one"},
 			read: asBool(func(o *options) *bool { return &o.Run.Replace }), plan: "stops", key: refused},
@@ -122,9 +123,9 @@ func sharedOptions() []option {
 	}
 }
 
-// watchingOptions set how the training of a run is watched.
-func watchingOptions() []option {
-	return []option{
+// WatchingOptions set how the training of a run is watched.
+func WatchingOptions() []Option {
+	return []Option{
 		{flag: patternFlag(),
 			with: "on-stall", bad: "(", unplanned: "it says how logs are read", unneeded: notWatched},
 		{flag: &cli.StringFlag{Name: "stall-timeout", Value: "auto", Usage: "`TIME` without a training step after which the run has stalled; auto: ten median step times, at least 10m; off: never"},
@@ -135,14 +136,14 @@ func watchingOptions() []option {
 }
 
 // restartsOption sets the budget of a run and of a job.
-func restartsOption() option {
-	return option{flag: &cli.IntFlag{Name: "max-restarts", Usage: "start the command again after up to `N` failures of its own; not after exit codes 126 and 127, and not after three failures in a row right after the start"},
+func restartsOption() Option {
+	return Option{flag: &cli.IntFlag{Name: "max-restarts", Usage: "start the command again after up to `N` failures of its own; not after exit codes 126 and 127, and not after three failures in a row right after the start"},
 		read: asNumber(func(o *options) *int { return &o.Run.MaxRestarts }), bad: "-1", plan: "limits.max_restarts", try: "2", key: refused}
 }
 
 // ownRunOptions are for run alone.
-func ownRunOptions() []option {
-	return []option{
+func ownRunOptions() []Option {
+	return []Option{
 		{flag: &cli.IntFlag{Name: "processes-per-worker", Value: 1, Usage: "start `K` processes of the command on each worker, for example one for each GPU"},
 			read: readProcesses, bad: "0", plan: "start.processes_per_worker", unneeded: ofRun},
 		{flag: &cli.BoolFlag{Name: "use-existing-folder", Aliases: []string{"USE_EXISTING_FOLDER"}, Usage: "copy nothing; the command runs in the directory that the run --run-name left on the workers"},
@@ -151,13 +152,13 @@ func ownRunOptions() []option {
 }
 
 // ownJobOptions are for job alone.
-func ownJobOptions() []option {
-	return []option{
+func ownJobOptions() []Option {
+	return []Option{
 		{flag: &cli.IntFlag{Name: "num-slices", Aliases: []string{"NUM_SLICES", "node-count"}, Value: 1, Usage: "make `N` slices"},
 			with: withRequest, bad: "0", plan: "slices", try: "2", key: "slices"},
-		{flag: tpuTypeFlag(),
+		{flag: TypeFlag(),
 			with: withRequest, bad: "v4-17", plan: "slices.type", try: "v5litepod-32", key: "workers"},
-		{flag: runtimeFlag(),
+		{flag: RuntimeFlag(),
 			with: withRequest, plan: "queued_resource.request", try: "x", key: request},
 		{flag: &cli.StringFlag{Name: "bucket-name", Aliases: []string{"BUCKET_NAME"}, Usage: "with --detach: Cloud Storage `BUCKET` that the job lives in, without this machine"},
 			with: withBucket, plan: "upload.url", key: "bucket"},
@@ -177,9 +178,9 @@ func ownJobOptions() []option {
 			with: withRequest, plan: "queued_resource.request", try: "true", key: request},
 		{flag: &cli.BoolFlag{Name: "network-create", Usage: "make the network that --network names, or else mtu9k, if it does not exist"},
 			with: withRequest, plan: "network", unneeded: "the network is made before"},
-		{flag: &cli.StringFlag{Name: "ssh-source-ranges", Value: iapRange, Usage: "addresses `CIDR,…` that may reach port 22 in a network that --network-create makes; if yours is not among them, workers are reached through Identity-Aware Proxy"},
+		{flag: &cli.StringFlag{Name: "ssh-source-ranges", Value: network.IAPRange, Usage: "addresses `CIDR,…` that may reach port 22 in a network that --network-create makes; if yours is not among them, workers are reached through Identity-Aware Proxy"},
 			with: withRequest, plan: "network", unneeded: "the network is made before"},
-		{flag: confirmFlag(),
+		{flag: ConfirmFlag(),
 			with: inSession, bad: "true", unplanned: "a dry run asks nothing", unneeded: "it asks before"},
 		restartsOption(),
 		{flag: &cli.StringFlag{Name: "max-preemptions", Value: "unlimited", Usage: "start again when slices or hosts are lost, up to `NUMBER` times, or unlimited"},
@@ -191,9 +192,9 @@ func ownJobOptions() []option {
 	}
 }
 
-// waitOptions limit how long slices are waited for.
-func waitOptions() []option {
-	return []option{
+// WaitOptions limit how long slices are waited for.
+func WaitOptions() []Option {
+	return []Option{
 		{flag: &cli.DurationFlag{Name: "queue-timeout", Usage: "longest `TIME` to wait for capacity; default: no limit"},
 			read: asWaitTime(func(o *options) *time.Duration { return &o.QueueLimit }), bad: "-1s", plan: "limits.queue_ns", try: "9s", key: refused},
 		{flag: &cli.DurationFlag{Name: "provision-timeout", Value: 30 * time.Minute, Usage: "longest `TIME` until the slices are made, once there is capacity; 0: no limit"},
@@ -203,9 +204,9 @@ func waitOptions() []option {
 	}
 }
 
-// loginOptions set how workers are reached.
-func loginOptions() []option {
-	return []option{
+// LoginOptions set how workers are reached.
+func LoginOptions() []Option {
+	return []Option{
 		{flag: &cli.BoolFlag{Name: "internal-ip", Aliases: []string{"INTERNAL_IP"}, Usage: "reach workers by their internal addresses; same as --ip=internal"},
 			with: inSession, plan: "login.way", try: "true", unneeded: noLogin},
 		{flag: &cli.StringFlag{Name: "ip", Value: "auto", Usage: "auto, internal, external or iap: how workers are reached (`WAY`); auto: by their external addresses, or else through Identity-Aware Proxy"},

@@ -1,20 +1,21 @@
-package main
+package options
 
 import (
-	"multihost/internal/cmdline"
-	"multihost/internal/config"
-	"multihost/internal/job"
 	"reflect"
 	"slices"
 	"strings"
 	"testing"
+
+	"multihost/internal/cmdline"
+	"multihost/internal/config"
+	"multihost/internal/job"
 
 	"github.com/urfave/cli/v2"
 )
 
 // faultsOf returns what a row of the table of options lacks. reads are the names of the
 // flags that have a function of their own.
-func faultsOf(o option, reads []string) (faults []string) {
+func faultsOf(o Option, reads []string) (faults []string) {
 	fault := func(is bool, text string) {
 		if is {
 			faults = append(faults, text)
@@ -52,7 +53,7 @@ func hasField(of reflect.Type, path []string) bool {
 // about it.
 func TestRowsOfTheTable(t *testing.T) {
 	t.Parallel()
-	for path, rows := range map[string][]option{"run": runRows(), "job": jobRows()} {
+	for path, rows := range map[string][]Option{"run": RunRows(), "job": JobRows()} {
 		var reads []string
 		for _, o := range rows {
 			if o.read != nil {
@@ -70,15 +71,15 @@ func TestRowsOfTheTable(t *testing.T) {
 // A row that lacks something is found.
 func TestFaultsOfAnOption(t *testing.T) {
 	t.Parallel()
-	whole := option{flag: &cli.IntFlag{Name: "x"}, read: func(reading) {}, bad: "-1", plan: "limits.grace_ns", key: "grace"}
-	for want, change := range map[string]func(o *option){
-		"":                         func(*option) {},
-		"either read or with":      func(o *option) { o.read = nil },
-		"with names neither":       func(o *option) { o.read, o.with = nil, "y" },
-		"bad names no value":       func(o *option) { o.bad = "" },
-		"either plan or unplanned": func(o *option) { o.plan = "" },
-		"plan names no field":      func(o *option) { o.plan = "limits.grac" },
-		"either key or unneeded":   func(o *option) { o.key = "" },
+	whole := Option{flag: &cli.IntFlag{Name: "x"}, read: func(reading) {}, bad: "-1", plan: "limits.grace_ns", key: "grace"}
+	for want, change := range map[string]func(o *Option){
+		"":                         func(*Option) {},
+		"either read or with":      func(o *Option) { o.read = nil },
+		"with names neither":       func(o *Option) { o.read, o.with = nil, "y" },
+		"bad names no value":       func(o *Option) { o.bad = "" },
+		"either plan or unplanned": func(o *Option) { o.plan = "" },
+		"plan names no field":      func(o *Option) { o.plan = "limits.grac" },
+		"either key or unneeded":   func(o *Option) { o.key = "" },
 	} {
 		o := whole
 		change(&o)

@@ -1,4 +1,4 @@
-package main
+package options
 
 import (
 	"multihost/internal/cmdline"
@@ -7,17 +7,17 @@ import (
 	"multihost/internal/tpu"
 )
 
-// lineRules say what is special about multihost's flags and commands. complete says how
+// Rules say what is special about multihost's flags and commands. complete says how
 // values and words are completed.
-func lineRules(complete cmdline.CompleteRules) cmdline.Rules {
+func Rules(complete cmdline.CompleteRules) cmdline.Rules {
 	return cmdline.Rules{
 		Private: privateFlags, Never: neverInFiles, Paths: pathFlags, PathPairs: []string{"metadata-from-file"},
 		Alternatives: alternatives, BelongsTo: map[string]string{"max-run-duration": "flex-start", "topology": "type"},
 		NoFiles:    []string{"init", "completion", "manual", "version"},
 		OtherWords: otherWords, Nearest: tpu.Suggest, Foreign: foreignFlag,
 		Help: cmdline.HelpRules{
-			Commands: commandGroups, Common: commonFlags, Groups: flagGroups,
-			Apart: []help.Group{{Title: "where", Shown: whereFlags}, {Title: loginTitle, Rest: loginFlags()}},
+			Commands: CommandGroups, Common: commonFlags, Groups: flagGroups,
+			Apart: []help.Group{{Title: "where", Shown: WhereFlags}, {Title: loginTitle, Rest: LoginFlags()}},
 		},
 		Complete: complete,
 	}
@@ -107,8 +107,8 @@ var otherWords = map[string][]string{
 	"firewall": {"network firewall"}, "cleanup": {"gc"}, "check": {"doctor"}, "diagnose": {"doctor"}, "simulator": {"sim"},
 }
 
-// commandGroups are the commands by what one wants to do, those that few need last.
-var commandGroups = []cmdline.CommandGroup{
+// CommandGroups are the commands by what one wants to do, those that few need last.
+var CommandGroups = []cmdline.CommandGroup{
 	{Title: "make slices", Commands: []string{"network", "qr"}},
 	{Title: "run a command on all workers", Commands: []string{"run", "job"}},
 	{Title: "follow and end runs", Commands: []string{"ps", "attach", "logs", "stop"}},
@@ -175,18 +175,18 @@ var flagGroups = []help.Group{
 	},
 	{
 		Title: loginTitle,
-		Rest:  loginFlags(),
+		Rest:  LoginFlags(),
 	},
 }
 
-// whereFlags stand in a section of their own where a command has no other groups.
-var whereFlags = []string{"tpu-prefix", "slices", "allow-partial", "hosts", "hosts-file", "bucket-name", "bucket-dir"}
+// WhereFlags stand in a section of their own where a command has no other groups.
+var WhereFlags = []string{"tpu-prefix", "slices", "allow-partial", "hosts", "hosts-file", "bucket-name", "bucket-dir"}
 
 const loginTitle = "how workers are reached"
 
-// loginFlags returns the names of sshFlags. The short help of no command shows them.
-func loginFlags() (names []string) {
-	for _, f := range sshFlags() {
+// LoginFlags returns the names of sshFlags. The short help of no command shows them.
+func LoginFlags() (names []string) {
+	for _, f := range SSHFlags() {
 		names = append(names, f.Names()[0])
 	}
 	return names
