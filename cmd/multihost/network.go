@@ -66,11 +66,7 @@ func networkShowCommand() *cli.Command {
 				return err
 			}
 			info, err := s.networks.Show(c.Context, name)
-			if err != nil {
-				return interruptible(c.Context, err)
-			}
-			s.view.Emit(event.Result{Name: "network", Text: info.String(), Data: info})
-			return nil
+			return s.showResult(c, "network", info, err)
 		}),
 	}, exitOK, exitUsage, exitUnavailable, exitPermission, exitConfig)
 }

@@ -1,10 +1,7 @@
 package main
 
 import (
-	"bytes"
 	"context"
-	"encoding/json"
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -74,7 +71,7 @@ what ends the bill. --confirm asks you then; a no ends the command with status
 				return err
 			}
 			if s.dryRun {
-				return s.qrPlan(c.Context, d, r)
+				return s.qrPlan(c, d, r)
 			}
 			defer warnOfLeftovers(s, c, d, r.ID)()
 			if err := job.AskFor(c.Context, d, r.Neutral()); err != nil {
@@ -240,7 +237,8 @@ func qrDeleteCommand() *cli.Command {
 				return err
 			}
 			if s.dryRun {
-				return s.qrDeletePlan(c.Context, id, c.Bool("force"))
+				plan, err := s.queue.PlanDelete(c.Context, id, c.Bool("force"))
+				return s.showResult(c, "delete_plan", plan, err)
 			}
 			deleted, err := s.queue.Delete(c.Context, id, qr.DeleteOptions{Force: c.Bool("force"), Limit: c.Duration("delete-timeout"), Async: async})
 			if err != nil {
@@ -278,7 +276,8 @@ resource must be ACTIVE.`,
 				return err
 			}
 			if s.dryRun {
-				return s.qrResetPlan(c.Context, id)
+				plan, err := s.queue.PlanReset(c.Context, id)
+				return s.showResult(c, "reset_plan", plan, err)
 			}
 			reset, note := s.queue.Reset, event.Note{Level: event.Info, Text: "rebooted the workers of queued resource " + id, Hint: "wait until they answer with: multihost qr wait " + id}
 			if c.Bool("async") {
@@ -301,75 +300,12 @@ func missing(id string, err error) error {
 	return err
 }
 
-// qrResetPlan shows what qr reset would reboot.
-func (s *session) qrResetPlan(ctx context.Context, id string) error {
-	res, err := s.queue.Get(ctx, id)
-	if err != nil {
-		return interruptible(ctx, missing(id, err))
-	}
-	names := []string{}
-	for _, slice := range res.Slices {
-		names = append(names, slice.Name)
-	}
-	text := fmt.Sprintf("would reboot all workers of queued resource %s (%s, of %s): %s\n", id, res.State, res.Owner(), strings.Join(names, ", "))
-	if res.State != "ACTIVE" {
-		text = fmt.Sprintf("queued resource %s is %s: only an ACTIVE one can be reset\n", id, res.State)
-	}
-	s.view.Emit(event.Result{Name: "reset_plan", Text: text, Data: map[string]any{"queued_resource": id, "resets": res.State == "ACTIVE", "slices": names}})
-	return nil
-}
-
 // qrPlan shows what qr create would create.
-func (s *session) qrPlan(ctx context.Context, d *workers.Deps, r qr.Request) error {
-	mtu := job.WarnOfMTU(ctx, d, r.Neutral())
-	res, _, err := s.queue.Create(ctx, r)
-	var refused *gcp.ReadOnlyError
-	if err == nil {
-		s.view.Emit(event.Result{Name: "queued_resource_plan", Text: fmt.Sprintf("queued resource %s is there already, state %s: nothing to create\n", r.ID, res.State),
-			Data: map[string]any{"exists": res}})
-		return nil
+func (s *session) qrPlan(c *call, d *workers.Deps, r qr.Request) error {
+	mtu := job.WarnOfMTU(c.Context, d, r.Neutral())
+	plan, err := s.queue.PlanCreate(c.Context, r)
+	if err == nil && plan.Exists == nil {
+		job.WouldAskFor(d, r.Neutral(), mtu)
 	}
-	if !errors.As(err, &refused) {
-		return interruptible(ctx, err)
-	}
-	var text bytes.Buffer
-	if err := json.Indent(&text, refused.Body, "", "  "); err != nil {
-		return fmt.Errorf("show request %q: %w", r.ID, err)
-	}
-	job.WouldAskFor(d, r.Neutral(), mtu)
-	command := r.Gcloud(s.cloud.Project(), s.cloud.Zone())
-	s.view.Emit(event.Result{
-		Name: "queued_resource_plan",
-		Text: fmt.Sprintf("would create queued resource %s:\n%s\nthe same with gcloud:\n%s\n", r.ID, strings.TrimSpace(text.String()), command),
-		Data: map[string]any{"request": json.RawMessage(refused.Body), "gcloud": command},
-	})
-	return nil
-}
-
-// qrDeletePlan shows what qr delete would delete.
-func (s *session) qrDeletePlan(ctx context.Context, id string, force bool) error {
-	deleted, err := s.queue.Delete(ctx, id, qr.DeleteOptions{Force: force, Async: true})
-	var refused *gcp.ReadOnlyError
-	if err != nil && !errors.As(err, &refused) {
-		return interruptible(ctx, err)
-	}
-	text, names := "queued resource "+id+" is not there: nothing to delete", []string{}
-	switch {
-	case deleted:
-		text = "queued resource " + id + " is being deleted already"
-	case refused != nil:
-		res, err := s.queue.Get(ctx, id)
-		if err != nil {
-			return interruptible(ctx, err)
-		}
-		text = fmt.Sprintf("would delete queued resource %s (%s, of %s)", id, res.State, res.Owner())
-		for _, slice := range res.Slices {
-			names = append(names, slice.Name)
-		}
-		if len(names) > 0 {
-			text += " with its slices " + strings.Join(names, ", ")
-		}
-	}
-	s.view.Emit(event.Result{Name: "delete_plan", Text: text + "\n", Data: map[string]any{"queued_resource": id, "deletes": refused != nil, "slices": names}})
-	return nil
+	return s.showResult(c, "queued_resource_plan", plan, err)
 }

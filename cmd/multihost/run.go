@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"errors"
+	"fmt"
 
 	"github.com/urfave/cli/v2"
 
@@ -64,10 +65,16 @@ attach.`,
 // showPlan shows the plan of a dry run.
 func (s *session) showPlan(c *call, plan func() (job.Plan, error)) error {
 	made, err := plan()
+	return s.showResult(c, "plan", made, err)
+}
+
+// showResult shows what a call has returned, with its own text for people; or it returns
+// the call's error.
+func (s *session) showResult(c *call, name string, data fmt.Stringer, err error) error {
 	if err != nil {
 		return interruptible(c.Context, err)
 	}
-	s.view.Emit(event.Result{Name: "plan", Text: made.String(), Data: made})
+	s.view.Emit(event.Result{Name: name, Text: data.String(), Data: data})
 	return nil
 }
 
