@@ -3,13 +3,11 @@ package main
 import (
 	"errors"
 	"slices"
-	"time"
 
 	"github.com/urfave/cli/v2"
 
 	"multihost/internal/config"
 	"multihost/internal/event"
-	"multihost/internal/follow"
 	"multihost/internal/gcp"
 	"multihost/internal/metrics"
 	"multihost/internal/ops"
@@ -72,8 +70,8 @@ func showMetrics(c *call) error {
 	view := newView(c)
 	defer view.Close()
 	if c.Bool("follow") {
-		if err := followTraining(c, t, view, name); err != nil {
-			return err
+		if err := t.Follow(c.Context, gcp.SystemClock, view, name); err != nil {
+			return interruptible(c.Context, err)
 		}
 	}
 	d := t.Document(trainingView, gcp.SystemClock.Now())
@@ -94,44 +92,6 @@ func below(c *call, sink event.Sink, d *metrics.Document) error {
 		return &statusError{exitBelow}
 	}
 	return nil
-}
-
-// followPace is how often log files are read. followQuiet is how long they may not grow
-// before that is reported.
-const (
-	followPace  = time.Second
-	followQuiet = 30 * time.Second
-)
-
-// followTraining shows each new step until the run ends.
-func followTraining(c *call, t *training.Training, sink event.Sink, run string) error {
-	clock := gcp.SystemClock
-	shown, grown, told := int64(-1), clock.Now(), false
-	for {
-		if last, ok := t.Latest(); ok && last.Step != shown {
-			shown = last.Step
-			e := follow.TrainingEvent(last)
-			sink.Emit(event.Result{Name: "training", Text: e.String() + "\n", Data: e})
-		}
-		if t.Ended() {
-			return nil
-		}
-		select {
-		case <-c.Context.Done():
-			return interruptible(c.Context, c.Context.Err())
-		case <-clock.After(followPace):
-		}
-		changed, err := t.Update()
-		if err != nil {
-			return err
-		}
-		if changed {
-			grown = clock.Now()
-		} else if !told && clock.Now().Sub(grown) > followQuiet {
-			told = true
-			event.Notef(sink, event.Info, "when no command brings them here, type in another terminal: multihost attach "+run, "the logs of run %s on this machine do not grow", run)
-		}
-	}
 }
 
 func dumpCommand() *cli.Command {

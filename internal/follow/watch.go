@@ -4,13 +4,13 @@ import (
 	"context"
 	"io"
 	"os"
-	"strconv"
 	"time"
 
 	"multihost/internal/event"
 	"multihost/internal/metrics"
 	"multihost/internal/stage"
 	"multihost/internal/tpu"
+	"multihost/internal/training"
 )
 
 // OnStall says what happens to a run whose training has stalled.
@@ -72,7 +72,7 @@ func (w *watcher) catchUp(i int, path string, size int64) error {
 func (w *watcher) look(ctx context.Context) error {
 	if last, ok := w.collector.Latest(); ok && (w.shown.At == nil || last.Step != w.shown.Step || !last.At.Equal(*w.shown.At)) {
 		w.shown = last
-		w.f.Sink.Emit(TrainingEvent(last))
+		w.f.Sink.Emit(training.Event(last))
 	}
 	if w.o.StallTimeout < 0 {
 		return nil
@@ -99,21 +99,6 @@ func (w *watcher) look(ctx context.Context) error {
 		return w.stallEnd(s)
 	}
 	return nil
-}
-
-// TrainingEvent converts a step to an event.
-func TrainingEvent(s metrics.Sample) event.Training {
-	known := func(n metrics.Number) float64 {
-		if !n.Known() {
-			return 0
-		}
-		return float64(n)
-	}
-	e := event.Training{Step: s.Step, StepSeconds: known(s.StepSeconds), TFLOPs: known(s.TFLOPs), MFU: known(s.MFU), Tokens: known(s.Tokens), Loss: s.LossText}
-	if s.Loss.Known() {
-		e.Loss = strconv.FormatFloat(float64(s.Loss), 'g', 5, 64)
-	}
-	return e
 }
 
 // summary returns what the end of a run reports about its training; nil if there were
