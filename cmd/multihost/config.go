@@ -1,24 +1,20 @@
 package main
 
 import (
-	"cmp"
-
-	"multihost/internal/stage"
-
 	_ "embed"
 	"errors"
 	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
-	"slices"
-	"strings"
-
-	"github.com/urfave/cli/v2"
 
 	"multihost/internal/cmdline"
 	"multihost/internal/config"
 	"multihost/internal/event"
+	"multihost/internal/options"
+	"multihost/internal/stage"
+
+	"github.com/urfave/cli/v2"
 )
 
 func configCommand() *cli.Command {
@@ -51,111 +47,20 @@ overrides the values for all commands. See docs/configuration.md.
 	})
 }
 
-// shownConfig is the result of config show.
-type shownConfig struct {
-	Command     string              `json:"command,omitempty"`
-	ProjectFile string              `json:"project_file,omitempty"`
-	UserFile    string              `json:"user_file"`
-	UserExists  bool                `json:"user_file_exists"`
-	Profile     string              `json:"profile,omitempty"`
-	Profiles    []string            `json:"profiles"`
-	Gcloud      string              `json:"gcloud_configuration"`
-	Flags       []cmdline.FlagValue `json:"flags"`
-	from        config.Source       // of the profile
-}
-
 func configShow(c *call) error {
 	if c.Dashed {
 		c.Refuse(usagef("multihost config show takes nothing after --"), cmdline.Dashes)
 	}
-	if _, err := loadGcloud(c, c.Line); err != nil {
-		c.Refuse(&configError{Err: err}, "configuration")
-	}
+	m := options.Machine{Lookup: c.lookup, Home: c.home}
+	options.CheckGcloud(&c.Call, m)
 	if err := ready(c); err != nil {
 		return err
 	}
-	path := strings.Join(c.Words, " ")
-	shown := shownConfig{Command: path, UserFile: config.UserFile(c.lookup, c.home), Profiles: []string{}}
-	if files := c.Layers.Files; files != nil {
-		shown.ProjectFile, shown.UserExists = files.Project, files.User != ""
-		shown.Profile, shown.from = files.Profile, files.ProfileSource
-		shown.Profiles = append(shown.Profiles, files.Profiles()...)
-	}
-	flags, commands, err := c.program().Explain(c.Line, path, func(l *cmdline.Line, flag string) (value string, from config.Source) {
-		return gcloudValue(c, l, flag, &shown.Gcloud)
-	})
+	shown, err := options.Explain(&c.Call, m, c.program())
 	if err != nil {
 		return err
 	}
-	set := slices.DeleteFunc(slices.Clone(flags), cmdline.FlagValue.BuiltIn)
-	shown.Flags = flags
-	if path == "" {
-		shown.Flags = slices.Clone(set)
-	}
-	inText := set
-	if c.Bool("all") {
-		inText = slices.Clone(shown.Flags)
-	}
-	for i := range shown.Flags {
-		if path != "" || len(shown.Flags[i].Commands) == commands {
-			shown.Flags[i].Commands = nil
-		}
-	}
-	return show(c, event.Result{Name: "config", Text: shown.text(inText, commands), Data: shown})
-}
-
-// gcloudValue returns a flag's value in gcloud's configuration and where that comes from,
-// or "".
-func gcloudValue(c *call, l *cmdline.Line, flag string, configuration *string) (value string, from config.Source) {
-	field := gcloudFields[flag]
-	if field == "" {
-		return "", from
-	}
-	g, err := loadGcloud(c, l)
-	if err != nil { // configShow has reported it
-		return "", from
-	}
-	*configuration = g.Configuration
-	return map[string]string{"Project": g.Project, "Zone": g.Zone, "AccessTokenFile": g.AccessTokenFile}[field],
-		config.Source{Layer: config.GcloudLayer, Text: g.Source[field]}
-}
-
-// loadGcloud reads the gcloud configuration that a command would use.
-func loadGcloud(c *call, l *cmdline.Line) (config.Gcloud, error) {
-	name := l.Values["configuration"]
-	if name == "" {
-		name = l.Setting("configuration")
-	}
-	return config.LoadGcloud(c.lookup, c.home, name)
-}
-
-// gcloudFields lists the flags for which gcloud's configuration has a value.
-var gcloudFields = map[string]string{"project": "Project", "zone": "Zone", "access-token-file": "AccessTokenFile"}
-
-func (s shownConfig) text(flags []cmdline.FlagValue, commands int) string {
-	var b strings.Builder
-	user := s.UserFile
-	if !s.UserExists {
-		user += " (not there)"
-	}
-	fmt.Fprintf(&b, "project file: %s\nuser file:    %s\n", cmp.Or(s.ProjectFile, "none"), user)
-	fmt.Fprintf(&b, "profile:      %s", cmp.Or(s.Profile, "none"))
-	if s.from.Line > 0 {
-		fmt.Fprintf(&b, " (%s)", s.from)
-	}
-	if len(s.Profiles) > 0 {
-		fmt.Fprintf(&b, "; there are: %s", strings.Join(s.Profiles, ", "))
-	}
-	fmt.Fprintf(&b, "\ngcloud:       %s\n\n", cmp.Or(s.Gcloud, "none"))
-	if len(flags) == 0 {
-		b.WriteString("no flag is set; a file to set some in: multihost init\n")
-		return b.String()
-	}
-	if s.Command != "" {
-		commands = 0
-	}
-	b.WriteString(cmdline.FlagTable(flags, commands))
-	return b.String()
+	return show(c, event.Result{Name: "config", Text: shown.String(), Data: shown})
 }
 
 //go:embed init.yaml

@@ -57,7 +57,7 @@ func TestFilesKnowWhatEachFlagIs(t *testing.T) {
 			t.Errorf("--%s of %s runs a program, names an address or an identity, or opens a network: it belongs in privateFlags", name, command)
 		}
 	})
-	for _, table := range [][]string{rules(process{}).Paths, keys(rules(process{}).Private), keys(rules(process{}).Never), keys(gcloudFields)} {
+	for _, table := range [][]string{rules(process{}).Paths, keys(rules(process{}).Private), keys(rules(process{}).Never)} {
 		for _, name := range table {
 			if _, ok := kinds[name]; !ok {
 				t.Errorf("options.Rules name the flag --%s, which there is not", name)

@@ -33,6 +33,7 @@ import (
 	"multihost/internal/metrics"
 	"multihost/internal/network"
 	"multihost/internal/ops"
+	"multihost/internal/options"
 	"multihost/internal/qr"
 	"multihost/internal/runs"
 	"multihost/internal/sim"
@@ -69,7 +70,7 @@ func answersInJSON() map[string]jsonAnswer {
 	return map[string]jsonAnswer{
 		"attach":                  {follows, run},
 		"completion":              {answers, results{"completion": completionScript{}}},
-		"config show":             {answers, results{"config": shownConfig{}}},
+		"config show":             {answers, results{"config": options.Defaults{}}},
 		"cp":                      {steps, results{"copied": []ops.Copied{}}},
 		"doctor":                  {steps, results{"doctor": doctor.Report{}}},
 		"dump":                    {steps, results{"stacks": []follow.Dumped{}}},

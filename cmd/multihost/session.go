@@ -4,13 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"os"
 	"os/user"
 	"path/filepath"
-	"regexp"
 	"runtime"
-	"slices"
 	"strings"
 	"time"
 
@@ -33,7 +30,6 @@ import (
 	"multihost/internal/record"
 	"multihost/internal/sim"
 	"multihost/internal/sim/daemon"
-	"multihost/internal/sshfan"
 	"multihost/internal/sshkey"
 	"multihost/internal/stage"
 	"multihost/internal/ui"
@@ -172,23 +168,14 @@ func (s *session) fill(c *call) error {
 			return err
 		}
 	}
-	g, err := config.LoadGcloud(s.lookup, c.home, c.String("configuration"))
-	if err != nil {
-		c.Refuse(&configError{Err: err}, "configuration")
-	}
-	for _, flag := range slices.Sorted(maps.Keys(gcloudFields)) {
-		if v := s.setting(c, flag); v != "" {
-			if err := g.Override(gcloudFields[flag], s.sourceOf(c, flag), v); err != nil {
-				c.Refuse(asUsage(err), flag)
-			}
-		}
-	}
+	g := options.Gcloud(&c.Call, s.machine(c))
 	s.account, s.gcloud = g.Account, g
 	s.stateDir = c.String("state-dir")
 	if s.stateDir == "" {
 		s.stateDir = config.StateDir(s.lookup, c.home)
 	}
-	s.hosts = s.hostList(c)
+	s.hosts = options.Hosts(&c.Call, s.stateDir)
+	var err error
 	if s.roots, err = access.Roots(g); err != nil {
 		c.Refuse(&configError{Err: err})
 	}
@@ -223,40 +210,6 @@ func (s *session) checkPlace(c *call, g config.Gcloud) {
 	if _, typed := s.typed["access-token-file"]; typed && s.unset == nil && !diagnoses(c.Line) { // a typo is reported even if no token is needed
 		c.Refuse(gcp.CheckTokenFile(g.AccessTokenFile), "access-token-file")
 	}
-}
-
-// hostList reads the machines that replace slices: those named on the command line, or
-// those on which the named run was started.
-func (s *session) hostList(c *call) (list hosts.HostList) {
-	text, path := c.String("hosts"), c.String("hosts-file")
-	var err error
-	if text != "" {
-		if list, err = hosts.ParseHosts(text); err != nil {
-			c.Refuse(&usageError{Err: fmt.Errorf("--hosts: %w", err)}, "hosts")
-		}
-	}
-	if path != "" {
-		list, err = hosts.ReadHosts(c.Context, path)
-		switch {
-		case c.Context.Err() != nil:
-			c.Refuse(context.Cause(c.Context))
-		case err != nil:
-			c.Refuse(&configError{Err: fmt.Errorf("--hosts-file: %w", err)}, "hosts-file")
-		}
-	}
-	if text != "" && path != "" {
-		c.Refuse(usagef("give either --hosts or --hosts-file, not both"), "hosts", "hosts-file")
-	}
-	if text == "" && path == "" && namesRun(c.Line) {
-		list, err = workers.RecordedHosts(s.stateDir, c.Words[0])
-		c.Refuse(err, cmdline.Word)
-	}
-	return list
-}
-
-// namesRun reports whether the command's word is the name of a run.
-func namesRun(l *cmdline.Line) bool {
-	return len(l.Path) == 1 && len(l.Words) == 1 && slices.Contains([]string{"attach", "dump", "logs", "stop", "top"}, l.Path[0])
 }
 
 // zoneless reports whether the command works on a project without a zone.
@@ -306,32 +259,6 @@ func (s *session) startSim(c *call) error {
 	return nil
 }
 
-// setting reads a flag that the simulator's environment may set after the command line
-// has been read.
-func (s *session) setting(c *call, flag string) string {
-	if _, typed := s.typed[flag]; typed {
-		return fmt.Sprint(c.Flags.Value(flag))
-	}
-	if v, ok := s.lookup(config.FlagVariable(flag)); ok && v != "" {
-		return v
-	}
-	return fmt.Sprint(c.Flags.Value(flag))
-}
-
-// sourceOf returns where the value of a flag read by setting comes from.
-func (s *session) sourceOf(c *call, flag string) string {
-	if _, typed := s.typed[flag]; typed {
-		return "--" + flag
-	}
-	if v, ok := s.lookup(config.FlagVariable(flag)); ok && v != "" {
-		return config.FlagVariable(flag)
-	}
-	if from, ok := c.From[flag]; ok {
-		return from.Source.String()
-	}
-	return "--" + flag
-}
-
 // leastTerm is the shortest --ttl and --lease, after which workers delete the slices of a
 // runner that they do not hear from: a runner that is away for a moment must not lose
 // them. Tests shorten it, because their scripts cannot wait a minute.
@@ -339,8 +266,8 @@ var leastTerm = time.Minute
 
 // machine returns what options come from besides the command line.
 func (s *session) machine(c *call) options.Machine {
-	login, _ := config.LocalUser(s.lookup, s.account)
-	return options.Machine{Lookup: s.lookup, Home: c.home, User: login, LeastTerm: leastTerm}
+	login, note := config.LocalUser(s.lookup, s.account)
+	return options.Machine{Lookup: s.lookup, Home: c.home, StateDir: s.stateDir, User: login, UserNote: note, Account: s.account, LeastTerm: leastTerm}
 }
 
 // slices returns the provider of slices; nil if there is no cloud.
@@ -408,37 +335,10 @@ func overSSH(d *workers.Deps, logins map[string]string) {
 func (s *session) access(c *call) (*workers.Deps, error) {
 	d := s.deps(c)
 	d.Bucket, d.BucketDir = c.String("bucket-name"), c.String("bucket-dir")
-	if c.Duration("connect-timeout") <= 0 {
-		c.Refuse(usagef("--connect-timeout=%s: it must be more than 0", c.Duration("connect-timeout")), "connect-timeout")
+	d.Access, s.loginNote = options.Access(&c.Call, s.machine(c), s.key(c))
+	if s.cloud != nil {
+		d.Access.IAP = &iap.Proxy{Endpoint: s.machine(c).Setting(&c.Call, "iap-endpoint"), Project: s.cloud.Project(), Token: s.cloud.Token}
 	}
-	if c.Int("max-dials") < 1 {
-		c.Refuse(usagef("--max-dials=%d: it must be 1 or more", c.Int("max-dials")), "max-dials")
-	}
-	login := c.String("user")
-	switch {
-	case login != "" && !legalLogin.MatchString(login):
-		c.Refuse(usagef("--user=%s: no login is called that on Linux", login), "user")
-	case login == "root":
-		c.Refuse(&usageError{Err: errors.New("--user=root: TPU VMs take no root login"), Advice: "leave --user out, or name another login; it can use sudo on the workers"}, "user")
-	case login == "":
-		login, s.loginNote = config.LocalUser(s.lookup, s.account)
-	}
-	var port int
-	if _, err := fmt.Sscanf(s.setting(c, "ssh-port"), "%d", &port); err != nil || port < 1 || port > 65535 {
-		c.Refuse(usagef("--ssh-port=%s: it is a port from 1 to 65535", s.setting(c, "ssh-port")), "ssh-port")
-	}
-	known := s.setting(c, "known-hosts")
-	if known == "" {
-		known = filepath.Join(s.stateDir, "known_hosts")
-	}
-	retry := c.Duration("connect-timeout")
-	key := s.key(c)
-	d.Access = overssh.Access{
-		Login: login, Account: s.account, KeyFile: key.Path, KnownHosts: known, Port: port,
-		ConnectTimeout: min(retry, 15*time.Second), RetryFor: retry, MaxDials: c.Int("max-dials"),
-		Passphrase: key.Passphrase,
-	}
-	s.way(c, &d.Access)
 	overSSH(d, nil)
 	return d, ready(c)
 }
@@ -449,37 +349,6 @@ func (s *session) tellLogin() {
 		s.view.Emit(event.Note{Level: event.Info, Text: s.loginNote})
 	}
 }
-
-// way reads the flags that say how workers are reached.
-func (s *session) way(c *call, a *overssh.Access) {
-	text := c.String("ip")
-	c.OneOf("ip", text, string(overssh.Auto), string(overssh.Internal), string(overssh.External), string(overssh.IAP))
-	a.Way = overssh.Way(text)
-	if c.Bool("internal-ip") || c.Bool("internal-ips") && a.Way == overssh.Auto {
-		if a.Way != overssh.Auto && a.Way != overssh.Internal {
-			c.Refuse(usagef("--internal-ip and --ip=%s contradict each other", a.Way), "internal-ip", "ip")
-		}
-		a.Way = overssh.Internal
-	}
-	if s.cloud != nil {
-		a.IAP = &iap.Proxy{Endpoint: s.setting(c, "iap-endpoint"), Project: s.cloud.Project(), Token: s.cloud.Token}
-	}
-	local, _ := s.lookup("USER")
-	var err error
-	if path := c.String("ssh-config"); path != "" {
-		if a.SSHConfig, err = sshfan.LoadSSHConfig(path, c.home, local); err != nil {
-			c.Refuse(&configError{Err: fmt.Errorf("--ssh-config: %w", err)}, "ssh-config")
-		}
-	}
-	if a.Jump, err = sshfan.ParseJump(c.String("ssh-proxy-jump"), local, a.SSHConfig); err != nil {
-		c.Refuse(&usageError{Err: fmt.Errorf("--ssh-proxy-jump: %w", err)}, "ssh-proxy-jump")
-	}
-	ssh := filepath.Join(c.home, ".ssh")
-	a.UserKnownHosts = []string{filepath.Join(ssh, "known_hosts"), filepath.Join(ssh, "known_hosts2"), "/etc/ssh/ssh_known_hosts"}
-	a.AgentSocket = s.agent()
-}
-
-var legalLogin = regexp.MustCompile(`^[a-z_][a-z0-9_.-]{0,31}$`)
 
 // identity loads the user's key, or makes gcloud's default key if there is none. A dry
 // run makes no key and then returns nil.
@@ -507,24 +376,13 @@ func publicKey(a overssh.Access) string {
 	return a.Identity.PublicKey()
 }
 
-// agent returns the socket of the user's ssh-agent, or "".
-func (s *session) agent() string {
-	if socket, _ := s.lookup("SSH_AUTH_SOCK"); socket != "" {
-		return socket
-	}
-	return sshkey.DefaultAgent()
-}
-
 // key returns the user's key.
 func (s *session) key(c *call) access.Key {
-	_, named := s.typed["identity-file"]
-	path := s.setting(c, "identity-file")
-	if path == "" {
-		path = filepath.Join(c.home, ".ssh", "google_compute_engine")
-	}
-	return access.Key{Path: path, Ours: !named, Agent: s.agent(), Passphrase: func(path string) (string, error) {
+	key := options.Key(&c.Call, s.machine(c))
+	key.Passphrase = func(path string) (string, error) {
 		return ui.ReadPassphrase(c.Context, c.stdin, s.view.Stderr(), path)
-	}}
+	}
+	return key
 }
 
 // owner returns who runs this program, for the workers' records.

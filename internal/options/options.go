@@ -141,7 +141,10 @@ type Call struct {
 type Machine struct {
 	Lookup    config.Lookup // the environment
 	Home      string        // the user's home directory
+	StateDir  string        // for records and host keys
 	User      string        // who uses multihost, as in config.LocalUser
+	UserNote  string        // why that is User, if it may surprise
+	Account   string        // of gcloud's configuration
 	LeastTerm time.Duration // the shortest --ttl and --lease
 }
 

@@ -63,7 +63,7 @@ func TestImportRules(t *testing.T) {
 		{"github.com/gdamore/tcell", []string{"internal/ui"}, "the terminal has one owner"},
 		{"github.com/vbauerster/mpb", []string{"internal/ui"}, "the terminal has one owner"},
 		{"github.com/coder/websocket", []string{"internal/iap", "internal/sim/..."}, "the tunnel through IAP has one owner, and the simulator its other end"},
-		{"multihost/internal/sshfan", []string{"bench", "cmd/multihost", "internal/overssh", "internal/sim/daemon", "internal/testkit/simworker"}, "SSH is one way to reach a worker: what is done there takes a remote.Runner"},
+		{"multihost/internal/sshfan", []string{"bench", "internal/options", "internal/overssh", "internal/sim/daemon", "internal/testkit/simworker"}, "SSH is one way to reach a worker: what is done there takes a remote.Runner"},
 		{"multihost/internal/sim", []string{"cmd/multihost", "internal/sim/...", "internal/testkit/simcloud", "internal/testkit/simworker"}, "product code has no simulator branches; tests have workers"},
 		{"multihost/internal/testkit", []string{"internal/testkit/..."}, "test code stays in tests"},
 		{"github.com/chromedp", []string{"internal/testkit/browser"}, "test code stays in tests"},

@@ -40,7 +40,7 @@ var (
 		"internal/job Runner": 86,
 	}
 	aboveLines = map[string]int{
-		"internal/job":  5500,
+		"internal/job": 5500,
 	}
 )
 
