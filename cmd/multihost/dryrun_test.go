@@ -19,7 +19,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"multihost/internal/job"
+	"multihost/internal/plan"
 	"multihost/internal/sim"
 	"multihost/internal/testkit"
 )
@@ -81,13 +81,13 @@ func (r *rehearsal) must(want int, args ...string) (stdout, stderr string) {
 }
 
 // plan is what a dry run of a command says, as a document.
-func (r *rehearsal) plan(args ...string) job.Plan {
+func (r *rehearsal) plan(args ...string) plan.Plan {
 	r.Helper()
 	stdout, _ := r.must(0, append(slices.Clone(args), "--dry-run", "--output=json")...)
 	for line := range strings.Lines(stdout) {
 		var doc struct {
 			Kind, Name string
-			Data       job.Plan
+			Data       plan.Plan
 		}
 		testkit.Must(r, json.Unmarshal([]byte(line), &doc))
 		if doc.Kind == "result" && doc.Name == "plan" {
@@ -95,7 +95,7 @@ func (r *rehearsal) plan(args ...string) job.Plan {
 		}
 	}
 	r.Fatalf("no plan in:\n%s", stdout)
-	return job.Plan{}
+	return plan.Plan{}
 }
 
 // state is everything that a command could change: every file of the user and of
@@ -216,7 +216,7 @@ func (r *rehearsal) golden(name, got string) {
 	}
 }
 
-func (r *rehearsal) goldenJSON(name string, p job.Plan) {
+func (r *rehearsal) goldenJSON(name string, p plan.Plan) {
 	r.Helper()
 	text, err := json.MarshalIndent(p, "", "  ")
 	testkit.Must(r, err)
@@ -389,7 +389,7 @@ func TestADryRunChangesNothingAndIsWhatIsDone(t *testing.T) {
 	})
 	before, since = r.settled(), len(r.server.Requests())
 	over := r.plan(left...)
-	if over.TakesOver == nil || over.TakesOver.Run != "left" || over.Attempt != 1 || over.Resource.Do != job.ResourceUse || over.End.Deletes != "left" {
+	if over.TakesOver == nil || over.TakesOver.Run != "left" || over.Attempt != 1 || over.Resource.Do != plan.ResourceUse || over.End.Deletes != "left" {
 		t.Errorf("plan of a job that lives: %+v", over)
 	}
 	if text := fmt.Sprintf("%s%+v", over, over); strings.Contains(text, r.env["TOKEN"]) || over.Start.Script != "exec sleep 1000 # ***" {
@@ -437,7 +437,7 @@ func (r *rehearsal) unchanged(before map[string]string, since int, but ...string
 
 // carriedOut requires that a run was what its plan says: the environment of the
 // command on every worker, its logs, and its files.
-func (r *rehearsal) carriedOut(p job.Plan, workers int) {
+func (r *rehearsal) carriedOut(p plan.Plan, workers int) {
 	r.Helper()
 	if len(p.Workers) != workers || len(p.Logs.Files) != workers {
 		r.Errorf("plan of %d workers and %d logs, want %d", len(p.Workers), len(p.Logs.Files), workers)
@@ -487,7 +487,7 @@ var nameOfStart = regexp.MustCompile(`claim=[a-z0-9-]+`)
 var momentOfStart = regexp.MustCompile(`(asked|requested)=[0-9]+`)
 
 // requested requires that the queued resource was asked for as planned.
-func (r *rehearsal) requested(p job.Plan, since int) {
+func (r *rehearsal) requested(p plan.Plan, since int) {
 	r.Helper()
 	for _, q := range r.server.Requests()[since:] {
 		if q.Method == "POST" && strings.Contains(q.Path, "queuedResourceId="+p.Resource.ID) {

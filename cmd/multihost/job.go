@@ -8,6 +8,7 @@ import (
 	"multihost/internal/job"
 	"multihost/internal/notify"
 	"multihost/internal/options"
+	"multihost/internal/plan"
 	"multihost/internal/runs"
 	"multihost/internal/stage"
 	"multihost/internal/submit"
@@ -80,9 +81,9 @@ need.`,
 			if runnerless {
 				defer warnOfLeftovers(s, c, d, o.Request.ID)()
 				if s.dryRun {
-					return s.showPlan(c, func() (job.Plan, error) { return submit.PlanDetach(c.Context, d, o, do) })
+					return s.showPlan(c, func() (plan.Plan, error) { return submit.PlanDetach(c.Context, submitDeps(d), o, do) })
 				}
-				out, err := submit.Detach(c.Context, d, o, do)
+				out, err := submit.Detach(c.Context, submitDeps(d), o, do)
 				if err == nil && s.sim != nil {
 					s.view.Emit(event.Note{Level: event.Info, Text: "the simulator ends with this command, and the workers with it: the job is followed to its end"})
 					out, err = runs.Attach(c.Context, d, o.Run.Run, runs.AttachOptions{Grace: o.Run.Grace, Patience: o.Run.Patience, Watch: o.Run.Watch, Secret: c.lookup})
@@ -95,9 +96,9 @@ need.`,
 			onInterrupts(s, c, d)
 			defer warnOfLeftovers(s, c, d, o.Request.ID)()
 			if s.dryRun {
-				return s.showPlan(c, func() (job.Plan, error) { return job.PlanJob(c.Context, d, o) })
+				return s.showPlan(c, func() (plan.Plan, error) { return job.PlanJob(c.Context, jobDeps(d), o) })
 			}
-			return notified(c, told, d, func() (stage.Outcome, error) { return job.Job(c.Context, d, o) })
+			return notified(c, told, d, func() (stage.Outcome, error) { return job.Job(c.Context, jobDeps(d), o) })
 		}),
 	}, exitOK, statusOfCommand, exitUsage, exitUnavailable, exitIO, exitTempFail, exitPreflight, exitPermission, exitConfig, exitHangup, exitInterrupt, exitTerminate)
 }

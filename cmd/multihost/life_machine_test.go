@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"multihost/internal/access"
+	"multihost/internal/attempt"
 	"multihost/internal/event"
 	"multihost/internal/follow"
 	"multihost/internal/gc"
@@ -290,11 +291,11 @@ func (p *lifeProcess) do(ctx context.Context) error {
 	switch p.verb {
 	case "job", "detach":
 		o.Run.Detach = p.verb == "detach"
-		return outcome(job.Job(ctx, p.deps, o))
+		return outcome(job.Job(ctx, jobDeps(p.deps), o))
 	case "run", "leave":
 		r := o.Run
 		r.Run, r.Prefix, r.Detach = "r", "m", p.verb == "leave"
-		return outcome(job.Run(ctx, p.deps, r))
+		return outcome(job.Run(ctx, jobDeps(p.deps), r))
 	case "attach":
 		return outcome(runs.Attach(ctx, p.deps, "m", runs.AttachOptions{Grace: o.Run.Grace, Patience: o.Run.Patience}))
 	case "stop":
@@ -318,7 +319,7 @@ func (s lifeStory) job(w *lifeWorld) job.JobOptions {
 	}
 	o := job.JobOptions{
 		Request: qr.Request{ID: "m", NodeCount: lifeSlices, NodePrefix: "m", Type: ty, Tier: qr.Spot}.Neutral(),
-		Run: job.RunOptions{Prefix: "m", Run: "m", Dir: filepath.Join(w.dir, "src"), Script: "train", Preflight: "apply", NUMA: preflight.NUMAOff,
+		Run: attempt.Options{Prefix: "m", Run: "m", Dir: filepath.Join(w.dir, "src"), Script: "train", Preflight: "apply", NUMA: preflight.NUMAOff,
 			FailFast: true, Grace: 5 * time.Second, SyncTimeout: time.Minute, StartLimit: 2 * time.Minute,
 			Patience: follow.Patience{Lost: lifeLost, Log: 5 * time.Minute}},
 		Budget:         job.Budget{Restarts: s.restarts, Preemptions: s.preemptions},

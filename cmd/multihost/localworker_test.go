@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"multihost/internal/access"
+	"multihost/internal/attempt"
 	"multihost/internal/event"
 	"multihost/internal/follow"
 	"multihost/internal/gcp"
@@ -113,8 +114,8 @@ func TestRunAndJobOverLocalProcesses(t *testing.T) {
 			Networks: network.New(cloud, qr.LifeOf),
 		}
 	}
-	options := func(prefix, script string) job.RunOptions {
-		return job.RunOptions{Prefix: prefix, Run: "r" + prefix, Dir: code, Script: script, Preflight: "require", Platform: preflight.GCE, NUMA: preflight.NUMAOff, FailFast: true,
+	options := func(prefix, script string) attempt.Options {
+		return attempt.Options{Prefix: prefix, Run: "r" + prefix, Dir: code, Script: script, Preflight: "require", Platform: preflight.GCE, NUMA: preflight.NUMAOff, FailFast: true,
 			Grace: time.Second, SyncTimeout: time.Minute, StartLimit: time.Minute, KillStale: launch.FreeOrphans, Patience: follow.Patience{Lost: time.Minute, Log: time.Minute}}
 	}
 	const script = "cat words; until [ -e ~/go ]; do sleep 0.05; done; echo end"
@@ -169,7 +170,9 @@ func TestRunAndJobOverLocalProcesses(t *testing.T) {
 
 	// A run, whose connections break while it prints.
 	var ended <-chan error
-	said, ended = begin(func(d *workers.Deps) (stage.Outcome, error) { return job.Run(t.Context(), d, options("t", script)) })
+	said, ended = begin(func(d *workers.Deps) (stage.Outcome, error) {
+		return job.Run(t.Context(), jobDeps(d), options("t", script))
+	})
 	await("the first lines", func() bool { return has("from the laptop\n", 2, logs("rt")) })
 	backend.each("t", (*localworker.Worker).Leave)
 	await("the outage", func() bool { return strings.Contains(said(), "lost the connection to s0w[0-1]") })
@@ -190,7 +193,7 @@ func TestRunAndJobOverLocalProcesses(t *testing.T) {
 	backend.each("t", func(w *localworker.Worker) { testkit.Must(t, os.Remove(filepath.Join(w.Home, "go"))) })
 	stopped := options("t", script)
 	stopped.Run = "s"
-	said, ended = begin(func(d *workers.Deps) (stage.Outcome, error) { return job.Run(t.Context(), d, stopped) })
+	said, ended = begin(func(d *workers.Deps) (stage.Outcome, error) { return job.Run(t.Context(), jobDeps(d), stopped) })
 	await("the first lines", func() bool { return has("from the laptop\n", 2, logs("s")) })
 	if err := runs.Stop(t.Context(), deps(func(event.Event) {}), "s", runs.StopOptions{Grace: time.Second}); err != nil {
 		t.Errorf("stop: %v", err)
@@ -207,7 +210,7 @@ func TestRunAndJobOverLocalProcesses(t *testing.T) {
 	request.MarkJob("j")
 	o := job.JobOptions{Request: request.Neutral(), Run: options("j", "cat words")}
 	o.Run.Run, o.Run.Preflight = "j", "apply" // the network of the slices is a small one
-	said, ended = begin(func(d *workers.Deps) (stage.Outcome, error) { return job.Job(t.Context(), d, o) })
+	said, ended = begin(func(d *workers.Deps) (stage.Outcome, error) { return job.Job(t.Context(), jobDeps(d), o) })
 	if err := <-ended; err != nil || !has("from the laptop\n", 2, logs("j")) {
 		t.Errorf("the job ends with %v, and its logs are %q; it said %s", err, logs("j"), said())
 	}

@@ -235,7 +235,7 @@ func (s *lonelyStage) run(story *testkit.Buffer) (result string) {
 		o.TTL = shortLife
 	}
 	s.begin = time.Now()
-	if _, err := submit.Detach(context.Background(), d, o, submit.DetachOptions{Bucket: sim.DefaultBucket, Roots: roots}); err != nil {
+	if _, err := submit.Detach(context.Background(), submitDeps(d), o, submit.DetachOptions{Bucket: sim.DefaultBucket, Roots: roots}); err != nil {
 		return failed("not started: %v", err)
 	}
 	left, err := s.play()
@@ -279,7 +279,7 @@ func (s *lonelyStage) again(d *workers.Deps, o job.JobOptions, roots gcp.Roots) 
 	s.mu.Lock()
 	before := len(s.begun)
 	s.mu.Unlock()
-	if _, err := submit.Detach(context.Background(), d, o, submit.DetachOptions{Bucket: sim.DefaultBucket, Roots: roots}); err != nil {
+	if _, err := submit.Detach(context.Background(), submitDeps(d), o, submit.DetachOptions{Bucket: sim.DefaultBucket, Roots: roots}); err != nil {
 		return err
 	}
 	if _, err := s.play(); err != nil {

@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"multihost/internal/access"
+	"multihost/internal/attempt"
 	"multihost/internal/event"
 	"multihost/internal/follow"
 	"multihost/internal/gcp"
@@ -390,7 +391,7 @@ func (c *cell) job(ctx context.Context, dir string, leave <-chan struct{}, sink 
 	if c.backend != "" {
 		c.forReal(&o)
 	}
-	out, err := job.Job(ctx, d, o)
+	out, err := job.Job(ctx, jobDeps(d), o)
 	return exitCode(outcome(out, err)), err
 }
 
@@ -402,7 +403,7 @@ func matrixJob(dir string, reach overssh.Access) job.JobOptions {
 	}
 	o := job.JobOptions{
 		Request: qr.Request{ID: "m", NodeCount: 2, NodePrefix: "m", Type: ty, Tier: qr.Spot}.Neutral(),
-		Run: job.RunOptions{Prefix: "m", Run: "m", UseExisting: false, Dir: filepath.Join(dir, "src"), Script: "train", Preflight: "apply",
+		Run: attempt.Options{Prefix: "m", Run: "m", UseExisting: false, Dir: filepath.Join(dir, "src"), Script: "train", Preflight: "apply",
 			NUMA: preflight.NUMAOff, FailFast: true, Grace: 100 * time.Millisecond, SyncTimeout: time.Minute, StartLimit: 20 * time.Second, Patience: follow.Patience{Lost: 10 * time.Minute, Log: 10 * time.Minute}},
 		Budget: job.Budget{Preemptions: -1},
 	}

@@ -10,11 +10,13 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"multihost/internal/access"
+	"multihost/internal/announce"
 	"multihost/internal/event"
 	"multihost/internal/gcp"
 	"multihost/internal/job"
 	"multihost/internal/options"
 	"multihost/internal/qr"
+	"multihost/internal/settings"
 	"multihost/internal/tpu"
 	"multihost/internal/ui"
 	"multihost/internal/workers"
@@ -74,7 +76,7 @@ what ends the bill. --confirm asks you then; a no ends the command with status
 				return s.qrPlan(c, d, r)
 			}
 			defer warnOfLeftovers(s, c, d, r.ID)()
-			if err := job.AskFor(c.Context, d, r.Neutral()); err != nil {
+			if err := announce.AskFor(c.Context, settingsDeps(d), r.Neutral()); err != nil {
 				return interruptible(c.Context, err)
 			}
 			create := s.queue.Create
@@ -125,7 +127,7 @@ at once when the request fails, is suspended or is deleted.`,
 }
 
 func waitFor(s *session, c *call, d *workers.Deps, id string, o qr.WaitOptions) error {
-	o.Probe = func(ctx context.Context, s tpu.Slice) error { return job.Probe(ctx, d, s) }
+	o.Probe = func(ctx context.Context, s tpu.Slice) error { return job.Probe(ctx, d.Reach, s) }
 	_, slices, err := s.queue.Wait(c.Context, id, o)
 	if err != nil {
 		return interruptible(c.Context, err)
@@ -302,10 +304,10 @@ func missing(id string, err error) error {
 
 // qrPlan shows what qr create would create.
 func (s *session) qrPlan(c *call, d *workers.Deps, r qr.Request) error {
-	mtu := job.WarnOfMTU(c.Context, d, r.Neutral())
+	mtu := settings.WarnOfMTU(c.Context, settingsDeps(d), r.Neutral())
 	plan, err := s.queue.PlanCreate(c.Context, r)
 	if err == nil && plan.Exists == nil {
-		job.WouldAskFor(d, r.Neutral(), mtu)
+		announce.WouldAskFor(settingsDeps(d), r.Neutral(), mtu)
 	}
 	return s.showResult(c, "queued_resource_plan", plan, err)
 }

@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"multihost/internal/attempt"
 	"multihost/internal/event"
 	"multihost/internal/follow"
 	"multihost/internal/gcp"
@@ -278,7 +279,7 @@ func TestAJobOnAnotherProvider(t *testing.T) {
 			testkit.Must(t, err)
 			o := job.JobOptions{
 				Request: provision.Request{ID: "m", NodeCount: 2, Nodes: []string{"m-0", "m-1"}, Type: ty, Tier: provision.Spot},
-				Run: job.RunOptions{Prefix: "m", Run: "m", Dir: filepath.Join(dir, "src"), Script: "train", Preflight: "apply", NUMA: preflight.NUMAOff,
+				Run: attempt.Options{Prefix: "m", Run: "m", Dir: filepath.Join(dir, "src"), Script: "train", Preflight: "apply", NUMA: preflight.NUMAOff,
 					FailFast: true, Grace: time.Second, SyncTimeout: time.Minute, StartLimit: time.Minute, Patience: follow.Patience{Lost: time.Minute, Log: time.Minute}},
 				Budget: job.Budget{Preemptions: -1, Restarts: 1}, Lease: time.Hour,
 			}
@@ -288,7 +289,7 @@ func TestAJobOnAnotherProvider(t *testing.T) {
 			o.Request.MarkJob("m")
 			ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 			defer cancel()
-			out, err := job.Job(ctx, d, o)
+			out, err := job.Job(ctx, jobDeps(d), o)
 			if err != nil || out.Code != 0 || starts != tt.attempts {
 				t.Errorf("it ended with %+v, %v after %d attempts", out, err, starts)
 			}

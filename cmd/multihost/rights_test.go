@@ -5,7 +5,7 @@ import (
 	"strings"
 	"testing"
 
-	"multihost/internal/job"
+	"multihost/internal/announce"
 	"multihost/internal/sim"
 	"multihost/internal/testkit"
 )
@@ -49,7 +49,7 @@ func TestTheRightToDeleteIsToldBeforeTheRequest(t *testing.T) {
 	}
 
 	dry("a new project", "yes", "", "")
-	if got := r.plan(args()...).MayDelete; *got != (job.DeletionRight{Account: account, May: "yes", Why: "it has roles/editor"}) {
+	if got := r.plan(args()...).MayDelete; *got != (announce.DeletionRight{Account: account, May: "yes", Why: "it has roles/editor"}) {
 		t.Errorf("a new project: %+v", got)
 	}
 	dry("scopes", "no", "= right      the workers may not delete the slices: the scopes of the request lack cloud-platform",

@@ -10,6 +10,7 @@ import (
 	"multihost/internal/event"
 	"multihost/internal/job"
 	"multihost/internal/options"
+	"multihost/internal/plan"
 	"multihost/internal/stage"
 	"multihost/internal/tpu"
 )
@@ -55,15 +56,15 @@ attach.`,
 			onInterrupts(s, c, d)
 			defer warnOfLeftovers(s, c, d, o.Prefix)()
 			if s.dryRun {
-				return s.showPlan(c, func() (job.Plan, error) { return job.PlanRun(c.Context, d, o) })
+				return s.showPlan(c, func() (plan.Plan, error) { return job.PlanRun(c.Context, jobDeps(d), o) })
 			}
-			return notified(c, told, d, func() (stage.Outcome, error) { return job.Run(c.Context, d, o) })
+			return notified(c, told, d, func() (stage.Outcome, error) { return job.Run(c.Context, jobDeps(d), o) })
 		}),
 	}, exitOK, statusOfCommand, exitUsage, exitUnavailable, exitIO, exitTempFail, exitPreflight, exitPermission, exitConfig, exitHangup, exitInterrupt, exitTerminate)
 }
 
 // showPlan shows the plan of a dry run.
-func (s *session) showPlan(c *call, plan func() (job.Plan, error)) error {
+func (s *session) showPlan(c *call, plan func() (plan.Plan, error)) error {
 	made, err := plan()
 	return s.showResult(c, "plan", made, err)
 }

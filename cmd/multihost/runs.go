@@ -11,10 +11,10 @@ import (
 	"multihost/internal/cmdline"
 	"multihost/internal/event"
 	"multihost/internal/hosts"
-	"multihost/internal/job"
 	"multihost/internal/options"
 	"multihost/internal/preflight"
 	"multihost/internal/runs"
+	"multihost/internal/settings"
 	"multihost/internal/ui"
 )
 
@@ -176,7 +176,7 @@ func runPreflight(s *session, c *call, check bool) error {
 	if err != nil {
 		return err
 	}
-	return interruptible(c.Context, job.Preflight(c.Context, d, prefix, c.Bool("allow-partial"), job.PreflightOptions{
+	return interruptible(c.Context, settings.Preflight(c.Context, settingsDeps(d), prefix, c.Bool("allow-partial"), settings.Options{
 		Check: check, Require: c.Bool("require"), Platform: on, Install: c.Bool("install"), Slices: numbers,
 	}))
 }

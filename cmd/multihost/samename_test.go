@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"multihost/internal/attempt"
 	"multihost/internal/codesync"
 	"multihost/internal/event"
 	"multihost/internal/gcp"
@@ -56,7 +57,7 @@ func TestTwoRunsOfOneNameDoNotMixTheirCode(t *testing.T) {
 			Agents: agents(), Networks: network.New(cloud, qr.LifeOf),
 		}
 		overSSH(d, nil)
-		return job.Run(ctx, d, job.RunOptions{Prefix: "t", Run: "r", Dir: filepath.Join(dir, "src"), Script: script, Preflight: "off", NUMA: preflight.NUMAOff,
+		return job.Run(ctx, jobDeps(d), attempt.Options{Prefix: "t", Run: "r", Dir: filepath.Join(dir, "src"), Script: script, Preflight: "off", NUMA: preflight.NUMAOff,
 			Grace: time.Second, KillStale: launch.FreeOrphans})
 	}
 	var second error

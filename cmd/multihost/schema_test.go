@@ -24,18 +24,20 @@ import (
 	"github.com/santhosh-tekuri/jsonschema/v6"
 	"github.com/urfave/cli/v2"
 
+	"multihost/internal/attempt"
 	"multihost/internal/cmdline"
 	"multihost/internal/doctor"
 	"multihost/internal/event"
 	"multihost/internal/follow"
 	"multihost/internal/gc"
-	"multihost/internal/job"
 	"multihost/internal/metrics"
 	"multihost/internal/network"
 	"multihost/internal/ops"
 	"multihost/internal/options"
+	"multihost/internal/plan"
 	"multihost/internal/qr"
 	"multihost/internal/runs"
+	"multihost/internal/settings"
 	"multihost/internal/sim"
 	"multihost/internal/xla"
 )
@@ -64,9 +66,9 @@ type results map[string]any
 // here fails TestEveryCommandHasASchema; what it prints is checked in
 // TestScripts/json_everywhere, against the schemas that make docs writes.
 func answersInJSON() map[string]jsonAnswer {
-	run := results{"preflight": []job.WorkerReport{}, "stacks": []follow.Dumped{}, "skew": []job.Skew{}}
+	run := results{"preflight": []settings.WorkerReport{}, "stacks": []follow.Dumped{}, "skew": []attempt.Skew{}}
 	runOrPlan := maps.Clone(run)
-	runOrPlan["plan"] = job.Plan{}
+	runOrPlan["plan"] = plan.Plan{}
 	return map[string]jsonAnswer{
 		"attach":                  {follows, run},
 		"completion":              {answers, results{"completion": completionScript{}}},
@@ -88,9 +90,9 @@ func answersInJSON() map[string]jsonAnswer {
 		"network firewall delete": {steps, nil},
 		"network show":            {steps, results{"network": network.Info{}}},
 		"network update":          {steps, nil},
-		"preflight":               {steps, results{"preflight": []job.WorkerReport{}}},
-		"preflight apply":         {steps, results{"preflight": []job.WorkerReport{}}},
-		"preflight check":         {steps, results{"preflight": []job.WorkerReport{}}},
+		"preflight":               {steps, results{"preflight": []settings.WorkerReport{}}},
+		"preflight apply":         {steps, results{"preflight": []settings.WorkerReport{}}},
+		"preflight check":         {steps, results{"preflight": []settings.WorkerReport{}}},
 		"preflight print":         {answers, results{"preflight_script": preflightScript{}}},
 		"ps":                      {steps, results{"runs": []runs.Seen{}}},
 		"qr create":               {append([]string{"request"}, steps...), results{"queued_resource_plan": qr.CreatePlan{}}},

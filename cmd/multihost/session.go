@@ -12,28 +12,32 @@ import (
 	"time"
 
 	"multihost/internal/access"
+	"multihost/internal/hosts"
+	"multihost/internal/job"
+	"multihost/internal/overssh"
+	"multihost/internal/record"
+	"multihost/internal/settings"
+	"multihost/internal/stage"
+	"multihost/internal/submit"
+	"multihost/internal/workers"
+
 	agentprogram "multihost/internal/agent/program"
 	"multihost/internal/cmdline"
 	"multihost/internal/config"
 	"multihost/internal/detach"
 	"multihost/internal/event"
 	"multihost/internal/gcp"
-	"multihost/internal/hosts"
 	"multihost/internal/iap"
 	"multihost/internal/journal"
 	"multihost/internal/network"
 	"multihost/internal/options"
-	"multihost/internal/overssh"
 	"multihost/internal/provider"
 	"multihost/internal/provision"
 	"multihost/internal/qr"
-	"multihost/internal/record"
 	"multihost/internal/sim"
 	"multihost/internal/sim/daemon"
 	"multihost/internal/sshkey"
-	"multihost/internal/stage"
 	"multihost/internal/ui"
-	"multihost/internal/workers"
 )
 
 // session holds what a command works with: the view, the cloud, the state directory. The
@@ -298,6 +302,21 @@ func (s *session) deps(c *call) *workers.Deps {
 		}
 	}
 	return d
+}
+
+// jobDeps returns the part of d that runs and jobs need.
+func jobDeps(d *workers.Deps) job.Deps {
+	return job.Deps{Reach: d.Reach, Keeper: d.Keeper, Networks: d.Networks, Roots: d.Roots, Agents: d.Agents, Checked: d.Checked}
+}
+
+// submitDeps returns the part of d that a job without runner needs.
+func submitDeps(d *workers.Deps) submit.Deps {
+	return submit.Deps{Reach: d.Reach, Keeper: d.Keeper, Source: d.Source, Networks: d.Networks, Agents: d.Agents, Checked: d.Checked}
+}
+
+// settingsDeps returns the part of d that the preflight and the word before a request need.
+func settingsDeps(d *workers.Deps) settings.Deps {
+	return settings.Deps{Reach: d.Reach, Networks: d.Networks}
 }
 
 // agents returns the programs for workers that are part of this one. Tests have others.

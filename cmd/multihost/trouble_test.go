@@ -350,8 +350,8 @@ var cut = regexp.MustCompile(`connection reset by peer|closed by the other side:
 
 // Which settings differ from what is wanted is the kernel's.
 var (
-	count    = regexp.MustCompile(`[0-9]+/[0-9]+ settings`)
-	settings = regexp.MustCompile(`[a-z_-]+(, [a-z_-]+){2,}`)
+	count     = regexp.MustCompile(`[0-9]+/[0-9]+ settings`)
+	differing = regexp.MustCompile(`[a-z_-]+(, [a-z_-]+){2,}`)
 )
 
 var size = regexp.MustCompile(`[0-9.]+ [kMG]?B( \([0-9]+ %\))?`)
@@ -374,7 +374,7 @@ func said(stderr, node, run string) string {
 				if strings.HasSuffix(line, "; trying again\n") {
 					continue
 				}
-				line = count.ReplaceAllString(settings.ReplaceAllString(line, "SETTINGS"), "N settings")
+				line = count.ReplaceAllString(differing.ReplaceAllString(line, "SETTINGS"), "N settings")
 				line = size.ReplaceAllString(line, "SIZE")
 				line = cut.ReplaceAllString(address.ReplaceAllString(line, ""), "CUT")
 				b.WriteString(names.Replace(line))

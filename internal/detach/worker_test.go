@@ -26,6 +26,7 @@ import (
 
 	"multihost/internal/agent/program"
 	"multihost/internal/agent/program/build"
+	"multihost/internal/attempt"
 	"multihost/internal/detach"
 	"multihost/internal/event"
 	"multihost/internal/gcp"
@@ -144,7 +145,7 @@ func begin(t *testing.T, backend, accelerator, script string, change func(*job.J
 	testkit.Must(t, err)
 	o := job.JobOptions{
 		Request: qr.Request{ID: runName, NodeCount: 1, NodeID: runName, Type: ty, Metadata: map[string]string{"ssh-keys": "ann:" + publicKey(t) + " ann"}}.Neutral(),
-		Run:     job.RunOptions{Run: runName, Dir: code, Script: script, Preflight: "apply", Platform: preflight.GCE, NUMA: preflight.NUMAAuto, Grace: 2 * time.Second, FailFast: true, KillStale: launch.FreeOrphans},
+		Run:     attempt.Options{Run: runName, Dir: code, Script: script, Preflight: "apply", Platform: preflight.GCE, NUMA: preflight.NUMAAuto, Grace: 2 * time.Second, FailFast: true, KillStale: launch.FreeOrphans},
 	}
 	o.Request.Mark(runName, "ann")
 	roots, err := cloud.Roots()
@@ -169,7 +170,7 @@ func begin(t *testing.T, backend, accelerator, script string, change func(*job.J
 		}},
 		Networks: network.New(cloud, qr.LifeOf), Agents: agents,
 	}
-	if _, err := submit.Detach(t.Context(), d, o, do); err != nil {
+	if _, err := submit.Detach(t.Context(), submit.Deps{Reach: d.Reach, Keeper: d.Keeper, Source: d.Source, Networks: d.Networks, Agents: d.Agents}, o, do); err != nil {
 		t.Fatal(err)
 	}
 	w.bucket, err = d.OpenBucket(t.Context(), do.Bucket, do.Dir)

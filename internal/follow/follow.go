@@ -30,9 +30,15 @@ import (
 	"multihost/internal/workers"
 )
 
+// Deps holds what the package works with.
+type Deps struct {
+	*workers.Reach
+	*record.Keeper
+}
+
 // A Following is a started run whose output is copied to this machine until it ends.
 type Following struct {
-	*workers.Deps
+	Deps
 	Workers *workers.Connected
 	Ref     launch.Ref
 	Rec     *record.Record
@@ -283,10 +289,10 @@ func (f *Following) judge(a account) (event.Summary, error) {
 		sum.LastLines = LastLines(f.Rec.LogPath(a.ids[a.first]), 20, f.Secrets)
 	}
 	if sum.Text == "" {
-		SayExcused(f.Deps, &sum, a.ends.on(a.ids, Ending.failed))
+		SayExcused(f.Sink, &sum, a.ends.on(a.ids, Ending.failed))
 	}
 	behind, where := a.ends.leftBehind(a.ids)
-	SayLeftBehind(f.Deps, &sum, behind, where, backgroundCure)
+	SayLeftBehind(f.Sink, &sum, behind, where, backgroundCure)
 	if parts := a.ends.partly(); parts != nil && !a.stop.slicesGo(f.Deletes) {
 		if note := parts.addTo(&sum); note != nil {
 			f.Sink.Emit(*note)

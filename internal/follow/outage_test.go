@@ -17,8 +17,8 @@ import (
 )
 
 // deps are what a following needs of a command.
-func deps(clock gcp.Clock, sink event.Sink, cloud provision.Provider) *workers.Deps {
-	return &workers.Deps{Reach: &workers.Reach{Invocation: &stage.Invocation{Clock: clock, Sink: sink}, Cloud: cloud}}
+func deps(clock gcp.Clock, sink event.Sink, cloud provision.Provider) Deps {
+	return Deps{Reach: &workers.Reach{Invocation: &stage.Invocation{Clock: clock, Sink: sink}, Cloud: cloud}}
 }
 
 func TestAWorkerIsNotLostForWantOfALogin(t *testing.T) {

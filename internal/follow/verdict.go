@@ -8,7 +8,6 @@ import (
 	"multihost/internal/event"
 	"multihost/internal/launch"
 	"multihost/internal/tpu"
-	"multihost/internal/workers"
 )
 
 // An account is what decides how the end of a run is told.
@@ -90,21 +89,21 @@ const (
 
 // SayExcused makes the summary of a run that succeeded name the workers whose failure
 // was excused.
-func SayExcused(d *workers.Deps, sum *event.Summary, workers string) {
+func SayExcused(sink event.Sink, sum *event.Summary, workers string) {
 	sum.Text = fmt.Sprintf("run %s completed; unclean exit on %s after worker 0 had succeeded", sum.Run, workers)
-	event.Notef(d.Sink, event.Warn, "to make it a failure: --strict-exit",
+	event.Notef(sink, event.Warn, "to make it a failure: --strict-exit",
 		"%s failed within a minute after worker 0 had succeeded, by SIGABRT or by words of the distributed runtime: taken for the training's tail", workers)
 }
 
 // SayLeftBehind makes the processes that the command left in the background the
 // headline of the summary.
-func SayLeftBehind(d *workers.Deps, sum *event.Summary, processes int, ids []tpu.WorkerID, cure string) {
+func SayLeftBehind(sink event.Sink, sum *event.Summary, processes int, ids []tpu.WorkerID, cure string) {
 	if processes == 0 {
 		return
 	}
 	sum.LeftBehind = processes
 	text := fmt.Sprintf("the command ended and left %s in the background, which ended with it, on %s", event.Count(processes, "process"), tpu.Fold(ids))
-	event.Notef(d.Sink, event.Warn, cure, "%s", text)
+	event.Notef(sink, event.Warn, cure, "%s", text)
 	if sum.OK {
 		sum.Text = fmt.Sprintf("warning: run %s: %s; its own status was 0", sum.Run, text)
 		sum.Next = cure

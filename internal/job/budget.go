@@ -61,6 +61,17 @@ func (l *ledger) spend(f *stage.Failure) (refusal string) {
 	return "nothing is tried again"
 }
 
+// pay is spend for a loss before an attempt has begun. The error says why the run ends.
+func (l *ledger) pay(f *stage.Failure) error {
+	if refusal := l.spend(f); refusal != "" {
+		return &stage.Failure{Cause: stage.Refused, Why: f.Error() + "; " + refusal, Err: f.Err}
+	}
+	return nil
+}
+
+// patient reports whether further attempts may follow the first one.
+func (l *ledger) patient() bool { return l.Restarts > 0 || l.Preemptions != 0 }
+
 // refund returns what the last loss cost, because nothing was lost after all.
 func (l *ledger) refund() { l.preemptions-- }
 

@@ -7,38 +7,37 @@ import (
 	"slices"
 	"time"
 
+	"multihost/internal/announce"
+	"multihost/internal/attempt"
 	"multihost/internal/event"
 	"multihost/internal/follow"
 	"multihost/internal/gcp"
 	"multihost/internal/lease"
 	"multihost/internal/provider"
 	"multihost/internal/provision"
+	"multihost/internal/renewal"
 	"multihost/internal/stage"
+	"multihost/internal/teardown"
 	"multihost/internal/tpu"
-	"multihost/internal/workers"
 )
 
 // queued is the ground of Job. It requests a queued resource for the slices, and
 // requests it again when it is lost.
 type queued struct {
-	*workers.Deps
+	Deps
 	o     JobOptions
 	watch *stage.Stopwatch
 	await func(context.Context, provision.Provider, string, provider.WaitOptions) (provision.Resource, []tpu.Slice, error) // nil: provider.Wait
 	terms lease.Terms                                                                                                      // what the workers of the requested slices are told
 	held  adoption
 
+	mine     *attempt.History           // what this runner has begun itself
 	deleting func()                     // is called before the resource is deleted to be requested again
 	occupied func(context.Context) bool // whether another runner's command lives on the slices
 
-	there  bool // the resource is known to exist
-	ours   bool // a job of this name made it: this process or an earlier runner of it
-	made   bool // this process made it
-	worked bool // every worker has answered once
-
-	// inherited: the resource existed when this process started. A command of an
-	// earlier runner may be running on it until its workers have said that none does.
-	inherited bool
+	there bool // the resource is known to exist
+	ours  bool // a job of this name made it: this process or an earlier runner of it
+	made  bool // this process made it
 
 	resets  int // since its workers last answered
 	remakes int // the same, for failures that no budget pays for
@@ -48,6 +47,12 @@ type queued struct {
 
 	mtu       int    // of the network, if it was read
 	announced string // the line about the newest request
+}
+
+func newQueued(d Deps, o JobOptions, watch *stage.Stopwatch) *queued {
+	q := &queued{Deps: d, o: o, watch: watch, terms: leaseTerms(d.Reach, o), mine: &attempt.History{}, deleting: func() {}}
+	q.occupied = q.othersLive
+	return q
 }
 
 const (
@@ -63,11 +68,11 @@ const (
 // and does what provision.Decide says.
 func (q *queued) ready(ctx context.Context, pay func(*stage.Failure) error, after *stage.Failure) (tpu.Selection, error) {
 	paid := after != nil
-	q.held.forget(q.worked)
+	q.held.forget()
 	for {
 		all, err := q.wait(ctx)
 		if err == nil {
-			q.worked, q.resets, q.remakes, q.starved, q.settles = true, 0, 0, 0, time.Time{}
+			q.held.worked, q.resets, q.remakes, q.starved, q.settles = true, 0, 0, 0, time.Time{}
 			return tpu.Selection{Slices: all}, nil
 		}
 		if ctx.Err() != nil {
@@ -87,7 +92,7 @@ func (q *queued) ready(ctx context.Context, pay func(*stage.Failure) error, afte
 		if !known {
 			return tpu.Selection{}, err
 		}
-		if q.mayLive() && d.Loss == provision.Infrastructure {
+		if q.held.now().mayLive() && d.Loss == provision.Infrastructure {
 			d.Why += "; whether the command of an earlier runner lives there, and has logs that are not whole here, is not known"
 		}
 		once := func(f *stage.Failure) error {
@@ -103,6 +108,9 @@ func (q *queued) ready(ctx context.Context, pay func(*stage.Failure) error, afte
 	}
 }
 
+// name is what messages call the resource.
+func (q *queued) name() string { return provision.NameOf(q.Cloud, q.o.Request.ID) }
+
 // wait requests the resource if need be and waits for its slices.
 func (q *queued) wait(ctx context.Context) (all []tpu.Slice, err error) {
 	if !q.there {
@@ -114,7 +122,7 @@ func (q *queued) wait(ctx context.Context) (all []tpu.Slice, err error) {
 	if q.ours && q.terms.TTL > 0 {
 		expires = q.asked.Add(q.terms.TTL)
 	}
-	ctx, over := until(ctx, q.Deps, expires, q.terms.TTL)
+	ctx, over := renewal.Until(ctx, q.Clock, expires, q.terms.TTL)
 	defer over()
 	defer q.held.release()
 	await := q.await
@@ -139,15 +147,15 @@ func (q *queued) request(ctx context.Context) error {
 	return q.watch.Phase("request", func() (string, error) {
 		res, created, err := q.create(ctx)
 		if q.ours && !q.o.Keep {
-			follow.Holds(q.Reach, q.o.Run.Run, id, q.ifLeft(), q.inherited)
+			follow.Holds(q.Reach, q.o.Run.Run, id, q.ifLeft(), q.held.inherited)
 		}
 		if err != nil {
 			return "", err
 		}
 		if !created {
-			return fmt.Sprintf("%s is here already, state %s", provision.NameOf(q.Cloud, id), res.State), nil
+			return fmt.Sprintf("%s is here already, state %s", q.name(), res.State), nil
 		}
-		return fmt.Sprintf("%s: %d × %s", provision.NameOf(q.Cloud, id), max(1, q.o.Request.NodeCount), q.o.Request.Type.Name), nil
+		return fmt.Sprintf("%s: %d × %s", q.name(), max(1, q.o.Request.NodeCount), q.o.Request.Type.Name), nil
 	})
 }
 
@@ -155,17 +163,17 @@ func (q *queued) request(ctx context.Context) error {
 // the same. The user confirms only the first request of this command, and only before its
 // slices have been up: nobody may be there later.
 func (q *queued) announce(ctx context.Context) error {
-	e := Asking(q.o.Request, q.Project, q.Zone, q.mtu, BilledUntil(q.o, false), false)
+	e := announce.Asking(q.o.Request, q.Project, q.Zone, q.mtu, announce.BilledUntil(q.o.Bill(), false), false)
 	first := q.announced == ""
 	if e.Text == q.announced {
 		return nil
 	}
 	q.announced = e.Text
-	if !first || q.worked {
+	if !first || q.held.worked {
 		q.Sink.Emit(e)
 		return nil
 	}
-	return Announce(ctx, q.Deps, e)
+	return announce.Announce(ctx, q.Deps.announce(), e)
 }
 
 // create requests the resource and records whose it is.
@@ -180,7 +188,7 @@ func (q *queued) create(ctx context.Context) (res provision.Resource, created bo
 	q.made = q.made || created
 	q.there = created || res.State != ""
 	q.ours = q.ours || created || q.there && res.JobMade()
-	q.inherited = q.there && q.ours && !q.made
+	q.held.inherited = q.there && q.ours && !q.made
 	if q.there {
 		q.asked, q.terms.Asked = res.CreateTime, res.CreateTime
 	}
@@ -208,7 +216,7 @@ func (q *queued) askAgain(err error) time.Duration {
 // job that has never run reports the refusal at once. A job that has lost its slices
 // waits for the next ones as long as it would wait in the queue.
 func (q *queued) starve() time.Duration {
-	if !q.worked || !q.o.Request.ValidUntilTime.IsZero() || q.o.Request.ValidUntilDuration != 0 {
+	if !q.held.worked || !q.o.Request.ValidUntilTime.IsZero() || q.o.Request.ValidUntilDuration != 0 {
 		return 0
 	}
 	q.starved++
@@ -225,7 +233,7 @@ func (q *queued) diagnose(ctx context.Context, cause error) (d provision.Decisio
 	}
 	sight := provision.Absence(q.Cloud.Undoing(q.o.Request.ID).Commands.Kind)
 	var res provision.Resource
-	err := outlast(ctx, q.Deps, func() (err error) {
+	err := teardown.Outlast(ctx, q.Clock, func() (err error) {
 		res, err = q.Cloud.Get(ctx, q.o.Request.ID)
 		return err
 	})
@@ -282,18 +290,18 @@ func (q *queued) act(ctx context.Context, d provision.Decision, cause error, pay
 		return cause
 	case d.Step == provision.StepWait:
 		return stage.Sleep(ctx, q.Clock, suspendPause)
-	case d.Loss == provision.Infrastructure && !q.mayLive() && q.occupied(ctx):
+	case d.Loss == provision.Infrastructure && !q.held.now().mayLive() && q.occupied(ctx):
 		return &stage.Error{Stage: stage.Busy, Advice: "follow it with: multihost attach " + q.o.Run.Run,
-			Text: fmt.Sprintf("%s, but a command that another runner has started lives on %s and is left alone", d.Why, provision.NameOf(q.Cloud, q.o.Request.ID))}
+			Text: fmt.Sprintf("%s, but a command that another runner has started lives on %s and is left alone", d.Why, q.name())}
 	case d.Step == provision.StepReset:
-		if q.mayLive() { // a reboot may end a command; that is charged as a loss
+		if q.held.now().mayLive() { // a reboot may end a command; that is charged as a loss
 			if err := pay(&stage.Failure{Cause: stage.Infrastructure, Why: d.Why, Err: cause}); err != nil {
 				return err
 			}
 		}
 		q.resets++
-		event.Notef(q.Sink, event.Warn, "", "%s: the VMs of %s are rebooted", d.Why, provision.NameOf(q.Cloud, q.o.Request.ID))
-		err := outlast(ctx, q.Deps, func() error { return q.Cloud.Restart(ctx, q.o.Request.ID) })
+		event.Notef(q.Sink, event.Warn, "", "%s: the VMs of %s are rebooted", d.Why, q.name())
+		err := teardown.Outlast(ctx, q.Clock, func() error { return q.Cloud.Restart(ctx, q.o.Request.ID) })
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
@@ -316,15 +324,15 @@ func (q *queued) remake(ctx context.Context, d provision.Decision, cause error, 
 	if err := q.announce(ctx); err != nil {
 		return err
 	}
-	event.Notef(q.Sink, event.Warn, "", "%s (%s): %s is deleted and asked for again", d.Why, d.Loss, provision.NameOf(q.Cloud, id))
+	event.Notef(q.Sink, event.Warn, "", "%s (%s): %s is deleted and asked for again", d.Why, d.Loss, q.name())
 	q.deleting()
 	for {
-		err = outlast(ctx, q.Deps, func() error {
-			_, err := q.Cloud.Delete(ctx, id, provision.DeleteOptions{OnlyRun: q.o.Run.Run, Limit: TeardownLimit})
+		err = teardown.Outlast(ctx, q.Clock, func() error {
+			_, err := q.Cloud.Delete(ctx, id, provision.DeleteOptions{OnlyRun: q.o.Run.Run, Limit: teardown.Limit})
 			return err
 		})
 		var late *provision.DeadlineError
-		if !q.worked || !errors.As(err, &late) {
+		if !q.held.worked || !errors.As(err, &late) {
 			break
 		}
 		event.Notef(q.Sink, event.Warn, late.Hint(), "%v; waiting on", err) // ending the job would leave the resource, too
@@ -332,7 +340,7 @@ func (q *queued) remake(ctx context.Context, d provision.Decision, cause error, 
 	if err != nil {
 		return err
 	}
-	q.there, q.inherited, q.resets = false, false, 0
+	q.there, q.held.inherited, q.resets = false, false, 0
 	q.SetStatus(func(s *stage.Status) { s.Billed = "" })
 	q.begunBefore()
 	return stage.Sleep(ctx, q.Clock, wait)
@@ -362,7 +370,7 @@ func (q *queued) mayRemake(d provision.Decision, cause error, pay func(*stage.Fa
 		}
 		return wait, nil
 	}
-	if q.mayLive() {
+	if q.held.now().mayLive() {
 		return 0, pay(&stage.Failure{Cause: stage.Infrastructure, Why: d.Why, Err: cause})
 	}
 	if q.remakes++; q.remakes > maxRemakes {
@@ -371,25 +379,13 @@ func (q *queued) mayRemake(d provision.Decision, cause error, pay func(*stage.Fa
 	return 0, nil
 }
 
-// outlast repeats call while the API is unavailable, without a limit of its own,
-// because the slices concerned have been paid for.
-func outlast(ctx context.Context, d *workers.Deps, call func() error) error {
-	for {
-		err := call()
-		if class := gcp.ClassOf(err); class != gcp.Unavailable && class != gcp.Timeout || ctx.Err() != nil {
-			return err
-		}
-		_ = stage.Sleep(ctx, d.Clock, awayPause)
-	}
-}
-
 // awayPause follows the two minutes for which each call is retried anyway.
 const awayPause = 15 * time.Second
 
 // look waits for an API that is unavailable: without it, the next slices cannot be
 // requested and the present ones cannot be deleted.
 func (q *queued) look(ctx context.Context, used []tpu.Slice, reach func(string) provision.Reach) (d provision.Decision, err error) {
-	err = outlast(ctx, q.Deps, func() (err error) {
+	err = teardown.Outlast(ctx, q.Clock, func() (err error) {
 		d, err = q.lookOnce(ctx, used, reach)
 		return err
 	})

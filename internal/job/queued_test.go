@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"multihost/internal/announce"
+	"multihost/internal/attempt"
 	"multihost/internal/event"
 	"multihost/internal/follow"
 	"multihost/internal/gcp"
@@ -17,6 +19,7 @@ import (
 	"multihost/internal/provision"
 	"multihost/internal/qr"
 	"multihost/internal/stage"
+	"multihost/internal/teardown"
 	"multihost/internal/testkit"
 	"multihost/internal/tpu"
 	"multihost/internal/workers"
@@ -45,9 +48,7 @@ func undoing(id string) provision.Undoing {
 func TestASilentSliceBesideOneThatAnswersIsRebooted(t *testing.T) {
 	t.Parallel()
 	ready := []qr.SliceState{{Name: "m-0", State: "READY", Health: "HEALTHY"}, {Name: "m-1", State: "READY", Health: "HEALTHY"}}
-	q := &queued{ours: true, Deps: &workers.Deps{
-		Reach: &workers.Reach{Cloud: oneResource{res: qr.Resource{State: "ACTIVE", Nodes: []string{"m-0", "m-1"}, Slices: ready}}},
-	}}
+	q := &queued{ours: true, Deps: Deps{Reach: &workers.Reach{Invocation: &stage.Invocation{}, Cloud: oneResource{res: qr.Resource{State: "ACTIVE", Nodes: []string{"m-0", "m-1"}, Slices: ready}}}}}
 	late := &provision.DeadlineError{Phase: provision.PhaseBoot, State: "ACTIVE", Silent: []string{"m-1"}}
 	d, known := q.diagnose(t.Context(), late)
 	if !known || d.Step != provision.StepReset || d.Loss != provision.Infrastructure || !strings.Contains(d.Why, "m-1 is READY, but its workers do not all answer") {
@@ -116,12 +117,13 @@ func (h *hardCloud) Slices(context.Context) ([]tpu.Slice, error) { return nil, h
 func onHardCloud(fails map[string][]error) (*queued, *hardCloud) {
 	clock := testkit.NewJumpClock()
 	h := &hardCloud{clock: clock, fails: fails}
-	d := &workers.Deps{
-		Reach: &workers.Reach{Invocation: &stage.Invocation{Clock: clock, Sink: event.Discard}, Cloud: h},
-	}
+	d := Deps{Reach: &workers.Reach{Invocation: &stage.Invocation{Clock: clock, Sink: event.Discard}, Cloud: h}}
 	o := JobOptions{Budget: Budget{Preemptions: -1}}
 	o.Request.ID, o.Request.NodeCount = "m", 1
-	return &queued{Deps: d, o: o, await: h.wait, watch: &stage.Stopwatch{Sink: d.Sink, Clock: clock}, ours: true, worked: true, deleting: func() {}, occupied: func(context.Context) bool { return false }}, h
+	q := newQueued(d, o, &stage.Stopwatch{Sink: d.Sink, Clock: clock})
+	q.await, q.ours, q.held.worked = h.wait, true, true
+	q.occupied = func(context.Context) bool { return false }
+	return q, h
 }
 
 var (
@@ -167,7 +169,7 @@ func TestWhatStaysEndsAJob(t *testing.T) {
 		t.Errorf("it ended with %v, want that it is not permitted", err)
 	}
 	q, h := onHardCloud(map[string][]error{"create": {errAway}})
-	q.ours, q.worked = false, false
+	q.ours, q.held.worked = false, false
 	if _, err := q.ready(t.Context(), nil, nil); !errors.Is(err, errAway) || len(h.calls) != 1 {
 		t.Errorf("a job that has nothing yet: %v after %q", err, h.calls)
 	}
@@ -209,8 +211,8 @@ func TestALossIsJudgedWhenTheCloudAnswers(t *testing.T) {
 	}
 	q, h := onHardCloud(map[string][]error{"get": away})
 	h.res = qr.Resource{State: "SUSPENDED", StateInitiator: "SERVICE", Tier: qr.Spot}
-	r := &Runner{Deps: q.Deps, patient: true}
-	if cause, why := r.settle(t.Context(), q, signs{killed: true, why: "s0w0: killed by SIGTERM"}); cause != stage.Preempted {
+	r := &inquest{Reach: q.Reach, ground: q, patient: true}
+	if cause, why := r.settle(t.Context(), signs{killed: true, why: "s0w0: killed by SIGTERM"}); cause != stage.Preempted {
 		t.Errorf("it is taken for %s: %s", cause, why)
 	}
 }
@@ -222,9 +224,9 @@ func TestTheWaitForTheCauseOfALossIsTold(t *testing.T) {
 	said := &testkit.Recorder{}
 	q.Sink = said
 	h.res = qr.Resource{State: "ACTIVE", Nodes: []string{"m"}, Slices: []qr.SliceState{{Name: "m", State: "READY", Health: "HEALTHY"}}}
-	r := &Runner{Deps: q.Deps, patient: true}
+	r := &inquest{Reach: q.Reach, ground: q, patient: true}
 	begin := q.Clock.Now()
-	if cause, why := r.settle(t.Context(), q, signs{killed: true, why: "s0w0: killed by SIGKILL"}); cause != stage.Application || q.Clock.Now().Sub(begin) < settleLimit {
+	if cause, why := r.settle(t.Context(), signs{killed: true, why: "s0w0: killed by SIGKILL"}); cause != stage.Application || q.Clock.Now().Sub(begin) < settleLimit {
 		t.Errorf("it is taken for %s after %s: %s", cause, q.Clock.Now().Sub(begin), why)
 	}
 	var texts []string
@@ -247,14 +249,15 @@ func TestAnInterruptCountsWhileALossIsJudged(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(t.Context())
 	want := &stage.Interrupted{Signal: syscall.SIGINT, Answer: stage.Detach}
 	q.Sink, q.Cloud = event.Discard, cancelling{h, func() { cancel(want) }}
-	f := &follow.Following{Deps: q.Deps, Workers: &workers.Connected{IDs: []tpu.WorkerID{{}}}, Ends: []follow.Ending{{Known: true, Exit: launch.Exit{Code: 143, Signal: "TERM"}}}}
-	r := &Runner{Deps: q.Deps, patient: true, follow: f}
+	f := &follow.Following{Deps: follow.Deps{Reach: q.Reach}, Workers: &workers.Connected{IDs: []tpu.WorkerID{{}}}, Ends: []follow.Ending{{Known: true, Exit: launch.Exit{Code: 143, Signal: "TERM"}}}}
+	r := newRunner(q.Deps, attempt.Options{}, true)
+	r.ground, r.now, r.books.Restarts = q, &attempt.Attempt{Follow: f}, 1
 	out := stage.Outcome{Code: 143, Started: true}
-	failure := r.judge(ctx, q, out, nil)
+	failure := r.inquest().judge(ctx, out, nil)
 	if failure.Cause != stage.UserStop {
 		t.Errorf("it is taken for %v", failure)
 	}
-	if _, err := r.finish(out, nil, failure); !errors.Is(err, want) {
+	if _, err := r.finish(out, nil, failure, ""); !errors.Is(err, want) {
 		t.Errorf("it ends with %v, want %v", err, want)
 	}
 }
@@ -294,23 +297,6 @@ func TestTheTimeOfARequestIsWaitedForOnce(t *testing.T) {
 	}
 }
 
-// Who stops a job wants no failed slices to look at, with or without a terminal.
-func TestAStopKeepsNoSlices(t *testing.T) {
-	o := JobOptions{KeepOnFailure: true}
-	for _, in := range []*stage.Interrupted{{Signal: syscall.SIGTERM}, {Signal: syscall.SIGINT, Answer: stage.Stop}} {
-		if why := keep(t.Context(), (&workers.Deps{
-			Reach: &workers.Reach{},
-		}), &Runner{}, o, stage.Outcome{Started: true, Code: 143}, in); why != "" {
-			t.Errorf("%v: they stay: %s", in, why)
-		}
-	}
-	if why := keep(t.Context(), (&workers.Deps{
-		Reach: &workers.Reach{},
-	}), &Runner{}, o, stage.Outcome{Started: true, Code: 1}, nil); why != "--keep-on-failure" {
-		t.Errorf("a failure: %q", why)
-	}
-}
-
 // A request whose answer was lost may have made something: where that cannot be
 // read, it is said.
 func TestWhatMayExistIsSaid(t *testing.T) {
@@ -325,9 +311,73 @@ func TestWhatMayExistIsSaid(t *testing.T) {
 		q, _ := onHardCloud(map[string][]error{"get": {tt.err}})
 		notes := &testkit.Recorder{}
 		q.Sink = notes
-		err := notOurs(t.Context(), q.Deps, q.o, errAway, "was there before")
-		if !errors.Is(err, errAway) || tt.said == "" && len(notes.Notes()) > 0 || tt.said != "" && !notes.Said(event.Warn, tt.said) {
-			t.Errorf("%v: ended with %v, said %q", tt.err, err, notes.Notes())
+		teardown.NotOurs(t.Context(), q.Reach, "m", "was there before")
+		if tt.said == "" && len(notes.Notes()) > 0 || tt.said != "" && !notes.Said(event.Warn, tt.said) {
+			t.Errorf("%v: said %q", tt.err, notes.Notes())
 		}
+	}
+}
+
+// Before the first request the user is told and asked, before a further one for the same
+// neither. A job that has taken over slices and loses them tells what it asks for then, and
+// asks nobody, who may be asleep.
+func TestARequestIsAnnouncedAndConfirmedOnce(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		story           string
+		worked          bool
+		no              error
+		changed         bool
+		lines, asked    int
+		declinedAtFirst bool
+	}{
+		{story: "the first request and one more", lines: 1, asked: 1},
+		{story: "the further request is for something else", changed: true, lines: 2, asked: 1},
+		{story: "slices that were taken over are lost", worked: true, lines: 1},
+		{story: "the user says no", no: errors.New("no"), lines: 1, asked: 1, declinedAtFirst: true},
+	} {
+		var sink testkit.Recorder
+		asked := 0
+		q, _ := onHardCloud(nil)
+		q.held.worked, q.Sink = tt.worked, &sink
+		q.Confirm = func(context.Context, string) error {
+			asked++
+			return tt.no
+		}
+		var no *announce.Declined
+		if err := q.announce(t.Context()); errors.As(err, &no) != tt.declinedAtFirst || !errors.Is(err, tt.no) {
+			t.Errorf("%s: %v", tt.story, err)
+		}
+		if tt.changed {
+			q.o.Request.Tier = provision.Spot
+		}
+		if err := q.announce(t.Context()); err != nil {
+			t.Errorf("%s: at the second time: %v", tt.story, err)
+		}
+		lines := 0
+		for _, e := range sink.Events() {
+			if _, ok := e.(event.Request); ok {
+				lines++
+			}
+		}
+		if lines != tt.lines || asked != tt.asked {
+			t.Errorf("%s: %d lines, asked %d times, want %d and %d", tt.story, lines, asked, tt.lines, tt.asked)
+		}
+	}
+}
+
+// A no leaves a lost resource of an earlier runner as it is.
+func TestNothingIsDeletedForARequestThatIsNotConfirmed(t *testing.T) {
+	t.Parallel()
+	q, h := onHardCloud(nil)
+	q.held.worked = false
+	q.Confirm = func(context.Context, string) error { return errors.New("no") }
+	_, err := q.ready(t.Context(), func(*stage.Failure) error { return nil }, nil)
+	testkit.Must(t, err) // the slices of the earlier runner are there
+	q.held.worked, h.fails, h.calls = false, map[string][]error{"wait": {errSuspended}}, nil
+	_, err = q.ready(t.Context(), func(*stage.Failure) error { return nil }, nil)
+	var no *announce.Declined
+	if !errors.As(err, &no) || strings.Join(h.calls, " ") != "wait get" {
+		t.Errorf("ended with %v after the calls %v, want a no after wait and get", err, h.calls)
 	}
 }

@@ -211,7 +211,7 @@ func (o *onlooker) overSSH(ctx context.Context, d *workers.Deps, rec *record.Rec
 		return nil, err
 	}
 	o.tellGone(rec, gone)
-	f := &follow.Following{Deps: d, Workers: t, Ref: launch.Ref{Run: rec.Run, Attempt: rec.Attempt}, Rec: rec, Watch: &stage.Stopwatch{Sink: d.Sink, Clock: d.Clock},
+	f := &follow.Following{Deps: follow.Deps{Reach: d.Reach, Keeper: d.Keeper}, Workers: t, Ref: launch.Ref{Run: rec.Run, Attempt: rec.Attempt}, Rec: rec, Watch: &stage.Stopwatch{Sink: d.Sink, Clock: d.Clock},
 		Attached: true, Watching: follow.WatchOptions{StallTimeout: -1}}
 	for _, id := range t.IDs {
 		f.Reads = append(f.Reads, logs[id])

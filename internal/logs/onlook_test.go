@@ -208,7 +208,7 @@ func TestWhoReadsStopsNobody(t *testing.T) {
 		conns, errs := fleet.Open(opening, []sshfan.Host{{Name: "s0w0", User: "ann", Pin: "1/0", Addr: func(context.Context) (string, error) { return "", errors.New("no address") }}})
 		clock := testkit.NewFastClock()
 		f := &follow.Following{
-			Deps: &workers.Deps{
+			Deps: follow.Deps{
 				Reach:  &workers.Reach{Invocation: &stage.Invocation{Clock: clock, Sink: sink}, Cloud: &testkit.FixedSlices{All: []tpu.Slice{{Name: "t", UID: "1", State: "READY", Condition: tpu.Usable}}}},
 				Keeper: &record.Keeper{StateDir: state},
 			},

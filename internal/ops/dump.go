@@ -53,7 +53,7 @@ func Dump(ctx context.Context, d *workers.Deps, name, prefix string) error {
 			return e.NoStacks(d, name)
 		}
 	}
-	return cmp.Or(follow.DumpOn(ctx, d, t, rec, nil), runs.Part(rec, stage.Dump, "multihost dump "+name))
+	return cmp.Or(follow.DumpOn(ctx, follow.Deps{Reach: d.Reach, Keeper: d.Keeper}, t, rec, nil), runs.Part(rec, stage.Dump, "multihost dump "+name))
 }
 
 // dumpRecord returns the record of a run, or the error that the run has ended, if its

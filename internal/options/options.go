@@ -41,7 +41,7 @@ type Option struct {
 	with string
 	bad  string // a value that is refused; "": every value of the flag's kind is right
 
-	// plan is where a dry run shows the flag: the path of a field in job.Plan. If it shows
+	// plan is where a dry run shows the flag: the path of a field in plan.Plan. If it shows
 	// the flag nowhere, unplanned says why.
 	plan, unplanned string
 
@@ -85,7 +85,7 @@ func (o Option) Bad() string { return o.bad }
 // Try returns a value for which the plan and the key change; "": there is none.
 func (o Option) Try() string { return o.try }
 
-// Plan returns the path of the field of job.Plan that shows the option; "": none does.
+// Plan returns the path of the field of plan.Plan that shows the option; "": none does.
 func (o Option) Plan() string { return o.plan }
 
 // Key returns the key of a job without runner that has the option; "": it is elsewhere, or

@@ -5,10 +5,10 @@ import (
 
 	"github.com/urfave/cli/v2"
 
+	"multihost/internal/attempt"
 	"multihost/internal/cmdline"
 	"multihost/internal/codesync"
 	"multihost/internal/follow"
-	"multihost/internal/job"
 	"multihost/internal/launch"
 	"multihost/internal/network"
 )
@@ -77,7 +77,7 @@ func sharedOptions() []Option {
 		{flag: &cli.StringFlag{Name: "preflight", Value: "apply", Usage: "apply, require, check or off: what to do about the workers' network settings (`MODE`); require: start only if all are right; check: change nothing"},
 			read: asOneOf(func(o *options) *string { return &o.Run.Preflight }, "apply", "require", "check", "off"), bad: "x", plan: "preflight.mode", try: "check", key: "preflight"},
 		{flag: &cli.StringFlag{Name: "skew", Value: "warn", Usage: "check, warn or off: what to do if workers differ in Python, jax, jaxlib, libtpu or the code of --use-existing-folder (`MODE`); check: do not start"},
-			read: asOneOf(func(o *options) *job.SkewMode { return &o.Run.Skew }, job.SkewCheck, job.SkewWarn, job.SkewOff), bad: "x", unplanned: "the workers are compared when they start", key: refused},
+			read: asOneOf(func(o *options) *attempt.SkewMode { return &o.Run.Skew }, attempt.SkewCheck, attempt.SkewWarn, attempt.SkewOff), bad: "x", unplanned: "the workers are compared when they start", key: refused},
 		{flag: &cli.StringFlag{Name: "platform", Aliases: []string{"PLATFORM"}, Value: "gce", Usage: "gce or gke: where the workers run (`PLATFORM`)"},
 			read: readPlatform, bad: "x", plan: "preflight.platform", try: "gke", key: kit},
 		{flag: &cli.BoolFlag{Name: "install", Usage: "install numactl and ethtool on workers that lack them"},

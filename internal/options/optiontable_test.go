@@ -8,7 +8,7 @@ import (
 
 	"multihost/internal/cmdline"
 	"multihost/internal/config"
-	"multihost/internal/job"
+	"multihost/internal/plan"
 
 	"github.com/urfave/cli/v2"
 )
@@ -27,7 +27,7 @@ func faultsOf(o Option, reads []string) (faults []string) {
 	fault(o.with != "" && !slices.Contains(places, o.with) && !slices.Contains(reads, o.with), "with names neither a place nor a flag that is read")
 	fault(o.bad == "" && numeric && o.with != withBucket, "bad names no value that is refused")
 	fault((o.plan == "") == (o.unplanned == ""), "either plan or unplanned says whether a dry run shows it")
-	fault(o.plan != "" && !hasField(reflect.TypeFor[job.Plan](), strings.Split(o.plan, ".")), "plan names no field of job.Plan")
+	fault(o.plan != "" && !hasField(reflect.TypeFor[plan.Plan](), strings.Split(o.plan, ".")), "plan names no field of plan.Plan")
 	fault((o.key == "") == (o.unneeded == ""), "either key or unneeded says whether a job without runner has it")
 	return faults
 }

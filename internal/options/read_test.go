@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"multihost/internal/attempt"
 	"multihost/internal/cmdline"
 	"multihost/internal/config"
 	"multihost/internal/fault"
@@ -60,9 +61,9 @@ func read[T any](t *testing.T, flags []cli.Flag, f func(c *Call) T, words ...str
 	return got, line.Run(t.Context(), app)
 }
 
-func readRun(t *testing.T, words ...string) (job.RunOptions, error) {
+func readRun(t *testing.T, words ...string) (attempt.Options, error) {
 	t.Helper()
-	return read(t, RunFlags(), func(c *Call) job.RunOptions { return Run(c, machine, false) }, append([]string{"run"}, words...)...)
+	return read(t, RunFlags(), func(c *Call) attempt.Options { return Run(c, machine, false) }, append([]string{"run"}, words...)...)
 }
 
 func readJob(t *testing.T, words ...string) (job.JobOptions, error) {

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"multihost/internal/attempt"
 	"multihost/internal/cmdline"
 	"multihost/internal/config"
 	"multihost/internal/detach"
@@ -25,7 +26,7 @@ import (
 func RunFlags() []cli.Flag { return FlagsOf(RunRows()) }
 
 // Run reads the options of run. onHosts reports whether machines replace slices.
-func Run(c *Call, m Machine, onHosts bool) job.RunOptions {
+func Run(c *Call, m Machine, onHosts bool) attempt.Options {
 	o := runOrJob(c, m, RunRows()).Run
 	w := Workers(c, onHosts)
 	o.Prefix, o.Slices, o.AllowPartial = w.Prefix, w.Slices, w.Partial

@@ -16,11 +16,11 @@ import (
 	"multihost/internal/event"
 	"multihost/internal/follow"
 	"multihost/internal/gcp"
-	"multihost/internal/job"
 	"multihost/internal/launch"
 	"multihost/internal/provision"
 	"multihost/internal/record"
 	"multihost/internal/stage"
+	"multihost/internal/teardown"
 	"multihost/internal/tpu"
 	"multihost/internal/workers"
 )
@@ -296,7 +296,7 @@ func noneMayDelete(state detach.State) bool {
 // warnRights warns if no worker may delete the queued resource.
 func (r *BucketRun) warnRights(state detach.State) {
 	if noneMayDelete(state) {
-		event.Notef(r.Sink, event.Warn, job.DeleteHint(r.Desc.Resource, r.Deps), "no worker may delete %s when the run has ended: %s", provision.NameOf(r.Cloud, r.Desc.Resource), state.Seen[0].MayDelete)
+		event.Notef(r.Sink, event.Warn, teardown.Hint(r.Reach, r.Desc.Resource), "no worker may delete %s when the run has ended: %s", provision.NameOf(r.Cloud, r.Desc.Resource), state.Seen[0].MayDelete)
 	}
 }
 
@@ -324,7 +324,7 @@ func (r *BucketRun) sayKept(ctx context.Context, state detach.State) bool {
 		return false
 	}
 	if res, err := r.Cloud.Get(ctx, r.Desc.Resource); err == nil && r.owns(res) {
-		event.Notef(r.Sink, event.Warn, job.DeleteHint(res.ID, r.Deps), "%s stays (%s), %s", provision.NameOf(r.Cloud, res.ID), why, res.Standing())
+		event.Notef(r.Sink, event.Warn, teardown.Hint(r.Reach, res.ID), "%s stays (%s), %s", provision.NameOf(r.Cloud, res.ID), why, res.Standing())
 	}
 	return true
 }
@@ -467,7 +467,7 @@ func (r *BucketRun) Judge(rec *record.Record, state detach.State, begin time.Tim
 		}
 	}
 	if excused := state.Excused(); sum.OK && len(excused) > 0 {
-		follow.SayExcused(r.Deps, &sum, tpu.Fold(excused))
+		follow.SayExcused(r.Sink, &sum, tpu.Fold(excused))
 	}
 	r.sayBackground(&sum, state)
 	return sum
@@ -483,7 +483,7 @@ func endText(e detach.End) string {
 // counted them.
 func (r *BucketRun) sayBackground(sum *event.Summary, state detach.State) {
 	processes, ids := state.LeftBehind()
-	follow.SayLeftBehind(r.Deps, sum, processes, ids, follow.BackgroundCureDetached)
+	follow.SayLeftBehind(r.Sink, sum, processes, ids, follow.BackgroundCureDetached)
 }
 
 // keptSlices returns the slices that stay although the run has ended on all workers; nil
@@ -644,9 +644,9 @@ func (r *BucketRun) forget() {
 
 // withdraw deletes the queued resource of a run that has no workers.
 func (r *BucketRun) withdraw(ctx context.Context, res provision.Resource) (string, error) {
-	_, err := r.Cloud.Delete(ctx, res.ID, provision.DeleteOptions{OnlyRun: r.Desc.Run, Limit: job.TeardownLimit})
+	_, err := r.Cloud.Delete(ctx, res.ID, provision.DeleteOptions{OnlyRun: r.Desc.Run, Limit: teardown.Limit})
 	if err != nil {
-		return "", stage.InterruptedOr(ctx, &stage.Error{Stage: stage.Stopping, Err: err, Advice: job.DeleteHint(res.ID, r.Deps)})
+		return "", stage.InterruptedOr(ctx, &stage.Error{Stage: stage.Stopping, Err: err, Advice: teardown.Hint(r.Reach, res.ID)})
 	}
 	return fmt.Sprintf("run %s: no worker was there, and %s, which was %s, is deleted", r.Desc.Run, provision.NameOf(r.Cloud, res.ID), res.State), nil
 }

@@ -13,11 +13,11 @@ import (
 	"multihost/internal/event"
 	"multihost/internal/follow"
 	"multihost/internal/gcp"
-	"multihost/internal/job"
 	"multihost/internal/launch"
 	"multihost/internal/provision"
 	"multihost/internal/record"
 	"multihost/internal/stage"
+	"multihost/internal/teardown"
 	"multihost/internal/tpu"
 	"multihost/internal/workers"
 )
@@ -64,12 +64,12 @@ func deleteKept(ctx context.Context, d *workers.Deps, o StopOptions, k kept) err
 			err = k.again(ctx)
 		}
 		if err != nil {
-			event.Notef(d.Sink, event.Warn, job.DeleteHint(k.res.ID, d), "%s stays, %s", provision.NameOf(d.Cloud, k.res.ID), k.res.Standing())
+			event.Notef(d.Sink, event.Warn, teardown.Hint(d.Reach, k.res.ID), "%s stays, %s", provision.NameOf(d.Cloud, k.res.ID), k.res.Standing())
 			return err
 		}
 	} else if k.part != "" { // nobody has said that the rest may go
 		return &stage.Error{Stage: stage.Stopping, Text: fmt.Sprintf("%s stays, %s: %s, and the rest is on its workers only", provision.NameOf(d.Cloud, k.res.ID), k.res.Standing(), k.part),
-			Advice: "bring the rest with: multihost attach " + k.run + "; or " + job.DeleteHint(k.res.ID, d)}
+			Advice: "bring the rest with: multihost attach " + k.run + "; or " + teardown.Hint(d.Reach, k.res.ID)}
 	}
 	return deleteMade(ctx, d, k.run, k.res, "run "+k.run+" had ended ("+k.ended+")")
 }
@@ -78,16 +78,16 @@ func deleteKept(ctx context.Context, d *workers.Deps, o StopOptions, k kept) err
 func deleteMade(ctx context.Context, d *workers.Deps, run string, res provision.Resource, what string) error {
 	watch := stage.Stopwatch{Sink: d.Sink, Clock: d.Clock}
 	return watch.Phase("delete", func() (string, error) {
-		_, err := d.Cloud.Delete(ctx, res.ID, provision.DeleteOptions{OnlyRun: run, Limit: job.TeardownLimit})
+		_, err := d.Cloud.Delete(ctx, res.ID, provision.DeleteOptions{OnlyRun: run, Limit: teardown.Limit})
 		if err != nil {
-			return "", &stage.Error{Stage: stage.Teardown, Err: err, Text: fmt.Sprintf("delete %s: %v; it may still exist and be billed", provision.QuotedNameOf(d.Cloud, res.ID), err), Advice: job.DeleteHint(res.ID, d)}
+			return "", &stage.Error{Stage: stage.Teardown, Err: err, Text: fmt.Sprintf("delete %s: %v; it may still exist and be billed", provision.QuotedNameOf(d.Cloud, res.ID), err), Advice: teardown.Hint(d.Reach, res.ID)}
 		}
-		again, hint := job.MadeAgain(ctx, d, res.ID)
+		again, hint := teardown.MadeAgain(ctx, d.Reach, res.ID)
 		if again != "" {
 			event.Notef(d.Sink, event.Warn, hint, "%s: %s", provision.NameOf(d.Cloud, res.ID), again)
 			return fmt.Sprintf("%s, %s", provision.NameOf(d.Cloud, res.ID), what), nil
 		}
-		return fmt.Sprintf("%s, %s: %s", provision.NameOf(d.Cloud, res.ID), what, job.NothingBilled), nil
+		return fmt.Sprintf("%s, %s: %s", provision.NameOf(d.Cloud, res.ID), what, teardown.NothingBilled), nil
 	})
 }
 
@@ -142,7 +142,7 @@ func keptOn(ctx context.Context, d *workers.Deps, t *workers.Connected, rec *rec
 	for i := range mine {
 		k := &mine[i]
 		if slices.ContainsFunc(k.res.Slices, func(s tpu.Slice) bool { ok, _ := s.Ready(); return ok && !asked[s.Name] }) || !allAsked(k.res) {
-			event.Notef(d.Sink, event.Warn, job.DeleteHint(k.res.ID, d), "%s stays, %s: not all of its slices could be asked whether a command runs there", provision.NameOf(d.Cloud, k.res.ID), k.res.Standing())
+			event.Notef(d.Sink, event.Warn, teardown.Hint(d.Reach, k.res.ID), "%s stays, %s: not all of its slices could be asked whether a command runs there", provision.NameOf(d.Cloud, k.res.ID), k.res.Standing())
 			return nil, nil
 		}
 		if last != nil {
@@ -210,5 +210,5 @@ func (r *BucketRun) unstopped(state detach.State, standing string) error {
 	return &stage.Error{Stage: stage.Stopping,
 		Text: fmt.Sprintf("run %s may still be running: it was told to stop in the bucket, but %d of %s have not said that they ended (%s); %s%s",
 			r.Desc.Run, len(ids), event.Count(len(r.Desc.IDs()), "worker"), strings.Join(parts, "; "), slices, goes),
-		Advice: fmt.Sprintf("look again with: multihost stop %s; to end it with its slices at once: %s", r.Desc.Run, job.DeleteCommand(id, r.Deps))}
+		Advice: fmt.Sprintf("look again with: multihost stop %s; to end it with its slices at once: %s", r.Desc.Run, teardown.Command(r.Reach, id))}
 }

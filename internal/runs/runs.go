@@ -31,13 +31,14 @@ import (
 	"multihost/internal/event"
 	"multihost/internal/follow"
 	"multihost/internal/gcp"
-	"multihost/internal/job"
 	"multihost/internal/launch"
 	"multihost/internal/mask"
 	"multihost/internal/provision"
 	"multihost/internal/record"
 	"multihost/internal/remote"
+	"multihost/internal/renewal"
 	"multihost/internal/stage"
+	"multihost/internal/teardown"
 	"multihost/internal/tpu"
 	"multihost/internal/workers"
 )
@@ -246,7 +247,7 @@ func notBegun(ctx context.Context, d *workers.Deps, name string) error {
 		return nil
 	}
 	return &notBegunError{res: res, err: &stage.Error{Stage: stage.Discover, Text: fmt.Sprintf("no worker knows of run %q, but %s was made for it, %s", name, provision.NameOf(d.Cloud, res.ID), res.Standing()),
-		Advice: "typing the same job again goes on with it; " + job.DeleteHint(res.ID, d)}}
+		Advice: "typing the same job again goes on with it; " + teardown.Hint(d.Reach, res.ID)}}
 }
 
 // notBegunError says that no worker knows the run, but a queued resource was made for it.
@@ -408,8 +409,8 @@ func attachOver(ctx context.Context, d *workers.Deps, rec *record.Record, o Atta
 		return stage.Outcome{}, nil, err
 	}
 	if rec.Bucket == "" { // with a bucket, the workers need no lease to delete the slices
-		held := job.AttachLease(ctx, d, t, name)
-		defer func() { job.SayBilled(ctx, d, name, t.Slices, held()) }()
+		held := renewal.Attach(ctx, renewal.Deps{Reach: d.Reach, Agents: d.Agents}, t, name)
+		defer func() { teardown.SayBilled(ctx, d.Reach, name, t.Slices, held()) }()
 	}
 	if err := d.MakeLogs("attach", rec.LogDir, rec.MakeLogDir); err != nil {
 		return stage.Outcome{}, nil, err
@@ -423,7 +424,7 @@ func attachOver(ctx context.Context, d *workers.Deps, rec *record.Record, o Atta
 	d.Sink.Emit(rec.AttemptEvent())
 	event.Notef(d.Sink, event.Info, "", "run %s, attempt %d: logs in %s; %s", rec.Run, rec.Attempt, rec.LogDir, d.WhatCtrlCDoes(false))
 	partly := sayUnstarted(d, t, known, rec) // a run that started on only some workers is not stopped as failed
-	f := &follow.Following{Deps: d, Workers: t, Ref: launch.Ref{Run: rec.Run, Attempt: rec.Attempt}, Rec: rec, Watch: &watch,
+	f := &follow.Following{Deps: follow.Deps{Reach: d.Reach, Keeper: d.Keeper}, Workers: t, Ref: launch.Ref{Run: rec.Run, Attempt: rec.Attempt}, Rec: rec, Watch: &watch,
 		FailFast: !rec.KeepGoing && !partly && lives, Grace: o.Grace, Strict: o.StrictExit, Patience: o.Patience, Attached: true, Watching: o.Watch,
 		Secrets: mask.MaskedWords(secrets), Deletes: rec.Unseen != nil} // the end of a part is not the end that a user wants to know
 	out, err = f.Do(ctx)
@@ -586,7 +587,7 @@ func stopOn(ctx context.Context, d *workers.Deps, rec *record.Record, o StopOpti
 		return fmt.Sprintf("run %s: no process of it is left on %s", name, tpu.Fold(t.IDs)), err
 	})
 	if len(left) == 0 && rec.Bucket == "" {
-		job.SayBilled(ctx, d, name, t.Slices, job.HeldBy(t, job.Looks(ctx, t, d.Agents.Sums(), name)))
+		teardown.SayBilled(ctx, d.Reach, name, t.Slices, renewal.HeldBy(t, renewal.Looks(ctx, t, d.Agents.Sums(), name)))
 	}
 	for _, k := range left {
 		k.again = func(ctx context.Context) error { return idle(ctx, t, name) }

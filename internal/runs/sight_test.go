@@ -112,7 +112,7 @@ func TestAttachEndsAsTheRun(t *testing.T) {
 	t.Parallel()
 	for reason, want := range map[string]int{stage.TimeoutPassed(time.Hour).Text: 75, stage.StandsStill: 75, follow.StopBy + "ann@desk": 143} {
 		exit := launch.Exit{Code: 143, Signal: "TERM", Reason: reason}
-		f := &follow.Following{Deps: &workers.Deps{Keeper: &record.Keeper{ExitStatus: func(error) int { return 75 }}}, Rec: &record.Record{Run: "r"},
+		f := &follow.Following{Deps: follow.Deps{Keeper: &record.Keeper{ExitStatus: func(error) int { return 75 }}}, Rec: &record.Record{Run: "r"},
 			Ends: []follow.Ending{{Known: true, Exit: exit}}, Sum: &event.Summary{ExitCode: 143, CommandCode: 143}}
 		if err := EndOf(f); (err != nil) != (want == 75) || f.Sum.ExitCode != want || f.Sum.CommandCode != 143 {
 			t.Errorf("%s: %v, status %d, want %d", reason, err, f.Sum.ExitCode, want)

@@ -10,9 +10,9 @@ import (
 
 	"multihost/internal/detach"
 	"multihost/internal/gcp"
-	"multihost/internal/job"
 	"multihost/internal/provision"
 	"multihost/internal/stage"
+	"multihost/internal/teardown"
 )
 
 // lookBack decides about a run of this name that is in the bucket. The run continues if
@@ -59,7 +59,6 @@ func (r *departure) lookBack(ctx context.Context, request provision.Request) err
 	}
 	r.earlier, r.lost = was, res
 	r.desc.Attempt = was.Next()
-	r.Number = r.desc.Attempt
 	return nil
 }
 
@@ -117,7 +116,7 @@ func (r *departure) clear(ctx context.Context) error {
 	case !r.owns(res) || !res.CreateTime.Equal(r.lost.CreateTime) || !res.Dead() && res.Life != provision.Deleting:
 		return r.overtaken(&detach.ExistsError{URL: r.bucket.URL(r.job.Run)})
 	default:
-		if _, err := r.Cloud.Delete(ctx, res.ID, provision.DeleteOptions{OnlyRun: r.job.Run, Limit: job.TeardownLimit}); err != nil {
+		if _, err := r.Cloud.Delete(ctx, res.ID, provision.DeleteOptions{OnlyRun: r.job.Run, Limit: teardown.Limit}); err != nil {
 			return &stage.Error{Stage: stage.Teardown, Err: err, Advice: "type the same command again, and it goes on from here"}
 		}
 	}

@@ -22,6 +22,7 @@ import (
 	"time"
 
 	"multihost/internal/agent/program"
+	"multihost/internal/attempt"
 	"multihost/internal/detach"
 	"multihost/internal/event"
 	"multihost/internal/gcp"
@@ -154,14 +155,14 @@ func (m *machine) types(change ...func(*job.JobOptions)) error {
 	user, _, _ := strings.Cut(m.owner, "@")
 	o := job.JobOptions{
 		Request: qr.Request{ID: runName, NodeCount: 1, NodeID: runName, Type: ty}.Neutral(),
-		Run:     job.RunOptions{Run: runName, Dir: m.place.code, Script: "train", Preflight: "apply", Platform: preflight.GCE, NUMA: preflight.NUMAAuto},
+		Run:     attempt.Options{Run: runName, Dir: m.place.code, Script: "train", Preflight: "apply", Platform: preflight.GCE, NUMA: preflight.NUMAAuto},
 	}
 	o.Request.Mark(runName, user)
 	o.Request.MarkJob(runName)
 	for _, f := range change {
 		f(&o)
 	}
-	_, err = submit.Detach(m.place.t.Context(), m.Deps, o, submit.DetachOptions{Bucket: m.place.bucket})
+	_, err = submit.Detach(m.place.t.Context(), submit.Deps{Reach: m.Reach, Keeper: m.Keeper, Source: m.Source, Networks: m.Networks, Agents: m.Agents}, o, submit.DetachOptions{Bucket: m.place.bucket})
 	return err
 }
 

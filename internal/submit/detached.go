@@ -24,6 +24,9 @@ import (
 	"strings"
 	"time"
 
+	"multihost/internal/agent/program"
+	"multihost/internal/announce"
+	"multihost/internal/attempt"
 	"multihost/internal/codesync"
 	"multihost/internal/config"
 	"multihost/internal/detach"
@@ -35,10 +38,25 @@ import (
 	"multihost/internal/preflight"
 	"multihost/internal/provision"
 	"multihost/internal/record"
+	"multihost/internal/settings"
 	"multihost/internal/stage"
+	"multihost/internal/teardown"
 	"multihost/internal/tpu"
 	"multihost/internal/workers"
 )
+
+// Deps holds what the package works with.
+type Deps struct {
+	*workers.Reach
+	*record.Keeper
+	detach.Source
+	Networks job.Networks
+	Agents   program.Set // what runs on the workers
+
+	// Checked is called before the first request, after all checks that need none. It
+	// may be nil.
+	Checked func()
+}
 
 // DetachOptions are the additional options of a job without a runner.
 type DetachOptions struct {
@@ -56,7 +74,7 @@ type DetachOptions struct {
 // the queued resource exists and the workers do the rest. After an error, neither the
 // queued resource nor anything of this start in the bucket is left, unless Detach
 // reports it.
-func Detach(ctx context.Context, d *workers.Deps, o job.JobOptions, do DetachOptions) (stage.Outcome, error) {
+func Detach(ctx context.Context, d Deps, o job.JobOptions, do DetachOptions) (stage.Outcome, error) {
 	r, err := prepareDetached(ctx, d, o, do)
 	if err != nil {
 		return stage.Outcome{}, err
@@ -65,14 +83,15 @@ func Detach(ctx context.Context, d *workers.Deps, o job.JobOptions, do DetachOpt
 	if r.earlier != nil {
 		event.Notef(d.Sink, event.Info, "", "run %s has lost its slices (%s): it goes on as attempt %d", r.job.Run, r.loss(), r.desc.Attempt)
 	}
-	right, over := job.AskRight(ctx, d, o, !o.Keep || o.TTL > 0)
+	right, over := announce.AskRight(ctx, d.Reach, o.Request, !o.Keep || o.TTL > 0)
 	defer over()
+	tell := announce.Deps{Reach: d.Reach, Networks: d.Networks}
 	first := func() error {
-		mtu := job.MTUFor(ctx, d, o.Request, o.Network)
-		job.TellRight(d, right(), o.Request.ID, job.WhenRunEnds)
-		return job.Announce(ctx, d, job.Asking(o.Request, d.Project, d.Zone, mtu, job.BilledUntil(o, true), false))
+		mtu := announce.MTUFor(ctx, tell, o.Request, o.Network)
+		announce.TellRight(d.Reach, right(), o.Request.ID, announce.WhenRunEnds)
+		return announce.Announce(ctx, tell, announce.Asking(o.Request, d.Project, d.Zone, mtu, announce.BilledUntil(o.Bill(), true), false))
 	}
-	if err := r.MakeNetwork(ctx, o.Network, first); err != nil {
+	if err := job.MakeNetwork(ctx, d.Networks, r.Watch, o.Network, first); err != nil {
 		return stage.Outcome{}, err
 	}
 	if err := r.upload(ctx); err != nil {
@@ -101,7 +120,7 @@ func Detach(ctx context.Context, d *workers.Deps, o job.JobOptions, do DetachOpt
 // A departure is the start of a job without a runner: what it will put into the bucket
 // and request.
 type departure struct {
-	*job.Runner
+	*attempt.Run
 	bucket *detach.Bucket
 	job    detach.Job
 	desc   detach.Description
@@ -113,11 +132,14 @@ type departure struct {
 
 // prepareDetached makes everything that a job without a runner is started with. It
 // changes nothing. The caller closes the run.
-func prepareDetached(ctx context.Context, d *workers.Deps, o job.JobOptions, do DetachOptions) (_ *departure, err error) {
+func prepareDetached(ctx context.Context, d Deps, o job.JobOptions, do DetachOptions) (_ *departure, err error) {
 	if err := cmp.Or(detach.CheckMetadata(o.Request.Metadata), d.Agents.Check()); err != nil {
 		return nil, &stage.Error{Stage: stage.Input, Err: err}
 	}
-	r := &departure{Runner: &job.Runner{Deps: d, O: o.Run, Watch: stage.Stopwatch{Sink: d.Sink, Clock: d.Clock}}}
+	r := &departure{Run: &attempt.Run{
+		Deps: attempt.Deps{Reach: d.Reach, Keeper: d.Keeper, Networks: d.Networks, Roots: do.Roots, Checked: d.Checked},
+		O:    o.Run, Watch: &stage.Stopwatch{Sink: d.Sink, Clock: d.Clock},
+	}}
 	defer func() {
 		if err != nil {
 			r.Close()
@@ -128,7 +150,7 @@ func prepareDetached(ctx context.Context, d *workers.Deps, o job.JobOptions, do 
 			return nil, &stage.Error{Stage: stage.Input, Err: &secretError{v.Name}}
 		}
 	}
-	if err := r.CheckInput(ctx, o.Request.Type.Name); err != nil {
+	if err := r.Check(ctx, o.Request.Type.Name); err != nil {
 		return nil, err
 	}
 	r.ChecksDone()
@@ -136,7 +158,7 @@ func prepareDetached(ctx context.Context, d *workers.Deps, o job.JobOptions, do 
 		return nil, &stage.Error{Stage: stage.Input, Err: err}
 	}
 	r.job, r.desc = detachedJob(d, o, do, r.bucket)
-	if r.kit, err = makeKit(r.Runner, o, *r.Flags); err != nil {
+	if r.kit, err = makeKit(r.Run, o, r.Flags()); err != nil {
 		return nil, &stage.Error{Stage: stage.Input, Err: err}
 	}
 	return r, r.lookBack(ctx, o.Request)
@@ -149,7 +171,7 @@ func (r *departure) record() *record.Record {
 		KeepGoing: true, Bucket: r.bucket.Name(), BucketDir: r.bucket.Dir()}
 }
 
-func detachedJob(d *workers.Deps, o job.JobOptions, do DetachOptions, bucket *detach.Bucket) (detach.Job, detach.Description) {
+func detachedJob(d Deps, o job.JobOptions, do DetachOptions, bucket *detach.Bucket) (detach.Job, detach.Description) {
 	label, value := o.Request.RunLabel()
 	j := detach.Job{
 		Run: o.Run.Run, Project: d.Project, Zone: d.Zone, Resource: o.Request.ID, Undoing: d.Cloud.Undoing(o.Request.ID, o.Request.NodeNames()...), Label: label + "=" + value,
@@ -183,7 +205,7 @@ func detachedJob(d *workers.Deps, o job.JobOptions, do DetachOptions, bucket *de
 	}
 	desc := detach.Description{
 		Run: j.Run, Project: d.Project, Zone: d.Zone, Resource: j.Resource, Type: o.Request.Type.Name, Nodes: j.Nodes, Workers: j.Workers,
-		Login: j.Login, Owner: d.Owner, Created: d.Clock.Now().UTC(), Command: job.CommandText(o.Run), Every: max(do.Every, time.Second).Seconds(),
+		Login: j.Login, Owner: d.Owner, Created: d.Clock.Now().UTC(), Command: attempt.CommandText(o.Run), Every: max(do.Every, time.Second).Seconds(),
 		Keep: j.Keep, KeepFor: j.KeepFor.Seconds(), StrictExit: o.Run.StrictExit, Attempt: 1,
 	}
 	var env []string
@@ -200,8 +222,8 @@ func detachedJob(d *workers.Deps, o job.JobOptions, do DetachOptions, bucket *de
 }
 
 // makeKit returns the files with which workers start the command without a runner.
-func makeKit(r *job.Runner, o job.JobOptions, flags []config.EnvVar) (map[string][]byte, error) {
-	env := job.LaunchEnv(slices.Concat(r.O.Env, flags))
+func makeKit(r *attempt.Run, o job.JobOptions, flags []config.EnvVar) (map[string][]byte, error) {
+	env := attempt.LaunchEnv(slices.Concat(r.O.Env, flags))
 	k, err := launch.Spec{Run: r.O.Run, Attempt: 1, Owner: r.Owner, WorkDir: r.O.Run, Argv: r.O.Argv, Script: r.O.Script, Env: env, MaxLog: r.O.MaxLog, Venv: r.O.Venv}.Kit()
 	if err != nil {
 		return nil, err
@@ -218,7 +240,7 @@ func makeKit(r *job.Runner, o job.JobOptions, flags []config.EnvVar) (map[string
 		mode = preflight.Check
 	}
 	files["unpack"] = []byte(codesync.Unpack())
-	files["preflight"] = []byte(preflight.Kit(preflight.Options{Mode: mode, Platform: r.O.Platform, Install: r.O.Install, BetweenSlices: job.MTUBetween(o.Request.NodeCount), ExpectChips: o.Request.Type.ChipsPerWorker()}))
+	files["preflight"] = []byte(preflight.Kit(preflight.Options{Mode: mode, Platform: r.O.Platform, Install: r.O.Install, BetweenSlices: settings.MTUBetween(o.Request.NodeCount), ExpectChips: o.Request.Type.ChipsPerWorker()}))
 	return files, nil
 }
 
@@ -267,7 +289,7 @@ func (r *departure) request(ctx context.Context, request provision.Request) (lef
 			if made { // its workers need the bucket, so delete it first
 				if _, failed := r.Cloud.Delete(clean, id, provision.DeleteOptions{OnlyRun: r.job.Run, Limit: time.Minute}); failed != nil {
 					left = true
-					event.Notef(r.Sink, event.Warn, job.DeleteHint(id, r.Deps), "%s may exist and go on by itself, with its files in %s: %v", provision.NameOf(r.Cloud, id), r.bucket.URL(r.job.Run), failed)
+					event.Notef(r.Sink, event.Warn, teardown.Hint(r.Reach, id), "%s may exist and go on by itself, with its files in %s: %v", provision.NameOf(r.Cloud, id), r.bucket.URL(r.job.Run), failed)
 					return "", err
 				}
 			}
@@ -294,7 +316,7 @@ func (r *departure) create(ctx context.Context, request provision.Request) (made
 	case errors.As(err, &other) && r.earlier != nil && r.owns(res):
 		return false, r.overtaken(&detach.ExistsError{URL: r.bucket.URL(r.job.Run)})
 	case err == nil && !made:
-		err = &stage.Error{Stage: stage.Input, Text: fmt.Sprintf("%s is there already", provision.QuotedNameOf(r.Cloud, request.ID)), Advice: "choose another --run-name, or delete it: " + job.DeleteHint(request.ID, r.Deps)}
+		err = &stage.Error{Stage: stage.Input, Text: fmt.Sprintf("%s is there already", provision.QuotedNameOf(r.Cloud, request.ID)), Advice: "choose another --run-name, or delete it: " + teardown.Hint(r.Reach, request.ID)}
 	}
 	return made, err
 }
@@ -312,7 +334,7 @@ func (r *departure) withMetadata(request provision.Request) provision.Request {
 }
 
 // sayDetached tells the user how to follow and end the job.
-func sayDetached(d *workers.Deps, bucket *detach.Bucket, j detach.Job) {
+func sayDetached(d Deps, bucket *detach.Bucket, j detach.Job) {
 	elsewhere := fmt.Sprintf("from another machine add --bucket-name=%s --project=%s --zone=%s", bucket.Name(), d.Project, d.Zone)
 	if bucket.Dir() != "" {
 		elsewhere += " --bucket-dir=" + bucket.Dir()
@@ -327,7 +349,7 @@ func sayDetached(d *workers.Deps, bucket *detach.Bucket, j detach.Job) {
 // warnOfCopies warns if the bucket keeps copies of overwritten objects: a log that
 // grows for a month would be stored ten thousand times. A user without the right to
 // read that setting gets no warning.
-func warnOfCopies(ctx context.Context, d *workers.Deps, bucket *detach.Bucket) {
+func warnOfCopies(ctx context.Context, d Deps, bucket *detach.Bucket) {
 	ctx, cancel := context.WithTimeout(gcp.Unattended(ctx), workers.WarnLimit)
 	defer cancel()
 	softDeleted, versions, err := bucket.Keeps(ctx)

@@ -65,6 +65,21 @@ func (d *Reach) OnHosts() bool {
 	return ok
 }
 
+// Hosts returns the hosts in place of slices as a user types them; "" for slices.
+func (d *Reach) Hosts() string {
+	list, _ := d.Cloud.(hosts.HostList)
+	return list.String()
+}
+
+// Flag returns the flag that selects the workers of prefix, or the hosts, for another
+// command.
+func (d *Reach) Flag(prefix string) string {
+	if d.OnHosts() {
+		return "--hosts=" + remote.Quote(d.Hosts())
+	}
+	return "--tpu-prefix=" + prefix
+}
+
 // RecordedHosts returns the hosts that a run was started on, from this
 // machine's record of it; nil for a run on slices and for one not recorded.
 func RecordedHosts(stateDir, run string) (hosts.HostList, error) {

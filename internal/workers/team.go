@@ -1,14 +1,18 @@
 package workers
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
 
+	"multihost/internal/codesync"
 	"multihost/internal/event"
 	"multihost/internal/provision"
 	"multihost/internal/remote"
@@ -57,6 +61,21 @@ func (t *Connected) Slice(i int) tpu.Slice { return t.Slices[t.IDs[i].Slice] }
 
 // Address returns the worker's address inside the network.
 func (t *Connected) Address(i int) string { return t.Slice(i).Workers[t.IDs[i].Worker].Internal }
+
+// Targets returns the workers as targets of a sync. port is for workers that name none.
+func (t *Connected) Targets(port int) []codesync.Target {
+	all := make([]codesync.Target, len(t.IDs))
+	for i, id := range t.IDs {
+		all[i].Slice = id.Slice
+		if host := t.Address(i); host != "" {
+			all[i].Addr = net.JoinHostPort(host, strconv.Itoa(cmp.Or(t.Slice(i).Workers[id.Worker].Port, port)))
+		}
+		if t.HangUp != nil && !t.IsAway(i) { // who is away gets nothing
+			all[i].Conn = t.Conns[i]
+		}
+	}
+	return all
+}
 
 // Each calls f for every worker concurrently, without a limit, and waits for all: f on
 // one worker may need all the others. It shows the progress of the phase, and from which

@@ -1,7 +1,6 @@
-package job
+package attempt
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"net"
@@ -9,7 +8,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"time"
 
 	"multihost/internal/codesync"
 	"multihost/internal/config"
@@ -17,9 +15,8 @@ import (
 	"multihost/internal/hosts"
 	"multihost/internal/launch"
 	"multihost/internal/preflight"
-	"multihost/internal/provision"
 	"multihost/internal/record"
-	"multihost/internal/remote"
+	"multihost/internal/settings"
 	"multihost/internal/stage"
 	"multihost/internal/tpu"
 	"multihost/internal/workers"
@@ -38,7 +35,7 @@ type Decision struct {
 	commands []launch.Spec   // by worker; without the words that bind to a NUMA node
 	targets  []codesync.Target
 	tune     bool // the preflight is done
-	tuning   PreflightOptions
+	tuning   settings.Options
 	free     launch.FreeOptions
 }
 
@@ -48,10 +45,21 @@ type eviction struct {
 	reason string
 }
 
-// decide makes the decision about the next attempt on the connected workers. If the
-// workers do not exist yet, there are no connections, and decide assumes that no runs exist.
-func (r *Runner) decide(ctx context.Context) (*Decision, error) {
-	in := &Decision{attempt: r.nextAttempt()}
+// ref names the attempt of a run on the workers.
+func (d *Decision) ref(run string) launch.Ref { return launch.Ref{Run: run, Attempt: d.attempt} }
+
+// A decider makes the decision about the next attempt on connected workers.
+type decider struct {
+	*Run
+	history *History
+	workers *workers.Connected
+	yields  bool // it may still wait for another runner of the same run
+}
+
+// decide makes the decision. If the workers do not exist yet, there are no connections,
+// and decide assumes that no runs exist.
+func (r *decider) decide(ctx context.Context) (*Decision, error) {
+	in := &Decision{attempt: r.history.next(record.LastLocalAttempt(r.StateDir, r.O.Run))}
 	if r.workers.HangUp != nil {
 		runs, err := r.runsOfAll(ctx)
 		if err != nil {
@@ -70,14 +78,13 @@ func (r *Runner) decide(ctx context.Context) (*Decision, error) {
 	if in.record, err = r.newRecord(in.attempt); err != nil {
 		return nil, err
 	}
-	in.targets = targets(r.workers, r.Access.Port)
+	in.targets = r.workers.Targets(r.Access.Port)
 	in.commands = make([]launch.Spec, len(r.workers.IDs))
 	for i := range r.workers.IDs {
 		in.commands[i] = r.command(in, i)
 	}
-	r.wraps = make([][]string, len(r.workers.IDs))
 	in.tune = r.O.Preflight != "off" || r.O.NUMA != preflight.NUMAOff
-	in.tuning = PreflightOptions{
+	in.tuning = settings.Options{
 		Check:    r.O.Preflight == "check" || r.O.Preflight == "off",
 		Require:  r.O.Preflight == "require",
 		Ignore:   r.O.Preflight == "off",
@@ -93,15 +100,15 @@ func (r *Runner) decide(ctx context.Context) (*Decision, error) {
 // attempt then looks as if it had lost the workers that were read first. An attempt
 // runs on no worker before it is prepared on all. So runsOfAll reads again after it has
 // seen the attempt running: if a worker still does not have it, it is missing there.
-func (r *Runner) runsOfAll(ctx context.Context) ([]workers.FoundRun, error) {
-	for seen := !r.adopts; ; seen = true {
+func (r *decider) runsOfAll(ctx context.Context) ([]workers.FoundRun, error) {
+	for seen := !r.Job; ; seen = true {
 		runs, errs := r.workers.Runs(ctx)
 		for i := range errs {
 			if r.workers.IsAway(i) {
 				errs[i] = nil
 			}
 		}
-		if err := r.failed(ctx, stage.Busy, errs); err != nil {
+		if err := failed(ctx, stage.Busy, r.workers, errs); err != nil {
 			return nil, err
 		}
 		if seen || !slices.ContainsFunc(runs, func(f workers.FoundRun) bool {
@@ -112,40 +119,16 @@ func (r *Runner) runsOfAll(ctx context.Context) ([]workers.FoundRun, error) {
 	}
 }
 
-// nextAttempt is the number of the next attempt as far as this machine knows.
-func (r *Runner) nextAttempt() int {
-	if r.Number > 0 {
-		return r.Number
-	}
-	return max(r.begunLast, record.LastLocalAttempt(r.StateDir, r.O.Run)) + 1
-}
-
-// A stoppedError says that somebody else has stopped the run since this command began.
-type stoppedError struct{ reason string }
-
-func (e *stoppedError) Error() string { return "it was stopped: " + e.reason }
-
-// stoppedSince returns the error for a stop that a worker has noted since this command
-// began; nil for an older one and for none. offset is that of the worker's clock. A mark
-// from the future says nothing: the clock has been set back since.
-func (r *Runner) stoppedSince(s launch.Stopped, offset time.Duration) error {
-	at := s.At.Add(-offset)
-	if r.since.IsZero() || s.At.IsZero() || !at.After(r.since) || at.Sub(r.Clock.Now()) > time.Minute {
-		return nil
-	}
-	return &stoppedError{s.Reason}
-}
-
 // settleWith decides about the runs that the workers know.
-func (r *Runner) settleWith(in *Decision, runs []workers.FoundRun) error {
+func (r *decider) settleWith(in *Decision, runs []workers.FoundRun) error {
 	for _, f := range runs {
-		if err := r.stoppedSince(f.Stopped, 0); err != nil && f.Info.Ref.Run == r.O.Run && f.Info.Mine {
+		if err := r.history.stoppedSince(f.Stopped, 0, r.Clock); err != nil && f.Info.Ref.Run == r.O.Run && f.Info.Mine {
 			return err
 		}
 	}
 	c := claimant{
-		run: r.O.Run, owner: r.Owner, adopts: r.adopts, replace: r.O.Replace,
-		tried: r.tried, last: r.begunLast, cutOff: r.cutOff, yields: r.races < maxRaces, elsewhere: r.elsewhere(),
+		run: r.O.Run, owner: r.Owner, adopts: r.Job, replace: r.O.Replace,
+		tried: r.history.Tried, last: r.history.Last, cutOff: r.history.CutOff, yields: r.yields, elsewhere: r.history.elsewhere(r.workers.Slices),
 	}
 	occupants := make([]occupant, len(runs))
 	newest := true
@@ -161,20 +144,11 @@ func (r *Runner) settleWith(in *Decision, runs []workers.FoundRun) error {
 	return err
 }
 
-// elsewhere reports whether the attempt that this runner began last ran on none of the
-// workers' slices. Whatever runs on these is then another runner's, whatever its number.
-func (r *Runner) elsewhere() bool {
-	ids := record.SliceIDs(record.SlicesOf(r.workers.Slices))
-	return len(ids) > 0 && !slices.ContainsFunc(ids, r.hasBegunOn)
-}
-
-func (r *Runner) hasBegunOn(slice string) bool { return slices.Contains(r.begunOn, slice) }
-
 // unseen reports whether an attempt of this run is on all workers that answer and
 // nobody has seen its end: it is still running, or it ended while no runner was there.
 // Without a record of the attempt on this machine, only a success of the newest attempt
 // counts: its runner marks it, unless it deletes the slices next.
-func (r *Runner) unseen(found workers.FoundRun, newest bool) bool {
+func (r *decider) unseen(found workers.FoundRun, newest bool) bool {
 	if !found.Info.Mine || len(found.Workers) < r.workers.Reached() {
 		return false
 	}
@@ -194,7 +168,7 @@ func (r *Runner) unseen(found workers.FoundRun, newest bool) bool {
 }
 
 // sameCommand returns an error if the attempt that was found runs another command.
-func (r *Runner) sameCommand(found workers.FoundRun) error {
+func (r *decider) sameCommand(found workers.FoundRun) error {
 	want := launch.Spec{Argv: r.O.Argv, Script: r.O.Script, Env: LaunchEnv(r.O.Env)}.Title()
 	asked := want
 	if found.Info.Venv != r.O.Venv {
@@ -222,30 +196,15 @@ func busy(found workers.FoundRun, differs string) error {
 }
 
 // compilerFlags adds the requested compiler flags to the environment of the command.
-func (r *Runner) compilerFlags(in *Decision) error {
+func (r *decider) compilerFlags(in *Decision) error {
 	vars, err := r.xlaFlags(r.workers.Slices[0].Type)
 	in.env = append(in.env, r.O.Env...)
 	in.env = append(in.env, vars...)
 	return err
 }
 
-// targets returns the workers as targets of a sync. port is for workers that name none.
-func targets(t *workers.Connected, port int) []codesync.Target {
-	all := make([]codesync.Target, len(t.IDs))
-	for i, id := range t.IDs {
-		all[i].Slice = id.Slice
-		if host := t.Address(i); host != "" {
-			all[i].Addr = net.JoinHostPort(host, strconv.Itoa(cmp.Or(t.Slice(i).Workers[id.Worker].Port, port)))
-		}
-		if t.HangUp != nil && !t.IsAway(i) { // who is away gets nothing
-			all[i].Conn = t.Conns[i]
-		}
-	}
-	return all
-}
-
 // command returns what is started on worker i.
-func (r *Runner) command(in *Decision, i int) launch.Spec {
+func (r *decider) command(in *Decision, i int) launch.Spec {
 	set, unset := r.environment(i)
 	s := launch.Spec{
 		Run: r.O.Run, Attempt: in.attempt, Owner: r.Owner, Slices: len(r.workers.Slices), WorkDir: r.O.Run,
@@ -267,15 +226,6 @@ func (r *Runner) command(in *Decision, i int) launch.Spec {
 	return s
 }
 
-// LaunchEnv converts an environment to the type of package launch.
-func LaunchEnv(vars []config.EnvVar) []launch.EnvVar {
-	env := make([]launch.EnvVar, len(vars))
-	for i, v := range vars {
-		env[i] = launch.EnvVar{Name: v.Name, Value: v.Value, Secret: v.Secret}
-	}
-	return env
-}
-
 // environment returns the variables that the command of worker i gets besides the
 // user's own, and the names of those that it must not inherit.
 //
@@ -283,7 +233,7 @@ func LaunchEnv(vars []config.EnvVar) []launch.EnvVar {
 // queued resource have them in their metadata. A variable would override the metadata,
 // so inherited ones are removed. Slices that were created separately, and a part of a
 // queued resource, need all four set. A single slice must have none.
-func (r *Runner) environment(i int) (set []config.EnvVar, unset []string) {
+func (r *decider) environment(i int) (set []config.EnvVar, unset []string) {
 	id, s := r.workers.IDs[i], r.workers.Slice(i)
 	coordinator := r.workers.Address(0)
 	num := strconv.Itoa
@@ -323,7 +273,7 @@ func (r *Runner) environment(i int) (set []config.EnvVar, unset []string) {
 // oneQueuedResource reports whether the slices are exactly those of one multi-node
 // queued resource, so that their metadata is right. The last number in each name shows
 // whether a slice before it is missing.
-func (r *Runner) oneQueuedResource() bool {
+func (r *decider) oneQueuedResource() bool {
 	for i, s := range r.workers.Slices {
 		if !s.MultiSlice || s.QueuedResource != r.workers.Slices[0].QueuedResource || !strings.HasSuffix(s.Name, "-"+strconv.Itoa(i)) {
 			return false
@@ -334,11 +284,11 @@ func (r *Runner) oneQueuedResource() bool {
 
 // newRecord returns the record of an attempt together with those before it. It changes
 // no file.
-func (r *Runner) newRecord(attempt int) (*record.Record, error) {
+func (r *decider) newRecord(attempt int) (*record.Record, error) {
 	rec := &record.Record{
 		Run: r.O.Run, Attempt: attempt, Project: r.Project, Zone: r.Zone, Prefix: r.O.Prefix,
 		Partial: r.O.AllowPartial, Login: r.Access.Login, Owner: r.Owner, Created: r.Clock.Now().UTC(),
-		Command: CommandText(r.O), Workers: len(r.workers.IDs), Hosts: hostsText(r.Deps), Slices: record.SlicesOf(r.workers.Slices),
+		Command: CommandText(r.O), Workers: len(r.workers.IDs), Hosts: r.Hosts(), Slices: record.SlicesOf(r.workers.Slices),
 		KeepGoing: !r.O.FailFast,
 	}
 	for _, v := range r.O.Env {
@@ -359,32 +309,4 @@ func (r *Runner) newRecord(attempt int) (*record.Record, error) {
 		return nil, &stage.Error{Stage: stage.Local, Err: err}
 	}
 	return rec, nil
-}
-
-func hostsText(d *workers.Deps) string {
-	hosts, _ := d.Cloud.(hosts.HostList)
-	return hosts.String()
-}
-
-// folderCheck returns the command that tests whether the folder of
-// --use-existing-folder exists. Without it, a misspelt name would run the command in an
-// empty directory.
-func folderCheck(run string) remote.Cmd {
-	return remote.Cmd{Line: "test -d " + remote.Quote(run), ReadOnly: true}
-}
-
-// Expected returns the slices that a request will create, as far as they are known
-// beforehand.
-func Expected(o provision.Request, project, zone string) []tpu.Slice {
-	all := make([]tpu.Slice, len(o.NodeNames()))
-	for i, name := range o.NodeNames() {
-		all[i] = tpu.Slice{
-			Index: i, Name: name, Project: project, Zone: zone, Type: o.Type.Name, Network: o.Network,
-			QueuedResource: o.ID, MultiSlice: len(all) > 1, Workers: make([]tpu.Worker, o.Type.Workers),
-		}
-		for w := range all[i].Workers {
-			all[i].Workers[w].Internal = fmt.Sprintf("<address of %s>", tpu.WorkerID{Slice: i, Worker: w})
-		}
-	}
-	return all
 }

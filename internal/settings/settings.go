@@ -1,9 +1,12 @@
-package job
+// Package settings has the preflight read or set the settings of all workers of a run, and
+// judges the reports. It knows the MTU that the network of several slices should have.
+package settings
 
 import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -18,8 +21,19 @@ import (
 	"multihost/internal/workers"
 )
 
-// PreflightOptions says what to do with the settings of the workers.
-type PreflightOptions struct {
+// Deps holds what the package works with.
+type Deps struct {
+	*workers.Reach
+	Networks Networks // nil: the networks cannot be read
+}
+
+// Networks reads a network. *network.Client implements it.
+type Networks interface {
+	Show(ctx context.Context, name string) (network.Info, error)
+}
+
+// Options says what to do with the settings of the workers.
+type Options struct {
 	Check    bool // only read
 	Require  bool // every failed setting is an error
 	Ignore   bool // report nothing: the caller only wants facts about the worker
@@ -29,7 +43,7 @@ type PreflightOptions struct {
 }
 
 // Preflight tunes or checks every worker of the slices whose names match prefix.
-func Preflight(ctx context.Context, d *workers.Deps, prefix string, partial bool, o PreflightOptions) error {
+func Preflight(ctx context.Context, d Deps, prefix string, partial bool, o Options) error {
 	watch := stage.Stopwatch{Sink: d.Sink, Clock: d.Clock}
 	t, err := d.ReachAll(ctx, &watch, prefix, o.Slices, partial, nil)
 	if err != nil {
@@ -39,23 +53,23 @@ func Preflight(ctx context.Context, d *workers.Deps, prefix string, partial bool
 	var reports []preflight.Report
 	err = watch.Phase("preflight", func() (string, error) {
 		var err error
-		reports, err = preflightAll(ctx, d, t, prefix, o)
+		reports, err = Apply(ctx, d, t, prefix, o)
 		if reports == nil {
 			return "", err
 		}
-		d.Sink.Emit(event.Result{Name: "preflight", Text: preflight.Table(t.IDs, reports), Data: preflightData(t.IDs, reports)})
+		d.Sink.Emit(event.Result{Name: "preflight", Text: preflight.Table(t.IDs, reports), Data: data(t.IDs, reports)})
 		return preflight.Fold(t.IDs, reports), err
 	})
 	return err
 }
 
-// readSettings runs the preflight on every worker.
-func readSettings(ctx context.Context, d *workers.Deps, t *workers.Connected, o PreflightOptions) ([]preflight.Report, error) {
+// Read runs the preflight on every worker.
+func Read(ctx context.Context, d Deps, t *workers.Connected, o Options) ([]preflight.Report, error) {
 	reports := make([]preflight.Report, len(t.IDs))
 	mtu := networkMTU(ctx, d, t)
 	errs := t.Each(ctx, d.Sink, "preflight", func(ctx context.Context, i int) (err error) {
 		return remote.Again(ctx, d.Broke(ctx, t, i, "preflight"), func() error {
-			reports[i], err = preflight.Run(ctx, t.Conns[i], preflightFor(d, t, i, o, mtu))
+			reports[i], err = preflight.Run(ctx, t.Conns[i], optionsFor(d, t, i, o, mtu))
 			return err
 		})
 	})
@@ -65,10 +79,10 @@ func readSettings(ctx context.Context, d *workers.Deps, t *workers.Connected, o 
 	return reports, stage.WorkersError(stage.Preflight, t.IDs, errs)
 }
 
-// preflightAll runs the preflight on every worker and judges the reports. When the error
+// Apply runs the preflight on every worker and judges the reports. When the error
 // says that a setting must not be as it is, the reports are returned with it.
-func preflightAll(ctx context.Context, d *workers.Deps, t *workers.Connected, prefix string, o PreflightOptions) ([]preflight.Report, error) {
-	reports, err := readSettings(ctx, d, t, o)
+func Apply(ctx context.Context, d Deps, t *workers.Connected, prefix string, o Options) ([]preflight.Report, error) {
+	reports, err := Read(ctx, d, t, o)
 	if err != nil {
 		return nil, err
 	}
@@ -77,14 +91,14 @@ func preflightAll(ctx context.Context, d *workers.Deps, t *workers.Connected, pr
 	}
 	hard := make([]error, len(reports))
 	for i, rep := range reports {
-		hard[i] = fatal(rep, o.Require)
+		hard[i] = Fatal(rep, o.Require)
 	}
 	if err := stage.WorkersError(stage.Settings, t.IDs, hard); err != nil {
 		return reports, err
 	}
 	for _, rep := range reports {
 		if rep.Severity(false) == preflight.Warning {
-			text, hint := preflight.Fold(t.IDs, reports), "to see each setting: multihost preflight check "+workersFlag(d, prefix)+"; to make it an error: --preflight=require, or --require"
+			text, hint := preflight.Fold(t.IDs, reports), "to see each setting: multihost preflight check "+d.Flag(prefix)+"; to make it an error: --preflight=require, or --require"
 			if c := stage.Cure(text); c != "" {
 				hint = c + "; " + hint
 			}
@@ -100,7 +114,7 @@ func preflightAll(ctx context.Context, d *workers.Deps, t *workers.Connected, pr
 
 // networkMTU returns the MTU that the interfaces of the workers should have, or 0 if it
 // cannot be learned: reading a network needs a permission that running does not need.
-func networkMTU(ctx context.Context, d *workers.Deps, t *workers.Connected) int {
+func networkMTU(ctx context.Context, d Deps, t *workers.Connected) int {
 	name := t.Slices[0].Network
 	if name == "" || d.Networks == nil {
 		return 0
@@ -111,7 +125,7 @@ func networkMTU(ctx context.Context, d *workers.Deps, t *workers.Connected) int 
 // mtuLimit bounds the time to read a network's MTU, which is optional.
 const mtuLimit = 20 * time.Second
 
-func readMTU(ctx context.Context, d *workers.Deps, name string) int {
+func readMTU(ctx context.Context, d Deps, name string) int {
 	ctx, cancel := context.WithTimeout(gcp.Unattended(ctx), mtuLimit)
 	defer cancel()
 	info, err := d.Networks.Show(ctx, name)
@@ -124,7 +138,7 @@ func readMTU(ctx context.Context, d *workers.Deps, name string) int {
 // WarnOfMTU warns, before several slices are requested, that the MTU of their network is
 // small: machines take the MTU when they are made. It returns the MTU, or 0 if it did not
 // read it. If the network cannot be read, the preflight warns later.
-func WarnOfMTU(ctx context.Context, d *workers.Deps, r provision.Request) (mtu int) {
+func WarnOfMTU(ctx context.Context, d Deps, r provision.Request) (mtu int) {
 	name := r.Network
 	if name == "" && r.Subnetwork == "" {
 		name = "default"
@@ -158,7 +172,7 @@ func mtuCure(name string) string {
 	return fmt.Sprintf("make the slices on a network with MTU %d: multihost network create %s, then --network=%[2]s", network.DefaultMTU, network.DefaultName)
 }
 
-func preflightFor(d *workers.Deps, t *workers.Connected, i int, o PreflightOptions, mtu int) preflight.Options {
+func optionsFor(d Deps, t *workers.Connected, i int, o Options, mtu int) preflight.Options {
 	opts := preflight.Options{Platform: o.Platform, Install: o.Install, ExpectMTU: mtu}
 	opts.Mode = preflight.Apply
 	if o.Check {
@@ -175,9 +189,9 @@ func preflightFor(d *workers.Deps, t *workers.Connected, i int, o PreflightOptio
 	return opts
 }
 
-// fatal returns an error that names the settings of a worker that must not be as they
+// Fatal returns an error that names the settings of a worker that must not be as they
 // are, or nil.
-func fatal(rep preflight.Report, require bool) error {
+func Fatal(rep preflight.Report, require bool) error {
 	if rep.Severity(require) != preflight.Hard {
 		return nil
 	}
@@ -204,10 +218,20 @@ type WorkerReport struct {
 	preflight.Report
 }
 
-func preflightData(ids []tpu.WorkerID, reports []preflight.Report) []WorkerReport {
-	data := make([]WorkerReport, len(ids))
+func data(ids []tpu.WorkerID, reports []preflight.Report) []WorkerReport {
+	all := make([]WorkerReport, len(ids))
 	for i, id := range ids {
-		data[i] = WorkerReport{id.String(), reports[i]}
+		all[i] = WorkerReport{id.String(), reports[i]}
 	}
-	return data
+	return all
+}
+
+// Applied returns the report of a check as it will be after everything that can be set is
+// set.
+func (o Options) Applied(rep preflight.Report) preflight.Report {
+	if o.Check {
+		return rep
+	}
+	rep.Results = slices.DeleteFunc(slices.Clone(rep.Results), func(r preflight.Result) bool { return r.Reason == preflight.NotAsWanted })
+	return rep
 }

@@ -1,4 +1,4 @@
-package job
+package attempt
 
 import (
 	"io/fs"
@@ -17,9 +17,9 @@ import (
 // xlaFlags returns the variables that carry the requested presets and flags on slices of
 // an accelerator type. The first call warns about what looks wrong in the user's own
 // flags.
-func (r *Runner) xlaFlags(accelerator string) ([]config.EnvVar, error) {
-	if r.Flags != nil {
-		return *r.Flags, nil
+func (r *Run) xlaFlags(accelerator string) ([]config.EnvVar, error) {
+	if r.flags != nil {
+		return *r.flags, nil
 	}
 	user := func(name string) (value string, ok bool) {
 		for _, v := range r.O.Env { // the last one wins, as in the command's environment
@@ -57,14 +57,14 @@ func (r *Runner) xlaFlags(accelerator string) ([]config.EnvVar, error) {
 	for i, v := range env.Vars {
 		vars[i] = config.EnvVar{Name: v.Name, Value: v.Value, Secret: slices.ContainsFunc(secret, func(s config.EnvVar) bool { return s.Name == v.Name })}
 	}
-	r.Flags = &vars
+	r.flags = &vars
 	return vars, nil
 }
 
 // secretFlags returns the words, and the halves of NAME=VALUE words, of the user's secret
 // variables whose names are in vars: the values of vars are built from these words.
 // Longer words come first.
-func (r *Runner) secretFlags(vars []xla.Var) []config.EnvVar {
+func (r *Run) secretFlags(vars []xla.Var) []config.EnvVar {
 	var words []config.EnvVar
 	for _, v := range r.O.Env {
 		if !v.Secret || !slices.ContainsFunc(vars, func(made xla.Var) bool { return made.Name == v.Name }) {
@@ -81,7 +81,7 @@ func (r *Runner) secretFlags(vars []xla.Var) []config.EnvVar {
 	return words
 }
 
-func (r *Runner) commandForScan() string {
+func (r *Run) commandForScan() string {
 	if r.O.Script != "" {
 		return r.O.Script
 	}
@@ -90,7 +90,7 @@ func (r *Runner) commandForScan() string {
 
 // files returns where to read the scripts that the command names; nil if they are not on
 // this machine.
-func (r *Runner) files() fs.FS {
+func (r *Run) files() fs.FS {
 	if r.O.Dir == "" {
 		return nil
 	}

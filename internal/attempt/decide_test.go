@@ -1,10 +1,11 @@
-package job
+package attempt
 
 import (
 	"strings"
 	"testing"
 	"time"
 
+	"multihost/internal/event"
 	"multihost/internal/gcp"
 	"multihost/internal/launch"
 	"multihost/internal/record"
@@ -13,6 +14,16 @@ import (
 	"multihost/internal/tpu"
 	"multihost/internal/workers"
 )
+
+// deciderFor returns the decider of a runner that comes to workers for the first time.
+func deciderFor(t *testing.T, o Options, ids []tpu.WorkerID) *decider {
+	t.Helper()
+	d := Deps{
+		Reach:  &workers.Reach{Invocation: &stage.Invocation{Clock: gcp.SystemClock, Sink: event.Discard}},
+		Keeper: &record.Keeper{StateDir: t.TempDir()},
+	}
+	return &decider{Run: &Run{Deps: d, O: o}, history: &History{}, workers: &workers.Connected{IDs: ids}, yields: true}
+}
 
 // A living command is taken over only as what it is: the same words in a virtual
 // environment and without one are two commands.
@@ -34,7 +45,7 @@ func TestSameCommand(t *testing.T) {
 		if tt.lives {
 			found.Info.Phase = launch.Running
 		}
-		r := &Runner{O: RunOptions{Run: "r", Argv: []string{"true"}, Venv: tt.asked}}
+		r := deciderFor(t, Options{Run: "r", Argv: []string{"true"}, Venv: tt.asked}, nil)
 		err := r.sameCommand(found)
 		if (err == nil) != (tt.want == "") || err != nil && !strings.HasSuffix(err.Error(), tt.want) {
 			t.Errorf("%s: got %v, want %q", tt.story, err, tt.want)
@@ -63,10 +74,8 @@ func TestASuccessThatNobodySawIsTakenOver(t *testing.T) {
 		{"not seen here", &record.Record{Run: "r", Attempt: 1}, []workers.FoundRun{ended(1, 1, false)}, 1},
 		{"another attempt was seen here", &record.Record{Run: "r", Attempt: 1, Ended: true}, []workers.FoundRun{ended(2, 2, false)}, 2},
 	} {
-		r := &Runner{Deps: &workers.Deps{
-			Reach:  &workers.Reach{},
-			Keeper: &record.Keeper{StateDir: t.TempDir()},
-		}, O: RunOptions{Run: "r", Script: "train"}, workers: &workers.Connected{IDs: testkit.WorkerIDs(2, 1)}, adopts: true}
+		r := deciderFor(t, Options{Run: "r", Script: "train"}, testkit.WorkerIDs(2, 1))
+		r.Job = true
 		if tt.rec != nil {
 			if err := tt.rec.Save(r.StateDir); err != nil {
 				t.Fatal(err)
@@ -99,14 +108,76 @@ func TestAStopEndsTheRunnersBeforeIt(t *testing.T) {
 		{"the worker's clock has been set back since", now.Add(-time.Hour), now.Add(time.Hour), false},
 		{"a command that begins nothing", time.Time{}, now, false},
 	} {
-		r := &Runner{Deps: &workers.Deps{
-			Reach:  &workers.Reach{Invocation: &stage.Invocation{Clock: gcp.SystemClock}},
-			Keeper: &record.Keeper{StateDir: t.TempDir()},
-		}, O: RunOptions{Run: "r"}, workers: &workers.Connected{}, since: tt.since}
+		r := deciderFor(t, Options{Run: "r"}, nil)
+		r.history.Since = tt.since
 		found := workers.FoundRun{Info: launch.Info{Ref: launch.Ref{Run: "r", Attempt: 1}, Phase: launch.Exited, Mine: true}, Stopped: launch.Stopped{At: tt.at, Reason: "by ann"}}
 		err := r.settleWith(&Decision{attempt: 2}, []workers.FoundRun{found})
 		if (err != nil) != tt.stopped {
 			t.Errorf("%s: %v", tt.story, err)
+		}
+	}
+}
+
+// An attempt that only could not be reached is followed on when it can be again;
+// one of which anything is gone is replaced.
+func TestAnAttemptThatWentOnIsFollowedOn(t *testing.T) {
+	info := func(phase launch.Phase) launch.Info {
+		return launch.Info{Ref: launch.Ref{Run: "r", Attempt: 2}, Phase: phase, Mine: true, Command: "train"}
+	}
+	for _, tt := range []struct {
+		story    string
+		found    workers.FoundRun
+		known    bool // how it ended, or what else became of it
+		followed bool
+		evicted  bool
+	}{
+		{"it runs on all workers", workers.FoundRun{Info: info(launch.Running), Workers: testkit.WorkerIDs(2, 1)}, false, true, false},
+		{"it has ended there meanwhile", workers.FoundRun{Info: info(launch.Exited), Workers: testkit.WorkerIDs(2, 1)}, false, true, false},
+		{"a worker was rebooted", workers.FoundRun{Info: info(launch.Running), Workers: testkit.WorkerIDs(2, 1), Broken: 1}, false, false, true},
+		{"a slice was made again", workers.FoundRun{Info: info(launch.Running), Workers: testkit.WorkerIDs(1, 1)}, false, false, true},
+		{"it was lost for another reason", workers.FoundRun{Info: info(launch.Running), Workers: testkit.WorkerIDs(2, 1)}, true, false, true},
+	} {
+		for _, adopts := range []bool{true, false} {
+			r := deciderFor(t, Options{Run: "r", Script: "train"}, testkit.WorkerIDs(2, 1))
+			if err := (&record.Record{Run: "r", Attempt: 2}).Save(r.StateDir); err != nil {
+				t.Fatal(err)
+			}
+			r.Job, *r.history = adopts, History{Tried: 1, Last: 2, CutOff: !tt.known}
+			in := &Decision{attempt: 3}
+			if err := r.settleWith(in, []workers.FoundRun{tt.found}); err != nil || (in.living != nil) != tt.followed || (len(in.evict) > 0) != tt.evicted {
+				t.Errorf("%s: followed %v, %d stopped, %v", tt.story, in.living != nil, len(in.evict), err)
+			}
+		}
+	}
+}
+
+// An attempt on slices that were made since this runner began its last one is another
+// runner's, even if its number is the same: it is taken over, and nothing is stopped.
+func TestAnAttemptOfAnotherRunnerIsKnownByItsSlices(t *testing.T) {
+	found := workers.FoundRun{Info: launch.Info{Ref: launch.Ref{Run: "r", Attempt: 1}, Phase: launch.Running, Mine: true, Command: "train"}, Workers: testkit.WorkerIDs(2, 1)}
+	slices := func(uids ...string) (all []tpu.Slice) {
+		for _, uid := range uids {
+			all = append(all, tpu.Slice{Name: "r-" + uid, UID: uid})
+		}
+		return all
+	}
+	for _, tt := range []struct {
+		story    string
+		begunOn  []string
+		now      []tpu.Slice
+		followed bool
+	}{
+		{"other slices", []string{"1", "2"}, slices("3", "4"), true},
+		{"the same slices", []string{"1", "2"}, slices("1", "2"), false},
+		{"one of two was made again", []string{"1", "2"}, slices("1", "4"), false},
+		{"hosts that no cloud knows", nil, slices("", ""), false},
+	} {
+		r := deciderFor(t, Options{Run: "r", Script: "train"}, testkit.WorkerIDs(2, 1))
+		r.workers.Slices = tt.now
+		r.Job, *r.history = true, History{Tried: 1, Last: 1, on: tt.begunOn}
+		in := &Decision{attempt: 2}
+		if err := r.settleWith(in, []workers.FoundRun{found}); err != nil || (in.living != nil) != tt.followed || (len(in.evict) > 0) == tt.followed {
+			t.Errorf("%s: followed %v, %d stopped, %v", tt.story, in.living != nil, len(in.evict), err)
 		}
 	}
 }

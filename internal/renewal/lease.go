@@ -1,4 +1,6 @@
-package job
+// Package renewal is the runner's part of the lease that the workers of a job hold: it arms
+// the workers, tells them that a runner is there, and says what they will do without one.
+package renewal
 
 import (
 	"context"
@@ -10,8 +12,10 @@ import (
 
 	"multihost/internal/agent/deliver"
 	"multihost/internal/agent/program"
+	"multihost/internal/announce"
 	"multihost/internal/codesync"
 	"multihost/internal/event"
+	"multihost/internal/gcp"
 	"multihost/internal/lease"
 	"multihost/internal/provision"
 	"multihost/internal/stage"
@@ -19,36 +23,28 @@ import (
 	"multihost/internal/workers"
 )
 
-// leaseTerms returns what the workers of a job are told, so that they delete the queued
-// resource when nobody else does.
-func leaseTerms(d *workers.Deps, o JobOptions) lease.Terms {
-	label, value := o.Request.RunLabel()
-	t := lease.Terms{
-		Run: o.Run.Run, Undoing: d.Cloud.Undoing(o.Request.ID, o.Request.NodeNames()...),
-		Label: label + "=" + value, Nodes: o.Request.NodeNames(), Workers: max(1, o.Request.NodeCount) * o.Request.Type.Workers,
-		Adopt: o.Lease, Lease: o.Lease, TTL: o.TTL, Grace: o.Run.Grace, KeepOnFailure: o.KeepOnFailure, KeepFor: o.KeepFor,
-	}
-	if o.Keep { // the slices stay at the end of the job; TTL still holds
-		t.Lease = 0
-	}
-	return t
+// Deps holds what the package works with.
+type Deps struct {
+	*workers.Reach
+	Agents program.Set // what runs on workers where no runner does
 }
 
-// bootAllowance returns how long after the boot of the first worker the last one may
-// answer. Without limits it is a day.
-func bootAllowance(o JobOptions) time.Duration {
-	if o.ProvisionLimit <= 0 || o.BootLimit <= 0 {
-		return 24 * time.Hour
-	}
-	return o.ProvisionLimit + o.BootLimit
+// Terms are what the workers of a job are told, and what follows from it here.
+type Terms struct {
+	lease.Terms
+	Boot    time.Duration // how long the slices of a next attempt may take to answer
+	Foreign bool          // the slices have another startup script, so a rebooted worker does not watch
 }
 
-// A guard is this machine's part of the lease of a job's slices.
-type guard struct {
-	terms   lease.Terms
-	boot    time.Duration // how long the slices of a next attempt may take to answer
-	foreign bool          // the slices have another startup script, so a rebooted worker does not watch
-	holds   bool          // some worker may delete the slices
+// A Lease is this machine's part of the lease of a job's slices over its attempts. Its
+// methods may be called on nil, which is no lease, and must not be called concurrently.
+type Lease struct {
+	Deps
+	How   codesync.Options // how the agent travels between the workers
+	Terms func() *Terms    // of the slices that exist; nil: they have no lease
+
+	terms *Terms // those of the last attempt
+	holds bool   // some worker may delete the slices
 
 	stop func() // ends the renewals; nil: there are none
 	told string // the messages about the workers' rights so far
@@ -56,97 +52,95 @@ type guard struct {
 	expires time.Time // when the time to live of the slices ends; zero: never
 }
 
-// armLease makes every worker a lease holder and warns, before the command starts,
-// about workers that may not delete the slices. A failure here ends no run, because the
+// Arm makes every worker of t a lease holder and warns, before the command starts, about
+// workers that may not delete the slices. A failure on a worker is no error, because the
 // lease matters only if this machine dies.
-func (r *Runner) armLease(ctx context.Context) error {
-	if r.lease != nil {
-		if now := r.lease(); r.guard == nil || now == nil {
-			r.guard = now
-		} else {
-			r.guard.terms = now.terms // the slices may have been replaced
-		}
-	}
-	g := r.guard
-	if g == nil || !g.terms.On() {
+func (l *Lease) Arm(ctx context.Context, t *workers.Connected) error {
+	if l == nil {
 		return nil
 	}
-	r.leaveLease(ctx, -1)
-	armed := make([]lease.Armed, len(r.workers.IDs))
-	errs := armEach(ctx, r.workers, r.Deps, r.O, func(ctx context.Context, i int) (err error) {
-		armed[i], err = lease.Arm(ctx, r.workers.Conns[i], r.Agents.Sums(), g.terms)
+	l.Leave(ctx, t, -1)
+	if now := l.Terms(); l.terms == nil || now == nil {
+		l.terms, l.holds, l.told, l.expires = now, false, "", time.Time{}
+	} else {
+		l.terms.Terms = now.Terms // the slices may have been replaced
+	}
+	if l.terms == nil || !l.terms.On() {
+		return nil
+	}
+	armed := make([]lease.Armed, len(t.IDs))
+	errs := l.ArmEach(ctx, t, l.How, func(ctx context.Context, i int) (err error) {
+		armed[i], err = lease.Arm(ctx, t.Conns[i], l.Agents.Sums(), l.terms.Terms)
 		return err
 	})
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
-	g.holds, g.expires = false, time.Time{}
+	l.holds, l.expires = false, time.Time{}
 	rights, apart := make([]error, len(errs)), make([]error, len(errs))
 	for i, a := range armed {
-		if errs[i] != nil || r.workers.IsAway(i) {
+		if errs[i] != nil || t.IsAway(i) {
 			continue
 		}
 		rights[i] = a.Right
 		if a.Apart != "" {
 			apart[i] = errors.New(a.Apart)
 		}
-		g.holds = g.holds || a.Right == nil
-		if end := r.Clock.Now().Add(g.terms.TTL - a.Age); g.terms.TTL > 0 && (g.expires.IsZero() || end.Before(g.expires)) {
-			g.expires = end
+		l.holds = l.holds || a.Right == nil
+		if end := l.Clock.Now().Add(l.terms.TTL - a.Age); l.terms.TTL > 0 && (l.expires.IsZero() || end.Before(l.expires)) {
+			l.expires = end
 		}
 	}
-	id := r.workers.Slices[0].QueuedResource
-	r.SetStatus(func(s *stage.Status) { s.Lease = g.whoDeletes() })
-	r.tellLease(errs, rights, apart, id)
-	if g.terms.Lasting() {
-		g.stop = renewals(ctx, r.Deps, r.workers, g.terms)
+	l.SetStatus(func(s *stage.Status) { s.Lease = l.WhoDeletes() })
+	l.tell(t, errs, rights, apart)
+	if l.terms.Lasting() {
+		l.stop = l.Renew(ctx, t, l.terms.Terms)
 	}
 	return nil
 }
 
-// armEach gives the terms of a lease to every worker of t that is not away, by arm, and
+// ArmEach gives the terms of a lease to every worker of t that is not away, by arm, and
 // brings the agent to those that lack it.
-func armEach(ctx context.Context, t *workers.Connected, d *workers.Deps, o RunOptions, arm func(ctx context.Context, i int) error) []error {
-	how := codesync.Options{Relay: o.Relay, RelayFanout: o.RelayFanout, Stall: o.SyncTimeout}
-	return deliver.Each(ctx, d.Agents, how, targets(t, d.Access.Port), arm)
+func (d Deps) ArmEach(ctx context.Context, t *workers.Connected, how codesync.Options, arm func(ctx context.Context, i int) error) []error {
+	return deliver.Each(ctx, d.Agents, how, t.Targets(d.Access.Port), arm)
 }
 
-// tellLease reports what the lease can do. It gives each message only once.
-func (r *Runner) tellLease(errs, rights, apart []error, id string) {
-	g, b, name := r.guard, &strings.Builder{}, provision.NameOf(r.Cloud, id)
+// tell reports what the lease can do. It gives each message only once.
+func (l *Lease) tell(t *workers.Connected, errs, rights, apart []error) {
+	name, b := provision.NameOf(l.Cloud, t.Slices[0].QueuedResource), &strings.Builder{}
 	tell := func(level event.Level, hint, format string, args ...any) {
 		text := fmt.Sprintf(format, args...)
 		b.WriteString(text)
-		if !strings.Contains(g.told, text) {
-			event.Notef(r.Sink, level, hint, "%s", text)
+		if !strings.Contains(l.told, text) {
+			event.Notef(l.Sink, level, hint, "%s", text)
 		}
 	}
-	for _, f := range stage.GroupErrors(r.workers.IDs, errs) {
-		tell(event.Warn, "", "%s", unwatched(tpu.FoldShort(f.Workers), name, f.String(), r.workers.Slices[0]))
+	for _, f := range stage.GroupErrors(t.IDs, errs) {
+		tell(event.Warn, "", "%s", unwatched(tpu.FoldShort(f.Workers), name, f.String(), t.Slices[0]))
 	}
-	for _, f := range stage.GroupErrors(r.workers.IDs, rights) {
+	for _, f := range stage.GroupErrors(t.IDs, rights) {
 		how := "whether %s may delete %s is not known; if not, and this machine dies, it is billed on: %s"
 		if refused(f.First) {
 			how = "%s may not delete %s: if this machine dies, it is billed on: %s"
 		}
-		tell(event.Warn, rightCure(f.First, r.Project), how, tpu.FoldShort(f.Workers), name, f)
+		tell(event.Warn, rightCure(f.First, l.Project), how, tpu.FoldShort(f.Workers), name, f)
 	}
-	if g.terms.Lease > 0 {
-		for _, f := range stage.GroupErrors(r.workers.IDs, apart) {
+	if l.terms.Lease > 0 {
+		for _, f := range stage.GroupErrors(t.IDs, apart) {
 			tell(event.Warn, "limit it with --ttl=TIME", "%s cannot tell the others whether its command runs, so a lease that nobody renews ends nothing: %s", tpu.FoldShort(f.Workers), f)
 		}
 	}
-	if g.holds && g.foreign {
+	if l.holds && l.terms.Foreign {
 		tell(event.Warn, "start that script from the command instead", "the slices of %s have a startup script that is not ours: "+
 			"after a reboot a worker does not watch them until this machine reaches it again. If this machine dies and all workers reboot, the slices are billed on", name)
 	}
-	if g.holds && g.terms.Lease > 0 {
-		tell(event.Info, "", "if this machine is not heard of, the workers delete %s %s after the command has ended (--lease)", name, stage.AsTyped(g.terms.Lease))
+	if l.holds && l.terms.Lease > 0 {
+		tell(event.Info, "", "if this machine is not heard of, the workers delete %s %s after the command has ended (--lease)", name, stage.AsTyped(l.terms.Lease))
 	}
-	if !g.expires.IsZero() {
-		tell(event.Info, "", "%s is deleted at %s whatever runs (--ttl=%s)", name, g.expires.Format("Mon 15:04:05"), stage.AsTyped(g.terms.TTL))
+	if !l.expires.IsZero() {
+		tell(event.Info, "", "%s is deleted at %s whatever runs (--ttl=%s)", name, l.expires.Format("Mon 15:04:05"), stage.AsTyped(l.terms.TTL))
 	}
-	g.told += b.String()
+	l.told += b.String()
 }
 
 // unwatched says what happens if this machine dies to a resource that workers do not watch
@@ -173,15 +167,15 @@ func rightCure(err error, project string) string {
 	case strings.Contains(e.Text, "SCOPE") || strings.Contains(e.Text, "scopes"):
 		return "make the slices with the scope cloud-platform: --scopes=cloud-platform"
 	case e.Status == 403 && e.Account != "":
-		return grantCommand(project, e.Account)
+		return announce.GrantCommand(project, e.Account)
 	}
 	return ""
 }
 
-// renewals renews the lease on every worker of t until stop is called. Each worker is
+// Renew renews the lease on every worker of t until stop is called. Each worker is
 // renewed independently, so that one that is unreachable does not delay another. A
 // worker that was rebooted, or whose watch process was killed, is armed again.
-func renewals(ctx context.Context, d *workers.Deps, t *workers.Connected, terms lease.Terms) (stop func()) {
+func (d Deps) Renew(ctx context.Context, t *workers.Connected, terms lease.Terms) (stop func()) {
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	var wg sync.WaitGroup
 	wg.Go(func() {
@@ -222,18 +216,18 @@ func renew(ctx context.Context, t *workers.Connected, agents program.Set, run st
 	return all
 }
 
-// leaveLease ends the renewals. silent is how long no renewal will come before the next
+// Leave ends the renewals. silent is how long no renewal will come before the next
 // attempt, whose slices may have to be created first; negative: no attempt follows.
-func (r *Runner) leaveLease(ctx context.Context, silent time.Duration) {
-	if r.guard == nil || r.guard.stop == nil {
+func (l *Lease) Leave(ctx context.Context, t *workers.Connected, silent time.Duration) {
+	if l == nil || l.stop == nil {
 		return
 	}
-	r.guard.stop()
-	r.guard.stop = nil
+	l.stop()
+	l.stop = nil
 	if silent >= 0 {
 		ctx, cancel := context.WithTimeout(ctx, renewLimit/3)
 		defer cancel()
-		renew(ctx, r.workers, r.Agents, r.guard.terms.Run, silent+r.guard.boot+r.guard.terms.Lease)
+		renew(ctx, t, l.Agents, l.terms.Run, silent+l.terms.Boot+l.terms.Lease)
 	}
 }
 
@@ -241,28 +235,33 @@ func expiry(ttl time.Duration) error {
 	return &stage.Error{Stage: stage.Timeout, Err: stage.ErrExpired, Text: fmt.Sprintf("%v (--ttl=%s)", stage.ErrExpired, stage.AsTyped(ttl))}
 }
 
-// expired reports whether the time to live is over.
-func (g *guard) expired(now time.Time) bool {
-	return g != nil && !g.expires.IsZero() && !now.Before(g.expires)
+// Expired returns the error for the end of the time to live if that has come; otherwise
+// nil.
+func (l *Lease) Expired() error {
+	if l == nil || l.terms == nil || l.expires.IsZero() || l.Clock.Now().Before(l.expires) {
+		return nil
+	}
+	return expiry(l.terms.TTL)
 }
 
-// untilExpiry returns a context that ends with the time to live of the slices.
-func (r *Runner) untilExpiry(ctx context.Context) (_ context.Context, over func()) {
-	if r.guard == nil {
+// UntilExpiry returns a context that ends with the time to live of the slices, as Until
+// does.
+func (l *Lease) UntilExpiry(ctx context.Context) (_ context.Context, over func()) {
+	if l == nil || l.terms == nil {
 		return ctx, func() {}
 	}
-	return until(ctx, r.Deps, r.guard.expires, r.guard.terms.TTL)
+	return Until(ctx, l.Clock, l.expires, l.terms.TTL)
 }
 
-// until returns a context that ends at expires, the end of the time to live ttl, with
-// expiry as its cause. A zero expires means never. over ends the context earlier; the
+// Until returns a context that ends at expires, the end of the time to live ttl, with
+// an error of stage.Timeout as its cause. A zero expires means never. over ends the context earlier; the
 // caller must call it.
-func until(ctx context.Context, d *workers.Deps, expires time.Time, ttl time.Duration) (_ context.Context, over func()) {
+func Until(ctx context.Context, clock gcp.Clock, expires time.Time, ttl time.Duration) (_ context.Context, over func()) {
 	if expires.IsZero() {
 		return ctx, func() {}
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
-	end := d.Clock.After(max(0, expires.Sub(d.Clock.Now())))
+	end := clock.After(max(0, expires.Sub(clock.Now())))
 	var wg sync.WaitGroup
 	wg.Go(func() {
 		select {
@@ -277,17 +276,17 @@ func until(ctx context.Context, d *workers.Deps, expires time.Time, ttl time.Dur
 	}
 }
 
-// whoDeletes says what the workers will do about a queued resource that this machine
+// WhoDeletes says what the workers will do about a queued resource that this machine
 // leaves; "" if they will do nothing.
-func (g *guard) whoDeletes() string {
-	if g == nil || !g.holds {
+func (l *Lease) WhoDeletes() string {
+	if l == nil || l.terms == nil || !l.holds {
 		return ""
 	}
-	return leaseText(lease.Held{Watched: true, Lease: g.terms.Lease, TTL: g.terms.TTL, KeepOnFailure: g.terms.KeepOnFailure, KeepFor: g.terms.KeepFor})
+	return Text(lease.Held{Watched: true, Lease: l.terms.Lease, TTL: l.terms.TTL, KeepOnFailure: l.terms.KeepOnFailure, KeepFor: l.terms.KeepFor})
 }
 
-// leaseText says what workers that hold a lease will do; "" if they will do nothing.
-func leaseText(h lease.Held) string {
+// Text says what workers that hold a lease will do; "" if they will do nothing.
+func Text(h lease.Held) string {
 	text := ""
 	switch {
 	case !h.Watched:
@@ -311,14 +310,14 @@ func leaseText(h lease.Held) string {
 	return text
 }
 
-// AttachLease renews the leases that the workers of t hold for a run until stop is
+// Attach renews the leases that the workers of t hold for a run until stop is
 // called. stop returns these leases by the name of the queued resource.
-func AttachLease(ctx context.Context, d *workers.Deps, t *workers.Connected, run string) (stop func() map[string]lease.Held) {
+func Attach(ctx context.Context, d Deps, t *workers.Connected, run string) (stop func() map[string]lease.Held) {
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	held := HeldBy(t, renew(ctx, t, d.Agents, run, 0))
 	var wg sync.WaitGroup
 	for _, h := range held {
-		d.SetStatus(func(s *stage.Status) { s.Lease = leaseText(h) })
+		d.SetStatus(func(s *stage.Status) { s.Lease = Text(h) })
 	}
 	if len(held) > 0 {
 		every := 5 * time.Minute
@@ -360,30 +359,4 @@ func HeldBy(t *workers.Connected, leases []lease.Held) map[string]lease.Held {
 		}
 	}
 	return held
-}
-
-// SayBilled warns that slices which a job made for this run stay and are billed, or
-// says who deletes them. A user who attaches to a run or stops it may not know that.
-func SayBilled(ctx context.Context, d *workers.Deps, run string, all []tpu.Slice, held map[string]lease.Held) {
-	if d.OnHosts() {
-		return
-	}
-	look, cancel := d.Detached(ctx, 30*time.Second)
-	defer cancel()
-	seen := map[string]bool{"": true}
-	for _, s := range all {
-		if seen[s.QueuedResource] {
-			continue
-		}
-		seen[s.QueuedResource] = true
-		res, err := d.Cloud.Get(look, s.QueuedResource)
-		if err != nil || !res.IsOf(run) {
-			continue
-		}
-		does := "unless its job still runs somewhere to delete it, it stays and is billed"
-		if text := leaseText(held[s.QueuedResource]); text != "" {
-			does = "it is billed until its job, if that still runs somewhere, deletes it; else " + text
-		}
-		event.Notef(d.Sink, event.Warn, DeleteHint(res.ID, d), "%s was made for this run: %s", provision.NameOf(d.Cloud, res.ID), does)
-	}
 }

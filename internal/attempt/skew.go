@@ -1,4 +1,4 @@
-package job
+package attempt
 
 import (
 	"fmt"
@@ -13,7 +13,6 @@ import (
 	"multihost/internal/remote"
 	"multihost/internal/stage"
 	"multihost/internal/tpu"
-	"multihost/internal/workers"
 )
 
 // SkewMode says what happens if workers have different versions or code.
@@ -42,7 +41,7 @@ type SkewValue struct {
 
 // checkSkew compares what the armed workers reported about themselves. A value that a
 // worker could not report is not compared.
-func (r *Runner) checkSkew(armed []*launch.Armed) error {
+func (r *start) checkSkew(armed []*launch.Armed) error {
 	if r.O.Skew != SkewCheck && r.O.Skew != SkewWarn {
 		return nil
 	}
@@ -56,7 +55,7 @@ func (r *Runner) checkSkew(armed []*launch.Armed) error {
 	}
 	r.Sink.Emit(event.Result{Name: "skew", Data: skews})
 	text := "the workers differ in what the command will meet:\n" + skewTable(skews)
-	advice := "more of it: multihost exec " + workersFlag(r.Deps, r.O.Prefix) + " -- " + remote.Quote(r.pythonFromHome(), "-m", "pip", "freeze")
+	advice := "more of it: multihost exec " + r.Flag(r.O.Prefix) + " -- " + remote.Quote(r.pythonFromHome(), "-m", "pip", "freeze")
 	if len(skews) == 1 && skews[0].What == "code" {
 		advice = "ship the directory again: without --use-existing-folder"
 	}
@@ -67,17 +66,8 @@ func (r *Runner) checkSkew(armed []*launch.Armed) error {
 	return nil
 }
 
-// workersFlag returns the flag that selects the workers of prefix, or the hosts, for
-// another command.
-func workersFlag(d *workers.Deps, prefix string) string {
-	if d.OnHosts() {
-		return "--hosts=" + remote.Quote(hostsText(d))
-	}
-	return "--tpu-prefix=" + prefix
-}
-
 // pythonFromHome returns the interpreter as a path from the home directory.
-func (r *Runner) pythonFromHome() string {
+func (r *start) pythonFromHome() string {
 	python := pythonOf(r.O.Argv, r.O.Script)
 	if strings.Contains(python, "/") && !strings.HasPrefix(python, "/") && !strings.HasPrefix(python, "~/") {
 		python = path.Join(r.O.Run, python)

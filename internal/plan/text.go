@@ -1,4 +1,4 @@
-package job
+package plan
 
 import (
 	"encoding/json"
@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"multihost/internal/announce"
 	"multihost/internal/cost"
 	"multihost/internal/event"
 	"multihost/internal/network"
@@ -343,9 +344,9 @@ func (p Plan) tellRest(t *planText) {
 	if l.Lease > 0 && p.Upload == nil {
 		t.line("=", "lease", "if this machine is not heard of, the workers delete the slices %s after the command has ended (--lease)", stage.AsTyped(l.Lease))
 	}
-	if r := p.MayDelete; r != nil && r.May == mayNotDelete {
+	if r := p.MayDelete; r != nil && r.May == announce.MayNotDelete {
 		t.line("=", "right", "the workers may not delete the slices: %s", r.Why)
-	} else if r != nil && r.May == mayUnknown {
+	} else if r != nil && r.May == announce.MayUnknown {
 		t.line("=", "right", "whether the workers may delete the slices is not known: %s", r.Why)
 	}
 	if p.Upload == nil {

@@ -84,7 +84,7 @@ func TestHowARunEnds(t *testing.T) {
 		{story: "success", last: last{out: code(0), sum: &event.Summary{Text: "run p succeeded"}}, text: "run p succeeded"},
 		{story: "left running", last: last{out: stage.Outcome{Detached: true, Started: true}}},
 		{story: "the command failed", last: last{out: code(3), failure: failed, sum: sum(3), refusal: spent}, code: 3, text: "run p failed: s0w1 was first", exit: 3},
-		{story: "the command failed again", last: last{out: code(3), failure: failed, sum: sum(3), refusal: spent, several: true}, code: 3, text: "run p failed: s0w1 was first; 3 restarts are spent", exit: 3},
+		{story: "the command failed again", last: last{out: code(3), failure: failed, sum: sum(3), refusal: spent, tried: 2}, code: 3, text: "run p failed: s0w1 was first; 3 restarts are spent", exit: 3},
 		{story: "a slice was taken away", last: last{out: code(137), failure: lost, sum: sum(137)}, code: follow.LostCode, text: "run p failed: s0w1 was first; preempted: slice t-0 is PREEMPTED", exit: follow.LostCode},
 		{story: "a slice was taken away, as the summary says", last: last{out: code(137), failure: lost, sum: sum(137), gone: true, refusal: spent}, code: follow.LostCode, text: "run p failed: preempted: slice t-0 is PREEMPTED; 3 restarts are spent", exit: follow.LostCode},
 		{story: "a slice was taken away before the start", last: last{err: broken, failure: lost, refusal: spent}, err: broken, says: "preempted: slice t-0 is PREEMPTED; 3 restarts are spent"},
@@ -93,7 +93,7 @@ func TestHowARunEnds(t *testing.T) {
 		{story: "an error in the middle of a loss keeps its status", last: last{out: code(1), err: broken, failure: lost, sum: sum(74)}, code: 1, err: broken, text: "run p failed: s0w1 was first; preempted: slice t-0 is PREEMPTED", exit: 74},
 		{story: "Ctrl-C while the cause was sought", last: last{out: code(1), failure: stopped, sum: sum(1)}, code: 1, err: interrupted, text: "run p failed: s0w1 was first", exit: 1},
 	} {
-		out, err := row.conclude()
+		out, _, err := row.conclude()
 		if out.Code != row.code || !errors.Is(err, row.err) || row.says != "" && err.Error() != row.says {
 			t.Errorf("%s: code %d, %v; want %d, %v %s", row.story, out.Code, err, row.code, row.err, row.says)
 		}

@@ -1,4 +1,4 @@
-package job
+package attempt
 
 import (
 	"fmt"
@@ -12,7 +12,6 @@ import (
 	"multihost/internal/event"
 	"multihost/internal/hosts"
 	"multihost/internal/record"
-	"multihost/internal/stage"
 	"multihost/internal/testkit"
 	"multihost/internal/tpu"
 	"multihost/internal/workers"
@@ -37,9 +36,8 @@ func TestMegascaleVariables(t *testing.T) {
 		{"slices made apart", []tpu.Slice{slice("t-0", ""), slice("t-1", "")}, false, true},
 	} {
 		t.Run(row.story, func(t *testing.T) {
-			r := &Runner{Deps: &workers.Deps{
-				Reach: &workers.Reach{},
-			}, workers: &workers.Connected{Slices: row.slices}, O: RunOptions{AllowPartial: row.partial}}
+			r := deciderFor(t, Options{AllowPartial: row.partial}, nil)
+			r.workers.Slices = row.slices
 			for i := range row.slices {
 				r.workers.Slices[i].Index = i
 				r.workers.IDs = append(r.workers.IDs, tpu.WorkerID{Slice: i})
@@ -67,9 +65,8 @@ func TestMegascaleVariables(t *testing.T) {
 }
 
 func TestProcessNumbersCountThroughSlicesAndProcesses(t *testing.T) {
-	r := &Runner{Deps: &workers.Deps{
-		Reach: &workers.Reach{Cloud: hosts.HostList{{Name: "a"}, {Name: "b"}}},
-	}, O: RunOptions{Processes: 4}}
+	r := deciderFor(t, Options{Processes: 4}, nil)
+	r.Cloud = hosts.HostList{{Name: "a"}, {Name: "b"}}
 	sel, _ := r.Cloud.Slices(t.Context())
 	r.workers = &workers.Connected{Slices: sel, IDs: testkit.WorkerIDs(1, 2)}
 	set, _ := r.environment(1)
@@ -89,12 +86,11 @@ func TestProcessNumbersCountThroughSlicesAndProcesses(t *testing.T) {
 // A secret LIBTPU_INIT_ARGS stays one when --xla-flag is merged into it.
 func TestASecretVariableWithMergedFlagsIsSecret(t *testing.T) {
 	var told strings.Builder
-	r := &Runner{Deps: &workers.Deps{
-		Reach: &workers.Reach{Invocation: &stage.Invocation{Sink: event.SinkFunc(func(e event.Event) { fmt.Fprintln(&told, e) })}},
-	}, O: RunOptions{
+	r := deciderFor(t, Options{
 		Env:      []config.EnvVar{{Name: "LIBTPU_INIT_ARGS", Value: "--xla_canary_1=canary-2 --xla_tpu_scoped_vmem_limit_kib=98304", Secret: true}},
 		XLAFlags: []string{"xla_tpu_scoped_vmem_limit_kib=4096"},
-	}}
+	}, nil)
+	r.Sink = event.SinkFunc(func(e event.Event) { fmt.Fprintln(&told, e) })
 	vars, err := r.xlaFlags("v5litepod-8")
 	if err != nil || len(vars) != 1 || !vars[0].Secret || !strings.Contains(vars[0].Value, "--xla_canary_1=canary-2") || !strings.Contains(vars[0].Value, "4096") {
 		t.Errorf("got %+v, %v", vars, err)
@@ -105,7 +101,7 @@ func TestASecretVariableWithMergedFlagsIsSecret(t *testing.T) {
 }
 
 func TestSecretsAreNotInTheRecord(t *testing.T) {
-	o := RunOptions{Script: "train --token=hunter2", Env: []config.EnvVar{{Name: "TOKEN", Value: "hunter2", Secret: true}}}
+	o := Options{Script: "train --token=hunter2", Env: []config.EnvVar{{Name: "TOKEN", Value: "hunter2", Secret: true}}}
 	dir := t.TempDir()
 	rec := &record.Record{Run: "r", Command: CommandText(o)}
 	if err := rec.Save(dir); err != nil {

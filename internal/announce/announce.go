@@ -1,4 +1,6 @@
-package job
+// Package announce says what a command is about to request: slices, their price, what ends
+// the bill, and whether their workers may delete them. It has the user confirm it.
+package announce
 
 import (
 	"cmp"
@@ -6,16 +8,20 @@ import (
 	"fmt"
 	"strings"
 	"sync"
+	"time"
 
 	"multihost/internal/cost"
 	"multihost/internal/event"
 	"multihost/internal/gcp"
 	"multihost/internal/network"
 	"multihost/internal/provision"
+	"multihost/internal/settings"
 	"multihost/internal/stage"
 	"multihost/internal/tpu"
-	"multihost/internal/workers"
 )
+
+// Deps holds what the package works with.
+type Deps = settings.Deps
 
 // Asking returns the event that precedes a request for slices. mtu is that of the network
 // and 0 if it was not read; until says what ends the bill.
@@ -86,9 +92,18 @@ func networkOf(r provision.Request, project string) string {
 	return strings.Join(names, " and ")
 }
 
+// A Bill is what the options of a job say about the end of its slices.
+type Bill struct {
+	Keep          bool // --keep
+	KeepOnFailure bool // --keep-on-failure
+	KeepFor       time.Duration
+	Detach        bool // the runner leaves once the command has started
+	Lease, TTL    time.Duration
+}
+
 // BilledUntil says what ends the bill of a job's slices. alone says that the job has no
 // runner.
-func BilledUntil(o JobOptions, alone bool) string {
+func BilledUntil(o Bill, alone bool) string {
 	text := "the command has ended"
 	lease, failed := "", "after a failure"
 	switch {
@@ -96,9 +111,9 @@ func BilledUntil(o JobOptions, alone bool) string {
 		text = "you delete them (--keep)"
 	case alone:
 		text += " on all workers"
-	case o.Run.Detach && o.Lease > 0:
+	case o.Detach && o.Lease > 0:
 		text = stage.AsTyped(o.Lease) + " after the command has ended (--lease)"
-	case o.Run.Detach:
+	case o.Detach:
 		text = "you delete them (--detach, --lease=0)"
 	case o.Lease > 0:
 		lease = ", or " + stage.AsTyped(o.Lease) + " later if this machine is gone (--lease)"
@@ -124,26 +139,26 @@ func untilDeleted(p provision.Provider, id string) string {
 	return "you delete them: " + p.Undoing(id).Commands.Delete
 }
 
-// A declined error says that the user did not confirm a request.
-type declined struct{ error }
+// A Declined error says that the user did not confirm a request.
+type Declined struct{ error }
 
-func (e *declined) Unwrap() error { return e.error }
+func (e *Declined) Unwrap() error { return e.error }
 
 // Announce emits e and has the user confirm it, if this command confirms requests.
-func Announce(ctx context.Context, d *workers.Deps, e event.Request) error {
+func Announce(ctx context.Context, d Deps, e event.Request) error {
 	d.Sink.Emit(e)
 	if d.Confirm == nil || e.DryRun {
 		return nil
 	}
 	if err := d.Confirm(ctx, e.Text); err != nil {
-		return &declined{err}
+		return &Declined{err}
 	}
 	return nil
 }
 
-// outlook reads at the same time what a request depends on: whether a resource of its
+// Outlook reads at the same time what a request depends on: whether a resource of its
 // name exists already, and the MTU of its network.
-func outlook(ctx context.Context, d *workers.Deps, r provision.Request, made *network.Options) (there bool, mtu int, err error) {
+func Outlook(ctx context.Context, d Deps, r provision.Request, made *network.Options) (there bool, mtu int, err error) {
 	var both sync.WaitGroup
 	both.Go(func() { mtu = MTUFor(ctx, d, r, made) })
 	there, err = isThere(ctx, d, r.ID)
@@ -152,17 +167,17 @@ func outlook(ctx context.Context, d *workers.Deps, r provision.Request, made *ne
 }
 
 // MTUFor returns the MTU of the request's network: that of the network to be made, or
-// else what WarnOfMTU reads.
-func MTUFor(ctx context.Context, d *workers.Deps, r provision.Request, made *network.Options) int {
+// else what settings.WarnOfMTU reads.
+func MTUFor(ctx context.Context, d Deps, r provision.Request, made *network.Options) int {
 	if made != nil {
 		return made.MTU
 	}
-	return WarnOfMTU(ctx, d, r)
+	return settings.WarnOfMTU(ctx, d, r)
 }
 
 // isThere reports whether the queued resource exists and is not being deleted. Where the
 // answer is a refusal, the request itself gets the better explained one.
-func isThere(ctx context.Context, d *workers.Deps, id string) (bool, error) {
+func isThere(ctx context.Context, d Deps, id string) (bool, error) {
 	res, err := d.Cloud.Get(ctx, id)
 	switch gcp.ClassOf(err) {
 	case gcp.Unavailable, gcp.Timeout, gcp.Unauthenticated:
@@ -176,8 +191,8 @@ func isThere(ctx context.Context, d *workers.Deps, id string) (bool, error) {
 
 // AskFor announces the request of a command that only makes slices, and has it confirmed.
 // It announces nothing if the resource exists: then nothing is asked for.
-func AskFor(ctx context.Context, d *workers.Deps, r provision.Request) error {
-	there, mtu, err := outlook(ctx, d, r, nil)
+func AskFor(ctx context.Context, d Deps, r provision.Request) error {
+	there, mtu, err := Outlook(ctx, d, r, nil)
 	if err != nil || there {
 		return err
 	}
@@ -185,6 +200,6 @@ func AskFor(ctx context.Context, d *workers.Deps, r provision.Request) error {
 }
 
 // WouldAskFor is AskFor for a dry run that has found out that the resource would be made.
-func WouldAskFor(d *workers.Deps, r provision.Request, mtu int) {
+func WouldAskFor(d Deps, r provision.Request, mtu int) {
 	d.Sink.Emit(Asking(r, d.Project, d.Zone, mtu, untilDeleted(d.Cloud, r.ID), true))
 }

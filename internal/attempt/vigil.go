@@ -1,4 +1,4 @@
-package job
+package attempt
 
 import (
 	"context"
@@ -7,6 +7,7 @@ import (
 	"multihost/internal/follow"
 	"multihost/internal/stage"
 	"multihost/internal/tpu"
+	"multihost/internal/workers"
 )
 
 // A vigil watches the slices of a run while their workers are prepared. Without it, the
@@ -19,23 +20,22 @@ type vigil struct {
 
 // keepVigil returns a context that ends when the API says that a slice of the run is
 // gone or was taken away; the cause names the slice. over ends the watch.
-func (r *Runner) keepVigil(ctx context.Context) (_ context.Context, over func()) {
+func keepVigil(ctx context.Context, d *workers.Reach, t *workers.Connected) (_ context.Context, v *vigil, over func()) {
 	ctx, cancel := context.WithCancelCause(ctx)
-	v := &vigil{gone: map[string]bool{}, done: make(chan struct{})}
-	r.vigil = v
+	v = &vigil{gone: map[string]bool{}, done: make(chan struct{})}
 	go func() {
 		defer close(v.done)
-		for stage.Sleep(ctx, r.Clock, follow.OutageLook) == nil {
-			nodes, err := r.Cloud.Slices(ctx)
+		for stage.Sleep(ctx, d.Clock, follow.OutageLook) == nil {
+			nodes, err := d.Cloud.Slices(ctx)
 			if err != nil {
 				continue // the API is unavailable; the workers may still be there
 			}
-			if why := v.look(nodes, r.workers.Slices); why != "" {
+			if why := v.look(nodes, t.Slices); why != "" {
 				cancel(&stage.Error{Stage: stage.Connect, Text: why, Lost: true})
 			}
 		}
 	}()
-	return ctx, func() {
+	return ctx, v, func() {
 		cancel(nil)
 		<-v.done
 	}
@@ -56,9 +56,9 @@ func (v *vigil) look(nodes, all []tpu.Slice) (why string) {
 	return why
 }
 
-// isGone reports whether worker i is on a slice that is gone.
-func (r *Runner) isGone(i int) bool {
-	r.vigil.mu.Lock()
-	defer r.vigil.mu.Unlock()
-	return r.vigil.gone[r.workers.Slice(i).Name]
+// isGone reports whether the slice is gone.
+func (v *vigil) isGone(slice string) bool {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return v.gone[slice]
 }

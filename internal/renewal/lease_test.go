@@ -1,4 +1,4 @@
-package job
+package renewal
 
 import (
 	"testing"

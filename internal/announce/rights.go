@@ -1,4 +1,4 @@
-package job
+package announce
 
 import (
 	"context"
@@ -38,9 +38,9 @@ type DeletionRight struct {
 
 // Values of DeletionRight.May.
 const (
-	mayDelete    = "yes"
-	mayNotDelete = "no"
-	mayUnknown   = "unknown"
+	MayDelete    = "yes"
+	MayNotDelete = "no"
+	MayUnknown   = "unknown"
 )
 
 // deletePermission is the permission that a worker needs. Queued resources have no
@@ -54,7 +54,7 @@ var deletingRoles = []string{"roles/tpu.admin", "roles/editor", "roles/owner"}
 // resources. A custom role and a condition are not known here. A role that comes from a
 // group, a folder or the organization is not in the bindings.
 func judgePolicy(account string, bindings []gcp.Binding) (may, why string) {
-	may = mayNotDelete
+	may = MayNotDelete
 	for _, b := range bindings {
 		if !slices.ContainsFunc(b.Members, func(m string) bool {
 			return m == "allUsers" || m == "allAuthenticatedUsers" || strings.EqualFold(m, "serviceAccount:"+account)
@@ -64,11 +64,11 @@ func judgePolicy(account string, bindings []gcp.Binding) (may, why string) {
 		custom := !strings.HasPrefix(b.Role, "roles/")
 		switch deletes := slices.Contains(deletingRoles, b.Role); {
 		case deletes && !b.Conditional:
-			return mayDelete, "it has " + b.Role
+			return MayDelete, "it has " + b.Role
 		case deletes:
-			may, why = mayUnknown, "it has "+b.Role+" under a condition"
+			may, why = MayUnknown, "it has "+b.Role+" under a condition"
 		case custom:
-			may, why = mayUnknown, "what its custom role "+b.Role+" allows is not read"
+			may, why = MayUnknown, "what its custom role "+b.Role+" allows is not read"
 		}
 	}
 	return may, why
@@ -81,18 +81,18 @@ const rightLimit = 5 * time.Second
 // other work goes on. deletes says whether they ever should. answer waits for what was
 // found; nil means that nothing was asked. The caller calls over at the end, whether it
 // has called answer or not.
-func AskRight(ctx context.Context, d *workers.Deps, o JobOptions, deletes bool) (answer func() *DeletionRight, over func()) {
+func AskRight(ctx context.Context, d *workers.Reach, o provision.Request, deletes bool) (answer func() *DeletionRight, over func()) {
 	reader, ok := provision.As[RightsReader](d.Cloud)
 	switch {
 	case !deletes || !ok:
 		return func() *DeletionRight { return nil }, func() {}
-	case !reader.MayCallAPI(o.Request):
-		r := &DeletionRight{Account: o.Request.ServiceAccount, May: mayNotDelete,
+	case !reader.MayCallAPI(o):
+		r := &DeletionRight{Account: o.ServiceAccount, May: MayNotDelete,
 			Why: "the scopes of the request lack cloud-platform", cure: "add --scopes=cloud-platform"}
 		return func() *DeletionRight { return r }, func() {}
 	}
 	ctx, cancel := context.WithTimeout(gcp.Unattended(ctx), rightLimit)
-	account := o.Request.ServiceAccount
+	account := o.ServiceAccount
 	var bindings []gcp.Binding
 	var err error
 	var asked sync.WaitGroup
@@ -102,7 +102,7 @@ func AskRight(ctx context.Context, d *workers.Deps, o JobOptions, deletes bool) 
 	asked.Go(func() { bindings, err = reader.Policy(ctx) })
 	answer = func() *DeletionRight {
 		asked.Wait()
-		r := &DeletionRight{Account: account, May: mayUnknown}
+		r := &DeletionRight{Account: account, May: MayUnknown}
 		switch {
 		case err != nil:
 			r.Why = err.Error()
@@ -111,33 +111,33 @@ func AskRight(ctx context.Context, d *workers.Deps, o JobOptions, deletes bool) 
 		default:
 			r.May, r.Why = judgePolicy(account, bindings)
 		}
-		if r.May == mayNotDelete {
+		if r.May == MayNotDelete {
 			r.Why = fmt.Sprintf("service account %s has no role with %s in the policy of project %s, unless a group, a folder or the organization gives it one",
 				account, deletePermission, d.Project)
-			r.cure = grantCommand(d.Project, account)
+			r.cure = GrantCommand(d.Project, account)
 		}
 		return r
 	}
 	return answer, func() { cancel(); asked.Wait() }
 }
 
-// grantCommand is the command that lets a service account delete queued resources.
-func grantCommand(project, account string) string {
+// GrantCommand is the command that lets a service account delete queued resources.
+func GrantCommand(project, account string) string {
 	return remote.CommandLine("gcloud", "projects", "add-iam-policy-binding", project, "--member=serviceAccount:"+account, "--role="+gcp.RoleFor(deletePermission))
 }
 
 // Occasions on which workers delete a queued resource.
 const (
-	whenRunnerDies = "if this machine dies"
+	WhenRunnerDies = "if this machine dies"
 	WhenRunEnds    = "when the command has ended" // of a job without runner
 )
 
 // TellRight warns, before the request, that the workers may not delete the queued
 // resource on the occasion when.
-func TellRight(d *workers.Deps, r *DeletionRight, id, when string) {
+func TellRight(d *workers.Reach, r *DeletionRight, id, when string) {
 	switch {
-	case r == nil || r.May == mayDelete:
-	case r.May == mayNotDelete:
+	case r == nil || r.May == MayDelete:
+	case r.May == MayNotDelete:
 		event.Notef(d.Sink, event.Warn, r.cure, "the workers may not delete %s: %s; %s, the slices stay and are billed until you delete them", provision.NameOf(d.Cloud, id), r.Why, when)
 	default:
 		event.Notef(d.Sink, event.Debug, "", "whether the workers may delete %s is not known before they exist: %s", provision.NameOf(d.Cloud, id), r.Why)

@@ -1,0 +1,261 @@
+package attempt
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"time"
+
+	"multihost/internal/codesync"
+	"multihost/internal/event"
+	"multihost/internal/follow"
+	"multihost/internal/launch"
+	"multihost/internal/mask"
+	"multihost/internal/record"
+	"multihost/internal/stage"
+	"multihost/internal/tpu"
+	"multihost/internal/workers"
+)
+
+// An Attempt is one attempt of a run, on workers that are connected.
+type Attempt struct {
+	*Run
+	History *History
+	Workers *workers.Connected
+	Deletes bool // the slices are deleted after a success
+
+	// Hold is called when it is decided what is done, before anything is changed. The
+	// attempt goes on with the context that it returns, and calls over at its end. nil:
+	// nothing is held.
+	Hold func(ctx context.Context) (_ context.Context, over func(), err error)
+
+	Number   int               // set once it is decided
+	Follow   *follow.Following // nil until the command is followed
+	Regained bool              // it is the attempt that was given up before
+	rec      *record.Record    // nil until the command is started
+	races    int               // how often in a row another runner of this run was first
+}
+
+// Do runs the command on the workers and follows it to its end. If another runner of the same job
+// was first, it follows that runner's command.
+func (r *Attempt) Do(ctx context.Context) (stage.Outcome, error) {
+	for r.races = 0; ; r.races++ {
+		out, err := r.try(ctx)
+		if !r.Job || !Raced(err, r.O.Run) || r.races == maxRaces {
+			return out, err
+		}
+		if err := r.yield(ctx); err != nil {
+			return out, err
+		}
+	}
+}
+
+func (r *Attempt) try(ctx context.Context) (stage.Outcome, error) {
+	d := &decider{Run: r.Run, history: r.History, workers: r.Workers, yields: r.races < maxRaces}
+	in, err := d.decide(ctx)
+	if err != nil {
+		return stage.Outcome{}, err
+	}
+	if r.Hold != nil {
+		var over func()
+		if ctx, over, err = r.Hold(ctx); err != nil {
+			return stage.Outcome{}, err
+		}
+		defer over()
+	}
+	return r.carryOut(ctx, in)
+}
+
+// carryOut does what was decided.
+func (r *Attempt) carryOut(ctx context.Context, in *Decision) (stage.Outcome, error) {
+	r.Number = in.attempt
+	if in.living == nil && r.Workers.Away != nil { // the command that ran there has ended meanwhile
+		return stage.Outcome{}, stage.WorkersError(stage.Connect, r.Workers.IDs, r.Workers.Away)
+	}
+	for _, e := range in.evict {
+		if err := r.evict(ctx, e); err != nil {
+			return stage.Outcome{}, err
+		}
+	}
+	if in.living != nil {
+		return r.takeOver(ctx, in)
+	}
+	if err := r.openRecord(in.record); err != nil {
+		return stage.Outcome{}, err
+	}
+	s := r.start(r.History, r.Workers, in)
+	if err := s.do(ctx); err != nil {
+		return stage.Outcome{}, err
+	}
+	r.begun(in.record)
+	if r.O.Detach {
+		return r.leaveRunning(), nil
+	}
+	r.History.skew = s.skew
+	return r.followed(ctx, s.wraps, s.skew)
+}
+
+// leaveRunning ends a run with --detach once its command has started.
+func (r *Attempt) leaveRunning() stage.Outcome {
+	event.Notef(r.Sink, event.Info, "follow it with: multihost attach "+r.O.Run+"; end it with: multihost stop "+r.O.Run,
+		"run %s goes on without this machine on %s", r.O.Run, tpu.Fold(r.Workers.IDs))
+	return stage.Outcome{Started: true, Detached: true}
+}
+
+// begun counts and records the attempt as started.
+func (r *Attempt) begun(rec *record.Record) {
+	r.rec = rec
+	r.History.begun(r.Number, rec.Slices)
+	r.rec.BeginAttempt(r.Clock.Now())
+	if err := r.rec.Save(r.StateDir); err != nil {
+		event.Notef(r.Sink, event.Warn, "", "the run goes on, but its record cannot be kept: %v", err)
+	}
+}
+
+// Begun reports whether the command was started or taken over.
+func (r *Attempt) Begun() bool { return r.rec != nil }
+
+// End reports and records how an attempt that has begun ended. f is why it failed; nil: it
+// succeeded. again says that another attempt follows, next which one or why none.
+func (r *Attempt) End(f *stage.Failure, again bool, next string) {
+	e := event.AttemptEnd{Run: r.O.Run, Attempt: r.Number, OK: f == nil, Again: again}
+	if r.Follow != nil {
+		e.Elapsed = r.Clock.Now().Sub(r.Follow.Begin)
+	}
+	if f != nil {
+		e.Cause, e.Why, e.Code, e.Next = string(f.Cause), f.Why, f.Code, next
+	}
+	r.Sink.Emit(e)
+	r.rec.EndAttempt(e, r.Clock.Now())
+	if err := r.rec.Save(r.StateDir); err != nil {
+		event.Notef(r.Sink, event.Warn, "", "%v", err)
+	}
+}
+
+// followed follows the command to its end. wraps and skew are those of a command that this
+// attempt has started.
+func (r *Attempt) followed(ctx context.Context, wraps [][]string, skew time.Duration) (stage.Outcome, error) {
+	secrets := slices.Concat(r.O.Env, r.Flags())
+	r.Follow = &follow.Following{
+		Deps: follow.Deps{Reach: r.Reach, Keeper: r.Keeper}, Workers: r.Workers, Ref: r.ref(), Rec: r.rec, Watch: r.Watch, Skew: skew,
+		FailFast: r.O.FailFast, Timeout: r.O.Timeout, Grace: r.O.Grace, Strict: r.O.StrictExit, Watching: r.O.Watch,
+		Secrets: mask.MaskedWords(secrets), Patience: r.O.Patience, Wraps: wraps, Deletes: r.Deletes,
+	}
+	return r.Follow.Do(ctx)
+}
+
+// stays reports whether --detach was given and the attempt found on the workers goes on:
+// it is then left alone. One that has ended or failed on a worker is followed, so that its
+// end and its slices are taken care of.
+func (r *Run) stays(living *workers.FoundRun) bool {
+	return r.O.Detach && living.Info.Alive() && living.Alive+living.Well == len(living.Workers)
+}
+
+// takeOver follows an attempt that an earlier runner of this run started and did not
+// see end. If stays reports true, it leaves the attempt running.
+func (r *Attempt) takeOver(ctx context.Context, in *Decision) (stage.Outcome, error) {
+	// A worker that does not answer now keeps the clock offset that was measured when
+	// it was connected to: the command that runs there must not be given up because of
+	// that.
+	r.Workers.Each(ctx, r.Sink, "", func(ctx context.Context, i int) error {
+		if r.Workers.IsAway(i) {
+			return nil
+		}
+		_, err := r.Workers.Conns[i].MeasureClock(ctx)
+		return err
+	})
+	if ctx.Err() != nil {
+		return stage.Outcome{}, context.Cause(ctx)
+	}
+	living, rec := in.living, in.record
+	if err := r.makeLogDir(rec); err != nil {
+		return stage.Outcome{}, err
+	}
+	r.Regained = r.History.CutOff && r.Number == r.History.Last && !r.History.elsewhere(r.Workers.Slices)
+	rec.Created = r.Clock.Now().Add(-living.Info.Age()).UTC()
+	r.OpenJournal(rec.Run, "run", r.O.Env)
+	r.Sink.Emit(rec.AttemptEvent())
+	if r.stays(living) {
+		event.Notef(r.Sink, event.Info, "", "run %s, attempt %d, was started %s ago and lives: it is left running", r.O.Run, r.Number, event.Age(living.Info.Age()))
+		r.begun(rec)
+		return r.leaveRunning(), nil
+	}
+	event.Notef(r.Sink, event.Info, "", "run %s, attempt %d, was started %s ago and is taken over: logs in %s; %s",
+		r.O.Run, r.Number, event.Age(living.Info.Age()), rec.LogDir, r.WhatCtrlCDoes(true))
+	r.begun(rec)
+	skew := time.Duration(0) // of a start that another runner has seen
+	if r.Regained {
+		skew = r.History.skew
+	}
+	return r.followed(ctx, make([][]string, len(r.Workers.IDs)), skew)
+}
+
+// evict stops a run that occupies the workers.
+func (r *Attempt) evict(ctx context.Context, e eviction) error {
+	event.Notef(r.Sink, event.Warn, "", "stopping run %s of %s: %s", e.Info.Ref.Label(), e.Info.Owner, e.reason)
+	stopCtx, cancel := r.Detached(ctx, r.O.Grace+2*time.Minute)
+	defer cancel()
+	return r.Workers.StopAll(stopCtx, r.Sink, e.Info.Ref, r.O.Grace, e.reason, nil)
+}
+
+func (r *Attempt) ref() launch.Ref { return launch.Ref{Run: r.O.Run, Attempt: r.Number} }
+
+// sayUnmasked warns that secrets which the workers read from Secret Manager are shown
+// if the command prints them, because this machine does not know their values.
+func (r *Attempt) sayUnmasked() {
+	if len(r.O.Secrets) == 0 {
+		return
+	}
+	names := make([]string, len(r.O.Secrets))
+	for i, s := range r.O.Secrets {
+		names[i] = s.Name
+	}
+	event.Notef(r.Sink, event.Info, "", "%s: read by the workers from Secret Manager and not known here: if the command prints the value, it is shown and logged", strings.Join(names, ", "))
+}
+
+// openRecord creates the log directory and reports where the logs will be, before
+// anything can fail on the workers.
+func (r *Attempt) openRecord(rec *record.Record) error {
+	if err := r.makeLogDir(rec); err != nil {
+		return err
+	}
+	if err := rec.Unused(); err != nil {
+		return err
+	}
+	r.OpenJournal(rec.Run, "run", r.O.Env)
+	r.Sink.Emit(rec.AttemptEvent())
+	if r.History.Tried == 0 {
+		r.sayUnmasked()
+	}
+	how := r.WhatCtrlCDoes(true)
+	if r.O.Detach {
+		how = "it goes on when this command ends"
+	}
+	event.Notef(r.Sink, event.Info, "", "run %s, attempt %d: logs in %s; %s", r.O.Run, r.Number, rec.LogDir, how)
+	return nil
+}
+
+// Raced reports whether an attempt of run was not started because another runner of the same
+// job, on another machine, was first on some worker.
+func Raced(err error, run string) bool {
+	var busy *launch.BusyError
+	var code *launch.CodeError
+	var inUse *codesync.InUseError
+	return errors.Is(err, stage.ErrStarting) || errors.Is(err, launch.ErrAlreadyStarted) || errors.As(err, &busy) && busy.Info.Run == run ||
+		errors.As(err, &code) || errors.As(err, &inUse)
+}
+
+// maxRaces is how often two runners may hinder each other. After that, the obstacle
+// counts as a remnant of a runner that has died.
+const maxRaces = 8
+
+// yield waits so that another runner of the job can go first. The time is random, so
+// that two runners do not wait equally long.
+func (r *Attempt) yield(ctx context.Context) error {
+	if r.races == 0 {
+		event.Notef(r.Sink, event.Warn, "", "another runner of job %s starts its command, too", r.O.Run)
+	}
+	return stage.Sleep(ctx, r.Clock, time.Second+rand.N(time.Duration(r.races+1)*2*time.Second))
+}

@@ -1,0 +1,243 @@
+// Package attempt makes one attempt of a run on workers that are connected. It decides by
+// reading only, which a dry run shows. Then it prepares the workers, starts the command on
+// all of them or on none, and follows it.
+package attempt
+
+import (
+	"context"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"multihost/internal/codesync"
+	"multihost/internal/config"
+	"multihost/internal/detach"
+	"multihost/internal/follow"
+	"multihost/internal/gcp"
+	"multihost/internal/launch"
+	"multihost/internal/mask"
+	"multihost/internal/preflight"
+	"multihost/internal/record"
+	"multihost/internal/settings"
+	"multihost/internal/stage"
+	"multihost/internal/tpu"
+	"multihost/internal/workers"
+)
+
+// Deps holds what the package works with.
+type Deps struct {
+	*workers.Reach
+	*record.Keeper
+	Networks settings.Networks // nil: networks are not read
+	Roots    gcp.Roots         // of the APIs that workers call themselves
+
+	// Checked is called before the first request, after all checks that need none. It
+	// may be nil.
+	Checked func()
+}
+
+// Options describes one invocation of a command on slices that exist.
+type Options struct {
+	Prefix       string
+	Slices       tpu.Numbers // only the slices of the family whose names have these numbers; they are numbered anew
+	AllowPartial bool
+	Run          string // name; also the working directory below the login's home
+
+	Dir         string // local directory to ship
+	Home        string // the user's home directory, so that it is not shipped by accident
+	UseExisting bool   // ship nothing, use the working directory as it is
+	Adopt       bool   // sync into a directory that was not created by a sync
+	NoIgnore    bool
+	SyncTimeout time.Duration  // longest time without progress of one worker's copy
+	Relay       codesync.Relay // whether workers pass files on to each other
+	RelayFanout int            // how many workers get the files from this machine; 0: one of each slice
+
+	Script  string   // exactly one of Script and Argv
+	Argv    []string // run without a shell
+	Env     []config.EnvVar
+	Venv    bool // run in a Python virtual environment of the run
+	MaxText bool // set the variables that MaxText's multihost_job.py sets
+
+	XLAPresets, XLAFlags []string // see internal/xla
+
+	Skew      SkewMode
+	Preflight string // apply, require, check or off
+	Platform  preflight.Platform
+	Install   bool
+	NUMA      preflight.NUMA
+
+	Secrets []detach.Secret // read by the workers themselves
+
+	LogDir     string // "": below Deps.StateDir
+	Detach     bool
+	Processes  int           // of the command on each worker; 0 and 1 both mean one
+	Timeout    time.Duration // of the command, from its start; 0: no limit
+	FailFast   bool
+	Grace      time.Duration     // between TERM and KILL
+	Replace    bool              // stop a run that is active on these slices
+	MaxLog     int64             // bytes of output that a worker keeps; 0: the default, -1: no limit
+	KillStale  launch.FreePolicy // whose processes may be stopped to free the TPU
+	StrictExit bool
+	Watch      follow.WatchOptions
+	Patience   follow.Patience
+
+	StartLimit  time.Duration // from the first supervisor to the last start; 0: no limit
+	MaxRestarts int           // how many further attempts Run may make; Job has its own budget
+}
+
+// A Run is what a run brings to its workers: the command, the files and the compiler's
+// flags. All attempts have the same.
+type Run struct {
+	Deps
+	O     Options
+	Watch *stage.Stopwatch
+	Job   bool // its slices are made for it: it takes over what an earlier runner left on them
+
+	Tree    *codesync.Tree     // nil before Check, and with --use-existing-folder
+	syncing *workers.HeardSink // shows the sync of the tree
+	flags   *[]config.EnvVar   // the variables that carry the compiler's flags; nil: not determined yet
+}
+
+// Close deletes the packed files of the sync.
+func (r *Run) Close() {
+	if r.Tree != nil {
+		r.Tree.Close()
+	}
+}
+
+func (r *Run) settings() settings.Deps {
+	return settings.Deps{Reach: r.Reach, Networks: r.Networks}
+}
+
+// Flags returns the variables that carry the compiler's flags, as far as they are known.
+func (r *Run) Flags() []config.EnvVar {
+	if r.flags == nil {
+		return nil
+	}
+	return *r.flags
+}
+
+// Check finds errors before the first request: what the workers could not start, a
+// directory that cannot be read, a log directory that cannot be written. Slices cost
+// money from the moment they exist. accelerator is their type if it is known, otherwise
+// "".
+func (r *Run) Check(ctx context.Context, accelerator string) error {
+	if err := r.checkCommand(); err != nil {
+		return err
+	}
+	if err := r.Access.Check(); err != nil {
+		return err
+	}
+	if err := r.scan(ctx); err != nil {
+		return err
+	}
+	if err := r.probeLogDir(); err != nil {
+		return err
+	}
+	if accelerator != "" {
+		if _, err := r.xlaFlags(accelerator); err != nil {
+			return err
+		}
+		return r.checkCommand()
+	}
+	return nil
+}
+
+// checkCommand makes package launch validate the command as far as it is known.
+func (r *Run) checkCommand() error {
+	s := launch.Spec{
+		Run: r.O.Run, Attempt: 1, Owner: r.Owner, WorkDir: r.O.Run, Argv: r.O.Argv, Script: r.O.Script, MaxLog: r.O.MaxLog,
+		Env: LaunchEnv(r.O.Env), Stored: r.stored(),
+	}
+	s.Env = append(s.Env, LaunchEnv(r.Flags())...)
+	if n := r.O.Processes; n > 1 {
+		s.Processes, s.Grace = n, r.O.Grace
+	}
+	if err := s.Validate(); err != nil {
+		return &stage.Error{Stage: stage.Input, Err: err}
+	}
+	return nil
+}
+
+// ChecksDone reports that everything is right as far as can be known without a request.
+func (r *Run) ChecksDone() {
+	if r.Checked != nil {
+		r.Checked()
+	}
+}
+
+// scan reads the directory before anything is asked of the cloud, so that a local
+// mistake costs nothing.
+func (r *Run) scan(ctx context.Context) error {
+	if r.O.UseExisting {
+		return nil
+	}
+	r.syncing = &workers.HeardSink{Sink: r.Sink, Waits: func(int) bool { return true }}
+	tree, err := codesync.Scan(ctx, codesync.Options{
+		Dir: r.O.Dir, NoIgnore: r.O.NoIgnore, Sink: r.syncing, Home: r.O.Home, Stall: r.O.SyncTimeout, Owner: r.Owner, Adopt: r.O.Adopt,
+		Relay: r.O.Relay, RelayFanout: r.O.RelayFanout, Cache: filepath.Join(r.StateDir, "hashes"), Written: record.WrittenDir(r.StateDir), ReadOnly: r.ReadOnly,
+	})
+	if err != nil {
+		return &stage.Error{Stage: stage.Scan, Err: err}
+	}
+	r.Tree = tree
+	return nil
+}
+
+// stored returns the secrets that the workers read themselves.
+func (r *Run) stored() []launch.StoredSecret {
+	all := make([]launch.StoredSecret, len(r.O.Secrets))
+	for i, s := range r.O.Secrets {
+		all[i] = launch.StoredSecret{Name: s.Name, Root: r.Roots.SecretManager, Project: s.Project, ID: s.ID, Version: s.Version}
+	}
+	return all
+}
+
+// probeLogDir detects early what openRecord would refuse later, after slices have been
+// created and paid for.
+func (r *Run) probeLogDir() error {
+	rec := &record.Record{LogDir: record.RecordDir(r.StateDir, r.O.Run, 1)}
+	if r.O.LogDir != "" {
+		rec.LogDir = record.AttemptDir(r.O.LogDir, record.LastLocalAttempt(r.StateDir, r.O.Run)+1)
+	}
+	err := rec.CheckLogDir()
+	if err == nil && r.Job && !r.ReadOnly { // a job: its slices cost money from here on
+		err = r.makeLogDir(rec)
+	}
+	if err == nil && r.Job && r.O.LogDir != "" { // otherwise only the workers can tell which attempt it is
+		err = rec.Unused()
+	}
+	return err
+}
+
+// makeLogDir makes the log directory of a record.
+func (r *Run) makeLogDir(rec *record.Record) error {
+	by := "run"
+	if r.Job {
+		by = "job"
+	}
+	return r.MakeLogs(by, rec.LogDir, rec.MakeLogDir)
+}
+
+// CommandText returns the command as shown to people and written to records: its first
+// line, with secrets masked.
+func CommandText(o Options) string {
+	text := o.Script
+	if len(o.Argv) > 0 {
+		text = strings.Join(o.Argv, " ")
+	}
+	text = mask.MaskSecrets(text, o.Env)
+	if line, _, more := strings.Cut(text, "\n"); more {
+		text = line + " …"
+	}
+	return text
+}
+
+// LaunchEnv converts an environment to the type of package launch.
+func LaunchEnv(vars []config.EnvVar) []launch.EnvVar {
+	env := make([]launch.EnvVar, len(vars))
+	for i, v := range vars {
+		env[i] = launch.EnvVar{Name: v.Name, Value: v.Value, Secret: v.Secret}
+	}
+	return env
+}

@@ -1,0 +1,116 @@
+package job
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"multihost/internal/follow"
+	"multihost/internal/provision"
+	"multihost/internal/stage"
+	"multihost/internal/tpu"
+	"multihost/internal/workers"
+)
+
+// A ground provides the slices of a run's attempts: either slices that exist, or slices
+// that the job creates and creates again.
+type ground interface {
+	// ready returns the slices once a connection to every worker can be tried. after is
+	// the failure for which the next attempt has been paid; it is nil the first time.
+	ready(ctx context.Context, pay func(*stage.Failure) error, after *stage.Failure) (tpu.Selection, error)
+	// look says what happened to the slices. reach says whether the workers of a slice
+	// answer.
+	look(ctx context.Context, used []tpu.Slice, reach func(slice string) provision.Reach) (provision.Decision, error)
+}
+
+// standing is the ground of Run. It provides slices that somebody else created and that
+// are not created again.
+type standing struct {
+	*workers.Reach
+	watch   *stage.Stopwatch
+	prefix  string
+	numbers tpu.Numbers
+	partial bool
+	found   tpu.Selection
+}
+
+// returnLimit is how long existing slices may take to be READY again after a loss.
+const returnLimit = 15 * time.Minute
+
+func (s *standing) ready(ctx context.Context, _ func(*stage.Failure) error, after *stage.Failure) (_ tpu.Selection, err error) {
+	if after == nil {
+		s.found, err = s.DiscoverPhase(ctx, s.watch, s.prefix, s.numbers, s.partial)
+		return s.found, err
+	}
+	begin := s.Clock.Now()
+	for {
+		var why string
+		nodes, err := s.Cloud.Slices(ctx)
+		if err == nil {
+			if why, err = s.absent(nodes); err != nil {
+				return s.found, err
+			}
+			if why == "" {
+				return s.found, nil
+			}
+		}
+		if s.Clock.Now().Sub(begin) > returnLimit {
+			return s.found, &stage.Error{Stage: stage.Discover, Err: err, Text: fmt.Sprintf("slices are not usable for %s: %s", returnLimit, why)}
+		}
+		if err := stage.Sleep(ctx, s.Clock, 5*time.Second); err != nil {
+			return s.found, err
+		}
+	}
+}
+
+// absent says why the slices cannot be used now, or "". The error says that they can
+// never be used again.
+func (s *standing) absent(nodes []tpu.Slice) (why string, err error) {
+	for i, have := range s.found.Slices {
+		if gone := follow.LostSlice(nodes, have); gone != "" {
+			return "", &stage.Error{Stage: stage.Discover, Text: gone, Advice: "multihost job makes slices again that were taken away"}
+		}
+		for _, n := range nodes {
+			if n.Name != have.Name {
+				continue
+			}
+			if ok, text := n.Ready(); !ok {
+				why = fmt.Sprintf("slice %q: %s", n.Name, text)
+			}
+			n.Index = have.Index
+			s.found.Slices[i] = n
+		}
+	}
+	return why, nil
+}
+
+func (s *standing) look(ctx context.Context, used []tpu.Slice, reach func(string) provision.Reach) (provision.Decision, error) {
+	nodes, err := s.Cloud.Slices(ctx)
+	if err != nil {
+		return provision.Decision{}, err
+	}
+	return lookAt(nodes, used, reach), nil
+}
+
+// lookAt decides what happened to the slices of an attempt, given the API's list.
+func lookAt(nodes, used []tpu.Slice, reach func(string) provision.Reach) provision.Decision {
+	return provision.Decide(provision.Sight{Life: provision.Active, Existed: true, Slices: sights(nodes, used, reach)})
+}
+
+// sights returns the slices of an attempt in their present state. A slice of the same
+// name with another id is another slice.
+func sights(nodes, used []tpu.Slice, reach func(string) provision.Reach) []provision.SliceSight {
+	all := make([]provision.SliceSight, len(used))
+	for i, s := range used {
+		var now tpu.Slice
+		for _, n := range nodes {
+			if n.Name == s.Name && n.UID == s.UID {
+				now = n
+			}
+		}
+		now.Name = s.Name
+		all[i] = provision.SightOf(now)
+		all[i].Reach = reach(s.Name)
+	}
+	return all
+}

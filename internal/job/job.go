@@ -1,0 +1,296 @@
+// Package job makes attempts of a command until one succeeds or the budget is spent. Run
+// does so on slices that exist. Job creates the slices first and deletes them afterwards.
+//
+// The workers and the cloud hold the truth: local files only save requests.
+package job
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"slices"
+	"time"
+
+	"multihost/internal/agent/program"
+	"multihost/internal/announce"
+	"multihost/internal/attempt"
+	"multihost/internal/gcp"
+	"multihost/internal/launch"
+	"multihost/internal/lease"
+	"multihost/internal/network"
+	"multihost/internal/provision"
+	"multihost/internal/record"
+	"multihost/internal/renewal"
+	"multihost/internal/stage"
+	"multihost/internal/teardown"
+	"multihost/internal/tpu"
+	"multihost/internal/workers"
+)
+
+// Deps holds what the package works with.
+type Deps struct {
+	*workers.Reach
+	*record.Keeper
+	Networks Networks
+	Roots    gcp.Roots   // of the APIs that workers call themselves
+	Agents   program.Set // what runs on workers where no runner does
+
+	// Checked is called before the first request, after all checks that need none. It
+	// may be nil.
+	Checked func()
+}
+
+// Networks creates the network of a job. *network.Client implements it.
+type Networks interface {
+	Plan(ctx context.Context, o network.Options) (network.Plan, error)
+	Apply(ctx context.Context, p network.Plan) error
+	Show(ctx context.Context, name string) (network.Info, error)
+}
+
+func (d Deps) attempt() attempt.Deps {
+	return attempt.Deps{Reach: d.Reach, Keeper: d.Keeper, Networks: d.Networks, Roots: d.Roots, Checked: d.Checked}
+}
+
+func (d Deps) announce() announce.Deps {
+	return announce.Deps{Reach: d.Reach, Networks: d.Networks}
+}
+
+// Run starts the command on every worker of the slices that o.Prefix names, follows it
+// to its end and reports. A command that fails is an Outcome, not an error. When ctx
+// ends with cause *Interrupted, Run stops the command on every worker, proves that it
+// is gone, and returns that cause as the error. SIGHUP is the exception: it detaches.
+func Run(ctx context.Context, d Deps, o attempt.Options) (out stage.Outcome, err error) {
+	defer func() { d.CloseJournal(out, err) }()
+	r := newRunner(d, o, false)
+	defer r.close()
+	if err := r.Check(ctx, ""); err != nil {
+		return stage.Outcome{}, err
+	}
+	r.ChecksDone()
+	r.ground = r.standing()
+	r.books.Budget = Budget{Restarts: o.MaxRestarts, Preemptions: o.MaxRestarts, LossFlag: "--max-restarts"}
+	return r.run(ctx)
+}
+
+func newRunner(d Deps, o attempt.Options, job bool) *runner {
+	r := &runner{Run: &attempt.Run{Deps: d.attempt(), O: o, Watch: &stage.Stopwatch{Sink: d.Sink, Clock: d.Clock}, Job: job}}
+	r.history.Since = d.Clock.Now()
+	return r
+}
+
+// standing returns the slices that Run works on.
+func (r *runner) standing() *standing {
+	return &standing{Reach: r.Reach, watch: r.Watch, prefix: r.O.Prefix, numbers: r.O.Slices, partial: r.O.AllowPartial}
+}
+
+// JobOptions describes a run on slices that are created for it and deleted after it.
+type JobOptions struct {
+	Request provision.Request
+	Network *network.Options // to create first; nil: none
+	Run     attempt.Options
+
+	QueueLimit, ProvisionLimit, BootLimit time.Duration // as in provider.WaitOptions
+
+	Budget Budget
+
+	TTL time.Duration // from the request of the slices to their deletion, whatever is running; 0: no limit
+
+	// Lease is how long the workers wait before they delete the slices themselves. The
+	// time counts from the end of the command, or from their boot if no runner has
+	// come, and only while nobody is attached; 0: never.
+	Lease time.Duration
+
+	Keep          bool          // leave the slices when the run has ended
+	KeepOnFailure bool          // leave them if the run failed
+	KeepFor       time.Duration // with KeepOnFailure: delete them after this time; 0: only the user deletes them
+}
+
+// Bill returns what the options say about the end of the slices.
+func (o JobOptions) Bill() announce.Bill {
+	return announce.Bill{Keep: o.Keep, KeepOnFailure: o.KeepOnFailure, KeepFor: o.KeepFor, Detach: o.Run.Detach, Lease: o.Lease, TTL: o.TTL}
+}
+
+// Job creates slices, runs the command on them and deletes them. If slices are taken
+// away, it creates them again and starts the command again, as far as the budget
+// allows. It takes over what an earlier runner of the same job left: the queued
+// resource, and the command if it is still running. The last lines name what is left
+// behind.
+func Job(ctx context.Context, d Deps, o JobOptions) (out stage.Outcome, err error) {
+	defer func() { d.CloseJournal(out, err) }()
+	release, err := d.Claim(o.Run.Run)
+	if err != nil {
+		return stage.Outcome{}, err
+	}
+	defer release()
+	r := newRunner(d, o.Run, true)
+	defer r.close()
+	if err := checkJob(ctx, r.Run, d.Agents, o); err != nil {
+		return stage.Outcome{}, err
+	}
+	r.ChecksDone()
+	q := newQueued(d, o, r.Watch)
+	d.SetStatus(func(s *stage.Status) { s.Tier = string(o.Request.Asks()) })
+	if err := openJob(ctx, d, o, q); err != nil {
+		return stage.Outcome{}, err
+	}
+	q.mine = &r.history
+	q.deleting = func() { r.sayLogsGo(q.held.now().losesLogs(r.history.Tried)) }
+	r.ground, r.books.Budget = q, o.Budget
+	r.missing = q.held.commandLives
+	r.deletes = func() bool { return q.ours && !o.Keep }
+	r.lease = &renewal.Lease{Deps: q.renewal(), How: q.how(), Terms: q.lease}
+	out, err = r.run(ctx)
+	if why := q.others(err); why != "" {
+		var conflict *provision.ConflictError
+		if !errors.As(err, &conflict) { // otherwise it belongs to somebody else and was not used
+			teardown.NotOurs(ctx, d.Reach, o.Request.ID, why)
+		}
+		return out, err
+	}
+	return q.ending(r).End(ctx, out, err)
+}
+
+// checkJob is Check for a job, whose workers need an agent for its lease.
+func checkJob(ctx context.Context, r *attempt.Run, agents program.Set, o JobOptions) error {
+	return cmp.Or(r.Check(ctx, o.Request.Type.Name), leaseTerms(r.Reach, o).Check(agents))
+}
+
+// openJob announces the request of a job and makes its network.
+func openJob(ctx context.Context, d Deps, o JobOptions, q *queued) error {
+	right, over := announce.AskRight(ctx, d.Reach, o.Request, q.terms.On())
+	defer over()
+	first := func() error {
+		there, mtu, err := announce.Outlook(ctx, d.announce(), o.Request, o.Network)
+		announce.TellRight(d.Reach, right(), o.Request.ID, announce.WhenRunnerDies)
+		if q.mtu = mtu; err == nil && !there {
+			err = q.announce(ctx)
+		}
+		if err == nil { // a job that nobody confirmed leaves no journal
+			d.OpenJournal(o.Run.Run, "job", o.Run.Env)
+		}
+		return err
+	}
+	err := MakeNetwork(ctx, d.Networks, q.watch, o.Network, first)
+	if class := gcp.ClassOf(err); class == gcp.Unavailable || class == gcp.Timeout {
+		teardown.SayUnknown(d.Reach, o.Request.ID, err)
+	}
+	return err
+}
+
+// others says what the queued resource of a job that ended with err is, if another job or
+// user has to delete it; "" if this job has.
+func (q *queued) others(err error) string {
+	var no *announce.Declined
+	switch {
+	case errors.As(err, &no): // a resource that is to be made again may still be there
+		return "is not made again"
+	case attempt.Raced(err, q.o.Run.Run):
+		return "is left to another runner of this job"
+	case !q.ours || !q.made && stage.Is(err, stage.Busy):
+		return "was there before this job"
+	case occupied(err):
+		return "has another run on it"
+	}
+	return ""
+}
+
+// ending returns the job as the teardown sees it.
+func (q *queued) ending(r *runner) *teardown.Job {
+	return &teardown.Job{
+		Reach: q.Reach, ID: q.o.Request.ID, Run: q.o.Run.Run, Lease: q.o.Lease, Used: r.used,
+		Keeping:    teardown.Keeping{Always: q.o.Keep, OnFailure: q.o.KeepOnFailure, For: q.o.KeepFor},
+		Leaves:     q.leavesFor,
+		Taken:      q.othersLive,
+		WhoDeletes: r.lease.WhoDeletes,
+		Last: func(res provision.Resource) {
+			if q.deleting(); q.held.now().unasked(res) {
+				sayEarlierLogsGo(q.Sink)
+			}
+		},
+	}
+}
+
+// leaseTerms returns what the workers of a job are told, so that they delete the queued
+// resource when nobody else does.
+func leaseTerms(d *workers.Reach, o JobOptions) lease.Terms {
+	label, value := o.Request.RunLabel()
+	t := lease.Terms{
+		Run: o.Run.Run, Undoing: d.Cloud.Undoing(o.Request.ID, o.Request.NodeNames()...),
+		Label: label + "=" + value, Nodes: o.Request.NodeNames(), Workers: max(1, o.Request.NodeCount) * o.Request.Type.Workers,
+		Adopt: o.Lease, Lease: o.Lease, TTL: o.TTL, Grace: o.Run.Grace, KeepOnFailure: o.KeepOnFailure, KeepFor: o.KeepFor,
+	}
+	if o.Keep { // the slices stay at the end of the job; TTL still holds
+		t.Lease = 0
+	}
+	return t
+}
+
+// bootAllowance returns how long after the boot of the first worker the last one may
+// answer. Without limits it is a day.
+func bootAllowance(o JobOptions) time.Duration {
+	if o.ProvisionLimit <= 0 || o.BootLimit <= 0 {
+		return 24 * time.Hour
+	}
+	return o.ProvisionLimit + o.BootLimit
+}
+
+// lease returns what the workers are told; nil if the slices are not those of this job.
+func (q *queued) lease() *renewal.Terms {
+	if !q.ours {
+		return nil
+	}
+	foreign := q.terms.On() && q.terms.Metadata(q.Agents, q.o.Request.Metadata) == nil
+	return &renewal.Terms{Terms: q.terms, Boot: bootAllowance(q.o), Foreign: foreign}
+}
+
+// occupied reports whether err says that another run lives on the slices. Deleting them
+// would end it.
+func occupied(err error) bool {
+	var busy *launch.BusyError
+	var e *stage.Error
+	if errors.As(err, &busy) {
+		return true
+	}
+	return errors.As(err, &e) && (e.Stage == stage.Busy && len(e.Each) == 0 || slices.ContainsFunc(e.Each, occupied))
+}
+
+// MakeNetwork creates the network of a job, if it is to create one. It calls first before
+// it changes anything, and ends with its error.
+func MakeNetwork(ctx context.Context, d Networks, watch *stage.Stopwatch, o *network.Options, first func() error) error {
+	var plan *network.Plan
+	err := watch.Span("network", func() (err error) {
+		plan, err = PlanNetwork(ctx, d, o)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	if err := first(); err != nil || plan == nil {
+		return err
+	}
+	return watch.Span("network", func() error { return d.Apply(ctx, *plan) })
+}
+
+// PlanNetwork returns what has to be created for the network of a job; nil if the job
+// creates none.
+func PlanNetwork(ctx context.Context, d Networks, o *network.Options) (*network.Plan, error) {
+	if o == nil {
+		return nil, nil
+	}
+	plan, err := d.Plan(ctx, *o)
+	if err == nil {
+		err = plan.Err()
+	}
+	return &plan, err
+}
+
+// Probe reports whether every worker of a slice answers SSH.
+func Probe(ctx context.Context, d *workers.Reach, s tpu.Slice) error {
+	s.Index = 0
+	t, err := d.Connect(ctx, tpu.Selection{Slices: []tpu.Slice{s}}, nil)
+	if err != nil {
+		return err
+	}
+	t.Close()
+	return nil
+}

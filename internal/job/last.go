@@ -1,0 +1,86 @@
+package job
+
+import (
+	"errors"
+	"fmt"
+
+	"multihost/internal/attempt"
+	"multihost/internal/event"
+	"multihost/internal/follow"
+	"multihost/internal/stage"
+)
+
+// stoppedCode is the exit status of a run that somebody else stopped between two of its
+// attempts: that of a command that SIGTERM has ended.
+const stoppedCode = 128 + 15
+
+// A last is the last attempt of a run.
+type last struct {
+	run      string
+	out      stage.Outcome
+	err      error
+	failure  *stage.Failure // why it failed; nil: it succeeded
+	followed bool           // its command was followed
+	sum      *event.Summary // its summary; nil: nobody saw its end
+	gone     bool           // the summary blames a slice that is gone
+	refusal  string         // why no further attempt was made; ""
+	tried    int            // attempts that were started or taken over
+	number   int            // number of the last of them
+	phases   []event.PhaseTime
+}
+
+// conclude returns how the run ends, and the summary to emit; nil if there is none.
+func (l last) conclude() (stage.Outcome, *event.Summary, error) {
+	out, err := l.blame()
+	reason, stopped := attempt.Stopped(err)
+	if !stopped || l.followed {
+		return out, l.sum, err
+	}
+	return stage.Outcome{Code: stoppedCode, Started: true}, &event.Summary{
+		Run: l.run, Attempt: l.number, ExitCode: stoppedCode, CommandCode: stoppedCode, Phases: l.phases,
+		Text: fmt.Sprintf("run %s was stopped: %s; no further attempt is begun", l.run, reason),
+	}, nil
+}
+
+// blame returns how the run ends where somebody else has not stopped it between two
+// attempts, and completes the summary.
+func (l last) blame() (stage.Outcome, error) {
+	f := l.failure
+	if f == nil {
+		return l.out, l.err
+	}
+	out, err := l.out, l.err
+	switch {
+	case err != nil:
+	case lost(f) && out.Started:
+		out.Code = follow.LostCode
+	case f.Cause == stage.UserStop:
+		err = f.Err // an interrupt while judge was deciding
+	}
+	if l.sum == nil {
+		var raised *stage.Failure
+		if err != nil && l.refusal != "" && lost(f) && !errors.As(err, &raised) {
+			err = &stage.Failure{Cause: f.Cause, Why: f.Why + "; " + l.refusal, Err: err}
+		}
+		return out, err
+	}
+	if lost(f) {
+		if l.gone { // otherwise the cause would appear twice
+			l.sum.Text = fmt.Sprintf("run %s failed: %s", l.sum.Run, f.Error())
+		} else {
+			l.sum.Text += "; " + f.Error()
+		}
+		if err == nil {
+			l.sum.ExitCode = out.Code
+		}
+	}
+	if l.refusal != "" && (lost(f) || l.tried > 1) {
+		l.sum.Text += "; " + l.refusal
+	}
+	return out, err
+}
+
+// lost reports whether f is a loss for which the command is not to blame.
+func lost(f *stage.Failure) bool {
+	return f.Cause == stage.Preempted || f.Cause == stage.Maintenance || f.Cause == stage.Infrastructure
+}

@@ -1,0 +1,267 @@
+// Package plan is what a command would do, as a dry run shows it: one document, as JSON and
+// as text for people.
+package plan
+
+import (
+	"encoding/json"
+	"fmt"
+	"time"
+
+	"multihost/internal/announce"
+	"multihost/internal/fault"
+	"multihost/internal/gcp"
+	"multihost/internal/network"
+	"multihost/internal/overssh"
+	"multihost/internal/provision"
+	"multihost/internal/tpu"
+)
+
+// Version is the version of a Plan's JSON document. It changes when a field changes
+// its meaning or goes away.
+const Version = 1
+
+// A Plan says what a command would do, in the order of its fields. Secrets are masked.
+// String returns the plan as text for people.
+type Plan struct {
+	Version int    `json:"version"`
+	Command string `json:"command"` // "run", "job" or "job --detach"
+	Run     string `json:"run"`
+	Attempt int    `json:"attempt"`
+	Project string `json:"project,omitempty"`
+	Zone    string `json:"zone,omitempty"`
+
+	Network  *network.Plan   `json:"network,omitempty"` // from --network-create
+	Resource *ResourceChange `json:"queued_resource,omitempty"`
+
+	// MayDelete is whether the workers may delete the queued resource when no runner
+	// does. Absent: no worker is to delete it.
+	MayDelete *announce.DeletionRight `json:"workers_may_delete,omitempty"`
+
+	Upload *Upload        `json:"upload,omitempty"` // of a job without runner
+	Slices []PlannedSlice `json:"slices"`
+
+	Login Login  `json:"login"`
+	Asked bool   `json:"workers_asked"`       // whether the workers were asked what they have and lack
+	Why   string `json:"not_asked,omitempty"` // why they were not
+
+	TakesOver *RunOnWorkers  `json:"takes_over,omitempty"` // a run that is followed or left running; nothing is sent, set or started
+	Stops     []RunOnWorkers `json:"stops"`
+
+	Files     *Files          `json:"files,omitempty"` // absent: an existing folder is used
+	Preflight *PreflightPlan  `json:"preflight,omitempty"`
+	Free      FreePlan        `json:"free"`
+	Start     StartPlan       `json:"start"`
+	Workers   []PlannedWorker `json:"workers"`
+
+	Limits Limits   `json:"limits"`
+	Logs   LogPlan  `json:"logs"`
+	End    EndPlan  `json:"end"`
+	Cost   CostPlan `json:"cost"`
+}
+
+// What a command does with a queued resource.
+const (
+	ResourceCreate   = "create"
+	ResourceUse      = "use"      // it exists and matches the request
+	ResourceRecreate = "recreate" // it is deleted first, or is already being deleted
+	ResourceReset    = "reset"    // its VMs are rebooted
+)
+
+// ResourceChange says what a job does with its queued resource.
+type ResourceChange struct {
+	ID      string          `json:"id"`
+	Do      string          `json:"do"`
+	State   string          `json:"state,omitempty"` // state of the existing one
+	Owner   string          `json:"owner,omitempty"` // owner of the existing one
+	Why     string          `json:"why,omitempty"`
+	Tier    string          `json:"tier"`
+	Request json.RawMessage `json:"request,omitempty"` // request body as it would be sent
+	Gcloud  string          `json:"gcloud,omitempty"`  // the equivalent command line
+
+	name string // what messages call it
+}
+
+// Upload says what a job without runner puts into its bucket.
+type Upload struct {
+	URL     string   `json:"url"`
+	Objects []string `json:"objects"`
+}
+
+// PlannedSlice is a slice that the command would run on.
+type PlannedSlice struct {
+	Name     string `json:"name"`
+	Type     string `json:"type,omitempty"`
+	Topology string `json:"topology,omitempty"`
+	Workers  int    `json:"workers"`
+	Network  string `json:"network,omitempty"`
+	State    string `json:"state"` // state as the API names it, or "to be made"
+}
+
+// Login says how the workers are reached.
+type Login struct {
+	User string      `json:"user"`
+	Key  string      `json:"key"`            // the public key; empty: the key would be made
+	File string      `json:"file"`           // of the private key
+	Adds string      `json:"adds,omitempty"` // where the key would be added
+	Way  overssh.Way `json:"way"`
+	Jump string      `json:"jump,omitempty"`
+}
+
+// RunOnWorkers is a run that is active on the workers.
+type RunOnWorkers struct {
+	Run     string `json:"run"`
+	Attempt int    `json:"attempt"`
+	Owner   string `json:"owner"`
+	Workers string `json:"workers"` // folded
+	Command string `json:"command"`
+	Why     string `json:"why,omitempty"`
+}
+
+// Files says what is sent to the workers.
+type Files struct {
+	Dir     string   `json:"dir"`
+	To      string   `json:"to"` // directory on each worker
+	Count   int      `json:"count"`
+	Bytes   int64    `json:"bytes"`
+	Digest  string   `json:"digest"`
+	Ignored []string `json:"ignored"`
+}
+
+// PreflightPlan says what happens to the settings of the workers.
+type PreflightPlan struct {
+	Mode     string          `json:"mode"` // apply, require, check or off
+	Platform string          `json:"platform"`
+	Install  bool            `json:"install"`
+	Changes  []SettingChange `json:"changes"`         // on the workers that were asked
+	Notes    []string        `json:"notes,omitempty"` // about NUMA binding
+}
+
+// SettingChange is one setting that would be changed, or could not be.
+type SettingChange struct {
+	Setting string `json:"setting"`
+	From    string `json:"from"`
+	To      string `json:"to"`
+	Workers string `json:"workers"`          // folded
+	Reason  string `json:"reason,omitempty"` // why it would stay as it is
+}
+
+// FreePlan lists the processes that would be stopped to free the TPU.
+type FreePlan struct {
+	Policy  string    `json:"policy"`
+	Stopped []Stopped `json:"stopped"`
+}
+
+// Stopped is a process that would be ended.
+type Stopped struct {
+	Worker  string `json:"worker"`
+	PID     int    `json:"pid"`
+	User    string `json:"user"`
+	Command string `json:"command"`
+}
+
+// StartPlan says what is started on the workers.
+type StartPlan struct {
+	Script    string   `json:"script,omitempty"`
+	Argv      []string `json:"argv,omitempty"`
+	Directory string   `json:"directory"` // on the worker
+	Unset     []string `json:"unset"`
+	Venv      string   `json:"venv,omitempty"` // directory on the worker; made if it does not exist
+	Processes int      `json:"processes_per_worker"`
+}
+
+// PlannedWorker says what is done on one worker.
+type PlannedWorker struct {
+	Worker  string            `json:"worker"`
+	Slice   string            `json:"slice"`
+	Address string            `json:"address"`
+	User    string            `json:"user"`
+	Env     map[string]string `json:"env"`
+	Wrap    []string          `json:"wrap,omitempty"` // words before the command
+
+	// Set only when the workers were asked:
+	Files   *int   `json:"new_files,omitempty"`
+	Bytes   *int64 `json:"new_bytes,omitempty"`
+	Removed *int   `json:"removed_files,omitempty"`
+}
+
+// Limits says how long everything may take, and how often a failed run is started again.
+// A time of 0 means no limit.
+type Limits struct {
+	Queue       time.Duration `json:"queue_ns,omitempty"`
+	Provision   time.Duration `json:"provision_ns,omitempty"`
+	Boot        time.Duration `json:"boot_ns,omitempty"`
+	Connect     time.Duration `json:"connect_ns"`
+	Start       time.Duration `json:"start_ns"`
+	Command     time.Duration `json:"command_ns"`
+	Lost        time.Duration `json:"lost_ns"`
+	Grace       time.Duration `json:"grace_ns"`
+	FailFast    bool          `json:"fail_fast"`
+	Restarts    int           `json:"max_restarts"`
+	Preemptions int           `json:"max_preemptions"` // -1: no limit
+	MaxLog      int64         `json:"max_log_bytes"`   // -1: no limit
+	TTL         time.Duration `json:"ttl_ns,omitempty"`
+	Lease       time.Duration `json:"lease_ns,omitempty"`
+}
+
+// LogPlan says where the output goes.
+type LogPlan struct {
+	Dir    string   `json:"dir"`
+	Files  []string `json:"files"`
+	Remote string   `json:"on_workers"`
+}
+
+// EndPlan says what is deleted at the end.
+type EndPlan struct {
+	Deletes string        `json:"deletes,omitempty"` // the queued resource
+	Keeps   string        `json:"keeps,omitempty"`   // why a queued resource stays
+	KeepFor time.Duration `json:"keep_for_ns,omitempty"`
+}
+
+// CostPlan says what the slices cost while they exist.
+type CostPlan struct {
+	Hourly *float64 `json:"usd_per_hour"` // null: unknown
+	Tier   string   `json:"tier"`
+	Source string   `json:"source"`
+}
+
+// ErrNotRefused reports that a dry run was given clients that can change something.
+var ErrNotRefused = fault.New(fault.Internal, "a dry run had clients that change something")
+
+// ChangeOf describes what is done with a queued resource. refused, if not nil, is
+// the refused request that would have made it.
+func ChangeOf(cloud provision.Provider, do string, res provision.Resource, request provision.Request, refused *gcp.ReadOnlyError) *ResourceChange {
+	c := &ResourceChange{ID: request.ID, Do: do, State: res.State, Tier: string(request.Asks()), name: provision.NameOf(cloud, request.ID)}
+	if res.State != "" && len(res.Nodes) > 0 {
+		c.Owner = res.Owner()
+	}
+	switch {
+	case refused != nil:
+		c.Request = json.RawMessage(refused.Body)
+	case do != ResourceRecreate:
+		return c
+	}
+	if p, ok := provision.As[provision.Previewer](cloud); ok {
+		body, command := p.Preview(request)
+		c.Gcloud = command
+		if c.Request == nil {
+			c.Request = body
+		}
+	}
+	return c
+}
+
+// Expected returns the slices that a request will create, as far as they are known
+// beforehand.
+func Expected(o provision.Request, project, zone string) []tpu.Slice {
+	all := make([]tpu.Slice, len(o.NodeNames()))
+	for i, name := range o.NodeNames() {
+		all[i] = tpu.Slice{
+			Index: i, Name: name, Project: project, Zone: zone, Type: o.Type.Name, Network: o.Network,
+			QueuedResource: o.ID, MultiSlice: len(all) > 1, Workers: make([]tpu.Worker, o.Type.Workers),
+		}
+		for w := range all[i].Workers {
+			all[i].Workers[w].Internal = fmt.Sprintf("<address of %s>", tpu.WorkerID{Slice: i, Worker: w})
+		}
+	}
+	return all
+}

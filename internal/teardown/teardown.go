@@ -1,0 +1,340 @@
+// Package teardown deletes the slices of a job at its end, or says why they stay and how
+// to delete them. It decides by what the cloud says now, and deletes nothing that the job
+// did not make.
+package teardown
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"multihost/internal/event"
+	"multihost/internal/follow"
+	"multihost/internal/gcp"
+	"multihost/internal/launch"
+	"multihost/internal/lease"
+	"multihost/internal/provision"
+	"multihost/internal/renewal"
+	"multihost/internal/stage"
+	"multihost/internal/tpu"
+	"multihost/internal/workers"
+)
+
+const (
+	// Limit limits the deletion of a queued resource with its nodes, which takes minutes
+	// on the real service.
+	Limit = 20 * time.Minute
+	// patience is how long a job waits at its end for the API, and for the user to log in
+	// again. It spans a long weekend.
+	patience = 4 * 24 * time.Hour
+	// awayPause follows the two minutes for which each call is retried anyway.
+	awayPause = 15 * time.Second
+	// glance limits a look at the cloud that only completes a message.
+	glance = time.Minute
+)
+
+// A Job is a job at its end, as far as its slices are concerned.
+type Job struct {
+	*workers.Reach
+	ID, Run string // the queued resource, and the run whose label it has
+	Keeping Keeping
+	Lease   time.Duration // --lease
+	Used    []tpu.Slice   // those of the last attempt, for their price
+
+	// Leaves says why a runner that has started nothing and ends with err must not delete
+	// the resource; "" if it may.
+	Leaves func(ctx context.Context, life provision.Life, err error) string
+	// Taken reports whether the command of another runner lives on the slices.
+	Taken func(ctx context.Context) bool
+	// WhoDeletes says what the workers do about slices that are left; "" for nothing.
+	WhoDeletes func() string
+	// Last is called before the deletion of the resource as it is now.
+	Last func(res provision.Resource)
+}
+
+// End deletes the slices of the job, whose last attempt ended with out and runErr, or
+// reports why they stay. It returns out and runErr, joined with what went wrong here.
+func (j *Job) End(ctx context.Context, out stage.Outcome, runErr error) (stage.Outcome, error) {
+	res, err := j.look(ctx)
+	switch {
+	case gcp.ClassOf(err) == gcp.NotFound:
+		hint := ""
+		if runErr != nil && j.Lease > 0 {
+			hint = fmt.Sprintf("where no user deleted it, its workers did, since this machine was asleep or cut off for %s (--lease) and longer", stage.AsTyped(j.Lease))
+		}
+		event.Notef(j.Sink, event.Info, hint, "%s is gone: nothing of this job is billed", j.name())
+		return out, runErr
+	case err != nil:
+		return out, errors.Join(runErr, &stage.Error{Stage: stage.Teardown, Err: err,
+			Text:   fmt.Sprintf("read %s: %v; if it exists it is billed", provision.QuotedNameOf(j.Cloud, j.ID), err),
+			Advice: Hint(j.Reach, j.ID)})
+	}
+	if j.stays(ctx, res, out, runErr) {
+		return out, runErr
+	}
+	j.Last(res)
+	if err := j.delete(ctx); err != nil {
+		return out, errors.Join(runErr, err)
+	}
+	var secret *launch.SecretError // its cause is in the project, not in the slices
+	if runErr != nil && !out.Started && !errors.As(runErr, &secret) {
+		runErr = stage.WithoutSlices(runErr)
+	}
+	return out, runErr
+}
+
+// stays reports whether the resource is not deleted, and says why.
+func (j *Job) stays(ctx context.Context, res provision.Resource, out stage.Outcome, runErr error) bool {
+	if runErr != nil && !out.Started {
+		if why := j.Leaves(ctx, res.Life, runErr); why != "" {
+			sayStays(j.Reach, res, "go on with it by typing the same command again; end it with: multihost stop "+j.Run+"; delete it with: "+j.Cloud.Undoing(j.ID).Commands.Delete,
+				fmt.Sprintf("%s stays as it was, %s: %s", j.name(), res.Standing(), why))
+			return true
+		}
+	}
+	if why := j.keep(ctx, out, runErr); why != "" {
+		does := ""
+		if text := j.WhoDeletes(); text != "" {
+			does = ": " + text
+		}
+		hint := Hint(j.Reach, j.ID)
+		if leftRunning(out, runErr) { // deleting would end the command
+			hint = "end the command with: multihost stop " + j.Run + "; once it has ended, the same deletes the slices"
+		}
+		sayStays(j.Reach, res, hint, fmt.Sprintf("%s stays (%s), %s%s", j.name(), why, res.Standing(), does))
+		return true
+	}
+	// If nothing was started, Leaves has just looked, unless failed slices were kept for a
+	// time since then.
+	looked := runErr != nil && !out.Started && (!j.Keeping.OnFailure || j.Keeping.For == 0)
+	if looked || Chosen(runErr) || !j.Taken(ctx) {
+		return false
+	}
+	ctx, cancel := j.Detached(ctx, glance)
+	defer cancel()
+	if now, err := j.Cloud.Get(ctx, j.ID); err == nil { // failed slices may have been kept since it was read
+		res = now
+	}
+	sayStays(j.Reach, res, "end it with: multihost stop "+j.Run+"; "+Hint(j.Reach, j.ID),
+		fmt.Sprintf("%s stays, %s: a command lives on it that another one has started since", j.name(), res.Standing()))
+	return true
+}
+
+func (j *Job) name() string { return provision.NameOf(j.Cloud, j.ID) }
+
+// look reads the resource. It waits for an expired login and for an unavailable API,
+// because nobody else deletes what is billed.
+func (j *Job) look(ctx context.Context) (res provision.Resource, err error) {
+	ctx, cancel := j.Detached(ctx, patience)
+	defer cancel()
+	err = Outlast(ctx, j.Clock, func() (err error) {
+		res, err = j.Cloud.Get(ctx, j.ID)
+		return err
+	})
+	return res, err
+}
+
+// Chosen reports whether the user, or the time to live, ends whatever runs.
+func Chosen(err error) bool {
+	var in *stage.Interrupted
+	return errors.As(err, &in) && in.Answer == stage.Stop || errors.Is(err, stage.ErrExpired)
+}
+
+// Outlast repeats call while the API is unavailable, without a limit of its own, because
+// the slices concerned have been paid for. It ends with ctx.
+func Outlast(ctx context.Context, clock gcp.Clock, call func() error) error {
+	for {
+		err := call()
+		if class := gcp.ClassOf(err); class != gcp.Unavailable && class != gcp.Timeout || ctx.Err() != nil {
+			return err
+		}
+		_ = stage.Sleep(ctx, clock, awayPause)
+	}
+}
+
+// leftRunning reports whether the user has left a command that runs.
+func leftRunning(out stage.Outcome, err error) bool {
+	var in *stage.Interrupted
+	return out.Started && (out.Detached || errors.As(err, &in) && in.Detaches(true))
+}
+
+// delete deletes the queued resource, and says what is billed after that.
+func (j *Job) delete(ctx context.Context) error {
+	j.SetStatus(func(s *stage.Status) { s.Resource = "" }) // there is nothing left to decide
+	// Limit limits the deletion itself; the context is only a backstop.
+	cleanup, cancel := j.Detached(ctx, Limit+time.Minute)
+	defer cancel()
+	err := Outlast(cleanup, j.Clock, func() error {
+		_, err := j.Cloud.Delete(cleanup, j.ID, provision.DeleteOptions{OnlyRun: j.Run, Limit: Limit})
+		return err
+	})
+	if err != nil {
+		return &stage.Error{Stage: stage.Teardown, Err: err,
+			Text:   fmt.Sprintf("delete %s: %v; it may still exist and be billed", provision.QuotedNameOf(j.Cloud, j.ID), err),
+			Advice: Hint(j.Reach, j.ID)}
+	}
+	what := fmt.Sprintf("%s and its slices are deleted: ", j.name())
+	if again, hint := MadeAgain(ctx, j.Reach, j.ID); again == "" {
+		event.Notef(j.Sink, event.Info, "", "%s%s", what, NothingBilled)
+	} else {
+		event.Notef(j.Sink, event.Warn, hint, "%s%s", what, again)
+	}
+	return nil
+}
+
+// A Keeping says when the slices of a job stay although it has ended.
+type Keeping struct {
+	Always    bool          // --keep
+	OnFailure bool          // --keep-on-failure
+	For       time.Duration // with OnFailure: only for this time; 0: until the user deletes them
+}
+
+// decide says why the slices are left; "" if they are to be deleted. With hold, failed
+// slices are kept for a limited time first. done says that this command must end now.
+func (k Keeping) decide(out stage.Outcome, runErr error, done bool) (why string, hold bool) {
+	var in *stage.Interrupted
+	switch {
+	case out.Detached:
+		return "the run goes on", false
+	case errors.Is(runErr, stage.ErrExpired):
+		return "", false
+	case k.Always:
+		return "--keep", false
+	case out.KeepLogs:
+		return "logs are whole on its workers only", false
+	case out.Started && errors.As(runErr, &in) && in.Detaches(true):
+		return in.Error() + ", the run goes on", false
+	case errors.As(runErr, &in) && in.Detaches(true):
+		return in.Error() + ": the same command goes on with it", false
+	case in != nil: // a stop is no failure to look into
+		return "", false
+	case !k.OnFailure || runErr == nil && out.Code == 0:
+		return "", false
+	case k.For == 0:
+		return "--keep-on-failure", false
+	}
+	return "", !done
+}
+
+// keep says why the slices are left, or "" if they are to be deleted now. It waits
+// while failed slices are kept for a limited time.
+func (j *Job) keep(ctx context.Context, out stage.Outcome, runErr error) string {
+	why, hold := j.Keeping.decide(out, runErr, ctx.Err() != nil)
+	if hold {
+		return j.hold(ctx)
+	}
+	return why
+}
+
+// hold keeps failed slices so that the user can look at them. It returns why they are to
+// stay longer, or "" if they are to be deleted. An interrupt ends the wait.
+func (j *Job) hold(ctx context.Context) string {
+	until := j.Clock.Now().Add(j.Keeping.For)
+	cost := ""
+	if text := follow.Billed(j.StatusOf().Tier, j.Used); text != "" {
+		cost = " (" + text + ")"
+	}
+	j.SetStatus(func(s *stage.Status) { s.Kept = until })
+	how := "Ctrl-C deletes it now"
+	if j.CtrlC == stage.Ask || j.CtrlC == stage.Detach {
+		how = j.WhatCtrlCDoes(true)
+	}
+	event.Notef(j.Sink, event.Warn, "look at them with: multihost ps, multihost logs "+j.Run+", or ssh",
+		"keeping the failed slices%s until %s (--keep-on-failure=%s), then deleting %s; %s", cost, until.Format(time.TimeOnly), j.Keeping.For, j.name(), how)
+	select {
+	case <-j.Clock.After(j.Keeping.For):
+	case <-ctx.Done():
+	case <-j.Leave:
+	}
+	j.SetStatus(func(s *stage.Status) { s.Kept, s.Resource = time.Time{}, "" })
+	var in *stage.Interrupted
+	if errors.As(context.Cause(ctx), &in) && in.Detaches(true) {
+		return in.Error() + " while failed slices were kept"
+	}
+	return ""
+}
+
+// NotOurs says of the queued resource of a job that another job or user has to delete that
+// it stays and is billed; why says what it is.
+func NotOurs(ctx context.Context, d *workers.Reach, id string, why string) {
+	look, cancel := d.Detached(ctx, glance)
+	defer cancel()
+	res, err := d.Cloud.Get(look, id)
+	switch {
+	case err == nil:
+		sayStays(d, res, Hint(d, id), fmt.Sprintf("%s %s: it stays, %s", provision.NameOf(d.Cloud, id), why, res.Standing()))
+	case gcp.ClassOf(err) != gcp.NotFound && !gcp.NoZone(err): // the answer to our own request may have been lost
+		SayUnknown(d, id, err)
+	}
+}
+
+// SayUnknown warns that a queued resource of the job's name may exist: nobody could read
+// whether it does.
+func SayUnknown(d *workers.Reach, id string, err error) {
+	event.Notef(d.Sink, event.Warn, Hint(d, id), "whether %s exists is not known; if it does, it is billed once it has slices: %v", provision.NameOf(d.Cloud, id), err)
+}
+
+// NothingBilled is what is billed of a job whose slices are deleted, in words.
+const NothingBilled = "nothing of this job is billed"
+
+// MadeAgain says what there is of a queued resource that has just been deleted: another
+// command may have made it again. It returns "" if there is nothing.
+func MadeAgain(ctx context.Context, d *workers.Reach, id string) (text, hint string) {
+	look, cancel := d.Detached(ctx, glance)
+	defer cancel()
+	res, err := d.Cloud.Get(look, id)
+	switch {
+	case gcp.ClassOf(err) == gcp.NotFound:
+		return "", ""
+	case err != nil:
+		return fmt.Sprintf("whether another command has made it again is not known: %v", err), "look with: multihost ps"
+	case res.Life == provision.Deleting:
+		return "", ""
+	}
+	return "another command has made it again, " + res.Standing(), Hint(d, id)
+}
+
+// sayStays warns that a queued resource stays, unless it is being deleted.
+func sayStays(d *workers.Reach, res provision.Resource, hint, text string) {
+	if res.Life == provision.Deleting {
+		hint, text = "", fmt.Sprintf("%s is being deleted, and is billed until it is gone", provision.NameOf(d.Cloud, res.ID))
+	}
+	event.Notef(d.Sink, event.Warn, hint, "%s", text)
+}
+
+// Hint is the hint that says how to delete a resource.
+func Hint(d *workers.Reach, id string) string {
+	return "delete it with: " + Command(d, id)
+}
+
+// Command is what a person types to delete a resource with its slices, from wherever.
+func Command(d *workers.Reach, id string) string {
+	return fmt.Sprintf("%s --project=%s --zone=%s", d.Cloud.Undoing(id).Commands.Delete, d.Project, d.Zone)
+}
+
+// SayBilled warns that slices which a job made for this run stay and are billed, or
+// says who deletes them. A user who attaches to a run or stops it may not know that.
+func SayBilled(ctx context.Context, d *workers.Reach, run string, all []tpu.Slice, held map[string]lease.Held) {
+	if d.OnHosts() {
+		return
+	}
+	look, cancel := d.Detached(ctx, 30*time.Second)
+	defer cancel()
+	seen := map[string]bool{"": true}
+	for _, s := range all {
+		if seen[s.QueuedResource] {
+			continue
+		}
+		seen[s.QueuedResource] = true
+		res, err := d.Cloud.Get(look, s.QueuedResource)
+		if err != nil || !res.IsOf(run) {
+			continue
+		}
+		does := "unless its job still runs somewhere to delete it, it stays and is billed"
+		if text := renewal.Text(held[s.QueuedResource]); text != "" {
+			does = "it is billed until its job, if that still runs somewhere, deletes it; else " + text
+		}
+		event.Notef(d.Sink, event.Warn, Hint(d, res.ID), "%s was made for this run: %s", provision.NameOf(d.Cloud, res.ID), does)
+	}
+}
