@@ -23,7 +23,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// TestClientsGetWhatTheLoadServerSends keeps the harness honest: whoever is
+// TestClientsGetWhatTheLoadServerSends keeps the harness honest: every client that is
 // measured has done the work.
 func TestClientsGetWhatTheLoadServerSends(t *testing.T) {
 	testkit.Need(t, "ssh-keygen")
@@ -54,8 +54,8 @@ func TestClientsGetWhatTheLoadServerSends(t *testing.T) {
 	}
 }
 
-// What is measured of a client is what it took until the command had ended well
-// on every worker: one whose command fails has no figures.
+// The figures of a client end when the command has succeeded on every worker. A client
+// whose command fails has no figures.
 func TestWhoFailsIsNotMeasured(t *testing.T) {
 	testkit.Need(t, "ssh-keygen")
 	l, err := openLab(t.Context(), options{binary: os.Args[0], most: 2})

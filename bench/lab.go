@@ -190,8 +190,8 @@ type contestant struct {
 	run  func() (cost, error)
 }
 
-// inTurn runs every contestant once a round and returns the median cost of each. Whatever
-// else the machine does in a round affects all of them. Each round has a different order,
+// inTurn runs every contestant once a round and returns the median cost of each. Other
+// work of the machine in a round affects all of them. Each round has a different order,
 // because a client may leave work behind for the next one.
 func inTurn(ctx context.Context, rounds int, all ...contestant) (map[string]cost, error) {
 	runs := make(map[string][]cost)

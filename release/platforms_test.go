@@ -37,7 +37,7 @@ func TestTheProgramIsSoundOnEverySystem(t *testing.T) {
 	}
 }
 
-// What is wrong in the body of a function is found.
+// An error in the body of a function is found.
 func TestUnsoundGoIsFound(t *testing.T) {
 	file, err := filepath.Abs("../internal/tpu/tpu.go")
 	testkit.Must(t, err)

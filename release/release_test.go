@@ -54,8 +54,7 @@ func TestProgramIsSmallQuickAndReproducible(t *testing.T) {
 	testkit.Must(t, r.tryHere(t.Context(), program, here, dir))
 }
 
-// check is worth something: a program that was built without -trimpath is none
-// for a release.
+// check finds something: it refuses a program that was built without -trimpath.
 func TestCheckRefusesOrdinaryPrograms(t *testing.T) {
 	self, err := os.Executable()
 	testkit.Must(t, err)

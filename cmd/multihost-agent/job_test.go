@@ -24,8 +24,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// Whoever reads what the program prints, the guest agent, may end before it: nobody else
-// would end the run. The programs that it starts have SIGPIPE as ever.
+// The guest agent, which reads the program's output, may end before the program. Nobody
+// else would end the run then. Programs that it starts have the default SIGPIPE.
 func TestTheGuestAgentMayEndBeforeTheProgram(t *testing.T) {
 	asked := make(chan string, 100)
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

@@ -21,14 +21,14 @@ import (
 	"multihost/internal/testkit"
 )
 
-// burstMemory is what the runner of the burst may hold at most, resident. It is
-// measured to be two thirds of it; one that kept what was printed until it is
-// read would need more.
+// burstMemory limits the resident memory of the runner of the burst. It needs two
+// thirds of that. A runner that kept all output until somebody reads it would need
+// more.
 const burstMemory = 176 << 20
 
-// Eight workers print 100 MB at once, of every kind of bytes, and whoever reads
-// the view is slow: the log files have every byte, up to those printed right
-// before the end, and the memory of the runner is bounded.
+// Eight workers print 100 MB at once, of every kind of bytes, and the reader of the
+// view is slow. The log files have every byte, up to those printed right before the
+// end. The memory of the runner stays bounded.
 func TestABurstFromEveryWorkerOverASlowReader(t *testing.T) {
 	testkit.OnlyInAll(t, "TestOverSSHStalledReadersHoldNoMemory of package launch")
 	t.Parallel()
@@ -127,8 +127,8 @@ func readSlowly(t *testing.T, r io.Reader, pid int, stderr string) (peak int64, 
 
 var peakLine = regexp.MustCompile(`(?m)^VmHWM:\s*(\d+) kB$`)
 
-// peakMemory returns the most resident bytes that a process ever had, 0 once it
-// has ended. What wait tells of a child counts its parent's, too.
+// peakMemory returns the most resident bytes that a process ever had, 0 once it has
+// ended. The figure of wait for a child would include the parent's memory.
 func peakMemory(pid int) int64 {
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	if err != nil {

@@ -23,11 +23,11 @@ import (
 // A canary is a secret that is nowhere else, with its name.
 type canary struct{ name, text string }
 
-// TestSecretsStayWhereTheyBelong gives every kind of secret to the commands that
-// a user types in the life of runs that succeed, fail and are stopped, and then
-// looks for each in all that was shown, told, recorded or left behind, here and
-// on the workers, and on every command line while they run. What is kept here is
-// for the user only, and the commands leave no goroutine and no open file.
+// TestSecretsStayWhereTheyBelong gives every kind of secret to the commands that a user
+// types in the life of runs that succeed, fail and are stopped, and then looks for each
+// in all that was shown, told, recorded or left behind, here and on the workers, and on
+// every command line while they run. Local files are readable by the user only. The
+// commands leave no goroutine and no open file.
 func TestSecretsStayWhereTheyBelong(t *testing.T) {
 	dir, err := os.MkdirTemp(memoryDir(), "multihost-canary-")
 	if err != nil {
@@ -88,7 +88,7 @@ func TestSecretsStayWhereTheyBelong(t *testing.T) {
 		return invoke(want, append(append(args, more...), cloud...)...)
 	}
 
-	invoke(0, append([]string{"ps"}, cloud...)...) // makes the key; what stays open for good is open now
+	invoke(0, append([]string{"ps"}, cloud...)...) // makes the key; files that stay open for good are open now
 	plain, err := os.ReadFile(env["MULTIHOST_FLAG_IDENTITY_FILE"])
 	if err != nil {
 		t.Fatal(err)
@@ -132,7 +132,7 @@ func TestSecretsStayWhereTheyBelong(t *testing.T) {
 	invoke(64, "run", "--secret-env=TOKEN", "--no-such-flag")
 	wrong := len(seen.String())
 	invoke(64, append([]string{"run", "--tpu-prefix=t", "--secret-env=TOKEN=" + canaries[0].text, "--command=true", "--script-dir=" + in("code")}, cloud...)...)
-	// What was typed is the user's; what is said of it is looked at.
+	// Only the answers are searched: the user typed the rest.
 	said := seen.String()[wrong:]
 	seen.Truncate(wrong)
 	_, said, _ = strings.Cut(said, "\n")
@@ -183,7 +183,7 @@ func isLog(path string) bool {
 	return name == "output.log" || strings.HasPrefix(name, "output_slice_")
 }
 
-// holders are the files below dir that have a canary in them.
+// holders returns the files below dir that contain a canary.
 func holders(t *testing.T, dir string, canaries []canary) (found []string) {
 	t.Helper()
 	looked := 0

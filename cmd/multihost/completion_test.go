@@ -32,7 +32,7 @@ var freeFlags = []string{
 // freeWords are commands whose words are the user's own.
 var freeWords = []string{"exec", "job", "run", "qr create", "network create", "network show", "network update", "network delete", "network firewall create", "network firewall delete"}
 
-// TestEveryFlagIsCompleted: a flag or a command that is new is completed, or is
+// TestEveryFlagIsCompleted finds a new flag or command that is neither completed nor
 // named here as one that cannot be.
 func TestEveryFlagIsCompleted(t *testing.T) {
 	commands := silent(nil).commands()
@@ -120,8 +120,8 @@ func TestCompletionOfLines(t *testing.T) {
 	}
 }
 
-// TestOnlyPlainWordsAreCandidates: shells put candidates into the line unquoted,
-// so a name that means something to a shell is none, wherever it came from.
+// TestOnlyPlainWordsAreCandidates: shells put candidates into the line unquoted, so a
+// name with a meaning for a shell is not a candidate, wherever it came from.
 func TestOnlyPlainWordsAreCandidates(t *testing.T) {
 	dir := t.TempDir()
 	for _, name := range []string{"good-run.1", "$(id)", "`id`", "a;b", "a b", "a'b", "a\tb", "a\nb", "~", "a>b", "a{b,c}"} {
@@ -137,8 +137,8 @@ func TestOnlyPlainWordsAreCandidates(t *testing.T) {
 	}
 }
 
-// TestEveryFlagOfGcloudIsTakenOrRefused: what gcloud takes for a queued resource
-// stands in the commands of qr, or is refused there with a reason. The list is
+// TestEveryFlagOfGcloudIsTakenOrRefused: every flag that gcloud takes for a queued
+// resource is a flag of the qr commands, or they refuse it with a reason. The list is
 // compared with an installed gcloud by the test of package gcloud.
 func TestEveryFlagOfGcloudIsTakenOrRefused(t *testing.T) {
 	text, err := os.ReadFile("../../internal/gcloud/testdata/gcloud-flags.json")

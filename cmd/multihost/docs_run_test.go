@@ -183,7 +183,7 @@ func TestEveryCommandLineOfTheDocumentsWorks(t *testing.T) {
 					parseStep(t, d, s)
 				case testkit.All(t):
 					run = append(run, s)
-				case !strings.Contains(s.want, "error:"): // what is refused may not parse
+				case !strings.Contains(s.want, "error:"): // a refused command line may not parse
 					parseStep(t, d, s)
 				}
 			}
@@ -216,8 +216,8 @@ func TestEveryCommandNamedInProseParses(t *testing.T) {
 	}
 }
 
-// dryParse reads a command line as the program does, and carries out nothing.
-// Words in capitals stand for whatever is meant.
+// dryParse reads a command line as the program does, and carries out nothing. Words in
+// capitals are placeholders.
 func dryParse(argv []string) error {
 	var words []string
 	for _, w := range argv {
@@ -435,8 +435,8 @@ func anchors(text string) map[string]bool {
 	return all
 }
 
-// TestTroubleshootingIsKeyedByRealTexts keeps docs/troubleshooting.md true:
-// each heading is a text that the program can say, … being what is put in.
+// TestTroubleshootingIsKeyedByRealTexts keeps docs/troubleshooting.md true: each
+// heading is a text that the program can print, with … for the values in it.
 func TestTroubleshootingIsKeyedByRealTexts(t *testing.T) {
 	texts := messages(t, true)
 	document, err := os.ReadFile("../../docs/troubleshooting.md")
@@ -452,8 +452,9 @@ func TestTroubleshootingIsKeyedByRealTexts(t *testing.T) {
 	}
 }
 
-// messages are the texts of the sources, one a line, with … for what is put in:
-// the literals of Go, joined where a + joins them, and with scripts those of workers.
+// messages returns the texts of the sources, one a line, with … for the values in them:
+// the literals of Go, joined where a + joins them; with scripts, also the texts of
+// worker scripts.
 func messages(t *testing.T, scripts bool) string {
 	t.Helper()
 	verb := regexp.MustCompile(`%(\[\d+\])?[-+# 0]*[\d*]*(\.[\d*]+)?[a-zA-Z]`)
@@ -488,8 +489,7 @@ func messages(t *testing.T, scripts bool) string {
 	return all.String()
 }
 
-// literal is the text of an expression of string literals; … stands for a part
-// that is none.
+// literal returns the text of an expression of string literals; … replaces other parts.
 func literal(e ast.Expr) (text string, ok bool) {
 	switch e := e.(type) {
 	case *ast.BasicLit:

@@ -150,7 +150,7 @@ func TestManualPagesAreClean(t *testing.T) {
 	testkit.Must(t, err)
 	out, _ := exec.Command(mandoc, append([]string{"-T", "lint", "-W", "warning"}, pages...)...).Output()
 	for line := range strings.Lines(string(out)) {
-		// The day of a build is not in what is built.
+		// A build does not contain its day.
 		if !strings.Contains(line, "missing date") {
 			t.Error(line)
 		}

@@ -21,8 +21,8 @@ import (
 	"multihost/internal/testkit"
 )
 
-// An ailment is something wrong, what doctor says of it, and that what it says to
-// type cures it.
+// An ailment is a problem, what doctor says about it, and the repair that doctor says
+// to type.
 type ailment struct {
 	story string
 	plant func(t *testing.T, l *troubleLab)
@@ -89,8 +89,8 @@ func (l *troubleLab) calls(t *testing.T, method, path, body string) (answer []by
 	return text
 }
 
-// reads is one value of an object in what the simulator's API has at path; nil
-// where there is none.
+// reads returns one value of the object that the simulator's API has at path; nil if
+// there is none.
 func (l *troubleLab) reads(t *testing.T, path, object, name string) any {
 	t.Helper()
 	var all map[string]json.RawMessage
@@ -239,7 +239,7 @@ func TestDoctorsCuresCure(t *testing.T) {
 		story: "a network has no subnetwork where the slices are", args: []string{"--network=bare"}, status: 69,
 		plant: func(t *testing.T, l *troubleLab) {
 			typing("multihost network create bare --subnet-mode=custom", "multihost network firewall create bare-all --network=bare --allow=tcp,udp,icmp --source-ranges=10.0.0.0/8")(t, l)
-			// What is taken elsewhere in the network cannot be had once more.
+			// A range that is in use in the network cannot be used again.
 			l.calls(t, "POST", "/compute/v1/projects/multihost-sim/regions/us-east5/subnetworks", `{"name": "far", "network": "global/networks/bare", "ipCidrRange": "10.0.0.0/20"}`)
 		},
 		check: doctor.CheckWorkerRules, level: doctor.Error, says: "network bare has no subnetwork in us-central2",
@@ -277,7 +277,7 @@ func TestDoctorsCuresCure(t *testing.T) {
 				_ = holder.Wait() // by a signal
 			}()
 			t.Cleanup(func() {
-				_ = holder.Process.Kill() // in case that the cure was none
+				_ = holder.Process.Kill() // in case the repair did not work
 				<-ended
 			})
 		},
@@ -315,8 +315,8 @@ func TestDoctorsCuresCure(t *testing.T) {
 	}
 }
 
-// onlyTheProjectHasTheKey leaves the key in the metadata of the project alone,
-// which slice t-1 does not let in.
+// onlyTheProjectHasTheKey leaves the key only in the metadata of the project, whose
+// keys slice t-1 does not accept.
 func onlyTheProjectHasTheKey(t *testing.T, l *troubleLab) {
 	key, err := os.ReadFile(l.env["MULTIHOST_FLAG_IDENTITY_FILE"] + ".pub")
 	testkit.Must(t, err)
@@ -332,8 +332,8 @@ func onlyTheProjectHasTheKey(t *testing.T, l *troubleLab) {
 	})
 }
 
-// anotherJAX gives the workers different ones, as pip would have, and pip a
-// directory to find the newer one in and nothing else.
+// anotherJAX gives the workers different versions of jax, as pip would install them. It
+// gives pip a directory that has only the newer one.
 func anotherJAX(t *testing.T, l *troubleLab) {
 	const about = "jax-0.6.0.dist-info/"
 	file, err := os.Create(filepath.Join(l.dir, "jax-0.6.0-py3-none-any.whl"))
@@ -387,7 +387,7 @@ func TestDoctorChangesNothing(t *testing.T) {
 		t.Error("it made a key")
 	}
 
-	// Workers that let the key in, and that neither side knows yet.
+	// Workers that accept the key, but have never been reached from here.
 	l.type_(t, "multihost doctor --fix --tpu-prefix=t")
 	homes, err := filepath.Glob(filepath.Join(l.dir, "sim/workers/*/home/*"))
 	if err != nil || len(homes) == 0 {
@@ -461,8 +461,9 @@ func TestDoctorOnRealNetworks(t *testing.T) {
 		story: "an interface has smaller packets than its network", plant: onWorker("s1w0", `ip link set dev $d mtu 1400`), args: args, status: 76,
 		check: doctor.CheckPacket, level: doctor.Error, says: "^s1w0 .* has mtu 1400, its network 8896", cure: `multihost exec --tpu-prefix=t --workers=s1w0 --sudo -- ip link set dev \S+ mtu 8896`,
 	}, {
-		// A routing rule that comes before that of the machine's own addresses drops
-		// what a packet filter would; not every kernel has one of those.
+		// A routing rule before the one of the machine's own addresses drops
+		// the same packets as a packet filter. Not every kernel has a packet
+		// filter.
 		story: "a worker drops what is for the coordinator", args: args, status: 69, cured: onWorker("s0w0", "ip rule del pref 1"),
 		plant: onWorker("s0w0", `ip rule add pref 5 lookup local; ip rule add pref 1 iif $d ipproto tcp dport 8482 blackhole; ip rule del pref 0`),
 		check: doctor.CheckPorts, level: doctor.Error, says: `^s1w0 packets to tcp:8482 of s0w0 are dropped`, cure: `multihost exec --tpu-prefix=t --workers=s0w0 --sudo -- bash -c .*ip rule.*`,

@@ -137,8 +137,8 @@ func (r *rehearsal) state() map[string]string {
 	return all
 }
 
-// settled is the state once it stays the same: what a worker does at the end of a
-// connection, it does in its own time.
+// settled returns the state when it stays the same: a worker takes some time to clean
+// up at the end of a connection.
 func (r *rehearsal) settled() (now map[string]string) {
 	r.Helper()
 	now = r.state()
@@ -151,7 +151,7 @@ func (r *rehearsal) settled() (now map[string]string) {
 	return now
 }
 
-// onlyReads requires that the API has had nothing but reads since a moment.
+// onlyReads fails the test if the API has received anything but reads since a moment.
 func (r *rehearsal) onlyReads(since int) {
 	r.Helper()
 	asked := r.server.Requests()[since:]
@@ -235,7 +235,7 @@ func TestADryRunChangesNothingAndIsWhatIsDone(t *testing.T) {
 		r.write("src/"+name, text)
 	}
 
-	// Before there is a key nothing can be asked, and none is made.
+	// Without a key the dry run cannot ask the workers. It does not make a key.
 	before, since := r.settled(), len(r.server.Requests())
 	first := r.plan("run", "--tpu-prefix=t", "--script-dir=$DIR/src", "--run-name=train", "--state-dir=$DIR/state", "--command=true")
 	if first.Asked || first.Login.Key != "" || !strings.Contains(first.Why, "key") {
@@ -299,7 +299,7 @@ func TestADryRunChangesNothingAndIsWhatIsDone(t *testing.T) {
 		}
 	}
 
-	// What the command would fail with, it fails with.
+	// The dry run fails with the error of the command.
 	wrong := [][]string{
 		append([]string{"run", "--tpu-prefix=none", "--command=true"}, base...),
 		append([]string{"run", "--tpu-prefix=t", "--command=true", "--log-dir=$DIR/state/runs/train"}, base...),
@@ -338,7 +338,7 @@ func TestADryRunChangesNothingAndIsWhatIsDone(t *testing.T) {
 		}
 	}
 
-	// A run that lives there is in the way, unless it is to be stopped.
+	// An active run blocks the start, unless --replace stops it.
 	r.must(0, append([]string{"run", "--tpu-prefix=t", "--run-name=living", "--detach", "--command=exec sleep 1000"}, base...)...)
 	before, since = r.settled(), len(r.server.Requests())
 	status, _, stderr := r.do(append(slices.Clone(run), "--dry-run")...)
@@ -352,7 +352,7 @@ func TestADryRunChangesNothingAndIsWhatIsDone(t *testing.T) {
 	}
 	r.unchanged(before, since, "/living", "-living-1.run", "/tmp/.multihost")
 
-	// What was planned is done.
+	// The command does what the plan says.
 	r.must(0, replace...)
 	r.carriedOut(planned, 4)
 	since = len(r.server.Requests())
@@ -419,8 +419,8 @@ func awaitActive(t *testing.T, r *rehearsal, id string) {
 	t.Fatalf("queued resource %s is never ACTIVE", id)
 }
 
-// unchanged requires that nothing is different but what has some of the words in
-// its name: a run that lives there writes, too.
+// unchanged fails the test if anything differs, except names with one of the words: an
+// active run writes too.
 func (r *rehearsal) unchanged(before map[string]string, since int, but ...string) {
 	r.Helper()
 	after := r.settled()
@@ -483,7 +483,7 @@ func (r *rehearsal) carriedOut(p plan.Plan, workers int) {
 // nameOfStart is in the metadata of a job without runner; it is made at the start.
 var nameOfStart = regexp.MustCompile(`claim=[a-z0-9-]+`)
 
-// momentOfStart is when slices were asked for, which differs from run to run.
+// momentOfStart matches the time of the request, which differs between runs.
 var momentOfStart = regexp.MustCompile(`(asked|requested)=[0-9]+`)
 
 // requested requires that the queued resource was asked for as planned.

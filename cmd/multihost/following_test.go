@@ -13,10 +13,10 @@ import (
 	"multihost/internal/testkit"
 )
 
-// TestTroubleOfOursKillsNoCommand cuts the connections of three workers of four
-// while one cannot start a process for its login, one has start-up files that exit,
-// and one has cut its own log. The command, which notices nothing, ends by itself
-// everywhere, and it is said what was tried again and why.
+// TestTroubleOfOursKillsNoCommand cuts the connections of three workers of four while
+// one cannot start a process for its login, one has start-up files that exit, and one
+// has cut its own log. The command notices nothing and ends by itself on every worker.
+// multihost reports what it tried again, and why.
 func TestTroubleOfOursKillsNoCommand(t *testing.T) {
 	besideOthers(t)
 	if testkit.RaceDetector {
@@ -26,7 +26,8 @@ func TestTroubleOfOursKillsNoCommand(t *testing.T) {
 		t.Run(backend, func(t *testing.T) {
 			t.Parallel()
 			lab := newLab(t, backend, sim.SliceSpec{Name: "t", Count: 1, Type: "v5litepod-16"})
-			// The trouble passes once it was met: start-up files count who runs them.
+			// The trouble passes after it has happened once: start-up files
+			// count their runs.
 			testkit.Must(t, os.WriteFile(filepath.Join(lab.code, "train.sh"), []byte(`
 echo begin
 until [ -e ~/go ]; do sleep 0.1; done

@@ -68,8 +68,8 @@ func TestEveryFlagHasAGroup(t *testing.T) {
 	}
 }
 
-// TestEveryCommandHasAGroup: multihost --help shows each command once, those that few
-// need last.
+// TestEveryCommandHasAGroup: multihost --help shows each command once, rarely needed
+// ones last.
 func TestEveryCommandHasAGroup(t *testing.T) {
 	t.Parallel()
 	places := map[string]int{}

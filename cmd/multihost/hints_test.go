@@ -14,7 +14,8 @@ import (
 // prose are the verbs that follow the program's name in a sentence.
 var prose = []string{"asks", "knows", "makes", "sets"}
 
-// foreign are flags of other programs in texts that do not name those, and --help.
+// foreign are flags of other programs that texts mention without the program's name,
+// and --help.
 var foreign = []string{"going", "help", "member", "no-archive"}
 
 var (

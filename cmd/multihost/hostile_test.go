@@ -26,9 +26,9 @@ import (
 	"multihost/internal/testkit"
 )
 
-// A villain is a machine that somebody else has taken over: an SSH server that
-// lets the runner in and answers each operation as it likes. Left alone it says
-// what a worker would say of a run that prints "hello" and ends with 0.
+// A villain is a machine that somebody else has taken over: an SSH server that lets the
+// runner in and answers each operation as it likes. Without a lie it answers as a
+// worker with a run that prints "hello" and ends with 0.
 type villain struct {
 	listener net.Listener
 	signer   ssh.Signer
@@ -42,8 +42,8 @@ type villain struct {
 	code   string // digest of what was to be synced last
 }
 
-// A lie makes the answer to an operation from the honest one. With endless it
-// is said for ever, with hangUp the connection is cut after it.
+// A lie turns the honest answer to an operation into a false one. With endless the
+// worker repeats it for ever; with hangUp it then cuts the connection.
 type lie struct {
 	name    string
 	tell    func(nonce, honest string) string
@@ -287,11 +287,10 @@ func operation(line string) (op, nonce string, args []string) {
 	return "?", "", nil
 }
 
-// A worker is not trusted with the runner's machine: whatever one that was taken
-// over answers, to whichever operation of whichever command, the command ends
-// soon, nothing is written outside of the run's directory, nothing acts on the
-// terminal, and the memory stays bounded. make test tries a third of the lies about each
-// operation, other ones for each.
+// A worker is not trusted with the runner's machine: it may answer anything to any
+// operation of any command. The command still ends soon, writes nothing outside of the
+// run's directory, sends nothing harmful to the terminal and keeps its memory bounded.
+// make test tries a third of the lies about each operation, other ones for each.
 func TestAHostileWorkerHarmsNobody(t *testing.T) {
 	v := startVillain(t)
 	dir := t.TempDir()
@@ -325,7 +324,8 @@ func TestAHostileWorkerHarmsNobody(t *testing.T) {
 	}
 	run := []string{"run", "--run-name=victim", "--script-dir=" + code, "--preflight=off", "--numa=off", "--stream=all", "--lost-timeout=1s", "--command=echo hello"}
 
-	// The liar is believed when it does not lie: else nothing below is reached.
+	// The commands believe the villain when it does not lie. Otherwise nothing
+	// below is tested.
 	v.set("", lie{})
 	if status, out, errs := invoke(run...); status != 0 || !strings.Contains(out, "hello") {
 		t.Fatalf("run ended with %d:\n%s%s", status, out, errs)
@@ -442,8 +442,8 @@ func acts(r rune) bool {
 
 var ourFiles = regexp.MustCompile(`^(\.|code(/hello)?|home(/\.ssh(/google_compute_engine(\.pub)?)?)?|state(/known_hosts(\.lock)?|/hashes(/[0-9a-f]+\.(manifest|hashes))?|/runs(/victim(/run\.json|/events\.jsonl|/present|/attempt-\d+(/output_slice_0000_worker_0000\.txt|/\.arrivals_slice_0000_worker_0000)?|/output_slice_0000_worker_0000\.txt|/\.arrivals_slice_0000_worker_0000)?)?)?)$`)
 
-// onlyOurFiles requires that nothing but what a run keeps is below dir, and that
-// it is nobody else's to read.
+// onlyOurFiles fails the test if dir has files that no run keeps, or that others can
+// read.
 func onlyOurFiles(t *testing.T, story, dir string) {
 	t.Helper()
 	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {

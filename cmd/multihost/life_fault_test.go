@@ -33,7 +33,7 @@ func (w *lifeWorld) later(d time.Duration, do func()) {
 	})
 }
 
-// awayFor has a worker reached by nobody for a time. Its own calls of the API go on.
+// awayFor makes a worker unreachable for a time. Its own calls of the API go on.
 func (w *lifeWorld) awayFor(n int, how string, d time.Duration) {
 	if w.real != nil {
 		w.real.awayFor(n, how, d)
@@ -55,7 +55,8 @@ func (w *lifeWorld) awayFor(n int, how string, d time.Duration) {
 	})
 }
 
-// lossIn notes that from limit on, whoever cannot reach a worker may take it for lost.
+// lossIn notes that from limit on, a command that cannot reach a worker may count it as
+// lost.
 func (w *lifeWorld) lossIn(limit, d time.Duration) {
 	if d >= limit {
 		w.later(limit, func() { w.note(lifeFact{kind: factLoss, text: "a worker could not be reached for " + limit.String()}) })
@@ -106,7 +107,7 @@ func (w *lifeWorld) fails(n int) {
 	}
 }
 
-// unreadFor has no log of a worker read to its end for a time.
+// unreadFor keeps the end of a worker's log unread for a time.
 func (w *lifeWorld) unreadFor(n int, d time.Duration) {
 	vm := w.on(n)
 	if vm == nil {
@@ -128,7 +129,7 @@ func (w *lifeWorld) unreadFor(n int, d time.Duration) {
 	})
 }
 
-// slowFor has each call of the API take half a minute.
+// slowFor makes each call of the API take half a minute.
 func (w *lifeWorld) slowFor(d time.Duration) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

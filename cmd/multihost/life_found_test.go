@@ -17,14 +17,14 @@ func TestLifeStoriesFound(t *testing.T) {
 	kit := newLifeKit(t)
 	const laptop, desk = 0, 1
 	const partLog = 74
-	const soon = 4*lifeStep + 100*time.Millisecond // the slices have just become ready; who waits for them will see that in some seconds
+	const soon = 4*lifeStep + 100*time.Millisecond // the slices have just become ready; a waiting command sees that some seconds later
 	deed := func(what string, machine int, then time.Duration) lifeDeed {
 		return lifeDeed{what: what, machine: machine, then: then}
 	}
 	for i, tt := range []struct {
 		name  string
 		story lifeStory
-		want  []map[string]int // exit statuses that are right; more than one where it is luck who is first
+		want  []map[string]int // the right exit statuses; more than one if luck decides which worker is first
 		by    time.Duration    // when the last command has ended; 0: at any time
 	}{
 		{"Ctrl-C while another runner has started the command",

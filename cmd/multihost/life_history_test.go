@@ -23,7 +23,7 @@ type lifeFact struct {
 	workers int // of factMade: how many workers a run has
 
 	// Of factReturned:
-	codes   []int    // what the last attempt ended with on each of its workers; unended: it has not
+	codes   []int    // the exit status of the last attempt on each of its workers; unended: it still runs
 	partial []string // workers whose log is not whole on the machine although it could be read; of factDeleted: on any machine
 	billed  bool     // the queued resource of the run exists and has slices
 	exists  bool     // the queued resource of the run exists
@@ -43,18 +43,18 @@ const (
 	factStarted  factKind = "started"  // the command has started on a worker
 	factEnded    factKind = "ended"    // the command has ended on a worker by itself
 	factStopped  factKind = "stopped"  // the command on a worker was ended by who
-	factGone     factKind = "gone"     // a worker was taken away by who; a command on it goes with it
+	factGone     factKind = "gone"     // who took a worker away, with its command
 	factLoss     factKind = "loss"     // something that costs a run an attempt: a fault, from then on
 	factExpired  factKind = "expired"  // the time of --ttl has passed
 	factMade     factKind = "made"     // the queued resource was made
 	factDeleted  factKind = "deleted"  // the queued resource was deleted by who
 	factSilent   factKind = "silent"   // a command of multihost has said nothing for a time although it waits
 	factHangs    factKind = "hangs"    // a command of multihost does not end
-	factLeft     factKind = "left"     // something is billed for which nobody cares
+	factLeft     factKind = "left"     // something is billed that nobody will delete
 	factForeign  factKind = "foreign"  // something was deleted that the run has not made
 )
 
-// Who does what no command of multihost does.
+// The actors other than commands of multihost.
 const (
 	byCloud  = "the cloud"
 	byLease  = "the lease"
@@ -135,8 +135,8 @@ func (h lifeHistory) living() map[[2]string]int {
 	return lives
 }
 
-// endsWithoutReason looks for a command that was ended by a command of multihost, or
-// by the lease, which had no reason to.
+// endsWithoutReason looks for a command that a command of multihost or the lease has
+// ended without a reason.
 func (h lifeHistory) endsWithoutReason() string {
 	for i, f := range h {
 		if f.kind != factStopped && f.kind != factGone || f.who == byCloud || f.who == byPerson {
@@ -152,8 +152,8 @@ func (h lifeHistory) endsWithoutReason() string {
 	return ""
 }
 
-// mayEnd reports whether there is a reason for which who may end an attempt of a run
-// that lives. A failure, a stop, a loss or a time to live of an earlier attempt is none.
+// mayEnd reports whether who has a reason to end a running attempt. A failure, stop,
+// loss or time to live of an earlier attempt is not a reason.
 func (h lifeHistory) mayEnd(who, run string, attempt int) bool {
 	began := slices.IndexFunc(h, func(f lifeFact) bool { return f.kind == factStarted && f.run == run && f.attempt == attempt })
 	for i, f := range h {
@@ -206,7 +206,7 @@ func (h lifeHistory) succeeded(f lifeFact) bool {
 	begun, ended, here := 0, 0, false
 	for _, e := range h {
 		if e.kind == factReturned && e.run == f.run && ended == h.workers() && len(e.codes) == ended && e.verb != "stop" {
-			return false // that was told: whoever types it now wants another one
+			return false // a user was told of that: a command typed now means another run
 		}
 		if e.run != f.run || e.attempt != f.attempt-1 {
 			continue
@@ -323,8 +323,8 @@ func (h lifeHistory) succeedsWrongly() string {
 	return ""
 }
 
-// typedSince reports whether somebody has typed the job again after who was typed: that
-// command may start what who has stopped.
+// typedSince reports whether somebody has typed the job again after the command who.
+// The new command may start what who has stopped.
 func (h lifeHistory) typedSince(who string) bool {
 	at := slices.IndexFunc(h, func(f lifeFact) bool { return f.kind == factTyped && f.who == who })
 	return slices.ContainsFunc(h[max(0, at):], func(f lifeFact) bool { return f.kind == factTyped && (f.verb == "job" || f.verb == "detach") })

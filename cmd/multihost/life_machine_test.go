@@ -135,7 +135,7 @@ func (m *lifeMachine) switchOff() {
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.fill(false) // what has room once has room again, but not in every order
+	m.fill(false) // files that fitted once fit again, but not in every order
 	if err := errors.Join(os.CopyFS(m.dir, os.DirFS(kept)), os.RemoveAll(kept)); err != nil {
 		panic(err)
 	}
@@ -246,7 +246,7 @@ func (p *lifeProcess) ask(ctx context.Context) (stage.Answer, bool) {
 	}
 }
 
-// signal sends a signal, and notes it where it means that the command is to end.
+// signal sends a signal, and notes it if the signal is to end the command.
 func (p *lifeProcess) signal(sig os.Signal) {
 	p.mu.Lock()
 	owns := p.owns

@@ -10,7 +10,7 @@ import (
 
 // A lifePipe is one end of a connection in memory. A write never waits, so that SSH
 // cannot block on it while it holds a lock: in a bubble of testing/synctest, time would
-// then stand for ever.
+// then stop for ever.
 type lifePipe struct {
 	in, out *lifeStream
 	addr    lifeAddr

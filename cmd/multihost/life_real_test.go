@@ -61,7 +61,7 @@ func TestLifeOnRealWorkers(t *testing.T) {
 	}
 }
 
-// lifeRealWidth is how many of these stories are told at once: they wait most of the time.
+// lifeRealWidth is how many of these stories run at once. They wait most of the time.
 const lifeRealWidth = 16
 
 // realDraw leaves out what takes minutes on a real clock.
@@ -125,8 +125,8 @@ func newRealLifeWorld(story lifeStory, dir string, kit *lifeKit) (*lifeWorld, er
 	return w, w.start(sim.Config{Step: 200 * time.Millisecond, Workers: w.real})
 }
 
-// lifeReal makes real workers for a story, and sees what becomes of them. The commands
-// on them write down themselves what they do.
+// lifeReal makes real workers for a story and watches them. The commands on them write
+// down what they do.
 type lifeReal struct {
 	worker.Backend
 	world *lifeWorld
@@ -229,7 +229,7 @@ func (b *lifeReal) standing() bool {
 	return false
 }
 
-// awayFor has a worker reached by nobody for a time.
+// awayFor makes a worker unreachable for a time.
 func (b *lifeReal) awayFor(n int, how string, d time.Duration) {
 	vm := b.newest()[fmt.Sprintf("m-%d", n)]
 	if vm == nil {
@@ -245,7 +245,7 @@ func (b *lifeReal) awayFor(n int, how string, d time.Duration) {
 	b.world.later(d, func() { set("", worker.Fault{Kind: worker.Clear, Name: string(worker.Unreachable)}) })
 }
 
-// fails has what runs on a worker fail.
+// fails makes the command on a worker fail.
 func (b *lifeReal) fails(n int) {
 	if vm := b.newest()[fmt.Sprintf("m-%d", n)]; vm != nil {
 		_ = os.WriteFile(b.file("fail", vm.id), nil, 0o600) // without it, nothing fails
@@ -277,7 +277,7 @@ for ((n = 0; n < %d; n++)); do
 done
 ends 0`
 
-// fit makes the job one that real workers can do. Its limits leave a busy machine time.
+// fit adapts the job to real workers: its limits leave a busy machine enough time.
 func (b *lifeReal) fit(o *job.JobOptions) {
 	s := b.world.story
 	looks := int(s.lasts / (250 * time.Millisecond))
@@ -287,8 +287,8 @@ func (b *lifeReal) fit(o *job.JobOptions) {
 	o.BootLimit = 5 * time.Minute
 }
 
-// facts returns what the commands on the workers have written down. Who has started one
-// is known as far as its machine; who has stopped it is not.
+// facts returns what the commands on the workers have written down. The workers know
+// from which machine a command was started. They do not know who stopped it.
 func (b *lifeReal) facts() (h lifeHistory) {
 	file, err := os.Open(filepath.Join(b.world.dir, "facts"))
 	if err != nil {
@@ -312,7 +312,8 @@ func (b *lifeReal) facts() (h lifeHistory) {
 }
 
 // lastAttempt returns the newest attempt of a run, of the newest worker in each place.
-// What a reboot has ended counts as unread: the end of its log may not be on the disk.
+// The log of an attempt that a reboot has ended counts as unread, because its end may
+// not be on the disk.
 func (b *lifeReal) lastAttempt(run string) (all []lifeEnd) {
 	facts, newest := b.world.facts(), 0
 	vms := b.newest()

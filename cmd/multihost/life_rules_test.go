@@ -6,8 +6,7 @@ import (
 	"time"
 )
 
-// TestLifeRules checks that each rule takes wrong histories for wrong, and right ones
-// for right.
+// TestLifeRules checks that each rule refuses wrong histories and accepts right ones.
 func TestLifeRules(t *testing.T) {
 	at := func(minutes int, f lifeFact) lifeFact {
 		f.at = time.Duration(minutes) * time.Minute

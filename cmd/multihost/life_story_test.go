@@ -84,7 +84,7 @@ func (s lifeStory) String() string {
 	return b.String()
 }
 
-// What a deed is done to.
+// The targets of deeds.
 const (
 	onCloud = iota
 	onMachine
@@ -226,8 +226,8 @@ func (from lifeDraw) draw(t *rapid.T, names []string, perSlice int, faults, time
 	return d
 }
 
-// A lifePlot is a row of deeds that chance alone seldom puts together: each is one of
-// some, and all of them are on one machine.
+// A lifePlot is a sequence of deeds that chance alone rarely combines. Each deed is
+// chosen from a few, and all happen on one machine.
 type lifePlot [][]string
 
 // lifePlots are the plots in which faults between two commands have been found.

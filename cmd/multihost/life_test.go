@@ -44,7 +44,7 @@ func TestLife(t *testing.T) {
 		story := lifeStories(lifeWhole()).Draw(rt, "story")
 		tries := 1
 		if failed {
-			tries = 4 // who runs first within a moment is luck: a failure must be found again
+			tries = 4 // the order of goroutines is luck, and a failure must be reproducible
 		}
 		for range tries {
 			told++
@@ -165,7 +165,8 @@ func (w *lifeWorld) tell() (why string) {
 	return w.judge()
 }
 
-// goes reports whether what the story leaves must go by itself.
+// goes reports whether everything that the story leaves must be deleted without a
+// person.
 func (s lifeStory) goes() bool {
 	return s.ttl > 0 || s.keep == "" || s.keep == "on failure 10m"
 }

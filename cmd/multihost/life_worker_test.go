@@ -113,7 +113,7 @@ func (vm *lifeVM) boot() {
 	vm.lease.boot(vm, terms)
 }
 
-// goDown ends everything on the machine; a command that ran has an end that nobody saw.
+// goDown ends everything on the machine. Nobody sees the end of a running command.
 func (vm *lifeVM) goDown() {
 	vm.mu.Lock()
 	if !vm.up {
@@ -331,7 +331,7 @@ func (s *lifeSession) exec(line string) (code int) {
 	return 0
 }
 
-// sync has the code of a run as it is asked for.
+// sync stores the code of a run as the request has it.
 func (vm *lifeVM) sync(args []string) {
 	vm.mu.Lock()
 	defer vm.mu.Unlock()

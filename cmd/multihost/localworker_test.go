@@ -79,8 +79,8 @@ func (b *localWorkers) each(node string, f func(*localworker.Worker)) {
 	}
 }
 
-// Another kind of connection than SSH does for all of a run and of a job: sync,
-// preflight, start, follow, reconnect and stop.
+// A run and a job work over a connection that is not SSH: sync, preflight, start,
+// follow, reconnect and stop.
 func TestRunAndJobOverLocalProcesses(t *testing.T) {
 	besideOthers(t)
 	dir, err := os.MkdirTemp(memoryDir(), "multihost-local-")

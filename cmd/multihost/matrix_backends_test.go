@@ -67,12 +67,11 @@ func marks(fault, phase int) (text string) {
 // wholeMatrix reports whether every cell is to run on real workers.
 func wholeMatrix() bool { return os.Getenv("MATRIX") == "whole" }
 
-// TestMatrixOnRealWorkers runs a part of the matrix, or all of it with
-// MATRIX=whole, on workers that run everything
-// for real: shells of the process backend, and namespaces with OpenSSH and a kernel
-// of their own. What has to come out is in the table that TestMatrix keeps; so its
-// stand-ins are proven to do as real workers do. A training that its fault
-// interrupts has to go on from its checkpoint.
+// TestMatrixOnRealWorkers runs a part of the matrix, or all of it with MATRIX=whole, on
+// workers that run everything for real: shells of the process backend, and namespaces
+// with OpenSSH and a kernel of their own. The expected results are in the table that
+// TestMatrix keeps; so its stand-ins are proven to do as real workers do. A training
+// that its fault interrupts has to go on from its checkpoint.
 func TestMatrixOnRealWorkers(t *testing.T) {
 	testkit.OnlyInAll(t, "TestMatrix")
 	besideOthers(t)
@@ -130,9 +129,9 @@ func TestMatrixOnRealWorkers(t *testing.T) {
 	}
 }
 
-// newRealCell is a cell on real workers. Its runner's time is hurried, too, but
-// stands while this process gets no processor: what takes long on a machine that
-// is slow must not look as if it took hours.
+// newRealCell is a cell on real workers. The clock of its runner is fast too, but stops
+// while this process gets no processor. So a slow machine does not look as if hours had
+// passed.
 func newRealCell(t *testing.T, identity *sshkey.Identity, phase string, fault matrixFault, backend string) *cell {
 	dir, err := os.MkdirTemp(memoryDir(), "multihost-matrix-")
 	testkit.Must(t, err)
@@ -173,7 +172,7 @@ func newRealCell(t *testing.T, identity *sshkey.Identity, phase string, fault ma
 // realWidth is how many of these jobs run at once: they wait most of the time.
 const realWidth = 7
 
-// realHurry is how much less a runner of real workers is hurried.
+// realHurry is the factor by which the clock is slower for real workers.
 const realHurry = 4
 
 // forReal makes the job of a cell one that real workers can do.
@@ -187,7 +186,7 @@ func (c *cell) forReal(o *job.JobOptions) {
 		o.Run.Script = c.training(o.Run.Dir)
 	case c.fault.ends:
 		o.Run.Script = "[ $MULTIHOST_ATTEMPT != 1 ] || exec sleep 1000"
-	default: // it may end before or after; what happens touches no command
+	default: // it may end before or after; the fault does not touch the command
 		o.Run.Script = "exec sleep 2"
 	}
 }
@@ -245,7 +244,7 @@ func (c *cell) awaitCheckpoint() {
 	}
 }
 
-// wentOn complains where a training did not go on from its checkpoint.
+// wentOn fails the test if a training did not go on from its checkpoint.
 func (c *cell) wentOn() error {
 	text, err := os.ReadFile(filepath.Join(c.dir, "runs", "m", "attempt-2", "output_slice_0000_worker_0000.txt"))
 	if err != nil {
@@ -290,8 +289,8 @@ func newRealWorkers(backend, dir string) (*realWorkers, error) {
 	return b, err
 }
 
-// Start makes a machine. A fault is of the machine that it was set on, and not of
-// what has its name later.
+// Start makes a machine. A fault belongs to the machine on which it was set, not to a
+// later one of the same name.
 func (b *realWorkers) Start(ctx context.Context, spec worker.Spec) (worker.Machine, error) {
 	spec.Faults = nil
 	m, err := b.Backend.Start(ctx, spec)

@@ -61,12 +61,12 @@ type lonelyFault struct {
 	name   string
 	from   int // first phase in which it can happen
 	strike func(s *lonelyStage)
-	code   int  // with which who attaches ends, where it happens …
+	code   int  // exit status of attach if it happens in this phase …
 	until  int  // … before this phase; 0 from then on
 	taken  bool // it takes the slices away
 	again  bool // the job is typed again then
 	short  bool // the time to live is
-	long   bool // the command is one that would not end by itself in time
+	long   bool // the command would not end by itself in time
 }
 
 func lonelyFaults() []lonelyFault {
@@ -97,9 +97,9 @@ func lonelyFaults() []lonelyFault {
 }
 
 const (
-	// timeToLive is that of every job on the stage; none lasts as long by itself.
-	// shortLife is that of those for which it is over in a phase: workers that say
-	// nothing for so long do not count as dead.
+	// timeToLive is the --ttl of every job on the stage; no job lasts that long by
+	// itself. shortLife is the --ttl of jobs for which it expires in a phase. A
+	// worker that is silent for that long does not count as dead.
 	timeToLive = 24 * time.Hour
 	shortLife  = 20 * time.Minute
 	// lookEvery is how often a worker looks at its command and at the others: in a
@@ -112,10 +112,10 @@ const (
 	simStep     = time.Second
 )
 
-// A lonelyStage is a job without runner to which one thing happens in one phase. Its workers
-// are what multihost-agent does on theirs. What leaves them is answered here: calls go
-// to the simulator's API, operations of the supervisor have the files as result that
-// theirs have. It lives in a bubble of package synctest: time stands while anybody does
+// A lonelyStage is a job without runner to which one thing happens in one phase. Its
+// workers do what multihost-agent does. The stage answers them: calls go to the
+// simulator's API, and operations of the supervisor leave the files that the real ones
+// leave. It lives in a bubble of package synctest: time stands while anybody does
 // anything, and goes on to the next moment when all wait, so a slow machine changes
 // nothing.
 type lonelyStage struct {
@@ -150,10 +150,9 @@ type outage struct {
 	until time.Time
 }
 
-// TestMatrixOfDetachedJobs runs a job without runner for every pair of phase and
-// fault. Whatever happens, it ends with the status that it should, and nothing of
-// it is left. The table of what comes out is in docs/reliability.md; -update
-// writes it.
+// TestMatrixOfDetachedJobs runs a job without runner for every pair of phase and fault.
+// In every case it ends with the right status, and nothing of it is left. The table of
+// results is in docs/reliability.md; -update writes it.
 func TestMatrixOfDetachedJobs(t *testing.T) {
 	t.Parallel()
 	identity, err := sshkey.Create(filepath.Join(t.TempDir(), "key"))
@@ -362,8 +361,8 @@ func (vm *stageVM) reaches(boot int, phase string) {
 	}
 }
 
-// inject has the simulator do it, and waits until what it takes away is gone: who
-// has asked does nothing more before.
+// inject lets the simulator do it, and returns when everything that it takes away is
+// gone.
 func (s *lonelyStage) inject(text string) {
 	fault, err := sim.ParseFault(text)
 	if err == nil {
@@ -410,7 +409,7 @@ func (s *lonelyStage) outage(path string, code int, d time.Duration) {
 	s.down = append(s.down, outage{path, code, time.Now().Add(d)})
 }
 
-// standStill has nobody do anything until the time to live is just over.
+// standStill stops all activity until the time to live has just passed.
 func (s *lonelyStage) standStill() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -440,9 +439,9 @@ func (s *lonelyStage) reboot(nodes ...string) {
 	}
 }
 
-// bootIn lets a machine boot after some time. Each has a part of the second to
-// itself, since the agent waits for whole ones: so no two do anything at the same
-// moment, and what comes first is the same each time. The caller holds mu.
+// bootIn lets a machine boot after some time. Each machine has a part of the second to
+// itself, because the agent waits for whole seconds. So no two machines act at the same
+// moment, and their order is the same each time. The caller holds mu.
 func (s *lonelyStage) bootIn(vm *stageVM, d time.Duration) {
 	s.coming++
 	d = time.Until(time.Now().Add(d).Truncate(time.Second).Add(vm.part()))
@@ -573,7 +572,7 @@ func (vm *stageVM) halt() {
 			vm.stage.loses(attempt)
 		}
 	}
-	vm.boots++ // what the last boot still asks for is not heard
+	vm.boots++ // calls of the last boot get no answer
 	close(vm.off)
 	vm.off = nil
 }
@@ -633,7 +632,7 @@ type stageBoot struct {
 
 var errPowerless = errors.New("the machine is off")
 
-// settle lets nothing go on while all stand still, and nothing at all without power.
+// settle waits while all activity is stopped, and for ever without power.
 func (b stageBoot) settle() error {
 	b.wait(b.boot, b.stillUntil())
 	if !b.isUp(b.boot) {
@@ -739,8 +738,8 @@ func (vm *stageVM) stillUntil() time.Time {
 	return vm.stage.still.Truncate(time.Second).Add(time.Second + vm.part())
 }
 
-// loses has an attempt fail as JAX does when it hears nothing of another process,
-// unless it is ended before.
+// loses makes an attempt fail as JAX does when another process is silent, unless the
+// attempt ends before that.
 func (s *lonelyStage) loses(attempt int) {
 	s.ends[attempt], s.code[attempt] = time.Now().Add(commandTime), 1
 }

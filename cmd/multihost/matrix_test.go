@@ -51,7 +51,7 @@ type matrixFault struct {
 	inRun   bool // on real workers it happens in the run …
 	trains  bool // … of a training that has a checkpoint
 	strike  func(c *cell)
-	allowed []int // exit statuses that keep the promise
+	allowed []int // exit statuses that are right
 }
 
 const (
@@ -139,8 +139,8 @@ func (c hurriedClock) After(d time.Duration) <-chan time.Time {
 	return time.After(time.Duration(float64(d) / c.speed))
 }
 
-// speed is how much faster the runner's time runs. Where limits of many minutes
-// have to pass before something is done, it runs faster still.
+// speed is the factor by which the runner's clock is faster. If limits of many minutes
+// have to pass first, the factor is larger.
 func (f matrixFault) speed() float64 {
 	if f.slow {
 		return 400
@@ -186,10 +186,10 @@ func (c *tickClock) advance(d time.Duration) {
 	}
 }
 
-// TestMatrix runs a job for every pair of phase and fault, against the
-// simulator's API over HTTP and workers that answer SSH, with a clock that runs
-// a hundred times as fast. Whatever happens, nothing of the job is left. The
-// table of what comes out is in docs/reliability.md; -update writes it.
+// TestMatrix runs a job for every pair of phase and fault, against the simulator's API
+// over HTTP and workers that answer SSH, with a clock that runs a hundred times as
+// fast. In every case nothing of the job is left. The table of results is in
+// docs/reliability.md; -update writes it.
 func TestMatrix(t *testing.T) {
 	identity, err := sshkey.Create(filepath.Join(t.TempDir(), "key"))
 	if err != nil {
@@ -231,9 +231,8 @@ const matrixWidth = 12
 // usual is how long a job without a fault takes where nothing else runs.
 const usual = 500 * time.Millisecond
 
-// calibrate runs jobs to which nothing happens and returns how much slower than
-// usual this machine is now; 1 where it is not. Time must not run away from
-// those that work.
+// calibrate runs jobs without faults and returns how much slower than usual this
+// machine is now; 1 if it is not. The clock must not outrun the work.
 func calibrate(t *testing.T, identity *sshkey.Identity) float64 {
 	nothing := matrixFault{name: "nothing", strike: func(*cell) {}, allowed: []int{exitOK}}
 	begin := time.Now()
@@ -541,8 +540,8 @@ func (c *cell) outage(code int, d time.Duration) {
 	c.down, c.downTil = code, c.clock.Now().Add(d)
 }
 
-// killRunner takes the runner from the world: nothing that it still does
-// reaches anybody.
+// killRunner cuts the runner off from everything: nothing that it still does has an
+// effect.
 func (c *cell) killRunner() {
 	c.killed.Store(true)
 	c.fleet.cutOff(true)
@@ -551,7 +550,7 @@ func (c *cell) killRunner() {
 
 func (c *cell) interrupt() { c.signal() }
 
-// cutOffFor has the runner reach nobody for a time of its clock.
+// cutOffFor cuts the runner off for a time of its clock.
 func (c *cell) cutOffFor(d time.Duration) {
 	c.fleet.cutOff(true)
 	c.back.Go(func() {
@@ -560,24 +559,24 @@ func (c *cell) cutOffFor(d time.Duration) {
 	})
 }
 
-// tunnelAway has the runner reach no worker for a while, and the API all the
-// same.
+// tunnelAway cuts the runner off from all workers for a while. It can still reach the
+// API.
 func (c *cell) tunnelAway() {
 	c.tunnel.Store(true)
 	c.cutOffFor(20 * time.Minute)
 }
 
-// Two machines have a runner of one job at the same time, begun at once or one
-// after the other: one of them starts the command, once, and the other follows
-// it; neither stops it nor takes its slices away.
+// Two machines have a runner of one job at the same time, begun at once or one after
+// the other: one of them starts the command, once, and the other follows it; neither
+// stops the command or takes its slices away.
 func TestTwoRunnersOfOneJob(t *testing.T) {
 	identity, err := sshkey.Create(filepath.Join(t.TempDir(), "key"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	slow := calibrate(t, identity)
-	// Nothing here waits for a limit to pass, and twice as many runners as were
-	// measured must not come to one because they are slow.
+	// No runner here waits for a limit. Twice as many runners as were measured must
+	// not reach one because they are slow.
 	calm := 10 * slow
 	var wg sync.WaitGroup
 	for round := range 10 {
@@ -640,7 +639,7 @@ func (c *cell) race(after time.Duration, astride bool) {
 				select {
 				case <-r.seen:
 					<-two[1-i].seen // a real deletion takes longer than the last word of a worker
-				default: // of slices that were taken for lost: the story tells why
+				default: // of slices that counted as lost: the story says why
 				}
 			}
 		})
@@ -740,7 +739,7 @@ func (d *matrixDoc) set(t *testing.T, fault, phase int, result string) {
 	}
 }
 
-// close writes the table where that is asked for and every cell is known.
+// close writes the table if -update is given and every cell is known.
 func (d *matrixDoc) close(t *testing.T) {
 	t.Helper()
 	if !d.update || t.Failed() {

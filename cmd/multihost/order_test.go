@@ -15,7 +15,7 @@ import (
 	"multihost/internal/testkit"
 )
 
-// complaint is what the program says about a command line, which it refuses.
+// complaint returns the program's error about a command line.
 func complaint(t *testing.T, home string, env map[string]string, args ...string) string {
 	t.Helper()
 	var out, errs standardStream
@@ -27,8 +27,8 @@ func complaint(t *testing.T, home string, env map[string]string, args ...string)
 	return errs.String()
 }
 
-// Of two values that their flags do not take, the first is named, for every
-// command and each two neighbours of its flags.
+// If two flags get wrong values, the error names the first. This is tried for every
+// command and each pair of neighbouring flags.
 func TestOfTwoBadValuesTheFirstIsNamed(t *testing.T) {
 	t.Parallel()
 	home := t.TempDir()
@@ -60,7 +60,7 @@ func TestOfTwoBadValuesTheFirstIsNamed(t *testing.T) {
 	}
 }
 
-// Values that their flags do not take, for each check of a command one.
+// One wrong value for each check of a command.
 var (
 	badGlobals  = []string{"--output=x", "--project=a b", "--zone=c d", "--sim-step=x", "--quiet=x", "--configuration=no/such"}
 	badLogins   = badOf(options.LoginOptions())
@@ -85,8 +85,8 @@ func badOf(rows []options.Option) (bad []string) {
 	return bad
 }
 
-// Of values that are wrong, for whatever check, the first on the line is named: what
-// is said of it where all others follow it is what is said where it stands alone.
+// If several values are wrong, the error names the first one on the line, whichever
+// check finds it. The error is the same as for that value alone.
 func TestOfTwoWrongValuesTheFirstOnTheLineIsNamed(t *testing.T) {
 	t.Parallel()
 	home := t.TempDir()
@@ -147,8 +147,8 @@ func TestOfTwoWrongValuesTheFirstOnTheLineIsNamed(t *testing.T) {
 	}
 }
 
-// What several flags together are wrong with is found out at the last of them,
-// and what follows from one that is wrong by itself is not told.
+// A conflict of several flags is reported at the last of them. A consequence of a flag
+// that is wrong by itself is not reported.
 func TestWhatSeveralFlagsAreWrongWith(t *testing.T) {
 	t.Parallel()
 	home := t.TempDir()

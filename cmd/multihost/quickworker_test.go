@@ -25,9 +25,9 @@ import (
 	"multihost/internal/sim/worker"
 )
 
-// quickWorkers makes workers that speak SSH and answer what the worker scripts
-// would answer, without running any: a thousand attempts cost as much as a few
-// with real shells. That the scripts answer so is tested where they are.
+// quickWorkers makes workers that speak SSH and answer as the worker scripts would,
+// without running any. A thousand attempts cost as much as a few with real shells. The
+// tests of the scripts show that the answers are right.
 type quickWorkers struct {
 	port int
 
@@ -349,7 +349,7 @@ func (vm *quickVM) exec(line string, ch ssh.Channel) (code int) {
 	return 0
 }
 
-// sync has the code of a run as it is asked for.
+// sync stores the code of a run as the request has it.
 func (vm *quickVM) sync(args []string) {
 	vm.mu.Lock()
 	defer vm.mu.Unlock()

@@ -225,9 +225,10 @@ func (r *rack) strike(id, word string) {
 	}
 }
 
-// A job on a provider of another kind is asked for, waited for, run, brought back after a
-// loss and deleted by the same code. What the provider mends itself is waited for: nothing
-// is deleted and asked for again. No text speaks of queued resources.
+// The same code requests a job's slices from a provider of another kind, waits for
+// them, runs the command, recovers from a loss and deletes the slices. If the provider
+// repairs slices itself, the job waits and deletes nothing. No text speaks of queued
+// resources.
 func TestAJobOnAnotherProvider(t *testing.T) {
 	besideOthers(t)
 	for _, tt := range []struct {
@@ -316,7 +317,8 @@ func TestAJobOnAnotherProvider(t *testing.T) {
 	}
 }
 
-// What the workers of another provider are told has that provider's addresses alone.
+// The terms for the workers of another provider have the addresses of that provider
+// only.
 func TestTheTermsOfAnotherProvider(t *testing.T) {
 	t.Parallel()
 	boxes := &rack{orders: map[string]*order{}}

@@ -14,9 +14,9 @@ import (
 	"multihost/internal/testkit"
 )
 
-// Whatever is wrong with a command line whatever the workers are, is refused
-// before the first request: of run, of an attached job and of one without runner,
-// done and dry. What is found later is found while slices are billed.
+// An error of a command line that does not depend on the workers ends the command
+// before the first request. This holds for run, for an attached job and for one without
+// runner, with and without --dry-run. A later error would come while slices are billed.
 func TestWhatIsWrongOnTheCommandLineIsRefusedBeforeTheFirstRequest(t *testing.T) {
 	r := newRehearsal(t, sim.Config{Slices: []sim.SliceSpec{{Name: "t", Type: "v5litepod-4", Count: 1}}, Backend: "none", Faults: []sim.Fault{{Name: "api-error", Code: 400, Count: sim.AllCalls}}})
 	r.write("code/train.py", "print(1)\n")

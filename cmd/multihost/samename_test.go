@@ -29,9 +29,9 @@ import (
 	"multihost/internal/workers"
 )
 
-// Two runs of one name, from two machines, have one directory on the workers. What
-// the second one brings there before the first has started is not run as the
-// first one's, and what the first one runs on is not changed under it.
+// Two runs of one name, from two machines, have one directory on the workers. The first
+// run does not start with code that the second one has brought. The second one does not
+// change the code of the first while it runs.
 func TestTwoRunsOfOneNameDoNotMixTheirCode(t *testing.T) {
 	besideOthers(t)
 	lab := newLab(t, "process", sim.SliceSpec{Name: "t", Count: 1, Type: "v4-16"})

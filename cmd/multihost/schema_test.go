@@ -478,8 +478,8 @@ func (d deaf) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// checkedStatus is mainStatus in a script: what is printed in JSON is checked
-// against the command's schema, and the command written down as seen.
+// checkedStatus is mainStatus in a script. It checks the JSON output against the
+// command's schema, and records that the command was seen.
 func checkedStatus() int {
 	dir, seen := os.Getenv("SCHEMA_DIR"), os.Getenv("SCHEMA_SEEN")
 	line, err := ownProcess().commands().Parse(os.Args[1:])
@@ -488,7 +488,7 @@ func checkedStatus() int {
 	}
 	stdout := os.Stdout
 	if info, err := stdout.Stat(); err != nil || info.Mode()&os.ModeCharDevice != 0 {
-		return mainStatus() // what becomes of the program when it cannot write is not to be changed
+		return mainStatus() // a program that cannot write must behave as usual
 	}
 	r, w, err := os.Pipe()
 	if err != nil {

@@ -103,8 +103,8 @@ func besideOthers(t *testing.T) {
 // TestScripts runs testdata/script: each tells one story with the real binary
 // against a simulator of its own.
 //
-// The condition [all] holds in make test-all. What follows "[!all] skip" or "[!all] stop" is
-// expensive, and make test leaves it out.
+// The condition [all] holds in make test-all. The lines after "[!all] skip" or "[!all]
+// stop" are expensive, and make test leaves them out.
 //
 // Beside testscript's own, scripts have the commands
 //
@@ -303,7 +303,7 @@ func scriptSim(ts *testscript.TestScript, neg bool, args []string) {
 	servers.put(ts.Getenv("WORK"), server)
 }
 
-// noNegation refuses "! command" where it would say nothing.
+// noNegation refuses "! command" for commands where it means nothing.
 func noNegation(ts *testscript.TestScript, neg bool) {
 	if neg {
 		ts.Fatalf("this command knows no !")

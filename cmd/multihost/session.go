@@ -111,8 +111,8 @@ func tellFile(l *cmdline.Line, sink event.Sink) {
 	}
 }
 
-// takesLong reports whether the command may go on for hours. What it shows then says when
-// it happened.
+// takesLong reports whether the command may run for hours. The view of such a command
+// shows when each thing happened.
 func takesLong(l *cmdline.Line) bool {
 	switch strings.Join(l.Path, " ") {
 	case "run", "job", "attach", "qr create", "qr wait":

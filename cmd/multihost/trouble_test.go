@@ -36,7 +36,7 @@ type trouble struct {
 	prints string // on stdout, of worker 0
 }
 
-// What is said in several rows.
+// Texts of several rows.
 const (
 	lookAtStartup = "; to look, as another login there (--user=NAME): sudo tail ~ann/.bashrc /etc/bash.bashrc ~ann/.ssh/rc\n"
 	noShell       = "multihost: hint: its login shell is no shell, such as nologin or false, or sshd runs another command (ForceCommand); as another login there (--user=NAME): getent passwd ann; sudo chsh -s /bin/bash ann\n"
@@ -348,7 +348,7 @@ func (l *troubleLab) try(t *testing.T, i int, row trouble) {
 // cut is how the end of a connection looks from here, as it happens.
 var cut = regexp.MustCompile(`connection reset by peer|closed by the other side: EOF|EOF|broken pipe`)
 
-// Which settings differ from what is wanted is the kernel's.
+// Which settings differ from the wanted values depends on the kernel.
 var (
 	count     = regexp.MustCompile(`[0-9]+/[0-9]+ settings`)
 	differing = regexp.MustCompile(`[a-z_-]+(, [a-z_-]+){2,}`)
@@ -402,7 +402,7 @@ func (w *transcript) String() string {
 	return w.text.String()
 }
 
-// TestStopDoesNotWaitForWorkersThatAreAway guards that a stop of workers of which
+// TestStopDoesNotWaitForWorkersThatAreAway checks that a stop of workers of which
 // none can be reached takes the grace time and a few seconds, names them, and can be
 // repeated when they are back.
 func TestStopDoesNotWaitForWorkersThatAreAway(t *testing.T) {

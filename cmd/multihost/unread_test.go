@@ -12,8 +12,8 @@ import (
 	"multihost/internal/testkit"
 )
 
-// A worker of a job fails, so the other one is stopped, and the end of its log cannot
-// be read. When it can be in time the slices are deleted, and else they stay.
+// One worker of a job fails, so the other one is stopped, and the end of its log cannot
+// be read. If it can be read in time, the slices are deleted; otherwise they stay.
 func TestALogThatIsNotReadKeepsTheSlices(t *testing.T) {
 	t.Parallel()
 	identity, err := sshkey.Create(filepath.Join(t.TempDir(), "key"))

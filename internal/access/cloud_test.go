@@ -15,8 +15,8 @@ import (
 	"multihost/internal/testkit"
 )
 
-// A gcloud that hangs is left when nobody waits for its token any more, though
-// what it has started holds on to its output.
+// If nobody waits for the token of a hanging gcloud any more, it is given up, even if a
+// process that it started holds its output open.
 func TestAGcloudThatHangsIsLeft(t *testing.T) {
 	dir := t.TempDir()
 	said := filepath.Join(dir, "pid")

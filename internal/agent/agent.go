@@ -128,8 +128,8 @@ func Sleep(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// Note writes a line for the serial console and the journal. That nobody reads it is no
-// error.
+// Note writes a line for the serial console and the journal. If nobody reads it, Note
+// reports no error.
 func Note(w io.Writer, format string, args ...any) {
 	_, _ = fmt.Fprintf(w, "multihost: "+format+"\n", args...)
 }

@@ -87,7 +87,7 @@ func TestDeleteReadsBeforeItDeletes(t *testing.T) {
 var deletion = agent.Deletion{Read: "https://cloud/q", Method: http.MethodDelete, URL: "https://cloud/q?force=true", Probe: "https://cloud/none",
 	Proof: agent.Field{Path: "/tpu/nodeSpec/*/node/labels/multihost-run", Value: "r"}, Going: agent.Field{Path: "/state/state", Value: "DELETING"}}
 
-// What a deletion consists of goes in its order, and not on after an error.
+// The parts of a deletion are deleted in order. After an error nothing more is deleted.
 func TestDeleteKeepsTheOrder(t *testing.T) {
 	t.Parallel()
 	var asked []string
@@ -155,8 +155,8 @@ func TestMayDelete(t *testing.T) {
 	}
 }
 
-// A metadata server that has no token says nothing of what an API has: no resource is gone
-// because of it, and no right is there.
+// A metadata server without a token says nothing about an API. It does not mean that a
+// resource is gone, or that the worker has a permission.
 func TestATokenThatIsRefusedIsNoAnswerOfAnAPI(t *testing.T) {
 	t.Parallel()
 	for status, want := range map[int]fault.Kind{http.StatusNotFound: fault.Unavailable, http.StatusForbidden: fault.Permission} {
@@ -190,8 +190,8 @@ func TestATokenThatIsRefusedIsNoAnswerOfAnAPI(t *testing.T) {
 	}
 }
 
-// The metadata server is asked again while it is away, and no longer than about a minute.
-// A value that does not exist is not asked for again.
+// While the metadata server does not answer, the request is repeated for about a
+// minute. A request for a value that does not exist is not repeated.
 func TestMetadataIsAskedAgain(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -227,7 +227,7 @@ func TestMetadataIsAskedAgain(t *testing.T) {
 	}
 }
 
-// An answer that is no token as it should be may have one all the same.
+// A malformed answer may contain a token.
 func TestNoMessageHasAToken(t *testing.T) {
 	t.Parallel()
 	for _, answer := range []string{"ya29.hush", `{"token": "ya29.hush"}`, `{"access_token": "ya29.hush"`} {
@@ -279,7 +279,7 @@ type roundTrip func(r *http.Request) (*http.Response, error)
 
 func (f roundTrip) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
 
-// Half of an answer is none, and the token is in no error.
+// Half of an answer does not count, and no error contains the token.
 func TestABrokenAnswerIsNone(t *testing.T) {
 	t.Parallel()
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

@@ -63,8 +63,8 @@ func (m *Metadata) Token(ctx context.Context) (string, error) {
 	return token.Text, nil
 }
 
-// A tokenError says why there is no access token. The status with which the metadata server
-// refused it is not that of the API that was to be called: StatusOf is 0.
+// A tokenError says why there is no access token. The metadata server's status is not
+// the status of the API that was to be called, so StatusOf is 0.
 type tokenError struct{ cause error }
 
 func (e *tokenError) Error() string { return "no access token: " + e.cause.Error() }
@@ -79,7 +79,7 @@ func (e *tokenError) Unwrap() error {
 	return e.cause
 }
 
-// errNoToken does not tell the answer, which may have a token all the same.
+// errNoToken does not quote the answer, which may contain a token.
 var errNoToken = errors.New("the answer of the metadata server has none")
 
 // again repeats a read that failed for a temporary reason, with pauses of 1 s, 2 s, 4 s ….

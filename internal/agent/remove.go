@@ -13,8 +13,8 @@ import (
 	"multihost/internal/fault"
 )
 
-// A Deletion is one resource that a worker may delete. Whoever made the resource gives it
-// as data: no name of a cloud is known here.
+// A Deletion is one resource that a worker may delete. The provider that made the
+// resource gives it as data: this package knows no name of a cloud.
 type Deletion struct {
 	Read   string `json:"read"`   // URL of the resource
 	Method string `json:"method"` // of the request that deletes it

@@ -53,8 +53,8 @@ func TestSameCommand(t *testing.T) {
 	}
 }
 
-// The runner of a success may be unable to see it: whoever comes without a record of the
-// attempt goes by what the workers know.
+// The runner may be unable to see its success. A runner without a record of the attempt
+// relies on the workers.
 func TestASuccessThatNobodySawIsTakenOver(t *testing.T) {
 	ended := func(attempt, well int, seen bool) workers.FoundRun {
 		return workers.FoundRun{Info: launch.Info{Ref: launch.Ref{Run: "r", Attempt: attempt}, Phase: launch.Exited, Mine: true, Command: "train"},

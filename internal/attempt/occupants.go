@@ -25,8 +25,8 @@ type claimant struct {
 	last       int  // number of the last of them
 	cutOff     bool // it lost the last of them out of sight while the command was running
 	yields     bool // it may still wait for another runner of the same run
-	// elsewhere: the last of its attempts ran on none of these slices. Whatever runs here is
-	// another runner's, whatever its number.
+	// elsewhere: the last of its attempts ran on none of these slices. Any attempt
+	// here belongs to another runner, whatever its number.
 	elsewhere bool
 }
 

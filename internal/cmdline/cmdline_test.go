@@ -114,7 +114,7 @@ func TestKnowsNoProgram(t *testing.T) {
 
 var noFile = map[string]string{config.FlagVariable("config"): "none"}
 
-// What a line becomes for cli, its words, and what is said about a bad one.
+// The line that cli gets, its words, and the error about a bad one.
 func TestParse(t *testing.T) {
 	for _, tt := range []struct{ line, args, words, fault string }{
 		{line: "bake rye", args: "--config=none bake", words: "rye"},

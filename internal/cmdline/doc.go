@@ -1,7 +1,7 @@
-// Package cmdline reads the command lines of a cli.App: flags before and after words, under
-// all of their names; defaults from the environment and from files; help, completion and
-// manual pages. It knows no command of the program. Whatever is special about a flag or a
-// command stands in Rules.
+// Package cmdline reads the command lines of a cli.App: flags before and after words,
+// under all of their names; defaults from the environment and from files; help,
+// completion and manual pages. It knows no command of the program. Rules has what is
+// special about a flag or a command.
 //
 // These are conventions of every program that uses it:
 //

@@ -116,8 +116,9 @@ func FuzzAnswer(f *testing.F) {
 	})
 }
 
-// A worker that prints without end moves, so that it never stalls: it has to be
-// noticed all the same. One that asks for what is not in the tree gets nothing.
+// A worker that prints without end makes progress, so it never stalls. It has to be
+// noticed in another way. A worker that requests contents outside of the tree gets
+// nothing.
 func TestPushEndsWithAWorkerThatLies(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()

@@ -47,7 +47,7 @@ func TestASecondRunSendsWhatHasChanged(t *testing.T) {
 	t.Logf("first %d bytes, second %d, of contents %d", first.Uploaded, rep.Uploaded, rep.SentBytes)
 }
 
-// What a worker makes of the pieces is the manifest, or is not taken.
+// A worker makes the manifest from the pieces, or refuses the result.
 func TestManifestsInPieces(t *testing.T) {
 	t.Parallel()
 	dir, w, cache := t.TempDir(), newWorker(t), t.TempDir()
@@ -67,7 +67,7 @@ func TestManifestsInPieces(t *testing.T) {
 		_ = os.RemoveAll(filepath.Join(dir, fmt.Sprintf("d%d/f\n%d", rng.IntN(3), rng.IntN(9)))) // it may not be there
 		sync(fmt.Sprint("r", i%3))
 	}
-	// A manifest that is not what its digest says: the whole one is sent.
+	// If the digest of the manifest differs, the whole manifest is sent.
 	lists, err := filepath.Glob(filepath.Join(w.home, ".multihost/sync/*/manifest"))
 	testkit.Must(t, err)
 	for _, list := range lists {
@@ -84,8 +84,8 @@ func TestManifestsInPieces(t *testing.T) {
 	sync("r10")
 }
 
-// A manifest that is put together from an earlier one and has no room on the disk is
-// told as that, whether or not a part of it is new.
+// If the disk has no room for a manifest made from an earlier one, the error says so,
+// whether or not a part of it is new.
 func TestAManifestWithoutRoomIsTold(t *testing.T) {
 	t.Parallel()
 	dir, w, cache := t.TempDir(), newWorker(t), t.TempDir()

@@ -58,7 +58,8 @@ func TestScanReadsOnlyWhatHasChanged(t *testing.T) {
 	expect("once they have settled", later, "a", "b", "c")
 	expect("nothing changed", later)
 
-	// The same size and time of modification: the time of change tells.
+	// The size and the time of modification are the same; the time of change
+	// differs.
 	info, err := os.Stat(filepath.Join(c.dir, "b"))
 	testkit.Must(t, err)
 	write(t, c.dir, map[string]string{"b": "X"})
@@ -97,8 +98,8 @@ func TestHashesOfFewDirectoriesAreKept(t *testing.T) {
 	}
 }
 
-// BenchmarkScanUnchanged is what a run pays for a directory of 1000 files that
-// it has read before.
+// BenchmarkScanUnchanged measures a scan of a directory of 1000 files that was read
+// before.
 func BenchmarkScanUnchanged(b *testing.B) {
 	dir, cache := b.TempDir(), b.TempDir()
 	for i := range 1000 {

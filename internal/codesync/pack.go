@@ -81,8 +81,8 @@ func (t *Tree) acquire(ctx context.Context, hashes []string) (*pack, func(), err
 			return p, sync.OnceFunc(func() { t.packs.leave(key, p) }), nil
 		}
 		t.packs.leave(key, p)
-		// The worker for which it was packed may have been given up; that does not
-		// concern the others.
+		// Even if the worker for which it was packed was given up, the others
+		// need it.
 		if mine || !errors.Is(p.err, errGivenUp) {
 			return nil, nil, p.err
 		}

@@ -1,4 +1,5 @@
-# shellcheck shell=bash disable=SC2154 # who reads this sets dir and state
+# shellcheck shell=bash disable=SC2154 # the script that includes this sets dir and
+# state
 #
 # Decides whether a sync may fill ~/RUN, which is $dir. $state/place identifies the
 # directory that a sync made or took over. Any other directory that is not empty is the

@@ -21,8 +21,8 @@ func adopting(t *testing.T, dir string) *Tree {
 	return tree
 }
 
-// What the user has at ~/r is not touched, and a dry run says so, too, without a
-// change; --adopt takes over what is a directory.
+// Files of the user at ~/r are not touched, and a dry run says so too. --adopt takes
+// over a directory.
 func TestPushLeavesWhatIsTheUsers(t *testing.T) {
 	t.Parallel()
 	for _, row := range []struct {
@@ -99,8 +99,8 @@ func (w *localRunner) shell(text string) *exec.Cmd {
 	return c
 }
 
-// A directory is another one when it was made anew at its place, and the same one
-// whatever else becomes of it.
+// A directory that was made anew at its place counts as another one. Any other change
+// leaves it the same.
 func TestPushKnowsItsDirectoryAgain(t *testing.T) {
 	t.Parallel()
 	for _, row := range []struct {
@@ -147,8 +147,8 @@ func TestPushKnowsItsDirectoryAgain(t *testing.T) {
 	}
 }
 
-// A sync that is killed at any moment leaves nothing that the next one takes for
-// the user's.
+// A sync that is killed at any moment leaves nothing that the next one mistakes for
+// files of the user.
 func TestPushGoesOnAfterAKilledSync(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()

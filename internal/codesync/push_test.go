@@ -186,8 +186,8 @@ func TestPushFollowsLocalChanges(t *testing.T) {
 	}
 }
 
-// The directory of a run that lives, or waits for the order to start, stays as it
-// is, and so does what is known of it.
+// The directory of a run that is active or waits for its start stays as it is, and so
+// do the notes about it.
 func TestPushLeavesTheCodeOfALivingRun(t *testing.T) {
 	t.Parallel()
 	dir, w := t.TempDir(), newWorker(t)
@@ -239,7 +239,7 @@ func TestPushLeavesTheCodeOfALivingRun(t *testing.T) {
 	push(t, scanDir(t, dir), w, "r")
 }
 
-// What is foreseen is what the next push does, and the worker is left as it was.
+// Foresee returns what the next push does, and leaves the worker as it was.
 func TestForeseeIsWhatPushDoes(t *testing.T) {
 	t.Parallel()
 	dir, w := t.TempDir(), newWorker(t)
@@ -352,7 +352,7 @@ func TestPushRefusesToRemoveWhatTheRunMade(t *testing.T) {
 	}
 	same(t, "checkpoint", read(t, filepath.Join(w.home, "r/b")), map[string]string{"checkpoint": "precious"})
 
-	// The directory that was left half-way is known to be, and is completed.
+	// The next sync notices the incomplete directory and completes it.
 	testkit.Must(t, os.Remove(filepath.Join(dir, "b")))
 	testkit.Must(t, os.Remove(filepath.Join(dir, "a")))
 	write(t, dir, map[string]string{"c": "3"})
@@ -532,8 +532,8 @@ func TestPushPacksEachSetOnce(t *testing.T) {
 	testkit.Must(t, tree.Close())
 }
 
-// Gzip that saves little costs every worker time, and this machine more than
-// reading: what is compressed is decided before.
+// Gzip that saves little costs every worker time, and costs this machine more than
+// reading. So the choice is made before.
 func TestOnlyWhatShrinksTravelsCompressed(t *testing.T) {
 	t.Parallel()
 	const mb = 1 << 20
@@ -639,8 +639,8 @@ func TestStoreIsPruned(t *testing.T) {
 	same(t, "contents after a day with nothing else to say that it is time", stored(), 1)
 }
 
-// A sync looks at what it has to do with: neither at all that the store holds nor, when
-// it came to its end the last time, at the contents of what is as it was.
+// A sync does not look through the whole store. If the last sync was complete, it does
+// not read unchanged files either.
 func TestPushOfOneFileReadsNothingElse(t *testing.T) {
 	t.Parallel()
 	dir, w, log := t.TempDir(), newWorker(t), filepath.Join(t.TempDir(), "log")

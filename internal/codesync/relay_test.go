@@ -87,7 +87,7 @@ func (r *relayed) push(t *testing.T, run string) []codesync.Report {
 	return reports
 }
 
-// from says of each worker whom it has its files from.
+// from returns the source of each worker's files.
 func from(reports []codesync.Report) (names []string) {
 	for _, r := range reports {
 		names = append(names, r.From)
@@ -186,7 +186,8 @@ func TestRelayFanoutAndItsDefault(t *testing.T) {
 	}
 }
 
-// Whatever goes wrong between workers, all get their files, and it is said.
+// If anything goes wrong between workers, all still get their files, and the failure is
+// reported.
 func TestRelayFallsBackToTheRunner(t *testing.T) {
 	testkit.OnlyInAll(t, "TestRelayOutlivesItsFirstWorker")
 	testkit.NoLeaks(t)
@@ -250,11 +251,11 @@ func TestRelayOutlivesItsFirstWorker(t *testing.T) {
 	r.push(t, "run")
 }
 
-// Who is interrupted leaves nothing on the workers.
+// An interrupted sync leaves nothing on the workers.
 func TestRelayEndsWithItsContext(t *testing.T) {
 	testkit.NoLeaks(t)
 	r := relay(t, 6, codesync.Options{Relay: codesync.RelayOn, RelayFanout: 1})
-	r.workers[5].Fault(t, "slow", "handshake", "1h0m0s") // so that the others have to serve on
+	r.workers[5].Fault(t, "slow", "handshake", "1h0m0s") // so that the others have to go on serving
 	ctx, cancel := context.WithCancelCause(t.Context())
 	stop := errors.New("interrupted")
 	spool := filepath.Join(r.workers[1].Root, "home/tester/.multihost/store/incoming/relay.*")

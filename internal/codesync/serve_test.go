@@ -12,8 +12,8 @@ import (
 	"multihost/internal/testkit"
 )
 
-// Who serves others follows the writer, with perl and without, and ends with it:
-// when all has come, or when the worker script is gone.
+// The serving command follows the writer, with and without perl. It ends when
+// everything has come, or when the worker script is gone.
 func TestServingFollowsTheWriterToItsEnd(t *testing.T) {
 	t.Parallel()
 	bare := t.TempDir()

@@ -1,7 +1,8 @@
-// Package complete knows what the user can type for multihost's flags and words: facts of
-// the product, such as accelerator types, zones and presets; what this machine has, such as
-// runs and gcloud's configurations; and the names that the API knows, which it asks for and
-// keeps for a minute. It never fails: what it cannot find out has no candidates.
+// Package complete knows what the user can type for multihost's flags and words: facts
+// of the product, such as accelerator types, zones and presets; what this machine has,
+// such as runs and gcloud's configurations; and the names that the API knows, which it
+// asks for and keeps for a minute. It never fails: if it cannot find something out, it
+// returns no candidates.
 //
 // # Decisions
 //
@@ -33,8 +34,8 @@ type Sources struct {
 	Lookup config.Lookup // the environment
 	Home   string        // the user's home directory
 	Faults []Fault       // of the simulator
-	// Ask returns the names that the API knows for a command line, at most for as long as a
-	// user waits who has pressed Tab.
+	// Ask returns the names that the API knows for a command line, within the time
+	// that a user who has pressed Tab waits.
 	Ask func(q *cmdline.Query) Names
 }
 

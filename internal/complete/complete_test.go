@@ -66,7 +66,7 @@ func TestAsk(t *testing.T) {
 	}
 }
 
-// Prefixes are names of slices, and what the names of several begin with.
+// Prefixes are names of slices, and common beginnings of several names.
 func TestPrefixes(t *testing.T) {
 	t.Parallel()
 	s := Sources{Ask: func(*cmdline.Query) Names {

@@ -275,14 +275,13 @@ func TestATextIsReadWholeOrNotAtAll(t *testing.T) {
 	if _, err := config.ReadText(stopped, pipe, 6); err == nil || err.Error() != "interrupted" {
 		t.Errorf("a pipe without writer: %v", err)
 	}
-	// Whoever waits for a writer is let go.
+	// A process that waits for a writer is released.
 	w, err := os.OpenFile(pipe, os.O_RDWR, 0)
 	testkit.Must(t, err)
 	testkit.Must(t, w.Close())
 }
 
-// FuzzReadEnvFile checks that what a shell understands too is understood alike
-// for single quotes, whose rules are the shell's.
+// FuzzReadEnvFile checks that single quotes mean the same as in a shell.
 func FuzzReadEnvFile(f *testing.F) {
 	for _, s := range []string{"", "a", "a b", "#", "$x", "`x`", "\\", "\"", "a\nb", "é"} {
 		f.Add(s)

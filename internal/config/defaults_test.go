@@ -144,8 +144,8 @@ profiles:
 	}
 }
 
-// TestFaultsOfAFileAreTold checks that each fault is told with its place and what
-// was meant, all of a file at once.
+// TestFaultsOfAFileAreTold checks that all faults of a file are reported at once, each
+// with its place and a suggestion.
 func TestFaultsOfAFileAreTold(t *testing.T) {
 	tests := []struct{ text, want string }{
 		{"zoen: x\n", `:1:1: "zoen" is neither a flag nor a command: did you mean zone?`},
@@ -217,7 +217,8 @@ func TestPathsOfAFileAreRelativeToIt(t *testing.T) {
 	}
 }
 
-// TestAProjectFileOfOthersIsRefused: who may write a file decides what is run.
+// TestAProjectFileOfOthersIsRefused: everybody who may write the file decides what the
+// user runs.
 func TestAProjectFileOfOthersIsRefused(t *testing.T) {
 	o := defaultsFiles(t, "zone: a\nnotify: prog\nscript-dir: /\n", "")
 	path := filepath.Join(filepath.Dir(o.Dir), config.ProjectFile)

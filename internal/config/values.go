@@ -232,7 +232,7 @@ func ParseLimit(text string) (int, error) {
 	return n, err
 }
 
-// sinceForms are the forms of a time without a zone; the local one is meant.
+// sinceForms are the forms of a time without a zone; such a time is in the local zone.
 var sinceForms = []string{"2006-01-02T15:04:05", "2006-01-02 15:04:05", "2006-01-02T15:04", "2006-01-02 15:04", "2006-01-02", "15:04:05", "15:04"}
 
 // ParseSince reads a duration before now, or a time. A time of the day is today's, or

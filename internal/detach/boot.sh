@@ -26,8 +26,8 @@ job() {
 
 objects() { REPLY=$storage/b/$bucket/o$1${prefix//\//%2F}$2; }
 
-# work: gets the program and runs it. It fails with a reason in $why. What ends after more
-# than a minute has begun its work, so the patience begins anew.
+# work: gets the program and runs it. It fails with a reason in $why. A program that
+# ends after more than a minute had begun its work, so the patience begins anew.
 work() {
   local sum began
   sum_here "$sums" || return

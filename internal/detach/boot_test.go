@@ -21,8 +21,8 @@ import (
 	"multihost/internal/testkit"
 )
 
-// A vm is this machine as a worker that boots. What its startup script asks is answered
-// here; the waits of the script are short.
+// A vm is this machine as a worker that boots. The test answers the calls of its
+// startup script. The waits of the script are short.
 type vm struct {
 	t      *testing.T
 	root   string
@@ -170,7 +170,7 @@ func TestABootBecomesTheAgent(t *testing.T) {
 	}
 }
 
-// An agent that has failed does not leave the slices to themselves: it is started again.
+// An agent that has failed is started again, so the slices are not left alone.
 func TestABootRunsAFailedAgentAgain(t *testing.T) {
 	t.Parallel()
 	v := bootVM(t)
@@ -181,7 +181,7 @@ func TestABootRunsAFailedAgentAgain(t *testing.T) {
 	}
 }
 
-// Where guest attributes are not taken, people read a reason once all the same.
+// If guest attributes are refused, the reason still appears once on the console.
 func TestABootPrintsAReasonOnce(t *testing.T) {
 	t.Parallel()
 	v := bootVM(t)
@@ -193,7 +193,8 @@ func TestABootPrintsAReasonOnce(t *testing.T) {
 	}
 }
 
-// What keeps a worker from the program is told where people look, and tried again.
+// If a worker cannot get the program, it reports why where people look, and tries
+// again.
 func TestABootThatHasNoAgentTellsWhy(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {

@@ -101,7 +101,7 @@ func TestALostAnswerIsNotTakenForAnotherRunOfThatName(t *testing.T) {
 
 var aRun = detach.Description{Run: "r", Resource: "r", Nodes: []string{"r"}, Workers: 1, Login: "ann"}
 
-// Workers may write to the bucket, and what runs on them may be anybody's.
+// Workers may write to the bucket, and their programs may be anybody's.
 func TestForgedDescriptionIsRefused(t *testing.T) {
 	t.Parallel()
 	const good = `{"run":"r","queued_resource":"r","slices":["r-0","r-1"],"workers_per_slice":4,"login":"ann"}`
@@ -228,7 +228,7 @@ func (p ends) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	_ = json.NewEncoder(w).Encode(list)
 }
 
-// A page is a bucket with ends of workers, which it answers when all are asked for.
+// A page is a bucket with ends of workers. It answers when all are requested.
 type page struct {
 	names []string
 	asked atomic.Int64
@@ -260,7 +260,7 @@ func (p *page) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// TestLogInPieces holds that a log comes whole in pieces, of which none is larger than
+// TestLogInPieces checks that a log comes whole in pieces, of which none is larger than
 // wanted.
 func TestLogInPieces(t *testing.T) {
 	t.Parallel()

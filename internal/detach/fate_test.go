@@ -117,8 +117,8 @@ touch "$VIRTUAL_ENV/attempt-$MULTIHOST_ATTEMPT"; ls "$VIRTUAL_ENV" | grep attemp
 	}
 }
 
-// What a bucket holds is told whole: what cannot be read is an error beside the
-// runs that can, and only runs of other zones and what is no run are left out.
+// List returns every run of a bucket. A run that cannot be read is an error beside the
+// others. Only runs of other zones, and objects that are no run, are left out.
 func TestPsTellsOfEveryRunThatItCannotRead(t *testing.T) {
 	t.Parallel()
 	server, err := sim.Start(t.Context(), sim.Config{Dir: t.TempDir(), Backend: "none", Step: time.Millisecond})
@@ -168,8 +168,8 @@ func TestPsTellsOfEveryRunThatItCannotRead(t *testing.T) {
 		t.Errorf("shown:\n%s", text)
 	}
 
-	// One that this machine started and somebody has deleted from the bucket is no
-	// trouble, unless the cloud has a request for it.
+	// A run that this machine started and somebody deleted from the bucket is not
+	// an error, unless the cloud has a request for it.
 	d.Bucket = ""
 	record, err := json.Marshal(record.Record{Run: "deleted", Project: d.Project, Zone: d.Zone, Prefix: "deleted", Bucket: sim.DefaultBucket})
 	testkit.Must(t, err)

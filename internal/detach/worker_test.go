@@ -268,9 +268,9 @@ func ended(workers int) func(detach.State) bool {
 	return func(s detach.State) bool { return len(s.Ended) == workers }
 }
 
-// After maintenance has rebooted every worker the command runs again as attempt
-// 2, on the files as it left them, with the settings applied again; and what ended
-// attempt 1 is told as what it was, and as nobody's failure.
+// After maintenance has rebooted every worker the command runs again as attempt 2, on
+// the files as it left them, with the settings applied again; and the end of attempt 1
+// is reported as a reboot, and as nobody's failure.
 func TestRebootOfAllWorkersIsANewAttempt(t *testing.T) {
 	t.Parallel()
 	onBoth(t, func(t *testing.T, backend string) {
@@ -382,8 +382,8 @@ func (w *world) guestState() (ok bool, text string) {
 	return err == nil, b.String()
 }
 
-// The queued resource stays while anybody works, and then any worker deletes it:
-// here the others, for worker 0 is dead.
+// The queued resource stays while a worker works. Then any worker deletes it: here the
+// others, because worker 0 is dead.
 func TestAnyWorkerTearsDown(t *testing.T) {
 	t.Parallel()
 	w := begin(t, "process", "v4-16", `[ $MULTIHOST_WORKER_ID = 0 ] || while [ ! -e ~/go ]; do sleep 0.1; done`, nil, sim.Config{})
@@ -455,8 +455,8 @@ func TestFirstFailureStopsTheOthers(t *testing.T) {
 	w.gone()
 }
 
-// What only follows worker 0's success is a training's tail: nobody is stopped for
-// it, the run has succeeded, and what is kept after a failure is not kept.
+// A failure that only follows the success of worker 0 is a training's tail. It stops no
+// worker, the run has succeeded, and --keep-on-failure does not keep the slices.
 func TestATrainingsTailIsExcused(t *testing.T) {
 	testkit.OnlyInAll(t, "TestRebootOfAllWorkersIsANewAttempt and TestAnyWorkerTearsDown")
 	t.Parallel()
@@ -481,8 +481,8 @@ kill -ABRT $$; }`, func(o *job.JobOptions, do *submit.DetachOptions) {
 	})
 }
 
-// What the command leaves in the background when it ends is ended, on workers that
-// nobody is connected to, too, and told.
+// Processes that the command leaves in the background are ended and reported, even on
+// workers without a connection.
 func TestWhatIsLeftInTheBackgroundEndsAndIsTold(t *testing.T) {
 	testkit.OnlyInAll(t, "TestRebootOfAllWorkersIsANewAttempt and TestAnyWorkerTearsDown")
 	t.Parallel()

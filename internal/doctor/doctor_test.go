@@ -139,8 +139,8 @@ func listen(t *testing.T, dir string, args ...string) (*exec.Cmd, lines, io.Writ
 	return listener, heardFrom(stdout), stdin
 }
 
-// The ports are the run's: nothing listens on them while one lives or starts on
-// the worker, and what listens lets go when one takes the worker's lock.
+// The ports belong to the run. Nothing listens on them while a run is active or starts
+// on the worker. The listener closes them when a run takes the worker's lock.
 func TestTheListenerLeavesThePortsToARun(t *testing.T) {
 	t.Parallel()
 	testkit.Need(t, "python3")
@@ -191,7 +191,7 @@ func TestTheListenerLeavesThePortsToARun(t *testing.T) {
 	testkit.Must(t, listener.Wait())
 }
 
-// What was not reached on a worker that no longer listened is no closed port.
+// A port that was not reached after the listener had closed does not count as closed.
 func TestPortsThatWereLeftToARunAreNotChecked(t *testing.T) {
 	t.Parallel()
 	all := []*seen{worker(0, 0), worker(0, 1), worker(0, 2)}
@@ -318,7 +318,7 @@ func judged(change func(all []*seen)) string {
 	return text[:max(0, strings.LastIndex(strings.TrimSuffix(text, "\n"), "\n")+1)]
 }
 
-// What is wrong with workers is folded, and has the command that cures it.
+// Problems of workers are folded, and have the command that repairs them.
 func TestTroubleOfWorkersIsJudged(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
@@ -391,7 +391,7 @@ func TestTroubleOfWorkersIsJudged(t *testing.T) {
 	}
 }
 
-// Whatever a worker answers, it is taken for what it is.
+// Any answer of a worker is handled.
 func FuzzAnswer(f *testing.F) {
 	f.Add([]byte("hello\nNONCE listening 8080\nNONCE ready\n"))
 	f.Add([]byte("NONCE ready\nNONCE closed run\n"))

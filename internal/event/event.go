@@ -91,8 +91,8 @@ type Progress struct {
 	Bytes   int64         `json:"bytes,omitempty"`    // copied so far, of All
 	All     int64         `json:"all_bytes,omitempty"`
 
-	// Silent holds the workers, folded, from which nothing is heard any more, not even
-	// that they live; "any worker" if they are all that are waited for.
+	// Silent names the workers, folded, that do not answer any more, not even
+	// keepalives; "any worker" if all that the phase waits for are silent.
 	Silent      string     `json:"silent,omitempty"`
 	SilentSince *time.Time `json:"silent_since,omitempty"` // when one of them was last heard
 }

@@ -7,7 +7,7 @@ import (
 	"multihost/internal/tpu"
 )
 
-// TestPrintedText holds that what the command printed is named, never shown among stacks.
+// TestPrintedText checks that what the command printed is named, never shown among stacks.
 func TestPrintedText(t *testing.T) {
 	ids := []tpu.WorkerID{{}, {Worker: 1}, {Worker: 2}}
 	stacks := [][]launch.Stack{{{Lines: []string{"a"}}}, {{Printed: []string{"1", "2"}}}, {{Printed: []string{"3"}}}}

@@ -166,7 +166,7 @@ func (e Ending) stopReason() string {
 	return failFastReason
 }
 
-// A lostError says why a worker is given up. What is running there is not touched.
+// A lostError says why a worker is given up. The command there is not touched.
 type lostError struct {
 	trouble trouble
 	limit   time.Duration

@@ -38,8 +38,8 @@ var followTroubles = []struct {
 	{"anything else", errors.New("broken pipe"), connection},
 }
 
-// Whatever goes wrong in following is tried again until --lost-timeout; then the
-// worker is lost, and its command is left alone.
+// Following is tried again after every error until --lost-timeout. Then the worker
+// counts as lost, and its command is left alone.
 func TestTroubleOfOursEndsNoCommand(t *testing.T) {
 	const limit = 10 * time.Minute
 	for _, row := range followTroubles {
@@ -152,8 +152,8 @@ func TestALogThatCannotBeOpenedCostsNoRun(t *testing.T) {
 	log.close()
 }
 
-// A stop that was ordered, here or elsewhere, is not told as a failure of the worker that
-// was the first to end.
+// A stop that a user ordered, here or elsewhere, is not reported as a failure of the
+// first worker to end.
 func TestAStopThatWasOrderedIsNoFailure(t *testing.T) {
 	t.Parallel()
 	for want, e := range map[string]Ending{

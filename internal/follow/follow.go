@@ -161,7 +161,7 @@ func (f *Following) progress() event.Progress {
 	return p
 }
 
-// tellSilence shows from which workers nothing is heard, when that has changed.
+// tellSilence shows the silent workers, when they have changed.
 func (f *Following) tellSilence() {
 	now := f.Workers.Silence(func(i int) bool { return !f.Ends[i].Known }, f.Begin, f.Clock.Now())
 	if now != f.silent {

@@ -43,9 +43,9 @@ func TestAWorkerIsNotLostForWantOfALogin(t *testing.T) {
 	}
 }
 
-// A machine that reaches no worker and not the API has itself no network: its
-// workers are not lost for that, however long it lasts. They are once the API
-// says that they could be there, and where others can be reached.
+// If this machine reaches neither a worker nor the API, it has no network, and its
+// workers do not count as lost, however long that lasts. They count as lost if the API
+// answers, or if other workers can be reached.
 func TestAMachineWithoutNetworkLosesNoWorker(t *testing.T) {
 	away := &gcp.Error{Class: gcp.Unavailable}
 	for _, tt := range []struct {

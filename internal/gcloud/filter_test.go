@@ -162,7 +162,7 @@ func TestSortByPaths(t *testing.T) {
 	}
 }
 
-// FuzzFilter: whatever is typed is a filter or an error that says where.
+// FuzzFilter: every text is a filter or an error with its place.
 func FuzzFilter(f *testing.F) {
 	for text := range filterCases {
 		f.Add(text)

@@ -31,9 +31,9 @@ func gcloudFlags(t *testing.T) (flags map[string][]string) {
 	return flags
 }
 
-// What gcloud's own Python says of filters, times and durations is what we say,
-// but for what is listed, and its flags are those of the file, which
-// MULTIHOST_UPDATE_GCLOUD=1 writes anew.
+// Our filters, times and durations agree with gcloud's own Python code, except for the
+// listed differences. Its flags are those of the file, which MULTIHOST_UPDATE_GCLOUD=1
+// writes anew.
 func TestGcloudReadsFiltersAndTimesTheSame(t *testing.T) {
 	t.Parallel()
 	now := time.Now().UTC()

@@ -575,8 +575,8 @@ func (p *portal) RoundTrip(r *http.Request) (*http.Response, error) {
 	return nil, &tls.CertificateVerificationError{Err: x509.UnknownAuthorityError{}}
 }
 
-// A strange certificate is told at once where nothing has worked yet: a proxy is
-// set up wrongly. Later it is the way to the API that is away for a while.
+// A strange certificate is reported at once if no call has worked yet, because then a
+// proxy is set up wrongly. Later it counts as an outage of the network.
 func TestAStrangeCertificateIsOutlivedOnceTheAPIHasAnswered(t *testing.T) {
 	way := &portal{}
 	f := setUp(t, func(c *gcp.Config) { c.Transport = way }, answer(200, node))

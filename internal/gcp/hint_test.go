@@ -13,8 +13,8 @@ import (
 	"multihost/internal/gcp"
 )
 
-// A deadline or a broken connection may be anything's: only what came of a request
-// to the API is hinted at as the API's.
+// A deadline or a broken connection may have any cause. Only the errors of requests to
+// the API get a hint about the API.
 func TestOnlyWhatTheAPIDidIsBlamedOnIt(t *testing.T) {
 	const status = "https://status.cloud.google.com"
 	loopback := &net.OpError{Op: "dial", Net: "tcp", Addr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 9}, Err: syscall.ECONNREFUSED}

@@ -14,9 +14,9 @@ import (
 	"multihost/internal/testkit"
 )
 
-// An answer that breaks off after its status is none: it is no value, and a queued
-// resource of which only a half was read is neither deleted nor given up as
-// another's, for then nobody would ever delete it.
+// An answer that breaks off after its status does not count. A queued resource of which
+// only half was read is not deleted. It does not count as another run's either, because
+// then nobody would ever delete it.
 func TestABrokenAnswerOnAWorkerIsNone(t *testing.T) {
 	testkit.Need(t, "curl")
 	const (

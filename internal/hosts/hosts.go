@@ -150,8 +150,8 @@ func (HostList) Admit(_ context.Context, _ tpu.Slice, l provision.Login) (string
 	return l.Name, false, nil
 }
 
-// Get and the other methods about what was requested: nothing has made these machines, and
-// nothing deletes them.
+// Get and the other methods about requests: nobody requested these machines, and nobody
+// deletes them.
 func (HostList) Get(context.Context, string) (provision.Resource, error) {
 	return provision.Resource{}, provision.ErrNotFound
 }

@@ -920,7 +920,7 @@ func (e *Error) Cause() string {
 func (e *Error) Unwrap() error { return e.Err }
 
 // explain returns the error of a tunnel that could not be opened or broke. It is the
-// relay's reason if there is one, else why we stopped, else err.
+// relay's reason if there is one, otherwise our own reason, otherwise err.
 func (t target) explain(ctx context.Context, err error) *Error {
 	var told *Error
 	var closed websocket.CloseError

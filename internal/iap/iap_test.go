@@ -648,7 +648,7 @@ func TestMemoryIsBounded(t *testing.T) {
 			return conn.inbox.len()
 		}
 		testkit.Eventually(t, "the window is full", func() bool { return waiting() >= readWindow })
-		// That nothing is heard now is not the relay's fault.
+		// The silence here is not the relay's fault.
 		if _, err := io.WriteString(c, "x"); err != nil {
 			t.Fatal(err)
 		}
@@ -845,8 +845,8 @@ func FuzzRelayFrame(f *testing.F) {
 			if !errors.Is(err, errShortFrame) {
 				t.Fatalf("error %v", err)
 			}
-			// What is missing can be added: no prefix of a good frame is bad
-			// in another way.
+			// The missing bytes may follow: a prefix of a good frame is
+			// incomplete and not malformed.
 			if len(msg) >= 6 && msg[0] == 0 && (msg[1] == relayData || msg[1] == relaySID) && msg[2] == 0 {
 				if _, err := parseRelayFrame(append(bytes.Clone(msg), make([]byte, 1<<24)...)); err != nil {
 					t.Fatalf("a completed frame is refused: %v", err)

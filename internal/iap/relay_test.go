@@ -572,8 +572,8 @@ func (c *hastyClock) After(d time.Duration) <-chan time.Time {
 	return time.After(d / c.factor())
 }
 
-// leisurelyClock makes waits longer: what Close gives up after a moment is sent
-// on a machine under load, too.
+// leisurelyClock makes waits longer, so that Close can send everything on a machine
+// under load too.
 type leisurelyClock struct{}
 
 const leisure = 60

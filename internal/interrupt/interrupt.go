@@ -70,8 +70,8 @@ func (w *Watch) AskWith(ask func(ctx context.Context) (answer stage.Answer, aske
 	w.ask, w.second = ask, second
 }
 
-// askUser asks the user what to do. If the terminal can no longer be asked, it
-// answers stage.Detach: that is no reason to stop the run.
+// askUser asks the user what to do. If it cannot ask on the terminal any more, it
+// answers stage.Detach: a closed terminal is no reason to stop the run.
 func askUser(ctx context.Context, view *ui.Renderer, in *os.File, stand stage.Status) stage.Answer {
 	keys := "dsc"
 	if !stand.Started() {

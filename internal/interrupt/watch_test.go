@@ -12,7 +12,7 @@ import (
 	"multihost/internal/stage"
 )
 
-// What a signal means when nobody is asked.
+// The meaning of a signal when nobody is asked.
 func TestDecide(t *testing.T) {
 	for _, tt := range []struct {
 		name   string
@@ -33,8 +33,8 @@ func TestDecide(t *testing.T) {
 	}
 }
 
-// What a row of signals does: it ends the command, asks, or leaves at once. A pause is a
-// second and more.
+// Each row is a sequence of signals and its effect: the command ends, asks, or leaves
+// at once. A pause is at least a second.
 func TestObey(t *testing.T) {
 	const pause = syscall.Signal(0)
 	answers := func(a stage.Answer, asked bool) func(context.Context) (stage.Answer, bool) {

@@ -66,8 +66,8 @@ func TestBudgets(t *testing.T) {
 	}
 }
 
-// TestLostContact tells a worker that is not there from one that refuses: only
-// the former is worth another attempt.
+// TestLostContact distinguishes a worker that does not answer from one that refuses.
+// Only the former deserves another attempt.
 func TestLostContact(t *testing.T) {
 	dial := &remote.ConnectError{Host: "s0w0", Stage: remote.StageDial, Err: errors.New("connection refused")}
 	auth := &remote.ConnectError{Host: "s0w0", Stage: remote.StageAuth, Err: remote.ErrKeyRefused}
@@ -108,7 +108,7 @@ func TestLostContact(t *testing.T) {
 	}
 }
 
-// What was taken for a loss and was none costs nothing.
+// A supposed loss that turns out to be none costs nothing.
 func TestALossThatWasNoneIsPaidBack(t *testing.T) {
 	books := &ledger{Budget: Budget{Preemptions: 1}}
 	for n := range 3 {

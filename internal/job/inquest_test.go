@@ -11,8 +11,8 @@ import (
 	"multihost/internal/stage"
 )
 
-// The cloud reports late that it took a slice away; until then the workers show it as
-// commands that were killed and connections that broke.
+// The cloud reports late that it took a slice away. Until then the workers show killed
+// commands and broken connections.
 func TestWhatEndedAnAttempt(t *testing.T) {
 	var (
 		failed = signs{why: "s0w1: exit code 3"}

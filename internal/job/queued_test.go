@@ -42,9 +42,8 @@ func undoing(id string) provision.Undoing {
 	return provision.Undoing{Commands: provision.Commands{Kind: "queued resource", Delete: "multihost qr delete " + id + " --force"}}
 }
 
-// One slice of two whose workers do not answer has its VMs rebooted, and nothing
-// is deleted for the one that answers; what is done is done for a reason that is
-// told.
+// If the workers of one slice of two do not answer, its VMs are rebooted. Nothing of
+// the other slice is deleted. The reason is reported.
 func TestASilentSliceBesideOneThatAnswersIsRebooted(t *testing.T) {
 	t.Parallel()
 	ready := []qr.SliceState{{Name: "m-0", State: "READY", Health: "HEALTHY"}, {Name: "m-1", State: "READY", Health: "HEALTHY"}}
@@ -131,8 +130,8 @@ var (
 	errSuspended = &provision.StateError{ID: "m", Life: provision.Suspended, State: "SUSPENDED"}
 )
 
-// Nothing that goes by itself ends a job that has lost its slices: each is asked
-// for until there are slices again, and what is done meanwhile is done once.
+// Trouble that passes by itself does not end a job that has lost its slices. The job
+// repeats its requests until there are slices again, and does each step once.
 func TestWhatPassesEndsNoRecovery(t *testing.T) {
 	silent := &provision.DeadlineError{Phase: provision.PhaseBoot, State: "ACTIVE", Silent: []string{"m"}}
 	stuck := &provision.DeadlineError{ID: "m", Phase: "delete", State: "SUSPENDED"}
@@ -161,7 +160,7 @@ func TestWhatPassesEndsNoRecovery(t *testing.T) {
 	}
 }
 
-// What stays as it is ends it, and so does what nobody has begun.
+// Trouble that stays ends the job, and so does trouble before it had slices.
 func TestWhatStaysEndsAJob(t *testing.T) {
 	denied := &gcp.Error{Class: gcp.Permission}
 	q, _ := onHardCloud(map[string][]error{"wait": {errSuspended}, "create": {nil, denied}})
@@ -175,8 +174,8 @@ func TestWhatStaysEndsAJob(t *testing.T) {
 	}
 }
 
-// A limit says nothing of a state that it was not for, nor of a time for which
-// nobody could look: what is made or made well meanwhile is not deleted for it.
+// A limit counts only for its own state, and not for time in which nobody could look.
+// Slices that were made or repaired meanwhile are not deleted because of it.
 func TestALimitOfAnotherStateDeletesNothing(t *testing.T) {
 	ready := []qr.SliceState{{Name: "m", State: "READY", Health: "HEALTHY"}}
 	for _, tt := range []struct {
@@ -202,8 +201,8 @@ func TestALimitOfAnotherStateDeletesNothing(t *testing.T) {
 	}
 }
 
-// Whether a killed command was preempted is the cloud's to say, however long it
-// is away: else the job would end for a failure of the command.
+// Only the cloud can say whether a killed command was preempted, however long it does
+// not answer. Otherwise the job would end with a failure of the command.
 func TestALossIsJudgedWhenTheCloudAnswers(t *testing.T) {
 	away := make([]error, 50)
 	for i := range away {
@@ -217,8 +216,8 @@ func TestALossIsJudgedWhenTheCloudAnswers(t *testing.T) {
 	}
 }
 
-// While slices look well, a killed command is waited with for what the cloud says,
-// and what is waited for is said, once.
+// While the slices look healthy, the job waits for the cloud's word on a killed
+// command. It says once what it waits for.
 func TestTheWaitForTheCauseOfALossIsTold(t *testing.T) {
 	q, h := onHardCloud(nil)
 	said := &testkit.Recorder{}
@@ -238,8 +237,8 @@ func TestTheWaitForTheCauseOfALossIsTold(t *testing.T) {
 	}
 }
 
-// Whoever detaches while it is asked why an attempt failed is not taken for one
-// who lets the slices be deleted.
+// If the user detaches while the job finds out why an attempt failed, the slices are
+// not deleted.
 func TestAnInterruptCountsWhileALossIsJudged(t *testing.T) {
 	away := make([]error, 50)
 	for i := range away {
@@ -262,7 +261,7 @@ func TestAnInterruptCountsWhileALossIsJudged(t *testing.T) {
 	}
 }
 
-// cancelling is interrupted when it is asked.
+// cancelling is interrupted by its first call.
 type cancelling struct {
 	*hardCloud
 	interrupt func()
@@ -273,7 +272,7 @@ func (c cancelling) Get(ctx context.Context, id string) (provision.Resource, err
 	return c.hardCloud.Get(ctx, id)
 }
 
-// A job whose slices are asked for again has waited for its time before.
+// A further request for slices does not wait for --valid-after again.
 func TestTheTimeOfARequestIsWaitedForOnce(t *testing.T) {
 	for _, tt := range []struct{ after, ran, want time.Duration }{
 		{6 * time.Hour, 7 * time.Hour, 0},

@@ -15,8 +15,8 @@ import (
 	"multihost/internal/testkit"
 )
 
-// multihost-agent reads on its own what the scripts write: that a command lives, which
-// processes are its, and how it ended.
+// multihost-agent reads on its own what the scripts write: whether a command runs,
+// which processes belong to it, and how it ended.
 func TestTheAgentReadsWhatTheScriptsWrite(t *testing.T) {
 	t.Parallel()
 	for _, row := range []struct {
@@ -64,7 +64,8 @@ func TestTheAgentReadsWhatTheScriptsWrite(t *testing.T) {
 			if s := look("other"); s.Begun {
 				t.Errorf("another run: %+v", s)
 			}
-			// What the agent calls an exit code is what the file of the attempt says.
+			// The agent reads the exit code as the file of the attempt has
+			// it.
 			exit, err := os.ReadFile(filepath.Join(l.dir(s.Ref()), "exit"))
 			testkit.Must(t, err)
 			if lines := strings.Split(string(exit), "\n"); !slices.Contains(lines, "code="+row.want) {

@@ -15,8 +15,8 @@ import (
 	"multihost/internal/testkit"
 )
 
-// A hose is a worker whose command has printed size bytes, which it sends in the
-// pieces that it is asked for.
+// A hose is a worker whose command has printed size bytes. It sends them in the
+// requested pieces.
 type hose struct {
 	size  int64
 	chunk []byte
@@ -71,8 +71,8 @@ func TestFollowingAllocatesNothingALine(t *testing.T) {
 	}
 }
 
-// BenchmarkFollow is a worker's share of following: orders for pieces, their
-// bytes, and what is said about them.
+// BenchmarkFollow is a worker's share of following: requests for pieces, their bytes,
+// and the lines about them.
 func BenchmarkFollow(b *testing.B) {
 	h := &hose{size: 16 << 20, chunk: []byte(strings.Repeat(strings.Repeat("x", 99)+"\n", 320))}
 	b.SetBytes(h.size)

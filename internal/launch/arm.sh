@@ -38,7 +38,7 @@ main() {
     if [[ ${lines[0]%% *} != "${lines[1]%% *}" ]]; then say disk tmp "${lines[1]#* }"; fi
   fi
   error=$(exec mkfifo -- "$dir/control" "$dir/output" 2>&1) || abandon "$dir" "$error"
-  # What bash complains about goes through a FIFO: the disk may be full, and $(unpack) would
+  # The complaints of bash go through a FIFO: the disk may be full, and $(unpack) would
   # be a process more.
   exec 5<>"$dir/output"
   if ! unpack "$dir" "$@" 2>&5; then
@@ -221,11 +221,11 @@ secrets() {
   exec 5<&-
 }
 
-# ask RETRIES ARG... calls curl with ARGs and the token, and again while the network or the
-# server has trouble, but not later than 40 s after the first try. status and json are those
-# of the last try; status is 0 if it got no whole answer. If status is not 200, trouble says
-# why. What curl says goes through descriptor 5: curl --retry would put the answers of all
-# tries, and its messages, into one text.
+# ask RETRIES ARG... calls curl with ARGs and the token, and again while the network or
+# the server has trouble, but not later than 40 s after the first try. status and json
+# are those of the last try; status is 0 if it got no whole answer. If status is not
+# 200, trouble says why. The output of curl goes through descriptor 5: curl --retry
+# would put the answers of all tries, and its messages, into one text.
 ask() {
   local tries=$1 pause=1 line error until_ns
   shift

@@ -40,8 +40,7 @@ func (s said) Run(ctx context.Context, cmd remote.Cmd) (remote.Status, error) {
 	return remote.Status{}, context.Cause(ctx)
 }
 
-// Whatever a worker answers without end, every operation ends, with an error
-// that says so.
+// Every operation ends with a clear error when a worker answers without end.
 func TestAnAnswerWithoutEndIsNotWaitedFor(t *testing.T) {
 	testkit.OnlyInAll(t, "TestAHostileWorkerHarmsNobody of cmd/multihost")
 	t.Parallel()
@@ -80,8 +79,8 @@ func TestAnAnswerWithoutEndIsNotWaitedFor(t *testing.T) {
 	}
 }
 
-// A run of days sends a size for each piece of its log: none is kept, and none
-// is taken for one too many.
+// A run of days sends a size for each piece of its log. None is kept, and none counts
+// as too many.
 func TestTheSizesOfALongLogAreNotKept(t *testing.T) {
 	t.Parallel()
 	heard := 0
@@ -97,8 +96,7 @@ func TestTheSizesOfALongLogAreNotKept(t *testing.T) {
 	}
 }
 
-// The numbers of a worker are its own: none of them makes an offset, a size or
-// an end that cannot be.
+// A worker may send any number. None of them makes an impossible offset, size or end.
 func TestNumbersThatCannotBe(t *testing.T) {
 	t.Parallel()
 	for _, n := range []string{"-1", "9223372036854775807", "99999999999999999999999", "NaN", "", "0x10", "1e9"} {

@@ -170,7 +170,7 @@ func TestALogThatBecameShorterIsSaid(t *testing.T) {
 		there, here int64
 	}{
 		{8, "", 5, 8},
-		{2, "234", 5, 10}, // what is there still comes, and then it is said that the rest is not
+		{2, "234", 5, 10}, // the rest that exists still comes, and then the loss is reported
 	} {
 		var out bytes.Buffer
 		var told []TruncatedError
@@ -184,8 +184,8 @@ func TestALogThatBecameShorterIsSaid(t *testing.T) {
 	}
 }
 
-// A command that cuts its own log is followed on: what came stays, nothing comes
-// twice, and its end is its own.
+// A command that cuts its own log is still followed. The received bytes stay, nothing
+// comes twice, and the command ends by itself.
 func TestALogThatIsCutWhileFollowedIsSaid(t *testing.T) {
 	t.Parallel()
 	l := newLocal(t)

@@ -29,8 +29,7 @@ func shell(run, script string) Spec {
 	return Spec{Run: run, Attempt: 1, Owner: "ann@laptop", Argv: []string{"sh", "-c", script}}
 }
 
-// Whatever start-up files of a login export, each operation has the result that it
-// has without.
+// Exports in the start-up files of a login do not change the result of any operation.
 func TestWhatALoginExportsChangesNoResult(t *testing.T) {
 	t.Parallel()
 	testkit.Need(t, "localedef")
@@ -194,7 +193,7 @@ func TestTheCommandAloneHasTheLoginsEnvironment(t *testing.T) {
 	}
 }
 
-// What a tool refuses is not its answer: no run holds the worker.
+// A refusal of a tool is not an answer: no run holds the worker.
 func TestAFlockThatRefusesIsNoBusyWorker(t *testing.T) {
 	t.Parallel()
 	l := newLocal(t)
@@ -206,7 +205,7 @@ func TestAFlockThatRefusesIsNoBusyWorker(t *testing.T) {
 	}
 }
 
-// A machine whose programs all warn as they start ends its runs as any other.
+// Runs end normally on a machine whose programs all print a warning when they start.
 func TestAWarningOfEveryProgramIsNoSignal(t *testing.T) {
 	t.Parallel()
 	l := newLocal(t)

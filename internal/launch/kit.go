@@ -33,9 +33,9 @@ func KitFiles() []string {
 	return []string{"meta", "argv", "env", "script", "limit"}
 }
 
-// Kit returns the Kit for s. Whoever starts it chooses the attempt. A secret value
-// is an error, because a kit is kept where others can read it. A stored secret is an
-// error too: whoever uses the kit has to read those.
+// Kit returns the Kit for s. The program that starts it chooses the attempt. A secret
+// value is an error, because a kit is kept where others can read it. A stored secret is
+// an error too: the user of the kit has to read it.
 func (s Spec) Kit() (Kit, error) {
 	if err := s.Validate(); err != nil {
 		return Kit{}, err

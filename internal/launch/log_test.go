@@ -203,7 +203,7 @@ await more; head -c 10000000 /dev/zero; await free; head -c 1000 /dev/zero; awai
 	if report := stopped(t, l, s.Ref(), time.Second); !report.Free() || report.Phase != Exited {
 		t.Errorf("stop: %+v", report)
 	}
-	// What cannot be started is said.
+	// The log says that the command could not be started.
 	fill()
 	if _, err := Arm(t.Context(), l, spec("next", "true")); err == nil || !strings.Contains(err.Error(), "o space left") {
 		t.Errorf("arm: %v", err)
@@ -238,7 +238,7 @@ func TestSilenceIsTold(t *testing.T) {
 	wg.Wait()
 }
 
-// More than its share is on its way to nobody, whatever the order of events.
+// No follower gets more than its share, whatever the order of events.
 func TestAWindowIsNeverExceeded(t *testing.T) {
 	t.Parallel()
 	rng := rand.New(rand.NewPCG(5, 6))
@@ -282,8 +282,8 @@ func TestAWindowIsNeverExceeded(t *testing.T) {
 	}
 }
 
-// However many workers print and nobody writes, no more than the window is held:
-// half a GiB at most would be, were each channel filled.
+// For any number of workers and a blocked writer, the memory stays within the window.
+// If each channel were filled, it would be half a GiB.
 func TestAWindowHoldsForThousandsOfFollowers(t *testing.T) {
 	t.Parallel()
 	const total = 128 << 20 // as in a run

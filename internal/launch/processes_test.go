@@ -68,7 +68,7 @@ func TestHowTheFirstOfSeveralProcessesFailsIsTold(t *testing.T) {
 	}
 }
 
-// No process misses TERM because it has only just been forked: on one processor the first
+// A process that has just been forked does not miss TERM. On one processor the first
 // one has failed before the last one runs.
 func TestTheFirstFailureEndsAProcessThatIsJustStarting(t *testing.T) {
 	t.Parallel()
@@ -138,7 +138,8 @@ func TestTheOtherProcessesHaveTheGraceTime(t *testing.T) {
 	}
 }
 
-// Stopped, each process has its last words in the log before the end is told.
+// When the processes are stopped, their last words are in the log before the end is
+// reported.
 func TestSeveralProcessesAreStoppedAsOne(t *testing.T) {
 	t.Parallel()
 	l := newLocal(t)

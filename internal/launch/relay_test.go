@@ -67,8 +67,8 @@ func TestALargeBurstArrives(t *testing.T) {
 	}
 }
 
-// What a process in the background holds open delays the end only until what
-// came before is in the log.
+// A background process that holds the pipe open delays the end only until the earlier
+// output is in the log.
 func TestAProcessInTheBackgroundDoesNotHoldUpTheEnd(t *testing.T) {
 	t.Parallel()
 	for name, background := range map[string]string{

@@ -67,7 +67,7 @@ const (
 	halfToken  = `200 {"expires_in": 9, "access_token": "hush-hush…`
 )
 
-// What is tried again counts as if it had been answered at once.
+// An answer after a further try counts like an answer to the first.
 func TestASecretIsReadAfterTrouble(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct{ token, secret []string }{

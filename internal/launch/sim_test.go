@@ -85,9 +85,9 @@ func TestOverSSHACutNeverStartsTwice(t *testing.T) {
 	}
 }
 
-// Whatever happens to the connection, at whatever byte and in whatever step, the
-// command is started once, the local bytes are a prefix of its output and in the
-// end equal to it, and nothing of it is left.
+// The connection may break at any byte of any step. The command still starts once. The
+// local bytes are a prefix of its output and equal to it at the end. Nothing of the
+// command is left.
 func TestOverSSHAnyStepMayBreakAnywhere(t *testing.T) {
 	t.Parallel()
 	rounds := 3

@@ -157,8 +157,8 @@ func TestTheEnvironmentIsAsGiven(t *testing.T) {
 	}
 }
 
-// Every variable that bash knows, or that our scripts have a word for, reaches the
-// command as it was given, or is refused before anything is asked of a worker.
+// Every variable that bash or our scripts know reaches the command as it was given, or
+// is refused before the first request to a worker.
 func TestEveryVariableOfBashArrivesOrIsRefused(t *testing.T) {
 	t.Parallel()
 	known, err := exec.Command("bash", "--norc", "-c", "compgen -v").Output()
@@ -262,7 +262,7 @@ grep -E '^Sig(Ign|Blk)' /proc/self/status | tr -s '\t\n' ' '; echo; cut -d' ' -f
 		t.Errorf("open files: %q", lines[2])
 	}
 	lines[2] = "limit"
-	// What is blocked and ignored here is inherited, by ssh's commands too.
+	// Blocked and ignored signals are inherited, by commands of ssh too.
 	signals, err := exec.Command("bash", "-c", `grep -E '^Sig(Ign|Blk)' /proc/self/status | tr -s '\t\n' ' '`).Output()
 	if err != nil {
 		t.Fatal(err)
@@ -428,7 +428,8 @@ func TestOneRunAtATime(t *testing.T) {
 	}
 }
 
-// What another run of that name has brought into the directory since is not run.
+// Code that another run of that name has brought into the directory since is not
+// started.
 func TestOtherCodeIsNotStarted(t *testing.T) {
 	t.Parallel()
 	l := newLocal(t)
@@ -624,8 +625,8 @@ func TestTheClockIsMeasuredWhileAStartWaits(t *testing.T) {
 	}
 }
 
-// Whether the stop comes before the moment depends on how fast the machine is;
-// nothing is left either way.
+// The speed of the machine decides whether the stop comes before the moment. Nothing is
+// left in either case.
 func TestAStopBeforeTheMomentOfTheStart(t *testing.T) {
 	t.Parallel()
 	l := newLocal(t)
@@ -692,7 +693,7 @@ func TestTheSessionEndsAtTheStart(t *testing.T) {
 	stopped(t, l, Ref{"r", 1}, time.Second)
 }
 
-// Whatever part of the answers to "go" is lost, the command is started once.
+// The command starts once, whichever part of the answers to "go" is lost.
 func TestALostAnswerNeverStartsTwice(t *testing.T) {
 	t.Parallel()
 	l := newLocal(t)

@@ -83,8 +83,8 @@ func TestStopsAtOnceAreOneStop(t *testing.T) {
 	wg.Wait()
 }
 
-// Nothing but its control group tells whose it is: no environment, session,
-// parent or output.
+// Only its control group shows to which run it belongs; its environment, session,
+// parent and output do not.
 func TestStopFindsWhatIsHiddenByItsControlGroup(t *testing.T) {
 	t.Parallel()
 	l := newLocal(t)
@@ -141,9 +141,8 @@ func TestTheWatchOfALeaseIsNotSweptAway(t *testing.T) {
 	}
 }
 
-// A command that ignores TERM is not waited for where no grace was given: it
-// takes no longer to end than one that needs no grace, but for what the machine
-// needs.
+// Without a grace time the stop does not wait for a command that ignores TERM. It takes
+// no longer than for any other command.
 func TestNoGraceIsNone(t *testing.T) {
 	t.Parallel()
 	l := newLocal(t)
@@ -376,8 +375,8 @@ func TestStatusOfAWorkerWithoutRuns(t *testing.T) {
 	}
 }
 
-// A stop that marks an attempt tells it to whoever looks, and to whoever arms the next
-// one, although the command had ended.
+// A stop that marks an attempt is visible to every later look and to the next Arm, even
+// if the command had ended.
 func TestAStopIsMarked(t *testing.T) {
 	t.Parallel()
 	l := newLocal(t)
@@ -407,8 +406,8 @@ func TestAStopIsMarked(t *testing.T) {
 	}
 }
 
-// How the run ended as a whole is what only its runner knows: a worker tells it once it
-// has been told.
+// Only the runner knows how the run as a whole ended. A worker reports it after the
+// runner has told it.
 func TestAVerdictIsKept(t *testing.T) {
 	t.Parallel()
 	l := newLocal(t)

@@ -11,8 +11,8 @@ import (
 	"multihost/internal/testkit"
 )
 
-// A python3 that stands in for that of a worker: it notes what it is asked, and
-// makes what a virtual environment consists of.
+// A stand-in for a worker's python3: it notes its arguments and makes the files of a
+// virtual environment.
 const standInPython = `#!/bin/bash
 echo "$2 ${PYTHONHOME-none} $FOO" >>"$HOME/asked"
 for dir; do :; done
@@ -76,8 +76,8 @@ func TestHalfAVenvIsMadeAnew(t *testing.T) {
 	}
 }
 
-// Who comes while another one makes it, whose connection was lost, waits for that
-// one, and makes nothing.
+// A second process waits for the first one, whose connection was lost, and makes
+// nothing.
 func TestVenvThatIsBeingMadeIsWaitedFor(t *testing.T) {
 	t.Parallel()
 	l := withPython(t, standInPython+`while [ ! -e "$HOME/go" ]; do sleep 0.1; done`)
@@ -153,7 +153,7 @@ func TestVenvWithoutAnyPython(t *testing.T) {
 	}
 }
 
-// What comes out is one that a real python takes for one, with pip.
+// A real python accepts the result as a virtual environment with pip.
 func TestVenvIsOneForPython(t *testing.T) {
 	testkit.OnlyInAll(t, "the other tests of this package")
 	t.Parallel()

@@ -44,9 +44,9 @@ terms() {
   if ((look < 1)); then look=1; fi
 }
 
-# take_agent succeeds if root keeps the program, perhaps from now on: a runner's login has
-# put it into the index. What cannot be run is tried again after 10 minutes, or when another
-# login has put it there.
+# take_agent succeeds if root keeps the program, perhaps from now on: a runner's login
+# has put it into the index. If the program cannot be run, it is tried again after 10
+# minutes, or when another login has put it there.
 offered=none offered_at=0
 take_agent() {
   local sum file offer

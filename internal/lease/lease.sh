@@ -72,7 +72,7 @@ without_agent() {
     fi
     if [[ $op == renew ]]; then leave_terms "$(grep -v '^hold=' <"$newest" && printf 'hold=%s' "$hold")"; fi
   fi
-  # What is there and cannot be run would not run if it came again.
+  # A program that is there and cannot be run would not run if it were sent again.
   if [[ ! $sum && $op != look || $why == *"cannot run"* ]]; then fail "$why"; fi
   say lacks "$(uname -m)"
   exit

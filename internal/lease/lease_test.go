@@ -293,8 +293,8 @@ func (v *vm) stand(name, text string) {
 	testkit.Must(v.t, os.WriteFile(filepath.Join(v.root, "bin", name), []byte("#!/bin/bash\n"+text+"\n"), 0o755))
 }
 
-// A lease over SSH, with whatever a login's start-up files do: the agent is sent once, and
-// once the command has ended and nobody renews, it deletes.
+// A lease over SSH, with any start-up files of the login. The agent is sent once. When
+// the command has ended and nobody renews the lease, it deletes the slices.
 func TestALeaseOverSSH(t *testing.T) {
 	t.Parallel()
 	testkit.EachLogin(t, func(t *testing.T, login testkit.HostileLogin) {
@@ -350,7 +350,7 @@ func TestTheGuard(t *testing.T) {
 		v.boot(limited)
 		v.wait("the guard", func() bool { return v.pid() > 1 })
 		end := v.runs()
-		if _, err := v.tryArm(limited); err == nil { // all the same the guard has these terms now
+		if _, err := v.tryArm(limited); err == nil { // the guard still has these terms now
 			t.Error("armed")
 		}
 		v.wait("the command to be seen", func() bool {
@@ -572,7 +572,7 @@ func TestAWorkerThatCannotRunTheAgent(t *testing.T) {
 			if err == nil || !regexp.MustCompile(row.want).MatchString(err.Error()) {
 				t.Errorf("got %v, want %s", err, row.want)
 			}
-			// All the same the guard learns that a runner lives.
+			// The guard still learns that a runner lives.
 			lease := v.index(fmt.Sprintf("train.lease.%d", os.Getuid()))
 			before, err := os.Stat(lease)
 			testkit.Must(t, err)
@@ -661,8 +661,8 @@ func (text answering) Run(_ context.Context, cmd remote.Cmd) (remote.Status, err
 	return remote.Status{}, err
 }
 
-// forgetful is a worker that has lost its kit whenever a command comes that it has not just
-// refused.
+// forgetful is a worker that loses its kit before each command, except right after it
+// has refused one.
 type forgetful struct {
 	*vm
 	refused bool

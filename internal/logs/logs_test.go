@@ -184,8 +184,8 @@ func TestLocalLogs(t *testing.T) {
 	}
 }
 
-// TestLocalLogsUntimed holds that lines whose arrival was not kept are not given another
-// time without a word.
+// TestLocalLogsUntimed checks that lines without a recorded arrival do not get another
+// time silently.
 func TestLocalLogsUntimed(t *testing.T) {
 	d, sink, begin := logged(t)
 	dir := record.RecordDir(d.StateDir, "r", 1)
@@ -224,8 +224,8 @@ func (s slowSource) copyFrom(_ context.Context, offset, _ int64, w io.Writer) er
 	return s.err
 }
 
-// TestMerge holds that lines stay whole, that one log's error does not end the others, and
-// that a reader who is gone ends all.
+// TestMerge checks that lines stay whole, that an error of one log does not end the
+// others, and that all end when the reader has gone.
 func TestMerge(t *testing.T) {
 	away := errors.New("away")
 	reader := func(s LogSink) *logReader {
@@ -258,7 +258,7 @@ func TestMerge(t *testing.T) {
 	}
 }
 
-// TestLineHold holds that lines are passed on whole, and very long ones nevertheless.
+// TestLineHold checks that lines are passed on whole, and very long ones nevertheless.
 func TestLineHold(t *testing.T) {
 	var got bytes.Buffer
 	h := &lineHold{w: &got}
@@ -314,7 +314,7 @@ func TestLogsWithoutMachine(t *testing.T) {
 	}
 }
 
-// TestFollowWithoutMachine holds that logs -f of a slice that is gone shows the copy, and
+// TestFollowWithoutMachine checks that logs -f of a slice that is gone shows the copy, and
 // that it leaves an old copy alone if a bucket has the log.
 func TestFollowWithoutMachine(t *testing.T) {
 	for _, inBucket := range []bool{false, true} {
@@ -340,8 +340,8 @@ type fullPipe struct{ shown }
 
 func (p *fullPipe) Flush() error { return io.ErrClosedPipe }
 
-// TestFollowEndsWithoutReader holds that a reader who is gone ends the following of all
-// logs, also of those without output.
+// TestFollowEndsWithoutReader checks that following ends for all logs when the reader
+// has gone, also for logs without output.
 func TestFollowEndsWithoutReader(t *testing.T) {
 	l := newLogReader(&workers.Deps{
 		Reach: &workers.Reach{Invocation: &stage.Invocation{Sink: event.Discard, Clock: gcp.SystemClock}},
@@ -365,8 +365,8 @@ func TestFollowEndsWithoutReader(t *testing.T) {
 	}
 }
 
-// TestLogOfUnknownAttempt holds that an attempt which a worker does not know is no empty
-// log, and that --all shows the other logs nevertheless.
+// TestLogOfUnknownAttempt checks that an attempt unknown to a worker is not shown as an
+// empty log, and that --all still shows the other logs.
 func TestLogOfUnknownAttempt(t *testing.T) {
 	for phase, want := range map[launch.Phase]error{launch.Unknown: launch.ErrUnknownRun, launch.Aborted: launch.ErrNotStarted, launch.Exited: nil, launch.Running: nil, launch.Lost: nil} {
 		if n, err := sizeOf(launch.State{Ref: launch.Ref{Run: "r", Attempt: 7}, Phase: phase, LogSize: 5}, "t-w0"); !errors.Is(err, want) || n != 5 && err == nil {
@@ -411,7 +411,7 @@ func (s partSource) copyFrom(_ context.Context, offset, end int64, w io.Writer) 
 	return err
 }
 
-// TestGoOnInBucket holds that a log begun on a worker goes on as far as a bucket has it.
+// TestGoOnInBucket checks that a log begun on a worker goes on as far as a bucket has it.
 func TestGoOnInBucket(t *testing.T) {
 	for _, c := range []struct {
 		offset, end int64
@@ -429,7 +429,7 @@ func TestGoOnInBucket(t *testing.T) {
 	}
 }
 
-// TestHintOfAnotherWorker holds that the hint names a worker that the run has.
+// TestHintOfAnotherWorker checks that the hint names a worker that the run has.
 func TestHintOfAnotherWorker(t *testing.T) {
 	first, last := tpu.WorkerID{}, tpu.WorkerID{Slice: 1} // two slices of one worker
 	for shown, other := range map[tpu.WorkerID]string{first: "s1w0", last: "s0w0"} {
@@ -444,7 +444,7 @@ func TestHintOfAnotherWorker(t *testing.T) {
 	}
 }
 
-// TestPieces holds that the logs of many workers together do not fill the memory.
+// TestPieces checks that the logs of many workers together do not fill the memory.
 func TestPieces(t *testing.T) {
 	for logs, want := range map[int]int64{1: 8 << 20, 8: 8 << 20, 64: 1 << 20, 256: 256 << 10, 4096: 64 << 10} {
 		if got := pieceOf(logs); got != want {

@@ -176,7 +176,8 @@ func (m *merger) Less(i, j int) bool {
 	return a < b
 }
 
-// next waits for the next line of log i. What was written so far is shown meanwhile.
+// next waits for the next line of log i. Meanwhile it shows what has been written so
+// far.
 func (m *merger) next(i int) (line mergedLine, ok bool, err error) {
 	select {
 	case line, ok = <-m.from[i]:

@@ -150,7 +150,7 @@ func (r *Review) Look(v metrics.View, now time.Time) (Look, error) {
 			return look, err
 		}
 	}
-	var none *stage.Error // an Error at StageInput: no logs yet, or none ever; the story is shown all the same
+	var none *stage.Error // an Error at StageInput: no logs yet, or none ever; the story is still shown
 	if _, err := r.training.Update(); err != nil && !((len(entries) > 0 || r.far != nil) && errors.As(err, &none) && none.Stage == stage.Input) {
 		return look, err
 	}

@@ -258,7 +258,8 @@ func TestAStallNamesWhoStoppedFirst(t *testing.T) {
 	for i := range 4 {
 		print(c, i, 9)
 	}
-	// 30 s a step: less than a minute a tenth, so that ten minutes are the least.
+	// At 30 s a step, ten steps take less than ten minutes, so the minimum of ten
+	// minutes applies.
 	clock.pass(10*time.Minute - time.Second)
 	if text, change := look(0); change != metrics.StallSame {
 		t.Errorf("before ten minutes: %q", text)

@@ -114,7 +114,7 @@ func logChunk() []byte {
 	return b.Bytes()
 }
 
-// TestReadingAllocatesNothing holds what the follow path rests on.
+// TestReadingAllocatesNothing checks what the follow path rests on.
 func TestReadingAllocatesNothing(t *testing.T) {
 	c := metrics.NewCollector(metrics.Options{Workers: workers(1, 1), Now: time.Now})
 	chunk := logChunk()
@@ -146,9 +146,9 @@ func BenchmarkStream(b *testing.B) {
 	}
 }
 
-// TestMemoryIsBounded holds what 2048 workers × 10⁴ steps cost, every line with
-// figures of its own. What a worker keeps has its full size after some hundred
-// steps, so that only some workers are taken to the end, and must not grow.
+// TestMemoryIsBounded checks the memory of 2048 workers × 10⁴ steps, where every line
+// has different figures. The memory of a worker has its full size after some hundred
+// steps. So only some workers read all steps, and must not grow.
 func TestMemoryIsBounded(t *testing.T) {
 	const full, steps = 560, 10_000
 	count, bound := 2048, int64(96<<20)

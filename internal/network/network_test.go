@@ -89,7 +89,7 @@ create   firewall mtu9k-all
 	if diff := cmp.Diff(want, plan.String()); diff != "" {
 		t.Errorf("plan (-want +got):\n%s", diff)
 	}
-	// A shell must take the lines apart into the words that are meant.
+	// A shell must split the lines into the intended words.
 	script := strings.ReplaceAll(plan.Actions[0].Gcloud, "gcloud ", "printf '%s\\n' ")
 	out, err := exec.Command("sh", "-c", script).Output()
 	if err != nil {
@@ -285,7 +285,7 @@ func TestFirewallOfTheSeeds(t *testing.T) {
 	if !n.Said(event.Warn, "whole internet") || !n.Said(event.Warn, "--source-ranges=") {
 		t.Errorf("no warning: %v", n.Notes())
 	}
-	// The server fills in what was left out; that is no difference.
+	// The server fills in omitted fields; they are not a difference.
 	f.firewalls["mtu9kfw"]["sourceRanges"] = []any{"0.0.0.0/0"}
 	f.firewalls["mtu9kfw"]["priority"] = 1000
 	created, err = c.CreateFirewall(t.Context(), rule)

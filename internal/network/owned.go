@@ -20,7 +20,7 @@ type Owned struct {
 }
 
 // Owned lists the networks of the project that this package created, sorted by name.
-// Users that are no TPUs are not listed: only the API knows them, when the network is
+// Users other than TPUs are not listed: the API reports them only when the network is
 // deleted.
 func (c *Client) Owned(ctx context.Context) ([]Owned, error) {
 	networks, err := c.calls.listNetworks(ctx)

@@ -150,8 +150,8 @@ func TestKeyPatchRace(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	// Whoever lost the race after the last look asks again, as after a refused
-	// login, and drops nobody.
+	// A client that lost the race after the last look tries again, as after a
+	// refused login, and removes no other key.
 	for _, user := range users {
 		if _, err := c.EnsureKey(t.Context(), s, user, simcloud.PublicKey(user)); err != nil {
 			t.Fatal(err)

@@ -1,9 +1,8 @@
-// Package notify sends messages to another program or a web server at the moments of a
-// run that somebody wants to be woken for: it starts, starts again, fails, ends. It hides
-// that the receiver may hang, fail or be away.
+// Package notify sends messages to another program or a web server when a run starts,
+// starts again, fails or ends. It hides that the receiver may hang, fail or be away.
 //
 // Two promises: while the run goes on it never waits for a message to arrive, and no
-// message can make it fail. What could not be delivered is reported.
+// message can make it fail. A message that could not be delivered is reported.
 //
 //	n := notify.New(notify.Options{Program: []string{"notify-send", "TPU"}, Sink: view})
 //	sink := event.Tee(view, n)
@@ -286,7 +285,7 @@ func (n *Notifier) report(m Message, whom string, err error) {
 
 // run calls the program with a message. The program has a process group of its own, so
 // that Ctrl-C does not reach it and so that all it started ends with it if it takes too
-// long. What it leaves in the background after its end goes on.
+// long. Processes that it leaves in the background go on.
 func (n *Notifier) run(input []byte) error {
 	ctx, cancel := n.limit(programLimit)
 	defer cancel()

@@ -139,8 +139,8 @@ func TestWhatEndsBeforeItsStartIsAFailureToo(t *testing.T) {
 	}
 }
 
-// A failure of the last attempt is told once, and one that comes after an attempt
-// that was to be followed by another is told too.
+// A failure of the last attempt is reported once. A failure after an attempt that
+// another should have followed is reported too.
 func TestEachFailureIsToldOnce(t *testing.T) {
 	for _, tt := range []struct {
 		story string
@@ -217,8 +217,8 @@ func TestTheUserNeedNotWaitForAMessage(t *testing.T) {
 	}
 }
 
-// limits is a clock whose pauses are over at once, and whose limits never pass,
-// or soon: a slow machine must not turn a program that runs into one that hangs.
+// limits is a clock whose pauses end at once, and whose limits never pass, or pass
+// soon. A slow machine must not make a running program look like a hanging one.
 type limits struct{ pass bool }
 
 func (limits) Now() time.Time { return time.Now() }

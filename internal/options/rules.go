@@ -34,7 +34,7 @@ func foreignFlag(path []string, flag string) error {
 }
 
 // privateFlags are not read from a project's file, because it may come with a directory
-// that somebody else made. What these flags do is not about that directory: they open a
+// that somebody else made. These flags reach beyond that directory: they open a
 // network, end other users' runs, delete, name an identity, or send the user's data
 // elsewhere.
 var privateFlags = map[string]string{

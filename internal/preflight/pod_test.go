@@ -51,9 +51,9 @@ func inPod(t *testing.T, more string, words ...string) (said string, status int)
 	return string(out), cmd.ProcessState.ExitCode()
 }
 
-// A container without NET_ADMIN is told so, and what to write in its
-// specification; so is one that may not write below /proc/sys and /sys. What
-// can be done is done, by real tools on a real kernel.
+// In a container without NET_ADMIN the script says so, and what to write in the
+// specification. The same holds if it may not write below /proc/sys and /sys. It makes
+// all other settings, with real tools on a real kernel.
 func TestPodIsToldWhichRightsItLacks(t *testing.T) {
 	const (
 		route   = "preflight: rto_min                    "

@@ -87,10 +87,10 @@ tell() {
   printf 'preflight: %-26s %-8s %s\n' "$name" "$outcome" "$reason"
 }
 
-# read_from COMMAND...: $out is what it prints. No command delays the rest: after 20 s it is
-# ended, and $why says so. timeout(1) would be a process more. The status is not asked for:
-# bash 5.2 may wait for ever for a process substitution that has ended early. What failed
-# is known by what it prints.
+# read_from COMMAND...: $out is what it prints. No command delays the rest: after 20 s
+# it is ended, and $why says so. timeout(1) would be a process more. The status is not
+# read: bash 5.2 may wait for ever for a process substitution that has ended early. The
+# output shows what failed.
 out=''
 read_from() {
   local from pid rc

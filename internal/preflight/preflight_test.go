@@ -609,8 +609,7 @@ func TestKitAnswersAsRunDoes(t *testing.T) {
 	same(t, "outcomes", outcomes(rep), fresh)
 }
 
-// What multihost preflight print prints does to a worker what Run does, and says
-// so in words.
+// The printed script does to a worker what Run does, and reports it in words.
 func TestPrintedScriptDoesTheSame(t *testing.T) {
 	t.Parallel()
 	h, twin := newHost(t), newHost(t)
@@ -648,9 +647,8 @@ func mustRun(t *testing.T, h *host, o Options) Report {
 	return rep
 }
 
-// Where the printed script stands before a program, as in
-// `bash preflight.sh PLATFORM=GKE && python3 train.py`, its status decides
-// whether the program starts.
+// The status of the printed script decides whether a program after it starts, as in
+// `bash preflight.sh PLATFORM=GKE && python3 train.py`.
 func TestPrintedScriptStopsOnlyWhatCannotWork(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {

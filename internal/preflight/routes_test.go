@@ -94,10 +94,10 @@ func changePeers(t *testing.T, routes string, kill int) (cut, whole, said, lost 
 	return cut, whole, said, lost
 }
 
-// Default routes of one metric each get rto_min, in the order that they had and
-// with all that they had, and at no moment does a packet find no way, wherever the
-// script is killed; the next run then does what is left. make test tries the first two rows,
-// and kills the script after the first step only.
+// Default routes of one metric all get rto_min and keep their order and attributes. At
+// every moment a packet finds a route, wherever the script is killed. The next run then
+// does the rest. make test tries the first two rows, and kills the script after the
+// first step only.
 func TestDefaultRoutesOfOneMetric(t *testing.T) {
 	t.Parallel()
 	const (

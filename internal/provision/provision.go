@@ -237,7 +237,7 @@ func (s SliceSight) decide() Decision {
 }
 
 // rank orders decisions about single slices. The resource as a whole needs the hardest
-// step; of two equal steps, the clearer loss is told.
+// step. Of two equal steps, the one with the clearer loss counts.
 func rank(d Decision) int {
 	steps := map[Step]int{StepUse: 0, StepWait: 1, StepReset: 2, StepRecreate: 3}
 	losses := map[Loss]int{NoLoss: 0, Infrastructure: 1, Maintenance: 2, Preempted: 3}

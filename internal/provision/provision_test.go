@@ -75,8 +75,8 @@ func TestDecide(t *testing.T) {
 	}
 }
 
-// Nothing is rebooted or deleted before its time has passed, unless it is of no use
-// any more. A wait for a loss ends, but for one that the provider mends itself.
+// Nothing is rebooted or deleted before its time has passed, unless it is of no more
+// use. A wait for a loss ends, except for a loss that the provider repairs itself.
 func TestDecideIsPatientAndNotForEver(t *testing.T) {
 	for _, life := range []Life{Requested, Waiting, Provisioning, Active, Recovering, Suspending, Deleting, "pondering"} {
 		for _, slice := range []SliceSight{well, untried, silent, unhealthy, stopped, taken, repaired} {

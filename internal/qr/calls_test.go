@@ -177,8 +177,8 @@ func TestHostKeysOf2048WorkersAreAskedOnce(t *testing.T) {
 	}
 }
 
-// A list that the API could not make whole is asked for again: a slice that is
-// not in it would be taken for gone, and what runs on it for lost.
+// If the API could not complete its list, the list is requested again. A missing slice
+// would count as gone, and its run as lost.
 func TestAListThatLeavesSomethingOutIsNotBelieved(t *testing.T) {
 	c := start(t, sim.Config{})
 	partial := 0
@@ -199,7 +199,7 @@ func TestAListThatLeavesSomethingOutIsNotBelieved(t *testing.T) {
 	}
 }
 
-// TestAResourceThatIsNotThereIsNotFound: who knows only the seam learns it by its error.
+// TestAResourceThatIsNotThereIsNotFound: callers that know only the seam learn it by its error.
 func TestAResourceThatIsNotThereIsNotFound(t *testing.T) {
 	c := start(t, sim.Config{})
 	if _, err := c.Provider("").Get(t.Context(), "none"); !errors.Is(err, provision.ErrNotFound) {

@@ -242,8 +242,8 @@ func TestCreateOperationErrorIsTold(t *testing.T) {
 	}
 }
 
-// A request that the quota does not cover is not repeated, and it is told with
-// what it asks for and with the dead ones that hold some of the quota.
+// A request beyond the quota is not repeated. The error says what it asks for, and
+// which dead requests hold some of the quota.
 func TestQuotaIsToldAndNotRetried(t *testing.T) {
 	c := start(t, sim.Config{Quota: 40})
 	dead := request(t, func(r *qr.Request) { r.ID, r.NodeCount, r.NodePrefix = "old", 1, "" })
@@ -268,8 +268,8 @@ func TestQuotaIsToldAndNotRetried(t *testing.T) {
 	refused("and this asks for 48 of it; other queued resources have 16: old (16, FAILED)", "multihost gc --delete")
 }
 
-// The operation of a create may hang while the resource is long past it: that
-// must not be taken for a create that failed.
+// The operation of a create may hang although the resource has long gone on. That must
+// not count as a failed create.
 func TestCreateOperationThatNeverEnds(t *testing.T) {
 	c := start(t, sim.Config{})
 	c.Intercept(func(w http.ResponseWriter, r *http.Request) bool {
@@ -346,8 +346,8 @@ func TestExistsAlreadyAndIsExpanded(t *testing.T) {
 	}
 }
 
-// A zone that does not exist is not explained by what a zone offers, whichever call comes
-// first; one that exists is.
+// The error about a zone that does not exist does not list offers of zones, whichever
+// call comes first. For an existing zone it does.
 func TestAZoneThatDoesNotExistIsNamed(t *testing.T) {
 	c := start(t, sim.Config{})
 	elsewhere := func(zone string) *qr.Client {

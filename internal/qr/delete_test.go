@@ -46,8 +46,8 @@ func TestDeleteWithItsSlices(t *testing.T) {
 	t.Error("no progress was shown")
 }
 
-// Somebody asks for another one under the name as soon as it is free: that one is
-// not what was to be deleted, nor are its slices.
+// Somebody requests another resource under the name as soon as it is free. Delete must
+// not delete that one or its slices.
 func TestANamesakeIsNotDeleted(t *testing.T) {
 	c := start(t, sim.Config{})
 	c.ready(request(t, nil))
@@ -227,8 +227,8 @@ func (a *lateAPI) RoundTrip(r *http.Request) (*http.Response, error) {
 	return &http.Response{StatusCode: status, Header: http.Header{"Content-Type": {"application/json"}}, Body: io.NopCloser(strings.NewReader(body)), Request: r}, nil
 }
 
-// The limit of a deletion begins when it is asked for: an API that was away for
-// longer than that is no reason to end while it is under way.
+// The limit of a deletion begins with the request. An API that was unreachable for
+// longer does not end a deletion in progress.
 func TestADeletionHasItsTimeWhenItIsAskedFor(t *testing.T) {
 	clock := testkit.NewJumpClock()
 	begin, calls := clock.Now(), 0

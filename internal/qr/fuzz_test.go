@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// FuzzGcloudFlags reads --cqr-extra-args. Whatever is typed gives a request or
-// an error, and what is refused changes nothing that is sent.
+// FuzzGcloudFlags reads --cqr-extra-args. Every text gives a request or an error. A
+// refused text changes nothing of the request.
 func FuzzGcloudFlags(f *testing.F) {
 	f.Add("--network=mtu9k --spot")
 	f.Add("--node-count 2 --node-prefix=t --labels=a=b,c=d --metadata=^:^k=v:w=x")

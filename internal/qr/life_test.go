@@ -38,7 +38,7 @@ func sees(r qr.Resource, reach provision.Reach) provision.Sight {
 	})
 }
 
-// What is decided about the API's words.
+// The lives that the API's words mean.
 func TestDecide(t *testing.T) {
 	active := func(slice, health string, reach provision.Reach) provision.Sight {
 		return sees(four("ACTIVE", slice, health), reach)

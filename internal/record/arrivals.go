@@ -204,8 +204,8 @@ func (a *Arrivals) Unknown() int64 {
 	return a.Known
 }
 
-// At returns when the byte at offset arrived, or now for one that is not here yet. Of a
-// byte whose time is not known, it returns the time by which it had arrived.
+// At returns when the byte at offset arrived, or now if it is not here yet. If the time
+// of the byte is not known, At returns a time by which the byte had arrived.
 func (a *Arrivals) At(offset int64, now time.Time) time.Time {
 	switch i := sort.Search(len(a.entries), func(i int) bool { return a.entries[i].offset > offset }); {
 	case offset >= a.Known:

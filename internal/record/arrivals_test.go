@@ -70,7 +70,7 @@ func TestArrivals(t *testing.T) {
 	}
 }
 
-// TestArrivalsOfSteadyOutput holds that an index grows by one entry a second at the most,
+// TestArrivalsOfSteadyOutput checks that an index grows by one entry a second at the most,
 // however fast the output is.
 func TestArrivalsOfSteadyOutput(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "index")
@@ -96,7 +96,7 @@ func TestArrivalsOfSteadyOutput(t *testing.T) {
 	}
 }
 
-// TestArrivalsWithoutIndex holds that a log from a version that kept no times has the one
+// TestArrivalsWithoutIndex checks that a log from a version that kept no times has the one
 // of its last byte, and that a broken index breaks nothing.
 func TestArrivalsWithoutIndex(t *testing.T) {
 	dir, id, now := t.TempDir(), tpu.WorkerID{}, time.Now()
@@ -136,7 +136,7 @@ func TestArrivalsWithoutIndex(t *testing.T) {
 	}
 }
 
-// TestLogNames holds that a run leaves out all that commands write beside each other into
+// TestLogNames checks that a run leaves out all that commands write beside each other into
 // a directory of logs.
 func TestLogNames(t *testing.T) {
 	id := tpu.WorkerID{Slice: 12345, Worker: 2}
@@ -150,7 +150,7 @@ func TestLogNames(t *testing.T) {
 	}
 }
 
-// TestArrivalsOfWhatIsShown holds that few entries are kept for the end of a long log, and
+// TestArrivalsOfWhatIsShown checks that few entries are kept for the end of a long log, and
 // that they tell the same of it as all of them.
 func TestArrivalsOfWhatIsShown(t *testing.T) {
 	begin := time.UnixMilli(1_700_000_000_000)

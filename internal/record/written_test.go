@@ -15,8 +15,8 @@ import (
 	"multihost/internal/transfer"
 )
 
-// TestARunTakesWhatTheUserAdds holds that a directory which a command made is no place
-// that later runs do not look into.
+// TestARunTakesWhatTheUserAdds checks that later runs also look into a directory that a
+// command made.
 func TestARunTakesWhatTheUserAdds(t *testing.T) {
 	dir := t.TempDir()
 	d := &record.Keeper{Of: &stage.Invocation{Sink: event.Discard}, StateDir: filepath.Join(t.TempDir(), "state")}

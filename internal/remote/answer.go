@@ -149,8 +149,8 @@ func (a *Answer) Noise() []string {
 // itself. The two may write in any order.
 var consequence = regexp.MustCompile(`: Broken pipe$|\btar: (Exiting with failure status|Error is not recoverable|Child returned status)`)
 
-// Trouble returns the last line that was no record, fit for a message, or "" when there
-// was none. It prefers a line that names a cause.
+// Trouble returns the last line that was not a record, in a form for messages; "" if
+// there was none. It prefers a line that names a cause.
 func (a *Answer) Trouble() string {
 	lines := a.Noise()
 	last := lines[len(lines)-1]

@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// What json.sh reads of JSON is what is there, wherever it stands, and of what is no JSON
-// it reads nothing.
+// json.sh reads the right values of JSON, wherever they are, and nothing of text that
+// is not JSON.
 func TestJSONIsRead(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {

@@ -174,8 +174,8 @@ func (k *kit) has(p *Program) bool {
 	return !k.lacking[p] && k.sums[p.digest()]
 }
 
-// sent records that the worker was sent the script. Whether the worker has kept it shows
-// at the next use.
+// sent records that the worker was sent the script. The next use shows whether the
+// worker has kept it.
 func (k *kit) sent(p *Program) {
 	k.mu.Lock()
 	defer k.mu.Unlock()

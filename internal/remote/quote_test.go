@@ -69,7 +69,7 @@ func FuzzQuote(f *testing.F) {
 				}
 			}
 		}
-		// As the first word of a line an argument is a command, whatever it
+		// An argument as the first word of a line is a command, whatever it
 		// looks like.
 		if word := args[0]; word != "" && !slices.Contains([]string{"[", ":", "."}, word) {
 			line := "f() { printf %s \"$1\"; }; f " + remote.Quote(word)

@@ -75,7 +75,7 @@ type Intake struct {
 	once sync.Once
 }
 
-// NewIntake returns an Intake that reads from r. Whoever reads calls Done at the end.
+// NewIntake returns an Intake that reads from r. The reader calls Done at the end.
 func NewIntake(r io.Reader) *Intake {
 	return &Intake{r: r, idle: make(chan struct{}), over: make(chan struct{})}
 }

@@ -368,8 +368,7 @@ func (f frame) y(v float64) float64 {
 	return min(max((v-f.y0)/(f.y1-f.y0), 0), 1)
 }
 
-// tooFar is how many times the median a value is at which it would flatten all others on
-// a linear axis.
+// A value of tooFar times the median flattens all others on a linear axis.
 const tooFar = 10
 
 // widest is the greatest ratio of two values that a logarithmic axis shows. Far beyond it

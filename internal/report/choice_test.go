@@ -109,7 +109,7 @@ func TestLabelsOfRowsDoNotTouch(t *testing.T) {
 	}
 }
 
-// Numbers of a training that has gone wrong end the drawing of no chart.
+// Every chart can be drawn, even with the numbers of a training that went wrong.
 func TestAnAxisOfAnyNumbersEnds(t *testing.T) {
 	t.Parallel()
 	for _, values := range [][]float64{

@@ -18,8 +18,8 @@ import (
 
 var update = flag.Bool("update", false, "make the pictures of docs/metrics.md anew")
 
-// TestPicturesOfTheDocuments makes them, of a run that is made up; it does so
-// for make docs only, since no two browsers draw the same.
+// TestPicturesOfTheDocuments makes the pictures, of an invented run. Only make docs
+// runs it, because no two browsers draw the same.
 func TestPicturesOfTheDocuments(t *testing.T) {
 	if !*update {
 		t.Skip("only make docs makes pictures")
@@ -36,7 +36,7 @@ func TestPicturesOfTheDocuments(t *testing.T) {
 	} {
 		p.See(shot.view)
 		p.Go(address)
-		// The first picture is of what is read first.
+		// The first picture shows the part of the page that is read first.
 		browser.Eval[int](p, `(() => { for (const id of ["heat", "timeline", "skew", "workers", "preflight", "notes", "about"])
 			document.getElementById(id).hidden = `+fmt.Sprint(shot.of == "#main")+`; return 0; })()`)
 		keep(t, filepath.Join("..", "..", "docs", "images", shot.name+".png"), p.PictureOf(shot.of))

@@ -17,7 +17,7 @@ import (
 	"multihost/internal/tpu"
 )
 
-// How much history the document of a page has, as the command asks for it.
+// The amount of history that the command requests for a page.
 const (
 	points       = 256
 	workerPoints = 64

@@ -91,7 +91,7 @@ func decisive(lines []string) int {
 		if _, step := metrics.ParseStep([]byte(line)); step || strings.TrimSpace(line) == "" {
 			continue
 		}
-		// The frames of a traceback are indented. What follows them is the exception.
+		// The frames of a traceback are indented. The exception follows them.
 		switch {
 		case traced.MatchString(line):
 			tracing = true

@@ -1,9 +1,9 @@
 // Package report shows a run as one HTML page: as a file to keep and to send, and live
 // while the run goes on.
 //
-// A page is self-contained. It loads nothing, and its own policy forbids it to. It can be
-// read without JavaScript, which only adds the reading of single points, sorting and the
-// updates of the live page. Whatever workers printed is only text on it.
+// A page is self-contained. It loads nothing, and its own policy forbids it to. It can
+// be read without JavaScript, which only adds the reading of single points, sorting and
+// the updates of the live page. Everything that workers printed is only text on it.
 //
 // No figure is computed here: each one on the page carries its place in the metrics
 // document and is that value, rounded for people. A page is smaller than MaxBytes for any
@@ -104,7 +104,7 @@ func sections(v *view) ([]section, error) {
 }
 
 // policy forbids the page everything but its own style and script, which it names by
-// their hashes: what a worker printed cannot run, even if the escaping has a hole.
+// their hashes. So text of a worker cannot run, even if the escaping has a hole.
 func policy(live bool) string {
 	p := "default-src 'none'; img-src data:; style-src " + hash(style) + "; script-src " + hash(script) + "; base-uri 'none'; form-action 'none'"
 	if live {

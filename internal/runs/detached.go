@@ -536,7 +536,7 @@ func (r *BucketRun) stop(ctx context.Context, o StopOptions) error {
 	if err != nil && ctx.Err() != nil {
 		return stage.InterruptedOr(ctx, workers.MayStillRun(&stage.Error{Stage: stage.Stopping, Err: err}, r.Desc.Run))
 	}
-	// If the bucket cannot be read, the workers are told to stop all the same.
+	// If the bucket cannot be read, the workers still get the order to stop.
 	if err == nil && before.Over(r.Desc) {
 		if k := r.keptSlices(ctx, before); k != nil {
 			return r.stopKept(ctx, o, *k)

@@ -90,9 +90,9 @@ func EndHere(stateDir string, rec *record.Record, attempt int) *RunEnd {
 	return nil
 }
 
-// EndThere returns the end of the record's attempt as its workers tell it; nil if they
-// tell none. If all of them are connected, and none was told the verdict, it judges by
-// how the command ended on each.
+// EndThere returns the end of the record's attempt as its workers report it; nil if
+// they report none. If all of them are connected and none knows the verdict, EndThere
+// judges by how the command ended on each.
 func EndThere(ctx context.Context, t *workers.Connected, d *workers.Deps, rec *record.Record, all bool) *RunEnd {
 	found, _ := t.Runs(ctx)
 	for _, f := range found {

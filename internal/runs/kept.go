@@ -173,9 +173,9 @@ func missingHere(ctx context.Context, d *workers.Deps, t *workers.Connected, rec
 	return slices.DeleteFunc(all, func(l *follow.PartLog) bool { return l == nil }).String()
 }
 
-// unstopped says what is true of a job without runner that did not end in time after it
-// was told to: which workers have not said that they ended, and what becomes of the
-// slices. standing is the state of the queued resource; "" if it could not be read.
+// unstopped describes a job without runner that did not end in time after a stop: which
+// workers have not reported their end, and what happens to the slices. standing is the
+// state of the queued resource; "" if it could not be read.
 func (r *BucketRun) unstopped(state detach.State, standing string) error {
 	ended := map[tpu.WorkerID]bool{}
 	for _, e := range state.Ended {

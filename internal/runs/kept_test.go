@@ -36,8 +36,9 @@ func TestTheQuestionNamesWhatGoes(t *testing.T) {
 	}
 }
 
-// When the workers of a job without runner do not end in time, stop says who has not said
-// so, whether the slices exist, who deletes them and what to type.
+// When the workers of a job without runner do not end in time, stop names the workers
+// that have not reported their end, and says whether the slices exist, who deletes them
+// and what to type.
 func TestAStopInTheBucketThatIsNotHeardSaysWhatIsTrue(t *testing.T) {
 	t.Parallel()
 	clock := testkit.NewJumpClock()
@@ -67,8 +68,8 @@ func TestAStopInTheBucketThatIsNotHeardSaysWhatIsTrue(t *testing.T) {
 	}
 }
 
-// After the slices of a record are gone, a living run of its name is the same run only if it
-// can be this user's.
+// When the slices of a record are gone, an active run of its name counts as the same
+// run only if it can be this user's.
 func TestARunThatWasBegunAgain(t *testing.T) {
 	t.Parallel()
 	found := func(run, owner string, mine bool, phase launch.Phase) workers.FoundRun {

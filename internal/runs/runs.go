@@ -259,10 +259,10 @@ type notBegunError struct {
 func (e *notBegunError) Error() string { return e.err.Error() }
 func (e *notBegunError) Unwrap() error { return e.err }
 
-// choose returns the run that is meant among runs of one name: the active one, otherwise
-// the newest. other is a run that could be meant instead: another active one, or one on
-// other workers. The number of an attempt decides nothing, because one worker can claim
-// any.
+// choose returns the run that the user means among runs of one name: the active one,
+// otherwise the newest. other is a run that could be meant instead: another active one,
+// or one on other workers. The number of an attempt decides nothing, because one worker
+// can claim any.
 func choose(match []workers.FoundRun) (f workers.FoundRun, other *workers.FoundRun) {
 	at := max(0, slices.IndexFunc(match, func(f workers.FoundRun) bool { return f.Info.Alive() }))
 	f = match[at]
@@ -539,8 +539,8 @@ func Stop(ctx context.Context, d *workers.Deps, name string, o StopOptions) erro
 	return stopUnbegun(ctx, d, name, o.Prefix, err)
 }
 
-// stopUnbegun deletes the queued resource of a job that no worker knows. why is the error
-// with which it was not found on the workers; stopUnbegun returns why if there is no such
+// stopUnbegun deletes the queued resource of a job that no worker knows. why is the
+// error of the search on the workers; stopUnbegun returns it if there is no such
 // resource.
 func stopUnbegun(ctx context.Context, d *workers.Deps, name, prefix string, why error) error {
 	var idle *notBegunError
@@ -642,9 +642,9 @@ func stopElsewhere(ctx context.Context, d *workers.Deps, rec *record.Record, o S
 	return stopOn(ctx, d, there, o)
 }
 
-// stopNamed stops the active runs of a name on the workers. If one cannot be
-// stopped, the others are stopped all the same. It returns the runs that the workers knew
-// before, and whether there was any to stop.
+// stopNamed stops the active runs of a name on the workers. If one cannot be stopped,
+// it still stops the others. It returns the runs that the workers knew before, and
+// whether there was any to stop.
 //
 // It marks the newest attempt, although that has ended: a runner may be about to begin
 // the next one. Whoever begins one on a worker can be found there before it reads the

@@ -72,10 +72,9 @@ func (p *tap) clients() (*network.Client, *qr.Client) {
 	return network.New(g, qr.LifeOf), qr.New(g)
 }
 
-// What our clients send and what the simulator answers, from the first network
-// to the last deletion, agrees with the documents in which Google describes its
-// APIs: methods, paths, parameters, fields, types, enumerations, required
-// fields.
+// The requests of our clients and the answers of the simulator, from the first network
+// to the last deletion, agree with Google's descriptions of its APIs: methods, paths,
+// parameters, fields, types, enumerations, required fields.
 func TestDiscoveryDocumentsDescribeTheMainPath(t *testing.T) {
 	t.Parallel()
 	c := &checker{docs: loadDiscovery(t), problems: map[string]string{}, called: map[string]int{}}
@@ -124,8 +123,7 @@ func TestDiscoveryDocumentsDescribeTheMainPath(t *testing.T) {
 	}
 }
 
-// What the simulator says of things that went wrong is as Google describes it
-// too.
+// The errors of the simulator agree with Google's descriptions too.
 func TestDiscoveryDocumentsDescribeTrouble(t *testing.T) {
 	t.Parallel()
 	c := &checker{docs: loadDiscovery(t), problems: map[string]string{}, called: map[string]int{}}
@@ -369,8 +367,8 @@ func useQueued(t *testing.T, c *qr.Client, r qr.Request) {
 	}
 }
 
-// readTheRest reads what the simulator serves and our clients do not ask for,
-// in both versions of the TPU API: gcloud does.
+// readTheRest reads everything that the simulator serves and only gcloud requests, in
+// both versions of the TPU API.
 func readTheRest(t *testing.T, p *tap) {
 	t.Helper()
 	r := qr.Request{ID: "left", NodeCount: 2, Tier: qr.Spot, Network: "mtu9k"}

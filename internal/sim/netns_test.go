@@ -113,8 +113,8 @@ func sshAs(t *testing.T, addr, login string, hostKey ssh.PublicKey, signer ssh.S
 	return string(out)
 }
 
-// A simulator that was killed left nothing once somebody looked for it; and one
-// whose process id another process has by now is ended all the same.
+// The next command removes everything that a killed simulator left, even if another
+// process has its process id by now.
 func TestNetnsKilledSimulator(t *testing.T) {
 	simworker.NeedNetns(t)
 	dir := t.TempDir()

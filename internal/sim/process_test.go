@@ -35,8 +35,8 @@ func begin(t *testing.T, cfg sim.Config) *sim.Server {
 	return s
 }
 
-// A key that was put into the node's metadata opens every worker, whose host
-// key is the one that its guest attributes show; another key opens none.
+// A key in the node's metadata can log in to every worker; another key cannot. The host
+// key of a worker is the one in its guest attributes.
 func TestWorkersAnswerSSHToMetadataKeysOnly(t *testing.T) {
 	t.Parallel()
 	s := begin(t, sim.Config{Dir: t.TempDir(), Step: time.Millisecond, Slices: []sim.SliceSpec{{Name: "t", Count: 2, Type: "v4-16"}}})

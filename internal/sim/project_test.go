@@ -131,9 +131,9 @@ func TestQuotasAreThoseThatRequestsMeet(t *testing.T) {
 	}
 }
 
-// What we ask of the project, and what gcloud changes of it, agrees with the
-// documents in which Google describes these APIs. Cloud Quotas has none among
-// those that Google ships with its Go clients.
+// Our requests about the project, and gcloud's changes of it, agree with Google's
+// descriptions of these APIs. Cloud Quotas has none among those that Google ships with
+// its Go clients.
 func TestDiscoveryDocumentsDescribeTheProject(t *testing.T) {
 	t.Parallel()
 	c := &checker{docs: loadDiscovery(t), problems: map[string]string{}, called: map[string]int{}}

@@ -275,7 +275,7 @@ mv "$HOME/token.new" "$HOME/token"
 	testkit.Eventually(t, "the token to die", func() bool { return code(secret(all)) == 401 })
 }
 
-// What a worker writes as guest attribute, the API shows to others.
+// The API shows others the guest attributes that a worker writes.
 func TestGuestAttributesOfWorkers(t *testing.T) {
 	testkit.Need(t, "curl")
 	t.Parallel()

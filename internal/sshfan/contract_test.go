@@ -118,7 +118,7 @@ func (b bench) settings(c *sshfan.Config) {
 	c.Identity = b.id
 }
 
-// client logs in without sshfan, for what sshfan has no use for.
+// client logs in without sshfan, for behaviours that sshfan does not use.
 func (b bench) client(t *testing.T) *ssh.Client {
 	t.Helper()
 	c, err := ssh.Dial("tcp", b.addr, &ssh.ClientConfig{
@@ -600,8 +600,8 @@ func signalled(t *testing.T, s *ssh.Session, line string, signals ...ssh.Signal)
 	return fmt.Sprint(err)
 }
 
-// What sshd does with signals for root is a fact that stopping a command must
-// live with; the simulator lets no root in.
+// sshd ignores signals for root, so stopping a command cannot rely on them. The
+// simulator has no login for root.
 func TestOpenSSHIgnoresSignalsForRoot(t *testing.T) {
 	testkit.NoLeaks(t)
 	testkit.NeedRoot(t)

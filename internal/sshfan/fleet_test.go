@@ -355,8 +355,8 @@ func TestDialHook(t *testing.T) {
 	}
 }
 
-// The host key of a worker, case by case: what the API says, what is pinned,
-// what the worker shows, and what becomes of it.
+// The host key of a worker, case by case: what the API says, what is pinned, what the
+// worker shows, and the result.
 func TestHostKeys(t *testing.T) {
 	type step struct {
 		name    string
@@ -470,8 +470,8 @@ func TestHostKeyOfKnownTypeIsAskedFor(t *testing.T) {
 	run(t, connect(t, newFleet(t), h), "true")
 }
 
-// What is only remembered of a worker's keys does not condemn it: the API is asked
-// again, once, and its word counts.
+// A remembered host key alone does not refuse a worker: the API is asked once more, and
+// its answer counts.
 func TestRememberedHostKeysAreDoubtedOnce(t *testing.T) {
 	testkit.NoLeaks(t)
 	for name, knows := range map[string]bool{"the API knows the new key": true, "the API knows it not": false} {
@@ -516,8 +516,9 @@ func TestTrustOnFirstUseIsSaidOncePerFleet(t *testing.T) {
 	}
 }
 
-// A command waits for a worker whose key has changed. What another command forgets
-// meanwhile counts, as its hint promises; what no file has is not forgotten.
+// A command waits for a worker whose key has changed. A key that another command
+// forgets meanwhile is forgotten here too, as the hint promises. A key that is in no
+// file is not forgotten.
 func TestAKeyThatIsForgottenMeanwhileIsAccepted(t *testing.T) {
 	testkit.NoLeaks(t)
 	for _, row := range []struct {
@@ -788,9 +789,9 @@ func TestMaxSessions(t *testing.T) {
 	run(t, c, "true")
 }
 
-// skippingClock lets waits up to some seconds pass at once, and time with them,
-// while skip is set; but for those of the progress that is told meanwhile, since
-// it would have hours pass during one try.
+// While skip is set, skippingClock lets waits of up to some seconds pass at once and
+// advances the time. It does not do so for the waits of the progress display, because
+// hours would pass during one try.
 type skippingClock struct {
 	skip    atomic.Bool
 	skipped atomic.Int64
@@ -840,8 +841,8 @@ func TestConnClose(t *testing.T) {
 	run(t, other, "true")
 }
 
-// A worker that goes away while its clock is measured once more is lost, and has
-// not got a shell that runs nothing: the first would be tried again by a job.
+// A worker that disappears while its clock is measured again counts as lost. Its shell
+// does not count as broken: a job tries again only after a loss.
 func TestAWorkerThatFallsSilentHasNoBrokenShell(t *testing.T) {
 	testkit.NoLeaks(t)
 	s := newServer(t)

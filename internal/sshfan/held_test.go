@@ -35,7 +35,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// A held worker is one of a program of its own.
+// A held worker runs in a program of its own.
 type held struct {
 	Addr string
 	Keys []string // host keys
@@ -116,8 +116,8 @@ func heldTarget(kind string) func(t *testing.T, key *sshkey.Identity) target {
 	}
 }
 
-// Whoever started the simulator, and as what: a command begins as it does behind a
-// sshd that the system started.
+// A command starts in the same state as behind a system's sshd, whoever started the
+// simulator.
 func TestContractOfCommandsWhereTheSimulatorWasStartedUnkindly(t *testing.T) {
 	testkit.NoLeaks(t)
 	for _, kind := range []string{"process", "netns"} {

@@ -19,7 +19,7 @@ import (
 	"multihost/internal/testkit"
 )
 
-// unproven is what no hint may say where nothing shows it.
+// unproven lists claims that a hint may make only with evidence.
 var unproven = []string{"overloaded", "MaxStartups", "metadata", "OS Login", "max-dials"}
 
 // Each setting of sshd that keeps us out gets the hint that its evidence allows,
@@ -101,7 +101,8 @@ func TestHintsAreThoseOfTheSettingThatKeepsUsOut(t *testing.T) {
 		f := newFleet(t, func(c *sshfan.Config) { c.Identity, c.RetryFor = id, time.Second })
 		_, errs := f.Connect(t.Context(), []sshfan.Host{to.host(addr)})
 		hint := hintIn(errs[0])
-		// What it says may be lost in the reset of the connection: then its log is named.
+		// The reset of the connection may swallow the reason. Then the hint
+		// names the log.
 		if !strings.Contains(hint, "(MaxStartups); fewer at once: --max-dials=8") && !strings.HasPrefix(hint, "why is in sshd's log") {
 			t.Errorf("got %v with %q", errs[0], hint)
 		}
@@ -155,7 +156,7 @@ func TestWhatAServerSaysInPlaceOfItsVersionDecidesTheHint(t *testing.T) {
 				if err != nil {
 					return
 				}
-				_, _ = conn.Read(make([]byte, 256)) // else the reset takes away what is said
+				_, _ = conn.Read(make([]byte, 256)) // otherwise the reset would swallow the reason
 				_, _ = conn.Write([]byte(said))
 				conn.Close()
 			}
@@ -172,8 +173,8 @@ func TestWhatAServerSaysInPlaceOfItsVersionDecidesTheHint(t *testing.T) {
 	}
 }
 
-// That nobody answers proves no missing firewall rule where the rule let others of
-// the slice in, by whatever way; and nothing of Google's firewall where there is none.
+// A silent worker is no sign of a missing firewall rule if others of its slice were
+// reached, in whatever way, or if the machine is not in Google's network.
 func TestAMissingFirewallRuleIsNotGuessedAgainstTheEvidence(t *testing.T) {
 	testkit.NoLeaks(t)
 	silent := func(_ context.Context, _, addr string) (net.Conn, error) {

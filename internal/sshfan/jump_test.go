@@ -287,7 +287,7 @@ func TestHostKeyOfABastion(t *testing.T) {
 		t.Errorf("forgot %d, %v", n, err)
 	}
 
-	// Known to ssh: what it knows counts alone, and no pin is made.
+	// Known to ssh: only the keys of ssh count, and no pin is made.
 	line := func(key ssh.Signer) string {
 		return knownhosts.Line([]string{knownhosts.HashHostname(knownhosts.Normalize(bastion.addr()))}, key.PublicKey()) + "\n"
 	}

@@ -24,7 +24,7 @@ func testSigner(t *testing.T) ssh.Signer {
 	return signer
 }
 
-// What a client of the agent may say to get a signature, by one change at a time.
+// The requests of a client for a signature, each with one change.
 type request struct {
 	host       ssh.Signer // who proves to be at the other end
 	claim      ssh.Signer // whose key is named in the binding

@@ -13,8 +13,8 @@ import (
 	"multihost/internal/testkit"
 )
 
-// A name without an address is told as that: of a host, of a bastion, and where the name
-// server gives no answer. Nothing is guessed about a machine that nobody has asked.
+// The error says that a name has no address: for a host, for a bastion, and if the name
+// server does not answer. It does not guess about a machine that was never reached.
 func TestANameWithoutAnAddressIsToldAsThat(t *testing.T) {
 	testkit.NoLeaks(t)
 	lookup := func(name, why string, found bool) error {

@@ -100,7 +100,7 @@ func TestAProgramIsSentToAWorkerOnce(t *testing.T) {
 		}
 	}
 
-	// What another runner has left is found when the connection is made.
+	// A new connection finds the scripts that another runner has left.
 	testkit.Must(t, os.CopyFS(kitOf(workers[1]), os.DirFS(kitOf(workers[0]))))
 	other := workers[1].Conns[0]
 	if _, err := other.MeasureClock(t.Context()); err != nil {
@@ -171,7 +171,7 @@ func TestAKitThatIsNotAsItWasLeftIsNotUsed(t *testing.T) {
 		t.Errorf("what somebody has put into the kit was run: %v", err)
 	}
 
-	// Input that cannot be read again is not lost without a word.
+	// If input cannot be read again, the error says so.
 	p := bulky(t, size+1)
 	m.ran(t, c, p, "first")
 	testkit.Must(t, os.RemoveAll(kitOf(w)))
@@ -181,8 +181,8 @@ func TestAKitThatIsNotAsItWasLeftIsNotUsed(t *testing.T) {
 	m.ran(t, c, p, "afterwards")
 }
 
-// The input is a pipe that somebody still waits to write to: what the first try
-// has taken of it is not lost to the second.
+// The input is a pipe with a waiting writer. The bytes that the first try has read are
+// not lost for the second.
 func TestAnInputUnderWayIsNotLostWithTheKit(t *testing.T) {
 	testkit.NoLeaks(t)
 	w := simworker.Start(t, simworker.Config{})
@@ -229,7 +229,7 @@ func TestAWorkerThatKeepsNothingRunsProgramsAllTheSame(t *testing.T) {
 	for range 3 {
 		m.ran(t, w.Conns[0], p, "input")
 	}
-	// Nor does one fail whose input cannot be read again.
+	// A program whose input cannot be read again does not fail either.
 	for range 3 {
 		m.ran(t, w.Conns[0], p, strings.Repeat("x", 100000))
 	}

@@ -306,9 +306,9 @@ func TestSessionClose(t *testing.T) {
 	}
 }
 
-// What a connection and a command allocate is bounded, so that thousands are no
-// burden to the garbage collector. Both ends are in this process; the server's
-// is the larger half.
+// The allocations of a connection and of a command are bounded, so that thousands do
+// not burden the garbage collector. Both ends are in this process; the server's is the
+// larger half.
 func TestAllocations(t *testing.T) {
 	if testkit.RaceDetector {
 		t.Skip("the race detector allocates")
@@ -376,8 +376,8 @@ func BenchmarkOutput(b *testing.B) {
 	}
 }
 
-// A fleet that only reads gives workers no command that does not say that it
-// only reads, and keeps nothing here.
+// A read-only fleet runs only commands that are marked as read-only, and writes no
+// local file.
 func TestAReadOnlyFleetOnlyReads(t *testing.T) {
 	testkit.NoLeaks(t)
 	s := newServer(t)

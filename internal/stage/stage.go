@@ -122,9 +122,9 @@ func (e *Error) Error() string {
 // Unwrap returns the cause.
 func (e *Error) Unwrap() error { return e.Err }
 
-// Fault returns the kind of the error. What is wrong with the command line or a setting
-// counts more than the stage at which it is found; a stage without a kind of its own has
-// that of the cause.
+// Fault returns the kind of the error. An error of the command line or of a setting
+// keeps its kind at any stage. A stage without a kind of its own has the kind of the
+// cause.
 func (e *Error) Fault() fault.Kind {
 	cause := gcp.FaultOf(e.Err)
 	if cause == fault.Usage || cause == fault.Configuration {

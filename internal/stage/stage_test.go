@@ -31,9 +31,8 @@ func TestEqualFailuresOfWorkersAreOneClause(t *testing.T) {
 	}
 }
 
-// TestErrorsOfTheEngineAreFolded guards that what differs from worker to worker,
-// its name, address and tries, keeps equal causes apart only where it is the only
-// one.
+// TestErrorsOfTheEngineAreFolded checks that equal causes are folded although the name,
+// the address and the tries of the workers differ.
 func TestErrorsOfTheEngineAreFolded(t *testing.T) {
 	all := testkit.WorkerIDs(1, 4)
 	refused := func(i int) error {
@@ -73,8 +72,7 @@ func TestErrorsOfTheEngineAreFolded(t *testing.T) {
 	}
 }
 
-// However many workers fail, and for however many causes, the error is one that can be
-// read.
+// The error stays readable for any number of failed workers and causes.
 func TestAnErrorOfAThousandWorkersCanBeRead(t *testing.T) {
 	all := testkit.WorkerIDs(1, 1001)
 	for name, c := range map[string]struct {

@@ -72,7 +72,7 @@ func (r *departure) loss() string {
 
 // differs names the flags in which an earlier run of this name differs from the
 // requested one. A run may continue in another tier or network, with another time to
-// live and other code. What its checkpoint depends on must be the same.
+// live and other code. Everything that its checkpoint depends on must be the same.
 func (r *departure) differs(was detach.Description) (diffs []string) {
 	text := func(flag, has, asked string) {
 		if has != asked {

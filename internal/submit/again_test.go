@@ -218,8 +218,8 @@ func (p *place) lost() {
 	}
 }
 
-// whole requires that the queued resource, which there has to be, is of a start
-// of which everything is there, and goes on with an attempt.
+// whole fails the test unless the queued resource exists, belongs to a start whose
+// files are all there, and names the attempt.
 func (p *place) whole(attempt int) {
 	p.t.Helper()
 	if state := p.state(); state != "ACTIVE" {
@@ -254,8 +254,9 @@ func (p *place) whole(attempt int) {
 	}
 }
 
-// Who starts a job in a bucket that keeps what is overwritten is told what that
-// will cost and what to type; who may not ask the bucket for that is told nothing.
+// A job in a bucket that keeps overwritten objects starts with a warning about the cost
+// and the command to type. Without permission to read the settings of the bucket there
+// is no warning.
 func TestABucketThatKeepsWhatIsOverwrittenIsTold(t *testing.T) {
 	t.Parallel()
 	const advice = "gcloud storage buckets update gs://jobs --clear-soft-delete --no-versioning"
@@ -300,8 +301,8 @@ func oneAtATime(t *testing.T) {
 	}
 }
 
-// before are what a job can find when it is typed, with which attempt it goes on,
-// and in how many changes.
+// before lists the states that a typed job can find, with the attempt that follows and
+// the number of changes.
 var before = []struct {
 	name    string
 	make    func(p *place)
@@ -312,8 +313,8 @@ var before = []struct {
 	{"its slices are lost", (*place).lost, 2, 8},
 }
 
-// Whenever the machine dies on which the job is typed: typed once more the job goes
-// on or lives, whole; or a stop leaves nothing of it in the cloud.
+// The machine may die at any change. If the job is typed again, it goes on or still
+// runs, with all its files. If it is stopped, nothing of it is left in the cloud.
 func TestAMachineThatDiesLeavesAJobThatCanBeTypedAgain(t *testing.T) {
 	oneAtATime(t)
 	for _, b := range before {
@@ -361,9 +362,9 @@ func TestAMachineThatDiesLeavesAJobThatCanBeTypedAgain(t *testing.T) {
 	}
 }
 
-// Two machines on which it is typed at the same time, each of which rests once
-// before any of its changes while the other goes on: one of them starts it, whole,
-// and the other one is told so.
+// The job is typed on two machines at the same time. Each of them pauses once before
+// one of its changes while the other goes on. One of them starts the job completely,
+// and the other one is told.
 func TestOfTwoWhoTypeAJobOneStartsIt(t *testing.T) {
 	testkit.OnlyInAll(t, "TestRebootOfAllWorkersIsANewAttempt and TestAnyWorkerTearsDown of internal/detach")
 	t.Parallel()
@@ -411,8 +412,8 @@ func TestOfTwoWhoTypeAJobOneStartsIt(t *testing.T) {
 	}
 }
 
-// What is typed again is refused, with the reason, unless it is the same and has
-// lost its slices.
+// A job that is typed again is refused with the reason, unless it is the same job and
+// has lost its slices.
 func TestWhatIsTypedAgainIsRefusedUnlessItHasLostItsSlices(t *testing.T) {
 	oneAtATime(t)
 	end := func(p *place, w int, code, reason string) {

@@ -74,7 +74,8 @@ func TestImportRules(t *testing.T) {
 		{"multihost/internal/zones", []string{"internal/nodes", "internal/qr"}, "zones explain refusals of the Cloud TPU API"},
 		{"log", []string{"cmd/multihost"}, "logic emits events and prints nothing"},
 	}
-	// What is pure imports the standard library, and of ours what stands here.
+	// Pure packages import the standard library, and of our packages those listed
+	// here.
 	pure := map[string][]string{
 		"internal/fault": nil, "internal/tpu": {"fault"}, "internal/event": {"fault"}, "internal/help": {"fault"},
 		"internal/gcloud":    {"fault"},
@@ -131,9 +132,9 @@ func TestOnlyTheQRCommandsKnowQueuedResources(t *testing.T) {
 	}
 }
 
-// TestOnlyMainTouchesTheProcess keeps exits, environment and standard streams
-// in cmd/multihost: what a package does is in its arguments. Test code may ask
-// the environment what must not be skipped.
+// TestOnlyMainTouchesTheProcess keeps exits, environment and standard streams in
+// cmd/multihost: a package gets everything by its arguments. Test code may ask the
+// environment what must not be skipped.
 func TestOnlyMainTouchesTheProcess(t *testing.T) {
 	banned := []string{"os.Exit(", "os.Getenv(", "os.LookupEnv(", "os.Environ(", "os.Stdout", "os.Stderr", "os.Stdin", "fmt.Print(", "fmt.Printf(", "fmt.Println("}
 	for _, p := range packages(t) {

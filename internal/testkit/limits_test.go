@@ -45,7 +45,7 @@ var (
 // than those of the lists.
 var moving = []string{"cmd/multihost"}
 
-// TestLimits holds how large a function, a type and a package may be. It reads the files of
+// TestLimits checks how large a function, a type and a package may be. It reads the files of
 // every system, not of this one alone.
 func TestLimits(t *testing.T) {
 	m, err := measure("../..")
@@ -67,7 +67,7 @@ func TestLimits(t *testing.T) {
 type limit struct {
 	what  string
 	most  int
-	step  int            // in which a figure of above goes down
+	step  int            // the unit in which a figure of above is written
 	above map[string]int // what is above the limit today, by name
 }
 

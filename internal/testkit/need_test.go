@@ -66,7 +66,7 @@ func TestNeedFindsAll(t *testing.T) {
 	}
 }
 
-// What tests need is what .ci/tools installs.
+// .ci/tools installs the programs that tests need.
 func TestToolsAreInstalled(t *testing.T) {
 	t.Parallel()
 	text, err := os.ReadFile("../../.ci/tools")

@@ -10,9 +10,10 @@ import (
 	"testing"
 )
 
-// TestNoReadEndsUnasked: a bufio.Scanner stops in the same way at the end of a
-// file, at a line over its limit and at a read error, so whoever loops over one
-// asks it why. What a bufio.Reader says with its last piece is read, too.
+// TestNoReadEndsUnasked: a bufio.Scanner stops in the same way at the end of a file, at
+// a line over its limit and at a read error, so code that loops over one has to check
+// its error. The error that a bufio.Reader returns with its last piece has to be
+// checked too.
 func TestNoReadEndsUnasked(t *testing.T) {
 	files := 0
 	for _, p := range packages(t) {

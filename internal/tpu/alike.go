@@ -11,7 +11,7 @@ import (
 // MostAlike limits the groups that a message about many workers, slices or hosts names.
 const MostAlike = 4
 
-// An Alike is a group of things about which the same is to be said.
+// An Alike is a group of things with the same text.
 type Alike struct {
 	Text   string
 	At     []int // their positions, ascending
@@ -115,9 +115,9 @@ func FoldProblems(problems []string) []string {
 	return folded
 }
 
-// FoldTexts says of many named things what is to be said: "a, b: text; c: text". Things
-// with the same text share a clause, and it names few of them. texts[i] is about
-// names[i]; nothing is said where it is empty.
+// FoldTexts joins texts about many named things: "a, b: text; c: text". Things with the
+// same text share a clause, which names a few of them. texts[i] is about names[i]; an
+// empty text is left out.
 func FoldTexts(names, texts []string) string {
 	var parts []string
 	for _, g := range GroupAlike(texts) {

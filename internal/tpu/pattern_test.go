@@ -50,7 +50,7 @@ func TestPatternsNameWorkers(t *testing.T) {
 	}
 }
 
-// What is shown can be typed.
+// The shown form can be typed.
 func TestWhatFoldWritesIsAPattern(t *testing.T) {
 	all := grid(5, 6)
 	for n := range 200 {

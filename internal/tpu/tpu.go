@@ -53,8 +53,8 @@ type Slice struct {
 	Workers []Worker // in networkEndpoints order; empty while the slice is being made
 }
 
-// A Condition is what can be done with a slice. Whoever lists slices translates its own
-// words into a Condition; nobody else reads them.
+// A Condition is what can be done with a slice. The provider that lists slices
+// translates its own words into a Condition. No other code reads those words.
 type Condition string
 
 // The conditions.

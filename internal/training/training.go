@@ -55,8 +55,9 @@ type attemptLogs struct {
 	finished  bool
 }
 
-// A ReadLog holds how far the log of one worker was read. The local file and the worker's
-// log have the same bytes, so each byte is taken once, from whichever is read first.
+// A ReadLog holds how far the log of one worker was read. The local file and the
+// worker's log have the same bytes, so each byte is taken once, from the one that is
+// read first.
 type ReadLog struct {
 	mu     sync.Mutex // guards what follows
 	at     int64

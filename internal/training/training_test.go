@@ -91,7 +91,7 @@ func TestTrainingIsReadFromLocalLogsAsTheyGrow(t *testing.T) {
 		t.Errorf("the end: %+v", d.Newest())
 	}
 
-	// What no log shows is in the journal of whoever followed the run.
+	// The journal of the command that followed the run has what no log shows.
 	j := journal.New(func() time.Time { return time.Unix(3000, 0) })
 	if err := j.Open(journal.Options{Dir: record.RunDir(state, "r"), Command: "run"}); err != nil {
 		t.Fatal(err)

@@ -245,7 +245,7 @@ func TestDirectoriesJoinAndFilesReplace(t *testing.T) {
 	}
 }
 
-// What a link here leads to is not written to because a worker sends its name.
+// A name from a worker cannot write to the target of a local link.
 func TestLinksHereAreNotFollowed(t *testing.T) {
 	t.Parallel()
 	here, outside, l := t.TempDir(), t.TempDir(), local{t.TempDir()}

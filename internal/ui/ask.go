@@ -22,10 +22,10 @@ func CanAsk(in io.Reader, out io.Writer) bool {
 }
 
 // Ask stops the view, shows question on standard error, and returns the first key typed
-// on the terminal in that is one of keys, or Interrupt. The view then continues with the
-// events that came meanwhile, as far as they were kept: nothing that emits waits for the
-// answer. When ctx ends, Ask restores the terminal and returns the cause. Calls must not
-// overlap.
+// on the terminal in that is one of keys, or Interrupt. The view then continues with
+// the events that came meanwhile, as far as they were kept. No caller of Emit waits for
+// the answer. When ctx ends, Ask restores the terminal and returns the cause. Calls
+// must not overlap.
 func (r *Renderer) Ask(ctx context.Context, in *os.File, question, keys string) (byte, error) {
 	return r.ask(ctx, in, question, keys, func() {})
 }

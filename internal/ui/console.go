@@ -9,8 +9,8 @@ import (
 	"golang.org/x/term"
 )
 
-// A Console lends the user's terminal to a program on another machine. What the user
-// types goes there unchanged, also Ctrl-C, and what comes from there may do anything to
+// A Console lends the user's terminal to a program on another machine. The keys of the
+// user go there unchanged, Ctrl-C included. The output from there may do anything to
 // the terminal. Only "~." at the beginning of a line is for us: it ends the login when
 // the other side is gone. "~~" types one "~" there.
 type Console struct {

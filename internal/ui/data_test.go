@@ -34,7 +34,7 @@ func screenOf(text string) string {
 
 var elapsed = regexp.MustCompile(`\d+ s`)
 
-// TestDataErasesStatus holds that the status line is gone before data is written, stays
+// TestDataErasesStatus checks that the status line is gone before data is written, stays
 // away while a line of data is unfinished, and that messages do not join such a line.
 func TestDataErasesStatus(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -74,7 +74,7 @@ func TestDataErasesStatus(t *testing.T) {
 	})
 }
 
-// TestProgressEnds holds that a progress that no phase announced leaves the status line
+// TestProgressEnds checks that a progress that no phase announced leaves the status line
 // when all is done: no other event would take it away.
 func TestProgressEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -93,7 +93,7 @@ func TestProgressEnds(t *testing.T) {
 	})
 }
 
-// TestDataReaderGone holds that a command learns when nobody reads its data, and that
+// TestDataReaderGone checks that a command learns when nobody reads its data, and that
 // pipes get every byte unchanged.
 func TestDataReaderGone(t *testing.T) {
 	var w recorder

@@ -147,8 +147,7 @@ func TestLogsOnATerminalAreWholeAndHarmless(t *testing.T) {
 	}
 }
 
-// A JSON string holds no bytes that are no UTF-8: last lines that have some are
-// there in base64, too.
+// A JSON string has only UTF-8. Last lines with other bytes are in base64 too.
 func TestJSONLastLinesAreExact(t *testing.T) {
 	for _, lines := range [][]string{{"plain", "λ"}, {"a \xff\xfe", "b"}, {"\xce", "\xbb"}} {
 		var got struct {

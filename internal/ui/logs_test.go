@@ -58,7 +58,7 @@ func (w *pieces) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// TestLogsAsJSONAreNotTorn holds that each write to standard output ends with a line: a
+// TestLogsAsJSONAreNotTorn checks that each write to standard output ends with a line: a
 // note may come before the next one.
 func TestLogsAsJSONAreNotTorn(t *testing.T) {
 	var w pieces

@@ -278,7 +278,7 @@ func TestSiftedLinesAreThoseThatWouldBeKept(t *testing.T) {
 	}
 }
 
-// Chunks begin within a line, nearly always. That costs that line, not the chunk.
+// Nearly all chunks begin within a line. Only that line is lost, not the chunk.
 func TestAChunkThatBeginsWithinALineIsSifted(t *testing.T) {
 	quiet := "I0706 16:50:26.2 all is well\n"
 	var s stream
@@ -374,8 +374,8 @@ func TestStatusLine(t *testing.T) {
 	})
 }
 
-// A wait in which nothing changes shows that it lives; one that changes all the
-// time shows a line every 30 s.
+// A wait without changes shows a sign of life. A wait with constant changes shows a
+// line every 30 s.
 func TestPlainStatusPace(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		stderr := new(recorder)
@@ -705,7 +705,7 @@ func TestPlainPrefix(t *testing.T) {
 	}
 }
 
-// While nothing is heard, the status line counts how long that has lasted, and not the
+// While the workers are silent, the status line shows how long that has lasted, not the
 // time of the phase.
 func TestSilenceIsCounted(t *testing.T) {
 	for _, mode := range []Mode{TTY, Plain} {

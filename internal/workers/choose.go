@@ -20,10 +20,9 @@ type Workers struct {
 	Except  tpu.Pattern
 }
 
-// Choose returns the workers that w selects. A run numbers its slices anew; choose
-// keeps their numbers whatever state they are in, and includes the workers of slices
-// that are not healthy. Missing or unready slices are an error only if all workers were
-// asked for.
+// Choose returns the workers that w selects. A run numbers its slices anew. Choose
+// keeps the numbers of all slices and includes the workers of unhealthy ones. Missing
+// or unready slices are an error only if all workers were asked for.
 func (d *Reach) Choose(ctx context.Context, watch *stage.Stopwatch, w Workers) (sel tpu.Selection, ids []tpu.WorkerID, err error) {
 	err = watch.Phase("discover", func() (string, error) {
 		nodes, err := d.Cloud.Slices(ctx)

@@ -9,7 +9,7 @@ import (
 	"multihost/internal/tpu"
 )
 
-// A Silence says from which workers nothing is heard, and since when.
+// A Silence names the workers that are silent, and since when.
 type Silence struct {
 	who   string // folded; "": all are heard
 	since time.Time
@@ -93,8 +93,8 @@ func (c *count) waits(i int) bool {
 	return !c.over[i]
 }
 
-// HeardSink adds to the progress of a phase from which workers nothing is heard, and shows
-// it again when that changes. It is safe for concurrent use.
+// HeardSink adds the names of silent workers to the progress of a phase, and shows it
+// again when they change. It is safe for concurrent use.
 type HeardSink struct {
 	event.Sink
 	Waits func(i int) bool // whether worker i is waited for; it may take locks under which Emit is called

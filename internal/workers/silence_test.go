@@ -47,8 +47,8 @@ func TestSilenceOf(t *testing.T) {
 	}
 }
 
-// Who is silent stays shown while the phase goes on on others, until it is heard or not
-// waited for. The progress keeps its figures.
+// A silent worker stays shown while the phase continues on others, until it answers or
+// the phase no longer waits for it. The progress keeps its figures.
 func TestEveryPhaseSaysWhoIsSilent(t *testing.T) {
 	t.Parallel()
 	at := time.Date(2026, 1, 2, 15, 4, 5, 0, time.UTC)

@@ -78,8 +78,8 @@ func (t *Connected) Targets(port int) []codesync.Target {
 }
 
 // Each calls f for every worker concurrently, without a limit, and waits for all: f on
-// one worker may need all the others. It shows the progress of the phase, and from which
-// workers nothing is heard.
+// one worker may need all the others. It shows the progress of the phase and the
+// workers that are silent.
 func (t *Connected) Each(ctx context.Context, sink event.Sink, phase string, f func(ctx context.Context, i int) error) []error {
 	errs := make([]error, len(t.IDs))
 	progress := &count{phase: phase, over: make([]bool, len(t.IDs))}

@@ -13,7 +13,7 @@ import (
 type Severity string
 
 // The severities. An Error ends the process at its start or does the opposite of what
-// was meant. A Warning may cost speed. Info is only good to know.
+// was meant. A Warning may cost speed. An Info changes nothing.
 const (
 	Error   Severity = "error"
 	Warning Severity = "warning"

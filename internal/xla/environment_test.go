@@ -39,14 +39,14 @@ func TestMerge(t *testing.T) {
 	}
 }
 
-// What no worker could make right is found before one is known.
+// An error that does not depend on the workers is found before a worker is known.
 func TestCheckNames(t *testing.T) {
 	for _, tc := range []struct {
 		r    Request
 		want string // of the error; "": none
 	}{
 		{Request{Presets: []string{"v5e/128b,DATA_PARALLEL_OVERLAP"}, Flags: []string{"xla_mine=1"}}, ""},
-		{Request{Presets: []string{"128b"}}, ""}, // of v5e or of v5p: the workers tell
+		{Request{Presets: []string{"128b"}}, ""}, // of v5e or of v5p: only the workers know
 		{Request{Presets: []string{"128b"}, Generation: "v5p"}, ""},
 		{Request{Presets: []string{"v5e/128b,v5e/129x"}}, `find XLA preset "v5e/129x"`},
 		{Request{Presets: []string{"128b"}, Generation: "v4"}, "no such preset"},

@@ -37,7 +37,7 @@ func (d disk) attempt(n int, name string) string {
 	return filepath.Join(d.runs, strconv.Itoa(n), name)
 }
 
-// remember writes a file that has to survive a reboot. That the disk is full ends nothing.
+// remember writes a file that has to survive a reboot. A full disk ends nothing.
 func (d disk) remember(name, text string) {
 	_ = agent.WriteFile(d.path(name), []byte(text+"\n"), 0o644)
 }

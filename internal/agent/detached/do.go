@@ -50,8 +50,8 @@ func (w *doer) work(ctx context.Context) error {
 // mostTurn limits how long a worker lets others go first.
 const mostTurn = 30 * time.Second
 
-// do does an action other than a look or a wait. What fails here is done again, or later:
-// the machine sees to that.
+// do carries out an action other than a look or a wait. If it fails, the machine
+// repeats it or postpones it.
 func (w *doer) do(ctx context.Context, a action, s *sight) {
 	switch a.do {
 	case fetch:

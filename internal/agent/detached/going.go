@@ -23,9 +23,9 @@ const (
 	goingTries = 3
 )
 
-// Going is what a worker runs when its machine is told to end. It reports that, and why,
-// and sends the rest of the log to the bucket. It ends no process, and is over in 20 s, even
-// if the disk hangs: then what hangs ends with the program.
+// Going is what a worker runs when its machine is told to end. It reports that, and
+// why, and sends the rest of the log to the bucket. It ends no process. It ends within
+// 20 s, even if the disk hangs.
 func Going(ctx context.Context, cfg Config) error {
 	ctx, cancel := context.WithTimeout(ctx, goingLimit)
 	defer cancel()

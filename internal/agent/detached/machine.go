@@ -154,9 +154,9 @@ type onDisk struct {
 	quick      bool   // the last attempts all ended with a reboot soon after their start
 }
 
-// A machine decides what a worker does: who begins an attempt, when a stop is one, what
-// follows an end, who deletes the slices. It is a pure state machine: next depends on the
-// machine's fields and the sight alone, and changes nothing but them.
+// A machine decides what a worker does: who begins an attempt, when a stop counts, what
+// follows an end, who deletes the slices. It is a pure state machine: next depends on
+// the machine's fields and the sight alone, and changes nothing but them.
 type machine struct {
 	job       Job
 	born      time.Time // beginning of the time to live
@@ -322,7 +322,8 @@ func (m *machine) findLost(s *sight) action {
 	if !s.looked[ofStop] {
 		return action{do: look, at: ofStop}
 	}
-	// A stop that the reboot interrupted is one, unless it made way for a newer attempt.
+	// A stop that the reboot interrupted counts, unless it made way for a newer
+	// attempt.
 	if m.ending.notAgain = s.stop; s.stop == "" && s.wanted <= m.attempt {
 		m.ending.notAgain = m.disk.stopping
 	}
@@ -493,8 +494,8 @@ func (m *machine) attend(s *sight) action {
 // mayStop decides whether the command is to stop.
 func (m *machine) mayStop(s *sight) action {
 	if text, over := m.expired(s.now); over {
-		// Clocks differ, so the others are told to end now too: otherwise their slices
-		// might be deleted while their command runs.
+		// Clocks differ, so this worker tells the others to end now too.
+		// Otherwise their slices might be deleted while their command runs.
 		m.stopText = text
 		return m.stopIt(text, s)
 	}

@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// A play lets a machine decide while seconds pass. What it looks at and does is what on
-// says; the default is a worker whose bucket has nothing.
+// A play lets a machine decide while seconds pass. on answers its looks and actions; by
+// default the bucket has nothing.
 type play struct {
 	m   *machine
 	now int
@@ -206,7 +206,8 @@ func TestDeletionIsRepeated(t *testing.T) {
 	}
 }
 
-// A look that fails is no end, and a stop is asked for until it works or --ttl is over.
+// A failed look does not count as an end. A stop is repeated until it works or the time
+// of --ttl has passed.
 func TestAttendOutlivesAFailedLook(t *testing.T) {
 	t.Parallel()
 	p := &play{m: &machine{job: ordinary(), born: at(0), at: attending, attempt: 1}, now: 1000}
@@ -254,7 +255,7 @@ func TestAttendOutlivesAFailedLook(t *testing.T) {
 	}
 }
 
-// Each reason to stop, and each that is none.
+// Each case that is a reason to stop, and each that is not.
 func TestWhenAStopIsOne(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -283,8 +284,8 @@ func TestWhenAStopIsOne(t *testing.T) {
 	}
 }
 
-// Whoever is the first whose time to live is over tells the others until they can know,
-// after the end of its own command, too; and begins nothing any more.
+// The first worker that sees its time to live expire tells the others until they can
+// know it themselves, even after its own command has ended. It begins nothing any more.
 func TestOthersAreToldOfTheTimeToLiveUntilTheyCanKnow(t *testing.T) {
 	t.Parallel()
 	const reason = "the time to live of 100 s (--ttl) is over"
@@ -316,8 +317,8 @@ func TestOthersAreToldOfTheTimeToLiveUntilTheyCanKnow(t *testing.T) {
 	})
 }
 
-// Whoever was rebooted tells of the next attempt before the end of the last one: who sees
-// that all have ended that, and of no newer one, deletes the slices.
+// A rebooted worker announces the next attempt before it reports the end of the last
+// one. Otherwise a worker that sees only ended attempts would delete the slices.
 func TestNextAttemptIsAnnouncedBeforeTheEndOfTheLast(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -417,8 +418,8 @@ func TestABootGoesOnWithWhatTheDiskTells(t *testing.T) {
 	}
 }
 
-// A worker that gets nothing of the job gives up the attempt that is to begin, and no other
-// one; it fetches again for a newer one.
+// A worker that cannot fetch the job gives up only the attempt that is to begin. It
+// tries again for a newer one.
 func TestAJobThatCannotBeFetched(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -453,9 +454,9 @@ func TestAJobThatCannotBeFetched(t *testing.T) {
 	}
 }
 
-// A worker that comes back with an empty disk, as after a repair, does not begin again
-// alone what it had begun: the others begin the next attempt with it. Its log in the bucket
-// stays, and what it had ended has ended.
+// A worker that comes back with an empty disk, as after a repair, does not repeat its
+// attempt alone: the others begin the next attempt with it. Its log in the bucket
+// stays, and an ended attempt stays ended.
 func TestAWorkerThatHasLostItsDiskDoesNotBeginAgainAlone(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -504,8 +505,8 @@ func TestAWorkerThatHasLostItsDiskDoesNotBeginAgainAlone(t *testing.T) {
 	}
 }
 
-// While the machine goes down an end is none of the command's own, and nobody is told of
-// one.
+// While the machine goes down, an end of the command does not count as its own, and
+// nobody is told.
 func TestAnEndInAMachineThatEndsIsHeldBack(t *testing.T) {
 	t.Parallel()
 	for _, from := range []phase{attending, givingUp} {

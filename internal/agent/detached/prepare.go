@@ -199,7 +199,7 @@ func (w *starter) fetchSecrets(ctx context.Context) error {
 	return nil
 }
 
-// secret reads one secret. That it does not exist ends the wait.
+// secret reads one secret. If the secret does not exist, secret stops waiting.
 func (w *starter) secret(ctx context.Context, s Secret) (value []byte, err error) {
 	var answer agent.Answer
 	var missing error

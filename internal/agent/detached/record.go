@@ -99,10 +99,10 @@ func (r Record) end() (at int64, rough, ok bool) {
 	return at - by*int64(time.Second), by != 0, err == nil
 }
 
-// isTail reports whether the end looks like a training's tail: a death by SIGABRT, of the
-// command or of a program that its shell ran, or the distributed runtime's own words at
-// the end of the output. An end that is not known, or that was caused by us or by the
-// kernel for want of memory, is none.
+// isTail reports whether the end looks like a training's tail: a death by SIGABRT, of
+// the command or of a program that its shell ran, or the distributed runtime's own
+// words at the end of the output. An unknown end does not count, nor one that we
+// caused, nor one that the kernel caused because memory was short.
 func (r Record) isTail(words *regexp.Regexp, code int, lastLines string) bool {
 	if words == nil {
 		return false

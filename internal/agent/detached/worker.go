@@ -47,7 +47,7 @@ const jobKey = "attributes/multihost-job"
 // callLimit is how long a call of an API may take: enough for large logs.
 const callLimit = 10 * time.Minute
 
-// A worker is one worker of the job: what all that it does has in common.
+// A worker is one worker of the job, with what all its actions share.
 type worker struct {
 	cfg    Config
 	job    Job

@@ -124,8 +124,8 @@ func TestAWorkerWaitsForItsMetadataServer(t *testing.T) {
 	})
 }
 
-// A right that is given late is waited for, and that is told; without it the job ends with
-// the reason.
+// The worker waits for a permission that is granted late, and says so. Without the
+// permission the job ends with that reason.
 func TestABucketThatRefusesEndsTheJob(t *testing.T) {
 	t.Parallel()
 	for until, want := range map[int]string{30: "code=0", 9999: "code=77"} {
@@ -150,9 +150,9 @@ func TestABucketThatRefusesEndsTheJob(t *testing.T) {
 	}
 }
 
-// A bucket that refuses the log of a command that has ended is waited for, and then its
-// slices stay a while: what is on the worker is the only copy. A bucket that takes it at
-// last ends the wait.
+// If the bucket refuses the log of an ended command, the worker waits, and then the
+// slices stay a while: the worker has the only copy. The wait ends when the bucket
+// takes the log.
 func TestALogThatTheBucketRefusesKeepsTheSlices(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -236,10 +236,9 @@ func TestALogThatTheBucketRefusesKeepsTheSlices(t *testing.T) {
 	}
 }
 
-// The end of a worker is excused where it only follows worker 0, which has succeeded: the
-// others are not stopped for it, and the record says that it is a tail. All else stops
-// them, and no later than a minute after the end, or at once where worker 0 has failed or
-// others were told already.
+// A failure that only follows the success of worker 0 is excused: it does not stop the
+// others, and the record calls it a tail. Every other failure stops them within a
+// minute, or at once if worker 0 has failed or a stop has begun.
 func TestATrainingsTailStopsNobody(t *testing.T) {
 	t.Parallel()
 	type story struct {
@@ -350,8 +349,8 @@ func (b behind) RoundTrip(r *http.Request) (*http.Response, error) {
 	return resp, err
 }
 
-// What is kept after a failure is not kept after a training's tail, however often the
-// bucket is away while that is found out.
+// Slices that would be kept after a failure are not kept after a training's tail,
+// however often the bucket fails meanwhile.
 func TestATrainingsTailIsNoFailureThatKeeps(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -372,7 +371,7 @@ func TestATrainingsTailIsNoFailureThatKeeps(t *testing.T) {
 				w.put("ended/1/"+name, []byte(fmt.Sprintf("end=%s000000000\ntail=%s\n", at, digit(tail))))
 			}
 			w.put("workers/s0w2", nil)
-			time.Sleep(time.Hour) // s0w2 counts as dead if it has not told
+			time.Sleep(time.Hour) // s0w2 counts as dead if it has not reported
 			d := w.worker()
 			d.m.attempt = 1
 			s := &sight{}
@@ -396,8 +395,8 @@ func TestATrainingsTailIsNoFailureThatKeeps(t *testing.T) {
 	}
 }
 
-// A worker that says nothing for long is dead, and so is one that never has; one that has
-// reported a moment ago is waited for.
+// A worker that has been silent for long counts as dead, and so does one that has never
+// reported. The others wait for a worker that has just reported.
 func TestADeadWorkerIsNotWaitedForForEver(t *testing.T) {
 	t.Parallel()
 	inWorld(t, func(w *world) {
@@ -421,8 +420,8 @@ func TestADeadWorkerIsNotWaitedForForEver(t *testing.T) {
 	})
 }
 
-// Of several workers whose logs are not whole in the bucket the one that has told so last
-// decides how long the slices stay.
+// If several workers have logs that are not whole in the bucket, the last one to report
+// that decides how long the slices stay.
 func TestTheLastOfTheLogsThatAreNotWholeKeepsTheSlices(t *testing.T) {
 	t.Parallel()
 	inWorld(t, func(w *world) {
@@ -460,8 +459,8 @@ func TestAnEmptyStopIsAStop(t *testing.T) {
 	})
 }
 
-// What a machine took away when it ended is told as that, whichever of its processes ended
-// first; what ended by itself before is not.
+// If the machine's end took the command away, the report says so, whichever process
+// ended first. If the command had ended by itself before, it does not.
 func TestWhatTheMachineEndedIsTold(t *testing.T) {
 	t.Parallel()
 	text := func(s string) *string { return &s }
@@ -495,7 +494,7 @@ func TestWhatTheMachineEndedIsTold(t *testing.T) {
 	}
 }
 
-// What the others get of an end.
+// The objects that tell the others of an end.
 func TestConclude(t *testing.T) {
 	t.Parallel()
 	const whole = "code=3\nsignal=\nend=5\nsize=7\noom=0\nlost=0\ndropped=0\nreason=\n"
@@ -523,9 +522,9 @@ func TestConclude(t *testing.T) {
 	}
 }
 
-// The program at the end of a machine says that it ends and why, brings what the bucket has
-// not of the log, and leaves alone what has ended. Where nothing answers it is over in
-// time, and the next boot knows all the same.
+// At the end of a machine the program reports the end and its reason and uploads the
+// rest of the log. It changes nothing of an ended attempt. If nothing answers, it still
+// ends in time, and the next boot knows of the end.
 func TestLastWordsOfAMachine(t *testing.T) {
 	t.Parallel()
 	const log, both = "one\ntwo\n", "phase=down attempt=1 may_delete=yes login=ann detail=preempted log: two marked"
@@ -600,8 +599,8 @@ func TestLastWordsOfAMachine(t *testing.T) {
 	}
 }
 
-// The login of ssh-keys is made some time after the boot. Without it root has to do; but
-// the login that the run belongs to has no other for it after a reboot.
+// The login of ssh-keys is made some time after the boot. Without it the command runs
+// as root. After a reboot no other login replaces the one to which the run belongs.
 func TestLoginIsWaitedFor(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -641,8 +640,8 @@ func TestLoginIsWaitedFor(t *testing.T) {
 	}
 }
 
-// OS Login tells of a login at once, but makes its home at its first login by SSH, which a
-// job without runner has none of.
+// OS Login knows a login at once, but makes its home only at the first login by SSH. A
+// job without runner has no such login.
 func TestALoginWithoutAHomeGetsOne(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -705,7 +704,8 @@ func TestSecretsThatFitNoVariableAreRefused(t *testing.T) {
 	}
 }
 
-// A worker that waits for a right says so; that there is no such secret ends the wait.
+// A worker that waits for a permission says so. If the secret does not exist, the wait
+// ends.
 func TestASecretThatIsWaitedForIsTold(t *testing.T) {
 	t.Parallel()
 	inWorld(t, func(w *world) {
@@ -775,8 +775,8 @@ func TestPreflight(t *testing.T) {
 	}
 }
 
-// Whoever holds the TPU against us is named before anything is started, or ended where that
-// was asked for.
+// Before the start, the worker names a foreign holder of the TPU, or ends it if
+// --kill-stale=all is given.
 func TestHolderOfTheTPUIsNamed(t *testing.T) {
 	t.Parallel()
 	for policy, want := range map[string]string{"orphans": "the TPU is in use by pid 71 of bob: python3 other.py --steps=9; --kill-stale=all would end it", "all": ""} {
@@ -856,7 +856,7 @@ func TestNUMAWrap(t *testing.T) {
 	}
 }
 
-// What keeps a command from starting is told.
+// The report says what keeps a command from starting.
 func TestArmed(t *testing.T) {
 	t.Parallel()
 	for text, want := range map[string]string{
@@ -873,8 +873,8 @@ func TestArmed(t *testing.T) {
 	}
 }
 
-// The agent's configuration names everything once however often it is written, and the
-// agent is restarted only when it has changed.
+// The configuration of the Ops Agent has each entry once, however often it is written.
+// The agent is restarted only if the configuration has changed.
 func TestOpsAgentConfigurationIsWrittenWhole(t *testing.T) {
 	t.Parallel()
 	inWorld(t, func(w *world) {
@@ -910,8 +910,8 @@ func TestOpsAgentConfigurationIsWrittenWhole(t *testing.T) {
 	})
 }
 
-// A command that has filled the disk, and failed for that, is told like another one: with
-// its last line, its exit status, and no delay.
+// A command that fails because it has filled the disk is reported like any other: with
+// its last line, its exit status and no delay.
 func TestACommandThatFillsTheDiskIsTold(t *testing.T) {
 	dir := os.Getenv("FULL_DISK")
 	if dir == "" {
@@ -978,7 +978,7 @@ func TestALogGoesInPieces(t *testing.T) {
 	})
 }
 
-// control/attempt only grows, and what is no number in it is none.
+// control/attempt only grows. Text in it that is not a number is ignored.
 func TestAnnounce(t *testing.T) {
 	t.Parallel()
 	for there, want := range map[string]string{"": "2 <nil>, 2\n", "1\n": "2 <nil>, 2\n", "1": "2 <nil>, 2\n", "4\n": "4 <nil>, 4\n", "x\n": "0 control/attempt is no number: x, x\n"} {
@@ -1106,7 +1106,7 @@ func TestParseJob(t *testing.T) {
 	}
 }
 
-// An operation that hangs, on a home that does, is killed with all that it started.
+// An operation that hangs because the home hangs is killed with all that it started.
 func TestAProgramThatHangsIsKilled(t *testing.T) {
 	t.Parallel()
 	h := Host{t.TempDir()}
@@ -1130,8 +1130,8 @@ func TestAProgramThatHangsIsKilled(t *testing.T) {
 	}
 }
 
-// What the user has at the job's place is not touched, and a job that is typed again finds
-// its own.
+// Files of the user at the job's place are not touched. A job that is typed again finds
+// its own directory.
 func TestCodeLeavesWhatIsTheUsers(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()

@@ -12,7 +12,7 @@ import (
 	"multihost/internal/testkit"
 )
 
-// What was packed comes out again, and only that.
+// Unpacking returns what was packed, and nothing else.
 func TestAProgramIsWhatItsHashSays(t *testing.T) {
 	t.Parallel()
 	files := fstest.MapFS{}
@@ -38,7 +38,7 @@ func TestAProgramIsWhatItsHashSays(t *testing.T) {
 	}
 }
 
-// A clean clone has no agent: that is one error, which says what to do.
+// A clean clone has no agent. The error says what to do.
 func TestAMissingAgentIsOneError(t *testing.T) {
 	t.Parallel()
 	for name, set := range map[string]program.Set{

@@ -87,8 +87,8 @@ func (h *Host) known() (runs []string) {
 	return runs
 }
 
-// startAll starts the watches of runs for want of a better source. It returns why with any
-// error of its own.
+// startAll starts the watches of runs when there is no better source. It returns why,
+// joined with any error of its own.
 func (h *Host) startAll(ctx context.Context, runs []string, why error) error {
 	h.Note(why.Error())
 	if err := h.prepare(); err != nil {

@@ -14,7 +14,7 @@ import (
 	"multihost/internal/agent"
 )
 
-// Every login of a worker can write a lease: nothing in it counts but what is understood.
+// Every login of a worker can write a lease. Only the lines that are understood count.
 func TestALeaseIsNoProgram(t *testing.T) {
 	t.Parallel()
 	got := Defaults()
@@ -28,7 +28,7 @@ func TestALeaseIsNoProgram(t *testing.T) {
 	}
 }
 
-// Terms that are written are read again, whatever they have been made of.
+// Written terms are read back equal, whatever their values.
 func FuzzTerms(f *testing.F) {
 	f.Add("run=train\npeers=https://tpu/v2/nodes/{slice}:getGuestAttributes\nnodes=x y\ntotal=08\nttl=99999999999\nkeep=on-failure\nadopted=yes\n")
 	f.Add("deletion={\"read\":\"u\",\"method\":\"DELETE\",\"proof\":{\"path\":\"/a\",\"value\":\"=\\n\"}}\ndeletion={}\n")
@@ -119,7 +119,7 @@ func do(m *Machine, actions []Action) (words []string) {
 	return words
 }
 
-// What the other workers say decides.
+// The reports of the other workers decide.
 func TestHeard(t *testing.T) {
 	t.Parallel()
 	noon := time.Date(2026, 1, 2, 12, 0, 0, 0, time.UTC)

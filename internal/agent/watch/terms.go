@@ -45,7 +45,7 @@ type Terms struct {
 	Adopted bool   // permanently, once a runner has come or a command has run here
 }
 
-// Defaults returns the terms that count where nothing else is said.
+// Defaults returns the terms that apply where the file says nothing else.
 func Defaults() Terms { return Terms{Total: 1, Keep: "never", Look: 20} }
 
 var (

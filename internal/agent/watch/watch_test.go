@@ -281,7 +281,7 @@ func TestTheEndOfTheCommandAndOfTheLease(t *testing.T) {
 	})
 }
 
-// What another worker runs, or what cannot be learned of it, ends nothing.
+// While another worker runs a command, or its state is unknown, nothing is deleted.
 func TestOthersThatRunEndNothing(t *testing.T) {
 	t.Parallel()
 	story(t, "what another worker runs ends nothing", func(t *testing.T) {
@@ -335,8 +335,7 @@ func TestOthersThatRunEndNothing(t *testing.T) {
 	})
 }
 
-// Nothing is deleted that is not of the run, and what is said of a right is what the API
-// says.
+// Only slices of the run are deleted. The report about the permission is the API's.
 func TestOnlyTheRunsOwnIsDeleted(t *testing.T) {
 	t.Parallel()
 	story(t, "only the run's own is deleted", func(t *testing.T) {
@@ -385,7 +384,7 @@ func TestOnlyWhatWasReadIsDeleted(t *testing.T) {
 	}
 }
 
-// After a failure the slices stay as long as was asked for, and after a success not.
+// After a failure the slices stay for the requested time. After a success they do not.
 func TestKeepOnFailure(t *testing.T) {
 	t.Parallel()
 	for name, row := range map[string]struct {
@@ -410,8 +409,8 @@ func TestKeepOnFailure(t *testing.T) {
 	}
 }
 
-// At the end of the time to live nobody deletes the slices under a command that is still
-// ending on another worker.
+// When the time to live ends, the slices stay while a command is still ending on
+// another worker.
 func TestTheGraceIsThatOfAllWorkers(t *testing.T) {
 	t.Parallel()
 	story(t, "the grace is that of all workers", func(t *testing.T) {
@@ -431,7 +430,8 @@ func TestTheGraceIsThatOfAllWorkers(t *testing.T) {
 	})
 }
 
-// The time to live asks a command that runs to end, unless a runner lives that does.
+// When the time to live ends, the watch asks a running command to end, unless a live
+// runner does that.
 func TestTimeToLive(t *testing.T) {
 	t.Parallel()
 	story(t, "the time to live deletes under a command that does not end", func(t *testing.T) {
@@ -463,8 +463,8 @@ func TestTimeToLive(t *testing.T) {
 	})
 }
 
-// Slices to which no runner comes delete themselves, whatever they were to be kept for, and
-// whether or not other workers have booted at all.
+// Slices to which no runner comes delete themselves, even with --keep, and whether or
+// not other workers have booted.
 func TestSlicesThatNobodyAdoptsDeleteThemselves(t *testing.T) {
 	t.Parallel()
 	for name, change := range map[string]func(*Terms){
@@ -493,8 +493,8 @@ func TestSlicesThatNobodyAdoptsDeleteThemselves(t *testing.T) {
 	})
 }
 
-// A runner that has come to one worker and waits for another keeps the slices; what it
-// keeps for good stays although its watch has ended.
+// A runner that has come to one worker and waits for another keeps the slices. Slices
+// with --keep stay although the watch has ended.
 func TestSlicesOfARunnerThatWaitsForAWorkerStay(t *testing.T) {
 	t.Parallel()
 	for _, state := range []string{awaited, running, kept} {
@@ -541,8 +541,8 @@ func TestTheWatchOfKeptSlicesStandsDown(t *testing.T) {
 	})
 }
 
-// After a reboot, and after its own death, the watch goes on with the terms that a runner
-// told last.
+// After a reboot, and after it was killed, the watch goes on with the last terms of a
+// runner.
 func TestTheWatchSurvives(t *testing.T) {
 	t.Parallel()
 	story(t, "a reboot", func(t *testing.T) {
@@ -695,8 +695,8 @@ func TestTheWatchSurvives(t *testing.T) {
 	})
 }
 
-// The age of slices counts from their request; that of a clock that was ahead, from their
-// first boot.
+// The age of slices counts from their request. If the clock of the request was ahead,
+// it counts from their first boot.
 func TestTheTimeToLiveCountsFromTheRequest(t *testing.T) {
 	t.Parallel()
 	for want, asked := range map[string]time.Duration{" 3600 ": -hour, " 0 ": hour} {

@@ -397,8 +397,8 @@ func (m *netnsMachine) ShutDown(ctx context.Context, limit time.Duration) error 
 	return m.Stop(ctx)
 }
 
-// shutdown runs the shutdown script for at most limit. What still runs then ends with the
-// guest.
+// shutdown runs the shutdown script for at most limit. Processes that still run then
+// end with the guest.
 func (m *netnsMachine) shutdown(ctx context.Context, limit time.Duration) {
 	g, err := m.running()
 	if err != nil || m.Spec.Metadata == nil {

@@ -7,7 +7,8 @@ import (
 	"time"
 )
 
-// TestTextsOfFaults reads texts. What follows ": " is in the error for a text that is refused.
+// TestTextsOfFaults reads texts. The part after ": " is in the error for a refused
+// text.
 func TestTextsOfFaults(t *testing.T) {
 	for text, want := range map[string]Fault{
 		"clear":                  {Kind: Clear},

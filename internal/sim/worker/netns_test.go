@@ -54,7 +54,7 @@ func TestNetnsCut(t *testing.T)            { testCut(t, newNetnsFixture(t)) }
 func TestNetnsFaultsOfReach(t *testing.T)  { testFaultsOfReach(t, newNetnsFixture(t)) }
 func TestNetnsShutdownScript(t *testing.T) { testShutdownScript(t, newNetnsFixture(t)) }
 
-// What a command finds is a machine of its own.
+// A command finds a machine of its own.
 func TestNetnsMachine(t *testing.T) {
 	f := newNetnsFixture(t)
 	outside, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
@@ -254,8 +254,8 @@ func TestNetnsNetwork(t *testing.T) {
 	}
 }
 
-// The metadata server is asked by the machine; its startup script runs as root
-// at every boot.
+// The machine can ask the metadata server. The startup script runs as root at every
+// boot.
 func TestNetnsMetadata(t *testing.T) {
 	f := newNetnsFixture(t)
 	var asked atomic.Int32
@@ -283,7 +283,7 @@ func TestNetnsMetadata(t *testing.T) {
 	await(t, "the third boot to ask", func() bool { return asked.Load() == 3 })
 }
 
-// Faults of the inside, as far as a real kernel has them.
+// Faults inside of a machine that a real kernel can have.
 func TestNetnsFaultsOfSettings(t *testing.T) {
 	f := newNetnsFixture(t)
 	m := f.start(func(s *worker.Spec) {
@@ -415,14 +415,14 @@ func network(t *testing.T, without string) string {
 	return strings.Join(lines, "\n")
 }
 
-// The machine outside stays as it is: settings, mounts, accounts; and of the
-// links and routes that there are meanwhile none is left.
+// The machine outside stays as it is: settings, mounts, accounts. The links and routes
+// that exist meanwhile are all removed.
 func TestNetnsChangesNothingOutside(t *testing.T) {
 	f := newNetnsFixture(t)
 	before, net := outsideState(t), network(t, "mhs")
 	m := f.start(nil)
 	c := f.dial(m)
-	// Whatever root of a machine does.
+	// Nothing that root of a machine does reaches the real machine.
 	_, _, _ = runErr(t, c, `sudo -n bash -c 'cd /proc/sys
 for f in net/core/* net/ipv4/tcp_* vm/* kernel/*; do [[ -f $f ]] && read -r v <$f && echo $((v+1)) >$f; done
 mount -o remount,rw /proc/sys; ip link set ens8 mtu 1300; ip route flush table main; rm -rf /etc'`)

@@ -93,7 +93,7 @@ func checkGoroutines(t testing.TB) {
 	})
 }
 
-// await polls a condition; it is for what has no event to wait for.
+// await polls a condition that has no event to wait for.
 func await(t testing.TB, what string, cond func() bool) bool {
 	t.Helper()
 	tick := time.NewTicker(2 * time.Millisecond)
@@ -594,8 +594,8 @@ func set(t testing.TB, m worker.Machine, words string) {
 
 func TestShutdownScript(t *testing.T) { testShutdownScript(t, newFixture(t)) }
 
-// Who is told to end has root run the shutdown script before, for no longer than
-// it may; who is reset, or loses its power, has not.
+// A machine that is told to end first runs the shutdown script as root, within its
+// limit. A machine that is reset or loses its power does not.
 func testShutdownScript(t *testing.T, f *fixture) {
 	testkit.Need(t, "curl")
 	var ends atomic.Int32
@@ -875,7 +875,7 @@ func TestStopLeavesNothing(t *testing.T) {
 	}
 	otherPID := readPID(t, otherOut)
 
-	// A process that the simulator has nothing to do with.
+	// A process that does not belong to the simulator.
 	foreign := exec.Command("sleep", "1000")
 	if err := foreign.Start(); err != nil {
 		t.Fatal(err)

@@ -246,8 +246,8 @@ func TestAMissingProgramComesBackByAptGet(t *testing.T) {
 	checkRows(t, c, []standinRow{all})
 }
 
-// What a machine's commands change must not be seen by another machine, and
-// never by the one that the simulator runs on.
+// Changes by a machine's commands are invisible to the other machines, and to the
+// machine that the simulator runs on.
 func TestMachinesAreApart(t *testing.T) {
 	outside := func() string {
 		var all []string
