@@ -300,7 +300,7 @@ func TestDoctorsCuresCure(t *testing.T) {
 			withFault("no-guest-attributes node=*")(t, l)
 			testkit.Must(t, os.Remove(filepath.Join(l.dir, ".local/state/multihost/hostkeys.json")))
 		}, args: second,
-		check: doctor.CheckHostKeys, level: doctor.Warning, says: `^s0w0 the API does not tell the keys`,
+		check: doctor.CheckHostKeys, level: doctor.Warning, says: `^s0w0 the API does not know the keys`,
 	}, {
 		story: "a worker refuses connections", plant: withFault("worker-unreachable node=t-1"), args: append(slices, "--connect-timeout=5s"), status: 69,
 		check: doctor.CheckSSH, level: doctor.Error, says: "^s1w0 connect.*refused",

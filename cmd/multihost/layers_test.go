@@ -29,8 +29,7 @@ func everyFlag(visit func(command string, f cli.Flag)) {
 }
 
 // TestFilesKnowWhatEachFlagIs keeps the tables of options.Rules whole: a flag that
-// names a local file, runs a program or names an address is in the one that
-// holds for it.
+// names a local file, runs a program or names an address is in the right one.
 func TestFilesKnowWhatEachFlagIs(t *testing.T) {
 	kinds := map[string]config.Kind{}
 	placeholder := regexp.MustCompile("`([^`]*)`")
@@ -93,8 +92,8 @@ func keys(m map[string]string) (all []string) {
 	return all
 }
 
-// TestAlternativesGiveWay: what a file says of a flag is not meant where another
-// one that excludes it was typed.
+// TestAlternativesGiveWay: a value from a file does not count if the user typed a flag
+// that excludes it.
 func TestAlternativesGiveWay(t *testing.T) {
 	env := map[string]string{
 		"MULTIHOST_FLAG_COMMAND": "true", "MULTIHOST_FLAG_TPU_PREFIX": "t", "MULTIHOST_FLAG_FLEX_START": "true",

@@ -127,7 +127,7 @@ func serveReport(c *call, r *logs.Review, again string) error {
 	defer view.Close()
 	address := live.URL(at.Addr())
 	view.Emit(event.Result{Name: "report", Text: address, Data: reportFile{URL: address}})
-	event.Notef(view, event.Info, "", "the page follows the run until Ctrl-C; whoever on this machine has the whole address can read it")
+	event.Notef(view, event.Info, "", "the page follows the run until Ctrl-C; everybody on this machine who has the whole address can read it")
 	return live.Serve(c.Context, at, func() {
 		event.Notef(view, event.Info, "to keep it, press Ctrl-C and type: "+again, "the run has ended; the page stays until Ctrl-C")
 	})

@@ -161,7 +161,7 @@ func troubles() []trouble {
 		story: "the output fills the disk", netns: true,
 		faults:  []string{"worker-disk-space worker=1 bytes=40000000"},
 		command: "if [ $MULTIHOST_WORKER_ID = 0 ]; then echo hello; else head -c 37000000 /dev/zero >~/fill; seq 1000000; fi",
-		says: "multihost: warning: s0w1: SIZE is free where the output is kept; when less than a fiftieth is, it is kept no more, and the run goes on\n" + freeDisk +
+		says: "multihost: warning: s0w1: SIZE is free where the output is kept; when less than a fiftieth is free, no more is kept, and the run goes on\n" + freeDisk +
 			"multihost: warning: s0w1: up to SIZE of the output were not kept: it reached --max-log, or the disk was full\n",
 		prints: "hello\n",
 	}, {

@@ -179,12 +179,12 @@ func (r *decider) sameCommand(found workers.FoundRun) error {
 	if !found.Info.Alive() {
 		return &stage.Error{
 			Stage: stage.Busy,
-			Text: fmt.Sprintf("run %q of %s has ended on %s while nobody saw it: %s; asked is another command: %s",
+			Text: fmt.Sprintf("run %q of %s ended on %s while nobody followed it: %s; you asked for another command: %s",
 				found.Info.Run, found.Info.Owner, tpu.Fold(found.Workers), found.Info.Command, asked),
 			Advice: "see how it ended with: multihost attach " + found.Info.Run + "; to start this one all the same, add --replace",
 		}
 	}
-	return busy(found, fmt.Sprintf("; asked is another command: %s", asked))
+	return busy(found, fmt.Sprintf("; you asked for another command: %s", asked))
 }
 
 func busy(found workers.FoundRun, differs string) error {

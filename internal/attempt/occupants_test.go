@@ -33,7 +33,7 @@ func TestWhoIsTakenOverAndWhoIsStopped(t *testing.T) {
 	made := func(c claimant) claimant { c.elsewhere = true; return c } // its slices were made again
 	tired := func(c claimant) claimant { c.yields = false; return c }
 
-	differs := func(o *occupant) { o.differs = errors.New("asked is another command") }
+	differs := func(o *occupant) { o.differs = errors.New("you asked for another command") }
 	partly := func(o *occupant) { o.unseen = false }
 	unseenEnd := func(o *occupant) { o.unseen = true }
 	foreign := func(o *occupant) { o.Info.Mine, o.unseen = false, false }
@@ -55,7 +55,7 @@ func TestWhoIsTakenOverAndWhoIsStopped(t *testing.T) {
 		{"a run does not", run, []occupant{on(2, launch.Running)}, `run "r" of ann@laptop lives`},
 		{"an end that nobody saw is seen to", job, []occupant{on(2, launch.Exited).with(unseenEnd)}, "attempt 3, take over 2"},
 		{"the newest is met first", job, []occupant{on(5, launch.Running), on(2, launch.Exited)}, "attempt 6, take over 5"},
-		{"another command was asked for", job, []occupant{on(2, launch.Running).with(differs)}, "asked is another command"},
+		{"another command was asked for", job, []occupant{on(2, launch.Running).with(differs)}, "you asked for another command"},
 		{"another command was asked for, with --replace", replacing(job), []occupant{on(2, launch.Running).with(differs)}, "attempt 3, stop r/2: replaced by r of bob@vm"},
 		{"the same command, with --replace", replacing(job), []occupant{on(2, launch.Running)}, "attempt 3, take over 2"},
 		{"an end of another command that nobody saw, with --replace", replacing(job), []occupant{on(2, launch.Exited).with(both(unseenEnd, differs))}, "attempt 3"},
@@ -81,7 +81,7 @@ func TestWhoIsTakenOverAndWhoIsStopped(t *testing.T) {
 		{"and was only out of sight", made(cutOff(second)), []occupant{on(4, launch.Running)}, "attempt 5, take over 4"},
 		{"and another runner is just starting on these", made(second), []occupant{on(4, launch.Running).with(partly)}, "another runner starts it at this moment"},
 		{"another run came between two attempts", second, []occupant{on(9, launch.Running).with(other)}, `run "other" of ann@laptop lives`},
-		{"--replace was for the first attempt only", replacing(second), []occupant{on(5, launch.Running).with(differs)}, "asked is another command"},
+		{"--replace was for the first attempt only", replacing(second), []occupant{on(5, launch.Running).with(differs)}, "you asked for another command"},
 	} {
 		s, err := row.settle(1, row.there)
 		got := fmt.Sprintf("attempt %d", s.attempt)

@@ -1,9 +1,9 @@
 # shellcheck shell=bash disable=SC2154 # vm.sh of package gcp, place.sh of package program and $sums stand before this text
-# The startup script of a job's workers, which root runs at every boot, and their shutdown
-# script ($1 is --going). It gets multihost-agent from the bucket, keeps it by the SHA-256
-# that stands in this text, and runs it until nothing is left to do. While it cannot, it
-# tells why, and tries on. It deletes the slices only when that has lasted for long, and no
-# other worker has reported anything: otherwise the others see to that.
+# The startup script of a job's workers, which root runs at every boot, and their
+# shutdown script ($1 is --going). It gets multihost-agent from the bucket, keeps it by
+# the SHA-256 that stands in this text, and runs it until nothing is left to do. If it
+# cannot, it reports why and tries again. It deletes the slices only if that has lasted
+# for long and no other worker has reported anything; otherwise the others delete them.
 set -u
 shopt -s execfail
 export LC_ALL=C
@@ -44,7 +44,8 @@ work() {
   return 1
 }
 
-# tell PHASE TEXT: tells people once, and others until they can know it.
+# tell PHASE TEXT: reports to people once, and to the other workers until they can know
+# it.
 tell() {
   if [[ $printed != "$1$2" ]]; then printf 'multihost: %s: %s\n' "$1" "$2" && printed=$1$2; fi
   if [[ $told == "$1$2" ]]; then return; fi
@@ -58,8 +59,9 @@ alone() {
   ! api GET "$REPLY" || { json_strings "$reply" '/items/*/name' && [[ ! ${strings[0]} ]]; }
 }
 
-# late SECONDS: succeeds if the queued resource is to go after so long without the program.
-# When the time to live is over, the others have the grace time, and a minute more, to end.
+# late SECONDS: succeeds if the slices are to be deleted after so long without the
+# program. When the time to live has passed, the others have the grace time and a minute
+# more to end.
 late() {
   ((ttl && requested && EPOCHSECONDS >= requested + ttl + grace / 1000 + 60)) ||
     { [[ $keep == never || $keep == on-failure && $keep_for != 0 ]] && (($1 >= patience + stale + keep_for)); }

@@ -215,7 +215,7 @@ func fixAll(ctx context.Context, sink event.Sink, r Report, tried map[string]boo
 		}
 		tried[key] = true
 		if err := f.fix(ctx); err != nil {
-			event.Notef(sink, event.Warn, gcp.Hint(err), "%s: it could not be cured: %v", f.Check, err)
+			event.Notef(sink, event.Warn, gcp.Hint(err), "%s: it could not be repaired: %v", f.Check, err)
 			continue
 		}
 		done = append(done, f.Check+": "+f.Text)

@@ -428,7 +428,7 @@ func (e workerChecks) sshFinding(check, text string, ids []tpu.WorkerID, err err
 // checkHostKeys reports for which workers the API gives the host keys.
 func (e workerChecks) checkHostKeys(ctx context.Context, all []*seen) {
 	if e.Hosts != nil {
-		e.fine(CheckHostKeys, idsOf(all), "not other ones than earlier commands have pinned; nobody vouches for machines that no cloud knows, so the first command that connects pins what it meets")
+		e.fine(CheckHostKeys, idsOf(all), "the keys that earlier commands have pinned, if any; no cloud knows these machines, so the first command that connects pins the keys that it finds")
 		return
 	}
 	ctx, cancel := context.WithTimeout(ctx, checkLimit)
@@ -446,7 +446,7 @@ func (e workerChecks) checkHostKeys(ctx context.Context, all []*seen) {
 		case errs[i] == nil:
 			known = append(known, s.id)
 		case errors.Is(errs[i], provision.ErrNoHostKeys):
-			untold.add("the API does not tell the keys, so the first command that connects trusts what it meets and pins it; an organization policy (compute.disableGuestAttributesAccess) may forbid them", s.id)
+			untold.add("the API does not know the keys, so the first command that connects trusts and pins the keys that it finds; an organization policy (compute.disableGuestAttributesAccess) may forbid them", s.id)
 		default:
 			other.add("not checked: "+errs[i].Error(), s.id)
 		}

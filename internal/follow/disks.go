@@ -40,7 +40,7 @@ func (l *LowDisks) Add(id tpu.WorkerID, d launch.Disk) {
 
 // What a low disk is used for, and what happens when it is full.
 const (
-	OutputDisk = "where the output is kept; when less than a fiftieth is, it is kept no more, and the run goes on"
+	OutputDisk = "where the output is kept; when less than a fiftieth is free, no more is kept, and the run goes on"
 	TmpDisk    = "in /tmp; a command that writes there fails when it is full"
 )
 

@@ -281,7 +281,7 @@ func (f *Following) account(stop *stopping) account {
 func (f *Following) judge(a account) (event.Summary, error) {
 	if a.first >= 0 && a.first < len(f.Wraps) && outOfBoundMemory(a.ends[a.first].Exit, f.Wraps[a.first]) {
 		event.Notef(f.Sink, event.Warn, "let it use the other nodes' memory too: --numa=preferred",
-			"the command on %s was killed for want of memory while it was bound to that of NUMA node 0, half of the worker's", a.ids[a.first])
+			"the command on %s was killed because memory was short: it was bound to the memory of NUMA node 0, half of the worker's", a.ids[a.first])
 	}
 	sum, lines := a.summary()
 	sum.Attempt, sum.LogDir, sum.Training, sum.Phases, sum.Skew = f.Ref.Attempt, f.Rec.LogDir, f.watcher.summary(), f.Watch.Times, f.Skew

@@ -157,7 +157,7 @@ func lookForRuns(ctx context.Context, d *workers.Deps, left []Leftover, olderTha
 		}
 	}
 	if err != nil {
-		event.Notef(d.Sink, event.Warn, "", "%v; slices that do not answer are not taken for idle", err)
+		event.Notef(d.Sink, event.Warn, "", "%v; slices that do not answer do not count as idle", err)
 	}
 	return nil
 }
@@ -232,7 +232,7 @@ func idle(d *workers.Deps, l Leftover, name string, ready []tpu.Slice, found []w
 	case l.res.Tier.IsReserved():
 		return false, evidence + "; it is reserved capacity, which gc leaves"
 	case since.IsZero() || quiet < need:
-		return false, fmt.Sprintf("%s; it is taken for left after %s", evidence, event.Duration(need))
+		return false, fmt.Sprintf("%s; it counts as left after %s", evidence, event.Duration(need))
 	}
 	return true, evidence
 }
@@ -259,7 +259,7 @@ func unusedNetworks(ctx context.Context, d *workers.Deps, o GCOptions) ([]Leftov
 		}
 		free := 0.0 // networks and firewall rules are not billed
 		l := Leftover{Kind: "network", Name: n.Name, Created: n.Created, Age: d.Age(n.Created), Hourly: &free,
-			Evidence: fmt.Sprintf("no TPU uses it or its %s; who made it is not known: --all-users or --prefix=%s takes it for left", event.Count(len(n.Firewalls), "firewall rule"), n.Name)}
+			Evidence: fmt.Sprintf("no TPU uses it or its %s; who made it is not known: with --all-users or --prefix=%s it counts as left", event.Count(len(n.Firewalls), "firewall rule"), n.Name)}
 		if o.User == "" || o.Prefix != "" {
 			l.Useless, l.Evidence = true, fmt.Sprintf("no TPU uses it or its %s", event.Count(len(n.Firewalls), "firewall rule"))
 		}

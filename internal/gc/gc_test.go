@@ -47,10 +47,10 @@ func TestIdleNeedsEvidence(t *testing.T) {
 		says  string
 	}{
 		{story: "old and nothing ran", slice: time.Hour, want: true, says: "nothing has run there for 1h00m"},
-		{story: "made a moment ago", slice: time.Minute, says: "taken for left after 30m00s"},
+		{story: "made a moment ago", slice: time.Minute, says: "counts as left after 30m00s"},
 		{story: "made a moment ago, but that is what is asked for", slice: time.Minute, older: time.Second, want: true},
 		{story: "a run lives", slice: time.Hour, runs: ran(1, launch.Info{Owner: "bob@vm", Phase: launch.Running}), says: "of bob@vm lives there"},
-		{story: "a run has just ended", slice: time.Hour, runs: ran(0, ended(time.Minute)), says: "taken for left"},
+		{story: "a run has just ended", slice: time.Hour, runs: ran(0, ended(time.Minute)), says: "counts as left"},
 		{story: "a run lives on slices of another resource", slice: time.Hour, runs: ran(2, launch.Info{Phase: launch.Running}), want: true},
 		{story: "one does not answer", slice: time.Hour, mute: true, says: "q-1 does not answer"},
 		{story: "reserved capacity", tier: provision.Reserved, slice: time.Hour, says: "reserved capacity"},

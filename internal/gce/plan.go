@@ -435,7 +435,7 @@ func differences(existing *computepb.InstanceTemplate, r provision.Request) []st
 	var all []string
 	text := func(field, has, asked string) {
 		if has != asked {
-			all = append(all, fmt.Sprintf("%s: it has %q, asked is %q", field, has, asked))
+			all = append(all, fmt.Sprintf("%s: it has %q, you asked for %q", field, has, asked))
 		}
 	}
 	asked := recordOf(r)

@@ -213,15 +213,15 @@ func TestDifferences(t *testing.T) {
 			r.Metadata["ssh-keys"] = "ann:x"
 			r.OwnMetadata = map[string]string{"startup-script": "#!/bin/bash\n"}
 		},
-		`label multihost-run: it has "m", asked is "n"`:              func(r *provision.Request) { r.Mark("n", "ann") },
-		`label x: it has "", asked is "y"`:                           func(r *provision.Request) { r.Labels["x"] = "y" },
-		`accelerator type: it has "v6e-16", asked is "v6e-32"`:       func(r *provision.Request) { r.Type, _ = tpu.ParseType("v6e-32") },
-		`slices: it has "m-0, m-1", asked is "m-0, m-2"`:             func(r *provision.Request) { r.Nodes[1] = "m-2" },
-		`tier: it has "on-demand", asked is "spot"`:                  func(r *provision.Request) { r.Tier = provision.Spot },
-		`max run duration: it has "", asked is "1h0m0s"`:             func(r *provision.Request) { r.MaxRunDuration = time.Hour },
-		`network: it has "default", asked is "n"`:                    func(r *provision.Request) { r.Network = "projects/p/global/networks/n" },
-		`boot disk: it has "200 GB ", asked is "300 GB "`:            func(r *provision.Request) { r.Own = Settings{DiskGB: 300} },
-		`image: it has "", asked is "projects/p/global/images/mine"`: func(r *provision.Request) { r.Own = Settings{Image: "projects/p/global/images/mine"} },
+		`label multihost-run: it has "m", you asked for "n"`:              func(r *provision.Request) { r.Mark("n", "ann") },
+		`label x: it has "", you asked for "y"`:                           func(r *provision.Request) { r.Labels["x"] = "y" },
+		`accelerator type: it has "v6e-16", you asked for "v6e-32"`:       func(r *provision.Request) { r.Type, _ = tpu.ParseType("v6e-32") },
+		`slices: it has "m-0, m-1", you asked for "m-0, m-2"`:             func(r *provision.Request) { r.Nodes[1] = "m-2" },
+		`tier: it has "on-demand", you asked for "spot"`:                  func(r *provision.Request) { r.Tier = provision.Spot },
+		`max run duration: it has "", you asked for "1h0m0s"`:             func(r *provision.Request) { r.MaxRunDuration = time.Hour },
+		`network: it has "default", you asked for "n"`:                    func(r *provision.Request) { r.Network = "projects/p/global/networks/n" },
+		`boot disk: it has "200 GB ", you asked for "300 GB "`:            func(r *provision.Request) { r.Own = Settings{DiskGB: 300} },
+		`image: it has "", you asked for "projects/p/global/images/mine"`: func(r *provision.Request) { r.Own = Settings{Image: "projects/p/global/images/mine"} },
 		"metadata a: it has another value":                           func(r *provision.Request) { r.Metadata["a"] = "c" },
 	} {
 		if got := strings.Join(differences(p.template, request(t, "v6e-16", change)), "; "); got != want {

@@ -29,8 +29,9 @@ attribute() {
   [[ $status == 2?? ]]
 }
 
-# access_token answers with the VM's token. It asks for a new one each time, because tokens
-# expire. It does not tell the answer, which may have a token whatever else is wrong with it.
+# access_token answers with the VM's token. It asks for a new one each time, because
+# tokens expire. It does not show the answer, because even a malformed answer may
+# contain a token.
 access_token() {
   local json
   local -a strings
@@ -46,7 +47,7 @@ access_token() {
   return 1
 }
 
-# said TEXT: adds to $why what curl says in TEXT of a failure, and nothing of the answer.
+# said TEXT: adds the complaints of curl in TEXT to $why, but nothing of the answer.
 said() {
   if [[ $1 =~ curl:\ [^$'\n']* ]]; then why+=": ${BASH_REMATCH[0]:0:200}"; fi
 }
@@ -104,11 +105,10 @@ delete_resources() {
 }
 
 # delete_resource DELETION: reads a resource and then requests its deletion. DELETION is
-# JSON, a Deletion of package agent: whoever made the resource says how it goes. It never
-# deletes a resource that it could not read, that does not have the proof in the field where
-# it belongs, or that is another one than it has read. It fails if the resource is another
-# run's. If it succeeds, $why is empty, or says why the deletion was not requested; the
-# caller may try again.
+# JSON, a Deletion of package agent, which says how the resource is deleted. It never
+# deletes a resource that it could not read, that lacks the proof in its field, or that
+# is not the one it has read. It fails if the resource is another run's. If it succeeds,
+# $why is empty, or says why the deletion was not requested; the caller may try again.
 delete_resource() {
   local key read='' method='' url='' proof_path='' proof_value='' going_path='' going_value='' REPLY
   local -a strings

@@ -247,7 +247,7 @@ func (q *queued) leavesFor(ctx context.Context, life provision.Life, err error) 
 	if life.Queued() || teardown.Chosen(err) || !q.othersLive(ctx) {
 		return ""
 	}
-	return "a command lives on it that this one has neither started nor taken over"
+	return "a command runs on it that this one has neither started nor taken over"
 }
 
 // lookLimit limits the look for commands of other runners.

@@ -39,7 +39,7 @@ main() {
   fi
   error=$(exec mkfifo -- "$dir/control" "$dir/output" 2>&1) || abandon "$dir" "$error"
   # The complaints of bash go through a FIFO: the disk may be full, and $(unpack) would
-  # be a process more.
+  # start one more process.
   exec 5<>"$dir/output"
   if ! unpack "$dir" "$@" 2>&5; then
     while IFS= read -r -t 0.1 -u 5 line; do error=$line; done

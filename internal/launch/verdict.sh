@@ -1,6 +1,7 @@
 #!/bin/bash
 # verdict: RUN ATTEMPT TEXT [FILE]. Stores TEXT, which says how the attempt ended on all
-# workers; a worker does not know that by itself. FILE is where, "verdict" without it.
+# workers; a worker does not know that by itself. FILE is the name of the file; default:
+# verdict.
 #
 # shellcheck disable=SC2154 # lib.sh sets what is not set here
 main() {
@@ -15,7 +16,7 @@ main() {
       return
       ;;
   esac
-  # Whether there is a file "seen" is all that counts, so no half of it can mislead.
+  # Only the existence of the file "seen" counts, so half of its text cannot mislead.
   if [[ $file == seen ]]; then
     printf '%s\n' "$3" >"$dir/seen" || fail "write $dir/seen"
   else

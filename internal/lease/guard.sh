@@ -126,12 +126,14 @@ share() {
   if attribute lease "run=$run state=$state at=$EPOCHSECONDS"; then told=$state told_at=$up; fi
 }
 
-# due succeeds if, as far as this worker can tell, the slices are to go. It sets reason.
+# due succeeds if, as far as this worker knows, the slices are to be deleted. It sets
+# reason.
 due() {
   local limit=$((lease > hold ? lease : hold)) begin=$((asked == 0 || asked > born ? born : asked))
   if ((ttl && EPOCHSECONDS >= begin + ttl)); then
     reason="the time to live of $ttl s (--ttl) is over"
-    # The grace time, and a minute more, is for whoever ends the command.
+    # The runner or the watch that ends the command has the grace time and a minute
+    # more.
     [[ $adopted == no ]] || ((EPOCHSECONDS >= begin + ttl + grace + 60))
   elif [[ $adopted == no ]]; then
     reason="no runner has come within $adopt s of the boot"

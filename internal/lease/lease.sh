@@ -6,10 +6,11 @@
 #   renew SUMS RUN HOLD
 #   look SUMS RUN
 #
-# SUMS has the hash of the program for each type of machine. The answers are the agent's, or
-# "lacks TYPE" when the worker does not have the program. A worker that knows no lease of
-# the run needs none to say so. Without the program the terms become this login's lease all
-# the same: the guard of the slices has to know that a runner lives.
+# SUMS has the hash of the program for each type of machine. The answers are the
+# agent's, or "lacks TYPE" when the worker does not have the program. A worker that
+# knows no lease of the run needs none to say so. Without the program the terms still
+# become this login's lease, because the guard of the slices has to know that a runner
+# lives.
 set -u
 umask 022
 op=$1 sums=$2
@@ -40,7 +41,8 @@ any_agent() {
   [[ $newest ]] && runs "${newest##*/}" "$newest"
 }
 
-# publish: lets the guard of the slices, which root runs, and other logins have the program.
+# publish: gives the program to other logins and to the guard of the slices, which runs
+# as root.
 publish() {
   local file=$index/agent.$sum.$UID
   if [[ ! -d $index || -e $file ]]; then return; fi
@@ -53,7 +55,8 @@ leave_terms() {
   { printf '%s\n' "$1" >"$new" && mv -f -- "$new" "$index/$run.lease.$UID"; } 2>/dev/null || rm -f -- "$new"
 }
 
-# without_agent: does of the operation what needs no program, and answers that there is none.
+# without_agent: does the part of the operation that needs no program, and answers that
+# there is no program.
 without_agent() {
   local text file newest='' named=$'\nrun=([A-Za-z0-9][A-Za-z0-9._-]*)\n'
   if [[ $op == arm || $op == adopt ]]; then

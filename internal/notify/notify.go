@@ -279,7 +279,7 @@ func (n *Notifier) tell(m Message) {
 // because the path is often a password.
 func (n *Notifier) report(m Message, whom string, err error) {
 	if err != nil {
-		event.Notef(n.o.Sink, event.Warn, "", "the run is not touched by it, but %q was not told of its %s: %v", whom, m.Event, err)
+		event.Notef(n.o.Sink, event.Warn, "", "the run is not affected, but %q did not get the message about its %s: %v", whom, m.Event, err)
 	}
 }
 

@@ -173,7 +173,7 @@ func TestAFailureIsSaidAndHurtsNothing(t *testing.T) {
 		tries   int
 		said    string
 	}{
-		{"the program fails", []string{"sh", "-c", "echo no bus >&2; exit 3"}, nil, 0, `"sh" was not told of its end: exit status 3: no bus`},
+		{"the program fails", []string{"sh", "-c", "echo no bus >&2; exit 3"}, nil, 0, `"sh" did not get the message about its end: exit status 3: no bus`},
 		{"the program hangs, and its child too", []string{"sh", "-c", "sleep 1000 & sleep 1000"}, nil, 0, errSlow},
 		{"the program leaves a child that keeps its output", []string{"sh", "-c", "sleep 3 & exit 0"}, nil, 0, ""},
 		{"the server is busy once", nil, []int{503, 200}, 2, ""},

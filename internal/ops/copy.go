@@ -213,7 +213,7 @@ func CopyFrom(ctx context.Context, d *workers.Deps, o CopyOptions) error {
 		}
 		d.Sink.Emit(event.Result{Name: "copied", Data: data})
 		if len(changed) > 0 {
-			event.Notef(d.Sink, event.Warn, "", "%s: something was written to while it was copied: what came is as long as it was at the begin", tpu.Fold(changed))
+			event.Notef(d.Sink, event.Warn, "", "%s: a file changed while it was copied; the copy has the length that it had at the start", tpu.Fold(changed))
 		}
 		text := fmt.Sprintf("%s (%s) from %s", event.Count(files, "file"), event.Bytes(bytes), tpu.Fold(whole))
 		if err := workers.Failures(stage.Copy, ids, failed); err != nil {

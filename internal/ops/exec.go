@@ -245,7 +245,7 @@ func judgeExec(ctx context.Context, d *workers.Deps, all []*executed, unreached 
 	}
 	if len(held) > 0 {
 		event.Notef(d.Sink, event.Warn, "give it an output of its own: >/dev/null 2>&1",
-			"%s: a process that the command left behind holds its output, of which the rest is not awaited", tpu.Fold(held))
+			"%s: a process that the command left behind holds its output; multihost does not wait for the rest", tpu.Fold(held))
 	}
 	broken := stage.WorkersError(stage.Exec, ids, errs)
 	if ctx.Err() != nil {

@@ -93,10 +93,10 @@ func checkOnInterrupt(c *Call) {
 
 // RunWord returns the name of a run, which is the single word of a command.
 func RunWord(c *Call) string {
-	return c.OneWord("run", "which there are: multihost ps --all")
+	return c.OneWord("run", "list them with: multihost ps --all")
 }
 
 // IDWord returns the name of a queued resource, which is the single word of a command.
 func IDWord(c *Call) string {
-	return c.OneWord("id", "which there are: multihost qr list")
+	return c.OneWord("id", "list them with: multihost qr list")
 }

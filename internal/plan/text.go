@@ -342,7 +342,7 @@ func (p Plan) tellRest(t *planText) {
 		t.line("-", "time", "the slices are deleted %s after their request, whatever runs", event.Duration(l.TTL))
 	}
 	if l.Lease > 0 && p.Upload == nil {
-		t.line("=", "lease", "if this machine is not heard of, the workers delete the slices %s after the command has ended (--lease)", stage.AsTyped(l.Lease))
+		t.line("=", "lease", "if this machine is gone, the workers delete the slices %s after the command has ended (--lease)", stage.AsTyped(l.Lease))
 	}
 	if r := p.MayDelete; r != nil && r.May == announce.MayNotDelete {
 		t.line("=", "right", "the workers may not delete the slices: %s", r.Why)

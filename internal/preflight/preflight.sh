@@ -88,7 +88,7 @@ tell() {
 }
 
 # read_from COMMAND...: $out is what it prints. No command delays the rest: after 20 s
-# it is ended, and $why says so. timeout(1) would be a process more. The status is not
+# it is ended, and $why says so. timeout(1) would be one more process. The status is not
 # read: bash 5.2 may wait for ever for a process substitution that has ended early. The
 # output shows what failed.
 out=''

@@ -246,7 +246,7 @@ func (w *waiter) outlive(ctx context.Context, err error) error {
 	}
 	w.lost = err
 	if !gcp.Lapsed(err) && w.once("unreadable") { // the lapsed login was reported already
-		event.Notef(w.opts.Sink, event.Warn, gcp.Hint(err), "the state of %s %q cannot be read, it is tried further: %v", w.what.Kind, w.id, err)
+		event.Notef(w.opts.Sink, event.Warn, gcp.Hint(err), "the state of %s %q cannot be read; trying again: %v", w.what.Kind, w.id, err)
 	}
 	return nil
 }

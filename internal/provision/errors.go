@@ -24,7 +24,7 @@ type ConflictError struct {
 	Commands    Commands
 	ID          string
 	Owner       string   // as Resource.Owner returns it: "run r1 of ada"
-	Differences []string // each "field: it has X, asked is Y"
+	Differences []string // each "field: it has X, you asked for Y"
 }
 
 func (e *ConflictError) Error() string {

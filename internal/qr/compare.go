@@ -61,7 +61,7 @@ type diff []string
 
 func (d *diff) text(field, has, asked string) {
 	if has != asked {
-		*d = append(*d, fmt.Sprintf("%s: it has %q, asked is %q", field, has, asked))
+		*d = append(*d, fmt.Sprintf("%s: it has %q, you asked for %q", field, has, asked))
 	}
 }
 
@@ -89,7 +89,7 @@ func (d *diff) node(has, asked *tpuapi.Node, own map[string]string) {
 	}
 	for _, tag := range asked.Tags {
 		if !slices.Contains(has.Tags, tag) {
-			*d = append(*d, fmt.Sprintf("tag %s: it has it not", tag))
+			*d = append(*d, fmt.Sprintf("tag %s: it lacks the tag", tag))
 		}
 	}
 	d.text("data disks", diskNames(has), diskNames(asked))

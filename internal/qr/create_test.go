@@ -155,13 +155,13 @@ func TestExistsAlreadyAndIsAnother(t *testing.T) {
 		change func(*qr.Request)
 		want   string
 	}{
-		"other owner":   {func(r *qr.Request) { r.Mark("q7", "eve") }, `label multihost-user: it has "ada", asked is "eve"`},
-		"other type":    {func(r *qr.Request) { r.Type = mustType(t, "v4-32") }, `accelerator type: it has "v4-16", asked is "v4-32"`},
-		"more slices":   {func(r *qr.Request) { r.NodeCount = 3 }, `number of slices: it has "2", asked is "3"`},
-		"other tier":    {func(r *qr.Request) { r.Tier = qr.Spot }, `tier: it has "on-demand", asked is "spot"`},
-		"other network": {func(r *qr.Request) { r.Network = "" }, `network: it has "mtu9k", asked is "default"`},
+		"other owner":   {func(r *qr.Request) { r.Mark("q7", "eve") }, `label multihost-user: it has "ada", you asked for "eve"`},
+		"other type":    {func(r *qr.Request) { r.Type = mustType(t, "v4-32") }, `accelerator type: it has "v4-16", you asked for "v4-32"`},
+		"more slices":   {func(r *qr.Request) { r.NodeCount = 3 }, `number of slices: it has "2", you asked for "3"`},
+		"other tier":    {func(r *qr.Request) { r.Tier = qr.Spot }, `tier: it has "on-demand", you asked for "spot"`},
+		"other network": {func(r *qr.Request) { r.Network = "" }, `network: it has "mtu9k", you asked for "default"`},
 		"other script":  {func(r *qr.Request) { r.Metadata = map[string]string{"startup-script": "x"} }, "metadata startup-script: it has another value"},
-		"internal":      {func(r *qr.Request) { r.InternalIPs = true }, `external addresses: it has "true", asked is "false"`},
+		"internal":      {func(r *qr.Request) { r.InternalIPs = true }, `external addresses: it has "true", you asked for "false"`},
 	}
 	c := start(t, sim.Config{})
 	c.create(request(t, nil))

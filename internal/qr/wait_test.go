@@ -307,7 +307,7 @@ func TestWaitSurvives503sAndBrokenConnections(t *testing.T) {
 	if err != nil || len(list) != 2 {
 		t.Errorf("%d slices, %v", len(list), err)
 	}
-	if !c.Log.Said(event.Warn, "cannot be read, it is tried further") {
+	if !c.Log.Said(event.Warn, "cannot be read; trying again") {
 		t.Error("nothing was said about it")
 	}
 }

@@ -1,10 +1,11 @@
 #!/bin/bash
-# Reads JSON, with nothing but bash: a worker need not have anything else that does.
+# Reads JSON with bash alone, because a worker may have no program that does.
 
-# json_strings JSON PATH puts into the array strings what PATH leads to in JSON, an object.
-# PATH has names, each after a slash; * stands for all elements of a list. What is not there,
-# is no string or is an empty list gives an empty text. Fails if JSON is no whole object. It
-# does not look at the escapes in texts to which PATH does not lead.
+# json_strings JSON PATH puts the texts at PATH of the object JSON into the array
+# strings. PATH has names, each after a slash; * stands for all elements of a list. A
+# missing value, a value that is not a text, and an empty list give an empty text. Fails
+# if JSON is not a whole object. It does not look at the escapes in texts to which PATH
+# does not lead.
 json_strings() {
   local - IFS=/ state=value depth=0 i=0 piece text tail
   local -a pieces want good=(1) open=('') mark=()
@@ -12,7 +13,7 @@ json_strings() {
   # shellcheck disable=SC2206 # names are meant
   want=(${2#/})
   strings=()
-  # Between quotes is what is no text, then a text, and so on. Texts may be large.
+  # Split at quotes, other tokens and texts alternate. Texts may be large.
   mapfile -d '"' -t pieces < <(printf %s "$1")
   while ((i < ${#pieces[@]})); do
     piece=${pieces[i++]}
@@ -33,8 +34,9 @@ json_strings() {
   if ((! ${#strings[@]})); then strings=(''); fi
 }
 
-# json_token TOKEN reads one token; that of a text is a quote. good[D] is 1 if the names up to
-# depth D are those of the path; mark[D] is the number of strings before the present element.
+# json_token TOKEN reads one token; the token of a text is a quote. good[D] is 1 if the
+# names up to depth D are those of the path; mark[D] is the number of strings before the
+# present element.
 json_token() {
   case $state$1 in
     value'{' | element'{' | value'[' | element'[')

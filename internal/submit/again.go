@@ -55,7 +55,7 @@ func (r *departure) lookBack(ctx context.Context, request provision.Request) err
 		return refuse(follow, "%s is there, state %s", provision.NameOf(r.Cloud, res.ID), res.State)
 	}
 	if diffs := r.differs(was.Description); len(diffs) > 0 {
-		return refuse("type the command as it was, or "+another, "it has lost its slices and can go on, but was started otherwise: %s", strings.Join(diffs, "; "))
+		return refuse("type the command as it was, or "+another, "it has lost its slices and can go on, but was started with other options: %s", strings.Join(diffs, "; "))
 	}
 	r.earlier, r.lost = was, res
 	r.desc.Attempt = was.Next()
@@ -76,7 +76,7 @@ func (r *departure) loss() string {
 func (r *departure) differs(was detach.Description) (diffs []string) {
 	text := func(flag, has, asked string) {
 		if has != asked {
-			diffs = append(diffs, fmt.Sprintf("%s: it has %q, asked is %q", flag, has, asked))
+			diffs = append(diffs, fmt.Sprintf("%s: it has %q, you asked for %q", flag, has, asked))
 		}
 	}
 	text("--tpu-type", was.Type, r.desc.Type)
@@ -88,7 +88,7 @@ func (r *departure) differs(was detach.Description) (diffs []string) {
 	switch {
 	case was.CommandSum == r.desc.CommandSum:
 	case was.Command == r.desc.Command:
-		diffs = append(diffs, "--command: it begins like the one asked, and goes on otherwise")
+		diffs = append(diffs, "--command: it begins like the one that you asked for, and then differs")
 	default:
 		text("--command", was.Command, r.desc.Command)
 	}

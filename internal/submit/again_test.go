@@ -453,12 +453,12 @@ func TestWhatIsTypedAgainIsRefusedUnlessItHasLostItsSlices(t *testing.T) {
 		{name: "workers had begun another attempt", make: func(p *place) { end(p, 0, "255", "the worker was rebooted"); p.put("control/attempt", "2\n"); gone(p) }, attempt: 3},
 		{name: "another's", make: gone, owner: "bob@laptop", want: "it is of ann@first"},
 		{name: "another's queued resource", make: func(p *place) { p.inject("qr-failed qr=train"); p.state() }, owner: "bob@laptop", want: "queued resource train is of run train of ann"},
-		{name: "another type", make: gone, change: func(o *job.JobOptions) { o.Request.Type, _ = tpu.ParseType("v4-8") }, want: `--tpu-type: it has "v4-16", asked is "v4-8"`},
+		{name: "another type", make: gone, change: func(o *job.JobOptions) { o.Request.Type, _ = tpu.ParseType("v4-8") }, want: `--tpu-type: it has "v4-16", you asked for "v4-8"`},
 		{name: "more slices", make: gone, change: func(o *job.JobOptions) {
 			o.Request.NodeCount, o.Request.Nodes = 2, []string{runName + "-0", runName + "-1"}
-		}, want: `--num-slices: it has "1", asked is "2"`},
-		{name: "another command", make: gone, change: func(o *job.JobOptions) { o.Run.Script = "evaluate" }, want: `--command: it has "train", asked is "evaluate"`},
-		{name: "a command that goes on otherwise", make: gone, change: func(o *job.JobOptions) { o.Run.Script = "train " }, want: `--command: it has "train", asked is "train "`},
+		}, want: `--num-slices: it has "1", you asked for "2"`},
+		{name: "another command", make: gone, change: func(o *job.JobOptions) { o.Run.Script = "evaluate" }, want: `--command: it has "train", you asked for "evaluate"`},
+		{name: "a command that goes on otherwise", make: gone, change: func(o *job.JobOptions) { o.Run.Script = "train " }, want: `--command: it has "train", you asked for "train "`},
 		{name: "another environment", make: gone, change: func(o *job.JobOptions) {
 			o.Run.Secrets = []detach.Secret{{Name: "KEY", Project: "p", ID: "key", Version: "1"}}
 		}, want: "--env, --secret-env: other names or values"},

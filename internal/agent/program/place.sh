@@ -1,8 +1,8 @@
 # shellcheck shell=bash
-# Functions that keep multihost-agent on a worker, by its SHA-256, where this login can run
-# it. A home or /tmp may be full or mounted without exec, so there are three places.
-# Nothing runs that another login could have written: a place and a program belong to this
-# login, and the hash is that of whoever sent this script.
+# Functions that keep multihost-agent on a worker, by its SHA-256, where this login can
+# run it. A home or /tmp may be full or mounted without exec, so there are three places.
+# Nothing runs that another login could have written: a place and a program belong to
+# this login, and the hash comes from the sender of this script.
 places=("${HOME:-/root}/.multihost/agent" "${MULTIHOST_ROOT_TMP-}/tmp/.multihost-agent-$UID" "${MULTIHOST_ROOT_DEV-}/dev/shm/multihost-agent-$UID")
 agent='' why=''
 
