@@ -1,5 +1,4 @@
-# shellcheck shell=bash disable=SC2154 # the script that includes this sets dir and
-# state
+# shellcheck shell=bash disable=SC2154 # the including script sets dir and state
 #
 # Decides whether a sync may fill ~/RUN, which is $dir. $state/place identifies the
 # directory that a sync made or took over. Any other directory that is not empty is the

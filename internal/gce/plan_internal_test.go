@@ -222,7 +222,7 @@ func TestDifferences(t *testing.T) {
 		`network: it has "default", you asked for "n"`:                    func(r *provision.Request) { r.Network = "projects/p/global/networks/n" },
 		`boot disk: it has "200 GB ", you asked for "300 GB "`:            func(r *provision.Request) { r.Own = Settings{DiskGB: 300} },
 		`image: it has "", you asked for "projects/p/global/images/mine"`: func(r *provision.Request) { r.Own = Settings{Image: "projects/p/global/images/mine"} },
-		"metadata a: it has another value":                           func(r *provision.Request) { r.Metadata["a"] = "c" },
+		"metadata a: it has another value":                                func(r *provision.Request) { r.Metadata["a"] = "c" },
 	} {
 		if got := strings.Join(differences(p.template, request(t, "v6e-16", change)), "; "); got != want {
 			t.Errorf("got %q, want %q", got, want)
