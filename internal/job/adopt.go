@@ -39,17 +39,11 @@ func (h inheritance) mayLive() bool { return h.inherited && !h.worked && (h.live
 // this command has not taken it over.
 func (h inheritance) mayHaveLogs() bool { return h.inherited && !h.worked && (h.lives || h.ended) }
 
-// losesLogs reports whether logs of an earlier runner's command go with the slices, of which
-// this machine may have only a part: this command, which has begun or taken over tried
-// attempts, has brought none of them here.
-func (h inheritance) losesLogs(tried int) bool {
-	return h.inherited && tried == 0 && (h.lives || h.ended)
-}
-
-// unasked reports whether an earlier runner has left slices whose workers nobody has asked
-// whether a command has run there. res is the resource as it is now.
-func (h inheritance) unasked(res provision.Resource) bool {
-	return h.inherited && !h.worked && !h.asked && !res.Life.Queued() && len(res.Slices) > 0
+// losesLogs reports whether logs of an earlier runner's command may go with the slices, which
+// this command, with tried attempts of its own or taken over, has not brought here. slices
+// says that there are some: then nobody may have asked their workers yet.
+func (h inheritance) losesLogs(tried int, slices bool) bool {
+	return h.inherited && tried == 0 && (h.lives || h.ended || slices && !h.asked)
 }
 
 // leaves says why a job that ends before it has taken over the queued resource of an

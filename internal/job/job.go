@@ -134,7 +134,7 @@ func Job(ctx context.Context, d Deps, o JobOptions) (out stage.Outcome, err erro
 		return stage.Outcome{}, err
 	}
 	q.mine = &r.history
-	q.deleting = func() { r.sayLogsGo(q.held.now().losesLogs(r.history.Tried)) }
+	q.deleting = func() { r.sayLogsGo(q.held.now().losesLogs(r.history.Tried, false)) }
 	r.ground, r.books.Budget = q, o.Budget
 	r.missing = q.held.commandLives
 	r.deletes = func() bool { return q.ours && !o.Keep }
@@ -203,9 +203,7 @@ func (q *queued) ending(r *runner) *teardown.Job {
 		Taken:      q.othersLive,
 		WhoDeletes: r.lease.WhoDeletes,
 		Last: func(res provision.Resource) {
-			if q.deleting(); q.held.now().unasked(res) {
-				sayEarlierLogsGo(q.Sink)
-			}
+			r.sayLogsGo(q.held.now().losesLogs(r.history.Tried, !res.Life.Queued() && len(res.Slices) > 0))
 		},
 	}
 }

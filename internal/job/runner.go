@@ -213,12 +213,6 @@ func (r *runner) sayLogsGo(earlier bool) {
 	}
 	r.unread = nil
 	if earlier {
-		sayEarlierLogsGo(r.Sink)
+		event.Notef(r.Sink, event.Warn, "", "logs of an earlier runner's command may be not whole here; what is missing goes with the slices")
 	}
-}
-
-// sayEarlierLogsGo warns that the slices that are about to be deleted may have the only copy
-// of logs that this machine has not followed.
-func sayEarlierLogsGo(sink event.Sink) {
-	event.Notef(sink, event.Warn, "", "logs of an earlier runner's command may be not whole here; what is missing goes with the slices")
 }
