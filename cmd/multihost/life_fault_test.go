@@ -55,6 +55,16 @@ func (w *lifeWorld) awayFor(n int, how string, d time.Duration) {
 	})
 }
 
+// nobodyAnswers is the deed that has no worker reached.
+const nobodyAnswers = "no answer from any worker"
+
+// allAwayFor has no worker reached by anybody for a time.
+func (w *lifeWorld) allAwayFor(d time.Duration) {
+	for n := range lifeSlices * w.story.perSlice() {
+		w.awayFor(n, "hang", d)
+	}
+}
+
 // lossIn notes that from limit on, a command that cannot reach a worker may count it as
 // lost.
 func (w *lifeWorld) lossIn(limit, d time.Duration) {

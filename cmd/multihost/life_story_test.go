@@ -171,6 +171,7 @@ func lifeDeeds() map[string]lifeDeedKind {
 		"maintenance of":                   {on: onWorker, often: 1, loss: true, do: fault("maintenance node=m-%d")},
 		"a reboot of":                      {on: onWorker, often: 2, loss: true, do: fault("worker-reboot node=m-%d")},
 		"no answer from":                   {on: onWorker, lasts: true, often: 4, do: away("hang")},
+		nobodyAnswers:                      {lasts: true, often: 1, do: func(w *lifeWorld, d lifeDeed) { w.allAwayFor(d.lasts) }},
 		"connections are refused by":       {on: onWorker, lasts: true, often: 2, do: away("refuse")},
 		"new host keys of":                 {on: onWorker, often: 1, do: func(w *lifeWorld, d lifeDeed) { w.rotate(d.worker) }},
 		"the command fails on":             {on: onWorker, often: 2, do: func(w *lifeWorld, d lifeDeed) { w.fails(d.worker) }},
@@ -226,29 +227,41 @@ func (from lifeDraw) draw(t *rapid.T, names []string, perSlice int, faults, time
 	return d
 }
 
-// A lifePlot is a sequence of deeds that chance alone rarely combines. Each deed is
-// chosen from a few, and all happen on one machine.
-type lifePlot [][]string
+// A lifePlot is a sequence of deeds that chance alone rarely combines.
+type lifePlot struct {
+	rows [][]string // each deed is one of a row; all of them are on one machine
+
+	// runs: the plot follows the first deed, on the same machine and once the command runs.
+	// The deeds after it come when it has had time to show.
+	runs bool
+}
 
 // lifePlots are the plots in which faults between two commands have been found.
 func lifePlots() []lifePlot {
 	unreached := []string{"no answer from", "no answer from", "connections are refused by", "new host keys of", "a reboot of"}
+	unseen := append([]string{nobodyAnswers, nobodyAnswers, nobodyAnswers, nobodyAnswers}, unreached...)
 	ends := []string{"type stop", "SIGTERM", "Ctrl-C", "Ctrl-C and the answer stop", "the command fails on"}
 	return []lifePlot{
-		{{"kill -9", "SIGHUP", "Ctrl-C and the answer detach"}, unreached, {"type job", "type job at a terminal"}}, // a take-over
-		{{"logs cannot be read on"}, ends},
-		{unreached, ends},
-		{{fullDisk}, ends},
-		{{"kill -9", "no network"}, {"nothing"}, {"preempted is", "the queued resource is suspended"}, {"type job"}},
+		{rows: [][]string{{"kill -9", "SIGHUP", "Ctrl-C and the answer detach"}, unseen, {"type job", "type job at a terminal"}}, runs: true}, // a take-over
+		{rows: [][]string{{"logs cannot be read on"}, ends}},
+		{rows: [][]string{unreached, ends}},
+		{rows: [][]string{{fullDisk}, ends}},
+		{rows: [][]string{{"kill -9", "no network"}, {"nothing"}, {"preempted is", "the queued resource is suspended"}, {"type job"}}},
 	}
 }
 
 func (p lifePlot) draw(t *rapid.T, from lifeDraw, perSlice int) (deeds []lifeDeed) {
-	machine := rapid.SampledFrom([]int{0, 0, 0, 1}).Draw(t, "machine of the plot")
-	for i, names := range p {
+	machine := 0
+	if !p.runs {
+		machine = rapid.SampledFrom([]int{0, 0, 0, 1}).Draw(t, "machine of the plot")
+	}
+	for i, names := range p.rows {
 		times := from.times // after the last deed it takes long until it shows
-		if i < len(p)-1 {
+		switch {
+		case i < len(p.rows)-1:
 			times = times[:len(times)/2]
+		case p.runs:
+			times = times[len(times)/2:]
 		}
 		d := from.draw(t, names, perSlice, from.faults[1:], times)
 		d.machine = machine
@@ -286,7 +299,12 @@ func lifeStories(from lifeDraw) *rapid.Generator[lifeStory] {
 		steps := rapid.SliceOfN(deed, from.fewest, from.steps).Draw(t, "steps")
 		if plots := from.plots; len(plots) > 0 && rapid.IntRange(0, 2).Draw(t, "has a plot") == 0 {
 			plot := rapid.SampledFrom(plots).Draw(t, "plot")
-			at := rapid.IntRange(0, len(steps)).Draw(t, "where") * rapid.IntRange(0, 1).Draw(t, "later")
+			at := 0
+			if plot.runs {
+				first.then = rapid.SampledFrom(from.times[len(from.times)/2:]).Draw(t, "the command runs")
+			} else {
+				at = rapid.IntRange(0, len(steps)).Draw(t, "where") * rapid.IntRange(0, 1).Draw(t, "later")
+			}
 			steps = slices.Insert(steps, at, plot.draw(t, from, perSlice)...)
 		}
 		s.steps = append([]lifeDeed{first}, steps...)
