@@ -105,95 +105,183 @@ func (r *BucketRun) Pause(ctx context.Context) error {
 // otherwise from the bucket, whose logs are up to Desc.Every old.
 func (r *BucketRun) attach(ctx context.Context, o AttachOptions) (stage.Outcome, error) {
 	r.ComeTo(r.Desc.Run)
-	begin, told := r.Clock.Now(), ""
-	followed := -1 // the attempt that was followed over SSH as far as possible
-	var out stage.Outcome
-	var sum *event.Summary // of that attempt
-	shown, shownOf := map[tpu.WorkerID]int64{}, 0
-	var logs follow.LogWait
-	total := len(r.Desc.IDs())
 	o.StrictExit = o.StrictExit || r.Desc.StrictExit
+	a := &attaching{BucketRun: r, o: o, begin: r.Clock.Now(), followed: -1, shown: map[tpu.WorkerID]int64{}}
 	for {
-		state, err := r.Store.State(ctx, r.Desc.Run)
-		if err != nil {
-			return stage.Outcome{}, stage.InterruptedOr(ctx, err)
-		}
-		state.StrictExit = o.StrictExit
-		rec, err := r.Record(ctx, state.Attempt)
-		if err != nil && !state.Over(r.Desc) {
-			return stage.Outcome{}, stage.InterruptedOr(ctx, err)
-		}
-		if err := rec.MakeLogDir(); err != nil {
-			return stage.Outcome{}, err
-		}
-		if text := r.Summary(state); text != told {
-			if told == "" && !state.Over(r.Desc) {
-				event.Notef(r.Sink, event.Info, "", "run %s lives without a runner, in %s; Ctrl-C leaves it running", r.Desc.Run, r.Store.URL(r.Desc.Run))
+		next, out, err := a.round(ctx)
+		switch next {
+		case atEnd:
+			return out, err
+		case afterPause:
+			if err := r.Pause(ctx); err != nil {
+				return stage.Outcome{Started: true}, err
 			}
-			told = text
-			event.Notef(r.Sink, event.Info, "", "%s", text)
-			r.warnRights(state)
-		}
-		if followed != state.Attempt && r.Running(state) == total && !state.Over(r.Desc) {
-			followed = state.Attempt
-			out, sum, err = attachOver(ctx, r.Deps, rec, o)
-			clear(shown)
-			if ctx.Err() != nil {
-				if sum != nil {
-					r.Sink.Emit(*sum)
-				}
-				return out, err
-			}
-			if err == nil {
-				continue // the bucket says whether that was the end or another attempt follows
-			}
-			sum = nil
-			event.Notef(r.Sink, event.Warn, "", "cannot follow over SSH (%v): following from the bucket, up to %s late", err, event.Age(time.Duration(r.Desc.Every)*time.Second))
-			continue
-		}
-		if shownOf != rec.Attempt {
-			shownOf = rec.Attempt
-			clear(shown)
-		}
-		if err := r.bringLogs(ctx, rec, shown); err != nil {
-			return stage.Outcome{}, stage.InterruptedOr(ctx, err)
-		}
-		if part := r.partly(rec, state); state.Over(r.Desc) && part != "" && r.exists(ctx) {
-			if followed != state.Attempt {
-				followed = state.Attempt
-				if out, sum, err = attachOver(ctx, r.Deps, rec, o); err == nil {
-					clear(shown)
-					continue
-				}
-				sum = nil
-			}
-			if logs.Left(r.Clock.Now(), o.Patience.Log) > 0 {
-				if logs.Due(r.Clock.Now()) {
-					event.Notef(r.Sink, event.Warn, "", "%s: waiting up to %s (--log-timeout) for the bucket to have the rest", part, stage.AsTyped(o.Patience.Log))
-				}
-				if err := r.Pause(ctx); err != nil {
-					return stage.Outcome{Started: true}, err
-				}
-				continue
-			}
-		}
-		if state.Over(r.Desc) {
-			defer r.sayKept(ctx, state) // after the summary
-			if sum != nil && followed == state.Attempt && sum.OK == (state.Blame() == nil) {
-				r.sayBackground(sum, state)
-				r.Sink.Emit(*sum)
-				return out, nil
-			}
-			return r.conclude(ctx, rec, state, begin)
-		}
-		if err := r.StillThere(ctx, state); err != nil {
-			_ = r.bringLogs(ctx, rec, shown) // workers that were told to shut down have uploaded their last output meanwhile
-			return stage.Outcome{}, stage.InterruptedOr(ctx, err)
-		}
-		if err := r.Pause(ctx); err != nil {
-			return stage.Outcome{Started: true}, err
 		}
 	}
+}
+
+// attaching is a command that follows a job without runner.
+type attaching struct {
+	*BucketRun
+	o     AttachOptions
+	begin time.Time
+	told  string // what was last said of the run's progress
+
+	followed int // the attempt that was followed over SSH as far as possible; -1: none
+	out      stage.Outcome
+	sum      *event.Summary // of that attempt; nil: it was not followed to its end
+
+	shown   map[tpu.WorkerID]int64 // how far each worker's log has been shown, of attempt shownOf
+	shownOf int
+	logs    follow.LogWait
+}
+
+// When the next round of attaching comes.
+type nextRound int
+
+const (
+	atOnce nextRound = iota
+	afterPause
+	atEnd // there is none: the round has returned how the command ends
+)
+
+// A roundStep is what a round does once it knows the state of the run.
+type roundStep int
+
+const (
+	followOverSSH roundStep = iota // the attempt, until the connection or the command ends
+	bringOverSSH                   // the rest of logs of a run that has ended
+	awaitLogs                      // until the bucket has the rest
+	concludeRun
+	lookOn
+)
+
+// A bucketLook is what a round knows of the run.
+type bucketLook struct {
+	over     bool // the run has ended on all workers
+	running  bool // it runs on all workers
+	followed bool // its newest attempt was followed over SSH as far as possible
+	part     bool // logs are not whole here, and the slices may have the rest
+	patient  bool // --log-timeout is not over
+}
+
+func (l bucketLook) step() roundStep {
+	switch {
+	case !l.over && l.running && !l.followed:
+		return followOverSSH
+	case !l.over:
+		return lookOn
+	case l.part && !l.followed:
+		return bringOverSSH
+	case l.part && l.patient:
+		return awaitLogs
+	}
+	return concludeRun
+}
+
+// round reads the state of the run once and does what follows from it.
+func (a *attaching) round(ctx context.Context) (next nextRound, out stage.Outcome, err error) {
+	fail := func(err error) (nextRound, stage.Outcome, error) {
+		return atEnd, stage.Outcome{}, stage.InterruptedOr(ctx, err)
+	}
+	state, err := a.Store.State(ctx, a.Desc.Run)
+	if err != nil {
+		return fail(err)
+	}
+	state.StrictExit = a.o.StrictExit
+	rec, err := a.Record(ctx, state.Attempt)
+	if err != nil && !state.Over(a.Desc) {
+		return fail(err)
+	}
+	if err := rec.MakeLogDir(); err != nil {
+		return atEnd, stage.Outcome{}, err
+	}
+	a.tellProgress(state)
+	l := bucketLook{over: state.Over(a.Desc), running: a.Running(state) == len(a.Desc.IDs()), followed: a.followed == state.Attempt}
+	part := ""
+	if l.step() != followOverSSH {
+		if err := a.bring(ctx, rec); err != nil {
+			return fail(err)
+		}
+		part = a.partly(rec, state)
+		l.part = l.over && part != "" && a.exists(ctx)
+		l.patient = l.part && a.logs.Left(a.Clock.Now(), a.o.Patience.Log) > 0
+	}
+	switch l.step() {
+	case followOverSSH, bringOverSSH:
+		return a.overSSH(ctx, rec, state.Attempt, l.over)
+	case awaitLogs:
+		if a.logs.Due(a.Clock.Now()) {
+			event.Notef(a.Sink, event.Warn, "", "%s: waiting up to %s (--log-timeout) for the bucket to have the rest", part, stage.AsTyped(a.o.Patience.Log))
+		}
+		return afterPause, stage.Outcome{}, nil
+	case concludeRun:
+		out, err = a.end(ctx, rec, state)
+		return atEnd, out, err
+	}
+	if err := a.StillThere(ctx, state); err != nil {
+		_ = a.bring(ctx, rec) // workers that were told to shut down have uploaded their last output meanwhile
+		return fail(err)
+	}
+	return afterPause, stage.Outcome{}, nil
+}
+
+// tellProgress says how far the run is, if that has changed.
+func (a *attaching) tellProgress(state detach.State) {
+	text := a.Summary(state)
+	if text == a.told {
+		return
+	}
+	if a.told == "" && !state.Over(a.Desc) {
+		event.Notef(a.Sink, event.Info, "", "run %s lives without a runner, in %s; Ctrl-C leaves it running", a.Desc.Run, a.Store.URL(a.Desc.Run))
+	}
+	a.told = text
+	event.Notef(a.Sink, event.Info, "", "%s", text)
+	a.warnRights(state)
+}
+
+// overSSH follows an attempt over SSH as far as possible. The bucket says whether that was
+// the end of the run or another attempt follows. over says that the run has ended, and only
+// its logs are to come.
+func (a *attaching) overSSH(ctx context.Context, rec *record.Record, attempt int, over bool) (nextRound, stage.Outcome, error) {
+	out, sum, err := attachOver(ctx, a.Deps, rec, a.o)
+	a.followed, a.out, a.sum = attempt, out, sum
+	if err == nil || !over {
+		clear(a.shown)
+	}
+	switch {
+	case ctx.Err() != nil && !over:
+		if sum != nil {
+			a.Sink.Emit(*sum)
+		}
+		return atEnd, out, err
+	case err != nil && !over:
+		event.Notef(a.Sink, event.Warn, "", "cannot follow over SSH (%v): following from the bucket, up to %s late", err, event.Age(time.Duration(a.Desc.Every)*time.Second))
+	}
+	if err != nil {
+		a.sum = nil
+	}
+	return atOnce, stage.Outcome{}, nil
+}
+
+// bring makes the logs of an attempt here equal to the bucket's, and shows what is new.
+func (a *attaching) bring(ctx context.Context, rec *record.Record) error {
+	if a.shownOf != rec.Attempt {
+		a.shownOf = rec.Attempt
+		clear(a.shown)
+	}
+	return a.bringLogs(ctx, rec, a.shown)
+}
+
+// end reports the end of the run: as it was followed over SSH, if the bucket agrees.
+func (a *attaching) end(ctx context.Context, rec *record.Record, state detach.State) (stage.Outcome, error) {
+	defer a.sayKept(ctx, state) // after the summary
+	if a.sum != nil && a.followed == state.Attempt && a.sum.OK == (state.Blame() == nil) {
+		a.sayBackground(a.sum, state)
+		a.Sink.Emit(*a.sum)
+		return a.out, nil
+	}
+	return a.conclude(ctx, rec, state, a.begin)
 }
 
 // Running counts the workers on which the newest attempt is running, or has ended with
@@ -531,7 +619,7 @@ func (r *BucketRun) stopKept(ctx context.Context, o StopOptions, k kept) error {
 // has reported yet. If the queued resource has no workers, nobody else deletes it, so
 // stop does.
 func (r *BucketRun) stop(ctx context.Context, o StopOptions) error {
-	watch, later := stage.Stopwatch{Sink: r.Sink, Clock: r.Clock}, false
+	watch := stage.Stopwatch{Sink: r.Sink, Clock: r.Clock}
 	before, err := r.Store.State(ctx, r.Desc.Run)
 	if err != nil && ctx.Err() != nil {
 		return stage.InterruptedOr(ctx, workers.MayStillRun(&stage.Error{Stage: stage.Stopping, Err: err}, r.Desc.Run))
@@ -542,62 +630,119 @@ func (r *BucketRun) stop(ctx context.Context, o StopOptions) error {
 			return r.stopKept(ctx, o, *k)
 		}
 	}
-	var ours *provision.Resource // what this command deletes
-	err = watch.Phase("stop", func() (string, error) {
-		if err := r.Store.Stop(ctx, r.Desc.Run, follow.StopBy+r.Owner); err != nil {
-			return "", workers.MayStillRun(&stage.Error{Stage: stage.Stopping, Err: err}, r.Desc.Run)
-		}
-		direct := true
-		limit := r.Clock.After(o.Grace + 3*time.Duration(r.Desc.Every*float64(time.Second)) + 5*time.Minute)
-		for {
-			state, err := r.Store.State(ctx, r.Desc.Run)
-			if err != nil {
-				return "", stage.InterruptedOr(ctx, workers.MayStillRun(&stage.Error{Stage: stage.Stopping, Err: err}, r.Desc.Run))
-			}
-			if state.Over(r.Desc) {
-				var text string
-				text, ours = afterEnd(ctx, r, state)
-				return text, nil
-			}
-			res, err := r.Cloud.Get(ctx, r.Desc.Resource)
-			switch {
-			case gcp.ClassOf(err) == gcp.NotFound, err == nil && !r.owns(res):
-				return fmt.Sprintf("run %s: %s is gone, nothing runs", r.Desc.Run, provision.NameOf(r.Cloud, r.Desc.Resource)), nil
-			case err == nil && res.Life.Empty():
-				return r.withdraw(ctx, res)
-			}
-			if direct && len(state.Seen) > 0 {
-				direct = false
-				rec, err := r.Record(ctx, state.Attempt)
-				if err == nil {
-					err = stopOn(ctx, r.Deps, rec, o)
-				}
-				if err != nil && ctx.Err() == nil {
-					event.Notef(r.Sink, event.Info, "", "not every worker can be reached (%v): those read it in the bucket", err)
-				}
-				continue
-			}
-			if len(state.Seen) == 0 {
-				later = true
-				return fmt.Sprintf("run %s: no worker has started yet; those that come will not start the command", r.Desc.Run), nil
-			}
-			select {
-			case <-r.Clock.After(r.pace()):
-			case <-limit:
-				standing := ""
-				if err == nil {
-					standing = res.Standing()
-				}
-				return "", r.unstopped(state, standing)
-			case <-ctx.Done():
-				return "", context.Cause(ctx)
-			}
-		}
-	})
+	e := &ending{BucketRun: r, o: o}
+	err = watch.Phase("stop", func() (string, error) { return e.do(ctx) })
 	if err != nil {
 		return err
 	}
-	return finishStop(ctx, r, ours, later)
+	return finishStop(ctx, r, e.ours, e.later)
+}
+
+// An ending is a stop of a job without runner.
+type ending struct {
+	*BucketRun
+	o     StopOptions
+	told  bool                // the workers that can be reached were told
+	ours  *provision.Resource // what this command deletes
+	later bool                // workers may still come, and will not start the command
+}
+
+// A stopStep is what a stop does next.
+type stopStep int
+
+const (
+	stopEnded    stopStep = iota // the run has ended on all workers
+	stopGone                     // its queued resource is gone
+	stopWithdraw                 // the resource has no machines: it is deleted
+	stopTell                     // over SSH
+	stopLater                    // nobody has begun: who comes reads the stop
+	stopAwait
+)
+
+// A stopLook is what a stop knows of the run.
+type stopLook struct {
+	over, gone, empty bool // the run has ended; its resource is gone, has no machines
+	seen              bool // some worker has reported
+	told              bool // the workers that can be reached were told
+}
+
+func (l stopLook) step() stopStep {
+	switch {
+	case l.over:
+		return stopEnded
+	case l.gone:
+		return stopGone
+	case l.empty:
+		return stopWithdraw
+	case l.seen && !l.told:
+		return stopTell
+	case !l.seen:
+		return stopLater
+	}
+	return stopAwait
+}
+
+// do tells the workers to end the run and returns when they have.
+func (e *ending) do(ctx context.Context) (string, error) {
+	unsure := func(err error) (string, error) {
+		return "", stage.InterruptedOr(ctx, workers.MayStillRun(&stage.Error{Stage: stage.Stopping, Err: err}, e.Desc.Run))
+	}
+	if err := e.Store.Stop(ctx, e.Desc.Run, follow.StopBy+e.Owner); err != nil {
+		return "", workers.MayStillRun(&stage.Error{Stage: stage.Stopping, Err: err}, e.Desc.Run)
+	}
+	limit := e.Clock.After(e.o.Grace + 3*time.Duration(e.Desc.Every*float64(time.Second)) + 5*time.Minute)
+	for {
+		state, err := e.Store.State(ctx, e.Desc.Run)
+		if err != nil {
+			return unsure(err)
+		}
+		l := stopLook{over: state.Over(e.Desc), seen: len(state.Seen) > 0, told: e.told}
+		var res provision.Resource
+		if !l.over {
+			res, err = e.Cloud.Get(ctx, e.Desc.Resource)
+			l.gone = gcp.ClassOf(err) == gcp.NotFound || err == nil && !e.owns(res)
+			l.empty = err == nil && res.Life.Empty()
+		}
+		switch l.step() {
+		case stopEnded:
+			var text string
+			text, e.ours = afterEnd(ctx, e.BucketRun, state)
+			return text, nil
+		case stopGone:
+			return fmt.Sprintf("run %s: %s is gone, nothing runs", e.Desc.Run, provision.NameOf(e.Cloud, e.Desc.Resource)), nil
+		case stopWithdraw:
+			return e.withdraw(ctx, res)
+		case stopTell:
+			e.tell(ctx, state)
+			continue
+		case stopLater:
+			e.later = true
+			return fmt.Sprintf("run %s: no worker has started yet; those that come will not start the command", e.Desc.Run), nil
+		}
+		select {
+		case <-e.Clock.After(e.pace()):
+		case <-limit:
+			standing := ""
+			if err == nil {
+				standing = res.Standing()
+			}
+			return "", e.unstopped(state, standing)
+		case <-ctx.Done():
+			return "", context.Cause(ctx)
+		}
+	}
+}
+
+// tell stops the command over SSH on the workers that can be reached.
+func (e *ending) tell(ctx context.Context, state detach.State) {
+	e.told = true
+	rec, err := e.Record(ctx, state.Attempt)
+	if err == nil {
+		err = stopOn(ctx, e.Deps, rec, e.o)
+	}
+	if err != nil && ctx.Err() == nil {
+		event.Notef(e.Sink, event.Info, "", "not every worker can be reached (%v): those read it in the bucket", err)
+	}
 }
 
 // finishStop deletes ours, if not nil, and forgets the run, unless workers come later.
@@ -736,6 +881,19 @@ func (r *BucketRun) whenGone() string {
 		return "at its end, " + stage.AsTyped(time.Duration(r.Desc.KeepFor*float64(time.Second))) + " after a failure"
 	}
 	return "at its end"
+}
+
+// goesAfter says when the workers delete the slices of a run that has ended.
+func goesAfter(r *BucketRun, state detach.State) string {
+	switch {
+	case r.whyKept(state) == "":
+		return "at once"
+	case r.Desc.Keep == detach.KeepOnFailure && state.Blame() != nil && r.Desc.KeepFor > 0:
+		return stage.AsTyped(time.Duration(r.Desc.KeepFor*float64(time.Second))) + " after its end"
+	case r.Desc.Keep == detach.KeepAlways, r.Desc.Keep == detach.KeepOnFailure && state.Blame() != nil:
+		return "never by itself"
+	}
+	return "once the bucket has its logs"
 }
 
 // row returns the run as a list shows it: from the bucket, or from the queued resource

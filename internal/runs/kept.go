@@ -99,9 +99,42 @@ func keptOn(ctx context.Context, d *workers.Deps, t *workers.Connected, rec *rec
 	if d.OnHosts() {
 		return nil, nil
 	}
-	var mine []kept
+	mine, err := madeFor(ctx, d, t.Slices, rec.Run)
+	if err != nil || len(mine) == 0 {
+		return nil, err
+	}
+	lives, last := livesOrLast(found, rec.Run)
+	if lives != nil {
+		event.Notef(d.Sink, event.Warn, "", "the slices of run %s stay: run %q of %s lives on %s", rec.Run, lives.Info.Run, lives.Info.Owner, tpu.FoldShort(lives.Workers))
+		return nil, nil
+	}
+	if last != nil {
+		if err := last.Stoppable(); err != nil {
+			return nil, err
+		}
+	}
+	asked := map[string]bool{}
+	for i := range t.IDs {
+		asked[t.Slice(i).Name] = true
+	}
+	for i := range mine {
+		k := &mine[i]
+		if !askedWhole(k.res, asked) {
+			event.Notef(d.Sink, event.Warn, teardown.Hint(d.Reach, k.res.ID), "%s stays, %s: not all of its slices could be asked whether a command runs there", provision.NameOf(d.Cloud, k.res.ID), k.res.Standing())
+			return nil, nil
+		}
+		if last != nil {
+			k.ended = last.Ended()
+			k.part = missingHere(ctx, d, t, rec, last.Info.Ref)
+		}
+	}
+	return mine, nil
+}
+
+// madeFor returns the resources of slices that the job of a run has made.
+func madeFor(ctx context.Context, d *workers.Deps, all []tpu.Slice, run string) (mine []kept, err error) {
 	seen := map[string]bool{"": true}
-	for _, s := range t.Slices {
+	for _, s := range all {
 		if seen[s.QueuedResource] {
 			continue
 		}
@@ -113,44 +146,34 @@ func keptOn(ctx context.Context, d *workers.Deps, t *workers.Connected, rec *rec
 		if err != nil {
 			return nil, &stage.Error{Stage: stage.Stopping, Err: err}
 		}
-		if res.JobMade() && res.IsOf(rec.Run) && res.Life != provision.Deleting {
-			mine = append(mine, kept{run: rec.Run, res: res, ended: "its command never began"})
-		}
-	}
-	if len(mine) == 0 {
-		return nil, nil
-	}
-	asked := map[string]bool{}
-	for i := range t.IDs {
-		asked[t.Slice(i).Name] = true
-	}
-	var last *workers.FoundRun
-	for i, f := range found {
-		switch {
-		case f.Info.Alive():
-			event.Notef(d.Sink, event.Warn, "", "the slices of run %s stay: run %q of %s lives on %s", rec.Run, f.Info.Run, f.Info.Owner, tpu.FoldShort(f.Workers))
-			return nil, nil
-		case f.Info.Run == rec.Run && last == nil: // the newest comes first
-			last = &found[i]
-		}
-	}
-	if last != nil {
-		if err := last.Stoppable(); err != nil {
-			return nil, err
-		}
-	}
-	for i := range mine {
-		k := &mine[i]
-		if slices.ContainsFunc(k.res.Slices, func(s tpu.Slice) bool { ok, _ := s.Ready(); return ok && !asked[s.Name] }) || !allAsked(k.res) {
-			event.Notef(d.Sink, event.Warn, teardown.Hint(d.Reach, k.res.ID), "%s stays, %s: not all of its slices could be asked whether a command runs there", provision.NameOf(d.Cloud, k.res.ID), k.res.Standing())
-			return nil, nil
-		}
-		if last != nil {
-			k.ended = last.Ended()
-			k.part = missingHere(ctx, d, t, rec, last.Info.Ref)
+		if res.JobMade() && res.IsOf(run) && res.Life != provision.Deleting {
+			mine = append(mine, kept{run: run, res: res, ended: "its command never began"})
 		}
 	}
 	return mine, nil
+}
+
+// livesOrLast returns a run that lives, of any name, otherwise the newest one called run;
+// nil if there is none. The newest comes first in found.
+func livesOrLast(found []workers.FoundRun, run string) (lives, last *workers.FoundRun) {
+	for i, f := range found {
+		switch {
+		case f.Info.Alive():
+			return &found[i], nil
+		case f.Info.Run == run && last == nil:
+			last = &found[i]
+		}
+	}
+	return nil, last
+}
+
+// askedWhole reports whether every slice of the resource on which a command may run is
+// among those that were asked.
+func askedWhole(res provision.Resource, asked map[string]bool) bool {
+	return allAsked(res) && !slices.ContainsFunc(res.Slices, func(s tpu.Slice) bool {
+		ok, _ := s.Ready()
+		return ok && !asked[s.Name]
+	})
 }
 
 // missingHere says which logs of an attempt on these slices this machine does not have to

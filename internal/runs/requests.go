@@ -12,6 +12,7 @@ import (
 	"multihost/internal/event"
 	"multihost/internal/lease"
 	"multihost/internal/provision"
+	"multihost/internal/record"
 	"multihost/internal/stage"
 	"multihost/internal/tpu"
 	"multihost/internal/workers"
@@ -50,6 +51,11 @@ func withRequests(ctx context.Context, d *workers.Deps, prefix string, seen []Se
 		if listed {
 			continue
 		}
+		if row := endedInBucket(ctx, d, res, label, known); row != nil {
+			row.Hourly, row.Gone = cost.Hourly(res, d.Zone), row.goes
+			seen = append(seen, *row)
+			continue
+		}
 		row := Seen{Run: res.ID, State: waitsFor(res), Owner: user, Created: res.CreateTime, Slices: res.Nodes,
 			Hourly: cost.Hourly(res, d.Zone), Gone: goes(false), age: d.Age(res.CreateTime)}
 		if at := slices.IndexFunc(found, func(f workers.FoundRun) bool { return provision.LabelValue(f.Info.Run) == label && f.Info.Exit != nil }); at >= 0 {
@@ -60,6 +66,36 @@ func withRequests(ctx context.Context, d *workers.Deps, prefix string, seen []Se
 		seen = append(seen, row)
 	}
 	return seen, nil
+}
+
+// endedInBucket returns the row of a job without runner that has ended and whose resource is
+// still there; nil for another job, and for one whose bucket is not known here. label is
+// that of the run. known says that the resource has the terms of a lease, which only a job
+// with a runner has.
+func endedInBucket(ctx context.Context, d *workers.Deps, res provision.Resource, label string, known bool) *Seen {
+	if known || d.OpenBucket == nil {
+		return nil
+	}
+	name := res.ID
+	for _, rec := range record.LocalRecords(d.StateDir) {
+		if rec.Bucket != "" && rec.Prefix == res.ID && provision.LabelValue(rec.Run) == label {
+			name = rec.Run
+		}
+	}
+	r, err := FindBucketRun(ctx, d, name)
+	if err != nil || r == nil || !r.owns(res) {
+		return nil
+	}
+	state, err := r.Store.State(ctx, name)
+	if err != nil || !state.Over(r.Desc) {
+		return nil
+	}
+	row := r.row(ctx, state)
+	row.goes = goesAfter(r, state)
+	if r.whyKept(state) != "" {
+		row.State = "kept: " + row.State
+	}
+	return &row
 }
 
 func overlap(a, b []string) bool {

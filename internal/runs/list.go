@@ -1,0 +1,123 @@
+package runs
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"multihost/internal/cost"
+	"multihost/internal/event"
+	"multihost/internal/launch"
+	"multihost/internal/tpu"
+	"multihost/internal/workers"
+)
+
+// A Seen is a run as the workers report it.
+type Seen struct {
+	Run     string    `json:"run"`
+	Attempt int       `json:"attempt"`
+	State   string    `json:"state"`
+	Owner   string    `json:"owner"`
+	Created time.Time `json:"created"`
+	Slices  []string  `json:"slices"`
+	Command string    `json:"command"`
+	Hourly  *float64  `json:"usd_per_hour,omitempty"` // list price of the slices, for a run that a job has made slices for
+	Gone    string    `json:"gone,omitempty"`         // when those slices are deleted if no runner continues the job, in words
+
+	// Followed says whether a command follows the output, on any machine. It is nil when
+	// that is not known: for runs of other logins, runs without runner, and runs that
+	// have not begun or have ended.
+	Followed *bool `json:"followed,omitempty"`
+
+	age  time.Duration // by the worker's clock
+	part string        // how much of the run was seen, if not all; for people
+	goes string        // value for Gone where slices exist; empty: computed from the queued resource
+}
+
+// List asks worker 0 of every ready slice which runs it knows, and emits the runs as a
+// Result. prefix and only limit it to slices with that name prefix and these numbers in
+// their names.
+func List(ctx context.Context, d *workers.Deps, prefix string, only tpu.Numbers, ended bool) error {
+	var seen = []Seen{}
+	var detachedErr error
+	if prefix == "" && d.OpenBucket != nil {
+		rows, err := detachedRows(ctx, d, ended)
+		if d.Bucket != "" && err != nil && rows == nil {
+			return err
+		}
+		seen, detachedErr = append(seen, rows...), err
+	}
+	see := survey(ctx, d, prefix, only, seen)
+	if see.slices == nil && see.err != nil && len(seen) == 0 {
+		return errors.Join(see.err, detachedErr)
+	}
+	surveyErr := errors.Join(see.err, detachedErr)
+	for _, f := range see.found {
+		if (ended || f.Info.Alive()) && !slices.ContainsFunc(seen, func(s Seen) bool { return s.Run == f.Info.Run }) {
+			seen = append(seen, rowOf(f, see))
+		}
+	}
+	if len(only) == 0 { // with chosen slices, requests are left out: a request need not have slices
+		var err error
+		seen, err = withRequests(ctx, d, prefix, seen, see.found)
+		surveyErr = errors.Join(surveyErr, err)
+	}
+	d.Sink.Emit(event.Result{Name: "runs", Text: table(seen, ended), Data: seen})
+	return surveyErr
+}
+
+// rowOf returns the row of a run that was found on the slices of see.
+func rowOf(f workers.FoundRun, see sight) Seen {
+	row := Seen{Run: f.Info.Run, Attempt: f.Info.Attempt, State: string(f.Info.Phase), Owner: f.Info.Owner, Created: f.Info.Armed, Command: f.Info.Command, age: f.Info.Age()}
+	if f.Info.Exit != nil {
+		row.State = f.Ended()
+	}
+	if f.Info.Phase == launch.Running && f.Info.Mine {
+		row.Followed = &f.Followed
+	}
+	for _, id := range f.Workers {
+		row.Slices = append(row.Slices, see.slices[id.Slice].Name)
+	}
+	if f.Info.Slices > 0 && unseen(f, see) != nil {
+		row.part = fmt.Sprintf("on %d of %d slices", len(f.Workers), f.Info.Slices)
+	}
+	return row
+}
+
+// table returns the rows for people. ended says that runs that have ended are among them.
+func table(seen []Seen, ended bool) string {
+	switch {
+	case len(seen) == 0 && ended:
+		return "no runs\n"
+	case len(seen) == 0:
+		return "no runs live; those that have ended: multihost ps --all\n"
+	}
+	var b strings.Builder
+	w := tabwriter.NewWriter(&b, 0, 8, 2, ' ', 0)
+	fmt.Fprintln(w, "RUN\tATTEMPT\tSTATE\tAGE\tOWNER\tSLICES\tPER HOUR\tGONE\tCOMMAND")
+	for _, s := range seen {
+		attempt, hour, state := "-", "-", s.State
+		if s.Attempt > 0 {
+			attempt = strconv.Itoa(s.Attempt)
+		}
+		if s.Gone != "" {
+			hour = cost.Price(s.Hourly)
+		}
+		if s.Followed != nil && !*s.Followed {
+			state += ", not followed"
+		}
+		if s.part != "" {
+			state += ", " + s.part
+		}
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", s.Run, attempt, state, event.Age(s.age), s.Owner, strings.Join(s.Slices, ","),
+			hour, cmp.Or(s.Gone, "-"), s.Command)
+	}
+	_ = w.Flush() // it writes to memory
+	return b.String()
+}
