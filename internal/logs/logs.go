@@ -812,39 +812,24 @@ func logs(ctx context.Context, r *runs.BucketRun, o LogOptions, w LogSink) error
 	if attempt == state.Attempt {
 		end = r.EndInBucket(state)
 	}
+	id, ok := workerOf(o, r.Desc, state, attempt)
 	switch {
-	case o.FirstFailure:
-		first := state.Blame()
-		if attempt != state.Attempt || first == nil || first.Reason != "" {
-			return l.noFailure(r.Desc.Run, end)
-		}
-		l.o.Worker = first.Worker
-	case o.Worker.Slice >= len(r.Desc.Nodes) || o.Worker.Worker >= r.Desc.Workers:
+	case !ok && o.FirstFailure:
+		return l.noFailure(r.Desc.Run, end)
+	case !ok:
 		return l.noWorker(r.Desc.Run, "")
 	}
+	l.o.Worker = id
 	ids := r.Desc.IDs()
-	l.tellWhich(l.o.Worker, ids, end)
+	l.tellWhich(id, ids, end)
 	rec, err := r.Record(ctx, attempt)
 	if attempt == state.Attempt && !state.Over(r.Desc) {
-		near := newLogReader(r.Deps, l.o, w)
-		near.o.Attempt, near.o.FirstFailure, near.told, near.inBucket = attempt, false, true, true
-		if err == nil {
-			err = near.overSSH(ctx, rec)
-		}
-		var failed *sinkError
-		if err == nil || ctx.Err() != nil || errors.As(err, &failed) || l.o.All && near.wrote {
-			near.tellUntimed()
+		if done, err := l.nearBy(ctx, r, rec, err, attempt); done {
 			return err
 		}
-		who := l.o.Worker.String()
-		if l.o.All {
-			who = tpu.Fold(ids)
-		}
-		event.Notef(r.Sink, event.Info, "", "worker %s cannot be reached (%v): its log from the bucket, up to %s old", who, err, event.Age(time.Duration(r.Desc.Every)*time.Second))
-		l.logs = near.begun()
 	}
 	if !l.o.All {
-		ids = []tpu.WorkerID{l.o.Worker}
+		ids = []tpu.WorkerID{id}
 	}
 	src := func(id tpu.WorkerID) logSource {
 		return bucketSource{r.Store, r.Desc.Run, id, attempt, pieceOf(len(ids))}
@@ -856,6 +841,42 @@ func logs(ctx context.Context, r *runs.BucketRun, o LogOptions, w LogSink) error
 		return stage.InterruptedOr(ctx, err)
 	}
 	return stage.InterruptedOr(ctx, followBucket(ctx, r, l, state, attempt))
+}
+
+// workerOf returns the worker whose log is wanted of a job without runner. ok is false if
+// there is none: the job has no such worker, or none is known to have failed.
+func workerOf(o LogOptions, d detach.Description, state detach.State, attempt int) (id tpu.WorkerID, ok bool) {
+	if !o.FirstFailure {
+		return o.Worker, o.Worker.Slice < len(d.Nodes) && o.Worker.Worker < d.Workers
+	}
+	first := state.Blame()
+	if attempt != state.Attempt || first == nil || first.Reason != "" {
+		return id, false
+	}
+	return first.Worker, true
+}
+
+// nearBy writes the logs of an attempt that runs, from its workers. recErr is why rec is not
+// whole. If the workers cannot be reached, done is false, and the bucket goes on where
+// they ended.
+func (l *logReader) nearBy(ctx context.Context, r *runs.BucketRun, rec *record.Record, recErr error, attempt int) (done bool, err error) {
+	near := newLogReader(r.Deps, l.o, l.w)
+	near.o.Attempt, near.o.FirstFailure, near.told, near.inBucket = attempt, false, true, true
+	if err = recErr; err == nil {
+		err = near.overSSH(ctx, rec)
+	}
+	var failed *sinkError
+	if err == nil || ctx.Err() != nil || errors.As(err, &failed) || l.o.All && near.wrote {
+		near.tellUntimed()
+		return true, err
+	}
+	who := l.o.Worker.String()
+	if l.o.All {
+		who = tpu.Fold(r.Desc.IDs())
+	}
+	event.Notef(r.Sink, event.Info, "", "worker %s cannot be reached (%v): its log from the bucket, up to %s old", who, err, event.Age(time.Duration(r.Desc.Every)*time.Second))
+	l.logs = near.begun()
+	return false, nil
 }
 
 // readBucket lets the logs come from a bucket: those that were begun on the workers, or

@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"multihost/internal/detach"
 	"multihost/internal/event"
 	"multihost/internal/follow"
 	"multihost/internal/gcp"
@@ -244,13 +245,8 @@ func readBy(ctx context.Context, r *runs.BucketRun, o *onlooker) error {
 		ids := r.Desc.IDs()
 		if followed != state.Attempt && r.Running(state) == len(ids) && !state.Over(r.Desc) {
 			followed = state.Attempt
-			o.mention("")
-			_, err := o.overSSH(ctx, r.Deps, rec) // the bucket says whether the run has ended
-			if ctx.Err() != nil || err == nil && o.once {
+			if done, err := o.nearBy(ctx, r, rec); done {
 				return err
-			}
-			if o.joins(nil); err != nil {
-				o.mention(fmt.Sprintf("reading from the bucket, up to %s late, since over SSH: %v", event.Age(time.Duration(r.Desc.Every)*time.Second), err))
 			}
 			continue
 		}
@@ -258,16 +254,7 @@ func readBy(ctx context.Context, r *runs.BucketRun, o *onlooker) error {
 		if err != nil {
 			return err
 		}
-		begun := r.Running(state) > 0 || len(state.Ended) > 0
-		if begun {
-			o.tellStart(rec, ids)
-		}
-		switch {
-		case !begun:
-			o.mention(r.Summary(state))
-		case followed != state.Attempt:
-			o.mention("")
-		}
+		o.tellBegun(r, rec, state, followed == state.Attempt)
 		if err := readLogs(ctx, r, rec.Attempt, logs); err != nil {
 			return err
 		}
@@ -286,6 +273,35 @@ func readBy(ctx context.Context, r *runs.BucketRun, o *onlooker) error {
 		if err := r.Pause(ctx); err != nil {
 			return err
 		}
+	}
+}
+
+// nearBy reads on the workers until the attempt has ended or they cannot be reached. The
+// bucket says whether the run has ended. done is true if nothing is to be read after that.
+func (o *onlooker) nearBy(ctx context.Context, r *runs.BucketRun, rec *record.Record) (done bool, err error) {
+	o.mention("")
+	_, err = o.overSSH(ctx, r.Deps, rec)
+	if ctx.Err() != nil || err == nil && o.once {
+		return true, err
+	}
+	if o.joins(nil); err != nil {
+		o.mention(fmt.Sprintf("reading from the bucket, up to %s late, since over SSH: %v", event.Age(time.Duration(r.Desc.Every)*time.Second), err))
+	}
+	return false, nil
+}
+
+// tellBegun says how far a run is that has not begun. followed says that its attempt was
+// read over SSH: why that has ended was said.
+func (o *onlooker) tellBegun(r *runs.BucketRun, rec *record.Record, state detach.State, followed bool) {
+	begun := r.Running(state) > 0 || len(state.Ended) > 0
+	if begun {
+		o.tellStart(rec, r.Desc.IDs())
+	}
+	switch {
+	case !begun:
+		o.mention(r.Summary(state))
+	case !followed:
+		o.mention("")
 	}
 }
 

@@ -27,16 +27,9 @@ const (
 // here may only go down: code that grows fails the test, and so does code that shrinks while
 // its figure stays. Lines stand here in full hundreds.
 var (
-	aboveComplexity = map[string]int{
-		"internal/logs logs":             22,
-		"internal/logs readBy":           22,
-		"internal/runs BucketRun.attach": 32,
-		"internal/runs BucketRun.stop":   25,
-		"internal/runs List":             25,
-		"internal/runs keptOn":           22,
-	}
-	aboveMethods = map[string]int{}
-	aboveLines   = map[string]int{
+	aboveComplexity = map[string]int{}
+	aboveMethods    = map[string]int{}
+	aboveLines      = map[string]int{
 		"cmd/multihost": 5600,
 	}
 )
