@@ -64,88 +64,42 @@ var builtAgent = sync.OnceValues(func() (program.Set, error) {
 	return program.In(files), err
 })
 
-// A cloud is what a watch sees of Google Cloud: the metadata server of its VM and
-// the TPU API.
+// A cloud serves the watch of one worker, 0. The other worker of the job only tells.
 type cloud struct {
-	*httptest.Server
-	mu      sync.Mutex
-	label   string
-	terms   string // in the metadata of the slices
-	own     string // what the watch tells in its guest attribute
-	others  string // what the guest attributes of another worker tell
-	refuse  map[string]int
-	deleted bool
-	asked   int // for guest attributes
+	*testkit.LeaseCloud
+	URL string
 }
-
-const address = "/v2alpha1/projects/p/locations/z/queuedResources/train"
 
 // undoing says how the queued resource is deleted.
 func (c *cloud) undoing() provision.Undoing {
-	return provision.Undoing{Parts: []provision.Part{{Look: c.URL + address, Labels: "/tpu/nodeSpec/*/node/labels", Going: provision.Field{Path: "/state/state", Value: "DELETING"},
-		Delete: c.URL + address + "?force=true", Probe: c.URL + address + "-probe"}}, Peers: c.URL + "/v2alpha1/projects/p/locations/z/nodes/{slice}:getGuestAttributes"}
+	resource := c.URL + testkit.LeaseResource
+	return provision.Undoing{Parts: []provision.Part{{Look: resource, Labels: "/tpu/nodeSpec/*/node/labels", Going: provision.Field{Path: "/state/state", Value: "DELETING"},
+		Delete: resource + "?force=true", Probe: resource + "-probe"}}, Peers: c.URL + testkit.LeaseZone + "/nodes/{slice}:getGuestAttributes"}
 }
 
 func newCloud(t *testing.T) *cloud {
-	c := &cloud{label: "train", refuse: map[string]int{}}
-	c.Server = httptest.NewServer(http.HandlerFunc(c.serve))
-	t.Cleanup(c.Close)
+	c := &cloud{LeaseCloud: testkit.NewLeaseCloud(2)}
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { c.Serve(w, r, 0) }))
+	t.Cleanup(server.Close)
+	c.URL = server.URL
 	return c
 }
 
-func (c *cloud) set(change func()) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	change()
-}
-
-func (c *cloud) isDeleted() bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.deleted
-}
-
-func (c *cloud) serve(w http.ResponseWriter, r *http.Request) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	path := strings.TrimPrefix(r.URL.Path, "/computeMetadata/v1/instance/")
-	for what, status := range c.refuse {
-		if strings.HasPrefix(r.Method+" "+path, what) {
-			http.Error(w, "refused "+what, status)
-			return
-		}
-	}
-	switch {
-	case path == "service-accounts/default/token":
-		fmt.Fprint(w, `{"access_token":"t","expires_in":3599}`)
-	case path == "service-accounts/default/email":
-		fmt.Fprint(w, "1-compute@developer.gserviceaccount.com")
-	case path == "attributes/multihost-lease":
-		io.WriteString(w, c.terms)
-	case path == "guest-attributes/multihost/lease":
-		text, _ := io.ReadAll(r.Body)
-		c.own = string(text)
-	case strings.HasPrefix(path, "guest-attributes/"):
-	case strings.HasSuffix(path, ":getGuestAttributes"):
-		c.asked++
-		var all []string
-		for _, value := range []string{c.own, c.others} {
-			if value == "" {
-				all = append(all, "{}")
-				continue
+// refuses has the calls that begin with what refused from now on; 0: they are answered.
+func (c *cloud) refuses(what string, status int) {
+	c.Do(func() {
+		c.Refuse = func(call string) int {
+			if strings.HasPrefix(call, what) {
+				return status
 			}
-			all = append(all, fmt.Sprintf(`{"queryValue":{"items":[{"namespace":"multihost","key":"lease","value":%q}]}}`, value))
+			return 0
 		}
-		fmt.Fprintf(w, `{"guestAttributes":[%s]}`, strings.Join(all, ","))
-	case path != address || c.deleted && r.Method == http.MethodGet:
-		http.NotFound(w, r)
-	case r.Header.Get("Authorization") != "Bearer t":
-		w.WriteHeader(http.StatusUnauthorized)
-	case r.Method == http.MethodDelete:
-		c.deleted = true
-	default:
-		fmt.Fprintf(w, `{"name":"train","tpu":{"nodeSpec":[{"node":{"labels":{"multihost-run": %q}}}]},"state":{"state": "ACTIVE"}}`, c.label)
-	}
+	})
+}
+
+func (c *cloud) isDeleted() (is bool) {
+	c.Do(func() { is = !c.Deleted.IsZero() })
+	return is
 }
 
 // A vm is this machine as a worker.
@@ -278,7 +232,7 @@ func (v *vm) arm(terms Terms) Armed {
 func (v *vm) boot(terms Terms) {
 	v.t.Helper()
 	m := terms.Metadata(v.agents, nil)
-	v.c.set(func() { v.c.terms = m["multihost-lease"] })
+	v.c.Do(func() { v.c.Terms = m["multihost-lease"] })
 	script := filepath.Join(v.root, "startup")
 	testkit.Must(v.t, os.WriteFile(script, []byte(m["startup-script"]), 0o755))
 	boot := exec.Command("/bin/bash", script)
@@ -366,25 +320,25 @@ func TestTheGuard(t *testing.T) {
 	t.Run("asks the others", func(t *testing.T) {
 		t.Parallel()
 		c := newCloud(t)
-		c.others = fmt.Sprintf("run=train state=awaited at=%d", time.Now().Unix())
+		c.Told[1] = fmt.Sprintf("run=train state=awaited at=%d", time.Now().Unix())
 		v := newVM(t, c)
 		v.boot(terms(c, func(t *Terms) { t.Adopt, t.Workers = time.Second, 2 }))
 		v.wait("the other to be asked", func() bool {
-			c.mu.Lock()
-			defer c.mu.Unlock()
-			return c.asked > 1
+			asked := 0
+			c.Do(func() { asked = c.Asked })
+			return asked > 1
 		})
 		if c.isDeleted() {
 			t.Fatal("deleted")
 		}
-		c.set(func() { c.others = fmt.Sprintf("run=train state=none at=%d", time.Now().Unix()) })
+		c.Do(func() { c.Told[1] = fmt.Sprintf("run=train state=none at=%d", time.Now().Unix()) })
 		v.wait("the deletion", c.isDeleted)
 	})
 	t.Run("deletes nothing while it does not know of the others", func(t *testing.T) {
 		t.Parallel()
 		c := newCloud(t)
 		const asking = "POST /v2alpha1/projects/p/locations/z/nodes/"
-		c.refuse[asking] = http.StatusForbidden
+		c.refuses(asking, http.StatusForbidden)
 		v := newVM(t, c)
 		v.boot(terms(c, func(t *Terms) { t.Adopt, t.Workers = time.Second, 2 }))
 		v.wait("the reason", func() bool {
@@ -393,13 +347,13 @@ func TestTheGuard(t *testing.T) {
 		if c.isDeleted() {
 			t.Fatal("deleted")
 		}
-		c.set(func() { delete(c.refuse, asking) })
+		c.refuses(asking, 0)
 		v.wait("the deletion", c.isDeleted)
 	})
 	t.Run("leaves another run's alone", func(t *testing.T) {
 		t.Parallel()
 		c := newCloud(t)
-		c.label = "other"
+		c.Label = "other"
 		v := newVM(t, c)
 		v.boot(terms(c, func(t *Terms) { t.Adopt = time.Second }))
 		v.wait("the reason", func() bool { return strings.Contains(v.log(), "it is not of this run: it stays") })
@@ -523,9 +477,9 @@ func TestABootThatFailsIsTriedAgain(t *testing.T) {
 	v.stand("sleep", "exec /bin/sleep 0.1")
 	testkit.Must(t, Send(t.Context(), v, v.agents, map[string]string{"amd64": "x86_64", "arm64": "aarch64"}[runtime.GOARCH]))
 	const missing = "GET attributes/multihost-lease"
-	c.set(func() { c.refuse[missing] = http.StatusNotFound })
+	c.refuses(missing, http.StatusNotFound)
 	v.boot(terms(c, func(t *Terms) { t.Adopt = time.Second }))
-	c.set(func() { delete(c.refuse, missing) })
+	c.refuses(missing, 0)
 	v.wait("the deletion", c.isDeleted)
 	if log := v.log(); !strings.Contains(log, "watching run train") {
 		t.Errorf("the watch says\n%s", log)

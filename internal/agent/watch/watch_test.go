@@ -24,21 +24,14 @@ import (
 )
 
 const (
-	zone     = "https://tpu/v2alpha1/projects/p/locations/z"
-	resource = zone + "/queuedResources/train"
+	zone     = "https://tpu" + testkit.LeaseZone
+	resource = "https://tpu" + testkit.LeaseResource
 )
 
-// A cloud is what the watches of a job see of Google Cloud: their metadata servers and the
-// TPU API. All is in memory, and time goes on when all wait.
+// A cloud has workers. All is in memory, and time goes on when all wait.
 type cloud struct {
-	mu      sync.Mutex
+	*testkit.LeaseCloud
 	begun   time.Time
-	label   string
-	terms   string                // in the metadata of the slices
-	told    []string              // by worker: its guest attribute
-	refuse  func(call string) int // status of a call that is refused; 0: it is not, -1: no answer
-	deleted time.Duration         // when; 0: it is not
-	asked   int                   // for guest attributes
 	workers []*worker
 }
 
@@ -57,7 +50,7 @@ type worker struct {
 }
 
 func newCloud(t *testing.T, workers int) *cloud {
-	c := &cloud{begun: time.Now(), label: "train", told: make([]string, workers)}
+	c := &cloud{LeaseCloud: testkit.NewLeaseCloud(workers), begun: time.Now()}
 	for n := range workers {
 		w := &worker{t: t, c: c, n: n, root: t.TempDir()}
 		w.boot()
@@ -117,52 +110,10 @@ type carrier struct{ w *worker }
 
 func (r carrier) RoundTrip(req *http.Request) (*http.Response, error) {
 	answer := httptest.NewRecorder()
-	if r.w.c.serve(answer, req, r.w.n); answer.Code < 0 {
+	if !r.w.c.Serve(answer, req, r.w.n) {
 		return nil, errors.New("connection refused")
 	}
 	return answer.Result(), nil
-}
-
-func (c *cloud) serve(w *httptest.ResponseRecorder, r *http.Request, worker int) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	path := strings.TrimPrefix(r.URL.Path, "/computeMetadata/v1/instance/")
-	if c.refuse != nil {
-		if status := c.refuse(r.Method + " " + path); status < 0 {
-			w.Code = status
-			return
-		} else if status > 0 {
-			http.Error(w, "refused", status)
-			return
-		}
-	}
-	switch {
-	case path == "service-accounts/default/token":
-		fmt.Fprint(w, `{"access_token":"t","expires_in":3599}`)
-	case path == "service-accounts/default/email":
-		fmt.Fprint(w, "1-compute@developer.gserviceaccount.com")
-	case path == "attributes/multihost-lease":
-		io.WriteString(w, c.terms)
-	case path == "guest-attributes/multihost/lease":
-		text, _ := io.ReadAll(r.Body)
-		c.told[worker] = string(text)
-	case strings.HasPrefix(path, "guest-attributes/"):
-	case strings.HasSuffix(path, ":getGuestAttributes"):
-		c.asked++
-		var all []string
-		for _, value := range c.told {
-			all = append(all, fmt.Sprintf(`{"queryValue":{"items":[{"namespace":"multihost","key":"lease","value":%q}]}}`, value))
-		}
-		fmt.Fprintf(w, `{"guestAttributes":[%s]}`, strings.Join(all, ","))
-	case "https://tpu"+path != resource || c.deleted > 0:
-		http.NotFound(w, r)
-	case r.Header.Get("Authorization") != "Bearer t":
-		w.WriteHeader(http.StatusUnauthorized)
-	case r.Method == http.MethodDelete:
-		c.deleted = c.age()
-	default:
-		fmt.Fprintf(w, `{"name":"train","tpu":{"nodeSpec":[{"node":{"labels":{"multihost-run": %q}}}]},"state":{"state": "ACTIVE"}}`, c.label)
-	}
 }
 
 func (w *worker) index(name string) string { return filepath.Join(w.root, Index, name) }
@@ -200,9 +151,7 @@ func (w *worker) arm(t Terms) string {
 // guest is the startup script, which finds the program where root keeps it.
 func (w *worker) guest(t Terms) {
 	w.t.Helper()
-	w.c.mu.Lock()
-	w.c.terms = t.Text()
-	w.c.mu.Unlock()
+	w.c.Do(func() { w.c.Terms = t.Text() })
 	testkit.Must(w.t, w.host(io.Discard).Boot(w.alive, "", nil))
 }
 
@@ -229,11 +178,15 @@ func (c *cloud) at(d time.Duration) { time.Sleep(d - c.age()) }
 func (c *cloud) isDeleted(from, to time.Duration) {
 	t := c.workers[0].t
 	t.Helper()
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.deleted < from || c.deleted > to {
+	var after time.Duration
+	c.Do(func() {
+		if !c.Deleted.IsZero() {
+			after = c.Deleted.Sub(c.begun)
+		}
+	})
+	if after < from || after > to {
 		log := c.workers[0].log()
-		t.Errorf("deleted after %v, want %v to %v\n%s", c.deleted, from, to, log[:min(len(log), 2000)])
+		t.Errorf("deleted after %v, want %v to %v\n%s", after, from, to, log[:min(len(log), 2000)])
 	}
 }
 
@@ -299,7 +252,7 @@ func TestOthersThatRunEndNothing(t *testing.T) {
 	})
 	story(t, "guest attributes are off", func(t *testing.T) {
 		c := newCloud(t, 2)
-		c.refuse = func(call string) int {
+		c.Refuse = func(call string) int {
 			if strings.HasPrefix(call, "PUT guest-attributes/") {
 				return 403
 			}
@@ -340,8 +293,8 @@ func TestOnlyTheRunsOwnIsDeleted(t *testing.T) {
 	t.Parallel()
 	story(t, "only the run's own is deleted", func(t *testing.T) {
 		c := newCloud(t, 1)
-		c.label = "other"
-		c.refuse = func(call string) int {
+		c.Label = "other"
+		c.Refuse = func(call string) int {
 			if strings.HasPrefix(call, "DELETE ") {
 				return 403
 			}
@@ -370,7 +323,7 @@ func TestOnlyWhatWasReadIsDeleted(t *testing.T) {
 	} {
 		story(t, want, func(t *testing.T) {
 			c := newCloud(t, 1)
-			c.refuse = func(call string) int {
+			c.Refuse = func(call string) int {
 				if strings.HasSuffix(call, "trains") {
 					return 401
 				}
@@ -514,11 +467,11 @@ func TestSlicesOfARunnerThatWaitsForAWorkerStay(t *testing.T) {
 			}
 			c.at(4 * hour)
 			c.isDeleted(0, 0)
-			c.mu.Lock()
-			defer c.mu.Unlock()
-			if c.asked == 0 || !strings.Contains(c.told[1], "state="+state+" ") {
-				t.Errorf("asked %d times; the other has told %q", c.asked, c.told[1])
-			}
+			c.Do(func() {
+				if c.Asked == 0 || !strings.Contains(c.Told[1], "state="+state+" ") {
+					t.Errorf("asked %d times; the other has told %q", c.Asked, c.Told[1])
+				}
+			})
 		})
 	}
 }
@@ -585,7 +538,7 @@ func TestTheWatchSurvives(t *testing.T) {
 			w.arm(terms(nil))
 			c.at(30 * time.Minute)
 			w.boot()
-			c.refuse = func(call string) int {
+			c.Refuse = func(call string) int {
 				if c.age() < hour && !strings.Contains(call, "/v2alpha1/") {
 					return -1
 				}
@@ -606,8 +559,8 @@ func TestTheWatchSurvives(t *testing.T) {
 	story(t, "a guard that hands over while nothing is known yet", func(t *testing.T) {
 		c := newCloud(t, 1)
 		w := c.workers[0]
-		c.terms = terms(func(t *Terms) { t.Adopt = 1800 }).Text()
-		c.refuse = func(call string) int {
+		c.Terms = terms(func(t *Terms) { t.Adopt = 1800 }).Text()
+		c.Refuse = func(call string) int {
 			if c.age() < hour {
 				return -1
 			}
@@ -623,7 +576,7 @@ func TestTheWatchSurvives(t *testing.T) {
 	story(t, "a guard that hands over on a full disk", func(t *testing.T) {
 		c := newCloud(t, 1)
 		w := c.workers[0]
-		c.terms = terms(func(t *Terms) { t.Adopt = 1800 }).Text()
+		c.Terms = terms(func(t *Terms) { t.Adopt = 1800 }).Text()
 		testkit.Must(t, w.host(io.Discard).prepare())
 		testkit.Must(t, os.Mkdir(filepath.Join(w.root, "home", ownFolder, "train.terms"), 0o755)) // it cannot be written
 		lock, err := takeLock(w.alive, w.index(watchFile("train", 1000)))
@@ -665,7 +618,7 @@ func TestTheWatchSurvives(t *testing.T) {
 		story(t, name, func(t *testing.T) {
 			c := newCloud(t, 1)
 			n := 0
-			c.refuse = func(call string) int {
+			c.Refuse = func(call string) int {
 				if c.age() > 5*hour || !strings.Contains(call, "queuedResources") {
 					return 0
 				}
@@ -682,7 +635,7 @@ func TestTheWatchSurvives(t *testing.T) {
 	story(t, "a metadata server that is away", func(t *testing.T) {
 		c := newCloud(t, 1)
 		c.workers[0].arm(terms(nil))
-		c.refuse = func(call string) int {
+		c.Refuse = func(call string) int {
 			if c.age() < 5*hour && !strings.Contains(call, "/v2alpha1/") {
 				return -1
 			}
