@@ -762,12 +762,24 @@ func (b *Bucket) seen(ctx context.Context, o *storage.Object) (Seen, error) {
 	if err != nil {
 		return s, err
 	}
-	if s.Worker, err = tpu.ParseWorkerID(path.Base(o.Name)); err != nil {
+	id, err := tpu.ParseWorkerID(path.Base(o.Name))
+	if err != nil {
 		return s, nil
 	}
+	s.read(string(data))
+	s.Worker = id
 	s.At, _ = time.Parse(time.RFC3339, o.Updated)
-	for key, value := range fields(string(data)) {
+	return s, nil
+}
+
+// read takes over the text of a report and returns the run that it names, if it does.
+func (s *Seen) read(text string) (run string) {
+	for key, value := range fields(text) {
 		switch key {
+		case "run":
+			run = value
+		case "worker":
+			s.Worker, _ = tpu.ParseWorkerID(value)
 		case "phase":
 			s.Phase = value
 		case "attempt":
@@ -778,7 +790,19 @@ func (b *Bucket) seen(ctx context.Context, o *storage.Object) (Seen, error) {
 			s.Detail = value
 		}
 	}
-	return s, nil
+	return run
+}
+
+// ReportKey is the guest attribute in which a worker reports, too. It can do so before it has
+// its program, and when the bucket refuses it.
+const ReportKey = "state"
+
+// ParseReport reads the text of that guest attribute. At is not known. A worker that does not
+// have its program yet reports attempt 0, and not which worker it is. ok reports whether the
+// report is about the run.
+func ParseReport(run, text string) (s Seen, ok bool) {
+	ok = s.read(text) == run
+	return s, ok
 }
 
 // parseEnd parses ended/N/sSwW.CODE.

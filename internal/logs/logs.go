@@ -822,6 +822,7 @@ func logs(ctx context.Context, r *runs.BucketRun, o LogOptions, w LogSink) error
 	l.o.Worker = id
 	ids := r.Desc.IDs()
 	l.tellWhich(id, ids, end)
+	runs.WarnUnable(ctx, r, state)
 	rec, err := r.Record(ctx, attempt)
 	if attempt == state.Attempt && !state.Over(r.Desc) {
 		if done, err := l.nearBy(ctx, r, rec, err, attempt); done {
@@ -926,6 +927,7 @@ func followBucket(ctx context.Context, r *runs.BucketRun, l *logReader, state de
 		if state, err = r.Store.State(ctx, r.Desc.Run); err != nil {
 			return err
 		}
+		runs.WarnUnable(ctx, r, state)
 		if err := more(); err != nil {
 			return err
 		}

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"io"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -82,6 +83,23 @@ func TestHostKeysThatAreNotTheWorkersAreNotTaken(t *testing.T) {
 		if keys, _, err := c.HostKeys(t.Context(), s, 0); !errors.Is(err, provision.ErrNoHostKeys) {
 			t.Errorf("%s: got %q, %v", name, keys, err)
 		}
+	}
+}
+
+// Of what workers tell, only our own attribute is taken.
+func TestAttributesOfWorkers(t *testing.T) {
+	c := start(t, sim.Config{})
+	var asked string
+	c.Intercept(func(w http.ResponseWriter, r *http.Request) bool {
+		body, _ := io.ReadAll(r.Body)
+		asked = r.URL.Path + " " + string(body)
+		w.Header().Set("Content-Type", "application/json")
+		_, _ = io.WriteString(w, `{"guestAttributes":[{},{"queryValue":{"items":[{"namespace":"multihost","key":"lease","value":"no"},{"namespace":"multihost","key":"state","value":"run=r"},{"namespace":"x","key":"state","value":"no"}]}},null]}`)
+		return true
+	})
+	got, err := c.Attributes(t.Context(), "t-0", "state")
+	if err != nil || !slices.Equal(got, []string{"run=r"}) || !strings.Contains(asked, "/nodes/t-0:getGuestAttributes ") || !strings.Contains(asked, `"queryPath":"multihost/state"`) {
+		t.Errorf("got %q, %v; asked %s", got, err, asked)
 	}
 }
 

@@ -12,7 +12,7 @@ import (
 
 // A Provider makes slices and says what exists. Queued resources (package qr) and fixed
 // hosts (package hosts) are providers. What only some providers can do is an interface of
-// its own: see [Explainer], [Previewer] and [As].
+// its own: see [Explainer], [Previewer], [AttributeReader] and [As].
 //
 // All methods are safe for concurrent use. When ctx ends, they return its cause.
 type Provider interface {
@@ -181,6 +181,14 @@ type Door struct {
 	Login string // user to log in as
 	Open  bool   // the workers accept the key
 	Place string // where the key is, or where Admit would put it, in words
+}
+
+// An AttributeReader is a Provider that knows what workers tell without SSH and without a
+// bucket.
+type AttributeReader interface {
+	// Attributes returns the guest attributes multihost/KEY that workers of a slice have
+	// set, in no order: an API does not say whose they are.
+	Attributes(ctx context.Context, slice, key string) ([]string, error)
 }
 
 // As returns p, or a provider that p wraps, as a T. A provider that wraps another one has

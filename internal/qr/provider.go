@@ -114,6 +114,11 @@ func (p Provider) HostKeys(ctx context.Context, s tpu.Slice, worker int) (keys [
 	return p.c.HostKeys(ctx, s, worker)
 }
 
+// Attributes implements provision.AttributeReader.
+func (p Provider) Attributes(ctx context.Context, slice, key string) ([]string, error) {
+	return p.c.Attributes(ctx, slice, key)
+}
+
 // Admit implements provision.Provider: through metadata, or through OS Login.
 func (p Provider) Admit(ctx context.Context, s tpu.Slice, l provision.Login) (user string, changed bool, err error) {
 	return p.c.Login(ctx, s, l.Name, l.PublicKey, nodes.OSLoginOptions{Account: l.Account})

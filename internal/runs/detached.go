@@ -1,6 +1,7 @@
 package runs
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -30,6 +31,11 @@ type BucketRun struct {
 	*workers.Deps
 	Store *detach.Bucket
 	Desc  detach.Description
+
+	// Of WarnUnable.
+	asked  time.Time
+	unable []detach.Seen
+	warned string
 }
 
 // errElsewhere says that a run belongs to another project or zone than the command.
@@ -65,7 +71,7 @@ func FindBucketRun(ctx context.Context, d *workers.Deps, name string) (*BucketRu
 		return nil, &stage.Error{Stage: stage.Discover, Err: errElsewhere, Text: fmt.Sprintf("run %q was started in project %s, zone %s", name, desc.Project, desc.Zone),
 			Advice: fmt.Sprintf("add --project=%s --zone=%s", desc.Project, desc.Zone)}
 	}
-	return &BucketRun{d, b, desc}, nil
+	return &BucketRun{Deps: d, Store: b, Desc: desc}, nil
 }
 
 // Record returns the record that this machine would have if it had started the run. Its
@@ -197,6 +203,7 @@ func (a *attaching) round(ctx context.Context) (next nextRound, out stage.Outcom
 		return atEnd, stage.Outcome{}, err
 	}
 	a.tellProgress(state)
+	WarnUnable(ctx, a.BucketRun, state)
 	l := bucketLook{over: state.Over(a.Desc), running: a.Running(state) == len(a.Desc.IDs()), followed: a.followed == state.Attempt}
 	part := ""
 	if l.step() != followOverSSH {
@@ -930,6 +937,9 @@ func (r *BucketRun) row(ctx context.Context, state detach.State) Seen {
 			row.State = "gone"
 		case err == nil && (res.Life != provision.Active || len(state.Seen) == 0):
 			row.State = strings.ToLower(res.State)
+		}
+		if err == nil && res.Life == provision.Active {
+			row.State = cmp.Or(WarnUnable(ctx, r, state), row.State)
 		}
 	}
 	return row

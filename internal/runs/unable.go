@@ -1,0 +1,111 @@
+package runs
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"multihost/internal/detach"
+	"multihost/internal/event"
+	"multihost/internal/provision"
+	"multihost/internal/remote"
+	"multihost/internal/tpu"
+)
+
+// askAgain is how often WarnUnable asks the API.
+const askAgain = 10 * time.Second
+
+// WarnUnable warns of workers that cannot begin: they have reported nothing to the bucket,
+// and say in a guest attribute why. It asks the API at most every 10 s, and repeats nothing.
+// It returns the phase of such a worker, "" if there is none.
+func WarnUnable(ctx context.Context, r *BucketRun, state detach.State) string {
+	if r.asked.IsZero() || r.Clock.Now().Sub(r.asked) >= askAgain {
+		r.asked, r.unable = r.Clock.Now(), findUnable(ctx, r, state)
+	}
+	text := unableText(r.Desc.Run, len(r.Desc.IDs()), r.unable)
+	if text != "" && text != r.warned {
+		event.Notef(r.Sink, event.Warn, "the workers try on; to give the run up, type: multihost stop "+r.Desc.Run, "%s", text)
+	}
+	r.warned = text
+	if len(r.unable) == 0 {
+		return ""
+	}
+	return r.unable[0].Phase
+}
+
+// findUnable asks every slice that has a worker without a report. What cannot be read is not
+// known, which is no reason to end.
+func findUnable(ctx context.Context, r *BucketRun, state detach.State) []detach.Seen {
+	reader, ok := provision.As[provision.AttributeReader](r.Cloud)
+	if !ok || state.Over(r.Desc) {
+		return nil
+	}
+	reported := map[tpu.WorkerID]bool{}
+	of := make([]int, len(r.Desc.Nodes)) // workers of each slice that have reported
+	for _, w := range state.Seen {
+		if reported[w.Worker] = true; w.Worker.Slice < len(of) {
+			of[w.Worker.Slice]++
+		}
+	}
+	var mu sync.Mutex
+	var found []detach.Seen
+	var group errgroup.Group
+	group.SetLimit(16)
+	for slice, name := range r.Desc.Nodes {
+		if of[slice] >= r.Desc.Workers {
+			continue
+		}
+		group.Go(func() error {
+			texts, err := reader.Attributes(ctx, name, detach.ReportKey)
+			if err != nil {
+				return nil
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			for _, text := range texts {
+				s, ok := detach.ParseReport(r.Desc.Run, text)
+				known := s.Attempt > 0 && reported[s.Worker]
+				if ok && !known && s.Detail != "" && (s.Phase == "boot" || s.Phase == "failed") {
+					found = append(found, s)
+				}
+			}
+			return nil
+		})
+	}
+	_ = group.Wait() // the goroutines return nil
+	slices.SortFunc(found, func(a, b detach.Seen) int {
+		return cmp.Or(strings.Compare(b.Phase, a.Phase), strings.Compare(a.Detail, b.Detail))
+	})
+	return found
+}
+
+// unableText says in one line what the workers say; "" if there are none. Of several reasons
+// it has the first, which is of a worker that has given up. Every process of a worker can
+// write such a text.
+func unableText(run string, total int, found []detach.Seen) string {
+	if len(found) == 0 {
+		return ""
+	}
+	same := 0
+	for _, s := range found {
+		if s.Phase == found[0].Phase && s.Detail == found[0].Detail {
+			same++
+		}
+	}
+	reason, waits := strings.CutPrefix(found[0].Detail, "waiting: ")
+	verb := "cannot begin"
+	if waits {
+		verb = "waits to begin"
+	}
+	text := fmt.Sprintf("run %s %s on %d of %s: %s", run, verb, same, event.Count(total, "worker"), remote.Clean(reason, 500))
+	if others := len(found) - same; others > 0 {
+		text += fmt.Sprintf("; for other reasons on %d", others)
+	}
+	return text
+}
