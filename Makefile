@@ -66,7 +66,8 @@ matrix: tools ## run every cell of the job's matrix on both kinds of real worker
 bench: build tools ## measure beside other tools, write docs/performance.md; fails when a bar is missed
 	go build -o bin/bench ./bench
 	go test -c -o bin/codesync.test ./internal/codesync
-	./bin/bench -binary bin/multihost -relay bin/codesync.test -write docs/performance.md
+	go test -c -o bin/deliver.test ./internal/agent/deliver
+	./bin/bench -binary bin/multihost -relay bin/codesync.test -deliver bin/deliver.test -write docs/performance.md
 
 fuzz: tools ## run every fuzz target for FUZZTIME, 10s if not given
 	@grep -ro --include='*_test.go' '^func Fuzz[A-Za-z0-9_]*' cmd internal examples | sort | while IFS=: read -r file func; do \

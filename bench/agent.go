@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"encoding/pem"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -12,6 +13,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"runtime"
 	"strconv"
 	"strings"
@@ -33,7 +35,7 @@ const (
 )
 
 // measureAgent measures what the watch of a lease costs on a worker.
-func measureAgent(ctx context.Context, _ *lab, r *report) error {
+func measureAgent(ctx context.Context, l *lab, r *report) error {
 	const looks = 30
 	r.section("The watch of a lease", fmt.Sprintf(`
 multihost-agent watches the lease of a job on a worker. It is two processes: the watch, and the one that starts the watch
@@ -52,6 +54,42 @@ the network. In use it looks every %s.`, looks, usualLook))
 	r.most("size of multihost-agent, compressed", float64(w.packed)/1e6, program.Largest/1e6, "MB")
 	r.most("memory of the watch of a lease", w.resident, mostResident, "MiB")
 	r.most("CPU of the watch of a lease, share of a core", w.share(), mostShare, "%")
+	return measureDelivery(ctx, l, r)
+}
+
+var delivered = regexp.MustCompile(`agent: (\d+) slices, (\d+) workers: (\d+) bytes, compressed (\d+)`)
+
+// measureDelivery measures how multihost-agent gets to workers, with the test that also
+// guards this.
+func measureDelivery(ctx context.Context, l *lab, r *report) error {
+	r.section("Bringing the agent to workers", `
+What leaves the runner for workers that lack multihost-agent: the program, scripts, logins and the terms of a lease. Workers pass
+the program on to each other where that keeps 32 MiB or more off the runner's link. By TestTheAgentIsSentOnceASlice of
+internal/agent/deliver.`)
+	if l.deliver == "" {
+		r.note("Not measured: no test program was given (-deliver).")
+		return nil
+	}
+	test := exec.CommandContext(ctx, l.deliver, "-test.run=^TestTheAgentIsSentOnceASlice$", "-test.v", "-test.timeout=5m")
+	test.Env = append(os.Environ(), "MULTIHOST_TESTS=all")
+	test.Dir = "internal/agent/deliver" // it builds the agent
+	out, err := test.CombinedOutput()
+	all := delivered.FindAllSubmatch(out, -1)
+	if err != nil || len(all) == 0 {
+		return fmt.Errorf("the test of the agent's way told %d figures: %w", len(all), errors.Join(err, errors.New(lastOf(out))))
+	}
+	rows := [][]string{{"slices", "workers", "MB over the runner's link", "MB a slice", "MB a worker"}}
+	for _, said := range all {
+		var n [4]float64
+		for i := range n {
+			n[i], _ = strconv.ParseFloat(string(said[i+1]), 64) // the pattern matches only numbers
+		}
+		rows = append(rows, []string{string(said[1]), string(said[2]), fmt.Sprintf("%.1f", n[2]/1e6), fmt.Sprintf("%.2f", n[2]/n[0]/1e6), fmt.Sprintf("%.2f", n[2]/n[1]/1e6)})
+		if n[0] == 2 {
+			r.most("agent to 32 workers in 2 slices: bytes over the runner's link, × its compressed size", n[2]/n[3], 3, "")
+		}
+	}
+	r.table(rows)
 	return nil
 }
 

@@ -45,8 +45,11 @@ func openLab(ctx context.Context, o options) (_ *lab, err error) {
 	if _, err := os.Stat(l.binary); err != nil {
 		return nil, fmt.Errorf("%w; build it with: make build", err)
 	}
-	if l.relay != "" {
-		if l.relay, err = filepath.Abs(l.relay); err != nil {
+	for _, test := range []*string{&l.relay, &l.deliver} {
+		if *test == "" {
+			continue
+		}
+		if *test, err = filepath.Abs(*test); err != nil {
 			return nil, err
 		}
 	}

@@ -54,6 +54,7 @@ func start(ctx context.Context, args []string) error {
 	flags.StringVar(&o.only, "only", "", "sections to run, joined by commas: connect,idle,logs,command,start,code,relay,agent,scale; default: all but scale")
 	flags.IntVar(&o.most, "most", 2048, "the most workers of the load server")
 	flags.StringVar(&o.relay, "relay", "", "test program of internal/codesync, which measures the relay; default: it is not measured")
+	flags.StringVar(&o.deliver, "deliver", "", "test program of internal/agent/deliver, which measures how the agent gets to workers; default: it is not measured")
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
@@ -65,7 +66,7 @@ func start(ctx context.Context, args []string) error {
 
 type options struct {
 	binary, write, only string
-	relay               string
+	relay, deliver      string
 	most                int
 }
 
