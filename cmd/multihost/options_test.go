@@ -9,7 +9,7 @@ import (
 
 	"multihost/internal/cmdline"
 	"multihost/internal/options"
-	"multihost/internal/qr"
+	"multihost/internal/qr/createflags"
 	"multihost/internal/sim"
 	"multihost/internal/testkit"
 )
@@ -21,7 +21,7 @@ func TestEveryFlagOfRunAndJobIsAnOption(t *testing.T) {
 	for path, rows := range map[string][]options.Option{"run": options.RunRows(), "job": options.JobRows()} {
 		for _, f := range cmdline.FindCommand(commands(), path).Flags {
 			name := f.Names()[0]
-			requested := slices.ContainsFunc(qr.CreateFlags(), func(r qr.Flag) bool { return r.Name == name })
+			requested := slices.ContainsFunc(createflags.All(), func(r createflags.Flag) bool { return r.Name == name })
 			if !requested && !slices.ContainsFunc(rows, func(o options.Option) bool { return o.Name() == name }) {
 				t.Errorf("--%s of %s is no row of the table of options", name, path)
 			}

@@ -9,14 +9,15 @@ import (
 	"strings"
 	"time"
 
+	"github.com/urfave/cli/v2"
+
 	"multihost/internal/cmdline"
 	"multihost/internal/config"
 	"multihost/internal/gcloud"
 	"multihost/internal/provision"
 	"multihost/internal/qr"
+	"multihost/internal/qr/createflags"
 	"multihost/internal/tpu"
-
-	"github.com/urfave/cli/v2"
 )
 
 // TypeFlag names the accelerator type of the slices.
@@ -33,7 +34,7 @@ func RuntimeFlag() cli.Flag {
 // gcloud's flags in package qr's table that own does not have.
 func RequestFlags(own ...cli.Flag) []cli.Flag {
 	all := slices.Clone(own)
-	for _, f := range qr.CreateFlags() {
+	for _, f := range createflags.All() {
 		has := func(own cli.Flag) bool { return slices.Contains(own.Names(), f.Name) }
 		switch {
 		case slices.ContainsFunc(own, has):
@@ -57,9 +58,9 @@ func readRequest(c *Call, r qr.Request, extra string) qr.Request {
 		}
 		r.Type = t
 	}
-	reader := qr.NewFlagReader(r, time.Now())
-	all := qr.CreateFlags() // in the order of the line: of two that contradict each other, the later is wrong
-	slices.SortStableFunc(all, func(a, b qr.Flag) int {
+	reader := createflags.NewReader(r, time.Now())
+	all := createflags.All() // in the order of the line: of two that contradict each other, the later is wrong
+	slices.SortStableFunc(all, func(a, b createflags.Flag) int {
 		return cmp.Compare(c.Place(a.Name), c.Place(b.Name))
 	})
 	for _, f := range all {

@@ -3,7 +3,7 @@ package options
 import (
 	"multihost/internal/cmdline"
 	"multihost/internal/help"
-	"multihost/internal/qr"
+	"multihost/internal/qr/createflags"
 	"multihost/internal/tpu"
 )
 
@@ -26,7 +26,7 @@ func Rules(complete cmdline.CompleteRules) cmdline.Rules {
 // foreignFlag returns the error for a flag of gcloud that the qr commands do not take.
 func foreignFlag(path []string, flag string) error {
 	if len(path) > 0 && path[0] == "qr" {
-		if refused := qr.Refused(flag); refused != nil {
+		if refused := createflags.Refused(flag); refused != nil {
 			return refused
 		}
 	}

@@ -83,7 +83,7 @@ func (d *diff) node(has, asked *tpuapi.Node, own map[string]string) {
 		}
 	}
 	for _, key := range sortedKeys(asked.Labels) {
-		if !strings.HasPrefix(key, labelSpace) {
+		if !strings.HasPrefix(key, LabelSpace) {
 			d.text("label "+key, has.Labels[key], asked.Labels[key])
 		}
 	}

@@ -42,7 +42,7 @@ type InvalidError struct {
 // IDFlag stands in a FlagError for the ID of a request, which no flag sets.
 const IDFlag = "id"
 
-// A FlagError says what is wrong with some flags of a FlagReader, or with what they
+// A FlagError says what is wrong with some flags of a createflags.Reader, or with what they
 // set in a Request. Another value of one of the flags would avoid the error.
 type FlagError struct {
 	Flags []string // without dashes; IDFlag may be among them

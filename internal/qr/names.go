@@ -16,10 +16,10 @@ const (
 	LabelJob  = provision.LabelJob
 )
 
-const (
-	labelSpace = "multihost-" // label keys that users cannot set
-	maxName    = 63
-)
+// LabelSpace begins the label keys that users cannot set.
+const LabelSpace = "multihost-"
+
+const maxName = 63
 
 var (
 	nameRE       = regexp.MustCompile(`^[a-z]([-a-z0-9]{0,61}[a-z0-9])?$`)

@@ -235,7 +235,7 @@ func checkAnnotations(r Request) (bad []*FlagError) {
 	total, metadata := 0, r.metadata()
 	for _, key := range sortedKeys(metadata) {
 		total += len(key) + len(metadata[key])
-		bad = appendError(bad, checkMetadata(key, metadata[key]), "metadata", "metadata-from-file")
+		bad = appendError(bad, CheckMetadata(key, metadata[key]), "metadata", "metadata-from-file")
 	}
 	if total > maxMetadata {
 		bad = append(bad, wrongf("metadata metadata-from-file", "metadata has %d bytes in all: at most %d are allowed", total, maxMetadata))
@@ -249,7 +249,8 @@ func checkAnnotations(r Request) (bad []*FlagError) {
 	return bad
 }
 
-func checkMetadata(key, value string) error {
+// CheckMetadata returns what is wrong with an entry of the metadata of workers, or nil.
+func CheckMetadata(key, value string) error {
 	switch {
 	case !metaKeyRE.MatchString(key):
 		return fmt.Errorf("metadata key %q is not legal: use letters, digits, '_' and '-', at most 128 characters", key)

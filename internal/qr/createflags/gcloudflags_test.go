@@ -1,4 +1,4 @@
-package qr
+package createflags
 
 import (
 	"encoding/json"
@@ -12,7 +12,7 @@ import (
 // a reason. The test of the same name in cmd/multihost looks at the command line.
 func TestEveryFlagOfGcloudIsTakenOrRefused(t *testing.T) {
 	t.Parallel()
-	text, err := os.ReadFile("../gcloud/testdata/gcloud-flags.json")
+	text, err := os.ReadFile("../../gcloud/testdata/gcloud-flags.json")
 	if err != nil {
 		t.Fatal(err)
 	}

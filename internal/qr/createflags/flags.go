@@ -1,4 +1,6 @@
-package qr
+// Package createflags reads gcloud's flags of `queued-resources create` into a request of
+// package qr. It makes no call.
+package createflags
 
 import (
 	"cmp"
@@ -13,17 +15,18 @@ import (
 
 	"multihost/internal/fault"
 	"multihost/internal/gcloud"
+	"multihost/internal/qr"
 	"multihost/internal/tpu"
 
 	"github.com/google/shlex"
 )
 
-// A FlagReader builds a request from flags. It knows the flags of `gcloud alpha
+// A Reader builds a request from flags. It knows the flags of `gcloud alpha
 // compute tpus queued-resources create`, with gcloud's meaning, and --on-demand and
 // --flex-start. A malformed value, or a flag that contradicts the request so far,
 // is an error that names the flag.
-type FlagReader struct {
-	request Request
+type Reader struct {
+	request qr.Request
 	now     time.Time
 	given   map[string]bool   // flags set, by Set or Extra
 	seen    map[string]string // flag → value, since the last call of Extra began
@@ -36,13 +39,13 @@ type FlagReader struct {
 // An askedTier is a tier and the flag that asks for it.
 type askedTier struct {
 	flag string
-	tier Tier
+	tier qr.Tier
 }
 
-// NewFlagReader returns a FlagReader that starts with a copy of r. Times are relative
+// NewReader returns a Reader that starts with a copy of r. Times are relative
 // to now. A time without a zone is in the time zone of now.
-func NewFlagReader(r Request, now time.Time) *FlagReader {
-	p := &FlagReader{request: r.clone(), now: now, given: map[string]bool{}, seen: map[string]string{}}
+func NewReader(r qr.Request, now time.Time) *Reader {
+	p := &Reader{request: clone(r), now: now, given: map[string]bool{}, seen: map[string]string{}}
 	if r.Tier != "" {
 		p.tiers = []askedTier{{"--" + string(r.Tier), r.Tier}}
 	}
@@ -50,7 +53,7 @@ func NewFlagReader(r Request, now time.Time) *FlagReader {
 }
 
 // Set adds one flag. The value of a Bool flag is "true" or "false".
-func (p *FlagReader) Set(name, value string) error {
+func (p *Reader) Set(name, value string) error {
 	flag, ok := flagNamed(name)
 	if !ok {
 		return fmt.Errorf("unknown flag --%s", name)
@@ -72,7 +75,7 @@ func (p *FlagReader) Set(name, value string) error {
 
 // Extra adds gcloud flags from one string, which it splits into words as a shell
 // does. They may be written --flag=value or --flag value, with dashes or underscores.
-func (p *FlagReader) Extra(args string) error {
+func (p *Reader) Extra(args string) error {
 	words, err := shlex.Split(args)
 	if err != nil {
 		return fmt.Errorf("parse %q: %w", args, err)
@@ -88,13 +91,15 @@ func (p *FlagReader) Extra(args string) error {
 
 // Request returns the request that all flags together make, and every error in the
 // combination of flags.
-func (p *FlagReader) Request() (r Request, wrong []*FlagError) {
+func (p *Reader) Request() (r qr.Request, wrong []*qr.FlagError) {
 	for _, pair := range exclusive {
 		if p.given[pair[0]] && p.given[pair[1]] {
-			wrong = append(wrong, &FlagError{pair[:], fmt.Errorf("--%s and --%s exclude each other: give one of them", pair[0], pair[1])})
+			wrong = append(wrong, &qr.FlagError{Flags: pair[:], Err: fmt.Errorf("--%s and --%s exclude each other: give one of them", pair[0], pair[1])})
 		}
 	}
-	wrong = appendError(wrong, p.finishType(), "type", "topology")
+	if err := p.finishType(); err != nil {
+		wrong = append(wrong, &qr.FlagError{Flags: []string{"type", "topology"}, Err: err})
+	}
 	if err := p.finishTier(); err != nil {
 		wrong = append(wrong, err)
 	}
@@ -115,7 +120,7 @@ var exclusive = [][2]string{
 	{"reservation-host-folder", "reservation-host-organization"},
 }
 
-func (r Request) clone() Request {
+func clone(r qr.Request) qr.Request {
 	r.Scopes = slices.Clone(r.Scopes)
 	r.Labels = maps.Clone(r.Labels)
 	r.Metadata = maps.Clone(r.Metadata)
@@ -132,11 +137,11 @@ type Flag struct {
 	Bool   bool   // the value may be left out
 	Repeat bool   // each occurrence adds a value
 
-	set func(p *FlagReader, name, value string) error
+	set func(p *Reader, name, value string) error
 }
 
 // next handles the first flag of words and returns the rest.
-func (p *FlagReader) next(words []string) ([]string, error) {
+func (p *Reader) next(words []string) ([]string, error) {
 	word, rest := words[0], words[1:]
 	if !strings.HasPrefix(word, "-") || word == "-" || word == "--" {
 		return nil, fmt.Errorf("%q is not a flag: only flags of queued-resources create are accepted here", word)
@@ -257,9 +262,9 @@ func strictBool(name, value string) (string, error) {
 }
 
 // finishTier sets the one tier that the flags ask for.
-func (p *FlagReader) finishTier() *FlagError {
+func (p *Reader) finishTier() *qr.FlagError {
 	if p.given["min-duration"] && len(p.tiers) == 0 { // as gcloud does
-		p.tiers = []askedTier{{"--min-duration", Guaranteed}}
+		p.tiers = []askedTier{{"--min-duration", qr.Guaranteed}}
 	}
 	for i, asked := range p.tiers {
 		if i == 0 {
@@ -270,8 +275,8 @@ func (p *FlagReader) finishTier() *FlagError {
 		if !ok {
 			other := slices.IndexFunc(p.tiers, func(a askedTier) bool { return a.tier == p.request.Tier })
 			name := func(flag string) string { name, _, _ := strings.Cut(flag[len("--"):], "="); return name }
-			return &FlagError{[]string{name(p.tiers[other].flag), name(asked.flag)},
-				fmt.Errorf("%s and %s exclude each other: a request has one capacity tier", p.tiers[other].flag, asked.flag)}
+			return &qr.FlagError{Flags: []string{name(p.tiers[other].flag), name(asked.flag)},
+				Err: fmt.Errorf("%s and %s exclude each other: a request has one capacity tier", p.tiers[other].flag, asked.flag)}
 		}
 		p.request.Tier = tier
 	}
@@ -281,8 +286,8 @@ func (p *FlagReader) finishTier() *FlagError {
 // bothTiers returns the tier that two flags together mean; false if they contradict
 // each other. Reserved capacity is guaranteed too, and both use the standard
 // provisioning model, which by itself means on-demand.
-func bothTiers(a, b Tier) (Tier, bool) {
-	order := []Tier{OnDemand, Guaranteed, Reserved}
+func bothTiers(a, b qr.Tier) (qr.Tier, bool) {
+	order := []qr.Tier{qr.OnDemand, qr.Guaranteed, qr.Reserved}
 	i, j := slices.Index(order, a), slices.Index(order, b)
 	if i < 0 || j < 0 {
 		return a, a == b
@@ -291,7 +296,7 @@ func bothTiers(a, b Tier) (Tier, bool) {
 }
 
 // finishType turns --type and --topology into an accelerator type.
-func (p *FlagReader) finishType() error {
+func (p *Reader) finishType() error {
 	if p.kind == "" && p.shape == "" {
 		return nil
 	}
@@ -327,7 +332,7 @@ func chipTypes() string {
 	return strings.Join(all[:last], ", ") + " or " + all[last]
 }
 
-func (p *FlagReader) setType(flag string, t tpu.Type) error {
+func (p *Reader) setType(flag string, t tpu.Type) error {
 	if was := p.request.Type.Name; was != "" && was != t.Name {
 		return contradiction(flag, t.Name, "--tpu-type", was)
 	}
@@ -341,8 +346,8 @@ func contradiction(flag, value, ours, was string) error {
 
 // text returns a flag that sets one string of the request. ours names the flag of
 // this program that sets the same string, if its name differs.
-func text(name, usage, ours string, field func(*Request) *string) Flag {
-	return Flag{Name: name, Usage: usage, set: func(p *FlagReader, name, value string) error {
+func text(name, usage, ours string, field func(*qr.Request) *string) Flag {
+	return Flag{Name: name, Usage: usage, set: func(p *Reader, name, value string) error {
 		dst := field(&p.request)
 		if *dst != "" && *dst != value {
 			return contradiction(name, value, cmp.Or(ours, "--"+name), *dst)
@@ -352,22 +357,22 @@ func text(name, usage, ours string, field func(*Request) *string) Flag {
 	}}
 }
 
-func boolean(name, usage string, field func(*Request) *bool) Flag {
-	return Flag{Name: name, Usage: usage, Bool: true, set: func(p *FlagReader, name, value string) error {
+func boolean(name, usage string, field func(*qr.Request) *bool) Flag {
+	return Flag{Name: name, Usage: usage, Bool: true, set: func(p *Reader, name, value string) error {
 		*field(&p.request) = true
 		return nil
 	}}
 }
 
-func tierFlag(tier Tier, usage string) Flag {
-	return Flag{Name: string(tier), Usage: usage, Bool: true, set: func(p *FlagReader, name, value string) error {
+func tierFlag(tier qr.Tier, usage string) Flag {
+	return Flag{Name: string(tier), Usage: usage, Bool: true, set: func(p *Reader, name, value string) error {
 		p.tiers = append(p.tiers, askedTier{"--" + name, tier})
 		return nil
 	}}
 }
 
-func duration(name, usage string, field func(*Request) *time.Duration) Flag {
-	return Flag{Name: name, Usage: usage, set: func(p *FlagReader, name, value string) error {
+func duration(name, usage string, field func(*qr.Request) *time.Duration) Flag {
+	return Flag{Name: name, Usage: usage, set: func(p *Reader, name, value string) error {
 		d, err := gcloud.ParseDuration(value)
 		if err != nil {
 			return fmt.Errorf("--%s: %w", name, err)
@@ -381,8 +386,8 @@ func duration(name, usage string, field func(*Request) *time.Duration) Flag {
 	}}
 }
 
-func instant(name, usage string, field func(*Request) *time.Time) Flag {
-	return Flag{Name: name, Usage: usage, set: func(p *FlagReader, name, value string) error {
+func instant(name, usage string, field func(*qr.Request) *time.Time) Flag {
+	return Flag{Name: name, Usage: usage, set: func(p *Reader, name, value string) error {
 		t, err := gcloud.ParseTime(value, p.now)
 		if err != nil {
 			return fmt.Errorf("--%s: %w", name, err)
@@ -396,8 +401,8 @@ func instant(name, usage string, field func(*Request) *time.Time) Flag {
 	}}
 }
 
-func list(name, usage string, field func(*Request) *[]string) Flag {
-	return Flag{Name: name, Usage: usage, set: func(p *FlagReader, name, value string) error {
+func list(name, usage string, field func(*qr.Request) *[]string) Flag {
+	return Flag{Name: name, Usage: usage, set: func(p *Reader, name, value string) error {
 		dst := field(&p.request)
 		for _, item := range gcloud.SplitList(value) {
 			if !slices.Contains(*dst, item) {
@@ -411,7 +416,7 @@ func list(name, usage string, field func(*Request) *[]string) Flag {
 // reservationHost returns one of gcloud's flags that name the host of a reservation.
 // The request then names "-", which means any reservation there.
 func reservationHost(name, usage, collection string) Flag {
-	return Flag{Name: name, Usage: usage, set: func(p *FlagReader, name, value string) error {
+	return Flag{Name: name, Usage: usage, set: func(p *Reader, name, value string) error {
 		if was := p.host; was != "" && was != collection+"/"+value && strings.HasPrefix(was, collection) {
 			return contradiction(name, value, "--"+name, strings.TrimPrefix(was, collection+"/"))
 		}
@@ -420,63 +425,63 @@ func reservationHost(name, usage, collection string) Flag {
 	}}
 }
 
-// CreateFlags returns the flags that a FlagReader knows, in the order of help.
-func CreateFlags() []Flag { return slices.Clone(createFlags) }
+// All returns the flags that a Reader knows, in the order of help.
+func All() []Flag { return slices.Clone(createFlags) }
 
 var createFlags = []Flag{
-	{Name: "node-count", Usage: "make `N` slices", set: (*FlagReader).nodeCount},
-	text("node-prefix", "slices are named `P`-0, P-1, …; default: ID", "the prefix of the slices", func(r *Request) *string { return &r.NodePrefix }),
-	text("node-id", "`NAME` of a single slice; default: ID", "the name of the slice", func(r *Request) *string { return &r.NodeID }),
-	{Name: "workload-type", Usage: "throughput-optimized or availability-optimized: what several slices are for (`TYPE`)", set: (*FlagReader).workloadType},
-	{Name: "accelerator-type", Usage: "accelerator `TYPE` of a slice, such as v5litepod-16", set: (*FlagReader).acceleratorType},
-	{Name: "type", Usage: "`TYPE` of chip, such as v5litepod, in place of an accelerator type; needs --topology", set: func(p *FlagReader, _, v string) error {
+	{Name: "node-count", Usage: "make `N` slices", set: (*Reader).nodeCount},
+	text("node-prefix", "slices are named `P`-0, P-1, …; default: ID", "the prefix of the slices", func(r *qr.Request) *string { return &r.NodePrefix }),
+	text("node-id", "`NAME` of a single slice; default: ID", "the name of the slice", func(r *qr.Request) *string { return &r.NodeID }),
+	{Name: "workload-type", Usage: "throughput-optimized or availability-optimized: what several slices are for (`TYPE`)", set: (*Reader).workloadType},
+	{Name: "accelerator-type", Usage: "accelerator `TYPE` of a slice, such as v5litepod-16", set: (*Reader).acceleratorType},
+	{Name: "type", Usage: "`TYPE` of chip, such as v5litepod, in place of an accelerator type; needs --topology", set: func(p *Reader, _, v string) error {
 		p.kind = strings.ToLower(v)
 		return nil
 	}},
-	{Name: "topology", Usage: "`TOPOLOGY` of the chips of a slice, such as 4x4; needs --type", set: func(p *FlagReader, _, v string) error {
+	{Name: "topology", Usage: "`TOPOLOGY` of the chips of a slice, such as 4x4; needs --type", set: func(p *Reader, _, v string) error {
 		p.shape = strings.ToLower(v)
 		return nil
 	}},
-	text("runtime-version", "`VERSION` of the image that the workers boot; default: that of the type", "", func(r *Request) *string { return &r.RuntimeVersion }),
+	text("runtime-version", "`VERSION` of the image that the workers boot; default: that of the type", "", func(r *qr.Request) *string { return &r.RuntimeVersion }),
 
-	tierFlag(OnDemand, "ask for on-demand capacity (the default)"),
-	tierFlag(Spot, "ask for capacity that may be taken away"),
-	tierFlag(BestEffort, "ask for best-effort capacity"),
-	tierFlag(Guaranteed, "ask for guaranteed capacity"),
-	tierFlag(Reserved, "use the project's reservation"),
-	tierFlag(FlexStart, "ask for capacity for a bounded time; needs --max-run-duration"),
-	{Name: "provisioning-model", Usage: "standard, spot, reservation-bound or flex-start: which `CAPACITY` to ask for", set: (*FlagReader).provisioningModel},
-	text("reservation", "use this reservation, by `NAME`", "", func(r *Request) *string { return &r.Reservation }),
+	tierFlag(qr.OnDemand, "ask for on-demand capacity (the default)"),
+	tierFlag(qr.Spot, "ask for capacity that may be taken away"),
+	tierFlag(qr.BestEffort, "ask for best-effort capacity"),
+	tierFlag(qr.Guaranteed, "ask for guaranteed capacity"),
+	tierFlag(qr.Reserved, "use the project's reservation"),
+	tierFlag(qr.FlexStart, "ask for capacity for a bounded time; needs --max-run-duration"),
+	{Name: "provisioning-model", Usage: "standard, spot, reservation-bound or flex-start: which `CAPACITY` to ask for", set: (*Reader).provisioningModel},
+	text("reservation", "use this reservation, by `NAME`", "", func(r *qr.Request) *string { return &r.Reservation }),
 	reservationHost("reservation-host-project", "use any reservation of the project `PROJECT`", "projects"),
 	reservationHost("reservation-host-folder", "use any reservation of the folder `NUMBER`", "folders"),
 	reservationHost("reservation-host-organization", "use any reservation of the organization `NUMBER`", "organizations"),
-	duration("min-duration", "shortest `TIME` for which guaranteed capacity is needed", func(r *Request) *time.Duration { return &r.MinDuration }),
-	duration("max-run-duration", "`TIME` after which the service deletes the slices, for flex-start: 12h, 7d", func(r *Request) *time.Duration { return &r.MaxRunDuration }),
-	duration("valid-after-duration", "make no slices before this `TIME` has passed: 6h, 1d", func(r *Request) *time.Duration { return &r.ValidAfterDuration }),
-	instant("valid-after-time", "make no slices before this `TIME`: 2026-01-31T12:00:00Z, +6h", func(r *Request) *time.Time { return &r.ValidAfterTime }),
-	duration("valid-until-duration", "give up the request after this `TIME`: 6h, 1d", func(r *Request) *time.Duration { return &r.ValidUntilDuration }),
-	instant("valid-until-time", "give up the request at this `TIME`: 2026-01-31T12:00:00Z, +6h", func(r *Request) *time.Time { return &r.ValidUntilTime }),
+	duration("min-duration", "shortest `TIME` for which guaranteed capacity is needed", func(r *qr.Request) *time.Duration { return &r.MinDuration }),
+	duration("max-run-duration", "`TIME` after which the service deletes the slices, for flex-start: 12h, 7d", func(r *qr.Request) *time.Duration { return &r.MaxRunDuration }),
+	duration("valid-after-duration", "make no slices before this `TIME` has passed: 6h, 1d", func(r *qr.Request) *time.Duration { return &r.ValidAfterDuration }),
+	instant("valid-after-time", "make no slices before this `TIME`: 2026-01-31T12:00:00Z, +6h", func(r *qr.Request) *time.Time { return &r.ValidAfterTime }),
+	duration("valid-until-duration", "give up the request after this `TIME`: 6h, 1d", func(r *qr.Request) *time.Duration { return &r.ValidUntilDuration }),
+	instant("valid-until-time", "give up the request at this `TIME`: 2026-01-31T12:00:00Z, +6h", func(r *qr.Request) *time.Time { return &r.ValidUntilTime }),
 
-	text("network", "`NAME` of the network", "", func(r *Request) *string { return &r.Network }),
-	text("subnetwork", "`NAME` of the subnetwork", "", func(r *Request) *string { return &r.Subnetwork }),
-	boolean("internal-ips", "give the workers no external addresses", func(r *Request) *bool { return &r.InternalIPs }),
-	{Name: "network-config", Usage: "one of several network interfaces of a worker, as `network=N,subnetwork=S,external-ips=BOOL`", Repeat: true, set: (*FlagReader).networkConfig},
-	text("range", "give the workers addresses from the block `CIDR` of 8 addresses: 192.168.0.0/29", "the range", func(r *Request) *string { return &r.CIDRBlock }),
+	text("network", "`NAME` of the network", "", func(r *qr.Request) *string { return &r.Network }),
+	text("subnetwork", "`NAME` of the subnetwork", "", func(r *qr.Request) *string { return &r.Subnetwork }),
+	boolean("internal-ips", "give the workers no external addresses", func(r *qr.Request) *bool { return &r.InternalIPs }),
+	{Name: "network-config", Usage: "one of several network interfaces of a worker, as `network=N,subnetwork=S,external-ips=BOOL`", Repeat: true, set: (*Reader).networkConfig},
+	text("range", "give the workers addresses from the block `CIDR` of 8 addresses: 192.168.0.0/29", "the range", func(r *qr.Request) *string { return &r.CIDRBlock }),
 
-	text("service-account", "`EMAIL` of the service account of the workers", "", func(r *Request) *string { return &r.ServiceAccount }),
-	list("scopes", "scopes of the service account, as `S1,S2`", func(r *Request) *[]string { return &r.Scopes }),
-	{Name: "labels", Usage: "labels `KEY=VALUE,…`", Repeat: true, set: (*FlagReader).labels},
-	list("tags", "network tags `T1,T2`", func(r *Request) *[]string { return &r.Tags }),
-	{Name: "metadata", Usage: "metadata `KEY=VALUE,…` of the workers", Repeat: true, set: (*FlagReader).metadata},
-	{Name: "metadata-from-file", Usage: "metadata from files, as `KEY=FILE,…`", Repeat: true, set: (*FlagReader).metadataFromFile},
-	{Name: "data-disk", Usage: "disk to attach, as `source=DISK,mode=read-only`", Repeat: true, set: (*FlagReader).dataDisk},
-	{Name: "boot-disk", Usage: "encrypt the boot disk, as `kms-key=KEY,confidential-compute=BOOL`", set: (*FlagReader).bootDisk},
-	boolean("shielded-secure-boot", "make the workers with secure boot", func(r *Request) *bool { return &r.SecureBoot }),
-	boolean("autocheckpoint-enabled", "let the service trigger a checkpoint before maintenance", func(r *Request) *bool { return &r.Autocheckpoint }),
-	text("description", "`TEXT` kept with the slices", "", func(r *Request) *string { return &r.Description }),
+	text("service-account", "`EMAIL` of the service account of the workers", "", func(r *qr.Request) *string { return &r.ServiceAccount }),
+	list("scopes", "scopes of the service account, as `S1,S2`", func(r *qr.Request) *[]string { return &r.Scopes }),
+	{Name: "labels", Usage: "labels `KEY=VALUE,…`", Repeat: true, set: (*Reader).labels},
+	list("tags", "network tags `T1,T2`", func(r *qr.Request) *[]string { return &r.Tags }),
+	{Name: "metadata", Usage: "metadata `KEY=VALUE,…` of the workers", Repeat: true, set: (*Reader).metadata},
+	{Name: "metadata-from-file", Usage: "metadata from files, as `KEY=FILE,…`", Repeat: true, set: (*Reader).metadataFromFile},
+	{Name: "data-disk", Usage: "disk to attach, as `source=DISK,mode=read-only`", Repeat: true, set: (*Reader).dataDisk},
+	{Name: "boot-disk", Usage: "encrypt the boot disk, as `kms-key=KEY,confidential-compute=BOOL`", set: (*Reader).bootDisk},
+	boolean("shielded-secure-boot", "make the workers with secure boot", func(r *qr.Request) *bool { return &r.SecureBoot }),
+	boolean("autocheckpoint-enabled", "let the service trigger a checkpoint before maintenance", func(r *qr.Request) *bool { return &r.Autocheckpoint }),
+	text("description", "`TEXT` kept with the slices", "", func(r *qr.Request) *string { return &r.Description }),
 }
 
-func (p *FlagReader) acceleratorType(name, value string) error {
+func (p *Reader) acceleratorType(name, value string) error {
 	t, err := tpu.ParseType(value)
 	if err != nil {
 		return fmt.Errorf("--accelerator-type: %w", err)
@@ -484,7 +489,7 @@ func (p *FlagReader) acceleratorType(name, value string) error {
 	return p.setType("accelerator-type", t)
 }
 
-func (p *FlagReader) nodeCount(name, value string) error {
+func (p *Reader) nodeCount(name, value string) error {
 	n, err := strconv.Atoi(value)
 	if err != nil || n < 1 {
 		return fmt.Errorf("--node-count=%s: write a number of slices, 1 or more", value)
@@ -496,20 +501,20 @@ func (p *FlagReader) nodeCount(name, value string) error {
 	return nil
 }
 
-func (p *FlagReader) provisioningModel(name, value string) error {
+func (p *Reader) provisioningModel(name, value string) error {
 	switch model := strings.ToLower(strings.ReplaceAll(value, "_", "-")); model {
 	case "standard":
-		p.tiers = append(p.tiers, askedTier{"--provisioning-model=standard", OnDemand})
+		p.tiers = append(p.tiers, askedTier{"--provisioning-model=standard", qr.OnDemand})
 	case "spot", "reservation-bound", "flex-start":
-		p.tiers = append(p.tiers, askedTier{"--provisioning-model=" + model, Tier(model)})
+		p.tiers = append(p.tiers, askedTier{"--provisioning-model=" + model, qr.Tier(model)})
 	default:
 		return fmt.Errorf("--provisioning-model=%s: use standard, spot, reservation-bound or flex-start", value)
 	}
 	return nil
 }
 
-func (p *FlagReader) dataDisk(name, value string) error {
-	d, err := ParseDataDisk(value)
+func (p *Reader) dataDisk(name, value string) error {
+	d, err := qr.ParseDataDisk(value)
 	if err != nil {
 		return fmt.Errorf("--data-disk: %w", err)
 	}
@@ -517,20 +522,20 @@ func (p *FlagReader) dataDisk(name, value string) error {
 	return nil
 }
 
-func (p *FlagReader) bootDisk(name, value string) error {
-	d, err := ParseBootDisk(value)
+func (p *Reader) bootDisk(name, value string) error {
+	d, err := qr.ParseBootDisk(value)
 	if err != nil {
 		return fmt.Errorf("--boot-disk: %w", err)
 	}
-	if was := p.request.BootDisk; was != (BootDisk{}) && was != d {
+	if was := p.request.BootDisk; was != (qr.BootDisk{}) && was != d {
 		return fmt.Errorf("--boot-disk=%s contradicts the boot disk given before", value)
 	}
 	p.request.BootDisk = d
 	return nil
 }
 
-func (p *FlagReader) networkConfig(name, value string) error {
-	i, err := ParseInterface(value)
+func (p *Reader) networkConfig(name, value string) error {
+	i, err := qr.ParseInterface(value)
 	if err != nil {
 		return fmt.Errorf("--network-config: %w", err)
 	}
@@ -538,25 +543,25 @@ func (p *FlagReader) networkConfig(name, value string) error {
 	return nil
 }
 
-func (p *FlagReader) workloadType(name, value string) error {
+func (p *Reader) workloadType(name, value string) error {
 	p.request.WorkloadType = strings.ToUpper(strings.ReplaceAll(value, "-", "_"))
 	return nil
 }
 
-func (p *FlagReader) labels(name, value string) error {
+func (p *Reader) labels(name, value string) error {
 	pairs, err := splitDict("labels", value)
 	if err != nil {
 		return err
 	}
-	for _, key := range sortedKeys(pairs) {
-		if strings.HasPrefix(key, labelSpace) {
+	for _, key := range slices.Sorted(maps.Keys(pairs)) {
+		if strings.HasPrefix(key, qr.LabelSpace) {
 			return fmt.Errorf("--labels: %s is set by multihost itself", key)
 		}
 	}
 	return merge("labels", &p.request.Labels, pairs)
 }
 
-func (p *FlagReader) metadata(name, value string) error {
+func (p *Reader) metadata(name, value string) error {
 	pairs, err := splitDict("metadata", value)
 	if err != nil {
 		return err
@@ -564,7 +569,7 @@ func (p *FlagReader) metadata(name, value string) error {
 	return p.addMetadata("metadata", pairs)
 }
 
-func (p *FlagReader) metadataFromFile(name, value string) error {
+func (p *Reader) metadataFromFile(name, value string) error {
 	files, err := splitDict("metadata-from-file", value)
 	if err != nil {
 		return err
@@ -576,9 +581,9 @@ func (p *FlagReader) metadataFromFile(name, value string) error {
 	return p.addMetadata("metadata-from-file", pairs)
 }
 
-func (p *FlagReader) addMetadata(flag string, pairs map[string]string) error {
-	for _, key := range sortedKeys(pairs) {
-		if err := checkMetadata(key, pairs[key]); err != nil {
+func (p *Reader) addMetadata(flag string, pairs map[string]string) error {
+	for _, key := range slices.Sorted(maps.Keys(pairs)) {
+		if err := qr.CheckMetadata(key, pairs[key]); err != nil {
 			return fmt.Errorf("--%s: %w", flag, err)
 		}
 	}
@@ -588,7 +593,7 @@ func (p *FlagReader) addMetadata(flag string, pairs map[string]string) error {
 // ReadMetadataFiles returns the contents of the files, by metadata key.
 func ReadMetadataFiles(files map[string]string) (map[string]string, error) {
 	out := make(map[string]string, len(files))
-	for _, key := range sortedKeys(files) {
+	for _, key := range slices.Sorted(maps.Keys(files)) {
 		content, err := os.ReadFile(files[key])
 		if err != nil {
 			return nil, fmt.Errorf("read metadata %q: %w", key, err)
@@ -607,7 +612,7 @@ func splitDict(name, value string) (map[string]string, error) {
 }
 
 func merge(flag string, dst *map[string]string, pairs map[string]string) error {
-	for _, key := range sortedKeys(pairs) {
+	for _, key := range slices.Sorted(maps.Keys(pairs)) {
 		if was, ok := (*dst)[key]; ok && was != pairs[key] {
 			return fmt.Errorf("--%s sets %s, which is set already", flag, key)
 		}

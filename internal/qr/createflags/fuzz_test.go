@@ -1,8 +1,10 @@
-package qr
+package createflags
 
 import (
 	"testing"
 	"time"
+
+	"multihost/internal/qr"
 )
 
 // FuzzGcloudFlags reads --cqr-extra-args. Every text gives a request or an error. A
@@ -16,11 +18,11 @@ func FuzzGcloudFlags(f *testing.F) {
 	f.Add("--=x -- --no-spot 'open")
 	f.Fuzz(func(t *testing.T, args string) {
 		now := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
-		flags := NewFlagReader(Request{}, now)
+		flags := NewReader(qr.Request{}, now)
 		err := flags.Extra(args)
-		r := Request{}
+		r := qr.Request{}
 		if err == nil {
-			var wrong []*FlagError
+			var wrong []*qr.FlagError
 			if r, wrong = flags.Request(); len(wrong) > 0 {
 				err = wrong[0]
 			}
