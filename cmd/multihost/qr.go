@@ -84,20 +84,11 @@ what ends the bill. --confirm asks you then; a no ends the command with status
 				create = s.queue.Submit
 			}
 			res, created, err := create(c.Context, r)
-			if created && err != nil {
-				s.view.Emit(event.Note{Level: event.Warn, Text: fmt.Sprintf("queued resource %s exists, %s", r.ID, res.Neutral().Standing()),
-					Hint: "delete it with: multihost qr delete " + r.ID + " --force"})
+			if note, said := qr.Asked(r, res, created, c.Bool("async"), err); said {
+				s.view.Emit(note)
 			}
 			if err != nil {
 				return interruptible(c.Context, err)
-			}
-			switch {
-			case created && c.Bool("async"):
-				s.view.Emit(event.Note{Level: event.Info, Text: "asked for queued resource " + res.ID,
-					Hint: "see whether the service takes it with: multihost qr show " + res.ID + "; its slices are billed until: multihost qr delete " + res.ID + " --force"})
-			case created: // if not, Create has reported the existing one
-				s.view.Emit(event.Note{Level: event.Info, Text: fmt.Sprintf("created queued resource %s, state %s", res.ID, res.State),
-					Hint: "wait for it with: multihost qr wait " + res.ID + "; its slices are billed until: multihost qr delete " + res.ID + " --force"})
 			}
 			if !c.Bool("wait") {
 				return nil
@@ -132,15 +123,7 @@ func waitFor(s *session, c *call, d *workers.Deps, id string, o qr.WaitOptions) 
 	if err != nil {
 		return interruptible(c.Context, err)
 	}
-	workers := 0
-	for _, sl := range slices {
-		workers += len(sl.Workers)
-	}
-	answer := "answer"
-	if workers == 1 {
-		answer = "answers"
-	}
-	s.view.Emit(event.Note{Level: event.Info, Text: fmt.Sprintf("queued resource %s is ready: %s, %s %s", id, event.Count(len(slices), "slice"), event.Count(workers, "worker"), answer)})
+	s.view.Emit(qr.Answering(id, slices))
 	return nil
 }
 
@@ -246,14 +229,7 @@ func qrDeleteCommand() *cli.Command {
 			if err != nil {
 				return interruptible(c.Context, err)
 			}
-			note := event.Note{Level: event.Info, Text: "deleted queued resource " + id}
-			if async {
-				note = event.Note{Level: event.Info, Text: "queued resource " + id + " is being deleted", Hint: "see whether it is gone with: multihost qr show " + id + "; its slices are billed until then"}
-			}
-			if !deleted { // the user may have meant another one, which is still billed
-				note = event.Note{Level: event.Warn, Text: "queued resource " + id + " is not there: nothing to delete", Hint: "what there is: multihost qr list"}
-			}
-			s.view.Emit(note)
+			s.view.Emit(qr.Deleted(id, deleted, async))
 			return nil
 		}),
 	}, exitOK, exitUsage, exitUnavailable, exitTempFail, exitPermission, exitConfig, exitInterrupt)
@@ -281,14 +257,14 @@ resource must be ACTIVE.`,
 				plan, err := s.queue.PlanReset(c.Context, id)
 				return s.showResult(c, "reset_plan", plan, err)
 			}
-			reset, note := s.queue.Reset, event.Note{Level: event.Info, Text: "rebooted the workers of queued resource " + id, Hint: "wait until they answer with: multihost qr wait " + id}
+			reset := s.queue.Reset
 			if c.Bool("async") {
-				reset, note.Text = s.queue.SubmitReset, "the workers of queued resource "+id+" are being rebooted"
+				reset = s.queue.SubmitReset
 			}
 			if err := reset(c.Context, id); err != nil {
 				return interruptible(c.Context, missing(id, err))
 			}
-			s.view.Emit(note)
+			s.view.Emit(qr.Rebooted(id, c.Bool("async")))
 			return nil
 		}),
 	}, exitOK, exitUsage, exitUnavailable, exitTempFail, exitPermission, exitConfig, exitInterrupt)
