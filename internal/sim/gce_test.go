@@ -18,6 +18,7 @@ import (
 	"multihost/internal/sim"
 	"multihost/internal/testkit"
 	"multihost/internal/testkit/simworker"
+	"multihost/internal/tpu"
 )
 
 // A rest is the Compute API of a simulator, called with plain JSON.
@@ -227,13 +228,28 @@ func TestImagesAndMachineTypes(t *testing.T) {
 	s, _ := start(t)
 	r := newRest(t, s.URL())
 	types := func(zone string) (names []string) {
-		for _, m := range r.must("GET", "/zones/"+zone+"/machineTypes", "")["items"].([]any) {
+		items, _ := r.must("GET", "/zones/"+zone+"/machineTypes", "")["items"].([]any)
+		for _, m := range items {
+			if at(m, "guestCpus") == 0.0 || at(m, "memoryMb") == 0.0 {
+				t.Errorf("a machine type without CPUs or memory: %v", m)
+			}
 			names = append(names, m.(map[string]any)["name"].(string))
 		}
 		return names
 	}
 	if own, other := types(sim.DefaultZone), types("us-central1-c"); len(own) <= len(other) || strings.Join(other, " ") != "tpu7x-standard-1t tpu7x-standard-4t" {
 		t.Errorf("machine types %v and %v", own, other)
+	}
+	elsewhere := map[string]bool{}
+	for _, zone := range s.Status().Zones {
+		for _, name := range types(zone) {
+			elsewhere[name] = elsewhere[name] || zone != sim.DefaultZone
+		}
+	}
+	for _, m := range tpu.Machines() {
+		if !elsewhere[m.Name] {
+			t.Errorf("%s: no zone but the simulator's own offers it", m.Name)
+		}
 	}
 	r.refused("GET", "/zones/us-central1-c/machineTypes/ct6e-standard-4t", "", 404, "ct6e-standard-4t")
 	r.refused("GET", "/zones/nowhere/machineTypes", "", 404, "zones/nowhere")
@@ -352,7 +368,7 @@ func TestASliceIsMade(t *testing.T) {
 		t.Errorf("VMs %+v: want the worker numbers of two not in the order of their names", vms)
 	}
 	m := workers.find("g", 0)
-	if m == nil || m.spec.Hostname != vms[1].Name || m.spec.NUMANodes != 0 && m.spec.NUMANodes != 1 || len(m.spec.Devices) != 5 || len(m.spec.Hosts) != 4 {
+	if m == nil || m.spec.Hostname != vms[1].Name || m.spec.NUMANodes != 2 || len(m.spec.Devices) != 5 || len(m.spec.Hosts) != 4 {
 		t.Fatalf("worker 0: %+v", m)
 	}
 	i := r.must("GET", inZone+"/instances/"+vms[1].Name, "")

@@ -23,6 +23,7 @@ type Group struct {
 	Msg        *computepb.InstanceGroupManager // without status
 	Id, Zone   string
 	Typ        tpu.Type // of the slice
+	NUMANodes  int      // of each VM; 0: not known
 	Properties *computepb.InstanceProperties
 	Places     []*Place
 
@@ -104,7 +105,7 @@ func (i *Instance) Metadata() map[string]string {
 func (s Machines) Spec(i *Instance) worker.Spec {
 	g := i.Group
 	spec := worker.Spec{
-		Name: i.Id, Node: g.Id, NodeUID: fmt.Sprint(g.Msg.GetId()), Index: i.Number, Hostname: i.Id,
+		Name: i.Id, Node: g.Id, NodeUID: fmt.Sprint(g.Msg.GetId()), Index: i.Number, Hostname: i.Id, NUMANodes: g.NUMANodes,
 		Root:    filepath.Join(s.WorkersDir(), fmt.Sprintf("%s-%s-%x", i.Zone, i.Id, i.Msg.GetId())),
 		Devices: g.Typ.Devices(), MTU: i.mtu, IP: i.IP,
 		Gateway:  s.State.Subnetworks[i.subnetwork].GetGatewayAddress(),
@@ -124,9 +125,6 @@ func (s Machines) Spec(i *Instance) worker.Spec {
 			spec.Hosts[p.Name] = p.Instance.IP
 			spec.Hosts[p.Name+"."+g.Zone+".c."+s.Config.Project+".internal"] = p.Instance.IP
 		}
-	}
-	if g.Typ.Generation.NUMA {
-		spec.NUMANodes = 2
 	}
 	return spec
 }

@@ -296,7 +296,7 @@ func (s machines) checkMachine(g *cloud.Group) (groups.MachineType, error) {
 	if p.GetScheduling().GetOnHostMaintenance() != "TERMINATE" {
 		return m, badScheduling("Instances with accelerators do not support live migration: onHostMaintenance must be TERMINATE.")
 	}
-	if disk := p.Disks[0].GetInitializeParams().GetDiskType(); m.Hyperdisk && disk != "" && disk != "hyperdisk-balanced" && disk != "hyperdisk-ml" {
+	if disk := p.Disks[0].GetInitializeParams().GetDiskType(); m.Hyperdisk() && disk != "" && disk != "hyperdisk-balanced" && disk != "hyperdisk-ml" {
 		return m, wire.Errorf(http.StatusBadRequest, "[%s] features are not compatible for creating instance with machine type %s.", disk, m.Name)
 	}
 	return m, nil
@@ -315,7 +315,7 @@ func (s machines) checkTopology(g *cloud.Group, kind groups.MachineType, topolog
 		}
 		size = chips / kind.Chips
 	}
-	g.Typ = kind.Slice(size, topology)
+	g.Typ, g.NUMANodes = kind.Slice(size, topology), kind.NUMANodes
 	action := g.Msg.GetInstanceLifecyclePolicy().GetDefaultActionOnFailure()
 	if err := onlyFields(g.Msg.GetInstanceLifecyclePolicy(), "instanceLifecyclePolicy", "defaultActionOnFailure", "forceUpdateOnRepair"); err != nil {
 		return err

@@ -17,40 +17,52 @@ import (
 	"multihost/internal/tpu"
 )
 
-// A MachineType is the size of a VM with TPU chips.
+// A MachineType is a machine type as the API describes it.
 type MachineType struct {
-	Name        string
-	Generation  string // of internal/tpu
+	tpu.Machine
 	Accelerator string // guestAcceleratorType
-	Chips       int
 	CPUs        int
 	MemoryGB    int
-	Hyperdisk   bool // it takes no other disks
-	zones       []string
 }
 
-// MachineTypes returns the types with TPU chips. The numbers of CPUs and GB of some small
-// types are guesses: nobody has published them.
-func MachineTypes() []MachineType {
-	v5p := []string{"us-central1-a", "us-east5-a"}
-	v6e := []string{"asia-northeast1-b", "europe-west4-a", "southamerica-west1-a", "us-central1-a", "us-central1-b", "us-east5-a", "us-east5-b"}
-	return []MachineType{
-		{"ct5p-hightpu-1t", "v5p", "ct5p", 1, 52, 112, false, v5p},
-		{"ct5p-hightpu-2t", "v5p", "ct5p", 2, 104, 224, false, v5p},
-		{"ct5p-hightpu-4t", "v5p", "ct5p", 4, 208, 448, false, v5p},
-		{"ct6e-standard-1t", "v6e", "ct6e", 1, 44, 176, false, v6e},
-		{"ct6e-standard-4t", "v6e", "ct6e", 4, 180, 720, false, v6e},
-		{"ct6e-standard-8t", "v6e", "ct6e", 8, 360, 1440, false, v6e},
-		{"tpu7x-standard-1t", "tpu7x", "tpu7x", 1, 56, 240, true, []string{"us-central1-c"}},
-		{"tpu7x-standard-4t", "tpu7x", "tpu7x", 4, 224, 960, true, []string{"us-central1-c"}},
-	}
+// sizeOf returns the CPUs and GB of a VM. Those of some small types are guesses: nobody has
+// published them.
+func sizeOf(machine string) (cpus, gb int) {
+	size := map[string][2]int{
+		"ct5p-hightpu-4t":  {208, 448},
+		"ct6e-standard-1t": {44, 176}, "ct6e-standard-4t": {180, 720}, "ct6e-standard-8t": {360, 1440},
+		"tpu7x-standard-1t": {56, 240}, "tpu7x-standard-4t": {224, 960},
+	}[machine]
+	return size[0], size[1]
+}
+
+// zonesOf returns the zones in which people have got VMs of a generation.
+func zonesOf(generation string) []string {
+	return map[string][]string{
+		"v5p":   {"us-central1-a", "us-east5-a"},
+		"v6e":   {"asia-northeast1-b", "europe-west4-a", "southamerica-west1-a", "us-central1-a", "us-central1-b", "us-east5-a", "us-east5-b"},
+		"tpu7x": {"us-central1-c"},
+	}[generation]
 }
 
 // Offered returns the machine types of a zone. The simulator's own zone has all of them.
 func Offered(s *cloud.Cloud, zone string) []MachineType {
-	return slices.DeleteFunc(MachineTypes(), func(m MachineType) bool {
-		return zone != s.Config.Zone && !slices.Contains(m.zones, zone)
-	})
+	var all []MachineType
+	for _, m := range tpu.Machines() {
+		if zone != s.Config.Zone && !slices.Contains(zonesOf(m.Generation), zone) {
+			continue
+		}
+		accelerator, _, _ := strings.Cut(m.Name, "-")
+		cpus, gb := sizeOf(m.Name)
+		all = append(all, MachineType{Machine: m, Accelerator: accelerator, CPUs: cpus, MemoryGB: gb})
+	}
+	return all
+}
+
+// Hyperdisk reports whether the VMs take no other disks.
+func (m MachineType) Hyperdisk() bool {
+	g, _ := tpu.GenerationOf(m.Generation)
+	return strings.HasPrefix(g.DiskType, "hyperdisk-")
 }
 
 // Slice returns the accelerator type of a slice of n VMs of type m. An empty topology is
@@ -107,7 +119,11 @@ type Image struct {
 // Images returns the builds, the newest of each family first.
 func Images() []Image {
 	var all []Image
-	for _, family := range []string{"ubuntu-accel-2204-amd64-tpu-v5e-v5p-v6e", "ubuntu-accel-2404-amd64-tpu-tpu7x"} {
+	for _, g := range tpu.Generations() {
+		family := g.ImageFamily
+		if family == "" || slices.ContainsFunc(all, func(i Image) bool { return i.Family == family }) {
+			continue
+		}
 		for i, build := range []string{"v20261112", "v20261105"} {
 			all = append(all, Image{Name: family + "-" + build, Family: family, Deprecated: i > 0})
 		}
