@@ -13,8 +13,10 @@ import (
 	"testing"
 	"time"
 
+	"multihost/internal/gce"
 	"multihost/internal/gcp"
 	"multihost/internal/network"
+	"multihost/internal/provision"
 	"multihost/internal/qr"
 	"multihost/internal/sim"
 	"multihost/internal/testkit"
@@ -225,6 +227,7 @@ func TestDiscoveryDocumentsDescribeComputeEngineSlices(t *testing.T) {
 			r.must("DELETE", groupsPath+"/g", "")
 		}
 	}
+	makeSlices(t, p)
 	instance := inZone + "/instances/" + names[0]
 	inject(t, s, "group-maintenance group=g")
 	fingerprint := at(r.must("GET", instance, ""), "metadata", "fingerprint").(string)
@@ -262,6 +265,44 @@ func TestDiscoveryDocumentsDescribeComputeEngineSlices(t *testing.T) {
 	} {
 		if c.called["compute."+id] == 0 {
 			t.Errorf("%s was not called with success", id)
+		}
+	}
+}
+
+// makeSlices has our own client make and delete slices of each tier.
+func makeSlices(t *testing.T, p *tap) {
+	t.Helper()
+	client := gcp.New(gcp.Config{Project: sim.DefaultProject, Zone: sim.DefaultZone, DisableAuth: true, ComputeEndpoint: p.URL + "/compute/v1/", Clock: testkit.NewFastClock()})
+	t.Cleanup(client.Close)
+	provider := gce.New(client, "")
+	for _, tier := range []provision.Tier{provision.OnDemand, provision.Spot, provision.FlexStart, provision.ReservationBound} {
+		kind, err := tpu.ParseType("tpu7x-16")
+		if err != nil {
+			t.Fatal(err)
+		}
+		id := "m-" + string(tier)
+		r := provision.Request{ID: id, NodeCount: 2, Nodes: []string{id + "-0", id + "-1"}, Type: kind, Tier: tier}
+		switch tier {
+		case provision.OnDemand:
+			r.Subnetwork, r.Metadata, r.ServiceAccount = "default", map[string]string{"a": "b"}, "trainer@p.iam.gserviceaccount.com"
+			r.Own = gce.Settings{DiskGB: 300, DiskType: "hyperdisk-ml", Tags: []string{"tpu"}, InternalIPs: true}
+		case provision.FlexStart:
+			r.MaxRunDuration = gce.MaxFlexStart
+		case provision.ReservationBound:
+			r.Reservation = "projects/other/reservations/big-one"
+		}
+		r.Mark(id, "ada")
+		if _, _, err := provider.Create(t.Context(), r); err != nil {
+			t.Fatalf("%s: %v", tier, err)
+		}
+		if _, err := provider.List(t.Context()); err != nil {
+			t.Errorf("%s: %v", tier, err)
+		}
+		if _, err := provider.Slices(t.Context()); err != nil {
+			t.Errorf("%s: %v", tier, err)
+		}
+		if deleted, err := provider.Delete(t.Context(), id, provision.DeleteOptions{}); !deleted || err != nil {
+			t.Errorf("%s: deleted %v, %v", tier, deleted, err)
 		}
 	}
 }

@@ -321,8 +321,8 @@ func groupOf(name string, n int, changes ...string) string {
 	return string(b)
 }
 
-// gce runs a simulator with a template t and a policy p for slices of 2x2x2: two VMs.
-func gce(t *testing.T, changes ...string) (*sim.Server, *fakeWorkers, rest) {
+// withParts runs a simulator with a template t and a policy p for slices of 2x2x2: two VMs.
+func withParts(t *testing.T, changes ...string) (*sim.Server, *fakeWorkers, rest) {
 	t.Helper()
 	s, workers := start(t)
 	r := newRest(t, s.URL())
@@ -334,7 +334,7 @@ func gce(t *testing.T, changes ...string) (*sim.Server, *fakeWorkers, rest) {
 
 func TestASliceIsMade(t *testing.T) {
 	t.Parallel()
-	s, workers, r := gce(t)
+	s, workers, r := withParts(t)
 	hold := inject(t, s, "no-capacity group=g")
 	const once = groupsPath + "?requestId=0a1b2c3d-0000-4000-8000-000000000002"
 	op := r.must("POST", once, groupOf("g", 2, `baseInstanceName="g-vm"`))
@@ -400,7 +400,7 @@ func TestASliceIsMade(t *testing.T) {
 
 func TestGroupsThatAreRefused(t *testing.T) {
 	t.Parallel()
-	_, _, r := gce(t)
+	_, _, r := withParts(t)
 	r.must("POST", inRegion+"/instanceTemplates", template(t, "flex", `scheduling={"onHostMaintenance":"TERMINATE","provisioningModel":"FLEX_START","maxRunDuration":{"seconds":"3600"},"instanceTerminationAction":"DELETE"}`))
 	r.must("POST", inRegion+"/instanceTemplates", template(t, "lively", `scheduling={}`))
 	r.must("POST", inRegion+"/instanceTemplates", template(t, "pd", `disks.initializeParams.diskType="pd-balanced"`))
@@ -463,7 +463,7 @@ func (r rest) until(state any, status string) map[string]any {
 
 func TestWhatASliceKnowsOfItself(t *testing.T) {
 	t.Parallel()
-	s, workers, r := gce(t, `metadata.items=[{"key":"enable-guest-attributes","value":"TRUE"},{"key":"greeting","value":"hello"}]`)
+	s, workers, r := withParts(t, `metadata.items=[{"key":"enable-guest-attributes","value":"TRUE"},{"key":"greeting","value":"hello"}]`)
 	names := r.running(s)
 	ask := func(worker int, path string) string {
 		t.Helper()
@@ -560,7 +560,7 @@ func TestASliceIsLost(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
-			s, workers, r := gce(t, tt.template)
+			s, workers, r := withParts(t, tt.template)
 			names := r.running(s)
 			end := at(r.must("GET", inZone+"/instances/"+names[0], ""), "resourceStatus", "scheduling", "terminationTimestamp")
 			if (end != nil) != (tt.template == bound) {
@@ -598,7 +598,7 @@ func TestASliceIsLost(t *testing.T) {
 
 func TestASliceIsNotMade(t *testing.T) {
 	t.Parallel()
-	s, workers, r := gce(t)
+	s, workers, r := withParts(t)
 	make := func() {
 		t.Helper()
 		r.must("POST", groupsPath, groupOf("g", 2))
@@ -696,7 +696,7 @@ func TestASliceIsNotMade(t *testing.T) {
 // A VM with flex-start exists while it waits, and its end is known from its start.
 func TestFlexStart(t *testing.T) {
 	t.Parallel()
-	s, _, r := gce(t, `scheduling={"onHostMaintenance":"TERMINATE","automaticRestart":false,"provisioningModel":"FLEX_START","maxRunDuration":{"seconds":"3600"},"instanceTerminationAction":"DELETE"}`)
+	s, _, r := withParts(t, `scheduling={"onHostMaintenance":"TERMINATE","automaticRestart":false,"provisioningModel":"FLEX_START","maxRunDuration":{"seconds":"3600"},"instanceTerminationAction":"DELETE"}`)
 	inject(t, s, "no-capacity")
 	r.must("POST", groupsPath, groupOf("g", 2))
 	r.until(nil, "pending")

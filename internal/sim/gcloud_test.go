@@ -396,7 +396,7 @@ func TestGcloudMakesASliceOnComputeEngine(t *testing.T) {
 func TestGcloudShowsRefusalsOfComputeEngine(t *testing.T) {
 	t.Parallel()
 	testkit.NeedGcloud(t)
-	s, _, r := gce(t)
+	s, _, r := withParts(t)
 	g := gcloudFor(t, s)
 	_, status, errs := g.try(strings.Fields("compute instance-groups managed create g --zone=" + sim.DefaultZone + " --size=2 --template=projects/" + sim.DefaultProject +
 		inRegion + "/instanceTemplates/t --workload-policy=projects/" + sim.DefaultProject + inRegion + "/resourcePolicies/p --default-action-on-vm-failure=do-nothing")...)
