@@ -93,7 +93,7 @@ func (w *world) Delete(_ context.Context, id string, _ provision.DeleteOptions) 
 	return true, nil
 }
 
-func (w *world) Undoing(id string) provision.Undoing {
+func (w *world) Undoing(id string, _ ...string) provision.Undoing {
 	return provision.Undoing{Commands: provision.Commands{Kind: "queued resource", Delete: "multihost qr delete " + id + " --force"}}
 }
 
