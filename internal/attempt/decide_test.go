@@ -36,10 +36,10 @@ func TestSameCommand(t *testing.T) {
 	}{
 		{"the same", "true", false, false, true, ""},
 		{"the same, both in one", "true", true, true, true, ""},
-		{"other words", "false", false, false, true, "asked is another command: true"},
-		{"asked in one", "true", false, true, true, "asked is another command: true in a virtual environment (--venv)"},
-		{"asked without", "true", true, false, true, "asked is another command: true without a virtual environment (--venv=false)"},
-		{"it has ended", "true", false, true, false, "has ended on s0w0 while nobody saw it: true; asked is another command: true in a virtual environment (--venv)"},
+		{"other words", "false", false, false, true, "you asked for another command: true"},
+		{"asked in one", "true", false, true, true, "you asked for another command: true in a virtual environment (--venv)"},
+		{"asked without", "true", true, false, true, "you asked for another command: true without a virtual environment (--venv=false)"},
+		{"it has ended", "true", false, true, false, "ended on s0w0 while nobody followed it: true; you asked for another command: true in a virtual environment (--venv)"},
 	} {
 		found := workers.FoundRun{Info: launch.Info{Ref: launch.Ref{Run: "r", Attempt: 1}, Command: tt.command, Venv: tt.has, Phase: launch.Exited}, Workers: []tpu.WorkerID{{}}}
 		if tt.lives {
