@@ -1,0 +1,205 @@
+package teardown
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"multihost/internal/event"
+	"multihost/internal/gcp"
+	"multihost/internal/launch"
+	"multihost/internal/lease"
+	"multihost/internal/provision"
+	"multihost/internal/stage"
+	"multihost/internal/testkit"
+	"multihost/internal/tpu"
+	"multihost/internal/workers"
+)
+
+var (
+	errAway = &gcp.Error{What: "call the API", Class: gcp.Unavailable}
+	errGone = &gcp.Error{Class: gcp.NotFound}
+	errNo   = &gcp.Error{What: "call the API", Class: gcp.Permission}
+)
+
+// A cloud has one resource. Each call is answered with the next error that was prepared for
+// it, and then well.
+type cloud struct {
+	provision.Provider
+	life    provision.Life
+	gets    []error
+	deletes []error
+	calls   []string
+}
+
+func (c *cloud) answer(name string, next *[]error) (err error) {
+	c.calls = append(c.calls, name)
+	if len(*next) > 0 {
+		err, *next = (*next)[0], (*next)[1:]
+	}
+	return err
+}
+
+func (c *cloud) Get(context.Context, string) (provision.Resource, error) {
+	return provision.Resource{ID: "m", Life: c.life, State: "ACTIVE", Labels: map[string]string{provision.LabelRun: "m"}}, c.answer("get", &c.gets)
+}
+
+func (c *cloud) Delete(context.Context, string, provision.DeleteOptions) (bool, error) {
+	if err := c.answer("delete", &c.deletes); err != nil {
+		return false, err
+	}
+	c.gets = append(c.gets, errGone)
+	return true, nil
+}
+
+func (c *cloud) Undoing(id string, _ ...string) provision.Undoing {
+	return provision.Undoing{Commands: provision.Commands{Kind: "queued resource", Delete: "multihost qr delete " + id + " --force"}}
+}
+
+func TestWhySlicesStay(t *testing.T) {
+	t.Parallel()
+	sighup, sigterm := &stage.Interrupted{Signal: syscall.SIGHUP}, &stage.Interrupted{Signal: syscall.SIGTERM}
+	failed, ran := stage.Outcome{Started: true, Code: 1}, stage.Outcome{Started: true}
+	expired := &stage.Error{Stage: stage.Timeout, Err: stage.ErrExpired}
+	for _, tt := range []struct {
+		story string
+		k     Keeping
+		out   stage.Outcome
+		err   error
+		done  bool
+		why   string
+		hold  bool
+	}{
+		{story: "a success", k: Keeping{OnFailure: true}, out: ran},
+		{story: "a failure", out: failed},
+		{story: "--detach", out: stage.Outcome{Started: true, Detached: true}, why: "the run goes on"},
+		{story: "--keep", k: Keeping{Always: true}, out: ran, why: "--keep"},
+		{story: "--keep when the time to live is over", k: Keeping{Always: true}, out: ran, err: expired},
+		{story: "logs that are not whole here", out: stage.Outcome{Started: true, KeepLogs: true}, why: "logs are whole on its workers only"},
+		{story: "the terminal is gone while it runs", out: ran, err: sighup, why: "the terminal is gone (SIGHUP), the run goes on"},
+		{story: "the terminal is gone before it runs", err: sighup, why: "the terminal is gone (SIGHUP): the same command goes on with it"},
+		{story: "a stop", k: Keeping{OnFailure: true}, out: failed, err: sigterm},
+		{story: "an answer to stop", k: Keeping{OnFailure: true}, out: failed, err: &stage.Interrupted{Signal: syscall.SIGINT, Answer: stage.Stop}},
+		{story: "--keep-on-failure", k: Keeping{OnFailure: true}, out: failed, why: "--keep-on-failure"},
+		{story: "--keep-on-failure after an error", k: Keeping{OnFailure: true}, err: errNo, why: "--keep-on-failure"},
+		{story: "--keep-on-failure for an hour", k: Keeping{OnFailure: true, For: time.Hour}, out: failed, hold: true},
+		{story: "--keep-on-failure for an hour, but it must end", k: Keeping{OnFailure: true, For: time.Hour}, out: failed, done: true},
+	} {
+		if why, hold := tt.k.decide(tt.out, tt.err, tt.done); why != tt.why || hold != tt.hold {
+			t.Errorf("%s: %q, hold %v; want %q, %v", tt.story, why, hold, tt.why, tt.hold)
+		}
+	}
+}
+
+func TestTheEndOfAJob(t *testing.T) {
+	t.Parallel()
+	failed, ran := stage.Outcome{Started: true, Code: 1}, stage.Outcome{Started: true}
+	slow := errors.New("no capacity")
+	for _, tt := range []struct {
+		story  string
+		cloud  cloud
+		k      Keeping
+		out    stage.Outcome
+		err    error
+		leaves string // why the resource of an earlier runner is left
+		taken  bool
+		calls  string
+		said   string
+		fails  bool // with an error of the teardown
+	}{
+		{story: "a success", out: ran, calls: "get delete get", said: "queued resource m and its slices are deleted: nothing of this job is billed"},
+		{story: "the API is away for a while", cloud: cloud{gets: []error{errAway, errAway}, deletes: []error{errAway}}, out: ran, calls: "get get get delete delete get", said: "nothing of this job is billed"},
+		{story: "somebody has deleted it", cloud: cloud{gets: []error{errGone}}, out: ran, calls: "get", said: "queued resource m is gone: nothing of this job is billed"},
+		{story: "it may not be read", cloud: cloud{gets: []error{errNo}}, out: ran, calls: "get", fails: true},
+		{story: "it may not be deleted", cloud: cloud{deletes: []error{errNo}}, out: ran, calls: "get delete", fails: true},
+		{story: "an earlier runner's", err: slow, leaves: "nobody knows", calls: "get", said: "queued resource m stays as it was, "},
+		{story: "--keep", k: Keeping{Always: true}, out: ran, calls: "get", said: "queued resource m stays (--keep), "},
+		{story: "--keep while it is being deleted", cloud: cloud{life: provision.Deleting}, k: Keeping{Always: true}, out: ran, calls: "get", said: "queued resource m is being deleted, and is billed until it is gone"},
+		{story: "another runner's command", out: failed, taken: true, calls: "get get", said: "a command lives on it that another one has started since"},
+		{story: "another runner's command, before ours has started", err: slow, taken: true, calls: "get delete get", said: "nothing of this job is billed"},
+		{story: "failed slices are kept for an hour", k: Keeping{OnFailure: true, For: time.Hour}, out: failed, calls: "get delete get", said: "keeping the failed slices until "},
+		{story: "they are kept, and a command is started on them", k: Keeping{OnFailure: true, For: time.Hour}, out: failed, taken: true, calls: "get get", said: "a command lives on it"},
+		{story: "somebody makes it again", cloud: cloud{gets: []error{nil, nil}}, out: ran, calls: "get delete get", said: "its slices are deleted: another command has made it again"},
+		{story: "whether it is made again is not known", cloud: cloud{gets: []error{nil, errNo}}, out: ran, calls: "get delete get", said: "whether another command has made it again is not known"},
+	} {
+		said, last := &testkit.Recorder{}, 0
+		d := &workers.Reach{Invocation: &stage.Invocation{Sink: said, Clock: testkit.NewJumpClock()}, Place: provision.Place{Project: "p", Zone: "z"}, Cloud: &tt.cloud}
+		j := &Job{Reach: d, ID: "m", Run: "m", Keeping: tt.k,
+			Leaves:     func(context.Context, provision.Life, error) string { return tt.leaves },
+			Taken:      func(context.Context) bool { return tt.taken },
+			WhoDeletes: func() string { return "its workers delete it" },
+			Last:       func(provision.Resource) { last++ },
+		}
+		out, err := j.End(t.Context(), tt.out, tt.err)
+		if got := strings.Join(tt.cloud.calls, " "); got != tt.calls {
+			t.Errorf("%s: calls %s, want %s", tt.story, got, tt.calls)
+		}
+		if out != tt.out || tt.err != nil && !errors.Is(err, tt.err) || stage.Is(err, stage.Teardown) != tt.fails {
+			t.Errorf("%s: %+v, %v", tt.story, out, err)
+		}
+		if deletes := strings.Contains(tt.calls, "delete"); (last == 1) != deletes {
+			t.Errorf("%s: the last word before a deletion was said %d times", tt.story, last)
+		}
+		if tt.said != "" && !said.Said(event.Info, tt.said) && !said.Said(event.Warn, tt.said) {
+			t.Errorf("%s: said %v, want %q", tt.story, said.Notes(), tt.said)
+		}
+	}
+}
+
+// A user who detaches while failed slices are kept keeps them; one who stops deletes them.
+func TestAnInterruptWhileFailedSlicesAreKept(t *testing.T) {
+	t.Parallel()
+	for answer, want := range map[stage.Answer]string{stage.Detach: "detached while failed slices were kept", stage.Stop: ""} {
+		ctx, cancel := context.WithCancelCause(t.Context())
+		cancel(&stage.Interrupted{Signal: syscall.SIGINT, Answer: answer})
+		j := &Job{Reach: &workers.Reach{Invocation: &stage.Invocation{Sink: event.Discard, Clock: gcp.SystemClock}, Cloud: &cloud{}}, ID: "m", Keeping: Keeping{OnFailure: true, For: time.Hour}}
+		if why := j.hold(ctx); why != want {
+			t.Errorf("%s: %q, want %q", answer, why, want)
+		}
+		if st := j.StatusOf(); !st.Kept.IsZero() || st.Resource != "" {
+			t.Errorf("%s: status %+v", answer, st)
+		}
+	}
+}
+
+// Errors keep the advice that holds without slices: whether they are theirs.
+func TestAnErrorAfterTheSlicesAreDeleted(t *testing.T) {
+	t.Parallel()
+	for _, err := range []error{errors.New("no capacity"), &launch.SecretError{}} {
+		d := &workers.Reach{Invocation: &stage.Invocation{Sink: event.Discard, Clock: testkit.NewJumpClock()}, Cloud: &cloud{}}
+		j := &Job{Reach: d, ID: "m", Leaves: func(context.Context, provision.Life, error) string { return "" }, Taken: func(context.Context) bool { return false },
+			WhoDeletes: func() string { return "" }, Last: func(provision.Resource) {}}
+		_, got := j.End(t.Context(), stage.Outcome{}, err)
+		var secret *launch.SecretError
+		if same := got == err; same != errors.As(err, &secret) {
+			t.Errorf("%T: ends with %T", err, got)
+		}
+	}
+}
+
+// Who attaches to a job's run is told that its slices are billed, and until when.
+func TestWhatIsBilledOfARun(t *testing.T) {
+	t.Parallel()
+	all := []tpu.Slice{{Name: "m-0", QueuedResource: "m"}, {Name: "m-1", QueuedResource: "m"}, {Name: "x"}}
+	for _, tt := range []struct {
+		run  string
+		held map[string]lease.Held
+		err  error
+		said string
+	}{
+		{run: "m", said: "queued resource m was made for this run: unless its job still runs somewhere to delete it, it stays and is billed"},
+		{run: "m", held: map[string]lease.Held{"m": {Watched: true, Lease: time.Hour}}, said: "else its workers delete it 1h after the command has ended"},
+		{run: "other"},
+		{run: "m", err: errNo},
+	} {
+		said := &testkit.Recorder{}
+		d := &workers.Reach{Invocation: &stage.Invocation{Sink: said, Clock: gcp.SystemClock}, Cloud: &cloud{gets: []error{tt.err}}}
+		SayBilled(t.Context(), d, tt.run, all, tt.held)
+		if notes := said.Notes(); tt.said == "" && len(notes) > 0 || tt.said != "" && (len(notes) != 1 || !said.Said(event.Warn, tt.said)) {
+			t.Errorf("%s, %v: said %v", tt.run, tt.err, notes)
+		}
+	}
+}
