@@ -1,0 +1,161 @@
+package job
+
+import (
+	"errors"
+	"fmt"
+	"syscall"
+	"testing"
+	"time"
+
+	"multihost/internal/attempt"
+	"multihost/internal/follow"
+	"multihost/internal/launch"
+	"multihost/internal/provision"
+	"multihost/internal/stage"
+	"multihost/internal/testkit"
+	"multihost/internal/tpu"
+	"multihost/internal/workers"
+)
+
+// What an error itself says about the cause is not asked of the cloud.
+func TestACauseThatTheErrorSays(t *testing.T) {
+	t.Parallel()
+	stop := &stage.Interrupted{Signal: syscall.SIGTERM}
+	broken := errors.New("connection lost")
+	for _, tt := range []struct {
+		story      string
+		err, ended error
+		cause      stage.Cause
+		why        string
+	}{
+		{"the command failed", nil, nil, "", ""},
+		{"an error", broken, nil, "", ""},
+		{"an interrupt", stop, stop, stage.UserStop, "terminated (SIGTERM)"},
+		{"an interrupt that another error hides", broken, stop, stage.UserStop, "terminated (SIGTERM)"},
+		{"an interrupt of this attempt alone", fmt.Errorf("follow: %w", stop), nil, stage.UserStop, "terminated (SIGTERM)"},
+		{"no slices", &unready{broken}, nil, stage.Refused, "connection lost"},
+		{"a time that has passed", &stage.Error{Stage: stage.Timeout, Text: "late"}, nil, stage.Refused, "timeout: late"},
+		{"a cause that was raised", &stage.Failure{Cause: stage.Stall, Why: "no step"}, nil, stage.Stall, "no step"},
+		{"a training that stands still", &stage.Error{Stage: stage.Stalled, Text: "no step"}, nil, stage.Refused, "stall: no step"},
+	} {
+		if cause, why := causeIn(tt.err, tt.ended); cause != tt.cause || why != tt.why {
+			t.Errorf("%s: %q, %q; want %q, %q", tt.story, cause, why, tt.cause, tt.why)
+		}
+	}
+}
+
+// What the workers show is judged by the end that is blamed, and by each of them.
+func TestSignsOfTheWorkers(t *testing.T) {
+	t.Parallel()
+	ends := func(exits ...launch.Exit) *follow.Following {
+		f := &follow.Following{Workers: &workers.Connected{IDs: testkit.WorkerIDs(1, len(exits))}}
+		for _, exit := range exits {
+			f.Ends = append(f.Ends, follow.Ending{Known: true, Exit: exit})
+		}
+		return f
+	}
+	lost := ends(launch.Exit{}, launch.Exit{})
+	lost.Ends[1].Err = follow.ErrSliceGone
+	for _, tt := range []struct {
+		story  string
+		follow *follow.Following
+		err    error
+		want   signs
+	}{
+		{"nothing was started", nil, errors.New("no such flag"), signs{final: true}},
+		{"a worker went away before the start", nil, stage.ErrRebooted, signs{lost: true}},
+		{"an exit code", ends(launch.Exit{}, launch.Exit{Code: 3}), nil, signs{}},
+		{"a signal from outside", ends(launch.Exit{}, launch.Exit{Code: 143, Signal: "TERM"}), nil, signs{killed: true}},
+		{"out of memory", ends(launch.Exit{Code: 137, Signal: "KILL", OOM: true}), nil, signs{}},
+		{"somebody stopped it", ends(launch.Exit{Code: 143, Signal: "TERM", Reason: follow.StopBy + "ann@desk"}), nil, signs{stopped: true}},
+		{"a slice is gone", lost, nil, signs{lost: true}},
+		{"a command without a record of its end", ends(launch.Exit{Lost: true}), nil, signs{lost: true}},
+	} {
+		got := (&inquest{follow: tt.follow}).signs(tt.err)
+		if got.why == "" && tt.want != (signs{}) {
+			t.Errorf("%s: nothing says why", tt.story)
+		}
+		got.why = ""
+		if got != tt.want {
+			t.Errorf("%s: %+v, want %+v", tt.story, got, tt.want)
+		}
+	}
+}
+
+// What an earlier runner may have left on the slices protects them, until it is known that
+// there is nothing, or somebody chooses otherwise.
+func TestWhatAnEarlierRunnerMayHaveLeft(t *testing.T) {
+	t.Parallel()
+	mine := func(phase launch.Phase) workers.FoundRun {
+		return workers.FoundRun{Info: launch.Info{Ref: launch.Ref{Run: "m", Attempt: 1}, Phase: phase, Mine: true}}
+	}
+	seen := mine(launch.Exited)
+	seen.Seen = true
+	other := mine(launch.Running)
+	other.Info.Run = "other"
+	here, silent := []error{nil}, []error{errors.New("silent")}
+	from := inheritance{inherited: true}
+	existing := provision.Resource{Life: provision.Active, Slices: make([]tpu.Slice, 1)}
+	for _, tt := range []struct {
+		story             string
+		h                 inheritance
+		lives, logs, asks bool
+		leaves            string
+	}{
+		{"a resource that this command has made", inheritance{}, false, false, false, ""},
+		{"nobody has answered", from.hears("m", nil, silent), true, false, true, "whether the command of an earlier runner lives on it is not known yet"},
+		{"nothing is there", from.hears("m", nil, here), false, false, false, ""},
+		{"another run", from.hears("m", []workers.FoundRun{other}, here), false, false, false, ""},
+		{"it lives", from.hears("m", []workers.FoundRun{mine(launch.Running)}, here), true, true, false, "the command of an earlier runner lives on it, and this command has not taken it over"},
+		{"it has ended", from.hears("m", []workers.FoundRun{mine(launch.Exited)}, here), false, true, false, "the command of an earlier runner has ended on it, and its logs may be not whole here"},
+		{"it has ended, and a user was told", from.hears("m", []workers.FoundRun{seen}, here), false, false, false, ""},
+	} {
+		if tt.h.mayLive() != tt.lives || tt.h.losesLogs(0) != tt.logs || tt.h.losesLogs(1) || tt.h.unasked(existing) != tt.asks {
+			t.Errorf("%s: may live %v, loses logs %v, unasked %v", tt.story, tt.h.mayLive(), tt.h.losesLogs(0), tt.h.unasked(existing))
+		}
+		if got := tt.h.leaves(provision.Active, errors.New("no")); got != tt.leaves {
+			t.Errorf("%s: leaves %q, want %q", tt.story, got, tt.leaves)
+		}
+		for _, chosen := range []error{&stage.Interrupted{Signal: syscall.SIGINT, Answer: stage.Stop}, stage.ErrExpired} {
+			if got := tt.h.leaves(provision.Active, chosen); got != "" {
+				t.Errorf("%s: leaves %q although it is to end", tt.story, got)
+			}
+		}
+		if got := tt.h.leaves(provision.Waiting, errors.New("no")); got != "" {
+			t.Errorf("%s: leaves %q of a place in the queue", tt.story, got)
+		}
+	}
+}
+
+// A stop by somebody else between two attempts ends the run as the stop of a command does.
+func TestAStopBetweenTwoAttempts(t *testing.T) {
+	t.Parallel()
+	l := last{run: "m", err: errors.New("no"), failure: &stage.Failure{Cause: stage.Application}, tried: 1, number: 4}
+	if _, sum, err := l.conclude(); sum != nil || err == nil {
+		t.Errorf("an error: %v, %v", sum, err)
+	}
+	if _, stopped := attempt.Stopped(l.err); stopped {
+		t.Error("an error is no stop")
+	}
+}
+
+func TestWhetherAnotherAttemptFollows(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		story string
+		f     *stage.Failure
+		want  verdict
+	}{
+		{"a success", nil, verdict{}},
+		{"a stop", &stage.Failure{Cause: stage.UserStop}, verdict{}},
+		{"a refusal", &stage.Failure{Cause: stage.Refused}, verdict{}},
+		{"a failure", &stage.Failure{Cause: stage.Application, Code: 1, Ran: time.Hour}, verdict{true, "trying again (restart 1 of 1)"}},
+		{"a loss", &stage.Failure{Cause: stage.Preempted, Ran: time.Hour}, verdict{true, "trying again (loss 1)"}},
+		{"a command that cannot be run", &stage.Failure{Cause: stage.Application, Code: 127}, verdict{text: "no restart: exit code 127 says that the command cannot be run"}},
+	} {
+		r := &runner{books: ledger{Budget: Budget{Restarts: 1, Preemptions: -1}}}
+		if got := r.next(t.Context(), tt.f); got != tt.want {
+			t.Errorf("%s: %+v, want %+v", tt.story, got, tt.want)
+		}
+	}
+}

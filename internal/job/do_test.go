@@ -1,0 +1,185 @@
+package job
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"multihost/internal/attempt"
+	"multihost/internal/event"
+	"multihost/internal/follow"
+	"multihost/internal/gcp"
+	"multihost/internal/launch"
+	"multihost/internal/overssh"
+	"multihost/internal/plan"
+	"multihost/internal/preflight"
+	"multihost/internal/provision"
+	"multihost/internal/record"
+	"multihost/internal/stage"
+	"multihost/internal/testkit"
+	"multihost/internal/testkit/localworker"
+	"multihost/internal/tpu"
+	"multihost/internal/workers"
+)
+
+func TestMain(m *testing.M) {
+	testkit.HearSignals()
+	os.Exit(m.Run())
+}
+
+// A shelf is a provider whose slices are there as soon as they are requested.
+type shelf struct {
+	provision.Provider
+	taken    func() bool // whether the first slices are taken away; nil: they are not
+	readOnly bool        // as of a dry run
+
+	mu       sync.Mutex // guards what follows
+	requests []provision.Request
+	deleted  int
+}
+
+func (s *shelf) Get(_ context.Context, id string) (provision.Resource, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.requests) == s.deleted {
+		return provision.Resource{}, fmt.Errorf("look at %q: %w", id, provision.ErrNotFound)
+	}
+	r := s.requests[len(s.requests)-1]
+	res := provision.Resource{ID: r.ID, Life: provision.Active, State: "ACTIVE", Type: r.Type.Name, NodeCount: 1, Nodes: []string{"m"},
+		Labels: r.Labels, CreateTime: time.Now(), Reclaimable: true, Commands: s.Undoing(id).Commands}
+	one := tpu.Slice{Name: "m", UID: fmt.Sprint(len(s.requests)), State: "READY", Condition: tpu.Usable, Type: r.Type.Name, QueuedResource: r.ID, Workers: make([]tpu.Worker, 1)}
+	if len(s.requests) == 1 && s.taken != nil && s.taken() {
+		res.Life, res.State, one.State, one.Condition = provision.Suspended, "SUSPENDED", "PREEMPTED", tpu.Taken
+	}
+	res.Slices = []tpu.Slice{one}
+	return res, nil
+}
+
+func (s *shelf) Slices(ctx context.Context) ([]tpu.Slice, error) {
+	res, _ := s.Get(ctx, "m")
+	return res.Slices, nil
+}
+
+func (s *shelf) Create(ctx context.Context, r provision.Request) (provision.Resource, bool, error) {
+	if s.readOnly {
+		return provision.Resource{}, false, &gcp.ReadOnlyError{Method: "POST", Body: []byte(`{"node":"m"}`)}
+	}
+	s.mu.Lock()
+	s.requests = append(s.requests, r)
+	s.mu.Unlock()
+	res, err := s.Get(ctx, r.ID)
+	return res, true, err
+}
+
+func (s *shelf) Delete(context.Context, string, provision.DeleteOptions) (bool, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.deleted++
+	return true, nil
+}
+
+func (s *shelf) Undoing(id string, _ ...string) provision.Undoing { return undoing(id) }
+
+// onShelf returns what a job on a shelf needs. Its worker is processes of this machine.
+func onShelf(t *testing.T, script string) (Deps, JobOptions, *shelf, *testkit.Recorder, *localworker.Worker) {
+	t.Helper()
+	dir, said, cloud, machine := t.TempDir(), &testkit.Recorder{}, &shelf{}, localworker.Make(t)
+	code := filepath.Join(dir, "code")
+	testkit.Must(t, os.MkdirAll(code, 0o700))
+	testkit.Must(t, os.WriteFile(filepath.Join(code, "words"), []byte("from the laptop\n"), 0o600))
+	typed := &stage.Invocation{Sink: said, Clock: testkit.NewFastClock()}
+	d := Deps{
+		Reach: &workers.Reach{Invocation: typed, Place: provision.Place{Project: "p", Zone: "z"}, Cloud: cloud, Access: overssh.Access{Login: "ann", RetryFor: time.Minute},
+			Dialer: &localworker.Dialer{Find: func(tpu.Slice, int) (*localworker.Worker, error) { return machine, nil }}},
+		Keeper: &record.Keeper{Of: typed, StateDir: filepath.Join(dir, "state"), Owner: "ann@laptop"},
+	}
+	ty, err := tpu.ParseType("v5litepod-4")
+	testkit.Must(t, err)
+	return d, JobOptions{
+		Request: provision.Request{ID: "m", NodeCount: 1, Type: ty, Labels: map[string]string{provision.LabelRun: "m"}},
+		Run: attempt.Options{Prefix: "m", Run: "m", Dir: code, Script: script, Preflight: "off", NUMA: preflight.NUMAOff, FailFast: true, Grace: 100 * time.Millisecond,
+			SyncTimeout: time.Minute, StartLimit: time.Minute, KillStale: launch.FreeOrphans, Patience: follow.Patience{Lost: time.Hour, Log: time.Hour}, Watch: follow.WatchOptions{StallTimeout: -1}},
+		Budget: Budget{Restarts: 0, Preemptions: 1},
+	}, cloud, said, machine
+}
+
+// output is what this machine has of the output of the attempts.
+func output(d Deps) string {
+	var all strings.Builder
+	paths, _ := filepath.Glob(filepath.Join(d.StateDir, "runs", "m", "*output_*.txt"))
+	more, _ := filepath.Glob(filepath.Join(d.StateDir, "runs", "m", "*", "output_*.txt"))
+	for _, path := range append(paths, more...) {
+		text, _ := os.ReadFile(path)
+		all.Write(text)
+	}
+	return all.String()
+}
+
+func TestAJobMakesItsSlicesAndDeletesThem(t *testing.T) {
+	t.Parallel()
+	d, o, cloud, said, _ := onShelf(t, "cat words")
+	cloud.readOnly = true
+	p, err := PlanJob(t.Context(), d, o)
+	if err != nil || p.Resource.Do != plan.ResourceCreate || string(p.Resource.Request) != `{"node":"m"}` || p.Asked || p.End.Deletes != "m" || len(p.Workers) != 1 {
+		t.Errorf("plan %+v, %v", p, err)
+	}
+	cloud.readOnly = false
+	out, err := Job(t.Context(), d, o)
+	if err != nil || out.Code != 0 || len(cloud.requests) != 1 || cloud.deleted != 1 || output(d) != "from the laptop\n" {
+		t.Errorf("%+v, %v; %d requests, %d deletions; output %q", out, err, len(cloud.requests), cloud.deleted, output(d))
+	}
+	if !said.Said(event.Info, "and its slices are deleted: nothing of this job is billed") {
+		t.Errorf("said %v", said.Notes())
+	}
+}
+
+// A loss is paid for by the budget, and the command starts again on new slices.
+func TestAJobGoesOnAfterALoss(t *testing.T) {
+	t.Parallel()
+	d, o, cloud, said, machine := onShelf(t, "if [ -e ~/second ]; then echo again; else touch ~/second; kill -TERM $$; fi")
+	cloud.taken = func() bool {
+		_, err := os.Stat(filepath.Join(machine.Home, "second"))
+		return err == nil
+	}
+	out, err := Job(t.Context(), d, o)
+	if err != nil || out.Code != 0 || len(cloud.requests) != 2 || cloud.deleted != 2 || !strings.Contains(output(d), "again\n") {
+		t.Errorf("%+v, %v; %d requests, %d deletions; output %q; said %v", out, err, len(cloud.requests), cloud.deleted, output(d), said.Notes())
+	}
+	var ends []string
+	for _, e := range said.Events() {
+		if end, ok := e.(event.AttemptEnd); ok {
+			ends = append(ends, strings.Join(strings.Fields(fmt.Sprintf("%d %v %s %v", end.Attempt, end.OK, end.Cause, end.Again)), " "))
+		}
+	}
+	if got, want := strings.Join(ends, ", "), "1 false preempted true, 2 true false"; got != want {
+		t.Errorf("attempts ended %q, want %q", got, want)
+	}
+}
+
+// A failure of the command is no loss: it is not started again without a budget for it,
+// and its slices stay if the user wants to look at them.
+func TestAJobWhoseCommandFails(t *testing.T) {
+	t.Parallel()
+	d, o, cloud, said, _ := onShelf(t, "exit 3")
+	o.KeepOnFailure = true
+	out, err := Job(t.Context(), d, o)
+	if err != nil || out.Code != 3 || len(cloud.requests) != 1 || cloud.deleted != 0 || !said.Said(event.Warn, "stays (--keep-on-failure)") {
+		t.Errorf("%+v, %v; %d requests, %d deletions; said %v", out, err, len(cloud.requests), cloud.deleted, said.Notes())
+	}
+	// A run on the slices that stayed, with a budget.
+	o.Run.Run, o.Run.MaxRestarts = "again", 1
+	o.Run.Script = "if [ -e ~/second ]; then exit 0; else touch ~/second; exit 4; fi"
+	p, err := PlanRun(t.Context(), d, o.Run)
+	if err != nil || p.Limits.Restarts != 1 || len(p.Workers) != 1 {
+		t.Errorf("plan %+v, %v", p, err)
+	}
+	out, err = Run(t.Context(), d, o.Run)
+	if err != nil || out.Code != 0 {
+		t.Errorf("%+v, %v; said %v", out, err, said.Notes())
+	}
+}
