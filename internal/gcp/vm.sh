@@ -122,6 +122,7 @@ delete_resource() {
     why='the terms name another resource to delete: it stays'
   elif ! api GET "$read"; then
     why="it cannot be read: $why"
+    if [[ $status == 404 ]]; then why=''; fi # it is gone, and the next one's turn
   elif ! json_strings "$reply" "$proof_path" || [[ $reply =~ ^[[:space:]]*\{[[:space:]]*\}[[:space:]]*$ ]]; then
     why='it cannot be read: the answer is no JSON object'
   elif ! all_are "$proof_value"; then
@@ -129,7 +130,7 @@ delete_resource() {
     return 1
   elif [[ $going_path ]] && json_strings "$reply" "$going_path" && all_are "$going_value"; then
     : # it is being deleted already
-  elif api "$method" "$url"; then
+  elif api "$method" "$url" || [[ $status == 404 ]]; then
     why=''
   fi
   return 0

@@ -50,6 +50,7 @@ func TestABrokenAnswerOnAWorkerIsNone(t *testing.T) {
 		{"ours, and the terms delete another one", strings.Replace(dies, "q?force", "other?force", 1), ours, false, "rc=0 status= reply= why=the terms name another resource to delete: it stays", false},
 		{"ours, and the terms have no proof", strings.Replace(dies, `"r\"`, `"\"`, 1), ours, false, "rc=0 status= reply= why=it stays: the terms do not say how it is deleted", false},
 		{"ours, and there are no terms", "delete_resource x", ours, false, "rc=0 status= reply= why=it stays: the terms do not say how it is deleted", false},
+		{"what is gone, and then ours", strings.Replace(strings.ReplaceAll(dies, "$url/q", "$url/gone"), "delete_resource", "delete_resources", 1) + strings.TrimPrefix(dies, "delete_resource"), ours, false, "rc=0 status=200 ", true},
 		{"ours, deleted already", dies, changed("ACTIVE", "DELETING"), false, "rc=0 status=200 ", false},
 	} {
 		t.Run(row.story, func(t *testing.T) {
@@ -63,6 +64,10 @@ func TestABrokenAnswerOnAWorkerIsNone(t *testing.T) {
 				mu.Lock()
 				asked = append(asked, r.Method+" "+r.URL.Path)
 				mu.Unlock()
+				if r.URL.Path == "/gone" {
+					http.NotFound(w, r)
+					return
+				}
 				if row.cut {
 					w.Header().Set("Content-Length", fmt.Sprint(len(row.answer)+100))
 				}
