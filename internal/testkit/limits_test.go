@@ -2,7 +2,6 @@ package testkit_test
 
 import (
 	"bytes"
-	"fmt"
 	"go/ast"
 	"go/parser"
 	"go/token"
@@ -23,21 +22,6 @@ const (
 	mostLines      = 4000
 )
 
-// aboveComplexity, aboveMethods and aboveLines list what is above its limit today. A figure
-// here may only go down: code that grows fails the test, and so does code that shrinks while
-// its figure stays. Lines stand here in full hundreds.
-var (
-	aboveComplexity = map[string]int{}
-	aboveMethods    = map[string]int{}
-	aboveLines      = map[string]int{
-		"cmd/multihost": 5600,
-	}
-)
-
-// moving are the packages that are taken apart in several steps. Their figures may be lower
-// than those of the lists.
-var moving = []string{"cmd/multihost"}
-
 // TestLimits checks how large a function, a type and a package may be. It reads the files of
 // every system, not of this one alone.
 func TestLimits(t *testing.T) {
@@ -45,45 +29,13 @@ func TestLimits(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, l := range []limit{
-		{"cyclomatic complexity", mostComplexity, 1, aboveComplexity},
-		{"methods", mostMethods, 1, aboveMethods},
-		{"lines of Go", mostLines, 100, aboveLines},
-	} {
-		for _, fault := range l.faults(m[l.what]) {
-			t.Errorf("%s: %s", l.what, fault)
+	for what, most := range map[string]int{"cyclomatic complexity": mostComplexity, "methods": mostMethods, "lines of Go": mostLines} {
+		for _, name := range slices.Sorted(maps.Keys(m[what])) {
+			if n := m[what][name]; n > most {
+				t.Errorf("%s: %s has %d, at most %d are allowed", what, name, n, most)
+			}
 		}
 	}
-}
-
-// A limit is the most that something may count.
-type limit struct {
-	what  string
-	most  int
-	step  int            // the unit in which a figure of above is written
-	above map[string]int // what is above the limit today, by name
-}
-
-// faults returns what breaks the limit: a count that is too high, and a figure in the list
-// that is higher than its count.
-func (l limit) faults(counts map[string]int) (faults []string) {
-	names := maps.Clone(l.above)
-	maps.Copy(names, counts)
-	for _, name := range slices.Sorted(maps.Keys(names)) {
-		n, listed := counts[name], l.above[name]
-		pkg, _, _ := strings.Cut(name, " ")
-		figure := (n + l.step - 1) / l.step * l.step
-		switch {
-		case n > max(l.most, listed):
-			faults = append(faults, fmt.Sprintf("%s has %d, at most %d are allowed", name, n, max(l.most, listed)))
-		case listed == 0 || slices.Contains(moving, pkg):
-		case n <= l.most:
-			faults = append(faults, fmt.Sprintf("%s has %d: take it off the list", name, n))
-		case figure < listed:
-			faults = append(faults, fmt.Sprintf("%s has %d: write %d instead of %d into the list", name, n, figure, listed))
-		}
-	}
-	return faults
 }
 
 // measure counts what is in the Go files below root that are not tests, by limit and name. A
@@ -191,33 +143,5 @@ func TestComplexity(t *testing.T) {
 		if got := complexity(file.Decls[0]); got != tt.want {
 			t.Errorf("%s: %d, want %d", tt.body, got, tt.want)
 		}
-	}
-}
-
-func TestFaultsOfALimit(t *testing.T) {
-	l := limit{what: "lines", most: 4000, step: 100, above: map[string]int{"internal/a": 5000, "cmd/multihost": 9000}}
-	for _, tt := range []struct {
-		name  string
-		lines int
-		want  string // what the faults have, "" for none
-	}{
-		{"internal/b", 4000, ""},
-		{"internal/b", 4001, "internal/b has 4001, at most 4000"},
-		{"internal/a", 5001, "internal/a has 5001, at most 5000"},
-		{"internal/a", 4901, ""},
-		{"internal/a", 4900, "write 4900 instead of 5000"},
-		{"internal/a", 3900, "take it off the list"},
-		{"cmd/multihost", 8000, ""},
-		{"cmd/multihost", 3000, ""},
-		{"cmd/multihost", 9001, "at most 9000"},
-	} {
-		counts := map[string]int{"internal/a": 5000, tt.name: tt.lines}
-		got := strings.Join(l.faults(counts), "\n")
-		if (got == "") != (tt.want == "") || !strings.Contains(got, tt.want) {
-			t.Errorf("%s of %d lines: %q, want %q", tt.name, tt.lines, got, tt.want)
-		}
-	}
-	if got := l.faults(nil); len(got) != 1 || !strings.Contains(got[0], "take it off the list") {
-		t.Errorf("of a package that is gone: %q", got)
 	}
 }
