@@ -111,14 +111,20 @@ func (s sight) judge() state {
 		s.waits(&st)
 	case fails != "" && up < size:
 		st.fail(code, fails)
-	case len(s.vms) == 0 && (topology == "INCOMPLETE" || topology == "DEACTIVATING"):
-		st.life, st.word, st.by = provision.Suspended, wordGone, "a user or Google"
 	case len(s.vms) == 0:
-		st.life, st.word = provision.Requested, wordRequested
+		st.withoutVMs(topology)
 	default:
 		s.interrupted(&st, topology)
 	}
 	return st
+}
+
+// withoutVMs describes a group that has no VMs: none yet, or none any more.
+func (st *state) withoutVMs(topology string) {
+	st.life, st.word = provision.Requested, wordRequested
+	if topology == "INCOMPLETE" || topology == "DEACTIVATING" {
+		st.life, st.word, st.by = provision.Suspended, wordGone, "a user or Google"
+	}
 }
 
 // fail makes st that of a slice which does not come up any more.
