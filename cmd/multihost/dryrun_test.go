@@ -486,7 +486,7 @@ var nameOfStart = regexp.MustCompile(`claim=[a-z0-9-]+`)
 // momentOfStart matches the time of the request, which differs between runs.
 var momentOfStart = regexp.MustCompile(`(asked|requested)=[0-9]+`)
 
-// requested requires that the queued resource was asked for as planned.
+// requested fails the test unless the request was the planned one.
 func (r *rehearsal) requested(p plan.Plan, since int) {
 	r.Helper()
 	for _, q := range r.server.Requests()[since:] {

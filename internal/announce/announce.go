@@ -175,8 +175,8 @@ func MTUFor(ctx context.Context, d Deps, r provision.Request, made *network.Opti
 	return settings.WarnOfMTU(ctx, d, r)
 }
 
-// isThere reports whether the queued resource exists and is not being deleted. Where the
-// answer is a refusal, the request itself gets the better explained one.
+// isThere reports whether the resource exists and is not being deleted. If the provider
+// refuses the question, the request itself gets a refusal with a better explanation.
 func isThere(ctx context.Context, d Deps, id string) (bool, error) {
 	res, err := d.Cloud.Get(ctx, id)
 	switch gcp.ClassOf(err) {
@@ -189,8 +189,9 @@ func isThere(ctx context.Context, d Deps, id string) (bool, error) {
 	return err == nil && res.Life != provision.Deleting, nil
 }
 
-// AskFor announces the request of a command that only makes slices, and has it confirmed.
-// It announces nothing if the resource exists: then nothing is asked for.
+// AskFor announces the request of a command that only makes slices, and has it
+// confirmed. It announces nothing if the resource exists, because then there is no
+// request.
 func AskFor(ctx context.Context, d Deps, r provision.Request) error {
 	there, mtu, err := Outlook(ctx, d, r, nil)
 	if err != nil || there {

@@ -118,7 +118,8 @@ func TestWhatEndsTheBill(t *testing.T) {
 	}
 }
 
-// Only what is not there is asked for. Whoever may not look is told more by the request.
+// Only a resource that does not exist is announced. If the user may not look, the error
+// of the request says more.
 func TestWhetherAResourceIsThere(t *testing.T) {
 	t.Parallel()
 	away := &gcp.Error{Class: gcp.Unavailable}

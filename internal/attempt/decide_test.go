@@ -25,8 +25,8 @@ func deciderFor(t *testing.T, o Options, ids []tpu.WorkerID) *decider {
 	return &decider{Run: &Run{Deps: d, O: o}, history: &History{}, workers: &workers.Connected{IDs: ids}, yields: true}
 }
 
-// A living command is taken over only as what it is: the same words in a virtual
-// environment and without one are two commands.
+// A running command is taken over only if it is the same: the same words with and
+// without a virtual environment are two commands.
 func TestSameCommand(t *testing.T) {
 	for _, tt := range []struct {
 		story             string
@@ -118,8 +118,8 @@ func TestAStopEndsTheRunnersBeforeIt(t *testing.T) {
 	}
 }
 
-// An attempt that only could not be reached is followed on when it can be again;
-// one of which anything is gone is replaced.
+// An attempt that was only unreachable is followed again when it can be reached. An
+// attempt of which a part is gone is replaced.
 func TestAnAttemptThatWentOnIsFollowedOn(t *testing.T) {
 	info := func(phase launch.Phase) launch.Info {
 		return launch.Info{Ref: launch.Ref{Run: "r", Attempt: 2}, Phase: phase, Mine: true, Command: "train"}
@@ -127,7 +127,7 @@ func TestAnAttemptThatWentOnIsFollowedOn(t *testing.T) {
 	for _, tt := range []struct {
 		story    string
 		found    workers.FoundRun
-		known    bool // how it ended, or what else became of it
+		known    bool // how it ended, or what else happened to it
 		followed bool
 		evicted  bool
 	}{
@@ -151,8 +151,9 @@ func TestAnAttemptThatWentOnIsFollowedOn(t *testing.T) {
 	}
 }
 
-// An attempt on slices that were made since this runner began its last one is another
-// runner's, even if its number is the same: it is taken over, and nothing is stopped.
+// If the slices were made after this runner began its last attempt, an attempt on them
+// belongs to another runner, even if its number is the same. It is taken over, and
+// nothing is stopped.
 func TestAnAttemptOfAnotherRunnerIsKnownByItsSlices(t *testing.T) {
 	found := workers.FoundRun{Info: launch.Info{Ref: launch.Ref{Run: "r", Attempt: 1}, Phase: launch.Running, Mine: true, Command: "train"}, Workers: testkit.WorkerIDs(2, 1)}
 	slices := func(uids ...string) (all []tpu.Slice) {

@@ -166,8 +166,8 @@ func (r *Run) ChecksDone() {
 	}
 }
 
-// scan reads the directory before anything is asked of the cloud, so that a local
-// mistake costs nothing.
+// scan reads the directory before any request to the cloud, so that a local mistake
+// costs nothing.
 func (r *Run) scan(ctx context.Context) error {
 	if r.O.UseExisting {
 		return nil

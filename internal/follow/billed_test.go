@@ -6,8 +6,8 @@ import (
 	"multihost/internal/tpu"
 )
 
-// What slices cost is that of the tier that this command asked for; of others the price is
-// that on demand.
+// The price is that of the tier that this command requested. Slices of others have the
+// price on demand.
 func TestWhatSlicesAreBilled(t *testing.T) {
 	t.Parallel()
 	slice := func(accelerator, zone string) tpu.Slice {

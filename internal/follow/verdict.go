@@ -82,7 +82,7 @@ func outOfBoundMemory(exit launch.Exit, wrap []string) bool {
 
 // Advice about a command that leaves its work in the background.
 const (
-	backgroundCure         = foregroundCure + "; what leaves a run going on without this machine is --detach"
+	backgroundCure         = foregroundCure + "; to leave a run going without this machine, use --detach"
 	foregroundCure         = "keep the training in the foreground, without nohup, & and tmux new -d"
 	BackgroundCureDetached = foregroundCure + ": the job goes on without this machine"
 )
@@ -92,7 +92,7 @@ const (
 func SayExcused(sink event.Sink, sum *event.Summary, workers string) {
 	sum.Text = fmt.Sprintf("run %s completed; unclean exit on %s after worker 0 had succeeded", sum.Run, workers)
 	event.Notef(sink, event.Warn, "to make it a failure: --strict-exit",
-		"%s failed within a minute after worker 0 had succeeded, by SIGABRT or by words of the distributed runtime: taken for the training's tail", workers)
+		"%s failed within a minute after worker 0 had succeeded, by SIGABRT or with words of the distributed runtime: excused as the training's tail", workers)
 }
 
 // SayLeftBehind makes the processes that the command left in the background the

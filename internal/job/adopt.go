@@ -275,7 +275,8 @@ func (q *queued) othersLive(ctx context.Context) bool {
 	runs, _ := t.Runs(ctx)
 	return slices.ContainsFunc(runs, func(f workers.FoundRun) bool {
 		taken := f.Info.Attempt <= q.mine.Last && slices.ContainsFunc(f.Workers, func(id tpu.WorkerID) bool { return q.mine.HasBegunOn(sel.Slices[id.Slice].UID) })
-		// What this runner began before its start failed is its own.
+		// If this runner began the attempt before its start failed, the attempt
+		// is its own.
 		return f.Info.Alive() && (f.Info.Run != q.o.Run.Run || f.Info.Owner != q.Owner && !taken)
 	})
 }

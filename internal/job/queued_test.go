@@ -296,8 +296,8 @@ func TestTheTimeOfARequestIsWaitedForOnce(t *testing.T) {
 	}
 }
 
-// A request whose answer was lost may have made something: where that cannot be
-// read, it is said.
+// A request whose answer was lost may have made slices. If the job cannot find out, it
+// says so.
 func TestWhatMayExistIsSaid(t *testing.T) {
 	for _, tt := range []struct {
 		err  error
@@ -317,9 +317,10 @@ func TestWhatMayExistIsSaid(t *testing.T) {
 	}
 }
 
-// Before the first request the user is told and asked, before a further one for the same
-// neither. A job that has taken over slices and loses them tells what it asks for then, and
-// asks nobody, who may be asleep.
+// Before the first request the user is told the price and asked. Before a further
+// request for the same slices neither happens. A job that loses slices which it has
+// taken over says what it requests then. It asks nobody, because the user may be
+// asleep.
 func TestARequestIsAnnouncedAndConfirmedOnce(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {

@@ -135,7 +135,7 @@ func (l *Lease) tell(t *workers.Connected, errs, rights, apart []error) {
 			"after a reboot a worker does not watch them until this machine reaches it again. If this machine dies and all workers reboot, the slices are billed on", name)
 	}
 	if l.holds && l.terms.Lease > 0 {
-		tell(event.Info, "", "if this machine is not heard of, the workers delete %s %s after the command has ended (--lease)", name, stage.AsTyped(l.terms.Lease))
+		tell(event.Info, "", "if this machine is gone, the workers delete %s %s after the command has ended (--lease)", name, stage.AsTyped(l.terms.Lease))
 	}
 	if !l.expires.IsZero() {
 		tell(event.Info, "", "%s is deleted at %s whatever runs (--ttl=%s)", name, l.expires.Format("Mon 15:04:05"), stage.AsTyped(l.terms.TTL))

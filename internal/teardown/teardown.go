@@ -61,7 +61,7 @@ func (j *Job) End(ctx context.Context, out stage.Outcome, runErr error) (stage.O
 	case gcp.ClassOf(err) == gcp.NotFound:
 		hint := ""
 		if runErr != nil && j.Lease > 0 {
-			hint = fmt.Sprintf("where no user deleted it, its workers did, since this machine was asleep or cut off for %s (--lease) and longer", stage.AsTyped(j.Lease))
+			hint = fmt.Sprintf("if no user deleted it, its workers did, because this machine was asleep or cut off for longer than %s (--lease)", stage.AsTyped(j.Lease))
 		}
 		event.Notef(j.Sink, event.Info, hint, "%s is gone: nothing of this job is billed", j.name())
 		return out, runErr

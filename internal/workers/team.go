@@ -70,7 +70,7 @@ func (t *Connected) Targets(port int) []codesync.Target {
 		if host := t.Address(i); host != "" {
 			all[i].Addr = net.JoinHostPort(host, strconv.Itoa(cmp.Or(t.Slice(i).Workers[id.Worker].Port, port)))
 		}
-		if t.HangUp != nil && !t.IsAway(i) { // who is away gets nothing
+		if t.HangUp != nil && !t.IsAway(i) { // workers that are away get nothing
 			all[i].Conn = t.Conns[i]
 		}
 	}
