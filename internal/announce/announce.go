@@ -1,5 +1,11 @@
 // Package announce says what a command is about to request: slices, their price, what ends
 // the bill, and whether their workers may delete them. It has the user confirm it.
+//
+// # Decisions
+//
+//   - The price is told before the request, and only if something is requested. A
+//     further request for the same, after a loss, tells nothing. --confirm asks once,
+//     and never after the slices have existed, because then nobody may be there.
 package announce
 
 import (

@@ -1,6 +1,18 @@
 // Package attempt makes one attempt of a run on workers that are connected. It decides by
 // reading only, which a dry run shows. Then it prepares the workers, starts the command on
 // all of them or on none, and follows it.
+//
+// # Decisions
+//
+//   - A dry run makes the same Decision as the run, from reads alone. A run carries it
+//     out; a plan shows it. What only a worker can tell (missing files, settings,
+//     holders of the TPU) is asked by the same operations in a form that only looks.
+//     gcp.Config.ReadOnly and sshfan.Config.ReadOnly refuse everything else.
+//   - Operations that may be done twice (check, preflight, freeing the TPU) are
+//     repeated when the connection breaks. A worker whose boot id has changed since
+//     the preflight stops the start, because its settings are gone.
+//   - MULTIHOST_WORKER_IP is in the command's environment, because workers that talk
+//     to each other need their own address.
 package attempt
 
 import (

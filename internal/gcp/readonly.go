@@ -10,11 +10,6 @@ import (
 	"multihost/internal/fault"
 )
 
-// A dry run makes the same decision as the run, from reads alone: a run carries the
-// decision out, a plan shows it. What only a worker knows is asked by the same operations
-// in a form that only looks. So a dry run needs clients that cannot change anything, this
-// one and the connections to workers, and the request that was refused is what it shows.
-
 // A ReadOnlyError is a request that a Client with Config.ReadOnly did not send,
 // because it could have changed something. It is never retried.
 type ReadOnlyError struct {

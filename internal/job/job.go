@@ -2,6 +2,24 @@
 // does so on slices that exist. Job creates the slices first and deletes them afterwards.
 //
 // The workers and the cloud hold the truth: local files only save requests.
+//
+// # Decisions
+//
+//   - A lock in runners/ of the state directory, which ends with its process, allows
+//     one runner of a job on a machine. Between two machines the workers' lock
+//     decides. The runner that was not first waits a random time, looks again, and
+//     follows what was started.
+//   - Why an attempt failed is judged after the cloud's state has settled. If a worker
+//     was lost, or TERM or KILL ended a command, the API is asked for up to a minute,
+//     because VMs learn of their end before the API shows it. A loss counts against
+//     --max-preemptions, a failure of the command against --max-restarts.
+//   - What a user takes away is not made again: a resource that somebody deletes, or
+//     whose slices a user deletes, ends the job.
+//   - A job waits for the API if it has slices or had some: it could not carry out any
+//     decision without the API, deletion included.
+//   - An attempt that was lost because no worker could be reached is taken over again
+//     if it still runs on all of them: the network may have been away, and not the
+//     workers.
 package job
 
 import (

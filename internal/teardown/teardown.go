@@ -1,6 +1,12 @@
 // Package teardown deletes the slices of a job at its end, or says why they stay and how
 // to delete them. It decides by what the cloud says now, and deletes nothing that the job
 // did not make.
+//
+// # Decisions
+//
+//   - A job deletes only what jobs of its name made, by the label multihost-job. So a
+//     job that is typed again after its runner died deletes what that runner made.
+//     Another resource that fits is used, kept and named.
 package teardown
 
 import (
