@@ -32,8 +32,9 @@ func (h *History) begun(attempt int, slices []record.Slice) {
 // HasBegunOn reports whether the last attempt runs on the slice of this id.
 func (h *History) HasBegunOn(slice string) bool { return slices.Contains(h.on, slice) }
 
-// elsewhere reports whether the attempt that this runner began last ran on none of these
-// slices. Whatever runs on them is then another runner's, whatever its number.
+// elsewhere reports whether the attempt that this runner began last ran on none of
+// these slices. Then any attempt on them belongs to another runner, whatever its
+// number.
 func (h *History) elsewhere(on []tpu.Slice) bool {
 	ids := record.SliceIDs(record.SlicesOf(on))
 	return len(ids) > 0 && !slices.ContainsFunc(ids, h.HasBegunOn)

@@ -137,7 +137,7 @@ func TestAConnectionThatBreaks(t *testing.T) {
 	}
 }
 
-// What ends a following, and whether the command lives on.
+// The events that end a following, and whether the command goes on.
 func TestWhatEndsAFollowing(t *testing.T) {
 	for _, tt := range []struct {
 		story  string

@@ -71,9 +71,9 @@ func (o *outage) end() (news bool) {
 	return true
 }
 
-// report returns what is to be said about the outage now: a text with %s for the worker,
-// or that the worker is followed again. A worker's outages are reported at most once a
-// minute, and a long one again each time its length has doubled.
+// report returns the text about the outage that is due now, with %s for the worker, or
+// reports that the worker is followed again. A worker's outages are reported at most
+// once a minute, and a long one again each time its length has doubled.
 func (o *outage) report(now time.Time, limit time.Duration) (text string, back bool) {
 	away := now.Sub(o.begin)
 	switch {

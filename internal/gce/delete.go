@@ -15,7 +15,7 @@ import (
 // DefaultDeleteLimit is how long Delete waits if its options give no limit.
 const DefaultDeleteLimit = 30 * time.Minute
 
-// reissueAfter is how long a deletion may show no effect before it is asked for again.
+// reissueAfter is how long a deletion may show no effect before it is repeated.
 const reissueAfter = 30 * time.Second
 
 // Delete implements provision.Provider: it deletes the groups with their VMs, and when they
@@ -117,8 +117,9 @@ func (p *Provider) remove(ctx context.Context, id, phase string, limit time.Dura
 	}
 }
 
-// removeOnce asks for the deletion of the parts whose turn it is. left names a part that
-// exists; "": all are gone. asked holds when the deletion of a group was asked for.
+// removeOnce requests the deletion of the parts whose turn it is. left names a part
+// that exists; "": all are gone. asked has the time at which the deletion of each group
+// was requested.
 func (p *Provider) removeOnce(ctx context.Context, id string, asked map[string]time.Time) (left string, err error) {
 	all, err := p.calls.Groups(ctx)
 	if err != nil {

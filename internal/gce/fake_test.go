@@ -22,8 +22,8 @@ import (
 
 type object = map[string]any
 
-// A fake answers as Compute Engine does, as far as these tests ask. What becomes of the VMs
-// of a group is up to the test.
+// A fake answers as Compute Engine does, as far as these tests need. The test decides
+// what happens to the VMs of a group.
 type fake struct {
 	*gce.Provider
 	t    *testing.T
@@ -130,7 +130,7 @@ func (f *fake) read(w http.ResponseWriter, at string) {
 	answer(w, f.things[at])
 }
 
-// change does what was asked, and answers if it cannot.
+// change carries out the request, and answers if it cannot.
 func (f *fake) change(w http.ResponseWriter, r *http.Request, at string) bool {
 	var body object
 	_ = json.NewDecoder(r.Body).Decode(&body)

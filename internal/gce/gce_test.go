@@ -69,8 +69,8 @@ func TestCreateUseDelete(t *testing.T) {
 	}
 }
 
-// Whatever call of a creation is the last one, and whether or not its answer arrives: what is
-// repeated makes what is missing, once.
+// A creation may stop after any call, with or without its answer. A repetition makes
+// the missing parts, once.
 func TestCreateGoesOn(t *testing.T) {
 	for n := range len(made) {
 		for _, did := range []bool{false, true} {
@@ -190,7 +190,7 @@ func TestAZoneWithoutTheMachineTypeIsTold(t *testing.T) {
 	}
 }
 
-// Without quota nothing helps: it is told at once, and once.
+// Without quota nothing helps. The error comes at once, and once.
 func TestQuotaIsToldAtOnce(t *testing.T) {
 	f := start(t)
 	_, _, err := f.Create(t.Context(), request(t))
@@ -231,7 +231,7 @@ func TestASliceWithoutOrderIsNotReady(t *testing.T) {
 			t.Errorf("got %v, %q", ok, why)
 		}
 	}
-	// What the API shows in the metadata is read there.
+	// Values that the API shows in the metadata are read there.
 	vm := f.things["zones/us-east5-a/instances/m-1-0000"]["metadata"].(object)
 	vm["items"] = []any{object{"key": "agent-worker-number", "value": "0"}, object{"key": "worker-network-endpoints", "value": "m-1-0000,m-1-0001"}}
 	res, err = f.Get(t.Context(), "m")
@@ -254,8 +254,8 @@ func TestSlicesOfOthers(t *testing.T) {
 	}
 }
 
-// A deletion that has no effect is asked for again, and says what is left when its time is
-// over.
+// A deletion without effect is repeated. When its time has passed, the error says what
+// is left.
 func TestDeleteUntilGone(t *testing.T) {
 	f := start(t)
 	_, _, err := f.Create(t.Context(), request(t))
@@ -354,7 +354,7 @@ func TestRestartResetsAllVMs(t *testing.T) {
 	}
 }
 
-// What workers delete is what the API shows to be of the run.
+// Workers delete only what the API shows as part of the run.
 func TestUndoing(t *testing.T) {
 	f := start(t)
 	_, _, err := f.Create(t.Context(), request(t))

@@ -80,7 +80,7 @@ func TestBodies(t *testing.T) {
 	}
 }
 
-// What the tier, the reservation and the settings change in a template.
+// The effects of the tier, the reservation and the settings on a template.
 func TestTiers(t *testing.T) {
 	const hour = time.Hour
 	for name, c := range map[string]struct {

@@ -107,7 +107,7 @@ var otherWords = map[string][]string{
 	"firewall": {"network firewall"}, "cleanup": {"gc"}, "check": {"doctor"}, "diagnose": {"doctor"}, "simulator": {"sim"},
 }
 
-// CommandGroups are the commands by what one wants to do, those that few need last.
+// CommandGroups are the commands by purpose; rarely needed ones come last.
 var CommandGroups = []cmdline.CommandGroup{
 	{Title: "make slices", Commands: []string{"network", "qr"}},
 	{Title: "run a command on all workers", Commands: []string{"run", "job"}},

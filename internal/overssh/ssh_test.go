@@ -25,7 +25,7 @@ import (
 	"multihost/internal/tpu"
 )
 
-// A cloud has fixed slices, and notes what is asked.
+// A cloud has fixed slices, and notes the requests.
 type cloud struct {
 	testkit.FixedSlices
 	mu       sync.Mutex
@@ -65,7 +65,7 @@ func slice(name, uid string, workers ...tpu.Worker) tpu.Slice {
 	return tpu.Slice{Name: name, UID: uid, State: "READY", Condition: tpu.Usable, Workers: workers}
 }
 
-// banner listens as an SSH server that says no more than that it is one.
+// banner listens as an SSH server that sends its version and nothing more.
 func banner(t *testing.T) (port int) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -168,7 +168,7 @@ func TestAddressOfAWorker(t *testing.T) {
 	}
 }
 
-// The address is asked for again when a worker is dialled again, by one call for all.
+// When workers are dialled again, one call asks for the addresses of all.
 func TestAddressesAfterAReboot(t *testing.T) {
 	old := slice("t", "1", tpu.Worker{Internal: "10.0.0.1"}, tpu.Worker{Internal: "10.0.0.2"})
 	moved := slice("t", "1", tpu.Worker{Internal: "10.0.0.9"}, tpu.Worker{Internal: "10.0.0.8"})

@@ -59,7 +59,7 @@ type Plan struct {
 	Cost   CostPlan `json:"cost"`
 }
 
-// What a command does with a queued resource.
+// The changes that a command makes to a resource.
 const (
 	ResourceCreate   = "create"
 	ResourceUse      = "use"      // it exists and matches the request

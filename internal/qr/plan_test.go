@@ -14,7 +14,7 @@ import (
 	"multihost/internal/testkit"
 )
 
-// What a dry run shows is what would be done, and nothing is done.
+// A dry run shows what the command would do, and does nothing.
 func TestPlans(t *testing.T) {
 	c := start(t, sim.Config{})
 	dry := qr.New(gcp.New(gcp.Config{

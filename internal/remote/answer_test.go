@@ -31,7 +31,7 @@ func FuzzClock(f *testing.F) {
 	})
 }
 
-// A person is told the cause, and not that another program has noticed it.
+// The user is told the cause, and not the complaint of another program about it.
 func TestTroubleIsTheCause(t *testing.T) {
 	t.Parallel()
 	const cause = "head: write error: No space left on device"

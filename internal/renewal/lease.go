@@ -29,7 +29,7 @@ type Deps struct {
 	Agents program.Set // what runs on workers where no runner does
 }
 
-// Terms are what the workers of a job are told, and what follows from it here.
+// Terms are the terms that the workers of a job get, and their consequences here.
 type Terms struct {
 	lease.Terms
 	Boot    time.Duration // how long the slices of a next attempt may take to answer
@@ -143,8 +143,9 @@ func (l *Lease) tell(t *workers.Connected, errs, rights, apart []error) {
 	l.told += b.String()
 }
 
-// unwatched says what happens if this machine dies to a resource that workers do not watch
-// because of why. s is one of its slices: only with our startup script a guard is there.
+// unwatched says what happens to a resource if this machine dies and its workers do not
+// watch it. why is the reason. s is one of its slices: a guard exists only with our
+// startup script.
 func unwatched(who, resource, why string, s tpu.Slice) string {
 	if _, guarded := lease.ReadTerms(s.Metadata); guarded {
 		return fmt.Sprintf("%s: no watch runs there: %s; if this machine dies, the guard in the startup script deletes %s in its place", who, why, resource)

@@ -668,8 +668,8 @@ func TestASliceIsNotMade(t *testing.T) {
 	_, op := r.call("POST", groupsPath, groupOf("g", 2))
 	r.eventually("failed operation", inZone+"/operations/"+op["name"].(string), func(m map[string]any) bool { return at(m, "error", "errors", 0, "message") == "no" })
 	r.refused("GET", groupsPath+"/g", "", 404, "")
-	// An answer that is lost: who asks again under the same id gets the operation of the
-	// first time.
+	// After a lost answer, a repetition with the same id gets the operation of the
+	// first request.
 	inject(t, s, "drop-reply method=POST path=*/instanceGroupManagers")
 	const once = groupsPath + "?requestId=0a1b2c3d-0000-4000-8000-000000000003"
 	if resp, err := http.Post(r.url+once, "application/json", strings.NewReader(groupOf("g", 2))); err == nil {

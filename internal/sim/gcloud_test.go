@@ -392,7 +392,7 @@ func TestGcloudMakesASliceOnComputeEngine(t *testing.T) {
 	}
 }
 
-// What gcloud says when Compute Engine refuses is what the API says.
+// When Compute Engine refuses, gcloud shows the text of the API.
 func TestGcloudShowsRefusalsOfComputeEngine(t *testing.T) {
 	t.Parallel()
 	testkit.NeedGcloud(t)

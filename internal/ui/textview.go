@@ -9,7 +9,7 @@ import (
 	"multihost/internal/tpu"
 )
 
-// A textView shows a run to people. What it holds is guarded by screen.mu.
+// A textView shows a run to people. screen.mu guards its fields.
 type textView struct {
 	*screen
 	fold    foldWindow

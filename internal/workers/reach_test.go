@@ -130,7 +130,8 @@ func local(t *testing.T, n int) (tpu.Slice, []*localworker.Worker, remote.Dialer
 	return ready("t", n), all, &localworker.Dialer{Find: func(_ tpu.Slice, i int) (*localworker.Worker, error) { return all[i], nil }}
 }
 
-// Who needs all workers gets an error when one is away; who can do with some gets those.
+// A caller that needs all workers gets an error when one is away. A caller that can do
+// with some gets those.
 func TestWorkersThatAreAway(t *testing.T) {
 	t.Parallel()
 	s, on, dialer := local(t, 2)

@@ -22,8 +22,8 @@ import (
 	"multihost/internal/gcp"
 )
 
-// operationLimit is how long one change may take. That of a group has only accepted the
-// request when it ends; others take seconds.
+// operationLimit is how long one change may take. The operation of a group ends when
+// the request is accepted. Others take seconds.
 const operationLimit = 10 * time.Minute
 
 // A Client makes calls for one project and zone, and its region. It is safe for concurrent

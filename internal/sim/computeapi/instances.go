@@ -127,7 +127,8 @@ func (s machines) serialPort(c *computeCall, i *cloud.Instance) (any, error) {
 	}, nil
 }
 
-// setMetadata replaces the metadata of i. Who has not seen its last change is refused.
+// setMetadata replaces the metadata of i. A caller that has not seen the last change is
+// refused.
 func (s machines) setMetadata(c *computeCall, i *cloud.Instance) (any, error) {
 	m := new(computepb.Metadata)
 	if op, seen, err := c.begin(m); seen || err != nil {

@@ -34,8 +34,9 @@ func (s machines) serveInstanceTemplates(c *computeCall) (any, error) {
 	})
 }
 
-// checkProperties refuses properties of VMs that the service refuses, and fills in what it
-// fills in. What depends on the machine type is checked when a group uses the template.
+// checkProperties refuses properties of VMs that the service refuses, and fills in what
+// it fills in. Properties that depend on the machine type are checked when a group uses
+// the template.
 func (s machines) checkProperties(scope string, p *computepb.InstanceProperties) error {
 	if p == nil || p.GetMachineType() == "" || strings.Contains(p.GetMachineType(), "/") {
 		return badValue("resource.properties.machineType", p.GetMachineType(), "Must be the name of a machine type, without its URL.")

@@ -17,7 +17,7 @@ type faults struct{ Groups }
 func (s Groups) faults() faults { return faults{s} }
 
 // Inject puts a fault of groups in force, as cloud.Inject does with the others. Mine is
-// false for a fault that is none of groups. Inject takes the lock.
+// false for other faults. Inject takes the lock.
 func Inject(c *cloud.Cloud, f cloud.Fault) (mine bool, err error) {
 	s := Of(c).faults()
 	once := map[string]func(*cloud.Group){

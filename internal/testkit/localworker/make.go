@@ -14,8 +14,8 @@ import (
 )
 
 // Make returns a worker of this test with a home and a root of its own: our scripts see
-// no process, lock or file of this machine. What still runs there at the end of the test
-// is killed.
+// no process, lock or file of this machine. Processes that still run there at the end
+// of the test are killed.
 func Make(t testing.TB) *Worker {
 	t.Helper()
 	testkit.Need(t, "ps")
