@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"golang.org/x/crypto/ssh"
+	"pgregory.net/rapid"
 
 	"multihost/internal/sim"
 	"multihost/internal/testkit"
@@ -777,4 +778,83 @@ func TestVMsAreWorkers(t *testing.T) {
 			r.must("DELETE", groupsPath+"/g", "")
 		})
 	}
+}
+
+// Whatever happens to a group, one after the other and at the same time: it can be deleted,
+// and then nothing of it is left.
+func TestAGroupInTroubleCanBeDeleted(t *testing.T) {
+	t.Parallel()
+	testkit.OnlyInAll(t, "TestASliceIsLost and TestASliceIsNotMade")
+	rapid.Check(t, func(d *rapid.T) {
+		workers := &fakeWorkers{}
+		s, err := sim.Start(t.Context(), sim.Config{Listen: "none", Dir: t.TempDir(), Step: time.Microsecond, Workers: workers})
+		if err != nil {
+			d.Fatal(err)
+		}
+		defer s.Close()
+		call := func(method, path, body string) (int, map[string]any) {
+			w := httptest.NewRecorder()
+			s.ServeHTTP(w, httptest.NewRequest(method, "/compute/v1/projects/"+sim.DefaultProject+path, strings.NewReader(body)))
+			var m map[string]any
+			if err := json.Unmarshal(w.Body.Bytes(), &m); err != nil {
+				d.Fatalf("%s %s: %v: %s", method, path, err, w.Body)
+			}
+			if link, ok := m["selfLink"].(string); ok && m["kind"] == "compute#operation" {
+				link = link[strings.Index(link, sim.DefaultProject)+len(sim.DefaultProject):]
+				if rapid.Bool().Draw(d, "waits") {
+					s.ServeHTTP(httptest.NewRecorder(), httptest.NewRequest("POST", "/compute/v1/projects/"+sim.DefaultProject+link+"/wait", nil))
+				}
+			}
+			return w.Code, m
+		}
+		model := rapid.SampledFrom([]string{
+			`"automaticRestart":true`, `"provisioningModel":"SPOT","automaticRestart":false,"instanceTerminationAction":"STOP"`,
+			`"provisioningModel":"FLEX_START","maxRunDuration":{"seconds":"3600"},"instanceTerminationAction":"DELETE"`,
+		}).Draw(d, "model")
+		call("POST", inRegion+"/instanceTemplates", template(t, "t", `scheduling={"onHostMaintenance":"TERMINATE",`+model+`}`))
+		call("POST", inRegion+"/resourcePolicies", `{"name":"p","workloadPolicy":{"type":"HIGH_THROUGHPUT","acceleratorTopology":"2x2x2"}}`)
+		for range rapid.IntRange(1, 12).Draw(d, "events") {
+			switch rapid.IntRange(0, 6).Draw(d, "event") {
+			case 0:
+				call("POST", groupsPath, groupOf("g", 2))
+			case 1:
+				call("POST", groupsPath+"/g/resize?size="+rapid.SampledFrom([]string{"0", "2"}).Draw(d, "size"), "")
+			case 2:
+				for _, g := range s.Status().Groups {
+					if len(g.VMs) > 0 {
+						call("DELETE", inZone+"/instances/"+g.VMs[0].Name, "")
+					}
+				}
+			case 3:
+				call("DELETE", groupsPath+"/g", "")
+			case 4:
+				if _, err := s.Clear("all"); err != nil {
+					d.Fatal(err)
+				}
+			default:
+				f, err := sim.ParseFault(rapid.SampledFrom([]string{
+					"no-capacity", "group-quota", "group-error", "group-stuck worker=1", "group-topology state=FAILED", "group-no-recovery",
+					"group-preempt group=g", "group-host-error group=g", "group-run-ends group=g", "group-maintenance group=g",
+				}).Draw(d, "fault"))
+				if err != nil {
+					d.Fatal(err)
+				}
+				_, _ = s.Inject(f) // one for VMs is refused without any
+			}
+			call("GET", groupsPath, "")
+		}
+		deadline := time.Now().Add(20 * time.Second)
+		for code := 0; code != http.StatusNotFound; code, _ = call("GET", groupsPath+"/g", "") {
+			call("DELETE", groupsPath+"/g", "")
+			if time.Now().After(deadline) {
+				d.Fatalf("left is %+v", s.Status().Groups)
+			}
+		}
+		testkit.Eventually(t, "the end of all VMs", func() bool {
+			workers.mu.Lock()
+			defer workers.mu.Unlock()
+			_, m := call("GET", inZone+"/instances", "")
+			return len(workers.running) == 0 && m["items"] == nil
+		})
+	})
 }

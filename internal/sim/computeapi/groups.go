@@ -114,20 +114,23 @@ func (s machines) insertGroup(c *computeCall) (any, error) {
 	if err := s.checkGroup(c, g); err != nil {
 		return nil, err
 	}
-	name, size := c.name(), int(msg.GetTargetSize())
+	name := c.name()
 	s.put(msg, "instanceGroupManager", name)
 	zone := s.Networks().Link("projects/" + s.Config.Project + "/" + c.scope)
 	msg.Zone, msg.InstanceGroup = &zone, proto.String(s.Networks().Link(s.Networks().ComputePath(c.scope, "instanceGroups", c.id)))
 	msg.Fingerprint = groups.Fingerprint(msg.GetId(), 0)
 	msg.Versions = []*computepb.InstanceGroupManagerVersion{{InstanceTemplate: msg.InstanceTemplate}}
 	s.State.Groups[name] = g
-	msg.TargetSize = proto.Int32(0)
-	return s.startComputeOp(c, "insert", name, msg.GetId(), func(ok bool) {
+	return s.startLongOp(c, "insert", name, msg.GetId(), func(ok bool, done func()) {
 		if ok {
-			groups.Of(s.Cloud).Grow(g, size)
-		} else {
-			delete(s.State.Groups, name)
+			groups.Of(s.Cloud).Grow(g, int(msg.GetTargetSize()))
 		}
+		s.NextStep(func() {
+			if !ok {
+				delete(s.State.Groups, name)
+			}
+			done()
+		})
 	})
 }
 
@@ -183,7 +186,8 @@ func (s machines) resizeGroup(c *computeCall, g *cloud.Group) (any, error) {
 		case size == 0:
 			life.Shrink(g, done)
 		default:
-			s.NextStep(func() { life.Grow(g, size); done() })
+			life.Grow(g, size)
+			s.NextStep(done)
 		}
 	})
 }
