@@ -40,6 +40,7 @@ func commands() []*cli.Command {
 	return []*cli.Command{
 		networkCommand(),
 		qrCommand(),
+		slicesCommand(),
 		runCommand(),
 		jobCommand(),
 		execCommand(),

@@ -35,6 +35,7 @@ import (
 	"multihost/internal/ops"
 	"multihost/internal/options"
 	"multihost/internal/plan"
+	"multihost/internal/provider"
 	"multihost/internal/qr"
 	"multihost/internal/runs"
 	"multihost/internal/settings"
@@ -101,6 +102,10 @@ func answersInJSON() map[string]jsonAnswer {
 		"qr reset":                {steps, results{"reset_plan": qr.ResetPlan{}}},
 		"qr show":                 {steps, results{"queued_resource": qr.Resource{}}},
 		"qr wait":                 {steps, nil},
+		"slices create":           {append([]string{"request"}, steps...), results{"slices_plan": provider.Plan{}}},
+		"slices delete":           {steps, results{"slices_plan": provider.Plan{}}},
+		"slices list":             {steps, results{"slices": []provider.Listed{}}},
+		"slices wait":             {steps, nil},
 		"report":                  {answers, results{"report": reportFile{}}},
 		"run":                     {follows, runOrPlan},
 		"sim down":                {answers, results{"sim_down": simEnded{}}},

@@ -26,6 +26,7 @@ import (
 	"multihost/internal/config"
 	"multihost/internal/detach"
 	"multihost/internal/event"
+	"multihost/internal/gce"
 	"multihost/internal/gcp"
 	"multihost/internal/iap"
 	"multihost/internal/journal"
@@ -49,9 +50,11 @@ type session struct {
 	cloud    *gcp.Client // nil with hosts, or without a project: see unset
 	unset    error
 	roots    gcp.Roots
-	queue    *qr.Client     // for the qr commands
-	keys     *provider.Keys // the same as a provider of slices
-	hosts    hosts.HostList // set by --hosts or taken from the run's record, in place of a cloud
+	queue    *qr.Client // for the qr commands
+	compute  *gce.Provider
+	all      *provider.Joined // slices of queue and compute
+	keys     *provider.Keys   // the same, with the host keys that it has told
+	hosts    hosts.HostList   // set by --hosts or taken from the run's record, in place of a cloud
 	networks *network.Client
 	account  string
 	gcloud   config.Gcloud // with the changes that flags made
@@ -115,7 +118,7 @@ func tellFile(l *cmdline.Line, sink event.Sink) {
 // shows when each thing happened.
 func takesLong(l *cmdline.Line) bool {
 	switch strings.Join(l.Path, " ") {
-	case "run", "job", "attach", "qr create", "qr wait":
+	case "run", "job", "attach", "qr create", "qr wait", "slices create", "slices wait":
 		return true
 	}
 	return false
@@ -195,9 +198,22 @@ func (s *session) fill(c *call) error {
 	}
 	s.cloud = access.Cloud(g, access.Options{ReadOnly: s.dryRun, Lookup: s.lookup, UserAgent: "multihost/" + version(), Sink: s.sink})
 	s.queue = qr.New(s.cloud)
-	s.keys = provider.KeepKeys(s.queue.Provider(s.roots.TPU), gcp.SystemClock, filepath.Join(s.stateDir, "hostkeys.json"))
+	s.compute = gce.New(s.cloud, s.roots.Compute)
+	s.makeOn(options.OnTPU)
 	s.networks = network.New(s.cloud, qr.LifeOf)
 	return nil
+}
+
+// makeOn says which provider makes what is asked for. The slices of all are found.
+func (s *session) makeOn(on string) {
+	if s.cloud == nil {
+		return
+	}
+	s.all = provider.Join(s.queue.Provider(s.roots.TPU), s.compute)
+	if on == options.OnGCE {
+		s.all = provider.Join(s.compute, s.queue.Provider(s.roots.TPU))
+	}
+	s.keys = provider.KeepKeys(s.all, gcp.SystemClock, filepath.Join(s.stateDir, "hostkeys.json"))
 }
 
 // checkPlace refuses a project or a zone that is wrong, or that the command needs and does

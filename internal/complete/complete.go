@@ -53,6 +53,7 @@ func (s Sources) Rules(dirs []string) cmdline.CompleteRules {
 			"tpu-prefix":      s.prefixes,
 			"prefix":          s.prefixes,
 			"tpu-type":        types,
+			"machine-type":    machines,
 			"runtime-version": runtimes,
 			"type":            chips,
 			"topology":        topologies,
@@ -82,6 +83,8 @@ func (s Sources) Rules(dirs []string) cmdline.CompleteRules {
 			"qr wait":        first(s.queued),
 			"qr delete":      first(s.queued),
 			"qr reset":       first(s.queued),
+			"slices wait":    first(s.queued),
+			"slices delete":  first(s.queued),
 			"hostkey forget": s.workers,
 			"ssh":            s.workers,
 			"xla flags":      flagNames,
@@ -133,6 +136,15 @@ func (s Sources) runs(q *cmdline.Query) []cmdline.Candidate {
 	list := make([]cmdline.Candidate, 0, len(all))
 	for _, f := range all {
 		list = append(list, cmdline.Candidate{Text: f.name, About: event.Age(time.Since(f.when)) + " ago"})
+	}
+	return list
+}
+
+// machines returns the machine types of Compute Engine that have TPU chips.
+func machines(*cmdline.Query) []cmdline.Candidate {
+	var list []cmdline.Candidate
+	for _, m := range tpu.Machines() {
+		list = append(list, cmdline.Candidate{Text: m.Name, About: fmt.Sprintf("%s, %s", m.Generation, event.Count(m.Chips, "chip"))})
 	}
 	return list
 }

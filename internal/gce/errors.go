@@ -13,6 +13,7 @@ import (
 type InvalidError struct {
 	ID       string
 	Problems []string // each a clause
+	hint     string
 }
 
 func (e *InvalidError) Error() string {
@@ -21,6 +22,9 @@ func (e *InvalidError) Error() string {
 
 // Fault returns fault.Usage.
 func (e *InvalidError) Fault() fault.Kind { return fault.Usage }
+
+// Hint returns what to type.
+func (e *InvalidError) Hint() string { return e.hint }
 
 // A MachineError says that a zone does not offer a machine type.
 type MachineError struct {

@@ -2,6 +2,7 @@ package gce
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"path"
@@ -330,6 +331,10 @@ var (
 	reservationRE = regexp.MustCompile(`^(projects/[^/]+/reservations/)?[a-z]([-a-z0-9]*[a-z0-9])?(/reservationBlocks/[^/]+)?$`)
 )
 
+// Check returns an *InvalidError if Compute Engine cannot make what r asks for. It makes no
+// calls; Create checks, too.
+func (p *Provider) Check(r provision.Request) error { return check(r, p.at()) }
+
 // check returns an *InvalidError if Compute Engine cannot make what r asks for.
 func check(r provision.Request, at place) error {
 	var bad []string
@@ -340,8 +345,8 @@ func check(r provision.Request, at place) error {
 		given bool
 		text  string
 	}{
-		{r.ValidAfterDuration != 0 || !r.ValidAfterTime.IsZero(), "a time before which no slice is made (--valid-after-…): Compute Engine begins at once"},
-		{r.ValidUntilDuration != 0 || !r.ValidUntilTime.IsZero(), "a time after which no slice is made (--valid-until-…): Compute Engine waits without a limit; give multihost one with --queue-timeout"},
+		{r.ValidAfterDuration != 0 || !r.ValidAfterTime.IsZero(), "a time before which no slice is made: Compute Engine begins at once"},
+		{r.ValidUntilDuration != 0 || !r.ValidUntilTime.IsZero(), "a time after which no slice is made: Compute Engine waits without a limit; give multihost one with --queue-timeout"},
 		{len(r.Interfaces) > 0, "several network interfaces: whether TPU VMs of Compute Engine can have them is not documented"},
 	} {
 		if kind.given {
@@ -367,7 +372,12 @@ func check(r provision.Request, at place) error {
 	if len(bad) == 0 {
 		return nil
 	}
-	return &InvalidError{ID: r.ID, Problems: bad}
+	e := &InvalidError{ID: r.ID, Problems: bad}
+	var choice *tpu.MachineError
+	if _, err := tpu.MachineOf(r.Type); errors.As(err, &choice) {
+		e.hint = choice.Hint()
+	}
+	return e
 }
 
 func checkNames(r provision.Request, at place, wrong func(string, ...any)) {

@@ -65,8 +65,8 @@ func readRequest(c *Call, r qr.Request, extra string) qr.Request {
 	})
 	for _, f := range all {
 		own := slices.ContainsFunc(c.Command.Flags, func(own cli.Flag) bool { return own.Names()[0] == f.Name })
-		if !own || !c.IsSet(f.Name) {
-			continue
+		if !own || !c.IsSet(f.Name) || f.Name == "topology" && c.String("machine-type") != "" {
+			continue // machineType has read the topology of a machine type
 		}
 		values := []string{fmt.Sprint(c.Value(f.Name))}
 		if f.Repeat {

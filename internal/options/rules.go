@@ -109,7 +109,7 @@ var otherWords = map[string][]string{
 
 // CommandGroups are the commands by purpose; rarely needed ones come last.
 var CommandGroups = []cmdline.CommandGroup{
-	{Title: "make slices", Commands: []string{"network", "qr"}},
+	{Title: "make slices", Commands: []string{"network", "slices", "qr"}},
 	{Title: "run a command on all workers", Commands: []string{"run", "job"}},
 	{Title: "follow and end runs", Commands: []string{"ps", "attach", "logs", "stop"}},
 	{Title: "see how a run goes", Commands: []string{"top", "metrics", "report", "dump"}},
@@ -126,6 +126,8 @@ var commonFlags = map[string][]string{
 	"run":       {"tpu-prefix", "zone", "command", "run-name", "script-dir", "env", "detach", "dry-run"},
 	"job":       {"tpu-type", "num-slices", "spot", "zone", "command", "run-name", "script-dir", "dry-run"},
 	"qr create": {"tpu-type", "node-count", "node-prefix", "spot", "network", "zone", "wait", "dry-run"},
+
+	"slices create": {"tpu-type", "node-count", "node-prefix", "spot", "network", "zone", "wait", "dry-run"},
 }
 
 // flagGroups are the flags of the commands in commonFlags.
@@ -139,7 +141,7 @@ var flagGroups = []help.Group{
 		Title: "where",
 		Shown: []string{"project", "zone", "tpu-prefix", "slices", "allow-partial", "hosts", "tpu-type", "num-slices", "node-count",
 			"spot", "reserved", "network", "network-create", "runtime-version", "confirm"},
-		Rest: []string{"hosts-file", "node-prefix", "node-id", "type", "topology", "on-demand", "flex-start", "best-effort", "guaranteed", "provisioning-model",
+		Rest: []string{"hosts-file", "node-prefix", "node-id", "provider", "type", "machine-type", "topology", "on-demand", "flex-start", "best-effort", "guaranteed", "provisioning-model",
 			"reservation", "subnetwork", "internal-ips", "ssh-source-ranges", "configuration", "access-token-file", "platform"},
 	},
 	{
@@ -171,7 +173,7 @@ var flagGroups = []help.Group{
 		Rest: []string{"cqr-extra-args", "workload-type", "reservation-host-project", "reservation-host-folder", "reservation-host-organization",
 			"min-duration", "max-run-duration", "valid-after-duration", "valid-after-time", "valid-until-duration", "valid-until-time",
 			"network-config", "range", "service-account", "scopes", "labels", "tags", "metadata", "metadata-from-file",
-			"data-disk", "boot-disk", "shielded-secure-boot", "description"},
+			"data-disk", "boot-disk", "boot-disk-size", "boot-disk-type", "image", "shielded-secure-boot", "description"},
 	},
 	{
 		Title: loginTitle,

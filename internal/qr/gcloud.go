@@ -76,7 +76,7 @@ func (r Request) gcloudFlags(project, zone string) []string {
 	}
 	add("range", r.CIDRBlock)
 	add("service-account", r.ServiceAccount)
-	add("scopes", strings.Join(expandScopes(r.Scopes), ","))
+	add("scopes", strings.Join(ScopeURLs(r.Scopes), ","))
 	add("labels", gcloud.FormatDict(r.Labels))
 	add("metadata", gcloud.FormatDict(r.Metadata))
 	add("tags", strings.Join(r.Tags, ","))

@@ -343,7 +343,7 @@ func (r Request) node() *tpuapi.Node {
 		AutocheckpointEnabled: r.Autocheckpoint,
 	}
 	if r.ServiceAccount != "" || len(r.Scopes) > 0 {
-		node.ServiceAccount = &tpuapi.ServiceAccount{Email: r.ServiceAccount, Scope: expandScopes(r.Scopes)}
+		node.ServiceAccount = &tpuapi.ServiceAccount{Email: r.ServiceAccount, Scope: ScopeURLs(r.Scopes)}
 	}
 	if r.ByTopology {
 		node.AcceleratorType = ""

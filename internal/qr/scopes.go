@@ -65,13 +65,13 @@ func scopeURLs(s string) ([]string, error) {
 // MayCallTPU reports whether the scopes of the request let its VMs call the TPU API.
 // Without scopes of its own, a request has the scope cloud-platform.
 func (r Request) MayCallTPU() bool {
-	scopes := expandScopes(r.Scopes)
+	scopes := ScopeURLs(r.Scopes)
 	return len(scopes) == 0 || slices.Contains(scopes, scopePrefix+"cloud-platform") || slices.Contains(scopes, scopePrefix+"cloud.tpu")
 }
 
-// expandScopes returns the scopes as URLs, each once. It keeps unknown ones, which
+// ScopeURLs returns the scopes as URLs, each once. It keeps unknown ones, which
 // Validate refuses, unchanged.
-func expandScopes(scopes []string) []string {
+func ScopeURLs(scopes []string) []string {
 	var urls []string
 	for _, s := range scopes {
 		expanded, err := scopeURLs(s)

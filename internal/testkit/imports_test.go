@@ -70,7 +70,7 @@ func TestImportRules(t *testing.T) {
 		{"multihost/internal/options", []string{"cmd/multihost"}, "packages take validated options"},
 		{"multihost/internal/qr", []string{"cmd/multihost", "internal/options", "internal/qr/...", "internal/sim"}, "whoever needs slices asks a provision.Provider"},
 		{"multihost/internal/nodes", []string{"internal/gce", "internal/qr"}, "whoever needs slices asks a provision.Provider"},
-		{"multihost/internal/gce", []string{"cmd/multihost", "internal/gce"}, "whoever needs slices asks a provision.Provider"},
+		{"multihost/internal/gce", []string{"cmd/multihost", "internal/gce", "internal/options"}, "whoever needs slices asks a provision.Provider"},
 		{"multihost/internal/zones", []string{"internal/nodes", "internal/qr"}, "zones explain refusals of the Cloud TPU API"},
 		{"log", []string{"cmd/multihost"}, "logic emits events and prints nothing"},
 	}

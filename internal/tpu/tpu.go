@@ -30,9 +30,14 @@ func CompareWorkers(a, b WorkerID) int {
 
 // A Slice is one TPU node resource as the API reports it.
 type Slice struct {
-	Index   int    // number within the run, from 0
-	Name    string // node id, the last part of the resource name: "t-0"
-	UID     string // the API's unique id; a new id under the same name is a new machine
+	Index int    // number within the run, from 0
+	Name  string // node id, the last part of the resource name: "t-0"
+	UID   string // the API's unique id; a new id under the same name is a new machine
+
+	// Provider is what the provider of the slice calls its resources; "": there is one
+	// provider only.
+	Provider string
+
 	Project string
 	Zone    string
 	Created time.Time // when the API made it; zero: unknown

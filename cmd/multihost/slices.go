@@ -1,0 +1,235 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/urfave/cli/v2"
+
+	"multihost/internal/access"
+	"multihost/internal/announce"
+	"multihost/internal/event"
+	"multihost/internal/gcp"
+	"multihost/internal/job"
+	"multihost/internal/options"
+	"multihost/internal/provider"
+	"multihost/internal/provision"
+	"multihost/internal/settings"
+	"multihost/internal/tpu"
+	"multihost/internal/ui"
+	"multihost/internal/workers"
+)
+
+func slicesCommand() *cli.Command {
+	return group(cli.Command{
+		Name:        "slices",
+		Usage:       "make, watch and delete slices, of the Cloud TPU API and of Compute Engine",
+		Subcommands: []*cli.Command{slicesCreateCommand(), slicesWaitCommand(), slicesListCommand(), slicesDeleteCommand()},
+	})
+}
+
+func slicesCreateCommand() *cli.Command {
+	return command(cli.Command{
+		Name:      "create",
+		Usage:     "ask for one or several slices",
+		ArgsUsage: "ID",
+		Description: `Asks for slices and ends when the service has taken the request. Add --wait to
+wait until every worker answers. TPU7x slices exist on Compute Engine only:
+
+  multihost slices create train --node-count=2 --node-prefix=train \
+      --tpu-type=tpu7x-16 --network=mtu9k --spot
+
+On Compute Engine, a slice is a managed instance group. All slices of ID share
+an instance template and, if a slice has several VMs, a workload policy.
+--max-run-duration ends the slices whatever happens: Compute Engine deletes the
+VMs with their boot disks.
+
+If a command was interrupted, the same command again makes what is missing. If
+the same request exists already, multihost uses it.`,
+		Flags: slices.Concat(options.SliceFlags(
+			&cli.BoolFlag{Name: "dry-run", Usage: "print the request; change nothing"},
+			options.ConfirmFlag(),
+			&cli.BoolFlag{Name: "wait", Usage: "wait until every worker answers"},
+		), options.WaitFlags(), options.SSHFlags()),
+		Action: withSession(func(s *session, c *call) error {
+			r, on, why := options.SliceRequest(&c.Call, s.machine(c))
+			s.makeOn(on)
+			limits := options.WaitLimits(&c.Call)
+			refuseConfirm(s, c)
+			if on == options.OnGCE && s.compute != nil && c.Sound() {
+				c.Refuse(s.compute.Check(r))
+			}
+			d, err := s.workers(c)
+			if err != nil {
+				return err
+			}
+			if why != "" {
+				s.view.Emit(event.Note{Level: event.Info, Text: why})
+			}
+			confirms(s, c, d)
+			r.Metadata = access.WithKey(r.Metadata, d.Access.Login, publicKey(d.Access))
+			if s.dryRun {
+				return s.slicesPlan(c.Context, d, r)
+			}
+			defer warnOfLeftovers(s, c, d, r.ID)()
+			if err := announce.AskFor(c.Context, settingsDeps(d), r); err != nil {
+				return interruptible(c.Context, err)
+			}
+			res, created, err := d.Cloud.Create(c.Context, r)
+			name := provision.NameOf(d.Cloud, r.ID)
+			if created && err != nil {
+				s.view.Emit(event.Note{Level: event.Warn, Text: fmt.Sprintf("%s exists, %s", name, res.Standing()), Hint: "delete it with: multihost slices delete " + r.ID})
+			}
+			if err != nil {
+				return interruptible(c.Context, err)
+			}
+			if created { // if not, Create has reported the existing one
+				s.view.Emit(event.Note{Level: event.Info, Text: fmt.Sprintf("created %s, state %s", name, res.State),
+					Hint: "wait for it with: multihost slices wait " + r.ID + "; its slices are billed until: multihost slices delete " + r.ID})
+			}
+			if !c.Bool("wait") {
+				return nil
+			}
+			return s.waitForSlices(c, d, d.Cloud, r.ID, limits)
+		}),
+	}, exitOK, exitUsage, exitUnavailable, exitTempFail, exitPermission, exitConfig, exitInterrupt, exitTerminate)
+}
+
+// slicesPlan shows what slices create would make.
+func (s *session) slicesPlan(ctx context.Context, d *workers.Deps, r provision.Request) error {
+	mtu := settings.WarnOfMTU(ctx, settingsDeps(d), r)
+	res, _, err := d.Cloud.Create(ctx, r)
+	name := provision.NameOf(d.Cloud, r.ID)
+	var refused *gcp.ReadOnlyError
+	switch {
+	case err == nil:
+		s.view.Emit(event.Result{Name: "slices_plan", Text: fmt.Sprintf("%s is there already, state %s: nothing to create\n", name, res.State), Data: provider.Plan{ID: r.ID, Exists: true, Slices: []string{}}})
+		return nil
+	case !errors.As(err, &refused):
+		return interruptible(ctx, err)
+	}
+	announce.WouldAskFor(settingsDeps(d), r, mtu)
+	plan := provider.Plan{ID: r.ID, Creates: true, Slices: []string{}}
+	if p, ok := provision.As[provision.Previewer](d.Cloud); ok {
+		plan.Request, plan.Gcloud = p.Preview(r)
+	}
+	s.view.Emit(event.Result{Name: "slices_plan", Text: plan.Text(name), Data: plan})
+	return nil
+}
+
+func slicesWaitCommand() *cli.Command {
+	return command(cli.Command{
+		Name:      "wait",
+		Usage:     "wait until every worker of the slices of a request answers",
+		ArgsUsage: "ID",
+		Description: `Ready means: every slice is healthy, its VMs have told which worker they are,
+and every worker answers SSH. Ends at once when the request fails, when its
+slices are taken away, and when somebody deletes it.`,
+		Flags: slices.Concat(options.WaitFlags(), options.SSHFlags()),
+		Action: withSession(func(s *session, c *call) error {
+			id, limits := options.IDWord(&c.Call), options.WaitLimits(&c.Call)
+			d, err := s.workers(c)
+			if err != nil {
+				return err
+			}
+			p, _, err := s.all.Owner(c.Context, id)
+			if err != nil {
+				return interruptible(c.Context, err)
+			}
+			return s.waitForSlices(c, d, p, id, limits)
+		}),
+	}, exitOK, exitUsage, exitUnavailable, exitTempFail, exitPermission, exitConfig, exitInterrupt, exitTerminate)
+}
+
+// waitForSlices waits for the slices that p makes.
+func (s *session) waitForSlices(c *call, d *workers.Deps, p provision.Provider, id string, o provider.WaitOptions) error {
+	o.Clock, o.Sink = gcp.SystemClock, s.sink
+	o.Probe = func(ctx context.Context, slice tpu.Slice) error { return job.Probe(ctx, d.Reach, slice) }
+	_, all, err := provider.Wait(c.Context, s.all.LedBy(p), id, o)
+	if err != nil {
+		return interruptible(c.Context, err)
+	}
+	n := 0
+	for _, slice := range all {
+		n += len(slice.Workers)
+	}
+	s.view.Emit(event.Note{Level: event.Info, Text: fmt.Sprintf("%s is ready: %s, %s", provision.NameOf(p, id), event.Count(len(all), "slice"), event.Count(n, "worker"))})
+	return nil
+}
+
+func slicesListCommand() *cli.Command {
+	return command(cli.Command{
+		Name:  "list",
+		Usage: "list the requests for slices of a zone, with all providers",
+		Action: withSession(func(s *session, c *call) error {
+			c.NoWords()
+			if err := ready(c); err != nil {
+				return err
+			}
+			all, err := s.all.List(c.Context)
+			if err != nil {
+				return interruptible(c.Context, err)
+			}
+			if len(all) == 0 && s.view.Mode() != ui.JSON {
+				s.view.Emit(event.Note{Level: event.Info, Text: fmt.Sprintf("no slices in project %s, zone %s", s.cloud.Project(), s.cloud.Zone())})
+			}
+			list := provider.List(all)
+			s.view.Emit(event.Result{Name: "slices", Text: provider.Table(list, time.Now()), Data: list})
+			return nil
+		}),
+	}, exitOK, exitUsage, exitUnavailable, exitPermission, exitConfig)
+}
+
+func slicesDeleteCommand() *cli.Command {
+	return command(cli.Command{
+		Name:        "delete",
+		Usage:       "delete the slices of a request, and all that was made for them",
+		ArgsUsage:   "ID",
+		Description: `Ends when all parts are gone. On Compute Engine these are the groups with their VMs and boot disks, then the instance template and the workload policy.`,
+		Flags: []cli.Flag{
+			&cli.DurationFlag{Name: "delete-timeout", Value: 20 * time.Minute, Usage: "longest `TIME` to wait until all is gone"},
+			&cli.BoolFlag{Name: "dry-run", Usage: "say what would be deleted; change nothing"},
+		},
+		Action: withSession(func(s *session, c *call) error {
+			id := options.IDWord(&c.Call)
+			if err := ready(c); err != nil {
+				return err
+			}
+			if s.dryRun {
+				return s.slicesDeletePlan(c.Context, id)
+			}
+			deleted, err := s.all.Delete(c.Context, id, provision.DeleteOptions{Limit: c.Duration("delete-timeout")})
+			if err != nil {
+				return interruptible(c.Context, err)
+			}
+			note := event.Note{Level: event.Info, Text: "deleted the slices of " + id}
+			if !deleted { // the user may have meant another one, which is still billed
+				note = event.Note{Level: event.Warn, Text: "there are no slices of " + id + ": nothing to delete", Hint: "what there is: multihost slices list"}
+			}
+			s.view.Emit(note)
+			return nil
+		}),
+	}, exitOK, exitUsage, exitUnavailable, exitTempFail, exitPermission, exitConfig, exitInterrupt)
+}
+
+// slicesDeletePlan shows what slices delete would delete.
+func (s *session) slicesDeletePlan(ctx context.Context, id string) error {
+	_, res, err := s.all.Owner(ctx, id)
+	plan := provider.Plan{ID: id, Slices: []string{}}
+	text := "there are no slices of " + id + ": nothing to delete\n"
+	switch {
+	case err == nil:
+		for _, slice := range res.Slices {
+			plan.Slices = append(plan.Slices, slice.Name)
+		}
+		plan.Deletes = true
+		text = fmt.Sprintf("would delete %s %s (%s, of %s) with %s\n", res.Commands.Kind, id, res.State, res.Owner(), event.Count(len(plan.Slices), "slice"))
+	case !errors.Is(err, provision.ErrNotFound):
+		return interruptible(ctx, err)
+	}
+	s.view.Emit(event.Result{Name: "slices_plan", Text: text, Data: plan})
+	return nil
+}

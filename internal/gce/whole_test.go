@@ -1,0 +1,138 @@
+package gce_test
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"multihost/internal/gce"
+	"multihost/internal/gcp"
+	"multihost/internal/provider"
+	"multihost/internal/provision"
+	"multihost/internal/sim"
+	"multihost/internal/testkit"
+	"multihost/internal/testkit/simcloud"
+)
+
+// A whole life on the simulator, whose VMs run the startup script in a real shell: the order
+// of the workers is that of their numbers, a host that fails is recovered from, and nothing
+// is left.
+func TestOnTheSimulator(t *testing.T) {
+	testkit.NeedWorker(t)
+	server, err := sim.Start(t.Context(), sim.Config{Step: 20 * time.Millisecond, Dir: t.TempDir()})
+	testkit.Must(t, err)
+	defer func() { testkit.Must(t, server.Close()) }()
+	said := &testkit.Recorder{}
+	client := gcp.New(gcp.Config{Project: sim.DefaultProject, Zone: sim.DefaultZone, DisableAuth: true, Sink: said, ComputeEndpoint: server.Env()["CLOUDSDK_API_ENDPOINT_OVERRIDES_COMPUTE"]})
+	defer client.Close()
+	p := gce.New(client, "")
+	ctx := t.Context()
+	fault := func(text string) {
+		t.Helper()
+		f, err := sim.ParseFault(text)
+		testkit.Must(t, err)
+		_, err = server.Inject(f)
+		testkit.Must(t, err)
+	}
+	until := func(what string, done func(provision.Resource) bool) (last provision.Resource) {
+		t.Helper()
+		testkit.Eventually(t, what, func() bool {
+			last, err = p.Get(ctx, "m")
+			testkit.Must(t, err)
+			return done(last)
+		})
+		return last
+	}
+	r := request(t)
+	r.Tier = provision.OnDemand
+	fault("no-capacity")
+	res, created, err := p.Create(ctx, r)
+	if err != nil || !created {
+		t.Fatalf("got %+v, %v", res, err)
+	}
+	until("no capacity", func(r provision.Resource) bool {
+		return r.Life == provision.Waiting && strings.Contains(p.Explain(ctx, r, 0).Reason, "does not have enough resources")
+	})
+	_, err = server.Clear("all")
+	testkit.Must(t, err)
+	res, all, err := provider.Wait(ctx, p, "m", provider.WaitOptions{Clock: gcp.SystemClock, Sink: said, Poll: gcp.Backoff{First: 50 * time.Millisecond, Max: 50 * time.Millisecond}})
+	if err != nil || len(all) != 2 || res.Life != provision.Active {
+		t.Fatalf("got %+v, %v", res, err)
+	}
+	for _, s := range all {
+		for i, w := range s.Workers {
+			if keys, vm, err := p.HostKeys(ctx, s, i); err != nil || len(keys) == 0 || vm != w.Name {
+				t.Errorf("got %q of %q, %v", keys, vm, err)
+			}
+		}
+		// The simulator never numbers the workers in the order of their names.
+		if len(s.Workers) != 2 || s.Workers[0].Name < s.Workers[1].Name {
+			t.Errorf("got %+v", s.Workers)
+		}
+	}
+	if user, changed, err := p.Admit(ctx, all[0], provision.Login{Name: "ann", PublicKey: key}); user != "ann" || !changed || err != nil {
+		t.Errorf("got %q, %v, %v", user, changed, err)
+	}
+	fault("group-no-recovery")
+	fault("group-host-error group=m-0")
+	res = until("a host fails", func(r provision.Resource) bool { return r.Life == provision.Recovering })
+	if d := provision.Decide(res.Sight(nil)); d.Step != provision.StepWait || d.Loss != provision.Infrastructure {
+		t.Errorf("got %+v", d)
+	}
+	_, err = server.Clear("all")
+	testkit.Must(t, err)
+	until("it has recovered", func(r provision.Resource) bool { return r.Life == provision.Active && r.ReadySlices() == 2 })
+	if deleted, err := p.Delete(ctx, "m", provision.DeleteOptions{OnlyRun: "m"}); !deleted || err != nil {
+		t.Errorf("got %v, %v", deleted, err)
+	}
+	if list, err := p.List(ctx); err != nil || len(list) != 0 {
+		t.Errorf("got %+v, %v", list, err)
+	}
+}
+
+// What takes slices away, and what is lost then.
+func TestLossesOnTheSimulator(t *testing.T) {
+	for name, c := range map[string]struct {
+		tier  provision.Tier
+		fault string
+		word  string
+		want  provision.Decision
+	}{
+		"preemption": {provision.Spot, "group-preempt group=m-1", "PREEMPTED", provision.Decision{Step: provision.StepRecreate, Loss: provision.Preempted, Why: "slice m-1 is PREEMPTED"}},
+		"its run is over": {provision.FlexStart, "group-run-ends group=m-1", "RUN_DURATION_OVER",
+			provision.Decision{Step: provision.StepRecreate, Loss: provision.Preempted, Why: "the slice request is RUN_DURATION_OVER"}},
+		"no machine": {provision.FlexStart, "", "FAILED", provision.Decision{Step: provision.StepRecreate, Loss: provision.Infrastructure,
+			Why: "the slice request FAILED: Instance creation failed: Internal error. Please try again or contact Google Support. (Code: '0')"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c2 := simcloud.Start(t, sim.Config{})
+			p := gce.New(c2.GCP, "")
+			if c.fault == "" {
+				c2.Fault(sim.Fault{Name: "group-error"})
+			}
+			r := request(t)
+			if r.Tier = c.tier; c.tier == provision.FlexStart {
+				r.MaxRunDuration = 30 * time.Second
+			}
+			_, _, err := p.Create(t.Context(), r)
+			testkit.Must(t, err)
+			until := func(done func(provision.Resource) bool) (res provision.Resource) {
+				testkit.Eventually(t, name, func() bool {
+					res, err = p.Get(t.Context(), "m")
+					return err == nil && done(res)
+				})
+				return res
+			}
+			if c.fault != "" {
+				until(func(r provision.Resource) bool { return r.Life == provision.Active })
+				f, err := sim.ParseFault(c.fault)
+				testkit.Must(t, err)
+				c2.Fault(f)
+			}
+			res := until(func(r provision.Resource) bool { return r.State == c.word })
+			if d := provision.Decide(res.Sight(nil)); d != c.want {
+				t.Errorf("got %+v of %+v", d, res)
+			}
+		})
+	}
+}

@@ -1,0 +1,165 @@
+package provider
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"time"
+
+	"multihost/internal/gcp"
+	"multihost/internal/provision"
+	"multihost/internal/tpu"
+)
+
+// Joined is one provider of the slices of several. What is asked for is made by the first
+// one, and its words are used where no resource is known. What exists is found whoever made
+// it.
+type Joined struct {
+	provision.Provider // the first one
+	all                []provision.Provider
+}
+
+var (
+	_ provision.Explainer  = (*Joined)(nil)
+	_ provision.Doorkeeper = (*Joined)(nil)
+)
+
+// Join returns the slices of several providers in one list. Each calls its resources by a
+// word of its own, Undoing("").Commands.Kind, which Joined notes in its slices. The slices of
+// the second and of later ones are left out where the user has no right to see them.
+func Join(first provision.Provider, others ...provision.Provider) *Joined {
+	return &Joined{Provider: first, all: append([]provision.Provider{first}, others...)}
+}
+
+// Unwrap returns the first provider.
+func (j *Joined) Unwrap() provision.Provider { return j.Provider }
+
+// of returns the provider whose resources are called kind; the first one if there is none.
+func (j *Joined) of(kind string) provision.Provider {
+	for _, p := range j.all {
+		if p.Undoing("").Commands.Kind == kind {
+			return p
+		}
+	}
+	return j.Provider
+}
+
+// mark notes whose slices these are.
+func mark(list []tpu.Slice, p provision.Provider) []tpu.Slice {
+	for i := range list {
+		list[i].Provider = p.Undoing("").Commands.Kind
+	}
+	return list
+}
+
+// seen reports whether the error of the provider at place i hides nothing that the user may
+// see.
+func seen(i int, err error) bool { return err == nil || i > 0 && gcp.ClassOf(err) == gcp.Permission }
+
+// Slices implements provision.Provider.
+func (j *Joined) Slices(ctx context.Context) ([]tpu.Slice, error) {
+	all := []tpu.Slice{}
+	for i, p := range j.all {
+		list, err := p.Slices(ctx)
+		if !seen(i, err) {
+			return nil, err
+		}
+		all = append(all, mark(list, p)...)
+	}
+	return all, nil
+}
+
+// List implements provision.Provider.
+func (j *Joined) List(ctx context.Context) ([]provision.Resource, error) {
+	all := []provision.Resource{}
+	for i, p := range j.all {
+		list, err := p.List(ctx)
+		if !seen(i, err) {
+			return nil, err
+		}
+		for _, r := range list {
+			mark(r.Slices, p)
+		}
+		all = append(all, list...)
+	}
+	slices.SortStableFunc(all, func(a, b provision.Resource) int { return strings.Compare(a.ID, b.ID) })
+	return all, nil
+}
+
+// Get implements provision.Provider: the first provider that has a resource of this name
+// describes it.
+func (j *Joined) Get(ctx context.Context, id string) (provision.Resource, error) {
+	_, r, err := j.Owner(ctx, id)
+	return r, err
+}
+
+// Owner returns the provider that has a resource of this name, and the resource. If none has
+// one, it is the first provider, and the error is ErrNotFound.
+func (j *Joined) Owner(ctx context.Context, id string) (provision.Provider, provision.Resource, error) {
+	var none error
+	for i, p := range j.all {
+		r, err := p.Get(ctx, id)
+		mark(r.Slices, p)
+		switch {
+		case err == nil, r.ID != "":
+			return p, r, err
+		case i == 0 && !errors.Is(err, provision.ErrNotFound), !errors.Is(err, provision.ErrNotFound) && !seen(i, err):
+			return p, r, err
+		case i == 0:
+			none = err
+		}
+	}
+	return j.Provider, provision.Resource{}, none
+}
+
+// LedBy returns the same with p, one of them, as the first one.
+func (j *Joined) LedBy(p provision.Provider) *Joined { return &Joined{Provider: p, all: j.all} }
+
+// Restart implements provision.Provider.
+func (j *Joined) Restart(ctx context.Context, id string) error {
+	p, _, err := j.Owner(ctx, id)
+	if err != nil {
+		return err
+	}
+	return p.Restart(ctx, id)
+}
+
+// Delete implements provision.Provider.
+func (j *Joined) Delete(ctx context.Context, id string, o provision.DeleteOptions) (bool, error) {
+	for i, p := range j.all {
+		deleted, err := p.Delete(ctx, id, o)
+		if deleted || !seen(i, err) {
+			return deleted, err
+		}
+	}
+	return false, nil
+}
+
+// HostKeys implements provision.Provider.
+func (j *Joined) HostKeys(ctx context.Context, s tpu.Slice, worker int) (keys []string, hostname string, err error) {
+	return j.of(s.Provider).HostKeys(ctx, s, worker)
+}
+
+// Admit implements provision.Provider.
+func (j *Joined) Admit(ctx context.Context, s tpu.Slice, l provision.Login) (user string, changed bool, err error) {
+	return j.of(s.Provider).Admit(ctx, s, l)
+}
+
+// Door implements provision.Doorkeeper. It is the zero Door if the provider of the slice
+// does not say what Admit would find.
+func (j *Joined) Door(ctx context.Context, s tpu.Slice, l provision.Login) (provision.Door, error) {
+	keeper, ok := provision.As[provision.Doorkeeper](j.of(s.Provider))
+	if !ok {
+		return provision.Door{}, nil
+	}
+	return keeper.Door(ctx, s, l)
+}
+
+// Explain implements provision.Explainer.
+func (j *Joined) Explain(ctx context.Context, r provision.Resource, waited time.Duration) provision.Explanation {
+	if e, ok := provision.As[provision.Explainer](j.of(r.Commands.Kind)); ok {
+		return e.Explain(ctx, r, waited)
+	}
+	return provision.Explanation{}
+}

@@ -1,0 +1,98 @@
+package provider
+
+import (
+	"bytes"
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"multihost/internal/event"
+	"multihost/internal/provision"
+)
+
+// A Listed is a resource of any provider, for lists.
+type Listed struct {
+	ID         string            `json:"id"`
+	Kind       string            `json:"kind"`  // what its provider calls it: "queued resource"
+	State      string            `json:"state"` // the provider's word
+	Life       provision.Life    `json:"life"`
+	Failure    string            `json:"failure,omitempty"`
+	Type       string            `json:"accelerator_type"`
+	Tier       provision.Tier    `json:"tier"`
+	SliceCount int               `json:"slice_count"`
+	Ready      int               `json:"ready"` // slices that are ready for a run
+	Slices     []string          `json:"slices"`
+	Labels     map[string]string `json:"labels,omitempty"`
+	CreateTime time.Time         `json:"create_time"`
+	Until      *time.Time        `json:"until,omitempty"` // when the provider takes the slices back, if that is known
+}
+
+// A Plan is what a dry run shows that would make or delete slices.
+type Plan struct {
+	ID      string          `json:"id"`
+	Exists  bool            `json:"exists"`            // what is asked for is there already
+	Creates bool            `json:"creates"`           // it would be made
+	Deletes bool            `json:"deletes"`           // it would be deleted
+	Slices  []string        `json:"slices"`            // that would be deleted
+	Request json.RawMessage `json:"request,omitempty"` // that would be sent
+	Gcloud  string          `json:"gcloud,omitempty"`  // the same as a command of gcloud, if there is one
+}
+
+// Text returns for people what would be made. name is what messages call it.
+func (p Plan) Text(name string) string {
+	var b bytes.Buffer
+	fmt.Fprintf(&b, "would create %s", name)
+	if len(p.Request) > 0 {
+		b.WriteString(":\n")
+		_ = json.Indent(&b, p.Request, "", "  ") // it was encoded by the provider
+	}
+	b.WriteString("\n")
+	if p.Gcloud != "" {
+		b.WriteString("\nthe same with gcloud:\n" + p.Gcloud + "\n")
+	}
+	return b.String()
+}
+
+// List returns resources for a list.
+func List(all []provision.Resource) []Listed {
+	list := make([]Listed, len(all))
+	for i, r := range all {
+		list[i] = Listed{
+			ID: r.ID, Kind: r.Commands.Kind, State: r.State, Life: r.Life, Failure: r.Failure, Type: r.Type, Tier: r.Tier,
+			SliceCount: r.NodeCount, Ready: r.ReadySlices(), Slices: append([]string{}, r.Nodes...), Labels: r.Labels, CreateTime: r.CreateTime,
+		}
+		if !r.Until.IsZero() {
+			list[i].Until = &r.Until
+		}
+	}
+	return list
+}
+
+// Table returns a list for people; "" for an empty one.
+func Table(list []Listed, now time.Time) string {
+	if len(list) == 0 {
+		return ""
+	}
+	var b strings.Builder
+	w := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
+	row := func(cells ...string) { fmt.Fprintln(w, strings.Join(cells, "\t")) }
+	row("ID", "KIND", "STATE", "TYPE", "TIER", "READY", "AGE", "ENDS IN", "OWNER")
+	for _, r := range list {
+		age, ends, owner := "-", "-", "-"
+		if !r.CreateTime.IsZero() {
+			age = event.Age(now.Sub(r.CreateTime))
+		}
+		if r.Until != nil {
+			ends = event.Age(r.Until.Sub(now))
+		}
+		if r.Labels[provision.LabelTool] == provision.ToolName {
+			owner = cmp.Or(r.Labels[provision.LabelUser], r.Labels[provision.LabelRun], "-")
+		}
+		row(r.ID, r.Kind, r.State, cmp.Or(r.Type, "-"), cmp.Or(string(r.Tier), "-"), fmt.Sprintf("%d/%d", r.Ready, r.SliceCount), age, ends, owner)
+	}
+	_ = w.Flush() // a strings.Builder takes everything
+	return b.String()
+}
