@@ -13,7 +13,6 @@ import (
 	"multihost/internal/provision"
 	"multihost/internal/stage"
 	"multihost/internal/testkit"
-	"multihost/internal/tpu"
 	"multihost/internal/workers"
 )
 
@@ -95,7 +94,6 @@ func TestWhatAnEarlierRunnerMayHaveLeft(t *testing.T) {
 	other.Info.Run = "other"
 	here, silent := []error{nil}, []error{errors.New("silent")}
 	from := inheritance{inherited: true}
-	existing := provision.Resource{Life: provision.Active, Slices: make([]tpu.Slice, 1)}
 	for _, tt := range []struct {
 		story             string
 		h                 inheritance
@@ -110,8 +108,8 @@ func TestWhatAnEarlierRunnerMayHaveLeft(t *testing.T) {
 		{"it has ended", from.hears("m", []workers.FoundRun{mine(launch.Exited)}, here), false, true, false, "the command of an earlier runner has ended on it, and its logs may be not whole here"},
 		{"it has ended, and a user was told", from.hears("m", []workers.FoundRun{seen}, here), false, false, false, ""},
 	} {
-		if tt.h.mayLive() != tt.lives || tt.h.losesLogs(0) != tt.logs || tt.h.losesLogs(1) || tt.h.unasked(existing) != tt.asks {
-			t.Errorf("%s: may live %v, loses logs %v, unasked %v", tt.story, tt.h.mayLive(), tt.h.losesLogs(0), tt.h.unasked(existing))
+		if tt.h.mayLive() != tt.lives || tt.h.losesLogs(0, false) != tt.logs || tt.h.losesLogs(1, true) || tt.h.losesLogs(0, true) != (tt.logs || tt.asks) {
+			t.Errorf("%s: may live %v, loses logs %v, with slices %v", tt.story, tt.h.mayLive(), tt.h.losesLogs(0, false), tt.h.losesLogs(0, true))
 		}
 		if got := tt.h.leaves(provision.Active, errors.New("no")); got != tt.leaves {
 			t.Errorf("%s: leaves %q, want %q", tt.story, got, tt.leaves)
