@@ -123,15 +123,10 @@ func topOnce(c *call, r *logs.Review, name string) error {
 	if err != nil {
 		return err
 	}
-	known := journal.Known{}
+	var newest *metrics.Attempt
 	if l.Document != nil {
-		if a := l.Document.Newest(); a != nil {
-			known.Logs, known.Ended = true, a.Ended
-			if a.ExitCode != nil {
-				known.Code = *a.ExitCode
-			}
-		}
+		newest = l.Document.Newest()
 	}
-	v := l.Story.Verdict(known, now)
+	v := l.Story.Verdict(journal.KnownOf(newest), now)
 	return show(c, event.Result{Name: "top", Data: topLook{Run: name, State: string(v.State), Text: v.Text, Ended: l.Ended, Notices: l.Notices, Metrics: l.Document}})
 }

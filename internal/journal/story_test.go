@@ -6,11 +6,12 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"multihost/internal/event"
 	"multihost/internal/journal"
+	"multihost/internal/metrics"
 	"multihost/internal/tpu"
+
+	"github.com/google/go-cmp/cmp"
 )
 
 // script makes entries, a second apart, of lines such as "a begin run".
@@ -215,5 +216,21 @@ func TestPhasesHaveTimes(t *testing.T) {
 	}
 	if a.Begins() != a.Phases[0].Begin {
 		t.Errorf("the attempt begins %v, want with its first phase", a.Begins())
+	}
+}
+
+func TestWhatLogsSayOfAnEnd(t *testing.T) {
+	code := 7
+	for _, tt := range []struct {
+		attempt *metrics.Attempt
+		want    journal.Known
+	}{
+		{nil, journal.Known{}},
+		{&metrics.Attempt{}, journal.Known{Logs: true}},
+		{&metrics.Attempt{Ended: true, ExitCode: &code}, journal.Known{Logs: true, Ended: true, Code: 7}},
+	} {
+		if got := journal.KnownOf(tt.attempt); got != tt.want {
+			t.Errorf("%+v, want %+v", got, tt.want)
+		}
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"multihost/internal/event"
+	"multihost/internal/metrics"
 	"multihost/internal/tpu"
 )
 
@@ -39,6 +40,18 @@ type Known struct {
 	Logs  bool // there are any
 	Ended bool
 	Code  int
+}
+
+// KnownOf returns what the logs of an attempt say; a is nil without logs.
+func KnownOf(a *metrics.Attempt) (k Known) {
+	if a == nil {
+		return k
+	}
+	k.Logs, k.Ended = true, a.Ended
+	if a.ExitCode != nil {
+		k.Code = *a.ExitCode
+	}
+	return k
 }
 
 // Verdict judges the newest attempt. It uses known for what the story does not tell.

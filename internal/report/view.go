@@ -217,14 +217,7 @@ func (b *builder) endOf(a *journal.Attempt) time.Time {
 
 // judge takes the verdict from the journal, or else from the record.
 func (b *builder) judge() {
-	known := journal.Known{Logs: b.run != nil}
-	if r := b.run; r != nil && r.Ended {
-		known.Ended = true
-		if r.ExitCode != nil {
-			known.Code = *r.ExitCode
-		}
-	}
-	v := b.in.Story.Verdict(known, b.in.Now)
+	v := b.in.Story.Verdict(journal.KnownOf(b.run), b.in.Now)
 	b.state = v.State
 	word := string(v.State)
 	b.Verdict = verdict{Word: strings.ToUpper(word[:1]) + word[1:], Text: clip(v.Text), Also: clip(v.Also)}

@@ -125,14 +125,7 @@ func (t *topView) newest() *metrics.Attempt {
 }
 
 func (t *topView) verdict() journal.Verdict {
-	known := journal.Known{}
-	if a := t.newest(); a != nil {
-		known.Logs, known.Ended = true, a.Ended
-		if a.ExitCode != nil {
-			known.Code = *a.ExitCode
-		}
-	}
-	return t.state.Story.Verdict(known, t.state.Now)
+	return t.state.Story.Verdict(journal.KnownOf(t.newest()), t.state.Now)
 }
 
 // head returns the lines that say what state the run is in and what is wrong.
