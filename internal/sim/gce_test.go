@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/coder/websocket"
 	"golang.org/x/crypto/ssh"
 	"pgregory.net/rapid"
 
@@ -762,6 +763,9 @@ func TestVMsAreWorkers(t *testing.T) {
 					t.Errorf("worker %d: got %q, want %q", worker, got, want)
 				}
 			}
+			if banner := throughRelay(t, s, names[1]); !strings.HasPrefix(banner, "SSH-2.0-") {
+				t.Errorf("through the relay of Identity-Aware Proxy: %q", banner)
+			}
 			if backend == "netns" {
 				if got := run(0, "ping -q -c1 -W20 "+names[1]+" >/dev/null && echo reached; ls /dev/vfio | wc -l"); got != "reached\n5" {
 					t.Errorf("worker 0 and its neighbour: %q", got)
@@ -857,4 +861,23 @@ func TestAGroupInTroubleCanBeDeleted(t *testing.T) {
 			return len(workers.running) == 0 && m["items"] == nil
 		})
 	})
+}
+
+// throughRelay returns the first bytes that a VM's SSH server sends through the relay of
+// Identity-Aware Proxy.
+func throughRelay(t *testing.T, s *sim.Server, name string) string {
+	t.Helper()
+	url := fmt.Sprintf("%s/iap/v4/connect?project=%s&zone=%s&instance=%s", s.URL(), sim.DefaultProject, sim.DefaultZone, name)
+	ws, _, err := websocket.Dial(t.Context(), url, &websocket.DialOptions{Subprotocols: []string{"relay.tunnel.cloudproxy.app"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ws.CloseNow()
+	var last []byte
+	for range 2 { // the first message has the id of the session
+		if _, last, err = ws.Read(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return string(last[min(6, len(last)):]) // behind a tag and a length
 }
