@@ -529,6 +529,52 @@ func TestWhatASliceKnowsOfItself(t *testing.T) {
 	}
 }
 
+// A VM may delete its own group, as long as its service account has the permission and it
+// exists.
+func TestAVMDeletesItsSlice(t *testing.T) {
+	t.Parallel()
+	s, workers, r := withParts(t)
+	r.running(s)
+	req := httptest.NewRequest(http.MethodGet, "/computeMetadata/v1/instance/service-accounts/default/token", nil)
+	req.Header.Set("Metadata-Flavor", "Google")
+	w := httptest.NewRecorder()
+	workers.find("g", 1).spec.Metadata.ServeHTTP(w, req)
+	var token struct {
+		Access string `json:"access_token"`
+	}
+	if err := json.Unmarshal(w.Body.Bytes(), &token); err != nil {
+		t.Fatal(err)
+	}
+	as := func(method, path string) int {
+		t.Helper()
+		req, err := http.NewRequestWithContext(t.Context(), method, r.url+path, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		req.Header.Set("Authorization", "Bearer "+token.Access)
+		resp, err := http.DefaultClient.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		resp.Body.Close()
+		return resp.StatusCode
+	}
+	inject(t, s, "permission-denied permission=compute.instanceGroupManagers.delete account=*gserviceaccount.com n=all")
+	if get, del := as("GET", groupsPath+"/g"), as("DELETE", groupsPath+"/g"); get != 200 || del != 403 {
+		t.Errorf("without the permission: got %d and %d, want 200 and 403", get, del)
+	}
+	if _, err := s.Clear("all"); err != nil {
+		t.Fatal(err)
+	}
+	if code := as("DELETE", groupsPath+"/g"); code != 200 {
+		t.Errorf("with the permission: got %d, want 200", code)
+	}
+	r.eventually("the end of the group", groupsPath+"/g", func(m map[string]any) bool { return m["error"] != nil })
+	if code := as("GET", groupsPath+"/g"); code != 401 {
+		t.Errorf("the token of a VM that is gone: got %d, want 401", code)
+	}
+}
+
 func TestASliceIsLost(t *testing.T) {
 	t.Parallel()
 	const (
