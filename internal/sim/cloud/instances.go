@@ -87,7 +87,7 @@ func (s Networks) subnetworkIn(network, region string) string {
 // Subnetwork returns the name of the subnetwork of i.
 func (i *Instance) Subnetwork() string { return i.subnetwork }
 
-// name returns the resource name of i.
+// instance returns the resource name of i.
 func (s Machines) instance(i *Instance) string {
 	return s.Networks().ComputePath("zones/"+i.Zone, "instances", i.Id)
 }
