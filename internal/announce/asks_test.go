@@ -66,7 +66,8 @@ func TestWhetherTheWorkersMayDelete(t *testing.T) {
 	}
 }
 
-// What is not there is announced and confirmed. A network that is made has its own MTU.
+// A request for a missing resource is announced and confirmed. A network that the
+// command makes has its own MTU.
 func TestWhatIsAskedForIsAnnounced(t *testing.T) {
 	t.Parallel()
 	no := errors.New("no")

@@ -117,8 +117,8 @@ func TestAnAttemptDoesWhatItsPlanSays(t *testing.T) {
 	}
 }
 
-// A command that --detach left running is taken over by the job that is typed again, and is
-// in the way of a run, which says so before anything is changed.
+// A job that is typed again takes over a command that --detach left running. A run is
+// refused because of that command, before anything is changed.
 func TestACommandThatLives(t *testing.T) {
 	t.Parallel()
 	r, sel, said := onMachines(t, Options{Script: "echo begun; until [ -e ~/go ]; do sleep 0.02; done; exit 3", Detach: true})
@@ -151,7 +151,7 @@ func TestACommandThatLives(t *testing.T) {
 	}
 }
 
-// What cannot be started on one worker is started on none.
+// A command that cannot start on one worker starts on none.
 func TestAllOrNone(t *testing.T) {
 	t.Parallel()
 	r, sel, _ := onMachines(t, Options{Script: "true"})

@@ -67,8 +67,8 @@ func justMade(r provision.Request, at time.Time) provision.Resource {
 	}
 }
 
-// existing returns the resource of the name, and whether nothing has to be made. It waits
-// until one that is being deleted is gone.
+// existing returns the resource of the name, and whether it is complete. If one is
+// being deleted, existing waits until it is gone.
 func (p *Provider) existing(ctx context.Context, r provision.Request) (res provision.Resource, ready bool, err error) {
 	template, err := p.calls.Template(ctx, p.at().partName(r.ID))
 	switch {
@@ -93,7 +93,7 @@ func (p *Provider) existing(ctx context.Context, r provision.Request) (res provi
 	}
 	if diffs := differences(template, r); len(diffs) > 0 {
 		if len(v.groups) == 0 && template.GetProperties().GetLabels()[provision.LabelRun] == r.Labels[provision.LabelRun] && r.Labels[provision.LabelRun] != "" {
-			_, err := p.remove(ctx, r.ID, "create", recreateLimit) // what this run has left of an older request
+			_, err := p.remove(ctx, r.ID, "create", recreateLimit) // the rest of an older request of this run
 			return provision.Resource{}, false, err
 		}
 		return res, false, &provision.ConflictError{Commands: commands(r.ID), ID: r.ID, Owner: provision.Owner(template.GetProperties().GetLabels()), Differences: diffs}
@@ -194,7 +194,7 @@ func (p *Provider) ensure(ctx context.Context, part part) (made bool, err error)
 	case ctx.Err() != nil, class == gcp.Unavailable, class == gcp.Timeout:
 		read, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastReadLimit)
 		defer cancel()
-		there, _ := is(read) // what cannot be read counts as not made: err says that the call failed
+		there, _ := is(read) // an unreadable part counts as not made: err says that the call failed
 		if there && ctx.Err() == nil {
 			err = nil
 		}

@@ -35,8 +35,8 @@ type fake struct {
 	attributes map[string][]any // by name of the VM
 	calls      []string         // that changed something
 	seen       map[string]bool  // request ids
-	// before may answer a call in the fake's place; after is called when the fake has done
-	// what was asked, and loses the answer if it returns true.
+	// before may answer a call in the fake's place. after is called when the fake
+	// has carried the call out, and loses the answer if it returns true.
 	before func(w http.ResponseWriter, r *http.Request) bool
 	after  func(r *http.Request) bool
 }

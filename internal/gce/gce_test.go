@@ -158,8 +158,8 @@ func TestCreateLeavesOthersAlone(t *testing.T) {
 	}
 }
 
-// The template that a run has left when its workers deleted the groups is no obstacle to a
-// request of another type.
+// A run whose workers deleted the groups leaves its template. That template does not
+// prevent a request of another type.
 func TestWhatARunHasLeftIsReplaced(t *testing.T) {
 	f := start(t)
 	ctx := t.Context()
@@ -280,8 +280,8 @@ func TestDeleteUntilGone(t *testing.T) {
 
 const key = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIOxu0tuzdIgwbeBmKFVJ7qRz2TmlJ8x2ZGt9TBjEqCBh"
 
-// The key goes into the metadata of every VM, beside what is there, also when somebody else
-// changes that at the same time.
+// The key goes into the metadata of every VM, beside the existing keys, even if
+// somebody else changes the metadata at the same time.
 func TestAdmit(t *testing.T) {
 	f := start(t)
 	_, _, err := f.Create(t.Context(), request(t))

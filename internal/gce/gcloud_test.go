@@ -19,8 +19,8 @@ import (
 	"multihost/internal/testkit"
 )
 
-// The three parts of a slice are asked for as gcloud asks for the same, field by field, but
-// for the differences listed here with their reasons.
+// Our requests for the three parts of a slice equal those of gcloud, field by field,
+// except for the differences listed here with their reasons.
 func TestGcloudAsksForTheSameParts(t *testing.T) {
 	t.Parallel()
 	testkit.NeedGcloud(t)

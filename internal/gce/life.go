@@ -53,8 +53,9 @@ const (
 	wordDeleting  = "DELETING"
 )
 
-// repairTime is how long Compute Engine is given to start a VM again that it has stopped. A
-// VM that stays down longer was stopped by somebody, and nobody starts it.
+// repairTime is how long Compute Engine may take to start a VM again that it has
+// stopped. If a VM stays down longer, somebody has stopped it, and nobody will start
+// it.
 const repairTime = 30 * time.Minute
 
 // The states of a VM, by what they mean for a slice.
@@ -127,7 +128,7 @@ func (st *state) withoutVMs(topology string) {
 	}
 }
 
-// fail makes st that of a slice which does not come up any more.
+// fail marks st as the state of a slice that will not come up any more.
 func (st *state) fail(code, text string) {
 	st.life, st.word, st.code, st.why, st.starved = provision.Failed, wordFailed, code, text, starving(code)
 }
@@ -190,7 +191,7 @@ func (s sight) leaving() bool {
 	return deleting > 0 && deleting == len(s.managed) || actions && len(s.managed) == 0
 }
 
-// over reports whether the VMs were deleted because they existed for as long as was asked.
+// over reports whether the VMs were deleted because their requested time had passed.
 func (s sight) over() bool {
 	made := timeOf(s.group.GetCreationTimestamp())
 	return s.maxRun > 0 && len(s.vms) == 0 && !made.IsZero() && !s.now.Before(made.Add(s.maxRun))
@@ -247,7 +248,7 @@ func timeOf(text string) time.Time {
 	return t
 }
 
-// together says where a resource stands that has slices in these states. missing counts
+// together returns the state of a resource with slices in these states. missing counts
 // slices whose groups do not exist: they were never made, or somebody has deleted them.
 func together(all []state, missing int) state {
 	have := func(lives ...provision.Life) *state {
@@ -302,8 +303,8 @@ func together(all []state, missing int) state {
 	return pick(&all[0])
 }
 
-// clearest returns the queued one of all that says best why it waits: lack of quota comes
-// first, because no time ends it. One is queued.
+// clearest returns the queued state with the best reason for the wait. Lack of quota
+// comes first, because it does not end by itself. At least one state must be queued.
 func clearest(all []state) *state {
 	rank := func(st state) int {
 		switch {

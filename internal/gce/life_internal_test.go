@@ -52,7 +52,7 @@ func bulk(code, text string) string {
 	return `{"bulkInstanceOperation": {"inProgress": true` + check + `}}`
 }
 
-// Every evidence that the API gives, and what it means.
+// Each sign that the API gives, and its meaning.
 func TestLife(t *testing.T) {
 	attempt := func(code string) func(*sight) {
 		return func(s *sight) {
@@ -133,7 +133,7 @@ func TestUntilIsTheFirstEndOfAVM(t *testing.T) {
 	}
 }
 
-// A resource stands where the slice stands that decides what to do.
+// A resource has the state of the slice that decides what to do.
 func TestTogether(t *testing.T) {
 	by := map[string]state{
 		"requested": {life: provision.Requested}, "waiting": {life: provision.Waiting, word: wordWaiting, why: "no machines"},

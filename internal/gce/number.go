@@ -48,8 +48,9 @@ func readTold(vm, text string) (told, bool) {
 	return told{vm: vm, number: n, endpoints: strings.Split(all, ",")}, true
 }
 
-// inOrder returns the names of the VMs of a slice by the number of their workers. Names and
-// lists of an API do not tell the order: a slice whose VMs contradict each other has none.
+// inOrder returns the names of the VMs of a slice by the number of their workers. The
+// names and lists of the API do not show the order. If the VMs of a slice contradict
+// each other, it has no order.
 func inOrder(vms []string, all []told) ([]string, error) {
 	order := make([]string, len(vms))
 	by := map[string]told{}

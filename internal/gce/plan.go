@@ -37,8 +37,8 @@ const defaultDisk = 200
 // imageProject has Google's images for TPU VMs.
 const imageProject = "ubuntu-os-accelerator-images"
 
-// Settings are what only Compute Engine knows of a request: provision.Request.Own. The zero
-// value has the defaults.
+// Settings are the part of a request that only Compute Engine knows:
+// provision.Request.Own. The zero value has the defaults.
 type Settings struct {
 	Image       string   `json:"image,omitempty"` // "projects/P/global/images/…"; "": the family of the generation
 	DiskGB      int64    `json:"disk_gb,omitempty"`
@@ -77,8 +77,8 @@ type plan struct {
 // requestKey is the metadata key under which a template has the record of its request.
 const requestKey = "multihost-request"
 
-// A record is what a template remembers of the request: it tells of slices that do not
-// exist yet, and with what they were asked for.
+// A record is the part of the request that a template stores. It describes slices that
+// do not exist yet.
 type record struct {
 	ID             string         `json:"id"`
 	Nodes          []string       `json:"nodes"`
@@ -212,7 +212,7 @@ func newPlan(r provision.Request, at place, image string) (plan, error) {
 }
 
 // group returns the group of one slice. A topology needs the mode BULK: all VMs of the
-// slice are made, or none is. What fails is left alone, because Compute Engine itself
+// slice are made, or none is. A failed VM is left alone, because Compute Engine itself
 // repairs slices as a whole.
 func group(name, about string, r provision.Request, at place) *computepb.InstanceGroupManager {
 	g := &computepb.InstanceGroupManager{

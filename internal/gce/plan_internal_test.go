@@ -201,8 +201,8 @@ func labels(n int) map[string]string {
 	return all
 }
 
-// Each property of a request that matters is compared with what exists, and nothing that
-// changes with time.
+// Each property of a request that matters is compared with the existing resource.
+// Properties that change with time are not.
 func TestDifferences(t *testing.T) {
 	p, err := newPlan(request(t, "v6e-16", nil), here, "i")
 	if err != nil {

@@ -39,7 +39,7 @@ type reader struct {
 
 func (p *reader) at() place { return place{p.gcp.Project(), p.gcp.Zone()} }
 
-// A view is what the API says of a zone at one moment.
+// A view is the state of a zone at one moment, as the API shows it.
 type view struct {
 	groups    []*computepb.InstanceGroupManager // those of TPU slices
 	templates map[string]*computepb.InstanceTemplate

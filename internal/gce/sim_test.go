@@ -62,7 +62,7 @@ func TestSlicesOnTheSimulator(t *testing.T) {
 	}
 }
 
-// What happens to a slice in the simulator is what the Provider says of it.
+// The Provider reports what happens to a slice in the simulator.
 func TestLivesOnTheSimulator(t *testing.T) {
 	t.Parallel()
 	for name, tt := range map[string]struct {

@@ -16,7 +16,7 @@ import (
 	"multihost/internal/workers"
 )
 
-// What an error itself says about the cause is not asked of the cloud.
+// If the error itself names the cause, the cloud is not asked.
 func TestACauseThatTheErrorSays(t *testing.T) {
 	t.Parallel()
 	stop := &stage.Interrupted{Signal: syscall.SIGTERM}
@@ -43,7 +43,7 @@ func TestACauseThatTheErrorSays(t *testing.T) {
 	}
 }
 
-// What the workers show is judged by the end that is blamed, and by each of them.
+// The signs come from the end that is blamed, and from each worker.
 func TestSignsOfTheWorkers(t *testing.T) {
 	t.Parallel()
 	ends := func(exits ...launch.Exit) *follow.Following {
@@ -81,8 +81,8 @@ func TestSignsOfTheWorkers(t *testing.T) {
 	}
 }
 
-// What an earlier runner may have left on the slices protects them, until it is known that
-// there is nothing, or somebody chooses otherwise.
+// Slices on which an earlier runner may have left something are protected, until it is
+// known that nothing is there or somebody chooses otherwise.
 func TestWhatAnEarlierRunnerMayHaveLeft(t *testing.T) {
 	t.Parallel()
 	mine := func(phase launch.Phase) workers.FoundRun {

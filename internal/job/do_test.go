@@ -161,8 +161,8 @@ func TestAJobGoesOnAfterALoss(t *testing.T) {
 	}
 }
 
-// A failure of the command is no loss: it is not started again without a budget for it,
-// and its slices stay if the user wants to look at them.
+// A failure of the command is not a loss. The command does not start again without a
+// budget, and its slices stay if the user wants to look at them.
 func TestAJobWhoseCommandFails(t *testing.T) {
 	t.Parallel()
 	d, o, cloud, said, _ := onShelf(t, "exit 3")

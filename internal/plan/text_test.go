@@ -16,7 +16,7 @@ import (
 	"multihost/internal/tpu"
 )
 
-// A cloud calls what it makes a queued resource, and shows its requests.
+// A cloud makes queued resources, and shows its requests.
 type cloud struct{ provision.Provider }
 
 func (cloud) Undoing(string, ...string) provision.Undoing {
@@ -120,7 +120,7 @@ func TestThePlanForPeople(t *testing.T) {
 	}
 }
 
-// The request is shown as it was refused, or as the provider would make it.
+// The plan shows the request that was refused, or the one that the provider would make.
 func TestTheRequestInAPlan(t *testing.T) {
 	t.Parallel()
 	r := provision.Request{ID: "r", Tier: provision.Spot}

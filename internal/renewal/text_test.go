@@ -42,7 +42,7 @@ func (cloud) Undoing(string, ...string) provision.Undoing {
 	return provision.Undoing{Commands: provision.Commands{Kind: "queued resource"}}
 }
 
-// What the lease can do is said once, and again when it has changed.
+// The effect of the lease is reported once, and again when it has changed.
 func TestALeaseIsToldOnce(t *testing.T) {
 	t.Parallel()
 	said := &testkit.Recorder{}
@@ -94,7 +94,8 @@ func TestWhatGivesTheRightToDelete(t *testing.T) {
 	}
 }
 
-// The time to live ends what waits with it, and is known afterwards.
+// The end of the time to live ends the waits that depend on it, and is known
+// afterwards.
 func TestTheTimeToLive(t *testing.T) {
 	t.Parallel()
 	clock := testkit.NewJumpClock()

@@ -104,7 +104,7 @@ func TestWhichSettingsEndARun(t *testing.T) {
 	if err := Fatal(rep, true); err == nil || err.Error() != "rto_min: not as wanted; tcp_rmem, tcp_wmem: denied" {
 		t.Errorf("with require: %v", err)
 	}
-	// What can be set is set.
+	// Every setting that can be applied is applied.
 	if err := Fatal(Options{}.Applied(rep), true); err == nil || err.Error() != "tcp_rmem, tcp_wmem: denied" {
 		t.Errorf("after it is applied: %v", err)
 	}
@@ -113,7 +113,7 @@ func TestWhichSettingsEndARun(t *testing.T) {
 	}
 }
 
-// All workers are asked, and what differs is one table.
+// All workers are asked, and one table shows the differences.
 func TestAPreflightOfAllWorkers(t *testing.T) {
 	t.Parallel()
 	said, machines := &testkit.Recorder{}, []*localworker.Worker{localworker.Make(t), localworker.Make(t)}

@@ -830,8 +830,8 @@ func TestVMsAreWorkers(t *testing.T) {
 	}
 }
 
-// Whatever happens to a group, one after the other and at the same time: it can be deleted,
-// and then nothing of it is left.
+// A group can be deleted after any sequence of events, also simultaneous ones, and then
+// nothing of it is left.
 func TestAGroupInTroubleCanBeDeleted(t *testing.T) {
 	t.Parallel()
 	testkit.OnlyInAll(t, "TestASliceIsLost and TestASliceIsNotMade")

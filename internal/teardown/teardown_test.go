@@ -149,7 +149,8 @@ func TestTheEndOfAJob(t *testing.T) {
 	}
 }
 
-// A user who detaches while failed slices are kept keeps them; one who stops deletes them.
+// If the user detaches while failed slices are kept, they stay. If the user stops, they
+// are deleted.
 func TestAnInterruptWhileFailedSlicesAreKept(t *testing.T) {
 	t.Parallel()
 	for answer, want := range map[stage.Answer]string{stage.Detach: "detached while failed slices were kept", stage.Stop: ""} {
@@ -165,7 +166,7 @@ func TestAnInterruptWhileFailedSlicesAreKept(t *testing.T) {
 	}
 }
 
-// Errors keep the advice that holds without slices: whether they are theirs.
+// An error keeps its advice only if the advice is still right when the slices are gone.
 func TestAnErrorAfterTheSlicesAreDeleted(t *testing.T) {
 	t.Parallel()
 	for _, err := range []error{errors.New("no capacity"), &launch.SecretError{}} {
@@ -180,7 +181,7 @@ func TestAnErrorAfterTheSlicesAreDeleted(t *testing.T) {
 	}
 }
 
-// Who attaches to a job's run is told that its slices are billed, and until when.
+// attach says that the slices of a job are billed, and until when.
 func TestWhatIsBilledOfARun(t *testing.T) {
 	t.Parallel()
 	all := []tpu.Slice{{Name: "m-0", QueuedResource: "m"}, {Name: "m-1", QueuedResource: "m"}, {Name: "x"}}
