@@ -78,9 +78,14 @@ func look(ctx context.Context, d *workers.Deps, in, away []tpu.Slice) sight {
 // come with the other slices' answers.
 func Ask(ctx context.Context, d *workers.Deps, ready []tpu.Slice) (found []workers.FoundRun, asked []bool, err error) {
 	asked = make([]bool, len(ready))
+	d.Remind("workers are asked which runs they know", func() { found, err = ask(ctx, d, ready, asked) })
+	return found, asked, err
+}
+
+func ask(ctx context.Context, d *workers.Deps, ready []tpu.Slice, asked []bool) (found []workers.FoundRun, err error) {
 	t, failed, err := d.Dial(ctx, tpu.Selection{Slices: ready}, func(id tpu.WorkerID) bool { return id.Worker == 0 }, false)
 	if err != nil {
-		return nil, asked, err
+		return nil, err
 	}
 	defer t.Close()
 	var ids []tpu.WorkerID
@@ -93,7 +98,7 @@ func Ask(ctx context.Context, d *workers.Deps, ready []tpu.Slice) (found []worke
 		asked[id.Slice] = errs[i] == nil
 	}
 	ids, silent = append(ids, t.IDs...), append(silent, errs...)
-	return found, asked, stage.WorkersError(stage.Survey, ids, silent)
+	return found, stage.WorkersError(stage.Survey, ids, silent)
 }
 
 // lookFor surveys the slices and returns the runs that is chooses. If these lack slices, or

@@ -116,3 +116,26 @@ func (v *Invocation) Age(created time.Time) time.Duration {
 	}
 	return v.Clock.Now().Sub(created)
 }
+
+// remindEvery is how often Remind says what is waited for.
+const remindEvery = time.Minute
+
+// Remind calls f, and says what is waited for every minute that f takes.
+func (v *Invocation) Remind(what string, f func()) {
+	done, over := make(chan struct{}), make(chan struct{})
+	begin := v.Clock.Now()
+	go func() {
+		defer close(over)
+		for {
+			select {
+			case <-done:
+				return
+			case <-v.Clock.After(remindEvery):
+				event.Notef(v.Sink, event.Info, "", "still waiting, for %s: %s", AsTyped(v.Clock.Now().Sub(begin).Round(time.Second)), what)
+			}
+		}
+	}()
+	f()
+	close(done)
+	<-over
+}
