@@ -435,7 +435,7 @@ func checkTier(r provision.Request, wrong func(string, ...any)) {
 }
 
 // differences lists how what exists differs from what r asks for, each as "field: it has X,
-// asked is Y". Nothing that changes with time counts: keys in metadata, the build of the
+// you asked for Y". Nothing that changes with time counts: keys in metadata, the build of the
 // image, and r.OwnMetadata.
 func differences(existing *computepb.InstanceTemplate, r provision.Request) []string {
 	has, ok := recordIn(existing)
