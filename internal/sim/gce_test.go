@@ -438,6 +438,10 @@ func TestGroupsThatAreRefused(t *testing.T) {
 	}
 	r.must("POST", groupsPath, groupOf("g", 0))
 	r.refused("POST", groupsPath, groupOf("g", 0), 409, "already exists")
+	for _, path := range []string{inRegion + "/instanceGroupManagers", inZone + "/reservations/r", "/global/routes"} {
+		r.refused("GET", path, "", 501, "is not modelled by the simulator")
+	}
+	r.refused("GET", inZone+"/things", "", 404, "Method not found")
 	// One VM is a slice without a policy.
 	r.must("POST", groupsPath, groupOf("alone", 1, `resourcePolicies=null`, `targetSizePolicy=null`, `baseInstanceName="alone-##[7]"`))
 	r.eventually("alone", inZone+"/instances/alone-07", func(m map[string]any) bool { return m["status"] == "RUNNING" })

@@ -169,7 +169,18 @@ func (c *computeCall) serve() (any, error) {
 	if f := services[kind+" "+c.collection]; f != nil {
 		return f(New(c.s), c)
 	}
+	if kind != "" && slices.Contains(unmodelled, c.collection) {
+		return nil, wire.NotModelled(kind + " " + c.collection)
+	}
 	return nil, wire.UnknownMethod()
+}
+
+// unmodelled are collections that the service has in some scope and the simulator has not. A
+// client must not take them for empty: a reservation that cannot be read need not be absent.
+var unmodelled = []string{
+	"acceleratorTypes", "addresses", "autoscalers", "commitments", "diskTypes", "disks", "firewallPolicies", "futureReservations", "healthChecks", "images",
+	"instanceGroupManagers", "instanceGroups", "instances", "instanceTemplates", "machineImages", "networkEndpointGroups", "nodeGroups", "operations",
+	"reservations", "routers", "routes", "snapshots", "storagePools",
 }
 
 // decode reads the body strictly into m.
