@@ -58,6 +58,7 @@ need.`,
 		Flags: options.JobFlags(),
 		Action: withSession(func(s *session, c *call) error {
 			o := options.Job(&c.Call, s.machine(c))
+			why := s.chooseProvider(c, o.Request)
 			runnerless := o.Run.Detach && c.String("bucket-name") != ""
 			var do submit.DetachOptions
 			var told notify.Options
@@ -74,6 +75,9 @@ need.`,
 			d, err := s.workers(c)
 			if err != nil {
 				return err
+			}
+			if why != "" {
+				s.view.Emit(event.Note{Level: event.Info, Text: why})
 			}
 			confirms(s, c, d)
 			o.Request.Metadata = access.WithKey(o.Request.Metadata, d.Access.Login, publicKey(d.Access))

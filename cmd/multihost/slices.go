@@ -55,13 +55,10 @@ the same request exists already, multihost uses it.`,
 			&cli.BoolFlag{Name: "wait", Usage: "wait until every worker answers"},
 		), options.WaitFlags(), options.SSHFlags()),
 		Action: withSession(func(s *session, c *call) error {
-			r, on, why := options.SliceRequest(&c.Call, s.machine(c))
-			s.makeOn(on)
+			r := options.SliceRequest(&c.Call, s.machine(c))
+			why := s.chooseProvider(c, r)
 			limits := options.WaitLimits(&c.Call)
 			refuseConfirm(s, c)
-			if on == options.OnGCE && s.compute != nil && c.Sound() {
-				c.Refuse(s.compute.Check(r))
-			}
 			d, err := s.workers(c)
 			if err != nil {
 				return err
@@ -96,6 +93,17 @@ the same request exists already, multihost uses it.`,
 			return s.waitForSlices(c, d, d.Cloud, r.ID, limits)
 		}),
 	}, exitOK, exitUsage, exitUnavailable, exitTempFail, exitPermission, exitConfig, exitInterrupt, exitTerminate)
+}
+
+// chooseProvider says with which provider r is made, and refuses what that one cannot make.
+// why is for the user, who has not named it.
+func (s *session) chooseProvider(c *call, r provision.Request) (why string) {
+	on, why := options.Provider(&c.Call, r.Type)
+	s.makeOn(on)
+	if on == options.OnGCE && s.compute != nil && c.Sound() {
+		c.Refuse(s.compute.Check(r), "provider", "tpu-type")
+	}
+	return why
 }
 
 // slicesPlan shows what slices create would make.

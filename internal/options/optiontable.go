@@ -158,6 +158,8 @@ func ownJobOptions() []Option {
 			with: withRequest, bad: "0", plan: "slices", try: "2", key: "slices"},
 		{flag: TypeFlag(),
 			with: withRequest, bad: "v4-17", plan: "slices.type", try: "v5litepod-32", key: "workers"},
+		{flag: ProviderFlag(),
+			with: withRequest, bad: "x", plan: "slices", key: refused},
 		{flag: RuntimeFlag(),
 			with: withRequest, plan: "queued_resource.request", try: "x", key: request},
 		{flag: &cli.StringFlag{Name: "bucket-name", Aliases: []string{"BUCKET_NAME"}, Usage: "with --detach: Cloud Storage `BUCKET` that the job lives in, without this machine"},

@@ -183,6 +183,9 @@ func jobRequest(c *Call, m Machine, run string) provision.Request {
 	r = readRequest(c, r, c.String("cqr-extra-args"))
 	r.Mark(run, m.User)
 	r.MarkJob(run)
+	if on, _ := Provider(c, r.Type); on == OnGCE {
+		return jobOnCompute(c, r)
+	}
 	refuseRequest(c, r)
 	return r.Neutral()
 }

@@ -1,6 +1,7 @@
 package options
 
 import (
+	"errors"
 	"slices"
 	"strings"
 
@@ -27,6 +28,11 @@ func neutralFlags() []string {
 	}
 }
 
+// ProviderFlag chooses who makes slices.
+func ProviderFlag() cli.Flag {
+	return &cli.StringFlag{Name: "provider", Usage: "tpu or gce: which `API` makes the slices; default: gce for a type that only Compute Engine has, else tpu"}
+}
+
 // SliceFlags returns the flags that describe slices of any provider.
 func SliceFlags(own ...cli.Flag) []cli.Flag {
 	own = slices.Concat(own, []cli.Flag{
@@ -34,7 +40,7 @@ func SliceFlags(own ...cli.Flag) []cli.Flag {
 		TypeFlag(),
 		&cli.StringFlag{Name: "machine-type", Usage: "machine `TYPE` of Compute Engine, such as ct6e-standard-4t, in place of an accelerator type; needs --topology"},
 		&cli.StringFlag{Name: "topology", Usage: "`TOPOLOGY` of the chips of a slice, such as 2x4; needs --machine-type"},
-		&cli.StringFlag{Name: "provider", Usage: "tpu or gce: which `API` makes the slices; default: gce for a type that only Compute Engine has, else tpu"},
+		ProviderFlag(),
 		&cli.IntFlag{Name: "boot-disk-size", Usage: "size of the boot disk in `GB`, for --provider=gce; default: 200"},
 		&cli.StringFlag{Name: "boot-disk-type", Usage: "`TYPE` of the boot disk, for --provider=gce; default: that of the accelerator type"},
 		&cli.StringFlag{Name: "image", Usage: "boot this `IMAGE`, as projects/P/global/images/NAME, for --provider=gce; default: the newest one for the accelerator type"},
@@ -45,9 +51,8 @@ func SliceFlags(own ...cli.Flag) []cli.Flag {
 	})
 }
 
-// SliceRequest reads the request that slices create makes, and which provider makes it. why says
-// why, if the user has not.
-func SliceRequest(c *Call, m Machine) (r provision.Request, on, why string) {
+// SliceRequest reads the request that slices create makes.
+func SliceRequest(c *Call, m Machine) provision.Request {
 	id := c.OneWord("id", "")
 	own := qr.Request{ID: id, Type: machineType(c)}
 	own = readRequest(c, own, "")
@@ -55,22 +60,54 @@ func SliceRequest(c *Call, m Machine) (r provision.Request, on, why string) {
 		own.NodeCount = 1
 	}
 	own.Mark(id, m.User)
-	if on, why = providerOf(c, own.Type); on == OnTPU {
+	if on, _ := Provider(c, own.Type); on == OnTPU {
 		for _, name := range []string{"boot-disk-size", "boot-disk-type", "image"} {
 			if c.IsSet(name) {
 				c.Refuse(cmdline.Usagef("--%s: it is for --provider=gce", name), name)
 			}
 		}
 		refuseRequest(c, own)
-		return own.Neutral(), on, why
+		return own.Neutral()
 	}
-	r = own.Neutral()
-	r.Scopes = qr.ScopeURLs(own.Scopes)
-	r.Own = gce.Settings{Image: c.String("image"), DiskGB: int64(c.Int("boot-disk-size")), DiskType: c.String("boot-disk-type"), Tags: own.Tags, InternalIPs: own.InternalIPs}
+	r := onCompute(own, gce.Settings{Image: c.String("image"), DiskGB: int64(c.Int("boot-disk-size")), DiskType: c.String("boot-disk-type")})
 	if size := c.Int("boot-disk-size"); c.IsSet("boot-disk-size") && size < 10 {
 		c.Refuse(cmdline.Usagef("--boot-disk-size=%d: it is at least 10, the size of the images", size), "boot-disk-size")
 	}
-	return r, on, why
+	return r
+}
+
+// onCompute returns the request that Compute Engine gets for what flags say of a queued
+// resource.
+func onCompute(own qr.Request, settings gce.Settings) provision.Request {
+	settings.Tags, settings.InternalIPs = own.Tags, own.InternalIPs
+	r := own.Neutral()
+	r.Scopes, r.Own, r.Apart = qr.ScopeURLs(own.Scopes), settings, true
+	return r
+}
+
+// jobOnCompute is onCompute for a job. It refuses flags that only queued resources have.
+func jobOnCompute(c *Call, own qr.Request) provision.Request {
+	only := []string{"cqr-extra-args", "runtime-version", "enable-autocheckpoint", "type"}
+	for _, f := range qr.CreateFlags() {
+		if !slices.Contains(neutralFlags(), f.Name) {
+			only = append(only, f.Name)
+		}
+	}
+	for _, name := range only {
+		if slices.ContainsFunc(c.Command.Flags, func(f cli.Flag) bool { return f.Names()[0] == name }) && c.IsSet(name) {
+			c.Refuse(cmdline.Usagef("--%s: it is for queued resources, and not for --provider=gce", name), name, "provider")
+		}
+	}
+	if own.MaxRunDuration == 0 {
+		c.Refuse(&cmdline.UsageError{
+			Err:    errors.New("--provider=gce: --max-run-duration is missing; workers of different VMs cannot tell each other whether the command runs, so they delete nothing when this machine is gone"),
+			Advice: "add --max-run-duration=TIME: Compute Engine then deletes the slices, with their boot disks, after this time",
+		}, "max-run-duration", "provider")
+	}
+	if c.Bool("detach") && c.String("bucket-name") != "" {
+		c.Refuse(cmdline.Usagef("--provider=gce: a job without runner (--detach with --bucket-name) needs queued resources"), "provider", "detach", "bucket-name")
+	}
+	return onCompute(own, gce.Settings{})
 }
 
 // machineType reads --machine-type and --topology; the zero Type without them.
@@ -92,9 +129,9 @@ func machineType(c *Call) tpu.Type {
 	return t
 }
 
-// providerOf returns the value of --provider. Without one, a type decides that only Compute
-// Engine has.
-func providerOf(c *Call, t tpu.Type) (on, why string) {
+// Provider returns the value of --provider. Without one, a type decides that only Compute
+// Engine has; why says so.
+func Provider(c *Call, t tpu.Type) (on, why string) {
 	on = c.String("provider")
 	switch {
 	case on == "" && t.Name != "" && !t.OnCloudAPI() && t.Generation.OnCompute():
@@ -102,6 +139,8 @@ func providerOf(c *Call, t tpu.Type) (on, why string) {
 	case on == "":
 		return OnTPU, ""
 	}
-	c.OneOf("provider", on, OnTPU, OnGCE)
+	if !c.Refused("provider") {
+		c.OneOf("provider", on, OnTPU, OnGCE)
+	}
 	return on, ""
 }

@@ -257,7 +257,7 @@ func Expected(o provision.Request, project, zone string) []tpu.Slice {
 	for i, name := range o.NodeNames() {
 		all[i] = tpu.Slice{
 			Index: i, Name: name, Project: project, Zone: zone, Type: o.Type.Name, Network: o.Network,
-			QueuedResource: o.ID, MultiSlice: len(all) > 1, Workers: make([]tpu.Worker, o.Type.Workers),
+			QueuedResource: o.ID, MultiSlice: len(all) > 1 && !o.Apart, Workers: make([]tpu.Worker, o.Type.Workers),
 		}
 		for w := range all[i].Workers {
 			all[i].Workers[w].Internal = fmt.Sprintf("<address of %s>", tpu.WorkerID{Slice: i, Worker: w})

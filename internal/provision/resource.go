@@ -31,6 +31,7 @@ type Request struct {
 	ID        string   // of the resource to make
 	NodeCount int      // number of slices, 1 or more
 	Nodes     []string // their names
+	Apart     bool     // the provider makes each slice for itself: their VMs know no other slice
 
 	Type           tpu.Type
 	Tier           Tier   // "" with a Reservation: Reserved; else OnDemand
