@@ -9,6 +9,7 @@ import (
 	"multihost/internal/gce"
 	"multihost/internal/provision"
 	"multihost/internal/qr"
+	"multihost/internal/qr/createflags"
 	"multihost/internal/tpu"
 
 	"github.com/urfave/cli/v2"
@@ -88,7 +89,7 @@ func onCompute(own qr.Request, settings gce.Settings) provision.Request {
 // jobOnCompute is onCompute for a job. It refuses flags that only queued resources have.
 func jobOnCompute(c *Call, own qr.Request) provision.Request {
 	only := []string{"cqr-extra-args", "runtime-version", "enable-autocheckpoint", "type"}
-	for _, f := range qr.CreateFlags() {
+	for _, f := range createflags.All() {
 		if !slices.Contains(neutralFlags(), f.Name) {
 			only = append(only, f.Name)
 		}
