@@ -86,7 +86,7 @@ func Leftovers(ctx context.Context, d *workers.Deps, o GCOptions) ([]Leftover, e
 		if !ours || o.User != "" && user != provision.LabelValue(o.User) || !strings.HasPrefix(res.ID, o.Prefix) {
 			continue
 		}
-		l := Leftover{Kind: d.Cloud.Undoing(res.ID).Commands.Kind, Name: res.ID, State: res.State, Run: run, User: user, Created: res.CreateTime,
+		l := Leftover{Kind: res.Commands.Kind, Name: res.ID, State: res.State, Run: run, User: user, Created: res.CreateTime,
 			Age: d.Age(res.CreateTime), Type: res.Type, Slices: len(res.Slices), Tier: string(res.Tier), res: res}
 		l.Hourly = cost.Hourly(res, d.Zone)
 		switch {
@@ -295,8 +295,9 @@ func collect(ctx context.Context, d *workers.Deps, o GCOptions, l Leftover) erro
 	}
 	now, err := d.Cloud.Get(ctx, l.Name)
 	switch {
-	case gcp.ClassOf(err) == gcp.NotFound:
-		return nil
+	case gcp.ClassOf(err) == gcp.NotFound: // parts that cost nothing may be left
+		_, err := d.Cloud.Delete(ctx, l.Name, provision.DeleteOptions{OnlyRun: l.Run})
+		return err
 	case err != nil:
 		return err
 	case now.State != l.State || !now.CreateTime.Equal(l.Created):

@@ -1,6 +1,7 @@
 package gc
 
 import (
+	"context"
 	"strings"
 	"testing"
 	"time"
@@ -103,5 +104,30 @@ func TestTheWarningOfLeftoversIsOneLine(t *testing.T) {
 	}
 	if got := leftoverWarning(d, all, "carol", ""); got != "" {
 		t.Errorf("warning for somebody with nothing = %q", got)
+	}
+}
+
+// remains is a provider that has parts of a resource left, which cost nothing.
+type remains struct {
+	provision.Provider
+	deleted string // the resource and its run
+}
+
+func (*remains) Get(context.Context, string) (provision.Resource, error) {
+	return provision.Resource{}, provision.ErrNotFound
+}
+
+func (r *remains) Delete(_ context.Context, id string, o provision.DeleteOptions) (bool, error) {
+	r.deleted = id + " of " + o.OnlyRun
+	return true, nil
+}
+
+// What is left of a resource whose slices are gone is deleted, too.
+func TestPartsWithoutSlicesAreDeleted(t *testing.T) {
+	cloud := &remains{}
+	d := &workers.Deps{Reach: &workers.Reach{Invocation: &stage.Invocation{Clock: testkit.NewJumpClock()}, Cloud: cloud}}
+	err := Collect(t.Context(), d, GCOptions{}, []Leftover{{Kind: "slice request", Name: "m", Run: "r", Useless: true}})
+	if err != nil || cloud.deleted != "m of r" {
+		t.Errorf("deleted %q, %v", cloud.deleted, err)
 	}
 }
