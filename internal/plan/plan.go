@@ -78,7 +78,8 @@ type ResourceChange struct {
 	Request json.RawMessage `json:"request,omitempty"` // request body as it would be sent
 	Gcloud  string          `json:"gcloud,omitempty"`  // the equivalent command line
 
-	name string // what messages call it
+	// Name is what messages call the resource, such as: queued resource m.
+	Name string `json:"name"`
 }
 
 // Upload says what a job without runner puts into its bucket.
@@ -230,7 +231,7 @@ var ErrNotRefused = fault.New(fault.Internal, "a dry run had clients that change
 // ChangeOf describes what is done with a queued resource. refused, if not nil, is
 // the refused request that would have made it.
 func ChangeOf(cloud provision.Provider, do string, res provision.Resource, request provision.Request, refused *gcp.ReadOnlyError) *ResourceChange {
-	c := &ResourceChange{ID: request.ID, Do: do, State: res.State, Tier: string(request.Asks()), name: provision.NameOf(cloud, request.ID)}
+	c := &ResourceChange{ID: request.ID, Do: do, State: res.State, Tier: string(request.Asks()), Name: provision.NameOf(cloud, request.ID)}
 	if res.State != "" && len(res.Nodes) > 0 {
 		c.Owner = res.Owner()
 	}

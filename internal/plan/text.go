@@ -72,7 +72,7 @@ func (p Plan) tellResource(t *planText) {
 	if c == nil {
 		return
 	}
-	what := c.name
+	what := c.Name
 	kind := fmt.Sprintf("%s of %s, %s", event.Count(len(p.Slices), "slice"), p.Slices[0].Type, c.Tier)
 	there := "state " + c.State
 	if c.Owner != "" {
@@ -364,11 +364,11 @@ func (p Plan) tellRest(t *planText) {
 		if p.End.KeepFor > 0 {
 			kept = "it stays for " + event.Duration(p.End.KeepFor)
 		}
-		t.line("-", "end", "%s is deleted with its slices; %s %s", p.Resource.name, kept, p.End.Keeps)
+		t.line("-", "end", "%s is deleted with its slices; %s %s", p.Resource.Name, kept, p.End.Keeps)
 	case p.End.Deletes != "":
-		t.line("-", "end", "%s is deleted with its slices, however the command ends", p.Resource.name)
+		t.line("-", "end", "%s is deleted with its slices, however the command ends", p.Resource.Name)
 	case p.End.Keeps != "":
-		t.line("=", "end", "%s stays and is billed: %s", p.Resource.name, p.End.Keeps)
+		t.line("=", "end", "%s stays and is billed: %s", p.Resource.Name, p.End.Keeps)
 	default:
 		t.line("=", "end", "the slices stay")
 	}
@@ -439,7 +439,7 @@ func (p Plan) tellRequest(t *planText) {
 	enc.SetEscapeHTML(false)
 	enc.SetIndent("  ", "  ")
 	_ = enc.Encode(shortened(body, &long)) // cannot fail: body was decoded from JSON
-	fmt.Fprintf(&t.b, "\nrequest of %s\n  %s", p.Resource.name, b.String())
+	fmt.Fprintf(&t.b, "\nrequest of %s\n  %s", p.Resource.Name, b.String())
 	if !long {
 		fmt.Fprintf(&t.b, "\nthe same with gcloud\n  %s\n", p.Resource.Gcloud)
 	}

@@ -33,7 +33,7 @@ func whole() Plan {
 	p := Plan{
 		Command: "job", Run: "r", Attempt: 2, Project: "p", Zone: "us-central2-b", Asked: true,
 		Network:  &network.Plan{Actions: []network.Action{{Verb: network.Create, Resource: "network", Name: "mtu9k", Gcloud: "gcloud networks"}, {Resource: "firewall", Name: "ssh", Reason: "it is there"}}},
-		Resource: &ResourceChange{ID: "r", Do: ResourceCreate, Tier: "spot", Request: json.RawMessage(`{"node":"r"}`), Gcloud: "gcloud create", name: "queued resource r"},
+		Resource: &ResourceChange{ID: "r", Do: ResourceCreate, Tier: "spot", Request: json.RawMessage(`{"node":"r"}`), Gcloud: "gcloud create", Name: "queued resource r"},
 		Login:    Login{User: "ann", Key: "ssh-ed25519 A", File: "~/.ssh/k", Way: overssh.IAP, Jump: "bastion"},
 		Stops:    []RunOnWorkers{{Run: "old", Attempt: 1, Owner: "bob", Workers: "s0w0", Command: "train", Why: "replaced by r of ann"}},
 		Files:    &Files{Dir: "/code", To: "~/r", Count: 3, Bytes: size, Digest: "abc", Ignored: []string{".git"}},
@@ -134,7 +134,7 @@ func TestTheRequestInAPlan(t *testing.T) {
 		{ResourceUse, nil, ""},
 	} {
 		c := ChangeOf(cloud{}, tt.do, provision.Resource{State: "ACTIVE", Nodes: []string{"r"}}, r, tt.refused)
-		if string(c.Request) != tt.want || (c.Gcloud != "") != (tt.want != "") || c.ID != "r" || c.State != "ACTIVE" || c.Tier != "spot" || c.name != "queued resource r" {
+		if string(c.Request) != tt.want || (c.Gcloud != "") != (tt.want != "") || c.ID != "r" || c.State != "ACTIVE" || c.Tier != "spot" || c.Name != "queued resource r" {
 			t.Errorf("%s: %+v", tt.do, c)
 		}
 	}
