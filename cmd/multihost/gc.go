@@ -33,8 +33,8 @@ for 30 minutes (or --older-than) are of no more use. Reserved capacity always
 counts as useful.
 
 --delete looks, asks on a terminal, and deletes what the list says "yes" to. It
-reads the state of each right before it deletes it. It never deletes what
-multihost did not make.
+reads the state of each right before it deletes it. It never deletes what other
+tools made.
 
 ` + pricesHelp,
 		Flags: slices.Concat([]cli.Flag{
