@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"hash/crc32"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -98,13 +99,13 @@ func (p *Provider) List(ctx context.Context) ([]provision.Resource, error) {
 	}
 	all := []provision.Resource{}
 	var errs []error
-	for id := range ids {
+	for _, id := range slices.Sorted(maps.Keys(ids)) {
 		r, err := p.resource(ctx, v, id)
 		all, errs = append(all, r), append(errs, err)
 	}
 	left, err := p.remains(ctx, ids)
 	all = append(all, left...)
-	slices.SortFunc(all, func(a, b provision.Resource) int { return strings.Compare(a.ID, b.ID) })
+	slices.SortFunc(all, byID)
 	return all, errors.Join(append(errs, err)...)
 }
 
@@ -139,12 +140,12 @@ func (p *Provider) remains(ctx context.Context, living map[string]bool) ([]provi
 	for _, w := range policies {
 		note(w.GetName(), w.GetDescription(), nil)
 	}
-	var all []provision.Resource
-	for _, r := range found {
-		all = append(all, r)
-	}
+	all := slices.Collect(maps.Values(found))
+	slices.SortFunc(all, byID)
 	return all, nil
 }
+
+func byID(a, b provision.Resource) int { return strings.Compare(a.ID, b.ID) }
 
 // Slices implements provision.Provider. It has slices of several VMs whoever made them, and
 // slices of one VM that multihost has made.
