@@ -29,7 +29,7 @@ func configCommand() *cli.Command {
 
   1. the command line
   2. the environment variable MULTIHOST_FLAG_<NAME>
-  3. multihost.yaml in this directory or the nearest one above that has one
+  3. multihost.yaml in this directory, or in the nearest directory above that has one
   4. your own file, $XDG_CONFIG_HOME/multihost/config.yaml (~/.config)
   5. gcloud's configuration, for project, zone and access token
   6. the default that is built in

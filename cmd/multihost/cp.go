@@ -28,11 +28,11 @@ in it; otherwise DEST is the new name. {slice} and {worker} in a local name stan
 for the numbers of each worker. Without them, the files of several workers go
 into one directory for each worker: DEST/s0w0/…
 
-Modes, times, symbolic links and empty directories are kept. A file takes its
-place, or the place of an earlier one, only when a digest proves that it has
-arrived whole. A copy to workers changes nothing on any worker until everything
-has arrived on all of them. In a copy from workers, each worker succeeds or fails
-by itself.
+Modes, times, symbolic links and empty directories are kept. A file gets its name,
+and replaces an earlier file of that name, only when a digest proves that all of it
+has arrived. A copy to workers changes nothing on any worker until everything has
+arrived on all of them. If a copy from one worker fails, the copies from the others
+still succeed.
 
 Files from workers may lie in the directory of your program. A later run does not
 ship them, unless you change them, git tracks them, or .multihostignore has their

@@ -41,7 +41,7 @@ var exitTexts = map[int]string{
 	exitTempFail:    "no capacity or quota, or a deadline passed",
 	exitPreflight:   "preflight failed, or workers differ (--skew=check)",
 	exitPermission:  "permission denied or not signed in",
-	exitConfig:      "configuration: project, zone, key or file is missing or malformed, or no run made the directory of the run on a worker",
+	exitConfig:      "configuration: project, zone, key or file is missing or malformed, or the run's directory on a worker exists and no run made it",
 	exitHangup:      "ended or detached by SIGHUP",
 	exitInterrupt:   "ended by SIGINT",
 	exitTerminate:   "ended by SIGTERM",

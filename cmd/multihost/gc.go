@@ -17,7 +17,7 @@ import (
 
 // pricesHelp says what the column PER HOUR of a table is.
 const pricesHelp = `PER HOUR is the list price an hour of the slices that exist, before discounts;
-"unknown" where the price list has none for their zone and tier. Prices are
+"unknown" if the price list has no price for their zone and tier. Prices are
 ` + tpu.PriceSource + `.`
 
 func gcCommand() *cli.Command {
@@ -32,9 +32,9 @@ slices, and those that wait for slices. It also lists networks that no TPU uses.
 for 30 minutes (or --older-than) are of no more use. Reserved capacity always
 counts as useful.
 
---delete looks, asks on a terminal, and deletes what the list says "yes" to. It
-reads the state of each right before it deletes it. It never deletes what other
-tools made.
+--delete does what --look does, asks on a terminal, and deletes the resources that
+have "yes" in the list. Right before it deletes a resource, it reads the state of
+that resource again. It never deletes what multihost did not make.
 
 ` + pricesHelp,
 		Flags: slices.Concat([]cli.Flag{

@@ -27,7 +27,7 @@ after that, the last lines of the job say so.
 
 Before it asks for slices, it prints one line: what it asks for, the list price
 an hour, and what ends the bill. --confirm asks you then; a no ends the job with
-status 130. A job that uses slices which exist does neither.
+status 130. If the slices of the job exist already, it neither prints nor asks.
 
 MaxText's upper-case names work, too: multihost job --help=all lists them. If
 you use one, --NUM_SLICES is 2 and --TPU_TYPE is v4-8 unless you set them, as in

@@ -17,8 +17,8 @@ func logsCommand() *cli.Command {
 		Name:      "logs",
 		Usage:     "print the log of one worker of a run, or of all",
 		ArgsUsage: "RUN",
-		Description: `Prints the bytes that the command wrote on one worker, from this machine's
-copy when the run has ended here, else from the worker or the bucket.
+		Description: `Prints the bytes that the command wrote on one worker. They come from the copy on
+this machine if it is whole, otherwise from the worker or the bucket.
 
   multihost logs my-run --first-failure --tail=50
   multihost logs my-run --all --since=10m --timestamps

@@ -36,7 +36,7 @@ neither the workers nor the cloud. It knows the step lines of MaxText; give
 slices: v4/22b, v4/52b, v5e/16b to 128b, v5p/32b to 1024b.`,
 		Flags: slices.Concat(options.TrainingFlags(), []cli.Flag{
 			&cli.StringFlag{Name: "output", Value: "table", Usage: "table, json or csv: `FORMAT` of stdout; csv and json have the figures over the steps"},
-			&cli.BoolFlag{Name: "follow", Aliases: []string{"f"}, Usage: "go on until the run ends, while another command brings its logs here"},
+			&cli.BoolFlag{Name: "follow", Aliases: []string{"f"}, Usage: "continue until the run ends; needs another command that follows the run on this machine"},
 			&cli.BoolFlag{Name: "workers", Usage: "list every worker, also when there are many"},
 			&cli.Float64Flag{Name: "fail-below", Usage: "end with status 1 if the run is below this `RATIO` of the published TFLOP/s, or cannot be compared"},
 			&cli.IntFlag{Name: "attempt", Usage: "read only the attempt with this `NUMBER`; default: all"},

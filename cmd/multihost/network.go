@@ -21,7 +21,7 @@ func networkCommand() *cli.Command {
 func networkCreateCommand() *cli.Command {
 	return command(cli.Command{
 		Name:      "create",
-		Usage:     "make the network and its firewall rules, as far as they do not exist",
+		Usage:     "make the network and the firewall rules that do not exist yet",
 		ArgsUsage: "[NAME]",
 		Description: `Makes the network (mtu9k unless named) with automatic subnetworks, and rules for
 tcp, udp and icmp inside it and for SSH from --ssh-source-ranges. The default is

@@ -37,14 +37,14 @@ MULTIHOST_SLICE_ID, MULTIHOST_NUM_SLICES, MULTIHOST_WORKER_ID,
 MULTIHOST_NUM_WORKERS (of its slice), MULTIHOST_PROCESS_ID,
 MULTIHOST_NUM_PROCESSES, MULTIHOST_WORKER_IP and MULTIHOST_COORDINATOR_IP.
 
-With --max-restarts, multihost starts a command that fails again on the same
-slices. It does so too when a worker is lost and its slice comes back. If the
-slices are taken away, the run ends. multihost job makes them again.
+When the command fails, --max-restarts lets multihost start it again on the same
+slices. The same applies when a worker is lost and its slice comes back. If the
+slices are taken away, the run ends; multihost job would make new slices.
 
 On a terminal, Ctrl-C asks whether to stop the command or to leave it running.
-Elsewhere it stops the command on every worker and proves it; a second Ctrl-C
-leaves at once. If you close the terminal, the command goes on: see multihost
-attach.`,
+Without a terminal, Ctrl-C stops the command on every worker, and multihost checks
+that no process of it is left; a second Ctrl-C ends multihost at once. If you close
+the terminal, the command goes on: see multihost attach.`,
 		Flags: options.RunFlags(),
 		Action: withSession(func(s *session, c *call) error {
 			o := options.Run(&c.Call, s.machine(c), s.hosts != nil)

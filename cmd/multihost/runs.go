@@ -74,7 +74,7 @@ the run going.`,
 func stopCommand() *cli.Command {
 	return command(cli.Command{
 		Name:      "stop",
-		Usage:     "end a run on every worker and prove it",
+		Usage:     "end a run on every worker and check that none of its processes is left",
 		ArgsUsage: "RUN",
 		Description: `Sends TERM to every process of the run, KILL after --grace, and ends when none is
 left. It may be repeated. If the command of a job has not begun, or has ended and its
@@ -107,7 +107,7 @@ func preflightCommand() *cli.Command {
 	}
 	return command(cli.Command{
 		Name:      "preflight",
-		Usage:     "tune the network settings of the workers, check them, or print how",
+		Usage:     "tune or check the network settings of the workers, or print the script that does it",
 		ArgsUsage: "[PLATFORM=gce|gke]",
 		Description: `multihost preflight PLATFORM=GCE --tpu-prefix=P is multihost preflight apply.
 Settings are not persistent: they are gone when a worker reboots.`,
@@ -116,7 +116,7 @@ Settings are not persistent: they are gone when a worker reboots.`,
 			sub("apply", "bring every setting to the wanted value", false),
 			sub("check", "read every setting, change nothing", true),
 			command(cli.Command{
-				Name: "print", Usage: "print the script that does it on a worker or in a pod",
+				Name: "print", Usage: "print the script that applies the settings on a worker or in a pod",
 				Description: `With --platform=gke the script is for the container of a TPU pod, which multihost
 cannot reach. The first lines of the script say what the container needs. When the
 script runs, it says what the container lacks (docs/gke.md).

@@ -89,7 +89,7 @@ func simUpCommand() *cli.Command {
 			&cli.DurationFlag{Name: "step", Value: 300 * time.Millisecond, Usage: "`TIME` that a resource stays in each state"},
 			&cli.IntFlag{Name: "quota", Usage: "`CORES` of one generation that a zone may hold; 0: no limit"},
 			&cli.StringSliceFlag{Name: "fault", Usage: "`FAULT` that the simulator has from its start"},
-			&cli.BoolFlag{Name: "login", Usage: "accept only the credentials of the simulated user, which the fault login-ended ends"},
+			&cli.BoolFlag{Name: "login", Usage: "accept only the credentials of the simulated user; the fault login-ended makes them invalid"},
 			&cli.BoolFlag{Name: "background", Usage: "return when the simulator is ready"},
 		},
 		Action: act(func(c *call) error {

@@ -133,9 +133,9 @@ func slicesWaitCommand() *cli.Command {
 		Name:      "wait",
 		Usage:     "wait until every worker of the slices of a request answers",
 		ArgsUsage: "ID",
-		Description: `Ready means: every slice is healthy, its VMs have told which worker they are,
-and every worker answers SSH. Ends at once when the request fails, when its
-slices are taken away, and when somebody deletes it.`,
+		Description: `Waits until every slice is healthy, every VM shows which worker it is, and every
+worker answers SSH. Ends at once when the request fails, when its slices are taken
+away, and when somebody deletes it.`,
 		Flags: slices.Concat(options.WaitFlags(), options.SSHFlags()),
 		Action: withSession(func(s *session, c *call) error {
 			id, limits := options.IDWord(&c.Call), options.WaitLimits(&c.Call)

@@ -84,7 +84,7 @@ func ConfirmFlag() cli.Flag {
 
 // InterruptFlag says what Ctrl-C does. otherwise is what ask means without a terminal.
 func InterruptFlag(otherwise string) cli.Flag {
-	return &cli.StringFlag{Name: "on-interrupt", Value: "ask", Usage: "ask, stop or detach: what Ctrl-C does while the command runs (`WHAT`); ask is " + otherwise + " where there is no terminal"}
+	return &cli.StringFlag{Name: "on-interrupt", Value: "ask", Usage: "ask, stop or detach: what Ctrl-C does while the command runs (`WHAT`); without a terminal, ask means " + otherwise}
 }
 
 func checkOnInterrupt(c *Call) {

@@ -20,7 +20,7 @@ func selectOptions() []Option {
 			with: withWorkers, plan: "slices", unneeded: ofRun},
 		{flag: SlicesFlag(),
 			with: withWorkers, bad: "x", plan: "slices", unneeded: ofRun},
-		{flag: &cli.BoolFlag{Name: "allow-partial", Usage: "use the slices that are ready and belong together, even if others are missing"},
+		{flag: &cli.BoolFlag{Name: "allow-partial", Usage: "use the slices that are ready, even if others are missing or not ready"},
 			with: withWorkers, plan: "slices", unneeded: ofRun},
 	}
 }
@@ -137,7 +137,7 @@ func WatchingOptions() []Option {
 
 // restartsOption sets the budget of a run and of a job.
 func restartsOption() Option {
-	return Option{flag: &cli.IntFlag{Name: "max-restarts", Usage: "start the command again after up to `N` failures of its own; not after exit codes 126 and 127, and not after three failures in a row right after the start"},
+	return Option{flag: &cli.IntFlag{Name: "max-restarts", Usage: "start the command again up to `N` times when it fails; not after exit codes 126 and 127, and not after three failures in a row right after the start"},
 		read: asNumber(func(o *options) *int { return &o.Run.MaxRestarts }), bad: "-1", plan: "limits.max_restarts", try: "2", key: refused}
 }
 
@@ -162,7 +162,7 @@ func ownJobOptions() []Option {
 			with: withRequest, bad: "x", plan: "slices", key: refused},
 		{flag: RuntimeFlag(),
 			with: withRequest, plan: "queued_resource.request", try: "x", key: request},
-		{flag: &cli.StringFlag{Name: "bucket-name", Aliases: []string{"BUCKET_NAME"}, Usage: "with --detach: Cloud Storage `BUCKET` that the job lives in, without this machine"},
+		{flag: &cli.StringFlag{Name: "bucket-name", Aliases: []string{"BUCKET_NAME"}, Usage: "with --detach: Cloud Storage `BUCKET` with the code, state and logs of the job, which then needs no runner"},
 			with: withBucket, plan: "upload.url", key: "bucket"},
 		{flag: &cli.StringFlag{Name: "bucket-dir", Aliases: []string{"BUCKET_DIR"}, Usage: "`DIR` in the bucket"},
 			with: withBucket, plan: "upload.url", try: "d", key: "prefix"},
@@ -229,7 +229,7 @@ func LoginOptions() []Option {
 			with: inSession, bad: "0", unplanned: "it is the same for all workers", unneeded: noLogin},
 		{flag: &cli.DurationFlag{Name: "connect-timeout", Value: 2 * time.Minute, Usage: "longest `TIME` until a worker must answer, with all retries"},
 			with: inSession, bad: "0s", plan: "limits.connect_ns", try: "9s", unneeded: noLogin},
-		{flag: &cli.IntFlag{Name: "max-dials", Value: 512, Usage: "set up at most `N` SSH connections at the same time; connections that are set up do not count"},
+		{flag: &cli.IntFlag{Name: "max-dials", Value: 512, Usage: "set up at most `N` SSH connections at the same time; connections that are already open do not count"},
 			with: inSession, bad: "0", unplanned: "it says how fast workers are reached", unneeded: noLogin},
 	}
 }

@@ -432,7 +432,7 @@ var createFlags = []Flag{
 	{Name: "node-count", Usage: "make `N` slices", set: (*Reader).nodeCount},
 	text("node-prefix", "slices are named `P`-0, P-1, …; default: ID", "the prefix of the slices", func(r *qr.Request) *string { return &r.NodePrefix }),
 	text("node-id", "`NAME` of a single slice; default: ID", "the name of the slice", func(r *qr.Request) *string { return &r.NodeID }),
-	{Name: "workload-type", Usage: "throughput-optimized or availability-optimized: what several slices are for (`TYPE`)", set: (*Reader).workloadType},
+	{Name: "workload-type", Usage: "throughput-optimized or availability-optimized: which property of several slices matters most (`TYPE`)", set: (*Reader).workloadType},
 	{Name: "accelerator-type", Usage: "accelerator `TYPE` of a slice, such as v5litepod-16", set: (*Reader).acceleratorType},
 	{Name: "type", Usage: "`TYPE` of chip, such as v5litepod, in place of an accelerator type; needs --topology", set: func(p *Reader, _, v string) error {
 		p.kind = strings.ToLower(v)

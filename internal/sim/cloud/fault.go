@@ -68,14 +68,14 @@ func Faults() []FaultDoc {
 	with := func(args ...string) []string { return append(slices.Clone(workers), args...) }
 	call := []string{"method", "path", "n"}
 	return []FaultDoc{
-		{Name: "no-capacity", Args: []string{"qr", "group"}, What: "requests stay WAITING_FOR_RESOURCES, and groups get no VMs, until the fault is cleared; qr= or group= alone is for that kind only"},
+		{Name: "no-capacity", Args: []string{"qr", "group"}, What: "requests stay WAITING_FOR_RESOURCES, and groups get no VMs, until the fault is cleared; with only qr= or only group=, the fault affects only that kind"},
 		{Name: "qr-failed", Args: []string{"qr", "state", "message"}, What: "a queued resource goes FAILED, at once or when it reaches STATE (WAITING_FOR_RESOURCES)"},
 		{Name: "qr-suspended", Args: []string{"qr", "state", "initiator"}, What: "a queued resource goes SUSPENDING, SUSPENDED, at once or when it reaches STATE (PROVISIONING)"},
 		{Name: "delete-stuck", Args: []string{"qr", "n"}, What: "deleting a FAILED or SUSPENDED queued resource reports success and leaves it there"},
 		{Name: "quota", Args: []string{"zone", "cores"}, Required: []string{"cores"}, What: "sets how many TensorCores (chips for v5litepod and v6e) of a generation a zone may hold; 0: no limit"},
 		{Name: "preempt", Args: []string{"node", "vanish"}, Required: []string{"node"}, What: "a node is PREEMPTED, its queued resource SUSPENDED; with vanish=true the node is gone from the list"},
 		{Name: "maintenance", Args: []string{"node"}, Required: []string{"node"}, What: "a node reports UNHEALTHY_MAINTENANCE and maintenance under way"},
-		{Name: "foreign-node", Args: []string{"node", "type", "zone"}, Required: []string{"node", "type"}, What: "a node that no queued resource made comes to exist"},
+		{Name: "foreign-node", Args: []string{"node", "type", "zone"}, Required: []string{"node", "type"}, What: "a new node appears that no queued resource made"},
 		{Name: "group-quota", Args: []string{"group"}, What: "a managed instance group waits for its VMs with QUOTA_EXCEEDED until the fault is cleared"},
 		{Name: "group-error", Args: []string{"group", "message", "n"}, What: "the VMs of a group end in STAGING with INTERNAL_ERROR"},
 		{Name: "group-stuck", Args: []string{"group", "worker"}, What: "a VM of a group stays STAGING until the fault is cleared"},
@@ -83,7 +83,7 @@ func Faults() []FaultDoc {
 		{Name: "group-preempt", Args: []string{"group"}, Required: []string{"group"}, What: "the VMs of a group are preempted"},
 		{Name: "group-host-error", Args: []string{"group"}, Required: []string{"group"}, What: "a host fails: all VMs of the slice restart together, or stay TERMINATED without automaticRestart"},
 		{Name: "group-no-recovery", Args: []string{"group"}, What: "a slice whose host has failed stays REACTIVATING until the fault is cleared"},
-		{Name: "group-run-ends", Args: []string{"group"}, Required: []string{"group"}, What: "the VMs of a group are as old as their maximum run duration, which is over"},
+		{Name: "group-run-ends", Args: []string{"group"}, Required: []string{"group"}, What: "the maximum run duration of the VMs of a group has passed"},
 		{Name: "group-maintenance", Args: []string{"group"}, Required: []string{"group"}, What: "the VMs of a group report maintenance under way, until their host fails"},
 		{Name: "no-guest-attributes", Args: []string{"node"}, What: "guest attributes are switched off, as by an organization policy"},
 		{Name: "api-error", Args: append([]string{"code", "message", "retry-after"}, call...), Required: []string{"code"}, What: "calls are answered with an HTTP status"},
@@ -93,7 +93,7 @@ func Faults() []FaultDoc {
 		{Name: "permission-denied", Args: []string{"permission", "account", "n"}, Required: []string{"permission"}, What: "an account lacks a permission, such as storage.objects.get or tpu.nodes.delete (of nodes and queued resources)"},
 		{Name: "slow-api", Args: append([]string{"delay"}, call...), Required: []string{"delay"}, What: "calls take longer"},
 		{Name: "drop-request", Args: call, What: "the connection is cut and nothing is done"},
-		{Name: "drop-reply", Args: call, What: "what was asked is done, then the connection is cut"},
+		{Name: "drop-reply", Args: call, What: "the simulator carries out the request, then cuts the connection before it answers"},
 		{Name: "slow-operations", Args: []string{"delay"}, Required: []string{"delay"}, What: "every change of state takes longer"},
 		{Name: "op-error", Args: []string{"code", "message", "n"}, What: "a TPU create or update operation ends with an error (code is the HTTP status, 400)"},
 		{Name: "compute-op-error", Args: []string{"message", "n"}, What: "a compute operation ends DONE with error set and no httpErrorStatusCode"},
@@ -129,7 +129,7 @@ type FaultArg struct {
 func FaultArgs() []FaultArg {
 	return []FaultArg{
 		textArg("qr", "queued resource id, or a pattern", func(f *Fault) *string { return &f.QR }),
-		textArg("node", "node id, or a pattern; name of a managed instance group, for what happens to its workers", func(f *Fault) *string { return &f.Node }),
+		textArg("node", "node id, or a pattern; for faults of workers also the name of a managed instance group", func(f *Fault) *string { return &f.Node }),
 		textArg("group", "name of a managed instance group, or a pattern", func(f *Fault) *string { return &f.Group }),
 		textArg("worker", "worker number; all workers when left out", func(f *Fault) *string { return &f.Worker }),
 		textArg("zone", "zone; the simulator's own when left out", func(f *Fault) *string { return &f.Zone }),
