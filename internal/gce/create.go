@@ -3,6 +3,7 @@ package gce
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"time"
 
 	"google.golang.org/protobuf/encoding/protojson"
@@ -29,7 +30,8 @@ const (
 //
 // If a resource of the name fails or its slices were taken away, the error is a
 // *provision.StateError. One that is being deleted is waited for. With a read-only client,
-// the error is a *gcp.ReadOnlyError where Create would make something.
+// the error is a *gcp.ReadOnlyError where Create would make something. res is then what
+// exists of an older request; it is zero if there is none.
 func (p *Provider) Create(ctx context.Context, r provision.Request) (res provision.Resource, created bool, err error) {
 	if err := check(r, p.at()); err != nil {
 		return provision.Resource{}, false, err
@@ -49,8 +51,11 @@ func (p *Provider) Create(ctx context.Context, r provision.Request) (res provisi
 	for _, part := range p.parts(parts) {
 		made, err := p.ensure(ctx, part)
 		created = created || made
+		if err != nil && created {
+			return provision.Resource{ID: r.ID, Commands: commands(r.ID), Life: provision.Requested, State: wordRequested, Labels: r.Labels}, true, err
+		}
 		if err != nil {
-			return provision.Resource{ID: r.ID, Commands: commands(r.ID), Life: provision.Requested, State: wordRequested, Labels: r.Labels}, created, err
+			return res, false, err
 		}
 	}
 	res, err = p.Get(gcp.Unattended(ctx), r.ID)
@@ -89,6 +94,10 @@ func (p *Provider) existing(ctx context.Context, r provision.Request) (res provi
 	if res.Life == provision.Deleting {
 		event.Notef(p.gcp.Sink(), event.Info, "", "%s %q exists and is %s: it is created anew when it is gone", kind, r.ID, res.State)
 		_, err := p.remove(ctx, r.ID, "create", recreateLimit)
+		var refused *gcp.ReadOnlyError
+		if errors.As(err, &refused) {
+			return res, false, err
+		}
 		return provision.Resource{}, false, err
 	}
 	if diffs := differences(template, r); len(diffs) > 0 {

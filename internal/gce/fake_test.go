@@ -26,6 +26,7 @@ type object = map[string]any
 // what happens to the VMs of a group.
 type fake struct {
 	*gce.Provider
+	dry  *gce.Provider // with a read-only client
 	t    *testing.T
 	said testkit.Recorder
 
@@ -52,10 +53,13 @@ func start(t *testing.T) *fake {
 	}
 	server := httptest.NewServer(f)
 	t.Cleanup(server.Close)
-	client := gcp.New(gcp.Config{Project: "p", Zone: "us-east5-a", ComputeEndpoint: server.URL + "/compute/v1/", DisableAuth: true,
-		Clock: testkit.NewFastClock(), Sink: &f.said, MaxRetry: 20 * time.Second})
-	t.Cleanup(client.Close)
-	f.Provider = gce.New(client, "")
+	provider := func(readOnly bool) *gce.Provider {
+		client := gcp.New(gcp.Config{Project: "p", Zone: "us-east5-a", ComputeEndpoint: server.URL + "/compute/v1/", DisableAuth: true,
+			Clock: testkit.NewFastClock(), Sink: &f.said, MaxRetry: 20 * time.Second, ReadOnly: readOnly})
+		t.Cleanup(client.Close)
+		return gce.New(client, "")
+	}
+	f.Provider, f.dry = provider(false), provider(true)
 	return f
 }
 

@@ -130,6 +130,41 @@ func TestAnInterruptedCreateSaysWhatExists(t *testing.T) {
 	}
 }
 
+// A dry run, and a request that is refused at once, say that nothing exists. A dry run says
+// what is being deleted first.
+func TestACreateThatMakesNothingSaysWhatExists(t *testing.T) {
+	f := start(t)
+	ctx := t.Context()
+	var refused *gcp.ReadOnlyError
+	if res, created, err := f.dry.Create(ctx, request(t)); !errors.As(err, &refused) || created || res.ID != "" || res.State != "" {
+		t.Errorf("a dry run: got %+v, %v, %v", res, created, err)
+	}
+	f.before = func(w http.ResponseWriter, r *http.Request) bool {
+		if r.Method == http.MethodPost {
+			http.Error(w, `{"error": {"code": 403, "message": "no right"}}`, http.StatusForbidden)
+		}
+		return r.Method == http.MethodPost
+	}
+	if res, created, err := f.Create(ctx, request(t)); gcp.ClassOf(err) != gcp.Permission || created || res.ID != "" || res.State != "" {
+		t.Errorf("without the right: got %+v, %v, %v", res, created, err)
+	}
+	f.before = nil
+	_, _, err := f.Create(ctx, request(t))
+	testkit.Must(t, err)
+	for _, name := range []string{"m-0", "m-1"} {
+		f.things["zones/us-east5-a/instanceGroupManagers/"+name]["currentActions"] = object{"deleting": 4}
+		f.things["zones/us-east5-a/instanceGroupManagers/"+name]["targetSize"] = 0
+	}
+	was, err := f.Get(ctx, "m")
+	testkit.Must(t, err)
+	if was.Life != provision.Deleting {
+		t.Fatalf("it is %+v", was)
+	}
+	if res, created, err := f.dry.Create(ctx, request(t)); !errors.As(err, &refused) || created || res.Life != provision.Deleting {
+		t.Errorf("one is being deleted: got %+v, %v, %v", res, created, err)
+	}
+}
+
 func TestCreateLeavesOthersAlone(t *testing.T) {
 	f := start(t)
 	ctx := t.Context()

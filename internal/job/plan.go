@@ -94,7 +94,7 @@ func (q *queued) foresee(ctx context.Context, p *plan.Plan) (ready []tpu.Slice, 
 	if errors.As(err, &refused) {
 		q.there = false
 		p.Resource = plan.ChangeOf(q.Cloud, plan.ResourceCreate, res, q.o.Request, refused)
-		if res.State != "" {
+		if res.Life == provision.Deleting {
 			p.Resource.Do, p.Resource.Why = plan.ResourceRecreate, "an older one of this name is being deleted"
 		}
 		return nil, nil
