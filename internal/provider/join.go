@@ -5,6 +5,7 @@ import (
 	"errors"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"multihost/internal/gcp"
@@ -14,10 +15,13 @@ import (
 
 // Joined is one provider of the slices of several. What is asked for is made by the first
 // one, and its words are used where no resource is known. What exists is found whoever made
-// it.
+// it, and has the words of that provider from then on.
 type Joined struct {
 	provision.Provider // the first one
 	all                []provision.Provider
+
+	mu    sync.Mutex
+	found map[string]provision.Provider // who had a resource of this name when it was last seen
 }
 
 var (
@@ -53,6 +57,34 @@ func mark(list []tpu.Slice, p provision.Provider) []tpu.Slice {
 	return list
 }
 
+// note remembers who has a resource of this name.
+func (j *Joined) note(id string, p provision.Provider) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if j.found == nil {
+		j.found = map[string]provision.Provider{}
+	}
+	j.found[id] = p
+}
+
+// Undoing implements provision.Provider. The commands are those of the provider that had the
+// resource when it was last seen.
+func (j *Joined) Undoing(id string, slices ...string) provision.Undoing {
+	u := j.Provider.Undoing(id, slices...)
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if p := j.found[id]; p != nil {
+		u.Commands = p.Undoing(id).Commands
+	}
+	return u
+}
+
+// Create implements provision.Provider: the first one makes the resource.
+func (j *Joined) Create(ctx context.Context, r provision.Request) (provision.Resource, bool, error) {
+	j.note(r.ID, j.Provider)
+	return j.Provider.Create(ctx, r)
+}
+
 // seen reports whether the error of the provider at place i hides nothing that the user may
 // see.
 func seen(i int, err error) bool { return err == nil || i > 0 && gcp.ClassOf(err) == gcp.Permission }
@@ -73,6 +105,7 @@ func (j *Joined) Slices(ctx context.Context) ([]tpu.Slice, error) {
 // List implements provision.Provider.
 func (j *Joined) List(ctx context.Context) ([]provision.Resource, error) {
 	all := []provision.Resource{}
+	listed := map[string]bool{}
 	for i, p := range j.all {
 		list, err := p.List(ctx)
 		if !seen(i, err) {
@@ -80,6 +113,10 @@ func (j *Joined) List(ctx context.Context) ([]provision.Resource, error) {
 		}
 		for _, r := range list {
 			mark(r.Slices, p)
+			if !listed[r.ID] { // of two, Get describes the first one
+				listed[r.ID] = true
+				j.note(r.ID, p)
+			}
 		}
 		all = append(all, list...)
 	}
@@ -103,6 +140,7 @@ func (j *Joined) Owner(ctx context.Context, id string) (provision.Provider, prov
 		mark(r.Slices, p)
 		switch {
 		case err == nil, r.ID != "":
+			j.note(id, p)
 			return p, r, err
 		case i == 0 && !errors.Is(err, provision.ErrNotFound), !errors.Is(err, provision.ErrNotFound) && !seen(i, err):
 			return p, r, err

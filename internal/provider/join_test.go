@@ -116,7 +116,7 @@ func TestJoin(t *testing.T) {
 	if got, want := fmt.Sprint(asked), "[box keys of b box admit to b tin keys of a tin admit to a box create n box delete a tin delete a tin restart a]"; got != want {
 		t.Errorf("asked %s, want %s", got, want)
 	}
-	if j.Undoing("").Commands.Kind != "box" {
+	if j.Undoing("").Commands.Kind != "box" || j.Undoing("c").Commands.Kind != "box" {
 		t.Error("the words are not those of the first provider")
 	}
 }
@@ -156,5 +156,39 @@ func TestJoinWithoutRights(t *testing.T) {
 		if _, err := j.Get(t.Context(), "none"); !errors.Is(err, want) {
 			t.Errorf("%s: got %v, want %v", name, err, want)
 		}
+	}
+}
+
+// What was found has the words of its own provider, however it was found.
+func TestAFoundResourceHasTheWordsOfItsProvider(t *testing.T) {
+	t.Parallel()
+	var asked []string
+	for name, find := range map[string]func(*provider.Joined) error{
+		"get": func(j *provider.Joined) error {
+			_, err := j.Get(t.Context(), "a")
+			return err
+		},
+		"list": func(j *provider.Joined) error {
+			_, err := j.List(t.Context())
+			return err
+		},
+	} {
+		j := provider.Join(shop{"box", "b", nil, &asked}, shop{"tin", "a", nil, &asked})
+		if err := find(j); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		if got := provision.NameOf(j, "a"); got != "tin a" {
+			t.Errorf("%s: it is called %q", name, got)
+		}
+		if _, _, err := j.Create(t.Context(), provision.Request{ID: "a"}); err != nil {
+			t.Error(err)
+		}
+		if got := provision.NameOf(j, "a"); got != "box a" {
+			t.Errorf("%s: what the first one makes is called %q", name, got)
+		}
+	}
+	twins := provider.Join(shop{"box", "a", nil, &asked}, shop{"tin", "a", nil, &asked})
+	if _, err := twins.List(t.Context()); err != nil || provision.NameOf(twins, "a") != "box a" {
+		t.Errorf("one of two is called %q, %v", provision.NameOf(twins, "a"), err)
 	}
 }
