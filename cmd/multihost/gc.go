@@ -97,6 +97,8 @@ func warnOfLeftovers(s *session, c *call, d *workers.Deps, except string) (wait 
 		return ended
 	}
 	login, _ := config.LocalUser(s.lookup, s.account)
-	d.Checked = func() { ended = gc.WarnOfLeftovers(c.Context, d, login, except) }
+	all, reach := *d, *d.Reach
+	all.Reach, reach.Cloud = &reach, s.all // of every provider, although d may use one
+	d.Checked = func() { ended = gc.WarnOfLeftovers(c.Context, &all, login, except) }
 	return func() { ended() }
 }

@@ -59,6 +59,7 @@ need.`,
 		Action: withSession(func(s *session, c *call) error {
 			o := options.Job(&c.Call, s.machine(c))
 			why := s.chooseProvider(c, o.Request)
+			s.makeOnly()
 			runnerless := o.Run.Detach && c.String("bucket-name") != ""
 			var do submit.DetachOptions
 			var told notify.Options

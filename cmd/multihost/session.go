@@ -53,7 +53,7 @@ type session struct {
 	queue    *qr.Client // for the qr commands
 	compute  *gce.Provider
 	all      *provider.Joined // slices of queue and compute
-	keys     *provider.Keys   // the same, with the host keys that it has told
+	keys     *provider.Keys   // the same, or only its first provider, with the host keys that it has told
 	hosts    hosts.HostList   // set by --hosts or taken from the run's record, in place of a cloud
 	networks *network.Client
 	account  string
@@ -213,7 +213,19 @@ func (s *session) makeOn(on string) {
 	if on == options.OnGCE {
 		s.all = provider.Join(s.compute, s.queue.Provider(s.roots.TPU))
 	}
-	s.keys = provider.KeepKeys(s.all, gcp.SystemClock, filepath.Join(s.stateDir, "hostkeys.json"))
+	s.use(s.all)
+}
+
+// makeOnly makes the first provider the only one. So a command that makes and deletes
+// slices takes nothing of another provider with the same name for its own.
+func (s *session) makeOnly() {
+	if s.all != nil {
+		s.use(s.all.Unwrap())
+	}
+}
+
+func (s *session) use(p provision.Provider) {
+	s.keys = provider.KeepKeys(p, gcp.SystemClock, filepath.Join(s.stateDir, "hostkeys.json"))
 }
 
 // checkPlace refuses a project or a zone that is wrong, or that the command needs and does
