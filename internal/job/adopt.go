@@ -111,6 +111,14 @@ func (a *adoption) ask(ctx context.Context, t *workers.Connected, run string) {
 	a.inheritance = a.hears(run, runs, errs)
 }
 
+// decided records that an attempt has asked all workers which runs they know, and goes on
+// from that.
+func (a *adoption) decided() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.asked = true
+}
+
 // keep has end called by release. If a function is kept for the slice with this UID
 // already, that one is called at once.
 func (a *adoption) keep(uid string, end func()) {

@@ -70,10 +70,13 @@ func (s *shelf) Create(ctx context.Context, r provision.Request) (provision.Reso
 		return provision.Resource{}, false, &gcp.ReadOnlyError{Method: "POST", Body: []byte(`{"node":"m"}`)}
 	}
 	s.mu.Lock()
-	s.requests = append(s.requests, r)
+	created := len(s.requests) == s.deleted
+	if created {
+		s.requests = append(s.requests, r)
+	}
 	s.mu.Unlock()
 	res, err := s.Get(ctx, r.ID)
-	return res, true, err
+	return res, created, err
 }
 
 func (s *shelf) Delete(context.Context, string, provision.DeleteOptions) (bool, error) {
@@ -158,6 +161,23 @@ func TestAJobGoesOnAfterALoss(t *testing.T) {
 	}
 	if got, want := strings.Join(ends, ", "), "1 false preempted true, 2 true false"; got != want {
 		t.Errorf("attempts ended %q, want %q", got, want)
+	}
+}
+
+// A job that is typed again finds no command of its first runner. If its own start fails, no
+// logs of that runner go with the slices, and no warning says so.
+func TestAJobThatIsTypedAgainLosesNoLogs(t *testing.T) {
+	t.Parallel()
+	d, o, cloud, said, _ := onShelf(t, "true")
+	o.Request.Mark("m", "ann")
+	o.Request.MarkJob("m")
+	cloud.requests = append(cloud.requests, o.Request)
+	o.Run.UseExisting = true
+	if _, err := Job(t.Context(), d, o); err == nil || !strings.Contains(err.Error(), "there is no folder") || cloud.deleted != 1 {
+		t.Errorf("%v; %d deletions", err, cloud.deleted)
+	}
+	if said.Said(event.Warn, "logs of an earlier runner's command") {
+		t.Errorf("said %v", said.Notes())
 	}
 }
 

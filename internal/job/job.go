@@ -154,7 +154,7 @@ func Job(ctx context.Context, d Deps, o JobOptions) (out stage.Outcome, err erro
 	q.mine = &r.history
 	q.deleting = func() { r.sayLogsGo(q.held.now().losesLogs(r.history.Tried, false)) }
 	r.ground, r.books.Budget = q, o.Budget
-	r.missing = q.held.commandLives
+	r.missing, r.decided = q.held.commandLives, q.held.decided
 	r.deletes = func() bool { return q.ours && !o.Keep }
 	r.lease = &renewal.Lease{Deps: q.renewal(), How: q.how(), Terms: q.lease}
 	out, err = r.run(ctx)

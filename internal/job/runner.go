@@ -29,6 +29,10 @@ type runner struct {
 	// workers do not answer. It is then taken over on the workers that do. nil: never.
 	missing func() bool
 
+	// decided is called when an attempt has asked its workers which runs they know. nil:
+	// nobody has to know.
+	decided func()
+
 	now    *attempt.Attempt   // the present or the last one; nil: its workers were not connected
 	team   *workers.Connected // the workers of now; nil once they are left
 	used   []tpu.Slice        // the slices that it was to run on
@@ -104,6 +108,9 @@ func (r *runner) attempt(ctx context.Context, after *stage.Failure) (stage.Outco
 
 // hold makes the workers hold the lease for an attempt, which its time to live ends.
 func (r *runner) hold(ctx context.Context) (_ context.Context, over func(), err error) {
+	if r.decided != nil {
+		r.decided()
+	}
 	if err := r.lease.Arm(ctx, r.team); err != nil {
 		return ctx, nil, err
 	}
