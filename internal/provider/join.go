@@ -19,9 +19,14 @@ import (
 type Joined struct {
 	provision.Provider // the first one
 	all                []provision.Provider
+	*memory
+}
 
+// A memory is what a Joined has found. It is safe for concurrent use.
+type memory struct {
 	mu    sync.Mutex
-	found map[string]provision.Provider // who had a resource of this name when it was last seen
+	owner map[string]provision.Provider // who had a resource of this name when it was last seen
+	shows map[int]bool                  // the places of providers that have shown something
 }
 
 var (
@@ -31,9 +36,10 @@ var (
 
 // Join returns the slices of several providers in one list. Each calls its resources by a
 // word of its own, Undoing("").Commands.Kind, which Joined notes in its slices. The slices of
-// the second and of later ones are left out where the user has no right to see them.
+// the second and of later ones are left out where the user has no right to see them. But what
+// was seen once does not seem to be gone when the right is lost.
 func Join(first provision.Provider, others ...provision.Provider) *Joined {
-	return &Joined{Provider: first, all: append([]provision.Provider{first}, others...)}
+	return &Joined{first, append([]provision.Provider{first}, others...), &memory{owner: map[string]provision.Provider{}, shows: map[int]bool{}}}
 }
 
 // Unwrap returns the first provider.
@@ -57,14 +63,11 @@ func mark(list []tpu.Slice, p provision.Provider) []tpu.Slice {
 	return list
 }
 
-// note remembers who has a resource of this name.
-func (j *Joined) note(id string, p provision.Provider) {
+// note remembers that the provider at place i shows a resource of this name.
+func (j *Joined) note(i int, id string) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	if j.found == nil {
-		j.found = map[string]provision.Provider{}
-	}
-	j.found[id] = p
+	j.memory.owner[id], j.shows[i] = j.all[i], true
 }
 
 // Undoing implements provision.Provider. The commands are those of the provider that had the
@@ -73,7 +76,7 @@ func (j *Joined) Undoing(id string, slices ...string) provision.Undoing {
 	u := j.Provider.Undoing(id, slices...)
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	if p := j.found[id]; p != nil {
+	if p := j.memory.owner[id]; p != nil {
 		u.Commands = p.Undoing(id).Commands
 	}
 	return u
@@ -81,21 +84,32 @@ func (j *Joined) Undoing(id string, slices ...string) provision.Undoing {
 
 // Create implements provision.Provider: the first one makes the resource.
 func (j *Joined) Create(ctx context.Context, r provision.Request) (provision.Resource, bool, error) {
-	j.note(r.ID, j.Provider)
+	j.mu.Lock()
+	j.memory.owner[r.ID] = j.Provider
+	j.mu.Unlock()
 	return j.Provider.Create(ctx, r)
 }
 
 // seen reports whether the error of the provider at place i hides nothing that the user may
 // see.
-func seen(i int, err error) bool { return err == nil || i > 0 && gcp.ClassOf(err) == gcp.Permission }
+func (j *Joined) seen(i int, err error) bool {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return err == nil || i > 0 && !j.shows[i] && gcp.ClassOf(err) == gcp.Permission
+}
 
 // Slices implements provision.Provider.
 func (j *Joined) Slices(ctx context.Context) ([]tpu.Slice, error) {
 	all := []tpu.Slice{}
 	for i, p := range j.all {
 		list, err := p.Slices(ctx)
-		if !seen(i, err) {
+		if !j.seen(i, err) {
 			return nil, err
+		}
+		if len(list) > 0 {
+			j.mu.Lock()
+			j.shows[i] = true
+			j.mu.Unlock()
 		}
 		all = append(all, mark(list, p)...)
 	}
@@ -108,14 +122,14 @@ func (j *Joined) List(ctx context.Context) ([]provision.Resource, error) {
 	listed := map[string]bool{}
 	for i, p := range j.all {
 		list, err := p.List(ctx)
-		if !seen(i, err) {
+		if !j.seen(i, err) {
 			return nil, err
 		}
 		for _, r := range list {
 			mark(r.Slices, p)
 			if !listed[r.ID] { // of two, Get describes the first one
 				listed[r.ID] = true
-				j.note(r.ID, p)
+				j.note(i, r.ID)
 			}
 		}
 		all = append(all, list...)
@@ -140,9 +154,9 @@ func (j *Joined) Owner(ctx context.Context, id string) (provision.Provider, prov
 		mark(r.Slices, p)
 		switch {
 		case err == nil, r.ID != "":
-			j.note(id, p)
+			j.note(i, id)
 			return p, r, err
-		case i == 0 && !errors.Is(err, provision.ErrNotFound), !errors.Is(err, provision.ErrNotFound) && !seen(i, err):
+		case i == 0 && !errors.Is(err, provision.ErrNotFound), !errors.Is(err, provision.ErrNotFound) && !j.seen(i, err):
 			return p, r, err
 		case i == 0:
 			none = err
@@ -152,7 +166,7 @@ func (j *Joined) Owner(ctx context.Context, id string) (provision.Provider, prov
 }
 
 // LedBy returns the same with p, one of them, as the first one.
-func (j *Joined) LedBy(p provision.Provider) *Joined { return &Joined{Provider: p, all: j.all} }
+func (j *Joined) LedBy(p provision.Provider) *Joined { return &Joined{p, j.all, j.memory} }
 
 // Restart implements provision.Provider.
 func (j *Joined) Restart(ctx context.Context, id string) error {
@@ -167,7 +181,7 @@ func (j *Joined) Restart(ctx context.Context, id string) error {
 func (j *Joined) Delete(ctx context.Context, id string, o provision.DeleteOptions) (bool, error) {
 	for i, p := range j.all {
 		deleted, err := p.Delete(ctx, id, o)
-		if deleted || !seen(i, err) {
+		if deleted || !j.seen(i, err) {
 			return deleted, err
 		}
 	}

@@ -192,3 +192,41 @@ func TestAFoundResourceHasTheWordsOfItsProvider(t *testing.T) {
 		t.Errorf("one of two is called %q, %v", provision.NameOf(twins, "a"), err)
 	}
 }
+
+// A provider that has shown slices and then refuses the question has not lost them: nobody
+// may take them for gone.
+func TestALostRightHidesNothingThatWasSeen(t *testing.T) {
+	t.Parallel()
+	var asked []string
+	refusal := &gcp.Error{Class: gcp.Permission}
+	for name, see := range map[string]func(*provider.Joined) error{
+		"slices": func(j *provider.Joined) error {
+			_, err := j.Slices(t.Context())
+			return err
+		},
+		"list": func(j *provider.Joined) error {
+			_, err := j.List(t.Context())
+			return err
+		},
+		"get": func(j *provider.Joined) error {
+			_, err := j.Get(t.Context(), "a")
+			return err
+		},
+	} {
+		tin := &shop{"tin", "a", nil, &asked}
+		j := provider.Join(shop{"box", "b", nil, &asked}, tin)
+		if err := see(j); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		tin.err = refusal
+		_, err := j.Slices(t.Context())
+		_, err2 := j.Get(t.Context(), "a")
+		_, err3 := j.LedBy(tin).List(t.Context())
+		_, err4 := j.Delete(t.Context(), "a", provision.DeleteOptions{})
+		for _, err := range []error{err, err2, err3, err4} {
+			if !errors.Is(err, refusal) {
+				t.Errorf("%s: after that, got %v", name, err)
+			}
+		}
+	}
+}
