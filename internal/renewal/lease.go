@@ -118,12 +118,13 @@ func (l *Lease) tell(t *workers.Connected, errs, rights, apart []error) {
 	for _, f := range stage.GroupErrors(t.IDs, errs) {
 		tell(event.Warn, "", "%s", unwatched(tpu.FoldShort(f.Workers), name, f.String(), t.Slices[0]))
 	}
+	_, known := provision.As[announce.RightsReader](l.Cloud)
 	for _, f := range stage.GroupErrors(t.IDs, rights) {
 		how := "whether %s may delete %s is not known; if not, and this machine dies, it is billed on: %s"
 		if refused(f.First) {
 			how = "%s may not delete %s: if this machine dies, it is billed on: %s"
 		}
-		tell(event.Warn, rightCure(f.First, l.Project), how, tpu.FoldShort(f.Workers), name, f)
+		tell(event.Warn, rightCure(f.First, l.Project, known), how, tpu.FoldShort(f.Workers), name, f)
 	}
 	if l.terms.Lease > 0 {
 		for _, f := range stage.GroupErrors(t.IDs, apart) {
@@ -159,15 +160,16 @@ func refused(err error) bool {
 	return errors.As(err, &e) && (e.Status == 401 || e.Status == 403)
 }
 
-// rightCure returns the command or flag that gives a worker the right that it lacks.
-func rightCure(err error, project string) string {
+// rightCure returns the command or flag that gives a worker the right that it lacks; "" if
+// there is none. known says that GrantCommand grants a right of this provider.
+func rightCure(err error, project string, known bool) string {
 	var e *lease.RightError
 	switch {
 	case !errors.As(err, &e):
 		return ""
 	case strings.Contains(e.Text, "SCOPE") || strings.Contains(e.Text, "scopes"):
 		return "make the slices with the scope cloud-platform: --scopes=cloud-platform"
-	case e.Status == 403 && e.Account != "":
+	case e.Status == 403 && e.Account != "" && known:
 		return announce.GrantCommand(project, e.Account)
 	}
 	return ""

@@ -88,9 +88,12 @@ func TestWhatGivesTheRightToDelete(t *testing.T) {
 		{&lease.RightError{Status: 403, Account: "a@b"}, "add-iam-policy-binding p --member=serviceAccount:a@b"},
 		{&lease.RightError{Status: 500}, ""},
 	} {
-		if got := rightCure(tt.err, "p"); (got == "") != (tt.cure == "") || !strings.Contains(got, tt.cure) {
+		if got := rightCure(tt.err, "p", true); (got == "") != (tt.cure == "") || !strings.Contains(got, tt.cure) {
 			t.Errorf("%v: %q, want %q", tt.err, got, tt.cure)
 		}
+	}
+	if got := rightCure(&lease.RightError{Status: 403, Account: "a@b"}, "p", false); got != "" {
+		t.Errorf("where the right is another one: %q", got)
 	}
 }
 
