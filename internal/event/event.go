@@ -201,7 +201,7 @@ type AttemptEnd struct {
 	Run     string        `json:"run"`
 	Attempt int           `json:"attempt"`
 	OK      bool          `json:"ok"`              // every worker ended with 0
-	Cause   string        `json:"cause,omitempty"` // why it failed: preempted, maintenance, infrastructure, application, stall, …
+	Cause   string        `json:"cause,omitempty"` // why it failed: preempted, maintenance, infrastructure, application, stall, expired, …
 	Why     string        `json:"why,omitempty"`   // one clause: "slice t-1 is PREEMPTED"
 	Code    int           `json:"code,omitempty"`  // of the first worker to fail
 	Elapsed time.Duration `json:"elapsed_ns"`      // how long the command ran

@@ -117,3 +117,9 @@ func OnAll(workers int) string {
 	}
 	return fmt.Sprintf("all %d workers", workers)
 }
+
+// SliceGone reports whether the worker that is blamed for the end has gone with its slice.
+func (f *Following) SliceGone() bool {
+	_, first := f.Verdict()
+	return first >= 0 && errors.Is(f.Ends[first].Err, ErrSliceGone)
+}

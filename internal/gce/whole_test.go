@@ -12,6 +12,7 @@ import (
 	"multihost/internal/sim"
 	"multihost/internal/testkit"
 	"multihost/internal/testkit/simcloud"
+	"multihost/internal/tpu"
 )
 
 // A whole life on the simulator, whose VMs run the startup script in a real shell: the order
@@ -124,7 +125,10 @@ func TestLossesOnTheSimulator(t *testing.T) {
 				return res
 			}
 			if c.fault != "" {
-				until(func(r provision.Resource) bool { return r.Life == provision.Active })
+				up := until(func(r provision.Resource) bool { return r.Life == provision.Active })
+				if end := tpu.FirstEnd(up.Slices); !end.Equal(up.Until) || end.IsZero() != (r.MaxRunDuration == 0) {
+					t.Errorf("its slices end at %s, want %s", end, up.Until)
+				}
 				f, err := sim.ParseFault(c.fault)
 				testkit.Must(t, err)
 				c2.Fault(f)

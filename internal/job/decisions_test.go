@@ -34,6 +34,7 @@ func TestACauseThatTheErrorSays(t *testing.T) {
 		{"an interrupt of this attempt alone", fmt.Errorf("follow: %w", stop), nil, stage.UserStop, "terminated (SIGTERM)"},
 		{"no slices", &unready{broken}, nil, stage.Refused, "connection lost"},
 		{"a time that has passed", &stage.Error{Stage: stage.Timeout, Text: "late"}, nil, stage.Refused, "timeout: late"},
+		{"a time to live that is over", stage.SlicesTaken(time.Time{}), nil, stage.Expired, stage.SlicesTaken(time.Time{}).Error()},
 		{"a cause that was raised", &stage.Failure{Cause: stage.Stall, Why: "no step"}, nil, stage.Stall, "no step"},
 		{"a training that stands still", &stage.Error{Stage: stage.Stalled, Text: "no step"}, nil, stage.Refused, "stall: no step"},
 	} {
@@ -146,6 +147,7 @@ func TestWhetherAnotherAttemptFollows(t *testing.T) {
 	}{
 		{"a success", nil, verdict{}},
 		{"a stop", &stage.Failure{Cause: stage.UserStop}, verdict{}},
+		{"slices that were to go", &stage.Failure{Cause: stage.Expired, Code: 1}, verdict{}},
 		{"a refusal", &stage.Failure{Cause: stage.Refused}, verdict{}},
 		{"a failure", &stage.Failure{Cause: stage.Application, Code: 1, Ran: time.Hour}, verdict{true, "trying again (restart 1 of 1)"}},
 		{"a loss", &stage.Failure{Cause: stage.Preempted, Ran: time.Hour}, verdict{true, "trying again (loss 1)"}},

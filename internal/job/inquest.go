@@ -16,6 +16,7 @@ import (
 	"multihost/internal/launch"
 	"multihost/internal/provision"
 	"multihost/internal/remote"
+	"multihost/internal/renewal"
 	"multihost/internal/stage"
 	"multihost/internal/tpu"
 	"multihost/internal/workers"
@@ -55,6 +56,10 @@ func (r *inquest) judge(ctx context.Context, out stage.Outcome, err error) *stag
 		return f
 	}
 	sign := r.signs(err)
+	if taken := renewal.Taken(r.used, r.Clock.Now()); taken != nil && (sign.lost || sign.killed) { // this machine slept, or its clock is late
+		f.Cause, f.Why, f.Err = stage.Expired, taken.Error(), taken
+		return f
+	}
 	switch {
 	case sign.stopped:
 		f.Cause, f.Why = stage.UserStop, sign.why
@@ -81,10 +86,14 @@ func causeIn(err, ended error) (cause stage.Cause, why string) {
 	var never *unready
 	reason, stopped := attempt.Stopped(err)
 	switch {
+	case errors.Is(ended, stage.ErrExpired):
+		return stage.Expired, ended.Error()
 	case ended != nil:
 		return stage.UserStop, ended.Error()
 	case errors.As(err, &interrupted):
 		return stage.UserStop, interrupted.Error()
+	case errors.Is(err, stage.ErrExpired):
+		return stage.Expired, err.Error()
 	case errors.As(err, &never), stage.Is(err, stage.Timeout):
 		return stage.Refused, err.Error()
 	case errors.As(err, &raised):

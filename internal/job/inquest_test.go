@@ -64,6 +64,7 @@ func TestHowARunEnds(t *testing.T) {
 	failed := &stage.Failure{Cause: stage.Application, Why: "s0w1: exit code 3"}
 	interrupted := &stage.Interrupted{}
 	stopped := &stage.Failure{Cause: stage.UserStop, Why: "SIGINT", Err: interrupted}
+	over := &stage.Failure{Cause: stage.Expired, Why: "the time is over", Err: stage.ErrExpired}
 	broken := errors.New("connection lost")
 	raised := &stage.Failure{Cause: stage.Stall, Why: "no step for 5m"}
 	code := func(n int) stage.Outcome { return stage.Outcome{Code: n, Started: true} }
@@ -91,6 +92,7 @@ func TestHowARunEnds(t *testing.T) {
 		{story: "a slice was taken away before the start, and nothing was refused", last: last{err: broken, failure: lost}, err: broken, says: "connection lost"},
 		{story: "a cause that was raised keeps its words", last: last{err: raised, failure: lost, refusal: spent}, err: raised, says: "stall: no step for 5m"},
 		{story: "an error in the middle of a loss keeps its status", last: last{out: code(1), err: broken, failure: lost, sum: sum(74)}, code: 1, err: broken, text: "run p failed: s0w1 was first; preempted: slice t-0 is PREEMPTED", exit: 74},
+		{story: "the slices were to go, as the clock says", last: last{out: code(follow.LostCode), failure: over, sum: sum(255), gone: true, status: func(error) int { return 75 }}, code: follow.LostCode, err: stage.ErrExpired, text: "run p ended: the time is over", exit: 75},
 		{story: "Ctrl-C while the cause was sought", last: last{out: code(1), failure: stopped, sum: sum(1)}, code: 1, err: interrupted, text: "run p failed: s0w1 was first", exit: 1},
 	} {
 		out, _, err := row.conclude()

@@ -19,13 +19,14 @@ type last struct {
 	run      string
 	out      stage.Outcome
 	err      error
-	failure  *stage.Failure // why it failed; nil: it succeeded
-	followed bool           // its command was followed
-	sum      *event.Summary // its summary; nil: nobody saw its end
-	gone     bool           // the summary blames a slice that is gone
-	refusal  string         // why no further attempt was made; ""
-	tried    int            // attempts that were started or taken over
-	number   int            // number of the last of them
+	failure  *stage.Failure  // why it failed; nil: it succeeded
+	followed bool            // its command was followed
+	sum      *event.Summary  // its summary; nil: nobody saw its end
+	gone     bool            // the summary blames a slice that is gone
+	status   func(error) int // exit status of an error
+	refusal  string          // why no further attempt was made; ""
+	tried    int             // attempts that were started or taken over
+	number   int             // number of the last of them
 	phases   []event.PhaseTime
 }
 
@@ -51,6 +52,8 @@ func (l last) blame() (stage.Outcome, error) {
 	}
 	out, err := l.out, l.err
 	switch {
+	case f.Cause == stage.Expired:
+		err = f.Err // whatever the workers showed when they went
 	case err != nil:
 	case lost(f) && out.Started:
 		out.Code = follow.LostCode
@@ -73,6 +76,10 @@ func (l last) blame() (stage.Outcome, error) {
 		if err == nil {
 			l.sum.ExitCode = out.Code
 		}
+	}
+	if f.Cause == stage.Expired && l.gone {
+		l.sum.Text = fmt.Sprintf("run %s ended: %s", l.sum.Run, f.Why)
+		l.sum.ExitCode = l.status(err)
 	}
 	if l.refusal != "" && (lost(f) || l.tried > 1) {
 		l.sum.Text += "; " + l.refusal

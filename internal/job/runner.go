@@ -2,7 +2,6 @@ package job
 
 import (
 	"context"
-	"errors"
 	"fmt"
 
 	"multihost/internal/attempt"
@@ -23,6 +22,7 @@ type runner struct {
 	ground  ground
 	books   ledger
 	lease   *renewal.Lease // of slices that a job of this run made; nil: of other slices
+	end     renewal.End    // of slices that their provider takes away
 	deletes func() bool    // whether the slices are deleted after a success; nil: they are not
 
 	// missing reports whether the command may be running on slices of which some
@@ -84,6 +84,9 @@ func (r *runner) followed() *follow.Following {
 // the command and follows it to its end.
 func (r *runner) attempt(ctx context.Context, after *stage.Failure) (stage.Outcome, error) {
 	r.now = nil
+	if taken := renewal.Taken(r.used, r.Clock.Now()); taken != nil { // between two attempts
+		return stage.Outcome{}, taken
+	}
 	sel, err := r.ground.ready(ctx, r.books.pay, after)
 	if err != nil && ctx.Err() == nil {
 		if expired := r.lease.Expired(); expired != nil { // the workers delete the slices
@@ -106,7 +109,8 @@ func (r *runner) attempt(ctx context.Context, after *stage.Failure) (stage.Outco
 	return r.now.Do(ctx)
 }
 
-// hold makes the workers hold the lease for an attempt, which its time to live ends.
+// hold makes the workers hold the lease for an attempt, which its time to live ends, or the
+// longest run of its slices.
 func (r *runner) hold(ctx context.Context) (_ context.Context, over func(), err error) {
 	if r.decided != nil {
 		r.decided()
@@ -114,8 +118,9 @@ func (r *runner) hold(ctx context.Context) (_ context.Context, over func(), err 
 	if err := r.lease.Arm(ctx, r.team); err != nil {
 		return ctx, nil, err
 	}
-	ctx, over = r.lease.UntilExpiry(ctx)
-	return ctx, over, nil
+	ctx, expired := r.lease.UntilExpiry(ctx)
+	ctx, taken := r.end.Until(ctx, r.Reach, r.team.Slices, r.O.Grace)
+	return ctx, func() { taken(); expired() }, nil
 }
 
 // connectSome connects to the workers that answer, in order to take over the command
@@ -167,7 +172,7 @@ type verdict struct {
 
 // next decides whether another attempt follows f, and pays for it.
 func (r *runner) next(ctx context.Context, f *stage.Failure) verdict {
-	if f == nil || f.Cause == stage.UserStop || f.Cause == stage.Refused || ctx.Err() != nil {
+	if f == nil || f.Cause == stage.UserStop || f.Cause == stage.Expired || f.Cause == stage.Refused || ctx.Err() != nil {
 		return verdict{}
 	}
 	if refusal := r.books.spend(f); refusal != "" {
@@ -196,9 +201,9 @@ func (r *runner) finish(out stage.Outcome, err error, f *stage.Failure, refusal 
 	l := last{run: r.O.Run, out: out, err: err, failure: f, refusal: refusal, tried: r.history.Tried, number: r.history.Last, phases: r.Watch.Times}
 	if f := r.followed(); f != nil {
 		l.followed = true
+		l.status = func(err error) int { return f.ExitStatus(err) }
 		if l.sum = f.Sum; l.sum != nil {
-			_, first := f.Verdict()
-			l.gone = first >= 0 && errors.Is(f.Ends[first].Err, follow.ErrSliceGone)
+			l.gone = f.SliceGone()
 		}
 	}
 	out, sum, err := l.conclude()

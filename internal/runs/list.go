@@ -27,8 +27,8 @@ type Seen struct {
 	Created time.Time `json:"created"`
 	Slices  []string  `json:"slices"`
 	Command string    `json:"command"`
-	Hourly  *float64  `json:"usd_per_hour,omitempty"` // list price of the slices, for a run that a job has made slices for
-	Gone    string    `json:"gone,omitempty"`         // when those slices are deleted if no runner continues the job, in words
+	Hourly  *float64  `json:"usd_per_hour,omitempty"` // list price of the slices, for a run that a job has made slices for, or whose slices the provider takes away
+	Gone    string    `json:"gone,omitempty"`         // when those slices go if no runner continues the job, in words
 
 	// Followed says whether a command follows the output, on any machine. It is nil when
 	// that is not known: for runs of other logins, runs without runner, and runs that

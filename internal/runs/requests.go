@@ -31,15 +31,19 @@ func withRequests(ctx context.Context, d *workers.Deps, prefix string, seen []Se
 	}
 	for _, res := range all {
 		label, user, ours := res.Made()
+		if !res.Until.IsZero() && !res.JobMade() {
+			sayUntil(d, seen, res)
+		}
 		if !ours || !res.JobMade() || res.Life == provision.Deleting || !strings.HasPrefix(res.ID, prefix) {
 			continue
 		}
 		terms, known := lease.ReadTerms(res.Metadata)
 		goes := func(begun bool) string {
-			if !known { // a runner may still have armed a lease
-				return "not known here"
+			text := "not known here" // a runner may still have armed a lease
+			if known {
+				text = whenGone(terms, begun)
 			}
-			return whenGone(terms, begun, d.Age(res.CreateTime))
+			return atTheLatest(text, lastMoment(terms.TTL, d.Age(res.CreateTime), res.Until, d.Clock.Now()))
 		}
 		listed := false
 		for i := range seen {
@@ -115,10 +119,13 @@ func waitsFor(res provision.Resource) string {
 	return "ready, no command"
 }
 
-// whenGone says when the slices of a job are deleted if no runner continues the job.
-// begun says that the command has begun.
-func whenGone(t lease.Terms, begun bool, age time.Duration) string {
-	text := "never by itself"
+// never is what whenGone says of slices that stay.
+const never = "never by itself"
+
+// whenGone says when the slices of a job are deleted if no runner continues the job. begun
+// says that the command has begun.
+func whenGone(t lease.Terms, begun bool) string {
+	text := never
 	switch {
 	case begun && t.Lease > 0:
 		text = stage.AsTyped(t.Lease) + " after its end"
@@ -131,14 +138,42 @@ func whenGone(t lease.Terms, begun bool, age time.Duration) string {
 	case !begun && t.Adopt > 0:
 		text = stage.AsTyped(t.Adopt) + " after its boot"
 	}
-	if t.TTL > 0 {
-		limit := "in " + event.Age(t.TTL-age)
-		if text == "never by itself" {
-			return limit
-		}
-		text += ", at the latest " + limit
-	}
 	return text
+}
+
+// lastMoment returns after what time slices of this age go, whatever happens: by ttl, or when
+// their provider takes them away. It is negative if they may stay.
+func lastMoment(ttl, age time.Duration, until, now time.Time) time.Duration {
+	left := time.Duration(-1)
+	if ttl > 0 {
+		left = max(0, ttl-age)
+	}
+	if end := max(0, until.Sub(now)); !until.IsZero() && (left < 0 || end < left) {
+		left = end
+	}
+	return left
+}
+
+// atTheLatest adds to text that the slices go after left; a negative left adds nothing.
+func atTheLatest(text string, left time.Duration) string {
+	switch limit := "in " + event.Age(left); {
+	case left < 0:
+		return text
+	case text == never:
+		return limit
+	default:
+		return text + ", at the latest " + limit
+	}
+}
+
+// sayUntil adds to the runs on the slices of res, which no job made, when their provider
+// takes them away, and what they cost.
+func sayUntil(d *workers.Deps, seen []Seen, res provision.Resource) {
+	for i := range seen {
+		if overlap(seen[i].Slices, res.Nodes) {
+			seen[i].Hourly, seen[i].Gone = cost.Hourly(res, d.Zone), atTheLatest(never, lastMoment(0, 0, res.Until, d.Clock.Now()))
+		}
+	}
 }
 
 // waitingRequest returns the queued resource that was made for the job run and on which

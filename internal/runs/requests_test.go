@@ -11,6 +11,10 @@ import (
 
 func TestWhenGone(t *testing.T) {
 	t.Parallel()
+	now := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+	gone := func(t lease.Terms, begun bool, until time.Time) string {
+		return atTheLatest(whenGone(t, begun), lastMoment(t.TTL, time.Hour, until, now))
+	}
 	for _, row := range []struct {
 		terms lease.Terms
 		begun bool
@@ -27,12 +31,25 @@ func TestWhenGone(t *testing.T) {
 		{lease.Terms{TTL: 3 * time.Hour}, true, "in 2h00m"},
 		{lease.Terms{TTL: time.Minute}, true, "in 0 s"},
 	} {
-		if got := whenGone(row.terms, row.begun, time.Hour); got != row.want {
+		if got := gone(row.terms, row.begun, time.Time{}); got != row.want {
 			t.Errorf("%+v, begun %t: %q, want %q", row.terms, row.begun, got, row.want)
 		}
-		if back, ok := lease.ReadTerms(row.terms.Metadata(program.Set{}, nil)); ok != row.terms.On() || ok && whenGone(back, row.begun, time.Hour) != row.want {
+		if back, ok := lease.ReadTerms(row.terms.Metadata(program.Set{}, nil)); ok != row.terms.On() || ok && gone(back, row.begun, time.Time{}) != row.want {
 			t.Errorf("%+v is read back as %+v, %t", row.terms, back, ok)
 		}
+	}
+	until := now.Add(90 * time.Minute) // the provider takes the slices away
+	for want, terms := range map[string]lease.Terms{
+		"in 1h30m": {},
+		"1h after its end, at the latest in 1h30m": {Lease: time.Hour, TTL: 3 * time.Hour},
+		"in 1h00m": {TTL: 2 * time.Hour},
+	} {
+		if got := gone(terms, true, until); got != want {
+			t.Errorf("%+v, until %s: %q, want %q", terms, until, got, want)
+		}
+	}
+	if got := gone(lease.Terms{}, true, now.Add(-time.Minute)); got != "in 0 s" {
+		t.Errorf("a moment that has passed: %q", got)
 	}
 }
 

@@ -317,6 +317,8 @@ func attachOver(ctx context.Context, d *workers.Deps, rec *record.Record, o Atta
 		held := renewal.Attach(ctx, renewal.Deps{Reach: d.Reach, Agents: d.Agents}, t, name)
 		defer func() { teardown.SayBilled(ctx, d.Reach, name, t.Slices, held()) }()
 	}
+	end := renewal.End{}
+	defer end.Warn(ctx, d.Reach, t.Slices)()
 	if err := d.MakeLogs("attach", rec.LogDir, rec.MakeLogDir); err != nil {
 		return stage.Outcome{}, nil, err
 	}
@@ -348,6 +350,12 @@ func attachOver(ctx context.Context, d *workers.Deps, rec *record.Record, o Atta
 func EndOf(f *follow.Following) error {
 	if f.Sum == nil || f.Sum.OK {
 		return endOfAPart(f)
+	}
+	if f.SliceGone() {
+		if taken := renewal.Taken(f.Workers.Slices, f.Clock.Now()); taken != nil {
+			f.Sum.Text, f.Sum.ExitCode = fmt.Sprintf("run %s ended: %v", f.Sum.Run, taken), f.ExitStatus(taken)
+			return taken
+		}
 	}
 	return endOfRunner(f)
 }

@@ -1,6 +1,7 @@
 package runs
 
 import (
+	"errors"
 	"strings"
 	"testing"
 	"time"
@@ -10,6 +11,7 @@ import (
 	"multihost/internal/launch"
 	"multihost/internal/record"
 	"multihost/internal/stage"
+	"multihost/internal/testkit"
 	"multihost/internal/tpu"
 	"multihost/internal/workers"
 )
@@ -116,6 +118,22 @@ func TestAttachEndsAsTheRun(t *testing.T) {
 			Ends: []follow.Ending{{Known: true, Exit: exit}}, Sum: &event.Summary{ExitCode: 143, CommandCode: 143}}
 		if err := EndOf(f); (err != nil) != (want == 75) || f.Sum.ExitCode != want || f.Sum.CommandCode != 143 {
 			t.Errorf("%s: %v, status %d, want %d", reason, err, f.Sum.ExitCode, want)
+		}
+	}
+}
+
+// Slices that went when their time was over are no loss. At any other time they are one.
+func TestAttachToSlicesWhoseTimeIsOver(t *testing.T) {
+	t.Parallel()
+	clock := testkit.NewJumpClock()
+	for left, over := range map[time.Duration]bool{0: true, -time.Hour: true, time.Hour: false} {
+		typed := &stage.Invocation{Clock: clock}
+		f := &follow.Following{Deps: follow.Deps{Reach: &workers.Reach{Invocation: typed}, Keeper: &record.Keeper{ExitStatus: func(error) int { return 75 }}}, Rec: &record.Record{Run: "r"},
+			Workers: &workers.Connected{Slices: []tpu.Slice{{Until: clock.Now().Add(left)}}},
+			Ends:    []follow.Ending{{Known: true, Err: follow.ErrSliceGone}}, Sum: &event.Summary{Run: "r", ExitCode: follow.LostCode}}
+		err := EndOf(f)
+		if errors.Is(err, stage.ErrExpired) != over || (f.Sum.ExitCode == 75) != over {
+			t.Errorf("%s before the end: %v, status %d", left, err, f.Sum.ExitCode)
 		}
 	}
 }

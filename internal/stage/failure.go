@@ -12,7 +12,7 @@ import (
 type Cause string
 
 // The causes. The first three are nobody's fault. Application and Stall are failures of
-// the command. After UserStop and Refused, nothing is tried again.
+// the command. After UserStop, Expired and Refused, nothing is tried again.
 const (
 	Preempted      Cause = Cause(provision.Preempted)
 	Maintenance    Cause = Cause(provision.Maintenance)
@@ -20,6 +20,7 @@ const (
 	Application    Cause = "application"
 	Stall          Cause = "stall"
 	UserStop       Cause = "stopped by a user"
+	Expired        Cause = "expired" // the time for which the slices were asked for is over: --ttl, --max-run-duration
 	Refused        Cause = "refused" // another attempt would fail in the same way: a busy worker, a full disk, a wrong key
 )
 

@@ -41,6 +41,7 @@ type Slice struct {
 	Project string
 	Zone    string
 	Created time.Time // when the API made it; zero: unknown
+	Until   time.Time // when the provider takes it away, as was asked for; zero: never, or unknown
 
 	Type           string // accelerator type: "v5litepod-16"
 	RuntimeVersion string
@@ -56,6 +57,17 @@ type Slice struct {
 	Metadata       map[string]string
 
 	Workers []Worker // in networkEndpoints order; empty while the slice is being made
+}
+
+// FirstEnd returns the first moment at which the provider takes one of the slices away;
+// zero: never, or unknown.
+func FirstEnd(all []Slice) (first time.Time) {
+	for _, s := range all {
+		if !s.Until.IsZero() && (first.IsZero() || s.Until.Before(first)) {
+			first = s.Until
+		}
+	}
+	return first
 }
 
 // A Condition is what can be done with a slice. The provider that lists slices

@@ -1,0 +1,97 @@
+package renewal
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"multihost/internal/event"
+	"multihost/internal/stage"
+	"multihost/internal/tpu"
+	"multihost/internal/workers"
+)
+
+const (
+	// warnAhead is how long before the provider takes slices away the user is warned. It is
+	// time enough to write a checkpoint.
+	warnAhead = time.Hour
+	// stopAhead and the grace period are how long before that moment a command is stopped, so
+	// that its logs come home before the VMs go.
+	stopAhead = time.Minute
+)
+
+// An End watches for the moment at which the provider takes the slices of a run away
+// (--max-run-duration). The zero value is ready. Its methods must not be called
+// concurrently.
+type End struct {
+	told time.Time // the moment of which the user was warned
+}
+
+// Warn warns of the end of all, an hour before it or at once if it is nearer. It warns of
+// each moment once, over all calls. The caller must call over.
+func (e *End) Warn(ctx context.Context, d *workers.Reach, all []tpu.Slice) (over func()) {
+	_, over = e.watch(ctx, d, tpu.FirstEnd(all), -1)
+	return over
+}
+
+// Until warns as Warn does. It returns a context that ends shortly before the provider takes
+// the first slice away, with stage.ErrExpired in its cause: early enough to stop a command
+// within grace. over ends the context earlier; the caller must call it.
+func (e *End) Until(ctx context.Context, d *workers.Reach, all []tpu.Slice, grace time.Duration) (_ context.Context, over func()) {
+	return e.watch(ctx, d, tpu.FirstEnd(all), grace)
+}
+
+// watch is Until for slices that end at end; a negative grace does not end the context.
+func (e *End) watch(ctx context.Context, d *workers.Reach, end time.Time, grace time.Duration) (_ context.Context, over func()) {
+	if end.IsZero() {
+		return ctx, func() {}
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		left := end.Sub(d.Clock.Now())
+		ahead := stopAheadOf(left, grace)
+		if !e.told.Equal(end) {
+			if left > warnAhead && stage.Sleep(ctx, d.Clock, left-warnAhead) != nil {
+				return
+			}
+			e.told = end
+			e.warn(d, end, ahead)
+		}
+		if grace >= 0 && stage.Sleep(ctx, d.Clock, end.Sub(d.Clock.Now())-ahead) == nil {
+			cancel(stage.SlicesTaken(end))
+		}
+	})
+	return ctx, func() {
+		cancel(nil)
+		wg.Wait()
+	}
+}
+
+func (e *End) warn(d *workers.Reach, end time.Time, ahead time.Duration) {
+	stop := ""
+	if ahead > 0 {
+		stop = "; the command is stopped " + event.Duration(ahead) + " before"
+	}
+	event.Notef(d.Sink, event.Warn, "what the command has to keep must be in a bucket by then", "the slices are taken away, with their disks, in %s, at %s (--max-run-duration)%s",
+		event.Age(max(0, end.Sub(d.Clock.Now()))), end.Local().Format("Mon 15:04:05"), stop)
+}
+
+// stopAheadOf returns how long before the end of slices a command is stopped that may take
+// grace to end; 0 if it is not stopped. It is at most a tenth of the time left, because
+// slices of a few minutes are for running, too.
+func stopAheadOf(left, grace time.Duration) time.Duration {
+	if grace < 0 {
+		return 0
+	}
+	return max(0, min(grace+stopAhead, left/10)).Truncate(time.Second)
+}
+
+// Taken returns the error for the end of slices that the provider has taken away as was
+// asked for; nil if the moment has not come.
+func Taken(all []tpu.Slice, now time.Time) error {
+	if end := tpu.FirstEnd(all); !end.IsZero() && !now.Before(end) {
+		return stage.SlicesTaken(end)
+	}
+	return nil
+}
