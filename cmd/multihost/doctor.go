@@ -27,7 +27,8 @@ func doctorCommand() *cli.Command {
 		Name:  "doctor",
 		Usage: "check all that a run depends on, and print the command that repairs it",
 		Description: `Checks the credentials, where project and zone come from, the APIs and permissions
-of the project, the quota for --tpu-type, the network's MTU and firewall rules, the
+of the project, the quota for --tpu-type (on Compute Engine also whether the zone has the
+machine type, and the image), the network's MTU and firewall rules, the
 SSH key and how the workers learn it.
 
 With --tpu-prefix or --hosts it also checks every worker: login, host key, clock,
@@ -49,6 +50,7 @@ nothing that a rule denies.
 			options.SlicesFlag(),
 			&cli.StringFlag{Name: "tpu-type", Aliases: []string{"TPU_TYPE"}, Usage: "accelerator `TYPE` that you want"},
 			&cli.IntFlag{Name: "num-slices", Aliases: []string{"NUM_SLICES"}, Value: 1, Usage: "`N` slices of that type that you want"},
+			options.ProviderFlag(),
 			&cli.StringFlag{Name: "network", Usage: "`NAME` of the network; default: that of the slices, else " + network.DefaultName},
 			&cli.BoolFlag{Name: "fix", Usage: "make the repairs that are safe"},
 		}, options.HostFlags(), options.SSHFlags()),
@@ -90,6 +92,13 @@ func doctorOptions(s *session, c *call) (o doctor.Options, err error) {
 		if o.Type, err = tpu.ParseType(text); err != nil {
 			c.Refuse(asUsage(err), "tpu-type")
 		}
+	}
+	if on, _ := options.Provider(&c.Call, o.Type); on == options.OnGCE && s.cloud != nil {
+		if o.Type.Name == "" && !c.Refused("tpu-type") {
+			c.Refuse(usagef("--provider=gce: --tpu-type is missing; doctor checks the quota, the machine type and the image of one type"), "provider", "tpu-type")
+		}
+		s.makeOn(on)
+		o.Provider = s.slices()
 	}
 	d, err := s.access(c)
 	if err != nil {

@@ -58,6 +58,8 @@ const (
 	CheckAPIs        = "apis"
 	CheckPermissions = "permissions"
 	CheckQuota       = "quota"
+	CheckMachine     = "machine type"
+	CheckImage       = "image"
 	CheckNetwork     = "network"
 	CheckMTU         = "network mtu"
 	CheckSSHRule     = "firewall ssh"
@@ -82,7 +84,7 @@ var groups = []struct {
 	checks []string
 }{
 	{"this machine", []string{CheckProject, CheckZone, CheckCredentials, CheckKey}},
-	{"project", []string{CheckAPIs, CheckPermissions, CheckQuota}},
+	{"project", []string{CheckAPIs, CheckPermissions, CheckQuota, CheckMachine, CheckImage}},
 	{"network", []string{CheckNetwork, CheckMTU, CheckSSHRule, CheckWorkerRules}},
 	{"slices", []string{CheckSlices, CheckLogin}},
 	{"workers", []string{CheckSSH, CheckHostKeys, CheckClock, CheckDevices, CheckHolders, CheckSettings, CheckDisk, CheckVersions}},
@@ -141,7 +143,7 @@ type Options struct {
 	Account       string // of the configuration; "": the account of the credentials
 
 	Cloud    *gcp.Client        // nil: there is no project
-	Provider provision.Provider // of slices; nil as Cloud is
+	Provider provision.Provider // of slices, and of those that are wanted; nil as Cloud is
 	Networks *network.Client
 	Hosts    hosts.HostList // machines instead of slices
 
@@ -279,7 +281,7 @@ func (e *examination) run(ctx context.Context) {
 	found := project.findSlices(ctx)
 	var all sync.WaitGroup
 	if e.Cloud != nil && !e.denied {
-		for _, check := range []func(context.Context){project.checkAPIs, project.checkPermissions, networkChecks{e}.checkNetwork, project.checkQuota} {
+		for _, check := range []func(context.Context){project.checkAPIs, project.checkPermissions, networkChecks{e}.checkNetwork, project.checkQuota, project.checkMachine, project.checkImage} {
 			all.Go(func() { e.bounded(ctx, check) })
 		}
 	}

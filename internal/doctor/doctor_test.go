@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"bytes"
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"os/exec"
@@ -17,6 +18,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"multihost/internal/gcp"
 	"multihost/internal/launch"
 	"multihost/internal/preflight"
 	"multihost/internal/remote"
@@ -46,6 +48,45 @@ func TestQuotasAreToldApartByTheirIDs(t *testing.T) {
 		testkit.Must(t, err)
 		if tier, ok := quotaFor(tt.id, kind); tier != tt.tier || ok != (tt.tier != "") {
 			t.Errorf("%s for %s: %q, %v, want %q", tt.id, tt.kind, tier, ok, tt.tier)
+		}
+	}
+}
+
+// A quota of Compute Engine is for one generation, or has a limit for each of several.
+func TestQuotasOfComputeEngine(t *testing.T) {
+	t.Parallel()
+	limit := func(family string, value int64) gcp.QuotaLimit {
+		l := gcp.QuotaLimit{Dimensions: map[string]string{"region": "r"}, Value: value}
+		if family != "" {
+			l.Dimensions["tpu_family"] = family
+		}
+		return l
+	}
+	families := gcp.QuotaInfo{ID: "TPUS-PER-TPU-FAMILY-per-project-region", Limits: []gcp.QuotaLimit{limit("CT6E", 8), limit("TPU7X", 16)}}
+	own := func(id string) gcp.QuotaInfo { return gcp.QuotaInfo{ID: id, Limits: []gcp.QuotaLimit{limit("", 4)}} }
+	for _, tt := range []struct {
+		kind  string
+		quota gcp.QuotaInfo
+		want  string
+	}{
+		{"v6e-16", families, "on demand 8 region=r,tpu_family=CT6E"},
+		{"tpu7x-16", families, "on demand 16 region=r,tpu_family=TPU7X"},
+		{"v5p-16", families, ""},
+		{"v4-16", families, ""},
+		{"v5p-16", own("TPU-V5P-per-project-region"), "on demand 4 region=r"},
+		{"v6e-16", own("PREEMPTIBLE-TPU-V6E-per-project-region"), "spot 4 region=r"},
+		{"v6e-16", own("TPU-V5P-per-project-region"), ""},
+		{"v6e-16", own("CPUS-per-project-region"), ""},
+	} {
+		kind, err := tpu.ParseType(tt.kind)
+		testkit.Must(t, err)
+		got := ""
+		if q, tier, family, ok := computeQuota(tt.quota, kind.Generation); ok {
+			value, where, _ := q.In("r-a")
+			got = fmt.Sprintf("%s %d %s%s", tier, value, where, family)
+		}
+		if got != tt.want {
+			t.Errorf("%s of %s: %q, want %q", tt.quota.ID, tt.kind, got, tt.want)
 		}
 	}
 }

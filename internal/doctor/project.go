@@ -322,16 +322,13 @@ func (e projectChecks) checkQuota(ctx context.Context) {
 	if e.Type.Name == "" {
 		return
 	}
-	unit := "chips"
-	need := int64(e.Type.Chips * e.Count)
-	if e.Type.Generation.CountsCores {
-		unit, need = "cores", 2*need
-	}
+	unit, each := e.quotaUnit()
+	need := int64(e.Type.Chips * e.Count * each)
 	wanted := fmt.Sprintf("%s need %d %s", event.Count(e.Count, "slice")+" of "+e.Type.Name, need, unit)
 	if e.Count == 1 {
 		wanted = fmt.Sprintf("a %s needs %d %s", e.Type.Name, need, unit)
 	}
-	quotas, err := e.Cloud.Quotas(ctx, "tpu.googleapis.com")
+	quotas, err := e.Cloud.Quotas(ctx, e.quotaAPI())
 	if err != nil {
 		e.add(Finding{Check: CheckQuota, Level: Unknown, Text: fmt.Sprintf("not checked: %s; %v", wanted, err), Cure: typed(gcp.Hint(err))})
 		return
@@ -343,11 +340,21 @@ func (e projectChecks) checkQuota(ctx context.Context) {
 	}
 	var rows []quotaRow
 	for _, q := range quotas {
-		if tier, ok := quotaFor(q.ID, e.Type); ok {
-			if limit, where, ok := q.In(e.Zone.Value); ok {
-				rows = append(rows, quotaRow{q.ID, tier, where, limit})
-			}
+		tier, ok := quotaFor(q.ID, e.Type)
+		family := ""
+		if e.onCompute() {
+			q, tier, family, ok = computeQuota(q, e.Type.Generation)
 		}
+		if !ok {
+			continue
+		}
+		if limit, where, ok := q.In(e.Zone.Value); ok {
+			rows = append(rows, quotaRow{q.ID, tier, where + family, limit})
+		}
+	}
+	if len(rows) == 0 && e.onCompute() {
+		e.unknown(CheckQuota, "%s, and no quota of Compute Engine names %s in %s", wanted, e.Type.Generation.ComputeQuota, e.Zone.Value)
+		return
 	}
 	if len(rows) == 0 {
 		e.add(Finding{Check: CheckQuota, Level: Error, Text: fmt.Sprintf("%s, and no quota of %s names %s", wanted, e.Type.Generation.Name, e.Zone.Value),
@@ -360,6 +367,62 @@ func (e projectChecks) checkQuota(ctx context.Context) {
 type quotaRow struct {
 	id, tier, where string
 	limit           int64
+}
+
+// catalog returns what Compute Engine offers for the slices that are wanted; ok is false if
+// the Cloud TPU API makes them.
+func (e projectChecks) catalog() (c provision.Catalog, ok bool) {
+	return provision.As[provision.Catalog](e.Provider)
+}
+
+// onCompute reports whether Compute Engine makes the slices that are wanted.
+func (e projectChecks) onCompute() bool {
+	_, ok := e.catalog()
+	return ok
+}
+
+// quotaAPI returns the API whose quota limits the slices that are wanted. The Cloud TPU API
+// and Compute Engine have a quota each, and slices of one do not count in the other.
+func (e projectChecks) quotaAPI() string {
+	if e.onCompute() {
+		return "compute.googleapis.com"
+	}
+	return "tpu.googleapis.com"
+}
+
+// quotaUnit returns what the quota counts, and how many of it are in a chip.
+func (e projectChecks) quotaUnit() (unit string, each int) {
+	if e.Type.Generation.CountsCores && !e.onCompute() {
+		return "cores", 2
+	}
+	return "chips", 1
+}
+
+// computeQuota returns the part of a quota of Compute Engine that limits slices of a
+// generation, and for which tier. family is the dimension that names the generation. ok is
+// false if the quota is for something else.
+//
+// The ids are those that users of v5p and v6e have reported, in two forms: one quota for
+// all families with a dimension for each, or one quota for each generation.
+func computeQuota(q gcp.QuotaInfo, g tpu.Generation) (own gcp.QuotaInfo, tier, family string, ok bool) {
+	id, spot := strings.CutPrefix(strings.ToUpper(q.ID), "PREEMPTIBLE-")
+	tier = "on demand"
+	if spot {
+		tier = "spot"
+	}
+	switch {
+	case strings.HasPrefix(id, "TPU-"+strings.ToUpper(g.Name)+"-"):
+		return q, tier, "", true
+	case g.ComputeQuota == "" || !strings.HasPrefix(id, "TPUS-PER-TPU-FAMILY-"):
+		return q, "", "", false
+	}
+	own.ID = q.ID
+	for _, l := range q.Limits {
+		if l.Dimensions["tpu_family"] == g.ComputeQuota {
+			own.Limits, family = append(own.Limits, l), ",tpu_family="+g.ComputeQuota
+		}
+	}
+	return own, tier, family, len(own.Limits) > 0
 }
 
 // quotaFor reports whether the quota of the TPU API with this id limits slices of a
@@ -392,8 +455,9 @@ func quotaFor(id string, t tpu.Type) (tier string, ok bool) {
 	return tier, true
 }
 
-// held returns how much of the zone's quotas the project's slices and queued resources of
-// the generation use, by tier. dead are the queued resources that are FAILED or SUSPENDED.
+// held returns how much of the zone's quotas the project's slices and requests of the
+// generation use, by tier. dead are the requests that are FAILED or SUSPENDED. Only those of
+// the API count that is to make the slices.
 func (e projectChecks) held(ctx context.Context) (byTier map[string]int64, dead []provision.Resource, err error) {
 	all, err := e.Provider.List(ctx)
 	if err != nil {
@@ -409,20 +473,18 @@ func (e projectChecks) held(ctx context.Context) (byTier map[string]int64, dead 
 		if err != nil || t.Generation.Name != e.Type.Generation.Name {
 			return false
 		}
-		units := t.Chips
-		if t.Generation.CountsCores {
-			units *= 2
-		}
-		byTier[tier] += int64(units * n)
+		_, each := e.quotaUnit()
+		byTier[tier] += int64(t.Chips * each * n)
 		return true
 	}
+	kind := e.Provider.Undoing("").Commands.Kind
 	for _, r := range all {
-		if count(tierName(r.Tier), r.Type, max(r.NodeCount, len(r.Nodes))) && r.Dead() {
+		if r.Commands.Kind == kind && count(tierName(r.Tier), r.Type, max(r.NodeCount, len(r.Nodes))) && r.Dead() {
 			dead = append(dead, r)
 		}
 	}
 	for _, s := range nodes {
-		if s.QueuedResource == "" {
+		if s.QueuedResource == "" && (s.Provider == "" || s.Provider == kind) {
 			count("on demand", s.Type, 1)
 		}
 	}
@@ -476,13 +538,51 @@ func (e projectChecks) judgeQuota(wanted, unit string, need int64, rows []quotaR
 	if len(dead) > 0 {
 		f.Text += fmt.Sprintf("; %s is %s and holds quota all the same", provision.NameOf(e.Provider, dead[0].ID), dead[0].State)
 		f.Cure = e.command("qr", "delete", dead[0].ID, "--force")
+		if e.onCompute() {
+			f.Cure = e.command("slices", "delete", dead[0].ID)
+		}
 	} else {
 		if best.limit < 0 {
 			best = rows[0]
 		}
 		f.Advice = "Google decides about more quota, which may take days"
-		f.Cure = remote.CommandLine("gcloud", "beta", "quotas", "preferences", "create", "--service=tpu.googleapis.com", "--quota-id="+best.id,
+		f.Cure = remote.CommandLine("gcloud", "beta", "quotas", "preferences", "create", "--service="+e.quotaAPI(), "--quota-id="+best.id,
 			fmt.Sprintf("--preferred-value=%d", held[best.tier]+need), "--dimensions="+best.where, "--email="+e.account, "--project="+e.Project.Value)
 	}
 	e.add(f)
+}
+
+// checkMachine checks that the zone offers the machine type of the slices that are wanted.
+func (e projectChecks) checkMachine(ctx context.Context) {
+	c, ok := e.catalog()
+	if !ok || e.Type.Name == "" {
+		return
+	}
+	name, err := c.Machine(ctx, e.Type)
+	var choice *tpu.MachineError
+	switch {
+	case gcp.ClassOf(err) == gcp.NotFound:
+		e.add(Finding{Check: CheckMachine, Level: Error, Text: fmt.Sprintf("zone %s does not offer %s", e.Zone.Value, name), Advice: "choose a zone that is listed by:",
+			Cure: remote.CommandLine("gcloud", "compute", "machine-types", "list", "--filter=name="+name, "--project="+e.Project.Value)})
+	case errors.As(err, &choice):
+		e.add(Finding{Check: CheckMachine, Level: Error, Text: err.Error(), Advice: choice.Hint()})
+	case err != nil:
+		e.fail(CheckMachine, err)
+	default:
+		e.ok(CheckMachine, "zone %s offers %s; whether it has free machines is not known before they are asked for", e.Zone.Value, name)
+	}
+}
+
+// checkImage checks that there is a boot image for the slices that are wanted.
+func (e projectChecks) checkImage(ctx context.Context) {
+	c, ok := e.catalog()
+	if !ok || e.Type.Name == "" {
+		return
+	}
+	name, err := c.Image(ctx, e.Type)
+	if err != nil {
+		e.fail(CheckImage, err)
+		return
+	}
+	e.ok(CheckImage, "the newest one is %s", name)
 }

@@ -119,19 +119,32 @@ func (p *Provider) existing(ctx context.Context, r provision.Request) (res provi
 
 // image returns the boot image of r, and makes sure that the zone offers its machine type.
 func (p *Provider) image(ctx context.Context, r provision.Request) (string, error) {
-	machine, err := tpu.MachineOf(r.Type)
-	if err != nil {
-		return "", err
-	}
-	if _, err := p.calls.Machine(ctx, machine.Name); gcp.ClassOf(err) == gcp.NotFound {
-		return "", &MachineError{Machine: machine.Name, Zone: p.gcp.Zone(), Err: err}
-	} else if err != nil {
+	if _, err := p.Machine(ctx, r.Type); err != nil {
 		return "", err
 	}
 	if given := settingsOf(r).Image; given != "" {
 		return given, nil
 	}
-	image, err := p.calls.Newest(ctx, imageProject, r.Type.Generation.ImageFamily)
+	return p.Image(ctx, r.Type)
+}
+
+// Machine implements provision.Catalog. If the zone does not offer the machine type, the error
+// is a *MachineError.
+func (p *Provider) Machine(ctx context.Context, t tpu.Type) (string, error) {
+	machine, err := tpu.MachineOf(t)
+	if err != nil {
+		return "", err
+	}
+	if _, err = p.calls.Machine(ctx, machine.Name); gcp.ClassOf(err) == gcp.NotFound {
+		err = &MachineError{Machine: machine.Name, Zone: p.gcp.Zone(), Err: err}
+	}
+	return machine.Name, err
+}
+
+// Image implements provision.Catalog. It returns the newest image:
+// "projects/P/global/images/NAME".
+func (p *Provider) Image(ctx context.Context, t tpu.Type) (string, error) {
+	image, err := p.calls.Newest(ctx, imageProject, t.Generation.ImageFamily)
 	if err != nil {
 		return "", err
 	}

@@ -31,6 +31,7 @@ var (
 	_ provision.Provider   = (*Provider)(nil)
 	_ provision.Explainer  = (*Provider)(nil)
 	_ provision.Previewer  = (*Provider)(nil)
+	_ provision.Catalog    = (*Provider)(nil)
 	_ provision.Doorkeeper = (*Provider)(nil)
 )
 

@@ -12,7 +12,7 @@ import (
 
 // A Provider makes slices and says what exists. Queued resources (package qr) and fixed
 // hosts (package hosts) are providers. What only some providers can do is an interface of
-// its own: see [Explainer], [Previewer], [AttributeReader] and [As].
+// its own: see [Explainer], [Previewer], [Catalog], [AttributeReader] and [As].
 //
 // All methods are safe for concurrent use. When ctx ends, they return its cause.
 type Provider interface {
@@ -169,6 +169,17 @@ type Previewer interface {
 	// Preview returns the request as JSON, as it would be sent, and as a command of the
 	// provider's own tool.
 	Preview(r Request) (body []byte, command string)
+}
+
+// A Catalog is a Provider whose VMs have a machine type and boot an image that may be missing.
+type Catalog interface {
+	// Machine returns the machine type of slices of type t. If the place does not offer it,
+	// Machine returns its name and an error of class gcp.NotFound. The error is a
+	// *tpu.MachineError if t does not name one.
+	Machine(ctx context.Context, t tpu.Type) (string, error)
+
+	// Image returns the boot image for slices of type t.
+	Image(ctx context.Context, t tpu.Type) (string, error)
 }
 
 // A Doorkeeper is a Provider that can say what Admit would find and do. It only reads.
