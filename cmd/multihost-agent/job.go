@@ -16,11 +16,11 @@ import (
 // Exit statuses of the command job besides 0.
 const statusFailed = 1
 
-// job takes this worker's part in a job without runner: with --going at the end of the
-// machine, else from its boot on. A further argument names a file with the description of
-// the job, in place of the metadata server.
+// job does this worker's part of a job without runner. With --going it runs when the
+// machine is told to end, otherwise from the boot on. A further argument names a file with
+// the description of the job, in place of the metadata server.
 func job(ctx context.Context, args []string) int {
-	// Not ignored, because the commands that this program starts would inherit that.
+	// Do not ignore the signal: the commands that this program starts would inherit that.
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
 	syscall.Umask(0o022)
 	transport := agent.Transport()

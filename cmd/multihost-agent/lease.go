@@ -59,7 +59,7 @@ func lease(ctx context.Context, args []string) int {
 	switch {
 	case err == nil:
 		return 0
-	case errors.Is(err, agent.ErrForeign): // the log says so, and no other watch would find another one
+	case errors.Is(err, agent.ErrForeign): // the log has the error, and another watch would get the same one
 		return 0
 	case nonce != "":
 		fmt.Printf("%s error %s\n", nonce, strings.ReplaceAll(err.Error(), "\n", " "))
@@ -109,7 +109,8 @@ func host() *watch.Host {
 	}
 }
 
-// begin is boot [FD RUN] or watch RUN. What goes on then is the keeper of a watch.
+// begin carries out boot [FD RUN] and watch RUN. Afterwards this process continues as the
+// keeper of a watch.
 func begin(ctx context.Context, h *watch.Host, op, first, second string) error {
 	run, lock := first, (*os.File)(nil)
 	switch {
@@ -135,7 +136,7 @@ func begin(ctx context.Context, h *watch.Host, op, first, second string) error {
 // keep runs a watch as a child, and returns nil when it has nothing more to watch. If this
 // process dies, the child goes on.
 func keep(ctx context.Context, op, run string, lock *os.File) error {
-	// By this name the program is there even when its file is not.
+	// This name works even if somebody has removed the program's file.
 	cmd := exec.CommandContext(ctx, "/proc/self/exe", "lease", "kept", op, run)
 	cmd.Args[0] = os.Args[0]
 	cmd.Stdout, cmd.Stderr, cmd.ExtraFiles = os.Stdout, os.Stderr, []*os.File{lock}
@@ -148,7 +149,7 @@ func keep(ctx context.Context, op, run string, lock *os.File) error {
 	return cmd.Wait()
 }
 
-// kept is the watch that keep runs.
+// kept is the process that keep starts: the watch itself.
 func kept(ctx context.Context, h *watch.Host, op, run string) error {
 	const fd = 3
 	syscall.CloseOnExec(fd)

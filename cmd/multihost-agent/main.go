@@ -1,7 +1,7 @@
 //go:build linux
 
-// Command multihost-agent runs on workers and does what has to be done where no runner
-// does it. multihost brings it there; nobody starts it by hand.
+// Command multihost-agent runs on workers and does what a runner would do, where there is
+// no runner. multihost copies it to the workers and starts it there.
 package main
 
 import (
@@ -29,7 +29,7 @@ func run(ctx context.Context, args []string) int {
 		args = []string{""}
 	}
 	switch args[0] {
-	case "check": // that this machine can run the program
+	case "check": // shows that this machine can run the program
 		return 0
 	case "job":
 		return job(ctx, args[1:])

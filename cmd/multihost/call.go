@@ -81,8 +81,8 @@ func (c *call) run(ctx context.Context, argv []string) int {
 	return code
 }
 
-// told reports whether the verdict of the run, the last thing on the screen, has said
-// all that the error says.
+// told reports whether the verdict of the run, which is the last text on the screen,
+// already contains the error.
 func (c *call) told(err error) bool {
 	said := err.Error()
 	if e, ok := err.(*stage.Error); ok { // the verdict needs no stage; an error that wraps this one says more
@@ -112,15 +112,15 @@ func (c *call) dispatch(ctx context.Context, argv []string) error {
 	if code := exitCode(err); code == exitUsage || code == exitConfig {
 		err = line.Blame(err)
 	}
-	var told *stage.Error // says what may still run or exist, which the cause does not
+	var told *stage.Error // the cause does not say what may still run or exist
 	if err != nil && ctx.Err() != nil && errors.Is(err, context.Canceled) && !errors.As(err, &told) {
 		return context.Cause(ctx)
 	}
 	return err
 }
 
-// showHelp prints the help of the command with that path. A reader that has gone does not
-// matter.
+// showHelp prints the help of the command with that path. It ignores the error of a reader
+// that has gone.
 func (c *call) showHelp(p cmdline.Program, path []string, level cmdline.HelpLevel) {
 	_, _ = io.WriteString(c.stdout, p.Page(path, level).Lay(ui.Columns(c.lookup, c.stdout)))
 }

@@ -36,7 +36,8 @@ func refuseConfirm(s *session, c *call) {
 	}
 }
 
-// confirms has d ask before slices are requested, with --confirm.
+// confirms sets d.Confirm if --confirm was given: d then asks the user before it requests
+// slices.
 func confirms(s *session, c *call, d *workers.Deps) {
 	if !c.Bool("confirm") {
 		return

@@ -52,13 +52,13 @@ type usageError = cmdline.UsageError
 
 func usagef(format string, args ...any) *usageError { return cmdline.Usagef(format, args...) }
 
-// asUsage turns an error into one of the command line.
+// asUsage turns an error into a usage error.
 func asUsage(err error) error { return &usageError{Err: err} }
 
 // configError reports a setting that is missing or malformed.
 type configError = cmdline.ConfigError
 
-// statusError carries an exit status whose reason the user has already been shown.
+// statusError carries an exit status. The user has already seen the reason.
 type statusError struct{ code int }
 
 func (e *statusError) Error() string { return fmt.Sprintf("exit status %d", e.code) }

@@ -30,8 +30,8 @@ func main() {
 // CPU.
 const leastHeap = 48 << 20
 
-// mainStatus is main without the exit, so that tests can run the program as a command of
-// their own.
+// mainStatus does what main does, but returns the exit status, so that tests can run the
+// program as one of their commands.
 func mainStatus() int { return ownProcess().run(os.Args[1:]) }
 
 // ownProcess returns the streams and environment of this process.
@@ -47,9 +47,9 @@ func ownProcess() process {
 
 // run carries out a command line and returns the exit status.
 func (p process) run(argv []string) int {
-	// A write to a closed pipe must be an error to handle, not the end of the program:
-	// the reader of the output may go away while the run goes on. SIGPIPE is caught, not
-	// ignored, because the programs that we start would inherit that it is ignored.
+	// A write to a closed pipe must be an error to handle, not the end of the program: the
+	// reader of the output may go away while the run goes on. SIGPIPE is caught, not
+	// ignored: the programs that we start would inherit an ignored signal.
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
 	c := &call{process: p}
 	c.signals.Leave = p.leave

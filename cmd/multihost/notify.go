@@ -12,7 +12,7 @@ import (
 	"multihost/internal/workers"
 )
 
-// notifyOptions completes those of the command line.
+// notifyOptions completes the options that the command line gives.
 func (s *session) notifyOptions(c *options.Call, run string, env []config.EnvVar) notify.Options {
 	o := options.Notify(c, run, env)
 	o.Sink, o.Clock = s.sink, gcp.SystemClock

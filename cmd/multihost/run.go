@@ -91,8 +91,8 @@ func withSession(action func(s *session, c *call) error) cli.ActionFunc {
 	})
 }
 
-// withSimSlices adds to an error about slices that do not exist how a simulator gets
-// some.
+// withSimSlices adds a hint to an error about missing slices: how to start a simulator that
+// has slices.
 func withSimSlices(c *call, err error) error {
 	var none *tpu.NoSlicesError
 	if !c.Bool("sim") || !errors.As(err, &none) || len(none.Present) > 0 {
@@ -109,8 +109,8 @@ func outcome(out stage.Outcome, err error) error {
 	return err
 }
 
-// interruptible returns the cause of ctx's end in place of the error that the end made a
-// waiting command return. A *stage.Error is kept beside the cause.
+// interruptible returns why ctx ended, in place of the error that a waiting command
+// returned because of that. It joins a *stage.Error to the cause.
 func interruptible(ctx context.Context, err error) error {
 	var told *stage.Error
 	if err == nil || ctx.Err() == nil {

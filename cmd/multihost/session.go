@@ -53,7 +53,7 @@ type session struct {
 	queue    *qr.Client // for the qr commands
 	compute  *gce.Provider
 	all      *provider.Joined // slices of queue and compute
-	keys     *provider.Keys   // the same, or only its first provider, with the host keys that it has told
+	keys     *provider.Keys   // all or only its first provider; it also caches host keys
 	hosts    hosts.HostList   // set by --hosts or taken from the run's record, in place of a cloud
 	networks *network.Client
 	account  string
@@ -204,7 +204,7 @@ func (s *session) fill(c *call) error {
 	return nil
 }
 
-// makeOn says which provider makes what is asked for. The slices of all are found.
+// makeOn sets the provider that makes new slices. Slices of all providers are found.
 func (s *session) makeOn(on string) {
 	if s.cloud == nil {
 		return
@@ -291,8 +291,8 @@ func (s *session) startSim(c *call) error {
 	return nil
 }
 
-// leastTerm is the shortest --ttl and --lease, after which workers delete the slices of a
-// runner that they do not hear from: a runner that is away for a moment must not lose
+// leastTerm is the shortest time that --ttl and --lease accept. Workers delete the slices
+// of a silent runner after that time, and a runner that is away for a moment must not lose
 // them. Tests shorten it, because their scripts cannot wait a minute.
 var leastTerm = time.Minute
 
@@ -342,7 +342,8 @@ func submitDeps(d *workers.Deps) submit.Deps {
 	return submit.Deps{Reach: d.Reach, Keeper: d.Keeper, Source: d.Source, Networks: d.Networks, Agents: d.Agents, Checked: d.Checked}
 }
 
-// settingsDeps returns the part of d that the preflight and the word before a request need.
+// settingsDeps returns the part of d that the preflight and the announcement of a request
+// need.
 func settingsDeps(d *workers.Deps) settings.Deps {
 	return settings.Deps{Reach: d.Reach, Networks: d.Networks}
 }
@@ -350,7 +351,7 @@ func settingsDeps(d *workers.Deps) settings.Deps {
 // agents returns the programs for workers that are part of this one. Tests have others.
 var agents = agentprogram.Embedded
 
-// workers is access and login: deps for commands that log in to workers.
+// workers calls access and login, for commands that log in to workers.
 func (s *session) workers(c *call) (*workers.Deps, error) {
 	c.Refuse(s.unset)
 	d, err := s.access(c)
@@ -360,7 +361,7 @@ func (s *session) workers(c *call) (*workers.Deps, error) {
 	return d, s.login(c, d)
 }
 
-// login adds the user's key to d, which access returned.
+// login adds the user's key to d. access has returned d.
 func (s *session) login(c *call, d *workers.Deps) (err error) {
 	if s.unset != nil {
 		return s.unset

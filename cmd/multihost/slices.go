@@ -95,8 +95,8 @@ the same request exists already, multihost uses it.`,
 	}, exitOK, exitUsage, exitUnavailable, exitTempFail, exitPermission, exitConfig, exitInterrupt, exitTerminate)
 }
 
-// chooseProvider says with which provider r is made, and refuses what that one cannot make.
-// why is for the user, who has not named it.
+// chooseProvider returns the provider that makes r, or an error if that provider cannot
+// make it. why tells a user who named no provider why it was chosen.
 func (s *session) chooseProvider(c *call, r provision.Request) (why string) {
 	on, why := options.Provider(&c.Call, r.Type)
 	s.makeOn(on)

@@ -69,8 +69,8 @@ and ends.`,
 	}, exitOK, exitUsage, exitUnavailable, exitIO, exitPermission, exitConfig, exitInterrupt)
 }
 
-// A lookout reaches workers for a view of the whole terminal: it prints nothing, and once
-// the view is drawn it asks nothing.
+// A lookout reaches workers for a view that fills the terminal. It prints nothing, and asks
+// the user nothing once the view is drawn.
 type lookout struct {
 	c     *call
 	s     *session // nil before it is first needed

@@ -28,8 +28,8 @@ func (k Key) Load() (*sshkey.Identity, error) {
 	return id, err
 }
 
-// Ensure reads the key, or makes it if there is none and it is Ours; made reports that. A
-// dry run makes no key and returns nil for one that would be made.
+// Ensure reads the key. If there is none and k is Ours, it makes one, and made is true. A
+// dry run makes no key: it returns nil instead.
 func (k Key) Ensure(dryRun bool) (id *sshkey.Identity, made bool, err error) {
 	if k.Ours && !dryRun {
 		return sshkey.Ensure(k.Path, k.Load)

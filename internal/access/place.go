@@ -34,8 +34,8 @@ func (e *MissingError) Fault() fault.Kind { return fault.Configuration }
 // ErrNoProject is the error of a command that needs a project.
 var ErrNoProject error = &MissingError{Text: "no project is set", Advice: "add --project=PROJECT, or type: gcloud config set project PROJECT; to try it without an account, add --sim"}
 
-// Check returns what is wrong with the project and the zone. An empty one is wrong only if
-// it is needed. Without a project it does not look at the zone.
+// Check returns what is wrong with the project and the zone. An empty project or zone is
+// wrong only if the command needs it. Without a project it does not look at the zone.
 func Check(g config.Gcloud, need Need) (problems []Problem) {
 	if g.Project == "" {
 		if need.Project {

@@ -30,7 +30,7 @@ type Object struct {
 	Updated    time.Time
 }
 
-// AnyVersion as a condition means none: an object is replaced, or made, in any case.
+// AnyVersion is no condition: the object is replaced, or made if it does not exist.
 const AnyVersion int64 = -1
 
 func (b *Bucket) url(name string) string {
@@ -91,7 +91,8 @@ func dateOf(h http.Header) time.Time {
 }
 
 // Write makes or replaces an object. If generation is not AnyVersion, the object must have
-// it, and 0 means that there must be none: otherwise the error is a *StatusError of 412.
+// that generation; 0 means that the object must not exist. Otherwise the error is a
+// *StatusError of 412.
 func (b *Bucket) Write(ctx context.Context, name string, body io.Reader, size, generation int64) error {
 	target := b.Upload + "/b/" + b.Name + "/o?uploadType=media&name=" + url.QueryEscape(b.Prefix+name) + condition("&", generation)
 	_, err := b.Client.Do(ctx, Call{Method: http.MethodPost, URL: target, Type: "text/plain", Body: body, Size: size})
@@ -161,8 +162,8 @@ func (b *Bucket) List(ctx context.Context, prefix string) (all []Object, date ti
 	}
 }
 
-// Append adds the object part to an object that has this generation. If it has another
-// one, the error is a *StatusError of 412.
+// Append adds the object part to an object that has this generation. If the object has
+// another generation, the error is a *StatusError of 412.
 func (b *Bucket) Append(ctx context.Context, name string, generation int64, part string) error {
 	type source struct {
 		Name       string `json:"name"`
@@ -181,7 +182,8 @@ func (b *Bucket) Append(ctx context.Context, name string, generation int64, part
 	return err
 }
 
-// Remove deletes an object. One that does not exist is a *StatusError of 404.
+// Remove deletes an object. If the object does not exist, the error is a *StatusError of
+// 404.
 func (b *Bucket) Remove(ctx context.Context, name string) error {
 	_, err := b.Client.Do(ctx, Call{Method: http.MethodDelete, URL: b.url(name)})
 	return err

@@ -108,7 +108,7 @@ func orMinute(d time.Duration) time.Duration {
 	return d
 }
 
-// moved tells of each read that gave something.
+// moved reports each read that returned bytes.
 type moved struct {
 	io.Reader
 	alive  func()

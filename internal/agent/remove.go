@@ -21,8 +21,8 @@ type Deletion struct {
 	URL    string `json:"url"`    // of that request
 	// Proof is what the resource must show before it is deleted.
 	Proof Field `json:"proof"`
-	// Going is what a resource shows that is being deleted already; no Path: it shows
-	// nothing.
+	// Going is the field that shows that the resource is being deleted already; without a
+	// Path there is no such field.
 	Going Field `json:"going,omitzero"`
 	// Probe is the URL of a resource that does not exist beside this one. Method on it
 	// shows whether the caller may delete; "": that cannot be found out.
@@ -40,7 +40,7 @@ type Field struct {
 // ErrForeign means that a resource does not have the proof: it is not deleted.
 var ErrForeign = fault.New(fault.Permission, "it is not of this run: it stays")
 
-// Delete requests the deletions, in order, each after its resource was read and has shown
+// Delete requests the deletions in order. Before each one it reads the resource and checks
 // its proof. A resource that is gone, or is being deleted, needs no request. Delete stops
 // at the first error. ErrForeign is final. After any other error the caller may try again.
 func (c *Client) Delete(ctx context.Context, deletions []Deletion) error {
@@ -79,7 +79,7 @@ func (c *Client) delete(ctx context.Context, d Deletion) error {
 
 // MayDelete returns nil if this VM may delete such resources. It tries to delete one that
 // does not exist: a caller with the permission gets 404, any other caller is refused. It
-// tries again, for about half a minute at most, what may be answered soon.
+// retries temporary errors for about half a minute.
 func (c *Client) MayDelete(ctx context.Context, deletions []Deletion) error {
 	for _, d := range deletions {
 		if d.Probe == "" {

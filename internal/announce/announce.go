@@ -1,5 +1,6 @@
 // Package announce says what a command is about to request: slices, their price, what ends
-// the bill, and whether their workers may delete them. It has the user confirm it.
+// the bill, and whether their workers may delete them. With --confirm it asks the user
+// first.
 //
 // # Decisions
 //
@@ -150,7 +151,7 @@ type Declined struct{ error }
 
 func (e *Declined) Unwrap() error { return e.error }
 
-// Announce emits e and has the user confirm it, if this command confirms requests.
+// Announce emits e. If --confirm was given, it then asks the user.
 func Announce(ctx context.Context, d Deps, e event.Request) error {
 	d.Sink.Emit(e)
 	if d.Confirm == nil || e.DryRun {
@@ -195,9 +196,9 @@ func isThere(ctx context.Context, d Deps, id string) (bool, error) {
 	return err == nil && res.Life != provision.Deleting, nil
 }
 
-// AskFor announces the request of a command that only makes slices, and has it
-// confirmed. It announces nothing if the resource exists, because then there is no
-// request.
+// AskFor announces the request of a command that only makes slices, and asks the user if
+// --confirm was given. It announces nothing if the resource exists, because then there is
+// no request.
 func AskFor(ctx context.Context, d Deps, r provision.Request) error {
 	there, mtu, err := Outlook(ctx, d, r, nil)
 	if err != nil || there {

@@ -79,8 +79,8 @@ const rightLimit = 5 * time.Second
 
 // AskRight finds out whether the workers of a job may delete its queued resource, while
 // other work goes on. deletes says whether they ever should. answer waits for what was
-// found; nil means that nothing was asked. The caller calls over at the end, whether it
-// has called answer or not.
+// found; nil means that nothing was asked. The caller must call over at the end, even if it
+// has not called answer.
 func AskRight(ctx context.Context, d *workers.Reach, o provision.Request, deletes bool) (answer func() *DeletionRight, over func()) {
 	reader, ok := provision.As[RightsReader](d.Cloud)
 	switch {

@@ -26,16 +26,15 @@ type Attempt struct {
 	Workers *workers.Connected
 	Deletes bool // the slices are deleted after a success
 
-	// Hold is called when it is decided what is done, before anything is changed. The
-	// attempt goes on with the context that it returns, and calls over at its end. nil:
-	// nothing is held.
+	// Hold is called after the decision and before the first change. The attempt continues
+	// with the context that Hold returns, and calls over when it ends. Hold may be nil.
 	Hold func(ctx context.Context) (_ context.Context, over func(), err error)
 
 	Number   int               // set once it is decided
 	Follow   *follow.Following // nil until the command is followed
-	Regained bool              // it is the attempt that was given up before
+	Regained bool              // it is the attempt that this runner gave up before
 	rec      *record.Record    // nil until the command is started
-	races    int               // how often in a row another runner of this run was first
+	races    int               // how many times in a row another runner of this run was first
 }
 
 // Do runs the command on the workers and follows it to its end. If another runner of the same job
@@ -117,8 +116,9 @@ func (r *Attempt) begun(rec *record.Record) {
 // Begun reports whether the command was started or taken over.
 func (r *Attempt) Begun() bool { return r.rec != nil }
 
-// End reports and records how an attempt that has begun ended. f is why it failed; nil: it
-// succeeded. again says that another attempt follows, next which one or why none.
+// End reports and records how an attempt that has begun ended. f is why it failed; nil
+// means success. again says whether another attempt follows. next says which one, or why
+// none follows.
 func (r *Attempt) End(f *stage.Failure, again bool, next string) {
 	e := event.AttemptEnd{Run: r.O.Run, Attempt: r.Number, OK: f == nil, Again: again}
 	if r.Follow != nil {
@@ -185,7 +185,7 @@ func (r *Attempt) takeOver(ctx context.Context, in *Decision) (stage.Outcome, er
 	event.Notef(r.Sink, event.Info, "", "run %s, attempt %d, was started %s ago and is taken over: logs in %s; %s",
 		r.O.Run, r.Number, event.Age(living.Info.Age()), rec.LogDir, r.WhatCtrlCDoes(true))
 	r.begun(rec)
-	skew := time.Duration(0) // of a start that another runner has seen
+	skew := time.Duration(0) // the start is one that another runner has seen
 	if r.Regained {
 		skew = r.History.skew
 	}

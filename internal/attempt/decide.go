@@ -22,9 +22,9 @@ import (
 	"multihost/internal/workers"
 )
 
-// A Decision is the decision about all that an attempt will do. It is made by reading
-// only, before anything is changed. A run carries it out and a dry run shows it;
-// neither has another source for what it does.
+// A Decision is the decision about all that an attempt will do. It is made by reading only,
+// before anything is changed. A run carries it out, and a dry run shows it. Both use
+// nothing else.
 type Decision struct {
 	attempt int
 	living  *workers.FoundRun // an attempt of this run that is taken over; if set, nothing below is done
@@ -96,10 +96,10 @@ func (r *decider) decide(ctx context.Context) (*Decision, error) {
 }
 
 // runsOfAll returns the runs that the workers know. It does not read all workers at one
-// moment: another runner may start its command on all of them in between, and the
-// attempt then looks as if it had lost the workers that were read first. An attempt
-// runs on no worker before it is prepared on all. So runsOfAll reads again after it has
-// seen the attempt running: if a worker still does not have it, it is missing there.
+// moment: another runner may start its command on all of them in between, and the attempt
+// then looks as if it had lost the workers that were read first. An attempt runs on no
+// worker before it is prepared on all. So runsOfAll reads again after it has seen the
+// attempt running: a worker that still does not have the attempt has lost it.
 func (r *decider) runsOfAll(ctx context.Context) ([]workers.FoundRun, error) {
 	for seen := !r.Job; ; seen = true {
 		runs, errs := r.workers.Runs(ctx)

@@ -76,7 +76,7 @@ func (r *Run) Foresee(ctx context.Context, h *History, p *plan.Plan, sel tpu.Sel
 	return f.ask(ctx, p)
 }
 
-// A forecast is a start that only says what it would do.
+// A forecast says what a start would do, and starts nothing.
 type forecast struct{ *start }
 
 // ask adds to the plan what the workers say.
@@ -92,12 +92,12 @@ func (r *forecast) ask(ctx context.Context, p *plan.Plan) error {
 		return err
 	}
 	if len(r.decision.evict) > 0 {
-		return nil // it is not known now what will hold the TPU then
+		return nil // nobody knows yet what will hold the TPU then
 	}
 	return r.foreseeFree(ctx, p)
 }
 
-// where returns the place to which a refused request would have added a key.
+// where returns the place to which the refused request would have added the user's key.
 func where(refused *gcp.ReadOnlyError) string {
 	if refused.Method == "PATCH" {
 		return "the metadata of the slices"

@@ -11,10 +11,10 @@ import (
 	"multihost/internal/tpu"
 )
 
-// A History is what this runner knows of its own attempts of a run. The zero value has
-// none, and heeds no stop of somebody else.
+// A History is what this runner knows of its own attempts of a run. The zero value has no
+// attempts, and ignores stops by other commands.
 type History struct {
-	Since  time.Time // when this command began; zero: it heeds no stop of somebody else
+	Since  time.Time // when this command began; zero: it ignores stops by other commands
 	Number int       // number of the next attempt if a bucket knows it; otherwise 0
 	Tried  int       // attempts that were started or taken over
 	Last   int       // number of the last of them

@@ -1,5 +1,5 @@
-// Package deliver brings multihost-agent to the workers of a run that lack it, as code gets
-// there: from the runner to a few workers, which pass it on.
+// Package deliver copies multihost-agent to the workers of a run that lack it. It uses the
+// way of code: the runner sends it to a few workers, which pass it on.
 package deliver
 
 import (
@@ -12,9 +12,9 @@ import (
 	"multihost/internal/remote"
 )
 
-// Each calls arm for every worker at once, and again for those that lacked the agent. A
-// target without Conn is left alone. Of o, what concerns the relay counts; nothing is shown.
-// The errors are aligned with targets.
+// Each calls arm for every worker at once, and again for those that lacked the agent. It
+// skips targets without Conn. It uses only the relay settings of o, and shows nothing. The
+// errors are aligned with targets.
 func Each(ctx context.Context, agents program.Set, o codesync.Options, targets []codesync.Target, arm func(ctx context.Context, i int) error) []error {
 	o.Sink = event.Discard
 	workers := make([]remote.Runner, len(targets))

@@ -16,7 +16,7 @@ import (
 	"multihost/internal/agent"
 )
 
-// A cloudLog makes Cloud Logging get what the command writes.
+// A cloudLog sends the command's output to Cloud Logging.
 type cloudLog struct{ *worker }
 
 // logDir returns the directory that Cloud Logging's agent reads.

@@ -37,7 +37,7 @@ func (d disk) attempt(n int, name string) string {
 	return filepath.Join(d.runs, strconv.Itoa(n), name)
 }
 
-// remember writes a file that has to survive a reboot. A full disk ends nothing.
+// remember writes a file that has to survive a reboot. On a full disk it does nothing.
 func (d disk) remember(name, text string) {
 	_ = agent.WriteFile(d.path(name), []byte(text+"\n"), 0o644)
 }
@@ -49,7 +49,8 @@ func (d disk) recall(name string) string {
 	return line
 }
 
-// touch notes the time in a file, which fits on a full disk.
+// touch notes the time as the modification time of an empty file, which fits even on a full
+// disk.
 func touch(path string, now time.Time) {
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY, 0o644)
 	if err != nil {
@@ -80,7 +81,7 @@ func number(name string) int {
 	return n
 }
 
-// told returns the newest attempt of which the others know the end; 0: none.
+// told returns the newest attempt whose end the others know; 0: none.
 func (d disk) told() int {
 	paths, _ := filepath.Glob(d.path("told.*"))
 	newest := 0
@@ -145,13 +146,14 @@ func (d disk) here(n int, is life, proc string) attemptHere {
 }
 
 // quickDeaths is how many attempts in a row may end with a reboot within quickDeath of
-// their start before no other one begins.
+// their start. After that many, no further attempt begins.
 const (
 	quickDeaths = 3
 	quickDeath  = time.Minute
 )
 
-// quick reports whether each of the attempts before n, and n, ended with a reboot soon.
+// quick reports whether attempt n, and each attempt before it, ended with a reboot soon
+// after its start.
 func (d disk) quick(n int) bool {
 	for i := n; i > n-quickDeaths; i-- {
 		started := d.started(i)

@@ -153,8 +153,8 @@ func (w *doer) look(ctx context.Context, at subject, s *sight) {
 	}
 }
 
-// lookAtCommand asks for the state of the command. After a boot, and after an attempt was
-// found to have begun before, it asks for longer.
+// lookAtCommand asks for the state of the command. It retries for longer after a boot, and
+// when the attempt turns out to have begun before.
 func (w *doer) lookAtCommand(ctx context.Context, s *sight) {
 	ask := func() (err error) {
 		s.life, err = w.status(ctx, w.m.attempt)

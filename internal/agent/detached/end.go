@@ -61,7 +61,7 @@ func (w *ender) finish(ctx context.Context, is life) error {
 	if w.job.CloudLogging {
 		cloudLog{w.worker}.logEnd(reason)
 	}
-	_ = w.patiently(ctx, w.job.Patience, func() error { return w.tellEnd(ctx) }) // the machine has it told later
+	_ = w.patiently(ctx, w.job.Patience, func() error { return w.tellEnd(ctx) }) // the state machine reports it to the others later
 	_ = w.report(ctx, "ended", m.endText(reason))
 	return nil
 }
@@ -241,8 +241,8 @@ func (w *ender) tellStop(ctx context.Context) error {
 	return err
 }
 
-// giveUp stores that the attempt ended before its command could run or be followed to its
-// end.
+// giveUp stores that the attempt was given up: its command could not be started, or could
+// not be followed to its end.
 func (w *ender) giveUp(ctx context.Context, code int, why string) {
 	m := w.m
 	w.record = w.withSkew(ctx, newRecord(code, time.Now(), false, why))

@@ -120,8 +120,9 @@ func readKit(path string) (map[string][]byte, error) {
 const loginLimit = 2 * time.Minute
 
 // awaitLogin waits for the login that the command runs as. If it does not come, the command
-// runs as root. After a reboot the command runs as the same user as before, because the run
-// is in that user's home: then there is no other login, only a longer wait.
+// runs as root. After a reboot the command must run as the same user as before, because the
+// run is in that user's home. So awaitLogin then waits longer, and never takes another
+// login.
 func (w fetcher) awaitLogin(ctx context.Context) error {
 	name, limit := w.job.Login, loginLimit
 	before := w.disk.recall("login")

@@ -36,7 +36,7 @@ func Going(ctx context.Context, cfg Config) error {
 		return err
 	case <-ctx.Done():
 	}
-	select { // what does not hang ends with the context
+	select { // whatever does not hang ends with the context
 	case err := <-done:
 		return err
 	case <-time.After(time.Second):
@@ -80,8 +80,8 @@ func going(ctx context.Context, cfg Config) error {
 	return nil
 }
 
-// markDown notes that the machine ends, and why, while the attempt has not ended: an end
-// from here on is not the command's own.
+// markDown notes that the machine ends, and why, unless the attempt has ended before. From
+// then on the machine counts as the cause of the command's end.
 func (w goer) markDown(cause string) {
 	attempt := strconv.Itoa(w.m.attempt)
 	if w.disk.runs != "" && w.disk.record(w.m.attempt) != nil {

@@ -57,7 +57,7 @@ var (
 	secretItem = regexp.MustCompile(`^([A-Za-z_][A-Za-z0-9_]*)=sm://([^/]+)/([^/]+)/([^/]+)$`)
 )
 
-// errNoRun means that the description names no run that can be one.
+// errNoRun means that the description has no legal name of a run.
 var errNoRun = errors.New("it has no run")
 
 // parseJob reads the description. It ignores keys that it does not know.
@@ -128,7 +128,8 @@ func (r *reader) number(key string, otherwise int) int {
 	return n
 }
 
-// place reads which of all this is. Of one it need not be told.
+// place reads which of all slices or workers this is. If there is only one, the value may
+// be missing.
 func (r *reader) place(key string, all int) int {
 	if all > 1 && r.values[key] == "" && r.err == nil {
 		r.err = fmt.Errorf("its %s is missing", key)
@@ -162,9 +163,9 @@ func nameOf(slice, worker int) string { return fmt.Sprintf("s%dw%d", slice, work
 // index is the place of the worker among all workers of the job.
 func (p Place) index(j Job) int { return p.Slice*j.Workers + p.Worker }
 
-// parsePlace reads what the metadata server says of this worker: its attributes tpu-env
-// and worker-network-endpoints, and its address. A number that is none is an error, and so is
-// one that is missing, unless there is only one worker in a slice, or only one slice.
+// parsePlace reads what the metadata server says of this worker: its attributes tpu-env and
+// worker-network-endpoints, and its address. A malformed number is an error. A missing
+// number is an error too, unless a slice has only one worker, or the job only one slice.
 func parsePlace(j Job, env, endpoints, own string) (Place, error) {
 	p := Place{Own: own}
 	r := reader{values: map[string]string{}}

@@ -58,7 +58,7 @@ type verb string
 
 const (
 	look        verb = "look"           // at subject
-	wait        verb = "wait"           // for a time; then all looks are old
+	wait        verb = "wait"           // wait for a time; then all looks are old
 	takeTurn    verb = "take a turn"    // a time that depends on the worker; then control/attempt is old
 	sendLog     verb = "send the log"   // as far as it is
 	say         verb = "say"            // report phase text, detail more
@@ -67,7 +67,7 @@ const (
 	tellEnd     verb = "tell the end"   // to the others, as far as they do not know it
 	sendRest    verb = "send the rest"  // of a log that the bucket has refused before
 	announce    verb = "announce"       // attempt n to the others
-	loseDisk    verb = "tell of a disk" // that is empty: attempt n was lost with it
+	loseDisk    verb = "tell of a disk" // report an empty disk: attempt n was lost with it
 	fetch       verb = "fetch"          // what the job needs; then disk is filled in
 	prepare     verb = "prepare"        // the worker for the command
 	arm         verb = "arm"            // start the command
@@ -147,7 +147,7 @@ const (
 // onDisk is what this worker's disk has of the run after a boot.
 type onDisk struct {
 	newest     int // newest attempt with a record; 0: none
-	told       int // newest attempt of which the others know the end; 0: none
+	told       int // newest attempt whose end the others know; 0: none
 	toldCode   string
 	toldReason string
 	stopping   string // reason of a stop that a reboot interrupted; ""
@@ -169,7 +169,7 @@ type machine struct {
 
 	// while the command runs
 	sent      time.Time // of the last upload of the log
-	blindFrom time.Time // since when nothing is known of the command; zero: it is
+	blindFrom time.Time // since when nothing is known of the command; zero: its state is known
 	stopping  string    // why the command is being stopped
 	stopFrom  time.Time
 	stopAsked time.Time
@@ -279,11 +279,11 @@ func (m *machine) fetch(s *sight) action {
 	return m.abandonFor(77, s.err.Error(), s)
 }
 
-// find decides, after a boot, which attempt is this worker's and what it does with it. If
-// a reboot ended the newest attempt, it tells the others so and begins the next one. It
-// announces the next attempt first: a worker that sees that all have ended one attempt,
-// and sees no newer one, deletes the slices. An attempt that had ended before the reboot
-// does not cause another one.
+// find decides, after a boot, which attempt is this worker's and what it does with it. If a
+// reboot ended the newest attempt, the worker reports that end and begins the next attempt.
+// It announces the next attempt first, because another worker deletes the slices when all
+// workers have ended one attempt and no newer attempt is announced. If the attempt had
+// ended before the reboot, no new attempt begins.
 func (m *machine) find(s *sight) action {
 	d := m.disk
 	switch {
@@ -342,9 +342,9 @@ func (m *machine) findLost(s *sight) action {
 }
 
 // findFirst decides with which attempt a worker without a record begins. A new slice of a
-// run that has lost its first slices must not begin again at 1. A worker that has lost its
-// disk, as after a repair, does not begin again alone what it had begun: the others begin
-// the next attempt with it.
+// run that has lost its first slices must not begin again at 1. A worker may have lost its
+// disk, for example in a repair. It then does not repeat the attempt alone: all workers
+// begin the next attempt together.
 func (m *machine) findFirst(s *sight) action {
 	if !s.looked[ofFirst] {
 		return action{do: look, at: ofFirst}
@@ -383,8 +383,8 @@ func (m *machine) findFirst(s *sight) action {
 	return m.start(m.following, s)
 }
 
-// restAfter lets the worker rest after an attempt of which the others know the end, even
-// if it was given up without a record.
+// restAfter lets the worker rest after an attempt whose end the others know, even if the
+// attempt was given up without a record.
 func (m *machine) restAfter(attempt int, code, reason string, s *sight) action {
 	m.attempt, m.endTold, m.endCode = attempt, true, code
 	if m.endCode == "" {
@@ -695,8 +695,8 @@ func (m *machine) idle(s *sight) action {
 	return m.pause()
 }
 
-// kept returns why the slices are to stay though every worker has ended, or what has to be
-// done to find that out.
+// kept returns why the slices stay although every worker has ended, or the action that
+// finds that out.
 func (m *machine) kept(s *sight) (why string, first action) {
 	if m.job.Keep == "always" {
 		return "--keep", action{}
@@ -728,8 +728,8 @@ func (m *machine) kept(s *sight) (why string, first action) {
 	return "the run failed (--keep-on-failure)", action{}
 }
 
-// deleteFor lets the worker delete the slices when it is its turn. Every worker deletes,
-// but then usually a single request suffices.
+// deleteFor lets the worker delete the slices when it is its turn. Every worker may delete.
+// Because they take turns, usually one request is enough.
 func (m *machine) deleteFor(why string, s *sight) action {
 	if !s.did[takeTurn] {
 		return action{do: takeTurn}

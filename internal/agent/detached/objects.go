@@ -30,7 +30,8 @@ func (o objects) write(ctx context.Context, name string, text []byte, generation
 	return o.Write(ctx, name, bytes.NewReader(text), int64(len(text)), generation)
 }
 
-// writeFirst makes a small object. One that is there already stays, and is no error.
+// writeFirst makes a small object. An object that exists already stays, and that is no
+// error.
 func (o objects) writeFirst(ctx context.Context, name, text string) error {
 	err := o.write(ctx, name, []byte(text+"\n"), 0)
 	if agent.StatusOf(err) == http.StatusPreconditionFailed {
@@ -107,9 +108,9 @@ var endName = regexp.MustCompile(`^ended/[0-9]+/(s[0-9]+w[0-9]+)\.([0-9]+)$`)
 // failures are the names of ends that are failures, below ended/N/.
 type failures []string
 
-// ends returns how an attempt stands: which workers have ended it or are dead, which means
-// that they have reported nothing for job.Stale. boot is when this worker booted first:
-// others that never reported are as old.
+// ends returns which workers have ended an attempt, and which are dead. A worker is dead if
+// it has reported nothing for job.Stale. boot is the first boot of this worker: for workers
+// that never reported, the time counts from it.
 func (o objects) ends(ctx context.Context, attempt int, boot time.Time) (ends, failures, error) {
 	all, _, err := o.List(ctx, fmt.Sprintf("ended/%d/", attempt))
 	if err != nil {
@@ -217,8 +218,8 @@ func logName(p Place, attempt int) string {
 }
 
 // pieces is how a log is sent: in pieces of so many bytes, over an object of this name
-// beside the log. The program at the end of the machine, which may run beside the one from
-// its start, uses pieces of its own.
+// beside the log. When the machine is told to end, a second program may run beside the
+// first. It uses names of its own for its pieces.
 type pieces struct {
 	size int64
 	name string

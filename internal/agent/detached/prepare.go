@@ -185,8 +185,8 @@ func (w *starter) makeVenv(ctx context.Context) error {
 	return errors.New(what + "no answer: " + a.err)
 }
 
-// fetchSecrets reads the secrets. They are nowhere but in memory until the command is
-// started.
+// fetchSecrets reads the secrets. Until the command is started, the secrets are only in
+// memory.
 func (w *starter) fetchSecrets(ctx context.Context) error {
 	for _, secret := range w.job.Secrets {
 		value, err := w.secret(ctx, secret)
@@ -199,7 +199,8 @@ func (w *starter) fetchSecrets(ctx context.Context) error {
 	return nil
 }
 
-// secret reads one secret. If the secret does not exist, secret stops waiting.
+// secret reads one secret. It waits for other errors to pass, but returns at once if the
+// secret does not exist.
 func (w *starter) secret(ctx context.Context, s Secret) (value []byte, err error) {
 	var answer agent.Answer
 	var missing error

@@ -137,7 +137,8 @@ type user struct {
 }
 
 // run runs a program as ssh would, without the variables that sudo sets and without our
-// locale. The limit keeps a home that hangs from keeping a worker from its end.
+// locale. Because of the limit, a home directory that hangs cannot block the worker for
+// ever.
 func (u user) run(ctx context.Context, s System, p Program) (Output, error) {
 	words := []string{"env", "-u", "LC_ALL"}
 	if u.name == "root" {

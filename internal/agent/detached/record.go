@@ -87,8 +87,8 @@ var (
 )
 
 // end returns the time of the end in nanoseconds, corrected to the clock of Cloud Storage
-// if the worker's differs; then rough, because the correction is exact only to seconds.
-// ok is false if nobody saw the end.
+// if the worker's differs; rough then is true, because the correction is exact only to
+// seconds. ok is false if nobody saw the end.
 func (r Record) end() (at int64, rough, ok bool) {
 	text, skew := r.get("end"), r.get("skew")
 	if r.lost() || !nanoseconds.MatchString(text) || !seconds.MatchString(skew) {
@@ -99,10 +99,10 @@ func (r Record) end() (at int64, rough, ok bool) {
 	return at - by*int64(time.Second), by != 0, err == nil
 }
 
-// isTail reports whether the end looks like a training's tail: a death by SIGABRT, of
-// the command or of a program that its shell ran, or the distributed runtime's own
-// words at the end of the output. An unknown end does not count, nor one that we
-// caused, nor one that the kernel caused because memory was short.
+// isTail reports whether the end looks like a training's tail: a death by SIGABRT, of the
+// command or of a program that its shell ran, or the distributed runtime's own words at the
+// end of the output. It is not a tail if the end is unknown, if we caused it, or if the
+// kernel caused it because memory was short.
 func (r Record) isTail(words *regexp.Regexp, code int, lastLines string) bool {
 	if words == nil {
 		return false
@@ -215,11 +215,11 @@ type attemptHere struct {
 	bootOf, bootIs string // the boot that the supervisor lived in, and this one; "" if not known
 }
 
-// wentDown reports, with the reason, whether the end of the machine ended the attempt,
-// whatever the record says. There are two signs. Either the shutdown script noted it
-// before the end. Or nobody reported the end in the same boot, because the machine ended
-// too, and the supervisor was killed or the command died by TERM, which all processes get
-// when a machine ends.
+// wentDown reports whether the machine ended the attempt by shutting down, and why,
+// whatever the record says. There are two signs. Either the shutdown script noted it before
+// the end. Or nobody reported the end in the same boot, because the machine ended too, and
+// the supervisor was killed or the command died by TERM, which all processes get when a
+// machine ends.
 func (a attemptHere) wentDown() (reason string, yes bool) {
 	if a.life != exited && a.life != lost || a.told || a.record == nil {
 		return "", false

@@ -63,7 +63,7 @@ type worker struct {
 	scratch   string // directory in memory: a command that fills the disk does not keep a worker from reporting how it ended
 	firstBoot time.Time
 	right     string         // whether it may delete the slices, for people
-	beside    sync.WaitGroup // of what is done beside the attempts
+	beside    sync.WaitGroup // of work beside the attempts
 }
 
 // Run takes this worker's part in the job, from a boot on. It returns nil when there is
@@ -226,7 +226,8 @@ func (w *worker) report(ctx context.Context, phase, detail string) error {
 // tellingLimit is how long a report waits for that of the other program of this worker.
 const tellingLimit = 5 * time.Second
 
-// telling keeps the program at the end of the machine and this one from reporting at once.
+// telling is held by the program that reports: this one, or the second one that runs when
+// the machine is told to end. So they never report at the same time.
 func (w *worker) telling(ctx context.Context) (unlock func()) {
 	path := filepath.Join(scratchDir(w.cfg.Root, w.job.Run), "telling")
 	for begin := time.Now(); time.Since(begin) < tellingLimit; {

@@ -70,7 +70,7 @@ func (h *Host) Boot(ctx context.Context, run string, lock *os.File) error {
 		}
 		return h.watch(ctx, t.Run, lock, func() Terms { return t })
 	}
-	if err != nil && kept == "" { // otherwise a full disk has nearly the same
+	if err != nil && kept == "" { // otherwise the disk is full and has nearly the same terms
 		return err
 	}
 	return h.start(ctx, t.Run)
@@ -87,8 +87,8 @@ func (h *Host) known() (runs []string) {
 	return runs
 }
 
-// startAll starts the watches of runs when there is no better source. It returns why,
-// joined with any error of its own.
+// startAll starts a watch for each of the runs that the disk knows. It returns why the
+// metadata could not be used, joined with its own errors.
 func (h *Host) startAll(ctx context.Context, runs []string, why error) error {
 	h.Note(why.Error())
 	if err := h.prepare(); err != nil {
@@ -101,7 +101,7 @@ func (h *Host) startAll(ctx context.Context, runs []string, why error) error {
 	return all
 }
 
-// Arm takes the terms of a runner, which in has, and answers what is known of the lease.
+// Arm reads the terms of a runner from in, and answers with what is known of the lease.
 // Unless only is set, it also finds out what this worker may do.
 func (h *Host) Arm(ctx context.Context, nonce string, in io.Reader, only bool) error {
 	whole, err := io.ReadAll(io.LimitReader(in, mostTerms))
@@ -146,7 +146,7 @@ func (h *Host) testRight(ctx context.Context, nonce string, t Terms) {
 		h.say(nonce, "right yes")
 	} else {
 		account := ""
-		if agent.StatusOf(err) != 0 { // otherwise the right is not what is missing
+		if agent.StatusOf(err) != 0 { // otherwise the cause is not a missing right
 			account, _ = h.Metadata.Value(ctx, "service-accounts/default/email")
 		}
 		if account == "" || strings.ContainsAny(account, " \t\n") {

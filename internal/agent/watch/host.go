@@ -177,7 +177,8 @@ func (h *Host) entry(run string) (e entry) {
 	return e
 }
 
-// Look returns what the worker shows of a run. seen tells the next look what this one saw.
+// Look returns what the worker shows of a run. The next Look needs the seen that this one
+// returns.
 func (h *Host) Look(run string, seen *string) (Sight, error) {
 	up, err := h.Uptime()
 	if err != nil {

@@ -92,8 +92,8 @@ type Machine struct {
 	asked []string // slices still to be asked
 }
 
-// NewMachine returns the machine of a watch that begins at up with these terms. born is
-// the first boot of the worker.
+// NewMachine returns the machine of a watch that begins when the worker has been up for the
+// time up. born is the time of the worker's first boot.
 func NewMachine(t Terms, born time.Time, up time.Duration) *Machine {
 	return &Machine{Terms: t, born: born, since: up, renewed: up, idle: up} // the startup script has just run
 }
@@ -282,8 +282,8 @@ func (m *Machine) stays(r Report, now time.Time) bool {
 	return false
 }
 
-// unknown says that it is not known whether the command runs elsewhere. Unless the time to
-// live is over, it puts off the next try.
+// unknown handles that it is not known whether the command runs elsewhere. Unless the time
+// to live is over, it puts off the next try.
 func (m *Machine) unknown(about string) []Action {
 	if !m.aged {
 		m.later()

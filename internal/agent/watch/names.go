@@ -3,8 +3,8 @@ package watch
 import "fmt"
 
 // Index is the directory that all logins of a worker share, below the root of /tmp. The
-// scripts of package launch make it, too. A lease, and the lock of a watch, are files of
-// the login whose number ends their names.
+// scripts of package launch make it, too. The name of a lease, and of the lock of a watch,
+// ends with the number of the login that owns the file.
 const Index = "/tmp/.multihost"
 
 // The files of the index that launch's scripts write.
@@ -25,12 +25,13 @@ const ownFolder = ".multihost/lease"
 // termsEnd ends the name of the file with the terms of a run.
 const termsEnd = ".terms"
 
-// WatchFile follows the run in the name of the file that a watch locks: RUN.watch.LOGIN has a
-// line "PID START BORN" for its keeper, if there is one, and one for itself. launch does not
-// take such a process for one that a run left.
+// WatchFile is the part after the run in the name of the file that a watch locks.
+// RUN.watch.LOGIN has a line "PID START BORN" for its keeper, if there is one, and one for
+// itself. Package launch reads these lines, so that it does not stop the processes as
+// remnants of a run.
 const WatchFile = ".watch."
 
-// leaseOf follows the run in the name of a lease.
+// leaseOf is the part after the run in the name of a lease.
 const leaseOf = ".lease."
 
 func leaseFile(run string, login int) string { return fmt.Sprint(run, leaseOf, login) }

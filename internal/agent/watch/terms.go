@@ -67,8 +67,8 @@ func (t *Terms) numbers() []struct {
 	}
 }
 
-// Read takes over the lines KEY=VALUE of a text that it understands. A run that is known
-// stays. The deletions of a text replace those that are known.
+// Read takes over the lines KEY=VALUE of a text that it understands. It never changes a run
+// that is already set. Deletions in the text replace earlier ones.
 func (t *Terms) Read(text string) {
 	var deletions []agent.Deletion
 	for line := range strings.Lines(text) {
@@ -149,8 +149,8 @@ var (
 	errAnother = errors.New("the terms name another resource to delete: it stays")
 )
 
-// undoes returns an error if the terms do not delete exactly what they read: its proof
-// would be that of another resource.
+// undoes returns an error if the terms read one resource and delete another: the proof
+// would not be about the deleted one.
 func (t Terms) undoes() error {
 	if len(t.Delete) == 0 {
 		return errNoWay
