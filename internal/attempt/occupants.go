@@ -6,7 +6,7 @@ import (
 	"multihost/internal/workers"
 )
 
-// An occupant is a run that the workers know, as a runner sees it that wants to start an
+// An occupant is a run that the workers know, as seen by a runner that wants to start an
 // attempt there.
 type occupant struct {
 	workers.FoundRun
@@ -19,11 +19,11 @@ type occupant struct {
 // A claimant is a runner that comes to workers with runs on them.
 type claimant struct {
 	run, owner string
-	adopts     bool // it takes over an attempt of its own run that another runner has left
+	adopts     bool // it may take over an attempt of its run that another runner has left
 	replace    bool // the user typed --replace
 	tried      int  // attempts that it has begun itself
 	last       int  // number of the last of them
-	cutOff     bool // it lost the last of them out of sight while the command was running
+	cutOff     bool // it could no longer reach the last of them while the command was running
 	yields     bool // it may still wait for another runner of the same run
 	// elsewhere: the last of its attempts ran on none of these slices. Any attempt
 	// here belongs to another runner, whatever its number.
@@ -39,9 +39,10 @@ type settlement struct {
 
 // settle decides about the occupants: which one is taken over, which ones are stopped, and
 // which number the next attempt gets. It returns an error if another run is active on the
-// workers, unless the user wants that run replaced, or it is what is left of an earlier
-// attempt of the claimant's own run. The error is stage.ErrStarting if another runner of the run
-// is faster. If the error is about the attempt to take over, the settlement names it.
+// workers and the user does not want it replaced. What is left of an earlier attempt of the
+// claimant's own run is no such error. The error is stage.ErrStarting if another runner of
+// the run is faster. If the error is about the attempt to take over, the settlement names
+// that attempt.
 func (c claimant) settle(attempt int, occupants []occupant) (settlement, error) {
 	s := settlement{attempt: attempt}
 	for _, o := range occupants {

@@ -97,8 +97,8 @@ type Options struct {
 	MaxRestarts int           // how many further attempts Run may make; Job has its own budget
 }
 
-// A Run is what a run brings to its workers: the command, the files and the compiler's
-// flags. All attempts have the same.
+// A Run is what a run sends to its workers: the command, the files and the compiler's
+// flags. It is the same for all attempts.
 type Run struct {
 	Deps
 	O     Options

@@ -247,8 +247,8 @@ func startMoment(now time.Time, n int) time.Time {
 }
 
 // release prepares a supervisor on every worker and then releases each by one write, all
-// for the same moment. If not all are released, release leaves none running; left reports
-// that this is not certain.
+// for the same moment. If it cannot release all of them, it stops those that it has
+// released. left reports that some may still run.
 func (r *start) release(ctx context.Context) (left bool, err error) {
 	if r.O.StartLimit > 0 {
 		late := &stage.Error{Stage: stage.Start, Text: fmt.Sprintf("not every worker started within %s (--start-timeout)", r.O.StartLimit), Err: context.DeadlineExceeded, Lost: true}

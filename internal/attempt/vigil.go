@@ -10,8 +10,8 @@ import (
 	"multihost/internal/workers"
 )
 
-// A vigil watches the slices of a run while their workers are prepared. Without it, the
-// run would wait for a worker that is gone as long as for one that is slow.
+// A vigil watches the slices of a run while their workers are prepared. Without a vigil,
+// the run would wait as long for a worker that is gone as for a slow one.
 type vigil struct {
 	mu   sync.Mutex
 	gone map[string]bool // names of slices

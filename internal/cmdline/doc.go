@@ -9,7 +9,7 @@
 //     config and profile, if the App has them, choose the file of defaults and the profile
 //     in it.
 //   - A command whose ArgsUsage begins with a quote takes words that begin with dashes.
-//     "[-- " in it says that what follows -- is a program for somewhere else.
+//     "[-- " in it says that the words after -- are a program to run on another machine.
 //   - A usage text has the placeholder of the value in backquotes. A usage text that begins
 //     with "a, b or c: " lists all values.
 //   - ExitHeading in a description begins the section that lists exit statuses.
@@ -39,9 +39,9 @@ import (
 // ExitHeading begins the section of a description that lists exit statuses.
 const ExitHeading = "EXIT STATUS:\n"
 
-// Rules say what is special about the flags and commands of a program. Flags and commands
-// stand in them by the first of their names; a path is the names of a command and its
-// subcommands with spaces between.
+// Rules say what is special about the flags and commands of a program. They refer to flags
+// and commands by their first names. A path is the name of a command and of its
+// subcommands, separated by spaces.
 type Rules struct {
 	// Private says why only the user's own file may set a flag.
 	Private map[string]string

@@ -11,10 +11,11 @@ import (
 // A UsageError reports a command line that cannot be carried out as typed.
 type UsageError struct {
 	Err    error
-	Advice string // what to type instead; "": what Err says of that
+	Advice string // what to type instead; "": the hint of Err
 }
 
-// Usagef returns a UsageError without advice, with a text as of fmt.Errorf.
+// Usagef returns a UsageError without advice. Its text is formatted like that of
+// fmt.Errorf.
 func Usagef(format string, args ...any) *UsageError {
 	return &UsageError{Err: fmt.Errorf(format, args...)}
 }
@@ -31,7 +32,7 @@ func (e *UsageError) Fault() fault.Kind { return fault.Usage }
 // A ConfigError reports a setting that is missing or malformed.
 type ConfigError struct {
 	Err    error
-	Advice string // what to type; "": what Err says of that
+	Advice string // what to type; "": the hint of Err
 }
 
 func (e *ConfigError) Error() string { return e.Err.Error() }

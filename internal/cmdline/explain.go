@@ -29,8 +29,8 @@ type Placed struct {
 // BuiltIn reports whether nothing set the flag.
 func (f FlagValue) BuiltIn() bool { return f.Source.Layer == config.BuiltIn && len(f.Beaten) == 0 }
 
-// A Below returns the value that a flag has where no layer sets it, and where that comes
-// from; "" for the built-in default.
+// A Below returns the value of a flag that no layer sets, and the place of that value; ""
+// is the built-in default.
 type Below func(l *Line, flag string) (value string, from config.Source)
 
 // Explain returns the flags that each command would have if it were typed in place of the

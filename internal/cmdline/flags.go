@@ -74,7 +74,7 @@ type level struct {
 	flags    []cli.Flag
 	given    []string // --name=value
 	verbatim bool     // words with dashes that name no flag are words of the command
-	passes   bool     // the words after -- are a program for somewhere else
+	passes   bool     // the words after -- are a program to run on another machine
 }
 
 // levelOf returns the level of a command, without flags.

@@ -69,8 +69,8 @@ func splitExit(description string) (text, exit string) {
 	return description, ""
 }
 
-// more says where the flags are that a page does not show: left flags of the command, and
-// those of every command.
+// more says how to see the flags that a page does not show: the number left of the
+// command's flags, and the flags that every command has.
 func (r HelpRules) more(program string, path []string, left int, level HelpLevel) string {
 	_, grouped := r.Common[strings.Join(path, " ")]
 	typed := strings.Join(append([]string{program}, path...), " ")
@@ -128,7 +128,7 @@ func (r HelpRules) flagSections(path []string, own, global []cli.Flag, level Hel
 	if common, grouped := r.Common[strings.Join(path, " ")]; grouped {
 		groups := slices.Insert(slices.Clone(r.Groups), 0, help.Group{Title: "common flags", Shown: common})
 		sections, rest := help.Sections(FlagRows(slices.Concat(own, global)), groups, all)
-		if len(path) == 0 { // a few flags, each of another group
+		if len(path) == 0 { // a few flags, each from a different group
 			sections = []help.Section{{Title: everyTitle, Rows: append(rowsOf(sections), help.Rows([]help.Flag{helpFlag}, all)...)}}
 		}
 		return sections, len(rest)

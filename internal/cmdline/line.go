@@ -43,7 +43,7 @@ const (
 	Dashes = "--"   // -- and the words after it
 )
 
-// Run has app carry the line out. It must be called once, with an app whose commands are
+// Run lets app carry out the line. It must be called once, with an app whose commands are
 // those that the line was parsed for.
 func (l *Line) Run(ctx context.Context, app *cli.App) error {
 	return app.RunContext(ctx, append([]string{app.Name}, l.args...))
@@ -52,7 +52,7 @@ func (l *Line) Run(ctx context.Context, app *cli.App) error {
 // An objection is something wrong with the values of flags.
 type objection struct {
 	err   error
-	flags []string // all flags it depends on; if none is given, it is that they are missing
+	flags []string // all flags that the problem depends on; if none is given, the problem is that they are missing
 }
 
 // Refuse records what is wrong and lets the rest of the line be checked too; err may be
@@ -139,8 +139,8 @@ func (l *Line) NoWords() {
 	}
 }
 
-// OneWord returns the single word that a command takes, and refuses none or several.
-// which says what words there are, as a hint for none; it may be "".
+// OneWord returns the single word that a command takes, and refuses none or several. which
+// is a hint about the possible words, for a line without a word; it may be "".
 func (l *Line) OneWord(what, which string) string {
 	switch command := l.Name(); {
 	case len(l.Words) == 0:

@@ -16,11 +16,11 @@ import (
 // to "--", and global flags also after the command. Names in upper case are another tool's:
 // they are case-sensitive, and their booleans take the next word as value. Names in lower
 // case may be written with underscores. For a command that takes its words verbatim, every
-// word that is not a flag of it is one of its words, with or without dashes. A flag that is
-// not given takes its value from a layer below: see Layers.
+// word that is not one of its flags is a word for it, with or without dashes. A flag that
+// is not given takes its value from a layer below: see Layers.
 //
-// A value that a flag does not take is no error here, unless the command never looks at its
-// flags: Line.Refusal has it.
+// Parse does not return an error for a value that a flag does not take, unless the command
+// never looks at its flags. Line.Refusal returns that error.
 func (p Program) Parse(argv []string) (*Line, error) {
 	if len(argv) > 0 && argv[0] == "help" {
 		argv = append(slices.Clone(argv[1:]), "--help")
@@ -124,7 +124,7 @@ func (r *reader) word(word string) {
 }
 
 // takeHelp reads a word that asks for help of the command at which it stands. It reports
-// whether the word does.
+// whether the word asks for help.
 func (r *reader) takeHelp(word string) (asked bool, err error) {
 	level, err := askedHelp(word, r.typed())
 	if err != nil || level == NoHelp {

@@ -36,7 +36,8 @@ func newHearing(most int, filled func()) *hearing {
 }
 
 // next takes the hashes out of the answer, which may be longer than an Answer can be. It
-// leaves there what is no list of hashes, or has too many, so that it is judged.
+// leaves everything else in the answer, and lists with too many hashes, so that failure and
+// answer judge them.
 func (h *hearing) next(r remote.Record) (done bool) {
 	switch r.Word {
 	case "hash":

@@ -87,8 +87,9 @@ type Options struct {
 	// creates it when it is missing; "" remembers nothing.
 	Cache string
 	// Written is a directory in which Remember keeps what commands wrote on this machine;
-	// it lies in the directory of multihost's records. Scan sends neither, unless git
-	// tracks a file or an IgnoreFile has a pattern for it with a "!". "" knows of nothing.
+	// it lies in the directory of multihost's records. Scan sends neither that directory
+	// nor what commands wrote, unless git tracks a file or an IgnoreFile has a pattern for
+	// it with a "!". "" means that no command wrote anything.
 	Written string
 	// ReadOnly writes nothing on this machine: Cache is only read.
 	ReadOnly bool

@@ -31,8 +31,8 @@ type manifest struct {
 	cache  string // directory of recent manifests; "" for none
 
 	mu sync.Mutex
-	// recipes are kept by the digest of the old manifest: nearly all of thousands of
-	// workers had the same manifest last.
+	// recipes are kept by the digest of the old manifest: of thousands of workers, nearly
+	// all have the same old manifest.
 	recipes map[string]recipe
 }
 

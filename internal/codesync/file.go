@@ -15,9 +15,9 @@ import (
 const AgentFolder = ".multihost/agent"
 
 // PushFile brings one executable file to AgentFolder of all workers, as PushAll brings a
-// tree to ~/run: the workers pass it on to each other where that pays. Other files of that
-// folder stay, but those of an earlier PushFile. Of o, Dir and the settings of Scan do not
-// count. The results are those of PushAll.
+// tree to ~/run: the workers pass it on to each other where that pays. It removes the files
+// of earlier PushFiles from that folder, and no others. It ignores Dir and the settings of
+// Scan in o. The results are those of PushAll.
 func PushFile(ctx context.Context, o Options, targets []Target, name string, file func() ([]byte, error)) ([]Report, []error) {
 	fail := func(err error) ([]Report, []error) {
 		errs := make([]error, len(targets))
@@ -68,7 +68,7 @@ func forgetFiles(temp string, now time.Time) {
 	}
 }
 
-// checkRun returns an error for a name that no directory of a sync has.
+// checkRun returns an error for a name that a sync's directory cannot have.
 func checkRun(run string) error {
 	if run == AgentFolder {
 		return nil

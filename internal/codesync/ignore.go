@@ -100,7 +100,7 @@ func ignored(files []ignoreFile, path string, isDir bool) bool {
 	return excluded
 }
 
-// judged is ignored, and reports also whether any rule matches.
+// judged does what ignored does, and also reports whether any rule matches.
 func judged(files []ignoreFile, path string, isDir bool) (excluded, matched bool) {
 	for i := len(files) - 1; i >= 0; i-- {
 		below := files[i].above + strings.TrimPrefix(path, files[i].base)

@@ -178,9 +178,9 @@ type tree struct {
 // when ten are being authenticated; with 4, 64 workers are three hops deep.
 const branching = 4
 
-// arrange puts workers that lack the same contents into trees, where that pays; rest are
-// the others. Each tree holds its pack until pass releases it. No trees are made unless
-// again is set.
+// arrange puts workers that lack the same contents into trees, where that saves time; rest
+// are the other workers. Each tree holds its pack until pass releases it. If again is not
+// set, arrange makes no trees.
 func (t *Tree) arrange(ctx context.Context, todo []*receiver, again bool) (trees []*tree, rest []*receiver, err error) {
 	groups := map[string][]*receiver{}
 	for _, r := range todo {
@@ -358,7 +358,7 @@ func (u untilClosed) Read([]byte) (int, error) {
 
 // judge marks the members of a tree that are done and decides how the others get their
 // files: from this machine if their own hop failed or no hop of the tree worked, and by
-// another tree if only their source failed. Without again nobody sends them any.
+// another tree if only their source failed. If again is not set, no further tree is tried.
 func (t *Tree) judge(tr *tree, again bool) {
 	hops := 0
 	for _, r := range tr.members[1:] {

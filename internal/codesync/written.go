@@ -23,22 +23,22 @@ import (
 const (
 	// mostWritten limits how many commands Remember keeps.
 	mostWritten = 500
-	// mostFiles is of how many files of a directory Remember keeps the states.
+	// mostFiles limits for how many files of a directory Remember keeps the state.
 	mostFiles = 20_000
 )
 
 // A Written is something that a command wrote on this machine.
 type Written struct {
 	Path string `json:"path"`
-	// Names are patterns of the names in the directory Path that are meant; none means
-	// Path itself.
+	// Names are patterns for names in the directory Path: only these files are meant.
+	// Without Names, Path itself is meant.
 	Names []string `json:"names,omitempty"`
 	// Made means that the command made the directory Path: it is left out if nothing of
 	// the user is in it.
 	Made bool `json:"made,omitempty"`
 
-	// Files are those in the directory Path that came with it; their paths are relative,
-	// with slashes. Other files in it are the user's. Of a directory with more than
+	// Files are the files that the command wrote into the directory Path; their paths are
+	// relative, with slashes. Other files there are the user's. If there are more than
 	// mostFiles, Many is true, and the whole directory is left out.
 	Files []Written `json:"files,omitempty"`
 	Many  bool      `json:"many,omitempty"`
@@ -57,8 +57,8 @@ type writtenFile struct {
 	at string // path of this file
 }
 
-// Remember keeps in dir what a command wrote, for Options.Written. It forgets commands of
-// which nothing is left.
+// Remember keeps in dir what a command wrote, for Options.Written. It forgets a command
+// when none of its files is left.
 func Remember(dir, by string, paths []Written) error {
 	kept := writtenFile{By: by}
 	for _, w := range paths {
@@ -114,7 +114,7 @@ func (w *Written) keepState(info fs.FileInfo, most int) {
 	})
 }
 
-// Remembered returns those of the paths that Remember was once told of.
+// Remembered returns those of the paths that an earlier Remember has kept.
 func Remembered(dir string, paths []string) (known []string) {
 	if len(paths) == 0 {
 		return nil
@@ -147,7 +147,7 @@ func resolved(path string) (string, error) {
 	return filepath.Join(above, filepath.Base(at)), err
 }
 
-// forget removes the files in dir of which nothing is left.
+// forget removes the records in dir whose files are all gone.
 func forget(dir string) {
 	for _, kept := range writtenFiles(dir) {
 		if !slices.ContainsFunc(kept.Paths, func(w Written) bool { return exists(w.Path) }) {
@@ -156,8 +156,8 @@ func forget(dir string) {
 	}
 }
 
-// writtenFiles reads what Remember has kept. It leaves out what cannot be read, because
-// nobody should be kept from a run by it.
+// writtenFiles reads what Remember has kept. It leaves out what cannot be read, because an
+// unreadable record must not prevent a run.
 func writtenFiles(dir string) (all []writtenFile) {
 	if dir == "" {
 		return nil
@@ -256,8 +256,8 @@ func (s *scanner) allOurs(dir string) bool {
 	return all
 }
 
-// leaveTracked lets the user have the files that git tracks, with the directories above
-// them.
+// leaveTracked counts the files that git tracks, and the directories above them, as the
+// user's.
 func (s *scanner) leaveTracked(ctx context.Context) error {
 	if s.list == nil || len(s.ours.whole)+len(s.ours.named) == 0 {
 		return nil
@@ -301,8 +301,8 @@ func (w Written) unchanged(at string) bool {
 	return !info.IsDir() && info.Size() == w.Size && info.ModTime().UnixNano() == w.ModNS
 }
 
-// unfinished is how the directory begins in which cp gathers what comes. One that is
-// there belongs to a cp that still works, or was killed.
+// unfinished begins the name of the directory in which cp gathers what arrives. If such a
+// directory exists, a cp is still running or was killed.
 const unfinished = ".multihost-cp-"
 
 // of says why a file is ours, or returns "".

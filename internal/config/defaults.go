@@ -312,7 +312,7 @@ func within(command, section string) bool {
 type ProfileError struct {
 	Name   string
 	Known  []string
-	Source Source // zero: the options asked for it
+	Source Source // the place that asked for the profile; zero: the options
 }
 
 func (e *ProfileError) Error() string {

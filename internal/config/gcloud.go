@@ -208,7 +208,7 @@ func get(lookup Lookup, key string) string {
 var configurationName = regexp.MustCompile(`^[a-z][-a-z0-9]*$`)
 
 // activeName returns the name of the configuration to read. named means that a flag or
-// variable asked for it, so that it has to exist.
+// variable asked for it; it must then exist.
 func activeName(lookup Lookup, dir, flag string) (name string, named bool, err error) {
 	asked, by := flag, "--configuration"
 	if asked == "" {

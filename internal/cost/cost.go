@@ -63,5 +63,5 @@ func Price(hourly *float64) string {
 	return event.Dollars(*hourly)
 }
 
-// OnDemand is the tier assumed for slices of an unknown tier: no other tier costs more.
+// OnDemand is the tier that is assumed if the tier is not known. No other tier costs more.
 const OnDemand = string(provision.OnDemand)

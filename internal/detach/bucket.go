@@ -180,9 +180,9 @@ func (b *Bucket) Holds(ctx context.Context, j Job) error {
 	return err
 }
 
-// Withdraw removes what Create has uploaded. With first, the start was the run's first,
-// and Withdraw removes everything of the run. It leaves what another start has put in its
-// place.
+// Withdraw removes what Create has uploaded. If first is set, this was the run's first
+// start, and Withdraw removes everything of the run. It does not remove objects of another
+// start that has replaced this one.
 func (b *Bucket) Withdraw(ctx context.Context, j Job, first bool) error {
 	err := b.withdraw(ctx, j, first)
 	if err != nil {
@@ -323,8 +323,8 @@ func (b *Bucket) Renew(ctx context.Context, j Job, attempt int) error {
 			return err
 		}
 	}
-	// While this start is the current one, no other start's workers come: the listed
-	// reports are old.
+	// While this start is the current one, workers of other starts report nothing, so the
+	// listed reports are old.
 	if err := b.Holds(ctx, j); err != nil {
 		return err
 	}
@@ -891,8 +891,8 @@ func (b *Bucket) Log(ctx context.Context, run string, id tpu.WorkerID, attempt i
 	return b.LogInPieces(ctx, run, id, attempt, offset, maxPiece, w)
 }
 
-// LogInPieces is Log that holds at most so many bytes at a time: what writes to w may wait
-// for other logs.
+// LogInPieces is Log, but holds at most so many bytes in memory at a time, because a write
+// to w may wait for other logs.
 func (b *Bucket) LogInPieces(ctx context.Context, run string, id tpu.WorkerID, attempt int, offset, piece int64, w io.Writer) (int64, error) {
 	piece = min(piece, maxPiece)
 	total := int64(0)

@@ -79,7 +79,7 @@ const (
 	jobKey      = "multihost-job"
 )
 
-// Keep says when the queued resource is left at the end of the run.
+// Keep says when the queued resource stays at the end of the run.
 type Keep string
 
 // When the queued resource is left.

@@ -131,7 +131,7 @@ func (e pairChecks) listen(ctx context.Context, s *seen) (h heard, letGo func() 
 
 func seconds(d time.Duration) string { return strconv.Itoa(int(d / time.Second)) }
 
-// busy returns why there is no listener on a worker where a run needs the ports, or may
+// busy returns why the listener is not started: a run on the worker needs the ports, or may
 // need them in a moment.
 func busy(id tpu.WorkerID) string { return fmt.Sprintf("a run lives or starts on %s", id) }
 

@@ -304,8 +304,8 @@ func fields(r remote.Record) []string {
 	return words
 }
 
-// whole returns the fields of the records of an answer. ok reports whether it is complete,
-// so that it has its last line.
+// whole returns the fields of the records of an answer. ok reports whether the answer is
+// complete, which its last line shows.
 func whole(a *remote.Answer) (all [][]string, ok bool) {
 	for _, r := range a.Records() {
 		if r.Word == "end" {

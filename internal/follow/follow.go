@@ -57,8 +57,7 @@ type Following struct {
 	Deletes  bool       // this command deletes the slices after a success, or sees only a part of the run: it does not mark it as seen
 
 	// Reads, if set, takes the output of each worker in place of its log file. Such a
-	// following changes nothing, neither on the workers nor on this machine, and stops
-	// nobody.
+	// following changes nothing on the workers or on this machine, and stops no command.
 	Reads []*training.ReadLog
 
 	Begin time.Time
@@ -207,9 +206,9 @@ func (f *Following) tellOutages() {
 }
 
 // lookAtOutages asks the cloud, by one call for all, whether the slices of lost workers
-// still exist. It gives up the workers whose slices do not. If this machine has no
-// network, no worker is lost for it: the outages count from now. It returns the pause
-// before the next look; pause is the one before this look.
+// still exist. It gives up the workers whose slices do not. If this machine has no network,
+// that makes no worker lost: the outages count from now. It returns the pause before the
+// next look; pause is the one before this look.
 func (f *Following) lookAtOutages(ctx context.Context, pause time.Duration) time.Duration {
 	lost := f.outages.lostNow()
 	if len(lost) == 0 {

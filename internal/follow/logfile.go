@@ -27,7 +27,7 @@ type logFile struct {
 	file   *os.File // nil: it could not be opened
 	size   int64
 	sink   event.Sink
-	steps  io.Writer // reads the training steps; nil: nobody does
+	steps  io.Writer // reads the training steps; nil: they are not read
 	view   mask.Masker
 	broken bool
 	cut    func(error) // is told why the file is cut

@@ -54,7 +54,7 @@ func (o *outage) fail(now time.Time, kind trouble, cause string, giveUp context.
 	}
 	o.giveUp, o.kind, o.cause = giveUp, kind, cause
 	if kind == OurLogin {
-		o.begin = now // it is not the worker that is lost
+		o.begin = now // the worker itself is not lost
 	}
 	news = news || o.told && kind != o.saidKind
 	return news, fateOf(evidence{trouble: kind, away: now.Sub(o.begin)}, limit) == fateLost

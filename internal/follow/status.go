@@ -67,8 +67,8 @@ func Billed(tier string, all []tpu.Slice) string {
 	return text + ", " + cost.PriceOf(&total, "", tier, all[0].Zone)
 }
 
-// SomeoneAt reports whether a command on this machine brings the logs of a run here. A
-// false positive is possible: another command that calls SomeoneAt at the same moment.
+// SomeoneAt reports whether a command on this machine brings the logs of a run here. It may
+// wrongly return true if another command calls SomeoneAt at the same moment.
 func SomeoneAt(stateDir, run string) bool {
 	file, err := os.OpenFile(record.PresencePath(stateDir, run), os.O_RDWR, 0)
 	if err != nil {

@@ -10,7 +10,7 @@ import (
 	"multihost/internal/tpu"
 )
 
-// An account is what decides how the end of a run is told.
+// An account has all facts that decide how the summary describes the end of a run.
 type account struct {
 	run   string
 	ids   []tpu.WorkerID

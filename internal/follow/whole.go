@@ -283,7 +283,7 @@ func (p Parts) room(dir string) string {
 }
 
 // addTo adds to the summary which logs are not whole here. A success becomes a failure. The
-// note says how to bring the rest; it is nil if the summary says that.
+// returned note says how to copy the rest; it is nil if the summary already says that.
 func (p Parts) addTo(sum *event.Summary) *event.Note {
 	sum.Text += "; " + p.String() + " (" + p.why() + ")"
 	again, rest := "bring the rest with: multihost attach "+sum.Run, "is on the workers, for as long as their slices are there"

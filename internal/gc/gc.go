@@ -403,8 +403,8 @@ func leftoverWarning(d *workers.Deps, all []provision.Resource, user, except str
 	return "left of your earlier runs: " + strings.Join(parts, "; ")
 }
 
-// lastRunEnded returns when the last run on the slices of a resource ended, according
-// to this machine's records. It is zero if they know of none, or of one that has not
+// lastRunEnded returns when the last run on the slices of a resource ended, according to
+// this machine's records. It is zero if the records have no such run, or one that has not
 // ended.
 func lastRunEnded(d *workers.Deps, res provision.Resource) time.Time {
 	names := map[string]bool{}

@@ -225,8 +225,8 @@ func (p *Provider) ensure(ctx context.Context, part part) (made bool, err error)
 	return false, err
 }
 
-// Preview implements provision.Previewer. The image is named by its family. There is no one
-// command of gcloud that makes the same.
+// Preview implements provision.Previewer. It names the image by its family. No single
+// gcloud command makes the same.
 func (p *Provider) Preview(r provision.Request) (body []byte, command string) {
 	image := settingsOf(r).Image
 	if image == "" {

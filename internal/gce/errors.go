@@ -47,8 +47,7 @@ func (e *MachineError) Hint() string {
 	return "see which zones offer it with: gcloud compute machine-types list --filter=name=" + e.Machine
 }
 
-// An OwnerError says that a resource belongs to another run than that whose slices may be
-// deleted.
+// An OwnerError says that a resource belongs to another run, so this run may not delete it.
 type OwnerError struct {
 	ID, Owner, Want string
 }

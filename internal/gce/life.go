@@ -82,8 +82,8 @@ func (s sight) topology() *computepb.InstanceGroupManagerStatusAcceleratorTopolo
 	return nil
 }
 
-// judge says what a sight means. A state that the API may leave by itself comes before one
-// that it does not: deleting a slice that is being repaired would throw its capacity away.
+// judge says what a sight means. It first looks for states that may pass by themselves:
+// deleting a slice that is being repaired would throw its capacity away.
 func (s sight) judge() state {
 	st := state{until: s.end()}
 	size := int(s.group.GetTargetSize())
@@ -157,9 +157,9 @@ func (s sight) waits(st *state) {
 	}
 }
 
-// interrupted describes a slice whose VMs exist and do not all run. Before they have all
-// run once they are being made. Later Compute Engine repairs the slice, or it does not: it
-// leaves spot VMs stopped, and those that a user stops.
+// interrupted describes a slice whose VMs exist and do not all run. Until all of them have
+// run once, they are being made. After that, Compute Engine repairs the slice, except for
+// spot VMs and VMs that a user has stopped: these stay stopped.
 func (s sight) interrupted(st *state, topology string) {
 	switch {
 	case s.spot && s.count(down...)+s.count(goingDown...) > 0:

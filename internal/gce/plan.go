@@ -125,7 +125,7 @@ func recordOf(r provision.Request) record {
 
 // maxRun returns how long the VMs may exist; 0: without limit.
 func (rec record) maxRun() time.Duration {
-	d, _ := time.ParseDuration(rec.MaxRun) // it was written by recordOf
+	d, _ := time.ParseDuration(rec.MaxRun) // recordOf has written it
 	return d
 }
 
@@ -157,7 +157,8 @@ func describe(id string, labels map[string]string) string {
 	return text
 }
 
-// described returns the resource that the description of a part names.
+// described reads the description of a part, and returns the resource and the run that it
+// names.
 func described(description string) (id, run string, ok bool) {
 	words := strings.Fields(description)
 	if len(words) < 2 || words[0] != "multihost" {

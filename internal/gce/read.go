@@ -275,7 +275,7 @@ func typeOf(machine, topology string) string {
 
 // order returns the names of the VMs of a slice by the number of their workers, as the VMs
 // tell it: in their metadata if the API shows it, otherwise in a guest attribute that their
-// startup script has written. An answer is kept for as long as the VM does not start again.
+// startup script has written. The answer is cached until the VM starts again.
 func (p *reader) order(ctx context.Context, names []string, vms map[string]*computepb.Instance) ([]string, error) {
 	all := make([]told, len(names))
 	reads, ctx := errgroup.WithContext(ctx)
@@ -319,7 +319,8 @@ func (p *reader) ask(ctx context.Context, vm *computepb.Instance) (told, error) 
 	return told{}, nil
 }
 
-// attributes reads guest attributes of a VM: none if it has none, or may not have any.
+// attributes reads guest attributes of a VM. It returns none if the VM has none, or if
+// guest attributes are switched off.
 func (p *reader) attributes(ctx context.Context, vm, path string) ([]*computepb.GuestAttributesEntry, error) {
 	if err := p.turn.Acquire(ctx, 1); err != nil {
 		return nil, context.Cause(ctx)
@@ -333,8 +334,8 @@ func (p *reader) attributes(ctx context.Context, vm, path string) ([]*computepb.
 	return entries, err
 }
 
-// tell reports what the user should know at once about a resource: that the quota does not
-// let it come up, which no waiting changes, and that it is damaged.
+// tell reports at once that a resource lacks quota, because waiting does not help then, or
+// that it is damaged.
 func (p *reader) tell(id string, st state) {
 	about := ""
 	switch {

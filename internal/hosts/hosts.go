@@ -150,8 +150,8 @@ func (HostList) Admit(_ context.Context, _ tpu.Slice, l provision.Login) (string
 	return l.Name, false, nil
 }
 
-// Get and the other methods about requests: nobody requested these machines, and nobody
-// deletes them.
+// Get implements provision.Provider. Like the other methods about requests it finds
+// nothing: nobody requested these machines.
 func (HostList) Get(context.Context, string) (provision.Resource, error) {
 	return provision.Resource{}, provision.ErrNotFound
 }

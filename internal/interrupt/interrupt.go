@@ -44,9 +44,9 @@ func (w *Watch) Answer(a stage.Answer) {
 	w.answer = a
 }
 
-// Ask has SIGINT ask the user on the terminal of in and out, while a command runs or a queued resource
-// exists. stand says what is at stake. It returns a function that cancels an open question
-// and all later ones; closing the view waits for an open question.
+// Ask makes SIGINT ask the user on the terminal of in and out, while a command runs or a
+// queued resource exists. stand returns what is at stake. It returns a function that
+// cancels an open question and all later ones; closing the view waits for an open question.
 func (w *Watch) Ask(view *ui.Renderer, in *os.File, out io.Writer, stand func() stage.Status) (end func()) {
 	over, end := context.WithCancel(context.Background())
 	w.AskWith(func(ctx context.Context) (stage.Answer, bool) {
@@ -62,8 +62,8 @@ func (w *Watch) Ask(view *ui.Renderer, in *os.File, out io.Writer, stand func() 
 	return end
 }
 
-// AskWith has SIGINT call ask, which reports whether it asked anybody. second is the answer
-// if another SIGINT comes before the user has answered.
+// AskWith makes SIGINT call ask, which reports whether it asked anybody. second is the
+// answer if another SIGINT comes before the user has answered.
 func (w *Watch) AskWith(ask func(ctx context.Context) (answer stage.Answer, asked bool), second func() stage.Answer) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -39,9 +39,10 @@ func (h inheritance) mayLive() bool { return h.inherited && !h.worked && (h.live
 // this command has not taken it over.
 func (h inheritance) mayHaveLogs() bool { return h.inherited && !h.worked && (h.lives || h.ended) }
 
-// losesLogs reports whether logs of an earlier runner's command may go with the slices, which
-// this command, with tried attempts of its own or taken over, has not brought here. slices
-// says that there are some: then nobody may have asked their workers yet.
+// losesLogs reports whether deleting the slices may delete logs of an earlier runner's
+// command that are not on this machine. tried is how many attempts this command has started
+// or taken over. slices says whether slices exist, whose workers may not have been asked
+// yet.
 func (h inheritance) losesLogs(tried int, slices bool) bool {
 	return h.inherited && tried == 0 && (h.lives || h.ended || slices && !h.asked)
 }
@@ -95,8 +96,8 @@ func (a *adoption) now() inheritance {
 // for, that the command of this run is running there.
 func (a *adoption) commandLives() bool { return a.now().lives }
 
-// forget makes an attempt whose slices were used look at them again: if the command
-// could not be reached for long enough, it counts as lost.
+// forget drops what is known of the slices of an earlier attempt, so that the next attempt
+// asks again. If the command cannot be reached for long enough, it then counts as lost.
 func (a *adoption) forget() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -238,8 +239,8 @@ func (q *queued) ifLeft() string {
 	return text + "its slices delete themselves " + stage.AsTyped(q.terms.TTL) + " after the request (--ttl)"
 }
 
-// leavesFor is leaves after a look at the workers: on another machine the same job may
-// have been typed meanwhile, and may have started the command before this one could.
+// leavesFor is leaves after a look at the workers: somebody may have typed the same job on
+// another machine, which may have started the command first.
 func (q *queued) leavesFor(ctx context.Context, life provision.Life, err error) string {
 	if q.mine.Tried == 0 {
 		if why := q.held.now().leaves(life, err); why != "" {

@@ -18,8 +18,8 @@ type Budget struct {
 }
 
 const (
-	// quickFailure is "within seconds of the start": long enough for an
-	// interpreter to load its modules and miss one.
+	// quickFailure is how soon after the start a failure counts as quick. It is long enough
+	// for an interpreter to load its modules and find that one is missing.
 	quickFailure = 15 * time.Second
 	// maxQuick is how many quick failures in a row a run may have.
 	maxQuick = 3
@@ -32,8 +32,8 @@ type ledger struct {
 	quick                 int // failures within seconds of the start, in a row
 }
 
-// spend pays for one more attempt after f. refusal says why there is none; "" if it is
-// paid.
+// spend takes one further attempt after f out of the budget. refusal says why none is left;
+// "" means that the attempt is paid.
 func (l *ledger) spend(f *stage.Failure) (refusal string) {
 	l.countQuick(f)
 	switch f.Cause {

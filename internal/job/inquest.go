@@ -208,8 +208,8 @@ const (
 )
 
 // settle asks the cloud what happened to the slices, until its answer is final or may not
-// be waited for any longer. If the workers show no sign of a loss and all of them answer,
-// one answer of the cloud is enough.
+// be waited for any longer. One answer of the cloud is enough if all workers answer and
+// none shows a sign of a loss.
 func (r *inquest) settle(ctx context.Context, sign signs) (stage.Cause, string) {
 	reach := r.reach(ctx)
 	for _, s := range r.used {
@@ -218,7 +218,7 @@ func (r *inquest) settle(ctx context.Context, sign signs) (stage.Cause, string) 
 	begin, told := r.Clock.Now(), false
 	for {
 		d, err := r.ground.look(ctx, r.used, reach)
-		if sign.lost && r.OnHosts() { // no cloud knows more of them
+		if sign.lost && r.OnHosts() { // no cloud knows more about them
 			d = provision.Decision{}
 		}
 		over := !r.patient || r.Clock.Now().Sub(begin) >= settleLimit || ctx.Err() != nil

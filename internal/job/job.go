@@ -195,8 +195,8 @@ func openJob(ctx context.Context, d Deps, o JobOptions, q *queued) error {
 	return err
 }
 
-// others says what the queued resource of a job that ended with err is, if another job or
-// user has to delete it; "" if this job has.
+// others describes the queued resource of a job that ended with err, if another job or user
+// has to delete it. It returns "" if this job has to delete it.
 func (q *queued) others(err error) string {
 	var no *announce.Declined
 	switch {

@@ -43,8 +43,8 @@ func (l last) conclude() (stage.Outcome, *event.Summary, error) {
 	}, nil
 }
 
-// blame returns how the run ends where somebody else has not stopped it between two
-// attempts, and completes the summary.
+// blame returns how the run ends, unless somebody else has stopped it between two attempts.
+// It completes the summary.
 func (l last) blame() (stage.Outcome, error) {
 	f := l.failure
 	if f == nil {

@@ -124,8 +124,8 @@ func (q *queued) foresee(ctx context.Context, p *plan.Plan) (ready []tpu.Slice, 
 	return ready, nil
 }
 
-// foreseeRepair adds to the plan what act would do about a queued resource that exists
-// but is of no use. An error is the one that the job would end with.
+// foreseeRepair adds to the plan what act would do about a queued resource that exists but
+// cannot be used. It returns the error that would end the job.
 func (q *queued) foreseeRepair(ctx context.Context, p *plan.Plan, res provision.Resource, cause error) error {
 	d, known := q.diagnose(ctx, cause)
 	if !known {

@@ -270,7 +270,7 @@ func overdue(late *provision.DeadlineError, seen provision.Sight) bool {
 	return late.State == seen.Word
 }
 
-// suspendingFor returns for how long the slices of the resource have been being taken away.
+// suspendingFor returns how long the API has been taking the slices of the resource away.
 func (q *queued) suspendingFor(life provision.Life) time.Duration {
 	switch {
 	case life != provision.Suspending:
@@ -357,8 +357,8 @@ func (q *queued) begunBefore() {
 	}
 }
 
-// mayRemake returns how long to wait before the resource is requested again, or an
-// error if it is not.
+// mayRemake returns how long to wait before the resource is requested again, or an error if
+// the job may not request it again.
 func (q *queued) mayRemake(d provision.Decision, cause error, pay func(*stage.Failure) error) (wait time.Duration, err error) {
 	if d.Loss == provision.Preempted || d.Loss == provision.Maintenance {
 		return 0, pay(&stage.Failure{Cause: stage.Cause(d.Loss), Why: d.Why, Err: cause})
@@ -379,7 +379,8 @@ func (q *queued) mayRemake(d provision.Decision, cause error, pay func(*stage.Fa
 	return 0, nil
 }
 
-// awayPause follows the two minutes for which each call is retried anyway.
+// awayPause is the pause between two calls while the API is away. Each call retries for two
+// minutes before that.
 const awayPause = 15 * time.Second
 
 // look waits for an API that is unavailable: without it, the next slices cannot be

@@ -60,7 +60,7 @@ func (r *runner) run(ctx context.Context) (stage.Outcome, error) {
 			return r.finish(out, err, f, v.text)
 		}
 		after = f
-		if f := r.followed(); f != nil { // otherwise the last attempt that was followed may still be running
+		if f := r.followed(); f != nil { // the last attempt that was followed may still be running
 			r.history.CutOff, r.unread = f.CutOff(), f.GoWithSlices()
 		}
 		pause := r.books.pause()
@@ -109,8 +109,8 @@ func (r *runner) attempt(ctx context.Context, after *stage.Failure) (stage.Outco
 	return r.now.Do(ctx)
 }
 
-// hold makes the workers hold the lease for an attempt, which its time to live ends, or the
-// longest run of its slices.
+// hold makes the workers hold the lease during an attempt. The attempt ends when its time
+// to live has passed.
 func (r *runner) hold(ctx context.Context) (_ context.Context, over func(), err error) {
 	if r.decided != nil {
 		r.decided()

@@ -13,8 +13,8 @@ import (
 // A Story is the history of a run, made from the entries of its journal.
 type Story struct {
 	Run string
-	// Attempts are in the order of their numbers. An attempt with number 0 holds what
-	// commands did that made no attempt.
+	// Attempts are in the order of their numbers. Attempt 0 holds the events of commands
+	// that made no attempt.
 	Attempts []*Attempt
 	Last     time.Time // of the last entry
 }
@@ -213,8 +213,8 @@ func (t *teller) take(e Entry) {
 	}
 }
 
-// ended takes the end of a worker. If two commands followed the run, the one that saw the
-// end knows it.
+// ended takes the end of a worker. If two commands followed the run, the report of the one
+// that saw the end counts.
 func (w *writer) ended(ev event.WorkerDone) {
 	if w.attempt == nil {
 		return

@@ -18,8 +18,8 @@ const (
 	Unknown   RunState = "unknown"
 	Starting  RunState = "starting"
 	Running   RunState = "running"
-	Detached  RunState = "detached" // it goes on, but no command here follows it
-	Left      RunState = "left"     // it may go on
+	Detached  RunState = "detached" // the command runs, but no multihost command on this machine follows it
+	Left      RunState = "left"     // the command may still run
 	Succeeded RunState = "succeeded"
 	Failed    RunState = "failed"
 	Stopped   RunState = "stopped" // by the user

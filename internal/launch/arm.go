@@ -260,8 +260,8 @@ func (a *Armed) finish(cause error) {
 	})
 }
 
-// releaseLimit limits how long a supervisor may take to answer "go" on a connection
-// that seems to live. After that, ReleaseAt asks the worker over another session.
+// releaseLimit limits how long a supervisor may take to answer "go" on a connection that
+// seems to work. After that, ReleaseAt asks the worker over another session.
 const releaseLimit = 30 * time.Second
 
 // MeasureClock measures the worker's clock against ours for ReleaseAt, over the
@@ -297,7 +297,7 @@ func (a *Armed) MeasureClock(ctx context.Context) {
 func (a *Armed) ClockOffset() time.Duration { return a.offset }
 
 // ReleaseAt orders the supervisor, with one write, to start the command at a time by our
-// clock, at most 5 s ahead; a zero time means at once. ClockOffset translates the time to
+// clock, at most 5 s ahead; the zero time means at once. ClockOffset translates the time to
 // the worker's clock. A worker that gets the order after that time, or whose clock says
 // that it is more than 5 s away, starts at once.
 //

@@ -91,9 +91,9 @@ var (
 	traceFrame = regexp.MustCompile(`^  File ".*", line \d+, in `)
 )
 
-// tellApart separates the stacks in what a process printed on SIGUSR1 from what the
-// command printed meanwhile: other threads and processes go on writing to the same log.
-// When there is no stack in a known form, all of it may be one.
+// tellApart separates the stacks in what a process printed on SIGUSR1 from what the command
+// printed meanwhile: other threads and processes go on writing to the same log. When no
+// part has a known form, all of the text may be one stack.
 func tellApart(lines []string) (stack, printed []string) {
 	code := false // the next line may belong to a traceFrame
 	for _, line := range lines {

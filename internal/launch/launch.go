@@ -239,7 +239,7 @@ func (p Phase) Ended() bool { return p == Exited || p == Aborted || p == Lost }
 type Exit struct {
 	Code    int       // exit code; 128+n when a signal ended it
 	Signal  string    // "KILL" when a signal ended it, else ""
-	End     time.Time // worker clock; zero when nobody saw it
+	End     time.Time // time of the end by the worker's clock; zero if nobody saw the end
 	LogSize int64     // bytes of its log when it ended
 	Dropped int64     // bytes of output that are not in its log: see Spec.MaxLog
 	Reason  string    // who stopped it and why; "" when it ended by itself

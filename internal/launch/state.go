@@ -137,7 +137,7 @@ type builtInfo struct {
 	Info
 	supervised bool
 	coded      bool // the record of the end has an exit code
-	lost       bool // the record of the end says that it was lost
+	lost       bool // the record of the end says that the command was lost
 }
 
 // builder gathers the records that describe runs.

@@ -168,8 +168,7 @@ func (one *oneLog) goOnIn(ctx context.Context, src logSource) error {
 	return err
 }
 
-// tellWhich says which worker's log of those of the run is shown to a user who named none.
-// end may be nil.
+// tellWhich tells a user who named no worker whose log is shown. end may be nil.
 func (l *logReader) tellWhich(id tpu.WorkerID, ids []tpu.WorkerID, end *runs.RunEnd) {
 	workers := len(ids)
 	if l.told || l.o.All || workers <= 1 || l.o.Named && !l.o.FirstFailure {
@@ -395,7 +394,7 @@ func (l *logReader) prepare(ctx context.Context, one *oneLog, dir string) error 
 		if l.o.Follow {
 			t.live = size
 		} else {
-			one.end = size // of a log that grows, the last lines are those of this moment
+			one.end = size // the last lines of a growing log are those at this moment
 		}
 	}
 	if l.o.Tail >= 0 {
@@ -694,7 +693,7 @@ func (l *logReader) followLog(ctx context.Context, one *oneLog, ref launch.Ref) 
 		defer func() {
 			l.mu.Lock()
 			defer l.mu.Unlock()
-			_ = errors.Join(held.rest(), l.flush()) // the reader that is gone was told by the write before
+			_ = errors.Join(held.rest(), l.flush()) // the write before has reported that the reader is gone
 		}()
 		w = held
 	}
@@ -844,8 +843,8 @@ func logs(ctx context.Context, r *runs.BucketRun, o LogOptions, w LogSink) error
 	return stage.InterruptedOr(ctx, followBucket(ctx, r, l, state, attempt))
 }
 
-// workerOf returns the worker whose log is wanted of a job without runner. ok is false if
-// there is none: the job has no such worker, or none is known to have failed.
+// workerOf returns the worker of a job without runner whose log the user wants. ok is false
+// if there is none: the job has no such worker, or none is known to have failed.
 func workerOf(o LogOptions, d detach.Description, state detach.State, attempt int) (id tpu.WorkerID, ok bool) {
 	if !o.FirstFailure {
 		return o.Worker, o.Worker.Slice < len(d.Nodes) && o.Worker.Worker < d.Workers
@@ -857,9 +856,9 @@ func workerOf(o LogOptions, d detach.Description, state detach.State, attempt in
 	return first.Worker, true
 }
 
-// nearBy writes the logs of an attempt that runs, from its workers. recErr is why rec is not
-// whole. If the workers cannot be reached, done is false, and the bucket goes on where
-// they ended.
+// nearBy writes the logs of an active attempt from its workers. recErr is why rec is not
+// complete. If the workers cannot be reached, done is false, and the caller continues from
+// the bucket at the same place.
 func (l *logReader) nearBy(ctx context.Context, r *runs.BucketRun, rec *record.Record, recErr error, attempt int) (done bool, err error) {
 	near := newLogReader(r.Deps, l.o, l.w)
 	near.o.Attempt, near.o.FirstFailure, near.told, near.inBucket = attempt, false, true, true
@@ -880,8 +879,8 @@ func (l *logReader) nearBy(ctx context.Context, r *runs.BucketRun, rec *record.R
 	return false, nil
 }
 
-// readBucket lets the logs come from a bucket: those that were begun on the workers, or
-// else those of all ids.
+// readBucket reads logs from a bucket: the logs that were partly read from workers, or
+// otherwise those of all ids.
 func (l *logReader) readBucket(ctx context.Context, src func(tpu.WorkerID) logSource, ids []tpu.WorkerID, dir string) error {
 	for _, one := range l.logs {
 		if err := one.goOnIn(ctx, src(one.id)); err != nil {

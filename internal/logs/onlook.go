@@ -290,8 +290,8 @@ func (o *onlooker) nearBy(ctx context.Context, r *runs.BucketRun, rec *record.Re
 	return false, nil
 }
 
-// tellBegun says how far a run is that has not begun. followed says that its attempt was
-// read over SSH: why that has ended was said.
+// tellBegun reports the progress of a run whose command has not begun. followed means that
+// its attempt was read over SSH, so the reason of its end was reported before.
 func (o *onlooker) tellBegun(r *runs.BucketRun, rec *record.Record, state detach.State, followed bool) {
 	begun := r.Running(state) > 0 || len(state.Ended) > 0
 	if begun {
@@ -445,8 +445,8 @@ func (o *onlooker) mention(text string) {
 	o.aside = text
 }
 
-// sees returns what is known now from where the run is: journal entries, the workers out
-// of reach with the cause, and notices. o may be nil.
+// sees returns what has been read from the workers or the bucket: journal entries, the
+// workers out of reach with the cause, and notices. o may be nil.
 func (o *onlooker) sees() (entries []journal.Entry, away map[tpu.WorkerID]string, notices []string) {
 	if o == nil {
 		return nil, nil, nil

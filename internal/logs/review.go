@@ -38,9 +38,9 @@ type Look struct {
 	// followed it.
 	Ended bool
 
-	// Away has the workers that the Review would have to ask but cannot reach now, and
-	// why. Notices has one line for each reason why logs cannot be read, those of Away
-	// included.
+	// Away maps each worker that the Review needs but cannot reach now to the reason.
+	// Notices has one line for each reason why logs cannot be read, including the reasons
+	// in Away.
 	Away    map[tpu.WorkerID]string
 	Notices []string
 }
@@ -60,7 +60,7 @@ func (r *Review) Follow(ctx context.Context, far Far) error {
 		return err
 	}
 	if r.far.place() == placeThere {
-		if _, err := r.far.open(); err != nil { // open is tried again later; the first try is here because the user can be asked now
+		if _, err := r.far.open(); err != nil { // open may ask the user, which is possible now but not later; it is tried again later
 			r.far.say(err.Error())
 		}
 	}

@@ -242,7 +242,7 @@ type Stall struct {
 	// printed.
 	First string     `json:"first"`
 	Step  int64      `json:"step"`
-	Ended *time.Time `json:"ended,omitempty"` // when steps went on, if they did
+	Ended *time.Time `json:"ended,omitempty"` // when steps continued; unset while they have not
 	Text  string     `json:"text"`
 }
 

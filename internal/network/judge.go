@@ -77,7 +77,7 @@ func overlap(a, b []string) bool {
 	return slices.ContainsFunc(a, func(s string) bool { return slices.Contains(b, s) })
 }
 
-// numbers maps the protocol numbers that rules may use to the names.
+// numbers maps the protocol numbers that rules may use to the protocols' names.
 var numbers = map[string]string{"1": "icmp", "6": "tcp", "17": "udp"}
 
 func (r FirewallRule) carries(protocol string, port int) bool {

@@ -1,8 +1,8 @@
 // Package notify sends messages to another program or a web server when a run starts,
 // starts again, fails or ends. It hides that the receiver may hang, fail or be away.
 //
-// Two promises: while the run goes on it never waits for a message to arrive, and no
-// message can make it fail. A message that could not be delivered is reported.
+// Two promises: the run never waits for a message to arrive while it goes on, and no
+// message can make the run fail. A message that could not be delivered is reported.
 //
 //	n := notify.New(notify.Options{Program: []string{"notify-send", "TPU"}, Sink: view})
 //	sink := event.Tee(view, n)

@@ -17,7 +17,7 @@ import (
 type capture struct {
 	limit int // of each of head and tail
 	head  []byte
-	tail  []byte // a ring once it is full
+	tail  []byte // the last bytes; used as a ring when it is full
 	at    int    // of the oldest byte in the ring
 	size  int64
 	sum   hash.Hash

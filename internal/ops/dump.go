@@ -14,9 +14,9 @@ import (
 )
 
 // Dump collects the stacks of a run's processes on all its workers, writes one file for
-// each worker below the run's log directory, and emits the folded stacks as a Result.
-// The run continues. The error names the workers that returned none. Of a run that has
-// ended, it says how.
+// each worker below the run's log directory, and emits the folded stacks as a Result. The
+// run continues. The error names the workers that returned none. If the run has ended, the
+// error says how.
 func Dump(ctx context.Context, d *workers.Deps, name, prefix string) error {
 	watch := stage.Stopwatch{Sink: d.Sink, Clock: d.Clock}
 	rec, err := dumpRecord(ctx, d, name, prefix)

@@ -18,7 +18,7 @@ import (
 // ShellOptions is a login to one worker.
 type ShellOptions struct {
 	workers.Workers
-	Argv        []string // run without a shell of multihost's; empty: the login shell
+	Argv        []string // program to run, without a shell in between; empty: the login shell
 	AgentSocket string   // socket of the agent that the worker may use; "": none
 
 	// Open is called after the worker is reached.

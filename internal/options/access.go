@@ -39,8 +39,8 @@ func Gcloud(c *Call, m Machine) config.Gcloud {
 	return g
 }
 
-// Setting returns the value of a flag that the environment may set after the command line
-// has been read: that of a simulator does.
+// Setting returns the value of a flag. The environment may set it after the command line
+// has been read, as a simulator that this command starts does.
 func (m Machine) Setting(c *Call, flag string) string {
 	if _, typed := c.Typed[flag]; typed {
 		return fmt.Sprint(c.Flags.Value(flag))

@@ -31,7 +31,7 @@ import (
 )
 
 // An Option is a flag of run or job with all that the program has to know about it. Tests
-// find a row that lacks something, and one that says something else than what happens.
+// find rows that lack something, and rows that differ from what the program does.
 type Option struct {
 	flag cli.Flag
 

@@ -23,7 +23,7 @@ type FoundRun struct {
 	Stopped  launch.Stopped // the newest mark of a stop, by this machine's clock
 	Well     int            // number of workers on which it ended by itself with 0
 	Alive    int            // number of workers on which it lives
-	Seen     bool           // some user was told its success
+	Seen     bool           // some user has seen that it succeeded
 	Broken   int            // number of workers on which it was stopped, or where nobody saw its end
 }
 
