@@ -3,9 +3,9 @@
 //
 // # Decisions
 //
-//   - Commands on single workers keep the numbers of the slices whatever state these
-//     are in; a run numbers anew. A user who logs in to s1w3 because it is ill must
-//     not get another worker.
+//   - Commands on single workers keep the numbers of the slices, whatever state the
+//     slices are in. A run numbers its slices anew. A user who logs in to s1w3 because
+//     of a problem there must not get another worker.
 package ops
 
 import (

@@ -49,10 +49,10 @@ type Option struct {
 	// request or refused. If it has the flag nowhere, unneeded says why.
 	key, unneeded string
 
-	try string // another value than the default, for which the plan and the key change
+	try string // a value other than the default; it changes the plan and the key
 }
 
-// Places where flags are read that have no function of their own.
+// Places that read the flags that have no function of their own.
 const (
 	inSession   = "the session"
 	withWorkers = "the choice of workers"
@@ -124,7 +124,7 @@ func FlagsOf(rows []Option) []cli.Flag {
 	return all
 }
 
-// options are what run and job do; run uses the Run of it only.
+// options hold the options of run and job. run uses only their Run.
 type options = job.JobOptions
 
 // Flags are the values of a command's flags.
@@ -143,7 +143,7 @@ type Machine struct {
 	Home      string        // the user's home directory
 	StateDir  string        // for records and host keys
 	User      string        // who uses multihost, as in config.LocalUser
-	UserNote  string        // why that is User, if it may surprise
+	UserNote  string        // why User has this value, if that may surprise the user
 	Account   string        // of gcloud's configuration
 	LeastTerm time.Duration // the shortest --ttl and --lease
 }

@@ -30,8 +30,8 @@ func RuntimeFlag() cli.Flag {
 	return &cli.StringFlag{Name: "runtime-version", Aliases: []string{"VERSION"}, Usage: "`VERSION` of the image that the workers boot; default: that of the type"}
 }
 
-// RequestFlags returns the flags that describe a queued resource: own, and those of
-// gcloud's flags in package qr's table that own does not have.
+// RequestFlags returns the flags that describe a queued resource: own, and the gcloud flags
+// of package qr's table that are not in own.
 func RequestFlags(own ...cli.Flag) []cli.Flag {
 	all := slices.Clone(own)
 	for _, f := range createflags.All() {

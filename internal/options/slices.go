@@ -77,7 +77,7 @@ func SliceRequest(c *Call, m Machine) provision.Request {
 	return r
 }
 
-// onCompute returns the request that Compute Engine gets for what flags say of a queued
+// onCompute returns the request for Compute Engine, made from flags that describe a queued
 // resource.
 func onCompute(own qr.Request, settings gce.Settings) provision.Request {
 	settings.Tags, settings.InternalIPs = own.Tags, own.InternalIPs
@@ -130,8 +130,8 @@ func machineType(c *Call) tpu.Type {
 	return t
 }
 
-// Provider returns the value of --provider. Without one, a type decides that only Compute
-// Engine has; why says so.
+// Provider returns the value of --provider. Without that flag, Provider chooses Compute
+// Engine for a type that only Compute Engine has, and why says so.
 func Provider(c *Call, t tpu.Type) (on, why string) {
 	on = c.String("provider")
 	switch {

@@ -183,8 +183,8 @@ func LoginTo(c *Call, onHosts bool) (w workers.Workers) {
 	return w
 }
 
-// MeantWorker adds to an error about a slice that does not exist which worker its name
-// may mean.
+// MeantWorker adds a hint to an error about a missing slice: which worker the user may have
+// meant by the name.
 func MeantWorker(name string, err error) error {
 	var none *tpu.NoSlicesError
 	likely := tpu.LikelyPattern(name)
@@ -209,7 +209,7 @@ func (e *NoSliceError) Fault() fault.Kind { return fault.Unknown }
 // Hint returns what to type.
 func (e *NoSliceError) Hint() string { return e.Advice }
 
-// PrefixFlag selects the slices of a command that else looks at all.
+// PrefixFlag selects slices for a command that otherwise looks at all slices.
 func PrefixFlag() cli.Flag {
 	return &cli.StringFlag{Name: "tpu-prefix", Aliases: []string{"TPU_PREFIX"}, Usage: "look only at the slices that `P` names"}
 }

@@ -1,6 +1,6 @@
 // Package overssh reaches workers over SSH: it chooses the address (external, internal or
-// through Identity-Aware Proxy), lets the user's key in and pins host keys. Dialer in
-// package remote is what it implements.
+// through Identity-Aware Proxy), lets the user's key in and pins host keys. It implements
+// Dialer of package remote.
 package overssh
 
 import (
@@ -155,7 +155,7 @@ func (c *SSH) config(way Way, r remote.Request) sshfan.Config {
 	if !r.Admit {
 		cfg.AuthRetryFor = time.Millisecond // the first refusal means that the key must be sent
 	}
-	if way == IAP { // the addresses are then names of VMs, which no Host rule is meant for
+	if way == IAP { // the addresses are then names of VMs, and Host rules are not about these
 		cfg.SSHConfig = nil
 	}
 	return cfg

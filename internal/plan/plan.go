@@ -44,7 +44,7 @@ type Plan struct {
 	Asked bool   `json:"workers_asked"`       // whether the workers were asked what they have and lack
 	Why   string `json:"not_asked,omitempty"` // why they were not
 
-	TakesOver *RunOnWorkers  `json:"takes_over,omitempty"` // a run that is followed or left running; nothing is sent, set or started
+	TakesOver *RunOnWorkers  `json:"takes_over,omitempty"` // an active run that the command would only follow or leave running: nothing is sent, set or started
 	Stops     []RunOnWorkers `json:"stops"`
 
 	Files     *Files          `json:"files,omitempty"` // absent: an existing folder is used

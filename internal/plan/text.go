@@ -248,7 +248,7 @@ type planGroup struct {
 	workers []tpu.WorkerID
 }
 
-// groups groups the workers by what text returns for them.
+// groups puts workers for which text returns the same into one group.
 func (p Plan) groups(text func(PlannedWorker) string) []planGroup {
 	var all []planGroup
 	for i, id := range p.ids() {

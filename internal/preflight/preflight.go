@@ -92,8 +92,8 @@ const (
 	Failed  Outcome = "failed"  // is not as wanted
 )
 
-// NotAsWanted is the reason of a setting that check finds with another value and that
-// apply could set.
+// NotAsWanted is the reason for a setting with another value than wanted, if only a check
+// was made and apply could set it.
 const NotAsWanted = "not as wanted"
 
 // Severity says what an outcome means for a run.
@@ -164,7 +164,7 @@ func (r Report) Failures() []Result {
 	return failed
 }
 
-// ErrNoReport means that the worker's answer was not the report of the script.
+// ErrNoReport means that the worker's answer was not the script's report.
 var ErrNoReport = fault.New(fault.Unavailable, "no preflight report in the worker's answer")
 
 // Run checks one worker or applies the settings to it. An error means that the

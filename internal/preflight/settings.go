@@ -23,7 +23,7 @@ const (
 	File    Kind = "file"    // Key is a file; tee
 	Route   Kind = "route"   // Key is an attribute of every IPv4 default route; ip route change
 	Feature Kind = "feature" // Key is an offload feature of the default routes' interfaces; ethtool -K
-	MTU     Kind = "mtu"     // of the default routes' interfaces; only read; Key "slices": wanted between slices
+	MTU     Kind = "mtu"     // MTU of the default routes' interfaces; only read; Key "slices": the value wanted between slices
 	Tool    Kind = "tool"    // Key is a program; installed on request only
 	Devices Kind = "devices" // TPU device files; only read
 )
@@ -141,8 +141,8 @@ func arguments(o Options) []string {
 	return args
 }
 
-// asFile returns a bash script of its own that sets what its arguments are by the lines
-// before, and then is the program.
+// asFile returns a complete bash script: the lines before set its arguments, and the
+// program follows.
 func asFile(before string) string {
 	text := strings.NewReplacer("#!/bin/bash\n", "", "#!/usr/bin/env bash\n", "").Replace(program.Text())
 	return "#!/usr/bin/env bash\n" + before + text + "\n"

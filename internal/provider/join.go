@@ -35,9 +35,8 @@ var (
 )
 
 // Join returns the slices of several providers in one list. Each calls its resources by a
-// word of its own, Undoing("").Commands.Kind, which Joined notes in its slices. The slices of
-// the second and of later ones are left out where the user has no right to see them. But what
-// was seen once does not seem to be gone when the right is lost.
+// word of its own, Undoing("").Commands.Kind, which Joined notes in its slices. If the user
+// has no right to see the slices of the second or a later provider, Join leaves these out.
 func Join(first provision.Provider, others ...provision.Provider) *Joined {
 	return &Joined{first, append([]provision.Provider{first}, others...), &memory{owner: map[string]provision.Provider{}, shows: map[int]bool{}}}
 }
@@ -145,8 +144,8 @@ func (j *Joined) Get(ctx context.Context, id string) (provision.Resource, error)
 	return r, err
 }
 
-// Owner returns the provider that has a resource of this name, and the resource. If none has
-// one, it is the first provider, and the error is ErrNotFound.
+// Owner returns the provider that has a resource of this name, and the resource. If no
+// provider has one, Owner returns the first provider and ErrNotFound.
 func (j *Joined) Owner(ctx context.Context, id string) (provision.Provider, provision.Resource, error) {
 	var none error
 	for i, p := range j.all {
@@ -198,8 +197,8 @@ func (j *Joined) Admit(ctx context.Context, s tpu.Slice, l provision.Login) (use
 	return j.of(s.Provider).Admit(ctx, s, l)
 }
 
-// Door implements provision.Doorkeeper. It is the zero Door if the provider of the slice
-// does not say what Admit would find.
+// Door implements provision.Doorkeeper. If the provider of the slice is no Doorkeeper, Door
+// returns the zero Door.
 func (j *Joined) Door(ctx context.Context, s tpu.Slice, l provision.Login) (provision.Door, error) {
 	keeper, ok := provision.As[provision.Doorkeeper](j.of(s.Provider))
 	if !ok {

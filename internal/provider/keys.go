@@ -52,7 +52,7 @@ type keyCacheFile struct {
 	Workers map[string]knownKeys `json:"workers"` // by the slice's id and the worker's number
 }
 
-// Keys is a provider that remembers the host keys which another one has told.
+// Keys is a provider that wraps another one and caches its host keys.
 type Keys struct {
 	provision.Provider
 	clock gcp.Clock
@@ -60,16 +60,17 @@ type Keys struct {
 }
 
 // KeepKeys returns a provider that asks p only for host keys that the file at path does not
-// have; SaveKeys writes it. The file need not exist. One that cannot be read is replaced: it
-// only saves calls. With path "" the answers are kept until the process ends.
+// have; SaveKeys writes it. The file need not exist. A file that cannot be read is
+// replaced, because it only saves calls. With path "" the answers are kept until the
+// process ends.
 func KeepKeys(p provision.Provider, clock gcp.Clock, path string) *Keys {
 	return &Keys{Provider: p, clock: clock, cache: keyCache{path: path}}
 }
 
-// Unwrap returns the provider that tells the keys.
+// Unwrap returns the wrapped provider.
 func (k *Keys) Unwrap() provision.Provider { return k.Provider }
 
-// HostKeys returns an earlier answer, or else asks.
+// HostKeys returns an earlier answer, or asks the wrapped provider.
 func (k *Keys) HostKeys(ctx context.Context, s tpu.Slice, worker int) (keys []string, hostname string, err error) {
 	if known, ok := k.cache.get(s, worker, k.clock.Now()); ok {
 		return known.Keys, known.Hostname, nil
@@ -81,8 +82,8 @@ func (k *Keys) HostKeys(ctx context.Context, s tpu.Slice, worker int) (keys []st
 	return keys, hostname, err
 }
 
-// DoubtKeys forgets the keys of a worker, because it showed another one. It reports whether
-// the HostKeys of p may now return something else, which they may if p is a *Keys.
+// DoubtKeys forgets the cached keys of a worker that has shown another key. It reports
+// whether p.HostKeys may now return something else, which is true if p is a *Keys.
 func DoubtKeys(p provision.Provider, s tpu.Slice, worker int) bool {
 	k, ok := provision.As[*Keys](p)
 	return ok && k.cache.forget(s, worker)

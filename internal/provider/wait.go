@@ -1,10 +1,10 @@
-// Package provider does what every provider of slices needs and none does itself: it waits
-// for slices, and keeps the host keys that a provider has told. It knows no cloud.
+// Package provider has what all providers of slices need: it waits for slices, and caches
+// host keys. It knows no cloud.
 //
 // # Decisions
 //
 //   - Wait tries a connection to every worker although the run connects again
-//     afterwards. One login a worker more is the price of a simple end of the wait.
+//     afterwards. This costs one more login for each worker, and keeps the end of the wait simple.
 package provider
 
 import (

@@ -52,9 +52,9 @@ type Provider interface {
 	// to use, and whether it changed anything.
 	Admit(ctx context.Context, s tpu.Slice, l Login) (user string, changed bool, err error)
 
-	// Undoing says how a resource of this name with these slices is deleted. Without
-	// slices, it has the commands only if the workers delete each slice for itself. It does
-	// no I/O.
+	// Undoing says how a resource of this name with these slices is deleted. If slices is
+	// empty and the workers would have to delete each slice by itself, the result has only
+	// the commands. It does no I/O.
 	Undoing(id string, slices ...string) Undoing
 }
 
@@ -80,8 +80,8 @@ var (
 	// ErrNotFound says that there is no resource of a name.
 	ErrNotFound = fault.New(fault.Unavailable, "it does not exist")
 
-	// ErrFixed is the answer of a provider whose slices nobody makes, restarts or
-	// deletes.
+	// ErrFixed is the error of a provider with fixed slices, which cannot make, restart or
+	// delete any.
 	ErrFixed = fault.New(fault.Unavailable, "these machines are neither made nor deleted by multihost")
 
 	// ErrNoHostKeys says that the provider does not give a worker's host keys.
@@ -89,12 +89,13 @@ var (
 )
 
 // An Undoing says how a resource is deleted: by a person, and by its own workers, which
-// delete it when nobody else does. The scripts on the workers know no API: they send what
-// stands here, with the token of their machine.
+// delete it when nobody else does. The scripts on the workers know no API: they send the
+// requests in Parts, with the token of their machine.
 type Undoing struct {
 	Commands Commands
 
-	// Parts are what a worker deletes, in this order: nothing that is billed is left then.
+	// Parts are what a worker deletes, in this order. After that, nothing is left that is
+	// billed.
 	Parts []Part
 	// Peers is the address at which a worker reads the guest attributes of a slice,
 	// whose name replaces "{slice}"; "": workers cannot read them.
@@ -106,8 +107,9 @@ type Part struct {
 	// Look is the address at which a worker reads the part. Before a worker deletes it,
 	// it finds the Proof of the run in the answer.
 	Look string
-	// Labels is the path of the labels in the answer, as in Field. If the part has none,
-	// it is "", and the whole description of the part is About, a space, and the label.
+	// Labels is the path of the labels in the answer, as in Field. If the part has no
+	// labels, Labels is "". The description of the part is then About, a space, and the
+	// label.
 	Labels, About string
 	// Going is in the answer when the part is being deleted already.
 	Going Field
@@ -118,7 +120,8 @@ type Part struct {
 	Probe string
 }
 
-// Proof returns what is in the answer if the part has a label: it belongs to the run.
+// Proof returns the field and the value that show that the part has a label, and so belongs
+// to the run.
 func (p Part) Proof(label, value string) Field {
 	if p.Labels == "" {
 		return Field{Path: "/description", Value: p.About + " " + label + "=" + value}
@@ -198,7 +201,7 @@ type Door struct {
 // bucket.
 type AttributeReader interface {
 	// Attributes returns the guest attributes multihost/KEY that workers of a slice have
-	// set, in no order: an API does not say whose they are.
+	// set, in no order: an API does not say which worker set them.
 	Attributes(ctx context.Context, slice, key string) ([]string, error)
 }
 

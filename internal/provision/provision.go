@@ -14,10 +14,10 @@ package provision
 //	              └──────────┴───────────┴───────────┴→ suspending → suspended → deleting → absent
 //	                                                 └→ failed
 //
-// From each of them somebody may delete it. A provider never leads a resource back
-// that is suspended or failed: it counts against the quota until it is deleted. A
-// provider that restarts or replaces slices by itself keeps their capacity meanwhile:
-// such a resource is Recovering, and it is waited for and never deleted.
+// From each of them somebody may delete it. A suspended or failed resource never recovers:
+// it counts against the quota until somebody deletes it. A provider that restarts or
+// replaces slices by itself keeps their capacity meanwhile: such a resource is Recovering,
+// and it is waited for and never deleted.
 type Life string
 
 // The stations of a resource.
@@ -48,7 +48,7 @@ func (l Life) Empty() bool { return l == Absent || l == Waiting || l.Dead() }
 // A Loss is why slices that were asked for cannot be used.
 type Loss string
 
-// The losses. A user wishes Removed; the others happen.
+// The losses. Removed is the wish of a user; the other losses happen without one.
 const (
 	NoLoss         Loss = ""
 	Preempted      Loss = "preempted"
@@ -113,10 +113,10 @@ type Decision struct {
 	Why  string // one clause: "slice t-1 is PREEMPTED"
 }
 
-// Decide returns the next step for what s shows. The milder step comes first: what
-// may come right by itself is waited for, since a VM that boots, one that migrates and
-// one that is being taken away look the same. The caller says with s.Overdue when a
-// wait has lasted too long.
+// Decide returns the next step for what s shows. It tries the milder step first. It waits
+// for states that may pass by themselves, because a VM that boots, one that migrates and
+// one that is being taken away look the same. The caller says with s.Overdue when a wait
+// has lasted too long.
 func Decide(s Sight) Decision {
 	switch s.Life {
 	case Absent:
@@ -148,7 +148,7 @@ func Decide(s Sight) Decision {
 
 func (s Sight) is() string { return "the " + s.Kind + " is " + s.Word }
 
-// overdue turns a wait that has lasted too long into step.
+// overdue replaces a wait that has lasted too long by step.
 func (s Sight) overdue(step Step, d Decision) Decision {
 	if !s.Overdue || d.Step != StepWait {
 		return d
@@ -173,8 +173,8 @@ func (s Sight) whileMade() Decision {
 	return Decision{Step: StepWait}
 }
 
-// suspended says who took the slices. A provider takes those that are reclaimable by
-// preempting them and others for maintenance; a user deletes them.
+// suspended says who took the slices. A provider preempts reclaimable slices and takes
+// other slices away for maintenance. A user deletes slices.
 func (s Sight) suspended() Decision {
 	d := Decision{Step: StepRecreate, Loss: Maintenance, Why: s.is()}
 	if s.Life == Suspending {
@@ -210,7 +210,7 @@ func (s Sight) active() Decision {
 
 func (s Sight) activeSlice(slice SliceSight) Decision {
 	d := slice.decide()
-	if !s.Overdue || d.Step != StepWait || d.Loss == NoLoss { // without a loss, its workers were not tried yet
+	if !s.Overdue || d.Step != StepWait || d.Loss == NoLoss { // there is no loss: nobody has tried its workers yet
 		return d
 	}
 	// Only VMs that run can be rebooted, and a second reboot helps no more than the

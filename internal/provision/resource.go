@@ -57,8 +57,8 @@ type Request struct {
 	// with an existing resource.
 	OwnMetadata map[string]string
 
-	// Own holds the settings that only one provider knows. Only this provider reads it,
-	// and the fields above count where they say the same.
+	// Own holds the settings that only one provider knows. Only that provider reads them.
+	// If a field above sets the same thing, the field above counts.
 	Own any
 }
 
@@ -112,8 +112,8 @@ type Resource struct {
 	Starved     bool   // it failed because capacity or quota is lacking
 	Reclaimable bool   // the provider may take its slices back at any time
 
-	// Until is when the provider takes the slices back, as was asked for; zero: never, or
-	// not known.
+	// Until is when the provider takes the slices back because the request limits their
+	// time; zero: never, or not known.
 	Until time.Time
 
 	Type       string // accelerator type
@@ -180,14 +180,14 @@ func Absence(kind string) Sight {
 }
 
 // Sight puts together what the provider says of r and what reach says of its slices, by
-// name. A nil reach has tried none.
+// name. A nil reach means that no worker was tried.
 func (r Resource) Sight(reach func(slice string) Reach) Sight {
 	s := Sight{
 		Kind: r.Commands.Kind, Life: r.Life, Word: r.State, Detail: r.Failure, Existed: true,
 		ByUser: r.ByUser, Reclaimable: r.Reclaimable,
 	}
 	for _, name := range r.Nodes {
-		have := tpu.Slice{Name: name} // none that the provider does not list
+		have := tpu.Slice{Name: name} // empty if the provider does not list the slice
 		for _, slice := range r.Slices {
 			if slice.Name == name {
 				have = slice

@@ -44,9 +44,9 @@ var errInTheWay = errors.New("a queued resource of this name is being deleted")
 // If created is true, the resource is ours and exists, even if err is not nil: the
 // caller has to delete it or report that it exists.
 //
-// With a read-only client, Create returns what it would return otherwise, but a
-// *gcp.ReadOnlyError where it would make the resource. res then describes an older
-// resource of the name that is being deleted, if there is one.
+// With a read-only client, Create returns a *gcp.ReadOnlyError if it would make the
+// resource, and otherwise what it always returns. res then describes an older resource of
+// the name that is being deleted, if there is one.
 func (c *Client) Create(ctx context.Context, r Request) (res Resource, created bool, err error) {
 	return c.create(ctx, r, c.accepted)
 }
@@ -233,8 +233,9 @@ func sameOwner(res Resource, r Request) bool {
 		res.Labels[LabelTool] == r.Labels[LabelTool]
 }
 
-// takenBy returns the error for a refusal that names a slice, if that slice stays: one that
-// is being deleted, or that the same request has left, is only in the way.
+// takenBy returns the error for a refusal that names a slice, if that slice stays. A slice
+// that is being deleted, or that an earlier try of the same request has left, blocks the
+// name only for a while.
 func (c *Client) takenBy(ctx context.Context, r Request, refusal error) *TakenError {
 	taken := takenSlice(refusal)
 	if taken == nil {

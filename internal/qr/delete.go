@@ -133,7 +133,7 @@ func (c api) requestDelete(ctx context.Context, id string, force bool) (*tpuapi.
 // A goneWait is a wait until a queued resource no longer exists.
 type goneWait struct {
 	id    string
-	made  time.Time // creation time of the resource; zero: that of the first one read
+	made  time.Time // creation time of the resource; zero: the time in the first read
 	phase string    // for events and errors
 	limit time.Duration
 	poll  gcp.Backoff
@@ -177,7 +177,7 @@ func (w *goneWait) judge(res Resource, err, ended error) (over bool, why error) 
 func (c *Client) awaitGone(ctx context.Context, wait goneWait) error {
 	start := c.now()
 	ctx = gcp.Unattended(ctx) // this loop has a limit of its own
-	begin := start            // of the limit, which starts when the deletion is requested
+	begin := start            // start of the limit: when the deletion is requested
 	pace := provider.Pacer{Policy: provider.PollDefaults(wait.poll)}
 	var del deletion
 	state := ""

@@ -18,7 +18,7 @@ type predicament struct {
 	res    Resource
 	zone   string
 	waited time.Duration
-	dead   []Resource // those of others that are FAILED or SUSPENDED
+	dead   []Resource // those in others that are FAILED or SUSPENDED
 	others []Resource // other resources of the zone; nil if they could not be listed
 	offer  zones.Offer
 }
@@ -75,9 +75,9 @@ func (p predicament) quota() (text, command string) {
 	return text + fmt.Sprintf("; FAILED or SUSPENDED ones hold some of it: %s", p.deadNames()), p.clear()
 }
 
-// holders names the other resources that count against the same quota: those of the
-// same generation that are both preemptible or both not. held is what they hold of
-// it. dead reports whether some of them are FAILED or SUSPENDED.
+// holders names the other resources that count against the same quota: those of the same
+// generation that are both preemptible or both not. held is how much of the quota they
+// hold. dead reports whether some of them are FAILED or SUSPENDED.
 func (p predicament) holders() (held int, names string, dead bool) {
 	asked, err := tpu.ParseType(p.res.Type)
 	if err != nil {

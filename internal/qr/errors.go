@@ -145,7 +145,7 @@ func (e *OwnerError) Hint() string {
 
 // A QuotaError says that the API refused a queued resource because of a quota.
 type QuotaError struct {
-	Diagnosis string // the quota and its limit, what was asked for, and what uses some of it
+	Diagnosis string // the quota with its limit, the requested amount, and what uses some of the quota
 	Err       error  // the API's refusal
 
 	command string

@@ -4,9 +4,8 @@ import (
 	"multihost/internal/provision"
 )
 
-// LifeOf returns the life of a queued resource in a state of the API, or in NotFound.
-// A word that it does not know counts as requested: waiting shows what becomes of the
-// resource, and nothing is deleted because of a word.
+// LifeOf returns the life of a queued resource in a state of the API, or in NotFound. An
+// unknown state counts as requested: the job then waits, and deletes nothing because of it.
 func LifeOf(state string) provision.Life {
 	switch state {
 	case NotFound:

@@ -18,11 +18,11 @@ import (
 )
 
 const (
-	// arrivalEvery is how often an index of arrivals gets an entry at the most, over a long
-	// time, and so the precision of the times that it tells of a log that grows steadily.
+	// arrivalEvery is the shortest mean time between two entries of an index of arrivals,
+	// over a long time. For a log that grows steadily, it is the precision of the times.
 	arrivalEvery = time.Second
 	// arrivalBurst is how many entries may come at once after a quiet time: lines that come
-	// one by one have their own times then, and those of a failure are in their order.
+	// one by one then have their own times, and the lines of a failure keep their order.
 	arrivalBurst = 60
 	// arrivalLeast is the least time between two entries.
 	arrivalLeast = 5 * time.Millisecond
@@ -73,7 +73,7 @@ func (w *ArrivalWriter) Mark(offset int64) {
 	if !w.begun {
 		line = fmt.Appendf(nil, "\n@%d %d\n", at, offset) // the line before may have been cut off
 	}
-	if !w.begun && offset == 0 { // what is there is about another log, which is gone
+	if !w.begun && offset == 0 { // the existing entries are about an earlier log, which is gone
 		_ = os.Remove(w.Path)
 	}
 	if err := appendTo(w.Path, line); err != nil {
@@ -92,8 +92,8 @@ func appendTo(path string, data []byte) error {
 	return errors.Join(err, file.Close())
 }
 
-// Arrivals say when the bytes of a log arrived here. Of the entries they have those that
-// are needed for the bytes shown: a log of days has very many, and there may be thousands
+// Arrivals say when the bytes of a log arrived here. They keep only the entries that the
+// shown bytes need: a log of several days has very many entries, and there may be thousands
 // of logs.
 type Arrivals struct {
 	from  int64 // nothing before this offset is shown
@@ -204,8 +204,8 @@ func (a *Arrivals) Unknown() int64 {
 	return a.Known
 }
 
-// At returns when the byte at offset arrived, or now if it is not here yet. If the time
-// of the byte is not known, At returns a time by which the byte had arrived.
+// At returns when the byte at offset arrived, or now if it is not here yet. If the time of
+// the byte is not known, At returns a later time: one at which the byte was here.
 func (a *Arrivals) At(offset int64, now time.Time) time.Time {
 	switch i := sort.Search(len(a.entries), func(i int) bool { return a.entries[i].offset > offset }); {
 	case offset >= a.Known:

@@ -139,7 +139,7 @@ func (k *Keeper) Claim(job string) (release func(), err error) {
 			continue
 		}
 		if err := file.Truncate(0); err == nil {
-			fmt.Fprintf(file, "process %d, since %s\n", os.Getpid(), k.Of.Clock.Now().Format(time.DateTime)) // only for the message above
+			fmt.Fprintf(file, "process %d, since %s\n", os.Getpid(), k.Of.Clock.Now().Format(time.DateTime)) // the text is only for the message above
 		}
 		return func() {
 			_ = os.Remove(path)
@@ -153,8 +153,8 @@ func (k *Keeper) Remember(by, dir string) {
 	k.notRemembered(KeepWritten(k.StateDir, by, codesync.Written{Path: filepath.Dir(dir), Names: []string{filepath.Base(dir)}}))
 }
 
-// RememberFetched remembers what is new here. A file that was here before is the user's,
-// unless it came the same way.
+// RememberFetched remembers files that are new here. A file that existed before is the
+// user's, unless an earlier command fetched it.
 func (k *Keeper) RememberFetched(got []transfer.Fetched) {
 	var paths, replaced, made []string
 	for _, g := range got {
@@ -184,8 +184,8 @@ func (k *Keeper) notRemembered(err error) {
 	}
 }
 
-// MakeLogs makes a directory for logs that the user has named, by make. Later runs ship
-// what else is in it.
+// MakeLogs calls make to create the directory that the user named for logs. Later runs
+// still ship the other files in it.
 func (k *Keeper) MakeLogs(by, dir string, make func() error) error {
 	made := MissingAbove(dir)
 	if err := make(); err != nil {

@@ -1,6 +1,6 @@
 // Package record keeps what this machine knows of a run: run.json with its attempts, the
 // logs that were copied here and when their lines came. The workers hold the truth; a
-// record only saves questions.
+// record only saves calls to them.
 //
 // # Decisions
 //
@@ -51,7 +51,7 @@ type Record struct {
 	LogDir  string    `json:"log_dir"`
 	Ended   bool      `json:"ended,omitempty"`
 	Code    int       `json:"exit_code,omitempty"`
-	Cut     bool      `json:"cut,omitempty"` // some log here has only its beginning, because the disk took no more
+	Cut     bool      `json:"cut,omitempty"` // some log here has only its beginning, because the disk was full
 
 	// SecretEnv names the command's variables whose values are masked where its output is
 	// shown. The values are stored nowhere.
@@ -66,7 +66,7 @@ type Record struct {
 
 	Attempts []PastAttempt `json:"attempts,omitempty"` // oldest first; the last one has the number Attempt
 
-	Unseen *Unseen `json:"-"` // what was not seen of a run that was found on workers; nil: all of it was
+	Unseen *Unseen `json:"-"` // the parts that were not seen of a run that was found on workers; nil: all parts were seen
 }
 
 // Unseen is what is not known of a run that a machine found by asking slices.
@@ -171,7 +171,8 @@ func (r *Record) LogDirOf(attempt int) (dir string, ended bool) {
 
 // LogDirOn returns the directory of the local logs of an attempt on the slices with these
 // ids, "" if this machine does not know it. Two attempts on different slices may have one
-// number, see Place. A record that does not tell the slices of an attempt counts as right.
+// number, see Place. If the record does not name the slices of an attempt, LogDirOn assumes
+// that they are these.
 func (r *Record) LogDirOn(attempt int, ids []string) string {
 	for _, a := range slices.Backward(r.Attempts) {
 		known := a.Slices
@@ -270,7 +271,7 @@ func (r *Record) Save(stateDir string) error {
 	return nil
 }
 
-// SaveAhead saves the record before it is certain that its content comes true. undo,
+// SaveAhead saves the record before it is certain that its content will be true. undo,
 // never nil, restores the old record.
 func (r *Record) SaveAhead(stateDir string) (undo func(), err error) {
 	old, err := LoadRecord(stateDir, r.Run)

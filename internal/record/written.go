@@ -8,7 +8,8 @@ import (
 	"multihost/internal/codesync"
 )
 
-// WrittenDir is where this machine keeps what commands wrote where the user wanted it.
+// WrittenDir is where this machine notes which files commands wrote at places that the user
+// chose.
 func WrittenDir(stateDir string) string {
 	if stateDir == "" {
 		return ""
@@ -16,8 +17,8 @@ func WrittenDir(stateDir string) string {
 	return filepath.Join(stateDir, "written")
 }
 
-// Remember keeps that the command by wrote files or directories on this machine, so that
-// no later run ships them.
+// Remember notes that the command named by wrote these files or directories on this
+// machine, so that no later run ships them.
 func Remember(stateDir, by string, paths ...string) error {
 	if stateDir == "" {
 		return nil

@@ -145,8 +145,8 @@ func (a *Answer) Noise() []string {
 	return strings.Split(strings.TrimSpace(string(a.noise)+string(a.line)), "\n")
 }
 
-// consequence matches what a program says because another one has failed, which says why
-// itself. The two may write in any order.
+// consequence matches messages of a program that failed only because another one did. The
+// other program says why, and the two may write in any order.
 var consequence = regexp.MustCompile(`: Broken pipe$|\btar: (Exiting with failure status|Error is not recoverable|Child returned status)`)
 
 // Trouble returns the last line that was not a record, in a form for messages; "" if

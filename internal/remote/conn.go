@@ -1,10 +1,9 @@
 // Package remote runs shell programs on workers and reads their answers.
 //
-// A Conn is how a worker is reached. A kind of connection, such as SSH, implements it:
-// it starts command lines, and a Shell makes the rest of them, which is the same for
-// every kind: programs that the worker keeps, and the worker's clock. What is done on a
-// worker takes a Runner, which is the part of a Conn that runs commands. A Dialer opens
-// the Conns of a run.
+// A Conn is how a worker is reached. A kind of connection, such as SSH, implements it: it
+// starts command lines, and a Shell adds what is the same for every kind: programs that the
+// worker keeps, and the worker's clock. What is done on a worker takes a Runner, which is
+// the part of a Conn that runs commands. A Dialer opens the Conns of a run.
 //
 // # Decisions
 //
@@ -142,8 +141,8 @@ type Cmd struct {
 	LoginTo Conn
 
 	// ReadOnly says that the command changes nothing on the worker. A Shell with
-	// ShellConfig.ReadOnly runs only such commands. On another one the worker may still
-	// keep the script of a Program.
+	// ShellConfig.ReadOnly runs only such commands. On any other Shell, the worker may
+	// still keep the script of a Program that is ReadOnly.
 	ReadOnly bool
 
 	program *programCall // instead of Line, or nil

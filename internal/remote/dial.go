@@ -11,8 +11,8 @@ import (
 	"multihost/internal/tpu"
 )
 
-// A Dialer opens connections to workers. It knows by which way they are reached and who
-// lets the user in there. Its methods are safe for concurrent use.
+// A Dialer opens connections to workers. It knows how workers are reached and how the
+// user's key gets there. Its methods are safe for concurrent use.
 type Dialer interface {
 	// Dial tries all workers of r at once and returns when each of them is connected or
 	// given up. An error means that no worker could be tried, or that ctx has ended. The
@@ -46,8 +46,8 @@ type Request struct {
 
 // Dialed are the connections that a Dialer has opened, in the order of Request.Workers.
 type Dialed struct {
-	Conns []Conn  // none is nil; one that was not reached connects at its next use
-	Errs  []error // why a worker was not reached; nil where it was
+	Conns []Conn  // never nil; a Conn to a worker that was not reached connects at its next use
+	Errs  []error // why a worker was not reached; nil if it was reached
 
 	Close func() // closes all Conns and returns when that is done
 }

@@ -134,7 +134,7 @@ func (e *ConnectError) Hint() string {
 	return e.Advice
 }
 
-// SourceAPI is HostKeyError.Source for keys that the cloud's API knows.
+// SourceAPI is the value of HostKeyError.Source for keys from the cloud's API.
 const SourceAPI = "the cloud's API"
 
 // HostKeyError reports that a machine may not be the expected one: its host key is not

@@ -145,8 +145,8 @@ func (l *Lease) tell(t *workers.Connected, errs, rights, apart []error) {
 }
 
 // unwatched says what happens to a resource if this machine dies and its workers do not
-// watch it. why is the reason. s is one of its slices: a guard exists only with our
-// startup script.
+// watch it. why is the reason. s is one of its slices; its metadata shows whether it has
+// our startup script, and with that a guard.
 func unwatched(who, resource, why string, s tpu.Slice) string {
 	if _, guarded := lease.ReadTerms(s.Metadata); guarded {
 		return fmt.Sprintf("%s: no watch runs there: %s; if this machine dies, the guard in the startup script deletes %s in its place", who, why, resource)
@@ -238,8 +238,7 @@ func expiry(ttl time.Duration) error {
 	return &stage.Error{Stage: stage.Timeout, Err: stage.ErrExpired, Text: fmt.Sprintf("%v (--ttl=%s)", stage.ErrExpired, stage.AsTyped(ttl))}
 }
 
-// Expired returns the error for the end of the time to live if that has come; otherwise
-// nil.
+// Expired returns an error if the time to live has passed, otherwise nil.
 func (l *Lease) Expired() error {
 	if l == nil || l.terms == nil || l.expires.IsZero() || l.Clock.Now().Before(l.expires) {
 		return nil

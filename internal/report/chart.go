@@ -375,9 +375,9 @@ const tooFar = 10
 // the ends of the axis would not be finite.
 const widest = 1e100
 
-// fit chooses the vertical axis. It has all values in it: it is logarithmic where one of
-// them would flatten the others. If there is no logarithm of some, the axis leaves out
-// those that are far away, and fit reports whether they are above or below it.
+// fit chooses the vertical axis, which contains all values. It is logarithmic if one value
+// would flatten the others. If some values have no logarithm, the axis leaves out those
+// that are far away, and fit reports whether these are above or below it.
 func (f *frame) fit(values []float64, target metrics.Number) (above, below bool) {
 	known := slices.Sorted(slices.Values(values))
 	least, most := known[0], known[len(known)-1]
@@ -543,8 +543,8 @@ type pointRow struct {
 	Cells []figure
 }
 
-// stepRange returns the steps that a point stands for. The last point stands for fewer
-// until there are more steps.
+// stepRange returns the steps that a point stands for. The last point may stand for fewer
+// steps while the run goes on.
 func (b *builder) stepRange(from, per int64) string {
 	to := min(from+per-1, b.run.Last.Step)
 	if to <= from {

@@ -71,7 +71,7 @@ var (
 	tagged = regexp.MustCompile(`^\[[^\]]{1,40}\]: ?`) // torchrun's [rank0]:
 	traced = regexp.MustCompile(`^(Traceback \(most recent call last\)|  File ")`)
 	thrown = regexp.MustCompile(`^([A-Za-z_]\w*\.)*[A-Za-z_]\w*(:( .*)?)?$`)
-	// An exception by its name, where its frames are not among the lines.
+	// The name of an exception, for a traceback whose frames are not among the lines.
 	named   = regexp.MustCompile(`^([A-Za-z_]\w*\.)*\w*(Error|Exception|Interrupt)(:( .*)?)?$`)
 	crashed = regexp.MustCompile(`^(panic: |fatal error: |Fatal Python error: |terminate called |\s*what\(\):|F\d{4} |F\d{8} )|Check failed: `)
 	killed  = regexp.MustCompile(`^(Segmentation fault|Aborted|Killed|Bus error|Illegal instruction|Floating point exception)\b|: line \d+: +\d+ [A-Z][a-z]+|\(core dumped\)`)

@@ -248,8 +248,8 @@ func (a *attaching) tellProgress(state detach.State) {
 }
 
 // overSSH follows an attempt over SSH as far as possible. The bucket says whether that was
-// the end of the run or another attempt follows. over says that the run has ended, and only
-// its logs are to come.
+// the end of the run or another attempt follows. over says that the run has ended, so that
+// only its logs are still copied.
 func (a *attaching) overSSH(ctx context.Context, rec *record.Record, attempt int, over bool) (nextRound, stage.Outcome, error) {
 	out, sum, err := attachOver(ctx, a.Deps, rec, a.o)
 	a.followed, a.out, a.sum = attempt, out, sum
@@ -621,10 +621,10 @@ func (r *BucketRun) stopKept(ctx context.Context, o StopOptions, k kept) error {
 	return err
 }
 
-// stop ends the run for good: the bucket tells all workers, and stop tells those at
-// once that can be reached. It returns when every worker has ended, or when no worker
-// has reported yet. If the queued resource has no workers, nobody else deletes it, so
-// stop does.
+// stop ends the run for good. It writes the stop into the bucket, which all workers read,
+// and also stops the workers that it can reach over SSH. It returns when every worker has
+// ended, or when no worker has reported yet. If the queued resource has no workers, nobody
+// else deletes it, so stop does.
 func (r *BucketRun) stop(ctx context.Context, o StopOptions) error {
 	watch := stage.Stopwatch{Sink: r.Sink, Clock: r.Clock}
 	before, err := r.Store.State(ctx, r.Desc.Run)
@@ -662,7 +662,7 @@ const (
 	stopGone                     // its queued resource is gone
 	stopWithdraw                 // the resource has no machines: it is deleted
 	stopTell                     // over SSH
-	stopLater                    // nobody has begun: who comes reads the stop
+	stopLater                    // no worker has begun: a worker that comes later reads the stop
 	stopAwait
 )
 
@@ -752,7 +752,8 @@ func (e *ending) tell(ctx context.Context, state detach.State) {
 	}
 }
 
-// finishStop deletes ours, if not nil, and forgets the run, unless workers come later.
+// finishStop deletes the queued resource ours, if that is not nil. Unless workers may still
+// come, ps then stops asking for the run.
 func finishStop(ctx context.Context, r *BucketRun, ours *provision.Resource, later bool) error {
 	if ours != nil {
 		if err := deleteMade(ctx, r.Deps, r.Desc.Run, *ours, "which no worker may delete"); err != nil {

@@ -67,7 +67,7 @@ func deleteKept(ctx context.Context, d *workers.Deps, o StopOptions, k kept) err
 			event.Notef(d.Sink, event.Warn, teardown.Hint(d.Reach, k.res.ID), "%s stays, %s", provision.NameOf(d.Cloud, k.res.ID), k.res.Standing())
 			return err
 		}
-	} else if k.part != "" { // nobody has said that the rest may go
+	} else if k.part != "" { // the user has not allowed to delete the rest
 		return &stage.Error{Stage: stage.Stopping, Text: fmt.Sprintf("%s stays, %s: %s, and the rest is on its workers only", provision.NameOf(d.Cloud, k.res.ID), k.res.Standing(), k.part),
 			Advice: "bring the rest with: multihost attach " + k.run + "; or " + teardown.Hint(d.Reach, k.res.ID)}
 	}
@@ -93,8 +93,8 @@ func deleteMade(ctx context.Context, d *workers.Deps, run string, res provision.
 
 // keptOn returns the queued resources whose slices are kept for a run that has ended on
 // every worker of t. found are the runs that the workers know; all workers have answered.
-// A resource is left out unless the job of this run made it, and as long as any command
-// runs on it or may run on a slice that was not asked.
+// keptOn leaves out a resource that the job of this run did not make. It also leaves out a
+// resource on which a command runs, or may run because a slice was not asked.
 func keptOn(ctx context.Context, d *workers.Deps, t *workers.Connected, rec *record.Record, found []workers.FoundRun) ([]kept, error) {
 	if d.OnHosts() {
 		return nil, nil

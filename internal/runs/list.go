@@ -90,7 +90,8 @@ func rowOf(f workers.FoundRun, see sight) Seen {
 	return row
 }
 
-// table returns the rows for people. ended says that runs that have ended are among them.
+// table returns the rows for people. ended says that the list includes runs that have
+// ended.
 func table(seen []Seen, ended bool) string {
 	switch {
 	case len(seen) == 0 && ended:

@@ -3,7 +3,7 @@
 //
 // # Decisions
 //
-//   - Who looks on changes nothing. top reads a run on its workers with the code of
+//   - Looking at a run changes nothing. top reads a run on its workers with the code of
 //     attach, which then only takes the output into memory. Its connections refuse
 //     every command that may change the worker (sshfan.Config.ReadOnly), and it
 //     records no end that nobody saw. A byte of a log counts once, by its offset,
@@ -127,9 +127,9 @@ func begunAgain(ctx context.Context, d *workers.Deps, rec *record.Record) (*reco
 	return now, nil
 }
 
-// isAgain reports whether a run that lives on other slices is the run of the record, begun
-// again. The slices of a job have the run's name; on slices that somebody else may use,
-// only the owner's is.
+// isAgain reports whether a run that is active on other slices is the recorded run, begun
+// again. On a job's slices, which have the run's name, it is. On other slices, which
+// several users may share, it is only if it has the same owner.
 func isAgain(r *record.Record, f workers.FoundRun) bool {
 	return f.Info.Run == r.Run && f.Info.Alive() && f.Info.Mine && (r.Prefix == r.Run || f.Info.Owner == r.Owner)
 }
@@ -344,9 +344,9 @@ func attachOver(ctx context.Context, d *workers.Deps, rec *record.Record, o Atta
 	return out, f.Sum, err
 }
 
-// EndOf returns the error with which a command ends that has followed a run: for a success
-// of a part of the run, and for a run that its runner stopped. It makes that the end of f's
-// summary, too. It returns nil if the end of the command decides.
+// EndOf returns the error of a multihost command that has followed a run, if only a part of
+// the run succeeded or if the run's runner stopped it. It also puts that error into f's
+// summary. It returns nil if the end of the command decides.
 func EndOf(f *follow.Following) error {
 	if f.Sum == nil || f.Sum.OK {
 		return endOfAPart(f)
@@ -559,9 +559,9 @@ func stopElsewhere(ctx context.Context, d *workers.Deps, rec *record.Record, o S
 // it still stops the others. It returns the runs that the workers knew before, and
 // whether there was any to stop.
 //
-// It marks the newest attempt, although that has ended: a runner may be about to begin
-// the next one. Whoever begins one on a worker can be found there before it reads the
-// marks, so that a look after the mark finds all that nobody keeps from starting.
+// It marks the newest attempt even if that has ended, because a runner may be about to
+// begin the next one. A runner becomes visible on a worker before it reads the marks. So a
+// look after the mark finds every attempt that the mark does not stop.
 func stopNamed(ctx context.Context, d *workers.Deps, t *workers.Connected, name string, grace time.Duration) (found []workers.FoundRun, any bool, err error) {
 	found, errs := t.Runs(ctx)
 	stopped := map[launch.Ref]bool{}

@@ -123,8 +123,8 @@ func lookFor(ctx context.Context, d *workers.Deps, name, prefix string, is func(
 	return also, slices.DeleteFunc(slices.Clone(also.found), func(f workers.FoundRun) bool { return !is(f) })
 }
 
-// alsoAsked returns the slices that have not been asked because they are not ready, and
-// may have a part of the run called name, of which match is what was found. rest are the
+// alsoAsked returns the slices that were not asked because they are not ready, and that may
+// have a part of the run called name. match is what was found of that run. rest are the
 // other slices of see.away.
 func alsoAsked(see sight, match []workers.FoundRun, name string) (also, rest []tpu.Slice) {
 	lacks := len(match) == 0 || slices.ContainsFunc(match, func(f workers.FoundRun) bool { return unseen(f, see) != nil })
@@ -186,8 +186,8 @@ func partText(rec *record.Record) string {
 	return fmt.Sprintf("slices of run %s that are gone or were made again since: %d of %d", rec.Run, u.Gone, u.Of)
 }
 
-// mayRunOn returns the error that a run that is stopped may live on slices that could not
-// be asked; nil if there are none.
+// mayRunOn returns the error that a stopped run may still be active on slices that could
+// not be asked; nil if there are no such slices.
 func mayRunOn(rec *record.Record) error {
 	if rec.Unseen == nil || len(rec.Unseen.Slices) == 0 {
 		return nil
@@ -208,8 +208,8 @@ func Part(rec *record.Record, during stage.Stage, again string) error {
 	return &stage.Error{Stage: during, Err: rec.Unseen.Err, Lost: true, Text: partText(rec), Advice: advice}
 }
 
-// endOfAPart returns the error for a success of workers beside which others may run on or
-// may have failed. It returns nil if f follows the whole run.
+// endOfAPart returns the error for a run of which only some workers were seen to succeed:
+// others may still run or may have failed. It returns nil if f follows the whole run.
 func endOfAPart(f *follow.Following) error {
 	err := Part(f.Rec, stage.Follow, "multihost attach "+f.Ref.Run)
 	if err != nil && f.Sum != nil {

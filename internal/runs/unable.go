@@ -39,8 +39,8 @@ func WarnUnable(ctx context.Context, r *BucketRun, state detach.State) string {
 	return r.unable[0].Phase
 }
 
-// findUnable asks every slice that has a worker without a report. What cannot be read is not
-// known, which is no reason to end.
+// findUnable asks every slice that has a worker without a report. If an answer cannot be
+// read, findUnable ignores that slice.
 func findUnable(ctx context.Context, r *BucketRun, state detach.State) []detach.Seen {
 	reader, ok := provision.As[provision.AttributeReader](r.Cloud)
 	if !ok || state.Over(r.Desc) {
@@ -85,9 +85,9 @@ func findUnable(ctx context.Context, r *BucketRun, state detach.State) []detach.
 	return found
 }
 
-// unableText says in one line what the workers say; "" if there are none. Of several reasons
-// it has the first, which is of a worker that has given up. Every process of a worker can
-// write such a text.
+// unableText says in one line what the workers say; "" if there are none. If there are
+// several reasons, it has the first one, which comes from a worker that has given up. Every
+// process of a worker can write such a text.
 func unableText(run string, total int, found []detach.Seen) string {
 	if len(found) == 0 {
 		return ""

@@ -1,5 +1,5 @@
-// Package settings has the preflight read or set the settings of all workers of a run, and
-// judges the reports. It knows the MTU that the network of several slices should have.
+// Package settings runs the preflight on all workers of a run and judges the reports. It
+// knows the MTU that the network of several slices should have.
 package settings
 
 import (
@@ -79,8 +79,8 @@ func Read(ctx context.Context, d Deps, t *workers.Connected, o Options) ([]prefl
 	return reports, stage.WorkersError(stage.Preflight, t.IDs, errs)
 }
 
-// Apply runs the preflight on every worker and judges the reports. When the error
-// says that a setting must not be as it is, the reports are returned with it.
+// Apply runs the preflight on every worker and judges the reports. If the error is about a
+// setting that must not stay as it is, Apply returns the reports too.
 func Apply(ctx context.Context, d Deps, t *workers.Connected, prefix string, o Options) ([]preflight.Report, error) {
 	reports, err := Read(ctx, d, t, o)
 	if err != nil {
@@ -189,8 +189,8 @@ func optionsFor(d Deps, t *workers.Connected, i int, o Options, mtu int) preflig
 	return opts
 }
 
-// Fatal returns an error that names the settings of a worker that must not be as they
-// are, or nil.
+// Fatal returns an error that names the settings of a worker with which the run cannot
+// work, or nil.
 func Fatal(rep preflight.Report, require bool) error {
 	if rep.Severity(require) != preflight.Hard {
 		return nil

@@ -46,7 +46,7 @@ func (c *Conn) connect(ctx context.Context, trouble func(*remote.ConnectError)) 
 		l, failure := c.try(ctx)
 		if failure == nil {
 			if trouble == nil {
-				c.fleet.tellTrust() // Open does it once for all hosts
+				c.fleet.tellTrust() // Open checks this once for all hosts
 			}
 			return l, nil
 		}

@@ -27,9 +27,9 @@ var (
 	ErrNoAgent = fault.New(fault.Unavailable, "sshd forwards no agent for this login")
 )
 
-// unresolved returns the error of a dial as a *remote.NameError if it is that the name could not
-// be resolved. limit is our reason to have stopped the lookup, or nil. Names that only
-// the relay of Identity-Aware Proxy needs are not meant.
+// unresolved turns the error of a dial into a *remote.NameError if the name could not be
+// resolved. limit is why we stopped the lookup, or nil. It leaves errors about names that
+// only the relay of Identity-Aware Proxy needs.
 func unresolved(err, limit error) (_ error, is bool) {
 	var dns *net.DNSError
 	var relay *iap.Error

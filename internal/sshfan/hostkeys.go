@@ -349,8 +349,8 @@ func (p *pins) flush() error {
 				continue
 			}
 			// Another process may have pinned the worker meanwhile. Our key replaces the
-			// one that it wrote only if the API has ours: two keys trusted on first use
-			// are worth the same.
+			// other process's key only if the API has ours: otherwise both keys were
+			// trusted on first use, and neither is better.
 			if fresh[pin] {
 				lines[i] = formatPin(pin, keys[pin])
 			}

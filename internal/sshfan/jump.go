@@ -275,8 +275,8 @@ func (h *hop) open(ctx context.Context, l *link, addr string) (ssh.Channel, erro
 }
 
 // tunnel makes a net.Conn of a channel. A channel by itself ends only when the bastion
-// agrees. A worker behind a bastion that has stopped answering must be given up without
-// that.
+// agrees. If the bastion has stopped answering, closing the channel must not wait for that
+// agreement.
 func (f *Fleet) tunnel(ch ssh.Channel) (net.Conn, error) {
 	near, far := net.Pipe()
 	in := f.spawn(func() {
@@ -442,8 +442,8 @@ func stays(err error) bool {
 // atBastion rewords a hint about a worker's sshd for a bastion's sshd.
 func atBastion(hint string) string { return strings.Replace(hint, "the worker", "the bastion", 1) }
 
-// refused adds to the error which keys the bastion has refused, and which file was left
-// out.
+// refused adds to the error the keys that the bastion has refused, and the key file that
+// was not tried.
 func (e *JumpError) refused(keys []ssh.Signer, skipped error) {
 	names := make([]string, len(keys))
 	for i, k := range keys {
