@@ -5,7 +5,7 @@ import (
 	"multihost/internal/sim/storageapi"
 )
 
-// Names of package cloud for those who start a simulator.
+// Names of package cloud for programs that start a simulator.
 type (
 	Config    = cloud.Config
 	Fault     = cloud.Fault
@@ -30,7 +30,7 @@ func Faults() []FaultDoc { return cloud.Faults() }
 // FaultArgs lists the arguments of faults.
 func FaultArgs() []FaultArg { return cloud.FaultArgs() }
 
-// ParseFault reads a fault as a command line has it: a name and key=value words.
+// ParseFault reads a fault in the form of a command line: a name and key=value words.
 func ParseFault(text string) (Fault, error) { return cloud.ParseFault(text) }
 
 // ParseSlices reads slices as --slices has them: NAME[*COUNT]:TYPE, separated by commas.

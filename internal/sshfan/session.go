@@ -21,7 +21,7 @@ var errUnsent = fmt.Errorf("%w before the command was sent", remote.ErrConnectio
 // times in a row at the same point is no accident.
 const redials = 2
 
-// start is what remote.Shell starts command lines with.
+// start is the function with which remote.Shell starts command lines.
 func (c *Conn) start(ctx context.Context, cmd remote.Cmd) (remote.Session, error) {
 	if cmd.LoginTo != nil {
 		return c.startApart(ctx, cmd)
@@ -67,7 +67,7 @@ type session struct {
 	conn      *Conn
 	link      *link
 	cmd       remote.Cmd
-	apart     bool // the link is this session's alone
+	apart     bool // only this session uses the link
 	out, errs *remote.Gate
 	in        *remote.Intake
 	unwatch   func() bool // stops watching the context
@@ -113,7 +113,7 @@ func (s *session) Wait() (remote.Status, error) {
 	case <-s.aborted:
 		select {
 		case <-s.done:
-			// Both have happened: how the command ended is worth more.
+			// Both have happened. The end of the command matters more.
 		default:
 			s.shutGates()
 			return remote.Status{}, s.cause

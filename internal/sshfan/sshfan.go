@@ -255,10 +255,10 @@ func New(cfg Config) (*Fleet, error) {
 	return f, nil
 }
 
-// Connect connects to all hosts at once and returns when every one of them is connected
-// or given up. Both results have the length and the order of hosts: a Conn is nil where
-// its error is not. The error is a *ConnectError. When ctx ends, the hosts that are not
-// yet connected fail at once with the cause of ctx.
+// Connect connects to all hosts at once and returns when every one of them is connected or
+// given up. Both results have the length and the order of hosts. A Conn is nil if the
+// host's error is not nil. The error is a *ConnectError. When ctx ends, the hosts that are
+// not yet connected fail at once with the cause of ctx.
 //
 // Connections stay open until Conn.Close or Fleet.Close, even if Connect failed for some
 // hosts.
@@ -301,9 +301,9 @@ func (f *Fleet) Open(ctx context.Context, hosts []Host) ([]*Conn, []error) {
 	return conns, errs
 }
 
-// Close closes every connection and ends every session with ErrConnectionLost. It
-// returns when all goroutines of the Fleet have ended. That includes a Write or Read
-// under way of a Cmd's writers and reader. It does not stop commands on the workers.
+// Close closes every connection and ends every session with ErrConnectionLost. It returns
+// when all goroutines of the Fleet have ended. That includes calls of Write and Read of a
+// Cmd's writers and reader. It does not stop commands on the workers.
 func (f *Fleet) Close() {
 	f.mu.Lock()
 	f.closed = true

@@ -35,9 +35,9 @@ type keyFile struct {
 	err     error
 }
 
-// Offer returns the keys to log in with: the keys of files, our own, then the other keys
-// of the agent, at most as many as sshd takes. skipped is the error of a file that could
-// not be used.
+// Offer returns the keys to log in with: first the keys in files, then our own, then the
+// other keys of the agent. It returns at most as many as sshd accepts. skipped is the error
+// of a file that could not be used.
 func (k *Keyring) Offer(files []string, own []ssh.Signer) (keys []ssh.Signer, skipped error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()

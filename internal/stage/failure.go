@@ -24,8 +24,8 @@ const (
 	Refused        Cause = "refused" // another attempt would fail in the same way: a busy worker, a full disk, a wrong key
 )
 
-// A Failure says that an attempt ended without success, and why. A part that watches a
-// run may end it with a Failure as the cause of the stop.
+// A Failure says that an attempt ended without success, and why. Code that watches a run
+// may stop it with a Failure as the cause.
 type Failure struct {
 	Cause Cause
 	Why   string        // one clause: "slice t-1 is PREEMPTED"

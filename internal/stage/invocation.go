@@ -15,16 +15,16 @@ type Invocation struct {
 	Sink  event.Sink
 	Clock gcp.Clock
 
-	// CtrlC is what an interrupt does, for the message that says so. Empty: like
-	// Interrupted without an Answer.
+	// CtrlC is what an interrupt does, for the message about Ctrl-C. If it is empty, an
+	// interrupt does what Interrupted without an Answer does.
 	CtrlC Answer
 
-	// Leave is closed when the user wants to leave at once: nothing more is waited for,
-	// and what may still be running or exist is reported.
+	// Leave is closed when the user wants to leave at once. The command then waits for
+	// nothing more, and reports what may still run or exist.
 	Leave <-chan struct{}
 
-	// Confirm asks the user, who has been shown line, whether slices are to be requested.
-	// An error means no. Nil: nobody is asked.
+	// Confirm asks the user whether to request slices. The user has seen line before. An
+	// error means no. Nil: nobody is asked.
 	Confirm func(ctx context.Context, line string) error
 
 	status struct {
@@ -117,10 +117,10 @@ func (v *Invocation) Age(created time.Time) time.Duration {
 	return v.Clock.Now().Sub(created)
 }
 
-// remindEvery is how often Remind says what is waited for.
+// remindEvery is how often Remind says what the command waits for.
 const remindEvery = time.Minute
 
-// Remind calls f, and says what is waited for every minute that f takes.
+// Remind calls f. While f runs, it says once a minute what the command waits for.
 func (v *Invocation) Remind(what string, f func()) {
 	done, over := make(chan struct{}), make(chan struct{})
 	begin := v.Clock.Now()

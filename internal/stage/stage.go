@@ -80,7 +80,7 @@ const (
 	Sync      Stage = "sync"
 	Folder    Stage = "use existing folder"
 	Preflight Stage = "preflight"
-	Settings  Stage = "preflight settings" // it was done, but the settings are not as required
+	Settings  Stage = "preflight settings" // the preflight was done, but the settings are not as required
 	Venv      Stage = "virtual environment"
 	Free      Stage = "free the TPU"
 	Skew      Stage = "skew" // workers differ
@@ -143,8 +143,8 @@ func (e *Error) Fault() fault.Kind {
 	return known(cause)
 }
 
-// known returns kind, or fault.Unavailable if kind does not say what failed: what a run
-// does, it does with workers and APIs.
+// known returns kind, or fault.Unavailable if kind does not say what failed: a run depends
+// on workers and APIs.
 func known(kind fault.Kind) fault.Kind {
 	if kind == fault.Unknown || kind == fault.Internal {
 		return fault.Unavailable
@@ -174,7 +174,8 @@ func WithoutSlices(err error) error { return settled{err} }
 
 func (e settled) Unwrap() error { return e.error }
 
-// Hint hides the hints of the wrapped error, except one that holds without the slices.
+// Hint hides the hints of the wrapped error, except a hint that is still right without the
+// slices.
 func (e settled) Hint() string {
 	var hinted interface{ HintWhenGone() string }
 	if errors.As(e.error, &hinted) {
@@ -210,8 +211,8 @@ func WorkersError(stage Stage, ids []tpu.WorkerID, errs []error) error {
 	}
 }
 
-// failureGroup holds the workers that failed for one cause. If there are many causes,
-// the last group holds the rest, and its cause says so.
+// failureGroup holds the workers that failed for one cause. If there are many causes, the
+// last group holds all other workers, and its cause says that.
 type failureGroup struct {
 	Cause   string
 	First   error
@@ -275,9 +276,9 @@ func (e *manyError) Error() string { return e.text }
 
 func (e *manyError) Unwrap() []error { return e.each }
 
-// CauseText returns the error without the parts that differ between workers, so that
-// equal causes have equal texts. An error with more such parts than the worker's name
-// has a method Cause() string that returns its text without them.
+// CauseText returns the error without the parts that differ between workers, so that equal
+// causes have equal texts. If an error has such parts besides the worker's name, its method
+// Cause() string returns the text without them.
 func CauseText(err error, id tpu.WorkerID) string {
 	text := err.Error()
 	var cause interface {
@@ -450,7 +451,7 @@ type Outcome struct {
 	Started  bool
 	Detached bool
 	PartLogs bool // some logs are not complete here
-	KeepLogs bool // workers have the rest of them, and nobody has decided that it may go
+	KeepLogs bool // workers have the rest of these logs, and the user has not decided that the rest may be deleted
 }
 
 // Status returns the exit status of this process.

@@ -98,9 +98,9 @@ func (r *departure) differs(was detach.Description) (diffs []string) {
 	return diffs
 }
 
-// clear deletes what is left of an earlier start: its dead queued resource, and the
-// objects that would mislead the workers of this start. It stops with an error if yet
-// another start has become the one that counts.
+// clear deletes what is left of an earlier start: its dead queued resource, and the objects
+// that would mislead the workers of this start. It stops with an error if a third start has
+// become the current one.
 func (r *departure) clear(ctx context.Context) error {
 	if r.earlier == nil {
 		return nil
@@ -123,7 +123,8 @@ func (r *departure) clear(ctx context.Context) error {
 	return r.overtaken(r.bucket.Renew(ctx, r.job, r.desc.Attempt))
 }
 
-// overtaken turns err into advice if it says that another start of the run counts.
+// overtaken turns err into advice if it says that another start of the run is the current
+// one.
 func (r *departure) overtaken(err error) error {
 	var other *detach.ExistsError
 	if !errors.As(err, &other) {

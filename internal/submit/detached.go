@@ -126,7 +126,7 @@ type departure struct {
 	desc   detach.Description
 	kit    map[string][]byte
 
-	earlier *detach.Earlier    // the run that is to continue; nil: there is none of this name
+	earlier *detach.Earlier    // the run to continue; nil: no run has this name
 	lost    provision.Resource // what is left of the earlier run's queued resource
 }
 
@@ -268,7 +268,7 @@ func (r *departure) upload(ctx context.Context) error {
 	})
 }
 
-// put uploads what the workers need and makes this start the one that counts.
+// put uploads what the workers need and makes this start the current one.
 func (r *departure) put(ctx context.Context) error {
 	var write func(io.Writer) error
 	if r.Tree != nil {
@@ -303,7 +303,7 @@ func (r *departure) request(ctx context.Context, request provision.Request) (lef
 	return left, err
 }
 
-// create requests the slices, unless another start has become the one that counts.
+// create requests the slices, unless another start has become the current one.
 func (r *departure) create(ctx context.Context, request provision.Request) (made bool, err error) {
 	if !r.ReadOnly {
 		if err := r.overtaken(r.bucket.Holds(ctx, r.job)); err != nil {

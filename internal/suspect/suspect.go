@@ -103,8 +103,8 @@ type clue byte
 const (
 	none      clue = iota
 	level          // it is the line's log level
-	countable      // unless its number is zero, or it is a part of a name
-	plain          // unless there is none, or it is a part of a name
+	countable      // the word counts unless its number is zero, or it is a part of a name
+	plain          // the word counts unless "no" stands before it, or it is a part of a name
 	ofMemory       // behind "out of"
 	ofCore         // behind "core"
 	noSpace        // between "no" and "left"

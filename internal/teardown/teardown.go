@@ -34,9 +34,10 @@ const (
 	// patience is how long a job waits at its end for the API, and for the user to log in
 	// again. It spans a long weekend.
 	patience = 4 * 24 * time.Hour
-	// awayPause follows the two minutes for which each call is retried anyway.
+	// awayPause is the pause between two calls while the API is away. Each call retries for
+	// two minutes before that.
 	awayPause = 15 * time.Second
-	// glance limits a look at the cloud that only completes a message.
+	// glance limits a read of the cloud that only adds to a message.
 	glance = time.Minute
 )
 
@@ -55,7 +56,7 @@ type Job struct {
 	Taken func(ctx context.Context) bool
 	// WhoDeletes says what the workers do about slices that are left; "" for nothing.
 	WhoDeletes func() string
-	// Last is called before the deletion of the resource as it is now.
+	// Last is called before the deletion, with the resource as it is then.
 	Last func(res provision.Resource)
 }
 
@@ -119,7 +120,7 @@ func (j *Job) stays(ctx context.Context, res provision.Resource, out stage.Outco
 	}
 	ctx, cancel := j.Detached(ctx, glance)
 	defer cancel()
-	if now, err := j.Cloud.Get(ctx, j.ID); err == nil { // failed slices may have been kept since it was read
+	if now, err := j.Cloud.Get(ctx, j.ID); err == nil { // the resource was read before failed slices were kept for a time
 		res = now
 	}
 	sayStays(j.Reach, res, "end it with: multihost stop "+j.Run+"; "+Hint(j.Reach, j.ID),
@@ -141,7 +142,8 @@ func (j *Job) look(ctx context.Context) (res provision.Resource, err error) {
 	return res, err
 }
 
-// Chosen reports whether the user, or the time to live, ends whatever runs.
+// Chosen reports whether the end was chosen: the user or the time to live ends the command,
+// even if it still runs.
 func Chosen(err error) bool {
 	var in *stage.Interrupted
 	return errors.As(err, &in) && in.Answer == stage.Stop || errors.Is(err, stage.ErrExpired)
@@ -159,7 +161,7 @@ func Outlast(ctx context.Context, clock gcp.Clock, call func() error) error {
 	}
 }
 
-// leftRunning reports whether the user has left a command that runs.
+// leftRunning reports whether the user has detached from a command that still runs.
 func leftRunning(out stage.Outcome, err error) bool {
 	var in *stage.Interrupted
 	return out.Started && (out.Detached || errors.As(err, &in) && in.Detaches(true))
@@ -261,8 +263,8 @@ func (j *Job) hold(ctx context.Context) string {
 	return ""
 }
 
-// NotOurs says of the queued resource of a job that another job or user has to delete that
-// it stays and is billed; why says what it is.
+// NotOurs says that a queued resource stays and is billed, because another job or user has
+// to delete it. why describes the resource.
 func NotOurs(ctx context.Context, d *workers.Reach, id string, why string) {
 	look, cancel := d.Detached(ctx, glance)
 	defer cancel()
@@ -281,11 +283,11 @@ func SayUnknown(d *workers.Reach, id string, err error) {
 	event.Notef(d.Sink, event.Warn, Hint(d, id), "whether %s exists is not known; if it does, it is billed once it has slices: %v", provision.NameOf(d.Cloud, id), err)
 }
 
-// NothingBilled is what is billed of a job whose slices are deleted, in words.
+// NothingBilled is the text about the bill of a job whose slices are deleted.
 const NothingBilled = "nothing of this job is billed"
 
-// MadeAgain says what there is of a queued resource that has just been deleted: another
-// command may have made it again. It returns "" if there is nothing.
+// MadeAgain describes a queued resource of the same name as one that has just been deleted:
+// another command may have made it again. It returns "" if there is none.
 func MadeAgain(ctx context.Context, d *workers.Reach, id string) (text, hint string) {
 	look, cancel := d.Detached(ctx, glance)
 	defer cancel()
@@ -314,7 +316,7 @@ func Hint(d *workers.Reach, id string) string {
 	return "delete it with: " + Command(d, id)
 }
 
-// Command is what a person types to delete a resource with its slices, from wherever.
+// Command is what a person types on any machine to delete a resource with its slices.
 func Command(d *workers.Reach, id string) string {
 	return fmt.Sprintf("%s --project=%s --zone=%s", d.Cloud.Undoing(id).Commands.Delete, d.Project, d.Zone)
 }

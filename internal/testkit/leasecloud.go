@@ -15,9 +15,9 @@ const (
 	LeaseResource = LeaseZone + "/queuedResources/train"
 )
 
-// A LeaseCloud is what the watches of a job's lease see of Google Cloud: the metadata
-// server of each worker, and the API with the queued resource LeaseResource. Its methods
-// are safe for concurrent use; change a field inside Do while a watch lives.
+// A LeaseCloud is the part of Google Cloud that the watches of a job's lease use: the
+// metadata server of each worker, and the API with the queued resource LeaseResource. Its
+// methods are safe for concurrent use; change a field inside Do while a watch lives.
 type LeaseCloud struct {
 	mu      sync.Mutex
 	Label   string    // multihost-run of the resource

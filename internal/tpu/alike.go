@@ -57,7 +57,7 @@ func GroupAlike(texts []string) []Alike {
 // longestFold is the length up to which FoldShort shows a set of workers whole.
 const longestFold = 80
 
-// FoldShort is Fold for messages: a set that would be long is cut, and counted.
+// FoldShort is Fold for messages: it shortens a long set and adds the number of workers.
 func FoldShort(workers []WorkerID) string {
 	text := Fold(workers)
 	if len(text) <= longestFold {

@@ -18,7 +18,7 @@ type Copy struct {
 	Up      bool // the destination is on the workers
 }
 
-// A CopyError reports names of files that say no copy.
+// A CopyError reports names of files that describe no possible copy.
 type CopyError struct {
 	Text   string
 	Advice string // what to type instead, or ""
@@ -69,7 +69,7 @@ func ParseCopy(words []string) (Copy, error) {
 	return c, nil
 }
 
-// noWorkers returns the error for names of which none is on workers.
+// noWorkers returns the error for names none of which is on workers.
 func noWorkers(words []string) error {
 	for _, w := range words {
 		name, file, _ := strings.Cut(w, ":")
@@ -80,8 +80,8 @@ func noWorkers(words []string) error {
 	return &CopyError{Text: "neither the sources nor the destination are on workers", Advice: "names on workers begin with the workers and a colon: all:FILE, s0w3:FILE, s0w*:FILE"}
 }
 
-// LikelyPattern returns the workers that were probably meant by words that name none, such
-// as s0w0 for w0; "" if that is not clear.
+// LikelyPattern returns the pattern that the user probably meant by words that name no
+// workers, such as s0w0 for w0; "" if that is not clear.
 func LikelyPattern(words string) string {
 	_, err := ParsePattern(words)
 	var wrong *PatternError

@@ -73,10 +73,10 @@ func families(names []string) []string {
 // both must have the same queued resource. A slice that only shares the prefix is
 // foreign.
 //
-// Problems lists a gap in the numbers, foreign slices, different worker counts and
-// slices that are not ready. Foreign slices are never in Slices. With partial unset,
-// Slices has the whole family for display. With partial set, SelectNumbered leaves out
-// slices that are not ready and numbers the rest from 0. The error is a *NoSlicesError.
+// Problems lists a gap in the numbers, foreign slices, different worker counts and slices
+// that are not ready. Foreign slices are never in Slices. If partial is not set, Slices has
+// the whole family for display. If it is set, SelectNumbered leaves out slices that are not
+// ready and numbers the rest from 0. The error is a *NoSlicesError.
 //
 // If only is not nil, it chooses only the slices of the family whose names have these
 // numbers, numbers them from 0 and ignores the others. A number that no slice has is a
@@ -171,7 +171,8 @@ func numbered(nodes []Slice, prefix string, only Numbers) (chosen []Slice, err e
 	return chosen, nil
 }
 
-// findFamily returns the slices of a prefix. With whole, a missing number is a problem.
+// findFamily returns the slices of a prefix. If whole is set, a missing number is a
+// problem.
 func findFamily(nodes []Slice, prefix string, whole bool) (family []Slice, problems []string) {
 	type numbered struct {
 		Slice
@@ -221,8 +222,8 @@ func describeQR(s Slice) string {
 	return fmt.Sprintf("request %q", s.QueuedResource)
 }
 
-// Family returns the name of a slice without its number. Slices that one prefix means
-// have the same.
+// Family returns the name of a slice without its number. All slices of a family have the
+// same.
 func Family(name string) string {
 	if base, _, ok := splitNumber(name); ok {
 		return base

@@ -17,8 +17,8 @@ const (
 	followQuiet = 30 * time.Second
 )
 
-// Follow emits each new step as a result until the run ends, while another command brings
-// its logs here. When ctx ends first, it returns its error.
+// Follow emits each new step as a result until the run ends. Another command must copy the
+// run's logs to this machine. If ctx ends first, Follow returns the error of ctx.
 func (t *Training) Follow(ctx context.Context, clock gcp.Clock, sink event.Sink, run string) error {
 	shown, grown, told := int64(-1), clock.Now(), false
 	for {

@@ -107,7 +107,7 @@ func (l *ReadLog) LastLines(n int) []string {
 	return mask.EndOfText(bytes.TrimRight(l.end, "\n"), n, nil)
 }
 
-// From returns a writer that takes the bytes of the log from offset on.
+// From returns a writer for the bytes of the log from offset on.
 func (l *ReadLog) From(offset int64) io.Writer { return &readFurther{l, offset} }
 
 type readFurther struct {

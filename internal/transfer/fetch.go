@@ -49,10 +49,10 @@ type Fetched struct {
 	Bytes   int64    // of contents
 	LeftOut []string // names that are neither file, directory nor link
 	Changed bool     // a file was written to while it was read there
-	// Placed has the paths of the files and directories that are new here, but not of what
-	// is in a new directory. Replaced has those of the files that were here before. Made is
-	// the outermost directory that was made for them, or "". All are right also if Fetch
-	// failed.
+	// Placed has the paths of new files and directories here, but not of the contents of
+	// new directories. Replaced has those of the files that were here before. Made is the
+	// outermost directory that was made for them, or "". All of them are right even if
+	// Fetch failed.
 	Placed, Replaced []string
 	Made             string
 }
@@ -332,7 +332,7 @@ func (st *stage) isDir(at string) error {
 	return err
 }
 
-// asked reports whether a top-level name was asked for.
+// asked reports whether the user asked for a top-level name.
 func (st *stage) asked(name string) bool {
 	return slices.ContainsFunc(st.wanted, func(p string) bool {
 		pattern := path.Base(strings.TrimRight(p, "/"))

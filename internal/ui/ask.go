@@ -33,7 +33,7 @@ func (r *Renderer) Ask(ctx context.Context, in *os.File, question, keys string) 
 // AnyKey stands for the keys of a question that takes every key.
 const AnyKey = ""
 
-// AskAfter is Ask for a question about what was emitted last: that is shown first.
+// AskAfter is Ask for a question about the last emitted event: it shows that event first.
 func (r *Renderer) AskAfter(ctx context.Context, in *os.File, question, keys string) (byte, error) {
 	return r.ask(ctx, in, question, keys, r.err.drain)
 }

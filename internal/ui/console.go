@@ -9,10 +9,10 @@ import (
 	"golang.org/x/term"
 )
 
-// A Console lends the user's terminal to a program on another machine. The keys of the
-// user go there unchanged, Ctrl-C included. The output from there may do anything to
-// the terminal. Only "~." at the beginning of a line is for us: it ends the login when
-// the other side is gone. "~~" types one "~" there.
+// A Console lends the user's terminal to a program on another machine. The keys of the user
+// go there unchanged, Ctrl-C included. The program's output may do anything to the
+// terminal. We use only "~." at the beginning of a line: it ends the login, even if the
+// other side is gone. "~~" types one "~" there.
 type Console struct {
 	in, out *os.File
 	before  *term.State
@@ -100,7 +100,7 @@ func (c *Console) Close() error {
 	return err
 }
 
-// escapes finds the keys that are typed for us.
+// escapes finds the keys that the Console itself uses: "~." and "~~".
 type escapes struct {
 	begin bool // at the beginning of a line
 	held  bool // a tilde there is held back

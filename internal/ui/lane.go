@@ -195,8 +195,8 @@ func (l *lane) drain() {
 	}
 }
 
-// due reports whether there is something to write now; if not, at is the time when there
-// will be, or zero. The caller holds screen.mu.
+// due reports whether there is something to write now. If not, at is when there will be
+// something, or zero. The caller holds screen.mu.
 func (l *lane) due(now time.Time) (at time.Time, due bool) {
 	pending := len(l.queue) > 0 || l.dropped > 0
 	switch {
@@ -266,8 +266,8 @@ func (l *lane) erase() {
 }
 
 // endData makes a message begin on a line of its own where data and messages share a
-// terminal. A message that comes amid a line of data is seen as such; the data itself is
-// not changed for anything but a terminal.
+// terminal. Elsewhere it adds no newline, because data in a file or a pipe must stay as it
+// is.
 func (l *lane) endData() {
 	if l.inLine && l.tty {
 		l.send(toStderr, []byte("\n"))

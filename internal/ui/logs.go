@@ -31,8 +31,8 @@ type Logs struct {
 	open    *shownLog // whose line is unfinished
 }
 
-// A wholeWriter never splits what one Write brings: a note may come between two writes to
-// standard output, and would tear a line of JSON.
+// A wholeWriter writes the bytes of each Write at once: a note may come between two writes
+// to standard output, and would split a line of JSON.
 type wholeWriter struct{ *bufio.Writer }
 
 func (w wholeWriter) Write(p []byte) (int, error) {
@@ -98,8 +98,8 @@ func (l *Logs) WriteLog(id tpu.WorkerID, at time.Time, p []byte) error {
 	return err
 }
 
-// beginLine writes what a line begins with, unless s is amid a line. A line of another
-// worker that is not finished is ended on the screen.
+// beginLine writes what a line begins with, unless s is amid a line. If a line of another
+// worker is unfinished, beginLine first ends it on the screen.
 func (l *Logs) beginLine(s *shownLog, at time.Time) error {
 	if l.open == s {
 		return nil

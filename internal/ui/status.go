@@ -59,7 +59,8 @@ func (p *phaseView) describe() string {
 	return p.name + ": " + strings.Join(parts, ", ")
 }
 
-// silence says for how long the workers of describe have not been heard; "" if all are.
+// silence says for how long nothing has come from the workers that describe names; "" if
+// all send something.
 func (p *phaseView) silence(now time.Time) string {
 	if p.last.Silent == "" || p.last.SilentSince == nil {
 		return ""
@@ -197,7 +198,7 @@ func (p *phaseView) plainLine(now time.Time) (at time.Time, due bool) {
 // barWidth is the number of columns of a bar, without its brackets.
 const barWidth = 20
 
-// bar draws which part of all is done.
+// bar draws a bar that shows which part of the work is done.
 func bar(done, all int64) string {
 	full := int(barWidth * min(done, all) / all)
 	return "[" + strings.Repeat("#", full) + strings.Repeat("-", barWidth-full) + "]"

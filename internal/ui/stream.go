@@ -144,8 +144,8 @@ func (s *stream) sift(data []byte) []byte {
 	}
 }
 
-// isQuiet reports whether a line that is not part of a traceback does not look like an
-// error, in its visible form either. A line whose visible form differs is not quiet,
+// isQuiet reports whether a line outside of a traceback does not look like an error,
+// neither as it is nor in its visible form. A line whose visible form differs is not quiet,
 // unless its glog level is I.
 func isQuiet(line []byte) bool {
 	return suspect.Info(line) || plainPrefix(line) == len(line) && !suspect.Line(line)

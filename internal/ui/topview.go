@@ -89,7 +89,7 @@ func (t *topView) lines(width, height int) []topLine {
 	shown := max(room-1-min(len(workers)+1, 6, room/2), 2)
 	all := append(head, topLine{})
 	if shown < len(cells) {
-		shown-- // for the line below
+		shown-- // leaves room for the line below the cells
 		t.scroll = max(0, min(t.scroll, len(cells)-shown))
 		all = append(all, cells[t.scroll:t.scroll+shown]...)
 		text := fmt.Sprintf("lines %d to %d of %d: arrow keys", t.scroll+1, t.scroll+shown, len(cells))
@@ -237,7 +237,7 @@ func (w *topWorker) state(attempt *journal.Attempt) (sign string, l look, text s
 		return ".", lookDim, "no step yet"
 	case w.slow:
 		return "S", lookWarn, "slow"
-	case w.behind >= 2: // the lines of one step do not all come at one moment
+	case w.behind >= 2: // the lines of one step arrive at different moments
 		return fmt.Sprint(min(w.behind, 9)), lookWarn, event.Count(int(w.behind), "step") + " behind"
 	}
 	return "o", lookGood, "in step"

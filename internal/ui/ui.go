@@ -84,7 +84,7 @@ const (
 	redrawEvery = 100 * time.Millisecond // between two redraws of the status line
 
 	viewBytes    = 8 << 20 // output waiting for one slow reader, all workers together
-	streamMost   = 4 << 20 // the most one worker may take of it
+	streamMost   = 4 << 20 // the most of viewBytes that one worker may take
 	streamLeast  = 8 << 10 // the least each worker gets
 	controlBytes = 4 << 20 // notes, phases and states waiting for one slow reader
 

@@ -15,7 +15,7 @@ import (
 type Workers struct {
 	Prefix  string      // of the slices
 	Slices  tpu.Numbers // only the slices with these numbers in their names
-	Partial bool        // accept that only some slices are ready, and use those
+	Partial bool        // use the slices that are ready, if only some are
 	Only    tpu.Pattern
 	Except  tpu.Pattern
 }

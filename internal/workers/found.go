@@ -59,7 +59,7 @@ func (f FoundRun) Ended() string {
 	return f.Info.Exit.String()
 }
 
-// Stoppable returns an error for a run of another login: this login may not end its
+// Stoppable returns an error for a run of another login: this login may not end the run's
 // processes, and the worker would not even report whether they have ended.
 func (f FoundRun) Stoppable() error {
 	if f.Info.Mine {

@@ -23,12 +23,13 @@ func (s Silence) Fields() (who string, since *time.Time) {
 	return s.who, &s.since
 }
 
-// silenceFrom is how long nothing must have come from a worker before that is shown. A
-// connection that is made again at once is no news.
+// silenceFrom is how long a worker must be silent before that is shown. A connection that
+// breaks and is made again at once is not shown.
 const silenceFrom = 10 * time.Second
 
-// silenceOf folds the workers that are silent at now; heard holds when each was last
-// heard, the zero time if it answers or need not be heard. open is how many need to be.
+// silenceOf folds the workers that are silent at now; heard has the time when each was last
+// heard; the zero time means that the worker answers, or that the phase does not wait for
+// it. open is how many workers the phase waits for.
 func silenceOf(ids []tpu.WorkerID, heard []time.Time, open int, now time.Time) Silence {
 	var silent []tpu.WorkerID
 	var last time.Time
@@ -48,8 +49,8 @@ func silenceOf(ids []tpu.WorkerID, heard []time.Time, open int, now time.Time) S
 	return s
 }
 
-// Silence returns which of the workers that are waited for are not heard at now. One that
-// was never reached is silent since begin.
+// Silence returns which of the awaited workers are silent at now. A worker that was never
+// reached is silent since begin.
 func (t *Connected) Silence(waited func(i int) bool, begin, now time.Time) Silence {
 	heard, open := make([]time.Time, len(t.IDs)), 0
 	for i, conn := range t.Conns {
@@ -97,7 +98,7 @@ func (c *count) waits(i int) bool {
 // again when they change. It is safe for concurrent use.
 type HeardSink struct {
 	event.Sink
-	Waits func(i int) bool // whether worker i is waited for; it may take locks under which Emit is called
+	Waits func(i int) bool // reports whether the phase still waits for worker i; it may take locks under which Emit is called
 
 	mu     sync.Mutex
 	last   event.Progress // shown last; without a phase, there was none
@@ -135,7 +136,7 @@ func (s *HeardSink) show() {
 	s.Sink.Emit(p)
 }
 
-// Listen has s hear every second. The caller calls over at the end.
+// Listen makes s check every second who is silent. The caller calls over at the end.
 func (t *Connected) Listen(s *HeardSink) (over func()) {
 	stop, stopped := make(chan struct{}), make(chan struct{})
 	begin := gcp.SystemClock.Now()

@@ -214,7 +214,7 @@ func (d *Reach) DialAll(ctx context.Context, sel tpu.Selection, only func(tpu.Wo
 // breaks are connections that broke and were not yet reported.
 type breaks struct {
 	mu sync.Mutex
-	of map[string][]tpu.WorkerID // by what is to be said
+	of map[string][]tpu.WorkerID // key: the text of the warning
 }
 
 // Broke returns a function that warns that the connection to worker i broke during a
@@ -289,7 +289,7 @@ func (d *Reach) ReachAll(ctx context.Context, watch *stage.Stopwatch, prefix str
 	return d.ConnectPhase(ctx, watch, sel, only)
 }
 
-// DiscoverPhase finds the slices of a family as the phase "discover".
+// DiscoverPhase is the phase "discover": it finds the slices of a family.
 func (d *Reach) DiscoverPhase(ctx context.Context, watch *stage.Stopwatch, prefix string, numbers tpu.Numbers, partial bool) (sel tpu.Selection, err error) {
 	err = watch.Phase("discover", func() (string, error) {
 		var err error
@@ -301,8 +301,8 @@ func (d *Reach) DiscoverPhase(ctx context.Context, watch *stage.Stopwatch, prefi
 	return sel, err
 }
 
-// ConnectPhase connects to the workers of sel that only accepts as the phase "connect". The
-// caller closes t.
+// ConnectPhase is the phase "connect": it connects to those workers of sel for which only
+// returns true. The caller closes t.
 func (d *Reach) ConnectPhase(ctx context.Context, watch *stage.Stopwatch, sel tpu.Selection, only func(tpu.WorkerID) bool) (t *Connected, err error) {
 	err = watch.Phase("connect", func() (string, error) {
 		var err error

@@ -23,8 +23,8 @@ type Visited struct {
 	Err  error
 }
 
-// Visit connects to the workers of sel that only accepts; nil accepts all. Errors of
-// single workers are in the result, which has the order of sel.
+// Visit connects to those workers of sel for which only returns true; a nil only accepts
+// all. Errors of single workers are in the result, which has the order of sel.
 func (d *Reach) Visit(ctx context.Context, sel tpu.Selection, only func(tpu.WorkerID) bool) (*Visit, error) {
 	t, err := d.DialAll(ctx, sel, only, true, d.Access.RetryFor)
 	if err != nil {

@@ -10,7 +10,7 @@ import (
 // block is a group, set or preset whose lines are being read.
 type block struct {
 	head    string   // group, set or preset
-	name    string   // of a group or set, for use by others
+	name    string   // name of a group or set, which others can use
 	group   Group    // the head of a group
 	presets []Preset // the heads of presets that share the body
 	begun   bool     // the body has begun

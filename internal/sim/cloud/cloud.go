@@ -104,7 +104,7 @@ type Cloud struct {
 	Running sync.WaitGroup  // everything that Later, Spawn and Serve started
 
 	Mu      sync.Mutex // guards the rest; never held while waiting for anything
-	Closing bool       // Running must not grow any more
+	Closing bool       // the server is closing: no request may start
 	State   state
 }
 

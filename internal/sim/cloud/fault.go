@@ -288,7 +288,7 @@ func (f Fault) String() string {
 	return strings.Join(words, " ")
 }
 
-// Check refuses a fault that could never have its effect.
+// Check refuses a fault that can never have an effect.
 func (f Fault) Check() error {
 	doc, ok := faultDoc(f.Name)
 	if !ok {

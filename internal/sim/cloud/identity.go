@@ -192,7 +192,7 @@ func (s Identity) LoginProfile(email string) *oslogin.LoginProfile {
 	return p
 }
 
-// LoginKeyExpired reports whether a key of OS Login is valid no more.
+// LoginKeyExpired reports whether a key of OS Login has expired.
 func (s Identity) LoginKeyExpired(k oslogin.SshPublicKey) bool {
 	return k.ExpirationTimeUsec != 0 && k.ExpirationTimeUsec <= s.Clock.Now().UnixMicro()
 }

@@ -327,8 +327,8 @@ func (s Injection) TakeComputeOpFault() string {
 	return a.Message
 }
 
-// strike applies a fault that waited for q's present state. It reports whether there was
-// one.
+// strike applies the fault that waits for the state that q now has, if there is one. It
+// reports whether there was one.
 func (s Injection) strike(q *QueuedResource) bool {
 	for _, a := range s.State.Faults {
 		state := a.State

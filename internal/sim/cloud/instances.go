@@ -34,11 +34,11 @@ type Group struct {
 	Why      *computepb.Error
 	Errors   []*computepb.InstanceManagedByIgmError
 	Deleting bool
-	Epoch    int      // goes up whenever something ends what happens to the VMs
+	Epoch    int      // grows each time something interrupts what happens to the VMs
 	Gone     []func() // called once the group is deleted
 }
 
-// A Place is what a group says of one of its VMs, which need not exist.
+// A Place is what a group shows about one of its VMs. The VM need not exist yet.
 type Place struct {
 	Name     string
 	Number   int // of the worker in its slice; it does not follow from the name
@@ -62,7 +62,7 @@ type Instance struct {
 	Written    map[string]string // guest attributes, by namespace/key
 	subnetwork string
 	mtu        int
-	ended      []func() // called once its machine has ended, while it is ending
+	ended      []func() // set while its machine is ending; called when that has ended
 }
 
 // Place gives i its network and its address.
@@ -176,7 +176,8 @@ func (s Machines) metadataOfInstance(i *Instance) map[string]string {
 		names[p.Number] = p.Name
 	}
 	number := strconv.Itoa(i.Number)
-	// The names that a slice of the TPU API has and this one has not are left out on purpose.
+	// Slices of the TPU API have more names. They are left out on purpose, because VMs of
+	// Compute Engine do not have them.
 	env := fmt.Sprintf("TPU_ACCELERATOR_TYPE: '%s'\nTOPOLOGY: '%s'\nTPU_WORKER_ID: '%s'\nHOST_BOUNDS: '%s'\nCHIPS_PER_HOST_BOUNDS: '%s'\n",
 		i.Group.Typ.Name, i.Group.Typ.Topology, number, hosts, chips)
 	for key, value := range map[string]string{

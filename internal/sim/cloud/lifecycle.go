@@ -199,7 +199,7 @@ func (s Slices) NodesOf(q *QueuedResource) []*Node {
 	return Sorted(s.State.Nodes, func(_ string, n *Node) bool { return n.Queued == q.Msg.Name })
 }
 
-// NodeGone suspends the request whose last node a user deleted.
+// NodeGone suspends a request when a user has deleted its last node.
 func (s Slices) NodeGone(n *Node) {
 	q := s.State.Queued[n.Queued]
 	if q != nil && q.State() == "ACTIVE" && len(s.NodesOf(q)) == 0 {

@@ -138,7 +138,7 @@ type Node struct {
 	mtu      int
 	Queued   string              // resource name of the request that created it, or empty
 	gone     []func()            // called once the node is deleted
-	ended    []func()            // called once its machines have ended, while they are ending
+	ended    []func()            // set while its machines are ending; called when they have ended
 	guest    []map[string]string // guest attributes of each worker, by namespace/key
 	JSON     wire.Message        // of Msg
 }

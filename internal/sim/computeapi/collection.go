@@ -27,7 +27,7 @@ type collection[T message] struct {
 	kind  string // of one resource, without compute#
 	all   map[string]T
 	empty func() T
-	fill  func(T) error // refuses what the service refuses, and fills in what it fills in
+	fill  func(T) error // refuses what the real service refuses, and fills in the fields that it fills in
 }
 
 // serveCollection answers a call for the collection k.
@@ -112,8 +112,8 @@ func deleteFrom[T message](s API, c *computeCall, k collection[T]) (any, error) 
 }
 
 // begin checks the query of a call that changes something, and reads its body into msg
-// unless that is nil. Seen says that an earlier call had the same request id: op is its
-// operation.
+// unless that is nil. seen says that an earlier call had the same request id; op is then
+// that call's operation.
 func (c *computeCall) begin(msg proto.Message, params ...string) (op any, seen bool, err error) {
 	if err := wire.CheckQuery(c.query, append(params, "requestId")...); err != nil {
 		return nil, false, err

@@ -364,8 +364,8 @@ func (s machines) serveAutoscalers(c *computeCall) (any, error) {
 	return s.listOf(c, "autoscaler", nil)
 }
 
-// serveInstanceGroups answers for the groups of which managed ones take care: one each, of
-// the same name.
+// serveInstanceGroups answers for unmanaged instance groups: each managed group has one,
+// with the same name.
 func (s machines) serveInstanceGroups(c *computeCall) (any, error) {
 	if err := s.checkPlace(c.scope); err != nil {
 		return nil, err

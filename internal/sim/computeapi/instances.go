@@ -60,7 +60,7 @@ func (s machines) serveInstances(c *computeCall) (any, error) {
 	return nil, wire.NotModelled("instances." + cmp.Or(c.verb, strings.ToLower(c.r.Method)))
 }
 
-// guestAttributes returns what i has written of itself, its host keys with it.
+// guestAttributes returns the guest attributes that i has written, including its host keys.
 func (s machines) guestAttributes(c *computeCall, i *cloud.Instance) (any, error) {
 	if err := wire.CheckQuery(c.query, "queryPath", "variableKey"); err != nil {
 		return nil, err
@@ -103,7 +103,7 @@ func (s machines) guestAttributes(c *computeCall, i *cloud.Instance) (any, error
 	return out, nil
 }
 
-// serialPort returns what i has printed while it booted.
+// serialPort returns what i printed while it booted.
 func (s machines) serialPort(c *computeCall, i *cloud.Instance) (any, error) {
 	if err := wire.CheckQuery(c.query, "port", "start"); err != nil {
 		return nil, err
@@ -166,7 +166,7 @@ func (s machines) resetInstance(c *computeCall, i *cloud.Instance) (any, error) 
 			return
 		}
 		s.Spawn(func() {
-			_ = machine.Reboot(s.Ctx) // one that has ended stays away
+			_ = machine.Reboot(s.Ctx) // a machine that has ended does not boot again
 			s.Mu.Lock()
 			defer s.Mu.Unlock()
 			done()

@@ -153,7 +153,8 @@ func (s networks) deleteNetwork(c *computeCall) (any, error) {
 		}
 	}
 	if !n.Msg.GetAutoCreateSubnetworks() {
-		// Subnetworks of auto mode are deleted with their network; a user created these.
+		// A user created these subnetworks. Those of auto mode are deleted with their
+		// network.
 		for _, sub := range cloud.Sorted(s.State.Subnetworks, nil) {
 			if sub.GetNetwork() == n.Msg.GetSelfLink() {
 				return nil, inUse("network", name, s.Networks().URLToName(sub.GetSelfLink()))

@@ -29,7 +29,8 @@ func (s machines) serveResourcePolicies(c *computeCall) (any, error) {
 	})
 }
 
-// checkPolicy refuses a policy that the service refuses, and one that is no workload policy.
+// checkPolicy refuses policies that the real service refuses, and policies that are no
+// workload policies.
 func checkPolicy(p *computepb.ResourcePolicy) error {
 	if err := onlyFields(p, "a resource policy", "name", "description", "region", "workloadPolicy"); err != nil {
 		return err

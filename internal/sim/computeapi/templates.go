@@ -102,8 +102,8 @@ func checkDisks(disks []*computepb.AttachedDisk) error {
 }
 
 // checkNICs checks the network interface of a template, and replaces the names of its
-// network and subnetwork by URLs. A global template knows no region, so its subnetwork needs
-// one in its path.
+// network and subnetwork by URLs. A global template has no region, so the path of its
+// subnetwork must name one.
 func (s machines) checkNICs(scope string, nics []*computepb.NetworkInterface) error {
 	if len(nics) != 1 {
 		return wire.NotModelled("A template with several network interfaces or none")

@@ -27,8 +27,8 @@ import (
 // gcloudPort is the port at which gcloud's ssh and scp connect to workers.
 const gcloudPort = 22
 
-// Port returns the port at which the workers answer: asked, or gcloud's port if asked
-// is 0. If gcloud's port cannot be used, it returns 0, for a free port, and why.
+// Port returns the port at which the workers answer: asked, or gcloud's port if asked is 0.
+// If gcloud's port cannot be used, Port returns 0, which means a free port, and the reason.
 func Port(asked int, try func(port int) error) (port int, why, err error) {
 	port = cmp.Or(asked, gcloudPort)
 	why = try(port)
@@ -44,7 +44,7 @@ func Port(asked int, try func(port int) error) (port int, why, err error) {
 	return 0, nil, &PortError{Port: port, Err: why}
 }
 
-// A PortError reports that workers cannot answer at the port that was asked for.
+// A PortError reports that workers cannot answer at the port that the user chose.
 type PortError struct {
 	Port int
 	Err  error

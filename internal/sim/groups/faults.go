@@ -11,13 +11,13 @@ import (
 	"multihost/internal/sim/cloud"
 )
 
-// faults asks for the faults in force, and lets those happen that happen once.
+// faults reads the faults in force, and applies those that happen once.
 type faults struct{ Groups }
 
 func (s Groups) faults() faults { return faults{s} }
 
-// Inject puts a fault of groups in force, as cloud.Inject does with the others. Mine is
-// false for other faults. Inject takes the lock.
+// Inject puts a fault of groups in force; cloud.Inject does so for all others. mine is
+// false if the fault is not about groups. Inject takes the lock.
 func Inject(c *cloud.Cloud, f cloud.Fault) (mine bool, err error) {
 	s := Of(c).faults()
 	once := map[string]func(*cloud.Group){
@@ -48,7 +48,7 @@ func Inject(c *cloud.Cloud, f cloud.Fault) (mine bool, err error) {
 	return true, nil
 }
 
-// age makes g and its VMs as old as the maximum run duration, which is over then.
+// age makes g and its VMs so old that their maximum run duration has passed.
 func (s faults) age(g *cloud.Group) {
 	born := proto.String(cloud.Stamp(s.Clock.Now().Add(-longestRun(g))))
 	g.Msg.CreationTimestamp = born
@@ -61,7 +61,7 @@ func (s faults) age(g *cloud.Group) {
 	}
 }
 
-// maintain says of the VMs of g that maintenance is under way.
+// maintain marks the VMs of g as under maintenance.
 func (s faults) maintain(g *cloud.Group) {
 	now := s.Clock.Now()
 	for _, i := range g.Instances() {
@@ -107,8 +107,8 @@ func quotaName(g *cloud.Group) string {
 	return "TPUS-PER-TPU-FAMILY-per-project-region"
 }
 
-// takeError returns the error with which the creation of the VMs of g is to end, and uses
-// the fault; nil for none.
+// takeError returns the error that a fault causes when the VMs of g are created, and counts
+// that use of the fault; nil without such a fault.
 func (s faults) takeError(g *cloud.Group) *computepb.Errors {
 	a := s.find("group-error", g)
 	if a == nil {

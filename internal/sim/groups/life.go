@@ -15,8 +15,8 @@ import (
 	"multihost/internal/sim/worker"
 )
 
-// Groups gives managed instance groups and their VMs their life. Every method returns at
-// once; work that takes time checks the epoch of its group before it goes on.
+// Groups moves managed instance groups and their VMs from state to state. Every method
+// returns at once; work that takes time checks the epoch of its group before it goes on.
 type Groups struct{ *cloud.Cloud }
 
 // Of returns the groups of a cloud.
@@ -51,7 +51,7 @@ func (s Groups) next(g *cloud.Group, f func()) {
 // interrupt ends whatever happens to the VMs of g.
 func interrupt(g *cloud.Group) { g.Epoch++; g.Growing, g.Check = false, nil }
 
-// Grow has g make n VMs. It has none.
+// Grow makes g create n VMs. g must have none.
 func (s Groups) Grow(g *cloud.Group, n int) {
 	interrupt(g)
 	g.Msg.TargetSize = proto.Int32(int32(n))
@@ -71,8 +71,8 @@ func (s Groups) Grow(g *cloud.Group, n int) {
 	s.next(g, func() { s.try(g) })
 }
 
-// Shuffled returns the worker numbers of n VMs in the order of their names. From two on they
-// differ from the order of the names, so that nobody relies on it.
+// Shuffled returns the worker numbers of n VMs in the order of their names. With two or
+// more VMs, they differ from the order of the names, so that nobody relies on that order.
 func Shuffled(n int) []int {
 	for {
 		numbers := rand.Perm(n)
@@ -82,8 +82,9 @@ func Shuffled(n int) []int {
 	}
 }
 
-// names returns the names of n new VMs, sorted: the base name and four characters, or a
-// number where the base name has # in place of its digits and, in brackets, the first one.
+// names returns the names of n new VMs, sorted. A name is the base name and four
+// characters. If the base name has # in place of digits, a name has a number there, counted
+// from the first one, which the base name has in brackets.
 func (s Groups) names(g *cloud.Group, n int) []string {
 	base := g.Msg.GetBaseInstanceName()
 	var names []string
@@ -182,8 +183,8 @@ func (s Groups) giveUp(g *cloud.Group, why *computepb.Errors) {
 	s.endAll(g, "STOPPING", cloud.StopLimit, s.remove)
 }
 
-// boot starts the machines of the VMs of g that are STAGING, but for those that a fault
-// keeps there.
+// boot starts the machines of the VMs of g that are STAGING, except those that a fault
+// keeps in that state.
 func (s Groups) boot(g *cloud.Group) {
 	var booting []*cloud.Instance
 	var specs []worker.Spec
@@ -350,15 +351,15 @@ func (s Groups) stopped(i *cloud.Instance) {
 	incomplete(i.Group)
 }
 
-// incomplete says of the topology of g that VMs are missing.
+// incomplete marks the topology of g as lacking VMs.
 func incomplete(g *cloud.Group) {
 	if g.Topology != "" && g.Topology != "FAILED" && !g.Deleting {
 		g.Topology = "INCOMPLETE"
 	}
 }
 
-// endAll ends the machines of all VMs of g, which have a status meanwhile. It calls then for
-// each.
+// endAll ends the machines of all VMs of g. Meanwhile the VMs have the given status. It
+// calls then for each VM that has ended.
 func (s Groups) endAll(g *cloud.Group, status string, limit time.Duration, then func(*cloud.Instance)) {
 	for _, i := range g.Instances() {
 		s.end(i, status, limit, then)
@@ -374,7 +375,7 @@ func (s Groups) end(i *cloud.Instance, status string, limit time.Duration, then 
 	})
 }
 
-// atEnd returns what becomes of a VM of g that the service stops.
+// atEnd returns what happens to a VM of g after the service has stopped it.
 func (s Groups) atEnd(g *cloud.Group) func(*cloud.Instance) {
 	if g.Properties.GetScheduling().GetInstanceTerminationAction() == "DELETE" {
 		return s.remove
@@ -408,7 +409,7 @@ func restarts(g *cloud.Group) bool {
 }
 
 // hostFails lets a host of g fail. The service restarts all VMs of a slice together, each
-// with its disk; a VM that must not be restarted stays TERMINATED.
+// with its disk; a VM without automatic restart stays TERMINATED.
 func (s Groups) hostFails(g *cloud.Group) {
 	interrupt(g)
 	var machines []worker.Machine
@@ -430,7 +431,7 @@ func (s Groups) hostFails(g *cloud.Group) {
 	}
 	epoch := g.Epoch
 	s.Spawn(func() {
-		_ = cloud.RestartMachines(s.Ctx, machines, downForGood) // one that has ended stays away
+		_ = cloud.RestartMachines(s.Ctx, machines, downForGood) // a machine that has ended does not boot again
 		s.Mu.Lock()
 		defer s.Mu.Unlock()
 		if g.Epoch == epoch {
@@ -482,7 +483,7 @@ func (s Groups) happened(i *cloud.Instance, what string) {
 	s.Networks().EndComputeOp(op, "")
 }
 
-// Retry goes on with the groups that a fault has kept waiting.
+// Retry continues the groups that a fault has made wait.
 func (s Groups) Retry() {
 	for _, g := range cloud.Sorted(s.State.Groups, nil) {
 		if g.Deleting {

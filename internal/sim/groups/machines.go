@@ -36,7 +36,7 @@ func sizeOf(machine string) (cpus, gb int) {
 	return size[0], size[1]
 }
 
-// zonesOf returns the zones in which people have got VMs of a generation.
+// zonesOf returns the zones in which VMs of a generation are known to exist.
 func zonesOf(generation string) []string {
 	return map[string][]string{
 		"v5p":   {"us-central1-a", "us-east5-a"},

@@ -78,7 +78,7 @@ func camel(word string) string {
 	return first + strings.ToUpper(rest[:1]) + rest[1:]
 }
 
-// count sets every field of a message of numbers, those that are not in counts to 0.
+// count sets all fields of a message of numbers; a field that is not in counts becomes 0.
 func count(m proto.Message, counts map[string]int32) {
 	r := m.ProtoReflect()
 	fields := r.Descriptor().Fields()

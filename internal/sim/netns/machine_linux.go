@@ -153,7 +153,7 @@ func (m *netnsMachine) running() (*guest, error) {
 	return m.guest, nil
 }
 
-// inside runs f in the machine's network namespace.
+// inside runs f in the network namespace of the machine.
 func (m *netnsMachine) inside(f func() error) error {
 	g, err := m.running()
 	if err != nil {

@@ -545,7 +545,7 @@ func (c *storageCall) compose(b *cloud.Bucket, name string) (wire.Answer, error)
 		components += max(1, o.Msg.ComponentCount)
 	}
 	msg := cmp.Or(req.Destination, &storage.Object{})
-	msg.Name, msg.Crc32c, msg.Md5Hash = name, "", "" // gcloud sends those of the first source
+	msg.Name, msg.Crc32c, msg.Md5Hash = name, "", "" // gcloud sends the properties of the first source
 	o, err := c.put(b, c.bucket, msg, data, components)
 	if err != nil {
 		return wire.Answer{}, err

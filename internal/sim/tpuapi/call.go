@@ -63,7 +63,8 @@ func (s API) ServeJSON(r *http.Request, body []byte, dispatch func(*http.Request
 	return wire.Answer{JSON: b}
 }
 
-// DispatchTPU returns what answers requests of who. Its caller holds the lock.
+// DispatchTPU returns the function that answers the caller who's requests. The caller of
+// that function holds the lock.
 func (s API) DispatchTPU(who cloud.Caller) func(*http.Request, []byte) (any, error) {
 	return func(r *http.Request, body []byte) (any, error) {
 		c, err := s.parseCall(r, body)
@@ -153,7 +154,7 @@ func (c *call) method() string {
 	return ""
 }
 
-// alpha returns the given parameters if the version is v2alpha1, which alone has them.
+// alpha returns the given parameters if the version is v2alpha1: v2 does not have them.
 func (c *call) alpha(names ...string) []string {
 	if c.version == "v2alpha1" {
 		return names

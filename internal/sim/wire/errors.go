@@ -23,7 +23,7 @@ type Error struct {
 	Plain      bool // the body is only the text
 }
 
-// Fault returns fault.Unavailable: whoever meets the error has no answer.
+// Fault returns fault.Unavailable: the caller got no usable answer.
 func (e *Error) Fault() fault.Kind { return fault.Unavailable }
 
 func (e *Error) Error() string { return fmt.Sprintf("%d %s: %s", e.Code, e.Status, e.Message) }
@@ -124,7 +124,7 @@ func Exists(resource string) *Error {
 // UnknownMethod is the answer to a method that the API does not have.
 func UnknownMethod() *Error { return Errorf(http.StatusNotFound, "Method not found.") }
 
-// NotModelled is the answer to what the real API has and the simulator has not.
+// NotModelled is the answer to a request that the real API has and the simulator does not.
 func NotModelled(what string) *Error {
 	return Errorf(http.StatusNotImplemented, "%s is not modelled by the simulator.", what)
 }

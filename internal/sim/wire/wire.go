@@ -52,7 +52,7 @@ type Message struct {
 	json json.RawMessage
 }
 
-// Encode is the function Encode for the message that m is kept for.
+// Encode does what the function Encode does, and keeps the result.
 func (m *Message) Encode(version string, v any) (json.RawMessage, error) {
 	if version == "v2alpha1" && reflect.DeepEqual(m.of, v) {
 		return m.json, nil

@@ -361,8 +361,8 @@ func (d *Door) settleFreeze() {
 	}
 }
 
-// takeCut reports whether to cut a connection that has used up its bytes, and counts the
-// cut.
+// takeCut reports whether to cut a connection that has sent or received its number of
+// bytes. It counts the cut.
 func (d *Door) takeCut() bool { return d.take(Cut) }
 
 // TakeRefusal reports whether to refuse the keys of a connection, and counts the refusal.

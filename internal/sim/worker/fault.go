@@ -378,7 +378,7 @@ func (f Fault) String() string {
 	return strings.Join(words, " ")
 }
 
-// Startup returns the file of a Startup fault and its content.
+// Startup returns the start-up file of a Startup fault, and the content of that file.
 func (f Fault) Startup() (file, text string) {
 	file = cmp.Or(f.Name, bashrc)
 	switch f.Mode {

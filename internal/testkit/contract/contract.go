@@ -1,6 +1,6 @@
 // Package contract is what every kind of connection to a worker must do. The tests of each
-// implementation of remote.Conn run it. A row that differs between two kinds is a fault of
-// one of them.
+// implementation of remote.Conn run it. If a row differs between two kinds, one of them has
+// a fault.
 package contract
 
 import (
@@ -137,7 +137,7 @@ func background(t *testing.T, c remote.Conn) (pid string, s remote.Session) {
 	return strings.TrimSpace(out.String()), s
 }
 
-// stillRuns checks that a process does, and ends it.
+// stillRuns checks that a process still runs, and ends it.
 func stillRuns(t *testing.T, c remote.Conn, pid string) {
 	t.Helper()
 	if _, status := run(t, c, fmt.Sprintf("kill -0 %[1]s && kill -KILL %[1]s", pid)); status.Code != 0 {
@@ -263,7 +263,7 @@ var rows = []struct {
 		}
 	}},
 	{"many commands after each other", func(t *testing.T, _ Target, c remote.Conn) {
-		for range 30 { // three times MaxSessions of sshd: each must be given back
+		for range 30 { // three times MaxSessions of sshd: each session must be freed at its end
 			run(t, c, "true")
 		}
 	}},

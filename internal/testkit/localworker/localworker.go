@@ -27,7 +27,7 @@ type Worker struct {
 	Env  []string
 
 	mu     sync.Mutex
-	away   chan struct{} // closed when the worker is back; nil: it is there
+	away   chan struct{} // closed when the worker is back; nil: the worker has not left
 	conns  map[*Conn]bool
 	reaped sync.WaitGroup // processes
 }
@@ -212,7 +212,7 @@ func (c *Conn) process(line string) (p *exec.Cmd, ours [3]*os.File, err error) {
 	return p, ours, p.Start()
 }
 
-// A Dialer reaches workers by Find. It implements remote.Dialer.
+// A Dialer gets its workers from Find. It implements remote.Dialer.
 type Dialer struct {
 	Find func(s tpu.Slice, worker int) (*Worker, error)
 }

@@ -86,7 +86,7 @@ func Start(t *testing.T, cfg sim.Config) *Cloud {
 	return c
 }
 
-// Intercept has f see each call before the simulator does. If f returns true, it has
+// Intercept passes each call to f before the simulator gets it. If f returns true, it has
 // answered the call.
 func (c *Cloud) Intercept(f func(w http.ResponseWriter, r *http.Request) (done bool)) {
 	c.mu.Lock()
@@ -115,7 +115,7 @@ func (c *Cloud) Calls(method, part string) int {
 
 // A Backend makes workers that have host keys and nothing else.
 type Backend struct {
-	NoKeys bool // they do not have even these
+	NoKeys bool // these workers do not even have host keys
 }
 
 // Port implements worker.Backend.
@@ -150,7 +150,7 @@ func (m *machine) HostKeys() map[string]string {
 	}
 }
 
-// WireKey returns the base64 form of something that begins as a public key does.
+// WireKey returns the base64 form of bytes that begin like a public key.
 func WireKey(algorithm, rest string) string {
 	b := binary.BigEndian.AppendUint32(nil, uint32(len(algorithm)))
 	return base64.StdEncoding.EncodeToString(append(append(b, algorithm...), rest...))
