@@ -296,7 +296,8 @@ func (s *session) startSim(c *call) error {
 // them. Tests shorten it, because their scripts cannot wait a minute.
 var leastTerm = time.Minute
 
-// machine returns what options come from besides the command line.
+// machine returns the facts about this machine and user that options need besides the
+// command line.
 func (s *session) machine(c *call) options.Machine {
 	login, note := config.LocalUser(s.lookup, s.account)
 	return options.Machine{Lookup: s.lookup, Home: c.home, StateDir: s.stateDir, User: login, UserNote: note, Account: s.account, LeastTerm: leastTerm}

@@ -1,5 +1,5 @@
-// Package access opens what a command needs of the outside: Google's APIs, with the user's
-// configuration and credentials, and the user's SSH key.
+// Package access opens Google's APIs, with the user's configuration and credentials, and
+// the user's SSH key.
 package access
 
 import (

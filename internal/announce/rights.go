@@ -74,7 +74,7 @@ func judgePolicy(account string, bindings []gcp.Binding) (may, why string) {
 	return may, why
 }
 
-// rightLimit bounds the time to find out what the workers may do, which is optional.
+// rightLimit limits the time of the optional check of what the workers may do.
 const rightLimit = 5 * time.Second
 
 // AskRight finds out whether the workers of a job may delete its queued resource, while

@@ -61,9 +61,9 @@ func (r *Run) xlaFlags(accelerator string) ([]config.EnvVar, error) {
 	return vars, nil
 }
 
-// secretFlags returns the words, and the halves of NAME=VALUE words, of the user's secret
-// variables whose names are in vars: the values of vars are built from these words.
-// Longer words come first.
+// secretFlags returns the secret words that the values of vars may contain. They come from
+// the user's secret variables with the same names: every word, and both halves of each
+// NAME=VALUE word. Longer words come first.
 func (r *Run) secretFlags(vars []xla.Var) []config.EnvVar {
 	var words []config.EnvVar
 	for _, v := range r.O.Env {

@@ -96,7 +96,7 @@ func (w *Written) keepState(info fs.FileInfo, most int) {
 	w.Made = true
 	_ = filepath.WalkDir(w.Path, func(at string, d fs.DirEntry, err error) error {
 		if err != nil || d.IsDir() {
-			return nil // what cannot be read now is the user's
+			return nil // a file that cannot be read now counts as the user's
 		}
 		rel, err := filepath.Rel(w.Path, at)
 		info, infoErr := d.Info()

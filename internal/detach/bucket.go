@@ -392,8 +392,7 @@ func (b *Bucket) putPieces(ctx context.Context, run, name string, r io.ReadSeeke
 	})
 }
 
-// read returns a small object, or what an object has from offset on, at most maxPiece
-// bytes.
+// read returns the bytes of an object from offset on, at most maxPiece of them.
 func (b *Bucket) read(ctx context.Context, name string, offset int64) ([]byte, error) {
 	return b.readPiece(ctx, name, offset, maxPiece)
 }
@@ -885,7 +884,7 @@ func fields(text string) map[string]string {
 	return m
 }
 
-// Log writes to w what the bucket has of a worker's log from offset on, and returns the
+// Log writes the bucket's copy of a worker's log to w, from offset on, and returns the
 // number of bytes. A log that does not exist yet is empty.
 func (b *Bucket) Log(ctx context.Context, run string, id tpu.WorkerID, attempt int, offset int64, w io.Writer) (int64, error) {
 	return b.LogInPieces(ctx, run, id, attempt, offset, maxPiece, w)

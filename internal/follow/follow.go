@@ -102,8 +102,8 @@ func (f *Following) Do(ctx context.Context) (stage.Outcome, error) {
 	return f.conclude(ctx, stop)
 }
 
-// Once takes what the workers have now into Reads. Sum is set if the run has ended on all
-// of them.
+// Once passes the present logs of the workers to Reads. Sum is set if the run has ended on
+// all of them.
 func (f *Following) Once(ctx context.Context) {
 	f.prepare()
 	defer f.watcher.Close()
@@ -275,8 +275,8 @@ func (f *Following) account(stop *stopping) account {
 	return a
 }
 
-// judge returns the summary of the run and the error that the run ends with. It warns
-// about what the summary has no place for.
+// judge returns the summary of the run and the error that the run ends with. It warns about
+// everything that does not fit into the summary.
 func (f *Following) judge(a account) (event.Summary, error) {
 	if a.first >= 0 && a.first < len(f.Wraps) && outOfBoundMemory(a.ends[a.first].Exit, f.Wraps[a.first]) {
 		event.Notef(f.Sink, event.Warn, "let it use the other nodes' memory too: --numa=preferred",

@@ -84,7 +84,7 @@ func (w *follower) read(ctx context.Context) Ending {
 	return e
 }
 
-// peekWorker takes what worker i has now into memory. The end is not known while the
+// peekWorker reads the present log of worker i into memory. The end is not known while the
 // command runs.
 func (f *Following) peekWorker(ctx context.Context, i int) (end Ending) {
 	w := f.follower(ctx, i)

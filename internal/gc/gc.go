@@ -162,8 +162,8 @@ func lookForRuns(ctx context.Context, d *workers.Deps, left []Leftover, olderTha
 	return nil
 }
 
-// holders looks on worker 0 of every slice for processes that use the TPU, because not
-// everybody starts them with multihost. The Index of a slice is its place in ready. A
+// holders looks for processes that use the TPU on worker 0 of every slice, because somebody
+// may have started them without multihost. The Index of a slice is its place in ready. A
 // text of the result says who uses the TPU, or why that is not known; "" means nobody.
 func holders(ctx context.Context, d *workers.Deps, ready []tpu.Slice) []string {
 	held := make([]string, len(ready))

@@ -77,8 +77,8 @@ func (p *Provider) Door(ctx context.Context, s tpu.Slice, l provision.Login) (pr
 	return p.logins.Door(ctx, s, l.Name, l.PublicKey, nodes.OSLoginOptions{Account: l.Account})
 }
 
-// holder returns the Holder of the keys of one VM. listed is the metadata of the slice: what
-// its template has given to every VM, or what has been added to all of them since.
+// holder returns the Holder of the keys of one VM. listed is the metadata of the slice: the
+// metadata from its template, and the metadata that was added to all VMs later.
 func (p *Provider) holder(vm string, listed map[string]string) nodes.Holder {
 	fingerprint := ""
 	return nodes.Holder{

@@ -43,7 +43,7 @@ const (
 	texts   = 45 // the least for the text of a row beside its names
 	names   = 26 // the most for names that have the text beside them
 	fewest  = 20 // where there is less, and not for all names, every text stands below
-	stacked = 6  // the place of a text that stands below
+	stacked = 6  // the column of a text that stands below its names
 )
 
 // Lay returns the page in lines that fit into width columns.
@@ -96,7 +96,8 @@ func column(sections []Section, width int) int {
 
 func (r Row) label() string { return strings.Join(r.Names, ", ") }
 
-// lines puts the text beside the names, or below them if they reach into its column.
+// lines puts the text beside the names. If the names reach into the column of the text, it
+// puts the text below them.
 func (r Row) lines(column, width int) []string {
 	words := strings.Fields(r.Text)
 	if r.Note != "" {

@@ -19,7 +19,7 @@ import (
 	"multihost/internal/workers"
 )
 
-// An inheritance is what is known of the command of an earlier runner on the slices of a job.
+// An inheritance is the knowledge about an earlier runner's command on the slices of a job.
 type inheritance struct {
 	// inherited: the resource existed when this process started. A command of an
 	// earlier runner may be running on it until its workers have said that none does.
@@ -35,8 +35,8 @@ type inheritance struct {
 // a worker has said so, or none has answered yet.
 func (h inheritance) mayLive() bool { return h.inherited && !h.worked && (h.lives || !h.asked) }
 
-// mayHaveLogs reports whether the command of an earlier runner has been on the slices, and
-// this command has not taken it over.
+// mayHaveLogs reports whether an earlier runner's command has run on the slices and this
+// runner has not taken it over.
 func (h inheritance) mayHaveLogs() bool { return h.inherited && !h.worked && (h.lives || h.ended) }
 
 // losesLogs reports whether deleting the slices may delete logs of an earlier runner's

@@ -31,7 +31,7 @@ type queued struct {
 	terms lease.Terms                                                                                                      // what the workers of the requested slices are told
 	held  adoption
 
-	mine     *attempt.History           // what this runner has begun itself
+	mine     *attempt.History           // attempts that this runner has begun itself
 	deleting func()                     // is called before the resource is deleted to be requested again
 	occupied func(context.Context) bool // whether another runner's command lives on the slices
 

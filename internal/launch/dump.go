@@ -20,7 +20,7 @@ type StackMethod string
 const (
 	BySpy    StackMethod = "py-spy"  // py-spy reads the memory of a Python process
 	BySignal StackMethod = "SIGUSR1" // the process prints its stack into its log (faulthandler)
-	ByKernel StackMethod = "kernel"  // the kernel tells only what each thread waits for
+	ByKernel StackMethod = "kernel"  // the kernel shows only what each thread waits for
 )
 
 // A Stack shows what one process of a run is executing.
@@ -31,7 +31,7 @@ type Stack struct {
 	Lines   []string    `json:"lines"`
 
 	// Printed has what the command printed while the process was printing its stack. It is
-	// empty for the other methods, and where the stack has a form that is not known.
+	// empty for the other methods, and if the stack has an unknown form.
 	Printed []string `json:"printed,omitempty"`
 }
 

@@ -179,11 +179,11 @@ type Spec struct {
 	Grace        time.Duration
 
 	// MaxLog limits the log to this many bytes of the command's output; 0 means
-	// DefaultMaxLog, a negative number means no limit. Output beyond the limit is
-	// counted in Exit.Dropped and not kept, except for the last 64 KiB in the file
-	// "dropped" beside the log. The command does not notice. On a disk that is nearly
-	// full (less than 2 % or 1 GB free) the log takes 1 MiB more; output beyond that
-	// is dropped until space is freed, and then the log goes on.
+	// DefaultMaxLog, a negative number means no limit. Output beyond the limit is counted
+	// in Exit.Dropped and not kept. Only its last 64 KiB are kept, in the file "dropped"
+	// beside the log. The command does not notice. On a disk that is nearly full (less than
+	// 2 % or 1 GB free) the log takes 1 MiB more; output beyond that is dropped until space
+	// is freed, and then the log goes on.
 	MaxLog int64
 
 	// Python is an interpreter whose version and packages Armed.Versions returns. It

@@ -99,8 +99,8 @@ func (v EnvVar) Validate() error {
 
 var varName = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
 
-// shellOwns are variables that bash, which starts the command, sets or unsets itself:
-// a value from the user does not reach the command.
+// shellOwns are variables that bash itself sets or unsets. Bash starts the command, so a
+// value from the user does not reach it.
 var shellOwns = map[string]bool{
 	"BASHOPTS": true, "BASH_ARGC": true, "BASH_ARGV": true, "BASH_LINENO": true, "BASH_SOURCE": true, "BASH_VERSINFO": true,
 	"EUID": true, "PIPESTATUS": true, "PPID": true, "SHELLOPTS": true, "SHLVL": true, "UID": true, "_": true,

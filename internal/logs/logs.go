@@ -120,7 +120,7 @@ type logReader struct {
 	*workers.Deps
 	o     LogOptions
 	w     LogSink
-	now   time.Time // what is fetched counts as arrived at this moment
+	now   time.Time // lines that are fetched count as arrived at this moment
 	logs  []*oneLog
 	mu    sync.Mutex // guards w while logs are followed
 	wrote bool

@@ -15,9 +15,9 @@ import (
 	"multihost/internal/training"
 )
 
-// A Review is what is known of a run, while it goes on and after it: the training figures
-// from its logs, and its story from its journal. It reads what this machine has of them.
-// It asks the cloud or the workers only when Follow or Fetch tells it how.
+// A Review collects what is known of a run, during the run and afterwards: the training
+// figures from its logs, and its story from its journal. It reads what this machine has of
+// them. It asks the cloud or the workers only when Follow or Fetch tells it how.
 type Review struct {
 	stateDir, run string
 	o             training.TrainingOptions
@@ -34,8 +34,8 @@ type Review struct {
 type Look struct {
 	Document *metrics.Document // nil while there are no logs
 	Story    *journal.Story    // never nil; empty if there is no journal
-	// Ended says that nothing more will come: the run is over, and so is the command that
-	// followed it.
+	// Ended says that nothing more will come: the run has ended, and so has the command
+	// that followed it.
 	Ended bool
 
 	// Away maps each worker that the Review needs but cannot reach now to the reason.

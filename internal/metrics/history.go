@@ -8,7 +8,7 @@ import (
 // any width shows fewer. With 64 bytes each, 2048 workers keep 34 MB.
 const seriesBuckets = 256
 
-// A bucket holds what is kept of the steps that one point stands for.
+// A bucket holds the kept figures of the steps that one point stands for.
 type bucket struct {
 	lines, timed, worked, fed, lossy, bad uint32 // step lines; those with a time, TFLOP/s, tokens, a finite loss, another loss
 	seconds, tflops, tokens, loss         float64

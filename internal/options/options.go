@@ -137,7 +137,8 @@ type Call struct {
 	*cmdline.Line
 }
 
-// A Machine is what options come from besides the command line.
+// A Machine has the facts about this machine and its user that options need besides the
+// command line.
 type Machine struct {
 	Lookup    config.Lookup // the environment
 	Home      string        // the user's home directory

@@ -374,7 +374,7 @@ func (p Plan) tellRest(t *planText) {
 	}
 }
 
-// again says after what the command is started again.
+// again says which failures make the command start again.
 func (l Limits) again() string {
 	var after []string
 	if l.Restarts > 0 {

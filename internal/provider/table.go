@@ -33,7 +33,7 @@ type Listed struct {
 // A Plan is what a dry run shows that would make or delete slices.
 type Plan struct {
 	ID      string          `json:"id"`
-	Exists  bool            `json:"exists"`            // what is asked for is there already
+	Exists  bool            `json:"exists"`            // the requested resource exists already
 	Creates bool            `json:"creates"`           // it would be made
 	Deletes bool            `json:"deletes"`           // it would be deleted
 	Slices  []string        `json:"slices"`            // that would be deleted

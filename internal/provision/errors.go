@@ -52,7 +52,7 @@ type StateError struct {
 	Diagnosis string // the probable reason of a failure, or empty
 	Starved   bool   // capacity or quota was lacking
 
-	Command string // what to type; "": what helps in this life
+	Command string // what to type; "": the usual command for this life
 	Again   string // what to type after the resource is deleted, or empty
 }
 

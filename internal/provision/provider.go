@@ -197,8 +197,8 @@ type Door struct {
 	Place string // where the key is, or where Admit would put it, in words
 }
 
-// An AttributeReader is a Provider that knows what workers tell without SSH and without a
-// bucket.
+// An AttributeReader is a Provider that can read guest attributes: workers use them to
+// report something without SSH and without a bucket.
 type AttributeReader interface {
 	// Attributes returns the guest attributes multihost/KEY that workers of a slice have
 	// set, in no order: an API does not say which worker set them.

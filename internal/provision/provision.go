@@ -87,7 +87,7 @@ type Sight struct {
 	Word   string // the provider's own word for Life, for messages: "WAITING_FOR_RESOURCES"
 	Detail string // the provider's text of a failure
 
-	ByUser      bool // a user, and not the provider, brought it to this life
+	ByUser      bool // a user caused this life, not the provider
 	Reclaimable bool // the provider may take its slices back at any time: spot, flex-start
 
 	Slices []SliceSight // one for each slice that it has or ought to have

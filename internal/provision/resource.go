@@ -106,7 +106,7 @@ type Resource struct {
 
 	Life        Life
 	State       string // the provider's own word for Life, for messages: "WAITING_FOR_RESOURCES"
-	ByUser      bool   // a user, and not the provider, brought it to this life
+	ByUser      bool   // a user caused this life, not the provider
 	By          string // the same in words: "Google (preemption or maintenance)"; "": unknown
 	Failure     string // the provider's text of a failure
 	Starved     bool   // it failed because capacity or quota is lacking

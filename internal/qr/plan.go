@@ -13,7 +13,7 @@ import (
 
 // A CreatePlan says what Create would do. Its JSON is the result of a dry run.
 type CreatePlan struct {
-	Exists  *Resource       `json:"exists,omitempty"` // it is there already, and would be used
+	Exists  *Resource       `json:"exists,omitempty"` // the resource exists already, and would be used
 	Gcloud  string          `json:"gcloud,omitempty"` // the command that makes the same request
 	Request json.RawMessage `json:"request,omitempty"`
 
@@ -54,7 +54,7 @@ type DeletePlan struct {
 	QueuedResource string   `json:"queued_resource"`
 	Slices         []string `json:"slices"` // that would be deleted with it
 
-	res Resource // nothing: it is not there, or is being deleted
+	res Resource // nothing: the resource does not exist, or is being deleted
 	has bool     // it is there
 }
 

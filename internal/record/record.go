@@ -107,10 +107,10 @@ func (r *Record) BeginAttempt(now time.Time) {
 	r.Attempts = append(r.Attempts, PastAttempt{Attempt: r.Attempt, Begin: now.UTC(), LogDir: r.LogDir, Slices: SliceIDs(r.Slices)})
 }
 
-// Place returns the directory for the logs of an attempt on the given slices, dir unless
-// dir has the logs of another attempt: when slices are gone, a runner on another machine
-// does not know how many attempts they have had, so that two attempts may have one
-// number. An attempt that is taken over keeps its directory, unless the user has typed dir.
+// Place returns the directory for the logs of an attempt on the given slices. It is dir,
+// unless dir has the logs of another attempt. Two attempts may have one number: when slices
+// are gone, a runner on another machine does not know how many attempts ran on them. An
+// attempt that is taken over keeps its directory, unless the user has typed dir.
 func (r *Record) Place(attempt int, on []Slice, dir string, typed bool) string {
 	taken := false
 	for _, a := range r.Attempts {

@@ -2,8 +2,8 @@
 //
 // A Conn is how a worker is reached. A kind of connection, such as SSH, implements it: it
 // starts command lines, and a Shell adds what is the same for every kind: programs that the
-// worker keeps, and the worker's clock. What is done on a worker takes a Runner, which is
-// the part of a Conn that runs commands. A Dialer opens the Conns of a run.
+// worker keeps, and the worker's clock. Packages that only run commands on a worker take a
+// Runner, which is the part of a Conn that does this. A Dialer opens the Conns of a run.
 //
 // # Decisions
 //

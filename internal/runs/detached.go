@@ -131,7 +131,7 @@ type attaching struct {
 	*BucketRun
 	o     AttachOptions
 	begin time.Time
-	told  string // what was last said of the run's progress
+	told  string // the last text about the run's progress
 
 	followed int // the attempt that was followed over SSH as far as possible; -1: none
 	out      stage.Outcome
@@ -395,7 +395,7 @@ func (r *BucketRun) warnRights(state detach.State) {
 	}
 }
 
-// whyKept says why the slices of a run that has ended stay; "" if the workers delete
+// whyKept says why the slices stay although the run has ended; "" if the workers delete
 // them.
 func (r *BucketRun) whyKept(state detach.State) string {
 	switch {

@@ -24,7 +24,8 @@ type RunEnd struct {
 	First *tpu.WorkerID
 }
 
-// failedFirst sets first to the worker that a text names at its beginning, as verdicts do.
+// failedFirst sets first to the worker at the beginning of a text. Verdicts begin with a
+// worker.
 func (e *RunEnd) failedFirst(text string) {
 	word, _, _ := strings.Cut(strings.ReplaceAll(text, ":", " "), " ")
 	if id, err := tpu.ParseWorkerID(word); err == nil {

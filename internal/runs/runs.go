@@ -140,9 +140,9 @@ func several(name string, a, b workers.FoundRun, ready []tpu.Slice) error {
 		Advice: "say which slices with --tpu-prefix=P"}
 }
 
-// notBegun returns the error about a job of which only the queued resource exists: the
-// job waits, or its runner ended while it waited. It returns nil if there is no such
-// resource.
+// notBegun returns the error about a job that has only a queued resource and no run on a
+// worker: the job waits, or its runner ended while the job waited. It returns nil if there
+// is no such resource.
 func notBegun(ctx context.Context, d *workers.Deps, name string) error {
 	if d.OnHosts() {
 		return nil

@@ -162,9 +162,9 @@ func (c *SSHConfig) reach(addr string) (string, []JumpHost, error) {
 }
 
 // ParseJump reads the bastions on the way to the workers in the form of ssh -J,
-// "[user@]host[:port],…" or "ssh://[user@]host[:port]". login is the user where neither
-// spec nor config names one. config may be nil; otherwise its settings for each bastion
-// apply, including a bastion before the first.
+// "[user@]host[:port],…" or "ssh://[user@]host[:port]". login is the user if neither spec
+// nor config names one. config may be nil; otherwise its settings for each bastion apply,
+// including a bastion before the first.
 func ParseJump(spec, login string, config *SSHConfig) ([]JumpHost, error) {
 	jumps, err := parseJump(spec, login, config, 0)
 	if err != nil {

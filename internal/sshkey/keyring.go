@@ -18,7 +18,7 @@ type Keyring struct {
 	mu      sync.Mutex // held while asking: one question at a time
 	loaded  map[string]keyFile
 	agents  []*Identity
-	others  []ssh.Signer // what rest has found in the agent
+	others  []ssh.Signer // the keys that rest has found in the agent
 	gotThem bool
 }
 

@@ -5,11 +5,12 @@
 //
 //   - A start of a job that ran before has files of its own in the bucket. The uploads
 //     come first, then run.json by its generation, then the deletion of what is dead,
-//     then the number of the attempt, and the request for slices last. So whoever dies
-//     in between leaves what the next start can go on from.
-//   - Starts have no lock, because the owner of a lock may be dead. The later of two
-//     takes over: each step of the earlier one depends on what that one has read, and
-//     the API refuses its request because of the name of the start in the metadata.
+//     then the number of the attempt, and the request for slices last. If the
+//     runner dies in between, the next start can continue from what is there.
+//   - Starts have no lock, because the owner of a lock may be dead. Of two starts, the
+//     later one takes over. Each step of the earlier one is conditional on what it has
+//     read, so it fails after the later one has changed that. Its request for slices is
+//     refused too, because the metadata of existing slices names the other start.
 package submit
 
 import (

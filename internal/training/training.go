@@ -198,8 +198,8 @@ func (t *Training) latest(here *record.Record) *record.Record {
 	return &both
 }
 
-// Ended reports whether, when Update last looked, the run had ended and this machine had
-// followed it to its end.
+// Ended reports whether the run had ended at the last Update, and this machine had followed
+// it to its end.
 func (t *Training) Ended() bool {
 	if t.rec == nil {
 		return true

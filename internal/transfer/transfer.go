@@ -42,8 +42,8 @@ func (e *WorkerError) Error() string { return e.Text }
 // Fault returns fault.Unavailable.
 func (e *WorkerError) Fault() fault.Kind { return fault.Unavailable }
 
-// trouble returns why the worker failed: its own report, on one of its outputs, else the
-// last line that was no answer.
+// trouble returns why the worker failed: its own report on one of its outputs, or otherwise
+// the last line that was no answer.
 func trouble(errs, out *remote.Answer) error {
 	for _, from := range []*remote.Answer{out, errs} {
 		if failed := from.Failure(); failed != "" {

@@ -146,7 +146,7 @@ func (t *Connected) Listen(s *HeardSink) (over func()) {
 			select {
 			case <-stop:
 				return
-			case <-gcp.SystemClock.After(time.Second): // the clock by which connections are heard
+			case <-gcp.SystemClock.After(time.Second): // the clock of the times at which something came over connections
 				s.hear(t.Silence(s.Waits, begin, gcp.SystemClock.Now()))
 			}
 		}

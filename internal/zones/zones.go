@@ -25,8 +25,8 @@ const (
 	maxNamed = 4
 )
 
-// refusedType matches the API's text for a type that a zone does not offer. It also
-// refuses a zone that does not exist with the second one.
+// refusedType matches the API's text for a type that a zone does not offer. The API uses
+// the second form also for a zone that does not exist.
 var refusedType = regexp.MustCompile(`(?i)zonal accelerator configurations|requested zone "?[a-z0-9-]*"? is not supported`)
 
 // Refused reports whether the API's text of a refusal or failure says that the zone does

@@ -26,7 +26,7 @@ type ender struct {
 	unsentOut bool   // control/unsent-… says that the log is not whole
 }
 
-// sendLog sends what the bucket does not have of the log.
+// sendLog sends the part of the log that the bucket does not have.
 func (w *ender) sendLog(ctx context.Context) error {
 	return w.bucket.sendLog(ctx, w.disk.attempt(w.m.attempt, "output.log"), logName(w.me, w.m.attempt), piecesOfJob)
 }
@@ -196,7 +196,7 @@ func (w *ender) leadCode(ctx context.Context) string {
 	return ""
 }
 
-// tellEnd stores what the bucket does not yet have of how the attempt ended here. The end
+// tellEnd stores how the attempt ended here, as far as the bucket does not have it. The end
 // itself comes last: after a reboot, an end that was stored counts as complete.
 func (w *ender) tellEnd(ctx context.Context) error {
 	m := w.m

@@ -154,9 +154,9 @@ type onDisk struct {
 	quick      bool   // the last attempts all ended with a reboot soon after their start
 }
 
-// A machine decides what a worker does: who begins an attempt, when a stop counts, what
-// follows an end, who deletes the slices. It is a pure state machine: next depends on
-// the machine's fields and the sight alone, and changes nothing but them.
+// A machine decides what a worker does: when it begins an attempt, when a stop counts, what
+// follows an end, and when it deletes the slices. It is a pure state machine: next depends
+// on the machine's fields and the sight alone, and changes nothing but them.
 type machine struct {
 	job       Job
 	born      time.Time // beginning of the time to live
@@ -711,7 +711,7 @@ func (m *machine) kept(s *sight) (why string, first action) {
 		if !s.looked[ofExcuses] {
 			return "", action{do: look, at: ofExcuses}
 		}
-		m.judged = s.excused // once for an attempt
+		m.judged = s.excused // once for each attempt
 	}
 	if m.judged == isExcused {
 		return "", action{}

@@ -70,8 +70,8 @@ func (o objects) announce(ctx context.Context, attempt int) (int, error) {
 	return attempt, o.write(ctx, "control/attempt", []byte(strconv.Itoa(attempt)+"\n"), generation)
 }
 
-// first returns what the bucket has of this worker in the attempt with which a worker
-// without a record begins.
+// first reads the attempt with which a worker without a record begins, and what the bucket
+// has of this worker in that attempt.
 func (o objects) first(ctx context.Context) (first, error) {
 	wanted, _, err := o.wanted(ctx)
 	f := first{attempt: max(wanted, 1)}

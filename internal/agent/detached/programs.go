@@ -39,8 +39,8 @@ type System interface {
 }
 
 // Host is the System of the machine that this program runs on. Answers of programs are kept
-// in files below Scratch while they run: what a program leaves in the background may hold
-// its output open for ever.
+// in files below Scratch while they run: a process that the program leaves in the
+// background may hold the output open for ever.
 type Host struct{ Scratch string }
 
 // killAfter is the time between TERM and KILL for a program whose limit is over.

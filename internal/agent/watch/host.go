@@ -78,7 +78,7 @@ func (h *Host) save(t Terms) error {
 	return agent.WriteFile(h.own(t.Run+termsEnd), []byte(t.Text()), 0o644)
 }
 
-// mostTerms bounds what is read of a file that any login can write.
+// mostTerms limits how many bytes are read of a file that any login can write.
 const mostTerms = 64 << 10
 
 func readSome(path string) string {

@@ -22,8 +22,8 @@ import (
 // Secret Manager, v1: creating a secret, adding a version, accessing the newest or a
 // numbered version. Everything else is not modelled.
 
-// DispatchSecrets returns the function that answers the caller who's requests to Secret
-// Manager. The caller of that function holds the lock.
+// DispatchSecrets returns the function that answers requests to Secret Manager. who is
+// their sender. The caller of that function holds the lock.
 func (s API) DispatchSecrets(who cloud.Caller) func(r *http.Request, body []byte) (any, error) {
 	return func(r *http.Request, body []byte) (any, error) {
 		if err := wire.CheckQuery(r.URL.Query(), "secretId"); err != nil {

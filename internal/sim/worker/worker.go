@@ -128,8 +128,8 @@ type Orderly interface {
 
 // Host is implemented by machines whose processes run on this machine.
 type Host interface {
-	// Login returns what a process of the login user starts with: its environment, without
-	// what SSH adds, and its home, which it creates.
+	// Login returns the environment of a process of the user, without the variables that
+	// SSH adds, and the home of the user. Login creates the home.
 	Login(user string) (env []string, home string, err error)
 }
 
