@@ -57,7 +57,7 @@ type session struct {
 	hosts    hosts.HostList   // set by --hosts or taken from the run's record, in place of a cloud
 	networks *network.Client
 	account  string
-	gcloud   config.Gcloud // with the changes that flags made
+	gcloud   config.Gcloud // gcloud's configuration with the changes that flags made
 	stateDir string
 	dryRun   bool // change nothing
 	lookup   config.Lookup

@@ -32,7 +32,7 @@ func (m *Metadata) Value(ctx context.Context, path string) (string, error) {
 	return strings.TrimRight(text, "\n"), err
 }
 
-// Optional is Value that returns "" if the value does not exist.
+// Optional is Value, but returns "" if the value does not exist.
 func (m *Metadata) Optional(ctx context.Context, path string) (string, error) {
 	text, err := m.Value(ctx, path)
 	if StatusOf(err) == http.StatusNotFound {

@@ -150,7 +150,7 @@ func (o *outages) isGone(i int) (gone bool) {
 	return gone
 }
 
-// restart makes the outages of workers count from now.
+// restart makes the time of the workers' outages count from now.
 func (o *outages) restart(lost []int, now time.Time) {
 	for _, i := range lost {
 		o.at(i, func(o *outage) { o.begin = now })

@@ -17,7 +17,8 @@ type stopping struct {
 	done   chan error
 }
 
-// beginStop begins to stop the command on all workers. The result comes over done.
+// beginStop begins to stop the command on all workers. The channel done receives the
+// result.
 func (f *Following) beginStop(ctx context.Context, reason string, cause error) *stopping {
 	s := &stopping{reason: reason, cause: cause, done: make(chan error, 1)}
 	hint := ""

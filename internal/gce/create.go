@@ -29,9 +29,9 @@ const (
 // It waits until Compute Engine has taken all groups, and not for their VMs.
 //
 // If a resource of the name fails or its slices were taken away, the error is a
-// *provision.StateError. One that is being deleted is waited for. With a read-only client,
-// the error is a *gcp.ReadOnlyError where Create would make something. res is then what
-// exists of an older request; it is zero if there is none.
+// *provision.StateError. Create waits for one that is being deleted. With a read-only
+// client, the error is a *gcp.ReadOnlyError if Create would have to make something. res is
+// then what exists of an older request; it is zero if nothing exists.
 func (p *Provider) Create(ctx context.Context, r provision.Request) (res provision.Resource, created bool, err error) {
 	if err := check(r, p.at()); err != nil {
 		return provision.Resource{}, false, err

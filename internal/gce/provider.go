@@ -148,8 +148,8 @@ func (p *Provider) remains(ctx context.Context, living map[string]bool) ([]provi
 
 func byID(a, b provision.Resource) int { return strings.Compare(a.ID, b.ID) }
 
-// Slices implements provision.Provider. It has slices of several VMs whoever made them, and
-// slices of one VM that multihost has made.
+// Slices implements provision.Provider. It returns slices of several VMs, whoever made
+// them, and slices of one VM only if multihost made them.
 func (p *Provider) Slices(ctx context.Context) ([]tpu.Slice, error) {
 	v, err := p.look(ctx, "")
 	if err != nil {

@@ -271,7 +271,7 @@ func occupied(err error) bool {
 }
 
 // MakeNetwork creates the network of a job, if it is to create one. It calls first before
-// it changes anything, and ends with its error.
+// it changes anything. If first returns an error, MakeNetwork returns that error.
 func MakeNetwork(ctx context.Context, d Networks, watch *stage.Stopwatch, o *network.Options, first func() error) error {
 	var plan *network.Plan
 	err := watch.Span("network", func() (err error) {

@@ -32,7 +32,7 @@ type queued struct {
 	held  adoption
 
 	mine     *attempt.History           // attempts that this runner has begun itself
-	deleting func()                     // is called before the resource is deleted to be requested again
+	deleting func()                     // called before the resource is deleted and requested again
 	occupied func(context.Context) bool // whether another runner's command lives on the slices
 
 	there bool // the resource is known to exist

@@ -299,8 +299,8 @@ func NewDocument(run string, kind tpu.Type, now time.Time) Document {
 	return d
 }
 
-// Below says why the run is not at the limit, a ratio of the published TFLOP/s of Compare,
-// which must be set; "" if it is.
+// Below says why the run is slower than limit allows; "" if it is not. limit is a ratio of
+// the published TFLOP/s. Compare must be set.
 func (d *Document) Below(limit float64) string {
 	switch ratio := d.Compare.Ratio; {
 	case !ratio.Known():

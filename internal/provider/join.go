@@ -13,9 +13,9 @@ import (
 	"multihost/internal/tpu"
 )
 
-// Joined is one provider of the slices of several. What is asked for is made by the first
-// one, and its words are used where no resource is known. What exists is found whoever made
-// it, and has the words of that provider from then on.
+// Joined makes several providers look like one. The first provider makes what is requested,
+// and its words are used if no resource is known. Joined finds what exists, whichever
+// provider made it. Such a resource then has the words of its own provider.
 type Joined struct {
 	provision.Provider // the first one
 	all                []provision.Provider

@@ -48,7 +48,7 @@ func (w wholeWriter) Write(p []byte) (int, error) {
 type shownLog struct {
 	id   tpu.WorkerID
 	to   io.WriteCloser
-	time time.Time // of what is written now, in JSON
+	time time.Time // time of the text that is written now, in JSON
 }
 
 // Logs returns a writer of logs.

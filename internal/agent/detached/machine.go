@@ -556,8 +556,8 @@ func (m *machine) expired(now time.Time) (string, bool) {
 	return fmt.Sprintf("the time to live of %d s (--ttl) is over", int(m.job.TTL.Seconds())), true
 }
 
-// overdue reports whether the time to live is over, and the time to stop the command after
-// it too.
+// overdue reports whether the time to live is over, and the time to stop the command
+// afterwards too.
 func (m *machine) overdue(now time.Time) bool {
 	return m.job.TTL > 0 && now.Sub(m.born) >= m.job.TTL+m.job.Grace.Truncate(time.Second)+time.Minute
 }

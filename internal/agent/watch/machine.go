@@ -66,7 +66,7 @@ const (
 const (
 	shareEvery = 10 * time.Minute // an unchanged state is shared again
 	deadAfter  = 30 * time.Minute // a worker that has shared nothing for this long has ended
-	longPause  = 10 * time.Minute // between two tries when many have failed
+	longPause  = 10 * time.Minute // pause between two tries after many failures
 	manyTries  = 20
 	mostPause  = 600 * time.Second // before a deletion, so that usually a single worker requests it
 )
