@@ -49,6 +49,9 @@ func (r *start) checkSkew(armed []*launch.Armed) error {
 	for i, a := range armed {
 		found[i] = a.Versions()
 	}
+	if text := oldJAX(r.workers.Slices, len(armed), found[0]["jax"]); text != "" {
+		event.Notef(r.Sink, event.Warn, "multihost exec "+r.Flag(r.O.Prefix)+" -- "+remote.Quote(r.pythonFromHome(), "-m", "pip", "install", "--upgrade", "jax"), "%s", text)
+	}
 	skews := findSkews(r.workers.IDs, found)
 	if len(skews) == 0 {
 		return nil
@@ -64,6 +67,20 @@ func (r *start) checkSkew(armed []*launch.Armed) error {
 	}
 	event.Notef(r.Sink, event.Warn, advice+"; to stop here instead: --skew=check", "%s", text)
 	return nil
+}
+
+// oldJAX warns of a version of JAX that does not understand how the VMs of the slices know
+// each other; "" if it does, or if it is not known. The first one that understands bare names
+// is 0.10.0: before, JAX took the third part of host:port:address.
+func oldJAX(all []tpu.Slice, workers int, version string) string {
+	if workers < 2 || !slices.ContainsFunc(all, func(s tpu.Slice) bool { return s.BareNames }) {
+		return ""
+	}
+	major, minor := 0, 0
+	if n, _ := fmt.Sscanf(version, "%d.%d", &major, &minor); n < 2 || major > 0 || minor >= 10 {
+		return ""
+	}
+	return "jax " + version + " does not understand the bare names by which these VMs know each other, and its processes may fail to connect; jax understands them from 0.10.0 on"
 }
 
 // pythonFromHome returns the interpreter as a path from the home directory.

@@ -46,3 +46,28 @@ func TestOnlyWhatIsKnownIsCompared(t *testing.T) {
 		t.Error(diff)
 	}
 }
+
+func TestJAXThatDoesNotUnderstandBareNames(t *testing.T) {
+	t.Parallel()
+	bare := []tpu.Slice{{}, {BareNames: true}}
+	for _, row := range []struct {
+		slices  []tpu.Slice
+		workers int
+		version string
+		warns   bool
+	}{
+		{bare, 4, "0.9.2", true},
+		{bare, 2, "0.4.30.dev20240601+cpu", true},
+		{bare, 4, "0.10.0", false},
+		{bare, 4, "0.11.1.dev20260808", false},
+		{bare, 4, "1.0", false},
+		{bare, 1, "0.9.2", false}, // it has nobody to talk to
+		{[]tpu.Slice{{}}, 4, "0.9.2", false},
+		{bare, 4, "none", false},
+		{bare, 4, "", false},
+	} {
+		if got := oldJAX(row.slices, row.workers, row.version); (got != "") != row.warns {
+			t.Errorf("%q on %d workers: %q", row.version, row.workers, got)
+		}
+	}
+}

@@ -51,6 +51,7 @@ type Slice struct {
 	HealthDetail   string
 	QueuedResource string   // id of the queued resource that made it, or empty
 	MultiSlice     bool     // made by one multi-node queued resource: has MEGASCALE metadata
+	BareNames      bool     // its VMs know each other by names without addresses
 	Network        string   // network name
 	Tags           []string // network tags of its workers, which firewall rules use
 	Labels         map[string]string
