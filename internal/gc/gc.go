@@ -296,8 +296,7 @@ func collect(ctx context.Context, d *workers.Deps, o GCOptions, l Leftover) erro
 	now, err := d.Cloud.Get(ctx, l.Name)
 	switch {
 	case gcp.ClassOf(err) == gcp.NotFound: // parts that cost nothing may be left
-		_, err := d.Cloud.Delete(ctx, l.Name, provision.DeleteOptions{OnlyRun: l.Run})
-		return err
+		return collectRemains(ctx, d, l)
 	case err != nil:
 		return err
 	case now.State != l.State || !now.CreateTime.Equal(l.Created):
@@ -311,6 +310,25 @@ func collect(ctx context.Context, d *workers.Deps, o GCOptions, l Leftover) erro
 	}
 	if !again[0].Useless {
 		event.Notef(d.Sink, event.Warn, "", "%s came into use since it was listed: it stays (%s)", provision.NameOf(d.Cloud, l.Name), again[0].Evidence)
+		return nil
+	}
+	_, err = d.Cloud.Delete(ctx, l.Name, provision.DeleteOptions{OnlyRun: l.Run})
+	return err
+}
+
+// collectRemains deletes what is left of a resource that gives no slices any more. It lists
+// the resources again, because somebody may have begun to make one of the same name.
+func collectRemains(ctx context.Context, d *workers.Deps, l Leftover) error {
+	all, err := d.Cloud.List(ctx)
+	if err != nil {
+		return err
+	}
+	i := slices.IndexFunc(all, func(r provision.Resource) bool { return r.ID == l.Name && r.Commands.Kind == l.Kind })
+	switch {
+	case i < 0:
+		return nil
+	case !all[i].Dead():
+		event.Notef(d.Sink, event.Warn, "", "%s is %s since it was listed: it stays", provision.NameOf(d.Cloud, l.Name), all[i].State)
 		return nil
 	}
 	_, err = d.Cloud.Delete(ctx, l.Name, provision.DeleteOptions{OnlyRun: l.Run})

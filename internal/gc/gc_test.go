@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"multihost/internal/event"
 	"multihost/internal/launch"
 	"multihost/internal/provision"
 	"multihost/internal/qr"
@@ -110,8 +111,13 @@ func TestTheWarningOfLeftoversIsOneLine(t *testing.T) {
 // remains is a provider that has parts of a resource left, which cost nothing.
 type remains struct {
 	provision.Provider
+	listed  []provision.Resource
 	deleted string // the resource and its run
 }
+
+func (r *remains) List(context.Context) ([]provision.Resource, error) { return r.listed, nil }
+
+func (*remains) Undoing(string, ...string) provision.Undoing { return provision.Undoing{} }
 
 func (*remains) Get(context.Context, string) (provision.Resource, error) {
 	return provision.Resource{}, provision.ErrNotFound
@@ -122,12 +128,18 @@ func (r *remains) Delete(_ context.Context, id string, o provision.DeleteOptions
 	return true, nil
 }
 
-// What is left of a resource whose slices are gone is deleted, too.
+// What is left of a resource whose slices are gone is deleted, too, unless somebody makes
+// one of that name by now.
 func TestPartsWithoutSlicesAreDeleted(t *testing.T) {
-	cloud := &remains{}
-	d := &workers.Deps{Reach: &workers.Reach{Invocation: &stage.Invocation{Clock: testkit.NewJumpClock()}, Cloud: cloud}}
-	err := Collect(t.Context(), d, GCOptions{}, []Leftover{{Kind: "slice request", Name: "m", Run: "r", Useless: true}})
-	if err != nil || cloud.deleted != "m of r" {
-		t.Errorf("deleted %q, %v", cloud.deleted, err)
+	for life, want := range map[provision.Life]string{provision.Failed: "m of r", provision.Requested: "", provision.Absent: ""} {
+		cloud := &remains{}
+		if life != provision.Absent {
+			cloud.listed = []provision.Resource{{ID: "m", Commands: provision.Commands{Kind: "slice request"}, Life: life}}
+		}
+		d := &workers.Deps{Reach: &workers.Reach{Invocation: &stage.Invocation{Clock: testkit.NewJumpClock(), Sink: event.Discard}, Cloud: cloud}}
+		err := Collect(t.Context(), d, GCOptions{}, []Leftover{{Kind: "slice request", Name: "m", Run: "r", Useless: true}})
+		if err != nil || cloud.deleted != want {
+			t.Errorf("%s: deleted %q, want %q, %v", life, cloud.deleted, want, err)
+		}
 	}
 }

@@ -195,7 +195,7 @@ func (p *Provider) ensure(ctx context.Context, part part) (made bool, err error)
 			return false, nil
 		case err != nil:
 			return false, err
-		case about != part.about:
+		case !sameOwner(about, part.about):
 			return false, &TakenError{Kind: part.kind, Name: part.name, Of: about}
 		}
 		return true, nil
@@ -223,6 +223,13 @@ func (p *Provider) ensure(ctx context.Context, part part) (made bool, err error)
 		return there, err
 	}
 	return false, err
+}
+
+// sameOwner reports whether two descriptions name the same resource and run.
+func sameOwner(a, b string) bool {
+	id, run, ok := described(a)
+	otherID, otherRun, otherOK := described(b)
+	return ok && otherOK && id == otherID && run == otherRun
 }
 
 // Preview implements provision.Previewer. It names the image by its family. No single

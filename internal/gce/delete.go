@@ -71,15 +71,10 @@ func (p *Provider) owner(ctx context.Context, id string) (labels map[string]stri
 			description = g.GetDescription()
 		}
 	}
-	of, run, ok := described(description)
-	if !ok || of != id {
+	if of, _, ok := described(description); !ok || of != id {
 		return nil, false, nil
 	}
-	labels = map[string]string{provision.LabelTool: provision.ToolName}
-	if run != "" {
-		labels[provision.LabelRun] = run
-	}
-	return labels, true, nil
+	return ownerIn(description), true, nil
 }
 
 // remove deletes all parts of a resource and waits until the last one is gone. phase is for

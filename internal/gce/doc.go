@@ -6,7 +6,8 @@
 // policy belong to the region. Their names are those of the request and of the zone.
 //
 // What belongs together is known by its description, "multihost ID multihost-run=RUN":
-// groups and policies have no labels. The labels of the owner are on the VMs, and the
+// groups and policies have no labels. The description of the policy also names the user,
+// because the policy may be the last part that is left. The labels of the owner are on the VMs, and the
 // template remembers the whole request in the VMs' metadata. A resource exists for as long as
 // it has a group: a template and a policy alone cost nothing, and Create goes on from them.
 //

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"path"
 	"slices"
 	"strings"
 	"testing"
@@ -416,5 +417,50 @@ func TestPreview(t *testing.T) {
 		if !strings.Contains(strings.ReplaceAll(string(body), `": `, `":`), part) {
 			t.Errorf("%s is not in %s", part, body)
 		}
+	}
+}
+
+// A resource without a group is being made while one of its parts is young, and left over
+// after that.
+func TestWhatHasNoGroupYetIsNoLeftover(t *testing.T) {
+	for _, tt := range []struct {
+		parts []string // that exist
+		ages  []time.Duration
+		want  provision.Life
+		age   time.Duration
+	}{
+		{[]string{"resourcePolicies"}, []time.Duration{0}, provision.Requested, 0},
+		{[]string{"resourcePolicies", "instanceTemplates"}, []time.Duration{time.Hour, time.Minute}, provision.Requested, time.Minute},
+		{[]string{"resourcePolicies", "instanceTemplates"}, []time.Duration{time.Minute, time.Hour}, provision.Requested, time.Minute},
+		{[]string{"resourcePolicies", "instanceTemplates"}, []time.Duration{2 * time.Hour, time.Hour}, provision.Failed, time.Hour},
+		{[]string{"resourcePolicies"}, []time.Duration{time.Hour}, provision.Failed, time.Hour},
+	} {
+		t.Run(fmt.Sprint(tt.parts, tt.ages), func(t *testing.T) {
+			f := start(t)
+			if _, _, err := f.Create(t.Context(), request(t)); err != nil {
+				t.Fatal(err)
+			}
+			now := time.Now().Truncate(time.Second)
+			f.mu.Lock()
+			for key := range f.things {
+				kind := path.Base(path.Dir(key))
+				if i := slices.Index(tt.parts, kind); i >= 0 {
+					f.things[key]["creationTimestamp"] = now.Add(-tt.ages[i]).Format(time.RFC3339)
+				} else if kind != "machineTypes" {
+					delete(f.things, key)
+				}
+			}
+			f.mu.Unlock()
+			list, err := f.List(t.Context())
+			if err != nil || len(list) != 1 {
+				t.Fatalf("%v: got %+v, %v", tt, list, err)
+			}
+			if r := list[0]; r.Life != tt.want || !r.CreateTime.Equal(now.Add(-tt.age)) {
+				t.Errorf("%v: got %s, made at %v", tt, r.Life, r.CreateTime)
+			}
+			if run, user, ours := list[0].Made(); run != "m" || user != "ann" || !ours {
+				t.Errorf("%v: made by run %q of %q, %v", tt, run, user, ours)
+			}
+		})
 	}
 }

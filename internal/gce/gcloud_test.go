@@ -46,7 +46,7 @@ func TestGcloudAsksForTheSameParts(t *testing.T) {
 		regions = "projects/" + sim.DefaultProject + "/regions/" + region
 	)
 	for _, command := range []string{
-		"gcloud compute resource-policies create workload-policy m-b --type=high-throughput --accelerator-topology=2x2x2 --region=" + region + " --description=" + about,
+		"gcloud compute resource-policies create workload-policy m-b --type=high-throughput --accelerator-topology=2x2x2 --region=" + region + " --description='multihost m multihost-run=m multihost-user=ann'",
 		"gcloud beta compute instance-templates create m-b --instance-template-region=" + region + " --description=" + about + " --machine-type=tpu7x-standard-4t" +
 			" --image-project=ubuntu-os-accelerator-images --image-family=ubuntu-accel-2404-amd64-tpu-tpu7x --boot-disk-size=200GB --boot-disk-type=hyperdisk-balanced" +
 			" --network-interface=network=default,nic-type=GVNIC --maintenance-policy=TERMINATE --provisioning-model=FLEX_START --max-run-duration=4h" +

@@ -48,6 +48,7 @@ const (
 	wordPreempted = "PREEMPTED"
 	wordOver      = "RUN_DURATION_OVER"
 	wordGone      = "WITHOUT_VMS"
+	wordNoGroups  = "WITHOUT_GROUPS"
 	wordEmpty     = "RESIZED_TO_0"
 	wordFailed    = "FAILED"
 	wordDeleting  = "DELETING"

@@ -157,6 +157,28 @@ func describe(id string, labels map[string]string) string {
 	return text
 }
 
+// describePolicy returns the description of the policy. It also names the user, because the
+// policy may be the last part that is left. Workers compare the description of a group as a
+// whole, so only that of the policy says more.
+func describePolicy(id string, labels map[string]string) string {
+	text := describe(id, labels)
+	if user := labels[provision.LabelUser]; user != "" {
+		text += " " + provision.LabelUser + "=" + user
+	}
+	return text
+}
+
+// ownerIn returns the labels of the owner that the description of a part names.
+func ownerIn(description string) map[string]string {
+	labels := map[string]string{provision.LabelTool: provision.ToolName}
+	for _, word := range strings.Fields(description) {
+		if key, value, ok := strings.Cut(word, "="); ok && (key == provision.LabelRun || key == provision.LabelUser) {
+			labels[key] = value
+		}
+	}
+	return labels
+}
+
 // described reads the description of a part, and returns the resource and the run that it
 // names.
 func described(description string) (id, run string, ok bool) {
@@ -202,7 +224,7 @@ func newPlan(r provision.Request, at place, image string) (plan, error) {
 	}
 	if r.Type.Workers > 1 {
 		p.policy = &computepb.ResourcePolicy{
-			Name: proto.String(at.partName(r.ID)), Description: proto.String(about),
+			Name: proto.String(at.partName(r.ID)), Description: proto.String(describePolicy(r.ID, r.Labels)),
 			WorkloadPolicy: &computepb.ResourcePolicyWorkloadPolicy{Type: proto.String("HIGH_THROUGHPUT"), AcceleratorTopology: proto.String(r.Type.Topology)},
 		}
 	}

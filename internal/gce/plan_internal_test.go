@@ -55,7 +55,7 @@ func TestBodies(t *testing.T) {
 			"instanceLifecyclePolicy": {"defaultActionOnFailure": "DO_NOTHING"}, "updatePolicy": {"type": "OPPORTUNISTIC"}}`
 	}
 	for _, part := range []struct{ name, got, want string }{
-		{"policy", string(wire(p.policy)), `{"name": "m-a", "description": "multihost m multihost-run=m",
+		{"policy", string(wire(p.policy)), `{"name": "m-a", "description": "multihost m multihost-run=m multihost-user=ann",
 			"workloadPolicy": {"type": "HIGH_THROUGHPUT", "acceleratorTopology": "2x2x2"}}`},
 		{"template", string(wire(p.template)), `{"name": "m-a", "description": "multihost m multihost-run=m", "properties": {
 			"machineType": "tpu7x-standard-4t",
@@ -241,5 +241,15 @@ func TestDescriptions(t *testing.T) {
 	}
 	if id, run, _ := described(describe("m", provision.OwnerLabels("R", ""))); id != "m" || run != "r" {
 		t.Errorf("got %q, %q", id, run)
+	}
+}
+
+func TestThePolicyNamesItsOwner(t *testing.T) {
+	labels := provision.OwnerLabels("R", "Ann")
+	if got := ownerIn(describePolicy("m", labels)); got[provision.LabelRun] != "r" || got[provision.LabelUser] != "ann" || got[provision.LabelTool] != provision.ToolName {
+		t.Errorf("got %v", got)
+	}
+	if !sameOwner(describePolicy("m", labels), describe("m", labels)) || sameOwner("multihost m multihost-run=r", "multihost m multihost-run=s") || sameOwner("", "") {
+		t.Error("a policy of the same request is taken for another one, or another one for it")
 	}
 }

@@ -85,8 +85,10 @@ func (p *Provider) Get(ctx context.Context, id string) (provision.Resource, erro
 	return p.resource(ctx, v, id)
 }
 
-// List implements provision.Provider. A resource whose groups are gone and whose template or
-// policy is left is listed, too, as failed: Delete removes the rest.
+// List implements provision.Provider. A resource that has a template or a policy and no
+// group is listed, too. If one of its parts is younger than [provision.MakingTime], it is
+// requested: its groups may be on their way. Otherwise it is failed, and Delete removes the
+// rest.
 func (p *Provider) List(ctx context.Context) ([]provision.Resource, error) {
 	v, err := p.look(ctx, "")
 	if err != nil {
@@ -110,8 +112,8 @@ func (p *Provider) List(ctx context.Context) ([]provision.Resource, error) {
 	return all, errors.Join(append(errs, err)...)
 }
 
-// remains returns the resources of the zone that have no group any more. living are the
-// others.
+// remains returns the resources of the zone that have no group: none yet, or none any more.
+// living are the others. The newest part says when a resource was made.
 func (p *Provider) remains(ctx context.Context, living map[string]bool) ([]provision.Resource, error) {
 	templates, err := p.calls.Templates(ctx)
 	if err != nil {
@@ -122,26 +124,39 @@ func (p *Provider) remains(ctx context.Context, living map[string]bool) ([]provi
 		return nil, err
 	}
 	found := map[string]provision.Resource{}
-	note := func(name, description string, labels map[string]string) {
-		id, run, ok := described(description)
-		if _, known := found[id]; !ok || known || living[id] || name != p.at().partName(id) {
+	note := func(name, description, created string, labels map[string]string) {
+		id, _, ok := described(description)
+		if !ok || living[id] || name != p.at().partName(id) {
 			return
 		}
-		if labels == nil {
-			labels = map[string]string{provision.LabelTool: provision.ToolName, provision.LabelRun: run}
+		r, known := found[id]
+		if !known {
+			r = provision.Resource{ID: id, Commands: commands(id), Zone: p.gcp.Zone(), Labels: labels}
 		}
-		found[id] = provision.Resource{
-			ID: id, Commands: commands(id), Zone: p.gcp.Zone(), Life: provision.Failed, State: "WITHOUT_GROUPS", Labels: labels,
-			Failure: "its groups are gone; its template or its policy is left",
+		if made := timeOf(created); made.After(r.CreateTime) {
+			r.CreateTime = made
 		}
+		found[id] = r
 	}
 	for _, t := range templates {
-		note(t.GetName(), t.GetDescription(), t.GetProperties().GetLabels())
+		labels := t.GetProperties().GetLabels()
+		if labels == nil {
+			labels = ownerIn(t.GetDescription())
+		}
+		note(t.GetName(), t.GetDescription(), t.GetCreationTimestamp(), labels)
 	}
 	for _, w := range policies {
-		note(w.GetName(), w.GetDescription(), nil)
+		note(w.GetName(), w.GetDescription(), w.GetCreationTimestamp(), ownerIn(w.GetDescription()))
 	}
-	all := slices.Collect(maps.Values(found))
+	now := p.gcp.Clock().Now()
+	all := []provision.Resource{}
+	for _, r := range found {
+		r.Life, r.State = provision.Requested, wordRequested
+		if now.Sub(r.CreateTime) >= provision.MakingTime {
+			r.Life, r.State, r.Failure = provision.Failed, wordNoGroups, "its groups are gone; its template or its policy is left"
+		}
+		all = append(all, r)
+	}
 	slices.SortFunc(all, byID)
 	return all, nil
 }

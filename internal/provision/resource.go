@@ -98,6 +98,12 @@ func (r Request) Asks() Tier {
 // RunLabel returns the label of the run.
 func (r Request) RunLabel() (key, value string) { return LabelRun, r.Labels[LabelRun] }
 
+// MakingTime is how long after the newest part of a resource was made its next part may still
+// be on its way. Younger parts are never taken for the rest of a resource that is gone. The
+// API takes a part within seconds. Google may refuse it for minutes, and it is then asked
+// again.
+const MakingTime = 15 * time.Minute
+
 // A Resource is what a provider has made, or is to make, for one request.
 type Resource struct {
 	ID       string
