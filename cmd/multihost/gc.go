@@ -26,7 +26,7 @@ func gcCommand() *cli.Command {
 		Usage: "list what your runs left in the project; with --delete remove it",
 		Description: `Lists, with their age, the queued resources that multihost made for you in the
 zone: those that are FAILED or SUSPENDED and still hold quota, those that have
-slices, and those that wait for slices. It also lists networks that no TPU uses.
+slices, and those that wait for slices. It also lists networks that no machine uses.
 
 --look logs in to worker 0 of each slice. Slices on which no run has been active
 for 30 minutes (or --older-than) are of no more use. Reserved capacity always

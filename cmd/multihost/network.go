@@ -73,7 +73,7 @@ func networkShowCommand() *cli.Command {
 
 func networkUpdateCommand() *cli.Command {
 	return command(cli.Command{
-		Name: "update", Usage: "change the MTU of a network that no TPU is on", ArgsUsage: "NAME",
+		Name: "update", Usage: "change the MTU of a network that no machine is on", ArgsUsage: "NAME",
 		Flags: []cli.Flag{&cli.IntFlag{Name: "mtu", Value: network.DefaultMTU, Usage: "largest packet, in `BYTES`: 1300 to 8896"}},
 		Action: withSession(func(s *session, c *call) error {
 			name := c.OneWord("name", "")

@@ -79,7 +79,7 @@ func (e networkChecks) checkMTU(ctx context.Context, info network.Info) {
 	users, err := e.Networks.Users(ctx, info.Name)
 	switch {
 	case err == nil && len(users) == 0:
-		f.Advice = "no TPU is on it; restart other machines on it after:"
+		f.Advice = "no machine is on it:"
 		f.Cure = e.command("network", "update", info.Name, fmt.Sprintf("--mtu=%d", network.DefaultMTU))
 	case info.Name == network.DefaultName:
 		f.Advice = "machines take it when they are made: delete the slices first:"

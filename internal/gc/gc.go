@@ -74,7 +74,7 @@ type Leftover struct {
 }
 
 // Leftovers lists what runs left behind in the zone, and the networks of the project
-// that no TPU uses. It changes nothing.
+// that no machine uses. It changes nothing.
 func Leftovers(ctx context.Context, d *workers.Deps, o GCOptions) ([]Leftover, error) {
 	all, err := d.Cloud.List(ctx)
 	if err != nil {
@@ -244,7 +244,7 @@ func latest(a, b time.Time) time.Time {
 	return a
 }
 
-// unusedNetworks lists the networks that multihost created and no TPU uses. Networks
+// unusedNetworks lists the networks that multihost created and no machine uses. Networks
 // carry no user label, so they count as useless only if everybody's are asked for or a
 // name prefix is given.
 func unusedNetworks(ctx context.Context, d *workers.Deps, o GCOptions) ([]Leftover, error) {
@@ -259,9 +259,9 @@ func unusedNetworks(ctx context.Context, d *workers.Deps, o GCOptions) ([]Leftov
 		}
 		free := 0.0 // networks and firewall rules are not billed
 		l := Leftover{Kind: "network", Name: n.Name, Created: n.Created, Age: d.Age(n.Created), Hourly: &free,
-			Evidence: fmt.Sprintf("no TPU uses it or its %s; who made it is not known: with --all-users or --prefix=%s it counts as left", event.Count(len(n.Firewalls), "firewall rule"), n.Name)}
+			Evidence: fmt.Sprintf("no machine uses it or its %s; who made it is not known: with --all-users or --prefix=%s it counts as left", event.Count(len(n.Firewalls), "firewall rule"), n.Name)}
 		if o.User == "" || o.Prefix != "" {
-			l.Useless, l.Evidence = true, fmt.Sprintf("no TPU uses it or its %s", event.Count(len(n.Firewalls), "firewall rule"))
+			l.Useless, l.Evidence = true, fmt.Sprintf("no machine uses it or its %s", event.Count(len(n.Firewalls), "firewall rule"))
 		}
 		left = append(left, l)
 	}

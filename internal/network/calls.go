@@ -43,8 +43,11 @@ type calls struct {
 	err  error
 }
 
-// api holds the three Compute clients that this package needs.
+// api holds the Compute clients that this package needs.
 type api struct {
+	instances  *compute.InstancesClient
+	groups     *compute.InstanceGroupManagersClient
+	templates  *compute.InstanceTemplatesClient
 	networks   *compute.NetworksClient
 	firewalls  *compute.FirewallsClient
 	operations *compute.GlobalOperationsClient
@@ -60,19 +63,18 @@ func newAPI(ctx context.Context, g *gcp.Client) (*api, error) {
 	if err != nil {
 		return nil, err
 	}
-	networks, err := compute.NewNetworksRESTClient(ctx, opts...)
-	if err != nil {
+	var a api
+	var errs [6]error
+	a.instances, errs[0] = compute.NewInstancesRESTClient(ctx, opts...)
+	a.groups, errs[1] = compute.NewInstanceGroupManagersRESTClient(ctx, opts...)
+	a.templates, errs[2] = compute.NewInstanceTemplatesRESTClient(ctx, opts...)
+	a.networks, errs[3] = compute.NewNetworksRESTClient(ctx, opts...)
+	a.firewalls, errs[4] = compute.NewFirewallsRESTClient(ctx, opts...)
+	a.operations, errs[5] = compute.NewGlobalOperationsRESTClient(ctx, opts...)
+	if err := errors.Join(errs[:]...); err != nil {
 		return nil, fmt.Errorf("make Compute client: %w", err)
 	}
-	firewalls, err := compute.NewFirewallsRESTClient(ctx, opts...)
-	if err != nil {
-		return nil, fmt.Errorf("make Compute client: %w", err)
-	}
-	operations, err := compute.NewGlobalOperationsRESTClient(ctx, opts...)
-	if err != nil {
-		return nil, fmt.Errorf("make Compute client: %w", err)
-	}
-	return &api{networks, firewalls, operations}, nil
+	return &a, nil
 }
 
 // getNetwork returns the network called name, or nil if there is none.
@@ -241,9 +243,7 @@ func (c *calls) deleteFirewall(ctx context.Context, name string) (bool, error) {
 }
 
 // tpuUsers returns the TPU nodes of all zones that use the network, and the queued
-// resources that do not have their nodes yet. Delete needs it, because without the
-// rules of the network the workers of a running job lose each other before the API
-// refuses to delete the network itself.
+// resources that do not have their nodes yet.
 func (c *calls) tpuUsers(ctx context.Context, name string) ([]string, error) {
 	svc, err := c.gcp.TPU(ctx)
 	if err != nil {

@@ -36,8 +36,9 @@ func (d Deletion) Text(name string) string {
 // Delete deletes the network called name and its firewall rules, the rules first. If
 // the network does not exist, that is a success. Delete changes nothing and returns an
 // error if multihost did not create the network (*NotOursError) or one of its rules
-// (*ForeignRulesError), or if TPUs use it (*InUseError). Only the API knows other
-// users of the network. If the API refuses because of them, Delete puts the deleted
+// (*ForeignRulesError), or if TPUs or VMs use it or are about to (*InUseError). It does
+// the same if Compute Engine refuses to list the VMs. Only the API knows other users of
+// the network. If the API refuses because of them, Delete puts the deleted
 // rules back, so that those users go on working, and returns an *InUseError.
 func (c *Client) Delete(ctx context.Context, name string) (Deletion, error) {
 	d := Deletion{Firewalls: []string{}}
@@ -111,7 +112,7 @@ func (c *Client) planDelete(ctx context.Context, name string) ([]*computepb.Fire
 		slices.Sort(foreign)
 		return nil, &ForeignRulesError{Network: name, Rules: foreign, project: c.gcp.Project()}
 	}
-	users, err := c.calls.tpuUsers(ctx, name)
+	users, err := c.calls.users(ctx, name)
 	if err != nil {
 		return nil, err
 	}

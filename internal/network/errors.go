@@ -204,7 +204,7 @@ func (e *ForeignRulesError) Hint() string {
 type InUseError struct {
 	Network string
 	Verb    string   // the action that is not possible; "": delete
-	Users   []string // "TPU node t-0 (us-central2-b)"
+	Users   []string // "TPU node t-0 (us-central2-b)", "VM v-0 (us-east5-a)"
 	Err     error    // the API's answer; nil if the API was not asked
 }
 
@@ -228,8 +228,11 @@ func (e *InUseError) Fault() fault.Kind { return e.Class().Fault() }
 // Hint says what to delete first.
 func (e *InUseError) Hint() string {
 	for _, u := range e.Users {
-		if strings.Contains(u, "TPU") || strings.Contains(u, "queued resource") {
+		if strings.HasPrefix(u, "TPU") || strings.HasPrefix(u, "queued resource") {
 			return "delete what uses it first: multihost qr list, then multihost qr delete ID"
+		}
+		if strings.HasPrefix(u, "instance ") {
+			return "delete what uses it first: multihost slices list, then multihost slices delete ID"
 		}
 	}
 	return "delete what uses it first, then the network again"

@@ -26,7 +26,9 @@ type fakeAPI struct {
 	firewalls  map[string]map[string]any
 	operations map[string]map[string]any // answered after one more poll
 	nodes      []any
-	writes     []string // "POST networks", "DELETE firewalls/x"
+	machines   map[string][]any // by kind: "instances"
+	secret     string           // the kind that may not be listed
+	writes     []string         // "POST networks", "DELETE firewalls/x"
 	requestIDs []string
 
 	// onWrite may answer a write instead of the fake: with an HTTP status and
@@ -49,6 +51,14 @@ func (f *fakeAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Content-Type", "application/json")
 	if strings.HasPrefix(r.URL.Path, "/v2alpha1/projects/p/locations/-/") {
 		json.NewEncoder(w).Encode(map[string]any{"nodes": f.nodes})
+		return
+	}
+	if kind, ok := strings.CutPrefix(r.URL.Path, "/compute/v1/projects/p/aggregated/"); ok {
+		if f.secret == kind {
+			fail(w, 403, "forbidden", "Required permission to list "+kind)
+			return
+		}
+		json.NewEncoder(w).Encode(map[string]any{"items": map[string]any{"zones/z": map[string]any{kind: f.machines[kind]}}})
 		return
 	}
 	rest, ok := strings.CutPrefix(r.URL.Path, projectPath)

@@ -160,10 +160,10 @@ func (c *Client) Ranges(ctx context.Context, network string) (_ map[string][]net
 	return ranges, err
 }
 
-// Users returns the TPU nodes and the queued resources of all zones that use a network.
-// It does not know other users.
+// Users returns what uses a network in any zone, or is about to: VMs, instance groups, young
+// instance templates, TPU nodes and queued resources. It does not know other users.
 func (c *Client) Users(ctx context.Context, name string) ([]string, error) {
-	return c.calls.tpuUsers(ctx, name)
+	return c.calls.users(ctx, name)
 }
 
 // Command returns the command line of multihost that creates the rule.

@@ -226,9 +226,9 @@ func parseRange(s string) (netip.Prefix, error) {
 	return p, nil
 }
 
-// SetMTU changes the MTU of a network and reports whether it did. If TPUs use the
-// network, it changes nothing and returns an *InUseError. Other running machines keep
-// the old MTU until they reboot, and may not reach machines with the new one.
+// SetMTU changes the MTU of a network and reports whether it did. If anything uses the
+// network that Client.Users knows, it changes nothing and returns an *InUseError: running
+// machines keep the old MTU until they reboot, and may not reach machines with the new one.
 func (c *Client) SetMTU(ctx context.Context, name string, mtu int) (changed bool, err error) {
 	if err := errors.Join(checkName("network", name, 63), checkMTU(mtu)); err != nil {
 		return false, err
@@ -243,7 +243,7 @@ func (c *Client) SetMTU(ctx context.Context, name string, mtu int) (changed bool
 		event.Notef(c.gcp.Sink(), event.Info, "", "nothing to change: network %q has MTU %d", name, mtu)
 		return false, nil
 	}
-	users, err := c.calls.tpuUsers(ctx, name)
+	users, err := c.calls.users(ctx, name)
 	if err != nil {
 		return false, err
 	}

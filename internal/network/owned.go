@@ -16,12 +16,10 @@ type Owned struct {
 	Name      string
 	Created   time.Time // zero: unknown
 	Firewalls []string  // its rules that this package created
-	Users     []string  // TPUs and queued resources that use it, in any zone
+	Users     []string  // that Client.Users returns
 }
 
 // Owned lists the networks of the project that this package created, sorted by name.
-// Users other than TPUs are not listed: the API reports them only when the network is
-// deleted.
 func (c *Client) Owned(ctx context.Context) ([]Owned, error) {
 	networks, err := c.calls.listNetworks(ctx)
 	if err != nil {
@@ -32,6 +30,10 @@ func (c *Client) Owned(ctx context.Context) ([]Owned, error) {
 		return nil, nil
 	}
 	rules, err := c.calls.listFirewalls(ctx)
+	if err != nil {
+		return nil, err
+	}
+	machines, err := c.calls.machines(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -47,7 +49,7 @@ func (c *Client) Owned(ctx context.Context) ([]Owned, error) {
 			}
 		}
 		slices.Sort(all[i].Firewalls)
-		if all[i].Users, err = c.calls.tpuUsers(ctx, n.GetName()); err != nil {
+		if all[i].Users, err = c.calls.usersAmong(ctx, machines, n.GetName()); err != nil {
 			return nil, err
 		}
 	}

@@ -167,7 +167,7 @@ func MTUBetween(slices int) int {
 // name.
 func mtuCure(name string) string {
 	if name == network.DefaultName {
-		return fmt.Sprintf("while no TPU is on it: multihost network update %s --mtu=%d", name, network.DefaultMTU)
+		return fmt.Sprintf("while no machine is on it: multihost network update %s --mtu=%d", name, network.DefaultMTU)
 	}
 	return fmt.Sprintf("make the slices on a network with MTU %d: multihost network create %s, then --network=%[2]s", network.DefaultMTU, network.DefaultName)
 }

@@ -1,0 +1,144 @@
+package network
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	compute "cloud.google.com/go/compute/apiv1"
+	"cloud.google.com/go/compute/apiv1/computepb"
+	"google.golang.org/api/iterator"
+
+	"multihost/internal/gcp"
+	"multihost/internal/provision"
+)
+
+// A machineList is what Compute Engine knows about machines of all zones.
+type machineList struct {
+	vms       []*computepb.Instance
+	groups    []*computepb.InstanceGroupManager
+	templates []*computepb.InstanceTemplate
+}
+
+// users returns what uses the network or is about to use it: the machines of Compute Engine
+// and the TPUs. Delete needs it, because without the rules of the network the workers of a
+// running job lose each other before the API refuses to delete the network itself.
+func (c *calls) users(ctx context.Context, name string) ([]string, error) {
+	machines, err := c.machines(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return c.usersAmong(ctx, machines, name)
+}
+
+// usersAmong is users for a caller that has the machines already.
+func (c *calls) usersAmong(ctx context.Context, machines machineList, name string) ([]string, error) {
+	tpus, err := c.tpuUsers(ctx, name)
+	if err != nil {
+		return nil, err
+	}
+	all := append(machines.on(name, c.gcp.Clock().Now()), tpus...)
+	slices.Sort(all)
+	return slices.Compact(all), nil
+}
+
+// on returns the machines that are on the network, and what will make machines there: groups,
+// and templates so young that their group may be on its way. A VM that is stopped is on its
+// network, too.
+func (m machineList) on(network string, now time.Time) []string {
+	var users []string
+	for _, vm := range m.vms {
+		if hasNIC(vm.GetNetworkInterfaces(), network) {
+			users = append(users, fmt.Sprintf("VM %s (%s)", vm.GetName(), gcp.BaseName(vm.GetZone())))
+		}
+	}
+	onIt := map[string]bool{}
+	for _, t := range m.templates {
+		if !hasNIC(t.GetProperties().GetNetworkInterfaces(), network) {
+			continue
+		}
+		onIt[pathBelowProject(t.GetSelfLink())] = true
+		made, err := time.Parse(time.RFC3339, t.GetCreationTimestamp())
+		if err == nil && now.Sub(made) < provision.MakingTime {
+			users = append(users, "instance template "+t.GetName())
+		}
+	}
+	for _, g := range m.groups {
+		makes := func(template string) bool { return template != "" && onIt[pathBelowProject(template)] }
+		if g.GetTargetSize() > 0 && (makes(g.GetInstanceTemplate()) || slices.ContainsFunc(g.GetVersions(), func(v *computepb.InstanceGroupManagerVersion) bool { return makes(v.GetInstanceTemplate()) })) {
+			users = append(users, fmt.Sprintf("instance group %s (%s)", g.GetName(), gcp.BaseName(g.GetZone()+g.GetRegion())))
+		}
+	}
+	return users
+}
+
+func hasNIC(all []*computepb.NetworkInterface, network string) bool {
+	return slices.ContainsFunc(all, func(nic *computepb.NetworkInterface) bool {
+		name := nic.GetNetwork()
+		return gcp.BaseName(name) == network || name == "" && nic.GetSubnetwork() == "" && network == "default"
+	})
+}
+
+// pathBelowProject returns what an address has after its project, because one template has
+// several addresses: "regions/R/instanceTemplates/T".
+func pathBelowProject(address string) string {
+	if _, rest, ok := strings.Cut(address, "projects/"); ok {
+		_, address, _ = strings.Cut(rest, "/")
+	}
+	return address
+}
+
+// machines reads the machines of all zones. Whoever may not list them cannot know whether a
+// network is in use, so every refusal is an error.
+func (c *calls) machines(ctx context.Context) (all machineList, err error) {
+	api, err := c.clients(ctx)
+	if err != nil {
+		return all, err
+	}
+	project := c.gcp.Project()
+	read := func(what string, call func(context.Context) error) {
+		if err == nil {
+			err = c.gcp.Do(ctx, what, call)
+		}
+	}
+	read("list VMs", func(ctx context.Context) error {
+		all.vms = nil
+		it := api.instances.AggregatedList(ctx, &computepb.AggregatedListInstancesRequest{Project: project}, gcp.NoRetry())
+		return each(it.Next, func(p compute.InstancesScopedListPair) { all.vms = append(all.vms, p.Value.GetInstances()...) })
+	})
+	read("list instance groups", func(ctx context.Context) error {
+		all.groups = nil
+		it := api.groups.AggregatedList(ctx, &computepb.AggregatedListInstanceGroupManagersRequest{Project: project}, gcp.NoRetry())
+		return each(it.Next, func(p compute.InstanceGroupManagersScopedListPair) {
+			all.groups = append(all.groups, p.Value.GetInstanceGroupManagers()...)
+		})
+	})
+	read("list instance templates", func(ctx context.Context) error {
+		all.templates = nil
+		it := api.templates.AggregatedList(ctx, &computepb.AggregatedListInstanceTemplatesRequest{Project: project}, gcp.NoRetry())
+		return each(it.Next, func(p compute.InstanceTemplatesScopedListPair) {
+			all.templates = append(all.templates, p.Value.GetInstanceTemplates()...)
+		})
+	})
+	if err != nil {
+		return machineList{}, fmt.Errorf("find out which machines use the network: %w", err)
+	}
+	return all, nil
+}
+
+// each calls use with every item of a list.
+func each[T any](next func() (T, error), use func(T)) error {
+	for {
+		item, err := next()
+		if errors.Is(err, iterator.Done) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		use(item)
+	}
+}
