@@ -209,9 +209,9 @@ func (s *session) makeOn(on string) {
 	if s.cloud == nil {
 		return
 	}
-	s.all = provider.Join(s.queue.Provider(s.roots.TPU), s.compute)
+	s.all = provider.Join(s.sink, s.queue.Provider(s.roots.TPU), s.compute)
 	if on == options.OnGCE {
-		s.all = provider.Join(s.compute, s.queue.Provider(s.roots.TPU))
+		s.all = provider.Join(s.sink, s.compute, s.queue.Provider(s.roots.TPU))
 	}
 	s.use(s.all)
 }

@@ -143,7 +143,7 @@ away, and when somebody deletes it.`,
 			if err != nil {
 				return err
 			}
-			p, _, err := s.all.Owner(c.Context, id)
+			p, _, err := s.all.Sole(c.Context, id, "wait for")
 			if err != nil {
 				return interruptible(c.Context, err)
 			}
@@ -225,7 +225,7 @@ func slicesDeleteCommand() *cli.Command {
 
 // slicesDeletePlan shows what slices delete would delete.
 func (s *session) slicesDeletePlan(ctx context.Context, id string) error {
-	_, res, err := s.all.Owner(ctx, id)
+	_, res, err := s.all.Sole(ctx, id, "delete")
 	plan := provider.Plan{ID: id, Slices: []string{}}
 	text := "there are no slices of " + id + ": nothing to delete\n"
 	switch {

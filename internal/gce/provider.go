@@ -51,7 +51,7 @@ const kind = "slice request"
 
 func commands(id string) provision.Commands {
 	return provision.Commands{
-		Kind: kind, List: "multihost slices list", Show: "multihost slices list", Wait: "multihost slices wait " + id,
+		Service: "Compute Engine", Kind: kind, List: "multihost slices list", Show: "multihost slices list", Wait: "multihost slices wait " + id,
 		Gone: "multihost slices delete " + id, Delete: "multihost slices delete " + id,
 	}
 }

@@ -1,13 +1,17 @@
 package provider
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"sync"
 	"time"
 
+	"multihost/internal/event"
+	"multihost/internal/fault"
 	"multihost/internal/gcp"
 	"multihost/internal/provision"
 	"multihost/internal/tpu"
@@ -27,18 +31,70 @@ type memory struct {
 	mu    sync.Mutex
 	owner map[string]provision.Provider // who had a resource of this name when it was last seen
 	shows map[int]bool                  // the places of providers that have shown something
+
+	sink   event.Sink
+	warned map[int]bool     // the places of providers that the user was warned of
+	unseen map[string]error // by kind, why the last Slices has no slices of a provider
 }
 
 var (
 	_ provision.Explainer  = (*Joined)(nil)
 	_ provision.Doorkeeper = (*Joined)(nil)
+	_ provision.Partial    = (*Joined)(nil)
 )
 
+// besideLimit is how long Joined waits for the list of a provider that it can do without.
+// The client of an API repeats a failed call for minutes, and a command on slices of another
+// provider would wait that long.
+const besideLimit = 30 * time.Second
+
+var errBeside = fmt.Errorf("no answer in %v", besideLimit)
+
+// A TwinError says that several providers have a resource of one name, or would have.
+type TwinError struct {
+	Verb string               // what was to be done: "create", "delete"
+	ID   string               // the name
+	Has  []provision.Commands // of the resources that exist
+}
+
+func (e *TwinError) Error() string {
+	kinds := make([]string, len(e.Has))
+	for i, c := range e.Has {
+		kinds[i] = "a " + c.Kind
+	}
+	if len(kinds) == 1 {
+		return fmt.Sprintf("%s %q: %s of this name exists", e.Verb, e.ID, kinds[0])
+	}
+	return fmt.Sprintf("%s %q: %s of this name exist", e.Verb, e.ID, strings.Join(kinds, " and "))
+}
+
+// Fault returns fault.Unavailable.
+func (e *TwinError) Fault() fault.Kind { return fault.Unavailable }
+
+// Hint returns what to do.
+func (e *TwinError) Hint() string {
+	if len(e.Has) == 1 {
+		return "choose another name, or look at it with: " + e.Has[0].Show
+	}
+	for _, c := range e.Has { // a command of one provider only leaves the other resource alone
+		if !strings.HasPrefix(c.Delete, "multihost slices ") {
+			return "delete one of them first, if you need it no longer: " + c.Delete
+		}
+	}
+	return "see both with: " + e.Has[0].List
+}
+
 // Join returns the slices of several providers in one list. Each calls its resources by a
-// word of its own, Undoing("").Commands.Kind, which Joined notes in its slices. If the user
-// has no right to see the slices of the second or a later provider, Join leaves these out.
-func Join(first provision.Provider, others ...provision.Provider) *Joined {
-	return &Joined{first, append([]provision.Provider{first}, others...), &memory{owner: map[string]provision.Provider{}, shows: map[int]bool{}}}
+// word of its own, Undoing("").Commands.Kind, which Joined notes in its slices.
+//
+// A provider may refuse to list what it has, and the second or a later one may be
+// unavailable. Slices and List then go on with the others and send one warning to sink, unless
+// that provider has shown something before. They also fail if the first provider refuses and
+// the others have nothing. A call about one resource fails if no provider that answers has it.
+func Join(sink event.Sink, first provision.Provider, others ...provision.Provider) *Joined {
+	return &Joined{first, append([]provision.Provider{first}, others...), &memory{
+		owner: map[string]provision.Provider{}, shows: map[int]bool{}, sink: sink, warned: map[int]bool{}, unseen: map[string]error{},
+	}}
 }
 
 // Unwrap returns the first provider.
@@ -81,29 +137,90 @@ func (j *Joined) Undoing(id string, slices ...string) provision.Undoing {
 	return u
 }
 
-// Create implements provision.Provider: the first one makes the resource.
+// Create implements provision.Provider: the first one makes the resource. The error is a
+// *TwinError if another one has a resource of this name, as far as it answers.
 func (j *Joined) Create(ctx context.Context, r provision.Request) (provision.Resource, bool, error) {
+	for _, p := range j.all {
+		if p == j.Provider {
+			continue
+		}
+		beside, cancel := context.WithTimeoutCause(ctx, besideLimit, errBeside)
+		twin, err := p.Get(beside, r.ID)
+		cancel()
+		if ctx.Err() != nil {
+			return provision.Resource{}, false, context.Cause(ctx)
+		}
+		if err == nil || twin.ID != "" {
+			return provision.Resource{}, false, &TwinError{Verb: "create", ID: r.ID, Has: []provision.Commands{p.Undoing(r.ID).Commands}}
+		}
+	}
 	j.mu.Lock()
 	j.memory.owner[r.ID] = j.Provider
 	j.mu.Unlock()
 	return j.Provider.Create(ctx, r)
 }
 
-// seen reports whether the error of the provider at place i hides nothing that the user may
-// see.
-func (j *Joined) seen(i int, err error) bool {
+// refused reports whether a provider does not let the user see what it has.
+func refused(err error) bool { return gcp.ClassOf(err) == gcp.Permission }
+
+// dispensable reports whether a list goes without the provider at place i, whose error is err.
+func (j *Joined) dispensable(i int, err error) bool {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	return err == nil || i > 0 && !j.shows[i] && gcp.ClassOf(err) == gcp.Permission
+	if j.shows[i] {
+		return false
+	}
+	return refused(err) || i > 0 && (Survivable(err) || errors.Is(err, errBeside))
+}
+
+// warn tells the user once that the provider at place i did not answer.
+func (j *Joined) warn(i int, err error) {
+	j.mu.Lock()
+	first := !j.warned[i]
+	j.warned[i] = true
+	j.mu.Unlock()
+	if first {
+		event.Notef(j.sink, event.Warn, gcp.Hint(err), "%s did not list its slices: %v", j.all[i].Undoing("").Commands.Service, err)
+	}
+}
+
+// each calls list for every provider. It returns the errors of those that the list goes
+// without, by place.
+func (j *Joined) each(ctx context.Context, list func(ctx context.Context, i int, p provision.Provider) (found int, err error)) (missing map[int]error, err error) {
+	missing = map[int]error{}
+	found := 0
+	for i, p := range j.all {
+		beside, cancel := ctx, context.CancelFunc(func() {})
+		if i > 0 && j.dispensable(i, errBeside) {
+			beside, cancel = context.WithTimeoutCause(ctx, besideLimit, errBeside)
+		}
+		n, err := list(beside, i, p)
+		cancel()
+		switch {
+		case err == nil:
+			found += n
+		case ctx.Err() != nil || !j.dispensable(i, err):
+			return nil, err
+		default:
+			missing[i] = err
+		}
+	}
+	if err := missing[0]; err != nil && found == 0 {
+		return nil, err
+	}
+	for i, err := range missing {
+		j.warn(i, err)
+	}
+	return missing, nil
 }
 
 // Slices implements provision.Provider.
 func (j *Joined) Slices(ctx context.Context) ([]tpu.Slice, error) {
 	all := []tpu.Slice{}
-	for i, p := range j.all {
+	missing, err := j.each(ctx, func(ctx context.Context, i int, p provision.Provider) (int, error) {
 		list, err := p.Slices(ctx)
-		if !j.seen(i, err) {
-			return nil, err
+		if err != nil {
+			return 0, err
 		}
 		if len(list) > 0 {
 			j.mu.Lock()
@@ -111,18 +228,35 @@ func (j *Joined) Slices(ctx context.Context) ([]tpu.Slice, error) {
 			j.mu.Unlock()
 		}
 		all = append(all, mark(list, p)...)
+		return len(list), nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	clear(j.unseen)
+	for i, err := range missing {
+		j.unseen[j.all[i].Undoing("").Commands.Kind] = err
 	}
 	return all, nil
+}
+
+// Unseen implements provision.Partial.
+func (j *Joined) Unseen(kind string) error {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return j.unseen[kind]
 }
 
 // List implements provision.Provider.
 func (j *Joined) List(ctx context.Context) ([]provision.Resource, error) {
 	all := []provision.Resource{}
 	listed := map[string]bool{}
-	for i, p := range j.all {
+	_, err := j.each(ctx, func(ctx context.Context, i int, p provision.Provider) (int, error) {
 		list, err := p.List(ctx)
-		if !j.seen(i, err) {
-			return nil, err
+		if err != nil {
+			return 0, err
 		}
 		for _, r := range list {
 			mark(r.Slices, p)
@@ -132,6 +266,10 @@ func (j *Joined) List(ctx context.Context) ([]provision.Resource, error) {
 			}
 		}
 		all = append(all, list...)
+		return len(list), nil
+	})
+	if err != nil {
+		return nil, err
 	}
 	slices.SortStableFunc(all, func(a, b provision.Resource) int { return strings.Compare(a.ID, b.ID) })
 	return all, nil
@@ -144,10 +282,11 @@ func (j *Joined) Get(ctx context.Context, id string) (provision.Resource, error)
 	return r, err
 }
 
-// Owner returns the provider that has a resource of this name, and the resource. If no
-// provider has one, Owner returns the first provider and ErrNotFound.
+// Owner returns the first provider that has a resource of this name, and the resource. If no
+// provider has one, Owner returns the first provider and ErrNotFound, or the error of a
+// provider that did not answer.
 func (j *Joined) Owner(ctx context.Context, id string) (provision.Provider, provision.Resource, error) {
-	var none error
+	var none, unknown error
 	for i, p := range j.all {
 		r, err := p.Get(ctx, id)
 		mark(r.Slices, p)
@@ -155,13 +294,53 @@ func (j *Joined) Owner(ctx context.Context, id string) (provision.Provider, prov
 		case err == nil, r.ID != "":
 			j.note(i, id)
 			return p, r, err
-		case i == 0 && !errors.Is(err, provision.ErrNotFound), !errors.Is(err, provision.ErrNotFound) && !j.seen(i, err):
+		case errors.Is(err, provision.ErrNotFound):
+			none = cmp.Or(none, err)
+		case refused(err) && !j.had(p, id):
+			unknown = cmp.Or(unknown, err)
+		default:
 			return p, r, err
-		case i == 0:
-			none = err
 		}
 	}
-	return j.Provider, provision.Resource{}, none
+	return j.Provider, provision.Resource{}, cmp.Or(unknown, none)
+}
+
+// had reports whether p had the resource when it was last seen.
+func (j *Joined) had(p provision.Provider, id string) bool {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return j.memory.owner[id] == p
+}
+
+// Sole is Owner for what must not go to the wrong one of two resources: if several providers
+// have a resource of this name, the error is a *TwinError. A provider that does not answer
+// counts as one without the resource if another one has it; the user is warned.
+func (j *Joined) Sole(ctx context.Context, id, verb string) (provision.Provider, provision.Resource, error) {
+	owner, res, unread := j.Owner(ctx, id)
+	if unread != nil && res.ID == "" {
+		return owner, res, unread
+	}
+	has := []provision.Commands{owner.Undoing(id).Commands}
+	for i, p := range j.all {
+		if p == owner {
+			continue
+		}
+		beside, cancel := context.WithTimeoutCause(ctx, besideLimit, errBeside)
+		twin, err := p.Get(beside, id)
+		cancel()
+		switch {
+		case ctx.Err() != nil:
+			return owner, res, context.Cause(ctx)
+		case err == nil || twin.ID != "":
+			has = append(has, p.Undoing(id).Commands)
+		case !errors.Is(err, provision.ErrNotFound):
+			j.warn(i, err)
+		}
+	}
+	if len(has) > 1 {
+		return owner, res, &TwinError{Verb: verb, ID: id, Has: has}
+	}
+	return owner, res, unread
 }
 
 // LedBy returns the same with p, one of them, as the first one.
@@ -176,11 +355,18 @@ func (j *Joined) Restart(ctx context.Context, id string) error {
 	return p.Restart(ctx, id)
 }
 
-// Delete implements provision.Provider.
+// Delete implements provision.Provider. If several providers have a resource of this name,
+// Delete deletes none: the error is a *TwinError.
 func (j *Joined) Delete(ctx context.Context, id string, o provision.DeleteOptions) (bool, error) {
-	for i, p := range j.all {
-		deleted, err := p.Delete(ctx, id, o)
-		if deleted || !j.seen(i, err) {
+	owner, res, err := j.Sole(ctx, id, "delete")
+	switch {
+	case err == nil, res.ID != "" && !errors.As(err, new(*TwinError)):
+		return owner.Delete(ctx, id, o)
+	case !errors.Is(err, provision.ErrNotFound):
+		return false, err
+	}
+	for _, p := range j.all { // of a resource without slices, parts may be left
+		if deleted, err := p.Delete(ctx, id, o); deleted || err != nil {
 			return deleted, err
 		}
 	}

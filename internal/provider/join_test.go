@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"testing"
 
+	"multihost/internal/event"
 	"multihost/internal/gcp"
 	"multihost/internal/provider"
 	"multihost/internal/provision"
@@ -85,7 +86,7 @@ func TestJoin(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
 	var asked []string
-	j := provider.Join(shop{"box", "b", nil, &asked}, shop{"tin", "a", nil, &asked})
+	j := provider.Join(event.Discard, shop{"box", "b", nil, &asked}, shop{"tin", "a", nil, &asked})
 	all, err := j.Slices(ctx)
 	if err != nil || len(all) != 2 {
 		t.Fatalf("got %+v, %v", all, err)
@@ -113,7 +114,7 @@ func TestJoin(t *testing.T) {
 	if err := errors.Join(err, err2, j.Restart(ctx, "a")); err != nil || !deleted {
 		t.Errorf("got %v, %v", deleted, err)
 	}
-	if got, want := fmt.Sprint(asked), "[box keys of b box admit to b tin keys of a tin admit to a box create n box delete a tin delete a tin restart a]"; got != want {
+	if got, want := fmt.Sprint(asked), "[box keys of b box admit to b tin keys of a tin admit to a box create n tin delete a tin restart a]"; got != want {
 		t.Errorf("asked %s, want %s", got, want)
 	}
 	if j.Undoing("").Commands.Kind != "box" || j.Undoing("c").Commands.Kind != "box" {
@@ -121,41 +122,93 @@ func TestJoin(t *testing.T) {
 	}
 }
 
-// Who may not see the slices of the second provider sees those of the first. Any other
-// failure may hide slices, so it is told.
-func TestJoinWithoutRights(t *testing.T) {
+// A list goes without a provider that refuses it, or without the second one if that is
+// unavailable, and warns once. A resource that no other provider has is not taken for gone.
+func TestJoinWithoutAnswers(t *testing.T) {
 	t.Parallel()
 	var asked []string
-	denied, broken := &gcp.Error{Class: gcp.Permission}, errors.New("broken")
+	denied, busy, broken := &gcp.Error{Class: gcp.Permission}, &gcp.Error{Class: gcp.Unavailable}, errors.New("broken")
 	for name, c := range map[string]struct {
 		first, second error
-		slices        int
-		want          error
+		want          error  // of the lists
+		slices        string // that the lists have
+		lost          error  // of a resource that no provider shows
 	}{
-		"may not see the second": {nil, denied, 1, nil},
-		"the second is broken":   {nil, broken, 0, broken},
-		"may not see the first":  {denied, nil, 0, denied},
+		"may not see the second":    {nil, denied, nil, "b", denied},
+		"the second is unavailable": {nil, busy, nil, "b", busy},
+		"the second is broken":      {nil, broken, broken, "", broken},
+		"may not see the first":     {denied, nil, nil, "a", denied},
+		"may see none":              {denied, denied, denied, "", denied},
+		"the first is unavailable":  {busy, nil, busy, "", busy},
 	} {
-		j := provider.Join(shop{"box", "b", c.first, &asked}, shop{"tin", "a", c.second, &asked})
+		var notes []event.Event
+		sink := event.SinkFunc(func(e event.Event) { notes = append(notes, e) })
+		j := provider.Join(sink, shop{"box", "b", c.first, &asked}, shop{"tin", "a", c.second, &asked})
 		all, err := j.Slices(t.Context())
-		if !errors.Is(err, c.want) || len(all) != c.slices {
-			t.Errorf("%s: got %+v, %v", name, all, err)
+		if got := namesOf(all); !errors.Is(err, c.want) || got != c.slices {
+			t.Errorf("%s: got slices %q, %v", name, got, err)
 		}
-		if list, err := j.List(t.Context()); !errors.Is(err, c.want) || len(list) != c.slices {
+		if list, err := j.List(t.Context()); !errors.Is(err, c.want) || len(list) != len(c.slices) {
 			t.Errorf("%s: got %+v, %v", name, list, err)
 		}
-		if c.first == nil {
-			if _, err := j.Get(t.Context(), "b"); err != nil {
-				t.Errorf("%s: got %v", name, err)
+		if want := len(c.slices); len(notes) != want {
+			t.Errorf("%s: %d notes, want %d: %+v", name, len(notes), want, notes)
+		}
+		if c.want == nil && j.Unseen("tin") != c.second {
+			t.Errorf("%s: unseen because of %v", name, j.Unseen("tin"))
+		}
+		if _, err := j.Get(t.Context(), "none"); !errors.Is(err, c.lost) {
+			t.Errorf("%s: got %v, want %v", name, err, c.lost)
+		}
+		if deleted, err := j.Delete(t.Context(), "none", provision.DeleteOptions{}); deleted || !errors.Is(err, c.lost) {
+			t.Errorf("%s: deleted: %v, %v, want %v", name, deleted, err, c.lost)
+		}
+		if c.slices != "" {
+			if deleted, err := j.Delete(t.Context(), c.slices, provision.DeleteOptions{}); err != nil || !deleted {
+				t.Errorf("%s: delete %s: %v, %v", name, c.slices, deleted, err)
 			}
 		}
-		want := c.want
-		if want == nil {
-			want = provision.ErrNotFound
+		if len(c.slices) == 1 && len(notes) != 1 {
+			t.Errorf("%s: it warns again: %+v", name, notes)
 		}
-		if _, err := j.Get(t.Context(), "none"); !errors.Is(err, want) {
-			t.Errorf("%s: got %v, want %v", name, err, want)
+	}
+}
+
+func namesOf(all []tpu.Slice) (names string) {
+	for _, s := range all {
+		names += s.Name
+	}
+	return names
+}
+
+// Two resources of one name are not mixed up: the second one is not made, and none is deleted.
+func TestTwins(t *testing.T) {
+	t.Parallel()
+	var asked []string
+	box, tin := shop{"box", "a", nil, &asked}, shop{"tin", "a", nil, &asked}
+	var twin *provider.TwinError
+	for name, j := range map[string]*provider.Joined{
+		"create at the first":  provider.Join(event.Discard, shop{"box", "b", nil, &asked}, tin),
+		"create at the second": provider.Join(event.Discard, box, shop{"tin", "b", nil, &asked}).LedBy(shop{"tin", "b", nil, &asked}),
+	} {
+		if _, created, err := j.Create(t.Context(), provision.Request{ID: "a"}); created || !errors.As(err, &twin) || len(twin.Has) != 1 {
+			t.Errorf("%s: got %v, %v", name, created, err)
 		}
+	}
+	both := provider.Join(event.Discard, box, tin)
+	deleted, err := both.Delete(t.Context(), "a", provision.DeleteOptions{})
+	if !errors.As(err, &twin) || deleted {
+		t.Fatalf("got %v, %v", deleted, err)
+	}
+	if got, want := twin.Error(), `delete "a": a box and a tin of this name exist`; got != want {
+		t.Errorf("got %s, want %s", got, want)
+	}
+	if len(asked) > 0 {
+		t.Errorf("asked %v", asked)
+	}
+	unasked := provider.Join(event.Discard, shop{"box", "b", nil, &asked}, shop{"tin", "a", errors.New("broken"), &asked})
+	if _, created, err := unasked.Create(t.Context(), provision.Request{ID: "a"}); err != nil || !created {
+		t.Errorf("if the other one cannot be asked: %v, %v", created, err)
 	}
 }
 
@@ -173,21 +226,21 @@ func TestAFoundResourceHasTheWordsOfItsProvider(t *testing.T) {
 			return err
 		},
 	} {
-		j := provider.Join(shop{"box", "b", nil, &asked}, shop{"tin", "a", nil, &asked})
+		j := provider.Join(event.Discard, shop{"box", "b", nil, &asked}, shop{"tin", "a", nil, &asked})
 		if err := find(j); err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
 		if got := provision.NameOf(j, "a"); got != "tin a" {
 			t.Errorf("%s: it is called %q", name, got)
 		}
-		if _, _, err := j.Create(t.Context(), provision.Request{ID: "a"}); err != nil {
+		if _, _, err := j.Create(t.Context(), provision.Request{ID: "n"}); err != nil {
 			t.Error(err)
 		}
-		if got := provision.NameOf(j, "a"); got != "box a" {
+		if got := provision.NameOf(j, "n"); got != "box n" {
 			t.Errorf("%s: what the first one makes is called %q", name, got)
 		}
 	}
-	twins := provider.Join(shop{"box", "a", nil, &asked}, shop{"tin", "a", nil, &asked})
+	twins := provider.Join(event.Discard, shop{"box", "a", nil, &asked}, shop{"tin", "a", nil, &asked})
 	if _, err := twins.List(t.Context()); err != nil || provision.NameOf(twins, "a") != "box a" {
 		t.Errorf("one of two is called %q, %v", provision.NameOf(twins, "a"), err)
 	}
@@ -214,7 +267,7 @@ func TestALostRightHidesNothingThatWasSeen(t *testing.T) {
 		},
 	} {
 		tin := &shop{"tin", "a", nil, &asked}
-		j := provider.Join(shop{"box", "b", nil, &asked}, tin)
+		j := provider.Join(event.Discard, shop{"box", "b", nil, &asked}, tin)
 		if err := see(j); err != nil {
 			t.Errorf("%s: %v", name, err)
 		}

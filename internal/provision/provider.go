@@ -137,12 +137,13 @@ type Field struct {
 
 // Commands are what a person types about a resource.
 type Commands struct {
-	Kind   string // what messages call a resource: "queued resource"
-	List   string // shows what exists
-	Show   string // shows the resource
-	Wait   string // waits until it can be used
-	Gone   string // waits until it is gone, when it is being deleted
-	Delete string // deletes it with its slices
+	Service string // who makes the slices, in words: "Compute Engine"
+	Kind    string // what messages call a resource: "queued resource"
+	List    string // shows what exists
+	Show    string // shows the resource
+	Wait    string // waits until it can be used
+	Gone    string // waits until it is gone, when it is being deleted
+	Delete  string // deletes it with its slices
 }
 
 // NameOf returns what messages call a resource: "queued resource q7".
@@ -153,6 +154,14 @@ func NameOf(p Provider, id string) string {
 // QuotedNameOf is NameOf for errors, which quote names: `queued resource "q7"`.
 func QuotedNameOf(p Provider, id string) string {
 	return strings.TrimSpace(fmt.Sprintf("%s %q", p.Undoing(id).Commands.Kind, id))
+}
+
+// A Partial is a Provider whose Slices may lack some, because the service that has them did
+// not answer.
+type Partial interface {
+	// Unseen returns why the last Slices has no slices of resources that messages call kind;
+	// nil if it has all of them.
+	Unseen(kind string) error
 }
 
 // An Explanation says why a resource does not come up.

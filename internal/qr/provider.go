@@ -179,7 +179,7 @@ func (p Provider) MayCallAPI(r provision.Request) bool { return requestOf(r).May
 // commands returns what a person types about a queued resource.
 func commands(id string) provision.Commands {
 	return provision.Commands{
-		Kind: kind, List: "multihost qr list", Show: "multihost qr show " + id, Wait: "multihost qr wait " + id,
+		Service: "the Cloud TPU API", Kind: kind, List: "multihost qr list", Show: "multihost qr show " + id, Wait: "multihost qr wait " + id,
 		Gone: "multihost qr delete " + id, Delete: "multihost qr delete " + id + " --force",
 	}
 }
