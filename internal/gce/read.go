@@ -188,7 +188,7 @@ func (p *reader) slice(ctx context.Context, s sight, st state, rec record, t *co
 	first := s.vms[0]
 	network, _, _ := addresses(first)
 	out := tpu.Slice{
-		Index: -1, Name: s.group.GetName(), UID: strconv.FormatUint(s.group.GetId(), 10), Project: p.gcp.Project(), Zone: p.gcp.Zone(),
+		Index: -1, Provider: kind, Name: s.group.GetName(), UID: strconv.FormatUint(s.group.GetId(), 10), Project: p.gcp.Project(), Zone: p.gcp.Zone(),
 		Created: timeOf(s.group.GetCreationTimestamp()), Until: st.until, Type: rec.Type, RuntimeVersion: imageOf(t),
 		Condition: conditionOf(st), State: st.word, Network: network, BareNames: true,
 		Tags: first.GetTags().GetItems(), Labels: first.GetLabels(), Metadata: common(s.vms),

@@ -195,13 +195,15 @@ type Slice struct {
 	UID     string `json:"uid"`
 	Workers int    `json:"workers"`
 	Type    string `json:"type,omitempty"` // accelerator type, if the cloud tells it
+
+	Provider string `json:"provider,omitempty"` // as in tpu.Slice
 }
 
 // SlicesOf returns what a record keeps of slices, in their order.
 func SlicesOf(all []tpu.Slice) []Slice {
 	recorded := make([]Slice, len(all))
 	for i, s := range all {
-		recorded[i] = Slice{s.Name, s.UID, len(s.Workers), s.Type}
+		recorded[i] = Slice{s.Name, s.UID, len(s.Workers), s.Type, s.Provider}
 	}
 	return recorded
 }

@@ -100,7 +100,7 @@ func recordOf(d *workers.Deps, f workers.FoundRun, see sight) *record.Record {
 		Created: f.Info.Armed, Command: f.Info.Command, LogDir: record.RecordDir(d.StateDir, f.Info.Run, f.Info.Attempt), Unseen: unseen(f, see)}
 	for _, id := range f.Workers {
 		s := see.slices[id.Slice]
-		rec.Slices = append(rec.Slices, record.Slice{Name: s.Name, UID: s.UID, Workers: len(s.Workers), Type: s.Type})
+		rec.Slices = append(rec.Slices, record.Slice{Name: s.Name, UID: s.UID, Workers: len(s.Workers), Type: s.Type, Provider: s.Provider})
 		rec.Workers += len(s.Workers)
 	}
 	return rec
@@ -227,6 +227,9 @@ func Recorded(ctx context.Context, d *workers.Deps, rec *record.Record) (sel tpu
 			}
 		}
 		if len(s.Workers) == 0 {
+			if p, ok := provision.As[provision.Partial](d.Cloud); ok && p.Unseen(want.Provider) != nil {
+				return sel, nil, fmt.Errorf("read slice %q: %w", want.Name, p.Unseen(want.Provider))
+			}
 			gone = append(gone, want.Name)
 		}
 		s.Index = i
