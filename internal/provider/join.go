@@ -48,6 +48,10 @@ var (
 // provider would wait that long.
 const besideLimit = 30 * time.Second
 
+// againLimit is besideLimit for a provider that has not answered before: a long command lists
+// the slices again and again.
+const againLimit = 5 * time.Second
+
 var errBeside = fmt.Errorf("no answer in %v", besideLimit)
 
 // A TwinError says that several providers have a resource of one name, or would have.
@@ -184,6 +188,16 @@ func (j *Joined) warn(i int, err error) {
 	}
 }
 
+// patience is how long a list waits for the provider at place i.
+func (j *Joined) patience(i int) time.Duration {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if j.warned[i] {
+		return againLimit
+	}
+	return besideLimit
+}
+
 // each calls list for every provider. It returns the errors of those that the list goes
 // without, by place.
 func (j *Joined) each(ctx context.Context, list func(ctx context.Context, i int, p provision.Provider) (found int, err error)) (missing map[int]error, err error) {
@@ -192,7 +206,7 @@ func (j *Joined) each(ctx context.Context, list func(ctx context.Context, i int,
 	for i, p := range j.all {
 		beside, cancel := ctx, context.CancelFunc(func() {})
 		if i > 0 && j.dispensable(i, errBeside) {
-			beside, cancel = context.WithTimeoutCause(ctx, besideLimit, errBeside)
+			beside, cancel = context.WithTimeoutCause(ctx, j.patience(i), errBeside)
 		}
 		n, err := list(beside, i, p)
 		cancel()
