@@ -106,6 +106,7 @@ type Bill struct {
 	KeepFor       time.Duration
 	Detach        bool // the runner leaves once the command has started
 	Lease, TTL    time.Duration
+	Apart         bool // the workers hold no lease, see [provision.Undoing.Apart]
 }
 
 // BilledUntil says what ends the bill of a job's slices. alone says that the job has no
@@ -120,11 +121,13 @@ func BilledUntil(o Bill, alone bool) string {
 		text += " on all workers"
 	case o.Detach && o.Lease > 0:
 		text = stage.AsTyped(o.Lease) + " after the command has ended (--lease)"
+	case o.Detach && o.Apart:
+		text = "you delete them (--detach)"
 	case o.Detach:
 		text = "you delete them (--detach, --lease=0)"
 	case o.Lease > 0:
 		lease = ", or " + stage.AsTyped(o.Lease) + " later if this machine is gone (--lease)"
-	default:
+	case !o.Apart:
 		text = "this machine deletes them after the end of the command (--lease=0)"
 	}
 	if o.KeepOnFailure && !o.Keep {

@@ -232,7 +232,11 @@ func (q *queued) ifLeft() string {
 	text := "nobody starts the command until the same command is typed again; "
 	switch {
 	case q.terms.Metadata(q.Agents, q.o.Request.Metadata) == nil:
-		return text + "its slices are billed until then, or until it is deleted"
+		text += "its slices are billed until then, or until it is deleted"
+		if limit := q.o.Request.MaxRunDuration; limit > 0 {
+			text += ", at the latest " + stage.AsTyped(limit) + " after they begin to run (--max-run-duration)"
+		}
+		return text
 	case q.terms.Adopt > 0:
 		return text + "its slices delete themselves " + stage.AsTyped(q.terms.Adopt) + " after their boot (--lease)"
 	}

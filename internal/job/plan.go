@@ -33,6 +33,7 @@ func PlanRun(ctx context.Context, d Deps, o attempt.Options) (plan.Plan, error) 
 
 // PlanJob returns what Job would do. The conditions of PlanRun apply.
 func PlanJob(ctx context.Context, d Deps, o JobOptions) (plan.Plan, error) {
+	o = o.onProvider(d.Cloud)
 	r := newRunner(d, o.Run, true)
 	defer r.close()
 	if err := checkJob(ctx, r.Run, d.Agents, o); err != nil {
@@ -70,8 +71,9 @@ func (o JobOptions) AddTo(p *plan.Plan, ours bool) {
 	l := &p.Limits
 	l.Queue, l.Provision, l.Boot, l.TTL = max(0, o.QueueLimit), max(0, o.ProvisionLimit), max(0, o.BootLimit), o.TTL
 	if ours && !o.Keep {
-		l.Lease = o.Lease
+		l.Lease, l.Apart = o.Lease, o.apart
 	}
+	l.MaxRun = o.Request.MaxRunDuration
 	l.Restarts, l.Preemptions = o.Budget.Restarts, o.Budget.Preemptions
 	switch {
 	case !ours:

@@ -283,9 +283,6 @@ func Arm(ctx context.Context, r remote.Runner, sums string, t Terms) (Armed, err
 			a.Apart = "it cannot write guest attributes (HTTP status " + strings.Join(f[1:], " ") + ")"
 		}
 	}
-	if a.Apart == "" && t.Undoing.Peers == "" && t.Workers > 1 {
-		a.Apart = "workers of its provider cannot read what others tell"
-	}
 	return a, nil
 }
 

@@ -101,6 +101,9 @@ func TestThePlanForPeople(t *testing.T) {
 		{"the workers have no right", func(p *Plan) { p.MayDelete = &announce.DeletionRight{May: announce.MayNotDelete, Why: "no role"} }, []string{"= right      the workers may not delete the slices: no role\n"}, ""},
 		{"their right is not known", func(p *Plan) { p.MayDelete = &announce.DeletionRight{May: announce.MayUnknown, Why: "denied"} }, []string{"whether the workers may delete the slices is not known: denied\n"}, ""},
 		{"losses are limited", func(p *Plan) { p.Limits.Restarts, p.Limits.Preemptions = 0, 2 }, []string{"started again after up to 2 losses\n"}, ""},
+		{"no lease", func(p *Plan) { p.Limits.Lease, p.Limits.Apart, p.Limits.MaxRun = 0, true, time.Hour }, []string{
+			"- time       the slices are taken away 1h after they begin to run, whatever runs (--max-run-duration)\n", "= lease      none: the workers cannot tell each other",
+		}, "if this machine is gone, the workers delete"},
 		{"one loss", func(p *Plan) { p.Limits.Restarts, p.Limits.Preemptions = 0, 1 }, []string{"started again after up to 1 loss\n"}, ""},
 		{"a long text in the request", func(p *Plan) {
 			p.Resource.Request = json.RawMessage(fmt.Sprintf(`{"script":%q}`, strings.Repeat("x", longest+1)))

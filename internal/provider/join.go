@@ -129,14 +129,15 @@ func (j *Joined) note(i int, id string) {
 	j.memory.owner[id], j.shows[i] = j.all[i], true
 }
 
-// Undoing implements provision.Provider. The commands are those of the provider that had the
-// resource when it was last seen.
+// Undoing implements provision.Provider. The commands, and what the workers can read, are those of
+// the provider that had the resource when it was last seen.
 func (j *Joined) Undoing(id string, slices ...string) provision.Undoing {
 	u := j.Provider.Undoing(id, slices...)
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	if p := j.memory.owner[id]; p != nil {
-		u.Commands = p.Undoing(id).Commands
+		theirs := p.Undoing(id)
+		u.Commands, u.Peers = theirs.Commands, theirs.Peers
 	}
 	return u
 }

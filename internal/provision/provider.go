@@ -102,6 +102,10 @@ type Undoing struct {
 	Peers string
 }
 
+// Apart reports whether the workers of a resource cannot tell each other whether the command
+// runs. Then none of them knows when a lease is over.
+func (u Undoing) Apart(workers int) bool { return u.Peers == "" && workers > 1 }
+
 // A Part of a resource is deleted by one request.
 type Part struct {
 	// Look is the address at which a worker reads the part. Before a worker deletes it,

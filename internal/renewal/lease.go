@@ -34,6 +34,7 @@ type Terms struct {
 	lease.Terms
 	Boot    time.Duration // how long the slices of a next attempt may take to answer
 	Foreign bool          // the slices have another startup script, so a rebooted worker does not watch
+	Apart   bool          // the workers cannot hold the lease that the user asked for
 }
 
 // A Lease is this machine's part of the lease of a job's slices over its attempts. Its
@@ -50,6 +51,7 @@ type Lease struct {
 	told string // the messages about the workers' rights so far
 
 	expires time.Time // when the time to live of the slices ends; zero: never
+	until   time.Time // when the provider takes the slices away; zero: never
 }
 
 // Arm makes every worker of t a lease holder and warns, before the command starts, about
@@ -65,7 +67,13 @@ func (l *Lease) Arm(ctx context.Context, t *workers.Connected) error {
 	} else {
 		l.terms.Terms = now.Terms // the slices may have been replaced
 	}
-	if l.terms == nil || !l.terms.On() {
+	if l.terms == nil {
+		return nil
+	}
+	l.until = tpu.FirstEnd(t.Slices)
+	l.SetStatus(func(s *stage.Status) { s.Lease = l.WhoDeletes() })
+	if !l.terms.On() {
+		l.tell(t, nil, nil, nil)
 		return nil
 	}
 	armed := make([]lease.Armed, len(t.IDs))
@@ -126,9 +134,16 @@ func (l *Lease) tell(t *workers.Connected, errs, rights, apart []error) {
 		}
 		tell(event.Warn, rightCure(f.First, l.Project, known), how, tpu.FoldShort(f.Workers), name, f)
 	}
+	limit := ""
+	if l.terms.TTL == 0 {
+		limit = "limit it with --ttl=TIME"
+	}
+	if l.terms.Apart {
+		tell(event.Warn, limit, "%s", l.apart(name))
+	}
 	if l.terms.Lease > 0 {
 		for _, f := range stage.GroupErrors(t.IDs, apart) {
-			tell(event.Warn, "limit it with --ttl=TIME", "%s cannot tell the others whether its command runs, so a lease that nobody renews ends nothing: %s", tpu.FoldShort(f.Workers), f)
+			tell(event.Warn, limit, "%s cannot tell the others whether its command runs, so a lease that nobody renews ends nothing: %s", tpu.FoldShort(f.Workers), f)
 		}
 	}
 	if l.holds && l.terms.Foreign {
@@ -142,6 +157,21 @@ func (l *Lease) tell(t *workers.Connected, errs, rights, apart []error) {
 		tell(event.Info, "", "%s is deleted at %s whatever runs (--ttl=%s)", name, l.expires.Format("Mon 15:04:05"), stage.AsTyped(l.terms.TTL))
 	}
 	l.told += b.String()
+}
+
+// apart says what ends the bill of a resource whose workers cannot hold a lease, when no
+// runner is there.
+func (l *Lease) apart(name string) string {
+	text := "if this machine is gone, the workers do not delete " + name + " after the command has ended: they cannot tell each other whether it runs"
+	if !l.until.IsZero() {
+		text += "; " + taken(l.until)
+	}
+	return text
+}
+
+// taken says when the provider takes slices away.
+func taken(until time.Time) string {
+	return "its slices are taken away at " + until.Local().Format("Mon 15:04:05") + " (--max-run-duration)"
 }
 
 // unwatched says what happens to a resource if this machine dies and its workers do not
@@ -278,22 +308,35 @@ func Until(ctx context.Context, clock gcp.Clock, expires time.Time, ttl time.Dur
 	}
 }
 
-// WhoDeletes says what the workers will do about a queued resource that this machine
-// leaves; "" if they will do nothing.
+// WhoDeletes says what the workers and the provider will do about a resource that this
+// machine leaves; "" if they will do nothing.
 func (l *Lease) WhoDeletes() string {
-	if l == nil || l.terms == nil || !l.holds {
+	if l == nil || l.terms == nil {
 		return ""
 	}
-	return Text(lease.Held{Watched: true, Lease: l.terms.Lease, TTL: l.terms.TTL, KeepOnFailure: l.terms.KeepOnFailure, KeepFor: l.terms.KeepFor})
+	return Text(lease.Held{Watched: l.holds, Lease: l.terms.Lease, TTL: l.terms.TTL, KeepOnFailure: l.terms.KeepOnFailure, KeepFor: l.terms.KeepFor}, l.until)
 }
 
-// Text says what workers that hold a lease will do; "" if they will do nothing.
-func Text(h lease.Held) string {
+// Text says what workers that hold a lease will do, and that the provider takes the slices
+// away at until; "" if nobody will do anything. A zero until means never.
+func Text(h lease.Held, until time.Time) string {
 	text := ""
+	if h.Watched {
+		text = watched(h)
+	}
 	switch {
-	case !h.Watched:
-		return ""
-	case h.Lease > 0:
+	case until.IsZero():
+		return text
+	case text == "":
+		return taken(until)
+	}
+	return text + "; " + taken(until)
+}
+
+// watched says what workers that watch will do by h.
+func watched(h lease.Held) string {
+	text := ""
+	if h.Lease > 0 {
 		text = fmt.Sprintf("its workers delete it %s after the command has ended, if nobody is attached", stage.AsTyped(h.Lease))
 		switch {
 		case h.KeepOnFailure && h.KeepFor == 0:
@@ -318,8 +361,10 @@ func Attach(ctx context.Context, d Deps, t *workers.Connected, run string) (stop
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	held := HeldBy(t, renew(ctx, t, d.Agents, run, 0))
 	var wg sync.WaitGroup
-	for _, h := range held {
-		d.SetStatus(func(s *stage.Status) { s.Lease = Text(h) })
+	for _, s := range t.Slices {
+		if s.QueuedResource != "" {
+			d.SetStatus(func(st *stage.Status) { st.Lease = Text(held[s.QueuedResource], tpu.FirstEnd(t.Slices)) })
+		}
 	}
 	if len(held) > 0 {
 		every := 5 * time.Minute

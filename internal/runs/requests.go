@@ -38,6 +38,9 @@ func withRequests(ctx context.Context, d *workers.Deps, prefix string, seen []Se
 			continue
 		}
 		terms, known := lease.ReadTerms(res.Metadata)
+		if t, err := tpu.ParseType(res.Type); err == nil && d.Cloud.Undoing(res.ID).Apart(max(1, res.NodeCount)*t.Workers) {
+			terms.Lease, terms.Adopt, known = 0, 0, true // an older version may have written a lease that nobody keeps
+		}
 		goes := func(begun bool) string {
 			text := "not known here" // a runner may still have armed a lease
 			if known {

@@ -340,7 +340,7 @@ func SayBilled(ctx context.Context, d *workers.Reach, run string, all []tpu.Slic
 			continue
 		}
 		does := "unless its job still runs somewhere to delete it, it stays and is billed"
-		if text := renewal.Text(held[s.QueuedResource]); text != "" {
+		if text := renewal.Text(held[s.QueuedResource], res.Until); text != "" {
 			does = "it is billed until its job, if that still runs somewhere, deletes it; else " + text
 		}
 		event.Notef(d.Sink, event.Warn, Hint(d, res.ID), "%s was made for this run: %s", provision.NameOf(d.Cloud, res.ID), does)
