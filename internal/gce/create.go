@@ -22,6 +22,8 @@ const (
 	// lastReadLimit limits the read after the caller's context has ended, which finds out
 	// whether something was made.
 	lastReadLimit = 10 * time.Second
+	// undoLimit limits the deletion of what a refused or interrupted Create has made.
+	undoLimit = 30 * time.Second
 )
 
 // Create implements provision.Provider. It makes the policy, the template and the groups,
@@ -29,7 +31,8 @@ const (
 // It waits until Compute Engine has taken all groups, and not for their VMs.
 //
 // If a resource of the name fails or its slices were taken away, the error is a
-// *provision.StateError. Create waits for one that is being deleted. With a read-only
+// *provision.StateError. If Create is refused or interrupted before a group exists, it deletes
+// what it has made. Create waits for one that is being deleted. With a read-only
 // client, the error is a *gcp.ReadOnlyError if Create would have to make something. res is
 // then what exists of an older request; it is zero if nothing exists.
 func (p *Provider) Create(ctx context.Context, r provision.Request) (res provision.Resource, created bool, err error) {
@@ -51,6 +54,9 @@ func (p *Provider) Create(ctx context.Context, r provision.Request) (res provisi
 	for _, part := range p.parts(parts) {
 		made, err := p.ensure(ctx, part)
 		created = created || made
+		if err != nil && created && res.ID == "" && p.undo(ctx, r.ID, err) {
+			return res, false, err
+		}
 		if err != nil && created {
 			return provision.Resource{ID: r.ID, Commands: commands(r.ID), Life: provision.Requested, State: wordRequested, Labels: r.Labels}, true, err
 		}
@@ -63,6 +69,30 @@ func (p *Provider) Create(ctx context.Context, r provision.Request) (res provisi
 		res, err = justMade(r, p.gcp.Clock().Now()), nil
 	}
 	return res, created, err
+}
+
+// undo deletes the parts that a Create has made which ended with err. It returns false if it
+// leaves parts: groups, which hold slices, and all parts when the API is away, because the
+// next Create goes on with them.
+func (p *Provider) undo(ctx context.Context, id string, err error) bool {
+	if class := gcp.ClassOf(err); ctx.Err() == nil && (class == gcp.Unavailable || class == gcp.Timeout) {
+		return false
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoLimit)
+	defer cancel()
+	v, err := p.look(ctx, id)
+	if err == nil && len(v.groups) > 0 {
+		return false
+	}
+	if err == nil {
+		_, err = p.remove(ctx, id, "create", undoLimit)
+	}
+	if err != nil {
+		event.Notef(p.gcp.Sink(), event.Warn, "delete them with: "+commands(id).Delete, "parts of %s %q, which cost nothing, may be left: %v", kind, id, err)
+		return false
+	}
+	event.Notef(p.gcp.Sink(), event.Info, "", "%s %q was not made; its parts that were made are deleted again", kind, id)
+	return true
 }
 
 func justMade(r provision.Request, at time.Time) provision.Resource {

@@ -464,3 +464,49 @@ func TestWhatHasNoGroupYetIsNoLeftover(t *testing.T) {
 		})
 	}
 }
+
+// A refused or interrupted Create leaves nothing, unless a group exists.
+func TestACreateThatDoesNotSucceed(t *testing.T) {
+	for name, tt := range map[string]struct {
+		at        string
+		interrupt bool
+		left      int
+	}{
+		"refused":             {at: "/instanceTemplates"},
+		"group refused":       {at: "/instanceGroupManagers"},
+		"second slice":        {at: "m-1", left: 3},
+		"interrupted":         {at: "/instanceTemplates", interrupt: true},
+		"interrupted a group": {at: "/instanceGroupManagers", interrupt: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := start(t)
+			before := len(f.things)
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			groups := 0
+			f.before = func(w http.ResponseWriter, r *http.Request) bool {
+				if r.Method != http.MethodPost {
+					return false
+				}
+				if strings.HasSuffix(r.URL.Path, "/instanceGroupManagers") {
+					groups++
+				}
+				if !strings.HasSuffix(r.URL.Path, tt.at) && (tt.at != "m-1" || groups < 2) {
+					return false
+				}
+				if tt.interrupt {
+					cancel()
+				}
+				refuse(w, 403, "forbidden", "no network nope")
+				return true
+			}
+			_, created, err := f.Create(ctx, request(t))
+			if err == nil || created != (tt.left > 0) || len(f.things)-before != tt.left {
+				t.Errorf("created %v, %v; left are %d parts", created, err, len(f.things)-before)
+			}
+			if f.said.Said(event.Info, "its parts that were made are deleted again") != (tt.left == 0) {
+				t.Errorf("said %v", f.said.Notes())
+			}
+		})
+	}
+}

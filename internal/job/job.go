@@ -227,8 +227,12 @@ func (q *queued) others(err error) string {
 
 // ending returns the job as the teardown sees it.
 func (q *queued) ending(r *runner) *teardown.Job {
+	limit := q.o.Lease
+	if !q.there { // no worker can have deleted it
+		limit = 0
+	}
 	return &teardown.Job{
-		Reach: q.Reach, ID: q.o.Request.ID, Run: q.o.Run.Run, Lease: q.o.Lease, Used: r.used,
+		Reach: q.Reach, ID: q.o.Request.ID, Run: q.o.Run.Run, Lease: limit, Used: r.used,
 		Keeping:    teardown.Keeping{Always: q.o.Keep, OnFailure: q.o.KeepOnFailure, For: q.o.KeepFor},
 		Leaves:     q.leavesFor,
 		Taken:      q.othersLive,
