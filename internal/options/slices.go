@@ -99,9 +99,13 @@ func jobOnCompute(c *Call, own qr.Request) provision.Request {
 			c.Refuse(cmdline.Usagef("--%s: it is for queued resources, and not for --provider=gce", name), name, "provider")
 		}
 	}
-	if own.MaxRunDuration == 0 {
+	if own.MaxRunDuration == 0 && !boundByWorkers(c, max(1, own.NodeCount)*own.Type.Workers) {
+		why := "--provider=gce"
+		if c.String("provider") != OnGCE {
+			why = "Compute Engine makes slices of type " + own.Type.Name
+		}
 		c.Refuse(&cmdline.UsageError{
-			Err:    errors.New("--provider=gce: --max-run-duration is missing; workers of different VMs cannot tell each other whether the command runs, so they delete nothing when this machine is gone"),
+			Err:    errors.New(why + ": --max-run-duration is missing; without it, nothing is sure to delete the slices when this machine is gone"),
 			Advice: "add --max-run-duration=TIME: Compute Engine then deletes the slices, with their boot disks, after this time",
 		}, "max-run-duration", "provider")
 	}
@@ -109,6 +113,13 @@ func jobOnCompute(c *Call, own qr.Request) provision.Request {
 		c.Refuse(cmdline.Usagef("--provider=gce: a job without runner (--detach with --bucket-name) needs queued resources"), "provider", "detach", "bucket-name")
 	}
 	return onCompute(own, gce.Settings{})
+}
+
+// boundByWorkers reports whether the lease of a job deletes its slices in any case. Only the
+// worker of a single VM knows that the command has ended everywhere.
+func boundByWorkers(c *Call, vms int) bool {
+	keeps := c.Bool("keep") || c.IsSet("keep-on-failure")
+	return vms == 1 && c.Duration("lease") > 0 && !keeps
 }
 
 // machineType reads --machine-type and --topology; the zero Type without them.
