@@ -51,6 +51,9 @@ that resource again. It never deletes what multihost did not make.
 			if err != nil {
 				return err
 			}
+			if s.all != nil {
+				s.all.Expect()
+			}
 			o := gc.GCOptions{
 				Networks: s.networks, Prefix: c.String("prefix"), OlderThan: c.Duration("older-than"),
 				Look: c.Bool("look") || c.Bool("delete"),

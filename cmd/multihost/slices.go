@@ -177,6 +177,7 @@ func slicesListCommand() *cli.Command {
 			if err := ready(c); err != nil {
 				return err
 			}
+			s.all.Expect()
 			all, err := s.all.List(c.Context)
 			if err != nil {
 				return interruptible(c.Context, err)

@@ -34,6 +34,7 @@ type memory struct {
 
 	sink   event.Sink
 	warned map[int]bool     // the places of providers that the user was warned of
+	asked  bool             // the user asks for what all providers have: see Expect
 	unseen map[string]error // by kind, why the last Slices has no slices of a provider
 }
 
@@ -178,14 +179,26 @@ func (j *Joined) dispensable(i int, err error) bool {
 	return refused(err) || i > 0 && (Survivable(err) || errors.Is(err, errBeside))
 }
 
+// Expect says that the user asks for what all providers have, so that a refusal is a warning.
+// Otherwise it is a note for --debug: many users have no rights on one of the APIs, and no
+// slices there.
+func (j *Joined) Expect() {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.asked = true
+}
+
 // warn tells the user once that the provider at place i did not answer.
 func (j *Joined) warn(i int, err error) {
 	j.mu.Lock()
-	first := !j.warned[i]
+	first, level := !j.warned[i], event.Warn
+	if i > 0 && refused(err) && !j.asked {
+		level = event.Debug
+	}
 	j.warned[i] = true
 	j.mu.Unlock()
 	if first {
-		event.Notef(j.sink, event.Warn, gcp.Hint(err), "%s did not list its slices: %v", j.all[i].Undoing("").Commands.Service, err)
+		event.Notef(j.sink, level, gcp.Hint(err), "%s did not list its slices: %v", j.all[i].Undoing("").Commands.Service, err)
 	}
 }
 

@@ -11,6 +11,7 @@ import (
 	"multihost/internal/gcp"
 	"multihost/internal/provider"
 	"multihost/internal/provision"
+	"multihost/internal/testkit"
 	"multihost/internal/tpu"
 )
 
@@ -280,6 +281,21 @@ func TestALostRightHidesNothingThatWasSeen(t *testing.T) {
 			if !errors.Is(err, refusal) {
 				t.Errorf("%s: after that, got %v", name, err)
 			}
+		}
+	}
+}
+
+// Who has no rights on an API, and no slices there, is not warned of it by each command.
+func TestARefusalIsAWarningWhereAllIsAskedFor(t *testing.T) {
+	var asked []string
+	for _, want := range []event.Level{event.Debug, event.Warn} {
+		said := &testkit.Recorder{}
+		j := provider.Join(said, shop{"box", "b", nil, &asked}, shop{"tin", "a", &gcp.Error{Class: gcp.Permission}, &asked})
+		if want == event.Warn {
+			j.Expect()
+		}
+		if _, err := j.Slices(t.Context()); err != nil || len(said.Notes()) != 1 || said.Notes()[0].Level != want {
+			t.Errorf("got %+v, %v; want a note of level %s", said.Notes(), err, want)
 		}
 	}
 }

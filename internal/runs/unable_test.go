@@ -3,6 +3,7 @@ package runs
 import (
 	"context"
 	"errors"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -19,11 +20,11 @@ import (
 type told struct {
 	provision.Provider
 	texts map[string][]string // by slice
-	asked int
+	asked atomic.Int64
 }
 
 func (c *told) Attributes(_ context.Context, slice, key string) ([]string, error) {
-	c.asked++
+	c.asked.Add(1)
 	if key != "state" {
 		return nil, errors.New("no such key")
 	}
@@ -48,7 +49,7 @@ func TestWorkersThatCannotBeginAreTold(t *testing.T) {
 		seen  []tpu.WorkerID
 		want  string // of the warning
 		phase string
-		asked int
+		asked int64
 	}{
 		"all": {map[string][]string{"k-0": {refused, refused}, "k-1": {refused, refused}}, nil,
 			"run k cannot begin on 4 of 4 workers: the job cannot be fetched: tried for 600 s; HTTP status 403: refused", "failed", 2},
@@ -75,15 +76,15 @@ func TestWorkersThatCannotBeginAreTold(t *testing.T) {
 			}
 		}
 		notes := sink.Notes()
-		if cloud.asked != c.asked || len(notes) > 1 || (len(notes) == 1) != (c.want != "") {
-			t.Errorf("%s: asked %d times, told %+v", name, cloud.asked, notes)
+		if cloud.asked.Load() != c.asked || len(notes) > 1 || (len(notes) == 1) != (c.want != "") {
+			t.Errorf("%s: asked %d times, told %+v", name, cloud.asked.Load(), notes)
 		}
 		if len(notes) == 1 && (notes[0].Text != c.want || notes[0].Level != event.Warn || notes[0].Hint != "the workers try on; to give the run up, type: multihost stop k") {
 			t.Errorf("%s: got %+v, want %q", name, notes[0], c.want)
 		}
 		<-clock.After(time.Minute)
-		if WarnUnable(t.Context(), r, state); cloud.asked != 2*c.asked || len(sink.Notes()) != len(notes) {
-			t.Errorf("%s: a minute later: asked %d times, told %+v", name, cloud.asked, sink.Notes())
+		if WarnUnable(t.Context(), r, state); cloud.asked.Load() != 2*c.asked || len(sink.Notes()) != len(notes) {
+			t.Errorf("%s: a minute later: asked %d times, told %+v", name, cloud.asked.Load(), sink.Notes())
 		}
 	}
 }
