@@ -24,6 +24,9 @@ const (
 	// lastReadLimit limits the one read after the caller's context has ended,
 	// which finds out whether a resource was made.
 	lastReadLimit = 10 * time.Second
+	// inFlight is how often the read is repeated, a second later each time, when the
+	// caller has cut off a create request and the resource is not there.
+	inFlight = 2
 	// recreateLimit is how long Create waits until an older resource of the same
 	// name is deleted.
 	recreateLimit = 30 * time.Minute
@@ -297,6 +300,12 @@ func (c *Client) unanswered(ctx context.Context, r Request, body *tpuapi.QueuedR
 	readCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastReadLimit)
 	defer cancel()
 	res, err := c.read(readCtx, r.ID)
+	for range inFlight { // a request that was cut off may still be on its way
+		if ctx.Err() == nil || gcp.ClassOf(err) != gcp.NotFound || c.sleep(readCtx, time.Second) != nil {
+			break
+		}
+		res, err = c.read(readCtx, r.ID)
+	}
 	if err != nil || len(r.differences(res, body)) > 0 {
 		return Resource{}, false, cause
 	}

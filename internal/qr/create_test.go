@@ -1,9 +1,11 @@
 package qr_test
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
+	"io"
 	"net/http"
 	"slices"
 	"strings"
@@ -93,6 +95,38 @@ func TestCreateReplyLostMakesOne(t *testing.T) {
 	}
 	if all, err := c.List(t.Context()); err != nil || len(all) != 1 {
 		t.Errorf("%d exist, %v", len(all), err)
+	}
+}
+
+// A request that was cut off arrives after the first look: the job must know that it has made
+// the resource, or nobody deletes it.
+func TestARequestThatArrivesAfterTheInterruptIsOurs(t *testing.T) {
+	c := start(t, sim.Config{})
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	var late *http.Request
+	var looks atomic.Int32
+	c.Intercept(func(w http.ResponseWriter, r *http.Request) bool {
+		switch {
+		case r.Method == http.MethodPost && strings.Contains(r.URL.Path, "queuedResources"):
+			body, err := io.ReadAll(r.Body)
+			testkit.Must(t, err)
+			late, err = http.NewRequestWithContext(t.Context(), http.MethodPost, c.Sim.URL()+r.URL.RequestURI(), bytes.NewReader(body))
+			testkit.Must(t, err)
+			late.Header = r.Header.Clone()
+			cancel()
+			<-r.Context().Done()
+			return true
+		case r.Method == http.MethodGet && strings.HasSuffix(r.URL.Path, "/queuedResources/q7") && looks.Add(1) == 2:
+			answer, err := http.DefaultClient.Do(late)
+			testkit.Must(t, err)
+			answer.Body.Close()
+		}
+		return false
+	})
+	_, created, err := c.Create(ctx, request(t, nil))
+	if !created || !errors.Is(err, context.Canceled) {
+		t.Errorf("created %v, %v", created, err)
 	}
 }
 
