@@ -35,6 +35,7 @@ func build(ctx context.Context, source, program, version string, p platform) err
 		return err
 	}
 	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-buildvcs=false", "-tags", "urfave_cli_no_docs",
+		"-gcflags=cloud.google.com/go/compute/...=-l", // a client of an API gains nothing by inlining, and it is large
 		"-ldflags", "-s -w -buildid= -X main.buildVersion="+version, "-o", program, "./cmd/multihost")
 	cmd.Dir = source
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS="+p.system, "GOARCH="+p.arch,

@@ -37,10 +37,7 @@ func withRequests(ctx context.Context, d *workers.Deps, prefix string, seen []Se
 		if !ours || !res.JobMade() || res.Life == provision.Deleting || !strings.HasPrefix(res.ID, prefix) {
 			continue
 		}
-		terms, known := lease.ReadTerms(res.Metadata)
-		if t, err := tpu.ParseType(res.Type); err == nil && d.Cloud.Undoing(res.ID).Apart(max(1, res.NodeCount)*t.Workers) {
-			terms.Lease, terms.Adopt, known = 0, 0, true // an older version may have written a lease that nobody keeps
-		}
+		terms, known := leaseOf(d, res)
 		goes := func(begun bool) string {
 			text := "not known here" // a runner may still have armed a lease
 			if known {
@@ -73,6 +70,16 @@ func withRequests(ctx context.Context, d *workers.Deps, prefix string, seen []Se
 		seen = append(seen, row)
 	}
 	return seen, nil
+}
+
+// leaseOf returns what the workers of a resource know of the lease of their job, if that can
+// be told. Workers that cannot tell each other anything keep none, whatever was written.
+func leaseOf(d *workers.Deps, res provision.Resource) (terms lease.Terms, known bool) {
+	terms, known = lease.ReadTerms(res.Metadata)
+	if t, err := tpu.ParseType(res.Type); err == nil && d.Cloud.Undoing(res.ID).Apart(max(1, res.NodeCount)*t.Workers) {
+		terms.Lease, terms.Adopt, known = 0, 0, true
+	}
+	return terms, known
 }
 
 // endedInBucket returns the row of a job without runner that has ended and whose resource is
