@@ -337,7 +337,7 @@ func conditionOf(st state) tpu.Condition {
 	case provision.Requested, provision.Waiting, provision.Provisioning:
 		return tpu.Making
 	case provision.Suspending, provision.Suspended:
-		if st.word == wordPreempted || st.word == wordOver {
+		if st.word == wordPreempted {
 			return tpu.Taken
 		}
 		return tpu.Halted

@@ -106,11 +106,11 @@ func TestLife(t *testing.T) {
 				m.CurrentAction = proto.String("DELETING")
 			}
 		}, provision.Deleting, wordDeleting, tpu.Leaving, "", false},
-		"its run is over":                         {`{}`, "", func(s *sight) { s.maxRun = 11 * time.Hour }, provision.Suspended, wordOver, tpu.Taken, "", false},
+		"its run is over":                         {`{}`, "", func(s *sight) { s.maxRun = 11 * time.Hour }, provision.Suspended, wordOver, tpu.Halted, "", false},
 		"its run is short":                        {`{}`, "", func(s *sight) { s.maxRun = 12 * time.Hour }, provision.Requested, wordRequested, tpu.Making, "", false},
 		"its VMs were deleted":                    {applied("INCOMPLETE"), "", nil, provision.Suspended, wordGone, tpu.Halted, "", false},
 		"resized to 0":                            {`{}`, "", func(s *sight) { s.group.TargetSize = proto.Int32(0) }, provision.Suspended, wordEmpty, tpu.Halted, "", false},
-		"its run is over, and the group is empty": {`{}`, "", func(s *sight) { s.maxRun, s.group.TargetSize = time.Hour, proto.Int32(0) }, provision.Suspended, wordOver, tpu.Taken, "", false},
+		"its run is over, and the group is empty": {`{}`, "", func(s *sight) { s.maxRun, s.group.TargetSize = time.Hour, proto.Int32(0) }, provision.Suspended, wordOver, tpu.Halted, "", false},
 	} {
 		s := seen(t, c.status, c.vms)
 		if c.change != nil {

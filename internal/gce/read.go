@@ -176,6 +176,7 @@ func (p *reader) resource(ctx context.Context, v view, id string) (provision.Res
 	}
 	whole := together(states, len(out.Nodes)-len(states))
 	out.Life, out.State, out.By, out.ByUser, out.Until, out.Own = whole.life, whole.word, whole.by, whole.byUser, whole.until, whole
+	out.Over = whole.word == wordOver
 	if whole.life == provision.Failed {
 		out.Failure, out.Starved = whole.why, whole.starved
 	}

@@ -101,7 +101,7 @@ func TestLossesOnTheSimulator(t *testing.T) {
 	}{
 		"preemption": {provision.Spot, "group-preempt group=m-1", "PREEMPTED", provision.Decision{Step: provision.StepRecreate, Loss: provision.Preempted, Why: "slice m-1 is PREEMPTED"}},
 		"its run is over": {provision.FlexStart, "group-run-ends group=m-1", "RUN_DURATION_OVER",
-			provision.Decision{Step: provision.StepRecreate, Loss: provision.Preempted, Why: "the slice request is RUN_DURATION_OVER"}},
+			provision.Decision{Step: provision.StepRecreate, Loss: provision.Expired, Why: "the slice request is RUN_DURATION_OVER"}},
 		"no machine": {provision.FlexStart, "", "FAILED", provision.Decision{Step: provision.StepRecreate, Loss: provision.Infrastructure,
 			Why: "the slice request FAILED: Instance creation failed: Internal error. Please try again or contact Google Support. (Code: '0')"}},
 	} {

@@ -67,6 +67,10 @@ func (r *inquest) judge(ctx context.Context, out stage.Outcome, err error) *stag
 		f.Cause, f.Why = stage.Refused, sign.why
 	default:
 		f.Cause, f.Why = r.settle(ctx, sign)
+		if f.Cause == stage.Expired {
+			f.Err = stage.SlicesOver(f.Why)
+			f.Why = f.Err.Error()
+		}
 		if f.Cause == stage.Application && sign.final { // nothing was taken away, so it remains a mistake
 			f.Cause = stage.Refused
 		}
@@ -239,7 +243,7 @@ func (r *inquest) settle(ctx context.Context, sign signs) (stage.Cause, string) 
 func (s signs) blame(d provision.Decision, err error) (cause stage.Cause, why string, final bool) {
 	answered := err == nil
 	switch {
-	case answered && (d.Loss == provision.Preempted || d.Loss == provision.Maintenance):
+	case answered && (d.Loss == provision.Preempted || d.Loss == provision.Maintenance || d.Loss == provision.Expired):
 		return stage.Cause(d.Loss), d.Why, true
 	case answered && d.Loss == provision.Removed:
 		return stage.UserStop, d.Why, true

@@ -288,6 +288,8 @@ func (q *queued) act(ctx context.Context, d provision.Decision, cause error, pay
 	switch {
 	case d.Loss == provision.Removed, d.Step == provision.StepGiveUp:
 		return cause
+	case d.Loss == provision.Expired && q.held.worked: // the same job, typed again, makes its slices again
+		return stage.SlicesOver(d.Why)
 	case d.Step == provision.StepWait:
 		return stage.Sleep(ctx, q.Clock, suspendPause)
 	case d.Loss == provision.Infrastructure && !q.held.now().mayLive() && q.occupied(ctx):
@@ -370,7 +372,7 @@ func (q *queued) mayRemake(d provision.Decision, cause error, pay func(*stage.Fa
 		}
 		return wait, nil
 	}
-	if q.held.now().mayLive() {
+	if q.held.now().mayLive() && d.Loss != provision.Expired {
 		return 0, pay(&stage.Failure{Cause: stage.Infrastructure, Why: d.Why, Err: cause})
 	}
 	if q.remakes++; q.remakes > maxRemakes {

@@ -18,6 +18,7 @@ import (
 	"multihost/internal/provider"
 	"multihost/internal/provision"
 	"multihost/internal/qr"
+	"multihost/internal/remote"
 	"multihost/internal/stage"
 	"multihost/internal/teardown"
 	"multihost/internal/testkit"
@@ -172,6 +173,41 @@ func TestWhatStaysEndsAJob(t *testing.T) {
 	if _, err := q.ready(t.Context(), nil, nil); !errors.Is(err, errAway) || len(h.calls) != 1 {
 		t.Errorf("a job that has nothing yet: %v after %q", err, h.calls)
 	}
+}
+
+// The end of the time that slices were asked for ends a job that has used them. The same job,
+// typed again, makes them again.
+func TestSlicesWhoseTimeIsOver(t *testing.T) {
+	for _, worked := range []bool{true, false} {
+		q, h := onHardCloud(map[string][]error{"wait": {errSuspended}})
+		q.held.worked, q.held.inherited = worked, !worked
+		q.Cloud = overCloud{h}
+		_, err := q.ready(t.Context(), func(f *stage.Failure) error { return f }, nil)
+		want := "create wait get delete create wait"
+		if worked {
+			want = "create wait get"
+		}
+		if got := strings.Join(h.calls, " "); errors.Is(err, stage.ErrExpired) != worked || (err == nil) == worked || got != want {
+			t.Errorf("worked %v: %v after %q, want %q", worked, err, got, want)
+		}
+	}
+	q, h := onHardCloud(nil)
+	h.res = qr.Resource{State: "SUSPENDED"}
+	q.Cloud = overCloud{h}
+	r := newRunner(q.Deps, attempt.Options{}, true)
+	r.ground, r.used = q, []tpu.Slice{{Name: "m"}}
+	if f := r.inquest().judge(t.Context(), stage.Outcome{}, remote.ErrConnectionLost); f.Cause != stage.Expired || !errors.Is(f.Err, stage.ErrExpired) || f.Why != f.Err.Error() {
+		t.Errorf("an attempt: got %v of %v", f, f.Err)
+	}
+}
+
+// An overCloud is a hardCloud that takes its slices back when their time is over.
+type overCloud struct{ *hardCloud }
+
+func (o overCloud) Get(ctx context.Context, id string) (provision.Resource, error) {
+	res, err := o.hardCloud.Get(ctx, id)
+	res.Over = res.Life == provision.Suspended
+	return res, err
 }
 
 // A limit counts only for its own state, and not for time in which nobody could look.

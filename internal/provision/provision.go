@@ -48,13 +48,14 @@ func (l Life) Empty() bool { return l == Absent || l == Waiting || l.Dead() }
 // A Loss is why slices that were asked for cannot be used.
 type Loss string
 
-// The losses. Removed is the wish of a user; the other losses happen without one.
+// The losses. Removed and Expired are the wish of a user; the other losses happen without one.
 const (
 	NoLoss         Loss = ""
 	Preempted      Loss = "preempted"
 	Maintenance    Loss = "maintenance"
 	Infrastructure Loss = "infrastructure"
 	Removed        Loss = "removed by a user"
+	Expired        Loss = "expired" // the time for which the slices were asked for is over
 )
 
 // A Step is what to do next about a resource.
@@ -88,6 +89,7 @@ type Sight struct {
 	Detail string // the provider's text of a failure
 
 	ByUser      bool // a user caused this life, not the provider
+	Over        bool // the time for which its slices were asked for is over
 	Reclaimable bool // the provider may take its slices back at any time: spot, flex-start
 
 	Slices []SliceSight // one for each slice that it has or ought to have
@@ -174,7 +176,8 @@ func (s Sight) whileMade() Decision {
 }
 
 // suspended says who took the slices. A provider preempts reclaimable slices and takes
-// other slices away for maintenance. A user deletes slices.
+// other slices away for maintenance, and all slices when their time is over. A user deletes
+// slices.
 func (s Sight) suspended() Decision {
 	d := Decision{Step: StepRecreate, Loss: Maintenance, Why: s.is()}
 	if s.Life == Suspending {
@@ -187,6 +190,9 @@ func (s Sight) suspended() Decision {
 		if slice.Loss == Preempted {
 			d.Loss, d.Why = Preempted, slice.State
 		}
+	}
+	if s.Over {
+		d.Loss, d.Why = Expired, s.is()
 	}
 	if s.ByUser {
 		d.Loss, d.Why = Removed, "a user took the slices of the "+s.Kind

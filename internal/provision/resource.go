@@ -114,6 +114,7 @@ type Resource struct {
 	State       string // the provider's own word for Life, for messages: "WAITING_FOR_RESOURCES"
 	ByUser      bool   // a user caused this life, not the provider
 	By          string // the same in words: "Google (preemption or maintenance)"; "": unknown
+	Over        bool   // the time for which its slices were asked for is over
 	Failure     string // the provider's text of a failure
 	Starved     bool   // it failed because capacity or quota is lacking
 	Reclaimable bool   // the provider may take its slices back at any time
@@ -190,7 +191,7 @@ func Absence(kind string) Sight {
 func (r Resource) Sight(reach func(slice string) Reach) Sight {
 	s := Sight{
 		Kind: r.Commands.Kind, Life: r.Life, Word: r.State, Detail: r.Failure, Existed: true,
-		ByUser: r.ByUser, Reclaimable: r.Reclaimable,
+		ByUser: r.ByUser, Over: r.Over, Reclaimable: r.Reclaimable,
 	}
 	for _, name := range r.Nodes {
 		have := tpu.Slice{Name: name} // empty if the provider does not list the slice

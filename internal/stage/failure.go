@@ -20,8 +20,8 @@ const (
 	Application    Cause = "application"
 	Stall          Cause = "stall"
 	UserStop       Cause = "stopped by a user"
-	Expired        Cause = "expired" // the time for which the slices were asked for is over: --ttl, --max-run-duration
-	Refused        Cause = "refused" // another attempt would fail in the same way: a busy worker, a full disk, a wrong key
+	Expired        Cause = Cause(provision.Expired) // the time for which the slices were asked for is over: --ttl, --max-run-duration
+	Refused        Cause = "refused"                // another attempt would fail in the same way: a busy worker, a full disk, a wrong key
 )
 
 // A Failure says that an attempt ended without success, and why. Code that watches a run

@@ -25,7 +25,13 @@ func TimeoutPassed(limit time.Duration) *Error {
 // SlicesTaken returns the error of a run whose slices the provider takes away at end, as was
 // asked for. Its text is the reason of the stop. [ErrExpired] is in it, as for --ttl.
 func SlicesTaken(end time.Time) *Error {
-	return &Error{Stage: Timeout, Err: ErrExpired, Text: fmt.Sprintf("%v: they are taken away at %s (--max-run-duration)", ErrExpired, end.Local().Format("Mon 15:04:05"))}
+	return SlicesOver("they are taken away at " + end.Local().Format("Mon 15:04:05"))
+}
+
+// SlicesOver is SlicesTaken when the provider itself says, in one clause, that their time is
+// over.
+func SlicesOver(why string) *Error {
+	return &Error{Stage: Timeout, Err: ErrExpired, Text: fmt.Sprintf("%v: %s (--max-run-duration)", ErrExpired, why)}
 }
 
 // EndOfRunner returns the error with which a runner ended that stopped a run for reason. It
