@@ -186,7 +186,10 @@ func (q *queued) create(ctx context.Context) (res provision.Resource, created bo
 		return res, false, err
 	}
 	q.made = q.made || created
-	q.there = created || res.State != ""
+	q.there = res.State != ""
+	if created {
+		q.there = err == nil // otherwise perhaps only a part is: Create is to make the rest
+	}
 	q.ours = q.ours || created || q.there && res.JobMade()
 	q.held.inherited = q.there && q.ours && !q.made
 	if q.there {
@@ -200,7 +203,7 @@ func (q *queued) create(ctx context.Context) (res provision.Resource, created bo
 // that is unavailable. It also waits for quota, which is given back some time after the
 // resource that used it is gone.
 func (q *queued) askAgain(err error) time.Duration {
-	if q.there || !q.ours {
+	if q.there || !q.ours || q.asked.IsZero() { // its first request has failed
 		return 0
 	}
 	switch gcp.ClassOf(err) {

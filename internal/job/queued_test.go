@@ -3,6 +3,7 @@ package job
 import (
 	"context"
 	"errors"
+	"maps"
 	"slices"
 	"strings"
 	"syscall"
@@ -69,6 +70,7 @@ type hardCloud struct {
 	fails    map[string][]error
 	calls    []string
 	requests []provision.Request
+	partly   bool // a Create that fails has made a part
 }
 
 func (h *hardCloud) call(name string) error {
@@ -87,7 +89,9 @@ func (h *hardCloud) Get(context.Context, string) (provision.Resource, error) {
 
 func (h *hardCloud) Create(_ context.Context, r provision.Request) (provision.Resource, bool, error) {
 	h.requests = append(h.requests, r)
-	if err := h.call("create"); err != nil {
+	if err := h.call("create"); err != nil && h.partly {
+		return provision.Resource{ID: r.ID, State: "REQUESTED"}, true, err
+	} else if err != nil {
 		return provision.Resource{}, false, err
 	}
 	h.res = qr.Resource{ID: r.ID, State: "ACTIVE", CreateTime: h.clock.Now(), Nodes: []string{"m"}, Slices: []qr.SliceState{{Name: "m", State: "READY"}}}
@@ -153,10 +157,13 @@ func TestWhatPassesEndsNoRecovery(t *testing.T) {
 		{"the slices are taken away when they are to be rebooted",
 			map[string][]error{"wait": {silent, errSuspended}, "reset": {conflict}}, "create wait get reset wait get delete create wait"},
 	} {
-		q, h := onHardCloud(tt.fails)
-		sel, err := q.ready(t.Context(), func(*stage.Failure) error { return nil }, &stage.Failure{Cause: stage.Preempted})
-		if got := strings.Join(h.calls, " "); err != nil || len(sel.Slices) != 1 || got != tt.calls {
-			t.Errorf("%s: %v\ngot  %s\nwant %s", tt.story, err, got, tt.calls)
+		for _, partly := range []bool{false, true} {
+			q, h := onHardCloud(maps.Clone(tt.fails))
+			h.partly = partly
+			sel, err := q.ready(t.Context(), func(*stage.Failure) error { return nil }, &stage.Failure{Cause: stage.Preempted})
+			if got := strings.Join(h.calls, " "); err != nil || len(sel.Slices) != 1 || got != tt.calls {
+				t.Errorf("%s, a part was made %v: %v\ngot  %s\nwant %s", tt.story, partly, err, got, tt.calls)
+			}
 		}
 	}
 }
@@ -168,10 +175,12 @@ func TestWhatStaysEndsAJob(t *testing.T) {
 	if _, err := q.ready(t.Context(), func(*stage.Failure) error { return nil }, nil); !errors.Is(err, denied) {
 		t.Errorf("it ended with %v, want that it is not permitted", err)
 	}
-	q, h := onHardCloud(map[string][]error{"create": {errAway}})
-	q.ours, q.held.worked = false, false
-	if _, err := q.ready(t.Context(), nil, nil); !errors.Is(err, errAway) || len(h.calls) != 1 {
-		t.Errorf("a job that has nothing yet: %v after %q", err, h.calls)
+	for _, partly := range []bool{false, true} {
+		q, h := onHardCloud(map[string][]error{"create": {errAway}})
+		q.ours, q.held.worked, h.partly = false, false, partly
+		if _, err := q.ready(t.Context(), nil, nil); !errors.Is(err, errAway) || len(h.calls) != 1 {
+			t.Errorf("a job that has at most a part yet, %v: %v after %q", partly, err, h.calls)
+		}
 	}
 }
 

@@ -27,8 +27,8 @@ type Provider interface {
 	// Create requests the slices. It does not wait for them. Create is safe to repeat,
 	// also after an earlier call has made only a part: it makes what is missing and
 	// returns with created false if nothing was. A resource that differs from r is left
-	// alone: the error is a *ConflictError. If created is true, the resource exists, even
-	// if err is not nil.
+	// alone: the error is a *ConflictError. If created is true, the resource exists. If err
+	// is not nil then, perhaps only a part of it does, which Get may not find.
 	Create(ctx context.Context, r Request) (res Resource, created bool, err error)
 
 	// Restart reboots the VMs of all slices. It returns when that is done; [StepReset]
