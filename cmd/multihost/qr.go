@@ -15,6 +15,7 @@ import (
 	"multihost/internal/gcp"
 	"multihost/internal/job"
 	"multihost/internal/options"
+	"multihost/internal/provider"
 	"multihost/internal/qr"
 	"multihost/internal/settings"
 	"multihost/internal/tpu"
@@ -84,7 +85,7 @@ what ends the bill. --confirm asks you then; a no ends the command with status
 				create = s.queue.Submit
 			}
 			res, created, err := create(c.Context, r)
-			if note, said := qr.Asked(r, res, created, c.Bool("async"), err); said {
+			if note, said := provider.Asked(res.Neutral(), created, c.Bool("async"), err); said {
 				s.view.Emit(note)
 			}
 			if err != nil {
@@ -123,7 +124,7 @@ func waitFor(s *session, c *call, d *workers.Deps, id string, o qr.WaitOptions) 
 	if err != nil {
 		return interruptible(c.Context, err)
 	}
-	s.view.Emit(qr.Answering(id, slices))
+	s.view.Emit(provider.Answering("queued resource "+id, slices))
 	return nil
 }
 

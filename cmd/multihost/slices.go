@@ -76,16 +76,11 @@ the same request exists already, multihost uses it.`,
 				return interruptible(c.Context, err)
 			}
 			res, created, err := d.Cloud.Create(c.Context, r)
-			name := provision.NameOf(d.Cloud, r.ID)
-			if created && err != nil {
-				s.view.Emit(event.Note{Level: event.Warn, Text: fmt.Sprintf("%s exists, %s", name, res.Standing()), Hint: "delete it with: multihost slices delete " + r.ID})
+			if note, said := provider.Asked(res, created, false, err); said {
+				s.view.Emit(note)
 			}
 			if err != nil {
 				return interruptible(c.Context, err)
-			}
-			if created { // if not, Create has reported the existing one
-				s.view.Emit(event.Note{Level: event.Info, Text: fmt.Sprintf("created %s, state %s", name, res.State),
-					Hint: "wait for it with: multihost slices wait " + r.ID + "; its slices are billed until: multihost slices delete " + r.ID})
 			}
 			if !c.Bool("wait") {
 				return nil
@@ -160,11 +155,7 @@ func (s *session) waitForSlices(c *call, d *workers.Deps, p provision.Provider, 
 	if err != nil {
 		return interruptible(c.Context, err)
 	}
-	n := 0
-	for _, slice := range all {
-		n += len(slice.Workers)
-	}
-	s.view.Emit(event.Note{Level: event.Info, Text: fmt.Sprintf("%s is ready: %s, %s", provision.NameOf(p, id), event.Count(len(all), "slice"), event.Count(n, "worker"))})
+	s.view.Emit(provider.Answering(provision.NameOf(p, id), all))
 	return nil
 }
 

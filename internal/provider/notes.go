@@ -1,0 +1,41 @@
+package provider
+
+import (
+	"fmt"
+
+	"multihost/internal/event"
+	"multihost/internal/provision"
+	"multihost/internal/tpu"
+)
+
+// Asked returns what became of a request, for people; said is false if Create has told it
+// already. created and err are what Create returned. async says that the provider has not yet
+// taken the request.
+func Asked(res provision.Resource, created, async bool, err error) (n event.Note, said bool) {
+	c := res.Commands
+	name := c.Kind + " " + res.ID
+	billed := "; its slices are billed until: " + c.Delete
+	switch {
+	case !created:
+		return n, false
+	case err != nil:
+		return event.Note{Level: event.Warn, Text: fmt.Sprintf("%s exists, %s", name, res.Standing()), Hint: "delete it with: " + c.Delete}, true
+	case async:
+		return event.Note{Level: event.Info, Text: "asked for " + name, Hint: "see whether the service takes it with: " + c.Show + billed}, true
+	}
+	return event.Note{Level: event.Info, Text: fmt.Sprintf("created %s, state %s", name, res.State), Hint: "wait for it with: " + c.Wait + billed}, true
+}
+
+// Answering says that all workers of the slices of a resource answer, for people. name is what
+// messages call the resource.
+func Answering(name string, slices []tpu.Slice) event.Note {
+	workers := 0
+	for _, s := range slices {
+		workers += len(s.Workers)
+	}
+	answer := "answer"
+	if workers == 1 {
+		answer = "answers"
+	}
+	return event.Note{Level: event.Info, Text: fmt.Sprintf("%s is ready: %s, %s %s", name, event.Count(len(slices), "slice"), event.Count(workers, "worker"), answer)}
+}
