@@ -317,7 +317,7 @@ func (r *departure) create(ctx context.Context, request provision.Request) (made
 	case errors.As(err, &other) && r.earlier != nil && r.owns(res):
 		return false, r.overtaken(&detach.ExistsError{URL: r.bucket.URL(r.job.Run)})
 	case err == nil && !made:
-		err = &stage.Error{Stage: stage.Input, Text: fmt.Sprintf("%s is there already", provision.QuotedNameOf(r.Cloud, request.ID)), Advice: "choose another --run-name, or delete it: " + teardown.Hint(r.Reach, request.ID)}
+		err = &stage.Error{Stage: stage.Input, Text: fmt.Sprintf("%s is there already", provision.QuotedNameOf(r.Cloud, request.ID)), Advice: "choose another --run-name, or " + teardown.Hint(r.Reach, request.ID)}
 	}
 	return made, err
 }
