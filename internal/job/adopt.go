@@ -208,12 +208,7 @@ func (q *queued) adopt(ctx context.Context, s tpu.Slice) error {
 		if q.held.commandLives() {
 			return nil // the command is taken over on the workers that answer
 		}
-		ids := sel.Workers()
-		errs := make([]error, len(ids))
-		for i, id := range ids {
-			errs[i] = failed[id]
-		}
-		return stage.WorkersError(stage.Connect, ids, errs)
+		return workers.Failures(stage.Connect, sel.Workers(), failed)
 	}
 	leave := func() {}
 	if q.terms.Lasting() {

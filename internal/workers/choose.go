@@ -92,7 +92,7 @@ func (d *Reach) ReachSome(ctx context.Context, watch *stage.Stopwatch, sel tpu.S
 	return t, failed, err
 }
 
-// Failures is workersError for the errors of some workers among ids.
+// Failures is stage.WorkersError for the errors of some workers among ids.
 func Failures(during stage.Stage, ids []tpu.WorkerID, failed map[tpu.WorkerID]error) error {
 	errs := make([]error, len(ids))
 	for i, id := range ids {
