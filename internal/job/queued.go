@@ -208,7 +208,7 @@ func (q *queued) askAgain(err error) time.Duration {
 	}
 	switch gcp.ClassOf(err) {
 	case gcp.Unavailable, gcp.Timeout:
-		return awayPause
+		return teardown.AwayPause
 	case gcp.Quota, gcp.Capacity:
 		return q.starve()
 	}
@@ -383,10 +383,6 @@ func (q *queued) mayRemake(d provision.Decision, cause error, pay func(*stage.Fa
 	}
 	return 0, nil
 }
-
-// awayPause is the pause between two calls while the API is away. Each call retries for two
-// minutes before that.
-const awayPause = 15 * time.Second
 
 // look waits for an API that is unavailable: without it, the next slices cannot be
 // requested and the present ones cannot be deleted.

@@ -34,9 +34,9 @@ const (
 	// patience is how long a job waits at its end for the API, and for the user to log in
 	// again. It spans a long weekend.
 	patience = 4 * 24 * time.Hour
-	// awayPause is the pause between two calls while the API is away. Each call retries for
+	// AwayPause is the pause between two calls while the API is away. Each call retries for
 	// two minutes before that.
-	awayPause = 15 * time.Second
+	AwayPause = 15 * time.Second
 	// glance limits a read of the cloud that only adds to a message.
 	glance = time.Minute
 )
@@ -157,7 +157,7 @@ func Outlast(ctx context.Context, clock gcp.Clock, call func() error) error {
 		if class := gcp.ClassOf(err); class != gcp.Unavailable && class != gcp.Timeout || ctx.Err() != nil {
 			return err
 		}
-		_ = stage.Sleep(ctx, clock, awayPause)
+		_ = stage.Sleep(ctx, clock, AwayPause)
 	}
 }
 
