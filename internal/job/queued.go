@@ -27,7 +27,7 @@ type queued struct {
 	Deps
 	o     JobOptions
 	watch *stage.Stopwatch
-	await func(context.Context, provision.Provider, string, provider.WaitOptions) (provision.Resource, []tpu.Slice, error) // nil: provider.Wait
+	await func(context.Context, provision.Provider, string, provider.WaitOptions) (provision.Resource, []tpu.Slice, error) // provider.Wait
 	terms lease.Terms                                                                                                      // what the workers of the requested slices are told
 	held  adoption
 
@@ -50,7 +50,7 @@ type queued struct {
 }
 
 func newQueued(d Deps, o JobOptions, watch *stage.Stopwatch) *queued {
-	q := &queued{Deps: d, o: o, watch: watch, terms: leaseTerms(d.Reach, o), mine: &attempt.History{}, deleting: func() {}}
+	q := &queued{Deps: d, o: o, watch: watch, await: provider.Wait, terms: leaseTerms(d.Reach, o), mine: &attempt.History{}, deleting: func() {}}
 	q.occupied = q.othersLive
 	return q
 }
@@ -125,12 +125,8 @@ func (q *queued) wait(ctx context.Context) (all []tpu.Slice, err error) {
 	ctx, over := renewal.Until(ctx, q.Clock, expires, q.terms.TTL)
 	defer over()
 	defer q.held.release()
-	await := q.await
-	if await == nil {
-		await = provider.Wait
-	}
 	err = q.watch.Span("provision", func() (err error) {
-		_, all, err = await(ctx, q.Cloud, q.o.Request.ID, provider.WaitOptions{
+		_, all, err = q.await(ctx, q.Cloud, q.o.Request.ID, provider.WaitOptions{
 			QueueLimit: q.o.QueueLimit, ProvisionLimit: q.o.ProvisionLimit, BootLimit: q.bootLimit(), Probe: q.adopt,
 			Clock: q.Clock, Sink: q.Sink,
 		})
