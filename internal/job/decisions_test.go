@@ -7,7 +7,6 @@ import (
 	"testing"
 	"time"
 
-	"multihost/internal/attempt"
 	"multihost/internal/follow"
 	"multihost/internal/launch"
 	"multihost/internal/provision"
@@ -124,18 +123,6 @@ func TestWhatAnEarlierRunnerMayHaveLeft(t *testing.T) {
 		if got := tt.h.leaves(provision.Waiting, errors.New("no")); got != "" {
 			t.Errorf("%s: leaves %q of a place in the queue", tt.story, got)
 		}
-	}
-}
-
-// A stop by somebody else between two attempts ends the run as the stop of a command does.
-func TestAStopBetweenTwoAttempts(t *testing.T) {
-	t.Parallel()
-	l := last{run: "m", err: errors.New("no"), failure: &stage.Failure{Cause: stage.Application}, tried: 1, number: 4}
-	if _, sum, err := l.conclude(); sum != nil || err == nil {
-		t.Errorf("an error: %v, %v", sum, err)
-	}
-	if _, stopped := attempt.Stopped(l.err); stopped {
-		t.Error("an error is no stop")
 	}
 }
 

@@ -203,3 +203,38 @@ func TestAJobWhoseCommandFails(t *testing.T) {
 		t.Errorf("%+v, %v; said %v", out, err, said.Notes())
 	}
 }
+
+// A hurried clock shortens every wait. Its time is that of the workers, because a stop counts
+// only for runners that began before it.
+type hurried struct{ gcp.Clock }
+
+func (hurried) After(d time.Duration) <-chan time.Time { return time.After(d / 100) }
+
+// A stop by somebody else between two attempts ends the run as the stop of a command does.
+func TestAStopBetweenTwoAttempts(t *testing.T) {
+	t.Parallel()
+	d, o, cloud, said, machine := onShelf(t, "exit 3")
+	o.Budget.Restarts = 1
+	stop := func(e event.Event) {
+		if end, ok := e.(event.AttemptEnd); ok && end.Again {
+			_, err := launch.Stop(t.Context(), machine.Connect("s0w0", false, time.Minute), launch.Ref{Run: "m", Attempt: end.Attempt}, launch.StopOptions{Reason: "stop by bob", Mark: true})
+			testkit.Must(t, err)
+		}
+		said.Emit(e)
+	}
+	d.Sink = event.SinkFunc(stop)
+	d.Clock = hurried{gcp.SystemClock}
+	out, err := Job(t.Context(), d, o)
+	if err != nil || out.Code != stoppedCode || cloud.deleted != 1 {
+		t.Errorf("%+v, %v; %d deletions; said %v", out, err, cloud.deleted, said.Notes())
+	}
+	var sums []string
+	for _, e := range said.Events() {
+		if sum, ok := e.(event.Summary); ok {
+			sums = append(sums, fmt.Sprintf("%d: %s", sum.ExitCode, sum.Text))
+		}
+	}
+	if len(sums) == 0 || sums[len(sums)-1] != "143: run m was stopped: stop by bob; no further attempt is begun" {
+		t.Errorf("summaries %q", sums)
+	}
+}
