@@ -126,6 +126,17 @@ func TestWhatAnEarlierRunnerMayHaveLeft(t *testing.T) {
 	}
 }
 
+// If the API does not answer until the time for the slices is over, the error says so.
+func TestSlicesThatDoNotComeBack(t *testing.T) {
+	t.Parallel()
+	clock := testkit.NewJumpClock()
+	s := &standing{Reach: &workers.Reach{Invocation: &stage.Invocation{Clock: clock}, Cloud: &testkit.FixedSlices{Err: errAway}}}
+	_, err := s.ready(t.Context(), nil, &stage.Failure{Cause: stage.Infrastructure})
+	if want := "discover: slices are not usable for 15m: " + errAway.Error(); err == nil || err.Error() != want || !errors.Is(err, errAway) {
+		t.Errorf("got %v, want %s", err, want)
+	}
+}
+
 func TestWhetherAnotherAttemptFollows(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {

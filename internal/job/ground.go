@@ -55,7 +55,10 @@ func (s *standing) ready(ctx context.Context, _ func(*stage.Failure) error, afte
 			}
 		}
 		if s.Clock.Now().Sub(begin) > returnLimit {
-			return s.found, &stage.Error{Stage: stage.Discover, Err: err, Text: fmt.Sprintf("slices are not usable for %s: %s", returnLimit, why)}
+			if err != nil {
+				why = err.Error()
+			}
+			return s.found, &stage.Error{Stage: stage.Discover, Err: err, Text: fmt.Sprintf("slices are not usable for %s: %s", stage.AsTyped(returnLimit), why)}
 		}
 		if err := stage.Sleep(ctx, s.Clock, 5*time.Second); err != nil {
 			return s.found, err
