@@ -126,6 +126,24 @@ func TestWhatAnEarlierRunnerMayHaveLeft(t *testing.T) {
 	}
 }
 
+// A worker can report any error while its slice is being taken away. A mistake of the user
+// is none.
+func TestWhichErrorsMayBeALoss(t *testing.T) {
+	t.Parallel()
+	r := &inquest{workers: &workers.Connected{}, used: make([]tpu.Slice, 1)}
+	each := []error{errors.New("killed")}
+	for _, at := range []stage.Stage{stage.Sync, stage.Preflight, stage.Venv, stage.Free, stage.Start} {
+		if !r.mayBeLoss(&stage.Error{Stage: at, Each: each}) || r.mayBeLoss(&stage.Error{Stage: at}) {
+			t.Errorf("%s: only an error of a worker may be a loss", at)
+		}
+	}
+	for _, at := range []stage.Stage{stage.Input, stage.Settings, stage.Skew} {
+		if r.mayBeLoss(&stage.Error{Stage: at, Each: each}) {
+			t.Errorf("%s: it is taken for a loss", at)
+		}
+	}
+}
+
 // If the API does not answer until the time for the slices is over, the error says so.
 func TestSlicesThatDoNotComeBack(t *testing.T) {
 	t.Parallel()

@@ -120,7 +120,7 @@ func (r *inquest) mayBeLoss(err error) bool {
 		return false
 	}
 	switch e.Stage {
-	case stage.Connect, stage.Busy, stage.Sync, stage.Folder, stage.Preflight, stage.Free, stage.Start, stage.Follow:
+	case stage.Connect, stage.Busy, stage.Sync, stage.Folder, stage.Preflight, stage.Venv, stage.Free, stage.Start, stage.Follow:
 		return len(e.Each) > 0
 	}
 	return false
