@@ -137,7 +137,7 @@ func (r *Attempt) End(f *stage.Failure, again bool, next string) {
 // followed follows the command to its end. wraps and skew are those of a command that this
 // attempt has started.
 func (r *Attempt) followed(ctx context.Context, wraps [][]string, skew time.Duration) (stage.Outcome, error) {
-	secrets := slices.Concat(r.O.Env, r.Flags())
+	secrets := slices.Concat(r.O.Env, r.flags)
 	r.Follow = &follow.Following{
 		Deps: follow.Deps{Reach: r.Reach, Keeper: r.Keeper}, Workers: r.Workers, Ref: r.ref(), Rec: r.rec, Watch: r.Watch, Skew: skew,
 		FailFast: r.O.FailFast, Timeout: r.O.Timeout, Grace: r.O.Grace, Strict: r.O.StrictExit, Watching: r.O.Watch,

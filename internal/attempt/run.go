@@ -107,7 +107,7 @@ type Run struct {
 
 	Tree    *codesync.Tree     // nil before Check, and with --use-existing-folder
 	syncing *workers.HeardSink // shows the sync of the tree
-	flags   *[]config.EnvVar   // the variables that carry the compiler's flags; nil: not determined yet
+	flags   []config.EnvVar    // the variables that carry the compiler's flags; nil: not determined yet
 }
 
 // Close deletes the packed files of the sync.
@@ -122,12 +122,7 @@ func (r *Run) settings() settings.Deps {
 }
 
 // Flags returns the variables that carry the compiler's flags, as far as they are known.
-func (r *Run) Flags() []config.EnvVar {
-	if r.flags == nil {
-		return nil
-	}
-	return *r.flags
-}
+func (r *Run) Flags() []config.EnvVar { return r.flags }
 
 // Check finds errors before the first request: what the workers could not start, a
 // directory that cannot be read, a log directory that cannot be written. Slices cost
@@ -161,7 +156,7 @@ func (r *Run) checkCommand() error {
 		Run: r.O.Run, Attempt: 1, Owner: r.Owner, WorkDir: r.O.Run, Argv: r.O.Argv, Script: r.O.Script, MaxLog: r.O.MaxLog,
 		Env: LaunchEnv(r.O.Env), Stored: r.stored(),
 	}
-	s.Env = append(s.Env, LaunchEnv(r.Flags())...)
+	s.Env = append(s.Env, LaunchEnv(r.flags)...)
 	if n := r.O.Processes; n > 1 {
 		s.Processes, s.Grace = n, r.O.Grace
 	}

@@ -19,7 +19,7 @@ import (
 // flags.
 func (r *Run) xlaFlags(accelerator string) ([]config.EnvVar, error) {
 	if r.flags != nil {
-		return *r.flags, nil
+		return r.flags, nil
 	}
 	user := func(name string) (value string, ok bool) {
 		for _, v := range r.O.Env { // the last one wins, as in the command's environment
@@ -53,12 +53,11 @@ func (r *Run) xlaFlags(accelerator string) ([]config.EnvVar, error) {
 	for _, line := range env.Lines() {
 		event.Notef(r.Sink, event.Info, "", "%s", mask.MaskSecrets(line, secret))
 	}
-	vars := make([]config.EnvVar, len(env.Vars))
+	r.flags = make([]config.EnvVar, len(env.Vars))
 	for i, v := range env.Vars {
-		vars[i] = config.EnvVar{Name: v.Name, Value: v.Value, Secret: slices.ContainsFunc(secret, func(s config.EnvVar) bool { return s.Name == v.Name })}
+		r.flags[i] = config.EnvVar{Name: v.Name, Value: v.Value, Secret: slices.ContainsFunc(secret, func(s config.EnvVar) bool { return s.Name == v.Name })}
 	}
-	r.flags = &vars
-	return vars, nil
+	return r.flags, nil
 }
 
 // secretFlags returns the secret words that the values of vars may contain. They come from
