@@ -66,10 +66,7 @@ func (r *start) do(ctx context.Context) error {
 // returns the cause of that instead, because the workers' errors may only follow from
 // it.
 func failed(ctx context.Context, during stage.Stage, t *workers.Connected, errs []error) error {
-	if ctx.Err() != nil {
-		return context.Cause(ctx)
-	}
-	return stage.WorkersError(during, t.IDs, errs)
+	return stage.InterruptedOr(ctx, stage.WorkersError(during, t.IDs, errs))
 }
 
 func (r *start) sync(ctx context.Context) error {

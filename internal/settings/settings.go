@@ -73,10 +73,7 @@ func Read(ctx context.Context, d Deps, t *workers.Connected, o Options) ([]prefl
 			return err
 		})
 	})
-	if ctx.Err() != nil {
-		return nil, context.Cause(ctx)
-	}
-	return reports, stage.WorkersError(stage.Preflight, t.IDs, errs)
+	return reports, stage.InterruptedOr(ctx, stage.WorkersError(stage.Preflight, t.IDs, errs))
 }
 
 // Apply runs the preflight on every worker and judges the reports. If the error is about a
