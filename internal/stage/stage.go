@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"slices"
 	"strconv"
@@ -417,12 +418,7 @@ func InterruptedOr(ctx context.Context, err error) error {
 
 // Missing returns the workers that failed, sorted.
 func Missing(failed map[tpu.WorkerID]error) []tpu.WorkerID {
-	var ids []tpu.WorkerID
-	for id := range failed {
-		ids = append(ids, id)
-	}
-	slices.SortFunc(ids, tpu.CompareWorkers)
-	return ids
+	return slices.SortedFunc(maps.Keys(failed), tpu.CompareWorkers)
 }
 
 // A WriterFunc is a function as an io.Writer.
