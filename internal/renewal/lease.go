@@ -62,12 +62,11 @@ func (l *Lease) Arm(ctx context.Context, t *workers.Connected) error {
 		return nil
 	}
 	l.Leave(ctx, t, -1)
-	if now := l.Terms(); l.terms == nil || now == nil {
-		l.terms, l.holds, l.told, l.expires = now, false, "", time.Time{}
-	} else {
-		l.terms.Terms = now.Terms // the slices may have been replaced
+	now := l.Terms()
+	if l.terms == nil || now == nil {
+		l.holds, l.told, l.expires = false, "", time.Time{}
 	}
-	if l.terms == nil {
+	if l.terms = now; now == nil { // the slices may have been replaced
 		return nil
 	}
 	l.until = tpu.FirstEnd(t.Slices)
