@@ -105,10 +105,8 @@ func limited(d time.Duration) string {
 	if d == 0 {
 		return "without limit"
 	}
-	return upTo(d)
+	return "up to " + event.Duration(d)
 }
-
-func upTo(d time.Duration) string { return "up to " + event.Duration(d) }
 
 func (p Plan) ids() []tpu.WorkerID {
 	var ids []tpu.WorkerID
