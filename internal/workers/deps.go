@@ -67,7 +67,7 @@ func (d *Reach) OnHosts() bool {
 
 // Hosts returns the hosts in place of slices as a user types them; "" for slices.
 func (d *Reach) Hosts() string {
-	list, _ := d.Cloud.(hosts.HostList)
+	list, _ := provision.As[hosts.HostList](d.Cloud)
 	return list.String()
 }
 
