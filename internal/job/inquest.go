@@ -1,6 +1,7 @@
 package job
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"net/http"
@@ -44,13 +45,10 @@ func (r *inquest) judge(ctx context.Context, out stage.Outcome, err error) *stag
 	if err == nil && (out.Code == 0 || out.Detached) {
 		return nil
 	}
-	f := &stage.Failure{Code: out.Code, Err: err}
+	ended := context.Cause(ctx)
+	f := &stage.Failure{Code: out.Code, Err: cmp.Or(err, ended)}
 	if out.Started && r.follow != nil {
 		f.Ran = r.Clock.Now().Sub(r.follow.Begin)
-	}
-	var ended error
-	if ctx.Err() != nil {
-		ended = context.Cause(ctx)
 	}
 	if f.Cause, f.Why = causeIn(err, ended); f.Cause != "" {
 		return f

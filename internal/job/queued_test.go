@@ -297,12 +297,14 @@ func TestAnInterruptCountsWhileALossIsJudged(t *testing.T) {
 	r := newRunner(q.Deps, attempt.Options{}, true)
 	r.ground, r.now, r.books.Restarts = q, &attempt.Attempt{Follow: f}, 1
 	out := stage.Outcome{Code: 143, Started: true}
-	failure := r.inquest().judge(ctx, out, nil)
-	if failure.Cause != stage.UserStop {
-		t.Errorf("it is taken for %v", failure)
-	}
-	if _, err := r.finish(out, nil, failure, ""); !errors.Is(err, want) {
-		t.Errorf("it ends with %v, want %v", err, want)
+	for _, story := range []string{"during the first call", "before it"} {
+		failure := r.inquest().judge(ctx, out, nil)
+		if failure.Cause != stage.UserStop {
+			t.Errorf("%s: it is taken for %v", story, failure)
+		}
+		if _, err := r.finish(out, nil, failure, ""); !errors.Is(err, want) {
+			t.Errorf("%s: it ends with %v, want %v", story, err, want)
+		}
 	}
 }
 
