@@ -88,8 +88,6 @@ func causeIn(err, ended error) (cause stage.Cause, why string) {
 	var never *unready
 	reason, stopped := attempt.Stopped(err)
 	switch {
-	case errors.Is(ended, stage.ErrExpired):
-		return stage.Expired, ended.Error()
 	case ended != nil:
 		return stage.UserStop, ended.Error()
 	case errors.As(err, &interrupted):
