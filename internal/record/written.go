@@ -17,18 +17,10 @@ func WrittenDir(stateDir string) string {
 	return filepath.Join(stateDir, "written")
 }
 
-// Remember notes that the command named by wrote these files or directories on this
-// machine, so that no later run ships them.
-func Remember(stateDir, by string, paths ...string) error {
-	if stateDir == "" {
-		return nil
-	}
-	slices.Sort(paths)
-	var all []codesync.Written
-	for _, p := range slices.Compact(paths) {
-		all = append(all, codesync.Written{Path: p})
-	}
-	return KeepWritten(stateDir, by, all...)
+// Remember notes that the command named by wrote a file or directory on this machine, so
+// that no later run ships it.
+func Remember(stateDir, by, path string) error {
+	return KeepWritten(stateDir, by, codesync.Written{Path: path})
 }
 
 // KeepWritten notes files that multihost wrote here, so that no sync ships them. by names
