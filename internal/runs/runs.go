@@ -18,7 +18,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"maps"
 	"os"
 	"slices"
 	"strings"
@@ -489,12 +488,7 @@ func stopOn(ctx context.Context, d *workers.Deps, rec *record.Record, o StopOpti
 	err = watch.Phase("stop", func() (string, error) {
 		found, stopped, err := stopNamed(ctx, d, t, name, o.Grace)
 		if len(failed) > 0 {
-			var ids []tpu.WorkerID
-			var errs []error
-			for _, id := range slices.SortedFunc(maps.Keys(failed), tpu.CompareWorkers) {
-				ids, errs = append(ids, id), append(errs, failed[id])
-			}
-			err = errors.Join(err, workers.MayStillRun(stage.WorkersError(stage.Stopping, ids, errs), name))
+			err = errors.Join(err, workers.MayStillRun(workers.Failures(stage.Stopping, stage.Missing(failed), failed), name))
 		}
 		if err == nil && !stopped && rec.Bucket == "" {
 			left, err = keptOn(ctx, d, t, rec, found)
