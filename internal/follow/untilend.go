@@ -59,13 +59,10 @@ func (f *Following) untilEnd(ctx context.Context) (*stopping, error) {
 	// Following outlives ctx, because what the command prints while it is being stopped
 	// is part of its log.
 	followCtx, cancel := context.WithCancel(context.WithoutCancel(ctx))
-	defer cancel()
 	f.prepare()
 	n := len(f.Ends)
-	defer func() {
-		cancel()
-		f.watcher.Close()
-	}()
+	defer f.watcher.Close()
+	defer cancel() // also of a dump, for which Close waits
 	w := &endWait{Following: f, ctx: ctx, cancel: cancel, ended: make(chan workerEnd, n), open: n, interrupted: ctx.Done()}
 	for i := range n {
 		go func() { w.ended <- workerEnd{i, f.followWorker(followCtx, i)} }()
