@@ -8,6 +8,7 @@ import (
 	"multihost/internal/event"
 	"multihost/internal/gcp"
 	"multihost/internal/metrics"
+	"multihost/internal/stage"
 )
 
 // followPace is how often log files are read. followQuiet is how long they may not grow
@@ -18,7 +19,7 @@ const (
 )
 
 // Follow emits each new step as a result until the run ends. Another command must copy the
-// run's logs to this machine. If ctx ends first, Follow returns the error of ctx.
+// run's logs to this machine. If ctx ends first, Follow returns the cause.
 func (t *Training) Follow(ctx context.Context, clock gcp.Clock, sink event.Sink, run string) error {
 	shown, grown, told := int64(-1), clock.Now(), false
 	for {
@@ -30,10 +31,8 @@ func (t *Training) Follow(ctx context.Context, clock gcp.Clock, sink event.Sink,
 		if t.Ended() {
 			return nil
 		}
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-clock.After(followPace):
+		if err := stage.Sleep(ctx, clock, followPace); err != nil {
+			return err
 		}
 		changed, err := t.Update()
 		if err != nil {
