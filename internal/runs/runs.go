@@ -353,13 +353,16 @@ func EndOf(f *follow.Following) error {
 	if f.Sum == nil || f.Sum.OK {
 		return endOfAPart(f)
 	}
+	err := endOfRunner(f)
 	if f.SliceGone() {
 		if taken := renewal.Taken(f.Workers.Slices, f.Clock.Now()); taken != nil {
-			f.Sum.Text, f.Sum.ExitCode = fmt.Sprintf("run %s ended: %v", f.Sum.Run, taken), f.ExitStatus(taken)
-			return taken
+			err, f.Sum.Text = taken, fmt.Sprintf("run %s ended: %v", f.Sum.Run, taken)
 		}
 	}
-	return endOfRunner(f)
+	if err != nil && f.ExitStatus != nil {
+		f.Sum.ExitCode = f.ExitStatus(err)
+	}
+	return err
 }
 
 // endOfRunner returns the error with which the run's runner ended, if it stopped the
@@ -369,11 +372,7 @@ func endOfRunner(f *follow.Following) error {
 	if first < 0 || f.Rec.Bucket != "" { // the bucket says how a job without runner has ended
 		return nil
 	}
-	err := stage.EndOfRunner(f.Ends[first].Exit.Reason)
-	if err != nil && f.Sum != nil && f.ExitStatus != nil {
-		f.Sum.ExitCode = f.ExitStatus(err)
-	}
-	return err
+	return stage.EndOfRunner(f.Ends[first].Exit.Reason)
 }
 
 // NewestAttempt updates a record that is older than the attempt on the workers: another
