@@ -257,10 +257,11 @@ func (a *attaching) overSSH(ctx context.Context, rec *record.Record, attempt int
 		clear(a.shown)
 	}
 	switch {
-	case ctx.Err() != nil && !over:
+	case ctx.Err() != nil:
 		if sum != nil {
 			a.Sink.Emit(*sum)
 		}
+		out.Started = true // it runs on all workers, or has ended on them
 		return atEnd, out, err
 	case err != nil && !over:
 		event.Notef(a.Sink, event.Warn, "", "cannot follow over SSH (%v): following from the bucket, up to %s late", err, event.Age(time.Duration(a.Desc.Every)*time.Second))
@@ -882,7 +883,7 @@ const stoppedState = "stopped"
 func (r *BucketRun) whenGone() string {
 	switch {
 	case r.Desc.Keep == detach.KeepAlways:
-		return "never by itself"
+		return never
 	case r.Desc.Keep == detach.KeepOnFailure && r.Desc.KeepFor == 0:
 		return "at its end, never after a failure"
 	case r.Desc.Keep == detach.KeepOnFailure:
@@ -899,7 +900,7 @@ func goesAfter(r *BucketRun, state detach.State) string {
 	case r.Desc.Keep == detach.KeepOnFailure && state.Blame() != nil && r.Desc.KeepFor > 0:
 		return stage.AsTyped(time.Duration(r.Desc.KeepFor*float64(time.Second))) + " after its end"
 	case r.Desc.Keep == detach.KeepAlways, r.Desc.Keep == detach.KeepOnFailure && state.Blame() != nil:
-		return "never by itself"
+		return never
 	}
 	return "once the bucket has its logs"
 }

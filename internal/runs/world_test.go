@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -368,6 +369,27 @@ func TestAJobWithoutRunnerIsFollowedFromItsBucket(t *testing.T) {
 	}
 	if err := Stop(t.Context(), d, "r", StopOptions{}); err != nil || len(w.deleted) != 0 {
 		t.Errorf("stop of what has ended: %v, deleted %v", err, w.deleted)
+	}
+}
+
+// Ctrl-C leaves the rest of a log where it is. The command has run all the same.
+func TestLeavingTheRestOfALog(t *testing.T) {
+	w, d, said, put := inBucket(t)
+	w.holds("r", provision.Active)
+	w.start("r", untilAllowed, "t-0", "t-1")
+	defer w.allow()
+	for _, id := range testkit.WorkerIDs(2, 1) {
+		put("workers/"+id.String(), "phase=ended\nattempt=1\nmay_delete=yes\n")
+		put(fmt.Sprintf("ended/1/%s.0", id), fmt.Sprintf("end=%d\nsize=12\n", time.Now().UnixNano()))
+	}
+	ctx, cancel := context.WithCancelCause(t.Context())
+	go func() {
+		testkit.Eventually(t, "its logs come over SSH", func() bool { return said.Said(event.Info, "run r, attempt 1: logs in ") })
+		cancel(&stage.Interrupted{Signal: syscall.SIGINT})
+	}()
+	out, err := Attach(ctx, d, "r", attachOptions)
+	if in := (*stage.Interrupted)(nil); !errors.As(err, &in) || !out.Started {
+		t.Errorf("%+v, %v", out, err)
 	}
 }
 
