@@ -290,8 +290,8 @@ func (o *onlooker) nearBy(ctx context.Context, r *runs.BucketRun, rec *record.Re
 	return false, nil
 }
 
-// tellBegun reports the progress of a run whose command has not begun. followed means that
-// its attempt was read over SSH, so the reason of its end was reported before.
+// tellBegun reports that the command has begun, or else the progress of the run. followed
+// means that the attempt was read over SSH: the notice why it no longer is stays.
 func (o *onlooker) tellBegun(r *runs.BucketRun, rec *record.Record, state detach.State, followed bool) {
 	begun := r.Running(state) > 0 || len(state.Ended) > 0
 	if begun {

@@ -278,7 +278,7 @@ func TestSiftedLinesAreThoseThatWouldBeKept(t *testing.T) {
 	}
 }
 
-// Nearly all chunks begin within a line. Only that line is lost, not the chunk.
+// Nearly all chunks begin within a line. Only that line is made visible, not the chunk.
 func TestAChunkThatBeginsWithinALineIsSifted(t *testing.T) {
 	quiet := "I0706 16:50:26.2 all is well\n"
 	var s stream
