@@ -11,8 +11,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -430,10 +428,8 @@ func lastRunEnded(d *workers.Deps, res provision.Resource) time.Time {
 		names[s.Name] = true
 	}
 	var ended time.Time
-	entries, _ := os.ReadDir(filepath.Join(d.StateDir, "runs")) // an error means that there are no records
-	for _, e := range entries {
-		rec, err := record.LoadRecord(d.StateDir, e.Name())
-		if err != nil || rec == nil || rec.Project != d.Project || rec.Zone != d.Zone || rec.Created.Before(res.CreateTime) ||
+	for _, rec := range record.LocalRecords(d.StateDir) {
+		if rec.Project != d.Project || rec.Zone != d.Zone || rec.Created.Before(res.CreateTime) ||
 			!slices.ContainsFunc(rec.Slices, func(s record.Slice) bool { return names[s.Name] }) {
 			continue
 		}
