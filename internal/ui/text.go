@@ -186,7 +186,7 @@ func appendSummary(b []byte, p painter, s event.Summary, ended []event.WorkerDon
 		if len(g.ids) > 1 {
 			n = fmt.Sprintf(" (%d workers)", len(g.ids))
 		}
-		row(g.ending, foldIDs(g.ids)+n)
+		row(g.ending, tpu.Fold(g.ids)+n)
 	}
 	for _, line := range s.Training {
 		row("training", line)
@@ -318,9 +318,4 @@ func groupEndings(ended []event.WorkerDone) []endingGroup {
 		return a.first.Compare(b.first)
 	})
 	return groups
-}
-
-func foldIDs(ids []tpu.WorkerID) string {
-	slices.SortFunc(ids, tpu.CompareWorkers)
-	return tpu.Fold(slices.Compact(ids))
 }
