@@ -3,7 +3,6 @@ package runs
 import (
 	"context"
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 
@@ -88,10 +87,10 @@ func ask(ctx context.Context, d *workers.Deps, ready []tpu.Slice, asked []bool) 
 		return nil, err
 	}
 	defer t.Close()
-	var ids []tpu.WorkerID
+	ids := stage.Missing(failed)
 	var silent []error
-	for _, id := range slices.SortedFunc(maps.Keys(failed), tpu.CompareWorkers) {
-		ids, silent = append(ids, id), append(silent, failed[id])
+	for _, id := range ids {
+		silent = append(silent, failed[id])
 	}
 	found, errs := t.Runs(ctx)
 	for i, id := range t.IDs {
