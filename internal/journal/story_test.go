@@ -6,12 +6,12 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+
 	"multihost/internal/event"
 	"multihost/internal/journal"
 	"multihost/internal/metrics"
 	"multihost/internal/tpu"
-
-	"github.com/google/go-cmp/cmp"
 )
 
 // script makes entries, a second apart, of lines such as "a begin run".
