@@ -180,6 +180,18 @@ func TestAReviewReadsWhereTheRunIs(t *testing.T) {
 			t.Errorf("%s: %+v", name, look.Story.Newest().Summary)
 		}
 	}
+	again := newFarRun(t)
+	again.start("exec sleep 300")
+	for name, w := range again.workers { // as its runner does
+		c := w.Connect(name, false, time.Second)
+		defer c.Close()
+		_, err := launch.Stop(t.Context(), c, launch.Ref{Run: "r", Attempt: 1}, launch.StopOptions{Grace: 100 * time.Millisecond, Reason: stage.StandsStill})
+		testkit.Must(t, err)
+	}
+	look := again.review(func(r *Review, far Far) error { return r.Fetch(t.Context(), far) })
+	if sum := look.Story.Newest().Summary; len(look.Notices) > 0 || sum.Text != "run r was stopped: "+stage.StandsStill {
+		t.Errorf("its runner stopped it: %+v, notices %q", sum, look.Notices)
+	}
 	r := OpenReview(f.d.StateDir, "unknown", training.TrainingOptions{})
 	if err := r.Fetch(t.Context(), Far{Deps: func() (*workers.Deps, error) { return f.d, nil }, Clock: gcp.SystemClock}); err == nil || !strings.Contains(err.Error(), `no run "unknown"`) {
 		t.Errorf("a run that nobody knows: %v", err)

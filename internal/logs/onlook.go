@@ -168,6 +168,7 @@ func (o *onlooker) read(ctx context.Context) error {
 	sum, err := o.overSSH(ctx, o.deps, rec)
 	if sum != nil {
 		o.end(*sum)
+		return nil // the summary says how the run has ended
 	}
 	return err
 }
