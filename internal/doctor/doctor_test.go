@@ -20,6 +20,7 @@ import (
 
 	"multihost/internal/gcp"
 	"multihost/internal/launch"
+	"multihost/internal/overssh"
 	"multihost/internal/preflight"
 	"multihost/internal/remote"
 	"multihost/internal/testkit"
@@ -87,6 +88,18 @@ func TestQuotasOfComputeEngine(t *testing.T) {
 		}
 		if got != tt.want {
 			t.Errorf("%s of %s: %q, want %q", tt.quota.ID, tt.kind, got, tt.want)
+		}
+	}
+}
+
+// Doctor prints the command that grants the role.
+func TestEveryPermissionHasARole(t *testing.T) {
+	t.Parallel()
+	for _, way := range []overssh.Way{overssh.Auto, overssh.IAP} {
+		for _, p := range (projectChecks{&examination{Options: Options{Way: way}}}).permissions() {
+			if gcp.RoleFor(p.name) == "" {
+				t.Errorf("no role has %s", p.name)
+			}
 		}
 	}
 }

@@ -172,6 +172,7 @@ type permission struct {
 }
 
 func (e projectChecks) permissions() []permission {
+	const networkUsers = "network update, network delete and gc"
 	list := []permission{
 		{"tpu.nodes.list", "every command", Error},
 		{"tpu.nodes.get", "every command", Error},
@@ -185,6 +186,9 @@ func (e projectChecks) permissions() []permission {
 		{"compute.networks.updatePolicy", "firewall rules", Warning},
 		{"compute.firewalls.list", "firewall rules", Warning},
 		{"compute.firewalls.create", "firewall rules", Warning},
+		{"compute.instances.list", networkUsers, Warning},
+		{"compute.instanceGroupManagers.list", networkUsers, Warning},
+		{"compute.instanceTemplates.list", networkUsers, Warning},
 	}
 	if e.viaIAP() {
 		list = append(list, permission{"iap.tunnelInstances.accessViaIAP", "the way to the workers", Error})

@@ -106,7 +106,7 @@ func permissionHint(f facts) string {
 	if m := locationName.FindStringSubmatch(f.message); m != nil {
 		return fmt.Sprintf("check that the zone %q exists and that the project may use it: gcloud compute tpus locations list", m[1])
 	}
-	return "ask a project owner for the roles that the README names (roles/tpu.admin, roles/compute.networkAdmin, roles/compute.securityAdmin)"
+	return "ask a project owner for the roles that the README names (roles/tpu.admin, roles/compute.networkAdmin, roles/compute.securityAdmin, roles/compute.viewer)"
 }
 
 // roleFor returns the smallest usual role that has a permission, or "".
@@ -120,12 +120,14 @@ func roleFor(permission string) string {
 		return "roles/compute.networkAdmin"
 	case permission == "iam.serviceAccounts.actAs":
 		return "roles/iam.serviceAccountUser"
-	case strings.HasPrefix(permission, "compute.projects."):
-		return "roles/compute.viewer"
 	case strings.HasPrefix(permission, "iap.tunnelInstances."):
 		return "roles/iap.tunnelResourceAccessor"
 	case strings.HasPrefix(permission, "compute.instances.osAdminLogin"):
 		return "roles/compute.osAdminLogin"
+	case strings.HasPrefix(permission, "compute.") && (strings.HasSuffix(permission, ".get") || strings.HasSuffix(permission, ".list")):
+		return "roles/compute.viewer"
+	case strings.HasPrefix(permission, "compute.instance"), strings.HasPrefix(permission, "compute.resourcePolicies."):
+		return "roles/compute.instanceAdmin.v1"
 	case strings.HasPrefix(permission, "serviceusage."):
 		return "roles/serviceusage.serviceUsageConsumer"
 	case strings.HasPrefix(permission, "cloudquotas."):

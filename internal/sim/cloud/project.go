@@ -109,7 +109,7 @@ func Roles() map[string][]string {
 		"roles/resourcemanager.projectIamAdmin":   {"resourcemanager.projects.get", "resourcemanager.projects.getIamPolicy", "resourcemanager.projects.setIamPolicy"},
 		"roles/tpu.admin":                         {"tpu.*"},
 		"roles/tpu.viewer":                        reads("tpu.nodes", "tpu.operations", "tpu.locations"),
-		"roles/compute.viewer":                    append(reads("compute.networks", "compute.subnetworks", "compute.firewalls", "compute.zones", "compute.regions", "compute.globalOperations", "compute.regionOperations"), "compute.projects.get"),
+		"roles/compute.viewer":                    append(reads("compute.instances", "compute.instanceGroupManagers", "compute.instanceTemplates", "compute.networks", "compute.subnetworks", "compute.firewalls", "compute.zones", "compute.regions", "compute.globalOperations", "compute.regionOperations"), "compute.projects.get"),
 		"roles/compute.networkAdmin":              append(reads("compute.firewalls", "compute.zones", "compute.regions"), "compute.networks.*", "compute.subnetworks.*", "compute.globalOperations.*", "compute.regionOperations.get", "compute.regionOperations.list", "compute.projects.get"),
 		"roles/compute.securityAdmin":             append(reads("compute.networks", "compute.zones", "compute.regions"), "compute.firewalls.*", "compute.networks.updatePolicy", "compute.globalOperations.get", "compute.projects.get"),
 		"roles/compute.admin":                     {"compute.*"},
