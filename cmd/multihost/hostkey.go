@@ -26,7 +26,7 @@ func hostkeyCommand() *cli.Command {
 				if err != nil {
 					c.Refuse(&usageError{Err: err}, cmdline.Word)
 				} else if c.String("tpu-prefix") == "" {
-					c.Refuse(&usageError{Err: errors.New("which slices? --tpu-prefix is missing"), Advice: fmt.Sprintf("type: multihost hostkey forget %s --tpu-prefix=NAME; multihost qr list shows what is there", id)})
+					c.Refuse(&usageError{Err: errors.New("which slices? --tpu-prefix is missing"), Advice: fmt.Sprintf("type: multihost hostkey forget %s --tpu-prefix=NAME; multihost slices list shows what is there", id)})
 				}
 				numbers := options.Slices(&c.Call)
 				d, err := s.workers(c)

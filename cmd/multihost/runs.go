@@ -170,7 +170,7 @@ func runPreflight(s *session, c *call, check bool) error {
 		prefix = hosts.HostsPrefix
 	}
 	if prefix == "" {
-		c.Refuse(&usageError{Err: fmt.Errorf("which slices? --tpu-prefix is missing"), Advice: "add --tpu-prefix=NAME; multihost qr list shows what is there"})
+		c.Refuse(&usageError{Err: fmt.Errorf("which slices? --tpu-prefix is missing"), Advice: "add --tpu-prefix=NAME; multihost slices list shows what is there"})
 	}
 	d, err := s.workers(c)
 	if err != nil {

@@ -139,6 +139,9 @@ away, and when somebody deletes it.`,
 				return err
 			}
 			p, _, err := s.all.Sole(c.Context, id, "wait for")
+			if errors.Is(err, provision.ErrNotFound) {
+				err = &provision.StateError{Commands: s.compute.Undoing(id).Commands, ID: id, Life: provision.Absent, State: provision.NotFound}
+			}
 			if err != nil {
 				return interruptible(c.Context, err)
 			}

@@ -285,11 +285,11 @@ func (e projectChecks) findSlices(ctx context.Context) bool {
 		if errors.As(err, &known) {
 			advice = known.Hint()
 		}
-		e.add(Finding{Check: CheckSlices, Level: Error, Text: err.Error(), Advice: advice, Cure: e.command("qr", "list")})
+		e.add(Finding{Check: CheckSlices, Level: Error, Text: err.Error(), Advice: advice, Cure: e.command("slices", "list")})
 		return false
 	}
 	for _, p := range tpu.FoldProblems(sel.Problems) {
-		e.add(Finding{Check: CheckSlices, Level: Error, Text: p, Cure: e.command("qr", "list")})
+		e.add(Finding{Check: CheckSlices, Level: Error, Text: p, Cure: e.command("slices", "list")})
 	}
 	e.sel = sel
 	if len(sel.Slices) == 0 {
@@ -311,7 +311,7 @@ func (e projectChecks) checkHealth(ctx context.Context) {
 	first := e.sel.Slices[0]
 	if first.MultiSlice && first.Name != e.Prefix && e.Slices == nil && first.QueuedResource != "" {
 		if res, err := e.Provider.Get(ctx, first.QueuedResource); err == nil && res.NodeCount > len(names)+len(e.sel.Problems) {
-			e.add(Finding{Check: CheckSlices, Level: Error, Cure: e.command("qr", "list"),
+			e.add(Finding{Check: CheckSlices, Level: Error, Cure: e.command("slices", "list"),
 				Text: fmt.Sprintf("%s has %d slices, only %d are here", provision.QuotedNameOf(e.Provider, res.ID), res.NodeCount, len(names))})
 		}
 	}

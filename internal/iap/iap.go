@@ -1061,7 +1061,7 @@ func (e *Error) hintPermission() string {
 }
 
 func (e *Error) hintInstance() string {
-	return fmt.Sprintf("project %q has no instance %q in zone %q: the VM may have been made anew, or preempted; see multihost qr list",
+	return fmt.Sprintf("project %q has no instance %q in zone %q: the VM may have been made anew, or preempted; see multihost slices list",
 		e.Project, e.Instance, e.Zone)
 }
 

@@ -56,7 +56,7 @@ func Slices(c *Call) tpu.Numbers {
 	numbers, err := tpu.ParseNumbers(text)
 	switch {
 	case c.String("tpu-prefix") == "":
-		c.Refuse(&cmdline.UsageError{Err: fmt.Errorf("--slices=%s: of which slices? --tpu-prefix is missing", text), Advice: "add --tpu-prefix=PREFIX; multihost qr list shows what is there"}, "slices")
+		c.Refuse(&cmdline.UsageError{Err: fmt.Errorf("--slices=%s: of which slices? --tpu-prefix is missing", text), Advice: "add --tpu-prefix=PREFIX; multihost slices list shows what is there"}, "slices")
 	case err != nil:
 		c.Refuse(cmdline.Usagef("--slices: %w", err), "slices")
 	}
@@ -96,7 +96,8 @@ func RunWord(c *Call) string {
 	return c.OneWord("run", "list them with: multihost ps --all")
 }
 
-// IDWord returns the name of a queued resource, which is the single word of a command.
+// IDWord returns the name of a request for slices, which is the single word of a command of
+// the groups qr and slices.
 func IDWord(c *Call) string {
-	return c.OneWord("id", "list them with: multihost qr list")
+	return c.OneWord("id", "list them with: multihost "+c.Line.Path[0]+" list")
 }

@@ -53,7 +53,7 @@ func Workers(c *Call, onHosts bool) (w workers.Workers) {
 	case onHosts:
 		w.Prefix = hosts.HostsPrefix
 	case w.Prefix == "":
-		c.Refuse(&cmdline.UsageError{Err: errors.New("which slices? --tpu-prefix is missing"), Advice: "add --tpu-prefix=NAME; multihost qr list shows what is there; machines without a cloud are named with --hosts"})
+		c.Refuse(&cmdline.UsageError{Err: errors.New("which slices? --tpu-prefix is missing"), Advice: "add --tpu-prefix=NAME; multihost slices list shows what is there; machines without a cloud are named with --hosts"})
 	}
 	return w
 }

@@ -122,7 +122,7 @@ func (e *TakenError) Fault() fault.Kind { return fault.Unavailable }
 
 // Hint returns what to type.
 func (e *TakenError) Hint() string {
-	return "name the new slices otherwise: --node-prefix=NAME, or --node-id=NAME for a single one; multihost qr list shows what is there"
+	return "give the new slices another name: a job with --run-name, several slices with --node-prefix, a single one with another ID; multihost slices list shows what is there"
 }
 
 // An OwnerError says that a queued resource was not deleted because it belongs

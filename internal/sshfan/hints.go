@@ -36,7 +36,7 @@ func hintOf(e *remote.ConnectError, k known) string {
 	case errors.As(e.Err, &name): // nothing is known of the machine
 		return name.Hint()
 	case k.reached && unanswered(e.Err, e.Stage, timedOut):
-		return "other workers of its slice were reached from here, so no firewall rule is missing: it is off, reboots or hangs; multihost qr list shows the state of its slice"
+		return "other workers of its slice were reached from here, so no firewall rule is missing: it is off, reboots or hangs; multihost slices list shows the state of its slice"
 	case errors.As(e.Err, &said):
 		return handshakeHint(e.Err)
 	case errors.As(e.Err, &hinted):

@@ -38,7 +38,7 @@ func (e *NoAddressError) Hint() string {
 	if e.Kind == "external" {
 		return "it was made with internal addresses only: use --ip=iap, --ssh-proxy-jump=USER@BASTION, or --ip=internal from inside the network"
 	}
-	return "the node is not ready yet: multihost qr list shows its state"
+	return "the node is not ready yet: multihost slices list shows its state"
 }
 
 // UnreachableError reports that none of a worker's addresses was reached.

@@ -42,7 +42,7 @@ func (e *NoSlicesError) Fault() fault.Kind { return fault.Unavailable }
 // Hint names the slices that exist, or the command that makes some.
 func (e *NoSlicesError) Hint() string {
 	if len(e.Present) == 0 {
-		return "there are no slices in this project and zone; make some with: multihost qr create ID --node-count=2 --node-prefix=" + e.Prefix + " --tpu-type=TYPE"
+		return "there are no slices in this project and zone; make some with: multihost slices create ID --node-count=2 --node-prefix=" + e.Prefix + " --tpu-type=TYPE"
 	}
 	list := e.Present
 	more := ""
