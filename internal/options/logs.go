@@ -41,5 +41,13 @@ func Logs(c *Call, inJSON bool) logs.LogOptions {
 	if len(chosen) > 1 {
 		c.Refuse(cmdline.Usagef("give only one of --%s", strings.Join(chosen, " and --")), chosen...)
 	}
+	for _, flag := range []string{"attempt", "follow", "lost-timeout", "since", "tail", "timestamps"} {
+		switch _, typed := c.Typed[flag]; {
+		case typed && c.Bool("verify"):
+			c.Refuse(cmdline.Usagef("--%s: it does nothing with --verify", flag), flag, "verify")
+		case typed && flag == "lost-timeout" && !c.Bool("follow"):
+			c.Refuse(cmdline.Usagef("--lost-timeout: it does nothing without --follow"), flag)
+		}
+	}
 	return o
 }

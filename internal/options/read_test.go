@@ -346,10 +346,11 @@ func TestOptionsOfRunsThatLive(t *testing.T) {
 		&cli.BoolFlag{Name: "timestamps"}, &cli.IntFlag{Name: "tail"}, &cli.IntFlag{Name: "attempt"}, &cli.StringFlag{Name: "since"}, &cli.DurationFlag{Name: "lost-timeout"},
 	}
 	of := func(c *Call) logs.LogOptions { return Logs(c, false) }
-	if o, err := read(t, flags, of, "logs", "--worker=s1w2", "--tail=5", "--since=10m"); err != nil || o.Worker.String() != "s1w2" || o.Tail != 5 || !o.Named || o.Since.IsZero() {
+	if o, err := read(t, flags, of, "logs", "--worker=s1w2", "--tail=5", "--since=10m", "--follow", "--lost-timeout=9s"); err != nil || o.Worker.String() != "s1w2" || o.Tail != 5 || !o.Named || o.Since.IsZero() {
 		t.Errorf("%+v, %v", o, err)
 	}
-	for line, want := range map[string]string{"--worker=x": "--worker", "--all --worker=s0w0": "give only one of --worker and --all", "--since=x": "x", "--tail=-1": "--tail"} {
+	for line, want := range map[string]string{"--worker=x": "--worker", "--all --worker=s0w0": "give only one of --worker and --all", "--since=x": "x", "--tail=-1": "--tail",
+		"--verify --follow": "--follow: it does nothing with --verify", "--tail=1 --verify": "--tail: it does nothing with --verify", "--lost-timeout=1s": "--lost-timeout: it does nothing without --follow"} {
 		_, err := read(t, flags, of, append([]string{"logs"}, strings.Fields(line)...)...)
 		refusal(t, line, err, want)
 	}
