@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"sync"
 	"time"
 
@@ -15,7 +14,6 @@ import (
 	compute "cloud.google.com/go/compute/apiv1"
 	"cloud.google.com/go/compute/apiv1/computepb"
 	"github.com/google/uuid"
-	"google.golang.org/api/iterator"
 	tpuapi "google.golang.org/api/tpu/v2alpha1"
 	"google.golang.org/protobuf/proto"
 )
@@ -102,16 +100,7 @@ func (c *calls) listNetworks(ctx context.Context) (all []*computepb.Network, err
 	err = c.gcp.Do(ctx, "list networks", func(ctx context.Context) error {
 		all = nil
 		it := api.networks.List(ctx, &computepb.ListNetworksRequest{Project: c.gcp.Project()}, gcp.NoRetry())
-		for {
-			n, err := it.Next()
-			if errors.Is(err, iterator.Done) {
-				return nil
-			}
-			if err != nil {
-				return err
-			}
-			all = append(all, n)
-		}
+		return each(it.Next, func(n *computepb.Network) { all = append(all, n) })
 	})
 	return all, err
 }
@@ -191,16 +180,7 @@ func (c *calls) listFirewalls(ctx context.Context) ([]*computepb.Firewall, error
 	err = c.gcp.Do(ctx, "list firewall rules", func(ctx context.Context) error {
 		all = nil
 		it := api.firewalls.List(ctx, &computepb.ListFirewallsRequest{Project: c.gcp.Project()}, gcp.NoRetry())
-		for {
-			fw, err := it.Next()
-			if errors.Is(err, iterator.Done) {
-				return nil
-			}
-			if err != nil {
-				return err
-			}
-			all = append(all, fw)
-		}
+		return each(it.Next, func(fw *computepb.Firewall) { all = append(all, fw) })
 	})
 	return all, err
 }
@@ -243,7 +223,7 @@ func (c *calls) deleteFirewall(ctx context.Context, name string) (bool, error) {
 }
 
 // tpuUsers returns the TPU nodes of all zones that use the network, and the queued
-// resources that do not have their nodes yet.
+// resources that do not have their nodes yet..
 func (c *calls) tpuUsers(ctx context.Context, name string) ([]string, error) {
 	svc, err := c.gcp.TPU(ctx)
 	if err != nil {
@@ -282,8 +262,7 @@ func (c *calls) tpuUsers(ctx context.Context, name string) ([]string, error) {
 		event.Notef(c.gcp.Sink(), event.Debug, "", "cannot tell whether TPUs use network %q: %v", name, err)
 		return users, nil
 	}
-	slices.Sort(users)
-	return slices.Compact(users), err
+	return users, err
 }
 
 // change sends a request and waits until its operation ends. Either may fail because

@@ -15,7 +15,6 @@ import (
 
 	compute "cloud.google.com/go/compute/apiv1"
 	"cloud.google.com/go/compute/apiv1/computepb"
-	"google.golang.org/api/iterator"
 )
 
 // Traffic describes traffic to a machine of a network.
@@ -141,21 +140,14 @@ func (c *Client) Ranges(ctx context.Context, network string) (_ map[string][]net
 	err = c.gcp.Do(ctx, fmt.Sprintf("list subnetworks of %q", network), func(ctx context.Context) error {
 		ranges = map[string][]netip.Prefix{}
 		it := subnetworks.AggregatedList(ctx, &computepb.AggregatedListSubnetworksRequest{Project: c.gcp.Project()}, gcp.NoRetry())
-		for {
-			pair, err := it.Next()
-			if errors.Is(err, iterator.Done) {
-				return nil
-			}
-			if err != nil {
-				return err
-			}
+		return each(it.Next, func(pair compute.SubnetworksScopedListPair) {
 			region := gcp.BaseName(pair.Key)
 			for _, s := range pair.Value.GetSubnetworks() {
-				if p, perr := netip.ParsePrefix(s.GetIpCidrRange()); perr == nil && gcp.BaseName(s.GetNetwork()) == network {
+				if p, err := netip.ParsePrefix(s.GetIpCidrRange()); err == nil && gcp.BaseName(s.GetNetwork()) == network {
 					ranges[region] = append(ranges[region], p)
 				}
 			}
-		}
+		})
 	})
 	return ranges, err
 }

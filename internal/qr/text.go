@@ -31,7 +31,7 @@ func (r Resource) shortOwner() string {
 	if r.Labels[LabelTool] != provision.ToolName {
 		return "-"
 	}
-	return cmp.Or(cmp.Or(r.Labels[LabelUser], r.Labels[LabelRun]), "-")
+	return cmp.Or(r.Labels[LabelUser], r.Labels[LabelRun], "-")
 }
 
 // Detail returns all that is known about one queued resource, for people.
