@@ -63,14 +63,14 @@ func Poll(ctx context.Context, clock Clock, policy Backoff, check func(ctx conte
 		if done, err := check(ctx); done || err != nil {
 			return err
 		}
-		if err := sleep(ctx, clock, pause); err != nil {
+		if err := Sleep(ctx, clock, pause); err != nil {
 			return err
 		}
 	}
 }
 
-// sleep waits for d on clock. If ctx ends first, it returns the cause.
-func sleep(ctx context.Context, clock Clock, d time.Duration) error {
+// Sleep waits for d on clock. If ctx ends first, it returns the cause.
+func Sleep(ctx context.Context, clock Clock, d time.Duration) error {
 	select {
 	case <-clock.After(d):
 		return nil

@@ -59,7 +59,7 @@ func (c *Client) Do(ctx context.Context, what string, call func(ctx context.Cont
 			if !e.Lapsed || !ok {
 				return e
 			}
-			if err := sleep(ctx, c.cfg.Clock, delay); err != nil {
+			if err := Sleep(ctx, c.cfg.Clock, delay); err != nil {
 				return prefix(what, err)
 			}
 			start = c.cfg.Clock.Now() // time without a login does not count
@@ -80,7 +80,7 @@ func (c *Client) Do(ctx context.Context, what string, call func(ctx context.Cont
 			return e
 		}
 		c.sayRetry(e, try, delay, c.cfg.Clock.Now().Sub(start))
-		if err := sleep(ctx, c.cfg.Clock, delay); err != nil {
+		if err := Sleep(ctx, c.cfg.Clock, delay); err != nil {
 			return prefix(what, err)
 		}
 	}

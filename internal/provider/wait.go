@@ -131,20 +131,10 @@ func Wait(ctx context.Context, p provision.Provider, id string, opts WaitOptions
 			w.leave(event.Done, fmt.Sprintf("%d/%d slices ready", len(w.res.Slices), w.total()))
 			return w.res, w.res.Slices, nil
 		}
-		if err := sleep(ctx, w.opts.Clock, w.pause()); err != nil {
+		if err := gcp.Sleep(ctx, w.opts.Clock, w.pause()); err != nil {
 			w.leave(event.Failed, "interrupted")
 			return w.res, w.res.Slices, fmt.Errorf("wait for %s %q: %w", w.what.Kind, id, err)
 		}
-	}
-}
-
-// sleep waits for d. When ctx ends first, it returns its cause.
-func sleep(ctx context.Context, clock gcp.Clock, d time.Duration) error {
-	select {
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	case <-clock.After(d):
-		return nil
 	}
 }
 

@@ -37,16 +37,6 @@ func (c api) now() time.Time          { return c.gcp.Clock().Now() }
 func (c api) sink() event.Sink        { return c.gcp.Sink() }
 func (c api) emit(e event.Event)      { c.gcp.Sink().Emit(e) }
 
-// sleep waits for d on the client's clock. When ctx ends first, it returns its cause.
-func (c api) sleep(ctx context.Context, d time.Duration) error {
-	select {
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	case <-c.gcp.Clock().After(d):
-		return nil
-	}
-}
-
 // A Resource is a queued resource as the API reports it.
 type Resource struct {
 	ID             string            `json:"id"`

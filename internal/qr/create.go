@@ -86,7 +86,7 @@ func (c *Client) create(ctx context.Context, r Request, sent taking) (res Resour
 			return Resource{}, false, err
 		}
 		// A name may stay taken for a moment after the resource is gone.
-		if err := c.sleep(ctx, time.Second); err != nil {
+		if err := gcp.Sleep(ctx, c.gcp.Clock(), time.Second); err != nil {
 			return Resource{}, false, err
 		}
 	}
@@ -301,7 +301,7 @@ func (c *Client) unanswered(ctx context.Context, r Request, body *tpuapi.QueuedR
 	defer cancel()
 	res, err := c.read(readCtx, r.ID)
 	for range inFlight { // a request that was cut off may still be on its way
-		if ctx.Err() == nil || gcp.ClassOf(err) != gcp.NotFound || c.sleep(readCtx, time.Second) != nil {
+		if ctx.Err() == nil || gcp.ClassOf(err) != gcp.NotFound || gcp.Sleep(readCtx, c.gcp.Clock(), time.Second) != nil {
 			break
 		}
 		res, err = c.read(readCtx, r.ID)

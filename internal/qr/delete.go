@@ -213,7 +213,7 @@ func (c *Client) awaitGone(ctx context.Context, wait goneWait) error {
 		if wait.limit > 0 {
 			pause = min(pause, max(left, time.Millisecond))
 		}
-		if err := c.sleep(ctx, pause); err != nil {
+		if err := gcp.Sleep(ctx, c.gcp.Clock(), pause); err != nil {
 			return fmt.Errorf("wait until queued resource %q is gone: %w", wait.id, err)
 		}
 	}
