@@ -24,7 +24,7 @@ func gcCommand() *cli.Command {
 	return command(cli.Command{
 		Name:  "gc",
 		Usage: "list what your runs left in the project; with --delete remove it",
-		Description: `Lists, with their age, the queued resources that multihost made for you in the
+		Description: `Lists, with their age, the requests for slices that multihost made for you in the
 zone: those that are FAILED or SUSPENDED and still hold quota, those that have
 slices, and those that wait for slices. It also lists networks that no machine uses.
 

@@ -19,9 +19,9 @@ func jobCommand() *cli.Command {
 		Name:      "job",
 		Usage:     "provision slices, run a command on them, delete them",
 		ArgsUsage: "[-- PROGRAM ARG…]",
-		Description: `Asks for a queued resource, waits until every worker of every slice answers,
-does what multihost run does, and deletes the slices. If something is billed
-after that, the last lines of the job say so.
+		Description: `Asks for slices, waits until every worker of every slice answers, does what
+multihost run does, and deletes the slices. If something is billed after that, the
+last lines of the job say so.
 
   multihost job --num-slices=2 --tpu-type=v5litepod-16 --command='bash train.sh'
 
