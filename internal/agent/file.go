@@ -37,17 +37,21 @@ func WriteFile(path string, data []byte, mode os.FileMode) error {
 	return err
 }
 
-// Lock takes the lock of a file, which it creates, and returns the open file that holds
-// the lock until it is closed or the program ends. Programs that this one starts do not
-// hold it. If another program has the lock, Lock returns nil and no error.
-func Lock(path string) (*os.File, error) {
+// Lock takes the lock of a file, which it creates, and holds it until unlock is called or
+// the program ends. If another program has the lock, unlock is nil, and there is no error.
+func Lock(path string) (unlock func(), err error) {
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
 		return nil, err
 	}
 	err = syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
 	if err == nil {
-		return f, nil
+		return func() {
+			// Closing alone is not enough: a program that is being started has the file
+			// open, too, until its exec.
+			_ = syscall.Flock(int(f.Fd()), syscall.LOCK_UN) // of our own lock: cannot fail
+			f.Close()
+		}, nil
 	}
 	f.Close()
 	if err == syscall.EWOULDBLOCK {

@@ -5,6 +5,8 @@ package agent_test
 import (
 	"os"
 	"path/filepath"
+	"strconv"
+	"syscall"
 	"testing"
 
 	"multihost/internal/agent"
@@ -32,15 +34,35 @@ func TestWriteFileReplaces(t *testing.T) {
 func TestOneHasTheLock(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "lock")
-	first, err := agent.Lock(path)
-	if err != nil || first == nil {
-		t.Fatal(first, err)
+	unlock, err := agent.Lock(path)
+	if err != nil || unlock == nil {
+		t.Fatal(unlock == nil, err)
 	}
 	if second, err := agent.Lock(path); err != nil || second != nil {
-		t.Errorf("got %v, %v", second, err)
+		t.Errorf("got a lock: %t, %v", second != nil, err)
 	}
-	first.Close()
-	if third, err := agent.Lock(path); err != nil || third == nil {
-		t.Errorf("got %v, %v", third, err)
+	inherit(t, path)
+	unlock()
+	third, err := agent.Lock(path)
+	if err != nil || third == nil {
+		t.Fatal("got no lock", err)
+	}
+	third()
+}
+
+// inherit keeps the file open until the end of the test, as a program that is being
+// started does until its exec.
+func inherit(t *testing.T, path string) {
+	fds, _ := filepath.Glob("/proc/self/fd/*")
+	for _, name := range fds {
+		if to, err := os.Readlink(name); err != nil || to != path {
+			continue
+		}
+		fd, _ := strconv.Atoi(filepath.Base(name))
+		kept, err := syscall.Dup(fd)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { syscall.Close(kept) })
 	}
 }

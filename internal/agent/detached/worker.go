@@ -78,11 +78,11 @@ func Run(ctx context.Context, cfg Config) error {
 	if err := w.open(); err != nil {
 		return err
 	}
-	lock, err := agent.Lock(w.disk.path("lock"))
-	if err != nil || lock == nil {
+	unlock, err := agent.Lock(w.disk.path("lock"))
+	if err != nil || unlock == nil {
 		return err
 	}
-	defer lock.Close()
+	defer unlock()
 	if err := w.boot(); err != nil {
 		return err
 	}
@@ -231,9 +231,9 @@ const tellingLimit = 5 * time.Second
 func (w *worker) telling(ctx context.Context) (unlock func()) {
 	path := filepath.Join(scratchDir(w.cfg.Root, w.job.Run), "telling")
 	for begin := time.Now(); time.Since(begin) < tellingLimit; {
-		lock, err := agent.Lock(path)
-		if lock != nil {
-			return func() { lock.Close() }
+		unlock, err := agent.Lock(path)
+		if unlock != nil {
+			return unlock
 		}
 		if err != nil || agent.Sleep(ctx, tellingLimit/50) != nil {
 			break
