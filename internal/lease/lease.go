@@ -368,7 +368,8 @@ func call(ctx context.Context, r remote.Runner, sums, stdin, op string, args ...
 	return records, err
 }
 
-// run runs one operation of the script.
+// run runs one operation of the script. Without an error there is a record, and each has a
+// word.
 func run(ctx context.Context, r remote.Runner, limit time.Duration, sums string, stdin io.Reader, op string, args ...string) ([][]string, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("no answer within %s", limit))
 	defer cancel()
@@ -385,9 +386,11 @@ func run(ctx context.Context, r remote.Runner, limit time.Duration, sums string,
 	}
 	var records [][]string
 	for _, rec := range out.Records() {
-		records = append(records, strings.Fields(remote.Clean(rec.Word+" "+rec.Rest, 4<<10)))
+		if words := strings.Fields(remote.Clean(rec.Word+" "+rec.Rest, 4<<10)); len(words) > 0 {
+			records = append(records, words)
+		}
 	}
-	if len(records) == 0 || len(records[0]) == 0 {
+	if len(records) == 0 {
 		return nil, fmt.Errorf("%s the lease on %s: no answer (exit code %d): %s", op, r.Name(), status.Code, errs.Trouble())
 	}
 	return records, nil
