@@ -62,12 +62,20 @@ take_agent() {
   return 1
 }
 
+# own_files makes the index and the file of the watch ours. The login that made the index
+# could put links in the place of our files.
+own_files() {
+  local file=$index/$run.watch.$UID
+  mkdir -m 1777 -- "$index" 2>/dev/null || { chown -h -- "$UID" "$index" && [[ -d $index && ! -L $index ]] && chmod 1777 -- "$index"; } || return
+  if [[ -f $file && ! -L $file && -O $file ]]; then return; fi
+  rm -f -- "$file" && (set -C && : >"$file")
+}
+
 guard() {
   local told='' told_at=0 seen='' up since='' renewed idle again=0 trouble='' born stat
   until given=$(instance attributes/multihost-lease) && terms < <(printf '%s\n' "$given") && [[ $run ]]; do sleep 20; done
-  mkdir -m 1777 -- "$index" 2>/dev/null
   exec >>"$own/$run.log" 2>&1
-  exec 8>>"$index/$run.watch.$UID" && flock -w 5 8 || exit 0
+  own_files && exec 8>>"$index/$run.watch.$UID" && flock -w 5 8 || exit 0
   if [[ ! -s $own/$run.born ]]; then printf '%s\n' "$EPOCHSECONDS" >"$own/$run.born"; fi
   read -r born <"$own/$run.born"
   if [[ ! $born =~ ^[1-9][0-9]{0,11}$ ]]; then born=$EPOCHSECONDS; fi

@@ -46,13 +46,14 @@ any_agent() {
 publish() {
   local file=$index/agent.$sum.$UID
   if [[ ! -d $index || -e $file ]]; then return; fi
-  ln -- "$agent" "$file" || { cp -- "$agent" "$file.$$" && mv -f -- "$file.$$" "$file"; } || rm -f -- "$file.$$"
+  ln -T -- "$agent" "$file" || { cp --remove-destination -- "$agent" "$file.$$" && mv -fT -- "$file.$$" "$file"; } || rm -f -- "$file.$$"
 } 2>/dev/null
 
-# leave_terms TEXT: replaces this login's lease of $run.
+# leave_terms TEXT: replaces this login's lease of $run. Another login may own the index, so
+# nothing is written through a link.
 leave_terms() {
   local new=$index/.$run.lease.$UID.$$
-  { printf '%s\n' "$1" >"$new" && mv -f -- "$new" "$index/$run.lease.$UID"; } 2>/dev/null || rm -f -- "$new"
+  { rm -f -- "$new" && (set -C && printf '%s\n' "$1" >"$new") && mv -fT -- "$new" "$index/$run.lease.$UID"; } 2>/dev/null || rm -f -- "$new"
 }
 
 # without_agent: does the part of the operation that needs no program, and answers that

@@ -288,6 +288,30 @@ func TestTheGuard(t *testing.T) {
 		v.boot(terms(c, func(t *Terms) { t.Adopt, t.Workers, t.KeepOnFailure = time.Second, 2, true }))
 		v.wait("the deletion", c.isDeleted)
 	})
+	t.Run("follows no link of the login that made the index", func(t *testing.T) {
+		t.Parallel()
+		if os.Getuid() != 0 {
+			t.Skip("only root has logins to protect itself from")
+		}
+		const login = 65534
+		c := newCloud(t)
+		v := newVM(t, c)
+		v.stand("uname", "echo riscv64")
+		victim, link := filepath.Join(v.root, "victim"), v.index("train.watch.0")
+		testkit.Must(t, os.WriteFile(victim, nil, 0o600))
+		testkit.Must(t, os.Mkdir(v.index(""), 0o777))
+		testkit.Must(t, os.Symlink(victim, link))
+		testkit.Must(t, os.Lchown(link, login, login))
+		testkit.Must(t, os.Chown(v.index(""), login, login))
+		v.boot(terms(c, func(t *Terms) { t.Adopt = time.Hour }))
+		v.wait("the guard", func() bool { return v.pid() > 1 })
+		if text, err := os.ReadFile(victim); err != nil || len(text) > 0 {
+			t.Errorf("the guard wrote %q through a link, %v", text, err)
+		}
+		if info, err := os.Lstat(v.index("")); err != nil || info.Sys().(*syscall.Stat_t).Uid != 0 || info.Mode()&os.ModeSticky == 0 {
+			t.Errorf("the index is %v, %v", info, err)
+		}
+	})
 	t.Run("deletes at the end of the time to live", func(t *testing.T) {
 		t.Parallel()
 		c := newCloud(t)

@@ -169,13 +169,17 @@ func status(err error) string { return fmt.Sprintf("%03d", agent.StatusOf(err)) 
 func (h *Host) writeLease(run, text string) error {
 	path := h.index(leaseFile(run, h.Login))
 	// Not agent.WriteFile: the same text again is a renewal.
-	part := h.index(fmt.Sprintf(".%s.lease.%d.%d", run, h.Login, os.Getpid()))
-	err := os.WriteFile(part, []byte(text), 0o644)
+	part, err := os.CreateTemp(h.index(""), "."+leaseFile(run, h.Login)+".*")
+	if err != nil {
+		return err
+	}
+	_, err = part.WriteString(text)
+	err = errors.Join(err, part.Chmod(0o644), part.Close())
 	if err == nil {
-		err = os.Rename(part, path)
+		err = os.Rename(part.Name(), path)
 	}
 	if err != nil {
-		os.Remove(part)
+		os.Remove(part.Name())
 		return fmt.Errorf("write %s: %w", path, err)
 	}
 	return nil

@@ -248,13 +248,18 @@ func (h *Host) watch(ctx context.Context, run string, lock *os.File, terms func(
 	born := h.firstBoot(run)
 	path := h.index(watchFile(run, h.Login))
 	// package launch reads which processes these are, so that it does not stop them with the
-	// run. On a full disk the watch goes on without.
+	// run. On a full disk the watch goes on without. The lock is this file. Another login may
+	// own the directory, and have put a link in its place meanwhile.
 	text := fmt.Sprintf("%d %s %d\n", os.Getpid(), startTime(os.Getpid()), born.Unix())
 	if h.Keeper > 0 {
 		text = fmt.Sprintf("%d %s %d\n", h.Keeper, startTime(h.Keeper), born.Unix()) + text
 	}
 	if readSome(path) != text {
-		if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+		err := lock.Truncate(0)
+		if err == nil {
+			_, err = lock.WriteString(text)
+		}
+		if err != nil {
 			h.Note(err.Error())
 		}
 	}
@@ -307,9 +312,10 @@ func (h *Host) firstBoot(run string) time.Time {
 	return time.Unix(n, 0)
 }
 
-// takeLock returns the open file that holds the lock; nil if another process holds it.
+// takeLock returns the open file that holds the lock; nil if another process holds it. A
+// link is an error.
 func takeLock(ctx context.Context, path string) (*os.File, error) {
-	f, err := os.OpenFile(path, os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o644)
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_APPEND|os.O_CREATE|syscall.O_NOFOLLOW, 0o644)
 	if err != nil {
 		return nil, err
 	}
