@@ -129,7 +129,7 @@ func (s *Cloud) Enter() bool {
 	return true
 }
 
-// Spawn runs f on a goroutine that Close waits for; f must end soon after s.ctx does. The
+// Spawn runs f on a goroutine that Close waits for; f must end soon after s.Ctx does. The
 // caller holds s.Mu; f does not.
 func (s *Cloud) Spawn(f func()) {
 	if !s.Closing {

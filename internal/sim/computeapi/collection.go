@@ -3,6 +3,7 @@ package computeapi
 import (
 	"fmt"
 	"net/http"
+	"slices"
 	"strings"
 
 	"google.golang.org/protobuf/proto"
@@ -148,10 +149,8 @@ func (s API) put(msg proto.Message, kind, name string) {
 func onlyFields(m proto.Message, what string, names ...string) error {
 	var err error
 	m.ProtoReflect().Range(func(f protoreflect.FieldDescriptor, _ protoreflect.Value) bool {
-		for _, name := range names {
-			if name == f.JSONName() {
-				return true
-			}
+		if slices.Contains(names, f.JSONName()) {
+			return true
 		}
 		err = wire.NotModelled(fmt.Sprintf("The field %s of %s", f.JSONName(), what))
 		return false
@@ -163,12 +162,7 @@ func onlyFields(m proto.Message, what string, names ...string) error {
 func (s API) checkPlace(scope string) error {
 	kind, name, _ := strings.Cut(scope, "/")
 	places := map[string][]string{"regions": s.Catalog().Regions(), "zones": s.Catalog().Zones()}[kind]
-	for _, p := range places {
-		if p == name {
-			return nil
-		}
-	}
-	if kind == "global" || kind == "aggregated" {
+	if kind == "global" || kind == "aggregated" || slices.Contains(places, name) {
 		return nil
 	}
 	return noSuchCompute("projects/" + s.Config.Project + "/" + scope)

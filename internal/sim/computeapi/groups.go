@@ -58,8 +58,7 @@ func (s machines) serveGroups(c *computeCall) (any, error) {
 		for _, e := range g.Errors {
 			all = append(all, e)
 		}
-		l, err := s.pageOf(c, all)
-		return l, err
+		return s.pageOf(c, all)
 	case "POST resizeRequests":
 		return nil, wire.Errorf(http.StatusBadRequest, "Creating resize requests for managed instance group with TPU is not allowed.")
 	}

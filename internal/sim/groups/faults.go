@@ -1,6 +1,7 @@
 package groups
 
 import (
+	"cmp"
 	"fmt"
 	"strconv"
 	"strings"
@@ -115,11 +116,7 @@ func (s faults) takeError(g *cloud.Group) *computepb.Errors {
 		return nil
 	}
 	s.Injection().Use(a)
-	message := a.Message
-	if message == "" {
-		message = "Instance creation failed: Internal error. Please try again or contact Google Support. (Code: '0')"
-	}
-	return failure("INTERNAL_ERROR", message)
+	return failure("INTERNAL_ERROR", cmp.Or(a.Message, "Instance creation failed: Internal error. Please try again or contact Google Support. (Code: '0')"))
 }
 
 // stuck reports whether a fault keeps i from booting.
