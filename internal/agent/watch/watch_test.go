@@ -306,6 +306,7 @@ func TestOnlyTheRunsOwnIsDeleted(t *testing.T) {
 		}
 		c.at(3 * hour)
 		w.says("it is not of this run: it stays")
+		synctest.Wait() // for the write of ended
 		if !errors.Is(w.ended, agent.ErrForeign) {
 			t.Errorf("the watch ended with %v", w.ended)
 		}
@@ -635,12 +636,14 @@ func TestTheWatchSurvives(t *testing.T) {
 	story(t, "a metadata server that is away", func(t *testing.T) {
 		c := newCloud(t, 1)
 		c.workers[0].arm(terms(nil))
-		c.Refuse = func(call string) int {
-			if c.age() < 5*hour && !strings.Contains(call, "/v2alpha1/") {
-				return -1
+		c.Do(func() {
+			c.Refuse = func(call string) int {
+				if c.age() < 5*hour && !strings.Contains(call, "/v2alpha1/") {
+					return -1
+				}
+				return 0
 			}
-			return 0
-		}
+		})
 		c.at(4 * hour)
 		c.isDeleted(0, 0)
 		c.at(6 * hour)
