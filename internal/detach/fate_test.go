@@ -24,6 +24,7 @@ import (
 	"multihost/internal/stage"
 	"multihost/internal/submit"
 	"multihost/internal/testkit"
+	"multihost/internal/testkit/simcloud"
 	"multihost/internal/tpu"
 	"multihost/internal/workers"
 )
@@ -127,14 +128,7 @@ func TestPsTellsOfEveryRunThatItCannotRead(t *testing.T) {
 	cloud := gcp.New(gcp.Config{Project: sim.DefaultProject, Zone: sim.DefaultZone, DisableAuth: true,
 		TPUEndpoint: server.URL() + "/", StorageEndpoint: server.URL() + "/storage/v1/"})
 	t.Cleanup(cloud.Close)
-	put := func(name, text string) {
-		resp, err := http.Post(server.URL()+"/upload/storage/v1/b/"+sim.DefaultBucket+"/o?uploadType=media&name="+strings.ReplaceAll(name, "/", "%2F"), "text/plain", strings.NewReader(text))
-		testkit.Must(t, err)
-		testkit.Must(t, resp.Body.Close())
-		if resp.StatusCode != http.StatusOK {
-			t.Fatalf("put %s: %s", name, resp.Status)
-		}
-	}
+	put := func(name, text string) { simcloud.PutObject(t, server, name, text) }
 	describe := func(run, zone string) string {
 		return fmt.Sprintf(`{"run":%q,"project":%q,"zone":%q,"queued_resource":%q,"slices":["%s-0"],"workers_per_slice":1,"login":"ann"}`, run, sim.DefaultProject, zone, run, run)
 	}

@@ -38,6 +38,7 @@ import (
 	"multihost/internal/stage"
 	"multihost/internal/submit"
 	"multihost/internal/testkit"
+	"multihost/internal/testkit/simcloud"
 	"multihost/internal/tpu"
 	"multihost/internal/workers"
 )
@@ -169,12 +170,7 @@ func (m *machine) types(change ...func(*job.JobOptions)) error {
 // put makes an object of the run, as workers and users do.
 func (p *place) put(name, text string) {
 	p.t.Helper()
-	answer := httptest.NewRecorder()
-	p.server.ServeHTTP(answer, httptest.NewRequest(http.MethodPost,
-		"/upload/storage/v1/b/"+sim.DefaultBucket+"/o?uploadType=media&name="+runName+"%2F"+strings.ReplaceAll(name, "/", "%2F"), strings.NewReader(text)))
-	if answer.Code != http.StatusOK {
-		p.t.Errorf("put %s: %s", name, answer.Body)
-	}
+	simcloud.PutObject(p.t, p.server, runName+"/"+name, text)
 }
 
 func (p *place) object(name string) string {

@@ -32,8 +32,10 @@ type Cloud struct {
 	interpose func(w http.ResponseWriter, r *http.Request) (done bool)
 }
 
-// Zone is the zone of the client.
-const Zone = sim.DefaultZone
+const (
+	Zone   = sim.DefaultZone   // of the client
+	Bucket = sim.DefaultBucket // the bucket that there is
+)
 
 // Start starts a simulator whose states change every few milliseconds, and makes the test a
 // parallel one. The client's clock runs fast, so that its pauses of seconds take as little.
@@ -80,7 +82,7 @@ func Start(t *testing.T, cfg sim.Config) *Cloud {
 	t.Cleanup(proxy.Close)
 	c.GCP = gcp.New(gcp.Config{
 		Project: sim.DefaultProject, Zone: Zone, DisableAuth: true,
-		TPUEndpoint: proxy.URL + "/", ComputeEndpoint: proxy.URL + "/compute/v1/", OSLoginEndpoint: proxy.URL + "/",
+		TPUEndpoint: proxy.URL + "/", ComputeEndpoint: proxy.URL + "/compute/v1/", OSLoginEndpoint: proxy.URL + "/", StorageEndpoint: proxy.URL + "/storage/v1/",
 		Clock: testkit.NewFastClock(), Sink: c.Log,
 	})
 	return c
@@ -99,6 +101,23 @@ func (c *Cloud) Fault(f sim.Fault) {
 	c.T.Helper()
 	if _, err := c.Sim.Inject(f); err != nil {
 		c.T.Fatal(err)
+	}
+}
+
+// Put writes an object of Bucket.
+func (c *Cloud) Put(name, text string) {
+	c.T.Helper()
+	PutObject(c.T, c.Sim, name, text)
+}
+
+// PutObject writes an object of Bucket of a simulator.
+func PutObject(t testing.TB, to http.Handler, name, text string) {
+	t.Helper()
+	answer := httptest.NewRecorder()
+	to.ServeHTTP(answer, httptest.NewRequest(http.MethodPost,
+		"/upload/storage/v1/b/"+Bucket+"/o?uploadType=media&name="+url.QueryEscape(name), strings.NewReader(text)))
+	if answer.Code != http.StatusOK {
+		t.Errorf("put %s: %s", name, answer.Body)
 	}
 }
 
