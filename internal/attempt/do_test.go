@@ -10,18 +10,15 @@ import (
 
 	"multihost/internal/event"
 	"multihost/internal/follow"
-	"multihost/internal/gcp"
 	"multihost/internal/launch"
-	"multihost/internal/overssh"
 	"multihost/internal/plan"
 	"multihost/internal/preflight"
-	"multihost/internal/record"
 	"multihost/internal/remote"
 	"multihost/internal/stage"
 	"multihost/internal/testkit"
 	"multihost/internal/testkit/localworker"
+	"multihost/internal/testkit/onworkers"
 	"multihost/internal/tpu"
-	"multihost/internal/workers"
 )
 
 func TestMain(m *testing.M) {
@@ -32,21 +29,15 @@ func TestMain(m *testing.M) {
 // onMachines returns a run whose two workers are processes of this machine, and its slices.
 func onMachines(t *testing.T, o Options) (*Run, tpu.Selection, *testkit.Recorder) {
 	t.Helper()
-	dir, said := t.TempDir(), &testkit.Recorder{}
-	code := filepath.Join(dir, "code")
-	testkit.Must(t, os.MkdirAll(code, 0o700))
+	code, fleet := t.TempDir(), localworker.Fleet{}
 	testkit.Must(t, os.WriteFile(filepath.Join(code, "words"), []byte("from the laptop\n"), 0o600))
-	slice := tpu.Slice{Name: "t", UID: "1", State: "READY", Condition: tpu.Usable, Type: "v4-16", Zone: "us-central2-b", Workers: make([]tpu.Worker, 2)}
-	machines := []*localworker.Worker{localworker.Make(t), localworker.Make(t)}
-	typed := &stage.Invocation{Sink: said, Clock: gcp.SystemClock}
+	slice := fleet.Slice(t, "t", 2)
+	slice.Zone = "us-central2-b"
+	d, said := onworkers.Deps(t, fleet, &testkit.FixedSlices{All: []tpu.Slice{slice}})
 	o.Prefix, o.Run, o.Dir, o.NUMA = "t", "r", code, preflight.NUMAOff
 	o.Preflight, o.FailFast, o.Grace, o.SyncTimeout, o.StartLimit = "off", true, 100*time.Millisecond, time.Minute, time.Minute
 	o.KillStale, o.Patience, o.Watch = launch.FreeOrphans, follow.Patience{Lost: time.Minute, Log: time.Minute}, follow.WatchOptions{StallTimeout: -1}
-	r := &Run{O: o, Watch: &stage.Stopwatch{Sink: said, Clock: gcp.SystemClock}, Deps: Deps{
-		Reach: &workers.Reach{Invocation: typed, Cloud: &testkit.FixedSlices{All: []tpu.Slice{slice}}, Access: overssh.Access{Login: "ann", RetryFor: time.Minute},
-			Dialer: &localworker.Dialer{Find: func(_ tpu.Slice, worker int) (*localworker.Worker, error) { return machines[worker], nil }}},
-		Keeper: &record.Keeper{Of: typed, StateDir: filepath.Join(dir, "state"), Owner: "ann@laptop"},
-	}}
+	r := &Run{O: o, Watch: &stage.Stopwatch{Sink: said, Clock: d.Clock}, Deps: Deps{Reach: d.Reach, Keeper: d.Keeper}}
 	testkit.Must(t, r.Check(t.Context(), ""))
 	t.Cleanup(r.Close)
 	return r, tpu.Selection{Slices: []tpu.Slice{slice}}, said
@@ -94,7 +85,7 @@ func TestAnAttemptDoesWhatItsPlanSays(t *testing.T) {
 	}
 	h := &History{Since: time.Now()}
 	a, out, err := do(t, r, h, sel)
-	if err != nil || out.Code != 0 || !out.Started || !a.Begun() || a.Number != 1 || h.Tried != 1 || h.Last != 1 || !h.HasBegunOn("1") {
+	if err != nil || out.Code != 0 || !out.Started || !a.Begun() || a.Number != 1 || h.Tried != 1 || h.Last != 1 || !h.HasBegunOn("t") {
 		t.Errorf("%+v, %v; %+v", out, err, h)
 	}
 	if got := strings.Join(logs(r), ""); got != "from the laptop\n0\nfrom the laptop\n1\n" {
@@ -121,7 +112,7 @@ func TestAnAttemptDoesWhatItsPlanSays(t *testing.T) {
 // refused because of that command, before anything is changed.
 func TestACommandThatLives(t *testing.T) {
 	t.Parallel()
-	r, sel, said := onMachines(t, Options{Script: "echo begun; until [ -e ~/go ]; do sleep 0.02; done; exit 3", Detach: true})
+	r, sel, said := onMachines(t, Options{Script: "echo begun\n" + localworker.UntilAllowed + "exit 3", Detach: true})
 	_, out, err := do(t, r, &History{}, sel)
 	if err != nil || !out.Detached || !said.Said(event.Info, "run r goes on without this machine on s0w[0-1]") {
 		t.Fatalf("%+v, %v", out, err)

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"syscall"
@@ -15,7 +14,6 @@ import (
 	"time"
 
 	"multihost/internal/event"
-	"multihost/internal/gcp"
 	"multihost/internal/launch"
 	"multihost/internal/metrics"
 	"multihost/internal/record"
@@ -23,6 +21,7 @@ import (
 	"multihost/internal/stage"
 	"multihost/internal/testkit"
 	"multihost/internal/testkit/localworker"
+	"multihost/internal/testkit/onworkers"
 	"multihost/internal/tpu"
 	"multihost/internal/training"
 	"multihost/internal/workers"
@@ -43,31 +42,22 @@ type started struct {
 // start starts a script on each of some workers of this machine.
 func start(t *testing.T, scripts ...string) *started {
 	t.Helper()
-	s := &started{said: &testkit.Recorder{}}
-	slice := tpu.Slice{Name: "t", UID: "1", State: "READY", Condition: tpu.Usable, Type: "v4-16", Workers: make([]tpu.Worker, len(scripts))}
-	dir := t.TempDir()
-	ref := launch.Ref{Run: "r", Attempt: 1}
+	fleet, ref := localworker.Fleet{}, launch.Ref{Run: "r", Attempt: 1}
+	slice := fleet.Slice(t, "t", len(scripts))
+	d, said := onworkers.Deps(t, fleet, &testkit.FixedSlices{All: []tpu.Slice{slice}})
+	s := &started{said: said, workers: fleet["t"]}
 	s.Following = &Following{
-		Deps:    deps(gcp.SystemClock, s.said, &testkit.FixedSlices{All: []tpu.Slice{slice}}),
+		Deps:    Deps{Reach: d.Reach, Keeper: d.Keeper},
 		Workers: &workers.Connected{Slices: []tpu.Slice{slice}, IDs: testkit.WorkerIDs(1, len(scripts))},
-		Ref:     ref, Rec: &record.Record{Run: "r", Attempt: 1, Workers: len(scripts), LogDir: filepath.Join(dir, "logs")},
-		Watch: &stage.Stopwatch{Sink: s.said, Clock: gcp.SystemClock}, FailFast: true, Grace: 100 * time.Millisecond,
+		Ref:     ref, Rec: &record.Record{Run: "r", Attempt: 1, Workers: len(scripts), LogDir: t.TempDir()},
+		Watch: &stage.Stopwatch{Sink: said, Clock: d.Clock}, FailFast: true, Grace: 100 * time.Millisecond,
 		Patience: Patience{Lost: time.Minute, Log: time.Minute}, Watching: WatchOptions{StallTimeout: -1},
 	}
-	s.Keeper = &record.Keeper{StateDir: filepath.Join(dir, "state")}
-	testkit.Must(t, os.MkdirAll(s.Rec.LogDir, 0o700))
-	var armed []*launch.Armed
 	for i, script := range scripts {
-		w := localworker.Make(t)
-		c := w.Connect(s.Workers.IDs[i].String(), false, time.Minute)
+		s.workers[i].Start(t, launch.Spec{Run: "r", Attempt: 1, Owner: "ann@laptop", Script: script})
+		c := s.workers[i].Connect(s.Workers.IDs[i].String(), false, time.Minute)
 		t.Cleanup(c.Close)
-		a, err := launch.Arm(t.Context(), c, launch.Spec{Run: "r", Attempt: 1, Owner: "ann@laptop", Script: script})
-		testkit.Must(t, err)
-		s.workers, s.Workers.Conns, armed = append(s.workers, w), append(s.Workers.Conns, remote.Conn(c)), append(armed, a)
-	}
-	for _, a := range armed {
-		_, err := a.ReleaseAt(t.Context(), time.Time{})
-		testkit.Must(t, err)
+		s.Workers.Conns = append(s.Workers.Conns, remote.Conn(c))
 	}
 	return s
 }
@@ -77,15 +67,6 @@ func (s *started) log(worker int) string {
 	text, _ := os.ReadFile(s.Rec.LogPath(tpu.WorkerID{Worker: worker}))
 	return string(text)
 }
-
-// allow lets the scripts go on that wait for ~/go.
-func (s *started) allow(t *testing.T) {
-	for _, w := range s.workers {
-		testkit.Must(t, os.WriteFile(filepath.Join(w.Home, "go"), nil, 0o600))
-	}
-}
-
-const untilAllowed = "until [ -e ~/go ]; do sleep 0.02; done\n"
 
 func TestARunThatSucceeds(t *testing.T) {
 	t.Parallel()
@@ -126,11 +107,11 @@ func TestAFailureStopsTheOthers(t *testing.T) {
 // A lost connection costs no byte.
 func TestAConnectionThatBreaks(t *testing.T) {
 	t.Parallel()
-	s := start(t, "echo one\n"+untilAllowed+"echo two")
+	s := start(t, "echo one\n"+localworker.UntilAllowed+"echo two")
 	go func() {
 		testkit.Eventually(t, "the first line", func() bool { return s.log(0) == "one\n" })
 		s.workers[0].Cut()
-		s.allow(t)
+		s.workers[0].Allow(t)
 	}()
 	if out, err := s.Do(t.Context()); err != nil || out.Code != 0 || s.log(0) != "one\ntwo\n" {
 		t.Errorf("%+v, %v, log %q", out, err, s.log(0))
@@ -197,7 +178,7 @@ func TestWhatEndsAFollowing(t *testing.T) {
 // Reading changes nothing, and shows what there is.
 func TestOnce(t *testing.T) {
 	t.Parallel()
-	s := start(t, "echo one\n"+untilAllowed+"exit 4", "echo other")
+	s := start(t, "echo one\n"+localworker.UntilAllowed+"exit 4", "echo other")
 	collector := metrics.NewCollector(metrics.Options{Workers: s.Workers.IDs})
 	for i := range s.Workers.IDs {
 		s.Reads = append(s.Reads, &training.ReadLog{Stream: collector.Stream(i)})
@@ -210,7 +191,7 @@ func TestOnce(t *testing.T) {
 	if s.Sum != nil || s.Ends[0].Known {
 		t.Errorf("the run has ended: %+v", s.Ends)
 	}
-	s.allow(t)
+	s.workers[0].Allow(t)
 	testkit.Eventually(t, "the end", func() bool {
 		s.Once(t.Context())
 		return s.Sum != nil

@@ -15,16 +15,13 @@ import (
 	"multihost/internal/follow"
 	"multihost/internal/gcp"
 	"multihost/internal/launch"
-	"multihost/internal/overssh"
 	"multihost/internal/plan"
 	"multihost/internal/preflight"
 	"multihost/internal/provision"
-	"multihost/internal/record"
-	"multihost/internal/stage"
 	"multihost/internal/testkit"
 	"multihost/internal/testkit/localworker"
+	"multihost/internal/testkit/onworkers"
 	"multihost/internal/tpu"
-	"multihost/internal/workers"
 )
 
 func TestMain(m *testing.M) {
@@ -91,19 +88,13 @@ func (s *shelf) Undoing(id string, _ ...string) provision.Undoing { return undoi
 // onShelf returns what a job on a shelf needs. Its worker is processes of this machine.
 func onShelf(t *testing.T, script string) (Deps, JobOptions, *shelf, *testkit.Recorder, *localworker.Worker) {
 	t.Helper()
-	dir, said, cloud, machine := t.TempDir(), &testkit.Recorder{}, &shelf{}, localworker.Make(t)
-	code := filepath.Join(dir, "code")
-	testkit.Must(t, os.MkdirAll(code, 0o700))
+	code, cloud, machine := t.TempDir(), &shelf{}, localworker.Make(t)
 	testkit.Must(t, os.WriteFile(filepath.Join(code, "words"), []byte("from the laptop\n"), 0o600))
-	typed := &stage.Invocation{Sink: said, Clock: testkit.NewFastClock()}
-	d := Deps{
-		Reach: &workers.Reach{Invocation: typed, Place: provision.Place{Project: "p", Zone: "z"}, Cloud: cloud, Access: overssh.Access{Login: "ann", RetryFor: time.Minute},
-			Dialer: &localworker.Dialer{Find: func(tpu.Slice, int) (*localworker.Worker, error) { return machine, nil }}},
-		Keeper: &record.Keeper{Of: typed, StateDir: filepath.Join(dir, "state"), Owner: "ann@laptop"},
-	}
+	d, said := onworkers.Deps(t, localworker.Fleet{"m": {machine}}, cloud)
+	d.Clock = testkit.NewFastClock()
 	ty, err := tpu.ParseType("v5litepod-4")
 	testkit.Must(t, err)
-	return d, JobOptions{
+	return Deps{Reach: d.Reach, Keeper: d.Keeper}, JobOptions{
 		Request: provision.Request{ID: "m", NodeCount: 1, Type: ty, Labels: map[string]string{provision.LabelRun: "m"}},
 		Run: attempt.Options{Prefix: "m", Run: "m", Dir: code, Script: script, Preflight: "off", NUMA: preflight.NUMAOff, FailFast: true, Grace: 100 * time.Millisecond,
 			SyncTimeout: time.Minute, StartLimit: time.Minute, KillStale: launch.FreeOrphans, Patience: follow.Patience{Lost: time.Hour, Log: time.Hour}, Watch: follow.WatchOptions{StallTimeout: -1}},

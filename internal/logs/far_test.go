@@ -5,8 +5,6 @@ package logs
 import (
 	"context"
 	"fmt"
-	"net/http"
-	"net/url"
 	"os"
 	"path/filepath"
 	"slices"
@@ -18,41 +16,34 @@ import (
 	"multihost/internal/gcp"
 	"multihost/internal/launch"
 	"multihost/internal/metrics"
-	"multihost/internal/overssh"
 	"multihost/internal/provision"
-	"multihost/internal/record"
 	"multihost/internal/sim"
-	"multihost/internal/stage"
 	"multihost/internal/testkit"
 	"multihost/internal/testkit/localworker"
+	"multihost/internal/testkit/onworkers"
 	"multihost/internal/testkit/simcloud"
 	"multihost/internal/tpu"
 	"multihost/internal/training"
 	"multihost/internal/workers"
 )
 
-// farRun has slices t-0 and t-1 of one worker each, which are processes of this machine,
-// and a machine of a user that has no record of their runs.
+// farRun has local slices t-0 and t-1 of one worker each, and a machine of a user that has
+// no record of their runs.
 type farRun struct {
 	testkit.FixedSlices
-	t       *testing.T
-	workers map[string]*localworker.Worker // by slice
-	d       *workers.Deps
-	said    *testkit.Recorder
+	t     *testing.T
+	fleet localworker.Fleet
+	d     *workers.Deps
+	said  *testkit.Recorder
 }
 
 func newFarRun(t *testing.T) *farRun {
-	f := &farRun{t: t, workers: map[string]*localworker.Worker{}, said: &testkit.Recorder{}}
+	f := &farRun{t: t, fleet: localworker.Fleet{}}
 	for _, name := range []string{"t-0", "t-1"} {
-		f.All = append(f.All, tpu.Slice{Name: name, UID: name, State: "READY", Condition: tpu.Usable, Type: "v4-8", Workers: make([]tpu.Worker, 1)})
-		f.workers[name] = localworker.Make(t)
+		f.All = append(f.All, f.fleet.Slice(t, name, 1))
 	}
-	now := &stage.Invocation{Clock: gcp.SystemClock, Sink: f.said}
-	f.d = &workers.Deps{
-		Reach: &workers.Reach{Invocation: now, Cloud: f, Access: overssh.Access{RetryFor: 100 * time.Millisecond}, Place: provision.Place{Project: "p", Zone: "z"},
-			Dialer: &localworker.Dialer{Find: func(s tpu.Slice, _ int) (*localworker.Worker, error) { return f.workers[s.Name], nil }}},
-		Keeper: &record.Keeper{Of: now, StateDir: filepath.Join(t.TempDir(), "state"), Owner: "ann@desk"},
-	}
+	f.d, f.said = onworkers.Deps(t, f.fleet, f)
+	f.d.Owner = "ann@desk"
 	return f
 }
 
@@ -69,20 +60,9 @@ func (f *farRun) Get(_ context.Context, id string) (provision.Resource, error) {
 // start starts a script on both workers. In it, $me is the name of the slice.
 func (f *farRun) start(script string) {
 	f.t.Helper()
-	for name, w := range f.workers {
-		testkit.Must(f.t, os.WriteFile(filepath.Join(w.Home, "name"), []byte(name), 0o600))
-		c := w.Connect(name, false, time.Second)
-		defer c.Close()
-		a, err := launch.Arm(f.t.Context(), c, launch.Spec{Run: "r", Attempt: 1, Owner: "ann@laptop", Slices: 2, Script: "me=$(<~/name)\n" + script})
-		testkit.Must(f.t, err)
-		_, err = a.ReleaseAt(f.t.Context(), time.Time{})
-		testkit.Must(f.t, err)
-	}
-}
-
-func (f *farRun) allow() {
-	for _, w := range f.workers {
-		testkit.Must(f.t, os.WriteFile(filepath.Join(w.Home, "go"), nil, 0o600))
+	for name, on := range f.fleet {
+		testkit.Must(f.t, os.WriteFile(filepath.Join(on[0].Home, "name"), []byte(name), 0o600))
+		on[0].Start(f.t, launch.Spec{Run: "r", Attempt: 1, Owner: "ann@laptop", Slices: 2, Script: "me=$(<~/name)\n" + script})
 	}
 }
 
@@ -105,12 +85,10 @@ func (s texts) String() string {
 	return strings.Join(all, ", ")
 }
 
-const untilAllowed = "until [ -e ~/go ]; do sleep 0.02; done\n"
-
 func TestLogsOfARunThatThisMachineDoesNotKnow(t *testing.T) {
 	t.Parallel()
 	f := newFarRun(t)
-	f.start("echo $me begins\n" + untilAllowed + "echo $me ends; [ $me = t-0 ] || exit 3")
+	f.start("echo $me begins\n" + localworker.UntilAllowed + "echo $me ends; [ $me = t-0 ] || exit 3")
 	show := func(o LogOptions) string {
 		t.Helper()
 		s := texts{}
@@ -125,7 +103,9 @@ func TestLogsOfARunThatThisMachineDoesNotKnow(t *testing.T) {
 	if got := show(LogOptions{}); got != `s0w0 "t-0 begins\n"` {
 		t.Errorf("so far: %s", got)
 	}
-	f.allow()
+	for _, on := range f.fleet {
+		on[0].Allow(t)
+	}
 	const all = `s0w0 "t-0 begins\nt-0 ends\n", s1w0 "t-1 begins\nt-1 ends\n"`
 	if got := show(LogOptions{All: true, Follow: true, Lost: time.Minute}); got != all {
 		t.Errorf("followed: %s", got)
@@ -203,21 +183,7 @@ func TestLogsOfAJobWithoutRunner(t *testing.T) {
 	f := newFarRun(t)
 	f.All = nil // the workers are not reached
 	f.d.Clock = testkit.NewFastClock()
-	client := gcp.New(gcp.Config{Project: "p", Zone: "z", DisableAuth: true, StorageEndpoint: c.Sim.URL() + "/storage/v1/", Clock: f.d.Clock, Sink: f.said})
-	f.d.Bucket = sim.DefaultBucket
-	f.d.OpenBucket = func(ctx context.Context, bucket, dir string) (*detach.Bucket, error) {
-		return detach.Open(ctx, client, bucket, dir)
-	}
-	put := func(name, text string) {
-		t.Helper()
-		to := c.Sim.URL() + "/upload/storage/v1/b/" + sim.DefaultBucket + "/o?uploadType=media&name=" + url.QueryEscape("r/"+name)
-		resp, err := http.Post(to, "text/plain", strings.NewReader(text))
-		testkit.Must(t, err)
-		resp.Body.Close()
-		if resp.StatusCode != http.StatusOK {
-			t.Fatalf("put %s: %s", name, resp.Status)
-		}
-	}
+	put := onworkers.Bucket(f.d, c)
 	put("run.json", `{"run":"r","project":"p","zone":"z","queued_resource":"r","slices":["t-0","t-1"],"workers_per_slice":1,"login":"tester","owner":"ann@laptop","seconds_between_uploads":5}`)
 	ids := testkit.WorkerIDs(2, 1)
 	for _, id := range ids {

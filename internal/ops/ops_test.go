@@ -14,13 +14,11 @@ import (
 	"time"
 
 	"multihost/internal/event"
-	"multihost/internal/gcp"
-	"multihost/internal/overssh"
 	"multihost/internal/record"
-	"multihost/internal/remote"
 	"multihost/internal/stage"
 	"multihost/internal/testkit"
 	"multihost/internal/testkit/localworker"
+	"multihost/internal/testkit/onworkers"
 	"multihost/internal/tpu"
 	"multihost/internal/transfer"
 	"multihost/internal/workers"
@@ -40,23 +38,10 @@ type rack struct {
 
 func newRack(t *testing.T, n int) *rack {
 	t.Helper()
-	r := &rack{said: &testkit.Recorder{}}
-	for range n {
-		r.of = append(r.of, localworker.Make(t))
-	}
-	slice := tpu.Slice{Name: "t", UID: "1", State: "READY", Condition: tpu.Usable, Type: "v4-16", Workers: make([]tpu.Worker, n)}
-	r.Deps = deps(r.said, &testkit.FixedSlices{All: []tpu.Slice{slice}}, &localworker.Dialer{
-		Find: func(_ tpu.Slice, worker int) (*localworker.Worker, error) { return r.of[worker], nil },
-	}, t.TempDir())
-	return r
-}
-
-func deps(sink event.Sink, cloud *testkit.FixedSlices, dialer remote.Dialer, state string) *workers.Deps {
-	typed := &stage.Invocation{Clock: gcp.SystemClock, Sink: sink}
-	return &workers.Deps{
-		Reach:  &workers.Reach{Invocation: typed, Cloud: cloud, Dialer: dialer, Access: overssh.Access{RetryFor: time.Minute}},
-		Keeper: &record.Keeper{Of: typed, StateDir: state},
-	}
+	fleet := localworker.Fleet{}
+	slice := fleet.Slice(t, "t", n)
+	d, said := onworkers.Deps(t, fleet, &testkit.FixedSlices{All: []tpu.Slice{slice}})
+	return &rack{d, said, fleet["t"]}
 }
 
 // result returns the newest result of a name.

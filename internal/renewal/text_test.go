@@ -9,13 +9,12 @@ import (
 	"time"
 
 	"multihost/internal/event"
-	"multihost/internal/gcp"
 	"multihost/internal/lease"
-	"multihost/internal/overssh"
 	"multihost/internal/provision"
 	"multihost/internal/stage"
 	"multihost/internal/testkit"
 	"multihost/internal/testkit/localworker"
+	"multihost/internal/testkit/onworkers"
 	"multihost/internal/tpu"
 	"multihost/internal/workers"
 )
@@ -137,10 +136,11 @@ func TestLeasesByResource(t *testing.T) {
 // A worker that cannot hold the lease is named, and the run goes on.
 func TestALeaseThatNoWorkerHolds(t *testing.T) {
 	t.Parallel()
-	said, machine := &testkit.Recorder{}, localworker.Make(t)
-	d := Deps{Reach: &workers.Reach{Invocation: &stage.Invocation{Sink: said, Clock: gcp.SystemClock}, Cloud: cloud{}, Access: overssh.Access{RetryFor: time.Minute},
-		Dialer: &localworker.Dialer{Find: func(tpu.Slice, int) (*localworker.Worker, error) { return machine, nil }}}}
-	slice := tpu.Slice{Name: "m", QueuedResource: "m", Workers: make([]tpu.Worker, 1)}
+	fleet := localworker.Fleet{}
+	slice := fleet.Slice(t, "m", 1)
+	slice.QueuedResource = "m"
+	on, said := onworkers.Deps(t, fleet, cloud{})
+	d := Deps{Reach: on.Reach}
 	team, err := d.Connect(t.Context(), tpu.Selection{Slices: []tpu.Slice{slice}}, nil)
 	testkit.Must(t, err)
 	defer team.Close()

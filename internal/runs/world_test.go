@@ -6,10 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/http"
-	"net/url"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -20,15 +17,14 @@ import (
 	"multihost/internal/detach"
 	"multihost/internal/event"
 	"multihost/internal/follow"
-	"multihost/internal/gcp"
 	"multihost/internal/launch"
-	"multihost/internal/overssh"
 	"multihost/internal/provision"
 	"multihost/internal/record"
 	"multihost/internal/sim"
 	"multihost/internal/stage"
 	"multihost/internal/testkit"
 	"multihost/internal/testkit/localworker"
+	"multihost/internal/testkit/onworkers"
 	"multihost/internal/testkit/simcloud"
 	"multihost/internal/tpu"
 	"multihost/internal/workers"
@@ -39,12 +35,11 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// A world has slices t-0, t-1, … of one worker each, which are processes of this machine.
-// It is a provision.Provider.
+// A world has local slices t-0, t-1, … of one worker each. It is a provision.Provider.
 type world struct {
 	provision.Provider
-	t       *testing.T
-	workers map[string]*localworker.Worker // by slice
+	t     *testing.T
+	fleet localworker.Fleet
 
 	mu        sync.Mutex
 	all       []tpu.Slice
@@ -53,11 +48,9 @@ type world struct {
 }
 
 func newWorld(t *testing.T, count int) *world {
-	w := &world{t: t, workers: map[string]*localworker.Worker{}, resources: map[string]provision.Resource{}}
+	w := &world{t: t, fleet: localworker.Fleet{}, resources: map[string]provision.Resource{}}
 	for i := range count {
-		name := fmt.Sprintf("t-%d", i)
-		w.all = append(w.all, tpu.Slice{Name: name, UID: "id of " + name, State: "READY", Condition: tpu.Usable, Type: "v4-8", Workers: make([]tpu.Worker, 1)})
-		w.workers[name] = localworker.Make(t)
+		w.all = append(w.all, w.fleet.Slice(t, fmt.Sprintf("t-%d", i), 1))
 	}
 	return w
 }
@@ -125,37 +118,19 @@ func (w *world) holds(run string, life provision.Life) {
 
 // machine returns what a command on a machine of its own works with.
 func (w *world) machine(name string) (*workers.Deps, *testkit.Recorder) {
-	said := &testkit.Recorder{}
-	now := &stage.Invocation{Clock: gcp.SystemClock, Sink: said}
-	dialer := &localworker.Dialer{Find: func(s tpu.Slice, _ int) (*localworker.Worker, error) { return w.workers[s.Name], nil }}
-	status := func(err error) int { return 75 }
-	return &workers.Deps{
-		Reach: &workers.Reach{Invocation: now, Cloud: w, Access: overssh.Access{RetryFor: 100 * time.Millisecond}, Dialer: dialer,
-			Place: provision.Place{Project: "p", Zone: "z"}},
-		Keeper: &record.Keeper{Of: now, StateDir: filepath.Join(w.t.TempDir(), name), Owner: "ann@" + name, ExitStatus: status},
-	}, said
+	d, said := onworkers.Deps(w.t, w.fleet, w)
+	d.Access.RetryFor, d.Owner = 100*time.Millisecond, "ann@"+name
+	d.ExitStatus = func(error) int { return 75 }
+	return d, said
 }
 
-// start starts a script as attempt 1 of a run on slices. It may wait for ~/go.
+// start starts a script as attempt 1 of a run on slices.
 func (w *world) start(run, script string, on ...string) {
 	w.t.Helper()
 	for _, name := range on {
-		c := w.workers[name].Connect(name, false, time.Second)
-		defer c.Close()
-		a, err := launch.Arm(w.t.Context(), c, launch.Spec{Run: run, Attempt: 1, Owner: "ann@laptop", Slices: len(on), Script: script})
-		testkit.Must(w.t, err)
-		_, err = a.ReleaseAt(w.t.Context(), time.Time{})
-		testkit.Must(w.t, err)
+		w.fleet[name][0].Start(w.t, launch.Spec{Run: run, Attempt: 1, Owner: "ann@laptop", Slices: len(on), Script: script})
 	}
 }
-
-func (w *world) allow() {
-	for _, worker := range w.workers {
-		testkit.Must(w.t, os.WriteFile(filepath.Join(worker.Home, "go"), nil, 0o600))
-	}
-}
-
-const untilAllowed = "echo begins; until [ -e ~/go ]; do sleep 0.02; done\n"
 
 var attachOptions = AttachOptions{Grace: 100 * time.Millisecond, Patience: follow.Patience{Lost: time.Minute, Log: time.Minute},
 	Watch: follow.WatchOptions{StallTimeout: -1}, Secret: func(string) (string, bool) { return "", false }}
@@ -174,13 +149,15 @@ func listed(d *workers.Deps, said *testkit.Recorder, ended bool) (text string, r
 func TestARunIsFoundFollowedAndVerified(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 2)
-	w.start("r", untilAllowed+"echo ends", "t-0", "t-1")
+	w.start("r", "echo begins\n"+localworker.UntilAllowed+"echo ends", "t-0", "t-1")
 	d, said := w.machine("desk")
 	text, rows, err := listed(d, said, false)
 	if err != nil || len(rows) != 1 || rows[0].State != "running" || !strings.Contains(text, "running, not followed ") || strings.Join(rows[0].Slices, " ") != "t-0 t-1" {
 		t.Errorf("%v, %+v\n%s", err, rows, text)
 	}
-	w.allow()
+	for _, on := range w.fleet {
+		on[0].Allow(t)
+	}
 	out, err := Attach(t.Context(), d, "r", attachOptions)
 	if err != nil || out.Code != 0 || out.PartLogs {
 		t.Errorf("attach: %+v, %v", out, err)
@@ -220,9 +197,9 @@ func TestARunIsFoundFollowedAndVerified(t *testing.T) {
 func TestAStopTellsWhoWasNotReached(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 2)
-	w.start("r", untilAllowed, "t-0", "t-1")
+	w.start("r", localworker.UntilAllowed, "t-0", "t-1")
 	d, said := w.machine("desk")
-	w.workers["t-1"].Leave()
+	w.fleet["t-1"][0].Leave()
 	err := Stop(t.Context(), d, "r", StopOptions{Grace: 100 * time.Millisecond})
 	if err == nil || !strings.Contains(err.Error(), "run r may still run on t-1, which could not be asked") {
 		t.Errorf("stop: %v", err)
@@ -233,7 +210,7 @@ func TestAStopTellsWhoWasNotReached(t *testing.T) {
 	if text, _, err := listed(d, said, true); err == nil || !strings.Contains(text, ", on 1 of 2 slices") {
 		t.Errorf("ps: %v\n%s", err, text)
 	}
-	w.workers["t-1"].Return()
+	w.fleet["t-1"][0].Return()
 	if err := Stop(t.Context(), d, "r", StopOptions{Grace: 100 * time.Millisecond}); err != nil {
 		t.Errorf("stop again: %v", err)
 	}
@@ -312,21 +289,7 @@ func inBucket(t *testing.T) (w *world, d *workers.Deps, said *testkit.Recorder, 
 	w = newWorld(t, 2)
 	d, said = w.machine("desk")
 	d.Clock = testkit.NewFastClock()
-	client := gcp.New(gcp.Config{Project: "p", Zone: "z", DisableAuth: true, StorageEndpoint: c.Sim.URL() + "/storage/v1/", Clock: d.Clock, Sink: said})
-	d.OpenBucket = func(ctx context.Context, bucket, dir string) (*detach.Bucket, error) {
-		return detach.Open(ctx, client, bucket, dir)
-	}
-	d.Bucket = sim.DefaultBucket
-	put = func(name, text string) {
-		t.Helper()
-		to := c.Sim.URL() + "/upload/storage/v1/b/" + sim.DefaultBucket + "/o?uploadType=media&name=" + url.QueryEscape("r/"+name)
-		resp, err := http.Post(to, "text/plain", strings.NewReader(text))
-		testkit.Must(t, err)
-		resp.Body.Close()
-		if resp.StatusCode != http.StatusOK {
-			t.Fatalf("put %s: %s", name, resp.Status)
-		}
-	}
+	put = onworkers.Bucket(d, c)
 	put("run.json", `{"run":"r","project":"p","zone":"z","queued_resource":"r","accelerator_type":"v4-8","slices":["t-0","t-1"],"workers_per_slice":1,
 		"login":"tester","owner":"ann@laptop","command":"train","seconds_between_uploads":5}`)
 	return w, d, said, put
@@ -407,11 +370,11 @@ func TestAStopOfAJobWithoutRunner(t *testing.T) {
 		t.Errorf("nobody has begun: %v", err)
 	}
 	put("workers/s0w0", "phase=running\nattempt=1\nmay_delete=yes\n")
-	w.start("r", untilAllowed, "t-0", "t-1")
+	w.start("r", localworker.UntilAllowed, "t-0", "t-1")
 	done := make(chan error, 1)
 	go func() { done <- Stop(t.Context(), d, "r", StopOptions{Grace: 100 * time.Millisecond}) }()
 	testkit.Eventually(t, "the command ends", func() bool {
-		c := w.workers["t-1"].Connect("t-1", false, time.Second)
+		c := w.fleet["t-1"][0].Connect("t-1", false, time.Second)
 		defer c.Close()
 		state, err := launch.Status(t.Context(), c, launch.Ref{Run: "r", Attempt: 1})
 		return err == nil && state.Phase == launch.Exited

@@ -6,18 +6,17 @@ import (
 	"os"
 	"strings"
 	"testing"
-	"time"
 
 	"multihost/internal/event"
 	"multihost/internal/gcp"
 	"multihost/internal/hosts"
 	"multihost/internal/network"
-	"multihost/internal/overssh"
 	"multihost/internal/preflight"
 	"multihost/internal/provision"
 	"multihost/internal/stage"
 	"multihost/internal/testkit"
 	"multihost/internal/testkit/localworker"
+	"multihost/internal/testkit/onworkers"
 	"multihost/internal/tpu"
 	"multihost/internal/workers"
 )
@@ -116,10 +115,11 @@ func TestWhichSettingsEndARun(t *testing.T) {
 // All workers are asked, and one table shows the differences.
 func TestAPreflightOfAllWorkers(t *testing.T) {
 	t.Parallel()
-	said, machines := &testkit.Recorder{}, []*localworker.Worker{localworker.Make(t), localworker.Make(t)}
-	slice := tpu.Slice{Name: "t", UID: "1", State: "READY", Condition: tpu.Usable, Type: "v4-16", Network: "n", Workers: make([]tpu.Worker, 2)}
-	d := Deps{Reach: &workers.Reach{Invocation: &stage.Invocation{Sink: said, Clock: gcp.SystemClock}, Cloud: &testkit.FixedSlices{All: []tpu.Slice{slice}}, Access: overssh.Access{RetryFor: time.Minute},
-		Dialer: &localworker.Dialer{Find: func(_ tpu.Slice, worker int) (*localworker.Worker, error) { return machines[worker], nil }}}, Networks: networks{1460}}
+	fleet := localworker.Fleet{}
+	slice := fleet.Slice(t, "t", 2)
+	slice.Network = "n"
+	on, said := onworkers.Deps(t, fleet, &testkit.FixedSlices{All: []tpu.Slice{slice}})
+	d := Deps{Reach: on.Reach, Networks: networks{1460}}
 	err := Preflight(t.Context(), d, "t", false, Options{Check: true, Require: true, Platform: preflight.GCE})
 	if !stage.Is(err, stage.Settings) {
 		t.Errorf("machines without settings: %v", err)

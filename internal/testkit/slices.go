@@ -2,6 +2,7 @@ package testkit
 
 import (
 	"context"
+	"fmt"
 
 	"multihost/internal/provision"
 	"multihost/internal/tpu"
@@ -15,6 +16,11 @@ func WorkerIDs(slices, workers int) (all []tpu.WorkerID) {
 		}
 	}
 	return all
+}
+
+// ReadySlice returns a slice that can be used, with so many workers. Its UID is its name.
+func ReadySlice(name string, workers int) tpu.Slice {
+	return tpu.Slice{Name: name, UID: name, State: "READY", Condition: tpu.Usable, Type: fmt.Sprintf("v4-%d", 8*workers), Workers: make([]tpu.Worker, workers)}
 }
 
 // FixedSlices answers a list of slices with Err, or with All. It answers nothing else.

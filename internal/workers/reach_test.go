@@ -45,7 +45,9 @@ func reach(sink event.Sink, dialer remote.Dialer, all ...tpu.Slice) *Deps {
 
 // ready is a slice that can be used, with so many workers.
 func ready(name string, workers int) tpu.Slice {
-	return tpu.Slice{Name: name, UID: name, State: "READY", Condition: tpu.Usable, Type: "v4-16", Workers: make([]tpu.Worker, workers), QueuedResource: "q"}
+	s := testkit.ReadySlice(name, workers)
+	s.Type, s.QueuedResource = "v4-16", "q"
+	return s
 }
 
 func making(name string) tpu.Slice {
@@ -123,11 +125,8 @@ func TestWhichWorkersAreMeant(t *testing.T) {
 // local returns slice "t" with n workers on this machine.
 func local(t *testing.T, n int) (tpu.Slice, []*localworker.Worker, remote.Dialer) {
 	t.Helper()
-	var all []*localworker.Worker
-	for range n {
-		all = append(all, localworker.Make(t))
-	}
-	return ready("t", n), all, &localworker.Dialer{Find: func(_ tpu.Slice, i int) (*localworker.Worker, error) { return all[i], nil }}
+	fleet := localworker.Fleet{}
+	return fleet.Slice(t, "t", n), fleet["t"], fleet.Dialer()
 }
 
 // A caller that needs all workers gets an error when one is away. A caller that can do
@@ -176,11 +175,8 @@ func TestRunsOnWorkersAreFoundAndStopped(t *testing.T) {
 	c, err := d.Connect(t.Context(), tpu.Selection{Slices: []tpu.Slice{s}}, nil)
 	testkit.Must(t, err)
 	defer c.Close()
-	for _, conn := range c.Conns {
-		a, err := launch.Arm(t.Context(), conn, launch.Spec{Run: "r", Attempt: 1, Owner: "ann@laptop", Script: "[ -e ~/brief ] || exec sleep 300"})
-		testkit.Must(t, err)
-		_, err = a.ReleaseAt(t.Context(), time.Time{})
-		testkit.Must(t, err)
+	for _, w := range on {
+		w.Start(t, launch.Spec{Run: "r", Attempt: 1, Owner: "ann@laptop", Script: "[ -e ~/brief ] || exec sleep 300"})
 	}
 	var run FoundRun
 	testkit.Eventually(t, "worker 0 has ended", func() bool {

@@ -1,0 +1,57 @@
+//go:build unix
+
+package localworker
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"multihost/internal/launch"
+	"multihost/internal/testkit"
+	"multihost/internal/tpu"
+)
+
+// A Fleet is the workers of slices, by the name of the slice.
+type Fleet map[string][]*Worker
+
+// Slice makes the workers of a slice that is ready.
+func (f Fleet) Slice(t testing.TB, name string, workers int) tpu.Slice {
+	t.Helper()
+	for range workers {
+		f[name] = append(f[name], Make(t))
+	}
+	return testkit.ReadySlice(name, workers)
+}
+
+// Dialer returns a dialer that finds the workers.
+func (f Fleet) Dialer() *Dialer {
+	return &Dialer{Find: func(s tpu.Slice, worker int) (*Worker, error) {
+		if worker >= len(f[s.Name]) {
+			return nil, fmt.Errorf("slice %q has no worker %d", s.Name, worker)
+		}
+		return f[s.Name][worker], nil
+	}}
+}
+
+// Start starts a command on the worker.
+func (w *Worker) Start(t testing.TB, spec launch.Spec) {
+	t.Helper()
+	c := w.Connect("worker", false, time.Minute)
+	defer c.Close()
+	armed, err := launch.Arm(t.Context(), c, spec)
+	testkit.Must(t, err)
+	_, err = armed.ReleaseAt(t.Context(), time.Time{})
+	testkit.Must(t, err)
+}
+
+// UntilAllowed is a line of a script. It waits for Allow.
+const UntilAllowed = "until [ -e ~/go ]; do sleep 0.02; done\n"
+
+// Allow lets the scripts of the worker go on.
+func (w *Worker) Allow(t testing.TB) {
+	t.Helper()
+	testkit.Must(t, os.WriteFile(filepath.Join(w.Home, "go"), nil, 0o600))
+}

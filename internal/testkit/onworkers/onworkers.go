@@ -1,0 +1,49 @@
+//go:build unix
+
+// Package onworkers makes what a command works with from local workers, for tests of the
+// packages above package workers.
+package onworkers
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"multihost/internal/detach"
+	"multihost/internal/gcp"
+	"multihost/internal/overssh"
+	"multihost/internal/provision"
+	"multihost/internal/record"
+	"multihost/internal/stage"
+	"multihost/internal/testkit"
+	"multihost/internal/testkit/localworker"
+	"multihost/internal/testkit/simcloud"
+	"multihost/internal/workers"
+)
+
+// Deps returns what a command of ann@laptop works with, and what it says. The command
+// reaches the workers of the fleet, and keeps its records in a directory of its own.
+func Deps(t testing.TB, fleet localworker.Fleet, cloud provision.Provider) (*workers.Deps, *testkit.Recorder) {
+	t.Helper()
+	said := &testkit.Recorder{}
+	now := &stage.Invocation{Sink: said, Clock: gcp.SystemClock}
+	return &workers.Deps{
+		Reach: &workers.Reach{Invocation: now, Place: provision.Place{Project: "p", Zone: "z"}, Cloud: cloud,
+			Access: overssh.Access{Login: "ann", RetryFor: time.Minute}, Dialer: fleet.Dialer()},
+		Keeper: &record.Keeper{Of: now, StateDir: t.TempDir(), Owner: "ann@laptop"},
+	}, said
+}
+
+// Bucket has the command look for the jobs without a runner of a project p in the bucket of
+// a simulator. put writes an object of job r.
+func Bucket(d *workers.Deps, c *simcloud.Cloud) (put func(name, text string)) {
+	d.Clock = testkit.NewFastClock()
+	d.Bucket = simcloud.Bucket
+	d.OpenBucket = func(ctx context.Context, bucket, dir string) (*detach.Bucket, error) {
+		return detach.Open(ctx, c.GCP, bucket, dir)
+	}
+	return func(name, text string) {
+		c.T.Helper()
+		c.Put("r/"+name, text)
+	}
+}
