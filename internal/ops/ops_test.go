@@ -9,7 +9,9 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -101,16 +103,25 @@ func TestACommandOnOneWorker(t *testing.T) {
 	if out, err := Exec(t.Context(), r.Deps, o); err != nil || out.Code != 4 || stdout.String() != "out" || stderr.String() != "err" {
 		t.Errorf("%+v, %v, %q, %q", out, err, &stdout, &stderr)
 	}
-	o.Argv, o.Timeout = sh("echo $$ >pid; exec sleep 300"), 300*time.Millisecond
+	o.Argv, o.Timeout = sh("exec sleep 300"), 300*time.Millisecond
 	if _, err := Exec(t.Context(), r.Deps, o); !stage.Is(err, stage.Timeout) {
 		t.Errorf("--timeout: %v", err)
 	}
-	gone := &stage.Interrupted{}
+	o.Argv, o.Timeout = sh("echo $$ >pid; exec sleep 300"), 0
+	gone, pid := &stage.Interrupted{}, 0
 	ctx, cancel := context.WithCancelCause(t.Context())
-	cancel(gone)
+	go func() {
+		testkit.Eventually(t, "the command", func() bool {
+			text, _ := os.ReadFile(filepath.Join(r.of[1].Home, "pid"))
+			pid, _ = strconv.Atoi(strings.TrimSpace(string(text)))
+			return pid > 0
+		})
+		cancel(gone)
+	}()
 	if _, err := Exec(ctx, r.Deps, o); !errors.Is(err, gone) {
 		t.Errorf("interrupted: %v", err)
 	}
+	testkit.Eventually(t, "the end of the command", func() bool { return errors.Is(syscall.Kill(pid, 0), syscall.ESRCH) })
 }
 
 func TestWorkersThatAreAwayFailACommand(t *testing.T) {
