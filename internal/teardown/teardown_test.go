@@ -108,11 +108,13 @@ func TestTheEndOfAJob(t *testing.T) {
 		taken  bool
 		calls  string
 		said   string
-		fails  bool // with an error of the teardown
+		hint   string // that the lease may have ended
+		fails  bool   // with an error of the teardown
 	}{
 		{story: "a success", out: ran, calls: "get delete get", said: "queued resource m and its slices are deleted: nothing of this job is billed"},
 		{story: "the API is away for a while", cloud: cloud{gets: []error{errAway, errAway}, deletes: []error{errAway}}, out: ran, calls: "get get get delete delete get", said: "nothing of this job is billed"},
 		{story: "somebody has deleted it", cloud: cloud{gets: []error{errGone}}, out: ran, calls: "get", said: "queued resource m is gone: nothing of this job is billed"},
+		{story: "it is gone after an error", cloud: cloud{gets: []error{errGone}}, err: slow, calls: "get", said: "queued resource m is gone: ", hint: "longer than 1h (--lease)"},
 		{story: "it may not be read", cloud: cloud{gets: []error{errNo}}, out: ran, calls: "get", fails: true},
 		{story: "it may not be deleted", cloud: cloud{deletes: []error{errNo}}, out: ran, calls: "get delete", fails: true},
 		{story: "an earlier runner's", err: slow, leaves: "nobody knows", calls: "get", said: "queued resource m stays as it was, "},
@@ -122,12 +124,13 @@ func TestTheEndOfAJob(t *testing.T) {
 		{story: "another runner's command, before ours has started", err: slow, taken: true, calls: "get delete get", said: "nothing of this job is billed"},
 		{story: "failed slices are kept for an hour", k: Keeping{OnFailure: true, For: time.Hour}, out: failed, calls: "get delete get", said: "keeping the failed slices until "},
 		{story: "they are kept, and a command is started on them", k: Keeping{OnFailure: true, For: time.Hour}, out: failed, taken: true, calls: "get get", said: "a command lives on it"},
+		{story: "they are kept after an error, and a command is started on them", k: Keeping{OnFailure: true, For: time.Hour}, err: slow, taken: true, calls: "get get", said: "a command lives on it"},
 		{story: "somebody makes it again", cloud: cloud{gets: []error{nil, nil}}, out: ran, calls: "get delete get", said: "its slices are deleted: another command has made it again"},
 		{story: "whether it is made again is not known", cloud: cloud{gets: []error{nil, errNo}}, out: ran, calls: "get delete get", said: "whether another command has made it again is not known"},
 	} {
 		said, last := &testkit.Recorder{}, 0
 		d := &workers.Reach{Invocation: &stage.Invocation{Sink: said, Clock: testkit.NewJumpClock()}, Place: provision.Place{Project: "p", Zone: "z"}, Cloud: &tt.cloud}
-		j := &Job{Reach: d, ID: "m", Run: "m", Keeping: tt.k,
+		j := &Job{Reach: d, ID: "m", Run: "m", Keeping: tt.k, Lease: time.Hour,
 			Leaves:     func(context.Context, provision.Life, error) string { return tt.leaves },
 			Taken:      func(context.Context) bool { return tt.taken },
 			WhoDeletes: func() string { return "its workers delete it" },
@@ -145,6 +148,11 @@ func TestTheEndOfAJob(t *testing.T) {
 		}
 		if tt.said != "" && !said.Said(event.Info, tt.said) && !said.Said(event.Warn, tt.said) {
 			t.Errorf("%s: said %v, want %q", tt.story, said.Notes(), tt.said)
+		}
+		for _, n := range said.Notes() {
+			if lease := strings.Contains(n.Hint, "(--lease)"); lease != (tt.hint != "") || !strings.Contains(n.Hint, tt.hint) {
+				t.Errorf("%s: hint %q, want %q", tt.story, n.Hint, tt.hint)
+			}
 		}
 	}
 }
