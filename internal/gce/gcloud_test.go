@@ -14,21 +14,25 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"multihost/internal/gce"
 	"multihost/internal/provision"
 	"multihost/internal/sim"
 	"multihost/internal/testkit"
+	"multihost/internal/testkit/simcloud"
 )
 
 // Our requests for the three parts of a slice equal those of gcloud, field by field,
 // except for the differences listed here with their reasons.
 func TestGcloudAsksForTheSameParts(t *testing.T) {
-	t.Parallel()
 	testkit.NeedGcloud(t)
-	s, p := onSimulator(t, "none")
-	theirs, _ := onSimulator(t, "none")
+	c := simcloud.Start(t, sim.Config{})
+	s, p := c.Sim, gce.New(c.GCP, "")
+	theirs, err := sim.Start(t.Context(), sim.Config{Dir: t.TempDir(), Step: time.Millisecond, Backend: "none"})
+	testkit.Must(t, err)
+	t.Cleanup(func() { testkit.Must(t, theirs.Close()) })
 	r := request(t)
 	r.NodeCount, r.Nodes, r.Tier, r.MaxRunDuration = 1, []string{"m-0"}, provision.FlexStart, 4*time.Hour
-	_, _, err := p.Create(t.Context(), r)
+	_, _, err = p.Create(t.Context(), r)
 	testkit.Must(t, err)
 	template := insertOf(t, s, "instanceTemplates")
 

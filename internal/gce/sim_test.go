@@ -1,102 +1,56 @@
 package gce_test
 
 import (
-	"slices"
-	"strings"
 	"testing"
 	"time"
 
 	"multihost/internal/gce"
-	"multihost/internal/gcp"
 	"multihost/internal/provision"
 	"multihost/internal/sim"
 	"multihost/internal/testkit"
+	"multihost/internal/testkit/simcloud"
 	"multihost/internal/tpu"
 )
 
-// onSimulator runs a simulator, and a Provider that talks to it.
-func onSimulator(t *testing.T, backend string) (*sim.Server, *gce.Provider) {
-	t.Helper()
-	s, err := sim.Start(t.Context(), sim.Config{Dir: t.TempDir(), Step: time.Millisecond, Backend: backend})
-	testkit.Must(t, err)
-	t.Cleanup(func() { testkit.Must(t, s.Close()) })
-	client := gcp.New(gcp.Config{Project: sim.DefaultProject, Zone: sim.DefaultZone, DisableAuth: true, ComputeEndpoint: s.URL() + "/compute/v1/", Sink: new(testkit.Recorder), Clock: testkit.NewFastClock()})
-	t.Cleanup(client.Close)
-	return s, gce.New(client, "")
-}
-
-// The simulator's VMs tell their numbers, which do not follow their names.
-func TestSlicesOnTheSimulator(t *testing.T) {
-	t.Parallel()
-	s, p := onSimulator(t, "process")
-	r := request(t)
-	if _, created, err := p.Create(t.Context(), r); err != nil || !created {
-		t.Fatalf("created %v, %v", created, err)
-	}
-	var res provision.Resource
-	testkit.Eventually(t, "two slices that are ready", func() bool {
-		var err error
-		res, err = p.Get(t.Context(), r.ID)
-		return err == nil && res.Life == provision.Active && res.ReadySlices() == 2
-	})
-	for i, g := range s.Status().Groups {
-		for _, vm := range g.VMs {
-			w := res.Slices[i].Workers[vm.Worker]
-			if w.Name != vm.Name || w.External == "" {
-				t.Errorf("%s: worker %d is %+v, want VM %s", g.ID, vm.Worker, w, vm.Name)
-			}
-			keys, _, err := p.HostKeys(t.Context(), res.Slices[i], vm.Worker)
-			if err != nil || len(keys) == 0 {
-				t.Errorf("%s: host keys %q of worker %d, %v", g.ID, keys, vm.Worker, err)
-			}
-		}
-		if slices.IsSortedFunc(res.Slices[i].Workers, func(a, b tpu.Worker) int { return strings.Compare(a.Name, b.Name) }) {
-			t.Errorf("%s: the workers are in the order of their names: %+v", g.ID, res.Slices[i].Workers)
-		}
-	}
-	if deleted, err := p.Delete(t.Context(), r.ID, provision.DeleteOptions{OnlyRun: "m"}); !deleted || err != nil {
-		t.Errorf("deleted %v, %v", deleted, err)
-	}
-	if left := s.Status().Groups; len(left) > 0 {
-		t.Errorf("left are %+v", left)
-	}
-}
-
-// The Provider reports what happens to a slice in the simulator.
+// The Provider reports what happens to a slice in the simulator, and what is lost then.
 func TestLivesOnTheSimulator(t *testing.T) {
 	t.Parallel()
+	none := provision.Decision{}
+	lost := func(cause provision.Loss, why string) provision.Decision {
+		return provision.Decision{Step: provision.StepRecreate, Loss: cause, Why: why}
+	}
 	for name, tt := range map[string]struct {
 		tier   provision.Tier
 		before string // a fault
 		after  string // one, once the slice is active
 		life   provision.Life
 		word   string
+		want   provision.Decision // the zero value: not a loss
 	}{
-		"capacity":    {provision.OnDemand, "no-capacity", "", provision.Waiting, "WAITING_FOR_CAPACITY"},
-		"flex-start":  {provision.FlexStart, "no-capacity", "", provision.Waiting, "WAITING_FOR_CAPACITY"},
-		"quota":       {provision.OnDemand, "group-quota", "", provision.Waiting, "WAITING_FOR_QUOTA"},
-		"error":       {provision.OnDemand, "group-error", "", provision.Failed, "FAILED"},
-		"stuck":       {provision.OnDemand, "group-stuck worker=1", "", provision.Provisioning, "PROVISIONING"},
-		"degraded":    {provision.OnDemand, "group-topology state=ACTIVE_DEGRADED", "", provision.Active, "ACTIVE_DEGRADED"},
-		"host":        {provision.OnDemand, "group-no-recovery", "group-host-error group=m-0", provision.Recovering, "REACTIVATING"},
-		"reservation": {provision.ReservationBound, "group-no-recovery", "group-host-error group=m-0", provision.Recovering, "REACTIVATING"},
-		"preempted":   {provision.Spot, "", "group-preempt group=m-0", provision.Suspended, "PREEMPTED"},
-		"over":        {provision.FlexStart, "", "group-run-ends group=m-0", provision.Suspended, "RUN_DURATION_OVER"},
+		"capacity":    {provision.OnDemand, "no-capacity", "", provision.Waiting, "WAITING_FOR_CAPACITY", none},
+		"flex-start":  {provision.FlexStart, "no-capacity", "", provision.Waiting, "WAITING_FOR_CAPACITY", none},
+		"quota":       {provision.OnDemand, "group-quota", "", provision.Waiting, "WAITING_FOR_QUOTA", none},
+		"error":       {provision.OnDemand, "group-error", "", provision.Failed, "FAILED", lost(provision.Infrastructure, "the slice request FAILED: Instance creation failed: Internal error. Please try again or contact Google Support. (Code: '0')")},
+		"stuck":       {provision.OnDemand, "group-stuck worker=1", "", provision.Provisioning, "PROVISIONING", none},
+		"degraded":    {provision.OnDemand, "group-topology state=ACTIVE_DEGRADED", "", provision.Active, "ACTIVE_DEGRADED", none},
+		"host":        {provision.OnDemand, "group-no-recovery", "group-host-error group=m-0", provision.Recovering, "REACTIVATING", none},
+		"reservation": {provision.ReservationBound, "group-no-recovery", "group-host-error group=m-0", provision.Recovering, "REACTIVATING", none},
+		"preempted":   {provision.Spot, "", "group-preempt group=m-1", provision.Suspended, "PREEMPTED", lost(provision.Preempted, "slice m-1 is PREEMPTED")},
+		"over":        {provision.FlexStart, "", "group-run-ends group=m-1", provision.Suspended, "RUN_DURATION_OVER", lost(provision.Expired, "the slice request is RUN_DURATION_OVER")},
 	} {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			s, p := onSimulator(t, "none")
+			c := simcloud.Start(t, sim.Config{})
+			p := gce.New(c.GCP, "")
 			inject := func(text string) {
 				if text == "" {
 					return
 				}
 				f, err := sim.ParseFault(text)
 				testkit.Must(t, err)
-				_, err = s.Inject(f)
-				testkit.Must(t, err)
+				c.Fault(f)
 			}
 			r := request(t)
-			r.NodeCount, r.Nodes, r.Tier = 1, []string{"m-0"}, tt.tier
+			r.Tier = tt.tier
 			switch tt.tier {
 			case provision.FlexStart:
 				r.MaxRunDuration = time.Hour
@@ -117,12 +71,15 @@ func TestLivesOnTheSimulator(t *testing.T) {
 			}
 			if tt.after != "" {
 				until(provision.Active, "ACTIVE")
-				if (tt.tier == provision.FlexStart) == res.Until.IsZero() {
-					t.Errorf("ends %s", res.Until)
+				if end := tpu.FirstEnd(res.Slices); !end.Equal(res.Until) || end.IsZero() != (r.MaxRunDuration == 0) {
+					t.Errorf("its slices end at %s, want %s", end, res.Until)
 				}
 				inject(tt.after)
 			}
 			until(tt.life, tt.word)
+			if d := provision.Decide(res.Sight(nil)); tt.want != none && d != tt.want {
+				t.Errorf("got %+v, want %+v", d, tt.want)
+			}
 			if _, err := p.Delete(t.Context(), r.ID, provision.DeleteOptions{}); err != nil {
 				t.Error(err)
 			}

@@ -11,8 +11,6 @@ import (
 	"multihost/internal/provision"
 	"multihost/internal/sim"
 	"multihost/internal/testkit"
-	"multihost/internal/testkit/simcloud"
-	"multihost/internal/tpu"
 )
 
 // A whole life on the simulator, whose VMs run the startup script in a real shell: the order
@@ -60,10 +58,14 @@ func TestOnTheSimulator(t *testing.T) {
 	if err != nil || len(all) != 2 || res.Life != provision.Active {
 		t.Fatalf("got %+v, %v", res, err)
 	}
-	for _, s := range all {
-		for i, w := range s.Workers {
-			if keys, vm, err := p.HostKeys(ctx, s, i); err != nil || len(keys) == 0 || vm != w.Name {
-				t.Errorf("got %q of %q, %v", keys, vm, err)
+	for i, g := range server.Status().Groups {
+		s := all[i]
+		for _, vm := range g.VMs {
+			if w := s.Workers[vm.Worker]; w.Name != vm.Name || w.External == "" {
+				t.Errorf("%s: worker %d is %+v, want VM %s", g.ID, vm.Worker, w, vm.Name)
+			}
+			if keys, name, err := p.HostKeys(ctx, s, vm.Worker); err != nil || len(keys) == 0 || name != vm.Name {
+				t.Errorf("got %q of %q, %v", keys, name, err)
 			}
 		}
 		// The simulator never numbers the workers in the order of their names.
@@ -86,57 +88,7 @@ func TestOnTheSimulator(t *testing.T) {
 	if deleted, err := p.Delete(ctx, "m", provision.DeleteOptions{OnlyRun: "m"}); !deleted || err != nil {
 		t.Errorf("got %v, %v", deleted, err)
 	}
-	if list, err := p.List(ctx); err != nil || len(list) != 0 {
-		t.Errorf("got %+v, %v", list, err)
-	}
-}
-
-// What takes slices away, and what is lost then.
-func TestLossesOnTheSimulator(t *testing.T) {
-	for name, c := range map[string]struct {
-		tier  provision.Tier
-		fault string
-		word  string
-		want  provision.Decision
-	}{
-		"preemption": {provision.Spot, "group-preempt group=m-1", "PREEMPTED", provision.Decision{Step: provision.StepRecreate, Loss: provision.Preempted, Why: "slice m-1 is PREEMPTED"}},
-		"its run is over": {provision.FlexStart, "group-run-ends group=m-1", "RUN_DURATION_OVER",
-			provision.Decision{Step: provision.StepRecreate, Loss: provision.Expired, Why: "the slice request is RUN_DURATION_OVER"}},
-		"no machine": {provision.FlexStart, "", "FAILED", provision.Decision{Step: provision.StepRecreate, Loss: provision.Infrastructure,
-			Why: "the slice request FAILED: Instance creation failed: Internal error. Please try again or contact Google Support. (Code: '0')"}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			c2 := simcloud.Start(t, sim.Config{})
-			p := gce.New(c2.GCP, "")
-			if c.fault == "" {
-				c2.Fault(sim.Fault{Name: "group-error"})
-			}
-			r := request(t)
-			if r.Tier = c.tier; c.tier == provision.FlexStart {
-				r.MaxRunDuration = 30 * time.Second
-			}
-			_, _, err := p.Create(t.Context(), r)
-			testkit.Must(t, err)
-			until := func(done func(provision.Resource) bool) (res provision.Resource) {
-				testkit.Eventually(t, name, func() bool {
-					res, err = p.Get(t.Context(), "m")
-					return err == nil && done(res)
-				})
-				return res
-			}
-			if c.fault != "" {
-				up := until(func(r provision.Resource) bool { return r.Life == provision.Active })
-				if end := tpu.FirstEnd(up.Slices); !end.Equal(up.Until) || end.IsZero() != (r.MaxRunDuration == 0) {
-					t.Errorf("its slices end at %s, want %s", end, up.Until)
-				}
-				f, err := sim.ParseFault(c.fault)
-				testkit.Must(t, err)
-				c2.Fault(f)
-			}
-			res := until(func(r provision.Resource) bool { return r.State == c.word })
-			if d := provision.Decide(res.Sight(nil)); d != c.want {
-				t.Errorf("got %+v of %+v", d, res)
-			}
-		})
+	if list, err := p.List(ctx); err != nil || len(list) != 0 || len(server.Status().Groups) != 0 {
+		t.Errorf("got %+v, %v; left are %+v", list, err, server.Status().Groups)
 	}
 }
