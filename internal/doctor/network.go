@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 
+	"multihost/internal/gcp"
 	"multihost/internal/network"
 	"multihost/internal/overssh"
 	"multihost/internal/remote"
@@ -175,7 +176,7 @@ func (e networkChecks) checkWorkerRules(ctx context.Context, info network.Info, 
 		e.unknown(CheckWorkerRules, "without a zone it is not known which subnetwork workers are in")
 		return
 	}
-	region := e.Zone.Value[:max(0, strings.LastIndexByte(e.Zone.Value, '-'))]
+	region := gcp.Region(e.Zone.Value)
 	everywhere, err := e.Networks.Ranges(ctx, info.Name)
 	ranges := everywhere[region]
 	switch {

@@ -15,6 +15,7 @@ import (
 	"cloud.google.com/go/compute/apiv1/computepb"
 	"google.golang.org/protobuf/proto"
 
+	"multihost/internal/gcp"
 	"multihost/internal/nodes"
 	"multihost/internal/provision"
 	"multihost/internal/tpu"
@@ -50,7 +51,7 @@ type Settings struct {
 // A place is where slices are made.
 type place struct{ project, zone string }
 
-func (p place) region() string { return p.zone[:max(0, strings.LastIndexByte(p.zone, '-'))] }
+func (p place) region() string { return gcp.Region(p.zone) }
 
 // partName is the name of the policy and of the template of a resource. Both belong to a
 // region, in which several zones may have resources of one name.

@@ -9,7 +9,6 @@ import (
 	"net/http"
 	"net/url"
 	"strconv"
-	"strings"
 
 	"google.golang.org/api/cloudresourcemanager/v1"
 	"google.golang.org/api/googleapi"
@@ -164,7 +163,7 @@ const Unlimited = -1
 // In returns the limit of the quota in a zone, and its dimension: "zone=Z" or
 // "region=R". ok is false if no limit of the quota applies to the zone.
 func (q QuotaInfo) In(zone string) (value int64, dimension string, ok bool) {
-	region := zone[:max(0, strings.LastIndexByte(zone, '-'))]
+	region := Region(zone)
 	for _, place := range []struct{ key, name string }{{"zone", zone}, {"region", region}} {
 		for _, l := range q.Limits {
 			if l.Dimensions[place.key] == place.name {

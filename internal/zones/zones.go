@@ -83,16 +83,16 @@ func Explain(ctx context.Context, c *gcp.Client, err error) error {
 // near returns the zones of the same region, or the one whose name is nearest and the
 // others of its region; nil if no name is near.
 func near(zone string, zones []string) (near []string) {
-	region := regionOf(zone)
-	if !slices.ContainsFunc(zones, func(z string) bool { return regionOf(z) == region }) {
+	region := gcp.Region(zone)
+	if !slices.ContainsFunc(zones, func(z string) bool { return gcp.Region(z) == region }) {
 		best := tpu.Suggest(zone, zones)
 		if best == "" {
 			return nil
 		}
-		near, region = append(near, best), regionOf(best)
+		near, region = append(near, best), gcp.Region(best)
 	}
 	for _, z := range slices.Sorted(slices.Values(zones)) {
-		if regionOf(z) == region && !slices.Contains(near, z) {
+		if gcp.Region(z) == region && !slices.Contains(near, z) {
 			near = append(near, z)
 		}
 	}
@@ -144,7 +144,7 @@ func offerOf(here string, zones []string, errs []error) (o Offer) {
 			o.Here = errs[i] == nil
 			o.Known = o.Here || gcp.ClassOf(errs[i]) == gcp.NotFound
 		case errs[i] != nil:
-		case regionOf(zone) == regionOf(here):
+		case gcp.Region(zone) == gcp.Region(here):
 			o.Zones = append(o.Zones, zone)
 		default:
 			far = append(far, zone)
@@ -152,12 +152,4 @@ func offerOf(here string, zones []string, errs []error) (o Offer) {
 	}
 	o.Zones = append(o.Zones, far...)
 	return o
-}
-
-// regionOf returns the region of a zone: us-central2 for us-central2-b.
-func regionOf(zone string) string {
-	if i := strings.LastIndexByte(zone, '-'); i > 0 {
-		return zone[:i]
-	}
-	return zone
 }

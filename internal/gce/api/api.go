@@ -9,7 +9,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
 	"sync"
 	"time"
 
@@ -49,7 +48,6 @@ type clients struct {
 	machines  *compute.MachineTypesClient
 	zonal     *compute.ZoneOperationsClient
 	regional  *compute.RegionOperationsClient
-	projects  *compute.ProjectsClient
 }
 
 func (c *Client) clients(ctx context.Context) (clients, error) {
@@ -59,7 +57,7 @@ func (c *Client) clients(ctx context.Context) (clients, error) {
 			return
 		}
 		ctx := context.WithoutCancel(ctx) // they live as long as c
-		var errs [9]error
+		var errs [8]error
 		c.of.policies, errs[0] = compute.NewResourcePoliciesRESTClient(ctx, opts...)
 		c.of.templates, errs[1] = compute.NewRegionInstanceTemplatesRESTClient(ctx, opts...)
 		c.of.groups, errs[2] = compute.NewInstanceGroupManagersRESTClient(ctx, opts...)
@@ -68,7 +66,6 @@ func (c *Client) clients(ctx context.Context) (clients, error) {
 		c.of.machines, errs[5] = compute.NewMachineTypesRESTClient(ctx, opts...)
 		c.of.zonal, errs[6] = compute.NewZoneOperationsRESTClient(ctx, opts...)
 		c.of.regional, errs[7] = compute.NewRegionOperationsRESTClient(ctx, opts...)
-		c.of.projects, errs[8] = compute.NewProjectsRESTClient(ctx, opts...)
 		if err := errors.Join(errs[:]...); err != nil {
 			c.err = fmt.Errorf("make Compute client: %w", err)
 		}
@@ -78,7 +75,7 @@ func (c *Client) clients(ctx context.Context) (clients, error) {
 
 func (c *Client) project() string { return c.gcp.Project() }
 func (c *Client) zone() string    { return c.gcp.Zone() }
-func (c *Client) region() string  { return c.zone()[:max(0, strings.LastIndexByte(c.zone(), '-'))] }
+func (c *Client) region() string  { return gcp.Region(c.zone()) }
 
 // get makes one call that reads.
 func get[T any](ctx context.Context, c *Client, what string, call func(context.Context, clients) (T, error)) (answer T, err error) {

@@ -92,13 +92,6 @@ func (c *Client) Newest(ctx context.Context, project, family string) (*computepb
 	})
 }
 
-// Project returns the project.
-func (c *Client) Project(ctx context.Context) (*computepb.Project, error) {
-	return get(ctx, c, fmt.Sprintf("read project %q", c.project()), func(ctx context.Context, of clients) (*computepb.Project, error) {
-		return of.projects.Get(ctx, &computepb.GetProjectRequest{Project: c.project()}, gcp.NoRetry())
-	})
-}
-
 // Attributes returns the guest attributes of a VM below a path: "hostkeys/".
 func (c *Client) Attributes(ctx context.Context, vm, path string) ([]*computepb.GuestAttributesEntry, error) {
 	answer, err := get(ctx, c, fmt.Sprintf("read guest attributes of VM %q", vm), func(ctx context.Context, of clients) (*computepb.GuestAttributes, error) {
