@@ -106,7 +106,7 @@ func (p *Provider) List(ctx context.Context) ([]provision.Resource, error) {
 		r, err := p.resource(ctx, v, id)
 		all, errs = append(all, r), append(errs, err)
 	}
-	left, err := p.remains(ctx, ids)
+	left, err := p.remains(ctx, v, ids)
 	all = append(all, left...)
 	slices.SortFunc(all, byID)
 	return all, errors.Join(append(errs, err)...)
@@ -114,10 +114,11 @@ func (p *Provider) List(ctx context.Context) ([]provision.Resource, error) {
 
 // remains returns the resources of the zone that have no group: none yet, or none any more.
 // living are the others. The newest part says when a resource was made.
-func (p *Provider) remains(ctx context.Context, living map[string]bool) ([]provision.Resource, error) {
-	templates, err := p.calls.Templates(ctx)
-	if err != nil {
-		return nil, err
+func (p *Provider) remains(ctx context.Context, v view, living map[string]bool) ([]provision.Resource, error) {
+	if len(v.groups) == 0 { // look has not read them
+		if err := p.readTemplates(ctx, "", v.templates); err != nil {
+			return nil, err
+		}
 	}
 	policies, err := p.calls.Policies(ctx)
 	if err != nil {
@@ -138,7 +139,7 @@ func (p *Provider) remains(ctx context.Context, living map[string]bool) ([]provi
 		}
 		found[id] = r
 	}
-	for _, t := range templates {
+	for _, t := range v.templates {
 		labels := t.GetProperties().GetLabels()
 		if labels == nil {
 			labels = ownerIn(t.GetDescription())

@@ -1,8 +1,9 @@
 // Package api makes single calls of Compute Engine for slices: their groups, templates and
 // workload policies, and their VMs. It knows the wire and judges nothing.
 //
-// A change returns when its operation has ended, but for the deletion of a group. Every change has a request id, which
-// stays the same when the call is repeated: a lost answer changes nothing twice.
+// A change returns when its operation has ended, but for the deletion of a group. Every change
+// has a request id, which stays the same when the call is repeated: a lost answer changes
+// nothing twice.
 package api
 
 import (
