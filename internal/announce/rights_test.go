@@ -28,6 +28,8 @@ func TestWhatAPolicyTellsOfTheRightToDelete(t *testing.T) {
 		"a custom role":            {[]gcp.Binding{bind("projects/p/roles/trainer", false, "serviceAccount:"+me)}, MayUnknown},
 		"a custom role of others":  {[]gcp.Binding{bind("projects/p/roles/trainer", false, "user:a@b.c")}, MayNotDelete},
 		"a custom role and editor": {[]gcp.Binding{bind("roles/editor", false, "serviceAccount:"+me), bind("organizations/1/roles/x", false, "serviceAccount:"+me)}, MayDelete},
+		"everybody":                {[]gcp.Binding{bind("roles/owner", false, "allUsers")}, MayDelete},
+		"everybody with a login":   {[]gcp.Binding{bind("roles/owner", false, "allAuthenticatedUsers")}, MayDelete},
 		"a group":                  {[]gcp.Binding{bind("roles/owner", false, "group:all@b.c")}, MayNotDelete},
 	} {
 		if may, why := judgePolicy(me, c.policy); may != c.want {

@@ -67,6 +67,29 @@ func TestASmallMTUIsWarnedOfBeforeSlicesAreMade(t *testing.T) {
 	}
 }
 
+// The interfaces of workers should have the MTU of their network, as far as it is known.
+func TestTheMTUOfWorkers(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		network string
+		nets    Networks
+		mtu     int
+		said    bool
+	}{
+		{"n", networks{8896}, 8896, false},
+		{"n", networks{}, 0, true},
+		{"n", nil, 0, false},
+		{"", networks{8896}, 0, false},
+	} {
+		said := &testkit.Recorder{}
+		d := Deps{Reach: &workers.Reach{Invocation: &stage.Invocation{Sink: said, Clock: gcp.SystemClock}}, Networks: tt.nets}
+		mtu := networkMTU(t.Context(), d, &workers.Connected{Slices: []tpu.Slice{{Network: tt.network}}})
+		if mtu != tt.mtu || said.Said(event.Debug, "MTU of network n is not known") != tt.said {
+			t.Errorf("%+v: MTU %d, said %+v", tt, mtu, said.Notes())
+		}
+	}
+}
+
 func TestWhatIsExpectedOfAWorker(t *testing.T) {
 	t.Parallel()
 	slice := func(accelerator string) tpu.Slice { return tpu.Slice{Type: accelerator} }

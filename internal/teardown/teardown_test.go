@@ -119,6 +119,8 @@ func TestTheEndOfAJob(t *testing.T) {
 		{story: "it may not be deleted", cloud: cloud{deletes: []error{errNo}}, out: ran, calls: "get delete", fails: true},
 		{story: "an earlier runner's", err: slow, leaves: "nobody knows", calls: "get", said: "queued resource m stays as it was, "},
 		{story: "--keep", k: Keeping{Always: true}, out: ran, calls: "get", said: "queued resource m stays (--keep), "},
+		{story: "--keep says how to delete it", k: Keeping{Always: true}, out: ran, calls: "get", said: "delete it with: "},
+		{story: "--detach", out: stage.Outcome{Started: true, Detached: true}, calls: "get", said: "end the command with: multihost stop m; "},
 		{story: "--keep while it is being deleted", cloud: cloud{life: provision.Deleting}, k: Keeping{Always: true}, out: ran, calls: "get", said: "queued resource m is being deleted, and is billed until it is gone"},
 		{story: "another runner's command", out: failed, taken: true, calls: "get get", said: "a command lives on it that another one has started since"},
 		{story: "another runner's command, before ours has started", err: slow, taken: true, calls: "get delete get", said: "nothing of this job is billed"},
