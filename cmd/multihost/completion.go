@@ -86,17 +86,21 @@ func (p process) namesOf(q *cmdline.Query) (names complete.Names) {
 	}
 	program := c.program()
 	cmdline.FindCommand(program.App.Commands, c.Line.Path...).Action = withSession(func(s *session, c *call) (err error) {
-		if err = ready(c); err != nil || s.queue == nil {
+		if err = ready(c); err != nil || s.all == nil {
 			return err
 		}
 		roots, err := s.cloud.Roots()
 		if err != nil {
 			return err
 		}
-		names, err = complete.Ask(c.Context, complete.Asking{
+		asking := complete.Asking{
 			Place: s.cloud.Project() + "/" + s.cloud.Zone() + " at " + roots.TPU, StateDir: s.stateDir, Limit: namesLimit,
-			Slices: s.queue.Slices, Queued: s.queue.IDs,
-		})
+			Slices: s.all.Slices, Queued: s.queue.IDs,
+		}
+		if c.Line.Path[0] == "slices" {
+			asking.Place, asking.Queued = asking.Place+" with all providers", s.all.IDs
+		}
+		names, err = complete.Ask(c.Context, asking)
 		return err
 	})
 	_ = c.Run(q.Context, program.App) // errors are ignored: there are no names then

@@ -25,11 +25,11 @@ type Names struct {
 
 // Asking says how to ask the API for names, and where they are kept.
 type Asking struct {
-	Place    string        // project, zone and endpoint: names of another place are not used
+	Place    string        // where Slices and Queued look: names of another place are not used
 	StateDir string        // where they are kept
 	Limit    time.Duration // how long the API may take
 	Slices   func(ctx context.Context) ([]tpu.Slice, error)
-	Queued   func(ctx context.Context) ([]string, error)
+	Queued   func(ctx context.Context) ([]string, error) // names of requests for slices
 }
 
 // Ask returns the names that the API knows: from the kept file if it is fresh, or else from

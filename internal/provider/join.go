@@ -303,6 +303,16 @@ func (j *Joined) List(ctx context.Context) ([]provision.Resource, error) {
 	return all, nil
 }
 
+// IDs returns the names of all resources.
+func (j *Joined) IDs(ctx context.Context) ([]string, error) {
+	all, err := j.List(ctx)
+	ids := make([]string, len(all))
+	for i, r := range all {
+		ids[i] = r.ID
+	}
+	return ids, err
+}
+
 // Get implements provision.Provider: the first provider that has a resource of this name
 // describes it.
 func (j *Joined) Get(ctx context.Context, id string) (provision.Resource, error) {
