@@ -220,7 +220,7 @@ func slicesDeleteCommand() *cli.Command {
 
 // slicesDeletePlan shows what slices delete would delete.
 func (s *session) slicesDeletePlan(ctx context.Context, id string) error {
-	_, res, err := s.all.Sole(ctx, id, "delete")
+	res, err := s.all.Doomed(ctx, id)
 	plan := provider.Plan{ID: id, Slices: []string{}}
 	text := "there are no slices of " + id + ": nothing to delete\n"
 	switch {

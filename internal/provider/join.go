@@ -411,6 +411,22 @@ func (j *Joined) Delete(ctx context.Context, id string, o provision.DeleteOption
 	return false, nil
 }
 
+// Doomed returns the resource that Delete would delete. A resource of which only parts without
+// slices are left is found in the list. The error is that of Sole.
+func (j *Joined) Doomed(ctx context.Context, id string) (provision.Resource, error) {
+	_, res, err := j.Sole(ctx, id, "delete")
+	if !errors.Is(err, provision.ErrNotFound) {
+		return res, err
+	}
+	all, unread := j.List(ctx)
+	for _, r := range all {
+		if r.ID == id {
+			return r, nil
+		}
+	}
+	return res, cmp.Or(unread, err)
+}
+
 // HostKeys implements provision.Provider.
 func (j *Joined) HostKeys(ctx context.Context, s tpu.Slice, worker int) (keys []string, hostname string, err error) {
 	return j.of(s.Provider).HostKeys(ctx, s, worker)

@@ -214,6 +214,28 @@ func TestTwins(t *testing.T) {
 }
 
 // What was found has the words of its own provider, however it was found.
+// A dry run finds what a deletion finds.
+func TestDoomed(t *testing.T) {
+	asked := []string{}
+	first, second := shop{kind: "one", id: "a", asked: &asked}, shop{kind: "two", id: "b", asked: &asked}
+	j := provider.Join(event.Discard, first, ruin{second})
+	for id, kind := range map[string]string{"a": "one", "b": "two"} {
+		if res, err := j.Doomed(t.Context(), id); err != nil || res.Commands.Kind != kind {
+			t.Errorf("%s: got %+v, %v", id, res, err)
+		}
+	}
+	if _, err := j.Doomed(t.Context(), "c"); !errors.Is(err, provision.ErrNotFound) {
+		t.Errorf("got %v", err)
+	}
+}
+
+// A ruin lists a resource that has no slices any more.
+type ruin struct{ shop }
+
+func (ruin) Get(context.Context, string) (provision.Resource, error) {
+	return provision.Resource{}, provision.ErrNotFound
+}
+
 func TestAFoundResourceHasTheWordsOfItsProvider(t *testing.T) {
 	t.Parallel()
 	var asked []string
