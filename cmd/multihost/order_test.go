@@ -176,7 +176,7 @@ func TestWhatSeveralFlagsAreWrongWith(t *testing.T) {
 		{"run --tpu-prefix=x --command=true --timeout=-1s -- true" + where, "--timeout"},
 		{"logs --worker=x", "--worker"},
 		{"network create B --mtu=1" + where, `"B"`},
-		{"network create --mtu=1 B" + where, "mtu 1"},
+		{"network create --mtu=1 B" + where, "--mtu=1"},
 		{"qr create --range=x --tpu-type=v4-17 X" + where, `check queued resource "X": range "x"`},
 		{"run --timeout=x --bogus", "--timeout=x"},
 	} {

@@ -16,14 +16,13 @@ func NetworkName(c *Call) string {
 // Network reads the network that network create makes.
 func Network(c *Call) network.Options {
 	o := network.Options{
-		Name: NetworkName(c), MTU: c.Int("mtu"), SubnetMode: c.String("subnet-mode"), RoutingMode: c.String("bgp-routing-mode"),
+		Name: NetworkName(c), MTU: MTU(c), SubnetMode: c.String("subnet-mode"), RoutingMode: c.String("bgp-routing-mode"),
 		SSHSourceRanges: splitCommas(c.String("ssh-source-ranges")), AllPortsFrom: splitCommas(c.String("all-ports-from")),
 	}
 	refuseNetwork(c, network.Options{Name: o.Name}, cmdline.Word)
 	if c.Refused(cmdline.Word) {
 		o.Name = "" // check the ranges as if the name were valid
 	}
-	refuseNetwork(c, network.Options{MTU: o.MTU}, "mtu")
 	refuseNetwork(c, network.Options{SubnetMode: o.SubnetMode}, "subnet-mode")
 	refuseNetwork(c, network.Options{RoutingMode: o.RoutingMode}, "bgp-routing-mode")
 	refuseNetwork(c, network.Options{Name: o.Name, SSHSourceRanges: o.SSHSourceRanges}, "ssh-source-ranges")
@@ -31,7 +30,7 @@ func Network(c *Call) network.Options {
 	return o
 }
 
-// MTU reads --mtu of network update.
+// MTU reads --mtu.
 func MTU(c *Call) int {
 	mtu := c.Int("mtu")
 	if mtu < 1300 || mtu > network.DefaultMTU {

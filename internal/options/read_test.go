@@ -397,7 +397,7 @@ func TestOptionsOfNetworks(t *testing.T) {
 	if o, err := read(t, flags, Network, "create", "--all-ports-from=10.0.0.0/8,10.1.0.0/16"); err != nil || o.Name != network.DefaultName || len(o.AllPortsFrom) != 2 {
 		t.Errorf("%+v, %v", o, err)
 	}
-	for line, want := range map[string]string{"A": `"A"`, "--mtu=1": "mtu 1", "--subnet-mode=x": "x", "--all-ports-from=y": "y", "A --all-ports-from=y": `"A"`} {
+	for line, want := range map[string]string{"A": `"A"`, "--mtu=1": "--mtu=1", "--mtu=0": "--mtu=0", "--subnet-mode=x": "x", "--all-ports-from=y": "y", "A --all-ports-from=y": `"A"`} {
 		_, err := read(t, flags, Network, append([]string{"create"}, strings.Fields(line)...)...)
 		refusal(t, line, err, want)
 	}
