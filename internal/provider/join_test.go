@@ -213,7 +213,6 @@ func TestTwins(t *testing.T) {
 	}
 }
 
-// What was found has the words of its own provider, however it was found.
 // A dry run finds what a deletion finds.
 func TestDoomed(t *testing.T) {
 	asked := []string{}
@@ -236,6 +235,7 @@ func (ruin) Get(context.Context, string) (provision.Resource, error) {
 	return provision.Resource{}, provision.ErrNotFound
 }
 
+// What was found has the words of its own provider, however it was found.
 func TestAFoundResourceHasTheWordsOfItsProvider(t *testing.T) {
 	t.Parallel()
 	var asked []string
