@@ -18,6 +18,7 @@ import (
 	"multihost/internal/metrics"
 	"multihost/internal/provision"
 	"multihost/internal/sim"
+	"multihost/internal/stage"
 	"multihost/internal/testkit"
 	"multihost/internal/testkit/localworker"
 	"multihost/internal/testkit/onworkers"
@@ -162,8 +163,8 @@ func TestAReviewReadsWhereTheRunIs(t *testing.T) {
 	}
 	again := newFarRun(t)
 	again.start("exec sleep 300")
-	for name, w := range again.workers { // as its runner does
-		c := w.Connect(name, false, time.Second)
+	for name, on := range again.fleet { // as its runner does
+		c := on[0].Connect(name, false, time.Second)
 		defer c.Close()
 		_, err := launch.Stop(t.Context(), c, launch.Ref{Run: "r", Attempt: 1}, launch.StopOptions{Grace: 100 * time.Millisecond, Reason: stage.StandsStill})
 		testkit.Must(t, err)

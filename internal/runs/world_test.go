@@ -339,8 +339,12 @@ func TestAJobWithoutRunnerIsFollowedFromItsBucket(t *testing.T) {
 func TestLeavingTheRestOfALog(t *testing.T) {
 	w, d, said, put := inBucket(t)
 	w.holds("r", provision.Active)
-	w.start("r", untilAllowed, "t-0", "t-1")
-	defer w.allow()
+	w.start("r", localworker.UntilAllowed, "t-0", "t-1")
+	defer func() {
+		for _, on := range w.fleet {
+			on[0].Allow(t)
+		}
+	}()
 	for _, id := range testkit.WorkerIDs(2, 1) {
 		put("workers/"+id.String(), "phase=ended\nattempt=1\nmay_delete=yes\n")
 		put(fmt.Sprintf("ended/1/%s.0", id), fmt.Sprintf("end=%d\nsize=12\n", time.Now().UnixNano()))
