@@ -70,6 +70,17 @@ func newLocal(t testing.TB) *local {
 	return l
 }
 
+// disk lets a script answer for stat when a script of ours asks how much of the disk is free.
+func (l *local) disk(script string) {
+	l.t.Helper()
+	stat, err := exec.LookPath("stat")
+	testkit.Must(l.t, err)
+	l.write("bin/stat", `#!/bin/bash
+if [[ $3 != "%a %b %S" ]]; then exec `+stat+` "$@"; fi
+`+script+"\n", 0o755)
+	l.env = append(l.env, "PATH="+filepath.Join(l.root, "bin")+":"+os.Getenv("PATH"))
+}
+
 func (l *local) home() string { return filepath.Join(l.root, "home") }
 
 func (l *local) dir(ref Ref) string {

@@ -329,6 +329,7 @@ func TestARebootIsALostRun(t *testing.T) {
 func TestListAndPruning(t *testing.T) {
 	t.Parallel()
 	l := newLocal(t)
+	l.disk("echo 90000000 100000000 4096")
 	old := time.Now().Add(-31 * 24 * time.Hour).UnixNano()
 	recent := time.Now().Add(-24 * time.Hour).UnixNano()
 	for i := range 25 {
