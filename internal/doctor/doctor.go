@@ -153,6 +153,8 @@ type Options struct {
 	Type    tpu.Type    // of the slices that are wanted; zero: the quota is not checked
 	Count   int         // number of slices that are wanted
 
+	Reservation string // capacity that the wanted slices are to use; "": none
+
 	Login        string // on workers
 	LoginAccount string // of the user at the provider of the slices; "": that of the credentials
 	Way          overssh.Way

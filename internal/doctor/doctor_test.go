@@ -18,10 +18,13 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"multihost/internal/gce"
 	"multihost/internal/gcp"
 	"multihost/internal/launch"
 	"multihost/internal/overssh"
 	"multihost/internal/preflight"
+	"multihost/internal/provider"
+	"multihost/internal/provision"
 	"multihost/internal/remote"
 	"multihost/internal/testkit"
 	"multihost/internal/tpu"
@@ -96,12 +99,67 @@ func TestQuotasOfComputeEngine(t *testing.T) {
 func TestEveryPermissionHasARole(t *testing.T) {
 	t.Parallel()
 	for _, way := range []overssh.Way{overssh.Auto, overssh.IAP} {
-		for _, p := range (projectChecks{&examination{Options: Options{Way: way}}}).permissions() {
-			if gcp.RoleFor(p.name) == "" {
-				t.Errorf("no role has %s", p.name)
+		for _, p := range []provision.Provider{nil, onCompute()} {
+			for _, p := range (projectChecks{&examination{Options: Options{Way: way, Provider: p, Reservation: "r"}}}).permissions() {
+				if gcp.RoleFor(p.name) == "" {
+					t.Errorf("no role has %s", p.name)
+				}
 			}
 		}
 	}
+}
+
+// Each provider needs rights of its own. A right has the level of the command that needs it
+// most, and names all of them.
+func TestPermissionsAreThoseOfTheProviders(t *testing.T) {
+	t.Parallel()
+	level := func(name string, p provision.Provider, slices ...tpu.Slice) string {
+		e := projectChecks{&examination{Options: Options{Provider: p}, sel: tpu.Selection{Slices: slices}}}
+		for _, p := range e.permissions() {
+			if p.name == name {
+				return string(p.level) + ": " + strings.Join(p.uses, "; ")
+			}
+		}
+		return ""
+	}
+	compute := onCompute()
+	for _, tt := range []struct{ name, tpu, gce string }{
+		{"tpu.nodes.list", "error: every command", "warning: finding slices of the Cloud TPU API"},
+		{"tpu.nodes.create", "warning: qr create and job", ""},
+		{"compute.instances.list", "warning: network update, network delete and gc", "error: every command; network update, network delete and gc"},
+		{"compute.resourcePolicies.use", "", "warning: slices create and job"},
+		{"compute.instances.getGuestAttributes", "", "error: the order of the workers, and their host keys"},
+		{"compute.zoneOperations.get", "", "error: putting the SSH key into slices; slices create and job"},
+		{"compute.networks.create", "warning: network create", "warning: network create"},
+		{"compute.reservations.get", "", ""},
+	} {
+		if got := level(tt.name, nil); got != tt.tpu {
+			t.Errorf("%s of the Cloud TPU API: %q, want %q", tt.name, got, tt.tpu)
+		}
+		if got := level(tt.name, compute); got != tt.gce {
+			t.Errorf("%s of Compute Engine: %q, want %q", tt.name, got, tt.gce)
+		}
+	}
+	// Slices of Compute Engine are examined, and the Cloud TPU API makes new ones.
+	joined := provider.Join(nil, onCloudAPI{}, compute)
+	if got := level("compute.instances.setMetadata", joined, tpu.Slice{Provider: "slice request"}); got != "error: putting the SSH key into slices" {
+		t.Errorf("of slices that exist: %q", got)
+	}
+	if got := level("compute.instances.setMetadata", joined); got != "" {
+		t.Errorf("without slices of Compute Engine: %q", got)
+	}
+}
+
+// onCompute returns a provider of slices that Compute Engine makes. It makes no calls.
+func onCompute() provision.Provider {
+	return gce.New(gcp.New(gcp.Config{Project: "p", Zone: "r-a", DisableAuth: true}), "")
+}
+
+// onCloudAPI is a provider of slices that the Cloud TPU API makes.
+type onCloudAPI struct{ provision.Provider }
+
+func (onCloudAPI) Undoing(string, ...string) provision.Undoing {
+	return provision.Undoing{Commands: provision.Commands{Kind: "queued resource"}}
 }
 
 // pair starts pair.sh in a real shell; path is its PATH, "" the test's own.

@@ -11,6 +11,7 @@ import (
 
 	"multihost/internal/event"
 	"multihost/internal/gcp"
+	"multihost/internal/provider"
 	"multihost/internal/provision"
 	"multihost/internal/remote"
 	"multihost/internal/sshkey"
@@ -112,6 +113,10 @@ func (e projectChecks) apis() []api {
 		{"tpu.googleapis.com", "every command", Error},
 		{"compute.googleapis.com", "networks, and keys in the project's metadata", Error},
 	}
+	if _, onCloudAPI := e.providerPermissions(); !onCloudAPI {
+		list[0].use, list[0].level = "finding slices of the Cloud TPU API", Warning
+		list[1].use = "every command"
+	}
 	if e.viaIAP() {
 		list = append(list, api{"iap.googleapis.com", "the way to the workers", Error})
 	}
@@ -165,35 +170,81 @@ func (e projectChecks) askAPIs(ctx context.Context, why error) {
 	}
 }
 
-// A permission is a permission that commands need, and what needs it.
+// A permission is a right that commands need, and what needs it.
 type permission struct {
-	name, use string
-	level     Level
+	name  string
+	uses  []string
+	level Level
 }
 
+// permissions returns the rights that this user's commands need, each once: those for
+// networks, and those of the providers of the slices that are wanted or examined.
 func (e projectChecks) permissions() []permission {
 	const networkUsers = "network update, network delete and gc"
-	list := []permission{
-		{"tpu.nodes.list", "every command", Error},
-		{"tpu.nodes.get", "every command", Error},
-		{"tpu.nodes.update", "putting the SSH key into slices", Error},
-		{"tpu.nodes.create", "qr create and job", Warning},
-		{"tpu.nodes.delete", "qr delete and job", Warning},
-		{"iam.serviceAccounts.actAs", "qr create and job", Warning},
-		{"compute.projects.get", "seeing OS Login and the project's SSH keys", Warning},
-		{"compute.networks.get", "the MTU that workers must have", Warning},
-		{"compute.networks.create", "network create", Warning},
-		{"compute.networks.updatePolicy", "firewall rules", Warning},
-		{"compute.firewalls.list", "firewall rules", Warning},
-		{"compute.firewalls.create", "firewall rules", Warning},
-		{"compute.instances.list", networkUsers, Warning},
-		{"compute.instanceGroupManagers.list", networkUsers, Warning},
-		{"compute.instanceTemplates.list", networkUsers, Warning},
+	var list []permission
+	add := func(name, use string, level Level) {
+		i := slices.IndexFunc(list, func(p permission) bool { return p.name == name })
+		if i < 0 {
+			i, list = len(list), append(list, permission{name: name, level: level})
+		}
+		if !slices.Contains(list[i].uses, use) {
+			list[i].uses = append(list[i].uses, use)
+		}
+		if level == Error {
+			list[i].level = Error
+		}
+	}
+	theirs, _ := e.providerPermissions()
+	for _, p := range theirs {
+		level := Warning
+		if p.Required {
+			level = Error
+		}
+		add(p.Name, p.Use, level)
+	}
+	add("compute.projects.get", "seeing OS Login and the project's SSH keys", Warning)
+	add("compute.networks.get", "the MTU that workers must have", Warning)
+	add("compute.networks.create", "network create", Warning)
+	for _, name := range []string{"compute.networks.updatePolicy", "compute.firewalls.list", "compute.firewalls.create"} {
+		add(name, "firewall rules", Warning)
+	}
+	for _, name := range []string{"compute.instances.list", "compute.instanceGroupManagers.list", "compute.instanceTemplates.list"} {
+		add(name, networkUsers, Warning)
+	}
+	if e.Reservation != "" {
+		add("compute.reservations.get", "the check of the reservation", Warning)
 	}
 	if e.viaIAP() {
-		list = append(list, permission{"iap.tunnelInstances.accessViaIAP", "the way to the workers", Error})
+		add("iap.tunnelInstances.accessViaIAP", "the way to the workers", Error)
 	}
 	return list
+}
+
+// providerPermissions returns the rights that the providers of the slices need, and whether
+// the Cloud TPU API is one of them. Commands look for slices there in any case.
+func (e projectChecks) providerPermissions() (list []provision.Permission, onCloudAPI bool) {
+	onCloudAPI = true
+	if p, ok := provision.As[provision.Permitted](e.Provider); ok {
+		list, onCloudAPI = p.Permissions(), false
+	}
+	for _, s := range e.sel.Slices {
+		if p, ok := provision.As[provision.Permitted](provider.Of(e.Provider, s.Provider)); ok {
+			list = p.Permissions()
+		} else {
+			onCloudAPI = true
+		}
+	}
+	if !onCloudAPI {
+		return append(list, provision.Permission{Name: "tpu.nodes.list", Use: "finding slices of the Cloud TPU API"}), false
+	}
+	return append([]provision.Permission{
+		{Name: "tpu.nodes.list", Use: "every command", Required: true},
+		{Name: "tpu.nodes.get", Use: "every command", Required: true},
+		{Name: "tpu.nodes.update", Use: "putting the SSH key into slices", Required: true},
+		{Name: "tpu.nodes.create", Use: "qr create and job"},
+		{Name: "tpu.nodes.delete", Use: "qr delete and job"},
+		{Name: "iam.serviceAccounts.actAs", Use: "qr create and job"},
+	}, list...), true
 }
 
 func (e projectChecks) checkPermissions(ctx context.Context) {
@@ -232,8 +283,10 @@ func (e projectChecks) checkPermissions(ctx context.Context) {
 			g.level = Error
 		}
 		g.names = append(g.names, p.name)
-		if !slices.Contains(g.uses, p.use) {
-			g.uses = append(g.uses, p.use)
+		for _, use := range p.uses {
+			if !slices.Contains(g.uses, use) {
+				g.uses = append(g.uses, use)
+			}
 		}
 	}
 	for _, g := range gaps {

@@ -33,6 +33,7 @@ var (
 	_ provision.Previewer  = (*Provider)(nil)
 	_ provision.Catalog    = (*Provider)(nil)
 	_ provision.Doorkeeper = (*Provider)(nil)
+	_ provision.Permitted  = (*Provider)(nil)
 )
 
 // New returns a Provider that makes its calls through c. root is the address at which workers

@@ -126,7 +126,7 @@ func roleFor(permission string) string {
 		return "roles/compute.osAdminLogin"
 	case strings.HasPrefix(permission, "compute.") && (strings.HasSuffix(permission, ".get") || strings.HasSuffix(permission, ".list")):
 		return "roles/compute.viewer"
-	case strings.HasPrefix(permission, "compute.instance"), strings.HasPrefix(permission, "compute.resourcePolicies."):
+	case strings.HasPrefix(permission, "compute.instance"), strings.HasPrefix(permission, "compute.resourcePolicies."), strings.HasPrefix(permission, "compute.disks."):
 		return "roles/compute.instanceAdmin.v1"
 	case strings.HasPrefix(permission, "serviceusage."):
 		return "roles/serviceusage.serviceUsageConsumer"

@@ -115,6 +115,15 @@ func (j *Joined) of(kind string) provision.Provider {
 	return j.Provider
 }
 
+// Of returns the provider that calls its resources kind, if p is or wraps a Joined of several.
+// Otherwise it returns p.
+func Of(p provision.Provider, kind string) provision.Provider {
+	if j, ok := provision.As[*Joined](p); ok && kind != "" {
+		return j.of(kind)
+	}
+	return p
+}
+
 // mark notes whose slices these are.
 func mark(list []tpu.Slice, p provision.Provider) []tpu.Slice {
 	for i := range list {
