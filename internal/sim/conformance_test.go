@@ -233,6 +233,9 @@ func TestDiscoveryDocumentsDescribeComputeEngineSlices(t *testing.T) {
 	fingerprint := at(r.must("GET", instance, ""), "metadata", "fingerprint").(string)
 	r.must("GET", instance+"/getGuestAttributes?queryPath=hostkeys/", "")
 	r.must("GET", instance+"/serialPort?port=1", "")
+	if text := at(r.must("GET", instance+"/serialPort?start=-7", ""), "contents"); text != "login: " {
+		t.Errorf("the last bytes of the serial port: %q", text)
+	}
 	r.must("POST", instance+"/setMetadata", `{"fingerprint":"`+fingerprint+`","items":[{"key":"k","value":"v"}]}`)
 	r.must("POST", instance+"/reset", "")
 	for _, path := range []string{

@@ -887,7 +887,7 @@ func TestAGroupInTroubleCanBeDeleted(t *testing.T) {
 				}
 			default:
 				f, err := sim.ParseFault(rapid.SampledFrom([]string{
-					"no-capacity", "group-quota", "group-error", "group-stuck worker=1", "group-topology state=FAILED", "group-no-recovery",
+					"no-capacity", "group-quota", "group-error", "group-stuck worker=1", "group-no-boot", "group-topology state=FAILED", "group-no-recovery",
 					"group-preempt group=g", "group-host-error group=g", "group-run-ends group=g", "group-maintenance group=g",
 				}).Draw(d, "fault"))
 				if err != nil {

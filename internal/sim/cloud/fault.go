@@ -79,6 +79,7 @@ func Faults() []FaultDoc {
 		{Name: "group-quota", Args: []string{"group"}, What: "a managed instance group waits for its VMs with QUOTA_EXCEEDED until the fault is cleared"},
 		{Name: "group-error", Args: []string{"group", "message", "n"}, What: "the VMs of a group end in STAGING with INTERNAL_ERROR"},
 		{Name: "group-stuck", Args: []string{"group", "worker"}, What: "a VM of a group stays STAGING until the fault is cleared"},
+		{Name: "group-no-boot", Args: []string{"group", "worker", "message"}, What: "a VM of a group is RUNNING and does not boot until the fault is cleared; its serial console ends with MESSAGE (a kernel panic)"},
 		{Name: "group-topology", Args: []string{"group", "state"}, Required: []string{"state"}, What: "the topology of a slice shows STATE (ACTIVE_DEGRADED, INCOMPLETE, FAILED, …) until the fault is cleared"},
 		{Name: "group-preempt", Args: []string{"group"}, Required: []string{"group"}, What: "the VMs of a group are preempted"},
 		{Name: "group-host-error", Args: []string{"group"}, Required: []string{"group"}, What: "a host fails: all VMs of the slice restart together, or stay TERMINATED without automaticRestart"},

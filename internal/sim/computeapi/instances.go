@@ -5,6 +5,7 @@ import (
 	"maps"
 	"net/http"
 	"slices"
+	"strconv"
 	"strings"
 
 	"cloud.google.com/go/compute/apiv1/computepb"
@@ -111,18 +112,20 @@ func (s machines) serialPort(c *computeCall, i *cloud.Instance) (any, error) {
 	if port := cmp.Or(c.query.Get("port"), "1"); port != "1" {
 		return nil, wire.NotModelled("Serial port " + port)
 	}
-	text := ""
-	if i.Msg.GetStatus() != "PENDING" && i.Msg.GetStatus() != "PROVISIONING" {
-		text = "SeaBIOS (version 1.8.2-google)\r\nBooting from Hard Disk 0...\r\n"
+	text := groups.Of(s.Cloud).Console(i)
+	start := 0
+	if from := c.query.Get("start"); from != "" {
+		var err error
+		if start, err = strconv.Atoi(from); err != nil {
+			return nil, badValue("start", from, "Must be a number.")
+		}
 	}
-	if i.Msg.GetStatus() == "RUNNING" {
-		text += i.Id + " login: "
+	if start < 0 { // counted from the end
+		start += len(text)
 	}
-	if start := c.query.Get("start"); start != "" && start != "0" {
-		return nil, wire.NotModelled("Reading a part of the serial port's output")
-	}
+	start = min(max(start, 0), len(text))
 	return &computepb.SerialPortOutput{
-		Kind: proto.String("compute#serialPortOutput"), Contents: &text, Start: proto.Int64(0), Next: proto.Int64(int64(len(text))),
+		Kind: proto.String("compute#serialPortOutput"), Contents: proto.String(text[start:]), Start: proto.Int64(int64(start)), Next: proto.Int64(int64(len(text))),
 		SelfLink: proto.String(s.Networks().Link(c.name() + "/serialPort")),
 	}, nil
 }

@@ -120,13 +120,37 @@ func (s faults) takeError(g *cloud.Group) *computepb.Errors {
 }
 
 // stuck reports whether a fault keeps i from booting.
-func (s faults) stuck(i *cloud.Instance) bool {
+func (s faults) stuck(i *cloud.Instance) bool { return s.findFor("group-stuck", i) != nil }
+
+// findFor returns the fault in force with that name for i, or nil.
+func (s faults) findFor(name string, i *cloud.Instance) *cloud.ActiveFault {
 	for _, a := range s.State.Faults {
-		if a.Name == "group-stuck" && cloud.Glob(a.Group, i.Group.Id) && (a.Worker == "" || a.Worker == strconv.Itoa(i.Number)) {
-			return true
+		if a.Name == name && cloud.Glob(a.Group, i.Group.Id) && (a.Worker == "" || a.Worker == strconv.Itoa(i.Number)) {
+			return a
 		}
 	}
-	return false
+	return nil
+}
+
+// panics is what a VM that does not boot writes at the end, unless its fault says something
+// else.
+const panics = "[    2.417913] Kernel panic - not syncing: VFS: Unable to mount root fs on unknown-block(0,0)"
+
+// Console returns what i has written to its serial console.
+func (s Groups) Console(i *cloud.Instance) string {
+	status := i.Msg.GetStatus()
+	if status == "PENDING" || status == "PROVISIONING" {
+		return ""
+	}
+	text := "SeaBIOS (version 1.8.2-google)\r\nBooting from Hard Disk 0...\r\n"
+	if status != "RUNNING" {
+		return text
+	}
+	text += "[    0.000000] Linux version 6.8.0-1020-gcp (buildd@lcy02-amd64-001)\r\n"
+	if a := s.faults().findFor("group-no-boot", i); a != nil && i.Machine == nil {
+		return text + cmp.Or(a.Message, panics) + "\r\n"
+	}
+	return text + i.Id + " login: "
 }
 
 func (s faults) neverRecovers(g *cloud.Group) bool { return s.find("group-no-recovery", g) != nil }

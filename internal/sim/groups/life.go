@@ -190,6 +190,10 @@ func (s Groups) boot(g *cloud.Group) {
 	var specs []worker.Spec
 	for _, i := range g.Instances() {
 		if i.Msg.GetStatus() == "STAGING" && !i.Booting && !s.faults().stuck(i) {
+			if s.faults().findFor("group-no-boot", i) != nil {
+				s.running(g, i)
+				continue
+			}
 			i.Booting = true
 			booting = append(booting, i)
 			if s.Workers != nil {
@@ -500,8 +504,20 @@ func (s Groups) Retry() {
 			s.next(g, func() { s.recover(g) })
 		case slices.ContainsFunc(all, func(i *cloud.Instance) bool { return i.Msg.GetStatus() == "STAGING" && !i.Booting }):
 			s.next(g, func() { s.boot(g) })
+		case s.Workers != nil && slices.ContainsFunc(all, dark):
+			for _, i := range all {
+				if dark(i) {
+					setStatus(i, "STAGING")
+				}
+			}
+			s.next(g, func() { s.boot(g) })
 		}
 	}
+}
+
+// dark reports whether i is RUNNING and has not booted.
+func dark(i *cloud.Instance) bool {
+	return i.Msg.GetStatus() == "RUNNING" && i.Machine == nil && !i.Booting
 }
 
 // UserOf returns the name of a group that uses the template or policy called name, or "".
