@@ -34,6 +34,8 @@ var (
 	_ provision.Catalog    = (*Provider)(nil)
 	_ provision.Doorkeeper = (*Provider)(nil)
 	_ provision.Permitted  = (*Provider)(nil)
+
+	_ provision.ConsoleReader = (*Provider)(nil)
 )
 
 // New returns a Provider that makes its calls through c. root is the address at which workers

@@ -88,6 +88,7 @@ func (q *queued) ready(ctx context.Context, pay func(*stage.Failure) error, afte
 			}
 			continue
 		}
+		keepConsoles(q.Deps, q.o.Run.Run, err)
 		d, known := q.diagnose(ctx, err)
 		if !known {
 			return tpu.Selection{}, err

@@ -13,6 +13,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"time"
 
@@ -326,10 +327,53 @@ func (w *waiter) checkLimit(ctx context.Context) error {
 	case w.phase == provision.PhaseQueue:
 		why := w.explain(ctx, w.now().Sub(w.phaseStart))
 		e.Detail, e.Again = why.Reason, why.Again
+	case w.phase == provision.PhaseBoot && w.consoles(ctx, e):
 	case len(w.silent) > 0:
 		e.Again = "examine the way to the workers with: multihost doctor --network=" + cmp.Or(w.res.Network, "default")
 	}
 	return e
+}
+
+// consoleLimit limits the time in which serial consoles are read.
+const consoleLimit = 30 * time.Second
+
+// consoles adds to e what VMs of slices that are not ready say on their serial consoles. It
+// reports whether one of them says anything.
+func (w *waiter) consoles(ctx context.Context, e *provision.DeadlineError) bool {
+	e.Consoles = w.readConsoles(ctx)
+	if len(e.Consoles) == 0 {
+		return false
+	}
+	first := e.Consoles[0]
+	e.Detail = strings.TrimPrefix(e.Detail+"; "+first.String(), "; ")
+	e.Again = first.Hint
+	return true
+}
+
+// readConsoles returns the serial consoles of VMs of the first slice that is not ready, that
+// which explains most first. A console that cannot be read is left out.
+func (w *waiter) readConsoles(ctx context.Context) []provision.Console {
+	ctx, cancel := context.WithTimeout(ctx, consoleLimit)
+	defer cancel()
+	for _, s := range w.res.Slices {
+		reader, ok := provision.As[provision.ConsoleReader](Of(w.p, s.Provider))
+		if !ok || !slices.ContainsFunc(w.missing, func(m string) bool { return strings.HasPrefix(m, s.Name+":") }) {
+			continue
+		}
+		all, _ := reader.Consoles(ctx, s, nil) // why it cannot be read explains nothing
+		if len(all) == 0 {
+			return nil
+		}
+		first := provision.Foremost(all)
+		sorted := []provision.Console{first}
+		for _, c := range all {
+			if c.VM != first.VM {
+				sorted = append(sorted, c)
+			}
+		}
+		return sorted
+	}
+	return nil
 }
 
 // pause returns the time until the next read: the growing pause, cut at the limit
@@ -487,7 +531,11 @@ func (w *waiter) diagnosis(ctx context.Context) (text, hint string) {
 		return fmt.Sprintf("%s got its capacity %s ago, and its VMs are being made: %s",
 			name, waited, cmp.Or(foldMissing(w.missing), "no slice is shown yet")), w.what.Show
 	case provision.PhaseBoot:
-		return fmt.Sprintf("%s has been %s for %s, but is not ready: %s", name, w.res.State, waited, foldMissing(w.missing)), w.bootHint()
+		text, hint = fmt.Sprintf("%s has been %s for %s, but is not ready: %s", name, w.res.State, waited, foldMissing(w.missing)), w.bootHint()
+		if all := w.readConsoles(ctx); len(all) > 0 {
+			text, hint = text+"; "+all[0].String(), cmp.Or(all[0].Hint, "see the whole serial console with: "+all[0].Show)
+		}
+		return text, hint
 	case provision.PhaseRecover:
 		return fmt.Sprintf("%s has been %s for %s: it is restarted by itself", name, w.res.State, waited), w.what.Show
 	}

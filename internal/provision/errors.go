@@ -138,6 +138,8 @@ type DeadlineError struct {
 	Silent   []string // names of slices that run but whose workers do not all answer
 	Err      error    // why the state could not be read, or nil
 
+	Consoles []Console // serial consoles of VMs that do not answer, the one that explains most first
+
 	Again string // what to type after the resource is deleted, or empty
 }
 
@@ -171,7 +173,11 @@ func (e *DeadlineError) Hint() string {
 	if e.Phase == "delete" {
 		return "it may still be billed; ask again with: " + e.Commands.Delete
 	}
-	return "it still exists; wait on with: " + e.Commands.Wait + "; or remove it with: " + e.Commands.Delete
+	hint := "it still exists; wait on with: " + e.Commands.Wait + "; or remove it with: " + e.Commands.Delete
+	if len(e.Consoles) > 0 {
+		hint += "; see the whole serial console with: " + e.Consoles[0].Show
+	}
+	return hint
 }
 
 // HintWhenGone returns the command to type after the resource is deleted, or "".

@@ -1,5 +1,13 @@
 package provision
 
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	"multihost/internal/tpu"
+)
+
 // A Permission is a right in the project that commands need.
 type Permission struct {
 	Name     string // "compute.instances.list"
@@ -11,4 +19,60 @@ type Permission struct {
 type Permitted interface {
 	// Permissions returns the rights. A name may occur several times, with another use.
 	Permissions() []Permission
+}
+
+// A ConsoleReader is a Provider that can read what VMs write to their serial consoles, also
+// before they answer SSH.
+type ConsoleReader interface {
+	// Consoles returns the ends of the consoles of VMs of a slice: of those with the names in
+	// vms. Without names, it chooses the VMs that have not told which worker they are, or if
+	// there is none all of them. It reads [MaxConsoles] at most. An error is that of the
+	// first console that cannot be read; the others are returned.
+	Consoles(ctx context.Context, s tpu.Slice, vms []string) ([]Console, error)
+}
+
+// MaxConsoles limits how many consoles are read at once: VMs of one slice that do not boot
+// mostly have one reason.
+const MaxConsoles = 4
+
+// A Console is the end of what a VM has written to its serial console since it last booted.
+type Console struct {
+	VM      string
+	Lines   []string // without control characters; the last one is the newest
+	Meaning string   // what a known text in it means, in one clause; "": no text is known
+	Line    string   // the line with that text
+	Fatal   bool     // the VM does not get further by itself
+	Hint    string   // what to type; ""
+	Show    string   // the command that prints the whole console
+	Text    string   // all that was read, without control characters
+}
+
+// String returns in one clause what the console says.
+func (c Console) String() string {
+	line := c.Line
+	if line == "" && len(c.Lines) > 0 {
+		line = c.Lines[len(c.Lines)-1]
+	}
+	switch {
+	case c.Meaning != "" && line == "":
+		return fmt.Sprintf("VM %s: %s, its serial console is empty", c.VM, c.Meaning)
+	case c.Meaning != "":
+		return fmt.Sprintf("VM %s: %s, its serial console says: %s", c.VM, c.Meaning, line)
+	}
+	return fmt.Sprintf("VM %s: its serial console ends with: %s", c.VM, line)
+}
+
+// Foremost returns the console that explains most: one of a VM that does not get further,
+// otherwise one with a known text, otherwise the first one. all has at least one.
+func Foremost(all []Console) Console {
+	rank := func(c Console) int {
+		switch {
+		case c.Fatal:
+			return 2
+		case c.Meaning != "":
+			return 1
+		}
+		return 0
+	}
+	return slices.MaxFunc(all, func(a, b Console) int { return rank(a) - rank(b) })
 }

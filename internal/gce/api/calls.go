@@ -100,6 +100,15 @@ func (c *Client) Attributes(ctx context.Context, vm, path string) ([]*computepb.
 	return answer.GetQueryValue().GetItems(), err
 }
 
+// Console returns the last bytes that a VM has written to its first serial port, at most n.
+func (c *Client) Console(ctx context.Context, vm string, n int64) (string, error) {
+	answer, err := get(ctx, c, fmt.Sprintf("read serial console of VM %q", vm), func(ctx context.Context, of clients) (*computepb.SerialPortOutput, error) {
+		start := -n // counted from the end
+		return of.instances.GetSerialPortOutput(ctx, &computepb.GetSerialPortOutputInstanceRequest{Project: c.project(), Zone: c.zone(), Instance: vm, Start: &start}, gcp.NoRetry())
+	})
+	return answer.GetContents(), err
+}
+
 // InsertPolicy makes a resource policy.
 func (c *Client) InsertPolicy(ctx context.Context, p *computepb.ResourcePolicy) error {
 	return c.change(ctx, fmt.Sprintf("create workload policy %q", p.GetName()), func(ctx context.Context, of clients, request *string) (*compute.Operation, error) {
