@@ -35,6 +35,7 @@ With --tpu-prefix or --hosts it also checks every worker: login, host key, clock
 devices, who uses the TPU, settings, disks, versions. Then it checks the paths
 between the workers: the largest packet that passes unfragmented, and the ports of
 the coordinators. The first worker listens on these ports during the check.
+Of VMs of Compute Engine that do not answer, it shows the end of the serial console.
 
 Each line is ok, a warning, an error or not checked, with the command to type.
 Without --fix, doctor changes nothing. --fix does only what is safe: it makes the

@@ -67,6 +67,7 @@ const (
 	CheckSlices      = "slices"
 	CheckLogin       = "login"
 	CheckSSH         = "ssh"
+	CheckConsole     = "serial console"
 	CheckHostKeys    = "host keys"
 	CheckClock       = "clock"
 	CheckDevices     = "devices"
@@ -87,7 +88,7 @@ var groups = []struct {
 	{"project", []string{CheckAPIs, CheckPermissions, CheckQuota, CheckMachine, CheckImage}},
 	{"network", []string{CheckNetwork, CheckMTU, CheckSSHRule, CheckWorkerRules}},
 	{"slices", []string{CheckSlices, CheckLogin}},
-	{"workers", []string{CheckSSH, CheckHostKeys, CheckClock, CheckDevices, CheckHolders, CheckSettings, CheckDisk, CheckVersions}},
+	{"workers", []string{CheckSSH, CheckConsole, CheckHostKeys, CheckClock, CheckDevices, CheckHolders, CheckSettings, CheckDisk, CheckVersions}},
 	{"between workers", []string{CheckPacket, CheckPorts}},
 }
 
@@ -100,6 +101,8 @@ type Finding struct {
 	Cure    string `json:"cure,omitempty"` // the command to type
 	Advice  string `json:"advice,omitempty"`
 	Fixable bool   `json:"fixable,omitempty"` // --fix can correct it
+
+	Lines []string `json:"lines,omitempty"` // what was read, without control characters
 
 	count int
 	fix   func(ctx context.Context) error
@@ -290,6 +293,7 @@ func (e *examination) run(ctx context.Context) {
 	if found {
 		all.Go(func() { workers.checkWorkers(ctx) })
 	}
+	all.Go(func() { workers.checkConsoles(ctx) })
 	all.Wait()
 }
 
@@ -362,6 +366,9 @@ func (r Report) String() string {
 			b.WriteString(": ")
 		}
 		fmt.Fprintf(&b, "%s\n", f.Text)
+		for _, line := range f.Lines {
+			fmt.Fprintf(&b, "          | %s\n", line)
+		}
 		if f.Advice != "" {
 			fmt.Fprintf(&b, "          %s\n", f.Advice)
 		}

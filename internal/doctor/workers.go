@@ -136,6 +136,7 @@ func (e workerChecks) checkWorkers(ctx context.Context) {
 		return
 	}
 	e.judgeSSH(visit, all)
+	e.checkSilent(ctx, visit)
 	if len(all) == 0 {
 		return
 	}

@@ -13,6 +13,7 @@ import (
 type Selection struct {
 	Slices   []Slice  // Index 0..n-1, in the order of the numbers in their names
 	Problems []string // how this set differs from what the prefix means; empty: it does not
+	Unready  []Slice  // slices that the prefix names and that were left out because they are not ready
 }
 
 // Workers returns all workers of the selection in order, process 0 first.
@@ -97,11 +98,12 @@ func SelectNumbered(nodes []Slice, prefix string, only Numbers, partial bool) (S
 		slices.Sort(names)
 		return Selection{}, &NoSlicesError{Prefix: prefix, Present: names}
 	}
-	var chosen []Slice
+	var chosen, unready []Slice
 	for _, s := range family {
 		if ok, why := s.Ready(); !ok {
 			problems = append(problems, fmt.Sprintf("slice %q is not ready: %s", s.Name, why))
 			if partial {
+				unready = append(unready, s)
 				continue
 			}
 		}
@@ -115,7 +117,7 @@ func SelectNumbered(nodes []Slice, prefix string, only Numbers, partial bool) (S
 	for i := range chosen {
 		chosen[i].Index = i
 	}
-	return Selection{Slices: chosen, Problems: problems}, nil
+	return Selection{Slices: chosen, Problems: problems, Unready: unready}, nil
 }
 
 // A NumberError says that a family has no slice with a number.

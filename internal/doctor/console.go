@@ -1,0 +1,82 @@
+package doctor
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"sync"
+
+	"multihost/internal/provider"
+	"multihost/internal/provision"
+	"multihost/internal/remote"
+	"multihost/internal/tpu"
+	"multihost/internal/workers"
+)
+
+// checkConsoles reads the serial consoles of slices that are not ready, because their VMs may
+// run and not boot.
+func (e workerChecks) checkConsoles(ctx context.Context) {
+	var group sync.WaitGroup
+	for _, s := range e.sel.Unready {
+		group.Go(func() { e.checkConsole(ctx, s, nil) })
+	}
+	group.Wait()
+}
+
+// checkSilent reads the serial consoles of workers that do not answer SSH.
+func (e workerChecks) checkSilent(ctx context.Context, visit *workers.Visit) {
+	silent := map[int][]tpu.WorkerID{} // by slice
+	for _, w := range visit.Workers {
+		if w.Err != nil && !answered(w.Err) {
+			silent[w.ID.Slice] = append(silent[w.ID.Slice], w.ID)
+		}
+	}
+	var group sync.WaitGroup
+	for slice, ids := range silent {
+		group.Go(func() { e.checkConsole(ctx, e.sel.Slices[slice], ids) })
+	}
+	group.Wait()
+}
+
+// answered reports whether an error of a connection came from the SSH server of the worker.
+func answered(err error) bool {
+	var key *remote.HostKeyError
+	return errors.As(err, &key) || errors.Is(err, remote.ErrKeyRefused)
+}
+
+// checkConsole reports what a VM of a slice says on its serial console: one of those of ids,
+// or if ids is empty one that has not told which worker it is. The other VMs of a slice
+// mostly say the same.
+func (e workerChecks) checkConsole(ctx context.Context, s tpu.Slice, ids []tpu.WorkerID) {
+	reader, ok := provision.As[provision.ConsoleReader](provider.Of(e.Provider, s.Provider))
+	if !ok {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, checkLimit)
+	defer cancel()
+	of := map[string]tpu.WorkerID{}
+	var vms []string
+	for _, id := range ids {
+		name := s.Workers[id.Worker].Name
+		of[name], vms = id, append(vms, name)
+	}
+	all, err := reader.Consoles(ctx, s, vms)
+	if err != nil {
+		e.fail(CheckConsole, err)
+	}
+	if len(all) == 0 {
+		return
+	}
+	c := provision.Foremost(all)
+	f := Finding{Check: CheckConsole, Level: Warning, Text: c.String(), Advice: c.Hint, Lines: c.Lines}
+	if id, known := of[c.VM]; known {
+		f.Workers, f.count = tpu.Fold([]tpu.WorkerID{id}), 1
+	}
+	if c.Fatal {
+		f.Level = Error
+	}
+	if !strings.Contains(f.Advice, c.Show) {
+		f.Advice = strings.TrimPrefix(f.Advice+"; see all of it with: "+c.Show, "; ")
+	}
+	e.add(f)
+}
