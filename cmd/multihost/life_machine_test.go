@@ -269,13 +269,13 @@ func (p *lifeProcess) makeDeps() *workers.Deps {
 	cloud := gcp.New(gcp.Config{Project: sim.DefaultProject, Zone: sim.DefaultZone, DisableAuth: true, TPUEndpoint: "http://cloud/",
 		ComputeEndpoint: "http://cloud/compute/v1/", Transport: &lifeWay{w, p}, Sink: sink, LoginWait: access.LoginWait})
 	queue := qr.New(cloud)
-	carried := noAgent()
+	source, carried := provision.Provider(lifeQueue{queue.Provider(w.root)}), noAgent()
 	if w.real != nil {
-		carried = agents()
+		source, carried = queue.Provider(w.root), agents()
 	}
 	typed := &stage.Invocation{Sink: sink, Clock: gcp.SystemClock, Leave: p.signalled.Leave}
 	d := &workers.Deps{
-		Reach: &workers.Reach{Invocation: typed, Place: provision.Place{Project: sim.DefaultProject, Zone: sim.DefaultZone}, Cloud: queue.Provider(w.root), Access: overssh.Access{Login: w.login, Identity: w.identity, KnownHosts: filepath.Join(p.machine.dir, "known_hosts"), Port: w.port, Way: w.way,
+		Reach: &workers.Reach{Invocation: typed, Place: provision.Place{Project: sim.DefaultProject, Zone: sim.DefaultZone}, Cloud: source, Access: overssh.Access{Login: w.login, Identity: w.identity, KnownHosts: filepath.Join(p.machine.dir, "known_hosts"), Port: w.port, Way: w.way,
 			ConnectTimeout: 15 * time.Second, RetryFor: time.Minute, MaxDials: 8,
 			Dial: func(ctx context.Context, _, addr string) (net.Conn, error) { return w.dial(ctx, p, addr) }}},
 		Keeper:   &record.Keeper{Of: typed, StateDir: p.machine.dir, Owner: "ann@" + p.machine.name, ExitStatus: exitCode},

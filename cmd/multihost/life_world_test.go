@@ -23,6 +23,7 @@ import (
 	"golang.org/x/crypto/ssh"
 
 	"multihost/internal/overssh"
+	"multihost/internal/provision"
 	"multihost/internal/sim"
 	"multihost/internal/sim/worker"
 	"multihost/internal/sshkey"
@@ -298,6 +299,20 @@ func (l *lifeWay) RoundTrip(req *http.Request) (*http.Response, error) {
 	}, nil
 }
 
+// A lifeQueue makes queued resources without the text of their startup script, which the
+// workers of a story do not need. To encode it takes a tenth of the time.
+type lifeQueue struct{ provision.Provider }
+
+func (q lifeQueue) Unwrap() provision.Provider { return q.Provider }
+
+func (q lifeQueue) Create(ctx context.Context, r provision.Request) (provision.Resource, bool, error) {
+	if r.OwnMetadata[worker.StartupScript] != "" {
+		r.OwnMetadata = maps.Clone(r.OwnMetadata)
+		r.OwnMetadata[worker.StartupScript] = "#"
+	}
+	return q.Provider.Create(ctx, r)
+}
+
 func (w *lifeWorld) apiIsAway() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -350,9 +365,6 @@ func (w *lifeWorld) call(req *http.Request, who string) *httptest.ResponseRecord
 		w.mu.Unlock()
 	}
 	body, _ := io.ReadAll(req.Body)
-	if w.real == nil && req.Method == http.MethodPost && strings.HasSuffix(req.URL.Path, "/queuedResources") {
-		body = withoutStartup(body)
-	}
 	deleted := lifeFact{kind: factDeleted, who: who}
 	if req.Method == http.MethodDelete && path == lifeQR {
 		deleted.attempt, deleted.partial = w.onlyThere("m")
@@ -377,28 +389,6 @@ func (w *lifeWorld) call(req *http.Request, who string) *httptest.ResponseRecord
 		w.note(deleted)
 	}
 	return answer
-}
-
-// withoutStartup leaves the texts of the startup and the shutdown script out of a request,
-// which the workers of a story do not need. Sent back with every answer, they would take
-// most of the time.
-func withoutStartup(body []byte) []byte {
-	for _, key := range []string{`"startup-script":"`, `"shutdown-script":"`} {
-		at := bytes.Index(body, []byte(key))
-		if at < 0 {
-			continue
-		}
-		begin := at + len(key)
-		end := begin
-		for end < len(body) && body[end] != '"' {
-			if body[end] == '\\' {
-				end++
-			}
-			end++
-		}
-		body = slices.Concat(body[:begin], []byte("#"), body[end:])
-	}
-	return body
 }
 
 // ask is a request to the API that no fault concerns.

@@ -929,3 +929,25 @@ func (s *lonelyStage) isBetween(vm *stageVM) bool {
 	defer s.mu.Unlock()
 	return s.shaken && vm.boots > 2 && vm.off != nil
 }
+
+// withoutStartup leaves the texts of the startup and the shutdown script out of a request,
+// which these workers do not need. Sent back with every answer, they would take
+// most of the time.
+func withoutStartup(body []byte) []byte {
+	for _, key := range []string{`"startup-script":"`, `"shutdown-script":"`} {
+		at := bytes.Index(body, []byte(key))
+		if at < 0 {
+			continue
+		}
+		begin := at + len(key)
+		end := begin
+		for end < len(body) && body[end] != '"' {
+			if body[end] == '\\' {
+				end++
+			}
+			end++
+		}
+		body = slices.Concat(body[:begin], []byte("#"), body[end:])
+	}
+	return body
+}

@@ -58,7 +58,6 @@ func (s API) listNodes(c *call) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	out := map[string]any{}
 	var list []json.RawMessage
 	for _, n := range nodes {
 		b, err := n.JSON.Encode(c.version, n.Msg)
@@ -67,13 +66,7 @@ func (s API) listNodes(c *call) (any, error) {
 		}
 		list = append(list, b)
 	}
-	if list != nil {
-		out["nodes"] = list
-	}
-	if next != "" {
-		out["nextPageToken"] = next
-	}
-	return out, nil
+	return wire.List("nodes", list, next), nil
 }
 
 func (s API) createNode(c *call) (any, error) {

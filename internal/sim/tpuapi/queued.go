@@ -60,7 +60,6 @@ func (s API) listQueued(c *call) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	out := map[string]any{}
 	var list []json.RawMessage
 	for _, q := range items {
 		b, err := q.JSON.Encode(c.version, q.Msg)
@@ -69,13 +68,7 @@ func (s API) listQueued(c *call) (any, error) {
 		}
 		list = append(list, b)
 	}
-	if list != nil {
-		out["queuedResources"] = list
-	}
-	if next != "" {
-		out["nextPageToken"] = next
-	}
-	return out, nil
+	return wire.List("queuedResources", list, next), nil
 }
 
 func (s API) createQueued(c *call) (any, error) {

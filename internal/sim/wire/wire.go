@@ -67,6 +67,30 @@ func (m *Message) Encode(version string, v any) (json.RawMessage, error) {
 	return m.json, err
 }
 
+// List returns an answer with a list of messages in a field, and the token of the next
+// page; "" means that this is the last one. Nothing is encoded again.
+func List(field string, messages []json.RawMessage, next string) json.RawMessage {
+	b := []byte("{")
+	if next != "" {
+		b = fmt.Appendf(b, "%q:%q", "nextPageToken", next)
+	}
+	for i, m := range messages {
+		switch {
+		case i > 0:
+			b = append(b, ',')
+		case next != "":
+			b = fmt.Appendf(b, ",%q:[", field)
+		default:
+			b = fmt.Appendf(b, "%q:[", field)
+		}
+		b = append(b, m...)
+	}
+	if len(messages) > 0 {
+		b = append(b, ']')
+	}
+	return append(b, '}')
+}
+
 // RenameParams renames a field of the node specifications in a queued resource. Text that is
 // no JSON object stays as it is.
 func RenameParams(body []byte, from, to string) []byte {

@@ -1,6 +1,7 @@
 package wire
 
 import (
+	"encoding/json"
 	"testing"
 
 	tpualpha "google.golang.org/api/tpu/v2alpha1"
@@ -38,5 +39,25 @@ func TestAKeptMessageFollowsItsMessage(t *testing.T) {
 	again, _ := w.Encode("v2alpha1", n)
 	if &first[0] != &again[0] {
 		t.Error("a message that has not changed is encoded anew")
+	}
+}
+
+func TestList(t *testing.T) {
+	messages := []json.RawMessage{json.RawMessage(`{"name":"a"}`), json.RawMessage(`{"name":"b"}`)}
+	for _, tt := range []struct {
+		messages []json.RawMessage
+		next     string
+		want     string
+	}{
+		{nil, "", `{}`},
+		{nil, "n", `{"nextPageToken":"n"}`},
+		{messages[:1], "", `{"nodes":[{"name":"a"}]}`},
+		{messages, "", `{"nodes":[{"name":"a"},{"name":"b"}]}`},
+		{messages, "n", `{"nextPageToken":"n","nodes":[{"name":"a"},{"name":"b"}]}`},
+	} {
+		got := string(List("nodes", tt.messages, tt.next))
+		if got != tt.want || !json.Valid([]byte(got)) {
+			t.Errorf("%d messages, next %q: got %s, want %s", len(tt.messages), tt.next, got, tt.want)
+		}
 	}
 }
