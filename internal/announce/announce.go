@@ -37,7 +37,7 @@ func Asking(r provision.Request, project, zone string, mtu int, until string, dr
 	e := event.Request{
 		Resource: r.ID, Slices: n, Type: r.Type.Name, Workers: n * r.Type.Workers, Chips: n * r.Type.Chips,
 		Tier: string(r.Asks()), Reservation: r.Reservation, Zone: zone, Network: networkOf(r, project), MTU: mtu,
-		PriceDate: tpu.PriceDate, Until: until, DryRun: dryRun,
+		PriceDate: tpu.PriceDate, Until: until, MaxRun: r.MaxRunDuration, DryRun: dryRun,
 	}
 	if usd, ok := tpu.HourlyPrice(e.Type, zone, e.Tier); ok {
 		usd *= float64(n)

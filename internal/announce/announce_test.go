@@ -72,6 +72,9 @@ func TestTheLineBeforeARequest(t *testing.T) {
 		if !strings.Contains(e.Text, tt.want) || strings.Contains(e.Text, "\n") {
 			t.Errorf("%s\nwant %s", e.Text, tt.want)
 		}
+		if e.MaxRun != r.MaxRunDuration {
+			t.Errorf("max_run_ns is %v, want %v", e.MaxRun, r.MaxRunDuration)
+		}
 		if (e.Hourly == nil) != strings.Contains(e.Text, "price unknown") {
 			t.Errorf("usd_per_hour is %v: %s", e.Hourly, e.Text)
 		}

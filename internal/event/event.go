@@ -125,21 +125,22 @@ type Stall struct {
 // Request says what a command is about to ask the cloud for, before it does. When the
 // command asks for the same once more, there is no further event.
 type Request struct {
-	Resource    string   `json:"queued_resource"`
-	Slices      int      `json:"slices"`
-	Type        string   `json:"accelerator_type"`
-	Workers     int      `json:"workers"` // of all slices
-	Chips       int      `json:"chips"`   // of all slices
-	Tier        string   `json:"tier"`    // on-demand, spot, best-effort, …
-	Reservation string   `json:"reservation,omitempty"`
-	Zone        string   `json:"zone"`
-	Network     string   `json:"network"`       // in words: "network mtu9k"
-	MTU         int      `json:"mtu,omitempty"` // of the network, if it was read
-	Hourly      *float64 `json:"usd_per_hour"`  // list price of all slices; null: the list has no price for this tier and zone
-	PriceDate   string   `json:"price_date"`    // the day on which the price list was read
-	Until       string   `json:"billed_until"`  // what ends the bill, in words
-	DryRun      bool     `json:"dry_run,omitempty"`
-	Text        string   `json:"text"` // the line for people
+	Resource    string        `json:"queued_resource"`
+	Slices      int           `json:"slices"`
+	Type        string        `json:"accelerator_type"`
+	Workers     int           `json:"workers"` // of all slices
+	Chips       int           `json:"chips"`   // of all slices
+	Tier        string        `json:"tier"`    // on-demand, spot, best-effort, …
+	Reservation string        `json:"reservation,omitempty"`
+	Zone        string        `json:"zone"`
+	Network     string        `json:"network"`              // in words: "network mtu9k"
+	MTU         int           `json:"mtu,omitempty"`        // of the network, if it was read
+	Hourly      *float64      `json:"usd_per_hour"`         // list price of all slices; null: the list has no price for this tier and zone
+	PriceDate   string        `json:"price_date"`           // the day on which the price list was read
+	Until       string        `json:"billed_until"`         // what ends the bill, in words
+	MaxRun      time.Duration `json:"max_run_ns,omitempty"` // after which the provider takes the slices away; 0: never
+	DryRun      bool          `json:"dry_run,omitempty"`
+	Text        string        `json:"text"` // the line for people
 }
 
 // State reports that a cloud resource has changed its state.

@@ -124,6 +124,29 @@ func TestThePlanForPeople(t *testing.T) {
 }
 
 // The plan shows the request that was refused, or the one that the provider would make.
+// A program that reads the plan learns what ends the slices, as people do.
+func TestLimitsInThePlansJSON(t *testing.T) {
+	t.Parallel()
+	for want, l := range map[string]Limits{
+		`{}`:                           {},
+		`{"lease_ns":60000000000}`:     {Lease: time.Minute},
+		`{"no_lease":true}`:            {Apart: true},
+		`{"max_run_ns":3600000000000}`: {MaxRun: time.Hour},
+		`{"ttl_ns":1,"max_run_ns":2}`:  {TTL: 1, MaxRun: 2},
+	} {
+		text, err := json.Marshal(l)
+		testkit.Must(t, err)
+		var got, fields map[string]any
+		testkit.Must(t, json.Unmarshal(text, &got))
+		testkit.Must(t, json.Unmarshal([]byte(want), &fields))
+		for _, key := range []string{"ttl_ns", "lease_ns", "no_lease", "max_run_ns"} {
+			if got[key] != fields[key] {
+				t.Errorf("%+v: %s is %v, want %v", l, key, got[key], fields[key])
+			}
+		}
+	}
+}
+
 func TestTheRequestInAPlan(t *testing.T) {
 	t.Parallel()
 	r := provision.Request{ID: "r", Tier: provision.Spot}
