@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -360,11 +361,7 @@ func Attach(ctx context.Context, d Deps, t *workers.Connected, run string) (stop
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	held := HeldBy(t, renew(ctx, t, d.Agents, run, 0))
 	var wg sync.WaitGroup
-	for _, s := range t.Slices {
-		if s.QueuedResource != "" {
-			d.SetStatus(func(st *stage.Status) { st.Lease = Text(held[s.QueuedResource], tpu.FirstEnd(t.Slices)) })
-		}
-	}
+	d.SetStatus(func(st *stage.Status) { st.Lease = whatBecomes(t.Slices, held) })
 	if len(held) > 0 {
 		every := 5 * time.Minute
 		for _, h := range held {
@@ -381,6 +378,19 @@ func Attach(ctx context.Context, d Deps, t *workers.Connected, run string) (stop
 		wg.Wait()
 		return held
 	}
+}
+
+// whatBecomes says what workers that hold these leases will do, once for all resources of
+// which the same holds; "" if nobody will do anything.
+func whatBecomes(all []tpu.Slice, held map[string]lease.Held) string {
+	var texts []string
+	for _, s := range all {
+		text := Text(held[s.QueuedResource], tpu.FirstEnd(all))
+		if s.QueuedResource != "" && text != "" && !slices.Contains(texts, text) {
+			texts = append(texts, text)
+		}
+	}
+	return strings.Join(texts, "; ")
 }
 
 // Looks asks the workers which lease they hold for a run.

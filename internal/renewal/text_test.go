@@ -36,6 +36,27 @@ func TestWhatTheWorkersWillDo(t *testing.T) {
 	}
 }
 
+// What holds for several resources is said once, and a lease of one is not lost because
+// another one has none.
+func TestWhatBecomesOfSeveralResources(t *testing.T) {
+	t.Parallel()
+	hour, day := lease.Held{Watched: true, TTL: time.Hour}, lease.Held{Watched: true, TTL: 24 * time.Hour}
+	all := []tpu.Slice{{QueuedResource: "a"}, {QueuedResource: "a"}, {QueuedResource: "b"}, {}}
+	for _, tt := range []struct {
+		held map[string]lease.Held
+		want string
+	}{
+		{nil, ""},
+		{map[string]lease.Held{"a": hour}, Text(hour, time.Time{})},
+		{map[string]lease.Held{"a": hour, "b": hour}, Text(hour, time.Time{})},
+		{map[string]lease.Held{"a": hour, "b": day}, Text(hour, time.Time{}) + "; " + Text(day, time.Time{})},
+	} {
+		if got := whatBecomes(all, tt.held); got != tt.want {
+			t.Errorf("%v: got %q, want %q", tt.held, got, tt.want)
+		}
+	}
+}
+
 type cloud struct{ provision.Provider }
 
 func (cloud) Undoing(string, ...string) provision.Undoing {
