@@ -25,17 +25,8 @@ type Workers struct {
 // or unready slices are an error only if all workers were asked for.
 func (d *Reach) Choose(ctx context.Context, watch *stage.Stopwatch, w Workers) (sel tpu.Selection, ids []tpu.WorkerID, err error) {
 	err = watch.Phase("discover", func() (string, error) {
-		nodes, err := d.Cloud.Slices(ctx)
-		if err != nil {
-			return "", fmt.Errorf("list slices in %q: %w", d.Zone, err)
-		}
-		if sel, err = tpu.SelectNumbered(nodes, w.Prefix, w.Slices, false); err != nil {
+		if sel, err = d.find(ctx, w.Prefix, w.Slices, false); err != nil {
 			return "", err
-		}
-		if sel.Slices[0].Name != w.Prefix && w.Slices == nil {
-			if missing := d.missingFromQueue(ctx, sel); missing != "" {
-				sel.Problems = append(sel.Problems, missing)
-			}
 		}
 		if len(sel.Problems) > 0 && !w.Partial && (w.Only.IsZero() || w.Only.All()) {
 			return "", &stage.Error{Stage: stage.Discover, Text: strings.Join(tpu.FoldProblems(sel.Problems), "; "),

@@ -68,23 +68,21 @@ func (t *Connected) Silence(waited func(i int) bool, begin, now time.Time) Silen
 	return silenceOf(t.IDs, heard, open, now)
 }
 
-// A count shows on how many workers a phase is over. It is safe for concurrent use.
+// A count counts the workers on which a phase is over. It is safe for concurrent use.
 type count struct {
-	sink  event.Sink
-	phase string
-
-	mu   sync.Mutex
-	over []bool // per worker
+	mu   sync.Mutex // guards what follows
+	over []bool     // per worker
 	done int
 }
 
-// finish notes that the phase is over on worker i.
-func (c *count) finish(i int) {
+// finish notes that the phase is over on worker i. show is called with the number of
+// workers on which it is over; no other call of finish runs meanwhile.
+func (c *count) finish(i int, show func(done int)) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.over[i] = true
 	c.done++
-	c.sink.Emit(event.Progress{Phase: c.phase, Done: c.done, Total: len(c.over)})
+	show(c.done)
 }
 
 // waits reports whether worker i is waited for.

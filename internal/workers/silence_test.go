@@ -58,9 +58,11 @@ func TestEveryPhaseSaysWhoIsSilent(t *testing.T) {
 		heard, finish := &HeardSink{Sink: sink, Waits: func(int) bool { return true }}, func(int) {}
 		switch phase {
 		case "free":
-			c := &count{phase: phase, over: make([]bool, 3), sink: heard}
+			c := &count{over: make([]bool, 3)}
 			heard.Waits, heard.last = c.waits, event.Progress{Phase: phase, Total: 3}
-			finish = c.finish
+			finish = func(i int) {
+				c.finish(i, func(done int) { heard.Emit(event.Progress{Phase: phase, Done: done, Total: 3}) })
+			}
 		case "copy":
 			w := NewWaiting(&stage.Invocation{Sink: sink, Clock: testkit.NewJumpClock()}, phase, testkit.WorkerIDs(1, 3))
 			w.Expected(9)

@@ -82,10 +82,9 @@ func (t *Connected) Targets(port int) []codesync.Target {
 // workers that are silent.
 func (t *Connected) Each(ctx context.Context, sink event.Sink, phase string, f func(ctx context.Context, i int) error) []error {
 	errs := make([]error, len(t.IDs))
-	progress := &count{phase: phase, over: make([]bool, len(t.IDs))}
+	progress := &count{over: make([]bool, len(t.IDs))}
+	heard := &HeardSink{Sink: sink, Waits: progress.waits, last: event.Progress{Phase: phase, Total: len(t.IDs)}}
 	if phase != "" {
-		heard := &HeardSink{Sink: sink, Waits: progress.waits, last: event.Progress{Phase: phase, Total: len(t.IDs)}}
-		progress.sink = heard
 		defer t.Listen(heard)()
 	}
 	var wg sync.WaitGroup
@@ -93,7 +92,7 @@ func (t *Connected) Each(ctx context.Context, sink event.Sink, phase string, f f
 		wg.Go(func() {
 			errs[i] = f(ctx, i)
 			if phase != "" {
-				progress.finish(i)
+				progress.finish(i, func(done int) { heard.Emit(event.Progress{Phase: phase, Done: done, Total: len(t.IDs)}) })
 			}
 		})
 	}
@@ -104,21 +103,9 @@ func (t *Connected) Each(ctx context.Context, sink event.Sink, phase string, f f
 // Discover finds the slices that prefix names. It returns an error if the set may be
 // incomplete or wrong, unless partial allows it.
 func (d *Reach) Discover(ctx context.Context, prefix string, only tpu.Numbers, partial bool) (tpu.Selection, error) {
-	nodes, err := d.Cloud.Slices(ctx)
-	if err != nil {
-		return tpu.Selection{}, fmt.Errorf("list slices in %q: %w", d.Zone, err)
-	}
-	sel, err := tpu.SelectNumbered(nodes, prefix, only, partial)
-	if err != nil {
+	sel, err := d.find(ctx, prefix, only, partial)
+	if err != nil || len(sel.Problems) == 0 {
 		return sel, err
-	}
-	if len(sel.Slices) > 0 && sel.Slices[0].Name != prefix && only == nil { // a family: check that the set is complete
-		if missing := d.missingFromQueue(ctx, sel); missing != "" {
-			sel.Problems = append(sel.Problems, missing)
-		}
-	}
-	if len(sel.Problems) == 0 {
-		return sel, nil
 	}
 	problems := tpu.FoldProblems(sel.Problems)
 	if partial && len(sel.Slices) > 0 {
@@ -132,6 +119,24 @@ func (d *Reach) Discover(ctx context.Context, prefix string, only tpu.Numbers, p
 		Text:   strings.Join(problems, "; "),
 		Advice: "look at the slices with: " + d.Cloud.Undoing("").Commands.List + "; to run on those that are ready all the same, add --allow-partial",
 	}
+}
+
+// find lists the slices that prefix names, with what is wrong with them.
+func (d *Reach) find(ctx context.Context, prefix string, only tpu.Numbers, partial bool) (tpu.Selection, error) {
+	nodes, err := d.Cloud.Slices(ctx)
+	if err != nil {
+		return tpu.Selection{}, fmt.Errorf("list slices in %q: %w", d.Zone, err)
+	}
+	sel, err := tpu.SelectNumbered(nodes, prefix, only, partial)
+	if err != nil {
+		return sel, err
+	}
+	if len(sel.Slices) > 0 && sel.Slices[0].Name != prefix && only == nil { // a family: check that the set is complete
+		if missing := d.missingFromQueue(ctx, sel); missing != "" {
+			sel.Problems = append(sel.Problems, missing)
+		}
+	}
+	return sel, nil
 }
 
 // missingFromQueue asks the queued resource how many slices there should be: a gap at the

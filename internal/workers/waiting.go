@@ -1,7 +1,6 @@
 package workers
 
 import (
-	"sync"
 	"time"
 
 	"multihost/internal/event"
@@ -15,19 +14,17 @@ type Waiting struct {
 	phase string
 	ids   []tpu.WorkerID
 	Heard *HeardSink
-
-	mu    sync.Mutex // guards what follows
-	over  []bool
-	count int
-	shown time.Time
 	begin time.Time
+
+	count // its mu guards what follows, too
+	shown time.Time
 	bytes int64 // copied so far
 	all   int64
 }
 
 // NewWaiting begins a phase in which every worker is waited for, and shows it.
 func NewWaiting(v *stage.Invocation, phase string, ids []tpu.WorkerID) *Waiting {
-	w := &Waiting{v: v, phase: phase, ids: ids, over: make([]bool, len(ids)), begin: v.Clock.Now()}
+	w := &Waiting{v: v, phase: phase, ids: ids, count: count{over: make([]bool, len(ids))}, begin: v.Clock.Now()}
 	w.Heard = &HeardSink{Sink: v.Sink, Waits: w.waits}
 	w.Heard.Emit(event.Progress{Phase: phase, Total: len(ids), Waiting: tpu.Fold(ids)})
 	return w
@@ -35,11 +32,7 @@ func NewWaiting(v *stage.Invocation, phase string, ids []tpu.WorkerID) *Waiting 
 
 // Done says that worker ids[i] is ready.
 func (w *Waiting) Done(i int) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.over[i] = true
-	w.count++
-	w.show(w.count == len(w.ids))
+	w.finish(i, func(done int) { w.show(done == len(w.ids)) })
 }
 
 // Copied adds to the bytes copied.
@@ -57,13 +50,6 @@ func (w *Waiting) Expected(n int64) {
 	w.all += n
 }
 
-// waits reports whether worker i is waited for.
-func (w *Waiting) waits(i int) bool {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return !w.over[i]
-}
-
 // show emits the progress, at most ten times a second unless now is set. The caller
 // holds mu.
 func (w *Waiting) show(now bool) {
@@ -78,7 +64,7 @@ func (w *Waiting) show(now bool) {
 			open = append(open, id)
 		}
 	}
-	e := event.Progress{Phase: w.phase, Done: w.count, Total: len(w.ids), Waiting: tpu.Fold(open), Bytes: w.bytes, All: max(w.all, w.bytes)}
+	e := event.Progress{Phase: w.phase, Done: w.done, Total: len(w.ids), Waiting: tpu.Fold(open), Bytes: w.bytes, All: max(w.all, w.bytes)}
 	if seconds := at.Sub(w.begin).Seconds(); w.bytes > 0 && seconds > 1 {
 		e.Detail = event.Bytes(int64(float64(w.bytes)/seconds)) + "/s"
 	}
