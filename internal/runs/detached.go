@@ -115,13 +115,14 @@ func (r *BucketRun) attach(ctx context.Context, o AttachOptions) (stage.Outcome,
 	a := &attaching{BucketRun: r, o: o, begin: r.Clock.Now(), followed: -1, shown: map[tpu.WorkerID]int64{}}
 	for {
 		next, out, err := a.round(ctx)
-		switch next {
-		case atEnd:
-			return out, err
-		case afterPause:
-			if err := r.Pause(ctx); err != nil {
-				return stage.Outcome{Started: true}, err
+		if next == afterPause {
+			if err = r.Pause(ctx); err != nil {
+				next = atEnd
 			}
+		}
+		if next == atEnd {
+			out.Started = out.Started || a.started
+			return out, err
 		}
 	}
 }
@@ -129,9 +130,10 @@ func (r *BucketRun) attach(ctx context.Context, o AttachOptions) (stage.Outcome,
 // attaching is a command that follows a job without runner.
 type attaching struct {
 	*BucketRun
-	o     AttachOptions
-	begin time.Time
-	told  string // the last text about the run's progress
+	o       AttachOptions
+	begin   time.Time
+	told    string // the last text about the run's progress
+	started bool   // the command runs on all workers, or has ended on them
 
 	followed int // the attempt that was followed over SSH as far as possible; -1: none
 	out      stage.Outcome
@@ -205,6 +207,7 @@ func (a *attaching) round(ctx context.Context) (next nextRound, out stage.Outcom
 	a.tellProgress(state)
 	WarnUnable(ctx, a.BucketRun, state)
 	l := bucketLook{over: state.Over(a.Desc), running: a.Running(state) == len(a.Desc.IDs()), followed: a.followed == state.Attempt}
+	a.started = l.over || l.running
 	part := ""
 	if l.step() != followOverSSH {
 		if err := a.bring(ctx, rec); err != nil {
@@ -261,7 +264,6 @@ func (a *attaching) overSSH(ctx context.Context, rec *record.Record, attempt int
 		if sum != nil {
 			a.Sink.Emit(*sum)
 		}
-		out.Started = true // it runs on all workers, or has ended on them
 		return atEnd, out, err
 	case err != nil && !over:
 		event.Notef(a.Sink, event.Warn, "", "cannot follow over SSH (%v): following from the bucket, up to %s late", err, event.Age(time.Duration(a.Desc.Every)*time.Second))

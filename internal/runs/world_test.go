@@ -360,6 +360,34 @@ func TestLeavingTheRestOfALog(t *testing.T) {
 	}
 }
 
+// Ctrl-C comes when the state of the run is known and its logs are copied from the bucket.
+func TestAnInterruptWhileLogsComeFromTheBucket(t *testing.T) {
+	for name, ended := range map[string]bool{"the command has ended": true, "the command has not started": false} {
+		t.Run(name, func(t *testing.T) {
+			_, d, said, put := inBucket(t)
+			for _, id := range testkit.WorkerIDs(2, 1) {
+				if ended {
+					put("workers/"+id.String(), "phase=ended\nattempt=1\n")
+					put(fmt.Sprintf("ended/1/%s.0", id), fmt.Sprintf("end=%d\nsize=12\n", time.Now().UnixNano()))
+				} else {
+					put("workers/"+id.String(), "phase=preflight\nattempt=1\n")
+				}
+			}
+			ctx, cancel := context.WithCancelCause(t.Context())
+			d.Sink = event.SinkFunc(func(e event.Event) {
+				said.Emit(e)
+				if n, ok := e.(event.Note); ok && strings.Contains(n.Text, "attempt 1") {
+					cancel(&stage.Interrupted{Signal: syscall.SIGINT})
+				}
+			})
+			out, err := Attach(ctx, d, "r", attachOptions)
+			if in := (*stage.Interrupted)(nil); !errors.As(err, &in) || out.Started != ended {
+				t.Errorf("%+v, %v", out, err)
+			}
+		})
+	}
+}
+
 func TestAStopOfAJobWithoutRunner(t *testing.T) {
 	w, d, _, put := inBucket(t)
 	if err := Stop(t.Context(), d, "r", StopOptions{}); err != nil {
