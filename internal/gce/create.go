@@ -137,7 +137,8 @@ func (p *Provider) existing(ctx context.Context, r provision.Request) (res provi
 		}
 		return res, false, &provision.ConflictError{Commands: commands(r.ID), ID: r.ID, Owner: provision.Owner(template.GetProperties().GetLabels()), Differences: diffs}
 	}
-	if err := provision.NewStateError(res); err != nil {
+	half := res.State == wordHalfGone && res.Life == provision.Suspended // Create makes the groups that it lacks
+	if err := provision.NewStateError(res); err != nil && !half {
 		return res, false, err
 	}
 	ready = len(v.groups) == len(r.NodeNames())

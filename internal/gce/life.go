@@ -48,7 +48,9 @@ const (
 	wordPreempted = "PREEMPTED"
 	wordOver      = "RUN_DURATION_OVER"
 	wordGone      = "WITHOUT_VMS"
+	wordLacking   = "LACKS_VMS"
 	wordNoGroups  = "WITHOUT_GROUPS"
+	wordHalfGone  = "LACKS_GROUPS"
 	wordEmpty     = "RESIZED_TO_0"
 	wordFailed    = "FAILED"
 	wordDeleting  = "DELETING"
@@ -114,7 +116,7 @@ func (s sight) judge() state {
 	case fails != "" && up < size:
 		st.fail(code, fails)
 	case len(s.vms) == 0:
-		st.withoutVMs(topology)
+		s.withoutVMs(&st, topology)
 	default:
 		s.interrupted(&st, topology)
 	}
@@ -122,11 +124,19 @@ func (s sight) judge() state {
 }
 
 // withoutVMs describes a group that has no VMs: none yet, or none any more.
-func (st *state) withoutVMs(topology string) {
+func (s sight) withoutVMs(st *state, topology string) {
 	st.life, st.word = provision.Requested, wordRequested
-	if topology == "INCOMPLETE" || topology == "DEACTIVATING" {
+	old := s.now.Sub(timeOf(s.group.GetCreationTimestamp())) >= provision.MakingTime
+	if topology == "INCOMPLETE" || topology == "DEACTIVATING" || !s.making() && (old || len(s.managed) > 0) {
 		st.life, st.word, st.by = provision.Suspended, wordGone, "a user or Google"
 	}
+}
+
+// making reports whether the group makes a VM.
+func (s sight) making() bool {
+	return slices.ContainsFunc(s.managed, func(m *computepb.ManagedInstance) bool {
+		return slices.Contains([]string{"CREATING", "CREATING_WITHOUT_RETRIES", "RECREATING"}, m.GetCurrentAction())
+	})
 }
 
 // fail marks st as the state of a slice that will not come up any more.
@@ -160,7 +170,8 @@ func (s sight) waits(st *state) {
 
 // interrupted describes a slice whose VMs exist and do not all run. Until all of them have
 // run once, they are being made. After that, Compute Engine repairs the slice, except for
-// spot VMs and VMs that a user has stopped: these stay stopped.
+// spot VMs and VMs that a user has stopped: these stay stopped. Nobody makes a VM again that
+// was deleted.
 func (s sight) interrupted(st *state, topology string) {
 	switch {
 	case s.spot && s.count(down...)+s.count(goingDown...) > 0:
@@ -173,6 +184,8 @@ func (s sight) interrupted(st *state, topology string) {
 	case s.count(down...)+s.count(goingDown...)+s.count("REPAIRING") > 0 || topology == "INCOMPLETE" && s.startedAgain():
 		st.life, st.word = provision.Recovering, wordRepairing
 		st.why = "Compute Engine starts its VMs again"
+	case len(s.vms) < int(s.group.GetTargetSize()) && !s.making():
+		st.life, st.word, st.by = provision.Suspended, wordLacking, "a user or Google"
 	case s.count("PENDING") == len(s.vms):
 		st.life, st.word, st.why = provision.Waiting, wordWaiting, "Compute Engine has not yet found machines for it"
 	default: // PROVISIONING, STAGING, or the topology is ACTIVATING
@@ -250,8 +263,9 @@ func timeOf(text string) time.Time {
 }
 
 // together returns the state of a resource with slices in these states. missing counts
-// slices whose groups do not exist: they were never made, or somebody has deleted them.
-func together(all []state, missing int) state {
+// slices whose groups do not exist. If the resource is fresh, they may be on their way.
+// Otherwise somebody has deleted them.
+func together(all []state, missing int, fresh bool) state {
 	have := func(lives ...provision.Life) *state {
 		for i := range all {
 			if slices.Contains(lives, all[i].life) {
@@ -261,10 +275,13 @@ func together(all []state, missing int) state {
 		return nil
 	}
 	whole := state{}
-	queued := 0
+	queued, leaving := 0, 0
 	for _, st := range all {
 		if st.life.Queued() {
 			queued++
+		}
+		if st.life == provision.Deleting {
+			leaving++
 		}
 		if !st.until.IsZero() && (whole.until.IsZero() || st.until.Before(whole.until)) {
 			whole.until = st.until
@@ -275,10 +292,24 @@ func together(all []state, missing int) state {
 		picked.until = whole.until
 		return picked
 	}
-	for _, lives := range [][]provision.Life{{provision.Failed}, {provision.Suspended}, {provision.Suspending}, {provision.Deleting}, {provision.Recovering}} {
-		if st := have(lives...); st != nil {
+	if leaving > 0 && leaving == len(all) {
+		return pick(&all[0])
+	}
+	for _, life := range []provision.Life{provision.Failed, provision.Suspended, provision.Suspending} {
+		if st := have(life); st != nil {
 			return pick(st)
 		}
+	}
+	if gone := leaving + missing; leaving > 0 || missing > 0 && !fresh && len(all) > 0 {
+		whole.life, whole.word, whole.by = provision.Suspended, wordHalfGone, "a user"
+		if leaving > 0 {
+			whole.life = provision.Suspending
+		}
+		whole.why = fmt.Sprintf("%d of %d slices are deleted", gone, len(all)+missing)
+		return whole
+	}
+	if st := have(provision.Recovering); st != nil {
+		return pick(st)
 	}
 	switch st := have(provision.Waiting, provision.Requested); {
 	case len(all) == 0:

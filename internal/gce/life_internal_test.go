@@ -60,6 +60,13 @@ func TestLife(t *testing.T) {
 		}
 	}
 	spot := func(s *sight) { s.spot = true }
+	young := func(s *sight) { s.group.CreationTimestamp = proto.String("2026-11-30T11:59:00Z") }
+	managed := func(action string) func(*sight) {
+		return func(s *sight) {
+			young(s)
+			s.managed = append(s.managed, &computepb.ManagedInstance{CurrentAction: proto.String(action)})
+		}
+	}
 	for name, c := range map[string]struct {
 		status, vms string
 		change      func(*sight)
@@ -69,7 +76,12 @@ func TestLife(t *testing.T) {
 		why         string
 		starved     bool
 	}{
-		"just asked for":                        {`{}`, "", nil, provision.Requested, wordRequested, tpu.Making, "", false},
+		"just asked for":                        {`{}`, "", young, provision.Requested, wordRequested, tpu.Making, "", false},
+		"its VMs begin":                         {`{}`, "", managed("CREATING"), provision.Requested, wordRequested, tpu.Making, "", false},
+		"its only VM was deleted":               {`{}`, "", managed("NONE"), provision.Suspended, wordGone, tpu.Halted, "", false},
+		"its VMs never came":                    {`{}`, "", nil, provision.Suspended, wordGone, tpu.Halted, "", false},
+		"one VM was deleted":                    {applied("INCOMPLETE"), "RUNNING", managed("NONE"), provision.Suspended, wordLacking, tpu.Halted, "", false},
+		"one VM is not there yet":               {applied("ACTIVATING"), "RUNNING", managed("CREATING"), provision.Provisioning, wordMaking, tpu.Making, "", false},
 		"waiting":                               {bulk("", ""), "", nil, provision.Waiting, wordWaiting, tpu.Making, "Compute Engine has not yet found machines for it", false},
 		"no capacity":                           {bulk("ZONE_RESOURCE_POOL_EXHAUSTED_WITH_DETAILS", "the zone has none"), "", nil, provision.Waiting, wordWaiting, tpu.Making, "the zone has none", false},
 		"no quota":                              {bulk("QUOTA_EXCEEDED", "TPUS-PER-TPU-FAMILY"), "", nil, provision.Waiting, wordQuota, tpu.Making, "TPUS-PER-TPU-FAMILY", false},
@@ -107,7 +119,7 @@ func TestLife(t *testing.T) {
 			}
 		}, provision.Deleting, wordDeleting, tpu.Leaving, "", false},
 		"its run is over":                         {`{}`, "", func(s *sight) { s.maxRun = 11 * time.Hour }, provision.Suspended, wordOver, tpu.Halted, "", false},
-		"its run is short":                        {`{}`, "", func(s *sight) { s.maxRun = 12 * time.Hour }, provision.Requested, wordRequested, tpu.Making, "", false},
+		"its run is not over":                     {`{}`, "", func(s *sight) { s.maxRun = 12 * time.Hour }, provision.Suspended, wordGone, tpu.Halted, "", false},
 		"its VMs were deleted":                    {applied("INCOMPLETE"), "", nil, provision.Suspended, wordGone, tpu.Halted, "", false},
 		"resized to 0":                            {`{}`, "", func(s *sight) { s.group.TargetSize = proto.Int32(0) }, provision.Suspended, wordEmpty, tpu.Halted, "", false},
 		"its run is over, and the group is empty": {`{}`, "", func(s *sight) { s.maxRun, s.group.TargetSize = time.Hour, proto.Int32(0) }, provision.Suspended, wordOver, tpu.Halted, "", false},
@@ -152,6 +164,12 @@ func TestTogether(t *testing.T) {
 		{"active active", 0, provision.Active, wordActive, ""},
 		{"active degraded", 0, provision.Active, wordDegraded, ""},
 		{"active active", 1, provision.Provisioning, wordMaking, "1 of 3 slices have no group"},
+		{"old active active", 1, provision.Suspended, wordHalfGone, "1 of 3 slices are deleted"},
+		{"old active active", 0, provision.Active, wordActive, ""},
+		{"old failed", 1, provision.Failed, "", ""},
+		{"deleting deleting", 1, provision.Deleting, "", ""},
+		{"deleting active", 1, provision.Suspending, wordHalfGone, "2 of 3 slices are deleted"},
+		{"recovering deleting", 0, provision.Suspending, wordHalfGone, "1 of 2 slices are deleted"},
 		{"requested waiting", 0, provision.Waiting, wordWaiting, "no machines"},
 		{"requested requested", 0, provision.Requested, "", ""},
 		{"active waiting", 0, provision.Provisioning, wordWaiting, "1 of 2 slices wait: no machines"},
@@ -161,13 +179,14 @@ func TestTogether(t *testing.T) {
 		{"recovering active", 0, provision.Recovering, "", ""},
 		{"recovering suspended", 0, provision.Suspended, "", ""},
 		{"suspended failed", 0, provision.Failed, "", ""},
-		{"active deleting", 0, provision.Deleting, "", ""},
+		{"suspended deleting", 0, provision.Suspended, "", ""},
 	} {
 		var all []state
-		for _, word := range strings.Fields(c.all) {
+		names, old := strings.CutPrefix(c.all, "old ")
+		for _, word := range strings.Fields(names) {
 			all = append(all, by[word])
 		}
-		if got := together(all, c.missing); got.life != c.life || got.word != c.word || got.why != c.why {
+		if got := together(all, c.missing, !old); got.life != c.life || got.word != c.word || got.why != c.why {
 			t.Errorf("%s and %d missing: got %+v", c.all, c.missing, got)
 		}
 	}

@@ -138,6 +138,7 @@ func (p *reader) resource(ctx context.Context, v view, id string) (provision.Res
 	} else {
 		out.Network = ""
 	}
+	newest := timeOf(template.GetCreationTimestamp())
 	byName := map[string]*computepb.InstanceGroupManager{}
 	for _, g := range v.groups {
 		of, run, _ := described(g.GetDescription())
@@ -151,8 +152,12 @@ func (p *reader) resource(ctx context.Context, v view, id string) (provision.Res
 		if out.Labels == nil && run != "" { // somebody has deleted the template
 			out.Labels = map[string]string{provision.LabelTool: provision.ToolName, provision.LabelRun: run}
 		}
-		if made := timeOf(g.GetCreationTimestamp()); out.CreateTime.IsZero() || made.Before(out.CreateTime) {
+		made := timeOf(g.GetCreationTimestamp())
+		if out.CreateTime.IsZero() || made.Before(out.CreateTime) {
 			out.CreateTime = made
+		}
+		if made.After(newest) {
+			newest = made
 		}
 	}
 	out.NodeCount = len(out.Nodes)
@@ -174,7 +179,7 @@ func (p *reader) resource(ctx context.Context, v view, id string) (provision.Res
 		out.Slices = append(out.Slices, slice)
 		errs = append(errs, err)
 	}
-	whole := together(states, len(out.Nodes)-len(states))
+	whole := together(states, len(out.Nodes)-len(states), p.gcp.Clock().Now().Sub(newest) < provision.MakingTime)
 	out.Life, out.State, out.By, out.ByUser, out.Until, out.Own = whole.life, whole.word, whole.by, whole.byUser, whole.until, whole
 	out.Over = whole.word == wordOver
 	if whole.life == provision.Failed {
