@@ -88,7 +88,7 @@ func Leftovers(ctx context.Context, d *workers.Deps, o GCOptions) ([]Leftover, e
 			Age: d.Age(res.CreateTime), Type: res.Type, Slices: len(res.Slices), Tier: string(res.Tier), res: res}
 		l.Hourly = cost.Hourly(res, d.Zone)
 		switch {
-		case res.Dead():
+		case res.Spent():
 			l.Useless, l.Evidence = true, "it gives no slices any more and holds quota until it is deleted"
 		case res.Life == provision.Deleting:
 			continue
@@ -225,7 +225,7 @@ func idle(d *workers.Deps, l Leftover, name string, ready []tpu.Slice, found []w
 		evidence += ", and nothing has run there for " + event.Age(quiet)
 	}
 	switch {
-	case l.res.ReadySlices() < l.res.NodeCount:
+	case l.res.ReadySlices() < l.res.NodeCount && !l.res.Dead():
 		return false, evidence + "; not all of them are READY"
 	case l.res.Tier.IsReserved():
 		return false, evidence + "; it is reserved capacity, which gc leaves"
@@ -302,7 +302,7 @@ func collect(ctx context.Context, d *workers.Deps, o GCOptions, l Leftover) erro
 		return nil
 	}
 	again := []Leftover{l}
-	again[0].Useless = l.res.Dead()
+	again[0].Useless = l.res.Spent()
 	if err := lookForRuns(ctx, d, again, o.OlderThan); err != nil {
 		return err
 	}
@@ -387,7 +387,7 @@ func leftoverWarning(d *workers.Deps, all []provision.Resource, user, except str
 		_, whose, ours := res.Made()
 		switch {
 		case !ours || whose != provision.LabelValue(user) || res.ID == except:
-		case res.Dead():
+		case res.Spent():
 			dead = append(dead, res.ID)
 		case res.ReadySlices() > 0:
 			ended := lastRunEnded(d, res)

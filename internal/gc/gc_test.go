@@ -128,6 +128,30 @@ func (r *remains) Delete(_ context.Context, id string, o provision.DeleteOptions
 	return true, nil
 }
 
+// When one of two slices is lost, a provider may leave the other one, with what runs there. It
+// is looked at as any other slice.
+func TestASliceThatIsLeftIsLookedAt(t *testing.T) {
+	clock := testkit.NewJumpClock()
+	ready := tpu.Slice{Name: "m-0", QueuedResource: "m", Condition: tpu.Usable, Workers: []tpu.Worker{{Name: "vm"}}, Created: clock.Now().Add(-time.Hour)}
+	res := provision.Resource{ID: "m", Commands: provision.Commands{Kind: "slice request"}, Life: provision.Suspended, State: "PREEMPTED", NodeCount: 2,
+		Labels: provision.OwnerLabels("m", "ann"), Slices: []tpu.Slice{ready, {Name: "m-1", Condition: tpu.Taken}}}
+	typed := &stage.Invocation{Clock: clock, Sink: event.Discard}
+	d := &workers.Deps{Reach: &workers.Reach{Invocation: typed, Cloud: &remains{listed: []provision.Resource{res}}}, Keeper: &record.Keeper{Of: typed, StateDir: t.TempDir()}}
+	left, err := Leftovers(t.Context(), d, GCOptions{})
+	if err != nil || len(left) != 1 || left[0].Useless {
+		t.Errorf("listed %+v, %v", left, err)
+	}
+	if useless, why := idle(d, Leftover{res: res}, "m", []tpu.Slice{ready}, nil, []bool{true}, 0); !useless {
+		t.Errorf("idle for an hour: it stays, %s", why)
+	}
+	if text := leftoverWarning(d, []provision.Resource{res}, "ann", ""); text != "" {
+		t.Errorf("warning %q", text)
+	}
+	if got, want := res.Standing(), "state PREEMPTED, and is billed"; got != want {
+		t.Errorf("standing %q, want %q", got, want)
+	}
+}
+
 // What is left of a resource whose slices are gone is deleted, too, unless somebody makes
 // one of that name by now.
 func TestPartsWithoutSlicesAreDeleted(t *testing.T) {

@@ -168,11 +168,16 @@ func (r Resource) ReadySlices() int {
 // against the quota.
 func (r Resource) Dead() bool { return r.Life.Dead() }
 
+// Spent reports whether the resource is dead and none of its slices runs. Some providers
+// leave the other slices where they are when one is lost: they are billed, and may have a
+// command.
+func (r Resource) Spent() bool { return r.Dead() && r.ReadySlices() == 0 }
+
 // Standing returns the state and what it means for the bill. The text ends a
 // sentence about a resource that is not deleted.
 func (r Resource) Standing() string {
 	switch {
-	case r.Dead():
+	case r.Spent():
 		return "state " + r.State + ", and holds quota until it is deleted"
 	case len(r.Slices) == 0:
 		return "state " + r.State + ", and is billed once it has slices"
