@@ -15,6 +15,7 @@
 //	starts/ID/multihost-agent-SHA256.gz    what the workers run, for each of their architectures
 //	starts/ID/kit.tar.gz                   supervisor, preflight, command, its environment
 //	starts/ID/script_dir_zip_RUN.tar.gz    the code
+//	starts/ID/seats/N/sSwW.SUM.VM          of slices made apart: which VM has come to attempt N
 //	main_command_log_slice_S_worker_W      the log of each worker, at every moment a prefix
 //	attempt-N/main_command_log_…           the same of a later attempt
 //	workers/sSwW                           each worker's report, once a minute and when its machine ends
@@ -97,7 +98,8 @@ type Job struct {
 	Resource string // queued resource that the workers belong to
 	Label    string // label KEY=VALUE on its slices that proves that the resource belongs to this run
 	Nodes    []string
-	Workers  int // workers of each slice
+	Workers  int  // workers of each slice
+	Apart    bool // each slice is a group of VMs that are named after it and know nothing of the others
 	Login    string
 
 	Bucket, Dir string
@@ -113,6 +115,10 @@ type Job struct {
 	LogTimeout time.Duration
 	Stale      time.Duration // until a worker without reports counts as dead; 30 min
 	TTL        time.Duration // from Requested to the deletion; 0: no limit
+	MaxRun     time.Duration // from the making of the slices until their provider deletes them; 0: no limit
+	// Gather is how long the workers of a job with Apart wait until all have come to an
+	// attempt; 30 min.
+	Gather time.Duration
 	// Requested is when the slices were requested. If it is zero or later than a worker's
 	// first boot, that boot counts instead.
 	Requested time.Time
@@ -262,11 +268,11 @@ func (j Job) text() string {
 	}
 	lines := [][2]string{
 		{"run", j.Run}, {"project", j.Project}, {"zone", j.Zone}, {"resource", j.Resource},
-		{"slices", strconv.Itoa(len(j.Nodes))}, {"workers", strconv.Itoa(j.Workers)}, {"nodes", strings.Join(j.Nodes, " ")}, {"login", j.Login},
+		{"slices", strconv.Itoa(len(j.Nodes))}, {"workers", strconv.Itoa(j.Workers)}, {"nodes", strings.Join(j.Nodes, " ")}, {"apart", yes[j.Apart]}, {"login", j.Login},
 		{"bucket", j.Bucket}, {"prefix", j.prefix()}, {"claim", j.claim}, {"kit_sum", j.kitSum}, {"code_sum", j.codeSum},
 		{"storage", j.Storage + "/storage/v1"}, {"upload", j.Storage + "/upload/storage/v1"}, {"secretmanager", j.SecretManager + "/v1"},
 		{"period", seconds(every, 0)}, {"look", seconds(min(every, 20*time.Second), 0)}, {"patience", seconds(j.Patience, 10*time.Minute)}, {"log_timeout", seconds(j.LogTimeout, 30*time.Minute)},
-		{"stale", seconds(j.Stale, 30*time.Minute)}, {"ttl", seconds(j.TTL, 0)}, {"requested", requested},
+		{"stale", seconds(j.Stale, 30*time.Minute)}, {"ttl", seconds(j.TTL, 0)}, {"max_run", seconds(j.MaxRun, 0)}, {"gather", seconds(j.Gather, 30*time.Minute)}, {"requested", requested},
 		{"keep", string(keep)}, {"keep_for", seconds(j.KeepFor, 0)}, {"grace", strconv.FormatInt(j.Grace.Milliseconds(), 10)}, {"timeout", seconds(j.Timeout, 0)},
 		{"preflight", j.Preflight}, {"kill_stale", j.KillStale}, {"numa", j.NUMA}, {"adopt", yes[j.Adopt]}, {"venv", yes[j.Venv]}, {"maxtext", yes[j.MaxText]}, {"fail_fast", yes[j.FailFast]}, {"cloud_logging", yes[j.CloudLogging]},
 		{"secrets", strings.Join(secrets, " ")}, {"tail_words", j.TailWords},

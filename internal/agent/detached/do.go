@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/http"
 	"strconv"
+	"strings"
 	"time"
 
 	"multihost/internal/agent"
@@ -61,6 +62,8 @@ func (w *doer) do(ctx context.Context, a action, s *sight) {
 	case takeTurn:
 		_ = agent.Sleep(ctx, min(time.Duration(w.me.index(w.job))*time.Second, mostTurn))
 		delete(s.looked, ofAttempt)
+	case sit:
+		s.err = w.bucket.write(ctx, w.bucket.seats(w.m.attempt)+w.me.seat(), []byte(w.me.Own+"\n"), agent.AnyVersion)
 	case announce:
 		s.err = w.patiently(ctx, w.job.Patience, func() error { return w.announce(ctx, a.n, s) })
 	case remove:
@@ -137,6 +140,8 @@ func (w *doer) look(ctx context.Context, at subject, s *sight) {
 			s.first, err = w.bucket.first(ctx)
 			return err
 		})
+	case ofSeats:
+		s.absent, s.absentErr = w.lookAtSeats(ctx)
 	case ofStop:
 		s.stop = w.bucket.asked(ctx, "stop")
 	case ofFailed:
@@ -151,6 +156,30 @@ func (w *doer) look(ctx context.Context, at subject, s *sight) {
 	case ofExcuses:
 		s.excused = w.bucket.judge(ctx, w.m.attempt, s.ends.failures, w.failed)
 	}
+}
+
+// lookAtSeats finds out which workers have not come to the attempt. If all have, it notes
+// where worker 0 is.
+func (w *doer) lookAtSeats(ctx context.Context) (missing string, err error) {
+	all, _, err := w.bucket.List(ctx, w.bucket.seats(w.m.attempt))
+	if err != nil {
+		return "", err
+	}
+	names, first := make([]string, len(all)), agent.Object{}
+	for i, o := range all {
+		names[i] = o.Name
+		if m := seatName.FindStringSubmatch(o.Name); m != nil && m[1] == nameOf(0, 0) && o.Updated.After(first.Updated) {
+			first = o
+		}
+	}
+	if missing = absent(w.job, names); missing != "" {
+		return missing, nil
+	}
+	address, _, err := w.bucket.Read(ctx, first.Name)
+	if err == nil {
+		w.me.Coordinator = strings.TrimSpace(string(address))
+	}
+	return "", err
 }
 
 // lookAtCommand asks for the state of the command. It retries for longer after a boot, and

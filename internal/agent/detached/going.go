@@ -75,7 +75,7 @@ func going(ctx context.Context, cfg Config) error {
 	if token, err := cfg.Metadata.Token(ctx); err == nil {
 		w.client.Held = token
 	}
-	w.bucket = objects{agent.Bucket{Client: w.client, Storage: w.job.Storage, Upload: w.job.Upload, Name: w.job.Bucket, Prefix: w.job.Prefix}, w.job, w.me}
+	w.bucket = w.objects()
 	w.lastWords(ctx)
 	return nil
 }

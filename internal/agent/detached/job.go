@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"regexp"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -23,6 +22,7 @@ type Job struct {
 	Deletions          []agent.Deletion
 	Nodes              []string // names of the slices, in order
 	Slices, Workers    int      // workers of each slice
+	Apart              bool     // each slice is a group of VMs that know nothing of the other slices
 	Login              string
 
 	Bucket, Prefix, Storage, Upload, SecretManager string
@@ -35,8 +35,10 @@ type Job struct {
 	LogTimeout time.Duration // how long the bucket may not take a log
 	Stale      time.Duration // until a worker without reports counts as dead
 	TTL        time.Duration
-	Requested  time.Time // zero: not known
-	Keep       string    // never, on-failure or always
+	MaxRun     time.Duration // after so long the provider deletes the VMs
+	Gather     time.Duration // how long the workers of a job with Apart wait for each other
+	Requested  time.Time     // zero: not known
+	Keep       string        // never, on-failure or always
 	KeepFor    time.Duration
 	Grace      time.Duration
 	Timeout    time.Duration
@@ -86,6 +88,7 @@ func parseJob(text string) (Job, error) {
 	j.Start, j.KitSum, j.CodeSum = values["claim"], values["kit_sum"], values["code_sum"]
 	j.Period, j.Look, j.Patience = r.seconds("period", 60), r.seconds("look", 20), r.seconds("patience", 600)
 	j.LogTimeout, j.Stale, j.TTL = r.seconds("log_timeout", 1800), r.seconds("stale", 1800), r.seconds("ttl", 0)
+	j.MaxRun, j.Gather = r.seconds("max_run", 0), r.seconds("gather", 1800)
 	if at := r.number("requested", 0); at > 0 {
 		j.Requested = time.Unix(int64(at), 0)
 	}
@@ -93,7 +96,7 @@ func parseJob(text string) (Job, error) {
 	j.Grace = time.Duration(r.number("grace", 30000)) * time.Millisecond
 	j.Preflight, j.KillStale, j.NUMA = r.word("preflight", "apply"), r.word("kill_stale", "orphans"), r.word("numa", "off")
 	j.Adopt, j.Venv, j.MaxText, j.CloudLogging = values["adopt"] == "yes", values["venv"] == "yes", values["maxtext"] == "yes", values["cloud_logging"] == "yes"
-	j.FailFast = values["fail_fast"] != "no"
+	j.Apart, j.FailFast = values["apart"] == "yes", values["fail_fast"] != "no"
 	for _, item := range strings.Fields(values["secrets"]) {
 		m := secretItem.FindStringSubmatch(item)
 		if m == nil {
@@ -146,50 +149,4 @@ func (r *reader) word(key, otherwise string) string {
 		return text
 	}
 	return otherwise
-}
-
-// A Place is where a worker is in its job.
-type Place struct {
-	Slice, Worker int
-	Node          string // name of the slice
-	Coordinator   string // address of worker 0 of the job
-	Own           string // address of this worker
-}
-
-func (p Place) String() string { return nameOf(p.Slice, p.Worker) }
-
-func nameOf(slice, worker int) string { return fmt.Sprintf("s%dw%d", slice, worker) }
-
-// index is the place of the worker among all workers of the job.
-func (p Place) index(j Job) int { return p.Slice*j.Workers + p.Worker }
-
-// parsePlace reads what the metadata server says of this worker: its attributes tpu-env and
-// worker-network-endpoints, and its address. A malformed number is an error. A missing
-// number is an error too, unless a slice has only one worker, or the job only one slice.
-func parsePlace(j Job, env, endpoints, own string) (Place, error) {
-	p := Place{Own: own}
-	r := reader{values: map[string]string{}}
-	first, _, _ := strings.Cut(endpoints, ",")
-	p.Coordinator = first[strings.LastIndexByte(first, ':')+1:]
-	for line := range strings.Lines(env) {
-		key, value, _ := strings.Cut(strings.TrimRight(line, "\r\n"), ":")
-		value = strings.Trim(value, ` '"`)
-		switch r.values[key] = value; key {
-		case "NODE_ID":
-			p.Node = value
-		case "MEGASCALE_COORDINATOR_ADDRESS":
-			p.Coordinator = value
-			if i := strings.LastIndexByte(value, ':'); i >= 0 {
-				p.Coordinator = value[:i]
-			}
-		}
-	}
-	p.Worker = r.place("WORKER_ID", j.Workers)
-	if p.Slice = slices.Index(j.Nodes, p.Node); p.Slice < 0 {
-		p.Slice = r.place("MEGASCALE_SLICE_ID", j.Slices)
-	}
-	if r.err != nil {
-		return Place{}, fmt.Errorf("the metadata server does not tell which worker this is: %w", r.err)
-	}
-	return p, nil
 }

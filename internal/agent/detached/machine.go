@@ -51,6 +51,7 @@ const (
 	ofEnds    subject = "ended"
 	ofUnsent  subject = "control/unsent"
 	ofExcuses subject = "the ends of the failures"
+	ofSeats   subject = "the workers that have come"
 )
 
 // A verb is what an action does.
@@ -69,6 +70,7 @@ const (
 	announce    verb = "announce"       // attempt n to the others
 	loseDisk    verb = "tell of a disk" // report an empty disk: attempt n was lost with it
 	fetch       verb = "fetch"          // what the job needs; then disk is filled in
+	sit         verb = "sit down"       // tell the others that this worker has come to the attempt
 	prepare     verb = "prepare"        // the worker for the command
 	arm         verb = "arm"            // start the command
 	finish      verb = "finish"         // store how the attempt ended, after its log
@@ -103,6 +105,9 @@ type sight struct {
 	started time.Time // when the command was started; zero: not known
 	// rebooted is how the machine ended the command, if it did.
 	rebooted string
+
+	absent    string // which workers have not come to the attempt; "": all have
+	absentErr error  // why that is not known
 
 	wanted    int   // the newest attempt that any worker began; 0: none
 	wantedErr error // why it is not known
@@ -160,12 +165,18 @@ type onDisk struct {
 type machine struct {
 	job       Job
 	born      time.Time // beginning of the time to live
+	made      time.Time // first boot
 	at        phase
 	attempt   int
 	following int // attempt that begins after this one has ended; 0: not known
 	fetched   bool
 
 	disk onDisk
+
+	// before the command runs
+	sitFrom  time.Time // since when the worker waits for the others
+	seated   bool      // the others know that it has come
+	gathered bool      // all have come
 
 	// while the command runs
 	sent      time.Time // of the last upload of the log
@@ -242,6 +253,7 @@ func (m *machine) start(attempt int, s *sight) action {
 	m.attempt, m.following = attempt, 0
 	m.sent, m.blindFrom, m.stopping, m.missing, m.ending = time.Time{}, time.Time{}, "", "", ending{}
 	m.endTold, m.endCode, m.unsent = false, "", ""
+	m.sitFrom, m.seated, m.gathered = time.Time{}, false, false
 	s.forget()
 	if !m.fetched {
 		return m.become(fetching, s)
@@ -423,10 +435,65 @@ func (m *machine) begin(s *sight) action {
 	if s.stop != "" {
 		return m.abandonFor(stoppedCode, s.stop, s)
 	}
+	if !m.gathered && m.job.gathers() {
+		return m.gather(s)
+	}
 	if !s.did[prepare] {
 		return action{do: prepare} // then control/stop is old
 	}
 	return action{do: arm}
+}
+
+// gathers reports whether the workers wait for each other before an attempt.
+func (j Job) gathers() bool { return j.Apart && j.Slices*j.Workers > 1 }
+
+// codeAlone is the exit code of an attempt to which not all workers came.
+const codeAlone = 75
+
+// gather decides what happens until all workers have come to the attempt. Each slice of a
+// job with Apart is made for itself, perhaps hours after the others, and restarted for
+// itself: a command that began without the others would give up. The worker also learns here
+// where worker 0 is.
+func (m *machine) gather(s *sight) action {
+	if m.sitFrom.IsZero() {
+		m.sitFrom = s.now
+	}
+	if !m.seated && !s.did[sit] {
+		return action{do: sit}
+	}
+	m.seated = m.seated || s.err == nil
+	why := ""
+	switch {
+	case !m.seated:
+		why = s.err.Error()
+	case !s.looked[ofSeats]:
+		return action{do: look, at: ofSeats}
+	case s.absentErr != nil:
+		why = s.absentErr.Error()
+	case s.absent == "":
+		m.gathered = true
+		s.forget()
+		return m.next(s)
+	default:
+		why = s.absent
+	}
+	if s.now.Sub(m.sitFrom) >= m.job.Gather {
+		return m.abandonFor(codeAlone, fmt.Sprintf("waited %d s for all workers: %s", int(m.job.Gather.Seconds()), why), s)
+	}
+	for _, at := range []subject{ofFailed, ofAttempt} {
+		if !s.looked[at] {
+			return action{do: look, at: at}
+		}
+	}
+	switch text := fmt.Sprintf("attempt %d, waiting: %s", m.attempt, why); {
+	case s.failed != "":
+		return m.abandonFor(stoppedCode, s.failed, s)
+	case s.wantedErr == nil && s.wanted > m.attempt:
+		return m.start(s.wanted, s)
+	case (m.said != "boot" || m.detail != text) && !s.did[say]:
+		return action{do: say, text: "boot", more: text}
+	}
+	return m.idle(s)
 }
 
 // armed decides what follows the try to start the command.
@@ -548,26 +615,46 @@ func (m *machine) awaitStop(s *sight) action {
 	return m.pause()
 }
 
-// expired reports whether the time to live is over, with the reason to stop.
-func (m *machine) expired(now time.Time) (string, bool) {
-	if m.job.TTL == 0 || now.Sub(m.born) < m.job.TTL {
-		return "", false
+// bound returns when the command has to end because the slices do, and why; zero: never.
+func (m *machine) bound() (at time.Time, why string) {
+	if m.job.TTL > 0 {
+		at, why = m.born.Add(m.job.TTL), fmt.Sprintf("the time to live of %d s (--ttl) is over", int(m.job.TTL.Seconds()))
 	}
-	return fmt.Sprintf("the time to live of %d s (--ttl) is over", int(m.job.TTL.Seconds())), true
+	if run := m.job.MaxRun; run > 0 {
+		if end := m.made.Add(run - min(m.job.Grace+takenAhead, run/10)); at.IsZero() || end.Before(at) {
+			at, why = end, fmt.Sprintf("the slices are deleted %d s after they were made (--max-run-duration)", int(run.Seconds()))
+		}
+	}
+	return at, why
 }
 
-// overdue reports whether the time to live is over, and the time to stop the command
-// afterwards too.
+// takenAhead and the grace time are how long before the provider deletes the slices a command
+// is stopped, because the logs have to be sent before. The provider counts from a moment
+// before the first boot of this program.
+const takenAhead = 3 * time.Minute
+
+// expired reports whether the bound has passed, with the reason to stop.
+func (m *machine) expired(now time.Time) (string, bool) {
+	if at, why := m.bound(); !at.IsZero() && !now.Before(at) {
+		return why, true
+	}
+	return "", false
+}
+
+// overdue reports whether the bound has passed, and the time to stop the command afterwards
+// too.
 func (m *machine) overdue(now time.Time) bool {
-	return m.job.TTL > 0 && now.Sub(m.born) >= m.job.TTL+m.job.Grace.Truncate(time.Second)+time.Minute
+	limit := m.limit()
+	return !limit.IsZero() && !now.Before(limit)
 }
 
 // limit returns when patience has to end; zero: never.
 func (m *machine) limit() time.Time {
-	if m.job.TTL == 0 {
+	at, _ := m.bound()
+	if at.IsZero() {
 		return time.Time{}
 	}
-	return m.born.Add(m.job.TTL + m.job.Grace.Truncate(time.Second) + time.Minute)
+	return at.Add(m.job.Grace.Truncate(time.Second) + time.Minute)
 }
 
 // end decides what follows the end of the command.

@@ -524,6 +524,96 @@ func TestAnEndInAMachineThatEndsIsHeldBack(t *testing.T) {
 
 // Before a command starts, a stop counts until the last moment, and what keeps it from
 // starting is the reason of the end.
+// The workers of slices that were made apart wait for each other, for a time, and as long as
+// the attempt can begin.
+func TestGather(t *testing.T) {
+	t.Parallel()
+	come := func(after int) func(a action, s *sight, now int) {
+		return func(a action, s *sight, now int) {
+			if s.absent = "s1w0 has not come"; now >= after {
+				s.absent = ""
+			}
+			if a.do == arm {
+				s.life = running
+			}
+		}
+	}
+	for name, c := range map[string]struct {
+		on   func(a action, s *sight, now int)
+		want string
+	}{
+		"all are there":      {come(0), "attending at 1000, attempt 1: attempt 1"},
+		"one comes later":    {come(2000), "attending at 2000, attempt 1: attempt 1"},
+		"one comes too late": {come(9000), "giving up at 2800, attempt 1: 75 waited 1800 s for all workers: s1w0 has not come"},
+		"the bucket is away": {func(a action, s *sight, _ int) {
+			if a.do == sit {
+				s.err = errGone
+			}
+		}, "giving up at 2800, attempt 1: 75 waited 1800 s for all workers: gone"},
+		"the seats cannot be read": {func(a action, s *sight, _ int) { s.absentErr = errGone }, "giving up at 2800, attempt 1: 75 waited 1800 s for all workers: gone"},
+		"a stop comes": {func(a action, s *sight, now int) {
+			if s.absent = "x"; now > 1100 {
+				s.stop = "enough"
+			}
+		}, "giving up at 1120, attempt 1: 143 enough"},
+		"another has failed": {func(a action, s *sight, now int) {
+			if s.absent = "x"; now > 1100 {
+				s.failed = "fail-fast"
+			}
+		}, "giving up at 1120, attempt 1: 143 fail-fast"},
+		"another was rebooted": {func(a action, s *sight, now int) {
+			if come(1200)(a, s, now); now > 1100 {
+				s.wanted = 2
+			}
+		}, "attending at 1200, attempt 2: attempt 2"},
+		"its time is over": {func(a action, s *sight, now int) { s.absent = "x" }, "giving up at 2000, attempt 1: 143 the time to live of 1000 s (--ttl) is over"},
+	} {
+		p := &play{m: &machine{job: ordinary(), at: beginning, fetched: true, attempt: 1, born: at(1000)}, now: 1000}
+		p.m.job.Apart, p.m.job.Gather = true, 30*time.Minute
+		if name == "its time is over" {
+			p.m.job.TTL = 1000 * time.Second
+		}
+		p.on = c.on
+		p.until(9000, func(a action) bool { return (p.m.at == attending || p.m.at == givingUp) && a.do != say })
+		text := p.m.detail
+		if p.m.at == givingUp {
+			text = fmt.Sprintf("%d %s", p.m.code, p.m.why)
+		}
+		if got := fmt.Sprintf("%s at %d, attempt %d: %s", p.m.at, p.now, p.m.attempt, text); got != c.want {
+			t.Errorf("%s: got %q, want %q", name, got, c.want)
+		}
+	}
+}
+
+// A command is stopped before the provider deletes the slices, at the latest when its time to
+// live is over.
+func TestBound(t *testing.T) {
+	t.Parallel()
+	const taken = "the slices are deleted %d s after they were made (--max-run-duration)"
+	for _, c := range []struct {
+		ttl, run int
+		at       int
+		why      string
+	}{
+		{0, 0, 0, ""},
+		{3600, 0, 3600, "the time to live of 3600 s (--ttl) is over"},
+		{0, 14400, 1000 + 14400 - 210, fmt.Sprintf(taken, 14400)},
+		{0, 600, 1000 + 540, fmt.Sprintf(taken, 600)},
+		{3600, 14400, 3600, "the time to live of 3600 s (--ttl) is over"},
+		{14400, 3600, 1000 + 3600 - 210, fmt.Sprintf(taken, 3600)},
+	} {
+		m := machine{job: ordinary(), born: at(0), made: at(1000)}
+		m.job.TTL, m.job.MaxRun = time.Duration(c.ttl)*time.Second, time.Duration(c.run)*time.Second
+		end, why := m.bound()
+		if c.at == 0 != end.IsZero() || c.at > 0 && !end.Equal(at(c.at)) || why != c.why {
+			t.Errorf("%+v: got %d, %q", c, end.Unix(), why)
+		}
+		if c.at > 0 && (m.overdue(at(c.at+89)) || !m.overdue(at(c.at+90))) {
+			t.Errorf("%+v: overdue at another time", c)
+		}
+	}
+}
+
 func TestBegin(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {

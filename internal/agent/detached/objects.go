@@ -208,6 +208,12 @@ func (o objects) judge(ctx context.Context, attempt, failures int, failed failur
 	return isExcused
 }
 
+// seats is the directory of the seats of an attempt. Each start of the run has its own: VMs
+// of an earlier start may have the same names.
+func (o objects) seats(attempt int) string {
+	return fmt.Sprintf("starts/%s/seats/%d/", o.job.Start, attempt)
+}
+
 // logName returns the name of the object with the log of an attempt.
 func logName(p Place, attempt int) string {
 	name := fmt.Sprintf("main_command_log_slice_%d_worker_%d", p.Slice, p.Worker)

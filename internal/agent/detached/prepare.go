@@ -320,16 +320,20 @@ func zeroed(words []string) []byte {
 
 // variables returns the variables that this worker's command gets besides the user's own.
 // A name without a value is unset: MEGASCALE variables would override the metadata of a job
-// of several slices, and a job of one slice must have none.
+// of several slices, and a job of one slice must have none. Only slices that were made apart
+// need them: nothing else tells such a slice of the others.
 func (w *starter) variables() []string {
 	j, p := w.job, w.me
-	v := []string{
-		"MEGASCALE_COORDINATOR_ADDRESS", "MEGASCALE_NUM_SLICES", "MEGASCALE_SLICE_ID", "MEGASCALE_PORT",
+	v := []string{"MEGASCALE_COORDINATOR_ADDRESS", "MEGASCALE_NUM_SLICES", "MEGASCALE_SLICE_ID", "MEGASCALE_PORT"}
+	if j.Apart && j.Slices > 1 {
+		v = []string{"MEGASCALE_COORDINATOR_ADDRESS=" + p.Coordinator, fmt.Sprintf("MEGASCALE_NUM_SLICES=%d", j.Slices), fmt.Sprintf("MEGASCALE_SLICE_ID=%d", p.Slice), "MEGASCALE_PORT=8081"}
+	}
+	v = append(v,
 		fmt.Sprintf("MULTIHOST_SLICE_ID=%d", p.Slice), fmt.Sprintf("MULTIHOST_NUM_SLICES=%d", j.Slices),
 		fmt.Sprintf("MULTIHOST_WORKER_ID=%d", p.Worker), fmt.Sprintf("MULTIHOST_NUM_WORKERS=%d", j.Workers),
 		fmt.Sprintf("MULTIHOST_PROCESS_ID=%d", p.index(j)), fmt.Sprintf("MULTIHOST_NUM_PROCESSES=%d", j.Slices*j.Workers),
-		"MULTIHOST_LOCAL_ID=0", "MULTIHOST_COORDINATOR_IP=" + p.Coordinator, "MULTIHOST_WORKER_IP=" + p.Own,
-	}
+		"MULTIHOST_LOCAL_ID=0", "MULTIHOST_COORDINATOR_IP="+p.Coordinator, "MULTIHOST_WORKER_IP="+p.Own,
+	)
 	if j.MaxText {
 		v = append(v, fmt.Sprintf("SLICE_ID=%d", p.Slice), fmt.Sprintf("WORKER_ID=%d", p.Worker), "NODE_ID="+p.Node, "ZONE="+j.Zone, "PROJECT="+j.Project)
 	}

@@ -63,6 +63,7 @@ type worker struct {
 	scratch   string // directory in memory: a command that fills the disk does not keep a worker from reporting how it ended
 	firstBoot time.Time
 	right     string         // whether it may delete the slices, for people
+	told      string         // what it has reported while it did not know its place
 	beside    sync.WaitGroup // of work beside the attempts
 }
 
@@ -114,29 +115,29 @@ func (w *worker) describe(ctx context.Context) error {
 	return err
 }
 
-// place finds out which worker of the job this is, and where. It never guesses: a wrong
-// guess would give two workers one identity.
-func (w *worker) place(ctx context.Context) error {
-	var values [3]string
-	for i, path := range []string{"attributes/tpu-env", "attributes/worker-network-endpoints", "network-interfaces/0/ip"} {
-		var err error
-		if values[i], err = w.cfg.Metadata.Optional(ctx, path); err != nil {
+// place finds out which worker of the job this is, and where.
+func (w *worker) place(ctx context.Context) (err error) {
+	values := map[string]string{}
+	for _, key := range placeKeys(w.job) {
+		if values[key], err = w.cfg.Metadata.Optional(ctx, key); err != nil {
 			return fmt.Errorf("the metadata server does not tell which worker this is: %w", err)
 		}
 	}
-	var err error
-	w.me, err = parsePlace(w.job, values[0], values[1], values[2])
+	w.me, err = parsePlace(w.job, values)
 	return err
 }
 
 // identify reads what this worker is to do. A worker that gets nothing from its metadata
 // server has no token either. It can only ask again: if it left, no worker might delete the
-// slices.
+// slices. A worker that does not know its place decides nothing about an attempt. It reports
+// the reason, and deletes the slices only as boot.sh of package detach does, which cannot get
+// this program: after a long time in which no worker has reported anything.
 func (w *worker) identify(ctx context.Context) error {
 	since, said := time.Now(), ""
 	for {
 		err := w.describe(ctx)
-		if err == nil {
+		described := err == nil
+		if described {
 			err = w.place(ctx)
 		}
 		if err == nil || w.cfg.File != "" {
@@ -146,6 +147,9 @@ func (w *worker) identify(ctx context.Context) error {
 			said = err.Error()
 			agent.Note(w.cfg.Out, "waiting: %s", said)
 		}
+		if described {
+			w.withoutPlace(ctx, since, said)
+		}
 		pause := time.Minute
 		if time.Since(since) < 10*time.Minute {
 			pause = 5 * time.Second
@@ -154,6 +158,45 @@ func (w *worker) identify(ctx context.Context) error {
 			return err
 		}
 	}
+}
+
+// withoutPlace does what a worker can do that does not know its place since a moment.
+func (w *worker) withoutPlace(ctx context.Context, since time.Time, why string) {
+	now := time.Now()
+	phase := "boot"
+	if now.Sub(since) >= w.job.Patience {
+		phase = "failed"
+	}
+	if text := phase + why; w.told != text {
+		w.told = text
+		_ = w.cfg.Metadata.Publish(ctx, "state", fmt.Sprintf("run=%s\nphase=%s\nattempt=0\nat=%d\nmay_delete=unknown\ndetail=waiting: %s", w.job.Run, phase, now.Unix(), oneLine(why)))
+	}
+	if !w.job.forsaken(since, now) {
+		return
+	}
+	bucket := w.objects()
+	reports, _, err := bucket.List(ctx, "workers/")
+	if err != nil || len(reports) > 0 {
+		return
+	}
+	agent.Note(w.cfg.Out, "deleting: no worker has reported anything")
+	if err := w.client.Delete(ctx, w.job.Deletions); err != nil {
+		agent.Note(w.cfg.Out, "the slices of %s: %v", w.job.Resource, err)
+	}
+}
+
+// forsaken reports whether the slices are to be deleted although no worker could begin,
+// after the time from since to now.
+func (j Job) forsaken(since, now time.Time) bool {
+	if j.TTL > 0 && !j.Requested.IsZero() && !now.Before(j.Requested.Add(j.TTL+j.Grace+time.Minute)) {
+		return true
+	}
+	return (j.Keep == "never" || j.Keep == "on-failure" && j.KeepFor != 0) && now.Sub(since) >= j.Patience+j.Stale+j.KeepFor
+}
+
+// objects are the objects of the job in the bucket.
+func (w *worker) objects() objects {
+	return objects{agent.Bucket{Client: w.client, Storage: w.job.Storage, Upload: w.job.Upload, Name: w.job.Bucket, Prefix: w.job.Prefix}, w.job, w.me}
 }
 
 // stateDir returns where a run's files are that survive a reboot.
@@ -172,7 +215,7 @@ func (w *worker) open() error {
 	if w.cfg.System == nil {
 		w.cfg.System = Host{w.scratch}
 	}
-	w.bucket = objects{agent.Bucket{Client: w.client, Storage: w.job.Storage, Upload: w.job.Upload, Name: w.job.Bucket, Prefix: w.job.Prefix}, w.job, w.me}
+	w.bucket = w.objects()
 	return nil
 }
 
@@ -192,7 +235,7 @@ func (w *worker) boot() error {
 	}
 	w.disk.forgetDown()
 	w.disk.remember("me", fmt.Sprintf("%d %d", w.me.Slice, w.me.Worker))
-	w.m = &machine{job: w.job, born: w.firstBoot, at: fetching, attempt: 1, disk: w.disk.look()}
+	w.m = &machine{job: w.job, born: w.firstBoot, made: w.firstBoot, at: fetching, attempt: 1, disk: w.disk.look()}
 	if !w.job.Requested.IsZero() && w.job.Requested.Before(w.m.born) {
 		w.m.born = w.job.Requested
 	}

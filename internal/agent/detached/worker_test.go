@@ -108,6 +108,75 @@ func TestASecondProgramLeaves(t *testing.T) {
 }
 
 // Without its metadata server a worker can only wait, and says for what.
+// A worker that does not know its number decides nothing, and says so. Only if no worker has
+// reported anything for long it deletes the slices.
+func TestAWorkerWithoutANumber(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		keep, reported string
+		want           string
+	}{
+		{"never", "", "deleted at 2400"},
+		{"never", "s1w1", "it stays"},
+		{"always", "", "it stays"},
+	} {
+		inWorld(t, func(w *world) {
+			w.keys["apart"], w.keys["workers"], w.keys["keep"] = "yes", "2", c.keep
+			w.values["name"], w.values["attributes/worker-network-endpoints"] = "r-x7k2", "r-ab12,r-x7k2"
+			if c.reported != "" {
+				w.put("workers/"+c.reported, []byte("phase=boot\n"))
+			}
+			got := "it stays"
+			w.note = func(text string) { got = fmt.Sprintf("%s at %d", text, w.since()) }
+			w.run(2 * time.Hour)
+			state := w.values["guest-attributes/multihost/state"]
+			if got != c.want || !strings.Contains(state, "phase=failed\nattempt=0\n") || !strings.HasSuffix(state, "\ndetail=waiting: the metadata server does not tell which worker this is: its agent-worker-number is missing") {
+				t.Errorf("%+v: %s, state %q\n%s", c, got, state, w.out.String())
+			}
+			for name := range w.objects {
+				if !strings.HasPrefix(name, "starts/") && name != "workers/"+c.reported {
+					t.Errorf("it wrote %s", name)
+				}
+			}
+		})
+	}
+}
+
+// Workers of slices that were made apart begin when all have come, and know where worker 0 is.
+func TestSlicesMadeApartBeginTogether(t *testing.T) {
+	t.Parallel()
+	inWorld(t, func(w *world) {
+		w.keys["apart"], w.keys["slices"], w.keys["nodes"] = "yes", "2", "r-0 r-1"
+		w.values["name"], w.values["attributes/worker-network-endpoints"], w.values["attributes/agent-worker-number"] = "r-1-x7k2", "r-1-x7k2", "0"
+		w.end[1] = time.Minute
+		time.AfterFunc(10*time.Minute, func() {
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			w.put("starts/c/seats/1/s0w0.01234567.r-0-y4z5", []byte("10.9.9.9\n"))
+		})
+		time.AfterFunc(20*time.Minute, func() {
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			w.put("ended/1/s0w0.0", []byte("code=0\n"))
+		})
+		w.run(2 * time.Hour)
+		if at := w.began[1].Sub(w.begin).Truncate(time.Minute); at != 10*time.Minute || w.resource != "" {
+			t.Errorf("it began after %s; left: %q\n%s", at, w.resource, w.out.String())
+		}
+		variables, _ := os.ReadFile(filepath.Join(w.dir, ".multihost/runs/r/1/armed"))
+		for _, want := range []string{"MEGASCALE_COORDINATOR_ADDRESS=10.9.9.9\x00", "MEGASCALE_NUM_SLICES=2\x00", "MEGASCALE_SLICE_ID=1\x00", "MEGASCALE_PORT=8081\x00", "MULTIHOST_COORDINATOR_IP=10.9.9.9\x00"} {
+			if !strings.Contains(string(variables), want) {
+				t.Errorf("the command does not get %q", want)
+			}
+		}
+		if w.text("starts/c/seats/1/s1w0."+digestOf("r-1-x7k2")+".r-1-x7k2") != "10.0.0.2\n" {
+			t.Error("its own seat is missing")
+		}
+	})
+}
+
+func digestOf(text string) string { return sumOf([]byte(text))[:8] }
+
 func TestAWorkerWaitsForItsMetadataServer(t *testing.T) {
 	t.Parallel()
 	inWorld(t, func(w *world) {
@@ -1021,7 +1090,7 @@ func TestParsePlace(t *testing.T) {
 	many := Job{Nodes: []string{"t-0", "t-1"}, Slices: 2, Workers: 4}
 	one := Job{Nodes: []string{"t"}, Slices: 1, Workers: 1}
 	check := func(j Job, env, want string) {
-		p, err := parsePlace(j, env, "a:b:10.0.0.1,a:b:10.0.0.2", "10.0.0.2")
+		p, err := parsePlace(j, map[string]string{envKey: env, endpointsKey: "a:b:10.0.0.1,a:b:10.0.0.2", ownAddress: "10.0.0.2"})
 		got := fmt.Sprintf("%s %d %s %s", p, p.index(j), p.Node, p.Coordinator)
 		if err != nil {
 			got = err.Error()
@@ -1049,6 +1118,75 @@ func TestParsePlace(t *testing.T) {
 	}
 }
 
+// A VM of a group learns its slice from its name and its number from its metadata, and
+// believes neither if the rest of its metadata contradicts them.
+func TestPlaceInAGroup(t *testing.T) {
+	t.Parallel()
+	many := Job{Apart: true, Nodes: []string{"t-0", "t-1", "t-10"}, Slices: 3, Workers: 2}
+	one := Job{Apart: true, Nodes: []string{"t"}, Slices: 1, Workers: 1}
+	const not = "the metadata server does not tell which worker this is: "
+	for _, c := range []struct {
+		j                              Job
+		name, number, endpoints, group string
+		want                           string
+	}{
+		{many, "t-1-x7k2", "0", "t-1-ab12,t-1-x7k2", "projects/1/zones/z/instanceGroupManagers/t-1", "s1w0 of t-1, coordinator "},
+		{many, "t-1-x7k2", "1", "t-1-ab12,t-1-x7k2", "", "s1w1 of t-1, coordinator "},
+		{many, "t-10-x7k2", "1", "t-10-x7k2,t-10-ab12", "", "s2w1 of t-10, coordinator "},
+		{one, "t-x7k2", "", "", "", "s0w0 of t, coordinator 10.0.0.2"},
+		{one, "t-x7k2", "0", "t-x7k2", "", "s0w0 of t, coordinator 10.0.0.2"},
+		{one, "t-x7k2", "0", "t-other", "", not + `its worker-network-endpoints do not name "t-x7k2" among 1 VMs: "t-other"`},
+		{many, "t-1-x7k2", "", "t-1-ab12,t-1-x7k2", "", not + "its agent-worker-number is missing"},
+		{many, "t-1-x7k2", "first", "t-1-ab12,t-1-x7k2", "", not + `its agent-worker-number is no number: "first"`},
+		{many, "t-1-x7k2", "2", "t-1-ab12,t-1-x7k2", "", not + "its agent-worker-number is 2 of 2"},
+		{many, "t-1-x7k2", "1", "t-1-ab12", "", not + `its worker-network-endpoints do not name "t-1-x7k2" among 2 VMs: "t-1-ab12"`},
+		{many, "t-1-x7k2", "1", "t-1-x7k2,t-1-x7k2", "", not + `its worker-network-endpoints do not name "t-1-x7k2" among 2 VMs: "t-1-x7k2,t-1-x7k2"`},
+		{many, "t-1-x7k2", "1", "", "", not + `its worker-network-endpoints do not name "t-1-x7k2" among 2 VMs: ""`},
+		{many, "t-2-x7k2", "1", "t-2-ab12,t-2-x7k2", "", not + `VM "t-2-x7k2" is not named after a slice`},
+		{many, "t-1", "1", "t-1,t-0", "", not + `VM "t-1" is not named after a slice`},
+		{many, "", "1", "", "", not + `VM "" is not named after a slice`},
+		{many, "t-1-x7k2", "1", "t-1-ab12,t-1-x7k2", "projects/1/zones/z/instanceGroupManagers/t-0", not + `VM "t-1-x7k2" was made by group "t-0"`},
+	} {
+		// Such a VM may have lines of tpu-env that mean something else.
+		p, err := parsePlace(c.j, map[string]string{nameKey: c.name, numberKey: c.number, endpointsKey: c.endpoints, groupKey: c.group, ownAddress: "10.0.0.2", envKey: "WORKER_ID: '0'\nNODE_ID: 't-0'\n"})
+		got := fmt.Sprintf("%s of %s, coordinator %s", p, p.Node, p.Coordinator)
+		if err != nil {
+			got = err.Error()
+		}
+		if got != c.want {
+			t.Errorf("%s: got %q, want %q", c.name, got, c.want)
+		}
+	}
+}
+
+func TestWhoIsAbsent(t *testing.T) {
+	t.Parallel()
+	j := Job{Apart: true, Nodes: []string{"t-0", "t-1"}, Slices: 2, Workers: 2}
+	all := []string{"s0w0.11111111.t-0-a", "s0w1.11111111.t-0-b", "s1w0.22222222.t-1-a", "s1w1.22222222.t-1-b"}
+	for want, names := range map[string][]string{
+		"":                                    all,
+		"4 workers have not come, s0w0 first": nil,
+		"s1w1 has not come":                   {all[0], all[1], all[2], "other", "s9w0.33333333.t-9-a"},
+		"2 workers have not come, s1w0 first": all[:2],
+		"VMs t-0-a and t-0-c say that they are s0w0": {all[0], "s0w0.11111111.t-0-c", all[1], all[2], all[3]},
+	} {
+		for i := range names {
+			names[i] = "starts/c/seats/1/" + strings.TrimPrefix(names[i], "starts/c/seats/1/")
+		}
+		if got := absent(j, names); got != want {
+			t.Errorf("got %q, want %q", got, want)
+		}
+	}
+	// The VMs of a slice name different VMs: each is alone.
+	if got := absent(j, []string{"/s0w0.11111111.t-0-a", "/s0w1.33333333.t-0-b", "/s1w0.22222222.t-1-a", "/s1w1.22222222.t-1-b"}); got != "s0w1 has not come" {
+		t.Error(got)
+	}
+	// A slice was repaired with other VMs, and all have come again.
+	if got := absent(j, append([]string{"/s0w0.33333333.t-0-x"}, "/s0w0.11111111.t-0-a", "/s0w1.11111111.t-0-b", "/s1w0.22222222.t-1-a", "/s1w1.22222222.t-1-b")); got != "" {
+		t.Error(got)
+	}
+}
+
 // The worker reads all that the runner writes.
 func TestTheJobIsReadAsItIsWritten(t *testing.T) {
 	t.Parallel()
@@ -1058,7 +1196,7 @@ func TestTheJobIsReadAsItIsWritten(t *testing.T) {
 		Undoing: provision.Undoing{Parts: []provision.Part{{Look: queued + "q", Delete: queued + "q?force=true", Probe: queued + "none", Going: provision.Field{Path: "/state/state", Value: "DELETING"}, Labels: "/tpu/nodeSpec/*/node/labels"},
 			{Look: queued + "g", Delete: queued + "g", About: "slices of q"}}},
 		Storage: "https://S", SecretManager: "https://M", Every: 2 * time.Minute, Patience: 3 * time.Minute, LogTimeout: 4 * time.Minute, Stale: 5 * time.Minute,
-		TTL: 6 * time.Minute, Requested: time.Unix(7, 0), Keep: detach.KeepOnFailure, KeepFor: 8 * time.Minute, Grace: 1500 * time.Millisecond, Timeout: 9 * time.Minute,
+		TTL: 6 * time.Minute, MaxRun: 10 * time.Minute, Gather: 11 * time.Minute, Apart: true, Requested: time.Unix(7, 0), Keep: detach.KeepOnFailure, KeepFor: 8 * time.Minute, Grace: 1500 * time.Millisecond, Timeout: 9 * time.Minute,
 		Preflight: "require", KillStale: "all", NUMA: "bind", Adopt: true, Venv: true, MaxText: true, CloudLogging: true,
 		Secrets: []detach.Secret{{Name: "KEY", Project: "p", ID: "s", Version: "7"}}, TailWords: "a|b",
 	}.Metadata()["multihost-job"]
@@ -1069,7 +1207,7 @@ func TestTheJobIsReadAsItIsWritten(t *testing.T) {
 	want := Job{
 		Run: "r", Project: "p", Zone: "z", Resource: "q", Nodes: []string{"q-0", "q-1"}, Slices: 2, Workers: 4, Login: "ann", Bucket: "b", Prefix: "d/r/",
 		Storage: "https://S/storage/v1", Upload: "https://S/upload/storage/v1", SecretManager: "https://M/v1", Period: 2 * time.Minute, Look: 20 * time.Second, Patience: 3 * time.Minute,
-		LogTimeout: 4 * time.Minute, Stale: 5 * time.Minute, TTL: 6 * time.Minute, Requested: time.Unix(7, 0), Keep: "on-failure", KeepFor: 8 * time.Minute, Grace: 1500 * time.Millisecond,
+		LogTimeout: 4 * time.Minute, Stale: 5 * time.Minute, TTL: 6 * time.Minute, MaxRun: 10 * time.Minute, Gather: 11 * time.Minute, Apart: true, Requested: time.Unix(7, 0), Keep: "on-failure", KeepFor: 8 * time.Minute, Grace: 1500 * time.Millisecond,
 		Timeout: 9 * time.Minute, Preflight: "require", KillStale: "all", NUMA: "bind", Adopt: true, Venv: true, MaxText: true, CloudLogging: true,
 		Secrets: []Secret{{"KEY", "p", "s", "7"}}, Tail: got.Tail, Deletions: got.Deletions,
 	}

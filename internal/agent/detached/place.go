@@ -1,0 +1,197 @@
+//go:build unix
+
+package detached
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"path"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// A Place is where a worker is in its job.
+type Place struct {
+	Slice, Worker int
+	Node          string // name of the slice
+	Coordinator   string // address of worker 0 of the job; "": the bucket has it
+	Own           string // address of this worker
+
+	// Of a VM of a group:
+	VM    string // its name
+	peers string // a digest of the names of all workers of the slice, as this VM has them
+}
+
+func (p Place) String() string { return nameOf(p.Slice, p.Worker) }
+
+func nameOf(slice, worker int) string { return fmt.Sprintf("s%dw%d", slice, worker) }
+
+// index is the place of the worker among all workers of the job.
+func (p Place) index(j Job) int { return p.Slice*j.Workers + p.Worker }
+
+// Values of the metadata server from which a worker learns its place.
+const (
+	ownAddress   = "network-interfaces/0/ip"
+	endpointsKey = "attributes/worker-network-endpoints"
+	envKey       = "attributes/tpu-env"
+	nameKey      = "name"
+	numberKey    = "attributes/agent-worker-number"
+	groupKey     = "attributes/created-by"
+)
+
+// placeKeys are the values that parsePlace needs.
+func placeKeys(j Job) []string {
+	if j.Apart {
+		return []string{ownAddress, endpointsKey, nameKey, numberKey, groupKey}
+	}
+	return []string{ownAddress, endpointsKey, envKey}
+}
+
+// parsePlace reads the place of this worker from values of its metadata server. It never
+// guesses: a wrong guess would give two workers one identity. A malformed number is an
+// error. A missing number is an error too, unless a slice has only one worker, or the job
+// only one slice.
+func parsePlace(j Job, values map[string]string) (p Place, err error) {
+	if j.Apart {
+		p, err = placeInGroup(j, values)
+	} else {
+		p, err = placeInNode(j, values[envKey], values[endpointsKey], values[ownAddress])
+	}
+	if err != nil {
+		return Place{}, fmt.Errorf("the metadata server does not tell which worker this is: %w", err)
+	}
+	return p, nil
+}
+
+// placeInGroup is parsePlace for a VM of a group. The group, and so the slice, is known by
+// the name of the VM, which is that of the group, a dash and a suffix without dashes. The
+// number of the worker does not follow from any name. The list of names is complete if it
+// has as many as the slice has workers, this VM among them.
+func placeInGroup(j Job, values map[string]string) (Place, error) {
+	p := Place{VM: values[nameKey], Own: values[ownAddress]}
+	if i := strings.LastIndexByte(p.VM, '-'); i > 0 {
+		p.Node = p.VM[:i]
+	}
+	if p.Slice = slices.Index(j.Nodes, p.Node); p.Slice < 0 {
+		return Place{}, fmt.Errorf("VM %q is not named after a slice", p.VM)
+	}
+	if by := values[groupKey]; by != "" && path.Base(by) != p.Node {
+		return Place{}, fmt.Errorf("VM %q was made by group %q", p.VM, path.Base(by))
+	}
+	r := reader{values: map[string]string{"agent-worker-number": values[numberKey]}}
+	if p.Worker = r.place("agent-worker-number", j.Workers); r.err != nil {
+		return Place{}, r.err
+	}
+	if p.Worker >= j.Workers {
+		return Place{}, fmt.Errorf("its agent-worker-number is %d of %d", p.Worker, j.Workers)
+	}
+	endpoints := strings.FieldsFunc(values[endpointsKey], func(c rune) bool { return c == ',' })
+	if j.Workers == 1 && len(endpoints) == 0 {
+		endpoints = []string{p.VM}
+	}
+	unique := slices.Compact(slices.Sorted(slices.Values(endpoints)))
+	if len(endpoints) != j.Workers || len(unique) != j.Workers || !slices.Contains(unique, p.VM) {
+		return Place{}, fmt.Errorf("its worker-network-endpoints do not name %q among %d VMs: %.200q", p.VM, j.Workers, values[endpointsKey])
+	}
+	sum := sha256.Sum256([]byte(strings.Join(endpoints, ",")))
+	p.peers = hex.EncodeToString(sum[:4])
+	if !j.gathers() {
+		p.Coordinator = p.Own
+	}
+	return p, nil
+}
+
+// seat is the name of the object with which a VM of a group tells the others its place in
+// an attempt, below the directory of the attempt. It holds the address of the VM.
+func (p Place) seat() string { return p.String() + "." + p.peers + "." + p.VM }
+
+var seatName = regexp.MustCompile(`/(s([0-9]{1,6})w([0-9]{1,6}))\.([0-9a-f]{8})\.([a-z0-9-]+)$`)
+
+// absent says which workers of a job are not there yet, by the names of the seats of all;
+// "" if all are. The VMs of a slice are there when each number has one VM, and all of them
+// name the same VMs.
+func absent(j Job, seats []string) string {
+	vms := map[string][]string{} // by worker and digest
+	sums := make([][]string, j.Slices)
+	for _, name := range seats {
+		m := seatName.FindStringSubmatch(name)
+		if m == nil {
+			continue
+		}
+		slice, _ := strconv.Atoi(m[2]) // it is a number
+		if slice < j.Slices {
+			vms[m[1]+"."+m[4]], sums[slice] = append(vms[m[1]+"."+m[4]], m[5]), append(sums[slice], m[4])
+		}
+	}
+	var missing []string
+	for s, all := range sums {
+		var least []string
+		slices.Sort(all)
+		for i, sum := range slices.Compact(all) {
+			without, err := withoutVM(j, s, sum, vms)
+			if err != nil {
+				return err.Error()
+			}
+			if i == 0 || len(without) < len(least) {
+				least = without
+			}
+		}
+		if len(all) == 0 {
+			least, _ = withoutVM(j, s, "", vms)
+		}
+		missing = append(missing, least...)
+	}
+	switch len(missing) {
+	case 0:
+		return ""
+	case 1:
+		return missing[0] + " has not come"
+	}
+	return fmt.Sprintf("%d workers have not come, %s first", len(missing), missing[0])
+}
+
+// withoutVM returns the workers of a slice that have no VM, of those VMs that have one
+// digest.
+func withoutVM(j Job, slice int, sum string, vms map[string][]string) (missing []string, err error) {
+	for w := range j.Workers {
+		name := nameOf(slice, w)
+		switch has := vms[name+"."+sum]; len(has) {
+		case 0:
+			missing = append(missing, name)
+		case 1:
+		default:
+			return nil, errors.New("VMs " + strings.Join(has, " and ") + " say that they are " + name)
+		}
+	}
+	return missing, nil
+}
+
+// placeInNode is parsePlace for a worker of a node of the TPU API.
+func placeInNode(j Job, env, endpoints, own string) (Place, error) {
+	p := Place{Own: own}
+	r := reader{values: map[string]string{}}
+	first, _, _ := strings.Cut(endpoints, ",")
+	p.Coordinator = first[strings.LastIndexByte(first, ':')+1:]
+	for line := range strings.Lines(env) {
+		key, value, _ := strings.Cut(strings.TrimRight(line, "\r\n"), ":")
+		value = strings.Trim(value, ` '"`)
+		switch r.values[key] = value; key {
+		case "NODE_ID":
+			p.Node = value
+		case "MEGASCALE_COORDINATOR_ADDRESS":
+			p.Coordinator = value
+			if i := strings.LastIndexByte(value, ':'); i >= 0 {
+				p.Coordinator = value[:i]
+			}
+		}
+	}
+	p.Worker = r.place("WORKER_ID", j.Workers)
+	if p.Slice = slices.Index(j.Nodes, p.Node); p.Slice < 0 {
+		p.Slice = r.place("MEGASCALE_SLICE_ID", j.Slices)
+	}
+	return p, r.err
+}
