@@ -11,7 +11,7 @@ import (
 // A Key is the file of the user's SSH key.
 type Key struct {
 	Path  string
-	Ours  bool   // nobody has named the file, so a missing key is made
+	Ours  bool   // the user named no file, so Ensure makes a missing key
 	Agent string // socket of the user's ssh-agent; "": none
 	// Passphrase asks the user for the passphrase of the file. If it returns
 	// sshkey.ErrPassphrase, the key of the agent is used, if the agent has it.
@@ -28,7 +28,7 @@ func (k Key) Load() (*sshkey.Identity, error) {
 	return id, err
 }
 
-// Ensure reads the key. If there is none and k is Ours, it makes one, and made is true. A
+// Ensure reads the key. If there is no key and k is Ours, it makes one, and made is true. A
 // dry run makes no key: it returns nil instead.
 func (k Key) Ensure(dryRun bool) (id *sshkey.Identity, made bool, err error) {
 	if k.Ours && !dryRun {

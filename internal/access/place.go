@@ -11,13 +11,13 @@ type Need struct {
 	Zone    bool
 }
 
-// A Problem is something wrong with a setting, or its absence.
+// A Problem is a wrong or missing setting.
 type Problem struct {
 	Err  error
-	Flag string // that sets it; "" if the setting is missing
+	Flag string // the flag that gave the value; "" if the setting is missing
 }
 
-// A MissingError reports a setting that a command needs and nobody has made.
+// A MissingError reports a setting that a command needs and that has no value.
 type MissingError struct {
 	Text   string
 	Advice string
@@ -34,7 +34,7 @@ func (e *MissingError) Fault() fault.Kind { return fault.Configuration }
 // ErrNoProject is the error of a command that needs a project.
 var ErrNoProject error = &MissingError{Text: "no project is set", Advice: "add --project=PROJECT, or type: gcloud config set project PROJECT; to try it without an account, add --sim"}
 
-// Check returns what is wrong with the project and the zone. An empty project or zone is
+// Check returns the problems with the project and the zone. An empty project or zone is
 // wrong only if the command needs it. Without a project it does not look at the zone.
 func Check(g config.Gcloud, need Need) (problems []Problem) {
 	if g.Project == "" {

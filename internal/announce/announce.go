@@ -4,9 +4,9 @@
 //
 // # Decisions
 //
-//   - The price is told before the request, and only if something is requested. A
-//     further request for the same, after a loss, tells nothing. --confirm asks once,
-//     and never after the slices have existed, because then nobody may be there.
+//   - The user sees the price before the request, and only if there is a request. When a
+//     job repeats its request after a loss, it shows no price again. --confirm asks once,
+//     and never after the slices have existed, because the user may have left by then.
 package announce
 
 import (
@@ -30,8 +30,8 @@ import (
 // Deps holds what the package works with.
 type Deps = settings.Deps
 
-// Asking returns the event that precedes a request for slices. mtu is that of the network
-// and 0 if it was not read; until says what ends the bill.
+// Asking returns the event that precedes a request for slices. mtu is the MTU of the
+// network; 0 if it was not read. until says what ends the bill.
 func Asking(r provision.Request, project, zone string, mtu int, until string, dryRun bool) event.Request {
 	n := max(1, r.NodeCount)
 	e := event.Request{
@@ -99,7 +99,7 @@ func networkOf(r provision.Request, project string) string {
 	return strings.Join(names, " and ")
 }
 
-// A Bill is what the options of a job say about the end of its slices.
+// A Bill has the options of a job that decide when its slices end.
 type Bill struct {
 	Keep          bool // --keep
 	KeepOnFailure bool // --keep-on-failure
@@ -109,7 +109,7 @@ type Bill struct {
 	Apart         bool // the workers hold no lease, see [provision.Undoing.Apart]
 }
 
-// BilledUntil says what ends the bill of a job's slices. alone says that the job has no
+// BilledUntil says what ends the bill of a job's slices. alone means that the job has no
 // runner.
 func BilledUntil(o Bill, alone bool) string {
 	text := "the command has ended"
@@ -166,8 +166,8 @@ func Announce(ctx context.Context, d Deps, e event.Request) error {
 	return nil
 }
 
-// Outlook reads at the same time what a request depends on: whether a resource of its
-// name exists already, and the MTU of its network.
+// Outlook reads two facts for a request, at the same time: whether a resource of its name
+// exists already, and the MTU of its network.
 func Outlook(ctx context.Context, d Deps, r provision.Request, made *network.Options) (there bool, mtu int, err error) {
 	var both sync.WaitGroup
 	both.Go(func() { mtu = MTUFor(ctx, d, r, made) })
@@ -176,8 +176,8 @@ func Outlook(ctx context.Context, d Deps, r provision.Request, made *network.Opt
 	return there, mtu, err
 }
 
-// MTUFor returns the MTU of the request's network: that of the network to be made, or
-// else what settings.WarnOfMTU reads.
+// MTUFor returns the MTU of the request's network. If made is set, the command makes the
+// network with that MTU. Otherwise settings.WarnOfMTU reads the MTU.
 func MTUFor(ctx context.Context, d Deps, r provision.Request, made *network.Options) int {
 	if made != nil {
 		return made.MTU

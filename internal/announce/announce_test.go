@@ -84,7 +84,7 @@ func TestTheLineBeforeARequest(t *testing.T) {
 	}
 }
 
-// README.md shows the line of its own example.
+// README.md shows the line that its own example prints.
 func TestTheLineInTheREADME(t *testing.T) {
 	t.Parallel()
 	readme, err := os.ReadFile("../../README.md")

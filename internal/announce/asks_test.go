@@ -36,7 +36,7 @@ func TestWhetherTheWorkersMayDelete(t *testing.T) {
 		story   string
 		cloud   provision.Provider
 		deletes bool
-		may     string // "" if nothing is asked
+		may     string // "" if AskRight asks nothing
 		warned  string
 	}{
 		{"no worker is to delete", reader{account: "a@b", scopes: true}, false, "", ""},

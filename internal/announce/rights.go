@@ -26,8 +26,8 @@ type RightsReader interface {
 	MayCallAPI(r provision.Request) bool
 }
 
-// A DeletionRight is what is known, before the request, about whether the workers may
-// delete the queued resource.
+// A DeletionRight says, before the request, whether the workers may delete the queued
+// resource, as far as that is known.
 type DeletionRight struct {
 	Account string `json:"service_account,omitempty"` // of the workers; absent: not known
 	May     string `json:"may"`                       // "yes", "no" or "unknown"; "yes" and "no" as far as the project's own policy tells
@@ -51,8 +51,8 @@ const deletePermission = "tpu.nodes.delete"
 var deletingRoles = []string{"roles/tpu.admin", "roles/editor", "roles/owner"}
 
 // judgePolicy says whether the project's policy lets a service account delete queued
-// resources. A custom role and a condition are not known here. A role that comes from a
-// group, a folder or the organization is not in the bindings.
+// resources. It cannot judge custom roles and conditions: the answer is then MayUnknown.
+// The bindings do not have roles that come from a group, a folder or the organization.
 func judgePolicy(account string, bindings []gcp.Binding) (may, why string) {
 	may = MayNotDelete
 	for _, b := range bindings {
@@ -78,9 +78,9 @@ func judgePolicy(account string, bindings []gcp.Binding) (may, why string) {
 const rightLimit = 5 * time.Second
 
 // AskRight finds out whether the workers of a job may delete its queued resource, while
-// other work goes on. deletes says whether they ever should. answer waits for what was
-// found; nil means that nothing was asked. The caller must call over at the end, even if it
-// has not called answer.
+// other work goes on. deletes says whether they ever should. answer waits for the result;
+// nil means that the question was not asked. The caller must call over at the end, even if
+// it has not called answer.
 func AskRight(ctx context.Context, d *workers.Reach, o provision.Request, deletes bool) (answer func() *DeletionRight, over func()) {
 	reader, ok := provision.As[RightsReader](d.Cloud)
 	switch {
@@ -129,7 +129,7 @@ func GrantCommand(project, account string) string {
 // Occasions on which workers delete a queued resource.
 const (
 	WhenRunnerDies = "if this machine dies"
-	WhenRunEnds    = "when the command has ended" // of a job without runner
+	WhenRunEnds    = "when the command has ended" // for a job without runner
 )
 
 // TellRight warns, before the request, that the workers may not delete the queued
