@@ -30,11 +30,11 @@ type Attempt struct {
 	// with the context that Hold returns, and calls over when it ends. Hold may be nil.
 	Hold func(ctx context.Context) (_ context.Context, over func(), err error)
 
-	Number   int               // set once it is decided
+	Number   int               // set after the decision
 	Follow   *follow.Following // nil until the command is followed
 	Regained bool              // it is the attempt that this runner gave up before
 	rec      *record.Record    // nil until the command is started
-	races    int               // how many times in a row another runner of this run was first
+	races    int               // how many times in a row another runner of this run started its command first
 }
 
 // Do runs the command on the workers and follows it to its end. If another runner of the same job
@@ -67,7 +67,7 @@ func (r *Attempt) try(ctx context.Context) (stage.Outcome, error) {
 	return r.carryOut(ctx, in)
 }
 
-// carryOut does what was decided.
+// carryOut carries out the decision.
 func (r *Attempt) carryOut(ctx context.Context, in *Decision) (stage.Outcome, error) {
 	r.Number = in.attempt
 	if in.living == nil && r.Workers.Away != nil { // the command that ran there has ended meanwhile
@@ -134,8 +134,8 @@ func (r *Attempt) End(f *stage.Failure, again bool, next string) {
 	}
 }
 
-// followed follows the command to its end. wraps and skew are those of a command that this
-// attempt has started.
+// followed follows the command to its end. If this attempt has started the command, wraps
+// are the words before the command, and skew is the spread of the starts.
 func (r *Attempt) followed(ctx context.Context, wraps [][]string, skew time.Duration) (stage.Outcome, error) {
 	secrets := slices.Concat(r.O.Env, r.flags)
 	r.Follow = &follow.Following{
@@ -146,9 +146,9 @@ func (r *Attempt) followed(ctx context.Context, wraps [][]string, skew time.Dura
 	return r.Follow.Do(ctx)
 }
 
-// stays reports whether --detach was given and the attempt found on the workers goes on:
-// it is then left alone. One that has ended or failed on a worker is followed, so that its
-// end and its slices are taken care of.
+// stays reports whether --detach was given and the attempt on the workers is still running.
+// Such an attempt is left alone. If the attempt has ended or failed on a worker, this
+// runner follows it instead, and takes care of its end and its slices.
 func (r *Run) stays(living *workers.FoundRun) bool {
 	return r.O.Detach && living.Info.Alive() && living.Alive+living.Well == len(living.Workers)
 }
@@ -156,9 +156,8 @@ func (r *Run) stays(living *workers.FoundRun) bool {
 // takeOver follows an attempt that an earlier runner of this run started and did not
 // see end. If stays reports true, it leaves the attempt running.
 func (r *Attempt) takeOver(ctx context.Context, in *Decision) (stage.Outcome, error) {
-	// A worker that does not answer now keeps the clock offset that was measured when
-	// it was connected to: the command that runs there must not be given up because of
-	// that.
+	// If a worker does not answer now, use the clock offset that was measured when it was
+	// connected. A missing answer is no reason to give up the command there.
 	r.Workers.Each(ctx, r.Sink, "", func(ctx context.Context, i int) error {
 		if r.Workers.IsAway(i) {
 			return nil
@@ -185,7 +184,7 @@ func (r *Attempt) takeOver(ctx context.Context, in *Decision) (stage.Outcome, er
 	event.Notef(r.Sink, event.Info, "", "run %s, attempt %d, was started %s ago and is taken over: logs in %s; %s",
 		r.O.Run, r.Number, event.Age(living.Info.Age()), rec.LogDir, r.WhatCtrlCDoes(true))
 	r.begun(rec)
-	skew := time.Duration(0) // the start is one that another runner has seen
+	skew := time.Duration(0) // another runner has started the command and knows the skew
 	if r.Regained {
 		skew = r.History.skew
 	}

@@ -22,19 +22,19 @@ import (
 	"multihost/internal/workers"
 )
 
-// A Decision is the decision about all that an attempt will do. It is made by reading only,
-// before anything is changed. A run carries it out, and a dry run shows it. Both use
-// nothing else.
+// A Decision holds all that an attempt will do. The decider makes it before the first
+// change, from reads alone. A run carries it out, and a dry run shows it. Both use nothing
+// else.
 type Decision struct {
 	attempt int
-	living  *workers.FoundRun // an attempt of this run that is taken over; if set, nothing below is done
+	living  *workers.FoundRun // an attempt of this run to take over; if set, the fields below do not count
 	evict   []eviction        // runs on the workers that are stopped first
 
 	record   *record.Record
 	env      []config.EnvVar // the user's own variables and the compiler's flags
-	commands []launch.Spec   // by worker; without the words that bind to a NUMA node
+	commands []launch.Spec   // by worker; without the words that bind the command to a NUMA node
 	targets  []codesync.Target
-	tune     bool // the preflight is done
+	tune     bool // the attempt runs the preflight
 	tuning   settings.Options
 	free     launch.FreeOptions
 }
@@ -144,10 +144,11 @@ func (r *decider) settleWith(in *Decision, runs []workers.FoundRun) error {
 	return err
 }
 
-// unseen reports whether an attempt of this run is on all workers that answer and
-// nobody has seen its end: it is still running, or it ended while no runner was there.
-// Without a record of the attempt on this machine, only a success of the newest attempt
-// counts: its runner marks it, unless it deletes the slices next.
+// unseen reports whether an attempt of this run is on all workers that answer and nobody
+// has seen its end: it is still running, or it ended while no runner was there. Without a
+// record of the attempt on this machine, only an unmarked success of the newest attempt
+// counts as unseen: a runner that sees a success marks it on the workers, unless it deletes
+// the slices next.
 func (r *decider) unseen(found workers.FoundRun, newest bool) bool {
 	if !found.Info.Mine || len(found.Workers) < r.workers.Reached() {
 		return false
@@ -203,7 +204,7 @@ func (r *decider) compilerFlags(in *Decision) error {
 	return err
 }
 
-// command returns what is started on worker i.
+// command returns the command for worker i.
 func (r *decider) command(in *Decision, i int) launch.Spec {
 	set, unset := r.environment(i)
 	s := launch.Spec{

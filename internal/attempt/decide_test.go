@@ -53,8 +53,8 @@ func TestSameCommand(t *testing.T) {
 	}
 }
 
-// The runner may be unable to see its success. A runner without a record of the attempt
-// relies on the workers.
+// A success is taken over if no runner has seen it. A runner without a record of the
+// attempt asks the workers.
 func TestASuccessThatNobodySawIsTakenOver(t *testing.T) {
 	ended := func(attempt, well int, seen bool) workers.FoundRun {
 		return workers.FoundRun{Info: launch.Info{Ref: launch.Ref{Run: "r", Attempt: attempt}, Phase: launch.Exited, Mine: true, Command: "train"},
@@ -118,8 +118,8 @@ func TestAStopEndsTheRunnersBeforeIt(t *testing.T) {
 	}
 }
 
-// An attempt that was only unreachable is followed again when it can be reached. An
-// attempt of which a part is gone is replaced.
+// An attempt that was only unreachable is followed again when it can be reached. If a part
+// of the attempt is gone, a new attempt replaces it.
 func TestAnAttemptThatWentOnIsFollowedOn(t *testing.T) {
 	info := func(phase launch.Phase) launch.Info {
 		return launch.Info{Ref: launch.Ref{Run: "r", Attempt: 2}, Phase: phase, Mine: true, Command: "train"}
@@ -127,7 +127,7 @@ func TestAnAttemptThatWentOnIsFollowedOn(t *testing.T) {
 	for _, tt := range []struct {
 		story    string
 		found    workers.FoundRun
-		known    bool // how it ended, or what else happened to it
+		known    bool // the runner knows how the attempt ended, or what else happened to it
 		followed bool
 		evicted  bool
 	}{

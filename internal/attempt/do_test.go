@@ -71,7 +71,7 @@ func logs(r *Run) (all []string) {
 	return all
 }
 
-// A dry run shows what the attempt then does.
+// A dry run shows exactly what the attempt does later.
 func TestAnAttemptDoesWhatItsPlanSays(t *testing.T) {
 	t.Parallel()
 	r, sel, said := onMachines(t, Options{Script: "cat words; echo $MULTIHOST_PROCESS_ID"})

@@ -23,7 +23,7 @@ import (
 	"multihost/internal/workers"
 )
 
-// NewPlan returns the plan of a run with what its options say.
+// NewPlan returns the plan of a run with the parts that follow from its options.
 func (r *Run) NewPlan(command string) plan.Plan {
 	return plan.Plan{
 		Version: plan.Version, Command: command, Run: r.O.Run, Project: r.Project, Zone: r.Zone,
@@ -34,8 +34,8 @@ func (r *Run) NewPlan(command string) plan.Plan {
 	}
 }
 
-// Foresee adds to the plan what an attempt would do on the workers of sel. It asks existing
-// workers what they have; absent, if not empty, says why the workers cannot be asked. The
+// Foresee adds to the plan what an attempt would do on the workers of sel. It asks the
+// workers, if they exist; absent, if not empty, says why they cannot be asked. The
 // connections are closed when it returns.
 func (r *Run) Foresee(ctx context.Context, h *History, p *plan.Plan, sel tpu.Selection, absent string) error {
 	p.Login = r.planLogin(ctx, sel, absent)
@@ -79,7 +79,7 @@ func (r *Run) Foresee(ctx context.Context, h *History, p *plan.Plan, sel tpu.Sel
 // A forecast says what a start would do, and starts nothing.
 type forecast struct{ *start }
 
-// ask adds to the plan what the workers say.
+// ask adds the answers of the workers to the plan.
 func (r *forecast) ask(ctx context.Context, p *plan.Plan) error {
 	files := r.foreseeSync
 	if r.O.UseExisting {
@@ -92,7 +92,7 @@ func (r *forecast) ask(ctx context.Context, p *plan.Plan) error {
 		return err
 	}
 	if len(r.decision.evict) > 0 {
-		return nil // nobody knows yet what will hold the TPU then
+		return nil // nobody knows yet which processes will hold the TPU
 	}
 	return r.foreseeFree(ctx, p)
 }
@@ -121,7 +121,7 @@ func (r *Run) planLogin(ctx context.Context, sel tpu.Selection, absent string) p
 	return l
 }
 
-// describe adds to the plan what is decided without asking the workers.
+// describe adds the decisions that need no answer of a worker to the plan.
 func (r *forecast) describe(p *plan.Plan) {
 	in := r.decision
 	p.Attempt = in.attempt
@@ -182,8 +182,9 @@ func (r *forecast) describeSlices(p *plan.Plan) {
 	}
 }
 
-// describeStart adds what is started. The user's words are masked with the secrets of the
-// user's environment: the decision's environment is empty when an attempt is taken over.
+// describeStart adds the command to the plan. It masks the secrets of the user's own
+// environment, because the environment of the decision is empty when an attempt is taken
+// over.
 func (r *forecast) describeStart(p *plan.Plan) {
 	p.Start = plan.StartPlan{Script: mask.MaskSecrets(r.O.Script, r.O.Env), Directory: "~/" + r.O.Run, Unset: r.decision.commands[0].Unset, Processes: max(1, r.O.Processes)}
 	if r.O.Venv {
@@ -194,7 +195,7 @@ func (r *forecast) describeStart(p *plan.Plan) {
 	}
 }
 
-// describeWorker says what is done on worker i.
+// describeWorker returns the part of the plan for worker i.
 func (r *forecast) describeWorker(p *plan.Plan, i int) plan.PlannedWorker {
 	w := plan.PlannedWorker{Worker: r.workers.IDs[i].String(), Slice: r.workers.Slice(i).Name, Address: r.workers.Address(i), User: p.Login.User, Env: map[string]string{}}
 	if r.workers.HangUp != nil {
@@ -278,8 +279,8 @@ func (r *forecast) foreseePreflight(ctx context.Context, p *plan.Plan) error {
 	})
 }
 
-// settingChanges returns the settings that are not as wanted. A setting for which the
-// check gives another reason cannot be set.
+// settingChanges returns the settings that a run would change. If the check failed for
+// another reason than a wrong value, the setting cannot be changed, and Reason says why.
 func settingChanges(ids []tpu.WorkerID, reports []preflight.Report, install bool) []plan.SettingChange {
 	all := []plan.SettingChange{}
 	for _, row := range preflight.Rows(ids, reports) {

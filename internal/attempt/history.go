@@ -11,17 +11,17 @@ import (
 	"multihost/internal/tpu"
 )
 
-// A History is what this runner knows of its own attempts of a run. The zero value has no
+// A History is this runner's knowledge of its own attempts of a run. The zero value has no
 // attempts, and ignores stops by other commands.
 type History struct {
 	Since  time.Time // when this command began; zero: it ignores stops by other commands
 	Number int       // number of the next attempt if a bucket knows it; otherwise 0
 	Tried  int       // attempts that were started or taken over
-	Last   int       // number of the last of them
+	Last   int       // number of the last of these attempts
 	CutOff bool      // the last attempt was given up because it could not be reached; it may still be running
 
 	on   []string      // ids of the slices that the last attempt ran on
-	skew time.Duration // between the starts of the last command that this runner has started
+	skew time.Duration // spread of the starts of the last command that this runner has started
 }
 
 // begun counts an attempt as started.
@@ -32,16 +32,16 @@ func (h *History) begun(attempt int, slices []record.Slice) {
 // HasBegunOn reports whether the last attempt runs on the slice of this id.
 func (h *History) HasBegunOn(slice string) bool { return slices.Contains(h.on, slice) }
 
-// elsewhere reports whether the attempt that this runner began last ran on none of
-// these slices. Then any attempt on them belongs to another runner, whatever its
+// elsewhere reports whether the attempt that this runner began last ran on none of these
+// slices. Then any attempt on them belongs to another runner, even if it has the same
 // number.
 func (h *History) elsewhere(on []tpu.Slice) bool {
 	ids := record.SliceIDs(record.SlicesOf(on))
 	return len(ids) > 0 && !slices.ContainsFunc(ids, h.HasBegunOn)
 }
 
-// next is the number of the next attempt, as far as this machine knows. recorded is the
-// number of the last attempt that it has a record of.
+// next returns the number of the next attempt, as far as this machine knows. recorded is
+// the number of the last attempt of which this machine has a record.
 func (h *History) next(recorded int) int {
 	if h.Number > 0 {
 		return h.Number
@@ -65,8 +65,8 @@ func Stopped(err error) (reason string, stopped bool) {
 }
 
 // stoppedSince returns the error for a stop that a worker has noted since this command
-// began; nil for an older one and for none. offset is that of the worker's clock. A mark
-// from the future says nothing: the clock has been set back since.
+// began; nil for an older stop and for no stop. offset is the offset of the worker's clock.
+// A stop in the future does not count, because the clock has been set back since.
 func (h *History) stoppedSince(s launch.Stopped, offset time.Duration, clock gcp.Clock) error {
 	at := s.At.Add(-offset)
 	if h.Since.IsZero() || s.At.IsZero() || !at.After(h.Since) || at.Sub(clock.Now()) > time.Minute {

@@ -13,7 +13,7 @@ type occupant struct {
 	// unseen: it is on all workers that answer, and nobody has seen its end. It still
 	// runs, or it ended while no runner was there.
 	unseen  bool
-	differs error // why its command is not the one that was asked for; nil: it is
+	differs error // why its command is not the requested one; nil: it is the requested one
 }
 
 // A claimant is a runner that comes to workers with runs on them.
@@ -22,25 +22,25 @@ type claimant struct {
 	adopts     bool // it may take over an attempt of its run that another runner has left
 	replace    bool // the user typed --replace
 	tried      int  // attempts that it has begun itself
-	last       int  // number of the last of them
-	cutOff     bool // it could no longer reach the last of them while the command was running
+	last       int  // number of the last of these attempts
+	cutOff     bool // it lost the workers of its last attempt while the command was running
 	yields     bool // it may still wait for another runner of the same run
-	// elsewhere: the last of its attempts ran on none of these slices. Any attempt
-	// here belongs to another runner, whatever its number.
+	// elsewhere: the last of its attempts ran on none of these slices. Any attempt here
+	// belongs to another runner, even if it has the same number.
 	elsewhere bool
 }
 
 // A settlement is what a claimant does about the occupants.
 type settlement struct {
-	attempt int               // number of the next attempt, at least
+	attempt int               // smallest possible number of the next attempt
 	living  *workers.FoundRun // an attempt that it takes over
 	evict   []eviction        // runs that it stops first
 }
 
 // settle decides about the occupants: which one is taken over, which ones are stopped, and
 // which number the next attempt gets. It returns an error if another run is active on the
-// workers and the user does not want it replaced. What is left of an earlier attempt of the
-// claimant's own run is no such error. The error is stage.ErrStarting if another runner of
+// workers and the user does not want it replaced. Remains of an earlier attempt of the
+// claimant's own run cause no error. The error is stage.ErrStarting if another runner of
 // the run is faster. If the error is about the attempt to take over, the settlement names
 // that attempt.
 func (c claimant) settle(attempt int, occupants []occupant) (settlement, error) {
@@ -74,8 +74,8 @@ func (c claimant) newer(o occupant) bool {
 	return c.tried == 0 || o.Info.Ref.Attempt > c.last || c.elsewhere
 }
 
-// continues reports whether the claimant goes on with an attempt: one that another runner
-// has left, or its own last one, which is back in sight on all workers.
+// continues reports whether the claimant goes on with an attempt: an attempt that another
+// runner has left, or its own last attempt, which it can see on all workers again.
 func (c claimant) continues(o occupant) bool {
 	regained := c.cutOff && o.Info.Ref.Attempt == c.last && o.Broken == 0 && !c.elsewhere
 	return c.owns(o) && o.unseen && (c.adopts && c.newer(o) || regained)
@@ -92,7 +92,7 @@ func (c claimant) evict(o occupant) (eviction, error) {
 	switch {
 	case c.owns(o) && c.replace && c.tried == 0:
 	case c.owns(o) && o.Info.Mine && (c.tried > 0 || c.adopts):
-		// It lost some of its workers, so the rest of it cannot continue.
+		// The attempt lost some of its workers, so it cannot continue on the others.
 		reason = "a new attempt begins"
 	case !c.replace:
 		return eviction{}, busy(o.FoundRun, "")

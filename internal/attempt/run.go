@@ -1,13 +1,13 @@
-// Package attempt makes one attempt of a run on workers that are connected. It decides by
-// reading only, which a dry run shows. Then it prepares the workers, starts the command on
-// all of them or on none, and follows it.
+// Package attempt makes one attempt of a run on workers that are connected. First it
+// decides, from reads alone; a dry run shows that decision. Then it prepares the workers,
+// starts the command on all of them or on none, and follows it.
 //
 // # Decisions
 //
-//   - A dry run makes the same Decision as the run, from reads alone. A run carries it
-//     out; a plan shows it. What only a worker can tell (missing files, settings,
-//     holders of the TPU) is asked by the same operations in a form that only looks.
-//     gcp.Config.ReadOnly and sshfan.Config.ReadOnly refuse everything else.
+//   - A dry run makes the same Decision as the run, from reads alone. A run carries it out;
+//     a plan shows it. Only a worker knows its missing files, its settings and the holders
+//     of its TPU. For these, a dry run uses the operations of a run in a form that changes
+//     nothing. gcp.Config.ReadOnly and sshfan.Config.ReadOnly refuse every change.
 //   - Operations that may be done twice (check, preflight, freeing the TPU) are
 //     repeated when the connection breaks. A worker whose boot id has changed since
 //     the preflight stops the start, because its settings are gone.
@@ -43,7 +43,7 @@ type Deps struct {
 	Networks settings.Networks // nil: networks are not read
 	Roots    gcp.Roots         // of the APIs that workers call themselves
 
-	// Checked is called before the first request, after all checks that need none. It
+	// Checked is called before the first request, after all checks that need no request. It
 	// may be nil.
 	Checked func()
 }
@@ -93,7 +93,7 @@ type Options struct {
 	Watch      follow.WatchOptions
 	Patience   follow.Patience
 
-	StartLimit  time.Duration // from the first supervisor to the last start; 0: no limit
+	StartLimit  time.Duration // longest time from the first supervisor to the last start; 0: no limit
 	MaxRestarts int           // how many further attempts Run may make; Job has its own budget
 }
 
@@ -103,7 +103,7 @@ type Run struct {
 	Deps
 	O     Options
 	Watch *stage.Stopwatch
-	Job   bool // its slices are made for it: it takes over what an earlier runner left on them
+	Job   bool // its slices are made for it, and it takes over the command that an earlier runner left on them
 
 	Tree    *codesync.Tree     // nil before Check, and with --use-existing-folder
 	syncing *workers.HeardSink // shows the sync of the tree
@@ -124,10 +124,9 @@ func (r *Run) settings() settings.Deps {
 // Flags returns the variables that carry the compiler's flags, as far as they are known.
 func (r *Run) Flags() []config.EnvVar { return r.flags }
 
-// Check finds errors before the first request: what the workers could not start, a
-// directory that cannot be read, a log directory that cannot be written. Slices cost
-// money from the moment they exist. accelerator is their type if it is known, otherwise
-// "".
+// Check finds errors before the first request: a command that the workers could not start,
+// a directory that cannot be read, a log directory that cannot be written. Slices cost
+// money from the moment they exist. accelerator is their type if it is known, otherwise "".
 func (r *Run) Check(ctx context.Context, accelerator string) error {
 	if err := r.checkCommand(); err != nil {
 		return err
@@ -150,7 +149,7 @@ func (r *Run) Check(ctx context.Context, accelerator string) error {
 	return nil
 }
 
-// checkCommand makes package launch validate the command as far as it is known.
+// checkCommand lets package launch validate the parts of the command that are known.
 func (r *Run) checkCommand() error {
 	s := launch.Spec{
 		Run: r.O.Run, Attempt: 1, Owner: r.Owner, WorkDir: r.O.Run, Argv: r.O.Argv, Script: r.O.Script, MaxLog: r.O.MaxLog,
@@ -200,8 +199,8 @@ func (r *Run) stored() []launch.StoredSecret {
 	return all
 }
 
-// probeLogDir detects early what openRecord would refuse later, after slices have been
-// created and paid for.
+// probeLogDir detects early the errors that openRecord would return later, after slices
+// have been created and paid for.
 func (r *Run) probeLogDir() error {
 	rec := &record.Record{LogDir: record.RecordDir(r.StateDir, r.O.Run, 1)}
 	if r.O.LogDir != "" {

@@ -39,7 +39,7 @@ type SkewValue struct {
 	Count   int    `json:"count"`
 }
 
-// checkSkew compares what the armed workers reported about themselves. A value that a
+// checkSkew compares the reports of the armed workers about themselves. A value that a
 // worker could not report is not compared.
 func (r *start) checkSkew(armed []*launch.Armed) error {
 	if r.O.Skew != SkewCheck && r.O.Skew != SkewWarn {
@@ -69,9 +69,10 @@ func (r *start) checkSkew(armed []*launch.Armed) error {
 	return nil
 }
 
-// oldJAX warns of a version of JAX that does not understand how the VMs of the slices know
-// each other; "" if it does, or if it is not known. The first one that understands bare names
-// is 0.10.0: before, JAX took the third part of host:port:address.
+// oldJAX returns a warning if this version of JAX cannot connect the VMs of these slices by
+// their bare names. It returns "" if it can, or if the version is not known. JAX
+// understands bare names from 0.10.0 on. Older versions expect host:port:address and take
+// its third part.
 func oldJAX(all []tpu.Slice, workers int, version string) string {
 	if workers < 2 || !slices.ContainsFunc(all, func(s tpu.Slice) bool { return s.BareNames }) {
 		return ""
@@ -151,8 +152,9 @@ var (
 	named      = regexp.MustCompile(`(?:^|[\s;&|("'=])((?:[^\s;&|'"()$=]*/)?python[0-9.]*)(?:[\s;&|)"']|$)`)
 )
 
-// pythonOf returns the interpreter that a command uses, as far as its text shows: one
-// that it calls, that of an environment that it activates, or python3.
+// pythonOf returns the interpreter that a command uses, as far as its text shows: an
+// interpreter that it calls, the interpreter of an environment that it activates, or
+// python3.
 func pythonOf(argv []string, script string) string {
 	if len(argv) > 0 {
 		for _, w := range argv {

@@ -61,7 +61,7 @@ func TestJAXThatDoesNotUnderstandBareNames(t *testing.T) {
 		{bare, 4, "0.10.0", false},
 		{bare, 4, "0.11.1.dev20260808", false},
 		{bare, 4, "1.0", false},
-		{bare, 1, "0.9.2", false}, // it has nobody to talk to
+		{bare, 1, "0.9.2", false}, // a single process connects to no other
 		{[]tpu.Slice{{}}, 4, "0.9.2", false},
 		{bare, 4, "none", false},
 		{bare, 4, "", false},

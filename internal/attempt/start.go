@@ -83,7 +83,7 @@ func (r *start) sync(ctx context.Context) error {
 	})
 }
 
-// synced describes what the sync sent.
+// synced describes the files that the sync sent.
 func (r *start) synced(reports []codesync.Report) string {
 	var sent, uploaded int64
 	var files, relayed int
@@ -178,8 +178,8 @@ func (r *start) adviseOnVenv(err error) error {
 	return err
 }
 
-// bindNUMA determines the words that bind each worker's command to a NUMA node. The
-// notes describe what was decided.
+// bindNUMA determines the words that bind each worker's command to a NUMA node. The notes
+// describe the decision for each worker.
 func (r *start) bindNUMA(reports []preflight.Report) (notes []string, err error) {
 	for i := range r.workers.IDs {
 		ty, err := tpu.ParseType(r.workers.Slice(i).Type)
@@ -232,10 +232,10 @@ func (r *start) free(ctx context.Context) error {
 	})
 }
 
-// startMoment returns when n workers are to start if the order is sent at now. The
-// moment is late enough for every order to arrive, although some connections are slower
-// than others. A single worker need not wait for others: the zero time makes it start
-// at once, whatever its clock says.
+// startMoment returns when n workers are to start if the order is sent at now. The moment
+// is late enough for every order to arrive, although some connections are slower than
+// others. A single worker need not wait for others: the zero time makes it start at once,
+// even if its clock is wrong.
 func startMoment(now time.Time, n int) time.Time {
 	if n == 1 {
 		return time.Time{}
@@ -245,7 +245,7 @@ func startMoment(now time.Time, n int) time.Time {
 
 // release prepares a supervisor on every worker and then releases each by one write, all
 // for the same moment. If it cannot release all of them, it stops those that it has
-// released. left reports that some may still run.
+// released. left reports that some of these may still run.
 func (r *start) release(ctx context.Context) (left bool, err error) {
 	if r.O.StartLimit > 0 {
 		late := &stage.Error{Stage: stage.Start, Text: fmt.Sprintf("not every worker started within %s (--start-timeout)", r.O.StartLimit), Err: context.DeadlineExceeded, Lost: true}
@@ -257,8 +257,8 @@ func (r *start) release(ctx context.Context) (left bool, err error) {
 		n := len(r.workers.IDs)
 		armed := make([]*launch.Armed, n)
 		errs := r.workers.Each(ctx, r.Sink, "start", func(ctx context.Context, i int) error {
-			// Measure once more, because a VM that has just booted may still set its
-			// clock.
+			// Measure the clock once more, because a VM that has just booted may still set
+			// it.
 			err := remote.Again(ctx, r.Broke(ctx, r.workers, i, "start"), func() error {
 				_, err := r.workers.Conns[i].MeasureClock(ctx)
 				return err

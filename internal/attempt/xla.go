@@ -14,9 +14,8 @@ import (
 	"multihost/internal/xla"
 )
 
-// xlaFlags returns the variables that carry the requested presets and flags on slices of
-// an accelerator type. The first call warns about what looks wrong in the user's own
-// flags.
+// xlaFlags returns the variables that carry the requested presets and flags on slices of an
+// accelerator type. The first call warns about likely mistakes in the user's own flags.
 func (r *Run) xlaFlags(accelerator string) ([]config.EnvVar, error) {
 	if r.flags != nil {
 		return r.flags, nil
