@@ -81,7 +81,7 @@ func tool(env map[string]string) Program {
 	}
 }
 
-// nearest knows a word whose letters are in another order.
+// nearest suggests the candidate that has the same letters in another order.
 func nearest(word string, candidates []string) string {
 	sorted := func(s string) string { r := []rune(s); slices.Sort(r); return string(r) }
 	for _, c := range candidates {
@@ -92,8 +92,8 @@ func nearest(word string, candidates []string) string {
 	return ""
 }
 
-// TestKnowsNoProgram: the package is for any cli.App. Its sources name no program, no command
-// and no flag of one but those that doc.go says.
+// TestKnowsNoProgram: the package is for any cli.App. Its sources name no program, command
+// or flag, except those that doc.go lists.
 func TestKnowsNoProgram(t *testing.T) {
 	files, err := filepath.Glob("*.go")
 	if err != nil || len(files) < 5 {
@@ -203,8 +203,8 @@ func TestWrongValue(t *testing.T) {
 	}
 }
 
-// A layer's value gives way to an alternative of a higher layer, and takes along what
-// belongs to it.
+// A value of a layer does not count if a higher layer sets an alternative to its flag. The
+// values of flags that belong to that flag do not count either.
 func TestBeaten(t *testing.T) {
 	rules := Rules{Alternatives: [][]string{{"a", "b", "c"}, {"c", "d"}}, BelongsTo: map[string]string{"of-b": "b"}}
 	for _, tt := range []struct {
@@ -226,7 +226,8 @@ func TestBeaten(t *testing.T) {
 	}
 }
 
-// The environment fills what was not typed, and what follows from it.
+// The environment gives values to flags that were not typed, and the line has the effects
+// of these values.
 func TestLayersFillTheLine(t *testing.T) {
 	v := config.FlagVariable
 	env := map[string]string{v("config"): "none", v("cold"): "very", v("time"): "5m", v("quiet"): "TRUE", v("count"): "x", v("seed"): "a"}
@@ -279,7 +280,7 @@ func TestShownDefault(t *testing.T) {
 	}
 }
 
-// What Tab offers, with the kind of the answer.
+// The candidates that Tab shows, with the kind of the answer.
 func TestCompletion(t *testing.T) {
 	for line, want := range map[string]string{
 		"tool b":                     "words bake",
@@ -313,7 +314,8 @@ func TestCompletion(t *testing.T) {
 	}
 }
 
-// FuzzSplitLine: whatever is on the line, a word is completed.
+// FuzzSplitLine checks that every line has at least the program's name and a word to
+// complete.
 func FuzzSplitLine(f *testing.F) {
 	for _, s := range []string{"", "m", "m 'a", `m "a\"b`, `m a\`, "m\ta\n", "m $(x) `y"} {
 		f.Add(s)
@@ -325,7 +327,7 @@ func FuzzSplitLine(f *testing.F) {
 	})
 }
 
-// Explain tells which layer gave a flag its value, and what it overrides.
+// Explain returns which layer gave a flag its value, and which values it overrides.
 func TestExplain(t *testing.T) {
 	env := map[string]string{config.FlagVariable("config"): "none", config.FlagVariable("count"): "7"}
 	p := tool(env)

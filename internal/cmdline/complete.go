@@ -42,8 +42,8 @@ const (
 
 // Complete answers the completion script of a shell: it writes a line with the kind of the
 // answer to w, then one candidate per line. argv is what the script passes on: the shell,
-// then the words up to the cursor; from bash, the characters at which it breaks words and
-// the line. Complete ignores all errors: there are no candidates then.
+// then the words up to the cursor. From bash it is the shell, the characters at which bash
+// breaks words, and the line. Complete ignores all errors: there are no candidates then.
 func (p Program) Complete(ctx context.Context, w io.Writer, argv []string) {
 	if len(argv) < 2 {
 		return
@@ -86,7 +86,7 @@ func keepOnly(s, set string) string {
 }
 
 // splitLine splits the beginning of a command line as a shell does. The last word is the
-// one under the cursor; its quote may still be open. The result has at least two words.
+// word under the cursor; its quote may still be open. The result has at least two words.
 func splitLine(line string) []string {
 	words := []string{""}
 	var quote rune

@@ -1,7 +1,7 @@
-// Package cmdline reads the command lines of a cli.App: flags before and after words,
-// under all of their names; defaults from the environment and from files; help,
-// completion and manual pages. It knows no command of the program. Rules has what is
-// special about a flag or a command.
+// Package cmdline reads the command lines of a cli.App: flags before and after words, under
+// all of their names; defaults from the environment and from files; help, completion and
+// manual pages. It knows no command of the program. Rules has the special properties of
+// flags and commands.
 //
 // These are conventions of every program that uses it:
 //
@@ -19,12 +19,12 @@
 //   - Parse puts flags in order before urfave/cli reads them. The library stops at the
 //     first word that is no flag, has no case-sensitive aliases with other value
 //     rules, and does not report that two spellings of one flag disagree.
-//   - The flags of the commands are the vocabulary of the files of defaults, so a new
-//     flag can stand in a file at once. Line.Blame finds the flag that an error names
-//     and adds where its value came from if nobody typed it.
+//   - The keys in files of defaults are the names of flags, so a new flag works in a file
+//     at once. Line.Blame finds the flag that an error names and adds where its value came
+//     from if nobody typed it.
 //   - Help does not use the library's templates, because they ignore the width of the
-//     terminal. Manual pages are made from the same commands when somebody asks for
-//     them; the repository has none, so none is out of date.
+//     terminal. The program makes manual pages from the same commands when somebody asks
+//     for them. The repository stores no manual page, so none can be out of date.
 //   - The program answers completion itself, with the reader of command lines. So the
 //     scripts for the shells are a few lines.
 package cmdline
@@ -39,8 +39,8 @@ import (
 // ExitHeading begins the section of a description that lists exit statuses.
 const ExitHeading = "EXIT STATUS:\n"
 
-// Rules say what is special about the flags and commands of a program. They refer to flags
-// and commands by their first names. A path is the name of a command and of its
+// Rules have the special properties of the flags and commands of a program. They refer to
+// flags and commands by their first names. A path is the name of a command and of its
 // subcommands, separated by spaces.
 type Rules struct {
 	// Private says why only the user's own file may set a flag.
@@ -85,7 +85,8 @@ type HelpRules struct {
 	// Commands are the sections of the program's own help.
 	Commands []CommandGroup
 	// Common are the flags that stand first in the help of a command with many flags, by
-	// path. The flags of such a command stand in Groups, together with those of every command.
+	// path. Groups has the flags of such a command, together with the flags of every
+	// command.
 	Common map[string][]string
 	Groups []help.Group
 	// Apart are sections of flags in the help of every other command.
@@ -107,10 +108,11 @@ type CompleteRules struct {
 	Commas []string          // flags that take several names, separated by commas
 }
 
-// A Source returns what a value or a word can be. It returns nil if it does not know.
+// A Source returns the possible texts of a value or a word. It returns nil if it does not
+// know.
 type Source func(q *Query) []Candidate
 
-// A Program is an App with its rules, and what it may read.
+// A Program is an App with its rules, and with the sources that it may read.
 type Program struct {
 	App     *cli.App
 	Rules   Rules

@@ -136,8 +136,8 @@ func walk(commands []*cli.Command, outer string, visit func(path string, c *cli.
 	}
 }
 
-// WalkShown visits every command that help shows, with what users type: the program's name
-// and the path.
+// WalkShown visits every command that help shows, with the words that users type: the
+// program's name and the path.
 func WalkShown(app *cli.App, visit func(typed string, c *cli.Command)) {
 	Walk(app.Commands, func(path string, c *cli.Command) {
 		if shown(app.Commands, path) {
@@ -158,8 +158,8 @@ func shown(commands []*cli.Command, path string) bool {
 	return true
 }
 
-// typed returns what users type to get to the innermost level: the program's name and the
-// names of the commands.
+// typed returns the words that users type to get to the innermost level: the program's name
+// and the names of the commands.
 func typed(program string, levels []*level) string {
 	for _, l := range levels {
 		if l.name != "" {

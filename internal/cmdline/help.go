@@ -22,8 +22,9 @@ const (
 	FullHelp            // every flag with all of its names
 )
 
-// askedHelp reads a word of the command line that asks for help, with or without a value;
-// NoHelp means that the word does not. typed is the command at which it stands.
+// askedHelp returns how much help a word of the command line asks for: --help or -h, with
+// or without a value. It returns NoHelp for every other word. typed is the command before
+// the word.
 func askedHelp(word, typed string) (HelpLevel, error) {
 	name, value, valued := strings.Cut(word, "=")
 	switch {
@@ -41,7 +42,8 @@ func askedHelp(word, typed string) (HelpLevel, error) {
 // everyTitle is the title of the section of flags that each command has.
 const everyTitle = "flags of every command"
 
-// Page returns the help of the command with that path; without a path, that of the program.
+// Page returns the help of the command with that path, or of the program if the path is
+// empty.
 func (p Program) Page(path []string, level HelpLevel) help.Page {
 	app := p.App
 	c := &cli.Command{Usage: app.Usage, Description: app.Description, Subcommands: app.Commands}
@@ -186,7 +188,7 @@ func flagRow(f cli.Flag, d cli.DocGenerationFlag) help.Flag {
 		row.Value = "VALUE"
 	}
 	row.Default = shownDefault(d.GetDefaultText())
-	if strings.Contains(row.Text, "default: ") { // says what none stands for
+	if strings.Contains(row.Text, "default: ") { // the text itself says what happens without the flag
 		row.Default = ""
 	}
 	if KindOf(f) == config.List {
@@ -195,8 +197,8 @@ func flagRow(f cli.Flag, d cli.DocGenerationFlag) help.Flag {
 	return row
 }
 
-// shownDefault returns how help shows a default: "" for none, and a time without units of
-// 0: 10m, not 10m0s.
+// shownDefault returns a default as help shows it: "" for an empty one. It drops units of 0
+// from a time: 10m, not 10m0s.
 func shownDefault(text string) string {
 	switch text {
 	case `""`, "false", "0s":

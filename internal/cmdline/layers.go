@@ -23,10 +23,11 @@ type Layers struct {
 	Files  *config.Defaults // nil: none
 }
 
-// layerOrder lists the layers, the one that overrides all others first.
+// layerOrder lists the layers. Each layer overrides the layers after it.
 var layerOrder = []config.Layer{config.CommandLine, config.Environment, config.ProjectLayer, config.UserLayer}
 
-// of returns what the layers say about a flag of a command; the first entry counts.
+// of returns the values that the layers have for a flag of a command; the first entry
+// counts.
 func (l Layers) of(command string, f cli.Flag) []config.Setting {
 	all := l.Files.Find(command, l.Rules.FileFlag(f))
 	variable := config.FlagVariable(name(f))
@@ -182,7 +183,7 @@ func (l *Line) ranks() map[string]int {
 }
 
 // beaten returns the flags whose values do not count because a higher layer sets an
-// alternative to them, or to the flag that they belong to. rank has the layers as of
+// alternative to them, or to the flag that they belong to. rank is the result of
 // Line.ranks.
 func beaten(rules Rules, rank map[string]int) (flags []string) {
 	for _, group := range rules.Alternatives {
@@ -234,8 +235,8 @@ func isAbout(text, flag string, values []string) bool {
 		slices.ContainsFunc(values, func(v string) bool { return v != "" && strings.Contains(text, fmt.Sprintf("%q", v)) })
 }
 
-// ProjectFlags returns which flags the project's file sets, sorted, and the file. It counts
-// only because of the current directory, which is easily overlooked.
+// ProjectFlags returns which flags the project's file sets, sorted, and the file. That file
+// applies only because of the current directory, which users easily overlook.
 func (l *Line) ProjectFlags() (file string, flags []string) {
 	for _, flag := range slices.Sorted(maps.Keys(l.From)) {
 		if s := l.From[flag]; s.Source.Layer == config.ProjectLayer {

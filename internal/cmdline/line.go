@@ -34,7 +34,7 @@ type Line struct {
 
 	program    string      // its name
 	args       []string    // for cli.App.Run, without the program's name: global flags, command, its flags, …
-	objections []objection // what is wrong with values, in the order found
+	objections []objection // errors of values, in the order found
 }
 
 // Names for the parts of a command line that are not flags.
@@ -43,8 +43,8 @@ const (
 	Dashes = "--"   // -- and the words after it
 )
 
-// Run lets app carry out the line. It must be called once, with an app whose commands are
-// those that the line was parsed for.
+// Run lets app carry out the line. It must be called once, with an app that has the same
+// commands as the app for which the line was parsed.
 func (l *Line) Run(ctx context.Context, app *cli.App) error {
 	return app.RunContext(ctx, append([]string{app.Name}, l.args...))
 }
@@ -55,9 +55,9 @@ type objection struct {
 	flags []string // all flags that the problem depends on; if none is given, the problem is that they are missing
 }
 
-// Refuse records what is wrong and lets the rest of the line be checked too; err may be
-// nil. An objection that follows from a flag that is wrong by itself must name that flag
-// too and be recorded after that flag's own objection.
+// Refuse records an error, so that the rest of the line can be checked too; err may be nil.
+// If a flag that is wrong by itself causes a further objection, that objection must name
+// the flag too. It must be recorded after the flag's own objection.
 func (l *Line) Refuse(err error, flags ...string) {
 	if err != nil {
 		l.objections = append(l.objections, objection{err, flags})
@@ -87,8 +87,9 @@ func firstObjection(order []string, all []objection) error {
 // Place returns the position on the line at which a problem with these flags shows.
 func (l *Line) Place(flags ...string) int { return place(l.Order, flags) }
 
-// place returns the position in order at which a problem with these flags shows: that of
-// the last of them. If none is given, it is behind all.
+// place returns the position in order at which a problem with these flags shows, which is
+// the position of the last of them. If none of them is in order, place returns the position
+// behind all flags.
 func place(order, flags []string) int {
 	last := -1
 	for _, name := range flags {
@@ -126,7 +127,7 @@ func (l *Line) NotNegative(n Numbers, flags ...string) {
 	}
 }
 
-// Name returns what users type for the command: the program's name and the path.
+// Name returns the words that users type for the command: the program's name and the path.
 func (l *Line) Name() string { return strings.Join(append([]string{l.program}, l.Path...), " ") }
 
 // NoWords refuses every word of the command, also words after --.

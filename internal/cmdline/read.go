@@ -15,9 +15,9 @@ import (
 // Parse reads argv, which has no program name. It accepts flags before and after words up
 // to "--", and global flags also after the command. Names in upper case are another tool's:
 // they are case-sensitive, and their booleans take the next word as value. Names in lower
-// case may be written with underscores. For a command that takes its words verbatim, every
-// word that is not one of its flags is a word for it, with or without dashes. A flag that
-// is not given takes its value from a layer below: see Layers.
+// case may be written with underscores. If a command takes its words verbatim, every word
+// that does not name one of its flags is a word of the command, with or without dashes. A
+// flag that is not given takes its value from a layer below: see Layers.
 //
 // Parse does not return an error for a value that a flag does not take, unless the command
 // never looks at its flags. Line.Refusal returns that error.
@@ -58,7 +58,7 @@ func (p Program) Parse(argv []string) (*Line, error) {
 type reader struct {
 	program  Program
 	line     *Line
-	rest     []string       // what is not read yet
+	rest     []string       // the words that are not read yet
 	levels   []*level       // the path so far, the program first
 	commands []*cli.Command // that the next word can name
 	group    bool           // the innermost command only holds others
@@ -244,7 +244,7 @@ func valueOf(levels []*level, flag cli.Flag, w flagWord, following []string) (va
 // bare drops the dashes before a whole word.
 func bare(word string) string { return strings.TrimPrefix(strings.TrimPrefix(word, "-"), "-") }
 
-// checked returns a value as cli reads it, and what is wrong with it.
+// checked returns a value as cli reads it, and the error of the value, if any.
 func checked(flag cli.Flag, spelling, value string) (string, error) {
 	switch kind := KindOf(flag); kind {
 	case config.Bool:
@@ -305,8 +305,8 @@ func (r *reader) unknownFlag(w flagWord) error {
 	return &UsageError{Err: fmt.Errorf("unknown flag %q of %s", w.spelling, r.typed()), Advice: advice}
 }
 
-// spellings lists what flags can be typed as; upper-case names only if upper is set. It
-// leaves out names of one letter: nobody means --f.
+// spellings lists the spellings of flags. It includes upper-case names only if upper is
+// set. It leaves out names of one letter: nobody means --f.
 func spellings(levels []*level, upper bool) []string {
 	known := []string{"--help"}
 	for _, l := range levels {
