@@ -16,7 +16,7 @@ type answer struct {
 	word    string // same, differs, missing, filled, lacks
 	missing []string
 	relays  bool // the worker can fetch from others
-	removed int  // files of an earlier sync that were removed; for look, that would be
+	removed int  // files of an earlier sync that were removed; after look: that a sync would remove
 
 	base, baseDigest string // run that was synced last, and the digest of its manifest
 }
@@ -35,9 +35,9 @@ func newHearing(most int, filled func()) *hearing {
 	return h
 }
 
-// next takes the hashes out of the answer, which may be longer than an Answer can be. It
-// leaves everything else in the answer, and lists with too many hashes, so that failure and
-// answer judge them.
+// next takes the hashes out of the answer, because an Answer may be too small for all of
+// them. It leaves the other records in the answer, and also lists with too many hashes, so
+// that failure and answer judge them.
 func (h *hearing) next(r remote.Record) (done bool) {
 	switch r.Word {
 	case "hash":
@@ -55,8 +55,8 @@ func (h *hearing) next(r remote.Record) (done bool) {
 	return false
 }
 
-// answer returns what the script has answered to a step. It ignores what login scripts
-// print before.
+// answer returns the script's answer to a step. It ignores the output of login scripts
+// before it.
 func (h *hearing) answer(step string, errs *remote.Answer, status remote.Status) (answer, error) {
 	var said statement
 	for _, r := range h.Records() {
@@ -119,14 +119,14 @@ func mayAnswer(step string) []string {
 	return []string{"missing", "filled"}
 }
 
-// answer returns what a statement answers to a step. It reports whether the statement is a
-// whole answer to that step.
+// answer returns the answer to a step that a statement has. It reports whether the
+// statement is a whole answer to that step.
 func (s statement) answer(step string) (ans answer, ok bool) {
 	if !slices.Contains(mayAnswer(step), s.word) {
 		return ans, false
 	}
 	ans = answer{word: s.word, missing: s.hashes}
-	args := append(slices.Clip(s.args), "", "") // so that two can be looked at
+	args := append(slices.Clip(s.args), "", "") // so that there are at least two
 	count := strconv.Itoa(len(s.hashes))
 	switch s.word {
 	case "same":

@@ -16,15 +16,15 @@ import (
 	"multihost/internal/testkit"
 )
 
-// heard is the answer to a step whose script prints the records out. A worker may list
-// three hashes.
+// heard returns the answer to a step whose script prints the records in out. A worker may
+// list three hashes.
 func heard(step, out, stderr string, status remote.Status) (answer, error) {
 	h := newHearing(3, nil)
 	text := "welcome\n"
 	for line := range strings.Lines(out) {
 		text += h.Nonce + " " + line
 	}
-	_, _ = io.WriteString(h, text) // what is too long is judged by its beginning
+	_, _ = io.WriteString(h, text) // if the text is too long, its beginning decides
 	errs := &remote.Answer{Nonce: h.Nonce}
 	_, _ = io.WriteString(errs, stderr)
 	return h.answer(step, errs, status)
@@ -34,8 +34,8 @@ func TestAnswer(t *testing.T) {
 	a, b := strings.Repeat("0123456789abcdef", 4), strings.Repeat("f", 64)
 	for _, tt := range []struct {
 		step, out string
-		want      answer // with an empty word: none
-		err       string // what the error has then
+		want      answer // an empty word: no answer
+		err       string // text that the error then contains
 	}{
 		{"check", "same\n", answer{word: "same"}, ""},
 		{"check", "differs\n", answer{word: "differs"}, ""},

@@ -2,10 +2,10 @@
 //
 // Scan decides which files to send and hashes them; it reports everything that it leaves
 // out. Push makes the directory ~/<run> of one worker equal to the scanned tree: it does
-// not send files whose content the worker's content store already has, it removes files
-// of an earlier sync that no longer exist here, and it leaves files that a run made
-// alone. An interrupted sync leaves no digest, so the next Push notices it and completes
-// the directory.
+// not send files whose content the worker's content store already has, it removes files of
+// an earlier sync that no longer exist here, and it does not touch files that a run made.
+// An interrupted sync leaves no digest, so the next Push notices it and completes the
+// directory.
 //
 //	tree, err := codesync.Scan(ctx, codesync.Options{Dir: ".", Sink: sink})
 //	defer tree.Close()
@@ -29,21 +29,21 @@
 //
 // # Decisions
 //
-//   - A sync looks only at what differs between the new list of files and the last
-//     one, and at files that somebody has touched since, by size, inode and time of
-//     change. It hashes all files only if the last sync did not end. So one changed
-//     file costs the same whatever the store holds.
+//   - A sync looks only at two kinds of files: those that differ between the new list of
+//     files and the last one, and those whose size, inode or time of change has changed
+//     since. It hashes all files only if the last sync did not end. So one changed file
+//     costs the same for any size of the store.
 //   - The worker proves the list that it has put together from differences by its
 //     digest. If the digest differs, it gets the whole list.
-//   - Workers fetch files from each other; they do not push them. So each worker
-//     answers for itself over its own connection, and one that fails gets its files
-//     from here. Four workers fetch from one, and each passes on while it receives:
-//     what arrives goes to a spool, which its tar and the commands that serve others
-//     read, 64 KiB at a time.
-//   - All workers are asked whose ~/<run> is before one of them is changed.
-//   - A note of the time when a command wrote a file on this machine would not be
-//     enough for leaving the file out: a file is the user's as soon as git tracks it,
-//     its contents change, or a pattern with ! names it.
+//   - Workers fetch files from each other; they do not push them. So each worker reports
+//     over its own connection, and if one fails, this machine sends it the files. Four
+//     workers fetch from one. Each worker passes contents on while it receives them: it
+//     writes them to a spool, and its tar and the commands that serve other workers read
+//     the spool, 64 KiB at a time.
+//   - Before the first change, every worker is asked who owns its ~/<run>.
+//   - A sync leaves out files that a command wrote on this machine, but not for ever: a
+//     file is the user's as soon as git tracks it, its contents change, or a pattern with !
+//     names it.
 package codesync
 
 import (
@@ -56,11 +56,11 @@ import (
 	"multihost/internal/fault"
 )
 
-// IgnoreFile is the name of the file with patterns, in gitignore syntax, of what Scan
-// leaves out. It applies to its directory and everything below.
+// IgnoreFile is the name of a file with patterns, in gitignore syntax, for the paths that
+// Scan leaves out. It applies to its directory and everything below.
 const IgnoreFile = ".multihostignore"
 
-// Options say what to send. Dir is required.
+// Options say which files to send. Dir is required.
 type Options struct {
 	Dir string
 	// NoIgnore sends everything but .git and ignores the rules of git and IgnoreFile.
@@ -71,8 +71,8 @@ type Options struct {
 	Sink event.Sink // nil discards
 	// Owner names the person who sends the files: "ann@laptop". It is shown to people.
 	Owner string
-	// Adopt takes over a directory that no sync made: the files sent replace those of the
-	// same names, and all others stay.
+	// Adopt takes over a directory that no sync made. The sent files replace files of the
+	// same names, and all other files stay.
 	Adopt bool
 	// Workers is how many Pushes there will be, for the progress; 0: unknown.
 	Workers int
@@ -86,10 +86,10 @@ type Options struct {
 	// Cache is a directory in which Scan remembers the hashes of unchanged files. Scan
 	// creates it when it is missing; "" remembers nothing.
 	Cache string
-	// Written is a directory in which Remember keeps what commands wrote on this machine;
-	// it lies in the directory of multihost's records. Scan sends neither that directory
-	// nor what commands wrote, unless git tracks a file or an IgnoreFile has a pattern for
-	// it with a "!". "" means that no command wrote anything.
+	// Written is a directory in which Remember keeps lists of the files that commands wrote
+	// on this machine. It lies in the directory of multihost's records. Scan sends neither
+	// that directory nor the listed files, unless git tracks a file or an IgnoreFile has a
+	// pattern for it with a "!". "" means that no command wrote anything.
 	Written string
 	// ReadOnly writes nothing on this machine: Cache is only read.
 	ReadOnly bool
@@ -119,7 +119,7 @@ const (
 
 const relayFrom = 32 << 20
 
-// StoreLimits say what is dropped from a worker's content store after a Push.
+// StoreLimits say which contents are dropped from a worker's content store after a Push.
 type StoreLimits struct {
 	MaxAge   time.Duration // since its last use, which is noted once a day; 0 means 30 days
 	MaxBytes int64         // 0 means 20 GB
@@ -146,7 +146,7 @@ type Entry struct {
 	Target string      // of a Symlink
 }
 
-// A Skip is something that is not sent, and why.
+// A Skip is a path that is not sent, with the reason.
 type Skip struct {
 	Path  string // ends with a slash for a directory
 	Why   string // "ignored by git", "FIFO", "link out of the directory: /etc", …
@@ -174,7 +174,7 @@ type Tree struct {
 	progress progress
 }
 
-// Report is what one Push did.
+// Report is the result of one Push.
 type Report struct {
 	SentFiles int    // contents sent
 	SentBytes int64  // compressed
@@ -256,7 +256,7 @@ func (e *InUseError) Hint() string {
 // run's place on a worker. The sync leaves it unchanged.
 type ForeignError struct {
 	Run    string
-	What   string // "directory" with something in it, "file", "link" to such a directory, "dangling" for another link
+	What   string // "directory": one that is not empty; "file"; "link": a link to such a directory; "dangling": any other link
 	Target string // of a link
 }
 

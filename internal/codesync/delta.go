@@ -15,9 +15,9 @@ import (
 
 // The cache directory holds recent manifests beside the hashes, by digest. A worker tells
 // which manifest it had last, and we send only the differences to the new one. For 5000
-// files that is a hundred bytes in place of 200 kB.
+// files, the differences take a hundred bytes and the manifest 200 kB.
 
-// mostManifests is how many are kept.
+// mostManifests is how many manifests the directory keeps.
 const mostManifests = 32
 
 // mostPieces limits the pieces from which a manifest is put together; with more pieces it
@@ -31,12 +31,12 @@ type manifest struct {
 	cache  string // directory of recent manifests; "" for none
 
 	mu sync.Mutex
-	// recipes are kept by the digest of the old manifest: of thousands of workers, nearly
-	// all have the same old manifest.
+	// recipes has each recipe by the digest of the old manifest. Nearly all of thousands of
+	// workers have the same old manifest.
 	recipes map[string]recipe
 }
 
-// file returns where a manifest is kept.
+// file returns the path of a manifest in the cache.
 func (m *manifest) file(digest string) string {
 	return filepath.Join(m.cache, digest+".manifest")
 }
@@ -48,7 +48,7 @@ func (m *manifest) keep() error {
 	}
 	name := m.file(m.digest)
 	if now := time.Now(); os.Chtimes(name, now, now) == nil {
-		return nil // it is known, and used again
+		return nil // it is stored already, and now marked as used
 	}
 	if err := replaceFile(name, func(f *os.File) error {
 		_, err := f.Write(m.text)
@@ -65,10 +65,11 @@ func (m *manifest) keep() error {
 type recipe struct {
 	pieces []string
 	fresh  []byte
-	packed []byte // fresh, as it travels
+	packed []byte // fresh, compressed
 }
 
-// mostRecipes is more than the different manifests that one person's workers have.
+// mostRecipes limits how many recipes are kept. The workers of one person have fewer
+// different manifests.
 const mostRecipes = 16
 
 // recipeFrom returns the recipe from the manifest with that digest, or a whole one if we
@@ -82,7 +83,7 @@ func (m *manifest) recipeFrom(digest string) recipe {
 	r := m.newRecipe(digest)
 	var b bytes.Buffer
 	z := gzip.NewWriter(&b)
-	_, _ = z.Write(r.fresh) // to memory
+	_, _ = z.Write(r.fresh) // a write to memory cannot fail
 	_ = z.Close()
 	r.packed = b.Bytes()
 	if m.recipes == nil || len(m.recipes) == mostRecipes {

@@ -11,11 +11,11 @@ import (
 	"multihost/internal/testkit"
 )
 
-// The run after one changed file, under another name as runs have, sends that
-// file and some kB, not the list of all files.
+// If one file has changed, the next run sends that file and some kB, not the list of all
+// files. Runs differ in their names.
 func TestASecondRunSendsWhatHasChanged(t *testing.T) {
 	t.Parallel()
-	const n = 200 // whose list takes 9 kB, packed
+	const n = 200 // files; their packed list takes 9 kB
 	dir, w, cache := t.TempDir(), newWorker(t), t.TempDir()
 	files := map[string]string{}
 	for i := range n {
@@ -39,7 +39,7 @@ func TestASecondRunSendsWhatHasChanged(t *testing.T) {
 	testkit.Must(t, os.Remove(filepath.Join(dir, "pkg9/module9.py")))
 	rep := sync("run2", cache)
 	same(t, "files sent", rep.SentFiles, 2)
-	// And what is new in the list.
+	// Uploaded also counts the new part of the list.
 	if limit := rep.SentBytes + 2<<10; rep.Uploaded > limit {
 		t.Errorf("%d bytes of files cost %d bytes, want at most %d", rep.SentBytes, rep.Uploaded, limit)
 	}

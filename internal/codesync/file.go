@@ -17,7 +17,7 @@ const AgentFolder = ".multihost/agent"
 // PushFile brings one executable file to AgentFolder of all workers, as PushAll brings a
 // tree to ~/run: the workers pass it on to each other where that pays. It removes the files
 // of earlier PushFiles from that folder, and no others. It ignores Dir and the settings of
-// Scan in o. The results are those of PushAll.
+// Scan in o. It returns the same results as PushAll.
 func PushFile(ctx context.Context, o Options, targets []Target, name string, file func() ([]byte, error)) ([]Report, []error) {
 	fail := func(err error) ([]Report, []error) {
 		errs := make([]error, len(targets))
@@ -48,22 +48,23 @@ func PushFile(ctx context.Context, o Options, targets []Target, name string, fil
 	return tree.PushAll(ctx, targets, AgentFolder)
 }
 
-// fileDirs begins the names of directories that PushFile makes on this machine.
+// fileDirs is the prefix of the directories that PushFile makes on this machine.
 const fileDirs = "multihost-file-"
 
-// forgetFiles removes what a PushFile that was killed has left in a temporary directory, ""
-// for the system's. Nobody sends a file for a day.
+// forgetFiles removes directories that killed PushFiles have left in temp; "" is the
+// system's temporary directory. It leaves directories of the last 24 hours, because a
+// PushFile may still use them.
 func forgetFiles(temp string, now time.Time) {
 	if temp == "" {
 		temp = os.TempDir()
 	}
-	all, _ := os.ReadDir(temp) // without them nothing is removed
+	all, _ := os.ReadDir(temp) // if the directory cannot be read, nothing is removed
 	for _, e := range all {
 		if !e.IsDir() || !strings.HasPrefix(e.Name(), fileDirs) {
 			continue
 		}
 		if info, err := e.Info(); err == nil && now.Sub(info.ModTime()) > 24*time.Hour {
-			_ = os.RemoveAll(filepath.Join(temp, e.Name())) // that of another user stays
+			_ = os.RemoveAll(filepath.Join(temp, e.Name())) // a directory of another user stays
 		}
 	}
 }

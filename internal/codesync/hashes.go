@@ -95,7 +95,7 @@ func (c *hashCache) keep(name, hash string, info fs.FileInfo, begun time.Time) {
 	c.changed = c.changed || c.old[name] != s
 }
 
-// save replaces the stored hashes with those of this Scan.
+// save replaces the stored hashes by the hashes of this Scan.
 func (c *hashCache) save() error {
 	if c.path == "" || !c.changed && len(c.now) == len(c.old) {
 		return nil

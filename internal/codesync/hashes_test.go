@@ -40,7 +40,7 @@ func TestScanReadsOnlyWhatHasChanged(t *testing.T) {
 	t.Parallel()
 	c := hashing{t.TempDir(), filepath.Join(t.TempDir(), "state", "hashes")}
 	write(t, c.dir, map[string]string{"a": "1", "b": "2", "sub/c": "3"})
-	const later = time.Hour // after which what was written now has settled
+	const later = time.Hour // after this time, a file that is written now has settled
 	expect := func(what string, offset time.Duration, want ...string) *Tree {
 		t.Helper()
 		tree, names := c.scan(t, offset)

@@ -230,7 +230,7 @@ type bracket struct {
 	pattern string
 	at      int // of the next element
 	c       byte
-	matched bool // an element so far has c
+	matched bool // an element so far matches c
 	low     byte // the lower end of a possible range; 0: none
 }
 
@@ -266,7 +266,7 @@ func (b *bracket) char() (c byte, ok bool) {
 	return b.pattern[b.at-1], true
 }
 
-// class matches the class whose name begins rest.
+// class matches the character class with whose name rest begins.
 func (b *bracket) class(rest string) bool {
 	text, _, closed := strings.Cut(rest, "]")
 	if !closed {

@@ -19,10 +19,10 @@ import (
 	"multihost/internal/testkit/simworker"
 )
 
-// A link is the one between this machine and workers of namespaces.
+// A link is the network interface between this machine and workers in namespaces.
 type link struct{ name string }
 
-// linkTo finds the link that leads to addr and limits what it carries.
+// linkTo finds the link that leads to addr and limits its rate.
 func linkTo(t *testing.T, addr, rate string) link {
 	t.Helper()
 	host, _, err := net.SplitHostPort(addr)
@@ -51,7 +51,7 @@ func (l link) sent(t *testing.T) int64 {
 	return n
 }
 
-// measure returns what f costs the link, and how long it takes.
+// measure returns the number of bytes that f puts on the link, and the duration of f.
 func (l link) measure(t *testing.T, f func()) (bytes int64, took time.Duration) {
 	t.Helper()
 	before, start := l.sent(t), time.Now()
@@ -59,13 +59,13 @@ func (l link) measure(t *testing.T, f func()) (bytes int64, took time.Duration) 
 	return l.sent(t) - before, time.Since(start)
 }
 
-// 16 workers in 2 slices, OpenSSH and a kernel of their own, behind a narrow
-// link: relaying costs the link little more than two uploads, so that it can end
-// five times sooner than 16 of them.
+// 16 workers in 2 slices, each with OpenSSH and its own network stack, are behind a narrow
+// link. With relays the link carries little more than two uploads, so the sync can end five
+// times sooner than with 16 uploads.
 //
-// Whether it does is judged with RELAY_FULL=1, as the measurements of bench are
-// on a machine that has nothing else to do, with 64 MB at 100 Mbit/s: here other
-// tests run beside it, and the link counts bytes whatever time they take.
+// Only with RELAY_FULL=1 does the test judge the time, with 64 MB at 100 Mbit/s. Use it on
+// a machine that does nothing else. Otherwise other tests run beside this one, and the test
+// only counts bytes.
 func TestRelayOnANarrowLink(t *testing.T) {
 	testkit.OnlyInAll(t, "TestRelayUploadsOnceASlice")
 	if testkit.RaceDetector {
@@ -120,7 +120,7 @@ func TestRelayOnANarrowLink(t *testing.T) {
 	direct := time.Duration(float64(n*size) / perSecond * 1e9)
 	if full {
 		var all int64
-		// Another file of that size, so that nothing is there already.
+		// Another file of that size, so that no worker has it already.
 		all, direct = push("direct", size+1, codesync.RelayOff, targets)
 		t.Logf("direct: %d bytes, %v", all, direct)
 	}

@@ -62,7 +62,7 @@ func (w *localRunner) tool(t *testing.T, name, script string) {
 	testkit.Must(t, os.WriteFile(filepath.Join(w.tools, name), fmt.Appendf(nil, "#!/bin/bash\nREAL=%s\n%s\n", path, script), 0o755))
 }
 
-// text is what notes say, a line each.
+// text returns the texts of the notes, one per line.
 func text(sink *testkit.Recorder) (all string) {
 	for _, n := range sink.Notes() {
 		all += string(n.Level) + ": " + n.Text + "\n"

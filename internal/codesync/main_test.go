@@ -9,7 +9,7 @@ import (
 	"multihost/internal/sim/netns"
 )
 
-// Workers of namespaces start this program again as their process 1.
+// Workers in namespaces start this program again as their process 1.
 func TestMain(m *testing.M) {
 	if netns.MaybeInit(os.Args) {
 		return

@@ -24,7 +24,7 @@ const (
 	// spoolMemory is how much of a packed set is kept in memory before it goes to a file.
 	// Only a few sets exist at a time, see idlePacks.
 	spoolMemory = 8 << 20
-	// idlePacks is how many packed sets are kept while nobody sends them: workers that
+	// idlePacks is how many packed sets are kept while no transfer uses them. Workers that
 	// lack the same contents need the same set one after another.
 	idlePacks = 4
 )
@@ -33,7 +33,7 @@ const (
 type packs struct {
 	mu    sync.Mutex
 	byKey map[string]*pack
-	idle  []string // keys of packs that nobody uses, longest idle first
+	idle  []string // keys of packs that no transfer uses, longest idle first
 	build sync.Mutex
 }
 
@@ -196,7 +196,7 @@ func (c *contents) shrinks(hashes []string) bool {
 		return true
 	}
 	var packed countingWriter
-	z, _ := gzip.NewWriterLevel(&packed, gzip.BestSpeed) // the level is known
+	z, _ := gzip.NewWriterLevel(&packed, gzip.BestSpeed) // the level is valid
 	var read, begin, next int64                          // begin is the offset of the content in the set
 	buf := make([]byte, sampleSize)
 	for _, h := range hashes {
@@ -207,7 +207,7 @@ func (c *contents) shrinks(hashes []string) bool {
 				return true
 			}
 			read += int64(n)
-			_, _ = z.Write(buf[:n]) // to a counter
+			_, _ = z.Write(buf[:n]) // a counter cannot fail
 		}
 		begin += e.Size
 	}

@@ -21,8 +21,8 @@ is_ours() {
   REPLY="$inode $made"
   [[ $made =~ ^[1-9][0-9]*\. ]] || made=''
   if ! { read -r had_inode had_made _ <"$state/place"; } 2>/dev/null; then
-    # Earlier versions wrote no place file, only what they had sent, and they made the
-    # directory before that.
+    # Earlier versions of multihost wrote no place file. They made the directory, and after
+    # that they wrote the files in $state.
     ((last > 0)) && [[ -z $made || ${made%.*} -le $((last + 60)) ]]
     return
   fi
@@ -36,8 +36,8 @@ is_empty() {
   found=$(find -L "$dir" -mindepth 1 -maxdepth 1 -print -quit 2>/dev/null) && [[ -z $found ]]
 }
 
-# foreign: something that is not ours is at $dir. $REPLY says what: "directory", "file",
-# "link TARGET" for a link to a directory, "dangling TARGET" for any other link.
+# foreign: something that is not ours is at $dir. $REPLY says what is there: "directory",
+# "file", "link TARGET" for a link to a directory, "dangling TARGET" for any other link.
 foreign() {
   REPLY=''
   if [[ ! -e $dir && ! -L $dir ]]; then return 1; fi
@@ -53,8 +53,8 @@ foreign() {
   [[ ! -L $dir ]] || REPLY="link $(readlink -- "$dir")"
 }
 
-# take_place: makes the directory and records it as ours. If it is interrupted before
-# that, it leaves an empty directory.
+# take_place: makes the directory and records it as ours. If it is interrupted in between,
+# it leaves an empty directory.
 take_place() {
   [[ -d $dir ]] || mkdir -p -- "$dir" || return
   ! is_ours || [[ ! -s $state/place ]] || return 0

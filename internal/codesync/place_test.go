@@ -12,7 +12,7 @@ import (
 	"multihost/internal/testkit"
 )
 
-// adopting is a tree that takes over what no sync made.
+// adopting returns a tree whose sync takes over directories that no sync made.
 func adopting(t *testing.T, dir string) *Tree {
 	t.Helper()
 	tree, err := Scan(t.Context(), Options{Dir: dir, Adopt: true})
@@ -28,7 +28,7 @@ func TestPushLeavesWhatIsTheUsers(t *testing.T) {
 	for _, row := range []struct {
 		name  string
 		setUp string // in the home of the worker
-		want  string // the error's text after "~/r "; "" is none
+		want  string // the error's text after "~/r "; "": no error
 		never bool   // --adopt does not help
 	}{
 		{"nothing is there", "", "", false},
@@ -87,12 +87,12 @@ func TestPushLeavesWhatIsTheUsers(t *testing.T) {
 					same(t, name, read(t, w.home)[name], content)
 				}
 			}
-			push(t, tree, w, "r") // which is ours now, without a flag
+			push(t, tree, w, "r") // the directory is ours now, so no flag is needed
 		})
 	}
 }
 
-// shell is a command in the worker's home.
+// shell returns a command that runs in the worker's home.
 func (w *localRunner) shell(text string) *exec.Cmd {
 	c := exec.Command("bash", "-ec", text)
 	c.Dir, c.Env = w.home, []string{"HOME=" + w.home, "PATH=/usr/bin:/bin"}

@@ -66,9 +66,9 @@ func (t *Tree) Push(ctx context.Context, r remote.Runner, run string) (Report, e
 	return t.deliver(ctx, r, run, nil, false)
 }
 
-// deliver is Push with a starting point: asked, if not nil, is what the worker already
-// answered that it lacks; with whole the manifest is sent in full, because the worker's
-// earlier one cannot be used.
+// deliver is Push with a starting point. asked, if not nil, is the worker's answer about
+// the contents that it lacks. With whole, deliver sends the whole manifest, because the
+// worker's earlier manifest cannot be used.
 func (t *Tree) deliver(ctx context.Context, r remote.Runner, run string, asked *answer, whole bool) (Report, error) {
 	var rep Report
 	var err error
@@ -104,9 +104,9 @@ func (t *Tree) again(err error) bool {
 // errBroken marks a transfer whose data ended early at the worker.
 var errBroken = errors.New("transfer broke off")
 
-// ask tells the worker what its directory is to contain and returns what it lacks, if
-// anything. It sends only the differences to the manifest that the worker had last,
-// unless whole is set.
+// ask tells the worker which files its directory must contain, and returns which contents
+// it lacks. It sends only the differences to the manifest that the worker had last, unless
+// whole is set.
 func (t *Tree) ask(ctx context.Context, r remote.Runner, run string, rep *Report, whole bool) (answer, error) {
 	ans, err := t.check(ctx, r, run, rep)
 	if err != nil || ans.word == "same" {
@@ -124,7 +124,7 @@ func (t *Tree) check(ctx context.Context, r remote.Runner, run string, rep *Repo
 }
 
 // plan sends the manifest to a worker whose answer to check is ans. The worker then fills
-// its directory, or says what it lacks.
+// its directory, or answers which contents it lacks.
 func (t *Tree) plan(ctx context.Context, r remote.Runner, run string, ans answer, rep *Report) (answer, error) {
 	way := t.manifest.recipeFrom(ans.baseDigest)
 	base := ""
@@ -156,7 +156,7 @@ func yes(b bool) string {
 	return "no"
 }
 
-// A Forecast is what a Push would do to one worker.
+// A Forecast has the effects that a Push would have on one worker.
 type Forecast struct {
 	Files   int   // contents to send, which the worker does not have
 	Bytes   int64 // their uncompressed size
@@ -192,7 +192,7 @@ func (t *Tree) Foresee(ctx context.Context, r remote.Runner, run string) (Foreca
 	return f, nil
 }
 
-// push sends what the worker lacks until it lacks nothing.
+// push sends contents until the worker lacks none.
 func (t *Tree) push(ctx context.Context, r remote.Runner, run string, ans answer, rep *Report) error {
 	for range receiveRounds {
 		if t.filled(ans, rep) {

@@ -90,7 +90,7 @@ func push(t *testing.T, tree *Tree, w *localRunner, run string) Report {
 	if rep.Uploaded < rep.SentBytes {
 		t.Errorf("%d bytes left this machine, %d of contents among them", rep.Uploaded, rep.SentBytes)
 	}
-	rep.Uploaded = 0 // measured in a test of its own
+	rep.Uploaded = 0 // another test checks it
 	return rep
 }
 
@@ -118,7 +118,8 @@ func TestPushMakesTheRunDirectoryEqual(t *testing.T) {
 		rep := push(t, tree, w, "run1")
 		same(t, "run directory", read(t, filepath.Join(w.home, "run1")), read(t, dir))
 		same(t, "files", tree.Count, 11)
-		// train.py, mod.py and its copy, empty and its hard link, six more.
+		// Eleven files: train.py, mod.py and its copy, empty and its hard link, and six
+		// more. The copy and the hard link are reused.
 		same(t, "report", Report{SentFiles: rep.SentFiles, Reused: rep.Reused, Removed: rep.Removed}, Report{SentFiles: 9, Reused: 2})
 		if rep.SentBytes == 0 {
 			t.Error("no bytes sent")
@@ -134,7 +135,7 @@ func TestPushMakesTheRunDirectoryEqual(t *testing.T) {
 	})
 }
 
-// Data often has a disk of its own: nothing can be renamed into that.
+// Data often lies on a disk of its own, and a file cannot be renamed to another disk.
 func TestPushIntoADirectoryThatIsAMount(t *testing.T) {
 	t.Parallel()
 	dir, w, disk := t.TempDir(), newWorker(t), t.TempDir()
@@ -145,7 +146,7 @@ func TestPushIntoADirectoryThatIsAMount(t *testing.T) {
 	}
 	for _, content := range []string{"old", "new"} {
 		write(t, dir, map[string]string{"train.py": content, "data/a": content + " a", "data/-f\n": content + " b", "data/sub/c": content + " c"})
-		push(t, adopting(t, dir), w, "r") // the user has made it for the disk
+		push(t, adopting(t, dir), w, "r") // the user has made the directory for the disk
 		same(t, "the disk", read(t, disk), read(t, filepath.Join(dir, "data")))
 		same(t, "the file beside it", read(t, filepath.Join(w.home, "r"))["train.py"], content)
 	}
@@ -176,7 +177,8 @@ func TestPushFollowsLocalChanges(t *testing.T) {
 		want[name] = content
 	}
 	same(t, "run directory", read(t, there), want)
-	// gone, old/only/here, old/made, dir2file/a, dir2link/b and file2dir, link2dir, which became directories.
+	// The seven are gone, old/only/here, old/made, dir2file/a, dir2link/b, and file2dir and
+	// link2dir, which became directories.
 	same(t, "removed", rep.Removed, 7)
 	same(t, "sent", rep.SentFiles, 5)
 	after, err := os.Stat(filepath.Join(there, "keep"))
@@ -186,8 +188,8 @@ func TestPushFollowsLocalChanges(t *testing.T) {
 	}
 }
 
-// The directory of a run that is active or waits for its start stays as it is, and so
-// do the notes about it.
+// The directory of a run stays unchanged while the run is active or waits for its start,
+// and so do the notes about it.
 func TestPushLeavesTheCodeOfALivingRun(t *testing.T) {
 	t.Parallel()
 	dir, w := t.TempDir(), newWorker(t)
@@ -265,7 +267,7 @@ func TestForeseeIsWhatPushDoes(t *testing.T) {
 	same(t, "removed by a run", foresee("r"), Forecast{})
 }
 
-// readOnlyRunner lets only commands through that say that they only read.
+// readOnlyRunner runs only commands that are marked as reading only.
 type readOnlyRunner struct {
 	t *testing.T
 	r remote.Runner
@@ -532,8 +534,8 @@ func TestPushPacksEachSetOnce(t *testing.T) {
 	testkit.Must(t, tree.Close())
 }
 
-// Gzip that saves little costs every worker time, and costs this machine more than
-// reading. So the choice is made before.
+// Gzip that saves little costs every worker time, and costs this machine more than reading.
+// So multihost decides before it packs.
 func TestOnlyWhatShrinksTravelsCompressed(t *testing.T) {
 	t.Parallel()
 	const mb = 1 << 20
@@ -629,7 +631,7 @@ func TestStoreIsPruned(t *testing.T) {
 	same(t, "contents above the size", stored(), 1)
 	sync("5", StoreLimits{MaxBytes: 1})
 	same(t, "contents above the size that were just used", stored(), 2)
-	// What a crash may leave in the notes.
+	// A crash may leave such bytes in the notes.
 	testkit.Must(t, os.WriteFile(notes, []byte("\x00\x00a[$(false)]\n08\n"), 0o600))
 	testkit.Must(t, os.WriteFile(filepath.Join(w.home, ".multihost/store/grown"), []byte("1\n\x00\x002+\n"), 0o600))
 	sync("6", StoreLimits{})
@@ -684,7 +686,7 @@ func TestPushOfOneFileReadsNothingElse(t *testing.T) {
 	}
 }
 
-// Fields of the list of files are told apart whatever the names are made of.
+// A name with any bytes does not confuse the fields of the list of files.
 func TestPushFindsChangesUnderAnyName(t *testing.T) {
 	t.Parallel()
 	dir, w := t.TempDir(), newWorker(t)

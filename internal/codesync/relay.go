@@ -33,11 +33,11 @@ type Target struct {
 //
 // A worker logs in to its source with remote.Cmd.LoginTo: it gets no key, and it accepts
 // only the host key that was verified from here. Every worker checks the hash of each
-// content, whoever sent it. Nothing is left behind, even when this process dies. A worker
-// that cannot fetch (no route between the workers, no agent forwarding, OpenSSH before
-// 8.9, a hop that takes too long) gets its files from here.
+// content, also if it comes from this machine. Nothing is left behind, even when this
+// process dies. A worker that cannot fetch (no route between the workers, no agent
+// forwarding, OpenSSH before 8.9, a hop that takes too long) gets its files from here.
 //
-// The results have the order of targets. Errors are those of Push.
+// The results have the order of targets. It returns the same errors as Push.
 func (t *Tree) PushAll(ctx context.Context, targets []Target, run string) ([]Report, []error) {
 	all := make([]*receiver, len(targets))
 	for i, target := range targets {
@@ -148,8 +148,8 @@ func (r *receiver) refused() bool {
 	return errors.As(r.err, &foreign)
 }
 
-// tell sends the manifest to one worker that look has asked; the worker says what it
-// lacks.
+// tell sends the manifest to one worker that look has asked; the worker answers which
+// contents it lacks.
 func (t *Tree) tell(ctx context.Context, r *receiver, run string) {
 	if r.direct || r.err != nil {
 		return
@@ -381,7 +381,7 @@ func (t *Tree) judge(tr *tree, again bool) {
 			r.finish(t)
 			continue
 		case errors.As(r.err, &said) && !errors.Is(r.err, errBroken), r.refused():
-			r.done = true // a full disk stays full whoever sends
+			r.done = true // a full disk stays full for any sender
 			continue
 		}
 		r.direct = r.parent == nil || r.parent.whole || hops == 0

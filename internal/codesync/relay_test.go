@@ -22,7 +22,7 @@ import (
 	"multihost/internal/testkit/simworker"
 )
 
-// noise fills a file with what does not compress.
+// noise fills a file with bytes that do not compress.
 func noise(t testing.TB, path string, size int) []byte {
 	t.Helper()
 	data := make([]byte, size)
@@ -71,7 +71,7 @@ func (r *relayed) push(t *testing.T, run string) []codesync.Report {
 		if err != nil || !bytes.Equal(got, r.data) {
 			t.Errorf("worker %d: the file arrived differently (%v)", i, err)
 		}
-		// A step whose connection was lost cleans up in its own time.
+		// A step whose connection was lost needs some time to clean up.
 		testkit.Eventually(t, fmt.Sprintf("worker %d to have nothing left of the way", i), func() bool {
 			left, err := os.ReadDir(filepath.Join(home, ".multihost/store/incoming"))
 			return err == nil && len(left) == 0
@@ -135,8 +135,8 @@ func notes(sink *testkit.Recorder) (text string) {
 	return text
 }
 
-// A single file goes the same way: the runner sends it once a slice, whatever the number of
-// workers, and beside what lies there already.
+// Workers pass on a single file too: the runner sends it once for each slice, for any
+// number of workers. Other files in the folder stay.
 func TestAFileIsPassedOn(t *testing.T) {
 	testkit.NoLeaks(t)
 	r := relay(t, 6, codesync.Options{})
@@ -164,7 +164,7 @@ func TestAFileIsPassedOn(t *testing.T) {
 		}
 	}
 	send([]string{"", "s0w0", "s0w0", "", "s0w3", "s0w3"}, 2*size+100_000)
-	send(make([]string, 6), 10_000) // it is there
+	send(make([]string, 6), 10_000) // the workers have the file now
 	if _, err := os.Stat(other); err != nil {
 		t.Error(err)
 	}
@@ -178,7 +178,7 @@ func TestRelayFanoutAndItsDefault(t *testing.T) {
 		t.Errorf("--relay-fanout=1: from %q, want %q", got, want)
 	}
 	for _, mode := range []codesync.Relay{codesync.RelayAuto, codesync.RelayOff} {
-		// 2 MB for two workers more than slices is little.
+		// Relays would save two uploads of 1 MB, which is too little.
 		r := relay(t, 4, codesync.Options{Relay: mode})
 		if got := from(r.push(t, "run")); strings.Join(got, "") != "" {
 			t.Errorf("%s: from %q, want all from here", mode, got)
@@ -197,7 +197,7 @@ func TestRelayFallsBackToTheRunner(t *testing.T) {
 	}{
 		"no way to a worker": {
 			func(r *relayed) { r.targets[0].Addr = "127.0.0.1:1" },
-			[]string{"", "", "", "", "", ""}, // its four, and the one behind these: no hop works
+			[]string{"", "", "", "", "", ""}, // no hop works: neither the four that fetch from s0w0, nor the one behind them
 		},
 		"an address that leads to another worker": {
 			func(r *relayed) { r.targets[0].Addr = r.targets[5].Addr },
@@ -242,8 +242,8 @@ func TestRelayFallsBackToTheRunner(t *testing.T) {
 	}
 }
 
-// The first worker of a tree loses its connection: the others get their files
-// all the same, and what has arrived is not sent again.
+// The first worker of a tree loses its connection: the others still get their files, and
+// contents that have arrived are not sent again.
 func TestRelayOutlivesItsFirstWorker(t *testing.T) {
 	testkit.NoLeaks(t)
 	r := relay(t, 6, codesync.Options{Relay: codesync.RelayOn, RelayFanout: 1})
@@ -280,7 +280,7 @@ func TestRelayEndsWithItsContext(t *testing.T) {
 }
 
 func exists(pattern string) bool {
-	found, _ := filepath.Glob(pattern) // the pattern is good
+	found, _ := filepath.Glob(pattern) // the pattern is valid
 	return len(found) > 0
 }
 

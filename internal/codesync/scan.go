@@ -29,19 +29,19 @@ const (
 	bigTree = 100 << 20
 	// countLimit limits how many files of a skipped directory are counted.
 	countLimit = 100_000
-	// readTries is how many times a file that changes while it is read is read.
+	// readTries limits how often Scan reads a file that changes meanwhile.
 	readTries = 3
 )
 
-// Scan lists and hashes the files of o.Dir to send. In a git work tree these are the
-// tracked files and the untracked ones that are not ignored, including those of
-// submodules and of repositories inside; elsewhere they are all files. Scan never sends
-// .git, nor what an IgnoreFile names, nor what commands wrote there (Remember).
+// Scan lists and hashes the files of o.Dir to send. In a git work tree, these are the
+// tracked files and the untracked files that are not ignored. They include the files of
+// submodules and of repositories inside. Elsewhere, these are all files. Scan never sends
+// .git, nor paths that an IgnoreFile names, nor files that commands wrote there (Remember).
 //
 // Scan sends symbolic links as links, unless they lead out of the directory. It skips
 // those, sockets, FIFOs and devices, lists them in Tree.Skipped and never opens them. A
 // file that cannot be read, or that changes each time it is read, is a *FileError. Scan
-// emits Notes about what will be sent and what will not.
+// emits Notes about the files that will be sent and those that will not.
 func Scan(ctx context.Context, o Options) (*Tree, error) {
 	git, err := exec.LookPath("git")
 	if err != nil {
@@ -143,8 +143,8 @@ func exists(name string) bool {
 	return err == nil
 }
 
-// chooseRules decides what selects the files: git, ignore files, or nothing. It returns
-// the rules that come from above the directory.
+// chooseRules decides how files are selected: by git, by ignore files, or not at all. It
+// returns the rules that come from above the directory.
 func (s *scanner) chooseRules(ctx context.Context) ([][]ignoreFile, error) {
 	if s.opts.NoIgnore {
 		return nil, nil
@@ -521,7 +521,7 @@ func encode(entries []Entry) []byte {
 // Dir returns the scanned directory with links resolved.
 func (t *Tree) Dir() string { return t.dir }
 
-// describe returns notes about what will be sent and what will not.
+// describe returns notes about the files that will be sent and those that will not.
 func (t *Tree) describe() []event.Note {
 	what := fmt.Sprintf("sync %q: %s, %s", t.dir, event.Count(t.Count, "file"), event.Bytes(t.Bytes))
 	notes := []event.Note{{Level: event.Info, Text: what}}

@@ -123,8 +123,8 @@ func TestScanTakesSubmodulesAndRepositoriesInside(t *testing.T) {
 	}
 }
 
-// A home directory under git that ignores everything is common; a program in
-// it is not part of it.
+// Some people keep their home directory in a git repository that ignores everything. A
+// program below the home is not part of that repository.
 func TestScanTakesAllOfADirectoryThatItsWorkTreeIgnores(t *testing.T) {
 	t.Parallel()
 	home := t.TempDir()
@@ -181,8 +181,8 @@ func TestScanReadsAgainAFileThatChanges(t *testing.T) {
 		opened := 0
 		s := &scanner{opts: Options{Dir: dir}, open: func(name string) (*os.File, error) {
 			if opened++; opened <= c.changes {
-				// A file of /proc says that it is empty and is not: for its
-				// reader it has grown meanwhile.
+				// A file of /proc has the size 0 and still has contents. Its reader takes
+				// it for a file that has grown meanwhile.
 				return os.Open("/proc/self/status")
 			}
 			return openRegular(name)
@@ -256,7 +256,7 @@ func TestIgnoreLikeGit(t *testing.T) {
 		"*", "!a", "!/d/a", "!d/", "!foo", "/*", "!/foo1/", "foo1/*", "!foo1/d", "//a", "a//", "d//a", "/", "", "!", "\\", "a\\", "[a-]", "[--b]", "d/**b", "**b", "d/[!x]", "d[/]a", "d?a",
 	}
 	rnd := rand.New(rand.NewPCG(1, 2))
-	var tests [][2]string // text of the top file and of the one in foo1
+	var tests [][2]string // texts of the top file and of the file in foo1
 	for _, p := range patterns {
 		tests = append(tests, [2]string{p + "\n", ""}, [2]string{"*\n" + p, "!a\n/b\n"})
 	}

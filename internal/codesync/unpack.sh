@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 #
-# unpack RUN ADOPT: unpacks the gzipped tar on stdin to ~/RUN, for a worker that fetches
-# its files by itself. Failures are on stderr. Status 3: what lies at ~/RUN is the user's
-# and is left as it is.
+# unpack RUN ADOPT: unpacks the gzipped tar on stdin to ~/RUN, for a worker that fetches its
+# files by itself. Failures are on stderr. Status 3: ~/RUN belongs to the user and is left
+# unchanged.
 
 cd -- "$HOME" || exit 1
 dir=$HOME/$1

@@ -5,7 +5,8 @@
 #   check   RUN DIGEST ADOPT                    same | differs [BASE DIGEST]
 #   look    RUN DIGEST ENTRIES                  gzip of the manifest on stdin; lacks. Changes nothing
 #   plan    RUN DIGEST MAXAGE MAXBYTES KEEP OWNER ADOPT - BASE PIECE...
-#                                               gzip of what is new in the manifest on stdin; filled | missing
+#                                               gzip of the new parts of the manifest on
+#                                               stdin; filled | missing
 #   receive RUN DIGEST MAXAGE MAXBYTES KEEP OWNER ADOPT FORM
 #                                               tar of contents on stdin, and FORM is gzip or plain; filled | missing
 #   feed    RUN DIGEST MAXAGE MAXBYTES KEEP OWNER ADOPT FORM TOKEN SIZE SERVE
@@ -24,9 +25,10 @@
 # each ended by NUL: kind (f, d or l), mode, size, hash, path, link target; entries are
 # sorted by path. The digest is the SHA-256 of the manifest.
 #
-# shellcheck disable=SC2154 # the prelude sets what is not set here
+# shellcheck disable=SC2154 # the prelude sets variables that are used here
 
-# When the connection ends, the script goes on and keeps what has arrived whole.
+# When the connection ends, the script goes on and keeps all contents that have arrived
+# whole.
 trap '' PIPE HUP
 # The last part of a pipeline runs in this shell, not in a process of its own.
 shopt -s lastpipe
@@ -44,7 +46,7 @@ store=$home/.multihost/store/sha256
 incoming=$home/.multihost/store/incoming
 store_lock=$home/.multihost/store/lock
 pruned=$home/.multihost/store/pruned grown=$home/.multihost/store/grown
-manifest=$state/manifest.$digest # of the content that the directory shall get
+manifest=$state/manifest.$digest # the manifest of the new content
 stage='' spool=''
 
 clean_up() {
@@ -76,7 +78,7 @@ fit() {
   ((${#all} < 100000))
 }
 
-# with_names_of FILE COMMAND...: the same, with names from a file, each ended by NUL.
+# with_names_of FILE COMMAND...: like with_names, with names from a file, each ended by NUL.
 with_names_of() {
   local file=$1
   shift
@@ -103,7 +105,7 @@ check() {
     read -r have _ <"$state/digest" && [[ $have == "$digest" ]] && unchanged
 }
 
-# unchanged: whether look_at_all prints what $state/seen has. Where the names fit, one
+# unchanged: whether the output of look_at_all equals $state/seen. Where the names fit, one
 # process looks at all of them.
 unchanged() {
   local - i count line name IFS=$'\n'
@@ -263,7 +265,7 @@ take_in() {
   fi
   {
     exec 8>&- 9>&-
-    # ssh does not say why it could not write.
+    # ssh does not say why its output could not be written.
     "$@" >>"$spool/data" || has_space || echo "No space left on device" >&2
     : >"$spool/over"
   } >/dev/null 2>"$spool/said" &
@@ -275,12 +277,12 @@ has_space() {
   read -r free size < <(stat -f -c '%a %S' -- "$spool") && ((free * size >= 65536))
 }
 
-# feed: writes what the runner sends, in pieces that are cheap to read.
+# feed: writes the runner's bytes, in pieces that are cheap to read.
 feed() { dd bs=64k count="$size" iflag=fullblock,count_bytes status=none <&7; }
 
-# fetch: writes what the worker at $peer_host has. The options name everything that ssh
-# may use: the host key that the runner has verified, and the login that it lends. fetch
-# ends when the runner hangs up.
+# fetch: writes the bytes that the worker at $peer_host serves. ssh may use only what the
+# options name: the host key that the runner has verified, and the runner's forwarded agent.
+# fetch ends when the runner hangs up.
 fetch() {
   local ssh watch algorithms=${peer_key%% *}
   [[ $algorithms != ssh-rsa ]] || algorithms=rsa-sha2-512,rsa-sha2-256
@@ -310,7 +312,7 @@ keep_serving() {
 }
 
 can_fetch() {
-  # An agent does not learn from older versions where they log in to.
+  # Older versions of OpenSSH do not tell the agent to which host they log in.
   [[ $(ssh -V 2>&1) =~ ^OpenSSH_([0-9]+)\.([0-9]+) ]] && ((BASH_REMATCH[1] * 100 + BASH_REMATCH[2] >= 809))
 }
 
@@ -335,14 +337,14 @@ read_manifest() {
   done
 }
 
-# find_work: fills the arrays with the entries that may differ between the directory and
-# the manifest, and $old with those of the earlier sync that the manifest may lack, six
-# elements each. After a complete sync these are the entries that differ between both
-# manifests, and those that somebody changed since; otherwise they are all entries.
+# find_work: fills the arrays with the entries that may differ between the directory and the
+# manifest. It fills $old with entries of the earlier sync that the manifest may lack, six
+# elements each. After a complete sync, an entry may differ if the two manifests differ
+# there, or if somebody changed it since. Otherwise every entry may differ.
 old=() all_used=''
 find_work() {
   find_differences && return
-  all_used=yes # by tell_missing
+  all_used=yes # set by tell_missing
   old=() kinds=() modes=() sizes=() hashes=() paths=() targets=()
   read_manifest "$manifest"
   read_old
@@ -392,8 +394,8 @@ records() { sed -z 'N;N;N;N;N;s/\x03/\x03a/g;s/\x02/\x03b/g;s/\x00/\x02/g' -- "$
 blob() { blob=$store/${1:0:2}/$1; }
 blob=
 
-# find_contents: $missing gets the hashes of the contents that the store lacks, $here the
-# store's files of the others.
+# find_contents: $missing gets the hashes of the contents that the store lacks. $here gets
+# the store's files of the other contents.
 missing=() here=()
 find_contents() {
   local i hash
@@ -419,7 +421,7 @@ find_contents() {
 # tell_missing: if the store lacks contents, lists them and exits.
 tell_missing() {
   find_contents
-  # A new time keeps contents that are used in the store.
+  # A new time of modification keeps used contents in the store.
   names=("${here[@]}")
   with_names touch -c --
   ((${#missing[@]} > 0)) || return 0
@@ -509,7 +511,8 @@ make_directories() {
   with_names mkdir -p -- || fail "cannot make directories in ~/$run"
 }
 
-# find_changed: $changed gets the indices of the files that do not have their content.
+# find_changed: $changed gets the indices of the files whose content differs from the
+# manifest.
 changed=()
 find_changed() {
   local i line
@@ -541,8 +544,7 @@ place_files() {
   local -A first=()
   ((${#changed[@]} > 0)) || return 0
   stage=$(mktemp -d "$dir/.multihost-sync.XXXXXXXX") || fail "cannot write to ~/$run"
-  # One cp copies many contents; only further copies of the same content need one of
-  # their own.
+  # One cp copies many contents. Each further copy of the same content needs its own cp.
   for i in "${changed[@]}"; do
     blob "${hashes[i]}"
     if [[ -z ${first[${hashes[i]}]-} ]]; then
@@ -661,7 +663,7 @@ refuse_in_use() {
   exit 1
 }
 
-# refuse_foreign ADOPT: refuses to change what the user has at ~/RUN. With ADOPT, only a
+# refuse_foreign ADOPT: refuses to change files of the user at ~/RUN. With ADOPT, only a
 # directory can be taken over.
 refuse_foreign() {
   if foreign && [[ $1 != yes || $REPLY == file || $REPLY == dangling\ * ]]; then
@@ -681,8 +683,8 @@ fill() {
   find_work
   tell_missing
   ! in_use || refuse_in_use
-  # From here on the directory holds neither the old nor the new files. A run that is
-  # armed from now on notices that; one that was armed before is noticed here.
+  # From here on the directory holds neither the old nor the new files. A run that is armed
+  # later notices that. This script notices a run that was armed before.
   { IFS= read -r was <"$state/digest"; } 2>/dev/null
   [[ ! -e $state/digest ]] || rm -f -- "$state/digest" || fail "cannot write ~/.multihost/sync/$run"
   if in_use; then
@@ -718,7 +720,7 @@ fill() {
   finish
 }
 
-# finish: records what the directory holds, the digest last.
+# finish: records the contents of the directory, the digest last.
 finish() {
   local file
   if ! { mv -f -- "$manifest" "$state/manifest" &&
@@ -752,11 +754,11 @@ keep_used() {
   printf '%s\n' "$now_s" >"$state/used"
 }
 
-# must_prune: whether it is time to prune. $pruned has the time of the last prune and how
-# much it left in the store, $grown how much came since. Pruning is due once a day, and
-# when the sum exceeds what the store may hold. Contents used within $keep stay. When
-# these alone exceed the limit, pruning again is useless until they get older or a tenth
-# of the store is new.
+# must_prune: whether it is time to prune. $pruned has the time of the last prune and the
+# bytes that it left in the store. $grown has the bytes that came since. Pruning is due once
+# a day, and when the sum of both exceeds the limit of the store. Contents used within $keep
+# stay. When these alone exceed the limit, pruning again is useless until they get older or
+# a tenth of the store is new.
 must_prune() {
   local now_s at had came
   local -a lines=()
@@ -774,14 +776,14 @@ must_prune() {
     ((had + came > max_bytes && (now_s - at > keep || came > max_bytes / 10)))
 }
 
-# prune: drops contents that were not used for long and, while the store is too large,
-# those unused the longest. It looks at everything in the store. When another sync of this
-# login is running, it skips: that sync will prune.
+# prune: drops contents that were not used for long and, while the store is too large, those
+# unused the longest. It looks at everything in the store. When another sync of this login
+# is running, prune does nothing: that sync will prune.
 prune() {
   local used size path total now_s cut
   local -a lines=()
   must_prune || return 0
-  flock -n 8 || return 0 # replaces the shared lock
+  flock -n 8 || return 0 # the exclusive lock replaces the shared one
   now_ns
   now_s=$((REPLY / 1000000000))
   find "$incoming" -mindepth 1 -maxdepth 1 -mmin +1440 -exec rm -rf -- {} +

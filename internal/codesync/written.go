@@ -15,41 +15,41 @@ import (
 	"strings"
 )
 
-// Commands write files on this machine where the user wants them, often into the
-// directory of the program. They belong to a run that has ended, so the next run does not
-// need them on its workers. Commands therefore remember what they wrote, and Scan leaves it
+// Commands write files on this machine where the user wants them, often into the directory
+// of the program. They belong to a run that has ended, so the next run does not need them
+// on its workers. Commands therefore remember which files they wrote, and Scan leaves these
 // out.
 
 const (
 	// mostWritten limits how many commands Remember keeps.
 	mostWritten = 500
-	// mostFiles limits for how many files of a directory Remember keeps the state.
+	// mostFiles limits the files of one directory whose state Remember keeps.
 	mostFiles = 20_000
 )
 
 // A Written is something that a command wrote on this machine.
 type Written struct {
 	Path string `json:"path"`
-	// Names are patterns for names in the directory Path: only these files are meant.
-	// Without Names, Path itself is meant.
+	// Names are patterns for names of files in the directory Path. With Names, the Written
+	// is those files; without Names, it is Path itself.
 	Names []string `json:"names,omitempty"`
-	// Made means that the command made the directory Path: it is left out if nothing of
-	// the user is in it.
+	// Made means that the command made the directory Path. Scan leaves the directory out if
+	// it has no file of the user.
 	Made bool `json:"made,omitempty"`
 
 	// Files are the files that the command wrote into the directory Path; their paths are
-	// relative, with slashes. Other files there are the user's. If there are more than
-	// mostFiles, Many is true, and the whole directory is left out.
+	// relative, with slashes. Other files in it are the user's. If the command wrote more
+	// than mostFiles, Many is true, and Scan leaves out the whole directory.
 	Files []Written `json:"files,omitempty"`
 	Many  bool      `json:"many,omitempty"`
 
-	// Size and ModNS are those of a file when it was written. A file that is different now
-	// is the user's own.
+	// Size and ModNS are the size and the time of modification of a file when it was
+	// written. A file that is different now is the user's own.
 	Size  int64 `json:"size,omitempty"`
 	ModNS int64 `json:"mod_ns,omitempty"`
 }
 
-// writtenFile is what Remember keeps of one command.
+// writtenFile is what Remember stores about one command.
 type writtenFile struct {
 	By    string    `json:"by"`
 	Paths []Written `json:"paths"`
@@ -57,8 +57,8 @@ type writtenFile struct {
 	at string // path of this file
 }
 
-// Remember keeps in dir what a command wrote, for Options.Written. It forgets a command
-// when none of its files is left.
+// Remember stores in dir, for Options.Written, which files a command wrote. It forgets a
+// command when none of its files is left.
 func Remember(dir, by string, paths []Written) error {
 	kept := writtenFile{By: by}
 	for _, w := range paths {
@@ -114,7 +114,7 @@ func (w *Written) keepState(info fs.FileInfo, most int) {
 	})
 }
 
-// Remembered returns those of the paths that an earlier Remember has kept.
+// Remembered returns which of the paths an earlier Remember has stored.
 func Remembered(dir string, paths []string) (known []string) {
 	if len(paths) == 0 {
 		return nil
@@ -156,8 +156,8 @@ func forget(dir string) {
 	}
 }
 
-// writtenFiles reads what Remember has kept. It leaves out what cannot be read, because an
-// unreadable record must not prevent a run.
+// writtenFiles reads the records of Remember. It leaves out unreadable records, because
+// they must not prevent a run.
 func writtenFiles(dir string) (all []writtenFile) {
 	if dir == "" {
 		return nil
@@ -185,7 +185,7 @@ type namedFiles struct {
 	why      string
 }
 
-// findOurs reads what commands wrote below the root.
+// findOurs finds the files below the root that commands wrote.
 func (s *scanner) findOurs(ctx context.Context) error {
 	s.ours = ours{whole: map[string]string{}, named: map[string][]namedFiles{}}
 	if s.opts.NoIgnore || s.opts.Written == "" {
@@ -301,8 +301,8 @@ func (w Written) unchanged(at string) bool {
 	return !info.IsDir() && info.Size() == w.Size && info.ModTime().UnixNano() == w.ModNS
 }
 
-// unfinished begins the name of the directory in which cp gathers what arrives. If such a
-// directory exists, a cp is still running or was killed.
+// unfinished is the prefix of the directory in which cp gathers the files that arrive. If
+// such a directory exists, a cp is still running or was killed.
 const unfinished = ".multihost-cp-"
 
 // of says why a file is ours, or returns "".
