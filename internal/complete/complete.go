@@ -1,13 +1,12 @@
-// Package complete knows what the user can type for multihost's flags and words: facts
-// of the product, such as accelerator types, zones and presets; what this machine has,
-// such as runs and gcloud's configurations; and the names that the API knows, which it
-// asks for and keeps for a minute. It never fails: if it cannot find something out, it
-// returns no candidates.
+// Package complete knows what the user can type for multihost's flags and words. It has the
+// facts of the product, such as accelerator types, zones and presets. It reads local facts,
+// such as runs and gcloud's configurations. It asks the API for names and keeps them for a
+// minute. It never fails: if it cannot find something out, it returns no candidates.
 //
 // # Decisions
 //
-//   - The API is asked with the flags and defaults of the line that the user types,
-//     for at most 2 seconds.
+//   - A request to the API uses the flags and defaults of the line that the user types, and
+//     takes at most 2 seconds.
 //   - A flag or word that is neither completed nor listed as free text fails a test.
 package complete
 
@@ -39,7 +38,7 @@ type Sources struct {
 	Ask func(q *cmdline.Query) Names
 }
 
-// A Fault is what the simulator can be told to do wrong.
+// A Fault is a failure that the simulator can imitate.
 type Fault struct {
 	Name string
 	What string
@@ -160,7 +159,7 @@ func chips(q *cmdline.Query) []cmdline.Candidate {
 	return list
 }
 
-// topologies returns the topologies of the kind of chip that is typed, or of any kind.
+// topologies returns the topologies of the kind of chip on the line, or of any kind.
 func topologies(q *cmdline.Query) []cmdline.Candidate {
 	kind := q.Setting("type")
 	var list []cmdline.Candidate
@@ -299,8 +298,8 @@ func (s Sources) faultWords(q *cmdline.Query) []cmdline.Candidate {
 	return list
 }
 
-// prefixes returns values for --tpu-prefix: names of slices, and what the names of
-// several slices begin with.
+// prefixes returns values for --tpu-prefix: names of slices, and common beginnings of the
+// names of several slices.
 func (s Sources) prefixes(q *cmdline.Query) []cmdline.Candidate {
 	slicesOf := map[string]int{}
 	names := s.Ask(q).Slices
@@ -325,8 +324,8 @@ func (s Sources) prefixes(q *cmdline.Query) []cmdline.Candidate {
 // queued returns the queued resources.
 func (s Sources) queued(q *cmdline.Query) []cmdline.Candidate { return cmdline.Plain(s.Ask(q).Queued) }
 
-// workers returns the workers of the run that is named, or of the slices that
-// --tpu-prefix names.
+// workers returns the workers of the run on the line, or of the slices that --tpu-prefix
+// names.
 func (s Sources) workers(q *cmdline.Query) []cmdline.Candidate {
 	var counts []int
 	if len(q.Words) > 0 {

@@ -40,7 +40,7 @@ func TestHolds(t *testing.T) {
 	}
 }
 
-// Ask asks the API once a minute. It keeps nothing of an answer that failed.
+// Ask asks the API once a minute. It keeps no names from a failed answer.
 func TestAsk(t *testing.T) {
 	t.Parallel()
 	asked := 0
@@ -101,7 +101,7 @@ func TestWords(t *testing.T) {
 	}
 }
 
-// What is completed without a configuration or an API.
+// Candidates that need neither a configuration nor an API.
 func TestFacts(t *testing.T) {
 	t.Parallel()
 	if got := texts(zones(nil)); !strings.Contains(got, "us-central2-b") {

@@ -15,7 +15,8 @@ import (
 // fresh is how long names from the API are used again without asking.
 const fresh = time.Minute
 
-// Names holds the names that the API knows, as they are kept between two key strokes.
+// Names holds the names that the API knows, as multihost keeps them between two key
+// strokes.
 type Names struct {
 	Place  string         `json:"place"` // project, zone and endpoint
 	Read   time.Time      `json:"read"`
@@ -23,10 +24,10 @@ type Names struct {
 	Queued []string       `json:"queued_resources"`
 }
 
-// Asking says how to ask the API for names, and where they are kept.
+// Asking says how to ask the API for names, and where to keep them.
 type Asking struct {
-	Place    string        // where Slices and Queued look: names of another place are not used
-	StateDir string        // where they are kept
+	Place    string        // where Slices and Queued look; names of another place do not count
+	StateDir string        // directory of the file with the names
 	Limit    time.Duration // how long the API may take
 	Slices   func(ctx context.Context) ([]tpu.Slice, error)
 	Queued   func(ctx context.Context) ([]string, error) // names of requests for slices
@@ -59,7 +60,7 @@ func Ask(ctx context.Context, a Asking) (Names, error) {
 	return names, nil
 }
 
-// holds reports whether kept names are those of a place, and not too old.
+// holds reports whether kept names belong to a place and are not too old.
 func (n Names) holds(place string, now time.Time) bool {
 	age := now.Sub(n.Read)
 	return n.Place == place && age >= 0 && age < fresh

@@ -275,7 +275,7 @@ func TestATextIsReadWholeOrNotAtAll(t *testing.T) {
 	if _, err := config.ReadText(stopped, pipe, 6); err == nil || err.Error() != "interrupted" {
 		t.Errorf("a pipe without writer: %v", err)
 	}
-	// A process that waits for a writer is released.
+	// The read that still waits for a writer gets one and ends.
 	w, err := os.OpenFile(pipe, os.O_RDWR, 0)
 	testkit.Must(t, err)
 	testkit.Must(t, w.Close())
@@ -375,7 +375,7 @@ func TestCheckRunName(t *testing.T) {
 func TestLocalUser(t *testing.T) {
 	tests := []struct {
 		user, account, want string
-		note                string // part of it; empty: none
+		note                string // part of the note; empty: no note
 	}{
 		{"ada", "x@example.com", "ada", ""},
 		{"Ada Lovelace", "", "ada_lovelace", "--user"},

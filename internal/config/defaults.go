@@ -123,12 +123,12 @@ type Source struct {
 	File     string `json:"file,omitempty"`
 	Line     int    `json:"line,omitempty"`
 	Column   int    `json:"column,omitempty"`
-	Profile  string `json:"profile,omitempty"` // whose part of the file it is in; "": no profile's
-	Section  string `json:"section,omitempty"` // command that it is for; "": every command
+	Profile  string `json:"profile,omitempty"` // the profile that has the value; "": none
+	Section  string `json:"section,omitempty"` // the command for which it is; "": every command
 	Text     string `json:"text,omitempty"`    // for gcloud: the source in words
 }
 
-// String returns the source in the form in which an error begins with it.
+// String returns the source as the beginning of an error.
 func (s Source) String() string {
 	switch {
 	case s.Variable != "":
@@ -148,7 +148,7 @@ type Setting struct {
 	Source Source
 }
 
-// DefaultsOptions say which files to read and what they may set.
+// DefaultsOptions say which files to read and which flags they may set.
 type DefaultsOptions struct {
 	Lookup Lookup
 	Home   string
@@ -181,8 +181,8 @@ type defaultsFile struct {
 	faults   []error
 }
 
-// setting is a line of a file. Flags of several commands may share a name but not the
-// kind; the setting applies only to flags of its kind.
+// setting is a line of a file. Flags of several commands may have the same name but
+// different kinds. The setting applies only to flags of its kind.
 type setting struct {
 	key  string
 	kind Kind
@@ -395,8 +395,8 @@ func readDefaults(path string, check bool) ([]byte, error) {
 	return data, nil
 }
 
-// yamlLine matches the YAML library's text for invalid YAML, which has the line. The
-// library has no error type for it.
+// yamlLine matches the YAML library's text for invalid YAML, which contains the number of
+// the line. The library has no error type for it.
 var yamlLine = regexp.MustCompile(`^yaml: (?:line (\d+): )?(.*)`)
 
 func (f *defaultsFile) parse(data []byte) error {
@@ -581,7 +581,7 @@ func (f *defaultsFile) flag(key, value *yaml.Node, profile, section string) {
 	}
 	kinds := map[Kind]bool{}
 	if !slices.ContainsFunc(flags, func(flag Flag) bool { return accepts(flag.Kind, value) }) {
-		f.values(key, value, flags[0]) // records what is wrong
+		f.values(key, value, flags[0]) // records the error
 		return
 	}
 	for _, flag := range flags {

@@ -12,7 +12,7 @@ import (
 	"multihost/internal/config"
 )
 
-// flagsForFiles are commands as files of defaults see them.
+// flagsForFiles returns commands with the flags that files of defaults can set.
 func flagsForFiles() []config.Command {
 	path := func(v string, place func(string) (string, error)) (string, error) { return place(v) }
 	global := []config.Flag{
@@ -53,7 +53,7 @@ func defaultsFiles(t *testing.T, project, user string) config.DefaultsOptions {
 	return config.DefaultsOptions{Lookup: lookup(nil), Home: filepath.Join(dir, "home"), Dir: filepath.Join(dir, "p", "below"), Commands: flagsForFiles()}
 }
 
-// said is what the files say of a flag, the first that counts first.
+// said returns the settings of a flag in the files, in order of precedence.
 func said(d *config.Defaults, command, flag string) []string {
 	for _, c := range flagsForFiles() {
 		for _, f := range c.Flags {
@@ -230,7 +230,7 @@ func TestAProjectFileOfOthersIsRefused(t *testing.T) {
 	if !errors.As(err, &bad) || bad.Err.Error() != "everybody may write it" || !strings.Contains(bad.Hint(), "--config="+path) {
 		t.Errorf("a file that everybody may write: error = %v", err)
 	}
-	o.Named = path // it is trusted then, all of it
+	o.Named = path // a named file is trusted entirely
 	if d, err := config.LoadDefaults(o); err != nil || len(said(d, "run", "notify")) != 1 {
 		t.Errorf("a file that was named: error = %v", err)
 	}
@@ -268,7 +268,8 @@ func TestOddFilesOfDefaults(t *testing.T) {
 	}
 }
 
-// FuzzDefaults: any text is read or refused with an error about that file.
+// FuzzDefaults checks that any text is either read, or refused with an error about that
+// file.
 func FuzzDefaults(f *testing.F) {
 	for _, s := range []string{"", "zone: a\nrun:\n  env: [A=1]\n", "a: &a [*a]\n", "? [a]\n: b\n", "profiles: {a: {run: {timeout: 5m}}}", "<<: {zone: a}", "!!binary x: y", "zone: !foo b"} {
 		f.Add(s)

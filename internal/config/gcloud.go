@@ -4,10 +4,10 @@
 //
 // # Decisions
 //
-//   - A project's file of defaults comes with a directory, so it is trusted less than
-//     the user's own file. It must not be writable by others, it names only files in
-//     its directory, and some flags are refused in it: those that run a program here,
-//     name an identity, open a network, end other users' runs or delete.
+//   - A project's file of defaults comes with a directory, so it is trusted less than the
+//     user's own file. Other users must not be able to write it. It may name only files in
+//     its directory. Some flags are refused in it: flags that run a program here, name an
+//     identity, open a network, end other users' runs or delete.
 //   - launch.EnvVar is a type of its own, although it looks like EnvVar here: launch
 //     must not know how the runner reads its files.
 package config
@@ -55,8 +55,8 @@ type Gcloud struct {
 
 	// Configuration is the name of the active configuration, "NONE" for none.
 	Configuration string
-	// Source maps the Go name of each field that is set to where its value came
-	// from: "CLOUDSDK_CORE_PROJECT", a file and section, or a flag.
+	// Source maps the Go name of each non-empty field to the place of its value:
+	// "CLOUDSDK_CORE_PROJECT", a file and section, or a flag.
 	Source map[string]string
 }
 
@@ -91,9 +91,9 @@ func (p property) env() string {
 	return "CLOUDSDK_" + strings.ToUpper(p.section) + "_" + strings.ToUpper(p.name)
 }
 
-// LoadGcloud reads gcloud's configuration as gcloud does. In order of precedence it
-// uses: an environment variable CLOUDSDK_<SECTION>_<NAME>, the active configuration, the
-// file properties in gcloud's directory, and the one of the installation
+// LoadGcloud reads gcloud's configuration as gcloud does. In order of precedence it uses:
+// an environment variable CLOUDSDK_<SECTION>_<NAME>, the active configuration, the file
+// properties in gcloud's directory, and the file properties of the installation
 // (CLOUDSDK_ROOT_DIR). configurationFlag names the active configuration. If it is empty,
 // CLOUDSDK_ACTIVE_CONFIG_NAME names it, then the file active_config. "NONE" means no
 // configuration.

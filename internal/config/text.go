@@ -55,7 +55,7 @@ func readLimited(path string, limit int) (string, error) {
 	return string(data), nil
 }
 
-// WriteWhole replaces a file at once, so that nobody reads half of it.
+// WriteWhole replaces a file in one step, so that no reader sees half of it.
 func WriteWhole(path string, data []byte) error {
 	tmp, err := os.CreateTemp(filepath.Dir(path), ".new-*")
 	if err != nil {

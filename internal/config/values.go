@@ -197,7 +197,8 @@ func RuntimeDir(lookup Lookup) string {
 	return filepath.Join(tmp, "multihost-"+strconv.Itoa(os.Getuid()))
 }
 
-// ParseSize reads a number of bytes with an optional kB, MB or GB; none is -1.
+// ParseSize reads a number of bytes with an optional kB, MB or GB. The text "none" means
+// -1.
 func ParseSize(text string) (int64, error) {
 	if text == "none" {
 		return -1, nil
@@ -220,7 +221,7 @@ func ParseSize(text string) (int64, error) {
 	return n * scale, nil
 }
 
-// ParseLimit reads a number that is 0 or more; unlimited is -1.
+// ParseLimit reads a number that is 0 or more. The text "unlimited" means -1.
 func ParseLimit(text string) (int, error) {
 	if text == "unlimited" {
 		return -1, nil
@@ -235,8 +236,8 @@ func ParseLimit(text string) (int, error) {
 // sinceForms are the forms of a time without a zone; such a time is in the local zone.
 var sinceForms = []string{"2006-01-02T15:04:05", "2006-01-02 15:04:05", "2006-01-02T15:04", "2006-01-02 15:04", "2006-01-02", "15:04:05", "15:04"}
 
-// ParseSince reads a duration before now, or a time. A time of the day is today's, or
-// yesterday's if it is not over yet.
+// ParseSince reads a duration before now, or a time. A time of day without a date means
+// today, or yesterday if it is still to come today.
 func ParseSince(text string, now time.Time) (time.Time, error) {
 	if d, err := time.ParseDuration(text); err == nil {
 		if d < 0 {
