@@ -14,8 +14,7 @@ func ListPrice(usd float64) string {
 	return fmt.Sprintf("list price %s an hour (%s)", event.Dollars(usd), tpu.PriceDate)
 }
 
-// PriceOf writes the price of slices for a reader who is not told their tier and zone
-// beside it.
+// PriceOf writes the price of slices together with their tier and zone.
 func PriceOf(hourly *float64, accelerator, tier, zone string) string {
 	if hourly == nil {
 		return NoPrice(accelerator, tier, zone)
@@ -31,7 +30,7 @@ func NoPrice(accelerator, tier, zone string) string {
 	return "price unknown for " + zone
 }
 
-// TierWords writes a tier as people do.
+// TierWords writes a tier as people write it.
 func TierWords(tier string) string {
 	switch provision.Tier(tier) {
 	case provision.OnDemand:

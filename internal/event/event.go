@@ -16,7 +16,7 @@ type Event interface {
 }
 
 // A Sink receives events. Emit is safe for concurrent use, keeps no reference to byte
-// slices in the event after it returns, and never fails: a sink drops what it cannot
+// slices in the event after it returns, and never fails: a sink drops bytes that it cannot
 // write.
 type Sink interface {
 	Emit(Event)
@@ -157,7 +157,7 @@ type Attempt struct {
 	Run     string    `json:"run"`
 	Attempt int       `json:"attempt"`
 	Command string    `json:"command"` // secrets masked
-	Begin   time.Time `json:"begin"`   // by the runner's clock; for an attempt that was joined, the attempt's own
+	Begin   time.Time `json:"begin"`   // by the runner's clock; for an attempt that this command joined, the attempt's own beginning
 	Slices  []string  `json:"slices"`
 	Workers int       `json:"workers"`
 	LogDir  string    `json:"log_dir"`
@@ -196,8 +196,8 @@ type WorkerDone struct {
 	End    time.Time `json:"end"`              // worker clock, corrected by the measured offset
 }
 
-// AttemptEnd reports how an attempt ended whose command had been started, and what
-// follows.
+// AttemptEnd reports how an attempt ended, and what follows. There is none for an attempt
+// whose command was never started.
 type AttemptEnd struct {
 	Run     string        `json:"run"`
 	Attempt int           `json:"attempt"`
@@ -207,7 +207,7 @@ type AttemptEnd struct {
 	Code    int           `json:"code,omitempty"`  // of the first worker to fail
 	Elapsed time.Duration `json:"elapsed_ns"`      // how long the command ran
 	Again   bool          `json:"again"`           // another attempt follows
-	Next    string        `json:"next,omitempty"`  // what is done about it, or why nothing is
+	Next    string        `json:"next,omitempty"`  // what happens next, or why nothing does
 }
 
 // Result carries the answer of a list or show command. Text is for people, Data is the

@@ -12,8 +12,8 @@ import (
 	"strings"
 )
 
-// A Kind says what somebody has to do about an error: type something else, wait, or ask
-// for a right.
+// A Kind says how the user can react to an error: type something else, wait, or ask for a
+// right.
 type Kind int
 
 // The kinds of errors.
@@ -26,7 +26,7 @@ const (
 	Temporary                 // no capacity or quota, or a deadline passed: the same may work later
 	Unavailable               // a worker, a resource or an API is not there, not reachable or not usable
 	IO                        // a local file cannot be read or written
-	Preflight                 // the workers are not what the command needs
+	Preflight                 // the workers are not in the state that the command needs
 	Interrupted               // a signal ended the work
 )
 
@@ -89,7 +89,7 @@ func Of(err error) Kind {
 	return Unknown
 }
 
-// told returns the kind that err, or an error in its tree, says.
+// told returns the kind that err, or an error in its tree, reports.
 func told(err error) Kind {
 	if own, ok := err.(interface{ Fault() Kind }); ok {
 		if kind := own.Fault(); kind != Unknown {

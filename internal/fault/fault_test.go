@@ -12,13 +12,13 @@ import (
 	"multihost/internal/fault"
 )
 
-// silent has the method Fault and says nothing.
+// silent has the method Fault but reports no kind.
 type silent struct{ error }
 
 func (silent) Fault() fault.Kind { return fault.Unknown }
 func (s silent) Unwrap() error   { return s.error }
 
-// told says a kind and wraps another error.
+// told reports a kind and wraps another error.
 type told struct {
 	kind fault.Kind
 	error
