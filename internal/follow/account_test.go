@@ -29,7 +29,7 @@ func TestAccountOfARun(t *testing.T) {
 		story string
 		ends  Endings
 		stop  *stopping
-		want  event.Summary // without what every row has
+		want  event.Summary // without the fields that are the same in every row
 		lines bool
 		cause string // of stopping.end
 	}{
@@ -93,8 +93,7 @@ func TestWhatTheWorkersKeepOfAVerdict(t *testing.T) {
 	}
 }
 
-// A stop of a run that goes over its time to live, or that cannot be proven, does not wait
-// for logs.
+// A stop does not wait for logs if the time to live has passed, or if it cannot be proven.
 func TestWhenTheSlicesGoAfterAStop(t *testing.T) {
 	unproven := errors.New("it may still run")
 	for _, tt := range []struct {

@@ -18,7 +18,7 @@ type LowDisks struct {
 	known map[tpu.WorkerID]bool
 	fresh []tpu.WorkerID // not yet reported
 	least launch.Disk    // of the fresh workers
-	on    tpu.WorkerID   // the worker that has it
+	on    tpu.WorkerID   // the worker with the least space
 }
 
 // Add notes a worker whose disk is low. It counts each worker once.
@@ -38,14 +38,14 @@ func (l *LowDisks) Add(id tpu.WorkerID, d launch.Disk) {
 	l.fresh = append(l.fresh, id)
 }
 
-// The uses of a disk that is low, and what happens when it is full.
+// The uses of a disk with little free space, and what happens when it is full.
 const (
 	OutputDisk = "where the output is kept; when less than a fiftieth is free, no more is kept, and the run goes on"
 	TmpDisk    = "in /tmp; a command that writes there fails when it is full"
 )
 
-// Tell warns about the workers added since the last call, in one line. what says what the
-// disk is used for.
+// Tell warns about the workers added since the last call, in one line. what names the use
+// of the disk.
 func (l *LowDisks) Tell(sink event.Sink, what string) {
 	l.mu.Lock()
 	fresh, least, on := l.fresh, l.least, l.on

@@ -32,7 +32,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// A started run is what a following begins with.
+// A started is a run that has started on workers, together with the following of it.
 type started struct {
 	*Following
 	said    *testkit.Recorder
@@ -165,7 +165,7 @@ func TestWhatEndsAFollowing(t *testing.T) {
 				t.Errorf("said %+v", s.said.Notes())
 			}
 			if tt.err == "" {
-				return // what runs there is not to be known
+				return // the test cannot know what still runs there
 			}
 			state, err := launch.Status(t.Context(), s.Workers.Conns[0], s.Ref)
 			if err != nil || (state.Exit == nil) != tt.lives || s.Rec.Ended == tt.lives {
@@ -175,7 +175,7 @@ func TestWhatEndsAFollowing(t *testing.T) {
 	}
 }
 
-// Reading changes nothing, and shows what there is.
+// Once changes nothing, and shows the logs as they are.
 func TestOnce(t *testing.T) {
 	t.Parallel()
 	s := start(t, "echo one\n"+localworker.UntilAllowed+"exit 4", "echo other")
@@ -211,7 +211,7 @@ func TestOnce(t *testing.T) {
 	s.workers[0].Return()
 }
 
-// The rest of a log that the disk here had no room for is brought at the end.
+// If the disk here had no room for the rest of a log, the rest is fetched at the end.
 func TestTheRestOfALogIsBrought(t *testing.T) {
 	t.Parallel()
 	s := start(t, "echo one; echo two", "echo other")

@@ -29,8 +29,8 @@ type Dumped struct {
 	Error  string         `json:"error,omitempty"`
 }
 
-// DumpOn dumps the stacks of a run on connected workers. A process that dumps its stacks on a signal may
-// print more than those, so secrets are masked.
+// DumpOn dumps the stacks of a run on connected workers. A process that dumps its stacks on
+// a signal may print other text with them, so secrets are masked.
 func DumpOn(ctx context.Context, d Deps, t *workers.Connected, rec *record.Record, secrets [][]byte) error {
 	dir := filepath.Join(rec.LogDir, "stacks-"+d.Clock.Now().UTC().Format("20060102T150405Z"))
 	if err := os.MkdirAll(dir, 0o700); err != nil {

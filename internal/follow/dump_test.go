@@ -7,7 +7,8 @@ import (
 	"multihost/internal/tpu"
 )
 
-// TestPrintedText checks that what the command printed is named, never shown among stacks.
+// TestPrintedText checks that output of the command is mentioned but not shown among the
+// stacks.
 func TestPrintedText(t *testing.T) {
 	ids := []tpu.WorkerID{{}, {Worker: 1}, {Worker: 2}}
 	stacks := [][]launch.Stack{{{Lines: []string{"a"}}}, {{Printed: []string{"1", "2"}}}, {{Printed: []string{"3"}}}}

@@ -9,7 +9,7 @@ import (
 	"multihost/internal/tpu"
 )
 
-// Ending is how the command ended on one worker.
+// Ending says how the command ended on one worker.
 type Ending struct {
 	Known  bool
 	Exit   launch.Exit
@@ -55,7 +55,7 @@ func (e Ending) Text() string {
 // Endings are how the command ended on all workers of a run, in their order.
 type Endings []Ending
 
-// on folds the names of the workers for whose end is returns true.
+// on folds the names of the workers whose ends satisfy the function is.
 func (all Endings) on(ids []tpu.WorkerID, is func(Ending) bool) string {
 	var names []tpu.WorkerID
 	for i, e := range all {
@@ -94,8 +94,8 @@ func (all Endings) cutOff() bool {
 	return away
 }
 
-// settled reports whether nothing more is to be learned about how the command ended. When
-// the slices are gone, the bucket of a job without runner knows the end.
+// settled reports whether nothing more can be found out about how the command ended. bucket
+// means that the run has a bucket, which may know the end even when the slices are gone.
 func (all Endings) settled(bucket bool) bool {
 	return !slices.ContainsFunc(all, func(e Ending) bool {
 		return !e.Known || e.Err != nil && (bucket || !errors.Is(e.Err, ErrSliceGone))
@@ -144,8 +144,8 @@ func (all Endings) leftBehind(ids []tpu.WorkerID) (n int, on []tpu.WorkerID) {
 	return n, on
 }
 
-// dropped returns the workers whose log does not hold all that the command printed, and
-// the largest number of bytes that one of them lacks.
+// dropped returns the workers whose logs lack output of the command, and the largest number
+// of bytes that one log lacks.
 func (all Endings) dropped(ids []tpu.WorkerID) (most int64, on []tpu.WorkerID) {
 	for i, e := range all {
 		if e.Known && e.Exit.Dropped > 0 {

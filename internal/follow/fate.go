@@ -16,7 +16,7 @@ import (
 	"multihost/internal/stage"
 )
 
-// A fate is what the runner does about one worker of a started run.
+// A fate is the runner's decision about one worker of a started run.
 type fate string
 
 const (
@@ -29,7 +29,7 @@ const (
 	fateEnded fate = "ended"
 )
 
-// evidence is what is known about the command on one worker.
+// evidence has the known facts about the command on one worker.
 type evidence struct {
 	recorded bool          // its supervisor has recorded the end
 	gone     bool          // the API says that its slice is gone or was taken away
@@ -110,8 +110,8 @@ const RuntimeWords = `JAX distributed service|[Cc]oordination ?[Ss]ervice|coordi
 
 var runtimeSays = regexp.MustCompile(RuntimeWords)
 
-// leaves reports whether an end looks like a training's tail: the command, or what its
-// shell ran, died by SIGABRT, or the runtime's own words are at the end of the output.
+// leaves reports whether an end looks like a training's tail: SIGABRT killed the command or
+// a program that its shell ran, or the runtime's own words are at the end of the output.
 func leaves(exit launch.Exit, lastLines []string) bool {
 	return exit.Code != 0 && (exit.Signal == "ABRT" || exit.Code == 128+6 || slices.ContainsFunc(lastLines, runtimeSays.MatchString))
 }
@@ -125,7 +125,7 @@ func excused(e, lead Ending) bool {
 	return known(lead) && !lead.failed() && known(e) && e.tail && !e.Exit.OOM && after >= 0 && after < detach.ExcuseWindow
 }
 
-// A step is what the end of one worker means for the others with fail-fast.
+// A step is the consequence, with fail-fast, of the end of one worker for the others.
 type step string
 
 const (
@@ -135,17 +135,17 @@ const (
 )
 
 // stepAfter is the only place where the end of one worker can stop the command on all.
-// Apart from that, only a choice of the user stops a followed command: Ctrl-C or a
-// signal (--on-interrupt), --timeout, --ttl, --on-stall=stop or restart (which does not
-// count the time during which a worker could not be followed), and multihost stop. The
-// following errors on our side have led to a stop, and must not:
+// Apart from that, only a choice of the user stops a followed command: Ctrl-C or a signal
+// (--on-interrupt), --timeout, --ttl, --on-stall=stop or restart (which does not count the
+// time during which a worker could not be followed), and multihost stop. The following
+// errors on our side must never lead to a stop:
 //
 //   - following: the connection, the login's start-up files, a process limit, an
 //     answer that is cut or makes no sense, another host key, a flood;
 //   - the worker's files: a log that became shorter, a record that cannot be read;
 //   - this machine: a log file that cannot be opened or written;
-//   - asking: the state of a silent run, its stacks, what it left behind, its clock
-//     when a running command is taken over;
+//   - requests: for the state of a silent run, for its stacks, for processes that it left
+//     behind, for the worker's clock when a running command is taken over;
 //   - a worker that was lost (--lost-timeout): the others continue without this runner.
 func stepAfter(e Ending) step {
 	switch {

@@ -18,7 +18,8 @@ import (
 	"multihost/internal/tpu"
 )
 
-// troubles are all errors that following a worker has met, with their kinds.
+// followTroubles are the errors that can occur while a worker is followed, with their
+// kinds.
 var followTroubles = []struct {
 	story string
 	err   error
@@ -123,8 +124,8 @@ func TestTroubleIsToldWithWhatHappensNext(t *testing.T) {
 	}
 }
 
-// A log file that cannot be opened costs the copy here, never the run; when it can
-// be opened at the end it is brought whole.
+// If a log file cannot be opened, this machine has no copy, but the run continues. If the
+// file can be opened at the end, the whole log is fetched.
 func TestALogThatCannotBeOpenedCostsNoRun(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "logs")
 	var shown, notes strings.Builder

@@ -4,16 +4,16 @@
 //
 // # Decisions
 //
-//   - Trouble on this side ends no command. Follow tries again after every error.
-//     fate.go alone decides from the error, the evidence and the time whether a worker
-//     is asked again, lost or ended, and whether the others are stopped. Another kind
-//     of trouble is reported when the kind changes.
-//   - A worker that was lost for 10 minutes, or whose slice the API reports gone,
-//     fails the attempt. Its command is not touched until a new attempt begins. If
-//     neither a worker nor the API can be reached, the network of this machine is
-//     away, and the 10 minutes begin when it is back.
-//   - Training steps are read where the bytes of a log are written, and not from
-//     events: a view may drop bytes, the figures may not.
+//   - Trouble on this side ends no command. Follow tries again after every error. fate.go
+//     alone decides, from the error, the evidence and the time, whether a worker is asked
+//     again, lost or ended, and whether the others are stopped. A change of the kind of
+//     trouble is reported.
+//   - A worker that was lost for 10 minutes, or whose slice the API reports gone, fails the
+//     attempt. Its command is not touched until a new attempt begins. If this machine
+//     reaches neither a worker nor the API, its own network has failed, and the 10 minutes
+//     begin when the network is back.
+//   - Training steps are read where the bytes of a log are written, and not from events. A
+//     view may drop bytes, but the figures need all of them.
 package follow
 
 import (
@@ -54,7 +54,7 @@ type Following struct {
 	Secrets  [][]byte   // masked in the output that is shown, never in its files
 	Attached bool       // this command did not start the run, so an interrupt leaves it running
 	Wraps    [][]string // per worker: words before the command, if this command started it
-	Deletes  bool       // this command deletes the slices after a success, or sees only a part of the run: it does not mark it as seen
+	Deletes  bool       // this command deletes the slices after a success, or sees only a part of the run; so it does not mark the run as seen
 
 	// Reads, if set, takes the output of each worker in place of its log file. Such a
 	// following changes nothing on the workers or on this machine, and stops no command.
@@ -70,7 +70,7 @@ type Following struct {
 	cutLogs  cutLogs
 	logs     LogWait
 	window   *launch.Window
-	silent   workers.Silence // what the status line says now
+	silent   workers.Silence // the silent workers that the status line shows now
 	watcher  *watcher
 }
 
@@ -122,7 +122,7 @@ func (f *Following) Once(ctx context.Context) {
 	}
 }
 
-// prepare makes what following needs, before anything is read.
+// prepare makes the values that following needs, before anything is read.
 func (f *Following) prepare() {
 	n := len(f.Workers.IDs)
 	f.Ends, f.stirred = make(Endings, n), make(chan struct{}, 1)
@@ -147,7 +147,7 @@ func (f *Following) workerEnded(i int) {
 	f.Sink.Emit(f.progress())
 }
 
-// progress says on how many workers the command has ended, and which are not heard.
+// progress says on how many workers the command has ended, and which workers are silent.
 func (f *Following) progress() event.Progress {
 	p := event.Progress{Phase: "run", Total: len(f.Workers.IDs), Done: f.Ends.known()}
 	if p.Done > 0 {
@@ -198,8 +198,8 @@ func (f *Following) stir() {
 	}
 }
 
-// tellOutages reports what has changed about the workers that cannot be followed, and
-// about the logs that cannot be kept here.
+// tellOutages reports changes in the workers that cannot be followed, and in the logs that
+// cannot be kept here.
 func (f *Following) tellOutages() {
 	f.cutLogs.tell(f.Sink, f.Ref.Run)
 	f.outages.tell(f.Sink, f.Workers.IDs, f.Clock.Now(), f.Patience.Lost)
@@ -207,8 +207,8 @@ func (f *Following) tellOutages() {
 
 // lookAtOutages asks the cloud, by one call for all, whether the slices of lost workers
 // still exist. It gives up the workers whose slices do not. If this machine has no network,
-// that makes no worker lost: the outages count from now. It returns the pause before the
-// next look; pause is the one before this look.
+// no worker becomes lost: the time of each outage begins anew. lookAtOutages returns the
+// pause before the next look. pause is the one before this look.
 func (f *Following) lookAtOutages(ctx context.Context, pause time.Duration) time.Duration {
 	lost := f.outages.lostNow()
 	if len(lost) == 0 {
@@ -258,8 +258,8 @@ func (f *Following) conclude(ctx context.Context, stop *stopping) (stage.Outcome
 	return stage.Outcome{Code: a.code, Started: true, PartLogs: parts != nil, KeepLogs: parts.there() && !stop.slicesGo(f.Deletes)}, cause
 }
 
-// onFirst calls do for worker 0 of each slice that is connected: ps asks it how the
-// attempt ended as a whole.
+// onFirst calls do for worker 0 of each slice, if it is connected. multihost ps asks these
+// workers how the attempt ended as a whole.
 func (f *Following) onFirst(ctx context.Context, do func(ctx context.Context, c remote.Runner) error) {
 	f.Workers.Each(ctx, event.Discard, "", func(ctx context.Context, i int) error {
 		if f.Workers.IDs[i].Worker != 0 || f.Workers.IsAway(i) {

@@ -30,7 +30,7 @@ type logFile struct {
 	steps  io.Writer // reads the training steps; nil: they are not read
 	view   mask.Masker
 	broken bool
-	cut    func(error) // is told why the file is cut
+	cut    func(error) // called with the error that ends the copy
 
 	arrivals *record.ArrivalWriter // nil: the times are not kept
 }
@@ -142,9 +142,9 @@ func (l *logFile) close() {
 	}
 }
 
-// LastLines returns the last n lines of a file with secrets masked. It reads at most
-// the last 64 KiB. It drops a line that begins before them, because what remains of it
-// may begin in the middle of a secret. If that line is the only one, it drops only as
+// LastLines returns the last n lines of a file with secrets masked. It reads at most the
+// last 64 KiB. It drops a line that begins before these 64 KiB, because the rest of the
+// line may begin in the middle of a secret. If that line is the only one, it drops only as
 // many bytes as the longest secret has.
 func LastLines(path string, n int, secrets [][]byte) []string {
 	file, err := os.Open(path)

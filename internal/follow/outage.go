@@ -210,7 +210,7 @@ func ourNetwork(lost, awaited int, err error) bool {
 }
 
 // nextLook returns the pause before the cloud is asked again about lost workers. pause is
-// the one before this call, and err what the call returned.
+// the one before this call, and err the error of the call.
 func nextLook(pause, limit time.Duration, err error) time.Duration {
 	switch {
 	case err == nil:

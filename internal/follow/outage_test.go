@@ -16,7 +16,7 @@ import (
 	"multihost/internal/workers"
 )
 
-// deps are what a following needs of a command.
+// deps returns the Deps of a following.
 func deps(clock gcp.Clock, sink event.Sink, cloud provision.Provider) Deps {
 	return Deps{Reach: &workers.Reach{Invocation: &stage.Invocation{Clock: clock, Sink: sink}, Cloud: cloud}}
 }
@@ -43,15 +43,15 @@ func TestAWorkerIsNotLostForWantOfALogin(t *testing.T) {
 	}
 }
 
-// If this machine reaches neither a worker nor the API, it has no network, and its
-// workers do not count as lost, however long that lasts. They count as lost if the API
-// answers, or if other workers can be reached.
+// If this machine reaches neither a worker nor the API, it has no network, and its workers
+// do not count as lost, even after hours. They count as lost if the API answers, or if
+// other workers can be reached.
 func TestAMachineWithoutNetworkLosesNoWorker(t *testing.T) {
 	away := &gcp.Error{Class: gcp.Unavailable}
 	for _, tt := range []struct {
 		story string
 		err   error
-		ended bool // one worker of two has; else both are lost
+		ended bool // the command has ended on one worker of two; otherwise both are lost
 		reach bool // one worker of two is reached
 		lost  bool
 	}{
@@ -108,8 +108,7 @@ func TestWhatIsOnlyOutOfReach(t *testing.T) {
 	}
 }
 
-// What is said of an outage, minute by minute: seen is what happens, and want what is said
-// then.
+// The reports of an outage, minute by minute. seen is what happens, and want is the report.
 func TestReportsOfAnOutage(t *testing.T) {
 	const away, back, nothing = "away", "back", ""
 	type moment struct {
@@ -155,7 +154,7 @@ func TestReportsOfAnOutage(t *testing.T) {
 	}
 }
 
-// An outage that returns before its end was told is the same one.
+// If an outage returns before its end was reported, it counts as the same outage.
 func TestARecoveryThatIsTooShortIsNotTold(t *testing.T) {
 	begin := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 	var o outage

@@ -24,8 +24,8 @@ func (f *Following) runs() (over func()) {
 }
 
 // Holds records that this command will delete the queued resource id at its end. waiting
-// says what happens to the resource if the command is left before the run's command has
-// started.
+// says what happens to the resource if the user leaves this command before the run's
+// command has started.
 func Holds(r *workers.Reach, run, id, waiting string, earlier bool) {
 	r.SetStatus(func(s *stage.Status) {
 		s.Run, s.Waiting, s.Earlier, s.Ours = run, waiting, earlier, true
@@ -33,8 +33,9 @@ func Holds(r *workers.Reach, run, id, waiting string, earlier bool) {
 	})
 }
 
-// Billed returns what slices of a tier cost, in words. The tier of slices that this command did not
-// ask for is "", since it is not known here: their price is that of on-demand capacity, and says so.
+// Billed returns what slices of a tier cost, in words. tier is "" for slices that this
+// command did not request, because their tier is not known here. The text then has the
+// price of on-demand capacity and says so.
 func Billed(tier string, all []tpu.Slice) string {
 	if len(all) == 0 || all[0].UID == "" { // hosts that no cloud knows
 		return ""

@@ -48,7 +48,8 @@ type endWait struct {
 	doubt       <-chan time.Time // worker 0 has not succeeded within tailDoubt
 }
 
-// errLeft ends a wait with no error: the run goes on, and its workers are given up.
+// errLeft ends a wait without being a failure: the run goes on, and this command stops
+// following its workers.
 var errLeft = errors.New("left")
 
 // untilEnd waits until the command has ended on every worker, as far as that can be
@@ -56,13 +57,13 @@ var errLeft = errors.New("left")
 // deadline or when ctx ends. An error means that the command was left and may still be
 // running.
 func (f *Following) untilEnd(ctx context.Context) (*stopping, error) {
-	// Following outlives ctx, because what the command prints while it is being stopped
-	// is part of its log.
+	// Following outlives ctx, because the output of a command that is being stopped is part
+	// of its log.
 	followCtx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	f.prepare()
 	n := len(f.Ends)
 	defer f.watcher.Close()
-	defer cancel() // also of a dump, for which Close waits
+	defer cancel() // also ends a dump; Close waits for that
 	w := &endWait{Following: f, ctx: ctx, cancel: cancel, ended: make(chan workerEnd, n), open: n, interrupted: ctx.Done()}
 	for i := range n {
 		go func() { w.ended <- workerEnd{i, f.followWorker(followCtx, i)} }()
@@ -77,7 +78,7 @@ func (f *Following) untilEnd(ctx context.Context) (*stopping, error) {
 	return w.stop, nil
 }
 
-// events handles what happens until every worker has ended and no stop is in progress.
+// events handles all events until every worker has ended and no stop is in progress.
 func (w *endWait) events(followCtx context.Context) error {
 	var deadline, tell <-chan time.Time
 	if w.Timeout > 0 {
@@ -144,8 +145,8 @@ func (w *endWait) leave() {
 	}
 }
 
-// leaveUnread leaves the workers that are not read to their ends; their logs stay
-// incomplete.
+// leaveUnread stops following the workers whose logs have not arrived whole. Their logs
+// stay incomplete.
 func (w *endWait) leaveUnread() {
 	var open []int
 	for i, e := range w.Ends {
@@ -159,7 +160,7 @@ func (w *endWait) leaveUnread() {
 	}
 }
 
-// begin stops the command on all workers, unless that was begun before or this command
+// begin stops the command on all workers, unless a stop has begun before or this command
 // only reads.
 func (w *endWait) begin(reason string, cause error) {
 	if w.stop == nil && w.Reads == nil {

@@ -16,7 +16,7 @@ type account struct {
 	ids   []tpu.WorkerID
 	ends  Endings
 	stop  *stopping // nil: the run was not stopped
-	code  int       // the exit status, and the first worker to fail, of the verdict
+	code  int       // code and first are the exit status and the first worker to fail, from Verdict
 	first int
 }
 
@@ -35,7 +35,7 @@ func (a account) summary() (sum event.Summary, lines bool) {
 	switch {
 	case a.stop != nil && a.stop.err != nil:
 		sum.OK = false
-		if !a.ends[max(a.first, 0)].Known { // the worker was left, which is no failure of its own
+		if !a.ends[max(a.first, 0)].Known { // this command stopped following the worker, which is not a failure of the worker
 			sum.FirstFail, lines = "", false
 		}
 		sum.Text = fmt.Sprintf("run %s: %s", a.run, a.stop.err)
@@ -58,7 +58,7 @@ func (a account) summary() (sum event.Summary, lines bool) {
 	return sum, lines
 }
 
-// blame says which end decided how the run ended: that of a slice or that of a worker.
+// blame says what decided the end of the run: the end of a slice or the end of a worker.
 func (a account) blame() string {
 	e := a.ends[a.first]
 	if errors.Is(e.Err, ErrSliceGone) {
@@ -67,14 +67,14 @@ func (a account) blame() string {
 	return fmt.Sprintf("%s was first, %s", a.ids[a.first], e.Text())
 }
 
-// toKeep reports whether the workers keep the verdict on the run, because a command that
-// looks at one of them alone would take another failure for the first.
+// toKeep reports whether the verdict is stored on the workers. Without it, a command that
+// sees only some of the workers could blame another failure.
 func (a account) toKeep() bool {
 	return a.first >= 0 && a.ends[a.first].Known && a.ends[a.first].Exit.Reason == "" && len(a.ends) > 1
 }
 
 // outOfBoundMemory reports whether the command was killed for lack of memory while it was
-// bound to one NUMA node: the other half of the memory was not used. wrap are the words
+// bound to one NUMA node, and so could not use the rest of the memory. wrap are the words
 // before the command.
 func outOfBoundMemory(exit launch.Exit, wrap []string) bool {
 	return exit.OOM && slices.Contains(wrap, "--membind=0")
@@ -110,7 +110,7 @@ func SayLeftBehind(sink event.Sink, sum *event.Summary, processes int, ids []tpu
 	}
 }
 
-// OnAll names all workers of a run.
+// OnAll returns words for all workers of a run.
 func OnAll(workers int) string {
 	if workers == 1 {
 		return "its worker"

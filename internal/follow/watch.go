@@ -77,7 +77,7 @@ func (w *watcher) look(ctx context.Context) error {
 	if w.o.StallTimeout < 0 {
 		return nil
 	}
-	if len(w.f.outages.causes()) > 0 { // steps may be made although they cannot be seen
+	if len(w.f.outages.causes()) > 0 { // the training may go on where this machine cannot see it
 		w.collector.Blind(w.f.Clock.Now())
 	}
 	s, change := w.collector.LookForStall(w.f.Clock.Now(), w.o.StallTimeout)
@@ -101,8 +101,8 @@ func (w *watcher) look(ctx context.Context) error {
 	return nil
 }
 
-// summary returns what the end of a run reports about its training; nil if there were
-// no steps.
+// summary returns the lines about the training for the end of a run; nil if there were no
+// steps.
 func (w *watcher) summary() []string {
 	a := w.collector.Attempt(metrics.View{})
 	if a.Steps == 0 {

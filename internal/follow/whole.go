@@ -21,7 +21,7 @@ import (
 	"multihost/internal/workers"
 )
 
-// A PartLog is a log of which only the beginning is on this machine.
+// A PartLog describes a log that is not whole on this machine: only its beginning is here.
 type PartLog struct {
 	ID      tpu.WorkerID
 	Have    int64 // bytes on this machine
@@ -121,7 +121,7 @@ func meanwhile(clock gcp.Clock, tell, do func()) {
 	}
 }
 
-// copies make the copies of the workers' logs on this machine.
+// copies knows how to make this machine's copies of the workers' logs.
 type copies struct {
 	workers *workers.Connected
 	ref     launch.Ref
@@ -142,13 +142,14 @@ func (c copies) open(i int) *logFile {
 	return log
 }
 
-// arrivals returns what keeps the times at which the output of worker i arrives.
+// arrivals returns the writer that stores when the output of worker i arrives.
 func (c copies) arrivals(i int) *record.ArrivalWriter {
 	return &record.ArrivalWriter{Path: record.ArrivalsPath(c.rec.LogDir, c.workers.IDs[i]), Now: c.clock.Now}
 }
 
-// bringRests fetches what is missing of the logs of ends. With listed, nodes are all
-// slices that the cloud has: the rest of a log whose slice is not among them is gone.
+// bringRests fetches the missing rests of the logs of ends. With listed, nodes are all
+// slices that the cloud has. If the slice of a log is not among them, the rest of the log
+// is lost.
 func (c copies) bringRests(ctx context.Context, ends Endings, nodes []tpu.Slice, listed bool) {
 	c.workers.Each(ctx, event.Discard, "", func(ctx context.Context, i int) error {
 		part, gone := ends[i].part, ""
@@ -165,7 +166,7 @@ func (c copies) bringRests(ctx context.Context, ends Endings, nodes []tpu.Slice,
 	})
 }
 
-// bringRest fetches what is missing of worker i's log. It returns nil when the log is
+// bringRest fetches the missing rest of worker i's log. It returns nil when the log is
 // whole.
 func (c copies) bringRest(ctx context.Context, i int, before *PartLog) *PartLog {
 	log := &logFile{run: c.ref.Run, id: c.workers.IDs[i], path: c.rec.LogPath(c.workers.IDs[i]), sink: c.sink, arrivals: c.arrivals(i)}
@@ -180,7 +181,7 @@ func (c copies) bringRest(ctx context.Context, i int, before *PartLog) *PartLog 
 	return part
 }
 
-// mend fetches the rest of a log that the disk here had no room for. It returns nil when
+// mend fetches the rest of a log for which the disk here had no room. It returns nil when
 // the log is whole.
 func (c copies) mend(ctx context.Context, i int, log *logFile) *PartLog {
 	err := log.open()
@@ -212,8 +213,9 @@ func (c copies) unread(i int, cause error) *PartLog {
 	return part
 }
 
-// GoWithSlices returns the logs that are not whole here and go when the slices go. It
-// includes those of workers that were given up although the command may go on there.
+// GoWithSlices returns the logs that are not whole here and whose rest is lost when the
+// slices are deleted. It includes the logs of workers that were given up while the command
+// may still run there.
 func (f *Following) GoWithSlices() (all Parts) {
 	for i, e := range f.Ends {
 		switch {

@@ -141,7 +141,7 @@ func (w *follower) lost(err error) {
 	}
 }
 
-// ending returns the worker's end out of what following it returned. ctx is the parent of
+// ending returns the worker's end, from the results of following it. ctx is the parent of
 // w.ctx.
 func (w *follower) ending(ctx context.Context, exit launch.Exit, err error) Ending {
 	offset := time.Duration(0)
@@ -151,9 +151,9 @@ func (w *follower) ending(ctx context.Context, exit launch.Exit, err error) Endi
 	return endingOf(exit, err, ctx.Err() != nil, context.Cause(w.ctx), offset, w.Clock.Now())
 }
 
-// endingOf returns the end of a worker. exit and err are what following it returned, left
-// says that all workers were left, cause is why this one was given up, and offset is how
-// far its clock is ahead.
+// endingOf returns the end of a worker. exit and err are the results of following it. left
+// means that this command stopped following all workers. cause is why this worker was given
+// up. offset is how far its clock is ahead.
 func endingOf(exit launch.Exit, err error, left bool, cause error, offset time.Duration, now time.Time) Ending {
 	switch {
 	case err != nil && left: // not the worker's fault
@@ -183,8 +183,8 @@ func quietText(id tpu.WorkerID, s launch.Silence) string {
 	return text + fmt.Sprintf("process alive, CPU %.0f %%", 100*s.CPU)
 }
 
-// sweep stops what the command left behind on the worker, and reports what still holds
-// the TPU. It returns how many processes it found.
+// sweep ends the processes that the command left behind on the worker, and reports the
+// processes that still hold the TPU. It returns how many processes it found.
 func (w *follower) sweep() (ended int) {
 	rep, err := launch.Sweep(w.ctx, w.conn, w.Ref, launch.StopOptions{Grace: w.Grace, Reason: "left behind by the command"})
 	switch {
