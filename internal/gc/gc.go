@@ -2,9 +2,9 @@
 //
 // # Decisions
 //
-//   - Evidence decides what counts as left: a dead resource, or workers that answer
-//     and know no living run. Networks have no label of a user, so they count only
-//     with --all-users or --prefix.
+//   - Evidence decides what counts as left: a dead resource, or workers that answer and
+//     know no active run. Networks have no label of a user, so they count only with
+//     --all-users or --prefix.
 package gc
 
 import (
@@ -114,8 +114,8 @@ func Leftovers(ctx context.Context, d *workers.Deps, o GCOptions) ([]Leftover, e
 	return slices.DeleteFunc(left, func(l Leftover) bool { return l.Age < o.OlderThan }), nil
 }
 
-// lookForRuns logs in to worker 0 of the slices of every resource that has some, and
-// decides whether they are idle. A slice that does not answer may be busy.
+// lookForRuns logs in to worker 0 of each slice of every resource, and decides whether the
+// slices are idle. A slice that does not answer may be busy.
 func lookForRuns(ctx context.Context, d *workers.Deps, left []Leftover, olderThan time.Duration) error {
 	nodes, err := d.Cloud.Slices(ctx)
 	if err != nil {
@@ -162,7 +162,8 @@ func lookForRuns(ctx context.Context, d *workers.Deps, left []Leftover, olderTha
 
 // holders looks for processes that use the TPU on worker 0 of every slice, because somebody
 // may have started them without multihost. The Index of a slice is its place in ready. A
-// text of the result says who uses the TPU, or why that is not known; "" means nobody.
+// text of the result says which processes use the TPU, or why that is not known; "" means
+// that none does.
 func holders(ctx context.Context, d *workers.Deps, ready []tpu.Slice) []string {
 	held := make([]string, len(ready))
 	for i, s := range ready {
@@ -191,8 +192,7 @@ func holders(ctx context.Context, d *workers.Deps, ready []tpu.Slice) []string {
 	return held
 }
 
-// idle decides whether nothing is running on the slices of a resource, and whether that
-// has been so for long enough.
+// idle decides whether the slices of a resource have been without a run for long enough.
 func idle(d *workers.Deps, l Leftover, name string, ready []tpu.Slice, found []workers.FoundRun, asked []bool, olderThan time.Duration) (useless bool, evidence string) {
 	var since time.Time // the last known moment of activity
 	mine := func(index int) bool { return ready[index].QueuedResource == name }
@@ -243,8 +243,8 @@ func latest(a, b time.Time) time.Time {
 }
 
 // unusedNetworks lists the networks that multihost created and no machine uses. Networks
-// carry no user label, so they count as useless only if everybody's are asked for or a
-// name prefix is given.
+// carry no user label, so they count as useless only if the user asks for everybody's
+// networks or gives a name prefix.
 func unusedNetworks(ctx context.Context, d *workers.Deps, o GCOptions) ([]Leftover, error) {
 	all, err := o.Networks.Owned(ctx)
 	if err != nil {
@@ -288,7 +288,7 @@ func Collect(ctx context.Context, d *workers.Deps, o GCOptions, left []Leftover)
 
 func collect(ctx context.Context, d *workers.Deps, o GCOptions, l Leftover) error {
 	if l.Kind == "network" {
-		_, err := o.Networks.Delete(ctx, l.Name) // Delete reads whose it is and who uses it
+		_, err := o.Networks.Delete(ctx, l.Name) // Delete itself checks the owner and the users of the network
 		return err
 	}
 	now, err := d.Cloud.Get(ctx, l.Name)
@@ -314,8 +314,8 @@ func collect(ctx context.Context, d *workers.Deps, o GCOptions, l Leftover) erro
 	return err
 }
 
-// collectRemains deletes what is left of a resource that gives no slices any more. It lists
-// the resources again, because somebody may have begun to make one of the same name.
+// collectRemains deletes the remaining parts of a resource without slices. It lists the
+// resources again, because somebody may have begun to make a resource of the same name.
 func collectRemains(ctx context.Context, d *workers.Deps, l Leftover) error {
 	all, err := d.Cloud.List(ctx)
 	if err != nil {
@@ -358,10 +358,10 @@ func LeftoverTable(left []Leftover) string {
 	return b.String()
 }
 
-// WarnOfLeftovers searches, beside the command, for leftovers of user's runs and
+// WarnOfLeftovers searches for leftovers of user's runs while the command works, and
 // reports them in one line. The resource named except belongs to the command itself. It
-// never fails and never delays the command: the caller calls wait at the end, which
-// cancels a search that is not done.
+// never fails and never delays the command: the caller calls wait at the end, which cancels
+// a search that is not done.
 func WarnOfLeftovers(ctx context.Context, d *workers.Deps, user, except string) (wait func()) {
 	ctx, cancel := context.WithTimeout(gcp.Unattended(ctx), workers.WarnLimit)
 	var done sync.WaitGroup
@@ -420,7 +420,7 @@ func leftoverWarning(d *workers.Deps, all []provision.Resource, user, except str
 }
 
 // lastRunEnded returns when the last run on the slices of a resource ended, according to
-// this machine's records. It is zero if the records have no such run, or one that has not
+// this machine's records. It is zero if the records have no such run, or a run that has not
 // ended.
 func lastRunEnded(d *workers.Deps, res provision.Resource) time.Time {
 	names := map[string]bool{}

@@ -17,7 +17,7 @@ import (
 	"multihost/internal/workers"
 )
 
-// made is a resource of ann's with slices that are READY.
+// made returns a resource of ann's with slices that are READY.
 func made(id, state string, nodes int, created time.Time) provision.Resource {
 	r := qr.Resource{ID: id, State: state, Type: "v4-8", Tier: qr.OnDemand, NodeCount: nodes, CreateTime: created, Labels: provision.OwnerLabels(id, "ann")}
 	for i := range nodes {
@@ -152,8 +152,8 @@ func TestASliceThatIsLeftIsLookedAt(t *testing.T) {
 	}
 }
 
-// What is left of a resource whose slices are gone is deleted, too, unless somebody makes
-// one of that name by now.
+// The remains of a resource without slices are deleted too, unless somebody is already
+// making a new one of that name.
 func TestPartsWithoutSlicesAreDeleted(t *testing.T) {
 	for life, want := range map[provision.Life]string{provision.Failed: "m of r", provision.Requested: "", provision.Absent: ""} {
 		cloud := &remains{}

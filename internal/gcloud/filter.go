@@ -34,7 +34,7 @@ type Filter struct {
 	root condition
 }
 
-// A condition reports whether it takes one resource, given as decoded JSON.
+// A condition reports whether it matches a resource, given as decoded JSON.
 type condition func(resource any) bool
 
 // A FilterError says what is wrong with a filter, and where.

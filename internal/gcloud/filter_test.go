@@ -8,11 +8,11 @@ import (
 	"time"
 )
 
-// filterCases are filters that take the resource of filtered, or do not.
-// Package-wide, for gcloud's own answer is compared where it is installed.
+// filterCases says of each filter whether it matches the resource of filtered. Where gcloud
+// is installed, another test compares its answers with these.
 var filterCases = map[string]bool{
 	"":           true,
-	"ada":        true, // some field holds it
+	"ada":        true, // some field contains it
 	"ADA":        true,
 	"nobody":     false,
 	"name:train": true,
