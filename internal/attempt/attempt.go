@@ -201,8 +201,8 @@ func (r *Attempt) evict(ctx context.Context, e eviction) error {
 
 func (r *Attempt) ref() launch.Ref { return launch.Ref{Run: r.O.Run, Attempt: r.Number} }
 
-// sayUnmasked warns that secrets which the workers read from Secret Manager are shown
-// if the command prints them, because this machine does not know their values.
+// sayUnmasked warns about secrets that the workers read from Secret Manager. If the command
+// prints them, they are shown, because this machine does not know their values.
 func (r *Attempt) sayUnmasked() {
 	if len(r.O.Secrets) == 0 {
 		return
