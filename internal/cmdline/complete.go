@@ -20,7 +20,7 @@ type Candidate struct {
 	About string // a few words, or ""
 }
 
-// Plain returns candidates without words about them.
+// Plain returns candidates without descriptions.
 func Plain(texts []string) []Candidate {
 	list := make([]Candidate, len(texts))
 	for i, t := range texts {

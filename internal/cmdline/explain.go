@@ -34,8 +34,8 @@ func (f FlagValue) BuiltIn() bool { return f.Source.Layer == config.BuiltIn && l
 type Below func(l *Line, flag string) (value string, from config.Source)
 
 // Explain returns the flags that each command would have if it were typed in place of the
-// line, with the line's global flags; path names one command, "" all. commands is how many
-// commands it looked at.
+// line, with the line's global flags; path names one command; "" means all. commands is how
+// many commands it looked at.
 func (p Program) Explain(l *Line, path string, below Below) (flags []FlagValue, commands int, err error) {
 	var paths []string
 	Walk(p.App.Commands, func(name string, c *cli.Command) {

@@ -71,8 +71,8 @@ func splitExit(description string) (text, exit string) {
 	return description, ""
 }
 
-// more says how to see the flags that a page does not show: the number left of the
-// command's flags, and the flags that every command has.
+// more says how to see the flags that a page does not show. left is how many flags of the
+// command it leaves out. The flags that every command has may be missing, too.
 func (r HelpRules) more(program string, path []string, left int, level HelpLevel) string {
 	_, grouped := r.Common[strings.Join(path, " ")]
 	typed := strings.Join(append([]string{program}, path...), " ")

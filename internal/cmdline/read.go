@@ -54,7 +54,7 @@ func (p Program) Parse(argv []string) (*Line, error) {
 	return l, nil
 }
 
-// A reader is in the middle of a command line.
+// A reader is the state of reading a command line.
 type reader struct {
 	program  Program
 	line     *Line
@@ -99,7 +99,7 @@ func (r *reader) firstOf(err error) error {
 	return r.line.Refusal()
 }
 
-// takeWord reads the name of a command or a word of one.
+// takeWord reads the name of a command, or a word of a command.
 func (r *reader) takeWord(word string) error {
 	next := FindCommand(r.commands, word)
 	switch {
