@@ -33,8 +33,8 @@
 //     files and the last one, and those whose size, inode or time of change has changed
 //     since. It hashes all files only if the last sync did not end. So one changed file
 //     costs the same for any size of the store.
-//   - The worker proves the list that it has put together from differences by its
-//     digest. If the digest differs, it gets the whole list.
+//   - The worker puts the list together from differences, and compares the digest of the
+//     result. If the digest differs, it gets the whole list.
 //   - Workers fetch files from each other; they do not push them. So each worker reports
 //     over its own connection, and if one fails, this machine sends it the files. Four
 //     workers fetch from one. Each worker passes contents on while it receives them: it
@@ -76,7 +76,7 @@ type Options struct {
 	Adopt bool
 	// Workers is how many Pushes there will be, for the progress; 0: unknown.
 	Workers int
-	// Stall limits how long a worker may neither take nor answer a byte; after that the
+	// Stall limits the time in which a worker takes no byte and sends none. After that the
 	// transfer is cancelled and tried again. 0 means 10 min.
 	Stall time.Duration
 	// TempDir is where packed files are spooled; "" means os.TempDir().
@@ -252,8 +252,8 @@ func (e *InUseError) Hint() string {
 	return "multihost ps shows it; to start this one beside it, in a directory of its own: --run-name=NAME"
 }
 
-// ForeignError says that something that no sync made, so probably the user's, lies at the
-// run's place on a worker. The sync leaves it unchanged.
+// ForeignError says that there is something at the run's place on a worker that no sync
+// made. It probably belongs to the user. The sync leaves it unchanged.
 type ForeignError struct {
 	Run    string
 	What   string // "directory": one that is not empty; "file"; "link": a link to such a directory; "dangling": any other link

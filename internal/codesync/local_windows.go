@@ -14,6 +14,6 @@ const readFlags = os.O_RDONLY | windows.FILE_FLAG_OPEN_REPARSE_POINT
 // times. So Scan reads every file each time.
 func identity(fs.FileInfo) (inode uint64, changed int64, ok bool) { return 0, 0, false }
 
-// permissions makes every file executable on the workers: Windows does not say which
-// files are, and a script that cannot be run is worse than data that can.
+// permissions makes every file executable on the workers: Windows does not say which files
+// are executable. A script that cannot be run is worse than data that can be run.
 func permissions(info fs.FileInfo) fs.FileMode { return info.Mode().Perm() | 0o111 }

@@ -158,9 +158,9 @@ type contents struct {
 	byHash map[string]Entry
 }
 
-// worthUnpacking is the share of a set that gzip must save for the set to be sent
-// compressed: decompressing takes a worker 10 ms a MB, nearly half of its whole cost of
-// receiving, and a slice has many workers.
+// A set is sent compressed only if gzip saves at least the share worthUnpacking of it.
+// Decompressing takes a worker 10 ms a MB, nearly half of its whole cost of receiving, and
+// a slice has many workers.
 const worthUnpacking = 0.1
 
 // pack writes the contents into a spool, named by their hashes.

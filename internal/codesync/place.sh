@@ -46,8 +46,8 @@ foreign() {
     [[ ! -L $dir ]] || REPLY="dangling $(readlink -- "$dir")"
     return 0
   fi
-  # Checked twice: where workers share a home, another worker may have made it
-  # meanwhile.
+  # Call is_ours twice: where workers share a home, another worker may have made the
+  # directory meanwhile.
   if is_ours || is_empty || is_ours; then return 1; fi
   REPLY='directory'
   [[ ! -L $dir ]] || REPLY="link $(readlink -- "$dir")"

@@ -38,8 +38,8 @@ const (
 // submodules and of repositories inside. Elsewhere, these are all files. Scan never sends
 // .git, nor paths that an IgnoreFile names, nor files that commands wrote there (Remember).
 //
-// Scan sends symbolic links as links, unless they lead out of the directory. It skips
-// those, sockets, FIFOs and devices, lists them in Tree.Skipped and never opens them. A
+// Scan sends symbolic links as links, unless they lead out of the directory. It skips such
+// links, sockets, FIFOs and devices. It lists them in Tree.Skipped and never opens them. A
 // file that cannot be read, or that changes each time it is read, is a *FileError. Scan
 // emits Notes about the files that will be sent and those that will not.
 func Scan(ctx context.Context, o Options) (*Tree, error) {

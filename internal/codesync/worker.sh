@@ -219,7 +219,8 @@ receive_contents() {
   local -A prefixes=()
   in=$(mktemp -d "$incoming/XXXXXXXX") || fail "cannot make a directory in ~/.multihost/store"
   [[ $form == plain ]] || unzip=z
-  # -m: contents are new now, since the store is pruned by age. -b: 64 KiB at a time.
+  # -m: contents get the present time, because the store is pruned by age. -b: 64 KiB at a
+  # time.
   tar "-x${unzip}mf" - -b 128 -C "$in" --no-same-owner || tar_failed=yes
   mapfile -d '' -t there < <(exec find "$in" -maxdepth 1 -type f -printf '%s ./%f\0')
   names=("${there[@]#* }")
