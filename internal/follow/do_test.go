@@ -39,7 +39,7 @@ type started struct {
 	workers []*localworker.Worker
 }
 
-// start starts a script on each of some workers of this machine.
+// start starts each script on a worker of its own, which is a process of this machine.
 func start(t *testing.T, scripts ...string) *started {
 	t.Helper()
 	fleet, ref := localworker.Fleet{}, launch.Ref{Run: "r", Attempt: 1}
@@ -118,7 +118,7 @@ func TestAConnectionThatBreaks(t *testing.T) {
 	}
 }
 
-// The events that end a following, and whether the command goes on.
+// Each row has an event that ends a following, and whether the command goes on.
 func TestWhatEndsAFollowing(t *testing.T) {
 	for _, tt := range []struct {
 		story  string

@@ -62,7 +62,7 @@ type Following struct {
 
 	Begin time.Time
 	Ends  Endings
-	Sum   *event.Summary // of an end that this process saw, for the caller to emit
+	Sum   *event.Summary // summary of an end that this process saw; the caller emits it
 
 	outages  outages
 	stirred  chan struct{} // holds one token when outages have changed
@@ -102,7 +102,7 @@ func (f *Following) Do(ctx context.Context) (stage.Outcome, error) {
 	return f.conclude(ctx, stop)
 }
 
-// Once passes the present logs of the workers to Reads. Sum is set if the run has ended on
+// Once passes the present logs of the workers to Reads. It sets Sum if the run has ended on
 // all of them.
 func (f *Following) Once(ctx context.Context) {
 	f.prepare()

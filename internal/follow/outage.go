@@ -20,8 +20,7 @@ import (
 const (
 	// OutageLook is how often the cloud is asked about slices with lost workers.
 	OutageLook = 10 * time.Second
-	// longestLook limits the pause while the cloud does not answer: each try is
-	// reported.
+	// longestLook limits the pause while the cloud does not answer. Each try is reported.
 	longestLook = 2 * time.Minute
 )
 

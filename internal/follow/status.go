@@ -97,5 +97,5 @@ type Patience struct {
 	Quiet time.Duration
 }
 
-// StopBy begins the reason of a stop that a user typed.
+// StopBy is the beginning of the reason of a stop that a user typed.
 const StopBy = "multihost stop by "

@@ -20,8 +20,8 @@ type account struct {
 	first int
 }
 
-// summary says how the run ended. lines says that the last lines of the first failure
-// belong to it. The text is "" if failures were excused: see SayExcused.
+// summary says how the run ended. lines means that the summary should have the last lines
+// of the first failure. The text is "" if failures were excused: see SayExcused.
 func (a account) summary() (sum event.Summary, lines bool) {
 	sum = event.Summary{Run: a.run, OK: a.code == 0, ExitCode: a.code, CommandCode: a.code}
 	var end Ending
@@ -118,7 +118,8 @@ func OnAll(workers int) string {
 	return fmt.Sprintf("all %d workers", workers)
 }
 
-// SliceGone reports whether the worker that is blamed for the end has gone with its slice.
+// SliceGone reports whether the worker that gets the blame for the end is gone, because its
+// slice is gone.
 func (f *Following) SliceGone() bool {
 	_, first := f.Verdict()
 	return first >= 0 && errors.Is(f.Ends[first].Err, ErrSliceGone)

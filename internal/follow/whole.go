@@ -82,7 +82,7 @@ func (f *Following) bringLogs(ctx context.Context) {
 		cancel()
 	})
 	copies := f.copies()
-	_ = f.Watch.Phase("logs", func() (string, error) { // the summary says what is missing
+	_ = f.Watch.Phase("logs", func() (string, error) { // the summary says which logs are not whole
 		for pause := wholePause; ; pause = min(2*pause, wholeLongest) {
 			parts := f.Ends.partly()
 			text, hint := fmt.Sprintf("%s: waiting up to %s (--log-timeout) for the rest: %s", parts, stage.AsTyped(f.Patience.Log), parts.why()), parts.room(f.Rec.LogDir)
@@ -172,7 +172,7 @@ func (c copies) bringRest(ctx context.Context, i int, before *PartLog) *PartLog 
 	log := &logFile{run: c.ref.Run, id: c.workers.IDs[i], path: c.rec.LogPath(c.workers.IDs[i]), sink: c.sink, arrivals: c.arrivals(i)}
 	defer log.close()
 	part := c.mend(ctx, i, log)
-	if part != nil && ctx.Err() != nil { // the end of the wait is not the reason
+	if part != nil && ctx.Err() != nil { // the end of the wait is not the cause
 		part.err = before.err
 	}
 	if part != nil {
@@ -213,9 +213,9 @@ func (c copies) unread(i int, cause error) *PartLog {
 	return part
 }
 
-// GoWithSlices returns the logs that are not whole here and whose rest is lost when the
-// slices are deleted. It includes the logs of workers that were given up while the command
-// may still run there.
+// GoWithSlices returns the logs whose rest is not here and is lost when the slices are
+// deleted. It includes the logs of workers that were given up while the command may still
+// run there.
 func (f *Following) GoWithSlices() (all Parts) {
 	for i, e := range f.Ends {
 		switch {
