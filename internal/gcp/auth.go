@@ -30,7 +30,7 @@ type CredentialsError struct {
 	Expired bool // there are credentials, but they were refused
 	File    string
 
-	remedy string // what renews them, or empty
+	remedy string // command that renews them, or empty
 }
 
 func (e *CredentialsError) Error() string {
@@ -75,16 +75,16 @@ type tokens struct {
 	mu      sync.Mutex // guards the fields below
 	current *oauth2.Token
 	quota   string // quota project of the credentials
-	remedy  string // what renews the credentials that were last found
+	remedy  string // command that renews the credentials found last
 }
 
 func newTokens(cfg Config) *tokens {
 	return &tokens{cfg: cfg, adc: google.FindDefaultCredentials, turn: make(chan struct{}, 1)}
 }
 
-// early is how long before its expiry a token is no longer used. It is longer than a
-// request takes to arrive, and shorter than the time before expiry at which any
-// issuer refreshes.
+// early is how long before the expiry of a token this package stops using it. It is longer
+// than a request takes to arrive. It is short enough that every issuer gives out a new
+// token by then.
 const early = time.Minute
 
 // token returns a valid access token and the quota project of the credentials. Only
@@ -158,13 +158,13 @@ func (t *tokens) fetch(ctx context.Context) (*oauth2.Token, string, error) {
 	return token, quota, nil
 }
 
-// gcloudTokenLife is how long a token of gcloud is used before gcloud is asked again.
-// gcloud does not say when its token expires, only that it is valid for at least five
-// more minutes.
+// gcloudTokenLife is how long this package uses a token of gcloud before it asks gcloud
+// again. gcloud does not say when its token expires, only that it is valid for at least
+// five more minutes.
 const gcloudTokenLife = 4 * time.Minute
 
 // source returns the first source of tokens that exists: the token file, application
-// default credentials, gcloud's own login. It also returns what renews them.
+// default credentials, gcloud's own login. It also returns the command that renews them.
 func (t *tokens) source(ctx context.Context) (_ oauth2.TokenSource, quota, remedy string, err error) {
 	if t.cfg.AccessTokenFile != "" {
 		token, err := readTokenFile(t.cfg.AccessTokenFile)
@@ -225,8 +225,8 @@ func (t *tokens) describe(ctx context.Context) (source, account string) {
 	return source, f.Email
 }
 
-// lastRemedy returns what renews the credentials that were last found. It is empty
-// before any were found.
+// lastRemedy returns the command that renews the credentials that were found last; "" if
+// none were found yet.
 func (t *tokens) lastRemedy() string {
 	if t.cfg.AccessTokenFile != "" && t.cfg.Impersonate == "" {
 		return remedyFile(t.cfg.AccessTokenFile)

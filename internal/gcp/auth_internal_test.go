@@ -45,7 +45,7 @@ func TestNoCredentials(t *testing.T) {
 	}
 }
 
-// TestForeignTexts pins the messages that can only be told apart by text.
+// TestForeignTexts pins messages of Google whose meaning only their text shows.
 func TestForeignTexts(t *testing.T) {
 	tests := []struct {
 		message string

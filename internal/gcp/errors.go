@@ -22,7 +22,7 @@ import (
 	"google.golang.org/api/googleapi"
 )
 
-// A Class says what kind of failure an error is, for code that has to act on it.
+// A Class is a kind of failure, for code that has to react to an error.
 type Class int
 
 // The classes of failures.
@@ -86,7 +86,7 @@ type Error struct {
 	Reason     string        // the machine-readable reason: "SERVICE_DISABLED"
 	Message    string        // the API's message, one line, with its EID
 	Tries      int           // how often it was tried
-	RetryAfter time.Duration // what the server asked to wait, 0 if it did not
+	RetryAfter time.Duration // pause that the server asked for; 0: none
 	Lapsed     bool          // the credentials were refused but had worked before
 
 	err error
@@ -122,8 +122,8 @@ func (e *Error) Fault() fault.Kind { return e.Class.Fault() }
 var ErrPartial = fault.New(fault.Unavailable, "the API could not list everything")
 
 // Partial returns an error of kind ErrPartial that names what the API could not reach when
-// it made a list; nil if it reached everything. The caller of a list that is not whole
-// would take what is missing from it for deleted.
+// it made a list; nil if it reached everything. Otherwise the caller would take the items
+// that are missing from the list for deleted.
 func Partial(unreachable []string) error {
 	if len(unreachable) == 0 {
 		return nil
@@ -232,7 +232,7 @@ func ClassOf(err error) Class {
 	switch {
 	case errors.Is(err, context.Canceled):
 		return Unknown
-	case errors.Is(err, provision.ErrNotFound): // of a provider that is no API of Google's
+	case errors.Is(err, provision.ErrNotFound): // the error of a provider that uses no API of Google
 		return NotFound
 	case errors.Is(err, ErrPartial):
 		return Unavailable
@@ -264,7 +264,7 @@ func retryable(err error) bool {
 	if errors.Is(err, errNoAnswer) || errors.Is(err, ErrPartial) {
 		return true
 	}
-	// Nothing listens at this port of this machine, and waiting does not start it.
+	// Nothing listens at this port of this machine, and waiting does not change that.
 	if loopback(err) && errors.Is(err, errRefused) {
 		return false
 	}

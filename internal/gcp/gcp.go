@@ -52,7 +52,8 @@ type Config struct {
 	// extra or missing version does no harm. Empty: Google's.
 	TPUEndpoint     string
 	ComputeEndpoint string
-	// OSLoginEndpoint is the same for OS Login, without a version.
+	// OSLoginEndpoint replaces Google's address of OS Login. It has no version. Empty:
+	// Google's.
 	OSLoginEndpoint string
 
 	// StorageEndpoint ends in /storage/v1/, SecretManagerEndpoint has no version.
@@ -64,8 +65,8 @@ type Config struct {
 	ResourceManagerEndpoint string
 	QuotasEndpoint          string
 
-	// ReadOnly refuses every request that could change something with a
-	// *ReadOnlyError, which has the request.
+	// ReadOnly refuses every request that could change something. The error is a
+	// *ReadOnlyError, which holds the request.
 	ReadOnly bool
 
 	// DisableAuth sends requests without credentials.
@@ -79,8 +80,8 @@ type Config struct {
 	// GcloudToken returns an access token. It is called if there are no
 	// application default credentials. May be nil.
 	GcloudToken func(ctx context.Context) (string, error)
-	// Impersonate is the service account to act as, by means of the credentials
-	// above. Empty: none.
+	// Impersonate is the service account to act as; the credentials above must allow that.
+	// Empty: none.
 	Impersonate string
 	// QuotaProject is the project that the calls are billed to. Empty: the
 	// credentials' quota project.
@@ -175,8 +176,8 @@ func (c *Client) Clock() Clock { return c.cfg.Clock }
 // Sink returns the sink for the events of calls.
 func (c *Client) Sink() event.Sink { return c.cfg.Sink }
 
-// TPU returns the client of the Cloud TPU API, which its first call makes. The client
-// does not retry: wrap each of its calls in Do.
+// TPU returns the client of the Cloud TPU API. The first call of TPU makes the client. The
+// client does not retry: wrap each of its calls in Do.
 func (c *Client) TPU(ctx context.Context) (*tpuapi.Service, error) {
 	c.tpuOnce.Do(func() {
 		opts := []option.ClientOption{option.WithHTTPClient(c.http)}
@@ -214,8 +215,8 @@ func (c *Client) ComputeOptions(context.Context) ([]option.ClientOption, error) 
 }
 
 // OSLoginOptions returns the options for google.golang.org/api/oslogin/v1 and for
-// google.golang.org/api/oauth2/v2, which tells the account of the credentials. Wrap
-// each call in Do.
+// google.golang.org/api/oauth2/v2, which returns the account of the credentials. Wrap each
+// call in Do.
 func (c *Client) OSLoginOptions() ([]option.ClientOption, error) {
 	opts := []option.ClientOption{option.WithHTTPClient(c.http), option.WithUserAgent(c.cfg.UserAgent)}
 	if c.cfg.OSLoginEndpoint != "" {

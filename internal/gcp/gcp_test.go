@@ -28,8 +28,8 @@ import (
 	"multihost/internal/testkit"
 )
 
-// script serves the given answers one after the other, the last for ever, and
-// counts the requests.
+// script serves the given answers one after the other. It repeats the last one for ever,
+// and counts the requests.
 type script struct {
 	mu      sync.Mutex
 	answers []http.HandlerFunc
@@ -143,7 +143,7 @@ func TestDoRetries(t *testing.T) {
 		story   string
 		answers []http.HandlerFunc
 		calls   int
-		atLeast time.Duration // of the first wait
+		atLeast time.Duration // shortest first wait
 	}{
 		{"rate limit with Retry-After", []http.HandlerFunc{
 			answer(429, apiError(429, "RESOURCE_EXHAUSTED", "Quota exceeded for quota metric 'Read requests' and limit 'Read requests per minute' of service 'tpu.googleapis.com'"), "Retry-After", "7"),
@@ -492,9 +492,8 @@ func TestExpiredLogin(t *testing.T) {
 	}
 }
 
-// endedLogin is a token file whose token the server refuses from the second
-// call on, until it has refused it refusals times; then the user writes a new
-// one.
+// endedLogin returns a fixture with a token file. The server accepts the token once and
+// then refuses it. After that many refusals, the user writes a new token.
 func endedLogin(t *testing.T, wait time.Duration, refusals int) *fixture {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "token")
@@ -564,8 +563,8 @@ func gcloudSays(token string) func(context.Context) (string, error) {
 	return func(context.Context) (string, error) { return token, nil }
 }
 
-// portal is a network that wants to be logged in to: for a time its own server
-// answers, with a certificate that is not the API's.
+// portal is a network with a login page. Until it is open, its own server answers, with a
+// certificate that is not the API's.
 type portal struct{ open bool }
 
 func (p *portal) RoundTrip(r *http.Request) (*http.Response, error) {

@@ -188,8 +188,8 @@ var noZone = regexp.MustCompile(`(?i)requested zone "?[^" ]*"? is not supported`
 // zoneList is the command that lists the zones.
 const zoneList = "gcloud compute tpus locations list"
 
-// NoZone reports whether an API said that it does not know the zone, or does not offer in
-// it what was asked for.
+// NoZone reports whether an API answered that it does not know the zone, or does not offer
+// the requested resource in it.
 func NoZone(err error) bool { return err != nil && noZone.MatchString(err.Error()) }
 
 func invalidHint(message string) string {
@@ -205,8 +205,8 @@ func invalidHint(message string) string {
 	return ""
 }
 
-// asked reports whether err came from a request to the API. A deadline or a broken
-// connection alone may come from anything.
+// asked reports whether err came from a request to the API. A passed deadline or a broken
+// connection alone may have another cause.
 func asked(err error) bool {
 	var call *Error
 	var operation *OperationError

@@ -17,9 +17,9 @@ import (
 	"google.golang.org/api/serviceusage/v1"
 )
 
-// quotaHeader names the project whose quota a call counts against. The APIs of this
-// file refuse a person's credentials without it. If Config or the credentials have a
-// quota project, authTransport sends that one instead.
+// quotaHeader names the project whose quota a call counts against. The APIs of this file
+// refuse a person's credentials without it. If Config or the credentials have a quota
+// project, authTransport sends that project instead.
 const quotaHeader = "X-Goog-User-Project"
 
 // projectOptions returns the options for a client of an API about the project itself.
@@ -68,9 +68,9 @@ func (c *Client) Enabled(ctx context.Context, apis ...string) (map[string]bool, 
 	return enabled, nil
 }
 
-// Lacking returns those of the permissions that the caller does not have in the
-// project as a whole. The caller may still have them on single resources of the
-// project. permissions has at most 100 entries.
+// Lacking returns which of the permissions the caller does not have in the project as a
+// whole. The caller may still have them on single resources of the project. permissions has
+// at most 100 entries.
 func (c *Client) Lacking(ctx context.Context, permissions []string) ([]string, error) {
 	opts, err := c.projectOptions("Resource Manager", c.cfg.ResourceManagerEndpoint)
 	if err != nil {
@@ -121,7 +121,7 @@ func (c *Client) Policy(ctx context.Context) ([]Binding, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open Resource Manager client: %w", err)
 	}
-	// With a lower version, the API leaves out what makes a binding conditional.
+	// With a lower version, the API leaves out the conditions of bindings.
 	request := &cloudresourcemanager.GetIamPolicyRequest{Options: &cloudresourcemanager.GetPolicyOptions{RequestedPolicyVersion: 3}}
 	var policy *cloudresourcemanager.Policy
 	err = c.Do(ctx, fmt.Sprintf("read the policy of project %q", c.cfg.Project), func(ctx context.Context) (err error) {
@@ -269,7 +269,7 @@ func (c *Client) getJSON(ctx context.Context, address string, v any) (err error)
 // An Identity describes the credentials that calls use.
 type Identity struct {
 	Source       string // where they come from, in words
-	Account      string // of the credentials; empty if they do not tell
+	Account      string // account of the credentials; empty if they do not name it
 	QuotaProject string // project that calls count for; empty: the API chooses
 }
 
@@ -304,7 +304,7 @@ func (c *Client) Identify(ctx context.Context) (Identity, error) {
 	return id, nil
 }
 
-// Email returns the account of the credentials. It is an error if they do not tell.
+// Email returns the account of the credentials. It is an error if they do not name it.
 func (c *Client) Email(ctx context.Context) (string, error) {
 	opts, err := c.OSLoginOptions()
 	if err != nil {

@@ -65,7 +65,7 @@ func (c *Client) Do(ctx context.Context, what string, call func(ctx context.Cont
 			start = c.cfg.Clock.Now() // time without a login does not count
 			continue
 		}
-		if strangeServer(err) && c.login.hasWorked() { // a laptop is now in a network with a login page
+		if strangeServer(err) && c.login.hasWorked() { // perhaps a laptop is now in a network with a login page
 			e.Class = Unavailable
 		} else if !retryable(err) {
 			return e

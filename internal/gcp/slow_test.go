@@ -13,8 +13,8 @@ import (
 	"multihost/internal/event"
 )
 
-// TestASlowAnswerIsReported has several calls wait at once: one line is enough for them,
-// and a minute later it is time for the next.
+// TestASlowAnswerIsReported makes several calls wait at once. One line reports all of them,
+// and the next line comes a minute later.
 func TestASlowAnswerIsReported(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var said []string

@@ -1,11 +1,11 @@
 #!/bin/bash
-# Functions for scripts on a VM: they read the metadata server, call Google's APIs
-# with the VM's own token, and delete the resource that the VM belongs to. How that is
-# done is data of the provider of the slices. This file is prepended to the script that
-# uses it; json.sh of package remote stands between the two.
+# Functions for scripts on a VM: they read the metadata server, call Google's APIs with the
+# VM's own token, and delete the resource that the VM belongs to. The provider of the slices
+# describes each deletion as data. This file stands before the script that uses it, and
+# json.sh of package remote stands between the two.
 #
-# A failed call leaves its HTTP status in $status (000 if there was no answer) and
-# a text for people in $why. No token appears in an argument, a file or an answer.
+# A failed call leaves its HTTP status in $status (000 if there was no answer) and a text
+# for people in $why. No token appears in an argument, in a file or in these texts.
 metadata=http://${GCE_METADATA_HOST:-169.254.169.254}/computeMetadata/v1/instance
 reply='' status='' why=''
 
@@ -29,9 +29,9 @@ attribute() {
   [[ $status == 2?? ]]
 }
 
-# access_token answers with the VM's token. It asks for a new one each time, because
-# tokens expire. It does not show the answer, because even a malformed answer may
-# contain a token.
+# access_token answers with the VM's token. It asks for a new one each time, because tokens
+# expire. It never shows the text from the server, because even a malformed text may contain
+# a token.
 access_token() {
   local json
   local -a strings
@@ -53,8 +53,9 @@ said() {
 }
 
 # api METHOD URL CURL-ARGS...: calls an API and puts the answer into $reply, unless
-# CURL-ARGS has -o. The token goes to curl on stdin, because every user of the VM
-# can read arguments. URL may come from a user of the VM, so it is neither an option nor a file.
+# CURL-ARGS has -o. The token goes to curl on stdin, because every user of the VM can read
+# arguments. URL may come from a user of the VM, so curl must not take it for an option or a
+# file.
 api() {
   local method=$1 url=$2 REPLY
   shift 2
@@ -65,8 +66,8 @@ api() {
     printf 'header = "Authorization: Bearer %s"\n' "$REPLY" |
       curl -sS -K - -X "$method" -w '\n%{http_code}' --connect-timeout 10 --max-time 60 --speed-limit 1 --speed-time 60 --globoff --proto =http,https "$@" --url "$url" 2>&1
   ); then
-    # This includes an answer that broke off after its status: half of an answer
-    # counts as none.
+    # This includes an answer that broke off after its status, because half of an answer
+    # does not count.
     why='no answer'
     said "$reply"
     reply=''
@@ -87,15 +88,15 @@ explain() {
   why="HTTP status $status: ${text//[$'\n\r']/ }"
 }
 
-# fetch URL FILE: gets a file by an API.
+# fetch URL FILE: downloads a file through an API.
 fetch() {
   if api GET "$1" -o "$2"; then return; fi
   if [[ $status != 000 ]]; then explain "$(head -c 400 -- "$2")"; fi
   return 1
 }
 
-# delete_resources DELETION...: delete_resource for each, in order, until one is not
-# requested.
+# delete_resources DELETION...: calls delete_resource for each, in order, and stops at the
+# first resource whose deletion was not requested.
 delete_resources() {
   local deletion
   for deletion in "${@-}"; do
@@ -106,9 +107,10 @@ delete_resources() {
 
 # delete_resource DELETION: reads a resource and then requests its deletion. DELETION is
 # JSON, a Deletion of package agent, which says how the resource is deleted. It never
-# deletes a resource that it could not read, that lacks the proof in its field, or that
-# is not the one it has read. It fails if the resource is another run's. If it succeeds,
-# $why is empty, or says why the deletion was not requested; the caller may try again.
+# deletes a resource that it could not read, that lacks the proof in its field, or that is
+# not the one it has read. It fails if the resource is another run's. If it succeeds and
+# $why is empty, the deletion was requested or the resource is gone. If $why has a text, the
+# deletion was not requested, and the caller may try again.
 delete_resource() {
   local key read='' method='' url='' proof_path='' proof_value='' going_path='' going_value='' REPLY
   local -a strings
@@ -122,7 +124,7 @@ delete_resource() {
     why='the terms name another resource to delete: it stays'
   elif ! api GET "$read"; then
     why="it cannot be read: $why"
-    if [[ $status == 404 ]]; then why=''; fi # it is gone, and the next one's turn
+    if [[ $status == 404 ]]; then why=''; fi # it is gone; go on with the next one
   elif ! json_strings "$reply" "$proof_path" || [[ $reply =~ ^[[:space:]]*\{[[:space:]]*\}[[:space:]]*$ ]]; then
     why='it cannot be read: the answer is no JSON object'
   elif ! all_are "$proof_value"; then

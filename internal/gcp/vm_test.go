@@ -14,8 +14,8 @@ import (
 	"multihost/internal/testkit"
 )
 
-// An answer that breaks off after its status does not count. A queued resource of which
-// only half was read is not deleted. It does not count as another run's either, because
+// An answer that breaks off after its status does not count. If only half of a queued
+// resource was read, it is not deleted. It does not count as another run's either, because
 // then nobody would ever delete it.
 func TestABrokenAnswerOnAWorkerIsNone(t *testing.T) {
 	testkit.Need(t, "curl")
@@ -90,7 +90,7 @@ func TestABrokenAnswerOnAWorkerIsNone(t *testing.T) {
 	}
 }
 
-// An answer that should have a token is not told, since it may have one.
+// An answer that should contain a token is never shown, because it may contain one.
 func TestNoTokenInAMessageOfAWorker(t *testing.T) {
 	t.Parallel()
 	testkit.Need(t, "curl")
