@@ -17,7 +17,7 @@ type Flag struct {
 // Name returns the flag's own name, without dashes.
 func (f Flag) Name() string { return strings.TrimLeft(f.Names[0], "-") }
 
-// setting returns what follows the flag's name when it is typed: =VALUE, [=VALUE] or
+// setting returns the text after the flag's name on a command line: =VALUE, [=VALUE] or
 // nothing.
 func (f Flag) setting() string {
 	switch {
@@ -36,8 +36,9 @@ type Group struct {
 	Rest  []string
 }
 
-// Sections sorts flags into groups; a flag that stands in two counts for the first. Short
-// help, without all, shows a part of each group. rest is the flags that are not shown.
+// Sections sorts flags into groups. A flag in two groups goes into the first one. Without
+// all, for short help, it takes only the Shown flags of each group. rest is the flags that
+// it did not take.
 func Sections(flags []Flag, groups []Group, all bool) (sections []Section, rest []Flag) {
 	rest = slices.Clone(flags)
 	for _, g := range groups {
@@ -59,8 +60,8 @@ func Sections(flags []Flag, groups []Group, all bool) (sections []Section, rest 
 	return sections, rest
 }
 
-// Rows returns what help shows of flags: with all, every name, else the first one and
-// those of one letter.
+// Rows returns the rows of flags in help. With all, a row has every name of its flag;
+// otherwise it has the first name and names of one letter.
 func Rows(flags []Flag, all bool) []Row {
 	rows := make([]Row, 0, len(flags))
 	for _, f := range flags {

@@ -5,8 +5,8 @@ import (
 	"testing"
 )
 
-// TestSections: short help shows a part of each group and the first name of each flag; a
-// flag of two groups stands in the first one.
+// TestSections checks that short help shows a part of each group and the first name of each
+// flag, and that a flag of two groups stands in the first one.
 func TestSections(t *testing.T) {
 	t.Parallel()
 	flags := []Flag{

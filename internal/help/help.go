@@ -40,9 +40,9 @@ const (
 
 	indent  = 2
 	gap     = 2
-	texts   = 45 // the least for the text of a row beside its names
-	names   = 26 // the most for names that have the text beside them
-	fewest  = 20 // where there is less, and not for all names, every text stands below
+	texts   = 45 // least width of a text beside its names
+	names   = 26 // greatest width of names with the text beside them
+	fewest  = 20 // if there is less room, and some names need more, all texts stand below
 	stacked = 6  // the column of a text that stands below its names
 )
 
@@ -112,16 +112,17 @@ func (r Row) lines(column, width int) []string {
 
 var (
 	heading = regexp.MustCompile(`^[A-Z][A-Z ]*:$`)
-	// cell is the beginning of a line with two columns: what stands left, and the gap.
+	// cell is the beginning of a line with two columns: the left column and the gap.
 	cell = regexp.MustCompile(`^ *\S+(?: \S+)*  +`)
 	// item is the beginning of a line with its number.
 	item = regexp.MustCompile(`^ *(?:[0-9]+\. )?`)
 )
 
 // Paragraphs fits a text into width columns. Lines that begin at the margin are sentences
-// and flow together until an empty line or a heading in capitals. An indented line stays
-// a line of its own; if it is too long, its rest hangs below it: below the second of two
-// columns, or behind a backslash where the line is a command of multihost.
+// and flow together until an empty line or a heading in capitals. An indented line stays a
+// line of its own. If it is too long, its rest goes into the next lines. In a line of two
+// columns the rest stands below the second column. In a command of multihost a backslash
+// ends each line but the last.
 func Paragraphs(text string, width int) []string {
 	var lines, words []string
 	flush := func() {
@@ -212,7 +213,7 @@ func shellWords(line string) []string {
 	return words
 }
 
-// wrap puts words into lines of at most width columns. A word is never broken: one that
+// wrap puts words into lines of at most width columns. A word is never broken: a word that
 // is longer than a line has a line of its own.
 func wrap(words []string, first, rest string, width int) []string {
 	if len(words) == 0 {

@@ -17,7 +17,7 @@ import (
 	"multihost/internal/tpu"
 )
 
-// A HostList lists machines that no cloud API knows, in worker order. They are the one
+// A HostList lists machines that no cloud API knows, in worker order. They form the single
 // slice of a run with --hosts. It implements provision.Provider.
 type HostList []HostAddress
 
@@ -28,7 +28,7 @@ type HostAddress struct {
 	Port  int    // 0: the port of all hosts
 }
 
-// HostsPrefix is the name of the one slice that a HostList represents.
+// HostsPrefix is the name of the single slice that a HostList represents.
 const HostsPrefix = "hosts"
 
 // ParseHosts reads [user@]host[:port] words, separated by commas.
@@ -86,9 +86,9 @@ func parseHost(word string) (HostAddress, error) {
 // hostsLimit is far above the size of a list of all machines that one run can have.
 const hostsLimit = 4 << 20
 
-// ReadHosts reads a file with one host a line, or several separated by commas; # begins
-// a comment. Errors are those of config.ReadText, and a *config.FileError that names
-// the line.
+// ReadHosts reads a file with one host a line, or several separated by commas; # begins a
+// comment. Errors are the errors of config.ReadText, and a *config.FileError that names the
+// line.
 func ReadHosts(ctx context.Context, path string) (HostList, error) {
 	text, err := config.ReadText(ctx, path, hostsLimit)
 	if err != nil {
