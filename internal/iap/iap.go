@@ -86,25 +86,24 @@ const (
 	// byte passed.
 	settled = 30 * time.Second
 
-	// linger bounds how long Close sends the rest of what was written.
+	// linger limits how long Close sends the rest of the written bytes.
 	linger = 2 * time.Second
 
-	// goodbye is how long Close then waits for the relay to answer the close frame.
-	// Without that frame the relay would keep the worker's side open. The frame is on
-	// its way when the wait begins. During the wait we receive what the relay still
-	// sends; otherwise it would make our kernel reset the connection.
+	// goodbye is how long Close waits after linger for the relay to answer the close frame.
+	// Without that frame the relay would keep the worker's side open. The frame is on its
+	// way when the wait begins. During the wait we receive all bytes that the relay still
+	// sends, because unread bytes would make our kernel reset the connection.
 	goodbye = 100 * time.Millisecond
 
 	// sendWindow bounds the bytes kept for sending again. It allows 7 MB/s at a round
 	// trip of 150 ms. Writers wait while it is full.
 	sendWindow = 1 << 20
 
-	// readWindow bounds the bytes that wait for Read. The relay's own window controls
-	// the flow, since we acknowledge bytes when they are read, not when they arrive.
-	// This bound protects against a relay without a window. It is generous because
-	// acknowledgements queue behind data: when both windows are full and the reader
-	// waits for its own Write, as x/crypto/ssh's may, a tunnel that stops receiving
-	// would deadlock.
+	// readWindow bounds the bytes that wait for Read. The relay's own window controls the
+	// flow, since we acknowledge bytes when they are read, not when they arrive. This bound
+	// protects against a relay without a window. It is generous because acknowledgements
+	// queue behind data: when both windows are full and the reader waits for its own Write,
+	// as the reader of x/crypto/ssh may, a tunnel that stops receiving would deadlock.
 	readWindow = 4 << 20
 
 	// ackAfter is how many bytes are read before they are acknowledged.
@@ -150,7 +149,7 @@ func (t *Proxy) Dial(ctx context.Context, zone, instance, nic string, port int) 
 	return c, nil
 }
 
-// target is what a tunnel leads to.
+// target is the far end of a tunnel: a port of an instance.
 type target struct {
 	project, zone, instance, nic string
 	port                         int
@@ -158,7 +157,7 @@ type target struct {
 
 func (t target) String() string { return net.JoinHostPort(t.instance, strconv.Itoa(t.port)) }
 
-// address is an end of a tunnel.
+// address is the address of one end of a tunnel.
 type address string
 
 func (a address) Network() string { return "iap" }
@@ -171,7 +170,7 @@ type tunnel struct {
 	target target
 	clock  Clock
 
-	ctx     context.Context // ends with the tunnel; not that of Dial
+	ctx     context.Context // ends with the tunnel; it is not the context of Dial
 	cancel  context.CancelCauseFunc
 	closing chan struct{} // closed by Close
 	done    chan struct{} // closed when run has ended
@@ -192,7 +191,7 @@ type tunnel struct {
 
 	outbox    buffer // written and not confirmed
 	confirmed uint64 // offset of outbox's start
-	sent      uint64 // offset of what this WebSocket sends next
+	sent      uint64 // offset of the byte that this WebSocket sends next
 	sentMost  uint64 // the highest value that sent ever had
 
 	waiting  time.Time // when we first sent data after the relay's last frame; zero: not yet
@@ -203,7 +202,7 @@ type tunnel struct {
 
 	// Used by run only.
 	tries       int       // reconnects since the last progress
-	brokenSince time.Time // when the break began that they try to repair
+	brokenSince time.Time // when the connection broke, before these reconnects
 }
 
 // run keeps the tunnel alive until it ends.
@@ -236,7 +235,7 @@ func (c *tunnel) serve(ws *websocket.Conn) error {
 	wg.Go(func() { cancel(c.receive(ctx, ws)) })
 	wg.Go(func() { c.watch(ctx, cancel) })
 	if err := c.send(ctx, ws, cancel); err != nil && ctx.Err() == nil {
-		// A relay says why before it hangs up: give the receiver time to read that.
+		// A relay sends its reason before it hangs up. Give the receiver time to read it.
 		select {
 		case <-ctx.Done():
 		case <-c.clock.After(time.Second):
@@ -249,8 +248,8 @@ func (c *tunnel) serve(ws *websocket.Conn) error {
 	return context.Cause(ctx)
 }
 
-// send writes data and acknowledgements to ws until ctx ends or ws breaks. When the
-// tunnel is closed, send sends what is left and closes ws in good order.
+// send writes data and acknowledgements to ws until ctx ends or ws breaks. When the tunnel
+// is closed, send sends the remaining bytes and closes ws in good order.
 func (c *tunnel) send(ctx context.Context, ws *websocket.Conn, cancel context.CancelCauseFunc) error {
 	defer context.AfterFunc(ctx, c.wake)()
 	var frame []byte
@@ -329,7 +328,7 @@ func (c *tunnel) receive(ctx context.Context, ws *websocket.Conn) error {
 	}
 }
 
-// take handles a received frame. It waits while too much is unread.
+// take handles a received frame. It waits while the inbox is full.
 func (c *tunnel) take(ctx context.Context, f relayFrame) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -394,7 +393,7 @@ func (c *tunnel) watch(ctx context.Context, cancel context.CancelCauseFunc) {
 	}
 }
 
-// reconnect opens a new WebSocket in place of the one that cause broke. If that fails,
+// reconnect opens a new WebSocket after the old one broke because of cause. If that fails,
 // it returns a nil WebSocket and why the tunnel ended.
 func (c *tunnel) reconnect(cause error) (*websocket.Conn, error) {
 	now := c.clock.Now()
@@ -710,7 +709,7 @@ func (c *tunnel) SetWriteDeadline(t time.Time) error { return c.setDeadline(&c.w
 // buffer is a queue of bytes.
 type buffer struct {
 	all  []byte
-	gone int // bytes at the start of all that were dropped
+	gone int // how many bytes at the start of all were dropped
 }
 
 func (b *buffer) bytes() []byte { return b.all[b.gone:] }
@@ -1023,7 +1022,7 @@ func codeText(code int) string {
 	return "no reason given"
 }
 
-// Hint says what the likely cause is and what to type, or is empty.
+// Hint names the likely cause and says what to type. It may be empty.
 func (e *Error) Hint() string {
 	switch e.HTTP {
 	case http.StatusUnauthorized:

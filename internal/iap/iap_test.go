@@ -33,8 +33,8 @@ func randomBytes(n int) []byte {
 	return b
 }
 
-// checkEcho sends data through c to a target that echoes and compares what
-// comes back, reading and writing in pieces of all sizes.
+// checkEcho sends data through c to a target that echoes it, and compares the echo with
+// data. It reads and writes in pieces of all sizes.
 func checkEcho(t *testing.T, c net.Conn, data []byte) {
 	t.Helper()
 	var wg sync.WaitGroup
@@ -62,7 +62,7 @@ func checkEcho(t *testing.T, c net.Conn, data []byte) {
 	}
 }
 
-// TestIAPNothingLostOrDoubled cuts the WebSocket every 40 KB in both directions.
+// TestNothingLostOrDoubled cuts the WebSocket every 40 KB in both directions.
 func TestNothingLostOrDoubled(t *testing.T) {
 	const cut = 40_000
 	for _, row := range []struct {
@@ -82,7 +82,8 @@ func TestNothingLostOrDoubled(t *testing.T) {
 			testkit.NoLeaks(t)
 			r := newRelay(t, newTarget(t, echo), row.relay)
 			checkEcho(t, r.dial(t), randomBytes(row.size))
-			// A relay that sends and one that receives cut at once.
+			// A cut can hit the sending and the receiving direction at the same moment, so
+			// not every cut adds a connect.
 			if cuts := row.size / cut; row.name != "no cuts" && r.connects() < cuts {
 				t.Errorf("%d connects, want at least %d", r.connects(), cuts)
 			}
@@ -149,8 +150,8 @@ func TestBuffer(t *testing.T) {
 	}
 }
 
-// TestIAPWriteDoesNotWaitForRead has acknowledgements queue behind data that
-// nobody reads until all is written.
+// TestWriteDoesNotWaitForRead makes acknowledgements queue behind data that nobody reads
+// before everything is written.
 func TestWriteDoesNotWaitForRead(t *testing.T) {
 	testkit.NoLeaks(t)
 	data := randomBytes(3 * sendWindow)
@@ -276,8 +277,8 @@ func TestCarriesSSH(t *testing.T) {
 	}
 }
 
-// expireWhenFull ends a write to c, by its deadline, once the window is full and
-// stays so for a moment; the channel is closed then.
+// expireWhenFull waits until the window of c has been full for a moment. Then it sets a
+// write deadline that ends the write, and closes the channel.
 func expireWhenFull(t *testing.T, c net.Conn) <-chan struct{} {
 	conn, expired := c.(*tunnel), make(chan struct{})
 	go func() {
@@ -319,7 +320,7 @@ func TestDeadlines(t *testing.T) {
 	if !errors.Is(err, os.ErrDeadlineExceeded) || n < sendWindow {
 		t.Errorf("write: %d bytes, %v, want a timeout and a full window", n, err)
 	}
-	// A timeout is no end.
+	// A timeout does not end the connection.
 	if err := c.SetDeadline(time.Time{}); err != nil {
 		t.Error(err)
 	}
@@ -640,7 +641,7 @@ func TestMemoryIsBounded(t *testing.T) {
 	t.Run("of what is received", func(t *testing.T) {
 		data := randomBytes(12 << 20)
 		r := newRelay(t, newTarget(t, func(c net.Conn) { _, _ = c.Write(data); echo(c) }), func(r *relay) { r.unbounded = true })
-		c := r.dialBy(t, &hastyClock{scale: 20}) // whose connects are counted
+		c := r.dialBy(t, &hastyClock{scale: 20}) // slower than usual, because the test counts connects
 		conn := c.(*tunnel)
 		waiting := func() int {
 			conn.mu.Lock()
@@ -684,7 +685,7 @@ func TestMemoryIsBounded(t *testing.T) {
 func TestSilentRelayIsGivenUp(t *testing.T) {
 	testkit.NoLeaks(t)
 	r := newRelay(t, newTarget(t, echo), func(r *relay) { r.deaf.Store(true) })
-	c := r.dialBy(t, &hastyClock{scale: 20}) // whose connects are counted
+	c := r.dialBy(t, &hastyClock{scale: 20}) // slower than usual, because the test counts connects
 	if _, err := io.WriteString(c, "hello"); err != nil {
 		t.Fatal(err)
 	}

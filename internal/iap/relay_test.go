@@ -21,30 +21,29 @@ import (
 	"github.com/coder/websocket"
 )
 
-// A relay is a server of the SSH relay protocol that leads every tunnel to one
-// TCP address. It is strict: what Google's relay might refuse fails the test.
-// Its faults are fields, to be set before use or, where they are atomic, at any
-// time.
+// A relay is a server of the SSH relay protocol that leads every tunnel to one TCP address.
+// It is strict: input that Google's relay might refuse fails the test. Its faults are
+// fields, to be set before use or, where they are atomic, at any time.
 type relay struct {
 	t      testing.TB
 	target string
 	server *httptest.Server
 	client *http.Client
 
-	// The relay cuts a connection after that many bytes to (out) or from (in)
-	// the client: in the middle of whatever passes, or after the frame.
+	// The relay cuts a connection after that many bytes to (out) or from (in) the client:
+	// in the middle of a frame, or after it.
 	cutOut, cutIn       int
 	cutOutFrame, cutInF int
 
-	cutFragments atomic.Int32 // so many times: cut within a message, behind a fragment
+	cutFragments atomic.Int32 // how many times to cut within a message, after a fragment
 
 	oddFrames bool                     // data in frames of all sizes, messages in fragments
-	loseAcks  atomic.Bool              // of two acknowledgements one is lost, either way
+	loseAcks  atomic.Bool              // every second acknowledgement is lost, in both directions
 	deaf      atomic.Bool              // reads nothing from new WebSockets
 	mute      atomic.Bool              // sends nothing, not even a greeting
 	unbounded bool                     // sends without regard to acknowledgements
 	expired   atomic.Bool              // session ids are not known any more
-	refuse    func(path string) int    // HTTP status, 0: welcome
+	refuse    func(path string) int    // HTTP status of a refusal; 0: none
 	closeWith func(path string) int    // close code instead of a greeting, 0: none
 	greeting  func(path string) []byte // sent in the place of the greeting
 	noTarget  int                      // close code when the target hangs up; default 1000
@@ -74,10 +73,10 @@ type relaySession struct {
 	stop     context.CancelFunc // of the WebSocket that serves, or nil
 	out      []byte             // to the client, not acknowledged
 	outBase  uint64
-	outMost  uint64 // the furthest that was sent
+	outMost  uint64 // the largest offset that was sent
 	in       uint64 // from the client, written to the backend
 	inAcked  uint64
-	most     uint64 // bytes of the client that were in flight at most
+	most     uint64 // the largest number of the client's bytes in flight
 	ended    bool   // the backend hung up
 	farewell chan websocket.StatusCode
 }
@@ -117,7 +116,7 @@ func newRelay(t testing.TB, target string, configure ...func(*relay)) *relay {
 
 func (r *relay) endpoint() string { return "ws" + strings.TrimPrefix(r.server.URL, "http") + "/v4" }
 
-// iap is a client of the relay.
+// iap returns a client of the relay.
 func (r *relay) iap() *Proxy {
 	return &Proxy{
 		Endpoint:   r.endpoint(),
@@ -145,14 +144,14 @@ func (r *relay) dialBy(t testing.TB, clock Clock) net.Conn {
 	return c
 }
 
-// connects is how many WebSockets were asked for.
+// connects returns how many WebSockets the client has requested.
 func (r *relay) connects() int {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return len(r.paths)
 }
 
-// session is the only one that there is.
+// session returns the only session.
 func (r *relay) session() *relaySession {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -275,7 +274,7 @@ func (r *relay) reconnect(ws *websocket.Conn, req *http.Request) {
 	s.serve(ws, nil, ack)
 }
 
-// fromBackend takes what the target sends, as fast as acknowledgements come.
+// fromBackend takes the target's bytes, as fast as acknowledgements come.
 func (s *relaySession) fromBackend() {
 	buf := make([]byte, 16384)
 	for {
@@ -308,7 +307,7 @@ func (s *relaySession) end() {
 	s.detach()
 }
 
-// serve carries the session over ws, after the WebSocket before has ended.
+// serve carries the session over ws, after the previous WebSocket has ended.
 func (s *relaySession) serve(ws *websocket.Conn, greeting []byte, ack uint64) {
 	s.detach()
 	s.serving.Lock()
@@ -336,7 +335,7 @@ func (s *relaySession) serve(ws *websocket.Conn, greeting []byte, ack uint64) {
 	wg.Wait()
 }
 
-// acknowledged forgets what the client has. s.mu is held.
+// acknowledged forgets the bytes that the client has. s.mu is held.
 func (s *relaySession) acknowledged(ack uint64) {
 	if ack > s.outMost {
 		s.relay.t.Errorf("client acknowledged %d bytes of %d", ack, s.outMost)
@@ -403,8 +402,8 @@ func (s *relaySession) toClient(ctx context.Context, ws *websocket.Conn, greetin
 	}
 }
 
-// write sends a message, in fragments if the relay is odd, after a message of
-// an unknown tag.
+// write sends a message. With oddFrames it first sends a message of an unknown tag, and
+// then the message in fragments.
 func (r *relay) write(ctx context.Context, ws *websocket.Conn, msg []byte) error {
 	if len(msg) > 100 && r.cutFragments.Add(-1) >= 0 {
 		return r.writeHalf(ctx, ws, msg)
@@ -501,8 +500,7 @@ func (s *relaySession) fromClient(ctx context.Context, ws *websocket.Conn) {
 	}
 }
 
-// cutListener cuts the connections that it accepts in the middle of what they
-// carry.
+// cutListener cuts the connections that it accepts in the middle of their data.
 type cutListener struct {
 	net.Listener
 	relay *relay
@@ -549,8 +547,8 @@ func (c *cutConn) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// hastyClock makes waits a hundred times shorter and shows them to the caller. A
-// relay that gets no processor for some tenths of a second is silent by it.
+// hastyClock makes waits a hundred times shorter and shows them to the caller. By this
+// clock, a relay that gets no processor for some tenths of a second is silent.
 type hastyClock struct {
 	scale time.Duration // default 100
 	mu    sync.Mutex
@@ -581,7 +579,7 @@ const leisure = 60
 func (leisurelyClock) Now() time.Time                         { return time.Now() }
 func (leisurelyClock) After(d time.Duration) <-chan time.Time { return time.After(leisure * d) }
 
-// newTarget listens and handles each connection in a goroutine of its own.
+// newTarget listens, and starts a goroutine with handle for each connection.
 func newTarget(t testing.TB, handle func(net.Conn)) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
