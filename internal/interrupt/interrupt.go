@@ -120,7 +120,7 @@ func question(st stage.Status) string {
 	return b.String()
 }
 
-// lease says what the workers do about the slices by themselves.
+// lease describes what the workers do with the slices by themselves.
 func lease(st stage.Status) string {
 	if st.Lease == "" {
 		return ""
@@ -217,12 +217,12 @@ func (q *open) replies() <-chan reply {
 	return q.reply
 }
 
-// Start cancels the returned context with a *stage.Interrupted as cause when
-// SIGINT, SIGTERM or SIGHUP comes. If a SIGINT asks the user a question, the context ends
-// only when the answer says so; a second SIGINT while the question is open means
-// stage.Status.Second. It ignores SIGHUP if nohup started the program, which must then
-// outlive the terminal. The next signal after the end closes Leave, unless it follows
-// the first at once.
+// Start cancels the returned context with a *stage.Interrupted as cause when SIGINT,
+// SIGTERM or SIGHUP comes. If a SIGINT asks the user a question, the context ends only when
+// the answer says so; a second SIGINT while the question is open means stage.Status.Second.
+// It ignores SIGHUP if nohup started the program, which must then outlive the terminal. A
+// signal after the end of the context closes Leave, unless it comes within a second of that
+// end.
 func (w *Watch) Start(parent context.Context, exit func()) (context.Context, func()) {
 	signals := make(chan os.Signal, 4)
 	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM)

@@ -100,7 +100,7 @@ func TestObey(t *testing.T) {
 	}
 }
 
-// A program that does not end once the user wants to leave is ended.
+// If the user wants to leave and the program hangs, Obey ends it.
 func TestObeyEndsWhatHangs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := &Watch{Leave: make(chan struct{})}

@@ -1,11 +1,11 @@
 // Package journal records the events of a run, except the bytes of its output, as one
 // JSON line each in a file that only grows.
 //
-// The file is a record for looking back at all attempts and at every command that
-// followed the run; several commands may write it at once. A line is written by one write
-// when its event happens, so a command that dies loses nothing that it emitted. Secrets
-// are masked before they reach the file. The file stays below MaxBytes: when it is nearly
-// full, only what the story cannot do without is still written.
+// The file is a record for looking back at all attempts and at every command that followed
+// the run; several commands may write it at once. A line is written by one write when its
+// event happens, so a command that dies loses nothing that it emitted. Secrets are masked
+// before they reach the file. The file stays below MaxBytes: when it is nearly full, only
+// the events that the story needs are still written.
 //
 // # Decisions
 //
@@ -32,8 +32,8 @@ import (
 // Name is the name of the file in the directory of a run.
 const Name = "events.jsonl"
 
-// MaxBytes limits the file of a run. The ends of 2048 workers take 0.3 MB, the attempts
-// of a month some more. The rest is for what goes wrong again and again.
+// MaxBytes limits the file of a run. The ends of 2048 workers take 0.3 MB, the attempts of
+// a month some more. The rest is for repeated failures.
 const MaxBytes = 16 << 20
 
 const (
@@ -50,10 +50,10 @@ const (
 	maxLine = 1 << 20
 )
 
-// A Journal is an event.Sink that writes to a file once Open has named one. It holds
-// earlier events, so that the journal of a run also has what led to the run, and so that
-// nothing is written if no run comes to be. It is safe for concurrent use; all methods of
-// a nil Journal do nothing.
+// A Journal is an event.Sink that writes to a file once Open has named one. It holds the
+// events before Open. So the journal of a run also has the events that led to the run, and
+// without a run nothing is written. It is safe for concurrent use; all methods of a nil
+// Journal do nothing.
 type Journal struct {
 	now func() time.Time
 	by  string // distinguishes the lines of this command from those of others
@@ -133,7 +133,7 @@ func (j *Journal) Open(o Options) error {
 	}
 	j.file, j.failed = file, o.Failed
 	for _, s := range o.Secrets {
-		// Mask the secret as it is written: inside a JSON string.
+		// Mask the secret in the form that it has inside a JSON string.
 		if text, err := encode(s); err == nil && len(text) > 2 {
 			j.masks = append(j.masks, text[1:len(text)-1])
 		}

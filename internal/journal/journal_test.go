@@ -198,7 +198,7 @@ func TestALineThatIsTooLongCostsOnlyItself(t *testing.T) {
 func TestTheFileIsBoundedAndKeepsTheStory(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	// Retries have filled it, nearly.
+	// Retries have nearly filled the file.
 	const room = 1 << 20
 	line := `{"v":1,"time":"2026-01-02T03:04:05Z","by":"00000000","kind":"note","level":"warning","text":"` + strings.Repeat("x", 100_000) + "\"}\n"
 	fill := strings.Repeat(line, (journal.MaxBytes-2<<20-room)/len(line))

@@ -113,20 +113,20 @@ type teller struct {
 type writer struct {
 	command string
 	attempt *Attempt // the attempt that its events now belong to
-	// waiting holds what came before an attempt or after the end of one. If there is a
-	// next attempt, this is how it was reached.
+	// waiting holds the events before an attempt, or after the end of one. If there is a
+	// next attempt, they become its beginning.
 	waiting *Attempt
 }
 
-// wait makes w collect what follows for the next attempt.
+// wait makes w collect the events that follow for the next attempt.
 func (w *writer) wait() {
 	if w.waiting == nil {
 		w.waiting = &Attempt{}
 	}
 }
 
-// settle adds what waited for a next attempt to the last attempt of the command, or to
-// attempt 0 if the command made none.
+// settle adds the events that waited for a next attempt to the last attempt of the command,
+// or to attempt 0 if the command made none.
 func (t *teller) settle(w *writer) {
 	if w.waiting == nil {
 		return

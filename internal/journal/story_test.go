@@ -58,7 +58,7 @@ func script(text string) []journal.Entry {
 	return entries
 }
 
-// outline is what a story says of its attempts, in words.
+// outline returns the attempts of a story in words.
 func outline(s *journal.Story) []string {
 	var all []string
 	for _, a := range s.Attempts {

@@ -35,14 +35,15 @@ type Verdict struct {
 	Also  string // what else went wrong, such as a teardown
 }
 
-// A Known is what the record of a run says about its end, without the journal.
+// A Known is the information about the end of a run that its record has, without the
+// journal.
 type Known struct {
-	Logs  bool // there are any
+	Logs  bool // there are logs
 	Ended bool
 	Code  int
 }
 
-// KnownOf returns what the logs of an attempt say; a is nil without logs.
+// KnownOf returns the Known that the logs of an attempt show; a is nil without logs.
 func KnownOf(a *metrics.Attempt) (k Known) {
 	if a == nil {
 		return k
@@ -54,7 +55,7 @@ func KnownOf(a *metrics.Attempt) (k Known) {
 	return k
 }
 
-// Verdict judges the newest attempt. It uses known for what the story does not tell.
+// Verdict judges the newest attempt. It uses known for facts that the story does not have.
 func (s *Story) Verdict(known Known, now time.Time) Verdict {
 	a := s.Newest()
 	if a == nil {
