@@ -48,7 +48,7 @@ func newFarRun(t *testing.T) *farRun {
 	return f
 }
 
-// Get has the resource of a job without runner, r, live.
+// Get returns a living resource of r, a job without runner.
 func (f *farRun) Get(_ context.Context, id string) (provision.Resource, error) {
 	if id != "r" {
 		return provision.Resource{}, provision.ErrNotFound
@@ -67,7 +67,7 @@ func (f *farRun) start(script string) {
 	}
 }
 
-// texts are what logs shows, by worker.
+// texts has the text that Logs shows, by worker.
 type texts map[tpu.WorkerID]string
 
 func (s texts) WriteLog(id tpu.WorkerID, _ time.Time, p []byte) error {
@@ -125,7 +125,7 @@ func TestLogsOfARunThatThisMachineDoesNotKnow(t *testing.T) {
 			t.Errorf("got %v, want %s", err, want)
 		}
 	}
-	// Of a run of which a slice is gone, the rest is shown.
+	// If a slice of the run is gone, the logs of the other slices are shown.
 	f.All = f.All[:1]
 	s := texts{}
 	if err := Logs(t.Context(), f.d, "r", "", LogOptions{All: true, Tail: -1}, s); err == nil || !strings.Contains(err.Error(), "gone or were made again since: 1 of 2") || s.String() != `s0w0 "t-0 begins\nt-0 ends\n"` {
@@ -133,7 +133,7 @@ func TestLogsOfARunThatThisMachineDoesNotKnow(t *testing.T) {
 	}
 }
 
-// review follows the run from where it is until it has ended.
+// review starts to read the run with begin, and returns the Look at its end.
 func (f *farRun) review(begin func(*Review, Far) error) Look {
 	f.t.Helper()
 	r := OpenReview(f.d.StateDir, "r", training.TrainingOptions{})
@@ -163,7 +163,7 @@ func TestAReviewReadsWhereTheRunIs(t *testing.T) {
 	}
 	again := newFarRun(t)
 	again.start("exec sleep 300")
-	for name, on := range again.fleet { // as its runner does
+	for name, on := range again.fleet { // as the runner of a job does it
 		c := on[0].Connect(name, false, time.Second)
 		defer c.Close()
 		_, err := launch.Stop(t.Context(), c, launch.Ref{Run: "r", Attempt: 1}, launch.StopOptions{Grace: 100 * time.Millisecond, Reason: stage.StandsStill})

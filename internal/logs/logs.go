@@ -126,8 +126,8 @@ type logReader struct {
 	wrote bool
 	told  bool
 
-	// inBucket: a bucket has the logs, and more of them than this machine's copies. A
-	// worker without a machine is then an error.
+	// inBucket means that a bucket has the logs, and more of them than this machine's
+	// copies. A worker without a machine is then an error.
 	inBucket bool
 }
 
@@ -190,8 +190,8 @@ func otherThan(id tpu.WorkerID, ids []tpu.WorkerID) int {
 	return slices.IndexFunc(ids, func(other tpu.WorkerID) bool { return other != id })
 }
 
-// tellUntimed says for which lines the time shown, or compared with --since, is that of
-// the fetching.
+// tellUntimed reports the lines whose arrival was not recorded. They count as arrived when
+// they were fetched, in what is shown and for --since.
 func (l *logReader) tellUntimed() {
 	if !l.o.Times && l.o.Since.IsZero() {
 		return
@@ -350,9 +350,9 @@ const (
 	tailMost  = 8 << 20  // bytes that it reads at once
 )
 
-// tailOffset returns where the last n lines of a text of this size begin. It reads from
-// the end, at most so many bytes at once, and no more than about four times what these
-// lines have.
+// tailOffset returns where the last n lines of a text of this size begin. It reads from the
+// end. most limits the bytes of one read. All reads together take at most about four times
+// the bytes of these lines.
 func tailOffset(size int64, n int, most int64, part func(offset int64, p []byte) error) (int64, error) {
 	if n <= 0 {
 		return size, nil
@@ -385,7 +385,7 @@ func (l *logReader) prepare(ctx context.Context, one *oneLog, dir string) error 
 		emit: func(at time.Time, p []byte) error { return l.emit(one.id, at, p) }}
 	one.text, one.end = t, -1
 	cuts := l.o.Tail >= 0 || !l.o.Since.IsZero()
-	var size, from int64 // the last lines wanted begin at from
+	var size, from int64 // the wanted last lines begin at from
 	if cuts || l.o.timed() && l.o.Follow {
 		var err error
 		if size, err = one.src.size(ctx); err != nil {
@@ -394,7 +394,7 @@ func (l *logReader) prepare(ctx context.Context, one *oneLog, dir string) error 
 		if l.o.Follow {
 			t.live = size
 		} else {
-			one.end = size // the last lines of a growing log are those at this moment
+			one.end = size // even if the log grows, its last lines are those at this moment
 		}
 	}
 	if l.o.Tail >= 0 {
@@ -458,8 +458,8 @@ func (l *logReader) prepareAll(ctx context.Context, dir string) error {
 	return l.folded(errs)
 }
 
-// withoutUnknown reports whether --all can show some logs, and nothing is wrong with the
-// others but that their workers do not know the attempt.
+// withoutUnknown reports whether --all can show some logs, and all others fail only because
+// their workers do not know the attempt.
 func (l *logReader) withoutUnknown(errs []error) bool {
 	if !l.o.All || l.inBucket || !slices.Contains(errs, nil) {
 		return false
@@ -493,7 +493,7 @@ func (l *logReader) printNow(ctx context.Context) error {
 	return one.copy(ctx, l.flushed(one.text))
 }
 
-// flushed returns a writer that shows at once what it gets.
+// flushed returns a writer that shows all bytes at once.
 func (l *logReader) flushed(w io.Writer) io.Writer {
 	return stage.WriterFunc(func(p []byte) (int, error) {
 		l.mu.Lock()
@@ -506,7 +506,7 @@ func (l *logReader) flushed(w io.Writer) io.Writer {
 	})
 }
 
-// flush shows what was written.
+// flush shows all text that was written.
 func (l *logReader) flush() error {
 	if err := l.w.Flush(); err != nil {
 		return &sinkError{err}
@@ -602,8 +602,8 @@ func (l *logReader) addCopies(ctx context.Context, dir string, ids []tpu.WorkerI
 	slices.SortFunc(l.logs, func(a, b *oneLog) int { return tpu.CompareWorkers(a.id, b.id) })
 }
 
-// dialLogs connects to the wanted workers. With --all it goes on without those that it
-// does not reach, if it reaches any.
+// dialLogs connects to the wanted workers. With --all it goes on without the workers that
+// it does not reach, if it reaches any.
 func (l *logReader) dialLogs(ctx context.Context, sel tpu.Selection, wanted func(tpu.WorkerID) bool) (*workers.Connected, map[tpu.WorkerID]error, error) {
 	if !l.o.All {
 		t, err := l.Connect(ctx, sel, wanted)
@@ -612,8 +612,7 @@ func (l *logReader) dialLogs(ctx context.Context, sel tpu.Selection, wanted func
 	return l.Dial(ctx, sel, wanted, true)
 }
 
-// withoutMachine returns why there is no machine to ask, for those of the workers that
-// have none.
+// withoutMachine returns, for each worker without a machine, why it has none.
 func withoutMachine(rec *record.Record, sel tpu.Selection, gone []string, ids []tpu.WorkerID) map[tpu.WorkerID]string {
 	there := sel.Workers()
 	lost := map[tpu.WorkerID]string{}
@@ -627,7 +626,7 @@ func withoutMachine(rec *record.Record, sel tpu.Selection, gone []string, ids []
 	return lost
 }
 
-// goneError returns the error that the workers in lost have no machine.
+// goneError returns an error that says that the workers in lost have no machine.
 func goneError(lost map[tpu.WorkerID]string) error {
 	whys := slices.Sorted(maps.Values(lost))
 	return &stage.Error{Stage: stage.Discover, Text: strings.Join(slices.Compact(whys), "; ")}
@@ -637,8 +636,8 @@ func notListed(rec *record.Record, id tpu.WorkerID) string {
 	return fmt.Sprintf("worker %s is not among the machines of slice %s", id, rec.Slices[id.Slice].Name)
 }
 
-// noWorker returns the error that there is no log of o.Worker. why, if not "", says what
-// has become of the worker.
+// noWorker returns an error that says that there is no log of o.Worker. why, if not "",
+// says what happened to the worker.
 func (l *logReader) noWorker(run, why string) error {
 	if why != "" {
 		return &stage.Error{Stage: stage.Input, Text: fmt.Sprintf("run %q: %s, and this machine has no copy of the log of %s", run, why, l.o.Worker)}
@@ -646,7 +645,7 @@ func (l *logReader) noWorker(run, why string) error {
 	return &stage.Error{Stage: stage.Input, Text: fmt.Sprintf("run %q has no worker %s", run, l.o.Worker), Advice: "workers are written s0w0, s0w1, …"}
 }
 
-// read writes the logs from the workers, and follows them if that is wanted.
+// read writes the logs from the workers, and follows them with o.Follow.
 func (l *logReader) read(ctx context.Context, ref launch.Ref, dir string) error {
 	if err := l.prepareAll(ctx, dir); err != nil {
 		return err
@@ -659,8 +658,9 @@ func (l *logReader) read(ctx context.Context, ref launch.Ref, dir string) error 
 	return l.followAll(ctx, func(ctx context.Context, one *oneLog) error { return l.followLog(ctx, one, ref) })
 }
 
-// followAll follows the logs of all workers that are reached. When the logs cannot be
-// shown any more, it ends: a worker without output would not notice.
+// followAll follows the logs of all workers that are reached. When the logs cannot be shown
+// any more, it stops following all of them, because the reader of a log without output
+// would not notice.
 func (l *logReader) followAll(ctx context.Context, follow func(context.Context, *oneLog) error) error {
 	ctx, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
@@ -707,7 +707,7 @@ func (l *logReader) followLog(ctx context.Context, one *oneLog, ref launch.Ref) 
 }
 
 // sayLosses returns options that warn once when the worker cannot be followed, and report
-// when it can be again. After o.Lost, giveUp is called.
+// when it is followed again. After o.Lost, giveUp is called.
 func sayLosses(d *workers.Deps, o LogOptions, giveUp context.CancelCauseFunc) launch.FollowOptions {
 	var since time.Time // Lost and Found are called by the goroutine that follows
 	return launch.FollowOptions{
@@ -741,7 +741,7 @@ func (l *logReader) firstFailure(ctx context.Context, rec *record.Record, end *r
 	if err != nil {
 		return nil, err
 	}
-	// The verdict is on worker 0 of each slice; only without one, all workers are asked.
+	// Worker 0 of each slice has the verdict. All workers are asked only if there is none.
 	verdict := func(id tpu.WorkerID) bool { return id.Worker == 0 }
 	for _, only := range []func(tpu.WorkerID) bool{verdict, nil} {
 		if len(gone) == len(rec.Slices) || end != nil && end.First != nil {
@@ -757,8 +757,8 @@ func (l *logReader) firstFailure(ctx context.Context, rec *record.Record, end *r
 	return end, nil
 }
 
-// failureAmong asks the workers that only chooses, nil for all, which one failed first.
-// end is what is known before.
+// failureAmong asks workers which one failed first. The function only chooses the workers;
+// nil means all. end is the end as far as it is known before.
 func (l *logReader) failureAmong(ctx context.Context, rec *record.Record, sel tpu.Selection, only func(tpu.WorkerID) bool, end *runs.RunEnd) (*runs.RunEnd, error) {
 	t, failed, err := l.Dial(ctx, sel, only, true)
 	if err != nil {
@@ -879,8 +879,8 @@ func (l *logReader) nearBy(ctx context.Context, r *runs.BucketRun, rec *record.R
 	return false, nil
 }
 
-// readBucket reads logs from a bucket: the logs that were partly read from workers, or
-// otherwise those of all ids.
+// readBucket reads logs from a bucket: the logs that were partly read from workers, or if
+// there are none, the logs of all ids.
 func (l *logReader) readBucket(ctx context.Context, src func(tpu.WorkerID) logSource, ids []tpu.WorkerID, dir string) error {
 	for _, one := range l.logs {
 		if err := one.goOnIn(ctx, src(one.id)); err != nil {
@@ -896,7 +896,7 @@ func (l *logReader) readBucket(ctx context.Context, src func(tpu.WorkerID) logSo
 	return l.prepareAll(ctx, dir)
 }
 
-// begun returns the log that was read in part; nil if none was.
+// begun returns the logs that were read in part; nil if none was.
 func (l *logReader) begun() []*oneLog {
 	if !l.wrote {
 		return nil
@@ -904,7 +904,7 @@ func (l *logReader) begun() []*oneLog {
 	return l.logs
 }
 
-// followBucket writes what the bucket gets, until the logs do not grow any more.
+// followBucket writes the logs as they grow in the bucket, until they do not grow any more.
 func followBucket(ctx context.Context, r *runs.BucketRun, l *logReader, state detach.State, attempt int) error {
 	more := func() error {
 		for _, one := range l.logs {

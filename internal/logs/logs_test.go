@@ -52,7 +52,7 @@ func TestTailOffset(t *testing.T) {
 		}
 	}
 	random := rand.New(rand.NewPCG(1, 2))
-	for range 50 { // against another way to count, over several windows
+	for range 50 { // compare with another way to count, over several windows
 		var b strings.Builder
 		for range random.IntN(3000) {
 			b.WriteString(strings.Repeat("x", random.IntN(300)) + "\n")
@@ -144,7 +144,7 @@ func TestLocalLogs(t *testing.T) {
 	all := "0 s0w0 line 0\n0.5 s0w1 line 0\n1 s0w0 line 1\n1.5 s0w1 line 1\n2 s0w0 line 2\n2.5 s0w1 line 2\n3 s0w0 line 3\n3.5 s0w1 line 3\n4 s0w0 line 4\n4.5 s0w1 line 4\n"
 	for name, c := range map[string]struct {
 		o    LogOptions
-		ago  time.Duration // for Since, from the first line
+		ago  time.Duration // age of the first line at the time Since
 		text string
 		note string
 	}{
@@ -258,7 +258,8 @@ func TestMerge(t *testing.T) {
 	}
 }
 
-// TestLineHold checks that lines are passed on whole, and very long ones nevertheless.
+// TestLineHold checks that lines are passed on whole, and that a very long line is passed
+// on before it is whole.
 func TestLineHold(t *testing.T) {
 	var got bytes.Buffer
 	h := &lineHold{w: &got}
@@ -395,7 +396,7 @@ func TestLogOfUnknownAttempt(t *testing.T) {
 	}
 }
 
-// partSource is a log of which only the beginning is there, as in a bucket.
+// partSource is the beginning of a log, as a bucket may have it.
 type partSource struct {
 	logSource
 	text string

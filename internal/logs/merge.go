@@ -17,7 +17,7 @@ import (
 type logText struct {
 	offset int64 // of the next byte
 	lines  bool  // pass on each line by itself
-	skip   bool  // leave out what is left of a line
+	skip   bool  // leave out the rest of a line
 	emit   func(at time.Time, p []byte) error
 
 	arrivals *record.Arrivals
@@ -56,7 +56,7 @@ func (t *logText) Write(p []byte) (int, error) {
 	return n, nil
 }
 
-// stamp sets the time of the line that begins at offset: that of its first byte.
+// stamp sets the time of the line that begins at offset to the time of its first byte.
 func (t *logText) stamp() {
 	switch {
 	case t.offset < t.arrivals.Known:
@@ -96,7 +96,7 @@ func (h *lineHold) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// rest passes on what is left.
+// rest passes on the bytes that are left.
 func (h *lineHold) rest() error {
 	_, err := h.w.Write(h.held)
 	h.held = nil
@@ -176,8 +176,8 @@ func (m *merger) Less(i, j int) bool {
 	return a < b
 }
 
-// next waits for the next line of log i. Meanwhile it shows what has been written so
-// far.
+// next waits for the next line of log i. Meanwhile it shows the text that has been written
+// so far.
 func (m *merger) next(i int) (line mergedLine, ok bool, err error) {
 	select {
 	case line, ok = <-m.from[i]:

@@ -122,7 +122,7 @@ func (o *onlooker) find(ctx context.Context) (rec *record.Record, in *runs.Bucke
 	return rec, nil, err
 }
 
-// keepOn reads until ctx ends, whenever the logs are to be read where the run is.
+// keepOn reads the logs where the run is, whenever place says so, until ctx ends.
 func (o *onlooker) keepOn(ctx context.Context) {
 	rest := onlookPause
 	for {
@@ -268,7 +268,7 @@ func readBy(ctx context.Context, r *runs.BucketRun, o *onlooker) error {
 			return nil
 		}
 		if err := r.StillThere(ctx, state); err != nil {
-			_ = readLogs(ctx, r, rec.Attempt, logs) // what the workers wrote last
+			_ = readLogs(ctx, r, rec.Attempt, logs) // the last output of the workers
 			return err
 		}
 		if err := r.Pause(ctx); err != nil {
@@ -292,7 +292,8 @@ func (o *onlooker) nearBy(ctx context.Context, r *runs.BucketRun, rec *record.Re
 }
 
 // tellBegun reports that the command has begun, or else the progress of the run. followed
-// means that the attempt was read over SSH: the notice why it no longer is stays.
+// means that the attempt was read over SSH before. Then the notice stays that says why SSH
+// does not work any more.
 func (o *onlooker) tellBegun(r *runs.BucketRun, rec *record.Record, state detach.State, followed bool) {
 	begun := r.Running(state) > 0 || len(state.Ended) > 0
 	if begun {
@@ -446,7 +447,7 @@ func (o *onlooker) mention(text string) {
 	o.aside = text
 }
 
-// sees returns what has been read from the workers or the bucket: journal entries, the
+// sees returns the results of reading from the workers or the bucket: journal entries, the
 // workers out of reach with the cause, and notices. o may be nil.
 func (o *onlooker) sees() (entries []journal.Entry, away map[tpu.WorkerID]string, notices []string) {
 	if o == nil {

@@ -15,9 +15,9 @@ import (
 	"multihost/internal/training"
 )
 
-// A Review collects what is known of a run, during the run and afterwards: the training
-// figures from its logs, and its story from its journal. It reads what this machine has of
-// them. It asks the cloud or the workers only when Follow or Fetch tells it how.
+// A Review collects the training figures of a run from its logs, and its story from its
+// journal, during the run and afterwards. It reads the files that this machine has. It asks
+// the cloud or the workers only when Follow or Fetch tells it how.
 type Review struct {
 	stateDir, run string
 	o             training.TrainingOptions
@@ -30,7 +30,7 @@ type Review struct {
 	group sync.WaitGroup
 }
 
-// A Look is what a Review has found.
+// A Look is the result of a Review at one moment.
 type Look struct {
 	Document *metrics.Document // nil while there are no logs
 	Story    *journal.Story    // never nil; empty if there is no journal
@@ -60,7 +60,7 @@ func (r *Review) Follow(ctx context.Context, far Far) error {
 		return err
 	}
 	if r.far.place() == placeThere {
-		if _, err := r.far.open(); err != nil { // open may ask the user, which is possible now but not later; it is tried again later
+		if _, err := r.far.open(); err != nil { // open may ask the user, which is possible only now; the onlooker calls it again later
 			r.far.say(err.Error())
 		}
 	}
@@ -69,7 +69,7 @@ func (r *Review) Follow(ctx context.Context, far Far) error {
 	return nil
 }
 
-// Fetch reads once what Follow reads.
+// Fetch reads the same as Follow, but only once.
 func (r *Review) Fetch(ctx context.Context, far Far) error {
 	if err := r.turnTo(ctx, far, true); err != nil || r.far == nil || r.far.place() == placeHere {
 		return err
@@ -109,7 +109,7 @@ func (r *Review) turnTo(ctx context.Context, far Far, once bool) error {
 	return nil
 }
 
-// Close ends what Follow has begun. Look may still be called.
+// Close ends the reading that Follow has begun. Look may still be called.
 func (r *Review) Close() {
 	if r.end != nil {
 		r.end()
@@ -117,9 +117,9 @@ func (r *Review) Close() {
 	r.group.Wait()
 }
 
-// Look reads what is new on this machine and adds what was read where the run is. It is
-// an error when this machine has neither a record of the run nor a journal and only this
-// machine is read.
+// Look reads the new data on this machine, and adds the data that was read where the run
+// is. It is an error when this machine has neither a record of the run nor a journal and
+// only this machine is read.
 func (r *Review) Look(v metrics.View, now time.Time) (Look, error) {
 	var entries []journal.Entry
 	if r.o.LogDir == "" { // with LogDir, the journal is not about these logs
