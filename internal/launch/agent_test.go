@@ -15,7 +15,7 @@ import (
 	"multihost/internal/testkit"
 )
 
-// multihost-agent reads on its own what the scripts write: whether a command runs,
+// multihost-agent has its own code to read the scripts' files: whether a command runs,
 // which processes belong to it, and how it ended.
 func TestTheAgentReadsWhatTheScriptsWrite(t *testing.T) {
 	t.Parallel()

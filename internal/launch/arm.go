@@ -35,7 +35,7 @@ type Armed struct {
 
 	offset time.Duration // of the worker's clock
 
-	boot string // set by Arm, as disks and found are
+	boot string // Arm sets boot, disks and found
 	// stopped is the newest stop of the run that is marked on the worker.
 	stopped Stopped
 	disks   map[string]Disk    // key: what the disk holds, "output" or "tmp"
@@ -105,7 +105,8 @@ func Arm(ctx context.Context, r remote.Runner, spec Spec) (*Armed, error) {
 // BootID returns the boot id that the worker's kernel reports.
 func (a *Armed) BootID() string { return a.boot }
 
-// Stopped returns the newest stop of the run that is marked on the worker; zero if none is.
+// Stopped returns the newest stop of the run that is marked on the worker; zero if there is
+// none.
 func (a *Armed) Stopped() Stopped { return a.stopped }
 
 // Disk returns the disk that will hold the output of the command.
@@ -121,10 +122,10 @@ const mostWords = 64
 // surveyed are the things whose version a worker may report.
 var surveyed = []string{"python", "jax", "jaxlib", "libtpu", "code"}
 
-// Versions returns the versions of python, jax, jaxlib and libtpu that Spec.Python
-// finds, and the digest of the code under "code". A package that is not installed
-// has the version "none". What the worker could not determine in time, or what
-// Spec does not ask for, is missing.
+// Versions returns the versions of python, jax, jaxlib and libtpu that Spec.Python finds,
+// and the digest of the code under "code". A package that is not installed has the version
+// "none". An entry is missing if the worker could not determine it in time, or if Spec does
+// not ask for it.
 func (a *Armed) Versions() map[string]string {
 	all := maps.Clone(a.found)
 	if python, known := all["python"]; known && python != "none" {
@@ -143,8 +144,7 @@ func (a *Armed) hear(r remote.Record) (done bool) {
 	return false
 }
 
-// ready waits until the supervisor is armed, and reads what the worker reports
-// before that.
+// ready waits until the supervisor is armed, and reads the worker's reports before that.
 func (a *Armed) ready(ctx context.Context, spec Spec, out *remote.Answer) error {
 	var there, owner string // digest of the code on the worker, and who synced it
 	for {
@@ -180,7 +180,7 @@ func (a *Armed) ready(ctx context.Context, spec Spec, out *remote.Answer) error 
 	}
 }
 
-// learns takes a record that tells something of the worker, and reports whether it was one.
+// learns takes rec if it describes the worker, and reports whether it does.
 func (a *Armed) learns(rec remote.Record) bool {
 	switch rec.Word {
 	case "boot":
@@ -361,7 +361,7 @@ func (a *Armed) answered(ctx context.Context) (Started, error) {
 // overloaded worker may take that long to start a command.
 const mostAsks = 6
 
-// ask repeats the order over another session and returns what became of it.
+// ask repeats the order over another session and returns the result.
 func (a *Armed) ask(ctx context.Context) (Started, error) {
 	for n := 1; ; n++ {
 		records, err := persist(ctx, func() ([]remote.Record, error) {

@@ -7,7 +7,7 @@
 # variables. With PYTHON, arm reports meanwhile the versions that this interpreter
 # finds; with CODE=1 also the digest of the code in the command's directory.
 #
-# shellcheck disable=SC2034,SC2154 # lib.sh reads and sets what is not read and set here
+# shellcheck disable=SC2034,SC2154 # lib.sh reads and sets variables of this script
 main() {
   local run=$1 attempt=$2 python=${9-} code=${10-0} mask dir entry line order error synced='' disk=''
   local -a words vars lines=()
@@ -32,7 +32,7 @@ main() {
   error=$(exec mkdir -p -- "$dir" 2>&1) || fail "$error"
   say boot "$boot"
   mapfile -t lines < <(exec stat -f -c '%t:%i:%b:%S %a %b %S' -- "$dir" "$index" 2>/dev/null)
-  if ((${#lines[@]} == 2)); then # else one of them does not tell, and none is reported
+  if ((${#lines[@]} == 2)); then # otherwise one of the two is unknown, and neither is reported
     disk=${lines[0]#* }
     say disk output "$disk"
     if [[ ${lines[0]%% *} != "${lines[1]%% *}" ]]; then say disk tmp "${lines[1]#* }"; fi
@@ -50,14 +50,14 @@ main() {
 
   if [[ $python ]]; then
     mapfile -d '' -t words <"$dir/argv"
-    mapfile -d '' -t vars <"$dir/env" # now: it is emptied once start.sh has read it
+    mapfile -d '' -t vars <"$dir/env" # read it now: it is emptied after start.sh has read it
     survey
   fi
-  # The supervisor reads its order from a FIFO that this script holds open for
-  # writing. When this script dies, the supervisor sees the end of the FIFO. When
-  # the connection breaks in the middle of the order, a later connection can still
-  # give it. exec, because bash starts a background child with SIGINT ignored, and
-  # exec undoes that. It leads no process group, so setsid need not fork.
+  # The supervisor reads its order from a FIFO that this script holds open for writing. When
+  # this script dies, the supervisor sees the end of the FIFO. When the connection breaks in
+  # the middle of the order, a later connection can still give it. Start the supervisor with
+  # exec, because bash starts a background child with SIGINT ignored, and exec undoes that.
+  # The child leads no process group, so setsid need not fork.
   exec 4<>"$dir/control"
   exec 8< <(exec setsid bash --norc --noprofile -p "$dir/supervise" \
     "$nonce" "$run" "$attempt" "$dir" "$entry" "$mask" "$disk" </dev/null 2>>"$dir/supervisor.log" 3<&- 7<&-)
@@ -69,7 +69,8 @@ main() {
   # supervisor and changes nothing.
   { IFS= read -r synced <"$home/.multihost/sync/$run/digest"; } 2>/dev/null
   say synced "$synced"
-  # After the supervisor can be found: a stop that comes later finds it.
+  # Look for stops only now that the supervisor can be found: a later stop finds the
+  # supervisor.
   for order in "$home/.multihost/runs/$run"/*/stopped; do
     if { IFS= read -r synced <"$order"; } 2>/dev/null; then say stopped "$synced"; fi
   done
@@ -94,9 +95,9 @@ abandon() { # DIR TEXT
   fail "$2"
 }
 
-# survey starts to find the versions that the command will find, each within 5 s or not at
-# all, on descriptor 7, and the digest of the code on 3. It imports no package: jax would
-# take the TPU.
+# survey starts two programs. One reports on descriptor 7 the versions that the command will
+# find. The other reports on descriptor 3 the digest of the code. Each gives up after 5 s.
+# survey imports no package, because jax would take the TPU.
 survey() {
   local entry
   local -a environment through_env
@@ -106,7 +107,8 @@ survey() {
     at_work
     inherit_run "$run" "$attempt" "$dir"
     python=${python/#"~/"/"$HOME/"}
-    # A subshell ends when exec fails, with or without execfail, so look before.
+    # A subshell ends when exec fails, with or without execfail, so look for the program
+    # first.
     for entry in "${environment[@]}"; do
       if [[ $entry == PATH=* ]]; then PATH=${entry#PATH=}; fi
     done
@@ -126,13 +128,14 @@ survey() {
   fi
 }
 
-# at_work goes where the command will be, if that is there already.
+# at_work enters the directory in which the command will run, if the directory exists
+# already.
 at_work() {
   cd -- "$HOME" || exit
   cd -- "${words[0]}" || :
 }
 
-# tell_versions reports what survey has found.
+# tell_versions reports the versions and the digest that survey has found.
 tell_versions() {
   local line status most=8
   while ((most-- > 0)); do
@@ -221,11 +224,11 @@ secrets() {
   exec 5<&-
 }
 
-# ask RETRIES ARG... calls curl with ARGs and the token, and again while the network or
-# the server has trouble, but not later than 40 s after the first try. status and json
-# are those of the last try; status is 0 if it got no whole answer. If status is not
-# 200, trouble says why. The output of curl goes through descriptor 5: curl --retry
-# would put the answers of all tries, and its messages, into one text.
+# ask RETRIES ARG... calls curl with ARGs and the token. It tries again while the network or
+# the server has trouble, but not later than 40 s after the first try. status and json come
+# from the last try; status is 0 if that got no whole answer. If status is not 200, trouble
+# says why. The output of curl goes through descriptor 5: curl --retry would put the answers
+# of all tries, and its messages, into one text.
 ask() {
   local tries=$1 pause=1 line error until_ns
   shift
@@ -242,7 +245,7 @@ ask() {
       status=${json##*$'\n'} json=${json%$'\n'*}
       if [[ $status != 408 && $status != 429 && $status != 5?? ]]; then break; fi
     else
-      status=0 json='' # half of an answer is none
+      status=0 json='' # half of an answer does not count
       case $error in
         5 | 6 | 18 | 28 | 35 | 52 | 56) ;; # no name server, a time limit, a broken connection
         *) break ;;
@@ -256,7 +259,7 @@ ask() {
   if ((status == 200)); then return; fi
   if ((! error)); then
     trouble="HTTP status $status"
-    if [[ $token ]]; then # else the answer may have one, whatever its status
+    if [[ $token ]]; then # without a token, do not show the answer: it may have one
       trouble=$json
       if json_strings "$json" /error/message && [[ ${strings[0]} ]]; then trouble=${strings[0]}; fi
       trouble=${trouble//"$token"/***}

@@ -2,7 +2,7 @@
 # digest: RUN ATTEMPT SIZE. Reports the SHA-256 of the first SIZE bytes of the log, or
 # of the whole log when it is shorter or SIZE is negative.
 #
-# shellcheck disable=SC2154 # lib.sh sets what is not set here
+# shellcheck disable=SC2154 # lib.sh sets variables that are used here
 main() {
   local dir size=$3 sum
   enter

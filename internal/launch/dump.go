@@ -23,15 +23,15 @@ const (
 	ByKernel StackMethod = "kernel"  // the kernel shows only what each thread waits for
 )
 
-// A Stack shows what one process of a run is executing.
+// A Stack has the stacks of the threads of one process of a run.
 type Stack struct {
 	PID     int         `json:"pid"`
 	Command string      `json:"command"`
 	Method  StackMethod `json:"method"`
 	Lines   []string    `json:"lines"`
 
-	// Printed has what the command printed while the process was printing its stack. It is
-	// empty for the other methods, and if the stack has an unknown form.
+	// Printed has output that the command wrote while the process was printing its stack.
+	// It is empty for the other methods, and if the stack has an unknown form.
 	Printed []string `json:"printed,omitempty"`
 }
 
@@ -42,11 +42,11 @@ type DumpOptions struct {
 	Wait time.Duration
 }
 
-// Dump returns the stacks of the run's living processes, those with the most memory
-// first. py-spy reads Python processes where it is installed; without it, Python
-// processes that catch SIGUSR1 are sent it. A process that does not catch SIGUSR1 is
-// never sent it. For all others, Dump returns the kernel's view. The run goes on.
-// An attempt that does not run has no stacks; the returned phase says why.
+// Dump returns the stacks of the run's living processes, those with the most memory first.
+// py-spy reads Python processes where it is installed. Without it, Dump sends SIGUSR1 to
+// the Python processes that catch this signal, and never to others. For all other
+// processes, Dump returns the kernel's view. The run goes on. An attempt that does not run
+// has no stacks; the returned phase says why.
 func Dump(ctx context.Context, r remote.Runner, ref Ref, opts DumpOptions) ([]Stack, Phase, error) {
 	if err := ref.check(); err != nil {
 		return nil, Unknown, err
@@ -91,16 +91,16 @@ var (
 	traceFrame = regexp.MustCompile(`^  File ".*", line \d+, in `)
 )
 
-// tellApart separates the stacks in what a process printed on SIGUSR1 from what the command
-// printed meanwhile: other threads and processes go on writing to the same log. When no
-// part has a known form, all of the text may be one stack.
+// tellApart separates the stacks that a process printed on SIGUSR1 from the output of the
+// command at the same time. Other threads and processes go on writing to the same log. When
+// no part has a known form, all of the text may be one stack.
 func tellApart(lines []string) (stack, printed []string) {
 	code := false // the next line may belong to a traceFrame
 	for _, line := range lines {
 		at := faultHead.FindStringIndex(line)
 		switch {
 		case at != nil:
-			if at[0] > 0 { // behind a line that was not ended yet
+			if at[0] > 0 { // the stack begins behind a line that has no end yet
 				printed = append(printed, line[:at[0]])
 			}
 			stack, code = append(stack, line[at[0]:]), false
@@ -130,11 +130,11 @@ type FoldedStack struct {
 	Lines   []string `json:"lines"`
 }
 
-// FoldStacks groups the threads that have the same stack, over all workers: all[i]
-// is what Dump returned for worker i. It ignores what always differs: numbers of
-// threads and processes, addresses, and whether a thread was running at that moment.
-// Stacks that few workers share come first, because a worker that waits elsewhere than
-// the others is the one to look at.
+// FoldStacks groups the threads that have the same stack, over all workers: all[i] is what
+// Dump returned for worker i. It ignores details that always differ: numbers of threads and
+// processes, addresses, and whether a thread was running at that moment. Stacks that few
+// workers share come first, because a worker that waits elsewhere than the others is the
+// one to look at.
 func FoldStacks(all [][]Stack) []FoldedStack {
 	index := map[string]int{}
 	var folded []FoldedStack
@@ -171,8 +171,8 @@ var (
 	numbers     = regexp.MustCompile(`\d+`)
 )
 
-// A thread has the lines of one stack, without what always differs, and how many threads
-// of the process have it.
+// A thread has the lines of one stack, without details that always differ, and the number
+// of threads of the process that have it.
 type thread struct {
 	lines []string
 	count int

@@ -3,7 +3,7 @@
 # It touches a process only with py-spy, which reads the memory, or with SIGUSR1 if
 # the process catches that signal: an uncaught SIGUSR1 would kill it.
 #
-# shellcheck disable=SC2154 # lib.sh sets what is not set here
+# shellcheck disable=SC2154 # lib.sh sets variables that are used here
 main() {
   local run=$1 attempt=$2 wait_ms=$3 dir p shown=0
   enter
@@ -74,9 +74,8 @@ virtual() { # PID: its VIRTUAL_ENV
   done < <("${as_root[@]}" cat "/proc/$1/environ" 2>/dev/null)
 }
 
-# by_signal PID DIR WAIT_MS sends SIGUSR1 and reports what the process writes into
-# the log. Other processes may write there, too; all output within the wait counts as
-# the stack.
+# by_signal PID DIR WAIT_MS sends SIGUSR1 and reports the output of the process in the log.
+# Other processes may write there, too; all output within the wait counts as the stack.
 by_signal() {
   local caught=0 from size before=-1 quiet=0 word value limit_ns
   while read -r word value; do

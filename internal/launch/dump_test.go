@@ -48,8 +48,8 @@ END
 `
 )
 
-// TestDumpAsksOnlyWhoCatchesTheSignal: SIGUSR1 kills a process that does not
-// catch it, and no dump may cost the run.
+// TestDumpAsksOnlyWhoCatchesTheSignal: SIGUSR1 kills a process that does not catch it, and
+// a dump must not end the run.
 func TestDumpAsksOnlyWhoCatchesTheSignal(t *testing.T) {
 	t.Parallel()
 	testkit.Need(t, "python3")
@@ -60,7 +60,7 @@ func TestDumpAsksOnlyWhoCatchesTheSignal(t *testing.T) {
 	s := spec("r", askedProgram+deafProgram+"python3 deaf.py & sleep 998.25 & python3 asked.py")
 	begin(t, l, s)
 	ready(t, l, "r")
-	for range 2 { // again: the first time ended nobody
+	for range 2 { // the second round shows that the first one ended no process
 		by := dump(t, l, s.Ref())
 		asked := by["asked.py"]
 		if asked.Method != BySignal || !slices.ContainsFunc(asked.Lines, func(line string) bool { return strings.HasSuffix(line, "in waits_for_peers") }) {
@@ -86,7 +86,8 @@ func TestDumpAsksOnlyWhoCatchesTheSignal(t *testing.T) {
 	}
 }
 
-// TestDumpPrefersPySpy where the login has it; one that fails is no obstacle.
+// TestDumpPrefersPySpy checks that Dump uses py-spy if the login has it, and the signal if
+// py-spy fails.
 func TestDumpPrefersPySpy(t *testing.T) {
 	t.Parallel()
 	testkit.Need(t, "python3")
@@ -135,7 +136,7 @@ func TestFoldStacksPutsTheOddOneFirst(t *testing.T) {
 	}
 }
 
-// TestTellApart separates stacks from what the command prints at the same time.
+// TestTellApart separates stacks from output of the command at the same time.
 func TestTellApart(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct{ text, stack, printed string }{

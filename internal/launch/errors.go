@@ -94,9 +94,9 @@ func (e *CodeError) Hint() string {
 	return "multihost ps shows whether it lives; to start this one beside it, in a directory of its own: --run-name=NAME"
 }
 
-// TruncatedError says that the worker's output file is shorter than the bytes
-// that were received from it: a crash lost what was not yet on the disk, or
-// somebody cut the file. The received bytes stay valid.
+// TruncatedError says that the worker's output file is shorter than the bytes that were
+// received from it: a crash lost bytes that were not yet on the disk, or somebody cut the
+// file. The received bytes stay valid.
 type TruncatedError struct {
 	Worker       string
 	Offset, Size int64 // bytes received, and bytes on the worker; Size -1: not known yet

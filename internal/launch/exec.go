@@ -44,9 +44,9 @@ var (
 	errNotProven = errors.New("it may still be running: its end was not told")
 )
 
-// Exec runs a command in the home directory of the login and waits for its end. It
-// copies the command's output to stdout and stderr as it comes, without what the
-// login's start-up files print. The command's standard input is empty.
+// Exec runs a command in the home directory of the login and waits for its end. It copies
+// the command's output to stdout and stderr as it comes, without the output of the login's
+// start-up files. The command's standard input is empty.
 //
 // The command belongs to this call, not to the worker as the command of Arm does.
 // When ctx ends, the connection is lost or this program dies, the worker ends every
@@ -142,11 +142,11 @@ func (s ExecSpec) words() (string, error) {
 	return b.String(), nil
 }
 
-// execution is what is known of a command of Exec.
+// execution is the state of one command of Exec.
 type execution struct {
 	nonce  string
 	cancel context.CancelCauseFunc
-	hand   io.Closer // of the leash
+	hand   io.Closer // writing end of the leash, which is the worker's stdin
 
 	mu        sync.Mutex // guards what follows
 	told      bool       // the worker has reported the end
@@ -164,7 +164,7 @@ func (e *execution) tell(line string) {
 	f := rec.Fields(3)
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.hand.Close() // nothing more is sent to the worker; Run would wait for a pending read of it
+	e.hand.Close() // nothing more is sent to the worker; Run would wait for a pending read of stdin
 	if e.survivors = int(number(f[1])); e.survivors > 0 || e.told {
 		return
 	}

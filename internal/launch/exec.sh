@@ -5,7 +5,7 @@
 # reports how the command ended. The command does not outlive stdin: at the end of
 # stdin, all its processes are ended.
 #
-# shellcheck disable=SC2034,SC2154 # lib.sh reads and sets what is not read and set here
+# shellcheck disable=SC2034,SC2154 # lib.sh reads and sets variables of this script
 main() {
   local grace_ms=$1 sudo=$2 size=$3 code watcher stopped=0 found=0 killed=0
   local -a words environment through_env
@@ -21,9 +21,9 @@ main() {
   if ((sudo)); then elevate; fi
   say stream
   say stream >&2
-  # A process substitution, not a background job, because in a background job bash
-  # ignores SIGINT. It leads no process group, so setsid need not fork. It waits for a
-  # line before it starts: if it ended before bash has recorded it, bash 5.2 would
+  # The command starts in a process substitution, because in a background job bash ignores
+  # SIGINT. The process leads no process group, so setsid need not fork. It waits for a line
+  # before it starts the command: if it ended before bash has recorded it, bash 5.2 would
   # wait for it forever (seen on a busy machine).
   exec 4>&1 5>&2
   exec 6> >(
@@ -60,8 +60,8 @@ whole() {
   ((have == size))
 }
 
-# elevate makes root run the command, through sudo even where we are root: so the
-# environment of the command is that of sudo on every worker that has sudo.
+# elevate makes root run the command. It uses sudo even where we are root. So the command
+# has the environment of sudo on every worker that has sudo.
 elevate() {
   local error
   if type -P sudo >/dev/null; then
@@ -73,9 +73,9 @@ elevate() {
   fi
 }
 
-# find_bound puts the processes of the command into the array pids: its session,
-# unless another process now has that number; those that carry its mark in their
-# environment; and the descendants of both.
+# find_bound puts the processes of the command into the array pids: its session, unless
+# another process now has that number; processes that carry its mark in their environment;
+# and the descendants of both.
 find_bound() {
   local leader=$pid path
   local -A ours=() parents=()

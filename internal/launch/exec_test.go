@@ -51,8 +51,7 @@ func TestExecPassesEveryByteAndTheStatus(t *testing.T) {
 	}
 }
 
-// stubborn is a command that takes no TERM, in a tree of which a part has left
-// its session.
+// stubborn is a command that ignores TERM. Some of its descendants have left its session.
 const stubborn = `trap '' TERM; echo $$; setsid bash -c 'trap "" TERM; echo $$; exec -a stray sleep 600' & sleep 600; wait`
 
 func pidsOf(t *testing.T, file string) (pids []string) {

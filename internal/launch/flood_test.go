@@ -64,7 +64,7 @@ func TestAnAnswerWithoutEndIsNotWaitedFor(t *testing.T) {
 				"stop":   func() error { _, err := Stop(t.Context(), worker, s.Ref(), StopOptions{Reason: "test"}); return err },
 				"free":   func() error { _, err := FreeTPU(t.Context(), worker, FreeOptions{}); return err },
 				"follow": func() error {
-					// It would try again for ever.
+					// Follow would try again for ever, so Lost ends it.
 					ctx, leave := context.WithCancel(t.Context())
 					defer leave()
 					_, err := Follow(ctx, worker, s.Ref(), 0, io.Discard, FollowOptions{Lost: func(error, int64) { leave() }})
@@ -85,7 +85,7 @@ func TestTheSizesOfALongLogAreNotKept(t *testing.T) {
 	t.Parallel()
 	heard := 0
 	a := &remote.Answer{Nonce: "N", Next: func(r remote.Record) bool { heard++; return r.Word == "size" }}
-	for i := range 300_000 { // 20 GB in the smallest usual piece
+	for i := range 300_000 { // 20 GB in pieces of the smallest usual size
 		if _, err := fmt.Fprintf(a, "N size %d\n", i*65536); err != nil {
 			t.Fatalf("after %d sizes: %v", i, err)
 		}

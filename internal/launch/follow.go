@@ -32,24 +32,25 @@ type FollowOptions struct {
 	// in between.
 	Found func()
 
-	// Shorter is called when the output on the worker is shorter than what was
-	// received. The received bytes stay; Follow goes on with what the worker writes
-	// from then on, so it writes nothing twice.
+	// Shorter is called when the output on the worker is shorter than the received bytes.
+	// The received bytes stay. Follow goes on with later output, so it writes nothing
+	// twice.
 	Shorter func(*TruncatedError)
 
 	// Full is called when a command that still runs has reached the limit of its log:
 	// only its end is to come. It may be called again after a loss.
 	Full func(limit int64)
 
-	// LowDisk is called once, when output arrives while the disk that holds it is low.
+	// LowDisk is called once, when output arrives while Disk.Low is true for the disk that
+	// holds it.
 	LowDisk func(Disk)
 
 	// Window is shared with the Follow calls for other workers. Nil means a window of
 	// its own.
 	Window *Window
 
-	// Quiet is called when no output has come for QuietAfter, and again each time
-	// that as much time has passed. Unless both are set, the worker is not asked.
+	// Quiet is called when no output has come for QuietAfter, and again each time that as
+	// much time has passed. Follow asks the worker only if both are set.
 	Quiet      func(Silence)
 	QuietAfter time.Duration
 }
@@ -65,8 +66,8 @@ type FollowOptions struct {
 // connection, w fails, or the worker's very first answer is that it does not know
 // the run or did not start it. The command is not touched then.
 //
-// The worker sends no more than Window allows beyond what w has taken: a slow w
-// delays the sending of output, never the command.
+// The worker sends at most as many bytes ahead of w as Window allows. A slow w delays the
+// sending of output, never the command.
 func Follow(ctx context.Context, r remote.Runner, ref Ref, offset int64, w io.Writer, opts FollowOptions) (Exit, error) {
 	if err := ref.check(); err != nil {
 		return Exit{}, err
@@ -112,13 +113,13 @@ func Follow(ctx context.Context, r remote.Runner, ref Ref, offset int64, w io.Wr
 	}
 }
 
-// Pauses between two streams: each is twice as long as the one before.
+// Pauses between two streams. Each pause is twice as long as the previous one.
 const (
 	firstPause = 100 * time.Millisecond
 	mostPause  = 5 * time.Second
 )
 
-// A chase is what Follow knows between two streams.
+// A chase is the state of Follow between two streams.
 type chase struct {
 	worker  string
 	offset  int64         // of the next byte
@@ -131,7 +132,7 @@ func newChase(worker string, offset int64) *chase {
 	return &chase{worker: worker, offset: offset, wait: firstPause}
 }
 
-// A turn is what Follow does after a stream.
+// A turn has the next steps of Follow after a stream.
 type turn struct {
 	shorter *TruncatedError // to report to Shorter
 	exit    *Exit           // the command has ended and its last byte is written: return it
@@ -157,8 +158,8 @@ func (c *chase) after(p piece, err error) (next turn) {
 	case err != nil:
 		next.lost = err
 	case p.phase == Unknown:
-		// follow.sh was killed on the worker before it reported the state of the
-		// run. That may happen by itself.
+		// follow.sh was killed on the worker before it reported the state of the run. That
+		// may happen now and then, so Follow tries again.
 		if c.idle >= 3 {
 			next.lost = &RemoteError{Worker: c.worker, Op: "follow", Text: "the answer does not tell the state of the run"}
 		}
@@ -299,7 +300,7 @@ func stream(ctx context.Context, r remote.Runner, ref Ref, offset int64, mode st
 	return p, nil
 }
 
-// A talk is what follow.sh and Follow say to each other while output comes.
+// A talk is the exchange of messages between follow.sh and Follow while output comes.
 type talk struct {
 	orders *orders
 	ration *ration
@@ -344,8 +345,8 @@ func (t talk) told(rec remote.Record) (done bool) {
 	return true
 }
 
-// judge reads from the first answer and the records beside the output what the state of
-// the run is. offset is where the output began.
+// judge finds out the state of the run from the first answer and the records beside the
+// output. offset is where the output began.
 func (p *piece) judge(worker string, ref Ref, offset int64, first, beside []remote.Record) error {
 	if first[0].Word == "unknown" {
 		return fmt.Errorf("follow %q on %s: %w", ref.Label(), worker, ErrUnknownRun)

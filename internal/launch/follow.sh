@@ -6,7 +6,7 @@
 # size of the log goes to stderr, and the next line is read. When everything is sent,
 # the state goes to stderr. With look nothing is recorded.
 #
-# shellcheck disable=SC2154 # lib.sh sets what is not set here
+# shellcheck disable=SC2154 # lib.sh sets variables that are used here
 main() {
   local run=$1 attempt=$2 offset=$3 mode=$4 dir want=0 job='' part status
   see=settle
@@ -58,7 +58,7 @@ main() {
     look "$dir"
     log_size "$dir"
     if ((REPLY == offset)) && [[ $phase != running && $phase != starting ]]; then
-      piece "$want" # it only says so
+      piece "$want" # piece only reports the end
     else
       (
         trap 'kill ${source-} ${sink-} 2>/dev/null; exit' TERM

@@ -214,14 +214,14 @@ func (l *local) move(from, to string) {
 	}
 }
 
-// Trouble with following says nothing about the command: the login that runs no
-// command, answers that make no sense, files that cannot be read for a while.
-// Follow tells it and goes on at the next byte until that has passed.
+// Trouble with following says nothing about the command. Examples are a login that runs no
+// command, answers that make no sense, and files that cannot be read for a while. Follow
+// reports the trouble, and goes on at the next byte when it has passed.
 func TestFollowOutlivesItsOwnTrouble(t *testing.T) {
 	t.Parallel()
 	for _, row := range []struct {
 		story  string
-		begin  func(l *local) // of the trouble
+		begin  func(l *local) // begins the trouble
 		end    func(l *local)
 		reason string
 	}{
@@ -299,7 +299,7 @@ func TestAFullLocalDiskEndsFollowAndNotTheRun(t *testing.T) {
 	if !errors.Is(err, full) {
 		t.Fatalf("got %v", err)
 	}
-	// It can be taken up again where it ended.
+	// Another Follow can continue where the first one ended.
 	ctx, cancel := context.WithCancel(t.Context())
 	want := numbered(200)
 	_, err = Follow(ctx, l, s.Ref(), int64(got.Len()), writerFunc(func(p []byte) (int, error) {

@@ -3,7 +3,7 @@
 # those that the policy names, and removes the lock file once no process holds a
 # device. With LOOK 1 it only reports which processes it would end.
 #
-# shellcheck disable=SC2154 # lib.sh sets what is not set here
+# shellcheck disable=SC2154 # lib.sh sets variables that are used here
 main() {
   local policy=$1 grace_ms=$2 look=${3-0} p lock=${MULTIHOST_ROOT_TMP-}/tmp/libtpu_lockfile
   local -A refused=()
@@ -19,7 +19,7 @@ main() {
       show stopped "$p" "${holding[$p]}"
     fi
   done
-  # End no process in vain: if one that may not be ended keeps a device, end none.
+  # End no process in vain: if a process that may not be ended keeps a device, end none.
   if [[ $policy != check ]] && ((! look && ${#refused[@]} == 0 && ${#holding[@]} > 0)); then
     end_all "$grace_ms" find_endable
     holders
@@ -43,8 +43,8 @@ remove_as_root() {
   "${as_root[@]}" rm -f -- "$1" 2>/dev/null
 }
 
-# may_end PID succeeds if the policy lets us end the process. A process of a living
-# run is never ended, one of an ended run of this login always.
+# may_end PID succeeds if the policy lets us end the process. The policy never lets us end a
+# process of a living run. It always lets us end a process of an ended run of this login.
 may_end() {
   run_dir "$1"
   if [[ $REPLY == */.multihost/runs/*/* ]]; then

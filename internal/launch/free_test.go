@@ -133,7 +133,7 @@ func TestAMappedDeviceIsHeld(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// A program has its own file mapped and not open.
+	// A running program has its own file mapped, but not open.
 	l.write("dev/accel0", string(program), 0o755)
 	c := exec.Command(filepath.Join(l.root, "dev/accel0"), "1000")
 	if err := c.Start(); err != nil {
@@ -214,7 +214,7 @@ func TestADeviceOfAnotherVendorIsNotOurs(t *testing.T) {
 	if _, err := FreeTPU(t.Context(), l, FreeOptions{}); err == nil {
 		t.Error("a Google device is ours")
 	}
-	// The same by way of the bus, and for the other kind of device file.
+	// The bus shows the vendor too, and so it does for the other kind of device file.
 	if err := os.RemoveAll(filepath.Join(l.root, "sys/kernel")); err != nil {
 		t.Fatal(err)
 	}

@@ -15,7 +15,7 @@ import (
 	"multihost/internal/testkit"
 )
 
-// hostile is a worker whose login has read lines as its start-up file.
+// hostile returns a worker whose login has lines in its start-up file.
 func hostile(t *testing.T, lines string) *local {
 	t.Helper()
 	l := newLocal(t)
@@ -64,7 +64,8 @@ func TestWhatALoginExportsChangesNoResult(t *testing.T) {
 				}
 			}
 
-			// Nobody says anything for longer than TMOUT: before the order, and after.
+			// No byte comes for longer than TMOUT, first before the order and then after
+			// it.
 			quiet := time.Millisecond
 			if strings.Contains(login.Lines, "TMOUT") {
 				quiet = time.Duration(testkit.HostileTMOUT)*time.Second + 500*time.Millisecond
@@ -113,8 +114,8 @@ func TestWhatALoginExportsChangesNoResult(t *testing.T) {
 	}
 }
 
-// The command has the environment of the login as "ssh host command" gives it,
-// byte for byte, and nobody else has.
+// The command has the environment of the login as "ssh host command" gives it, byte for
+// byte. No other process has that environment.
 func TestTheCommandAloneHasTheLoginsEnvironment(t *testing.T) {
 	t.Parallel()
 	for _, login := range append(testkit.HostileLogins(),
@@ -129,7 +130,7 @@ func TestTheCommandAloneHasTheLoginsEnvironment(t *testing.T) {
 				t.Fatal(err)
 			}
 			want := map[string]string{}
-			_, first, _ := strings.Cut(direct.String(), "SHELL=") // after what start-up files print
+			_, first, _ := strings.Cut(direct.String(), "SHELL=") // skip the output of start-up files
 			for _, e := range strings.Split("SHELL="+first, "\x00") {
 				name, value, _ := strings.Cut(e, "=")
 				want[name] = value
@@ -139,7 +140,7 @@ func TestTheCommandAloneHasTheLoginsEnvironment(t *testing.T) {
 				for _, e := range strings.Split(got, "\x00") {
 					name, value, _ := strings.Cut(e, "=")
 					if i := strings.LastIndexByte(name, '\n'); i >= 0 && want[name] == "" {
-						name = name[i+1:] // ld.so warns before
+						name = name[i+1:] // skip a warning of ld.so before the name
 					}
 					w, known := want[name]
 					delete(want, name)

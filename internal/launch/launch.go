@@ -2,30 +2,30 @@
 // and not to the connection. It also follows the command, reports its state, stops it
 // and cleans up after it.
 //
-// What it hides: on the worker a small supervisor (one embedded bash script,
-// in a session of its own) owns the command (in a second session) and the
-// worker's exclusive lock, and records how the command ended. The command's output
-// goes into one pipe, as over ssh, so that it may open /dev/stderr; a relay process
-// beside the supervisor moves it to a file. The promises are
+// On the worker, a small supervisor (one embedded bash script, in a session of its own)
+// owns the command (in a second session) and the worker's exclusive lock, and records how
+// the command ended. The command's output goes into one pipe, as over ssh, so that the
+// command may open /dev/stderr. A relay process beside the supervisor moves the output to a
+// file. The promises are
 //
-//   - a command is started at most once for each [Ref], whatever happens to
-//     the connection and whenever;
-//   - what the command wrote before it ended is in its log when its end is reported;
-//     what its background processes write later is added to the log, and
-//     [Follow] writes what is there when it looks;
+//   - a command is started at most once for each [Ref], even if the connection breaks at
+//     any moment;
+//   - when the end of a command is reported, its log has all output from before the end.
+//     The log also gets the later output of background processes, and [Follow] writes the
+//     part that is there at that moment;
 //   - neither a full disk nor the death of the supervisor or of the relay breaks
 //     the command's output; up to 8 KiB are lost when a relay is killed or its
 //     write fails;
 //   - a lost connection never touches a command that was started, and nothing
 //     is started when the connection is lost before [Armed.ReleaseAt];
-//   - at most one run lives on a worker ([BusyError]), whatever login started it;
+//   - at most one run of all logins lives on a worker ([BusyError]);
 //   - the program receives the arguments and variables byte for byte as given;
 //   - no part of the command's environment, script or arguments is on a
 //     command line before the command itself runs, and on disk they are only in
 //     files of mode 0600 (the environment's file is removed once it was read).
 //
-// Arming and releasing are separate so that a caller can first arm every worker and
-// then release them all with one write each, for one moment:
+// Arming and releasing are separate so that a caller can first arm every worker and then
+// release them all with one write each, for the same moment:
 //
 //	armed, err := launch.Arm(ctx, conn, spec)
 //	…
@@ -35,56 +35,55 @@
 // The functions are safe for concurrent use, also for the same run, also from
 // several machines.
 //
-// What is kept on the worker: when a run ends, its supervisor prunes the ended
-// attempts of the same login. The 20 newest attempts stay if they were armed within
-// the last 30 days; only the 3 newest while less than a tenth of the disk is free.
-// A living run always stays.
+// What is kept on the worker: when a run ends, its supervisor prunes the ended attempts of
+// the same login. The 20 newest attempts stay if they were armed within the last 30 days.
+// While less than a tenth of the disk is free, only the 3 newest stay. A living run always
+// stays.
 //
 // On the worker:
 //
 //	~/<run>/                             the command's working directory (package codesync)
 //	~/.multihost/runs/<run>/<attempt>/   command, output.log, started, exit (by rename), dropped, lost, relay
-//	~/.multihost/venv/<run>/             the virtual environment of --venv; .whole in it: made to the end
+//	~/.multihost/venv/<run>/             the virtual environment of --venv; .whole in it marks a complete one
 //	~/.multihost/kit/                    our scripts by hash (package remote)
 //	~/.multihost/lease/, agent/          packages lease and agent
 //	/tmp/.multihost/                     index of the runs that every login can read; the worker's lock; leases
 //
 // # Decisions
 //
-//   - Every operation is one process where one can do it, and uses functions of bash
-//     instead of programs. A run of true with nothing new starts at most 40 processes
-//     on a worker, with those of sshd and sudo.
+//   - An operation uses one process if one is enough, and functions of bash instead of
+//     programs. A run of true with nothing new starts at most 40 processes on a worker,
+//     including those of sshd and sudo.
 //   - The lock of a worker is held by the supervisor and by the process that waits for
 //     the command. So a worker whose supervisor was killed stays busy while the
 //     command lives.
-//   - The file started is made exclusively, so a second start is impossible.
+//   - The file "started" can be made only once, so a second start is impossible.
 //   - setsid --fork --wait reports the wait status of the command on a pipe that
 //     nobody else has after the start. The wait status tells a death by signal from an
 //     exit with 128+n.
-//   - The command's output is a pipe and no file, because a program that opens
-//     /dev/stderr would truncate its own log. The relay ignores signals, is replaced
-//     when it dies, and reads on when the disk is full or --max-log is reached; it
-//     counts what it drops. The pipe is empty before the file exit is written.
+//   - The command's output is a pipe and not a file, because a program that opens
+//     /dev/stderr would truncate a file. The relay ignores signals, is replaced when it
+//     dies, and reads on when the disk is full or --max-log is reached; it counts the bytes
+//     that it drops. The supervisor writes the file "exit" only after the pipe is empty.
 //   - Processes are found in the real /proc by private paths: the device file, or
 //     MULTIHOST_RUN_DIR in their environment.
 //   - A start and a sync of one directory exclude each other without a common lock,
 //     which would cost a process for each start. Arm makes its supervisor visible
 //     before it reads the digest of the code. A sync removes the digest before it
 //     looks for a supervisor. So at least one of them sees the other.
-//   - Armed workers wait in the process that becomes the command, after all slow work.
-//     They start at one moment: 0.1 s and 1 ms a worker ahead, at most 2 s. The clocks
-//     for it are measured over the waiting sessions, when the workers do nothing else.
+//   - Armed workers wait in the process that becomes the command, after all slow work. They
+//     all start at the same moment. It lies 0.1 s plus 1 ms a worker ahead, at most 2 s.
+//     The clocks for that moment are measured over the waiting sessions, when the workers
+//     do nothing else.
 //   - Versions of packages are read while the supervisor starts, with the interpreter
 //     and the environment of the command. So they cost no round trip. Nothing is
 //     imported, because jax would take the TPU.
-//   - The arm script reads a secret of Secret Manager into the file of the
-//     environment, which is emptied before the command starts: no other place has it
-//     for a shorter time. This machine never sees the value, so it cannot mask it, and
-//     says so.
-//   - A command of Exec belongs to its connection, unlike a run. When stdin of the
-//     worker's script ends, the script ends the command's session, every process with
-//     the command's mark in its environment, and their descendants. So nothing has to
-//     be remembered.
+//   - The arm script reads a secret of Secret Manager into the file of the environment,
+//     which is emptied before the command starts. No other place would hold the secret for
+//     a shorter time. This machine never sees the value, so it cannot mask it, and says so.
+//   - A command of Exec belongs to its connection, unlike a run. When stdin of the worker's
+//     script ends, the script ends the command's session, every process with the command's
+//     mark in its environment, and their descendants. So no later cleanup is needed.
 package launch
 
 import (
@@ -147,7 +146,7 @@ type Spec struct {
 	Run     string
 	Attempt int    // from 1
 	Owner   string // who started it, for people: "ann@laptop"
-	Slices  int    // how many slices the run has, for Info.Slices; 0: not told
+	Slices  int    // how many slices the run has, for Info.Slices; 0: unknown
 
 	// WorkDir is where the command runs, relative to the home directory or
 	// absolute. It is made when missing. Empty means Run.
@@ -162,18 +161,17 @@ type Spec struct {
 	Env   []EnvVar
 	Unset []string
 
-	// Stored are variables that are set after those of Env. The worker reads their
+	// Stored are variables that are set after the variables of Env. The worker reads their
 	// values itself during Arm, shortly before the command starts.
 	Stored []StoredSecret
 
 	// Wrap is put before the command: {"numactl", "--membind=0"}.
 	Wrap []string
 
-	// Processes, when it is more than 1, is how many processes of the command run.
-	// They are numbered from FirstProcess in MULTIHOST_PROCESS_ID and JAX_PROCESS_ID,
-	// and from 0 in MULTIHOST_LOCAL_ID. When one fails, the others are ended, with
-	// Grace between TERM and KILL. The wait status of the first that failed is that
-	// of the command.
+	// Processes, when it is more than 1, is how many processes of the command run. They are
+	// numbered from FirstProcess in MULTIHOST_PROCESS_ID and JAX_PROCESS_ID, and from 0 in
+	// MULTIHOST_LOCAL_ID. When one fails, the others are ended, with Grace between TERM and
+	// KILL. The command's wait status is the one of the first process that failed.
 	Processes    int
 	FirstProcess int
 	Grace        time.Duration
@@ -186,9 +184,9 @@ type Spec struct {
 	// is freed, and then the log goes on.
 	MaxLog int64
 
-	// Python is an interpreter whose version and packages Armed.Versions returns. It
-	// is looked up in the command's directory and environment; "" asks nothing. Code
-	// asks for a digest of the code in the directory, too.
+	// Python is an interpreter whose version and packages Armed.Versions returns. The
+	// worker looks it up in the command's directory and environment; "" asks for no
+	// versions. Code asks for a digest of the code in the directory, too.
 	Python string
 	Code   bool
 
@@ -196,9 +194,9 @@ type Spec struct {
 	// sets Info.Venv: the variables are in Env.
 	Venv bool
 
-	// Synced is the digest that package codesync gave to the code that it synced into
-	// the run's directory; "" when it synced nothing. Where the directory holds
-	// something else, the command is not started.
+	// Synced is the digest that package codesync gave to the code that it synced into the
+	// run's directory; "" when it synced nothing. If the directory holds other code, the
+	// command is not started.
 	Synced string
 }
 
@@ -272,7 +270,7 @@ func (e Exit) String() string {
 	return s
 }
 
-// State is what a worker knows about a run.
+// State is a worker's knowledge of a run.
 type State struct {
 	Ref
 	Phase      Phase
@@ -327,7 +325,7 @@ type Info struct {
 }
 
 // Stopped is the mark that a stop with StopOptions.Mark left with an attempt. The zero
-// value is none.
+// value means that there is no mark.
 type Stopped struct {
 	At     time.Time // by the worker's clock
 	Reason string
@@ -353,7 +351,7 @@ type Process struct {
 	Device    string
 }
 
-// StopReport is what Stop did on one worker.
+// StopReport is the result of Stop on one worker.
 type StopReport struct {
 	Phase     Phase // after the stop
 	Found     int   // processes that were signalled

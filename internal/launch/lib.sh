@@ -5,7 +5,7 @@
 # The scripts run in an environment of our own: see environment.sh of package remote.
 # The command gets the login's environment back: see inherit and become.
 #
-# shellcheck disable=SC2034,SC2154 # functions answer in variables that the scripts read, and read theirs
+# shellcheck disable=SC2034,SC2154 # these functions share variables with the scripts
 set -u
 
 # index is a directory that every login of the worker can read. It holds one file for
@@ -139,7 +139,7 @@ mark_lost() {
   } 2>/dev/null
 }
 
-# settle DIR is look that also records an end that nobody saw.
+# settle DIR does what look does, and also records an end that nobody saw.
 settle() {
   local why='the supervisor was killed'
   look "$1"
@@ -213,13 +213,13 @@ processes() {
   kin
 }
 
-# own PID succeeds if the process lives and belongs to this login. A command of root may start
-# processes as other users: to root all belong.
+# own PID succeeds if the process lives and belongs to this login. A command of root may
+# start processes as other users, so for root every process counts.
 own() { [[ -O /proc/$1 || $EUID == 0 && -d /proc/$1 ]]; }
 
-# everybody fills the map parents with the parent of every living process, and adds those
-# of the session $leader to the map ours, if it is above 1. It takes the dead out of that
-# map. It costs what ps(1) does: there may be thousands of processes.
+# everybody fills the map parents with the parent of every living process. If $leader is
+# above 1, it adds the processes of that session to the map ours. It removes dead processes
+# from ours. It costs as much as ps(1): there may be thousands of processes.
 everybody() {
   local path p text
   for path in /proc/[0-9]*/stat; do
@@ -277,10 +277,10 @@ send() { # SIGNAL PID
   start_of "$2" && sudo -n kill -s "$1" "$2" 2>/dev/null
 }
 
-# end_all GRACE_MS FIND ends processes with TERM, the grace time and KILL, until FIND,
-# which fills pids, finds none, but at most 10 s after KILL. It leaves the survivors in
-# pids. Its pauses grow. FIND is costly, so it runs again only when the processes that
-# it found are gone or a limit has passed.
+# end_all GRACE_MS FIND ends the processes that the function FIND puts into pids. It sends
+# TERM, waits for the grace time and sends KILL. It returns when FIND finds no process any
+# more, or 10 s after KILL; pids then has the survivors. Its pauses grow. FIND is costly, so
+# it runs again only when the processes that it found are gone or a limit has passed.
 end_all() {
   local signal=TERM limit_ns pause_ms=20 p gone
   local -A done_to=()
@@ -317,9 +317,9 @@ end_all() {
   done
 }
 
-# devices puts the TPU device files of the worker into the array device_files. It skips
-# a device if the system reports a vendor other than Google. The control node
-# /dev/vfio/vfio is no device.
+# devices puts the TPU device files of the worker into the array device_files. It skips a
+# device if the system reports a vendor other than Google. The control node /dev/vfio/vfio
+# does not count.
 devices() {
   local root=${MULTIHOST_ROOT_DEV-}/dev file
   device_files=()
@@ -365,9 +365,10 @@ privileged() {
 
 # search [DIR] fills the arrays opened and mapped with lines "/proc/PID/fd/N FILE" and
 # "/proc/PID/maps:... FILE" for the devices in device_files. If there are any, it looks as
-# root where it can; that is also what privileged finds out. With DIR it adds the open
-# outputs of that attempt to opened, and fills the array marked with the processes whose
-# environment names it. One shell does all of it: each sudo takes two processes.
+# root where it can, and it sets as_root and blind as privileged does. With DIR it adds the
+# open outputs of that attempt to opened, and fills the array marked with the processes
+# whose environment names it. One shell does all of it, because each sudo takes two
+# processes.
 search() {
   local fd='' line file mark='' output=/ devices=${MULTIHOST_ROOT_DEV-}/dev
   local -a words
@@ -427,9 +428,9 @@ begin_search() {
   return 1
 }
 
-# holders [FOUND] sets the map holding, from pid to device, to the processes that have a
-# TPU device open, or still mapped after they closed it. It leaves out this process and its
-# ancestors. With FOUND it takes what the last search has found.
+# holders [FOUND] sets the map holding, from pid to device, to the processes that have a TPU
+# device open, or still mapped after they closed it. It leaves out this process and its
+# ancestors. With FOUND it uses the results of the last search.
 holders() {
   local file line pid
   local -a fields
@@ -477,7 +478,7 @@ run_dir() {
   done
 }
 
-# run_lives DIR succeeds if the attempt lives, whatever login it belongs to.
+# run_lives DIR succeeds if the attempt lives. It may belong to any login.
 run_lives() {
   local file key value lives=0
   if [[ $1 == "$home"/.multihost/runs/* ]]; then
@@ -495,8 +496,8 @@ run_lives() {
   ((lives))
 }
 
-# look_entry FILE is look for a file of the index, which holds all that is known of
-# another login's run.
+# look_entry FILE does what look does, for a file of the index. That file holds all that is
+# known of another login's run.
 look_entry() {
   local key value fields
   sup=0 sup_start=0 sup_boot='' armed=0 pid=0 start=0 at=0 waiter=0 supervised=0
@@ -557,11 +558,11 @@ show() {
   say "$1" "$2" "$mine" "$age" "$user" "$container" "$ref" "$attempt" "$lives" "${3:--}" "${args:0:300}"
 }
 
-# inherit fills the array environment with the login's variables from mh_login:
-# NAME=VALUE for a variable to set, NAME for one to unset. It fills the array
-# through_env with words for env(1), which sets the variables that bash does not let
-# scripts change; these words, which go on a command line, contain no value of a user.
-# Variables that change how bash works come last.
+# inherit fills the array environment with the login's variables from mh_login: NAME=VALUE
+# for a variable to set, NAME for one to unset. It fills the array through_env with words
+# for env(1), which sets the variables that bash does not let scripts change. These words go
+# on a command line, and contain no value of a user. Variables that change how bash works
+# come last.
 inherit() {
   local entry level='' path='' more where=PWD
   local -a late=()
@@ -592,10 +593,11 @@ inherit() {
   environment+=("PATH=$path" "$where" "${late[@]}")
 }
 
-# become COMMAND... is exec with the variables of the array environment. While it sets
-# them it uses no variable of its own, because the login may use any name. It unsets
-# each name first, because bash treats some names (SECONDS, RANDOM) specially until
-# they are unset. Of a program that cannot be run, bash would say the line of this script.
+# become COMMAND... is exec with the variables of the array environment. While it sets them
+# it uses no variable of its own, because the login may use any name. It unsets each name
+# first, because bash treats some names (SECONDS, RANDOM) specially until they are unset.
+# become checks whether the program can be run, because the message of bash would name a
+# line of this script.
 become() {
   set -- "${environment[@]}" -- "$@"
   while [[ $1 != -- ]]; do

@@ -2,7 +2,7 @@
 # list: [look]. Reports all runs that the worker knows, of every login. With look
 # nothing is recorded.
 #
-# shellcheck disable=SC2154 # lib.sh sets what is not set here
+# shellcheck disable=SC2154 # lib.sh sets variables that are used here
 main() {
   local file path mine
   local -A shown=()

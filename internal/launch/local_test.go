@@ -30,7 +30,7 @@ type local struct {
 	sh   string // login shell; empty: bash
 
 	mu      sync.Mutex
-	cut     chan struct{} // closed to cut what is under way
+	cut     chan struct{} // closed to cut the connections under way
 	lines   []string      // all command lines
 	running sync.WaitGroup
 
@@ -179,7 +179,7 @@ func (l *local) Run(ctx context.Context, cmd remote.Cmd) (remote.Status, error) 
 		stdin.Close()
 	}()
 	var copies sync.WaitGroup
-	copies.Go(func() { // as over SSH: in pieces
+	copies.Go(func() { // in pieces, as over SSH
 		var n int
 		buf := make([]byte, 32<<10)
 		for {
@@ -216,7 +216,7 @@ func (l *local) Run(ctx context.Context, cmd remote.Cmd) (remote.Status, error) 
 	select {
 	case err := <-ended:
 		copied := make(chan struct{})
-		go func() { // sshd too waits until all that hold the output are gone
+		go func() { // sshd, too, waits until all processes that hold the output are gone
 			copies.Wait()
 			close(copied)
 		}()
@@ -239,7 +239,7 @@ func (l *local) Run(ctx context.Context, cmd remote.Cmd) (remote.Status, error) 
 	}
 }
 
-// execCommand is a command line as sshd gives it to the login shell.
+// execCommand returns the command that sshd would start for a command line.
 func execCommand(l *local, line string) *exec.Cmd {
 	c := exec.Command(cmp.Or(l.sh, "/bin/bash"), "-c", line)
 	c.Env, c.Dir = l.env, l.home()
@@ -268,7 +268,7 @@ func statusOf(err error) (remote.Status, error) {
 	return remote.Status{}, err
 }
 
-// processes are the pids of what still runs in this worker's directories.
+// processes returns the pids of the processes that still run in this worker's directories.
 func (l *local) processes() []int {
 	var pids []int
 	entries, err := os.ReadDir("/proc")
@@ -295,8 +295,8 @@ func (l *local) killAll() {
 	}
 }
 
-// descriptors are what the open descriptors of a process lead to, without
-// those that the test process itself was started with.
+// descriptors returns the targets of the open descriptors of a process. It leaves out the
+// descriptors with which the test process itself was started.
 func descriptors(pid int) []string {
 	inherited := map[string]bool{}
 	read := func(pid int, use func(string)) {
@@ -342,7 +342,7 @@ func alive(t testing.TB, file string) bool {
 	return err == nil && !strings.Contains(string(stat), ") Z ")
 }
 
-// missing ends a test that needs what this machine has not got.
+// missing ends a test that needs something that this machine lacks.
 func missing(t testing.TB, what string) {
 	t.Helper()
 	testkit.Lacks(t, "%s is needed", what)
@@ -376,8 +376,7 @@ func controlGroup(t testing.TB, name string) *os.File {
 	return nil
 }
 
-// patience bounds every wait for what has to happen; it is generous, since tests
-// share the machine.
+// patience limits every wait for an event. It is long, because tests share the machine.
 const patience = 2 * time.Minute
 
 func spec(run, script string) Spec {

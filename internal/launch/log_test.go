@@ -33,7 +33,7 @@ func TestEveryByteArrivesAsItWasWritten(t *testing.T) {
 		want = append(want, byte(rng.Uint32()))
 	}
 	l.write("home/r/want", string(want), 0o644)
-	// In pieces, so that it is also followed while it grows.
+	// The command writes in pieces, so that the log is also followed while it grows.
 	s := spec("r", "for ((i = 0; i < 13; i++)); do dd if=want bs=100001 skip=$i count=1 status=none; done; printf '\\0'")
 	out, exit := complete(t, l, s)
 	if out != string(want)+"\x00" || exit.LogSize != int64(len(want))+1 {
@@ -100,7 +100,7 @@ func TestOutputBeyondTheLimitIsDropped(t *testing.T) {
 	if end, err := os.ReadFile(filepath.Join(l.dir(s.Ref()), "dropped")); err != nil || !bytes.HasSuffix(end, []byte("\n1000\nlast words\n")) {
 		t.Errorf("the last words are not kept beside the log: %v", err)
 	}
-	// From an offset, and of what is there.
+	// Follow from an offset, and read the log as it is now.
 	out.Reset()
 	if exit, err := Follow(t.Context(), l, s.Ref(), 9_000, &out, FollowOptions{}); err != nil || exit.Dropped != dropped || out.Len() != 1000 {
 		t.Errorf("got %d bytes, %+v, %v", out.Len(), exit, err)
@@ -122,7 +122,7 @@ func TestALogWithoutLimit(t *testing.T) {
 	}
 }
 
-// The whole worker on one small disk.
+// All files of the worker are on one small disk.
 func TestAFullDiskDoesNotEndTheCommand(t *testing.T) {
 	testkit.OnlyInAll(t, "TestOutputBeyondTheLimitIsDropped")
 	t.Parallel()
@@ -224,7 +224,7 @@ func TestSilenceIsTold(t *testing.T) {
 			t.Errorf("%q, %v", out.String(), err)
 		}
 	})
-	// A busy machine may leave it none between two looks.
+	// On a busy machine, the command may get no processor time between two looks.
 	for busy := 0; busy < 2; {
 		q := <-told
 		if q.Err != nil || q.Since < 300*time.Millisecond || q.State.Phase != Running || q.State.Left != 1 || q.CPU < 0 || q.CPU > 20 {
@@ -238,7 +238,7 @@ func TestSilenceIsTold(t *testing.T) {
 	wg.Wait()
 }
 
-// No follower gets more than its share, whatever the order of events.
+// No follower gets more than its share, for any order of events.
 func TestAWindowIsNeverExceeded(t *testing.T) {
 	t.Parallel()
 	rng := rand.New(rand.NewPCG(5, 6))
@@ -283,7 +283,7 @@ func TestAWindowIsNeverExceeded(t *testing.T) {
 }
 
 // For any number of workers and a blocked writer, the memory stays within the window.
-// If each channel were filled, it would be half a GiB.
+// Without a window, filled channels would hold 2 MiB for each worker.
 func TestAWindowHoldsForThousandsOfFollowers(t *testing.T) {
 	t.Parallel()
 	const total = 128 << 20 // as in a run
@@ -331,7 +331,7 @@ func TestOverSSHStalledReadersHoldNoMemory(t *testing.T) {
 		})
 	}
 	stalled.Wait()
-	<-time.After(300 * time.Millisecond) // for what would come
+	<-time.After(300 * time.Millisecond) // time for bytes that should not come
 	if grown := heap() - before; grown > 6<<20 {
 		t.Errorf("%d stalled readers hold %d bytes", n, grown)
 	}

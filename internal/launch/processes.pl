@@ -1,10 +1,10 @@
 # processes: COUNT FIRST GRACE_MS COMMAND...
 #
-# Runs COUNT processes of the command and ends when all have ended. When one fails, it
-# ends the others with TERM, the grace time and KILL, and then ends itself. Its own
-# wait status is that of the first that failed, and the file "failed" in the
-# directory of the attempt has the number and the pid of that one. Process i has
-# MULTIHOST_LOCAL_ID=i, and FIRST+i in MULTIHOST_PROCESS_ID and JAX_PROCESS_ID.
+# Runs COUNT processes of the command and ends when all have ended. When one fails, it ends
+# the others with TERM, the grace time and KILL, and then ends itself. Its own wait status
+# is the status of the first process that failed. The file "failed" in the directory of the
+# attempt has the number and the pid of that process. Process i has MULTIHOST_LOCAL_ID=i,
+# and FIRST+i in MULTIHOST_PROCESS_ID and JAX_PROCESS_ID.
 #
 # The environment of the command is on descriptor 8, as in /proc/PID/environ, and
 # its output is descriptor 6. This is perl because waitpid tells a death by signal
@@ -75,7 +75,8 @@ if (defined $failed && open(my $file, '>', "$env{MULTIHOST_RUN_DIR}/failed")) {
 	close $file;
 }
 if (defined $status && !$stopped) {
-	# An exec may hang: on a file system that does not answer, say. Then go on without it.
+	# An exec may hang, for example on a file system that does not answer. Then go on
+	# without that process.
 	vec(my $descriptors = '', fileno($started), 1) = 1;
 	for (my $left = 5; $left > 0;) {
 		(my $ready, $left) = select(my $readable = $descriptors, undef, undef, $left);

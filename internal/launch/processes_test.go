@@ -35,7 +35,7 @@ func TestProcessesAreNumberedAndAddNothingToTheLog(t *testing.T) {
 			out, exit := complete(t, l, s)
 			var got []string
 			for _, line := range strings.Split(strings.TrimSpace(out), "\n") {
-				if !strings.HasPrefix(line, "ERROR: ld.so") { // of the command's own programs
+				if !strings.HasPrefix(line, "ERROR: ld.so") { // the command's own programs print such warnings
 					got = append(got, line)
 				}
 			}
@@ -173,7 +173,7 @@ func TestSeveralProcessesNeedPerl(t *testing.T) {
 	}
 }
 
-// without takes programs away whose names begin so.
+// without removes the programs whose names begin with prefix.
 func (l *local) without(prefix string) {
 	l.t.Helper()
 	programs := filepath.Join(l.root, "programs")
@@ -184,7 +184,7 @@ func (l *local) without(prefix string) {
 		files, _ := filepath.Glob(dir + "/*")
 		for _, file := range files {
 			if name := filepath.Base(file); !strings.HasPrefix(name, prefix) {
-				_ = os.Symlink(file, filepath.Join(programs, name)) // the first of a name
+				_ = os.Symlink(file, filepath.Join(programs, name)) // of several with this name, the first one
 			}
 		}
 	}

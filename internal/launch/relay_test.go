@@ -15,7 +15,7 @@ import (
 	"multihost/internal/testkit"
 )
 
-// readers are the processes that read the pipe which is the output of the run.
+// readers returns the processes that read the output pipe of the run.
 func (l *local) readers(ref Ref) []int {
 	var pids []int
 	for _, pid := range l.processes() {
@@ -27,7 +27,7 @@ func (l *local) readers(ref Ref) []int {
 	return pids
 }
 
-// reads reports whether the relay and nothing else is at work.
+// reads reports whether only the relay, with its head, reads the pipe.
 func (l *local) reads(ref Ref) bool {
 	var programs []string
 	for _, pid := range l.readers(ref) {
@@ -37,7 +37,7 @@ func (l *local) reads(ref Ref) bool {
 	return slices.Equal(programs, []string{"bash", "head"})
 }
 
-// program is what a process runs: "bash" for the relay itself.
+// program returns the name of the program that a process runs: "bash" for the relay itself.
 func program(pid int) string {
 	text, _ := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
 	return strings.TrimSpace(string(text))
@@ -146,7 +146,7 @@ func TestSignalsDoNotEndTheRelay(t *testing.T) {
 	}
 }
 
-// No line is lost or comes out of order, because the killed ones were idle.
+// No line is lost or comes out of order, because the killed processes were idle.
 func TestAKilledRelayIsReplaced(t *testing.T) {
 	t.Parallel()
 	for name, victim := range map[string]func(string) bool{
@@ -205,14 +205,14 @@ func TestTheRelayOutlivesTheSupervisor(t *testing.T) {
 		t.Errorf("%+v", report)
 	}
 	wg.Wait()
-	// The shell may tell that TERM ended its sleep.
+	// The shell may print that TERM ended its sleep.
 	if text := strings.Replace(out.String(), "Terminated\n", "", 1); !strings.HasPrefix(text, "first\nbye\n") || !strings.HasSuffix(text, "\n100000\nlast\n") {
 		t.Errorf("%d bytes", len(text))
 	}
 	testkit.Eventually(t, "the relay has ended", func() bool { return len(l.processes()) == 0 })
 }
 
-// The free space that was measured when the run was armed counts only then.
+// Only the first relay uses the free space that was measured when the run was armed.
 func TestFreeSpaceIsMeasuredAnew(t *testing.T) {
 	t.Parallel()
 	l := newLocal(t)

@@ -2,7 +2,7 @@
 # release: RUN ATTEMPT. Repeats the word "go", which a lost connection may have
 # swallowed. A start.sh that waits for the TIME of an earlier "go" starts at once.
 #
-# shellcheck disable=SC2154 # lib.sh sets what is not set here
+# shellcheck disable=SC2154 # lib.sh sets variables that are used here
 main() {
   local dir i
   enter

@@ -14,8 +14,9 @@ import (
 	"multihost/internal/testkit"
 )
 
-// The bootstrap of a kit compares bytes with characters, which are the same only
-// in ASCII; and a script that was cut short must do nothing before its last line.
+// The bootstrap of a kit compares a number of bytes with a number of characters. They are
+// equal only in ASCII. A script that was cut short must do nothing, so scripts do nothing
+// before their last line.
 func TestScriptsAreASCIIAndEndInOneCall(t *testing.T) {
 	t.Parallel()
 	scripts := map[string]string{"supervise": superviseText, "start": startText}
@@ -77,7 +78,7 @@ func TestAnOOMKillIsTold(t *testing.T) {
 	}
 }
 
-// Where the control group does not count, the kernel's log tells.
+// Where the control group does not count kills, the kernel's log shows them.
 func TestAnOOMKillIsFoundInTheKernelLog(t *testing.T) {
 	t.Parallel()
 	l := newLocal(t)
@@ -101,8 +102,8 @@ func TestAnOOMKillIsFoundInTheKernelLog(t *testing.T) {
 	}
 }
 
-// TestTheKernelsOwnOOMKillIsTold has the kernel kill a command that wants more
-// than its control group may have.
+// TestTheKernelsOwnOOMKillIsTold makes the kernel kill a command that needs more memory
+// than its control group allows.
 func TestTheKernelsOwnOOMKillIsTold(t *testing.T) {
 	t.Parallel()
 	testkit.Need(t, "python3")
@@ -209,7 +210,7 @@ func TestAnIdleSupervisorCostsNothing(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// It may still be at its last step before the wait.
+	// The supervisor may still be at its last step before the wait.
 	testkit.Eventually(t, "the supervisor uses no processor", func() bool {
 		before := ticks(t, s.Supervisor)
 		<-time.After(time.Second)
@@ -218,7 +219,7 @@ func TestAnIdleSupervisorCostsNothing(t *testing.T) {
 	stopped(t, l, Ref{"r", 1}, time.Second)
 }
 
-// ticks are user and system time of a process and its children.
+// ticks returns user and system time of a process and its children.
 func ticks(t *testing.T, pid int) string {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "stat"))

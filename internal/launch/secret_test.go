@@ -14,13 +14,13 @@ import (
 	"multihost/internal/testkit"
 )
 
-// withSecrets is a worker whose metadata server and Secret Manager give each answer in
-// turn, the last for ever, and a command that prints a secret.
+// withSecrets returns a worker, and a command that prints a secret. The metadata server and
+// Secret Manager give their answers in turn, and repeat the last one for ever.
 func withSecrets(t *testing.T, token, secret []string) (*local, Spec) {
 	l := newLocal(t)
 	curl := testkit.Need(t, "curl")
-	// It warns as it starts, like every program under a broken /etc/ld.so.preload. Neither
-	// it nor a pause takes its time.
+	// curl prints a warning when it starts, like every program under a broken
+	// /etc/ld.so.preload. sleep returns at once.
 	l.write("bin/curl", "#!/bin/sh\necho 'ERROR: ld.so: object nonsense cannot be preloaded: ignored.' >&2\nexec "+curl+" \"$@\"\n", 0o755)
 	l.write("bin/sleep", "#!/bin/sh\n", 0o755)
 	var mu sync.Mutex
@@ -47,7 +47,7 @@ func withSecrets(t *testing.T, token, secret []string) (*local, Spec) {
 			t.Error(err)
 		}
 		_, body, _ = strings.Cut(answer, " ")
-		if strings.HasSuffix(body, "…") { // it breaks off
+		if strings.HasSuffix(body, "…") { // the answer breaks off
 			w.Header().Set("Content-Length", "1000")
 			body = strings.TrimSuffix(body, "…")
 		}

@@ -26,8 +26,8 @@ func simulated(t *testing.T, logins ...string) (worker.Machine, []*sshfan.Conn) 
 	return simulatedAt(t, t.TempDir(), 10*time.Second, logins...)
 }
 
-// simulatedAt does so in a directory, with connections that are given up after
-// three times keepAlive without a byte.
+// simulatedAt is simulated in a given directory. Its connections are given up after three
+// times keepAlive without a byte.
 func simulatedAt(t *testing.T, root string, keepAlive time.Duration, logins ...string) (worker.Machine, []*sshfan.Conn) {
 	t.Helper()
 	testkit.Need(t, "ps")
@@ -66,7 +66,7 @@ func TestOverSSHACutNeverStartsTwice(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		// In the middle of the order, or of the answer to it.
+		// Cut the connection in the middle of the order, or of the answer to it.
 		f := worker.Fault{Kind: worker.Cut, Mode: []string{"in", "out"}[i%2], Bytes: int64(1 + 30*(i/2)), Count: 1}
 		if err := machine.SetFault(f); err != nil {
 			t.Fatal(err)
@@ -119,7 +119,7 @@ type breaker struct {
 	lost    int
 }
 
-// trouble puts a fault in force for the step to come.
+// trouble sets a fault for the next step.
 func (b *breaker) trouble(step string) {
 	b.t.Helper()
 	for _, f := range []worker.FaultKind{worker.Cut, worker.Freeze, worker.Unreachable} {

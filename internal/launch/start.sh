@@ -5,7 +5,7 @@
 # it is ready and that it starts, or why it cannot. The output of the command is
 # the pipe on descriptor 6.
 #
-# shellcheck disable=SC2034,SC2154 # lib.sh reads and sets what is not read and set here
+# shellcheck disable=SC2034,SC2154 # lib.sh reads and sets variables of this script
 main() {
   exec 2>"$3/waiter"
   local run=$1 attempt=$2 dir=$3 mask=$4 sup=$5 sup_start=$6 start order='' when='' at there=0
@@ -90,8 +90,8 @@ limit_files() {
   ulimit -Sn 100000 2>/dev/null || ulimit -Sn hard
 }
 
-# record writes the file "started". With -C the write fails if the file exists, so a
-# second start is impossible, whatever went wrong before.
+# record writes the file "started". With -C the write fails if the file exists, so a second
+# start is impossible, even after earlier errors.
 record() {
   local line
   line="$$ $start $at $PPID"

@@ -43,7 +43,7 @@ func TestHowACommandEndsIsTold(t *testing.T) {
 		{"exit 137", "exit 137", nil, 137, ""},
 		{"exit 255", "exit 255", nil, 255, ""},
 		{"killed", "kill -KILL $$", nil, 137, "KILL"},
-		// Not bash, which at times exits with 128+n where it should die of n.
+		// Use sh: bash at times exits with 128+n where signal n should kill it.
 		{"terminated", "exec sh -c 'kill -TERM $$'", nil, 143, "TERM"},
 		{"segmentation fault", "ulimit -c 0; kill -SEGV $$", nil, 139, "SEGV"},
 		{"interrupted", "exec sh -c 'kill -INT $$'", nil, 130, "INT"},
@@ -78,7 +78,8 @@ func TestArgumentsArriveByteForByte(t *testing.T) {
 		"", "-n", "--", "a b", `"`, `'`, "$HOME", "`id`", "\n", "two\nlines\n", ";", "&&", "|", "*", "~", "\\", "\\n", "!x", "#",
 		"\xff\xfe\x01", "€", "\x1b[31m", strings.Repeat("x", 100_000), "=", "A=1", "",
 	}
-	// printf of the shell's own would take the leading words as a format.
+	// A loop prints each word, because printf alone would take the first word as its
+	// format.
 	s := spec("argv", "")
 	s.Argv = append([]string{"bash", "-c", `for a; do printf '%s\0' "$a"; done`, "name"}, want...)
 	out, exit := complete(t, l, s)
@@ -201,7 +202,7 @@ func TestEveryVariableOfBashArrivesOrIsRefused(t *testing.T) {
 	}
 }
 
-// The longest name that is taken fits everywhere a file is named after it.
+// The longest valid name of a run fits into every file name that contains it.
 func TestTheLongestRunNameRuns(t *testing.T) {
 	t.Parallel()
 	l := newLocal(t)
@@ -279,7 +280,7 @@ func TestTheCommandInheritsNoDescriptor(t *testing.T) {
 	s := spec("r", "")
 	s.Argv = []string{"bash", "-c", "echo loaded; sleep 1000; :"}
 	started := begin(t, l, s)
-	// Before it says so, the loader still has libraries open.
+	// Until the command prints, the loader may have libraries open.
 	testkit.Eventually(t, "it is the command", func() bool {
 		text, _ := os.ReadFile(filepath.Join(l.dir(s.Ref()), "output.log"))
 		return string(text) == "loaded\n"
@@ -290,7 +291,7 @@ func TestTheCommandInheritsNoDescriptor(t *testing.T) {
 		switch strings.TrimSuffix(to, " (deleted)") {
 		case pipe:
 			outputs++
-		case "/dev/null": // and those of the test's own surroundings
+		case "/dev/null": // and the variables of the test's own environment
 		default:
 			t.Errorf("a descriptor leads to %q", to)
 		}
@@ -607,7 +608,7 @@ func TestTheClockIsMeasuredWhileAStartWaits(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		a.offset = time.Hour // no worker here has that
+		a.offset = time.Hour // no worker here has this offset
 		begin := time.Now()
 		a.MeasureClock(t.Context())
 		if took := time.Since(begin); a.ClockOffset().Abs() > took {
@@ -680,8 +681,8 @@ func TestTheSessionEndsAtTheStart(t *testing.T) {
 	if err != nil || s.Phase != Running || s.PID != started.PID || !s.Started.Equal(started.At) || !s.Supervised {
 		t.Errorf("status: %+v, %v", s, err)
 	}
-	// Nothing of ours holds a descriptor of the session. The supervisor has a pipe
-	// from the process that waits for the command, whose end is that of the pipe.
+	// None of our processes holds a descriptor of the session. The supervisor has a pipe
+	// from the process that waits for the command. That pipe ends when the process ends.
 	shared := descriptors(parent(t, s.PID))
 	for _, pid := range []int{s.Supervisor, s.PID} {
 		for _, to := range descriptors(pid) {
@@ -736,7 +737,7 @@ func TestALostAnswerNeverStartsTwice(t *testing.T) {
 func TestReleaseAsksAgainUntilTheWorkerAnswers(t *testing.T) {
 	t.Parallel()
 	l := newLocal(t)
-	// The answer is swallowed while the connection stays: as when packets are lost.
+	// The connection stays, but the answer is lost, as when packets are lost.
 	a, err := Arm(t.Context(), l, spec("r", "sleep 1000"))
 	if err != nil {
 		t.Fatal(err)

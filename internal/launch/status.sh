@@ -1,7 +1,7 @@
 #!/bin/bash
-# status: RUN ATTEMPT. Reports what is known of one attempt.
+# status: RUN ATTEMPT. Reports the state of one attempt.
 #
-# shellcheck disable=SC2154 # lib.sh sets what is not set here
+# shellcheck disable=SC2154 # lib.sh sets variables that are used here
 main() {
   local dir line
   enter

@@ -3,7 +3,7 @@
 # REASON only the processes that an ended run left behind. With MARK=1 it also leaves
 # REASON and the time with the attempt, for runners that would begin a further one.
 #
-# shellcheck disable=SC2154 # lib.sh sets what is not set here
+# shellcheck disable=SC2154 # lib.sh sets variables that are used here
 main() {
   local run=$1 attempt=$2 grace_ms=$3 reason=$4 dir i p found=0 killed=0
   enter

@@ -83,8 +83,8 @@ func TestStopsAtOnceAreOneStop(t *testing.T) {
 	wg.Wait()
 }
 
-// Only its control group shows to which run it belongs; its environment, session,
-// parent and output do not.
+// Only the control group of the process shows to which run it belongs. Its environment,
+// session, parent and output do not.
 func TestStopFindsWhatIsHiddenByItsControlGroup(t *testing.T) {
 	t.Parallel()
 	l := newLocal(t)
@@ -96,7 +96,7 @@ func TestStopFindsWhatIsHiddenByItsControlGroup(t *testing.T) {
 	if exit.Code != 3 || !alive(t, pid) {
 		t.Fatalf("exit %+v", exit)
 	}
-	// It might be another run's as long as one lives.
+	// While another run lives, the process might belong to that run.
 	begin(t, l, spec("other", "exec sleep 1000"))
 	if report := stopped(t, l, s.Ref(), time.Second); report.Found != 0 || !alive(t, pid) {
 		t.Errorf("beside another run: %+v", report)
@@ -108,8 +108,8 @@ func TestStopFindsWhatIsHiddenByItsControlGroup(t *testing.T) {
 	}
 }
 
-// The watch of package lease may have been started in the session of the run, and
-// is to outlive it.
+// The watch of package lease may have been started in the session of the run, and must
+// outlive the run.
 func TestTheWatchOfALeaseIsNotSweptAway(t *testing.T) {
 	t.Parallel()
 	l := newLocal(t)
@@ -133,7 +133,8 @@ func TestTheWatchOfALeaseIsNotSweptAway(t *testing.T) {
 	if err != nil || report.Found != 1 || !alive(t, watch) || !alive(t, keeper) || alive(t, orphan) {
 		t.Errorf("swept: %+v, %v; the watch lives: %v, its keeper: %v, the orphan: %v", report, err, alive(t, watch), alive(t, keeper), alive(t, orphan))
 	}
-	// An entry of other processes of these numbers exempts nobody.
+	// An entry about earlier processes with these numbers does not protect the present
+	// ones.
 	pid, _, _ := strings.Cut(line(watch), " ")
 	l.write(entry, pid+" 1 1\n", 0o644)
 	if _, err := Sweep(t.Context(), l, s.Ref(), StopOptions{}); err != nil || alive(t, watch) || alive(t, keeper) {
@@ -141,8 +142,8 @@ func TestTheWatchOfALeaseIsNotSweptAway(t *testing.T) {
 	}
 }
 
-// Without a grace time the stop does not wait for a command that ignores TERM. It takes
-// no longer than for any other command.
+// Without a grace time the stop does not wait for a command that ignores TERM. The stop
+// takes no longer than for any other command.
 func TestNoGraceIsNone(t *testing.T) {
 	t.Parallel()
 	l := newLocal(t)
@@ -246,7 +247,7 @@ func TestAKilledSupervisorIsALostRun(t *testing.T) {
 	if state.Phase != Running {
 		t.Errorf("the command lives: %+v", state)
 	}
-	// It still holds the worker.
+	// The run still holds the worker.
 	var busy *BusyError
 	if _, err := Arm(t.Context(), l, spec("other", "true")); !errors.As(err, &busy) || busy.Info.Run != "r" {
 		t.Errorf("arm: %v", err)
@@ -433,7 +434,7 @@ func TestAVerdictIsKept(t *testing.T) {
 	}
 }
 
-// Root's command may go on as other users.
+// A command of root may continue as another user.
 func TestARunOfRootHasProcessesOfOtherUsers(t *testing.T) {
 	t.Parallel()
 	testkit.NeedRoot(t)

@@ -1,9 +1,9 @@
 #!/bin/bash
-# supervise: RUN ATTEMPT DIR ENTRY UMASK DISK. DISK is what disk_of answers. Makes a session in which start.sh waits for
-# "go" on the FIFO and becomes the command. Waits for the end of the command and
-# records how it ended. Holds the worker's lock on descriptor 9 meanwhile.
+# supervise: RUN ATTEMPT DIR ENTRY UMASK DISK. DISK is an answer of disk_of. Makes a session
+# in which start.sh waits for "go" on the FIFO and becomes the command. Waits for the end of
+# the command and records how it ended. Holds the worker's lock on descriptor 9 meanwhile.
 #
-# shellcheck disable=SC2154 # lib.sh sets what is not set here
+# shellcheck disable=SC2154 # lib.sh sets variables that are used here
 main() {
   local run=$1 attempt=$2 dir=$3 entry=$4 mask=$5 room=$6
   local word pid start at waiter started scope kills code killed='' signal='' name='' oom=0 lost=0 size reason
@@ -20,7 +20,7 @@ main() {
   IFS= read -r -d '' meta <"$dir/meta"
   note "dir=$dir" "run=$run" "attempt=$attempt" "login=${LOGNAME:-$(exec id -un)}" "${meta%$'\n'}" \
     "supervisor=$$ $start $boot $at"
-  # Handlers, not '': an ignored signal would stay ignored in the command.
+  # Set handlers and not '', because an ignored signal would stay ignored in the command.
   trap 'poked=1' HUP INT QUIT PIPE TERM USR1 USR2
   exec 3<"$dir/control" 4>&-
   scope
@@ -28,7 +28,7 @@ main() {
   kills=$REPLY
   pipe || give_up failed "open $dir/output"
   start_relay
-  room='' # a later relay measures
+  room='' # a later relay measures the free space itself
   # The process that waits for the order has finished all slow work and then becomes
   # the command: from the order to the command it is one wake-up, on all workers alike.
   #
@@ -60,7 +60,7 @@ main() {
   now_ns
   at=$REPLY
   if [[ $killed ]]; then
-    signal=$((code & 127)) # 128: it dumped core
+    signal=$((code & 127)) # bit 128 means that it dumped core
     code=$((128 + signal))
     name=$(kill -l "$signal")
   elif ((code > 128)) && alive "$pid" "$start" "$boot"; then
@@ -79,7 +79,7 @@ main() {
   size=$REPLY
   dropped_of "$dir"
   dropped=$REPLY
-  exec 9<&- # before the end is visible: whoever sees it may start the next run at once
+  exec 9<&- # before the end is visible, because a runner that sees it may start the next run at once
   printf 'code=%s\nsignal=%s\nend=%s\nsize=%s\noom=%s\nlost=%s\ndropped=%s\nprocess=%s\nreason=%s\n' \
     "$code" "$name" "$at" "$size" "$oom" "$lost" "$dropped" "$process" "$reason" 1<>"$dir/exit.new"
   mv -n -- "$dir/exit.new" "$dir/exit"
@@ -109,9 +109,9 @@ hear() {
   word='' started=''
 }
 
-# keep_relay keeps a relay alive until the command has ended, which ends the pipe from
-# the waiter (descriptor 5). The waiter also holds the pipe of the command's output, so
-# no relay sees the end of that pipe earlier.
+# keep_relay keeps a relay alive until the command has ended. The pipe from the waiter
+# (descriptor 5) ends then. The waiter also holds the pipe of the command's output, so no
+# relay sees the end of that pipe earlier.
 #
 # Since the start, only the waiter has the write end of its pipe. The waiter is setsid
 # in our own environment, and prints only one thing: that a signal ended the command.
@@ -129,7 +129,7 @@ keep_relay() {
   forget_order
 }
 
-# forget_order removes the FIFO that the order came through, and what else only the start
+# forget_order removes the FIFO for the order, and the other files that only the start
 # needs. keep_relay calls it some time after the start: where one machine has several
 # workers, starting rm at once would delay the other commands that are about to start.
 forget_order() {
@@ -206,18 +206,18 @@ drained() {
 
 # The disk is low when less than this, or less than a fiftieth of it, is free.
 low_bytes=1000000000
-# Bytes that the log still takes on a low disk, and that are dropped at a time.
+# Bytes that the log still takes on a low disk. Also the bytes that are dropped at a time.
 small_piece=1048576
 # The most bytes that the log reserves at a time.
 large_piece=16777216
-# Bytes that are kept of the end of the dropped output: the last output of a command
-# is worth more than all before it.
+# How many bytes at the end of the dropped output are kept: the last output of a command is
+# worth more than all before it.
 tail_bytes=65536
 
-# relay moves output from the pipe to the log until the end of the pipe. It is a
-# process of its own in the session of the supervisor: it lives as long as any process
-# can write to the pipe, whatever happens to the command, its supervisor, the
-# connection or the disk.
+# relay moves output from the pipe to the log until the end of the pipe. It is a process of
+# its own in the session of the supervisor: it lives as long as any process can write to the
+# pipe, even if the command or its supervisor ends, the connection breaks or the disk is
+# full.
 #
 # relay reserves disk space for the log in pieces before it fills them. So it notices
 # that others fill the disk while there is still room. Then, and beyond the limit of
@@ -254,7 +254,7 @@ relay() {
 # disk is low.
 disk() {
   local fields
-  REPLY=$room room='' # what arm has just found
+  REPLY=$room room='' # the values that arm has just found
   if [[ ! $REPLY ]]; then disk_of "$dir"; fi
   split "$REPLY 0 0 0"
   free=$((fields[0] * fields[2])) low=$((fields[1] * fields[2] / 50))
@@ -275,7 +275,7 @@ fill() {
   status=$?
   size_of "$1"
   if ((status == 0 && REPLY < before + $2)); then ended=1; fi
-  ((status == 0 || status > 128)) # above 128: take or somebody else ended it
+  ((status == 0 || status > 128)) # above 128: take or another process ended it
 }
 
 # take SECONDS COMMAND runs the command, and kills it after SECONDS; 0 means no limit.
@@ -287,9 +287,9 @@ take() {
   fi
 }
 
-# drop takes a piece of the output and counts it by the size of a sparse file: of
-# "dropped", whose last tail_bytes are kept, or of "lost" when the disk is full. On a
-# low disk it returns after 2 s, because there may be space again then.
+# drop takes a piece of the output and counts it in the size of a sparse file. The file is
+# "dropped", whose last tail_bytes are kept, or "lost" when the disk is full. On a low disk
+# it returns after 2 s, because there may be space again then.
 drop() {
   local patience=0 count status
   if ((limit < most || size < limit)); then patience=2; fi
@@ -397,9 +397,9 @@ kernel_log() {
   "${as_root[@]}" "${reader[@]}" 2>/dev/null
 }
 
-# prune RUNS removes this login's ended attempts that have 20 newer ones or were
-# armed more than 30 days ago. While less than a tenth of the disk is free, it already
-# removes those that have 3 newer ones.
+# prune RUNS removes this login's ended attempts that have 20 newer ones or were armed more
+# than 30 days ago. While less than a tenth of the disk is free, it already removes an
+# attempt that has 3 newer ones.
 prune() {
   local old armed other newer path eldest_ns keep=20 fields late=0 i
   local -a paths=() times=() left

@@ -29,8 +29,8 @@ const (
 	// LongestWord is MAX_ARG_STRLEN of Linux, 32 pages: the longest argument and the
 	// longest NAME=VALUE, each with the NUL that ends it.
 	LongestWord = 128 << 10
-	// mostBytes is the most that Linux accepts for all arguments and variables of a
-	// program together, whatever its stack limit is: three quarters of 8 MiB.
+	// mostBytes is the most that Linux accepts for all arguments and variables of a program
+	// together, with any stack limit: three quarters of 8 MiB.
 	mostBytes = 6 << 20
 )
 

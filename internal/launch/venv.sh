@@ -4,7 +4,7 @@
 # uses it. The file .whole in it says that it is complete. One that a reboot
 # interrupted has no pip; it is made anew.
 #
-# shellcheck disable=SC2034,SC2154 # lib.sh reads and sets what is not read and set here
+# shellcheck disable=SC2034,SC2154 # lib.sh reads and sets variables of this script
 main() {
   local run=$1 dir error
   local -a environment through_env

@@ -62,7 +62,7 @@ func TestVenvIsMadeOnceAndComesFirst(t *testing.T) {
 	}
 }
 
-// One that was cut off before its end, as by a reboot, is made anew.
+// A virtual environment whose making was cut off, as by a reboot, is made anew.
 func TestHalfAVenvIsMadeAnew(t *testing.T) {
 	t.Parallel()
 	l := withPython(t, standInPython)
@@ -110,7 +110,8 @@ func TestVenvThatIsBeingMadeIsWaitedFor(t *testing.T) {
 	}
 }
 
-// Images have venv or virtualenv, some neither, and then the package is named.
+// Most images have venv or virtualenv. If an image has neither, the error names the missing
+// package.
 func TestVenvOfImagesThatLackModules(t *testing.T) {
 	t.Parallel()
 	const debian = `if [ "$2" = venv ]; then echo 'The virtual environment was not created successfully because ensurepip is not

@@ -3,7 +3,7 @@
 # workers; a worker does not know that by itself. FILE is the name of the file; default:
 # verdict.
 #
-# shellcheck disable=SC2154 # lib.sh sets what is not set here
+# shellcheck disable=SC2154 # lib.sh sets variables that are used here
 main() {
   local dir file=${4:-verdict}
   enter

@@ -11,11 +11,11 @@ import (
 	"multihost/internal/remote"
 )
 
-// The connection is lost while what the worker is to run is under way.
+// The connection breaks while the words of a command are on their way to the worker.
 func TestAPartOfACommandIsNotRun(t *testing.T) {
 	t.Parallel()
 	l := newLocal(t)
-	l.env = append(l.env, "LC_ALL=C.UTF-8") // where characters are not bytes
+	l.env = append(l.env, "LC_ALL=C.UTF-8") // in this locale a character may have several bytes
 	made := filepath.Join(l.root, "made")
 	exec := ExecSpec{Argv: []string{"touch", made + "é", made + "\xff", made}}
 	if _, errs, end, err := execute(t, t.Context(), l, exec); err != nil || end != (ExecEnd{}) {
