@@ -87,7 +87,8 @@ func TestDeleteReadsBeforeItDeletes(t *testing.T) {
 var deletion = agent.Deletion{Read: "https://cloud/q", Method: http.MethodDelete, URL: "https://cloud/q?force=true", Probe: "https://cloud/none",
 	Proof: agent.Field{Path: "/tpu/nodeSpec/*/node/labels/multihost-run", Value: "r"}, Going: agent.Field{Path: "/state/state", Value: "DELETING"}}
 
-// The parts of a deletion are deleted in order. After an error nothing more is deleted.
+// The parts of a deletion are deleted in order, also after one that is refused or another
+// run's. Each trouble is told with its resource.
 func TestDeleteKeepsTheOrder(t *testing.T) {
 	t.Parallel()
 	var asked []string
@@ -96,17 +97,20 @@ func TestDeleteKeepsTheOrder(t *testing.T) {
 		if r.URL.Path == "/b" {
 			w.WriteHeader(http.StatusInternalServerError)
 		}
-		fmt.Fprint(w, `{"l": "r"}`)
+		fmt.Fprintf(w, `{"l": %q}`, strings.TrimSuffix(r.URL.Path, "-other"))
 	})
 	var all []agent.Deletion
-	for _, name := range []string{"/a", "/b", "/c"} {
-		all = append(all, agent.Deletion{Read: "https://cloud" + name, Method: http.MethodPost, URL: "https://cloud" + name, Proof: agent.Field{Path: "/l", Value: "r"}})
+	for _, name := range []string{"/a", "/b", "/c-other", "/d"} {
+		all = append(all, agent.Deletion{Read: "https://cloud" + name, Method: http.MethodPost, URL: "https://cloud" + name, Proof: agent.Field{Path: "/l", Value: name}})
 	}
-	if err := client.Delete(t.Context(), all); agent.StatusOf(err) != http.StatusInternalServerError {
+	if err := client.Delete(t.Context(), all); agent.StatusOf(err) != http.StatusInternalServerError || errors.Is(err, agent.ErrForeign) || !strings.HasPrefix(err.Error(), "b: it cannot be read: ") {
 		t.Errorf("got %v", err)
 	}
-	if want := []string{"GET/a", "POST/a", "GET/b"}; !slices.Equal(asked, want) {
+	if want := []string{"GET/a", "POST/a", "GET/b", "GET/c-other", "GET/d", "POST/d"}; !slices.Equal(asked, want) {
 		t.Errorf("asked %q, want %q", asked, want)
+	}
+	if err := client.Delete(t.Context(), append(all[:1:1], all[2:]...)); !errors.Is(err, agent.ErrForeign) {
+		t.Errorf("only another run's is left: got %v", err)
 	}
 }
 

@@ -2,7 +2,6 @@ package agent
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"net/http"
@@ -40,29 +39,39 @@ type Field struct {
 // ErrForeign means that a resource does not have the proof: it is not deleted.
 var ErrForeign = fault.New(fault.Permission, "it is not of this run: it stays")
 
-// Delete requests the deletions in order. Before each one it reads the resource and checks
-// its proof. A resource that is gone, or is being deleted, needs no request. Delete stops
-// at the first error. ErrForeign is final. After any other error the caller may try again.
+// Delete requests the deletions in order, also after an error, because each resource is
+// billed. Before each one it reads the resource and checks its proof. A resource that is
+// gone, or is being deleted, needs no request. ErrForeign is final: every resource that is
+// left is another run's. After any other error the caller may try again.
 func (c *Client) Delete(ctx context.Context, deletions []Deletion) error {
+	var trouble []error
+	var foreign error
 	for _, d := range deletions {
-		if err := c.delete(ctx, d); err != nil {
+		switch err := c.delete(ctx, d); {
+		case errors.Is(err, ErrForeign):
+			foreign = err
+		case err != nil && len(deletions) > 1:
+			trouble = append(trouble, fmt.Errorf("%s: %w", d.Read[strings.LastIndexByte(d.Read, '/')+1:], err))
+		case err != nil:
 			return err
 		}
 	}
-	return nil
+	if len(trouble) == 0 {
+		return foreign
+	}
+	return errors.Join(trouble...)
 }
 
 func (c *Client) delete(ctx context.Context, d Deletion) error {
-	answer, err := c.Do(ctx, Call{Method: http.MethodGet, URL: d.Read})
+	resource, err := c.object(ctx, Call{Method: http.MethodGet, URL: d.Read})
 	if StatusOf(err) == http.StatusNotFound {
 		return nil
 	}
+	if err == nil && len(resource) == 0 {
+		err = errNoObject
+	}
 	if err != nil {
 		return fmt.Errorf("it cannot be read: %w", err)
-	}
-	var resource map[string]any
-	if json.Unmarshal(answer.Body, &resource) != nil || len(resource) == 0 {
-		return errors.New("it cannot be read: the answer is no JSON object")
 	}
 	if d.Proof.Value == "" || !d.Proof.In(resource) {
 		return ErrForeign
@@ -85,7 +94,11 @@ func (c *Client) MayDelete(ctx context.Context, deletions []Deletion) error {
 		if d.Probe == "" {
 			continue
 		}
-		if err := c.probe(ctx, d); err != nil {
+		err := c.patiently(ctx, func() error {
+			_, err := c.Do(ctx, Call{Method: d.Method, URL: d.Probe})
+			return err
+		})
+		if err != nil {
 			return err
 		}
 	}
@@ -98,10 +111,12 @@ const (
 	probeLimit   = 20 * time.Second // after this, no try begins
 )
 
-func (c *Client) probe(ctx context.Context, d Deletion) error {
+// patiently repeats a call that failed for a temporary reason. It returns nil if the answer
+// is that there is no such resource: a caller without the permission is refused.
+func (c *Client) patiently(ctx context.Context, call func() error) error {
 	begin := time.Now()
 	for i := 0; ; i++ {
-		_, err := c.Do(ctx, Call{Method: d.Method, URL: d.Probe})
+		err := call()
 		var noToken *tokenError
 		switch {
 		case err == nil, StatusOf(err) == http.StatusNotFound:

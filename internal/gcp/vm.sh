@@ -95,14 +95,19 @@ fetch() {
   return 1
 }
 
-# delete_resources DELETION...: calls delete_resource for each, in order, and stops at the
-# first resource whose deletion was not requested.
+# delete_resources DELETION...: calls delete_resource for each, in order, also after one whose
+# deletion was not requested. It fails if every resource that is left is another run's.
 delete_resources() {
-  local deletion
+  local deletion trouble='' foreign=''
   for deletion in "${@-}"; do
-    delete_resource "$deletion" || return
-    if [[ $why ]]; then return; fi
+    if ! delete_resource "$deletion"; then
+      foreign=$why
+    elif [[ $why ]]; then
+      trouble+=${trouble:+; }$why
+    fi
   done
+  why=${trouble:-$foreign}
+  [[ $trouble || ! $foreign ]]
 }
 
 # delete_resource DELETION: reads a resource and then requests its deletion. DELETION is
