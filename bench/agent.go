@@ -135,7 +135,11 @@ func watchCost(ctx context.Context, source string, looks int) (w watched, err er
 	if err != nil {
 		return w, err
 	}
-	terms := fmt.Sprintf("run=r\npeers=%[1]s/{slice}:getGuestAttributes\ndeletion=%[2]s\nnodes=n\ntotal=2\nlease=1\nlook=1\nadopted=yes\n", api.URL, deletion)
+	peers, err := json.Marshal(leased.Peers{Read: api.URL + "/{slice}:getGuestAttributes", Body: "{}", Told: "/guestAttributes/*/queryValue/items/*/value"})
+	if err != nil {
+		return w, err
+	}
+	terms := fmt.Sprintf("run=r\npeers=%s\ndeletion=%s\nnodes=n\ntotal=2\nlease=1\nlook=1\nadopted=yes\n", peers, deletion)
 	if err := os.WriteFile(filepath.Join(dir, ".multihost/lease/r.terms"), []byte(terms), 0o644); err != nil {
 		return w, err
 	}

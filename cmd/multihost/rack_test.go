@@ -206,7 +206,7 @@ func (r *rack) Undoing(id string, _ ...string) provision.Undoing {
 	return provision.Undoing{
 		Commands: provision.Commands{Kind: "order", List: "rack ls", Show: "rack show " + id, Wait: "rack wait " + id, Gone: "rack rm " + id, Delete: "rack rm " + id},
 		Parts:    []provision.Part{{Look: at, Labels: "/stickers", Going: provision.Field{Path: "/wish", Value: "LEAVE"}, Delete: at, Probe: at + "-probe"}},
-		Peers:    "https://rack.example/boxes/{slice}/notes",
+		Peers:    provision.Peers{Read: "https://rack.example/boxes/{slice}/notes", Told: "/notes/*"},
 	}
 }
 

@@ -59,13 +59,22 @@ func commands(id string) provision.Commands {
 	}
 }
 
+// idle are the states of VMs in which no command runs.
+const idle = "PENDING PROVISIONING STAGING STOPPED SUSPENDED TERMINATED"
+
 // Undoing implements provision.Provider. Workers delete the groups. They leave the template
 // and the policy, which are in use until the groups, and so the workers, are gone: these cost
 // nothing. A worker without the right to delete is refused at the Probe, if the API looks at
-// rights before it looks for the group.
+// rights before it looks for the group. The names of VMs are chosen by Compute Engine, so a
+// worker lists them.
 func (p *Provider) Undoing(id string, slices ...string) provision.Undoing {
-	u := provision.Undoing{Commands: commands(id)}
-	base := fmt.Sprintf("%s/compute/v1/projects/%s/zones/%s/instanceGroupManagers/", p.root, p.gcp.Project(), p.gcp.Zone())
+	zone := fmt.Sprintf("%s/compute/v1/projects/%s/zones/%s/", p.root, p.gcp.Project(), p.gcp.Zone())
+	base := zone + "instanceGroupManagers/"
+	u := provision.Undoing{Commands: commands(id), Peers: provision.Peers{
+		List: base + "{slice}/listManagedInstances", Names: "/managedInstances/*/instance", States: "/managedInstances/*/instanceStatus",
+		Idle: idle, More: "/nextPageToken",
+		Read: zone + "instances/{vm}/getGuestAttributes?queryPath=multihost/lease", Told: "/queryValue/items/*/value",
+	}}
 	for _, name := range slices {
 		u.Parts = append(u.Parts, provision.Part{
 			Look: base + name, About: describe(id, nil), Delete: base + name,

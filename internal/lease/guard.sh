@@ -1,4 +1,4 @@
-# shellcheck shell=bash disable=SC2154 # vm.sh of package gcp, place.sh of package program and $sums stand before this text
+# shellcheck shell=bash disable=SC2154 # vm.sh of package gcp, place.sh of package program, text.sh and $sums stand before this text
 # The startup script of a job's slices, which root runs at every boot. It starts the watch of
 # multihost-agent if root keeps the program. Else it guards the slices until a runner brings
 # the program, and gives the watch its place. It cannot fetch the program: a job with a
@@ -91,7 +91,7 @@ guard() {
     trouble=${why:-$trouble}
     observe
     share
-    if ((up >= again)) && due && others_ended; then delete || exit 1; fi
+    if ((up >= again)) && due; then delete || exit 1; fi
     sleep "$((look < 2 ? look : 2))" 8<&-
   done
 }
@@ -111,7 +111,7 @@ observe() {
       if [[ -f $file && ! -L $file && (! $newest || $file -nt $newest) ]]; then newest=$file; fi
     done
     if [[ $newest ]]; then
-      given=$(head -c 65536 -- "$newest")
+      given=$(lease_text "$newest")
       terms < <(printf '%s\n' "$given")
     fi
   fi
@@ -157,25 +157,19 @@ due() {
 # others_ended succeeds if no other worker says that a command runs, or is to run, there. A
 # worker that has said nothing is not known to have ended, unless no runner has come here.
 others_ended() {
-  local node text spoke
-  local -a all strings
+  local node text spoke workers
+  local -a all said
   if ((total < 2)) || [[ $reason == *--ttl* && $adopted == yes ]]; then return 0; fi
   read -ra all <<<"$nodes"
   for node in "${all[@]}"; do
-    spoke=0
-    if api POST "${peers//\{slice\}/$node}" -H 'Content-Type: application/json' --data-binary '{"queryPath":"multihost/lease"}'; then
-      why='the answer is no JSON object'
-    elif [[ $status == 404 ]]; then
-      continue # the slice is gone
-    else
-      reply='' # of whoever refuses
-    fi
-    if ! json_strings "$reply" '/guestAttributes/*/queryValue/items/*/value'; then
+    workers=$((total / ${#all[@]})) spoke=0
+    if ! ask "$node"; then
+      if [[ $status == 404 ]]; then continue; fi # the slice is gone
       note "not deleted: whether the command runs is not known of slice $node: $why"
       again=$((up + look * 3))
       return 1
     fi
-    for text in "${strings[@]}"; do
+    for text in "${said[@]}"; do
       if [[ ! $text =~ ^"run=$run state="([a-z]+)" at="([0-9]{1,11})$ ]]; then continue; fi
       spoke=$((spoke + 1))
       case ${BASH_REMATCH[1]} in
@@ -183,19 +177,64 @@ others_ended() {
         running | awaited) if ((EPOCHSECONDS - 10#${BASH_REMATCH[2]} <= 1800)); then return 1; fi ;;
       esac
     done
-    if ((spoke < total / ${#all[@]})) && [[ $adopted == yes ]]; then
-      note "not deleted: whether the command runs is not known of slice $node: $spoke of $((total / ${#all[@]})) workers have told"
+    if ((spoke < workers)) && [[ $adopted == yes ]]; then
+      note "not deleted: whether the command runs is not known of slice $node: $spoke of $workers workers have told"
       again=$((up + 600))
       return 1
     fi
   done
 }
 
-# delete asks for the deletion, as every worker does, at a random time. Fails when the slices
-# are another run's.
+# ask SLICE reads what the workers of a slice have told into said. If its VMs are listed, it
+# sets workers to the number of those in which a command can run. How that is done is in
+# $peers: JSON, Peers of package agent. Fails with $why if it is not known; $status is 404 if
+# there is no such slice.
+ask() {
+  local key list='' names='' states='' idle='' more='' read='' body='' told='' name i
+  local -a strings vms=()
+  said=() status=000 why='the terms do not say how it is read'
+  for key in list names states idle more read body told; do
+    if json_strings "$peers" "/$key"; then printf -v "$key" %s "${strings[0]}"; fi
+  done
+  if [[ ! $read ]]; then return 1; fi
+  if [[ ! $list ]]; then
+    hear "${read//\{slice\}/$1}"
+    return
+  fi
+  api POST "${list//\{slice\}/$1}" -H 'Content-Type: application/json' --data-binary '' || return
+  status=000 why='the list of its VMs is not whole'
+  if ! json_strings "$reply" "$more" || [[ ${strings[0]} ]]; then return 1; fi
+  json_strings "$reply" "$names"
+  vms=("${strings[@]}") workers=0
+  json_strings "$reply" "$states"
+  for i in "${!vms[@]}"; do
+    name=${vms[i]##*/}
+    if [[ ! $name || ! ${strings[i]-} || " $idle " == *" ${strings[i]} "* ]]; then continue; fi
+    workers=$((workers + 1))
+    name=${read//\{vm\}/$name}
+    if ! hear "${name//\{slice\}/$1}" && [[ $status != 404 ]]; then return 1; fi # 404: it has told nothing
+  done
+  status=200
+}
+
+# hear URL adds what is read there to said.
+hear() {
+  local -a strings request=()
+  local method=GET
+  if [[ $body ]]; then method=POST request=(-H 'Content-Type: application/json' --data-binary "$body"); fi
+  api "$method" "$1" "${request[@]}" || return
+  status=000 why='the answer is no JSON object'
+  json_strings "$reply" "$told" || return
+  said+=("${strings[@]}")
+}
+
+# delete asks for the deletion at a random time, if no command runs anywhere. Usually the
+# first worker deletes for all. Fails when the slices are another run's.
 delete() {
   local ours=yes
   sleep "$((RANDOM % (total < 600 ? total : 600))).$((RANDOM % 1000))" 8<&-
+  observe
+  if ! due || ! others_ended; then return 0; fi
   observe
   due || return 0
   note "deleting the slices: $reason"

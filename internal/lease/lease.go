@@ -15,15 +15,17 @@
 //
 // The promises are
 //
-//   - the watch reads a queued resource before it deletes it, and leaves it alone if
-//     it does not have the label of the run;
+//   - the watch reads each part of a resource before it deletes it, and leaves it alone if
+//     it does not have the label of the run. It deletes the other parts all the same;
 //   - while a command runs anywhere, an expired lease deletes nothing, however old it
 //     is. The worker decides whether a command runs, not the runner;
 //   - uncertainty deletes nothing: when workers cannot tell each other whether their
 //     commands run (Armed.Apart), or one has never reported, only the time to live
 //     counts;
-//   - any login may renew the lease from any machine: its terms are kept on the
-//     workers.
+//   - any login may renew the lease from any machine, and say when the slices are deleted:
+//     its terms are kept on the workers. What is called with the VM's token, and which
+//     workers are asked, count only from root, from the metadata, and from the login whose
+//     runner has started the watch.
 //
 // A worker that has reported nothing for half an hour counts as ended. Where the
 // slices have another startup script, a rebooted worker is not watched until a runner
@@ -40,6 +42,10 @@
 //     0.4 % of a core for 2048 workers.
 //   - The time of a lease counts from the end of the command too, so a user who comes
 //     back after hours still has time to read the logs.
+//   - How the other workers are asked is data of the provider (provision.Peers). A TPU node
+//     shows what all its workers have told. Of VMs, each is asked: all of them could ask all
+//     others, so a watch waits a random time before it asks, and asks the less often the
+//     more VMs there are.
 //   - Whether a command lives is the worker's lock, whatever run, attempt or login
 //     holds it. So the watch follows attempts without being told.
 //   - The watch shares with a worker's part in a job without runner only calls of the
@@ -77,13 +83,15 @@ var (
 	leaseScript string
 	//go:embed guard.sh
 	guardScript string
+	//go:embed text.sh
+	textScript string
 )
 
-var leaseProgram = remote.NewProgram("lease", remote.Prelude(), program.Place, leaseScript)
+var leaseProgram = remote.NewProgram("lease", remote.Prelude(), program.Place, textScript, leaseScript)
 
 // startup returns the startup script of slices.
 func startup(agents program.Set) string {
-	return gcp.VMScript + "\nsums=" + remote.Quote(agents.Sums()) + "\n" + program.Place + "\n" + guardScript
+	return gcp.VMScript + "\nsums=" + remote.Quote(agents.Sums()) + "\n" + program.Place + "\n" + textScript + "\n" + guardScript
 }
 
 // Metadata keys: the slices' startup script, and the terms that it reads.
@@ -181,9 +189,10 @@ func (t Terms) text() string {
 			look = min(look, d/4)
 		}
 	}
+	peers, _ := json.Marshal(agent.Peers(t.Undoing.Peers)) // strings only
 	var b strings.Builder
 	for _, l := range [][2]string{
-		{"run", t.Run}, {"peers", t.Undoing.Peers}, {"nodes", strings.Join(t.Nodes, " ")}, {"total", strconv.Itoa(t.Workers)},
+		{"run", t.Run}, {"peers", string(peers)}, {"nodes", strings.Join(t.Nodes, " ")}, {"total", strconv.Itoa(t.Workers)},
 		{"adopt", seconds(t.Adopt)}, {"lease", seconds(t.Lease)}, {"fresh", seconds(3 * t.Every())}, {"hold", "0"},
 		{"ttl", seconds(t.TTL)}, {"asked", strconv.FormatInt(asked, 10)}, {"grace", seconds(t.Grace)}, {"keep", keep}, {"keep_for", seconds(t.KeepFor)}, {"look", seconds(max(look, time.Second))},
 	} {
@@ -243,11 +252,11 @@ type Held struct {
 // Armed is a worker's answer to Arm.
 type Armed struct {
 	Held
-	Right error  // nil: the worker may delete the queued resource; *RightError: it may not
-	Apart string // why it cannot tell the other workers whether its command runs; "" when it can
+	Right error // nil: the worker may delete the resource; *RightError: it may not
+	Apart error // why it and the other workers cannot tell each other whether the command runs; nil: they can
 }
 
-// A RightError says that a worker may not delete its queued resource, and why.
+// A RightError says what a worker may not do, and why.
 type RightError struct {
 	Status  int    // HTTP status; 0: no answer
 	Account string // service account of the worker; "" when it is not known
@@ -274,13 +283,11 @@ func Arm(ctx context.Context, r remote.Runner, sums string, t Terms) (Armed, err
 		case f[0] == "right" && len(f) > 1 && f[1] == "yes":
 			a.Right = nil
 		case f[0] == "right" && len(f) > 3:
-			e := &RightError{Status: int(number(f[2])), Text: strings.Join(f[4:], " ")}
-			if account.MatchString(f[3]) {
-				e.Account = f[3]
-			}
-			a.Right = e
+			a.Right = refusal("", f[2:])
 		case f[0] == "apart":
-			a.Apart = "it cannot write guest attributes (HTTP status " + strings.Join(f[1:], " ") + ")"
+			a.Apart = errors.New("it cannot write guest attributes (HTTP status " + strings.Join(f[1:], " ") + ")")
+		case f[0] == "deaf" && len(f) > 2:
+			a.Apart = refusal("it cannot read the guest attributes of others: ", f[1:])
 		}
 	}
 	return a, nil
@@ -291,6 +298,16 @@ func Arm(ctx context.Context, r remote.Runner, sums string, t Terms) (Armed, err
 func Adopt(ctx context.Context, r remote.Runner, sums string, t Terms) (Held, error) {
 	records, err := call(ctx, r, sums, t.text()+"end\n", "adopt")
 	return held(records), err
+}
+
+// refusal returns the error that a worker has told as words: an HTTP status, its service
+// account, and a text.
+func refusal(what string, words []string) error {
+	e := &RightError{Status: int(number(words[0])), Text: what + strings.Join(words[2:], " ")}
+	if account.MatchString(words[1]) {
+		e.Account = words[1]
+	}
+	return e
 }
 
 // account matches the account names that are safe in a command to type.

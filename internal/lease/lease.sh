@@ -1,4 +1,4 @@
-# shellcheck shell=bash disable=SC2154 # prelude.sh of package remote and place.sh of package program stand before this text
+# shellcheck shell=bash disable=SC2154 # prelude.sh of package remote, place.sh of package program and text.sh stand before this text
 # Runs an operation of multihost-agent on the lease of a run, for a runner.
 #
 #   put SUMS                       stdin is the program, compressed by gzip: kept
@@ -74,7 +74,7 @@ without_agent() {
       say lease no 0 0 0 never 0
       exit
     fi
-    if [[ $op == renew ]]; then leave_terms "$(grep -v '^hold=' <"$newest" && printf 'hold=%s' "$hold")"; fi
+    if [[ $op == renew ]]; then leave_terms "$(lease_text "$newest" | grep -v '^hold=' && printf 'hold=%s' "$hold")"; fi
   fi
   # A program that is there and cannot be run would not run if it were sent again.
   if [[ ! $sum && $op != look || $why == *"cannot run"* ]]; then fail "$why"; fi

@@ -74,11 +74,28 @@ type cloud struct {
 func (c *cloud) undoing() provision.Undoing {
 	resource := c.URL + testkit.LeaseResource
 	return provision.Undoing{Parts: []provision.Part{{Look: resource, Labels: "/tpu/nodeSpec/*/node/labels", Going: provision.Field{Path: "/state/state", Value: "DELETING"},
-		Delete: resource + "?force=true", Probe: resource + "-probe"}}, Peers: c.URL + testkit.LeaseZone + "/nodes/{slice}:getGuestAttributes"}
+		Delete: resource + "?force=true", Probe: resource + "-probe"}}, Peers: provision.Peers{
+		Read: c.URL + testkit.LeaseZone + "/nodes/{slice}:getGuestAttributes", Body: `{"queryPath":"multihost/lease"}`, Told: "/guestAttributes/*/queryValue/items/*/value"}}
 }
 
-func newCloud(t *testing.T) *cloud {
-	c := &cloud{LeaseCloud: testkit.NewLeaseCloud(2)}
+// ofGroups says how two groups of two VMs are deleted.
+func (c *cloud) ofGroups() (u provision.Undoing) {
+	u.Peers = provision.Peers{
+		List: c.URL + testkit.LeaseVMs + "/instanceGroupManagers/{slice}/listManagedInstances", Names: "/managedInstances/*/instance", States: "/managedInstances/*/instanceStatus",
+		Idle: "PENDING TERMINATED", More: "/nextPageToken",
+		Read: c.URL + testkit.LeaseVMs + "/instances/{vm}/getGuestAttributes?queryPath=multihost/lease", Told: "/queryValue/items/*/value",
+	}
+	for n := range 2 {
+		group := c.URL + testkit.LeaseGroup(n)
+		u.Parts = append(u.Parts, provision.Part{Look: group, About: "of", Delete: group})
+	}
+	return u
+}
+
+func newCloud(t *testing.T) *cloud { return newCloudOf(t, 2) }
+
+func newCloudOf(t *testing.T, workers int) *cloud {
+	c := &cloud{LeaseCloud: testkit.NewLeaseCloud(workers)}
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { c.Serve(w, r, 0) }))
 	t.Cleanup(server.Close)
 	c.URL = server.URL
@@ -259,7 +276,7 @@ func TestALeaseOverSSH(t *testing.T) {
 			t.Errorf("a worker without the agent knows no lease: got %+v, %v", look, err)
 		}
 		end := v.runs()
-		if a := v.arm(terms(c, nil)); a.Right != nil || a.Apart != "" || a.Lease != time.Second {
+		if a := v.arm(terms(c, nil)); a.Right != nil || a.Apart != nil || a.Lease != time.Second {
 			t.Errorf("got %+v", a)
 		}
 		pid := v.pid()
@@ -373,6 +390,72 @@ func TestTheGuard(t *testing.T) {
 		}
 		c.refuses(asking, 0)
 		v.wait("the deletion", c.isDeleted)
+	})
+	t.Run("asks the VMs of groups", func(t *testing.T) {
+		t.Parallel()
+		c := newCloudOf(t, 4)
+		told := func(state string) string { return fmt.Sprintf("run=train state=%s at=%d", state, time.Now().Unix()) }
+		// The last VM does not exist yet.
+		c.VMs, c.States = 2, []string{"", "TERMINATED", "", "NONE"}
+		c.Told[1], c.Told[2], c.Told[3] = told("running"), told("awaited"), told("running")
+		v := newVM(t, c)
+		v.stand("sleep", "exec /bin/sleep 0.1")
+		v.boot(terms(c, func(t *Terms) {
+			t.Adopt, t.Workers, t.Nodes, t.Undoing = time.Second, 4, []string{"train-0", "train-1"}, c.ofGroups()
+		}))
+		v.wait("the others to be asked", func() bool {
+			asked := 0
+			c.Do(func() { asked = c.Asked })
+			return asked > 3
+		})
+		const asking = "GET " + testkit.LeaseVMs + "/instances/vm-2/"
+		c.Do(func() { c.Told[2] = told("none") })
+		c.refuses(asking, http.StatusForbidden)
+		v.wait("the reason", func() bool {
+			return strings.Contains(v.log(), "not deleted: whether the command runs is not known of slice train-1: HTTP status 403: refused")
+		})
+		if c.isDeleted() {
+			t.Fatal("deleted")
+		}
+		c.refuses("DELETE "+testkit.LeaseGroup(0), http.StatusServiceUnavailable)
+		v.wait("the deletion of the other", func() bool {
+			gone := false
+			c.Do(func() { gone = c.Gone["train-1"] })
+			return gone
+		})
+		c.refuses("", 0)
+		v.wait("the deletion", c.isDeleted)
+	})
+	t.Run("does not call what another login wants", func(t *testing.T) {
+		t.Parallel()
+		if os.Getuid() != 0 {
+			t.Skip("only root can write files of other logins")
+		}
+		c := newCloud(t)
+		c.Do(func() {
+			c.Refuse = func(call string) int {
+				if strings.Contains(call, "evil") {
+					t.Errorf("called %s", call)
+				}
+				return 0
+			}
+		})
+		v := newVM(t, c)
+		v.stand("uname", "echo riscv64")
+		v.boot(terms(c, func(t *Terms) { t.Adopt = time.Hour }))
+		v.wait("the guard", func() bool { return v.pid() > 1 })
+		theirs := v.index("train.lease.1001")
+		evil := fmt.Sprintf("run=train\nlease=2\nnodes=evil\ntotal=2\npeers={\"read\":\"%[1]s/evil/p\"}\ndeletion={\"read\":\"%[1]s/evil\",\"url\":\"%[1]s/evil\",\"method\":\"DELETE\",\"proof\":{\"path\":\"/a\",\"value\":\"b\"}}\n", c.URL)
+		testkit.Must(t, os.WriteFile(theirs, []byte(evil), 0o644))
+		testkit.Must(t, os.Chown(theirs, 1001, 1001))
+		_, _ = Renew(t.Context(), v, v.agents.Sums(), "train", 3*time.Second) // it copies what was written last
+		if text, err := os.ReadFile(v.index("train.lease.0")); err != nil || strings.Contains(string(text), "evil") || !strings.Contains(string(text), "\nlease=2\n") {
+			t.Errorf("renewed to %v\n%s", err, text)
+		}
+		v.wait("the deletion", c.isDeleted)
+		if text := v.log(); !strings.Contains(text, "nobody has renewed the lease for") {
+			t.Errorf("the guard says\n%s", text)
+		}
 	})
 	t.Run("leaves another run's alone", func(t *testing.T) {
 		t.Parallel()

@@ -53,8 +53,8 @@ type Provider interface {
 	Admit(ctx context.Context, s tpu.Slice, l Login) (user string, changed bool, err error)
 
 	// Undoing says how a resource of this name with these slices is deleted. If slices is
-	// empty and the workers would have to delete each slice by itself, the result has only
-	// the commands. It does no I/O.
+	// empty and the workers would have to delete each slice by itself, the result has no
+	// parts. It does no I/O.
 	Undoing(id string, slices ...string) Undoing
 }
 
@@ -97,14 +97,33 @@ type Undoing struct {
 	// Parts are what a worker deletes, in this order. After that, nothing is left that is
 	// billed.
 	Parts []Part
-	// Peers is the address at which a worker reads the guest attributes of a slice,
-	// whose name replaces "{slice}"; "": workers cannot read them.
-	Peers string
+	// Peers say how a worker learns whether the command runs on the others.
+	Peers Peers
 }
 
 // Apart reports whether the workers of a resource cannot tell each other whether the command
 // runs. Then none of them knows when a lease is over.
-func (u Undoing) Apart(workers int) bool { return u.Peers == "" && workers > 1 }
+func (u Undoing) Apart(workers int) bool { return u.Peers.Read == "" && workers > 1 }
+
+// Peers say how a worker reads the guest attribute multihost/lease of the other workers. In
+// the addresses, {slice} and {vm} stand for names. The zero value says that workers cannot
+// read it.
+type Peers struct {
+	// Read is the address that shows the attribute of all workers of a slice or, if there is
+	// a List, of one VM. It takes a POST with Body; without a Body it takes a GET. Told is
+	// the path of the attribute's values in the answer, as in Field.
+	Read, Body, Told string
+
+	// List is the address that takes a POST and answers with the VMs of a slice; "": Read
+	// shows all workers of a slice.
+	List string
+	// Names is the path of the names of VMs in that answer; a name may be the end of an
+	// address. States is the path of their states. In a VM that has one of the states Idle,
+	// which are separated by spaces, or none, no command runs.
+	Names, States, Idle string
+	// More is the path of a text that the answer has if it does not name all VMs.
+	More string
+}
 
 // A Part of a resource is deleted by one request.
 type Part struct {

@@ -141,7 +141,10 @@ func (p Provider) Undoing(id string, _ ...string) provision.Undoing {
 			Delete: base + "/queuedResources/" + id + "?force=true",
 			Probe:  base + fmt.Sprintf("/queuedResources/multihost-probe-%d", crc32.ChecksumIEEE([]byte(id))),
 		}},
-		Peers: base + "/nodes/{slice}:getGuestAttributes",
+		Peers: provision.Peers{
+			Read: base + "/nodes/{slice}:getGuestAttributes", Body: `{"queryPath":"multihost/lease"}`,
+			Told: "/guestAttributes/*/queryValue/items/*/value",
+		},
 	}
 }
 

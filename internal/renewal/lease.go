@@ -90,10 +90,7 @@ func (l *Lease) Arm(ctx context.Context, t *workers.Connected) error {
 		if errs[i] != nil || t.IsAway(i) {
 			continue
 		}
-		rights[i] = a.Right
-		if a.Apart != "" {
-			apart[i] = errors.New(a.Apart)
-		}
+		rights[i], apart[i] = a.Right, a.Apart
 		l.holds = l.holds || a.Right == nil
 		if end := l.Clock.Now().Add(l.terms.TTL - a.Age); l.terms.TTL > 0 && (l.expires.IsZero() || end.Before(l.expires)) {
 			l.expires = end

@@ -15,6 +15,12 @@ const (
 	LeaseResource = LeaseZone + "/queuedResources/train"
 )
 
+// LeaseVMs is the zone of the groups of VMs.
+const LeaseVMs = "/compute/v1/projects/p/zones/z"
+
+// LeaseGroup is the path of a group of VMs, which is the slice train-N.
+func LeaseGroup(n int) string { return fmt.Sprintf("%s/instanceGroupManagers/train-%d", LeaseVMs, n) }
+
 // A LeaseCloud is the part of Google Cloud that the watches of a job's lease use: the
 // metadata server of each worker, and the API with the queued resource LeaseResource. Its
 // methods are safe for concurrent use; change a field inside Do while a watch lives.
@@ -24,7 +30,14 @@ type LeaseCloud struct {
 	Terms   string    // in the metadata of the slices
 	Told    []string  // by worker: its guest attribute; "" for none
 	Asked   int       // calls for guest attributes
-	Deleted time.Time // when the resource was deleted; zero: it is there
+	Deleted time.Time // when the resource, or the last of its groups, was deleted; zero: it is there
+
+	// VMs is how many VMs a group has; 0: the workers belong to the queued resource. The
+	// groups of VMs are LeaseGroup(0) and so on. Worker n is VM vm-n.
+	VMs     int
+	States  []string        // of VMs by worker; "": RUNNING; NONE: it does not exist yet
+	Gone    map[string]bool // groups that were deleted
+	Foreign string          // a group of another run
 
 	// Refuse returns the status of a call that is refused, 0 for one that is answered, and
 	// -1 for one that gets no answer. A call is a method, a space and a path; that of the
@@ -72,6 +85,8 @@ func (c *LeaseCloud) Serve(w http.ResponseWriter, r *http.Request, worker int) b
 	case strings.HasSuffix(path, ":getGuestAttributes"):
 		c.Asked++
 		fmt.Fprintf(w, `{"guestAttributes":[%s]}`, c.attributes())
+	case strings.HasPrefix(path, LeaseVMs):
+		c.serveVMs(w, r, strings.TrimPrefix(path, LeaseVMs+"/"))
 	case path != LeaseResource || !c.Deleted.IsZero():
 		http.NotFound(w, r)
 	case r.Header.Get("Authorization") != "Bearer t":
@@ -91,6 +106,54 @@ func (c *LeaseCloud) attributes() string {
 		if all[i] = "{}"; value != "" {
 			all[i] = fmt.Sprintf(`{"queryValue":{"items":[{"namespace":"multihost","key":"lease","value":%q}]}}`, value)
 		}
+	}
+	return strings.Join(all, ",")
+}
+
+// serveVMs answers a call about groups of VMs. path is what follows the zone.
+func (c *LeaseCloud) serveVMs(w http.ResponseWriter, r *http.Request, path string) {
+	var n int
+	group, list := strings.CutSuffix(path, "/listManagedInstances")
+	if _, err := fmt.Sscanf(path, "instances/vm-%d/getGuestAttributes", &n); err == nil && r.URL.Query().Get("queryPath") == "multihost/lease" && n < len(c.Told) && c.Told[n] != "" {
+		c.Asked++
+		fmt.Fprintf(w, `{"queryPath":"multihost/lease","queryValue":{"items":[{"namespace":"multihost","key":"lease","value":%q}]}}`, c.Told[n])
+		return
+	}
+	_, err := fmt.Sscanf(group, "instanceGroupManagers/train-%d", &n)
+	switch name := fmt.Sprintf("train-%d", n); {
+	case err != nil || n*c.VMs >= len(c.Told) || c.Gone[name]:
+		http.NotFound(w, r)
+	case r.Header.Get("Authorization") != "Bearer t":
+		w.WriteHeader(http.StatusUnauthorized)
+	case list && r.Method == http.MethodPost:
+		fmt.Fprintf(w, `{"managedInstances":[%s]}`, c.managed(n))
+	case r.Method == http.MethodDelete:
+		if c.Gone == nil {
+			c.Gone = map[string]bool{}
+		}
+		if c.Gone[name] = true; len(c.Gone)*c.VMs == len(c.Told) {
+			c.Deleted = time.Now()
+		}
+	case c.Foreign == name:
+		fmt.Fprintf(w, `{"name":%q,"description":"of multihost-run=other"}`, name)
+	default:
+		fmt.Fprintf(w, `{"name":%q,"description":"of multihost-run=%s"}`, name, c.Label)
+	}
+}
+
+// managed lists the VMs of group n. One that does not exist yet has no state.
+func (c *LeaseCloud) managed(n int) string {
+	var all []string
+	for i := n * c.VMs; i < (n+1)*c.VMs; i++ {
+		state := "RUNNING"
+		if i < len(c.States) && c.States[i] != "" {
+			state = c.States[i]
+		}
+		text := fmt.Sprintf(`{"instance":"https://compute/zones/z/instances/vm-%d"`, i)
+		if state != "NONE" {
+			text += fmt.Sprintf(`,"instanceStatus":%q`, state)
+		}
+		all = append(all, text+"}")
 	}
 	return strings.Join(all, ",")
 }

@@ -57,7 +57,7 @@ func (h *Host) Boot(ctx context.Context, run string, lock *os.File) error {
 	kept := readSome(h.own(t.Run + termsEnd))
 	t.Read(kept)
 	if path, _ := h.newest(t.Run); path != "" {
-		t.Read(readSome(path))
+		t.Read(h.lease(path))
 		t.Adopted = true
 	}
 	err = h.save(t)
@@ -137,7 +137,7 @@ func (h *Host) Arm(ctx context.Context, nonce string, in io.Reader, only bool) e
 }
 
 // testRight answers whether this worker may delete the resource, and whether it can share
-// its state.
+// its state and read that of other workers.
 func (h *Host) testRight(ctx context.Context, nonce string, t Terms) {
 	// Thousands of workers ask at once.
 	_ = agent.Sleep(ctx, rand.N(2*time.Duration(max(t.Total, 1))*time.Millisecond))
@@ -145,20 +145,33 @@ func (h *Host) testRight(ctx context.Context, nonce string, t Terms) {
 	if err == nil {
 		h.say(nonce, "right yes")
 	} else {
-		account := ""
-		if agent.StatusOf(err) != 0 { // otherwise the cause is not a missing right
-			account, _ = h.Metadata.Value(ctx, "service-accounts/default/email")
-		}
-		if account == "" || strings.ContainsAny(account, " \t\n") {
-			account = "-"
-		}
-		h.say(nonce, "right no", status(err), account, strings.ReplaceAll(err.Error(), "\n", " "))
+		h.sayRefused(ctx, nonce, "right no", err)
 	}
-	if t.Total > 1 {
-		if err := h.Metadata.Publish(ctx, "armed", "run="+t.Run); err != nil {
-			h.say(nonce, "apart", status(err))
+	if t.Total < 2 {
+		return
+	}
+	if err := h.Metadata.Publish(ctx, "armed", "run="+t.Run); err != nil {
+		h.say(nonce, "apart", status(err))
+		return
+	}
+	if len(t.Nodes) > 0 {
+		if err := h.Client.MayRead(ctx, t.Peers, t.Nodes[rand.N(len(t.Nodes))]); err != nil {
+			h.sayRefused(ctx, nonce, "deaf", err)
 		}
 	}
+}
+
+// sayRefused answers that a call failed: with what HTTP status, the service account of this
+// worker if its rights may be the cause, and the reason.
+func (h *Host) sayRefused(ctx context.Context, nonce, what string, err error) {
+	account := ""
+	if agent.StatusOf(err) != 0 { // otherwise the cause is not a missing right
+		account, _ = h.Metadata.Value(ctx, "service-accounts/default/email")
+	}
+	if account == "" || strings.ContainsAny(account, " \t\n") {
+		account = "-"
+	}
+	h.say(nonce, what, status(err), account, strings.ReplaceAll(err.Error(), "\n", " "))
 }
 
 // status returns the HTTP status of a refused call, with three digits.
@@ -193,7 +206,7 @@ func (h *Host) Renew(nonce, run, hold string) error {
 	}
 	if path, _ := h.newest(run); path != "" {
 		var b strings.Builder
-		for line := range strings.Lines(readSome(path)) {
+		for line := range strings.Lines(h.lease(path)) {
 			if !strings.HasPrefix(line, "hold=") {
 				b.WriteString(line)
 			}

@@ -4,12 +4,10 @@ package watch
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"math/rand/v2"
-	"net/http"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -82,16 +80,35 @@ func (h *Host) save(t Terms) error {
 const mostTerms = 64 << 10
 
 func readSome(path string) string {
-	f, err := os.Open(path)
+	text, _ := readOwned(path)
+	return text
+}
+
+// readOwned is readSome, and says whose file it is; -1: not known. It follows no link.
+func readOwned(path string) (text string, owner int) {
+	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NOFOLLOW, 0)
 	if err != nil {
-		return ""
+		return "", -1
 	}
 	defer f.Close()
-	text, err := io.ReadAll(io.LimitReader(f, mostTerms))
+	info, err := f.Stat()
 	if err != nil {
-		return ""
+		return "", -1
 	}
-	return string(text)
+	all, err := io.ReadAll(io.LimitReader(f, mostTerms))
+	if err != nil {
+		return "", -1
+	}
+	return string(all), int(info.Sys().(*syscall.Stat_t).Uid)
+}
+
+// lease returns the text of a lease as far as its owner is trusted.
+func (h *Host) lease(path string) string {
+	text, owner := readOwned(path)
+	if owner == 0 || owner == h.Login {
+		return text
+	}
+	return ofAnybody(text)
 }
 
 // numbered returns the regular files of the index whose names are prefix and the number of
@@ -190,7 +207,7 @@ func (h *Host) Look(run string, seen *string) (Sight, error) {
 	if sight != *seen {
 		*seen, s.Renewed = sight, s.Leased
 		if s.Renewed {
-			s.Lease = readSome(path)
+			s.Lease = h.lease(path)
 		}
 	}
 	lock := h.index(busyLock)
@@ -387,11 +404,13 @@ func (w *watcher) do(ctx context.Context, a Action) ([]Action, error) {
 	case Stop:
 		w.Stop(w.m.Terms.Run)
 	case Ask:
-		reports, err := w.reports(ctx, a.Node)
-		return w.m.Heard(reports, err, time.Now()), ctx.Err()
+		told, workers, err := w.Client.Told(ctx, w.m.Terms.Peers, a.Node)
+		return w.m.Heard(reports(told, w.m.Terms.Run), workers, err, time.Now()), ctx.Err()
 	case Pause:
-		if err := agent.Sleep(ctx, rand.N(a.Most)); err != nil {
-			return nil, err
+		if a.Most > 0 {
+			if err := agent.Sleep(ctx, rand.N(a.Most)); err != nil {
+				return nil, err
+			}
 		}
 		s, err := w.Look(w.m.Terms.Run, &w.seen)
 		if err != nil {
@@ -410,37 +429,17 @@ func (w *watcher) do(ctx context.Context, a Action) ([]Action, error) {
 
 var report = regexp.MustCompile(`^run=(\S+) state=([a-z]+) at=([0-9]{1,11})$`)
 
-// reports returns what the workers of a slice have shared about our run.
-func (w *watcher) reports(ctx context.Context, node string) ([]Report, error) {
-	const body = `{"queryPath":"multihost/lease"}`
-	answer, err := w.Client.Do(ctx, agent.Call{Method: http.MethodPost, URL: w.m.Terms.attributesOf(node), Type: "application/json", Body: strings.NewReader(body), Size: int64(len(body))})
-	if err != nil {
-		return nil, err
-	}
-	var told struct {
-		Attributes []struct {
-			Value struct {
-				Items []struct {
-					Namespace, Key, Value string
-				} `json:"items"`
-			} `json:"queryValue"`
-		} `json:"guestAttributes"`
-	}
-	if err := json.Unmarshal(answer.Body, &told); err != nil {
-		return nil, fmt.Errorf("read its guest attributes: %w", err)
-	}
-	var all []Report
-	for _, worker := range told.Attributes {
-		for _, item := range worker.Value.Items {
-			m := report.FindStringSubmatch(item.Value)
-			if item.Namespace != "multihost" || item.Key != "lease" || m == nil || m[1] != w.m.Terms.Run {
-				continue
-			}
-			at, _ := strconv.ParseInt(m[3], 10, 64) // it is a number
-			all = append(all, Report{m[2], time.Unix(at, 0)})
+// reports returns what the workers of a slice have shared about a run.
+func reports(told []string, run string) (all []Report) {
+	for _, text := range told {
+		m := report.FindStringSubmatch(text)
+		if m == nil || m[1] != run {
+			continue
 		}
+		at, _ := strconv.ParseInt(m[3], 10, 64) // it is a number
+		all = append(all, Report{m[2], time.Unix(at, 0)})
 	}
-	return all, nil
+	return all
 }
 
 // Stop sends TERM to the command of a run; the deletion of its VM does the rest. It signals

@@ -3,6 +3,7 @@ package watch
 import (
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"multihost/internal/agent"
@@ -33,7 +34,7 @@ type (
 	Share  struct{ State string }       // tell the other workers
 	Stop   struct{}                     // ask the command to end
 	Ask    struct{ Node string }        // read what the workers of a slice have shared
-	Pause  struct{ Most time.Duration } // wait for a random time of at most this, and look
+	Pause  struct{ Most time.Duration } // wait for a random time below this, and look
 	Delete struct{}                     // request the deletion
 	End    struct{ Foreign bool }       // the watch is over; Foreign: the resource is another run's
 )
@@ -68,7 +69,9 @@ const (
 	deadAfter  = 30 * time.Minute // a worker that has shared nothing for this long has ended
 	longPause  = 10 * time.Minute // pause between two tries after many failures
 	manyTries  = 20
-	mostPause  = 600 * time.Second // before a deletion, so that usually a single worker requests it
+	callRate   = 5                // calls a second that all workers of a job make while the command runs on one
+	mostSpread = 30 * time.Minute // between two times at which a worker asks the others
+	mostPause  = 600              // seconds, so that usually a single worker asks all others and deletes
 )
 
 // A Machine decides what a watch does. It reads no clock and touches nothing: Look begins
@@ -84,6 +87,7 @@ type Machine struct {
 	toldAt               time.Duration
 	stopped              bool
 	tries                int
+	waited               bool // the random pause before a deletion is over
 
 	seen  Sight
 	state string
@@ -128,9 +132,10 @@ func (m *Machine) judge() []Action {
 	if m.seen.Up < m.again {
 		return nil
 	}
+	m.waited = false
 	actions, due := m.due()
 	if due {
-		actions = append(actions, m.askOthers()...)
+		actions = append(actions, Pause{seconds(min(m.Terms.Total, mostPause))})
 	}
 	return actions
 }
@@ -209,13 +214,13 @@ func (m *Machine) expired(after int64) bool {
 // that commands have had time to end by themselves.
 func (m *Machine) lastMoment() bool { return m.expired(m.Terms.Grace + 30) }
 
-// askOthers finds out whether the command has ended on every other worker. When the time
+// ask begins to find out whether the command has ended on every other worker. When the time
 // to live is over, it waits for this no longer than lastMoment.
-func (m *Machine) askOthers() []Action {
+func (m *Machine) ask() []Action {
 	t := &m.Terms
 	switch {
 	case t.Total < 2, m.aged && m.lastMoment():
-		return m.pause()
+		return m.delete()
 	case m.told == "" && t.Adopted && m.aged:
 		return nil
 	case m.told == "" && t.Adopted:
@@ -228,19 +233,20 @@ func (m *Machine) askOthers() []Action {
 
 func (m *Machine) next() []Action {
 	if len(m.asked) == 0 {
-		return m.pause()
+		m.waited = true
+		return []Action{Pause{}} // for a last look at this worker
 	}
 	return []Action{Ask{m.asked[0]}}
 }
 
-func (m *Machine) pause() []Action {
-	return []Action{Pause{min(seconds(m.Terms.Total), mostPause)}}
+func (m *Machine) delete() []Action {
+	return []Action{Note{fmt.Sprintf("deleting %s: %s", m.Terms.resource(), m.why)}, Delete{}}
 }
 
-// Heard takes what the workers of a slice have shared, or why that is not known. A slice
-// that is gone (HTTP status 404) has no command. A worker without a report is not known to
-// have ended.
-func (m *Machine) Heard(reports []Report, err error, now time.Time) []Action {
+// Heard takes what the workers of a slice have shared, or why that is not known. workers is
+// how many of them can run a command; -1: as many as the terms say. A slice that is gone
+// (HTTP status 404) has no command. A worker without a report is not known to have ended.
+func (m *Machine) Heard(reports []Report, workers int, err error, now time.Time) []Action {
 	t, node := &m.Terms, m.asked[0]
 	m.asked = m.asked[1:]
 	if agent.StatusOf(err) == 404 {
@@ -251,13 +257,16 @@ func (m *Machine) Heard(reports []Report, err error, now time.Time) []Action {
 	}
 	for _, r := range reports {
 		if m.stays(r, now) {
+			m.again = m.seen.Up + m.spread()
 			return nil
 		}
 	}
-	expected := int(t.Total) / max(1, len(t.Nodes))
+	if workers < 0 {
+		workers = int(t.Total) / max(1, len(t.Nodes))
+	}
 	// If no runner has come here, nothing was started: missing reports do not matter.
-	if len(reports) < expected && t.Adopted {
-		return m.unknown(fmt.Sprintf("slice %s: %d of %d workers have told", node, len(reports), expected))
+	if len(reports) < workers && t.Adopted {
+		return m.unknown(fmt.Sprintf("slice %s: %d of %d workers have told", node, len(reports), workers))
 	}
 	return m.next()
 }
@@ -296,10 +305,13 @@ func (m *Machine) Again(s Sight) []Action {
 	actions := m.take(s)
 	more, due := m.due()
 	actions = append(actions, more...)
-	if !due {
+	switch {
+	case !due:
 		return actions
+	case m.waited:
+		return append(actions, m.delete()...)
 	}
-	return append(actions, Note{fmt.Sprintf("deleting %s: %s", m.Terms.resource(), m.why)}, Delete{})
+	return append(actions, m.ask()...)
 }
 
 // Deleted takes the result of the request.
@@ -309,7 +321,7 @@ func (m *Machine) Deleted(err error) []Action {
 	}
 	m.later()
 	if err != nil {
-		return []Action{Note{err.Error()}}
+		return []Action{Note{strings.ReplaceAll(err.Error(), "\n", "; ")}}
 	}
 	return nil
 }
@@ -318,8 +330,20 @@ func (m *Machine) Deleted(err error) []Action {
 // may work again, even after days.
 func (m *Machine) later() {
 	m.tries++
-	m.again = m.seen.Up + longPause
+	pause := longPause
 	if m.tries < manyTries {
-		m.again = m.seen.Up + 3*seconds(m.Terms.Look)
+		pause = 3 * seconds(m.Terms.Look)
 	}
+	m.again = m.seen.Up + max(pause, m.spread())
+}
+
+// spread returns how often a worker may ask the others. Each of them may ask, and a quota of
+// the API is that of all that the user's project does.
+func (m *Machine) spread() time.Duration {
+	total := min(m.Terms.Total, 10000)
+	calls := int64(len(m.Terms.Nodes))
+	if m.Terms.Peers.List != "" {
+		calls = total
+	}
+	return min(seconds(total)*time.Duration(calls)/callRate, mostSpread)
 }

@@ -30,7 +30,7 @@ func TestALeaseIsNoProgram(t *testing.T) {
 
 // Written terms are read back equal, whatever their values.
 func FuzzTerms(f *testing.F) {
-	f.Add("run=train\npeers=https://tpu/v2/nodes/{slice}:getGuestAttributes\nnodes=x y\ntotal=08\nttl=99999999999\nkeep=on-failure\nadopted=yes\n")
+	f.Add("run=train\npeers={\"read\":\"https://tpu/v2/nodes/{slice}:getGuestAttributes\",\"told\":\"/x/*\"}\nnodes=x y\ntotal=08\nttl=99999999999\nkeep=on-failure\nadopted=yes\n")
 	f.Add("deletion={\"read\":\"u\",\"method\":\"DELETE\",\"proof\":{\"path\":\"/a\",\"value\":\"=\\n\"}}\ndeletion={}\n")
 	f.Fuzz(func(t *testing.T, text string) {
 		one := Defaults()
@@ -69,7 +69,7 @@ func TestLook(t *testing.T) {
 		"what is renewed is not what is known": {nil, 2 * hour, 0, Sight{Leased: true}, []string{"Pause"}},
 		"nobody has come":                      {func(t *Terms) { t.Adopt, t.Adopted = 60, false }, time.Minute, 0, Sight{}, []string{"Pause"}},
 		"a command has come":                   {func(t *Terms) { t.Adopt, t.Adopted = 60, false }, time.Minute, 0, Sight{Busy: true}, nil},
-		"others are asked":                     {func(t *Terms) { t.Total = 2 }, hour, 0, Sight{Begun: true}, []string{"Share failed", "Ask train"}},
+		"others are asked":                     {func(t *Terms) { t.Total = 2 }, hour, 0, Sight{Begun: true}, []string{"Share failed", "Pause"}},
 		"nothing has a limit":                  {func(t *Terms) { t.Lease = 0 }, time.Minute, 0, Sight{Busy: true}, []string{"dismissed", "End"}},
 	} {
 		tt := terms(row.terms)
@@ -155,12 +155,40 @@ func TestHeard(t *testing.T) {
 			}
 		}), noon.Add(-hour), 0)
 		s := Sight{Up: hour, Now: noon, Begun: m.Terms.Adopted, Code: "0"}
-		if got := do(m, m.Look(s)); len(got) == 0 || got[len(got)-1] != "Ask train" {
+		do(m, m.Look(s))
+		if got := do(m, m.Again(s)); len(got) == 0 || got[len(got)-1] != "Ask train" {
 			t.Errorf("%s: got %q, want a question", name, got)
 			continue
 		}
-		if got := do(m, m.Heard(row.reports, row.err, noon)); !slices.Equal(got, row.want) {
+		if got := do(m, m.Heard(row.reports, -1, row.err, noon)); !slices.Equal(got, row.want) {
 			t.Errorf("%s: got %q, want %q", name, got, row.want)
+		}
+	}
+}
+
+// The workers of a job together make at most some calls a second, however many there are.
+func TestTheOthersAreAskedNowAndThen(t *testing.T) {
+	t.Parallel()
+	for _, row := range []struct {
+		slices, workers int
+		vms             bool
+		want            time.Duration
+	}{
+		{1, 2, false, 400 * time.Millisecond},
+		{2, 4, true, 3200 * time.Millisecond},
+		{4, 64, false, 51200 * time.Millisecond},
+		{4, 64, true, 819200 * time.Millisecond},
+		{64, 2048, false, mostSpread},
+		{1, 99999999999, true, mostSpread},
+	} {
+		m := NewMachine(terms(func(t *Terms) {
+			t.Nodes, t.Total = make([]string, row.slices), int64(row.workers)
+			if row.vms {
+				t.Peers.List = "list"
+			}
+		}), time.Time{}, 0)
+		if got := m.spread(); got != row.want {
+			t.Errorf("%+v: got %v", row, got)
 		}
 	}
 }

@@ -9,13 +9,17 @@
 // [Machine] decides, from what it is told; [Host] looks, asks and does. The lease is a file
 // of the login that renews it: when it changes, a runner lives. Its lines are the terms,
 // which count from then on, also after a reboot. Every login can write such a file, so its
-// contents are never run, name no file, and count only where they are understood.
+// contents are never run, name no file, and count only where they are understood. What is
+// called with the VM's token, and which workers there are, count only in a file of root or
+// of the login that the watch runs as.
 package watch
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -28,7 +32,7 @@ import (
 type Terms struct {
 	Run    string
 	Delete []agent.Deletion // how the resource is deleted
-	Peers  string           // address of the guest attributes of a slice, whose name replaces {slice}
+	Peers  agent.Peers      // how the workers of a slice are asked
 	Nodes  []string         // slices whose workers tell each other what they know
 	Total  int64            // workers of all slices
 
@@ -67,6 +71,21 @@ func (t *Terms) numbers() []struct {
 	}
 }
 
+// trusted are the keys of lines that count only if root or the login of the watch wrote
+// them. The others say when the slices are deleted, and any login that runs a job may do so.
+var trusted = []string{"deletion", "peers", "nodes", "total"}
+
+// ofAnybody returns the lines of a lease that count whoever wrote them.
+func ofAnybody(text string) string {
+	var b strings.Builder
+	for line := range strings.Lines(text) {
+		if key, _, _ := strings.Cut(line, "="); !slices.Contains(trusted, key) {
+			b.WriteString(line)
+		}
+	}
+	return b.String()
+}
+
 // Read takes over the lines KEY=VALUE of a text that it understands. It never changes a run
 // that is already set. Deletions in the text replace earlier ones.
 func (t *Terms) Read(text string) {
@@ -97,7 +116,10 @@ func (t *Terms) set(key, value string) {
 	case "adopted":
 		t.Adopted = t.Adopted || value == "yes"
 	case "peers":
-		t.Peers = value
+		var p agent.Peers
+		if json.Unmarshal([]byte(value), &p) == nil {
+			t.Peers = p
+		}
 	case "nodes":
 		t.Nodes = strings.Fields(value)
 	case "keep":
@@ -123,7 +145,8 @@ func (t Terms) Text() string {
 		text, _ := json.Marshal(d) // strings only
 		line("deletion", string(text))
 	}
-	line("peers", t.Peers)
+	peers, _ := json.Marshal(t.Peers) // strings only
+	line("peers", string(peers))
 	line("nodes", strings.Join(t.Nodes, " "))
 	for _, n := range t.numbers() {
 		line(n.key, strconv.FormatInt(*n.value, 10))
@@ -137,10 +160,11 @@ func (t Terms) Text() string {
 
 // resource returns the address of what is deleted, for people.
 func (t Terms) resource() string {
-	if len(t.Delete) == 0 {
-		return "nothing"
+	var all []string
+	for _, d := range t.Delete {
+		all = append(all, d.Read)
 	}
-	return t.Delete[0].Read
+	return cmp.Or(strings.Join(all, ", "), "nothing")
 }
 
 // Errors of terms by which nothing is deleted.
@@ -161,11 +185,6 @@ func (t Terms) undoes() error {
 		}
 	}
 	return nil
-}
-
-// attributesOf returns the address at which a slice's guest attributes are read.
-func (t Terms) attributesOf(node string) string {
-	return strings.ReplaceAll(t.Peers, "{slice}", node)
 }
 
 // begin returns the start of the time to live: the time of the request, or the first boot

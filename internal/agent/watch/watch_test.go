@@ -130,7 +130,8 @@ func (w *worker) says(part string) {
 // terms are those of a job of one worker, with a lease of an hour.
 func terms(change func(*Terms)) Terms {
 	t := Defaults()
-	t.Run, t.Nodes, t.Peers = "train", []string{"train"}, zone+"/nodes/{slice}:getGuestAttributes"
+	t.Run, t.Nodes = "train", []string{"train"}
+	t.Peers = agent.Peers{Read: zone + "/nodes/{slice}:getGuestAttributes", Body: `{"queryPath":"multihost/lease"}`, Told: "/guestAttributes/*/queryValue/items/*/value"}
 	t.Delete = []agent.Deletion{{Read: resource, Method: "DELETE", URL: resource + "?force=true", Probe: resource + "-probe",
 		Proof: agent.Field{Path: "/tpu/nodeSpec/*/node/labels/multihost-run", Value: "train"}, Going: agent.Field{Path: "/state/state", Value: "DELETING"}}}
 	t.Lease, t.Fresh, t.Grace = 3600, 900, 60
