@@ -43,11 +43,17 @@ func Asking(r provision.Request, project, zone string, mtu int, until string, dr
 		usd *= float64(n)
 		e.Hourly = &usd
 	}
-	if r.MaxRunDuration > 0 {
-		e.Until += ", at the latest " + stage.AsTyped(r.MaxRunDuration) + " after they begin to run (--max-run-duration)"
-	}
+	e.Until += AtTheLatest(r)
 	e.Text = askingText(e)
 	return e
+}
+
+// AtTheLatest says when the provider takes the slices of a request away; "" if it does not.
+func AtTheLatest(r provision.Request) string {
+	if r.MaxRunDuration <= 0 {
+		return ""
+	}
+	return ", at the latest " + stage.AsTyped(r.MaxRunDuration) + " after they begin to run (--max-run-duration)"
 }
 
 // askingText is the line for people.

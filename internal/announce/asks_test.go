@@ -28,6 +28,9 @@ type reader struct {
 func (r reader) DefaultServiceAccount(context.Context) string  { return r.account }
 func (r reader) Policy(context.Context) ([]gcp.Binding, error) { return r.bindings, r.policy }
 func (r reader) MayCallAPI(provision.Request) bool             { return r.scopes }
+func (r reader) DeletionRoles() (string, []string) {
+	return "q.delete", []string{"roles/q.admin", "roles/editor"}
+}
 
 func TestWhetherTheWorkersMayDelete(t *testing.T) {
 	t.Parallel()
@@ -42,7 +45,7 @@ func TestWhetherTheWorkersMayDelete(t *testing.T) {
 		{"no worker is to delete", reader{account: "a@b", scopes: true}, false, "", ""},
 		{"a cloud that does not tell", cloud{}, true, "", ""},
 		{"an editor", reader{account: "a@b", scopes: true, bindings: editor}, true, MayDelete, ""},
-		{"no role", reader{account: "c@d", scopes: true, bindings: editor}, true, MayNotDelete, "add-iam-policy-binding p --member=serviceAccount:c@d"},
+		{"no role", reader{account: "c@d", scopes: true, bindings: editor}, true, MayNotDelete, "add-iam-policy-binding p --member=serviceAccount:c@d --role=roles/q.admin"},
 		{"a policy that cannot be read", reader{account: "a@b", scopes: true, policy: errors.New("denied")}, true, MayUnknown, ""},
 		{"an account that is not known", reader{scopes: true}, true, MayUnknown, ""},
 		{"scopes without the API", reader{account: "a@b"}, true, MayNotDelete, "add --scopes=cloud-platform"},

@@ -24,6 +24,9 @@ type RightsReader interface {
 	Policy(ctx context.Context) ([]gcp.Binding, error)
 	// MayCallAPI reports whether the scopes of the request let its workers delete it.
 	MayCallAPI(r provision.Request) bool
+	// DeletionRoles returns the permission with which a worker deletes slices, and the
+	// predefined roles that have it, of which the first one has the least else.
+	DeletionRoles() (permission string, roles []string)
 }
 
 // A DeletionRight says, before the request, whether the workers may delete the queued
@@ -33,7 +36,8 @@ type DeletionRight struct {
 	May     string `json:"may"`                       // "yes", "no" or "unknown"; "yes" and "no" as far as the project's own policy tells
 	Why     string `json:"why,omitempty"`
 
-	cure string // command or flag that gives the right
+	cure  string // command or flag that gives the right
+	until string // what ends the bill of slices that the workers may not delete
 }
 
 // Values of DeletionRight.May.
@@ -43,17 +47,10 @@ const (
 	MayUnknown   = "unknown"
 )
 
-// deletePermission is the permission that a worker needs. Queued resources have no
-// permissions of their own.
-const deletePermission = "tpu.nodes.delete"
-
-// deletingRoles are the predefined roles that have deletePermission.
-var deletingRoles = []string{"roles/tpu.admin", "roles/editor", "roles/owner"}
-
-// judgePolicy says whether the project's policy lets a service account delete queued
-// resources. It cannot judge custom roles and conditions: the answer is then MayUnknown.
-// The bindings do not have roles that come from a group, a folder or the organization.
-func judgePolicy(account string, bindings []gcp.Binding) (may, why string) {
+// judgePolicy says whether the project's policy gives a service account one of the roles.
+// It cannot judge custom roles and conditions: the answer is then MayUnknown. The bindings
+// do not have roles that come from a group, a folder or the organization.
+func judgePolicy(account string, roles []string, bindings []gcp.Binding) (may, why string) {
 	may = MayNotDelete
 	for _, b := range bindings {
 		if !slices.ContainsFunc(b.Members, func(m string) bool {
@@ -62,7 +59,7 @@ func judgePolicy(account string, bindings []gcp.Binding) (may, why string) {
 			continue
 		}
 		custom := !strings.HasPrefix(b.Role, "roles/")
-		switch deletes := slices.Contains(deletingRoles, b.Role); {
+		switch deletes := slices.Contains(roles, b.Role); {
 		case deletes && !b.Conditional:
 			return MayDelete, "it has " + b.Role
 		case deletes:
@@ -83,12 +80,13 @@ const rightLimit = 5 * time.Second
 // it has not called answer.
 func AskRight(ctx context.Context, d *workers.Reach, o provision.Request, deletes bool) (answer func() *DeletionRight, over func()) {
 	reader, ok := provision.As[RightsReader](d.Cloud)
+	until := "you delete them" + AtTheLatest(o)
 	switch {
 	case !deletes || !ok:
 		return func() *DeletionRight { return nil }, func() {}
 	case !reader.MayCallAPI(o):
 		r := &DeletionRight{Account: o.ServiceAccount, May: MayNotDelete,
-			Why: "the scopes of the request lack cloud-platform", cure: "add --scopes=cloud-platform"}
+			Why: "the scopes of the request lack cloud-platform", cure: "add --scopes=cloud-platform", until: until}
 		return func() *DeletionRight { return r }, func() {}
 	}
 	ctx, cancel := context.WithTimeout(gcp.Unattended(ctx), rightLimit)
@@ -100,30 +98,31 @@ func AskRight(ctx context.Context, d *workers.Reach, o provision.Request, delete
 		asked.Go(func() { account = reader.DefaultServiceAccount(ctx) })
 	}
 	asked.Go(func() { bindings, err = reader.Policy(ctx) })
+	permission, roles := reader.DeletionRoles()
 	answer = func() *DeletionRight {
 		asked.Wait()
-		r := &DeletionRight{Account: account, May: MayUnknown}
+		r := &DeletionRight{Account: account, May: MayUnknown, until: until}
 		switch {
 		case err != nil:
 			r.Why = err.Error()
 		case account == "":
 			r.Why = "the project's default service account cannot be read"
 		default:
-			r.May, r.Why = judgePolicy(account, bindings)
+			r.May, r.Why = judgePolicy(account, roles, bindings)
 		}
 		if r.May == MayNotDelete {
 			r.Why = fmt.Sprintf("service account %s has no role with %s in the policy of project %s, unless a group, a folder or the organization gives it one",
-				account, deletePermission, d.Project)
-			r.cure = GrantCommand(d.Project, account)
+				account, permission, d.Project)
+			r.cure = GrantCommand(d.Project, account, roles[0])
 		}
 		return r
 	}
 	return answer, func() { cancel(); asked.Wait() }
 }
 
-// GrantCommand is the command that lets a service account delete queued resources.
-func GrantCommand(project, account string) string {
-	return remote.CommandLine("gcloud", "projects", "add-iam-policy-binding", project, "--member=serviceAccount:"+account, "--role="+gcp.RoleFor(deletePermission))
+// GrantCommand is the command that gives a service account a role.
+func GrantCommand(project, account, role string) string {
+	return remote.CommandLine("gcloud", "projects", "add-iam-policy-binding", project, "--member=serviceAccount:"+account, "--role="+role)
 }
 
 // Occasions on which workers delete a queued resource.
@@ -132,13 +131,13 @@ const (
 	WhenRunEnds    = "when the command has ended" // for a job without runner
 )
 
-// TellRight warns, before the request, that the workers may not delete the queued
-// resource on the occasion when.
+// TellRight warns, before the request, that the workers may not delete the slices on the
+// occasion when.
 func TellRight(d *workers.Reach, r *DeletionRight, id, when string) {
 	switch {
 	case r == nil || r.May == MayDelete:
 	case r.May == MayNotDelete:
-		event.Notef(d.Sink, event.Warn, r.cure, "the workers may not delete %s: %s; %s, the slices stay and are billed until you delete them", provision.NameOf(d.Cloud, id), r.Why, when)
+		event.Notef(d.Sink, event.Warn, r.cure, "the workers may not delete %s: %s; %s, the slices stay and are billed until %s", provision.NameOf(d.Cloud, id), r.Why, when, r.until)
 	default:
 		event.Notef(d.Sink, event.Debug, "", "whether the workers may delete %s is not known before they exist: %s", provision.NameOf(d.Cloud, id), r.Why)
 	}

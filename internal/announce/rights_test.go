@@ -32,7 +32,7 @@ func TestWhatAPolicyTellsOfTheRightToDelete(t *testing.T) {
 		"everybody with a login":   {[]gcp.Binding{bind("roles/owner", false, "allAuthenticatedUsers")}, MayDelete},
 		"a group":                  {[]gcp.Binding{bind("roles/owner", false, "group:all@b.c")}, MayNotDelete},
 	} {
-		if may, why := judgePolicy(me, c.policy); may != c.want {
+		if may, why := judgePolicy(me, []string{"roles/tpu.admin", "roles/editor", "roles/owner"}, c.policy); may != c.want {
 			t.Errorf("%s: %s (%s), want %s", name, may, why, c.want)
 		}
 	}

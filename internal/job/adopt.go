@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"multihost/internal/announce"
 	"multihost/internal/codesync"
 	"multihost/internal/follow"
 	"multihost/internal/lease"
@@ -227,11 +228,7 @@ func (q *queued) ifLeft() string {
 	text := "nobody starts the command until the same command is typed again; "
 	switch {
 	case q.terms.Metadata(q.Agents, q.o.Request.Metadata) == nil:
-		text += "its slices are billed until then, or until it is deleted"
-		if limit := q.o.Request.MaxRunDuration; limit > 0 {
-			text += ", at the latest " + stage.AsTyped(limit) + " after they begin to run (--max-run-duration)"
-		}
-		return text
+		return text + "its slices are billed until then, or until it is deleted" + announce.AtTheLatest(q.o.Request)
 	case q.terms.Adopt > 0:
 		return text + "its slices delete themselves " + stage.AsTyped(q.terms.Adopt) + " after their boot (--lease)"
 	}

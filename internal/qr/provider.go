@@ -176,6 +176,12 @@ func (p Provider) DefaultServiceAccount(ctx context.Context) string {
 // Policy returns the bindings of the project's own policy.
 func (p Provider) Policy(ctx context.Context) ([]gcp.Binding, error) { return p.c.gcp.Policy(ctx) }
 
+// DeletionRoles returns the permission with which workers delete queued resources, which have
+// no permissions of their own, and the predefined roles that have it.
+func (p Provider) DeletionRoles() (permission string, roles []string) {
+	return "tpu.nodes.delete", []string{"roles/tpu.admin", "roles/editor", "roles/owner"}
+}
+
 // MayCallAPI reports whether the scopes of the request let its workers delete it.
 func (p Provider) MayCallAPI(r provision.Request) bool { return requestOf(r).MayCallTPU() }
 

@@ -3,6 +3,7 @@
 package renewal
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -123,13 +124,17 @@ func (l *Lease) tell(t *workers.Connected, errs, rights, apart []error) {
 	for _, f := range stage.GroupErrors(t.IDs, errs) {
 		tell(event.Warn, "", "%s", unwatched(tpu.FoldShort(f.Workers), name, f.String(), t.Slices[0]))
 	}
-	_, known := provision.As[announce.RightsReader](l.Cloud)
+	role := ""
+	if reader, ok := provision.As[announce.RightsReader](l.Cloud); ok {
+		_, roles := reader.DeletionRoles()
+		role = roles[0]
+	}
 	for _, f := range stage.GroupErrors(t.IDs, rights) {
 		how := "whether %s may delete %s is not known; if not, and this machine dies, it is billed on: %s"
 		if refused(f.First) {
 			how = "%s may not delete %s: if this machine dies, it is billed on: %s"
 		}
-		tell(event.Warn, rightCure(f.First, l.Project, known), how, tpu.FoldShort(f.Workers), name, f)
+		tell(event.Warn, rightCure(f.First, l.Project, role), how, tpu.FoldShort(f.Workers), name, f)
 	}
 	limit := ""
 	if l.terms.TTL == 0 {
@@ -140,7 +145,7 @@ func (l *Lease) tell(t *workers.Connected, errs, rights, apart []error) {
 	}
 	if l.terms.Lease > 0 {
 		for _, f := range stage.GroupErrors(t.IDs, apart) {
-			tell(event.Warn, limit, "%s cannot tell the others whether its command runs, so a lease that nobody renews ends nothing: %s", tpu.FoldShort(f.Workers), f)
+			tell(event.Warn, cmp.Or(rightCure(f.First, l.Project, role), limit), "%s and the other workers cannot tell each other whether the command runs, so a lease that nobody renews ends nothing: %s", tpu.FoldShort(f.Workers), f)
 		}
 	}
 	if l.holds && l.terms.Foreign {
@@ -188,16 +193,16 @@ func refused(err error) bool {
 }
 
 // rightCure returns the command or flag that gives a worker the right that it lacks; "" if
-// there is none. known says that GrantCommand grants a right of this provider.
-func rightCure(err error, project string, known bool) string {
+// there is none. role has the right; "": it is not known.
+func rightCure(err error, project, role string) string {
 	var e *lease.RightError
 	switch {
 	case !errors.As(err, &e):
 		return ""
 	case strings.Contains(e.Text, "SCOPE") || strings.Contains(e.Text, "scopes"):
 		return "make the slices with the scope cloud-platform: --scopes=cloud-platform"
-	case e.Status == 403 && e.Account != "" && known:
-		return announce.GrantCommand(project, e.Account)
+	case e.Status == 403 && e.Account != "" && role != "":
+		return announce.GrantCommand(project, e.Account, role)
 	}
 	return ""
 }

@@ -74,7 +74,7 @@ func TestALeaseIsToldOnce(t *testing.T) {
 	none := make([]error, 3)
 	denied := []error{&lease.RightError{Status: 403, Account: "a@b", Text: "denied"}, &lease.RightError{Status: 403, Account: "a@b", Text: "denied"}, nil}
 	l.tell(team, none, denied, []error{nil, nil, errors.New("no port")})
-	for _, want := range []string{"s0w[0-1] may not delete queued resource m", "s0w2 cannot tell the others", "have a startup script that is not ours"} {
+	for _, want := range []string{"s0w[0-1] may not delete queued resource m", "s0w2 and the other workers cannot tell each other", "have a startup script that is not ours"} {
 		if !said.Said(event.Warn, want) {
 			t.Errorf("%q is not said: %v", want, said.Notes())
 		}
@@ -109,11 +109,11 @@ func TestWhatGivesTheRightToDelete(t *testing.T) {
 		{&lease.RightError{Status: 403, Account: "a@b"}, "add-iam-policy-binding p --member=serviceAccount:a@b"},
 		{&lease.RightError{Status: 500}, ""},
 	} {
-		if got := rightCure(tt.err, "p", true); (got == "") != (tt.cure == "") || !strings.Contains(got, tt.cure) {
+		if got := rightCure(tt.err, "p", "roles/tpu.admin"); (got == "") != (tt.cure == "") || !strings.Contains(got, tt.cure) {
 			t.Errorf("%v: %q, want %q", tt.err, got, tt.cure)
 		}
 	}
-	if got := rightCure(&lease.RightError{Status: 403, Account: "a@b"}, "p", false); got != "" {
+	if got := rightCure(&lease.RightError{Status: 403, Account: "a@b"}, "p", ""); got != "" {
 		t.Errorf("where the right is another one: %q", got)
 	}
 }
