@@ -181,13 +181,14 @@ func (q *queued) bootLimit() time.Duration {
 // may be as short as a minute.
 const adoptRound = 30 * time.Second
 
-// adopt reports whether every worker of a slice answers, as Probe does. It tells each
-// worker that answers at once that a runner has come, because the others may take
-// longer than --lease. If all answer, it renews the lease until release is called.
+// adopt reports whether every worker of a slice answers, as Probe does. It asks those that
+// answer at once whether a command of an earlier runner lives there. It tells them that a
+// runner has come, because the others may take longer than --lease. If all answer, it
+// renews the lease until release is called.
 func (q *queued) adopt(ctx context.Context, s tpu.Slice) error {
 	all := q.held.exists(s)
 	q.SetStatus(func(st *stage.Status) { st.Billed = follow.Billed(st.Tier, all) })
-	if !q.ours || !q.terms.On() {
+	if !q.ours {
 		return Probe(ctx, q.Reach, s)
 	}
 	s.Index = 0
@@ -196,11 +197,12 @@ func (q *queued) adopt(ctx context.Context, s tpu.Slice) error {
 	if err != nil {
 		return err
 	}
-	// Errors here are reported when the run makes its own connections.
-	q.renewal().ArmEach(ctx, t, q.how(), func(ctx context.Context, i int) error {
-		_, err := lease.Adopt(ctx, t.Conns[i], q.Agents.Sums(), q.terms)
-		return err
-	})
+	if q.terms.On() { // errors here are reported when the run makes its own connections
+		q.renewal().ArmEach(ctx, t, q.how(), func(ctx context.Context, i int) error {
+			_, err := lease.Adopt(ctx, t.Conns[i], q.Agents.Sums(), q.terms)
+			return err
+		})
+	}
 	if known := q.held.now(); known.inherited && !known.worked {
 		q.held.ask(ctx, t, q.o.Run.Run)
 	}

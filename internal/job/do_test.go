@@ -34,6 +34,7 @@ type shelf struct {
 	provision.Provider
 	taken    func() bool // whether the first slices are taken away; nil: they are not
 	readOnly bool        // as of a dry run
+	workers  int         // of the slice
 
 	mu       sync.Mutex // guards what follows
 	requests []provision.Request
@@ -49,7 +50,7 @@ func (s *shelf) Get(_ context.Context, id string) (provision.Resource, error) {
 	r := s.requests[len(s.requests)-1]
 	res := provision.Resource{ID: r.ID, Life: provision.Active, State: "ACTIVE", Type: r.Type.Name, NodeCount: 1, Nodes: []string{"m"},
 		Labels: r.Labels, CreateTime: time.Now(), Reclaimable: true, Commands: s.Undoing(id).Commands}
-	one := tpu.Slice{Name: "m", UID: fmt.Sprint(len(s.requests)), State: "READY", Condition: tpu.Usable, Type: r.Type.Name, QueuedResource: r.ID, Workers: make([]tpu.Worker, 1)}
+	one := tpu.Slice{Name: "m", UID: fmt.Sprint(len(s.requests)), State: "READY", Condition: tpu.Usable, Type: r.Type.Name, QueuedResource: r.ID, Workers: make([]tpu.Worker, s.workers)}
 	if len(s.requests) == 1 && s.taken != nil && s.taken() {
 		res.Life, res.State, one.State, one.Condition = provision.Suspended, "SUSPENDED", "PREEMPTED", tpu.Taken
 	}
@@ -88,9 +89,17 @@ func (s *shelf) Undoing(id string, _ ...string) provision.Undoing { return undoi
 // onShelf returns what a job on a shelf needs. Its worker is processes of this machine.
 func onShelf(t *testing.T, script string) (Deps, JobOptions, *shelf, *testkit.Recorder, *localworker.Worker) {
 	t.Helper()
-	code, cloud, machine := t.TempDir(), &shelf{}, localworker.Make(t)
+	d, o, cloud, said, machines := onShelfWith(t, 1, script)
+	return d, o, cloud, said, machines[0]
+}
+
+// onShelfWith is onShelf with several workers.
+func onShelfWith(t *testing.T, workers int, script string) (Deps, JobOptions, *shelf, *testkit.Recorder, []*localworker.Worker) {
+	t.Helper()
+	code, cloud, fleet := t.TempDir(), &shelf{workers: workers}, localworker.Fleet{}
+	fleet.Slice(t, "m", workers)
 	testkit.Must(t, os.WriteFile(filepath.Join(code, "words"), []byte("from the laptop\n"), 0o600))
-	d, said := onworkers.Deps(t, localworker.Fleet{"m": {machine}}, cloud)
+	d, said := onworkers.Deps(t, fleet, cloud)
 	d.Clock = testkit.NewFastClock()
 	ty, err := tpu.ParseType("v5litepod-4")
 	testkit.Must(t, err)
@@ -99,7 +108,7 @@ func onShelf(t *testing.T, script string) (Deps, JobOptions, *shelf, *testkit.Re
 		Run: attempt.Options{Prefix: "m", Run: "m", Dir: code, Script: script, Preflight: "off", NUMA: preflight.NUMAOff, FailFast: true, Grace: 100 * time.Millisecond,
 			SyncTimeout: time.Minute, StartLimit: time.Minute, KillStale: launch.FreeOrphans, Patience: follow.Patience{Lost: time.Hour, Log: time.Hour}, Watch: follow.WatchOptions{StallTimeout: -1}},
 		Budget: Budget{Restarts: 0, Preemptions: 1},
-	}, cloud, said, machine
+	}, cloud, said, fleet["m"]
 }
 
 // output is what this machine has of the output of the attempts.
@@ -168,6 +177,42 @@ func TestAJobThatIsTypedAgainLosesNoLogs(t *testing.T) {
 		t.Errorf("%v; %d deletions", err, cloud.deleted)
 	}
 	if said.Said(event.Warn, "logs of an earlier runner's command") {
+		t.Errorf("said %v", said.Notes())
+	}
+}
+
+// A job that is typed again while a worker is away finds its command on the other one, also
+// if the workers hold no lease. It reboots nothing, names the worker, and goes on when the
+// worker is back.
+func TestAJobThatIsTypedAgainWhileAWorkerIsAway(t *testing.T) {
+	t.Parallel()
+	d, o, cloud, said, machines := onShelfWith(t, 2, localworker.UntilAllowed+"echo done")
+	d.Access.RetryFor = 200 * time.Millisecond
+	ty, err := tpu.ParseType("v4-16")
+	testkit.Must(t, err)
+	o.Request.Type = ty
+	o.Request.Mark("m", "ann")
+	o.Request.MarkJob("m")
+	first := o
+	first.Run.Detach = true
+	if _, err := Job(t.Context(), d, first); err != nil {
+		t.Fatal(err)
+	}
+	machines[1].Leave()
+	d.Sink = event.SinkFunc(func(e event.Event) {
+		said.Emit(e)
+		if note, ok := e.(event.Note); ok && strings.Contains(note.Text, "is taken over") {
+			machines[1].Return()
+			for _, w := range machines {
+				w.Allow(t)
+			}
+		}
+	})
+	out, err := Job(t.Context(), d, o)
+	if err != nil || out.Code != 0 || len(cloud.requests) != 1 || cloud.deleted != 1 || output(d) != "done\ndone\n" {
+		t.Errorf("%+v, %v; %d requests, %d deletions; output %q", out, err, len(cloud.requests), cloud.deleted, output(d))
+	}
+	if !said.Said(event.Warn, "the command of run m lives, but s0w1 cannot be reached") {
 		t.Errorf("said %v", said.Notes())
 	}
 }
