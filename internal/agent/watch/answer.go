@@ -155,7 +155,7 @@ func (h *Host) testRight(ctx context.Context, nonce string, t Terms) {
 		return
 	}
 	if len(t.Nodes) > 0 {
-		if err := h.Client.MayRead(ctx, t.Peers, t.Nodes[rand.N(len(t.Nodes))]); err != nil {
+		if err := h.Client.MayRead(ctx, t.Peers, t.Nodes[0]); err != nil {
 			h.sayRefused(ctx, nonce, "deaf", err)
 		}
 	}
