@@ -117,7 +117,7 @@ func besideOthers(t *testing.T) {
 //	signal NAME SIGNAL                  send a signal to it
 //	ended NAME N                        wait for its end and require that exit status
 //	waitfor FILE REGEXP                 wait until the file has a match
-//	gone ID                             wait until the simulator has no queued resource of that name
+//	gone ID                             wait until the simulator has no queued resource and no group of VMs of that name
 //	terminal WxH [-SETTING=VALUE …] COMMAND   start a shell command in a terminal (tmux) of that size, with such environment
 //	screen [-colour] [!] REGEXP         wait until the terminal shows, or shows no more, a match; with colours as escapes
 //	press KEY …                         press keys in it, by tmux's names
@@ -512,21 +512,30 @@ func scriptWaitFor(ts *testscript.TestScript, neg bool, args []string) {
 
 func scriptGone(ts *testscript.TestScript, neg bool, args []string) {
 	noNegation(ts, neg)
-	path := "/v2alpha1/projects/" + sim.DefaultProject + "/locations/" + sim.DefaultZone + "/queuedResources/" + args[0]
+	paths := []string{
+		"/v2alpha1/projects/" + sim.DefaultProject + "/locations/" + sim.DefaultZone + "/queuedResources/" + args[0],
+		"/compute/v1/projects/" + sim.DefaultProject + "/zones/" + sim.DefaultZone + "/instanceGroupManagers/" + args[0],
+	}
 	deadline := time.After(scriptWait)
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()
 	for {
-		answer := httptest.NewRecorder()
-		servers.get(ts.Getenv("WORK")).ServeHTTP(answer, httptest.NewRequest(http.MethodGet, path, http.NoBody))
-		if answer.Code == http.StatusNotFound {
+		left := ""
+		for _, path := range paths {
+			answer := httptest.NewRecorder()
+			servers.get(ts.Getenv("WORK")).ServeHTTP(answer, httptest.NewRequest(http.MethodGet, path, http.NoBody))
+			if answer.Code != http.StatusNotFound {
+				left += answer.Body.String()
+			}
+		}
+		if left == "" {
 			return
 		}
 		select {
 		case <-tick.C:
 		case <-deadline:
 			watches, _ := exec.Command("sh", "-c", "tail -n 20 "+ts.Getenv("SIM_DIR")+"/workers/*/root/.multihost/lease/*.log "+ts.Getenv("SIM_DIR")+"/workers/*/home/*/.multihost/lease/*.log").CombinedOutput()
-			ts.Fatalf("queued resource %s is still there after %s: %s\n%s", args[0], scriptWait, answer.Body, watches)
+			ts.Fatalf("%s is still there after %s: %s\n%s", args[0], scriptWait, left, watches)
 		}
 	}
 }

@@ -99,7 +99,7 @@ func jobOnCompute(c *Call, own qr.Request) provision.Request {
 			c.Refuse(cmdline.Usagef("--%s: it is for queued resources, and not for --provider=gce", name), name, "provider")
 		}
 	}
-	if own.MaxRunDuration == 0 && !boundByWorkers(c, max(1, own.NodeCount)*own.Type.Workers) {
+	if own.MaxRunDuration == 0 && !boundByWorkers(c) {
 		why := "--provider=gce"
 		if c.String("provider") != OnGCE {
 			why = "Compute Engine makes slices of type " + own.Type.Name
@@ -115,11 +115,10 @@ func jobOnCompute(c *Call, own qr.Request) provision.Request {
 	return onCompute(own, gce.Settings{})
 }
 
-// boundByWorkers reports whether the lease of a job deletes its slices in any case. Only the
-// worker of a single VM knows that the command has ended everywhere.
-func boundByWorkers(c *Call, vms int) bool {
+// boundByWorkers reports whether the workers of a job delete its slices in any case.
+func boundByWorkers(c *Call) bool {
 	keeps := c.Bool("keep") || c.IsSet("keep-on-failure")
-	return vms == 1 && c.Duration("lease") > 0 && !keeps
+	return !keeps && c.Duration("lease") > 0
 }
 
 // machineType reads --machine-type and --topology; the zero Type without them.
