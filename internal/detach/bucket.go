@@ -276,6 +276,8 @@ func (b *Bucket) Earlier(ctx context.Context, run string) (*Earlier, error) {
 func (e *Earlier) Ended() string {
 	first := e.State.Blame()
 	switch {
+	case e.State.Taken():
+		return ""
 	case e.State.Stopping != "":
 		return "it was stopped: " + e.State.Stopping
 	case !e.State.Over(e.Description):
@@ -292,6 +294,10 @@ func (e *Earlier) Ended() string {
 	return ""
 }
 
+// Taken reports whether the workers stopped the run because their slices were about to be
+// deleted, and nobody else did: the run can continue on other slices.
+func (s State) Taken() bool { return strings.Contains(s.Stopping, "(--max-run-duration)") }
+
 // Next returns the number of the attempt with which the run continues.
 func (e *Earlier) Next() int {
 	begin, last := max(1, e.Attempt), e.State.begun
@@ -304,15 +310,16 @@ func (e *Earlier) Next() int {
 
 // Renew prepares the bucket for the workers of a start that continues with an attempt,
 // after the workers of the earlier start are gone. It removes their reports: the new
-// workers would count as silent for as long as these are old. It returns an *ExistsError
+// workers would count as silent for as long as these are old. It also removes their stop, if
+// there is one. It returns an *ExistsError
 // if another start is the current one.
 func (b *Bucket) Renew(ctx context.Context, j Job, attempt int) error {
 	var reports []*storage.Object
 	var announced int64
-	for _, dir := range []string{"workers/", "control/attempt"} {
+	for _, dir := range []string{"workers/", "control/stop", "control/attempt"} {
 		err := b.list(ctx, j.prefix()+dir, "", func(page *storage.Objects) {
 			for _, o := range page.Items {
-				if dir == "workers/" {
+				if dir != "control/attempt" {
 					reports = append(reports, o)
 				} else if o.Name == j.prefix()+dir {
 					announced = o.Generation

@@ -336,6 +336,7 @@ type Description struct {
 	Project     string    `json:"project"`
 	Zone        string    `json:"zone"`
 	Resource    string    `json:"queued_resource"`
+	Kind        string    `json:"resource_kind,omitempty"` // what messages call the resource; older starts do not have it
 	Type        string    `json:"accelerator_type"`
 	Nodes       []string  `json:"slices"`
 	Workers     int       `json:"workers_per_slice"`
@@ -367,6 +368,7 @@ const (
 
 var (
 	cloudName = regexp.MustCompile(`^[a-z]([-a-z0-9]{0,61}[a-z0-9])?$`)
+	kindName  = regexp.MustCompile(`^[a-z ]{0,40}$`)
 	loginName = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9._-]{0,63}$`)
 )
 
@@ -378,6 +380,8 @@ func (d Description) check(run string) error {
 		return fmt.Errorf("it is about run %q", d.Run)
 	case !cloudName.MatchString(d.Resource):
 		return fmt.Errorf("%q is no name of a resource", d.Resource)
+	case !kindName.MatchString(d.Kind):
+		return fmt.Errorf("no resource is called a %q", d.Kind)
 	case !loginName.MatchString(d.Login):
 		return fmt.Errorf("no login is called %q", d.Login)
 	case len(d.Nodes) == 0 || len(d.Nodes) > maxNodes || d.Workers < 1 || d.Workers > maxWorkers/len(d.Nodes):

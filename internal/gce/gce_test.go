@@ -276,6 +276,18 @@ func TestASliceWithoutOrderIsNotReady(t *testing.T) {
 	}
 }
 
+func TestAttributesOfASlice(t *testing.T) {
+	f := start(t)
+	_, _, err := f.Create(t.Context(), request(t))
+	testkit.Must(t, err)
+	f.boot("m-0", 1, 0)
+	f.attributes["m-0-0001"] = append(f.attributes["m-0-0001"], object{"namespace": "multihost", "key": "state", "value": "run=r"})
+	texts, err := f.Attributes(t.Context(), "m-0", "state")
+	if err != nil || len(texts) != 1 || texts[0] != "run=r" {
+		t.Errorf("got %q, %v", texts, err)
+	}
+}
+
 func TestSlicesOfOthers(t *testing.T) {
 	f := start(t)
 	f.things["zones/us-east5-a/instanceGroupManagers/x"] = object{"name": "x", "id": "7", "targetSize": 2}

@@ -35,7 +35,8 @@ var (
 	_ provision.Doorkeeper = (*Provider)(nil)
 	_ provision.Permitted  = (*Provider)(nil)
 
-	_ provision.ConsoleReader = (*Provider)(nil)
+	_ provision.ConsoleReader   = (*Provider)(nil)
+	_ provision.AttributeReader = (*Provider)(nil)
 )
 
 // New returns a Provider that makes its calls through c. root is the address at which workers

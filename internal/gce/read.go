@@ -325,6 +325,32 @@ func (p *reader) ask(ctx context.Context, vm *computepb.Instance) (told, error) 
 	return told{}, nil
 }
 
+// Attributes implements provision.AttributeReader, with one call for the slice and one for
+// each VM.
+func (p *reader) Attributes(ctx context.Context, slice, key string) (texts []string, err error) {
+	vms, err := p.calls.Managed(ctx, slice)
+	if err != nil {
+		return nil, err
+	}
+	found := make([][]*computepb.GuestAttributesEntry, len(vms))
+	reads, ctx := errgroup.WithContext(ctx)
+	for i, vm := range vms {
+		reads.Go(func() (err error) {
+			found[i], err = p.attributes(ctx, path.Base(vm.GetInstance()), "multihost/"+key)
+			return err
+		})
+	}
+	err = reads.Wait()
+	for _, entries := range found {
+		for _, e := range entries {
+			if strings.HasSuffix(e.GetKey(), key) {
+				texts = append(texts, e.GetValue())
+			}
+		}
+	}
+	return texts, err
+}
+
 // attributes reads guest attributes of a VM. It returns none if the VM has none, or if
 // guest attributes are switched off.
 func (p *reader) attributes(ctx context.Context, vm, path string) ([]*computepb.GuestAttributesEntry, error) {

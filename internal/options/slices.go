@@ -109,16 +109,14 @@ func jobOnCompute(c *Call, own qr.Request) provision.Request {
 			Advice: "add --max-run-duration=TIME: Compute Engine then deletes the slices, with their boot disks, after this time",
 		}, "max-run-duration", "provider")
 	}
-	if c.Bool("detach") && c.String("bucket-name") != "" {
-		c.Refuse(cmdline.Usagef("--provider=gce: a job without runner (--detach with --bucket-name) needs queued resources"), "provider", "detach", "bucket-name")
-	}
 	return onCompute(own, gce.Settings{})
 }
 
 // boundByWorkers reports whether the workers of a job delete its slices in any case.
 func boundByWorkers(c *Call) bool {
 	keeps := c.Bool("keep") || c.IsSet("keep-on-failure")
-	return !keeps && c.Duration("lease") > 0
+	runnerless := c.Bool("detach") && c.String("bucket-name") != ""
+	return !keeps && (runnerless || c.Duration("lease") > 0)
 }
 
 // machineType reads --machine-type and --topology; the zero Type without them.

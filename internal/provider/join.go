@@ -42,6 +42,8 @@ var (
 	_ provision.Explainer  = (*Joined)(nil)
 	_ provision.Doorkeeper = (*Joined)(nil)
 	_ provision.Partial    = (*Joined)(nil)
+
+	_ provision.AttributeReader = (*Joined)(nil)
 )
 
 // besideLimit is how long Joined waits for the list of a provider that it can do without.
@@ -137,6 +139,34 @@ func (j *Joined) note(i int, id string) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	j.memory.owner[id], j.shows[i] = j.all[i], true
+}
+
+// Assume says that a resource of this name is one that messages call kind, unless Joined has
+// seen it.
+func (j *Joined) Assume(kind, id string) {
+	p := j.of(kind)
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if j.memory.owner[id] == nil && kind != "" {
+		j.memory.owner[id] = p
+	}
+}
+
+// Attributes implements provision.AttributeReader: the first provider that has the slice
+// answers.
+func (j *Joined) Attributes(ctx context.Context, slice, key string) ([]string, error) {
+	err := error(provision.ErrNotFound)
+	for _, p := range j.all {
+		reader, ok := provision.As[provision.AttributeReader](p)
+		if !ok {
+			continue
+		}
+		var texts []string
+		if texts, err = reader.Attributes(ctx, slice, key); err == nil {
+			return texts, nil
+		}
+	}
+	return nil, err
 }
 
 // Undoing implements provision.Provider. The commands, and what the workers can read, are those of

@@ -71,6 +71,9 @@ func FindBucketRun(ctx context.Context, d *workers.Deps, name string) (*BucketRu
 		return nil, &stage.Error{Stage: stage.Discover, Err: errElsewhere, Text: fmt.Sprintf("run %q was started in project %s, zone %s", name, desc.Project, desc.Zone),
 			Advice: fmt.Sprintf("add --project=%s --zone=%s", desc.Project, desc.Zone)}
 	}
+	if joined, ok := provision.As[interface{ Assume(kind, id string) }](d.Cloud); ok {
+		joined.Assume(desc.Kind, desc.Resource)
+	}
 	return &BucketRun{Deps: d, Store: b, Desc: desc}, nil
 }
 
@@ -285,7 +288,11 @@ func (a *attaching) bring(ctx context.Context, rec *record.Record) error {
 
 // end reports the end of the run: as it was followed over SSH, if the bucket agrees.
 func (a *attaching) end(ctx context.Context, rec *record.Record, state detach.State) (stage.Outcome, error) {
-	defer a.sayKept(ctx, state) // after the summary
+	defer func() { // after the summary
+		if !a.sayKept(ctx, state) {
+			a.sweep(ctx, state)
+		}
+	}()
 	if a.sum != nil && a.followed == state.Attempt && a.sum.OK == (state.Blame() == nil) {
 		a.sayBackground(a.sum, state)
 		a.Sink.Emit(*a.sum)
@@ -325,7 +332,11 @@ func (r *BucketRun) StillThere(ctx context.Context, state detach.State) error {
 		if again, err := r.Store.State(ctx, r.Desc.Run); err == nil {
 			state = again
 		}
-		return &stage.Error{Stage: stage.Follow, Text: fmt.Sprintf("%s is %s%s, and no worker is left to ask for another", provision.NameOf(r.Cloud, r.Desc.Resource), res.State, wentDown(state)),
+		left := ", and no worker is left to ask for another"
+		if !res.Spent() {
+			left = "; the workers that are left cannot ask for another, and delete it when their command has ended"
+		}
+		return &stage.Error{Stage: stage.Follow, Text: fmt.Sprintf("%s is %s%s%s", provision.NameOf(r.Cloud, r.Desc.Resource), res.State, wentDown(state), left),
 			Advice: fmt.Sprintf("type the same multihost job --detach again: the run goes on as its next attempt; or give it up with: multihost stop %s", r.Desc.Run)}
 	}
 	return nil
@@ -711,7 +722,8 @@ func (e *ending) do(ctx context.Context) (string, error) {
 		if !l.over {
 			res, err = e.Cloud.Get(ctx, e.Desc.Resource)
 			l.gone = gcp.ClassOf(err) == gcp.NotFound || err == nil && !e.owns(res)
-			l.empty = err == nil && res.Life.Empty()
+			// Where only some of the slices were taken away, the workers of the others end first.
+			l.empty = err == nil && res.Life.Empty() && (e.told || res.ReadySlices() == 0)
 		}
 		switch l.step() {
 		case stopEnded:
@@ -779,11 +791,33 @@ func afterEnd(ctx context.Context, r *BucketRun, state detach.State) (text strin
 	res, err := r.Cloud.Get(ctx, r.Desc.Resource)
 	switch {
 	case gcp.ClassOf(err) == gcp.NotFound, err == nil && !r.owns(res):
+		r.sweep(ctx, state)
 		return text + fmt.Sprintf(", and %s is gone", provision.NameOf(r.Cloud, r.Desc.Resource)), nil
 	case err == nil && noneMayDelete(state):
 		return text, &res
 	}
 	return text + fmt.Sprintf(", which delete %s", provision.NameOf(r.Cloud, r.Desc.Resource)), nil
+}
+
+// sweepLimit limits the deletion of parts that cost nothing.
+const sweepLimit = 20 * time.Second
+
+// sweep deletes the parts of a resource without slices, which its workers could not delete
+// because the parts were in use until the workers were gone. A run that may continue is left
+// alone: another start of it may be making the same parts.
+func (r *BucketRun) sweep(ctx context.Context, state detach.State) {
+	if (&detach.Earlier{Description: r.Desc, State: state}).Ended() == "" {
+		return
+	}
+	if _, err := r.Cloud.Get(ctx, r.Desc.Resource); gcp.ClassOf(err) != gcp.NotFound {
+		return
+	}
+	deleted, err := r.Cloud.Delete(ctx, r.Desc.Resource, provision.DeleteOptions{OnlyRun: r.Desc.Run, Limit: sweepLimit})
+	if err != nil {
+		event.Notef(r.Sink, event.Debug, "multihost gc", "parts of %s that cost nothing may be left: %v", provision.NameOf(r.Cloud, r.Desc.Resource), err)
+	} else if deleted {
+		event.Notef(r.Sink, event.Info, "", "what was left of %s, which cost nothing, is deleted", provision.NameOf(r.Cloud, r.Desc.Resource))
+	}
 }
 
 // forget makes ps stop asking for a run that was stopped.
@@ -935,7 +969,7 @@ func (r *BucketRun) row(ctx context.Context, state detach.State) Seen {
 		}
 		res, err := r.Cloud.Get(ctx, r.Desc.Resource)
 		switch {
-		case gcp.ClassOf(err) == gcp.NotFound && state.Stopping != "":
+		case gcp.ClassOf(err) == gcp.NotFound && state.Stopping != "" && !state.Taken():
 			row.State = stoppedState
 		case gcp.ClassOf(err) == gcp.NotFound:
 			row.State = "gone"
@@ -952,7 +986,7 @@ func (r *BucketRun) row(ctx context.Context, state detach.State) Seen {
 // goesOn returns advice for a run that has lost its slices for good: how to continue
 // it. It comes before other advice. It is "" if the run was told to stop.
 func (r *BucketRun) goesOn(state detach.State) string {
-	if state.Stopping != "" {
+	if state.Stopping != "" && !state.Taken() {
 		return ""
 	}
 	return "type the same multihost job --detach again, and it goes on as its next attempt; "

@@ -446,6 +446,16 @@ func TestWhatIsTypedAgainIsRefusedUnlessItHasLostItsSlices(t *testing.T) {
 			gone(p)
 		}, want: "it was stopped: timeout of 60 s (--timeout)"},
 		{name: "it was stopped", make: func(p *place) { p.put("control/stop", "enough\n"); gone(p) }, want: "it was stopped: enough"},
+		{name: "its slices were about to be deleted", make: func(p *place) {
+			p.put("control/stop", "the slices are deleted 60 s after they were made (--max-run-duration)\n")
+			end(p, 0, "143", "the slices are deleted 60 s after they were made (--max-run-duration)")
+			end(p, 1, "0", "")
+			gone(p)
+		}, attempt: 2},
+		{name: "on slices of another provider", make: func(p *place) {
+			p.put("run.json", strings.Replace(p.object("run.json"), `"queued resource"`, `"slice request"`, 1))
+			gone(p)
+		}, want: `--provider: it has "slice request", you asked for "queued resource"`},
 		{name: "workers had begun another attempt", make: func(p *place) { end(p, 0, "255", "the worker was rebooted"); p.put("control/attempt", "2\n"); gone(p) }, attempt: 3},
 		{name: "another's", make: gone, owner: "bob@laptop", want: "it is of ann@first"},
 		{name: "another's queued resource", make: func(p *place) { p.inject("qr-failed qr=train"); p.state() }, owner: "bob@laptop", want: "queued resource train is of run train of ann"},
@@ -479,6 +489,9 @@ func TestWhatIsTypedAgainIsRefusedUnlessItHasLostItsSlices(t *testing.T) {
 			if c.want == "" {
 				testkit.Must(p.t, err)
 				p.whole(c.attempt)
+				if text := p.object("control/stop"); text != "" {
+					p.t.Errorf("the workers would read the stop of the earlier start: %s", text)
+				}
 				return
 			}
 			if err == nil || !strings.Contains(err.Error(), "a run of that name is in gs://") || !strings.Contains(err.Error(), c.want) {

@@ -84,6 +84,7 @@ func Detach(ctx context.Context, d Deps, o job.JobOptions, do DetachOptions) (st
 	if r.earlier != nil {
 		event.Notef(d.Sink, event.Info, "", "run %s has lost its slices (%s): it goes on as attempt %d", r.job.Run, r.loss(), r.desc.Attempt)
 	}
+	sayBounds(d, o.Request)
 	right, over := announce.AskRight(ctx, d.Reach, o.Request, !o.Keep || o.TTL > 0)
 	defer over()
 	tell := announce.Deps{Reach: d.Reach, Networks: d.Networks}
@@ -176,7 +177,7 @@ func detachedJob(d Deps, o job.JobOptions, do DetachOptions, bucket *detach.Buck
 	label, value := o.Request.RunLabel()
 	j := detach.Job{
 		Run: o.Run.Run, Project: d.Project, Zone: d.Zone, Resource: o.Request.ID, Undoing: d.Cloud.Undoing(o.Request.ID, o.Request.NodeNames()...), Label: label + "=" + value,
-		Nodes: o.Request.NodeNames(), Workers: o.Request.Type.Workers, Login: d.Access.Login,
+		Nodes: o.Request.NodeNames(), Workers: o.Request.Type.Workers, Apart: o.Request.Apart, MaxRun: o.Request.MaxRunDuration, Login: d.Access.Login,
 		Storage: do.Roots.Storage, SecretManager: do.Roots.SecretManager, TTL: o.TTL,
 		Bucket: bucket.Name(), Dir: bucket.Dir(), Every: do.Every,
 	}
@@ -205,7 +206,7 @@ func detachedJob(d Deps, o job.JobOptions, do DetachOptions, bucket *detach.Buck
 		j.Requested = d.Clock.Now()
 	}
 	desc := detach.Description{
-		Run: j.Run, Project: d.Project, Zone: d.Zone, Resource: j.Resource, Type: o.Request.Type.Name, Nodes: j.Nodes, Workers: j.Workers,
+		Run: j.Run, Project: d.Project, Zone: d.Zone, Resource: j.Resource, Kind: j.Undoing.Commands.Kind, Type: o.Request.Type.Name, Nodes: j.Nodes, Workers: j.Workers,
 		Login: j.Login, Owner: d.Owner, Created: d.Clock.Now().UTC(), Command: attempt.CommandText(o.Run), Every: max(do.Every, time.Second).Seconds(),
 		Keep: j.Keep, KeepFor: j.KeepFor.Seconds(), StrictExit: o.Run.StrictExit, Attempt: 1,
 	}
@@ -332,6 +333,19 @@ func (r *departure) withMetadata(request provision.Request) provision.Request {
 	}
 	request.Metadata = metadata
 	return request
+}
+
+// sayBounds tells the user, before the request, how the slices may end before the command
+// does: no worker can ask for others.
+func sayBounds(d Deps, o provision.Request) {
+	const again = "type the same multihost job --detach again then: the run goes on as its next attempt, from the command's own checkpoint"
+	if o.Asks().Reclaimable() {
+		event.Notef(d.Sink, event.Info, again, "%s slices may be taken away, and the workers of a job without runner cannot ask for others", o.Asks())
+	}
+	if o.MaxRunDuration > 0 {
+		event.Notef(d.Sink, event.Info, again, "the slices are deleted with their disks %s after they are made (--max-run-duration): shortly before, the workers stop the command and send its logs to the bucket; what else it has to keep must be in a bucket by then",
+			stage.AsTyped(o.MaxRunDuration))
+	}
 }
 
 // sayDetached tells the user how to follow and end the job.

@@ -21,6 +21,7 @@ func PlanDetach(ctx context.Context, d Deps, o job.JobOptions, do DetachOptions)
 		return plan.Plan{}, err
 	}
 	defer r.Close()
+	sayBounds(d, o.Request)
 	p := r.NewPlan("job --detach")
 	right, over := announce.AskRight(ctx, d.Reach, o.Request, !o.Keep || o.TTL > 0)
 	defer over()
