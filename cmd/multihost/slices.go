@@ -53,11 +53,12 @@ the same request exists already, multihost uses it.`,
 			&cli.BoolFlag{Name: "dry-run", Usage: "print the request; change nothing"},
 			options.ConfirmFlag(),
 			&cli.BoolFlag{Name: "wait", Usage: "wait until every worker answers"},
+			options.SlicesDeadlineFlag(0),
 		), options.WaitFlags(), options.SSHFlags()),
 		Action: withSession(func(s *session, c *call) error {
 			r := options.SliceRequest(&c.Call, s.machine(c))
 			why := s.chooseProvider(c, r)
-			limits := options.WaitLimits(&c.Call)
+			limits := options.SliceLimits(&c.Call)
 			refuseConfirm(s, c)
 			d, err := s.workers(c)
 			if err != nil {
@@ -130,20 +131,24 @@ func slicesWaitCommand() *cli.Command {
 		ArgsUsage: "ID",
 		Description: `Waits until every slice is healthy, every VM shows which worker it is, and every
 worker answers SSH. Ends at once when the request fails, when its slices are taken
-away, and when somebody deletes it.`,
-		Flags: slices.Concat(options.WaitFlags(), options.SSHFlags()),
+away, and when somebody deletes it. With --slices-deadline, it deletes the request
+if some slices have come and others do not.`,
+		Flags: slices.Concat([]cli.Flag{options.SlicesDeadlineFlag(0)}, options.WaitFlags(), options.SSHFlags()),
 		Action: withSession(func(s *session, c *call) error {
-			id, limits := options.IDWord(&c.Call), options.WaitLimits(&c.Call)
+			id, limits := options.IDWord(&c.Call), options.SliceLimits(&c.Call)
 			d, err := s.workers(c)
 			if err != nil {
 				return err
 			}
-			p, _, err := s.all.Sole(c.Context, id, "wait for")
+			p, res, err := s.all.Sole(c.Context, id, "wait for")
 			if errors.Is(err, provision.ErrNotFound) {
 				err = &provision.StateError{Commands: s.compute.Undoing(id).Commands, ID: id, Life: provision.Absent, State: provision.NotFound}
 			}
 			if err != nil {
 				return interruptible(c.Context, err)
+			}
+			if limits.SlicesLimit > 0 && res.JobMade() {
+				return usagef("--slices-deadline: the slices %s belong to a job, of %s: only its own --slices-deadline gives them back", id, res.Owner())
 			}
 			return s.waitForSlices(c, d, p, id, limits)
 		}),
@@ -154,7 +159,7 @@ away, and when somebody deletes it.`,
 func (s *session) waitForSlices(c *call, d *workers.Deps, p provision.Provider, id string, o provider.WaitOptions) error {
 	o.Clock, o.Sink = gcp.SystemClock, s.sink
 	o.Probe = func(ctx context.Context, slice tpu.Slice) error { return job.Probe(ctx, d.Reach, slice) }
-	_, all, err := provider.Wait(c.Context, s.all.LedBy(p), id, o)
+	_, all, err := provider.WaitTogether(c.Context, s.all.LedBy(p), id, o)
 	if err != nil {
 		return interruptible(c.Context, err)
 	}
@@ -179,8 +184,9 @@ func slicesListCommand() *cli.Command {
 			if len(all) == 0 && s.view.Mode() != ui.JSON {
 				s.view.Emit(event.Note{Level: event.Info, Text: fmt.Sprintf("no slices in project %s, zone %s", s.cloud.Project(), s.cloud.Zone())})
 			}
-			list := provider.List(all)
-			s.view.Emit(event.Result{Name: "slices", Text: provider.Table(list, time.Now()), Data: list})
+			now := time.Now()
+			list := provider.List(all, s.cloud.Zone(), now)
+			s.view.Emit(event.Result{Name: "slices", Text: provider.Table(list, now), Data: list})
 			return nil
 		}),
 	}, exitOK, exitUsage, exitUnavailable, exitPermission, exitConfig)

@@ -44,6 +44,9 @@ func Asking(r provision.Request, project, zone string, mtu int, until string, dr
 		e.Hourly = &usd
 	}
 	e.Until += AtTheLatest(r)
+	if limit := r.SlicesDeadline; limit > 0 && r.Apart && n > 1 {
+		e.Until += "; if slices are missing " + stage.AsTyped(limit) + " after the first one has come, all are given back (--slices-deadline)"
+	}
 	e.Text = askingText(e)
 	return e
 }

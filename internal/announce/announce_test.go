@@ -53,7 +53,13 @@ func TestTheLineBeforeARequest(t *testing.T) {
 		{"v4-8", "us-central2-b", func(r *provision.Request) { r.Tier = provision.Guaranteed }, 0, ", guaranteed, in us-central2-b, network default; price unknown for guaranteed in us-central2-b; "},
 		{"v5p-8", "europe-west4-b", func(r *provision.Request) { r.Tier, r.MaxRunDuration = provision.FlexStart, 24*time.Hour }, 0,
 			"price unknown for flex-start in europe-west4-b; billed until " + ends + ", at the latest 24h after they begin to run (--max-run-duration)"},
-		{"v2-8", "us-central1-c", func(*provision.Request) {}, 0, "; price unknown for us-central1-c; "},
+		{"v2-8", "us-central1-c", func(*provision.Request) {}, 0, "; price unknown for v2; "},
+		{"tpu7x-16", "us-central1-c", func(r *provision.Request) { r.Tier = provision.Spot }, 0, "; price unknown for tpu7x; "},
+		{"ct6e-standard-4t:2x4", "us-east5-a", func(r *provision.Request) {
+			r.NodeCount, r.Apart, r.SlicesDeadline = 2, true, 30*time.Minute
+		}, 0, "asking for 2 × ct6e-standard-4t:2x4 (4 workers, 16 chips), on demand, in us-east5-a, network default; list price $43.20 an hour (" + tpu.PriceDate + "); billed until " + ends +
+			"; if slices are missing 30m after the first one has come, all are given back (--slices-deadline)"},
+		{"ct6e-standard-4t:2x4", "us-east5-a", func(r *provision.Request) { r.Apart, r.SlicesDeadline = true, 30*time.Minute }, 0, "billed until " + ends},
 		{"v5litepod-16", "us-central2-b", func(r *provision.Request) { r.Tier = provision.Spot }, 0, "; price unknown for us-central2-b; "},
 		{"v4-8", "us-central2-b", func(r *provision.Request) { r.Network = "projects/p/global/networks/n" }, 0, ", network n; "},
 		{"v4-8", "us-central2-b", func(r *provision.Request) {

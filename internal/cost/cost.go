@@ -3,6 +3,7 @@ package cost
 
 import (
 	"fmt"
+	"time"
 
 	"multihost/internal/event"
 	"multihost/internal/provision"
@@ -24,8 +25,13 @@ func PriceOf(hourly *float64, accelerator, tier, zone string) string {
 
 // NoPrice says what the price list lacks.
 func NoPrice(accelerator, tier, zone string) string {
-	if _, ok := tpu.HourlyPrice(accelerator, zone, OnDemand); ok {
+	_, ok := tpu.HourlyPrice(accelerator, zone, OnDemand)
+	t, err := tpu.ParseType(accelerator)
+	switch {
+	case ok:
 		return "price unknown for " + TierWords(tier) + " in " + zone
+	case err == nil && !tpu.Priced(t.Generation):
+		return "price unknown for " + t.Generation.Name
 	}
 	return "price unknown for " + zone
 }
@@ -52,6 +58,31 @@ func Hourly(res provision.Resource, zone string) *float64 {
 		total += usd
 	}
 	return &total
+}
+
+// SoFar returns what the slices of a resource have cost since they are billed; nil if a price
+// is unknown.
+func SoFar(res provision.Resource, zone string, now time.Time) *float64 {
+	total := 0.0
+	for _, s := range res.Slices {
+		usd, ok := tpu.HourlyPrice(res.Type, zone, string(res.Tier))
+		if !ok {
+			return nil
+		}
+		if !s.Billed.IsZero() {
+			total += usd * max(0, now.Sub(s.Billed).Hours())
+		}
+	}
+	return &total
+}
+
+// Running says what the slices of a resource have cost and what they cost an hour.
+func Running(res provision.Resource, zone string, now time.Time) string {
+	sum := SoFar(res, zone, now)
+	if sum == nil {
+		return NoPrice(res.Type, string(res.Tier), zone)
+	}
+	return event.Dollars(*sum) + " so far, " + ListPrice(*Hourly(res, zone))
 }
 
 // Price returns what slices cost an hour, in US dollars; "unknown" for nil.

@@ -2,6 +2,7 @@ package cost
 
 import (
 	"testing"
+	"time"
 
 	"multihost/internal/provision"
 	"multihost/internal/tpu"
@@ -45,5 +46,23 @@ func TestHourlyIsTheSumOfTheSlices(t *testing.T) {
 	res.Slices = nil
 	if got := Price(Hourly(res, zone)); got != "$0.00" {
 		t.Errorf("nothing costs %s", got)
+	}
+}
+
+// Each slice costs money from its own start on.
+func TestWhatSlicesHaveCost(t *testing.T) {
+	const zone = "us-east5-a"
+	now := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+	res := provision.Resource{Type: "v6e-16", Tier: provision.OnDemand, Slices: []tpu.Slice{{Billed: now.Add(-2 * time.Hour)}, {Billed: now.Add(-30 * time.Minute)}, {}, {Billed: now.Add(time.Hour)}}}
+	one, _ := tpu.HourlyPrice(res.Type, zone, OnDemand)
+	if got := SoFar(res, zone, now); got == nil || *got != 2.5*one || one == 0 {
+		t.Errorf("slices of %v cost %v", one, got)
+	}
+	if got, want := Running(res, zone, now), "$108.00 so far, list price $172.80 an hour ("+tpu.PriceDate+")"; got != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
+	res.Type = "tpu7x-16"
+	if got := Running(res, zone, now); SoFar(res, zone, now) != nil || got != "price unknown for tpu7x" {
+		t.Errorf("got %q", got)
 	}
 }

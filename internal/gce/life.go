@@ -40,6 +40,7 @@ const (
 	wordRequested = "REQUESTED"
 	wordWaiting   = "WAITING_FOR_CAPACITY"
 	wordQuota     = "WAITING_FOR_QUOTA"
+	wordPartly    = "WAITING_FOR_SLICES"
 	wordMaking    = "PROVISIONING"
 	wordActive    = "ACTIVE"
 	wordDegraded  = "ACTIVE_DEGRADED"
@@ -237,6 +238,22 @@ func (s sight) end() (first time.Time) {
 	return first
 }
 
+// billed returns since when the VMs that run cost money; zero: none does. Those of flex-start
+// exist while they wait.
+func (s sight) billed() (first time.Time) {
+	for _, vm := range s.vms {
+		text := vm.GetCreationTimestamp()
+		if vm.GetScheduling().GetProvisioningModel() == "FLEX_START" {
+			text = vm.GetLastStartTimestamp()
+		}
+		at := timeOf(text)
+		if !slices.Contains(down, vm.GetStatus()) && !at.IsZero() && (first.IsZero() || at.Before(first)) {
+			first = at
+		}
+	}
+	return first
+}
+
 // failure returns the error of the last attempt to make a VM.
 func (s sight) failure() (text, code string) {
 	for _, m := range s.managed {
@@ -318,13 +335,13 @@ func together(all []state, missing int, fresh bool) state {
 		return pick(clearest(all))
 	case st != nil:
 		partly := pick(clearest(all))
-		partly.life = provision.Provisioning
+		partly.life, partly.word = provision.Provisioning, wordPartly
 		partly.why = fmt.Sprintf("%d of %d slices wait: %s", queued+missing, len(all)+missing, partly.why)
 		return partly
 	case have(provision.Provisioning) != nil:
 		return pick(have(provision.Provisioning))
 	case missing > 0:
-		whole.life, whole.word, whole.why = provision.Provisioning, wordMaking, fmt.Sprintf("%d of %d slices have no group", missing, len(all)+missing)
+		whole.life, whole.word, whole.why = provision.Provisioning, wordPartly, fmt.Sprintf("%d of %d slices have no group", missing, len(all)+missing)
 		return whole
 	}
 	for i := range all {

@@ -1,6 +1,7 @@
 package gce
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -162,15 +163,20 @@ func (p *reader) resource(ctx context.Context, v view, id string) (provision.Res
 	}
 	out.NodeCount = len(out.Nodes)
 	var states []state
+	var missing []provision.Missing
 	var errs []error
 	for i, name := range out.Nodes {
 		g := byName[name]
 		if g == nil {
+			missing = append(missing, provision.Missing{Name: name, Why: "it has no group"})
 			continue
 		}
 		s := p.sight(v, g, rec)
 		st := s.judge()
 		states = append(states, st)
+		if st.life.Queued() {
+			missing = append(missing, provision.Missing{Name: name, Why: strings.TrimSuffix(cmp.Or(reason(st, out, p.gcp.Zone()).Reason, st.word), ".")})
+		}
 		if len(s.vms) == 0 {
 			continue
 		}
@@ -182,6 +188,9 @@ func (p *reader) resource(ctx context.Context, v view, id string) (provision.Res
 	whole := together(states, len(out.Nodes)-len(states), p.gcp.Clock().Now().Sub(newest) < provision.MakingTime)
 	out.Life, out.State, out.By, out.ByUser, out.Until, out.Own = whole.life, whole.word, whole.by, whole.byUser, whole.until, whole
 	out.Over = whole.word == wordOver
+	if whole.word == wordPartly {
+		out.Missing = missing
+	}
 	if whole.life == provision.Failed {
 		out.Failure, out.Starved = whole.why, whole.starved
 	}
@@ -195,7 +204,7 @@ func (p *reader) slice(ctx context.Context, s sight, st state, rec record, t *co
 	network, _, _ := addresses(first)
 	out := tpu.Slice{
 		Index: -1, Provider: kind, Name: s.group.GetName(), UID: strconv.FormatUint(s.group.GetId(), 10), Project: p.gcp.Project(), Zone: p.gcp.Zone(),
-		Created: timeOf(s.group.GetCreationTimestamp()), Until: st.until, Type: rec.Type, RuntimeVersion: imageOf(t),
+		Created: timeOf(s.group.GetCreationTimestamp()), Billed: s.billed(), Until: st.until, Type: rec.Type, RuntimeVersion: imageOf(t),
 		Condition: conditionOf(st), State: st.word, Network: network, BareNames: true,
 		Tags: first.GetTags().GetItems(), Labels: first.GetLabels(), Metadata: common(s.vms),
 	}
@@ -371,7 +380,7 @@ func (p *reader) attributes(ctx context.Context, vm, path string) ([]*computepb.
 func (p *reader) tell(id string, st state) {
 	about := ""
 	switch {
-	case st.word == wordQuota:
+	case noQuota(st.code) && (st.life == provision.Waiting || st.life == provision.Provisioning):
 		about = "quota"
 	case st.word == wordDegraded:
 		about = "degraded"

@@ -70,6 +70,9 @@ func PlanJob(ctx context.Context, d Deps, o JobOptions) (plan.Plan, error) {
 func (o JobOptions) AddTo(p *plan.Plan, ours bool) {
 	l := &p.Limits
 	l.Queue, l.Provision, l.Boot, l.TTL = max(0, o.QueueLimit), max(0, o.ProvisionLimit), max(0, o.BootLimit), o.TTL
+	if o.Request.Apart && o.Request.NodeCount > 1 {
+		l.Slices = o.Request.SlicesDeadline
+	}
 	if ours && !o.Keep {
 		l.Lease, l.Apart = o.Lease, o.apart
 	}

@@ -128,7 +128,7 @@ func (q *queued) wait(ctx context.Context) (all []tpu.Slice, err error) {
 	defer q.held.release()
 	err = q.watch.Span("provision", func() (err error) {
 		_, all, err = q.await(ctx, q.Cloud, q.o.Request.ID, provider.WaitOptions{
-			QueueLimit: q.o.QueueLimit, ProvisionLimit: q.o.ProvisionLimit, BootLimit: q.bootLimit(), Probe: q.adopt,
+			QueueLimit: q.o.QueueLimit, SlicesLimit: q.o.Request.SlicesDeadline, ProvisionLimit: q.o.ProvisionLimit, BootLimit: q.bootLimit(), Probe: q.adopt,
 			Clock: q.Clock, Sink: q.Sink,
 		})
 		return err
@@ -253,19 +253,26 @@ func (q *queued) diagnose(ctx context.Context, cause error) (d provision.Decisio
 		})
 	}
 	sight.Resets = q.resets
-	sight.Overdue = overdue(late, sight) || q.suspendingFor(sight.Life) > suspendLimit
-	return provision.Decide(sight), true
+	sight.Overdue = overdue(late, sight, len(res.Missing)) || q.suspendingFor(sight.Life) > suspendLimit
+	if d = provision.Decide(sight); provision.GivesBack(cause) && sight.Overdue {
+		d.Why = late.Lack()
+	}
+	return d, true
 }
 
 // overdue reports whether the limit that expired belongs to the resource's present
 // state. The resource may have progressed since, and nothing is known about the time
-// during which the API was unreachable. Only the limit of the queue counts such time.
-func overdue(late *provision.DeadlineError, seen provision.Sight) bool {
+// during which the API was unreachable. Only the limits of waiting for capacity count such
+// time. missing is how many slices are waited for while others exist.
+func overdue(late *provision.DeadlineError, seen provision.Sight, missing int) bool {
 	if late == nil {
 		return false
 	}
-	if late.Phase == provision.PhaseQueue {
-		return seen.Life.Queued()
+	switch late.Phase {
+	case provision.PhaseSlices:
+		return missing > 0
+	case provision.PhaseQueue:
+		return seen.Life.Queued() || missing > 0
 	}
 	return late.State == seen.Word
 }
@@ -366,13 +373,17 @@ func (q *queued) mayRemake(d provision.Decision, cause error, pay func(*stage.Fa
 		return 0, pay(&stage.Failure{Cause: stage.Cause(d.Loss), Why: d.Why, Err: cause})
 	}
 	var state *provision.StateError
-	if errors.As(cause, &state) && state.NoCapacity() {
+	var late *provision.DeadlineError
+	mayLive := q.held.now().mayLive() && d.Loss != provision.Expired
+	switch {
+	case errors.As(cause, &late) && late.Phase == provision.PhaseQueue:
+		return 0, cause
+	case errors.As(cause, &state) && state.NoCapacity(), provision.GivesBack(cause) && !mayLive:
 		if wait = q.starve(); wait == 0 {
 			return 0, cause
 		}
 		return wait, nil
-	}
-	if q.held.now().mayLive() && d.Loss != provision.Expired {
+	case mayLive:
 		return 0, pay(&stage.Failure{Cause: stage.Infrastructure, Why: d.Why, Err: cause})
 	}
 	if q.remakes++; q.remakes > maxRemakes {

@@ -219,6 +219,48 @@ func (o overCloud) Get(ctx context.Context, id string) (provision.Resource, erro
 	return res, err
 }
 
+// Slices of which some do not come in time end a job that has never run. A job that has run
+// gives them back and asks again.
+func TestSlicesThatDoNotComeInTime(t *testing.T) {
+	late := func(phase string) error {
+		return &provision.DeadlineError{ID: "m", Phase: phase, Total: 2, Missing: []provision.Missing{{Name: "m-1", Why: "no machines"}}}
+	}
+	for _, tt := range []struct {
+		story   string
+		worked  bool
+		phase   string
+		missing int // how many slices are missing when the job looks
+		calls   string
+	}{
+		{"it has never run", false, provision.PhaseSlices, 1, "create wait get"},
+		{"it has run", true, provision.PhaseSlices, 1, "create wait get delete create wait"},
+		{"the last one has come meanwhile", false, provision.PhaseSlices, 0, "create wait get wait"},
+		{"the limit of the queue is over", true, provision.PhaseQueue, 1, "create wait get"},
+	} {
+		cause := late(tt.phase)
+		q, h := onHardCloud(map[string][]error{"wait": {cause}})
+		q.held.worked = tt.worked
+		q.Cloud = partlyCloud{h, tt.missing}
+		_, err := q.ready(t.Context(), func(f *stage.Failure) error { return f }, nil)
+		ends := strings.HasSuffix(tt.calls, "get")
+		if got := strings.Join(h.calls, " "); got != tt.calls || ends != errors.Is(err, cause) || !ends && err != nil {
+			t.Errorf("%s: %v after %q, want %q", tt.story, err, got, tt.calls)
+		}
+	}
+}
+
+// A partlyCloud is a hardCloud on which slices are missing.
+type partlyCloud struct {
+	*hardCloud
+	missing int
+}
+
+func (p partlyCloud) Get(ctx context.Context, id string) (provision.Resource, error) {
+	res, err := p.hardCloud.Get(ctx, id)
+	res.Life, res.Missing = provision.Provisioning, make([]provision.Missing, p.missing)
+	return res, err
+}
+
 // A limit counts only for its own state, and not for time in which nobody could look.
 // Slices that were made or repaired meanwhile are not deleted because of it.
 func TestALimitOfAnotherStateDeletesNothing(t *testing.T) {

@@ -108,6 +108,9 @@ func newSlice(n *tpuapi.Node) tpu.Slice {
 	}
 	if t, err := time.Parse(time.RFC3339, n.CreateTime); err == nil {
 		s.Created = t
+		if s.Condition == tpu.Usable || s.Condition == tpu.Serviced || s.Condition == tpu.Ill {
+			s.Billed = t
+		}
 	}
 	interfaces := 1
 	switch {

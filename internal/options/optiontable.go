@@ -1,6 +1,7 @@
 package options
 
 import (
+	"slices"
 	"time"
 
 	"github.com/urfave/cli/v2"
@@ -151,8 +152,8 @@ func ownRunOptions() []Option {
 	}
 }
 
-// ownJobOptions are for job alone.
-func ownJobOptions() []Option {
+// requestOptions say what slices a job asks for, and whom.
+func requestOptions() []Option {
 	return []Option{
 		{flag: &cli.IntFlag{Name: "num-slices", Aliases: []string{"NUM_SLICES", "node-count"}, Value: 1, Usage: "make `N` slices"},
 			with: withRequest, bad: "0", plan: "slices", try: "2", key: "slices"},
@@ -160,6 +161,12 @@ func ownJobOptions() []Option {
 			with: withRequest, bad: "v4-17", plan: "slices.type", try: "v5litepod-32", key: "workers"},
 		{flag: ProviderFlag(),
 			with: withRequest, bad: "x", plan: "slices", key: refused},
+	}
+}
+
+// ownJobOptions are for job alone.
+func ownJobOptions() []Option {
+	return slices.Concat(requestOptions(), []Option{
 		{flag: RuntimeFlag(),
 			with: withRequest, plan: "queued_resource.request", try: "x", key: request},
 		{flag: &cli.StringFlag{Name: "bucket-name", Aliases: []string{"BUCKET_NAME"}, Usage: "with --detach: Cloud Storage `BUCKET` with the code, state and logs of the job, which then needs no runner"},
@@ -191,7 +198,9 @@ func ownJobOptions() []Option {
 			read: asBool(func(o *options) *bool { return &o.Keep }), plan: "end.keeps", try: "true", key: "keep"},
 		{flag: &cli.GenericFlag{Name: "keep-on-failure", Value: &cmdline.Optional{}, Usage: "keep the slices after a failure; with =`TIME`, keep them for that time"},
 			read: readKeepOnFailure, bad: "x", plan: "end.keep_for_ns", try: "9h", key: "keep_for"},
-	}
+		{flag: SlicesDeadlineFlag(30 * time.Minute),
+			with: withRequest, bad: "-1s", plan: "limits.slices_ns", key: refused},
+	})
 }
 
 // WaitOptions limit how long slices are waited for.

@@ -14,6 +14,7 @@ import (
 	"multihost/internal/cmdline"
 	"multihost/internal/config"
 	"multihost/internal/gcloud"
+	"multihost/internal/provider"
 	"multihost/internal/provision"
 	"multihost/internal/qr"
 	"multihost/internal/qr/createflags"
@@ -183,8 +184,11 @@ func jobRequest(c *Call, m Machine, run string) provision.Request {
 	r = readRequest(c, r, c.String("cqr-extra-args"))
 	r.Mark(run, m.User)
 	r.MarkJob(run)
-	if on, _ := Provider(c, r.Type); on == OnGCE {
-		return jobOnCompute(c, r)
+	SlicesDeadline(c)
+	on, _ := Provider(c, r.Type)
+	settings := forCompute(c, on)
+	if on == OnGCE {
+		return jobOnCompute(c, r, settings)
 	}
 	refuseRequest(c, r)
 	return r.Neutral()
@@ -199,6 +203,13 @@ func WaitFlags() []cli.Flag { return FlagsOf(WaitOptions()) }
 // WaitLimits reads waitFlags.
 func WaitLimits(c *Call) qr.WaitOptions {
 	return qr.WaitOptions{QueueLimit: waitTime(c, "queue-timeout"), ProvisionLimit: waitTime(c, "provision-timeout"), BootLimit: waitTime(c, "boot-timeout")}
+}
+
+// SliceLimits is WaitLimits, with SlicesDeadline.
+func SliceLimits(c *Call) provider.WaitOptions {
+	o := WaitLimits(c)
+	o.SlicesLimit = SlicesDeadline(c)
+	return o
 }
 
 // waitTime reads a limit of waiting; a time of 0 becomes qr.NoLimit.

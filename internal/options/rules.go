@@ -166,7 +166,7 @@ var flagGroups = []help.Group{
 	},
 	{
 		Title: "how long to wait",
-		Rest:  []string{"wait", "async", "queue-timeout", "provision-timeout", "boot-timeout", "start-timeout"},
+		Rest:  []string{"wait", "async", "queue-timeout", "slices-deadline", "provision-timeout", "boot-timeout", "start-timeout"},
 	},
 	{
 		Title: "the request in detail",

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"slices"
 	"strings"
+	"time"
 
 	"multihost/internal/cmdline"
 	"multihost/internal/gce"
@@ -39,17 +40,64 @@ func SliceFlags(own ...cli.Flag) []cli.Flag {
 	own = slices.Concat(own, []cli.Flag{
 		&cli.IntFlag{Name: "node-count", Value: 1, Usage: "make `N` slices"},
 		TypeFlag(),
-		&cli.StringFlag{Name: "machine-type", Usage: "machine `TYPE` of Compute Engine, such as ct6e-standard-4t, in place of an accelerator type; needs --topology"},
 		&cli.StringFlag{Name: "topology", Usage: "`TOPOLOGY` of the chips of a slice, such as 2x4; needs --machine-type"},
 		ProviderFlag(),
-		&cli.IntFlag{Name: "boot-disk-size", Usage: "size of the boot disk in `GB`, for --provider=gce; default: 200"},
-		&cli.StringFlag{Name: "boot-disk-type", Usage: "`TYPE` of the boot disk, for --provider=gce; default: that of the accelerator type"},
-		&cli.StringFlag{Name: "image", Usage: "boot this `IMAGE`, as projects/P/global/images/NAME, for --provider=gce; default: the newest one for the accelerator type"},
-	})
+	}, FlagsOf(computeOptions()))
 	return slices.DeleteFunc(RequestFlags(own...), func(f cli.Flag) bool {
 		name := f.Names()[0]
 		return !slices.Contains(neutralFlags(), name) && !slices.ContainsFunc(own, func(o cli.Flag) bool { return o.Names()[0] == name })
 	})
+}
+
+// computeOptions describe slices that Compute Engine makes.
+func computeOptions() []Option {
+	return []Option{
+		{flag: &cli.StringFlag{Name: "machine-type", Usage: "machine `TYPE` of Compute Engine, such as ct6e-standard-4t, in place of an accelerator type; needs --topology"},
+			with: withRequest, bad: "x", plan: "slices.type", key: refused},
+		{flag: &cli.IntFlag{Name: "boot-disk-size", Usage: "size of the boot disk in `GB`, for --provider=gce; default: 200"},
+			with: withRequest, bad: "9", plan: "queued_resource.request", key: refused},
+		{flag: &cli.StringFlag{Name: "boot-disk-type", Usage: "`TYPE` of the boot disk, for --provider=gce; default: that of the accelerator type"},
+			with: withRequest, bad: "x", plan: "queued_resource.request", key: refused},
+		{flag: &cli.StringFlag{Name: "image", Usage: "boot this `IMAGE`, as projects/P/global/images/NAME, for --provider=gce; default: the newest one for the accelerator type"},
+			with: withRequest, bad: "x", plan: "queued_resource.request", key: refused},
+	}
+}
+
+const deadlineFlag = "slices-deadline"
+
+// SlicesDeadlineFlag limits how long slices that have come wait for others. without is the default.
+func SlicesDeadlineFlag(without time.Duration) cli.Flag {
+	usage := "if slices of --provider=gce are missing this `TIME` after the first one has come, give all back and end with status 75; 0: no limit"
+	if without == 0 {
+		usage = strings.Replace(usage, "0: no limit", "default: no limit", 1)
+	}
+	return &cli.DurationFlag{Name: deadlineFlag, Value: without, Usage: usage}
+}
+
+// SlicesDeadline reads the flag of SlicesDeadlineFlag. 0: no limit.
+func SlicesDeadline(c *Call) time.Duration {
+	c.NotNegative(c, deadlineFlag)
+	return c.Duration(deadlineFlag)
+}
+
+// forCompute reads the settings that only Compute Engine knows. For another provider it
+// refuses them.
+func forCompute(c *Call, on string) (s gce.Settings) {
+	if on != OnGCE {
+		for _, name := range []string{"boot-disk-size", "boot-disk-type", "image"} {
+			if c.IsSet(name) {
+				c.Refuse(cmdline.Usagef("--%s: it is for --provider=gce", name), name)
+			}
+		}
+		if _, typed := c.Typed[deadlineFlag]; typed {
+			c.Refuse(cmdline.Usagef("--%s: it is for --provider=gce: a queued resource makes all its slices or none", deadlineFlag), deadlineFlag)
+		}
+		return s
+	}
+	if size := c.Int("boot-disk-size"); c.IsSet("boot-disk-size") && size < 10 {
+		c.Refuse(cmdline.Usagef("--boot-disk-size=%d: it is at least 10, the size of the images", size), "boot-disk-size")
+	}
+	return gce.Settings{Image: c.String("image"), DiskGB: int64(c.Int("boot-disk-size")), DiskType: c.String("boot-disk-type")}
 }
 
 // SliceRequest reads the request that slices create makes.
@@ -61,33 +109,30 @@ func SliceRequest(c *Call, m Machine) provision.Request {
 		own.NodeCount = 1
 	}
 	own.Mark(id, m.User)
-	if on, _ := Provider(c, own.Type); on == OnTPU {
-		for _, name := range []string{"boot-disk-size", "boot-disk-type", "image"} {
-			if c.IsSet(name) {
-				c.Refuse(cmdline.Usagef("--%s: it is for --provider=gce", name), name)
-			}
-		}
+	on, _ := Provider(c, own.Type)
+	deadline := SlicesDeadline(c)
+	settings := forCompute(c, on)
+	if on == OnTPU {
 		refuseRequest(c, own)
 		return own.Neutral()
 	}
-	r := onCompute(own, gce.Settings{Image: c.String("image"), DiskGB: int64(c.Int("boot-disk-size")), DiskType: c.String("boot-disk-type")})
-	if size := c.Int("boot-disk-size"); c.IsSet("boot-disk-size") && size < 10 {
-		c.Refuse(cmdline.Usagef("--boot-disk-size=%d: it is at least 10, the size of the images", size), "boot-disk-size")
+	if deadline > 0 && !c.Bool("wait") {
+		c.Refuse(cmdline.Usagef("--%s: a command that does not wait cannot give slices back; add --wait", deadlineFlag), deadlineFlag, "wait")
 	}
-	return r
+	return onCompute(c, own, settings)
 }
 
 // onCompute returns the request for Compute Engine, made from flags that describe a queued
 // resource.
-func onCompute(own qr.Request, settings gce.Settings) provision.Request {
+func onCompute(c *Call, own qr.Request, settings gce.Settings) provision.Request {
 	settings.Tags, settings.InternalIPs = own.Tags, own.InternalIPs
 	r := own.Neutral()
-	r.Scopes, r.Own, r.Apart = qr.ScopeURLs(own.Scopes), settings, true
+	r.Scopes, r.Own, r.Apart, r.SlicesDeadline = qr.ScopeURLs(own.Scopes), settings, true, c.Duration(deadlineFlag)
 	return r
 }
 
 // jobOnCompute is onCompute for a job. It refuses flags that only queued resources have.
-func jobOnCompute(c *Call, own qr.Request) provision.Request {
+func jobOnCompute(c *Call, own qr.Request, settings gce.Settings) provision.Request {
 	only := []string{"cqr-extra-args", "runtime-version", "enable-autocheckpoint", "type"}
 	for _, f := range createflags.All() {
 		if !slices.Contains(neutralFlags(), f.Name) {
@@ -109,7 +154,7 @@ func jobOnCompute(c *Call, own qr.Request) provision.Request {
 			Advice: "add --max-run-duration=TIME: Compute Engine then deletes the slices, with their boot disks, after this time",
 		}, "max-run-duration", "provider")
 	}
-	return onCompute(own, gce.Settings{})
+	return onCompute(c, own, settings)
 }
 
 // boundByWorkers reports whether the workers of a job delete its slices in any case.

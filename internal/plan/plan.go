@@ -189,6 +189,7 @@ type PlannedWorker struct {
 // A time of 0 means no limit.
 type Limits struct {
 	Queue       time.Duration `json:"queue_ns,omitempty"`
+	Slices      time.Duration `json:"slices_ns,omitempty"` // that slices which have come wait for others
 	Provision   time.Duration `json:"provision_ns,omitempty"`
 	Boot        time.Duration `json:"boot_ns,omitempty"`
 	Connect     time.Duration `json:"connect_ns"`

@@ -95,6 +95,9 @@ func (p Plan) tellResource(t *planText) {
 	if p.Upload == nil && (c.Do != ResourceUse || !p.Asked) {
 		t.more("waits for capacity %s, then %s until the slices are made and %s until they have booted",
 			limited(p.Limits.Queue), limited(p.Limits.Provision), limited(p.Limits.Boot))
+		if p.Limits.Slices > 0 {
+			t.more("if slices are missing %s after the first one has come, all are given back (--slices-deadline)", stage.AsTyped(p.Limits.Slices))
+		}
 	}
 	if p.Upload != nil {
 		t.line("+", "upload", "%s: %s", p.Upload.URL, strings.Join(p.Upload.Objects, ", "))

@@ -9,6 +9,7 @@ import (
 	"text/tabwriter"
 	"time"
 
+	"multihost/internal/cost"
 	"multihost/internal/event"
 	"multihost/internal/provision"
 )
@@ -27,7 +28,10 @@ type Listed struct {
 	Slices     []string          `json:"slices"`
 	Labels     map[string]string `json:"labels,omitempty"`
 	CreateTime time.Time         `json:"create_time"`
-	Until      *time.Time        `json:"until,omitempty"` // when the provider takes the slices back, if that is known
+	Until      *time.Time        `json:"until,omitempty"`   // when the provider takes the slices back, if that is known
+	Missing    []string          `json:"missing,omitempty"` // slices that have not come although others have
+	Hourly     *float64          `json:"usd_per_hour"`      // list price of the slices that exist; null: unknown
+	SoFar      *float64          `json:"usd_so_far"`        // what they have cost at that price; null: unknown
 }
 
 // A Plan is what a dry run shows that would make or delete slices.
@@ -56,13 +60,17 @@ func (p Plan) Text(name string) string {
 	return b.String()
 }
 
-// List returns resources for a list.
-func List(all []provision.Resource) []Listed {
+// List returns resources of a zone for a list.
+func List(all []provision.Resource, zone string, now time.Time) []Listed {
 	list := make([]Listed, len(all))
 	for i, r := range all {
 		list[i] = Listed{
 			ID: r.ID, Kind: r.Commands.Kind, State: r.State, Life: r.Life, Failure: r.Failure, Type: r.Type, Tier: r.Tier,
 			SliceCount: r.NodeCount, Ready: r.ReadySlices(), Slices: append([]string{}, r.Nodes...), Labels: r.Labels, CreateTime: r.CreateTime,
+			Hourly: cost.Hourly(r, zone), SoFar: cost.SoFar(r, zone, now),
+		}
+		for _, m := range r.Missing {
+			list[i].Missing = append(list[i].Missing, m.Name)
 		}
 		if !r.Until.IsZero() {
 			list[i].Until = &r.Until
@@ -79,7 +87,7 @@ func Table(list []Listed, now time.Time) string {
 	var b strings.Builder
 	w := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
 	row := func(cells ...string) { fmt.Fprintln(w, strings.Join(cells, "\t")) }
-	row("ID", "KIND", "STATE", "TYPE", "TIER", "READY", "AGE", "ENDS IN", "OWNER")
+	row("ID", "KIND", "STATE", "TYPE", "TIER", "READY", "AGE", "PER HOUR", "SO FAR", "ENDS IN", "OWNER")
 	for _, r := range list {
 		age, ends, owner := "-", "-", "-"
 		if !r.CreateTime.IsZero() {
@@ -91,7 +99,7 @@ func Table(list []Listed, now time.Time) string {
 		if r.Labels[provision.LabelTool] == provision.ToolName {
 			owner = cmp.Or(r.Labels[provision.LabelUser], r.Labels[provision.LabelRun], "-")
 		}
-		row(r.ID, r.Kind, r.State, cmp.Or(r.Type, "-"), cmp.Or(string(r.Tier), "-"), fmt.Sprintf("%d/%d", r.Ready, r.SliceCount), age, ends, owner)
+		row(r.ID, r.Kind, r.State, cmp.Or(r.Type, "-"), cmp.Or(string(r.Tier), "-"), fmt.Sprintf("%d/%d", r.Ready, r.SliceCount), age, cost.Price(r.Hourly), cost.Price(r.SoFar), ends, owner)
 	}
 	_ = w.Flush() // a strings.Builder takes everything
 	return b.String()

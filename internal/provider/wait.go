@@ -17,6 +17,7 @@ import (
 	"strings"
 	"time"
 
+	"multihost/internal/cost"
 	"multihost/internal/event"
 	"multihost/internal/gcp"
 	"multihost/internal/provision"
@@ -47,6 +48,9 @@ type WaitOptions struct {
 	// The longest time in each phase. 0: no limit for the queue, the defaults
 	// above for the others. NoLimit or any other negative value: no limit.
 	QueueLimit, ProvisionLimit, BootLimit time.Duration
+	// SlicesLimit is how long slices that have come may wait for others. 0: only the limit of
+	// the queue counts.
+	SlicesLimit time.Duration
 	// Probe returns nil if every worker of a slice answers. Wait calls it for
 	// slices that are READY, for several at once, and again after an error.
 	// nil: READY is enough.
@@ -102,6 +106,8 @@ func (o WaitOptions) limit(phase string) time.Duration {
 		return o.ProvisionLimit
 	case provision.PhaseBoot:
 		return o.BootLimit
+	case provision.PhaseSlices:
+		return o.SlicesLimit
 	case provision.PhaseRecover: // giving up would throw away capacity that the provider keeps
 		return NoLimit
 	}
@@ -271,6 +277,13 @@ func (w *waiter) observe(res provision.Resource) {
 	w.emit(event.State{Resource: w.what.Kind, Name: w.id, State: res.State,
 		Detail: describe(res), Elapsed: w.now().Sub(w.start)})
 	switch {
+	case res.Life == provision.Provisioning && len(res.Missing) > 0:
+		w.enter(provision.PhaseSlices)
+		for _, s := range res.Slices { // an earlier command may have seen the first one come
+			if !s.Billed.IsZero() && s.Billed.Before(w.phaseStart) {
+				w.phaseStart = s.Billed
+			}
+		}
 	case res.Life == provision.Provisioning:
 		w.enter(provision.PhaseProvision)
 	case res.Life == provision.Active:
@@ -306,11 +319,26 @@ func (w *waiter) leave(state event.PhaseState, detail string) {
 	w.emit(event.Phase{Name: w.phase, State: state, Detail: detail, Elapsed: w.now().Sub(w.phaseStart)})
 }
 
-func (w *waiter) limit() time.Duration { return max(w.opts.limit(w.phase), 0) }
+// A bound is the limit that counts in a phase.
+type bound struct {
+	phase string
+	since time.Time
+	limit time.Duration // 0: none
+}
+
+func (w *waiter) bound() bound {
+	b := bound{w.phase, w.phaseStart, max(w.opts.limit(w.phase), 0)}
+	if w.phase == provision.PhaseSlices && b.limit == 0 { // slices that are missing are still in the queue
+		return bound{provision.PhaseQueue, w.start, max(w.opts.QueueLimit, 0)}
+	}
+	return b
+}
+
+func (b bound) end() time.Time { return b.since.Add(b.limit) }
 
 func (w *waiter) left() (d time.Duration, limited bool) {
-	limit := w.limit()
-	return limit - w.now().Sub(w.phaseStart), limit > 0
+	b := w.bound()
+	return b.end().Sub(w.now()), b.limit > 0
 }
 
 // checkLimit returns a *DeadlineError if the phase has lasted longer than its
@@ -319,12 +347,21 @@ func (w *waiter) checkLimit(ctx context.Context) error {
 	if left, limited := w.left(); !limited || left > 0 {
 		return nil
 	}
-	e := &provision.DeadlineError{Commands: w.what, ID: w.id, Phase: w.phase, Limit: w.limit(), Life: w.res.Life, State: w.res.State,
-		Detail: foldMissing(w.missing), Slices: w.res.Slices, Silent: w.silent, Err: w.lost}
-	switch {
-	case w.lost != nil:
+	b := w.bound()
+	e := &provision.DeadlineError{Commands: w.what, ID: w.id, Phase: b.phase, Limit: b.limit, Life: w.res.Life, State: w.res.State,
+		Detail: foldMissing(w.missing), Slices: w.res.Slices, Silent: w.silent, Err: w.lost, Missing: w.res.Missing, Total: w.total(), Cost: w.cost()}
+	if w.lost != nil {
 		e.Life, e.State = "", ""
-	case w.phase == provision.PhaseQueue:
+	}
+	switch {
+	case b.phase == provision.PhaseSlices:
+		why := w.explain(ctx, w.now().Sub(w.phaseStart))
+		e.Again = "let them wait longer with --slices-deadline=TIME"
+		if why.Hint != "" {
+			e.Again += ", or " + why.Hint
+		}
+	case w.lost != nil:
+	case b.phase == provision.PhaseQueue:
 		why := w.explain(ctx, w.now().Sub(w.phaseStart))
 		e.Detail, e.Again = why.Reason, why.Again
 	case w.phase == provision.PhaseBoot && w.consoles(ctx, e):
@@ -387,16 +424,23 @@ func (w *waiter) pause() time.Duration {
 }
 
 func (w *waiter) progress() {
+	b := w.bound()
 	p := event.Progress{Phase: w.phase, Total: w.total(), Waiting: w.id, Detail: w.res.State,
-		Elapsed: w.now().Sub(w.phaseStart), Limit: w.limit()}
+		Elapsed: w.now().Sub(b.since), Limit: b.limit}
 	if w.phase != provision.PhaseQueue {
 		p.Done = w.total() - len(w.missing)
 		if len(w.missing) > 0 {
 			p.Waiting, p.Detail = foldMissing(w.missing), w.res.State
 		}
 	}
+	if w.phase == provision.PhaseSlices {
+		p.Detail += ", " + w.cost()
+	}
 	w.emit(p)
 }
+
+// cost says what the slices cost that have come.
+func (w *waiter) cost() string { return cost.Running(w.res, w.res.Zone, w.now()) }
 
 // foldMissing joins texts of the form "SLICE: what is missing".
 func foldMissing(missing []string) string {
@@ -421,7 +465,7 @@ func (w *waiter) look(ctx context.Context) error {
 		ready, why := s.Ready()
 		switch {
 		case !ok:
-			missing = append(missing, name+": not made yet")
+			missing = append(missing, name+": "+w.absent(name))
 		case !ready:
 			missing = append(missing, name+": "+why)
 		default:
@@ -443,6 +487,16 @@ func (w *waiter) look(ctx context.Context) error {
 	}
 	w.missing = missing
 	return nil
+}
+
+// absent says why a slice does not exist.
+func (w *waiter) absent(name string) string {
+	for _, m := range w.res.Missing {
+		if m.Name == name {
+			return m.Why
+		}
+	}
+	return "not made yet"
 }
 
 // checkWorkers warns when the number of workers that the API reports for a slice
@@ -527,6 +581,12 @@ func (w *waiter) diagnosis(ctx context.Context) (text, hint string) {
 	waited := event.Age(w.now().Sub(w.phaseStart))
 	name := fmt.Sprintf("%s %q", w.what.Kind, w.id)
 	switch w.phase {
+	case provision.PhaseSlices:
+		text = fmt.Sprintf("%s has %d of %s: %s", name, w.total()-len(w.res.Missing), event.Count(w.total(), "slice"), w.cost())
+		if b := w.bound(); b.phase == provision.PhaseSlices && b.limit > 0 {
+			text += fmt.Sprintf("; they are given back at %s if the others have not come (--slices-deadline)", b.end().Local().Format("15:04:05"))
+		}
+		return text + "; " + foldMissing(w.missing), w.explain(ctx, w.now().Sub(w.phaseStart)).Hint
 	case provision.PhaseProvision:
 		return fmt.Sprintf("%s got its capacity %s ago, and its VMs are being made: %s",
 			name, waited, cmp.Or(foldMissing(w.missing), "no slice is shown yet")), w.what.Show

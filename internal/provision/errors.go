@@ -1,6 +1,7 @@
 package provision
 
 import (
+	"errors"
 	"fmt"
 	"strings"
 	"time"
@@ -13,6 +14,7 @@ import (
 // The phases of a wait for slices, as they are named in events and in DeadlineError.
 const (
 	PhaseQueue     = "queue"     // until there is capacity
+	PhaseSlices    = "slices"    // from the first slice that has come until the last one has its capacity
 	PhaseProvision = "provision" // until the slices exist
 	PhaseBoot      = "boot"      // until every slice is ready and answers
 	PhaseRecover   = "recover"   // while the provider restarts slices by itself
@@ -129,7 +131,7 @@ func (e *StateError) HintWhenGone() string { return e.Again }
 type DeadlineError struct {
 	Commands Commands
 	ID       string
-	Phase    string // "queue", "provision", "boot", "delete" or "create"
+	Phase    string // "queue", "slices", "provision", "boot", "delete" or "create"
 	Limit    time.Duration
 	Life     Life
 	State    string // the provider's word, or "" if it could not be read
@@ -140,10 +142,17 @@ type DeadlineError struct {
 
 	Consoles []Console // serial consoles of VMs that do not answer, the one that explains most first
 
+	Missing []Missing // slices that have not come although others have
+	Total   int       // slices that were asked for
+	Cost    string    // of those that have come, in words
+
 	Again string // what to type after the resource is deleted, or empty
 }
 
 func (e *DeadlineError) Error() string {
+	if GivesBack(e) {
+		return fmt.Sprintf("wait for %s %q: %s", e.Commands.Kind, e.ID, e.Lack())
+	}
 	text := fmt.Sprintf("wait for %s %q: phase %s is not over after %s", e.Commands.Kind, e.ID, e.Phase, event.Duration(e.Limit))
 	switch {
 	case e.Err != nil:
@@ -160,6 +169,23 @@ func (e *DeadlineError) Error() string {
 		text += ": " + e.Err.Error()
 	}
 	return text
+}
+
+// Lack says, for PhaseSlices, which slices have not come and why, and what the others have cost.
+func (e *DeadlineError) Lack() string {
+	names, texts := make([]string, len(e.Missing)), make([]string, len(e.Missing))
+	for i, m := range e.Missing {
+		names[i], texts[i] = m.Name, m.Why
+	}
+	return fmt.Sprintf("%d of %s came within %s of the first one (--slices-deadline); missing is %s; cost of the others: %s",
+		e.Total-len(e.Missing), event.Count(e.Total, "slice"), event.Duration(e.Limit), tpu.FoldTexts(names, texts), e.Cost)
+}
+
+// GivesBack reports whether err says that slices did not come within
+// [Request.SlicesDeadline], so that those that came are to be deleted.
+func GivesBack(err error) bool {
+	var late *DeadlineError
+	return errors.As(err, &late) && late.Phase == PhaseSlices
 }
 
 // Fault returns fault.Temporary.

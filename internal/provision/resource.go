@@ -57,6 +57,10 @@ type Request struct {
 	// with an existing resource.
 	OwnMetadata map[string]string
 
+	// SlicesDeadline is how long slices that have come are kept while others are missing; 0:
+	// without limit. Whoever waits for the slices keeps it, and no provider.
+	SlicesDeadline time.Duration
+
 	// Own holds the settings that only one provider knows. Only that provider reads them.
 	// If a field above sets the same thing, the field above counts.
 	Own any
@@ -129,12 +133,19 @@ type Resource struct {
 	NodeCount  int
 	Nodes      []string    // names of its slices, existing or not
 	Slices     []tpu.Slice // those that exist, in the order of Nodes; Index is the place in it
+	Missing    []Missing   // those that have not come although others have, which are billed meanwhile
 	Labels     map[string]string
 	Metadata   map[string]string // that was requested for its VMs; nil: not known
 	CreateTime time.Time
 
 	// Own is the provider's own description. Only the provider reads it.
 	Own any
+}
+
+// A Missing slice is one that its provider makes for itself and that has not come.
+type Missing struct {
+	Name string
+	Why  string // what it waits for, in words
 }
 
 // Owner returns the owner of the resource in words, from its labels.

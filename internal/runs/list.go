@@ -28,6 +28,7 @@ type Seen struct {
 	Slices  []string  `json:"slices"`
 	Command string    `json:"command"`
 	Hourly  *float64  `json:"usd_per_hour,omitempty"` // list price of the slices, for a run that a job has made slices for, or whose slices the provider takes away
+	SoFar   *float64  `json:"usd_so_far,omitempty"`   // what those slices have cost at that price
 	Gone    string    `json:"gone,omitempty"`         // when those slices go if no runner continues the job, in words
 
 	// Followed says whether a command follows the output, on any machine. It is nil when
@@ -101,14 +102,14 @@ func table(seen []Seen, ended bool) string {
 	}
 	var b strings.Builder
 	w := tabwriter.NewWriter(&b, 0, 8, 2, ' ', 0)
-	fmt.Fprintln(w, "RUN\tATTEMPT\tSTATE\tAGE\tOWNER\tSLICES\tPER HOUR\tGONE\tCOMMAND")
+	fmt.Fprintln(w, "RUN\tATTEMPT\tSTATE\tAGE\tOWNER\tSLICES\tPER HOUR\tSO FAR\tGONE\tCOMMAND")
 	for _, s := range seen {
-		attempt, hour, state := "-", "-", s.State
+		attempt, hour, sum, state := "-", "-", "-", s.State
 		if s.Attempt > 0 {
 			attempt = strconv.Itoa(s.Attempt)
 		}
 		if s.Gone != "" {
-			hour = cost.Price(s.Hourly)
+			hour, sum = cost.Price(s.Hourly), cost.Price(s.SoFar)
 		}
 		if s.Followed != nil && !*s.Followed {
 			state += ", not followed"
@@ -116,8 +117,8 @@ func table(seen []Seen, ended bool) string {
 		if s.part != "" {
 			state += ", " + s.part
 		}
-		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", s.Run, attempt, state, event.Age(s.age), s.Owner, strings.Join(s.Slices, ","),
-			hour, cmp.Or(s.Gone, "-"), s.Command)
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", s.Run, attempt, state, event.Age(s.age), s.Owner, strings.Join(s.Slices, ","),
+			hour, sum, cmp.Or(s.Gone, "-"), s.Command)
 	}
 	_ = w.Flush() // it writes to memory
 	return b.String()

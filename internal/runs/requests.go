@@ -49,19 +49,22 @@ func withRequests(ctx context.Context, d *workers.Deps, prefix string, seen []Se
 		for i := range seen {
 			if provision.LabelValue(seen[i].Run) == label && (len(seen[i].Slices) == 0 || overlap(seen[i].Slices, res.Nodes)) {
 				listed = true
-				seen[i].Hourly, seen[i].Gone = cost.Hourly(res, d.Zone), cmp.Or(seen[i].goes, goes(true))
+				seen[i].costs(d, res)
+				seen[i].Gone = cmp.Or(seen[i].goes, goes(true))
 			}
 		}
 		if listed {
 			continue
 		}
 		if row := endedInBucket(ctx, d, res, label, known); row != nil {
-			row.Hourly, row.Gone = cost.Hourly(res, d.Zone), row.goes
+			row.costs(d, res)
+			row.Gone = row.goes
 			seen = append(seen, *row)
 			continue
 		}
 		row := Seen{Run: res.ID, State: waitsFor(res), Owner: user, Created: res.CreateTime, Slices: res.Nodes,
-			Hourly: cost.Hourly(res, d.Zone), Gone: goes(false), age: d.Age(res.CreateTime)}
+			Gone: goes(false), age: d.Age(res.CreateTime)}
+		row.costs(d, res)
 		if at := slices.IndexFunc(found, func(f workers.FoundRun) bool { return provision.LabelValue(f.Info.Run) == label && f.Info.Exit != nil }); at >= 0 {
 			info := found[at].Info
 			row.Run, row.Attempt, row.Owner, row.Command, row.State, row.Gone = info.Run, info.Attempt, info.Owner, info.Command, "kept: "+found[at].Ended(), goes(true)
@@ -70,6 +73,11 @@ func withRequests(ctx context.Context, d *workers.Deps, prefix string, seen []Se
 		seen = append(seen, row)
 	}
 	return seen, nil
+}
+
+// costs notes what the slices of the run cost.
+func (s *Seen) costs(d *workers.Deps, res provision.Resource) {
+	s.Hourly, s.SoFar = cost.Hourly(res, d.Zone), cost.SoFar(res, d.Zone, d.Clock.Now())
 }
 
 // leaseOf returns what the workers of a resource know of the lease of their job, if that can
@@ -123,6 +131,8 @@ func waitsFor(res provision.Resource) string {
 		return res.State + ", holds quota"
 	case len(res.Slices) == 0:
 		return "waits: " + res.State
+	case len(res.Missing) > 0:
+		return fmt.Sprintf("waits: %d/%d slices have come", res.NodeCount-len(res.Missing), res.NodeCount)
 	case ready < res.NodeCount:
 		return fmt.Sprintf("boots: %d/%d slices ready", ready, res.NodeCount)
 	}
@@ -181,7 +191,8 @@ func atTheLatest(text string, left time.Duration) string {
 func sayUntil(d *workers.Deps, seen []Seen, res provision.Resource) {
 	for i := range seen {
 		if overlap(seen[i].Slices, res.Nodes) {
-			seen[i].Hourly, seen[i].Gone = cost.Hourly(res, d.Zone), atTheLatest(never, lastMoment(0, 0, res.Until, d.Clock.Now()))
+			seen[i].costs(d, res)
+			seen[i].Gone = atTheLatest(never, lastMoment(0, 0, res.Until, d.Clock.Now()))
 		}
 	}
 }

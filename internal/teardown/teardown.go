@@ -205,7 +205,7 @@ func (k Keeping) decide(out stage.Outcome, runErr error, done bool) (why string,
 	switch {
 	case out.Detached:
 		return "the run goes on", false
-	case errors.Is(runErr, stage.ErrExpired):
+	case errors.Is(runErr, stage.ErrExpired), provision.GivesBack(runErr): // nothing has run on them
 		return "", false
 	case k.Always:
 		return "--keep", false

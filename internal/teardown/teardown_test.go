@@ -64,6 +64,7 @@ func TestWhySlicesStay(t *testing.T) {
 	sighup, sigterm := &stage.Interrupted{Signal: syscall.SIGHUP}, &stage.Interrupted{Signal: syscall.SIGTERM}
 	failed, ran := stage.Outcome{Started: true, Code: 1}, stage.Outcome{Started: true}
 	expired := &stage.Error{Stage: stage.Timeout, Err: stage.ErrExpired}
+	partly := &provision.DeadlineError{Phase: provision.PhaseSlices, Missing: make([]provision.Missing, 1)}
 	for _, tt := range []struct {
 		story string
 		k     Keeping
@@ -83,6 +84,8 @@ func TestWhySlicesStay(t *testing.T) {
 		{story: "the terminal is gone before it runs", err: sighup, why: "the terminal is gone (SIGHUP): the same command goes on with it"},
 		{story: "a stop", k: Keeping{OnFailure: true}, out: failed, err: sigterm},
 		{story: "an answer to stop", k: Keeping{OnFailure: true}, out: failed, err: &stage.Interrupted{Signal: syscall.SIGINT, Answer: stage.Stop}},
+		{story: "--keep, and some slices did not come", k: Keeping{Always: true}, err: partly},
+		{story: "--keep-on-failure, and some slices did not come", k: Keeping{OnFailure: true}, err: partly},
 		{story: "--keep-on-failure", k: Keeping{OnFailure: true}, out: failed, why: "--keep-on-failure"},
 		{story: "--keep-on-failure after an error", k: Keeping{OnFailure: true}, err: errNo, why: "--keep-on-failure"},
 		{story: "--keep-on-failure for an hour", k: Keeping{OnFailure: true, For: time.Hour}, out: failed, hold: true},

@@ -43,3 +43,6 @@ func HourlyPrice(accelerator, zone, tier string) (usd float64, ok bool) {
 	}
 	return 0, false
 }
+
+// Priced reports whether the list has a price of a generation in any region.
+func Priced(g Generation) bool { return strings.Contains("\n"+prices, "\n"+g.Family+" ") }

@@ -41,6 +41,7 @@ type Slice struct {
 	Project string
 	Zone    string
 	Created time.Time // when the API made it; zero: unknown
+	Billed  time.Time // since when it is billed; zero: it is not, or unknown
 	Until   time.Time // when the provider takes it away, as was asked for; zero: never, or unknown
 
 	Type           string // accelerator type: "v5litepod-16"

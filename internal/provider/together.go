@@ -1,0 +1,27 @@
+package provider
+
+import (
+	"context"
+	"errors"
+
+	"multihost/internal/event"
+	"multihost/internal/provision"
+	"multihost/internal/stage"
+	"multihost/internal/tpu"
+)
+
+// WaitTogether is Wait, and gives slices back: if the others have not come within
+// opts.SlicesLimit of the first one, it deletes the resource with all that was made for it. The
+// error says which slices did not come and what the others cost; with another error, which is joined
+// to it, the deletion has failed.
+func WaitTogether(ctx context.Context, p provision.Provider, id string, opts WaitOptions) (provision.Resource, []tpu.Slice, error) {
+	res, all, err := Wait(ctx, p, id, opts)
+	if !provision.GivesBack(err) {
+		return res, all, err
+	}
+	event.Notef(opts.withDefaults().Sink, event.Warn, "", "%s is deleted: its slices that have come are given back", provision.NameOf(p, id))
+	if _, failed := p.Delete(ctx, id, provision.DeleteOptions{}); failed != nil {
+		return res, all, errors.Join(err, failed)
+	}
+	return res, nil, stage.WithoutSlices(err)
+}
