@@ -31,7 +31,8 @@ func TestEveryFlagOfRunAndJobIsAnOption(t *testing.T) {
 
 // notTried are options whose other value would need more than a command line: files,
 // workers that answer, another option.
-var notTried = []string{"script-dir", "no-ignore", "env-file", "numa", "detach", "replace", "bucket-name", "network-create", "ssh-source-ranges", "ssh-config", "identity-file", "provider", "slices-deadline"}
+var notTried = []string{"script-dir", "no-ignore", "env-file", "numa", "detach", "replace", "bucket-name", "network-create", "ssh-source-ranges", "ssh-config", "identity-file", "provider",
+	"machine-type", "boot-disk-size", "boot-disk-type", "image", "slices-deadline"}
 
 // TestOptionsShowWhereTheTableSays: with another value of an option, a dry run shows
 // another plan in the field that the table names, and a job without runner has another

@@ -352,6 +352,7 @@ func metadata(r provision.Request, rec record, script string) *computepb.Metadat
 
 var (
 	nameRE        = regexp.MustCompile(`^[a-z]([-a-z0-9]*[a-z0-9])?$`)
+	imageRE       = regexp.MustCompile(`^projects/[^/]+/global/images/(family/)?[a-z]([-a-z0-9]*[a-z0-9])?$`)
 	reservationRE = regexp.MustCompile(`^(projects/[^/]+/reservations/)?[a-z]([-a-z0-9]*[a-z0-9])?(/reservationBlocks/[^/]+)?$`)
 )
 
@@ -365,6 +366,9 @@ func check(r provision.Request, at place) error {
 	wrong := func(format string, args ...any) { bad = append(bad, fmt.Sprintf(format, args...)) }
 	checkNames(r, at, wrong)
 	checkTier(r, wrong)
+	if image := settingsOf(r).Image; image != "" && !imageRE.MatchString(image) {
+		wrong("image %q: want projects/PROJECT/global/images/NAME, or …/images/family/NAME", image)
+	}
 	for _, kind := range []struct {
 		given bool
 		text  string
@@ -469,7 +473,7 @@ func differences(existing *computepb.InstanceTemplate, r provision.Request) []st
 	var all []string
 	text := func(field, has, asked string) {
 		if has != asked {
-			all = append(all, fmt.Sprintf("%s: it has %q, you asked for %q", field, has, asked))
+			all = append(all, fmt.Sprintf("%s: it has %s, you asked for %s", field, valueOf(field, has), valueOf(field, asked)))
 		}
 	}
 	asked := recordOf(r)
@@ -504,4 +508,19 @@ func differences(existing *computepb.InstanceTemplate, r provision.Request) []st
 	return all
 }
 
-func disk(rec record) string { return fmt.Sprintf("%d GB %s", rec.DiskGB, rec.DiskType) }
+// valueOf writes the value of a field of a request for people.
+func valueOf(field, value string) string {
+	switch {
+	case value != "":
+		return strconv.Quote(value)
+	case field == "image":
+		return "the newest one"
+	case field == "max run duration":
+		return "no limit"
+	}
+	return "none"
+}
+
+func disk(rec record) string {
+	return strings.TrimSpace(fmt.Sprintf("%d GB %s", rec.DiskGB, rec.DiskType))
+}

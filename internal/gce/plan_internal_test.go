@@ -172,6 +172,7 @@ func TestRefusedRequests(t *testing.T) {
 		"tier reservation-bound needs a reservation":             func(r *provision.Request) { r.Tier = provision.ReservationBound },
 		`reservation "r" and tier spot exclude each other`:       func(r *provision.Request) { r.Tier, r.Reservation = provision.Spot, "r" },
 		`reservation "a/b": want NAME`:                           func(r *provision.Request) { r.Reservation = "a/b" },
+		`image "i": want projects/PROJECT/global/images/NAME`:    func(r *provision.Request) { r.Own = Settings{Image: "i"} },
 		"max run duration 1.5s: it is a number of seconds":       func(r *provision.Request) { r.MaxRunDuration = 1500 * time.Millisecond },
 		"give multihost one with --queue-timeout":                func(r *provision.Request) { r.ValidUntilDuration = time.Hour },
 		"Compute Engine begins at once":                          func(r *provision.Request) { r.ValidAfterTime = time.Now() },
@@ -213,16 +214,16 @@ func TestDifferences(t *testing.T) {
 			r.Metadata["ssh-keys"] = "ann:x"
 			r.OwnMetadata = map[string]string{"startup-script": "#!/bin/bash\n"}
 		},
-		`label multihost-run: it has "m", you asked for "n"`:              func(r *provision.Request) { r.Mark("n", "ann") },
-		`label x: it has "", you asked for "y"`:                           func(r *provision.Request) { r.Labels["x"] = "y" },
-		`accelerator type: it has "v6e-16", you asked for "v6e-32"`:       func(r *provision.Request) { r.Type, _ = tpu.ParseType("v6e-32") },
-		`slices: it has "m-0, m-1", you asked for "m-0, m-2"`:             func(r *provision.Request) { r.Nodes[1] = "m-2" },
-		`tier: it has "on-demand", you asked for "spot"`:                  func(r *provision.Request) { r.Tier = provision.Spot },
-		`max run duration: it has "", you asked for "1h0m0s"`:             func(r *provision.Request) { r.MaxRunDuration = time.Hour },
-		`network: it has "default", you asked for "n"`:                    func(r *provision.Request) { r.Network = "projects/p/global/networks/n" },
-		`boot disk: it has "200 GB ", you asked for "300 GB "`:            func(r *provision.Request) { r.Own = Settings{DiskGB: 300} },
-		`image: it has "", you asked for "projects/p/global/images/mine"`: func(r *provision.Request) { r.Own = Settings{Image: "projects/p/global/images/mine"} },
-		"metadata a: it has another value":                                func(r *provision.Request) { r.Metadata["a"] = "c" },
+		`label multihost-run: it has "m", you asked for "n"`:                          func(r *provision.Request) { r.Mark("n", "ann") },
+		`label x: it has none, you asked for "y"`:                                     func(r *provision.Request) { r.Labels["x"] = "y" },
+		`accelerator type: it has "v6e-16", you asked for "v6e-32"`:                   func(r *provision.Request) { r.Type, _ = tpu.ParseType("v6e-32") },
+		`slices: it has "m-0, m-1", you asked for "m-0, m-2"`:                         func(r *provision.Request) { r.Nodes[1] = "m-2" },
+		`tier: it has "on-demand", you asked for "spot"`:                              func(r *provision.Request) { r.Tier = provision.Spot },
+		`max run duration: it has no limit, you asked for "1h0m0s"`:                   func(r *provision.Request) { r.MaxRunDuration = time.Hour },
+		`network: it has "default", you asked for "n"`:                                func(r *provision.Request) { r.Network = "projects/p/global/networks/n" },
+		`boot disk: it has "200 GB", you asked for "300 GB"`:                          func(r *provision.Request) { r.Own = Settings{DiskGB: 300} },
+		`image: it has the newest one, you asked for "projects/p/global/images/mine"`: func(r *provision.Request) { r.Own = Settings{Image: "projects/p/global/images/mine"} },
+		"metadata a: it has another value":                                            func(r *provision.Request) { r.Metadata["a"] = "c" },
 	} {
 		if got := strings.Join(differences(p.template, request(t, "v6e-16", change)), "; "); got != want {
 			t.Errorf("got %q, want %q", got, want)

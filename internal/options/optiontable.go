@@ -166,7 +166,7 @@ func requestOptions() []Option {
 
 // ownJobOptions are for job alone.
 func ownJobOptions() []Option {
-	return slices.Concat(requestOptions(), []Option{
+	return slices.Concat(requestOptions(), computeOptions(), []Option{
 		{flag: RuntimeFlag(),
 			with: withRequest, plan: "queued_resource.request", try: "x", key: request},
 		{flag: &cli.StringFlag{Name: "bucket-name", Aliases: []string{"BUCKET_NAME"}, Usage: "with --detach: Cloud Storage `BUCKET` with the code, state and logs of the job, which then needs no runner"},

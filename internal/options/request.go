@@ -173,7 +173,8 @@ func jobRequest(c *Call, m Machine, run string) provision.Request {
 	if r.NodeCount < 1 {
 		c.Refuse(cmdline.Usagef("--num-slices=%d: at least 1 slice is needed", r.NodeCount), "num-slices")
 	}
-	if upper && c.String("tpu-type") == "" && c.String("type") == "" {
+	r.Type = machineType(c)
+	if upper && c.String("tpu-type") == "" && c.String("type") == "" && r.Type.Name == "" {
 		r.Type, _ = tpu.ParseType("v4-8") // v4-8 is a known type: no error
 	}
 	if r.NodeCount > 1 {

@@ -90,7 +90,7 @@ var alternatives = [][]string{
 		"reservation-host-project", "reservation-host-folder", "reservation-host-organization"},
 	{"valid-after-duration", "valid-after-time"},
 	{"valid-until-duration", "valid-until-time"},
-	{"tpu-type", "type"},
+	{"tpu-type", "type", "machine-type"},
 	{"network-config", "network"}, {"network-config", "subnetwork"}, {"network-config", "internal-ips"},
 	{"ip", "internal-ip"},
 	{"node-prefix", "node-id"},

@@ -168,13 +168,16 @@ func boundByWorkers(c *Call) bool {
 func machineType(c *Call) tpu.Type {
 	machine, topology := c.String("machine-type"), c.String("topology")
 	switch {
-	case machine == "" && topology == "":
+	case machine == "" && (topology == "" || c.Command.Name == "job"): // job takes gcloud's --type with --topology, too
 		return tpu.Type{}
 	case machine == "" || topology == "":
 		c.Refuse(cmdline.Usagef("--machine-type and --topology: give both, or --tpu-type alone"), "machine-type", "topology")
 		return tpu.Type{}
-	case c.String("tpu-type") != "":
-		c.Refuse(cmdline.Usagef("--tpu-type and --machine-type exclude each other: give one of them"), "tpu-type", "machine-type")
+	}
+	for _, other := range []string{"tpu-type", "type"} {
+		if c.String(other) != "" {
+			c.Refuse(cmdline.Usagef("--%s and --machine-type exclude each other: give one of them", other), other, "machine-type")
+		}
 	}
 	t, err := tpu.TypeOf(strings.ToLower(machine), strings.ToLower(topology))
 	if err != nil {

@@ -247,7 +247,7 @@ func ChangeOf(cloud provision.Provider, do string, res provision.Resource, reque
 	if p, ok := provision.As[provision.Previewer](cloud); ok {
 		body, command := p.Preview(request)
 		c.Gcloud = command
-		if c.Request == nil {
+		if c.Request == nil || command == "" { // what no single command makes was refused at its first part
 			c.Request = body
 		}
 	}

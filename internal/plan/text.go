@@ -447,7 +447,7 @@ func (p Plan) tellRequest(t *planText) {
 	enc.SetIndent("  ", "  ")
 	_ = enc.Encode(shortened(body, &long)) // cannot fail: body was decoded from JSON
 	fmt.Fprintf(&t.b, "\nrequest of %s\n  %s", p.Resource.Name, b.String())
-	if !long {
+	if !long && p.Resource.Gcloud != "" {
 		fmt.Fprintf(&t.b, "\nthe same with gcloud\n  %s\n", p.Resource.Gcloud)
 	}
 }
