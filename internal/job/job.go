@@ -158,7 +158,7 @@ func Job(ctx context.Context, d Deps, o JobOptions) (out stage.Outcome, err erro
 		return stage.Outcome{}, err
 	}
 	q.mine = &r.history
-	q.deleting = func() { r.sayLogsGo(q.held.now().losesLogs(r.history.Tried, false)) }
+	q.deleting = func() { r.sayLogsGo(q.held.now().losesLogs(r.history.Tried, q.left)) }
 	r.ground, r.books.Budget = q, o.Budget
 	r.missing, r.decided = q.held.commandLives, q.held.decided
 	r.deletes = func() bool { return q.ours && !o.Keep }

@@ -38,6 +38,7 @@ type queued struct {
 	there bool // the resource is known to exist
 	ours  bool // a job of this name made it: this process or an earlier runner of it
 	made  bool // this process made it
+	left  bool // when it was last judged, some of its slices could be used
 
 	resets  int // since its workers last answered
 	remakes int // the same, for failures that no budget pays for
@@ -242,6 +243,7 @@ func (q *queued) diagnose(ctx context.Context, cause error) (d provision.Decisio
 	case err != nil:
 		return d, false
 	default:
+		q.left = res.ReadySlices() > 0
 		sight = res.Sight(func(name string) provision.Reach {
 			switch {
 			case late == nil || len(late.Silent) == 0:

@@ -48,10 +48,13 @@ func undoing(id string) provision.Undoing {
 // the other slice is deleted. The reason is reported.
 func TestASilentSliceBesideOneThatAnswersIsRebooted(t *testing.T) {
 	t.Parallel()
-	ready := []qr.SliceState{{Name: "m-0", State: "READY", Health: "HEALTHY"}, {Name: "m-1", State: "READY", Health: "HEALTHY"}}
+	ready := []qr.SliceState{{Name: "m-0", State: "READY", Health: "HEALTHY", Ready: true}, {Name: "m-1", State: "READY", Health: "HEALTHY", Ready: true}}
 	q := &queued{ours: true, Deps: Deps{Reach: &workers.Reach{Invocation: &stage.Invocation{}, Cloud: oneResource{res: qr.Resource{State: "ACTIVE", Nodes: []string{"m-0", "m-1"}, Slices: ready}}}}}
 	late := &provision.DeadlineError{Phase: provision.PhaseBoot, State: "ACTIVE", Silent: []string{"m-1"}}
 	d, known := q.diagnose(t.Context(), late)
+	if !q.left {
+		t.Error("the slices that can be used are not known")
+	}
 	if !known || d.Step != provision.StepReset || d.Loss != provision.Infrastructure || !strings.Contains(d.Why, "m-1 is READY, but its workers do not all answer") {
 		t.Errorf("at first: %+v, %v", d, known)
 	}
