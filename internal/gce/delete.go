@@ -138,6 +138,25 @@ func (p *Provider) removeOnce(ctx context.Context, id string, asked map[string]t
 	if left != "" {
 		return left, errors.Join(errs...)
 	}
+	return p.removeParts(ctx, id, asked)
+}
+
+// Sweep implements provision.Sweeper: it deletes the template and the policy when somebody
+// else has deleted the groups.
+func (p *Provider) Sweep(ctx context.Context, id, run string) error {
+	labels, found, err := p.owner(ctx, id)
+	if err != nil || !found || labels[provision.LabelRun] != provision.LabelValue(run) {
+		return err
+	}
+	if v, err := p.look(ctx, id); err != nil || len(v.groups) > 0 {
+		return err
+	}
+	_, err = p.removeParts(ctx, id, map[string]time.Time{})
+	return err
+}
+
+// removeParts deletes the parts of a resource that has no groups any more, as removeOnce does.
+func (p *Provider) removeParts(ctx context.Context, id string, asked map[string]time.Time) (left string, err error) {
 	name := p.at().partName(id)
 	for _, part := range []struct {
 		kind   string

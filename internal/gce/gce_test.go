@@ -217,6 +217,30 @@ func TestWhatARunHasLeftIsReplaced(t *testing.T) {
 	}
 }
 
+// Sweep deletes what is left of a run's resource when its groups are gone, and no earlier.
+func TestSweep(t *testing.T) {
+	f := start(t)
+	_, _, err := f.Create(t.Context(), request(t))
+	testkit.Must(t, err)
+	left := func() int { return f.count("instanceTemplates") + f.count("resourcePolicies") }
+	testkit.Must(t, f.Sweep(t.Context(), "m", "m"))
+	delete(f.things, "zones/us-east5-a/instanceGroupManagers/m-0")
+	testkit.Must(t, f.Sweep(t.Context(), "m", "m"))
+	if f.count("instanceGroupManagers") != 1 || left() != 2 {
+		t.Errorf("with a group: %d parts are left", left())
+	}
+	delete(f.things, "zones/us-east5-a/instanceGroupManagers/m-1")
+	testkit.Must(t, f.Sweep(t.Context(), "m", "another"))
+	if left() != 2 {
+		t.Errorf("parts of another run: %d are left", left())
+	}
+	testkit.Must(t, f.Sweep(t.Context(), "m", "m"))
+	if left() != 0 {
+		t.Errorf("%d parts are left", left())
+	}
+	testkit.Must(t, f.Sweep(t.Context(), "m", "m"))
+}
+
 func TestAZoneWithoutTheMachineTypeIsTold(t *testing.T) {
 	f := start(t)
 	delete(f.things, "zones/us-east5-a/machineTypes/tpu7x-standard-4t")

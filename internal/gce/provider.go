@@ -33,6 +33,7 @@ var (
 	_ provision.Previewer  = (*Provider)(nil)
 	_ provision.Catalog    = (*Provider)(nil)
 	_ provision.Doorkeeper = (*Provider)(nil)
+	_ provision.Sweeper    = (*Provider)(nil)
 	_ provision.Permitted  = (*Provider)(nil)
 
 	_ provision.ConsoleReader   = (*Provider)(nil)

@@ -206,6 +206,13 @@ type Previewer interface {
 	Preview(r Request) (body []byte, command string)
 }
 
+// A Sweeper is a Provider whose resources have parts that stay when their slices are gone.
+type Sweeper interface {
+	// Sweep deletes the parts of a resource of a run that has no slices any more. If it
+	// has some, or is another run's, Sweep deletes nothing.
+	Sweep(ctx context.Context, id, run string) error
+}
+
 // A Catalog is a Provider whose VMs have a machine type and boot an image that may be missing.
 type Catalog interface {
 	// Machine returns the machine type of slices of type t. If the place does not offer it,

@@ -66,6 +66,7 @@ func (j *Job) End(ctx context.Context, out stage.Outcome, runErr error) (stage.O
 	res, err := j.look(ctx)
 	switch {
 	case gcp.ClassOf(err) == gcp.NotFound:
+		j.sweep(ctx)
 		hint := ""
 		if runErr != nil && j.Lease > 0 {
 			hint = fmt.Sprintf("if no user deleted it, its workers did, because this machine was asleep or cut off for longer than %s (--lease)", stage.AsTyped(j.Lease))
@@ -89,6 +90,20 @@ func (j *Job) End(ctx context.Context, out stage.Outcome, runErr error) (stage.O
 		runErr = stage.WithoutSlices(runErr)
 	}
 	return out, runErr
+}
+
+// sweep deletes what is left of a resource whose slices somebody else has deleted. It costs
+// nothing, so the job does not wait long for that.
+func (j *Job) sweep(ctx context.Context) {
+	p, ok := provision.As[provision.Sweeper](j.Cloud)
+	if !ok {
+		return
+	}
+	ctx, cancel := j.Detached(ctx, glance)
+	defer cancel()
+	if err := p.Sweep(ctx, j.ID, j.Run); err != nil {
+		event.Notef(j.Sink, event.Warn, Hint(j.Reach, j.ID), "parts of %s, which cost nothing, may be left: %v", j.name(), err)
+	}
 }
 
 // stays reports whether the resource is not deleted, and says why.

@@ -59,6 +59,26 @@ func (c *cloud) Undoing(id string, _ ...string) provision.Undoing {
 	return provision.Undoing{Commands: provision.Commands{Kind: "queued resource", Delete: "multihost qr delete " + id + " --force"}}
 }
 
+// A parted is a cloud whose resources have parts beside their slices.
+type parted struct{ *cloud }
+
+func (p parted) Sweep(_ context.Context, id, run string) error {
+	return p.answer("sweep "+id+" of "+run, &p.deletes)
+}
+
+// When somebody else has deleted the slices, the job deletes what is left of their request.
+func TestPartsThatAreLeftAreSwept(t *testing.T) {
+	t.Parallel()
+	for _, err := range []error{nil, errNo} {
+		said, c := &testkit.Recorder{}, &cloud{gets: []error{errGone}, deletes: []error{err}}
+		d := &workers.Reach{Invocation: &stage.Invocation{Sink: said, Clock: testkit.NewJumpClock()}, Cloud: parted{c}}
+		_, failed := (&Job{Reach: d, ID: "m", Run: "r"}).End(t.Context(), stage.Outcome{Started: true}, nil)
+		if got := strings.Join(c.calls, ", "); got != "get, sweep m of r" || failed != nil || said.Said(event.Warn, "parts of queued resource m, which cost nothing, may be left") != (err != nil) {
+			t.Errorf("%v: calls %s, %v, said %v", err, got, failed, said.Notes())
+		}
+	}
+}
+
 func TestWhySlicesStay(t *testing.T) {
 	t.Parallel()
 	sighup, sigterm := &stage.Interrupted{Signal: syscall.SIGHUP}, &stage.Interrupted{Signal: syscall.SIGTERM}
