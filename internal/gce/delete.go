@@ -83,9 +83,11 @@ func (p *Provider) remove(ctx context.Context, id, phase string, limit time.Dura
 	ctx = gcp.Unattended(ctx) // this loop has a limit of its own
 	clock := p.gcp.Clock()
 	start := clock.Now()
+	begin := start // of the limit: when the first deletion is requested
 	asked := map[string]time.Time{}
 	pace := provider.Pacer{Policy: provider.PollDefaults(gcp.Backoff{})}
 	for {
+		first := len(asked) == 0
 		left, err := p.removeOnce(ctx, id, asked)
 		deleted = deleted || len(asked) > 0
 		switch {
@@ -96,14 +98,18 @@ func (p *Provider) remove(ctx context.Context, id, phase string, limit time.Dura
 		case err != nil && !provider.Survivable(err) && gcp.ClassOf(err) != gcp.Conflict:
 			return deleted, err
 		}
-		elapsed := clock.Now().Sub(start)
-		if limit > 0 && elapsed >= limit {
+		now := clock.Now()
+		if first {
+			begin = now
+		}
+		remaining := limit - now.Sub(begin)
+		if limit > 0 && remaining <= 0 {
 			return deleted, &provision.DeadlineError{Commands: commands(id), ID: id, Phase: phase, Limit: limit, Life: provision.Deleting, State: wordDeleting, Detail: left + " is left", Err: err}
 		}
-		p.gcp.Sink().Emit(event.Progress{Phase: phase, Total: 1, Waiting: id, Detail: left, Elapsed: elapsed, Limit: limit})
+		p.gcp.Sink().Emit(event.Progress{Phase: phase, Total: 1, Waiting: id, Detail: left, Elapsed: now.Sub(start), Limit: limit})
 		pause := pace.Next()
 		if limit > 0 {
-			pause = min(pause, limit-elapsed)
+			pause = min(pause, remaining)
 		}
 		select {
 		case <-ctx.Done():

@@ -350,6 +350,25 @@ func TestDeleteUntilGone(t *testing.T) {
 	}
 }
 
+// While the API cannot be asked, the time of a deletion does not pass.
+func TestADeletionHasItsTimeOnceItIsRequested(t *testing.T) {
+	f := start(t)
+	_, _, err := f.Create(t.Context(), request(t))
+	testkit.Must(t, err)
+	away := 0
+	f.before = func(w http.ResponseWriter, r *http.Request) bool {
+		if r.Method != http.MethodGet || !strings.HasSuffix(r.URL.Path, "/instanceGroupManagers") || away == 100 {
+			return false
+		}
+		away++
+		refuse(w, http.StatusServiceUnavailable, "backendError", "come back later")
+		return true
+	}
+	if deleted, err := f.Delete(t.Context(), "m", provision.DeleteOptions{Limit: 10 * time.Second}); err != nil || !deleted || away != 100 {
+		t.Errorf("deleted %v, %v, after %d refusals", deleted, err, away)
+	}
+}
+
 const key = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIOxu0tuzdIgwbeBmKFVJ7qRz2TmlJ8x2ZGt9TBjEqCBh"
 
 // The key goes into the metadata of every VM, beside the existing keys, even if
