@@ -2,6 +2,7 @@
 VERSION    ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo devel)
 SEED       ?= 1
 STORIES    ?= 1000000
+PROVIDER   ?= tpu
 STATICCHECK = honnef.co/go/tools/cmd/staticcheck@v0.8.2
 SHFMT       = mvdan.cc/sh/v3/cmd/shfmt@v3.14.1
 SHELL_FILES = .ci/run .ci/tools $$(find . -name '*.sh' -not -path './bin/*')
@@ -34,8 +35,8 @@ build: ## build bin/multihost, with the agent for workers in it
 	go run ./release/agent
 	go build -buildvcs=false -ldflags "-s -w -X main.buildVersion=$(VERSION)" -o bin/multihost ./cmd/multihost
 
-demo: build ## train on 2 slices × 4 workers of the simulator
-	./examples/demo.sh
+demo: build ## train on 2 slices of the simulator, which PROVIDER (tpu or gce) makes
+	PROVIDER='$(PROVIDER)' ./examples/demo.sh
 
 test: tools ## run the tests that a change needs, within minutes
 test-all: tools ## run every test that this machine can run, as CI does
@@ -56,8 +57,8 @@ soak: tools ## break connections ten times as often as the tests do; tell STORIE
 	SOAK_FAULTS=2000 SOAK_SEED=$(SEED) go test ./cmd/multihost -run TestSoak -count=1 -timeout 30m -v
 	LIFE_REAL_STORIES=200 LIFE_REAL_SEED=$(SEED) go test ./cmd/multihost -run '^TestLifeOnRealWorkers$$' -count=1 -timeout 2h -v
 	@set -e; n=$$(nproc); all=; for i in $$(seq 0 $$((n - 1))); do \
-		LIFE_STORIES=$$((($(STORIES) + n - 1) / n)) LIFE_SEED=$$(($(SEED) + i)) \
-			go test ./cmd/multihost -run '^TestLife$$' -count=1 -timeout 48h -v & all="$$all $$!"; \
+		LIFE_STORIES=$$((($(STORIES) + n - 1) / n)) LIFE_GCE_STORIES=$$((($(STORIES) + 10 * n - 1) / 10 / n)) LIFE_SEED=$$(($(SEED) + i)) \
+			go test ./cmd/multihost -run '^TestLife(OnComputeEngine)?$$' -count=1 -timeout 48h -v & all="$$all $$!"; \
 	done; for one in $$all; do wait $$one; done
 
 matrix: tools ## run every cell of the job's matrix on both kinds of real workers, not some as the tests do

@@ -1,21 +1,30 @@
 #!/bin/sh
-# Trains the example on 2 slices of 4 workers each of the simulator, from scratch:
-# network, queued resource, job, teardown. It needs no account.
+# Trains the example on two slices of the simulator, from scratch: network, slices, job,
+# teardown. PROVIDER says which API makes the slices: tpu or gce. It needs no account.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 multihost=${MULTIHOST:-$here/../bin/multihost}
-logs=${DEMO_LOGS:-$(mktemp -d "${TMPDIR:-/tmp}/multihost-demo-XXXXXX")}
+
+case ${PROVIDER:-tpu} in
+  tpu) set -- --tpu-type=v5litepod-16 ;;
+  gce) set -- --provider=gce --tpu-type=tpu7x-16 --max-run-duration=1h ;;
+  *)
+    echo "multihost: error: PROVIDER=$PROVIDER: the providers are tpu and gce" >&2
+    exit 64
+    ;;
+esac
 
 command -v python3 >/dev/null || {
   echo "multihost: error: the demo trains with python3, which is not installed" >&2
   exit 69
 }
 
+logs=${DEMO_LOGS:-$(mktemp -d "${TMPDIR:-/tmp}/multihost-demo-XXXXXX")}
 "$multihost" --sim --state-dir="$logs/state" job \
-  --num-slices=2 --tpu-type=v5litepod-16 --network-create \
+  --num-slices=2 "$@" --network-create \
   --run-name=demo --script-dir="$here/train" --log-dir="$logs" \
   -- python3 train.py --steps=20
 
 echo
-echo "The logs of the eight workers:"
+echo "The logs of all workers:"
 ls -l "$logs"/output_slice_*.txt
