@@ -236,11 +236,13 @@ func TestDiscoveryDocumentsDescribeComputeEngineSlices(t *testing.T) {
 	if text := at(r.must("GET", instance+"/serialPort?start=-7", ""), "contents"); text != "login: " {
 		t.Errorf("the last bytes of the serial port: %q", text)
 	}
+	r.must("POST", inZone+"/reservations", `{"name":"r","deploymentType":"DENSE","specificReservation":{"count":"8","instanceProperties":{"machineType":"tpu7x-standard-4t"}}}`)
 	r.must("POST", instance+"/setMetadata", `{"fingerprint":"`+fingerprint+`","items":[{"key":"k","value":"v"}]}`)
 	r.must("POST", instance+"/reset", "")
 	for _, path := range []string{
 		inRegion + "/resourcePolicies", inRegion + "/instanceTemplates/t", inZone + "/machineTypes", groupsPath, inZone + "/instances", inZone + "/instanceGroups",
 		inZone + "/instanceGroups/g", inZone + "/autoscalers", inZone + "/operations", "/aggregated/resourcePolicies", "/aggregated/instanceTemplates",
+		inZone + "/reservations/r", inZone + "/reservations/r/reservationBlocks", inZone + "/reservations/r/reservationBlocks/r-block-0001", "/aggregated/reservations",
 		"/aggregated/machineTypes", "/aggregated/instanceGroupManagers", "/aggregated/instances", "/aggregated/instanceGroups", "/aggregated/autoscalers",
 	} {
 		r.must("GET", path, "")

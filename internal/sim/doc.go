@@ -39,6 +39,8 @@
 //     getSerialPortOutput. Their metadata has the form of Compute Engine: an endpoint
 //     is the name of a VM, and tpu-env has TPU_WORKER_ID but no WORKER_ID and NODE_ID.
 //     Workers of the netns backend know each other's names.
+//   - Reservations of VMs of one machine type: insert, get, list, delete, how many of
+//     their VMs are in use, and the one block of a DENSE reservation.
 //   - SSH keys: a worker gets them from project and node metadata, or from OS Login
 //     where enable-oslogin is TRUE. A worker publishes its host keys as guest
 //     attributes once it has booted.
@@ -71,7 +73,8 @@
 //   - Routing: the simulator stores and checks firewall rules, but they filter
 //     nothing; networks separate only the workers of the netns backend.
 //   - Capacity as a number: there is capacity or, under a fault, none.
-//   - Reservations: every reservation name counts as a reservation with room.
+//   - What reservations limit: every name counts as a reservation with room, whether
+//     it can be read or not.
 //   - Sessions of the IAP relay that outlive their WebSocket; gRPC.
 //   - snake_case names in JSON bodies of the TPU API, partial responses (fields=) of
 //     APIs other than Cloud Storage, filters beyond single comparisons.

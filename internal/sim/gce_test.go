@@ -834,6 +834,31 @@ func TestVMsAreWorkers(t *testing.T) {
 	}
 }
 
+// A reservation shows how many of its VMs are in use. A DENSE one has a block.
+func TestReservations(t *testing.T) {
+	t.Parallel()
+	s, _, r := withParts(t, `reservationAffinity={"consumeReservationType":"SPECIFIC_RESERVATION","key":"compute.googleapis.com/reservation-name","values":["r"]}`)
+	const body = `{"name":"r","specificReservationRequired":true,"deploymentType":"DENSE","specificReservation":{"count":"8","instanceProperties":{"machineType":"tpu7x-standard-4t"}}}`
+	r.refused("POST", inZone+"/reservations", strings.Replace(body, "tpu7x-standard-4t", "n1-standard-1", 1), 400, "does not exist in zone")
+	r.refused("POST", inZone+"/reservations", strings.Replace(body, `"8"`, `"0"`, 1), 400, "greater than or equal to 1")
+	r.must("POST", inZone+"/reservations", body)
+	r.refused("POST", inZone+"/reservations", body, 409, "already exists")
+	r.running(s)
+	has := r.must("GET", inZone+"/reservations/r", "")
+	if at(has, "specificReservation", "inUseCount") != "2" || has["status"] != "READY" || at(has, "shareSettings", "shareType") != "LOCAL" {
+		t.Errorf("got %v", has)
+	}
+	block := r.must("GET", inZone+"/reservations/r/reservationBlocks/r-block-0001", "")
+	if at(block, "resource", "count") != 8.0 || at(block, "resource", "inUseCount") != 2.0 {
+		t.Errorf("got %v", block)
+	}
+	r.refused("GET", inZone+"/reservations/r/reservationBlocks/x", "", 404, "was not found")
+	r.must("GET", inZone+"/reservations/r/reservationBlocks", "")
+	r.must("GET", "/aggregated/reservations", "")
+	r.must("DELETE", inZone+"/reservations/r", "")
+	r.refused("GET", inZone+"/reservations/r", "", 404, "was not found")
+}
+
 // A group can be deleted after any sequence of events, also simultaneous ones, and then
 // nothing of it is left.
 func TestAGroupInTroubleCanBeDeleted(t *testing.T) {

@@ -376,6 +376,10 @@ func TestGcloudMakesASliceOnComputeEngine(t *testing.T) {
 	g.wantTable("compute instance-groups managed list-errors g --zone="+zone+" --format=csv[no-heading](error.code)", nil)
 	g.wantTable("compute resource-policies list --format=csv[no-heading](name,region.basename())", [][]string{{"p," + region}})
 	g.wantTable("compute machine-types list --zones="+zone+" --filter=name=tpu7x-standard-4t --format=csv[no-heading](name,zone,guestCpus)", [][]string{{"tpu7x-standard-4t," + zone + ",224"}})
+	g.run("compute reservations create r --zone=" + zone + " --vm-count=4 --machine-type=tpu7x-standard-4t --require-specific-reservation")
+	g.describe("compute reservations describe r --zone="+zone, home+"/zones/"+zone+"/reservations/r")
+	g.wantTable("compute reservations list", [][]string{{"NAME", "IN_USE_COUNT", "COUNT", "ZONE", "SHARE_TYPE"}, {"r", "0", "4", zone, "LOCAL"}})
+	g.run("compute reservations delete r --quiet --zone=" + zone)
 	instance := " " + vms[0].Name + " --zone=" + zone
 	g.describe("compute instances describe"+instance, home+"/zones/"+zone+"/instances/"+vms[0].Name)
 	g.wantTable("compute instances get-guest-attributes"+instance+" --query-path=hostkeys/ --format=csv[no-heading](namespace,key)", [][]string{{"hostkeys,ssh-ed25519"}})

@@ -31,18 +31,19 @@ type state struct {
 	Ops    map[string]*Operation
 	Replay map[string]*Operation // by method, parent and requestId
 
-	Networks    map[string]*Network
-	Subnetworks map[string]*computepb.Subnetwork
-	Firewalls   map[string]*computepb.Firewall
-	ComputeOps  map[string]*ComputeOp
-	ComputeSeen map[string]*ComputeOp // by method, path and requestId
-	Policies    map[string]*computepb.ResourcePolicy
-	Templates   map[string]*computepb.InstanceTemplate
-	Groups      map[string]*Group
-	Instances   map[string]*Instance
-	Metadata    map[string]string // commonInstanceMetadata
-	Fingerprint int
-	Logins      map[string]*oslogin.LoginProfile // of OS Login, by address
+	Networks     map[string]*Network
+	Subnetworks  map[string]*computepb.Subnetwork
+	Firewalls    map[string]*computepb.Firewall
+	ComputeOps   map[string]*ComputeOp
+	ComputeSeen  map[string]*ComputeOp // by method, path and requestId
+	Policies     map[string]*computepb.ResourcePolicy
+	Templates    map[string]*computepb.InstanceTemplate
+	Groups       map[string]*Group
+	Reservations map[string]*computepb.Reservation
+	Instances    map[string]*Instance
+	Metadata     map[string]string // commonInstanceMetadata
+	Fingerprint  int
+	Logins       map[string]*oslogin.LoginProfile // of OS Login, by address
 
 	Login      simLogin
 	Buckets    map[string]*Bucket
@@ -70,7 +71,8 @@ func (s *Cloud) InitialState() state {
 		Queued: map[string]*QueuedResource{}, Nodes: map[string]*Node{}, Ops: map[string]*Operation{},
 		Replay: map[string]*Operation{}, Networks: map[string]*Network{}, Subnetworks: map[string]*computepb.Subnetwork{},
 		Firewalls: map[string]*computepb.Firewall{}, ComputeOps: map[string]*ComputeOp{}, ComputeSeen: map[string]*ComputeOp{},
-		Groups: map[string]*Group{}, Instances: map[string]*Instance{},
+		Reservations: map[string]*computepb.Reservation{},
+		Groups:       map[string]*Group{}, Instances: map[string]*Instance{},
 		Metadata: map[string]string{}, Quota: map[string]int{}, addresses: map[string]int{}, assigned: map[netip.Addr]bool{}, Counts: map[string]int{},
 		Policies: map[string]*computepb.ResourcePolicy{}, Templates: map[string]*computepb.InstanceTemplate{},
 		Buckets: map[string]*Bucket{DefaultBucket: NewBucket(DefaultBucket, s.StorageTime())}, Uploads: map[string]*Upload{},

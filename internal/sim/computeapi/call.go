@@ -33,6 +33,7 @@ type computeCall struct {
 	scope      string
 	collection string
 	id, verb   string
+	below      string // name of a resource below the one with the id: a block of a reservation
 }
 
 // name returns the resource of the call: projects/P/SCOPE/COLLECTION/ID.
@@ -117,6 +118,9 @@ func (s API) parseComputeCall(r *http.Request, body []byte) (*computeCall, error
 	case len(parts) > 2 && (parts[0] == "regions" || parts[0] == "zones"):
 		c.scope, parts = parts[0]+"/"+parts[1], parts[2:]
 	}
+	if len(parts) == 4 && parts[0] == "reservations" && parts[2] == "reservationBlocks" {
+		c.below, parts = parts[3], parts[:3]
+	}
 	if len(parts) > 3 {
 		return nil, wire.UnknownMethod()
 	}
@@ -153,6 +157,8 @@ var services = map[string]func(API, *computeCall) (any, error){
 	"zones autoscalers":                onMachines(machines.serveAutoscalers),
 	"aggregated autoscalers":           onMachines(machines.serveAutoscalers),
 	"zones machineTypes":               onMachines(machines.serveMachineTypes),
+	"zones reservations":               onMachines(machines.serveReservations),
+	"aggregated reservations":          onMachines(machines.serveReservations),
 	"aggregated machineTypes":          onMachines(machines.serveMachineTypes),
 }
 
@@ -176,7 +182,7 @@ func (c *computeCall) serve() (any, error) {
 }
 
 // unmodelled are collections that the service has in some scope and the simulator has not. A
-// client must not take them for empty: a reservation that cannot be read need not be absent.
+// client must not take them for empty: a commitment that cannot be read need not be absent.
 var unmodelled = []string{
 	"acceleratorTypes", "addresses", "autoscalers", "commitments", "diskTypes", "disks", "firewallPolicies", "futureReservations", "healthChecks", "images",
 	"instanceGroupManagers", "instanceGroups", "instances", "instanceTemplates", "machineImages", "networkEndpointGroups", "nodeGroups", "operations",

@@ -33,6 +33,11 @@ func checkCompute(who cloud.Caller, s *cloud.Cloud, c *computeCall) error {
 		if strings.HasPrefix(c.verb, "list") {
 			verb = "get"
 		}
+	case c.verb == "reservationBlocks":
+		resource, verb = "reservationBlocks", "get"
+		if c.below == "" {
+			verb = "list"
+		}
 	case c.verb == "serialPort":
 		verb = "getSerialPortOutput"
 	case c.verb != "":
