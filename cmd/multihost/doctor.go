@@ -10,6 +10,7 @@ import (
 
 	"multihost/internal/doctor"
 	"multihost/internal/event"
+	"multihost/internal/gce"
 	"multihost/internal/gcp"
 	"multihost/internal/network"
 	"multihost/internal/options"
@@ -28,7 +29,7 @@ func doctorCommand() *cli.Command {
 		Usage: "check all that a run depends on, and print the command that repairs it",
 		Description: `Checks the credentials, where project and zone come from, the APIs and permissions
 of the project, the quota for --tpu-type (on Compute Engine also whether the zone has the
-machine type, and the image), the network's MTU and firewall rules, the
+machine type, the image and --reservation), the network's MTU and firewall rules, the
 SSH key and how the workers learn it.
 
 With --tpu-prefix or --hosts it also checks every worker: login, host key, clock,
@@ -52,6 +53,7 @@ nothing that a rule denies.
 			&cli.StringFlag{Name: "tpu-type", Aliases: []string{"TPU_TYPE"}, Usage: "accelerator `TYPE` that you want"},
 			&cli.IntFlag{Name: "num-slices", Aliases: []string{"NUM_SLICES"}, Value: 1, Usage: "`N` slices of that type that you want"},
 			options.ProviderFlag(),
+			&cli.StringFlag{Name: "reservation", Usage: "reserved capacity that the slices are to use: `NAME`, projects/P/reservations/NAME, or one of these with /reservationBlocks/BLOCK; for --provider=gce"},
 			&cli.StringFlag{Name: "network", Usage: "`NAME` of the network; default: that of the slices, else " + network.DefaultName},
 			&cli.BoolFlag{Name: "fix", Usage: "make the repairs that are safe"},
 		}, options.HostFlags(), options.SSHFlags()),
@@ -82,7 +84,7 @@ func doctorOptions(s *session, c *call) (o doctor.Options, err error) {
 		Prefix:  c.String("tpu-prefix"), Network: c.String("network"), Count: c.Int("num-slices"),
 		Fix: c.Bool("fix"), Sink: s.sink, Clock: gcp.SystemClock,
 	}
-	o.Slices = options.Slices(&c.Call)
+	o.Slices, o.Reservation = options.Slices(&c.Call), c.String("reservation")
 	if o.Hosts != nil && o.Prefix != "" {
 		c.Refuse(usagef("give either --tpu-prefix or --hosts, not both"), "tpu-prefix", "hosts", "hosts-file")
 	}
@@ -100,6 +102,11 @@ func doctorOptions(s *session, c *call) (o doctor.Options, err error) {
 		}
 		s.makeOn(on)
 		o.Provider = s.slices()
+	} else if o.Reservation != "" {
+		c.Refuse(usagef("--reservation=%s: doctor reads the reservations of Compute Engine only (--provider=gce)", o.Reservation), "reservation", "provider")
+	}
+	if o.Reservation != "" {
+		c.Refuse(gce.CheckReservation(o.Reservation), "reservation")
 	}
 	d, err := s.access(c)
 	if err != nil {

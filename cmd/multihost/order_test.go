@@ -107,7 +107,7 @@ func TestOfTwoWrongValuesTheFirstOnTheLineIsNamed(t *testing.T) {
 		{"network create", slices.Concat(badGlobals, []string{"--mtu=1", "--subnet-mode=x", "--bgp-routing-mode=x", "--ssh-source-ranges=x", "--all-ports-from=y", "A"})},
 		{"network firewall create x --allow=tcp", slices.Concat(badGlobals, []string{"--network=A", "--allow=?", "--source-ranges=x", "--target-tags=B", "--priority=-1"})},
 		{"sim up", []string{"--output=x", "--sim-step=x", "--backend=x", "--listen=x", "--ssh-port=-1", "--step=0s", "--quota=-1", "--fault=x", "--slices=x", "--login=x", "stray"}},
-		{"doctor --tpu-prefix=x", slices.Concat(badGlobals, badLogins, badHosts, []string{"--slices=x", "--tpu-type=x", "--num-slices=0", "--fix=x", "stray"})},
+		{"doctor --tpu-prefix=x", slices.Concat(badGlobals, badLogins, badHosts, []string{"--slices=x", "--tpu-type=x", "--num-slices=0", "--reservation=/", "--fix=x", "stray"})},
 		{"logs r", slices.Concat(badGlobals, badLogins, badHosts, []string{"--worker=x", "--attempt=-1", "--lost-timeout=-1s", "--tail=-1", "--since=x", "--follow=x"})},
 		{"attach r", slices.Concat(badGlobals, badLogins, badHosts, badWatches, []string{"--stream=x", "--lost-timeout=-1s", "--log-timeout=-1s", "--quiet-after=-1s", "--on-interrupt=x", "--grace=x"})},
 		{"metrics --log-dir=x", []string{"--output=x", "--skip-steps=-1", "--compare=x", "--metrics-regex=(", "--fail-below=x", "--attempt=x", "--workers=x"}},

@@ -60,6 +60,7 @@ const (
 	CheckQuota       = "quota"
 	CheckMachine     = "machine type"
 	CheckImage       = "image"
+	CheckReservation = "reservation"
 	CheckNetwork     = "network"
 	CheckMTU         = "network mtu"
 	CheckSSHRule     = "firewall ssh"
@@ -85,7 +86,7 @@ var groups = []struct {
 	checks []string
 }{
 	{"this machine", []string{CheckProject, CheckZone, CheckCredentials, CheckKey}},
-	{"project", []string{CheckAPIs, CheckPermissions, CheckQuota, CheckMachine, CheckImage}},
+	{"project", []string{CheckAPIs, CheckPermissions, CheckQuota, CheckMachine, CheckImage, CheckReservation}},
 	{"network", []string{CheckNetwork, CheckMTU, CheckSSHRule, CheckWorkerRules}},
 	{"slices", []string{CheckSlices, CheckLogin}},
 	{"workers", []string{CheckSSH, CheckConsole, CheckHostKeys, CheckClock, CheckDevices, CheckHolders, CheckSettings, CheckDisk, CheckVersions}},
@@ -129,7 +130,7 @@ func (r Report) Fault() (kind fault.Kind, failed bool) {
 		return fault.Configuration, true
 	case CheckCredentials, CheckPermissions, CheckAPIs, CheckLogin, CheckHostKeys:
 		return fault.Permission, true
-	case CheckQuota:
+	case CheckQuota, CheckReservation:
 		return fault.Temporary, true
 	case CheckDevices, CheckPacket:
 		return fault.Preflight, true
@@ -286,7 +287,7 @@ func (e *examination) run(ctx context.Context) {
 	found := project.findSlices(ctx)
 	var all sync.WaitGroup
 	if e.Cloud != nil && !e.denied {
-		for _, check := range []func(context.Context){project.checkAPIs, project.checkPermissions, networkChecks{e}.checkNetwork, project.checkQuota, project.checkMachine, project.checkImage} {
+		for _, check := range []func(context.Context){project.checkAPIs, project.checkPermissions, networkChecks{e}.checkNetwork, project.checkQuota, project.checkMachine, project.checkImage, project.checkReservation} {
 			all.Go(func() { e.bounded(ctx, check) })
 		}
 	}

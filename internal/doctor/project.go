@@ -385,6 +385,10 @@ func (e projectChecks) checkQuota(ctx context.Context) {
 	if e.Count == 1 {
 		wanted = fmt.Sprintf("a %s needs %d %s", e.Type.Name, need, unit)
 	}
+	if e.Reservation != "" {
+		e.ok(CheckQuota, "%s: they come from the reservation", wanted)
+		return
+	}
 	quotas, err := e.Cloud.Quotas(ctx, e.quotaAPI())
 	if err != nil {
 		e.add(Finding{Check: CheckQuota, Level: Unknown, Text: fmt.Sprintf("not checked: %s; %v", wanted, err), Cure: typed(gcp.Hint(err))})
@@ -642,4 +646,31 @@ func (e projectChecks) checkImage(ctx context.Context) {
 		return
 	}
 	e.ok(CheckImage, "the newest one is %s", name)
+}
+
+// checkReservation checks that the slices that are wanted can use the reservation.
+func (e projectChecks) checkReservation(ctx context.Context) {
+	p, ok := provision.As[provision.Reserver](e.Provider)
+	if !ok || e.Reservation == "" || e.Type.Name == "" {
+		return
+	}
+	r, err := p.Reserved(ctx, e.Reservation, e.Type, e.Count)
+	switch {
+	case gcp.ClassOf(err) == gcp.NotFound:
+		e.add(Finding{Check: CheckReservation, Level: Error, Text: fmt.Sprintf("zone %s has no reservation %s", e.Zone.Value, e.Reservation),
+			Advice: "see which reservations there are, and in which zones:", Cure: remote.CommandLine("gcloud", "compute", "reservations", "list", "--project="+e.Project.Value)})
+		return
+	case err != nil:
+		e.fail(CheckReservation, err)
+		return
+	}
+	for _, text := range r.Errors {
+		e.add(Finding{Check: CheckReservation, Level: Error, Text: e.Reservation + ": " + strings.TrimPrefix(r.Text+"; "+text, "; "), Advice: "see it with: " + r.Show})
+	}
+	for _, text := range r.Warnings {
+		e.add(Finding{Check: CheckReservation, Level: Warning, Text: e.Reservation + ": " + text, Advice: "see it with: " + r.Show})
+	}
+	if len(r.Errors) == 0 {
+		e.ok(CheckReservation, "%s: %s", e.Reservation, r.Text)
+	}
 }

@@ -455,7 +455,7 @@ func checkTier(r provision.Request, wrong func(string, ...any)) {
 		wrong("reservation %q and tier %s exclude each other", r.Reservation, r.Asks())
 	}
 	if r.Reservation != "" && !reservationRE.MatchString(r.Reservation) {
-		wrong("reservation %q: want NAME, projects/P/reservations/NAME, or one of these with /reservationBlocks/BLOCK", r.Reservation)
+		wrong("%s", notReservation(r.Reservation))
 	}
 	if r.MaxRunDuration != 0 && (r.MaxRunDuration < 30*time.Second || r.MaxRunDuration%time.Second != 0) {
 		wrong("max run duration %s: it is a number of seconds from 30 on", r.MaxRunDuration)

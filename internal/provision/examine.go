@@ -76,3 +76,18 @@ func Foremost(all []Console) Console {
 	}
 	return slices.MaxFunc(all, func(a, b Console) int { return rank(a) - rank(b) })
 }
+
+// A Reserver is a Provider that can say whether slices can use reserved capacity.
+type Reserver interface {
+	// Reserved looks at the reservation called name, for count slices of type t. The error
+	// is of class gcp.NotFound if there is none.
+	Reserved(ctx context.Context, name string, t tpu.Type, count int) (ReservedCapacity, error)
+}
+
+// ReservedCapacity is what is known of a reservation.
+type ReservedCapacity struct {
+	Text     string   // what there is, in one clause
+	Errors   []string // why slices cannot use it, each a clause
+	Warnings []string // what to know before slices use it
+	Show     string   // the command that shows the reservation
+}

@@ -85,6 +85,22 @@ func (c *Client) Machine(ctx context.Context, name string) (*computepb.MachineTy
 	})
 }
 
+// Reservation returns one reservation of the zone, of a project that may be another one. The
+// error is of class gcp.NotFound if there is none.
+func (c *Client) Reservation(ctx context.Context, project, name string) (*computepb.Reservation, error) {
+	return get(ctx, c, fmt.Sprintf("read reservation %q", name), func(ctx context.Context, of clients) (*computepb.Reservation, error) {
+		return of.reservations.Get(ctx, &computepb.GetReservationRequest{Project: project, Zone: c.zone(), Reservation: name}, gcp.NoRetry())
+	})
+}
+
+// Block returns one block of a reservation, as Reservation does.
+func (c *Client) Block(ctx context.Context, project, reservation, name string) (*computepb.ReservationBlock, error) {
+	answer, err := get(ctx, c, fmt.Sprintf("read block %q of reservation %q", name, reservation), func(ctx context.Context, of clients) (*computepb.ReservationBlocksGetResponse, error) {
+		return of.blocks.Get(ctx, &computepb.GetReservationBlockRequest{Project: project, Zone: c.zone(), Reservation: reservation, ReservationBlock: name}, gcp.NoRetry())
+	})
+	return answer.GetResource(), err
+}
+
 // Newest returns the newest image of a family that is not deprecated.
 func (c *Client) Newest(ctx context.Context, project, family string) (*computepb.Image, error) {
 	return get(ctx, c, fmt.Sprintf("find image of family %q", family), func(ctx context.Context, of clients) (*computepb.Image, error) {
