@@ -68,29 +68,60 @@ func TestQuotasOfComputeEngine(t *testing.T) {
 	}
 	families := gcp.QuotaInfo{ID: "TPUS-PER-TPU-FAMILY-per-project-region", Limits: []gcp.QuotaLimit{limit("CT6E", 8), limit("TPU7X", 16)}}
 	own := func(id string) gcp.QuotaInfo { return gcp.QuotaInfo{ID: id, Limits: []gcp.QuotaLimit{limit("", 4)}} }
+	spot := own("PREEMPTIBLE-TPU-V6E-per-project-region")
+	unset := gcp.QuotaInfo{ID: spot.ID}
 	for _, tt := range []struct {
-		kind  string
-		quota gcp.QuotaInfo
-		want  string
+		kind   string
+		quotas []gcp.QuotaInfo
+		want   string
 	}{
-		{"v6e-16", families, "on demand 8 region=r,tpu_family=CT6E"},
-		{"tpu7x-16", families, "on demand 16 region=r,tpu_family=TPU7X"},
-		{"v5p-16", families, ""},
-		{"v4-16", families, ""},
-		{"v5p-16", own("TPU-V5P-per-project-region"), "on demand 4 region=r"},
-		{"v6e-16", own("PREEMPTIBLE-TPU-V6E-per-project-region"), "spot 4 region=r"},
-		{"v6e-16", own("TPU-V5P-per-project-region"), ""},
-		{"v6e-16", own("CPUS-per-project-region"), ""},
+		{"v6e-16", []gcp.QuotaInfo{families, spot}, "on demand 8 region=r,tpu_family=CT6E; spot or flex-start 4 region=r"},
+		{"v6e-16", []gcp.QuotaInfo{families}, "on demand 8 region=r,tpu_family=CT6E; flex-start 8 region=r,tpu_family=CT6E"},
+		{"v6e-16", []gcp.QuotaInfo{families, unset}, "on demand 8 region=r,tpu_family=CT6E; spot or flex-start unset 1536 region=r"},
+		{"tpu7x-16", []gcp.QuotaInfo{families, spot}, "on demand 16 region=r,tpu_family=TPU7X; flex-start 16 region=r,tpu_family=TPU7X"},
+		{"v5p-16", []gcp.QuotaInfo{families}, "on demand unset 0 region=r,tpu_family=CT5P; flex-start unset 0 region=r,tpu_family=CT5P"},
+		{"v5p-16", []gcp.QuotaInfo{own("TPU-V5P-per-project-region"), own("PREEMPTIBLE-TPU-V5P-per-project-region")}, "on demand 4 region=r; spot or flex-start 4 region=r"},
+		{"v5p-16", []gcp.QuotaInfo{{ID: "TPU-V5P-per-project-zone"}}, ""},
+		{"v4-16", []gcp.QuotaInfo{families}, ""},
+		{"v6e-16", []gcp.QuotaInfo{own("TPU-V5P-per-project-region"), own("CPUS-per-project-region")}, ""},
 	} {
 		kind, err := tpu.ParseType(tt.kind)
 		testkit.Must(t, err)
-		got := ""
-		if q, tier, family, ok := computeQuota(tt.quota, kind.Generation); ok {
-			value, where, _ := q.In("r-a")
-			got = fmt.Sprintf("%s %d %s%s", tier, value, where, family)
+		var got []string
+		for _, r := range computeRows(tt.quotas, kind.Generation, "r-a") {
+			text := r.tier
+			if r.unset {
+				text += " unset"
+			}
+			got = append(got, fmt.Sprintf("%s %d %s", text, r.limit, r.where))
 		}
-		if got != tt.want {
-			t.Errorf("%s of %s: %q, want %q", tt.quota.ID, tt.kind, got, tt.want)
+		if strings.Join(got, "; ") != tt.want {
+			t.Errorf("%s: %q, want %q", tt.kind, got, tt.want)
+		}
+	}
+}
+
+// What is not known for certain of a quota is a warning.
+func TestQuotasAreJudged(t *testing.T) {
+	t.Parallel()
+	row := func(tier, uses string, limit int64, unset bool) quotaRow {
+		return quotaRow{id: "ID", tier: tier, uses: uses, where: "region=r", limit: limit, unset: unset}
+	}
+	for _, tt := range []struct {
+		rows []quotaRow
+		want string
+	}{
+		{[]quotaRow{row("on demand", "on demand", 16, false)}, "ok W; p allows, in chips: on demand 16"},
+		{[]quotaRow{row("on demand", "on demand", 16, false), row("spot or flex-start", "spot", 8, false)}, "ok W; p allows, in chips: on demand 16, spot or flex-start 8 (4 held)"},
+		{[]quotaRow{row("on demand", "on demand", 8, false), row("spot or flex-start", "spot", 16, false)}, "error W; p allows, in chips: on demand 8, spot or flex-start 16 (4 held)"},
+		{[]quotaRow{row("on demand", "on demand", 8, false), row("spot or flex-start", "spot", 1536, true)},
+			"warning W; p allows, in chips: on demand 8, spot or flex-start not set, which counts as 1536 by reports of users (4 held); enough for spot or flex-start"},
+		{[]quotaRow{row("on demand", "on demand", 0, true)}, "warning W; p allows, in chips: on demand not set, which counts as 0 by reports of users"},
+	} {
+		e := projectChecks{&examination{Options: Options{Project: Setting{Value: "p"}, Provider: onCompute()}}}
+		e.judgeQuota("W", "chips", 16, tt.rows, map[string]int64{"spot": 4}, nil)
+		if f := e.findings[0]; string(f.Level)+" "+f.Text != tt.want {
+			t.Errorf("got %s %s, want %s", f.Level, f.Text, tt.want)
 		}
 	}
 }

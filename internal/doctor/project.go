@@ -399,20 +399,7 @@ func (e projectChecks) checkQuota(ctx context.Context) {
 		e.fail(CheckQuota, err)
 		return
 	}
-	var rows []quotaRow
-	for _, q := range quotas {
-		tier, ok := quotaFor(q.ID, e.Type)
-		family := ""
-		if e.onCompute() {
-			q, tier, family, ok = computeQuota(q, e.Type.Generation)
-		}
-		if !ok {
-			continue
-		}
-		if limit, where, ok := q.In(e.Zone.Value); ok {
-			rows = append(rows, quotaRow{q.ID, tier, where + family, limit})
-		}
-	}
+	rows := e.quotaRows(quotas)
 	if len(rows) == 0 && e.onCompute() {
 		e.unknown(CheckQuota, "%s, and no quota of Compute Engine names %s in %s", wanted, e.Type.Generation.ComputeQuota, e.Zone.Value)
 		return
@@ -425,9 +412,71 @@ func (e projectChecks) checkQuota(ctx context.Context) {
 	e.judgeQuota(wanted, unit, need, rows, held, dead)
 }
 
+// A quotaRow is a quota that limits the slices that are wanted.
 type quotaRow struct {
 	id, tier, where string
+	uses            string // the tier of the slices that count in it
 	limit           int64
+	unset           bool // it has no limit of its own; limit is what users have reported then
+}
+
+// quotaRows returns the quotas that limit the slices that are wanted.
+func (e projectChecks) quotaRows(quotas []gcp.QuotaInfo) (rows []quotaRow) {
+	if e.onCompute() {
+		return computeRows(quotas, e.Type.Generation, e.Zone.Value)
+	}
+	for _, q := range quotas {
+		if tier, ok := quotaFor(q.ID, e.Type); ok {
+			if limit, where, ok := q.In(e.Zone.Value); ok {
+				rows = append(rows, quotaRow{id: q.ID, tier: tier, where: where, uses: strings.TrimSuffix(tier, " serving"), limit: limit})
+			}
+		}
+	}
+	return rows
+}
+
+// unsetSpot is how many chips of v6e a project may use for spot and flex-start while nobody
+// has set that quota, as a user has reported. For on demand, that is 0.
+const unsetSpot = 1536
+
+// computeRows returns the quotas of Compute Engine that limit slices of a generation in a
+// zone. Flex-start takes from the quota of spot, or without such a quota from that of on
+// demand.
+func computeRows(quotas []gcp.QuotaInfo, g tpu.Generation, zone string) (rows []quotaRow) {
+	for _, q := range quotas {
+		own, tier, family, ok := computeQuota(q, g)
+		if !ok {
+			continue
+		}
+		row := quotaRow{id: q.ID, tier: tier, uses: tier}
+		var set bool
+		row.limit, row.where, set = own.In(zone)
+		switch {
+		case set:
+		case tier == "on demand" && family != "":
+			row.where, row.unset = "region="+gcp.Region(zone), true
+		case tier == "spot" && g.Name == "v6e":
+			row.where, row.limit, row.unset = "region="+gcp.Region(zone), unsetSpot, true
+		default:
+			continue
+		}
+		row.where += family
+		rows = append(rows, row)
+	}
+	shared := false
+	for i := range rows {
+		if rows[i].tier == "spot" {
+			rows[i].tier, shared = "spot or flex-start", true
+		}
+	}
+	if shared {
+		return rows
+	}
+	for _, r := range rows {
+		r.tier = "flex-start"
+		rows = append(rows, r)
+	}
+	return rows
 }
 
 // catalog returns what Compute Engine offers for the slices that are wanted; ok is false if
@@ -480,10 +529,10 @@ func computeQuota(q gcp.QuotaInfo, g tpu.Generation) (own gcp.QuotaInfo, tier, f
 	own.ID = q.ID
 	for _, l := range q.Limits {
 		if l.Dimensions["tpu_family"] == g.ComputeQuota {
-			own.Limits, family = append(own.Limits, l), ",tpu_family="+g.ComputeQuota
+			own.Limits = append(own.Limits, l)
 		}
 	}
-	return own, tier, family, len(own.Limits) > 0
+	return own, tier, ",tpu_family=" + g.ComputeQuota, true
 }
 
 // quotaFor reports whether the quota of the TPU API with this id limits slices of a
@@ -566,11 +615,16 @@ func (e projectChecks) judgeQuota(wanted, unit string, need int64, rows []quotaR
 	var parts []string
 	enough := map[string]bool{} // by tier
 	best := quotaRow{limit: -2}
+	guessed := false
 	for _, r := range rows {
-		used := held[strings.TrimSuffix(r.tier, " serving")]
+		used := held[r.uses]
 		text := fmt.Sprintf("%s %d", r.tier, r.limit)
-		if r.limit == gcp.Unlimited {
+		switch {
+		case r.limit == gcp.Unlimited:
 			text = r.tier + " unlimited"
+		case r.unset:
+			text = fmt.Sprintf("%s not set, which counts as %d by reports of users", r.tier, r.limit)
+			guessed = true
 		}
 		if used > 0 {
 			text += fmt.Sprintf(" (%d held)", used)
@@ -595,6 +649,8 @@ func (e projectChecks) judgeQuota(wanted, unit string, need int64, rows []quotaR
 	case len(enough) > 0:
 		f.Level = Warning
 		f.Text += "; enough for " + strings.Join(slices.Sorted(maps.Keys(enough)), " or ")
+	case guessed:
+		f.Level = Warning
 	}
 	if len(dead) > 0 {
 		f.Text += fmt.Sprintf("; %s is %s and holds quota all the same", provision.NameOf(e.Provider, dead[0].ID), dead[0].State)
@@ -608,7 +664,7 @@ func (e projectChecks) judgeQuota(wanted, unit string, need int64, rows []quotaR
 		}
 		f.Advice = "Google decides about more quota, which may take days"
 		f.Cure = remote.CommandLine("gcloud", "beta", "quotas", "preferences", "create", "--service="+e.quotaAPI(), "--quota-id="+best.id,
-			fmt.Sprintf("--preferred-value=%d", held[best.tier]+need), "--dimensions="+best.where, "--email="+e.account, "--project="+e.Project.Value)
+			fmt.Sprintf("--preferred-value=%d", held[best.uses]+need), "--dimensions="+best.where, "--email="+e.account, "--project="+e.Project.Value)
 	}
 	e.add(f)
 }
