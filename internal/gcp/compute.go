@@ -1,11 +1,32 @@
 package gcp
 
 import (
+	"context"
 	"fmt"
+	"net/http"
 	"strings"
 
 	"cloud.google.com/go/compute/apiv1/computepb"
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
 )
+
+// ReadCompute reads the resource of Compute Engine at path, "projects/P/zones/Z/…", into m.
+// what is for errors: "read reservation \"r\"". It serves for kinds of resources of which
+// only single ones are read: Google's client for a kind would add all of its calls to the program.
+func (c *Client) ReadCompute(ctx context.Context, what, path string, m proto.Message) error {
+	roots, err := c.Roots()
+	if err != nil {
+		return err
+	}
+	return c.Do(ctx, what, func(ctx context.Context) error {
+		body, err := c.getBody(ctx, roots.Compute+"/compute/v1/"+path, http.Header{})
+		if err != nil {
+			return err
+		}
+		return protojson.UnmarshalOptions{DiscardUnknown: true}.Unmarshal(body, m)
+	})
+}
 
 // ComputeError returns the failure of an operation of Compute Engine that is done, or nil.
 func ComputeError(op *computepb.Operation) *OperationError {

@@ -188,8 +188,8 @@ func (q QuotaInfo) In(zone string) (value int64, dimension string, ok bool) {
 // for it.
 const quotasRoot = "https://cloudquotas.googleapis.com"
 
-// mostQuotas limits the bytes of an answer about the quotas of one API.
-const mostQuotas = 32 << 20
+// largestAnswer limits the bytes of an answer. The quotas of one API are the largest.
+const largestAnswer = 32 << 20
 
 // Quotas returns the quotas of an API, such as tpu.googleapis.com. It returns the
 // limits, not the usage.
@@ -249,21 +249,30 @@ func (i quotaWire) quota() QuotaInfo {
 }
 
 // getJSON gets address and decodes the answer into v.
-func (c *Client) getJSON(ctx context.Context, address string, v any) (err error) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, address, nil)
+func (c *Client) getJSON(ctx context.Context, address string, v any) error {
+	body, err := c.getBody(ctx, address, http.Header{quotaHeader: {c.cfg.Project}})
 	if err != nil {
 		return err
 	}
-	req.Header.Set(quotaHeader, c.cfg.Project)
+	return json.Unmarshal(body, v)
+}
+
+// getBody gets address and returns the answer.
+func (c *Client) getBody(ctx context.Context, address string, header http.Header) (body []byte, err error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, address, nil)
+	if err != nil {
+		return nil, err
+	}
+	req.Header = header
 	resp, err := c.http.Do(req)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	defer func() { err = errors.Join(err, resp.Body.Close()) }()
 	if err := googleapi.CheckResponse(resp); err != nil {
-		return err
+		return nil, err
 	}
-	return json.NewDecoder(io.LimitReader(resp.Body, mostQuotas)).Decode(v)
+	return io.ReadAll(io.LimitReader(resp.Body, largestAnswer))
 }
 
 // An Identity describes the credentials that calls use.

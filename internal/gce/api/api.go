@@ -49,9 +49,6 @@ type clients struct {
 	machines  *compute.MachineTypesClient
 	zonal     *compute.ZoneOperationsClient
 	regional  *compute.RegionOperationsClient
-
-	reservations *compute.ReservationsClient
-	blocks       *compute.ReservationBlocksClient
 }
 
 func (c *Client) clients(ctx context.Context) (clients, error) {
@@ -61,7 +58,7 @@ func (c *Client) clients(ctx context.Context) (clients, error) {
 			return
 		}
 		ctx := context.WithoutCancel(ctx) // they live as long as c
-		var errs [10]error
+		var errs [8]error
 		c.of.policies, errs[0] = compute.NewResourcePoliciesRESTClient(ctx, opts...)
 		c.of.templates, errs[1] = compute.NewRegionInstanceTemplatesRESTClient(ctx, opts...)
 		c.of.groups, errs[2] = compute.NewInstanceGroupManagersRESTClient(ctx, opts...)
@@ -70,8 +67,6 @@ func (c *Client) clients(ctx context.Context) (clients, error) {
 		c.of.machines, errs[5] = compute.NewMachineTypesRESTClient(ctx, opts...)
 		c.of.zonal, errs[6] = compute.NewZoneOperationsRESTClient(ctx, opts...)
 		c.of.regional, errs[7] = compute.NewRegionOperationsRESTClient(ctx, opts...)
-		c.of.reservations, errs[8] = compute.NewReservationsRESTClient(ctx, opts...)
-		c.of.blocks, errs[9] = compute.NewReservationBlocksRESTClient(ctx, opts...)
 		if err := errors.Join(errs[:]...); err != nil {
 			c.err = fmt.Errorf("make Compute client: %w", err)
 		}

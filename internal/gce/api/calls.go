@@ -3,6 +3,7 @@ package api
 import (
 	"context"
 	"fmt"
+	"net/url"
 
 	compute "cloud.google.com/go/compute/apiv1"
 	"cloud.google.com/go/compute/apiv1/computepb"
@@ -88,16 +89,15 @@ func (c *Client) Machine(ctx context.Context, name string) (*computepb.MachineTy
 // Reservation returns one reservation of the zone, of a project that may be another one. The
 // error is of class gcp.NotFound if there is none.
 func (c *Client) Reservation(ctx context.Context, project, name string) (*computepb.Reservation, error) {
-	return get(ctx, c, fmt.Sprintf("read reservation %q", name), func(ctx context.Context, of clients) (*computepb.Reservation, error) {
-		return of.reservations.Get(ctx, &computepb.GetReservationRequest{Project: project, Zone: c.zone(), Reservation: name}, gcp.NoRetry())
-	})
+	r := new(computepb.Reservation)
+	return r, c.gcp.ReadCompute(ctx, fmt.Sprintf("read reservation %q", name), fmt.Sprintf("projects/%s/zones/%s/reservations/%s", url.PathEscape(project), c.zone(), name), r)
 }
 
 // Block returns one block of a reservation, as Reservation does.
 func (c *Client) Block(ctx context.Context, project, reservation, name string) (*computepb.ReservationBlock, error) {
-	answer, err := get(ctx, c, fmt.Sprintf("read block %q of reservation %q", name, reservation), func(ctx context.Context, of clients) (*computepb.ReservationBlocksGetResponse, error) {
-		return of.blocks.Get(ctx, &computepb.GetReservationBlockRequest{Project: project, Zone: c.zone(), Reservation: reservation, ReservationBlock: name}, gcp.NoRetry())
-	})
+	answer := new(computepb.ReservationBlocksGetResponse)
+	err := c.gcp.ReadCompute(ctx, fmt.Sprintf("read block %q of reservation %q", name, reservation),
+		fmt.Sprintf("projects/%s/zones/%s/reservations/%s/reservationBlocks/%s", url.PathEscape(project), c.zone(), reservation, url.PathEscape(name)), answer)
 	return answer.GetResource(), err
 }
 
