@@ -11,6 +11,7 @@ import (
 
 	"multihost/internal/access"
 	"multihost/internal/announce"
+	"multihost/internal/cost"
 	"multihost/internal/event"
 	"multihost/internal/gcp"
 	"multihost/internal/job"
@@ -119,6 +120,9 @@ func (s *session) slicesPlan(ctx context.Context, d *workers.Deps, r provision.R
 	plan := provider.Plan{ID: r.ID, Creates: true, Slices: []string{}}
 	if p, ok := provision.As[provision.Previewer](d.Cloud); ok {
 		plan.Request, plan.Gcloud = p.Preview(r)
+	}
+	if p, ok := provision.As[provision.Itemizer](d.Cloud); ok {
+		plan.Parts = cost.Parts(p.ItemsOf(r), r.Type.Name, string(r.Asks()), s.cloud.Zone())
 	}
 	s.view.Emit(event.Result{Name: "slices_plan", Text: plan.Text(name), Data: plan})
 	return nil
@@ -235,7 +239,14 @@ func (s *session) slicesDeletePlan(ctx context.Context, id string) error {
 			plan.Slices = append(plan.Slices, slice.Name)
 		}
 		plan.Deletes = true
-		text = fmt.Sprintf("would delete %s %s (%s, of %s) with %s\n", res.Commands.Kind, id, res.State, res.Owner(), event.Count(len(plan.Slices), "slice"))
+		if p, ok := provision.As[provision.Itemizer](provider.Of(s.all, res.Commands.Kind)); ok {
+			items, err := p.Items(ctx, id)
+			if err != nil {
+				return interruptible(ctx, err)
+			}
+			plan.Parts = cost.Parts(items, res.Type, string(res.Tier), s.cloud.Zone())
+		}
+		text = fmt.Sprintf("would delete %s %s (%s, of %s) with %s\n", res.Commands.Kind, id, res.State, res.Owner(), event.Count(len(plan.Slices), "slice")) + cost.PartLines(plan.Parts)
 	case !errors.Is(err, provision.ErrNotFound):
 		return interruptible(ctx, err)
 	}

@@ -39,6 +39,10 @@ func TestHourlyIsTheSumOfTheSlices(t *testing.T) {
 	if got := Hourly(res, zone); got == nil || *got != 2*one || one == 0 {
 		t.Errorf("two slices of %v cost %v", one, got)
 	}
+	res.Slices[1].Condition = tpu.Taken
+	if got := Hourly(res, zone); got == nil || *got != one {
+		t.Errorf("one slice of %v, beside one that was taken away, costs %v", one, got)
+	}
 	res.Tier = "reserved"
 	if got := Hourly(res, zone); got != nil {
 		t.Errorf("a reservation costs %v", *got)

@@ -24,6 +24,7 @@ import (
 	"multihost/internal/gcp"
 	"multihost/internal/launch"
 	"multihost/internal/network"
+	"multihost/internal/provider"
 	"multihost/internal/provision"
 	"multihost/internal/record"
 	"multihost/internal/runs"
@@ -68,6 +69,8 @@ type Leftover struct {
 	Useless  bool          `json:"useless"`      // it is known to be no longer needed: gc --delete deletes it
 	Evidence string        `json:"evidence"`     // how that was decided
 
+	Parts []cost.Part `json:"parts,omitempty"` // of a resource that has several
+
 	res provision.Resource
 }
 
@@ -89,7 +92,7 @@ func Leftovers(ctx context.Context, d *workers.Deps, o GCOptions) ([]Leftover, e
 		l.Hourly = cost.Hourly(res, d.Zone)
 		switch {
 		case res.Spent():
-			l.Useless, l.Evidence = true, "it gives no slices any more and holds quota until it is deleted"
+			l.Useless, l.Evidence = true, deadEvidence(d, res)
 		case res.Life == provision.Deleting:
 			continue
 		case res.ReadySlices() == 0:
@@ -99,6 +102,8 @@ func Leftovers(ctx context.Context, d *workers.Deps, o GCOptions) ([]Leftover, e
 		}
 		left = append(left, l)
 	}
+	left = slices.DeleteFunc(left, func(l Leftover) bool { return l.Age < o.OlderThan })
+	addParts(ctx, d, left)
 	if o.Look {
 		if err := lookForRuns(ctx, d, left, o.OlderThan); err != nil {
 			return nil, err
@@ -112,6 +117,47 @@ func Leftovers(ctx context.Context, d *workers.Deps, o GCOptions) ([]Leftover, e
 		left = append(left, more...)
 	}
 	return slices.DeleteFunc(left, func(l Leftover) bool { return l.Age < o.OlderThan }), nil
+}
+
+// deadEvidence says why a resource that gives no slices any more is of no use.
+func deadEvidence(d *workers.Deps, res provision.Resource) string {
+	switch _, parts := itemizer(d, res.Commands.Kind); {
+	case !parts:
+		return "it gives no slices any more and holds quota until it is deleted"
+	case len(res.Slices) > 0:
+		return "it gives no slices any more, and the boot disks of its VMs are billed until it is deleted"
+	}
+	return "it gives no slices any more; what is left of it is free"
+}
+
+// itemizer returns the provider of resources of a kind, if they have several parts.
+func itemizer(d *workers.Deps, kind string) (provision.Itemizer, bool) {
+	return provision.As[provision.Itemizer](provider.Of(d.Cloud, kind))
+}
+
+// addParts adds the parts of resources that have several. A resource whose parts cannot be
+// read stays without them.
+func addParts(ctx context.Context, d *workers.Deps, left []Leftover) {
+	errs := make([]error, len(left))
+	var reads errgroup.Group
+	reads.SetLimit(8)
+	for i := range left {
+		l := &left[i]
+		p, ok := itemizer(d, l.Kind)
+		if !ok {
+			continue
+		}
+		reads.Go(func() error {
+			var items []provision.Item
+			items, errs[i] = p.Items(ctx, l.Name)
+			l.Parts = cost.Parts(items, l.Type, l.Tier, d.Zone)
+			return nil
+		})
+	}
+	_ = reads.Wait() // the goroutines return nil
+	if err := errors.Join(errs...); err != nil && ctx.Err() == nil {
+		event.Notef(d.Sink, event.Warn, gcp.Hint(err), "not all parts could be read: %v", err)
+	}
 }
 
 // lookForRuns logs in to worker 0 of each slice of every resource, and decides whether the
@@ -355,6 +401,11 @@ func LeftoverTable(left []Leftover) string {
 		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%d\t%s\t%s\t%s\t%s\t%s\n", l.Kind, l.Name, dash(l.State), dash(l.Type), l.Slices, event.Age(l.Age), dash(l.User), cost.Price(l.Hourly), remove, l.Evidence)
 	}
 	w.Flush()
+	for _, l := range left {
+		if len(l.Parts) > 0 {
+			fmt.Fprintf(&b, "%s %s:\n%s", l.Kind, l.Name, cost.PartLines(l.Parts))
+		}
+	}
 	return b.String()
 }
 

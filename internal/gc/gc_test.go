@@ -2,6 +2,7 @@ package gc
 
 import (
 	"context"
+	"errors"
 	"strings"
 	"testing"
 	"time"
@@ -165,5 +166,45 @@ func TestPartsWithoutSlicesAreDeleted(t *testing.T) {
 		if err != nil || cloud.deleted != want {
 			t.Errorf("%s: deleted %q, want %q, %v", life, cloud.deleted, want, err)
 		}
+	}
+}
+
+// inParts is a provider whose resources have several parts, of which one cannot be read.
+type inParts struct{ provision.Provider }
+
+func (inParts) ItemsOf(provision.Request) []provision.Item { return nil }
+
+func (inParts) Items(context.Context, string) ([]provision.Item, error) {
+	return []provision.Item{{Kind: "template", Name: "m"}}, errors.New("read policy: denied")
+}
+
+// What is left of a dead resource, and what that costs, depends on its provider.
+func TestPartsOfLeftovers(t *testing.T) {
+	t.Parallel()
+	said := &testkit.Recorder{}
+	whole := &workers.Deps{Reach: &workers.Reach{Invocation: &stage.Invocation{Sink: said}, Cloud: &testkit.FixedSlices{}}}
+	parts := &workers.Deps{Reach: &workers.Reach{Invocation: &stage.Invocation{Sink: said}, Cloud: inParts{}}}
+	stopped := provision.Resource{Slices: make([]tpu.Slice, 1)}
+	for _, tt := range []struct {
+		d    *workers.Deps
+		res  provision.Resource
+		want string
+	}{
+		{whole, stopped, "it gives no slices any more and holds quota until it is deleted"},
+		{parts, stopped, "it gives no slices any more, and the boot disks of its VMs are billed until it is deleted"},
+		{parts, provision.Resource{}, "it gives no slices any more; what is left of it is free"},
+	} {
+		if got := deadEvidence(tt.d, tt.res); got != tt.want {
+			t.Errorf("got %q, want %q", got, tt.want)
+		}
+	}
+	left := []Leftover{{Kind: "box", Name: "m"}}
+	addParts(t.Context(), whole, left)
+	if len(left[0].Parts) > 0 || len(said.Notes()) > 0 {
+		t.Errorf("got %+v, said %v", left[0].Parts, said.Notes())
+	}
+	addParts(t.Context(), parts, left)
+	if text := LeftoverTable(left); !strings.HasSuffix(text, "\nbox m:\n  template m: free\n") || !said.Said(event.Warn, "not all parts could be read: read policy: denied") {
+		t.Errorf("got %s, said %v", text, said.Notes())
 	}
 }

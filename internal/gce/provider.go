@@ -39,6 +39,7 @@ var (
 	_ provision.ConsoleReader   = (*Provider)(nil)
 	_ provision.AttributeReader = (*Provider)(nil)
 	_ provision.Reserver        = (*Provider)(nil)
+	_ provision.Itemizer        = (*Provider)(nil)
 )
 
 // New returns a Provider that makes its calls through c. root is the address at which workers

@@ -98,7 +98,7 @@ func (q *queued) foresee(ctx context.Context, p *plan.Plan) (ready []tpu.Slice, 
 	var refused *gcp.ReadOnlyError
 	if errors.As(err, &refused) {
 		q.there = false
-		p.Resource = plan.ChangeOf(q.Cloud, plan.ResourceCreate, res, q.o.Request, refused)
+		p.Resource = plan.ChangeOf(q.Cloud, q.Zone, plan.ResourceCreate, res, q.o.Request, refused)
 		if res.Life == provision.Deleting {
 			p.Resource.Do, p.Resource.Why = plan.ResourceRecreate, "an older one of this name is being deleted"
 		}
@@ -110,7 +110,7 @@ func (q *queued) foresee(ctx context.Context, p *plan.Plan) (ready []tpu.Slice, 
 	if res, err = q.Cloud.Get(ctx, res.ID); err != nil {
 		return nil, err
 	}
-	p.Resource = plan.ChangeOf(q.Cloud, plan.ResourceUse, res, q.o.Request, nil)
+	p.Resource = plan.ChangeOf(q.Cloud, q.Zone, plan.ResourceUse, res, q.o.Request, nil)
 	nodes, err := q.Cloud.Slices(ctx)
 	if err != nil {
 		return nil, err
@@ -143,11 +143,11 @@ func (q *queued) foreseeRepair(ctx context.Context, p *plan.Plan, res provision.
 		if err != nil {
 			return err
 		}
-		p.Resource = plan.ChangeOf(q.Cloud, plan.ResourceRecreate, res, q.o.Request, nil)
+		p.Resource = plan.ChangeOf(q.Cloud, q.Zone, plan.ResourceRecreate, res, q.o.Request, nil)
 	case provision.StepReset:
-		p.Resource = plan.ChangeOf(q.Cloud, plan.ResourceReset, res, q.o.Request, nil)
+		p.Resource = plan.ChangeOf(q.Cloud, q.Zone, plan.ResourceReset, res, q.o.Request, nil)
 	case provision.StepWait:
-		p.Resource = plan.ChangeOf(q.Cloud, plan.ResourceUse, res, q.o.Request, nil)
+		p.Resource = plan.ChangeOf(q.Cloud, q.Zone, plan.ResourceUse, res, q.o.Request, nil)
 	default:
 		return cause
 	}

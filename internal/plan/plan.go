@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"multihost/internal/announce"
+	"multihost/internal/cost"
 	"multihost/internal/fault"
 	"multihost/internal/gcp"
 	"multihost/internal/network"
@@ -77,6 +78,7 @@ type ResourceChange struct {
 	Tier    string          `json:"tier"`
 	Request json.RawMessage `json:"request,omitempty"` // request body as it would be sent
 	Gcloud  string          `json:"gcloud,omitempty"`  // the equivalent command line
+	Parts   []cost.Part     `json:"parts,omitempty"`   // that would be made, if there are several
 
 	// Name is what messages call the resource, such as: queued resource m.
 	Name string `json:"name"`
@@ -231,9 +233,9 @@ type CostPlan struct {
 // ErrNotRefused reports that a dry run was given clients that can change something.
 var ErrNotRefused = fault.New(fault.Internal, "a dry run had clients that change something")
 
-// ChangeOf describes what is done with a queued resource. refused, if not nil, is
-// the refused request that would have made it.
-func ChangeOf(cloud provision.Provider, do string, res provision.Resource, request provision.Request, refused *gcp.ReadOnlyError) *ResourceChange {
+// ChangeOf describes what is done with the resource of a job in a zone. refused, if not nil,
+// is the refused request that would have made it.
+func ChangeOf(cloud provision.Provider, zone, do string, res provision.Resource, request provision.Request, refused *gcp.ReadOnlyError) *ResourceChange {
 	c := &ResourceChange{ID: request.ID, Do: do, State: res.State, Tier: string(request.Asks()), Name: provision.NameOf(cloud, request.ID)}
 	if res.State != "" && len(res.Nodes) > 0 {
 		c.Owner = res.Owner()
@@ -250,6 +252,9 @@ func ChangeOf(cloud provision.Provider, do string, res provision.Resource, reque
 		if c.Request == nil || command == "" { // what no single command makes was refused at its first part
 			c.Request = body
 		}
+	}
+	if p, ok := provision.As[provision.Itemizer](cloud); ok {
+		c.Parts = cost.Parts(p.ItemsOf(request), request.Type.Name, c.Tier, zone)
 	}
 	return c
 }

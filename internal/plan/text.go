@@ -450,6 +450,9 @@ func (p Plan) tellRequest(t *planText) {
 	if !long && p.Resource.Gcloud != "" {
 		fmt.Fprintf(&t.b, "\nthe same with gcloud\n  %s\n", p.Resource.Gcloud)
 	}
+	if len(p.Resource.Parts) > 0 {
+		t.b.WriteString("\nits parts, once their VMs run\n" + cost.PartLines(p.Resource.Parts))
+	}
 }
 
 // longest is the length in bytes up to which a text in the request is shown to people.

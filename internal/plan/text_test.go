@@ -159,7 +159,7 @@ func TestTheRequestInAPlan(t *testing.T) {
 		{ResourceRecreate, nil, `{"from":"preview"}`},
 		{ResourceUse, nil, ""},
 	} {
-		c := ChangeOf(cloud{}, tt.do, provision.Resource{State: "ACTIVE", Nodes: []string{"r"}}, r, tt.refused)
+		c := ChangeOf(cloud{}, "z", tt.do, provision.Resource{State: "ACTIVE", Nodes: []string{"r"}}, r, tt.refused)
 		if string(c.Request) != tt.want || (c.Gcloud != "") != (tt.want != "") || c.ID != "r" || c.State != "ACTIVE" || c.Tier != "spot" || c.Name != "queued resource r" {
 			t.Errorf("%s: %+v", tt.do, c)
 		}

@@ -43,6 +43,7 @@ type Plan struct {
 	Slices  []string        `json:"slices"`            // that would be deleted
 	Request json.RawMessage `json:"request,omitempty"` // that would be sent
 	Gcloud  string          `json:"gcloud,omitempty"`  // the same as a command of gcloud, if there is one
+	Parts   []cost.Part     `json:"parts,omitempty"`   // of a resource that has several: that would be made, or deleted
 }
 
 // Text returns for people what would be made. name is what messages call it.
@@ -56,6 +57,9 @@ func (p Plan) Text(name string) string {
 	b.WriteString("\n")
 	if p.Gcloud != "" {
 		b.WriteString("\nthe same with gcloud:\n" + p.Gcloud + "\n")
+	}
+	if len(p.Parts) > 0 {
+		b.WriteString("\nthe parts, once their VMs run:\n" + cost.PartLines(p.Parts))
 	}
 	return b.String()
 }

@@ -91,3 +91,22 @@ type ReservedCapacity struct {
 	Warnings []string // what to know before slices use it
 	Show     string   // the command that shows the reservation
 }
+
+// An Itemizer is a Provider whose resources have several parts.
+type Itemizer interface {
+	// Items returns the parts of a resource that exist.
+	Items(ctx context.Context, id string) ([]Item, error)
+
+	// ItemsOf returns the parts that Create makes for r. It makes no calls.
+	ItemsOf(r Request) []Item
+}
+
+// An Item is one part of a resource.
+type Item struct {
+	Kind string `json:"kind"` // "group", "instance template"
+	Name string `json:"name"`
+
+	VMs     int `json:"vms,omitempty"`     // that it has, each with a boot disk; a part without VMs costs nothing
+	Running int `json:"running,omitempty"` // of these VMs
+	Chips   int `json:"chips,omitempty"`   // of all of them
+}

@@ -36,13 +36,13 @@ func PlanDetach(ctx context.Context, d Deps, o job.JobOptions, do DetachOptions)
 		return plan.Plan{}, cmp.Or(err, plan.ErrNotRefused)
 	}
 	if r.lost.State != "" {
-		p.Resource = plan.ChangeOf(d.Cloud, plan.ResourceRecreate, r.lost, r.withMetadata(o.Request), nil)
+		p.Resource = plan.ChangeOf(d.Cloud, d.Zone, plan.ResourceRecreate, r.lost, r.withMetadata(o.Request), nil)
 		p.Resource.Why = "its slices are lost, and the run has not ended"
 	} else {
 		if _, err = r.create(ctx, o.Request); !errors.As(err, &refused) {
 			return plan.Plan{}, cmp.Or(err, plan.ErrNotRefused)
 		}
-		p.Resource = plan.ChangeOf(d.Cloud, plan.ResourceCreate, provision.Resource{ID: o.Request.ID}, o.Request, refused)
+		p.Resource = plan.ChangeOf(d.Cloud, d.Zone, plan.ResourceCreate, provision.Resource{ID: o.Request.ID}, o.Request, refused)
 	}
 	d.Sink.Emit(announce.Asking(o.Request, d.Project, d.Zone, mtu, announce.BilledUntil(o.Bill(), true), true))
 	p.Upload = &plan.Upload{URL: r.bucket.URL(r.job.Run), Objects: r.bucket.Objects(r.job)}

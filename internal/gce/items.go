@@ -1,0 +1,85 @@
+package gce
+
+import (
+	"context"
+
+	"multihost/internal/gcp"
+	"multihost/internal/provision"
+	"multihost/internal/tpu"
+)
+
+// What messages call the parts of a resource.
+const (
+	partPolicy   = "workload policy"
+	partTemplate = "instance template"
+	partGroup    = "group"
+)
+
+// Items implements provision.Itemizer. Boot disks are deleted with their VMs, so there is no
+// part of their own for them.
+func (p *Provider) Items(ctx context.Context, id string) ([]provision.Item, error) {
+	v, err := p.look(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	var all []provision.Item
+	for _, g := range v.groups {
+		item := provision.Item{Kind: partGroup, Name: g.GetName()}
+		for _, vm := range p.sight(v, g, record{}).vms {
+			item.VMs++
+			item.Chips += chipsOf(gcp.BaseName(vm.GetMachineType()))
+			if vm.GetStatus() == "RUNNING" {
+				item.Running++
+			}
+		}
+		all = append(all, item)
+	}
+	name := p.at().partName(id)
+	for _, part := range []struct {
+		kind string
+		read func() (string, error)
+	}{
+		{partTemplate, func() (string, error) {
+			t, err := p.calls.Template(ctx, name)
+			return t.GetDescription(), err
+		}},
+		{partPolicy, func() (string, error) {
+			w, err := p.calls.Policy(ctx, name)
+			return w.GetDescription(), err
+		}},
+	} {
+		about, err := part.read()
+		of, _, ours := described(about)
+		switch {
+		case gcp.ClassOf(err) == gcp.NotFound:
+		case err != nil:
+			return all, err
+		case ours && of == id:
+			all = append(all, provision.Item{Kind: part.kind, Name: name})
+		}
+	}
+	return all, nil
+}
+
+// chipsOf returns the chips of a VM; 0 if its machine type is not known.
+func chipsOf(machine string) int {
+	for _, m := range tpu.Machines() {
+		if m.Name == machine {
+			return m.Chips
+		}
+	}
+	return 0
+}
+
+// ItemsOf implements provision.Itemizer.
+func (p *Provider) ItemsOf(r provision.Request) []provision.Item {
+	var all []provision.Item
+	for _, name := range r.NodeNames() {
+		all = append(all, provision.Item{Kind: partGroup, Name: name, VMs: r.Type.Workers, Running: r.Type.Workers, Chips: r.Type.Chips})
+	}
+	all = append(all, provision.Item{Kind: partTemplate, Name: p.at().partName(r.ID)})
+	if r.Type.Workers > 1 {
+		all = append(all, provision.Item{Kind: partPolicy, Name: p.at().partName(r.ID)})
+	}
+	return all
+}
