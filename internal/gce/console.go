@@ -22,7 +22,7 @@ const (
 )
 
 // Consoles implements provision.ConsoleReader.
-func (p *Provider) Consoles(ctx context.Context, s tpu.Slice, vms []string) ([]provision.Console, error) {
+func (p *reader) Consoles(ctx context.Context, s tpu.Slice, vms []string) ([]provision.Console, error) {
 	if len(vms) == 0 {
 		var err error
 		if vms, err = p.mute(ctx, s.Name); err != nil {
@@ -51,7 +51,7 @@ func (p *Provider) Consoles(ctx context.Context, s tpu.Slice, vms []string) ([]p
 
 // mute returns the names of the VMs of a group that run and have not told which worker they
 // are. If there is none, it returns all VMs that run.
-func (p *Provider) mute(ctx context.Context, group string) (silent []string, err error) {
+func (p *reader) mute(ctx context.Context, group string) (silent []string, err error) {
 	managed, err := p.calls.Managed(ctx, group)
 	if err != nil {
 		return nil, err

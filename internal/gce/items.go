@@ -17,7 +17,7 @@ const (
 
 // Items implements provision.Itemizer. Boot disks are deleted with their VMs, so there is no
 // part of their own for them.
-func (p *Provider) Items(ctx context.Context, id string) ([]provision.Item, error) {
+func (p *reader) Items(ctx context.Context, id string) ([]provision.Item, error) {
 	v, err := p.look(ctx, id)
 	if err != nil {
 		return nil, err
@@ -72,7 +72,7 @@ func chipsOf(machine string) int {
 }
 
 // ItemsOf implements provision.Itemizer.
-func (p *Provider) ItemsOf(r provision.Request) []provision.Item {
+func (p *reader) ItemsOf(r provision.Request) []provision.Item {
 	var all []provision.Item
 	for _, name := range r.NodeNames() {
 		all = append(all, provision.Item{Kind: partGroup, Name: name, VMs: r.Type.Workers, Running: r.Type.Workers, Chips: r.Type.Chips})

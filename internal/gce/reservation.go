@@ -38,7 +38,7 @@ func splitReservation(name, own string) (project, reservation, block string) {
 }
 
 // Reserved implements provision.Reserver.
-func (p *Provider) Reserved(ctx context.Context, name string, t tpu.Type, count int) (provision.ReservedCapacity, error) {
+func (p *reader) Reserved(ctx context.Context, name string, t tpu.Type, count int) (provision.ReservedCapacity, error) {
 	project, reservation, block := splitReservation(name, p.gcp.Project())
 	out := provision.ReservedCapacity{Show: fmt.Sprintf("gcloud compute reservations describe %s --zone=%s --project=%s", reservation, p.gcp.Zone(), project)}
 	machine, err := tpu.MachineOf(t)
