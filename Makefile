@@ -53,11 +53,11 @@ endif
 race: tools ## run the tests in which much happens at once with the race detector
 	CGO_ENABLED=1 go test -race -timeout $(LIMIT) -run '$(RUN)' $$(go list $(PACKAGES) | grep -vE '$(UNRACED)')
 
-soak: tools ## break connections ten times as often as the tests do; tell STORIES stories of a job, 200 on real workers
+soak: tools ## break connections ten times as often as the tests do; tell STORIES stories of a job (half of them with more faults), 200 on real workers
 	SOAK_FAULTS=2000 SOAK_SEED=$(SEED) go test ./cmd/multihost -run TestSoak -count=1 -timeout 30m -v
 	LIFE_REAL_STORIES=200 LIFE_REAL_SEED=$(SEED) go test ./cmd/multihost -run '^TestLifeOnRealWorkers$$' -count=1 -timeout 2h -v
 	@set -e; n=$$(nproc); all=; for i in $$(seq 0 $$((n - 1))); do \
-		LIFE_STORIES=$$((($(STORIES) + n - 1) / n)) LIFE_GCE_STORIES=$$((($(STORIES) + 10 * n - 1) / 10 / n)) LIFE_SEED=$$(($(SEED) + i)) \
+		LIFE_STORIES=$$((($(STORIES) + n - 1) / n)) LIFE_GCE_STORIES=$$((($(STORIES) + 10 * n - 1) / 10 / n)) LIFE_SEED=$$(($(SEED) + i)) LIFE_WIDE=$$((i % 2)) \
 			go test ./cmd/multihost -run '^TestLife(OnComputeEngine)?$$' -count=1 -timeout 48h -v & all="$$all $$!"; \
 	done; for one in $$all; do wait $$one; done
 

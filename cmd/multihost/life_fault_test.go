@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"maps"
+	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
@@ -46,7 +47,7 @@ func (w *lifeWorld) awayFor(n int, how string, d time.Duration) {
 	vm.mu.Lock()
 	vm.away = how
 	vm.mu.Unlock()
-	vm.cut("", how == "hang")
+	vm.cut("", how != "refuse")
 	w.lossIn(lifeLost, d)
 	w.later(d, func() {
 		vm.mu.Lock()
@@ -80,9 +81,25 @@ func (w *lifeWorld) offlineFor(machine int, d time.Duration) {
 	w.later(d, func() { m.setOffline(false) })
 }
 
-func (w *lifeWorld) starveFor(d time.Duration) {
-	_ = w.inject("no-capacity qr=m") // it is a legal fault
-	w.later(d, func() { _, _ = w.server.Clear("no-capacity") })
+func (w *lifeWorld) starveFor(d time.Duration) { w.injectFor("no-capacity qr=m", "no-capacity", d) }
+
+// injectFor sets a fault of the simulator for a time. It is a legal one.
+func (w *lifeWorld) injectFor(text, name string, d time.Duration) {
+	_ = w.inject(text)
+	w.later(d, func() { _, _ = w.server.Clear(name) })
+}
+
+// deleteByPerson deletes the queued resource as somebody does with gcloud.
+func (w *lifeWorld) deleteByPerson() {
+	if !w.resource().exists {
+		return
+	}
+	w.mu.Lock()
+	w.deletes = byPerson
+	w.mu.Unlock()
+	if w.ask(http.MethodDelete, lifeQR+"?force=true").Code == http.StatusOK {
+		w.note(lifeFact{kind: factDeleted, who: byPerson})
+	}
 }
 
 // rotate gives a worker other host keys.

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -96,6 +97,7 @@ type lifeDeedKind struct {
 	on    int
 	lasts bool // it lasts for a time
 	often int  // how often it is drawn, beside the others
+	wide  int  // how often it is drawn besides, if the draw is wide
 	loss  bool // it costs the run an attempt
 	do    func(w *lifeWorld, d lifeDeed)
 }
@@ -177,6 +179,26 @@ func lifeDeeds() map[string]lifeDeedKind {
 		"the command fails on":             {on: onWorker, often: 2, do: func(w *lifeWorld, d lifeDeed) { w.fails(d.worker) }},
 		"logs cannot be read on":           {on: onWorker, lasts: true, often: 1, do: func(w *lifeWorld, d lifeDeed) { w.unreadFor(d.worker, d.lasts) }},
 		"nothing":                          {often: 2, do: func(*lifeWorld, lifeDeed) {}},
+
+		"the API answers 403":                                  {lasts: true, wide: 2, do: api(403)},
+		"the API answers 500":                                  {lasts: true, wide: 1, do: api(500)},
+		"the next 3 calls are not done":                        {wide: 2, do: func(w *lifeWorld, _ lifeDeed) { w.mu.Lock(); w.losses = 3; w.mu.Unlock() }},
+		"changes of a state take 1m more":                      {lasts: true, wide: 2, do: func(w *lifeWorld, d lifeDeed) { w.injectFor("slow-operations delay=1m", "slow-operations", d.lasts) }},
+		"the next operation fails":                             {wide: 1, do: fault("op-error code=500 message='an internal error has occurred' n=1")},
+		"the next deletion is stuck":                           {wide: 2, do: fault("delete-stuck qr=m n=1")},
+		"the queued resource fails when it waits":              {wide: 1, loss: true, do: fault("qr-failed qr=m state=WAITING_FOR_RESOURCES message='an internal error has occurred'")},
+		"the queued resource is suspended when it gets slices": {wide: 1, loss: true, do: fault("qr-suspended qr=m state=PROVISIONING")},
+		"preempted and gone is":                                {on: onWorker, wide: 2, loss: true, do: fault("preempt node=m-%d vanish=true")},
+		"somebody deletes the queued resource":                 {wide: 1, loss: true, do: func(w *lifeWorld, _ lifeDeed) { w.deleteByPerson() }},
+		"all workers reboot": {wide: 2, loss: true, do: func(w *lifeWorld, _ lifeDeed) {
+			_ = errors.Join(w.inject("worker-reboot node=m-0"), w.inject("worker-reboot node=m-1"))
+		}},
+		"connections break to": {on: onWorker, wide: 2, do: func(w *lifeWorld, d lifeDeed) {
+			if vm := w.on(d.worker); vm != nil {
+				vm.cut("", false)
+			}
+		}},
+		"connections are accepted, and nothing is said, by": {on: onWorker, lasts: true, wide: 2, do: away("freeze")},
 	}
 }
 
@@ -190,7 +212,8 @@ type lifeDraw struct {
 	preemptions         []int
 	workers             []int // of a slice
 	plots               []lifePlot
-	fewest, steps       int // how many come after the first one
+	fewest, steps       int  // how many come after the first one
+	wide                bool // more kinds of faults
 }
 
 // lifeWhole are all the deeds, with times as people and clouds have them.
@@ -275,9 +298,11 @@ func lifeStories(from lifeDraw) *rapid.Generator[lifeStory] {
 	kinds := lifeDeeds()
 	var names []string
 	for _, name := range from.deeds {
-		for range kinds[name].often {
-			names = append(names, name)
+		often := kinds[name].often
+		if from.wide {
+			often += kinds[name].wide
 		}
+		names = append(names, slices.Repeat([]string{name}, often)...)
 	}
 	perSlice := 1
 	deed := rapid.Custom(func(t *rapid.T) lifeDeed {

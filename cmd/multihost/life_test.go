@@ -25,7 +25,7 @@ import (
 // stand-ins for the cloud and the workers, and judges each by the invariants at the
 // head of docs/reliability.md. A story is in a bubble of testing/synctest: hours pass in
 // it as soon as everybody waits. LIFE_STORIES and LIFE_SEED say how many stories and
-// which.
+// which; with LIFE_WIDE=1 more kinds of faults happen in them.
 func TestLife(t *testing.T) {
 	kit := newLifeKit(t)
 	stories := envNumber(t, "LIFE_STORIES", 2000)
@@ -38,10 +38,12 @@ func TestLife(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer os.RemoveAll(dir)
+	from := lifeWhole()
+	from.wide = envNumber(t, "LIFE_WIDE", 0) > 0
 	told, failed := 0, false
 	began := time.Now()
 	rapid.Check(t, func(rt *rapid.T) {
-		story := lifeStories(lifeWhole()).Draw(rt, "story")
+		story := lifeStories(from).Draw(rt, "story")
 		tries := 1
 		if failed {
 			tries = 4 // the order of goroutines is luck, and a failure must be reproducible

@@ -63,6 +63,7 @@ type lifeWorld struct {
 	apiUntil time.Time // … until then
 	slow     time.Time // until then each takes a long time
 	drops    int       // how many of the next answers are lost
+	losses   int       // how many of the next calls are lost on their way there
 	deletes  string    // who has the queued resource deleted
 	reboots  string    // who has its workers rebooted
 	made     bool      // the queued resource exists
@@ -249,6 +250,10 @@ func (w *lifeWorld) dial(ctx context.Context, p *lifeProcess, addr string) (net.
 	if p.cutOff() {
 		away = "hang"
 	}
+	if away == "freeze" {
+		near, _ := newLifePipe(addr)
+		return near, nil
+	}
 	if away == "" {
 		if conn, ok := vm.accept(p.name); ok {
 			return conn, nil
@@ -280,6 +285,10 @@ func (l *lifeWay) RoundTrip(req *http.Request) (*http.Response, error) {
 	if err := l.world.dawdle(req.Context()); err != nil {
 		return nil, err
 	}
+	lost := &net.OpError{Op: "read", Net: "tcp", Err: os.NewSyscallError("read", syscall.ECONNRESET)}
+	if l.world.loses(&l.world.losses) {
+		return nil, lost
+	}
 	answer := l.world.call(req, l.process.name)
 	if err := l.world.dawdle(req.Context()); err != nil {
 		return nil, err
@@ -287,8 +296,8 @@ func (l *lifeWay) RoundTrip(req *http.Request) (*http.Response, error) {
 	if l.process.cutOff() {
 		return nil, offline
 	}
-	if l.world.dropsAnswer() {
-		return nil, &net.OpError{Op: "read", Net: "tcp", Err: os.NewSyscallError("read", syscall.ECONNRESET)}
+	if l.world.loses(&l.world.drops) {
+		return nil, lost
 	}
 	if err := req.Context().Err(); err != nil {
 		return nil, err
@@ -333,14 +342,14 @@ func (w *lifeWorld) dawdle(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// dropsAnswer reports whether the answer to a call is lost on its way.
-func (w *lifeWorld) dropsAnswer() bool {
+// loses reports whether a message is lost on its way: one of the next n.
+func (w *lifeWorld) loses(n *int) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.drops == 0 {
+	if *n == 0 {
 		return false
 	}
-	w.drops--
+	*n--
 	return true
 }
 

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"maps"
 	"net"
 	"net/http"
@@ -374,5 +375,6 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 
 func writeJSON(w http.ResponseWriter, b []byte) {
 	w.Header().Set("Content-Type", "application/json; charset=UTF-8")
-	_, _ = w.Write(append(b, '\n')) // an error means that the client is gone
+	_, _ = w.Write(b) // an error means that the client is gone
+	_, _ = io.WriteString(w, "\n")
 }
