@@ -25,14 +25,9 @@ of every slice, streams its output back and ends with its exit status.
   multihost job --num-slices=2 --command=C     all of it, and delete them after
 
 Add --sim to any command to try it on a simulator that needs no account.`,
-		Flags:                     options.GlobalFlags(),
-		Commands:                  commands(),
-		Action:                    act(bare),
-		HideVersion:               true,
-		HideHelp:                  true, // cmdline reads --help
-		DisableSliceFlagSeparator: true,
-		ExitErrHandler:            func(*cli.Context, error) {}, // only main exits
-		OnUsageError:              asUsageError,
+		Flags:    options.GlobalFlags(),
+		Commands: commands(),
+		Action:   act(bare),
 	}
 }
 
@@ -81,15 +76,9 @@ func bare(c *call) error {
 	return nil
 }
 
-// asUsageError wraps an error of package flag. cmdline rejects bad flags first, so package
-// flag fails only where cmdline has a bug.
-func asUsageError(_ *cli.Context, err error, _ bool) error { return &usageError{Err: err} }
-
-// command completes a command: usage errors in our form, and the EXIT STATUS section,
-// which lists the statuses that the command can end with.
+// command completes a command: it adds the EXIT STATUS section, which lists the statuses
+// that the command can end with.
 func command(c cli.Command, statuses ...int) *cli.Command {
-	c.OnUsageError = asUsageError
-	c.HideHelp = true
 	if len(statuses) > 0 {
 		var b strings.Builder
 		b.WriteString(strings.TrimRight(c.Description, "\n"))

@@ -1,9 +1,11 @@
 package cmdline
 
 import (
+	"context"
 	"errors"
 	"os"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -81,6 +83,60 @@ func tool(env map[string]string) Program {
 	}
 }
 
+// assigned shows which values the flags of a line get: --name=value after the command that
+// owns the flag.
+func assigned(l *Line) string {
+	var words []string
+	for _, level := range l.levels {
+		if level.name != "" {
+			words = append(words, level.name)
+		}
+		for _, g := range level.given {
+			words = append(words, "--"+g.flag+"="+g.value)
+		}
+	}
+	return strings.Join(words, " ")
+}
+
+// TestActionGetsTheValues: an action finds values in its own flags and in the program's. A
+// list keeps commas and bytes that are no text.
+func TestActionGetsTheValues(t *testing.T) {
+	type key struct{}
+	p := tool(map[string]string{})
+	var got []any
+	look := func(of *cli.Context) error {
+		got = []any{of.Bool("quiet"), of.String("flour-type"), of.Int("count"), of.Duration("time"), of.StringSlice("seed"),
+			of.IsSet("seed"), of.IsSet("count"), of.IsSet("time"), of.Context.Value(key{})}
+		return nil
+	}
+	FindCommand(p.App.Commands, "bake").Action = look
+	for _, tt := range []struct {
+		words []string
+		want  []any
+	}{
+		{[]string{"bake", "--count=2", "x"}, []any{false, "", 2, 10 * time.Minute, []string(nil), false, true, false, "value"}},
+		{[]string{"bake", "--seed=a,b", "--quiet", "--FLOUR", "rye", "--seed=\xff"}, []any{true, "rye", 1, 10 * time.Minute, []string{"a,b", "\xff"}, true, false, false, "value"}},
+	} {
+		line, err := p.Parse(tt.words)
+		if err == nil {
+			err = line.Run(context.WithValue(t.Context(), key{}, "value"), p.App)
+		}
+		if err != nil || !reflect.DeepEqual(got, tt.want) {
+			t.Errorf("%q: %#v, want %#v, %v", tt.words, got, tt.want, err)
+		}
+	}
+	p = tool(map[string]string{})
+	line, err := p.Parse([]string{"shop", "open"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	line.levels[0].given = []given{{"quiet", "perhaps"}}
+	var usage *UsageError
+	if err := line.Run(t.Context(), p.App); !errors.As(err, &usage) {
+		t.Errorf("a value that is no boolean: %v", err)
+	}
+}
+
 // nearest suggests the candidate that has the same letters in another order.
 func nearest(word string, candidates []string) string {
 	sorted := func(s string) string { r := []rune(s); slices.Sort(r); return string(r) }
@@ -155,8 +211,8 @@ func TestParse(t *testing.T) {
 			}
 			continue
 		}
-		if got := strings.Join(l.args, " "); got != tt.args {
-			t.Errorf("%s: cli gets %q, want %q", tt.line, got, tt.args)
+		if got := assigned(l); got != tt.args {
+			t.Errorf("%s: the flags get %q, want %q", tt.line, got, tt.args)
 		}
 		if got := strings.Join(l.Words, " "); got != tt.words {
 			t.Errorf("%s: words %q, want %q", tt.line, got, tt.words)
@@ -243,8 +299,8 @@ func TestLayersFillTheLine(t *testing.T) {
 			t.Errorf("%s: %v", tt.line, err)
 			continue
 		}
-		if got := strings.Join(l.args, " "); got != tt.args {
-			t.Errorf("%s: cli gets %q, want %q", tt.line, got, tt.args)
+		if got := assigned(l); got != tt.args {
+			t.Errorf("%s: the flags get %q, want %q", tt.line, got, tt.args)
 		}
 		if got := text(l.Refusal()); !strings.Contains(got, tt.fault) || (got == "") != (tt.fault == "") {
 			t.Errorf("%s: refused: %q, want %q", tt.line, got, tt.fault)

@@ -1,6 +1,8 @@
 package cmdline
 
 import (
+	"flag"
+	"fmt"
 	"slices"
 	"strings"
 
@@ -72,9 +74,39 @@ func usage(f cli.Flag) string {
 type level struct {
 	name     string
 	flags    []cli.Flag
-	given    []string // --name=value
-	verbatim bool     // words with dashes that name no flag are words of the command
-	passes   bool     // the words after -- are a program to run on another machine
+	given    []given
+	verbatim bool // words with dashes that name no flag are words of the command
+	passes   bool // the words after -- are a program to run on another machine
+}
+
+// A given is a value of a flag, under the flag's first name.
+type given struct{ flag, value string }
+
+// values returns the flags with the values that the level gives them.
+func (l *level) values(flags []cli.Flag) (*flag.FlagSet, error) {
+	set := flag.NewFlagSet(l.name, flag.ContinueOnError)
+	for _, f := range flags {
+		var values []string
+		for _, g := range l.given {
+			if g.flag == name(f) {
+				values = append(values, g.value)
+			}
+		}
+		if list, ok := f.(*cli.StringSliceFlag); ok && len(values) > 0 { // Set would split them at commas
+			set.Var(cli.NewStringSlice(values...), name(f), "")
+			list.HasBeenSet = true
+			continue
+		}
+		if err := f.Apply(set); err != nil {
+			return nil, fmt.Errorf("define flag --%s: %w", name(f), err)
+		}
+		for _, value := range values {
+			if err := set.Set(name(f), value); err != nil {
+				return nil, &UsageError{Err: fmt.Errorf("--%s=%s: %w", name(f), value, err)}
+			}
+		}
+	}
+	return set, nil
 }
 
 // levelOf returns the level of a command, without flags.
@@ -85,12 +117,11 @@ func levelOf(c *cli.Command) *level {
 // inherit moves flags given before this command's name from the outer command to this
 // one, if this command knows them too.
 func (l *level) inherit(outer *level) {
-	outer.given = slices.DeleteFunc(outer.given, func(word string) bool {
-		name, _, _ := strings.Cut(strings.TrimPrefix(word, "--"), "=")
-		if _, known := findFlag([]*level{l}, name); known == nil {
+	outer.given = slices.DeleteFunc(outer.given, func(g given) bool {
+		if _, known := findFlag([]*level{l}, g.flag); known == nil {
 			return false
 		}
-		l.given = append(l.given, word)
+		l.given = append(l.given, g)
 		return true
 	})
 }

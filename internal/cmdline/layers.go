@@ -155,7 +155,7 @@ func (l *Line) give(to *level, f cli.Flag, s config.Setting) {
 		if isBool(f) {
 			value = strings.ToLower(value)
 		}
-		to.given = append(to.given, "--"+name(f)+"="+value)
+		to.given = append(to.given, given{name(f), value})
 	}
 }
 

@@ -14,11 +14,6 @@ import (
 )
 
 // A Line is a command line in canonical form, with the defaults that apply to it.
-//
-// The flag package behind cli stops at the first word that is no flag, has one spelling
-// rule for all flags and does not report it when two names of one flag disagree. So Parse
-// rewrites the command line before cli sees it: every flag becomes --name=value right
-// after the command that owns it.
 type Line struct {
 	Words    []string                  // words before --
 	Argv     []string                  // words after --
@@ -33,7 +28,7 @@ type Line struct {
 	Layers   Layers
 
 	program    string      // its name
-	args       []string    // for cli.App.Run, without the program's name: global flags, command, its flags, …
+	levels     []*level    // the program and each command of Path, with the values given to its flags
 	objections []objection // errors of values, in the order found
 }
 
@@ -43,10 +38,23 @@ const (
 	Dashes = "--"   // -- and the words after it
 )
 
-// Run lets app carry out the line. It must be called once, with an app that has the same
-// commands as the app for which the line was parsed.
+// Run calls the action of the line's command. It must be called once, with an app that has
+// the same commands as the app for which the line was parsed. If a flag does not take its
+// value, it returns a *UsageError.
 func (l *Line) Run(ctx context.Context, app *cli.App) error {
-	return app.RunContext(ctx, append([]string{app.Name}, l.args...))
+	inner, c := &cli.Context{Context: ctx}, &cli.Command{Name: app.Name, Flags: app.Flags, Subcommands: app.Commands, Action: app.Action}
+	for i, level := range l.levels {
+		if i > 0 {
+			c = FindCommand(c.Subcommands, level.name)
+		}
+		values, err := level.values(c.Flags)
+		if err != nil {
+			return err
+		}
+		inner = cli.NewContext(app, values, inner)
+		inner.Command = c
+	}
+	return c.Action(inner)
 }
 
 // An objection is something wrong with the values of flags.

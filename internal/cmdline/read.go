@@ -45,12 +45,7 @@ func (p Program) Parse(argv []string) (*Line, error) {
 			return nil, err
 		}
 	}
-	for _, level := range r.levels {
-		if level.name != "" {
-			l.args = append(l.args, level.name)
-		}
-		l.args = append(l.args, level.given...)
-	}
+	l.levels = r.levels
 	return l, nil
 }
 
@@ -167,7 +162,7 @@ func (r *reader) takeFlag() error {
 		l.Refuse(wrong, flag)
 		return nil
 	}
-	to.level.given = append(to.level.given, "--"+flag+"="+value)
+	to.level.given = append(to.level.given, given{flag, value})
 	return nil
 }
 

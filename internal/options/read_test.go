@@ -47,8 +47,8 @@ func read[T any](t *testing.T, flags []cli.Flag, f func(c *Call) T, words ...str
 	t.Helper()
 	var line *cmdline.Line
 	app := &cli.App{
-		Name: "multihost", HideHelp: true, HideVersion: true, DisableSliceFlagSeparator: true, ExitErrHandler: func(*cli.Context, error) {}, Flags: GlobalFlags(),
-		Commands: []*cli.Command{{Name: words[0], HideHelp: true, Flags: flags, Action: func(of *cli.Context) error {
+		Name: "multihost", Flags: GlobalFlags(),
+		Commands: []*cli.Command{{Name: words[0], Flags: flags, Action: func(of *cli.Context) error {
 			c := &Call{of, line}
 			got = f(c)
 			return c.Refusal()
