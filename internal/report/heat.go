@@ -5,7 +5,6 @@ import (
 	"cmp"
 	"encoding/base64"
 	"fmt"
-	"html/template"
 	"image"
 	"image/color"
 	"image/png"
@@ -27,7 +26,7 @@ const (
 // A heat map shows the step time of each worker over steps, relative to the median of the
 // run: a slow worker is a dark row, a time that was slow for all is a dark column.
 type heat struct {
-	Image         template.URL
+	Image         string // data: URL of a PNG
 	Label         string
 	Rows, Columns int
 	Height        int // of the image on the screen, in pixels
@@ -349,7 +348,7 @@ func shade(times float64) color.NRGBA {
 }
 
 // draw returns the picture, one pixel for each cell; cells without a step are empty.
-func (g *grid) draw(median float64) template.URL {
+func (g *grid) draw(median float64) string {
 	img := image.NewNRGBA(image.Rect(0, 0, g.Columns, g.Rows))
 	for i, v := range g.Values {
 		if v.Known() {
@@ -361,5 +360,5 @@ func (g *grid) draw(median float64) template.URL {
 	if err := enc.Encode(&b, img); err != nil {
 		return ""
 	}
-	return template.URL("data:image/png;base64," + base64.StdEncoding.EncodeToString(b.Bytes()))
+	return "data:image/png;base64," + base64.StdEncoding.EncodeToString(b.Bytes())
 }

@@ -12,9 +12,12 @@
 //
 // # Decisions
 //
-//   - HTML and SVG come from Go templates. So the page is whole without JavaScript,
-//     which viewers of build artefacts forbid, and the same code makes the file and
-//     the live page. The live page gets changed sections by server-sent events.
+//   - Go code makes HTML and SVG. So the page is whole without JavaScript, which
+//     viewers of build artefacts forbid, and the same code makes the file and the live
+//     page. The live page gets changed sections by server-sent events.
+//   - No template of the standard library makes the page: if a program executes one, the
+//     linker keeps every exported method, 8 MB of multihost. All texts are in elements
+//     and quoted attributes, where gomponents escapes them.
 //   - The heat map is a PNG with one pixel a cell, transparent where nothing is
 //     remarkable. So it fits light and dark pages.
 //   - A report is not kept beside the record, because browsers in a sandbox cannot
@@ -22,13 +25,12 @@
 package report
 
 import (
-	"bytes"
 	"crypto/sha256"
-	"embed"
+	_ "embed" // style and script
 	"encoding/base64"
 	"fmt"
-	"html/template"
 	"io"
+	"strings"
 	"time"
 
 	"multihost/internal/journal"
@@ -45,22 +47,12 @@ type Input struct {
 	Now      time.Time
 }
 
-//go:embed page.html page.css page.js
-var assets embed.FS
-
 var (
-	style  = asset("page.css")
-	script = asset("page.js")
-	pages  = template.Must(template.New("page.html").Funcs(template.FuncMap{"when": when}).ParseFS(assets, "page.html"))
+	//go:embed page.css
+	style string
+	//go:embed page.js
+	script string
 )
-
-func asset(name string) string {
-	data, err := assets.ReadFile(name)
-	if err != nil {
-		panic(err) // it is embedded
-	}
-	return string(data)
-}
 
 // Write writes the page as a file.
 func Write(w io.Writer, in Input) error {
@@ -69,36 +61,22 @@ func Write(w io.Writer, in Input) error {
 	if err != nil {
 		return err
 	}
-	return pages.Execute(w, skeleton{Title: v.Title, Policy: policy(false), Style: template.CSS(style), Script: template.JS(script), Body: body})
-}
-
-// skeleton is the frame around the sections.
-type skeleton struct {
-	Title  string
-	Policy string
-	Style  template.CSS
-	Script template.JS
-	Live   string // address of its updates; "" for a file
-	Body   []section
+	return skeleton{title: v.Title, body: body}.write(w)
 }
 
 // A section is a part of the page that the live page replaces as a whole.
-type section struct {
-	ID   string
-	HTML template.HTML
-}
-
-// sectionIDs is the order of the sections; each is a template of its own.
-var sectionIDs = []string{"verdict", "failure", "figures", "charts", "heat", "timeline", "skew", "workers", "preflight", "notes", "about", "data"}
+type section struct{ id, html string }
 
 func sections(v *view) ([]section, error) {
-	all := make([]section, len(sectionIDs))
-	for i, id := range sectionIDs {
-		var b bytes.Buffer
-		if err := pages.ExecuteTemplate(&b, id, v); err != nil {
-			return nil, fmt.Errorf("write the report: %w", err)
+	all := make([]section, len(parts))
+	for i, p := range parts {
+		var b strings.Builder
+		if node := p.make(v); node != nil {
+			if err := node.Render(&b); err != nil {
+				return nil, fmt.Errorf("write the report: %w", err)
+			}
 		}
-		all[i] = section{id, template.HTML(b.String())}
+		all[i] = section{p.id, b.String()}
 	}
 	return all, nil
 }

@@ -7,7 +7,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"html/template"
 	"net"
 	"net/http"
 	"strconv"
@@ -135,7 +134,7 @@ func (l *Live) look() {
 		l.parts = make([]livePart, len(body))
 	}
 	for i, s := range body {
-		if l.parts[i].HTML != s.HTML {
+		if l.parts[i].html != s.html {
 			l.parts[i] = livePart{s, l.version}
 		}
 	}
@@ -173,13 +172,13 @@ func (l *Live) guard(at net.Addr) http.Handler {
 
 func (l *Live) page(w http.ResponseWriter, _ *http.Request) {
 	l.mu.Lock()
-	s := skeleton{Title: l.title, Policy: policy(true), Style: template.CSS(style), Script: template.JS(script), Live: "events?since=" + strconv.Itoa(l.version)}
+	s := skeleton{title: l.title, live: "events?since=" + strconv.Itoa(l.version)}
 	for _, p := range l.parts {
-		s.Body = append(s.Body, p.section)
+		s.body = append(s.body, p.section)
 	}
 	l.mu.Unlock()
 	w.Header().Set("Content-Type", "text/html; charset=utf-8")
-	_ = pages.Execute(w, s) // a reader that has gone away needs no answer
+	_ = s.write(w) // a reader that has gone away needs no answer
 }
 
 // events sends the sections that have changed since the reader's version, again and again
@@ -193,10 +192,10 @@ func (l *Live) events(w http.ResponseWriter, r *http.Request) {
 	out := http.NewResponseController(w)
 	for {
 		l.mu.Lock()
-		parts := map[string]template.HTML{}
+		parts := map[string]string{}
 		for _, p := range l.parts {
 			if p.version > since {
-				parts[p.ID] = p.HTML
+				parts[p.id] = p.html
 			}
 		}
 		version, ended, changed := l.version, l.ended, l.changed

@@ -25,7 +25,7 @@ const (
 	maxNamed      = 20 // workers that started late
 )
 
-// view holds what the templates show: texts, no logic.
+// view holds what the page shows: texts, no logic.
 type view struct {
 	Title   string
 	Run     string
