@@ -33,7 +33,7 @@ help: ## list the targets
 build: ## build bin/multihost, with the agent for workers in it
 	@mkdir -p bin
 	go run ./release/agent
-	go build -buildvcs=false -ldflags "-s -w -X main.buildVersion=$(VERSION)" -o bin/multihost ./cmd/multihost
+	go build -buildvcs=false -tags grpcnotrace -ldflags "-s -w -X main.buildVersion=$(VERSION)" -o bin/multihost ./cmd/multihost
 
 demo: build ## train on 2 slices of the simulator, which PROVIDER (tpu or gce) makes
 	PROVIDER='$(PROVIDER)' ./examples/demo.sh

@@ -72,6 +72,8 @@ func TestImportRules(t *testing.T) {
 		{"multihost/internal/nodes", []string{"internal/gce", "internal/qr"}, "whoever needs slices asks a provision.Provider"},
 		{"multihost/internal/gce", []string{"cmd/multihost", "internal/gce", "internal/options"}, "whoever needs slices asks a provision.Provider"},
 		{"multihost/internal/zones", []string{"internal/nodes", "internal/qr"}, "zones explain refusals of the Cloud TPU API"},
+		{"text/template", nil, "with it the linker keeps every exported method, 8 MB"},
+		{"html/template", nil, "with it the linker keeps every exported method, 8 MB"},
 		{"log", []string{"cmd/multihost"}, "logic emits events and prints nothing"},
 	}
 	// Pure packages import the standard library, and of our packages those listed
