@@ -7,7 +7,6 @@ import (
 
 	"multihost/internal/event"
 	"multihost/internal/ui"
-	"multihost/internal/workers"
 )
 
 // canConfirm reports whether confirm has a terminal to ask on.
@@ -38,7 +37,7 @@ func refuseConfirm(s *session, c *call) {
 
 // confirms sets d.Confirm if --confirm was given: d then asks the user before it requests
 // slices.
-func confirms(s *session, c *call, d *workers.Deps) {
+func confirms(s *session, c *call, d *deps) {
 	if !c.Bool("confirm") {
 		return
 	}

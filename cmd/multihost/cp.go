@@ -47,9 +47,9 @@ names with a ! before them.`,
 				return err
 			}
 			if up {
-				return interruptible(c.Context, ops.CopyTo(c.Context, d, o))
+				return interruptible(c.Context, ops.CopyTo(c.Context, opsDeps(d), o))
 			}
-			return interruptible(c.Context, ops.CopyFrom(c.Context, d, o))
+			return interruptible(c.Context, ops.CopyFrom(c.Context, opsDeps(d), o))
 		}),
 	}, exitOK, exitUsage, exitUnavailable, exitIO, exitPermission, exitConfig, exitHangup, exitInterrupt, exitTerminate)
 }

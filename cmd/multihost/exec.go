@@ -52,7 +52,7 @@ standard input is empty.`,
 				defer errs.Close()
 				o.Stdout, o.Stderr = out, errs
 			}
-			out, err := ops.Exec(c.Context, d, o)
+			out, err := ops.Exec(c.Context, opsDeps(d), o)
 			return outcome(out, withoutPipe(interruptible(c.Context, err)))
 		}),
 	}, exitOK, statusOfCommand, exitUsage, exitUnavailable, exitIO, exitTempFail, exitPermission, exitConfig, exitHangup, exitInterrupt, exitTerminate)

@@ -12,7 +12,6 @@ import (
 	"multihost/internal/gc"
 	"multihost/internal/options"
 	"multihost/internal/tpu"
-	"multihost/internal/workers"
 )
 
 // pricesHelp says what the column PER HOUR of a table is.
@@ -61,7 +60,7 @@ that resource again. It never deletes what multihost did not make.
 			if !c.Bool("all-users") {
 				o.User, _ = config.LocalUser(s.lookup, s.account)
 			}
-			left, err := gc.Leftovers(c.Context, d, o)
+			left, err := gc.Leftovers(c.Context, gcDeps(d), o)
 			if err != nil {
 				return interruptible(c.Context, err)
 			}
@@ -86,7 +85,7 @@ that resource again. It never deletes what multihost did not make.
 					return err
 				}
 			}
-			return interruptible(c.Context, gc.Collect(c.Context, d, o, left))
+			return interruptible(c.Context, gc.Collect(c.Context, gcDeps(d), o, left))
 		}),
 	}, exitOK, exitUsage, exitUnavailable, exitTempFail, exitPermission, exitConfig, exitInterrupt)
 }
@@ -94,14 +93,14 @@ that resource again. It never deletes what multihost did not make.
 // warnOfLeftovers looks for what earlier runs of the user left, while a command that
 // makes or uses slices does its work. The look starts when the command's input has been
 // checked; wait ends it. A simulator started for this command has no leftovers.
-func warnOfLeftovers(s *session, c *call, d *workers.Deps, except string) (wait func()) {
+func warnOfLeftovers(s *session, c *call, d *deps, except string) (wait func()) {
 	ended := func() {}
 	if s.queue == nil || s.sim != nil {
 		return ended
 	}
 	login, _ := config.LocalUser(s.lookup, s.account)
-	all, reach := *d, *d.Reach
+	all, reach := gcDeps(d), *d.Reach
 	all.Reach, reach.Cloud = &reach, s.all // of every provider, although d may use one
-	d.Checked = func() { ended = gc.WarnOfLeftovers(c.Context, &all, login, except) }
+	d.Checked = func() { ended = gc.WarnOfLeftovers(c.Context, all, login, except) }
 	return func() { ended() }
 }

@@ -33,7 +33,7 @@ func hostkeyCommand() *cli.Command {
 				if err != nil {
 					return err
 				}
-				removed, err := runs.ForgetHostKey(c.Context, d, c.String("tpu-prefix"), numbers, id)
+				removed, err := runs.ForgetHostKey(c.Context, runsDeps(d), c.String("tpu-prefix"), numbers, id)
 				if err != nil {
 					return interruptible(c.Context, err)
 				}

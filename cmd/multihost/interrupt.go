@@ -5,11 +5,10 @@ import (
 
 	"multihost/internal/stage"
 	"multihost/internal/ui"
-	"multihost/internal/workers"
 )
 
 // onInterrupts sets what signals do, from --on-interrupt.
-func onInterrupts(s *session, c *call, d *workers.Deps) {
+func onInterrupts(s *session, c *call, d *deps) {
 	mode := stage.Answer(c.String("on-interrupt"))
 	if mode != stage.Ask {
 		c.signals.Answer(mode)

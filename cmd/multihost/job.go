@@ -91,7 +91,7 @@ need.`,
 				out, err := submit.Detach(c.Context, submitDeps(d), o, do)
 				if err == nil && s.sim != nil {
 					s.view.Emit(event.Note{Level: event.Info, Text: "the simulator ends with this command, and the workers with it: the job is followed to its end"})
-					out, err = runs.Attach(c.Context, d, o.Run.Run, runs.AttachOptions{Grace: o.Run.Grace, Patience: o.Run.Patience, Watch: o.Run.Watch, Secret: c.lookup})
+					out, err = runs.Attach(c.Context, runsDeps(d), o.Run.Run, runs.AttachOptions{Grace: o.Run.Grace, Patience: o.Run.Patience, Watch: o.Run.Watch, Secret: c.lookup})
 				}
 				return outcome(out, err)
 			}

@@ -164,7 +164,7 @@ type lifeProcess struct {
 	phase   string
 	last    string // what it has said last
 	keeps   bool   // it has said until when it keeps failed slices
-	deps    *workers.Deps
+	deps    *deps
 	status  int
 }
 
@@ -263,7 +263,7 @@ func (p *lifeProcess) signal(sig os.Signal) {
 	}
 }
 
-func (p *lifeProcess) makeDeps() *workers.Deps {
+func (p *lifeProcess) makeDeps() *deps {
 	w := p.machine.world
 	sink := event.SinkFunc(p.emit)
 	cloud := gcp.New(gcp.Config{Project: sim.DefaultProject, Zone: sim.DefaultZone, DisableAuth: true, TPUEndpoint: "http://cloud/",
@@ -274,7 +274,7 @@ func (p *lifeProcess) makeDeps() *workers.Deps {
 		source, carried = queue.Provider(w.root), agents()
 	}
 	typed := &stage.Invocation{Sink: sink, Clock: gcp.SystemClock, Leave: p.signalled.Leave}
-	d := &workers.Deps{
+	d := &deps{
 		Reach: &workers.Reach{Invocation: typed, Place: provision.Place{Project: sim.DefaultProject, Zone: sim.DefaultZone}, Cloud: source, Access: overssh.Access{Login: w.login, Identity: w.identity, KnownHosts: filepath.Join(p.machine.dir, "known_hosts"), Port: w.port, Way: w.way,
 			ConnectTimeout: 15 * time.Second, RetryFor: time.Minute, MaxDials: 8,
 			Dial: func(ctx context.Context, _, addr string) (net.Conn, error) { return w.dial(ctx, p, addr) }}},
@@ -297,14 +297,14 @@ func (p *lifeProcess) do(ctx context.Context) error {
 		r.Run, r.Prefix, r.Detach = "r", "m", p.verb == "leave"
 		return outcome(job.Run(ctx, jobDeps(p.deps), r))
 	case "attach":
-		return outcome(runs.Attach(ctx, p.deps, "m", runs.AttachOptions{Grace: o.Run.Grace, Patience: o.Run.Patience}))
+		return outcome(runs.Attach(ctx, runsDeps(p.deps), "m", runs.AttachOptions{Grace: o.Run.Grace, Patience: o.Run.Patience}))
 	case "stop":
-		return interruptible(ctx, runs.Stop(ctx, p.deps, "m", runs.StopOptions{Grace: o.Run.Grace}))
+		return interruptible(ctx, runs.Stop(ctx, runsDeps(p.deps), "m", runs.StopOptions{Grace: o.Run.Grace}))
 	case "gc":
 		g := gc.GCOptions{User: "ann", Look: true}
-		left, err := gc.Leftovers(ctx, p.deps, g)
+		left, err := gc.Leftovers(ctx, gcDeps(p.deps), g)
 		if err == nil {
-			err = gc.Collect(ctx, p.deps, g, left)
+			err = gc.Collect(ctx, gcDeps(p.deps), g, left)
 		}
 		return interruptible(ctx, err)
 	}

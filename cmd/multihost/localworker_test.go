@@ -106,9 +106,9 @@ func TestRunAndJobOverLocalProcesses(t *testing.T) {
 	testkit.Must(t, os.WriteFile(filepath.Join(code, "words"), []byte("from the laptop\n"), 0o600))
 
 	queue := qr.New(cloud)
-	deps := func(hear func(event.Event)) *workers.Deps {
+	machine := func(hear func(event.Event)) *deps {
 		typed := &stage.Invocation{Clock: gcp.SystemClock, Sink: event.SinkFunc(hear)}
-		return &workers.Deps{
+		return &deps{
 			Reach:    &workers.Reach{Invocation: typed, Place: provision.Place{Project: sim.DefaultProject, Zone: sim.DefaultZone}, Cloud: queue.Provider(server.URL()), Access: overssh.Access{Login: "ann", RetryFor: time.Minute}, Dialer: &localworker.Dialer{Find: backend.find}},
 			Keeper:   &record.Keeper{Of: typed, StateDir: filepath.Join(dir, "state"), Owner: "ann@laptop", ExitStatus: exitCode},
 			Networks: network.New(cloud, qr.LifeOf),
@@ -144,10 +144,10 @@ func TestRunAndJobOverLocalProcesses(t *testing.T) {
 	has := func(want string, n int, all []string) bool {
 		return len(all) == n && strings.Join(all, "") == strings.Repeat(want, n)
 	}
-	begin := func(f func(*workers.Deps) (stage.Outcome, error)) (phases func() string, ended <-chan error) {
+	begin := func(f func(*deps) (stage.Outcome, error)) (phases func() string, ended <-chan error) {
 		var mu sync.Mutex
 		var heard []string
-		d := deps(func(e event.Event) {
+		d := machine(func(e event.Event) {
 			mu.Lock()
 			defer mu.Unlock()
 			switch e := e.(type) {
@@ -170,7 +170,7 @@ func TestRunAndJobOverLocalProcesses(t *testing.T) {
 
 	// A run, whose connections break while it prints.
 	var ended <-chan error
-	said, ended = begin(func(d *workers.Deps) (stage.Outcome, error) {
+	said, ended = begin(func(d *deps) (stage.Outcome, error) {
 		return job.Run(t.Context(), jobDeps(d), options("t", script))
 	})
 	await("the first lines", func() bool { return has("from the laptop\n", 2, logs("rt")) })
@@ -193,9 +193,9 @@ func TestRunAndJobOverLocalProcesses(t *testing.T) {
 	backend.each("t", func(w *localworker.Worker) { testkit.Must(t, os.Remove(filepath.Join(w.Home, "go"))) })
 	stopped := options("t", script)
 	stopped.Run = "s"
-	said, ended = begin(func(d *workers.Deps) (stage.Outcome, error) { return job.Run(t.Context(), jobDeps(d), stopped) })
+	said, ended = begin(func(d *deps) (stage.Outcome, error) { return job.Run(t.Context(), jobDeps(d), stopped) })
 	await("the first lines", func() bool { return has("from the laptop\n", 2, logs("s")) })
-	if err := runs.Stop(t.Context(), deps(func(event.Event) {}), "s", runs.StopOptions{Grace: time.Second}); err != nil {
+	if err := runs.Stop(t.Context(), runsDeps(machine(func(event.Event) {})), "s", runs.StopOptions{Grace: time.Second}); err != nil {
 		t.Errorf("stop: %v", err)
 	}
 	if err := <-ended; exitCode(err) == 0 {
@@ -210,7 +210,7 @@ func TestRunAndJobOverLocalProcesses(t *testing.T) {
 	request.MarkJob("j")
 	o := job.JobOptions{Request: request.Neutral(), Run: options("j", "cat words")}
 	o.Run.Run, o.Run.Preflight = "j", "apply" // the network of the slices is a small one
-	said, ended = begin(func(d *workers.Deps) (stage.Outcome, error) { return job.Job(t.Context(), jobDeps(d), o) })
+	said, ended = begin(func(d *deps) (stage.Outcome, error) { return job.Job(t.Context(), jobDeps(d), o) })
 	if err := <-ended; err != nil || !has("from the laptop\n", 2, logs("j")) {
 		t.Errorf("the job ends with %v, and its logs are %q; it said %s", err, logs("j"), said())
 	}

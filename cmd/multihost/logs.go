@@ -51,17 +51,17 @@ workers by these times. Lines with the same time are in the order of the workers
 				if err := s.login(c, d); err != nil {
 					return err
 				}
-				return interruptible(c.Context, runs.Verify(c.Context, d, name, c.String("tpu-prefix")))
+				return interruptible(c.Context, runs.Verify(c.Context, runsDeps(d), name, c.String("tpu-prefix")))
 			}
 			show := ui.LogsOptions{Times: o.Times}
 			if o.All {
 				show.Tags = logs.RecordedIDs(s.stateDir, name)
 			}
 			out := s.view.Logs(show)
-			whole, err := logs.LocalLog(c.Context, d, name, o, out)
+			whole, err := logs.LocalLog(c.Context, runsDeps(d), name, o, out)
 			if !whole && err == nil {
 				if err = s.login(c, d); err == nil {
-					err = logs.Logs(c.Context, d, name, c.String("tpu-prefix"), o, out)
+					err = logs.Logs(c.Context, runsDeps(d), name, c.String("tpu-prefix"), o, out)
 				}
 			}
 			return withoutPipe(errors.Join(interruptible(c.Context, err), out.Close()))

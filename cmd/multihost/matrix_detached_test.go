@@ -215,7 +215,7 @@ func (s *lonelyStage) run(story *testkit.Buffer) (result string) {
 	queue := qr.New(cloud)
 	sink := event.SinkFunc(func(e event.Event) { fmt.Fprintf(story, "%T %+v\n", e, e) })
 	typed := &stage.Invocation{Sink: sink, Clock: gcp.SystemClock}
-	d := &workers.Deps{
+	d := &deps{
 		Reach:  &workers.Reach{Invocation: typed, Place: provision.Place{Project: sim.DefaultProject, Zone: sim.DefaultZone}, Cloud: queue.Provider(""), Access: s.access},
 		Keeper: &record.Keeper{Of: typed, StateDir: filepath.Join(s.dir, "state"), Owner: "ann@laptop", ExitStatus: exitCode},
 		Source: detach.Source{OpenBucket: func(ctx context.Context, bucket, dir string) (*detach.Bucket, error) {
@@ -244,7 +244,7 @@ func (s *lonelyStage) run(story *testkit.Buffer) (result string) {
 	if !s.struck.Load() {
 		return failed("%v", errPhaseNeverCame)
 	}
-	out, err := runs.Attach(context.Background(), d, o.Run.Run, runs.AttachOptions{})
+	out, err := runs.Attach(context.Background(), runsDeps(d), o.Run.Run, runs.AttachOptions{})
 	status := exitCode(outcome(out, err))
 	fmt.Fprintf(story, "ended with %d, %v; left: %s\n", status, err, left)
 	if status != s.fault.code {
@@ -274,7 +274,7 @@ func (s *lonelyStage) run(story *testkit.Buffer) (result string) {
 }
 
 // again types a job that has lost its slices once more: it goes on, and ends well.
-func (s *lonelyStage) again(d *workers.Deps, o job.JobOptions, roots gcp.Roots) error {
+func (s *lonelyStage) again(d *deps, o job.JobOptions, roots gcp.Roots) error {
 	s.mu.Lock()
 	before := len(s.begun)
 	s.mu.Unlock()
@@ -284,7 +284,7 @@ func (s *lonelyStage) again(d *workers.Deps, o job.JobOptions, roots gcp.Roots) 
 	if _, err := s.play(); err != nil {
 		return err
 	}
-	out, err := runs.Attach(context.Background(), d, o.Run.Run, runs.AttachOptions{})
+	out, err := runs.Attach(context.Background(), runsDeps(d), o.Run.Run, runs.AttachOptions{})
 	if err == nil && (out.Code != 0 || len(s.begun) != before+1) {
 		err = fmt.Errorf("exit status %d after %s", out.Code, event.Count(len(s.begun)-before, "attempt"))
 	}

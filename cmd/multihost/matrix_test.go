@@ -377,7 +377,7 @@ func (c *cell) job(ctx context.Context, dir string, leave <-chan struct{}, sink 
 	access.Port = c.fleet.Port()
 	queue := qr.New(cloud)
 	typed := &stage.Invocation{Sink: sink, Clock: c.clock, Leave: leave}
-	d := &workers.Deps{
+	d := &deps{
 		Reach:  &workers.Reach{Invocation: typed, Place: provision.Place{Project: sim.DefaultProject, Zone: sim.DefaultZone}, Cloud: queue.Provider(""), Access: access},
 		Keeper: &record.Keeper{Of: typed, StateDir: dir, Owner: "ann@laptop", ExitStatus: exitCode},
 		Agents: agents(), Networks: network.New(cloud, qr.LifeOf),

@@ -115,7 +115,7 @@ only what its threads wait for.`,
 			if err != nil {
 				return err
 			}
-			return interruptible(c.Context, ops.Dump(c.Context, d, name, c.String("tpu-prefix")))
+			return interruptible(c.Context, ops.Dump(c.Context, runsDeps(d), name, c.String("tpu-prefix")))
 		}),
 	}, exitOK, exitUsage, exitUnavailable, exitIO, exitPermission, exitConfig, exitInterrupt)
 }

@@ -9,7 +9,6 @@ import (
 	"multihost/internal/notify"
 	"multihost/internal/options"
 	"multihost/internal/stage"
-	"multihost/internal/workers"
 )
 
 // notifyOptions completes the options that the command line gives.
@@ -23,7 +22,7 @@ func (s *session) notifyOptions(c *options.Call, run string, env []config.EnvVar
 }
 
 // notified calls work, which runs a command, and sends the notifications that o asks for.
-func notified(c *call, o notify.Options, d *workers.Deps, work func() (stage.Outcome, error)) error {
+func notified(c *call, o notify.Options, d *deps, work func() (stage.Outcome, error)) error {
 	n := notify.New(o)
 	if n != nil {
 		d.Sink = event.Tee(d.Sink, n)

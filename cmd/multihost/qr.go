@@ -20,7 +20,6 @@ import (
 	"multihost/internal/settings"
 	"multihost/internal/tpu"
 	"multihost/internal/ui"
-	"multihost/internal/workers"
 )
 
 func qrCommand() *cli.Command {
@@ -118,7 +117,7 @@ at once when the request fails, is suspended or is deleted.`,
 	}, exitOK, exitUsage, exitUnavailable, exitTempFail, exitPermission, exitConfig, exitInterrupt, exitTerminate)
 }
 
-func waitFor(s *session, c *call, d *workers.Deps, id string, o qr.WaitOptions) error {
+func waitFor(s *session, c *call, d *deps, id string, o qr.WaitOptions) error {
 	o.Probe = func(ctx context.Context, s tpu.Slice) error { return job.Probe(ctx, d.Reach, s) }
 	_, slices, err := s.queue.Wait(c.Context, id, o)
 	if err != nil {
@@ -280,7 +279,7 @@ func missing(id string, err error) error {
 }
 
 // qrPlan shows what qr create would create.
-func (s *session) qrPlan(c *call, d *workers.Deps, r qr.Request) error {
+func (s *session) qrPlan(c *call, d *deps, r qr.Request) error {
 	mtu := settings.WarnOfMTU(c.Context, settingsDeps(d), r.Neutral())
 	plan, err := s.queue.PlanCreate(c.Context, r)
 	if err == nil && plan.Exists == nil {

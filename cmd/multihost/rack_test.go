@@ -269,7 +269,7 @@ func TestAJobOnAnotherProvider(t *testing.T) {
 					back.Go(func() { boxes.strike("m", tt.word) })
 				}
 			})}
-			d := &workers.Deps{
+			d := &deps{
 				Reach: &workers.Reach{Invocation: typed, Place: provision.Place{Project: "p", Zone: "cellar"}, Cloud: boxes, Access: overssh.Access{Login: "quick", Identity: identity, KnownHosts: filepath.Join(dir, "known_hosts"), Port: fleet.Port(), Way: overssh.Internal,
 					ConnectTimeout: time.Second, RetryFor: time.Second, MaxDials: 8}},
 				Keeper: &record.Keeper{Of: typed, StateDir: dir, Owner: "ann@laptop", ExitStatus: exitCode},

@@ -40,7 +40,7 @@ are deleted.
 			if err != nil {
 				return err
 			}
-			return interruptible(c.Context, runs.List(c.Context, d, c.String("tpu-prefix"), numbers, c.Bool("all")))
+			return interruptible(c.Context, runs.List(c.Context, runsDeps(d), c.String("tpu-prefix"), numbers, c.Bool("all")))
 		}),
 	}, exitOK, exitUsage, exitUnavailable, exitPermission, exitConfig)
 }
@@ -66,7 +66,7 @@ the run going.`,
 				return err
 			}
 			onInterrupts(s, c, d)
-			return outcome(runs.Attach(c.Context, d, name, o))
+			return outcome(runs.Attach(c.Context, runsDeps(d), name, o))
 		}),
 	}, exitOK, statusOfCommand, exitUsage, exitUnavailable, exitIO, exitPermission, exitConfig, exitHangup, exitInterrupt, exitTerminate)
 }
@@ -92,7 +92,7 @@ this machine. Without a terminal, slices with such logs stay.`,
 			if canConfirm(c, s.view) {
 				o.Confirm = func(ctx context.Context, question string) error { return confirm(ctx, c, s.view, question) }
 			}
-			return interruptible(c.Context, runs.Stop(c.Context, d, name, o))
+			return interruptible(c.Context, runs.Stop(c.Context, runsDeps(d), name, o))
 		}),
 	}, exitOK, exitUsage, exitUnavailable, exitPermission, exitConfig, exitInterrupt)
 }

@@ -51,7 +51,7 @@ func TestTwoRunsOfOneNameDoNotMixTheirCode(t *testing.T) {
 				hold()
 			}
 		})}
-		d := &workers.Deps{
+		d := &deps{
 			Reach:  &workers.Reach{Invocation: typed, Place: provision.Place{Project: sim.DefaultProject, Zone: sim.DefaultZone}, Cloud: queue.Provider(""), Access: overssh.Access{Login: "ann", Identity: identity, KnownHosts: filepath.Join(dir, "known_hosts"), Port: lab.server.SSHPort(), ConnectTimeout: time.Minute, RetryFor: time.Minute, MaxDials: 8}},
 			Keeper: &record.Keeper{Of: typed, StateDir: dir, Owner: name + "@laptop", ExitStatus: exitCode},
 			Agents: agents(), Networks: network.New(cloud, qr.LifeOf),

@@ -13,12 +13,9 @@ import (
 
 	"multihost/internal/access"
 	"multihost/internal/hosts"
-	"multihost/internal/job"
 	"multihost/internal/overssh"
 	"multihost/internal/record"
-	"multihost/internal/settings"
 	"multihost/internal/stage"
-	"multihost/internal/submit"
 	"multihost/internal/workers"
 
 	agentprogram "multihost/internal/agent/program"
@@ -313,9 +310,9 @@ func (s *session) slices() provision.Provider {
 
 // deps returns what the packages below internal work with, for commands that contact no
 // worker.
-func (s *session) deps(c *call) *workers.Deps {
+func (s *session) deps(c *call) *deps {
 	typed := &stage.Invocation{Sink: s.sink, Clock: gcp.SystemClock, Leave: c.leave}
-	d := &workers.Deps{
+	d := &deps{
 		Reach:  &workers.Reach{Invocation: typed, ReadOnly: s.dryRun},
 		Keeper: &record.Keeper{Of: typed, Journal: s.journal, StateDir: s.stateDir, Owner: owner(), ExitStatus: exitCode},
 		Roots:  s.roots,
@@ -333,27 +330,11 @@ func (s *session) deps(c *call) *workers.Deps {
 	return d
 }
 
-// jobDeps returns the part of d that runs and jobs need.
-func jobDeps(d *workers.Deps) job.Deps {
-	return job.Deps{Reach: d.Reach, Keeper: d.Keeper, Networks: d.Networks, Roots: d.Roots, Agents: d.Agents, Checked: d.Checked}
-}
-
-// submitDeps returns the part of d that a job without runner needs.
-func submitDeps(d *workers.Deps) submit.Deps {
-	return submit.Deps{Reach: d.Reach, Keeper: d.Keeper, Source: d.Source, Networks: d.Networks, Agents: d.Agents, Checked: d.Checked}
-}
-
-// settingsDeps returns the part of d that the preflight and the announcement of a request
-// need.
-func settingsDeps(d *workers.Deps) settings.Deps {
-	return settings.Deps{Reach: d.Reach, Networks: d.Networks}
-}
-
 // agents returns the programs for workers that are part of this one. Tests have others.
 var agents = agentprogram.Embedded
 
 // workers calls access and login, for commands that log in to workers.
-func (s *session) workers(c *call) (*workers.Deps, error) {
+func (s *session) workers(c *call) (*deps, error) {
 	c.Refuse(s.unset)
 	d, err := s.access(c)
 	if err != nil {
@@ -363,7 +344,7 @@ func (s *session) workers(c *call) (*workers.Deps, error) {
 }
 
 // login adds the user's key to d. access has returned d.
-func (s *session) login(c *call, d *workers.Deps) (err error) {
+func (s *session) login(c *call, d *deps) (err error) {
 	if s.unset != nil {
 		return s.unset
 	}
@@ -375,13 +356,13 @@ func (s *session) login(c *call, d *workers.Deps) (err error) {
 
 // overSSH makes d reach workers over SSH, with Access as it is now. logins, if not nil,
 // are the logins to use, by slice; the keys on the workers are then left as they are.
-func overSSH(d *workers.Deps, logins map[string]string) {
+func overSSH(d *deps, logins map[string]string) {
 	d.Dialer = &overssh.SSH{Access: d.Access, Cloud: d.Cloud, Zone: d.Zone, Clock: d.Clock, Logins: logins}
 }
 
 // access returns deps for commands that reach workers, without a key. It reads the last
 // flags.
-func (s *session) access(c *call) (*workers.Deps, error) {
+func (s *session) access(c *call) (*deps, error) {
 	d := s.deps(c)
 	d.Bucket, d.BucketDir = c.String("bucket-name"), c.String("bucket-dir")
 	d.Access, s.loginNote = options.Access(&c.Call, s.machine(c), s.key(c))

@@ -21,7 +21,6 @@ import (
 	"multihost/internal/settings"
 	"multihost/internal/tpu"
 	"multihost/internal/ui"
-	"multihost/internal/workers"
 )
 
 func slicesCommand() *cli.Command {
@@ -104,7 +103,7 @@ func (s *session) chooseProvider(c *call, r provision.Request) (why string) {
 }
 
 // slicesPlan shows what slices create would make.
-func (s *session) slicesPlan(ctx context.Context, d *workers.Deps, r provision.Request) error {
+func (s *session) slicesPlan(ctx context.Context, d *deps, r provision.Request) error {
 	mtu := settings.WarnOfMTU(ctx, settingsDeps(d), r)
 	res, _, err := d.Cloud.Create(ctx, r)
 	name := provision.NameOf(d.Cloud, r.ID)
@@ -160,7 +159,7 @@ if some slices have come and others do not.`,
 }
 
 // waitForSlices waits for the slices that p makes.
-func (s *session) waitForSlices(c *call, d *workers.Deps, p provision.Provider, id string, o provider.WaitOptions) error {
+func (s *session) waitForSlices(c *call, d *deps, p provision.Provider, id string, o provider.WaitOptions) error {
 	o.Clock, o.Sink = gcp.SystemClock, s.sink
 	o.Probe = func(ctx context.Context, slice tpu.Slice) error { return job.Probe(ctx, d.Reach, slice) }
 	_, all, err := provider.WaitTogether(c.Context, s.all.LedBy(p), id, o)

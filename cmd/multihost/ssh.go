@@ -55,7 +55,7 @@ logged in. Root of the worker can use it, too.`,
 			if err != nil {
 				return err
 			}
-			out, err := ops.Shell(c.Context, d, o)
+			out, err := ops.Shell(c.Context, d.Reach, o)
 			err = options.MeantWorker(c.Words[0], err)
 			return outcome(out, withoutPipe(interruptible(c.Context, err)))
 		}),

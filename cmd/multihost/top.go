@@ -16,8 +16,8 @@ import (
 	"multihost/internal/logs"
 	"multihost/internal/metrics"
 	"multihost/internal/options"
+	"multihost/internal/runs"
 	"multihost/internal/ui"
-	"multihost/internal/workers"
 )
 
 func topCommand() *cli.Command {
@@ -77,7 +77,7 @@ type lookout struct {
 	drawn atomic.Bool
 }
 
-func (l *lookout) deps() (*workers.Deps, error) {
+func (l *lookout) deps() (runs.Deps, error) {
 	quiet := l.c.process
 	quiet.stdout = io.Discard
 	if l.drawn.Load() {
@@ -87,18 +87,20 @@ func (l *lookout) deps() (*workers.Deps, error) {
 	if l.s == nil {
 		s, err := openOn(c, ui.New(ui.Options{Mode: ui.Quiet, Stdout: io.Discard, Stderr: io.Discard}))
 		if err != nil {
-			return nil, err
+			return runs.Deps{}, err
 		}
 		l.s = s
 	}
 	d, err := l.s.workers(c)
-	if err == nil { // d is used while the view is drawn, so it must not ask
-		d.Access.Passphrase = func(path string) (string, error) {
-			return ui.ReadPassphrase(c.Context, strings.NewReader(""), io.Discard, path)
-		}
-		overSSH(d, nil)
+	if err != nil {
+		return runs.Deps{}, err
 	}
-	return d, err
+	// d is used while the view is drawn, so it must not ask.
+	d.Access.Passphrase = func(path string) (string, error) {
+		return ui.ReadPassphrase(c.Context, strings.NewReader(""), io.Discard, path)
+	}
+	overSSH(d, nil)
+	return runsDeps(d), nil
 }
 
 func (l *lookout) close() {

@@ -144,7 +144,7 @@ func TestPsTellsOfEveryRunThatItCannotRead(t *testing.T) {
 			shown.WriteString(r.Text)
 		}
 	})}
-	d := &workers.Deps{
+	d := runs.Deps{
 		Reach:  &workers.Reach{Invocation: typed, Place: provision.Place{Project: sim.DefaultProject, Zone: sim.DefaultZone}, Cloud: queue.Provider("")},
 		Keeper: &record.Keeper{Of: typed, StateDir: t.TempDir()},
 		Source: detach.Source{Bucket: sim.DefaultBucket, OpenBucket: func(ctx context.Context, bucket, dir string) (*detach.Bucket, error) {

@@ -162,7 +162,7 @@ func begin(t *testing.T, backend, accelerator, script string, change func(*job.J
 			w.told += n.Text + "\n"
 		}
 	})}
-	d := &workers.Deps{
+	d := submit.Deps{
 		Reach:  &workers.Reach{Invocation: typed, Place: provision.Place{Project: sim.DefaultProject, Zone: sim.DefaultZone}, Cloud: w.queue.Provider(""), Access: overssh.Access{Login: "ann"}},
 		Keeper: &record.Keeper{Of: typed, StateDir: filepath.Join(dir, "state"), Owner: "ann@laptop"},
 		Source: detach.Source{OpenBucket: func(ctx context.Context, bucket, dir string) (*detach.Bucket, error) {
@@ -170,7 +170,7 @@ func begin(t *testing.T, backend, accelerator, script string, change func(*job.J
 		}},
 		Networks: network.New(cloud, qr.LifeOf), Agents: agents,
 	}
-	if _, err := submit.Detach(t.Context(), submit.Deps{Reach: d.Reach, Keeper: d.Keeper, Source: d.Source, Networks: d.Networks, Agents: d.Agents}, o, do); err != nil {
+	if _, err := submit.Detach(t.Context(), d, o, do); err != nil {
 		t.Fatal(err)
 	}
 	w.bucket, err = d.OpenBucket(t.Context(), do.Bucket, do.Dir)

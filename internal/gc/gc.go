@@ -74,9 +74,15 @@ type Leftover struct {
 	res provision.Resource
 }
 
+// Deps holds what the package works with.
+type Deps struct {
+	*workers.Reach
+	StateDir string // of this machine's records
+}
+
 // Leftovers lists what runs left behind in the zone, and the networks of the project
 // that no machine uses. It changes nothing.
-func Leftovers(ctx context.Context, d *workers.Deps, o GCOptions) ([]Leftover, error) {
+func Leftovers(ctx context.Context, d Deps, o GCOptions) ([]Leftover, error) {
 	all, err := d.Cloud.List(ctx)
 	if err != nil {
 		return nil, err
@@ -120,7 +126,7 @@ func Leftovers(ctx context.Context, d *workers.Deps, o GCOptions) ([]Leftover, e
 }
 
 // deadEvidence says why a resource that gives no slices any more is of no use.
-func deadEvidence(d *workers.Deps, res provision.Resource) string {
+func deadEvidence(d Deps, res provision.Resource) string {
 	switch _, parts := itemizer(d, res.Commands.Kind); {
 	case !parts:
 		return "it gives no slices any more and holds quota until it is deleted"
@@ -131,13 +137,13 @@ func deadEvidence(d *workers.Deps, res provision.Resource) string {
 }
 
 // itemizer returns the provider of resources of a kind, if they have several parts.
-func itemizer(d *workers.Deps, kind string) (provision.Itemizer, bool) {
+func itemizer(d Deps, kind string) (provision.Itemizer, bool) {
 	return provision.As[provision.Itemizer](provider.Of(d.Cloud, kind))
 }
 
 // addParts adds the parts of resources that have several. A resource whose parts cannot be
 // read stays without them.
-func addParts(ctx context.Context, d *workers.Deps, left []Leftover) {
+func addParts(ctx context.Context, d Deps, left []Leftover) {
 	errs := make([]error, len(left))
 	var reads errgroup.Group
 	reads.SetLimit(8)
@@ -162,7 +168,7 @@ func addParts(ctx context.Context, d *workers.Deps, left []Leftover) {
 
 // lookForRuns logs in to worker 0 of each slice of every resource, and decides whether the
 // slices are idle. A slice that does not answer may be busy.
-func lookForRuns(ctx context.Context, d *workers.Deps, left []Leftover, olderThan time.Duration) error {
+func lookForRuns(ctx context.Context, d Deps, left []Leftover, olderThan time.Duration) error {
 	nodes, err := d.Cloud.Slices(ctx)
 	if err != nil {
 		return err
@@ -186,7 +192,7 @@ func lookForRuns(ctx context.Context, d *workers.Deps, left []Leftover, olderTha
 	if len(ready) == 0 {
 		return nil
 	}
-	found, asked, err := runs.Ask(ctx, d, ready)
+	found, asked, err := runs.Ask(ctx, d.Reach, ready)
 	held := holders(ctx, d, ready)
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
@@ -210,7 +216,7 @@ func lookForRuns(ctx context.Context, d *workers.Deps, left []Leftover, olderTha
 // may have started them without multihost. The Index of a slice is its place in ready. A
 // text of the result says which processes use the TPU, or why that is not known; "" means
 // that none does.
-func holders(ctx context.Context, d *workers.Deps, ready []tpu.Slice) []string {
+func holders(ctx context.Context, d Deps, ready []tpu.Slice) []string {
 	held := make([]string, len(ready))
 	for i, s := range ready {
 		held[i] = fmt.Sprintf("whether the TPU of slice %s is in use could not be looked at", s.Name)
@@ -239,7 +245,7 @@ func holders(ctx context.Context, d *workers.Deps, ready []tpu.Slice) []string {
 }
 
 // idle decides whether the slices of a resource have been without a run for long enough.
-func idle(d *workers.Deps, l Leftover, name string, ready []tpu.Slice, found []workers.FoundRun, asked []bool, olderThan time.Duration) (useless bool, evidence string) {
+func idle(d Deps, l Leftover, name string, ready []tpu.Slice, found []workers.FoundRun, asked []bool, olderThan time.Duration) (useless bool, evidence string) {
 	var since time.Time // the last known moment of activity
 	mine := func(index int) bool { return ready[index].QueuedResource == name }
 	for i, s := range ready {
@@ -291,7 +297,7 @@ func latest(a, b time.Time) time.Time {
 // unusedNetworks lists the networks that multihost created and no machine uses. Networks
 // carry no user label, so they count as useless only if the user asks for everybody's
 // networks or gives a name prefix.
-func unusedNetworks(ctx context.Context, d *workers.Deps, o GCOptions) ([]Leftover, error) {
+func unusedNetworks(ctx context.Context, d Deps, o GCOptions) ([]Leftover, error) {
 	all, err := o.Networks.Owned(ctx)
 	if err != nil {
 		return nil, err
@@ -314,7 +320,7 @@ func unusedNetworks(ctx context.Context, d *workers.Deps, o GCOptions) ([]Leftov
 
 // Collect deletes useless leftovers. It reads the real state before each deletion and
 // keeps what has changed since it was listed.
-func Collect(ctx context.Context, d *workers.Deps, o GCOptions, left []Leftover) error {
+func Collect(ctx context.Context, d Deps, o GCOptions, left []Leftover) error {
 	names, errs := make([]string, len(left)), make([]error, len(left))
 	var group errgroup.Group
 	group.SetLimit(8)
@@ -332,7 +338,7 @@ func Collect(ctx context.Context, d *workers.Deps, o GCOptions, left []Leftover)
 	return stage.JoinNamed(names, errs)
 }
 
-func collect(ctx context.Context, d *workers.Deps, o GCOptions, l Leftover) error {
+func collect(ctx context.Context, d Deps, o GCOptions, l Leftover) error {
 	if l.Kind == "network" {
 		_, err := o.Networks.Delete(ctx, l.Name) // Delete itself checks the owner and the users of the network
 		return err
@@ -362,7 +368,7 @@ func collect(ctx context.Context, d *workers.Deps, o GCOptions, l Leftover) erro
 
 // collectRemains deletes the remaining parts of a resource without slices. It lists the
 // resources again, because somebody may have begun to make a resource of the same name.
-func collectRemains(ctx context.Context, d *workers.Deps, l Leftover) error {
+func collectRemains(ctx context.Context, d Deps, l Leftover) error {
 	all, err := d.Cloud.List(ctx)
 	if err != nil {
 		return err
@@ -413,7 +419,7 @@ func LeftoverTable(left []Leftover) string {
 // reports them in one line. The resource named except belongs to the command itself. It
 // never fails and never delays the command: the caller calls wait at the end, which cancels
 // a search that is not done.
-func WarnOfLeftovers(ctx context.Context, d *workers.Deps, user, except string) (wait func()) {
+func WarnOfLeftovers(ctx context.Context, d Deps, user, except string) (wait func()) {
 	ctx, cancel := context.WithTimeout(gcp.Unattended(ctx), workers.WarnLimit)
 	var done sync.WaitGroup
 	done.Go(func() {
@@ -431,7 +437,7 @@ func WarnOfLeftovers(ctx context.Context, d *workers.Deps, user, except string) 
 	}
 }
 
-func leftoverWarning(d *workers.Deps, all []provision.Resource, user, except string) string {
+func leftoverWarning(d Deps, all []provision.Resource, user, except string) string {
 	var dead, idle []string
 	total, known := 0.0, true
 	for _, res := range all {
@@ -473,7 +479,7 @@ func leftoverWarning(d *workers.Deps, all []provision.Resource, user, except str
 // lastRunEnded returns when the last run on the slices of a resource ended, according to
 // this machine's records. It is zero if the records have no such run, or a run that has not
 // ended.
-func lastRunEnded(d *workers.Deps, res provision.Resource) time.Time {
+func lastRunEnded(d Deps, res provision.Resource) time.Time {
 	names := map[string]bool{}
 	for _, s := range res.Slices {
 		names[s.Name] = true

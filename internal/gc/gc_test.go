@@ -29,7 +29,7 @@ func made(id, state string, nodes int, created time.Time) provision.Resource {
 
 func TestIdleNeedsEvidence(t *testing.T) {
 	clock := testkit.NewJumpClock()
-	d := &workers.Deps{
+	d := Deps{
 		Reach: &workers.Reach{Invocation: &stage.Invocation{Clock: clock}},
 	}
 	ago := func(age time.Duration) time.Time { return clock.Now().Add(-age) }
@@ -74,9 +74,9 @@ func TestIdleNeedsEvidence(t *testing.T) {
 func TestTheWarningOfLeftoversIsOneLine(t *testing.T) {
 	clock := testkit.NewJumpClock()
 	typed := &stage.Invocation{Clock: clock}
-	d := &workers.Deps{
-		Reach:  &workers.Reach{Invocation: typed, Place: provision.Place{Project: "p", Zone: "us-central2-b"}},
-		Keeper: &record.Keeper{Of: typed, StateDir: t.TempDir()},
+	d := Deps{
+		Reach:    &workers.Reach{Invocation: typed, Place: provision.Place{Project: "p", Zone: "us-central2-b"}},
+		StateDir: t.TempDir(),
 	}
 	now := clock.Now()
 	record := func(run, slice string, ended bool, end time.Time) {
@@ -137,7 +137,7 @@ func TestASliceThatIsLeftIsLookedAt(t *testing.T) {
 	res := provision.Resource{ID: "m", Commands: provision.Commands{Kind: "slice request"}, Life: provision.Suspended, State: "PREEMPTED", NodeCount: 2,
 		Labels: provision.OwnerLabels("m", "ann"), Slices: []tpu.Slice{ready, {Name: "m-1", Condition: tpu.Taken}}}
 	typed := &stage.Invocation{Clock: clock, Sink: event.Discard}
-	d := &workers.Deps{Reach: &workers.Reach{Invocation: typed, Cloud: &remains{listed: []provision.Resource{res}}}, Keeper: &record.Keeper{Of: typed, StateDir: t.TempDir()}}
+	d := Deps{Reach: &workers.Reach{Invocation: typed, Cloud: &remains{listed: []provision.Resource{res}}}, StateDir: t.TempDir()}
 	left, err := Leftovers(t.Context(), d, GCOptions{})
 	if err != nil || len(left) != 1 || left[0].Useless {
 		t.Errorf("listed %+v, %v", left, err)
@@ -161,7 +161,7 @@ func TestPartsWithoutSlicesAreDeleted(t *testing.T) {
 		if life != provision.Absent {
 			cloud.listed = []provision.Resource{{ID: "m", Commands: provision.Commands{Kind: "slice request"}, Life: life}}
 		}
-		d := &workers.Deps{Reach: &workers.Reach{Invocation: &stage.Invocation{Clock: testkit.NewJumpClock(), Sink: event.Discard}, Cloud: cloud}}
+		d := Deps{Reach: &workers.Reach{Invocation: &stage.Invocation{Clock: testkit.NewJumpClock(), Sink: event.Discard}, Cloud: cloud}}
 		err := Collect(t.Context(), d, GCOptions{}, []Leftover{{Kind: "slice request", Name: "m", Run: "r", Useless: true}})
 		if err != nil || cloud.deleted != want {
 			t.Errorf("%s: deleted %q, want %q, %v", life, cloud.deleted, want, err)

@@ -39,6 +39,7 @@ import (
 	"multihost/internal/provision"
 	"multihost/internal/record"
 	"multihost/internal/renewal"
+	"multihost/internal/settings"
 	"multihost/internal/stage"
 	"multihost/internal/teardown"
 	"multihost/internal/tpu"
@@ -49,13 +50,20 @@ import (
 type Deps struct {
 	*workers.Reach
 	*record.Keeper
-	Networks workers.Networks
+	Networks Networks
 	Roots    gcp.Roots   // of the APIs that workers call themselves
 	Agents   program.Set // what runs on workers where no runner does
 
 	// Checked is called before the first request, after all checks that need none. It
 	// may be nil.
 	Checked func()
+}
+
+// Networks creates the network of a job. *network.Client implements it.
+type Networks interface {
+	settings.Networks
+	Plan(ctx context.Context, o network.Options) (network.Plan, error)
+	Apply(ctx context.Context, p network.Plan) error
 }
 
 func (d Deps) attempt() attempt.Deps {
@@ -282,7 +290,7 @@ func occupied(err error) bool {
 
 // MakeNetwork creates the network of a job, if it is to create one. It calls first before
 // it changes anything. If first returns an error, MakeNetwork returns that error.
-func MakeNetwork(ctx context.Context, d workers.Networks, watch *stage.Stopwatch, o *network.Options, first func() error) error {
+func MakeNetwork(ctx context.Context, d Networks, watch *stage.Stopwatch, o *network.Options, first func() error) error {
 	var plan *network.Plan
 	err := watch.Span("network", func() (err error) {
 		plan, err = PlanNetwork(ctx, d, o)
@@ -299,7 +307,7 @@ func MakeNetwork(ctx context.Context, d workers.Networks, watch *stage.Stopwatch
 
 // PlanNetwork returns what has to be created for the network of a job; nil if the job
 // creates none.
-func PlanNetwork(ctx context.Context, d workers.Networks, o *network.Options) (*network.Plan, error) {
+func PlanNetwork(ctx context.Context, d Networks, o *network.Options) (*network.Plan, error) {
 	if o == nil {
 		return nil, nil
 	}

@@ -17,6 +17,7 @@ import (
 	"multihost/internal/launch"
 	"multihost/internal/metrics"
 	"multihost/internal/provision"
+	"multihost/internal/runs"
 	"multihost/internal/sim"
 	"multihost/internal/stage"
 	"multihost/internal/testkit"
@@ -25,7 +26,6 @@ import (
 	"multihost/internal/testkit/simcloud"
 	"multihost/internal/tpu"
 	"multihost/internal/training"
-	"multihost/internal/workers"
 )
 
 // farRun has local slices t-0 and t-1 of one worker each, and a machine of a user that has
@@ -34,7 +34,7 @@ type farRun struct {
 	testkit.FixedSlices
 	t     *testing.T
 	fleet localworker.Fleet
-	d     *workers.Deps
+	d     runs.Deps
 	said  *testkit.Recorder
 }
 
@@ -43,8 +43,9 @@ func newFarRun(t *testing.T) *farRun {
 	for _, name := range []string{"t-0", "t-1"} {
 		f.All = append(f.All, f.fleet.Slice(t, name, 1))
 	}
-	f.d, f.said = onworkers.Deps(t, f.fleet, f)
-	f.d.Owner = "ann@desk"
+	on, said := onworkers.Deps(t, f.fleet, f)
+	on.Owner = "ann@desk"
+	f.d, f.said = runs.Deps{Reach: on.Reach, Keeper: on.Keeper}, said
 	return f
 }
 
@@ -137,7 +138,7 @@ func TestLogsOfARunThatThisMachineDoesNotKnow(t *testing.T) {
 func (f *farRun) review(begin func(*Review, Far) error) Look {
 	f.t.Helper()
 	r := OpenReview(f.d.StateDir, "r", training.TrainingOptions{})
-	testkit.Must(f.t, begin(r, Far{Deps: func() (*workers.Deps, error) { return f.d, nil }, Clock: gcp.SystemClock}))
+	testkit.Must(f.t, begin(r, Far{Deps: func() (runs.Deps, error) { return f.d, nil }, Clock: gcp.SystemClock}))
 	defer r.Close()
 	var look Look
 	testkit.Eventually(f.t, "the end of the run", func() bool {
@@ -174,7 +175,7 @@ func TestAReviewReadsWhereTheRunIs(t *testing.T) {
 		t.Errorf("its runner stopped it: %+v, notices %q", sum, look.Notices)
 	}
 	r := OpenReview(f.d.StateDir, "unknown", training.TrainingOptions{})
-	if err := r.Fetch(t.Context(), Far{Deps: func() (*workers.Deps, error) { return f.d, nil }, Clock: gcp.SystemClock}); err == nil || !strings.Contains(err.Error(), `no run "unknown"`) {
+	if err := r.Fetch(t.Context(), Far{Deps: func() (runs.Deps, error) { return f.d, nil }, Clock: gcp.SystemClock}); err == nil || !strings.Contains(err.Error(), `no run "unknown"`) {
 		t.Errorf("a run that nobody knows: %v", err)
 	}
 }
@@ -184,7 +185,8 @@ func TestLogsOfAJobWithoutRunner(t *testing.T) {
 	f := newFarRun(t)
 	f.All = nil // the workers are not reached
 	f.d.Clock = testkit.NewFastClock()
-	put := onworkers.Bucket(f.d, c)
+	in, put := onworkers.Bucket(f.d.Reach, c)
+	f.d.Source = in
 	put("run.json", `{"run":"r","project":"p","zone":"z","queued_resource":"r","slices":["t-0","t-1"],"workers_per_slice":1,"login":"tester","owner":"ann@laptop","seconds_between_uploads":5}`)
 	ids := testkit.WorkerIDs(2, 1)
 	for _, id := range ids {

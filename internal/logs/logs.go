@@ -59,7 +59,7 @@ type LogSink interface {
 // Logs writes the log of one worker of a run, or the logs of all, to w, as far as the
 // workers have it. With o.Follow it follows the log to its end. If the worker's slice is
 // gone, Logs writes this machine's copy. See LocalLog for a copy that is whole.
-func Logs(ctx context.Context, d *workers.Deps, name, prefix string, o LogOptions, w LogSink) error {
+func Logs(ctx context.Context, d runs.Deps, name, prefix string, o LogOptions, w LogSink) error {
 	if r, err := runs.FindBucketRun(ctx, d, name); err != nil || r != nil {
 		if err != nil {
 			return err
@@ -78,7 +78,7 @@ func Logs(ctx context.Context, d *workers.Deps, name, prefix string, o LogOption
 // LocalLog writes this machine's copy of the logs to w if nothing can be added to them:
 // the attempt has ended and was followed to its end, as far as its workers could be
 // reached. It reports whether it did so.
-func LocalLog(ctx context.Context, d *workers.Deps, name string, o LogOptions, w LogSink) (bool, error) {
+func LocalLog(ctx context.Context, d runs.Deps, name string, o LogOptions, w LogSink) (bool, error) {
 	rec, err := record.LoadRecord(d.StateDir, name)
 	if err != nil || rec == nil {
 		return false, err
@@ -117,7 +117,7 @@ func LocalLog(ctx context.Context, d *workers.Deps, name string, o LogOptions, w
 
 // A logReader reads the logs of one run.
 type logReader struct {
-	*workers.Deps
+	runs.Deps
 	o     LogOptions
 	w     LogSink
 	now   time.Time // lines that are fetched count as arrived at this moment
@@ -131,7 +131,7 @@ type logReader struct {
 	inBucket bool
 }
 
-func newLogReader(d *workers.Deps, o LogOptions, w LogSink) *logReader {
+func newLogReader(d runs.Deps, o LogOptions, w LogSink) *logReader {
 	return &logReader{Deps: d, o: o, w: w, now: d.Clock.Now()}
 }
 
@@ -708,7 +708,7 @@ func (l *logReader) followLog(ctx context.Context, one *oneLog, ref launch.Ref) 
 
 // sayLosses returns options that warn once when the worker cannot be followed, and report
 // when it is followed again. After o.Lost, giveUp is called.
-func sayLosses(d *workers.Deps, o LogOptions, giveUp context.CancelCauseFunc) launch.FollowOptions {
+func sayLosses(d runs.Deps, o LogOptions, giveUp context.CancelCauseFunc) launch.FollowOptions {
 	var since time.Time // Lost and Found are called by the goroutine that follows
 	return launch.FollowOptions{
 		Lost: func(err error, _ int64) {

@@ -18,6 +18,7 @@ import (
 	"multihost/internal/journal"
 	"multihost/internal/launch"
 	"multihost/internal/record"
+	"multihost/internal/runs"
 	"multihost/internal/sshfan"
 	"multihost/internal/stage"
 	"multihost/internal/testkit"
@@ -102,12 +103,12 @@ func (s *shown) Flush() error { return nil }
 
 // logged makes the record and the logs of an ended run with two workers, of which the
 // second one failed first. Each of its lines came a second after the one before.
-func logged(t *testing.T) (*workers.Deps, *testkit.Recorder, time.Time) {
+func logged(t *testing.T) (runs.Deps, *testkit.Recorder, time.Time) {
 	t.Helper()
 	begin := time.Now().Truncate(time.Second).Add(-time.Hour)
 	sink := &testkit.Recorder{}
 	typed := &stage.Invocation{Sink: sink, Clock: gcp.SystemClock}
-	d := &workers.Deps{
+	d := runs.Deps{
 		Reach:  &workers.Reach{Invocation: typed},
 		Keeper: &record.Keeper{Of: typed, StateDir: t.TempDir()},
 	}
@@ -230,7 +231,7 @@ func TestMerge(t *testing.T) {
 	away := errors.New("away")
 	reader := func(s LogSink) *logReader {
 		now := time.Now()
-		l := newLogReader(&workers.Deps{
+		l := newLogReader(runs.Deps{
 			Reach: &workers.Reach{Invocation: &stage.Invocation{Sink: event.Discard, Clock: gcp.SystemClock}},
 		}, LogOptions{All: true, Tail: -1}, s)
 		for i, text := range []string{"first\nand unfinished", "", "a\n\nb\n" + strings.Repeat("c\n", 100)} {
@@ -344,7 +345,7 @@ func (p *fullPipe) Flush() error { return io.ErrClosedPipe }
 // TestFollowEndsWithoutReader checks that following ends for all logs when the reader
 // has gone, also for logs without output.
 func TestFollowEndsWithoutReader(t *testing.T) {
-	l := newLogReader(&workers.Deps{
+	l := newLogReader(runs.Deps{
 		Reach: &workers.Reach{Invocation: &stage.Invocation{Sink: event.Discard, Clock: gcp.SystemClock}},
 	}, LogOptions{All: true, Follow: true}, &fullPipe{})
 	for i := range 3 {
@@ -383,7 +384,7 @@ func TestLogOfUnknownAttempt(t *testing.T) {
 		{true, false, []error{unknown, nil}, true}, {true, false, []error{nil, nil}, true}, {true, false, []error{unknown, unknown}, false},
 		{true, false, []error{unknown, nil, broken}, false}, {true, true, []error{unknown, nil}, false}, {false, false, []error{unknown}, false},
 	} {
-		l := newLogReader(&workers.Deps{
+		l := newLogReader(runs.Deps{
 			Reach: &workers.Reach{Invocation: &stage.Invocation{Sink: event.Discard, Clock: gcp.SystemClock}},
 		}, LogOptions{All: c.all}, &shown{})
 		l.inBucket = c.inBucket
@@ -435,7 +436,7 @@ func TestHintOfAnotherWorker(t *testing.T) {
 	first, last := tpu.WorkerID{}, tpu.WorkerID{Slice: 1} // two slices of one worker
 	for shown, other := range map[tpu.WorkerID]string{first: "s1w0", last: "s0w0"} {
 		sink := &testkit.Recorder{}
-		l := newLogReader(&workers.Deps{
+		l := newLogReader(runs.Deps{
 			Reach: &workers.Reach{Invocation: &stage.Invocation{Sink: sink, Clock: gcp.SystemClock}},
 		}, LogOptions{}, nil)
 		l.tellWhich(shown, []tpu.WorkerID{first, last}, nil)

@@ -22,7 +22,6 @@ import (
 	"multihost/internal/stage"
 	"multihost/internal/tpu"
 	"multihost/internal/training"
-	"multihost/internal/workers"
 )
 
 // Far tells a Review how to read logs that no command brings to this machine.
@@ -30,7 +29,7 @@ type Far struct {
 	// Deps returns the Deps used to reach the workers. It is called when they are first
 	// needed, and the Review owns the result. An error says why the workers cannot be
 	// reached; Deps is called again later.
-	Deps   func() (*workers.Deps, error)
+	Deps   func() (runs.Deps, error)
 	Prefix string // name prefix of the slices to look at, as in AttachOptions
 	Clock  gcp.Clock
 }
@@ -40,8 +39,8 @@ type Far struct {
 type onlooker struct {
 	far    Far
 	review *Review
-	deps   *workers.Deps
-	once   bool // reads what exists now and does not wait for more
+	deps   *runs.Deps // nil until they are needed
+	once   bool       // reads what exists now and does not wait for more
 
 	mu        sync.Mutex // guards what follows
 	entries   []journal.Entry
@@ -95,16 +94,16 @@ func (o *onlooker) place() place {
 }
 
 // open returns the Deps for reaching the workers and creates them on the first call.
-func (o *onlooker) open() (*workers.Deps, error) {
+func (o *onlooker) open() (runs.Deps, error) {
 	if o.deps != nil {
-		return o.deps, nil
+		return *o.deps, nil
 	}
 	d, err := o.far.Deps()
 	if err != nil {
-		return nil, err
+		return d, err
 	}
 	d.ReadOnly, d.Journal, d.Sink = true, nil, event.SinkFunc(o.note)
-	o.deps = d
+	o.deps = &d
 	return d, nil
 }
 
@@ -165,7 +164,7 @@ func (o *onlooker) read(ctx context.Context) error {
 	if in != nil {
 		return readBy(ctx, in, o)
 	}
-	sum, err := o.overSSH(ctx, o.deps, rec)
+	sum, err := o.overSSH(ctx, *o.deps, rec)
 	if sum != nil {
 		o.end(*sum)
 		return nil // the summary says how the run has ended
@@ -189,7 +188,7 @@ func (o *onlooker) giveWay(ctx context.Context, cancel context.CancelFunc) {
 
 // overSSH reads on the workers until the command has ended on all of them; sum then says
 // how. It waits for workers that cannot be reached, unless a bucket has their logs.
-func (o *onlooker) overSSH(ctx context.Context, d *workers.Deps, rec *record.Record) (sum *event.Summary, err error) {
+func (o *onlooker) overSSH(ctx context.Context, d runs.Deps, rec *record.Record) (sum *event.Summary, err error) {
 	sel, gone, err := runs.Recorded(ctx, d, rec)
 	if err != nil {
 		return nil, err

@@ -60,7 +60,7 @@ func hasNumbers(text string) bool { return forWorker(text, tpu.WorkerID{Slice: 1
 // CopyTo copies files of this machine to workers. No worker gets a file in its place
 // before everything has arrived on every worker. {slice} and {worker} in a source stand
 // for the numbers of each worker.
-func CopyTo(ctx context.Context, d *workers.Deps, o CopyOptions) error {
+func CopyTo(ctx context.Context, d Deps, o CopyOptions) error {
 	watch := stage.Stopwatch{Sink: d.Sink, Clock: d.Clock}
 	sel, ids, err := d.Choose(ctx, &watch, o.Workers)
 	if err != nil {
@@ -120,7 +120,7 @@ func CopyTo(ctx context.Context, d *workers.Deps, o CopyOptions) error {
 }
 
 // pack reads the files for each worker. Workers with the same sources share one parcel.
-func pack(ctx context.Context, d *workers.Deps, sources []string, ids []tpu.WorkerID) ([]*transfer.Parcel, error) {
+func pack(ctx context.Context, d Deps, sources []string, ids []tpu.WorkerID) ([]*transfer.Parcel, error) {
 	parcels := make([]*transfer.Parcel, len(ids))
 	seen := map[string]*transfer.Parcel{}
 	for i, id := range ids {
@@ -142,7 +142,7 @@ func pack(ctx context.Context, d *workers.Deps, sources []string, ids []tpu.Work
 	return parcels, nil
 }
 
-func tellLeftOut(d *workers.Deps, worker string, names []string) {
+func tellLeftOut(d Deps, worker string, names []string) {
 	if len(names) == 0 {
 		return
 	}
@@ -158,7 +158,7 @@ func tellLeftOut(d *workers.Deps, worker string, names []string) {
 // name stand for the numbers of each worker. Without them, files from several workers
 // go into one directory for each, named after the worker. A failure on one worker does
 // not affect the others; the error names the workers that failed.
-func CopyFrom(ctx context.Context, d *workers.Deps, o CopyOptions) error {
+func CopyFrom(ctx context.Context, d Deps, o CopyOptions) error {
 	if err := transfer.Asked(o.Sources); err != nil {
 		return &stage.Error{Stage: stage.Input, Err: err}
 	}
@@ -227,7 +227,7 @@ func CopyFrom(ctx context.Context, d *workers.Deps, o CopyOptions) error {
 }
 
 // fetchAll fetches from all workers, at most copyAtOnce at once.
-func fetchAll(ctx context.Context, d *workers.Deps, t *workers.Connected, sources []string, places map[tpu.WorkerID]transfer.Place) ([]transfer.Fetched, []error) {
+func fetchAll(ctx context.Context, d Deps, t *workers.Connected, sources []string, places map[tpu.WorkerID]transfer.Place) ([]transfer.Fetched, []error) {
 	show := workers.NewWaiting(d.Invocation, "copy", t.IDs)
 	defer t.Listen(show.Heard)()
 	got := make([]transfer.Fetched, len(t.IDs))

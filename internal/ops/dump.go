@@ -10,14 +10,13 @@ import (
 	"multihost/internal/record"
 	"multihost/internal/runs"
 	"multihost/internal/stage"
-	"multihost/internal/workers"
 )
 
 // Dump collects the stacks of a run's processes on all its workers, writes one file for
 // each worker below the run's log directory, and emits the folded stacks as a Result. The
 // run continues. The error names the workers that returned none. If the run has ended, the
 // error says how.
-func Dump(ctx context.Context, d *workers.Deps, name, prefix string) error {
+func Dump(ctx context.Context, d runs.Deps, name, prefix string) error {
 	watch := stage.Stopwatch{Sink: d.Sink, Clock: d.Clock}
 	rec, err := dumpRecord(ctx, d, name, prefix)
 	if err != nil {
@@ -58,7 +57,7 @@ func Dump(ctx context.Context, d *workers.Deps, name, prefix string) error {
 
 // dumpRecord returns the record of a run, or the error that the run has ended, if its
 // bucket tells so.
-func dumpRecord(ctx context.Context, d *workers.Deps, name, prefix string) (*record.Record, error) {
+func dumpRecord(ctx context.Context, d runs.Deps, name, prefix string) (*record.Record, error) {
 	r, err := runs.FindBucketRun(ctx, d, name)
 	if err != nil {
 		return nil, err

@@ -68,6 +68,12 @@ type ExecFolded struct {
 	What    string `json:"what"` // "exit code 3"; for output, its size
 }
 
+// Deps holds what the package works with.
+type Deps struct {
+	*workers.Reach
+	*record.Keeper
+}
+
 // executed is one worker's part of an Exec.
 type executed struct {
 	id        tpu.WorkerID
@@ -92,7 +98,7 @@ const (
 // error names the workers for which that is not certain. Equal outputs are shown once.
 // A command that fails is an Outcome with the status of the first worker to fail, by
 // time. A worker that could not be reached counts as the first to fail.
-func Exec(ctx context.Context, d *workers.Deps, o ExecOptions) (stage.Outcome, error) {
+func Exec(ctx context.Context, d Deps, o ExecOptions) (stage.Outcome, error) {
 	watch := stage.Stopwatch{Sink: d.Sink, Clock: d.Clock}
 	t, failed, err := d.Call(ctx, &watch, o.Workers)
 	if err != nil {
@@ -129,7 +135,7 @@ func Exec(ctx context.Context, d *workers.Deps, o ExecOptions) (stage.Outcome, e
 }
 
 // openExec creates what receives the output of each worker.
-func openExec(d *workers.Deps, ids []tpu.WorkerID, o ExecOptions) ([]*executed, error) {
+func openExec(d Deps, ids []tpu.WorkerID, o ExecOptions) ([]*executed, error) {
 	limit := min(execMost, max(execMemory/len(ids), 32<<10))
 	all := make([]*executed, len(ids))
 	for i, id := range ids {
@@ -177,7 +183,7 @@ func (e *executed) tee(w io.Writer, c *capture) io.Writer {
 }
 
 // execAll runs the command on every worker at once.
-func execAll(ctx context.Context, d *workers.Deps, t *workers.Connected, all []*executed, o ExecOptions) {
+func execAll(ctx context.Context, d Deps, t *workers.Connected, all []*executed, o ExecOptions) {
 	show := workers.NewWaiting(d.Invocation, "exec", t.IDs)
 	defer t.Listen(show.Heard)()
 	t.Each(ctx, d.Sink, "", func(ctx context.Context, i int) error {
@@ -189,7 +195,7 @@ func execAll(ctx context.Context, d *workers.Deps, t *workers.Connected, all []*
 	})
 }
 
-func execOn(ctx context.Context, d *workers.Deps, t *workers.Connected, i int, e *executed, o ExecOptions, stdout, stderr io.Writer) {
+func execOn(ctx context.Context, d Deps, t *workers.Connected, i int, e *executed, o ExecOptions, stdout, stderr io.Writer) {
 	begin := d.Clock.Now()
 	// One writer at a time, because both write to one log file.
 	var turn sync.Mutex
@@ -228,7 +234,7 @@ func (e *executed) result() ExecResult {
 }
 
 // judgeExec derives the outcome of Exec from the workers' results.
-func judgeExec(ctx context.Context, d *workers.Deps, all []*executed, unreached error) (stage.Outcome, error) {
+func judgeExec(ctx context.Context, d Deps, all []*executed, unreached error) (stage.Outcome, error) {
 	ids, errs := make([]tpu.WorkerID, len(all)), make([]error, len(all))
 	held := []tpu.WorkerID{}
 	for i, e := range all {
@@ -270,7 +276,7 @@ func judgeExec(ctx context.Context, d *workers.Deps, all []*executed, unreached 
 
 // showExec shows the workers' answers, equal ones once: stdout as the result, and
 // stderr and the endings as separate messages.
-func showExec(d *workers.Deps, all []*executed) {
+func showExec(d Deps, all []*executed) {
 	outs := foldExec(all, func(e *executed) string { return e.out.key() })
 	errs := foldExec(all, func(e *executed) string { return e.err2.key() })
 	ends := foldExec(all, (*executed).ending)

@@ -33,7 +33,7 @@ func TestMain(m *testing.M) {
 
 // A rack is slice "t" with some workers that are directories of this machine.
 type rack struct {
-	*workers.Deps
+	Deps
 	said *testkit.Recorder
 	of   []*localworker.Worker
 }
@@ -43,7 +43,7 @@ func newRack(t *testing.T, n int) *rack {
 	fleet := localworker.Fleet{}
 	slice := fleet.Slice(t, "t", n)
 	d, said := onworkers.Deps(t, fleet, &testkit.FixedSlices{All: []tpu.Slice{slice}})
-	return &rack{d, said, fleet["t"]}
+	return &rack{Deps{d.Reach, d.Keeper}, said, fleet["t"]}
 }
 
 // result returns the newest result of a name.
@@ -203,7 +203,7 @@ func TestWhereFilesOfWorkersGo(t *testing.T) {
 func TestALoginIsToOneWorker(t *testing.T) {
 	t.Parallel()
 	r := newRack(t, 2)
-	_, err := Shell(t.Context(), r.Deps, ShellOptions{Workers: workers.Workers{Prefix: "t"}})
+	_, err := Shell(t.Context(), r.Reach, ShellOptions{Workers: workers.Workers{Prefix: "t"}})
 	if !stage.Is(err, stage.Input) || err.Error() != "s0w[0-1] is 2 workers; a login is to one" {
 		t.Errorf("to two: %v", err)
 	}
@@ -213,7 +213,7 @@ func TestALoginIsToOneWorker(t *testing.T) {
 	o.Open = func(context.Context) (*Console, error) {
 		return &Console{Stdin: strings.NewReader("typed"), Stdout: &out, Stderr: &out, Close: func() error { closed = true; return nil }}, nil
 	}
-	if end, err := Shell(t.Context(), r.Deps, o); err != nil || end.Code != 5 || out.String() != "typed" || !closed {
+	if end, err := Shell(t.Context(), r.Reach, o); err != nil || end.Code != 5 || out.String() != "typed" || !closed {
 		t.Errorf("%+v, %v, %q, closed %v", end, err, &out, closed)
 	}
 }

@@ -38,7 +38,7 @@ const codeLeft = 255
 
 // Shell logs in to the one worker that o names and returns the status of what ran there.
 // It always closes the console.
-func Shell(ctx context.Context, d *workers.Deps, o ShellOptions) (stage.Outcome, error) {
+func Shell(ctx context.Context, d *workers.Reach, o ShellOptions) (stage.Outcome, error) {
 	watch := stage.Stopwatch{Sink: d.Sink, Clock: d.Clock}
 	sel, ids, err := d.Choose(ctx, &watch, o.Workers)
 	if err != nil {
@@ -68,7 +68,7 @@ func Shell(ctx context.Context, d *workers.Deps, o ShellOptions) (stage.Outcome,
 	return shell(ctx, d, t.Conns[0], o, c)
 }
 
-func shell(ctx context.Context, d *workers.Deps, conn remote.Conn, o ShellOptions, c *Console) (stage.Outcome, error) {
+func shell(ctx context.Context, d *workers.Reach, conn remote.Conn, o ShellOptions, c *Console) (stage.Outcome, error) {
 	cmd := remote.Cmd{Terminal: c.Terminal, Stdout: c.Stdout, Stderr: c.Stderr, AgentSocket: o.AgentSocket}
 	if len(o.Argv) > 0 {
 		cmd.Line = remote.Quote(o.Argv...)

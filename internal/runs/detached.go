@@ -28,7 +28,7 @@ import (
 
 // A BucketRun is a job without a runner, as its bucket describes it.
 type BucketRun struct {
-	*workers.Deps
+	Deps
 	Store *detach.Bucket
 	Desc  detach.Description
 
@@ -44,7 +44,7 @@ var errElsewhere = errors.New("started in another project or zone")
 // FindBucketRun finds a job without a runner by its name: in the bucket that the user
 // names, otherwise in the one that this machine's record names. It returns nil for
 // other runs.
-func FindBucketRun(ctx context.Context, d *workers.Deps, name string) (*BucketRun, error) {
+func FindBucketRun(ctx context.Context, d Deps, name string) (*BucketRun, error) {
 	if d.OpenBucket == nil {
 		return nil, nil // hosts that no cloud knows
 	}
@@ -848,7 +848,7 @@ func (r *BucketRun) owns(res provision.Resource) bool {
 
 // detachedRows returns the jobs without a runner: those in the bucket that the user
 // names, otherwise those in this zone that this machine has a record of.
-func detachedRows(ctx context.Context, d *workers.Deps, ended bool) ([]Seen, error) {
+func detachedRows(ctx context.Context, d Deps, ended bool) ([]Seen, error) {
 	var names []string
 	if d.Bucket != "" {
 		b, err := d.OpenBucket(ctx, d.Bucket, d.BucketDir)
@@ -885,7 +885,7 @@ func detachedRows(ctx context.Context, d *workers.Deps, ended bool) ([]Seen, err
 
 // noneLeft reports whether the cloud has no queued resource of a run that this machine
 // has a record of.
-func noneLeft(ctx context.Context, d *workers.Deps, name string) bool {
+func noneLeft(ctx context.Context, d Deps, name string) bool {
 	rec, err := record.LoadRecord(d.StateDir, name)
 	if err != nil || rec == nil {
 		return false
@@ -895,7 +895,7 @@ func noneLeft(ctx context.Context, d *workers.Deps, name string) bool {
 }
 
 // detachedRow returns nil for a run that is not to be shown.
-func detachedRow(ctx context.Context, d *workers.Deps, name string, ended bool) (*Seen, error) {
+func detachedRow(ctx context.Context, d Deps, name string, ended bool) (*Seen, error) {
 	r, err := FindBucketRun(ctx, d, name)
 	if err != nil || r == nil {
 		return nil, err

@@ -94,7 +94,7 @@ func EndHere(stateDir string, rec *record.Record, attempt int) *RunEnd {
 // EndThere returns the end of the record's attempt as its workers report it; nil if
 // they report none. If all of them are connected and none knows the verdict, EndThere
 // judges by how the command ended on each.
-func EndThere(ctx context.Context, t *workers.Connected, d *workers.Deps, rec *record.Record, all bool) *RunEnd {
+func EndThere(ctx context.Context, t *workers.Connected, d Deps, rec *record.Record, all bool) *RunEnd {
 	found, _ := t.Runs(ctx)
 	for _, f := range found {
 		if f.Info.Run != rec.Run || f.Info.Attempt != rec.Attempt || f.Info.Exit == nil {
@@ -184,6 +184,6 @@ func (e *RunEnd) logsHint(run string) string {
 }
 
 // NoStacks is the error of a dump of a run that has ended.
-func (e *RunEnd) NoStacks(d *workers.Deps, run string) error {
+func (e *RunEnd) NoStacks(d Deps, run string) error {
 	return &stage.Error{Stage: stage.Dump, Text: e.Say(run, d.Clock.Now()) + "; it has no living process", Advice: e.logsHint(run)}
 }

@@ -53,7 +53,7 @@ func (k kept) question(p provision.Provider, zone string) string {
 }
 
 // deleteKept asks the user and deletes the slices. An error says that they stay.
-func deleteKept(ctx context.Context, d *workers.Deps, o StopOptions, k kept) error {
+func deleteKept(ctx context.Context, d Deps, o StopOptions, k kept) error {
 	if k.part != "" && follow.SomeoneAt(d.StateDir, k.run) {
 		return &stage.Error{Stage: stage.Stopping, Text: fmt.Sprintf("the slices of run %s stay: a command on this machine still brings its logs here (%s)", k.run, k.part),
 			Advice: "wait for it, or end it with Ctrl-C there; then: multihost stop " + k.run}
@@ -75,7 +75,7 @@ func deleteKept(ctx context.Context, d *workers.Deps, o StopOptions, k kept) err
 }
 
 // deleteMade deletes the queued resource of a job whose command does not run.
-func deleteMade(ctx context.Context, d *workers.Deps, run string, res provision.Resource, what string) error {
+func deleteMade(ctx context.Context, d Deps, run string, res provision.Resource, what string) error {
 	watch := stage.Stopwatch{Sink: d.Sink, Clock: d.Clock}
 	return watch.Phase("delete", func() (string, error) {
 		_, err := d.Cloud.Delete(ctx, res.ID, provision.DeleteOptions{OnlyRun: run, Limit: teardown.Limit})
@@ -95,7 +95,7 @@ func deleteMade(ctx context.Context, d *workers.Deps, run string, res provision.
 // every worker of t. found are the runs that the workers know; all workers have answered.
 // keptOn leaves out a resource that the job of this run did not make. It also leaves out a
 // resource on which a command runs, or may run because a slice was not asked.
-func keptOn(ctx context.Context, d *workers.Deps, t *workers.Connected, rec *record.Record, found []workers.FoundRun) ([]kept, error) {
+func keptOn(ctx context.Context, d Deps, t *workers.Connected, rec *record.Record, found []workers.FoundRun) ([]kept, error) {
 	if d.OnHosts() {
 		return nil, nil
 	}
@@ -132,7 +132,7 @@ func keptOn(ctx context.Context, d *workers.Deps, t *workers.Connected, rec *rec
 }
 
 // madeFor returns the resources of slices that the job of a run has made.
-func madeFor(ctx context.Context, d *workers.Deps, all []tpu.Slice, run string) (mine []kept, err error) {
+func madeFor(ctx context.Context, d Deps, all []tpu.Slice, run string) (mine []kept, err error) {
 	seen := map[string]bool{"": true}
 	for _, s := range all {
 		if seen[s.QueuedResource] {
@@ -178,7 +178,7 @@ func askedWhole(res provision.Resource, asked map[string]bool) bool {
 
 // missingHere says which logs of an attempt on these slices this machine does not have to
 // their ends; "" if it has them all.
-func missingHere(ctx context.Context, d *workers.Deps, t *workers.Connected, rec *record.Record, ref launch.Ref) string {
+func missingHere(ctx context.Context, d Deps, t *workers.Connected, rec *record.Record, ref launch.Ref) string {
 	here := *rec
 	here.LogDir = rec.LogDirOn(ref.Attempt, record.SliceIDs(record.SlicesOf(t.Slices)))
 	all := make(follow.Parts, len(t.IDs))

@@ -44,7 +44,7 @@ func TestAStopInTheBucketThatIsNotHeardSaysWhatIsTrue(t *testing.T) {
 	clock := testkit.NewJumpClock()
 	now := clock.Now()
 	cloud := &deletions{}
-	r := &BucketRun{Deps: &workers.Deps{
+	r := &BucketRun{Deps: Deps{
 		Reach: &workers.Reach{Invocation: &stage.Invocation{Clock: clock}, Place: provision.Place{Project: "p", Zone: "z"}, Cloud: cloud},
 	}, Desc: detach.Description{Run: "k", Resource: "k", Nodes: []string{"k-0", "k-1"}, Workers: 2}}
 	seen := func(s, w int, phase string, ago time.Duration) detach.Seen {
@@ -136,7 +136,7 @@ func TestTheOnlyCopyOfALogStaysUnlessSomebodySaysSo(t *testing.T) {
 	} {
 		cloud := &deletions{}
 		typed := &stage.Invocation{Sink: event.Discard, Clock: testkit.NewJumpClock()}
-		d := &workers.Deps{
+		d := Deps{
 			Reach:  &workers.Reach{Invocation: typed, Cloud: cloud},
 			Keeper: &record.Keeper{Of: typed, StateDir: t.TempDir()},
 		}
@@ -171,7 +171,7 @@ func TestAStopDeletesWhatNoWorkerMayDelete(t *testing.T) {
 		{"it is gone", deletions{err: provision.ErrNotFound}, []detach.Seen{no}, "run k: ended on all workers, and queued resource k is gone", false},
 		{"another one has its name", deletions{res: qr.Resource{ID: "k", State: "ACTIVE"}.Neutral()}, []detach.Seen{no}, "run k: ended on all workers, and queued resource k is gone", false},
 	} {
-		r := &BucketRun{Deps: &workers.Deps{
+		r := &BucketRun{Deps: Deps{
 			Reach: &workers.Reach{Invocation: &stage.Invocation{Sink: event.Discard, Clock: testkit.NewJumpClock()}, Cloud: &tt.cloud},
 		}, Desc: detach.Description{Run: "k", Resource: "k"}}
 		text, ours := afterEnd(t.Context(), r, detach.State{Seen: tt.seen})

@@ -44,7 +44,7 @@ type Seen struct {
 // List asks worker 0 of every ready slice which runs it knows, and emits the runs as a
 // Result. prefix and only limit it to slices with that name prefix and these numbers in
 // their names.
-func List(ctx context.Context, d *workers.Deps, prefix string, only tpu.Numbers, ended bool) error {
+func List(ctx context.Context, d Deps, prefix string, only tpu.Numbers, ended bool) error {
 	var seen = []Seen{}
 	var detachedErr error
 	if prefix == "" && d.OpenBucket != nil {
@@ -54,7 +54,7 @@ func List(ctx context.Context, d *workers.Deps, prefix string, only tpu.Numbers,
 		}
 		seen, detachedErr = append(seen, rows...), err
 	}
-	see := survey(ctx, d, prefix, only, seen)
+	see := survey(ctx, d.Reach, prefix, only, seen)
 	if see.slices == nil && see.err != nil && len(seen) == 0 {
 		return errors.Join(see.err, detachedErr)
 	}

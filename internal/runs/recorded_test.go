@@ -26,7 +26,7 @@ func (s shadow) Unseen(kind string) error                    { return s.unseen[k
 func TestAnUnseenSliceIsNotGone(t *testing.T) {
 	t.Parallel()
 	busy := errors.New("busy")
-	d := &workers.Deps{Reach: &workers.Reach{Invocation: &stage.Invocation{}, Cloud: shadow{unseen: map[string]error{"slice request": busy}}}}
+	d := Deps{Reach: &workers.Reach{Invocation: &stage.Invocation{}, Cloud: shadow{unseen: map[string]error{"slice request": busy}}}}
 	for kind, want := range map[string]string{"slice request": "[] busy", "queued resource": "[t] <nil>", "": "[t] <nil>"} {
 		rec := &record.Record{Slices: record.SlicesOf([]tpu.Slice{{Name: "t", Provider: kind}})}
 		_, gone, err := Recorded(t.Context(), d, rec)

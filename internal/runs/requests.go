@@ -21,7 +21,7 @@ import (
 // withRequests adds what the API knows about queued resources to the runs that workers
 // report. It also adds the jobs that no worker reports: they wait, boot, or have ended
 // and are kept. found are the runs that workers know, including ended ones.
-func withRequests(ctx context.Context, d *workers.Deps, prefix string, seen []Seen, found []workers.FoundRun) ([]Seen, error) {
+func withRequests(ctx context.Context, d Deps, prefix string, seen []Seen, found []workers.FoundRun) ([]Seen, error) {
 	if d.OnHosts() {
 		return seen, nil
 	}
@@ -76,13 +76,13 @@ func withRequests(ctx context.Context, d *workers.Deps, prefix string, seen []Se
 }
 
 // costs notes what the slices of the run cost.
-func (s *Seen) costs(d *workers.Deps, res provision.Resource) {
+func (s *Seen) costs(d Deps, res provision.Resource) {
 	s.Hourly, s.SoFar = cost.Hourly(res, d.Zone), cost.SoFar(res, d.Zone, d.Clock.Now())
 }
 
 // leaseOf returns what the workers of a resource know of the lease of their job, if that can
 // be told. Workers that cannot tell each other anything keep none, whatever was written.
-func leaseOf(d *workers.Deps, res provision.Resource) (terms lease.Terms, known bool) {
+func leaseOf(d Deps, res provision.Resource) (terms lease.Terms, known bool) {
 	terms, known = lease.ReadTerms(res.Metadata)
 	if t, err := tpu.ParseType(res.Type); err == nil && d.Cloud.Undoing(res.ID).Apart(max(1, res.NodeCount)*t.Workers) {
 		terms.Lease, terms.Adopt, known = 0, 0, true
@@ -94,7 +94,7 @@ func leaseOf(d *workers.Deps, res provision.Resource) (terms lease.Terms, known 
 // still there; nil for another job, and for one whose bucket is not known here. label is
 // that of the run. known says that the resource has the terms of a lease, which only a job
 // with a runner has.
-func endedInBucket(ctx context.Context, d *workers.Deps, res provision.Resource, label string, known bool) *Seen {
+func endedInBucket(ctx context.Context, d Deps, res provision.Resource, label string, known bool) *Seen {
 	if known || d.OpenBucket == nil {
 		return nil
 	}
@@ -188,7 +188,7 @@ func atTheLatest(text string, left time.Duration) string {
 
 // sayUntil adds to the runs on the slices of res, which no job made, when their provider
 // takes them away, and what they cost.
-func sayUntil(d *workers.Deps, seen []Seen, res provision.Resource) {
+func sayUntil(d Deps, seen []Seen, res provision.Resource) {
 	for i := range seen {
 		if overlap(seen[i].Slices, res.Nodes) {
 			seen[i].costs(d, res)
@@ -199,7 +199,7 @@ func sayUntil(d *workers.Deps, seen []Seen, res provision.Resource) {
 
 // waitingRequest returns the queued resource that was made for the job run and on which
 // no worker is ready; false if there is none.
-func waitingRequest(ctx context.Context, d *workers.Deps, run string) (provision.Resource, bool) {
+func waitingRequest(ctx context.Context, d Deps, run string) (provision.Resource, bool) {
 	if d.OnHosts() {
 		return provision.Resource{}, false
 	}
@@ -218,6 +218,6 @@ func allAsked(res provision.Resource) bool {
 
 // stopRequest deletes the queued resource of a job whose command has not begun or whose
 // slices are gone.
-func stopRequest(ctx context.Context, d *workers.Deps, run string, res provision.Resource) error {
+func stopRequest(ctx context.Context, d Deps, run string, res provision.Resource) error {
 	return deleteMade(ctx, d, run, res, waitsFor(res))
 }

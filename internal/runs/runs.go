@@ -23,7 +23,9 @@ import (
 	"strings"
 	"time"
 
+	"multihost/internal/agent/program"
 	"multihost/internal/config"
+	"multihost/internal/detach"
 	"multihost/internal/event"
 	"multihost/internal/follow"
 	"multihost/internal/gcp"
@@ -39,9 +41,17 @@ import (
 	"multihost/internal/workers"
 )
 
+// Deps holds what commands on runs work with.
+type Deps struct {
+	*workers.Reach
+	*record.Keeper
+	detach.Source
+	Agents program.Set // what runs on workers where no runner does
+}
+
 // Locate finds a run by its name: in this machine's records, otherwise by asking the
 // slices.
-func Locate(ctx context.Context, d *workers.Deps, name, prefix string) (*record.Record, error) {
+func Locate(ctx context.Context, d Deps, name, prefix string) (*record.Record, error) {
 	rec, err := record.LoadRecord(d.StateDir, name)
 	if err != nil {
 		return nil, err
@@ -57,8 +67,8 @@ func Locate(ctx context.Context, d *workers.Deps, name, prefix string) (*record.
 }
 
 // locateOnWorkers finds a run by asking the slices.
-func locateOnWorkers(ctx context.Context, d *workers.Deps, name, prefix string) (*record.Record, error) {
-	see, match := lookFor(ctx, d, name, prefix, func(f workers.FoundRun) bool { return f.Info.Run == name })
+func locateOnWorkers(ctx context.Context, d Deps, name, prefix string) (*record.Record, error) {
+	see, match := lookFor(ctx, d.Reach, name, prefix, func(f workers.FoundRun) bool { return f.Info.Run == name })
 	if len(match) == 0 && see.err != nil {
 		return nil, see.err
 	}
@@ -94,7 +104,7 @@ func locateOnWorkers(ctx context.Context, d *workers.Deps, name, prefix string) 
 }
 
 // recordOf returns the record of a run that was found on the slices of see.
-func recordOf(d *workers.Deps, f workers.FoundRun, see sight) *record.Record {
+func recordOf(d Deps, f workers.FoundRun, see sight) *record.Record {
 	rec := &record.Record{Run: f.Info.Run, Attempt: f.Info.Attempt, Project: d.Project, Zone: d.Zone, Login: f.Info.Login, Owner: f.Info.Owner,
 		Created: f.Info.Armed, Command: f.Info.Command, LogDir: record.RecordDir(d.StateDir, f.Info.Run, f.Info.Attempt), Unseen: unseen(f, see)}
 	for _, id := range f.Workers {
@@ -107,8 +117,8 @@ func recordOf(d *workers.Deps, f workers.FoundRun, see sight) *record.Record {
 
 // begunAgain returns the record of a run whose recorded slices are gone, but which another
 // machine has started since on slices of the same names; nil if there is none.
-func begunAgain(ctx context.Context, d *workers.Deps, rec *record.Record) (*record.Record, error) {
-	see, match := lookFor(ctx, d, rec.Run, rec.Prefix, func(f workers.FoundRun) bool { return isAgain(rec, f) })
+func begunAgain(ctx context.Context, d Deps, rec *record.Record) (*record.Record, error) {
+	see, match := lookFor(ctx, d.Reach, rec.Run, rec.Prefix, func(f workers.FoundRun) bool { return isAgain(rec, f) })
 	var none *tpu.NoSlicesError
 	if len(match) == 0 && (see.err == nil || errors.As(see.err, &none)) {
 		return nil, nil
@@ -142,7 +152,7 @@ func several(name string, a, b workers.FoundRun, ready []tpu.Slice) error {
 // notBegun returns the error about a job that has only a queued resource and no run on a
 // worker: the job waits, or its runner ended while the job waited. It returns nil if there
 // is no such resource.
-func notBegun(ctx context.Context, d *workers.Deps, name string) error {
+func notBegun(ctx context.Context, d Deps, name string) error {
 	if d.OnHosts() {
 		return nil
 	}
@@ -213,7 +223,7 @@ func sliceNames(all []tpu.Slice, f workers.FoundRun) string {
 
 // Recorded returns the selection for a record, with the record's slice numbers. A slice
 // that no longer exists has no workers in sel, and gone has its name.
-func Recorded(ctx context.Context, d *workers.Deps, rec *record.Record) (sel tpu.Selection, gone []string, err error) {
+func Recorded(ctx context.Context, d Deps, rec *record.Record) (sel tpu.Selection, gone []string, err error) {
 	nodes, err := d.Cloud.Slices(ctx)
 	if err != nil {
 		return sel, nil, fmt.Errorf("list slices in %q: %w", d.Zone, err)
@@ -265,7 +275,7 @@ func (o AttachOptions) secrets(rec *record.Record) (known []config.EnvVar, unkno
 
 // Attach follows to its end a run that was started before, here or elsewhere. An
 // interrupt does not stop the run.
-func Attach(ctx context.Context, d *workers.Deps, name string, o AttachOptions) (out stage.Outcome, err error) {
+func Attach(ctx context.Context, d Deps, name string, o AttachOptions) (out stage.Outcome, err error) {
 	defer func() { d.CloseJournal(out, err) }()
 	if r, err := FindBucketRun(ctx, d, name); err != nil || r != nil {
 		if err != nil {
@@ -281,7 +291,7 @@ func Attach(ctx context.Context, d *workers.Deps, name string, o AttachOptions) 
 }
 
 // attachTo follows the run of a record over SSH and emits its summary.
-func attachTo(ctx context.Context, d *workers.Deps, rec *record.Record, o AttachOptions) (stage.Outcome, error) {
+func attachTo(ctx context.Context, d Deps, rec *record.Record, o AttachOptions) (stage.Outcome, error) {
 	out, sum, err := attachOver(ctx, d, rec, o)
 	if sum != nil {
 		d.Sink.Emit(*sum)
@@ -291,7 +301,7 @@ func attachTo(ctx context.Context, d *workers.Deps, rec *record.Record, o Attach
 
 // attachOver follows the run of a record over SSH. It does not emit sum; the caller does,
 // unless sum is nil.
-func attachOver(ctx context.Context, d *workers.Deps, rec *record.Record, o AttachOptions) (out stage.Outcome, sum *event.Summary, err error) {
+func attachOver(ctx context.Context, d Deps, rec *record.Record, o AttachOptions) (out stage.Outcome, sum *event.Summary, err error) {
 	name, watch := rec.Run, stage.Stopwatch{Sink: d.Sink, Clock: d.Clock}
 	sel, gone, err := Recorded(ctx, d, rec)
 	if err != nil {
@@ -380,7 +390,7 @@ func endOfRunner(f *follow.Following) error {
 // attempt (all of them when none does), and whether the attempt may be active on any. It
 // is an error if the attempt belongs to another login, whose files this login may not
 // read.
-func NewestAttempt(ctx context.Context, d *workers.Deps, t *workers.Connected, rec *record.Record) (known []tpu.WorkerID, lives bool, err error) {
+func NewestAttempt(ctx context.Context, d Deps, t *workers.Connected, rec *record.Record) (known []tpu.WorkerID, lives bool, err error) {
 	found, errs := t.Runs(ctx)
 	answered := 0
 	for _, err := range errs {
@@ -426,7 +436,7 @@ func NewestAttempt(ctx context.Context, d *workers.Deps, t *workers.Connected, r
 
 // sayUnstarted warns about the workers on which the run was never started because its
 // runner was killed during the start. It reports whether there are any.
-func sayUnstarted(d *workers.Deps, t *workers.Connected, known []tpu.WorkerID, rec *record.Record) bool {
+func sayUnstarted(d Deps, t *workers.Connected, known []tpu.WorkerID, rec *record.Record) bool {
 	unstarted := slices.DeleteFunc(slices.Clone(t.IDs), func(id tpu.WorkerID) bool { return slices.Contains(known, id) })
 	if len(unstarted) == 0 {
 		return false
@@ -439,7 +449,7 @@ func sayUnstarted(d *workers.Deps, t *workers.Connected, known []tpu.WorkerID, r
 // Stop ends every active attempt of a run on every worker and verifies that no process is
 // left. It may be repeated. If the command of a job has not begun, or has ended and its
 // slices are kept, Stop deletes what the job has made.
-func Stop(ctx context.Context, d *workers.Deps, name string, o StopOptions) error {
+func Stop(ctx context.Context, d Deps, name string, o StopOptions) error {
 	if r, err := FindBucketRun(ctx, d, name); err != nil || r != nil {
 		if err != nil {
 			return err
@@ -456,7 +466,7 @@ func Stop(ctx context.Context, d *workers.Deps, name string, o StopOptions) erro
 // stopUnbegun deletes the queued resource of a job that no worker knows. why is the
 // error of the search on the workers; stopUnbegun returns it if there is no such
 // resource.
-func stopUnbegun(ctx context.Context, d *workers.Deps, name, prefix string, why error) error {
+func stopUnbegun(ctx context.Context, d Deps, name, prefix string, why error) error {
 	var idle *notBegunError
 	if errors.As(why, &idle) && idle.res.JobMade() && allAsked(idle.res) && prefix == "" {
 		return stopRequest(ctx, d, name, idle.res)
@@ -465,7 +475,7 @@ func stopUnbegun(ctx context.Context, d *workers.Deps, name, prefix string, why 
 }
 
 // stopOn ends the run of a record over SSH.
-func stopOn(ctx context.Context, d *workers.Deps, rec *record.Record, o StopOptions) error {
+func stopOn(ctx context.Context, d Deps, rec *record.Record, o StopOptions) error {
 	name, watch := rec.Run, stage.Stopwatch{Sink: d.Sink, Clock: d.Clock}
 	sel, gone, err := Recorded(ctx, d, rec)
 	if err != nil {
@@ -518,7 +528,7 @@ func idle(ctx context.Context, t *workers.Connected, name string) error {
 
 // stopElsewhere ends what a job has now, although the slices of its record are gone: a
 // request that waits, or slices that another machine's runner or a later request made.
-func stopElsewhere(ctx context.Context, d *workers.Deps, rec *record.Record, o StopOptions) error {
+func stopElsewhere(ctx context.Context, d Deps, rec *record.Record, o StopOptions) error {
 	if rec.Bucket != "" {
 		return nil
 	}
@@ -558,7 +568,7 @@ func stopElsewhere(ctx context.Context, d *workers.Deps, rec *record.Record, o S
 // It marks the newest attempt even if that has ended, because a runner may be about to
 // begin the next one. A runner becomes visible on a worker before it reads the marks. So a
 // look after the mark finds every attempt that the mark does not stop.
-func stopNamed(ctx context.Context, d *workers.Deps, t *workers.Connected, name string, grace time.Duration) (found []workers.FoundRun, any bool, err error) {
+func stopNamed(ctx context.Context, d Deps, t *workers.Connected, name string, grace time.Duration) (found []workers.FoundRun, any bool, err error) {
 	found, errs := t.Runs(ctx)
 	stopped := map[launch.Ref]bool{}
 	var refused []error
@@ -608,7 +618,7 @@ type Verified struct {
 
 // Verify compares the local log of every worker of a run with the worker's own by
 // SHA-256, and emits the result. It returns an error if any log is not whole and equal.
-func Verify(ctx context.Context, d *workers.Deps, name, prefix string) error {
+func Verify(ctx context.Context, d Deps, name, prefix string) error {
 	watch := stage.Stopwatch{Sink: d.Sink, Clock: d.Clock}
 	rec, err := Locate(ctx, d, name, prefix)
 	if err != nil {
@@ -678,7 +688,7 @@ func fileDigest(path string) (sum string, size int64, err error) {
 
 // ForgetHostKey removes the pinned host key of one worker and reports whether
 // there was one.
-func ForgetHostKey(ctx context.Context, d *workers.Deps, prefix string, numbers tpu.Numbers, id tpu.WorkerID) (removed bool, err error) {
+func ForgetHostKey(ctx context.Context, d Deps, prefix string, numbers tpu.Numbers, id tpu.WorkerID) (removed bool, err error) {
 	sel, err := d.Discover(ctx, prefix, numbers, true)
 	if err != nil {
 		return false, err

@@ -25,7 +25,7 @@ type sight struct {
 
 // survey asks worker 0 of every ready slice, or of those that prefix and only choose,
 // which runs it knows. It does not ask the slices of runs in seen.
-func survey(ctx context.Context, d *workers.Deps, prefix string, only tpu.Numbers, seen []Seen) sight {
+func survey(ctx context.Context, d *workers.Reach, prefix string, only tpu.Numbers, seen []Seen) sight {
 	nodes, err := d.Cloud.Slices(ctx)
 	if err != nil {
 		return sight{err: fmt.Errorf("list slices in %q: %w", d.Zone, err)}
@@ -54,7 +54,7 @@ func survey(ctx context.Context, d *workers.Deps, prefix string, only tpu.Number
 
 // look asks worker 0 of every slice in which runs it knows. The slices in away are not
 // asked.
-func look(ctx context.Context, d *workers.Deps, in, away []tpu.Slice) sight {
+func look(ctx context.Context, d *workers.Reach, in, away []tpu.Slice) sight {
 	if len(in) == 0 {
 		return sight{away: away}
 	}
@@ -75,13 +75,13 @@ func look(ctx context.Context, d *workers.Deps, in, away []tpu.Slice) sight {
 // Ask asks worker 0 of every slice in ready which runs it knows. Each slice's Index must
 // be its position in ready. asked says for each slice whether it answered. An error may
 // come with the other slices' answers.
-func Ask(ctx context.Context, d *workers.Deps, ready []tpu.Slice) (found []workers.FoundRun, asked []bool, err error) {
+func Ask(ctx context.Context, d *workers.Reach, ready []tpu.Slice) (found []workers.FoundRun, asked []bool, err error) {
 	asked = make([]bool, len(ready))
 	d.Remind("workers are asked which runs they know", func() { found, err = ask(ctx, d, ready, asked) })
 	return found, asked, err
 }
 
-func ask(ctx context.Context, d *workers.Deps, ready []tpu.Slice, asked []bool) (found []workers.FoundRun, err error) {
+func ask(ctx context.Context, d *workers.Reach, ready []tpu.Slice, asked []bool) (found []workers.FoundRun, err error) {
 	t, failed, err := d.Dial(ctx, tpu.Selection{Slices: ready}, func(id tpu.WorkerID) bool { return id.Worker == 0 }, false)
 	if err != nil {
 		return nil, err
@@ -103,7 +103,7 @@ func ask(ctx context.Context, d *workers.Deps, ready []tpu.Slice, asked []bool) 
 // lookFor surveys the slices and returns the runs that is chooses. If these lack slices, or
 // there are none, lookFor also asks slices that are not ready and may have the run called
 // name: a command lives on while its slice is under maintenance.
-func lookFor(ctx context.Context, d *workers.Deps, name, prefix string, is func(workers.FoundRun) bool) (sight, []workers.FoundRun) {
+func lookFor(ctx context.Context, d *workers.Reach, name, prefix string, is func(workers.FoundRun) bool) (sight, []workers.FoundRun) {
 	see := survey(ctx, d, prefix, nil, nil)
 	match := slices.DeleteFunc(slices.Clone(see.found), func(f workers.FoundRun) bool { return !is(f) })
 	more, rest := alsoAsked(see, match, name)

@@ -65,7 +65,7 @@ func TestWorkersThatCannotBeginAreTold(t *testing.T) {
 		"nobody":                       {nil, nil, "", "", 2},
 	} {
 		cloud, sink, clock := &told{texts: c.texts}, &testkit.Recorder{}, testkit.NewJumpClock()
-		r := &BucketRun{Deps: &workers.Deps{Reach: &workers.Reach{Invocation: &stage.Invocation{Sink: sink, Clock: clock}, Cloud: cloud}}, Desc: detach.Description{Run: "k", Nodes: []string{"k-0", "k-1"}, Workers: 2}}
+		r := &BucketRun{Deps: Deps{Reach: &workers.Reach{Invocation: &stage.Invocation{Sink: sink, Clock: clock}, Cloud: cloud}}, Desc: detach.Description{Run: "k", Nodes: []string{"k-0", "k-1"}, Workers: 2}}
 		state := detach.State{}
 		for _, id := range c.seen {
 			state.Seen = append(state.Seen, detach.Seen{Worker: id, Phase: "boot"})

@@ -27,7 +27,6 @@ import (
 	"multihost/internal/testkit/onworkers"
 	"multihost/internal/testkit/simcloud"
 	"multihost/internal/tpu"
-	"multihost/internal/workers"
 )
 
 func TestMain(m *testing.M) {
@@ -117,11 +116,11 @@ func (w *world) holds(run string, life provision.Life) {
 }
 
 // machine returns what a command on a machine of its own works with.
-func (w *world) machine(name string) (*workers.Deps, *testkit.Recorder) {
+func (w *world) machine(name string) (Deps, *testkit.Recorder) {
 	d, said := onworkers.Deps(w.t, w.fleet, w)
 	d.Access.RetryFor, d.Owner = 100*time.Millisecond, "ann@"+name
 	d.ExitStatus = func(error) int { return 75 }
-	return d, said
+	return Deps{Reach: d.Reach, Keeper: d.Keeper}, said
 }
 
 // start starts a script as attempt 1 of a run on slices.
@@ -136,7 +135,7 @@ var attachOptions = AttachOptions{Grace: 100 * time.Millisecond, Patience: follo
 	Watch: follow.WatchOptions{StallTimeout: -1}, Secret: func(string) (string, bool) { return "", false }}
 
 // listed returns what ps shows.
-func listed(d *workers.Deps, said *testkit.Recorder, ended bool) (text string, rows []Seen, err error) {
+func listed(d Deps, said *testkit.Recorder, ended bool) (text string, rows []Seen, err error) {
 	err = List(context.Background(), d, "", nil, ended)
 	for _, e := range said.Events() {
 		if r, ok := e.(event.Result); ok && r.Name == "runs" {
@@ -284,12 +283,12 @@ func TestWhatAJobHasMadeIsDeletedByAStop(t *testing.T) {
 
 // inBucket makes a world with a job without runner, r, in a bucket. put writes an object of
 // it.
-func inBucket(t *testing.T) (w *world, d *workers.Deps, said *testkit.Recorder, put func(name, text string)) {
+func inBucket(t *testing.T) (w *world, d Deps, said *testkit.Recorder, put func(name, text string)) {
 	c := simcloud.Start(t, sim.Config{})
 	w = newWorld(t, 2)
 	d, said = w.machine("desk")
 	d.Clock = testkit.NewFastClock()
-	put = onworkers.Bucket(d, c)
+	d.Source, put = onworkers.Bucket(d.Reach, c)
 	put("run.json", `{"run":"r","project":"p","zone":"z","queued_resource":"r","accelerator_type":"v4-8","slices":["t-0","t-1"],"workers_per_slice":1,
 		"login":"tester","owner":"ann@laptop","command":"train","seconds_between_uploads":5}`)
 	return w, d, said, put

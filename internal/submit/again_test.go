@@ -87,7 +87,7 @@ func inPlace(t *testing.T, name string, story func(p *place)) {
 // A machine is one on which the job is typed. It counts what it changes, and may
 // be stopped before, or die after, one of its changes.
 type machine struct {
-	*workers.Deps
+	submit.Deps
 	place   *place
 	owner   string
 	changes atomic.Int64
@@ -105,7 +105,7 @@ func (p *place) machine(owner string, dies, rests int) *machine {
 	p.t.Cleanup(cloud.Close)
 	queue := qr.New(cloud)
 	typed := &stage.Invocation{Clock: gcp.SystemClock, Sink: event.Discard}
-	m.Deps = &workers.Deps{
+	m.Deps = submit.Deps{
 		Reach:  &workers.Reach{Invocation: typed, Place: provision.Place{Project: sim.DefaultProject, Zone: sim.DefaultZone}, Cloud: queue.Provider(""), Access: overssh.Access{Login: "ann"}},
 		Keeper: &record.Keeper{Of: typed, Owner: owner, StateDir: filepath.Join(p.dir, strings.ReplaceAll(owner, "@", "-"))},
 		Source: detach.Source{OpenBucket: func(ctx context.Context, bucket, dir string) (*detach.Bucket, error) {
@@ -163,7 +163,7 @@ func (m *machine) types(change ...func(*job.JobOptions)) error {
 	for _, f := range change {
 		f(&o)
 	}
-	_, err = submit.Detach(m.place.t.Context(), submit.Deps{Reach: m.Reach, Keeper: m.Keeper, Source: m.Source, Networks: m.Networks, Agents: m.Agents}, o, submit.DetachOptions{Bucket: m.place.bucket})
+	_, err = submit.Detach(m.place.t.Context(), m.Deps, o, submit.DetachOptions{Bucket: m.place.bucket})
 	return err
 }
 
@@ -341,7 +341,7 @@ func TestAMachineThatDiesLeavesAJobThatCanBeTypedAgain(t *testing.T) {
 					p.t.Error("a dead machine has started it")
 				}
 				m := p.machine("ann@other", 0, 0)
-				err := runs.Stop(p.t.Context(), m.Deps, runName, runs.StopOptions{Grace: time.Second})
+				err := runs.Stop(p.t.Context(), runs.Deps{Reach: m.Reach, Keeper: m.Keeper, Source: m.Source, Agents: m.Agents}, runName, runs.StopOptions{Grace: time.Second})
 				if none := p.object("run.json") == ""; (err != nil) != none {
 					p.t.Errorf("stop: %v", err)
 				} else if none {

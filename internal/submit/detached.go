@@ -51,7 +51,7 @@ type Deps struct {
 	*workers.Reach
 	*record.Keeper
 	detach.Source
-	Networks workers.Networks
+	Networks job.Networks
 	Agents   program.Set // what runs on the workers
 
 	// Checked is called before the first request, after all checks that need none. It

@@ -36,11 +36,11 @@ func (*cloud) Undoing(string, ...string) provision.Undoing {
 }
 
 // reach is what reaches the workers of slices.
-func reach(sink event.Sink, dialer remote.Dialer, all ...tpu.Slice) *Deps {
-	return &Deps{Reach: &Reach{
+func reach(sink event.Sink, dialer remote.Dialer, all ...tpu.Slice) *Reach {
+	return &Reach{
 		Invocation: &stage.Invocation{Sink: sink, Clock: gcp.SystemClock}, Place: provision.Place{Zone: "z"},
 		Cloud: &cloud{testkit.FixedSlices{All: all}}, Dialer: dialer, Access: overssh.Access{RetryFor: time.Minute},
-	}}
+	}
 }
 
 // ready is a slice that can be used, with so many workers.

@@ -21,13 +21,19 @@ import (
 	"multihost/internal/workers"
 )
 
-// Deps returns what a command of ann@laptop works with, and what it says. The command
-// reaches the workers of the fleet, and keeps its records in a directory of its own.
-func Deps(t testing.TB, fleet localworker.Fleet, cloud provision.Provider) (*workers.Deps, *testkit.Recorder) {
+// A Machine is a user's machine: it reaches workers and keeps records.
+type Machine struct {
+	*workers.Reach
+	*record.Keeper
+}
+
+// Deps returns the machine of ann@laptop, and what its commands say. It reaches the workers
+// of the fleet, and keeps its records in a directory of its own.
+func Deps(t testing.TB, fleet localworker.Fleet, cloud provision.Provider) (Machine, *testkit.Recorder) {
 	t.Helper()
 	said := &testkit.Recorder{}
 	now := &stage.Invocation{Sink: said, Clock: gcp.SystemClock}
-	return &workers.Deps{
+	return Machine{
 		Reach: &workers.Reach{Invocation: now, Place: provision.Place{Project: "p", Zone: "z"}, Cloud: cloud,
 			Access: overssh.Access{Login: "ann", RetryFor: time.Minute}, Dialer: fleet.Dialer()},
 		Keeper: &record.Keeper{Of: now, StateDir: t.TempDir(), Owner: "ann@laptop"},
@@ -36,13 +42,13 @@ func Deps(t testing.TB, fleet localworker.Fleet, cloud provision.Provider) (*wor
 
 // Bucket has the command look for the jobs without a runner of a project p in the bucket of
 // a simulator. put writes an object of job r.
-func Bucket(d *workers.Deps, c *simcloud.Cloud) (put func(name, text string)) {
+func Bucket(d *workers.Reach, c *simcloud.Cloud) (in detach.Source, put func(name, text string)) {
 	d.Clock = testkit.NewFastClock()
-	d.Bucket = simcloud.Bucket
-	d.OpenBucket = func(ctx context.Context, bucket, dir string) (*detach.Bucket, error) {
+	in.Bucket = simcloud.Bucket
+	in.OpenBucket = func(ctx context.Context, bucket, dir string) (*detach.Bucket, error) {
 		return detach.Open(ctx, c.GCP, bucket, dir)
 	}
-	return func(name, text string) {
+	return in, func(name, text string) {
 		c.T.Helper()
 		c.Put("r/"+name, text)
 	}

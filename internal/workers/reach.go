@@ -3,27 +3,15 @@
 package workers
 
 import (
-	"context"
 	"time"
 
-	"multihost/internal/agent/program"
-	"multihost/internal/detach"
-	"multihost/internal/gcp"
 	"multihost/internal/hosts"
-	"multihost/internal/network"
 	"multihost/internal/overssh"
 	"multihost/internal/provision"
 	"multihost/internal/record"
 	"multihost/internal/remote"
 	"multihost/internal/stage"
 )
-
-// Networks creates the network of a job. *network.Client implements it.
-type Networks interface {
-	Plan(ctx context.Context, o network.Options) (network.Plan, error)
-	Apply(ctx context.Context, p network.Plan) error
-	Show(ctx context.Context, name string) (network.Info, error)
-}
 
 // Reach finds slices and connects to their workers.
 type Reach struct {
@@ -36,20 +24,6 @@ type Reach struct {
 	// ReadOnly forbids every change: Cloud refuses a change with a *gcp.ReadOnlyError,
 	// and so do the connections to workers.
 	ReadOnly bool
-}
-
-// Deps holds what the package works with.
-type Deps struct {
-	*Reach
-	*record.Keeper
-	detach.Source
-	Networks Networks
-	Roots    gcp.Roots   // of the APIs that workers call themselves
-	Agents   program.Set // what runs on workers where no runner does
-
-	// Checked is called before the first request, after all checks that need none. It
-	// may be nil.
-	Checked func()
 }
 
 // OutagePause delays reporting an outage, or its end, so that workers lost together are
