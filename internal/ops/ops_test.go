@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"multihost/internal/event"
+	"multihost/internal/hosts"
 	"multihost/internal/record"
 	"multihost/internal/stage"
 	"multihost/internal/testkit"
@@ -206,6 +207,15 @@ func TestALoginIsToOneWorker(t *testing.T) {
 	_, err := Shell(t.Context(), r.Reach, ShellOptions{Workers: workers.Workers{Prefix: "t"}})
 	if !stage.Is(err, stage.Input) || err.Error() != "s0w[0-1] is 2 workers; a login is to one" {
 		t.Errorf("to two: %v", err)
+	}
+	list, err := hosts.ParseHosts("a,b")
+	testkit.Must(t, err)
+	onHosts := *r.Reach
+	onHosts.Cloud = list
+	_, err = Shell(t.Context(), &onHosts, ShellOptions{Workers: workers.Workers{Prefix: hosts.HostsPrefix}})
+	var refused *stage.Error
+	if !errors.As(err, &refused) || !strings.Contains(refused.Advice, "multihost ssh s0w0 --hosts=a,b;") {
+		t.Errorf("to two hosts: %+v", err)
 	}
 	o := ShellOptions{Workers: workers.Workers{Prefix: "t", Only: pattern(t, "s0w1")}, Argv: sh("cat; exit 5")}
 	var out bytes.Buffer

@@ -8,7 +8,6 @@ import (
 	"sync"
 
 	"multihost/internal/event"
-	"multihost/internal/hosts"
 	"multihost/internal/remote"
 	"multihost/internal/stage"
 	"multihost/internal/tpu"
@@ -45,12 +44,8 @@ func Shell(ctx context.Context, d *workers.Reach, o ShellOptions) (stage.Outcome
 		return stage.Outcome{}, err
 	}
 	if len(ids) != 1 {
-		login := fmt.Sprintf("multihost ssh %s", ids[0])
-		if _, hosts := d.Cloud.(hosts.HostList); !hosts {
-			login += " --tpu-prefix=" + o.Prefix
-		}
 		return stage.Outcome{}, &stage.Error{Stage: stage.Input, Text: fmt.Sprintf("%s is %s; a login is to one", tpu.Fold(ids), event.Count(len(ids), "worker")),
-			Advice: "to log in: " + login + "; for a command on all of them: multihost exec --workers=" + remote.Quote(o.Only.String())}
+			Advice: fmt.Sprintf("to log in: multihost ssh %s %s; for a command on all of them: multihost exec --workers=%s", ids[0], d.Flag(o.Prefix), remote.Quote(o.Only.String()))}
 	}
 	t, failed, err := d.ReachSome(ctx, &watch, sel, ids)
 	if err != nil {
