@@ -35,6 +35,33 @@ func (c *Client) projectOptions(api, endpoint string) ([]option.ClientOption, er
 	return opts, nil
 }
 
+func (c *Client) resourceManager(ctx context.Context) (*cloudresourcemanager.Service, error) {
+	opts, err := c.projectOptions("Resource Manager", c.cfg.ResourceManagerEndpoint)
+	if err != nil {
+		return nil, err
+	}
+	svc, err := cloudresourcemanager.NewService(ctx, opts...)
+	if err != nil {
+		return nil, fmt.Errorf("open Resource Manager client: %w", err)
+	}
+	return svc, nil
+}
+
+// askProject makes a call of an API about the project itself. what names it in errors.
+func askProject[T any, C interface {
+	Context(ctx context.Context) C
+	Header() http.Header
+	Do(...googleapi.CallOption) (T, error)
+}](ctx context.Context, c *Client, what string, call C) (answer T, err error) {
+	err = c.Do(ctx, what, func(ctx context.Context) (err error) {
+		call = call.Context(ctx)
+		call.Header().Set(quotaHeader, c.cfg.Project)
+		answer, err = call.Do()
+		return err
+	})
+	return answer, err
+}
+
 // Enabled reports for each named API, such as tpu.googleapis.com, whether it is
 // enabled in the project.
 func (c *Client) Enabled(ctx context.Context, apis ...string) (map[string]bool, error) {
@@ -51,13 +78,7 @@ func (c *Client) Enabled(ctx context.Context, apis ...string) (map[string]bool, 
 	for i, api := range apis {
 		names[i] = parent + "/services/" + api
 	}
-	var answer *serviceusage.BatchGetServicesResponse
-	err = c.Do(ctx, "ask which APIs are enabled", func(ctx context.Context) (err error) {
-		call := svc.Services.BatchGet(parent).Names(names...).Context(ctx)
-		call.Header().Set(quotaHeader, c.cfg.Project)
-		answer, err = call.Do()
-		return err
-	})
+	answer, err := askProject(ctx, c, "ask which APIs are enabled", svc.Services.BatchGet(parent).Names(names...))
 	if err != nil {
 		return nil, err
 	}
@@ -72,21 +93,12 @@ func (c *Client) Enabled(ctx context.Context, apis ...string) (map[string]bool, 
 // whole. The caller may still have them on single resources of the project. permissions has
 // at most 100 entries.
 func (c *Client) Lacking(ctx context.Context, permissions []string) ([]string, error) {
-	opts, err := c.projectOptions("Resource Manager", c.cfg.ResourceManagerEndpoint)
+	svc, err := c.resourceManager(ctx)
 	if err != nil {
 		return nil, err
 	}
-	svc, err := cloudresourcemanager.NewService(ctx, opts...)
-	if err != nil {
-		return nil, fmt.Errorf("open Resource Manager client: %w", err)
-	}
-	var answer *cloudresourcemanager.TestIamPermissionsResponse
-	err = c.Do(ctx, fmt.Sprintf("test permissions in project %q", c.cfg.Project), func(ctx context.Context) (err error) {
-		call := svc.Projects.TestIamPermissions(c.cfg.Project, &cloudresourcemanager.TestIamPermissionsRequest{Permissions: permissions}).Context(ctx)
-		call.Header().Set(quotaHeader, c.cfg.Project)
-		answer, err = call.Do()
-		return err
-	})
+	request := &cloudresourcemanager.TestIamPermissionsRequest{Permissions: permissions}
+	answer, err := askProject(ctx, c, fmt.Sprintf("test permissions in project %q", c.cfg.Project), svc.Projects.TestIamPermissions(c.cfg.Project, request))
 	if err != nil {
 		return nil, err
 	}
@@ -113,23 +125,13 @@ type Binding struct {
 // Policy returns the bindings of the project's own policy. Roles that a folder or the
 // organization above the project gives are not in it.
 func (c *Client) Policy(ctx context.Context) ([]Binding, error) {
-	opts, err := c.projectOptions("Resource Manager", c.cfg.ResourceManagerEndpoint)
+	svc, err := c.resourceManager(ctx)
 	if err != nil {
 		return nil, err
 	}
-	svc, err := cloudresourcemanager.NewService(ctx, opts...)
-	if err != nil {
-		return nil, fmt.Errorf("open Resource Manager client: %w", err)
-	}
 	// With a lower version, the API leaves out the conditions of bindings.
 	request := &cloudresourcemanager.GetIamPolicyRequest{Options: &cloudresourcemanager.GetPolicyOptions{RequestedPolicyVersion: 3}}
-	var policy *cloudresourcemanager.Policy
-	err = c.Do(ctx, fmt.Sprintf("read the policy of project %q", c.cfg.Project), func(ctx context.Context) (err error) {
-		call := svc.Projects.GetIamPolicy(c.cfg.Project, request).Context(ctx)
-		call.Header().Set(quotaHeader, c.cfg.Project)
-		policy, err = call.Do()
-		return err
-	})
+	policy, err := askProject(ctx, c, fmt.Sprintf("read the policy of project %q", c.cfg.Project), svc.Projects.GetIamPolicy(c.cfg.Project, request))
 	if err != nil {
 		return nil, err
 	}
