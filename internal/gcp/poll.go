@@ -30,15 +30,18 @@ type Backoff struct {
 	Factor     float64
 }
 
-func (b Backoff) withDefaults() Backoff {
+var defaultBackoff = Backoff{First: 100 * time.Millisecond, Max: 5 * time.Second, Factor: 1.5}
+
+// Or returns b with values of other where b has none.
+func (b Backoff) Or(other Backoff) Backoff {
 	if b.First <= 0 {
-		b.First = 100 * time.Millisecond
+		b.First = other.First
 	}
 	if b.Max <= 0 {
-		b.Max = 5 * time.Second
+		b.Max = other.Max
 	}
 	if b.Factor < 1 {
-		b.Factor = 1.5
+		b.Factor = other.Factor
 	}
 	return b
 }
@@ -55,7 +58,7 @@ func Poll(ctx context.Context, clock Clock, policy Backoff, check func(ctx conte
 	if clock == nil {
 		clock = SystemClock
 	}
-	policy = policy.withDefaults()
+	policy = policy.Or(defaultBackoff)
 	for pause := min(policy.First, policy.Max); ; pause = policy.next(pause) {
 		if ctx.Err() != nil {
 			return stoppedBy(ctx)

@@ -88,16 +88,7 @@ func (o WaitOptions) withDefaults() WaitOptions {
 
 // PollDefaults fills in a pause that begins with 250 ms and grows to 15 s.
 func PollDefaults(b gcp.Backoff) gcp.Backoff {
-	if b.First <= 0 {
-		b.First = 250 * time.Millisecond
-	}
-	if b.Max <= 0 {
-		b.Max = 15 * time.Second
-	}
-	if b.Factor < 1 {
-		b.Factor = 1.4
-	}
-	return b
+	return b.Or(gcp.Backoff{First: 250 * time.Millisecond, Max: 15 * time.Second, Factor: 1.4})
 }
 
 func (o WaitOptions) limit(phase string) time.Duration {
