@@ -182,13 +182,10 @@ func (c *Client) accepted(ctx context.Context, r Request, op *tpuapi.Operation, 
 		if op.Done || c.now().Sub(start) > acceptLimit {
 			return true, nil
 		}
-		err := c.gcp.Do(ctx, what, func(ctx context.Context) error {
-			got, err := svc.Projects.Locations.Operations.Get(op.Name).Context(ctx).Do()
-			if err == nil {
-				op = got
-			}
-			return err
-		})
+		got, err := c.operation(ctx, svc, op.Name, what)
+		if err == nil {
+			op = got
+		}
 		if err != nil && !provider.Survivable(err) && gcp.ClassOf(err) != gcp.NotFound {
 			return false, err
 		}
@@ -210,6 +207,15 @@ func (c *Client) accepted(ctx context.Context, r Request, op *tpuapi.Operation, 
 		res, err = r.justMade(start), nil
 	}
 	return res, true, err
+}
+
+// operation reads an operation. what names the work in errors.
+func (c api) operation(ctx context.Context, svc *tpuapi.Service, name, what string) (op *tpuapi.Operation, err error) {
+	err = c.gcp.Do(ctx, what, func(ctx context.Context) (err error) {
+		op, err = svc.Projects.Locations.Operations.Get(name).Context(ctx).Do()
+		return err
+	})
+	return op, err
 }
 
 // justMade returns the resource that r makes, before the API reports it.

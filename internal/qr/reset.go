@@ -61,13 +61,10 @@ func (c api) awaitReset(ctx context.Context, svc *tpuapi.Service, op *tpuapi.Ope
 		if op.Done || c.now().Sub(start) > resetLimit {
 			return true, nil
 		}
-		err := c.gcp.Do(ctx, what, func(ctx context.Context) error {
-			got, err := svc.Projects.Locations.Operations.Get(op.Name).Context(ctx).Do()
-			if err == nil {
-				op = got
-			}
-			return err
-		})
+		got, err := c.operation(ctx, svc, op.Name, what)
+		if err == nil {
+			op = got
+		}
 		if err != nil && !provider.Survivable(err) {
 			return false, err
 		}
