@@ -348,6 +348,19 @@ func (c *storageCall) preconditions(o *cloud.StoredObject, source string) error 
 
 var generations = []string{"ifGenerationMatch", "ifGenerationNotMatch", "ifMetagenerationMatch", "ifMetagenerationNotMatch", "userProject", "projection"}
 
+// allowed returns the object if the account has the permission, and the call's
+// preconditions hold.
+func (c *storageCall) allowed(permission string, b *cloud.Bucket, name string) (*cloud.StoredObject, error) {
+	if err := c.may(permission, "object"); err != nil {
+		return nil, err
+	}
+	o, err := c.find(b, name)
+	if err != nil {
+		return nil, err
+	}
+	return o, c.preconditions(o, "")
+}
+
 func (c *storageCall) find(b *cloud.Bucket, name string) (*cloud.StoredObject, error) {
 	o := b.Objects[name]
 	if text := c.query.Get("generation"); o != nil && text != "" && text != strconv.FormatInt(o.Msg.Generation, 10) {
@@ -368,14 +381,8 @@ func (c *storageCall) get(b *cloud.Bucket, name string) (wire.Answer, error) {
 	if err := wire.CheckQuery(query, append([]string{"generation"}, generations...)...); err != nil {
 		return wire.Answer{}, err
 	}
-	if err := c.may("storage.objects.get", "object"); err != nil {
-		return wire.Answer{}, err
-	}
-	o, err := c.find(b, name)
+	o, err := c.allowed("storage.objects.get", b, name)
 	if err != nil {
-		return wire.Answer{}, err
-	}
-	if err := c.preconditions(o, ""); err != nil {
 		return wire.Answer{}, err
 	}
 	if !media {
@@ -506,14 +513,7 @@ func (c *storageCall) remove(b *cloud.Bucket, name string) (wire.Answer, error) 
 	if err := wire.CheckQuery(c.query, append([]string{"generation"}, generations...)...); err != nil {
 		return wire.Answer{}, err
 	}
-	if err := c.may("storage.objects.delete", "object"); err != nil {
-		return wire.Answer{}, err
-	}
-	o, err := c.find(b, name)
-	if err != nil {
-		return wire.Answer{}, err
-	}
-	if err := c.preconditions(o, ""); err != nil {
+	if _, err := c.allowed("storage.objects.delete", b, name); err != nil {
 		return wire.Answer{}, err
 	}
 	delete(b.Objects, name)
