@@ -199,14 +199,8 @@ func simEnvCommand() *cli.Command {
 			if err != nil {
 				return err
 			}
-			view, err := bareView(c)
-			if err != nil {
-				return err
-			}
-			defer view.Close()
 			env := client.Env()
-			view.Emit(event.Result{Name: "sim_env", Text: daemon.Export(env), Data: env})
-			return nil
+			return show(c, event.Result{Name: "sim_env", Text: daemon.Export(env), Data: env})
 		}),
 	}, exitOK, exitUsage, exitConfig)
 }
@@ -225,13 +219,7 @@ func simStatusCommand() *cli.Command {
 			if err != nil {
 				return err
 			}
-			view, err := bareView(c)
-			if err != nil {
-				return err
-			}
-			defer view.Close()
-			view.Emit(event.Result{Name: "sim_status", Text: daemon.StatusText(status), Data: status})
-			return nil
+			return show(c, event.Result{Name: "sim_status", Text: daemon.StatusText(status), Data: status})
 		}),
 	}, exitOK, exitUsage, exitConfig)
 }
