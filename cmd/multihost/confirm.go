@@ -35,6 +35,18 @@ func refuseConfirm(s *session, c *call) {
 	}
 }
 
+// asking returns deps for commands that request slices: these reach workers, and ask the
+// user before the request if --confirm was given.
+func asking(s *session, c *call) (*deps, error) {
+	refuseConfirm(s, c)
+	d, err := s.workers(c)
+	if err != nil {
+		return nil, err
+	}
+	confirms(s, c, d)
+	return d, nil
+}
+
 // confirms sets d.Confirm if --confirm was given: d then asks the user before it requests
 // slices.
 func confirms(s *session, c *call, d *deps) {

@@ -72,15 +72,13 @@ need.`,
 				}
 				told = s.notifyOptions(&c.Call, o.Run.Run, o.Run.Env)
 			}
-			refuseConfirm(s, c)
-			d, err := s.workers(c)
+			d, err := asking(s, c)
 			if err != nil {
 				return err
 			}
 			if why != "" {
 				s.view.Emit(event.Note{Level: event.Info, Text: why})
 			}
-			confirms(s, c, d)
 			o.Request.Metadata = access.WithKey(o.Request.Metadata, d.Access.Login, publicKey(d.Access))
 			d.Bucket, d.BucketDir = "", "" // the flags name the bucket for this job, not the bucket of an existing one
 			if runnerless {

@@ -62,12 +62,10 @@ what ends the bill. --confirm asks you then; a no ends the command with status
 				c.Refuse(usagef("--async and --wait exclude each other: give one of them"), "async", "wait")
 			}
 			limits := options.WaitLimits(&c.Call)
-			refuseConfirm(s, c)
-			d, err := s.workers(c)
+			d, err := asking(s, c)
 			if err != nil {
 				return err
 			}
-			confirms(s, c, d)
 			r.Metadata = access.WithKey(r.Metadata, d.Access.Login, publicKey(d.Access))
 			if err := r.Validate(); err != nil {
 				return err

@@ -59,15 +59,13 @@ the same request exists already, multihost uses it.`,
 			r := options.SliceRequest(&c.Call, s.machine(c))
 			why := s.chooseProvider(c, r)
 			limits := options.SliceLimits(&c.Call)
-			refuseConfirm(s, c)
-			d, err := s.workers(c)
+			d, err := asking(s, c)
 			if err != nil {
 				return err
 			}
 			if why != "" {
 				s.view.Emit(event.Note{Level: event.Info, Text: why})
 			}
-			confirms(s, c, d)
 			r.Metadata = access.WithKey(r.Metadata, d.Access.Login, publicKey(d.Access))
 			if s.dryRun {
 				return s.slicesPlan(c.Context, d, r)

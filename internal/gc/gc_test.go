@@ -182,11 +182,11 @@ func (inParts) Items(context.Context, string) ([]provision.Item, error) {
 func TestPartsOfLeftovers(t *testing.T) {
 	t.Parallel()
 	said := &testkit.Recorder{}
-	whole := &workers.Deps{Reach: &workers.Reach{Invocation: &stage.Invocation{Sink: said}, Cloud: &testkit.FixedSlices{}}}
-	parts := &workers.Deps{Reach: &workers.Reach{Invocation: &stage.Invocation{Sink: said}, Cloud: inParts{}}}
+	whole := Deps{Reach: &workers.Reach{Invocation: &stage.Invocation{Sink: said}, Cloud: &testkit.FixedSlices{}}}
+	parts := Deps{Reach: &workers.Reach{Invocation: &stage.Invocation{Sink: said}, Cloud: inParts{}}}
 	stopped := provision.Resource{Slices: make([]tpu.Slice, 1)}
 	for _, tt := range []struct {
-		d    *workers.Deps
+		d    Deps
 		res  provision.Resource
 		want string
 	}{
