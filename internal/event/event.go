@@ -108,8 +108,8 @@ type Training struct {
 	Loss        string  `json:"loss,omitempty"` // "3.21", or "NaN", "Inf", "-Inf"
 }
 
-// Stall reports that no worker of a training run makes further steps, or that they do so
-// again.
+// Stall reports that the workers of a training run make no steps any more, or that they
+// make steps again.
 type Stall struct {
 	Attempt int           `json:"attempt"`
 	Began   time.Time     `json:"began"` // the last step line
