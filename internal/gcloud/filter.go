@@ -491,8 +491,8 @@ func plainText(v any) string {
 	return string(text)
 }
 
-// comparisonOf returns the test of a field's value. A list passes if one of its
-// items passes. With several operands, one that matches is enough.
+// comparisonOf returns the test of a field's value. A list passes if one of its items
+// passes. If there are several operands, one match is enough.
 func comparisonOf(operator string, operands []string, now time.Time) (condition, error) {
 	var tests []condition
 	for _, operand := range operands {

@@ -162,7 +162,7 @@ func TestSortByPaths(t *testing.T) {
 	}
 }
 
-// FuzzFilter: every text is a filter or an error with its place.
+// FuzzFilter checks that every text is either a filter or an error with its place.
 func FuzzFilter(f *testing.F) {
 	for text := range filterCases {
 		f.Add(text)
