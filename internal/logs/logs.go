@@ -49,8 +49,8 @@ type LogOptions struct {
 func (o LogOptions) timed() bool { return o.Times || o.All || !o.Since.IsZero() }
 
 // A LogSink takes the text of logs. When the times of lines matter, or several logs are
-// merged, no text reaches beyond the end of a line, and at is when the line arrived here;
-// otherwise at is zero. Its methods are not called concurrently.
+// merged, each text ends at the end of a line or before it, and at is the time when the
+// line arrived here. Otherwise at is zero. Its methods are not called concurrently.
 type LogSink interface {
 	WriteLog(id tpu.WorkerID, at time.Time, p []byte) error
 	Flush() error
@@ -190,8 +190,8 @@ func otherThan(id tpu.WorkerID, ids []tpu.WorkerID) int {
 	return slices.IndexFunc(ids, func(other tpu.WorkerID) bool { return other != id })
 }
 
-// tellUntimed reports the lines whose arrival was not recorded. They count as arrived when
-// they were fetched, in what is shown and for --since.
+// tellUntimed reports the lines whose arrival was not recorded. In the output and for
+// --since, they count as arrived when they were fetched.
 func (l *logReader) tellUntimed() {
 	if !l.o.Times && l.o.Since.IsZero() {
 		return

@@ -431,7 +431,7 @@ func TestGoOnInBucket(t *testing.T) {
 	}
 }
 
-// TestHintOfAnotherWorker checks that the hint names a worker that the run has.
+// TestHintOfAnotherWorker checks that the hint names an existing worker of the run.
 func TestHintOfAnotherWorker(t *testing.T) {
 	first, last := tpu.WorkerID{}, tpu.WorkerID{Slice: 1} // two slices of one worker
 	for shown, other := range map[tpu.WorkerID]string{first: "s1w0", last: "s0w0"} {

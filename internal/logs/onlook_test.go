@@ -81,7 +81,8 @@ func TestWhoIsAtARunIsSeenUntilItLeaves(t *testing.T) {
 	}
 }
 
-// TestBytesOfALogCountOnce has two sources bring the same log, in pieces, at once.
+// TestBytesOfALogCountOnce lets two sources bring the same log, in pieces, at the same
+// time.
 func TestBytesOfALogCountOnce(t *testing.T) {
 	t.Parallel()
 	whole := []byte(testkit.Steps(0, 500, 1))
