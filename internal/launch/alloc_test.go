@@ -71,8 +71,8 @@ func TestFollowingAllocatesNothingALine(t *testing.T) {
 	}
 }
 
-// BenchmarkFollow is a worker's share of following: requests for pieces, their bytes,
-// and the lines about them.
+// BenchmarkFollow measures following one worker: requests for pieces, their bytes, and the
+// lines about them.
 func BenchmarkFollow(b *testing.B) {
 	h := &hose{size: 16 << 20, chunk: []byte(strings.Repeat(strings.Repeat("x", 99)+"\n", 320))}
 	b.SetBytes(h.size)

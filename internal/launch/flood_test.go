@@ -79,8 +79,8 @@ func TestAnAnswerWithoutEndIsNotWaitedFor(t *testing.T) {
 	}
 }
 
-// A run of days sends a size for each piece of its log. None is kept, and none counts
-// as too many.
+// A run of days sends a size for each piece of its log. No size is kept, and there may be
+// any number of them.
 func TestTheSizesOfALongLogAreNotKept(t *testing.T) {
 	t.Parallel()
 	heard := 0

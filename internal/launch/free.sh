@@ -1,7 +1,7 @@
 #!/bin/bash
-# free: check|orphans|all GRACE_MS LOOK. Reports the processes that hold the TPU, ends
-# those that the policy names, and removes the lock file once no process holds a
-# device. With LOOK 1 it only reports which processes it would end.
+# free: check|orphans|all GRACE_MS LOOK. Reports the processes that hold the TPU, ends those
+# that the policy names, and removes the lock file once no process holds a device. With LOOK
+# 1 it changes nothing, and only reports which processes it would end.
 #
 # shellcheck disable=SC2154 # lib.sh sets variables that are used here
 main() {

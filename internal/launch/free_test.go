@@ -214,7 +214,7 @@ func TestADeviceOfAnotherVendorIsNotOurs(t *testing.T) {
 	if _, err := FreeTPU(t.Context(), l, FreeOptions{}); err == nil {
 		t.Error("a Google device is ours")
 	}
-	// The bus shows the vendor too, and so it does for the other kind of device file.
+	// The vendor can also be read through the bus, for both kinds of device files.
 	if err := os.RemoveAll(filepath.Join(l.root, "sys/kernel")); err != nil {
 		t.Fatal(err)
 	}

@@ -20,9 +20,9 @@
 //     is started when the connection is lost before [Armed.ReleaseAt];
 //   - at most one run of all logins lives on a worker ([BusyError]);
 //   - the program receives the arguments and variables byte for byte as given;
-//   - no part of the command's environment, script or arguments is on a
-//     command line before the command itself runs, and on disk they are only in
-//     files of mode 0600 (the environment's file is removed once it was read).
+//   - no part of the command's environment, script or arguments is on a command line before
+//     the command itself runs, and on disk they are only in files of mode 0600 (start.sh
+//     reads the environment's file, which is then removed).
 //
 // Arming and releasing are separate so that a caller can first arm every worker and then
 // release them all with one write each, for the same moment:
@@ -58,8 +58,8 @@
 //     the command. So a worker whose supervisor was killed stays busy while the
 //     command lives.
 //   - The file "started" can be made only once, so a second start is impossible.
-//   - setsid --fork --wait reports the wait status of the command on a pipe that
-//     nobody else has after the start. The wait status tells a death by signal from an
+//   - setsid --fork --wait reports the wait status of the command on a pipe that nobody
+//     else has after the start. The wait status distinguishes a death by signal from an
 //     exit with 128+n.
 //   - The command's output is a pipe and not a file, because a program that opens
 //     /dev/stderr would truncate a file. The relay ignores signals, is replaced when it

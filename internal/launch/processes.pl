@@ -6,9 +6,9 @@
 # attempt has the number and the pid of that process. Process i has MULTIHOST_LOCAL_ID=i,
 # and FIRST+i in MULTIHOST_PROCESS_ID and JAX_PROCESS_ID.
 #
-# The environment of the command is on descriptor 8, as in /proc/PID/environ, and
-# its output is descriptor 6. This is perl because waitpid tells a death by signal
-# from an exit with 128+n; no module is needed.
+# The environment of the command is on descriptor 8, as in /proc/PID/environ, and its output
+# is descriptor 6. This is perl because its waitpid distinguishes a death by signal from an
+# exit with 128+n. It needs no module.
 use strict;
 
 my ($count, $first, $grace, @command) = @ARGV;

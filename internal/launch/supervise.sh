@@ -29,8 +29,9 @@ main() {
   pipe || give_up failed "open $dir/output"
   start_relay
   room='' # a later relay measures the free space itself
-  # The process that waits for the order has finished all slow work and then becomes
-  # the command: from the order to the command it is one wake-up, on all workers alike.
+  # The process that waits for the order has finished all slow work and then becomes the
+  # command. So there is only one wake-up between the order and the command, on all workers
+  # alike.
   #
   # setsid gets the wait status of the command and distinguishes a death by signal from
   # an exit with 128+n, which $? of a shell does not; see keep_relay. setsid also holds

@@ -37,8 +37,8 @@ func (l *local) read(name string) string {
 	return string(text)
 }
 
-// A virtual environment is made once a run, by the python3 that the login finds and
-// in the login's environment, and its programs come before the login's.
+// The python3 of the login makes a virtual environment, once for each run and in the
+// login's environment. The programs in it come before the programs of the login.
 func TestVenvIsMadeOnceAndComesFirst(t *testing.T) {
 	t.Parallel()
 	l := withPython(t, standInPython)
