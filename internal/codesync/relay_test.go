@@ -178,7 +178,7 @@ func TestRelayFanoutAndItsDefault(t *testing.T) {
 		t.Errorf("--relay-fanout=1: from %q, want %q", got, want)
 	}
 	for _, mode := range []codesync.Relay{codesync.RelayAuto, codesync.RelayOff} {
-		// Relays would save two uploads of 1 MB, which is too little.
+		// Relays would save two uploads of 2 MB, which is too little.
 		r := relay(t, 4, codesync.Options{Relay: mode})
 		if got := from(r.push(t, "run")); strings.Join(got, "") != "" {
 			t.Errorf("%s: from %q, want all from here", mode, got)
