@@ -101,24 +101,3 @@ func (p *Provider) holder(vm string, listed map[string]string) nodes.Holder {
 		},
 	}
 }
-
-// DefaultServiceAccount returns the service account of VMs whose request names none; ""
-// if the project cannot be read.
-func (p *Provider) DefaultServiceAccount(ctx context.Context) string {
-	return p.logins.DefaultServiceAccount(ctx)
-}
-
-// Policy returns the bindings of the project's own policy.
-func (p *Provider) Policy(ctx context.Context) ([]gcp.Binding, error) { return p.gcp.Policy(ctx) }
-
-// DeletionRoles returns the permission with which workers delete groups, and the predefined
-// roles that have it. All of these also let them read each other's guest attributes.
-func (p *Provider) DeletionRoles() (permission string, roles []string) {
-	return "compute.instanceGroupManagers.delete", []string{"roles/compute.instanceAdmin.v1", "roles/compute.instanceAdmin", "roles/compute.admin", "roles/editor", "roles/owner"}
-}
-
-// MayCallAPI reports whether the scopes of the request let its workers delete it.
-func (p *Provider) MayCallAPI(r provision.Request) bool {
-	scopes := recordOf(r).Scopes
-	return slices.Contains(scopes, cloudPlatform) || slices.Contains(scopes, "https://www.googleapis.com/auth/compute")
-}

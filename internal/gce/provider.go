@@ -23,6 +23,7 @@ import (
 // A Provider makes and finds slices of one project and zone. It is safe for concurrent use.
 type Provider struct {
 	*reader
+	rights
 	logins *nodes.Client
 	root   string // of the API, for workers
 }
@@ -50,7 +51,8 @@ func New(c *gcp.Client, root string) *Provider {
 		root = roots.Compute
 	}
 	r := &reader{gcp: c, calls: api.New(c), turn: semaphore.NewWeighted(callsAtOnce), told: map[string]told{}, warned: map[string]bool{}}
-	return &Provider{reader: r, logins: nodes.New(c), root: root}
+	logins := nodes.New(c)
+	return &Provider{reader: r, rights: rights{c, logins}, logins: logins, root: root}
 }
 
 // kind is what messages call a resource.
