@@ -174,7 +174,14 @@ func (w *endWait) workerHasEnded(e workerEnd) error {
 	w.tellOutages() // outages are reported before the end of a worker
 	w.take(e)
 	w.workerEnded(e.worker)
-	if !w.FailFast || w.open == 0 {
+	if w.open == 0 {
+		return nil
+	}
+	if lost := errors.Is(e.Err, ErrSliceGone) || stepAfter(e.Ending) == stepLeave; lost && w.Rec.Bucket != "" && w.stop == nil {
+		w.leave() // the bucket has what becomes of all of them
+		return errLeft
+	}
+	if !w.FailFast {
 		return nil
 	}
 	switch stepAfter(e.Ending) {

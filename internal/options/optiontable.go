@@ -160,7 +160,7 @@ func requestOptions() []Option {
 		{flag: TypeFlag(),
 			with: withRequest, bad: "v4-17", plan: "slices.type", try: "v5litepod-32", key: "workers"},
 		{flag: ProviderFlag(),
-			with: withRequest, bad: "x", plan: "slices", key: refused},
+			with: withRequest, bad: "x", plan: "slices", key: request},
 	}
 }
 
