@@ -108,7 +108,7 @@ func (p *Provider) existing(ctx context.Context, r provision.Request) (res provi
 	template, err := p.calls.Template(ctx, p.at().partName(r.ID))
 	switch {
 	case gcp.ClassOf(err) == gcp.NotFound:
-		return provision.Resource{}, false, nil
+		return provision.Resource{}, false, p.dropPolicy(ctx, r)
 	case err != nil:
 		return provision.Resource{}, false, err
 	}
@@ -146,6 +146,21 @@ func (p *Provider) existing(ctx context.Context, r provision.Request) (res provi
 		event.Notef(p.gcp.Sink(), event.Info, "", "%s %q exists already and is what was asked for (%s): it is used", kind, r.ID, res.State)
 	}
 	return res, ready, nil
+}
+
+// dropPolicy deletes the policy of an older request of the same run if it has another
+// topology. The request was broken off before it had a template.
+func (p *Provider) dropPolicy(ctx context.Context, r provision.Request) error {
+	w, err := p.calls.Policy(ctx, p.at().partName(r.ID))
+	switch {
+	case gcp.ClassOf(err) == gcp.NotFound:
+		return nil
+	case err != nil:
+		return err
+	case !sameOwner(w.GetDescription(), describe(r.ID, r.Labels)), r.Type.Workers > 1 && w.GetWorkloadPolicy().GetAcceleratorTopology() == r.Type.Topology:
+		return nil
+	}
+	return p.calls.DeletePolicy(ctx, w.GetName())
 }
 
 // image returns the boot image of r, and makes sure that the zone offers its machine type.

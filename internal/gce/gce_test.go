@@ -241,6 +241,53 @@ func TestSweep(t *testing.T) {
 	testkit.Must(t, f.Sweep(t.Context(), "m", "m"))
 }
 
+// A request that was broken off is typed again with another property. If a group exists, the
+// error names the difference. Otherwise nothing that costs money exists, and it is made anew.
+func TestAnotherRequestOfTheSameRun(t *testing.T) {
+	for want, change := range map[string]func(*provision.Request){
+		`accelerator type: it has "tpu7x-16", you asked for "tpu7x-32"`:               func(r *provision.Request) { r.Type, _ = tpu.ParseType("tpu7x-32") },
+		`image: it has the newest one, you asked for "projects/p/global/images/mine"`: func(r *provision.Request) { r.Own = gce.Settings{Image: "projects/p/global/images/mine"} },
+		`tier: it has "spot", you asked for "on-demand"`:                              func(r *provision.Request) { r.Tier = provision.OnDemand },
+	} {
+		for n := 1; n <= len(made); n++ {
+			t.Run(fmt.Sprintf("%s after %d parts", want[:4], n), func(t *testing.T) {
+				f := start(t)
+				ctx, cancel := context.WithCancelCause(t.Context())
+				f.after = func(*http.Request) bool {
+					if len(f.calls) == n {
+						cancel(errors.New("this machine dies"))
+					}
+					return len(f.calls) == n
+				}
+				f.before = func(_ http.ResponseWriter, r *http.Request) bool {
+					return r.Method != http.MethodGet && ctx.Err() != nil
+				}
+				_, _, err := f.Create(ctx, request(t))
+				if n < len(made) && err == nil {
+					t.Fatal("the first request was not broken off")
+				}
+				f.mu.Lock()
+				f.before, f.after, f.calls = nil, nil, f.calls[:0]
+				f.mu.Unlock()
+				r := request(t)
+				change(&r)
+				res, created, err := f.Create(t.Context(), r)
+				if n < 3 {
+					policy, _ := f.things["regions/us-east5/resourcePolicies/m-a"]["workloadPolicy"].(object)
+					if err != nil || !created || res.Type != r.Type.Name || res.Tier != r.Tier || policy["acceleratorTopology"] != r.Type.Topology {
+						t.Errorf("got %+v, %v, %v with %v after %q", res, created, err, policy, f.calls)
+					}
+					return
+				}
+				var conflict *provision.ConflictError
+				if !errors.As(err, &conflict) || created || len(f.calls) > 0 || err.Error() != `create slice request "m": it exists and belongs to run m of ann: `+want {
+					t.Errorf("got %v, %v after %q", created, err, f.calls)
+				}
+			})
+		}
+	}
+}
+
 func TestAZoneWithoutTheMachineTypeIsTold(t *testing.T) {
 	f := start(t)
 	delete(f.things, "zones/us-east5-a/machineTypes/tpu7x-standard-4t")
