@@ -26,11 +26,12 @@ type sight struct {
 // A state is what a sight means.
 type state struct {
 	life    provision.Life
-	word    string // for messages; the API's own where it has one
-	why     string // in one sentence: what it waits for, or why it failed
-	code    string // of an error that the API told: "QUOTA_EXCEEDED"
-	starved bool   // it failed because capacity or quota is lacking
-	by      string // who took the slice; ""
+	word    string         // for messages; the API's own where it has one
+	why     string         // in one sentence: what it waits for, or why it failed
+	code    string         // of an error that the API told: "QUOTA_EXCEEDED"
+	starved bool           // it failed because capacity or quota is lacking
+	by      string         // who took the slice; ""
+	loss    provision.Loss // why it was taken, if that is told; NoLoss: judged from the tier
 	byUser  bool
 	until   time.Time // when Compute Engine deletes or stops the VMs; zero: not known
 }
@@ -56,6 +57,10 @@ const (
 	wordFailed    = "FAILED"
 	wordDeleting  = "DELETING"
 )
+
+// goneWhy is what may have happened to the VMs of a slice that are not there before the end
+// of its own run duration.
+const goneWhy = "its VMs never came, or were deleted: by a user, or at the end of a run duration that multihost has not set"
 
 // repairTime is how long Compute Engine may take to start a VM again that it has
 // stopped. If a VM stays down longer, somebody has stopped it, and nobody will start
@@ -130,6 +135,7 @@ func (s sight) withoutVMs(st *state, topology string) {
 	old := s.now.Sub(timeOf(s.group.GetCreationTimestamp())) >= provision.MakingTime
 	if topology == "INCOMPLETE" || topology == "DEACTIVATING" || !s.making() && (old || len(s.managed) > 0) {
 		st.life, st.word, st.by = provision.Suspended, wordGone, "a user or Google"
+		st.loss, st.why = provision.Infrastructure, goneWhy
 	}
 }
 
@@ -177,16 +183,19 @@ func (s sight) interrupted(st *state, topology string) {
 	switch {
 	case s.spot && s.count(down...)+s.count(goingDown...) > 0:
 		st.life, st.word, st.by = provision.Suspended, wordPreempted, "Google (preemption)"
+		st.loss = provision.Preempted
 		if s.count(down...) == 0 {
 			st.life = provision.Suspending
 		}
 	case s.count(down...) > 0 && !s.stoppedLately():
 		st.life, st.word, st.by = provision.Suspended, wordStopped, "a user or Google"
+		st.loss, st.why = provision.Infrastructure, "its VMs were stopped, and nobody starts them again"
 	case s.count(down...)+s.count(goingDown...)+s.count("REPAIRING") > 0 || topology == "INCOMPLETE" && s.startedAgain():
 		st.life, st.word = provision.Recovering, wordRepairing
 		st.why = "Compute Engine starts its VMs again"
 	case len(s.vms) < int(s.group.GetTargetSize()) && !s.making():
 		st.life, st.word, st.by = provision.Suspended, wordLacking, "a user or Google"
+		st.loss, st.why = provision.Infrastructure, "some of its VMs were deleted"
 	case s.count("PENDING") == len(s.vms):
 		st.life, st.word, st.why = provision.Waiting, wordWaiting, "Compute Engine has not yet found machines for it"
 	default: // PROVISIONING, STAGING, or the topology is ACTIVATING
@@ -397,10 +406,14 @@ func conditionOf(st state) tpu.Condition {
 
 // reason says in one sentence why a resource does not come up, and what to type.
 func reason(st state, r provision.Resource, zone string) provision.Explanation {
+	why := ": " + st.why
+	if st.life == provision.Failed { // whoever tells the failure has said it
+		st.why, why = "", ""
+	}
 	switch {
 	case noQuota(st.code):
 		return provision.Explanation{
-			Reason: "the quota of the project is too small: " + st.why + "; waiting does not help",
+			Reason: "the quota of the project is too small" + why + "; waiting does not help",
 			Hint:   "ask for more quota at https://console.cloud.google.com/iam-admin/quotas, or delete what uses it: multihost slices list",
 		}
 	case noCapacity(st.code), st.code == "INTERNAL_ERROR":
@@ -408,7 +421,7 @@ func reason(st state, r provision.Resource, zone string) provision.Explanation {
 		if !r.Tier.IsReserved() && r.Tier != provision.FlexStart {
 			elsewhere += ", or another tier: --flex-start"
 		}
-		return provision.Explanation{Reason: "zone " + zone + " has no free machines of this type now: " + st.why, Hint: elsewhere}
+		return provision.Explanation{Reason: "zone " + zone + " has no free machines of this type now" + why, Hint: elsewhere}
 	case st.life == provision.Recovering:
 		return provision.Explanation{Reason: st.why, Hint: "wait: the slice keeps its capacity"}
 	}

@@ -78,9 +78,9 @@ func TestLife(t *testing.T) {
 	}{
 		"just asked for":                        {`{}`, "", young, provision.Requested, wordRequested, tpu.Making, "", false},
 		"its VMs begin":                         {`{}`, "", managed("CREATING"), provision.Requested, wordRequested, tpu.Making, "", false},
-		"its only VM was deleted":               {`{}`, "", managed("NONE"), provision.Suspended, wordGone, tpu.Halted, "", false},
-		"its VMs never came":                    {`{}`, "", nil, provision.Suspended, wordGone, tpu.Halted, "", false},
-		"one VM was deleted":                    {applied("INCOMPLETE"), "RUNNING", managed("NONE"), provision.Suspended, wordLacking, tpu.Halted, "", false},
+		"its only VM was deleted":               {`{}`, "", managed("NONE"), provision.Suspended, wordGone, tpu.Halted, goneWhy, false},
+		"its VMs never came":                    {`{}`, "", nil, provision.Suspended, wordGone, tpu.Halted, goneWhy, false},
+		"one VM was deleted":                    {applied("INCOMPLETE"), "RUNNING", managed("NONE"), provision.Suspended, wordLacking, tpu.Halted, "some of its VMs were deleted", false},
 		"one VM is not there yet":               {applied("ACTIVATING"), "RUNNING", managed("CREATING"), provision.Provisioning, wordMaking, tpu.Making, "", false},
 		"waiting":                               {bulk("", ""), "", nil, provision.Waiting, wordWaiting, tpu.Making, "Compute Engine has not yet found machines for it", false},
 		"no capacity":                           {bulk("ZONE_RESOURCE_POOL_EXHAUSTED_WITH_DETAILS", "the zone has none"), "", nil, provision.Waiting, wordWaiting, tpu.Making, "the zone has none", false},
@@ -101,8 +101,8 @@ func TestLife(t *testing.T) {
 		"stopping":                              {applied("ACTIVE"), "RUNNING STOPPING", nil, provision.Recovering, wordRepairing, tpu.Unclear, "Compute Engine starts its VMs again", false},
 		"stopped a moment ago":                  {applied("INCOMPLETE"), "RUNNING TERMINATED@11:50", nil, provision.Recovering, wordRepairing, tpu.Unclear, "Compute Engine starts its VMs again", false},
 		"started again":                         {applied("INCOMPLETE"), "RUNNING STAGING@11:50", nil, provision.Recovering, wordRepairing, tpu.Unclear, "Compute Engine starts its VMs again", false},
-		"stopped for long":                      {applied("INCOMPLETE"), "RUNNING TERMINATED@11:20", nil, provision.Suspended, wordStopped, tpu.Halted, "", false},
-		"stopped at an unknown time":            {applied("INCOMPLETE"), "RUNNING STOPPED", nil, provision.Suspended, wordStopped, tpu.Halted, "", false},
+		"stopped for long":                      {applied("INCOMPLETE"), "RUNNING TERMINATED@11:20", nil, provision.Suspended, wordStopped, tpu.Halted, "its VMs were stopped, and nobody starts them again", false},
+		"stopped at an unknown time":            {applied("INCOMPLETE"), "RUNNING STOPPED", nil, provision.Suspended, wordStopped, tpu.Halted, "its VMs were stopped, and nobody starts them again", false},
 		"preempted":                             {applied("INCOMPLETE"), "RUNNING TERMINATED@11:59", spot, provision.Suspended, wordPreempted, tpu.Taken, "", false},
 		"being preempted":                       {applied("ACTIVE"), "RUNNING STOPPING", spot, provision.Suspending, wordPreempted, tpu.Taken, "", false},
 		"the topology failed": {`{"appliedAcceleratorTopologies": [{"acceleratorTopology": "2x2x2", "state": "FAILED", "stateDetails": {"error": {"errors": [{"code": "X", "message": "broken\nlink"}]}}}]}`,
@@ -119,8 +119,8 @@ func TestLife(t *testing.T) {
 			}
 		}, provision.Deleting, wordDeleting, tpu.Leaving, "", false},
 		"its run is over":                         {`{}`, "", func(s *sight) { s.maxRun = 11 * time.Hour }, provision.Suspended, wordOver, tpu.Halted, "", false},
-		"its run is not over":                     {`{}`, "", func(s *sight) { s.maxRun = 12 * time.Hour }, provision.Suspended, wordGone, tpu.Halted, "", false},
-		"its VMs were deleted":                    {applied("INCOMPLETE"), "", nil, provision.Suspended, wordGone, tpu.Halted, "", false},
+		"its run is not over":                     {`{}`, "", func(s *sight) { s.maxRun = 12 * time.Hour }, provision.Suspended, wordGone, tpu.Halted, goneWhy, false},
+		"its VMs were deleted":                    {applied("INCOMPLETE"), "", nil, provision.Suspended, wordGone, tpu.Halted, goneWhy, false},
 		"resized to 0":                            {`{}`, "", func(s *sight) { s.group.TargetSize = proto.Int32(0) }, provision.Suspended, wordEmpty, tpu.Halted, "", false},
 		"its run is over, and the group is empty": {`{}`, "", func(s *sight) { s.maxRun, s.group.TargetSize = time.Hour, proto.Int32(0) }, provision.Suspended, wordOver, tpu.Halted, "", false},
 	} {
@@ -201,6 +201,8 @@ func TestReason(t *testing.T) {
 		"quota":            {state{code: "QUOTA_EXCEEDED", why: "CT6E"}, provision.Spot, "the quota of the project is too small: CT6E; waiting does not help", "multihost slices list"},
 		"capacity":         {state{code: "ZONE_RESOURCE_POOL_EXHAUSTED", why: "none"}, provision.Spot, "zone z has no free machines of this type now: none", "try another zone with --zone=ZONE, or another tier: --flex-start"},
 		"reserved":         {state{code: "ZONE_RESOURCE_POOL_EXHAUSTED", why: "none"}, provision.Reserved, "zone z has no free machines of this type now: none", "try another zone with --zone=ZONE"},
+		"failed":           {state{life: provision.Failed, code: "INTERNAL_ERROR", why: "none"}, provision.Spot, "zone z has no free machines of this type now", "or another tier: --flex-start"},
+		"failed somehow":   {state{life: provision.Failed, code: "X", why: "none"}, provision.Spot, "", ""},
 		"recovering":       {state{life: provision.Recovering, why: "it restarts"}, "", "it restarts", "wait: the slice keeps its capacity"},
 		"nothing is known": {state{}, "", "", ""},
 	} {

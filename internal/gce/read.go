@@ -191,8 +191,12 @@ func (p *reader) resource(ctx context.Context, v view, id string) (provision.Res
 	if whole.word == wordPartly {
 		out.Missing = missing
 	}
-	if whole.life == provision.Failed {
+	out.Loss = whole.loss
+	switch whole.life {
+	case provision.Failed:
 		out.Failure, out.Starved = whole.why, whole.starved
+	case provision.Suspended, provision.Suspending:
+		out.Failure = whole.why
 	}
 	p.tell(id, whole)
 	return out, errors.Join(errs...)

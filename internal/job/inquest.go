@@ -239,7 +239,7 @@ func (r *inquest) settle(ctx context.Context, sign signs) (stage.Cause, string) 
 func (s signs) blame(d provision.Decision, err error) (cause stage.Cause, why string, final bool) {
 	answered := err == nil
 	switch {
-	case answered && (d.Loss == provision.Preempted || d.Loss == provision.Maintenance || d.Loss == provision.Expired):
+	case answered && (d.Loss == provision.Preempted || d.Loss == provision.Maintenance || d.Loss == provision.Expired || d.Loss == provision.Infrastructure && d.Step == provision.StepRecreate):
 		return stage.Cause(d.Loss), d.Why, true
 	case answered && d.Loss == provision.Removed:
 		return stage.UserStop, d.Why, true

@@ -24,6 +24,7 @@ func TestWhatEndedAnAttempt(t *testing.T) {
 		gone   = provision.Decision{Step: provision.StepRecreate, Loss: provision.Preempted, Why: "slice t-0 is PREEMPTED"}
 		mended = provision.Decision{Step: provision.StepWait, Loss: provision.Maintenance, Why: "slice t-0 is REPAIRING"}
 		taken  = provision.Decision{Step: provision.StepGiveUp, Loss: provision.Removed, Why: "somebody deleted it"}
+		none   = provision.Decision{Step: provision.StepRecreate, Loss: provision.Infrastructure, Why: "its VMs are gone"}
 		over   = provision.Decision{Step: provision.StepRecreate, Loss: provision.Expired, Why: "its time is over"}
 	)
 	outage := errors.New("HTTP 503")
@@ -43,6 +44,7 @@ func TestWhatEndedAnAttempt(t *testing.T) {
 		{"the slice was preempted", killed, gone, nil, "preempted: slice t-0 is PREEMPTED"},
 		{"the slice was preempted, without a sign on it", failed, gone, nil, "preempted: slice t-0 is PREEMPTED"},
 		{"the slice is repaired", silent, mended, nil, "maintenance: slice t-0 is REPAIRING"},
+		{"the slice is gone, and nobody knows why", silent, none, nil, "infrastructure: its VMs are gone"},
 		{"its time is over", silent, over, nil, "expired: its time is over"},
 		{"a user deleted it", silent, taken, nil, "stopped by a user: somebody deleted it"},
 

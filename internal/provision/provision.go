@@ -86,10 +86,11 @@ type Sight struct {
 	Kind   string // what the provider calls it: "queued resource"
 	Life   Life
 	Word   string // the provider's own word for Life, for messages: "WAITING_FOR_RESOURCES"
-	Detail string // the provider's text of a failure
+	Detail string // the provider's text of a failure, or of what happened to its slices
 
 	ByUser      bool // a user caused this life, not the provider
 	Over        bool // the time for which its slices were asked for is over
+	Loss        Loss // why its slices were taken, as the provider tells it; NoLoss: it does not
 	Reclaimable bool // the provider may take its slices back at any time: spot, flex-start
 
 	Slices []SliceSight // one for each slice that it has or ought to have
@@ -175,16 +176,22 @@ func (s Sight) whileMade() Decision {
 	return Decision{Step: StepWait}
 }
 
-// suspended says who took the slices. A provider preempts reclaimable slices and takes
-// other slices away for maintenance, and all slices when their time is over. A user deletes
-// slices.
+// suspended says who took the slices. Unless the provider tells it, it has preempted
+// reclaimable slices and taken other slices away for maintenance. It takes all slices when
+// their time is over. A user deletes slices.
 func (s Sight) suspended() Decision {
 	d := Decision{Step: StepRecreate, Loss: Maintenance, Why: s.is()}
 	if s.Life == Suspending {
 		d.Step = StepWait
 	}
-	if s.Reclaimable {
+	switch {
+	case s.Loss != NoLoss:
+		d.Loss = s.Loss
+	case s.Reclaimable:
 		d.Loss = Preempted
+	}
+	if s.Detail != "" {
+		d.Why += ": " + s.Detail
 	}
 	for _, slice := range s.Slices {
 		if slice.Loss == Preempted {

@@ -19,6 +19,7 @@ func sight(life Life, slices ...SliceSight) Sight {
 func TestDecide(t *testing.T) {
 	overdue := func(s Sight) Sight { s.Overdue = true; return s }
 	reset := func(s Sight) Sight { s.Resets++; return s }
+	tells := func(loss Loss, how string) Sight { s := sight(Suspended); s.Loss, s.Detail = loss, how; return s }
 	existed := func(s Sight) Sight { s.Existed = true; return s }
 	byUser := func(s Sight) Sight { s.ByUser = true; return s }
 	spot := func(s Sight) Sight { s.Reclaimable = true; return s }
@@ -45,6 +46,8 @@ func TestDecide(t *testing.T) {
 		{"spot slices are being taken", spot(sight(Suspending)), Decision{StepWait, Preempted, "the pool is SO"}},
 		{"spot slices are being taken for too long", overdue(spot(sight(Suspending))), Decision{StepRecreate, Preempted, "the pool is SO"}},
 		{"spot slices are taken", spot(sight(Suspended)), Decision{StepRecreate, Preempted, "the pool is SO"}},
+		{"nobody knows why they were taken", tells(Infrastructure, "its VMs are gone"), Decision{StepRecreate, Infrastructure, "the pool is SO: its VMs are gone"}},
+		{"preempted slices, as the provider tells", tells(Preempted, ""), Decision{StepRecreate, Preempted, "the pool is SO"}},
 		{"others are taken for maintenance", sight(Suspended), Decision{StepRecreate, Maintenance, "the pool is SO"}},
 		{"a slice shows why", sight(Suspended, well, taken), Decision{StepRecreate, Preempted, "slice t-1 is taken"}},
 		{"a user is taking the slices", byUser(spot(sight(Suspending))), Decision{StepWait, Removed, "a user took the slices of the pool"}},

@@ -119,7 +119,8 @@ type Resource struct {
 	ByUser      bool   // a user caused this life, not the provider
 	By          string // the same in words: "Google (preemption or maintenance)"; "": unknown
 	Over        bool   // the time for which its slices were asked for is over
-	Failure     string // the provider's text of a failure
+	Loss        Loss   // why its slices were taken, as the provider tells it; NoLoss: it does not
+	Failure     string // the provider's text of a failure, or of what happened to its slices
 	Starved     bool   // it failed because capacity or quota is lacking
 	Reclaimable bool   // the provider may take its slices back at any time
 
@@ -207,7 +208,7 @@ func Absence(kind string) Sight {
 func (r Resource) Sight(reach func(slice string) Reach) Sight {
 	s := Sight{
 		Kind: r.Commands.Kind, Life: r.Life, Word: r.State, Detail: r.Failure, Existed: true,
-		ByUser: r.ByUser, Over: r.Over, Reclaimable: r.Reclaimable,
+		ByUser: r.ByUser, Over: r.Over, Loss: r.Loss, Reclaimable: r.Reclaimable,
 	}
 	for _, name := range r.Nodes {
 		have := tpu.Slice{Name: name} // empty if the provider does not list the slice
