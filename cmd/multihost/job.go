@@ -45,8 +45,9 @@ slices, and the command if it still runs.
 If this machine dies, the workers delete the slices: 30 minutes (--lease) after
 the command has ended, unless somebody attaches; 30 minutes (--lease) after
 their boot, if no command was started; and in all cases when --ttl has passed
-since the request. Their service account needs roles/tpu.admin for this. If it
-lacks that role, the job says so before the command starts.
+since the request. Their service account needs roles/tpu.admin for this; on
+Compute Engine, it needs roles/compute.instanceAdmin.v1. If it lacks that role,
+the job says so before the command starts.
 
 --cqr-extra-args takes gcloud's flags of "queued-resources create" as one
 string: --cqr-extra-args="--network=mtu9k --spot".

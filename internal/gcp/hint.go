@@ -73,6 +73,7 @@ var (
 	billing        = regexp.MustCompile(`(?i)\bbilling (account|to be enabled|is (disabled|not enabled)|disabled|must be enabled|has not been enabled)|enable billing`)
 	inBucket       = regexp.MustCompile(`gs://([a-z0-9][-_.a-z0-9]*)`)
 	noNetwork      = regexp.MustCompile(`(?i)\bnetwork ["']?(?:projects/[^/ ]+/global/networks/)?([a-z][-a-z0-9]*)["']? (?:was )?not found`)
+	ofCompute      = regexp.MustCompile(`^[a-z]+ (groups?|VMs?|instance templates?|workload policy|resource policies|metadata of VM|machine type|image) ?\b`)
 	noProject      = regexp.MustCompile(`(?i)project .*(not found|does not exist)|resource 'projects/[^/']+' was not found`)
 )
 
@@ -105,6 +106,9 @@ func permissionHint(f facts) string {
 	}
 	if m := locationName.FindStringSubmatch(f.message); m != nil {
 		return fmt.Sprintf("check that the zone %q exists and that the project may use it: gcloud compute tpus locations list", m[1])
+	}
+	if ofCompute.MatchString(f.what) {
+		return "ask a project owner for the roles that make slices on Compute Engine (roles/compute.instanceAdmin.v1, roles/iam.serviceAccountUser)"
 	}
 	return "ask a project owner for the roles that the README names (roles/tpu.admin, roles/compute.networkAdmin, roles/compute.securityAdmin, roles/compute.viewer)"
 }

@@ -33,6 +33,9 @@ func TestOnlyWhatTheAPIDidIsBlamedOnIt(t *testing.T) {
 		{"no answer", &gcp.Error{Class: gcp.Timeout}, "check the network connection and any proxy settings"},
 		{"too many requests", &gcp.Error{Class: gcp.Unavailable, HTTP: 429, Reason: "RATE_LIMIT_EXCEEDED"}, "too many requests per minute"},
 		{"an account for billing that is no setting", &gcp.Error{Class: gcp.Permission, HTTP: 403, Message: "Permission 'compute.instances.get' denied on 'projects/billing-team'"}, "the missing permission is compute.instances.get"},
+		{"a right on groups that is not named", &gcp.Error{What: "create group \"m-0\"", Class: gcp.Permission, HTTP: 403, Message: "no right"}, "roles/compute.instanceAdmin.v1"},
+		{"a right on VMs that is not named", &gcp.Error{What: "list VMs", Class: gcp.Permission, HTTP: 403, Message: "no right"}, "roles/compute.instanceAdmin.v1"},
+		{"a right on nodes that is not named", &gcp.Error{What: "list nodes", Class: gcp.Permission, HTTP: 403, Message: "no right"}, "roles/tpu.admin"},
 		{"a project without an account for billing", &gcp.Error{Class: gcp.Permission, HTTP: 403, Message: "This API method requires billing to be enabled."}, "link a billing account"},
 	} {
 		hint := gcp.Hint(tt.err)
