@@ -448,6 +448,13 @@ func TestTheGuard(t *testing.T) {
 		evil := fmt.Sprintf("run=train\nlease=2\nnodes=evil\ntotal=2\npeers={\"read\":\"%[1]s/evil/p\"}\ndeletion={\"read\":\"%[1]s/evil\",\"url\":\"%[1]s/evil\",\"method\":\"DELETE\",\"proof\":{\"path\":\"/a\",\"value\":\"b\"}}\n", c.URL)
 		testkit.Must(t, os.WriteFile(theirs, []byte(evil), 0o644))
 		testkit.Must(t, os.Chown(theirs, 1001, 1001))
+		v.wait("the guard to read it", func() bool {
+			text, _ := os.ReadFile(filepath.Join(v.root, "home", ".multihost", "lease", "train.terms"))
+			if strings.Contains(string(text), "evil") {
+				t.Errorf("the guard keeps\n%s", text)
+			}
+			return strings.Contains(string(text), "\nlease=2\n")
+		})
 		_, _ = Renew(t.Context(), v, v.agents.Sums(), "train", 3*time.Second) // it copies what was written last
 		if text, err := os.ReadFile(v.index("train.lease.0")); err != nil || strings.Contains(string(text), "evil") || !strings.Contains(string(text), "\nlease=2\n") {
 			t.Errorf("renewed to %v\n%s", err, text)
