@@ -72,7 +72,7 @@ func TestALeaseOfGroups(t *testing.T) {
 		for _, end := range armed(c, nil) {
 			end(0)
 		}
-		c.at(3 * hour)
+		c.at(2 * hour)
 		c.isDeleted(0, 0)
 		c.Do(func() {
 			if !c.Gone["train-0"] || c.Gone["train-1"] {
@@ -81,31 +81,35 @@ func TestALeaseOfGroups(t *testing.T) {
 		})
 	})
 	for name, row := range map[string]struct {
+		kill     bool // worker 3
 		trouble  func(c *cloud)
 		from, to time.Duration // of the deletion; 0: none
 		says     string        // worker 0
 	}{
-		"a VM hangs":            {func(c *cloud) { c.workers[3].kill() }, hour, hour + 4*time.Minute, ""},
-		"a VM was taken away":   {func(c *cloud) { c.workers[3].kill(); c.States[3], c.Told[3] = "TERMINATED", "" }, hour, hour + 4*time.Minute, ""},
-		"a VM is gone":          {func(c *cloud) { c.workers[3].kill(); c.States[3], c.Told[3] = "NONE", "" }, hour, hour + 4*time.Minute, ""},
-		"a VM has never told":   {func(c *cloud) { c.workers[3].kill(); c.Told[3] = "" }, 0, 0, "not deleted: whether the command runs is not known of slice train-1: 1 of 2 workers have told"},
-		"a slice is gone":       {func(c *cloud) { c.Gone = map[string]bool{"train-1": true} }, hour, hour + 4*time.Minute, ""},
-		"no right to read":      {refusing(403, "GET "+testkit.LeaseVMs+"/instances/vm-2/"), 0, 0, "not known of slice train-1: VM vm-2: HTTP status 403"},
-		"no right to list":      {refusing(403, "POST "+testkit.LeaseGroup(1)), 0, 0, "not known of slice train-1: HTTP status 403"},
-		"an API that is away":   {refusing(503, "GET "+testkit.LeaseVMs+"/instances/vm-2/"), 5 * hour, 5*hour + 14*time.Minute, "not known of slice train-1: VM vm-2: HTTP status 503"},
-		"a refused deletion":    {refusing(503, "DELETE "+testkit.LeaseGroup(0)), 5 * hour, 5*hour + 14*time.Minute, "train-0: HTTP status 503: refused"},
-		"deletions under way":   {refusing(400, "DELETE "+testkit.LeaseGroup(1)), 5 * hour, 5*hour + 14*time.Minute, "train-1: HTTP status 400: refused"},
-		"answers that get lost": {refusing(-1, "DELETE "+testkit.LeaseGroup(1)), 5 * hour, 5*hour + 14*time.Minute, "train-1: no answer"},
+		"a VM hangs":            {true, func(*cloud) {}, hour, hour + 4*time.Minute, ""},
+		"a VM was taken away":   {true, func(c *cloud) { c.States[3], c.Told[3] = "TERMINATED", "" }, hour, hour + 4*time.Minute, ""},
+		"a VM is gone":          {true, func(c *cloud) { c.States[3], c.Told[3] = "NONE", "" }, hour, hour + 4*time.Minute, ""},
+		"a VM has never told":   {true, func(c *cloud) { c.Told[3] = "" }, 0, 0, "not deleted: whether the command runs is not known of slice train-1: 1 of 2 workers have told"},
+		"a slice is gone":       {false, func(c *cloud) { c.Gone = map[string]bool{"train-1": true} }, hour, hour + 4*time.Minute, ""},
+		"no right to read":      {false, refusing(403, "GET "+testkit.LeaseVMs+"/instances/vm-2/"), 0, 0, "not known of slice train-1: VM vm-2: HTTP status 403"},
+		"no right to list":      {false, refusing(403, "POST "+testkit.LeaseGroup(1)), 0, 0, "not known of slice train-1: HTTP status 403"},
+		"an API that is away":   {false, refusing(503, "GET "+testkit.LeaseVMs+"/instances/vm-2/"), 3 * hour, 3*hour + 14*time.Minute, "not known of slice train-1: VM vm-2: HTTP status 503"},
+		"a refused deletion":    {false, refusing(503, "DELETE "+testkit.LeaseGroup(0)), 3 * hour, 3*hour + 14*time.Minute, "train-0: HTTP status 503: refused"},
+		"deletions under way":   {false, refusing(400, "DELETE "+testkit.LeaseGroup(1)), 3 * hour, 3*hour + 14*time.Minute, "train-1: HTTP status 400: refused"},
+		"answers that get lost": {false, refusing(-1, "DELETE "+testkit.LeaseGroup(1)), 3 * hour, 3*hour + 14*time.Minute, "train-1: no answer"},
 	} {
 		story(t, name, func(t *testing.T) {
 			c := newGroups(t)
 			ends := armed(c, nil)
 			c.at(time.Minute)
+			if row.kill {
+				c.workers[3].kill()
+			}
 			c.Do(func() { row.trouble(c) })
 			for _, end := range ends {
 				end(0)
 			}
-			c.at(4 * hour)
+			c.at(2 * hour)
 			if row.from != hour {
 				c.isDeleted(0, 0)
 				c.workers[0].says(row.says)
@@ -117,21 +121,20 @@ func TestALeaseOfGroups(t *testing.T) {
 					}
 				})
 			}
-			c.at(6 * hour)
-			if name == "a slice is gone" {
-				row.from = hour
+			if row.from != hour {
+				c.at(3*hour + 20*time.Minute)
 			}
 			c.isDeleted(row.from, row.to)
 		})
 	}
 }
 
-// refusing has calls refused for five hours, or for good if the status is that of a missing
+// refusing has calls refused for three hours, or for good if the status is that of a missing
 // right.
 func refusing(status int, what string) func(*cloud) {
 	return func(c *cloud) {
 		c.Refuse = func(call string) int {
-			if strings.HasPrefix(call, what) && (status == 403 || c.age() < 5*hour) {
+			if strings.HasPrefix(call, what) && (status == 403 || c.age() < 3*hour) {
 				return status
 			}
 			return 0
@@ -165,8 +168,8 @@ func TestGroupsThatNobodyAdopts(t *testing.T) {
 		story(t, fmt.Sprint(come), func(t *testing.T) {
 			c := newGroups(t)
 			guarded := ofGroups(func(t *Terms) { t.Adopt, t.Lease = 1800, 86400 })
-			c.workers[0].guest(guarded)
-			if c.States[2], c.States[3] = "NONE", "PENDING"; come {
+			c.States[2], c.States[3] = "NONE", "PENDING"
+			if c.workers[0].guest(guarded); come {
 				c.workers[1].arm(guarded)
 			}
 			c.at(2 * hour)
