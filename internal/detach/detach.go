@@ -117,7 +117,7 @@ type Job struct {
 	TTL        time.Duration // from Requested to the deletion; 0: no limit
 	MaxRun     time.Duration // from the making of the slices until their provider deletes them; 0: no limit
 	// Gather is how long the workers of a job with Apart wait until all have come to an
-	// attempt; 30 min.
+	// attempt; 0: without limit.
 	Gather time.Duration
 	// Requested is when the slices were requested. If it is zero or later than a worker's
 	// first boot, that boot counts instead.
@@ -272,7 +272,7 @@ func (j Job) text() string {
 		{"bucket", j.Bucket}, {"prefix", j.prefix()}, {"claim", j.claim}, {"kit_sum", j.kitSum}, {"code_sum", j.codeSum},
 		{"storage", j.Storage + "/storage/v1"}, {"upload", j.Storage + "/upload/storage/v1"}, {"secretmanager", j.SecretManager + "/v1"},
 		{"period", seconds(every, 0)}, {"look", seconds(min(every, 20*time.Second), 0)}, {"patience", seconds(j.Patience, 10*time.Minute)}, {"log_timeout", seconds(j.LogTimeout, 30*time.Minute)},
-		{"stale", seconds(j.Stale, 30*time.Minute)}, {"ttl", seconds(j.TTL, 0)}, {"max_run", seconds(j.MaxRun, 0)}, {"gather", seconds(j.Gather, 30*time.Minute)}, {"requested", requested},
+		{"stale", seconds(j.Stale, 30*time.Minute)}, {"ttl", seconds(j.TTL, 0)}, {"max_run", seconds(j.MaxRun, 0)}, {"gather", seconds(j.Gather, 0)}, {"requested", requested},
 		{"keep", string(keep)}, {"keep_for", seconds(j.KeepFor, 0)}, {"grace", strconv.FormatInt(j.Grace.Milliseconds(), 10)}, {"timeout", seconds(j.Timeout, 0)},
 		{"preflight", j.Preflight}, {"kill_stale", j.KillStale}, {"numa", j.NUMA}, {"adopt", yes[j.Adopt]}, {"venv", yes[j.Venv]}, {"maxtext", yes[j.MaxText]}, {"fail_fast", yes[j.FailFast]}, {"cloud_logging", yes[j.CloudLogging]},
 		{"secrets", strings.Join(secrets, " ")}, {"tail_words", j.TailWords},

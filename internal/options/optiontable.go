@@ -199,7 +199,7 @@ func ownJobOptions() []Option {
 		{flag: &cli.GenericFlag{Name: "keep-on-failure", Value: &cmdline.Optional{}, Usage: "keep the slices after a failure; with =`TIME`, keep them for that time"},
 			read: readKeepOnFailure, bad: "x", plan: "end.keep_for_ns", try: "9h", key: "keep_for"},
 		{flag: SlicesDeadlineFlag(30 * time.Minute),
-			with: withRequest, bad: "-1s", plan: "limits.slices_ns", key: refused},
+			with: withRequest, bad: "-1s", plan: "limits.slices_ns", key: "gather"},
 	})
 }
 

@@ -53,13 +53,13 @@ func SliceFlags(own ...cli.Flag) []cli.Flag {
 func computeOptions() []Option {
 	return []Option{
 		{flag: &cli.StringFlag{Name: "machine-type", Usage: "machine `TYPE` of Compute Engine, such as ct6e-standard-4t, in place of an accelerator type; needs --topology"},
-			with: withRequest, bad: "x", plan: "slices.type", key: refused},
+			with: withRequest, bad: "x", plan: "slices.type", key: request},
 		{flag: &cli.IntFlag{Name: "boot-disk-size", Usage: "size of the boot disk in `GB`, for --provider=gce; default: 200"},
-			with: withRequest, bad: "9", plan: "queued_resource.request", key: refused},
+			with: withRequest, bad: "9", plan: "queued_resource.request", key: request},
 		{flag: &cli.StringFlag{Name: "boot-disk-type", Usage: "`TYPE` of the boot disk, for --provider=gce; default: that of the accelerator type"},
-			with: withRequest, bad: "x", plan: "queued_resource.request", key: refused},
+			with: withRequest, bad: "x", plan: "queued_resource.request", key: request},
 		{flag: &cli.StringFlag{Name: "image", Usage: "boot this `IMAGE`, as projects/P/global/images/NAME, for --provider=gce; default: the newest one for the accelerator type"},
-			with: withRequest, bad: "x", plan: "queued_resource.request", key: refused},
+			with: withRequest, bad: "x", plan: "queued_resource.request", key: request},
 	}
 }
 

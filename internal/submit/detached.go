@@ -177,7 +177,7 @@ func detachedJob(d Deps, o job.JobOptions, do DetachOptions, bucket *detach.Buck
 	label, value := o.Request.RunLabel()
 	j := detach.Job{
 		Run: o.Run.Run, Project: d.Project, Zone: d.Zone, Resource: o.Request.ID, Undoing: d.Cloud.Undoing(o.Request.ID, o.Request.NodeNames()...), Label: label + "=" + value,
-		Nodes: o.Request.NodeNames(), Workers: o.Request.Type.Workers, Apart: o.Request.Apart, MaxRun: o.Request.MaxRunDuration, Login: d.Access.Login,
+		Nodes: o.Request.NodeNames(), Workers: o.Request.Type.Workers, Apart: o.Request.Apart, MaxRun: o.Request.MaxRunDuration, Gather: o.Request.SlicesDeadline, Login: d.Access.Login,
 		Storage: do.Roots.Storage, SecretManager: do.Roots.SecretManager, TTL: o.TTL,
 		Bucket: bucket.Name(), Dir: bucket.Dir(), Every: do.Every,
 	}

@@ -36,7 +36,7 @@ type Job struct {
 	Stale      time.Duration // until a worker without reports counts as dead
 	TTL        time.Duration
 	MaxRun     time.Duration // after so long the provider deletes the VMs
-	Gather     time.Duration // how long the workers of a job with Apart wait for each other
+	Gather     time.Duration // how long the workers of a job with Apart wait for each other; 0: without limit
 	Requested  time.Time     // zero: not known
 	Keep       string        // never, on-failure or always
 	KeepFor    time.Duration

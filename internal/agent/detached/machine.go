@@ -477,8 +477,8 @@ func (m *machine) gather(s *sight) action {
 	default:
 		why = s.absent
 	}
-	if s.now.Sub(m.sitFrom) >= m.job.Gather {
-		return m.abandonFor(codeAlone, fmt.Sprintf("waited %d s for all workers: %s", int(m.job.Gather.Seconds()), why), s)
+	if limit := m.job.Gather; limit > 0 && s.now.Sub(m.sitFrom) >= limit {
+		return m.abandonFor(codeAlone, fmt.Sprintf("waited %d s for all workers (--slices-deadline): %s", int(m.job.Gather.Seconds()), why), s)
 	}
 	for _, at := range []subject{ofFailed, ofAttempt} {
 		if !s.looked[at] {

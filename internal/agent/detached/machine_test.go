@@ -544,13 +544,13 @@ func TestGather(t *testing.T) {
 	}{
 		"all are there":      {come(0), "attending at 1000, attempt 1: attempt 1"},
 		"one comes later":    {come(2000), "attending at 2000, attempt 1: attempt 1"},
-		"one comes too late": {come(9000), "giving up at 2800, attempt 1: 75 waited 1800 s for all workers: s1w0 has not come"},
+		"one comes too late": {come(9000), "giving up at 2800, attempt 1: 75 waited 1800 s for all workers (--slices-deadline): s1w0 has not come"},
 		"the bucket is away": {func(a action, s *sight, _ int) {
 			if a.do == sit {
 				s.err = errGone
 			}
-		}, "giving up at 2800, attempt 1: 75 waited 1800 s for all workers: gone"},
-		"the seats cannot be read": {func(a action, s *sight, _ int) { s.absentErr = errGone }, "giving up at 2800, attempt 1: 75 waited 1800 s for all workers: gone"},
+		}, "giving up at 2800, attempt 1: 75 waited 1800 s for all workers (--slices-deadline): gone"},
+		"the seats cannot be read": {func(a action, s *sight, _ int) { s.absentErr = errGone }, "giving up at 2800, attempt 1: 75 waited 1800 s for all workers (--slices-deadline): gone"},
 		"a stop comes": {func(a action, s *sight, now int) {
 			if s.absent = "x"; now > 1100 {
 				s.stop = "enough"
