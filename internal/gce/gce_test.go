@@ -364,8 +364,18 @@ func TestSlicesOfOthers(t *testing.T) {
 	f.things["zones/us-east5-a/instanceGroupManagers/x"] = object{"name": "x", "id": "7", "targetSize": 2}
 	f.things["zones/us-east5-a/instanceGroupManagers/web"] = object{"name": "web", "id": "8", "targetSize": 2}
 	f.boot("x", 1, 0)
+	said := f.attributes["x-0000"]
+	f.attributes["x-0000"] = nil // they have no startup script of ours
 	all, err := f.Slices(t.Context())
-	if err != nil || len(all) != 1 || all[0].Type != "tpu7x-16" || all[0].Name != "x" || all[0].Workers[0].Name != "x-0001" {
+	if err != nil || len(all) != 1 || len(all[0].Workers) != 0 || len(all[0].Untold) != 2 || all[0].Untold[1] != (tpu.Worker{Name: "x-0001", Internal: "10.0.0.1", External: "34.0.0.1"}) || all[0].Condition != tpu.Making {
+		t.Errorf("got %+v, %v", all, err)
+	}
+	if script := f.Number(all[0]); !strings.Contains(script, "agent-worker-number") || !strings.HasSuffix(script, "\nwait $!\n") || strings.Contains(script, "300") {
+		t.Errorf("got %s", script)
+	}
+	f.attributes["x-0000"] = said
+	all, err = f.Slices(t.Context())
+	if err != nil || len(all) != 1 || all[0].Untold != nil || all[0].Type != "tpu7x-16" || all[0].Name != "x" || all[0].Workers[0].Name != "x-0001" {
 		t.Errorf("got %+v, %v", all, err)
 	}
 	if list, err := f.List(t.Context()); err != nil || len(list) != 0 {

@@ -13,5 +13,6 @@ multihost_identity() {
     fi
     sleep 2
   done
+  return 1
 }
 multihost_identity </dev/null >/dev/null 2>&1 &

@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"multihost/internal/tpu"
 )
 
 // identityScript is run by every VM at its boot. It makes the worker's number readable by
@@ -14,6 +16,12 @@ import (
 //
 //go:embed identity.sh
 var identityScript string
+
+// Number implements provision.Numberer: it returns the startup script, which does not wait
+// here for metadata that comes later.
+func (p *Provider) Number(tpu.Slice) string {
+	return strings.Replace(identityScript, "{1..300}", "{1..3}", 1) + "wait $!\n"
+}
 
 // withIdentity returns a startup script that tells the number of the worker and then does
 // what the user's script does.

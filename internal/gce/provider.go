@@ -35,6 +35,7 @@ var (
 	_ provision.Catalog    = (*Provider)(nil)
 	_ provision.Doorkeeper = (*Provider)(nil)
 	_ provision.Sweeper    = (*Provider)(nil)
+	_ provision.Numberer   = (*Provider)(nil)
 	_ provision.Permitted  = (*Provider)(nil)
 
 	_ provision.ConsoleReader   = (*Provider)(nil)

@@ -232,13 +232,22 @@ func (p *reader) slice(ctx context.Context, s sight, st state, rec record, t *co
 		if gcp.ClassOf(err) != gcp.Unknown {
 			return out, err // the API did not answer
 		}
+		if rec.ID == "" { // the VMs of others have no startup script that tells it
+			out.Untold = workersOf(names, byName)
+		}
 		return out, nil
 	}
-	for _, name := range order {
-		_, internal, external := addresses(byName[name])
-		out.Workers = append(out.Workers, tpu.Worker{Name: name, Internal: internal, External: external})
-	}
+	out.Workers = workersOf(order, byName)
 	return out, nil
+}
+
+func workersOf(names []string, byName map[string]*computepb.Instance) []tpu.Worker {
+	all := make([]tpu.Worker, len(names))
+	for i, name := range names {
+		_, internal, external := addresses(byName[name])
+		all[i] = tpu.Worker{Name: name, Internal: internal, External: external}
+	}
+	return all
 }
 
 // common returns the metadata that all VMs have.

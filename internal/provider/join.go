@@ -44,6 +44,7 @@ var (
 	_ provision.Partial    = (*Joined)(nil)
 
 	_ provision.AttributeReader = (*Joined)(nil)
+	_ provision.Numberer        = (*Joined)(nil)
 )
 
 // besideLimit is how long Joined waits for the list of a provider that it can do without.
@@ -484,6 +485,14 @@ func (j *Joined) Door(ctx context.Context, s tpu.Slice, l provision.Login) (prov
 		return provision.Door{}, nil
 	}
 	return keeper.Door(ctx, s, l)
+}
+
+// Number implements provision.Numberer.
+func (j *Joined) Number(s tpu.Slice) string {
+	if n, ok := provision.As[provision.Numberer](j.of(s.Provider)); ok {
+		return n.Number(s)
+	}
+	return ""
 }
 
 // Explain implements provision.Explainer.

@@ -244,6 +244,13 @@ type AttributeReader interface {
 	Attributes(ctx context.Context, slice, key string) ([]string, error)
 }
 
+// A Numberer is a Provider that learns from the VMs which worker each is.
+type Numberer interface {
+	// Number returns a bash script that makes a VM of the slice tell it. It ends with 0
+	// when it has been told. Until all VMs of a slice have, they are in Slice.Untold.
+	Number(s tpu.Slice) string
+}
+
 // As returns p, or a provider that p wraps, as a T. A provider that wraps another one has
 // a method Unwrap() Provider.
 func As[T any](p Provider) (t T, ok bool) {

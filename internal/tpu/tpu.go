@@ -59,6 +59,7 @@ type Slice struct {
 	Metadata       map[string]string
 
 	Workers []Worker // in networkEndpoints order; empty while the slice is being made
+	Untold  []Worker // its VMs, in no order, if they have not told which worker each is
 }
 
 // FirstEnd returns the first moment at which the provider takes one of the slices away;

@@ -131,6 +131,14 @@ func (d *Reach) find(ctx context.Context, prefix string, only tpu.Numbers, parti
 	if err != nil {
 		return sel, err
 	}
+	if d.number(ctx, slices.Concat(sel.Slices, sel.Unready)) {
+		if nodes, err = d.Cloud.Slices(ctx); err != nil {
+			return sel, fmt.Errorf("list slices in %q: %w", d.Zone, err)
+		}
+		if sel, err = tpu.SelectNumbered(nodes, prefix, only, partial); err != nil {
+			return sel, err
+		}
+	}
 	if len(sel.Slices) > 0 && sel.Slices[0].Name != prefix && only == nil { // a family: check that the set is complete
 		if missing := d.missingFromQueue(ctx, sel); missing != "" {
 			sel.Problems = append(sel.Problems, missing)
