@@ -27,13 +27,14 @@ import (
 	"multihost/internal/testkit/simworker"
 )
 
-// matrixBackends are the workers on which some cells of the matrix run for real,
-// and their marks in its table.
-var matrixBackends = []struct{ name, mark string }{{"process", "ᵖ"}, {"netns", "ⁿ"}}
+// A matrixBackend is a kind of workers on which some cells of a matrix run for real, with
+// their mark in its table.
+type matrixBackend struct{ name, mark string }
 
 // onBackend are the cells that run on the workers of a backend, as a phase for
 // each fault: every phase is among them, and another one on each backend.
-func onBackend(faults []matrixFault, backend int) []int {
+func (on *matrixProvider) onBackend(backend int) []int {
+	faults := matrixFaults(on)
 	chosen, used := make([]int, len(faults)), make([]int, len(matrixPhases))
 	for f, fault := range faults {
 		chosen[f] = -1
@@ -42,7 +43,7 @@ func onBackend(faults []matrixFault, backend int) []int {
 			if fault.inRun {
 				p = slices.Index(matrixPhases, "run")
 			}
-			if p >= fault.from && (chosen[f] < 0 || used[p] < used[chosen[f]]) {
+			if fault.can(p, on) && (chosen[f] < 0 || used[p] < used[chosen[f]]) {
 				chosen[f] = p
 			}
 		}
@@ -52,9 +53,9 @@ func onBackend(faults []matrixFault, backend int) []int {
 }
 
 // marks are those of a cell in the table.
-func marks(fault, phase int) (text string) {
-	for b, backend := range matrixBackends {
-		if onBackend(matrixFaults(), b)[fault] == phase {
+func (on *matrixProvider) marks(fault, phase int) (text string) {
+	for b, backend := range on.backends {
+		if on.onBackend(b)[fault] == phase {
 			text += backend.mark
 		}
 	}
@@ -83,24 +84,26 @@ func TestMatrixOnRealWorkers(t *testing.T) {
 	}
 	identity, err := sshkey.Create(filepath.Join(t.TempDir(), "key"))
 	testkit.Must(t, err)
-	faults := matrixFaults()
-	names := make([]string, len(faults))
-	for f, fault := range faults {
-		names[f] = fault.name
+	for _, on := range []*matrixProvider{onTPU, onGCE} {
+		on.onRealWorkers(t, identity)
 	}
-	doc := openMatrix(t, matrixMark, matrixPhases, names)
-	for b, backend := range matrixBackends {
-		t.Run(backend.name, func(t *testing.T) {
+}
+
+func (on *matrixProvider) onRealWorkers(t *testing.T, identity *sshkey.Identity) {
+	faults := matrixFaults(on)
+	doc := openMatrix(t, on.mark, matrixPhases, namesOf(faults))
+	for b, backend := range on.backends {
+		t.Run(on.name+"/"+backend.name, func(t *testing.T) {
 			t.Parallel()
 			if backend.name == "netns" {
 				simworker.NeedNetns(t)
 			}
-			chosen := onBackend(faults, b)
+			chosen := on.onBackend(b)
 			var cells [][2]int // what takes longest comes first
 			for f, fault := range faults {
 				for p := range matrixPhases {
 					switch {
-					case p < fault.from || p != chosen[f] && !wholeMatrix():
+					case !fault.can(p, on) || p != chosen[f] && !wholeMatrix():
 					case fault.inRun:
 						cells = slices.Insert(cells, 0, [2]int{f, p})
 					default:
@@ -119,9 +122,10 @@ func TestMatrixOnRealWorkers(t *testing.T) {
 				f, p := cell[0], cell[1]
 				slots <- struct{}{}
 				c := newRealCell(t, identity, matrixPhases[p], faults[f], backend.name)
+				c.on = on
 				wg.Go(func() {
 					defer func() { <-slots }()
-					doc.set(t, f, p, c.run()+marks(f, p))
+					doc.set(t, f, p, c.run()+on.marks(f, p))
 				})
 			}
 			wg.Wait()
@@ -345,6 +349,7 @@ type realVM struct {
 	spec worker.Spec
 	mu   sync.Mutex
 	up   bool
+	fell int // how often it has gone down
 }
 
 // An innerVM is one with a network of its own.
@@ -391,4 +396,22 @@ func (vm *realVM) goneDown() {
 	vm.mu.Lock()
 	defer vm.mu.Unlock()
 	vm.up = false
+	vm.fell++
+}
+
+func (vm *realVM) downs() int {
+	vm.mu.Lock()
+	defer vm.mu.Unlock()
+	return vm.fell
+}
+
+// SetFault counts a reboot that leaves the machine down.
+func (vm *realVM) SetFault(f worker.Fault) error {
+	err := vm.Machine.SetFault(f)
+	if f.Kind == worker.Reboot && f.Duration > 0 {
+		vm.mu.Lock()
+		vm.fell++
+		vm.mu.Unlock()
+	}
+	return err
 }

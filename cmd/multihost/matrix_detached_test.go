@@ -228,7 +228,7 @@ func (s *lonelyStage) run(story *testkit.Buffer) (result string) {
 	if err != nil {
 		return failed("%v", err)
 	}
-	o := matrixJob(s.dir, s.access)
+	o := matrixJob(s.dir, s.access, onTPU.asks(matrixFault{}))
 	o.TTL = timeToLive
 	if s.fault.short {
 		o.TTL = shortLife

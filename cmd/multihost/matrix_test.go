@@ -35,7 +35,6 @@ import (
 	"multihost/internal/sshkey"
 	"multihost/internal/stage"
 	"multihost/internal/testkit"
-	"multihost/internal/tpu"
 	"multihost/internal/workers"
 )
 
@@ -44,45 +43,80 @@ var matrixPhases = []string{"requested", "waiting", "provisioning", "connect", "
 
 // A matrixFault is something that happens once, in some phase of a job.
 type matrixFault struct {
-	name    string
-	from    int  // first phase in which it can happen, as an index
-	ends    bool // what runs on the workers does not survive it
-	slow    bool // it takes a limit of many minutes to be noticed
-	inRun   bool // on real workers it happens in the run …
-	trains  bool // … of a training that has a checkpoint
-	strike  func(c *cell)
-	allowed []int // exit statuses that are right
+	name   string
+	only   *matrixProvider // of the slices to which it can happen; nil: all
+	from   int             // first phase in which it can happen, as an index
+	onGCE  int             // the same with Compute Engine, if that is later
+	until  int             // last phase in which it can happen; 0: all
+	ends   bool            // what runs on the workers does not survive it
+	slow   bool            // it takes a limit of many minutes to be noticed
+	bound  bool            // it happens to slices that are not spot
+	keeps  bool            // the slices stay, and are not made again
+	inRun  bool            // on real workers it happens in the run …
+	trains bool            // … of a training that has a checkpoint
+	strike func(c *cell)
+	// allowed are the exit statuses that are right.
+	allowed []int
+}
+
+// can reports whether the fault can happen in a phase to slices of a provider.
+func (f matrixFault) can(phase int, on *matrixProvider) bool {
+	from := f.from
+	if on == onGCE {
+		from = max(from, f.onGCE)
+	}
+	return phase >= from && (f.until == 0 || phase <= f.until)
 }
 
 const (
-	fromProvisioning = 2
-	fromConnect      = 3
+	untilWaiting      = 1
+	fromProvisioning  = 2
+	untilProvisioning = 2
+	fromConnect       = 3
 )
 
-func matrixFaults() []matrixFault {
-	inject := func(text string) func(c *cell) {
-		return func(c *cell) { c.inject(text) }
+func matrixFaults(on *matrixProvider) []matrixFault {
+	// inject sets a fault of the simulator: the first one on queued resources, the second one
+	// on slices that Compute Engine makes.
+	inject := func(tpu, compute string) func(c *cell) {
+		return func(c *cell) {
+			if c.on == onGCE {
+				tpu = compute
+			}
+			c.inject(tpu)
+		}
 	}
+	both := func(text string) func(c *cell) { return inject(text, text) }
 	for2m := func(code int) func(c *cell) {
 		return func(c *cell) { c.outage(code, 2*time.Minute) }
 	}
-	return []matrixFault{
-		{name: "one slice of two preempted", from: fromProvisioning, ends: true, strike: inject("preempt node=m-1"), allowed: []int{0}},
-		{name: "queued resource suspended", ends: true, inRun: true, trains: true, strike: inject("qr-suspended qr=m"), allowed: []int{0}},
-		{name: "queued resource failed", ends: true, strike: inject("qr-failed qr=m message='an internal error has occurred'"), allowed: []int{0}},
-		{name: "no capacity any more", ends: true, strike: inject("qr-failed qr=m"), allowed: []int{0, exitTempFail}},
-		{name: "maintenance of one slice", from: fromConnect, slow: true, strike: inject("maintenance node=m-1"), allowed: []int{0}},
+	all := []matrixFault{
+		{name: "one slice of two preempted", from: fromProvisioning, ends: true, strike: inject("preempt node=m-1", "group-preempt group=m-1"), allowed: []int{0}},
+		{name: "all slices suspended", onGCE: fromProvisioning, ends: true, inRun: true, trains: true, strike: inject("qr-suspended qr=m", "group-preempt group=m-*"), allowed: []int{0}},
+		{name: "the request fails", only: onTPU, ends: true, strike: both("qr-failed qr=m message='an internal error has occurred'"), allowed: []int{0}},
+		{name: "the request fails", only: onGCE, strike: both("group-topology state=FAILED group=m-1"), allowed: []int{0}}, // its VMs run on
+		{name: "no capacity any more", ends: true, strike: (*cell).noCapacity, allowed: []int{0, exitTempFail}},
+		{name: "no capacity for 2 minutes", only: onGCE, until: untilWaiting, keeps: true, strike: (*cell).lateCapacity, allowed: []int{0}},
+		{name: "a VM takes 5 minutes to boot", only: onGCE, until: untilProvisioning, keeps: true, strike: (*cell).lateBoot, allowed: []int{0}},
+		{name: "maintenance of one slice", from: fromConnect, slow: true, strike: inject("maintenance node=m-1", "group-maintenance group=m-1"), allowed: []int{0}},
+		{name: "a host fails", only: onGCE, from: fromConnect, ends: true, bound: true, keeps: true, strike: (*cell).hostFails, allowed: []int{0}},
+		{name: "a host fails and is away for 20 minutes", only: onGCE, from: fromConnect, ends: true, slow: true, bound: true, keeps: true, strike: (*cell).hostIsAway, allowed: []int{0}},
+		{name: "the run duration is over", only: onGCE, from: fromConnect, ends: true, bound: true, strike: both("group-run-ends group=m-*"), allowed: []int{0, exitTempFail}},
+		{name: "an admin deletes a VM", only: onGCE, from: fromConnect, ends: true, strike: (*cell).adminDeletesVM, allowed: []int{exitUnavailable, 0}},
 		{name: "an admin deletes it", ends: true, strike: (*cell).adminDeletes, allowed: []int{exitUnavailable, 0}},
 		{name: "API answers 503 for 2 minutes", strike: for2m(http.StatusServiceUnavailable), allowed: []int{0}},
 		{name: "API answers 429 for 2 minutes", strike: for2m(http.StatusTooManyRequests), allowed: []int{0}},
 		{name: "login ended for 2 minutes", strike: for2m(http.StatusUnauthorized), allowed: []int{0}},
-		{name: "a worker reboots", from: fromConnect, ends: true, strike: inject("worker-reboot node=m-1 worker=0"), allowed: []int{0}},
-		{name: "a worker never answers again", from: fromConnect, ends: true, slow: true, inRun: true, strike: inject("worker-unreachable node=m-1 worker=0"), allowed: []int{0}},
+		{name: "a worker reboots", from: fromConnect, ends: true, strike: both("worker-reboot node=m-1 worker=0"), allowed: []int{0}},
+		{name: "a worker never answers again", from: fromConnect, ends: true, slow: true, inRun: true, strike: both("worker-unreachable node=m-1 worker=0"), allowed: []int{0}},
 		{name: "runner killed, job typed again", strike: (*cell).killRunner, allowed: []int{0}},
 		{name: "Ctrl-C", ends: true, strike: (*cell).interrupt, allowed: []int{exitInterrupt, exitOK}},
-		{name: "the runner has no network for 20 minutes", slow: true, inRun: true, strike: func(c *cell) { c.cutOffFor(20 * time.Minute) }, allowed: []int{0}},
+		// Compute Engine is asked in several calls. A job that has only a part yet waits for the API
+		// as long as for any call, ends, and deletes the part once it can.
+		{name: "the runner has no network for 20 minutes", slow: true, inRun: true, strike: func(c *cell) { c.cutOffFor(20 * time.Minute) }, allowed: []int{0, exitUnavailable}},
 		{name: "the runner reaches no worker for 20 minutes", from: fromConnect, slow: true, inRun: true, strike: (*cell).tunnelAway, allowed: []int{0}},
 	}
+	return slices.DeleteFunc(all, func(f matrixFault) bool { return f.only != nil && f.only != on })
 }
 
 // A cell is one job to which one thing happens in one phase.
@@ -90,6 +124,7 @@ type cell struct {
 	t       *testing.T
 	phase   string
 	fault   matrixFault
+	on      *matrixProvider
 	backend string // of the workers; "" is the one that only answers
 	server  *sim.Server
 	ticks   *tickClock
@@ -109,9 +144,10 @@ type cell struct {
 	tunnel  atomic.Bool    // the API is reached by another way than the workers
 	back    sync.WaitGroup // until what is away for a time is back
 	starts  atomic.Int32
-	mu      sync.Mutex // guards what follows
-	down    int        // HTTP status of all answers …
-	downTil time.Time  // … until then
+	made    atomic.Int32 // groups of Compute Engine
+	mu      sync.Mutex   // guards what follows
+	down    int          // HTTP status of all answers …
+	downTil time.Time    // … until then
 }
 
 // A fleet is the workers of a cell.
@@ -123,7 +159,10 @@ type fleet interface {
 }
 
 // A machine is one worker of a fleet.
-type machine interface{ isUp() bool }
+type machine interface {
+	isUp() bool
+	downs() int // how often it has gone down
+}
 
 // hurriedClock is the runner's time.
 type hurriedClock struct {
@@ -190,31 +229,38 @@ func (c *tickClock) advance(d time.Duration) {
 // over HTTP and workers that answer SSH, with a clock that runs a hundred times as
 // fast. In every case nothing of the job is left. The table of results is in
 // docs/reliability.md; -update writes it.
-func TestMatrix(t *testing.T) {
+func TestMatrix(t *testing.T) { runMatrix(t, onTPU) }
+
+func runMatrix(t *testing.T, on *matrixProvider) {
 	identity, err := sshkey.Create(filepath.Join(t.TempDir(), "key"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	faults := matrixFaults()
+	faults := matrixFaults(on)
 	slow := calibrate(t, identity)
-	names := make([]string, len(faults))
-	for f, fault := range faults {
-		names[f] = fault.name
-	}
-	doc := openMatrix(t, matrixMark, matrixPhases, names)
+	doc := openMatrix(t, on.mark, matrixPhases, namesOf(faults))
 	slots := make(chan struct{}, matrixWidth)
 	var wg sync.WaitGroup
 	for p, phase := range matrixPhases {
 		for f, fault := range faults {
-			if p < fault.from {
+			if !fault.can(p, on) {
 				doc.set(t, f, p, "–")
 				continue
 			}
+			if on.few && (p+f)%3 > 0 && phase != "run" && !tableIsWritten() && !testkit.All(t) {
+				continue
+			}
 			c := newCell(t, identity, phase, fault, slow)
+			c.on = on
 			wg.Go(func() {
 				slots <- struct{}{}
 				defer func() { <-slots }()
-				doc.set(t, f, p, c.run()+marks(f, p))
+				t.Run(phase+" × "+fault.name, func(t *testing.T) {
+					c.t = t
+					result := c.run() + on.marks(f, p)
+					t.Log(result)
+					doc.set(t, f, p, result)
+				})
 			})
 		}
 	}
@@ -222,8 +268,12 @@ func TestMatrix(t *testing.T) {
 	doc.close(t)
 }
 
-// matrixMark is where the table is.
-const matrixMark = "matrix: go test ./cmd/multihost -run TestMatrix -update"
+func namesOf(faults []matrixFault) (names []string) {
+	for _, fault := range faults {
+		names = append(names, fault.name)
+	}
+	return names
+}
 
 // matrixWidth is how many jobs run at once: they wait most of the time.
 const matrixWidth = 12
@@ -246,7 +296,7 @@ func calibrate(t *testing.T, identity *sshkey.Identity) float64 {
 
 func newCell(t *testing.T, identity *sshkey.Identity, phase string, fault matrixFault, slow float64) *cell {
 	patience := time.Duration(float64(time.Second) * slow)
-	c := &cell{t: t, phase: phase, fault: fault, over: make(chan struct{}), begin: time.Now(), clock: hurriedClock{time.Now(), fault.speed() / slow},
+	c := &cell{t: t, phase: phase, fault: fault, on: onTPU, over: make(chan struct{}), begin: time.Now(), clock: hurriedClock{time.Now(), fault.speed() / slow},
 		ticks: &tickClock{now: time.Now(), timers: map[chan time.Time]time.Time{}}, dir: t.TempDir()}
 	c.access = overssh.Access{Login: "quick", Identity: identity, KnownHosts: filepath.Join(c.dir, "known_hosts"),
 		ConnectTimeout: patience, RetryFor: patience, MaxDials: 8}
@@ -286,6 +336,9 @@ func (c *cell) run() string {
 	if left := c.leftovers(); left != "" {
 		complain("%s is left", left)
 	}
+	if made := c.made.Load(); c.fault.keeps && made != 2 {
+		complain("%d groups were made, and 2 are needed", made)
+	}
 	if c.backend != "" && c.fault.trains {
 		if err := c.wentOn(); err != nil {
 			complain("%v", err)
@@ -314,6 +367,7 @@ func (c *cell) setUp() (err error) {
 		return err
 	}
 	c.front = httptest.NewServer(http.HandlerFunc(c.serve))
+	c.on.starts(c)
 	return nil
 }
 
@@ -375,15 +429,14 @@ func (c *cell) job(ctx context.Context, dir string, leave <-chan struct{}, sink 
 	defer cloud.Close()
 	access := c.access
 	access.Port = c.fleet.Port()
-	queue := qr.New(cloud)
 	typed := &stage.Invocation{Sink: sink, Clock: c.clock, Leave: leave}
 	d := &deps{
-		Reach:  &workers.Reach{Invocation: typed, Place: provision.Place{Project: sim.DefaultProject, Zone: sim.DefaultZone}, Cloud: queue.Provider(""), Access: access},
+		Reach:  &workers.Reach{Invocation: typed, Place: provision.Place{Project: sim.DefaultProject, Zone: sim.DefaultZone}, Cloud: c.on.open(cloud), Access: access},
 		Keeper: &record.Keeper{Of: typed, StateDir: dir, Owner: "ann@laptop", ExitStatus: exitCode},
 		Agents: agents(), Networks: network.New(cloud, qr.LifeOf),
 	}
 	overSSH(d, nil)
-	o := matrixJob(c.dir, c.access)
+	o := matrixJob(c.dir, c.access, c.on.asks(c.fault))
 	if c.fault.slow {
 		o.Run.StartLimit = 5 * time.Minute // of its time
 	}
@@ -395,13 +448,9 @@ func (c *cell) job(ctx context.Context, dir string, leave <-chan struct{}, sink 
 }
 
 // matrixJob is the job of a cell.
-func matrixJob(dir string, reach overssh.Access) job.JobOptions {
-	ty, err := tpu.ParseType("v5litepod-4")
-	if err != nil {
-		panic(err)
-	}
+func matrixJob(dir string, reach overssh.Access, request provision.Request) job.JobOptions {
 	o := job.JobOptions{
-		Request: qr.Request{ID: "m", NodeCount: 2, NodePrefix: "m", Type: ty, Tier: qr.Spot}.Neutral(),
+		Request: request,
 		Run: attempt.Options{Prefix: "m", Run: "m", UseExisting: false, Dir: filepath.Join(dir, "src"), Script: "train", Preflight: "apply",
 			NUMA: preflight.NUMAOff, FailFast: true, Grace: 100 * time.Millisecond, SyncTimeout: time.Minute, StartLimit: 20 * time.Second, Patience: follow.Patience{Lost: 10 * time.Minute, Log: 10 * time.Minute}},
 		Budget: job.Budget{Preemptions: -1},
@@ -443,8 +492,7 @@ func (c *cell) strike() {
 	})
 }
 
-// serve is the way from the runner to the API. It knows the phases in which
-// there is nothing but a queued resource, by what it tells the runner.
+// serve is the way from the runner to the API.
 func (c *cell) serve(w http.ResponseWriter, r *http.Request) {
 	if c.fleet.isDead() && !c.tunnel.Load() {
 		panic(http.ErrAbortHandler)
@@ -461,21 +509,7 @@ func (c *cell) serve(w http.ResponseWriter, r *http.Request) {
 		fmt.Fprintf(w, `{"error": {"code": %d, "message": "Request had invalid authentication credentials or came at a bad time."}}`, down)
 		return
 	}
-	answer := httptest.NewRecorder()
-	c.server.ServeHTTP(answer, r)
-	body := strings.ReplaceAll(answer.Body.String(), `": "`, `":"`) // with indentation or without
-	if r.Method == http.MethodGet && strings.HasSuffix(r.URL.Path, "/queuedResources/m") {
-		for _, seen := range []struct{ state, phase string }{
-			{"CREATING", "requested"}, {"ACCEPTED", "requested"}, {"WAITING_FOR_RESOURCES", "waiting"}, {"PROVISIONING", "provisioning"},
-		} {
-			if seen.phase == c.phase && strings.Contains(body, `"state":"`+seen.state+`"`) {
-				c.strike()
-			}
-		}
-		c.ticks.tick()
-	} else if strings.Contains(r.URL.Path, "/operations/") && !strings.Contains(body, `"verb":"create"`) {
-		c.ticks.tick()
-	}
+	answer := c.on.serve(c, r)
 	if c.fleet.isDead() && !c.tunnel.Load() {
 		panic(http.ErrAbortHandler)
 	}
@@ -489,18 +523,13 @@ func (c *cell) serve(w http.ResponseWriter, r *http.Request) {
 // inject sets a fault of the simulator and waits until what it takes away is
 // gone: else a command might end well in the moment before.
 func (c *cell) inject(text string) {
-	fault, err := sim.ParseFault(text)
-	if err == nil {
-		_, err = c.server.Inject(fault)
-	}
-	if err != nil {
-		c.t.Errorf("%s × %s: %v", c.phase, c.fault.name, err)
+	if !c.set(text) {
 		return
 	}
-	switch fault.Name {
-	case "preempt":
+	switch name, _, _ := strings.Cut(text, "=m-1"); name {
+	case "preempt node", "group-preempt group":
 		c.awaitDown("m-1")
-	case "qr-suspended", "qr-failed":
+	case "qr-suspended qr=m", "qr-failed qr=m", "qr-failed qr=m message='an internal error has occurred'", "group-run-ends group=m-*", "group-preempt group=m-*":
 		c.awaitDown("")
 	}
 }
@@ -521,16 +550,26 @@ func (c *cell) awaitDown(node string) {
 	}
 }
 
-// adminDeletes deletes the queued resource from elsewhere.
+// adminDeletes deletes the slices and their request from elsewhere.
 func (c *cell) adminDeletes() {
-	req := httptest.NewRequest(http.MethodDelete, "/v2alpha1/projects/"+sim.DefaultProject+"/locations/"+sim.DefaultZone+"/queuedResources/m?force=true", http.NoBody)
-	answer := httptest.NewRecorder()
-	c.server.ServeHTTP(answer, req)
-	if answer.Code != http.StatusOK {
-		c.t.Errorf("%s × %s: %s", c.phase, c.fault.name, answer.Body)
-		return
+	if c.on == onGCE {
+		for _, group := range c.namesIn(inZone + "instanceGroupManagers") {
+			c.elsewhere(http.MethodDelete, inZone+"instanceGroupManagers/"+group)
+		}
+	} else {
+		c.elsewhere(http.MethodDelete, inTPU+"queuedResources/m?force=true")
 	}
 	c.awaitDown("")
+}
+
+// elsewhere is a request that the runner knows nothing of.
+func (c *cell) elsewhere(method, path string) string {
+	answer := httptest.NewRecorder()
+	c.server.ServeHTTP(answer, httptest.NewRequest(method, path, http.NoBody))
+	if answer.Code != http.StatusOK {
+		c.t.Errorf("%s × %s: %s", c.phase, c.fault.name, answer.Body)
+	}
+	return strings.TrimSpace(answer.Body.String())
 }
 
 // outage lets the API answer with code for a time of the runner's clock.
@@ -670,11 +709,9 @@ func (c *cell) race(after time.Duration, astride bool) {
 
 // leftovers names what the simulator still has.
 func (c *cell) leftovers() string {
-	for _, what := range []string{"queuedResources", "nodes"} {
-		answer := httptest.NewRecorder()
-		c.server.ServeHTTP(answer, httptest.NewRequest(http.MethodGet, "/v2alpha1/projects/"+sim.DefaultProject+"/locations/"+sim.DefaultZone+"/"+what, http.NoBody))
-		if body := strings.TrimSpace(answer.Body.String()); body != "{}" {
-			return what + ": " + body
+	for _, kind := range c.on.kinds {
+		if body := c.elsewhere(http.MethodGet, kind); body != "{}" && (c.on == onTPU || strings.Contains(body, `"items"`)) {
+			return kind + ": " + body
 		}
 	}
 	return ""

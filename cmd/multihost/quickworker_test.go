@@ -73,6 +73,7 @@ func (b *quickWorkers) Start(_ context.Context, spec worker.Spec) (worker.Machin
 	b.mu.Lock()
 	b.vms[spec.Node+"/"+strconv.Itoa(spec.Index)] = vm
 	b.mu.Unlock()
+	tellPlace(spec)
 	return vm, nil
 }
 
@@ -123,6 +124,7 @@ type quickVM struct {
 	listener net.Listener
 	conns    map[net.Conn]bool
 	down     chan struct{} // closed when it goes down
+	fallen   int           // how often it has gone down
 	silent   bool          // until the next boot it answers nobody
 	unread   chan struct{} // until it is closed no log is read to its end; nil: each is
 	runs     map[string]*quickRun
@@ -167,6 +169,7 @@ func (vm *quickVM) goDown() {
 	if vm.listener != nil {
 		vm.listener.Close()
 		close(vm.down)
+		vm.fallen++
 		vm.listener = nil
 	}
 	for _, r := range vm.runs {
@@ -192,6 +195,12 @@ func (vm *quickVM) isUp() bool {
 	vm.mu.Lock()
 	defer vm.mu.Unlock()
 	return vm.listener != nil
+}
+
+func (vm *quickVM) downs() int {
+	vm.mu.Lock()
+	defer vm.mu.Unlock()
+	return vm.fallen
 }
 
 func (vm *quickVM) Addr() string     { return vm.addr }
@@ -220,6 +229,10 @@ func (vm *quickVM) SetFault(f worker.Fault) error {
 		vm.cut()
 		return nil
 	case worker.Reboot:
+		if f.Duration > 0 { // until somebody boots it
+			vm.goDown()
+			return nil
+		}
 		return vm.Reboot(context.Background())
 	}
 	return fmt.Errorf("quick workers have no fault %s", f.Kind)
