@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"time"
 )
 
@@ -81,7 +82,7 @@ func (w *lifeWorld) offlineFor(machine int, d time.Duration) {
 	w.later(d, func() { m.setOffline(false) })
 }
 
-func (w *lifeWorld) starveFor(d time.Duration) { w.injectFor("no-capacity qr=m", "no-capacity", d) }
+func (w *lifeWorld) starveFor(d time.Duration) { w.injectFor("no-capacity", "no-capacity", d) }
 
 // injectFor sets a fault of the simulator for a time. It is a legal one.
 func (w *lifeWorld) injectFor(text, name string, d time.Duration) {
@@ -89,16 +90,45 @@ func (w *lifeWorld) injectFor(text, name string, d time.Duration) {
 	w.later(d, func() { _, _ = w.server.Clear(name) })
 }
 
-// deleteByPerson deletes the queued resource as somebody does with gcloud.
+// deleteByPerson deletes the slices as somebody does with gcloud.
 func (w *lifeWorld) deleteByPerson() {
-	if !w.resource().exists {
-		return
+	if w.story.onGCE {
+		for n := range lifeSlices {
+			w.groupGoes(lifeDeed{worker: n})
+		}
+	} else if w.resource().exists {
+		w.deletedBy(byPerson, http.MethodDelete, lifeQR+"?force=true")
 	}
-	w.mu.Lock()
-	w.deletes = byPerson
-	w.mu.Unlock()
-	if w.ask(http.MethodDelete, lifeQR+"?force=true").Code == http.StatusOK {
-		w.note(lifeFact{kind: factDeleted, who: byPerson})
+}
+
+// hit sets a fault of the simulator for the slice that a deed hits. One that lasts ends after
+// its time.
+func (w *lifeWorld) hit(text string, d lifeDeed) error {
+	text = strings.ReplaceAll(text, "%d", fmt.Sprint(d.worker%lifeSlices))
+	err := w.inject(text)
+	if err == nil && d.lasts > 0 {
+		name, _, _ := strings.Cut(text, " ")
+		w.later(d.lasts, func() { _, _ = w.server.Clear(name) })
+	}
+	return err
+}
+
+// runEnds makes the longest run of a slice end.
+func (w *lifeWorld) runEnds(d lifeDeed) {
+	if w.hit("group-run-ends group=m-%d", d) == nil {
+		w.note(lifeFact{kind: factExpired})
+	}
+}
+
+// groupGoes lets a person delete a slice.
+func (w *lifeWorld) groupGoes(d lifeDeed) {
+	w.deletedBy(byPerson, http.MethodDelete, fmt.Sprintf("%sinstanceGroupManagers/m-%d", inZone, d.worker%lifeSlices))
+}
+
+// vmGoes lets a person delete a VM.
+func (w *lifeWorld) vmGoes(d lifeDeed) {
+	if vm := w.on(d.worker); vm != nil {
+		w.deletedBy(byPerson, http.MethodDelete, inZone+"instances/"+vm.spec.Name)
 	}
 }
 

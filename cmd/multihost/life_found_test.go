@@ -143,6 +143,28 @@ func TestLifeStoriesFound(t *testing.T) {
 				deed("type job", laptop, 3*time.Minute), {what: "maintenance of", worker: 1, then: 10 * time.Second},
 				deed("SIGHUP", laptop, 10*time.Second), deed("type attach", desk, 20*time.Minute),
 			}}, []map[string]int{{"job 1 of laptop": 128 + 1, "attach 1 of desk": 3}}, 0},
+		{"a person deletes the only VM of a slice that Compute Engine makes",
+			lifeStory{onGCE: true, bound: true, lasts: 10 * time.Minute, steps: []lifeDeed{
+				deed("type job", laptop, 2*time.Minute), {what: "a person deletes a VM of", then: 40 * time.Minute},
+			}}, []map[string]int{{"job 1 of laptop": 0}}, 0},
+		{"a person deletes one of two slices that Compute Engine makes, whose job is left",
+			lifeStory{onGCE: true, bound: true, lasts: 40 * time.Minute, steps: []lifeDeed{
+				deed("type job at a terminal", laptop, 10*time.Minute), {what: "a person deletes the group of", worker: 1, then: time.Second}, deed("Ctrl-C and the answer detach", laptop, 10*time.Minute),
+			}}, []map[string]int{{"job 1 of laptop": exitInterrupt}}, 0},
+		{"gc finds a slice that Compute Engine has left, with a log",
+			lifeStory{onGCE: true, lasts: 3 * time.Minute, steps: []lifeDeed{
+				deed("type job at a terminal", laptop, 2*time.Minute), deed("Ctrl-C and the answer detach", laptop, time.Second), {what: "preempted is", worker: 1, then: 10 * time.Minute},
+				deed("type gc --delete", laptop, time.Minute),
+			}}, []map[string]int{{"job 1 of laptop": exitInterrupt, "gc 2 of laptop": 0}}, 0},
+		{"a job is typed again when Compute Engine has left one of its slices, with a log",
+			lifeStory{onGCE: true, lasts: 10 * time.Minute, steps: []lifeDeed{
+				deed("type job at a terminal", laptop, 5*time.Minute), deed("Ctrl-C and the answer detach", laptop, 5*time.Minute), {what: "preempted is", worker: 0, then: 10 * time.Minute},
+				deed("type job", laptop, 30*time.Minute),
+			}}, []map[string]int{{"job 1 of laptop": exitInterrupt, "job 2 of laptop": 0}}, 0},
+		{"a host fails, and Compute Engine repairs the slice",
+			lifeStory{onGCE: true, bound: true, workers: 2, lasts: 3 * time.Minute, steps: []lifeDeed{
+				deed("type job", laptop, 2*time.Minute), {what: "no slice is repaired", lasts: 20 * time.Minute, then: time.Second}, {what: "the host fails of", worker: 1, then: 40 * time.Minute},
+			}}, []map[string]int{{"job 1 of laptop": 0}}, 0},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			if tt.story.needs(fullDisk) && !hasSmallDisk() {

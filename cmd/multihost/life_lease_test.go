@@ -7,8 +7,6 @@ import (
 	"io"
 	"math/rand/v2"
 	"net/http"
-	"net/http/httptest"
-	"path"
 	"strconv"
 	"strings"
 	"testing/fstest"
@@ -45,7 +43,8 @@ type lifeLease struct {
 
 // lifeTerms are the terms of a lease. Times are in seconds.
 type lifeTerms struct {
-	run, resource, label                                string
+	run                                                 string
+	deletions                                           []agent.Deletion
 	total, adopt, lease, fresh, hold, ttl, grace, asked int
 	keep                                                string
 	keepFor, look                                       int
@@ -68,12 +67,10 @@ func (t *lifeTerms) read(text string) {
 			if t.run == "" {
 				t.run = value
 			}
-		case "resource":
-			t.resource = value
 		case "deletion":
 			var d agent.Deletion
 			if json.Unmarshal([]byte(value), &d) == nil {
-				t.label = path.Base(d.Proof.Path) + "=" + d.Proof.Value
+				t.deletions = append(t.deletions, d)
 			}
 		case "keep":
 			t.keep = value
@@ -96,17 +93,6 @@ func (l *lifeLease) boot(vm *lifeVM, text string) {
 		l.known = true
 	}
 	l.start(vm)
-}
-
-func (vm *lifeVM) metadata(name string) string {
-	req := httptest.NewRequest(http.MethodGet, "/computeMetadata/v1/instance/"+name, http.NoBody)
-	req.Header.Set("Metadata-Flavor", "Google")
-	answer := httptest.NewRecorder()
-	vm.spec.Metadata.ServeHTTP(answer, req)
-	if answer.Code != http.StatusOK {
-		return ""
-	}
-	return answer.Body.String()
 }
 
 // start starts the watch unless one lives; the caller holds vm.mu.

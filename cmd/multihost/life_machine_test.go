@@ -33,7 +33,6 @@ import (
 	"multihost/internal/runs"
 	"multihost/internal/sim"
 	"multihost/internal/stage"
-	"multihost/internal/tpu"
 	"multihost/internal/workers"
 )
 
@@ -268,10 +267,10 @@ func (p *lifeProcess) makeDeps() *deps {
 	sink := event.SinkFunc(p.emit)
 	cloud := gcp.New(gcp.Config{Project: sim.DefaultProject, Zone: sim.DefaultZone, DisableAuth: true, TPUEndpoint: "http://cloud/",
 		ComputeEndpoint: "http://cloud/compute/v1/", Transport: &lifeWay{w, p}, Sink: sink, LoginWait: access.LoginWait})
-	queue := qr.New(cloud)
-	source, carried := provision.Provider(lifeQueue{queue.Provider(w.root)}), noAgent()
+	whole := w.story.provider().open(cloud, w.root)
+	source, carried := provision.Provider(lifeQueue{whole}), noAgent()
 	if w.real != nil {
-		source, carried = queue.Provider(w.root), agents()
+		source, carried = whole, agents()
 	}
 	typed := &stage.Invocation{Sink: sink, Clock: gcp.SystemClock, Leave: p.signalled.Leave}
 	d := &deps{
@@ -313,12 +312,8 @@ func (p *lifeProcess) do(ctx context.Context) error {
 
 // job returns the job of the story.
 func (s lifeStory) job(w *lifeWorld) job.JobOptions {
-	ty, err := tpu.ParseType([]string{"v5litepod-4", "v4-16"}[s.perSlice()-1])
-	if err != nil {
-		panic(err)
-	}
 	o := job.JobOptions{
-		Request: qr.Request{ID: "m", NodeCount: lifeSlices, NodePrefix: "m", Type: ty, Tier: qr.Spot}.Neutral(),
+		Request: s.provider().asks(s),
 		Run: attempt.Options{Prefix: "m", Run: "m", Dir: filepath.Join(w.dir, "src"), Script: "train", Preflight: "apply", NUMA: preflight.NUMAOff,
 			FailFast: true, Grace: 5 * time.Second, SyncTimeout: time.Minute, StartLimit: 2 * time.Minute,
 			Patience: follow.Patience{Lost: lifeLost, Log: 5 * time.Minute}},

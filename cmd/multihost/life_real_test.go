@@ -29,7 +29,8 @@ import (
 
 // TestLifeOnRealWorkers tells short random stories of the same kind as TestLife, on
 // workers of the simulator that run everything for real, by the real clock, and judges
-// them by the same rules. LIFE_REAL_STORIES and LIFE_REAL_SEED say how many and which.
+// them by the same rules. LIFE_REAL_STORIES and LIFE_REAL_SEED say how many and which. A
+// tenth as many are of slices that Compute Engine makes.
 func TestLifeOnRealWorkers(t *testing.T) {
 	testkit.OnlyInAll(t, "TestLife")
 	besideOthers(t)
@@ -42,17 +43,22 @@ func TestLifeOnRealWorkers(t *testing.T) {
 	began := time.Now()
 	var started atomic.Int64
 	var wg sync.WaitGroup
-	for i := range stories {
-		slots <- struct{}{}
-		wg.Go(func() {
-			defer func() { <-slots }()
-			story := lifeStories(realDraw).Example(seed*1_000_000 + i)
-			why, starts := tellRealStory(t, story, kit)
-			started.Add(int64(starts))
-			if why != "" {
-				t.Errorf("story %d of LIFE_REAL_SEED=%d: %s\n%s", i, seed, story, why)
-			}
-		})
+	for _, part := range []struct {
+		from    lifeDraw
+		stories int
+	}{{realDraw, stories}, {realOnGCE(), (stories + 9) / 10}} {
+		for i := range part.stories {
+			slots <- struct{}{}
+			wg.Go(func() {
+				defer func() { <-slots }()
+				story := lifeStories(part.from).Example(seed*1_000_000 + i)
+				why, starts := tellRealStory(t, story, kit)
+				started.Add(int64(starts))
+				if why != "" {
+					t.Errorf("story %d of LIFE_REAL_SEED=%d: %s\n%s", i, seed, story, why)
+				}
+			})
+		}
 	}
 	wg.Wait()
 	t.Logf("%d stories of seed %d in %s: the command has started on %d workers", stories, seed, time.Since(began).Round(time.Millisecond), started.Load())
@@ -82,6 +88,15 @@ var realDraw = lifeDraw{
 	workers:     []int{1},
 	fewest:      2,
 	steps:       5,
+}
+
+// realOnGCE is realDraw for slices that Compute Engine makes. --ttl has them deleted within
+// minutes in any case.
+func realOnGCE() lifeDraw {
+	from := realDraw
+	from.onGCE, from.ttls = true, []time.Duration{2 * time.Minute}
+	from.deeds = append(slices.Clone(from.deeds), "the host fails of", "the host fails of", "no slice is repaired")
+	return from
 }
 
 // tellRealStory tells one story and returns how it breaks a rule, "" if it keeps all, and

@@ -22,6 +22,9 @@ type lifeStory struct {
 	lasts                 time.Duration // of the command
 	fails                 int           // the attempt that fails on a worker; 0: none does
 	steps                 []lifeDeed
+
+	onGCE bool // Compute Engine makes the slices; else they are a queued resource
+	bound bool // … and they are on demand, with the longest run that every job has there; else spot
 }
 
 // A workerFate is how the command runs on one worker.
@@ -75,6 +78,9 @@ func (d lifeDeed) String() string {
 func (s lifeStory) String() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "job of 2 × %d with --lease=%s --ttl=%s, keep: %q, --max-restarts=%d --max-preemptions=%d; its command takes %s", s.perSlice(), s.lease, s.ttl, s.keep, s.restarts, s.preemptions, s.lasts)
+	if s.onGCE {
+		fmt.Fprintf(&b, "; on Compute Engine, on demand: %v", s.bound)
+	}
 	if s.fails > 0 {
 		fmt.Fprintf(&b, " and fails on m-1 in attempt %d", s.fails)
 	}
@@ -99,6 +105,7 @@ type lifeDeedKind struct {
 	often int  // how often it is drawn, beside the others
 	wide  int  // how often it is drawn besides, if the draw is wide
 	loss  bool // it costs the run an attempt
+	onGCE bool // it happens only to slices that Compute Engine makes
 	do    func(w *lifeWorld, d lifeDeed)
 }
 
@@ -135,10 +142,22 @@ func lifeDeeds() map[string]lifeDeedKind {
 			w.mu.Unlock()
 		}
 	}
-	fault := func(text string) func(w *lifeWorld, d lifeDeed) {
+	// fault sets a fault of the simulator: the first one on a queued resource, the second one on
+	// slices that Compute Engine makes. It may have nothing to hit.
+	fault := func(tpu, compute string) func(w *lifeWorld, d lifeDeed) {
 		return func(w *lifeWorld, d lifeDeed) {
-			_ = w.inject(strings.ReplaceAll(text, "%d", fmt.Sprint(d.worker%lifeSlices))) // it may have nothing to hit
+			if w.story.onGCE {
+				tpu = compute
+			}
+			if w.story.bound { // nobody preempts such VMs
+				tpu = strings.Replace(tpu, "group-preempt", "group-host-error", 1)
+			}
+			_ = w.hit(tpu, d)
 		}
+	}
+	onGCE := func(k lifeDeedKind, text string) lifeDeedKind {
+		k.onGCE, k.do = true, fault("", text)
+		return k
 	}
 	away := func(how string) func(w *lifeWorld, d lifeDeed) {
 		return func(w *lifeWorld, d lifeDeed) { w.awayFor(d.worker, how, d.lasts) }
@@ -167,11 +186,11 @@ func lifeDeeds() map[string]lifeDeedKind {
 		fullDisk:                         {on: onMachine, lasts: true, often: 2, do: func(w *lifeWorld, d lifeDeed) { w.fillFor(d.machine, d.lasts) }},
 		"the next 3 calls are done and not answered": {often: 1, do: func(w *lifeWorld, _ lifeDeed) { w.mu.Lock(); w.drops = 3; w.mu.Unlock() }},
 		"no capacity":                      {lasts: true, often: 1, do: func(w *lifeWorld, d lifeDeed) { w.starveFor(d.lasts) }},
-		"the queued resource fails":        {often: 1, loss: true, do: fault("qr-failed qr=m message='an internal error has occurred'")},
-		"the queued resource is suspended": {often: 2, loss: true, do: fault("qr-suspended qr=m")},
-		"preempted is":                     {on: onWorker, often: 2, loss: true, do: fault("preempt node=m-%d")},
-		"maintenance of":                   {on: onWorker, often: 1, loss: true, do: fault("maintenance node=m-%d")},
-		"a reboot of":                      {on: onWorker, often: 2, loss: true, do: fault("worker-reboot node=m-%d")},
+		"the queued resource fails":        {often: 1, loss: true, do: fault("qr-failed qr=m message='an internal error has occurred'", "group-error group=m-1 n=1")},
+		"the queued resource is suspended": {often: 2, loss: true, do: fault("qr-suspended qr=m", "group-preempt group=m-*")},
+		"preempted is":                     {on: onWorker, often: 2, loss: true, do: fault("preempt node=m-%d", "group-preempt group=m-%d")},
+		"maintenance of":                   {on: onWorker, often: 1, loss: true, do: fault("maintenance node=m-%d", "group-maintenance group=m-%d")},
+		"a reboot of":                      {on: onWorker, often: 2, loss: true, do: fault("worker-reboot node=m-%d", "worker-reboot node=m-%d")},
 		"no answer from":                   {on: onWorker, lasts: true, often: 4, do: away("hang")},
 		nobodyAnswers:                      {lasts: true, often: 1, do: func(w *lifeWorld, d lifeDeed) { w.allAwayFor(d.lasts) }},
 		"connections are refused by":       {on: onWorker, lasts: true, often: 2, do: away("refuse")},
@@ -184,11 +203,11 @@ func lifeDeeds() map[string]lifeDeedKind {
 		"the API answers 500":                                  {lasts: true, wide: 1, do: api(500)},
 		"the next 3 calls are not done":                        {wide: 2, do: func(w *lifeWorld, _ lifeDeed) { w.mu.Lock(); w.losses = 3; w.mu.Unlock() }},
 		"changes of a state take 1m more":                      {lasts: true, wide: 2, do: func(w *lifeWorld, d lifeDeed) { w.injectFor("slow-operations delay=1m", "slow-operations", d.lasts) }},
-		"the next operation fails":                             {wide: 1, do: fault("op-error code=500 message='an internal error has occurred' n=1")},
-		"the next deletion is stuck":                           {wide: 2, do: fault("delete-stuck qr=m n=1")},
-		"the queued resource fails when it waits":              {wide: 1, loss: true, do: fault("qr-failed qr=m state=WAITING_FOR_RESOURCES message='an internal error has occurred'")},
-		"the queued resource is suspended when it gets slices": {wide: 1, loss: true, do: fault("qr-suspended qr=m state=PROVISIONING")},
-		"preempted and gone is":                                {on: onWorker, wide: 2, loss: true, do: fault("preempt node=m-%d vanish=true")},
+		"the next operation fails":                             {wide: 1, do: fault("op-error code=500 message='an internal error has occurred' n=1", "compute-op-error message='an internal error has occurred' n=1")},
+		"the next deletion is stuck":                           {wide: 2, do: fault("delete-stuck qr=m n=1", "compute-op-error message='an internal error has occurred' n=1")},
+		"the queued resource fails when it waits":              {wide: 1, loss: true, do: fault("qr-failed qr=m state=WAITING_FOR_RESOURCES message='an internal error has occurred'", "group-error group=m-0 n=1")},
+		"the queued resource is suspended when it gets slices": {wide: 1, loss: true, do: fault("qr-suspended qr=m state=PROVISIONING", "group-preempt group=m-*")},
+		"preempted and gone is":                                {on: onWorker, wide: 2, loss: true, do: fault("preempt node=m-%d vanish=true", "group-preempt group=m-%d")},
 		"somebody deletes the queued resource":                 {wide: 1, loss: true, do: func(w *lifeWorld, _ lifeDeed) { w.deleteByPerson() }},
 		"all workers reboot": {wide: 2, loss: true, do: func(w *lifeWorld, _ lifeDeed) {
 			_ = errors.Join(w.inject("worker-reboot node=m-0"), w.inject("worker-reboot node=m-1"))
@@ -199,6 +218,18 @@ func lifeDeeds() map[string]lifeDeedKind {
 			}
 		}},
 		"connections are accepted, and nothing is said, by": {on: onWorker, lasts: true, wide: 2, do: away("freeze")},
+
+		"no quota":                           onGCE(lifeDeedKind{lasts: true, often: 1}, "group-quota group=m-*"),
+		"a VM does not boot in":              onGCE(lifeDeedKind{on: onWorker, lasts: true, often: 1}, "group-stuck group=m-%d worker=0"),
+		"the VMs end while they are made in": onGCE(lifeDeedKind{on: onWorker, often: 1, loss: true}, "group-error group=m-%d n=1"),
+		"the host fails of":                  onGCE(lifeDeedKind{on: onWorker, often: 3, loss: true}, "group-host-error group=m-%d"),
+		"no slice is repaired":               onGCE(lifeDeedKind{lasts: true, often: 2}, "group-no-recovery group=m-*"),
+		"the topology fails of":              onGCE(lifeDeedKind{on: onWorker, lasts: true, often: 1, loss: true}, "group-topology state=FAILED group=m-%d"),
+		"the topology is damaged of":         onGCE(lifeDeedKind{on: onWorker, lasts: true, often: 1}, "group-topology state=ACTIVE_DEGRADED group=m-%d"),
+		"the topology lacks VMs of":          onGCE(lifeDeedKind{on: onWorker, lasts: true, often: 1, loss: true}, "group-topology state=INCOMPLETE group=m-%d"),
+		"the run duration is over of":        {on: onWorker, often: 1, loss: true, onGCE: true, do: func(w *lifeWorld, d lifeDeed) { w.runEnds(d) }},
+		"a person deletes a VM of":           {on: onWorker, often: 1, loss: true, onGCE: true, do: func(w *lifeWorld, d lifeDeed) { w.vmGoes(d) }},
+		"a person deletes the group of":      {on: onWorker, often: 1, loss: true, onGCE: true, do: func(w *lifeWorld, d lifeDeed) { w.groupGoes(d) }},
 	}
 }
 
@@ -214,12 +245,13 @@ type lifeDraw struct {
 	plots               []lifePlot
 	fewest, steps       int  // how many come after the first one
 	wide                bool // more kinds of faults
+	onGCE               bool
 }
 
 // lifeWhole are all the deeds, with times as people and clouds have them.
 func lifeWhole() lifeDraw {
 	return lifeDraw{
-		deeds:       sortedKeys(lifeDeeds()),
+		deeds:       lifeDeedsOn(false),
 		times:       []time.Duration{time.Second, 10 * time.Second, 40 * time.Second, 2 * time.Minute, 5 * time.Minute, 10 * time.Minute},
 		faults:      []time.Duration{20 * time.Second, 2 * time.Minute, 6 * time.Minute, 20 * time.Minute},
 		leases:      []time.Duration{5 * time.Minute, 5 * time.Minute, 5 * time.Minute, time.Minute, 20 * time.Minute},
@@ -231,6 +263,20 @@ func lifeWhole() lifeDraw {
 		plots:       lifePlots(),
 		steps:       8,
 	}
+}
+
+// lifeDeedsOn returns the deeds that can happen to slices, in a queued resource or made by
+// Compute Engine.
+func lifeDeedsOn(compute bool) []string {
+	kinds := lifeDeeds()
+	return slices.DeleteFunc(sortedKeys(kinds), func(name string) bool { return kinds[name].onGCE && !compute })
+}
+
+// lifeOnGCE is lifeWhole for slices that Compute Engine makes.
+func lifeOnGCE() lifeDraw {
+	from := lifeWhole()
+	from.onGCE, from.deeds = true, lifeDeedsOn(true)
+	return from
 }
 
 // draw draws a deed of one of the names.
@@ -318,6 +364,10 @@ func lifeStories(from lifeDraw) *rapid.Generator[lifeStory] {
 			lasts:       rapid.SampledFrom(from.lasts).Draw(t, "command lasts"),
 			fails:       rapid.SampledFrom([]int{0, 0, 0, 1}).Draw(t, "fails"),
 			workers:     rapid.SampledFrom(from.workers).Draw(t, "workers of a slice"),
+			onGCE:       from.onGCE,
+		}
+		if from.onGCE {
+			s.bound = rapid.Bool().Draw(t, "on demand")
 		}
 		perSlice = s.workers
 		first := lifeDeed{what: rapid.SampledFrom([]string{"type job", "type job at a terminal"}).Draw(t, "first"), then: rapid.SampledFrom(from.times).Draw(t, "then")}

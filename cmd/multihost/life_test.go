@@ -26,9 +26,17 @@ import (
 // head of docs/reliability.md. A story is in a bubble of testing/synctest: hours pass in
 // it as soon as everybody waits. LIFE_STORIES and LIFE_SEED say how many stories and
 // which; with LIFE_WIDE=1 more kinds of faults happen in them.
-func TestLife(t *testing.T) {
+func TestLife(t *testing.T) { tellStories(t, lifeWhole(), envNumber(t, "LIFE_STORIES", 2000)) }
+
+// TestLifeOnComputeEngine is TestLife for slices that Compute Engine makes, with its own
+// faults: LIFE_GCE_STORIES, LIFE_SEED and LIFE_WIDE say how many stories and which.
+func TestLifeOnComputeEngine(t *testing.T) {
+	tellStories(t, lifeOnGCE(), envNumber(t, "LIFE_GCE_STORIES", 200))
+}
+
+func tellStories(t *testing.T, from lifeDraw, stories int) {
+	t.Helper()
 	kit := newLifeKit(t)
-	stories := envNumber(t, "LIFE_STORIES", 2000)
 	setFlag(t, "rapid.checks", strconv.Itoa(stories))
 	setFlag(t, "rapid.seed", strconv.Itoa(envNumber(t, "LIFE_SEED", 1)))
 	setFlag(t, "rapid.nofailfile", "true")
@@ -38,7 +46,6 @@ func TestLife(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer os.RemoveAll(dir)
-	from := lifeWhole()
 	from.wide = envNumber(t, "LIFE_WIDE", 0) > 0
 	told, failed := 0, false
 	began := time.Now()

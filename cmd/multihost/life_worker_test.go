@@ -103,7 +103,7 @@ func (vm *lifeVM) readable() bool {
 // boot does nothing where the machine is up already, since it may be rebooted twice at
 // once, and where it has gone for good.
 func (vm *lifeVM) boot() {
-	terms := vm.metadata("attributes/multihost-lease") // without the lock: the API locks its state, then a worker
+	terms := metadataOf(vm.spec, "attributes/multihost-lease") // without the lock: the API locks its state, then a worker
 	vm.mu.Lock()
 	defer vm.mu.Unlock()
 	if vm.up || vm.removed || vm.world.ctx.Err() != nil {
@@ -160,6 +160,11 @@ func (vm *lifeVM) Stop(context.Context) error {
 }
 
 func (vm *lifeVM) SetFault(f worker.Fault) error {
+	if f.Kind == worker.Reboot && f.Duration > 0 { // until somebody boots it
+		vm.world.note(lifeFact{kind: factGone, who: byCloud, worker: vm.id, text: "its host has failed"})
+		vm.goDown()
+		return nil
+	}
 	if f.Kind == worker.Reboot {
 		vm.world.back.Go(func() { _ = vm.Reboot(vm.world.ctx) })
 		return nil

@@ -69,10 +69,6 @@ type lifeWorld struct {
 	made     bool      // the queued resource exists
 }
 
-// lifeQR is the API's path of the queued resource of the stories, all of which have one
-// job, m.
-const lifeQR = "/v2alpha1/projects/" + sim.DefaultProject + "/locations/" + sim.DefaultZone + "/queuedResources/m"
-
 // lifeStep is how long each change of a state takes in the cloud of a story.
 const lifeStep = 10 * time.Second
 
@@ -212,6 +208,9 @@ func (b *lifeBackend) Start(_ context.Context, spec worker.Spec) (worker.Machine
 	vm := &lifeVM{world: w, spec: spec, addr: fmt.Sprintf("127.91.%d.%d", n/250, n%250+1), key: w.keys[n%len(w.keys)],
 		id: lifeID(spec), runs: map[string]*lifeRun{}, synced: map[string]string{}}
 	vm.boot()
+	if w.story.onGCE {
+		tellPlace(spec)
+	}
 	w.mu.Lock()
 	w.fleet[vm.place()] = vm
 	w.all = append(w.all, vm)
@@ -308,7 +307,7 @@ func (l *lifeWay) RoundTrip(req *http.Request) (*http.Response, error) {
 	}, nil
 }
 
-// A lifeQueue makes queued resources without the text of their startup script, which the
+// A lifeQueue makes slices without the text of their startup script, which the
 // workers of a story do not need. To encode it takes a tenth of the time.
 type lifeQueue struct{ provision.Provider }
 
@@ -317,7 +316,7 @@ func (q lifeQueue) Unwrap() provision.Provider { return q.Provider }
 func (q lifeQueue) Create(ctx context.Context, r provision.Request) (provision.Resource, bool, error) {
 	if r.OwnMetadata[worker.StartupScript] != "" {
 		r.OwnMetadata = maps.Clone(r.OwnMetadata)
-		r.OwnMetadata[worker.StartupScript] = "#"
+		r.OwnMetadata[worker.StartupScript] = "#!/bin/sh"
 	}
 	return q.Provider.Create(ctx, r)
 }
@@ -362,39 +361,41 @@ func (w *lifeWorld) call(req *http.Request, who string) *httptest.ResponseRecord
 		fmt.Fprintf(answer, `{"error": {"code": %d, "message": "It came at a bad time."}}`, w.apiCode)
 		return answer
 	}
-	path := strings.TrimSuffix(req.URL.Path, ":reset")
-	change := req.Method == http.MethodDelete || req.Method == http.MethodPost
-	if change && path == lifeQR {
-		w.mu.Lock()
-		if req.Method == http.MethodDelete {
-			w.deletes = who
-		} else {
-			w.reboots = who
-		}
-		w.mu.Unlock()
-	}
 	body, _ := io.ReadAll(req.Body)
+	effect := w.story.provider().does(req, body)
+	w.mu.Lock()
+	switch effect {
+	case deletesSlices:
+		w.deletes = who
+	case rebootsSlices:
+		w.reboots = who
+	}
+	w.mu.Unlock()
 	deleted := lifeFact{kind: factDeleted, who: who}
-	if req.Method == http.MethodDelete && path == lifeQR {
+	if effect == deletesSlices {
 		deleted.attempt, deleted.partial = w.onlyThere("m")
 		deleted.said = w.saidBy(who)
 	}
 	r := *req // httptest.NewRequest parses it once more
 	r.RequestURI, r.RemoteAddr, r.Body = req.URL.RequestURI(), "192.0.2.1:1234", io.NopCloser(bytes.NewReader(body))
 	w.server.ServeHTTP(answer, &r)
-	if req.Method == http.MethodPost && strings.HasSuffix(req.URL.Path, "/queuedResources") && answer.Code == http.StatusOK {
+	if answer.Code != http.StatusOK {
+		return answer
+	}
+	switch effect {
+	case makesSlices, makesMore:
 		w.mu.Lock()
 		w.deletes, w.made = "", true
-		w.noteLocked(lifeFact{kind: factMade, who: who, workers: lifeSlices * w.story.perSlice()})
+		if effect == makesSlices {
+			w.noteLocked(lifeFact{kind: factMade, who: who, workers: lifeSlices * w.story.perSlice()})
+		}
 		w.mu.Unlock()
-		if w.story.ttl > 0 {
+		if w.story.ttl > 0 && effect == makesSlices {
 			w.later(w.story.ttl-2*time.Second, func() { w.note(lifeFact{kind: factExpired}) })
 		}
-	}
-	if req.Method == http.MethodDelete && path != lifeQR && answer.Code == http.StatusOK {
-		w.note(lifeFact{kind: factForeign, who: who, text: who + " deletes " + path})
-	}
-	if change && path == lifeQR && req.Method == http.MethodDelete && answer.Code == http.StatusOK {
+	case deletesOther:
+		w.note(lifeFact{kind: factForeign, who: who, text: who + " deletes " + req.URL.Path})
+	case deletesSlices:
 		w.note(deleted)
 	}
 	return answer
@@ -407,30 +408,29 @@ func (w *lifeWorld) ask(method, path string) *httptest.ResponseRecorder {
 	return answer
 }
 
-// deleteByLease deletes the queued resource as delete_queued of gcp/vm.sh does, and
-// returns an HTTP status: 403 if it is another run's.
+// deleteByLease deletes the slices as agent.Client does, and returns an HTTP status: 403 if
+// they are another run's.
 func (w *lifeWorld) deleteByLease(t lifeTerms) int {
 	if w.ctx.Err() != nil || w.apiIsAway() { // the story is over, or nobody answers
 		return http.StatusServiceUnavailable
 	}
-	answer := w.ask(http.MethodGet, lifeQR)
-	if answer.Code != http.StatusOK {
-		return answer.Code
+	for _, d := range t.deletions {
+		answer := w.ask(http.MethodGet, strings.TrimPrefix(d.Read, w.root))
+		if answer.Code == http.StatusNotFound {
+			continue
+		}
+		if answer.Code != http.StatusOK {
+			return answer.Code
+		}
+		var part any
+		if json.Unmarshal(answer.Body.Bytes(), &part) != nil || !d.Proof.In(part) {
+			return http.StatusForbidden
+		}
+		if code := w.deletedBy(byLease, d.Method, strings.TrimPrefix(d.URL, w.root)); code != http.StatusOK {
+			return code
+		}
 	}
-	label, value, _ := strings.Cut(t.label, "=")
-	if !strings.Contains(strings.ReplaceAll(answer.Body.String(), " ", ""), fmt.Sprintf("%q:%q", label, value)) {
-		return http.StatusForbidden
-	}
-	w.mu.Lock()
-	if w.deletes == "" {
-		w.deletes = byLease
-	}
-	w.mu.Unlock()
-	answer = w.ask(http.MethodDelete, lifeQR+"?force=true")
-	if answer.Code == http.StatusOK {
-		w.note(lifeFact{kind: factDeleted, who: byLease})
-	}
-	return answer.Code
+	return http.StatusOK
 }
 
 // A lifeResource is what the API says about the queued resource.
@@ -441,19 +441,11 @@ type lifeResource struct {
 }
 
 func (w *lifeWorld) resource() lifeResource {
-	answer := w.ask(http.MethodGet, lifeQR)
-	if answer.Code != http.StatusOK {
+	exists, state := w.story.provider().read(w)
+	if !exists {
 		return lifeResource{}
 	}
-	var qr struct {
-		State struct {
-			State string `json:"state"`
-		} `json:"state"`
-	}
-	if err := json.Unmarshal(answer.Body.Bytes(), &qr); err != nil {
-		return lifeResource{exists: true, state: err.Error()}
-	}
-	r := lifeResource{exists: true, state: qr.State.State, billed: w.real != nil && w.real.standing()}
+	r := lifeResource{exists: true, state: state, billed: w.real != nil && w.real.standing()}
 	for _, vm := range w.vms() {
 		vm.mu.Lock()
 		r.billed = r.billed || !vm.removed
