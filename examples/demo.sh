@@ -7,7 +7,7 @@ multihost=${MULTIHOST:-$here/../bin/multihost}
 
 case ${PROVIDER:-tpu} in
   tpu) set -- --tpu-type=v5litepod-16 ;;
-  gce) set -- --provider=gce --tpu-type=tpu7x-16 --max-run-duration=1h ;;
+  gce) set -- --provider=gce --tpu-type=tpu7x-16 ;;
   *)
     echo "multihost: error: PROVIDER=$PROVIDER: the providers are tpu and gce" >&2
     exit 64
