@@ -35,7 +35,7 @@ var exitTexts = map[int]string{
 	exitOK:          "success",
 	exitFindings:    "the run is below --fail-below",
 	exitUsage:       "usage: a flag or argument is wrong",
-	exitUnavailable: "workers cannot be reached, a resource does not exist or cannot be used, or the API is unavailable",
+	exitUnavailable: "workers cannot be reached, a run or a resource does not exist or cannot be used, or the API is unavailable",
 	exitInternal:    "a fault in multihost itself",
 	exitIO:          "a local file cannot be read or written, or this machine has a log only in part",
 	exitTempFail:    "no capacity or quota, or a deadline passed",

@@ -42,7 +42,7 @@ slices: v4/22b, v4/52b, v5e/16b to 128b, v5p/32b to 1024b.`,
 			&cli.IntFlag{Name: "attempt", Usage: "read only the attempt with this `NUMBER`; default: all"},
 		}),
 		Action: act(showMetrics),
-	}, exitOK, exitBelow, exitUsage, exitIO, exitInterrupt)
+	}, exitOK, exitBelow, exitUsage, exitUnavailable, exitIO, exitInterrupt)
 }
 
 // exitBelow is the exit status if a run is slower than --fail-below allows.

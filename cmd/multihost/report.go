@@ -69,7 +69,7 @@ of your program: no later run copies it to the workers.`,
 			}
 			return writeReport(c, r, dir)
 		}),
-	}, exitOK, exitUsage, exitIO, exitConfig)
+	}, exitOK, exitUsage, exitUnavailable, exitIO, exitConfig)
 }
 
 // look reads the run's state for a page; its bool reports whether the run has ended.

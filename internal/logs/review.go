@@ -150,8 +150,8 @@ func (r *Review) Look(v metrics.View, now time.Time) (Look, error) {
 			return look, err
 		}
 	}
-	var none *stage.Error // an Error at StageInput: no logs yet, or none ever; the story is still shown
-	if _, err := r.training.Update(); err != nil && !((len(entries) > 0 || r.far != nil) && errors.As(err, &none) && none.Stage == stage.Input) {
+	// Without logs, the story is still shown.
+	if _, err := r.training.Update(); err != nil && !((len(entries) > 0 || r.far != nil) && errors.Is(err, training.ErrNoLogs)) {
 		return look, err
 	}
 	doc := r.training.Document(v, now)

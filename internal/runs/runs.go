@@ -80,7 +80,7 @@ func locateOnWorkers(ctx context.Context, d Deps, name, prefix string) (*record.
 		if _, err := os.Stat(record.RunDir(d.StateDir, name)); err == nil {
 			text = fmt.Sprintf("run %q was never started: it was left while its workers were prepared, and the ready slices of %s know nothing of it", name, d.Zone)
 		}
-		return nil, &stage.Error{Stage: stage.Discover, Text: text, Advice: "list the runs with: multihost ps --all"}
+		return nil, stage.NoRun(text, "list the runs with: multihost ps --all")
 	}
 	f, other := choose(match)
 	if other != nil {

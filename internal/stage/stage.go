@@ -120,6 +120,11 @@ func (e *Error) Error() string {
 	return string(e.Stage) + ": " + text
 }
 
+// NoRun returns the error about a run that does not exist where a command has looked for it,
+// or that has no logs there. All commands end with the same status then, that of
+// fault.Unavailable: the name is well-formed, and the run may exist elsewhere.
+func NoRun(text, advice string) *Error { return &Error{Stage: Discover, Text: text, Advice: advice} }
+
 // Unwrap returns the cause.
 func (e *Error) Unwrap() error { return e.Err }
 

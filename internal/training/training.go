@@ -131,8 +131,8 @@ func OpenTraining(stateDir, run string, o TrainingOptions) (*Training, error) {
 			return nil, &stage.Error{Stage: stage.Local, Err: err}
 		}
 		if rec == nil {
-			return nil, &stage.Error{Stage: stage.Input, Text: fmt.Sprintf("this machine has no record of a run %q", run),
-				Advice: "if it is one of multihost ps --all, bring its logs here with: multihost attach " + run + "; or name a directory of logs with --log-dir=DIR"}
+			return nil, stage.NoRun(fmt.Sprintf("this machine has no record of a run %q", run),
+				"if it is one of multihost ps --all, bring its logs here with: multihost attach "+run+"; or name a directory of logs with --log-dir=DIR")
 		}
 		t.rec = rec
 	}
@@ -262,11 +262,16 @@ func (t *Training) Update() (changed bool, err error) {
 // pastPoints is how many points a series of an attempt before the newest has at most.
 const pastPoints = 256
 
+// ErrNoLogs says that this machine has no logs of a run: none yet, or none ever.
+var ErrNoLogs = errors.New("there are no logs")
+
 func (t *Training) noLogs() error {
 	if t.O.LogDir != "" {
 		return &stage.Error{Stage: stage.Input, Text: fmt.Sprintf("%q has no logs of workers (output_slice_0000_worker_0000.txt, …)", t.O.LogDir)}
 	}
-	return &stage.Error{Stage: stage.Input, Text: fmt.Sprintf("this machine has no logs of run %q", t.Run), Advice: "bring them here with: multihost attach " + t.Run + "; look at them where they are with: multihost top " + t.Run}
+	e := stage.NoRun(fmt.Sprintf("this machine has no logs of run %q", t.Run), "bring them here with: multihost attach "+t.Run+"; look at them where they are with: multihost top "+t.Run)
+	e.Err = ErrNoLogs
+	return e
 }
 
 // attemptDirs finds the attempts that have logs, oldest first.

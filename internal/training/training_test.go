@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"multihost/internal/event"
+	"multihost/internal/fault"
 	"multihost/internal/journal"
 	"multihost/internal/metrics"
 	"multihost/internal/record"
@@ -150,18 +151,19 @@ func TestLogsWithoutARecord(t *testing.T) {
 	for _, tc := range []struct {
 		story, run string
 		o          TrainingOptions
+		kind       fault.Kind
 		want       string
 	}{
-		{"no record", "nosuch", TrainingOptions{}, "multihost attach nosuch"},
-		{"an empty directory", "r", TrainingOptions{LogDir: t.TempDir()}, ""},
-		{"a type that is none", "r", TrainingOptions{LogDir: dir, Type: "v5litepod-17"}, "v5litepod-16"},
+		{"no record", "nosuch", TrainingOptions{}, fault.Unavailable, "multihost attach nosuch"},
+		{"an empty directory", "r", TrainingOptions{LogDir: t.TempDir()}, fault.Usage, ""},
+		{"a type that is none", "r", TrainingOptions{LogDir: dir, Type: "v5litepod-17"}, fault.Usage, "v5litepod-16"},
 	} {
 		training, err := OpenTraining(t.TempDir(), tc.run, tc.o)
 		if err == nil {
 			_, err = training.Update()
 		}
 		var told *stage.Error
-		if !errors.As(err, &told) || told.Stage != stage.Input || !strings.Contains(told.Hint(), tc.want) {
+		if !errors.As(err, &told) || told.Fault() != tc.kind || !strings.Contains(told.Hint(), tc.want) {
 			t.Errorf("%s: %v, hint %q", tc.story, err, hint(err))
 		}
 	}
