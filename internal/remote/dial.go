@@ -54,8 +54,9 @@ type Dialed struct {
 
 // Greet runs a first command on every worker that was reached. This measures the clocks.
 // It also finds logins that accept us but run nothing, before anything is done on any
-// worker. A failure becomes the worker's error.
-func (d *Dialed) Greet(ctx context.Context) {
+// worker. A failure becomes the worker's error. Greet calls ended, if not nil, when it is
+// done with worker i. These calls may run at the same time.
+func (d *Dialed) Greet(ctx context.Context, ended func(i int)) {
 	var wg sync.WaitGroup
 	for i, c := range d.Conns {
 		if d.Errs[i] != nil {
@@ -66,6 +67,9 @@ func (d *Dialed) Greet(ctx context.Context) {
 				_, err := c.MeasureClock(ctx)
 				return err
 			})
+			if ended != nil {
+				ended(i)
+			}
 		})
 	}
 	wg.Wait()

@@ -202,3 +202,61 @@ func TestRunsOnWorkersAreFoundAndStopped(t *testing.T) {
 		t.Errorf("of a run that is not there: %v", err)
 	}
 }
+
+// A greeted connection answers its first command when the channel is closed.
+type greeted struct {
+	remote.Conn
+	answers <-chan struct{}
+}
+
+func (g greeted) MeasureClock(ctx context.Context) (time.Duration, error) {
+	select {
+	case <-g.answers:
+		return 0, nil
+	case <-ctx.Done():
+		return 0, context.Cause(ctx)
+	}
+}
+
+func (g greeted) ClockOffset() time.Duration { return 0 }
+
+// dialed is a dialer that has reached all workers.
+type dialed []remote.Conn
+
+func (d dialed) Dial(context.Context, remote.Request) (*remote.Dialed, error) {
+	return &remote.Dialed{Conns: d, Errs: make([]error, len(d)), Close: func() {}}, nil
+}
+
+func (dialed) Way(context.Context, []tpu.Slice, event.Sink) string { return "" }
+
+// answer closes a channel when it is told that one of two logins has not answered.
+type answer struct {
+	testkit.Recorder
+	of   chan struct{}
+	told event.Progress
+}
+
+func (a *answer) Emit(e event.Event) {
+	if p, ok := e.(event.Progress); ok && p.Done == 1 && a.told.Total == 0 {
+		a.told = p
+		close(a.of)
+	}
+	a.Recorder.Emit(e)
+}
+
+// A worker counts as connected when its login has answered.
+func TestALoginThatHangsIsNotConnected(t *testing.T) {
+	t.Parallel()
+	at := make(chan struct{})
+	close(at)
+	said := &answer{of: make(chan struct{})}
+	d := reach(said, dialed{greeted{answers: at}, greeted{answers: said.of}}, ready("t", 2))
+	d.Clock = testkit.NewFastClock()
+	c, err := d.Connect(t.Context(), tpu.Selection{Slices: []tpu.Slice{ready("t", 2)}}, nil)
+	if err != nil || len(c.IDs) != 2 {
+		t.Fatalf("got %+v, %v", c, err)
+	}
+	if p := said.told; p.Phase != "connect" || p.Done != 1 || p.Total != 2 || p.Waiting != "s0w1" || p.Detail != "the login has not answered yet" {
+		t.Errorf("told %+v", p)
+	}
+}

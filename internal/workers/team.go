@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"slices"
 	"strconv"
@@ -212,7 +213,7 @@ func (d *Reach) DialAll(ctx context.Context, sel tpu.Selection, only func(tpu.Wo
 	if err != nil {
 		return nil, err
 	}
-	dialed.Greet(ctx)
+	d.greet(ctx, dialed, t.IDs)
 	if ctx.Err() != nil {
 		dialed.Close()
 		return nil, context.Cause(ctx)
@@ -222,6 +223,43 @@ func (d *Reach) DialAll(ctx context.Context, sel tpu.Selection, only func(tpu.Wo
 		t.Away = dialed.Errs
 	}
 	return t, nil
+}
+
+// greetIdle is how long the first commands may take before a line says who has not answered.
+const greetIdle = time.Second
+
+// greet runs a first command on every worker that was reached. While some logins do not
+// answer, it emits Progress of the phase "connect": a worker is connected once it has
+// answered.
+func (d *Reach) greet(ctx context.Context, dialed *remote.Dialed, ids []tpu.WorkerID) {
+	var mu sync.Mutex
+	open := map[tpu.WorkerID]bool{}
+	for i, id := range ids {
+		if dialed.Errs[i] == nil {
+			open[id] = true
+		}
+	}
+	all := make(chan struct{})
+	go func() {
+		defer close(all)
+		dialed.Greet(ctx, func(i int) {
+			mu.Lock()
+			defer mu.Unlock()
+			delete(open, ids[i])
+		})
+	}()
+	for start := d.Clock.Now(); ; {
+		select {
+		case <-all:
+			return
+		case <-d.Clock.After(greetIdle):
+		}
+		mu.Lock()
+		waiting := slices.SortedFunc(maps.Keys(open), tpu.WorkerID.Compare)
+		mu.Unlock()
+		d.Sink.Emit(event.Progress{Phase: "connect", Done: len(ids) - len(waiting), Total: len(ids), Waiting: tpu.FoldShort(waiting),
+			Detail: "the login has not answered yet", Elapsed: d.Clock.Now().Sub(start)})
+	}
 }
 
 // breaks are connections that broke and were not yet reported.
