@@ -182,3 +182,16 @@ func TestAnAttemptOfAnotherRunnerIsKnownByItsSlices(t *testing.T) {
 		}
 	}
 }
+
+// One worker has no others within which time it could start.
+func TestHowTheStartIsTold(t *testing.T) {
+	for _, tt := range []struct {
+		workers int
+		skew    time.Duration
+		want    string
+	}{{1, 0, "1 worker"}, {2, 0, "2 workers at the same moment"}, {8, 13 * time.Millisecond, "8 workers within 13 ms"}} {
+		if got := startedText(tt.workers, tt.skew); got != tt.want {
+			t.Errorf("got %q, want %q", got, tt.want)
+		}
+	}
+}

@@ -309,9 +309,20 @@ func (r *start) release(ctx context.Context) (left bool, err error) {
 			return "", errors.Join(err, unsure)
 		}
 		r.Sink.Emit(r.released(armed, started))
-		return fmt.Sprintf("%s within %s%s", event.Count(n, "worker"), event.Duration(r.skew), room), nil
+		return startedText(n, r.skew) + room, nil
 	})
 	return left, err
+}
+
+// startedText says how many workers have started the command, and within which time.
+func startedText(workers int, skew time.Duration) string {
+	switch {
+	case workers == 1:
+		return "1 worker"
+	case skew <= 0:
+		return event.Count(workers, "worker") + " at the same moment"
+	}
+	return fmt.Sprintf("%s within %s", event.Count(workers, "worker"), event.Duration(skew))
 }
 
 // released reports when the command started on each worker and sets the skew. The times
