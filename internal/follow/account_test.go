@@ -11,9 +11,11 @@ import (
 
 	"multihost/internal/event"
 	"multihost/internal/launch"
+	"multihost/internal/record"
 	"multihost/internal/stage"
 	"multihost/internal/testkit"
 	"multihost/internal/tpu"
+	"multihost/internal/workers"
 )
 
 func TestAccountOfARun(t *testing.T) {
@@ -164,6 +166,31 @@ func TestWaitForLogs(t *testing.T) {
 	}{{0, true}, {59 * time.Second, false}, {time.Minute, true}, {90 * time.Second, false}} {
 		if got := w.Due(begin.Add(tt.at)); got != tt.due {
 			t.Errorf("after %v: %v", tt.at, got)
+		}
+	}
+}
+
+// Only a summary that names the slice that is gone needs no word about its logs.
+func TestLogsOfSlicesThatGoDuringAStop(t *testing.T) {
+	gone := Ending{Known: true, Err: fmt.Errorf("slice %q is PREEMPTED: %w", "t-0", ErrSliceGone)}
+	for _, tt := range []struct {
+		story  string
+		stop   *stopping
+		ends   Endings
+		bucket string
+		want   string
+	}{
+		{"a user stops the run", &stopping{cause: errors.New("interrupted")}, Endings{gone, {Known: true}}, "", "the log of s0w0 is not whole here: 0 bytes, of how many is not known"},
+		{"fail-fast", &stopping{}, Endings{gone, {Known: true}}, "", ""},
+		{"no stop", nil, Endings{gone, {Known: true}}, "", ""},
+		{"a bucket has the rest", &stopping{cause: errors.New("interrupted")}, Endings{gone, {Known: true}}, "b", ""},
+		{"nothing is gone", &stopping{cause: errors.New("interrupted")}, Endings{{Known: true}, {Known: true}}, "", ""},
+	} {
+		f := &Following{Deps: Deps{Reach: &workers.Reach{Invocation: &stage.Invocation{}}}, Workers: &workers.Connected{IDs: testkit.WorkerIDs(2, 1)}, Rec: &record.Record{LogDir: t.TempDir(), Bucket: tt.bucket}, Ends: tt.ends}
+		f.goneWhileStopped(tt.stop)
+		parts := f.Ends.partly()
+		if got := parts.String(); got != tt.want || parts.there() {
+			t.Errorf("%s: %q, the rest is there: %v; want %q", tt.story, got, parts.there(), tt.want)
 		}
 	}
 }

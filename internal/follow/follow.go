@@ -18,6 +18,7 @@ package follow
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	"multihost/internal/event"
@@ -239,6 +240,7 @@ func (f *Following) conclude(ctx context.Context, stop *stopping) (stage.Outcome
 	if most, on := f.Ends.dropped(f.Workers.IDs); len(on) > 0 {
 		event.Notef(f.Sink, event.Warn, "", "%s: up to %s of the output were not kept: it reached --max-log, or the disk was full", tpu.Fold(on), event.Bytes(most))
 	}
+	f.goneWhileStopped(stop)
 	a := f.account(stop)
 	parts := f.Ends.partly()
 	if f.Reads == nil {
@@ -256,6 +258,21 @@ func (f *Following) conclude(ctx context.Context, stop *stopping) (stage.Outcome
 		f.onFirst(ctx, func(ctx context.Context, c remote.Runner) error { return launch.KeepSeen(ctx, c, f.Ref, f.Owner) })
 	}
 	return stage.Outcome{Code: a.code, Started: true, PartLogs: parts != nil, KeepLogs: parts.there() && !stop.slicesGo(f.Deletes)}, cause
+}
+
+// goneWhileStopped notes that logs are not whole whose slices went before they were read to
+// their ends. The summary of any other end names these slices; that of a chosen one says only
+// that the command was stopped.
+func (f *Following) goneWhileStopped(stop *stopping) {
+	if stop == nil || stop.cause == nil || f.Reads != nil || f.Rec.Bucket != "" { // a bucket may have the rest
+		return
+	}
+	for i := range f.Ends {
+		if e := &f.Ends[i]; e.part == nil && errors.Is(e.Err, ErrSliceGone) {
+			e.part = f.copies().unread(i, e.Err)
+			e.part.gone = true
+		}
+	}
 }
 
 // onFirst calls do for worker 0 of each slice, if it is connected. multihost ps asks these
