@@ -84,7 +84,9 @@ func TestARunThatWasBegunAgain(t *testing.T) {
 		want  bool
 	}{
 		{"a job, typed on another machine", job, found("train", "ann@desk", true, launch.Running), true},
-		{"a job that has ended", job, found("train", "ann@desk", true, launch.Exited), false},
+		{"a job that has ended", job, found("train", "ann@desk", true, launch.Exited), true},
+		{"a job that was never started", job, found("train", "ann@desk", true, launch.Aborted), false},
+		{"a run on shared slices that has ended", run, found("train", "ann@laptop", true, launch.Exited), false},
 		{"another login's", job, found("train", "bob@vm", false, launch.Running), false},
 		{"another name", job, found("other", "ann@laptop", true, launch.Running), false},
 		{"a run on shared slices", run, found("train", "ann@laptop", true, launch.Starting), true},

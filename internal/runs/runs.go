@@ -87,6 +87,9 @@ func locateOnWorkers(ctx context.Context, d Deps, name, prefix string) (*record.
 		return nil, several(name, f, *other, see.slices)
 	}
 	rec := recordOf(d, f, see)
+	if old, err := record.LoadRecord(d.StateDir, name); err == nil && old != nil {
+		besides(rec, old)
+	}
 	switch {
 	case rec.Unseen == nil && f.Info.Slices > 0: // the slices that did not answer have no part of it
 	case see.err != nil:
@@ -131,16 +134,26 @@ func begunAgain(ctx context.Context, d Deps, rec *record.Record) (*record.Record
 		return nil, several(rec.Run, f, *other, see.slices)
 	}
 	now := recordOf(d, f, see)
-	now.Prefix, now.Partial, now.Attempts, now.KeepGoing, now.SecretEnv = rec.Prefix, rec.Partial, rec.Attempts, rec.KeepGoing, rec.SecretEnv
-	now.LogDir = rec.Place(now.Attempt, now.Slices, now.LogDir, false)
+	now.Prefix, now.Partial, now.KeepGoing, now.SecretEnv = rec.Prefix, rec.Partial, rec.KeepGoing, rec.SecretEnv
+	besides(now, rec)
 	return now, nil
 }
 
-// isAgain reports whether a run that is active on other slices is the recorded run, begun
-// again. On a job's slices, which have the run's name, it is. On other slices, which
-// several users may share, it is only if it has the same owner.
+// besides has the logs of now where they do not mix with those that an older record of the
+// name knows.
+func besides(now, older *record.Record) {
+	now.Attempts, now.LogDir = older.Attempts, older.Place(now.Attempt, now.Slices, now.LogDir, false)
+}
+
+// isAgain reports whether a run on other slices is the recorded run, begun again. On a
+// job's slices, which have the run's name, it is, also when it has ended: its logs may be
+// there only. On other slices, which several users may share, it is only if it is active
+// and has the same owner.
 func isAgain(r *record.Record, f workers.FoundRun) bool {
-	return f.Info.Run == r.Run && f.Info.Alive() && f.Info.Mine && (r.Prefix == r.Run || f.Info.Owner == r.Owner)
+	if f.Info.Run != r.Run || !f.Info.Mine || f.Info.Phase == launch.Aborted {
+		return false
+	}
+	return r.Prefix == r.Run || f.Info.Alive() && f.Info.Owner == r.Owner
 }
 
 // several is the error about two runs of one name.
