@@ -2,6 +2,7 @@ package job
 
 import (
 	"context"
+	"fmt"
 	"maps"
 	"slices"
 	"sync"
@@ -10,6 +11,7 @@ import (
 	"multihost/internal/announce"
 	"multihost/internal/codesync"
 	"multihost/internal/follow"
+	"multihost/internal/launch"
 	"multihost/internal/lease"
 	"multihost/internal/provider"
 	"multihost/internal/provision"
@@ -245,47 +247,83 @@ func (q *queued) leavesFor(ctx context.Context, life provision.Life, err error) 
 			return why
 		}
 	}
-	if life.Queued() || teardown.Chosen(err) || !q.othersLive(ctx) {
+	if life.Queued() || teardown.Chosen(err) {
 		return ""
 	}
-	return "a command runs on it that this one has neither started nor taken over"
+	return keptFor(q.othersRuns(ctx))
 }
 
-// lookLimit limits the look for commands of other runners.
-const lookLimit = 30 * time.Second
+// keptFor says why slices must stay on which other runners have started these runs; ""
+// if they may go. A run that nobody has followed to its end may have its logs on the workers
+// only.
+func keptFor(runs []workers.FoundRun) string {
+	if slices.ContainsFunc(runs, lives) {
+		return "a command runs on it that this one has neither started nor taken over"
+	}
+	for _, f := range runs {
+		if f.Verdict == "" && !f.Seen && f.Info.Phase != launch.Aborted {
+			return fmt.Sprintf("run %s of %s has ended on it, and nobody has followed it to its end: its logs may be whole on the workers only", f.Info.Run, f.Info.Owner)
+		}
+	}
+	return ""
+}
 
-// othersLive asks worker 0 of each slice of the job whether another runner's command is
-// running there, of this job or of another run. Workers that do not answer within
-// answerLimit are taken for machines that boot.
+func lives(f workers.FoundRun) bool { return f.Info.Alive() }
+
+const (
+	// listLimit limits how long the list of slices is awaited in a look for commands of other
+	// runners: an API that is slow or away does not say that there are none.
+	listLimit = 10 * time.Minute
+	// lookLimit limits the look at their workers.
+	lookLimit = 30 * time.Second
+)
+
+// othersLive reports whether another runner's command lives on the slices of the job.
 func (q *queued) othersLive(ctx context.Context) bool {
+	return slices.ContainsFunc(q.othersRuns(ctx), lives)
+}
+
+// othersRuns asks worker 0 of each slice of the job for the commands that other runners
+// have started there, of this job or of another run. Workers that do not answer within
+// answerLimit are taken for machines that boot.
+func (q *queued) othersRuns(ctx context.Context) []workers.FoundRun {
+	sel := readySlices(ctx, q.Reach, q.o.Request.ID)
+	if len(sel.Slices) == 0 {
+		return nil
+	}
 	ctx, cancel := q.Detached(ctx, lookLimit)
 	defer cancel()
-	nodes, err := q.Cloud.Slices(ctx)
+	t, _, err := q.DialFor(ctx, sel, func(id tpu.WorkerID) bool { return id.Worker == 0 }, true, answerLimit)
 	if err != nil {
-		return false
+		return nil
 	}
-	var sel tpu.Selection
+	defer t.Close()
+	runs, _ := t.Runs(ctx)
+	return slices.DeleteFunc(runs, func(f workers.FoundRun) bool {
+		// If this runner began the attempt before its start failed, the attempt
+		// is its own.
+		mine := f.Info.Attempt <= q.mine.Last && slices.ContainsFunc(f.Workers, func(id tpu.WorkerID) bool { return q.mine.HasBegunOn(sel.Slices[id.Slice].UID) })
+		return f.Info.Run == q.o.Run.Run && (f.Info.Owner == q.Owner || mine)
+	})
+}
+
+// readySlices returns the slices of a resource that are ready; none if the API does not
+// list them.
+func readySlices(ctx context.Context, d *workers.Reach, id string) (sel tpu.Selection) {
+	ctx, cancel := d.Detached(ctx, listLimit)
+	defer cancel()
+	var nodes []tpu.Slice
+	_ = teardown.Outlast(ctx, d.Clock, func() (err error) {
+		nodes, err = d.Cloud.Slices(ctx)
+		return err
+	})
 	for _, s := range nodes {
-		if ok, _ := s.Ready(); ok && s.QueuedResource == q.o.Request.ID {
+		if ok, _ := s.Ready(); ok && s.QueuedResource == id {
 			s.Index = len(sel.Slices)
 			sel.Slices = append(sel.Slices, s)
 		}
 	}
-	if len(sel.Slices) == 0 {
-		return false
-	}
-	t, _, err := q.DialFor(ctx, sel, func(id tpu.WorkerID) bool { return id.Worker == 0 }, true, answerLimit)
-	if err != nil {
-		return false
-	}
-	defer t.Close()
-	runs, _ := t.Runs(ctx)
-	return slices.ContainsFunc(runs, func(f workers.FoundRun) bool {
-		taken := f.Info.Attempt <= q.mine.Last && slices.ContainsFunc(f.Workers, func(id tpu.WorkerID) bool { return q.mine.HasBegunOn(sel.Slices[id.Slice].UID) })
-		// If this runner began the attempt before its start failed, the attempt
-		// is its own.
-		return f.Info.Alive() && (f.Info.Run != q.o.Run.Run || f.Info.Owner != q.Owner && !taken)
-	})
+	return sel
 }
 
 func (q *queued) renewal() renewal.Deps { return renewal.Deps{Reach: q.Reach, Agents: q.Agents} }

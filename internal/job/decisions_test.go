@@ -3,6 +3,7 @@ package job
 import (
 	"errors"
 	"fmt"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -190,6 +191,37 @@ func TestWhoHoldsALease(t *testing.T) {
 		o := JobOptions{Lease: time.Hour, Request: provision.Request{ID: "m", Type: typ, NodeCount: tt.slices}}.onProvider(oneResource{})
 		if o.Lease != tt.want || o.Bill().Apart != (tt.want == 0) {
 			t.Errorf("%d × %s: lease %s", tt.slices, tt.typ, o.Lease)
+		}
+	}
+}
+
+// Slices stay as long as another runner's command needs them, and longer if nobody has
+// followed it.
+func TestWhatAnotherRunnerHasOnTheSlices(t *testing.T) {
+	t.Parallel()
+	run := func(phase launch.Phase) workers.FoundRun {
+		return workers.FoundRun{Info: launch.Info{Ref: launch.Ref{Run: "m", Attempt: 2}, Owner: "ann@desk", Phase: phase}}
+	}
+	seen, failed := run(launch.Exited), run(launch.Exited)
+	seen.Seen, failed.Verdict = true, "s0w0 was first, exit code 3"
+	const runs, unread = "a command runs on it", "run m of ann@desk has ended on it, and nobody has followed it to its end"
+	for _, tt := range []struct {
+		story string
+		runs  []workers.FoundRun
+		want  string
+	}{
+		{"nothing", nil, ""},
+		{"it runs", []workers.FoundRun{run(launch.Running)}, runs},
+		{"it is about to start", []workers.FoundRun{run(launch.Starting)}, runs},
+		{"it was never started", []workers.FoundRun{run(launch.Aborted)}, ""},
+		{"it has ended, and a user knows of its success", []workers.FoundRun{seen}, ""},
+		{"it has failed, and its runner has said so", []workers.FoundRun{failed}, ""},
+		{"it has ended without a runner", []workers.FoundRun{failed, run(launch.Exited)}, unread},
+		{"nobody saw its end", []workers.FoundRun{run(launch.Lost)}, unread},
+		{"one has ended, and one runs", []workers.FoundRun{run(launch.Exited), run(launch.Running)}, runs},
+	} {
+		if got := keptFor(tt.runs); (got == "") != (tt.want == "") || !strings.HasPrefix(got, tt.want) {
+			t.Errorf("%s: got %q, want %q", tt.story, got, tt.want)
 		}
 	}
 }

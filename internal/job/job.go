@@ -236,7 +236,8 @@ func (q *queued) ending(r *runner) *teardown.Job {
 		Reach: q.Reach, ID: q.o.Request.ID, Run: q.o.Run.Run, Lease: limit, Used: r.used,
 		Keeping:    teardown.Keeping{Always: q.o.Keep, OnFailure: q.o.KeepOnFailure, For: q.o.KeepFor},
 		Leaves:     q.leavesFor,
-		Taken:      q.othersLive,
+		Taken:      func(ctx context.Context) string { return keptFor(q.othersRuns(ctx)) },
+		Remade:     func(res provision.Resource) bool { return q.gone || q.known.another(res) },
 		WhoDeletes: r.lease.WhoDeletes,
 		Last: func(res provision.Resource) {
 			r.sayLogsGo(q.held.now().losesLogs(r.history.Tried, !res.Life.Queued() && len(res.Slices) > 0))

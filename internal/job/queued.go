@@ -39,6 +39,8 @@ type queued struct {
 	ours  bool // a job of this name made it: this process or an earlier runner of it
 	made  bool // this process made it
 	left  bool // when it was last judged, some of its slices could be used
+	gone  bool // it did not exist any more when it was read
+	known sighting
 
 	resets  int // since its workers last answered
 	remakes int // the same, for failures that no budget pays for
@@ -128,10 +130,12 @@ func (q *queued) wait(ctx context.Context) (all []tpu.Slice, err error) {
 	defer over()
 	defer q.held.release()
 	err = q.watch.Span("provision", func() (err error) {
-		_, all, err = q.await(ctx, q.Cloud, q.o.Request.ID, provider.WaitOptions{
+		var res provision.Resource
+		res, all, err = q.await(ctx, q.Cloud, q.o.Request.ID, provider.WaitOptions{
 			QueueLimit: q.o.QueueLimit, SlicesLimit: q.o.Request.SlicesDeadline, ProvisionLimit: q.o.ProvisionLimit, BootLimit: q.bootLimit(), Probe: q.adopt,
 			Clock: q.Clock, Sink: q.Sink,
 		})
+		q.known = sightingOf(res)
 		return err
 	})
 	for i := range all {
@@ -183,6 +187,7 @@ func (q *queued) create(ctx context.Context) (res provision.Resource, created bo
 	if errors.As(err, &conflict) {
 		return res, false, err
 	}
+	q.gone = false
 	q.made = q.made || created
 	q.there = res.State != ""
 	if created {
@@ -232,7 +237,8 @@ func (q *queued) diagnose(ctx context.Context, cause error) (d provision.Decisio
 	if !errors.As(cause, &late) && !errors.As(cause, &state) || !q.ours {
 		return d, false
 	}
-	sight := provision.Absence(q.Cloud.Undoing(q.o.Request.ID).Commands.Kind)
+	q.gone = state != nil && state.Life == provision.Absent
+	sight := absence(q.Cloud, q.o.Request.ID)
 	var res provision.Resource
 	err := teardown.Outlast(ctx, q.Clock, func() (err error) {
 		res, err = q.Cloud.Get(ctx, q.o.Request.ID)
@@ -240,7 +246,8 @@ func (q *queued) diagnose(ctx context.Context, cause error) (d provision.Decisio
 	})
 	switch {
 	case gcp.ClassOf(err) == gcp.NotFound:
-	case err != nil:
+		q.gone = true
+	case err != nil, q.gone: // what exists now is another command's
 		return d, false
 	default:
 		q.left = res.ReadySlices() > 0
@@ -260,6 +267,32 @@ func (q *queued) diagnose(ctx context.Context, cause error) (d provision.Decisio
 		d.Why = late.Lack()
 	}
 	return d, true
+}
+
+// A sighting identifies the resource that the job has waited for, among those that had its
+// name.
+type sighting struct {
+	made   time.Time // zero: not known
+	slices []string  // their ids
+}
+
+func sightingOf(res provision.Resource) sighting {
+	k := sighting{made: res.CreateTime}
+	for _, s := range res.Slices {
+		k.slices = append(k.slices, s.UID)
+	}
+	return k
+}
+
+// another reports whether res was made later under the same name, so by another command.
+func (k sighting) another(res provision.Resource) bool {
+	known := func(s tpu.Slice) bool { return slices.Contains(k.slices, s.UID) }
+	return !k.made.IsZero() && res.CreateTime.After(k.made) && !slices.ContainsFunc(res.Slices, known)
+}
+
+// absence is what is seen of a resource of p that does not exist any more.
+func absence(p provision.Provider, id string) provision.Sight {
+	return provision.Absence(p.Undoing(id).Commands.Kind)
 }
 
 // overdue reports whether the limit that expired belongs to the resource's present
@@ -407,7 +440,8 @@ func (q *queued) look(ctx context.Context, used []tpu.Slice, reach func(string) 
 func (q *queued) lookOnce(ctx context.Context, used []tpu.Slice, reach func(string) provision.Reach) (provision.Decision, error) {
 	res, err := q.Cloud.Get(ctx, q.o.Request.ID)
 	if gcp.ClassOf(err) == gcp.NotFound {
-		return provision.Decide(provision.Absence(q.Cloud.Undoing(q.o.Request.ID).Commands.Kind)), nil
+		q.gone = true
+		return provision.Decide(absence(q.Cloud, q.o.Request.ID)), nil
 	}
 	if err != nil {
 		return provision.Decision{}, err

@@ -135,6 +135,7 @@ func onHardCloud(fails map[string][]error) (*queued, *hardCloud) {
 
 var (
 	errAway      = &gcp.Error{What: "call the API", Class: gcp.Unavailable}
+	errNone      = &gcp.Error{What: "call the API", Class: gcp.NotFound}
 	errSuspended = &provision.StateError{ID: "m", Life: provision.Suspended, State: "SUSPENDED"}
 )
 
@@ -183,6 +184,60 @@ func TestWhatStaysEndsAJob(t *testing.T) {
 		q.ours, q.held.worked, h.partly = false, false, partly
 		if _, err := q.ready(t.Context(), nil, nil); !errors.Is(err, errAway) || len(h.calls) != 1 {
 			t.Errorf("a job that has at most a part yet, %v: %v after %q", partly, err, h.calls)
+		}
+	}
+}
+
+// A job whose resource is gone does nothing to one that another command makes under its name.
+func TestANamesakeOfWhatIsGone(t *testing.T) {
+	gone := &provision.StateError{ID: "m", Life: provision.Absent, State: provision.NotFound}
+	suspended := &provision.StateError{ID: "m", Life: provision.Suspended, State: "SUSPENDED"}
+	for _, tt := range []struct {
+		story string
+		fails map[string][]error
+		calls string
+		gone  bool
+	}{
+		{"the wait sees that it is gone", map[string][]error{"wait": {gone}}, "create wait get", true},
+		{"the look after the wait does", map[string][]error{"wait": {suspended}, "get": {errNone}}, "create wait get", true},
+		{"it is made again by this job", map[string][]error{"wait": {suspended, errAway}}, "create wait get delete create wait", false},
+	} {
+		q, h := onHardCloud(maps.Clone(tt.fails))
+		_, err := q.ready(t.Context(), func(*stage.Failure) error { return nil }, &stage.Failure{Cause: stage.Preempted})
+		if got := strings.Join(h.calls, " "); err == nil || got != tt.calls || q.gone != tt.gone {
+			t.Errorf("%s: %v, gone %v\ngot  %s\nwant %s", tt.story, err, q.gone, got, tt.calls)
+		}
+	}
+	q, _ := onHardCloud(map[string][]error{"get": {errNone}})
+	if _, err := q.look(t.Context(), nil, nil); err != nil || !q.gone {
+		t.Errorf("a look after a loss: %v, gone %v", err, q.gone)
+	}
+}
+
+func TestWhetherAnotherCommandHasMadeAResource(t *testing.T) {
+	made := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+	for _, tt := range []struct {
+		story string
+		known time.Time // when the job's own was made
+		made  time.Time // when the present one was
+		slice string
+		want  bool
+	}{
+		{"the same", made, made, "1", false},
+		{"the same before it has slices", made, made, "", false},
+		{"a later one", made, made.Add(time.Minute), "2", true},
+		{"a later one before it has slices", made, made.Add(time.Minute), "", true},
+		{"the time is that of the oldest part, which is gone", made, made.Add(time.Second), "1", false},
+		{"only an earlier part is left", made, made.Add(-time.Second), "", false},
+		{"this job has waited for none", time.Time{}, made, "1", false},
+	} {
+		known := sightingOf(provision.Resource{CreateTime: tt.known, Slices: []tpu.Slice{{UID: "0"}, {UID: "1"}}})
+		res := provision.Resource{CreateTime: tt.made}
+		if tt.slice != "" {
+			res.Slices = []tpu.Slice{{UID: tt.slice}}
+		}
+		if got := known.another(res); got != tt.want {
+			t.Errorf("%s: %v", tt.story, got)
 		}
 	}
 }

@@ -52,8 +52,12 @@ type Job struct {
 	// Leaves says why a runner that has started nothing and ends with err must not delete
 	// the resource; "" if it may.
 	Leaves func(ctx context.Context, life provision.Life, err error) string
-	// Taken reports whether the command of another runner lives on the slices.
-	Taken func(ctx context.Context) bool
+	// Taken says why the slices must stay because of another runner's command; "" if they
+	// may go.
+	Taken func(ctx context.Context) string
+	// Remade reports whether the job's own resource has gone, and another command has made
+	// this one under its name.
+	Remade func(res provision.Resource) bool
 	// WhoDeletes says what the workers do about slices that are left; "" for nothing.
 	WhoDeletes func() string
 	// Last is called before the deletion, with the resource as it is then.
@@ -108,6 +112,9 @@ func (j *Job) sweep(ctx context.Context) {
 
 // stays reports whether the resource is not deleted, and says why.
 func (j *Job) stays(ctx context.Context, res provision.Resource, out stage.Outcome, runErr error) bool {
+	if j.remade(res) {
+		return true
+	}
 	if runErr != nil && !out.Started {
 		if why := j.Leaves(ctx, res.Life, runErr); why != "" {
 			sayStays(j.Reach, res, "go on with it by typing the same command again; end it with: multihost stop "+j.Run+"; delete it with: "+j.Cloud.Undoing(j.ID).Commands.Delete,
@@ -115,7 +122,14 @@ func (j *Job) stays(ctx context.Context, res provision.Resource, out stage.Outco
 			return true
 		}
 	}
-	if why := j.keep(ctx, out, runErr); why != "" {
+	why, hold := j.Keeping.decide(out, runErr, ctx.Err() != nil)
+	if hold && res.Life != provision.Deleting { // what somebody deletes cannot be kept
+		why = j.hold(ctx)
+		if res = j.again(ctx, res); j.remade(res) {
+			return true
+		}
+	}
+	if why != "" {
 		does := ""
 		if text := j.WhoDeletes(); text != "" {
 			does = ": " + text
@@ -130,17 +144,39 @@ func (j *Job) stays(ctx context.Context, res provision.Resource, out stage.Outco
 	// If nothing was started, Leaves has just looked, unless failed slices were kept for a
 	// time since then.
 	looked := runErr != nil && !out.Started && (!j.Keeping.OnFailure || j.Keeping.For == 0)
-	if looked || Chosen(runErr) || !j.Taken(ctx) {
+	if looked || Chosen(runErr) {
 		return false
 	}
-	ctx, cancel := j.Detached(ctx, glance)
-	defer cancel()
-	if now, err := j.Cloud.Get(ctx, j.ID); err == nil { // the resource was read before failed slices were kept for a time
-		res = now
+	if why = j.Taken(ctx); why == "" {
+		return false
 	}
 	sayStays(j.Reach, res, "end it with: multihost stop "+j.Run+"; "+Hint(j.Reach, j.ID),
-		fmt.Sprintf("%s stays, %s: a command lives on it that another one has started since", j.name(), res.Standing()))
+		fmt.Sprintf("%s stays, %s: %s", j.name(), res.Standing(), why))
 	return true
+}
+
+// remade reports whether another command has made the resource, and says so.
+func (j *Job) remade(res provision.Resource) bool {
+	if res.Life == provision.Absent || !j.Remade(res) {
+		return false
+	}
+	sayStays(j.Reach, res, Hint(j.Reach, j.ID), fmt.Sprintf("%s stays, %s: it was deleted, and another command has made it again", j.name(), res.Standing()))
+	return true
+}
+
+// again reads the resource once more, after res was read some time ago. If it cannot be
+// read, again returns res.
+func (j *Job) again(ctx context.Context, res provision.Resource) provision.Resource {
+	ctx, cancel := j.Detached(ctx, glance)
+	defer cancel()
+	now, err := j.Cloud.Get(ctx, j.ID)
+	switch {
+	case err == nil:
+		return now
+	case gcp.ClassOf(err) == gcp.NotFound:
+		res.Life = provision.Absent
+	}
+	return res
 }
 
 func (j *Job) name() string { return provision.NameOf(j.Cloud, j.ID) }
@@ -240,16 +276,6 @@ func (k Keeping) decide(out stage.Outcome, runErr error, done bool) (why string,
 	return "", !done
 }
 
-// keep says why the slices are left, or "" if they are to be deleted now. It waits
-// while failed slices are kept for a limited time.
-func (j *Job) keep(ctx context.Context, out stage.Outcome, runErr error) string {
-	why, hold := j.Keeping.decide(out, runErr, ctx.Err() != nil)
-	if hold {
-		return j.hold(ctx)
-	}
-	return why
-}
-
 // hold keeps failed slices so that the user can look at them. It returns why they are to
 // stay longer, or "" if they are to be deleted. An interrupt ends the wait.
 func (j *Job) hold(ctx context.Context) string {
@@ -318,9 +344,13 @@ func MadeAgain(ctx context.Context, d *workers.Reach, id string) (text, hint str
 	return "another command has made it again, " + res.Standing(), Hint(d, id)
 }
 
-// sayStays warns that a queued resource stays, unless it is being deleted.
+// sayStays warns that a queued resource stays, unless it is being deleted or is gone.
 func sayStays(d *workers.Reach, res provision.Resource, hint, text string) {
-	if res.Life == provision.Deleting {
+	switch res.Life {
+	case provision.Absent:
+		event.Notef(d.Sink, event.Info, "", "%s is gone: %s", provision.NameOf(d.Cloud, res.ID), NothingBilled)
+		return
+	case provision.Deleting:
 		hint, text = "", fmt.Sprintf("%s is being deleted, and is billed until it is gone", provision.NameOf(d.Cloud, res.ID))
 	}
 	event.Notef(d.Sink, event.Warn, hint, "%s", text)

@@ -128,7 +128,8 @@ func TestTheEndOfAJob(t *testing.T) {
 		out    stage.Outcome
 		err    error
 		leaves string // why the resource of an earlier runner is left
-		taken  bool
+		taken  string // why another runner's command keeps them
+		remade bool
 		calls  string
 		said   string
 		hint   string // that the lease may have ended
@@ -140,16 +141,20 @@ func TestTheEndOfAJob(t *testing.T) {
 		{story: "it is gone after an error", cloud: cloud{gets: []error{errGone}}, err: slow, calls: "get", said: "queued resource m is gone: ", hint: "longer than 1h (--lease)"},
 		{story: "it may not be read", cloud: cloud{gets: []error{errNo}}, out: ran, calls: "get", fails: true},
 		{story: "it may not be deleted", cloud: cloud{deletes: []error{errNo}}, out: ran, calls: "get delete", fails: true},
+		{story: "it was gone, and somebody has made it again", err: slow, remade: true, calls: "get", said: "it was deleted, and another command has made it again"},
+		{story: "it was gone, and is", cloud: cloud{gets: []error{errGone}}, err: slow, remade: true, calls: "get", said: "queued resource m is gone: nothing of this job is billed", hint: "longer than 1h (--lease)"},
 		{story: "an earlier runner's", err: slow, leaves: "nobody knows", calls: "get", said: "queued resource m stays as it was, "},
 		{story: "--keep", k: Keeping{Always: true}, out: ran, calls: "get", said: "queued resource m stays (--keep), "},
 		{story: "--keep says how to delete it", k: Keeping{Always: true}, out: ran, calls: "get", said: "delete it with: "},
 		{story: "--detach", out: stage.Outcome{Started: true, Detached: true}, calls: "get", said: "end the command with: multihost stop m; "},
 		{story: "--keep while it is being deleted", cloud: cloud{life: provision.Deleting}, k: Keeping{Always: true}, out: ran, calls: "get", said: "queued resource m is being deleted, and is billed until it is gone"},
-		{story: "another runner's command", out: failed, taken: true, calls: "get get", said: "a command lives on it that another one has started since"},
-		{story: "another runner's command, before ours has started", err: slow, taken: true, calls: "get delete get", said: "nothing of this job is billed"},
-		{story: "failed slices are kept for an hour", k: Keeping{OnFailure: true, For: time.Hour}, out: failed, calls: "get delete get", said: "keeping the failed slices until "},
-		{story: "they are kept, and a command is started on them", k: Keeping{OnFailure: true, For: time.Hour}, out: failed, taken: true, calls: "get get", said: "a command lives on it"},
-		{story: "they are kept after an error, and a command is started on them", k: Keeping{OnFailure: true, For: time.Hour}, err: slow, taken: true, calls: "get get", said: "a command lives on it"},
+		{story: "another runner's command", out: failed, taken: "a command lives on it", calls: "get", said: "queued resource m stays, state ACTIVE, and is billed once it has slices: a command lives on it"},
+		{story: "another runner's command, before ours has started", err: slow, taken: "a command lives on it", calls: "get delete get", said: "nothing of this job is billed"},
+		{story: "failed slices are kept for an hour", k: Keeping{OnFailure: true, For: time.Hour}, out: failed, calls: "get get delete get", said: "keeping the failed slices until "},
+		{story: "they are kept, and a command is started on them", k: Keeping{OnFailure: true, For: time.Hour}, out: failed, taken: "a command lives on it", calls: "get get", said: "a command lives on it"},
+		{story: "they are kept after an error, and a command is started on them", k: Keeping{OnFailure: true, For: time.Hour}, err: slow, taken: "a command lives on it", calls: "get get", said: "a command lives on it"},
+		{story: "they are kept, and somebody deletes them", cloud: cloud{gets: []error{nil, errGone}}, k: Keeping{OnFailure: true, For: time.Hour}, out: failed, taken: "a command lives on it", calls: "get get", said: "queued resource m is gone: nothing of this job is billed"},
+		{story: "somebody deletes them already", cloud: cloud{life: provision.Deleting}, k: Keeping{OnFailure: true, For: time.Hour}, out: failed, calls: "get delete get", said: "nothing of this job is billed"},
 		{story: "somebody makes it again", cloud: cloud{gets: []error{nil, nil}}, out: ran, calls: "get delete get", said: "its slices are deleted: another command has made it again"},
 		{story: "whether it is made again is not known", cloud: cloud{gets: []error{nil, errNo}}, out: ran, calls: "get delete get", said: "whether another command has made it again is not known"},
 	} {
@@ -157,7 +162,8 @@ func TestTheEndOfAJob(t *testing.T) {
 		d := &workers.Reach{Invocation: &stage.Invocation{Sink: said, Clock: testkit.NewJumpClock()}, Place: provision.Place{Project: "p", Zone: "z"}, Cloud: &tt.cloud}
 		j := &Job{Reach: d, ID: "m", Run: "m", Keeping: tt.k, Lease: time.Hour,
 			Leaves:     func(context.Context, provision.Life, error) string { return tt.leaves },
-			Taken:      func(context.Context) bool { return tt.taken },
+			Taken:      func(context.Context) string { return tt.taken },
+			Remade:     func(provision.Resource) bool { return tt.remade },
 			WhoDeletes: func() string { return "its workers delete it" },
 			Last:       func(provision.Resource) { last++ },
 		}
@@ -204,7 +210,7 @@ func TestAnErrorAfterTheSlicesAreDeleted(t *testing.T) {
 	t.Parallel()
 	for _, err := range []error{errors.New("no capacity"), &launch.SecretError{}} {
 		d := &workers.Reach{Invocation: &stage.Invocation{Sink: event.Discard, Clock: testkit.NewJumpClock()}, Cloud: &cloud{}}
-		j := &Job{Reach: d, ID: "m", Leaves: func(context.Context, provision.Life, error) string { return "" }, Taken: func(context.Context) bool { return false },
+		j := &Job{Reach: d, ID: "m", Leaves: func(context.Context, provision.Life, error) string { return "" }, Taken: func(context.Context) string { return "" }, Remade: func(provision.Resource) bool { return false },
 			WhoDeletes: func() string { return "" }, Last: func(provision.Resource) {}}
 		_, got := j.End(t.Context(), stage.Outcome{}, err)
 		var secret *launch.SecretError
