@@ -165,6 +165,25 @@ func TestLifeStoriesFound(t *testing.T) {
 			lifeStory{onGCE: true, bound: true, workers: 2, lasts: 3 * time.Minute, steps: []lifeDeed{
 				deed("type job", laptop, 2*time.Minute), {what: "no slice is repaired", lasts: 20 * time.Minute, then: time.Second}, {what: "the host fails of", worker: 1, then: 40 * time.Minute},
 			}}, []map[string]int{{"job 1 of laptop": 0}}, 0},
+		{"a job is left running on failed slices that are kept, and ends before they are deleted",
+			lifeStory{lasts: 30 * time.Second, fails: 1, keep: "on failure 10m", steps: []lifeDeed{
+				deed("type job", laptop, 10*time.Minute), deed("type job --detach", desk, 10*time.Minute),
+			}}, []map[string]int{{"job 1 of laptop": 3, "detach 1 of desk": 0}}, 0},
+		{"another machine makes the slices again, while this one learns late that they are gone",
+			lifeStory{lasts: 10 * time.Minute, workers: 2, steps: []lifeDeed{
+				deed("type job", desk, time.Second), {what: "maintenance of", worker: 3, then: 10 * time.Second}, deed("type job at a terminal", laptop, 20*time.Second),
+				{what: "the API takes 30s to answer", lasts: 20 * time.Minute, then: 50 * time.Second}, {what: "no answer from", worker: 1, lasts: 20 * time.Minute, then: time.Hour},
+			}}, []map[string]int{{"job 1 of laptop": exitTempFail, "job 1 of desk": 0}, {"job 1 of laptop": exitUnavailable, "job 1 of desk": 0}}, 0},
+		{"a stop of what another machine has left running, where an attempt of the same number has ended here",
+			lifeStory{lasts: 30 * time.Second, steps: []lifeDeed{
+				deed("type job", laptop, 5*time.Minute), deed("type job --detach", desk, 2*time.Minute),
+				deed("type stop", laptop, time.Minute), deed("type attach", laptop, time.Minute), deed("type stop", laptop, 5*time.Minute),
+			}}, []map[string]int{{"job 1 of laptop": 0, "detach 1 of desk": 0, "stop 2 of laptop": exitUnavailable, "attach 3 of laptop": 0, "stop 4 of laptop": 0}}, 0},
+		{"a stop, and the slices are taken away before their logs are read",
+			lifeStory{lasts: 10 * time.Minute, steps: []lifeDeed{
+				deed("type job", laptop, 2*time.Minute), {what: "logs cannot be read on", worker: 0, lasts: 2 * time.Minute, then: 10 * time.Second}, deed("SIGTERM", laptop, 10*time.Second),
+				{what: "preempted is", worker: 1, then: time.Second}, {what: "a reboot of", worker: 0, then: time.Hour},
+			}}, []map[string]int{{"job 1 of laptop": 128 + 15}}, 0},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			if tt.story.needs(fullDisk) && !hasSmallDisk() {

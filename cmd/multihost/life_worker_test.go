@@ -61,6 +61,7 @@ type lifeRun struct {
 	log                 []byte
 	padding             string // of each line
 	seen                bool
+	verdict             string
 	stopped             string        // the mark of a stop
 	more                chan struct{} // closed when the log has grown or the command has ended
 	over                chan struct{} // closed at its end
@@ -324,6 +325,8 @@ func (s *lifeSession) exec(line string) (code int) {
 		s.vm.mu.Lock()
 		if r := s.vm.runs[args[0]+"/"+args[1]]; r != nil && len(args) > 3 {
 			r.seen = true
+		} else if r != nil {
+			r.verdict = args[2]
 		}
 		s.vm.mu.Unlock()
 		s.say("kept")
@@ -395,6 +398,9 @@ func (s *lifeSession) list() {
 func (s *lifeSession) describe(r *lifeRun) {
 	if r.seen {
 		s.say("seen 1")
+	}
+	if r.verdict != "" {
+		s.say("verdict %s", r.verdict)
 	}
 	if r.stopped != "" {
 		s.say("stopped %s", r.stopped)
