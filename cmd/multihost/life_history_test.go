@@ -273,7 +273,7 @@ func (h lifeHistory) lies() string {
 			continue
 		}
 		switch {
-		case f.exists && strings.Contains(f.said, "nothing of this job is billed"):
+		case f.exists && strings.Contains(f.said, "nothing of this job is billed") && !h[:i].justMade(f):
 			return fmt.Sprintf("at %s %s says that nothing is billed, but the queued resource exists", f.at, f.who)
 		case f.billed && (f.verb == "job" || f.verb == "detach") && !strings.Contains(f.said, "stays") && !strings.Contains(f.said, "may still exist") && !strings.Contains(f.said, "if it exists it is billed") && !strings.Contains(f.said, "has a runner on this machine already") && !strings.Contains(f.said, "is not known") && !h[:i].couldNotAsk(f):
 			return fmt.Sprintf("at %s %s ends without a word about what is billed", f.at, f.who)
@@ -282,6 +282,14 @@ func (h lifeHistory) lies() string {
 		}
 	}
 	return ""
+}
+
+// justMade reports whether another command has made the queued resource while the answer of
+// a slow API, that there is none, may have been under way.
+func (h lifeHistory) justMade(f lifeFact) bool {
+	return slices.ContainsFunc(h, func(e lifeFact) bool {
+		return e.kind == factMade && e.who != f.who && f.at-e.at <= 15*time.Second
+	})
 }
 
 // couldNotAsk reports whether a job has ended before it has read the queued resource, and

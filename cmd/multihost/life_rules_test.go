@@ -95,6 +95,9 @@ func TestLifeRules(t *testing.T) {
 		{"a lease that has waited for somebody to read the log", of(typed(job1), at(9, lifeFact{kind: factDeleted, who: byLease, partial: []string{"m-0/a"}})), ""},
 
 		{"a bill that is denied", of(typed(job1), returned(9, job1, lifeFact{code: 3, exists: true, said: "nothing of this job is billed"})), "says that nothing is billed"},
+		{"a bill that began while the answer was under way", of(typed(job1), at(9, lifeFact{kind: factMade, who: "job 1 of desk"}), returned(9, job1, lifeFact{code: 69, exists: true, said: "nothing of this job is billed"})), ""},
+		{"a bill of its own that is denied", of(typed(job1), at(9, lifeFact{kind: factMade, who: job1}), returned(9, job1, lifeFact{code: 69, exists: true, said: "nothing of this job is billed"})), "says that nothing is billed"},
+		{"a bill of another command that is denied", of(typed(job1), at(8, lifeFact{kind: factMade, who: "job 1 of desk"}), returned(9, job1, lifeFact{code: 69, exists: true, said: "nothing of this job is billed"})), "says that nothing is billed"},
 		{"a bill that is not told", of(typed(job1), returned(9, job1, lifeFact{code: 3, exists: true, billed: true, said: "phase request done"})), "without a word about what is billed"},
 		{"a bill of its own that is not told", of(typed(job1), at(1, lifeFact{kind: factMade, who: job1}), returned(9, job1, lifeFact{code: 3, exists: true, billed: true})), "without a word about what is billed"},
 		{"a bill of another command that could not be read", of(typed(job1), returned(9, job1, lifeFact{code: 69, exists: true, billed: true})), ""},
