@@ -323,7 +323,7 @@ func (r *BucketRun) StillThere(ctx context.Context, state detach.State) error {
 			return err
 		}
 		return &stage.Error{Stage: stage.Follow, Text: fmt.Sprintf("%s is gone, and only %d of %s ended in the bucket", provision.NameOf(r.Cloud, r.Desc.Resource), len(again.Ended), event.Count(len(r.Desc.IDs()), "worker")),
-			Advice: r.goesOn(again) + "read what there is with: multihost logs " + r.Desc.Run}
+			Advice: goesOn(again) + "read what there is with: multihost logs " + r.Desc.Run}
 	case err != nil:
 		return err
 	case !r.owns(res):
@@ -915,15 +915,15 @@ func detachedRow(ctx context.Context, d Deps, name string, ended bool) (*Seen, e
 // taken away before they could report how it ended.
 const stoppedState = "stopped"
 
-// whenGone says when the workers delete the slices.
-func (r *BucketRun) whenGone() string {
+// whenDeleted says when the workers delete the slices.
+func whenDeleted(d detach.Description) string {
 	switch {
-	case r.Desc.Keep == detach.KeepAlways:
+	case d.Keep == detach.KeepAlways:
 		return never
-	case r.Desc.Keep == detach.KeepOnFailure && r.Desc.KeepFor == 0:
+	case d.Keep == detach.KeepOnFailure && d.KeepFor == 0:
 		return "at its end, never after a failure"
-	case r.Desc.Keep == detach.KeepOnFailure:
-		return "at its end, " + stage.AsTyped(time.Duration(r.Desc.KeepFor*float64(time.Second))) + " after a failure"
+	case d.Keep == detach.KeepOnFailure:
+		return "at its end, " + stage.AsTyped(time.Duration(d.KeepFor*float64(time.Second))) + " after a failure"
 	}
 	return "at its end"
 }
@@ -945,7 +945,7 @@ func goesAfter(r *BucketRun, state detach.State) string {
 // if no worker has reported yet or no worker is left.
 func (r *BucketRun) row(ctx context.Context, state detach.State) Seen {
 	row := Seen{Run: r.Desc.Run, Attempt: max(1, state.Attempt), Owner: r.Desc.Owner, Created: r.Desc.Created, Slices: r.Desc.Nodes, Command: r.Desc.Command,
-		goes: r.whenGone(), age: r.Clock.Now().Sub(r.Desc.Created)}
+		goes: whenDeleted(r.Desc), age: r.Clock.Now().Sub(r.Desc.Created)}
 	switch first := state.Blame(); {
 	case state.Over(r.Desc) && first != nil && first.Reason == "" && len(state.Ended) > 1:
 		row.State = fmt.Sprintf("failed: %s was first, %s", first.Worker, endText(*first))
@@ -960,32 +960,38 @@ func (r *BucketRun) row(ctx context.Context, state detach.State) Seen {
 			row.State += ", left " + event.Count(processes, "process") + " in the background"
 		}
 	default:
-		row.State = "queued"
-		if len(state.Seen) > 0 {
-			row.State = state.Seen[0].Phase
-		}
-		if slices.ContainsFunc(state.Seen, func(w detach.Seen) bool { return w.Phase == detach.Down }) {
-			row.State = detach.Down
-		}
-		res, err := r.Cloud.Get(ctx, r.Desc.Resource)
-		switch {
-		case gcp.ClassOf(err) == gcp.NotFound && state.Stopping != "" && !state.Taken():
-			row.State = stoppedState
-		case gcp.ClassOf(err) == gcp.NotFound:
-			row.State = "gone"
-		case err == nil && (res.Life != provision.Active || len(state.Seen) == 0):
-			row.State = strings.ToLower(res.State)
-		}
-		if err == nil && res.Life == provision.Active {
-			row.State = cmp.Or(WarnUnable(ctx, r, state), row.State)
-		}
+		row.State = r.underWay(ctx, state)
 	}
 	return row
 }
 
+// underWay is the state of a run that has not ended, in a word for a list.
+func (r *BucketRun) underWay(ctx context.Context, state detach.State) string {
+	word := "queued"
+	if len(state.Seen) > 0 {
+		word = state.Seen[0].Phase
+	}
+	if slices.ContainsFunc(state.Seen, func(w detach.Seen) bool { return w.Phase == detach.Down }) {
+		word = detach.Down
+	}
+	res, err := r.Cloud.Get(ctx, r.Desc.Resource)
+	switch {
+	case gcp.ClassOf(err) == gcp.NotFound && state.Stopping != "" && !state.Taken():
+		return stoppedState
+	case gcp.ClassOf(err) == gcp.NotFound:
+		return "gone"
+	case err == nil && (res.Life != provision.Active || len(state.Seen) == 0):
+		word = strings.ToLower(res.State)
+	}
+	if err == nil && res.Life == provision.Active {
+		word = cmp.Or(WarnUnable(ctx, r, state), word)
+	}
+	return word
+}
+
 // goesOn returns advice for a run that has lost its slices for good: how to continue
 // it. It comes before other advice. It is "" if the run was told to stop.
-func (r *BucketRun) goesOn(state detach.State) string {
+func goesOn(state detach.State) string {
 	if state.Stopping != "" && !state.Taken() {
 		return ""
 	}
