@@ -300,19 +300,8 @@ func together(all []state, missing int, fresh bool) state {
 		}
 		return nil
 	}
-	whole := state{}
-	queued, leaving := 0, 0
-	for _, st := range all {
-		if st.life.Queued() {
-			queued++
-		}
-		if st.life == provision.Deleting {
-			leaving++
-		}
-		if !st.until.IsZero() && (whole.until.IsZero() || st.until.Before(whole.until)) {
-			whole.until = st.until
-		}
-	}
+	queued, leaving, until := counted(all)
+	whole := state{until: until}
 	pick := func(st *state) state {
 		picked := *st
 		picked.until = whole.until
@@ -359,6 +348,23 @@ func together(all []state, missing int, fresh bool) state {
 		}
 	}
 	return pick(&all[0])
+}
+
+// counted returns how many slices are queued and how many are being deleted, and when the
+// first slice ends; zero: no slice does.
+func counted(all []state) (queued, leaving int, until time.Time) {
+	for _, st := range all {
+		if st.life.Queued() {
+			queued++
+		}
+		if st.life == provision.Deleting {
+			leaving++
+		}
+		if !st.until.IsZero() && (until.IsZero() || st.until.Before(until)) {
+			until = st.until
+		}
+	}
+	return queued, leaving, until
 }
 
 // clearest returns the queued state with the best reason for the wait. Lack of quota
