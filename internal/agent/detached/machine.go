@@ -603,7 +603,7 @@ const stopAgain = time.Minute
 // awaitStop decides what happens while the command is being stopped.
 func (m *machine) awaitStop(s *sight) action {
 	switch {
-	case s.now.Sub(m.stopFrom) >= m.job.Grace.Truncate(time.Second)+m.job.Patience, m.overdue(s.now):
+	case s.now.Sub(m.stopFrom) >= m.job.Grace.Truncate(time.Second)+m.job.Patience, overdue(m.limit(), s.now):
 		m.missing = "the command survives SIGKILL; it was stopped for: " + m.stopping
 		return m.become(ended, s)
 	case s.now.Sub(m.stopAsked) >= stopAgain && !s.did[stopCommand]:
@@ -641,14 +641,13 @@ func (m *machine) expired(now time.Time) (string, bool) {
 	return "", false
 }
 
-// overdue reports whether the bound has passed, and the time to stop the command afterwards
-// too.
-func (m *machine) overdue(now time.Time) bool {
-	limit := m.limit()
+// overdue reports whether a limit has passed. The zero limit never does.
+func overdue(limit, now time.Time) bool {
 	return !limit.IsZero() && !now.Before(limit)
 }
 
-// limit returns when patience has to end; zero: never.
+// limit returns when patience has to end: after the bound, and the time to stop the command.
+// Zero: never.
 func (m *machine) limit() time.Time {
 	at, _ := m.bound()
 	if at.IsZero() {
@@ -710,7 +709,7 @@ func (m *machine) rest(s *sight) action {
 	if s.wantedErr == nil && s.wanted > m.attempt {
 		return m.start(s.wanted, s)
 	}
-	if m.overdue(s.now) {
+	if overdue(m.limit(), s.now) {
 		text, _ := m.expired(s.now)
 		return m.deleteFor(text, s)
 	}

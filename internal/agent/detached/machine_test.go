@@ -608,7 +608,7 @@ func TestBound(t *testing.T) {
 		if c.at == 0 != end.IsZero() || c.at > 0 && !end.Equal(at(c.at)) || why != c.why {
 			t.Errorf("%+v: got %d, %q", c, end.Unix(), why)
 		}
-		if c.at > 0 && (m.overdue(at(c.at+89)) || !m.overdue(at(c.at+90))) {
+		if c.at > 0 && (overdue(m.limit(), at(c.at+89)) || !overdue(m.limit(), at(c.at+90))) {
 			t.Errorf("%+v: overdue at another time", c)
 		}
 	}
