@@ -25,7 +25,7 @@ type RightsReader interface {
 	// MayCallAPI reports whether the scopes of the request let its workers delete it.
 	MayCallAPI(r provision.Request) bool
 	// DeletionRoles returns the permission with which a worker deletes slices, and the
-	// predefined roles that have it, of which the first one has the least else.
+	// predefined roles that have it. The first role has the fewest other permissions.
 	DeletionRoles() (permission string, roles []string)
 }
 
