@@ -98,8 +98,8 @@ func assigned(l *Line) string {
 	return strings.Join(words, " ")
 }
 
-// TestActionGetsTheValues: an action finds values in its own flags and in the program's. A
-// list keeps commas and bytes that are no text.
+// TestActionGetsTheValues checks that an action finds values in its own flags and in the
+// program's. A list keeps commas and bytes that are not UTF-8.
 func TestActionGetsTheValues(t *testing.T) {
 	type key struct{}
 	p := tool(map[string]string{})

@@ -16,8 +16,8 @@
 //
 // # Decisions
 //
-//   - Parse reads the line itself. Of urfave/cli it uses the tables of commands and
-//     flags, and the context of an action. The library stops at the first word that is
+//   - Parse reads the line itself. It uses only the tables of commands and flags of
+//     urfave/cli, and the context of an action. The library stops at the first word that is
 //     no flag, has no case-sensitive aliases with other value rules, and does not report
 //     that two spellings of one flag disagree. Its App.Run also links text/template, and
 //     with it every exported method of the program: 8 MB.

@@ -92,7 +92,7 @@ func (l *level) values(flags []cli.Flag) (*flag.FlagSet, error) {
 				values = append(values, g.value)
 			}
 		}
-		if list, ok := f.(*cli.StringSliceFlag); ok && len(values) > 0 { // Set would split them at commas
+		if list, ok := f.(*cli.StringSliceFlag); ok && len(values) > 0 { // Set would split the values at commas
 			set.Var(cli.NewStringSlice(values...), name(f), "")
 			list.HasBeenSet = true
 			continue
