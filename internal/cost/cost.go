@@ -64,7 +64,7 @@ func Hourly(res provision.Resource, zone string) *float64 {
 	return &total
 }
 
-// SoFar returns what the slices of a resource have cost since they are billed; nil if a price
+// SoFar returns the cost of the slices of a resource since their bill began; nil if a price
 // is unknown.
 func SoFar(res provision.Resource, zone string, now time.Time) *float64 {
 	total := 0.0
@@ -80,7 +80,7 @@ func SoFar(res provision.Resource, zone string, now time.Time) *float64 {
 	return &total
 }
 
-// Running says what the slices of a resource have cost and what they cost an hour.
+// Running says what the slices of a resource have cost so far, and what they cost an hour.
 func Running(res provision.Resource, zone string, now time.Time) string {
 	sum := SoFar(res, zone, now)
 	if sum == nil {

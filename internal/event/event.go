@@ -138,7 +138,7 @@ type Request struct {
 	Hourly      *float64      `json:"usd_per_hour"`         // list price of all slices; null: the list has no price for this tier and zone
 	PriceDate   string        `json:"price_date"`           // the day on which the price list was read
 	Until       string        `json:"billed_until"`         // what ends the bill, in words
-	MaxRun      time.Duration `json:"max_run_ns,omitempty"` // after which the provider takes the slices away; 0: never
+	MaxRun      time.Duration `json:"max_run_ns,omitempty"` // time after which the provider takes the slices away; 0: never
 	DryRun      bool          `json:"dry_run,omitempty"`
 	Text        string        `json:"text"` // the line for people
 }
