@@ -125,7 +125,7 @@ func Leftovers(ctx context.Context, d Deps, o GCOptions) ([]Leftover, error) {
 	return slices.DeleteFunc(left, func(l Leftover) bool { return l.Age < o.OlderThan }), nil
 }
 
-// deadEvidence says why a resource that gives no slices any more is of no use.
+// deadEvidence says why a resource that gives no slices any more is useless.
 func deadEvidence(d Deps, res provision.Resource) string {
 	switch _, parts := itemizer(d, res.Commands.Kind); {
 	case !parts:
@@ -136,7 +136,8 @@ func deadEvidence(d Deps, res provision.Resource) string {
 	return "it gives no slices any more; what is left of it is free"
 }
 
-// itemizer returns the provider of resources of a kind, if they have several parts.
+// itemizer returns the provider of resources of a kind, if such resources have several
+// parts.
 func itemizer(d Deps, kind string) (provision.Itemizer, bool) {
 	return provision.As[provision.Itemizer](provider.Of(d.Cloud, kind))
 }

@@ -129,8 +129,8 @@ func (r *remains) Delete(_ context.Context, id string, o provision.DeleteOptions
 	return true, nil
 }
 
-// When one of two slices is lost, a provider may leave the other one, with what runs there. It
-// is looked at as any other slice.
+// When one of two slices is lost, a provider may leave the other one, with the command on
+// it. gc looks at it as at any other slice.
 func TestASliceThatIsLeftIsLookedAt(t *testing.T) {
 	clock := testkit.NewJumpClock()
 	ready := tpu.Slice{Name: "m-0", QueuedResource: "m", Condition: tpu.Usable, Workers: []tpu.Worker{{Name: "vm"}}, Created: clock.Now().Add(-time.Hour)}
@@ -169,7 +169,7 @@ func TestPartsWithoutSlicesAreDeleted(t *testing.T) {
 	}
 }
 
-// inParts is a provider whose resources have several parts, of which one cannot be read.
+// inParts is a provider whose resources have several parts. One part cannot be read.
 type inParts struct{ provision.Provider }
 
 func (inParts) ItemsOf(provision.Request) []provision.Item { return nil }
@@ -178,7 +178,7 @@ func (inParts) Items(context.Context, string) ([]provision.Item, error) {
 	return []provision.Item{{Kind: "template", Name: "m"}}, errors.New("read policy: denied")
 }
 
-// What is left of a dead resource, and what that costs, depends on its provider.
+// The remains of a dead resource, and their cost, depend on its provider.
 func TestPartsOfLeftovers(t *testing.T) {
 	t.Parallel()
 	said := &testkit.Recorder{}
