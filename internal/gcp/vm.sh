@@ -95,8 +95,9 @@ fetch() {
   return 1
 }
 
-# delete_resources DELETION...: calls delete_resource for each, in order, also after one whose
-# deletion was not requested. It fails if every resource that is left is another run's.
+# delete_resources DELETION...: calls delete_resource for each, in order, also after a
+# resource whose deletion was not requested. It fails if every resource that is left belongs
+# to another run.
 delete_resources() {
   local deletion trouble='' foreign=''
   for deletion in "${@-}"; do
