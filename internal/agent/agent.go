@@ -1,6 +1,6 @@
 // Package agent has what a program on a worker needs when no runner watches it: the
 // metadata server, calls of Google's APIs with the VM's own token, objects of a bucket,
-// deletions that prove first what they delete, and files that survive a crash.
+// deletions that prove first what they delete, and files that stay whole in a crash.
 //
 // The program is small because it goes to every worker: this package and those below it
 // import the standard library and fault only. They read no environment. Every function that waits
@@ -8,9 +8,9 @@
 //
 // # Decisions
 //
-//   - The program has no version: workers know it by its SHA-256. A login runs only
-//     the copy that it keeps itself, after it has compared the hash with that in the
-//     script of the one who wants it.
+//   - The program has no version: workers know it by its SHA-256. A login runs only a copy
+//     that it keeps itself. Before that it compares the hash of the copy with the hash in
+//     the script that wants to run it.
 package agent
 
 import (
@@ -37,8 +37,8 @@ const (
 	textLimit     = 400              // bytes of an answer that an error shows
 )
 
-// Transport returns a transport for Metadata and Client. It follows the proxy variables
-// of the environment for APIs; use it for one program and for as long as that lives.
+// Transport returns a transport for Metadata and Client. It follows the proxy variables of
+// the environment for APIs. A program makes one Transport and keeps it.
 func Transport() *http.Transport {
 	return &http.Transport{
 		Proxy: func(r *http.Request) (*url.URL, error) {
@@ -58,7 +58,7 @@ func Transport() *http.Transport {
 // A StatusError is an answer that refuses a call.
 type StatusError struct {
 	Status int
-	Text   string // what the service says, on one line
+	Text   string // the message of the service, on one line
 }
 
 func (e *StatusError) Error() string { return fmt.Sprintf("HTTP status %d: %s", e.Status, e.Text) }
@@ -84,7 +84,7 @@ func StatusOf(err error) int {
 	return 0
 }
 
-// refusal returns the error for an answer that is no success.
+// refusal returns the error for an answer that is not a success.
 func refusal(status int, body []byte) error {
 	var told struct {
 		Error struct {
@@ -101,8 +101,8 @@ func refusal(status int, body []byte) error {
 	return &StatusError{status, strings.NewReplacer("\n", " ", "\r", " ").Replace(strings.TrimRight(text, "\r\n"))}
 }
 
-// client returns an HTTP client that follows no redirect: what an API answers from
-// somewhere else proves nothing.
+// client returns an HTTP client that follows no redirect, because an answer from another
+// address proves nothing about the API.
 func client(t http.RoundTripper) *http.Client {
 	return &http.Client{Transport: t, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
 }

@@ -38,7 +38,7 @@ func clientOf(h inMemory) *agent.Client {
 const ours = `{"name": "q", "tpu": {"nodeSpec": [{"node": {"labels": {"multihost-run": "r"}}}, {"node": {"labels": {"multihost-run": "r"}}}]}, "state": {"state": "ACTIVE"}}`
 
 // Only a resource that was read whole and has the proof in the field where it belongs is
-// deleted, whatever else its text has.
+// deleted. Other text in it does not matter.
 func TestDeleteReadsBeforeItDeletes(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -87,8 +87,8 @@ func TestDeleteReadsBeforeItDeletes(t *testing.T) {
 var deletion = agent.Deletion{Read: "https://cloud/q", Method: http.MethodDelete, URL: "https://cloud/q?force=true", Probe: "https://cloud/none",
 	Proof: agent.Field{Path: "/tpu/nodeSpec/*/node/labels/multihost-run", Value: "r"}, Going: agent.Field{Path: "/state/state", Value: "DELETING"}}
 
-// The parts of a deletion are deleted in order, also after one that is refused or another
-// run's. Each trouble is told with its resource.
+// The parts of a deletion are deleted in order, also after one that is refused or belongs
+// to another run. The error names each resource with its trouble.
 func TestDeleteKeepsTheOrder(t *testing.T) {
 	t.Parallel()
 	var asked []string
@@ -127,7 +127,7 @@ func TestFieldIn(t *testing.T) {
 	}
 }
 
-// A caller with the permission is told that there is no such resource.
+// A caller with the permission gets the answer that there is no such resource.
 func TestMayDelete(t *testing.T) {
 	t.Parallel()
 	const broken = 0
@@ -246,8 +246,8 @@ func TestNoMessageHasAToken(t *testing.T) {
 	}
 }
 
-// A call that hangs, as when a connection is lost without a word, is given up long before
-// the time that a large log may take. One that moves is not.
+// A call that hangs, as when a connection is lost without a reset, is given up long before
+// the time that a large log may take. A call that makes progress is not given up.
 func TestACallThatHangsIsGivenUp(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -309,7 +309,7 @@ func TestABrokenAnswerIsNone(t *testing.T) {
 	}
 }
 
-// A list is read from all pages, whatever the name of the next one.
+// A list is read from all pages, even if the name of the next page has special characters.
 func TestAllPagesOfAListAreRead(t *testing.T) {
 	t.Parallel()
 	var asked []string

@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// A Bucket is what lies below one prefix of a bucket of Cloud Storage. Names of objects
+// A Bucket has the objects below one prefix of a bucket of Cloud Storage. Names of objects
 // are without the prefix.
 type Bucket struct {
 	Client  *Client
@@ -30,14 +30,15 @@ type Object struct {
 	Updated    time.Time
 }
 
-// AnyVersion is no condition: the object is replaced, or made if it does not exist.
+// AnyVersion sets no condition: Write replaces the object, or makes it if it does not
+// exist.
 const AnyVersion int64 = -1
 
 func (b *Bucket) url(name string) string {
 	return b.Storage + "/b/" + b.Name + "/o/" + url.PathEscape(b.Prefix+name)
 }
 
-// Get copies an object to w. Its generation is 0 if the service does not tell it.
+// Get copies an object to w. generation is 0 if the service does not report it.
 func (b *Bucket) Get(ctx context.Context, name string, w io.Writer) (generation int64, err error) {
 	answer, err := b.Client.Do(ctx, Call{Method: http.MethodGet, URL: b.url(name) + "?alt=media", Into: w})
 	if err != nil {
@@ -54,8 +55,8 @@ func (b *Bucket) Read(ctx context.Context, name string) (text []byte, generation
 	return buffer.Bytes(), generation, err
 }
 
-// Clock returns what time it is by the clock of Cloud Storage; zero if it does not tell.
-// name is any object: it need not exist.
+// Clock returns the present time by the clock of Cloud Storage; zero if the service does
+// not report it. name is any object; it need not exist.
 func (b *Bucket) Clock(ctx context.Context, name string) (time.Time, error) {
 	var date time.Time
 	client := *b.Client
@@ -67,7 +68,7 @@ func (b *Bucket) Clock(ctx context.Context, name string) (time.Time, error) {
 	return date, err
 }
 
-// dated notes the date of an answer, of a refusal too.
+// dated notes the date of an answer, also of a refusal.
 type dated struct {
 	http.RoundTripper
 	date *time.Time
@@ -106,8 +107,8 @@ func condition(before string, generation int64) string {
 	return before + "ifGenerationMatch=" + strconv.FormatInt(generation, 10)
 }
 
-// Stat describes an object, and tells what time it is by the clock of Cloud Storage; zero
-// if that is not known.
+// Stat describes an object, and returns the present time by the clock of Cloud Storage;
+// zero if that is not known.
 func (b *Bucket) Stat(ctx context.Context, name string) (Object, time.Time, error) {
 	answer, err := b.Client.Do(ctx, Call{Method: http.MethodGet, URL: b.url(name)})
 	if err != nil {
@@ -131,7 +132,7 @@ type object struct {
 func (o object) plain() Object { return Object(o) }
 
 // List returns the objects whose names begin with prefix, with names below the Bucket's
-// prefix, and what time it is by the clock of Cloud Storage.
+// prefix, and the present time by the clock of Cloud Storage.
 func (b *Bucket) List(ctx context.Context, prefix string) (all []Object, date time.Time, err error) {
 	for token := ""; ; {
 		target := b.Storage + "/b/" + b.Name + "/o?prefix=" + url.QueryEscape(b.Prefix+prefix)

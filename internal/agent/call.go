@@ -16,8 +16,8 @@ type Client struct {
 	Metadata  *Metadata
 	Transport http.RoundTripper
 	Held      string        // a token for all calls; "" asks the metadata server for each
-	Limit     time.Duration // for a whole call; 0: 1 min
-	Pause     time.Duration // that a call may last without a byte sent or received; 0: 1 min
+	Limit     time.Duration // longest time of a whole call; 0: 1 min
+	Pause     time.Duration // longest time without a byte sent or received; 0: 1 min
 }
 
 // A Call is one request to an API.
@@ -29,13 +29,13 @@ type Call struct {
 	Into        io.Writer // gets the body of a successful answer; nil: Answer has it
 }
 
-// An Answer is a successful one.
+// An Answer is the answer to a successful call.
 type Answer struct {
 	Body   []byte
 	Header http.Header
 }
 
-// Do makes one call. Half of an answer counts as none. A refusal is a *StatusError.
+// Do makes one call. Half of an answer does not count. A refusal is a *StatusError.
 func (c *Client) Do(ctx context.Context, call Call) (Answer, error) {
 	token := c.Held
 	if token == "" {

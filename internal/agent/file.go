@@ -23,7 +23,7 @@ func WriteFile(path string, data []byte, mode os.FileMode) error {
 		err = f.Chmod(mode)
 	}
 	if err == nil {
-		err = f.Sync() // or a file system may rename before it writes
+		err = f.Sync() // otherwise a file system may rename before it writes
 	}
 	if closed := f.Close(); err == nil {
 		err = closed
@@ -47,8 +47,8 @@ func Lock(path string) (unlock func(), err error) {
 	err = syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
 	if err == nil {
 		return func() {
-			// Closing alone is not enough: a program that is being started has the file
-			// open, too, until its exec.
+			// Closing alone is not enough, because a program that is being started also has
+			// the file open until its exec.
 			_ = syscall.Flock(int(f.Fd()), syscall.LOCK_UN) // of our own lock: cannot fail
 			f.Close()
 		}, nil

@@ -12,7 +12,7 @@ import (
 	"multihost/internal/fault"
 )
 
-// MetadataHost is where a VM of Google's finds its metadata server.
+// MetadataHost is the address at which a VM of Google Cloud finds its metadata server.
 const MetadataHost = "169.254.169.254"
 
 // flavor is the header that each call of the metadata server has.
@@ -47,8 +47,8 @@ func (m *Metadata) Publish(ctx context.Context, key, text string) error {
 	return err
 }
 
-// Token returns an access token of the VM's service account. The server renews it, so
-// ask for each call. StatusOf its errors is 0.
+// Token returns an access token of the VM's service account. The server renews the token,
+// so ask for it at each call. StatusOf returns 0 for its errors.
 func (m *Metadata) Token(ctx context.Context) (string, error) {
 	text, err := m.again(ctx, 3, "service-accounts/default/token")
 	if err != nil {

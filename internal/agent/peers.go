@@ -15,9 +15,9 @@ import (
 // that made the slices gives them as data. In the addresses, {slice} and {vm} stand for
 // names.
 type Peers struct {
-	// Read is the address of what the workers of a slice have told or, if there is a List,
-	// of what one VM has told. It takes a POST with Body; without a Body it takes a GET.
-	// Told is the path of the texts in the answer, as in Field.
+	// Read is the address for the reports of all workers of a slice. If there is a List, it
+	// is the address for the report of one VM. It takes a POST with Body; without a Body it
+	// takes a GET. Told is the path of the texts in the answer, as in Field.
 	Read string `json:"read,omitempty"`
 	Body string `json:"body,omitempty"`
 	Told string `json:"told,omitempty"`
@@ -26,8 +26,8 @@ type Peers struct {
 	// shows all workers of a slice.
 	List string `json:"list,omitempty"`
 	// Names is the path of the names of VMs in that answer; a name may be the end of an
-	// address. States is the path of their states. In a VM that has one of the states Idle,
-	// which are separated by spaces, or none, no command runs.
+	// address. States is the path of their states. Idle has states, separated by spaces. No
+	// command runs in a VM that has one of these states or no state.
 	Names  string `json:"names,omitempty"`
 	States string `json:"states,omitempty"`
 	Idle   string `json:"idle,omitempty"`
@@ -44,9 +44,9 @@ var (
 	errNotAll   = errors.New("the list of its VMs is not whole")
 )
 
-// Told returns what the workers of a slice have told, and how many workers there are in
-// which a command can run: -1 if the answer does not show that. A worker may have told
-// nothing. StatusOf the error is 404 if there is no such slice.
+// Told returns the reports of the workers of a slice, and on how many workers a command can
+// run: -1 if the answer does not show that. There may be workers without a report. StatusOf
+// the error is 404 if there is no such slice.
 func (c *Client) Told(ctx context.Context, p Peers, slice string) (texts []string, workers int, err error) {
 	if p.Read == "" {
 		return nil, 0, errNoPeers
@@ -69,7 +69,7 @@ func (c *Client) Told(ctx context.Context, p Peers, slice string) (texts []strin
 		all.Go(func() {
 			defer func() { <-turn }()
 			its, err := c.told(ctx, p, slice, vm)
-			if StatusOf(err) == http.StatusNotFound { // it has told nothing, or was deleted meanwhile
+			if StatusOf(err) == http.StatusNotFound { // it has no report, or was deleted meanwhile
 				err = nil
 			}
 			if err != nil {
@@ -84,7 +84,7 @@ func (c *Client) Told(ctx context.Context, p Peers, slice string) (texts []strin
 	return texts, len(vms), context.Cause(ctx)
 }
 
-// MayRead returns nil if this VM may read what the workers of a slice have told. It retries
+// MayRead returns nil if this VM may read the reports of the workers of a slice. It retries
 // temporary errors for about half a minute.
 func (c *Client) MayRead(ctx context.Context, p Peers, slice string) error {
 	return c.patiently(ctx, func() error {
@@ -101,7 +101,7 @@ func (c *Client) MayRead(ctx context.Context, p Peers, slice string) error {
 	})
 }
 
-// told reads what one VM or one slice has told.
+// told reads the reports of one VM or of one slice.
 func (c *Client) told(ctx context.Context, p Peers, slice, vm string) ([]string, error) {
 	call := Call{Method: http.MethodGet, URL: strings.NewReplacer("{slice}", slice, "{vm}", vm).Replace(p.Read)}
 	if p.Body != "" {
@@ -114,7 +114,7 @@ func (c *Client) told(ctx context.Context, p Peers, slice, vm string) ([]string,
 	return textsAt(answer, p.Told), nil
 }
 
-// vms returns the names of the VMs of a slice in which a command can run.
+// vms returns the names of the VMs of a slice on which a command can run.
 func (c *Client) vms(ctx context.Context, p Peers, slice string) (names []string, err error) {
 	answer, err := c.object(ctx, Call{Method: http.MethodPost, URL: strings.ReplaceAll(p.List, "{slice}", slice)})
 	if err != nil {
@@ -142,8 +142,8 @@ func (c *Client) object(ctx context.Context, call Call) (object map[string]any, 
 	return object, err
 }
 
-// textsAt returns the texts at a path of a decoded JSON value, as in Field; "" stands for
-// one that is missing below an element of an array, so that the texts of two paths match.
+// textsAt returns the texts at a path of a decoded JSON value, as in Field; "" stands for a
+// text that is missing in an element of an array, so that the texts of two paths match.
 func textsAt(value any, path string) []string {
 	names, ok := strings.CutPrefix(path, "/")
 	if !ok {

@@ -21,8 +21,8 @@ var (
 	}
 )
 
-// What workers have told is read in one call, or in one for each VM in which a command can
-// run.
+// The reports of workers are read in one call, or in one call for each VM on which a
+// command can run.
 func TestTold(t *testing.T) {
 	t.Parallel()
 	const list = "POST /groups/m-0/list"
@@ -34,7 +34,7 @@ func TestTold(t *testing.T) {
 	said := func(text string) string { return fmt.Sprintf(`{"items":[{"value":%q}]}`, text) }
 	for name, row := range map[string]struct {
 		peers   agent.Peers
-		answers map[string]string // by call; "404 …" is refused; others are not found
+		answers map[string]string // answers by call; "404 …" refuses the call; calls without an answer are not found
 		want    []string
 		workers int
 		err     string
@@ -80,7 +80,7 @@ func TestTold(t *testing.T) {
 	}
 }
 
-// A worker that may read is told so even if nothing is there to be read.
+// MayRead finds that a worker may read, even if there is nothing to read.
 func TestMayRead(t *testing.T) {
 	t.Parallel()
 	for name, row := range map[string]struct {

@@ -18,17 +18,17 @@ type Deletion struct {
 	Read   string `json:"read"`   // URL of the resource
 	Method string `json:"method"` // of the request that deletes it
 	URL    string `json:"url"`    // of that request
-	// Proof is what the resource must show before it is deleted.
+	// Proof is the field and the value that the resource must have before it is deleted.
 	Proof Field `json:"proof"`
 	// Going is the field that shows that the resource is being deleted already; without a
 	// Path there is no such field.
 	Going Field `json:"going,omitzero"`
-	// Probe is the URL of a resource that does not exist beside this one. Method on it
-	// shows whether the caller may delete; "": that cannot be found out.
+	// Probe is the URL of a resource that does not exist beside this one. A request with
+	// Method to it shows whether the caller may delete; "": nothing shows that.
 	Probe string `json:"probe,omitempty"`
 }
 
-// A Field is a place in a JSON text and the value that is to be there.
+// A Field is a place in a JSON text, and the value that this place must have.
 type Field struct {
 	// Path is a JSON pointer (RFC 6901) in which * stands for every element of an array.
 	// All of them must have the value, and there must be one.
@@ -112,7 +112,8 @@ const (
 )
 
 // patiently repeats a call that failed for a temporary reason. It returns nil if the answer
-// is that there is no such resource: a caller without the permission is refused.
+// is that there is no such resource, because a caller without the permission gets a refusal
+// instead.
 func (c *Client) patiently(ctx context.Context, call func() error) error {
 	begin := time.Now()
 	for i := 0; ; i++ {

@@ -1,5 +1,5 @@
-// Package deliver copies multihost-agent to the workers of a run that lack it. It uses the
-// way of code: the runner sends it to a few workers, which pass it on.
+// Package deliver copies multihost-agent to the workers of a run that lack it. It travels
+// like code: the runner sends it to a few workers, which pass it on.
 package deliver
 
 import (

@@ -22,7 +22,7 @@ import (
 	"multihost/internal/testkit/simworker"
 )
 
-// counted is a connection whose sent bytes count.
+// counted is a connection that counts its sent bytes.
 type counted struct {
 	net.Conn
 	sent *atomic.Int64
@@ -34,8 +34,8 @@ func (c counted) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// What the agent costs the runner's link grows with the slices, not with their workers, where
-// these are so many that passing on pays. The benchmark shows the figures of the log.
+// If a run has so many workers that relays pay, the bytes on the runner's link grow with
+// the number of slices, not of workers. The benchmark shows the figures of the log.
 func TestTheAgentIsSentOnceASlice(t *testing.T) {
 	testkit.OnlyInAll(t, "TestAFileIsPassedOn of internal/codesync")
 	testkit.Need(t, "ssh")
@@ -56,7 +56,7 @@ func TestTheAgentIsSentOnceASlice(t *testing.T) {
 		for i, w := range workers {
 			targets[i] = codesync.Target{Conn: w.Conns[0], Slice: i * row.slices / row.workers, Addr: w.Addr}
 		}
-		// Without a limit nothing is watched, and no process stays.
+		// Terms without a limit start no watch, so no process stays.
 		arm := func(ctx context.Context, i int) error {
 			_, err := lease.Adopt(ctx, targets[i].Conn, agents.Sums(), lease.Terms{Run: "train"})
 			return err
@@ -65,7 +65,8 @@ func TestTheAgentIsSentOnceASlice(t *testing.T) {
 		testkit.Must(t, errors.Join(deliver.Each(t.Context(), agents, codesync.Options{Stall: time.Minute}, targets, arm)...))
 		bytes := sent.Load() - before
 		t.Logf("agent: %d slices, %d workers: %d bytes, compressed %d", row.slices, row.workers, bytes, len(p.Packed))
-		// The sync compresses in a hurry. Beside the copies each worker gets the terms, scripts and a login.
+		// The sync compresses at a fast level, so the copies are larger than Packed. Each
+		// worker also gets the terms, the scripts and a login.
 		if limit := int64(1.2*float64(row.slices*len(p.Packed))) + int64(row.workers)*50<<10; bytes > limit {
 			t.Errorf("%d workers in %d slices: %d bytes left this machine, want at most %d", row.workers, row.slices, bytes, limit)
 		}

@@ -62,7 +62,7 @@ const (
 )
 
 // opsAgent makes the Ops Agent send the command's log to Cloud Logging. It replaces the
-// whole configuration: a section that occurs twice makes it invalid.
+// whole configuration: if a section occurs twice, the agent refuses the configuration.
 func (w cloudLog) opsAgent(ctx context.Context) {
 	if _, ok := w.root(ctx, time.Minute, "systemctl", "cat", opsAgentService); !ok && !w.installOpsAgent(ctx) {
 		agent.Note(w.cfg.Out, "the Ops Agent could not be installed: Cloud Logging gets nothing; see %s", w.disk.path("ops-agent.log"))

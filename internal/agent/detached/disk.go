@@ -12,8 +12,8 @@ import (
 	"multihost/internal/agent"
 )
 
-// A disk is what survives a reboot: the worker's own directory, and the attempts' below the
-// home of the login. Names of files:
+// A disk has the files that survive a reboot: the worker's own directory, and the attempts'
+// below the home of the login. Names of files:
 //
 //	lock      held by the one program that runs
 //	boots     the time of each boot
@@ -72,7 +72,7 @@ func (d disk) newest() int {
 	return newest
 }
 
-// number returns the number that a name is, or 0.
+// number returns the number in a name, or 0.
 func number(name string) int {
 	n, err := strconv.Atoi(name)
 	if err != nil || n < 0 || strconv.Itoa(n) != name {
@@ -104,7 +104,7 @@ func (d disk) exists(path string) bool {
 	return err == nil
 }
 
-// stopped returns whether an attempt was told to stop, and why.
+// stopped returns whether an attempt has got the order to stop, and why.
 func (d disk) stopped(n int) (reason string, yes bool) {
 	text, err := os.ReadFile(d.attempt(n, "stop"))
 	if err != nil || len(text) == 0 {
@@ -128,7 +128,7 @@ func (d disk) started(n int) time.Time {
 	return time.Unix(at/int64(time.Second), 0)
 }
 
-// here returns what the disk has of an attempt. proc is the root of /proc.
+// here returns the state of an attempt on the disk. proc is the root of /proc.
 func (d disk) here(n int, is life, proc string) attemptHere {
 	a := attemptHere{life: is, record: d.record(n), told: d.exists(d.path("told." + strconv.Itoa(n)))}
 	_, a.stopped = d.stopped(n)
@@ -190,7 +190,7 @@ func (d disk) goingDown(now time.Time) bool {
 
 func (d disk) forgetDown() { os.Remove(d.path("down")) }
 
-// look returns what the disk tells after a boot.
+// look reads the state on the disk after a boot.
 func (d disk) look() onDisk {
 	o := onDisk{told: d.told()}
 	if o.told > 0 {

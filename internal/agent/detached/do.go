@@ -13,7 +13,7 @@ import (
 	"multihost/internal/agent"
 )
 
-// A doer does what the machine decides.
+// A doer carries out the decisions of the machine.
 type doer struct {
 	*worker
 	start  starter
@@ -21,7 +21,7 @@ type doer struct {
 	failed failures // of the last look at the ends
 }
 
-// work does what the machine decides.
+// work carries out the decisions of the machine until it returns leave.
 func (w *doer) work(ctx context.Context) error {
 	s := &sight{}
 	s.forget()
@@ -85,7 +85,7 @@ func (w *doer) announce(ctx context.Context, attempt int, s *sight) error {
 	return err
 }
 
-// doCommand does what begins and stops the command.
+// doCommand carries out actions that begin and stop the command.
 func (w *doer) doCommand(ctx context.Context, a action, s *sight) {
 	switch a.do {
 	case prepare:
@@ -104,7 +104,7 @@ func (w *doer) doCommand(ctx context.Context, a action, s *sight) {
 	}
 }
 
-// doEnd does what tells the others of logs, stops and ends.
+// doEnd carries out actions that tell the others of logs, stops and ends.
 func (w *doer) doEnd(ctx context.Context, a action, s *sight) {
 	switch a.do {
 	case sendLog:

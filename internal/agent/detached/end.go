@@ -16,7 +16,7 @@ import (
 	"multihost/internal/agent"
 )
 
-// errNoRecord means that nothing is known of how an attempt ended.
+// errNoRecord means that the worker does not know how an attempt ended.
 var errNoRecord = errors.New("the record of the attempt is gone from this worker")
 
 // An ender tells the others how attempts have ended here.
@@ -157,8 +157,8 @@ func lastLines(path string, n int) string {
 
 var leadName = regexp.MustCompile(`/s0w0\.([0-9]+)$`)
 
-// leadLimit is how long a worker whose end is a training's tail waits for that of worker 0,
-// because the ends of two workers come in any order.
+// leadLimit is how long a worker waits for the end of worker 0 if its own end looks like a
+// training's tail. The ends of two workers come in any order.
 const leadLimit = time.Minute
 
 // awaitLead waits for the end of worker 0. It reports whether that excuses the end here.
@@ -196,8 +196,8 @@ func (w *ender) leadCode(ctx context.Context) string {
 	return ""
 }
 
-// tellEnd stores how the attempt ended here, as far as the bucket does not have it. The end
-// itself comes last: after a reboot, an end that was stored counts as complete.
+// tellEnd stores how the attempt ended here, as far as the bucket does not have it. It
+// stores the end itself last, because after a reboot a stored end counts as complete.
 func (w *ender) tellEnd(ctx context.Context) error {
 	m := w.m
 	if err := w.tellStop(ctx); err != nil {
@@ -247,13 +247,13 @@ func (w *ender) giveUp(ctx context.Context, code int, why string) {
 	m := w.m
 	w.record = w.withSkew(ctx, newRecord(code, time.Now(), false, why))
 	m.endCode, m.endTold, m.failure = strconv.Itoa(code), false, ""
-	if code != stoppedCode { // a worker that is stopped has not failed
+	if code != stoppedCode { // a stopped worker has not failed
 		m.failure = failFastReason
 	}
 	if w.job.CloudLogging {
 		cloudLog{w.worker}.logEnd(why)
 	}
-	_ = w.tellEnd(ctx) // the machine has it told later
+	_ = w.tellEnd(ctx) // the state machine tells it later
 	_ = w.report(ctx, "failed", why)
 }
 

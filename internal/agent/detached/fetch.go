@@ -22,11 +22,11 @@ import (
 // kitLimit is how many bytes an unpacked kit may have.
 const kitLimit = 64 << 20
 
-// A fetcher gets what a worker needs for the job.
+// A fetcher gets the files and the login that a worker needs for the job.
 type fetcher struct{ *worker }
 
-// fetch gets what the job needs, once after each boot: the kit, and the login that the
-// command runs as.
+// fetch gets the things that the job needs, once after each boot: the kit, and the login
+// that the command runs as.
 func (w fetcher) fetch(ctx context.Context) error {
 	if err := w.fetchKit(ctx); err != nil {
 		return fmt.Errorf("the job cannot be fetched: %w", err)

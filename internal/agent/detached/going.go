@@ -16,16 +16,16 @@ import (
 
 const (
 	// goingLimit is how long Going may take. Compute Engine gives a machine 30 s when it is
-	// preempted, and more in all other cases; the rest of the machine has to end in them
-	// too.
+	// preempted, and more in all other cases. The other processes of the machine have to
+	// end in this time too.
 	goingLimit = 20 * time.Second
 	goingCall  = 10 * time.Second // for one call of an API
 	goingTries = 3
 )
 
-// Going is what a worker runs when its machine is told to end. It reports that, and
-// why, and sends the rest of the log to the bucket. It ends no process. It ends within
-// 20 s, even if the disk hangs.
+// A worker runs Going when its machine gets the order to end. It reports that, and why, and
+// sends the rest of the log to the bucket. It ends no process. It ends within 20 s, even if
+// the disk hangs.
 func Going(ctx context.Context, cfg Config) error {
 	ctx, cancel := context.WithTimeout(ctx, goingLimit)
 	defer cancel()
@@ -36,7 +36,7 @@ func Going(ctx context.Context, cfg Config) error {
 		return err
 	case <-ctx.Done():
 	}
-	select { // whatever does not hang ends with the context
+	select { // everything that does not hang ends with the context
 	case err := <-done:
 		return err
 	case <-time.After(time.Second):
@@ -44,7 +44,7 @@ func Going(ctx context.Context, cfg Config) error {
 	}
 }
 
-// A goer is a worker whose machine is told to end.
+// A goer is a worker whose machine has got the order to end.
 type goer struct{ *worker }
 
 func going(ctx context.Context, cfg Config) error {
@@ -62,12 +62,12 @@ func going(ctx context.Context, cfg Config) error {
 		w.m = &machine{job: w.job}
 	}
 	if attempt := w.m.attempt; w.disk.told() >= attempt && w.disk.told() > 0 {
-		touch(w.disk.path("down"), time.Now()) // the attempt ended before, with its whole log; another may be about to begin
+		touch(w.disk.path("down"), time.Now()) // the attempt had ended before, with its whole log; another one may be about to begin
 		return nil
 	}
 	w.markDown("")
 	if _, err := fmt.Sscan(w.disk.recall("me"), &w.me.Slice, &w.me.Worker); err != nil {
-		return nil // it was not known yet which worker this is
+		return nil // this worker does not know its place yet
 	}
 	if err := os.MkdirAll(scratchDir(cfg.Root, w.job.Run), 0o700); err != nil {
 		return err
@@ -91,7 +91,7 @@ func (w goer) markDown(cause string) {
 	touch(w.disk.path("down"), time.Now())
 }
 
-// lastWords sends the rest of the log, and beside that reports why the machine ends.
+// lastWords sends the rest of the log, and at the same time reports why the machine ends.
 func (w goer) lastWords(ctx context.Context) {
 	var telling sync.WaitGroup
 	defer telling.Wait()

@@ -14,11 +14,11 @@ import (
 	"multihost/internal/agent"
 )
 
-// A Job is what the workers are told of a job: lines KEY=VALUE, which package detach
-// writes. A zero duration means no limit, unless the key has a default.
+// A Job is the description of a job for its workers. Package detach writes it as lines
+// KEY=VALUE. A zero duration means no limit, unless the key has a default.
 type Job struct {
 	Run, Project, Zone string
-	Resource           string // name of what is deleted at the end, for people
+	Resource           string // name of the resource to delete at the end, for people
 	Deletions          []agent.Deletion
 	Nodes              []string // names of the slices, in order
 	Slices, Workers    int      // workers of each slice
@@ -32,7 +32,7 @@ type Job struct {
 	Period     time.Duration // between two uploads of the log, and two reports
 	Look       time.Duration // between two looks
 	Patience   time.Duration // how long a fetch is retried
-	LogTimeout time.Duration // how long the bucket may not take a log
+	LogTimeout time.Duration // how long a worker waits while the bucket does not take its log
 	Stale      time.Duration // until a worker without reports counts as dead
 	TTL        time.Duration
 	MaxRun     time.Duration // after so long the provider deletes the VMs
@@ -131,8 +131,8 @@ func (r *reader) number(key string, otherwise int) int {
 	return n
 }
 
-// place reads which of all slices or workers this is. If there is only one, the value may
-// be missing.
+// place reads the number of this slice or worker. all is how many there are. If there is
+// only one, the value may be missing.
 func (r *reader) place(key string, all int) int {
 	if all > 1 && r.values[key] == "" && r.err == nil {
 		r.err = fmt.Errorf("its %s is missing", key)

@@ -10,8 +10,8 @@ import (
 	"multihost/internal/agent"
 )
 
-// A life is what is known of an attempt's command on this worker: the words of the
-// supervisor's operation status.
+// A life is the state of an attempt's command on this worker. The supervisor's operation
+// status uses these words.
 type life string
 
 const (
@@ -23,7 +23,7 @@ const (
 	aborted  life = "aborted"
 )
 
-// A phase is where a worker is in its part of the job.
+// A phase is a stage of a worker's part in the job.
 type phase string
 
 const (
@@ -54,13 +54,13 @@ const (
 	ofSeats   subject = "the workers that have come"
 )
 
-// A verb is what an action does.
+// A verb is the kind of an action.
 type verb string
 
 const (
 	look        verb = "look"           // at subject
-	wait        verb = "wait"           // wait for a time; then all looks are old
-	takeTurn    verb = "take a turn"    // a time that depends on the worker; then control/attempt is old
+	wait        verb = "wait"           // wait for a time; after that the results of all looks are old
+	takeTurn    verb = "take a turn"    // wait for a time that depends on the worker; after that control/attempt is old
 	sendLog     verb = "send the log"   // as far as it is
 	say         verb = "say"            // report phase text, detail more
 	stopCommand verb = "stop"           // the command, for the reason text
@@ -81,7 +81,8 @@ const (
 	leave       verb = "leave"          // there is nothing left to do
 )
 
-// An action is what the machine wants done next. Its result is in the next sight.
+// An action is something that the machine wants the worker to do next. Its result is in the
+// next sight.
 type action struct {
 	do     verb
 	at     subject
@@ -117,7 +118,7 @@ type sight struct {
 	failed    string // the same for fail-fast
 	ends      ends
 	endsErr   error
-	unsent    string // whose log is not whole in the bucket; ""
+	unsent    string // the worker whose log is not whole in the bucket; ""
 	unsentErr error
 	excused   verdict
 	keptFrom  time.Time // since when the slices are kept after this attempt
@@ -126,7 +127,7 @@ type sight struct {
 	code int   // exit code for a failed prepare
 }
 
-// A first is what the bucket says of the attempt that a worker without a record would
+// A first is the state in the bucket of the attempt that a worker without a record would
 // begin.
 type first struct {
 	attempt int
@@ -134,13 +135,13 @@ type first struct {
 	ended   bool // and ended it
 }
 
-// ends is what the bucket has of the ends of an attempt.
+// ends sums up the ends of an attempt that the bucket has.
 type ends struct {
 	all      bool // every worker has ended, or is dead
 	failures int  // workers that did not end well
 }
 
-// A verdict is whether the failures of an attempt are a training's tail.
+// A verdict says whether the failures of an attempt are a training's tail.
 type verdict string
 
 const (
@@ -149,7 +150,7 @@ const (
 	notExcused verdict = "failed"
 )
 
-// onDisk is what this worker's disk has of the run after a boot.
+// onDisk is the state of the run on this worker's disk after a boot.
 type onDisk struct {
 	newest     int // newest attempt with a record; 0: none
 	told       int // newest attempt whose end the others know; 0: none
@@ -161,7 +162,7 @@ type onDisk struct {
 
 // A machine decides what a worker does: when it begins an attempt, when a stop counts, what
 // follows an end, and when it deletes the slices. It is a pure state machine: next depends
-// on the machine's fields and the sight alone, and changes nothing but them.
+// only on the machine's fields and the sight, and changes nothing else.
 type machine struct {
 	job       Job
 	born      time.Time // beginning of the time to live
@@ -193,8 +194,8 @@ type machine struct {
 	endCode  string
 	endTold  bool   // the bucket has the end
 	unsent   string // why the bucket does not have the whole log
-	failure  string // the reason that the other workers still have to be told if it failed
-	stopText string // why all workers are to stop, if they still have to be told
+	failure  string // why the attempt failed here, if the other workers do not know yet
+	stopText string // why all workers must stop, if they do not know yet
 
 	// after it
 	readFrom     time.Time // when the bucket was last read
@@ -203,13 +204,13 @@ type machine struct {
 	reported     time.Time
 	said         string // phase that was reported last
 	detail       string
-	missingLogin string // login that was not there
+	missingLogin string // login that does not exist
 	tries        int    // to delete
 }
 
 // failFastReason is the reason with which the command is stopped after another worker has
-// failed. It names no worker: which one failed first is known from the clocks when all
-// have ended.
+// failed. It names no worker: only the clocks show which worker failed first, when all have
+// ended.
 const failFastReason = "fail-fast: a worker failed"
 
 // next returns the action that follows. It is called again with the result, until it
@@ -291,7 +292,7 @@ func (m *machine) fetch(s *sight) action {
 	return m.abandonFor(77, s.err.Error(), s)
 }
 
-// find decides, after a boot, which attempt is this worker's and what it does with it. If a
+// find decides, after a boot, which attempt this worker has, and what to do with it. If a
 // reboot ended the newest attempt, the worker reports that end and begins the next attempt.
 // It announces the next attempt first, because another worker deletes the slices when all
 // workers have ended one attempt and no newer attempt is announced. If the attempt had
@@ -313,7 +314,7 @@ func (m *machine) find(s *sight) action {
 	}
 	is := s.life
 	if s.lifeErr != nil {
-		is = running // attend looks again, and says why
+		is = running // the phase attending looks again and reports why
 	}
 	if s.rebooted != "" && (is == exited || is == lost) {
 		is, m.ending.rebooted = lost, s.rebooted
@@ -496,7 +497,7 @@ func (m *machine) gather(s *sight) action {
 	return m.idle(s)
 }
 
-// armed decides what follows the try to start the command.
+// armed decides what follows an attempt to start the command.
 func (m *machine) armed(s *sight) action {
 	switch {
 	case s.err != nil:
@@ -510,7 +511,7 @@ func (m *machine) armed(s *sight) action {
 		return action{do: say, text: "running", more: text}
 	case !s.looked[ofCommand]: // an attempt of this number has begun here before
 		return action{do: look, at: ofCommand}
-	case s.lifeErr != nil, s.life == starting: // attend looks again, and says why
+	case s.lifeErr != nil, s.life == starting: // the phase attending looks again and reports why
 		return m.become(attending, s)
 	}
 	return m.become(ended, s)
@@ -615,7 +616,8 @@ func (m *machine) awaitStop(s *sight) action {
 	return m.pause()
 }
 
-// bound returns when the command has to end because the slices do, and why; zero: never.
+// bound returns the time at which the command has to end because the slices end, and the
+// reason; zero: never.
 func (m *machine) bound() (at time.Time, why string) {
 	if m.job.TTL > 0 {
 		at, why = m.born.Add(m.job.TTL), fmt.Sprintf("the time to live of %d s (--ttl) is over", int(m.job.TTL.Seconds()))
@@ -628,12 +630,12 @@ func (m *machine) bound() (at time.Time, why string) {
 	return at, why
 }
 
-// takenAhead and the grace time are how long before the provider deletes the slices a command
-// is stopped, because the logs have to be sent before. The provider counts from a moment
+// A command is stopped before the provider deletes the slices: earlier by takenAhead and
+// the grace time, so that there is time to send the logs. The provider counts from a moment
 // before the first boot of this program.
 const takenAhead = 3 * time.Minute
 
-// expired reports whether the bound has passed, with the reason to stop.
+// expired reports whether the bound has passed, and returns the reason to stop.
 func (m *machine) expired(now time.Time) (string, bool) {
 	if at, why := m.bound(); !at.IsZero() && !now.Before(at) {
 		return why, true
@@ -704,8 +706,8 @@ func (m *machine) rest(s *sight) action {
 	if !s.looked[ofAttempt] {
 		return action{do: look, at: ofAttempt}
 	}
-	// A newer attempt begins even if the run is to stop: begin then gives it up. So the
-	// slices are not deleted before the workers that run it have ended it.
+	// A newer attempt begins even if the run is to stop: begin then gives the attempt up.
+	// So the slices stay until the workers that run the attempt have ended it.
 	if s.wantedErr == nil && s.wanted > m.attempt {
 		return m.start(s.wanted, s)
 	}
@@ -745,7 +747,8 @@ func (m *machine) allEnded(s *sight) action {
 	return m.idle(s)
 }
 
-// restBlind decides what happens while not every worker has ended, or that cannot be read.
+// restBlind decides what happens while some worker has not ended, or while this cannot be
+// read.
 func (m *machine) restBlind(s *sight) action {
 	var err error
 	for _, e := range []error{s.endsErr, s.wantedErr, s.unsentErr} {
@@ -815,7 +818,7 @@ func (m *machine) kept(s *sight) (why string, first action) {
 }
 
 // deleteFor lets the worker delete the slices when it is its turn. Every worker may delete.
-// Because they take turns, usually one request is enough.
+// They take turns, so usually one request is enough.
 func (m *machine) deleteFor(why string, s *sight) action {
 	if !s.did[takeTurn] {
 		return action{do: takeTurn}
@@ -832,8 +835,8 @@ const (
 	deleteLate  = 10 * time.Minute
 )
 
-// tearDown repeats the request to delete until the worker itself is gone: somebody may
-// grant the right, or the service may recover, days later. It ends if the slices are
+// tearDown repeats the request to delete until the worker itself is gone: days later,
+// somebody may grant the right, or the service may recover. It ends if the slices are
 // another run's.
 func (m *machine) tearDown(s *sight) action {
 	if !s.did[remove] {

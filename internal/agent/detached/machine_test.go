@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// A play lets a machine decide while seconds pass. on answers its looks and actions; by
-// default the bucket has nothing.
+// A play lets a machine decide while seconds pass. The function on answers its looks and
+// actions. By default the bucket has nothing.
 type play struct {
 	m   *machine
 	now int
@@ -23,7 +23,7 @@ func at(seconds int) time.Time { return time.Unix(int64(seconds), 0) }
 
 func (p *play) say(format string, args ...any) { fmt.Fprintf(&p.b, format+"\n", args...) }
 
-// until plays until done, or until it is late.
+// until plays until done returns true, or until late seconds have passed.
 func (p *play) until(late int, done func(a action) bool) string {
 	s := &sight{}
 	s.forget()
@@ -68,8 +68,8 @@ func ordinary() Job {
 
 var errGone = errors.New("gone")
 
-// A bucket that could be read a moment ago does not count as lost for ever, and kept slices
-// have their time to live.
+// A bucket that could be read a moment ago does not count as lost for ever. Kept slices
+// stay until the end of their time to live.
 func TestRestDeletesOnlyWhenItIsTime(t *testing.T) {
 	t.Parallel()
 	all := func(failures int) func(a action, s *sight, now int) {
@@ -188,8 +188,8 @@ func TestRestDeletesOnlyWhenItIsTime(t *testing.T) {
 	}
 }
 
-// A worker repeats its request to delete, at last every ten minutes, unless the slices are
-// another run's.
+// A worker repeats its request to delete, in the end every ten minutes, unless the slices
+// are another run's.
 func TestDeletionIsRepeated(t *testing.T) {
 	t.Parallel()
 	p := &play{m: &machine{job: ordinary(), at: deleting, why: "over"}}
@@ -379,8 +379,9 @@ func TestNextAttemptIsAnnouncedBeforeTheEndOfTheLast(t *testing.T) {
 	}
 }
 
-// After a boot a worker goes on with what its disk tells: with the attempt that still runs,
-// with the end that the others do not know yet, or with what the others know.
+// After a boot, the disk decides how a worker goes on: it attends an attempt that still
+// runs, tells the others an end that they do not know, or rests after an end that they
+// know.
 func TestABootGoesOnWithWhatTheDiskTells(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -522,10 +523,9 @@ func TestAnEndInAMachineThatEndsIsHeldBack(t *testing.T) {
 	}
 }
 
-// Before a command starts, a stop counts until the last moment, and what keeps it from
-// starting is the reason of the end.
-// The workers of slices that were made apart wait for each other, for a time, and as long as
-// the attempt can begin.
+// Until the last moment before the command starts, a stop counts. If something else keeps
+// the command from starting, that is the reason of the end. The workers of slices that were
+// made apart wait for each other, for a time, and as long as the attempt can begin.
 func TestGather(t *testing.T) {
 	t.Parallel()
 	come := func(after int) func(a action, s *sight, now int) {

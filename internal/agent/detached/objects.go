@@ -30,7 +30,7 @@ func (o objects) write(ctx context.Context, name string, text []byte, generation
 	return o.Write(ctx, name, bytes.NewReader(text), int64(len(text)), generation)
 }
 
-// writeFirst makes a small object. An object that exists already stays, and that is no
+// writeFirst makes a small object. An object that exists already stays, and there is no
 // error.
 func (o objects) writeFirst(ctx context.Context, name, text string) error {
 	err := o.write(ctx, name, []byte(text+"\n"), 0)
@@ -223,9 +223,9 @@ func logName(p Place, attempt int) string {
 	return name
 }
 
-// pieces is how a log is sent: in pieces of so many bytes, over an object of this name
-// beside the log. When the machine is told to end, a second program may run beside the
-// first. It uses names of its own for its pieces.
+// pieces says how to send a log: the size of a piece in bytes, and the name of the object
+// beside the log that takes each piece first. When the machine is told to end, a second
+// program may run beside the first. It uses names of its own for its pieces.
 type pieces struct {
 	size int64
 	name string
@@ -240,7 +240,7 @@ var (
 const mostPieces = 1000
 
 // sendLog makes the bucket's copy of a log equal to the file. At every moment the copy is a
-// prefix of the log. A piece is appended on condition that nobody else has appended
+// prefix of the log. It appends a piece only if nobody else has appended to the log
 // meanwhile.
 func (o objects) sendLog(ctx context.Context, path, name string, p pieces) error {
 	f, err := os.Open(path)

@@ -21,7 +21,7 @@ type Place struct {
 	Coordinator   string // address of worker 0 of the job; "": the bucket has it
 	Own           string // address of this worker
 
-	// Of a VM of a group:
+	// These fields belong to a VM of a group:
 	VM    string // its name
 	peers string // a digest of the names of all workers of the slice, as this VM has them
 }
@@ -67,10 +67,10 @@ func parsePlace(j Job, values map[string]string) (p Place, err error) {
 	return p, nil
 }
 
-// placeInGroup is parsePlace for a VM of a group. The group, and so the slice, is known by
-// the name of the VM, which is that of the group, a dash and a suffix without dashes. The
-// number of the worker does not follow from any name. The list of names is complete if it
-// has as many as the slice has workers, this VM among them.
+// placeInGroup is parsePlace for a VM of a group. The name of the VM shows the group, and
+// so the slice: it consists of the name of the group, a dash and a suffix without dashes.
+// No name shows the number of the worker. The list of names is complete if it has one name
+// for each worker of the slice, and one of them is this VM's.
 func placeInGroup(j Job, values map[string]string) (Place, error) {
 	p := Place{VM: values[nameKey], Own: values[ownAddress]}
 	if i := strings.LastIndexByte(p.VM, '-'); i > 0 {
@@ -111,9 +111,9 @@ func (p Place) seat() string { return p.String() + "." + p.peers + "." + p.VM }
 
 var seatName = regexp.MustCompile(`/(s([0-9]{1,6})w([0-9]{1,6}))\.([0-9a-f]{8})\.([a-z0-9-]+)$`)
 
-// absent says which workers of a job are not there yet, by the names of the seats of all;
-// "" if all are. The VMs of a slice are there when each number has one VM, and all of them
-// name the same VMs.
+// absent returns a text about the workers of a job that have not come yet; "" if all have
+// come. seats are the names of all seats. The VMs of a slice have come when each number has
+// one VM, and all of them name the same VMs.
 func absent(j Job, seats []string) string {
 	vms := map[string][]string{} // by worker and digest
 	sums := make([][]string, j.Slices)
@@ -154,8 +154,7 @@ func absent(j Job, seats []string) string {
 	return fmt.Sprintf("%d workers have not come, %s first", len(missing), missing[0])
 }
 
-// withoutVM returns the workers of a slice that have no VM, of those VMs that have one
-// digest.
+// withoutVM returns the workers of a slice for which no VM with the digest sum has come.
 func withoutVM(j Job, slice int, sum string, vms map[string][]string) (missing []string, err error) {
 	for w := range j.Workers {
 		name := nameOf(slice, w)

@@ -19,7 +19,7 @@ import (
 	"multihost/internal/agent"
 )
 
-// Limits of what prepares a worker.
+// Limits of the steps that prepare a worker.
 const (
 	preflightLimit = 10 * time.Minute
 	unpackLimit    = time.Hour
@@ -31,7 +31,7 @@ type starter struct {
 	ready ready
 }
 
-// ready is what preparing the worker has found out for the command.
+// ready has the results of prepare that the command needs.
 type ready struct {
 	numaNodes int
 	numactl   bool
@@ -40,7 +40,7 @@ type ready struct {
 	secrets   []byte // NAME=VALUE, each followed by a NUL, until the command is started
 }
 
-// Exit codes for what keeps a command from starting.
+// Exit codes for the reasons that keep a command from starting.
 const (
 	codeUnavailable = 69
 	codeIO          = 74
@@ -159,7 +159,7 @@ func (w *starter) unpackCode(ctx context.Context) (code int, err error) {
 	return 0, nil
 }
 
-// makeVenv makes the virtual environment as a runner does.
+// makeVenv makes the virtual environment in the same way as a runner.
 func (w *starter) makeVenv(ctx context.Context) error {
 	const what = "make a virtual environment (--venv): "
 	a, err := w.op(ctx, venvLimit, nil, "venv", w.job.Run)
@@ -263,7 +263,7 @@ func (w *starter) arm(ctx context.Context) (life, error) {
 	return a.armed()
 }
 
-// armed returns what arm has answered.
+// armed reads the answer of the operation arm.
 func (a answer) armed() (life, error) {
 	if _, ok := a.get("started"); ok {
 		return running, nil

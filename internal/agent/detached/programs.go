@@ -20,12 +20,12 @@ import (
 type Program struct {
 	Args  []string
 	Stdin io.Reader     // nil: nothing
-	Limit time.Duration // then it gets TERM, and 10 s later KILL; 0: none
+	Limit time.Duration // after this time the program gets TERM, and 10 s later KILL; 0: no limit
 	Env   []string      // variables besides those of this program
-	Merge bool          // stderr goes where stdout goes
+	Merge bool          // stderr goes to the same place as stdout
 }
 
-// An Output is what a program that was started has left. Code is its exit code, -1 if it
+// An Output is the result of a program that was started. Code is its exit code, -1 if it
 // was killed.
 type Output struct {
 	Out, Err []byte
@@ -33,7 +33,8 @@ type Output struct {
 }
 
 // A System runs programs. Run returns an error if the program could not be started. A
-// program that ends because the context ends, or its limit is over, has the code -1.
+// program that ends because the context has ended, or its limit has passed, has the code
+// -1.
 type System interface {
 	Run(ctx context.Context, p Program) (Output, error)
 }
@@ -43,10 +44,10 @@ type System interface {
 // background may hold the output open for ever.
 type Host struct{ Scratch string }
 
-// killAfter is the time between TERM and KILL for a program whose limit is over.
+// killAfter is the time between TERM and KILL for a program whose limit has passed.
 const killAfter = 10 * time.Second
 
-// Run implements System. It ends the program with its process group.
+// Run implements System. When it ends the program, it ends the whole process group.
 func (h Host) Run(ctx context.Context, p Program) (Output, error) {
 	if p.Limit > 0 {
 		var cancel context.CancelFunc
@@ -105,7 +106,7 @@ func kill(ctx context.Context, group int, ended <-chan struct{}) {
 	case <-ended:
 	case <-time.After(killAfter):
 	}
-	_ = syscall.Kill(group, syscall.SIGKILL) // members that outlive the first process, too
+	_ = syscall.Kill(group, syscall.SIGKILL) // also members that outlive the first process
 }
 
 // file returns a file without a name.
@@ -151,13 +152,13 @@ func (u user) run(ctx context.Context, s System, p Program) (Output, error) {
 }
 
 // opLimit is how long an operation of the supervisor's scripts may take besides the grace
-// time. Apart from that time, all of them but venv are short.
+// time. Apart from the grace time, all operations except venv are short.
 const (
 	opLimit   = 120 * time.Second
 	venvLimit = 1920 * time.Second
 )
 
-// An answer is what an operation has said: lines that begin with the nonce.
+// An answer has the lines of an operation's output that begin with the nonce.
 type answer struct {
 	nonce string
 	lines []string

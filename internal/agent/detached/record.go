@@ -10,9 +10,9 @@ import (
 	"time"
 )
 
-// A Record is how a command ended: the lines KEY=VALUE of the file exit, which the
-// supervisor of package launch writes. Its order is kept, and so are keys that are not
-// known here.
+// A Record says how a command ended. It has the lines KEY=VALUE of the file "exit", which
+// the supervisor of package launch writes. It keeps the order of the lines, and lines with
+// unknown keys.
 type Record []string
 
 func parseRecord(text string) Record {
@@ -86,9 +86,9 @@ var (
 	seconds     = regexp.MustCompile(`^(-?[0-9]{1,10})?$`)
 )
 
-// end returns the time of the end in nanoseconds, corrected to the clock of Cloud Storage
-// if the worker's differs; rough then is true, because the correction is exact only to
-// seconds. ok is false if nobody saw the end.
+// end returns the time of the end in nanoseconds. If the worker's clock differs from that
+// of Cloud Storage, end corrects the time, and rough is true, because the correction is
+// exact only to seconds. ok is false if nobody saw the end.
 func (r Record) end() (at int64, rough, ok bool) {
 	text, skew := r.get("end"), r.get("skew")
 	if r.lost() || !nanoseconds.MatchString(text) || !seconds.MatchString(skew) {
@@ -123,7 +123,7 @@ func (r Record) isTail(words *regexp.Regexp, code int, lastLines string) bool {
 	return false
 }
 
-// excuseWindow is how long after worker 0's success the others may fail.
+// excuseWindow is how long after worker 0's success a failure of another worker is excused.
 const excuseWindow = time.Minute
 
 // excused reports whether the end is the tail of a training that worker 0 has ended with
@@ -142,8 +142,9 @@ func (r Record) excused(lead Record) bool {
 	return after >= -slack && after < excuseWindow
 }
 
-// skew returns by how many seconds a clock is ahead of that of Cloud Storage, if that is
-// more than the time of the request leaves uncertain. before and after are by this clock.
+// skew returns by how many seconds this worker's clock is ahead of that of Cloud Storage.
+// It returns 0 if the duration of the request could explain the difference. before and
+// after are the times around the request by this worker's clock.
 func skew(before, date, after time.Time) int {
 	switch {
 	case date.IsZero():
@@ -156,7 +157,7 @@ func skew(before, date, after time.Time) int {
 	return 0
 }
 
-// An ending is what is known when a command has ended here.
+// An ending has the facts that are known when a command has ended here.
 type ending struct {
 	rebooted string // how the machine ended the attempt
 	notBegun string // why the next attempt does not begin
@@ -183,8 +184,8 @@ func (e ending) conclude(r Record) (out Record, code int, failed bool) {
 		reason += e.notBegun
 	}
 	if e.notAgain != "" {
-		// Without the stop, another attempt would have begun after the reboot: so the stop
-		// is what ends the run.
+		// Without the stop, another attempt would have begun after the reboot, so the stop
+		// ends the run.
 		code, reason = stoppedCode, e.notAgain+"; "+reason
 	}
 	out = r
@@ -199,13 +200,13 @@ func (e ending) conclude(r Record) (out Record, code int, failed bool) {
 	return out, code, failed
 }
 
-// Exit codes of ends that are not the command's own.
+// Exit codes for ends that the command itself has not caused.
 const (
 	lostCode    = 255
 	stoppedCode = 143
 )
 
-// An attemptHere is what this worker's disk has of an attempt.
+// An attemptHere is the state of an attempt on this worker's disk.
 type attemptHere struct {
 	life           life
 	record         Record // nil: there is none
@@ -215,11 +216,11 @@ type attemptHere struct {
 	bootOf, bootIs string // the boot that the supervisor lived in, and this one; "" if not known
 }
 
-// wentDown reports whether the machine ended the attempt by shutting down, and why,
-// whatever the record says. There are two signs. Either the shutdown script noted it before
-// the end. Or nobody reported the end in the same boot, because the machine ended too, and
-// the supervisor was killed or the command died by TERM, which all processes get when a
-// machine ends.
+// wentDown reports whether the machine ended the attempt by shutting down, and why, even if
+// the record says something else. There are two signs. Either the shutdown script noted it
+// before the end. Or nobody reported the end in the same boot, because the machine ended
+// too, and the supervisor was killed or the command died by TERM, which all processes get
+// when a machine ends.
 func (a attemptHere) wentDown() (reason string, yes bool) {
 	if a.life != exited && a.life != lost || a.told || a.record == nil {
 		return "", false

@@ -1,14 +1,15 @@
 //go:build unix
 
-// Package detached is what every worker of a job without runner runs at each boot.
+// Package detached has the program that every worker of a job without runner runs at each
+// boot.
 //
 // It fetches the job's files from the bucket, prepares the worker, starts the command under
 // the supervisor that a runner would use, stores the log and the end in the bucket, and
 // deletes the slices once every worker has ended. Package detach of multihost writes the
 // description of the job and the names of the objects.
 //
-// What the workers decide together is the machine, which is pure; worker does what it
-// decides. What has to survive a reboot, or the death of this program, is on the disk.
+// The type machine decides and is pure; the type worker carries out its decisions. The type
+// disk has all that has to survive a reboot, or the death of this program.
 //
 // Every wait has a limit, except for the metadata server, the end of the command, the
 // deletion of the slices, and, with --keep, for the bucket to take the whole log. No secret
@@ -29,7 +30,7 @@ import (
 	"multihost/internal/agent"
 )
 
-// A Config is what a worker's program has around it.
+// A Config is the environment of a worker's program.
 type Config struct {
 	File      string // with the description of the job; "": the metadata server has it
 	Home      string // of root
@@ -115,7 +116,7 @@ func (w *worker) describe(ctx context.Context) error {
 	return err
 }
 
-// place finds out which worker of the job this is, and where.
+// place finds out which worker of the job this is, and its address.
 func (w *worker) place(ctx context.Context) (err error) {
 	values := map[string]string{}
 	for _, key := range placeKeys(w.job) {
@@ -127,11 +128,11 @@ func (w *worker) place(ctx context.Context) (err error) {
 	return err
 }
 
-// identify reads what this worker is to do. A worker that gets nothing from its metadata
+// identify reads the task of this worker. A worker that gets nothing from its metadata
 // server has no token either. It can only ask again: if it left, no worker might delete the
-// slices. A worker that does not know its place decides nothing about an attempt. It reports
-// the reason, and deletes the slices only as boot.sh of package detach does, which cannot get
-// this program: after a long time in which no worker has reported anything.
+// slices. A worker that does not know its place decides nothing about an attempt. It
+// reports the reason, and deletes the slices only as boot.sh of package detach does, which
+// cannot get this program: after a long time in which no worker has reported anything.
 func (w *worker) identify(ctx context.Context) error {
 	since, said := time.Now(), ""
 	for {
@@ -160,7 +161,8 @@ func (w *worker) identify(ctx context.Context) error {
 	}
 }
 
-// withoutPlace does what a worker can do that does not know its place since a moment.
+// withoutPlace does one round of the work of a worker that does not know its place. since
+// is when that began, and why is the reason.
 func (w *worker) withoutPlace(ctx context.Context, since time.Time, why string) {
 	now := time.Now()
 	phase := "boot"
@@ -199,7 +201,7 @@ func (w *worker) objects() objects {
 	return objects{agent.Bucket{Client: w.client, Storage: w.job.Storage, Upload: w.job.Upload, Name: w.job.Bucket, Prefix: w.job.Prefix}, w.job, w.me}
 }
 
-// stateDir returns where a run's files are that survive a reboot.
+// stateDir returns the directory for the files of a run that survive a reboot.
 func stateDir(home, run string) string { return filepath.Join(home, ".multihost-job", run) }
 
 func scratchDir(root, run string) string { return filepath.Join(root, "/run/multihost-job", run) }
@@ -242,9 +244,9 @@ func (w *worker) boot() error {
 	return nil
 }
 
-// report reports the state of this worker, in the bucket and as a guest attribute, which
-// can be read when the bucket cannot. The last report is that of the program at the end of
-// the machine.
+// report reports the state of this worker in the bucket. It also sets a guest attribute,
+// which can be read when the bucket cannot. The program that runs at the end of the machine
+// makes the last report.
 func (w *worker) report(ctx context.Context, phase, detail string) error {
 	m := w.m
 	changed := m.said != phase
@@ -266,11 +268,11 @@ func (w *worker) report(ctx context.Context, phase, detail string) error {
 	return w.bucket.write(ctx, "workers/"+w.me.String(), []byte(text+"\n"), agent.AnyVersion)
 }
 
-// tellingLimit is how long a report waits for that of the other program of this worker.
+// tellingLimit is how long a report waits while the other program of this worker reports.
 const tellingLimit = 5 * time.Second
 
-// telling is held by the program that reports: this one, or the second one that runs when
-// the machine is told to end. So they never report at the same time.
+// telling takes a lock for a report. A second program runs when the machine has to end. The
+// lock keeps the two programs from reporting at the same time.
 func (w *worker) telling(ctx context.Context) (unlock func()) {
 	path := filepath.Join(scratchDir(w.cfg.Root, w.job.Run), "telling")
 	for begin := time.Now(); time.Since(begin) < tellingLimit; {
@@ -285,10 +287,10 @@ func (w *worker) telling(ctx context.Context) (unlock func()) {
 	return func() {}
 }
 
-// patiently repeats f until it succeeds or the patience is over. It retries a refusal like
-// an outage, because a right that was given a minute ago is not known everywhere yet.
-// Before the command starts, it reports what the worker waits for. The time to live ends
-// the wait too.
+// patiently repeats f until it succeeds or the patience is over. It retries refusals as
+// well as outages, because a right that was granted a minute ago may not be known
+// everywhere yet. Before the command starts, it reports what the worker waits for. The time
+// to live ends the wait too.
 func (w *worker) patiently(ctx context.Context, patience time.Duration, f func() error) error {
 	end := time.Now().Add(patience)
 	if limit := w.m.limit(); !limit.IsZero() && limit.Before(end) {

@@ -23,7 +23,8 @@ import (
 	"multihost/internal/testkit"
 )
 
-// A job from its boot to its deletion: what the bucket has then, and in which order it came.
+// A whole job from its boot to its deletion. The test checks the objects in the bucket at
+// the end, and their order.
 func TestAWholeJob(t *testing.T) {
 	t.Parallel()
 	inWorld(t, func(w *world) {
@@ -52,7 +53,7 @@ func TestAWholeJob(t *testing.T) {
 		if text := string(armed); !strings.HasPrefix(text, "amdir\x00script\x00bash\x00MEGASCALE_COORDINATOR_ADDRESS\x00") || !strings.HasSuffix(text, "\x00MULTIHOST_COORDINATOR_IP=10.0.0.1\x00MULTIHOST_WORKER_IP=10.0.0.2\x00A=1\x00KEY=two\nlines\x00true\n9\ngo\n") {
 			t.Errorf("armed with %q", text)
 		}
-		// Nothing of the secret is on the disk but what the supervisor got.
+		// No file but those of the supervisor has the secret.
 		os.Remove(filepath.Join(w.dir, ".multihost/runs/r/1/armed"))
 		if out, err := exec.Command("grep", "-rl", "lines", w.dir).Output(); err == nil {
 			t.Errorf("files have it: %s", out)
@@ -63,8 +64,8 @@ func TestAWholeJob(t *testing.T) {
 	})
 }
 
-// The program may die at any moment, and is started again: what was done is not done again,
-// and nothing is lost.
+// The program may die at any moment and is started again. It does not repeat finished
+// steps, and it loses nothing.
 func TestAProgramThatDiesGoesOnWhereItWas(t *testing.T) {
 	t.Parallel()
 	for _, died := range []time.Duration{0, time.Second, 30 * time.Second, 89 * time.Second, 95 * time.Second} {
@@ -89,7 +90,7 @@ func TestAProgramThatDiesGoesOnWhereItWas(t *testing.T) {
 	}
 }
 
-// Only one program has a worker's part at a time.
+// Only one program at a time works for a worker.
 func TestASecondProgramLeaves(t *testing.T) {
 	t.Parallel()
 	inWorld(t, func(w *world) {
@@ -107,9 +108,9 @@ func TestASecondProgramLeaves(t *testing.T) {
 	})
 }
 
-// Without its metadata server a worker can only wait, and says for what.
-// A worker that does not know its number decides nothing, and says so. Only if no worker has
-// reported anything for long it deletes the slices.
+// Without its metadata server a worker can only wait, and says for what. A worker that does
+// not know its number decides nothing, and says so. It deletes the slices only if no worker
+// has reported anything for a long time.
 func TestAWorkerWithoutANumber(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -225,7 +226,7 @@ func TestABucketThatRefusesEndsTheJob(t *testing.T) {
 func TestALogThatTheBucketRefusesKeepsTheSlices(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
-		takes, refuses int // seconds after which the bucket takes the log, and all else
+		takes, refuses int // takes: seconds until the bucket takes the log; refuses: seconds until it takes anything else
 		change         func(w *world)
 		want           string
 	}{
@@ -313,8 +314,8 @@ func TestATrainingsTailStopsNobody(t *testing.T) {
 	type story struct {
 		code, signal, end, more string
 		skew                    time.Duration // of this worker's clock
-		lead                    string        // exit code of worker 0; "": it works on
-		told                    int           // when worker 0 tells
+		lead                    string        // exit code of worker 0; "": its command is still running
+		told                    int           // seconds until worker 0 reports its end
 		words                   string        // output
 		change                  func(w *world, d *doer)
 		want                    string
@@ -399,7 +400,7 @@ func TestATrainingsTailStopsNobody(t *testing.T) {
 			if got != c.want {
 				t.Errorf("%s: got %q, want %q", name, got, c.want)
 			}
-			time.Sleep(time.Hour) // for the teller
+			time.Sleep(time.Hour) // so that the telling goroutine ends
 		})
 	}
 }
@@ -418,8 +419,8 @@ func (b behind) RoundTrip(r *http.Request) (*http.Response, error) {
 	return resp, err
 }
 
-// Slices that would be kept after a failure are not kept after a training's tail,
-// however often the bucket fails meanwhile.
+// Slices that would be kept after a failure are not kept after a training's tail, even if
+// the bucket fails often meanwhile.
 func TestATrainingsTailIsNoFailureThatKeeps(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -509,7 +510,7 @@ func TestTheLastOfTheLogsThatAreNotWholeKeepsTheSlices(t *testing.T) {
 	})
 }
 
-// A stop without a reason, an empty object, is a stop like another.
+// A stop without a reason, which is an empty object, counts like any other stop.
 func TestAnEmptyStopIsAStop(t *testing.T) {
 	t.Parallel()
 	inWorld(t, func(w *world) {
@@ -751,7 +752,7 @@ func TestALoginWithoutAHomeGetsOne(t *testing.T) {
 	}
 }
 
-// What Secret Manager answers becomes a variable whole, or ends the run.
+// A value of Secret Manager becomes a variable unchanged, or ends the run.
 func TestSecretsThatFitNoVariableAreRefused(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct{ reply, want string }{
@@ -867,8 +868,9 @@ func TestHolderOfTheTPUIsNamed(t *testing.T) {
 	}
 }
 
-// The command finds the virtual environment that was made, and its programs first. Without
-// one nothing is started, and the reason says what to install.
+// The command finds the virtual environment that was made, and the programs in it come
+// first in its PATH. If none can be made, no command is started, and the reason says what
+// to install.
 func TestVenv(t *testing.T) {
 	t.Parallel()
 	for answer, want := range map[string]string{
@@ -942,8 +944,8 @@ func TestArmed(t *testing.T) {
 	}
 }
 
-// The configuration of the Ops Agent has each entry once, however often it is written.
-// The agent is restarted only if the configuration has changed.
+// The configuration of the Ops Agent has each entry once, even if it is written several
+// times. The agent is restarted only if the configuration has changed.
 func TestOpsAgentConfigurationIsWrittenWhole(t *testing.T) {
 	t.Parallel()
 	inWorld(t, func(w *world) {
@@ -1013,7 +1015,8 @@ func TestACommandThatFillsTheDiskIsTold(t *testing.T) {
 	})
 }
 
-// A log goes in pieces, each once, also beside another program that sends it.
+// A log is sent in pieces, each piece once, even if another program sends the log at the
+// same time.
 func TestALogGoesInPieces(t *testing.T) {
 	t.Parallel()
 	inWorld(t, func(w *world) {
@@ -1024,7 +1027,7 @@ func TestALogGoesInPieces(t *testing.T) {
 		races := 2
 		w.refuse = func(method, n string) int {
 			if method == http.MethodPost && n == name && races > 0 {
-				if races--; races == 0 { // the other one is first
+				if races--; races == 0 { // the other program is first
 					w.put(name, append(w.objects[name].data, []byte("4567")...))
 				}
 			}
@@ -1187,7 +1190,7 @@ func TestWhoIsAbsent(t *testing.T) {
 	}
 }
 
-// The worker reads all that the runner writes.
+// The worker understands everything that the runner writes.
 func TestTheJobIsReadAsItIsWritten(t *testing.T) {
 	t.Parallel()
 	const queued = "https://T/queuedResources/"

@@ -29,7 +29,7 @@ import (
 	"multihost/internal/agent"
 )
 
-// A world is what one worker has around it, in memory: a metadata server, a bucket and the
+// A world is the surroundings of one worker, in memory: a metadata server, a bucket, the
 // API that deletes, and programs that do what a test says. It lives in a bubble of package
 // synctest.
 type world struct {
@@ -45,12 +45,12 @@ type world struct {
 	refuse   func(method, name string) int
 	resource string            // that is to be deleted; "" it is gone
 	secrets  map[string]string // answers of Secret Manager
-	note     func(text string) // gets what the worker does
+	note     func(text string) // called with each thing that the worker does
 	tokens   int
 
-	program func(p Program) (Output, bool) // answers in place of what follows
+	program func(p Program) (Output, bool) // answers in place of the defaults below
 	end     map[int]time.Duration          // how long commands run …
-	record  map[int]string                 // … and how they end; "": with 0
+	record  map[int]string                 // … and how they end; "": with exit code 0
 	began   map[int]time.Time
 	log     map[int]string
 }
@@ -61,7 +61,7 @@ type stored struct {
 	updated    time.Time
 }
 
-// inWorld tells a story in a world of its own.
+// inWorld runs a test in a world of its own.
 func inWorld(t *testing.T, story func(w *world)) {
 	t.Helper()
 	inWorldAt(t, t.TempDir(), story)
@@ -130,7 +130,7 @@ func (w *world) config() Config {
 }
 
 // run runs the worker from a boot on, until it has nothing left to do, the slices are
-// deleted, or so much time has passed.
+// deleted, or the time during has passed.
 func (w *world) run(during time.Duration) {
 	w.t.Helper()
 	ctx, cancel := context.WithTimeout(w.t.Context(), during)
@@ -179,7 +179,7 @@ func (w *world) attempt(d *doer, n int, name, text string) {
 	}
 }
 
-// RoundTrip answers what the worker asks for.
+// RoundTrip answers the worker's requests.
 func (w *world) RoundTrip(r *http.Request) (*http.Response, error) {
 	var body []byte
 	if r.Body != nil {
@@ -322,7 +322,7 @@ func (w *world) list(answer io.Writer, prefix string) {
 	_ = json.NewEncoder(answer).Encode(map[string]any{"items": items})
 }
 
-// Run does what programs of the worker do.
+// Run does what the worker's programs do.
 func (w *world) Run(ctx context.Context, p Program) (Output, error) {
 	var in []byte
 	if p.Stdin != nil {
@@ -346,7 +346,7 @@ func (w *world) Run(ctx context.Context, p Program) (Output, error) {
 	return Output{Out: []byte(w.operate(strings.TrimPrefix(p.Args[op], "multihost-"), p.Args[op+2], p.Args[op+3:], in))}, nil
 }
 
-// operate is the supervisor's operations.
+// operate does what the supervisor's operations do.
 func (w *world) operate(name, nonce string, args []string, in []byte) string {
 	if name == "free" || name == "venv" {
 		return ""

@@ -58,7 +58,7 @@ keep_agent() {
     if ! error=$({ (umask 077 && mkdir -p -- "$place") && [[ -O $place && ! -L $place ]] && "$@" >"$new" && chmod 755 -- "$new"; } 2>&1); then
       why="write $place: ${error##*: }"
     elif ! runs "$sum" "$new" && [[ $why != "cannot run"* ]]; then
-      : # $why says so
+      : # $why has the reason
     elif ! error=$(mv -f -- "$new" "$place/$sum" 2>&1); then
       why="write $place: ${error##*: }"
     elif runs "$sum" "$place/$sum"; then
@@ -72,7 +72,7 @@ keep_agent() {
   return 1
 }
 
-# forget PLACE: removes all programs but the three newest.
+# forget PLACE: removes all programs in PLACE except the three newest.
 forget() {
   local -a old
   # shellcheck disable=SC2012 # names are hexadecimal

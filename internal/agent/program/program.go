@@ -21,8 +21,8 @@ import (
 //go:embed built
 var built embed.FS
 
-// Place is bash that keeps the program on a worker and finds it there; see place.sh. The
-// rest of a script follows it.
+// Place is bash code that keeps the program on a worker and finds it there; see place.sh.
+// Append the script that uses it.
 //
 //go:embed place.sh
 var Place string
@@ -61,7 +61,7 @@ type Program struct {
 
 // MissingError says that this multihost was built without its agent.
 type MissingError struct {
-	Arch string // or a type of machine, or "workers" for all
+	Arch string // or a type of machine; "workers" for all
 }
 
 func (e *MissingError) Error() string {
@@ -71,7 +71,7 @@ func (e *MissingError) Error() string {
 // Fault returns fault.Configuration.
 func (e *MissingError) Fault() fault.Kind { return fault.Configuration }
 
-// Hint says how to get one with it.
+// Hint says how to get a multihost that has its agent.
 func (e *MissingError) Hint() string {
 	return "build it with: make build"
 }
@@ -113,8 +113,8 @@ func (s Set) Sums() string {
 	return strings.Join(all, " ")
 }
 
-// ForMachine returns the program for a type of machine, as uname -m tells it. The error is a
-// *MissingError.
+// ForMachine returns the program for a type of machine, as uname -m names it. The error is
+// a *MissingError.
 func (s Set) ForMachine(kind string) (Program, error) {
 	for arch, machine := range machines {
 		if machine == kind {
@@ -159,8 +159,8 @@ func (p Program) Unpack() ([]byte, error) {
 func sumFile(arch string) string    { return arch + ".sha256" }
 func packedFile(arch string) string { return arch + ".gz" }
 
-// Files returns what In reads for a program, by name: the program, compressed, and its
-// hash.
+// Files returns the files of a program that In reads, by name: the compressed program, and
+// its hash.
 func Files(arch string, program []byte) (map[string][]byte, error) {
 	var b bytes.Buffer
 	z, err := gzip.NewWriterLevel(&b, gzip.BestCompression)

@@ -53,7 +53,7 @@ func TestAMissingAgentIsOneError(t *testing.T) {
 	}
 }
 
-// Git keeps the folder and nothing that is built into it.
+// Git has the folder, but no file that is built into it.
 func TestTheFolderIsThereInAClone(t *testing.T) {
 	t.Parallel()
 	text, err := os.ReadFile(filepath.Join("built", ".gitignore"))

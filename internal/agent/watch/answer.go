@@ -18,7 +18,7 @@ import (
 	"multihost/internal/agent"
 )
 
-// say answers a runner: a line that begins with the nonce that it gave.
+// say answers a runner: it writes a line that begins with the nonce of the runner.
 func (h *Host) say(nonce string, words ...any) {
 	fmt.Fprintln(h.Out, append([]any{nonce}, words...)...)
 }
@@ -27,10 +27,9 @@ func (h *Host) say(nonce string, words ...any) {
 func errRun(run string) error { return fmt.Errorf("no run is called %s", run) }
 
 // Boot begins a watch after a boot, with the terms of the metadata. Terms from a runner
-// override those, whether it gave them before the reboot or since then. If lock is not
-// nil, it holds the lock of the watch of run, which Boot continues; otherwise Boot starts
-// one as a process of its own. While the metadata server is away, the terms on the disk
-// count.
+// override these, also if the runner gave them before the reboot. If lock is not nil, it
+// holds the lock of the watch of run, which Boot continues; otherwise Boot starts one as a
+// process of its own. While the metadata server is away, the terms on the disk count.
 func (h *Host) Boot(ctx context.Context, run string, lock *os.File) error {
 	text, err := h.Metadata.Value(ctx, "attributes/multihost-lease")
 	for err != nil {
@@ -76,7 +75,7 @@ func (h *Host) Boot(ctx context.Context, run string, lock *os.File) error {
 	return h.start(ctx, t.Run)
 }
 
-// known returns the runs of which the disk has the terms.
+// known returns the runs whose terms are on the disk.
 func (h *Host) known() (runs []string) {
 	names, _ := filepath.Glob(h.own("*" + termsEnd))
 	for _, name := range names {
@@ -101,8 +100,8 @@ func (h *Host) startAll(ctx context.Context, runs []string, why error) error {
 	return all
 }
 
-// Arm reads the terms of a runner from in, and answers with what is known of the lease.
-// Unless only is set, it also finds out what this worker may do.
+// Arm reads the terms of a runner from in, and answers with the state of the lease. Unless
+// only is set, it also finds out what this worker may do.
 func (h *Host) Arm(ctx context.Context, nonce string, in io.Reader, only bool) error {
 	whole, err := io.ReadAll(io.LimitReader(in, mostTerms))
 	text, found := strings.CutSuffix(strings.TrimRight(string(whole), "\n"), "\nend")
@@ -137,7 +136,7 @@ func (h *Host) Arm(ctx context.Context, nonce string, in io.Reader, only bool) e
 }
 
 // testRight answers whether this worker may delete the resource, and whether it can share
-// its state and read that of other workers.
+// its state and read the state of other workers.
 func (h *Host) testRight(ctx context.Context, nonce string, t Terms) {
 	// Thousands of workers ask at once.
 	_ = agent.Sleep(ctx, rand.N(2*time.Duration(max(t.Total, 1))*time.Millisecond))
@@ -161,8 +160,8 @@ func (h *Host) testRight(ctx context.Context, nonce string, t Terms) {
 	}
 }
 
-// sayRefused answers that a call failed: with what HTTP status, the service account of this
-// worker if its rights may be the cause, and the reason.
+// sayRefused answers that a call failed. It gives the HTTP status, the service account of
+// this worker if its rights may be the cause, and the reason.
 func (h *Host) sayRefused(ctx context.Context, nonce, what string, err error) {
 	account := ""
 	if agent.StatusOf(err) != 0 { // otherwise the cause is not a missing right
@@ -218,7 +217,7 @@ func (h *Host) Renew(nonce, run, hold string) error {
 	return h.tell(nonce, run)
 }
 
-// Tell answers with the terms that count here, and whether a watch lives.
+// Tell answers with the terms that count here, and says whether a watch lives.
 func (h *Host) Tell(nonce, run string) error {
 	if !runName.MatchString(run) {
 		return errRun(run)

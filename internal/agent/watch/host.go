@@ -22,7 +22,7 @@ import (
 // A Host is this worker, with its metadata server and the cloud behind it. Its functions
 // are for one login.
 type Host struct {
-	Tmp      string // directory that has /tmp; "" is the root
+	Tmp      string // directory in which /tmp is; "": the root directory
 	Home     string
 	Login    int // number of the login
 	Keeper   int // process that starts this one again when it dies; 0: none
@@ -84,7 +84,8 @@ func readSome(path string) string {
 	return text
 }
 
-// readOwned is readSome, and says whose file it is; -1: not known. It follows no link.
+// readOwned does what readSome does, and also returns the owner of the file; -1: not known.
+// It follows no link.
 func readOwned(path string) (text string, owner int) {
 	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NOFOLLOW, 0)
 	if err != nil {
@@ -102,7 +103,7 @@ func readOwned(path string) (text string, owner int) {
 	return string(all), int(info.Sys().(*syscall.Stat_t).Uid)
 }
 
-// lease returns the text of a lease as far as its owner is trusted.
+// lease returns the lines of a lease for which its owner is trusted.
 func (h *Host) lease(path string) string {
 	text, owner := readOwned(path)
 	if owner == 0 || owner == h.Login {
@@ -147,8 +148,8 @@ func isFree(path string) bool {
 	return syscall.Flock(int(f.Fd()), syscall.LOCK_SH|syscall.LOCK_NB) == nil
 }
 
-// watched returns the file of the watch that lives, whatever login runs it. The watch and its
-// keeper hold its lock; the file names their processes and the time of the first boot.
+// watched returns the file of the living watch, of any login. The watch and its keeper hold
+// its lock; the file names their processes and the time of the first boot.
 func (h *Host) watched(run string) (path string, ok bool) {
 	for _, f := range h.numbered(run + WatchFile) {
 		if path = h.index(f.Name()); f.Size() > 0 && !isFree(path) {
@@ -158,7 +159,7 @@ func (h *Host) watched(run string) (path string, ok bool) {
 	return "", false
 }
 
-// entry is what the index says of the newest attempt of a run.
+// entry is the newest attempt of a run in the index.
 type entry struct {
 	path string // "": there is none
 	code string
@@ -166,7 +167,7 @@ type entry struct {
 }
 
 func (h *Host) entry(run string) (e entry) {
-	names, _ := filepath.Glob(h.index("[0-9]*-" + run + "-[0-9]*" + entryEnd)) // a run's name has nothing special
+	names, _ := filepath.Glob(h.index("[0-9]*-" + run + "-[0-9]*" + entryEnd)) // a run's name has no special characters
 	newest := uint64(0)
 	for _, name := range names {
 		login, rest, _ := strings.Cut(filepath.Base(name), "-"+run+"-")
@@ -194,8 +195,8 @@ func (h *Host) entry(run string) (e entry) {
 	return e
 }
 
-// Look returns what the worker shows of a run. The next Look needs the seen that this one
-// returns.
+// Look returns the state of a run on this worker. It updates seen, which the next Look
+// needs.
 func (h *Host) Look(run string, seen *string) (Sight, error) {
 	up, err := h.Uptime()
 	if err != nil {
@@ -264,9 +265,10 @@ func (h *Host) watch(ctx context.Context, run string, lock *os.File, terms func(
 	}
 	born := h.firstBoot(run)
 	path := h.index(watchFile(run, h.Login))
-	// package launch reads which processes these are, so that it does not stop them with the
-	// run. On a full disk the watch goes on without. The lock is this file. Another login may
-	// own the directory, and have put a link in its place meanwhile.
+	// package launch reads which processes these are, so that it does not stop them with
+	// the run. On a full disk the watch goes on without this text. The text goes into the
+	// locked file itself, because another login may own the directory and put a link in its
+	// place.
 	text := fmt.Sprintf("%d %s %d\n", os.Getpid(), startTime(os.Getpid()), born.Unix())
 	if h.Keeper > 0 {
 		text = fmt.Sprintf("%d %s %d\n", h.Keeper, startTime(h.Keeper), born.Unix()) + text
@@ -336,7 +338,7 @@ func takeLock(ctx context.Context, path string) (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	for range 100 { // somebody who only looks holds it for a moment
+	for range 100 { // a process that only looks holds it for a moment
 		if err = syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err == nil {
 			return f, nil
 		}
@@ -364,15 +366,15 @@ func startTime(pid int) string {
 	return "0"
 }
 
-// A watcher does what a Machine wants.
+// A watcher carries out the actions of a Machine.
 type watcher struct {
 	*Host
 	m    *Machine
 	seen string
 }
 
-// round looks once and does all that follows from it. end is not nil when the watch is
-// over.
+// round looks once and carries out all actions that follow. end is not nil when the watch
+// is over.
 func (w *watcher) round(ctx context.Context) (end *End, err error) {
 	s, err := w.Look(w.m.Terms.Run, &w.seen)
 	if err != nil {
@@ -429,7 +431,7 @@ func (w *watcher) do(ctx context.Context, a Action) ([]Action, error) {
 
 var report = regexp.MustCompile(`^run=(\S+) state=([a-z]+) at=([0-9]{1,11})$`)
 
-// reports returns what the workers of a slice have shared about a run.
+// reports returns the reports of the workers of a slice about a run.
 func reports(told []string, run string) (all []Report) {
 	for _, text := range told {
 		m := report.FindStringSubmatch(text)
@@ -442,8 +444,9 @@ func reports(told []string, run string) (all []Report) {
 	return all
 }
 
-// Stop sends TERM to the command of a run; the deletion of its VM does the rest. It signals
-// only processes of the login that wrote the entry, because any login can write one.
+// Stop sends TERM to the command of a run. If the command does not end, the deletion of its
+// VM ends it. It signals only processes of the login that wrote the entry, because any
+// login can write one.
 func (h *Host) Stop(run string) {
 	e := h.entry(run)
 	info, err := os.Stat(e.path)

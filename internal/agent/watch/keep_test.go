@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// A watch that dies at once is started less and less often, and one that lived for long at
-// once.
+// A watch that dies at once is started again after growing pauses. A watch that has lived
+// for long is started again without delay.
 func TestKeep(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

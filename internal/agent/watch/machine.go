@@ -9,14 +9,14 @@ import (
 	"multihost/internal/agent"
 )
 
-// A Sight is what a look at this worker shows.
+// A Sight is the result of one look at this worker.
 type Sight struct {
 	Up  time.Duration // since the boot: setting the clock does not change it
 	Now time.Time
 
 	Leased  bool   // there is a lease file
 	Renewed bool   // it has changed since the last look
-	Lease   string // then: its text
+	Lease   string // text of the lease file, if Renewed
 
 	Busy  bool   // the worker's lock is held, so the command of some run lives here
 	Begun bool   // the index has an attempt of our run
@@ -27,13 +27,13 @@ type Sight struct {
 type Action interface{ action() }
 
 // The actions. The result of Share goes to Shared, that of Ask to Heard, that of Pause to
-// Again and that of Delete to Deleted; each may want more done.
+// Again and that of Delete to Deleted; each of these may return more actions.
 type (
 	Note   struct{ Text string }        // tell people
 	Save   struct{}                     // keep the terms for after a reboot
 	Share  struct{ State string }       // tell the other workers
 	Stop   struct{}                     // ask the command to end
-	Ask    struct{ Node string }        // read what the workers of a slice have shared
+	Ask    struct{ Node string }        // read the reports of the workers of a slice
 	Pause  struct{ Most time.Duration } // wait for a random time below this, and look
 	Delete struct{}                     // request the deletion
 	End    struct{ Foreign bool }       // the watch is over; Foreign: the resource is another run's
@@ -48,7 +48,7 @@ func (Pause) action()  {}
 func (Delete) action() {}
 func (End) action()    {}
 
-// A Report is what one worker has shared.
+// A Report is the state that one worker has shared.
 type Report struct {
 	State string
 	At    time.Time
@@ -59,7 +59,7 @@ const (
 	running   = "running"   // the command of some run lives there
 	succeeded = "succeeded" // the command of our run has ended with 0
 	failed    = "failed"    // it has ended otherwise
-	awaited   = "awaited"   // a living runner has not started the command yet
+	awaited   = "awaited"   // a living runner that has not started the command yet
 	none      = "none"      // there is no runner, or the worker was rebooted
 	kept      = "kept"      // the watch has no limit any more
 )
@@ -69,9 +69,9 @@ const (
 	deadAfter  = 30 * time.Minute // a worker that has shared nothing for this long has ended
 	longPause  = 10 * time.Minute // pause between two tries after many failures
 	manyTries  = 20
-	callRate   = 5                // calls a second that all workers of a job make while the command runs on one
-	mostSpread = 30 * time.Minute // between two times at which a worker asks the others
-	mostPause  = 600              // seconds, so that usually a single worker asks all others and deletes
+	callRate   = 5                // calls a second of all workers of a job together, while the command runs on one of them
+	mostSpread = 30 * time.Minute // longest time between two rounds in which a worker asks the others
+	mostPause  = 600              // longest random pause in seconds; with it, usually a single worker asks all others and deletes
 )
 
 // A Machine decides what a watch does. It reads no clock and touches nothing: Look begins
@@ -82,12 +82,12 @@ type Machine struct {
 	born  time.Time // the first boot
 
 	since, renewed, idle time.Duration // the boot of this watch; the last renewal; when a command was last seen
-	again                time.Duration // no try before
+	again                time.Duration // no try before this time
 	told                 string        // the state shared last
 	toldAt               time.Duration
 	stopped              bool
 	tries                int
-	waited               bool // the random pause before a deletion is over
+	waited               bool // the random pause before a deletion has passed
 
 	seen  Sight
 	state string
@@ -102,7 +102,7 @@ func NewMachine(t Terms, born time.Time, up time.Duration) *Machine {
 	return &Machine{Terms: t, born: born, since: up, renewed: up, idle: up} // the startup script has just run
 }
 
-// Look takes what the worker shows.
+// Look takes the result of a look at this worker.
 func (m *Machine) Look(s Sight) []Action {
 	actions := m.take(s)
 	t := &m.Terms
@@ -214,8 +214,8 @@ func (m *Machine) expired(after int64) bool {
 // that commands have had time to end by themselves.
 func (m *Machine) lastMoment() bool { return m.expired(m.Terms.Grace + 30) }
 
-// ask begins to find out whether the command has ended on every other worker. When the time
-// to live is over, it waits for this no longer than lastMoment.
+// ask begins to find out whether the command has ended on every other worker. After the end
+// of the time to live, it waits for this no longer than lastMoment.
 func (m *Machine) ask() []Action {
 	t := &m.Terms
 	switch {
@@ -243,9 +243,9 @@ func (m *Machine) delete() []Action {
 	return []Action{Note{fmt.Sprintf("deleting %s: %s", m.Terms.resource(), m.why)}, Delete{}}
 }
 
-// Heard takes what the workers of a slice have shared, or why that is not known. workers is
-// how many of them can run a command; -1: as many as the terms say. A slice that is gone
-// (HTTP status 404) has no command. A worker without a report is not known to have ended.
+// Heard takes the reports of the workers of a slice, or the error of reading them. workers
+// is how many of them can run a command; -1: as many as the terms say. A slice that is gone
+// (HTTP status 404) has no command. A worker without a report may still have one.
 func (m *Machine) Heard(reports []Report, workers int, err error, now time.Time) []Action {
 	t, node := &m.Terms, m.asked[0]
 	m.asked = m.asked[1:]
@@ -291,8 +291,8 @@ func (m *Machine) stays(r Report, now time.Time) bool {
 	return false
 }
 
-// unknown handles that it is not known whether the command runs elsewhere. Unless the time
-// to live is over, it puts off the next try.
+// unknown handles the case that this worker cannot find out whether the command runs
+// elsewhere. It puts off the next try, unless the time to live has passed.
 func (m *Machine) unknown(about string) []Action {
 	if !m.aged {
 		m.later()
@@ -300,7 +300,7 @@ func (m *Machine) unknown(about string) []Action {
 	return []Action{Note{"not deleted: whether the command runs is not known of " + about}}
 }
 
-// Again takes what the worker shows after a Pause.
+// Again takes the result of a look after a Pause.
 func (m *Machine) Again(s Sight) []Action {
 	actions := m.take(s)
 	more, due := m.due()
@@ -326,8 +326,8 @@ func (m *Machine) Deleted(err error) []Action {
 	return nil
 }
 
-// later sets the time of the next try: a missing permission may be granted, or the service
-// may work again, even after days.
+// later sets the time of the next try. There is always a next try, because even after days
+// somebody may grant a missing permission, or the service may work again.
 func (m *Machine) later() {
 	m.tries++
 	pause := longPause
@@ -337,8 +337,9 @@ func (m *Machine) later() {
 	m.again = m.seen.Up + max(pause, m.spread())
 }
 
-// spread returns how often a worker may ask the others. Each of them may ask, and a quota of
-// the API is that of all that the user's project does.
+// spread returns the shortest time between two rounds in which a worker asks the others.
+// All workers may ask, and they share the quota of the API with everything else in the
+// user's project.
 func (m *Machine) spread() time.Duration {
 	total := min(m.Terms.Total, 10000)
 	calls := int64(len(m.Terms.Nodes))

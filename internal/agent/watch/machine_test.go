@@ -28,7 +28,7 @@ func TestALeaseIsNoProgram(t *testing.T) {
 	}
 }
 
-// Written terms are read back equal, whatever their values.
+// Terms are equal after writing and reading them, for any values.
 func FuzzTerms(f *testing.F) {
 	f.Add("run=train\npeers={\"read\":\"https://tpu/v2/nodes/{slice}:getGuestAttributes\",\"told\":\"/x/*\"}\nnodes=x y\ntotal=08\nttl=99999999999\nkeep=on-failure\nadopted=yes\n")
 	f.Add("deletion={\"read\":\"u\",\"method\":\"DELETE\",\"proof\":{\"path\":\"/a\",\"value\":\"=\\n\"}}\ndeletion={}\n")
@@ -46,7 +46,8 @@ func FuzzTerms(f *testing.F) {
 	})
 }
 
-// A rule judges the actions of one look of a watch that began at the boot, at noon.
+// Each row has one look of a watch that began at the boot, at noon, and the actions that
+// follow.
 func TestLook(t *testing.T) {
 	t.Parallel()
 	noon := time.Date(2026, 1, 2, 12, 0, 0, 0, time.UTC)
@@ -166,7 +167,8 @@ func TestHeard(t *testing.T) {
 	}
 }
 
-// The workers of a job together make at most some calls a second, however many there are.
+// The workers of a job together make at most some calls a second, for any number of
+// workers.
 func TestTheOthersAreAskedNowAndThen(t *testing.T) {
 	t.Parallel()
 	for _, row := range []struct {

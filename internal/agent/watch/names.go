@@ -22,7 +22,7 @@ const (
 // ownFolder is the directory of each login's own files, in its home.
 const ownFolder = ".multihost/lease"
 
-// termsEnd ends the name of the file with the terms of a run.
+// termsEnd is the end of the name of the file with the terms of a run.
 const termsEnd = ".terms"
 
 // WatchFile is the part after the run in the name of the file that a watch locks.

@@ -1,17 +1,17 @@
 // Package watch deletes the slices of a job whose runner has died. A watch runs on every
-// worker, independent of any connection. With the VM's own token it deletes what the terms
-// name when
+// worker, independent of any connection. With the VM's own token it deletes the resource in
+// the terms when
 //
 //   - no runner has come to any worker within a given time of its boot;
 //   - nobody has renewed the lease for its time, and the command has ended on every worker;
-//   - the time to live of the slices is over, whatever runs.
+//   - the time to live of the slices has passed, even if a command runs.
 //
-// [Machine] decides, from what it is told; [Host] looks, asks and does. The lease is a file
-// of the login that renews it: when it changes, a runner lives. Its lines are the terms,
-// which count from then on, also after a reboot. Every login can write such a file, so its
-// contents are never run, name no file, and count only where they are understood. What is
-// called with the VM's token, and which workers there are, count only in a file of root or
-// of the login that the watch runs as.
+// [Machine] decides. [Host] looks, asks other workers and carries out the decisions. The
+// lease is a file of the login that renews it: when the file changes, a runner lives. Its
+// lines are the terms. They count from then on, also after a reboot. Every login can write
+// such a file. So its contents are never run and name no file, and lines that are not
+// understood do not count. Lines about calls with the VM's token, and about the workers of
+// the job, count only in a file of root or of the login that the watch runs as.
 package watch
 
 import (
@@ -32,7 +32,7 @@ import (
 type Terms struct {
 	Run    string
 	Delete []agent.Deletion // how the resource is deleted
-	Peers  agent.Peers      // how the workers of a slice are asked
+	Peers  agent.Peers      // how to ask the workers of a slice
 	Nodes  []string         // slices whose workers tell each other what they know
 	Total  int64            // workers of all slices
 
@@ -72,10 +72,11 @@ func (t *Terms) numbers() []struct {
 }
 
 // trusted are the keys of lines that count only if root or the login of the watch wrote
-// them. The others say when the slices are deleted, and any login that runs a job may do so.
+// them. The other lines say when the slices are deleted, and any login that runs a job may
+// set them.
 var trusted = []string{"deletion", "peers", "nodes", "total"}
 
-// ofAnybody returns the lines of a lease that count whoever wrote them.
+// ofAnybody returns the lines of a lease that count from any writer.
 func ofAnybody(text string) string {
 	var b strings.Builder
 	for line := range strings.Lines(text) {
@@ -136,7 +137,7 @@ func (t *Terms) set(key, value string) {
 	}
 }
 
-// Text returns the terms as Read takes them.
+// Text returns the terms in the form that Read reads.
 func (t Terms) Text() string {
 	var b strings.Builder
 	line := func(key, value string) { b.WriteString(key + "=" + value + "\n") }
@@ -158,7 +159,7 @@ func (t Terms) Text() string {
 	return b.String()
 }
 
-// resource returns the address of what is deleted, for people.
+// resource returns the address of the resource to delete, for people.
 func (t Terms) resource() string {
 	var all []string
 	for _, d := range t.Delete {
@@ -167,14 +168,14 @@ func (t Terms) resource() string {
 	return cmp.Or(strings.Join(all, ", "), "nothing")
 }
 
-// Errors of terms by which nothing is deleted.
+// Errors of terms that allow no deletion.
 var (
 	errNoWay   = errors.New("it stays: the terms do not say how it is deleted")
 	errAnother = errors.New("the terms name another resource to delete: it stays")
 )
 
-// undoes returns an error if the terms read one resource and delete another: the proof
-// would not be about the deleted one.
+// undoes returns an error if the terms read one resource and delete another, because the
+// proof would then not be about the deleted resource.
 func (t Terms) undoes() error {
 	if len(t.Delete) == 0 {
 		return errNoWay
@@ -188,8 +189,8 @@ func (t Terms) undoes() error {
 }
 
 // begin returns the start of the time to live: the time of the request, or the first boot
-// when that time is not known or later (then the clock of the runner was ahead of this
-// one).
+// when that time is not known or later (a later time means that the runner's clock was
+// ahead).
 func (t Terms) begin(born time.Time) time.Time {
 	if asked := time.Unix(t.Asked, 0); t.Asked > 0 && asked.Before(born) {
 		return asked

@@ -28,7 +28,7 @@ const (
 	resource = "https://tpu" + testkit.LeaseResource
 )
 
-// A cloud has workers. All is in memory, and time goes on when all wait.
+// A cloud has workers. Everything is in memory. Time passes when all goroutines wait.
 type cloud struct {
 	*testkit.LeaseCloud
 	begun   time.Time
@@ -67,7 +67,7 @@ func newCloud(t *testing.T, workers int) *cloud {
 
 func (c *cloud) age() time.Duration { return time.Since(c.begun) }
 
-// boot starts the machine, anew if it runs.
+// boot starts the machine, or restarts it if it runs.
 func (w *worker) boot() {
 	if w.power != nil {
 		w.power()
@@ -127,7 +127,7 @@ func (w *worker) says(part string) {
 	}
 }
 
-// terms are those of a job of one worker, with a lease of an hour.
+// terms returns the terms of a job of one worker, with a lease of an hour.
 func terms(change func(*Terms)) Terms {
 	t := Defaults()
 	t.Run, t.Nodes = "train", []string{"train"}
@@ -141,7 +141,7 @@ func terms(change func(*Terms)) Terms {
 	return t
 }
 
-// arm is a runner that comes over SSH; it returns the answer.
+// arm does what a runner does over SSH, and returns the answer.
 func (w *worker) arm(t Terms) string {
 	w.t.Helper()
 	var out bytes.Buffer
@@ -149,21 +149,21 @@ func (w *worker) arm(t Terms) string {
 	return out.String()
 }
 
-// guest is the startup script, which finds the program where root keeps it.
+// guest does what the startup script does when root keeps the program.
 func (w *worker) guest(t Terms) {
 	w.t.Helper()
 	w.c.Do(func() { w.c.Terms = t.Text() })
 	testkit.Must(w.t, w.host(io.Discard).Boot(w.alive, "", nil))
 }
 
-// runs has a command hold the worker until the returned function is called, which records
+// runs makes a command hold the worker. The returned function ends the command and records
 // how it ended.
 func (w *worker) runs() (end func(code int)) {
 	testkit.Must(w.t, w.host(io.Discard).prepare())
 	lock, err := os.OpenFile(w.index(busyLock), os.O_CREATE|os.O_RDWR, 0o644)
 	testkit.Must(w.t, err)
 	testkit.Must(w.t, syscall.Flock(int(lock.Fd()), syscall.LOCK_EX))
-	w.lock = lock // or the garbage collector closes it
+	w.lock = lock // keeps the garbage collector from closing it
 	entry := w.index("1000-train-1" + entryEnd)
 	testkit.Must(w.t, os.WriteFile(entry, []byte("run=train\nstarted=1 2 3 4\n"), 0o644))
 	return func(code int) {
@@ -172,10 +172,11 @@ func (w *worker) runs() (end func(code int)) {
 	}
 }
 
-// at goes on to a moment after the request.
+// at waits until a moment after the request.
 func (c *cloud) at(d time.Duration) { time.Sleep(d - c.age()) }
 
-// isDeleted requires the deletion between two moments after the request; 0 and 0: none.
+// isDeleted fails the test unless the deletion came between two moments after the request;
+// 0 and 0: unless there was none.
 func (c *cloud) isDeleted(from, to time.Duration) {
 	t := c.workers[0].t
 	t.Helper()
@@ -191,7 +192,7 @@ func (c *cloud) isDeleted(from, to time.Duration) {
 	}
 }
 
-// story runs a test whose clock goes on when all wait.
+// story runs a test whose clock advances when all goroutines wait.
 func story(t *testing.T, name string, f func(t *testing.T)) {
 	t.Run(name, func(t *testing.T) {
 		t.Parallel()
@@ -201,8 +202,8 @@ func story(t *testing.T, name string, f func(t *testing.T)) {
 
 const hour = time.Hour
 
-// A lease that nobody renews ends nothing while the command runs, and the slices when it has
-// ended.
+// A lease that nobody renews changes nothing while the command runs. When the command has
+// ended, the slices are deleted.
 func TestTheEndOfTheCommandAndOfTheLease(t *testing.T) {
 	t.Parallel()
 	story(t, "a lease that nobody renews ends nothing while the command runs", func(t *testing.T) {
@@ -478,7 +479,7 @@ func TestSlicesOfARunnerThatWaitsForAWorkerStay(t *testing.T) {
 	}
 }
 
-// Once a run has adopted slices that it keeps, the watch stands down for good.
+// Once a runner has come to slices with --keep, the watch ends for good.
 func TestTheWatchOfKeptSlicesStandsDown(t *testing.T) {
 	t.Parallel()
 	story(t, "kept", func(t *testing.T) {
@@ -667,7 +668,7 @@ func TestTheTimeToLiveCountsFromTheRequest(t *testing.T) {
 	}
 }
 
-// A lease of 12 hours would be one of 1.
+// Cut off in the middle, a lease of 12 hours would become one of 1.
 func TestAPartOfTheTermsIsNoLease(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

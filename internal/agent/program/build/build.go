@@ -14,13 +14,13 @@ import (
 	"multihost/internal/agent/program"
 )
 
-// Folder is where package program embeds the programs from, below the directory of the
-// source.
+// Folder has the programs that package program embeds. It is relative to the directory of
+// the source.
 const Folder = "internal/agent/program/built"
 
-// Into compiles the program for all architectures and writes the files that program.In
-// reads into dir. source is the directory of the source. It fails if a compressed program
-// is larger than program.Largest.
+// Into compiles the program for each of archs, and writes to dir the files that program.In
+// reads. source is the directory of the source. It fails if a compressed program is larger
+// than program.Largest.
 func Into(ctx context.Context, source, dir string, archs ...string) error {
 	look(source)
 	work, err := os.MkdirTemp("", "multihost-agent-")
@@ -54,8 +54,8 @@ func Into(ctx context.Context, source, dir string, archs ...string) error {
 	return nil
 }
 
-// look looks at the files of the program. Go keeps the result of a test until a file changes
-// that the test has looked at; it does not see what the compiler reads.
+// look looks at the files of the program. Go reuses the result of a test until a file
+// changes that the test has looked at; it does not notice which files the compiler reads.
 func look(source string) {
 	for _, dir := range []string{"cmd/multihost-agent", "internal/agent"} {
 		_ = filepath.WalkDir(filepath.Join(source, dir), func(path string, _ os.DirEntry, _ error) error {
@@ -65,8 +65,9 @@ func look(source string) {
 	}
 }
 
-// replace writes a file whole: another build may read it meanwhile. It leaves a file with
-// the same contents alone, so that Go need not build again what embeds it.
+// replace writes a file in one step, because another build may read it meanwhile. It does
+// not touch a file with the same contents, so that Go need not build the packages that
+// embed it again.
 func replace(path string, data []byte) error {
 	if old, err := os.ReadFile(path); err == nil && string(old) == string(data) {
 		return nil
@@ -77,10 +78,10 @@ func replace(path string, data []byte) error {
 	return os.Rename(path+".new", path)
 }
 
-// compile overrides all of the environment that would change the result. It gives the
-// program no version: the hash of the program is its version. A worker's few calls need no
-// HTTP/2, which is a tenth of the program. Without inlined calls it is another tenth
-// smaller: it waits nearly all of the time.
+// compile overrides all environment variables that would change the result. It gives the
+// program no version: the hash of the program is its version. A worker makes few calls, so
+// it needs no HTTP/2, which is a tenth of the program. Without inlined calls the program is
+// another tenth smaller; it waits nearly all of the time, so their speed does not matter.
 func compile(ctx context.Context, source, file, arch string) error {
 	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-buildvcs=false", "-tags", "nethttpomithttp2", "-gcflags=all=-l", "-ldflags", "-s -w -buildid=", "-o", file, "./cmd/multihost-agent")
 	cmd.Dir = source
