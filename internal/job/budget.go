@@ -25,15 +25,15 @@ const (
 	maxQuick = 3
 )
 
-// A ledger counts how much of a budget was spent.
+// A ledger counts the spent part of a budget.
 type ledger struct {
 	Budget
 	restarts, preemptions int
 	quick                 int // failures within seconds of the start, in a row
 }
 
-// spend takes one further attempt after f out of the budget. refusal says why none is left;
-// "" means that the attempt is paid.
+// spend takes one further attempt after f out of the budget. refusal says why there may be
+// no further attempt; "" means that the attempt is paid.
 func (l *ledger) spend(f *stage.Failure) (refusal string) {
 	l.countQuick(f)
 	switch f.Cause {
@@ -72,7 +72,7 @@ func (l *ledger) pay(f *stage.Failure) error {
 // patient reports whether further attempts may follow the first one.
 func (l *ledger) patient() bool { return l.Restarts > 0 || l.Preemptions != 0 }
 
-// refund returns what the last loss cost, because nothing was lost after all.
+// refund gives the cost of the last loss back, because nothing was lost after all.
 func (l *ledger) refund() { l.preemptions-- }
 
 // countQuick counts quick failures. A preemption does not count, because it says

@@ -128,7 +128,7 @@ func TestWhatAnEarlierRunnerMayHaveLeft(t *testing.T) {
 }
 
 // A worker can report any error while its slice is being taken away. A mistake of the user
-// is none.
+// is not a loss.
 func TestWhichErrorsMayBeALoss(t *testing.T) {
 	t.Parallel()
 	r := &inquest{workers: &workers.Connected{}, used: make([]tpu.Slice, 1)}

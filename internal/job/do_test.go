@@ -33,7 +33,7 @@ func TestMain(m *testing.M) {
 type shelf struct {
 	provision.Provider
 	taken    func() bool // whether the first slices are taken away; nil: they are not
-	readOnly bool        // as of a dry run
+	readOnly bool        // the client of a dry run
 	workers  int         // of the slice
 
 	mu       sync.Mutex // guards what follows
@@ -86,14 +86,15 @@ func (s *shelf) Delete(context.Context, string, provision.DeleteOptions) (bool, 
 
 func (s *shelf) Undoing(id string, _ ...string) provision.Undoing { return undoing(id) }
 
-// onShelf returns what a job on a shelf needs. Its worker is processes of this machine.
+// onShelf returns the arguments of a job on a shelf. Its worker consists of processes of
+// this machine.
 func onShelf(t *testing.T, script string) (Deps, JobOptions, *shelf, *testkit.Recorder, *localworker.Worker) {
 	t.Helper()
 	d, o, cloud, said, machines := onShelfWith(t, 1, script)
 	return d, o, cloud, said, machines[0]
 }
 
-// onShelfWith is onShelf with several workers.
+// onShelfWith does what onShelf does, with several workers.
 func onShelfWith(t *testing.T, workers int, script string) (Deps, JobOptions, *shelf, *testkit.Recorder, []*localworker.Worker) {
 	t.Helper()
 	code, cloud, fleet := t.TempDir(), &shelf{workers: workers}, localworker.Fleet{}
@@ -111,7 +112,7 @@ func onShelfWith(t *testing.T, workers int, script string) (Deps, JobOptions, *s
 	}, cloud, said, fleet["m"]
 }
 
-// output is what this machine has of the output of the attempts.
+// output returns this machine's copies of the output of the attempts.
 func output(d Deps) string {
 	var all strings.Builder
 	paths, _ := filepath.Glob(filepath.Join(d.StateDir, "runs", "m", "*output_*.txt"))
@@ -141,7 +142,7 @@ func TestAJobMakesItsSlicesAndDeletesThem(t *testing.T) {
 	}
 }
 
-// A loss is paid for by the budget, and the command starts again on new slices.
+// The budget pays for a loss, and the command starts again on new slices.
 func TestAJobGoesOnAfterALoss(t *testing.T) {
 	t.Parallel()
 	d, o, cloud, said, machine := onShelf(t, "if [ -e ~/second ]; then echo again; else touch ~/second; kill -TERM $$; fi")
@@ -164,8 +165,8 @@ func TestAJobGoesOnAfterALoss(t *testing.T) {
 	}
 }
 
-// A job that is typed again finds no command of its first runner. If its own start fails, no
-// logs of that runner go with the slices, and no warning says so.
+// A job that is typed again finds no command of its first runner. If its own start then
+// fails, there are no logs of the first runner to lose, and no warning about them appears.
 func TestAJobThatIsTypedAgainLosesNoLogs(t *testing.T) {
 	t.Parallel()
 	d, o, cloud, said, _ := onShelf(t, "true")
@@ -181,9 +182,9 @@ func TestAJobThatIsTypedAgainLosesNoLogs(t *testing.T) {
 	}
 }
 
-// A job that is typed again while a worker is away finds its command on the other one, also
-// if the workers hold no lease. It reboots nothing, names the worker, and goes on when the
-// worker is back.
+// A job is typed again while a worker is away. It finds its command on the other worker,
+// even if the workers hold no lease. It reboots nothing, names the missing worker, and goes
+// on when that worker is back.
 func TestAJobThatIsTypedAgainWhileAWorkerIsAway(t *testing.T) {
 	t.Parallel()
 	d, o, cloud, said, machines := onShelfWith(t, 2, localworker.UntilAllowed+"echo done")
@@ -227,7 +228,7 @@ func TestAJobWhoseCommandFails(t *testing.T) {
 	if err != nil || out.Code != 3 || len(cloud.requests) != 1 || cloud.deleted != 0 || !said.Said(event.Warn, "stays (--keep-on-failure)") {
 		t.Errorf("%+v, %v; %d requests, %d deletions; said %v", out, err, len(cloud.requests), cloud.deleted, said.Notes())
 	}
-	// A run on the slices that stayed, with a budget.
+	// Now a run with a budget works on the slices that stayed.
 	o.Run.Run, o.Run.MaxRestarts = "again", 1
 	o.Run.Script = "if [ -e ~/second ]; then exit 0; else touch ~/second; exit 4; fi"
 	p, err := PlanRun(t.Context(), d, o.Run)
@@ -240,8 +241,8 @@ func TestAJobWhoseCommandFails(t *testing.T) {
 	}
 }
 
-// A hurried clock shortens every wait. Its time is that of the workers, because a stop counts
-// only for runners that began before it.
+// A hurried clock shortens every wait. It shows the real time, as the workers' clocks do,
+// because a stop counts only for runners that began before it.
 type hurried struct{ gcp.Clock }
 
 func (hurried) After(d time.Duration) <-chan time.Time { return time.After(d / 100) }

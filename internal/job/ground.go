@@ -18,8 +18,8 @@ type ground interface {
 	// ready returns the slices once a connection to every worker can be tried. after is
 	// the failure for which the next attempt has been paid; it is nil the first time.
 	ready(ctx context.Context, pay func(*stage.Failure) error, after *stage.Failure) (tpu.Selection, error)
-	// look says what happened to the slices. reach says whether the workers of a slice
-	// answer.
+	// look finds out what happened to the slices. The function reach says whether the
+	// workers of a slice answer.
 	look(ctx context.Context, used []tpu.Slice, reach func(slice string) provision.Reach) (provision.Decision, error)
 }
 
@@ -66,7 +66,7 @@ func (s *standing) ready(ctx context.Context, _ func(*stage.Failure) error, afte
 	}
 }
 
-// absent says why the slices cannot be used now, or "". The error says that they can
+// absent returns why the slices cannot be used now, or "". An error means that they can
 // never be used again.
 func (s *standing) absent(nodes []tpu.Slice) (why string, err error) {
 	for i, have := range s.found.Slices {

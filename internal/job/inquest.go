@@ -54,7 +54,7 @@ func (r *inquest) judge(ctx context.Context, out stage.Outcome, err error) *stag
 		return f
 	}
 	sign := r.signs(err)
-	if taken := renewal.Taken(r.used, r.Clock.Now()); taken != nil && (sign.lost || sign.killed) { // this machine slept, or its clock is late
+	if taken := renewal.Taken(r.used, r.Clock.Now()); taken != nil && (sign.lost || sign.killed) { // this machine has slept, or its clock is slow
 		f.Cause, f.Why, f.Err = stage.Expired, taken.Error(), taken
 		return f
 	}
@@ -69,7 +69,7 @@ func (r *inquest) judge(ctx context.Context, out stage.Outcome, err error) *stag
 			f.Err = stage.SlicesOver(f.Why)
 			f.Why = f.Err.Error()
 		}
-		if f.Cause == stage.Application && sign.final { // nothing was taken away, so it remains a mistake
+		if f.Cause == stage.Application && sign.final { // no slice was taken away, so the failure remains a mistake
 			f.Cause = stage.Refused
 		}
 		if ctx.Err() != nil { // the wait was cut short
@@ -80,8 +80,8 @@ func (r *inquest) judge(ctx context.Context, out stage.Outcome, err error) *stag
 	return f
 }
 
-// causeIn returns the cause that the error of an attempt itself says; "" if the workers and
-// the cloud have to be asked. ended is why the command is to end; nil: it goes on.
+// causeIn returns the cause that the error of an attempt itself names; "" if only the
+// workers and the cloud can tell it. ended is why this process is to end; nil: it goes on.
 func causeIn(err, ended error) (cause stage.Cause, why string) {
 	var interrupted *stage.Interrupted
 	var raised *stage.Failure
@@ -122,7 +122,7 @@ func (r *inquest) mayBeLoss(err error) bool {
 	return false
 }
 
-// signs are what the workers show about why an attempt failed.
+// signs are the facts about the workers that show why an attempt failed.
 type signs struct {
 	stopped bool // by somebody else
 	final   bool // a mistake; another attempt would fail in the same way
@@ -145,7 +145,7 @@ func (r *inquest) signs(err error) signs {
 		s.stopped = end.Err == nil && end.Exit.Reason != "" && !end.Exit.Lost
 	}
 	for i, end := range f.Ends {
-		if by := end.Exit.Reason; end.Err == nil && strings.HasPrefix(by, follow.StopBy) { // whatever ended elsewhere before
+		if by := end.Exit.Reason; end.Err == nil && strings.HasPrefix(by, follow.StopBy) { // this counts even if other workers ended before
 			s.stopped, s.why = true, f.Workers.IDs[i].String()+": "+by
 		}
 		s.lost = s.lost || end.Err != nil && end.Known || end.Exit.Lost
@@ -155,9 +155,9 @@ func (r *inquest) signs(err error) signs {
 	return s
 }
 
-// lostContact reports whether an error from before the start of the command says that
-// something that had been reachable could not be reached any more, or was rebooted. It
-// returns false if it refused instead.
+// lostContact reports whether an error from before the start of the command means that
+// contact was lost: a worker or a service could not be reached any more, or a worker was
+// rebooted. It returns false for a refusal.
 func lostContact(err error) bool {
 	var many *stage.Error
 	if errors.As(err, &many) {
@@ -190,8 +190,8 @@ func lostContact(err error) bool {
 	return false
 }
 
-// askedInVain reports whether a worker was not asked at all, because the provider did not
-// tell its host keys.
+// askedInVain reports whether multihost did not try to reach a worker, because the provider
+// did not return its host keys.
 func askedInVain(e *remote.ConnectError) bool {
 	var changed *remote.HostKeyError
 	return e.Stage == remote.StageHostKey && !errors.As(e, &changed)
@@ -207,8 +207,8 @@ const (
 	answerLimit = 10 * time.Second
 )
 
-// settle asks the cloud what happened to the slices, until its answer is final or may not
-// be waited for any longer. One answer of the cloud is enough if all workers answer and
+// settle asks the cloud what happened to the slices, until its answer is final or the time
+// for the question is over. One answer of the cloud is enough if all workers answer and
 // none shows a sign of a loss.
 func (r *inquest) settle(ctx context.Context, sign signs) (stage.Cause, string) {
 	reach := r.reach(ctx)
@@ -218,7 +218,7 @@ func (r *inquest) settle(ctx context.Context, sign signs) (stage.Cause, string) 
 	begin, told := r.Clock.Now(), false
 	for {
 		d, err := r.ground.look(ctx, r.used, reach)
-		if sign.lost && r.OnHosts() { // no cloud knows more about them
+		if sign.lost && r.OnHosts() { // no cloud knows these machines
 			d = provision.Decision{}
 		}
 		over := !r.patient || r.Clock.Now().Sub(begin) >= settleLimit || ctx.Err() != nil
@@ -233,9 +233,9 @@ func (r *inquest) settle(ctx context.Context, sign signs) (stage.Cause, string) 
 	}
 }
 
-// blame says what ended an attempt, given what the workers show and what the cloud
-// answered. It is final if another answer of the cloud would not change it: the cloud
-// reports a loss up to settleLimit late.
+// blame says what ended an attempt, given the signs of the workers and the answer of the
+// cloud. final means that another answer of the cloud would not change the result. The
+// cloud reports a loss up to settleLimit late.
 func (s signs) blame(d provision.Decision, err error) (cause stage.Cause, why string, final bool) {
 	answered := err == nil
 	switch {

@@ -5,21 +5,20 @@
 //
 // # Decisions
 //
-//   - A lock in runners/ of the state directory, which ends with its process, allows
-//     one runner of a job on a machine. Between two machines the workers' lock
-//     decides. The runner that was not first waits a random time, looks again, and
-//     follows what was started.
+//   - A lock in runners/ of the state directory, which ends with its process, allows one
+//     runner of a job on a machine. Between two machines the workers' lock decides. The
+//     runner that was not first waits a random time, looks again, and follows the command
+//     of the other.
 //   - Why an attempt failed is judged after the cloud's state has settled. If a worker
 //     was lost, or TERM or KILL ended a command, the API is asked for up to a minute,
 //     because VMs learn of their end before the API shows it. A loss counts against
 //     --max-preemptions, a failure of the command against --max-restarts.
-//   - What a user takes away is not made again: a resource that somebody deletes, or
-//     whose slices a user deletes, ends the job.
-//   - A job waits for the API if it has slices or had some: it could not carry out any
-//     decision without the API, deletion included.
-//   - An attempt that was lost because no worker could be reached is taken over again
-//     if it still runs on all of them: the network may have been away, and not the
-//     workers.
+//   - The job ends if somebody deletes its resource, or if a user deletes the slices. It
+//     does not make them again.
+//   - A job waits for the API if it has slices or had some: without the API it could not
+//     carry out any decision, not even a deletion.
+//   - An attempt that was lost because no worker could be reached is taken over again if it
+//     still runs on all of them: perhaps only the network had failed, and not the workers.
 package job
 
 import (
@@ -52,9 +51,9 @@ type Deps struct {
 	*record.Keeper
 	Networks Networks
 	Roots    gcp.Roots   // of the APIs that workers call themselves
-	Agents   program.Set // what runs on workers where no runner does
+	Agents   program.Set // the program that runs on workers without a runner
 
-	// Checked is called before the first request, after all checks that need none. It
+	// Checked is called before the first request, after all checks that need no request. It
 	// may be nil.
 	Checked func()
 }
@@ -141,11 +140,10 @@ func (o JobOptions) Bill() announce.Bill {
 	return announce.Bill{Keep: o.Keep, KeepOnFailure: o.KeepOnFailure, KeepFor: o.KeepFor, Detach: o.Run.Detach, Lease: o.Lease, TTL: o.TTL, Apart: o.apart}
 }
 
-// Job creates slices, runs the command on them and deletes them. If slices are taken
-// away, it creates them again and starts the command again, as far as the budget
-// allows. It takes over what an earlier runner of the same job left: the queued
-// resource, and the command if it is still running. The last lines name what is left
-// behind.
+// Job creates slices, runs the command on them and deletes them. If slices are taken away,
+// it creates them again and starts the command again, as far as the budget allows. It takes
+// over what an earlier runner of the same job left: the queued resource, and the command if
+// it is still running. Its last lines name everything that is left behind.
 func Job(ctx context.Context, d Deps, o JobOptions) (out stage.Outcome, err error) {
 	defer func() { d.CloseJournal(out, err) }()
 	o = o.onProvider(d.Cloud)
@@ -174,7 +172,7 @@ func Job(ctx context.Context, d Deps, o JobOptions) (out stage.Outcome, err erro
 	out, err = r.run(ctx)
 	if why := q.others(err); why != "" {
 		var conflict *provision.ConflictError
-		if !errors.As(err, &conflict) { // otherwise it belongs to somebody else and was not used
+		if !errors.As(err, &conflict) { // otherwise the resource belongs to somebody else, and the job has not used it
 			teardown.NotOurs(ctx, d.Reach, o.Request.ID, why)
 		}
 		return out, err
@@ -209,8 +207,8 @@ func openJob(ctx context.Context, d Deps, o JobOptions, q *queued) error {
 	return err
 }
 
-// others describes the queued resource of a job that ended with err, if another job or user
-// has to delete it. It returns "" if this job has to delete it.
+// others describes the queued resource of a job that ended with err, if another job or
+// another user is responsible for its deletion. It returns "" if this job has to delete it.
 func (q *queued) others(err error) string {
 	var no *announce.Declined
 	switch {
@@ -245,8 +243,8 @@ func (q *queued) ending(r *runner) *teardown.Job {
 	}
 }
 
-// leaseTerms returns what the workers of a job are told, so that they delete the queued
-// resource when nobody else does.
+// leaseTerms returns the terms for the workers of a job. With them, the workers delete the
+// queued resource if nobody else does.
 func leaseTerms(d *workers.Reach, o JobOptions) lease.Terms {
 	label, value := o.Request.RunLabel()
 	t := lease.Terms{
@@ -260,8 +258,8 @@ func leaseTerms(d *workers.Reach, o JobOptions) lease.Terms {
 	return t
 }
 
-// bootAllowance returns how long after the boot of the first worker the last one may
-// answer. Without limits it is a day.
+// bootAllowance returns the longest time between the boot of the first worker and the
+// answer of the last one. Without limits it is a day.
 func bootAllowance(o JobOptions) time.Duration {
 	if o.ProvisionLimit <= 0 || o.BootLimit <= 0 {
 		return 24 * time.Hour
@@ -269,7 +267,7 @@ func bootAllowance(o JobOptions) time.Duration {
 	return o.ProvisionLimit + o.BootLimit
 }
 
-// lease returns what the workers are told; nil if the slices are not those of this job.
+// lease returns the terms for the workers; nil if the slices do not belong to this job.
 func (q *queued) lease() *renewal.Terms {
 	if !q.ours {
 		return nil
@@ -306,8 +304,7 @@ func MakeNetwork(ctx context.Context, d Networks, watch *stage.Stopwatch, o *net
 	return watch.Span("network", func() error { return d.Apply(ctx, *plan) })
 }
 
-// PlanNetwork returns what has to be created for the network of a job; nil if the job
-// creates none.
+// PlanNetwork returns the plan for the network of a job; nil if the job creates none.
 func PlanNetwork(ctx context.Context, d Networks, o *network.Options) (*network.Plan, error) {
 	if o == nil {
 		return nil, nil

@@ -11,7 +11,7 @@ import (
 )
 
 // stoppedCode is the exit status of a run that somebody else stopped between two of its
-// attempts: that of a command that SIGTERM has ended.
+// attempts. A command that SIGTERM has ended has the same status.
 const stoppedCode = 128 + 15
 
 // A last is the last attempt of a run.
@@ -26,7 +26,7 @@ type last struct {
 	status   func(error) int // exit status of an error
 	refusal  string          // why no further attempt was made; ""
 	tried    int             // attempts that were started or taken over
-	number   int             // number of the last of them
+	number   int             // number of the last of these attempts
 	phases   []event.PhaseTime
 }
 
@@ -53,12 +53,12 @@ func (l last) blame() (stage.Outcome, error) {
 	out, err := l.out, l.err
 	switch {
 	case f.Cause == stage.Expired:
-		err = f.Err // whatever the workers showed when they went
+		err = f.Err // it counts more than the signs of the vanishing workers
 	case err != nil:
 	case lost(f) && out.Started:
 		out.Code = follow.LostCode
 	case f.Cause == stage.UserStop:
-		err = f.Err // an interrupt while judge was deciding
+		err = f.Err // an interrupt came while judge was deciding
 	}
 	if l.sum == nil {
 		var raised *stage.Failure

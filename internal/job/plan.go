@@ -91,8 +91,8 @@ func (o JobOptions) AddTo(p *plan.Plan, ours bool) {
 	}
 }
 
-// foresee adds to the plan what create and the steps after it would do to the queued
-// resource. It returns the resource's slices if they are all ready now.
+// foresee adds to the plan what the job would do to the queued resource. It returns the
+// resource's slices if they are all ready now.
 func (q *queued) foresee(ctx context.Context, p *plan.Plan) (ready []tpu.Slice, err error) {
 	res, _, err := q.create(ctx)
 	var refused *gcp.ReadOnlyError
@@ -129,7 +129,7 @@ func (q *queued) foresee(ctx context.Context, p *plan.Plan) (ready []tpu.Slice, 
 	return ready, nil
 }
 
-// foreseeRepair adds to the plan what act would do about a queued resource that exists but
+// foreseeRepair adds to the plan how the job would repair a queued resource that exists but
 // cannot be used. It returns the error that would end the job.
 func (q *queued) foreseeRepair(ctx context.Context, p *plan.Plan, res provision.Resource, cause error) error {
 	d, known := q.diagnose(ctx, cause)

@@ -21,22 +21,22 @@ type runner struct {
 	history attempt.History
 	ground  ground
 	books   ledger
-	lease   *renewal.Lease // of slices that a job of this run made; nil: of other slices
-	end     renewal.End    // of slices that their provider takes away
+	lease   *renewal.Lease // lease of slices that a job of this run made; nil: other slices
+	end     renewal.End    // for slices that their provider takes away
 	deletes func() bool    // whether the slices are deleted after a success; nil: they are not
 
-	// missing reports whether the command may be running on slices of which some
-	// workers do not answer. It is then taken over on the workers that do. nil: never.
+	// missing reports whether the command may be running on slices of which some workers do
+	// not answer. The runner then takes it over on the workers that answer. nil: never.
 	missing func() bool
 
-	// decided is called when an attempt has asked its workers which runs they know. nil:
-	// nobody has to know.
+	// decided is called when an attempt has asked its workers which runs they know. It may
+	// be nil.
 	decided func()
 
 	now    *attempt.Attempt   // the present or the last one; nil: its workers were not connected
 	team   *workers.Connected // the workers of now; nil once they are left
 	used   []tpu.Slice        // the slices that it was to run on
-	unread follow.Parts       // the logs of the last attempt that go with its slices
+	unread follow.Parts       // the logs of the last attempt that are lost with its slices
 }
 
 // close ends the connections and deletes the packed files of the sync.
@@ -109,8 +109,8 @@ func (r *runner) attempt(ctx context.Context, after *stage.Failure) (stage.Outco
 	return r.now.Do(ctx)
 }
 
-// hold makes the workers hold the lease during an attempt. The attempt ends when its time
-// to live has passed.
+// hold makes the workers hold the lease during an attempt. The attempt ends when the time
+// to live of the slices has passed.
 func (r *runner) hold(ctx context.Context) (_ context.Context, over func(), err error) {
 	if r.decided != nil {
 		r.decided()
@@ -123,9 +123,9 @@ func (r *runner) hold(ctx context.Context) (_ context.Context, over func(), err 
 	return ctx, func() { taken(); expired() }, nil
 }
 
-// connectSome connects to the workers that answer, in order to take over the command
-// that runs on them. It warns about the other workers and names them; they are
-// connected to when they are back.
+// connectSome connects to the workers that answer, in order to take over the command that
+// runs on them. It warns about the other workers and names them. It connects to them when
+// they are back.
 func (r *runner) connectSome(ctx context.Context, sel tpu.Selection) (t *workers.Connected, err error) {
 	err = r.Watch.Phase("connect", func() (string, error) {
 		if t, err = r.DialAll(ctx, sel, nil, true, min(r.Access.RetryFor, adoptRound)); err != nil {
@@ -150,8 +150,8 @@ func (r *runner) connectSome(ctx context.Context, sel tpu.Selection) (t *workers
 	return t, nil
 }
 
-// An unready error ends a run because its slices could not be had. The ground has
-// already tried what could be done about it.
+// An unready error ends a run because it could not get its slices. The ground has already
+// tried everything to get them.
 type unready struct{ error }
 
 func (e *unready) Unwrap() error { return e.error }
@@ -167,7 +167,7 @@ func (r *runner) leaveTeam() {
 // A verdict says whether another attempt follows one that has ended.
 type verdict struct {
 	again bool
-	text  string // which one, or why none; "" if that is plain
+	text  string // which attempt follows, or why none does; "" if that is obvious
 }
 
 // next decides whether another attempt follows f, and pays for it.
@@ -195,8 +195,8 @@ func (r *runner) sayEnd(out stage.Outcome, f *stage.Failure, v verdict) {
 	}
 }
 
-// finish ends the last attempt. Where the command is not the cause, the summary names
-// the cause and the reason why nothing more was tried.
+// finish ends the last attempt. If the command is not the cause, the summary names the
+// cause, and why no further attempt was made.
 func (r *runner) finish(out stage.Outcome, err error, f *stage.Failure, refusal string) (stage.Outcome, error) {
 	l := last{run: r.O.Run, out: out, err: err, failure: f, refusal: refusal, tried: r.history.Tried, number: r.history.Last, phases: r.Watch.Times}
 	if f := r.followed(); f != nil {
@@ -214,8 +214,8 @@ func (r *runner) finish(out stage.Outcome, err error, f *stage.Failure, refusal 
 	return out, err
 }
 
-// sayLogsGo warns, before the slices are deleted, about the logs of the last attempt that
-// go with them, and, with earlier, about those of an earlier runner's command.
+// sayLogsGo warns, before the slices are deleted, about logs of the last attempt that are
+// lost with them. With earlier, it also warns about logs of an earlier runner's command.
 func (r *runner) sayLogsGo(earlier bool) {
 	if f := r.followed(); f != nil {
 		r.unread = f.GoWithSlices()
