@@ -13,8 +13,8 @@ import (
 	"multihost/internal/workers"
 )
 
-// checkConsoles reads the serial consoles of slices that are not ready, because their VMs may
-// run and not boot.
+// checkConsoles reads the serial consoles of slices that are not ready, because their VMs
+// may run without having booted.
 func (e workerChecks) checkConsoles(ctx context.Context) {
 	var group sync.WaitGroup
 	for _, s := range e.sel.Unready {
@@ -44,9 +44,9 @@ func answered(err error) bool {
 	return errors.As(err, &key) || errors.Is(err, remote.ErrKeyRefused)
 }
 
-// checkConsole reports what a VM of a slice says on its serial console: one of those of ids,
-// or if ids is empty one that has not told which worker it is. The other VMs of a slice
-// mostly say the same.
+// checkConsole reports the messages on the serial console of one VM of a slice. It takes a
+// VM of ids, or if ids is empty a VM that has not reported its number. The other VMs of a
+// slice mostly have the same messages.
 func (e workerChecks) checkConsole(ctx context.Context, s tpu.Slice, ids []tpu.WorkerID) {
 	reader, ok := provision.As[provision.ConsoleReader](provider.Of(e.Provider, s.Provider))
 	if !ok {

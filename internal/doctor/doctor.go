@@ -1,5 +1,5 @@
 // Package doctor checks everything that a run depends on, from the credentials on this
-// machine to the paths between workers. It reports for each whether it is right, and the
+// machine to the paths between workers. For each it reports whether it is right, and the
 // command that corrects it.
 //
 // The checks change nothing, neither in the cloud nor on workers. Checks that do not
@@ -8,9 +8,9 @@
 //
 // # Decisions
 //
-//   - The checks make no key and send none. Workers that do not know the user's key
-//     are therefore not asked. --fix sends the key and adds our firewall rules, but
-//     never against a rule that denies.
+//   - The checks make no key and send none. Workers that do not know the user's key are
+//     therefore not asked. --fix sends the key and adds our firewall rules, but it never
+//     overrules a rule that denies.
 //   - Package network judges firewall rules. Package gcp reads the project's APIs,
 //     permissions and quotas. Cloud Quotas has no client in google.golang.org/api, so
 //     its one list is read as JSON.
@@ -44,7 +44,7 @@ type Level string
 // The levels.
 const (
 	OK      Level = "ok"
-	Warning Level = "warning" // a run works, but slower or less safely, or not in every way
+	Warning Level = "warning" // a run works, but slower, less safely, or not with every feature
 	Error   Level = "error"   // a run cannot work
 	Unknown Level = "unknown" // the check could not be made; the text says why
 )
@@ -147,7 +147,7 @@ type Options struct {
 	Account       string // of the configuration; "": the account of the credentials
 
 	Cloud    *gcp.Client        // nil: there is no project
-	Provider provision.Provider // of slices, and of those that are wanted; nil as Cloud is
+	Provider provision.Provider // of existing slices and of wanted ones; nil if Cloud is nil
 	Networks *network.Client
 	Hosts    hosts.HostList // machines instead of slices
 
@@ -160,7 +160,7 @@ type Options struct {
 	Reservation string // capacity that the wanted slices are to use; "": none
 
 	Login        string // on workers
-	LoginAccount string // of the user at the provider of the slices; "": that of the credentials
+	LoginAccount string // the user's account at the provider of the slices; "": the account of the credentials
 	Way          overssh.Way
 	Jump         bool // connect through a bastion
 	KeyPath      string
@@ -178,8 +178,8 @@ type Options struct {
 	Clock gcp.Clock
 }
 
-// checkLimit limits the time of the API calls of one check. Without it, an API that does
-// not answer would block each check for minutes.
+// checkLimit limits the time of the API calls of one check. Without this limit, an API that
+// does not answer would block each check for minutes.
 const checkLimit = 30 * time.Second
 
 // rounds limits the number of examinations with Fix. One correction may make another one

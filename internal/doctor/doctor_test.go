@@ -101,7 +101,7 @@ func TestQuotasOfComputeEngine(t *testing.T) {
 	}
 }
 
-// What is not known for certain of a quota is a warning.
+// If doctor does not know a quota for certain, the finding is a warning.
 func TestQuotasAreJudged(t *testing.T) {
 	t.Parallel()
 	row := func(tier, uses string, limit int64, unset bool) quotaRow {
@@ -141,7 +141,7 @@ func TestEveryPermissionHasARole(t *testing.T) {
 }
 
 // Each provider needs rights of its own. A right has the level of the command that needs it
-// most, and names all of them.
+// most, and names all commands that need it.
 func TestPermissionsAreThoseOfTheProviders(t *testing.T) {
 	t.Parallel()
 	level := func(name string, p provision.Provider, slices ...tpu.Slice) string {
@@ -220,7 +220,7 @@ func probeLines(t *testing.T, path string, args ...string) [][]string {
 	return lines
 }
 
-// What listens for the others' probes is reached, and is gone with its input.
+// The probes of other workers reach the listener. The listener ends when its input ends.
 func TestTheListenerEndsWithItsInput(t *testing.T) {
 	t.Parallel()
 	testkit.Need(t, "python3")
@@ -241,7 +241,8 @@ func TestTheListenerEndsWithItsInput(t *testing.T) {
 	if err != nil || !strings.Contains(string(out), "NONCE taken 8482\tAddress already in use") {
 		t.Errorf("a second listener: %v, %q", err, out)
 	}
-	// The ports are let go of as soon as everybody has connected; the rest stays.
+	// The listener closes its ports as soon as all workers have connected. The UDP port
+	// stays open.
 	_, err = io.WriteString(stdin, "let go\n")
 	testkit.Must(t, err)
 	if early := readClosed(lines, coordinator); early != "" {
@@ -251,7 +252,7 @@ func TestTheListenerEndsWithItsInput(t *testing.T) {
 	if diff := cmp.Diff(want, probeLines(t, "", "0", "first="+address+":8080,8482")); diff != "" {
 		t.Errorf("probe of nobody (-want +got):\n%s", diff)
 	}
-	// Where ping is not to be had, UDP proves the size.
+	// Where there is no ping, UDP proves the size.
 	want = [][]string{{"size", "first", "ok"}}
 	for _, path := range []string{"", withoutPing(t)} {
 		if diff := cmp.Diff(want, probeLines(t, path, "9000", "first="+address+":8080,8482")); diff != "" {
@@ -266,7 +267,7 @@ func TestTheListenerEndsWithItsInput(t *testing.T) {
 
 func heardFrom(r io.Reader) lines { return lines{bufio.NewReader(r), "NONCE"} }
 
-// coordinator is who listens.
+// coordinator is the worker that listens.
 var coordinator = tpu.WorkerID{}
 
 // listen starts a listener on a worker whose /tmp is below dir.
@@ -322,7 +323,7 @@ func TestTheListenerLeavesThePortsToARun(t *testing.T) {
 	}
 
 	testkit.Must(t, syscall.Flock(int(run.Fd()), syscall.LOCK_UN))
-	args[2] = "0" // nobody tells it to let go
+	args[2] = "0" // nobody tells it to close the ports
 	listener, lines, stdin = listen(t, dir, args...)
 	if h := readHeard(lines, coordinator); !slices.Equal(h.ports, []string{"8080"}) {
 		t.Errorf("after the run: heard %+v", h)
@@ -354,14 +355,14 @@ func TestPortsThatWereLeftToARunAreNotChecked(t *testing.T) {
 	}
 }
 
-// withoutPing is a PATH with what the script needs but ping.
+// withoutPing returns a PATH that has all programs of the script except ping.
 func withoutPing(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
 	for _, name := range []string{"bash", "timeout", "python3"} {
 		file, err := exec.LookPath(name)
 		testkit.Must(t, err)
-		if name == "python3" { // it may be a script that looks for the real one
+		if name == "python3" { // it may be a script that looks for the real python3
 			out, err := exec.Command(file, "-c", "import sys; print(sys.executable)").Output()
 			testkit.Must(t, err)
 			file = strings.TrimSpace(string(out))
@@ -384,7 +385,7 @@ func TestAWorkerThatCannotListenSaysWhy(t *testing.T) {
 	}
 }
 
-// A scanner that stops early is no answer.
+// An answer that breaks off early does not count.
 func TestAListenerThatCannotBeReadIsNotTakenForOneThatListens(t *testing.T) {
 	t.Parallel()
 	broken := iotest.ErrReader(errors.New("connection lost"))
@@ -411,7 +412,7 @@ func TestFactsOfThisMachine(t *testing.T) {
 		home := t.TempDir()
 		login.At(t, home)
 		cmd := exec.Command(testkit.LoginShell(home), "-c", "echo from a start-up file; "+remote.Bash(remote.Prelude()+factsScript, "NONCE"))
-		cmd.Env = []string{"HOME=" + home, "PATH=/usr/bin:/bin"} // no programs that are scripts
+		cmd.Env = []string{"HOME=" + home, "PATH=/usr/bin:/bin"} // without programs that are scripts
 		out, err := cmd.Output()
 		testkit.Must(t, err)
 		a := &remote.Answer{Nonce: "NONCE"}
@@ -428,7 +429,7 @@ func TestFactsOfThisMachine(t *testing.T) {
 	})
 }
 
-// worker is a healthy one, as the looks at it tell.
+// worker returns the results of the checks of a healthy worker.
 func worker(slice, n int) *seen {
 	return &seen{
 		id: tpu.WorkerID{Slice: slice, Worker: n}, trip: 20 * time.Millisecond, offset: time.Millisecond,
@@ -461,7 +462,8 @@ func judged(change func(all []*seen)) string {
 	return text[:max(0, strings.LastIndex(strings.TrimSuffix(text, "\n"), "\n")+1)]
 }
 
-// Problems of workers are folded, and have the command that repairs them.
+// Equal problems of workers are folded into one finding, which has the command that repairs
+// them.
 func TestTroubleOfWorkersIsJudged(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
@@ -534,7 +536,7 @@ func TestTroubleOfWorkersIsJudged(t *testing.T) {
 	}
 }
 
-// Any answer of a worker is handled.
+// FuzzAnswer checks that any answer of a worker is handled.
 func FuzzAnswer(f *testing.F) {
 	f.Add([]byte("hello\nNONCE listening 8080\nNONCE ready\n"))
 	f.Add([]byte("NONCE ready\nNONCE closed run\n"))

@@ -15,9 +15,9 @@ import (
 	"multihost/internal/remote"
 )
 
-// portNames are the ports on which workers listen for each other: those of libtpu and
-// JAX, and that of the coordinator between slices. JAX's coordinator uses 8476 before jax
-// 0.8.1 and 8482 since then.
+// portNames are the ports on which workers listen for each other: the ports of libtpu and
+// JAX, and the port of the coordinator between slices. JAX's coordinator uses 8476 before
+// jax 0.8.1 and 8482 since then.
 var portNames = []struct {
 	first, last int
 	name        string
@@ -128,8 +128,8 @@ func (e networkChecks) checkSSHRule(info network.Info, tags [][]string) {
 }
 
 // addRule adds the finding that a rule is missing, with the rule as the cure. If an
-// existing rule denies the traffic, the new rule gets a smaller priority number and
-// overrules it, so that nobody's rule has to be deleted.
+// existing rule denies the traffic, the new rule gets a smaller priority number and so
+// overrules it. Then no rule has to be deleted.
 func (e networkChecks) addRule(check string, level Level, text string, info network.Info, rule network.FirewallRule, suffix string, v network.Verdict) {
 	rule.Name = freeName(info, strings.TrimSuffix(info.Name[:min(len(info.Name), 50)], "-")+suffix)
 	f := Finding{Check: check, Level: level, Text: text}
@@ -188,7 +188,7 @@ func (e networkChecks) checkWorkerRules(ctx context.Context, info network.Info, 
 			Cure: remote.CommandLine("gcloud", "compute", "networks", "subnets", "create", info.Name, "--network="+info.Name, "--region="+region, "--range="+freeRange(everywhere).String(), "--project="+e.Project.Value)})
 		return
 	}
-	closed := map[string]network.Verdict{} // by what
+	closed := map[string]network.Verdict{} // by the rule that closes them
 	var order []string
 	note := func(what string, t network.Traffic) {
 		if _, known := closed[what]; known {

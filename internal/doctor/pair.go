@@ -33,7 +33,7 @@ const (
 	pairLimit    = 60 * time.Second
 )
 
-// pairChecks are the checks of what workers can send to each other.
+// pairChecks are the checks of the paths between workers.
 type pairChecks struct{ *examination }
 
 // checkPairs tests the paths that workers need: from every worker to the coordinator
@@ -74,16 +74,16 @@ func (e pairChecks) address(s *seen) string {
 	return e.sel.Slices[s.id.Slice].Workers[s.id.Worker].Internal
 }
 
-// A heard says what listens on the coordinator.
+// A heard says which ports the coordinator listens on, and why not on others.
 type heard struct {
 	ports []string // ports on which our listener or another process listens
 	why   string   // why nothing can listen
 	early string   // why the listener closed the ports before all had connected, or ""
 }
 
-// listen starts the listener on the coordinator. letGo makes it close the ports and
-// returns why it had closed them earlier, or "". stop ends the listener with everything
-// that listen started, and leaves nothing behind.
+// listen starts the listener on the coordinator. letGo makes it close the ports. If the
+// listener had closed them before that, letGo returns why; otherwise "". stop ends the
+// listener with everything that listen started, and leaves nothing behind.
 func (e pairChecks) listen(ctx context.Context, s *seen) (h heard, letGo func() (early string), stop func()) {
 	out, in := io.Pipe()
 	nonce := remote.NewNonce()
@@ -131,8 +131,8 @@ func (e pairChecks) listen(ctx context.Context, s *seen) (h heard, letGo func() 
 
 func seconds(d time.Duration) string { return strconv.Itoa(int(d / time.Second)) }
 
-// busy returns why the listener is not started: a run on the worker needs the ports, or may
-// need them in a moment.
+// busy returns the reason not to start the listener: a run on the worker needs the ports,
+// or may need them in a moment.
 func busy(id tpu.WorkerID) string { return fmt.Sprintf("a run lives or starts on %s", id) }
 
 // mostLine is far above the length of any line of the listener, or of a line that the
@@ -170,7 +170,7 @@ func readHeard(lines lines, id tpu.WorkerID) (h heard) {
 		case f[0] == "listening" && len(f) == 2:
 			h.ports = append(h.ports, f[1])
 		case f[0] == "taken" && len(f) == 3 && f[1] != "" && strings.Contains(f[2], "in use"):
-			h.ports = append(h.ports, f[1]) // another process answers there
+			h.ports = append(h.ports, f[1]) // another process listens on this port
 		case f[0] == "taken" && len(f) == 3:
 			h.why = fmt.Sprintf("%s: %s", id, f[2])
 		case f[0] == "ready":
@@ -187,8 +187,8 @@ func readHeard(lines lines, id tpu.WorkerID) (h heard) {
 	return h
 }
 
-// readClosed reads the listener's output up to the line that says that it closed the
-// ports. It returns why the listener did so before it was told to, or "".
+// readClosed reads the listener's output up to the line that says that it closed the ports.
+// If the listener did so before it got the order, readClosed returns why; otherwise "".
 func readClosed(lines lines, id tpu.WorkerID) (early string) {
 	f, err := lines.next()
 	for ; err == nil; f, err = lines.next() {

@@ -106,8 +106,8 @@ type api struct {
 	level     Level // of the finding if it is not enabled
 }
 
-// apis returns the APIs that this user's commands need. Cloud Quotas is not among them,
-// because only doctor uses it.
+// apis returns the APIs that this user's commands need. It leaves out Cloud Quotas, because
+// only doctor uses it.
 func (e projectChecks) apis() []api {
 	list := []api{
 		{"tpu.googleapis.com", "every command", Error},
@@ -170,7 +170,7 @@ func (e projectChecks) askAPIs(ctx context.Context, why error) {
 	}
 }
 
-// A permission is a right that commands need, and what needs it.
+// A permission is a right that commands need, with the commands that need it.
 type permission struct {
 	name  string
 	uses  []string
@@ -374,7 +374,7 @@ func (e projectChecks) checkHealth(ctx context.Context) {
 // quotaTiers maps words in the ids of the TPU API's quotas to the tiers they are for.
 var quotaTiers = []struct{ word, name string }{{"Preemptible", "spot"}, {"Reserved", "reserved"}, {"", "on demand"}}
 
-// checkQuota compares the quotas of a type with what is wanted and what is in use.
+// checkQuota compares the quotas of a type with the wanted and the used amount.
 func (e projectChecks) checkQuota(ctx context.Context) {
 	if e.Type.Name == "" {
 		return
@@ -417,7 +417,7 @@ type quotaRow struct {
 	id, tier, where string
 	uses            string // the tier of the slices that count in it
 	limit           int64
-	unset           bool // it has no limit of its own; limit is what users have reported then
+	unset           bool // it has no limit of its own; limit is then the value that users have reported
 }
 
 // quotaRows returns the quotas that limit the slices that are wanted.
@@ -440,8 +440,7 @@ func (e projectChecks) quotaRows(quotas []gcp.QuotaInfo) (rows []quotaRow) {
 const unsetSpot = 1536
 
 // computeRows returns the quotas of Compute Engine that limit slices of a generation in a
-// zone. Flex-start takes from the quota of spot, or without such a quota from that of on
-// demand.
+// zone. Flex-start uses the quota of spot, or if there is none the quota of on demand.
 func computeRows(quotas []gcp.QuotaInfo, g tpu.Generation, zone string) (rows []quotaRow) {
 	for _, q := range quotas {
 		own, tier, family, ok := computeQuota(q, g)
@@ -500,7 +499,7 @@ func (e projectChecks) quotaAPI() string {
 	return "tpu.googleapis.com"
 }
 
-// quotaUnit returns what the quota counts, and how many of it are in a chip.
+// quotaUnit returns the unit of the quota, and how many units one chip counts.
 func (e projectChecks) quotaUnit() (unit string, each int) {
 	if e.Type.Generation.CountsCores && !e.onCompute() {
 		return "cores", 2
@@ -509,11 +508,11 @@ func (e projectChecks) quotaUnit() (unit string, each int) {
 }
 
 // computeQuota returns the part of a quota of Compute Engine that limits slices of a
-// generation, and for which tier. family is the dimension that names the generation. ok is
-// false if the quota is for something else.
+// generation, and its tier. family is the dimension that names the generation. ok is false
+// if the quota is for something else.
 //
-// The ids are those that users of v5p and v6e have reported, in two forms: one quota for
-// all families with a dimension for each, or one quota for each generation.
+// Users of v5p and v6e have reported these ids, in two forms: one quota for all families
+// with a dimension for each, or one quota for each generation.
 func computeQuota(q gcp.QuotaInfo, g tpu.Generation) (own gcp.QuotaInfo, tier, family string, ok bool) {
 	id, spot := strings.CutPrefix(strings.ToUpper(q.ID), "PREEMPTIBLE-")
 	tier = "on demand"
@@ -566,8 +565,8 @@ func quotaFor(id string, t tpu.Type) (tier string, ok bool) {
 }
 
 // held returns how much of the zone's quotas the project's slices and requests of the
-// generation use, by tier. dead are the requests that are FAILED or SUSPENDED. Only those of
-// the API count that is to make the slices.
+// generation use, by tier. dead are the requests that are FAILED or SUSPENDED. It counts
+// only slices and requests of the API that is to make the wanted slices.
 func (e projectChecks) held(ctx context.Context) (byTier map[string]int64, dead []provision.Resource, err error) {
 	all, err := e.Provider.List(ctx)
 	if err != nil {

@@ -49,13 +49,13 @@ type seen struct {
 	tools    []string
 	report   preflight.Report
 	holders  []launch.Process
-	wrongMTU bool // the interface has a wrong MTU, which is reported
+	wrongMTU bool // the interface has a wrong MTU, and this was reported
 
 	blind string // why processes of other users cannot be seen
 	errs  map[string]error
 }
 
-// A finder collects workers by the text of their finding.
+// A finder groups workers by the text of their finding.
 type finder struct {
 	texts []string
 	at    map[string][]tpu.WorkerID
@@ -209,8 +209,8 @@ func (e workerChecks) login() provision.Login {
 	return provision.Login{Name: e.Login, PublicKey: e.key.PublicKey(), Account: e.LoginAccount}
 }
 
-// door returns what is known of the access of the key to a slice. Where the provider
-// cannot say it, the key counts as admitted.
+// door returns whether and how a slice accepts the key. If the provider cannot say it, the
+// key counts as accepted.
 func (e workerChecks) door(ctx context.Context, s tpu.Slice) (provision.Door, error) {
 	keeper, ok := provision.As[provision.Doorkeeper](e.Provider)
 	if !ok {
