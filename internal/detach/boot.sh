@@ -1,9 +1,10 @@
 # shellcheck shell=bash disable=SC2154 # vm.sh of package gcp, place.sh of package program and $sums stand before this text
-# The startup script of a job's workers, which root runs at every boot, and their
-# shutdown script ($1 is --going). It gets multihost-agent from the bucket, keeps it by
-# the SHA-256 that stands in this text, and runs it until nothing is left to do. If it
-# cannot, it reports why and tries again. It deletes the slices only if that has lasted
-# for long and no other worker has reported anything; otherwise the others delete them.
+# The startup script of a job's workers, which root runs at every boot, and their shutdown
+# script ($1 is --going). It gets multihost-agent from the bucket, keeps it by the SHA-256
+# that stands in this text, and runs it until nothing is left to do. If it cannot, it
+# reports why and tries again. It deletes the slices only if it could not run the program
+# for long and no other worker has reported anything. Otherwise the other workers delete
+# them.
 set -u
 shopt -s execfail
 export LC_ALL=C
@@ -26,8 +27,8 @@ job() {
 
 objects() { REPLY=$storage/b/$bucket/o$1${prefix//\//%2F}$2; }
 
-# work: gets the program and runs it. It fails with a reason in $why. A program that
-# ends after more than a minute had begun its work, so the patience begins anew.
+# work: gets the program and runs it. If it fails, $why has the reason. If the program ends
+# after more than a minute, it had begun its work, so the patience begins anew.
 work() {
   local sum began
   sum_here "$sums" || return
@@ -52,7 +53,7 @@ tell() {
   attribute state "$(printf 'run=%s\nphase=%s\nattempt=0\nat=%(%s)T\nmay_delete=unknown\ndetail=%s' "$run" "$1" -1 "${2//$'\n'/ }")" && told=$1$2
 }
 
-# alone: succeeds if, as far as the bucket tells, no worker has reported anything.
+# alone: succeeds if the bucket shows no report of any worker.
 alone() {
   local -a strings
   objects '?prefix=' workers%2F

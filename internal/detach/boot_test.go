@@ -28,13 +28,13 @@ type vm struct {
 	root   string
 	url    string
 	agents program.Set
-	keys   string // of the job, besides those that every one has
+	keys   string // lines of the job besides those that every job has
 
 	mu       sync.Mutex
-	bucket   int    // status with which objects are refused; 0: they are not
+	bucket   int    // HTTP status that refuses objects; 0: objects are not refused
 	deaf     bool   // guest attributes are refused
 	packed   []byte // the object with the program
-	reported bool   // another worker has
+	reported bool   // another worker has reported
 	label    string // of the queued resource
 	deleted  bool
 	told     []string // guest attribute state
@@ -55,7 +55,7 @@ func bootVM(t *testing.T) *vm {
 	return v
 }
 
-// agent makes a script the agent.
+// agent uses a script as the agent.
 func (v *vm) agent(text string) {
 	v.agents = noAgent(v.t, "#!/bin/sh\n[ \"$1\" = check ] && exit\n"+text+"\n")
 	for _, arch := range program.Archs() {
@@ -65,7 +65,7 @@ func (v *vm) agent(text string) {
 	}
 }
 
-// stand puts a script in the place of a program of the worker.
+// stand replaces a program of the worker by a script.
 func (v *vm) stand(name, text string) {
 	testkit.Must(v.t, os.WriteFile(filepath.Join(v.root, "bin", name), []byte("#!/bin/bash\n"+text+"\n"), 0o755))
 }
@@ -103,7 +103,7 @@ func (v *vm) serve(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// boot runs the script for so long, or until done; it returns what it prints.
+// boot runs the script until limit has passed or done returns true. It returns the output.
 func (v *vm) boot(key string, limit time.Duration, done func() bool) string {
 	v.t.Helper()
 	ctx, cancel := context.WithTimeout(v.t.Context(), limit)
@@ -118,7 +118,7 @@ func (v *vm) boot(key string, limit time.Duration, done func() bool) string {
 	testkit.Must(v.t, cmd.Start())
 	ended := make(chan struct{})
 	go func() {
-		_ = cmd.Wait() // killed, or the output tells
+		_ = cmd.Wait() // the script was killed, or its output shows the error
 		close(ended)
 	}()
 	tick := time.NewTicker(20 * time.Millisecond)
@@ -138,8 +138,8 @@ func (v *vm) boot(key string, limit time.Duration, done func() bool) string {
 	}
 }
 
-// The program is fetched once, and later comes from the disk, where the machine is told to
-// end as well as at a boot.
+// The script fetches the program once. At a later boot, and when the machine has to end, it
+// takes the program from the disk.
 func TestABootBecomesTheAgent(t *testing.T) {
 	t.Parallel()
 	v := bootVM(t)
@@ -229,7 +229,7 @@ func TestABootThatHasNoAgentTellsWhy(t *testing.T) {
 	}
 }
 
-// The queued resource goes when no worker could begin for long, and only then.
+// The queued resource is deleted only if no worker could begin for long.
 func TestABootThatHasNoAgentDeletesLast(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -256,7 +256,7 @@ func TestABootThatHasNoAgentDeletesLast(t *testing.T) {
 			v.stand("uname", "echo riscv64")
 			v.keys = "patience=0\nstale=0\n" + c.keys
 			c.change(v)
-			limit := 3 * time.Second // for what is not to happen
+			limit := 3 * time.Second // enough time for a deletion that must not happen
 			if c.want {
 				limit = time.Minute
 			}
@@ -268,7 +268,7 @@ func TestABootThatHasNoAgentDeletesLast(t *testing.T) {
 	}
 }
 
-// The script is the part of a job that only a real machine tests.
+// The script must be short, because only a real machine tests it fully.
 func TestTheBootScriptIsShort(t *testing.T) {
 	t.Parallel()
 	text, err := os.ReadFile("boot.sh")

@@ -95,12 +95,12 @@ func (e *ExistsError) Error() string {
 // Fault returns fault.Unavailable.
 func (e *ExistsError) Fault() fault.Kind { return fault.Unavailable }
 
-// Create uploads what the workers of a start need: their program, the kit's files, and the
-// code that write writes, if write is not nil. It then makes this start the current one by writing
-// run.json. It replaces earlier, or is the first start of the run if earlier is nil. Of
-// several concurrent calls one succeeds and the others get an *ExistsError. The uploads
-// have names of their own, so they do not disturb readers of an earlier start's uploads.
-// Create completes j.
+// Create uploads the files that the workers of a start need: their program, the kit's
+// files, and the code that write writes, if write is not nil. It then makes this start the
+// current one by writing run.json. It replaces the start earlier; if earlier is nil, it is
+// the first start of the run. If several calls run at the same time, one succeeds and the
+// others get an *ExistsError. Each start has its own names for uploads, so readers of an
+// earlier start are not disturbed. Create fills in the missing fields of j.
 //
 // A client that only reads makes nothing and returns a *gcp.ReadOnlyError. After another
 // error nothing of this start is left in the bucket, unless the error says so.
@@ -157,10 +157,10 @@ func (b *Bucket) putAgents(ctx context.Context, j Job) error {
 	return group.Wait()
 }
 
-// unknownClaim stands for the name that a start will have.
+// unknownClaim is a placeholder for the name that a start will have.
 const unknownClaim = "ID"
 
-// foreseeCode completes j as the upload of the code would.
+// foreseeCode fills in the fields of j that the upload of the code would fill in.
 func (j *Job) foreseeCode(write func(io.Writer) error) error {
 	if write == nil {
 		return nil
@@ -171,7 +171,7 @@ func (j *Job) foreseeCode(write func(io.Writer) error) error {
 	return err
 }
 
-// Holds returns an *ExistsError if another start than that of j is the current one.
+// Holds returns an *ExistsError if the start of j is not the current one.
 func (b *Bucket) Holds(ctx context.Context, j Job) error {
 	d, err := b.Describe(ctx, j.Run)
 	if err == nil && d.Claim != j.claim || errors.Is(err, ErrNoRun) {
@@ -229,8 +229,8 @@ func (b *Bucket) withdraw(ctx context.Context, j Job, first bool) error {
 	return nil
 }
 
-// remove deletes objects in the version that was listed. Objects written since then stay;
-// the error then has the status of a failed precondition.
+// remove deletes objects only in the version that was listed. If an object was written
+// since then, it stays, and the error has the status of a failed precondition.
 func (b *Bucket) remove(ctx context.Context, objects []*storage.Object) (err error) {
 	for _, o := range objects {
 		gone := b.gcp.Do(ctx, fmt.Sprintf("delete gs://%s/%s", b.name, o.Name), func(ctx context.Context) error {
@@ -250,7 +250,7 @@ type Earlier struct {
 	generation int64 // of run.json
 }
 
-// Earlier reads what the bucket has of a run; nil when it has no such run.
+// Earlier reads the state of a run in the bucket; nil when the bucket has no such run.
 func (b *Bucket) Earlier(ctx context.Context, run string) (*Earlier, error) {
 	e, name := &Earlier{}, prefixOf(b.dir, run)+"run.json"
 	err := b.list(ctx, name, "", func(page *storage.Objects) {
@@ -270,9 +270,9 @@ func (b *Bucket) Earlier(ctx context.Context, run string) (*Earlier, error) {
 	return e, err
 }
 
-// Ended says how the run has ended by itself or because its user stopped it. It returns
-// "" otherwise: the run goes on, it was never begun, or its workers were taken away or
-// kept from running the command.
+// Ended says how the run has ended, if it ended by itself or because its user stopped it.
+// It returns "" if the run goes on or has never begun, if its workers were taken away, or
+// if something kept them from running the command.
 func (e *Earlier) Ended() string {
 	first := e.State.Blame()
 	switch {
@@ -295,7 +295,8 @@ func (e *Earlier) Ended() string {
 }
 
 // Taken reports whether the workers stopped the run because their slices were about to be
-// deleted, and nobody else did: the run can continue on other slices.
+// deleted. It is false if anybody else stopped the run. If it is true, the run can continue
+// on other slices.
 func (s State) Taken() bool { return strings.Contains(s.Stopping, "(--max-run-duration)") }
 
 // Next returns the number of the attempt with which the run continues.
@@ -309,10 +310,9 @@ func (e *Earlier) Next() int {
 }
 
 // Renew prepares the bucket for the workers of a start that continues with an attempt,
-// after the workers of the earlier start are gone. It removes their reports: the new
-// workers would count as silent for as long as these are old. It also removes their stop, if
-// there is one. It returns an *ExistsError
-// if another start is the current one.
+// after the workers of the earlier start are gone. It removes the old reports, because the
+// new workers would count as silent until they report. It also removes their stop, if there
+// is one. It returns an *ExistsError if another start is the current one.
 func (b *Bucket) Renew(ctx context.Context, j Job, attempt int) error {
 	var reports []*storage.Object
 	var announced int64
@@ -353,8 +353,8 @@ func (b *Bucket) Renew(ctx context.Context, j Job, attempt int) error {
 	return err
 }
 
-// upload streams what write writes into an object, and returns its SHA-256. It does not
-// retry the upload as a whole: Google's client resumes it piece by piece.
+// upload streams the bytes that write writes into an object, and returns their SHA-256. It
+// does not retry the upload as a whole: Google's client resumes it piece by piece.
 func (b *Bucket) upload(ctx context.Context, run, name string, write func(io.Writer) error) (string, error) {
 	r, w := io.Pipe()
 	hash := sha256.New()
@@ -382,7 +382,7 @@ func (b *Bucket) put(ctx context.Context, run, name string, r io.ReadSeeker, gen
 	return b.putPieces(ctx, run, name, r, generation, googleapi.MinUploadChunkSize)
 }
 
-// putPieces is put in pieces of so many bytes, each of which is a request.
+// putPieces does what put does, in pieces of this many bytes. Each piece is one request.
 func (b *Bucket) putPieces(ctx context.Context, run, name string, r io.ReadSeeker, generation *int64, piece int) error {
 	what := fmt.Sprintf("write %s%s", b.URL(run), name)
 	return b.gcp.Do(ctx, what, func(ctx context.Context) error {
@@ -404,7 +404,7 @@ func (b *Bucket) read(ctx context.Context, name string, offset int64) ([]byte, e
 	return b.readPiece(ctx, name, offset, maxPiece)
 }
 
-// readPiece is read for at most so many bytes.
+// readPiece does what read does, but most limits the bytes.
 func (b *Bucket) readPiece(ctx context.Context, name string, offset, most int64) ([]byte, error) {
 	var data []byte
 	err := b.gcp.Do(ctx, fmt.Sprintf("read gs://%s/%s", b.name, name), func(ctx context.Context) error {
@@ -448,9 +448,9 @@ func (b *Bucket) list(ctx context.Context, prefix, delimiter string, f func(page
 	}
 }
 
-// Keeps returns for how long the bucket keeps, and bills, an overwritten object (every
-// upload of a log overwrites one); 0 means not at all. versions reports whether the
-// bucket keeps old versions.
+// Keeps returns how long the bucket keeps and bills an overwritten object; 0 means not at
+// all. Every upload of a log overwrites an object. versions reports whether the bucket
+// keeps old versions.
 func (b *Bucket) Keeps(ctx context.Context) (softDeleted time.Duration, versions bool, err error) {
 	err = b.gcp.Do(ctx, "read bucket "+b.name, func(ctx context.Context) error {
 		is, err := b.svc.Buckets.Get(b.name).Context(ctx).Do()
@@ -483,9 +483,8 @@ func (b *Bucket) Runs(ctx context.Context) ([]string, error) {
 	return runs, err
 }
 
-// Describe reads run.json of a run; the error is ErrNoRun when there is none. It checks
-// the content, because anybody who may write to the bucket, each worker too, could have
-// made it.
+// Describe reads run.json of a run; the error is ErrNoRun when there is none. It checks the
+// content, because anybody who may write to the bucket could have made it, also any worker.
 func (b *Bucket) Describe(ctx context.Context, run string) (Description, error) {
 	var d Description
 	if err := config.CheckRunName(run); err != nil {
@@ -507,7 +506,8 @@ func (b *Bucket) Describe(ctx context.Context, run string) (Description, error) 
 	return d, nil
 }
 
-// Stop asks the workers of a run to end it. The first reason stands.
+// Stop asks the workers of a run to end it. If there is a reason already, that reason
+// stays.
 func (b *Bucket) Stop(ctx context.Context, run, reason string) error {
 	var none int64
 	err := b.put(ctx, run, "control/stop", strings.NewReader(reason+"\n"), &none)
@@ -517,7 +517,7 @@ func (b *Bucket) Stop(ctx context.Context, run, reason string) error {
 	return err
 }
 
-// An End is how the newest attempt ended on one worker.
+// An End says how the newest attempt ended on one worker.
 type End struct {
 	Worker  tpu.WorkerID
 	Code    int // never 0 if the end is not known
@@ -535,7 +535,7 @@ type End struct {
 // "preempted", "maintenance of its host", or "told to end" if it is not known.
 const Down = "down"
 
-// A Seen is the last report of a worker about itself.
+// A Seen is the last report that a worker made about itself.
 type Seen struct {
 	Worker    tpu.WorkerID
 	Phase     string // boot, preflight, start, running, logs, ended, failed, deleting, kept, left or Down
@@ -545,7 +545,7 @@ type Seen struct {
 	Detail    string
 }
 
-// A State is what the bucket knows of a run.
+// A State is the state of a run in its bucket.
 type State struct {
 	Attempt  int // the newest attempt that any worker began; 0: none has begun
 	Seen     []Seen
@@ -562,11 +562,12 @@ type State struct {
 func (s State) Over(d Description) bool { return len(s.Ended) >= len(d.IDs()) && len(s.Ended) > 0 }
 
 // FailFast is the reason with which workers stop the command after another worker has
-// failed. It names no worker: which one failed first is known only when all have ended.
+// failed. It names no worker: only when all have ended is it known which worker failed
+// first.
 const FailFast = "fail-fast: a worker failed"
 
-// ExcuseWindow is how long after worker 0's success the others may fail while they exit,
-// because their runtime loses its leader.
+// ExcuseWindow is how long after worker 0's success a failure of another worker is excused.
+// The others may fail while they exit, because their runtime loses its leader.
 const ExcuseWindow = time.Minute
 
 // Excused returns the workers whose failure is only the tail of a training that worker 0
@@ -613,9 +614,10 @@ func (s State) LeftBehind() (n int, ids []tpu.WorkerID) {
 	return n, ids
 }
 
-// Blame returns the end that decides how the run ended: the earliest failure of a worker
-// that was not stopped; else the earliest of one that fail-fast did not stop; else the
-// earliest of all. It is nil when every worker ended with 0 or is excused.
+// Blame returns the end that decides how the run ended. That is the earliest failure of a
+// worker that was not stopped. If there is none, it is the earliest failure that fail-fast
+// did not cause, and then the earliest failure of all. It is nil when every worker ended
+// with 0 or is excused.
 func (s State) Blame() *End {
 	excused := s.excused()
 	var first *End
@@ -643,16 +645,16 @@ func (s State) Blame() *End {
 // readers is how many objects are read concurrently.
 const readers = 32
 
-// A listing is what the names of a run's objects tell.
+// A listing is the information in the names of a run's objects.
 type listing struct {
-	workers []*storage.Object               // what each worker says of itself
-	ends    map[int]map[tpu.WorkerID]string // objects that tell how a command ended, by attempt
+	workers []*storage.Object               // each worker's report about itself
+	ends    map[int]map[tpu.WorkerID]string // objects that say how a command ended, by attempt
 	unsent  map[int][]tpu.WorkerID          // workers that could not send a whole log, by attempt
 	begun   int                             // the newest attempt that has ended on a worker
 	stop    bool                            // somebody has asked the run to stop
 }
 
-// add takes up an object. name is its name below the run's prefix.
+// add adds an object to the listing. name is its name below the run's prefix.
 func (l *listing) add(name string, o *storage.Object) {
 	dir, _, _ := strings.Cut(name, "/")
 	switch dir {
@@ -692,7 +694,7 @@ func (b *Bucket) listing(ctx context.Context, prefix string) (*listing, error) {
 	return l, nil
 }
 
-// State reads the state of a run. It may miss what workers write while it reads.
+// State reads the state of a run. It may miss objects that workers write while it reads.
 func (b *Bucket) State(ctx context.Context, run string) (State, error) {
 	prefix := prefixOf(b.dir, run)
 	l, err := b.listing(ctx, prefix)
@@ -799,13 +801,13 @@ func (s *Seen) read(text string) (run string) {
 	return run
 }
 
-// ReportKey is the guest attribute in which a worker reports, too. It can do so before it has
-// its program, and when the bucket refuses it.
+// ReportKey is the guest attribute that a worker uses for reports, besides the bucket. The
+// worker can use it before it has its program, and when the bucket refuses its reports.
 const ReportKey = "state"
 
-// ParseReport reads the text of that guest attribute. At is not known. A worker that does not
-// have its program yet reports attempt 0, and not which worker it is. ok reports whether the
-// report is about the run.
+// ParseReport reads the text of that guest attribute. At is not known. A worker that does
+// not have its program yet reports attempt 0, and does not say which worker it is. ok
+// reports whether the report is about the run.
 func ParseReport(run, text string) (s Seen, ok bool) {
 	ok = s.read(text) == run
 	return s, ok
@@ -897,8 +899,8 @@ func (b *Bucket) Log(ctx context.Context, run string, id tpu.WorkerID, attempt i
 	return b.LogInPieces(ctx, run, id, attempt, offset, maxPiece, w)
 }
 
-// LogInPieces is Log, but holds at most so many bytes in memory at a time, because a write
-// to w may wait for other logs.
+// LogInPieces does what Log does, but holds at most one piece in memory at a time, because
+// a write to w may wait for other logs.
 func (b *Bucket) LogInPieces(ctx context.Context, run string, id tpu.WorkerID, attempt int, offset, piece int64, w io.Writer) (int64, error) {
 	piece = min(piece, maxPiece)
 	total := int64(0)

@@ -28,7 +28,7 @@ import (
 // objects is a bucket that loses the answer to one upload.
 type objects struct {
 	mu   sync.Mutex
-	lose string // end of the object's name; empty: it is lost, or none is to be
+	lose string // end of the name of the upload whose answer is to be lost; empty: none, or not any more
 	data map[string][]byte
 }
 
@@ -75,7 +75,7 @@ func (o *objects) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	answer(http.StatusOK, []byte("{}"))
 }
 
-// openOn opens a bucket of that server.
+// openOn opens a bucket of the server storage.
 func openOn(t *testing.T, storage http.Handler) *detach.Bucket {
 	t.Helper()
 	server := httptest.NewServer(storage)
@@ -101,7 +101,7 @@ func TestALostAnswerIsNotTakenForAnotherRunOfThatName(t *testing.T) {
 
 var aRun = detach.Description{Run: "r", Resource: "r", Nodes: []string{"r"}, Workers: 1, Login: "ann"}
 
-// Workers may write to the bucket, and their programs may be anybody's.
+// Workers may write to the bucket, and anybody may have written the programs that they run.
 func TestForgedDescriptionIsRefused(t *testing.T) {
 	t.Parallel()
 	const good = `{"run":"r","queued_resource":"r","slices":["r-0","r-1"],"workers_per_slice":4,"login":"ann"}`
@@ -134,8 +134,8 @@ func TestForgedDescriptionIsRefused(t *testing.T) {
 	}
 }
 
-// A bucket is read as many objects at a time, however many workers have ended: one
-// after the other, those of 256 workers take half a minute over the Atlantic.
+// The objects of a bucket are read at the same time. One after the other, the objects of
+// 256 workers would take half a minute over the Atlantic.
 func TestEndsAreReadBesideEachOther(t *testing.T) {
 	t.Parallel()
 	const workers = 8
@@ -150,8 +150,8 @@ func TestEndsAreReadBesideEachOther(t *testing.T) {
 	}
 }
 
-// The verdict of a run that has ended, by the rule that holds over SSH, too: success
-// is only where every worker ended with 0 or is excused as a training's tail.
+// The verdict of a run that has ended, by the rule that holds over SSH, too: a run has
+// succeeded only if every worker ended with 0 or is excused as a training's tail.
 func TestVerdict(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -228,7 +228,7 @@ func (p ends) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	_ = json.NewEncoder(w).Encode(list)
 }
 
-// A page is a bucket with ends of workers. It answers when all are requested.
+// A page is a bucket with ends of workers. It answers when all ends have been requested.
 type page struct {
 	names []string
 	asked atomic.Int64
@@ -260,8 +260,8 @@ func (p *page) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// TestLogInPieces checks that a log comes whole in pieces, of which none is larger than
-// wanted.
+// TestLogInPieces checks that a log comes whole, in pieces of which none is larger than
+// requested.
 func TestLogInPieces(t *testing.T) {
 	t.Parallel()
 	for _, size := range []int{0, 1, 9, 10, 11, 20, 25} {

@@ -1,13 +1,13 @@
 // Package detach starts jobs that run without the machine that started them.
 //
-// It hides two things: a bucket that holds the job and its progress, and what every worker
-// runs at each boot: a script (boot.sh) that fetches multihost-agent from the bucket and
-// runs it. Package agent/detached is the part of a worker: it fetches the job with the
-// worker's own token, and starts the command under the supervisor that a runner would use
-// (package launch, packed as a kit). It stores the worker's log and end in the bucket,
-// begins a new attempt after a reboot, and deletes the queued resource when every worker
-// has ended. A machine that is told to end runs it too, for a last report. No worker is
-// special: any worker that is alive does what has to be done.
+// It has two parts. A bucket holds the job and its progress. At each boot, every worker
+// runs a script (boot.sh) that fetches multihost-agent from the bucket and runs it. Package
+// agent/detached is the program of a worker: it fetches the job with the worker's own
+// token, and starts the command under the supervisor that a runner would use (package
+// launch, packed as a kit). It stores the worker's log and end in the bucket, begins a new
+// attempt after a reboot, and deletes the queued resource when every worker has ended. A
+// machine that is told to end runs it too, for a last report. No worker is special: any
+// living worker does what is necessary.
 //
 // In the bucket, below [DIR/]RUN/:
 //
@@ -25,25 +25,25 @@
 //	control/failed-N                       that a worker failed in attempt N, so the others are to stop
 //	control/unsent-N-sSwW                  why the bucket does not have this worker's whole log of attempt N
 //
-// A run whose slices were taken away is started again under its name, as another start
-// with its own files below starts/. When they are uploaded, run.json is replaced and
-// names them. A start replaces run.json only if it is still the version that the start
-// has read, so of two concurrent starts one gets an error. Later changes by a start are
-// conditional on what it has read too.
+// A run whose slices were taken away is started again under its name, as another start with
+// its own files below starts/. When these files are uploaded, a new run.json that names
+// them replaces the old one. A start replaces run.json only if it is still the version that
+// the start has read, so of two concurrent starts one gets an error. Later changes by a
+// start depend on the version that it has read, too.
 //
 // No object contains a secret.
 //
 // # Decisions
 //
-//   - boot.sh has the SHA-256 of multihost-agent in its text, so whoever can write to
-//     the bucket cannot choose what root runs. A script that cannot get the program
-//     writes nothing to the bucket and decides nothing about an attempt. It deletes
+//   - boot.sh has the SHA-256 of multihost-agent in its text. So a person who can write to
+//     the bucket cannot choose the program that root runs. A script that cannot get the
+//     program writes nothing to the bucket and decides nothing about an attempt. It deletes
 //     only if no worker has ever reported, or nothing can be read.
-//   - The shutdown script is the startup script with an argument (--going) and stands
-//     twice in the metadata: a machine that ends in half a minute has no time to fetch
-//     anything. It marks the attempt before it sends anything. While the mark is
-//     there, nobody is told an end, and the next boot takes what it finds for the work
-//     of the machine's end.
+//   - The shutdown script is the startup script with an argument (--going). The text stands
+//     twice in the metadata, because a machine that ends in half a minute has no time to
+//     fetch anything. The script marks the attempt before it sends anything. While the mark
+//     exists, the worker reports no end, and the next boot counts an end as caused by the
+//     machine.
 package detach
 
 import (
@@ -83,14 +83,15 @@ const (
 // Keep says when the queued resource stays at the end of the run.
 type Keep string
 
-// When the queued resource is left.
+// The values of Keep.
 const (
 	KeepNever     Keep = "never"
 	KeepOnFailure Keep = "on-failure"
 	KeepAlways    Keep = "always"
 )
 
-// A Job is what its workers are told. A zero duration means the default that is named.
+// A Job is the description of a job for its workers. A zero duration means the default in
+// the comment of its field.
 type Job struct {
 	Run      string
 	Project  string
@@ -111,11 +112,11 @@ type Job struct {
 	Every    time.Duration // between two uploads of the log; 1 min
 	Patience time.Duration // how long a fetch is retried; 10 min
 	// LogTimeout is how long a worker whose command has ended waits while the bucket does
-	// not take its log; 30 min. After that the slices stay for as long as Stale.
+	// not take its log; 30 min. After that, the slices stay for the time Stale.
 	LogTimeout time.Duration
 	Stale      time.Duration // until a worker without reports counts as dead; 30 min
 	TTL        time.Duration // from Requested to the deletion; 0: no limit
-	MaxRun     time.Duration // from the making of the slices until their provider deletes them; 0: no limit
+	MaxRun     time.Duration // longest life of the slices: then their provider deletes them; 0: no limit
 	// Gather is how long the workers of a job with Apart wait until all have come to an
 	// attempt; 0: without limit.
 	Gather time.Duration
@@ -136,7 +137,7 @@ type Job struct {
 	FailFast     bool
 	CloudLogging bool
 	Secrets      []Secret
-	Agents       program.Set // what the workers run
+	Agents       program.Set // the programs that the workers run
 	// TailWords is an extended regular expression for the end of the output. A worker's
 	// failure is excused if its output matches, or it died by SIGABRT, shortly after
 	// worker 0 has succeeded. Empty: nothing is excused.
@@ -208,7 +209,7 @@ func (j Job) CodeObject() string { return "script_dir_zip_" + j.Run + ".tar.gz" 
 func (j Job) agents() map[string]program.Program {
 	all := map[string]program.Program{}
 	for _, arch := range program.Archs() {
-		if p, err := j.Agents.For(arch); err == nil { // a set may lack one
+		if p, err := j.Agents.For(arch); err == nil { // a set may lack the program for an architecture
 			all[j.object("multihost-agent-"+p.SHA256+".gz")] = p
 		}
 	}
@@ -223,9 +224,9 @@ func (j Job) Metadata() map[string]string {
 	script := gcp.VMScript + program.Place + "sums='" + j.Agents.Sums() + "'\n"
 	return map[string]string{
 		startupKey: script + bootScript,
-		// The same script again: the guest agent passes no arguments, and with half a minute
-		// left nothing should have to be fetched. Both use a tenth of the 256 KB that a value
-		// may have.
+		// The value is the same script again, because the guest agent passes no arguments,
+		// and there is no time to fetch anything in half a minute. Both use a tenth of the
+		// 256 KB that a value may have.
 		shutdownKey: script + "set -- --going\n" + bootScript,
 		jobKey:      j.text(),
 	}
@@ -289,8 +290,8 @@ func (j Job) text() string {
 	return b.String()
 }
 
-// deletions returns what the workers delete at the end, each as JSON: the parts of the
-// resource, if they bear the run's label.
+// deletions returns the deletions for the workers at the end, each as JSON: the parts of
+// the resource, if they bear the run's label.
 func (j Job) deletions() (all []string) {
 	label, value, _ := strings.Cut(j.Label, "=")
 	for _, part := range j.Undoing.Parts {
@@ -329,14 +330,14 @@ func pack(files map[string][]byte) ([]byte, string, error) {
 	return b.Bytes(), hex.EncodeToString(sum[:]), nil
 }
 
-// A Description is the content of run.json: what everybody who finds the job in the
-// bucket needs to know about it.
+// A Description is the content of run.json. It has all that a person who finds the job in
+// the bucket needs to know about it.
 type Description struct {
 	Run         string    `json:"run"`
 	Project     string    `json:"project"`
 	Zone        string    `json:"zone"`
 	Resource    string    `json:"queued_resource"`
-	Kind        string    `json:"resource_kind,omitempty"` // what messages call the resource; older starts do not have it
+	Kind        string    `json:"resource_kind,omitempty"` // name of the kind of resource in messages; older starts do not have it
 	Type        string    `json:"accelerator_type"`
 	Nodes       []string  `json:"slices"`
 	Workers     int       `json:"workers_per_slice"`
@@ -352,14 +353,14 @@ type Description struct {
 	Claim       string    `json:"claim,omitempty"`           // name of the start
 	Attempt     int       `json:"attempt,omitempty"`         // the attempt that the start begins with
 
-	// Digests of the command and its environment: a run can continue only with the same
+	// The digests of the command and its environment. A run can continue only with the same
 	// command and environment.
 	CommandSum string `json:"command_sha256,omitempty"`
 	EnvSum     string `json:"environment_sha256,omitempty"`
 	Venv       string `json:"venv,omitempty"` // true or false; older starts do not have it
 }
 
-// The most that a job may have; the largest slice has some thousand workers.
+// Limits of a job. The largest slice has some thousand workers.
 const (
 	maxNodes   = 4096
 	maxWorkers = 1 << 16 // of all slices
@@ -372,8 +373,8 @@ var (
 	loginName = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9._-]{0,63}$`)
 )
 
-// check returns an error if the description cannot belong to the run: names in it become
-// paths and logins.
+// check returns an error if the description cannot belong to the run. Names in it become
+// paths and logins, so they must be safe.
 func (d Description) check(run string) error {
 	switch {
 	case d.Run != run:

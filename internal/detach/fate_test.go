@@ -29,10 +29,10 @@ import (
 	"multihost/internal/workers"
 )
 
-// With real calls over a real network: a bucket that refuses while the workers
-// boot, tokens that are worth nothing for a while and an API that is away when the
-// slices are to be deleted, cost nothing. What else can
-// happen, and in which phase, is in the matrix of cmd/multihost.
+// The calls are real and go over a real network. The bucket refuses while the workers boot,
+// tokens are not accepted for a while, and the API does not answer when the slices are to
+// be deleted. The job still succeeds and leaves nothing. The matrix of cmd/multihost has
+// other faults, in each phase.
 func TestRefusedCallsAreMadeAgain(t *testing.T) {
 	testkit.OnlyInAll(t, "TestRebootOfAllWorkersIsANewAttempt and TestAnyWorkerTearsDown")
 	t.Parallel()
@@ -56,9 +56,9 @@ func refusedCalls(t *testing.T, backend string) {
 	}
 }
 
-// A Python environment of its own is used by the command, before and after a
-// reboot, and Google's agent is told of every log, in a configuration that is
-// whole however often it is written.
+// The command uses the Python environment of the run, before and after a reboot. Google's
+// agent gets every log, and its configuration is complete even if it is written several
+// times.
 func TestVenvAndCloudLoggingOfAWholeRun(t *testing.T) {
 	testkit.OnlyInAll(t, "TestRebootOfAllWorkersIsANewAttempt and TestAnyWorkerTearsDown")
 	t.Parallel()
@@ -118,8 +118,9 @@ touch "$VIRTUAL_ENV/attempt-$MULTIHOST_ATTEMPT"; ls "$VIRTUAL_ENV" | grep attemp
 	}
 }
 
-// List returns every run of a bucket. A run that cannot be read is an error beside the
-// others. Only runs of other zones, and objects that are no run, are left out.
+// List returns every run of a bucket. If a run cannot be read, the list has an error
+// together with the other runs. Only runs of other zones, and objects that are no run, are
+// left out.
 func TestPsTellsOfEveryRunThatItCannotRead(t *testing.T) {
 	t.Parallel()
 	server, err := sim.Start(t.Context(), sim.Config{Dir: t.TempDir(), Backend: "none", Step: time.Millisecond})

@@ -9,7 +9,7 @@ import (
 	"multihost/internal/tpu"
 )
 
-// Nothing but a worker's own word of its log is taken for one.
+// Only a worker's own report about its log counts.
 func TestParseUnsent(t *testing.T) {
 	t.Parallel()
 	if attempt, id, ok := parseUnsent("control/unsent-12-s1w3"); attempt != 12 || id != (tpu.WorkerID{Slice: 1, Worker: 3}) || !ok {

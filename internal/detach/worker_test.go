@@ -97,12 +97,12 @@ type world struct {
 	dir    string // of the simulator
 	queue  *qr.Client
 	bucket *detach.Bucket
-	told   string // what the user was told at the start
+	told   string // the messages to the user at the start
 }
 
 const runName = "train"
 
-// onBoth tells a story on workers of both kinds.
+// onBoth runs a test on workers of both kinds.
 func onBoth(t *testing.T, story func(t *testing.T, backend string)) {
 	for _, backend := range []string{"process", "netns"} {
 		t.Run(backend, func(t *testing.T) {
@@ -115,8 +115,8 @@ func onBoth(t *testing.T, story func(t *testing.T, backend string)) {
 	}
 }
 
-// begin starts a simulator with the faults, and the job on it. accelerator names
-// the type; there is one slice.
+// begin starts a simulator with the faults of cfg, and the job on it. accelerator names the
+// type; there is one slice.
 func begin(t *testing.T, backend, accelerator, script string, change func(*job.JobOptions, *submit.DetachOptions), cfg sim.Config) *world {
 	t.Helper()
 	testkit.NeedWorker(t)
@@ -195,7 +195,7 @@ func (w *world) inject(text string) {
 	testkit.Must(w.t, err)
 }
 
-// until waits for what the bucket shows.
+// until waits until the state in the bucket is ok.
 func (w *world) until(what string, ok func(detach.State) bool) detach.State {
 	w.t.Helper()
 	var last detach.State
@@ -268,9 +268,9 @@ func ended(workers int) func(detach.State) bool {
 	return func(s detach.State) bool { return len(s.Ended) == workers }
 }
 
-// After maintenance has rebooted every worker the command runs again as attempt 2, on
-// the files as it left them, with the settings applied again; and the end of attempt 1
-// is reported as a reboot, and as nobody's failure.
+// After maintenance has rebooted every worker, the command runs again as attempt 2. Its
+// files are as it left them, and the settings are applied again. The end of attempt 1 is
+// reported as a reboot, and no worker is blamed.
 func TestRebootOfAllWorkersIsANewAttempt(t *testing.T) {
 	t.Parallel()
 	onBoth(t, func(t *testing.T, backend string) {
@@ -278,7 +278,7 @@ func TestRebootOfAllWorkersIsANewAttempt(t *testing.T) {
 echo "attempt $MULTIHOST_ATTEMPT on $(cat data.txt), slow start $(cat "${MULTIHOST_ROOT_PROC-}/proc/sys/net/ipv4/tcp_slow_start_after_idle"), login $(id -un), locale ${LC_ALL-as it is}, worker $MULTIHOST_WORKER_ID of $MULTIHOST_NUM_WORKERS"
 echo changed >data.txt
 [ $MULTIHOST_ATTEMPT = 2 ] && exit 0
-sleep 1000`, func(_ *job.JobOptions, do *submit.DetachOptions) { do.Patience = time.Minute }, sim.Config{}) // both tell of attempt 2
+sleep 1000`, func(_ *job.JobOptions, do *submit.DetachOptions) { do.Patience = time.Minute }, sim.Config{}) // both workers report attempt 2
 		w.until("attempt 1 to run", running(1, 2))
 		w.wait("the logs of attempt 1", func() bool {
 			return w.object("main_command_log_slice_0_worker_0") != "" && w.object("main_command_log_slice_0_worker_1") != ""
@@ -310,8 +310,8 @@ sleep 1000`, func(_ *job.JobOptions, do *submit.DetachOptions) { do.Patience = t
 	})
 }
 
-// A slice that is preempted between two uploads has half a minute: the bucket has
-// the last line that was written before, and what has become of the worker.
+// A slice that is preempted between two uploads has half a minute. In this time the bucket
+// gets the last line of the log, and a report of what happened to the worker.
 func TestPreemptedWorkerLeavesItsLastWords(t *testing.T) {
 	t.Parallel()
 	onBoth(t, func(t *testing.T, backend string) {
@@ -369,7 +369,7 @@ func TestBucketThatCannotBeReadEndsTheJob(t *testing.T) {
 	}
 }
 
-// guestState is what worker 0 told as guest attribute.
+// guestState returns the guest attribute with the state of worker 0.
 func (w *world) guestState() (ok bool, text string) {
 	resp, err := http.Post(w.sim.URL()+"/v2alpha1/projects/"+sim.DefaultProject+"/locations/"+sim.DefaultZone+"/nodes/"+runName+":getGuestAttributes",
 		"application/json", strings.NewReader(`{"queryPath":"multihost/","workerIds":["0"]}`))
@@ -401,7 +401,7 @@ func TestAnyWorkerTearsDown(t *testing.T) {
 	w.gone()
 }
 
-// A worker that has died for good does not keep the others billed.
+// If a worker has died for good, the slices of the others are still deleted.
 func TestDeadWorkerIsNotWaitedForForEver(t *testing.T) {
 	testkit.OnlyInAll(t, "TestRebootOfAllWorkersIsANewAttempt and TestAnyWorkerTearsDown")
 	t.Parallel()
@@ -411,7 +411,7 @@ func TestDeadWorkerIsNotWaitedForForEver(t *testing.T) {
 	w.gone()
 }
 
-// Without the right to delete, that is known before the command ends, and the
+// If the workers may not delete, the user learns that before the command ends, and the
 // slices stay.
 func TestMissingRightToDeleteIsSaid(t *testing.T) {
 	testkit.OnlyInAll(t, "TestRebootOfAllWorkersIsANewAttempt and TestAnyWorkerTearsDown")
@@ -435,7 +435,7 @@ func TestTimeToLiveEndsEverything(t *testing.T) {
 	onBoth(t, func(t *testing.T, backend string) {
 		w := begin(t, backend, "v4-8", "sleep 1000", func(o *job.JobOptions, _ *submit.DetachOptions) { o.TTL = 20 * time.Second }, sim.Config{})
 		s := w.until("the end", ended(1))
-		// The shell has died of TERM, or of its child that has.
+		// TERM has killed the shell, or its child, whose status the shell then returns.
 		if s.Ended[0].Code != 143 || !strings.Contains(s.Ended[0].Reason, "--ttl") {
 			t.Errorf("got %+v", s.Ended)
 		}
@@ -443,8 +443,9 @@ func TestTimeToLiveEndsEverything(t *testing.T) {
 	})
 }
 
-// The first failure stops the others, and is the one to blame. Why they were stopped
-// names no worker: the first to be seen need not be the first by the clocks.
+// The first failure stops the other workers and gets the blame. The reason of the stop
+// names no worker, because the first failure that is seen need not be the first by the
+// clocks.
 func TestFirstFailureStopsTheOthers(t *testing.T) {
 	t.Parallel()
 	w := begin(t, "process", "v4-16", `[ $MULTIHOST_WORKER_ID = 0 ] || exit 7; sleep 1000`, nil, sim.Config{})
@@ -487,7 +488,8 @@ func TestWhatIsLeftInTheBackgroundEndsAndIsTold(t *testing.T) {
 	testkit.OnlyInAll(t, "TestRebootOfAllWorkersIsANewAttempt and TestAnyWorkerTearsDown")
 	t.Parallel()
 	onBoth(t, func(t *testing.T, backend string) {
-		// The workers of the other backend are on this machine, too: each has a sleep of its own.
+		// The workers of the other backend run on this machine, too, so each backend has
+		// its own duration of sleep.
 		sleep := "sleep 973." + strconv.Itoa(len(backend))
 		w := begin(t, backend, "v4-8", `nohup setsid bash -c 'echo $$ >~/left; exec `+sleep+`' >/dev/null 2>&1 & until [ -s ~/left ]; do sleep 0.1; done`, func(o *job.JobOptions, _ *submit.DetachOptions) { o.Keep = true }, sim.Config{})
 		s := w.until("the end", ended(1))
@@ -511,8 +513,8 @@ func TestKeepOnFailureKeepsForATime(t *testing.T) {
 	}
 }
 
-// A secret is seen by the command and by nobody else: not in metadata, bucket,
-// requests, logs, nor on the worker's disk when the run has ended.
+// Only the command sees a secret. It is not in the metadata, the bucket, the requests or
+// the logs, nor on the worker's disk when the run has ended.
 func TestSecretIsNowhereButInTheCommand(t *testing.T) {
 	t.Parallel()
 	const canary = "canary-3b9ac9ff-with \"quotes\"\n and a line"
@@ -522,7 +524,8 @@ func TestSecretIsNowhereButInTheCommand(t *testing.T) {
 		testkit.Must(t, err)
 		o.Run.Secrets = []detach.Secret{secret}
 		o.Keep = true
-		// The command itself names the value; it stands for what a user types.
+		// The script builds the value from two parts, so that its text does not contain the
+		// secret.
 		o.Run.Script = strings.ReplaceAll(o.Run.Script, "canary-3b9ac9ff", "$(printf canary; printf -- -3b9ac9ff)")
 	}, sim.Config{Secrets: map[string]string{"key": canary}})
 	s := w.until("the end", ended(1))
@@ -577,7 +580,8 @@ func TestShellcheck(t *testing.T) {
 		if out, err := check.CombinedOutput(); err != nil {
 			t.Errorf("shellcheck of the %s: %v\n%s", key, err, out)
 		}
-		// Compute Engine takes 256 KB of a value and 512 KB in all, users' own included.
+		// Compute Engine takes 256 KB in one value and 512 KB in all values together,
+		// including those of the user.
 		if len(text) > 26<<10 {
 			t.Errorf("the %s has %d bytes", key, len(text))
 		}
@@ -624,7 +628,7 @@ func TestCleanBucket(t *testing.T) {
 	}
 }
 
-// Nothing is left in the bucket when the slices cannot be asked for.
+// If the slices cannot be requested, nothing is left in the bucket.
 func TestRefusedRequestLeavesNothing(t *testing.T) {
 	t.Parallel()
 	server, err := sim.Start(t.Context(), sim.Config{Dir: t.TempDir(), Backend: "none", Step: time.Millisecond})
