@@ -151,8 +151,8 @@ settle() {
   fi
 }
 
-# processes DIR puts the living processes of the run that look found into the array
-# pids:
+# processes DIR fills the array pids with the living processes of the run, after look has
+# found that run:
 #
 #   - its session. The session counts even when its leader is dead, because it keeps
 #     its number as long as it has members. It does not count when another process
@@ -581,7 +581,7 @@ inherit() {
   if [[ ! $level ]]; then
     through_env=(-u SHLVL "${through_env[@]}")
   elif [[ $level =~ ^[0-9]{1,3}$ ]]; then
-    environment+=("SHLVL=$((10#$level + 1))") # "exec" takes one away
+    environment+=("SHLVL=$((10#$level + 1))") # bash lowers SHLVL by one at "exec"
   else
     environment+=("SHLVL=$level")
   fi
