@@ -14,8 +14,8 @@ import (
 	"multihost/internal/testkit"
 )
 
-// ofGroups are terms of a job with two slices of two VMs, each with guest attributes of its
-// own.
+// ofGroups returns terms of a job with two slices of two VMs. Each VM has its own guest
+// attributes.
 func ofGroups(change func(*Terms)) Terms {
 	const at = "https://compute" + testkit.LeaseVMs
 	return terms(func(t *Terms) {
@@ -42,8 +42,8 @@ func newGroups(t *testing.T) *cloud {
 	return c
 }
 
-// The runner of a job with two slices of two VMs has gone. Its lease deletes both groups,
-// when the command has ended on every VM that runs.
+// The runner of a job with two slices of two VMs has gone. Its lease deletes both groups
+// when the command has ended on every running VM.
 func TestALeaseOfGroups(t *testing.T) {
 	t.Parallel()
 	armed := func(c *cloud, change func(*Terms)) (ends []func(int)) {
@@ -114,7 +114,7 @@ func TestALeaseOfGroups(t *testing.T) {
 				c.isDeleted(0, 0)
 				c.workers[0].says(row.says)
 			}
-			if strings.Contains(row.says, ": refused") || strings.Contains(row.says, "no answer") { // the other part is not billed on
+			if strings.Contains(row.says, ": refused") || strings.Contains(row.says, "no answer") { // the other part is deleted and not billed any more
 				c.Do(func() {
 					if len(c.Gone) != 1 {
 						t.Errorf("gone are %v", c.Gone)
@@ -142,7 +142,7 @@ func refusing(status int, what string) func(*cloud) {
 	}
 }
 
-// What the workers may not do is told before the command starts.
+// Missing rights of the workers are reported before the command starts.
 func TestWhatAWorkerOfGroupsMayNotDo(t *testing.T) {
 	t.Parallel()
 	for refused, want := range map[string]string{
@@ -160,8 +160,8 @@ func TestWhatAWorkerOfGroupsMayNotDo(t *testing.T) {
 	}
 }
 
-// Groups that no runner adopts are deleted, also while the VMs of one of them do not exist
-// yet. Where a runner has come to another worker, they stay.
+// Groups to which no runner comes are deleted, even if the VMs of one of them do not exist
+// yet. If a runner has come to another worker, the groups stay.
 func TestGroupsThatNobodyAdopts(t *testing.T) {
 	t.Parallel()
 	for _, come := range []bool{false, true} {
@@ -191,8 +191,8 @@ func TestGroupsThatNobodyAdopts(t *testing.T) {
 	})
 }
 
-// Another login of the worker can renew a lease, and cannot say what is called with the VM's
-// token or which workers are asked.
+// Another login of the worker can renew a lease. But it cannot choose the calls that are
+// made with the VM's token, or the workers that are asked.
 func TestALeaseOfAnotherLogin(t *testing.T) {
 	t.Parallel()
 	if os.Getuid() != 0 {
@@ -215,7 +215,7 @@ func TestALeaseOfAnotherLogin(t *testing.T) {
 		theirs := w.index("train.lease.1001")
 		testkit.Must(t, os.WriteFile(theirs, []byte(evil), 0o644))
 		testkit.Must(t, os.Chown(theirs, 1001, 1001))
-		testkit.Must(t, w.host(io.Discard).Renew("N", "train", "60")) // it copies what was written last
+		testkit.Must(t, w.host(io.Discard).Renew("N", "train", "60")) // it copies the lease that was written last
 		own := readSome(w.index("train.lease.1000"))
 		if !strings.Contains(own, "look=7\n") || strings.Contains(own, "evil") || strings.Contains(own, "total=") {
 			t.Errorf("the own lease is\n%s", own)
