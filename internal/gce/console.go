@@ -14,7 +14,7 @@ import (
 	"multihost/internal/tpu"
 )
 
-// Bounds of what is read and shown of a serial console.
+// Limits for reading and showing a serial console.
 const (
 	consoleBytes = 64 << 10
 	consoleLines = 12
@@ -49,8 +49,8 @@ func (p *reader) Consoles(ctx context.Context, s tpu.Slice, vms []string) ([]pro
 	return all, nil
 }
 
-// mute returns the names of the VMs of a group that run and have not told which worker they
-// are. If there is none, it returns all VMs that run.
+// mute returns the names of the VMs of a group that run and have not reported their
+// numbers. If there is none, it returns all VMs that run.
 func (p *reader) mute(ctx context.Context, group string) (silent []string, err error) {
 	managed, err := p.calls.Managed(ctx, group)
 	if err != nil {
@@ -89,12 +89,12 @@ type sign struct {
 	text    *regexp.Regexp
 	meaning string
 	fatal   bool
-	passing bool   // the text is also in consoles of VMs that are well: it counts at the end only
-	hint    string // {show} stands for the command that prints the console, {network} for that of the slice
+	passing bool   // healthy VMs print this text, too, so it counts only at the end of a console
+	hint    string // {show} stands for the command that prints the console, {network} for the network of the slice
 }
 
-// signs has the known texts. If a console has several of them, the first one counts: those
-// further up are the reasons of those further down.
+// signs has the known texts, causes before their consequences. If a console has several of
+// them, the first one in this list counts.
 var signs = []sign{
 	{regexp.MustCompile(`Kernel panic - not syncing`), "its kernel has stopped", true, false,
 		"delete the slices and make them again; if you set --image, try without it"},
@@ -147,8 +147,7 @@ func readConsole(text string) provision.Console {
 // escapes matches the sequences with which programs colour and move text.
 var escapes = regexp.MustCompile(`\x1b(\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\)?|[@-Z\\-_])`)
 
-// plain returns a line without control characters, of which at most consoleWidth characters
-// are left.
+// plain returns a line without control characters, cut to consoleWidth characters.
 func plain(line string) string {
 	line = strings.ToValidUTF8(escapes.ReplaceAllString(line, ""), "\uFFFD")
 	line = strings.TrimSpace(strings.Map(func(r rune) rune {

@@ -22,19 +22,21 @@ const (
 	// lastReadLimit limits the read after the caller's context has ended, which finds out
 	// whether something was made.
 	lastReadLimit = 10 * time.Second
-	// undoLimit limits the deletion of what a refused or interrupted Create has made.
+	// undoLimit limits the deletion of the parts that a refused or interrupted Create has
+	// made.
 	undoLimit = 30 * time.Second
 )
 
 // Create implements provision.Provider. It makes the policy, the template and the groups,
-// each unless it exists: a call that was broken off at any place goes on when it is repeated.
-// It waits until Compute Engine has taken all groups, and not for their VMs.
+// each unless it exists: if a call breaks off at any place, its repetition continues there.
+// Create waits until Compute Engine has accepted all groups, and not for their VMs.
 //
 // If a resource of the name fails or its slices were taken away, the error is a
-// *provision.StateError. If Create is refused or interrupted before a group exists, it deletes
-// what it has made. Create waits for one that is being deleted. With a read-only
-// client, the error is a *gcp.ReadOnlyError if Create would have to make something. res is
-// then what exists of an older request; it is zero if nothing exists.
+// *provision.StateError. If Create is refused or interrupted before a group exists, it
+// deletes what it has made. If one is being deleted, Create waits until it is gone. With a
+// read-only client, the error is a *gcp.ReadOnlyError if Create would have to make
+// something. res then has the existing parts of an older request; it is zero if nothing
+// exists.
 func (p *Provider) Create(ctx context.Context, r provision.Request) (res provision.Resource, created bool, err error) {
 	if err := check(r, p.at()); err != nil {
 		return provision.Resource{}, false, err
@@ -71,9 +73,9 @@ func (p *Provider) Create(ctx context.Context, r provision.Request) (res provisi
 	return res, created, err
 }
 
-// undo deletes the parts that a Create has made which ended with err. It returns false if it
-// leaves parts: groups, which hold slices, and all parts when the API is away, because the
-// next Create goes on with them.
+// undo deletes the parts that a Create has made before it ended with err. It returns false
+// if it leaves parts. It leaves groups, because they hold slices. It leaves all parts if
+// the API does not answer, because the next Create continues with them.
 func (p *Provider) undo(ctx context.Context, id string, err error) bool {
 	if class := gcp.ClassOf(err); ctx.Err() == nil && (class == gcp.Unavailable || class == gcp.Timeout) {
 		return false
@@ -231,8 +233,8 @@ func (p *Provider) parts(all plan) (list []part) {
 	return list
 }
 
-// ensure makes a part unless it exists. made is also true if this call may have made it: its
-// answer was lost, and the part is there.
+// ensure makes a part unless it exists. made is also true if this call may have made the
+// part: the answer was lost, and the part exists.
 func (p *Provider) ensure(ctx context.Context, part part) (made bool, err error) {
 	is := func(ctx context.Context) (bool, error) {
 		about, err := part.read(ctx)
@@ -278,8 +280,8 @@ func sameOwner(a, b string) bool {
 	return ok && otherOK && id == otherID && run == otherRun
 }
 
-// Preview implements provision.Previewer. It names the image by its family. No single
-// gcloud command makes the same.
+// Preview implements provision.Previewer. It names the image by its family. command is
+// empty, because no single gcloud command does the same.
 func (p *Provider) Preview(r provision.Request) (body []byte, command string) {
 	image := settingsOf(r).Image
 	if image == "" {

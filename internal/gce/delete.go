@@ -18,8 +18,8 @@ const DefaultDeleteLimit = 30 * time.Minute
 // reissueAfter is how long a deletion may show no effect before it is repeated.
 const reissueAfter = 30 * time.Second
 
-// Delete implements provision.Provider: it deletes the groups with their VMs, and when they
-// are gone the template and then the policy.
+// Delete implements provision.Provider. It deletes the groups with their VMs. When they are
+// gone, it deletes the template and then the policy.
 func (p *Provider) Delete(ctx context.Context, id string, o provision.DeleteOptions) (deleted bool, err error) {
 	labels, found, err := p.owner(ctx, id)
 	if err != nil || !found {
@@ -83,7 +83,7 @@ func (p *Provider) remove(ctx context.Context, id, phase string, limit time.Dura
 	ctx = gcp.Unattended(ctx) // this loop has a limit of its own
 	clock := p.gcp.Clock()
 	start := clock.Now()
-	begin := start // of the limit: when the first deletion is requested
+	begin := start // the limit counts from the request of the first deletion
 	asked := map[string]time.Time{}
 	pace := provider.Pacer{Policy: provider.PollDefaults(gcp.Backoff{})}
 	for {

@@ -3,18 +3,19 @@
 // A resource is one request: N slices, each a managed instance group of the zone in BULK
 // mode, which makes all its VMs or none; one instance template for all of them; and for
 // slices of several VMs one workload policy, which has the topology. The template and the
-// policy belong to the region. Their names are those of the request and of the zone.
+// policy belong to the region. Their names consist of the name of the request and the zone.
 //
-// What belongs together is known by its description, "multihost ID multihost-run=RUN":
-// groups and policies have no labels. The description of the policy also names the user,
-// because the policy may be the last part that is left. The labels of the owner are on the VMs, and the
-// template remembers the whole request in the VMs' metadata. A resource exists for as long as
-// it has a group: a template and a policy alone cost nothing, and Create goes on from them.
+// Parts that belong together have the same description, "multihost ID multihost-run=RUN",
+// because groups and policies have no labels. The description of the policy also names the
+// user, because the policy may be the last part that is left. The VMs have the labels of
+// the owner. The template stores the whole request in the VMs' metadata. A resource exists
+// for as long as it has a group: a template and a policy alone cost nothing, and Create
+// continues from them.
 //
-// The order of the workers is told by the VMs alone: the API shows neither in names nor in
-// lists which VM is worker 0. Every VM writes its number into a guest attribute at its boot.
-// A slice whose VMs have not told it, or contradict each other, is not ready.
+// Only the VMs know the order of the workers: neither the names nor the lists of the API
+// show which VM is worker 0. Every VM writes its number into a guest attribute at its boot.
+// A slice is not ready until all its VMs have done that without contradiction.
 //
 // Compute Engine restarts a slice as a whole after a machine has failed. Such a slice is
-// recovering, which nobody may take for a loss.
+// recovering, and does not count as lost.
 package gce

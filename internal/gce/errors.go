@@ -12,7 +12,7 @@ import (
 // An InvalidError says what is wrong with a request, before anything is sent.
 type InvalidError struct {
 	ID       string
-	Problems []string // each a clause
+	Problems []string // each is a clause
 	hint     string
 }
 
@@ -62,7 +62,7 @@ func (e *OwnerError) Fault() fault.Kind { return fault.Permission }
 // A TakenError says that a name which the request needs belongs to something else.
 type TakenError struct {
 	Kind, Name string // "group", "m-0"
-	Of         string // what its description says
+	Of         string // its description
 }
 
 func (e *TakenError) Error() string {
@@ -79,7 +79,7 @@ func (e *TakenError) Fault() fault.Kind { return fault.Unavailable }
 // Hint returns what to do.
 func (e *TakenError) Hint() string { return "choose another name" }
 
-// missing is the error about a resource of which nothing exists.
+// missing is the error for a resource of which no part exists.
 type missing struct{ id string }
 
 func (m missing) Error() string { return fmt.Sprintf("read slices %q: they do not exist", m.id) }

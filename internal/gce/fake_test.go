@@ -34,7 +34,7 @@ type fake struct {
 	things     map[string]object
 	managed    map[string][]any // by name of the group
 	attributes map[string][]any // by name of the VM
-	calls      []string         // that changed something
+	calls      []string         // calls that changed something
 	seen       map[string]bool  // request ids
 	// before may answer a call in the fake's place. after is called when the fake
 	// has carried the call out, and loses the answer if it returns true.
@@ -184,8 +184,8 @@ func (f *fake) count(kind string) (n int) {
 	return n
 }
 
-// boot gives a group VMs that run, called NAME-0000, NAME-0001 … Their numbers are those of
-// the workers.
+// boot gives a group running VMs, called NAME-0000, NAME-0001 … numbers are the numbers of
+// their workers.
 func (f *fake) boot(group string, numbers ...int) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -131,8 +131,8 @@ func TestAnInterruptedCreateSaysWhatExists(t *testing.T) {
 	}
 }
 
-// A dry run, and a request that is refused at once, say that nothing exists. A dry run says
-// what is being deleted first.
+// A dry run, and a request that is refused at once, report that nothing exists. A dry run
+// first reports a resource that is being deleted.
 func TestACreateThatMakesNothingSaysWhatExists(t *testing.T) {
 	f := start(t)
 	ctx := t.Context()
@@ -217,7 +217,7 @@ func TestWhatARunHasLeftIsReplaced(t *testing.T) {
 	}
 }
 
-// Sweep deletes what is left of a run's resource when its groups are gone, and no earlier.
+// Sweep deletes the rest of a run's resource, but only when its groups are gone.
 func TestSweep(t *testing.T) {
 	f := start(t)
 	_, _, err := f.Create(t.Context(), request(t))
@@ -322,7 +322,7 @@ func TestQuotaIsToldAtOnce(t *testing.T) {
 	}
 }
 
-// A slice whose VMs contradict each other about who they are is not used.
+// A slice is not used if its VMs contradict each other about their numbers.
 func TestASliceWithoutOrderIsNotReady(t *testing.T) {
 	f := start(t)
 	_, _, err := f.Create(t.Context(), request(t))
@@ -407,7 +407,7 @@ func TestDeleteUntilGone(t *testing.T) {
 	}
 }
 
-// While the API cannot be asked, the time of a deletion does not pass.
+// While the API does not answer, the time limit of a deletion does not pass.
 func TestADeletionHasItsTimeOnceItIsRequested(t *testing.T) {
 	f := start(t)
 	_, _, err := f.Create(t.Context(), request(t))
@@ -532,8 +532,8 @@ func TestPreview(t *testing.T) {
 	}
 }
 
-// A resource without a group is being made while one of its parts is young, and left over
-// after that.
+// A resource without a group counts as being made while one of its parts is young. After
+// that it counts as left over.
 func TestWhatHasNoGroupYetIsNoLeftover(t *testing.T) {
 	for _, tt := range []struct {
 		parts []string // that exist

@@ -8,15 +8,15 @@ import (
 	"multihost/internal/tpu"
 )
 
-// What messages call the parts of a resource.
+// Names of the parts of a resource in messages.
 const (
 	partPolicy   = "workload policy"
 	partTemplate = "instance template"
 	partGroup    = "group"
 )
 
-// Items implements provision.Itemizer. Boot disks are deleted with their VMs, so there is no
-// part of their own for them.
+// Items implements provision.Itemizer. Boot disks are deleted with their VMs, so they are
+// not listed as parts.
 func (p *reader) Items(ctx context.Context, id string) ([]provision.Item, error) {
 	v, err := p.look(ctx, id)
 	if err != nil {

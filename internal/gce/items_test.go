@@ -8,7 +8,7 @@ import (
 	"multihost/internal/testkit"
 )
 
-// The parts that Create makes are those that exist after it, with the VMs that they have by then.
+// After Create, exactly the parts that it has made exist, with their VMs.
 func TestItems(t *testing.T) {
 	f := start(t)
 	ctx := t.Context()

@@ -23,12 +23,12 @@ type sight struct {
 	now     time.Time
 }
 
-// A state is what a sight means.
+// A state is the meaning of a sight.
 type state struct {
 	life    provision.Life
-	word    string         // for messages; the API's own where it has one
+	word    string         // for messages; the word of the API if it has one
 	why     string         // in one sentence: what it waits for, or why it failed
-	code    string         // of an error that the API told: "QUOTA_EXCEEDED"
+	code    string         // code of an error of the API: "QUOTA_EXCEEDED"
 	starved bool           // it failed because capacity or quota is lacking
 	by      string         // who took the slice; ""
 	loss    provision.Loss // why it was taken, if that is told; NoLoss: judged from the tier
@@ -36,7 +36,7 @@ type state struct {
 	until   time.Time // when Compute Engine deletes or stops the VMs; zero: not known
 }
 
-// The words for states that the API tells in several fields.
+// Words for states that the API shows in several fields.
 const (
 	wordRequested = "REQUESTED"
 	wordWaiting   = "WAITING_FOR_CAPACITY"
@@ -67,7 +67,7 @@ const goneWhy = "its VMs never came, or were deleted: by a user, or at the end o
 // it.
 const repairTime = 30 * time.Minute
 
-// The states of a VM, by what they mean for a slice.
+// The states of a VM, grouped by their meaning for a slice.
 var (
 	comingUp  = []string{"PROVISIONING", "STAGING", "REPAIRING"}
 	goingDown = []string{"PENDING_STOP", "STOPPING", "DEPROVISIONING", "SUSPENDING"}
@@ -91,8 +91,8 @@ func (s sight) topology() *computepb.InstanceGroupManagerStatusAcceleratorTopolo
 	return nil
 }
 
-// judge says what a sight means. It first looks for states that may pass by themselves:
-// deleting a slice that is being repaired would throw its capacity away.
+// judge returns the meaning of a sight. It first looks for states that may pass by
+// themselves: deleting a slice that is being repaired would throw its capacity away.
 func (s sight) judge() state {
 	st := state{until: s.end()}
 	size := int(s.group.GetTargetSize())
@@ -129,7 +129,7 @@ func (s sight) judge() state {
 	return st
 }
 
-// withoutVMs describes a group that has no VMs: none yet, or none any more.
+// withoutVMs describes a group without VMs. It may have had some before.
 func (s sight) withoutVMs(st *state, topology string) {
 	st.life, st.word = provision.Requested, wordRequested
 	old := s.now.Sub(timeOf(s.group.GetCreationTimestamp())) >= provision.MakingTime
@@ -160,8 +160,8 @@ func starving(code string) bool {
 func noQuota(code string) bool    { return strings.HasPrefix(code, "QUOTA_EXCEEDED") }
 func noCapacity(code string) bool { return strings.Contains(code, "RESOURCE_POOL_EXHAUSTED") }
 
-// waits describes a group that is still to get its VMs. Neither lack of capacity nor of
-// quota ends its waiting.
+// waits describes a group that waits for its VMs. Lack of capacity or quota does not end
+// the wait.
 func (s sight) waits(st *state) {
 	code, text := firstError(s.group.GetStatus().GetBulkInstanceOperation().GetLastProgressCheck().GetError())
 	st.code = code
@@ -177,8 +177,8 @@ func (s sight) waits(st *state) {
 
 // interrupted describes a slice whose VMs exist and do not all run. Until all of them have
 // run once, they are being made. After that, Compute Engine repairs the slice, except for
-// spot VMs and VMs that a user has stopped: these stay stopped. Nobody makes a VM again that
-// was deleted.
+// spot VMs and VMs that a user has stopped: these stay stopped. A deleted VM is not made
+// again.
 func (s sight) interrupted(st *state, topology string) {
 	switch {
 	case s.spot && s.count(down...)+s.count(goingDown...) > 0:
@@ -221,7 +221,8 @@ func (s sight) over() bool {
 	return s.maxRun > 0 && len(s.vms) == 0 && !made.IsZero() && !s.now.Before(made.Add(s.maxRun))
 }
 
-// stoppedLately reports whether Compute Engine may still start the VMs that are down.
+// stoppedLately reports whether the VMs that are down stopped so lately that Compute Engine
+// may still start them.
 func (s sight) stoppedLately() bool {
 	for _, vm := range s.vms {
 		if at := timeOf(vm.GetLastStopTimestamp()); slices.Contains(down, vm.GetStatus()) && (at.IsZero() || s.now.Sub(at) > repairTime) {
@@ -247,8 +248,8 @@ func (s sight) end() (first time.Time) {
 	return first
 }
 
-// billed returns since when the VMs that run cost money; zero: none does. Those of flex-start
-// exist while they wait.
+// billed returns since when the running VMs cost money; zero: none does. VMs of flex-start
+// exist already while they wait.
 func (s sight) billed() (first time.Time) {
 	for _, vm := range s.vms {
 		text := vm.GetCreationTimestamp()

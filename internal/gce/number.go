@@ -11,7 +11,7 @@ import (
 	"multihost/internal/tpu"
 )
 
-// identityScript is run by every VM at its boot. It makes the worker's number readable by
+// Every VM runs identityScript at its boot. It makes the worker's number readable through
 // the API.
 //
 //go:embed identity.sh
@@ -23,8 +23,8 @@ func (p *Provider) Number(tpu.Slice) string {
 	return strings.Replace(identityScript, "{1..300}", "{1..3}", 1) + "wait $!\n"
 }
 
-// withIdentity returns a startup script that tells the number of the worker and then does
-// what the user's script does.
+// withIdentity returns a startup script that reports the number of the worker and then does
+// the work of the user's script.
 func withIdentity(script string) (string, error) {
 	if script == "" {
 		return identityScript, nil
@@ -39,14 +39,14 @@ func withIdentity(script string) (string, error) {
 	return identityScript + rest, nil
 }
 
-// A told is what a VM says about its place in its slice.
+// A told is a VM's report about its place in its slice.
 type told struct {
 	vm        string   // its name
 	number    int      // of the worker
 	endpoints []string // all workers of the slice in their order, as the VM has them
 }
 
-// readTold reads what identity.sh has written, or metadata of the same meaning.
+// readTold reads the text that identity.sh has written, or metadata of the same meaning.
 func readTold(vm, text string) (told, bool) {
 	number, all, ok := strings.Cut(strings.TrimSpace(text), " ")
 	n, err := strconv.Atoi(number)

@@ -29,7 +29,7 @@ const (
 	maxMetadata = 512 * 1024 // bytes of all keys and values
 )
 
-// MaxFlexStart is the longest run that the flex-start tier gives.
+// MaxFlexStart is the longest run that the flex-start tier allows.
 const MaxFlexStart = 7 * 24 * time.Hour
 
 // defaultDisk is the size of a boot disk in GB. The images themselves have 10 GB.
@@ -48,13 +48,13 @@ type Settings struct {
 	InternalIPs bool     `json:"internal_ips,omitempty"`
 }
 
-// A place is where slices are made.
+// A place is the project and the zone of slices.
 type place struct{ project, zone string }
 
 func (p place) region() string { return gcp.Region(p.zone) }
 
 // partName is the name of the policy and of the template of a resource. Both belong to a
-// region, in which several zones may have resources of one name.
+// region, and several zones of it may have resources of the same name.
 func (p place) partName(id string) string {
 	return id + p.zone[max(0, strings.LastIndexByte(p.zone, '-')):]
 }
@@ -67,8 +67,8 @@ func (p place) templatePath(id string) string {
 	return "projects/" + p.project + "/regions/" + p.region() + "/instanceTemplates/" + p.partName(id)
 }
 
-// A plan is what is made for one request, in this order: a workload policy that has the
-// topology (nil for slices of one VM), an instance template, and one group a slice.
+// A plan has the parts to make for one request, in this order: a workload policy that has
+// the topology (nil for slices of one VM), an instance template, and one group a slice.
 type plan struct {
 	policy   *computepb.ResourcePolicy
 	template *computepb.InstanceTemplate
@@ -160,7 +160,7 @@ func describe(id string, labels map[string]string) string {
 
 // describePolicy returns the description of the policy. It also names the user, because the
 // policy may be the last part that is left. Workers compare the description of a group as a
-// whole, so only that of the policy says more.
+// whole, so only the description of the policy has more.
 func describePolicy(id string, labels map[string]string) string {
 	text := describe(id, labels)
 	if user := labels[provision.LabelUser]; user != "" {
@@ -193,8 +193,8 @@ func described(description string) (id, run string, ok bool) {
 	return words[1], run, true
 }
 
-// newPlan returns what is made for r. image is the boot image: settingsOf(r).Image, or the
-// newest one of the generation's family. r is valid.
+// newPlan returns the parts to make for r. image is the boot image: settingsOf(r).Image, or
+// the newest one of the generation's family. r is valid.
 func newPlan(r provision.Request, at place, image string) (plan, error) {
 	machine, err := tpu.MachineOf(r.Type)
 	if err != nil {
@@ -356,11 +356,11 @@ var (
 	reservationRE = regexp.MustCompile(`^(projects/[^/]+/reservations/)?[a-z]([-a-z0-9]*[a-z0-9])?(/reservationBlocks/[^/]+)?$`)
 )
 
-// Check returns an *InvalidError if Compute Engine cannot make what r asks for. It makes no
-// calls; Create checks, too.
+// Check returns an *InvalidError if Compute Engine cannot make the slices of r. It makes no
+// calls. Create calls it, too.
 func (p *Provider) Check(r provision.Request) error { return check(r, p.at()) }
 
-// check returns an *InvalidError if Compute Engine cannot make what r asks for.
+// check returns an *InvalidError if Compute Engine cannot make the slices of r.
 func check(r provision.Request, at place) error {
 	var bad []string
 	wrong := func(format string, args ...any) { bad = append(bad, fmt.Sprintf(format, args...)) }
@@ -462,9 +462,9 @@ func checkTier(r provision.Request, wrong func(string, ...any)) {
 	}
 }
 
-// differences lists how what exists differs from what r asks for, each as "field: it has X,
-// you asked for Y". Nothing that changes with time counts: keys in metadata, the build of the
-// image, and r.OwnMetadata.
+// differences lists the differences between an existing resource and r, each as "field: it
+// has X, you asked for Y". It ignores values that change with time: keys in metadata, the
+// build of the image, and r.OwnMetadata.
 func differences(existing *computepb.InstanceTemplate, r provision.Request) []string {
 	has, ok := recordIn(existing)
 	if !ok {

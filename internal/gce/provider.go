@@ -48,7 +48,7 @@ var (
 // reach the API, as in [gcp.Roots]; "": that of the client. New does no I/O.
 func New(c *gcp.Client, root string) *Provider {
 	if root == "" {
-		roots, _ := c.Roots() // an address that is no URL fails in the first call
+		roots, _ := c.Roots() // if an address is not a URL, the first call fails
 		root = roots.Compute
 	}
 	r := &reader{gcp: c, calls: api.New(c), turn: semaphore.NewWeighted(callsAtOnce), told: map[string]told{}, warned: map[string]bool{}}
@@ -56,7 +56,7 @@ func New(c *gcp.Client, root string) *Provider {
 	return &Provider{reader: r, rights: rights{c, logins}, logins: logins, root: root}
 }
 
-// kind is what messages call a resource.
+// kind is the name of a resource in messages.
 const kind = "slice request"
 
 func commands(id string) provision.Commands {
@@ -70,10 +70,10 @@ func commands(id string) provision.Commands {
 const idle = "PENDING PROVISIONING STAGING STOPPED SUSPENDED TERMINATED"
 
 // Undoing implements provision.Provider. Workers delete the groups. They leave the template
-// and the policy, which are in use until the groups, and so the workers, are gone: these cost
-// nothing. A worker without the right to delete is refused at the Probe, if the API looks at
-// rights before it looks for the group. The names of VMs are chosen by Compute Engine, so a
-// worker lists them.
+// and the policy. These cost nothing, and are in use until the groups are gone, and the
+// workers with them. If a worker lacks the right to delete, the API refuses the Probe,
+// provided that it checks rights before it looks for the group. Compute Engine chooses the
+// names of the VMs, so a worker lists them.
 func (p *Provider) Undoing(id string, slices ...string) provision.Undoing {
 	zone := fmt.Sprintf("%s/compute/v1/projects/%s/zones/%s/", p.root, p.gcp.Project(), p.gcp.Zone())
 	base := zone + "instanceGroupManagers/"
@@ -91,8 +91,8 @@ func (p *Provider) Undoing(id string, slices ...string) provision.Undoing {
 	return u
 }
 
-// Get implements provision.Provider. It costs four calls and one for each slice, and for
-// slices that run for the first time one for each VM.
+// Get implements provision.Provider. It costs four calls, one more for each slice, and one
+// for each VM of slices that run for the first time.
 func (p *Provider) Get(ctx context.Context, id string) (provision.Resource, error) {
 	v, err := p.look(ctx, id)
 	if err != nil {
@@ -104,10 +104,10 @@ func (p *Provider) Get(ctx context.Context, id string) (provision.Resource, erro
 	return p.resource(ctx, v, id)
 }
 
-// List implements provision.Provider. A resource that has a template or a policy and no
-// group is listed, too. If one of its parts is younger than [provision.MakingTime], it is
-// requested: its groups may be on their way. Otherwise it is failed, and Delete removes the
-// rest.
+// List implements provision.Provider. List also returns resources with a template or a
+// policy but no group. If one of the parts is younger than [provision.MakingTime], the
+// resource counts as requested, because its groups may still come. Otherwise it counts as
+// failed, and Delete removes the rest.
 func (p *Provider) List(ctx context.Context) ([]provision.Resource, error) {
 	v, err := p.look(ctx, "")
 	if err != nil {
@@ -131,8 +131,8 @@ func (p *Provider) List(ctx context.Context) ([]provision.Resource, error) {
 	return all, errors.Join(append(errs, err)...)
 }
 
-// remains returns the resources of the zone that have no group: none yet, or none any more.
-// living are the others. The newest part says when a resource was made.
+// remains returns the resources of the zone that have no group now. living has the names of
+// the other resources. The newest part says when a resource was made.
 func (p *Provider) remains(ctx context.Context, v view, living map[string]bool) ([]provision.Resource, error) {
 	if len(v.groups) == 0 { // look has not read them
 		if err := p.readTemplates(ctx, "", v.templates); err != nil {
@@ -183,8 +183,8 @@ func (p *Provider) remains(ctx context.Context, v view, living map[string]bool) 
 
 func byID(a, b provision.Resource) int { return strings.Compare(a.ID, b.ID) }
 
-// Slices implements provision.Provider. It returns slices of several VMs, whoever made
-// them, and slices of one VM only if multihost made them.
+// Slices implements provision.Provider. It returns all slices of several VMs, and of the
+// slices of one VM only those that multihost made.
 func (p *Provider) Slices(ctx context.Context) ([]tpu.Slice, error) {
 	v, err := p.look(ctx, "")
 	if err != nil {

@@ -34,7 +34,7 @@ type reader struct {
 	turn  *semaphore.Weighted // calls for guest attributes
 
 	mu     sync.Mutex      // guards what follows
-	told   map[string]told // what VMs have said, by id and start
+	told   map[string]told // reports of VMs, by id and start
 	warned map[string]bool
 }
 
@@ -42,7 +42,7 @@ func (p *reader) at() place { return place{p.gcp.Project(), p.gcp.Zone()} }
 
 // A view is the state of a zone at one moment, as the API shows it.
 type view struct {
-	groups    []*computepb.InstanceGroupManager // those of TPU slices
+	groups    []*computepb.InstanceGroupManager // groups of TPU slices
 	templates map[string]*computepb.InstanceTemplate
 	vms       map[string]*computepb.Instance
 	managed   map[string][]*computepb.ManagedInstance // by group
@@ -54,8 +54,8 @@ func ofTPU(g *computepb.InstanceGroupManager) bool {
 	return ours || len(g.GetStatus().GetAppliedAcceleratorTopologies()) > 0 || g.GetResourcePolicies().GetWorkloadPolicy() != ""
 }
 
-// look reads the slices of the zone; with an id, only those of one resource. Without any
-// groups of TPU slices it is one call.
+// look reads the slices of the zone; with an id, only those of one resource. If the zone
+// has no group of TPU slices, it makes one call.
 func (p *reader) look(ctx context.Context, id string) (v view, err error) {
 	all, err := p.calls.Groups(ctx)
 	if err != nil {
@@ -96,7 +96,8 @@ func (p *reader) look(ctx context.Context, id string) (v view, err error) {
 	return v, reads.Wait()
 }
 
-// readTemplates puts the templates of the region into all; with an id, that of the resource.
+// readTemplates puts the templates of the region into all; with an id, only the template of
+// that resource.
 func (p *reader) readTemplates(ctx context.Context, id string, all map[string]*computepb.InstanceTemplate) error {
 	if id != "" {
 		t, err := p.calls.Template(ctx, p.at().partName(id))
@@ -113,7 +114,7 @@ func (p *reader) readTemplates(ctx context.Context, id string, all map[string]*c
 	return err
 }
 
-// sight returns what v has about a group.
+// sight returns the part of v about a group.
 func (p *reader) sight(v view, g *computepb.InstanceGroupManager, rec record) sight {
 	s := sight{group: g, managed: v.managed[g.GetName()], spot: rec.Tier == provision.Spot, maxRun: rec.maxRun(), now: p.gcp.Clock().Now()}
 	for _, m := range s.managed {
@@ -125,8 +126,8 @@ func (p *reader) sight(v view, g *computepb.InstanceGroupManager, rec record) si
 	return s
 }
 
-// resource describes the resource id, of which v has at least one group. The order of the
-// workers of slices that run is read from their VMs.
+// resource describes the resource id, of which v has at least one group. If slices run, it
+// reads the order of their workers from the VMs.
 func (p *reader) resource(ctx context.Context, v view, id string) (provision.Resource, error) {
 	template := v.templates[p.at().partName(id)]
 	rec, known := recordIn(template)
@@ -285,7 +286,7 @@ func imageOf(t *computepb.InstanceTemplate) string {
 	return ""
 }
 
-// typeOf returns the accelerator type of VMs that multihost has not made; "" if it is not
+// typeOf returns the accelerator type of VMs that somebody else has made; "" if it is not
 // known. A VM without a topology is a slice of its own.
 func typeOf(machine, topology string) string {
 	for _, m := range tpu.Machines() {
@@ -301,9 +302,9 @@ func typeOf(machine, topology string) string {
 	return ""
 }
 
-// order returns the names of the VMs of a slice by the number of their workers, as the VMs
-// tell it: in their metadata if the API shows it, otherwise in a guest attribute that their
-// startup script has written. The answer is cached until the VM starts again.
+// order returns the names of the VMs of a slice by the number of their workers. The VMs
+// tell the number in their metadata if the API shows it, otherwise in a guest attribute
+// that their startup script has written. The answer is cached until the VM starts again.
 func (p *reader) order(ctx context.Context, names []string, vms map[string]*computepb.Instance) ([]string, error) {
 	all := make([]told, len(names))
 	reads, ctx := errgroup.WithContext(ctx)
@@ -319,7 +320,7 @@ func (p *reader) order(ctx context.Context, names []string, vms map[string]*comp
 	return inOrder(names, all)
 }
 
-// ask returns what a VM says about its place; the zero told if it has not said it.
+// ask returns the report of a VM about its place; the zero told if there is none yet.
 func (p *reader) ask(ctx context.Context, vm *computepb.Instance) (told, error) {
 	meta := items(vm.GetMetadata())
 	if t, ok := readTold(vm.GetName(), meta["agent-worker-number"]+" "+meta["worker-network-endpoints"]); ok {
@@ -388,8 +389,8 @@ func (p *reader) attributes(ctx context.Context, vm, path string) ([]*computepb.
 	return entries, err
 }
 
-// tell reports at once that a resource lacks quota, because waiting does not help then, or
-// that it is damaged.
+// tell reports at once that a resource lacks quota, because waiting does not help then. It
+// also reports a damaged resource.
 func (p *reader) tell(id string, st state) {
 	about := ""
 	switch {

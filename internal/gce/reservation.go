@@ -66,7 +66,7 @@ func (p *reader) Reserved(ctx context.Context, name string, t tpu.Type, count in
 	return out, nil
 }
 
-// A wish is what slices need of a reservation.
+// A wish has the needs of slices that are to use a reservation.
 type wish struct {
 	owner, project string // of the reservation, and of the slices
 	machine        string // "ct6e-standard-4t"
@@ -74,7 +74,7 @@ type wish struct {
 	vms, chips     int64
 }
 
-// A judgement collects what is said of a reservation.
+// A judgement collects the statements about a reservation.
 type judgement struct {
 	text             string
 	errors, warnings []string
@@ -179,8 +179,8 @@ func (w wish) judgeChips(j *judgement, a *computepb.AllocationAggregateReservati
 	}
 }
 
-// judgeBlock adds to j what is known of a block of the reservation. ofVMs says that its
-// numbers count VMs.
+// judgeBlock adds the statements about a block of the reservation to j. ofVMs means that
+// its numbers count VMs.
 func (w wish) judgeBlock(j *judgement, b *computepb.ReservationBlock, ofVMs bool) {
 	free := int64(b.GetCount() - b.GetInUseCount())
 	j.text += fmt.Sprintf("; of block %s %d of %d", b.GetName(), free, b.GetCount())

@@ -11,7 +11,7 @@ import (
 	"multihost/internal/testkit"
 )
 
-// Whether slices can use a reservation is told from what Compute Engine says of it.
+// The answers of Compute Engine about a reservation show whether slices can use it.
 func TestReservationsAreJudged(t *testing.T) {
 	t.Parallel()
 	const (

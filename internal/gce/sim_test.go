@@ -12,7 +12,8 @@ import (
 	"multihost/internal/tpu"
 )
 
-// The Provider reports what happens to a slice in the simulator, and what is lost then.
+// The Provider reports what happens to a slice in the simulator, and whether the slice is
+// lost then.
 func TestLivesOnTheSimulator(t *testing.T) {
 	t.Parallel()
 	none := provision.Decision{}
@@ -22,7 +23,7 @@ func TestLivesOnTheSimulator(t *testing.T) {
 	for name, tt := range map[string]struct {
 		tier   provision.Tier
 		before string // a fault
-		after  string // one, once the slice is active
+		after  string // a fault, once the slice is active
 		life   provision.Life
 		word   string
 		want   provision.Decision // the zero value: not a loss

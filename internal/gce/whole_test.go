@@ -13,9 +13,9 @@ import (
 	"multihost/internal/testkit"
 )
 
-// A whole life on the simulator, whose VMs run the startup script in a real shell: the order
-// of the workers is that of their numbers, a host that fails is recovered from, and nothing
-// is left.
+// A whole life of a resource on the simulator, whose VMs run the startup script in a real
+// shell. The workers are in the order of their numbers. The slice recovers from a failed
+// host. At the end nothing is left.
 func TestOnTheSimulator(t *testing.T) {
 	testkit.NeedWorker(t)
 	server, err := sim.Start(t.Context(), sim.Config{Step: 20 * time.Millisecond, Dir: t.TempDir()})

@@ -1,9 +1,10 @@
 // Package api makes single calls of Compute Engine for slices: their groups, templates and
-// workload policies, and their VMs. It knows the wire and judges nothing.
+// workload policies, and their VMs. It knows the requests and their answers, and judges
+// nothing.
 //
-// A change returns when its operation has ended, but for the deletion of a group. Every change
-// has a request id, which stays the same when the call is repeated: a lost answer changes
-// nothing twice.
+// A change returns when its operation has ended, except for the deletion of a group. Every
+// change has a request id, which stays the same when the call is repeated: a lost answer
+// changes nothing twice.
 package api
 
 import (
@@ -22,8 +23,8 @@ import (
 	"multihost/internal/gcp"
 )
 
-// operationLimit is how long one change may take. The operation of a group ends when
-// the request is accepted. Others take seconds.
+// operationLimit is how long one change may take. The operation of a group ends when the
+// request is accepted. Other operations take seconds.
 const operationLimit = 10 * time.Minute
 
 // A Client makes calls for one project and zone, and its region. It is safe for concurrent
@@ -121,7 +122,7 @@ func (c *Client) send(ctx context.Context, what string, call sender) (*computepb
 	})
 }
 
-// change is send, and waits until the change has been made.
+// change does what send does, and then waits until the change has been made.
 func (c *Client) change(ctx context.Context, what string, call sender) error {
 	op, err := c.send(ctx, what, call)
 	if err != nil {

@@ -18,7 +18,7 @@ func (c *Client) Groups(ctx context.Context) ([]*computepb.InstanceGroupManager,
 	})
 }
 
-// Managed returns the VMs that a group has or is to have.
+// Managed returns the VMs that a group has, and those that it is still to get.
 func (c *Client) Managed(ctx context.Context, group string) ([]*computepb.ManagedInstance, error) {
 	return list(ctx, c, fmt.Sprintf("list VMs of group %q", group), func(ctx context.Context, of clients) *compute.ManagedInstanceIterator {
 		return of.groups.ListManagedInstances(ctx, &computepb.ListManagedInstancesInstanceGroupManagersRequest{
@@ -93,7 +93,7 @@ func (c *Client) Reservation(ctx context.Context, project, name string) (*comput
 	return r, c.gcp.ReadCompute(ctx, fmt.Sprintf("read reservation %q", name), fmt.Sprintf("projects/%s/zones/%s/reservations/%s", url.PathEscape(project), c.zone(), name), r)
 }
 
-// Block returns one block of a reservation, as Reservation does.
+// Block returns one block of a reservation. Its errors are those of Reservation.
 func (c *Client) Block(ctx context.Context, project, reservation, name string) (*computepb.ReservationBlock, error) {
 	answer := new(computepb.ReservationBlocksGetResponse)
 	err := c.gcp.ReadCompute(ctx, fmt.Sprintf("read block %q of reservation %q", name, reservation),
@@ -160,7 +160,7 @@ func (c *Client) DeleteTemplate(ctx context.Context, name string) error {
 	})
 }
 
-// DeleteGroup asks for the deletion of a group with its VMs, and does not wait for it.
+// DeleteGroup requests the deletion of a group with its VMs, and does not wait for it.
 func (c *Client) DeleteGroup(ctx context.Context, name string) error {
 	_, err := c.send(ctx, fmt.Sprintf("delete group %q", name), func(ctx context.Context, of clients, request *string) (*compute.Operation, error) {
 		return of.groups.Delete(ctx, &computepb.DeleteInstanceGroupManagerRequest{Project: c.project(), Zone: c.zone(), RequestId: request, InstanceGroupManager: name})
@@ -168,8 +168,8 @@ func (c *Client) DeleteGroup(ctx context.Context, name string) error {
 	return err
 }
 
-// SetMetadata replaces the metadata of a VM. The fingerprint in m is that of the metadata
-// which is replaced: if somebody has changed it since, the error is of class gcp.Conflict.
+// SetMetadata replaces the metadata of a VM. m has the fingerprint of the metadata that it
+// replaces. If somebody has changed the metadata since, the error is of class gcp.Conflict.
 func (c *Client) SetMetadata(ctx context.Context, vm string, m *computepb.Metadata) error {
 	return c.change(ctx, fmt.Sprintf("change metadata of VM %q", vm), func(ctx context.Context, of clients, request *string) (*compute.Operation, error) {
 		return of.instances.SetMetadata(ctx, &computepb.SetMetadataInstanceRequest{Project: c.project(), Zone: c.zone(), RequestId: request, Instance: vm, MetadataResource: m})
