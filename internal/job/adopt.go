@@ -27,7 +27,7 @@ type inheritance struct {
 	// inherited: the resource existed when this process started. A command of an
 	// earlier runner may be running on it until its workers have said that none does.
 	inherited bool
-	worked    bool // every worker has answered once
+	worked    bool // every worker has answered at least once
 
 	lives bool // the command of this run is running on some worker
 	ended bool // it has ended on some worker, and no user was told its success
@@ -67,8 +67,8 @@ func (h inheritance) leaves(life provision.Life, err error) string {
 	return ""
 }
 
-// hears returns what is known after workers were asked for their runs; run is that
-// of the job, and errs has an error for each worker that did not answer.
+// hears returns the inheritance after workers were asked for their runs. run is the name of
+// the job's run. errs has an error for each worker that did not answer.
 func (h inheritance) hears(run string, runs []workers.FoundRun, errs []error) inheritance {
 	for _, f := range runs {
 		ours := f.Info.Run == run && f.Info.Mine
@@ -88,7 +88,7 @@ type adoption struct {
 	stop   map[string]func()    // by UID, for slices on which every worker answers: ends the renewals and the connections
 }
 
-// now returns what is known now of an earlier runner's command.
+// now returns the present knowledge about an earlier runner's command.
 func (a *adoption) now() inheritance {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -99,8 +99,9 @@ func (a *adoption) now() inheritance {
 // for, that the command of this run is running there.
 func (a *adoption) commandLives() bool { return a.now().lives }
 
-// forget drops what is known of the slices of an earlier attempt, so that the next attempt
-// asks again. If the command cannot be reached for long enough, it then counts as lost.
+// forget drops the knowledge about the slices of an earlier attempt, so that the next
+// attempt asks again. If the command cannot be reached for long enough, it then counts as
+// lost.
 func (a *adoption) forget() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -115,16 +116,15 @@ func (a *adoption) ask(ctx context.Context, t *workers.Connected, run string) {
 	a.inheritance = a.hears(run, runs, errs)
 }
 
-// decided records that an attempt has asked all workers which runs they know, and goes on
-// from that.
+// decided records that an attempt has asked all workers for the runs that they know.
 func (a *adoption) decided() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.asked = true
 }
 
-// keep has end called by release. If a function is kept for the slice with this UID
-// already, that one is called at once.
+// keep makes release call end. If there is already a function for the slice with this UID,
+// keep calls that one at once.
 func (a *adoption) keep(uid string, end func()) {
 	a.mu.Lock()
 	before := a.stop[uid]
@@ -138,7 +138,8 @@ func (a *adoption) keep(uid string, end func()) {
 	}
 }
 
-// exists records that a slice exists. It returns all that exist, by name.
+// exists records that a slice exists. It returns all slices that exist, in the order of
+// their names.
 func (a *adoption) exists(s tpu.Slice) (all []tpu.Slice) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -178,15 +179,15 @@ func (q *queued) bootLimit() time.Duration {
 	return max(limit, lost)
 }
 
-// adoptRound is how long the connection to a worker is tried before the workers of its
-// slice that answer are told that a runner exists. It must be short, because --lease
-// may be as short as a minute.
+// adoptRound limits the first tries to connect to the workers of a slice. After it, the job
+// tells the workers that answer that a runner exists. It must be short, because --lease may
+// be as short as a minute.
 const adoptRound = 30 * time.Second
 
-// adopt reports whether every worker of a slice answers, as Probe does. It asks those that
-// answer at once whether a command of an earlier runner lives there. It tells them that a
-// runner has come, because the others may take longer than --lease. If all answer, it
-// renews the lease until release is called.
+// adopt checks whether every worker of a slice answers, as Probe does. It asks the workers
+// that answer at once whether a command of an earlier runner lives there. It also tells
+// them that a runner has come, because the others may take longer than --lease. If all
+// answer, it renews the lease until release is called.
 func (q *queued) adopt(ctx context.Context, s tpu.Slice) error {
 	all := q.held.exists(s)
 	q.SetStatus(func(st *stage.Status) { st.Billed = follow.Billed(st.Tier, all) })
@@ -226,8 +227,8 @@ func (q *queued) adopt(ctx context.Context, s tpu.Slice) error {
 	return nil
 }
 
-// ifLeft says what happens to the requested slices if this process is left before the
-// command has started.
+// ifLeft says what happens to the requested slices if the user leaves this process before
+// the command has started.
 func (q *queued) ifLeft() string {
 	text := "nobody starts the command until the same command is typed again; "
 	switch {
@@ -239,8 +240,8 @@ func (q *queued) ifLeft() string {
 	return text + "its slices delete themselves " + stage.AsTyped(q.terms.TTL) + " after the request (--ttl)"
 }
 
-// leavesFor is leaves after a look at the workers: somebody may have typed the same job on
-// another machine, which may have started the command first.
+// leavesFor does what leaves does, after it has asked the workers again: another machine on
+// which somebody typed the same job may have started the command first.
 func (q *queued) leavesFor(ctx context.Context, life provision.Life, err error) string {
 	if q.mine.Tried == 0 {
 		if why := q.held.now().leaves(life, err); why != "" {
@@ -285,7 +286,7 @@ func (q *queued) othersLive(ctx context.Context) bool {
 
 // othersRuns asks worker 0 of each slice of the job for the commands that other runners
 // have started there, of this job or of another run. Workers that do not answer within
-// answerLimit are taken for machines that boot.
+// answerLimit count as booting machines.
 func (q *queued) othersRuns(ctx context.Context) []workers.FoundRun {
 	sel := readySlices(ctx, q.Reach, q.o.Request.ID)
 	if len(sel.Slices) == 0 {
@@ -328,7 +329,7 @@ func readySlices(ctx context.Context, d *workers.Reach, id string) (sel tpu.Sele
 
 func (q *queued) renewal() renewal.Deps { return renewal.Deps{Reach: q.Reach, Agents: q.Agents} }
 
-// how says how the agent travels between the workers.
+// how returns the options for sending the agent to the workers.
 func (q *queued) how() codesync.Options {
 	return codesync.Options{Relay: q.o.Run.Relay, RelayFanout: q.o.Run.RelayFanout, Stall: q.o.Run.SyncTimeout}
 }

@@ -28,7 +28,7 @@ type queued struct {
 	o     JobOptions
 	watch *stage.Stopwatch
 	await func(context.Context, provision.Provider, string, provider.WaitOptions) (provision.Resource, []tpu.Slice, error) // provider.Wait
-	terms lease.Terms                                                                                                      // what the workers of the requested slices are told
+	terms lease.Terms                                                                                                      // the terms for the workers of the requested slices
 	held  adoption
 
 	mine     *attempt.History           // attempts that this runner has begun itself
@@ -38,12 +38,12 @@ type queued struct {
 	there bool // the resource is known to exist
 	ours  bool // a job of this name made it: this process or an earlier runner of it
 	made  bool // this process made it
-	left  bool // when it was last judged, some of its slices could be used
+	left  bool // some of its slices could be used at the last look
 	gone  bool // it did not exist any more when it was read
 	known sighting
 
-	resets  int // since its workers last answered
-	remakes int // the same, for failures that no budget pays for
+	resets  int // resets since its workers last answered
+	remakes int // remakes since its workers last answered, for failures that no budget pays for
 	starved int // refusals for lack of capacity, in a row
 	settles time.Time
 	asked   time.Time // when the resource was requested
@@ -61,8 +61,7 @@ func newQueued(d Deps, o JobOptions, watch *stage.Stopwatch) *queued {
 const (
 	// maxRemakes limits how often a resource that does not come up is created again.
 	maxRemakes = 3
-	// suspendLimit is how long taking slices away may last before the job stops waiting for it
-	// to end.
+	// suspendLimit is how long the job waits while the API takes slices away.
 	suspendLimit = 10 * time.Minute
 	suspendPause = 5 * time.Second
 )
@@ -163,7 +162,7 @@ func (q *queued) request(ctx context.Context) error {
 
 // announce tells the user what is about to be requested, unless the last request was for
 // the same. The user confirms only the first request of this command, and only before its
-// slices have been up: nobody may be there later.
+// slices have been up: later the user may have left.
 func (q *queued) announce(ctx context.Context) error {
 	e := announce.Asking(q.o.Request, q.Project, q.Zone, q.mtu, announce.BilledUntil(q.o.Bill(), false), false)
 	first := q.announced == ""
@@ -191,7 +190,7 @@ func (q *queued) create(ctx context.Context) (res provision.Resource, created bo
 	q.made = q.made || created
 	q.there = res.State != ""
 	if created {
-		q.there = err == nil // otherwise perhaps only a part is: Create is to make the rest
+		q.there = err == nil // otherwise perhaps only a part exists, and Create must make the rest
 	}
 	q.ours = q.ours || created || q.there && res.JobMade()
 	q.held.inherited = q.there && q.ours && !q.made
@@ -202,11 +201,11 @@ func (q *queued) create(ctx context.Context) (res provision.Resource, created bo
 }
 
 // askAgain returns how long to wait before repeating a create request that failed for a
-// temporary reason; 0 means give up. A job that has had a resource waits for an API
-// that is unavailable. It also waits for quota, which is given back some time after the
-// resource that used it is gone.
+// temporary reason; 0 means give up. A job that has had a resource waits for an API that is
+// unavailable. It also waits for quota, because the project gets quota back some time after
+// the resource that used it is gone.
 func (q *queued) askAgain(err error) time.Duration {
-	if q.there || !q.ours || q.asked.IsZero() { // its first request has failed
+	if q.there || !q.ours || q.asked.IsZero() { // its very first request has failed
 		return 0
 	}
 	switch gcp.ClassOf(err) {
@@ -295,10 +294,10 @@ func absence(p provision.Provider, id string) provision.Sight {
 	return provision.Absence(p.Undoing(id).Commands.Kind)
 }
 
-// overdue reports whether the limit that expired belongs to the resource's present
-// state. The resource may have progressed since, and nothing is known about the time
-// during which the API was unreachable. Only the limits of waiting for capacity count such
-// time. missing is how many slices are waited for while others exist.
+// overdue reports whether the limit that expired belongs to the resource's present state.
+// The resource may have progressed since, and nothing is known about the time during which
+// the API was unreachable. Only the limits of waiting for capacity count such time. missing
+// is how many slices are still to come while others exist.
 func overdue(late *provision.DeadlineError, seen provision.Sight, missing int) bool {
 	if late == nil {
 		return false
@@ -324,8 +323,8 @@ func (q *queued) suspendingFor(life provision.Life) time.Duration {
 	return q.Clock.Now().Sub(q.settles)
 }
 
-// act takes the step that was decided. An error ends the run: cause is why the wait
-// failed, pay charges a loss to the budget.
+// act takes the step of the decision d. An error ends the run. cause is why the wait
+// failed. pay charges a loss to the budget.
 func (q *queued) act(ctx context.Context, d provision.Decision, cause error, pay func(*stage.Failure) error) error {
 	switch {
 	case d.Loss == provision.Removed, d.Step == provision.StepGiveUp:
@@ -349,7 +348,7 @@ func (q *queued) act(ctx context.Context, d provision.Decision, cause error, pay
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
-		if err != nil { // it may be being taken away; its next state decides what to do
+		if err != nil { // the API may be taking it away; its next state decides what to do
 			event.Notef(q.Sink, event.Warn, gcp.Hint(err), "%v", err)
 		}
 	case d.Step == provision.StepRecreate:
@@ -379,7 +378,7 @@ func (q *queued) remake(ctx context.Context, d provision.Decision, cause error, 
 		if !q.held.worked || !errors.As(err, &late) {
 			break
 		}
-		event.Notef(q.Sink, event.Warn, late.Hint(), "%v; waiting on", err) // ending the job would leave the resource, too
+		event.Notef(q.Sink, event.Warn, late.Hint(), "%v; waiting on", err) // if the job ended, the resource would stay too
 	}
 	if err != nil {
 		return err

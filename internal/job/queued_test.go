@@ -39,7 +39,7 @@ func (o oneResource) Get(context.Context, string) (provision.Resource, error) {
 
 func (o oneResource) Undoing(id string, _ ...string) provision.Undoing { return undoing(id) }
 
-// undoing has what messages need.
+// undoing returns the parts of an Undoing that messages need.
 func undoing(id string) provision.Undoing {
 	return provision.Undoing{Commands: provision.Commands{Kind: "queued resource", Delete: "multihost qr delete " + id + " --force"}}
 }
@@ -64,8 +64,8 @@ func TestASilentSliceBesideOneThatAnswersIsRebooted(t *testing.T) {
 	}
 }
 
-// A hardCloud has one queued resource. Each call is answered with the next of the
-// failures that were prepared for it, and then well.
+// A hardCloud has one queued resource. Each kind of call gets the failures that were
+// prepared for it, one after the other, and then succeeds.
 type hardCloud struct {
 	provision.Provider
 	clock    gcp.Clock
@@ -120,7 +120,7 @@ func (h *hardCloud) Undoing(id string, _ ...string) provision.Undoing { return u
 
 func (h *hardCloud) Slices(context.Context) ([]tpu.Slice, error) { return nil, h.call("slices") }
 
-// onHardCloud is the ground of a job that has run there.
+// onHardCloud returns the ground of a job that has run there.
 func onHardCloud(fails map[string][]error) (*queued, *hardCloud) {
 	clock := testkit.NewJumpClock()
 	h := &hardCloud{clock: clock, fails: fails}
@@ -242,8 +242,8 @@ func TestWhetherAnotherCommandHasMadeAResource(t *testing.T) {
 	}
 }
 
-// The end of the time that slices were asked for ends a job that has used them. The same job,
-// typed again, makes them again.
+// If the requested time of slices has passed, the job that has used them ends. The same
+// job, typed again, makes new slices.
 func TestSlicesWhoseTimeIsOver(t *testing.T) {
 	for _, worked := range []bool{true, false} {
 		q, h := onHardCloud(map[string][]error{"wait": {errSuspended}})
@@ -277,8 +277,8 @@ func (o overCloud) Get(ctx context.Context, id string) (provision.Resource, erro
 	return res, err
 }
 
-// Slices of which some do not come in time end a job that has never run. A job that has run
-// gives them back and asks again.
+// If some slices do not come in time, a job that has never run ends. A job that has run
+// gives the slices back and requests them again.
 func TestSlicesThatDoNotComeInTime(t *testing.T) {
 	late := func(phase string) error {
 		return &provision.DeadlineError{ID: "m", Phase: phase, Total: 2, Missing: []provision.Missing{{Name: "m-1", Why: "no machines"}}}
@@ -346,8 +346,8 @@ func TestALimitOfAnotherStateDeletesNothing(t *testing.T) {
 	}
 }
 
-// Only the cloud can say whether a killed command was preempted, however long it does
-// not answer. Otherwise the job would end with a failure of the command.
+// Only the cloud can say whether a killed command was preempted. So the job waits for its
+// answer, even for a long time. Otherwise the job would end with a failure of the command.
 func TestALossIsJudgedWhenTheCloudAnswers(t *testing.T) {
 	away := make([]error, 50)
 	for i := range away {
@@ -513,7 +513,7 @@ func TestARequestIsAnnouncedAndConfirmedOnce(t *testing.T) {
 	}
 }
 
-// A no leaves a lost resource of an earlier runner as it is.
+// If the user answers no, a lost resource of an earlier runner stays as it is.
 func TestNothingIsDeletedForARequestThatIsNotConfirmed(t *testing.T) {
 	t.Parallel()
 	q, h := onHardCloud(nil)
