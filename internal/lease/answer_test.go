@@ -9,7 +9,7 @@ import (
 	"multihost/internal/remote"
 )
 
-// A speaker is a worker that answers each command with these lines.
+// A speaker is a worker that answers each command with the same lines.
 type speaker struct{ lines []string }
 
 func (speaker) Name() string { return "s0w0" }

@@ -1,12 +1,12 @@
 # shellcheck shell=bash disable=SC2154 # vm.sh of package gcp, place.sh of package program, text.sh and $sums stand before this text
-# The startup script of a job's slices, which root runs at every boot. It starts the watch of
-# multihost-agent if root keeps the program. Else it guards the slices until a runner brings
-# the program, and gives the watch its place. It cannot fetch the program: a job with a
-# runner has no bucket, and metadata has room for a tenth of it. Where the program cannot be
-# run at all, the guard is the last resort. So it needs no other program than curl and those
-# of every image, and no Python, which an image of a user's own may lack. It knows fewer
-# cases than the watch. Where it does not know, the slices stay until their time to live is
-# over.
+# The startup script of a job's slices, which root runs at every boot. It starts the watch
+# of multihost-agent if root keeps the program. Otherwise it guards the slices until a
+# runner brings the program, and then the watch takes its place. It cannot fetch the
+# program: a job with a runner has no bucket, and metadata has room for only a tenth of the
+# program. If the program cannot be run at all, the guard is the last resort. So it needs
+# only curl and the programs of every image, and no Python, which a user's own image may
+# lack. It knows fewer cases than the watch. In a case that it does not know, the slices
+# stay until their time to live has passed.
 #
 # The terms are in the attribute multihost-lease. Every login can write a lease file, so its
 # contents are never evaluated.
@@ -44,8 +44,8 @@ terms() {
   if ((look < 1)); then look=1; fi
 }
 
-# take_agent succeeds if root keeps the program, perhaps from now on: a runner's login
-# has put it into the index. If the program cannot be run, it is tried again after 10
+# take_agent succeeds if root keeps the program. It first copies the program if a runner's
+# login has put it into the index. If the program cannot be run, it is tried again after 10
 # minutes, or when another login has put it there.
 offered=none offered_at=0
 take_agent() {
@@ -97,7 +97,7 @@ guard() {
 }
 
 # observe sets state: running if a command lives here, awaited if a runner may start one. It
-# keeps the newest lease for after a reboot. Its times are since the boot, because setting
+# keeps the newest lease for after a reboot. Its times count from the boot, because setting
 # the clock does not change them.
 observe() {
   local file newest='' sight was=$adopted
@@ -154,8 +154,8 @@ due() {
   fi
 }
 
-# others_ended succeeds if no other worker says that a command runs, or is to run, there. A
-# worker that has said nothing is not known to have ended, unless no runner has come here.
+# others_ended succeeds if no other worker reports a command that runs or is to run there. A
+# worker without a report may still run one, unless no runner has come here.
 others_ended() {
   local node text spoke workers
   local -a all said
@@ -185,10 +185,10 @@ others_ended() {
   done
 }
 
-# ask SLICE reads what the workers of a slice have told into said. If its VMs are listed, it
-# sets workers to the number of those in which a command can run. How that is done is in
-# $peers: JSON, Peers of package agent. Fails with $why if it is not known; $status is 404 if
-# there is no such slice.
+# ask SLICE reads the reports of the workers of a slice into the array said. If the VMs of
+# the slice are listed, it sets workers to the number of VMs on which a command can run.
+# $peers says how to do that; it is JSON, Peers of package agent. If ask cannot find out, it
+# fails, and $why has the reason; $status is 404 if there is no such slice.
 ask() {
   local key list='' names='' states='' idle='' more='' read='' body='' told='' name i
   local -a strings vms=()
@@ -212,12 +212,12 @@ ask() {
     if [[ ! $name || ! ${strings[i]-} || " $idle " == *" ${strings[i]} "* ]]; then continue; fi
     workers=$((workers + 1))
     name=${read//\{vm\}/$name}
-    if ! hear "${name//\{slice\}/$1}" && [[ $status != 404 ]]; then return 1; fi # 404: it has told nothing
+    if ! hear "${name//\{slice\}/$1}" && [[ $status != 404 ]]; then return 1; fi # 404: it has no report
   done
   status=200
 }
 
-# hear URL adds what is read there to said.
+# hear URL adds the texts at URL to said.
 hear() {
   local -a strings request=()
   local method=GET
@@ -228,8 +228,8 @@ hear() {
   said+=("${strings[@]}")
 }
 
-# delete asks for the deletion at a random time, if no command runs anywhere. Usually the
-# first worker deletes for all. Fails when the slices are another run's.
+# delete requests the deletion at a random time, if no command runs anywhere. Usually the
+# first worker deletes for all. It fails if the slices are another run's.
 delete() {
   local ours=yes
   sleep "$((RANDOM % (total < 600 ? total : 600))).$((RANDOM % 1000))" 8<&-
@@ -249,7 +249,7 @@ if [[ ${1-} == guard ]]; then
   exit
 fi
 (umask 077 && mkdir -p -- "$own")
-if take_agent && "$agent" lease boot; then exit; fi # else the guard tries again
+if take_agent && "$agent" lease boot; then exit; fi # otherwise the guard tries again
 # Startup scripts have to end, so the guard is a process of its own.
 text=$(<"$0")
 cd / && exec setsid --fork bash --norc --noprofile -p -c "$text" multihost-guard guard </dev/null >/dev/null 2>&1

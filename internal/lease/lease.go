@@ -1,39 +1,39 @@
 // Package lease makes the workers of a job delete its slices when they no longer
 // hear from the machine that started the job.
 //
-// What it hides: a watch that runs on every worker, independent of any connection. It is
-// multihost-agent (package watch), which [Arm] brings there over SSH and starts. Before the
-// first runner connects, the startup script of the slices guards them (guard.sh): it knows
-// the same limits, and gives the watch its place as soon as a runner has brought it. After a
-// reboot it starts the watch at once. With the VM's own token they delete the queued
-// resource when
+// A watch runs on every worker, independent of any connection. It is multihost-agent
+// (package watch), which [Arm] brings there over SSH and starts. Before the first runner
+// connects, the startup script of the slices guards them (guard.sh). It knows the same
+// limits, and makes way for the watch as soon as a runner has brought the agent. After a
+// reboot it starts the watch at once. With the VM's own token, the watch or the guard
+// deletes the queued resource when
 //
 //   - no runner has come to any worker within a given time of its boot;
 //   - nobody has renewed the lease for its time, and for as long no command has
 //     run on this worker nor, by their guest attributes, on any other; or
-//   - the time to live of the slices is over, whatever runs.
+//   - the time to live of the slices has passed, even if a command runs.
 //
 // The promises are
 //
 //   - the watch reads each part of a resource before it deletes it, and leaves it alone if
-//     it does not have the label of the run. It deletes the other parts all the same;
-//   - while a command runs anywhere, an expired lease deletes nothing, however old it
-//     is. The worker decides whether a command runs, not the runner;
-//   - uncertainty deletes nothing: when workers cannot tell each other whether their
-//     commands run (Armed.Apart), or one has never reported, only the time to live
-//     counts;
+//     it does not have the label of the run. It still deletes the other parts;
+//   - while a command runs anywhere, an expired lease deletes nothing, even if it is very
+//     old. The worker decides whether a command runs, not the runner;
+//   - doubt deletes nothing: if workers cannot tell each other whether their commands run
+//     (Armed.Apart), or if one has never reported, only the time to live counts;
 //   - any login may renew the lease from any machine, and say when the slices are deleted:
-//     its terms are kept on the workers. What is called with the VM's token, and which
-//     workers are asked, count only from root, from the metadata, and from the login whose
+//     its terms are kept on the workers. Terms about calls with the VM's token, and about
+//     the workers to ask, count only from root, from the metadata, and from the login whose
 //     runner has started the watch.
 //
-// A worker that has reported nothing for half an hour counts as ended. Where the
-// slices have another startup script, a rebooted worker is not watched until a runner
-// arms it again; the other workers are, and any of them deletes for all.
+// A worker that has reported nothing for half an hour counts as ended. If the slices have
+// another startup script, a rebooted worker has no watch until a runner arms it again. The
+// other workers still have theirs, and any worker deletes for all.
 //
-// A worker that cannot run the agent anywhere (no file system with exec, full disks, an
-// unknown architecture) says why to who arms it. Its guard stays. That is why the guard is
-// in the startup script and not in the agent: it needs nothing but that script.
+// A worker may be unable to run the agent anywhere (no file system with exec, full disks,
+// an unknown architecture). It then tells the reason to the runner that arms it, and its
+// guard stays. That is why the guard is in the startup script and not in the agent: it
+// needs nothing but that script.
 //
 // # Decisions
 //
@@ -42,18 +42,18 @@
 //     0.4 % of a core for 2048 workers.
 //   - The time of a lease counts from the end of the command too, so a user who comes
 //     back after hours still has time to read the logs.
-//   - How the other workers are asked is data of the provider (provision.Peers). A TPU node
-//     shows what all its workers have told. Of VMs, each is asked: all of them could ask all
-//     others, so a watch waits a random time before it asks, and asks the less often the
-//     more VMs there are.
-//   - Whether a command lives is the worker's lock, whatever run, attempt or login
-//     holds it. So the watch follows attempts without being told.
-//   - The watch shares with a worker's part in a job without runner only calls of the
-//     API and deletion after a look (package agent). A job with a runner needs no
-//     bucket, and a watch must be so small that nothing in it can end a training.
-//   - Our own startup script is no part of what a job asks for
-//     (provision.Request.OwnMetadata). So a job that is typed again with another
-//     --lease finds its slices, and tells their workers over SSH.
+//   - The provider describes as data how to ask the other workers (provision.Peers). A TPU
+//     node shows the reports of all its workers in one answer. VMs have to be asked one by
+//     one. Because every VM could ask all others, a watch waits a random time before it
+//     asks. The more VMs there are, the less often it asks.
+//   - The worker's lock shows whether a command lives, of any run, attempt or login. So the
+//     watch follows attempts without messages from the runner.
+//   - The watch and the program of a job without runner share only package agent: calls of
+//     the API, and deletions after a look. A job with a runner needs no bucket, and a watch
+//     must be so small that nothing in it can end a training.
+//   - Our own startup script does not count as a difference between requests
+//     (provision.Request.OwnMetadata). So a job that is typed again with another --lease
+//     finds its slices, and tells their workers over SSH.
 package lease
 
 import (
@@ -109,14 +109,14 @@ type Terms struct {
 	Nodes   []string          // the names of the slices
 	Workers int               // number of workers in all slices
 
-	// Adopt is how long after its boot a worker waits for the first runner, which comes
-	// by the function Arm or Adopt; 0: without limit. Once a runner has come to a
-	// worker, this limit no longer applies there, not even after a reboot.
+	// Adopt is how long after its boot a worker waits for the first runner, which calls the
+	// function Arm or Adopt; 0: without limit. Once a runner has come to a worker, this
+	// limit no longer applies there, not even after a reboot.
 	Adopt time.Duration
 	// Lease is the longest time without renewal once the command has ended; 0: no limit.
 	Lease time.Duration
 
-	TTL   time.Duration // from Asked to the deletion, whatever runs; 0: none
+	TTL   time.Duration // from Asked to the deletion, even if a command runs; 0: no limit
 	Asked time.Time     // when the request was made; if zero or later than the first boot, TTL starts at that boot
 	Grace time.Duration // between the end of TTL and the deletion, for a command that runs
 
@@ -201,8 +201,8 @@ func (t Terms) text() string {
 	return b.String() + t.deletions()
 }
 
-// deletions returns the lines with what a worker sends to delete the parts of the resource,
-// and with the proof that it looks for before.
+// deletions returns lines for the workers. They have the requests that delete the parts of
+// the resource, and the proof to look for before each.
 func (t Terms) deletions() string {
 	label, value, _ := strings.Cut(t.Label, "=")
 	var b strings.Builder
@@ -216,9 +216,9 @@ func (t Terms) deletions() string {
 	return b.String()
 }
 
-// ReadTerms reads the terms that Metadata has put into the metadata of slices, but
-// only those that say when the slices are deleted: Adopt, Lease, TTL, KeepOnFailure
-// and KeepFor. ok reports whether m contains terms.
+// ReadTerms reads terms that Metadata has put into the metadata of slices. It reads only
+// the fields that say when the slices are deleted: Adopt, Lease, TTL, KeepOnFailure and
+// KeepFor. ok reports whether m contains terms.
 func ReadTerms(m map[string]string) (t Terms, ok bool) {
 	for line := range strings.Lines(m[termsKey]) {
 		name, value, _ := strings.Cut(strings.TrimSpace(line), "=")
@@ -238,7 +238,7 @@ func ReadTerms(m map[string]string) (t Terms, ok bool) {
 	return t, m[termsKey] != ""
 }
 
-// Held is what a worker knows of the lease of a run.
+// Held is a worker's knowledge of the lease of a run.
 type Held struct {
 	Watched bool          // a watch runs there, and a runner has given it the terms since the boot
 	Lease   time.Duration // as in Terms
@@ -253,7 +253,7 @@ type Held struct {
 type Armed struct {
 	Held
 	Right error // nil: the worker may delete the resource; *RightError: it may not
-	Apart error // why it and the other workers cannot tell each other whether the command runs; nil: they can
+	Apart error // why this worker and the others cannot tell each other whether the command runs; nil: they can
 }
 
 // A RightError says what a worker may not do, and why.
@@ -268,10 +268,10 @@ func (e *RightError) Error() string { return e.Text }
 // Fault returns fault.Unavailable.
 func (e *RightError) Fault() fault.Kind { return fault.Unavailable }
 
-// Arm starts a watch with these terms on the worker, and finds out what the worker may
-// do. It may be repeated: a single watch runs, and the last terms count.
-// sums are the hashes of the agents that this multihost has. If the worker lacks its agent,
-// the error is a *LacksError, and nothing has changed there.
+// Arm starts a watch with these terms on the worker, and finds out what the worker may do.
+// Arm may be repeated: only one watch runs, and the last terms count. sums are the hashes
+// of the agents that this multihost has. If the worker lacks its agent, the error is a
+// *LacksError, and nothing has changed there.
 func Arm(ctx context.Context, r remote.Runner, sums string, t Terms) (Armed, error) {
 	records, err := call(ctx, r, sums, t.text()+"end\n", "arm")
 	if err != nil {
@@ -300,8 +300,8 @@ func Adopt(ctx context.Context, r remote.Runner, sums string, t Terms) (Held, er
 	return held(records), err
 }
 
-// refusal returns the error that a worker has told as words: an HTTP status, its service
-// account, and a text.
+// refusal returns the error in a worker's answer. Its words are an HTTP status, the service
+// account of the worker, and a text.
 func refusal(what string, words []string) error {
 	e := &RightError{Status: int(number(words[0])), Text: what + strings.Join(words[2:], " ")}
 	if account.MatchString(words[1]) {
@@ -321,7 +321,7 @@ func Renew(ctx context.Context, r remote.Runner, sums string, run string, silent
 	return held(records), err
 }
 
-// Look asks the worker what it knows of the lease.
+// Look asks the worker for its knowledge of the lease.
 func Look(ctx context.Context, r remote.Runner, sums string, run string) (Held, error) {
 	records, err := call(ctx, r, sums, "", "look", run)
 	return held(records), err
@@ -350,7 +350,7 @@ func seconds(s string) time.Duration { return time.Duration(min(number(s), 1<<33
 // A LacksError says that a worker does not have the agent.
 type LacksError struct {
 	Worker  string
-	Machine string // the type of the worker's machine, as uname -m tells it
+	Machine string // the type of the worker's machine, as uname -m names it
 }
 
 func (e *LacksError) Error() string { return e.Worker + " does not have multihost-agent" }
@@ -373,7 +373,7 @@ func Send(ctx context.Context, r remote.Runner, agents program.Set, machine stri
 // may be slow.
 const answerLimit = time.Minute
 
-// sendLimit is for the agent, which is some megabytes, on the slowest link.
+// sendLimit limits sending the agent, which has some megabytes, over the slowest link.
 const sendLimit = 10 * time.Minute
 
 // call runs one operation of the agent and returns the words of each line of its answer.
@@ -385,8 +385,8 @@ func call(ctx context.Context, r remote.Runner, sums, stdin, op string, args ...
 	return records, err
 }
 
-// run runs one operation of the script. Without an error there is a record, and each has a
-// word.
+// run runs one operation of the script. If there is no error, there is at least one record,
+// and each record has a word.
 func run(ctx context.Context, r remote.Runner, limit time.Duration, sums string, stdin io.Reader, op string, args ...string) ([][]string, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("no answer within %s", limit))
 	defer cancel()

@@ -6,9 +6,9 @@
 #   renew SUMS RUN HOLD
 #   look SUMS RUN
 #
-# SUMS has the hash of the program for each type of machine. The answers are the
-# agent's, or "lacks TYPE" when the worker does not have the program. A worker that
-# knows no lease of the run needs none to say so. Without the program the terms still
+# SUMS has the hash of the program for each type of machine. The agent writes the answers.
+# If the worker does not have the program, the answer is "lacks TYPE". A worker that knows
+# no lease of the run can say so without the program. Without the program the terms still
 # become this login's lease, because the guard of the slices has to know that a runner
 # lives.
 set -u
@@ -21,8 +21,8 @@ store=${HOME:-/root}/.multihost/store/sha256
 # arrived: prints the program that came on stdin.
 arrived() { printf %s "$data" | base64 -d | gzip -dc; }
 
-# at_hand SUM: keeps the program if this worker has it, as a content of a sync or from
-# another login.
+# at_hand SUM: keeps the program if this worker has it already, from a sync or from another
+# login.
 at_hand() {
   local file
   for file in "$store/${1:0:2}/$1" "$index/agent.$1."[0-9]*; do
@@ -31,8 +31,8 @@ at_hand() {
   return 1
 }
 
-# any_agent: sets $agent to the newest program that this login keeps, of whatever version.
-# All versions look and renew alike.
+# any_agent: sets $agent to the newest program that this login keeps, of any version. All
+# versions look and renew in the same way.
 any_agent() {
   local file newest=''
   for file in "${places[0]}"/*; do

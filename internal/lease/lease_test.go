@@ -64,13 +64,14 @@ var builtAgent = sync.OnceValues(func() (program.Set, error) {
 	return program.In(files), err
 })
 
-// A cloud serves the watch of one worker, 0. The other worker of the job only tells.
+// A cloud serves the watch of one worker, 0. The other worker of the job only shares its
+// state.
 type cloud struct {
 	*testkit.LeaseCloud
 	URL string
 }
 
-// undoing says how the queued resource is deleted.
+// undoing returns how the queued resource is deleted.
 func (c *cloud) undoing() provision.Undoing {
 	resource := c.URL + testkit.LeaseResource
 	return provision.Undoing{Parts: []provision.Part{{Look: resource, Labels: "/tpu/nodeSpec/*/node/labels", Going: provision.Field{Path: "/state/state", Value: "DELETING"},
@@ -78,7 +79,7 @@ func (c *cloud) undoing() provision.Undoing {
 		Read: c.URL + testkit.LeaseZone + "/nodes/{slice}:getGuestAttributes", Body: `{"queryPath":"multihost/lease"}`, Told: "/guestAttributes/*/queryValue/items/*/value"}}
 }
 
-// ofGroups says how two groups of two VMs are deleted.
+// ofGroups returns how two groups of two VMs are deleted.
 func (c *cloud) ofGroups() (u provision.Undoing) {
 	u.Peers = provision.Peers{
 		List: c.URL + testkit.LeaseVMs + "/instanceGroupManagers/{slice}/listManagedInstances", Names: "/managedInstances/*/instance", States: "/managedInstances/*/instanceStatus",
@@ -102,7 +103,8 @@ func newCloudOf(t *testing.T, workers int) *cloud {
 	return c
 }
 
-// refuses has the calls that begin with what refused from now on; 0: they are answered.
+// refuses refuses all calls that begin with what from now on, with this status; 0: it
+// answers them.
 func (c *cloud) refuses(what string, status int) {
 	c.Do(func() {
 		c.Refuse = func(call string) int {
@@ -158,7 +160,7 @@ func (v *vm) Run(ctx context.Context, cmd remote.Cmd) (remote.Status, error) {
 	return remote.Status{Code: c.ProcessState.ExitCode()}, nil
 }
 
-// pid is the watch that lives, 0 when there is none.
+// pid returns the process of the living watch; 0 if there is none.
 func (v *vm) pid() int {
 	names, _ := filepath.Glob(v.index("train.watch.*"))
 	if len(names) == 0 {
@@ -172,7 +174,7 @@ func (v *vm) pid() int {
 
 func (v *vm) kill() {
 	if pid := v.pid(); pid > 1 {
-		_ = syscall.Kill(-pid, syscall.SIGKILL) // its group: it is the leader of a session
+		_ = syscall.Kill(-pid, syscall.SIGKILL) // its whole group, because it leads a session
 	}
 }
 
@@ -183,8 +185,8 @@ func (v *vm) log() string {
 	return string(text)
 }
 
-// runs has a command hold the worker until the returned function is called, which
-// records how it ended.
+// runs makes a command hold the worker. The returned function ends the command and records
+// how it ended.
 func (v *vm) runs() (end func(code int)) {
 	testkit.Must(v.t, os.MkdirAll(v.index(""), 0o755))
 	lock, err := os.OpenFile(v.index("lock"), os.O_CREATE|os.O_RDWR, 0o644)
@@ -264,8 +266,8 @@ func (v *vm) stand(name, text string) {
 	testkit.Must(v.t, os.WriteFile(filepath.Join(v.root, "bin", name), []byte("#!/bin/bash\n"+text+"\n"), 0o755))
 }
 
-// A lease over SSH, with any start-up files of the login. The agent is sent once. When
-// the command has ended and nobody renews the lease, it deletes the slices.
+// A lease works over SSH with any start-up files of the login. The agent is sent once. When
+// the command has ended and nobody renews the lease, the agent deletes the slices.
 func TestALeaseOverSSH(t *testing.T) {
 	t.Parallel()
 	testkit.EachLogin(t, func(t *testing.T, login testkit.HostileLogin) {
@@ -455,7 +457,7 @@ func TestTheGuard(t *testing.T) {
 			}
 			return strings.Contains(string(text), "\nlease=2\n")
 		})
-		_, _ = Renew(t.Context(), v, v.agents.Sums(), "train", 3*time.Second) // it copies what was written last
+		_, _ = Renew(t.Context(), v, v.agents.Sums(), "train", 3*time.Second) // it copies the lease that was written last
 		if text, err := os.ReadFile(v.index("train.lease.0")); err != nil || strings.Contains(string(text), "evil") || !strings.Contains(string(text), "\nlease=2\n") {
 			t.Errorf("renewed to %v\n%s", err, text)
 		}
@@ -519,8 +521,9 @@ func (v *vm) kept() (keeper, watch int) {
 	return keeper, watch
 }
 
-// A watch that is killed, as the kernel does where memory is short, is started again at once,
-// and goes on when its keeper is killed. All that time no other watch begins.
+// A watch that is killed, for example by the kernel because memory is short, is started
+// again at once. It also goes on when its keeper is killed. No other watch begins
+// meanwhile.
 func TestAKilledWatchGoesOn(t *testing.T) {
 	t.Parallel()
 	for name, begin := range map[string]func(v *vm, terms Terms){
@@ -576,7 +579,7 @@ func TestADismissedWatchLeavesNothing(t *testing.T) {
 	})
 }
 
-// running reports whether a process lives; one that nobody has waited for does not.
+// running reports whether a process lives. A zombie does not count.
 func running(pid int) bool {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	_, rest, _ := strings.Cut(string(text), ") ")
@@ -614,7 +617,8 @@ func TestAWorkerThatCannotRunTheAgent(t *testing.T) {
 			v.agents = program.In(files)
 		}
 	}
-	// large lets the scripts through, which are sent in the same way.
+	// large affects only the program: scripts, which are sent in the same way, are smaller
+	// and pass.
 	const large = `in=$(mktemp) && cat >"$in" && (($(stat -c %s "$in") > 100000)) || exec /bin/gzip "$@" <"$in"` + "\n"
 	for name, row := range map[string]struct {
 		trouble func(v *vm)
@@ -644,7 +648,7 @@ func TestAWorkerThatCannotRunTheAgent(t *testing.T) {
 			lease := v.index(fmt.Sprintf("train.lease.%d", os.Getuid()))
 			before, err := os.Stat(lease)
 			testkit.Must(t, err)
-			_, _ = RenewOne(t.Context(), v, v.agents, "train", time.Hour) // fails for the same reason
+			_, _ = RenewOne(t.Context(), v, v.agents, "train", time.Hour) // it fails for the same reason
 			text, err := os.ReadFile(lease)
 			testkit.Must(t, err)
 			if after, err := os.Stat(lease); err != nil || !after.ModTime().After(before.ModTime()) || !strings.HasSuffix(string(text), "\nhold=3600\n") {
@@ -700,7 +704,7 @@ func TestMetadataOfOthersStays(t *testing.T) {
 	}
 }
 
-// A worker's answer is only text.
+// FuzzAnswer checks that any answer of a worker is only text.
 func FuzzAnswer(f *testing.F) {
 	f.Add("NONCE lease yes 1800 0 12 never 0\nNONCE right no 403 a@b.com denied\n")
 	f.Add("NONCE right no\nNONCE apart\nNONCE lease yes 99999999999999999999 -1 x y z\n")
@@ -729,8 +733,8 @@ func (text answering) Run(_ context.Context, cmd remote.Cmd) (remote.Status, err
 	return remote.Status{}, err
 }
 
-// forgetful is a worker that loses its kit before each command, except right after it
-// has refused one.
+// forgetful is a worker that loses its kit before each command, except right after it has
+// refused a command for that reason.
 type forgetful struct {
 	*vm
 	refused bool

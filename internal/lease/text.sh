@@ -1,7 +1,7 @@
 # shellcheck shell=bash
-# lease_text FILE: prints the lease FILE as far as its owner is trusted. Every login can
-# write a lease. What is called with the VM's token, and which workers there are, count
-# only in a file of root or of this login.
+# lease_text FILE: prints the lines of the lease FILE for which its owner is trusted. Every
+# login can write a lease. Lines about calls with the VM's token, and about the workers of
+# the job, count only in a file of root or of this login.
 lease_text() {
   if [[ -O $1 || $(stat -c %u -- "$1") == 0 ]]; then
     head -c 65536 -- "$1"
