@@ -25,7 +25,7 @@ func TestPartsHavePrices(t *testing.T) {
 		want  string
 	}{
 		{group(2, 2), "v5p-16", &one, "group m-0: 2 VMs with boot disks, 8 chips, " + ListPrice(one)},
-		{group(2, 2), "tpu7x-16", nil, "group m-0: 2 VMs with boot disks, 8 chips, price unknown for us-east5-a"},
+		{group(2, 2), "tpu7x-16", nil, "group m-0: 2 VMs with boot disks, 8 chips, price unknown for tpu7x"},
 		{group(1, 0), "v5p-16", nil, "group m-0: 1 VM, stopped; the price of their boot disks is unknown"},
 		{group(0, 0), "v5p-16", new(float64), "group m-0: free"},
 		{provision.Item{Kind: "instance template", Name: "m-a"}, "v5p-16", new(float64), "instance template m-a: free"},
