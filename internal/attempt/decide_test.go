@@ -183,7 +183,7 @@ func TestAnAttemptOfAnotherRunnerIsKnownByItsSlices(t *testing.T) {
 	}
 }
 
-// One worker has no others within which time it could start.
+// A single worker has no time between its first and its last start.
 func TestHowTheStartIsTold(t *testing.T) {
 	for _, tt := range []struct {
 		workers int
