@@ -170,7 +170,7 @@ func TestWaitForLogs(t *testing.T) {
 	}
 }
 
-// Only a summary that names the slice that is gone needs no word about its logs.
+// A summary needs a word about the lost logs, unless it names the slice that is gone.
 func TestLogsOfSlicesThatGoDuringAStop(t *testing.T) {
 	gone := Ending{Known: true, Err: fmt.Errorf("slice %q is PREEMPTED: %w", "t-0", ErrSliceGone)}
 	for _, tt := range []struct {

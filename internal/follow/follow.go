@@ -260,9 +260,9 @@ func (f *Following) conclude(ctx context.Context, stop *stopping) (stage.Outcome
 	return stage.Outcome{Code: a.code, Started: true, PartLogs: parts != nil, KeepLogs: parts.there() && !stop.slicesGo(f.Deletes)}, cause
 }
 
-// goneWhileStopped notes that logs are not whole whose slices went before they were read to
-// their ends. The summary of any other end names these slices; that of a chosen one says only
-// that the command was stopped.
+// goneWhileStopped notes logs that are not whole because their slices went before the logs
+// were read to their ends. After a stop that a user chose, the summary says only that the
+// command was stopped. The summary of any other end names these slices.
 func (f *Following) goneWhileStopped(stop *stopping) {
 	if stop == nil || stop.cause == nil || f.Reads != nil || f.Rec.Bucket != "" { // a bucket may have the rest
 		return

@@ -178,7 +178,7 @@ func (w *endWait) workerHasEnded(e workerEnd) error {
 		return nil
 	}
 	if lost := errors.Is(e.Err, ErrSliceGone) || stepAfter(e.Ending) == stepLeave; lost && w.Rec.Bucket != "" && w.stop == nil {
-		w.leave() // the bucket has what becomes of all of them
+		w.leave() // the bucket shows how the command ends on all of them
 		return errLeft
 	}
 	if !w.FailFast {
