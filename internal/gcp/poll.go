@@ -32,7 +32,7 @@ type Backoff struct {
 
 var defaultBackoff = Backoff{First: 100 * time.Millisecond, Max: 5 * time.Second, Factor: 1.5}
 
-// Or returns b with values of other where b has none.
+// Or returns b, with the values of other for fields that b does not set.
 func (b Backoff) Or(other Backoff) Backoff {
 	if b.First <= 0 {
 		b.First = other.First
