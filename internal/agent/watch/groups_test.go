@@ -129,8 +129,7 @@ func TestALeaseOfGroups(t *testing.T) {
 	}
 }
 
-// refusing has calls refused for three hours, or for good if the status is that of a missing
-// right.
+// refusing refuses calls for three hours, or for good if the status means a missing right.
 func refusing(status int, what string) func(*cloud) {
 	return func(c *cloud) {
 		c.Refuse = func(call string) int {
