@@ -241,8 +241,9 @@ func TestSweep(t *testing.T) {
 	testkit.Must(t, f.Sweep(t.Context(), "m", "m"))
 }
 
-// A request that was broken off is typed again with another property. If a group exists, the
-// error names the difference. Otherwise nothing that costs money exists, and it is made anew.
+// A request that was broken off is typed again with another property. If a group exists,
+// the error names the difference. Otherwise nothing that costs money exists, and the parts
+// are made anew.
 func TestAnotherRequestOfTheSameRun(t *testing.T) {
 	for want, change := range map[string]func(*provision.Request){
 		`accelerator type: it has "tpu7x-16", you asked for "tpu7x-32"`:               func(r *provision.Request) { r.Type, _ = tpu.ParseType("tpu7x-32") },

@@ -31,7 +31,7 @@ type state struct {
 	code    string         // code of an error of the API: "QUOTA_EXCEEDED"
 	starved bool           // it failed because capacity or quota is lacking
 	by      string         // who took the slice; ""
-	loss    provision.Loss // why it was taken, if that is told; NoLoss: judged from the tier
+	loss    provision.Loss // why the slice was taken, if the API says so; NoLoss: the tier decides
 	byUser  bool
 	until   time.Time // when Compute Engine deletes or stops the VMs; zero: not known
 }
@@ -58,8 +58,8 @@ const (
 	wordDeleting  = "DELETING"
 )
 
-// goneWhy is what may have happened to the VMs of a slice that are not there before the end
-// of its own run duration.
+// goneWhy says what may have happened to VMs of a slice that are gone before the end of the
+// slice's run duration.
 const goneWhy = "its VMs never came, or were deleted: by a user, or at the end of a run duration that multihost has not set"
 
 // repairTime is how long Compute Engine may take to start a VM again that it has
@@ -414,7 +414,7 @@ func conditionOf(st state) tpu.Condition {
 // reason says in one sentence why a resource does not come up, and what to type.
 func reason(st state, r provision.Resource, zone string) provision.Explanation {
 	why := ": " + st.why
-	if st.life == provision.Failed { // whoever tells the failure has said it
+	if st.life == provision.Failed { // the text about the failure has that already
 		st.why, why = "", ""
 	}
 	switch {

@@ -233,7 +233,7 @@ func (p *reader) slice(ctx context.Context, s sight, st state, rec record, t *co
 		if gcp.ClassOf(err) != gcp.Unknown {
 			return out, err // the API did not answer
 		}
-		if rec.ID == "" { // the VMs of others have no startup script that tells it
+		if rec.ID == "" { // VMs that somebody else has made have no startup script that reports the number
 			out.Untold = workersOf(names, byName)
 		}
 		return out, nil

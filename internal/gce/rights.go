@@ -9,7 +9,7 @@ import (
 	"multihost/internal/provision"
 )
 
-// rights tell what the workers of slices may do.
+// rights finds out what the workers of slices may do.
 type rights struct {
 	project  *gcp.Client
 	accounts *nodes.Client
