@@ -254,9 +254,9 @@ func (q *queued) leavesFor(ctx context.Context, life provision.Life, err error) 
 	return keptFor(q.othersRuns(ctx))
 }
 
-// keptFor says why slices must stay on which other runners have started these runs; ""
-// if they may go. A run that nobody has followed to its end may have its logs on the workers
-// only.
+// keptFor says why slices must stay because of runs that other runners have started on
+// them; "" if the slices may go. A run that nobody has followed to its end may have its
+// logs on the workers only.
 func keptFor(runs []workers.FoundRun) string {
 	if slices.ContainsFunc(runs, lives) {
 		return "a command runs on it that this one has neither started nor taken over"
@@ -272,10 +272,11 @@ func keptFor(runs []workers.FoundRun) string {
 func lives(f workers.FoundRun) bool { return f.Info.Alive() }
 
 const (
-	// listLimit limits how long the list of slices is awaited in a look for commands of other
-	// runners: an API that is slow or away does not say that there are none.
+	// listLimit limits the wait for the list of slices in a look for commands of other
+	// runners. A slow or missing answer of the API does not mean that there are no such
+	// commands.
 	listLimit = 10 * time.Minute
-	// lookLimit limits the look at their workers.
+	// lookLimit limits the look at the workers of these slices.
 	lookLimit = 30 * time.Second
 )
 

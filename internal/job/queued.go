@@ -39,7 +39,7 @@ type queued struct {
 	ours  bool // a job of this name made it: this process or an earlier runner of it
 	made  bool // this process made it
 	left  bool // some of its slices could be used at the last look
-	gone  bool // it did not exist any more when it was read
+	gone  bool // the resource did not exist any more when it was read
 	known sighting
 
 	resets  int // resets since its workers last answered
@@ -246,7 +246,7 @@ func (q *queued) diagnose(ctx context.Context, cause error) (d provision.Decisio
 	switch {
 	case gcp.ClassOf(err) == gcp.NotFound:
 		q.gone = true
-	case err != nil, q.gone: // what exists now is another command's
+	case err != nil, q.gone: // the resource that exists now belongs to another command
 		return d, false
 	default:
 		q.left = res.ReadySlices() > 0
@@ -289,7 +289,7 @@ func (k sighting) another(res provision.Resource) bool {
 	return !k.made.IsZero() && res.CreateTime.After(k.made) && !slices.ContainsFunc(res.Slices, known)
 }
 
-// absence is what is seen of a resource of p that does not exist any more.
+// absence returns the sight of a resource of p that does not exist any more.
 func absence(p provision.Provider, id string) provision.Sight {
 	return provision.Absence(p.Undoing(id).Commands.Kind)
 }

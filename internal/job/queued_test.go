@@ -188,7 +188,8 @@ func TestWhatStaysEndsAJob(t *testing.T) {
 	}
 }
 
-// A job whose resource is gone does nothing to one that another command makes under its name.
+// A job whose resource is gone does not touch a resource that another command makes under
+// its name.
 func TestANamesakeOfWhatIsGone(t *testing.T) {
 	gone := &provision.StateError{ID: "m", Life: provision.Absent, State: provision.NotFound}
 	suspended := &provision.StateError{ID: "m", Life: provision.Suspended, State: "SUSPENDED"}
@@ -218,8 +219,8 @@ func TestWhetherAnotherCommandHasMadeAResource(t *testing.T) {
 	made := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 	for _, tt := range []struct {
 		story string
-		known time.Time // when the job's own was made
-		made  time.Time // when the present one was
+		known time.Time // when the job's own resource was made
+		made  time.Time // when the present resource was made
 		slice string
 		want  bool
 	}{
