@@ -67,6 +67,7 @@ const (
 const (
 	shareEvery = 10 * time.Minute // an unchanged state is shared again
 	deadAfter  = 30 * time.Minute // a worker that has shared nothing for this long has ended
+	lastWait   = 30               // seconds after the grace time
 	longPause  = 10 * time.Minute // pause between two tries after many failures
 	manyTries  = 20
 	callRate   = 5                // calls a second of all workers of a job together, while the command runs on one of them
@@ -206,13 +207,18 @@ func (m *Machine) due() (actions []Action, _ bool) {
 
 // expired reports whether the time to live has been over for some seconds.
 func (m *Machine) expired(after int64) bool {
-	t := &m.Terms
-	return t.TTL > 0 && !m.seen.Now.Before(t.begin(m.born).Add(seconds(t.TTL+after)))
+	return m.Terms.TTL > 0 && !m.seen.Now.Before(m.overFor(after))
 }
 
-// lastMoment reports whether the time to live, the grace time and 30 s more are over, so
-// that commands have had time to end by themselves.
-func (m *Machine) lastMoment() bool { return m.expired(m.Terms.Grace + 30) }
+// overFor returns the time at which the time to live has been over for some seconds.
+func (m *Machine) overFor(after int64) time.Time {
+	t := &m.Terms
+	return t.begin(m.born).Add(seconds(t.TTL + after))
+}
+
+// lastMoment reports whether the time to live, the grace time and lastWait are over, so that
+// commands have had time to end by themselves.
+func (m *Machine) lastMoment() bool { return m.expired(m.Terms.Grace + lastWait) }
 
 // ask begins to find out whether the command has ended on every other worker. After the end
 // of the time to live, it waits for this no longer than lastMoment.
@@ -224,7 +230,7 @@ func (m *Machine) ask() []Action {
 	case m.told == "" && t.Adopted && m.aged:
 		return nil
 	case m.told == "" && t.Adopted:
-		m.again = m.seen.Up + longPause
+		m.putOff(longPause)
 		return []Action{Note{"not deleted: the workers cannot tell each other whether the command runs, for guest attributes are not taken"}}
 	}
 	m.asked = t.Nodes
@@ -257,7 +263,7 @@ func (m *Machine) Heard(reports []Report, workers int, err error, now time.Time)
 	}
 	for _, r := range reports {
 		if m.stays(r, now) {
-			m.again = m.seen.Up + m.spread()
+			m.putOff(m.spread())
 			return nil
 		}
 	}
@@ -334,7 +340,17 @@ func (m *Machine) later() {
 	if m.tries < manyTries {
 		pause = 3 * seconds(m.Terms.Look)
 	}
-	m.again = m.seen.Up + max(pause, m.spread())
+	m.putOff(max(pause, m.spread()))
+}
+
+// putOff sets the time of the next try: after the pause, but no later than the moment from
+// which the slices are deleted even if a command runs.
+func (m *Machine) putOff(pause time.Duration) {
+	t := &m.Terms
+	if left := m.overFor(t.Grace + lastWait).Sub(m.seen.Now); t.TTL > 0 && left > 0 {
+		pause = min(pause, left)
+	}
+	m.again = m.seen.Up + pause
 }
 
 // spread returns the shortest time between two rounds in which a worker asks the others.

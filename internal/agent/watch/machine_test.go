@@ -167,6 +167,38 @@ func TestHeard(t *testing.T) {
 	}
 }
 
+// A try is put off until the last moment of the time to live at most, even if there are so
+// many workers that they ask each other only now and then.
+func TestNoPauseOutlastsTheTimeToLive(t *testing.T) {
+	t.Parallel()
+	noon := time.Date(2026, 1, 2, 12, 0, 0, 0, time.UTC)
+	for name, row := range map[string]struct {
+		up    time.Duration // at the question, in a boot that began at noon
+		tries int
+		heard []Report
+		err   error
+	}{
+		"a command runs in the grace time":     {2*hour + time.Second, 0, []Report{{running, noon.Add(2 * hour)}}, nil},
+		"a command runs shortly before":        {2*hour - time.Minute, 0, []Report{{running, noon.Add(2 * hour)}}, nil},
+		"others cannot be read shortly before": {2*hour - time.Minute, manyTries, nil, &agent.StatusError{Status: 403, Text: "no"}},
+	} {
+		m := NewMachine(terms(func(t *Terms) { t.Total, t.Adopted, t.TTL, t.Grace = 9999, true, 7200, 60 }), noon, 0)
+		m.tries = row.tries
+		at := func(up time.Duration) Sight { return Sight{Up: up, Now: noon.Add(up), Begun: true, Code: "0"} }
+		do(m, m.Look(at(row.up)))
+		do(m, m.Again(at(row.up)))
+		do(m, m.Heard(row.heard, -1, row.err, noon.Add(row.up)))
+		if m.again <= row.up {
+			t.Errorf("%s: the next try is not put off", name)
+		}
+		last := at(2*hour + 90*time.Second)
+		do(m, m.Look(last))
+		if got := do(m, m.Again(last)); m.again > last.Up || len(got) == 0 || got[len(got)-1] != "Delete" {
+			t.Errorf("%s: the next try is %v after the boot, and at the last moment the watch does %q", name, m.again, got)
+		}
+	}
+}
+
 // The workers of a job together make at most some calls a second, for any number of
 // workers.
 func TestTheOthersAreAskedNowAndThen(t *testing.T) {
