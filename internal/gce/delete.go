@@ -83,7 +83,7 @@ func (p *Provider) remove(ctx context.Context, id, phase string, limit time.Dura
 	ctx = gcp.Unattended(ctx) // this loop has a limit of its own
 	clock := p.gcp.Clock()
 	start := clock.Now()
-	begin := start // the limit counts from the request of the first deletion
+	begin := start // the limit counts from the answer to the first request for a deletion
 	asked := map[string]time.Time{}
 	pace := provider.Pacer{Policy: provider.PollDefaults(gcp.Backoff{})}
 	for {
@@ -99,7 +99,7 @@ func (p *Provider) remove(ctx context.Context, id, phase string, limit time.Dura
 			return deleted, err
 		}
 		now := clock.Now()
-		if first {
+		if first && gcp.ClassOf(err) != gcp.Conflict {
 			begin = now
 		}
 		remaining := limit - now.Sub(begin)

@@ -408,6 +408,26 @@ func TestDeleteUntilGone(t *testing.T) {
 	}
 }
 
+// A deletion that is refused for as long as its limit ends with an error.
+func TestADeletionThatIsAlwaysRefusedEnds(t *testing.T) {
+	f := start(t)
+	_, _, err := f.Create(t.Context(), request(t))
+	testkit.Must(t, err)
+	refused := 0
+	f.before = func(w http.ResponseWriter, r *http.Request) bool {
+		if r.Method != http.MethodDelete || refused == 1000 {
+			return false
+		}
+		refused++
+		refuse(w, http.StatusConflict, "resourceInUse", "something uses it")
+		return true
+	}
+	var late *provision.DeadlineError
+	if deleted, err := f.Delete(t.Context(), "m", provision.DeleteOptions{Limit: 10 * time.Second}); !errors.As(err, &late) || deleted {
+		t.Errorf("deleted %v, %v, after %d refusals", deleted, err, refused)
+	}
+}
+
 // While the API does not answer, the time limit of a deletion does not pass.
 func TestADeletionHasItsTimeOnceItIsRequested(t *testing.T) {
 	f := start(t)
