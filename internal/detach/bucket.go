@@ -297,7 +297,9 @@ func (e *Earlier) Ended() string {
 // Taken reports whether the workers stopped the run because their slices were about to be
 // deleted. It is false if anybody else stopped the run. If it is true, the run can continue
 // on other slices.
-func (s State) Taken() bool { return strings.Contains(s.Stopping, "(--max-run-duration)") }
+func (s State) Taken() bool { return taken(s.Stopping) }
+
+func taken(stop string) bool { return strings.Contains(stop, "(--max-run-duration)") }
 
 // Next returns the number of the attempt with which the run continues.
 func (e *Earlier) Next() int {
@@ -311,15 +313,23 @@ func (e *Earlier) Next() int {
 
 // Renew prepares the bucket for the workers of a start that continues with an attempt,
 // after the workers of the earlier start are gone. It removes the old reports, because the
-// new workers would count as silent until they report. It also removes their stop, if there
-// is one. It returns an *ExistsError if another start is the current one.
+// new workers would count as silent until they report. It also removes the stop of workers
+// whose slices were about to be deleted. A user's stop stays, because it may be about this
+// start. It returns an *ExistsError if another start is the current one.
 func (b *Bucket) Renew(ctx context.Context, j Job, attempt int) error {
 	var reports []*storage.Object
 	var announced int64
-	for _, dir := range []string{"workers/", "control/stop", "control/attempt"} {
+	stop, why, err := b.stopOf(ctx, j.prefix())
+	if err != nil {
+		return err
+	}
+	if stop != nil && taken(why) {
+		reports = append(reports, stop)
+	}
+	for _, dir := range []string{"workers/", "control/attempt"} {
 		err := b.list(ctx, j.prefix()+dir, "", func(page *storage.Objects) {
 			for _, o := range page.Items {
-				if dir != "control/attempt" {
+				if dir == "workers/" {
 					reports = append(reports, o)
 				} else if o.Name == j.prefix()+dir {
 					announced = o.Generation
@@ -335,7 +345,7 @@ func (b *Bucket) Renew(ctx context.Context, j Job, attempt int) error {
 	if err := b.Holds(ctx, j); err != nil {
 		return err
 	}
-	err := b.remove(ctx, reports)
+	err = b.remove(ctx, reports)
 	if err != nil || attempt == 1 { // workers begin with attempt 1 by themselves
 		return err
 	}
@@ -507,14 +517,43 @@ func (b *Bucket) Describe(ctx context.Context, run string) (Description, error) 
 }
 
 // Stop asks the workers of a run to end it. If there is a reason already, that reason
-// stays.
+// stays, unless the run could continue in spite of it, as after [State.Taken].
 func (b *Bucket) Stop(ctx context.Context, run, reason string) error {
-	var none int64
-	err := b.put(ctx, run, "control/stop", strings.NewReader(reason+"\n"), &none)
-	if statusCode(err) == http.StatusPreconditionFailed {
-		return nil
+	for {
+		stop, why, err := b.stopOf(ctx, prefixOf(b.dir, run))
+		if err != nil || stop != nil && !taken(why) {
+			return err
+		}
+		var generation int64
+		if stop != nil {
+			generation = stop.Generation
+		}
+		err = b.put(ctx, run, "control/stop", strings.NewReader(reason+"\n"), &generation)
+		if statusCode(err) != http.StatusPreconditionFailed { // otherwise it has changed meanwhile
+			return err
+		}
 	}
-	return err
+}
+
+// stopOf returns the object that asks the workers below a prefix to stop, with its text; nil
+// if there is none.
+func (b *Bucket) stopOf(ctx context.Context, prefix string) (stop *storage.Object, why string, err error) {
+	name := prefix + "control/stop"
+	err = b.list(ctx, name, "", func(page *storage.Objects) {
+		for _, o := range page.Items {
+			if o.Name == name {
+				stop = o
+			}
+		}
+	})
+	if stop == nil || err != nil {
+		return nil, "", err
+	}
+	text, err := b.read(ctx, name, 0)
+	if statusCode(err) == http.StatusNotFound { // removed meanwhile
+		return nil, "", nil
+	}
+	return stop, string(text), err
 }
 
 // An End says how the newest attempt ended on one worker.

@@ -43,6 +43,7 @@ import (
 	"multihost/internal/stage"
 	"multihost/internal/submit"
 	"multihost/internal/testkit"
+	"multihost/internal/testkit/simcloud"
 	"multihost/internal/testkit/simworker"
 	"multihost/internal/tpu"
 	"multihost/internal/workers"
@@ -654,4 +655,36 @@ func TestRefusedRequestLeavesNothing(t *testing.T) {
 	if runs, err := b.Runs(t.Context()); err != nil || !slices.Equal(runs, []string{"r"}) {
 		t.Errorf("got %v, %v", runs, err)
 	}
+}
+
+// A user's stop is never lost: it replaces that of workers whose slices were about to be
+// deleted, and a start that continues the run does not remove it.
+func TestAStopOfAUserStays(t *testing.T) {
+	t.Parallel()
+	server, err := sim.Start(t.Context(), sim.Config{Dir: t.TempDir(), Backend: "none", Step: time.Millisecond})
+	testkit.Must(t, err)
+	t.Cleanup(func() { server.Close() })
+	cloud := gcp.New(gcp.Config{Project: sim.DefaultProject, Zone: sim.DefaultZone, DisableAuth: true, StorageEndpoint: server.URL() + "/storage/v1/"})
+	t.Cleanup(cloud.Close)
+	b, err := detach.Open(t.Context(), cloud, sim.DefaultBucket, "")
+	testkit.Must(t, err)
+	j := detach.Job{Run: "r"}
+	testkit.Must(t, b.Create(t.Context(), &j, aRun, nil, nil, nil))
+	const ours, users = "the slices are deleted 60 s after they were made (--max-run-duration)", "stopped by ann"
+	stopping := func(want string) {
+		t.Helper()
+		if s, err := b.State(t.Context(), "r"); err != nil || s.Stopping != want {
+			t.Errorf("got %q, %v, want %q", s.Stopping, err, want)
+		}
+	}
+	simcloud.PutObject(t, server, "r/control/stop", ours+"\n")
+	testkit.Must(t, b.Renew(t.Context(), j, 2))
+	stopping("")
+	simcloud.PutObject(t, server, "r/control/stop", ours+"\n")
+	testkit.Must(t, b.Stop(t.Context(), "r", users))
+	stopping(users)
+	testkit.Must(t, b.Stop(t.Context(), "r", "stopped by bob"))
+	stopping(users)
+	testkit.Must(t, b.Renew(t.Context(), j, 3))
+	stopping(users)
 }
