@@ -471,6 +471,10 @@ func (m *machine) gather(s *sight) action {
 		return action{do: look, at: ofSeats}
 	case s.absentErr != nil:
 		why = s.absentErr.Error()
+	case s.absent == "" && !s.looked[ofFailed]: // a worker that has given up leaves its seat behind
+		return action{do: look, at: ofFailed}
+	case s.absent == "" && s.failed != "":
+		return m.abandonFor(stoppedCode, s.failed, s)
 	case s.absent == "":
 		m.gathered = true
 		s.forget()

@@ -561,6 +561,10 @@ func TestGather(t *testing.T) {
 				s.failed = "fail-fast"
 			}
 		}, "giving up at 1120, attempt 1: 143 fail-fast"},
+		"the last one comes after another has given up": {func(a action, s *sight, now int) {
+			come(0)(a, s, now)
+			s.failed = "fail-fast"
+		}, "giving up at 1000, attempt 1: 143 fail-fast"},
 		"another was rebooted": {func(a action, s *sight, now int) {
 			if come(1200)(a, s, now); now > 1100 {
 				s.wanted = 2
