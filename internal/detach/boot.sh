@@ -3,14 +3,14 @@
 # script ($1 is --going). It gets multihost-agent from the bucket, keeps it by the SHA-256
 # that stands in this text, and runs it until nothing is left to do. If it cannot, it
 # reports why and tries again. It deletes the slices only if it could not run the program
-# for long and no other worker has reported anything. Otherwise the other workers delete
-# them.
+# for long, and no other worker has reported anything or the bucket cannot be read for as
+# long. Otherwise the other workers delete them.
 set -u
 shopt -s execfail
 export LC_ALL=C
 umask 022
 run='' bucket='' prefix='' claim='' storage=''
-patience=600 stale=1800 look=20 ttl=0 requested=0 keep=never keep_for=0 grace=30000 told='' printed='' pause=1
+patience=600 stale=1800 look=20 ttl=0 requested=0 keep=never keep_for=0 grace=30000 told='' printed='' pause=1 blind=''
 packed=${MULTIHOST_ROOT_TMP-}/run/multihost-agent.gz
 
 job() {
@@ -53,11 +53,13 @@ tell() {
   attribute state "$(printf 'run=%s\nphase=%s\nattempt=0\nat=%(%s)T\nmay_delete=unknown\ndetail=%s' "$run" "$1" -1 "${2//$'\n'/ }")" && told=$1$2
 }
 
-# alone: succeeds if the bucket shows no report of any worker.
+# alone: succeeds if the bucket shows no report of any worker, or cannot be read for so long
+# that the slices are to be deleted.
 alone() {
   local -a strings
   objects '?prefix=' workers%2F
-  ! api GET "$REPLY" || { json_strings "$reply" '/items/*/name' && [[ ! ${strings[0]} ]]; }
+  api GET "$REPLY" || { late "$((SECONDS - ${blind:=$SECONDS}))"; return; }
+  blind='' && json_strings "$reply" '/items/*/name' && [[ ! ${strings[0]} ]]
 }
 
 # late SECONDS: succeeds if the slices are to be deleted after so long without the

@@ -35,6 +35,7 @@ type vm struct {
 	deaf     bool   // guest attributes are refused
 	packed   []byte // the object with the program
 	reported bool   // another worker has reported
+	dropped  int    // so many lists of objects get no answer
 	label    string // of the queued resource
 	deleted  bool
 	told     []string // guest attribute state
@@ -87,6 +88,9 @@ func (v *vm) serve(w http.ResponseWriter, r *http.Request) {
 	case strings.HasPrefix(path, "/storage/"):
 		v.asked = append(v.asked, r.URL.EscapedPath())
 		switch {
+		case r.URL.Query().Has("prefix") && v.dropped > 0:
+			v.dropped--
+			w.WriteHeader(http.StatusServiceUnavailable)
 		case v.bucket != 0:
 			http.Error(w, `{"error": {"message": "refused"}}`, v.bucket)
 		case r.URL.Query().Has("prefix") && v.reported:
@@ -240,6 +244,7 @@ func TestABootThatHasNoAgentDeletesLast(t *testing.T) {
 		"alone":                   {"", func(*vm) {}, true},
 		"the bucket is away":      {"", func(v *vm) { v.bucket, v.reported = http.StatusForbidden, true }, true},
 		"another has begun":       {"", func(v *vm) { v.reported = true }, false},
+		"away for a moment":       {"stale=1\n", func(v *vm) { v.dropped, v.reported = 1, true }, false},
 		"another run's":           {"", func(v *vm) { v.label = "s" }, false},
 		"--keep":                  {"keep=always\n", func(*vm) {}, false},
 		"--keep-on-failure":       {"keep=on-failure\n", func(*vm) {}, false},
