@@ -65,6 +65,7 @@ type worker struct {
 	firstBoot time.Time
 	right     string         // whether it may delete the slices, for people
 	told      string         // what it has reported while it did not know its place
+	blind     time.Time      // since when the bucket cannot be read meanwhile; zero: it can be read
 	beside    sync.WaitGroup // of work beside the attempts
 }
 
@@ -132,7 +133,8 @@ func (w *worker) place(ctx context.Context) (err error) {
 // server has no token either. It can only ask again: if it left, no worker might delete the
 // slices. A worker that does not know its place decides nothing about an attempt. It
 // reports the reason, and deletes the slices only as boot.sh of package detach does, which
-// cannot get this program: after a long time in which no worker has reported anything.
+// cannot get this program: after a long time, if no worker has reported anything or the
+// bucket cannot be read for as long.
 func (w *worker) identify(ctx context.Context) error {
 	since, said := time.Now(), ""
 	for {
@@ -178,7 +180,14 @@ func (w *worker) withoutPlace(ctx context.Context, since time.Time, why string) 
 	}
 	bucket := w.objects()
 	reports, _, err := bucket.List(ctx, "workers/")
-	if err != nil || len(reports) > 0 {
+	switch {
+	case len(reports) > 0:
+		w.blind = time.Time{}
+		return
+	case err != nil && w.blind.IsZero():
+		w.blind = now
+	}
+	if err != nil && !w.job.forsaken(w.blind, now) {
 		return
 	}
 	agent.Note(w.cfg.Out, "deleting: no worker has reported anything")

@@ -1319,3 +1319,43 @@ func TestCodeLeavesWhatIsTheUsers(t *testing.T) {
 		unpack("74 script_dir_zip_r.tar.gz is not what the job was started with: anew\n")
 	})
 }
+
+// A worker that does not know its place deletes the slices only if no worker could begin for
+// long. A bucket that cannot be read for a moment shows nothing, but it does not keep the
+// slices for ever.
+func TestAWorkerWithoutPlaceDeletesLast(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		reported     bool
+		from, before int // when the bucket is away, in seconds
+		want         int // when the slices are deleted; 0: never
+	}{
+		"alone":                      {want: 2400},
+		"another has reported":       {reported: true},
+		"the bucket never answers":   {reported: true, before: 99999, want: 4800},
+		"the bucket is away a while": {reported: true, from: 2000, before: 3000},
+		"it is away, and nobody has": {from: 2000, before: 3000, want: 3000},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			inWorld(t, func(w *world) {
+				w.values["attributes/tpu-env"] = "WORKER_ID: 'x'\n"
+				if c.reported {
+					w.put("workers/s0w1", nil)
+				}
+				w.refuse = func(_, name string) int {
+					if now := w.since(); strings.HasPrefix(name, "workers/") && now >= c.from && now < c.before {
+						return http.StatusServiceUnavailable
+					}
+					return 0
+				}
+				at := 0
+				w.note = func(string) { at = w.since() }
+				w.run(3 * time.Hour)
+				if at < c.want || at > c.want+180 || c.want == 0 && at > 0 {
+					t.Errorf("deleted after %d s\n%s", at, w.out.String())
+				}
+			})
+		})
+	}
+}
