@@ -38,7 +38,7 @@
 //   - boot.sh has the SHA-256 of multihost-agent in its text. So a person who can write to
 //     the bucket cannot choose the program that root runs. A script that cannot get the
 //     program writes nothing to the bucket and decides nothing about an attempt. It deletes
-//     only if no worker has ever reported, or nothing can be read.
+//     only if no worker has ever reported, or nothing can be read for long.
 //   - The shutdown script is the startup script with an argument (--going). The text stands
 //     twice in the metadata, because a machine that ends in half a minute has no time to
 //     fetch anything. The script marks the attempt before it sends anything. While the mark
