@@ -186,7 +186,7 @@ func (q *queued) create(ctx context.Context) (res provision.Resource, created bo
 	if errors.As(err, &conflict) {
 		return res, false, err
 	}
-	q.gone = false
+	q.gone, q.known = false, sighting{} // a new resource is this job's own, even if the wait for it never begins
 	q.made = q.made || created
 	q.there = res.State != ""
 	if created {
@@ -269,7 +269,7 @@ func (q *queued) diagnose(ctx context.Context, cause error) (d provision.Decisio
 }
 
 // A sighting identifies the resource that the job has waited for, among those that had its
-// name.
+// name. The zero value identifies none.
 type sighting struct {
 	made   time.Time // zero: not known
 	slices []string  // their ids

@@ -243,6 +243,27 @@ func TestWhetherAnotherCommandHasMadeAResource(t *testing.T) {
 	}
 }
 
+// A job that ends after it has requested its resource again, and before it has waited for
+// it, does not take that resource for one of another command.
+func TestAResourceThatTheJobHasMadeAgainIsItsOwn(t *testing.T) {
+	for _, tt := range []struct {
+		story string
+		fails map[string][]error
+		made  bool // the request has arrived
+	}{
+		{"interrupted after the answer", nil, true},
+		{"interrupted before the answer", map[string][]error{"create": {context.Canceled}}, false},
+	} {
+		q, h := onHardCloud(tt.fails)
+		q.known = sighting{made: h.clock.Now().Add(-time.Hour), slices: []string{"0"}}
+		_, created, err := q.create(t.Context())
+		now := provision.Resource{ID: "m", CreateTime: h.clock.Now()}
+		if created != tt.made || (err == nil) != tt.made || q.ending(&runner{}).Remade(now) {
+			t.Errorf("%s: created %v, %v; remade %v", tt.story, created, err, q.ending(&runner{}).Remade(now))
+		}
+	}
+}
+
 // If the requested time of slices has passed, the job that has used them ends. The same
 // job, typed again, makes new slices.
 func TestSlicesWhoseTimeIsOver(t *testing.T) {
