@@ -104,6 +104,30 @@ func TestAFailureStopsTheOthers(t *testing.T) {
 	}
 }
 
+// The workers know that a user has learned how the run ended and has its logs, unless this
+// command deletes their slices next.
+func TestTheEndThatAUserHasSeen(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		story, script string
+		deletes, want bool
+	}{
+		{"a success", "true", false, true},
+		{"a failure", "exit 3", false, true},
+		{"a failure on slices that go", "exit 3", true, false},
+	} {
+		s := start(t, tt.script)
+		s.Deletes = tt.deletes
+		if _, err := s.Do(t.Context()); err != nil {
+			t.Errorf("%s: %v", tt.story, err)
+		}
+		infos, err := launch.List(t.Context(), s.Workers.Conns[0])
+		if err != nil || len(infos) != 1 || infos[0].Seen != tt.want {
+			t.Errorf("%s: %+v, %v", tt.story, infos, err)
+		}
+	}
+}
+
 // A lost connection costs no byte.
 func TestAConnectionThatBreaks(t *testing.T) {
 	t.Parallel()

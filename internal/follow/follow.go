@@ -254,7 +254,8 @@ func (f *Following) conclude(ctx context.Context, stop *stopping) (stage.Outcome
 	if f.Reads == nil && a.toKeep() {
 		f.onFirst(ctx, func(ctx context.Context, c remote.Runner) error { return launch.KeepVerdict(ctx, c, f.Ref, a.blame()) })
 	}
-	if f.Reads == nil && !f.Deletes && a.code == 0 && cause == nil && f.Rec.Ended && parts == nil {
+	seen := a.code != 0 || cause == nil // a stop between the last end and its report is not a success
+	if f.Reads == nil && !f.Deletes && seen && f.Rec.Ended && f.Ends.settled(true) && parts == nil {
 		f.onFirst(ctx, func(ctx context.Context, c remote.Runner) error { return launch.KeepSeen(ctx, c, f.Ref, f.Owner) })
 	}
 	return stage.Outcome{Code: a.code, Started: true, PartLogs: parts != nil, KeepLogs: parts.there() && !stop.slicesGo(f.Deletes)}, cause

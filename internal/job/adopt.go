@@ -30,7 +30,7 @@ type inheritance struct {
 	worked    bool // every worker has answered at least once
 
 	lives bool // the command of this run is running on some worker
-	ended bool // it has ended on some worker, and no user was told its success
+	ended bool // it has ended on some worker, and no user was told how
 	asked bool // some worker has said whether the command is running there
 }
 

@@ -18,8 +18,8 @@ func KeepVerdict(ctx context.Context, r remote.Runner, ref Ref, text string) err
 	return keep(ctx, r, ref, text)
 }
 
-// KeepSeen notes on the worker that a user has learned of the success of an ended attempt,
-// and that nobody needs its logs from there. List returns it as Info.Seen. It gives up a
+// KeepSeen notes on the worker that a user has learned how an attempt has ended, and that
+// nobody needs its logs from there. List returns it as Info.Seen. It gives up a
 // worker as KeepVerdict does.
 func KeepSeen(ctx context.Context, r remote.Runner, ref Ref, by string) error {
 	return keep(ctx, r, ref, by, "seen")

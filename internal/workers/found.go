@@ -23,7 +23,7 @@ type FoundRun struct {
 	Stopped  launch.Stopped // the newest mark of a stop, by this machine's clock
 	Well     int            // number of workers on which it ended by itself with 0
 	Alive    int            // number of workers on which it lives
-	Seen     bool           // some user has seen that it succeeded
+	Seen     bool           // some user has seen how it ended, and has its logs
 	Broken   int            // number of workers on which it was stopped, or where nobody saw its end
 }
 
