@@ -84,7 +84,7 @@ the same request exists already, multihost uses it.`,
 			if !c.Bool("wait") {
 				return nil
 			}
-			return s.waitForSlices(c, d, d.Cloud, r.ID, limits)
+			return s.waitForSlices(c, d, d.Cloud, res, limits)
 		}),
 	}, exitOK, exitUsage, exitUnavailable, exitTempFail, exitPermission, exitConfig, exitInterrupt, exitTerminate)
 }
@@ -149,23 +149,31 @@ if some slices have come and others do not.`,
 			if err != nil {
 				return interruptible(c.Context, err)
 			}
-			if limits.SlicesLimit > 0 && res.JobMade() {
-				return usagef("--slices-deadline: the slices %s belong to a job, of %s: only its own --slices-deadline gives them back", id, res.Owner())
-			}
-			return s.waitForSlices(c, d, p, id, limits)
+			return s.waitForSlices(c, d, p, res, limits)
 		}),
 	}, exitOK, exitUsage, exitUnavailable, exitTempFail, exitPermission, exitConfig, exitInterrupt, exitTerminate)
 }
 
-// waitForSlices waits for the slices that p makes.
-func (s *session) waitForSlices(c *call, d *deps, p provision.Provider, id string, o provider.WaitOptions) error {
+// waitForSlices waits for the slices of res, which p makes.
+func (s *session) waitForSlices(c *call, d *deps, p provision.Provider, res provision.Resource, o provider.WaitOptions) error {
+	if err := mayGiveBack(res, o); err != nil {
+		return err
+	}
 	o.Clock, o.Sink = gcp.SystemClock, s.sink
 	o.Probe = func(ctx context.Context, slice tpu.Slice) error { return job.Probe(ctx, d.Reach, slice) }
-	_, all, err := provider.WaitTogether(c.Context, s.all.LedBy(p), id, o)
+	_, all, err := provider.WaitTogether(c.Context, s.all.LedBy(p), res.ID, o)
 	if err != nil {
 		return interruptible(c.Context, err)
 	}
-	s.view.Emit(provider.Answering(provision.NameOf(p, id), all))
+	s.view.Emit(provider.Answering(provision.NameOf(p, res.ID), all))
+	return nil
+}
+
+// mayGiveBack returns an error if the wait might delete slices that belong to a job.
+func mayGiveBack(res provision.Resource, o provider.WaitOptions) error {
+	if o.SlicesLimit > 0 && res.JobMade() {
+		return usagef("--slices-deadline: the slices %s belong to a job, of %s: only its own --slices-deadline gives them back", res.ID, res.Owner())
+	}
 	return nil
 }
 
