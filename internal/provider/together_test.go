@@ -24,6 +24,8 @@ type bakery struct {
 	ready   [2]time.Time
 	deletes *int
 	refuses error
+	away    [2]time.Time // begin and end of the time in which the API does not answer
+	gets    *int         // nil: not counted
 }
 
 func (b bakery) Undoing(id string, _ ...string) provision.Undoing {
@@ -31,6 +33,12 @@ func (b bakery) Undoing(id string, _ ...string) provision.Undoing {
 }
 
 func (b bakery) Get(_ context.Context, id string) (provision.Resource, error) {
+	if b.gets != nil {
+		*b.gets++
+	}
+	if now := b.clock.Now(); !now.Before(b.away[0]) && now.Before(b.away[1]) {
+		return provision.Resource{}, &gcp.Error{What: "read it", Class: gcp.Unavailable}
+	}
 	r := provision.Resource{ID: id, Zone: "us-east5-a", Type: "v6e-16", Tier: provision.OnDemand, NodeCount: 2, Nodes: []string{"m-0", "m-1"}, Life: provision.Active, State: "ACTIVE"}
 	for i, at := range b.ready {
 		if b.clock.Now().Before(at) {
@@ -137,5 +145,27 @@ func TestSlicesThatCannotBeGivenBack(t *testing.T) {
 	_, _, err := provider.WaitTogether(t.Context(), b, "m", provider.WaitOptions{SlicesLimit: time.Minute, Clock: clock})
 	if !errors.Is(err, b.refuses) || !provision.GivesBack(err) || !strings.Contains(gcp.Hint(err), "delete m") {
 		t.Errorf("got %v, hint %q", err, gcp.Hint(err))
+	}
+}
+
+// If the API does not answer when the deadline of slices passes, their state at the next
+// answer decides. Until then they stay.
+func TestTheDeadlineOfSlicesPassesWhileTheAPIIsAway(t *testing.T) {
+	t.Parallel()
+	for _, comes := range []bool{true, false} {
+		clock, deletes, gets := testkit.NewJumpClock(), 0, 0
+		start := clock.Now()
+		b := bakery{clock: clock, ready: [2]time.Time{start, start.Add(50 * time.Minute)}, deletes: &deletes, gets: &gets,
+			away: [2]time.Time{start.Add(20 * time.Minute), start.Add(time.Hour)}}
+		if !comes {
+			b.ready[1] = start.Add(1000 * time.Hour)
+		}
+		_, all, err := provider.WaitTogether(t.Context(), b, "m", provider.WaitOptions{SlicesLimit: 30 * time.Minute, Clock: clock})
+		if took := clock.Now().Sub(start); took < time.Hour || took > time.Hour+20*time.Second || gets > 1000 {
+			t.Errorf("the other comes: %v; it took %s and %d reads", comes, took, gets)
+		}
+		if comes != (err == nil && len(all) == 2 && deletes == 0) || comes == provision.GivesBack(err) {
+			t.Errorf("the other comes: %v; got %v, %v after %d deletions", comes, all, err, deletes)
+		}
 	}
 }

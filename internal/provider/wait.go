@@ -332,13 +332,17 @@ func (w *waiter) left() (d time.Duration, limited bool) {
 	return b.end().Sub(w.now()), b.limit > 0
 }
 
-// checkLimit returns a *DeadlineError if the phase has lasted longer than its
-// limit. It runs right after a read, so that the error gives the current state.
+// checkLimit returns a *DeadlineError if the phase has lasted longer than its limit. It
+// runs right after a read, so that the error gives the current state. If that read failed,
+// the limit of waiting for other slices ends nothing.
 func (w *waiter) checkLimit(ctx context.Context) error {
 	if left, limited := w.left(); !limited || left > 0 {
 		return nil
 	}
 	b := w.bound()
+	if b.phase == provision.PhaseSlices && w.lost != nil {
+		return nil // slices may have come since; giving back what is complete would be wrong
+	}
 	e := &provision.DeadlineError{Commands: w.what, ID: w.id, Phase: b.phase, Limit: b.limit, Life: w.res.Life, State: w.res.State,
 		Detail: foldMissing(w.missing), Slices: w.res.Slices, Silent: w.silent, Err: w.lost, Missing: w.res.Missing, Total: w.total(), Cost: w.cost()}
 	if w.lost != nil {
@@ -408,7 +412,7 @@ func (w *waiter) readConsoles(ctx context.Context) []provision.Console {
 // of the phase.
 func (w *waiter) pause() time.Duration {
 	d := w.pace.Next()
-	if left, limited := w.left(); limited {
+	if left, limited := w.left(); limited && left > 0 {
 		d = min(d, max(left, time.Millisecond))
 	}
 	return d
