@@ -355,7 +355,7 @@ func collect(ctx context.Context, d Deps, o GCOptions, l Leftover) error {
 		return nil
 	}
 	again := []Leftover{l}
-	again[0].Useless = l.res.Spent()
+	again[0].res, again[0].Useless = now, now.Spent() // a slice may have become ready in the same state
 	if err := lookForRuns(ctx, d, again, o.OlderThan); err != nil {
 		return err
 	}

@@ -153,6 +153,36 @@ func TestASliceThatIsLeftIsLookedAt(t *testing.T) {
 	}
 }
 
+// back is a provider of a resource of which one slice has become ready again. Its list of
+// slices is late.
+type back struct {
+	remains
+	now provision.Resource
+}
+
+func (b *back) Get(context.Context, string) (provision.Resource, error) { return b.now, nil }
+
+func (*back) Slices(context.Context) ([]tpu.Slice, error) { return nil, nil }
+
+// gc judges what it deletes by the state before the deletion, and not by that of its list.
+func TestASliceThatIsReadyAgainIsNotDeleted(t *testing.T) {
+	t.Parallel()
+	slice := tpu.Slice{Name: "m-0", QueuedResource: "m", Condition: tpu.Making}
+	res := provision.Resource{ID: "m", Life: provision.Suspended, State: "PREEMPTED", NodeCount: 2, Slices: []tpu.Slice{slice}}
+	l := Leftover{Kind: "slice request", Name: "m", State: res.State, Run: "r", Useless: true, res: res}
+	for _, ready := range []bool{true, false} {
+		cloud := &back{now: res}
+		if ready {
+			slice.Condition, slice.Workers = tpu.Usable, []tpu.Worker{{Name: "vm"}}
+			cloud.now.Slices = []tpu.Slice{slice}
+		}
+		d := Deps{Reach: &workers.Reach{Invocation: &stage.Invocation{Clock: testkit.NewJumpClock(), Sink: event.Discard}, Cloud: cloud}}
+		if err := Collect(t.Context(), d, GCOptions{}, []Leftover{l}); err != nil || (cloud.deleted == "") != ready {
+			t.Errorf("ready %v: deleted %q, %v", ready, cloud.deleted, err)
+		}
+	}
+}
+
 // The remains of a resource without slices are deleted too, unless somebody is already
 // making a new one of that name.
 func TestPartsWithoutSlicesAreDeleted(t *testing.T) {
