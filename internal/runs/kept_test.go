@@ -119,6 +119,33 @@ func (d *deletions) Undoing(id string, _ ...string) provision.Undoing {
 	return provision.Undoing{Commands: provision.Commands{Kind: "queued resource", Delete: "multihost qr delete " + id + " --force"}}
 }
 
+// parted is a provider whose resources have parts beside their slices.
+type parted struct {
+	deletions
+	swept string
+}
+
+func (p *parted) Sweep(_ context.Context, id, run string) error {
+	p.swept = id + " of " + run
+	return nil
+}
+
+// When a run has ended and its slices are gone, the remaining parts are deleted, and no
+// slices that another command may be making. The parts of a run that may continue stay.
+func TestThePartsOfARunThatHasEndedAreSwept(t *testing.T) {
+	t.Parallel()
+	for stopping, want := range map[string]string{"multihost stop by ann": "k of r", "the slices end (--max-run-duration)": "", "": ""} {
+		cloud := &parted{deletions: deletions{err: provision.ErrNotFound}}
+		r := &BucketRun{Deps: Deps{
+			Reach: &workers.Reach{Invocation: &stage.Invocation{Sink: event.Discard, Clock: testkit.NewJumpClock()}, Cloud: cloud},
+		}, Desc: detach.Description{Run: "r", Resource: "k"}}
+		r.sweep(t.Context(), detach.State{Stopping: stopping})
+		if cloud.swept != want || cloud.n > 0 {
+			t.Errorf("%q: swept %q after %d deletions, want %q", stopping, cloud.swept, cloud.n, want)
+		}
+	}
+}
+
 // Without a terminal nobody has said that the only copy of a log may go.
 func TestTheOnlyCopyOfALogStaysUnlessSomebodySaysSo(t *testing.T) {
 	t.Parallel()
