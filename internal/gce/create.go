@@ -203,32 +203,17 @@ func (p *Provider) Image(ctx context.Context, t tpu.Type) (string, error) {
 type part struct {
 	kind, name, about string
 	insert            func(context.Context) error
-	read              func(context.Context) (description string, err error)
+	read              func(ctx context.Context, name string) (description string, err error)
 }
 
 func (p *Provider) parts(all plan) (list []part) {
 	if w := all.policy; w != nil {
-		list = append(list, part{"workload policy", w.GetName(), w.GetDescription(),
-			func(ctx context.Context) error { return p.calls.InsertPolicy(ctx, w) },
-			func(ctx context.Context) (string, error) {
-				has, err := p.calls.Policy(ctx, w.GetName())
-				return has.GetDescription(), err
-			}})
+		list = append(list, part{partPolicy, w.GetName(), w.GetDescription(), func(ctx context.Context) error { return p.calls.InsertPolicy(ctx, w) }, p.aboutPolicy})
 	}
 	t := all.template
-	list = append(list, part{"instance template", t.GetName(), t.GetDescription(),
-		func(ctx context.Context) error { return p.calls.InsertTemplate(ctx, t) },
-		func(ctx context.Context) (string, error) {
-			has, err := p.calls.Template(ctx, t.GetName())
-			return has.GetDescription(), err
-		}})
+	list = append(list, part{partTemplate, t.GetName(), t.GetDescription(), func(ctx context.Context) error { return p.calls.InsertTemplate(ctx, t) }, p.aboutTemplate})
 	for _, g := range all.groups {
-		list = append(list, part{"group", g.GetName(), g.GetDescription(),
-			func(ctx context.Context) error { return p.calls.InsertGroup(ctx, g) },
-			func(ctx context.Context) (string, error) {
-				has, err := p.calls.Group(ctx, g.GetName())
-				return has.GetDescription(), err
-			}})
+		list = append(list, part{partGroup, g.GetName(), g.GetDescription(), func(ctx context.Context) error { return p.calls.InsertGroup(ctx, g) }, p.aboutGroup})
 	}
 	return list
 }
@@ -237,7 +222,7 @@ func (p *Provider) parts(all plan) (list []part) {
 // part: the answer was lost, and the part exists.
 func (p *Provider) ensure(ctx context.Context, part part) (made bool, err error) {
 	is := func(ctx context.Context) (bool, error) {
-		about, err := part.read(ctx)
+		about, err := part.read(ctx, part.name)
 		switch {
 		case gcp.ClassOf(err) == gcp.NotFound:
 			return false, nil

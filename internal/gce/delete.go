@@ -131,7 +131,7 @@ func (p *Provider) removeOnce(ctx context.Context, id string, asked map[string]t
 		if of, _, ok := described(g.GetDescription()); !ok || of != id {
 			continue
 		}
-		left = "group " + g.GetName()
+		left = partGroup + " " + g.GetName()
 		if at, ok := asked[g.GetName()]; ok && p.gcp.Clock().Now().Sub(at) < reissueAfter {
 			continue
 		}
@@ -166,19 +166,13 @@ func (p *Provider) removeParts(ctx context.Context, id string, asked map[string]
 	name := p.at().partName(id)
 	for _, part := range []struct {
 		kind   string
-		about  func() (string, error)
+		about  func(ctx context.Context, name string) (string, error)
 		delete func(context.Context, string) error
 	}{
-		{"instance template", func() (string, error) {
-			t, err := p.calls.Template(ctx, name)
-			return t.GetDescription(), err
-		}, p.calls.DeleteTemplate},
-		{"workload policy", func() (string, error) {
-			w, err := p.calls.Policy(ctx, name)
-			return w.GetDescription(), err
-		}, p.calls.DeletePolicy},
+		{partTemplate, p.aboutTemplate, p.calls.DeleteTemplate},
+		{partPolicy, p.aboutPolicy, p.calls.DeletePolicy},
 	} {
-		about, err := part.about()
+		about, err := part.about(ctx, name)
 		of, _, ok := described(about)
 		switch {
 		case gcp.ClassOf(err) == gcp.NotFound:

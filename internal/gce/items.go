@@ -15,6 +15,23 @@ const (
 	partGroup    = "group"
 )
 
+// The descriptions of parts say which resource and run they belong to.
+
+func (p *reader) aboutPolicy(ctx context.Context, name string) (string, error) {
+	w, err := p.calls.Policy(ctx, name)
+	return w.GetDescription(), err
+}
+
+func (p *reader) aboutTemplate(ctx context.Context, name string) (string, error) {
+	t, err := p.calls.Template(ctx, name)
+	return t.GetDescription(), err
+}
+
+func (p *reader) aboutGroup(ctx context.Context, name string) (string, error) {
+	g, err := p.calls.Group(ctx, name)
+	return g.GetDescription(), err
+}
+
 // Items implements provision.Itemizer. Boot disks are deleted with their VMs, so they are
 // not listed as parts.
 func (p *reader) Items(ctx context.Context, id string) ([]provision.Item, error) {
@@ -37,18 +54,9 @@ func (p *reader) Items(ctx context.Context, id string) ([]provision.Item, error)
 	name := p.at().partName(id)
 	for _, part := range []struct {
 		kind string
-		read func() (string, error)
-	}{
-		{partTemplate, func() (string, error) {
-			t, err := p.calls.Template(ctx, name)
-			return t.GetDescription(), err
-		}},
-		{partPolicy, func() (string, error) {
-			w, err := p.calls.Policy(ctx, name)
-			return w.GetDescription(), err
-		}},
-	} {
-		about, err := part.read()
+		read func(ctx context.Context, name string) (string, error)
+	}{{partTemplate, p.aboutTemplate}, {partPolicy, p.aboutPolicy}} {
+		about, err := part.read(ctx, name)
 		of, _, ours := described(about)
 		switch {
 		case gcp.ClassOf(err) == gcp.NotFound:
