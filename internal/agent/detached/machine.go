@@ -471,21 +471,13 @@ func (m *machine) gather(s *sight) action {
 		return action{do: look, at: ofSeats}
 	case s.absentErr != nil:
 		why = s.absentErr.Error()
-	case s.absent == "" && !s.looked[ofFailed]: // a worker that has given up leaves its seat behind
-		return action{do: look, at: ofFailed}
-	case s.absent == "" && s.failed != "":
-		return m.abandonFor(stoppedCode, s.failed, s)
-	case s.absent == "":
-		m.gathered = true
-		s.forget()
-		return m.next(s)
 	default:
 		why = s.absent
 	}
-	if limit := m.job.Gather; limit > 0 && s.now.Sub(m.sitFrom) >= limit {
+	if limit := m.job.Gather; why != "" && limit > 0 && s.now.Sub(m.sitFrom) >= limit {
 		return m.abandonFor(codeAlone, fmt.Sprintf("waited %d s for all workers (--slices-deadline): %s", int(m.job.Gather.Seconds()), why), s)
 	}
-	for _, at := range []subject{ofFailed, ofAttempt} {
+	for _, at := range []subject{ofFailed, ofAttempt} { // even if all have come: a worker that gives the attempt up leaves its seat behind
 		if !s.looked[at] {
 			return action{do: look, at: at}
 		}
@@ -495,6 +487,10 @@ func (m *machine) gather(s *sight) action {
 		return m.abandonFor(stoppedCode, s.failed, s)
 	case s.wantedErr == nil && s.wanted > m.attempt:
 		return m.start(s.wanted, s)
+	case why == "":
+		m.gathered = true
+		s.forget()
+		return m.next(s)
 	case (m.said != "boot" || m.detail != text) && !s.did[say]:
 		return action{do: say, text: "boot", more: text}
 	}
