@@ -18,6 +18,7 @@ import (
 	"multihost/internal/follow"
 	"multihost/internal/gcp"
 	"multihost/internal/launch"
+	"multihost/internal/provider"
 	"multihost/internal/provision"
 	"multihost/internal/record"
 	"multihost/internal/stage"
@@ -803,20 +804,17 @@ func afterEnd(ctx context.Context, r *BucketRun, state detach.State) (text strin
 const sweepLimit = 20 * time.Second
 
 // sweep deletes the parts of a resource without slices, which its workers could not delete
-// because the parts were in use until the workers were gone. A run that may continue is left
-// alone: another start of it may be making the same parts.
+// because the parts were in use until the workers were gone. It deletes no slices: another
+// command may be making the resource again. A run that may continue is left alone.
 func (r *BucketRun) sweep(ctx context.Context, state detach.State) {
-	if (&detach.Earlier{Description: r.Desc, State: state}).Ended() == "" {
+	p, ok := provision.As[provision.Sweeper](provider.Of(r.Cloud, r.Desc.Kind))
+	if !ok || (&detach.Earlier{Description: r.Desc, State: state}).Ended() == "" {
 		return
 	}
-	if _, err := r.Cloud.Get(ctx, r.Desc.Resource); gcp.ClassOf(err) != gcp.NotFound {
-		return
-	}
-	deleted, err := r.Cloud.Delete(ctx, r.Desc.Resource, provision.DeleteOptions{OnlyRun: r.Desc.Run, Limit: sweepLimit})
-	if err != nil {
+	ctx, cancel := context.WithTimeout(ctx, sweepLimit)
+	defer cancel()
+	if err := p.Sweep(ctx, r.Desc.Resource, r.Desc.Run); err != nil {
 		event.Notef(r.Sink, event.Debug, "multihost gc", "parts of %s that cost nothing may be left: %v", provision.NameOf(r.Cloud, r.Desc.Resource), err)
-	} else if deleted {
-		event.Notef(r.Sink, event.Info, "", "what was left of %s, which cost nothing, is deleted", provision.NameOf(r.Cloud, r.Desc.Resource))
 	}
 }
 
