@@ -9,7 +9,7 @@ import (
 	"multihost/internal/sim/worker"
 )
 
-// taken is a backend beside which another one has some addresses.
+// taken is a backend that runs beside another one, which has some of the addresses.
 type taken struct {
 	worker.Backend
 	has func(netip.Addr) bool

@@ -188,7 +188,7 @@ func (c *Client) Down(ctx context.Context) error {
 		return cleanUp(ctx, c.dir)
 	}
 	if err != nil && !errors.Is(err, io.EOF) && !errors.Is(err, syscall.ECONNRESET) {
-		return err // otherwise it ended before it answered, as asked
+		return err // otherwise the simulator has ended, as asked, before it answered
 	}
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()

@@ -187,8 +187,8 @@ func TestDiscoveryDocumentsDescribeTrouble(t *testing.T) {
 	c.report(t)
 }
 
-// What the simulator answers about a slice of Compute Engine, from the policy to the last
-// deletion and while things go wrong, agrees with the document of the API.
+// The answers of the simulator about a slice of Compute Engine agree with the document of
+// the API, from the policy to the last deletion and while things go wrong.
 func TestDiscoveryDocumentsDescribeComputeEngineSlices(t *testing.T) {
 	t.Parallel()
 	c := &checker{docs: loadDiscovery(t), problems: map[string]string{}, called: map[string]int{}}
@@ -340,7 +340,7 @@ func makeNetworks(t *testing.T, c *network.Client) {
 	}
 }
 
-// everyTier has one request for each, and every optional field in one of them.
+// everyTier returns one request for each tier. One of them has every optional field.
 func everyTier(t *testing.T) []qr.Request {
 	t.Helper()
 	var all []qr.Request

@@ -147,7 +147,7 @@ type exchange struct {
 
 func (e exchange) String() string { return e.verb + " " + e.url.RequestURI() }
 
-// A checker collects what contradicts the documents, once each.
+// A checker collects each contradiction to the documents once.
 type checker struct {
 	docs     []*discovery
 	problems map[string]string // what is wrong → the first exchange with it
@@ -162,7 +162,7 @@ func (c *checker) problem(format string, args ...any) {
 	}
 }
 
-// check holds one exchange against the documents.
+// check compares one exchange with the documents.
 func (c *checker) check(e exchange) {
 	c.current = e.String()
 	m, err := findMethod(c.docs, e.verb, e.url.Path)
@@ -179,7 +179,7 @@ func (c *checker) check(e exchange) {
 		c.problem("%s: has a body", m.ID)
 	}
 	if e.code != http.StatusOK {
-		return // errors are no part of the documents
+		return // the documents do not describe errors
 	}
 	c.called[m.ID]++
 	w := walker{checker: c, doc: m.doc, method: m.ID}
@@ -221,13 +221,13 @@ func (c *checker) checkQuery(m *discoveryMethod, query url.Values) {
 	}
 }
 
-// A walker holds one body against its schema.
+// A walker compares one body with its schema.
 type walker struct {
 	*checker
 	doc    *discovery
 	method string
-	asked  bool // a request: output only fields must not be
-	whole  bool // required fields must be; a patch has only what its mask names
+	asked  bool // a request: it must not have output-only fields
+	whole  bool // it must have the required fields; a patch has only those in its mask
 }
 
 func (w walker) text(where, body string, s *schema) {
@@ -246,8 +246,8 @@ func (w walker) text(where, body string, s *schema) {
 
 func (w walker) value(where string, v any, s *schema) {
 	if s.Ref != "" {
-		// Positions in what follows are counted from the message: that names
-		// a problem once, wherever the message is.
+		// From here on, positions start at the message. So a problem has the same name
+		// wherever the message is, and appears once.
 		where = strings.Fields(where)[0] + " " + strings.Fields(where)[1] + " " + s.Ref
 		s = w.doc.Schemas[s.Ref]
 	}
@@ -302,7 +302,7 @@ func (w walker) object(where string, m map[string]any, s *schema) {
 	}
 }
 
-// message checks a value of any type: a message that names its own type.
+// message checks a message in a field for any type. Such a message names its own type.
 func (w walker) message(where string, v any) {
 	m, ok := v.(map[string]any)
 	name, _ := m["@type"].(string)
@@ -373,7 +373,7 @@ func (c *checker) report(t *testing.T) {
 	}
 }
 
-// The check finds what it is there to find.
+// The check finds every kind of fault that it is for.
 func TestDiscoveryCheckFindsFaults(t *testing.T) {
 	t.Parallel()
 	docs := loadDiscovery(t)

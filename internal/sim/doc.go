@@ -5,9 +5,9 @@
 // Server.Env returns the settings for both.
 //
 // The simulator fails closed. It refuses every field, query parameter, method, name or
-// combination that the real API refuses, with the same error body and code. It answers
-// what the real API has but the simulator does not model with 501 UNIMPLEMENTED; it never
-// ignores it.
+// combination that the real API refuses, with the same error body and code. For everything
+// that the real API has and the simulator does not model, it answers 501 UNIMPLEMENTED. It
+// ignores nothing.
 //
 // # Modelled
 //
@@ -27,14 +27,14 @@
 //     zones, operations with wait; workload policies, instance templates (regional and
 //     global), the machine types with TPU chips, and the images of the project
 //     ubuntu-os-accelerator-images.
-//   - Zonal managed instance groups of VMs with TPU chips: one VM, or in BULK mode the
-//     VMs of a slice with a workload policy. Insert, get, list, resize, delete,
+//   - Zonal managed instance groups of VMs with TPU chips: one VM, or in BULK mode the VMs
+//     of a slice with a workload policy. Insert, get, list, resize, delete,
 //     listManagedInstances, listErrors. A group waits for room with the reason in
-//     lastProgressCheck; its VMs are PENDING (flex-start), PROVISIONING, STAGING,
-//     RUNNING, and its topology ACTIVATING, ACTIVE; INCOMPLETE without all VMs,
-//     REACTIVATING while all VMs restart after the failure of a host, FAILED.
-//     Preemption; the end of a maximum run duration, after which the group keeps its
-//     size without VMs. Worker numbers are shuffled against the names of the VMs.
+//     lastProgressCheck; its VMs are PENDING (flex-start), PROVISIONING, STAGING, RUNNING,
+//     and its topology ACTIVATING, ACTIVE; INCOMPLETE without all VMs, REACTIVATING while
+//     all VMs restart after the failure of a host, FAILED. Preemption; the end of a maximum
+//     run duration, after which the group keeps its size without VMs. The order of the
+//     worker numbers differs from that of the VMs' names.
 //   - VMs of groups: get, list, delete, reset, setMetadata, getGuestAttributes,
 //     getSerialPortOutput. Their metadata has the form of Compute Engine: an endpoint
 //     is the name of a VM, and tpu-env has TPU_WORKER_ID but no WORKER_ID and NODE_ID.

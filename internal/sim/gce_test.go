@@ -515,7 +515,7 @@ func TestWhatASliceKnowsOfItself(t *testing.T) {
 	}
 	r.refused("GET", instance+"/getGuestAttributes?queryPath=none%2F", "", 404, "The resource 'none/' of type 'Guest Attribute' was not found.")
 
-	// Metadata changes only for whoever has seen its last change.
+	// Only a caller that has seen the last change of the metadata can change it.
 	fingerprint := at(r.must("GET", instance, ""), "metadata", "fingerprint").(string)
 	body := `{"fingerprint":"` + fingerprint + `","items":[{"key":"ssh-keys","value":"ada:ssh-ed25519 AAAA ada"}]}`
 	r.must("POST", instance+"/setMetadata", body)
@@ -533,8 +533,8 @@ func TestWhatASliceKnowsOfItself(t *testing.T) {
 	}
 }
 
-// A VM may delete its own group, as long as its service account has the permission and it
-// exists.
+// A VM may delete its own group, as long as the group exists and the service account of the
+// VM has the permission.
 func TestAVMDeletesItsSlice(t *testing.T) {
 	t.Parallel()
 	s, workers, r := withParts(t)
@@ -918,7 +918,7 @@ func TestAGroupInTroubleCanBeDeleted(t *testing.T) {
 				if err != nil {
 					d.Fatal(err)
 				}
-				_, _ = s.Inject(f) // one for VMs is refused without any
+				_, _ = s.Inject(f) // a fault for VMs is refused if there are none
 			}
 			call("GET", groupsPath, "")
 		}
@@ -954,5 +954,5 @@ func throughRelay(t *testing.T, s *sim.Server, name string) string {
 			t.Fatal(err)
 		}
 	}
-	return string(last[min(6, len(last)):]) // behind a tag and a length
+	return string(last[min(6, len(last)):]) // the text follows a tag and a length
 }

@@ -34,7 +34,7 @@ type gcloud struct {
 	env  []string // besides
 }
 
-// gcloudFor also skips the test where there is none.
+// gcloudFor also skips the test if gcloud is not installed.
 func gcloudFor(t *testing.T, s *sim.Server) *gcloud {
 	t.Helper()
 	return &gcloud{t: t, file: testkit.NeedGcloud(t), home: t.TempDir(), sim: s}
@@ -64,7 +64,7 @@ func (g *gcloud) try(args ...string) (out string, status int, errs string) {
 	return stdout.String(), cmd.ProcessState.ExitCode(), stderr.String()
 }
 
-// run is try for commands that have to end well. Args are one line of words.
+// run is try for commands that must succeed. Args are one line of words.
 func (g *gcloud) run(line string) string {
 	g.t.Helper()
 	out, status, errs := g.try(strings.Fields(line)...)
@@ -197,7 +197,7 @@ func TestGcloudReachesWorkers(t *testing.T) {
 			port := strconv.Itoa(s.SSHPort()) // gcloud itself knows no port other than 22
 			ssh, scp := []string{"--ssh-flag=-p" + port}, []string{"--scp-flag=-P" + port}
 			if backend == "process" {
-				ssh, scp = append(ssh, "--internal-ip"), append(scp, "--internal-ip") // which are reachable
+				ssh, scp = append(ssh, "--internal-ip"), append(scp, "--internal-ip") // the internal addresses are reachable on this backend
 			}
 			testGcloudReachesWorkers(t, s, ssh, scp)
 		})
@@ -254,7 +254,7 @@ func TestGcloudKeepsObjects(t *testing.T) {
 	s, _ := start(t)
 	g := gcloudFor(t, s)
 	dir := filepath.Join(g.home, "run")
-	large := bytes.Repeat([]byte("0123456789abcdef"), 576<<10) // 9 MiB: more than it sends at once
+	large := bytes.Repeat([]byte("0123456789abcdef"), 576<<10) // 9 MiB: more than gcloud sends at once
 	files := map[string][]byte{"empty": nil, "small file": []byte("hello\n"), "sub/large": large}
 	for name, data := range files {
 		file := filepath.Join(dir, name)
@@ -305,7 +305,8 @@ func TestGcloudKeepsObjects(t *testing.T) {
 	if diff := cmp.Diff([]string{"a/empty", "b/large", "b/small file"}, names()); diff != "" {
 		t.Errorf("after mv (-want +got):\n%s", diff)
 	}
-	// Both ways in parts. It removes only parts that it uploaded in chunks.
+	// gcloud copies in parts in both directions. It removes only parts that it uploaded in
+	// chunks.
 	g.env = []string{
 		"CLOUDSDK_STORAGE_PARALLEL_COMPOSITE_UPLOAD_ENABLED=True", "CLOUDSDK_STORAGE_PARALLEL_COMPOSITE_UPLOAD_THRESHOLD=1M",
 		"CLOUDSDK_STORAGE_PARALLEL_COMPOSITE_UPLOAD_COMPONENT_SIZE=4M", "CLOUDSDK_STORAGE_RESUMABLE_THRESHOLD=1M",
@@ -429,7 +430,7 @@ func TestGcloudReachesVMs(t *testing.T) {
 	g := gcloudFor(t, s)
 	out, status, errs := g.try("compute", "ssh", "ann@"+names[1], "--zone="+sim.DefaultZone, "--quiet", "--internal-ip",
 		fmt.Sprintf("--ssh-flag=-p%d", s.SSHPort()), "--command=hostname; id -un; exit 7")
-	if want := names[1] + "\nann\n"; !strings.HasSuffix(out, want) || status != 7 { // ssh-keygen tells of its key first
+	if want := names[1] + "\nann\n"; !strings.HasSuffix(out, want) || status != 7 { // ssh-keygen prints something about its key first
 		t.Errorf("exit status %d, want 7, and output %q, want %q\n%s", status, out, want, errs)
 	}
 	known, err := os.ReadFile(filepath.Join(g.home, ".ssh", "google_compute_known_hosts"))

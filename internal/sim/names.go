@@ -33,7 +33,8 @@ func FaultArgs() []FaultArg { return cloud.FaultArgs() }
 // ParseFault reads a fault in the form of a command line: a name and key=value words.
 func ParseFault(text string) (Fault, error) { return cloud.ParseFault(text) }
 
-// ParseSlices reads slices as --slices has them: NAME[*COUNT]:TYPE, separated by commas.
+// ParseSlices reads slices in the form of --sim-slices: NAME:COUNTxTYPE, separated by
+// commas or spaces.
 func ParseSlices(text string) ([]SliceSpec, error) { return cloud.ParseSlices(text) }
 
 // Objects returns the objects of a bucket, in the order of their names.

@@ -24,8 +24,8 @@ import (
 	"multihost/internal/testkit/simworker"
 )
 
-// Workers of the netns backend have the addresses, the MTU and the metadata
-// that the API and the instance metadata server tell.
+// Workers of the netns backend have the addresses, the MTU and the metadata that the API
+// and the instance metadata server show.
 func TestNetnsWorkers(t *testing.T) {
 	simworker.NeedNetns(t)
 	signer, line := newKey(t)
@@ -79,7 +79,8 @@ get instance/service-accounts/default/token; get instance/service-accounts/defau
 			t.Errorf("tpu-env has no line %q:\n%s", line, env)
 		}
 	}
-	// The way between slices, the refusal without the header, directories.
+	// Check the way between slices, the refusal of a request without the header, and
+	// directories.
 	got = ask(nodes[1], 3, metadata+"ping -q -c1 -W20 "+first+` >/dev/null && echo reached
 curl -s -o /dev/null -w '%{http_code}\n' http://metadata.google.internal/computeMetadata/v1/instance/name
 curl -s -o /dev/null -w '%{http_code}\n' -H 'Metadata-Flavor: Google' http://metadata.google.internal/computeMetadata/v1/instance/none
@@ -168,7 +169,7 @@ func TestNetnsKilledSimulator(t *testing.T) {
 }
 
 // The real machine has one route to an address, so simulators beside each other must not
-// share any; at port 22, too, where a worker's own sshd is.
+// share any address. This also holds for port 22, where a worker's own sshd listens.
 func TestSimulatorsBesideEachOtherHaveAddressesOfTheirOwn(t *testing.T) {
 	simworker.NeedNetns(t)
 	signer, line := newKey(t)

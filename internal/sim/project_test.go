@@ -132,8 +132,8 @@ func TestQuotasAreThoseThatRequestsMeet(t *testing.T) {
 }
 
 // Our requests about the project, and gcloud's changes of it, agree with Google's
-// descriptions of these APIs. Cloud Quotas has none among those that Google ships with
-// its Go clients.
+// descriptions of these APIs. Google ships no description of Cloud Quotas with its Go
+// clients.
 func TestDiscoveryDocumentsDescribeTheProject(t *testing.T) {
 	t.Parallel()
 	c := &checker{docs: loadDiscovery(t), problems: map[string]string{}, called: map[string]int{}}

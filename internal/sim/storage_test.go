@@ -197,8 +197,8 @@ func TestStorageCopiesAndFailsClosed(t *testing.T) {
 	}
 }
 
-// A worker's token has the rights of its node's service account, as far as its
-// scopes go, and dies with the node.
+// A worker's token has the rights of its node's service account, as far as its scopes
+// allow, and becomes invalid with the node.
 func TestWorkersTokensAreGoodForWhatTheyMay(t *testing.T) {
 	testkit.Need(t, "curl")
 	t.Parallel()

@@ -14,7 +14,7 @@ type ComputeOp struct {
 	Done chan struct{} // closed when the operation is done
 }
 
-// The users in whose name operations run: whoever calls, and the service itself.
+// The users in whose name operations run: the caller, and the service itself.
 const (
 	ComputeUser   = "simulator@example.com"
 	ComputeSystem = "system"

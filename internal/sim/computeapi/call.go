@@ -181,8 +181,9 @@ func (c *computeCall) serve() (any, error) {
 	return nil, wire.UnknownMethod()
 }
 
-// unmodelled are collections that the service has in some scope and the simulator has not. A
-// client must not take them for empty: a commitment that cannot be read need not be absent.
+// unmodelled are collections that the service has in some scope and the simulator has not.
+// A client must not take them for empty: a commitment that the client cannot read may still
+// exist.
 var unmodelled = []string{
 	"acceleratorTypes", "addresses", "autoscalers", "commitments", "diskTypes", "disks", "firewallPolicies", "futureReservations", "healthChecks", "images",
 	"instanceGroupManagers", "instanceGroups", "instances", "instanceTemplates", "machineImages", "networkEndpointGroups", "nodeGroups", "operations",

@@ -305,7 +305,8 @@ func (s machines) checkMachine(g *cloud.Group) (groups.MachineType, error) {
 	return m, nil
 }
 
-// checkTopology settles the slice of a group.
+// checkTopology refuses a topology that the service refuses for a group, and sets the type
+// of its slice.
 func (s machines) checkTopology(g *cloud.Group, kind groups.MachineType, topology string) error {
 	size := 1
 	if topology != "" {

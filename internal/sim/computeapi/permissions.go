@@ -44,7 +44,7 @@ func checkCompute(who cloud.Caller, s *cloud.Cloud, c *computeCall) error {
 		verb = c.verb // instances.setMetadata and the like
 	}
 	if c.project == groups.ImageProject {
-		return nil // they are everybody's
+		return nil // everybody may read these images
 	}
 	permission := "compute." + resource + "." + verb
 	if who.May(s, permission) {

@@ -16,7 +16,7 @@ func TestWorkersOfTheSimulatorAnswerWhereGcloudLooks(t *testing.T) {
 	for _, test := range []struct {
 		name    string
 		asked   int
-		try     error // of the port that has to be tried
+		try     error // error of trying the port
 		tried   int
 		port    int
 		why     string

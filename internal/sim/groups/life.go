@@ -362,8 +362,8 @@ func incomplete(g *cloud.Group) {
 	}
 }
 
-// endAll ends the machines of all VMs of g. Meanwhile the VMs have the given status. It
-// calls then for each VM that has ended.
+// endAll ends the machines of all VMs of g. Meanwhile the VMs have the given status. For
+// each VM that has ended, it calls the function then.
 func (s Groups) endAll(g *cloud.Group, status string, limit time.Duration, then func(*cloud.Instance)) {
 	for _, i := range g.Instances() {
 		s.end(i, status, limit, then)

@@ -392,7 +392,7 @@ func listens(port int) bool {
 	return false
 }
 
-// fetchScript gets a script from the metadata server and has serve run it.
+// fetchScript gets a script from the metadata server, which serve then runs.
 func (p *process1) fetchScript(name string) {
 	text, err := metadataAttribute(name)
 	if err != nil {

@@ -16,8 +16,9 @@ import (
 )
 
 // This file implements the faults of a machine's disks, clock, start-up files and login
-// shell. Each has a function that sets it or, without a fault, undoes it. Undoing what
-// was never set does nothing; files survive a reboot, so an earlier boot may have set it.
+// shell. Each has a function that sets it or, without a fault, undoes it. Undoing a fault
+// that was never set does nothing. Files survive a reboot, so an earlier boot may have set
+// the fault.
 
 // inGuest reports whether faults of this kind are simulated inside the machine.
 func inGuest(k worker.FaultKind) bool {

@@ -166,7 +166,7 @@ func (m *netnsMachine) inside(f func() error) error {
 func (m *netnsMachine) begin(ctx context.Context, ln *net.TCPListener) error {
 	for _, f := range m.Spec.Faults {
 		if f.Kind == worker.Reboot || f.Kind == worker.Kill {
-			continue // it cannot happen before the boot
+			continue // this fault cannot happen before the boot
 		}
 		if err := m.SetFault(f); err != nil {
 			ln.Close()

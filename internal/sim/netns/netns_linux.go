@@ -88,21 +88,21 @@ func findTools() (map[string]string, error) {
 // them. It needs root. The program's main function must call [MaybeInit] first, because
 // the backend starts the program again as process 1 of each machine.
 //
-// A machine has its own network, mount, process, UTS and IPC namespaces. It sees the
-// files of the real machine with a private layer above them, which survives reboots. It
-// has its own /tmp, /run, /home, /root, /dev, users, module parameters and boot id; it
-// uses sshd, ip, sysctl, ethtool and sudo of the real machine; its process 1 reaps. Its
-// interface ens8 is attached to a bridge for its network; a router between the bridges
-// answers as gateway but connects no two networks. A user is created when the metadata
-// has a key for it, before a connection is passed on to sshd.
+// A machine has its own network, mount, process, UTS and IPC namespaces. It sees the files
+// of the real machine with a private layer above them, which survives reboots. It has its
+// own /tmp, /run, /home, /root, /dev, users, module parameters and boot id; it uses sshd,
+// ip, sysctl, ethtool and sudo of the real machine; its process 1 collects ended processes.
+// Its interface ens8 is attached to a bridge for its network; a router between the bridges
+// answers as gateway but connects no two networks. A user is created when the metadata has
+// a key for it, before a connection is passed on to sshd.
 //
 // The caller reaches a machine at Addr, an address of 127.64.0.0/10. The backend passes
-// bytes from there on to sshd, and simulates the faults of the transport there. A
-// machine's own address ([Internal]) works from other machines of its network. It also
-// works from the real machine, unless that has its own route to the address: with faults
-// at the backend's port, and without them at port 22 if the backend's port is another
-// one. Backends that run at the same time have different addresses if the caller uses
-// Claim.
+// bytes from there on to sshd, and simulates the faults of the transport there. A machine's
+// own address ([Internal]) works from other machines of its network. It also works from the
+// real machine, unless that has its own route to the address. Connections to the backend's
+// port meet the faults of the transport. Connections to port 22, if the backend has another
+// port, do not. Backends that run at the same time have different addresses if the caller
+// uses Claim.
 //
 // All namespaces, links and mounts belong to a thread of the caller and to the machines'
 // processes, which die with it: the kernel removes everything, however the caller ends.

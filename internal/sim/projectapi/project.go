@@ -20,16 +20,16 @@ import (
 
 // The APIs about the project itself.
 //
-// Service Usage, v1: the services are those of apis. All are enabled, except those that
-// the fault api-disabled disables; enabling one ends that fault at once.
+// Service Usage, v1: the services are those of cloud.APIs. All are enabled, except those
+// that the fault api-disabled disables; enabling one ends that fault at once.
 //
 // Resource Manager, v1: the project's policy. At first it has the bindings of a new
 // project: the user is its owner, and the default service account has roles/editor. Every
 // caller has every permission by inheritance, with two exceptions. The default service
 // account has only what the policy gives it: tests remove its binding. The fault
-// permission-denied removes permissions from everybody's inheritance and from the first
-// two bindings; any other binding grants the permissions of its role even then. Roles are
-// those of roles, without conditions.
+// permission-denied removes permissions from everybody's inheritance and from the first two
+// bindings; any other binding grants the permissions of its role even then. Roles are those
+// of cloud.Roles, without conditions.
 //
 // Cloud Quotas, v1, and v1beta, which gcloud uses: the quotas of the TPU API. The
 // simulator has one pool for each zone, so every quota of a zone has the same limit; it

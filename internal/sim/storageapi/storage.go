@@ -37,7 +37,7 @@ import (
 
 const (
 	maxCompose = 32        // sources of one compose
-	MaxObject  = 1 << 30   // it is in the simulator's memory; the real limit is 5 TiB
+	MaxObject  = 1 << 30   // the object is in the simulator's memory; the real limit is 5 TiB
 	chunkUnit  = 256 << 10 // chunks of a resumable upload are multiples of this
 	softDelete = 604800    // seconds, for a bucket created without another policy
 )
@@ -181,8 +181,8 @@ var ObjectMethods = []objectMethod{
 	}},
 }
 
-// Match reports whether a request is for the method. names are what the stars of its path
-// stand for.
+// Match reports whether a request is for the method. names are the parts that match the
+// stars of its path.
 func (m objectMethod) Match(method string, parts []string) (names []string, ok bool) {
 	want := strings.FieldsFunc(m.Path, func(r rune) bool { return r == '/' })
 	if method != m.method || len(parts) != len(want) {
@@ -472,8 +472,8 @@ func (c *storageCall) list(b *cloud.Bucket) (wire.Answer, error) {
 	return c.answer(out)
 }
 
-// A Selection says which objects of a bucket to list, and which of them under their folder
-// only.
+// A Selection says which objects of a bucket to list, and which of them to list only as
+// their folder.
 type Selection struct {
 	Prefix, Delimiter string
 	Start, End        string // names from start on and below end; "" for no end
@@ -811,8 +811,8 @@ func (c *storageCall) resume(b *cloud.Bucket, id string) (wire.Answer, error) {
 	return a, nil
 }
 
-// chunk parses a Content-Range header. first is -1 if no bytes are sent, total if it is
-// not known yet.
+// chunk parses a Content-Range header. first is -1 if no bytes are sent. total is -1 if it
+// is not known yet.
 func chunk(header string, size int) (first, total int64, err error) {
 	if header == "" {
 		return 0, int64(size), nil // everything in one request

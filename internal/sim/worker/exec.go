@@ -98,7 +98,7 @@ func (p *process) wait() syscall.WaitStatus {
 	st, err := p.proc.Wait()
 	p.ended = true
 	if err != nil {
-		return syscall.WaitStatus(syscall.SIGKILL) // some other code reaped it
+		return syscall.WaitStatus(syscall.SIGKILL) // other code has reaped the process
 	}
 	return st.Sys().(syscall.WaitStatus)
 }

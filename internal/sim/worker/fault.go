@@ -126,7 +126,7 @@ type faultForm struct {
 	legal []rule
 }
 
-// An argument takes words of the text into a fault.
+// An argument reads words of the text into a fault.
 type argument func(f *Fault, w *words) error
 
 // A rule refuses an argument that the fault cannot have.
@@ -389,7 +389,7 @@ func (f Fault) Startup() (file, text string) {
 	}
 	wait := "cat >/dev/null" // ends with the session
 	if file == sshRC {
-		wait = "sleep 60" // its input is empty from the start
+		wait = "sleep 60" // the input of the login is empty from the start
 	}
 	return file, fmt.Sprintf("echo 'waiting in %s'\n%s\n", file, wait)
 }

@@ -30,8 +30,8 @@ type machine struct {
 	addr string
 	port int
 
-	// A start of a process holds spawn for reading, a change of down for writing, so that
-	// no process escapes a search for all of them.
+	// To start a process, hold spawn for reading. To change down, hold it for writing. So
+	// no process escapes a search for all processes.
 	spawn sync.RWMutex
 	down  bool // rebooting or stopped: no process may start
 
@@ -176,8 +176,8 @@ func (m *machine) Reboot(ctx context.Context) error {
 	return nil
 }
 
-// reboot takes the machine down and prepares it to answer again: at the caller's
-// reconcile, or by itself after a downtime.
+// reboot takes the machine down and prepares it to answer again: when the caller calls
+// Reconcile, or by itself after a downtime.
 func (m *machine) reboot(ctx context.Context, downtime time.Duration) error {
 	m.reboots.Lock()
 	defer m.reboots.Unlock()

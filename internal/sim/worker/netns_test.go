@@ -54,7 +54,7 @@ func TestNetnsCut(t *testing.T)            { testCut(t, newNetnsFixture(t)) }
 func TestNetnsFaultsOfReach(t *testing.T)  { testFaultsOfReach(t, newNetnsFixture(t)) }
 func TestNetnsShutdownScript(t *testing.T) { testShutdownScript(t, newNetnsFixture(t)) }
 
-// A command finds a machine of its own.
+// A command sees a machine of its own.
 func TestNetnsMachine(t *testing.T) {
 	f := newNetnsFixture(t)
 	outside, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
@@ -356,7 +356,7 @@ func outsideState(t *testing.T) map[string]string {
 			if err != nil || !d.Type().IsRegular() {
 				return nil
 			}
-			// Counters, and trees of interfaces that come and go.
+			// These are counters, and trees of interfaces that come and go.
 			for _, part := range []string{"random/", "ns_last_pid", "nr_", "pty/nr", "/neigh/", "/conf/", "pid_max", "sched_domain", "tainted", "perf_", "stat_refresh", "_count"} {
 				if strings.Contains(path, part) {
 					return nil
@@ -384,9 +384,9 @@ func outsideState(t *testing.T) map[string]string {
 	return state
 }
 
-// withoutMountsOf leaves out what is mounted below dir, where other tests that run
-// at the same time may have mounts; of the backend's own directory nothing is left
-// when it is closed, which is looked at apart.
+// withoutMountsOf leaves out what is mounted below dir, where other tests that run at the
+// same time may have mounts; another check proves that nothing of the backend's own
+// directory is left.
 func withoutMountsOf(mounts []byte, dir string) (rest []byte) {
 	for line := range bytes.Lines(mounts) {
 		if f := bytes.Fields(line); len(f) < 2 || !bytes.HasPrefix(f[1], []byte(dir+"/")) {
@@ -396,8 +396,8 @@ func withoutMountsOf(mounts []byte, dir string) (rest []byte) {
 	return rest
 }
 
-// network is the machine's links and routes; those of other tests' backends,
-// which may run at the same time, left out.
+// network returns the machine's links and routes, without those of backends of other tests,
+// which may run at the same time.
 func network(t *testing.T, without string) string {
 	t.Helper()
 	var lines []string

@@ -257,7 +257,7 @@ func TestMachinesAreApart(t *testing.T) {
 		} {
 			text, _ := os.ReadFile(p)
 			for line := range strings.Lines(string(text)) {
-				if !strings.HasPrefix(line, "mhs") { // machines of namespaces, of tests beside us
+				if !strings.HasPrefix(line, "mhs") { // machines of the netns backend that belong to other tests
 					all = append(all, line)
 				}
 			}

@@ -45,7 +45,7 @@ type Spec struct {
 	MTU       int    // of the network that the machine is on; 0 means 1460
 	IP        string // the machine's own address, as it sees it; empty means 10.128.0.2 + Index
 	Gateway   string // of its subnetwork; empty means address 1 of the /20 that IP is in
-	Network   string // machines reach each other if they have the same Network; the process backend has only one
+	Network   string // machines with the same Network reach each other; the process backend has only one network
 	NUMANodes int    // number of NUMA nodes; 0 means 1; the netns backend has those of the real machine
 
 	// Hosts are the addresses of other machines that the machine knows by name. The process
