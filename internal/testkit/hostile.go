@@ -34,9 +34,9 @@ func HostileLogins() []HostileLogin {
 	}
 }
 
-// EachLogin runs test for a login without start-up file, for one that exports everything,
-// and for one with a decimal comma, which everything hides. The tests of package launch
-// cover single settings.
+// EachLogin runs test for three logins: one without start-up file, one that exports
+// everything, and one with only a decimal comma, whose effect the second login would hide.
+// The tests of package launch cover single settings.
 func EachLogin(t *testing.T, test func(t *testing.T, login HostileLogin)) {
 	Need(t, "localedef")
 	all := HostileLogins()

@@ -119,8 +119,8 @@ func TestImportRules(t *testing.T) {
 	}
 }
 
-// TestOnlyTheQRCommandsKnowQueuedResources: of the commands, only those about queued
-// resources, and the place that makes the provider of all others, import package qr.
+// TestOnlyTheQRCommandsKnowQueuedResources: in cmd/multihost, only the qr commands and the
+// code that makes the provider for all other commands import package qr.
 func TestOnlyTheQRCommandsKnowQueuedResources(t *testing.T) {
 	for _, p := range packages(t) {
 		if p.ImportPath != "multihost/cmd/multihost" {

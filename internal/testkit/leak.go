@@ -1,4 +1,4 @@
-// Package testkit has helpers for the tests of several packages.
+// Package testkit has what the tests of several packages share.
 package testkit
 
 import (

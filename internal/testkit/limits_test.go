@@ -14,8 +14,8 @@ import (
 	"testing"
 )
 
-// A reader can hold in mind this much: ways through a function, methods of a type, lines of Go
-// of a package.
+// The most that a reader can hold in mind: ways through a function, methods of a type,
+// lines of Go of a package.
 const (
 	mostComplexity = 20
 	mostMethods    = 30

@@ -19,9 +19,9 @@ import (
 	"multihost/internal/testkit"
 )
 
-// TestNothingIsSaidInTheOrderOfAMap: a map has no order, so what is printed,
-// returned as an error or collected while one is gone through differs from run
-// to run. Its keys are sorted first, or a slice has the order.
+// TestNothingIsSaidInTheOrderOfAMap: a map has no order. So the output, the error or the
+// list that a loop over it makes differs from run to run, unless the code sorts the keys
+// first or takes the order from a slice.
 func TestNothingIsSaidInTheOrderOfAMap(t *testing.T) {
 	testkit.OnlyInAll(t, "nothing: it reads the types of the whole program")
 	fset := token.NewFileSet()
@@ -47,7 +47,7 @@ func TestNothingIsSaidInTheOrderOfAMap(t *testing.T) {
 		ranges += n
 		for _, f := range found {
 			if p.ImportPath == "multihost/internal/sshfan" && strings.HasPrefix(f.text, "links grows") {
-				continue // each is looked at, or ended, by itself
+				continue // the order does not matter: each one is looked at, or ended, by itself
 			}
 			t.Errorf("%s: %s", fset.Position(f.at), f.text)
 		}
@@ -82,7 +82,7 @@ func exportedPackages(t *testing.T, exports map[string]string) (own []pkg) {
 	}
 }
 
-// checkOrder counts the loops over maps, and finds those whose order is seen.
+// checkOrder counts the loops over maps, and finds those whose order shows in a result.
 func checkOrder(t *testing.T, fset *token.FileSet, path string, files []*ast.File, imports types.Importer) (ranges int, found []finding) {
 	t.Helper()
 	info := &types.Info{Types: map[ast.Expr]types.TypeAndValue{}}

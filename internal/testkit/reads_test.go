@@ -10,10 +10,10 @@ import (
 	"testing"
 )
 
-// TestNoReadEndsUnasked: a bufio.Scanner stops in the same way at the end of a file, at
-// a line over its limit and at a read error, so code that loops over one has to check
-// its error. The error that a bufio.Reader returns with its last piece has to be
-// checked too.
+// TestNoReadEndsUnasked: a bufio.Scanner stops in the same way at the end of a file, at a
+// line over its limit and at a read error. So code that loops over a Scanner has to check
+// its error. Code that gets the last piece from a bufio.Reader has to check the error that
+// comes with it, too.
 func TestNoReadEndsUnasked(t *testing.T) {
 	files := 0
 	for _, p := range packages(t) {
@@ -107,8 +107,8 @@ func unaskedReads(file *ast.File) (found []finding) {
 	return found
 }
 
-// droppedError finds an assignment that keeps what was read and not why there is
-// no more.
+// droppedError finds an assignment that keeps what was read and drops the reason why there
+// is no more.
 func droppedError(n *ast.AssignStmt) []finding {
 	last, ok := n.Lhs[len(n.Lhs)-1].(*ast.Ident)
 	if !ok || last.Name != "_" || len(n.Rhs) != 1 || len(n.Lhs) < 2 {

@@ -32,7 +32,7 @@ func TestOnePrelude(t *testing.T) {
 	}
 	text, err := os.ReadFile(preludes[0])
 	testkit.Must(t, err)
-	functions := []string{"die", "now"} // names that said the same before
+	functions := []string{"die", "now"} // older names of the same functions
 	for _, m := range defines.FindAllStringSubmatch(string(text), -1) {
 		functions = append(functions, m[1])
 	}

@@ -11,7 +11,7 @@ import (
 // also starts the goroutine that serves signals, so tests that count goroutines find it
 // there from the start.
 func HearSignals() {
-	signal.Notify(make(chan os.Signal, 1), syscall.SIGALRM) // nobody sends it, and every system has it
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGALRM) // nobody sends this signal, and every system has it
 	for _, s := range []os.Signal{syscall.SIGHUP, syscall.SIGINT, syscall.SIGQUIT} {
 		if signal.Ignored(s) {
 			signal.Notify(make(chan os.Signal, 1), s) // children do not inherit a handled signal as ignored

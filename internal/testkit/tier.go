@@ -21,8 +21,8 @@ func All(t testing.TB) bool {
 	}
 }
 
-// OnlyInAll leaves a test out of `make test` because it is expensive. see names what is left
-// there of its subject.
+// OnlyInAll leaves a test out of `make test` because it is expensive. see names the tests
+// of its subject that `make test` still runs.
 func OnlyInAll(t testing.TB, see string) {
 	t.Helper()
 	if !All(t) {

@@ -1,6 +1,6 @@
-// Package contract is what every kind of connection to a worker must do. The tests of each
-// implementation of remote.Conn run it. If a row differs between two kinds, one of them has
-// a fault.
+// Package contract tests what every kind of connection to a worker must do. The tests of
+// each implementation of remote.Conn run it. If a row differs between two kinds, one of
+// them has a fault.
 package contract
 
 import (
@@ -26,8 +26,8 @@ type Target struct {
 	// Connect returns a new connection. readOnly is remote.Request.ReadOnly.
 	Connect func(t *testing.T, readOnly bool) remote.Conn
 
-	// ConnectCuttable returns a new connection and a function that breaks what carries
-	// it; the next command can connect anew.
+	// ConnectCuttable returns a new connection and a function that breaks the network
+	// connection below it. The next command can connect anew.
 	ConnectCuttable func(t *testing.T) (conn remote.Conn, cut func())
 }
 
@@ -70,8 +70,8 @@ func (c Command) Check(t *testing.T, conn remote.Conn) {
 	}
 }
 
-// 32 and 33 belong to the C library: a program can neither use them nor set
-// them back, and those that test may have been started with one ignored.
+// Signals 32 and 33 belong to the C library: a program can neither use nor reset them. The
+// program that runs the tests may have been started with one of them ignored.
 const signals = `grep -E '^Sig(Blk|Ign):' /proc/self/status | while read -r name mask; do
 	printf '%s %x\n' "$name" $((0x$mask & ~0x180000000))
 done`
@@ -339,7 +339,7 @@ type cutter struct {
 
 func (c *cutter) Write(p []byte) (int, error) {
 	c.n += len(p)
-	go c.cut() // it may wait for this Write
+	go c.cut() // cut may wait for this Write
 	return len(p), nil
 }
 

@@ -153,7 +153,7 @@ func (c *Conn) reach(ctx context.Context) error {
 	}
 }
 
-// start is what remote.Shell starts command lines with.
+// start is the function with which remote.Shell starts command lines.
 func (c *Conn) start(ctx context.Context, cmd remote.Cmd) (remote.Session, error) {
 	switch {
 	case ctx.Err() != nil:

@@ -1,7 +1,7 @@
 //go:build unix
 
-// Package onworkers makes what a command works with from local workers, for tests of the
-// packages above package workers.
+// Package onworkers gives tests of the packages above package workers a user's machine that
+// reaches local workers.
 package onworkers
 
 import (
@@ -40,8 +40,8 @@ func Deps(t testing.TB, fleet localworker.Fleet, cloud provision.Provider) (Mach
 	}, said
 }
 
-// Bucket has the command look for the jobs without a runner of a project p in the bucket of
-// a simulator. put writes an object of job r.
+// Bucket makes commands look for jobs without a runner, of a project p, in the bucket of a
+// simulator. put writes an object of job r.
 func Bucket(d *workers.Reach, c *simcloud.Cloud) (in detach.Source, put func(name, text string)) {
 	d.Clock = testkit.NewFastClock()
 	in.Bucket = simcloud.Bucket

@@ -34,13 +34,13 @@ type Cloud struct {
 
 const (
 	Zone   = sim.DefaultZone   // of the client
-	Bucket = sim.DefaultBucket // the bucket that there is
+	Bucket = sim.DefaultBucket // the only bucket of the simulator
 )
 
 // Start starts a simulator whose states change every few milliseconds, and makes the test a
-// parallel one. The client's clock runs fast, so that its pauses of seconds take as little.
-// Without Workers in cfg, the workers have host keys and nothing else. There is one slice
-// already, other, which is on the network mtu9k and belongs to no queued resource.
+// parallel one. The client's clock runs fast, so that its pauses of seconds take little
+// time. Without Workers in cfg, the workers have host keys and nothing else. There is one
+// slice already, other, which is on the network mtu9k and belongs to no queued resource.
 func Start(t *testing.T, cfg sim.Config) *Cloud {
 	t.Helper()
 	t.Parallel()
@@ -88,7 +88,7 @@ func Start(t *testing.T, cfg sim.Config) *Cloud {
 	return c
 }
 
-// Intercept passes each call to f before the simulator gets it. If f returns true, it has
+// Intercept passes each call to f before the simulator gets it. f returns true if it has
 // answered the call.
 func (c *Cloud) Intercept(f func(w http.ResponseWriter, r *http.Request) (done bool)) {
 	c.mu.Lock()
