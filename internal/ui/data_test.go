@@ -34,8 +34,8 @@ func screenOf(text string) string {
 
 var elapsed = regexp.MustCompile(`\d+ s`)
 
-// TestDataErasesStatus checks that the status line is gone before data is written, stays
-// away while a line of data is unfinished, and that messages do not join such a line.
+// TestDataErasesStatus checks that the status line is gone before data is written, and
+// stays away while a line of data is unfinished. Messages do not join such a line.
 func TestDataErasesStatus(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var w recorder

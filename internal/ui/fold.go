@@ -9,10 +9,10 @@ import (
 	"multihost/internal/tpu"
 )
 
-// A foldWindow holds the lines of the last moment, so that equal lines of
-// several workers are shown once with all their workers. Every (worker, line)
-// pair is shown exactly once, and the lines of one worker keep their order: a
-// line joins only an entry behind the last one its worker joined.
+// A foldWindow holds the lines of the last moment, so that equal lines of several workers
+// are shown once with all their workers. Every (worker, line) pair is shown exactly once,
+// and the lines of one worker keep their order: a line joins only an entry after the last
+// entry that its worker has joined.
 //
 // All memory is reused: at a steady rate a line costs no allocation.
 type foldWindow struct {

@@ -46,9 +46,8 @@ func expand(t *testing.T, tag string) []string {
 	return ids
 }
 
-// FuzzFold lets the fuzzer choose who says which of a few words, and when, and
-// checks that the folded view holds for every worker exactly what it said, in
-// order.
+// FuzzFold lets the fuzzer choose which worker prints which of a few words, and when. It
+// checks that the folded view has exactly the words of every worker, in order.
 func FuzzFold(f *testing.F) {
 	f.Add([]byte{0, 1, 2, 3, 0x10, 0x11, 0x12, 0x13})
 	f.Add([]byte{0, 0, 0, 1, 1, 0xff, 1, 2, 0x20, 0x21, 0x20})

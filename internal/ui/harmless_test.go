@@ -34,7 +34,7 @@ func harmful(text string, ours ...string) string {
 	return ""
 }
 
-// everyText says text in every field that a worker or the cloud has a say in.
+// everyText emits text in every field whose content a worker or the cloud can choose.
 func everyText(r *Renderer, text string, step int) {
 	for w := range 2 {
 		for rest := []byte(text); len(rest) > 0; {
@@ -55,8 +55,8 @@ func everyText(r *Renderer, text string, step int) {
 		Phases: []event.PhaseTime{{Name: text}}})
 }
 
-// FuzzView lets a worker, and a cloud, say anything: nothing of it acts on the
-// terminal, in any mode, and JSON lines stay JSON.
+// FuzzView lets a worker and a cloud send any text. Nothing of it may act on the terminal,
+// in any mode, and JSON lines must stay JSON.
 func FuzzView(f *testing.F) {
 	f.Add("\x1b]0;title\x07\x1b[2J\r\n", uint8(2))
 	f.Add("\u009b31m\u202egnp.exe\u2066\x7f\x00 \xc2\x9b \xe2\x80", uint8(0))

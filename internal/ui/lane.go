@@ -168,7 +168,7 @@ func (l *lane) loop() {
 		l.write(buf, segs, status, now)
 		l.wrote = r.o.Now()
 		<-l.pen
-		// A burst must not pin its largest queue for days.
+		// Free the memory of a large burst: the run may last for days.
 		if cap(buf) > 2*batchBytes && len(buf) < cap(buf)/4 {
 			buf = nil
 		}

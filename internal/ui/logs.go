@@ -13,7 +13,7 @@ import (
 
 // LogsOptions say how logs are shown.
 type LogsOptions struct {
-	Times bool           // begin each line with its time; in JSON, the time of a line is this one
+	Times bool           // begin each line with its time; in JSON, set the time of each line
 	Tags  []tpu.WorkerID // the workers shown, if each line is to begin with its worker
 }
 

@@ -171,7 +171,7 @@ func (p *phaseView) status(now time.Time) string {
 		text = bar(p.last.Bytes, p.last.All) + " " + text
 	}
 	if silence := p.silence(now); silence != "" {
-		return text + silence // the time of a phase that is not heard of says nothing
+		return text + silence // while workers are silent, the length of the phase does not matter
 	}
 	if strings.Contains(text, ": ") {
 		return text + ", " + p.times(now)

@@ -112,9 +112,9 @@ func (t *streams) release(s *stream) {
 	s.mu.Unlock()
 }
 
-// sift splits the whole lines of data, except those that keepErrors would drop: nearly
-// all lines of a healthy run. Checking them in place costs a fraction of making them
-// visible first. It returns the data that is left to split.
+// sift splits the whole lines of data, except those that keepErrors would drop. In a
+// healthy run these are nearly all lines. Checking them in place costs a fraction of making
+// them visible first. It returns the data that is left to split.
 func (s *stream) sift(data []byte) []byte {
 	// One search of the chunk saves a search of each line.
 	if s.trace > 0 || bytes.IndexByte(data, '\r') >= 0 || suspect.Traceback(data) {

@@ -2,9 +2,8 @@
 // code of the project: everything else emits events to the Renderer and prints
 // nothing.
 //
-// What goes where: data goes to standard output (the streams of workers, the
-// answers of list and show commands, JSON lines), everything else to standard
-// error.
+// Data goes to standard output (the streams of workers, the answers of list and show
+// commands, JSON lines), everything else to standard error.
 //
 // Three promises hold in every mode:
 //

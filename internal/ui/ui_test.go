@@ -70,7 +70,7 @@ func script(r *Renderer) {
 		time.Sleep(d)
 		for _, e := range events {
 			r.Emit(e)
-			synctest.Wait() // what is written together must not depend on luck
+			synctest.Wait() // the grouping of writes must not depend on chance
 		}
 		synctest.Wait()
 	}
@@ -131,7 +131,7 @@ func TestGolden(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				// One writer for both, so that the golden shows the order.
+				// Use one writer for both, so that the golden file shows the order.
 				both := new(recorder)
 				tc.o.Stdout, tc.o.Stderr = both, both
 				tc.o.IsTerminal = func(io.Writer) bool { return strings.HasPrefix(tc.name, "tty") }
@@ -244,8 +244,8 @@ func TestFirstShowsErrorsOfOthers(t *testing.T) {
 	}
 }
 
-// Lines of other workers are looked at before they are made visible; what is
-// shown of them is the same.
+// Lines of other workers are checked before they are made visible. The same lines are shown
+// as without that check.
 func TestSiftedLinesAreThoseThatWouldBeKept(t *testing.T) {
 	t.Parallel()
 	parts := []string{
@@ -411,7 +411,7 @@ func TestBytesHaveABar(t *testing.T) {
 			{9_000_000, "[####################] copy: 1/4, "},
 		} {
 			r.Emit(event.Progress{Phase: "copy", Done: 1, Total: 4, Bytes: row.done, All: 8_000_000, Waiting: "s0w1"})
-			time.Sleep(2 * time.Second) // of the bubble: the line is drawn anew after a while
+			time.Sleep(2 * time.Second) // of the fake clock: the line is drawn anew after a while
 			synctest.Wait()
 			if got := stderr.String() + stdout.String(); !strings.Contains(got, row.want) {
 				t.Errorf("%d bytes: got %q, want %q in it", row.done, got, row.want)
@@ -633,7 +633,7 @@ func TestJSONRoundTrip(t *testing.T) {
 	}
 }
 
-// Every event type must keep clear of the fields that each line has.
+// No event type may have a field with the name of one that each line has.
 func TestJSONFields(t *testing.T) {
 	for _, e := range []event.Event{event.Note{}, event.Phase{}, event.Progress{}, event.State{}, event.WorkerDone{}, event.Attempt{}, event.AttemptEnd{}, event.Result{}, event.Summary{}} {
 		line := appendJSONEvent(nil, e, time.Unix(1, 0))
@@ -687,7 +687,7 @@ func TestEmitAfterClose(t *testing.T) {
 	}
 }
 
-// Bytes that are looked at eight at a time are judged as one by one.
+// Checking eight bytes at a time gives the same result as checking one by one.
 func TestPlainPrefix(t *testing.T) {
 	t.Parallel()
 	for at := range 20 {
