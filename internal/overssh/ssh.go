@@ -155,7 +155,7 @@ func (c *SSH) config(way Way, r remote.Request) sshfan.Config {
 	if !r.Admit {
 		cfg.AuthRetryFor = time.Millisecond // the first refusal means that the key must be sent
 	}
-	if way == IAP { // the addresses are then names of VMs, and Host rules are not about these
+	if way == IAP { // the addresses are then names of VMs, to which Host rules do not apply
 		cfg.SSHConfig = nil
 	}
 	return cfg

@@ -30,8 +30,8 @@ type cloud struct {
 	testkit.FixedSlices
 	mu       sync.Mutex
 	lists    int
-	admitted []string // slices whose keys were looked at
-	user     string   // that logs in
+	admitted []string // slices whose host keys were read
+	user     string   // the login
 	writes   bool     // the key was not there
 	refuses  error
 	keys     []string

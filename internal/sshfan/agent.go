@@ -21,13 +21,13 @@ import (
 // command an SSH_AUTH_SOCK that leads to an agent in this process. The agent answers
 // three messages and signs one login. No key leaves this process.
 //
-// Two checks bind the signature (session-bind@openssh.com, OpenSSH 8.9 and later).
-// First, the client must prove which host it is connected to, by a host key's signature
-// over the session id. That key must be the one that we have verified ourselves for the
-// worker in LoginTo. Second, the data to sign must be a login in that session, as that
-// worker's user. So a process that gets hold of the socket can do only what the command
-// was meant to do, and nothing after the command has ended: a command with LoginTo has
-// its own connection, which ends with it.
+// Two checks bind the signature (session-bind@openssh.com, OpenSSH 8.9 and later). First,
+// the client must prove which host it is connected to, by a host key's signature over the
+// session id. That key must be the one that we have verified ourselves for the worker in
+// LoginTo. Second, the data to sign must be a login in that session, as that worker's user.
+// So a process that gets hold of the socket can do only what the command was meant to do,
+// and only until the command ends. A command with LoginTo has its own connection, which
+// ends with the command.
 
 // HostKey implements remote.Conn: it returns the host key that the worker has proven to
 // have, or "" before the first connection.

@@ -310,9 +310,9 @@ func (s *socket) Close() error {
 	return s.Conn.Close()
 }
 
-// keepAlive checks every connection four times per KeepAlive. It counts checks, not
-// time: when this process was stopped or starved for a minute, its connections had no
-// chance to show life, and must not be given up for that.
+// keepAlive checks every connection four times per KeepAlive. It counts checks, not time:
+// when this process was stopped or starved for a minute, its connections had no chance to
+// show life, and it must not give them up because of that.
 const (
 	looks     = 4
 	probeAt   = looks

@@ -428,7 +428,7 @@ func (c *Conn) explain(ctx context.Context, stage remote.Stage, addr string, err
 	case errors.As(err, &keyErr):
 	case c.fleet.ctx.Err() != nil:
 		err = remote.ErrClosed
-	case errors.As(err, &jump): // it names the bastion that took the time
+	case errors.As(err, &jump): // the error names the bastion that took the time
 	case stage == remote.StageDial && isName:
 		err = name
 	case ctx.Err() != nil:

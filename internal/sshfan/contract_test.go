@@ -39,11 +39,11 @@ type target struct {
 	freeze, thaw func()     // existing connections
 	rotate       func()     // new host keys
 
-	// asRoot: the server may do what sshd does as root only, which is to give
-	// terminals away and to start in a home that is the test's.
+	// asRoot: the server may do what sshd can do only as root: give terminals away, and
+	// start commands in a home that belongs to the test.
 	asRoot bool
 
-	fewFiles bool // the soft limit of open files is 1024, as on Ubuntu, and not that of the test
+	fewFiles bool // the soft limit of open files is 1024, as on Ubuntu, instead of the limit of the test
 }
 
 // processTarget starts a worker of the simulator's process backend.
@@ -223,7 +223,7 @@ func (b bench) commands(t *testing.T) {
 		{Name: "open files", Line: "ulimit -Sn", Stdout: openFiles},
 		{Name: "rank", Line: rank, Stdout: ours(rank)},
 		{
-			Name:   "names of variables", // but those that make a worker of a process, and have no part in the contract
+			Name:   "names of variables", // without the names that make a process part of a worker: they do not belong to the contract
 			Line:   "tr '\\0' '\\n' </proc/$$/environ | sed 's/=.*//' | grep -vE '^(MULTIHOST_.*|TMPDIR)$' | sort | tr '\\n' ' '",
 			Stdout: "HOME LANG LOGNAME MAIL PATH SHELL SSH_CLIENT SSH_CONNECTION USER ",
 		},
@@ -559,7 +559,7 @@ func (b bench) background(t *testing.T, c *sshfan.Conn) (pid string, s remote.Se
 	return strings.TrimSpace(out.String()), s
 }
 
-// stillRuns checks that a process does, and ends it.
+// stillRuns checks that a process still runs, and ends it.
 func (b bench) stillRuns(t *testing.T, pid string) {
 	t.Helper()
 	if _, _, status := run(t, b.conn, fmt.Sprintf("kill -0 %[1]s && kill -KILL %[1]s", pid)); status.Code != 0 {
@@ -567,8 +567,8 @@ func (b bench) stillRuns(t *testing.T, pid string) {
 	}
 }
 
-// signalled starts a command, sends signals once it says that it is up, and
-// tells how it ended.
+// signalled starts a command, sends signals once the command is up, and returns how it
+// ended.
 func signalled(t *testing.T, s *ssh.Session, line string, signals ...ssh.Signal) string {
 	t.Helper()
 	var out testkit.Buffer

@@ -28,8 +28,8 @@ var (
 )
 
 // unresolved turns the error of a dial into a *remote.NameError if the name could not be
-// resolved. limit is why we stopped the lookup, or nil. It leaves errors about names that
-// only the relay of Identity-Aware Proxy needs.
+// resolved. limit is why we stopped the lookup, or nil. It does not change errors about
+// names that only the relay of Identity-Aware Proxy needs.
 func unresolved(err, limit error) (_ error, is bool) {
 	var dns *net.DNSError
 	var relay *iap.Error

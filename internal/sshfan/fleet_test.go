@@ -102,7 +102,7 @@ func TestConnectBoundsHandshakesNotSessions(t *testing.T) {
 func TestIdleConnectionCostsFourGoroutines(t *testing.T) {
 	testkit.NoLeaks(t)
 	const hosts = 64
-	// The server runs in this process: what it costs is found by its stacks.
+	// The server runs in this process: its goroutines are recognized by their stacks.
 	s := newServer(t)
 	f := newFleet(t)
 	list := make([]sshfan.Host, hosts)
@@ -141,7 +141,7 @@ func TestSilentHostEndsByItsOwnDeadline(t *testing.T) {
 	good := newServer(t)
 	silent := newServer(t, func(s *server) { s.silent = true })
 	f := newFleet(t, func(c *sshfan.Config) {
-		c.ConnectTimeout = 3 * time.Second // which the good one needs, too
+		c.ConnectTimeout = 3 * time.Second // the good host needs this limit, too
 		c.RetryFor = time.Millisecond
 	})
 	conns, errs := f.Connect(t.Context(), []sshfan.Host{silent.host("s0w0"), good.host("s0w1")})
@@ -364,7 +364,7 @@ func TestHostKeys(t *testing.T) {
 		shows   string
 		pin     string
 		fails   bool
-		hint    string // of the failure; empty: the accept command
+		hint    string // hint of the failure; empty: the accept command
 		forget  bool   // the user accepts, before the connection
 		note    string // a note that must be emitted, by a part of it
 		silence bool   // no note at all
@@ -560,7 +560,8 @@ func TestAKeyThatIsForgottenMeanwhileIsAccepted(t *testing.T) {
 	}
 }
 
-// sortedNames hides that the order of names is that of the logins.
+// sortedNames replaces the listed names by the first five workers, because the real list
+// has the order of the logins.
 func sortedNames(texts []string) []string {
 	for i, s := range texts {
 		before, rest, _ := strings.Cut(s, "(")
@@ -583,7 +584,7 @@ func TestKeyThatChangesDuringARunStopsIt(t *testing.T) {
 	if asked != 1 {
 		t.Errorf("the API was asked for keys %d times, want once per run", asked)
 	}
-	s.setHostKeys(newSigner(t)) // and the API tells it at once
+	s.setHostKeys(newSigner(t)) // and the API gives the new key at once
 	s.cut()
 	var keyErr *remote.HostKeyError
 	if _, err := c.Run(t.Context(), remote.Cmd{Line: "true"}); !errors.As(err, &keyErr) {
@@ -604,7 +605,7 @@ func TestKnownHostsFile(t *testing.T) {
 	f := newFleet(t, func(c *sshfan.Config) { c.KnownHosts = path })
 	other := newFleet(t, func(c *sshfan.Config) { c.KnownHosts = path })
 	connect(t, f, s.host("s0w0"))
-	connect(t, other, s.host("s0w1")) // read the file before f wrote it
+	connect(t, other, s.host("s0w1")) // other read the file before f wrote it
 	got, err := os.ReadFile(path)
 	if err != nil {
 		t.Fatal(err)
@@ -784,7 +785,7 @@ func TestMaxSessions(t *testing.T) {
 		second <- err
 	}()
 	first.Close()
-	s.cut() // the played sleep ends with its connection only
+	s.cut() // the server's stand-in for sleep ends only with its connection
 	<-second
 	run(t, c, "true")
 }

@@ -75,8 +75,8 @@ func hold(kind string) error {
 	return err
 }
 
-// unkind is how a simulator is started by nohup, in the background of a script, and by
-// a program that blocks signals and keeps files open, all at once.
+// unkind starts a simulator as nohup does, as a script does in the background, and as a
+// program does that blocks signals and keeps files open, all at once.
 const unkind = `trap '' HUP INT QUIT PIPE TSTP TTIN TTOU USR1
 umask 077
 exec 7<"$0" 9>>/dev/null

@@ -94,7 +94,7 @@ func TestHintsAreThoseOfTheSettingThatKeepsUsOut(t *testing.T) {
 			if _, err := io.ReadFull(waiting, greeting); err == nil && string(greeting) == "SSH-2.0-" {
 				return true
 			}
-			waiting.Close() // the place is still that of a look whether it listens
+			waiting.Close() // a check whether it listens still takes this place
 			return false
 		})
 		defer waiting.Close()
@@ -137,7 +137,7 @@ func (s *openSSH) daemon(setting string) string {
 	return addr
 }
 
-// Servers that say why they hang up are believed.
+// If a server says why it hangs up, the error gives that reason.
 func TestWhatAServerSaysInPlaceOfItsVersionDecidesTheHint(t *testing.T) {
 	testkit.NoLeaks(t)
 	for said, want := range map[string]string{

@@ -22,10 +22,10 @@ import (
 // trust holds what is known about the host key of a worker before one try, and what the
 // try found.
 //
-// A key must match everything that is known. If a key is pinned, it must be the pinned
-// one; if the API knows keys, it must be one of them. A new key that the API knows for
-// the same machine does not replace the pin: a machine that was made anew has a new Pin,
-// and any other machine has no reason to change its key unseen.
+// A key must match everything that is known. If a key is pinned, it must be the pinned one;
+// if the API knows keys, it must be one of them. A new key that the API knows for the same
+// machine does not replace the pin: a machine that was made anew has a new Pin, and an old
+// machine has no reason to change its key.
 type trust struct {
 	host       Host
 	pinned     ssh.PublicKey // nil: none is pinned
@@ -303,7 +303,7 @@ func validPin(pin string) bool {
 	return pin != "" && pin[0] != '#' && !strings.ContainsFunc(pin, func(r rune) bool { return r <= ' ' || r == 0x7f })
 }
 
-// name returns what errors call the pins.
+// name returns the name of the pins in errors.
 func (p *pins) name() string {
 	if p.path == "" {
 		return "the known hosts file"
@@ -328,7 +328,7 @@ func (p *pins) put(pin string, key ssh.PublicKey, proven bool) {
 	p.fresh[pin], p.own[pin] = proven, true
 }
 
-// flush writes the new pins to the file, those of many workers at once.
+// flush writes the new pins to the file. One write has the pins of many workers.
 func (p *pins) flush() error {
 	p.mu.Lock()
 	fresh := p.fresh

@@ -34,8 +34,8 @@ func through(bastions ...*server) func(*sshfan.Config) {
 func TestManyWorkersThroughOneBastion(t *testing.T) {
 	testkit.NoLeaks(t)
 	const hosts = 64
-	// Like a bastion with MaxStartups that others use, too: it closes the
-	// first connections, and takes few that are not logged in.
+	// This bastion behaves like one with MaxStartups that others use, too. It closes the
+	// first connections, and accepts few that are not logged in.
 	bastion := newServer(t, func(s *server) { s.startups = 1; s.hangUpFirst.Store(2) })
 	behind := newServer(t)
 	f := newFleet(t, through(bastion))
@@ -96,7 +96,7 @@ func TestTwoBastionsAndABusyTunnel(t *testing.T) {
 	}
 }
 
-// The simulator's workers and sshd forward, too.
+// The simulator's workers and sshd work as bastions, too.
 func TestBastionsOfTheContract(t *testing.T) {
 	for name, start := range map[string]func(*testing.T, *sshkey.Identity) target{
 		"process": processTarget,
@@ -268,7 +268,7 @@ func TestHostKeyOfABastion(t *testing.T) {
 		}
 	}
 
-	// Known to nobody: trusted, said, pinned.
+	// A key that nobody knows is trusted, reported and pinned.
 	sink, err := try(filepath.Join(dir, "missing"))
 	if err != nil || len(sink.texts("trusted the host key of bastion "+bastion.addr())) != 1 {
 		t.Fatalf("first use: %v, notes %q", err, sink.texts(""))
@@ -287,7 +287,7 @@ func TestHostKeyOfABastion(t *testing.T) {
 		t.Errorf("forgot %d, %v", n, err)
 	}
 
-	// Known to ssh: only the keys of ssh count, and no pin is made.
+	// For a host that ssh knows, only the keys of ssh count, and no pin is made.
 	line := func(key ssh.Signer) string {
 		return knownhosts.Line([]string{knownhosts.HashHostname(knownhosts.Normalize(bastion.addr()))}, key.PublicKey()) + "\n"
 	}
@@ -352,7 +352,7 @@ Host command
 	if bastion.forwards.Load() != 1 {
 		t.Errorf("%d connections through the bastion, want 1", bastion.forwards.Load())
 	}
-	run(t, connect(t, f, behind.host("s0w1")), "true") // nothing is said about it
+	run(t, connect(t, f, behind.host("s0w1")), "true") // no note mentions the bastion
 	if bastion.forwards.Load() != 1 {
 		t.Error("a worker of which the file says nothing went through the bastion")
 	}
@@ -397,7 +397,7 @@ func TestKeysForBastions(t *testing.T) {
 			accept := func(_ string, key ssh.PublicKey) bool {
 				return tt.wants != nil && string(key.Marshal()) == string(tt.wants.PublicKey().Marshal())
 			}
-			// The same key for two bastions, of which one has to be tried twice.
+			// Two bastions use the same key. One of them has to be tried twice.
 			first := newServer(t, func(s *server) { s.accept = accept; s.hangUpFirst.Store(1) })
 			second := newServer(t, func(s *server) { s.accept = accept })
 			behind := newServer(t)
@@ -460,7 +460,7 @@ func TestReachable(t *testing.T) {
 	silent := newServer(t, func(s *server) { s.silent = true })
 	closed := closedPort(t)
 	var wg sync.WaitGroup
-	const short = 3 * time.Second // in which those that answer have to
+	const short = 3 * time.Second // the hosts that answer have to do so within this time
 	for _, tt := range []struct {
 		name     string
 		patience time.Duration

@@ -26,8 +26,8 @@ func (e *DescriptorError) Error() string {
 // Fault returns fault.Unavailable.
 func (e *DescriptorError) Fault() fault.Kind { return fault.Unavailable }
 
-// Hint returns what to type in the shell that starts multihost. The hard limit is too
-// low, which only root can raise.
+// Hint returns what to type in the shell that starts multihost. The hard limit is too low,
+// and only root can raise it.
 func (e *DescriptorError) Hint() string {
 	return fmt.Sprintf("sudo prlimit --pid $$ --nofile=%d", e.Need)
 }

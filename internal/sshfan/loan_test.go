@@ -58,7 +58,7 @@ func (r request) login() []byte {
 	return data
 }
 
-// ask plays the client against a loan.
+// ask acts as the client of a loan.
 func (r request) ask(t *testing.T, o *loan) (*ssh.Signature, []byte, error) {
 	t.Helper()
 	ours, theirs := net.Pipe()
@@ -81,7 +81,7 @@ func (r request) ask(t *testing.T, o *loan) (*ssh.Signature, []byte, error) {
 		_, _ = client.Extension("session-bind@openssh.com", ssh.Marshal(struct {
 			HostKey, Session, Signature []byte
 			Forwarding                  bool
-		}{r.claim.PublicKey().Marshal(), []byte(r.bound), ssh.Marshal(sig), r.forwarding})) // the signature tells
+		}{r.claim.PublicKey().Marshal(), []byte(r.bound), ssh.Marshal(sig), r.forwarding})) // the signature is wrong
 	}
 	data := r.login()
 	sig, err := client.Sign(r.key.PublicKey(), data)

@@ -154,7 +154,8 @@ func TestAKitThatIsNotAsItWasLeftIsNotUsed(t *testing.T) {
 		"emptied":   func() error { return os.Truncate(entry(), 0) },
 		"removed":   func() error { return os.RemoveAll(filepath.Dir(kitOf(w))) },
 	} {
-		// Another program each time: what a Conn has missed once it sends for ever.
+		// Use another program each time, because a Conn always sends a program that was
+		// once missing.
 		testkit.Must(t, os.RemoveAll(kitOf(w)))
 		size++
 		p := bulky(t, size)

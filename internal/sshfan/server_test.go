@@ -42,7 +42,7 @@ type server struct {
 	handshakes  atomic.Int32 // connections that are not logged in
 	mostAtOnce  atomic.Int32 // the most that handshakes ever was
 	logins      atomic.Int32
-	holdLogins  chan struct{} // if not nil, logins wait for its close
+	holdLogins  chan struct{} // if not nil, logins wait until it is closed
 	execs       atomic.Int32
 	silent      bool // accept TCP, say nothing
 	nologin     bool // as pam_nologin: the key is right, nobody may log in yet
@@ -244,7 +244,7 @@ func (s *server) serve(c *serverConn) {
 			}
 		}
 	}
-	// The client knows that it is in before this side does.
+	// The client knows that it is logged in before this side does.
 	in := false
 	config.AuthLogCallback = func(_ ssh.ConnMetadata, _ string, err error) {
 		if err == nil {
@@ -339,7 +339,7 @@ func (s *server) session(conn *ssh.ServerConn, ch ssh.Channel, requests <-chan *
 	}
 }
 
-// run runs one command. Some lines are played instead of run.
+// run runs one command. For some lines it only acts as if it ran them.
 func (s *server) run(conn *ssh.ServerConn, ch ssh.Channel, line string) {
 	defer ch.Close()
 	switch line {
@@ -439,7 +439,7 @@ func newIdentity(t testing.TB) *sshkey.Identity {
 	return id
 }
 
-// patience bounds every wait for what has to happen; it is generous, since tests
+// patience bounds every wait for something that must happen. It is long, because tests
 // share the machine.
 const patience = 2 * time.Minute
 

@@ -497,8 +497,8 @@ func (s *session) feed(ch ssh.Channel, in *remote.Intake) {
 		case errors.Is(err, remote.ErrShut):
 			return
 		default:
-			// Do not close the input: the command must not take half of it for all of
-			// it. End the session with an error instead.
+			// Do not close the input, because the command would take the part that it got
+			// for the whole input. End the session with an error instead.
 			s.abort(fmt.Errorf("read input for %s: %w", s.conn.host.Name, err))
 			return
 		}

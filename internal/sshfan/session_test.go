@@ -67,8 +67,8 @@ func TestRun(t *testing.T) {
 	}
 }
 
-// Thousands of commands wait for input for as long as a run lasts: they hold a
-// large buffer only while much of it comes.
+// Thousands of commands wait for input as long as a run lasts. Each has a large buffer only
+// while much input comes.
 func TestInputIsReadThroughASmallBufferWhileLittleComes(t *testing.T) {
 	testkit.NoLeaks(t)
 	const much, little = 1 << 20, 10
@@ -85,7 +85,7 @@ func TestInputIsReadThroughASmallBufferWhileLittleComes(t *testing.T) {
 	}
 }
 
-// countedInput is much at once, then little, then nothing more.
+// countedInput is a reader that delivers much at once, then little, then nothing more.
 type countedInput struct {
 	much, little int
 	room         []int // of each Read
@@ -108,7 +108,7 @@ func TestOneWriterForBothStreams(t *testing.T) {
 	testkit.NoLeaks(t)
 	s := newServer(t)
 	c := connect(t, newFleet(t), s.host("s0w0"))
-	var both bytes.Buffer // the race detector looks on
+	var both bytes.Buffer // the race detector checks this access
 	line := "for i in 1 2 3 4 5 6 7 8; do echo out; echo err >&2; done"
 	if _, err := c.Run(t.Context(), remote.Cmd{Line: line, Stdout: &both, Stderr: &both}); err != nil {
 		t.Fatal(err)
@@ -178,7 +178,7 @@ func TestNothingIsWrittenAfterRunReturned(t *testing.T) {
 		if _, err := c.Run(ctx, remote.Cmd{Line: "while :; do echo y; done", Stdout: out}); !errors.Is(err, context.Canceled) {
 			t.Fatal(err)
 		}
-		out.n++ // the race detector looks on
+		out.n++ // the race detector checks this access
 	}
 }
 
@@ -227,7 +227,7 @@ func TestBlockedReaderDoesNotHoldUpTheEnd(t *testing.T) {
 	s := newServer(t)
 	c := connect(t, newFleet(t), s.host("s0w0"))
 	r, w := io.Pipe()
-	defer w.Close() // a person who types nothing
+	defer w.Close() // like a person who types nothing
 	status, err := c.Run(t.Context(), remote.Cmd{Line: "exit 5", Stdin: r})
 	if err != nil || status.Code != 5 {
 		t.Errorf("got %v, %v", status, err)

@@ -21,10 +21,10 @@ import (
 	"multihost/internal/testkit"
 )
 
-// An openSSH is the real sshd, one process per connection (sshd -i), with its
-// own host key and authorized_keys. Nothing of the machine is changed: as root,
-// it runs in a mount namespace in which there is a user tester besides root;
-// otherwise it lets the current user in, whose HOME is then a private directory.
+// An openSSH is the real sshd, one process per connection (sshd -i), with its own host key
+// and authorized_keys. It changes nothing on the machine. As root, it runs in a mount
+// namespace that has a user tester besides root. Otherwise it lets the current user in, and
+// HOME is then a private directory.
 type openSSH struct {
 	t        testing.TB
 	dir      string
@@ -82,7 +82,8 @@ LogLevel VERBOSE
 	if err := os.Mkdir(home, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	// Of a machine with PAM these come from /etc/environment and /etc/default/locale.
+	// On a machine with PAM, these variables come from /etc/environment and
+	// /etc/default/locale.
 	setenv := "SetEnv=LANG=C.UTF-8 PATH=" + loginPath
 	if os.Getuid() != 0 {
 		setenv += " HOME=" + home

@@ -70,9 +70,9 @@ type Host struct {
 
 	// Keys returns the host keys that the cloud's API knows, in authorized_keys form
 	// ("ssh-ed25519 AAAA…"). The worker must show one of them. If a key is pinned, the
-	// worker must show that one: a changed key stops with a HostKeyError even when the
-	// API knows it. Nil or ErrNoHostKeys means that the API knows none. After any other
-	// error the worker is tried again.
+	// worker must show that one: a changed key ends the attempt with a HostKeyError even
+	// when the API knows it. Nil or ErrNoHostKeys means that the API knows none. After any
+	// other error the worker is tried again.
 	Keys func(ctx context.Context) ([]string, error)
 
 	// Doubt is called when the worker has shown an unknown host key. It reports whether

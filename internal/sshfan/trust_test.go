@@ -13,7 +13,7 @@ import (
 	"multihost/internal/sshkey"
 )
 
-const ProgressIdle = progressIdle // for the clock of the other tests
+const ProgressIdle = progressIdle // the clock of the other tests needs it
 
 // A peer is given up after three times KeepAlive without a byte.
 func TestADeadPeerIsNoticedInTime(t *testing.T) {
