@@ -189,7 +189,7 @@ func (a *Arrivals) add(e arrival) {
 	} else {
 		a.first = e.offset
 	}
-	if e.offset <= a.from || e.at <= a.after { // what is shown came with this entry or later
+	if e.offset <= a.from || e.at <= a.after { // the shown bytes came with this entry or later
 		a.entries = a.entries[:0]
 	}
 	a.entries = append(a.entries, e)
@@ -218,8 +218,8 @@ func (a *Arrivals) At(offset int64, now time.Time) time.Time {
 	return a.last
 }
 
-// Since returns an offset before which no byte arrived at since or later. Bytes of less
-// than arrivalEvery before since may follow it.
+// Since returns an offset before which no byte arrived at since or later. Bytes that
+// arrived up to arrivalEvery before since may come after it.
 func (a *Arrivals) Since(since time.Time) int64 {
 	if len(a.entries) == 0 {
 		if a.last.Before(since) {

@@ -96,8 +96,8 @@ func TestArrivalsOfSteadyOutput(t *testing.T) {
 	}
 }
 
-// TestArrivalsWithoutIndex checks that a log from a version that kept no times has the one
-// of its last byte, and that a broken index breaks nothing.
+// TestArrivalsWithoutIndex checks that a log from a version that kept no times has only the
+// time of its last byte, and that a broken index does no harm.
 func TestArrivalsWithoutIndex(t *testing.T) {
 	dir, id, now := t.TempDir(), tpu.WorkerID{}, time.Now()
 	if a, err := ReadArrivals(dir, id, 0, time.Time{}); err != nil || a.Known != 0 || !a.At(7, now).Equal(now) || a.Since(now) != 0 {
@@ -151,7 +151,7 @@ func TestLogNames(t *testing.T) {
 }
 
 // TestArrivalsOfWhatIsShown checks that few entries are kept for the end of a long log, and
-// that they tell the same of it as all of them.
+// that they give the same times for it as all entries.
 func TestArrivalsOfWhatIsShown(t *testing.T) {
 	begin := time.UnixMilli(1_700_000_000_000)
 	var index bytes.Buffer
@@ -194,7 +194,7 @@ func TestArrivalsOfWhatIsShown(t *testing.T) {
 				t.Fatalf("since %v: byte %d came at %v, want %v", after, offset, got, want)
 			}
 		}
-		// Together with the last lines the later one of both counts.
+		// If the last lines are asked for, too, the later beginning of the two counts.
 		if both := max(read(60_000, since).Since(since), 60_000); both != max(want, 60_000) {
 			t.Errorf("since %v, the last lines: from %d on, want %d", after, both, max(want, 60_000))
 		}

@@ -18,13 +18,13 @@ import (
 	"multihost/internal/transfer"
 )
 
-// A Keeper keeps on this machine what a command does: the journal of its run, which
-// files it writes, and that it is there. It must not be used concurrently.
+// A Keeper notes on this machine what a command does: the journal of its run, the files
+// that it writes, and that it is following a run. It must not be used concurrently.
 type Keeper struct {
 	Of       *stage.Invocation
 	StateDir string           // holds runs/<run>/run.json and, by default, the logs
 	Owner    string           // "user@machine" of the runner, written into every run
-	Journal  *journal.Journal // part of the sink; whatever starts or follows a run opens it; nil: no journal is kept
+	Journal  *journal.Journal // part of the sink; a command that starts or follows a run opens it; nil: no journal is kept
 
 	// ExitStatus returns the exit status of the program for an error, for the summary
 	// of a run.
@@ -128,13 +128,13 @@ func (k *Keeper) Claim(job string) (release func(), err error) {
 			return nil, &stage.Error{Stage: stage.Busy, Text: fmt.Sprintf("job %q has a runner on this machine already: %s", job, strings.TrimSpace(string(who))),
 				Advice: "follow its command with: multihost attach " + job + "; end it with Ctrl-C there"}
 		}
-		if err != nil { // a file system without locks
+		if err != nil { // the file system has no locks
 			event.Notef(k.Of.Sink, event.Debug, "", "lock %s: %v", path, err)
 			return func() { file.Close() }, nil
 		}
 		mine, err := file.Stat()
 		there, statErr := os.Stat(path)
-		if err != nil || statErr != nil || !os.SameFile(mine, there) { // its last owner has just removed the file
+		if err != nil || statErr != nil || !os.SameFile(mine, there) { // the last owner of the lock has just removed the file
 			file.Close()
 			continue
 		}
@@ -148,7 +148,8 @@ func (k *Keeper) Claim(job string) (release func(), err error) {
 	}
 }
 
-// Remember remembers a directory that a command is about to fill, and fills alone.
+// Remember remembers a directory that a command is about to fill and that nobody else
+// writes to.
 func (k *Keeper) Remember(by, dir string) {
 	k.notRemembered(KeepWritten(k.StateDir, by, codesync.Written{Path: filepath.Dir(dir), Names: []string{filepath.Base(dir)}}))
 }

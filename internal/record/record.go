@@ -4,9 +4,9 @@
 //
 // # Decisions
 //
-//   - When a line arrived is kept beside the log and not in it: the log stays what the
-//     command wrote, and workers have no work with it. A log that nobody followed here
-//     has no times; logs says that it shows the time of the copy.
+//   - The times at which lines arrived are beside the log and not in it. So the log stays
+//     as the command wrote it, and the times cost the workers nothing. A log that nobody
+//     followed here has no times; logs says that it shows the time of the copy.
 //   - run.json names the slices by id. So attach and stop mean the same machines with
 //     the same numbers, whatever happened since.
 //   - A command that brings logs here holds a shared lock (runs/<run>/present) until
@@ -66,10 +66,10 @@ type Record struct {
 
 	Attempts []PastAttempt `json:"attempts,omitempty"` // oldest first; the last one has the number Attempt
 
-	Unseen *Unseen `json:"-"` // the parts that were not seen of a run that was found on workers; nil: all parts were seen
+	Unseen *Unseen `json:"-"` // for a run that was found on workers: the parts that nobody has seen; nil: all were seen
 }
 
-// Unseen is what is not known of a run that a machine found by asking slices.
+// Unseen describes what this machine does not know of a run that it found by asking slices.
 type Unseen struct {
 	Slices []string // names of slices that may have a part of the run and could not be asked, with the reason if it is known
 	Of     int      // how many slices the run has; 0: not known
@@ -115,7 +115,7 @@ func (r *Record) Place(attempt int, on []Slice, dir string, typed bool) string {
 	taken := false
 	for _, a := range r.Attempts {
 		known := a.Slices
-		if known == nil && a.Attempt == r.Attempt { // by a version that did not note the slices
+		if known == nil && a.Attempt == r.Attempt { // written by a version that did not note the slices
 			known = SliceIDs(r.Slices)
 		}
 		switch {

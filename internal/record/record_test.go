@@ -50,8 +50,8 @@ func TestLogsOfTwoAttemptsAreApart(t *testing.T) {
 	}
 }
 
-// The next attempt has a number that no attempt here has had, even if the last one that
-// was followed here has a lower one.
+// The next attempt gets a number that no attempt here has had, even if the attempt that was
+// followed last has a lower number.
 func TestNumbersOfAttemptsOnlyGrow(t *testing.T) {
 	dir := t.TempDir()
 	rec := &Record{Run: "m", Attempt: 2, Slices: []Slice{{Name: "m", UID: "a"}}, LogDir: "/logs/attempt-2"}
@@ -91,8 +91,9 @@ func TestARecordIsSavedByManyAtOnce(t *testing.T) {
 	}
 }
 
-// TestLogsOfOtherSlicesAreNotThoseOfAnAttempt has two attempts with the number 1, as two
-// machines make them when the slices between them are gone.
+// TestLogsOfOtherSlicesAreNotThoseOfAnAttempt has two attempts with the number 1. Two
+// machines make such attempts if the slices of the first one are gone before the second one
+// begins.
 func TestLogsOfOtherSlicesAreNotThoseOfAnAttempt(t *testing.T) {
 	t.Parallel()
 	rec := &Record{Attempt: 1, LogDir: "now", Slices: []Slice{{UID: "3"}, {UID: "4"}},

@@ -12,11 +12,11 @@ import (
 )
 
 const (
-	// warnAhead is how long before the provider takes slices away the user is warned. It is
-	// time enough to write a checkpoint.
+	// warnAhead is how long before the provider takes slices away the user is warned. That
+	// is enough time to write a checkpoint.
 	warnAhead = time.Hour
-	// stopAhead and the grace period are how long before that moment a command is stopped, so
-	// that its logs come home before the VMs go.
+	// A command is stopped stopAhead and its grace period before that moment, so that its
+	// logs arrive here before the VMs go.
 	stopAhead = time.Minute
 )
 
@@ -27,8 +27,8 @@ type End struct {
 	told time.Time // the moment of which the user was warned
 }
 
-// Warn warns of the end of all, an hour before it or at once if it is nearer. It warns of
-// each moment once, over all calls. The caller must call over.
+// Warn warns of the end of the slices in all, an hour before it, or at once if it is
+// nearer. It warns of each moment once, over all calls. The caller must call over.
 func (e *End) Warn(ctx context.Context, d *workers.Reach, all []tpu.Slice) (over func()) {
 	_, over = e.watch(ctx, d, tpu.FirstEnd(all), -1)
 	return over
@@ -77,9 +77,9 @@ func (e *End) warn(d *workers.Reach, end time.Time, ahead time.Duration) {
 		event.Age(max(0, end.Sub(d.Clock.Now()))), end.Local().Format("Mon 15:04:05"), stop)
 }
 
-// stopAheadOf returns how long before the end of slices a command is stopped that may take
-// grace to end; 0 if it is not stopped. It is at most a tenth of the time left, because
-// slices of a few minutes are for running, too.
+// stopAheadOf returns how long before the end of its slices a command is stopped, given
+// that it may take grace to end; 0 if it is not stopped. It is at most a tenth of the time
+// left, so that a command on slices of a few minutes still has time to run.
 func stopAheadOf(left, grace time.Duration) time.Duration {
 	if grace < 0 {
 		return 0
@@ -87,8 +87,8 @@ func stopAheadOf(left, grace time.Duration) time.Duration {
 	return max(0, min(grace+stopAhead, left/10)).Truncate(time.Second)
 }
 
-// Taken returns the error for the end of slices that the provider has taken away as was
-// asked for; nil if the moment has not come.
+// Taken returns an error if the provider has taken slices away at the end of the time that
+// the user asked for; nil if that end has not come.
 func Taken(all []tpu.Slice, now time.Time) error {
 	if end := tpu.FirstEnd(all); !end.IsZero() && !now.Before(end) {
 		return stage.SlicesTaken(end)

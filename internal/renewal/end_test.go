@@ -15,8 +15,8 @@ import (
 	"multihost/internal/workers"
 )
 
-// Each moment is warned of once, an hour ahead, and the context ends before it, in time to
-// stop the command.
+// The user is warned of each end once, an hour ahead. The context ends before it, in time
+// to stop the command.
 func TestTheEndOfTheLongestRun(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
@@ -62,7 +62,8 @@ func TestSlicesWithoutAnEnd(t *testing.T) {
 	}
 }
 
-// A runner that reads the error on the workers ends as the one that has stopped the command.
+// A runner that reads the error on the workers ends like the runner that has stopped the
+// command.
 func TestTheReasonOfTheEndIsReadBack(t *testing.T) {
 	t.Parallel()
 	end := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)

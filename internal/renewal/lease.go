@@ -1,5 +1,6 @@
-// Package renewal is the runner's part of the lease that the workers of a job hold: it arms
-// the workers, tells them that a runner is there, and says what they will do without one.
+// Package renewal is the runner's part of the lease that the workers of a job hold. It arms
+// the workers, tells them that a runner exists, and tells the user what they will do
+// without one.
 package renewal
 
 import (
@@ -28,7 +29,7 @@ import (
 // Deps holds what the package works with.
 type Deps struct {
 	*workers.Reach
-	Agents program.Set // what runs on workers where no runner does
+	Agents program.Set // the programs that work on workers without a runner
 }
 
 // Terms are the terms that the workers of a job get, and their consequences here.
@@ -46,7 +47,7 @@ type Lease struct {
 	How   codesync.Options // how the agent travels between the workers
 	Terms func() *Terms    // of the slices that exist; nil: they have no lease
 
-	terms *Terms // those of the last attempt
+	terms *Terms // terms of the last attempt
 	holds bool   // some worker may delete the slices
 
 	stop func() // ends the renewals; nil: there are none
@@ -105,8 +106,8 @@ func (l *Lease) Arm(ctx context.Context, t *workers.Connected) error {
 	return nil
 }
 
-// ArmEach gives the terms of a lease to every worker of t that is not away, by arm, and
-// brings the agent to those that lack it.
+// ArmEach calls arm for every worker of t that is not away, to give it the terms of a
+// lease. It brings the agent to workers that lack it.
 func (d Deps) ArmEach(ctx context.Context, t *workers.Connected, how codesync.Options, arm func(ctx context.Context, i int) error) []error {
 	return deliver.Each(ctx, d.Agents, how, t.Targets(d.Access.Port), arm)
 }
@@ -239,8 +240,8 @@ func renewOne(ctx context.Context, t *workers.Connected, agents program.Set, i i
 	return lease.RenewOne(ctx, t.Conns[i], agents, run, silent)
 }
 
-// renew renews the lease of a run on all workers that can be reached, for at least
-// silent, the time without further renewals. It returns what the workers know about the
+// renew renews the lease of a run on all workers that can be reached, for at least silent,
+// the time in which no further renewal may come. It returns what the workers know about the
 // lease.
 func renew(ctx context.Context, t *workers.Connected, agents program.Set, run string, silent time.Duration) []lease.Held {
 	all := make([]lease.Held, len(t.IDs))
@@ -335,7 +336,7 @@ func Text(h lease.Held, until time.Time) string {
 	return text + "; " + taken(until)
 }
 
-// watched says what workers that watch will do by h.
+// watched says what workers that watch will do under the lease h.
 func watched(h lease.Held) string {
 	text := ""
 	if h.Lease > 0 {
@@ -382,8 +383,8 @@ func Attach(ctx context.Context, d Deps, t *workers.Connected, run string) (stop
 	}
 }
 
-// whatBecomes says what workers that hold these leases will do, once for all resources of
-// which the same holds; "" if nobody will do anything.
+// whatBecomes says what workers that hold these leases will do; "" if nobody will do
+// anything. Resources for which the same is true share one text.
 func whatBecomes(all []tpu.Slice, held map[string]lease.Held) string {
 	var texts []string
 	for _, s := range all {

@@ -36,8 +36,8 @@ func TestWhatTheWorkersWillDo(t *testing.T) {
 	}
 }
 
-// What holds for several resources is said once, and a lease of one is not lost because
-// another one has none.
+// A text that is true for several resources is shown once. The lease of one resource is
+// shown even if another one has none.
 func TestWhatBecomesOfSeveralResources(t *testing.T) {
 	t.Parallel()
 	hour, day := lease.Held{Watched: true, TTL: time.Hour}, lease.Held{Watched: true, TTL: 24 * time.Hour}
@@ -191,7 +191,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// Where the workers hold no lease, the end that the provider sets is told in its place. The
+// If the workers hold no lease, the text has the end that the provider sets instead. The
 // hint names --ttl only if it is not given.
 func TestABoundThatNoWorkerKeeps(t *testing.T) {
 	t.Parallel()

@@ -442,7 +442,7 @@ func (f frame) marks() []float64 {
 			}
 		}
 	}
-	for len(all) > 8 { // of a range that is wider than any training
+	for len(all) > 8 { // the range is wider than that of any training
 		kept := all[:0]
 		for i := 0; i < len(all); i += 2 {
 			kept = append(kept, all[i])

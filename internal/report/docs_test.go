@@ -18,8 +18,8 @@ import (
 
 var update = flag.Bool("update", false, "make the pictures of docs/metrics.md anew")
 
-// TestPicturesOfTheDocuments makes the pictures, of an invented run. Only make docs
-// runs it, because no two browsers draw the same.
+// TestPicturesOfTheDocuments makes the pictures of the documents from an invented run. Only
+// make docs runs it, because no two browsers draw the same.
 func TestPicturesOfTheDocuments(t *testing.T) {
 	if !*update {
 		t.Skip("only make docs makes pictures")
@@ -43,7 +43,7 @@ func TestPicturesOfTheDocuments(t *testing.T) {
 	}
 }
 
-// keep writes a picture as small as it gets without loss.
+// keep writes a picture in the smallest form without loss.
 func keep(t *testing.T, path string, data []byte) {
 	t.Helper()
 	img, err := png.Decode(bytes.NewReader(data))

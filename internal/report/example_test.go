@@ -32,7 +32,7 @@ type training struct {
 	zero                   bool     // the loss is 0
 	calm                   bool     // no step compiles or writes a checkpoint
 	last                   []string // the lines that the worker printed before it failed
-	hostile                string   // what the workers print last, and what else others can choose
+	hostile                string   // what the workers print last, and all other texts that somebody else can choose
 }
 
 var begin = time.Date(2026, 3, 4, 9, 0, 0, 0, time.UTC)
@@ -89,7 +89,7 @@ func (tr training) document(t testing.TB) *metrics.Document {
 	}
 }
 
-// story is what the journal of such a run would tell.
+// story returns what the journal of such a run would contain.
 func (tr training) story(t testing.TB) *journal.Story {
 	t.Helper()
 	at := begin
@@ -168,8 +168,8 @@ func (tr training) input(t testing.TB) report.Input {
 	return report.Input{Document: tr.document(t), Story: s, Now: s.Last.Add(90 * time.Second)}
 }
 
-// long is a run of a million steps on 2048 workers, as its document would have
-// it, with one slow worker.
+// long returns the document of a run of a million steps on 2048 workers, one of which is
+// slow.
 func long() *metrics.Document {
 	const steps, workers = 1_000_000, 64
 	series := func(points int, factor float64) *metrics.Series {

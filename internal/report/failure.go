@@ -80,9 +80,9 @@ var (
 )
 
 // decisive returns the index of the line that says why a command has failed, or -1 if no
-// line does. It is the last exception of Python or what another language prints in its
-// place; without one, it is what the shell says of a process that a signal ended, or else
-// the last line that speaks of an error.
+// line does. It is the line of the last exception of Python, or of its equivalent in
+// another language. If there is none, it is the shell's message about a process that a
+// signal ended, or else the last line that mentions an error.
 func decisive(lines []string) int {
 	exception, signal, word := -1, -1, -1
 	tracing := false

@@ -24,7 +24,8 @@ const (
 )
 
 // A heat map shows the step time of each worker over steps, relative to the median of the
-// run: a slow worker is a dark row, a time that was slow for all is a dark column.
+// run: a slow worker is a dark row, and a step that was slow for all workers is a dark
+// column.
 type heat struct {
 	Image         string // data: URL of a PNG
 	Label         string
@@ -43,7 +44,7 @@ type legend struct{ Class, Text string }
 // A rowLabel names a row at its left.
 type rowLabel struct{ Y, Class, Text string }
 
-// A rowMark is the place of a row of which a worker failed.
+// A rowMark is the place of a row with a worker that failed.
 type rowMark struct{ Y, Height string }
 
 // heatData lets the script read single cells. Cells go row by row. Who names the worker
@@ -147,7 +148,7 @@ type rowMarks struct {
 	first  int // its row; -1: it has none
 }
 
-// fail takes the failure of a worker.
+// fail adds the failure of a worker.
 func (m *rowMarks) fail(id tpu.WorkerID, row int, text string) {
 	if m.Failed == nil {
 		m.Failed = map[int]string{}
@@ -174,7 +175,7 @@ func (m *rowMarks) draw() {
 	for _, row := range labelled(m.rows, float64(m.Height)/float64(m.Rows)) {
 		l := rowLabel{Y: per((float64(row) + 0.5) / float64(m.Rows)), Class: m.rows[row].class(), Text: m.Names[row]}
 		if row == m.first {
-			l.Text = m.origin.String() // also where the row has others
+			l.Text = m.origin.String() // even if the row has other workers
 		}
 		if utf8.RuneCountInString(l.Text) > maxLabel {
 			l.Text = tpu.WorkerID{Slice: m.all[row*m.join].Slice, Worker: m.all[row*m.join].Worker}.String() + "…"
@@ -272,9 +273,9 @@ type grid struct {
 	finer bool
 }
 
-// newGrid puts the points of all workers into rows and columns; it returns nil if there
-// are none. A cell is always one point of one worker: values are not joined, the slowest
-// is chosen.
+// newGrid puts the points of all workers into rows and columns; it returns nil if there are
+// none. A cell is always one point of one worker. If several points share a cell, the
+// slowest is shown.
 func newGrid(all []*metrics.Worker) *grid {
 	per, low, high := int64(0), int64(math.MaxInt64), int64(math.MinInt64)
 	for _, w := range all {
@@ -325,9 +326,9 @@ func newGrid(all []*metrics.Worker) *grid {
 	return g
 }
 
-// Two hues that people who cannot tell red from green can tell apart, also by strength.
-// They are transparent where nothing is remarkable, so that one picture works on light
-// and dark pages.
+// People who cannot tell red from green can tell these two hues and their strengths apart.
+// The picture is transparent where nothing is remarkable, so that one picture works on
+// light and dark pages.
 var (
 	slowHue = color.NRGBA{R: 0xd9, G: 0x4a, B: 0x0c}
 	fastHue = color.NRGBA{R: 0x2b, G: 0x74, B: 0xd8}

@@ -24,7 +24,7 @@ type box struct {
 	Text                     string
 }
 
-// inside reports whether b is within the other box, but for a pixel.
+// inside reports whether b is within the other box. A pixel more does not count.
 func (b box) inside(other box) bool {
 	return b.Left >= other.Left-1 && b.Right <= other.Right+1 && b.Top >= other.Top-1 && b.Bottom <= other.Bottom+1
 }
@@ -91,7 +91,7 @@ func testLayout(t *testing.T, p *browser.Page) {
 	}
 }
 
-// testLastLines looks whether the exception is seen without scrolling, in a row of its own
+// testLastLines checks that the exception is visible without scrolling, in a row of its own
 // and at the end of the last lines.
 func testLastLines(t *testing.T, p *browser.Page, v browser.View, exception string) {
 	t.Helper()
@@ -105,8 +105,8 @@ func testLastLines(t *testing.T, p *browser.Page, v browser.View, exception stri
 	}
 }
 
-// testMap looks whether the row of the worker that failed is marked and the rows can be
-// told apart.
+// testMap checks that the row of the worker that failed is marked, and that rows can be
+// distinguished.
 func testMap(t *testing.T, p *browser.Page) {
 	t.Helper()
 	img, mark := theBox(t, p, ".map img"), theBox(t, p, ".map .failed")
@@ -143,8 +143,8 @@ func testMap(t *testing.T, p *browser.Page) {
 	}
 }
 
-// testBand looks whether the band of step times ends at the longest step: by the axis,
-// and inside the plot.
+// testBand checks that the band of step times ends at the longest step by the axis, and
+// inside the plot.
 func testBand(t *testing.T, p *browser.Page) {
 	t.Helper()
 	plot, band := theBox(t, p, "[data-chart=step-time] > svg"), theBox(t, p, "[data-chart=step-time] .band")
@@ -159,7 +159,7 @@ func testBand(t *testing.T, p *browser.Page) {
 	}
 }
 
-// testTables opens all tables and looks whether they fit and no cell lies on another.
+// testTables opens all tables and checks that they fit and that no cell overlaps another.
 func testTables(t *testing.T, p *browser.Page, v browser.View) {
 	t.Helper()
 	browser.Eval[int](p, `(() => { for (const d of document.querySelectorAll("details")) d.open = true; return 0; })()`)

@@ -98,8 +98,8 @@ func box(class, id, title string, inside ...g.Node) g.Node {
 
 func note(inside ...g.Node) g.Node { return h.P(h.Class("note"), g.Group(inside)) }
 
-// table has a frame in which a wide table moves sideways. label names it for those who
-// do not see it; mark is an attribute of the table, or nil.
+// table has a frame in which a wide table moves sideways. label names the table for people
+// who cannot see it; mark is an attribute of the table, or nil.
 func table(label string, mark g.Node, head []g.Node, rows ...g.Node) g.Node {
 	return h.Div(h.Class("scroll"), h.TabIndex("0"), h.Role("region"), h.Aria("label", label),
 		h.Table(mark, h.THead(h.Tr(head...)), g.Group(rows)))

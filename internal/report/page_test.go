@@ -97,7 +97,7 @@ func rounds(text string, value float64) bool {
 	return shown-value <= half*1.0001 && value-shown <= half*1.0001
 }
 
-// TestInChromium starts one browser for all that is looked at.
+// TestInChromium starts one browser for all its checks.
 func TestInChromium(t *testing.T) {
 	testkit.OnlyInAll(t, "the tests that read the page as text")
 	t.Parallel()
@@ -324,8 +324,8 @@ func testPage(t *testing.T, p *browser.Page) {
 	})
 }
 
-// testHostilePage shows a run whose workers, settings and errors were made by
-// somebody who wants to do more than be read.
+// testHostilePage shows a run whose workers, settings and errors were written by an
+// attacker.
 func testHostilePage(t *testing.T, p *browser.Page) {
 	const hostile = "</script><script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">'\"`--><style>*{display:none}</style>{{.}}\u202e\x00\x1b]0;x\x07\xff"
 	tr := training{slices: 2, workers: 4, steps: 30, slow: tpu.WorkerID{Slice: 9}, fails: true, hostile: hostile}

@@ -1,9 +1,9 @@
 // Package report shows a run as one HTML page: as a file to keep and to send, and live
 // while the run goes on.
 //
-// A page is self-contained. It loads nothing, and its own policy forbids that. It can be
-// read without JavaScript, which only adds the reading of single points, sorting and the
-// updates of the live page. Everything that workers printed is only text on it.
+// A page is self-contained. It loads nothing, and its content policy forbids loading. It
+// can be read without JavaScript, which only adds the reading of single points, sorting and
+// the updates of the live page. Everything that workers printed is only text on it.
 //
 // No figure is computed here: each one on the page carries its place in the metrics
 // document and is that value, rounded for people. A page is smaller than MaxBytes for any

@@ -98,8 +98,8 @@ func (l *Live) Serve(ctx context.Context, at net.Listener, onEnd func()) error {
 	return fmt.Errorf("serve the report: %w", err)
 }
 
-// follow reads the run until it has ended. With 2048 workers that may be expensive, so it
-// spends at most a tenth of the time on it.
+// follow reads the run until it has ended. With 2048 workers a read may be expensive, so
+// follow spends at most a tenth of the time on reading.
 func (l *Live) follow(ctx context.Context, onEnd func()) {
 	pause := lookEvery
 	for !l.hasEnded() {

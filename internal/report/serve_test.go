@@ -21,7 +21,7 @@ import (
 	"multihost/internal/tpu"
 )
 
-// stage is a run of which a live page is shown one state after the other.
+// stage is a run whose states a live page shows one after the other.
 type stage struct {
 	mu    sync.Mutex
 	in    report.Input
@@ -137,7 +137,8 @@ func TestUpdatesAreWhatHasChanged(t *testing.T) {
 	if _, parts := next(); len(parts) != 11 || !strings.Contains(parts["verdict"], "step 19") {
 		t.Errorf("first all parts of the page but the empty one of a failure, got %d", len(parts))
 	}
-	// Nothing changes while the run cannot be read, nor when it reads the same.
+	// The page does not change while the run cannot be read, or when the run has not
+	// changed.
 	s.show(report.Input{}, false, errors.New("disk"))
 	more := running(t, 21)
 	s.show(more, false, nil)

@@ -125,8 +125,9 @@ func newView(in Input) *view {
 	return b.view
 }
 
-// clip limits the length of a text that anybody may have made, and makes its control
-// characters visible: the text must neither fill the page nor read as something else.
+// clip limits the length of a text that may come from anybody, and makes its control
+// characters visible, so that the text can neither fill the page nor look like something
+// else.
 func clip(text string) string { return clipTo(text, maxText) }
 
 func clipTo(text string, most int) string {

@@ -154,7 +154,7 @@ type nextRound int
 const (
 	atOnce nextRound = iota
 	afterPause
-	atEnd // there is none: the round has returned how the command ends
+	atEnd // no round follows: this one has returned how the command ends
 )
 
 // A roundStep is what a round does once it knows the state of the run.
@@ -287,7 +287,8 @@ func (a *attaching) bring(ctx context.Context, rec *record.Record) error {
 	return a.bringLogs(ctx, rec, a.shown)
 }
 
-// end reports the end of the run: as it was followed over SSH, if the bucket agrees.
+// end reports the end of the run. If the bucket agrees, the report is the one from
+// following over SSH.
 func (a *attaching) end(ctx context.Context, rec *record.Record, state detach.State) (stage.Outcome, error) {
 	defer func() { // after the summary
 		if !a.sayKept(ctx, state) {
@@ -343,8 +344,8 @@ func (r *BucketRun) StillThere(ctx context.Context, state detach.State) error {
 	return nil
 }
 
-// wentDown returns what workers reported when their machines were told to shut down, to
-// follow a queued resource's state: " (s1w[0-3] preempted)", or "".
+// wentDown returns what workers reported when their machines were told to shut down, as a
+// text to put after a queued resource's state: " (s1w[0-3] preempted)", or "".
 func wentDown(state detach.State) string {
 	workers := map[string][]tpu.WorkerID{}
 	for _, w := range state.Seen {

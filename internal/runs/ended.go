@@ -33,8 +33,8 @@ func (e *RunEnd) failedFirst(text string) {
 	}
 }
 
-// endOfAttempt returns the end of an attempt as the run's journal tells it; nil if it
-// tells none.
+// endOfAttempt returns the end of an attempt from the run's journal; nil if the journal has
+// none.
 func endOfAttempt(s *journal.Story, attempt int) *RunEnd {
 	for _, a := range s.Attempts {
 		if a.Number() != attempt {

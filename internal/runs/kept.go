@@ -60,14 +60,14 @@ func deleteKept(ctx context.Context, d Deps, o StopOptions, k kept) error {
 	}
 	if o.Confirm != nil {
 		err := o.Confirm(ctx, k.question(d.Cloud, d.Zone))
-		if err == nil && k.again != nil { // the question may have stood for hours
+		if err == nil && k.again != nil { // the user may have answered after hours
 			err = k.again(ctx)
 		}
 		if err != nil {
 			event.Notef(d.Sink, event.Warn, teardown.Hint(d.Reach, k.res.ID), "%s stays, %s", provision.NameOf(d.Cloud, k.res.ID), k.res.Standing())
 			return err
 		}
-	} else if k.part != "" { // the user has not allowed to delete the rest
+	} else if k.part != "" { // the user has not agreed to delete the rest
 		return &stage.Error{Stage: stage.Stopping, Text: fmt.Sprintf("%s stays, %s: %s, and the rest is on its workers only", provision.NameOf(d.Cloud, k.res.ID), k.res.Standing(), k.part),
 			Advice: "bring the rest with: multihost attach " + k.run + "; or " + teardown.Hint(d.Reach, k.res.ID)}
 	}

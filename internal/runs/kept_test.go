@@ -146,7 +146,7 @@ func TestThePartsOfARunThatHasEndedAreSwept(t *testing.T) {
 	}
 }
 
-// Without a terminal nobody has said that the only copy of a log may go.
+// Without a terminal nobody can agree to the loss of the only copy of a log.
 func TestTheOnlyCopyOfALogStaysUnlessSomebodySaysSo(t *testing.T) {
 	t.Parallel()
 	part := kept{run: "k", ended: "exit code 0", res: qr.Resource{ID: "k", State: "ACTIVE"}.Neutral(), part: "the log of s0w0 is not whole here: 1 of 5 bytes"}
@@ -180,7 +180,8 @@ func TestTheOnlyCopyOfALogStaysUnlessSomebodySaysSo(t *testing.T) {
 	}
 }
 
-// TestAStopDeletesWhatNoWorkerMayDelete: the user who stops a run may.
+// TestAStopDeletesWhatNoWorkerMayDelete: if no worker may delete the slices, the stop
+// deletes them with the rights of the user.
 func TestAStopDeletesWhatNoWorkerMayDelete(t *testing.T) {
 	t.Parallel()
 	var request qr.Request

@@ -27,7 +27,7 @@ type Seen struct {
 	Created time.Time `json:"created"`
 	Slices  []string  `json:"slices"`
 	Command string    `json:"command"`
-	Hourly  *float64  `json:"usd_per_hour,omitempty"` // list price of the slices, for a run that a job has made slices for, or whose slices the provider takes away
+	Hourly  *float64  `json:"usd_per_hour,omitempty"` // list price of the slices; only for a run whose job has made the slices, or whose slices the provider takes away
 	SoFar   *float64  `json:"usd_so_far,omitempty"`   // what those slices have cost at that price
 	Gone    string    `json:"gone,omitempty"`         // when those slices go if no runner continues the job, in words
 
@@ -42,8 +42,8 @@ type Seen struct {
 }
 
 // List asks worker 0 of every ready slice which runs it knows, and emits the runs as a
-// Result. prefix and only limit it to slices with that name prefix and these numbers in
-// their names.
+// Result. The parameters prefix and only limit the list to slices whose names have that
+// prefix and these numbers.
 func List(ctx context.Context, d Deps, prefix string, only tpu.Numbers, ended bool) error {
 	var seen = []Seen{}
 	var detachedErr error

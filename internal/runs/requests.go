@@ -80,8 +80,9 @@ func (s *Seen) costs(d Deps, res provision.Resource) {
 	s.Hourly, s.SoFar = cost.Hourly(res, d.Zone), cost.SoFar(res, d.Zone, d.Clock.Now())
 }
 
-// leaseOf returns what the workers of a resource know of the lease of their job, if that can
-// be told. Workers that cannot tell each other anything keep none, whatever was written.
+// leaseOf returns what the workers of a resource know of the lease of their job, if that
+// can be told. Workers that cannot tell each other anything keep no lease, whatever its
+// terms say.
 func leaseOf(d Deps, res provision.Resource) (terms lease.Terms, known bool) {
 	terms, known = lease.ReadTerms(res.Metadata)
 	if t, err := tpu.ParseType(res.Type); err == nil && d.Cloud.Undoing(res.ID).Apart(max(1, res.NodeCount)*t.Workers) {
@@ -90,10 +91,10 @@ func leaseOf(d Deps, res provision.Resource) (terms lease.Terms, known bool) {
 	return terms, known
 }
 
-// endedInBucket returns the row of a job without runner that has ended and whose resource is
-// still there; nil for another job, and for one whose bucket is not known here. label is
-// that of the run. known says that the resource has the terms of a lease, which only a job
-// with a runner has.
+// endedInBucket returns the row of a job without runner that has ended and whose resource
+// still exists. It returns nil for other jobs, and for jobs whose bucket is not known here.
+// label is that of the run. known says that the resource has the terms of a lease, which
+// only a job with a runner has.
 func endedInBucket(ctx context.Context, d Deps, res provision.Resource, label string, known bool) *Seen {
 	if known || d.OpenBucket == nil {
 		return nil

@@ -46,7 +46,7 @@ type Deps struct {
 	*workers.Reach
 	*record.Keeper
 	detach.Source
-	Agents program.Set // what runs on workers where no runner does
+	Agents program.Set // the programs that work on workers without a runner
 }
 
 // Locate finds a run by its name: in this machine's records, otherwise by asking the
@@ -118,8 +118,8 @@ func recordOf(d Deps, f workers.FoundRun, see sight) *record.Record {
 	return rec
 }
 
-// begunAgain returns the record of a run whose recorded slices are gone, but which another
-// machine has started since on slices of the same names; nil if there is none.
+// begunAgain returns the record of a run whose recorded slices are gone, if another machine
+// has started the run again since, on slices of the same names; else nil.
 func begunAgain(ctx context.Context, d Deps, rec *record.Record) (*record.Record, error) {
 	see, match := lookFor(ctx, d.Reach, rec.Run, rec.Prefix, func(f workers.FoundRun) bool { return isAgain(rec, f) })
 	var none *tpu.NoSlicesError
@@ -139,16 +139,16 @@ func begunAgain(ctx context.Context, d Deps, rec *record.Record) (*record.Record
 	return now, nil
 }
 
-// besides has the logs of now where they do not mix with those that an older record of the
-// name knows.
+// besides gives now the attempts of an older record of the same name, and a directory for
+// its logs in which they do not mix with the logs of these attempts.
 func besides(now, older *record.Record) {
 	now.Attempts, now.LogDir = older.Attempts, older.Place(now.Attempt, now.Slices, now.LogDir, false)
 }
 
 // isAgain reports whether a run on other slices is the recorded run, begun again. On a
-// job's slices, which have the run's name, it is, also when it has ended: its logs may be
-// there only. On other slices, which several users may share, it is only if it is active
-// and has the same owner.
+// job's slices, which have the run's name, it always is. That includes a run that has
+// ended, because its logs may exist only there. On other slices, which several users may
+// share, it is only if it is active and has the same owner.
 func isAgain(r *record.Record, f workers.FoundRun) bool {
 	if f.Info.Run != r.Run || !f.Info.Mine || f.Info.Phase == launch.Aborted {
 		return false
@@ -187,9 +187,9 @@ func (e *notBegunError) Error() string { return e.err.Error() }
 func (e *notBegunError) Unwrap() error { return e.err }
 
 // choose returns the run that the user means among runs of one name: the active one,
-// otherwise the newest. other is a run that could be meant instead: another active one,
-// or one on other workers. The number of an attempt decides nothing, because one worker
-// can claim any.
+// otherwise the newest. other is a run that could be meant instead: another active one, or
+// one on other workers. The number of an attempt decides nothing, because one worker can
+// claim any number.
 func choose(match []workers.FoundRun) (f workers.FoundRun, other *workers.FoundRun) {
 	at := max(0, slices.IndexFunc(match, func(f workers.FoundRun) bool { return f.Info.Alive() }))
 	f = match[at]
@@ -207,9 +207,9 @@ func choose(match []workers.FoundRun) (f workers.FoundRun, other *workers.FoundR
 			}
 		}
 		// A run whose workers are a subset of f's is an earlier run that f replaced. If f
-		// shares only some of them, the other run used more slices; that is f's past only
-		// while f is active. If f has ended too, neither is active and either may be
-		// meant.
+		// shares only some of them, the other run used more slices. It is an earlier run of
+		// f's only while f is active. If f has ended too, neither is active and either may
+		// be meant.
 		if known == 0 || known < len(o.Workers) && !f.Info.Alive() {
 			return f, &match[i]
 		}
@@ -358,13 +358,13 @@ func attachOver(ctx context.Context, d Deps, rec *record.Record, o AttachOptions
 	partly := sayUnstarted(d, t, known, rec) // a run that started on only some workers is not stopped as failed
 	f := &follow.Following{Deps: follow.Deps{Reach: d.Reach, Keeper: d.Keeper}, Workers: t, Ref: launch.Ref{Run: rec.Run, Attempt: rec.Attempt}, Rec: rec, Watch: &watch,
 		FailFast: !rec.KeepGoing && !partly && lives, Grace: o.Grace, Strict: o.StrictExit, Patience: o.Patience, Attached: true, Watching: o.Watch,
-		Secrets: mask.MaskedWords(secrets), Deletes: rec.Unseen != nil} // the end of a part is not the end that a user wants to know
+		Secrets: mask.MaskedWords(secrets), Deletes: rec.Unseen != nil} // a user wants to know the end of the whole run, not that of a part
 	out, err = f.Do(ctx)
 	if err == nil {
 		err = EndOf(f)
 	}
 	if f.Sum != nil && len(unknown) > 0 {
-		f.Sum.LastLines = nil // they would be kept in the journal unmasked
+		f.Sum.LastLines = nil // the journal would keep these lines unmasked
 	}
 	return out, f.Sum, err
 }
@@ -415,7 +415,7 @@ func NewestAttempt(ctx context.Context, d Deps, t *workers.Connected, rec *recor
 		if f.Info.Run != rec.Run || f.Info.Attempt <= rec.Attempt {
 			continue
 		}
-		if !f.Info.Mine || len(f.Workers) < answered { // a start that was interrupted, or a false claim by one worker
+		if !f.Info.Mine || len(f.Workers) < answered { // the start was interrupted, or one worker makes a false claim
 			event.Notef(d.Sink, event.Warn, "multihost stop "+rec.Run+" ends it", "only %s knows an attempt %d of run %s: it is left alone",
 				tpu.Fold(f.Workers), f.Info.Attempt, rec.Run)
 			continue
@@ -423,7 +423,7 @@ func NewestAttempt(ctx context.Context, d Deps, t *workers.Connected, rec *recor
 		rec.Attempt, rec.Owner, rec.Command, rec.Ended = f.Info.Attempt, f.Info.Owner, f.Info.Command, false
 		rec.LogDir = record.RecordDir(d.StateDir, rec.Run, rec.Attempt)
 	}
-	for i, err := range errs { // a worker that did not answer may know it
+	for i, err := range errs { // a worker that did not answer may know the attempt
 		if err != nil {
 			known, lives = append(known, t.IDs[i]), true
 		}
@@ -528,7 +528,7 @@ func stopOn(ctx context.Context, d Deps, rec *record.Record, o StopOptions) erro
 	return err
 }
 
-// idle returns an error if a run lives on the workers, or may: one could not be asked.
+// idle returns an error if a run lives on the workers, or if a worker could not be asked.
 func idle(ctx context.Context, t *workers.Connected, name string) error {
 	runs, errs := t.Runs(ctx)
 	for _, f := range runs {
@@ -610,7 +610,7 @@ func stopNamed(ctx context.Context, d Deps, t *workers.Connected, name string, g
 		stop(found[ended])
 		again, errs := t.Runs(ctx)
 		stopLiving(again)
-		if any { // the answers of the others were there before
+		if any { // the other workers had answered before
 			refused = append(refused, workers.MayStillRun(stage.WorkersError(stage.Stopping, t.IDs, errs), name))
 		}
 	}

@@ -16,11 +16,11 @@ import (
 
 // A sight is what the slices of a zone tell of their runs.
 type sight struct {
-	slices []tpu.Slice        // those that were asked; the Index of each is its position
+	slices []tpu.Slice        // slices that were asked; the Index of each is its position
 	asked  []bool             // which of them answered
 	away   []tpu.Slice        // slices that exist and did not answer, or were not asked because they are not ready
 	found  []workers.FoundRun // runs that the slices know
-	err    error              // why slices did not answer; with slices, the others did
+	err    error              // why slices did not answer; if slices is not empty, those did
 }
 
 // survey asks worker 0 of every ready slice, or of those that prefix and only choose,
@@ -100,9 +100,9 @@ func ask(ctx context.Context, d *workers.Reach, ready []tpu.Slice, asked []bool)
 	return found, stage.WorkersError(stage.Survey, ids, silent)
 }
 
-// lookFor surveys the slices and returns the runs that is chooses. If these lack slices, or
-// there are none, lookFor also asks slices that are not ready and may have the run called
-// name: a command lives on while its slice is under maintenance.
+// lookFor surveys the slices and returns the runs that is chooses. If these runs lack
+// slices, or if there are no such runs, lookFor also asks slices that are not ready and may
+// have the run called name. A command continues while its slice is under maintenance.
 func lookFor(ctx context.Context, d *workers.Reach, name, prefix string, is func(workers.FoundRun) bool) (sight, []workers.FoundRun) {
 	see := survey(ctx, d, prefix, nil, nil)
 	match := slices.DeleteFunc(slices.Clone(see.found), func(f workers.FoundRun) bool { return !is(f) })
@@ -164,7 +164,7 @@ func unseen(f workers.FoundRun, see sight) *record.Unseen {
 		}
 		name := s.Name
 		if ok, why := s.Ready(); !ok {
-			why, _, _ = strings.Cut(why, ":") // without the details of its health
+			why, _, _ = strings.Cut(why, ":") // leave out the details of the slice's health
 			name += " (" + why + ")"
 		}
 		u.Slices = append(u.Slices, name)

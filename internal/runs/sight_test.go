@@ -122,7 +122,7 @@ func TestAttachEndsAsTheRun(t *testing.T) {
 	}
 }
 
-// Slices that went when their time was over are no loss. At any other time they are one.
+// It is no loss if slices go when their time is over. At any other time it is one.
 func TestAttachToSlicesWhoseTimeIsOver(t *testing.T) {
 	t.Parallel()
 	clock := testkit.NewJumpClock()

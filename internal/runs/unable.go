@@ -85,9 +85,9 @@ func findUnable(ctx context.Context, r *BucketRun, state detach.State) []detach.
 	return found
 }
 
-// unableText says in one line what the workers say; "" if there are none. If there are
-// several reasons, it has that of a worker that has tried for long, if there is one. Every
-// process of a worker can write such a text.
+// unableText says in one line what the workers say; "" if there are none. Of several
+// reasons, it prefers that of a worker that has tried for long. Every process of a worker
+// can write such a text.
 func unableText(run string, total int, found []detach.Seen) string {
 	if len(found) == 0 {
 		return ""

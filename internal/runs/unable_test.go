@@ -35,8 +35,8 @@ func (c *told) Attributes(_ context.Context, slice, key string) ([]string, error
 	return texts, nil
 }
 
-// Workers that cannot begin say why where no bucket is needed, and whoever asks for the run
-// is told once.
+// Workers that cannot begin say why in guest attributes, which need no bucket. A user who
+// asks for the run reads it once.
 func TestWorkersThatCannotBeginAreTold(t *testing.T) {
 	t.Parallel()
 	const (

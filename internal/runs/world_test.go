@@ -218,8 +218,8 @@ func TestAStopTellsWhoWasNotReached(t *testing.T) {
 	}
 }
 
-// A slice that is not ready is asked when a part of the run is missing. One that has gone
-// is no success.
+// A slice that is not ready is asked when a part of the run is missing. The run is no
+// success if that slice has gone.
 func TestAPartOfARunIsNoSuccess(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 2)
@@ -325,7 +325,7 @@ func TestAJobWithoutRunnerIsFollowedFromItsBucket(t *testing.T) {
 	if _, rows, err := listed(d, said, true); err != nil || len(rows) != 1 || rows[0].State != "failed: s1w0 was first, exit code 3" {
 		t.Errorf("%v, %+v", err, rows)
 	}
-	// Without --all it is there as long as its slices are.
+	// Without --all, the list has the run as long as its slices exist.
 	if _, rows, err := listed(d, said, false); err != nil || len(rows) != 1 || rows[0].State != "failed: s1w0 was first, exit code 3" || rows[0].Gone != "at once" {
 		t.Errorf("%v, %+v", err, rows)
 	}
