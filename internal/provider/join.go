@@ -142,8 +142,8 @@ func (j *Joined) note(i int, id string) {
 	j.memory.owner[id], j.shows[i] = j.all[i], true
 }
 
-// Assume says that a resource of this name is one that messages call kind, unless Joined has
-// seen it.
+// Assume notes that a resource of this name belongs to the provider that calls its
+// resources kind, unless Joined has seen the resource.
 func (j *Joined) Assume(kind, id string) {
 	p := j.of(kind)
 	j.mu.Lock()
@@ -184,7 +184,7 @@ func (j *Joined) Undoing(id string, slices ...string) provision.Undoing {
 }
 
 // Create implements provision.Provider: the first one makes the resource. The error is a
-// *TwinError if another one has a resource of this name, as far as it answers.
+// *TwinError if another provider answers that it has a resource of this name.
 func (j *Joined) Create(ctx context.Context, r provision.Request) (provision.Resource, bool, error) {
 	for _, p := range j.all {
 		if p == j.Provider {
@@ -209,7 +209,8 @@ func (j *Joined) Create(ctx context.Context, r provision.Request) (provision.Res
 // refused reports whether a provider does not let the user see what it has.
 func refused(err error) bool { return gcp.ClassOf(err) == gcp.Permission }
 
-// dispensable reports whether a list goes without the provider at place i, whose error is err.
+// dispensable reports whether a list can do without the provider at place i, whose error is
+// err.
 func (j *Joined) dispensable(i int, err error) bool {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -252,8 +253,8 @@ func (j *Joined) patience(i int) time.Duration {
 	return besideLimit
 }
 
-// each calls list for every provider. It returns the errors of those that the list goes
-// without, by place.
+// each calls list for every provider. It returns, by place, the errors of the providers
+// that the list does without.
 func (j *Joined) each(ctx context.Context, list func(ctx context.Context, i int, p provision.Provider) (found int, err error)) (missing map[int]error, err error) {
 	missing = map[int]error{}
 	found := 0
@@ -328,7 +329,7 @@ func (j *Joined) List(ctx context.Context) ([]provision.Resource, error) {
 		}
 		for _, r := range list {
 			mark(r.Slices, p)
-			if !listed[r.ID] { // of two, Get describes the first one
+			if !listed[r.ID] { // if two providers have one, Get describes the first
 				listed[r.ID] = true
 				j.note(i, r.ID)
 			}
@@ -390,9 +391,9 @@ func (j *Joined) had(p provision.Provider, id string) bool {
 	return j.memory.owner[id] == p
 }
 
-// Sole is Owner for what must not go to the wrong one of two resources: if several providers
-// have a resource of this name, the error is a *TwinError. A provider that does not answer
-// counts as one without the resource if another one has it; the user is warned.
+// Sole is Owner for a call that must not reach the wrong one of two resources. If several
+// providers have a resource of this name, the error is a *TwinError. A provider that does
+// not answer counts as one without the resource if another one has it; the user is warned.
 func (j *Joined) Sole(ctx context.Context, id, verb string) (provision.Provider, provision.Resource, error) {
 	owner, res, unread := j.Owner(ctx, id)
 	if unread != nil && res.ID == "" {
@@ -421,7 +422,8 @@ func (j *Joined) Sole(ctx context.Context, id, verb string) (provision.Provider,
 	return owner, res, unread
 }
 
-// LedBy returns the same with p, one of them, as the first one.
+// LedBy returns j with another order of providers: p, which must be one of them, is the
+// first.
 func (j *Joined) LedBy(p provision.Provider) *Joined { return &Joined{p, j.all, j.memory} }
 
 // Restart implements provision.Provider.
@@ -443,7 +445,7 @@ func (j *Joined) Delete(ctx context.Context, id string, o provision.DeleteOption
 	case !errors.Is(err, provision.ErrNotFound):
 		return false, err
 	}
-	for _, p := range j.all { // of a resource without slices, parts may be left
+	for _, p := range j.all { // parts may be left of a resource without slices
 		if deleted, err := p.Delete(ctx, id, o); deleted || err != nil {
 			return deleted, err
 		}
@@ -451,8 +453,8 @@ func (j *Joined) Delete(ctx context.Context, id string, o provision.DeleteOption
 	return false, nil
 }
 
-// Doomed returns the resource that Delete would delete. A resource of which only parts without
-// slices are left is found in the list. The error is that of Sole.
+// Doomed returns the resource that Delete would delete. If only parts without slices are
+// left of the resource, Doomed finds it in the list. The error is that of Sole.
 func (j *Joined) Doomed(ctx context.Context, id string) (provision.Resource, error) {
 	_, res, err := j.Sole(ctx, id, "delete")
 	if !errors.Is(err, provision.ErrNotFound) {

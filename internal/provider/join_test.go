@@ -15,7 +15,7 @@ import (
 	"multihost/internal/tpu"
 )
 
-// A shop sells one resource with one slice.
+// A shop is a provider that has one resource with one slice.
 type shop struct {
 	kind, id string
 	err      error
@@ -145,7 +145,7 @@ func TestJoinWithoutAnswers(t *testing.T) {
 	for name, c := range map[string]struct {
 		first, second error
 		want          error  // of the lists
-		slices        string // that the lists have
+		slices        string // slices that the lists have
 		lost          error  // of a resource that no provider shows
 	}{
 		"may not see the second":    {nil, denied, nil, "b", denied},
@@ -248,7 +248,7 @@ func (ruin) Get(context.Context, string) (provision.Resource, error) {
 	return provision.Resource{}, provision.ErrNotFound
 }
 
-// What was found has the words of its own provider, however it was found.
+// A resource or slice has the words of its own provider, however it was found.
 func TestAFoundResourceHasTheWordsOfItsProvider(t *testing.T) {
 	t.Parallel()
 	var asked []string
@@ -325,7 +325,8 @@ func TestALostRightHidesNothingThatWasSeen(t *testing.T) {
 	}
 }
 
-// Who has no rights on an API, and no slices there, is not warned of it by each command.
+// A user without rights on an API and without slices there does not get a warning about
+// that from each command.
 func TestARefusalIsAWarningWhereAllIsAskedFor(t *testing.T) {
 	var asked []string
 	for _, want := range []event.Level{event.Debug, event.Warn} {

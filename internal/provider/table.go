@@ -34,16 +34,16 @@ type Listed struct {
 	SoFar      *float64          `json:"usd_so_far"`        // what they have cost at that price; null: unknown
 }
 
-// A Plan is what a dry run shows that would make or delete slices.
+// A Plan is the result of a dry run of a command that makes or deletes slices.
 type Plan struct {
 	ID      string          `json:"id"`
 	Exists  bool            `json:"exists"`            // the requested resource exists already
 	Creates bool            `json:"creates"`           // it would be made
 	Deletes bool            `json:"deletes"`           // it would be deleted
-	Slices  []string        `json:"slices"`            // that would be deleted
-	Request json.RawMessage `json:"request,omitempty"` // that would be sent
+	Slices  []string        `json:"slices"`            // slices that would be deleted
+	Request json.RawMessage `json:"request,omitempty"` // the request that would be sent
 	Gcloud  string          `json:"gcloud,omitempty"`  // the same as a command of gcloud, if there is one
-	Parts   []cost.Part     `json:"parts,omitempty"`   // of a resource that has several: that would be made, or deleted
+	Parts   []cost.Part     `json:"parts,omitempty"`   // the parts that would be made or deleted, if the resource has several
 }
 
 // Text returns for people what would be made. name is what messages call it.
@@ -52,7 +52,7 @@ func (p Plan) Text(name string) string {
 	fmt.Fprintf(&b, "would create %s", name)
 	if len(p.Request) > 0 {
 		b.WriteString(":\n")
-		_ = json.Indent(&b, p.Request, "", "  ") // it was encoded by the provider
+		_ = json.Indent(&b, p.Request, "", "  ") // the provider has encoded it, so it is valid
 	}
 	b.WriteString("\n")
 	if p.Gcloud != "" {

@@ -11,9 +11,9 @@ import (
 )
 
 // WaitTogether is Wait, and gives slices back: if the others have not come within
-// opts.SlicesLimit of the first one, it deletes the resource with all that was made for it. The
-// error says which slices did not come and what the others cost; with another error, which is joined
-// to it, the deletion has failed.
+// opts.SlicesLimit of the first one, it deletes the resource with all its parts. The error
+// says which slices did not come and what the others cost. If the deletion fails, its error
+// is joined to this one.
 func WaitTogether(ctx context.Context, p provision.Provider, id string, opts WaitOptions) (provision.Resource, []tpu.Slice, error) {
 	res, all, err := Wait(ctx, p, id, opts)
 	if !provision.GivesBack(err) {

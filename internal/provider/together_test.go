@@ -17,7 +17,8 @@ import (
 	"multihost/internal/tpu"
 )
 
-// A bakery makes two slices of v6e-16, each for itself, at moments after its start.
+// A bakery is a provider that makes two slices of v6e-16, each for itself, at set times
+// after its start.
 type bakery struct {
 	provision.Provider
 	clock   gcp.Clock
@@ -69,7 +70,7 @@ func TestSlicesWaitForOthersUntilTheirDeadline(t *testing.T) {
 		story         string
 		first, second time.Duration // after the begin of the wait
 		slices, queue time.Duration // limits
-		phase         string        // that is not over; "": all have come
+		phase         string        // the phase that is not over; "": all have come
 		lasts         time.Duration
 	}{
 		{"all come at once", time.Hour, time.Hour, time.Minute, 0, "", time.Hour},
@@ -137,7 +138,7 @@ func TestWhatWaitingSlicesCost(t *testing.T) {
 	}
 }
 
-// A deletion that fails is told, with the command that repeats it.
+// If a deletion fails, the user reads the reason and the command that repeats it.
 func TestSlicesThatCannotBeGivenBack(t *testing.T) {
 	t.Parallel()
 	clock, deletes := testkit.NewJumpClock(), 0

@@ -270,7 +270,7 @@ func (w *waiter) observe(res provision.Resource) {
 	switch {
 	case res.Life == provision.Provisioning && len(res.Missing) > 0:
 		w.enter(provision.PhaseSlices)
-		for _, s := range res.Slices { // an earlier command may have seen the first one come
+		for _, s := range res.Slices { // an earlier command may have seen the first slice come
 			if !s.Billed.IsZero() && s.Billed.Before(w.phaseStart) {
 				w.phaseStart = s.Billed
 			}
@@ -281,7 +281,7 @@ func (w *waiter) observe(res provision.Resource) {
 		w.enter(provision.PhaseBoot)
 	case res.Life == provision.Recovering:
 		w.enter(provision.PhaseRecover)
-		clear(w.probed) // its VMs may be other ones under the same id
+		clear(w.probed) // other VMs may have the same id now
 	case res.Life.Queued():
 		w.enter(provision.PhaseQueue)
 	}
@@ -382,8 +382,8 @@ func (w *waiter) consoles(ctx context.Context, e *provision.DeadlineError) bool 
 	return true
 }
 
-// readConsoles returns the serial consoles of VMs of the first slice that is not ready, that
-// which explains most first. A console that cannot be read is left out.
+// readConsoles returns the serial consoles of VMs of the first slice that is not ready, the
+// one that explains most first. A console that cannot be read is left out.
 func (w *waiter) readConsoles(ctx context.Context) []provision.Console {
 	ctx, cancel := context.WithTimeout(ctx, consoleLimit)
 	defer cancel()
@@ -392,7 +392,7 @@ func (w *waiter) readConsoles(ctx context.Context) []provision.Console {
 		if !ok || !slices.ContainsFunc(w.missing, func(m string) bool { return strings.HasPrefix(m, s.Name+":") }) {
 			continue
 		}
-		all, _ := reader.Consoles(ctx, s, nil) // why it cannot be read explains nothing
+		all, _ := reader.Consoles(ctx, s, nil) // an unreadable console explains nothing
 		if len(all) == 0 {
 			return nil
 		}
@@ -434,7 +434,7 @@ func (w *waiter) progress() {
 	w.emit(p)
 }
 
-// cost says what the slices cost that have come.
+// cost says what the slices that have come cost.
 func (w *waiter) cost() string { return cost.Running(w.res, w.res.Zone, w.now()) }
 
 // foldMissing joins texts of the form "SLICE: what is missing".

@@ -24,15 +24,16 @@ type Permitted interface {
 // A ConsoleReader is a Provider that can read what VMs write to their serial consoles, also
 // before they answer SSH.
 type ConsoleReader interface {
-	// Consoles returns the ends of the consoles of VMs of a slice: of those with the names in
-	// vms. Without names, it chooses the VMs that have not told which worker they are, or if
-	// there is none all of them. It reads [MaxConsoles] at most. An error is that of the
-	// first console that cannot be read; the others are returned.
+	// Consoles returns the ends of the consoles of VMs of a slice: of those with the names
+	// in vms. Without names, it chooses the VMs that have not told which worker they are;
+	// if there are none, it chooses from all VMs. It reads at most [MaxConsoles]. The error
+	// is that of the first console that cannot be read. Consoles returns the other consoles
+	// in this case, too.
 	Consoles(ctx context.Context, s tpu.Slice, vms []string) ([]Console, error)
 }
 
 // MaxConsoles limits how many consoles are read at once: VMs of one slice that do not boot
-// mostly have one reason.
+// usually have the same reason.
 const MaxConsoles = 4
 
 // A Console is the end of what a VM has written to its serial console since it last booted.
@@ -106,7 +107,7 @@ type Item struct {
 	Kind string `json:"kind"` // "group", "instance template"
 	Name string `json:"name"`
 
-	VMs     int `json:"vms,omitempty"`     // that it has, each with a boot disk; a part without VMs costs nothing
+	VMs     int `json:"vms,omitempty"`     // VMs of the part, each with a boot disk; a part without VMs costs nothing
 	Running int `json:"running,omitempty"` // of these VMs
 	Chips   int `json:"chips,omitempty"`   // of all of them
 }

@@ -11,8 +11,9 @@ import (
 )
 
 // A Provider makes slices and says what exists. Queued resources (package qr) and fixed
-// hosts (package hosts) are providers. What only some providers can do is an interface of
-// its own: see [Explainer], [Previewer], [Catalog], [AttributeReader] and [As].
+// hosts (package hosts) are providers. An ability that only some providers have is an
+// interface of its own: see [Explainer], [Previewer], [Catalog], [AttributeReader] and
+// [As].
 //
 // All methods are safe for concurrent use. When ctx ends, they return its cause.
 type Provider interface {
@@ -24,15 +25,15 @@ type Provider interface {
 	// List returns all resources of the place that the provider works in, sorted by ID.
 	List(ctx context.Context) ([]Resource, error)
 
-	// Create requests the slices. It does not wait for them. Create is safe to repeat,
-	// also after an earlier call has made only a part: it makes what is missing and
-	// returns with created false if nothing was. A resource that differs from r is left
-	// alone: the error is a *ConflictError. If created is true, the resource exists. If err
-	// is not nil then, perhaps only a part of it does, which Get may not find.
+	// Create requests the slices. It does not wait for them. Create is safe to repeat, also
+	// after an earlier call has made only a part: it makes what is missing and returns with
+	// created false if nothing was. A resource that differs from r is left alone: the error
+	// is a *ConflictError. If created is true, the resource exists. If err is set, too,
+	// perhaps only a part of the resource exists, and Get may not find it.
 	Create(ctx context.Context, r Request) (res Resource, created bool, err error)
 
-	// Restart reboots the VMs of all slices. It returns when that is done; [StepReset]
-	// asks for it. The error is ErrFixed if the provider cannot do it.
+	// Restart reboots the VMs of all slices. It returns when the reboot is done.
+	// [StepReset] asks for it. The error is ErrFixed if the provider cannot do it.
 	Restart(ctx context.Context, id string) error
 
 	// Delete deletes all parts of a resource in the right order, and returns when the
@@ -118,8 +119,8 @@ type Peers struct {
 	// shows all workers of a slice.
 	List string
 	// Names is the path of the names of VMs in that answer; a name may be the end of an
-	// address. States is the path of their states. In a VM that has one of the states Idle,
-	// which are separated by spaces, or none, no command runs.
+	// address. States is the path of their states. Idle lists states, separated by spaces.
+	// No command runs in a VM that has one of these states or no state.
 	Names, States, Idle string
 	// More is the path of a text that the answer has if it does not name all VMs.
 	More string
@@ -208,8 +209,8 @@ type Previewer interface {
 
 // A Sweeper is a Provider whose resources have parts that stay when their slices are gone.
 type Sweeper interface {
-	// Sweep deletes the parts of a resource of a run that has no slices any more. If it
-	// has some, or is another run's, Sweep deletes nothing.
+	// Sweep deletes the parts of a run's resource if the resource has no slices any more.
+	// If it has some, or belongs to another run, Sweep deletes nothing.
 	Sweep(ctx context.Context, id, run string) error
 }
 
@@ -217,7 +218,7 @@ type Sweeper interface {
 type Catalog interface {
 	// Machine returns the machine type of slices of type t. If the place does not offer it,
 	// Machine returns its name and an error of class gcp.NotFound. The error is a
-	// *tpu.MachineError if t does not name one.
+	// *tpu.MachineError if t names no machine type.
 	Machine(ctx context.Context, t tpu.Type) (string, error)
 
 	// Image returns the boot image for slices of type t.
@@ -246,8 +247,9 @@ type AttributeReader interface {
 
 // A Numberer is a Provider that learns from the VMs which worker each is.
 type Numberer interface {
-	// Number returns a bash script that makes a VM of the slice tell it. It ends with 0
-	// when it has been told. Until all VMs of a slice have, they are in Slice.Untold.
+	// Number returns a bash script with which a VM of the slice tells its number. The
+	// script exits with 0 when the number has been told. The VMs that have not told theirs
+	// are in Slice.Untold.
 	Number(s tpu.Slice) string
 }
 

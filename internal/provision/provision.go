@@ -1,26 +1,26 @@
-// Package provision is the seam between a job and whoever makes its slices. A [Provider]
-// (package qr for queued resources) takes a [Request] and describes what exists as a
-// [Resource]: it translates its own words into a [Life] and a condition of each slice.
+// Package provision is the seam between a job and the provider that makes its slices. A
+// [Provider] (package qr for queued resources) takes a [Request] and describes what exists
+// as a [Resource]: it translates its own words into a [Life] and a condition of each slice.
 // [Decide] says what to do about that: wait for it, use it, reboot its VMs, make it again,
 // or give up. Nothing but a provider knows its words, and nothing but Decide judges.
 //
 // The package is pure: it reads nothing, waits for nothing and knows no time.
 package provision
 
-// A Life is where a resource stands:
+// A Life is the stage in the life of a resource:
 //
 //	absent → requested → waiting → provisioning → active ⇄ recovering
 //	              │          │           │           │
 //	              └──────────┴───────────┴───────────┴→ suspending → suspended → deleting → absent
 //	                                                 └→ failed
 //
-// From each of them somebody may delete it. A suspended or failed resource never recovers:
-// it counts against the quota until somebody deletes it. A provider that restarts or
-// replaces slices by itself keeps their capacity meanwhile: such a resource is Recovering,
-// and it is waited for and never deleted.
+// Somebody may delete a resource at every stage. A suspended or failed resource never
+// recovers: it counts against the quota until somebody deletes it. A provider that restarts
+// or replaces slices by itself keeps their capacity meanwhile. Such a resource is
+// Recovering: multihost waits for it and never deletes it.
 type Life string
 
-// The stations of a resource.
+// The lives of a resource.
 const (
 	Absent       Life = "absent"
 	Requested    Life = "requested"    // the provider has not yet accepted it, or its word is unknown
@@ -90,13 +90,13 @@ type Sight struct {
 
 	ByUser      bool // a user caused this life, not the provider
 	Over        bool // the time for which its slices were asked for is over
-	Loss        Loss // why its slices were taken, as the provider tells it; NoLoss: it does not
+	Loss        Loss // why its slices were taken, if the provider says so; else NoLoss
 	Reclaimable bool // the provider may take its slices back at any time: spot, flex-start
 
 	Slices []SliceSight // one for each slice that it has or ought to have
 
 	Existed bool // it was seen before, and this job did not delete it
-	Overdue bool // it has shown the same for longer than this life may last
+	Overdue bool // its life and slices have not changed for longer than this life may last
 	Resets  int  // how many times it was reset since its slices last answered
 }
 
@@ -104,7 +104,7 @@ type Sight struct {
 type SliceSight struct {
 	Name  string
 	State string // one clause about its state: "slice t-1 is PREEMPTED"
-	Loss  Loss   // why it cannot be used, as the provider tells it; NoLoss if it can
+	Loss  Loss   // why it cannot be used, if the provider says so; NoLoss if it can
 	Up    bool   // its VMs run, so that they can be rebooted
 	Reach Reach
 }
@@ -176,9 +176,9 @@ func (s Sight) whileMade() Decision {
 	return Decision{Step: StepWait}
 }
 
-// suspended says who took the slices. Unless the provider tells it, it has preempted
-// reclaimable slices and taken other slices away for maintenance. It takes all slices when
-// their time is over. A user deletes slices.
+// suspended returns the decision about slices that were taken away. If the provider does
+// not tell why, reclaimable slices count as preempted, and others as taken for maintenance,
+// unless their time is over or a user took them.
 func (s Sight) suspended() Decision {
 	d := Decision{Step: StepRecreate, Loss: Maintenance, Why: s.is()}
 	if s.Life == Suspending {

@@ -57,8 +57,9 @@ type Request struct {
 	// with an existing resource.
 	OwnMetadata map[string]string
 
-	// SlicesDeadline is how long slices that have come are kept while others are missing; 0:
-	// without limit. Whoever waits for the slices keeps it, and no provider.
+	// SlicesDeadline is how long slices that have come are kept while others are missing;
+	// 0: without limit. The function that waits for the slices keeps this limit; no
+	// provider does.
 	SlicesDeadline time.Duration
 
 	// Own holds the settings that only one provider knows. Only that provider reads them.
@@ -102,10 +103,10 @@ func (r Request) Asks() Tier {
 // RunLabel returns the label of the run.
 func (r Request) RunLabel() (key, value string) { return LabelRun, r.Labels[LabelRun] }
 
-// MakingTime is how long after the newest part of a resource was made its next part may still
-// be on its way. Younger parts are never taken for the rest of a resource that is gone. The
-// API takes a part within seconds. Google may refuse it for minutes, and it is then asked
-// again.
+// MakingTime limits the time between two parts of a resource: that long after the newest
+// part was made, its next part may still come. Younger parts are never taken for the rest
+// of a resource that is gone. The API takes a part within seconds. Google may refuse it for
+// minutes, and multihost then asks again.
 const MakingTime = 15 * time.Minute
 
 // A Resource is what a provider has made, or is to make, for one request.
@@ -119,7 +120,7 @@ type Resource struct {
 	ByUser      bool   // a user caused this life, not the provider
 	By          string // the same in words: "Google (preemption or maintenance)"; "": unknown
 	Over        bool   // the time for which its slices were asked for is over
-	Loss        Loss   // why its slices were taken, as the provider tells it; NoLoss: it does not
+	Loss        Loss   // why its slices were taken, if the provider says so; else NoLoss
 	Failure     string // the provider's text of a failure, or of what happened to its slices
 	Starved     bool   // it failed because capacity or quota is lacking
 	Reclaimable bool   // the provider may take its slices back at any time
@@ -133,10 +134,10 @@ type Resource struct {
 	Network    string
 	NodeCount  int
 	Nodes      []string    // names of its slices, existing or not
-	Slices     []tpu.Slice // those that exist, in the order of Nodes; Index is the place in it
-	Missing    []Missing   // those that have not come although others have, which are billed meanwhile
+	Slices     []tpu.Slice // slices that exist, in the order of Nodes; Index is the place in Nodes
+	Missing    []Missing   // slices that have not come although others have; those others are billed meanwhile
 	Labels     map[string]string
-	Metadata   map[string]string // that was requested for its VMs; nil: not known
+	Metadata   map[string]string // metadata that was requested for its VMs; nil: not known
 	CreateTime time.Time
 
 	// Own is the provider's own description. Only the provider reads it.
@@ -197,8 +198,8 @@ func (r Resource) Standing() string {
 	return "state " + r.State + ", and is billed"
 }
 
-// Absence is the sight of a resource that existed and is not found any more. Kind is what
-// messages call it.
+// Absence returns the sight of a resource that existed and cannot be found any more. Kind
+// is what messages call it.
 func Absence(kind string) Sight {
 	return Sight{Kind: kind, Life: Absent, Word: NotFound, Existed: true}
 }

@@ -49,7 +49,7 @@ func TestWaitingFor64SlicesListsThem(t *testing.T) {
 	}
 	before = len(c.Sim.Requests())
 	for _, s := range list {
-		// As a run does for each slice: the key is in what was listed.
+		// As a run does it for each slice: the list of slices already has the key.
 		s.Metadata = map[string]string{"ssh-keys": "ada:" + simcloud.PublicKey("ada") + " ada"}
 		if changed, err := c.EnsureKey(t.Context(), s, "ada", simcloud.PublicKey("ada")); changed || err != nil {
 			t.Fatal(changed, err)
@@ -94,9 +94,9 @@ func TestALongWaitReadsRarely(t *testing.T) {
 	}
 }
 
-// Guest attributes are a call a worker. 2048 of them are made few at a time, and
-// once: neither this nor the next command asks again, until a worker was made
-// anew, or is doubted.
+// Guest attributes are a call a worker. 2048 such calls are made a few at a time. Neither
+// this command nor the next one repeats them, unless a worker was made anew or its key is
+// doubted.
 func TestHostKeysOf2048WorkersAreAskedOnce(t *testing.T) {
 	c := start(t, sim.Config{Slices: []sim.SliceSpec{{Name: "big", Count: 32, Type: "v5litepod-256"}}})
 	path := filepath.Join(t.TempDir(), "state", "hostkeys.json")
@@ -199,7 +199,8 @@ func TestAListThatLeavesSomethingOutIsNotBelieved(t *testing.T) {
 	}
 }
 
-// TestAResourceThatIsNotThereIsNotFound: callers that know only the seam learn it by its error.
+// TestAResourceThatIsNotThereIsNotFound: callers that know only package provision recognize
+// the case by the error.
 func TestAResourceThatIsNotThereIsNotFound(t *testing.T) {
 	c := start(t, sim.Config{})
 	if _, err := c.Provider("").Get(t.Context(), "none"); !errors.Is(err, provision.ErrNotFound) {

@@ -52,7 +52,7 @@ func quick(change func(*qr.WaitOptions)) qr.WaitOptions {
 	return o
 }
 
-// said lists the states of a resource in the order in which they were said.
+// said lists the states of a resource in the order of their reports.
 func (c *cloud) said(name string) (states []string) {
 	for _, e := range c.Log.Events() {
 		if s, ok := e.(event.State); ok && s.Name == name {

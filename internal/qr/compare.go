@@ -13,9 +13,9 @@ import (
 	tpuapi "google.golang.org/api/tpu/v2alpha1"
 )
 
-// differences lists how an existing queued resource differs from asked. If there
-// are none, the existing one can be used instead. Fields that the request leaves to
-// the API's defaults do not count, nor do fields that change over time (SSH keys,
+// differences lists how an existing queued resource differs from the one that was asked
+// for. If there are none, the existing one can be used instead. Fields that the request
+// leaves to the API's defaults do not count, nor do fields that change over time (SSH keys,
 // deadlines).
 func (r Request) differences(existing Resource, asked *tpuapi.QueuedResource) []string {
 	want := *asked

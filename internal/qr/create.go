@@ -122,7 +122,7 @@ func (c *Client) explained(ctx context.Context, r Request, err error) error {
 // A capacityError is a refusal of a request for lack of free machines.
 type capacityError struct {
 	error
-	tier Tier // that was asked for
+	tier Tier // the requested tier
 }
 
 func (e *capacityError) Unwrap() error { return e.error }
@@ -290,9 +290,9 @@ func (c *Client) existing(ctx context.Context, r Request, body *tpuapi.QueuedRes
 	return res, created, nil
 }
 
-// refused finds out how the API would have answered a request that was not sent. It
-// returns the refusal if the API would have made the resource, now or after an older
-// one is gone.
+// refused finds out how the API would have answered a request that was not sent. It returns
+// refusal, the error of the client that did not send the request, if the API would have
+// made the resource, now or after an older one is gone.
 func (c *Client) refused(ctx context.Context, r Request, body *tpuapi.QueuedResource, refusal error) (Resource, bool, error) {
 	res, _, err := c.existing(ctx, r, body, false, refusal)
 	if errors.Is(err, errInTheWay) {

@@ -222,7 +222,8 @@ func TestExistsAlreadyAndIsDead(t *testing.T) {
 	}
 }
 
-// A slice of another resource has the name: waiting for it would take for ever.
+// A slice of another resource has the name: waiting until the name is free would take for
+// ever.
 func TestASliceOfThatNameExistsAlready(t *testing.T) {
 	c := start(t, sim.Config{})
 	c.create(request(t, nil))
@@ -302,8 +303,8 @@ func TestQuotaIsToldAndNotRetried(t *testing.T) {
 	refused("and this asks for 48 of it; other queued resources have 16: old (16, FAILED)", "multihost gc --delete")
 }
 
-// The operation of a create may hang although the resource has long gone on. That must
-// not count as a failed create.
+// The operation of a create may hang although the resource has long reached a later state.
+// That must not count as a failed create.
 func TestCreateOperationThatNeverEnds(t *testing.T) {
 	c := start(t, sim.Config{})
 	c.Intercept(func(w http.ResponseWriter, r *http.Request) bool {
@@ -317,8 +318,8 @@ func TestCreateOperationThatNeverEnds(t *testing.T) {
 	c.create(request(t, nil))
 }
 
-// Interrupted after the API has taken the request, the caller learns that
-// something exists.
+// If Create is interrupted after the API has taken the request, the caller learns that the
+// resource exists.
 func TestInterruptedCreateSaysThatItExists(t *testing.T) {
 	c := start(t, sim.Config{})
 	ctx, cancel := context.WithCancelCause(t.Context())

@@ -25,8 +25,8 @@ const reissueAfter = 30 * time.Second
 
 // DeleteOptions say what may be deleted and how long it may take.
 type DeleteOptions struct {
-	// Force deletes the slices of the resource too. Without it, Delete leaves a
-	// resource that has slices alone and returns a *NodesError.
+	// Force deletes the slices of the resource too. Without Force, Delete does not touch a
+	// resource that has slices, and returns a *NodesError.
 	Force bool
 	// OnlyRun, if not empty, allows only resources with the label of this run.
 	// Delete leaves any other alone and returns an *OwnerError.
@@ -151,8 +151,8 @@ type deletion struct {
 // errNamesake says that the resource is gone, and a new one has its name.
 var errNamesake = errors.New("gone; another one of this name has been made since")
 
-// judge decides from what a read of the resource brought whether the wait is over, and
-// with which error. ended is why the caller does not wait any longer, or nil.
+// judge decides whether the wait is over, and with which error. res and err are the result
+// of a read. ended is the reason why the caller stops waiting, or nil.
 func (w *goneWait) judge(res Resource, err, ended error) (over bool, why error) {
 	switch class := gcp.ClassOf(err); {
 	case class == gcp.NotFound:

@@ -18,7 +18,7 @@ type predicament struct {
 	res    Resource
 	zone   string
 	waited time.Duration
-	dead   []Resource // those in others that are FAILED or SUSPENDED
+	dead   []Resource // the resources in others that are FAILED or SUSPENDED
 	others []Resource // other resources of the zone; nil if they could not be listed
 	offer  zones.Offer
 }

@@ -64,7 +64,8 @@ func TestDiagnosis(t *testing.T) {
 	}
 }
 
-// Spot is advised only to those who have not asked for it, or for a reservation.
+// The advice to use spot goes only to users who have asked neither for spot nor for a
+// reservation.
 func TestOtherCapacityIsAdvisedWhereItHelps(t *testing.T) {
 	refusal := &gcp.OperationError{Code: 8, Message: `There is no more capacity in the zone "z-1-b"`}
 	for _, tier := range Tiers() {

@@ -10,7 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// extra adds flags of gcloud to r, which an error leaves as it was.
+// extra adds flags of gcloud to r. If it returns an error, r is unchanged.
 func extra(args string, r *qr.Request) error {
 	flags := createflags.NewReader(*r, testNow)
 	if err := flags.Extra(args); err != nil {

@@ -15,8 +15,8 @@ import (
 	"multihost/internal/testkit/simcloud"
 )
 
-// gcloud sends what we send when it is given the command of MaxText's documents
-// or the one that --dry-run prints, but for the differences listed.
+// The command of MaxText's documents, and the one that --dry-run prints, make gcloud send
+// what we send, except for the differences listed.
 //
 // The documents write --accelerator_type and --runtime_version, which gcloud
 // itself refuses as unrecognized; multihost takes both spellings.
@@ -39,7 +39,7 @@ func TestGcloudSendsTheSameRequest(t *testing.T) {
 	all := goldenRequests(t)
 	soon := time.Now().Add(time.Hour).Truncate(time.Second)
 	full := all["single-slice-full"]
-	full.Subnetwork = "mtu9k" // one that the simulator has
+	full.Subnetwork = "mtu9k" // a network that the simulator has
 	full.ValidAfterTime, full.ValidUntilTime = soon, soon.Add(time.Hour)
 
 	for _, test := range []struct {
@@ -73,7 +73,7 @@ func TestGcloudSendsTheSameRequest(t *testing.T) {
 		// The documents' way to ask for one slice, --node-id, with every flag
 		// that we know.
 		{name: "a plan, one slice, everything", command: full.Gcloud(sim.DefaultProject, testZone), request: full, want: []testkit.Difference{standard}},
-		// Flags as they are typed, for both.
+		// The same flags, as a person types them, for gcloud and for multihost.
 		{
 			name: "typed, several slices by topology",
 			flags: "--node-count=2 --node-prefix=t --workload-type=AVAILABILITY_OPTIMIZED --type=v4 --topology=2x2x1 --runtime-version=tpu-ubuntu2204-base --network=mtu9k" +

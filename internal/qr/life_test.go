@@ -27,8 +27,8 @@ func four(state, slice, health string) qr.Resource {
 	return r
 }
 
-// sees returns what is seen of r when all its workers answer but those of the third
-// slice, which show reach.
+// sees returns the sight of r when all its workers answer, except those of the third slice,
+// for which it has reach.
 func sees(r qr.Resource, reach provision.Reach) provision.Sight {
 	return r.Neutral().Sight(func(slice string) provision.Reach {
 		if slice == "t-2" {
@@ -38,7 +38,7 @@ func sees(r qr.Resource, reach provision.Reach) provision.Sight {
 	})
 }
 
-// The lives that the API's words mean.
+// The life for each of the API's words.
 func TestDecide(t *testing.T) {
 	active := func(slice, health string, reach provision.Reach) provision.Sight {
 		return sees(four("ACTIVE", slice, health), reach)

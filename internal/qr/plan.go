@@ -52,7 +52,7 @@ func (p CreatePlan) String() string {
 type DeletePlan struct {
 	Deletes        bool     `json:"deletes"` // a request would be sent
 	QueuedResource string   `json:"queued_resource"`
-	Slices         []string `json:"slices"` // that would be deleted with it
+	Slices         []string `json:"slices"` // slices that would be deleted with the resource
 
 	res Resource // nothing: the resource does not exist, or is being deleted
 	has bool     // it is there

@@ -14,7 +14,7 @@ import (
 	"multihost/internal/tpu"
 )
 
-// A Provider offers queued resources to those who know no cloud.
+// A Provider offers queued resources to packages that know no cloud.
 type Provider struct {
 	c    *Client
 	root string // of the API, for workers

@@ -24,7 +24,7 @@ func (r Request) Validate() error {
 	return &InvalidError{ID: r.ID, Problems: problems}
 }
 
-// checks are what Validate looks at, in the order of what it reports.
+// checks are the checks of Validate, in the order of its report.
 var checks = []func(Request) []*FlagError{
 	checkNames, checkType, checkWorkload, checkTier, checkTimes, checkNetwork, checkIdentity, checkAnnotations, checkDisks,
 }
@@ -204,7 +204,7 @@ func checkInterface(i Interface) (bad []*FlagError) {
 	return bad
 }
 
-// checkIdentity checks as whom the workers act.
+// checkIdentity checks the account that the workers act as.
 func checkIdentity(r Request) (bad []*FlagError) {
 	if r.ServiceAccount != "" && r.ServiceAccount != "default" && !emailRE.MatchString(r.ServiceAccount) {
 		bad = append(bad, wrongf("service-account", "service account %q is not an email address", r.ServiceAccount))

@@ -21,7 +21,8 @@ type Machine struct {
 // Sources: Google's documentation of TPU machine types, xpk's system_characteristics.py,
 // and for NUMA nodes the documentation of GKE.
 //
-// Machine types whose names end in -tpu are left out: what they are is not documented.
+// Machine types whose names end in -tpu are left out, because their meaning is not
+// documented.
 func Machines() []Machine {
 	return []Machine{
 		{Name: "ct5p-hightpu-4t", Generation: "v5p", Chips: 4, NUMANodes: 2},

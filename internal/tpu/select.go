@@ -225,7 +225,7 @@ func describeQR(s Slice) string {
 }
 
 // Family returns the name of a slice without its number. All slices of a family have the
-// same.
+// same family name.
 func Family(name string) string {
 	if base, _, ok := splitNumber(name); ok {
 		return base

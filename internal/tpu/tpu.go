@@ -42,7 +42,7 @@ type Slice struct {
 	Zone    string
 	Created time.Time // when the API made it; zero: unknown
 	Billed  time.Time // since when it is billed; zero: it is not, or unknown
-	Until   time.Time // when the provider takes it away, as was asked for; zero: never, or unknown
+	Until   time.Time // when the provider takes it away, as the request asks; zero: never, or unknown
 
 	Type           string // accelerator type: "v5litepod-16"
 	RuntimeVersion string

@@ -45,9 +45,9 @@ const (
 	computeImage = "ubuntu-accel-2204-amd64-tpu-v5e-v5p-v6e"
 )
 
-// Generations returns all generations, oldest first. To add one is to add it here, its
-// accelerator types to types.txt, its machine types to Machines and its prices to prices.txt: the tests of the packages
-// that use them name what is missing.
+// Generations returns all generations, oldest first. To add a generation, add it here, its
+// accelerator types to types.txt, its machine types to Machines and its prices to
+// prices.txt. The tests of the packages that use them name what is missing.
 func Generations() []Generation {
 	return []Generation{
 		{
@@ -286,7 +286,8 @@ var aliases = [][2]string{
 }
 
 // canonical replaces the generation at the start of word by the API's name. It adds the
-// dash after it that is easily forgotten, and drops a leading "tpu-": v5e16, tpu-v5e-16.
+// dash that people forget after the generation, as in v5e16, and drops a leading "tpu-", as
+// in tpu-v5e-16.
 func canonical(word string) string {
 	word = strings.TrimPrefix(strings.ToLower(word), "tpu-")
 	for _, a := range aliases {

@@ -29,7 +29,7 @@ func v4(t *testing.T) tpu.Type {
 	return v4
 }
 
-// extra adds flags of gcloud to r, which an error leaves as it was.
+// extra adds flags of gcloud to r. If it returns an error, r is unchanged.
 func extra(args string, r *qr.Request) error {
 	flags := createflags.NewReader(*r, now)
 	if err := flags.Extra(args); err != nil {
