@@ -140,15 +140,15 @@ func (s *Stream) step(step Step) {
 		s.first = step.Number
 		s.counted = step.Number + s.c.skip
 	}
-	// Several processes of a worker may be one step apart. More is a return to a
-	// checkpoint, after which the command compiles again.
+	// Several processes of a worker may be one step apart. A larger step back is a return
+	// to a checkpoint, after which the command compiles again.
 	if s.steps > 0 && step.Number < s.last.Step-1 {
 		s.restarts++
 		s.first = min(s.first, step.Number)
 		s.counted = step.Number + s.c.skip
 	}
 	s.steps++
-	if step.Profiler { // it has no times: keep the last known ones
+	if step.Profiler { // a step of the profiler has no times: keep the last known ones
 		sample.StepSeconds, sample.TFLOPs, sample.MFU, sample.Tokens = s.last.StepSeconds, s.last.TFLOPs, s.last.MFU, s.last.Tokens
 	}
 	s.last, s.at = sample, now
@@ -189,8 +189,8 @@ func (c *Collector) stepped(id tpu.WorkerID, sample Sample, now time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.heard = now
-	// Of the workers that are furthest ahead, the first one counts for the run. The first
-	// worker of all counts for a return to a checkpoint.
+	// The progress of the run is that of the first worker among those that are furthest
+	// ahead. A return to a checkpoint shows at the first of all workers.
 	if !c.any || sample.Step > c.furthest.Step || id == c.o.Workers[0] && sample.Step < c.furthest.Step-1 {
 		c.furthest, c.reached, c.any = sample, now, true
 	}

@@ -116,7 +116,7 @@ func TestInterleavedWorkers(t *testing.T) {
 	}
 }
 
-// fleet returns what workers print whose step times and last steps are given.
+// fleet returns what workers with the given step times and last steps print.
 func fleet(t *testing.T, ids []tpu.WorkerID, ended bool, seconds func(id tpu.WorkerID) float64, last func(id tpu.WorkerID) int) metrics.Attempt {
 	t.Helper()
 	c := metrics.NewCollector(metrics.Options{Workers: ids})

@@ -1,6 +1,6 @@
-// Package metrics reads training steps out of what a command prints and reports how fast
-// the training is: per worker, slice and run, beside published figures, with the workers
-// that lag and the workers that stopped.
+// Package metrics reads training steps from the output of a command, and reports how fast
+// the training is: per worker, slice and run, and beside published figures. It names the
+// workers that lag and the workers that stopped.
 //
 // It is pure: bytes and times go in, a Document comes out. Reading costs less than a copy
 // of the bytes. Memory is bounded for any number of steps: a worker keeps at most
@@ -82,8 +82,8 @@ type Document struct {
 	PeakTFLOPs Number `json:"peak_tflops_per_device"`
 	PeakSource string `json:"peak_source,omitempty"`
 
-	// Attempts are all attempts that left logs on this machine, oldest first. The last
-	// one is the one to look at; only it has series of single workers.
+	// Attempts are all attempts that left logs on this machine, oldest first. Only the last
+	// attempt has series of single workers.
 	Attempts []Attempt `json:"attempts"`
 
 	Compare *Comparison `json:"compare,omitempty"` // set if a published figure was asked for
@@ -137,8 +137,8 @@ type Figures struct {
 	// Steps counts the step lines read, of all workers together.
 	Steps     int64 `json:"steps"`
 	FirstStep int64 `json:"first_step"` // meaningless while Steps is 0
-	// Last is the newest step; for a slice or a run, that of the worker that is furthest
-	// ahead.
+	// Last is the newest step. For a slice or a run it is the newest step of the worker
+	// that is furthest ahead.
 	Last Sample `json:"last"`
 	// Evaluations and Restarts count evaluations and returns to an earlier step, for the
 	// worker with the most of them.
@@ -174,15 +174,15 @@ type Sample struct {
 	MFU         Number `json:"mfu"`
 	Tokens      Number `json:"tokens_per_second_per_device"`
 	Loss        Number `json:"loss"`
-	// LossText is "NaN", "Inf" or "-Inf" if the loss is that.
+	// LossText is "NaN", "Inf" or "-Inf" if the loss is not a finite number.
 	LossText string `json:"loss_text,omitempty"`
-	// At is when the line was read, if that was seen; nil for lines from files.
+	// At is when the line was read while the run was followed; nil for lines from files.
 	At *time.Time `json:"at,omitempty"`
 }
 
-// A Median holds the median of each figure, by itself, over the steps that count: all but
-// the skipped ones, those of the profiler and those of a growing batch. For a slice or a
-// run it is the median over the steps of all workers.
+// A Median holds the median of each figure over the steps that count. Skipped steps, steps
+// of the profiler and steps of a growing batch do not count. For a slice or a run it is the
+// median over the steps of all workers.
 type Median struct {
 	Steps       int64  `json:"steps"` // with a step time, of all workers together
 	StepSeconds Number `json:"step_seconds"`
@@ -193,9 +193,9 @@ type Median struct {
 
 // A Series holds figures over steps, one column for each figure; the columns have equal
 // lengths. Point i stands for the steps Step[i] … Step[i]+StepsPerPoint-1. The mean of a
-// point is over its steps, for a slice or a run over all workers too. Min and Max are
-// over the same single steps, so that no outlier is lost, however many steps are joined.
-// Skipped steps are included.
+// point covers its steps, for a slice or a run those of all workers. Min and Max come from
+// the single steps, so that no outlier is lost, however many steps are joined. Skipped
+// steps are included.
 type Series struct {
 	StepsPerPoint int64    `json:"steps_per_point"`
 	Step          []int64  `json:"step"`
@@ -273,7 +273,7 @@ type Comparison struct {
 	RunEfficiency Number `json:"run_scaling_efficiency"`
 	// Rows holds all published figures, by number of slices.
 	Rows []PublishedRow `json:"rows"`
-	// Note says why the two differ by nature, such as another slice size.
+	// Note names what else differs between the two, such as the slice size.
 	Note string `json:"note,omitempty"`
 }
 

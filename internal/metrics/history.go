@@ -63,9 +63,9 @@ func (b *bucket) merge(o *bucket) {
 	b.loss += o.loss
 }
 
-// A history holds the steps of a worker, joined to at most most points. Point i stands
-// for the steps from (first+i)·width on. width is a power of two, so that the points of
-// different workers have common borders.
+// A history holds the steps of a worker, joined into points: no more of them than the field
+// most says. Point i stands for the steps from (first+i)·width on. width is a power of two,
+// so that the points of different workers have common borders.
 type history struct {
 	most    int
 	width   int64 // 0: nothing yet
@@ -89,7 +89,7 @@ func (h *history) at(step int64) *bucket {
 			continue
 		}
 		if n := int(last-first) + 1; n > len(h.buckets) {
-			shift := h.first - first // 0 unless the step is before all others
+			shift := h.first - first // 0 unless the step is before all steps so far
 			if len(h.buckets) == 0 {
 				shift = 0
 			}

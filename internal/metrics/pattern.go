@@ -50,10 +50,11 @@ func (e *PatternError) Hint() string {
 	return "name the figures by groups, as in " + patternExample
 }
 
-// ParsePattern reads a regular expression in RE2 syntax with named groups: step, and any
-// of seconds, milliseconds, steps_per_second (the time of a step in one of three ways),
-// tflops (per second and device), tokens (per second and device), mfu_percent and loss.
-// The pattern is searched for in every line. The error is a *PatternError.
+// ParsePattern reads a regular expression in RE2 syntax with named groups. step is
+// required. The others are seconds, milliseconds, steps_per_second (the time of a step in
+// one of three ways), tflops (per second and device), tokens (per second and device),
+// mfu_percent and loss. The pattern is searched for in every line. The error is a
+// *PatternError.
 func ParsePattern(text string) (*Pattern, error) {
 	re, err := regexp.Compile(text)
 	if err != nil {

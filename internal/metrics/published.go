@@ -80,9 +80,9 @@ func CheckPublished(preset string) error {
 	return nil
 }
 
-// SetComparison compares the newest attempt of d with what was published for preset. If
-// the table has several slice sizes, it takes that of the run, or else the first one.
-// Note says what differs by nature. The error is an *UnpublishedError.
+// SetComparison compares the newest attempt of d with what was published for preset. If the
+// table has several slice sizes, it takes that of the run, or else the first one. Note
+// names what else differs. The error is an *UnpublishedError.
 func (d *Document) SetComparison(preset string) error {
 	if err := CheckPublished(preset); err != nil {
 		return err

@@ -10,7 +10,7 @@ import (
 	"multihost/internal/metrics"
 )
 
-// document has a run of this type and number of slices at this speed.
+// document returns the document of a run of this type, number of slices and speed.
 func document(t *testing.T, name string, slices int, tflops float64) metrics.Document {
 	t.Helper()
 	d := metrics.NewDocument("ann-1", kind(t, name), time.Unix(0, 0))

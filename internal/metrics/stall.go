@@ -9,8 +9,8 @@ import (
 	"multihost/internal/tpu"
 )
 
-// When a run stands still. The limits allow for a checkpoint or an evaluation, which
-// takes minutes, too.
+// A run without a step for longer than both limits stands still. A checkpoint or an
+// evaluation takes minutes, which is less.
 const (
 	stallSteps   = 10 // median step times
 	stallAtLeast = 10 * time.Minute
@@ -27,9 +27,9 @@ const (
 )
 
 // LookForStall finds out whether the workers that have not ended stand still: whether no
-// step line and no evaluation of any of them has been read for limit. A limit of 0 means
-// ten times the longest median step time of a worker, at least ten minutes. Nothing
-// stalls before the first step, which compiles. The stall is also in Attempt.
+// step line and no evaluation of any of them has been read for the duration limit. A limit
+// of 0 means ten times the longest median step time of a worker, at least ten minutes.
+// Nothing stalls before the first step, which compiles. The stall is also in Attempt.
 func (c *Collector) LookForStall(now time.Time, limit time.Duration) (Stall, StallChange) {
 	c.mu.Lock()
 	heard, blind, any := c.heard, c.blind, c.any
@@ -58,14 +58,14 @@ func (c *Collector) LookForStall(now time.Time, limit time.Duration) (Stall, Sta
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.heard.After(heard) {
-		return Stall{}, StallSame // one was read just now
+		return Stall{}, StallSame // a step line was read just now
 	}
 	c.stalls = append(c.stalls, s)
 	return s, StallBegan
 }
 
-// Blind records that until now some worker's steps could not be read. That time counts
-// for no stall.
+// Blind records that until now some worker's steps could not be read. That time does not
+// count towards a stall.
 func (c *Collector) Blind(now time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

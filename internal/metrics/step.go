@@ -13,7 +13,7 @@ type Step struct {
 	TFLOPs  float64 // per second and device
 	MFU     float64 // as the trainer prints it; MaxText prints none
 	Tokens  float64 // per second and device
-	Loss    float64 // if HasLoss, NaN and infinities are what the line says
+	Loss    float64 // if HasLoss; NaN and infinities come from the line
 
 	HasLoss  bool
 	Profiler bool // the profiler started or stopped in it, so it is not timed
@@ -25,7 +25,7 @@ func emptyStep() Step {
 	return Step{Seconds: nan, TFLOPs: nan, MFU: nan, Tokens: nan, Loss: nan}
 }
 
-// What MaxText's step lines begin with, since its first version:
+// The beginnings of MaxText's step lines, since its first version:
 //
 //	2022-12  completed 12, per-step metrics {'scalar': {'perf/step_time_seconds': 1.2, …}}
 //	2023-02  completed step: 12, seconds: 1.234, TFLOP/s: 100.123, loss: 3.210

@@ -10,8 +10,8 @@ import (
 )
 
 // When a worker or slice lags. Workers that train together wait for each other in every
-// step, so their medians agree within a few per cent. A median that is half as large again
-// is not noise, except if steps take hardly any time.
+// step, so their medians agree within a few per cent. A median that is 1.5 times as large
+// is not noise, unless steps take hardly any time.
 const (
 	slowRatio   = 1.5
 	slowAtLeast = 0.010 // seconds above the others

@@ -26,7 +26,7 @@ func workers(slices, each int) []tpu.WorkerID {
 	return ids
 }
 
-// line is MaxText's step line as it is since 2026-04.
+// line returns MaxText's step line in its form since 2026-04.
 func line(step int, seconds, tflops, tokens, loss float64) string {
 	return fmt.Sprintf("I0706 16:50:26.257925 140110937163584 metric_logger.py:237] completed step: %d, seconds: %.3f, TFLOP/s/device: %.3f, Tokens/s/device: %.3f, total_weights: 2097152, loss: %.3f, lm_loss: %.3f, perplexity: 24.533\n",
 		step, seconds, tflops, tokens, loss, loss)
@@ -92,7 +92,7 @@ func FuzzStream(f *testing.F) {
 	f.Fuzz(func(t *testing.T, text []byte, chunk uint16) {
 		whole := collect(t, metrics.Options{}, string(text), len(text)+1)
 		cut := collect(t, metrics.Options{}, string(text), int(chunk)+1)
-		long := false // of a line that is too long, what is kept depends on where it was cut
+		long := false // the kept part of a line that is too long depends on the cut
 		for _, l := range bytes.FieldsFunc(text, func(r rune) bool { return r == '\n' || r == '\r' }) {
 			long = long || len(l) > 2000
 		}
@@ -102,7 +102,7 @@ func FuzzStream(f *testing.F) {
 	})
 }
 
-// logChunk is what a worker prints in a while: of ten lines one is a step.
+// logChunk returns what a worker prints in some time: one of ten lines is a step.
 func logChunk() []byte {
 	var b bytes.Buffer
 	for step := range 100 {
@@ -114,7 +114,7 @@ func logChunk() []byte {
 	return b.Bytes()
 }
 
-// TestReadingAllocatesNothing checks what the follow path rests on.
+// TestReadingAllocatesNothing checks a property on which package follow relies.
 func TestReadingAllocatesNothing(t *testing.T) {
 	c := metrics.NewCollector(metrics.Options{Workers: workers(1, 1), Now: time.Now})
 	chunk := logChunk()
@@ -186,7 +186,7 @@ func TestMemoryIsBounded(t *testing.T) {
 	if used > bound {
 		t.Errorf("%d workers hold %d MB, want at most %d", count, used>>20, bound>>20)
 	}
-	longer := count / 128 // 16, and less under the race detector
+	longer := count / 128 // 16 workers; fewer under the race detector
 	for i := range longer {
 		c.Stream(i * 4).Write(text.Bytes()[mark:])
 	}

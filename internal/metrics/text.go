@@ -14,7 +14,7 @@ import (
 // mostNamed is how many stragglers a text names; the document has them all.
 const mostNamed = 8
 
-// mostListed is up to how many workers the table lists without all.
+// mostListed is the largest number of workers that the table lists without all.
 const mostListed = 16
 
 func percent(n Number, digits int) string {

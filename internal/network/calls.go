@@ -223,7 +223,7 @@ func (c *calls) deleteFirewall(ctx context.Context, name string) (bool, error) {
 }
 
 // tpuUsers returns the TPU nodes of all zones that use the network, and the queued
-// resources that do not have their nodes yet..
+// resources that do not have their nodes yet.
 func (c *calls) tpuUsers(ctx context.Context, name string) ([]string, error) {
 	svc, err := c.gcp.TPU(ctx)
 	if err != nil {

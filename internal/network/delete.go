@@ -33,13 +33,13 @@ func (d Deletion) Text(name string) string {
 	return "would delete network " + name + " with its firewall rules " + strings.Join(d.Firewalls, ", ") + "\n"
 }
 
-// Delete deletes the network called name and its firewall rules, the rules first. If
-// the network does not exist, that is a success. Delete changes nothing and returns an
-// error if multihost did not create the network (*NotOursError) or one of its rules
-// (*ForeignRulesError), or if TPUs or VMs use it or are about to (*InUseError). It does
-// the same if Compute Engine refuses to list the VMs. Only the API knows other users of
-// the network. If the API refuses because of them, Delete puts the deleted
-// rules back, so that those users go on working, and returns an *InUseError.
+// Delete deletes the network called name and its firewall rules, the rules first. If the
+// network does not exist, that is a success. Delete changes nothing and returns an error if
+// multihost did not create the network (*NotOursError) or one of its rules
+// (*ForeignRulesError), or if TPUs or VMs use it or are about to (*InUseError). It does the
+// same if Compute Engine refuses to list the VMs. Only the API knows other users of the
+// network. If the API refuses because of them, Delete puts the deleted rules back and
+// returns an *InUseError. So these users can continue.
 func (c *Client) Delete(ctx context.Context, name string) (Deletion, error) {
 	d := Deletion{Firewalls: []string{}}
 	rules, err := c.planDelete(ctx, name)
@@ -180,8 +180,8 @@ func usesNetwork(n *tpuapi.Node, name string) bool {
 }
 
 // waitsForNetwork reports whether a queued resource of this life will make nodes on the
-// network. One that failed or was suspended makes no more nodes. An active one has its
-// nodes, which tpuUsers lists. One whose state is not known may make some.
+// network. A resource that failed or was suspended makes no more nodes. An active resource
+// has its nodes, which tpuUsers lists. A resource in an unknown state may make some.
 func waitsForNetwork(q *tpuapi.QueuedResource, life provision.Life, name string) bool {
 	if q.Tpu == nil || !life.Queued() && life != provision.Provisioning {
 		return false

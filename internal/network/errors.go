@@ -140,7 +140,7 @@ func (e *MissingError) Class() gcp.Class { return gcp.NotFound }
 // Fault returns the kind of its class.
 func (e *MissingError) Fault() fault.Kind { return e.Class().Fault() }
 
-// Hint returns the command that creates it.
+// Hint returns the command that creates the network.
 func (e *MissingError) Hint() string {
 	return "create it with: multihost network create " + e.Network
 }
@@ -165,7 +165,7 @@ func (e *NotOursError) Class() gcp.Class { return gcp.Conflict }
 // Fault returns the kind of its class.
 func (e *NotOursError) Fault() fault.Kind { return e.Class().Fault() }
 
-// Hint returns gcloud's command that deletes it.
+// Hint returns gcloud's command that deletes the resource.
 func (e *NotOursError) Hint() string {
 	kind := "networks"
 	if e.Resource != "network" {

@@ -12,8 +12,8 @@ import (
 	"multihost/internal/testkit"
 )
 
-// The commands of MaxText's documents, and one that our own plan prints, make
-// gcloud send what we send, but for the differences listed.
+// The commands of MaxText's documents, and one that our own plan prints, make gcloud send
+// what we send, except for the differences listed.
 func TestGcloudSendsTheSameRequests(t *testing.T) {
 	t.Parallel()
 	testkit.NeedGcloud(t)

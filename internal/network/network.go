@@ -226,8 +226,8 @@ func parseRange(s string) (netip.Prefix, error) {
 	return p, nil
 }
 
-// SetMTU changes the MTU of a network and reports whether it did. If anything uses the
-// network that Client.Users knows, it changes nothing and returns an *InUseError: running
+// SetMTU changes the MTU of a network and reports whether it did. If Client.Users finds a
+// user of the network, SetMTU changes nothing and returns an *InUseError, because running
 // machines keep the old MTU until they reboot, and may not reach machines with the new one.
 func (c *Client) SetMTU(ctx context.Context, name string, mtu int) (changed bool, err error) {
 	if err := errors.Join(checkName("network", name, 63), checkMTU(mtu)); err != nil {

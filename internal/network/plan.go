@@ -70,8 +70,8 @@ func (p Plan) Changes() int {
 	return n
 }
 
-// String returns the plan for people: one line per resource, and under each one to
-// create the same gcloud command.
+// String returns the plan for people: one line for each resource and, below a resource to
+// be created, the gcloud command that creates the same.
 func (p Plan) String() string {
 	var b strings.Builder
 	for _, a := range p.Actions {

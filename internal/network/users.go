@@ -24,8 +24,9 @@ type machineList struct {
 }
 
 // users returns what uses the network or is about to use it: the machines of Compute Engine
-// and the TPUs. Delete needs it, because without the rules of the network the workers of a
-// running job lose each other before the API refuses to delete the network itself.
+// and the TPUs. Delete needs it, because the API refuses only the deletion of a network in
+// use, and not that of its rules. Without the rules, the workers of a running job lose each
+// other.
 func (c *calls) users(ctx context.Context, name string) ([]string, error) {
 	machines, err := c.machines(ctx)
 	if err != nil {
@@ -91,8 +92,8 @@ func pathBelowProject(address string) string {
 	return address
 }
 
-// machines reads the machines of all zones. Whoever may not list them cannot know whether a
-// network is in use, so every refusal is an error.
+// machines reads the machines of all zones. A user who may not list them cannot know
+// whether a network is in use, so every refusal is an error.
 func (c *calls) machines(ctx context.Context) (all machineList, err error) {
 	api, err := c.clients(ctx)
 	if err != nil {

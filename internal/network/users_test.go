@@ -12,7 +12,8 @@ import (
 	"multihost/internal/testkit"
 )
 
-// Nothing is deleted or changed under machines of Compute Engine, or under those on their way.
+// A network is neither deleted nor changed while Compute Engine has machines on it or is
+// about to make some.
 func TestANetworkWithMachinesStays(t *testing.T) {
 	const address = "https://www.googleapis.com/compute/v1/projects/p/"
 	type object = map[string]any

@@ -65,8 +65,8 @@ type Holder struct {
 
 	// Read returns the metadata as it is.
 	Read func(context.Context) (map[string]string, error)
-	// Write replaces the metadata. wrote is false if another writer was in the way: then it
-	// is read again.
+	// Write replaces the metadata. wrote is false if another writer was in the way: the
+	// caller then reads the metadata again.
 	Write func(ctx context.Context, metadata map[string]string) (wrote bool, err error)
 }
 

@@ -86,7 +86,7 @@ func TestHostKeysThatAreNotTheWorkersAreNotTaken(t *testing.T) {
 	}
 }
 
-// Of what workers tell, only our own attribute is taken.
+// Of the attributes that workers set, Attributes returns only our own.
 func TestAttributesOfWorkers(t *testing.T) {
 	c := start(t, sim.Config{})
 	var asked string
@@ -194,7 +194,7 @@ func TestKeyLostToAnotherWriterIsAddedAgain(t *testing.T) {
 		if r.Method != http.MethodPatch {
 			return false
 		}
-		once.Do(func() { // bob's whole metadata goes in instead of ours
+		once.Do(func() { // bob's whole metadata replaces ours
 			r.Body = io.NopCloser(strings.NewReader(`{"metadata":{"ssh-keys":"` + bob + `"}}`))
 			r.ContentLength = -1
 		})

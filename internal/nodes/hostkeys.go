@@ -34,9 +34,9 @@ type hostKeys struct {
 // the form of authorized_keys without a comment, and the name of its VM. The error
 // is provision.ErrNoHostKeys if the API does not give the keys.
 //
-// HostKeys asks for one worker at a time: an answer about several does not say
-// which part belongs to which worker, and a worker without keys would shift the
-// rest. However many callers there are, at most attributeCalls calls run at once.
+// HostKeys asks for one worker at a time: an answer about several does not say which part
+// belongs to which worker, and a worker without keys would shift the keys of the others.
+// However many callers there are, at most attributeCalls calls run at once.
 func (c *hostKeys) HostKeys(ctx context.Context, s tpu.Slice, worker int) (keys []string, hostname string, err error) {
 	if err := c.attributes.Acquire(ctx, 1); err != nil {
 		return nil, "", context.Cause(ctx)
@@ -71,8 +71,8 @@ func (c *hostKeys) ask(ctx context.Context, s tpu.Slice, worker int) (keys []str
 	switch gcp.ClassOf(err) {
 	case gcp.NotFound, gcp.Permission, gcp.Invalid, gcp.Conflict:
 		// An organization policy switches guest attributes off, or the node does not
-		// support them. The API has several errors for this; after none of them can
-		// the keys be had.
+		// support them. The API has several errors for this. Each of them means that nobody
+		// can get the keys.
 		return nil, "", fmt.Errorf("%s: %w: %w", what, provision.ErrNoHostKeys, err)
 	}
 	if err != nil {

@@ -1,6 +1,6 @@
-// Package nodes works on slices that exist, which the Cloud TPU API calls nodes: it reads
-// them and the host keys of their workers, and lets a user's key log in, through metadata
-// or OS Login. Who made a slice does not matter to it.
+// Package nodes works on slices that exist. The Cloud TPU API calls them nodes. The package
+// reads slices and the host keys of their workers. It gives a user's key access through
+// metadata or OS Login. The package works on all slices, whoever made them.
 //
 // The cloud holds the state. Between calls, a Client keeps only the project's metadata for
 // logins (SSH keys and OS Login).

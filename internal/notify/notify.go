@@ -74,7 +74,7 @@ type Clock interface {
 }
 
 const (
-	programLimit = 30 * time.Second // of one call of the program
+	programLimit = 30 * time.Second // limit of one call of the program
 	postLimit    = 10 * time.Second // of one request
 	postTries    = 4
 	postPause    = time.Second // doubled after each try
@@ -191,9 +191,9 @@ func bySignal(code int) bool {
 	return code == 128+int(syscall.SIGHUP) || code == 128+int(syscall.SIGINT) || code == 128+int(syscall.SIGTERM)
 }
 
-// Close sends the end, with the exit status of this program and why, which may be empty.
-// It waits until all messages are delivered: for a minute at most, and no longer than ctx
-// lasts.
+// Close sends the message that the run has ended, with the exit status of this program and
+// the reason why, which may be empty. It waits until all messages are delivered: for a
+// minute at most, and no longer than ctx lasts.
 func (n *Notifier) Close(ctx context.Context, code int, why string) {
 	if n == nil {
 		return
@@ -276,23 +276,23 @@ func (n *Notifier) tell(m Message) {
 }
 
 // report reports a message that was not delivered. Of a URL it names only the server,
-// because the path is often a password.
+// because the path often contains a secret.
 func (n *Notifier) report(m Message, whom string, err error) {
 	if err != nil {
 		event.Notef(n.o.Sink, event.Warn, "", "the run is not affected, but %q did not get the message about its %s: %v", whom, m.Event, err)
 	}
 }
 
-// run calls the program with a message. The program has a process group of its own, so
-// that Ctrl-C does not reach it and so that all it started ends with it if it takes too
-// long. Processes that it leaves in the background go on.
+// run calls the program with a message. The program has a process group of its own, so that
+// Ctrl-C does not reach it. If the program takes too long, the whole group is killed.
+// Processes that it leaves in the background go on.
 func (n *Notifier) run(input []byte) error {
 	ctx, cancel := n.limit(programLimit)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, n.o.Program[0], n.o.Program[1:]...)
 	var said tail
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = bytes.NewReader(input), &said, &said
-	cmd.WaitDelay = time.Second // in case a child keeps the output open
+	cmd.WaitDelay = time.Second // a child may keep the output open
 	err := runApart(cmd)
 	switch {
 	case err == nil:

@@ -69,8 +69,8 @@ func events(t *testing.T, lines []string) (names []string) {
 	return names
 }
 
-// play emits the events of a run whose first attempt fails and whose second is the
-// last, as package job does: only the last one is summed up.
+// play emits the events of a run whose first attempt fails and whose second is the last
+// one. As in package job, only the last attempt has a summary.
 func play(n *notify.Notifier, code int) {
 	begin := func(attempt int) {
 		n.Emit(event.Attempt{Run: "r", Attempt: attempt, Command: "train --key=hunter2", Slices: []string{"t-0"}, Workers: 4, LogDir: "/logs"})

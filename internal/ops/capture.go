@@ -69,7 +69,7 @@ func (c *capture) text() string {
 type ExecOutput struct {
 	Text   string `json:"text,omitempty"`
 	Base64 []byte `json:"base64,omitempty"`
-	Bytes  int64  `json:"bytes"`         // that the worker wrote
+	Bytes  int64  `json:"bytes"`         // bytes that the worker wrote
 	Cut    int64  `json:"cut,omitempty"` // bytes that are left out in the middle
 }
 

@@ -56,7 +56,7 @@ func Dump(ctx context.Context, d runs.Deps, name, prefix string) error {
 }
 
 // dumpRecord returns the record of a run, or the error that the run has ended, if its
-// bucket tells so.
+// bucket says so.
 func dumpRecord(ctx context.Context, d runs.Deps, name, prefix string) (*record.Record, error) {
 	r, err := runs.FindBucketRun(ctx, d, name)
 	if err != nil {

@@ -37,8 +37,8 @@ type ExecOptions struct {
 	Timeout time.Duration // 0: no limit
 	LogDir  string        // where each worker's complete output is kept; "": nowhere
 
-	// Stdout and Stderr receive the output of a single worker as it arrives. If nil, it
-	// is shown at the end, like that of several workers.
+	// Stdout and Stderr receive the output of a single worker as it arrives. If they are
+	// nil, the output is shown at the end, as it is for several workers.
 	Stdout, Stderr io.Writer
 }
 
@@ -93,11 +93,11 @@ const (
 	execMost   = 4 << 20
 )
 
-// Exec runs a command on the workers that o selects, on all at once, and only as long
-// as this call: when ctx ends, nothing of the command is left on any worker, or the
-// error names the workers for which that is not certain. Equal outputs are shown once.
-// A command that fails is an Outcome with the status of the first worker to fail, by
-// time. A worker that could not be reached counts as the first to fail.
+// Exec runs a command on all workers that o selects, at once. The command does not outlive
+// the call: when ctx ends, no process of the command is left on any worker, or the error
+// names the workers for which that is not certain. Equal outputs are shown once. A command
+// that fails is an Outcome with the status of the first worker to fail, by time. A worker
+// that could not be reached counts as the first to fail.
 func Exec(ctx context.Context, d Deps, o ExecOptions) (stage.Outcome, error) {
 	watch := stage.Stopwatch{Sink: d.Sink, Clock: d.Clock}
 	t, failed, err := d.Call(ctx, &watch, o.Workers)

@@ -94,7 +94,8 @@ func TestEqualAnswersAreShownOnce(t *testing.T) {
 	}
 }
 
-// The output of one worker comes as it arrives; a command that is stopped leaves nothing.
+// The output of a single worker is shown as it arrives. A command that is stopped leaves no
+// process.
 func TestACommandOnOneWorker(t *testing.T) {
 	t.Parallel()
 	r := newRack(t, 2)
@@ -200,7 +201,8 @@ func TestWhereFilesOfWorkersGo(t *testing.T) {
 	}
 }
 
-// A login without a terminal is a command with its input.
+// A login goes to exactly one worker. Without a terminal, it runs a command and passes the
+// input on.
 func TestALoginIsToOneWorker(t *testing.T) {
 	t.Parallel()
 	r := newRack(t, 2)

@@ -32,7 +32,8 @@ type Console struct {
 	Close          func() error // restores the terminal; a pending Read of it ends then
 }
 
-// codeLeft is the exit code when the user leaves the login with "~.", as ssh's.
+// codeLeft is the exit code when the user leaves the login with "~.", the same as that of
+// ssh.
 const codeLeft = 255
 
 // Shell logs in to the one worker that o names and returns the status of what ran there.

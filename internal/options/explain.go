@@ -23,7 +23,7 @@ type Defaults struct {
 	Flags       []cmdline.FlagValue `json:"flags"`
 
 	from     config.Source       // of the profile
-	told     []cmdline.FlagValue // that String shows
+	told     []cmdline.FlagValue // values that String shows
 	commands int                 // of the program
 }
 
@@ -39,8 +39,8 @@ func loadGcloud(l *cmdline.Line, m Machine) (config.Gcloud, error) {
 	return config.LoadGcloud(m.Lookup, m.Home, cmp.Or(l.Values["configuration"], l.Setting("configuration")))
 }
 
-// Explain returns the values of the flags of the command that the words of c name, or of all
-// commands of p. With --all, String shows also those that are built in.
+// Explain returns the values of the flags of the command that the words of c name, or of
+// all commands of p. With --all, String also shows the built-in values.
 func Explain(c *Call, m Machine, p cmdline.Program) (Defaults, error) {
 	path := strings.Join(c.Words, " ")
 	d := Defaults{Command: path, UserFile: config.UserFile(m.Lookup, m.Home), Profiles: []string{}}
@@ -87,7 +87,7 @@ func (d *Defaults) ofGcloud(l *cmdline.Line, m Machine, flag string) (value stri
 		config.Source{Layer: config.GcloudLayer, Text: g.Source[field]}
 }
 
-// String returns a table for people, below what the values come from.
+// String returns a text for people: the sources of the values, and below them a table.
 func (d Defaults) String() string {
 	var b strings.Builder
 	user := d.UserFile

@@ -88,8 +88,8 @@ func (o Option) Try() string { return o.try }
 // Plan returns the path of the field of plan.Plan that shows the option; "": none does.
 func (o Option) Plan() string { return o.plan }
 
-// Key returns the key of a job without runner that has the option; "": it is elsewhere, or
-// nowhere. isRefused reports whether such a job refuses the option.
+// Key returns the key under which a job without runner has the option; "" if the option is
+// elsewhere or nowhere. isRefused reports whether such a job refuses the option.
 func (o Option) Key() (key string, isRefused bool) {
 	switch o.key {
 	case kit, request:

@@ -152,7 +152,7 @@ func ownRunOptions() []Option {
 	}
 }
 
-// requestOptions say what slices a job asks for, and whom.
+// requestOptions say what slices a job requests, and from which provider.
 func requestOptions() []Option {
 	return []Option{
 		{flag: &cli.IntFlag{Name: "num-slices", Aliases: []string{"NUM_SLICES", "node-count"}, Value: 1, Usage: "make `N` slices"},

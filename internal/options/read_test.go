@@ -79,7 +79,7 @@ func readJob(t *testing.T, words ...string) (job.JobOptions, error) {
 	}, append([]string{"job"}, words...)...)
 }
 
-// refusal fails the test if err does not refuse a line with a text that has want.
+// refusal fails the test unless err refuses the line and its text contains want.
 func refusal(t *testing.T, line any, err error, want string) {
 	t.Helper()
 	if kind := fault.Of(err); err == nil || !strings.Contains(err.Error(), want) || kind != fault.Usage && kind != fault.Configuration {
@@ -87,7 +87,7 @@ func refusal(t *testing.T, line any, err error, want string) {
 	}
 }
 
-// TestBadValuesOfTheTableAreRefused: but for those that the session reads.
+// TestBadValuesOfTheTableAreRefused leaves out the values that the session reads.
 func TestBadValuesOfTheTableAreRefused(t *testing.T) {
 	t.Parallel()
 	tried := 0

@@ -60,7 +60,7 @@ func readRequest(c *Call, r qr.Request, extra string) qr.Request {
 		r.Type = t
 	}
 	reader := createflags.NewReader(r, time.Now())
-	all := createflags.All() // in the order of the line: of two that contradict each other, the later is wrong
+	all := createflags.All() // in the order on the line: of two flags that contradict each other, the later one is wrong
 	slices.SortStableFunc(all, func(a, b createflags.Flag) int {
 		return cmp.Compare(c.Place(a.Name), c.Place(b.Name))
 	})

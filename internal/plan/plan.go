@@ -78,7 +78,7 @@ type ResourceChange struct {
 	Tier    string          `json:"tier"`
 	Request json.RawMessage `json:"request,omitempty"` // request body as it would be sent
 	Gcloud  string          `json:"gcloud,omitempty"`  // the equivalent command line
-	Parts   []cost.Part     `json:"parts,omitempty"`   // that would be made, if there are several
+	Parts   []cost.Part     `json:"parts,omitempty"`   // the parts that would be made, if there are several
 
 	// Name is what messages call the resource, such as: queued resource m.
 	Name string `json:"name"`
@@ -191,7 +191,7 @@ type PlannedWorker struct {
 // A time of 0 means no limit.
 type Limits struct {
 	Queue       time.Duration `json:"queue_ns,omitempty"`
-	Slices      time.Duration `json:"slices_ns,omitempty"` // that slices which have come wait for others
+	Slices      time.Duration `json:"slices_ns,omitempty"` // how long slices that have come wait for others
 	Provision   time.Duration `json:"provision_ns,omitempty"`
 	Boot        time.Duration `json:"boot_ns,omitempty"`
 	Connect     time.Duration `json:"connect_ns"`
@@ -249,7 +249,7 @@ func ChangeOf(cloud provision.Provider, zone, do string, res provision.Resource,
 	if p, ok := provision.As[provision.Previewer](cloud); ok {
 		body, command := p.Preview(request)
 		c.Gcloud = command
-		if c.Request == nil || command == "" { // what no single command makes was refused at its first part
+		if c.Request == nil || command == "" { // if no single command makes the request, the provider refused only its first part
 			c.Request = body
 		}
 	}

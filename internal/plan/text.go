@@ -18,9 +18,8 @@ import (
 	"multihost/internal/tpu"
 )
 
-// String returns the plan as text for people: one line for each thing that would be done,
-// in that order, with a sign in front: + makes or sends, - ends or deletes, ~ changes, =
-// uses what exists.
+// String returns the plan as text for people: one line for each action, in order, with a
+// sign in front: + makes or sends, - ends or deletes, ~ changes, = uses what exists.
 func (p Plan) String() string {
 	t := &planText{}
 	where := ""

@@ -27,7 +27,7 @@ func (cloud) Preview(provision.Request) ([]byte, string) {
 	return []byte(`{"from":"preview"}`), "gcloud create"
 }
 
-// whole is the plan of a job whose workers answer, with one of everything.
+// whole returns the plan of a job whose workers answer. It has one of everything.
 func whole() Plan {
 	hourly, none, some, size := 2.5, 0, 3, int64(2048)
 	p := Plan{

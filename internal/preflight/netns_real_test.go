@@ -78,7 +78,7 @@ func startReal(t *testing.T, specs ...worker.Spec) *realWorkers {
 	return r
 }
 
-// preflight runs it on all workers at once.
+// preflight runs the preflight on all workers at once.
 func (r *realWorkers) preflight(t *testing.T, o preflight.Options) []preflight.Report {
 	t.Helper()
 	reports, errs := make([]preflight.Report, len(r.conns)), make([]error, len(r.conns))
@@ -104,7 +104,7 @@ func (r *realWorkers) output(t *testing.T, i int, line string) string {
 	return out.String()
 }
 
-// ended lists what did not end as wanted, and with changed also what was
+// ended lists the settings that are not as wanted and, with changed, also those that were
 // written.
 func ended(rep preflight.Report, changed bool) string {
 	var b strings.Builder

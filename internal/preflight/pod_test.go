@@ -27,8 +27,8 @@ mount -t sysfs -o ro sysfs /sys
 mount --bind /proc/sys /proc/sys && mount -o remount,bind,ro /proc/sys
 exec setpriv --inh-caps=-all --bounding-set="$CAPABILITIES" bash "$@"`
 
-// inPod runs the printed script as the first thing of a container with some of
-// the capabilities that a runtime gives by default, and more.
+// inPod runs the printed script as the first process of a container. The container has some
+// of a runtime's default capabilities, and those in more.
 func inPod(t *testing.T, more string, words ...string) (said string, status int) {
 	t.Helper()
 	testkit.NeedRoot(t)

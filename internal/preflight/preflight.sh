@@ -18,7 +18,7 @@
 # One setting must not prevent another, so nothing aborts this script. If a value is
 # right, nothing is written and sudo is not needed.
 #
-# shellcheck disable=SC2154 # the prelude sets what is not set here
+# shellcheck disable=SC2154 # the prelude sets variables that are used here
 
 export LC_ALL=C
 # A lost connection must not stop the script between changing a route and
@@ -87,10 +87,10 @@ tell() {
   printf 'preflight: %-26s %-8s %s\n' "$name" "$outcome" "$reason"
 }
 
-# read_from COMMAND...: $out is what it prints. No command delays the rest: after 20 s
-# it is ended, and $why says so. timeout(1) would be one more process. The status is not
-# read: bash 5.2 may wait for ever for a process substitution that has ended early. The
-# output shows what failed.
+# read_from COMMAND...: $out is what it prints. No command delays the rest: after 20 s it is
+# killed, and $why says so. timeout(1) would be one more process. The status is not read:
+# bash 5.2 may wait for ever for a process substitution that has ended early. The output
+# shows what failed.
 out=''
 read_from() {
   local from pid rc
@@ -285,9 +285,9 @@ list_routes() {
   return 0
 }
 
-# parse_route LINE KEY: $words is the route as `ip route add` takes it, without KEY; $has
-# is the present value of KEY; $id is what the kernel distinguishes routes by; the
-# interfaces are added to $devices.
+# parse_route LINE KEY: $words is the route as `ip route add` takes it, without KEY; $has is
+# the present value of KEY; $id has the properties by which the kernel distinguishes routes;
+# the interfaces are added to $devices.
 words=() has='' id='' devices=()
 parse_route() {
   local line=${1//\\/ } key=$2 word metric=0 tos=0 nhid=
@@ -364,8 +364,8 @@ with_attribute() {
   [[ -n $added ]] || changed+=("$1" "$2")
 }
 
-# same_time A B: whether A is B, which is 5ms; by version, ip prints 5ms as 5000us or
-# .005s.
+# same_time A B: whether the times A and B are equal. ip prints 5ms as 5000us or .005s in
+# some versions.
 same_time() {
   local a=$1 b=$2
   case $a in
@@ -520,9 +520,9 @@ peers_lock=''
 #   and a route from a router advertisement loses its lifetime. This script
 #   changes no IPv6 route.
 #
-# So this function changes the first peer in its place. It appends another peer with the
-# attribute, and only then deletes it without. Wherever that is interrupted, each default
-# route is there, at worst both with and without the attribute; the next run continues
+# So this function changes the first peer in its place. It appends any other peer again with
+# the attribute, and only then deletes the one without. If this is interrupted, each default
+# route is still there, at worst both with and without the attribute; the next run continues
 # from there. At the end the peers have their old order.
 change_peer() {
   local spec=$1 at=$2 key=$3 want=$4 again=${5-} i first='' old='' new=''
@@ -545,9 +545,9 @@ change_peer() {
   [[ -n $old ]] || return 0
   local value=${values[old]}
   if [[ -n $new && -z $again ]]; then
-    # A DHCP client that renews its lease appends the plain route after ours. "del"
-    # would remove ours first, so we delete ours while the plain one is there. The
-    # route then comes after its peers: that is the client's own order.
+    # A DHCP client that renews its lease appends the plain route after ours. "del" would
+    # remove ours first, so we delete ours while the plain one is there. The plain route
+    # then comes after its peers, where the client put it.
     delete_peer "$spec" "$at" "$key" "${values[new]}" || return 1
     change_peer "$@" again
     return

@@ -20,17 +20,16 @@ import (
 	"multihost/internal/tpu"
 )
 
-// A host is a worker made of a directory: kernel files below proc, sys and dev,
-// and stand-ins of the tools that would change a machine on its PATH, which
-// holds nothing else but what the script needs.
+// A host is a worker made of a directory: kernel files below proc, sys and dev, and on its
+// PATH, stand-ins of the tools that would change a machine. Its PATH has nothing else
+// except what the script needs.
 type host struct {
 	t    *testing.T
 	root string
 }
 
-// The stand-ins keep their state in $STATE. ip changes the first route with
-// the same metric and deletes the first one that has all that is named, as the
-// kernel does.
+// The stand-ins keep their state in $STATE. Like the kernel, ip changes the first route
+// with the same metric, and deletes the first route that has everything in the arguments.
 var standIns = map[string]string{
 	"ip": `#!/bin/bash -p
 metric() { local m=0; [[ $1 == *" metric "* ]] && { m=${1##* metric }; m=${m%% *}; }; echo "$m"; }
@@ -508,7 +507,7 @@ func FuzzParse(f *testing.F) {
 
 func records(text []byte, nonce string) []remote.Record {
 	a := remote.Answer{Nonce: nonce}
-	_, _ = a.Write(text) // what is too long is judged by its beginning
+	_, _ = a.Write(text) // a text that is too long is judged by its beginning
 	return a.Records()
 }
 
@@ -596,8 +595,8 @@ func TestScriptIsClean(t *testing.T) {
 	}
 }
 
-// A worker without runner gets the program with its arguments in it, and answers
-// as it answers Run.
+// The program for a worker without runner contains its arguments. Its answer is the one
+// that Run gets.
 func TestKitAnswersAsRunDoes(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)

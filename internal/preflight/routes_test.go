@@ -14,12 +14,12 @@ import (
 	"multihost/internal/testkit"
 )
 
-// peers makes three interfaces in a network namespace of its own, gives them
-// the default routes of $ROUTES, and runs $SCRIPT while another process asks
-// without a pause which way a packet takes, by each of the first two interfaces
-// and by any. After the command number $KILL of ip that changes a route the script
-// and all that it started are killed; 0 kills nothing. Then the routes are printed,
-// the script runs to its end, and they are printed again.
+// peers makes three interfaces in a network namespace of its own, gives them the default
+// routes of $ROUTES, and runs $SCRIPT while another process asks without a pause which way
+// a packet takes: by each of the first two interfaces, and by any interface. After the ip
+// command number $KILL that changes a route, the script and all that it started are killed;
+// 0 kills nothing. Then the routes are printed, the script runs to its end, and they are
+// printed again.
 const peers = `set -e
 ip link set lo up
 for i in 8 9 10; do
@@ -109,7 +109,7 @@ func TestDefaultRoutesOfOneMetric(t *testing.T) {
 	for i, c := range []struct {
 		name   string
 		routes []string
-		steps  int // after each of which it is killed once
+		steps  int // the script is killed once after each of them
 		whole  []string
 	}{
 		{"two", []string{first, second}, 3, []string{first + done, second + done}},

@@ -163,9 +163,9 @@ var aboutGCE string
 //go:embed print_gke.txt
 var aboutGKE string
 
-// Print returns the program that Run runs as one bash script that contains the table and
-// prints text for people: `multihost preflight print | ssh worker bash -s` does the same
-// as Run. Its first lines say how to use it on o.Platform.
+// Print returns the program of Run as one bash script that contains the table and prints
+// text for people. `multihost preflight print | ssh worker bash -s` does the same as Run.
+// Its first lines say how to use it on o.Platform.
 func Print(o Options) string {
 	about := aboutGCE
 	if o.Platform == GKE {

@@ -31,7 +31,7 @@ func FuzzClock(f *testing.F) {
 	})
 }
 
-// The user is told the cause, and not the complaint of another program about it.
+// The user reads the cause, and not the complaint of another program about it.
 func TestTroubleIsTheCause(t *testing.T) {
 	t.Parallel()
 	const cause = "head: write error: No space left on device"
@@ -55,6 +55,3 @@ func TestTroubleIsTheCause(t *testing.T) {
 		}
 	}
 }
-
-// FuzzPins reads known hosts files that anybody may have edited: what is taken
-// is written again as it was read.

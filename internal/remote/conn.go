@@ -1,9 +1,9 @@
 // Package remote runs shell programs on workers and reads their answers.
 //
-// A Conn is how a worker is reached. A kind of connection, such as SSH, implements it: it
-// starts command lines, and a Shell adds what is the same for every kind: programs that the
-// worker keeps, and the worker's clock. Packages that only run commands on a worker take a
-// Runner, which is the part of a Conn that does this. A Dialer opens the Conns of a run.
+// A Conn is how a worker is reached. Each kind of connection, such as SSH, implements it by
+// starting command lines. A Shell adds what all kinds share: programs that the worker
+// keeps, and the worker's clock. Packages that only run commands on a worker take a Runner,
+// which is the part of a Conn that does this. A Dialer opens the Conns of a run.
 //
 // # Decisions
 //
@@ -11,15 +11,15 @@
 //     script from the worker's kit by its SHA-256, or from stdin the first time. The
 //     payload follows on stdin, so no part of a command or its environment stands on a
 //     command line.
-//   - Workers keep the scripts, because sending them with each of ten operations costs
-//     150 kB a worker and run: minutes of a laptop's uplink for 2048 workers. The
-//     runner compares the hashes when it connects, and each command checks the length
-//     of what it runs. So a crash, a full disk or another version changes nothing of
-//     what runs. A hash at each use would cost three processes a command. Whoever can
-//     write to the login's home can change more than the kit.
-//   - A worker whose kit has lost a script says so before it does anything. It then
-//     gets the script with the same input, and gets the script with each later command
-//     of that connection.
+//   - Workers keep the scripts, because sending them with each of ten operations costs 150
+//     kB a worker and run: minutes of a laptop's uplink for 2048 workers. The runner
+//     compares the hashes when it connects, and each command checks the length of what it
+//     runs. So a crash, a full disk or another version changes nothing of what runs. A hash
+//     at each use would cost three processes a command. A user who can write to the login's
+//     home can change more than the kit.
+//   - A worker whose kit has lost a script says so before it does anything. The runner then
+//     sends the script with the same input, and sends it again with each later command of
+//     that connection.
 //   - MeasureClock is the first command on a connection. It also shows that the login
 //     can run anything, so a start-up file that exits gives one clear error. The clock
 //     is measured again at the start, because a VM sets its clock after it has booted.
@@ -61,8 +61,8 @@ type Runner interface {
 	ClockOffset() time.Duration
 }
 
-// A Conn is the connection to one worker. It outlives what carries it: when that has
-// broken, the next Run or Start connects anew. Its methods are safe for concurrent use.
+// A Conn is the connection to one worker. It outlives a broken connection below it: the
+// next Run or Start connects anew. Its methods are safe for concurrent use.
 type Conn interface {
 	Runner
 
@@ -158,11 +158,12 @@ type Terminal struct {
 // A Status is how a command ended.
 type Status struct {
 	Code   int    // exit code; 128+n for a death by signal n
-	Signal string // signal that ended the command, such as "KILL", else empty; "UNKNOWN" for one that SSH has no name for
+	Signal string // signal that ended the command, such as "KILL", else empty; "UNKNOWN" for a signal for which SSH has no name
 }
 
-// SignalStatus maps the name of a signal, "TERM" or "SIGTERM" or as SSH sends it (RFC 4254
-// §6.10) "SYS@openssh.com", to how a shell would report it. "" is one that has no name.
+// SignalStatus returns the Status that a shell reports for a death by the named signal. The
+// name is "TERM", "SIGTERM" or, as SSH sends it (RFC 4254 §6.10), "SYS@openssh.com". ""
+// stands for a signal without a name.
 func SignalStatus(name string) Status {
 	name, _, _ = strings.Cut(name, "@")
 	name = strings.TrimPrefix(name, "SIG")
@@ -172,7 +173,7 @@ func SignalStatus(name string) Status {
 		"XCPU": 24, "XFSZ": 25, "SYS": 31,
 	}
 	if name == "" {
-		name = "UNKNOWN" // sshd says "SIG@openssh.com" for one that has no name
+		name = "UNKNOWN" // sshd sends "SIG@openssh.com" for a signal without a name
 	}
 	return Status{Code: 128 + numbers[name], Signal: name}
 }

@@ -37,8 +37,8 @@ type Request struct {
 	// RetryFor is how long a worker that does not answer is tried again.
 	RetryFor time.Duration
 
-	// ReadOnly makes connections on which only commands run that change nothing, and
-	// changes nothing else either.
+	// ReadOnly makes connections that run only commands which change nothing. Dial itself
+	// then changes nothing either.
 	ReadOnly bool
 
 	Sink event.Sink // receives progress and notes

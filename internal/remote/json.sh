@@ -13,7 +13,7 @@ json_strings() {
   # shellcheck disable=SC2206 # names are meant
   want=(${2#/})
   strings=()
-  # Split at quotes, other tokens and texts alternate. Texts may be large.
+  # When JSON is split at quotes, texts and other tokens alternate. Texts may be large.
   mapfile -d '"' -t pieces < <(printf %s "$1")
   while ((i < ${#pieces[@]})); do
     piece=${pieces[i++]}
@@ -24,7 +24,7 @@ json_strings() {
     if ((i == ${#pieces[@]})); then break; fi
     piece=${pieces[i++]}
     text=$piece
-    while tail=${piece##*[!\\]} && ((${#tail} % 2 && i < ${#pieces[@]})); do # the quote is one of the text
+    while tail=${piece##*[!\\]} && ((${#tail} % 2 && i < ${#pieces[@]})); do # the quote belongs to the text
       piece=${pieces[i++]}
       text+=\"$piece
     done

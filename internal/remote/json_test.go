@@ -49,7 +49,7 @@ func TestJSONIsRead(t *testing.T) {
 	}
 }
 
-// readJSON has bash print what is at the path; - if JSON is none.
+// readJSON makes bash print the values at the path; "-" if the text is not JSON.
 func readJSON(t *testing.T, text, path, form string) string {
 	t.Helper()
 	cmd := exec.Command("bash", "--norc", "-c", JSON()+"\nset -u\nIFS= read -r -d '' json\nif json_strings \"$json\" \"$1\"; then printf \"$2\" \"${strings[@]}\"; else printf -- -; fi", "bash", path, form)

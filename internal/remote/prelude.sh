@@ -5,7 +5,7 @@
 #
 #   NONCE WORD REST
 #
-# The word says what the line tells. "error" says why the script failed. REST has words,
+# The word says what the line is about. "error" says why the script failed. REST has words,
 # of which the last may contain spaces; or fields separated by tabs, see say_fields.
 #
 # The scripts run in an environment of their own: see environment.sh. Functions answer in

@@ -9,8 +9,8 @@ import "strings"
 // not).
 //
 // A NUL byte cannot be part of an argument of a Unix program and cannot pass a command
-// line: Quote keeps it and the worker's shell drops it or cuts there. Check for NUL
-// where arguments come in.
+// line: Quote keeps it, and the worker's shell drops it or drops the rest of the line.
+// Check for NUL where arguments come in.
 //
 // Quote is the only place of the project where a shell word is built.
 func Quote(args ...string) string {
