@@ -109,8 +109,8 @@ func Apply(ctx context.Context, d Deps, t *workers.Connected, prefix string, o O
 	return reports, nil
 }
 
-// networkMTU returns the MTU that the interfaces of the workers should have, or 0 if it
-// cannot be learned: reading a network needs a permission that running does not need.
+// networkMTU returns the MTU that the interfaces of the workers should have, or 0 if the
+// network cannot be read: reading it needs a permission that a run does not need.
 func networkMTU(ctx context.Context, d Deps, t *workers.Connected) int {
 	name := t.Slices[0].Network
 	if name == "" || d.Networks == nil {

@@ -9,8 +9,9 @@ import (
 	"multihost/internal/gcp"
 )
 
-// An Invocation is the command that the user typed, while it is under way: what it shows,
-// the time, and how it may be left. Its status is safe for concurrent use.
+// An Invocation is the command that the user typed, while it runs. It has the command's
+// output and clock, and the ways in which the user may leave it. Its status is safe for
+// concurrent use.
 type Invocation struct {
 	Sink  event.Sink
 	Clock gcp.Clock

@@ -22,8 +22,8 @@ func TimeoutPassed(limit time.Duration) *Error {
 	return &Error{Stage: Timeout, Text: fmt.Sprintf("%s%s%s", timeoutOption, limit, timeoutIsOver)}
 }
 
-// SlicesTaken returns the error of a run whose slices the provider takes away at end, as was
-// asked for. Its text is the reason of the stop. [ErrExpired] is in it, as for --ttl.
+// SlicesTaken returns the error of a run whose slices the provider takes away at end, as
+// the user asked. Its text is the reason of the stop. [ErrExpired] is in it, as for --ttl.
 func SlicesTaken(end time.Time) *Error {
 	return SlicesOver("they are taken away at " + end.Local().Format("Mon 15:04:05"))
 }
@@ -34,9 +34,8 @@ func SlicesOver(why string) *Error {
 	return &Error{Stage: Timeout, Err: ErrExpired, Text: fmt.Sprintf("%v: %s (--max-run-duration)", ErrExpired, why)}
 }
 
-// EndOfRunner returns the error with which a runner ended that stopped a run for reason. It
-// returns nil if the command's own end decides: after fail-fast, or after a stop that a user
-// has typed.
+// EndOfRunner returns the error of a runner that stopped a run for reason. It returns nil
+// if the command's own end decides: after fail-fast, or after a stop that a user has typed.
 func EndOfRunner(reason string) error {
 	switch {
 	case strings.HasPrefix(reason, timeoutOption) && strings.HasSuffix(reason, timeoutIsOver):

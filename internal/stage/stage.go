@@ -1,6 +1,6 @@
-// Package stage names the steps of a command, times them, and says what went wrong in
-// which: for one worker, or folded for many. It also has what ends a command early: a
-// failure of an attempt, and an interrupt of the user.
+// Package stage names the steps of a command and times them. It says in which step
+// something went wrong, for one worker or folded for many. It also has what ends a command
+// early: a failure of an attempt, and an interrupt of the user.
 package stage
 
 import (
@@ -114,7 +114,7 @@ func (e *Error) Error() string {
 	if text == "" && e.Err != nil {
 		text = e.Err.Error()
 	}
-	if e.Stage == Input { // the text is about what was typed
+	if e.Stage == Input { // the text is about the typed command
 		return text
 	}
 	return string(e.Stage) + ": " + text
@@ -333,7 +333,7 @@ const readOnlyCure = "on the worker, findmnt -T ~ shows how it is mounted; if th
 // returns "" for all others.
 func Cure(text string) string {
 	const mend = "let the login use sudo without a password on the worker, as members of google-sudoers may on a TPU VM, or use one that may: --user=NAME"
-	if strings.Contains(text, "(a container may write there only") { // it is said already
+	if strings.Contains(text, "(a container may write there only") { // the text has this advice already
 		return ""
 	}
 	for _, c := range []struct{ words, cure string }{

@@ -68,7 +68,7 @@ type place struct {
 	bucket string
 }
 
-// inPlace tells a story in a place of its own.
+// inPlace runs a story in a place of its own.
 func inPlace(t *testing.T, name string, story func(p *place)) {
 	t.Run(name, func(t *testing.T) {
 		dir := t.TempDir()
@@ -84,8 +84,8 @@ func inPlace(t *testing.T, name string, story func(p *place)) {
 	})
 }
 
-// A machine is one on which the job is typed. It counts what it changes, and may
-// be stopped before, or die after, one of its changes.
+// A machine is one on which the job is typed. It counts its changes. It may pause before
+// one of them, or die after one.
 type machine struct {
 	submit.Deps
 	place   *place
@@ -118,7 +118,7 @@ func (p *place) machine(owner string, dies, rests int) *machine {
 
 var errDied = errors.New("the machine is dead")
 
-// RoundTrip carries what the machine asks of the cloud.
+// RoundTrip sends a request of the machine to the cloud.
 func (m *machine) RoundTrip(r *http.Request) (*http.Response, error) {
 	if dead := m.dies; dead > 0 && m.changes.Load() >= dead {
 		return nil, errDied
@@ -182,10 +182,10 @@ func (p *place) object(name string) string {
 	return ""
 }
 
-// begun has a worker report that it runs the first attempt.
+// begun makes a worker report that it runs the first attempt.
 func (p *place) begun() { p.put("workers/s0w0", "phase=running\nattempt=1\n") }
 
-// state is that of the queued resource, after a while: "" when there is none.
+// state returns the state of the queued resource after a while; "" when there is none.
 func (p *place) state() string {
 	<-time.After(time.Minute)
 	if all := p.server.Status().Queued; len(all) > 0 {
@@ -289,7 +289,8 @@ func TestABucketThatKeepsWhatIsOverwrittenIsTold(t *testing.T) {
 	}
 }
 
-// oneAtATime spares the race detector a test in which one machine acts at a time.
+// oneAtATime skips, under the race detector, a test in which only one machine acts at a
+// time.
 func oneAtATime(t *testing.T) {
 	t.Parallel()
 	if testkit.RaceDetector {
@@ -358,9 +359,9 @@ func TestAMachineThatDiesLeavesAJobThatCanBeTypedAgain(t *testing.T) {
 	}
 }
 
-// The job is typed on two machines at the same time. Each of them pauses once before
-// one of its changes while the other goes on. One of them starts the job completely,
-// and the other one is told.
+// The job is typed on two machines at the same time. Each of them pauses once before one of
+// its changes while the other goes on. One of them starts the job completely, and the other
+// one ends with an error that says so.
 func TestOfTwoWhoTypeAJobOneStartsIt(t *testing.T) {
 	testkit.OnlyInAll(t, "TestRebootOfAllWorkersIsANewAttempt and TestAnyWorkerTearsDown of internal/detach")
 	t.Parallel()

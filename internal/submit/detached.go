@@ -3,14 +3,15 @@
 //
 // # Decisions
 //
-//   - A start of a job that ran before has files of its own in the bucket. The uploads
-//     come first, then run.json by its generation, then the deletion of what is dead,
-//     then the number of the attempt, and the request for slices last. If the
-//     runner dies in between, the next start can continue from what is there.
+//   - A start of a job that ran before has files of its own in the bucket. The uploads come
+//     first, then run.json if it still has the generation that was read, then the deletion
+//     of what is dead, then the number of the attempt, and the request for slices last. If
+//     the runner dies in between, the next start can continue from what is there.
 //   - Starts have no lock, because the owner of a lock may be dead. Of two starts, the
-//     later one takes over. Each step of the earlier one is conditional on what it has
-//     read, so it fails after the later one has changed that. Its request for slices is
-//     refused too, because the metadata of existing slices names the other start.
+//     later one takes over. A step of a start takes effect only if nobody has changed what
+//     that start has read. So the steps of the earlier start fail after the later one has
+//     made a change. Its request for slices is refused too, because the metadata of
+//     existing slices names the other start.
 package submit
 
 import (
@@ -182,7 +183,7 @@ func detachedJob(d Deps, o job.JobOptions, do DetachOptions, bucket *detach.Buck
 		Bucket: bucket.Name(), Dir: bucket.Dir(), Every: do.Every,
 	}
 	j.Agents, j.Patience, j.Stale = d.Agents, do.Patience, do.Stale
-	j.LogTimeout = max(o.Run.Patience.Log, time.Second) // there, 0 means the default
+	j.LogTimeout = max(o.Run.Patience.Log, time.Second) // in the job's description, 0 means the default
 	j.Grace, j.Timeout, j.FailFast = o.Run.Grace, o.Run.Timeout, o.Run.FailFast
 	j.Preflight, j.KillStale, j.NUMA = o.Run.Preflight, string(o.Run.KillStale), "off"
 	j.Adopt = o.Run.Adopt
@@ -288,7 +289,7 @@ func (r *departure) request(ctx context.Context, request provision.Request) (lef
 		if err != nil {
 			clean, cancel := r.Detached(ctx, time.Minute)
 			defer cancel()
-			if made { // its workers need the bucket, so delete it first
+			if made { // the workers of the resource need the bucket, so delete the resource first
 				if _, failed := r.Cloud.Delete(clean, id, provision.DeleteOptions{OnlyRun: r.job.Run, Limit: time.Minute}); failed != nil {
 					left = true
 					event.Notef(r.Sink, event.Warn, teardown.Hint(r.Reach, id), "%s may exist and go on by itself, with its files in %s: %v", provision.NameOf(r.Cloud, id), r.bucket.URL(r.job.Run), failed)
@@ -335,8 +336,8 @@ func (r *departure) withMetadata(request provision.Request) provision.Request {
 	return request
 }
 
-// sayBounds tells the user, before the request, how the slices may end before the command
-// does: no worker can ask for others.
+// sayBounds tells the user, before the request, what may take the slices away before the
+// command ends: workers cannot request others.
 func sayBounds(d Deps, o provision.Request) {
 	const again = "type the same multihost job --detach again then: the run goes on as its next attempt, from the command's own checkpoint"
 	if o.Asks().Reclaimable() {

@@ -202,8 +202,9 @@ const (
 	anywhere
 )
 
-// trigrams says where in a word three letters, of five bits each, must be to belong to a
-// word that Line knows; 0 means that no such word begins with them.
+// trigrams has an entry for each group of three letters, of five bits each: where in a word
+// the group must be to belong to a word that Line knows. 0 means that no such word begins
+// with it.
 var trigrams = func() (table [1 << 15]byte) {
 	for _, t := range []string{
 		"inf", "deb", "fai", "fat", "abo", "kil", "pan", "seg", "oom", "unh", "unc", "ter", "ref", "den", "unr", "fau",

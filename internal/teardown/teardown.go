@@ -4,9 +4,9 @@
 //
 // # Decisions
 //
-//   - A job deletes only what jobs of its name made, by the label multihost-job. So a
-//     job that is typed again after its runner died deletes what that runner made.
-//     Another resource that fits is used, kept and named.
+//   - A job deletes only what jobs of its name made, by the label multihost-job. So a job
+//     that is typed again after its runner died deletes what that runner made. If another
+//     resource fits, the job uses it, keeps it and names it.
 package teardown
 
 import (
@@ -47,7 +47,7 @@ type Job struct {
 	ID, Run string // the queued resource, and the run whose label it has
 	Keeping Keeping
 	Lease   time.Duration // --lease
-	Used    []tpu.Slice   // those of the last attempt, for their price
+	Used    []tpu.Slice   // slices of the last attempt, for their price
 
 	// Leaves says why a runner that has started nothing and ends with err must not delete
 	// the resource; "" if it may.
@@ -96,8 +96,8 @@ func (j *Job) End(ctx context.Context, out stage.Outcome, runErr error) (stage.O
 	return out, runErr
 }
 
-// sweep deletes what is left of a resource whose slices somebody else has deleted. It costs
-// nothing, so the job does not wait long for that.
+// sweep deletes what is left of a resource whose slices somebody else has deleted. These
+// parts cost nothing, so the job does not wait long for their deletion.
 func (j *Job) sweep(ctx context.Context) {
 	p, ok := provision.As[provision.Sweeper](j.Cloud)
 	if !ok {
@@ -123,7 +123,7 @@ func (j *Job) stays(ctx context.Context, res provision.Resource, out stage.Outco
 		}
 	}
 	why, hold := j.Keeping.decide(out, runErr, ctx.Err() != nil)
-	if hold && res.Life != provision.Deleting { // what somebody deletes cannot be kept
+	if hold && res.Life != provision.Deleting { // a resource that somebody is deleting cannot be kept
 		why = j.hold(ctx)
 		if res = j.again(ctx, res); j.remade(res) {
 			return true

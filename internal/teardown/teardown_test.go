@@ -25,8 +25,8 @@ var (
 	errNo   = &gcp.Error{What: "call the API", Class: gcp.Permission}
 )
 
-// A cloud has one resource. Each call is answered with the next error that was prepared for
-// it, and then well.
+// A cloud has one resource. Each call gets the next error that was prepared for it. After
+// the last error, calls succeed.
 type cloud struct {
 	provision.Provider
 	life    provision.Life
@@ -132,7 +132,7 @@ func TestTheEndOfAJob(t *testing.T) {
 		remade bool
 		calls  string
 		said   string
-		hint   string // that the lease may have ended
+		hint   string // hint that the lease may have ended
 		fails  bool   // with an error of the teardown
 	}{
 		{story: "a success", out: ran, calls: "get delete get", said: "queued resource m and its slices are deleted: nothing of this job is billed"},

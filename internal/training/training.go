@@ -167,7 +167,7 @@ func (t *Training) TakeUp(rec *record.Record) (map[tpu.WorkerID]*ReadLog, error)
 	if a.number != rec.Attempt {
 		return nil, &stage.Error{Stage: stage.Input, Text: fmt.Sprintf("attempt %d of run %q is read, its workers know attempt %d", a.number, t.Run, rec.Attempt)}
 	}
-	if a.finished || !slices.Equal(a.ids, a.workers(t.rec)) { // it was read with the logs of only some workers
+	if a.finished || !slices.Equal(a.ids, a.workers(t.rec)) { // the attempt was read with the logs of only some workers
 		t.newest = &attemptLogs{number: a.number, dir: a.dir}
 		if _, err := t.newest.read(t); err != nil {
 			return nil, err
@@ -180,8 +180,8 @@ func (t *Training) TakeUp(rec *record.Record) (map[tpu.WorkerID]*ReadLog, error)
 	return logs, nil
 }
 
-// latest returns the newest record of the run: the one on this machine (here, which may
-// be nil) or the one from where the run is.
+// latest returns the newer record of the run: here, which is that of this machine and may
+// be nil, or the one that the workers report.
 func (t *Training) latest(here *record.Record) *record.Record {
 	far := t.Far
 	switch {

@@ -131,8 +131,7 @@ func TestTrainingIsReadFromLocalLogsAsTheyGrow(t *testing.T) {
 	}
 }
 
-// TestLogsWithoutARecord are those of MaxText's own runner, or of another
-// machine.
+// TestLogsWithoutARecord reads logs of MaxText's own runner, or of another machine.
 func TestLogsWithoutARecord(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()

@@ -51,7 +51,7 @@ type Fetched struct {
 	Changed bool     // a file was written to while it was read there
 	// Placed has the paths of new files and directories here, but not of the contents of
 	// new directories. Replaced has those of the files that were here before. Made is the
-	// outermost directory that was made for them, or "". All of them are right even if
+	// outermost directory that was made for them, or "". All of them are correct even if
 	// Fetch failed.
 	Placed, Replaced []string
 	Made             string
@@ -398,7 +398,7 @@ func (st *stage) missing() string {
 	}
 }
 
-// placed notes that a name is new, unless it is in a directory that is.
+// placed notes that a name is new, unless it is in a new directory.
 func (st *stage) placed(name string) {
 	at := filepath.Join(st.root.Name(), name)
 	if n := len(st.got.Placed); n > 0 && strings.HasPrefix(at, st.got.Placed[0]+string(filepath.Separator)) {

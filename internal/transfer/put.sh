@@ -113,8 +113,8 @@ place() {
   fi
 }
 
-# chmod_move FROM TO: moves a directory. Without the right to write it could not get
-# another parent, so chmod_move grants that right for the move.
+# chmod_move FROM TO: moves a directory. A directory without the right to write cannot get
+# another parent directory, so chmod_move grants that right during the move.
 chmod_move() {
   local mode
   mode=$(stat -c %a -- "$1") && chmod u+w -- "$1" && mv -fT -- "$1" "$2" && chmod "$mode" -- "$2"

@@ -199,7 +199,7 @@ func (p *Parcel) Send(ctx context.Context, r remote.Runner, dest string, into bo
 		}
 		if r.Word == "put" {
 			s.done = true
-			orders.Close() // otherwise the session would wait for a read of it
+			orders.Close() // otherwise the session would wait until somebody reads it
 		}
 		return false
 	}}

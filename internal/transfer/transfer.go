@@ -18,12 +18,12 @@
 //
 // # Decisions
 //
-//   - Files travel as tar and not by SFTP: workers of GKE and of the simulator have no
-//     SFTP server, tar brings links and empty directories, and one digest at the end
-//     proves all of it.
-//   - Workers do not pass files on to each other, as a sync does. A transfer to
-//     workers ends with a barrier: what has arrived waits beside its place, held by
-//     the connection. What comes from workers is unpacked below an os.Root.
+//   - Files travel as tar and not by SFTP: workers of GKE and of the simulator have no SFTP
+//     server, tar transfers links and empty directories, and one digest at the end covers
+//     everything.
+//   - Workers do not pass files on to each other, as a sync does. A transfer to workers
+//     ends with a barrier: what has arrived waits beside its place, held by the connection.
+//     Files from workers are unpacked below an os.Root.
 package transfer
 
 import (

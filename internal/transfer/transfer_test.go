@@ -218,7 +218,7 @@ func TestDirectoriesJoinAndFilesReplace(t *testing.T) {
 	if read(filepath.Join(here, "d/x")) != "newer" || read(filepath.Join(here, "d/mine")) != "mine" || read(filepath.Join(here, "d/sub/kept")) != "old" {
 		t.Errorf("got %q", listing(t, here))
 	}
-	// A file is no directory's place, nor the other way round.
+	// A file cannot take the place of a directory, nor a directory that of a file.
 	write(filepath.Join(l.home, "f"), "file")
 	if err := send(t.Context(), l, []string{filepath.Join(here, "d")}, "f", false); err == nil {
 		t.Error("a directory took the place of a file")
@@ -268,7 +268,7 @@ func TestWhatIsNotWholeIsNowhere(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Dropped, cut in the middle, changed meanwhile.
+	// Parcels that are dropped, cut in the middle, or changed meanwhile.
 	s, err := p.Send(t.Context(), l, "there", false, nil)
 	if err != nil {
 		t.Fatal(err)

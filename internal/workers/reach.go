@@ -1,5 +1,5 @@
-// Package workers turns a selection into standing connections to workers, and asks them
-// which runs they know. It says who is silent, and folds what failed on many.
+// Package workers turns a selection into open connections to workers, and asks them which
+// runs they know. It says who is silent, and folds what failed on many.
 package workers
 
 import (

@@ -61,7 +61,8 @@ func family(all ...tpu.Slice) []tpu.Slice {
 	return all
 }
 
-// A run needs all slices of a family; a command on single workers needs those that it names.
+// A run needs all slices of a family; a command on single workers needs only the slices
+// that it names.
 func TestWhichWorkersAreMeant(t *testing.T) {
 	pattern := func(text string) tpu.Pattern {
 		p, err := tpu.ParsePattern(text)
@@ -129,8 +130,8 @@ func local(t *testing.T, n int) (tpu.Slice, []*localworker.Worker, remote.Dialer
 	return fleet.Slice(t, "t", n), fleet["t"], fleet.Dialer()
 }
 
-// A caller that needs all workers gets an error when one is away. A caller that can do
-// with some gets those.
+// A caller that needs all workers gets an error when one is away. A caller that can work
+// with some of them gets the others.
 func TestWorkersThatAreAway(t *testing.T) {
 	t.Parallel()
 	s, on, dialer := local(t, 2)
@@ -229,7 +230,7 @@ func (d dialed) Dial(context.Context, remote.Request) (*remote.Dialed, error) {
 
 func (dialed) Way(context.Context, []tpu.Slice, event.Sink) string { return "" }
 
-// answer closes a channel when it is told that one of two logins has not answered.
+// answer closes a channel when an event says that one of two logins has not answered.
 type answer struct {
 	testkit.Recorder
 	of   chan struct{}

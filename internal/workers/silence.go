@@ -27,9 +27,9 @@ func (s Silence) Fields() (who string, since *time.Time) {
 // breaks and is made again at once is not shown.
 const silenceFrom = 10 * time.Second
 
-// silenceOf folds the workers that are silent at now; heard has the time when each was last
-// heard; the zero time means that the worker answers, or that the phase does not wait for
-// it. open is how many workers the phase waits for.
+// silenceOf folds the workers that are silent at now. heard has the time when each worker
+// was last heard. The zero time means that the worker answers, or that the phase does not
+// wait for it. open is how many workers the phase waits for.
 func silenceOf(ids []tpu.WorkerID, heard []time.Time, open int, now time.Time) Silence {
 	var silent []tpu.WorkerID
 	var last time.Time
@@ -99,7 +99,7 @@ type HeardSink struct {
 	Waits func(i int) bool // reports whether the phase still waits for worker i; it may take locks under which Emit is called
 
 	mu     sync.Mutex
-	last   event.Progress // shown last; without a phase, there was none
+	last   event.Progress // the progress that was shown last; without a phase: none was shown
 	silent Silence
 }
 
@@ -144,7 +144,7 @@ func (t *Connected) Listen(s *HeardSink) (over func()) {
 			select {
 			case <-stop:
 				return
-			case <-gcp.SystemClock.After(time.Second): // the clock of the times at which something came over connections
+			case <-gcp.SystemClock.After(time.Second): // this clock also tells when something came over connections
 				s.hear(t.Silence(s.Waits, begin, gcp.SystemClock.Now()))
 			}
 		}

@@ -69,7 +69,7 @@ func TestEveryPhaseSaysWhoIsSilent(t *testing.T) {
 			w.Copied(7)
 			heard, finish = w.Heard, w.Done
 		case "sync":
-			heard.hear(Silence{"s0w1", at}) // before any progress there is nothing to show it in
+			heard.hear(Silence{"s0w1", at}) // before the first progress, no line can show the silence
 			heard.Emit(event.Progress{Phase: phase, Total: 3, Bytes: 7, All: 9})
 		}
 		look := func(who string) { // as listen does

@@ -330,8 +330,8 @@ func (t *Connected) tellClocks(sink event.Sink) {
 	}
 }
 
-// ReachAll discovers the slices and connects to their workers, as every command does that
-// works on slices.
+// ReachAll discovers the slices and connects to their workers, for commands that work on
+// slices.
 func (d *Reach) ReachAll(ctx context.Context, watch *stage.Stopwatch, prefix string, numbers tpu.Numbers, partial bool, only func(tpu.WorkerID) bool) (*Connected, error) {
 	sel, err := d.DiscoverPhase(ctx, watch, prefix, numbers, partial)
 	if err != nil {

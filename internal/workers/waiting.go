@@ -16,7 +16,7 @@ type Waiting struct {
 	Heard *HeardSink
 	begin time.Time
 
-	count // its mu guards what follows, too
+	count // its mu also guards the fields below
 	shown time.Time
 	bytes int64 // copied so far
 	all   int64

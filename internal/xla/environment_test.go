@@ -59,8 +59,8 @@ func TestCheckNames(t *testing.T) {
 	}
 }
 
-// TestMergeKeepsEveryPreset merges each preset into each of some texts: every
-// word of both is there, and what is read back is what was put in.
+// TestMergeKeepsEveryPreset merges each preset into each of some texts. The result has
+// every word of both, and reads back unchanged.
 func TestMergeKeepsEveryPreset(t *testing.T) {
 	c := Load()
 	for _, p := range c.Presets() {

@@ -15,8 +15,8 @@ type Report struct {
 // A Change is a flag whose earlier word was replaced by a later one.
 type Change struct {
 	Flag string `json:"flag"`
-	From string `json:"from"` // the word that lost
-	To   string `json:"to"`   // the word that won
+	From string `json:"from"` // the earlier word, which was replaced
+	To   string `json:"to"`   // the later word, which counts
 	By   string `json:"by"`   // source of To: preset names or --xla-flag
 }
 

@@ -19,7 +19,7 @@ import (
 
 // Environment variables that contain flags.
 const (
-	LibtpuInitArgs = "LIBTPU_INIT_ARGS" // libtpu reads it once, when it is loaded
+	LibtpuInitArgs = "LIBTPU_INIT_ARGS" // libtpu reads the variable once, when it is loaded
 	XLAFlags       = "XLA_FLAGS"        // XLA itself reads it; the variable for flags on GPU hosts
 )
 

@@ -164,8 +164,8 @@ func TestEveryGroupAndPresetIsItsSource(t *testing.T) {
 // in the source of a corrected one.
 func TestWhatShipsIsClean(t *testing.T) {
 	c := Load()
-	// Doubtful, but measured so: more vector memory than the guide has, and a
-	// SparseCore requested of v5e.
+	// These are doubtful but come from measured setups: more vector memory than in the
+	// guide, and flags of the SparseCore on v5e.
 	doubtful := []string{RuleVMEM, RuleSparseCore}
 	for _, p := range c.Presets() {
 		for _, f := range c.Check(strings.Join(p.Flags, " "), p.Generation) {
