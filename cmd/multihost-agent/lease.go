@@ -92,7 +92,7 @@ func rest() {
 		var from, to uintptr
 		var mode string
 		if n, _ := fmt.Sscanf(line, "%x-%x %s", &from, &to, &mode); n == 3 && mode[1] != 'w' && strings.HasSuffix(strings.TrimRight(line, "\n"), " "+self) {
-			_, _, _ = syscall.Syscall(syscall.SYS_MADVISE, from, to-from, syscall.MADV_DONTNEED) // it is a hint
+			_, _, _ = syscall.Syscall(syscall.SYS_MADVISE, from, to-from, syscall.MADV_DONTNEED) // this is only advice to the kernel
 		}
 	}
 }

@@ -13,7 +13,7 @@ import (
 )
 
 func main() {
-	// Logs of the agent outlive their readers.
+	// The program that reads the agent's output may end before the agent.
 	signal.Ignore(syscall.SIGPIPE)
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, os.Interrupt)
 	code := run(ctx, os.Args[1:])

@@ -98,8 +98,8 @@ func TestABurstFromEveryWorkerOverASlowReader(t *testing.T) {
 	t.Logf("peak %d MB, %d bytes shown", peak>>20, len(shown))
 }
 
-// readSlowly reads 16 KiB each 2 ms until the run has said its end, and then all
-// that is left. It returns the peak of the process's resident memory.
+// readSlowly reads 16 KiB every 2 ms until the run has reported its end, and then all that
+// is left. It returns the peak of the process's resident memory.
 func readSlowly(t *testing.T, r io.Reader, pid int, stderr string) (peak int64, shown []byte) {
 	t.Helper()
 	tick := time.NewTicker(2 * time.Millisecond)

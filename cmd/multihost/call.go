@@ -85,7 +85,7 @@ func (c *call) run(ctx context.Context, argv []string) int {
 // already contains the error.
 func (c *call) told(err error) bool {
 	said := err.Error()
-	if e, ok := err.(*stage.Error); ok { // the verdict needs no stage; an error that wraps this one says more
+	if e, ok := err.(*stage.Error); ok { // the verdict shows such an error without its stage; an error that wraps it has more text
 		said = cmp.Or(e.Text, said)
 	}
 	return c.view != nil && !c.json && hintOf(err) == "" && strings.Contains(c.view.Verdict(), said)

@@ -20,14 +20,14 @@ import (
 	"multihost/internal/testkit"
 )
 
-// A canary is a secret that is nowhere else, with its name.
+// A canary is a secret with a name. Its text occurs nowhere else.
 type canary struct{ name, text string }
 
 // TestSecretsStayWhereTheyBelong gives every kind of secret to the commands that a user
-// types in the life of runs that succeed, fail and are stopped, and then looks for each
-// in all that was shown, told, recorded or left behind, here and on the workers, and on
-// every command line while they run. Local files are readable by the user only. The
-// commands leave no goroutine and no open file.
+// types for runs that succeed, fail and are stopped. Then it looks for each secret in
+// everything that was shown, sent, recorded or left behind, here and on the workers. While
+// the commands run, it also looks at every command line. Local files are readable by the
+// user only. The commands leave no goroutine and no open file.
 func TestSecretsStayWhereTheyBelong(t *testing.T) {
 	dir, err := os.MkdirTemp(memoryDir(), "multihost-canary-")
 	if err != nil {
@@ -88,7 +88,7 @@ func TestSecretsStayWhereTheyBelong(t *testing.T) {
 		return invoke(want, append(append(args, more...), cloud...)...)
 	}
 
-	invoke(0, append([]string{"ps"}, cloud...)...) // makes the key; files that stay open for good are open now
+	invoke(0, append([]string{"ps"}, cloud...)...) // makes the key; from now on, no further file stays open for good
 	plain, err := os.ReadFile(env["MULTIHOST_FLAG_IDENTITY_FILE"])
 	if err != nil {
 		t.Fatal(err)
@@ -177,7 +177,7 @@ func TestSecretsStayWhereTheyBelong(t *testing.T) {
 	backTo(t, "descriptors", descriptors, func() int { return openFiles(t) })
 }
 
-// isLog tells the logs, which have every byte that the command printed.
+// isLog reports whether a file is a log. Logs have every byte that the command printed.
 func isLog(path string) bool {
 	name := filepath.Base(path)
 	return name == "output.log" || strings.HasPrefix(name, "output_slice_")
@@ -208,8 +208,8 @@ func holders(t *testing.T, dir string, canaries []canary) (found []string) {
 	return found
 }
 
-// watchCommandLines looks at the command lines of all processes of the machine
-// until its result is called, which says what was found.
+// watchCommandLines looks at the command lines of all processes of the machine until end is
+// called. end returns what was found.
 func watchCommandLines(canaries []canary) (end func() []string) {
 	var done sync.WaitGroup
 	stop := make(chan struct{})
@@ -220,7 +220,7 @@ func watchCommandLines(canaries []canary) (end func() []string) {
 		for {
 			lines, _ := filepath.Glob("/proc/[0-9]*/cmdline")
 			for _, path := range lines {
-				text, _ := os.ReadFile(path) // of a process that has ended: nothing
+				text, _ := os.ReadFile(path) // a process that has ended has no command line
 				for _, c := range canaries {
 					if bytes.Contains(text, []byte(c.text)) {
 						found[fmt.Sprintf("the %s is on a command line: %q", c.name, text)] = true

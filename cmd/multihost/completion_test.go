@@ -17,8 +17,8 @@ import (
 	"multihost/internal/testkit"
 )
 
-// freeFlags take a text that nobody but the user knows. Every other flag with a
-// text for value is completed.
+// freeFlags take a text that only the user knows. For every other flag that takes a text,
+// completion offers values.
 var freeFlags = []string{
 	"all-ports-from", "allow", "bucket-dir", "bucket-name", "command", "config", "cqr-extra-args", "data-disk", "description", "env",
 	"hosts", "iap-endpoint", "keep-on-failure", "labels", "listen", "max-log", "max-preemptions", "max-run-duration", "metadata",
@@ -32,8 +32,8 @@ var freeFlags = []string{
 // freeWords are commands whose words are the user's own.
 var freeWords = []string{"exec", "job", "run", "qr create", "slices create", "network create", "network show", "network update", "network delete", "network firewall create", "network firewall delete"}
 
-// TestEveryFlagIsCompleted finds a new flag or command that is neither completed nor
-// named here as one that cannot be.
+// TestEveryFlagIsCompleted finds a new flag or command for which there is no completion and
+// no entry in these lists.
 func TestEveryFlagIsCompleted(t *testing.T) {
 	commands := silent(nil).commands()
 	everyFlag(func(command string, f cli.Flag) {
@@ -54,7 +54,7 @@ func TestEveryFlagIsCompleted(t *testing.T) {
 	})
 }
 
-// TestEnumerationsAreRead pins what is taken from the help texts.
+// TestEnumerationsAreRead checks the values that are read from the help texts.
 func TestEnumerationsAreRead(t *testing.T) {
 	got := map[string]string{}
 	everyFlag(func(command string, f cli.Flag) {

@@ -55,7 +55,7 @@ func confirms(s *session, c *call, d *deps) {
 	}
 	d.Confirm = func(ctx context.Context, line string) error {
 		question := "request these slices?"
-		if s.view.Mode() == ui.Quiet { // which does not show the line
+		if s.view.Mode() == ui.Quiet { // this view does not show the line
 			question = line + "\nmultihost: " + question
 		}
 		err := confirm(ctx, c, s.view, question)

@@ -22,7 +22,7 @@ type deps struct {
 	detach.Source
 	Networks job.Networks
 	Roots    gcp.Roots        // of the APIs that workers call themselves
-	Agents   agentprogram.Set // what runs on workers where no runner does
+	Agents   agentprogram.Set // the programs that work on workers without a runner
 
 	// Checked is called before the first request, after all checks that need none. It may be
 	// nil.

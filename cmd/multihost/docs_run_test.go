@@ -37,7 +37,7 @@ import (
 //	          compared; … is any text of a line, or any lines where it stands alone
 //	anything else holds no command lines
 //
-// Comments that readers do not see change that:
+// Comments, which readers do not see, change that:
 //
 //	<!-- sim: t:2xv5litepod-16 -->   the slices that there are at the start; none: no simulator
 //	<!-- setup … -->                 commands that are run, and not shown
@@ -46,7 +46,7 @@ import (
 type markdown struct {
 	name, dir string
 	slices    string
-	script    string // that runs it
+	script    string // the script that runs it
 	steps     []docStep
 	prose     string // what stands outside of fences
 }
@@ -63,7 +63,7 @@ var (
 	docInline  = regexp.MustCompile("`(multihost [^`]+)`")
 )
 
-// markdownFiles reads README.md and all below docs.
+// markdownFiles reads README.md and all files below docs.
 func markdownFiles(t *testing.T) []*markdown {
 	t.Helper()
 	root, err := filepath.Abs("../..")
@@ -194,8 +194,8 @@ func TestEveryCommandLineOfTheDocumentsWorks(t *testing.T) {
 	}
 }
 
-// TestEveryCommandNamedInProseParses has the program read each `multihost …` of
-// the running text.
+// TestEveryCommandNamedInProseParses makes the program parse each `multihost …` in the
+// prose.
 func TestEveryCommandNamedInProseParses(t *testing.T) {
 	seen := 0
 	for _, d := range markdownFiles(t) {
@@ -229,7 +229,7 @@ func dryParse(argv []string) error {
 		return nil
 	}
 	if len(words) > 0 && words[0] == "__complete" {
-		return nil // what shells call takes any words
+		return nil // only shells type this command; it takes any words
 	}
 	p := process{stdin: strings.NewReader(""), stdout: io.Discard, stderr: io.Discard, lookup: func(key string) (string, bool) {
 		if key == "MULTIHOST_FLAG_CONFIG" {
@@ -253,8 +253,8 @@ func dryParse(argv []string) error {
 	return err
 }
 
-// parseStep has a real shell split the commands, and the program read those
-// that are its own.
+// parseStep makes a real shell split the commands, and the program parse the commands of
+// multihost.
 func parseStep(t *testing.T, d *markdown, s docStep) {
 	calls := filepath.Join(t.TempDir(), "calls")
 	const prelude = `multihost() { { printf '%s\0' "$@"; printf '\1'; } >>"$CALLS"; }
@@ -263,7 +263,7 @@ PATH=/nowhere
 `
 	cmd := exec.CommandContext(t.Context(), "bash", "-c", prelude+s.command)
 	cmd.Dir, cmd.Env = t.TempDir(), []string{"CALLS=" + calls}
-	_ = cmd.Run() // a command that is not here may fail
+	_ = cmd.Run() // a command that is not installed here may fail
 	said, err := os.ReadFile(calls)
 	if err != nil && strings.Contains(s.command, "multihost ") && regexp.MustCompile(`(?m)(^|[|&(] *)multihost [a-z]`).MatchString(s.command) {
 		t.Errorf("%s:%d: the shell finds no multihost command", d.name, s.line)
@@ -314,7 +314,7 @@ func runSteps(t *testing.T, d *markdown, steps []docStep) {
 	var said bytes.Buffer
 	shell.Stdout, shell.Stderr = &said, &said
 	shellErr := shell.Run()
-	down := exec.Command("multihost", "sim", "down") // one that the document has started
+	down := exec.Command("multihost", "sim", "down") // a simulator that the document has started
 	down.Env = env
 	testkit.Must(t, down.Run())
 	for i, s := range steps {
@@ -452,9 +452,9 @@ func TestTroubleshootingIsKeyedByRealTexts(t *testing.T) {
 	}
 }
 
-// messages returns the texts of the sources, one a line, with … for the values in them:
-// the literals of Go, joined where a + joins them; with scripts, also the texts of
-// worker scripts.
+// messages returns the texts of the sources, one a line, with … for the values in them: the
+// string literals of Go, with the parts around each + as one text. If scripts is set, the
+// texts of worker scripts are included.
 func messages(t *testing.T, scripts bool) string {
 	t.Helper()
 	verb := regexp.MustCompile(`%(\[\d+\])?[-+# 0]*[\d*]*(\.[\d*]+)?[a-zA-Z]`)
@@ -515,8 +515,7 @@ func literal(e ast.Expr) (text string, ok bool) {
 	return "", false
 }
 
-// TestExamplesInHelpParse has the program read the examples that its own help
-// shows.
+// TestExamplesInHelpParse makes the program parse the examples in its own help.
 func TestExamplesInHelpParse(t *testing.T) {
 	seen := 0
 	app := app()
@@ -537,7 +536,7 @@ func TestExamplesInHelpParse(t *testing.T) {
 }
 
 // TestExamplesFitTheirProgram finds words after train.py in the documents that the program
-// of examples/train does not take.
+// of examples/train refuses.
 func TestExamplesFitTheirProgram(t *testing.T) {
 	t.Parallel()
 	python := testkit.Need(t, "python3")
@@ -551,7 +550,7 @@ func TestExamplesFitTheirProgram(t *testing.T) {
 			words, err := shlex.Split(m[1])
 			testkit.Must(t, err)
 			seen++
-			// Of all wrong values the program refuses unknown words first.
+			// The program refuses unknown words before any other wrong value.
 			cmd := exec.CommandContext(t.Context(), python, slices.Concat([]string{"../../examples/train/train.py"}, words, []string{"--steps=0"})...)
 			if out, _ := cmd.CombinedOutput(); !strings.Contains(string(out), "must be at least 1") {
 				t.Errorf("%s: python3 train.py%s: %s", name, m[1], out)

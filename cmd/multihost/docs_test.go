@@ -128,8 +128,8 @@ func flagTable(b *strings.Builder, flags []help.Flag) {
 	}
 }
 
-// TestEveryFlagNamesItsValue: the help of a flag that takes a value says what
-// that is, as `--max-dials N`, not `--max-dials value`.
+// TestEveryFlagNamesItsValue: the help of a flag that takes a value names the value, as
+// `--max-dials N`, not `--max-dials value`.
 func TestEveryFlagNamesItsValue(t *testing.T) {
 	everyFlag(func(command string, f cli.Flag) {
 		help := f.(cli.DocGenerationFlag)
@@ -139,7 +139,7 @@ func TestEveryFlagNamesItsValue(t *testing.T) {
 	})
 }
 
-// TestManualPagesAreClean has a strict reader of manual pages look at all.
+// TestManualPagesAreClean checks all manual pages with a strict reader.
 func TestManualPagesAreClean(t *testing.T) {
 	mandoc := testkit.Need(t, "mandoc")
 	dir := filepath.Join(t.TempDir(), "man1")
@@ -150,7 +150,7 @@ func TestManualPagesAreClean(t *testing.T) {
 	testkit.Must(t, err)
 	out, _ := exec.Command(mandoc, append([]string{"-T", "lint", "-W", "warning"}, pages...)...).Output()
 	for line := range strings.Lines(string(out)) {
-		// A build does not contain its day.
+		// The date is missing because no build contains its day.
 		if !strings.Contains(line, "missing date") {
 			t.Error(line)
 		}

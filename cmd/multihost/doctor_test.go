@@ -33,9 +33,9 @@ type ailment struct {
 	says  string // regular expression
 	cure  string // regular expression; "": there is none, and the fault is cleared
 
-	status int                               // of doctor before
+	status int                               // exit status of doctor before the cure
 	beyond bool                              // the cure is for real hardware: the fault is cleared in its place
-	cured  func(t *testing.T, l *troubleLab) // done beside the cure, which only shows what to undo
+	cured  func(t *testing.T, l *troubleLab) // done in addition to the cure, which only shows what to undo
 }
 
 // fault plants a fault of the simulator.
@@ -49,7 +49,7 @@ func withFault(text string) func(*testing.T, *troubleLab) {
 	}
 }
 
-// typing plants by commands of multihost.
+// typing plants a fault by commands of multihost.
 func typing(lines ...string) func(*testing.T, *troubleLab) {
 	return func(t *testing.T, l *troubleLab) {
 		t.Helper()
@@ -59,7 +59,7 @@ func typing(lines ...string) func(*testing.T, *troubleLab) {
 	}
 }
 
-// type_ runs a command line of multihost or gcloud that has to end well.
+// type_ runs a command line of multihost or gcloud, which must succeed.
 func (l *troubleLab) type_(t *testing.T, line string) {
 	t.Helper()
 	if strings.HasPrefix(line, "gcloud ") {
@@ -74,7 +74,7 @@ func (l *troubleLab) type_(t *testing.T, line string) {
 	}
 }
 
-// calls sends a request to the simulator's API, which has to go well.
+// calls sends a request to the simulator's API, which must succeed.
 func (l *troubleLab) calls(t *testing.T, method, path, body string) (answer []byte) {
 	t.Helper()
 	req, err := http.NewRequestWithContext(t.Context(), method, l.server.URL()+path, strings.NewReader(body))
@@ -130,7 +130,7 @@ func troubleOf(r doctor.Report, check string) *doctor.Finding {
 	return nil
 }
 
-// treat plants, examines, types the cure and examines again.
+// treat plants the fault, runs doctor, types the cure and runs doctor again.
 func (l *troubleLab) treat(t *testing.T, a ailment) {
 	t.Helper()
 	if strings.Contains(a.cure, "gcloud") {
@@ -169,13 +169,13 @@ func (l *troubleLab) treat(t *testing.T, a ailment) {
 // twoSmallSlices have a worker each.
 var twoSmallSlices = sim.SliceSpec{Name: "t", Count: 2, Type: "v4-8"}
 
-// Everything that doctor finds is cured by the command that it prints: the faults
-// are planted one after the other, in a cloud and on workers that were healthy.
+// The command that doctor prints cures everything that doctor finds. The faults are planted
+// one after the other, in a healthy cloud and on healthy workers.
 func TestDoctorsCuresCure(t *testing.T) {
 	testkit.OnlyInAll(t, "the story doctor and the tests of package doctor")
 	besideOthers(t)
 	l := newLab(t, "process", twoSmallSlices)
-	slices, second := []string{"--tpu-prefix=t"}, []string{"--tpu-prefix=t-1"} // one worker where one tells it all
+	slices, second := []string{"--tpu-prefix=t"}, []string{"--tpu-prefix=t-1"} // one worker is enough to find these faults
 	for _, a := range []ailment{{
 		story: "no SSH key", plant: func(*testing.T, *troubleLab) {}, args: slices,
 		check: doctor.CheckKey, level: doctor.Warning, says: "no key at", cure: "multihost doctor --fix --tpu-prefix=t",
@@ -419,7 +419,7 @@ func TestDoctorChangesNothing(t *testing.T) {
 	}
 }
 
-// Doctor without anything set says what to set, and does not give up there.
+// Without any settings, doctor says what to set, and goes on with its other checks.
 func TestDoctorWithoutAProject(t *testing.T) {
 	l := &troubleLab{dir: t.TempDir(), env: map[string]string{"USER": "ann"}}
 	r, status := l.examine(t)

@@ -24,8 +24,8 @@ import (
 	"multihost/internal/testkit"
 )
 
-// A rehearsal is a user with a simulator in which commands are tried dry and
-// then done.
+// A rehearsal is a user with a simulator, in which commands run first with --dry-run and
+// then for real.
 type rehearsal struct {
 	*testing.T
 	dir    string
@@ -44,7 +44,7 @@ func newRehearsal(t *testing.T, cfg sim.Config) *rehearsal {
 	t.Cleanup(func() { server.Close() })
 	r := &rehearsal{t, dir, server, server.Env()}
 	r.env["HOME"], r.env["USER"], r.env["TOKEN"] = filepath.Join(dir, "home"), "ann", "hunter2-dry-run"
-	r.env["MULTIHOST_FLAG_SKEW"] = "off" // which would start an interpreter a worker
+	r.env["MULTIHOST_FLAG_SKEW"] = "off" // comparing versions would start an interpreter on each worker
 	r.write("home/.keep", "")
 	return r
 }
@@ -80,7 +80,7 @@ func (r *rehearsal) must(want int, args ...string) (stdout, stderr string) {
 	return stdout, stderr
 }
 
-// plan is what a dry run of a command says, as a document.
+// plan returns what a dry run of a command prints, as a document.
 func (r *rehearsal) plan(args ...string) plan.Plan {
 	r.Helper()
 	stdout, _ := r.must(0, append(slices.Clone(args), "--dry-run", "--output=json")...)
@@ -98,8 +98,8 @@ func (r *rehearsal) plan(args ...string) plan.Plan {
 	return plan.Plan{}
 }
 
-// state is everything that a command could change: every file of the user and of
-// the workers, with its content, mode and times, and what the cloud has.
+// state returns everything that a command could change: every file of the user and of the
+// workers, with its content, mode and times, and what the cloud has.
 func (r *rehearsal) state() map[string]string {
 	r.Helper()
 	all := map[string]string{}
@@ -137,8 +137,8 @@ func (r *rehearsal) state() map[string]string {
 	return all
 }
 
-// settled returns the state when it stays the same: a worker takes some time to clean
-// up at the end of a connection.
+// settled returns the state once it no longer changes: a worker takes some time to clean up
+// at the end of a connection.
 func (r *rehearsal) settled() (now map[string]string) {
 	r.Helper()
 	now = r.state()
@@ -165,7 +165,7 @@ func (r *rehearsal) onlyReads(since int) {
 	}
 }
 
-// variables is the environment that a worker's log tells.
+// variables returns the environment that a worker's log shows.
 func (r *rehearsal) variables(path string) map[string]string {
 	r.Helper()
 	text, err := os.ReadFile(path)
@@ -180,7 +180,7 @@ func (r *rehearsal) variables(path string) map[string]string {
 
 var ofThisRun = regexp.MustCompile(`[0-9a-f]{64}|127\.\d+\.\d+\.\d+(:\d+)?|"(startup-script|multihost-lease)": "(\\.|[^"\\])*"|ssh-ed25519 [A-Za-z0-9+/=]+|\([0-9.]+ k?B; `)
 
-// normal is a text without what differs from one rehearsal to the next.
+// normal returns a text without the parts that differ from one rehearsal to the next.
 func (r *rehearsal) normal(text string) string {
 	text = strings.ReplaceAll(text, r.dir, "$DIR")
 	return ofThisRun.ReplaceAllStringFunc(text, func(found string) string {
@@ -223,10 +223,10 @@ func (r *rehearsal) goldenJSON(name string, p plan.Plan) {
 	r.golden(name, string(text)+"\n")
 }
 
-// TestADryRunChangesNothingAndIsWhatIsDone tries every command that has --dry-run
-// on a cloud with slices that have been used before. Nothing is different
-// afterwards: no file here or on a worker, nothing in the cloud, and the API was
-// only asked. Then the same commands are done, and do what the plans say.
+// TestADryRunChangesNothingAndIsWhatIsDone tries every command that has --dry-run on a
+// cloud with slices that have been used before. Afterwards, no file here or on a worker and
+// nothing in the cloud is different, and the API got only requests that read. Then the same
+// commands run for real, and do what the plans say.
 func TestADryRunChangesNothingAndIsWhatIsDone(t *testing.T) {
 	testkit.OnlyInAll(t, "the dry runs in the stories")
 	besideOthers(t)
@@ -376,7 +376,7 @@ func TestADryRunChangesNothingAndIsWhatIsDone(t *testing.T) {
 	}
 	r.must(0, "qr", "delete", "alone", "--force", "--state-dir=$DIR/state")
 
-	// A job that lives is taken over.
+	// A job whose command runs is taken over.
 	left := append([]string{"job", "--tpu-type=v4-8", "--run-name=left", "--secret-env=TOKEN", "--command=exec sleep 1000 # " + r.env["TOKEN"]}, base...)
 	r.must(0, append(slices.Clone(left), "--detach")...)
 	testkit.Eventually(t, "the watch of its lease", func() bool {
@@ -399,7 +399,7 @@ func TestADryRunChangesNothingAndIsWhatIsDone(t *testing.T) {
 	r.must(0, "qr", "delete", "left", "--force", "--state-dir=$DIR/state")
 }
 
-// errorLine is what a command says that it failed with.
+// errorLine returns the error that a command printed.
 func errorLine(stderr string) string {
 	for line := range strings.Lines(stderr) {
 		if strings.HasPrefix(line, "multihost: error: ") {
@@ -435,8 +435,8 @@ func (r *rehearsal) unchanged(before map[string]string, since int, but ...string
 	r.onlyReads(since)
 }
 
-// carriedOut requires that a run was what its plan says: the environment of the
-// command on every worker, its logs, and its files.
+// carriedOut requires that a run matches its plan: the environment of the command on every
+// worker, its logs, and its files.
 func (r *rehearsal) carriedOut(p plan.Plan, workers int) {
 	r.Helper()
 	if len(p.Workers) != workers || len(p.Logs.Files) != workers {
@@ -474,7 +474,7 @@ func (r *rehearsal) carriedOut(p plan.Plan, workers int) {
 			continue // the slice is gone
 		}
 		testkit.Must(r, err)
-		if sent, _, _ := strings.Cut(string(digest), " "); sent != p.Files.Digest { // whose they are follows
+		if sent, _, _ := strings.Cut(string(digest), " "); sent != p.Files.Digest { // after the digest, the line names the run
 			r.Errorf("%s, %s: files %s were sent, planned was %s", p.Run, w.Worker, sent, p.Files.Digest)
 		}
 	}

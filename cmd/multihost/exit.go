@@ -103,7 +103,7 @@ func exitCode(err error) int {
 func hintOf(err error) string {
 	lines := fault.Hints(err)
 	var connect *remote.ConnectError
-	isConnection := errors.As(err, &connect) || errors.Is(err, remote.ErrConnectionLost) // a network error, but not the API's
+	isConnection := errors.As(err, &connect) || errors.Is(err, remote.ErrConnectionLost) // a network error, but not one of the API
 	if len(lines) == 0 && !isConnection && gcp.ClassOf(err) != gcp.Unknown {
 		return strings.TrimSpace(gcp.Hint(err))
 	}

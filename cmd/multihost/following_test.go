@@ -13,9 +13,9 @@ import (
 	"multihost/internal/testkit"
 )
 
-// TestTroubleOfOursKillsNoCommand cuts the connections of three workers of four while
-// one cannot start a process for its login, one has start-up files that exit, and one
-// has cut its own log. The command notices nothing and ends by itself on every worker.
+// TestTroubleOfOursKillsNoCommand cuts the connections of three of four workers. One of the
+// three cannot start a process for its login, one has start-up files that exit, and one has
+// cut its own log. The command notices nothing and ends by itself on every worker.
 // multihost reports what it tried again, and why.
 func TestTroubleOfOursKillsNoCommand(t *testing.T) {
 	besideOthers(t)

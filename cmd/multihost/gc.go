@@ -100,7 +100,7 @@ func warnOfLeftovers(s *session, c *call, d *deps, except string) (wait func()) 
 	}
 	login, _ := config.LocalUser(s.lookup, s.account)
 	all, reach := gcDeps(d), *d.Reach
-	all.Reach, reach.Cloud = &reach, s.all // of every provider, although d may use one
+	all.Reach, reach.Cloud = &reach, s.all // search every provider, although d may use only one
 	d.Checked = func() { ended = gc.WarnOfLeftovers(c.Context, all, login, except) }
 	return func() { ended() }
 }

@@ -162,8 +162,8 @@ func TestHelpFitsTheTerminal(t *testing.T) {
 
 var upperCase = regexp.MustCompile(`--[A-Z]`)
 
-// TestFullHelpHasAllNames: the full help shows each flag under each of its names, the
-// short help fewer flags and no name in upper case but in sentences.
+// TestFullHelpHasAllNames: the full help shows each flag under each of its names. The short
+// help shows fewer flags, and has names in upper case only in sentences.
 func TestFullHelpHasAllNames(t *testing.T) {
 	t.Parallel()
 	commands := silent(nil).commands()
@@ -230,7 +230,7 @@ func helpOf(columns string, args ...string) (status int, out, errs string) {
 	return status, stdout.String(), stderr.String()
 }
 
-// TestHelpIsAskedForAnywhere: what asks for help, and for which command.
+// TestHelpIsAskedForAnywhere checks which words ask for help, and for which command.
 func TestHelpIsAskedForAnywhere(t *testing.T) {
 	for line, want := range map[string]string{
 		"":                                  "multihost: short",

@@ -62,7 +62,7 @@ func TestHintsNameOnlyWhatExists(t *testing.T) {
 				t.Errorf("%q: %s has no command %s", line, path, rest[0])
 			}
 			if at := slices.Index(rest, "--"); at >= 0 {
-				rest = rest[:at] // what follows is the command's
+				rest = rest[:at] // the rest are words of the user's command
 			}
 			for _, f := range namedFlag.FindAllStringSubmatch(strings.Join(rest, " "), -1) {
 				if f[1] != "help" && !slices.ContainsFunc(c.Flags, func(have cli.Flag) bool { return slices.Contains(have.Names(), f[1]) }) {
@@ -71,7 +71,7 @@ func TestHintsNameOnlyWhatExists(t *testing.T) {
 			}
 		}
 		if !strings.Contains(line, " ") {
-			continue // a word for another program
+			continue // a word that belongs to another program
 		}
 		for _, f := range namedFlag.FindAllStringSubmatch(otherProgram.ReplaceAllString(line, ""), -1) {
 			if named++; !flags[f[1]] && !slices.Contains(foreign, f[1]) {

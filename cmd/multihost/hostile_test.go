@@ -27,8 +27,8 @@ import (
 )
 
 // A villain is a machine that somebody else has taken over: an SSH server that lets the
-// runner in and answers each operation as it likes. Without a lie it answers as a
-// worker with a run that prints "hello" and ends with 0.
+// runner in and answers each operation as it likes. Without a lie it answers like a worker
+// on which a run prints "hello" and ends with 0.
 type villain struct {
 	listener net.Listener
 	signer   ssh.Signer
@@ -55,7 +55,8 @@ const escapes = "\x1b]0;pwned\x07\x1b[2J\u009b31m\u202egnp\x7f\x00\xff"
 
 var numbers = regexp.MustCompile(`\b[0-9]+\b`)
 
-// records are what a worker can say in any answer, with the worst in each field.
+// records are the lines that a worker can put into any answer, with the worst text in each
+// field.
 func records(nonce, text string) string {
 	return strings.ReplaceAll(strings.NewReplacer("N ", nonce+" ", "T", text).Replace(
 		"N run T 1\nN dir T\nN phase exited\nN supervisor T T T\nN started T T\nN exit reason T\nN exit signal T\nN exit code T\n"+
@@ -238,13 +239,13 @@ func (v *villain) exec(c net.Conn, ch ssh.Channel, line string) {
 				}
 				got.Write(buf[:n])
 			}
-			op = "order" // and what becomes of it
+			op = "order" // the order needs an answer, too
 			l, lying = v.begin(op)
 			ok = answer(ch, fmt.Sprintf("N started 4711 %d\n", now))
 		}
 	case "follow":
 		log := "hello\n"
-		if len(args) > 2 && args[2] != "0" { // the rest of it, from an offset
+		if len(args) > 2 && args[2] != "0" { // the rest of the log, from an offset
 			log = ""
 		}
 		ok = answer(ch, "N stream 6\n"+log) && answer(ch.Stderr(), ended+"N end\n")
@@ -289,8 +290,8 @@ func operation(line string) (op, nonce string, args []string) {
 
 // A worker is not trusted with the runner's machine: it may answer anything to any
 // operation of any command. The command still ends soon, writes nothing outside of the
-// run's directory, sends nothing harmful to the terminal and keeps its memory bounded.
-// make test tries a third of the lies about each operation, other ones for each.
+// run's directory, sends nothing harmful to the terminal and keeps its memory bounded. make
+// test tries a third of the lies about each operation, a different third for each.
 func TestAHostileWorkerHarmsNobody(t *testing.T) {
 	v := startVillain(t)
 	dir := t.TempDir()
@@ -324,7 +325,7 @@ func TestAHostileWorkerHarmsNobody(t *testing.T) {
 	}
 	run := []string{"run", "--run-name=victim", "--script-dir=" + code, "--preflight=off", "--numa=off", "--stream=all", "--lost-timeout=1s", "--command=echo hello"}
 
-	// The commands believe the villain when it does not lie. Otherwise nothing
+	// The commands accept the villain's answers when it does not lie. Otherwise nothing
 	// below is tested.
 	v.set("", lie{})
 	if status, out, errs := invoke(run...); status != 0 || !strings.Contains(out, "hello") {
@@ -358,7 +359,7 @@ func TestAHostileWorkerHarmsNobody(t *testing.T) {
 		for _, op := range command.ops {
 			for _, l := range lies() {
 				if op == "follow" && (l.endless || l.hangUp && command.args[0] == "logs") {
-					continue // a log without end is a log, and lost connections are made again
+					continue // a log without end is legal, and lost connections are made again
 				}
 				if told++; told%3 != 0 && !testkit.All(t) {
 					continue
@@ -371,7 +372,7 @@ func TestAHostileWorkerHarmsNobody(t *testing.T) {
 				v.set(op, l)
 				args := command.args
 				if op != "list" { // text and JSON in turn
-					// Of a single worker, what exec shows as text is all that it says.
+					// From a single worker, exec shows all output as text.
 					json := len(l.name)%2 == 0 || command.args[0] == "exec" && l.endless
 					args = append(args[:len(args):len(args)], "--output="+map[bool]string{true: "json", false: "text"}[json])
 				}
@@ -385,7 +386,7 @@ func TestAHostileWorkerHarmsNobody(t *testing.T) {
 				}
 				for name, text := range map[string]string{"stdout": out, "stderr": errs} {
 					if command.args[0] == "logs" && name == "stdout" || slices.Contains(args, "--output=text") && command.args[0] == "exec" {
-						continue // bytes of the log, or of the command of a single worker, for a file
+						continue // these bytes go into a file: the log, or the output of exec on a single worker
 					}
 					if i := strings.IndexFunc(text, acts); i >= 0 {
 						t.Errorf("%s: %s has %q", story, name, text[max(0, i-80):min(len(text), i+20)])

@@ -28,8 +28,8 @@ func everyFlag(visit func(command string, f cli.Flag)) {
 	})
 }
 
-// TestFilesKnowWhatEachFlagIs keeps the tables of options.Rules whole: a flag that
-// names a local file, runs a program or names an address is in the right one.
+// TestFilesKnowWhatEachFlagIs keeps the tables of options.Rules complete: each flag that
+// names a local file, runs a program or names an address is in the right table.
 func TestFilesKnowWhatEachFlagIs(t *testing.T) {
 	kinds := map[string]config.Kind{}
 	placeholder := regexp.MustCompile("`([^`]*)`")
@@ -65,9 +65,9 @@ func TestFilesKnowWhatEachFlagIs(t *testing.T) {
 	}
 }
 
-// TestAProjectFileHasNoReachBeyondItsDirectory: each of these in the file of a
-// foreign directory would open a network, end what others run, delete, or say
-// who the user is, at a command that seems to do none of it.
+// TestAProjectFileHasNoReachBeyondItsDirectory: in the file of a foreign directory, each of
+// these flags would open a network, end the runs of others, delete something, or choose an
+// identity. The user would type a command that seems to do nothing of this.
 func TestAProjectFileHasNoReachBeyondItsDirectory(t *testing.T) {
 	dir := t.TempDir()
 	commands := rules(process{}).FileCommands(app())

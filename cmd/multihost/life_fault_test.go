@@ -57,10 +57,10 @@ func (w *lifeWorld) awayFor(n int, how string, d time.Duration) {
 	})
 }
 
-// nobodyAnswers is the deed that has no worker reached.
+// nobodyAnswers is the deed after which nobody can reach any worker.
 const nobodyAnswers = "no answer from any worker"
 
-// allAwayFor has no worker reached by anybody for a time.
+// allAwayFor makes all workers unreachable for everybody for a time.
 func (w *lifeWorld) allAwayFor(d time.Duration) {
 	for n := range lifeSlices * w.story.perSlice() {
 		w.awayFor(n, "hang", d)
@@ -84,7 +84,7 @@ func (w *lifeWorld) offlineFor(machine int, d time.Duration) {
 
 func (w *lifeWorld) starveFor(d time.Duration) { w.injectFor("no-capacity", "no-capacity", d) }
 
-// injectFor sets a fault of the simulator for a time. It is a legal one.
+// injectFor sets a fault of the simulator for a time. The fault must be legal.
 func (w *lifeWorld) injectFor(text, name string, d time.Duration) {
 	_ = w.inject(text)
 	w.later(d, func() { _, _ = w.server.Clear(name) })
@@ -101,8 +101,8 @@ func (w *lifeWorld) deleteByPerson() {
 	}
 }
 
-// hit sets a fault of the simulator for the slice that a deed hits. One that lasts ends after
-// its time.
+// hit sets a fault of the simulator for the slice that a deed hits. A fault that lasts ends
+// after its time.
 func (w *lifeWorld) hit(text string, d lifeDeed) error {
 	text = strings.ReplaceAll(text, "%d", fmt.Sprint(d.worker%lifeSlices))
 	err := w.inject(text)
@@ -113,7 +113,7 @@ func (w *lifeWorld) hit(text string, d lifeDeed) error {
 	return err
 }
 
-// runEnds makes the longest run of a slice end.
+// runEnds lets the maximum run duration of a slice pass.
 func (w *lifeWorld) runEnds(d lifeDeed) {
 	if w.hit("group-run-ends group=m-%d", d) == nil {
 		w.note(lifeFact{kind: factExpired})
@@ -143,10 +143,10 @@ func (w *lifeWorld) rotate(n int) {
 	vm.key = w.keys[(at+len(w.keys)/2)%len(w.keys)]
 	vm.mu.Unlock()
 	vm.cut("", false)
-	w.lossIn(lifeLost, lifeLost) // it is refused until somebody accepts the key
+	w.lossIn(lifeLost, lifeLost) // the worker counts as another machine until somebody accepts the key
 }
 
-// fails ends what runs on a worker as a command that has failed.
+// fails ends the command on a worker as if it had failed.
 func (w *lifeWorld) fails(n int) {
 	if w.real != nil {
 		w.real.fails(n)

@@ -10,9 +10,8 @@ import (
 	"time"
 )
 
-// TestLifeStoriesFound tells the stories that once broke a rule, and some that random
-// ones seldom tell. Beside the rules it
-// checks how every command ends.
+// TestLifeStoriesFound plays the stories that once broke a rule, and some that seldom come
+// up at random. Beside the rules it checks how every command ends.
 func TestLifeStoriesFound(t *testing.T) {
 	kit := newLifeKit(t)
 	const laptop, desk = 0, 1
@@ -24,7 +23,7 @@ func TestLifeStoriesFound(t *testing.T) {
 	for i, tt := range []struct {
 		name  string
 		story lifeStory
-		want  []map[string]int // the right exit statuses; more than one if luck decides which worker is first
+		want  []map[string]int // the right exit statuses; more than one if chance decides which worker is first
 		by    time.Duration    // when the last command has ended; 0: at any time
 	}{
 		{"Ctrl-C while another runner has started the command",

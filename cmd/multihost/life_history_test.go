@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// A lifeFact is one thing that happened in a story, as the workers, the cloud and the
-// commands themselves have seen it.
+// A lifeFact is one thing that happened in a story, as the workers, the cloud or a command
+// has seen it.
 type lifeFact struct {
 	at   time.Duration // since the story began
 	kind factKind
@@ -28,7 +28,7 @@ type lifeFact struct {
 	billed  bool     // the queued resource of the run exists and has slices
 	exists  bool     // the queued resource of the run exists
 	lives   bool     // a command of the run lives
-	said    string   // all that the command of multihost has said; of factDeleted: until then
+	said    string   // everything that the command of multihost has printed; of factDeleted: up to that time
 }
 
 // A factKind says what happened.
@@ -44,7 +44,7 @@ const (
 	factEnded    factKind = "ended"    // the command has ended on a worker by itself
 	factStopped  factKind = "stopped"  // the command on a worker was ended by who
 	factGone     factKind = "gone"     // who took a worker away, with its command
-	factLoss     factKind = "loss"     // something that costs a run an attempt: a fault, from then on
+	factLoss     factKind = "loss"     // from then on, a fault may cost a run an attempt
 	factExpired  factKind = "expired"  // the time of --ttl has passed
 	factMade     factKind = "made"     // the queued resource was made
 	factDeleted  factKind = "deleted"  // the queued resource was deleted by who
@@ -92,7 +92,7 @@ type lifeRule struct {
 	broken func(h lifeHistory) string
 }
 
-// lifeRules are the invariants, in the words of docs/reliability.md.
+// lifeRules returns the invariants, in the words of docs/reliability.md.
 func lifeRules() []lifeRule {
 	return []lifeRule{
 		{"a command that lives is ended only by a choice, a budget or --ttl", lifeHistory.endsWithoutReason},
@@ -115,7 +115,7 @@ func (h lifeHistory) broken() string {
 	return ""
 }
 
-// living returns what runs after the history: the attempt, by worker and run.
+// living returns the attempts that still run after the history, by worker and run.
 func (h lifeHistory) living() map[[2]string]int {
 	lives := map[[2]string]int{}
 	for _, f := range h {
@@ -164,7 +164,7 @@ func (h lifeHistory) mayEnd(who, run string, attempt int) bool {
 			f.kind == factEnded && f.code != 0 && ofIt, // fail-fast
 			f.kind == factChosen && (f.who == who || who == ""),
 			f.kind == factTyped && (f.who == who || who == "") && f.verb == "stop",
-			f.kind == factStopped && ofIt: // somebody else has stopped a part of it: the rest follows
+			f.kind == factStopped && ofIt: // somebody else has stopped a part of the run: the rest follows
 			return true
 		}
 	}
@@ -200,13 +200,13 @@ func (h lifeHistory) startsTwice() string {
 	return ""
 }
 
-// succeeded reports whether the attempt before the one that starts has ended with 0 on
-// every worker, one of which is f's.
+// succeeded reports whether the previous attempt has ended with 0 on every worker. f is the
+// start of the next attempt, on one of these workers.
 func (h lifeHistory) succeeded(f lifeFact) bool {
 	begun, ended, here := 0, 0, false
 	for _, e := range h {
 		if e.kind == factReturned && e.run == f.run && ended == h.workers() && len(e.codes) == ended && e.verb != "stop" {
-			return false // a user was told of that: a command typed now means another run
+			return false // a user knows of the success: a command typed now means another run
 		}
 		if e.run != f.run || e.attempt != f.attempt-1 {
 			continue
@@ -225,7 +225,7 @@ func (h lifeHistory) succeeded(f lifeFact) bool {
 // lifeSlices is how many slices a run of a story has.
 const lifeSlices = 2
 
-// workers is how many workers a run of the story has.
+// workers returns how many workers a run of the story has.
 func (h lifeHistory) workers() int {
 	for _, f := range h {
 		if f.kind == factMade && f.workers > 0 {
@@ -284,16 +284,16 @@ func (h lifeHistory) lies() string {
 	return ""
 }
 
-// justMade reports whether another command has made the queued resource while the answer of
-// a slow API, that there is none, may have been under way.
+// justMade reports whether another command has made the queued resource so shortly before
+// that the API's answer that there is none may still have been on its way.
 func (h lifeHistory) justMade(f lifeFact) bool {
 	return slices.ContainsFunc(h, func(e lifeFact) bool {
 		return e.kind == factMade && e.who != f.who && f.at-e.at <= 15*time.Second
 	})
 }
 
-// couldNotAsk reports whether a job has ended before it has read the queued resource, and
-// so can say nothing of it. It has made none itself.
+// couldNotAsk reports whether a job has ended before it could read the queued resource.
+// Such a job can say nothing about the resource, and has made none itself.
 func (h lifeHistory) couldNotAsk(f lifeFact) bool {
 	made := slices.ContainsFunc(h, func(e lifeFact) bool { return e.kind == factMade && e.who == f.who })
 	return !made && !strings.Contains(f.said, "phase request done")
@@ -318,7 +318,7 @@ func (h lifeHistory) succeedsWrongly() string {
 			if len(f.codes) == 0 || slices.ContainsFunc(f.codes, func(c int) bool { return c != 0 }) {
 				return fmt.Sprintf("at %s %s ends with 0, the workers with %v", f.at, f.who, f.codes)
 			}
-		case "detach", "leave": // what lives goes on
+		case "detach", "leave": // a running command continues
 			if len(f.codes) == 0 || slices.ContainsFunc(f.codes, func(c int) bool { return c != 0 && c != unended }) {
 				return fmt.Sprintf("at %s %s ends with 0, the workers with %v", f.at, f.who, f.codes)
 			}
@@ -331,8 +331,8 @@ func (h lifeHistory) succeedsWrongly() string {
 	return ""
 }
 
-// typedSince reports whether somebody has typed the job again after the command who.
-// The new command may start what who has stopped.
+// typedSince reports whether somebody has typed the job again after the command who. The
+// new command may start the run again that who has stopped.
 func (h lifeHistory) typedSince(who string) bool {
 	at := slices.IndexFunc(h, func(f lifeFact) bool { return f.kind == factTyped && f.who == who })
 	return slices.ContainsFunc(h[max(0, at):], func(f lifeFact) bool { return f.kind == factTyped && (f.verb == "job" || f.verb == "detach") })

@@ -21,8 +21,8 @@ func noAgent() agentprogram.Set {
 	return agentprogram.In(fstest.MapFS{"amd64.sha256": {Data: []byte(strings.Repeat("0", 64))}})
 }
 
-// A lifeLease is what a worker knows of the lease of its run: it does what package
-// internal/agent/watch does, by the same rules and with the same names.
+// A lifeLease is what a worker knows of the lease of its run: it follows the rules of
+// package internal/agent/watch, and uses its names.
 type lifeLease struct {
 	// On disk.
 	saved lifeTerms
@@ -79,7 +79,7 @@ func (t *lifeTerms) read(text string) {
 	t.look = max(t.look, 1)
 }
 
-// boot is the startup script, which has read text; the caller holds vm.mu.
+// boot does what the startup script does after it has read text. The caller holds vm.mu.
 func (l *lifeLease) boot(vm *lifeVM, text string) {
 	l.there, l.file, l.watched = false, lifeTerms{}, false
 	if l.born.IsZero() {
@@ -157,7 +157,7 @@ func orDash(s string) string {
 	return s
 }
 
-// begin is the start of the time to live.
+// begin returns the time at which the time to live starts.
 func (t lifeTerms) begin(born time.Time) time.Time {
 	if asked := time.Unix(int64(t.asked), 0); t.asked > 0 && asked.Before(born) {
 		return asked
@@ -209,7 +209,7 @@ func (w *lifeWatch) watch() {
 	}
 }
 
-// look is Machine.take and what it shares.
+// look does what Machine.take does, and what this shares with the other workers.
 func (w *lifeWatch) look() {
 	vm := w.vm
 	vm.mu.Lock()
@@ -305,7 +305,7 @@ func (w *lifeWatch) stopCommand() {
 	}
 }
 
-// othersEnded is Machine.askOthers, with the guest attributes read where they are.
+// othersEnded does what Machine.askOthers does, but reads the guest attributes directly.
 func (w *lifeWatch) othersEnded() bool {
 	expired := w.why == "--ttl"
 	if expired && !w.up.Before(w.lastMoment()) {
@@ -338,7 +338,7 @@ func (w *lifeWatch) othersEnded() bool {
 	return true
 }
 
-// remove deletes the queued resource; it reports false if it is another run's.
+// remove deletes the queued resource. goOn is false if the resource belongs to another run.
 func (w *lifeWatch) remove() (goOn bool) {
 	if !w.sleep(rand.N(time.Duration(max(w.terms.total, 1)) * time.Second)) {
 		return false

@@ -96,8 +96,8 @@ func (m *lifeMachine) setOffline(offline bool) {
 	}
 }
 
-// switchOff is kill -9 of all commands of the machine: nothing that they still do
-// reaches anybody, and their files stay as they are at this moment.
+// switchOff has the effect of kill -9 for all commands of the machine: nothing that they
+// still do reaches anybody, and their files stay as they are now.
 func (m *lifeMachine) switchOff() {
 	all := m.running()
 	if len(all) == 0 {
@@ -134,7 +134,7 @@ func (m *lifeMachine) switchOff() {
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.fill(false) // files that fitted once fit again, but not in every order
+	m.fill(false) // the files fit on the disk as before, but the copies need more room meanwhile
 	if err := errors.Join(os.CopyFS(m.dir, os.DirFS(kept)), os.RemoveAll(kept)); err != nil {
 		panic(err)
 	}
@@ -151,7 +151,7 @@ type lifeProcess struct {
 	signalled interrupt.Watch // what signals do
 	signals   chan os.Signal
 	keys      chan stage.Answer // what the person answers
-	end       func()            // ends it as if it were killed
+	end       func()            // ends the command as if it were killed
 	done      chan struct{}
 	dead      atomic.Bool
 
@@ -176,7 +176,8 @@ func (p *lifeProcess) hasEnded() bool {
 	}
 }
 
-// cutOff reports whether nothing reaches the command, nor anything from it.
+// cutOff reports whether the command is cut off: nothing reaches it, and nothing that it
+// sends arrives.
 func (p *lifeProcess) cutOff() bool {
 	p.machine.mu.Lock()
 	defer p.machine.mu.Unlock()
@@ -228,7 +229,7 @@ func (m *lifeMachine) start(verb string, asks bool) *lifeProcess {
 	return p
 }
 
-// ask waits for what the person answers.
+// ask waits for the person's answer.
 func (p *lifeProcess) ask(ctx context.Context) (stage.Answer, bool) {
 	stand := p.deps.StatusOf()
 	if stand.Running == "" && stand.Resource == "" {
@@ -245,7 +246,7 @@ func (p *lifeProcess) ask(ctx context.Context) (stage.Answer, bool) {
 	}
 }
 
-// signal sends a signal, and notes it if the signal is to end the command.
+// signal sends a signal, and notes it if the person wants to end the command with it.
 func (p *lifeProcess) signal(sig os.Signal) {
 	p.mu.Lock()
 	owns := p.owns
@@ -310,7 +311,7 @@ func (p *lifeProcess) do(ctx context.Context) error {
 	panic("no such command: " + p.verb)
 }
 
-// job returns the job of the story.
+// job returns the options of the story's job.
 func (s lifeStory) job(w *lifeWorld) job.JobOptions {
 	o := job.JobOptions{
 		Request: s.provider().asks(s),
@@ -333,11 +334,11 @@ func (s lifeStory) job(w *lifeWorld) job.JobOptions {
 	return o
 }
 
-// lifeLost is --lost-timeout of the stories. It is longer than --boot-timeout, so that a
-// take-over that waits only for the latter is found.
+// lifeLost is --lost-timeout of the stories. It is longer than --boot-timeout, so that the
+// test finds a take-over that waits only for --boot-timeout.
 const lifeLost = 8 * time.Minute
 
-// emit hears what the command says.
+// emit receives the events of the command.
 func (p *lifeProcess) emit(e event.Event) {
 	switch e := e.(type) {
 	case event.Note:
@@ -395,7 +396,7 @@ func (p *lifeProcess) speaks() {
 	p.heard = time.Now()
 }
 
-// returned notes the end of a command of multihost and what is true then.
+// returned notes the end of a command of multihost, and the state at that time.
 func (w *lifeWorld) returned(p *lifeProcess) {
 	res := w.resource()
 	p.mu.Lock()
@@ -427,8 +428,8 @@ type lifeEnd struct {
 	log *lifeRun
 }
 
-// lastAttempt returns the newest attempt of a run on all workers that ever were, of the
-// newest worker in each place.
+// lastAttempt returns the newest attempt of a run on all workers that ever existed. For
+// each place it takes the newest worker.
 func (w *lifeWorld) lastAttempt(run string) (all []lifeEnd) {
 	if w.real != nil {
 		return w.real.lastAttempt(run)

@@ -32,7 +32,7 @@ func (p *lifePipe) Close() error {
 	return nil
 }
 
-// silence drops whatever either end sends from now on, as a network does that is down.
+// silence drops everything that either end sends from now on, like a network that is down.
 func (p *lifePipe) silence() {
 	p.in.silence()
 	p.out.silence()

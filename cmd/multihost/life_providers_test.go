@@ -26,15 +26,15 @@ type lifeEffect int
 
 const (
 	doesNothing lifeEffect = iota
-	makesSlices            // the first call that makes them
+	makesSlices            // the first call that makes slices
 	makesMore              // another one
 	rebootsSlices
 	deletesSlices
-	deletesParts // of the run, which have no slices
-	deletesOther // what is not the run's
+	deletesParts // deletes parts of the run that have no slices
+	deletesOther // deletes something that does not belong to the run
 )
 
-// provider returns who makes the slices of the story.
+// provider returns the provider that makes the slices of the story.
 func (s lifeStory) provider() *lifeProvider {
 	if s.onGCE {
 		return lifeGCE
@@ -77,8 +77,8 @@ var lifeTPU = &lifeProvider{
 	},
 }
 
-// lifeQR is the API's path of the queued resource of the stories, all of which have one
-// job, m.
+// lifeQR is the API's path of the queued resource of the stories. Each story has one job,
+// which is called m.
 var lifeQR = inTPU + "queuedResources/m"
 
 // longestRun is how long slices that Compute Engine makes may run in a story.

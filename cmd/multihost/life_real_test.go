@@ -27,10 +27,10 @@ import (
 	"multihost/internal/testkit"
 )
 
-// TestLifeOnRealWorkers tells short random stories of the same kind as TestLife, on
-// workers of the simulator that run everything for real, by the real clock, and judges
-// them by the same rules. LIFE_REAL_STORIES and LIFE_REAL_SEED say how many and which. A
-// tenth as many are of slices that Compute Engine makes.
+// TestLifeOnRealWorkers plays short random stories of the same kind as TestLife, and judges
+// them by the same rules. The workers of the simulator run everything for real, by the real
+// clock. LIFE_REAL_STORIES and LIFE_REAL_SEED say how many and which. It plays another
+// tenth of that number on slices that Compute Engine makes.
 func TestLifeOnRealWorkers(t *testing.T) {
 	testkit.OnlyInAll(t, "TestLife")
 	besideOthers(t)
@@ -62,7 +62,7 @@ func TestLifeOnRealWorkers(t *testing.T) {
 	}
 	wg.Wait()
 	t.Logf("%d stories of seed %d in %s: the command has started on %d workers", stories, seed, time.Since(began).Round(time.Millisecond), started.Load())
-	if started.Load() < int64(stories) { // half of the stories have an attempt on two workers, or more
+	if started.Load() < int64(stories) { // at least half of the stories have an attempt on two workers
 		t.Errorf("the command has started on only %d workers in %d stories", started.Load(), stories)
 	}
 }
@@ -90,8 +90,8 @@ var realDraw = lifeDraw{
 	steps:       5,
 }
 
-// realOnGCE is realDraw for slices that Compute Engine makes. --ttl has them deleted within
-// minutes in any case.
+// realOnGCE is realDraw for slices that Compute Engine makes. In any case, --ttl deletes
+// them within minutes.
 func realOnGCE() lifeDraw {
 	from := realDraw
 	from.onGCE, from.ttls = true, []time.Duration{2 * time.Minute}
@@ -99,8 +99,8 @@ func realOnGCE() lifeDraw {
 	return from
 }
 
-// tellRealStory tells one story and returns how it breaks a rule, "" if it keeps all, and
-// how often the command has started on a worker.
+// tellRealStory plays one story. It returns how the story breaks a rule, "" if it keeps
+// all, and how often the command has started on a worker.
 func tellRealStory(t *testing.T, story lifeStory, kit *lifeKit) (why string, starts int) {
 	dir, err := os.MkdirTemp(memoryDir(), "multihost-life-")
 	if err != nil {
@@ -173,7 +173,7 @@ type lifeRealVM struct {
 
 func (b *lifeReal) Start(ctx context.Context, spec worker.Spec) (worker.Machine, error) {
 	vm := &lifeRealVM{world: b.world, spec: spec, id: fmt.Sprintf("%s/%s", spec.Node, spec.NodeUID[max(0, len(spec.NodeUID)-8):])}
-	spec.Faults = nil // a fault is of the machine that it was set on
+	spec.Faults = nil // a fault belongs to the machine on which it was set
 	spec.Env = append(slices.Clone(spec.Env), "LIFE_VM="+vm.id)
 	var err error
 	if vm.Machine, err = b.Backend.Start(ctx, spec); err != nil {

@@ -24,7 +24,7 @@ type lifeStory struct {
 	steps                 []lifeDeed
 
 	onGCE bool // Compute Engine makes the slices; else they are a queued resource
-	bound bool // … and they are on demand, with the longest run that every job has there; else spot
+	bound bool // … and they are on demand and have a maximum run duration, as for every job there; else spot
 }
 
 // A workerFate is how the command runs on one worker.
@@ -48,11 +48,11 @@ func (s lifeStory) needs(what string) bool {
 	return slices.ContainsFunc(s.steps, func(d lifeDeed) bool { return d.what == what })
 }
 
-// A lifeDeed is one thing that happens, and the time that passes then.
+// A lifeDeed is one thing that happens, and the time that passes after it.
 type lifeDeed struct {
 	what    string
 	machine int           // on which machine, or …
-	worker  int           // … to which worker: those of one place in both slices come first
+	worker  int           // … to which worker; the workers of one place in both slices come first
 	lasts   time.Duration // of a fault
 	then    time.Duration
 }
@@ -102,8 +102,8 @@ const (
 type lifeDeedKind struct {
 	on    int
 	lasts bool // it lasts for a time
-	often int  // how often it is drawn, beside the others
-	wide  int  // how often it is drawn besides, if the draw is wide
+	often int  // its weight in a draw
+	wide  int  // its further weight, if the draw is wide
 	loss  bool // it costs the run an attempt
 	onGCE bool // it happens only to slices that Compute Engine makes
 	do    func(w *lifeWorld, d lifeDeed)
@@ -142,8 +142,8 @@ func lifeDeeds() map[string]lifeDeedKind {
 			w.mu.Unlock()
 		}
 	}
-	// fault sets a fault of the simulator: the first one on a queued resource, the second one on
-	// slices that Compute Engine makes. It may have nothing to hit.
+	// fault sets a fault of the simulator: the first one on a queued resource, the second
+	// one on slices that Compute Engine makes. There may be nothing that the fault affects.
 	fault := func(tpu, compute string) func(w *lifeWorld, d lifeDeed) {
 		return func(w *lifeWorld, d lifeDeed) {
 			if w.story.onGCE {
@@ -248,7 +248,7 @@ type lifeDraw struct {
 	onGCE               bool
 }
 
-// lifeWhole are all the deeds, with times as people and clouds have them.
+// lifeWhole returns all deeds, with the times that people and clouds take.
 func lifeWhole() lifeDraw {
 	return lifeDraw{
 		deeds:       lifeDeedsOn(false),
@@ -298,14 +298,14 @@ func (from lifeDraw) draw(t *rapid.T, names []string, perSlice int, faults, time
 
 // A lifePlot is a sequence of deeds that chance alone rarely combines.
 type lifePlot struct {
-	rows [][]string // each deed is one of a row; all of them are on one machine
+	rows [][]string // the plot draws one deed from each row; all of them are on one machine
 
 	// runs: the plot follows the first deed, on the same machine and once the command runs.
-	// The deeds after it come when it has had time to show.
+	// The next deeds come when its effects have had time to show.
 	runs bool
 }
 
-// lifePlots are the plots in which faults between two commands have been found.
+// lifePlots returns the plots that have found faults between two commands.
 func lifePlots() []lifePlot {
 	unreached := []string{"no answer from", "no answer from", "connections are refused by", "new host keys of", "a reboot of"}
 	unseen := append([]string{nobodyAnswers, nobodyAnswers, nobodyAnswers, nobodyAnswers}, unreached...)
@@ -325,7 +325,7 @@ func (p lifePlot) draw(t *rapid.T, from lifeDraw, perSlice int) (deeds []lifeDee
 		machine = rapid.SampledFrom([]int{0, 0, 0, 1}).Draw(t, "machine of the plot")
 	}
 	for i, names := range p.rows {
-		times := from.times // after the last deed it takes long until it shows
+		times := from.times // after the last deed it takes long until the effect shows
 		switch {
 		case i < len(p.rows)-1:
 			times = times[:len(times)/2]

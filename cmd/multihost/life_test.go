@@ -21,10 +21,10 @@ import (
 	"multihost/internal/sshkey"
 )
 
-// TestLife tells random stories of a job over several commands, machines and faults, on
-// stand-ins for the cloud and the workers, and judges each by the invariants at the
-// head of docs/reliability.md. A story is in a bubble of testing/synctest: hours pass in
-// it as soon as everybody waits. LIFE_STORIES and LIFE_SEED say how many stories and
+// TestLife plays random stories of a job with several commands, machines and faults, on
+// stand-ins for the cloud and the workers. It judges each story by the invariants at the
+// head of docs/reliability.md. A story runs in a bubble of testing/synctest, where hours
+// pass as soon as all goroutines wait. LIFE_STORIES and LIFE_SEED say how many stories and
 // which; with LIFE_WIDE=1 more kinds of faults happen in them.
 func TestLife(t *testing.T) { tellStories(t, lifeWhole(), envNumber(t, "LIFE_STORIES", 2000)) }
 
@@ -40,7 +40,7 @@ func tellStories(t *testing.T, from lifeDraw, stories int) {
 	setFlag(t, "rapid.checks", strconv.Itoa(stories))
 	setFlag(t, "rapid.seed", strconv.Itoa(envNumber(t, "LIFE_SEED", 1)))
 	setFlag(t, "rapid.nofailfile", "true")
-	defer debug.SetGCPercent(debug.SetGCPercent(1600)) // collecting is a fifth of the time otherwise
+	defer debug.SetGCPercent(debug.SetGCPercent(1600)) // otherwise a fifth of the time goes to garbage collection
 	dir, err := os.MkdirTemp(memoryDir(), "multihost-life-")
 	if err != nil {
 		t.Fatal(err)
@@ -53,7 +53,7 @@ func tellStories(t *testing.T, from lifeDraw, stories int) {
 		story := lifeStories(from).Draw(rt, "story")
 		tries := 1
 		if failed {
-			tries = 4 // the order of goroutines is luck, and a failure must be reproducible
+			tries = 4 // goroutines run in no fixed order, and a failure must be reproducible
 		}
 		for range tries {
 			told++
@@ -112,7 +112,7 @@ func newLifeKit(t *testing.T) *lifeKit {
 	return kit
 }
 
-// tellStory tells one story and returns how it breaks a rule; "" if it keeps all.
+// tellStory plays one story and returns how it breaks a rule; "" if it keeps all.
 func tellStory(t *testing.T, story lifeStory, dir string, kit *lifeKit) (why string) {
 	defer os.RemoveAll(dir)
 	defer func() {
@@ -137,7 +137,7 @@ func tellStory(t *testing.T, story lifeStory, dir string, kit *lifeKit) (why str
 	return why
 }
 
-// tell lets the story happen and returns how it breaks a rule.
+// tell plays the story and returns how it breaks a rule.
 func (w *lifeWorld) tell() (why string) {
 	for _, d := range w.story.steps {
 		kind := lifeDeeds()[d.what]
@@ -174,7 +174,7 @@ func (w *lifeWorld) tell() (why string) {
 	return w.judge()
 }
 
-// goes reports whether everything that the story leaves must be deleted without a
+// goes reports whether everything that the story leaves must be deleted without help from a
 // person.
 func (s lifeStory) goes() bool {
 	return s.ttl > 0 || s.keep == "" || s.keep == "on failure 10m"
@@ -183,7 +183,7 @@ func (s lifeStory) goes() bool {
 // judge asks the rules.
 func (w *lifeWorld) judge() string { return w.facts().broken() }
 
-// report tells what happened, for people.
+// report describes for people what happened.
 func (w *lifeWorld) report() string {
 	var b strings.Builder
 	for _, f := range w.facts() {

@@ -101,10 +101,10 @@ func (vm *lifeVM) readable() bool {
 	return vm.up && !vm.removed && vm.away == ""
 }
 
-// boot does nothing where the machine is up already, since it may be rebooted twice at
-// once, and where it has gone for good.
+// boot does nothing if the machine is up already, because two reboots may overlap, or if it
+// has gone for good.
 func (vm *lifeVM) boot() {
-	terms := metadataOf(vm.spec, "attributes/multihost-lease") // without the lock: the API locks its state, then a worker
+	terms := metadataOf(vm.spec, "attributes/multihost-lease") // do not hold the lock here: the API locks its own state first, and then a worker
 	vm.mu.Lock()
 	defer vm.mu.Unlock()
 	if vm.up || vm.removed || vm.world.ctx.Err() != nil {
@@ -213,7 +213,7 @@ func (vm *lifeVM) serve(conn net.Conn, who string) {
 	vm.mu.Lock()
 	key := vm.key
 	vm.mu.Unlock()
-	cfg := &ssh.ServerConfig{NoClientAuth: true}         // to sign and to verify takes time
+	cfg := &ssh.ServerConfig{NoClientAuth: true}         // signing and verifying take time
 	cfg.KeyExchanges = []string{ssh.KeyExchangeECDHP256} // the fastest one
 	cfg.AddHostKey(key)
 	sc, chans, reqs, err := ssh.NewServerConn(conn, cfg)
@@ -280,7 +280,7 @@ func (s *lifeSession) exec(line string) (code int) {
 		}
 		return 0
 	}
-	at := strings.LastIndex(line, " multihost-") // the script before it is long
+	at := strings.LastIndex(line, " multihost-") // search from the end: the script before it is long
 	if at < 0 {
 		fmt.Fprintf(s.ch.Stderr(), "worker of a story: %.80q\n", line)
 		return 127
@@ -512,7 +512,7 @@ func (s *lifeSession) arm(args []string, in *bufio.Reader) {
 	vm.work(r)
 }
 
-// work runs the command as the story says; the caller holds vm.mu.
+// work plays the command as the story says; the caller holds vm.mu.
 func (vm *lifeVM) work(r *lifeRun) {
 	fate := vm.world.story.fate(vm.spec.Node, r.attempt)
 	down := vm.down
@@ -535,7 +535,7 @@ func (vm *lifeVM) work(r *lifeRun) {
 	})
 }
 
-// end is the end of a command, by itself where who is "".
+// end ends a command; if who is "", the command has ended by itself.
 func (vm *lifeVM) end(r *lifeRun, code int, reason, who string) {
 	vm.mu.Lock()
 	defer vm.mu.Unlock()

@@ -45,13 +45,13 @@ type lifeWorld struct {
 	root     string // of the API, for the workers
 	ctx      context.Context
 	cancel   context.CancelFunc
-	back     sync.WaitGroup // what ends by itself, at the latest with ctx
+	back     sync.WaitGroup // goroutines that end by themselves, at the latest with ctx
 
 	machines []*lifeMachine
 	disks    []func() // end the small file systems
 
-	endLimit   time.Duration // by which every command has ended when nothing happens any more
-	goLimit    time.Duration // by which all that is left has gone then
+	endLimit   time.Duration // how long after the last deed every command must have ended
+	goLimit    time.Duration // how long after that all that is left must have gone
 	quietLimit time.Duration // how long a command of multihost may wait without a word
 
 	mu       sync.Mutex // guards what follows
@@ -64,7 +64,7 @@ type lifeWorld struct {
 	slow     time.Time // until then each takes a long time
 	drops    int       // how many of the next answers are lost
 	losses   int       // how many of the next calls are lost on their way there
-	deletes  string    // who has the queued resource deleted
+	deletes  string    // who is deleting the queued resource
 	reboots  string    // who has its workers rebooted
 	made     bool      // the queued resource exists
 }
@@ -218,7 +218,8 @@ func (b *lifeBackend) Start(_ context.Context, spec worker.Spec) (worker.Machine
 	return vm, nil
 }
 
-// lifeID names a worker: its slice, the id of that, and its number if that is not 0.
+// lifeID names a worker: its slice, the id of the slice, and the number of the worker if it
+// is not 0.
 func lifeID(spec worker.Spec) string {
 	id := fmt.Sprintf("%s/%s", spec.Node, spec.NodeUID[max(0, len(spec.NodeUID)-8):])
 	if spec.Index > 0 {
@@ -266,7 +267,8 @@ func (w *lifeWorld) dial(ctx context.Context, p *lifeProcess, addr string) (net.
 	return nil, ctx.Err()
 }
 
-// RoundTrip of a lifeWay is a call of the API by a command of multihost.
+// A lifeWay is the connection of a command of multihost to the API. Its RoundTrip makes a
+// call.
 type lifeWay struct {
 	world   *lifeWorld
 	process *lifeProcess
@@ -307,8 +309,8 @@ func (l *lifeWay) RoundTrip(req *http.Request) (*http.Response, error) {
 	}, nil
 }
 
-// A lifeQueue makes slices without the text of their startup script, which the
-// workers of a story do not need. To encode it takes a tenth of the time.
+// A lifeQueue makes slices without the text of their startup script, which the workers of a
+// story do not need. Encoding that text would take a tenth of the time.
 type lifeQueue struct{ provision.Provider }
 
 func (q lifeQueue) Unwrap() provision.Provider { return q.Provider }
@@ -327,7 +329,7 @@ func (w *lifeWorld) apiIsAway() bool {
 	return time.Now().Before(w.apiUntil)
 }
 
-// dawdle waits for half of what a call of the API takes.
+// dawdle waits for half of the time that a call of the API takes.
 func (w *lifeWorld) dawdle(ctx context.Context) error {
 	w.mu.Lock()
 	slow := time.Now().Before(w.slow)
@@ -352,7 +354,7 @@ func (w *lifeWorld) loses(n *int) bool {
 	return true
 }
 
-// call is a request to the API by who.
+// call sends a request of who to the API.
 func (w *lifeWorld) call(req *http.Request, who string) *httptest.ResponseRecorder {
 	answer := httptest.NewRecorder()
 	if w.apiIsAway() {
@@ -376,7 +378,7 @@ func (w *lifeWorld) call(req *http.Request, who string) *httptest.ResponseRecord
 		deleted.attempt, deleted.partial = w.onlyThere("m")
 		deleted.said = w.saidBy(who)
 	}
-	r := *req // httptest.NewRequest parses it once more
+	r := *req // httptest.NewRequest would parse the request once more
 	r.RequestURI, r.RemoteAddr, r.Body = req.URL.RequestURI(), "192.0.2.1:1234", io.NopCloser(bytes.NewReader(body))
 	w.server.ServeHTTP(answer, &r)
 	if answer.Code != http.StatusOK {
@@ -401,7 +403,7 @@ func (w *lifeWorld) call(req *http.Request, who string) *httptest.ResponseRecord
 	return answer
 }
 
-// ask is a request to the API that no fault concerns.
+// ask sends a request to the API that no fault affects.
 func (w *lifeWorld) ask(method, path string) *httptest.ResponseRecorder {
 	answer := httptest.NewRecorder()
 	w.server.ServeHTTP(answer, httptest.NewRequest(method, path, http.NoBody))
@@ -463,7 +465,7 @@ func (w *lifeWorld) inject(text string) error {
 	return err
 }
 
-// A lifeKit is what stories share: keys are expensive.
+// A lifeKit has the keys that all stories share, because making keys is expensive.
 type lifeKit struct {
 	identity *sshkey.Identity
 	keys     []ssh.Signer

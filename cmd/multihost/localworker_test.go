@@ -168,7 +168,7 @@ func TestRunAndJobOverLocalProcesses(t *testing.T) {
 		}, done
 	}
 
-	// A run, whose connections break while it prints.
+	// First a run whose connections break while it prints.
 	var ended <-chan error
 	said, ended = begin(func(d *deps) (stage.Outcome, error) {
 		return job.Run(t.Context(), jobDeps(d), options("t", script))

@@ -31,8 +31,9 @@ import (
 // their mark in its table.
 type matrixBackend struct{ name, mark string }
 
-// onBackend are the cells that run on the workers of a backend, as a phase for
-// each fault: every phase is among them, and another one on each backend.
+// onBackend returns the cells that run on the workers of a backend: one phase for each
+// fault. Together the cells have every phase, and each backend has another phase for a
+// fault.
 func (on *matrixProvider) onBackend(backend int) []int {
 	faults := matrixFaults(on)
 	chosen, used := make([]int, len(faults)), make([]int, len(matrixPhases))
@@ -52,7 +53,7 @@ func (on *matrixProvider) onBackend(backend int) []int {
 	return chosen
 }
 
-// marks are those of a cell in the table.
+// marks returns the marks of a cell in the table.
 func (on *matrixProvider) marks(fault, phase int) (text string) {
 	for b, backend := range on.backends {
 		if on.onBackend(b)[fault] == phase {
@@ -69,10 +70,10 @@ func (on *matrixProvider) marks(fault, phase int) (text string) {
 func wholeMatrix() bool { return os.Getenv("MATRIX") == "whole" }
 
 // TestMatrixOnRealWorkers runs a part of the matrix, or all of it with MATRIX=whole, on
-// workers that run everything for real: shells of the process backend, and namespaces
-// with OpenSSH and a kernel of their own. The expected results are in the table that
-// TestMatrix keeps; so its stand-ins are proven to do as real workers do. A training
-// that its fault interrupts has to go on from its checkpoint.
+// workers that run everything for real: shells of the process backend, and namespaces with
+// OpenSSH and a kernel of their own. The expected results are in the table of TestMatrix.
+// So this test proves that the stand-ins of TestMatrix behave like real workers. A training
+// that a fault interrupts has to continue from its checkpoint.
 func TestMatrixOnRealWorkers(t *testing.T) {
 	testkit.OnlyInAll(t, "TestMatrix")
 	besideOthers(t)
@@ -99,7 +100,7 @@ func (on *matrixProvider) onRealWorkers(t *testing.T, identity *sshkey.Identity)
 				simworker.NeedNetns(t)
 			}
 			chosen := on.onBackend(b)
-			var cells [][2]int // what takes longest comes first
+			var cells [][2]int // the slowest cells come first
 			for f, fault := range faults {
 				for p := range matrixPhases {
 					switch {
@@ -133,9 +134,9 @@ func (on *matrixProvider) onRealWorkers(t *testing.T, identity *sshkey.Identity)
 	}
 }
 
-// newRealCell is a cell on real workers. The clock of its runner is fast too, but stops
-// while this process gets no processor. So a slow machine does not look as if hours had
-// passed.
+// newRealCell returns a cell on real workers. The clock of its runner is fast too, but
+// stops while this process gets no processor. So a slow machine does not look as if hours
+// had passed.
 func newRealCell(t *testing.T, identity *sshkey.Identity, phase string, fault matrixFault, backend string) *cell {
 	dir, err := os.MkdirTemp(memoryDir(), "multihost-matrix-")
 	testkit.Must(t, err)
@@ -179,7 +180,7 @@ const realWidth = 7
 // realHurry is the factor by which the clock is slower for real workers.
 const realHurry = 4
 
-// forReal makes the job of a cell one that real workers can do.
+// forReal adapts the job of a cell to real workers.
 func (c *cell) forReal(o *job.JobOptions) {
 	o.Run.Platform, o.Run.KillStale = preflight.GCE, launch.FreeOrphans
 	o.Run.Grace, o.Run.SyncTimeout, o.Run.StartLimit = time.Second, 5*time.Minute, 5*time.Minute
@@ -190,13 +191,13 @@ func (c *cell) forReal(o *job.JobOptions) {
 		o.Run.Script = c.training(o.Run.Dir)
 	case c.fault.ends:
 		o.Run.Script = "[ $MULTIHOST_ATTEMPT != 1 ] || exec sleep 1000"
-	default: // it may end before or after; the fault does not touch the command
+	default: // the command may end before or after the fault, which does not affect it
 		o.Run.Script = "exec sleep 2"
 	}
 }
 
-// training is a command that trains until something happens, with its checkpoint
-// in the bucket, and from there some steps more.
+// training returns a command that trains until something happens, keeps its checkpoint in
+// the bucket, and after a restart trains some further steps.
 func (c *cell) training(dir string) string {
 	for _, name := range []string{"train.py", "declaration.txt"} {
 		data, err := os.ReadFile(filepath.Join("..", "..", "examples", "train", name))
@@ -222,7 +223,7 @@ wait $!`, url, sim.DefaultBucket)
 
 var stepsOfCheckpoint = regexp.MustCompile(`"steps": ([0-9]+)`)
 
-// stepsKept is how many steps the checkpoint in the bucket has.
+// stepsKept returns the number of steps in the checkpoint in the bucket.
 func (c *cell) stepsKept() int {
 	for _, o := range c.server.Objects(sim.DefaultBucket) {
 		if head, _, _ := bytes.Cut(o.Data, []byte("\n")); o.Name == "checkpoint" && stepsOfCheckpoint.Match(head) {
@@ -233,7 +234,7 @@ func (c *cell) stepsKept() int {
 	return 0
 }
 
-// awaitCheckpoint waits until the training is worth something.
+// awaitCheckpoint waits until the training has a checkpoint.
 func (c *cell) awaitCheckpoint() {
 	deadline := time.After(2 * scriptWait)
 	tick := time.NewTicker(20 * time.Millisecond)
@@ -280,7 +281,7 @@ func newRealWorkers(backend, dir string) (*realWorkers, error) {
 	if err != nil {
 		return nil, err
 	}
-	port := l.Addr().(*net.TCPAddr).Port // told before the first worker is there
+	port := l.Addr().(*net.TCPAddr).Port // the port is fixed before the first worker exists
 	if err := l.Close(); err != nil {
 		return nil, err
 	}
@@ -364,7 +365,8 @@ func (vm *realVM) isUp() bool {
 	return vm.up
 }
 
-// reachable cuts all connections to the machine and refuses others, or no more.
+// reachable with false cuts all connections to the machine and refuses new ones; with true
+// it accepts them again.
 func (vm *realVM) reachable(yes bool) {
 	fault := worker.Fault{Kind: worker.Unreachable, Mode: "refuse"}
 	if yes {

@@ -102,22 +102,22 @@ const (
 	// worker that is silent for that long does not count as dead.
 	timeToLive = 24 * time.Hour
 	shortLife  = 20 * time.Minute
-	// lookEvery is how often a worker looks at its command and at the others: in a
-	// month of training it does so every 20 s, which here would only cost time.
+	// lookEvery is how often a worker looks at its command and at the other workers. The
+	// real agent looks every 20 s, even in a month of training. Here that would only cost
+	// time.
 	lookEvery = time.Minute
-	// commandTime is how long a command runs, and how long it takes to notice that
-	// another process of it is gone.
+	// commandTime is how long a command runs, and how long it takes to notice that its
+	// process on another worker is gone.
 	commandTime = 5 * time.Minute
 	bootTime    = 40 * time.Second
 	simStep     = time.Second
 )
 
 // A lonelyStage is a job without runner to which one thing happens in one phase. Its
-// workers do what multihost-agent does. The stage answers them: calls go to the
-// simulator's API, and operations of the supervisor leave the files that the real ones
-// leave. It lives in a bubble of package synctest: time stands while anybody does
-// anything, and goes on to the next moment when all wait, so a slow machine changes
-// nothing.
+// workers do what multihost-agent does. The stage answers them: calls go to the simulator's
+// API, and operations of the supervisor leave the files that the real ones leave. It runs
+// in a bubble of package synctest: the time stands still while a goroutine runs, and jumps
+// to the next event when all wait. So a slow machine changes nothing.
 type lonelyStage struct {
 	t      *testing.T
 	phase  string
@@ -132,7 +132,7 @@ type lonelyStage struct {
 
 	mu      sync.Mutex // never held while waiting for anything
 	vms     []*stageVM
-	booted  time.Time // when the first machine did
+	booted  time.Time // when the first machine booted
 	coming  int       // machines that are to boot
 	arrived int       // workers in the phase
 	down    []outage
@@ -140,13 +140,13 @@ type lonelyStage struct {
 	begun   map[int]map[string]bool // which workers have started an attempt
 	ends    map[int]time.Time       // when its command ends …
 	code    map[int]int             // … and how
-	shaken  bool                    // a machine was rebooted to come between two attempts
+	shaken  bool                    // a machine was rebooted so that the job gets between two attempts
 	closed  bool
 }
 
 type outage struct {
 	path  string
-	code  int // 0: no answer, from the metadata server either
+	code  int // 0: no answer, not even from the metadata server
 	until time.Time
 }
 
@@ -198,7 +198,7 @@ func TestMatrixOfDetachedJobs(t *testing.T) {
 	doc.close(t)
 }
 
-// run runs the job and says what comes out.
+// run runs the job and returns its result.
 func (s *lonelyStage) run(story *testkit.Buffer) (result string) {
 	failed := func(format string, args ...any) string {
 		s.t.Errorf(format, args...)
@@ -260,7 +260,7 @@ func (s *lonelyStage) run(story *testkit.Buffer) (result string) {
 		}
 		left = s.left()
 	}
-	if left != "" && s.fault.taken { // with nobody alive who could delete it
+	if left != "" && s.fault.taken { // no worker is left that could delete it
 		if _, err := queue.Delete(context.Background(), "m", qr.DeleteOptions{Force: true, OnlyRun: "m"}); err != nil {
 			return failed("%v", err)
 		}
@@ -273,7 +273,7 @@ func (s *lonelyStage) run(story *testkit.Buffer) (result string) {
 	return result
 }
 
-// again types a job that has lost its slices once more: it goes on, and ends well.
+// again types a job that has lost its slices once more. The job must go on and succeed.
 func (s *lonelyStage) again(d *deps, o job.JobOptions, roots gcp.Roots) error {
 	s.mu.Lock()
 	before := len(s.begun)
@@ -291,8 +291,7 @@ func (s *lonelyStage) again(d *deps, o job.JobOptions, roots gcp.Roots) error {
 	return err
 }
 
-// left is the state of the queued resource; "" when neither it nor a slice is
-// there.
+// left returns the state of the queued resource; "" when neither it nor a slice exists.
 func (s *lonelyStage) left() string {
 	status := s.server.Status()
 	switch {
@@ -324,7 +323,7 @@ func (s *lonelyStage) play() (left string, err error) {
 	}
 }
 
-// anybody reports whether a worker does something or is to boot.
+// anybody reports whether a worker is doing something or is about to boot.
 func (s *lonelyStage) anybody() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -361,8 +360,8 @@ func (vm *stageVM) reaches(boot int, phase string) {
 	}
 }
 
-// inject lets the simulator do it, and returns when everything that it takes away is
-// gone.
+// inject sets a fault of the simulator, and returns when everything that the fault takes
+// away is gone.
 func (s *lonelyStage) inject(text string) {
 	fault, err := sim.ParseFault(text)
 	if err == nil {
@@ -376,7 +375,7 @@ func (s *lonelyStage) inject(text string) {
 	}
 }
 
-// awaitDown waits until no machine is left, as far as there are any.
+// awaitDown waits until no machine is left.
 func (s *lonelyStage) awaitDown() {
 	for begin := time.Now(); s.anybody(); <-time.After(simStep) {
 		if time.Since(begin) > time.Hour {
@@ -416,7 +415,8 @@ func (s *lonelyStage) standStill() {
 	s.still = s.booted.Add(shortLife + 5*time.Second)
 }
 
-// kill takes the workers of slices for good, reboot for two minutes.
+// kill takes the workers of slices away for good, and reboot takes them away for two
+// minutes.
 func (s *lonelyStage) kill(nodes ...string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -577,7 +577,7 @@ func (vm *stageVM) halt() {
 	vm.off = nil
 }
 
-// boot has root run the agent. The caller holds mu.
+// boot runs the agent as root. The caller holds mu.
 func (vm *stageVM) boot() {
 	if err := vm.tryBoot(); err != nil {
 		vm.stage.t.Error(err)
@@ -624,7 +624,7 @@ func (vm *stageVM) tryBoot() error {
 	return nil
 }
 
-// A stageBoot is what the agent of one boot has around it.
+// A stageBoot is the environment of the agent during one boot.
 type stageBoot struct {
 	*stageVM
 	boot int
@@ -632,7 +632,7 @@ type stageBoot struct {
 
 var errPowerless = errors.New("the machine is off")
 
-// settle waits while all activity is stopped, and for ever without power.
+// settle waits while all activity is stopped. Without power it waits for ever.
 func (b stageBoot) settle() error {
 	b.wait(b.boot, b.stillUntil())
 	if !b.isUp(b.boot) {
@@ -730,8 +730,8 @@ func (vm *stageVM) wait(boot int, until time.Time) {
 	}
 }
 
-// stillUntil is the first moment of the machine's own after all stood still; in
-// the past when they do not.
+// stillUntil returns the machine's first own moment after a standstill of all activity. It
+// is in the past if there is no standstill.
 func (vm *stageVM) stillUntil() time.Time {
 	vm.stage.mu.Lock()
 	defer vm.stage.mu.Unlock()
@@ -744,8 +744,8 @@ func (s *lonelyStage) loses(attempt int) {
 	s.ends[attempt], s.code[attempt] = time.Now().Add(commandTime), 1
 }
 
-// looked is called when a worker has nothing to do for the moment. To come between
-// two attempts one of the machines is rebooted when both run.
+// looked is called when a worker has nothing to do for the moment. To get between two
+// attempts, it reboots one of the machines when both run.
 func (s *lonelyStage) looked() {
 	s.mu.Lock()
 	running := 0
@@ -828,7 +828,7 @@ func (vm *stageVM) operate(boot int, runs, nonce, name string, args []string) (a
 func (c *stageCommand) end(code int, reason string, now time.Time) {
 	c.over = true
 	text := fmt.Sprintf("code=%d\nsignal=\nend=%d\nsize=0\noom=0\nlost=0\ndropped=0\nreason=%s\n", code, now.UnixNano(), reason)
-	_ = os.WriteFile(filepath.Join(c.dir, "exit"), []byte(text), 0o600) // the agent sees that there is none
+	_ = os.WriteFile(filepath.Join(c.dir, "exit"), []byte(text), 0o600) // the agent sees that the file is missing
 }
 
 // ask asks the machine's metadata server; nil when it does not answer.
@@ -857,7 +857,7 @@ func (vm *stageVM) instance(boot int, path string) *httptest.ResponseRecorder {
 	return answer
 }
 
-// outageOf is the one that a call meets now; nil is none.
+// outageOf returns the outage that affects a call now; nil if there is none.
 func (s *lonelyStage) outageOf(path string) *outage {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -904,7 +904,7 @@ func (b briefly) RoundTrip(r *http.Request) (*http.Response, error) {
 	return b.inProcess.RoundTrip(r)
 }
 
-// noticed tells phases by what a worker is about to ask for.
+// noticed recognizes phases by the request that a worker is about to send.
 func (s *lonelyStage) noticed(vm *stageVM, method, path string) {
 	s.mu.Lock()
 	ended := false
@@ -923,7 +923,8 @@ func (s *lonelyStage) noticed(vm *stageVM, method, path string) {
 	}
 }
 
-// isBetween: the machine was rebooted to come there, and is up again.
+// isBetween reports whether the machine was rebooted to get between two attempts, and is up
+// again.
 func (s *lonelyStage) isBetween(vm *stageVM) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -19,7 +19,7 @@ import (
 	"multihost/internal/tpu"
 )
 
-// A matrixProvider makes the slices of a cell, and is the difference between its matrices.
+// A matrixProvider makes the slices of a cell. Each provider has a matrix of its own.
 type matrixProvider struct {
 	name   string
 	few    bool   // make test runs a part of the cells: each fault, each phase, and all of "run"
@@ -123,14 +123,14 @@ func (c *cell) serveGCE(r *http.Request) *httptest.ResponseRecorder {
 	answer := c.answer(r)
 	switch {
 	case strings.Contains(r.URL.Path, "/operations/") && !strings.Contains(answer.Body.String(), `"DONE"`):
-		c.ticks.tick() // once, so that the next list shows the step after the operation
+		c.ticks.tick() // tick once, so that the next list shows the step after the operation
 	case r.Method == http.MethodPost && strings.HasSuffix(r.URL.Path, groups):
 		c.made.Add(1)
-		if c.phase == "requested" { // half of it is made
+		if c.phase == "requested" { // only a part of the resource exists now
 			c.strike()
 		}
 	case r.Method == http.MethodDelete && path.Base(path.Dir(r.URL.Path)) == path.Base(groups):
-		_, _ = c.server.Clear("group-topology") // of the group that goes
+		_, _ = c.server.Clear("group-topology") // clear the fault of the group that goes
 	case r.Method == http.MethodGet && strings.HasSuffix(r.URL.Path, groups):
 		if slices.Contains(phasesOf(answer.Body.Bytes()), c.phase) {
 			c.strike()
@@ -171,8 +171,8 @@ func phasesOf(list []byte) (phases []string) {
 	return phases
 }
 
-// queueGroups has the groups wait for machines where something happens while they do: the
-// simulator has some at once.
+// queueGroups makes the groups wait for machines in the cells in which something happens
+// during this wait. Without it, the simulator has machines at once.
 func (c *cell) queueGroups() {
 	if c.phase == "waiting" {
 		c.set("no-capacity group=m-*")
@@ -214,7 +214,7 @@ func (c *cell) noCapacity() {
 	}
 }
 
-// lateCapacity has a group wait for machines, and for quota.
+// lateCapacity makes a group wait for machines and for quota.
 func (c *cell) lateCapacity() {
 	c.set("group-quota group=m-1")
 	c.clearAfter("group-quota", 2*time.Minute)
@@ -269,7 +269,7 @@ func (c *cell) adminDeletesVM() {
 	}
 }
 
-// namesIn returns what a collection of Compute Engine has.
+// namesIn returns the names of the resources in a collection of Compute Engine.
 func (c *cell) namesIn(collection string) (names []string) {
 	var all struct {
 		Items []struct{ Name string }
@@ -307,6 +307,6 @@ func metadataOf(spec worker.Spec, name string) string {
 	return answer.Body.String()
 }
 
-// TestMatrixOnComputeEngine is TestMatrix for slices that Compute Engine makes. Where a
-// fault is not the same there, its row says what it is.
+// TestMatrixOnComputeEngine is TestMatrix for slices that Compute Engine makes. If a fault
+// is another one there, its row says which.
 func TestMatrixOnComputeEngine(t *testing.T) { runMatrix(t, onGCE) }

@@ -48,8 +48,8 @@ type matrixFault struct {
 	from   int             // first phase in which it can happen, as an index
 	onGCE  int             // the same with Compute Engine, if that is later
 	until  int             // last phase in which it can happen; 0: all
-	ends   bool            // what runs on the workers does not survive it
-	slow   bool            // it takes a limit of many minutes to be noticed
+	ends   bool            // the command on the workers does not survive it
+	slow   bool            // the runner notices it only after a limit of many minutes
 	bound  bool            // it happens to slices that are not spot
 	keeps  bool            // the slices stay, and are not made again
 	inRun  bool            // on real workers it happens in the run …
@@ -94,7 +94,7 @@ func matrixFaults(on *matrixProvider) []matrixFault {
 		{name: "one slice of two preempted", from: fromProvisioning, ends: true, strike: inject("preempt node=m-1", "group-preempt group=m-1"), allowed: []int{0}},
 		{name: "all slices suspended", onGCE: fromProvisioning, ends: true, inRun: true, trains: true, strike: inject("qr-suspended qr=m", "group-preempt group=m-*"), allowed: []int{0}},
 		{name: "the request fails", only: onTPU, ends: true, strike: both("qr-failed qr=m message='an internal error has occurred'"), allowed: []int{0}},
-		{name: "the request fails", only: onGCE, strike: both("group-topology state=FAILED group=m-1"), allowed: []int{0}}, // its VMs run on
+		{name: "the request fails", only: onGCE, strike: both("group-topology state=FAILED group=m-1"), allowed: []int{0}}, // its VMs continue to run
 		{name: "no capacity any more", ends: true, strike: (*cell).noCapacity, allowed: []int{0, exitTempFail}},
 		{name: "no capacity for 2 minutes", only: onGCE, until: untilWaiting, keeps: true, strike: (*cell).lateCapacity, allowed: []int{0}},
 		{name: "a VM takes 5 minutes to boot", only: onGCE, until: untilProvisioning, keeps: true, strike: (*cell).lateBoot, allowed: []int{0}},
@@ -111,8 +111,9 @@ func matrixFaults(on *matrixProvider) []matrixFault {
 		{name: "a worker never answers again", from: fromConnect, ends: true, slow: true, inRun: true, strike: both("worker-unreachable node=m-1 worker=0"), allowed: []int{0}},
 		{name: "runner killed, job typed again", strike: (*cell).killRunner, allowed: []int{0}},
 		{name: "Ctrl-C", ends: true, strike: (*cell).interrupt, allowed: []int{exitInterrupt, exitOK}},
-		// Compute Engine is asked in several calls. A job that has only a part yet waits for the API
-		// as long as for any call, ends, and deletes the part once it can.
+		// Compute Engine is asked in several calls. A job that has made only a part waits
+		// for the API as long as in any other call. Then it ends, and deletes the part as
+		// soon as it can.
 		{name: "the runner has no network for 20 minutes", slow: true, inRun: true, strike: func(c *cell) { c.cutOffFor(20 * time.Minute) }, allowed: []int{0, exitUnavailable}},
 		{name: "the runner reaches no worker for 20 minutes", from: fromConnect, slow: true, inRun: true, strike: (*cell).tunnelAway, allowed: []int{0}},
 	}
@@ -125,7 +126,7 @@ type cell struct {
 	phase   string
 	fault   matrixFault
 	on      *matrixProvider
-	backend string // of the workers; "" is the one that only answers
+	backend string // of the workers; "": stand-ins that only answer
 	server  *sim.Server
 	ticks   *tickClock
 	clock   gcp.Clock // of the runner
@@ -142,7 +143,7 @@ type cell struct {
 	over    chan struct{} // closed when the fault has struck
 	killed  atomic.Bool
 	tunnel  atomic.Bool    // the API is reached by another way than the workers
-	back    sync.WaitGroup // until what is away for a time is back
+	back    sync.WaitGroup // waits until everything that is away for a time is back
 	starts  atomic.Int32
 	made    atomic.Int32 // groups of Compute Engine
 	mu      sync.Mutex   // guards what follows
@@ -154,7 +155,7 @@ type cell struct {
 type fleet interface {
 	worker.Backend
 	machines(node string) []machine // of a slice, or of all for ""
-	cutOff(dead bool)               // takes the runner away from all workers, or brings another one
+	cutOff(dead bool)               // with true, cuts the runner off from all workers; with false, another runner can reach them
 	isDead() bool                   // no runner is there
 }
 
@@ -178,7 +179,7 @@ func (c hurriedClock) After(d time.Duration) <-chan time.Time {
 	return time.After(time.Duration(float64(d) / c.speed))
 }
 
-// speed is the factor by which the runner's clock is faster. If limits of many minutes
+// speed returns the factor by which the runner's clock is fast. If limits of many minutes
 // have to pass first, the factor is larger.
 func (f matrixFault) speed() float64 {
 	if f.slow {
@@ -187,8 +188,8 @@ func (f matrixFault) speed() float64 {
 	return 100
 }
 
-// tickClock is the simulator's time: it moves by a step each time a runner has
-// seen the state of the queued resource, so that no state is missed.
+// tickClock is the simulator's time: it moves by a step each time a runner has seen the
+// state of the queued resource, so that the runner misses no state.
 type tickClock struct {
 	mu     sync.Mutex
 	now    time.Time
@@ -303,7 +304,7 @@ func newCell(t *testing.T, identity *sshkey.Identity, phase string, fault matrix
 	return c
 }
 
-// run runs the job, twice where its runner is killed, and says what came out.
+// run runs the job, twice if its runner is killed, and returns the result.
 func (c *cell) run() string {
 	name := c.phase + " × " + c.fault.name
 	if err := c.setUp(); err != nil {
@@ -379,8 +380,8 @@ func (c *cell) close() {
 	}
 }
 
-// The ends of a command that runs until it is stopped, and of one that does
-// nothing.
+// Closed when a command ends: never, for a command that runs until it is stopped, and at
+// once.
 var never, atOnce = make(chan struct{}), closed()
 
 func closed() chan struct{} {
@@ -389,8 +390,8 @@ func closed() chan struct{} {
 	return ch
 }
 
-// commandEnds says when the command ends by itself: at once, but for the attempt
-// in whose run something happens.
+// commandEnds returns a channel that is closed when the command ends by itself: at once,
+// except in the attempt during which something happens.
 func (c *cell) commandEnds(*quickVM) <-chan struct{} {
 	select {
 	case <-c.over:
@@ -492,7 +493,7 @@ func (c *cell) strike() {
 	})
 }
 
-// serve is the way from the runner to the API.
+// serve passes the requests of the runner to the API.
 func (c *cell) serve(w http.ResponseWriter, r *http.Request) {
 	if c.fleet.isDead() && !c.tunnel.Load() {
 		panic(http.ErrAbortHandler)
@@ -520,8 +521,8 @@ func (c *cell) serve(w http.ResponseWriter, r *http.Request) {
 	io.Copy(w, answer.Body)
 }
 
-// inject sets a fault of the simulator and waits until what it takes away is
-// gone: else a command might end well in the moment before.
+// inject sets a fault of the simulator and waits until everything that the fault takes away
+// is gone. Otherwise a command might succeed in the moment before.
 func (c *cell) inject(text string) {
 	if !c.set(text) {
 		return
@@ -562,7 +563,7 @@ func (c *cell) adminDeletes() {
 	c.awaitDown("")
 }
 
-// elsewhere is a request that the runner knows nothing of.
+// elsewhere sends a request that the runner does not know about.
 func (c *cell) elsewhere(method, path string) string {
 	answer := httptest.NewRecorder()
 	c.server.ServeHTTP(answer, httptest.NewRequest(method, path, http.NoBody))
@@ -605,17 +606,17 @@ func (c *cell) tunnelAway() {
 	c.cutOffFor(20 * time.Minute)
 }
 
-// Two machines have a runner of one job at the same time, begun at once or one after
-// the other: one of them starts the command, once, and the other follows it; neither
-// stops the command or takes its slices away.
+// Two machines have a runner of one job at the same time. They begin at once or one after
+// the other. One runner starts the command, once, and the other follows it. Neither stops
+// the command or deletes its slices.
 func TestTwoRunnersOfOneJob(t *testing.T) {
 	identity, err := sshkey.Create(filepath.Join(t.TempDir(), "key"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	slow := calibrate(t, identity)
-	// No runner here waits for a limit. Twice as many runners as were measured must
-	// not reach one because they are slow.
+	// No runner here waits for a limit. Twice as many runners run here as when the speed
+	// was measured. They must not reach a limit because they are slow.
 	calm := 10 * slow
 	var wg sync.WaitGroup
 	for round := range 10 {
@@ -627,8 +628,8 @@ func TestTwoRunnersOfOneJob(t *testing.T) {
 	wg.Wait()
 }
 
-// race runs the job twice, the second time after a while; astride, the second
-// reads what the workers know while the first starts the command on them.
+// race runs the job twice, the second time after a while. With astride, the second runner
+// reads what the workers know while the first one starts the command on them.
 func (c *cell) race(after time.Duration, astride bool) {
 	if err := c.setUp(); err != nil {
 		c.t.Error(err)
@@ -637,7 +638,7 @@ func (c *cell) race(after time.Duration, astride bool) {
 	defer c.close()
 	fleet := c.fleet.(*quickWorkers)
 	type runner struct {
-		follows, seen chan struct{} // closed when it follows the command, and when that has ended for it
+		follows, seen chan struct{} // closed when the runner follows the command, and when it has seen the command end
 		status        int
 		err           error
 		story         testkit.Buffer
@@ -678,7 +679,7 @@ func (c *cell) race(after time.Duration, astride bool) {
 				select {
 				case <-r.seen:
 					<-two[1-i].seen // a real deletion takes longer than the last word of a worker
-				default: // of slices that counted as lost: the story says why
+				default: // the slices counted as lost: the story says why
 				}
 			}
 		})
@@ -727,7 +728,7 @@ type matrixDoc struct {
 	update           bool
 }
 
-// openMatrix reads the table behind a mark. It must have all rows and columns.
+// openMatrix reads the table that follows a mark. It must have all rows and columns.
 func openMatrix(t *testing.T, mark string, phases, faults []string) *matrixDoc {
 	t.Helper()
 	begin, end := "<!-- "+mark+" -->\n\n", "\n<!-- end of matrix -->"
@@ -761,13 +762,13 @@ func openMatrix(t *testing.T, mark string, phases, faults []string) *matrixDoc {
 	return d
 }
 
-// tableIsWritten reports whether the tests are to write what comes out.
+// tableIsWritten reports whether the tests write their results into the table.
 func tableIsWritten() bool {
 	f := flag.Lookup("update")
 	return f != nil && f.Value.String() == "true"
 }
 
-// set says what came out in a cell. It may be called for several at once.
+// set records the result of a cell. It may be called for several cells at once.
 func (d *matrixDoc) set(t *testing.T, fault, phase int, result string) {
 	t.Helper()
 	d.got[fault][phase] = result

@@ -141,7 +141,7 @@ func firewallCommand() *cli.Command {
 						return err
 					}
 					deleted, err := s.networks.DeleteFirewall(c.Context, name)
-					if deleted { // if not, DeleteFirewall has reported it
+					if deleted { // if nothing was deleted, DeleteFirewall has reported that
 						event.Notef(s.view, event.Info, "", "deleted firewall rule %s", name)
 					}
 					return interruptible(c.Context, err)

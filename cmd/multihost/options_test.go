@@ -78,7 +78,7 @@ func TestOptionsShowWhereTheTableSays(t *testing.T) {
 	}
 }
 
-// planOf returns the plan of a dry run as it is in JSON.
+// planOf returns the plan of a dry run, decoded from JSON.
 func planOf(r *rehearsal, line []string) map[string]any {
 	r.Helper()
 	stdout, _ := r.must(0, line...)
@@ -96,7 +96,7 @@ func planOf(r *rehearsal, line []string) map[string]any {
 	return nil
 }
 
-// at returns what stands under a path, as JSON. Lists count as their first element.
+// at returns the value at a path, as JSON. Lists count as their first element.
 func at(doc any, path string) string {
 	for name := range strings.SplitSeq(path, ".") {
 		if list, ok := doc.([]any); ok && len(list) > 0 {
@@ -124,7 +124,8 @@ func keyOf(t *testing.T, plan map[string]any, key string) string {
 	return ""
 }
 
-// runnerless returns the text of the job without runner that a document has in it, or "".
+// runnerless returns the text for a job without runner that is somewhere in a document, or
+// "".
 func runnerless(doc any) (text string) {
 	switch doc := doc.(type) {
 	case []any:

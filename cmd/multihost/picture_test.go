@@ -20,10 +20,9 @@ import (
 // sessionPicture is what the README shows. make picture makes it anew.
 const sessionPicture = "../../docs/images/session.svg"
 
-// TestSessionPictureIsOfThisProgram runs the session that the README shows, in a
-// terminal, and compares what the picture says with what the program says now:
-// the lines of the summary, whatever the times in them. With -update it draws
-// the picture anew.
+// TestSessionPictureIsOfThisProgram runs the session of the README in a terminal. It
+// compares the lines of the summary in the picture with those of the program, without the
+// times in them. With -update it draws the picture anew.
 func TestSessionPictureIsOfThisProgram(t *testing.T) {
 	testkit.OnlyInAll(t, "the story terminals")
 	t.Parallel()
@@ -57,7 +56,7 @@ func TestSessionPictureIsOfThisProgram(t *testing.T) {
 	}
 }
 
-// timeless are the lines of a picture without what differs from run to run.
+// timeless returns the lines of a picture without the parts that differ from run to run.
 func timeless(picture string) []string {
 	text := regexp.MustCompile(`<[^>]*>`).ReplaceAllString(picture, "")
 	text = strings.NewReplacer("&#39;", "'", "&#34;", `"`, "&gt;", ">", "&lt;", "<", "&amp;", "&").Replace(text)
@@ -69,7 +68,8 @@ func timeless(picture string) []string {
 // slices, and returns what stands there at its end, with colours as escapes.
 func recordSession(t *testing.T, command string) string {
 	tmux := testkit.Need(t, "tmux")
-	// A name of one length: where the program breaks its lines depends on it.
+	// The name always has the same length, because the places where the program breaks
+	// lines depend on it.
 	dir := fmt.Sprintf("/tmp/mh%010d", rand.Uint32())
 	testkit.Must(t, os.Mkdir(dir, 0o700))
 	t.Cleanup(func() { os.RemoveAll(dir) })
@@ -148,7 +148,7 @@ func drawTerminal(screen string) string {
 	return b.String()
 }
 
-// sgr is how text is shown.
+// sgr is the style in which text is shown.
 type sgr struct {
 	colour      string
 	bold, faint bool

@@ -34,13 +34,13 @@ type quickWorkers struct {
 	mu    sync.Mutex
 	next  int
 	vms   map[string]*quickVM // by node and index; the newest
-	dead  bool                // the runner is gone: nothing reaches anybody
+	dead  bool                // the runner is gone: none of its messages arrives
 	until func(vm *quickVM) <-chan struct{}
-	look  func(vm *quickVM, list func()) // calls list, which answers what the worker knows; nil does so, too
+	look  func(vm *quickVM, list func()) // calls list, which answers with what the worker knows; nil: list is called directly
 }
 
-// newQuickWorkers takes a port that is free on every address of 127.0.0.0/8 that
-// others have not bound by name.
+// newQuickWorkers takes a port that is free on every address of 127.0.0.0/8, except on
+// addresses to which other programs have bound it.
 func newQuickWorkers() (*quickWorkers, error) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -97,7 +97,8 @@ func (b *quickWorkers) machines(node string) []machine {
 	return all
 }
 
-// cutOff takes the runner away from all workers, or brings another one.
+// cutOff with true cuts the runner off from all workers. With false, another runner can
+// reach them.
 func (b *quickWorkers) cutOff(dead bool) {
 	b.mu.Lock()
 	b.dead = dead
@@ -162,8 +163,7 @@ func (vm *quickVM) boot() error {
 	return nil
 }
 
-// goDown ends everything on the machine; a command that ran has an end that
-// nobody saw.
+// goDown ends everything on the machine. Nobody sees the end of a command that runs.
 func (vm *quickVM) goDown() {
 	vm.mu.Lock()
 	if vm.listener != nil {
@@ -479,7 +479,7 @@ func (vm *quickVM) arm(args []string, in *bufio.Reader, say sayer) {
 	})
 }
 
-// end is the end of a command. One that its machine takes along has none.
+// end ends a command. A command that goes down with its machine has no such end.
 func (vm *quickVM) end(r *quickRun, code int, reason string) {
 	vm.mu.Lock()
 	defer vm.mu.Unlock()
@@ -531,7 +531,7 @@ func (vm *quickVM) readable() <-chan struct{} {
 	return vm.unread
 }
 
-// fails ends what runs there as a command that has failed.
+// fails ends the command on the machine as if it had failed.
 func (vm *quickVM) fails(code int) {
 	vm.mu.Lock()
 	runs := slices.Collect(maps.Values(vm.runs))

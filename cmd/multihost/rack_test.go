@@ -31,15 +31,15 @@ import (
 )
 
 // A rack is a provider of slices that no cloud knows: it makes boxes in memory. It has its
-// own words for what becomes of an order of boxes, and it mends them by itself.
+// own words for the states of an order of boxes, and it repairs boxes by itself.
 type rack struct {
 	fleet *quickWorkers
 
 	mu     sync.Mutex // guards what follows
 	next   int        // number of boxes that were made
 	orders map[string]*order
-	calls  []string // that changed something
-	looks  int      // at an order since its boxes went dark
+	calls  []string // calls that changed something
+	looks  int      // how often an order was looked at since its boxes went dark
 }
 
 // An order is what a rack has made for one request.
@@ -210,7 +210,8 @@ func (r *rack) Undoing(id string, _ ...string) provision.Undoing {
 	}
 }
 
-// strike lets boxes of an order go dark: all are carried off, or the rack mends the last one.
+// strike lets boxes of an order go dark: all of them are taken away, or the rack repairs
+// the last one.
 func (r *rack) strike(id, word string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -225,10 +226,9 @@ func (r *rack) strike(id, word string) {
 	}
 }
 
-// The same code requests a job's slices from a provider of another kind, waits for
-// them, runs the command, recovers from a loss and deletes the slices. If the provider
-// repairs slices itself, the job waits and deletes nothing. No text speaks of queued
-// resources.
+// The same code requests a job's slices from a provider of another kind, waits for them,
+// runs the command, recovers from a loss and deletes the slices. If the provider repairs
+// slices itself, the job waits and deletes nothing. No text mentions queued resources.
 func TestAJobOnAnotherProvider(t *testing.T) {
 	besideOthers(t)
 	for _, tt := range []struct {

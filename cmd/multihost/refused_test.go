@@ -120,7 +120,7 @@ func TestWhatIsWrongOnTheCommandLineIsRefusedBeforeTheFirstRequest(t *testing.T)
 				if dry {
 					args = append(args, "--dry-run")
 				}
-				for _, a := range tc.args { // a flag given twice is refused for that
+				for _, a := range tc.args { // a flag that is given twice would be refused for that reason
 					name, _, _ := strings.Cut(a, "=")
 					args = slices.DeleteFunc(args, func(have string) bool { return strings.HasPrefix(have, name+"=") || have == name })
 				}
@@ -140,8 +140,9 @@ func TestWhatIsWrongOnTheCommandLineIsRefusedBeforeTheFirstRequest(t *testing.T)
 	}
 }
 
-// namesThatNoWorkerExports are the variables that the start of a command refuses, of
-// all that bash has and all words in the scripts that start a command on a worker.
+// namesThatNoWorkerExports returns the variables that the start of a command refuses. It
+// tries all variables of bash, and all words in the scripts that start a command on a
+// worker.
 func namesThatNoWorkerExports(t *testing.T) []string {
 	t.Helper()
 	spec := launch.Spec{Run: "r", Attempt: 1, Owner: "o", WorkDir: "r", Script: "true"}

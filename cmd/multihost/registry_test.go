@@ -17,7 +17,7 @@ type background struct {
 	keyboard *os.File // of the terminal it was started on, or nil
 }
 
-// registry keeps what scripts started, by a path that only one script has.
+// registry keeps what scripts have started, by a path that belongs to one script only.
 type registry[T any] struct {
 	mu sync.Mutex
 	m  map[string]T

@@ -74,7 +74,8 @@ func TestTwoRunsOfOneNameDoNotMixTheirCode(t *testing.T) {
 		t.Errorf("the second is faster: the first ends with %+v, %v, and the second with %v", out, err, second)
 	}
 
-	// The second has looked who lives there before the first has started.
+	// The second run has looked for active runs on the workers before the first has
+	// started.
 	started, over := make(chan struct{}), make(chan struct{})
 	var first error
 	_, second = run(t.Context(), "bob", "sync", func() {

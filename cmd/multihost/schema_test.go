@@ -186,7 +186,7 @@ func TestEveryCommandHasASchema(t *testing.T) {
 	}
 }
 
-// schemas makes JSON Schemas of Go types, with their comments.
+// schemas makes JSON Schemas from Go types and their comments.
 type schemas struct {
 	defs     map[string]any
 	comments map[string]string // by package.Type and package.Type.Field
@@ -198,7 +198,7 @@ type object = map[string]any
 
 const draft = "https://json-schema.org/draft/2020-12/schema"
 
-// events is the file of lines that several commands print.
+// events returns the schema of the lines that several commands print.
 func (g *schemas) events() []byte {
 	g.defs = object{}
 	lines := object{}
@@ -228,7 +228,7 @@ func (g *schemas) events() []byte {
 	return g.write(object{"$schema": draft, "title": "lines of multihost --output=json", "$defs": g.defs})
 }
 
-// line is the schema of a line of a kind, with the fields of t.
+// line returns the schema of a line of a kind, with the fields of t.
 func (g *schemas) line(kind string, t reflect.Type) object {
 	properties := object{
 		"v":    object{"const": 1, "description": "version of this format"},
@@ -318,7 +318,7 @@ func (g *schemas) schema(t reflect.Type) object {
 	case reflect.Struct:
 		name := strings.TrimPrefix(filepath.Base(t.PkgPath())+"."+t.Name(), "multihost.")
 		if _, ok := g.defs[name]; !ok {
-			g.defs[name] = object{} // for types that have themselves
+			g.defs[name] = object{} // for types that contain themselves
 			fields := g.fields(t)
 			fields["type"] = "object"
 			if about := g.comment(t, ""); about != "" {
@@ -332,7 +332,7 @@ func (g *schemas) schema(t reflect.Type) object {
 	return object{}
 }
 
-// fields are the properties of a struct, those of embedded ones included.
+// fields returns the properties of a struct, including those of embedded structs.
 func (g *schemas) fields(t reflect.Type) object {
 	properties, required := object{}, []string{}
 	for i := range t.NumField() {
@@ -353,7 +353,7 @@ func (g *schemas) fields(t reflect.Type) object {
 		case optional:
 		case kind == reflect.Pointer:
 			s = object{"anyOf": []object{s, {"type": "null"}}}
-		case s["type"] == "array" || kind == reflect.Map: // Go writes an empty one as null, or not
+		case s["type"] == "array" || kind == reflect.Map: // Go may write an empty one as null
 			s["type"] = []any{s["type"], "null"}
 		}
 		if about := g.comment(t, f.Name); about != "" {
@@ -371,7 +371,7 @@ func (g *schemas) fields(t reflect.Type) object {
 	return object{"properties": properties, "required": required}
 }
 
-// comment is what the code says of a type or a field.
+// comment returns the comment of a type or a field in the code.
 func (g *schemas) comment(t reflect.Type, field string) string {
 	path := t.PkgPath()
 	dir := "../../" + strings.TrimPrefix(path, "multihost/")
@@ -417,9 +417,9 @@ func (g *schemas) readComments(dir, file string) {
 	})
 }
 
-// checkJSON reports each line of a command's standard output that its schema
-// does not describe. It is stricter than the schema, which lets readers expect
-// further fields: here all of them have to be described.
+// checkJSON reports each line of a command's standard output that its schema does not
+// describe. It is stricter than the schema, which lets readers expect further fields: here
+// the schema must describe all of them.
 func checkJSON(dir, command string, out []byte) error {
 	compiler := jsonschema.NewCompiler()
 	compiler.UseLoader(strictLoader{})

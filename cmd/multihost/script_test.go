@@ -38,8 +38,8 @@ func TestMain(m *testing.M) {
 	if netns.MaybeInit(os.Args) {
 		return
 	}
-	// Stories wait most of their time: for boots, reboots, leases and each other.
-	// What -parallel says on the command line counts more.
+	// Stories wait most of their time: for boots, reboots, leases and each other. The value
+	// of -parallel on the command line overrides this.
 	if err := flag.Set("test.parallel", strconv.Itoa(2*runtime.GOMAXPROCS(0))); err != nil {
 		panic(err)
 	}
@@ -54,8 +54,8 @@ func TestMain(m *testing.M) {
 	})
 }
 
-// agentFolder has multihost-agent for this machine. It is built at the first use: in these
-// tests another one may be embedded, or none.
+// agentFolder has multihost-agent for this machine. It is built at the first use, because
+// the binary of the tests may have another agent embedded, or none.
 var agentFolder struct {
 	sync.Mutex
 	path string
@@ -75,13 +75,14 @@ func builtAgent() (string, error) {
 	return dir, agentbuild.Into(context.Background(), "../..", dir, runtime.GOARCH)
 }
 
-// suite is the tests, and not the programs that they run from this binary.
+// suite is the test run. The programs that the tests start from this binary are not part of
+// it.
 type suite struct{ m *testing.M }
 
 func (s suite) Run() int {
 	testkit.HearSignals()
 	defer func() { os.RemoveAll(agentFolder.path) }()
-	agents = func() agentprogram.Set { // where the program runs in the process of the tests
+	agents = func() agentprogram.Set { // for a program that runs in the process of the tests
 		dir, err := builtAgent()
 		if err != nil {
 			return agentprogram.Set{}
@@ -91,17 +92,17 @@ func (s suite) Run() int {
 	return s.m.Run()
 }
 
-// besideOthers lets a test that has many programs in this process run beside
-// other tests. Such programs share flags of the command library, which one
-// program never does; the race detector sees that, so there it runs alone.
+// besideOthers lets a test that runs many programs in this process run beside other tests.
+// Such programs share flags of the command library, which separate processes never do. The
+// race detector reports that, so under the race detector the test runs alone.
 func besideOthers(t *testing.T) {
 	if !testkit.RaceDetector {
 		t.Parallel()
 	}
 }
 
-// TestScripts runs testdata/script: each tells one story with the real binary
-// against a simulator of its own.
+// TestScripts runs the scripts in testdata/script. Each script plays one story with the
+// real binary, against a simulator of its own.
 //
 // The condition [all] holds in make test-all. The lines after "[!all] skip" or "[!all]
 // stop" are expensive, and make test leaves them out.
@@ -130,7 +131,7 @@ func TestScripts(t *testing.T) {
 	testscript.Run(t, scriptParams(t, stories(t), "process"))
 }
 
-// TestScriptsOnNamespaces tells stories of several commands once more, on workers with
+// TestScriptsOnNamespaces runs stories of several commands once more, on workers with
 // OpenSSH and a kernel's network.
 func TestScriptsOnNamespaces(t *testing.T) {
 	t.Parallel()
@@ -147,7 +148,7 @@ func TestScriptsOnNamespaces(t *testing.T) {
 	testscript.Run(t, scriptParams(t, files, "netns"))
 }
 
-// scriptParams are the parameters of scripts whose simulators have workers of backend.
+// scriptParams returns the parameters of scripts whose simulators have workers of backend.
 func scriptParams(t *testing.T, files []string, backend string) testscript.Params {
 	return testscript.Params{
 		Files:               files,
@@ -158,7 +159,7 @@ func scriptParams(t *testing.T, files []string, backend string) testscript.Param
 			env.Setenv("HOME", home)
 			env.Setenv("USER", "ann")
 			env.Setenv("BACKEND", backend)
-			// An interpreter on each worker of every story would cost a minute.
+			// Starting an interpreter on each worker of every story would cost a minute.
 			env.Setenv("MULTIHOST_FLAG_SKEW", "off")
 			env.Setenv("CLOUDSDK_CONFIG", filepath.Join(home, "gcloud"))
 			code := filepath.Join(env.WorkDir, "src")
@@ -457,8 +458,8 @@ func fileExists(path string) bool {
 	return err == nil && !info.IsDir()
 }
 
-// scriptEnviron is the environment of the script; testscript hands it to the
-// programs it runs itself only.
+// scriptEnviron returns the environment of the script; testscript gives it only to the
+// programs that it starts itself.
 func scriptEnviron(ts *testscript.TestScript) []string {
 	var buf bytes.Buffer
 	for _, name := range []string{"HOME", "USER", "PATH", "TMPDIR", "WORK", "CLOUDSDK_CONFIG", "SIM_DIR", "XDG_STATE_HOME", "XDG_RUNTIME_DIR", "AGENT_DIR"} {
@@ -569,7 +570,7 @@ func scriptTerminal(ts *testscript.TestScript, neg bool, args []string) {
 	}
 	new := append([]string{"new-session", "-d"}, screenSize(ts, args[0])...)
 	tmux(ts, env, append(new, strings.Join(command, " "))...)
-	ts.Defer(func() { // it may have ended with its last program
+	ts.Defer(func() { // tmux may have ended with its last program
 		exec.Command("tmux", "-S", filepath.Join(ts.Getenv("WORK"), "tmux"), "kill-server").Run()
 	})
 }
@@ -609,8 +610,8 @@ func scriptResize(ts *testscript.TestScript, neg bool, args []string) {
 	tmux(ts, nil, append([]string{"resize-window"}, screenSize(ts, args[0])...)...)
 }
 
-// scriptLeft counts the simulator's processes, known by their environment,
-// whose command line has a text, until there are so many.
+// scriptLeft waits until the simulator has so many processes whose command line contains a
+// text. It recognizes them by their environment.
 func scriptLeft(ts *testscript.TestScript, neg bool, args []string) {
 	noNegation(ts, neg)
 	deadline := time.After(scriptWait)

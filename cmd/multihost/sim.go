@@ -98,7 +98,7 @@ func simUpCommand() *cli.Command {
 			dir := simDir(c)
 			cfg := simConfig(c, dir)
 			asked := 0
-			if _, typed := c.Values["ssh-port"]; typed { // not the variable: multihost sim env exports the port of another simulator
+			if _, typed := c.Values["ssh-port"]; typed { // the variable does not count: multihost sim env exports the port of another simulator
 				if asked = c.Int("ssh-port"); asked < 0 || asked > 65535 {
 					c.Refuse(usagef("--ssh-port=%d: it is a port from 1 to 65535, or 0", asked), "ssh-port")
 				}

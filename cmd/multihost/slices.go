@@ -89,9 +89,9 @@ the same request exists already, multihost uses it.`,
 	}, exitOK, exitUsage, exitUnavailable, exitTempFail, exitPermission, exitConfig, exitInterrupt, exitTerminate)
 }
 
-// chooseProvider makes the provider that --provider names, or that offers the type of r, the
-// one of the session. It refuses the flags if that provider cannot make r. why tells a user who
-// named no provider why it was chosen.
+// chooseProvider sets the provider of the session: the one that --provider names, or one
+// that offers the type of r. It refuses the flags if that provider cannot make r. why tells
+// a user who named no provider why it was chosen.
 func (s *session) chooseProvider(c *call, r provision.Request) (why string) {
 	on, why := options.Provider(&c.Call, r.Type)
 	s.makeOn(on)

@@ -17,10 +17,10 @@ import (
 	"multihost/internal/testkit"
 )
 
-// TestSoak runs a command that writes numbered lines on 32 workers while
-// connections are cut, stalled, refused and slowed at random, with a fixed
-// seed, and then proves by counting that no line is missing, doubled or altered,
-// that no process is left, and that goroutines and descriptors are back.
+// TestSoak runs a command that writes numbered lines on 32 workers while connections are
+// cut, stalled, refused and slowed at random, with a fixed seed. Then it proves by counting
+// that no line is missing, doubled or altered, and that no process, goroutine or descriptor
+// is left.
 //
 // SOAK_FAULTS sets the number of faults (200), SOAK_SEED the seed (1).
 func TestSoak(t *testing.T) {
@@ -61,7 +61,7 @@ func TestSoak(t *testing.T) {
 		status <- p.run([]string{"run", "--tpu-prefix=t", "--run-name=soak", "--script-dir=" + code, "--log-dir=" + dir + "/logs",
 			"--stream=none", "--connect-timeout=30s", "--", "python3", "write.py"})
 	}()
-	go func() { // faults begin with the first line: a start that is refused is another story
+	go func() { // faults begin with the first line: other tests cover a start that is refused
 		defer close(started)
 		for range 6000 {
 			if data, _ := os.ReadFile(filepath.Join(dir, "logs", "output_slice_0000_worker_0000.txt")); len(data) > 0 {

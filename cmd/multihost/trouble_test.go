@@ -20,8 +20,8 @@ import (
 	"multihost/internal/testkit/simworker"
 )
 
-// A trouble is something wrong with worker 1 of 2, or with both, and what a user
-// sees of it.
+// A trouble is a problem of worker 1 of 2, or of both, and the messages that a user sees
+// about it.
 type trouble struct {
 	story   string
 	faults  []string // set before the run; "node=" is added
@@ -32,7 +32,7 @@ type trouble struct {
 	command string // "echo hello" when empty
 
 	status int
-	says   string // all warnings, errors and hints, addresses left out
+	says   string // all warnings, errors and hints, without addresses
 	prints string // on stdout, of worker 0
 }
 
@@ -50,7 +50,7 @@ const (
 	wrongClock    = "; what is shown is corrected, but certificates and tokens may be refused\n"
 )
 
-// firstOutput as trouble.after is the first output of worker 1.
+// firstOutput is the value of trouble.after for the first output of worker 1.
 const firstOutput = "first output"
 
 func troubles() []trouble {
@@ -209,9 +209,9 @@ func troubles() []trouble {
 	}}
 }
 
-// TestTroubleOfAWorkerIsTold sets each trouble on workers of both backends and
-// compares the warnings, errors and hints with what they ought to be, and the
-// status. Nothing may be left behind. make test tries each trouble on one backend.
+// TestTroubleOfAWorkerIsTold sets each trouble on workers of both backends and compares the
+// warnings, errors, hints and the status with the expected ones. Nothing may be left
+// behind. make test tries each trouble on one backend.
 func TestTroubleOfAWorkerIsTold(t *testing.T) {
 	besideOthers(t)
 	for _, backend := range []string{"process", "netns"} {
@@ -229,7 +229,7 @@ func TestTroubleOfAWorkerIsTold(t *testing.T) {
 						testkit.Need(t, row.needs)
 					}
 					if i > 0 {
-						t.Parallel() // the first makes the SSH key
+						t.Parallel() // the first trouble, which makes the SSH key, runs alone
 					}
 					lab.try(t, i, row)
 				})
@@ -267,7 +267,7 @@ func newLab(t *testing.T, backend string, slices sim.SliceSpec) *troubleLab {
 	}
 	t.Cleanup(func() { server.Close() })
 	l := &troubleLab{dir: dir, code: filepath.Join(dir, "code"), server: server, env: server.Env()}
-	l.env["HOME"], l.env["USER"], l.env["MULTIHOST_FLAG_SKEW"] = dir, "ann", "off" // which would start an interpreter a worker
+	l.env["HOME"], l.env["USER"], l.env["MULTIHOST_FLAG_SKEW"] = dir, "ann", "off" // comparing versions would start an interpreter on each worker
 	if err := os.MkdirAll(l.code, 0o755); err != nil {
 		t.Fatal(err)
 	}
@@ -345,7 +345,8 @@ func (l *troubleLab) try(t *testing.T, i int, row trouble) {
 	testkit.Eventually(t, "no process is left", func() bool { return len(processesBelow(run+"\x00", "")) == 0 })
 }
 
-// cut is how the end of a connection looks from here, as it happens.
+// cut matches the messages about the end of a connection; which one appears depends on the
+// moment.
 var cut = regexp.MustCompile(`connection reset by peer|closed by the other side: EOF|EOF|broken pipe`)
 
 // Which settings differ from the wanted values depends on the kernel.
@@ -363,8 +364,8 @@ var timeOfDay = regexp.MustCompile(`(?m)^\d\d:\d\d:\d\d `)
 // untimed removes the time of day from the beginning of lines.
 func untimed(text string) string { return timeOfDay.ReplaceAllString(text, "") }
 
-// said returns the warnings, errors and hints without what differs from run to
-// run: whether a connection broke while it was in use, too.
+// said returns the warnings, errors and hints without the parts that differ from run to
+// run. One of these parts says whether a connection broke while it was in use.
 func said(stderr, node, run string) string {
 	names := strings.NewReplacer("="+node+";", "=SLICE;", run, "RUN")
 	var b strings.Builder
@@ -402,9 +403,9 @@ func (w *transcript) String() string {
 	return w.text.String()
 }
 
-// TestStopDoesNotWaitForWorkersThatAreAway checks that a stop of workers of which
-// none can be reached takes the grace time and a few seconds, names them, and can be
-// repeated when they are back.
+// TestStopDoesNotWaitForWorkersThatAreAway stops workers of which none can be reached. The
+// stop takes the grace time and a few seconds, names the workers, and can be repeated when
+// they are back.
 func TestStopDoesNotWaitForWorkersThatAreAway(t *testing.T) {
 	besideOthers(t)
 	lab := newTroubleLab(t, "process", 2)

@@ -21,7 +21,7 @@ func TestALogThatIsNotReadKeepsTheSlices(t *testing.T) {
 	for _, row := range []struct {
 		story  string
 		inTime bool
-		atMost time.Duration // that the run takes
+		atMost time.Duration // the most that the run takes
 	}{
 		{"it can be read after a minute", true, 5 * time.Minute},
 		{"it cannot be read at all", false, 15 * time.Minute},
