@@ -119,7 +119,7 @@ func watchCost(ctx context.Context, source string, looks int) (w watched, err er
 	defer metadata.Close()
 	defer api.Close()
 	certificates := filepath.Join(dir, "certificates")
-	known, _ := os.ReadFile("/etc/ssl/certs/ca-certificates.crt") // elsewhere there are fewer to read
+	known, _ := os.ReadFile("/etc/ssl/certs/ca-certificates.crt") // where the file is missing, the watch reads fewer certificates
 	own := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: api.Certificate().Raw})
 	if err := os.WriteFile(certificates, append(known, own...), 0o644); err != nil {
 		return w, err
@@ -285,7 +285,8 @@ func processorTime(pids []int) (total time.Duration, err error) {
 	return total, nil
 }
 
-// residentNow returns the resident memory of processes, in MiB. What they share counts once.
+// residentNow returns the resident memory of processes, in MiB. Memory that they share
+// counts once.
 func residentNow(pids []int) (total float64, err error) {
 	for _, pid := range pids {
 		text, err := os.ReadFile(fmt.Sprintf("/proc/%d/smaps_rollup", pid))

@@ -23,8 +23,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// TestClientsGetWhatTheLoadServerSends keeps the harness honest: every client that is
-// measured has done the work.
+// TestClientsGetWhatTheLoadServerSends checks that every client that is measured has done
+// the whole work.
 func TestClientsGetWhatTheLoadServerSends(t *testing.T) {
 	testkit.Need(t, "ssh-keygen")
 	l, err := openLab(t.Context(), options{binary: os.Args[0], most: 3})
@@ -84,8 +84,8 @@ func TestWhoFailsIsNotMeasured(t *testing.T) {
 	}
 }
 
-// A login takes round trips: to say who one is, to agree on keys, to log in, to
-// run a command.
+// A login takes round trips: to exchange versions, to agree on keys, to log in, to run a
+// command.
 func TestWorkersFarAwayAreThatFar(t *testing.T) {
 	testkit.Need(t, "ssh-keygen")
 	l, err := openLab(t.Context(), options{binary: os.Args[0], most: 2})
@@ -139,7 +139,8 @@ func TestASectionThatFailsIsAMissedBar(t *testing.T) {
 	}
 }
 
-// The watch of a lease keeps its bars: it lives beside the command on every worker.
+// The watch of a lease costs no more than its limits allow, because it lives beside the
+// command on every worker.
 func TestTheWatchOfALeaseIsSmall(t *testing.T) {
 	t.Parallel()
 	w, err := watchCost(t.Context(), "..", 5)

@@ -80,8 +80,8 @@ const (
 	manySize  = 2000 // bytes
 )
 
-// measureManyFiles measures what one changed file costs a worker that has many, and what
-// they cost a sync of other files.
+// measureManyFiles measures what a change of one file costs a worker that has many files,
+// and what the many files cost a sync of other files.
 func measureManyFiles(ctx context.Context, l *lab, r *report) error {
 	r.section("Many small files", fmt.Sprintf(`
 `+"`multihost run --command=true`"+` brings a directory of %d files of %d bytes to one worker of the simulator. The runs "small"

@@ -67,7 +67,7 @@ for a line, get it by one write each, note the time and become the same command;
 
 // countProcesses counts what a run of `true` with nothing new starts on a worker with
 // OpenSSH and sudo. Each process there gets the next number of the worker's own. Two equal
-// commands tell how many belong to the command that asks for the number.
+// commands show how many processes belong to the command that reads the number.
 func (l *lab) countProcesses(ctx context.Context, r *report) error {
 	if os.Geteuid() != 0 {
 		r.note("The processes of a run on a worker were not counted: workers with OpenSSH need root.")
@@ -206,7 +206,7 @@ func (s *simulation) gcloud(ctx context.Context, r *report, workers int) error {
 				"--internal-ip", "--command=true", "--ssh-flag=-p "+s.variable("MULTIHOST_FLAG_SSH_PORT"))
 		}
 	}
-	if _, err := ssh("0")(); err != nil { // makes gcloud create and register its key
+	if _, err := ssh("0")(); err != nil { // this makes gcloud create and register its key
 		r.note(fmt.Sprintf("gcloud was not measured: %.200s", err))
 		return nil
 	}
@@ -346,8 +346,8 @@ func (l *lab) releaseBare(ctx context.Context, n int) (spread time.Duration, err
 	return time.Duration(last-first) * time.Microsecond, nil
 }
 
-// waiter is a shell, like the process that waits on a worker: it says that it is ready,
-// waits for a line, prints the time at which it came in microseconds, and becomes the
+// waiter is a shell, like the process that waits on a worker. It prints that it is ready,
+// waits for a line, and prints the time of its arrival in microseconds. Then it becomes the
 // command that skewOf starts.
 const waiter = `echo ready; read -r; LC_ALL=C; echo "${EPOCHREALTIME/./}"; exec sleep 1`
 

@@ -3,12 +3,12 @@
 //
 //	go run ./bench -binary bin/multihost -write docs/performance.md
 //
-// It starts itself as a load server, which stands in for up to 2048 workers on addresses
-// of 127.0.0.0/8. It runs every client against that server as a separate process. So the
-// cost of a client is what the kernel accounts to that process and to the children it has
-// waited for; the server's cost is counted separately. Clients to compare run in turn, in
-// one go, and their medians are compared: on a machine that others use too, the speed
-// drifts by more than the differences in question.
+// It starts itself as a load server, which stands in for up to 2048 workers on addresses of
+// 127.0.0.0/8. It runs every client against that server as a separate process. So the cost
+// of a client is what the kernel accounts to that process and to the children it has waited
+// for; the server's cost is counted separately. Clients to compare run in turn, one round
+// after another, and bench compares their medians. On a machine that others use too, the
+// speed changes over time by more than the differences in question.
 //
 // It exits with status 1 if a bar is missed, and says which.
 package main

@@ -9,8 +9,8 @@ import (
 	"strings"
 )
 
-// peers returns the installed ones of the tools that people use for this. Each contacts
-// all hosts at once, uses the same key and checks the host key only as everybody does.
+// peers returns the installed ones of the tools that people use for this. Each contacts all
+// hosts at once, uses the same key, and checks the host key no more than people usually do.
 func (l *lab) peers(ctx context.Context, n int, command string) ([]contestant, error) {
 	hosts := make([]string, n)
 	known := make([]string, n)

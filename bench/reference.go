@@ -70,7 +70,7 @@ func (c *clientFlags) one(i int, config *ssh.ClientConfig, out io.Writer) (err e
 	if c.view {
 		err = prefixLines(stdout, file, out, fmt.Sprintf("s%dw%d| ", i/64, i%64))
 	} else {
-		// Pieces of a packet or more: the smallest number of writes.
+		// Write pieces of a packet or more, because that takes the fewest writes.
 		_, err = io.CopyBuffer(struct{ io.Writer }{file}, stdout, make([]byte, 64<<10))
 	}
 	return errors.Join(err, session.Wait())

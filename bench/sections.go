@@ -200,7 +200,7 @@ compares throughput.`)
 		rounds  int
 	}{
 		{peerHosts, manyLog, []string{"pdsh", "parallel-ssh", "clush"}, 1},
-		{peerHosts, peerLog, []string{"pdsh"}, peerRounds}, // the others take minutes
+		{peerHosts, peerLog, []string{"pdsh"}, peerRounds}, // the other tools take minutes
 		{l.most, manyLog, nil, rounds},
 		{64, logBytes, nil, peerRounds},
 	} {
@@ -218,7 +218,7 @@ compares throughput.`)
 			})},
 		}
 		names := []string{"reference", "multihost", "multihost, files alone"}
-		if load.workers == peerHosts { // for thousands of workers it is not worth another minute
+		if load.workers == peerHosts { // a measurement with thousands of workers is not worth another minute
 			all = append(all, contestant{"reference, files alone", fresh(func(dir string) []string {
 				return l.own("reference", load.workers, "-command", fmt.Sprintf("burst %d", load.bytes), "-logs", dir)
 			})})

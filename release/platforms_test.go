@@ -48,8 +48,8 @@ func TestUnsoundGoIsFound(t *testing.T) {
 	}
 }
 
-// unsound checks the types of packages as they are built for a platform, with
-// other contents for some files. Of what is not ours only the declarations count.
+// unsound checks the types of packages as they are built for a platform, with other
+// contents for some files. Of packages that are not ours it checks only the declarations.
 func unsound(t *testing.T, p platform, planted map[string][]byte, patterns ...string) (faults []string) {
 	t.Helper()
 	root, err := filepath.Abs("..")

@@ -128,7 +128,7 @@ func TestArchivesHoldTheFilesAndNothingOfThisMachine(t *testing.T) {
 	for _, p := range []platform{{"linux", "arm64"}, {"windows", "amd64"}} {
 		name, err := one.pack(filepath.Join(source, "program"), p)
 		testkit.Must(t, err)
-		now := packedTime() // the times of the files count for nothing
+		now := packedTime() // the times of the files have no effect
 		testkit.Must(t, os.Chtimes(filepath.Join(source, "LICENSE"), now, now))
 		_, err = two.pack(filepath.Join(source, "program"), p)
 		testkit.Must(t, err)

@@ -159,9 +159,9 @@ func TestOneFails(t *testing.T) {
 	}
 }
 
-// TestGoesOnFromTheCheckpoint: a training that was cut short and started again
-// counts its steps on and ends with the weights of one that was not. Only
-// process 0 has the checkpoint.
+// TestGoesOnFromTheCheckpoint: a training that was interrupted and started again continues
+// its count of steps, and ends with the weights of a training that was not interrupted.
+// Only process 0 has the checkpoint.
 func TestGoesOnFromTheCheckpoint(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
