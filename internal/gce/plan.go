@@ -409,8 +409,10 @@ func check(r provision.Request, at place) error {
 }
 
 func checkNames(r provision.Request, at place, wrong func(string, ...any)) {
-	if part := at.partName(r.ID); !nameRE.MatchString(r.ID) || len(part) > maxName {
-		wrong("name %q: it has lower-case letters, digits and dashes, begins with a letter, and has at most %d bytes", r.ID, maxName-len(part)+len(r.ID))
+	const legal = "use a-z, 0-9 and '-', begin with a letter, do not end with '-', and use at most %d bytes"
+	part, told := at.partName(r.ID), !nameRE.MatchString(r.ID)
+	if told || len(part) > maxName {
+		wrong("name %q is not legal: "+legal, r.ID, maxName-len(part)+len(r.ID))
 	}
 	names := r.NodeNames()
 	if len(names) != max(r.NodeCount, 1) {
@@ -418,8 +420,9 @@ func checkNames(r provision.Request, at place, wrong func(string, ...any)) {
 	}
 	seen := map[string]bool{}
 	for _, name := range names {
-		if !nameRE.MatchString(name) || len(name) > maxBase {
-			wrong("slice %q: it has lower-case letters, digits and dashes, begins with a letter, and has at most %d bytes", name, maxBase)
+		if !told && (!nameRE.MatchString(name) || len(name) > maxBase) {
+			wrong("slice name %q is not legal: "+legal, name, maxBase)
+			told = true // the other names are mostly wrong for the same reason
 		}
 		if seen[name] {
 			wrong("slice %q is named twice", name)

@@ -158,9 +158,9 @@ func TestASliceOfOneVMHasNoTopology(t *testing.T) {
 func TestRefusedRequests(t *testing.T) {
 	long := strings.Repeat("x", 60)
 	for want, change := range map[string]func(*provision.Request){
-		`name "M": it has lower-case letters`:                    func(r *provision.Request) { r.ID = "M" },
-		"has at most 61 bytes":                                   func(r *provision.Request) { r.ID = long + "xx" },
-		"has at most 58 bytes":                                   func(r *provision.Request) { r.Nodes[1] = long },
+		`name "M" is not legal: use a-z, 0-9 and '-', `:          func(r *provision.Request) { r.ID = "M" },
+		"use at most 61 bytes":                                   func(r *provision.Request) { r.ID = long + "xx" },
+		"use at most 58 bytes":                                   func(r *provision.Request) { r.Nodes[1] = long },
 		`slice "m-0" is named twice`:                             func(r *provision.Request) { r.Nodes[1] = "m-0" },
 		"2 slices with 1 names":                                  func(r *provision.Request) { r.Nodes = r.Nodes[:1] },
 		"on Compute Engine it is 2 VMs of ct6e-standard-4t or":   func(r *provision.Request) { r.Type, _ = tpu.ParseType("v6e-8") },
@@ -191,6 +191,19 @@ func TestRefusedRequests(t *testing.T) {
 	}
 	if err := check(request(t, "v6e-16", nil), here); err != nil {
 		t.Error(err)
+	}
+}
+
+// One wrong name is reported once, although all slices are named after it.
+func TestAWrongNameIsReportedOnce(t *testing.T) {
+	t.Parallel()
+	for _, id := range []string{"My_Run", strings.Repeat("x", 59)} {
+		err := check(request(t, "v6e-16", func(r *provision.Request) {
+			r.ID, r.NodeCount, r.Nodes = id, 2, []string{id + "-0", id + "-1"}
+		}), here)
+		if err == nil || strings.Count(err.Error(), "is not legal") != 1 {
+			t.Errorf("got %v, want one wrong name", err)
+		}
 	}
 }
 
