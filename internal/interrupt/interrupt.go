@@ -146,10 +146,14 @@ func waitingQuestion(st stage.Status) string {
 			"  k  keep %s; come back by typing the same command%s\n"+
 			"  c  continue\ns, k or c?", st.Run, billed, st.Resource, st.Resource, lease(st))
 	}
+	kept := "the place in the queue"
+	if st.Billed != "" {
+		kept = st.Resource + " with its slices"
+	}
 	return fmt.Sprintf("\nmultihost: the command of run %s has not started; %s\n"+
 		"  s  stop: delete %s (Ctrl-C again does the same)\n"+
-		"  k  keep the place in the queue: %s\n"+
-		"  c  continue to wait\ns, k or c?", st.Run, billed, st.Resource, st.Waiting)
+		"  k  keep %s: %s\n"+
+		"  c  continue to wait\ns, k or c?", st.Run, billed, st.Resource, kept, st.Waiting)
 }
 
 // decide returns what a signal means when nobody is asked.
