@@ -295,8 +295,12 @@ func tellPlace(spec worker.Spec) {
 	spec.Metadata.ServeHTTP(httptest.NewRecorder(), req)
 }
 
-// metadataOf reads from the metadata server of a worker; "": there is no such value.
+// metadataOf reads from the metadata server of a worker. It returns "" if the worker has no
+// server, or the server no such value.
 func metadataOf(spec worker.Spec, name string) string {
+	if spec.Metadata == nil {
+		return ""
+	}
 	req := httptest.NewRequest(http.MethodGet, "/computeMetadata/v1/instance/"+name, http.NoBody)
 	req.Header.Set("Metadata-Flavor", "Google")
 	answer := httptest.NewRecorder()

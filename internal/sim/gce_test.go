@@ -438,7 +438,7 @@ func TestGroupsThatAreRefused(t *testing.T) {
 	}
 	r.must("POST", groupsPath, groupOf("g", 0))
 	r.refused("POST", groupsPath, groupOf("g", 0), 409, "already exists")
-	for _, path := range []string{inRegion + "/instanceGroupManagers", inZone + "/reservations/r", "/global/routes"} {
+	for _, path := range []string{inRegion + "/instanceGroupManagers", inZone + "/commitments/r", "/global/routes"} {
 		r.refused("GET", path, "", 501, "is not modelled by the simulator")
 	}
 	r.refused("GET", inZone+"/things", "", 404, "Method not found")

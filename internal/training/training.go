@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"multihost/internal/event"
+	"multihost/internal/fault"
 	"multihost/internal/journal"
 	"multihost/internal/mask"
 	"multihost/internal/metrics"
@@ -263,7 +264,7 @@ func (t *Training) Update() (changed bool, err error) {
 const pastPoints = 256
 
 // ErrNoLogs says that this machine has no logs of a run: none yet, or none ever.
-var ErrNoLogs = errors.New("there are no logs")
+var ErrNoLogs = fault.New(fault.Unavailable, "there are no logs")
 
 func (t *Training) noLogs() error {
 	if t.O.LogDir != "" {
