@@ -221,16 +221,22 @@ func (g greeted) MeasureClock(ctx context.Context) (time.Duration, error) {
 
 func (g greeted) ClockOffset() time.Duration { return 0 }
 
-// dialed is a dialer that has reached all workers.
+// dialed is a dialer that has reached the workers with a connection.
 type dialed []remote.Conn
 
 func (d dialed) Dial(context.Context, remote.Request) (*remote.Dialed, error) {
-	return &remote.Dialed{Conns: d, Errs: make([]error, len(d)), Close: func() {}}, nil
+	errs := make([]error, len(d))
+	for i, c := range d {
+		if c == nil {
+			errs[i] = errors.New("no route to host")
+		}
+	}
+	return &remote.Dialed{Conns: d, Errs: errs, Close: func() {}}, nil
 }
 
 func (dialed) Way(context.Context, []tpu.Slice, event.Sink) string { return "" }
 
-// answer closes a channel when an event says that one of two logins has not answered.
+// answer closes a channel when an event says that only one login has not answered.
 type answer struct {
 	testkit.Recorder
 	of   chan struct{}
@@ -238,26 +244,27 @@ type answer struct {
 }
 
 func (a *answer) Emit(e event.Event) {
-	if p, ok := e.(event.Progress); ok && p.Done == 1 && a.told.Total == 0 {
+	if p, ok := e.(event.Progress); ok && p.Waiting == "s0w1" && a.told.Total == 0 {
 		a.told = p
 		close(a.of)
 	}
 	a.Recorder.Emit(e)
 }
 
-// A worker counts as connected when its login has answered.
+// A worker counts as connected when its login has answered. A worker that was not reached
+// never counts.
 func TestALoginThatHangsIsNotConnected(t *testing.T) {
 	t.Parallel()
 	at := make(chan struct{})
 	close(at)
 	said := &answer{of: make(chan struct{})}
-	d := reach(said, dialed{greeted{answers: at}, greeted{answers: said.of}}, ready("t", 2))
+	d := reach(said, dialed{greeted{answers: at}, greeted{answers: said.of}, nil}, ready("t", 3))
 	d.Clock = testkit.NewFastClock()
-	c, err := d.Connect(t.Context(), tpu.Selection{Slices: []tpu.Slice{ready("t", 2)}}, nil)
-	if err != nil || len(c.IDs) != 2 {
+	c, err := d.DialAll(t.Context(), tpu.Selection{Slices: []tpu.Slice{ready("t", 3)}}, nil, false, time.Minute)
+	if err != nil || c.Reached() != 2 {
 		t.Fatalf("got %+v, %v", c, err)
 	}
-	if p := said.told; p.Phase != "connect" || p.Done != 1 || p.Total != 2 || p.Waiting != "s0w1" || p.Detail != "the login has not answered yet" {
+	if p := said.told; p.Phase != "connect" || p.Done != 1 || p.Total != 3 || p.Waiting != "s0w1" || p.Detail != "the login has not answered yet" {
 		t.Errorf("told %+v", p)
 	}
 }

@@ -239,6 +239,7 @@ func (d *Reach) greet(ctx context.Context, dialed *remote.Dialed, ids []tpu.Work
 			open[id] = true
 		}
 	}
+	reached := len(open)
 	all := make(chan struct{})
 	go func() {
 		defer close(all)
@@ -257,7 +258,7 @@ func (d *Reach) greet(ctx context.Context, dialed *remote.Dialed, ids []tpu.Work
 		mu.Lock()
 		waiting := slices.SortedFunc(maps.Keys(open), tpu.WorkerID.Compare)
 		mu.Unlock()
-		d.Sink.Emit(event.Progress{Phase: "connect", Done: len(ids) - len(waiting), Total: len(ids), Waiting: tpu.FoldShort(waiting),
+		d.Sink.Emit(event.Progress{Phase: "connect", Done: reached - len(waiting), Total: len(ids), Waiting: tpu.FoldShort(waiting),
 			Detail: "the login has not answered yet", Elapsed: d.Clock.Now().Sub(start)})
 	}
 }
