@@ -109,7 +109,7 @@ var endName = regexp.MustCompile(`^ended/[0-9]+/(s[0-9]+w[0-9]+)\.([0-9]+)$`)
 type failures []string
 
 // ends returns which workers have ended an attempt, and which are dead. A worker is dead if
-// it has reported nothing for job.Stale. boot is the first boot of this worker: for workers
+// it has reported nothing for job.Stale, or if it did not come to an attempt that is closed. boot is the first boot of this worker: for workers
 // that never reported, the time counts from it.
 func (o objects) ends(ctx context.Context, attempt int, boot time.Time) (ends, failures, error) {
 	all, _, err := o.List(ctx, fmt.Sprintf("ended/%d/", attempt))
@@ -131,9 +131,13 @@ func (o objects) ends(ctx context.Context, attempt int, boot time.Time) (ends, f
 	if len(seen) >= o.job.Slices*o.job.Workers {
 		return e, failed, nil
 	}
+	came, closed, err := o.closed(ctx, attempt)
+	if err != nil {
+		return ends{}, nil, err
+	}
 	for s := range o.job.Slices {
 		for w := range o.job.Workers {
-			if seen[nameOf(s, w)] {
+			if seen[nameOf(s, w)] || closed && !came[nameOf(s, w)] {
 				continue
 			}
 			silent, err := o.silent(ctx, nameOf(s, w), boot)
@@ -144,6 +148,24 @@ func (o objects) ends(ctx context.Context, attempt int, boot time.Time) (ends, f
 	}
 	e.failures++
 	return e, failed, nil
+}
+
+// closed reports whether no worker begins an attempt any more, and which workers have come to
+// it. A worker of slices made apart that comes after the attempt was given up, or after a
+// stop, gives it up, too. So nobody has to wait for workers that never came: their slices may
+// never be made, and the others are billed meanwhile.
+func (o objects) closed(ctx context.Context, attempt int) (came map[string]bool, closed bool, err error) {
+	if !o.job.gathers() || o.asked(ctx, fmt.Sprintf("failed-%d", attempt)) == "" && o.asked(ctx, "stop") == "" {
+		return nil, false, nil
+	}
+	all, _, err := o.List(ctx, o.seats(attempt))
+	came = map[string]bool{}
+	for _, object := range all {
+		if m := seatName.FindStringSubmatch(object.Name); m != nil {
+			came[m[1]] = true
+		}
+	}
+	return came, err == nil, err
 }
 
 // silent returns for how long a worker has reported nothing. It uses only the service's

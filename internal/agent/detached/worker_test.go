@@ -490,6 +490,40 @@ func TestADeadWorkerIsNotWaitedForForEver(t *testing.T) {
 	})
 }
 
+// Slices that are made apart may never come. Once the others have given the attempt up, or
+// the run is to stop, they do not wait for workers that never came: they are billed.
+func TestWorkersThatNeverCameAreNotWaitedFor(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		object string // in the bucket, besides the ends and seats of slice 0
+		want   bool
+	}{
+		"given up":                            {"control/failed-1", true},
+		"stopped":                             {"control/stop", true},
+		"another attempt was given up":        {"control/failed-2", false},
+		"a worker of slice 1 may still begin": {"starts/c/seats/1/s1w0.01234567.r-1-x7k2", false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			inWorld(t, func(w *world) {
+				w.keys["apart"], w.keys["slices"], w.keys["nodes"] = "yes", "2", "r-0 r-1"
+				w.values["name"], w.values["attributes/worker-network-endpoints"], w.values["attributes/agent-worker-number"] = "r-0-y4z5", "r-0-y4z5", "0"
+				d := w.worker()
+				w.put("ended/1/s0w0.75", nil)
+				w.put("starts/c/seats/1/s0w0.01234567.r-0-y4z5", []byte("10.0.0.2\n"))
+				w.put(c.object, []byte("why\n"))
+				if strings.HasPrefix(c.object, "starts/") {
+					w.put("control/failed-1", []byte("why\n"))
+				}
+				got, _, err := d.bucket.ends(w.t.Context(), 1, d.firstBoot)
+				if err != nil || got.all != c.want {
+					t.Errorf("got %+v, %v", got, err)
+				}
+			})
+		})
+	}
+}
+
 // If several workers have logs that are not whole in the bucket, the last one to report
 // that decides how long the slices stay.
 func TestTheLastOfTheLogsThatAreNotWholeKeepsTheSlices(t *testing.T) {
