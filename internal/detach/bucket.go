@@ -157,7 +157,7 @@ func (b *Bucket) putAgents(ctx context.Context, j Job) error {
 	return group.Wait()
 }
 
-// unknownClaim is a placeholder for the name that a start will have.
+// unknownClaim stands in a dry run for the name of a start, which the start itself makes.
 const unknownClaim = "ID"
 
 // foreseeCode fills in the fields of j that the upload of the code would fill in.
