@@ -44,7 +44,7 @@ func Asking(r provision.Request, project, zone string, mtu int, until string, dr
 		e.Hourly = &usd
 	}
 	e.Until += AtTheLatest(r)
-	if limit := r.SlicesDeadline; limit > 0 && r.Apart && n > 1 {
+	if limit := r.SlicesDeadline; limit > 0 && n > 1 {
 		e.Until += "; if slices are missing " + stage.AsTyped(limit) + " after the first one has come, all are given back (--slices-deadline)"
 	}
 	e.Text = askingText(e)
@@ -115,7 +115,6 @@ type Bill struct {
 	KeepFor       time.Duration
 	Detach        bool // the runner leaves once the command has started
 	Lease, TTL    time.Duration
-	Apart         bool // the workers hold no lease, see [provision.Undoing.Apart]
 }
 
 // BilledUntil says what ends the bill of a job's slices. alone means that the job has no
@@ -130,13 +129,11 @@ func BilledUntil(o Bill, alone bool) string {
 		text += " on all workers"
 	case o.Detach && o.Lease > 0:
 		text = stage.AsTyped(o.Lease) + " after the command has ended (--lease)"
-	case o.Detach && o.Apart:
-		text = "you delete them (--detach)"
 	case o.Detach:
 		text = "you delete them (--detach, --lease=0)"
 	case o.Lease > 0:
 		lease = ", or " + stage.AsTyped(o.Lease) + " later if this machine is gone (--lease)"
-	case !o.Apart:
+	default:
 		text = "this machine deletes them after the end of the command (--lease=0)"
 	}
 	if o.KeepOnFailure && !o.Keep {

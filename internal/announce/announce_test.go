@@ -119,8 +119,6 @@ func TestWhatEndsTheBill(t *testing.T) {
 		{Bill{KeepOnFailure: true, KeepFor: 2 * time.Hour}, true, "the command has ended on all workers, after a failure 2h longer (--keep-on-failure)"},
 		{Bill{Lease: time.Hour, TTL: time.Hour}, true, "the command has ended on all workers, at the latest 1h after the request (--ttl)"},
 		{Bill{Detach: true, Lease: 30 * time.Minute}, false, "30m after the command has ended (--lease)"},
-		{Bill{Apart: true}, false, "the command has ended"},
-		{Bill{Apart: true, Detach: true}, false, "you delete them (--detach)"},
 		{Bill{Detach: true}, false, "you delete them (--detach, --lease=0)"},
 	} {
 		if got := BilledUntil(tt.o, tt.alone); got != tt.want {

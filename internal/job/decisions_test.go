@@ -178,23 +178,6 @@ func TestWhetherAnotherAttemptFollows(t *testing.T) {
 	}
 }
 
-// Only workers that can tell each other whether the command runs hold a lease.
-func TestWhoHoldsALease(t *testing.T) {
-	t.Parallel()
-	for _, tt := range []struct {
-		typ    string
-		slices int
-		want   time.Duration
-	}{{"tpu7x-8", 1, time.Hour}, {"tpu7x-8", 2, 0}, {"tpu7x-16", 1, 0}} {
-		typ, err := tpu.ParseType(tt.typ)
-		testkit.Must(t, err)
-		o := JobOptions{Lease: time.Hour, Request: provision.Request{ID: "m", Type: typ, NodeCount: tt.slices}}.onProvider(oneResource{})
-		if o.Lease != tt.want || o.Bill().Apart != (tt.want == 0) {
-			t.Errorf("%d × %s: lease %s", tt.slices, tt.typ, o.Lease)
-		}
-	}
-}
-
 // Slices stay as long as another runner's command needs them, and longer if nobody has
 // followed it.
 func TestWhatAnotherRunnerHasOnTheSlices(t *testing.T) {

@@ -121,23 +121,13 @@ type JobOptions struct {
 	Keep          bool          // leave the slices when the run has ended
 	KeepOnFailure bool          // leave them if the run failed
 	KeepFor       time.Duration // with KeepOnFailure: delete them after this time; 0: only the user deletes them
-
-	apart bool // the workers cannot hold the lease that the user asked for
-}
-
-// onProvider returns o without a lease if the workers of p cannot hold one.
-func (o JobOptions) onProvider(p provision.Provider) JobOptions {
-	if o.Lease > 0 && p.Undoing(o.Request.ID).Apart(o.workers()) {
-		o.Lease, o.apart = 0, true
-	}
-	return o
 }
 
 func (o JobOptions) workers() int { return max(1, o.Request.NodeCount) * o.Request.Type.Workers }
 
 // Bill returns what the options say about the end of the slices.
 func (o JobOptions) Bill() announce.Bill {
-	return announce.Bill{Keep: o.Keep, KeepOnFailure: o.KeepOnFailure, KeepFor: o.KeepFor, Detach: o.Run.Detach, Lease: o.Lease, TTL: o.TTL, Apart: o.apart}
+	return announce.Bill{Keep: o.Keep, KeepOnFailure: o.KeepOnFailure, KeepFor: o.KeepFor, Detach: o.Run.Detach, Lease: o.Lease, TTL: o.TTL}
 }
 
 // Job creates slices, runs the command on them and deletes them. If slices are taken away,
@@ -146,7 +136,6 @@ func (o JobOptions) Bill() announce.Bill {
 // it is still running. Its last lines name everything that is left behind.
 func Job(ctx context.Context, d Deps, o JobOptions) (out stage.Outcome, err error) {
 	defer func() { d.CloseJournal(out, err) }()
-	o = o.onProvider(d.Cloud)
 	release, err := d.Claim(o.Run.Run)
 	if err != nil {
 		return stage.Outcome{}, err
@@ -273,7 +262,7 @@ func (q *queued) lease() *renewal.Terms {
 		return nil
 	}
 	foreign := q.terms.On() && q.terms.Metadata(q.Agents, q.o.Request.Metadata) == nil
-	return &renewal.Terms{Terms: q.terms, Boot: bootAllowance(q.o), Foreign: foreign, Apart: q.o.apart}
+	return &renewal.Terms{Terms: q.terms, Boot: bootAllowance(q.o), Foreign: foreign}
 }
 
 // occupied reports whether err says that another run lives on the slices. Deleting them

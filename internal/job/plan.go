@@ -33,7 +33,6 @@ func PlanRun(ctx context.Context, d Deps, o attempt.Options) (plan.Plan, error) 
 
 // PlanJob returns what Job would do. The conditions of PlanRun apply.
 func PlanJob(ctx context.Context, d Deps, o JobOptions) (plan.Plan, error) {
-	o = o.onProvider(d.Cloud)
 	r := newRunner(d, o.Run, true)
 	defer r.close()
 	if err := checkJob(ctx, r.Run, d.Agents, o); err != nil {
@@ -70,11 +69,11 @@ func PlanJob(ctx context.Context, d Deps, o JobOptions) (plan.Plan, error) {
 func (o JobOptions) AddTo(p *plan.Plan, ours bool) {
 	l := &p.Limits
 	l.Queue, l.Provision, l.Boot, l.TTL = max(0, o.QueueLimit), max(0, o.ProvisionLimit), max(0, o.BootLimit), o.TTL
-	if o.Request.Apart && o.Request.NodeCount > 1 {
+	if o.Request.NodeCount > 1 {
 		l.Slices = o.Request.SlicesDeadline
 	}
 	if ours && !o.Keep {
-		l.Lease, l.Apart = o.Lease, o.apart
+		l.Lease = o.Lease
 	}
 	l.MaxRun = o.Request.MaxRunDuration
 	l.Restarts, l.Preemptions = o.Budget.Restarts, o.Budget.Preemptions

@@ -206,7 +206,6 @@ type Limits struct {
 	TTL         time.Duration `json:"ttl_ns,omitempty"`
 	Lease       time.Duration `json:"lease_ns,omitempty"`
 	MaxRun      time.Duration `json:"max_run_ns,omitempty"` // after which the provider takes the slices away; 0: never
-	Apart       bool          `json:"no_lease,omitempty"`   // the workers cannot hold the lease that was asked for
 }
 
 // LogPlan says where the output goes.

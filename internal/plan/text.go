@@ -347,9 +347,6 @@ func (p Plan) tellRest(t *planText) {
 	if l.MaxRun > 0 {
 		t.line("-", "time", "the slices are taken away %s after they begin to run, whatever runs (--max-run-duration)", stage.AsTyped(l.MaxRun))
 	}
-	if l.Apart {
-		t.line("=", "lease", "none: the workers cannot tell each other whether the command runs, so they delete nothing when this machine is gone")
-	}
 	if r := p.MayDelete; r != nil && r.May == announce.MayNotDelete {
 		t.line("=", "right", "the workers may not delete the slices: %s", r.Why)
 	} else if r != nil && r.May == announce.MayUnknown {

@@ -101,8 +101,8 @@ func TestThePlanForPeople(t *testing.T) {
 		{"the workers have no right", func(p *Plan) { p.MayDelete = &announce.DeletionRight{May: announce.MayNotDelete, Why: "no role"} }, []string{"= right      the workers may not delete the slices: no role\n"}, ""},
 		{"their right is not known", func(p *Plan) { p.MayDelete = &announce.DeletionRight{May: announce.MayUnknown, Why: "denied"} }, []string{"whether the workers may delete the slices is not known: denied\n"}, ""},
 		{"losses are limited", func(p *Plan) { p.Limits.Restarts, p.Limits.Preemptions = 0, 2 }, []string{"started again after up to 2 losses\n"}, ""},
-		{"no lease", func(p *Plan) { p.Limits.Lease, p.Limits.Apart, p.Limits.MaxRun = 0, true, time.Hour }, []string{
-			"- time       the slices are taken away 1h after they begin to run, whatever runs (--max-run-duration)\n", "= lease      none: the workers cannot tell each other",
+		{"no lease", func(p *Plan) { p.Limits.Lease, p.Limits.MaxRun = 0, time.Hour }, []string{
+			"- time       the slices are taken away 1h after they begin to run, whatever runs (--max-run-duration)\n",
 		}, "if this machine is gone, the workers delete"},
 		{"one loss", func(p *Plan) { p.Limits.Restarts, p.Limits.Preemptions = 0, 1 }, []string{"started again after up to 1 loss\n"}, ""},
 		{"a long text in the request", func(p *Plan) {
@@ -130,7 +130,6 @@ func TestLimitsInThePlansJSON(t *testing.T) {
 	for want, l := range map[string]Limits{
 		`{}`:                           {},
 		`{"lease_ns":60000000000}`:     {Lease: time.Minute},
-		`{"no_lease":true}`:            {Apart: true},
 		`{"max_run_ns":3600000000000}`: {MaxRun: time.Hour},
 		`{"ttl_ns":1,"max_run_ns":2}`:  {TTL: 1, MaxRun: 2},
 	} {
@@ -139,7 +138,7 @@ func TestLimitsInThePlansJSON(t *testing.T) {
 		var got, fields map[string]any
 		testkit.Must(t, json.Unmarshal(text, &got))
 		testkit.Must(t, json.Unmarshal([]byte(want), &fields))
-		for _, key := range []string{"ttl_ns", "lease_ns", "no_lease", "max_run_ns"} {
+		for _, key := range []string{"ttl_ns", "lease_ns", "max_run_ns"} {
 			if got[key] != fields[key] {
 				t.Errorf("%+v: %s is %v, want %v", l, key, got[key], fields[key])
 			}

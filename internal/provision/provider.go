@@ -102,10 +102,6 @@ type Undoing struct {
 	Peers Peers
 }
 
-// Apart reports whether the workers of a resource cannot tell each other whether the command
-// runs. Then none of them knows when a lease is over.
-func (u Undoing) Apart(workers int) bool { return u.Peers.Read == "" && workers > 1 }
-
 // Peers say how a worker reads the guest attribute multihost/lease of the other workers. In
 // the addresses, {slice} and {vm} stand for names. The zero value says that workers cannot
 // read it.

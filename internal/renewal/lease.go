@@ -37,7 +37,6 @@ type Terms struct {
 	lease.Terms
 	Boot    time.Duration // how long the slices of a next attempt may take to answer
 	Foreign bool          // the slices have another startup script, so a rebooted worker does not watch
-	Apart   bool          // the workers cannot hold the lease that the user asked for
 }
 
 // A Lease is this machine's part of the lease of a job's slices over its attempts. Its
@@ -141,9 +140,6 @@ func (l *Lease) tell(t *workers.Connected, errs, rights, apart []error) {
 	if l.terms.TTL == 0 {
 		limit = "limit it with --ttl=TIME"
 	}
-	if l.terms.Apart {
-		tell(event.Warn, limit, "%s", l.apart(name))
-	}
 	if l.terms.Lease > 0 {
 		for _, f := range stage.GroupErrors(t.IDs, apart) {
 			tell(event.Warn, cmp.Or(rightCure(f.First, l.Project, role), limit), "%s and the other workers cannot tell each other whether the command runs, so a lease that nobody renews ends nothing: %s", tpu.FoldShort(f.Workers), f)
@@ -160,16 +156,6 @@ func (l *Lease) tell(t *workers.Connected, errs, rights, apart []error) {
 		tell(event.Info, "", "%s is deleted at %s whatever runs (--ttl=%s)", name, l.expires.Format("Mon 15:04:05"), stage.AsTyped(l.terms.TTL))
 	}
 	l.told += b.String()
-}
-
-// apart says what ends the bill of a resource whose workers cannot hold a lease, when no
-// runner is there.
-func (l *Lease) apart(name string) string {
-	text := "if this machine is gone, the workers do not delete " + name + " after the command has ended: they cannot tell each other whether it runs"
-	if !l.until.IsZero() {
-		text += "; " + taken(l.until)
-	}
-	return text
 }
 
 // taken says when the provider takes slices away.

@@ -2,7 +2,6 @@ package renewal
 
 import (
 	"errors"
-	"fmt"
 	"os"
 	"strings"
 	"testing"
@@ -191,25 +190,13 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// If the workers hold no lease, the text has the end that the provider sets instead. The
-// hint names --ttl only if it is not given.
+// If the workers hold no lease, the text has the end that the provider sets instead.
 func TestABoundThatNoWorkerKeeps(t *testing.T) {
 	t.Parallel()
 	until := time.Date(2026, 11, 30, 18, 0, 0, 0, time.Local)
 	const end = "its slices are taken away at Mon 18:00:00 (--max-run-duration)"
-	for _, ttl := range []time.Duration{0, 24 * time.Hour} {
-		said := &testkit.Recorder{}
-		d := Deps{Reach: &workers.Reach{Invocation: &stage.Invocation{Sink: said, Clock: testkit.NewJumpClock()}, Place: provision.Place{Project: "p"}, Cloud: cloud{}}}
-		l := &Lease{Deps: d, terms: &Terms{Terms: lease.Terms{Run: "m", TTL: ttl}, Apart: true}, until: until}
-		team := &workers.Connected{Slices: []tpu.Slice{{QueuedResource: "m", Until: until}}, IDs: testkit.WorkerIDs(1, 2)}
-		l.tell(team, nil, nil, nil)
-		notes := fmt.Sprint(said.Notes())
-		if !strings.Contains(notes, "they cannot tell each other whether it runs; "+end) || strings.Contains(notes, "--ttl=TIME") != (ttl == 0) {
-			t.Errorf("--ttl=%s: %s", ttl, notes)
-		}
-		if got := l.WhoDeletes(); got != end {
-			t.Errorf("who deletes: %q", got)
-		}
+	if got := (&Lease{terms: &Terms{}, until: until}).WhoDeletes(); got != end {
+		t.Errorf("who deletes: %q", got)
 	}
 	if got := Text(lease.Held{Watched: true, TTL: time.Hour}, until); got != "its workers delete it 1h after its request in any case (--ttl); "+end {
 		t.Errorf("got %q", got)

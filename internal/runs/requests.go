@@ -37,7 +37,7 @@ func withRequests(ctx context.Context, d Deps, prefix string, seen []Seen, found
 		if !ours || !res.JobMade() || res.Life == provision.Deleting || !strings.HasPrefix(res.ID, prefix) {
 			continue
 		}
-		terms, known := leaseOf(d, res)
+		terms, known := lease.ReadTerms(res.Metadata)
 		goes := func(begun bool) string {
 			text := "not known here" // a runner may still have armed a lease
 			if known {
@@ -78,17 +78,6 @@ func withRequests(ctx context.Context, d Deps, prefix string, seen []Seen, found
 // costs notes what the slices of the run cost.
 func (s *Seen) costs(d Deps, res provision.Resource) {
 	s.Hourly, s.SoFar = cost.Hourly(res, d.Zone), cost.SoFar(res, d.Zone, d.Clock.Now())
-}
-
-// leaseOf returns what the workers of a resource know of the lease of their job, if that
-// can be told. Workers that cannot tell each other anything keep no lease, whatever its
-// terms say.
-func leaseOf(d Deps, res provision.Resource) (terms lease.Terms, known bool) {
-	terms, known = lease.ReadTerms(res.Metadata)
-	if t, err := tpu.ParseType(res.Type); err == nil && d.Cloud.Undoing(res.ID).Apart(max(1, res.NodeCount)*t.Workers) {
-		terms.Lease, terms.Adopt, known = 0, 0, true
-	}
-	return terms, known
 }
 
 // endedInBucket returns the row of a job without runner that has ended and whose resource
