@@ -79,8 +79,8 @@ func (r *departure) differs(was detach.Description) (diffs []string) {
 			diffs = append(diffs, fmt.Sprintf("%s: it has %q, you asked for %q", flag, has, asked))
 		}
 	}
-	if was.Kind != "" {
-		text("--provider", was.Kind, r.desc.Kind)
+	if was.Kind != "" && was.Kind != r.desc.Kind {
+		diffs = append(diffs, fmt.Sprintf("--provider: it is on a %s, you asked for a %s", was.Kind, r.desc.Kind))
 	}
 	text("--tpu-type", was.Type, r.desc.Type)
 	text("--num-slices", fmt.Sprint(len(was.Nodes)), fmt.Sprint(len(r.desc.Nodes)))
