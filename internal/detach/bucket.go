@@ -276,8 +276,10 @@ func (b *Bucket) Earlier(ctx context.Context, run string) (*Earlier, error) {
 func (e *Earlier) Ended() string {
 	first := e.State.Blame()
 	switch {
-	case e.State.Taken():
+	case e.State.Taken() && (first != nil || !e.State.Over(e.Description)):
 		return ""
+	case e.State.Taken():
+		return "it has succeeded" // a worker that its stop has ended has another code
 	case e.State.Stopping != "":
 		return "it was stopped: " + e.State.Stopping
 	case !e.State.Over(e.Description):

@@ -453,10 +453,16 @@ func TestWhatIsTypedAgainIsRefusedUnlessItHasLostItsSlices(t *testing.T) {
 			end(p, 1, "0", "")
 			gone(p)
 		}, attempt: 2},
+		{name: "it has succeeded just before its slices were deleted", make: func(p *place) {
+			p.put("control/stop", "the slices are deleted 60 s after they were made (--max-run-duration)\n")
+			end(p, 0, "0", "")
+			end(p, 1, "0", "")
+			gone(p)
+		}, want: "it has succeeded"},
 		{name: "on slices of another provider", make: func(p *place) {
 			p.put("run.json", strings.Replace(p.object("run.json"), `"queued resource"`, `"slice request"`, 1))
 			gone(p)
-		}, want: `--provider: it has "slice request", you asked for "queued resource"`},
+		}, want: "--provider: it is on a slice request, you asked for a queued resource"},
 		{name: "workers had begun another attempt", make: func(p *place) { end(p, 0, "255", "the worker was rebooted"); p.put("control/attempt", "2\n"); gone(p) }, attempt: 3},
 		{name: "another's", make: gone, owner: "bob@laptop", want: "it is of ann@first"},
 		{name: "another's queued resource", make: func(p *place) { p.inject("qr-failed qr=train"); p.state() }, owner: "bob@laptop", want: "queued resource train is of run train of ann"},

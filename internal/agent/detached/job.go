@@ -88,7 +88,7 @@ func parseJob(text string) (Job, error) {
 	j.Start, j.KitSum, j.CodeSum = values["claim"], values["kit_sum"], values["code_sum"]
 	j.Period, j.Look, j.Patience = r.seconds("period", 60), r.seconds("look", 20), r.seconds("patience", 600)
 	j.LogTimeout, j.Stale, j.TTL = r.seconds("log_timeout", 1800), r.seconds("stale", 1800), r.seconds("ttl", 0)
-	j.MaxRun, j.Gather = r.seconds("max_run", 0), r.seconds("gather", 1800)
+	j.MaxRun, j.Gather = r.seconds("max_run", 0), r.seconds("gather", 0)
 	if at := r.number("requested", 0); at > 0 {
 		j.Requested = time.Unix(int64(at), 0)
 	}

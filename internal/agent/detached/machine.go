@@ -624,11 +624,15 @@ func (m *machine) bound() (at time.Time, why string) {
 	}
 	if run := m.job.MaxRun; run > 0 {
 		if end := m.made.Add(run - min(m.job.Grace+takenAhead, run/10)); at.IsZero() || end.Before(at) {
-			at, why = end, fmt.Sprintf("the slices are deleted %d s after they were made (--max-run-duration)", int(run.Seconds()))
+			at, why = end, fmt.Sprintf("the slices are deleted %d s after they were made %s", int(run.Seconds()), maxRunFlag)
 		}
 	}
 	return at, why
 }
+
+// maxRunFlag is in the reason of a stop before the provider deletes the slices. Package detach
+// recognizes such a stop by it.
+const maxRunFlag = "(--max-run-duration)"
 
 // A command is stopped before the provider deletes the slices: earlier by takenAhead and
 // the grace time, so that there is time to send the logs. The provider counts from a moment

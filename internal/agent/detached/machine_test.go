@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"multihost/internal/detach"
 )
 
 // A play lets a machine decide while seconds pass. The function on answers its looks and
@@ -523,9 +525,8 @@ func TestAnEndInAMachineThatEndsIsHeldBack(t *testing.T) {
 	}
 }
 
-// Until the last moment before the command starts, a stop counts. If something else keeps
-// the command from starting, that is the reason of the end. The workers of slices that were
-// made apart wait for each other, for a time, and as long as the attempt can begin.
+// The workers of slices that were made apart wait for each other, for a time, and as long as
+// the attempt can begin.
 func TestGather(t *testing.T) {
 	t.Parallel()
 	come := func(after int) func(a action, s *sight, now int) {
@@ -612,12 +613,17 @@ func TestBound(t *testing.T) {
 		if c.at == 0 != end.IsZero() || c.at > 0 && !end.Equal(at(c.at)) || why != c.why {
 			t.Errorf("%+v: got %d, %q", c, end.Unix(), why)
 		}
+		if recognized := (detach.State{Stopping: why}).Taken(); recognized != strings.Contains(why, "slices are deleted") {
+			t.Errorf("%+v: whoever types the job again takes %q for the end of the slices: %v", c, why, recognized)
+		}
 		if c.at > 0 && (overdue(m.limit(), at(c.at+89)) || !overdue(m.limit(), at(c.at+90))) {
 			t.Errorf("%+v: overdue at another time", c)
 		}
 	}
 }
 
+// Until the last moment before the command starts, a stop counts. If something else keeps
+// the command from starting, that is the reason of the end.
 func TestBegin(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {

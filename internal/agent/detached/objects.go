@@ -109,8 +109,9 @@ var endName = regexp.MustCompile(`^ended/[0-9]+/(s[0-9]+w[0-9]+)\.([0-9]+)$`)
 type failures []string
 
 // ends returns which workers have ended an attempt, and which are dead. A worker is dead if
-// it has reported nothing for job.Stale, or if it did not come to an attempt that is closed. boot is the first boot of this worker: for workers
-// that never reported, the time counts from it.
+// it has reported nothing for job.Stale, or if it did not come to an attempt that is closed.
+// boot is the first boot of this worker: for workers that never reported, the time counts
+// from it.
 func (o objects) ends(ctx context.Context, attempt int, boot time.Time) (ends, failures, error) {
 	all, _, err := o.List(ctx, fmt.Sprintf("ended/%d/", attempt))
 	if err != nil {

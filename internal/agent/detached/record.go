@@ -188,8 +188,12 @@ func (e ending) conclude(r Record) (out Record, code int, failed bool) {
 		// ends the run.
 		code, reason = stoppedCode, e.notAgain+"; "+reason
 	}
+	cut := e.stopped && code == 0 && strings.Contains(reason, maxRunFlag)
+	if cut {
+		code = stoppedCode // the command was told to end because its slices do, so it may have more to do
+	}
 	out = r
-	if e.rebooted != "" || e.notBegun != "" || e.notAgain != "" {
+	if cut || e.rebooted != "" || e.notBegun != "" || e.notAgain != "" {
 		out = r.replaced(code, reason)
 	}
 	if e.behind > 0 && reason == "" && !r.lost() {

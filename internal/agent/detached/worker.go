@@ -12,8 +12,8 @@
 // disk has all that has to survive a reboot, or the death of this program.
 //
 // Every wait has a limit, except for the metadata server, the end of the command, the
-// deletion of the slices, and, with --keep, for the bucket to take the whole log. No secret
-// is in an argument, a file or the output.
+// deletion of the slices, with --slices-deadline=0 for the other workers, and with --keep for
+// the bucket to take the whole log. No secret is in an argument, a file or the output.
 package detached
 
 import (

@@ -108,9 +108,8 @@ func TestASecondProgramLeaves(t *testing.T) {
 	})
 }
 
-// Without its metadata server a worker can only wait, and says for what. A worker that does
-// not know its number decides nothing, and says so. It deletes the slices only if no worker
-// has reported anything for a long time.
+// A worker that does not know its number decides nothing, and says so. It deletes the slices
+// only if no worker has reported anything for a long time.
 func TestAWorkerWithoutANumber(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -178,6 +177,7 @@ func TestSlicesMadeApartBeginTogether(t *testing.T) {
 
 func digestOf(text string) string { return sumOf([]byte(text))[:8] }
 
+// Without its metadata server a worker can only wait, and says for what.
 func TestAWorkerWaitsForItsMetadataServer(t *testing.T) {
 	t.Parallel()
 	inWorld(t, func(w *world) {
@@ -615,6 +615,7 @@ func TestConclude(t *testing.T) {
 		"a lost success":         {ending{}, "code=0\nlost=1\nreason=\n", "code=0\nlost=1\nreason=\n", 255, true},
 		"left behind":            {ending{behind: 2}, whole, whole + "behind=2\n", 3, true},
 		"stopped":                {ending{stopped: true}, whole, whole, 3, false},
+		"its slices end":         {ending{stopped: true}, "code=0\nend=5\nreason=the slices are deleted 60 s after they were made (--max-run-duration)\n", "end=5\ncode=143\nsignal=\nlost=1\nreason=the slices are deleted 60 s after they were made (--max-run-duration)\n", 143, false},
 		"rebooted":               {ending{rebooted: "the worker was rebooted: preempted"}, whole, "end=5\nsize=7\noom=0\ndropped=0\ncode=255\nsignal=\nlost=1\nreason=the worker was rebooted: preempted\n", 255, false},
 		"not again":              {ending{notAgain: "enough"}, strings.Replace(whole, "reason=", "reason=the worker was rebooted", 1), "end=5\nsize=7\noom=0\ndropped=0\ncode=143\nsignal=\nlost=1\nreason=enough; the worker was rebooted\n", 143, false},
 		"not begun":              {ending{rebooted: "the worker was rebooted", notBegun: "attempt 2 did not begin"}, whole, "end=5\nsize=7\noom=0\ndropped=0\ncode=255\nsignal=\nlost=1\nreason=the worker was rebooted, and attempt 2 did not begin\n", 255, true},
