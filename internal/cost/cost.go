@@ -48,11 +48,11 @@ func TierWords(tier string) string {
 }
 
 // Hourly returns what the slices of a resource cost now; nil if a price is unknown. Slices
-// whose VMs are stopped or were taken away do not count: at most their disks are billed.
+// whose VMs are all stopped or were taken away do not count: at most their disks are billed.
 func Hourly(res provision.Resource, zone string) *float64 {
 	total := 0.0
 	for _, s := range res.Slices {
-		if s.Condition == tpu.Halted || s.Condition == tpu.Taken {
+		if s.Billed.IsZero() && (s.Condition == tpu.Halted || s.Condition == tpu.Taken) {
 			continue
 		}
 		usd, ok := tpu.HourlyPrice(res.Type, zone, string(res.Tier))

@@ -43,6 +43,10 @@ func TestHourlyIsTheSumOfTheSlices(t *testing.T) {
 	if got := Hourly(res, zone); got == nil || *got != one {
 		t.Errorf("one slice of %v, beside one that was taken away, costs %v", one, got)
 	}
+	res.Slices[1].Billed = time.Unix(1, 0)
+	if got := Hourly(res, zone); got == nil || *got != 2*one {
+		t.Errorf("two slices of %v, one without one of its VMs, cost %v", one, got)
+	}
 	res.Tier = "reserved"
 	if got := Hourly(res, zone); got != nil {
 		t.Errorf("a reservation costs %v", *got)

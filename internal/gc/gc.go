@@ -130,10 +130,19 @@ func deadEvidence(d Deps, res provision.Resource) string {
 	switch _, parts := itemizer(d, res.Commands.Kind); {
 	case !parts:
 		return "it gives no slices any more and holds quota until it is deleted"
-	case len(res.Slices) > 0:
+	case slices.ContainsFunc(res.Slices, func(s tpu.Slice) bool { return !s.Billed.IsZero() }):
+		return "it gives no slices any more, and those of its VMs that still run are billed until it is deleted"
+	case !free(d, res):
 		return "it gives no slices any more, and the boot disks of its VMs are billed until it is deleted"
 	}
 	return "it gives no slices any more; what is left of it is free"
+}
+
+// free reports whether a resource that gives no slices any more costs nothing and holds no
+// quota: only parts without slices are left of it.
+func free(d Deps, res provision.Resource) bool {
+	_, parts := itemizer(d, res.Commands.Kind)
+	return parts && len(res.Slices) == 0
 }
 
 // itemizer returns the provider of resources of a kind, if such resources have several
@@ -445,6 +454,7 @@ func leftoverWarning(d Deps, all []provision.Resource, user, except string) stri
 		_, whose, ours := res.Made()
 		switch {
 		case !ours || whose != provision.LabelValue(user) || res.ID == except:
+		case res.Spent() && free(d, res): // gc lists it, and nothing is lost until then
 		case res.Spent():
 			dead = append(dead, res.ID)
 		case res.ReadySlices() > 0:

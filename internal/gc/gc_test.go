@@ -215,6 +215,7 @@ func TestPartsOfLeftovers(t *testing.T) {
 	whole := Deps{Reach: &workers.Reach{Invocation: &stage.Invocation{Sink: said}, Cloud: &testkit.FixedSlices{}}}
 	parts := Deps{Reach: &workers.Reach{Invocation: &stage.Invocation{Sink: said}, Cloud: inParts{}}}
 	stopped := provision.Resource{Slices: make([]tpu.Slice, 1)}
+	half := provision.Resource{Slices: []tpu.Slice{{Condition: tpu.Taken, Billed: time.Unix(1, 0)}}}
 	for _, tt := range []struct {
 		d    Deps
 		res  provision.Resource
@@ -222,10 +223,17 @@ func TestPartsOfLeftovers(t *testing.T) {
 	}{
 		{whole, stopped, "it gives no slices any more and holds quota until it is deleted"},
 		{parts, stopped, "it gives no slices any more, and the boot disks of its VMs are billed until it is deleted"},
+		{parts, half, "it gives no slices any more, and those of its VMs that still run are billed until it is deleted"},
 		{parts, provision.Resource{}, "it gives no slices any more; what is left of it is free"},
 	} {
 		if got := deadEvidence(tt.d, tt.res); got != tt.want {
 			t.Errorf("got %q, want %q", got, tt.want)
+		}
+	}
+	dead := provision.Resource{ID: "m", Life: provision.Failed, Labels: provision.OwnerLabels("m", "ann")}
+	for want, d := range map[string]Deps{"": parts, "left of your earlier runs: dead and holding quota: m": whole} {
+		if got := leftoverWarning(d, []provision.Resource{dead}, "ann", ""); got != want {
+			t.Errorf("warning %q, want %q", got, want)
 		}
 	}
 	left := []Leftover{{Kind: "box", Name: "m"}}
