@@ -174,7 +174,12 @@ others_ended() {
       spoke=$((spoke + 1))
       case ${BASH_REMATCH[1]} in
         kept) return 1 ;; # at any age: that worker's watch has ended
-        running | awaited) if ((EPOCHSECONDS - 10#${BASH_REMATCH[2]} <= 1800)); then return 1; fi ;;
+        running | awaited)
+          if ((EPOCHSECONDS - 10#${BASH_REMATCH[2]} <= 1800)); then
+            again=$((up + (total < 200 ? 3 * total : 600))) # every worker asks each of the others
+            return 1
+          fi
+          ;;
       esac
     done
     if ((spoke < workers)) && [[ $adopted == yes ]]; then
