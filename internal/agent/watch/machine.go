@@ -70,7 +70,7 @@ const (
 	lastWait   = 30               // seconds after the grace time
 	longPause  = 10 * time.Minute // pause between two tries after many failures
 	manyTries  = 20
-	callRate   = 5                // calls a second of all workers of a job together, while the command runs on one of them
+	callRate   = 5                // calls a second of all workers of a job together, while the command runs on one of them, until each waits for mostSpread
 	mostSpread = 30 * time.Minute // longest time between two rounds in which a worker asks the others
 	mostPause  = 600              // longest random pause in seconds; with it, usually a single worker asks all others and deletes
 )

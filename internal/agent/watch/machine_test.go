@@ -199,8 +199,8 @@ func TestNoPauseOutlastsTheTimeToLive(t *testing.T) {
 	}
 }
 
-// The workers of a job together make at most some calls a second, for any number of
-// workers.
+// The workers of a job together make at most some calls a second, until each of them waits
+// for the longest time.
 func TestTheOthersAreAskedNowAndThen(t *testing.T) {
 	t.Parallel()
 	for _, row := range []struct {
