@@ -99,8 +99,13 @@ func (c *calls) listNetworks(ctx context.Context) (all []*computepb.Network, err
 	}
 	err = c.gcp.Do(ctx, "list networks", func(ctx context.Context) error {
 		all = nil
-		it := api.networks.List(ctx, &computepb.ListNetworksRequest{Project: c.gcp.Project()}, gcp.NoRetry())
-		return each(it.Next, func(n *computepb.Network) { all = append(all, n) })
+		for n, err := range api.networks.List(ctx, &computepb.ListNetworksRequest{Project: c.gcp.Project()}, gcp.NoRetry()).All() {
+			if err != nil {
+				return err
+			}
+			all = append(all, n)
+		}
+		return nil
 	})
 	return all, err
 }
@@ -179,8 +184,13 @@ func (c *calls) listFirewalls(ctx context.Context) ([]*computepb.Firewall, error
 	var all []*computepb.Firewall
 	err = c.gcp.Do(ctx, "list firewall rules", func(ctx context.Context) error {
 		all = nil
-		it := api.firewalls.List(ctx, &computepb.ListFirewallsRequest{Project: c.gcp.Project()}, gcp.NoRetry())
-		return each(it.Next, func(fw *computepb.Firewall) { all = append(all, fw) })
+		for fw, err := range api.firewalls.List(ctx, &computepb.ListFirewallsRequest{Project: c.gcp.Project()}, gcp.NoRetry()).All() {
+			if err != nil {
+				return err
+			}
+			all = append(all, fw)
+		}
+		return nil
 	})
 	return all, err
 }

@@ -139,15 +139,18 @@ func (c *Client) Ranges(ctx context.Context, network string) (_ map[string][]net
 	var ranges map[string][]netip.Prefix
 	err = c.gcp.Do(ctx, fmt.Sprintf("list subnetworks of %q", network), func(ctx context.Context) error {
 		ranges = map[string][]netip.Prefix{}
-		it := subnetworks.AggregatedList(ctx, &computepb.AggregatedListSubnetworksRequest{Project: c.gcp.Project()}, gcp.NoRetry())
-		return each(it.Next, func(pair compute.SubnetworksScopedListPair) {
+		for pair, err := range subnetworks.AggregatedList(ctx, &computepb.AggregatedListSubnetworksRequest{Project: c.gcp.Project()}, gcp.NoRetry()).All() {
+			if err != nil {
+				return err
+			}
 			region := gcp.BaseName(pair.Key)
 			for _, s := range pair.Value.GetSubnetworks() {
 				if p, err := netip.ParsePrefix(s.GetIpCidrRange()); err == nil && gcp.BaseName(s.GetNetwork()) == network {
 					ranges[region] = append(ranges[region], p)
 				}
 			}
-		})
+		}
+		return nil
 	})
 	return ranges, err
 }

@@ -2,15 +2,12 @@ package network
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
 	"time"
 
-	compute "cloud.google.com/go/compute/apiv1"
 	"cloud.google.com/go/compute/apiv1/computepb"
-	"google.golang.org/api/iterator"
 
 	"multihost/internal/gcp"
 	"multihost/internal/provision"
@@ -107,39 +104,36 @@ func (c *calls) machines(ctx context.Context) (all machineList, err error) {
 	}
 	read("list VMs", func(ctx context.Context) error {
 		all.vms = nil
-		it := api.instances.AggregatedList(ctx, &computepb.AggregatedListInstancesRequest{Project: project}, gcp.NoRetry())
-		return each(it.Next, func(p compute.InstancesScopedListPair) { all.vms = append(all.vms, p.Value.GetInstances()...) })
+		for p, err := range api.instances.AggregatedList(ctx, &computepb.AggregatedListInstancesRequest{Project: project}, gcp.NoRetry()).All() {
+			if err != nil {
+				return err
+			}
+			all.vms = append(all.vms, p.Value.GetInstances()...)
+		}
+		return nil
 	})
 	read("list instance groups", func(ctx context.Context) error {
 		all.groups = nil
-		it := api.groups.AggregatedList(ctx, &computepb.AggregatedListInstanceGroupManagersRequest{Project: project}, gcp.NoRetry())
-		return each(it.Next, func(p compute.InstanceGroupManagersScopedListPair) {
+		for p, err := range api.groups.AggregatedList(ctx, &computepb.AggregatedListInstanceGroupManagersRequest{Project: project}, gcp.NoRetry()).All() {
+			if err != nil {
+				return err
+			}
 			all.groups = append(all.groups, p.Value.GetInstanceGroupManagers()...)
-		})
+		}
+		return nil
 	})
 	read("list instance templates", func(ctx context.Context) error {
 		all.templates = nil
-		it := api.templates.AggregatedList(ctx, &computepb.AggregatedListInstanceTemplatesRequest{Project: project}, gcp.NoRetry())
-		return each(it.Next, func(p compute.InstanceTemplatesScopedListPair) {
+		for p, err := range api.templates.AggregatedList(ctx, &computepb.AggregatedListInstanceTemplatesRequest{Project: project}, gcp.NoRetry()).All() {
+			if err != nil {
+				return err
+			}
 			all.templates = append(all.templates, p.Value.GetInstanceTemplates()...)
-		})
+		}
+		return nil
 	})
 	if err != nil {
 		return machineList{}, fmt.Errorf("find out which machines use the network: %w", err)
 	}
 	return all, nil
-}
-
-// each calls use with every item of a list.
-func each[T any](next func() (T, error), use func(T)) error {
-	for {
-		item, err := next()
-		if errors.Is(err, iterator.Done) {
-			return nil
-		}
-		if err != nil {
-			return err
-		}
-		use(item)
-	}
 }

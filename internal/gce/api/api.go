@@ -11,13 +11,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"sync"
 	"time"
 
 	compute "cloud.google.com/go/compute/apiv1"
 	"cloud.google.com/go/compute/apiv1/computepb"
 	"github.com/google/uuid"
-	"google.golang.org/api/iterator"
 	"google.golang.org/api/option"
 
 	"multihost/internal/gcp"
@@ -93,18 +93,15 @@ func get[T any](ctx context.Context, c *Client, what string, call func(context.C
 }
 
 // list reads all pages.
-func list[T any, I interface{ Next() (T, error) }](ctx context.Context, c *Client, what string, call func(context.Context, clients) I) ([]T, error) {
+func list[T any, I interface{ All() iter.Seq2[T, error] }](ctx context.Context, c *Client, what string, call func(context.Context, clients) I) ([]T, error) {
 	return get(ctx, c, what, func(ctx context.Context, of clients) (all []T, err error) {
-		for it := call(ctx, of); ; {
-			item, err := it.Next()
-			if errors.Is(err, iterator.Done) {
-				return all, nil
-			}
+		for item, err := range call(ctx, of).All() {
 			if err != nil {
 				return nil, err
 			}
 			all = append(all, item)
 		}
+		return all, nil
 	})
 }
 
