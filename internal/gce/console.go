@@ -10,6 +10,9 @@ import (
 	"unicode"
 	"unicode/utf8"
 
+	"cloud.google.com/go/compute/apiv1/computepb"
+
+	"multihost/internal/gcp"
 	"multihost/internal/provision"
 	"multihost/internal/tpu"
 )
@@ -30,11 +33,11 @@ func (p *reader) Consoles(ctx context.Context, s tpu.Slice, vms []string) ([]pro
 		}
 	}
 	var all []provision.Console
-	var errs []error
+	var failed error
 	for _, vm := range vms[:min(len(vms), provision.MaxConsoles)] {
 		text, err := p.calls.Console(ctx, vm, consoleBytes)
 		if err != nil {
-			errs = append(errs, err)
+			failed = cmp.Or(failed, err)
 			continue
 		}
 		console := readConsole(text)
@@ -43,10 +46,7 @@ func (p *reader) Consoles(ctx context.Context, s tpu.Slice, vms []string) ([]pro
 		console.Hint = strings.NewReplacer("{show}", console.Show, "{network}", cmp.Or(s.Network, "default")).Replace(console.Hint)
 		all = append(all, console)
 	}
-	if len(errs) > 0 {
-		return all, errs[0]
-	}
-	return all, nil
+	return all, failed
 }
 
 // mute returns the names of the VMs of a group that run and have not reported their
@@ -56,23 +56,27 @@ func (p *reader) mute(ctx context.Context, group string) (silent []string, err e
 	if err != nil {
 		return nil, err
 	}
+	instances, err := p.calls.Instances(ctx) // one call, because a slice has up to thousands of VMs
+	if err != nil {
+		return nil, err
+	}
+	byName := make(map[string]*computepb.Instance, len(instances))
+	for _, vm := range instances {
+		byName[vm.GetName()] = vm
+	}
 	var running []string
 	for _, m := range managed {
-		if m.GetInstanceStatus() != "RUNNING" {
+		vm := byName[gcp.BaseName(m.GetInstance())]
+		if vm == nil || m.GetInstanceStatus() != "RUNNING" {
 			continue
 		}
-		name := m.GetInstance()[strings.LastIndexByte(m.GetInstance(), '/')+1:]
-		running = append(running, name)
-		vm, err := p.calls.Instance(ctx, name)
-		if err != nil {
-			return nil, err
-		}
+		running = append(running, vm.GetName())
 		said, err := p.ask(ctx, vm)
 		if err != nil {
 			return nil, err
 		}
 		if said.vm == "" {
-			silent = append(silent, name)
+			silent = append(silent, vm.GetName())
 		}
 		if len(silent) == provision.MaxConsoles {
 			break

@@ -152,7 +152,7 @@ func (p *reader) resource(ctx context.Context, v view, id string) (provision.Res
 			out.Nodes = append(out.Nodes, g.GetName())
 		}
 		if out.Labels == nil && run != "" { // somebody has deleted the template
-			out.Labels = map[string]string{provision.LabelTool: provision.ToolName, provision.LabelRun: run}
+			out.Labels = ownerIn(g.GetDescription())
 		}
 		made := timeOf(g.GetCreationTimestamp())
 		if out.CreateTime.IsZero() || made.Before(out.CreateTime) {
