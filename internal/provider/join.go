@@ -43,8 +43,7 @@ var (
 	_ provision.Doorkeeper = (*Joined)(nil)
 	_ provision.Partial    = (*Joined)(nil)
 
-	_ provision.AttributeReader = (*Joined)(nil)
-	_ provision.Numberer        = (*Joined)(nil)
+	_ provision.Numberer = (*Joined)(nil)
 )
 
 // besideLimit is how long Joined waits for the list of a provider that it can do without.
@@ -151,23 +150,6 @@ func (j *Joined) Assume(kind, id string) {
 	if j.memory.owner[id] == nil && kind != "" {
 		j.memory.owner[id] = p
 	}
-}
-
-// Attributes implements provision.AttributeReader: the first provider that has the slice
-// answers.
-func (j *Joined) Attributes(ctx context.Context, slice, key string) ([]string, error) {
-	err := error(provision.ErrNotFound)
-	for _, p := range j.all {
-		reader, ok := provision.As[provision.AttributeReader](p)
-		if !ok {
-			continue
-		}
-		var texts []string
-		if texts, err = reader.Attributes(ctx, slice, key); err == nil {
-			return texts, nil
-		}
-	}
-	return nil, err
 }
 
 // Undoing implements provision.Provider. The commands, and what the workers can read, are those of

@@ -82,13 +82,6 @@ func (s shop) Undoing(string, ...string) provision.Undoing {
 	return provision.Undoing{Commands: provision.Commands{Kind: s.kind}}
 }
 
-func (s shop) Attributes(_ context.Context, slice, key string) ([]string, error) {
-	if s.err != nil || slice != s.id {
-		return nil, cmp.Or(s.err, provision.ErrNotFound)
-	}
-	return []string{s.kind + " " + key}, nil
-}
-
 // Each call goes to the provider whose resource or slice it is about.
 func TestJoin(t *testing.T) {
 	t.Parallel()
@@ -113,12 +106,6 @@ func TestJoin(t *testing.T) {
 		if r, err := j.Get(ctx, id); err != nil || r.Commands.Kind != kind || r.Slices[0].Provider != kind {
 			t.Errorf("%s: got %+v, %v", id, r, err)
 		}
-	}
-	if texts, err := j.Attributes(ctx, "a", "state"); err != nil || fmt.Sprint(texts) != "[tin state]" {
-		t.Errorf("got %v, %v", texts, err)
-	}
-	if _, err := j.Attributes(ctx, "c", "state"); !errors.Is(err, provision.ErrNotFound) {
-		t.Errorf("got %v", err)
 	}
 	if _, err := j.Get(ctx, "c"); !errors.Is(err, provision.ErrNotFound) {
 		t.Errorf("got %v", err)

@@ -13,6 +13,7 @@ import (
 
 	"multihost/internal/detach"
 	"multihost/internal/event"
+	"multihost/internal/provider"
 	"multihost/internal/provision"
 	"multihost/internal/remote"
 	"multihost/internal/tpu"
@@ -42,7 +43,7 @@ func WarnUnable(ctx context.Context, r *BucketRun, state detach.State) string {
 // findUnable asks every slice that has a worker without a report. If an answer cannot be
 // read, findUnable ignores that slice.
 func findUnable(ctx context.Context, r *BucketRun, state detach.State) []detach.Seen {
-	reader, ok := provision.As[provision.AttributeReader](r.Cloud)
+	reader, ok := provision.As[provision.AttributeReader](provider.Of(r.Cloud, r.Desc.Kind))
 	if !ok || state.Over(r.Desc) {
 		return nil
 	}
