@@ -58,7 +58,10 @@ tell() {
 alone() {
   local -a strings
   objects '?prefix=' workers%2F
-  api GET "$REPLY" || { late "$((SECONDS - ${blind:=$SECONDS}))"; return; }
+  api GET "$REPLY" || {
+    late "$((SECONDS - ${blind:=$SECONDS}))"
+    return
+  }
   blind='' && json_strings "$reply" '/items/*/name' && [[ ! ${strings[0]} ]]
 }
 
