@@ -197,6 +197,9 @@ func slicesListCommand() *cli.Command {
 			now := time.Now()
 			list := provider.List(all, s.cloud.Zone(), now)
 			s.view.Emit(event.Result{Name: "slices", Text: provider.Table(list, now), Data: list})
+			if text, hint := provision.Remains(all); text != "" {
+				s.view.Emit(event.Note{Level: event.Info, Text: text, Hint: hint})
+			}
 			return nil
 		}),
 	}, exitOK, exitUsage, exitUnavailable, exitPermission, exitConfig)

@@ -588,7 +588,7 @@ func (e projectChecks) held(ctx context.Context) (byTier map[string]int64, dead 
 	}
 	kind := e.Provider.Undoing("").Commands.Kind
 	for _, r := range all {
-		if r.Commands.Kind == kind && count(tierName(r.Tier), r.Type, max(r.NodeCount, len(r.Nodes))) && r.Dead() {
+		if r.Commands.Kind == kind && !r.Free && count(tierName(r.Tier), r.Type, max(r.NodeCount, len(r.Nodes))) && r.Dead() {
 			dead = append(dead, r)
 		}
 	}

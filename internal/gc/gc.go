@@ -101,6 +101,8 @@ func Leftovers(ctx context.Context, d Deps, o GCOptions) ([]Leftover, error) {
 			l.Useless, l.Evidence = true, deadEvidence(d, res)
 		case res.Life == provision.Deleting:
 			continue
+		case res.Free:
+			l.Evidence = "it has no slices and costs nothing; unless a command is making it now, remove it with: " + res.Commands.Delete
 		case res.ReadySlices() == 0:
 			l.Evidence = "it is on its way; whether somebody waits for it is not known"
 		default:
@@ -128,21 +130,14 @@ func Leftovers(ctx context.Context, d Deps, o GCOptions) ([]Leftover, error) {
 // deadEvidence says why a resource that gives no slices any more is useless.
 func deadEvidence(d Deps, res provision.Resource) string {
 	switch _, parts := itemizer(d, res.Commands.Kind); {
+	case res.Free:
+		return "it gives no slices any more; what is left of it is free, and holds no quota"
 	case !parts:
 		return "it gives no slices any more and holds quota until it is deleted"
 	case slices.ContainsFunc(res.Slices, func(s tpu.Slice) bool { return !s.Billed.IsZero() }):
 		return "it gives no slices any more, and those of its VMs that still run are billed until it is deleted"
-	case !free(d, res):
-		return "it gives no slices any more, and the boot disks of its VMs are billed until it is deleted"
 	}
-	return "it gives no slices any more; what is left of it is free"
-}
-
-// free reports whether a resource that gives no slices any more costs nothing and holds no
-// quota: only parts without slices are left of it.
-func free(d Deps, res provision.Resource) bool {
-	_, parts := itemizer(d, res.Commands.Kind)
-	return parts && len(res.Slices) == 0
+	return "it gives no slices any more, and the boot disks of its VMs are billed until it is deleted"
 }
 
 // itemizer returns the provider of resources of a kind, if such resources have several
@@ -454,7 +449,7 @@ func leftoverWarning(d Deps, all []provision.Resource, user, except string) stri
 		_, whose, ours := res.Made()
 		switch {
 		case !ours || whose != provision.LabelValue(user) || res.ID == except:
-		case res.Spent() && free(d, res): // gc lists it, and nothing is lost until then
+		case res.Spent() && res.Free: // gc lists it, and nothing is lost until then
 		case res.Spent():
 			dead = append(dead, res.ID)
 		case res.ReadySlices() > 0:

@@ -224,15 +224,16 @@ func TestPartsOfLeftovers(t *testing.T) {
 		{whole, stopped, "it gives no slices any more and holds quota until it is deleted"},
 		{parts, stopped, "it gives no slices any more, and the boot disks of its VMs are billed until it is deleted"},
 		{parts, half, "it gives no slices any more, and those of its VMs that still run are billed until it is deleted"},
-		{parts, provision.Resource{}, "it gives no slices any more; what is left of it is free"},
+		{parts, provision.Resource{Free: true}, "it gives no slices any more; what is left of it is free, and holds no quota"},
 	} {
 		if got := deadEvidence(tt.d, tt.res); got != tt.want {
 			t.Errorf("got %q, want %q", got, tt.want)
 		}
 	}
 	dead := provision.Resource{ID: "m", Life: provision.Failed, Labels: provision.OwnerLabels("m", "ann")}
-	for want, d := range map[string]Deps{"": parts, "left of your earlier runs: dead and holding quota: m": whole} {
-		if got := leftoverWarning(d, []provision.Resource{dead}, "ann", ""); got != want {
+	for want, free := range map[string]bool{"": true, "left of your earlier runs: dead and holding quota: m": false} {
+		dead.Free = free
+		if got := leftoverWarning(whole, []provision.Resource{dead}, "ann", ""); got != want {
 			t.Errorf("warning %q, want %q", got, want)
 		}
 	}
@@ -244,5 +245,22 @@ func TestPartsOfLeftovers(t *testing.T) {
 	addParts(t.Context(), parts, left)
 	if text := LeftoverTable(left); !strings.HasSuffix(text, "\nbox m:\n  template m: free\n") || !said.Said(event.Warn, "not all parts could be read: read policy: denied") {
 		t.Errorf("got %s, said %v", text, said.Notes())
+	}
+}
+
+// Parts without slices cost nothing. gc says so even if a command may be making the rest now.
+func TestFreePartsAreCalledFree(t *testing.T) {
+	t.Parallel()
+	for life, want := range map[provision.Life]string{
+		provision.Requested: "it has no slices and costs nothing; unless a command is making it now, remove it with: delete m",
+		provision.Failed:    "it gives no slices any more; what is left of it is free, and holds no quota",
+	} {
+		res := provision.Resource{ID: "m", Commands: provision.Commands{Kind: "slice request", Delete: "delete m"}, Life: life, Free: true, Labels: provision.OwnerLabels("m", "ann")}
+		typed := &stage.Invocation{Clock: testkit.NewJumpClock(), Sink: event.Discard}
+		d := Deps{Reach: &workers.Reach{Invocation: typed, Cloud: &remains{listed: []provision.Resource{res}}}, StateDir: t.TempDir()}
+		left, err := Leftovers(t.Context(), d, GCOptions{})
+		if err != nil || len(left) != 1 || left[0].Useless != (life == provision.Failed) || left[0].Evidence != want {
+			t.Errorf("%s: %+v, %v; want %q", life, left, err, want)
+		}
 	}
 }

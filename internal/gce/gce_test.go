@@ -588,8 +588,8 @@ func TestWhatHasNoGroupYetIsNoLeftover(t *testing.T) {
 			if err != nil || len(list) != 1 {
 				t.Fatalf("%v: got %+v, %v", tt, list, err)
 			}
-			if r := list[0]; r.Life != tt.want || !r.CreateTime.Equal(now.Add(-tt.age)) {
-				t.Errorf("%v: got %s, made at %v", tt, r.Life, r.CreateTime)
+			if r := list[0]; r.Life != tt.want || !r.CreateTime.Equal(now.Add(-tt.age)) || r.Standing() != "state WITHOUT_GROUPS, has no slices, costs nothing and holds no quota" {
+				t.Errorf("%v: got %s, made at %v, %s", tt, r.Life, r.CreateTime, r.Standing())
 			}
 			if run, user, ours := list[0].Made(); run != "m" || user != "ann" || !ours {
 				t.Errorf("%v: made by run %q of %q, %v", tt, run, user, ours)

@@ -171,9 +171,9 @@ func (p *Provider) remains(ctx context.Context, v view, living map[string]bool) 
 	now := p.gcp.Clock().Now()
 	all := []provision.Resource{}
 	for _, r := range found {
-		r.Life, r.State = provision.Requested, wordRequested
+		r.Life, r.State, r.Free = provision.Requested, wordNoGroups, true
 		if now.Sub(r.CreateTime) >= provision.MakingTime {
-			r.Life, r.State, r.Failure = provision.Failed, wordNoGroups, "its groups are gone; its template or its policy is left"
+			r.Life, r.Failure = provision.Failed, "its groups are gone; its template or its policy is left"
 		}
 		all = append(all, r)
 	}

@@ -188,7 +188,7 @@ func (p *reader) resource(ctx context.Context, v view, id string) (provision.Res
 	}
 	whole := together(states, len(out.Nodes)-len(states), p.gcp.Clock().Now().Sub(newest) < provision.MakingTime)
 	out.Life, out.State, out.By, out.ByUser, out.Until, out.Own = whole.life, whole.word, whole.by, whole.byUser, whole.until, whole
-	out.Over = whole.word == wordOver
+	out.Over, out.Free = whole.word == wordOver, whole.life.Dead() && len(out.Slices) == 0
 	if whole.word == wordPartly {
 		out.Missing = missing
 	}

@@ -1,6 +1,7 @@
 package provision
 
 import (
+	"strings"
 	"time"
 
 	"multihost/internal/tpu"
@@ -124,6 +125,7 @@ type Resource struct {
 	Failure     string // the provider's text of a failure, or of what happened to its slices
 	Starved     bool   // it failed because capacity or quota is lacking
 	Reclaimable bool   // the provider may take its slices back at any time
+	Free        bool   // it has no slices, and its parts cost nothing and hold no quota
 
 	// Until is when the provider takes the slices back because the request limits their
 	// time; zero: never, or not known.
@@ -186,10 +188,38 @@ func (r Resource) Dead() bool { return r.Life.Dead() }
 // command.
 func (r Resource) Spent() bool { return r.Dead() && r.ReadySlices() == 0 }
 
+// ofNoCost says what a Free resource costs.
+const ofNoCost = "costs nothing and holds no quota"
+
+// Remains says of the Free resources in all what they cost, and what removes them; "" if
+// there is none. Those that are not dead may be on their way.
+func Remains(all []Resource) (text, hint string) {
+	var names, removes []string
+	unless := ""
+	for _, r := range all {
+		if !r.Free {
+			continue
+		}
+		names, removes = append(names, r.ID), append(removes, r.Commands.Delete)
+		if !r.Dead() {
+			unless = "unless a command is making it now, "
+		}
+	}
+	switch len(names) {
+	case 0:
+		return "", ""
+	case 1:
+		return names[0] + " has no slices, " + ofNoCost, unless + "remove what is left of it with: " + removes[0]
+	}
+	return strings.Join(names, ", ") + " have no slices, cost nothing and hold no quota", unless + "remove what is left of each, such as: " + removes[0]
+}
+
 // Standing returns the state and what it means for the bill. The text ends a
 // sentence about a resource that is not deleted.
 func (r Resource) Standing() string {
 	switch {
+	case r.Free:
+		return "state " + r.State + ", has no slices, " + ofNoCost
 	case r.Spent():
 		return "state " + r.State + ", and holds quota until it is deleted"
 	case len(r.Slices) == 0:

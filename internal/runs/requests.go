@@ -64,7 +64,9 @@ func withRequests(ctx context.Context, d Deps, prefix string, seen []Seen, found
 		}
 		row := Seen{Run: res.ID, State: waitsFor(res), Owner: user, Created: res.CreateTime, Slices: res.Nodes,
 			Gone: goes(false), age: d.Age(res.CreateTime)}
-		row.costs(d, res)
+		if row.costs(d, res); res.Free {
+			row.Gone = "with: " + res.Commands.Delete
+		}
 		if at := slices.IndexFunc(found, func(f workers.FoundRun) bool { return provision.LabelValue(f.Info.Run) == label && f.Info.Exit != nil }); at >= 0 {
 			info := found[at].Info
 			row.Run, row.Attempt, row.Owner, row.Command, row.State, row.Gone = info.Run, info.Attempt, info.Owner, info.Command, "kept: "+found[at].Ended(), goes(true)
@@ -117,6 +119,8 @@ func overlap(a, b []string) bool {
 // waitsFor returns the state, in words, of a job whose command has not begun.
 func waitsFor(res provision.Resource) string {
 	switch ready := res.ReadySlices(); {
+	case res.Free:
+		return res.State + ", costs nothing"
 	case res.Dead():
 		return res.State + ", holds quota"
 	case len(res.Slices) == 0:

@@ -6,6 +6,7 @@ import (
 
 	"multihost/internal/agent/program"
 	"multihost/internal/lease"
+	"multihost/internal/provision"
 	"multihost/internal/qr"
 )
 
@@ -67,6 +68,10 @@ func TestWaitsFor(t *testing.T) {
 		if got := waitsFor(res.Neutral()); got != want {
 			t.Errorf("%+v: %q, want %q", res, got, want)
 		}
+	}
+	remains := provision.Resource{State: "WITHOUT_GROUPS", Life: provision.Requested, Free: true}
+	if got := waitsFor(remains); got != "WITHOUT_GROUPS, costs nothing" {
+		t.Errorf("remains: %q", got)
 	}
 }
 
