@@ -225,7 +225,11 @@ func qrDeleteCommand() *cli.Command {
 			}
 			deleted, err := s.queue.Delete(c.Context, id, qr.DeleteOptions{Force: c.Bool("force"), Limit: c.Duration("delete-timeout"), Async: async})
 			if err != nil {
-				return interruptible(c.Context, err)
+				again := "multihost qr delete " + id
+				if c.Bool("force") {
+					again += " --force"
+				}
+				return deletes(c.Context, err, "queued resource "+id, again)
 			}
 			s.view.Emit(qr.Deleted(id, deleted, async))
 			return nil

@@ -109,6 +109,16 @@ func outcome(out stage.Outcome, err error) error {
 	return err
 }
 
+// deletes returns the error of a command that deletes a resource. If the command was
+// interrupted, the error says that the resource may still exist. name is what messages call
+// the resource, and again the command that goes on.
+func deletes(ctx context.Context, err error, name, again string) error {
+	if err != nil && ctx.Err() != nil {
+		err = &stage.Error{Stage: stage.Teardown, Err: context.Cause(ctx), Text: name + " may still exist and be billed", Advice: "go on with: " + again}
+	}
+	return interruptible(ctx, err)
+}
+
 // interruptible returns why ctx ended, in place of the error that a waiting command
 // returned because of that. It joins a *stage.Error to the cause.
 func interruptible(ctx context.Context, err error) error {

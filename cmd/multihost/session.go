@@ -135,7 +135,7 @@ func (s *session) close() {
 }
 
 // closeView waits until all output is written. If the user wants to leave at once, it
-// does not wait for a reader that has stopped reading.
+// waits viewLimit at most: the reader may have stopped reading.
 func (s *session) closeView() {
 	done := make(chan struct{})
 	go func() {
@@ -144,9 +144,17 @@ func (s *session) closeView() {
 	}()
 	select {
 	case <-done:
+		return
 	case <-s.leave:
 	}
+	select {
+	case <-done: // what the view has shown stands before the error of the command
+	case <-time.After(viewLimit):
+	}
 }
+
+// viewLimit is how long a user who wants to leave at once waits for a reader of the output.
+const viewLimit = time.Second
 
 func viewMode(c *call) ui.Mode {
 	switch output := c.String("output"); {

@@ -225,7 +225,7 @@ func slicesDeleteCommand() *cli.Command {
 			}
 			deleted, err := s.all.Delete(c.Context, id, provision.DeleteOptions{Limit: c.Duration("delete-timeout")})
 			if err != nil {
-				return interruptible(c.Context, err)
+				return deletes(c.Context, err, id, "multihost slices delete "+id)
 			}
 			note := event.Note{Level: event.Info, Text: "deleted the slices of " + id}
 			if !deleted { // the user may have meant another one, which is still billed

@@ -1,12 +1,16 @@
 package main
 
 import (
+	"context"
+	"errors"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
 	"multihost/internal/provider"
 	"multihost/internal/provision"
+	"multihost/internal/stage"
 )
 
 // A command that waits for the slices of a job, also because the same request exists
@@ -29,5 +33,20 @@ func TestSlicesOfAJobAreNotGivenBack(t *testing.T) {
 		if err != nil {
 			t.Errorf("%s: %v", story, err)
 		}
+	}
+}
+
+// A deletion that was interrupted says what may be billed. Any other error stays as it is.
+func TestAnInterruptedDeletion(t *testing.T) {
+	t.Parallel()
+	refused := errors.New("refused")
+	if err := deletes(t.Context(), refused, "m", "again"); err != refused {
+		t.Errorf("got %v", err)
+	}
+	ctx, cancel := context.WithCancelCause(t.Context())
+	cancel(&stage.Interrupted{Signal: syscall.SIGINT})
+	err := deletes(ctx, refused, "m", "multihost slices delete m")
+	if exitCode(err) != exitInterrupt || !strings.Contains(err.Error(), "m may still exist and be billed") || hintOf(err) != "go on with: multihost slices delete m" {
+		t.Errorf("got %v, hint %q", err, hintOf(err))
 	}
 }

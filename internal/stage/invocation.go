@@ -2,6 +2,7 @@ package stage
 
 import (
 	"context"
+	"errors"
 	"sync"
 	"time"
 
@@ -92,22 +93,67 @@ func (v *Invocation) WhatCtrlCDoes(ours bool) string {
 // as stopping the workers and deleting slices. It ends after limit, or when the user
 // wants to leave at once. The caller must call the CancelFunc.
 func (v *Invocation) Detached(ctx context.Context, limit time.Duration) (context.Context, context.CancelFunc) {
-	base, cancel := context.WithTimeout(context.WithoutCancel(ctx), limit)
-	stop := make(chan struct{})
-	finished := make(chan struct{})
-	go func() {
-		defer close(finished)
+	base, leave := context.WithCancelCause(context.WithoutCancel(ctx))
+	base, cancel := context.WithTimeout(base, limit)
+	over := alongside(func(over <-chan struct{}) {
 		select {
 		case <-v.Leave:
-			cancel()
-		case <-stop:
+			leave(secondSignal{})
+		case <-over:
 		}
-	}()
+	})
 	return base, func() {
-		close(stop)
-		<-finished
+		over()
 		cancel()
+		leave(nil)
 	}
+}
+
+// alongside runs f in a goroutine. The function that it returns closes over and waits until f
+// has ended.
+func alongside(f func(over <-chan struct{})) (end func()) {
+	over, done := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(done)
+		f(over)
+	}()
+	return func() {
+		close(over)
+		<-done
+	}
+}
+
+// secondSignal is the cause of the end of a context of Detached when the user wants to leave
+// at once.
+type secondSignal struct{}
+
+func (secondSignal) Error() string { return "a second signal ended this command" }
+
+// Is makes errors.Is match context.Canceled.
+func (secondSignal) Is(target error) bool { return target == context.Canceled }
+
+// Persist does work that a first signal does not end, and that a second one does. Once ctx has
+// ended, it says so: what is being done, and what is left after a second signal. hint has the
+// command to type then. The caller must call over when the work has ended.
+func (v *Invocation) Persist(ctx context.Context, doing, left, hint string) (over func()) {
+	say := func() {
+		why := ""
+		if in := new(Interrupted); errors.As(context.Cause(ctx), &in) {
+			why = in.Error() + ": "
+		}
+		event.Notef(v.Sink, event.Warn, hint, "%s%s, and this goes on until it is done; another signal, such as Ctrl-C, ends this command at once: %s", why, doing, left)
+	}
+	if ctx.Err() != nil {
+		say()
+		return func() {}
+	}
+	return alongside(func(over <-chan struct{}) {
+		select {
+		case <-over:
+		case <-ctx.Done():
+			say()
+		}
+	})
 }
 
 // Age returns the time since created; 0 if created is zero.
@@ -123,20 +169,16 @@ const remindEvery = time.Minute
 
 // Remind calls f. While f runs, it says once a minute what the command waits for.
 func (v *Invocation) Remind(what string, f func()) {
-	done, over := make(chan struct{}), make(chan struct{})
 	begin := v.Clock.Now()
-	go func() {
-		defer close(over)
+	defer alongside(func(over <-chan struct{}) {
 		for {
 			select {
-			case <-done:
+			case <-over:
 				return
 			case <-v.Clock.After(remindEvery):
 				event.Notef(v.Sink, event.Info, "", "still waiting, for %s: %s", AsTyped(v.Clock.Now().Sub(begin).Round(time.Second)), what)
 			}
 		}
-	}()
+	})()
 	f()
-	close(done)
-	<-over
 }

@@ -184,6 +184,9 @@ func (j *Job) name() string { return provision.NameOf(j.Cloud, j.ID) }
 // look reads the resource. It waits for an expired login and for an unavailable API,
 // because nobody else deletes what is billed.
 func (j *Job) look(ctx context.Context) (res provision.Resource, err error) {
+	if ctx.Err() == nil { // otherwise delete says it, if it comes to that
+		defer j.Persist(ctx, "the state of "+j.name()+" is being read, to delete it", "if it exists, it stays and is billed", "then "+Hint(j.Reach, j.ID))()
+	}
 	ctx, cancel := j.Detached(ctx, patience)
 	defer cancel()
 	err = Outlast(ctx, j.Clock, func() (err error) {
@@ -222,6 +225,7 @@ func leftRunning(out stage.Outcome, err error) bool {
 func (j *Job) delete(ctx context.Context) error {
 	j.SetStatus(func(s *stage.Status) { s.Resource = "" }) // there is nothing left to decide
 	// Limit limits the deletion itself; the context is only a backstop.
+	defer j.Persist(ctx, j.name()+" is being deleted", "what is not deleted by then may stay, and is billed", "then "+Hint(j.Reach, j.ID))()
 	cleanup, cancel := j.Detached(ctx, Limit+time.Minute)
 	defer cancel()
 	err := Outlast(cleanup, j.Clock, func() error {

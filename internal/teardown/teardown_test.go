@@ -243,3 +243,57 @@ func TestWhatIsBilledOfARun(t *testing.T) {
 		}
 	}
 }
+
+// endless is a cloud whose deletion takes until its context ends.
+type endless struct {
+	cloud
+	begun chan struct{}
+}
+
+func (e *endless) Delete(ctx context.Context, _ string, _ provision.DeleteOptions) (bool, error) {
+	close(e.begun)
+	<-ctx.Done()
+	return false, context.Cause(ctx)
+}
+
+// A first signal during the deletion says at once what goes on, and what a second one does.
+// The second one says what may be billed, and not that a context was canceled.
+func TestSignalsDuringTheDeletion(t *testing.T) {
+	t.Parallel()
+	for _, before := range []bool{false, true} { // whether the first signal has ended the run
+		said, leave := &testkit.Recorder{}, make(chan struct{})
+		c := &endless{begun: make(chan struct{})}
+		d := &workers.Reach{Invocation: &stage.Invocation{Sink: said, Clock: gcp.SystemClock, Leave: leave}, Place: provision.Place{Project: "p", Zone: "z"}, Cloud: c}
+		j := &Job{Reach: d, ID: "m", Leaves: func(context.Context, provision.Life, error) string { return "" }, Taken: func(context.Context) string { return "" },
+			Remade: func(provision.Resource) bool { return false }, WhoDeletes: func() string { return "" }, Last: func(provision.Resource) {}}
+		ctx, cancel := context.WithCancelCause(t.Context())
+		signal := &stage.Interrupted{Signal: syscall.SIGTERM}
+		if before {
+			cancel(signal)
+		}
+		var err error
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			_, err = j.End(ctx, stage.Outcome{Started: true}, nil)
+		}()
+		<-c.begun
+		if said.Said(event.Warn, "is being deleted") != before {
+			t.Errorf("before the signal: %v", said.Notes())
+		}
+		cancel(signal)
+		testkit.Eventually(t, "what goes on is said", func() bool {
+			return said.Said(event.Warn, "terminated (SIGTERM): queued resource m is being deleted, and this goes on until it is done; another signal, such as Ctrl-C, ends this command at once: what is not deleted by then may stay, and is billed")
+		})
+		hint := "delete it with: multihost qr delete m --force --project=p --zone=z"
+		if n := said.Notes(); len(n) != 1 || n[0].Hint != "then "+hint {
+			t.Errorf("said %v", n)
+		}
+		close(leave)
+		<-done
+		var e *stage.Error
+		if want := `teardown: delete queued resource "m": a second signal ended this command; it may still exist and be billed`; !errors.As(err, &e) || e.Error() != want || e.Hint() != hint {
+			t.Errorf("got %v, want %s", err, want)
+		}
+	}
+}
