@@ -42,7 +42,15 @@ multihost-agent watches the lease of a job on a worker. It is two processes: the
 again when it dies. Memory that the two share counts once. Before the measurement the watch asks the other workers, over TLS
 and with the certificates of this machine, and is refused a deletion. Then it looks %d times at files of the worker, without
 the network. In use it looks every %s.`, looks, usualLook))
-	w, err := watchCost(ctx, ".", looks)
+	built, err := os.MkdirTemp("", "multihost-bench-agent-")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(built)
+	if err := build.Into(ctx, ".", built, runtime.GOARCH); err != nil {
+		return err
+	}
+	w, err := watchCost(ctx, program.In(os.DirFS(built)), looks)
 	if err != nil {
 		return err
 	}
@@ -102,15 +110,14 @@ type watched struct {
 
 func (w watched) share() float64 { return 100 * w.look.Seconds() / usualLook.Seconds() }
 
-// watchCost runs a watch against a metadata server and an API of its own. source is the
-// directory of the source.
-func watchCost(ctx context.Context, source string, looks int) (w watched, err error) {
+// watchCost runs a watch against a metadata server and an API of its own.
+func watchCost(ctx context.Context, agents program.Set, looks int) (w watched, err error) {
 	dir, err := os.MkdirTemp("", "multihost-bench-agent-")
 	if err != nil {
 		return w, err
 	}
 	defer os.RemoveAll(dir)
-	agent, err := w.install(ctx, source, dir)
+	agent, err := w.install(agents, dir)
 	if err != nil {
 		return w, err
 	}
@@ -189,12 +196,9 @@ func watchCost(ctx context.Context, source string, looks int) (w watched, err er
 	return w, err
 }
 
-// install builds the agent and returns its path in dir.
-func (w *watched) install(ctx context.Context, source, dir string) (string, error) {
-	if err := build.Into(ctx, source, dir, runtime.GOARCH); err != nil {
-		return "", err
-	}
-	p, err := program.In(os.DirFS(dir)).For(runtime.GOARCH)
+// install writes the agent for this machine to dir and returns its path.
+func (w *watched) install(agents program.Set, dir string) (string, error) {
+	p, err := agents.For(runtime.GOARCH)
 	if err != nil {
 		return "", err
 	}

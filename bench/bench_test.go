@@ -11,7 +11,9 @@ import (
 	"testing"
 	"time"
 
+	"multihost/internal/agent/program"
 	"multihost/internal/testkit"
+	"multihost/internal/testkit/builtagent"
 )
 
 // TestMain lets the test's program be what the harness starts.
@@ -143,7 +145,9 @@ func TestASectionThatFailsIsAMissedBar(t *testing.T) {
 // command on every worker.
 func TestTheWatchOfALeaseIsSmall(t *testing.T) {
 	t.Parallel()
-	w, err := watchCost(t.Context(), "..", 5)
+	built, err := builtagent.Folder("..")
+	testkit.Must(t, err)
+	w, err := watchCost(t.Context(), program.In(os.DirFS(built)), 5)
 	testkit.Must(t, err)
 	t.Logf("%.1f MiB resident, %s a look", w.resident, w.look)
 	if w.resident > mostResident || w.share() > mostShare {

@@ -18,7 +18,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -27,11 +26,11 @@ import (
 	"golang.org/x/sys/unix"
 
 	agentprogram "multihost/internal/agent/program"
-	agentbuild "multihost/internal/agent/program/build"
 	"multihost/internal/sim"
 	"multihost/internal/sim/netns"
 	"multihost/internal/sim/worker"
 	"multihost/internal/testkit"
+	"multihost/internal/testkit/builtagent"
 )
 
 func TestMain(m *testing.M) {
@@ -54,26 +53,9 @@ func TestMain(m *testing.M) {
 	})
 }
 
-// agentFolder has multihost-agent for this machine. It is built at the first use, because
-// the binary of the tests may have another agent embedded, or none.
-var agentFolder struct {
-	sync.Mutex
-	path string
-}
-
-func builtAgent() (string, error) {
-	agentFolder.Lock()
-	defer agentFolder.Unlock()
-	if agentFolder.path != "" {
-		return agentFolder.path, nil
-	}
-	dir, err := os.MkdirTemp("", "multihost-agent-")
-	if err != nil {
-		return "", err
-	}
-	agentFolder.path = dir
-	return dir, agentbuild.Into(context.Background(), "../..", dir, runtime.GOARCH)
-}
+// builtAgent is a folder with multihost-agent for this machine. The binary of the tests may
+// have another agent embedded, or none.
+func builtAgent() (string, error) { return builtagent.Folder("../..") }
 
 // suite is the test run. The programs that the tests start from this binary are not part of
 // it.
@@ -81,7 +63,6 @@ type suite struct{ m *testing.M }
 
 func (s suite) Run() int {
 	testkit.HearSignals()
-	defer func() { os.RemoveAll(agentFolder.path) }()
 	agents = func() agentprogram.Set { // for a program that runs in the process of the tests
 		dir, err := builtAgent()
 		if err != nil {

@@ -17,7 +17,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"testing"
 	"testing/fstest"
 	"time"
@@ -25,7 +24,6 @@ import (
 	"golang.org/x/crypto/ssh"
 
 	"multihost/internal/agent/program"
-	"multihost/internal/agent/program/build"
 	"multihost/internal/attempt"
 	"multihost/internal/detach"
 	"multihost/internal/event"
@@ -43,6 +41,7 @@ import (
 	"multihost/internal/stage"
 	"multihost/internal/submit"
 	"multihost/internal/testkit"
+	"multihost/internal/testkit/builtagent"
 	"multihost/internal/testkit/simcloud"
 	"multihost/internal/testkit/simworker"
 	"multihost/internal/tpu"
@@ -58,26 +57,8 @@ func TestMain(m *testing.M) {
 	if err := flag.Set("test.parallel", strconv.Itoa(2*runtime.GOMAXPROCS(0))); err != nil {
 		panic(err)
 	}
-	os.Exit(run(m))
+	os.Exit(m.Run())
 }
-
-func run(m *testing.M) int {
-	defer func() { os.RemoveAll(madeAgent) }()
-	return m.Run()
-}
-
-// madeAgent is the result of agentDir, if there is one.
-var madeAgent string
-
-// agentDir has multihost-agent for this machine. It is built at the first use.
-var agentDir = sync.OnceValues(func() (string, error) {
-	dir, err := os.MkdirTemp("", "multihost-agent-")
-	if err != nil {
-		return "", err
-	}
-	madeAgent = dir
-	return dir, build.Into(context.Background(), "../..", dir, runtime.GOARCH)
-})
 
 // noAgent stands for multihost-agent where no worker runs it.
 func noAgent(t *testing.T, text string) program.Set {
@@ -151,7 +132,7 @@ func begin(t *testing.T, backend, accelerator, script string, change func(*job.J
 	o.Request.Mark(runName, "ann")
 	roots, err := cloud.Roots()
 	testkit.Must(t, err)
-	built, err := agentDir()
+	built, err := builtagent.Folder("../..")
 	testkit.Must(t, err)
 	agents := program.In(os.DirFS(built))
 	do := submit.DetachOptions{Bucket: sim.DefaultBucket, Dir: "jobs", Roots: roots, Every: time.Second, Patience: 2 * time.Second, Stale: time.Minute}

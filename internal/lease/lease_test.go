@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"maps"
 	"net/http"
 	"net/http/httptest"
@@ -16,17 +15,16 @@ import (
 	"runtime"
 	"strconv"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"testing/fstest"
 	"time"
 
 	"multihost/internal/agent/program"
-	"multihost/internal/agent/program/build"
 	"multihost/internal/provision"
 	"multihost/internal/remote"
 	"multihost/internal/testkit"
+	"multihost/internal/testkit/builtagent"
 )
 
 func TestScriptsPassShellcheck(t *testing.T) {
@@ -41,28 +39,6 @@ func TestScriptsPassShellcheck(t *testing.T) {
 		}
 	}
 }
-
-// builtAgent is multihost-agent for this machine.
-var builtAgent = sync.OnceValues(func() (program.Set, error) {
-	dir, err := os.MkdirTemp("", "multihost-agent-")
-	if err != nil {
-		return program.Set{}, err
-	}
-	defer os.RemoveAll(dir)
-	if err := build.Into(context.Background(), "../..", dir, runtime.GOARCH); err != nil {
-		return program.Set{}, err
-	}
-	files := fstest.MapFS{}
-	err = fs.WalkDir(os.DirFS(dir), ".", func(path string, d fs.DirEntry, err error) error {
-		if err != nil || d.IsDir() {
-			return err
-		}
-		data, err := os.ReadFile(filepath.Join(dir, path))
-		files[path] = &fstest.MapFile{Data: data}
-		return err
-	})
-	return program.In(files), err
-})
 
 // A cloud serves the watch of one worker, 0. The other worker of the job only shares its
 // state.
@@ -134,8 +110,9 @@ type vm struct {
 func newVM(t *testing.T, c *cloud) *vm {
 	testkit.Need(t, "curl")
 	testkit.Need(t, "setsid")
-	agents, err := builtAgent()
+	built, err := builtagent.Folder("../..")
 	testkit.Must(t, err)
+	agents := program.In(os.DirFS(built))
 	v := &vm{t: t, c: c, root: testkit.SharedDir(t), agents: agents}
 	for _, dir := range []string{"tmp", "home", "dev", "dev/shm", "bin"} {
 		testkit.Must(t, os.Mkdir(filepath.Join(v.root, dir), 0o755))

@@ -14,11 +14,11 @@ import (
 
 	"multihost/internal/agent/deliver"
 	"multihost/internal/agent/program"
-	"multihost/internal/agent/program/build"
 	"multihost/internal/codesync"
 	"multihost/internal/lease"
 	"multihost/internal/sshfan"
 	"multihost/internal/testkit"
+	"multihost/internal/testkit/builtagent"
 	"multihost/internal/testkit/simworker"
 )
 
@@ -39,8 +39,8 @@ func (c counted) Write(p []byte) (int, error) {
 func TestTheAgentIsSentOnceASlice(t *testing.T) {
 	testkit.OnlyInAll(t, "TestAFileIsPassedOn of internal/codesync")
 	testkit.Need(t, "ssh")
-	dir := t.TempDir()
-	testkit.Must(t, build.Into(t.Context(), "../../..", dir, runtime.GOARCH))
+	dir, err := builtagent.Folder("../../..")
+	testkit.Must(t, err)
 	agents := program.In(os.DirFS(dir))
 	p, err := agents.For(runtime.GOARCH)
 	testkit.Must(t, err)

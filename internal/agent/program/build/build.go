@@ -3,6 +3,7 @@
 package build
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"maps"
@@ -19,7 +20,7 @@ import (
 const Folder = "internal/agent/program/built"
 
 // Into compiles the program for each of archs, and writes to dir the files that program.In
-// reads. source is the directory of the source. It fails if a compressed program is larger
+// reads. It does not write a program that dir already has. source is the directory of the source. It fails if a compressed program is larger
 // than program.Largest.
 func Into(ctx context.Context, source, dir string, archs ...string) error {
 	look(source)
@@ -37,6 +38,9 @@ func Into(ctx context.Context, source, dir string, archs ...string) error {
 		if err != nil {
 			return fmt.Errorf("build multihost-agent for %s: %w", arch, err)
 		}
+		if current(dir, arch, text) {
+			continue
+		}
 		files, err := program.Files(arch, text)
 		if err != nil {
 			return fmt.Errorf("pack multihost-agent for %s: %w", arch, err)
@@ -52,6 +56,17 @@ func Into(ctx context.Context, source, dir string, archs ...string) error {
 		}
 	}
 	return nil
+}
+
+// current reports whether dir has the program text. Compressing takes longer than compiling
+// does when nothing has changed.
+func current(dir, arch string, text []byte) bool {
+	p, err := program.In(os.DirFS(dir)).For(arch)
+	if err != nil {
+		return false
+	}
+	old, err := p.Unpack()
+	return err == nil && bytes.Equal(old, text)
 }
 
 // look looks at the files of the program. Go reuses the result of a test until a file
