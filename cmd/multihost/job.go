@@ -40,7 +40,8 @@ again on all workers as a new attempt (MULTIHOST_ATTEMPT), up to
 command that fails is started again only with --max-restarts. If a user deletes
 the slices, the job does not make them again. If you type the same command line
 with the same --run-name again, the job takes over what the earlier one left: the
-slices, and the command if it still runs.
+slices, and the command if it still runs. If the earlier one was ended on this
+machine after the command had succeeded, the job only deletes the slices.
 
 If this machine dies, the workers delete the slices: 30 minutes (--lease) after
 the command has ended, unless somebody attaches; 30 minutes (--lease) after

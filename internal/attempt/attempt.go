@@ -129,6 +129,7 @@ func (r *Attempt) End(f *stage.Failure, again bool, next string) {
 	}
 	r.Sink.Emit(e)
 	r.rec.EndAttempt(e, r.Clock.Now())
+	r.rec.Removing = r.rec.Removing && f == nil
 	if err := r.rec.Save(r.StateDir); err != nil {
 		event.Notef(r.Sink, event.Warn, "", "%v", err)
 	}

@@ -290,7 +290,7 @@ func (r *decider) newRecord(attempt int) (*record.Record, error) {
 		Run: r.O.Run, Attempt: attempt, Project: r.Project, Zone: r.Zone, Prefix: r.O.Prefix,
 		Partial: r.O.AllowPartial, Login: r.Access.Login, Owner: r.Owner, Created: r.Clock.Now().UTC(),
 		Command: CommandText(r.O), Workers: len(r.workers.IDs), Hosts: r.Hosts(), Slices: record.SlicesOf(r.workers.Slices),
-		KeepGoing: !r.O.FailFast,
+		KeepGoing: !r.O.FailFast, Work: r.Work(),
 	}
 	for _, v := range r.O.Env {
 		if v.Secret {

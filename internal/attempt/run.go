@@ -17,6 +17,9 @@ package attempt
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
 	"path/filepath"
 	"strings"
 	"time"
@@ -237,6 +240,33 @@ func CommandText(o Options) string {
 		text = line + " …"
 	}
 	return text
+}
+
+// Work identifies what the run does on its workers, as record.Record has it. It needs Check.
+func (r *Run) Work() string {
+	o := r.O
+	what := struct {
+		Script               string
+		Argv                 []string
+		Env                  []config.EnvVar
+		Secrets              []detach.Secret
+		Venv, MaxText        bool
+		XLAPresets, XLAFlags []string
+		Processes            int
+		Code                 string
+	}{Script: o.Script, Argv: o.Argv, Secrets: o.Secrets, Venv: o.Venv, MaxText: o.MaxText, XLAPresets: o.XLAPresets, XLAFlags: o.XLAFlags, Processes: o.Processes}
+	for _, v := range o.Env {
+		if v.Secret {
+			v.Value = ""
+		}
+		what.Env = append(what.Env, v)
+	}
+	if r.Tree != nil {
+		what.Code = r.Tree.Digest
+	}
+	text, _ := json.Marshal(what) // it has only texts and numbers
+	sum := sha256.Sum256(text)
+	return hex.EncodeToString(sum[:])
 }
 
 // LaunchEnv converts an environment to the type of package launch.

@@ -245,6 +245,7 @@ func (f *Following) conclude(ctx context.Context, stop *stopping) (stage.Outcome
 	parts := f.Ends.partly()
 	if f.Reads == nil {
 		f.Rec.Ended, f.Rec.Code, f.Rec.Cut = stop.proven() && f.Ends.settled(f.Rec.Bucket != ""), a.code, parts != nil
+		f.Rec.Removing = f.Deletes && f.Rec.Ended && a.code == 0 && stop == nil && parts == nil
 		if err := f.Rec.Save(f.StateDir); err != nil {
 			event.Notef(f.Sink, event.Warn, "", "%v", err)
 		}

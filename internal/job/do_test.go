@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"multihost/internal/attempt"
+	"multihost/internal/config"
 	"multihost/internal/event"
 	"multihost/internal/follow"
 	"multihost/internal/gcp"
@@ -18,6 +19,7 @@ import (
 	"multihost/internal/plan"
 	"multihost/internal/preflight"
 	"multihost/internal/provision"
+	"multihost/internal/stage"
 	"multihost/internal/testkit"
 	"multihost/internal/testkit/localworker"
 	"multihost/internal/testkit/onworkers"
@@ -35,6 +37,7 @@ type shelf struct {
 	taken    func() bool // whether the first slices are taken away; nil: they are not
 	readOnly bool        // the client of a dry run
 	workers  int         // of the slice
+	refuses  error       // of a deletion; nil: it is done
 
 	mu       sync.Mutex // guards what follows
 	requests []provision.Request
@@ -49,14 +52,17 @@ func (s *shelf) Get(_ context.Context, id string) (provision.Resource, error) {
 	}
 	r := s.requests[len(s.requests)-1]
 	res := provision.Resource{ID: r.ID, Life: provision.Active, State: "ACTIVE", Type: r.Type.Name, NodeCount: 1, Nodes: []string{"m"},
-		Labels: r.Labels, CreateTime: time.Now(), Reclaimable: true, Commands: s.Undoing(id).Commands}
-	one := tpu.Slice{Name: "m", UID: fmt.Sprint(len(s.requests)), State: "READY", Condition: tpu.Usable, Type: r.Type.Name, QueuedResource: r.ID, Workers: make([]tpu.Worker, s.workers)}
+		Labels: r.Labels, CreateTime: born(len(s.requests)), Reclaimable: true, Commands: s.Undoing(id).Commands}
+	one := tpu.Slice{Created: born(len(s.requests)), Name: "m", UID: fmt.Sprint(len(s.requests)), State: "READY", Condition: tpu.Usable, Type: r.Type.Name, QueuedResource: r.ID, Workers: make([]tpu.Worker, s.workers)}
 	if len(s.requests) == 1 && s.taken != nil && s.taken() {
 		res.Life, res.State, one.State, one.Condition = provision.Suspended, "SUSPENDED", "PREEMPTED", tpu.Taken
 	}
 	res.Slices = []tpu.Slice{one}
 	return res, nil
 }
+
+// born is when the n-th resource was made, by a clock that is not this machine's.
+func born(n int) time.Time { return time.Date(2026, time.January, n, 0, 0, 0, 0, time.UTC) }
 
 func (s *shelf) Slices(ctx context.Context) ([]tpu.Slice, error) {
 	res, _ := s.Get(ctx, "m")
@@ -80,6 +86,9 @@ func (s *shelf) Create(ctx context.Context, r provision.Request) (provision.Reso
 func (s *shelf) Delete(context.Context, string, provision.DeleteOptions) (bool, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.refuses != nil {
+		return false, s.refuses
+	}
 	s.deleted++
 	return true, nil
 }
@@ -273,5 +282,52 @@ func TestAStopBetweenTwoAttempts(t *testing.T) {
 	}
 	if len(sums) == 0 || sums[len(sums)-1] != "143: run m was stopped: stop by bob; no further attempt is begun" {
 		t.Errorf("summaries %q", sums)
+	}
+}
+
+// The runner of a job dies while it deletes the slices after a success. The same job typed
+// again knows the success and goes on with the deletion. Another job of the name does not.
+func TestASuccessIsKnownWhenTheRunnerDiedDuringTheDeletion(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		story   string
+		change  func(o *JobOptions, cloud *shelf)
+		ran     int // attempts, both commands together
+		deleted int
+	}{
+		{"the same", func(*JobOptions, *shelf) {}, 1, 1},
+		{"the slices are gone", func(_ *JobOptions, c *shelf) { c.deleted++ }, 1, 1},
+		{"--keep", func(o *JobOptions, _ *shelf) { o.Keep = true }, 1, 0},
+		{"another command", func(o *JobOptions, _ *shelf) { o.Run.Script += " # changed" }, 2, 1},
+		{"other code", func(o *JobOptions, _ *shelf) {
+			testkit.Must(t, os.WriteFile(filepath.Join(o.Run.Dir, "more"), nil, 0o600))
+		}, 2, 1},
+		{"another environment", func(o *JobOptions, _ *shelf) { o.Run.Env = []config.EnvVar{{Name: "A", Value: "b"}} }, 2, 1},
+		{"--replace", func(o *JobOptions, _ *shelf) { o.Run.Replace = true }, 2, 1},
+		{"somebody has made it again", func(_ *JobOptions, c *shelf) { c.requests, c.deleted = append(c.requests, c.requests[0]), 1 }, 2, 2},
+	} {
+		t.Run(tt.story, func(t *testing.T) {
+			t.Parallel()
+			d, o, cloud, said, _ := onShelf(t, "echo ran")
+			o.Request.Mark("m", "ann")
+			o.Request.MarkJob("m")
+			cloud.refuses = &gcp.Error{What: "delete", Class: gcp.Permission} // as good as a runner that has died
+			if out, err := Job(t.Context(), d, o); out.Code != 0 || !stage.Is(err, stage.Teardown) {
+				t.Fatalf("%+v, %v", out, err)
+			}
+			cloud.refuses = nil
+			tt.change(&o, cloud)
+			for _, more := range []int{0, 1} { // once the job is done with the slices, the same is a new job
+				if out, err := Job(t.Context(), d, o); out.Code != 0 || err != nil {
+					t.Fatalf("%+v, %v, said %v", out, err, said.Notes())
+				}
+				if got := strings.Count(output(d), "ran\n"); got != tt.ran+more || more == 0 && cloud.deleted != tt.deleted {
+					t.Errorf("%d more: %d attempts, %d deletions; want %d, %d; said %v", more, got, cloud.deleted, tt.ran+more, tt.deleted, said.Notes())
+				}
+			}
+			if knew := tt.ran == 1; said.Said(event.Info, "the command is not started again") != knew {
+				t.Errorf("said %v", said.Notes())
+			}
+		})
 	}
 }

@@ -148,6 +148,9 @@ func Job(ctx context.Context, d Deps, o JobOptions) (out stage.Outcome, err erro
 	}
 	r.ChecksDone()
 	q := newQueued(d, o, r.Watch)
+	if rec := succeeded(ctx, r.Run, o); rec != nil {
+		return q.resume(ctx, r, rec)
+	}
 	d.SetStatus(func(s *stage.Status) { s.Tier = string(o.Request.Asks()) })
 	if err := openJob(ctx, d, o, q); err != nil {
 		return stage.Outcome{}, err
@@ -166,7 +169,7 @@ func Job(ctx context.Context, d Deps, o JobOptions) (out stage.Outcome, err erro
 		}
 		return out, err
 	}
-	return q.ending(r).End(ctx, out, err)
+	return q.remove(ctx, r, out, err)
 }
 
 // checkJob is Check for a job, whose workers need an agent for its lease.

@@ -53,6 +53,14 @@ type Record struct {
 	Code    int       `json:"exit_code,omitempty"`
 	Cut     bool      `json:"cut,omitempty"` // some log here has only its beginning, because the disk was full
 
+	// Work identifies the command, its environment and its code: if two attempts have the
+	// same Work, they do the same. Values of secrets are no part of it. "": not noted.
+	Work string `json:"work,omitempty"`
+
+	// Removing says that the run has succeeded with whole logs, and that its job, which then
+	// deletes the slices, has not noted that it is done with them.
+	Removing bool `json:"removing,omitempty"`
+
 	// SecretEnv names the command's variables whose values are masked where its output is
 	// shown. The values are stored nowhere.
 	SecretEnv []string `json:"secret_env,omitempty"`
@@ -196,14 +204,15 @@ type Slice struct {
 	Workers int    `json:"workers"`
 	Type    string `json:"type,omitempty"` // accelerator type, if the cloud tells it
 
-	Provider string `json:"provider,omitempty"` // as in tpu.Slice
+	Provider string    `json:"provider,omitempty"` // as in tpu.Slice
+	Created  time.Time `json:"created,omitzero"`   // by the provider's clock
 }
 
 // SlicesOf returns what a record keeps of slices, in their order.
 func SlicesOf(all []tpu.Slice) []Slice {
 	recorded := make([]Slice, len(all))
 	for i, s := range all {
-		recorded[i] = Slice{s.Name, s.UID, len(s.Workers), s.Type, s.Provider}
+		recorded[i] = Slice{s.Name, s.UID, len(s.Workers), s.Type, s.Provider, s.Created.UTC()}
 	}
 	return recorded
 }
@@ -287,6 +296,17 @@ func (r *Record) SaveAhead(stateDir string) (undo func(), err error) {
 		return func() { _ = os.Remove(RecordPath(stateDir, r.Run)) }, nil
 	}
 	return func() { _ = old.Save(stateDir) }, nil
+}
+
+// Removed notes that the job of a run is done with the slices: it has deleted them, or they
+// stay.
+func Removed(stateDir, run string) error {
+	rec, err := LoadRecord(stateDir, run)
+	if err != nil || rec == nil || !rec.Removing {
+		return err
+	}
+	rec.Removing = false
+	return rec.Save(stateDir)
 }
 
 // LoadRecord returns the record of a run, or nil when this machine has none.

@@ -1,0 +1,91 @@
+package job
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	"multihost/internal/attempt"
+	"multihost/internal/event"
+	"multihost/internal/provision"
+	"multihost/internal/record"
+	"multihost/internal/renewal"
+	"multihost/internal/stage"
+	"multihost/internal/teardown"
+	"multihost/internal/tpu"
+)
+
+// succeeded returns the record of the job's success if the runner ended on this machine
+// before it was done with the slices, and the same job is typed again; else nil. Another
+// command, other code and other slices make it another job. So does a resource that another
+// command has made under the name since.
+func succeeded(ctx context.Context, r *attempt.Run, o JobOptions) *record.Record {
+	rec, err := record.LoadRecord(r.StateDir, r.O.Run)
+	if err != nil || rec == nil || o.Run.Replace || !repeats(rec, r.Work(), r.Project, r.Zone, o.Request) {
+		return nil
+	}
+	var res provision.Resource
+	err = teardown.Outlast(ctx, r.Clock, func() (err error) {
+		res, err = r.Cloud.Get(ctx, o.Request.ID)
+		return err
+	})
+	if err == nil && (!res.IsOf(r.O.Run) || madeSince(rec, res)) {
+		return nil
+	}
+	return rec
+}
+
+// repeats reports whether a request, with work for its slices, repeats the job of a record,
+// which has succeeded and was not done with its slices.
+func repeats(rec *record.Record, work, project, zone string, r provision.Request) bool {
+	return rec.Removing && rec.Over() && rec.Code == 0 && rec.Work == work && rec.Project == project && rec.Zone == zone &&
+		len(rec.Slices) == max(1, r.NodeCount) && (rec.Slices[0].Type == "" || rec.Slices[0].Type == r.Type.Name)
+}
+
+// madeSince reports whether another command has made res after the slices of the record. It
+// compares moments of the provider's clock only: this machine's may be wrong.
+func madeSince(rec *record.Record, res provision.Resource) bool {
+	newest := time.Time{}
+	for _, s := range rec.Slices {
+		if s.Created.After(newest) {
+			newest = s.Created
+		}
+	}
+	ran := func(s tpu.Slice) bool { return slices.Contains(record.SliceIDs(rec.Slices), s.UID) }
+	known := slices.DeleteFunc(slices.Clone(res.Slices), func(s tpu.Slice) bool { return s.UID == "" })
+	return !newest.IsZero() && res.CreateTime.After(newest) || len(known) > 0 && !slices.ContainsFunc(known, ran)
+}
+
+// ended returns when the last attempt of a record ended, or else when it began.
+func ended(rec *record.Record) time.Time {
+	if n := len(rec.Attempts); n > 0 && !rec.Attempts[n-1].End.IsZero() {
+		return rec.Attempts[n-1].End
+	}
+	return rec.Created
+}
+
+// saySucceeded says that a runner has not seen the end of its job, and what follows from that.
+func (q *queued) saySucceeded(rec *record.Record, then string) {
+	event.Notef(q.Sink, event.Info, "to run the command once more, type the same again after that",
+		"run %s, attempt %d, succeeded at %s, and its runner ended before it was done with %s: %s", rec.Run, rec.Attempt, ended(rec).Local().Format(time.DateTime), q.name(), then)
+}
+
+// resume goes on with the end of a job that has succeeded, as its runner would have.
+func (q *queued) resume(ctx context.Context, r *runner, rec *record.Record) (stage.Outcome, error) {
+	q.saySucceeded(rec, "the command is not started again; logs in "+rec.LogDir)
+	q.there, q.ours = true, true
+	r.lease = &renewal.Lease{Deps: q.renewal(), How: q.how(), Terms: q.lease}
+	return q.remove(ctx, r, stage.Outcome{Started: true}, nil)
+}
+
+// remove ends the job with out and runErr: it deletes the slices or says why they stay. After
+// that, the same job typed again is a new one, unless the deletion failed.
+func (q *queued) remove(ctx context.Context, r *runner, out stage.Outcome, runErr error) (stage.Outcome, error) {
+	out, err := q.ending(r).End(ctx, out, runErr)
+	if !stage.Is(err, stage.Teardown) {
+		if err := record.Removed(q.StateDir, q.o.Run.Run); err != nil {
+			event.Notef(q.Sink, event.Warn, "", "%v", err)
+		}
+	}
+	return out, err
+}
