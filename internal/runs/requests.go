@@ -45,21 +45,15 @@ func withRequests(ctx context.Context, d Deps, prefix string, seen []Seen, found
 			}
 			return atTheLatest(text, lastMoment(terms.TTL, d.Age(res.CreateTime), res.Until, d.Clock.Now()))
 		}
-		listed := false
-		for i := range seen {
-			if provision.LabelValue(seen[i].Run) == label && (len(seen[i].Slices) == 0 || overlap(seen[i].Slices, res.Nodes)) {
-				listed = true
-				seen[i].costs(d, res)
-				seen[i].Gone = cmp.Or(seen[i].goes, goes(true))
-			}
-		}
-		if listed {
+		if addCosts(d, seen, res, label, goes) {
 			continue
 		}
 		if row := endedInBucket(ctx, d, res, label, known); row != nil {
-			row.costs(d, res)
-			row.Gone = row.goes
-			seen = append(seen, *row)
+			if !res.Free { // otherwise nothing is left that costs anything: the run is over
+				row.costs(d, res)
+				row.Gone = row.goes
+				seen = append(seen, *row)
+			}
 			continue
 		}
 		row := Seen{Run: res.ID, State: waitsFor(res), Owner: user, Created: res.CreateTime, Slices: res.Nodes,
@@ -75,6 +69,24 @@ func withRequests(ctx context.Context, d Deps, prefix string, seen []Seen, found
 		seen = append(seen, row)
 	}
 	return seen, nil
+}
+
+// addCosts adds to the rows of the run with this label what the slices of res cost, and when
+// they go. It reports whether there is such a row. If res has no slices any more, it adds
+// nothing to what is known of the run.
+func addCosts(d Deps, seen []Seen, res provision.Resource, label string, goes func(begun bool) string) (listed bool) {
+	for i := range seen {
+		switch s := &seen[i]; {
+		case provision.LabelValue(s.Run) != label:
+		case res.Free:
+			listed = true
+		case len(s.Slices) == 0 || overlap(s.Slices, res.Nodes):
+			listed = true
+			s.costs(d, res)
+			s.Gone = cmp.Or(s.goes, goes(true))
+		}
+	}
+	return listed
 }
 
 // costs notes what the slices of the run cost.

@@ -332,6 +332,15 @@ func TestAJobWithoutRunnerIsFollowedFromItsBucket(t *testing.T) {
 	if err := Stop(t.Context(), d, "r", StopOptions{}); err != nil || len(w.deleted) != 0 {
 		t.Errorf("stop of what has ended: %v, deleted %v", err, w.deleted)
 	}
+	// If only parts without slices are left, the run is over, and --all has it once.
+	res := w.resources["r"]
+	res.Nodes, res.Slices, res.Life, res.Free = nil, nil, provision.Requested, true
+	w.resources["r"] = res
+	for all, want := range map[bool]int{true: 1, false: 0} {
+		if _, rows, err := listed(d, said, all); err != nil || len(rows) != want {
+			t.Errorf("parts without slices, --all=%v: %v, %+v", all, err, rows)
+		}
+	}
 }
 
 // Ctrl-C leaves the rest of a log where it is. The command has run all the same.
