@@ -153,7 +153,7 @@ func TestWhatEndsAFollowing(t *testing.T) {
 		phrase string // in a note
 	}{
 		{"Ctrl-C", nil, &stage.Interrupted{Signal: syscall.SIGINT}, "interrupted (SIGINT)", false, "stopping run r on all workers: interrupted (SIGINT)"},
-		{"Ctrl-C with the answer to detach", nil, &stage.Interrupted{Signal: syscall.SIGINT, Answer: stage.Detach}, "detached", true, "left run r: it goes on on s0w0"},
+		{"Ctrl-C with the answer to detach", nil, &stage.Interrupted{Signal: syscall.SIGINT, Answer: stage.Detach}, "detached", true, "left run r: it continues on s0w0"},
 		{"Ctrl-C of attach", func(f *Following) { f.Attached = true }, &stage.Interrupted{Signal: syscall.SIGINT}, "interrupted (SIGINT)", true, "left run r"},
 		{"--timeout", func(f *Following) { f.Timeout = 200 * time.Millisecond }, nil, "timeout: --timeout=200ms has passed", false, "stopping run r on all workers: --timeout=200ms has passed"},
 		{"the slice is taken away", func(f *Following) {

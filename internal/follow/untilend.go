@@ -222,7 +222,7 @@ func (w *endWait) interrupt(cause error) error {
 	case !errors.As(cause, &in) && w.Attached || in != nil && in.Detaches(!w.Attached):
 		w.leave()
 		event.Notef(w.Sink, event.Info, "follow it with: multihost attach "+w.Ref.Run+"; end it with: multihost stop "+w.Ref.Run,
-			"left run %s: it goes on on %s", w.Ref.Run, tpu.Fold(w.Workers.IDs))
+			"left run %s: it continues on %s", w.Ref.Run, tpu.Fold(w.Workers.IDs))
 		return cause
 	}
 	w.begin(cause.Error(), cause)
