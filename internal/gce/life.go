@@ -419,16 +419,14 @@ func reason(st state, r provision.Resource, zone string) provision.Explanation {
 	}
 	switch {
 	case noQuota(st.code):
-		return provision.Explanation{
-			Reason: "the quota of the project is too small" + why + "; waiting does not help",
-			Hint:   "ask for more quota at https://console.cloud.google.com/iam-admin/quotas, or delete what uses it: multihost slices list",
-		}
+		const more = "ask for more quota at https://console.cloud.google.com/iam-admin/quotas, or delete what uses it: multihost slices list"
+		return provision.Explanation{Reason: "the quota of the project is too small" + why + "; waiting does not help", Hint: more, Again: more}
 	case noCapacity(st.code), st.code == "INTERNAL_ERROR":
 		elsewhere := "try another zone with --zone=ZONE"
 		if !r.Tier.IsReserved() && r.Tier != provision.FlexStart {
 			elsewhere += ", or another tier: --flex-start"
 		}
-		return provision.Explanation{Reason: "zone " + zone + " has no free machines of this type now" + why, Hint: elsewhere}
+		return provision.Explanation{Reason: "zone " + zone + " has no free machines of this type now" + why, Hint: elsewhere, Again: elsewhere}
 	case st.life == provision.Recovering:
 		return provision.Explanation{Reason: st.why, Hint: "wait: the slice keeps its capacity"}
 	}

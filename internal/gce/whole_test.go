@@ -50,7 +50,8 @@ func TestOnTheSimulator(t *testing.T) {
 		t.Fatalf("got %+v, %v", res, err)
 	}
 	until("no capacity", func(r provision.Resource) bool {
-		return r.Life == provision.Waiting && strings.Contains(p.Explain(ctx, r, 0).Reason, "does not have enough resources")
+		why := p.Explain(ctx, r, 0) // the advice is right, too, once the request is deleted
+		return r.Life == provision.Waiting && strings.Contains(why.Reason, "does not have enough resources") && why.Again == "try another zone with --zone=ZONE, or another tier: --flex-start"
 	})
 	_, err = server.Clear("all")
 	testkit.Must(t, err)

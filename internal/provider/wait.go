@@ -358,7 +358,12 @@ func (w *waiter) checkLimit(ctx context.Context) error {
 	case w.lost != nil:
 	case b.phase == provision.PhaseQueue:
 		why := w.explain(ctx, w.now().Sub(w.phaseStart))
-		e.Detail, e.Again = why.Reason, why.Again
+		e.Detail, e.Again = why.Reason, "let it wait longer with --queue-timeout=TIME"
+		if why.Again != "" {
+			e.Again = why.Again + "; or " + e.Again
+		}
+	case b.phase == provision.PhaseProvision:
+		e.Again = "let it take longer with --provision-timeout=TIME"
 	case w.phase == provision.PhaseBoot && w.consoles(ctx, e):
 	case len(w.silent) > 0:
 		e.Again = "examine the way to the workers with: multihost doctor --network=" + cmp.Or(w.res.Network, "default")

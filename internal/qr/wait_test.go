@@ -190,6 +190,9 @@ func TestNeverGetsCapacity(t *testing.T) {
 	if !strings.Contains(late.Hint(), "multihost qr wait q7") || !strings.Contains(late.Error(), "it is WAITING_FOR_RESOURCES; 1 FAILED or SUSPENDED ones exist (dead)") {
 		t.Errorf("got %v, hint %q", late, late.Hint())
 	}
+	if late.HintWhenGone() != "let it wait longer with --queue-timeout=TIME" {
+		t.Errorf("hint when it is gone: %q", late.HintWhenGone())
+	}
 	if !c.Log.Said(event.Info, "1 FAILED or SUSPENDED ones exist (dead)") {
 		t.Errorf("no diagnosis: %v", c.Log.Events())
 	}
