@@ -353,7 +353,8 @@ func TestAttributesOfASlice(t *testing.T) {
 	_, _, err := f.Create(t.Context(), request(t))
 	testkit.Must(t, err)
 	f.boot("m-0", 1, 0)
-	f.attributes["m-0-0001"] = append(f.attributes["m-0-0001"], object{"namespace": "multihost", "key": "state", "value": "run=r"})
+	f.attributes["m-0-0001"] = append(f.attributes["m-0-0001"], object{"namespace": "multihost", "key": "state", "value": "run=r"},
+		object{"namespace": "multihost", "key": "old-state", "value": "no"}, object{"namespace": "x", "key": "state", "value": "no"})
 	texts, err := f.Attributes(t.Context(), "m-0", "state")
 	if err != nil || len(texts) != 1 || texts[0] != "run=r" {
 		t.Errorf("got %q, %v", texts, err)

@@ -338,7 +338,7 @@ func (p *reader) ask(ctx context.Context, vm *computepb.Instance) (told, error) 
 		return told{}, err
 	}
 	for _, e := range entries {
-		if t, ok := readTold(vm.GetName(), e.GetValue()); ok && strings.HasSuffix(e.GetKey(), "worker") {
+		if t, ok := readTold(vm.GetName(), e.GetValue()); ok && isOurs(e, "worker") {
 			p.mu.Lock()
 			p.told[key] = t
 			p.mu.Unlock()
@@ -366,12 +366,17 @@ func (p *reader) Attributes(ctx context.Context, slice, key string) (texts []str
 	err = reads.Wait()
 	for _, entries := range found {
 		for _, e := range entries {
-			if strings.HasSuffix(e.GetKey(), key) {
+			if isOurs(e, key) {
 				texts = append(texts, e.GetValue())
 			}
 		}
 	}
 	return texts, err
+}
+
+// isOurs reports whether e is the guest attribute multihost/KEY.
+func isOurs(e *computepb.GuestAttributesEntry, key string) bool {
+	return e.GetNamespace() == "multihost" && e.GetKey() == key
 }
 
 // attributes reads guest attributes of a VM. It returns none if the VM has none, or if
