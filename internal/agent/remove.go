@@ -42,48 +42,53 @@ var ErrForeign = fault.New(fault.Permission, "it is not of this run: it stays")
 // Delete requests the deletions in order, also after an error, because each resource is
 // billed. Before each one it reads the resource and checks its proof. A resource that is
 // gone, or is being deleted, needs no request. ErrForeign is final: every resource that is
-// left is another run's. After any other error the caller may try again.
+// left is another run's. After any other error, and without one, the caller may call Delete
+// again: a deletion that was accepted may fail later.
 func (c *Client) Delete(ctx context.Context, deletions []Deletion) error {
 	var trouble []error
-	var foreign error
+	foreign, ours := false, false
 	for _, d := range deletions {
-		switch err := c.delete(ctx, d); {
+		there, err := c.delete(ctx, d)
+		switch {
 		case errors.Is(err, ErrForeign):
-			foreign = err
+			foreign = true
 		case err != nil && len(deletions) > 1:
 			trouble = append(trouble, fmt.Errorf("%s: %w", d.Read[strings.LastIndexByte(d.Read, '/')+1:], err))
 		case err != nil:
 			return err
 		}
+		ours = ours || there
 	}
-	if len(trouble) == 0 {
-		return foreign
+	if foreign && !ours && len(trouble) == 0 {
+		return ErrForeign
 	}
 	return errors.Join(trouble...)
 }
 
-func (c *Client) delete(ctx context.Context, d Deletion) error {
+// delete requests one deletion. It reports whether the resource has the proof and has not
+// been seen to be gone.
+func (c *Client) delete(ctx context.Context, d Deletion) (there bool, err error) {
 	resource, err := c.object(ctx, Call{Method: http.MethodGet, URL: d.Read})
 	if StatusOf(err) == http.StatusNotFound {
-		return nil
+		return false, nil
 	}
 	if err == nil && len(resource) == 0 {
 		err = errNoObject
 	}
 	if err != nil {
-		return fmt.Errorf("it cannot be read: %w", err)
+		return false, fmt.Errorf("it cannot be read: %w", err)
 	}
 	if d.Proof.Value == "" || !d.Proof.In(resource) {
-		return ErrForeign
+		return false, ErrForeign
 	}
 	if d.Going.Path != "" && d.Going.In(resource) {
-		return nil
+		return true, nil
 	}
 	_, err = c.Do(ctx, Call{Method: d.Method, URL: d.URL})
 	if StatusOf(err) == http.StatusNotFound {
-		return nil
+		return false, nil
 	}
-	return err
+	return true, err
 }
 
 // MayDelete returns nil if this VM may delete such resources. It tries to delete one that

@@ -18,6 +18,7 @@ package detached
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -75,7 +76,11 @@ type worker struct {
 // may be started again at any time.
 func Run(ctx context.Context, cfg Config) error {
 	w := &worker{cfg: cfg, client: &agent.Client{Metadata: cfg.Metadata, Transport: cfg.Transport, Limit: callLimit}}
-	if err := w.identify(ctx); err != nil {
+	err := w.identify(ctx)
+	if errors.Is(err, agent.ErrForeign) {
+		return nil
+	}
+	if err != nil {
 		return err
 	}
 	if err := w.open(); err != nil {
@@ -151,7 +156,9 @@ func (w *worker) identify(ctx context.Context) error {
 			agent.Note(w.cfg.Out, "waiting: %s", said)
 		}
 		if described {
-			w.withoutPlace(ctx, since, said)
+			if err := w.withoutPlace(ctx, since, said); errors.Is(err, agent.ErrForeign) {
+				return err
+			}
 		}
 		pause := time.Minute
 		if time.Since(since) < 10*time.Minute {
@@ -164,8 +171,8 @@ func (w *worker) identify(ctx context.Context) error {
 }
 
 // withoutPlace does one round of the work of a worker that does not know its place. since
-// is when that began, and why is the reason.
-func (w *worker) withoutPlace(ctx context.Context, since time.Time, why string) {
+// is when that began, and why is the reason. The error is that of the deletion of the slices.
+func (w *worker) withoutPlace(ctx context.Context, since time.Time, why string) error {
 	now := time.Now()
 	phase := "boot"
 	if now.Sub(since) >= w.job.Patience {
@@ -176,24 +183,25 @@ func (w *worker) withoutPlace(ctx context.Context, since time.Time, why string) 
 		_ = w.cfg.Metadata.Publish(ctx, "state", fmt.Sprintf("run=%s\nphase=%s\nattempt=0\nat=%d\nmay_delete=unknown\ndetail=waiting: %s", w.job.Run, phase, now.Unix(), oneLine(why)))
 	}
 	if !w.job.forsaken(since, now) {
-		return
+		return nil
 	}
 	bucket := w.objects()
 	reports, _, err := bucket.List(ctx, "workers/")
 	switch {
 	case len(reports) > 0:
 		w.blind = time.Time{}
-		return
+		return nil
 	case err != nil && w.blind.IsZero():
 		w.blind = now
 	}
 	if err != nil && !w.job.forsaken(w.blind, now) {
-		return
+		return nil
 	}
 	agent.Note(w.cfg.Out, "deleting: no worker has reported anything")
-	if err := w.client.Delete(ctx, w.job.Deletions); err != nil {
+	if err = w.client.Delete(ctx, w.job.Deletions); err != nil {
 		agent.Note(w.cfg.Out, "the slices of %s: %v", w.job.Resource, err)
 	}
+	return err
 }
 
 // forsaken reports whether the slices are to be deleted although no worker could begin,

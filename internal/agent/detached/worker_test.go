@@ -114,11 +114,13 @@ func TestAWorkerWithoutANumber(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
 		keep, reported string
+		foreign        bool // the slices belong to another run by now
 		want           string
 	}{
-		{"never", "", "deleted at 2400"},
-		{"never", "s1w1", "it stays"},
-		{"always", "", "it stays"},
+		{"never", "", false, "deleted at 2400"},
+		{"never", "s1w1", false, "it stays"},
+		{"always", "", false, "it stays"},
+		{"never", "", true, "it stays"},
 	} {
 		inWorld(t, func(w *world) {
 			w.keys["apart"], w.keys["workers"], w.keys["keep"] = "yes", "2", c.keep
@@ -126,12 +128,18 @@ func TestAWorkerWithoutANumber(t *testing.T) {
 			if c.reported != "" {
 				w.put("workers/"+c.reported, []byte("phase=boot\n"))
 			}
+			if c.foreign {
+				w.resource = strings.ReplaceAll(w.resource, `"r"`, `"s"`)
+			}
 			got := "it stays"
 			w.note = func(text string) { got = fmt.Sprintf("%s at %d", text, w.since()) }
 			w.run(2 * time.Hour)
 			state := w.values["guest-attributes/multihost/state"]
 			if got != c.want || !strings.Contains(state, "phase=failed\nattempt=0\n") || !strings.HasSuffix(state, "\ndetail=waiting: the metadata server does not tell which worker this is: its agent-worker-number is missing") {
 				t.Errorf("%+v: %s, state %q\n%s", c, got, state, w.out.String())
+			}
+			if n := strings.Count(w.out.String(), agent.ErrForeign.Error()); c.foreign != (n == 1) || n > 1 {
+				t.Errorf("%+v: it says so %d times\n%s", c, n, w.out.String())
 			}
 			for name := range w.objects {
 				if !strings.HasPrefix(name, "starts/") && name != "workers/"+c.reported {
