@@ -15,6 +15,7 @@ import (
 	"math"
 	"net/http"
 	"path"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -301,7 +302,10 @@ func (e *Earlier) Ended() string {
 // on other slices.
 func (s State) Taken() bool { return taken(s.Stopping) }
 
-func taken(stop string) bool { return strings.Contains(stop, "(--max-run-duration)") }
+func taken(stop string) bool { return takenText.MatchString(stop) }
+
+// takenText is the whole reason that workers give for such a stop.
+var takenText = regexp.MustCompile(`^the slices are deleted [0-9]+ s after they were made \(--max-run-duration\)$`)
 
 // Next returns the number of the attempt with which the run continues.
 func (e *Earlier) Next() int {

@@ -134,7 +134,7 @@ func (p *parted) Sweep(_ context.Context, id, run string) error {
 // slices that another command may be making. The parts of a run that may continue stay.
 func TestThePartsOfARunThatHasEndedAreSwept(t *testing.T) {
 	t.Parallel()
-	for stopping, want := range map[string]string{"multihost stop by ann": "k of r", "the slices end (--max-run-duration)": "", "": ""} {
+	for stopping, want := range map[string]string{"multihost stop by ann": "k of r", "the slices are deleted 60 s after they were made (--max-run-duration)": "", "stopped by ann (--max-run-duration)": "k of r", "": ""} {
 		cloud := &parted{deletions: deletions{err: provision.ErrNotFound}}
 		r := &BucketRun{Deps: Deps{
 			Reach: &workers.Reach{Invocation: &stage.Invocation{Sink: event.Discard, Clock: testkit.NewJumpClock()}, Cloud: cloud},
