@@ -1,11 +1,12 @@
 # shellcheck shell=bash
 # lease_text FILE: prints the lines of the lease FILE for which its owner is trusted. Every
 # login can write a lease. Lines about calls with the VM's token, and about the workers of
-# the job, count only in a file of root or of this login.
+# the job, count only in a file of root or of this login. The owner is that of the file that
+# was opened: the directory may be another login's, which can put another file in its place.
 lease_text() {
-  if [[ -O $1 || $(stat -c %u -- "$1") == 0 ]]; then
-    head -c 65536 -- "$1"
+  if [[ -O /dev/fd/6 || $(stat -L -c %u /dev/fd/6) == 0 ]]; then
+    head -c 65536 <&6
   else
-    head -c 65536 -- "$1" | grep -vE '^(deletion|peers|nodes|total)='
+    head -c 65536 <&6 | grep -vE '^(deletion|peers|nodes|total)='
   fi
-}
+} 6<"$1"
