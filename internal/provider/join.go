@@ -152,17 +152,13 @@ func (j *Joined) Assume(kind, id string) {
 	}
 }
 
-// Undoing implements provision.Provider. The commands, and what the workers can read, are those of
-// the provider that had the resource when it was last seen.
+// Undoing implements provision.Provider. It is that of the provider that had the resource
+// when it was last seen.
 func (j *Joined) Undoing(id string, slices ...string) provision.Undoing {
-	u := j.Provider.Undoing(id, slices...)
 	j.mu.Lock()
-	defer j.mu.Unlock()
-	if p := j.memory.owner[id]; p != nil {
-		theirs := p.Undoing(id)
-		u.Commands, u.Peers = theirs.Commands, theirs.Peers
-	}
-	return u
+	p := cmp.Or(j.memory.owner[id], j.Provider)
+	j.mu.Unlock()
+	return p.Undoing(id, slices...)
 }
 
 // Create implements provision.Provider: the first one makes the resource. The error is a

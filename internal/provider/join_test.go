@@ -79,7 +79,7 @@ func (s shop) Admit(_ context.Context, slice tpu.Slice, _ provision.Login) (stri
 }
 
 func (s shop) Undoing(string, ...string) provision.Undoing {
-	return provision.Undoing{Commands: provision.Commands{Kind: s.kind}}
+	return provision.Undoing{Commands: provision.Commands{Kind: s.kind}, Parts: []provision.Part{{Look: s.kind}}, Peers: provision.Peers{Read: s.kind}}
 }
 
 // Each call goes to the provider whose resource or slice it is about.
@@ -120,6 +120,9 @@ func TestJoin(t *testing.T) {
 	}
 	if j.Undoing("").Commands.Kind != "box" || j.Undoing("c").Commands.Kind != "box" {
 		t.Error("the words are not those of the first provider")
+	}
+	if u := j.Undoing("a"); u.Commands.Kind != "tin" || u.Parts[0].Look != "tin" || u.Peers.Read != "tin" {
+		t.Errorf("what undoes a resource of the second provider: %+v", u)
 	}
 }
 
