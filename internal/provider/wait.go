@@ -148,11 +148,11 @@ type waiter struct {
 	phaseStart time.Time
 	advised    bool
 
-	res     provision.Resource // as last read
-	seen    bool               // res has been read at least once
-	lost    error              // why the last read failed, or nil
-	missing []string           // what is not ready, in words
-	silent  []string           // slices that are READY but whose workers do not all answer
+	res     provision.Resource  // as last read
+	seen    bool                // res has been read at least once
+	lost    error               // why the last read failed, or nil
+	missing []provision.Missing // the slices that are not ready
+	silent  []string            // slices that are READY but whose workers do not all answer
 
 	silentHint string // the first hint among the errors of the silent slices
 
@@ -394,7 +394,7 @@ func (w *waiter) readConsoles(ctx context.Context) []provision.Console {
 	defer cancel()
 	for _, s := range w.res.Slices {
 		reader, ok := provision.As[provision.ConsoleReader](Of(w.p, s.Provider))
-		if !ok || !slices.ContainsFunc(w.missing, func(m string) bool { return strings.HasPrefix(m, s.Name+":") }) {
+		if !ok || !slices.ContainsFunc(w.missing, func(m provision.Missing) bool { return m.Name == s.Name }) {
 			continue
 		}
 		all, _ := reader.Consoles(ctx, s, nil) // an unreadable console explains nothing
@@ -442,11 +442,11 @@ func (w *waiter) progress() {
 // cost says what the slices that have come cost.
 func (w *waiter) cost() string { return cost.Running(w.res, w.res.Zone, w.now()) }
 
-// foldMissing joins texts of the form "SLICE: what is missing".
-func foldMissing(missing []string) string {
+// foldMissing says why slices are missing.
+func foldMissing(missing []provision.Missing) string {
 	names, texts := make([]string, len(missing)), make([]string, len(missing))
 	for i, m := range missing {
-		names[i], texts[i], _ = strings.Cut(m, ": ")
+		names[i], texts[i] = m.Name, m.Why
 	}
 	return tpu.FoldTexts(names, texts)
 }
@@ -458,16 +458,16 @@ func (w *waiter) look(ctx context.Context) error {
 	for _, s := range w.res.Slices {
 		byName[s.Name] = s
 	}
-	var missing []string
+	var missing []provision.Missing
 	var unprobed []tpu.Slice
 	for _, name := range w.res.Nodes {
 		s, ok := byName[name]
 		ready, why := s.Ready()
 		switch {
 		case !ok:
-			missing = append(missing, name+": "+w.absent(name))
+			missing = append(missing, provision.Missing{Name: name, Why: w.absent(name)})
 		case !ready:
-			missing = append(missing, name+": "+why)
+			missing = append(missing, provision.Missing{Name: name, Why: why})
 		default:
 			w.checkWorkers(s)
 			if w.opts.Probe != nil && w.probed[name] != s.UID {
@@ -477,8 +477,8 @@ func (w *waiter) look(ctx context.Context) error {
 	}
 	// Slices that are READY early are probed too: the user may want to know that
 	// they answer while others are still being created.
-	if texts := w.probe(ctx, unprobed); w.phase == provision.PhaseBoot {
-		missing = append(missing, texts...)
+	if mute := w.probe(ctx, unprobed); w.phase == provision.PhaseBoot {
+		missing = append(missing, mute...)
 	} else {
 		w.silent = nil
 	}
@@ -509,14 +509,14 @@ func (w *waiter) checkWorkers(s tpu.Slice) {
 	event.Notef(w.opts.Sink, event.Warn, "", "slice %s has %d workers where %s should have %d", s.Name, len(s.Workers), s.Type, t.Workers)
 }
 
-const probeFailed = ": READY, but not all workers answer: "
+const probeFailed = "READY, but not all workers answer: "
 
 var errProbeOver = errors.New("no answer within the limit")
 
-// probe asks the slices whether their workers answer. It returns one text for each
-// slice whose workers do not all answer. It takes at most one round, so that Wait
-// notices a resource that is deleted meanwhile.
-func (w *waiter) probe(ctx context.Context, list []tpu.Slice) []string {
+// probe asks the slices whether their workers answer. It returns those whose workers do not
+// all answer. It takes at most one round, so that Wait notices a resource that is deleted
+// meanwhile.
+func (w *waiter) probe(ctx context.Context, list []tpu.Slice) []provision.Missing {
 	if len(list) == 0 {
 		return nil
 	}
@@ -549,13 +549,13 @@ func (w *waiter) probe(ctx context.Context, list []tpu.Slice) []string {
 	_ = group.Wait() // the goroutines return nil
 	cancel(nil)
 	<-timerDone
-	var missing []string
+	var missing []provision.Missing
 	w.silentHint = ""
 	for i, s := range list {
 		if errs[i] == nil {
 			w.probed[s.Name] = s.UID
 		} else {
-			missing = append(missing, s.Name+probeFailed+errs[i].Error())
+			missing = append(missing, provision.Missing{Name: s.Name, Why: probeFailed + errs[i].Error()})
 			w.silent = append(w.silent, s.Name)
 			var hinted interface{ Hint() string }
 			if errors.As(errs[i], &hinted) && w.silentHint == "" {
