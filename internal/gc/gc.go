@@ -95,6 +95,9 @@ func Leftovers(ctx context.Context, d Deps, o GCOptions) ([]Leftover, error) {
 		}
 		l := Leftover{Kind: res.Commands.Kind, Name: res.ID, State: res.State, Run: run, User: user, Created: res.CreateTime,
 			Age: d.Age(res.CreateTime), Type: res.Type, Slices: len(res.Slices), Tier: string(res.Tier), res: res}
+		if l.Age < o.OlderThan {
+			continue
+		}
 		l.Hourly = cost.Hourly(res, d.Zone)
 		switch {
 		case res.Spent():
@@ -110,7 +113,6 @@ func Leftovers(ctx context.Context, d Deps, o GCOptions) ([]Leftover, error) {
 		}
 		left = append(left, l)
 	}
-	left = slices.DeleteFunc(left, func(l Leftover) bool { return l.Age < o.OlderThan })
 	addParts(ctx, d, left)
 	if o.Look {
 		if err := lookForRuns(ctx, d, left, o.OlderThan); err != nil {
@@ -124,7 +126,7 @@ func Leftovers(ctx context.Context, d Deps, o GCOptions) ([]Leftover, error) {
 		}
 		left = append(left, more...)
 	}
-	return slices.DeleteFunc(left, func(l Leftover) bool { return l.Age < o.OlderThan }), nil
+	return left, nil
 }
 
 // deadEvidence says why a resource that gives no slices any more is useless.
@@ -309,7 +311,7 @@ func unusedNetworks(ctx context.Context, d Deps, o GCOptions) ([]Leftover, error
 	}
 	var left []Leftover
 	for _, n := range all {
-		if len(n.Users) > 0 || !strings.HasPrefix(n.Name, o.Prefix) {
+		if len(n.Users) > 0 || !strings.HasPrefix(n.Name, o.Prefix) || d.Age(n.Created) < o.OlderThan {
 			continue
 		}
 		free := 0.0 // networks and firewall rules are not billed

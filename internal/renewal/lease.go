@@ -72,8 +72,9 @@ func (l *Lease) Arm(ctx context.Context, t *workers.Connected) error {
 		return nil
 	}
 	l.until = tpu.FirstEnd(t.Slices)
-	l.SetStatus(func(s *stage.Status) { s.Lease = l.WhoDeletes() })
+	status := func() { l.SetStatus(func(s *stage.Status) { s.Lease = l.WhoDeletes() }) }
 	if !l.terms.On() {
+		status()
 		l.tell(t, nil, nil, nil)
 		return nil
 	}
@@ -97,7 +98,7 @@ func (l *Lease) Arm(ctx context.Context, t *workers.Connected) error {
 			l.expires = end
 		}
 	}
-	l.SetStatus(func(s *stage.Status) { s.Lease = l.WhoDeletes() })
+	status()
 	l.tell(t, errs, rights, apart)
 	if l.terms.Lasting() {
 		l.stop = l.Renew(ctx, t, l.terms.Terms)
