@@ -9,6 +9,7 @@ import (
 
 	"multihost/internal/event"
 	"multihost/internal/gcp"
+	"multihost/internal/gcp/computeop"
 	"multihost/internal/provision"
 
 	compute "cloud.google.com/go/compute/apiv1"
@@ -340,7 +341,7 @@ func (c *calls) wait(ctx context.Context, op *computepb.Operation, what, name st
 	if err != nil {
 		return err
 	}
-	if e := gcp.ComputeError(op); e != nil {
+	if e := computeop.OperationError(op); e != nil {
 		return fmt.Errorf("%s: %w", what, e)
 	}
 	return nil

@@ -21,6 +21,7 @@ import (
 	"google.golang.org/api/option"
 
 	"multihost/internal/gcp"
+	"multihost/internal/gcp/computeop"
 )
 
 // operationLimit is how long one change may take. The operation of a group ends when the
@@ -141,7 +142,7 @@ func (c *Client) change(ctx context.Context, what string, call sender) error {
 	if err != nil {
 		return err
 	}
-	if e := gcp.ComputeError(op); e != nil {
+	if e := computeop.OperationError(op); e != nil {
 		return fmt.Errorf("%s: %w", what, e)
 	}
 	return nil
