@@ -1,6 +1,7 @@
-// Package agent has what a program on a worker needs when no runner watches it: the
-// metadata server, calls of Google's APIs with the VM's own token, objects of a bucket,
-// deletions that prove first what they delete, and files that stay whole in a crash.
+// Package agent has what a program on a worker needs when no runner watches it. It calls
+// the metadata server, and Google's APIs with the VM's own token. It reads and writes
+// objects of a bucket, and files that stay whole in a crash. Before it deletes a resource,
+// it checks that the resource is the right one.
 //
 // The program is small because it goes to every worker: this package and those below it
 // import the standard library and fault only. They read no environment. Every function that waits
@@ -9,8 +10,8 @@
 // # Decisions
 //
 //   - The program has no version: workers know it by its SHA-256. A login runs only a copy
-//     that it keeps itself. Before that it compares the hash of the copy with the hash in
-//     the script that wants to run it.
+//     that it keeps itself. Before each run it compares the hash of the copy with the hash
+//     in the script that wants to run it.
 package agent
 
 import (
@@ -33,8 +34,8 @@ import (
 const (
 	connectLimit  = 10 * time.Second
 	metadataLimit = 10 * time.Second // for a call of the metadata server
-	answerLimit   = 64 << 20         // bytes of an answer that is kept in memory
-	textLimit     = 400              // bytes of an answer that an error shows
+	answerLimit   = 64 << 20         // most bytes of an answer that is kept in memory
+	textLimit     = 400              // most bytes of an answer that an error shows
 )
 
 // Transport returns a transport for Metadata and Client. It follows the proxy variables of
@@ -107,7 +108,7 @@ func client(t http.RoundTripper) *http.Client {
 	return &http.Client{Transport: t, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
 }
 
-// noAnswer describes a call that got no whole answer. The URL is not in it.
+// noAnswer describes a call that got no whole answer. The error does not contain the URL.
 func noAnswer(err error) error {
 	var about *url.Error
 	if errors.As(err, &about) {
@@ -116,7 +117,7 @@ func noAnswer(err error) error {
 	return fmt.Errorf("no answer: %w", err)
 }
 
-// Sleep waits. It returns the context's error if the context ends first.
+// Sleep waits for d. It returns the context's error if the context ends first.
 func Sleep(ctx context.Context, d time.Duration) error {
 	t := time.NewTimer(d)
 	defer t.Stop()

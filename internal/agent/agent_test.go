@@ -87,8 +87,8 @@ func TestDeleteReadsBeforeItDeletes(t *testing.T) {
 var deletion = agent.Deletion{Read: "https://cloud/q", Method: http.MethodDelete, URL: "https://cloud/q?force=true", Probe: "https://cloud/none",
 	Proof: agent.Field{Path: "/tpu/nodeSpec/*/node/labels/multihost-run", Value: "r"}, Going: agent.Field{Path: "/state/state", Value: "DELETING"}}
 
-// The parts of a deletion are deleted in order, also after one that is refused or belongs
-// to another run. The error names each resource with its trouble.
+// Delete requests all parts of a deletion in order. It also continues after a part that is
+// refused or belongs to another run. The error names each resource with its trouble.
 func TestDeleteKeepsTheOrder(t *testing.T) {
 	t.Parallel()
 	var asked []string
@@ -162,8 +162,8 @@ func TestMayDelete(t *testing.T) {
 	}
 }
 
-// A metadata server without a token says nothing about an API. It does not mean that a
-// resource is gone, or that the worker has a permission.
+// If the metadata server gives no token, that does not mean that a resource is gone, or
+// that the worker has a permission.
 func TestATokenThatIsRefusedIsNoAnswerOfAnAPI(t *testing.T) {
 	t.Parallel()
 	for status, want := range map[int]fault.Kind{http.StatusNotFound: fault.Unavailable, http.StatusForbidden: fault.Permission} {
@@ -249,8 +249,9 @@ func TestNoMessageHasAToken(t *testing.T) {
 	}
 }
 
-// A call that hangs, as when a connection is lost without a reset, is given up long before
-// the time that a large log may take. A call that makes progress is not given up.
+// If a call hangs, for example because a connection was lost without a reset, it is given
+// up soon. A call with a large log may take much longer. A call that makes progress is not
+// given up.
 func TestACallThatHangsIsGivenUp(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -286,7 +287,7 @@ type roundTrip func(r *http.Request) (*http.Response, error)
 
 func (f roundTrip) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
 
-// Half of an answer does not count, and no error contains the token.
+// An incomplete answer is an error. No error contains the token.
 func TestABrokenAnswerIsNone(t *testing.T) {
 	t.Parallel()
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

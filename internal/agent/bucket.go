@@ -55,8 +55,8 @@ func (b *Bucket) Read(ctx context.Context, name string) (text []byte, generation
 	return buffer.Bytes(), generation, err
 }
 
-// Clock returns the present time by the clock of Cloud Storage; zero if the service does
-// not report it. name is any object; it need not exist.
+// Clock returns the present time by the clock of Cloud Storage. It returns zero if the
+// service does not report the time. name is any object; it need not exist.
 func (b *Bucket) Clock(ctx context.Context, name string) (time.Time, error) {
 	var date time.Time
 	client := *b.Client
@@ -68,7 +68,7 @@ func (b *Bucket) Clock(ctx context.Context, name string) (time.Time, error) {
 	return date, err
 }
 
-// dated notes the date of an answer, also of a refusal.
+// dated notes the date of each answer, also of a refusal.
 type dated struct {
 	http.RoundTripper
 	date *time.Time
@@ -82,7 +82,7 @@ func (d dated) RoundTrip(r *http.Request) (*http.Response, error) {
 	return resp, err
 }
 
-// dateOf is zero if the answer has no date.
+// dateOf returns the date of an answer. It is zero if the answer has none.
 func dateOf(h http.Header) time.Time {
 	date, err := http.ParseTime(h.Get("Date"))
 	if err != nil {
@@ -92,8 +92,8 @@ func dateOf(h http.Header) time.Time {
 }
 
 // Write makes or replaces an object. If generation is not AnyVersion, the object must have
-// that generation; 0 means that the object must not exist. Otherwise the error is a
-// *StatusError of 412.
+// that generation; 0 means that the object must not exist. If the object has another
+// generation, the error is a *StatusError of 412.
 func (b *Bucket) Write(ctx context.Context, name string, body io.Reader, size, generation int64) error {
 	target := b.Upload + "/b/" + b.Name + "/o?uploadType=media&name=" + url.QueryEscape(b.Prefix+name) + condition("&", generation)
 	_, err := b.Client.Do(ctx, Call{Method: http.MethodPost, URL: target, Type: "text/plain", Body: body, Size: size})
@@ -107,8 +107,8 @@ func condition(before string, generation int64) string {
 	return before + "ifGenerationMatch=" + strconv.FormatInt(generation, 10)
 }
 
-// Stat describes an object, and returns the present time by the clock of Cloud Storage;
-// zero if that is not known.
+// Stat describes an object. It also returns the present time by the clock of Cloud Storage,
+// or zero if that is not known.
 func (b *Bucket) Stat(ctx context.Context, name string) (Object, time.Time, error) {
 	answer, err := b.Client.Do(ctx, Call{Method: http.MethodGet, URL: b.url(name)})
 	if err != nil {
@@ -131,8 +131,8 @@ type object struct {
 
 func (o object) plain() Object { return Object(o) }
 
-// List returns the objects whose names begin with prefix, with names below the Bucket's
-// prefix, and the present time by the clock of Cloud Storage.
+// List returns the objects whose names begin with prefix. Their names are relative to the
+// Bucket's prefix. List also returns the present time by the clock of Cloud Storage.
 func (b *Bucket) List(ctx context.Context, prefix string) (all []Object, date time.Time, err error) {
 	for token := ""; ; {
 		target := b.Storage + "/b/" + b.Name + "/o?prefix=" + url.QueryEscape(b.Prefix+prefix)
@@ -163,8 +163,9 @@ func (b *Bucket) List(ctx context.Context, prefix string) (all []Object, date ti
 	}
 }
 
-// Append adds the object part to an object that has this generation. If the object has
-// another generation, the error is a *StatusError of 412.
+// Append adds the content of the object part at the end of the object name, which must have
+// this generation. If the object has another generation, the error is a *StatusError of
+// 412.
 func (b *Bucket) Append(ctx context.Context, name string, generation int64, part string) error {
 	type source struct {
 		Name       string `json:"name"`

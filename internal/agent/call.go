@@ -15,7 +15,7 @@ import (
 type Client struct {
 	Metadata  *Metadata
 	Transport http.RoundTripper
-	Held      string        // a token for all calls; "" asks the metadata server for each
+	Held      string        // token for all calls; "": each call asks the metadata server for one
 	Limit     time.Duration // longest time of a whole call; 0: 1 min
 	Pause     time.Duration // longest time without a byte sent or received; 0: 1 min
 }
@@ -26,7 +26,7 @@ type Call struct {
 	Type        string    // Content-Type of Body
 	Body        io.Reader // nil: none
 	Size        int64     // of Body in bytes
-	Into        io.Writer // gets the body of a successful answer; nil: Answer has it
+	Into        io.Writer // gets the body of a successful answer; nil: the Answer has the body
 }
 
 // An Answer is the answer to a successful call.
@@ -35,7 +35,7 @@ type Answer struct {
 	Header http.Header
 }
 
-// Do makes one call. Half of an answer does not count. A refusal is a *StatusError.
+// Do makes one call. An incomplete answer is an error. A refusal is a *StatusError.
 func (c *Client) Do(ctx context.Context, call Call) (Answer, error) {
 	token := c.Held
 	if token == "" {

@@ -45,8 +45,8 @@ var (
 )
 
 // Told returns the reports of the workers of a slice, and on how many workers a command can
-// run: -1 if the answer does not show that. There may be workers without a report. StatusOf
-// the error is 404 if there is no such slice.
+// run. That number is -1 if the answer does not show it. There may be workers without a
+// report. StatusOf the error is 404 if there is no such slice.
 func (c *Client) Told(ctx context.Context, p Peers, slice string) (texts []string, workers int, err error) {
 	if p.Read == "" {
 		return nil, 0, errNoPeers

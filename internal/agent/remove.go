@@ -16,15 +16,16 @@ import (
 // resource gives it as data: this package knows no name of a cloud.
 type Deletion struct {
 	Read   string `json:"read"`   // URL of the resource
-	Method string `json:"method"` // of the request that deletes it
+	Method string `json:"method"` // HTTP method of the request that deletes the resource
 	URL    string `json:"url"`    // of that request
 	// Proof is the field and the value that the resource must have before it is deleted.
 	Proof Field `json:"proof"`
-	// Going is the field that shows that the resource is being deleted already; without a
-	// Path there is no such field.
+	// Going is the field that shows that the resource is already being deleted. If it has
+	// no Path, nothing shows that.
 	Going Field `json:"going,omitzero"`
 	// Probe is the URL of a resource that does not exist beside this one. A request with
-	// Method to it shows whether the caller may delete; "": nothing shows that.
+	// Method to this URL shows whether the caller may delete. If Probe is "", nothing shows
+	// that.
 	Probe string `json:"probe,omitempty"`
 }
 
@@ -36,7 +37,7 @@ type Field struct {
 	Value string `json:"value"`
 }
 
-// ErrForeign means that a resource does not have the proof: it is not deleted.
+// At least one element must exist, and all of them must have the value.
 var ErrForeign = fault.New(fault.Permission, "it is not of this run: it stays")
 
 // Delete requests the deletions in order, also after an error, because each resource is

@@ -1,5 +1,6 @@
-// Package deliver copies multihost-agent to the workers of a run that lack it. It travels
-// like code: the runner sends it to a few workers, which pass it on.
+// Package deliver copies multihost-agent to the workers of a run that lack it. The copies
+// travel as synced code does: the runner sends the agent to a few workers, and these pass
+// it on.
 package deliver
 
 import (
@@ -12,9 +13,9 @@ import (
 	"multihost/internal/remote"
 )
 
-// Each calls arm for every worker at once, and again for those that lacked the agent. It
-// skips targets without Conn. It uses only the relay settings of o, and shows nothing. The
-// errors are aligned with targets.
+// Each calls arm for all workers at the same time. If a worker lacks the agent, Each copies
+// it there and calls arm again. It skips targets without Conn. From o it uses only the
+// settings of the relays. It shows nothing. The errors are aligned with targets.
 func Each(ctx context.Context, agents program.Set, o codesync.Options, targets []codesync.Target, arm func(ctx context.Context, i int) error) []error {
 	o.Sink = event.Discard
 	workers := make([]remote.Runner, len(targets))

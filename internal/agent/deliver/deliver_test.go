@@ -34,8 +34,8 @@ func (c counted) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// If a run has so many workers that relays pay, the bytes on the runner's link grow with
-// the number of slices, not of workers. The benchmark shows the figures of the log.
+// With relays, the bytes on the runner's link grow with the number of slices, not of
+// workers.
 func TestTheAgentIsSentOnceASlice(t *testing.T) {
 	testkit.OnlyInAll(t, "TestAFileIsPassedOn of internal/codesync")
 	testkit.Need(t, "ssh")

@@ -12,8 +12,8 @@ import (
 	"multihost/internal/agent"
 )
 
-// A disk has the files that survive a reboot: the worker's own directory, and the attempts'
-// below the home of the login. Names of files:
+// A disk has the files that survive a reboot. They are in the worker's own directory and,
+// for each attempt, in a directory below the home of the login. Names of files:
 //
 //	lock      held by the one program that runs
 //	boots     the time of each boot
@@ -128,7 +128,8 @@ func (d disk) started(n int) time.Time {
 	return time.Unix(at/int64(time.Second), 0)
 }
 
-// here returns the state of an attempt on the disk. proc is the root of /proc.
+// here returns the state of an attempt on the disk. is is the state of its command, and
+// proc is the root of /proc.
 func (d disk) here(n int, is life, proc string) attemptHere {
 	a := attemptHere{life: is, record: d.record(n), told: d.exists(d.path("told." + strconv.Itoa(n)))}
 	_, a.stopped = d.stopped(n)
@@ -145,15 +146,15 @@ func (d disk) here(n int, is life, proc string) attemptHere {
 	return a
 }
 
-// quickDeaths is how many attempts in a row may end with a reboot within quickDeath of
-// their start. After that many, no further attempt begins.
+// After quickDeaths attempts in a row that ended with a reboot within quickDeath of their
+// start, no further attempt begins.
 const (
 	quickDeaths = 3
 	quickDeath  = time.Minute
 )
 
-// quick reports whether attempt n, and each attempt before it, ended with a reboot soon
-// after its start.
+// quick reports whether the last quickDeaths attempts, up to attempt n, each ended with a
+// reboot soon after their start.
 func (d disk) quick(n int) bool {
 	for i := n; i > n-quickDeaths; i-- {
 		started := d.started(i)
@@ -170,8 +171,8 @@ func (d disk) quick(n int) bool {
 // goingLasts is how long a machine counts as going down after it was told to end.
 const goingLasts = 3 * time.Minute
 
-// goingDown reports whether the machine was told to end. If the machine still runs three
-// minutes later, it does not count as ending.
+// goingDown reports whether the machine was told to end. Three minutes after that, a
+// machine that still runs does not count as ending.
 func (d disk) goingDown(now time.Time) bool {
 	at, err := os.Stat(d.path("down"))
 	if err != nil {

@@ -18,7 +18,7 @@ type doer struct {
 	*worker
 	start  starter
 	end    ender
-	failed failures // of the last look at the ends
+	failed failures // result of the last look at the ends
 }
 
 // work carries out the decisions of the machine until it returns leave.
@@ -183,7 +183,7 @@ func (w *doer) lookAtSeats(ctx context.Context) (missing string, err error) {
 }
 
 // lookAtCommand asks for the state of the command. It retries for longer after a boot, and
-// when the attempt turns out to have begun before.
+// if the attempt had already begun.
 func (w *doer) lookAtCommand(ctx context.Context, s *sight) {
 	ask := func() (err error) {
 		s.life, err = w.status(ctx, w.m.attempt)
@@ -201,8 +201,8 @@ func (w *doer) lookAtCommand(ctx context.Context, s *sight) {
 	s.started = w.disk.started(w.m.attempt)
 }
 
-// keptFrom returns since when the slices are kept after an attempt, perhaps since before a
-// reboot.
+// keptFrom returns the time from which the slices are kept after an attempt. That may be a
+// time before a reboot.
 func (w *doer) keptFrom(attempt int, now time.Time) time.Time {
 	name := "kept." + strconv.Itoa(attempt)
 	if at, err := strconv.ParseInt(w.disk.recall(name), 10, 64); err == nil {

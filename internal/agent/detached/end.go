@@ -74,10 +74,11 @@ func (w *ender) sweep(ctx context.Context) {
 	}
 }
 
-// bringLog sends the rest of the log to the bucket. While the bucket refuses it, bringLog
-// retries for the log's own time limit, because deleting the slices deletes the only copy.
-// If the machine ended the command, or others have begun the next attempt, it waits only
-// for the usual patience, so as not to delay that attempt.
+// bringLog sends the rest of the log to the bucket. While the bucket refuses the log,
+// bringLog retries until the log's own time limit has passed, because the deletion of the
+// slices deletes the only copy. If the machine ended the command, or others have begun the
+// next attempt, bringLog retries only for the usual patience, so that it does not delay
+// that attempt.
 func (w *ender) bringLog(ctx context.Context) {
 	m := w.m
 	m.unsent, w.unsentOut = "", false
@@ -124,7 +125,7 @@ func (w *ender) withSkew(ctx context.Context, r Record) Record {
 	return r
 }
 
-// tailLines is how many lines at the end of the output may have the runtime's words.
+// The words of the runtime count only in the last tailLines lines of the output.
 const tailLines = 20
 
 func (w *ender) isTail(r Record, code int) bool {
@@ -157,8 +158,8 @@ func lastLines(path string, n int) string {
 
 var leadName = regexp.MustCompile(`/s0w0\.([0-9]+)$`)
 
-// leadLimit is how long a worker waits for the end of worker 0 if its own end looks like a
-// training's tail. The ends of two workers come in any order.
+// A worker whose end looks like a training's tail waits leadLimit for the end of worker 0.
+// The ends of two workers come in any order.
 const leadLimit = time.Minute
 
 // awaitLead waits for the end of worker 0. It reports whether that excuses the end here.
@@ -196,8 +197,9 @@ func (w *ender) leadCode(ctx context.Context) string {
 	return ""
 }
 
-// tellEnd stores how the attempt ended here, as far as the bucket does not have it. It
-// stores the end itself last, because after a reboot a stored end counts as complete.
+// tellEnd stores in the bucket how the attempt ended here. It leaves out what the bucket
+// already has. It stores the end itself last, because after a reboot a stored end counts as
+// complete.
 func (w *ender) tellEnd(ctx context.Context) error {
 	m := w.m
 	if err := w.tellStop(ctx); err != nil {

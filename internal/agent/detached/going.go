@@ -23,9 +23,9 @@ const (
 	goingTries = 3
 )
 
-// A worker runs Going when its machine gets the order to end. It reports that, and why, and
-// sends the rest of the log to the bucket. It ends no process. It ends within 20 s, even if
-// the disk hangs.
+// A worker runs Going when its machine gets the order to end. Going reports this order and
+// its reason, and sends the rest of the log to the bucket. It ends no process. It ends
+// within 20 s, even if the disk hangs.
 func Going(ctx context.Context, cfg Config) error {
 	ctx, cancel := context.WithTimeout(ctx, goingLimit)
 	defer cancel()

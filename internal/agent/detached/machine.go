@@ -28,7 +28,7 @@ type phase string
 
 const (
 	fetching  phase = "fetching"  // the worker gets what the job needs
-	finding   phase = "finding"   // which attempt is this worker's, after a boot
+	finding   phase = "finding"   // after a boot, the worker finds out which attempt is its own
 	beginning phase = "beginning" // the command is to be started
 	attending phase = "attending" // the command runs
 	ended     phase = "ended"     // the command has ended; the others are to know how
@@ -38,8 +38,8 @@ const (
 	over      phase = "over" // nothing is left to do
 )
 
-// A subject is something outside that a decision may depend on. The machine asks for it
-// only when it needs it: each look is a call of the bucket or an operation.
+// A subject is a fact outside the machine on which a decision may depend. The machine looks
+// only when it needs the fact, because each look is a call of the bucket or an operation.
 type subject string
 
 const (
@@ -61,20 +61,20 @@ const (
 	look        verb = "look"           // at subject
 	wait        verb = "wait"           // wait for a time; after that the results of all looks are old
 	takeTurn    verb = "take a turn"    // wait for a time that depends on the worker; after that control/attempt is old
-	sendLog     verb = "send the log"   // as far as it is
-	say         verb = "say"            // report phase text, detail more
-	stopCommand verb = "stop"           // the command, for the reason text
+	sendLog     verb = "send the log"   // send the log, as far as it exists
+	say         verb = "say"            // report the phase text, with the detail more
+	stopCommand verb = "stop"           // stop the command, for the reason text
 	tellStop    verb = "tell the stop"  // to the others
-	tellEnd     verb = "tell the end"   // to the others, as far as they do not know it
-	sendRest    verb = "send the rest"  // of a log that the bucket has refused before
-	announce    verb = "announce"       // attempt n to the others
-	loseDisk    verb = "tell of a disk" // report an empty disk: attempt n was lost with it
-	fetch       verb = "fetch"          // what the job needs; then disk is filled in
+	tellEnd     verb = "tell the end"   // tell the end to the others, as far as they do not know it
+	sendRest    verb = "send the rest"  // send the rest of a log that the bucket has refused before
+	announce    verb = "announce"       // announce attempt n to the others
+	loseDisk    verb = "tell of a disk" // tell the others that attempt n was lost with the disk
+	fetch       verb = "fetch"          // get what the job needs, and fill in disk
 	sit         verb = "sit down"       // tell the others that this worker has come to the attempt
-	prepare     verb = "prepare"        // the worker for the command
+	prepare     verb = "prepare"        // prepare the worker for the command
 	arm         verb = "arm"            // start the command
 	finish      verb = "finish"         // store how the attempt ended, after its log
-	giveUp      verb = "give up"        // the attempt, with an exit code
+	giveUp      verb = "give up"        // give up the attempt, with an exit code
 	keepEnd     verb = "keep the end"   // note on the disk that the others know it
 	keepSince   verb = "keep since"     // note on the disk since when the slices are kept
 	remove      verb = "delete"         // the slices
@@ -102,16 +102,16 @@ type sight struct {
 	did       map[verb]bool
 
 	life    life      // of the command
-	lifeErr error     // why it is not known
+	lifeErr error     // why life is not known
 	started time.Time // when the command was started; zero: not known
 	// rebooted is how the machine ended the command, if it did.
 	rebooted string
 
 	absent    string // which workers have not come to the attempt; "": all have
-	absentErr error  // why that is not known
+	absentErr error  // why absent is not known
 
 	wanted    int   // the newest attempt that any worker began; 0: none
-	wantedErr error // why it is not known
+	wantedErr error // why wanted is not known
 	first     first
 	firstErr  error
 	stop      string // reason to stop; "": none
@@ -123,7 +123,7 @@ type sight struct {
 	excused   verdict
 	keptFrom  time.Time // since when the slices are kept after this attempt
 
-	err  error // of the last action that can fail
+	err  error // error of the last action that can fail
 	code int   // exit code for a failed prepare
 }
 
@@ -199,7 +199,7 @@ type machine struct {
 
 	// after it
 	readFrom     time.Time // when the bucket was last read
-	keptFrom     time.Time // zero: the slices are not kept yet
+	keptFrom     time.Time // since when the slices are kept; zero: they are not kept yet
 	judged       verdict
 	reported     time.Time
 	said         string // phase that was reported last
@@ -209,8 +209,8 @@ type machine struct {
 }
 
 // failFastReason is the reason with which the command is stopped after another worker has
-// failed. It names no worker: only the clocks show which worker failed first, when all have
-// ended.
+// failed. It names no worker. Which worker failed first is known only when all have ended
+// and their clocks are compared.
 const failFastReason = "fail-fast: a worker failed"
 
 // next returns the action that follows. It is called again with the result, until it
@@ -239,7 +239,7 @@ func (m *machine) next(s *sight) action {
 
 func (m *machine) pause() action { return action{do: wait, during: m.job.Look} }
 
-// become changes the phase and decides on.
+// become changes the phase and returns the next action.
 func (m *machine) become(p phase, s *sight) action {
 	m.at = p
 	if p == resting {
@@ -271,8 +271,9 @@ func (m *machine) abandonFor(code int, why string, s *sight) action {
 	return m.become(givingUp, s)
 }
 
-// fetch decides what happens until the worker has what the job needs. Without it the
-// worker gives up the attempt that is to begin, and fetches again for a newer one.
+// fetch decides what happens until the worker has all that the job needs. If the worker
+// cannot get that, it gives up the attempt that is to begin. It tries again for a newer
+// attempt.
 func (m *machine) fetch(s *sight) action {
 	if !s.did[fetch] {
 		return action{do: fetch}
@@ -354,9 +355,9 @@ func (m *machine) findLost(s *sight) action {
 	return m.become(ended, s)
 }
 
-// findFirst decides with which attempt a worker without a record begins. A new slice of a
-// run that has lost its first slices must not begin again at 1. A worker may have lost its
-// disk, for example in a repair. It then does not repeat the attempt alone: all workers
+// findFirst decides with which attempt a worker without a record begins. If a run has lost
+// its first slices, a new slice must not begin again with attempt 1. A worker may have lost
+// its disk, for example in a repair. It then does not repeat the attempt alone: all workers
 // begin the next attempt together.
 func (m *machine) findFirst(s *sight) action {
 	if !s.looked[ofFirst] {
@@ -451,10 +452,9 @@ func (j Job) gathers() bool { return j.Apart && j.Slices*j.Workers > 1 }
 // codeAlone is the exit code of an attempt to which not all workers came.
 const codeAlone = 75
 
-// gather decides what happens until all workers have come to the attempt. Each slice of a
-// job with Apart is made for itself, perhaps hours after the others, and restarted for
-// itself: a command that began without the others would give up. The worker also learns here
-// where worker 0 is.
+// gather decides what happens until all workers have come to the attempt. A job with Apart
+// makes and restarts each slice separately, perhaps hours after the others. A command that
+// began without the others would give up. The worker also learns here where worker 0 is.
 func (m *machine) gather(s *sight) action {
 	if m.sitFrom.IsZero() {
 		m.sitFrom = s.now
@@ -598,7 +598,7 @@ func (m *machine) stopIt(reason string, s *sight) action {
 	return action{do: stopCommand, text: reason}
 }
 
-// stopAgain is how long after a stop the worker asks for it again.
+// If the command still runs stopAgain after a stop, the worker stops it again.
 const stopAgain = time.Minute
 
 // awaitStop decides what happens while the command is being stopped.
@@ -617,7 +617,7 @@ func (m *machine) awaitStop(s *sight) action {
 }
 
 // bound returns the time at which the command has to end because the slices end, and the
-// reason; zero: never.
+// reason. The time is zero if there is no such limit.
 func (m *machine) bound() (at time.Time, why string) {
 	if m.job.TTL > 0 {
 		at, why = m.born.Add(m.job.TTL), fmt.Sprintf("the time to live of %d s (--ttl) is over", int(m.job.TTL.Seconds()))
@@ -634,9 +634,9 @@ func (m *machine) bound() (at time.Time, why string) {
 // recognizes such a stop by it.
 const maxRunFlag = "(--max-run-duration)"
 
-// A command is stopped before the provider deletes the slices: earlier by takenAhead and
-// the grace time, so that there is time to send the logs. The provider counts from a moment
-// before the first boot of this program.
+// The worker stops the command before the provider deletes the slices. takenAhead and the
+// grace time leave time to send the logs. The provider's time begins before the first boot
+// of this program.
 const takenAhead = 3 * time.Minute
 
 // expired reports whether the bound has passed, and returns the reason to stop.
@@ -652,8 +652,8 @@ func overdue(limit, now time.Time) bool {
 	return !limit.IsZero() && !now.Before(limit)
 }
 
-// limit returns when patience has to end: after the bound, and the time to stop the command.
-// Zero: never.
+// limit returns the time at which patience ends: the bound, plus the time to stop the
+// command. It returns zero if there is no bound.
 func (m *machine) limit() time.Time {
 	at, _ := m.bound()
 	if at.IsZero() {
@@ -685,8 +685,8 @@ func (m *machine) end(s *sight) action {
 	return m.start(next, s)
 }
 
-// abandon decides when an attempt is given up: not while the machine goes down, because
-// the machine has caused that.
+// abandon decides when an attempt is given up. That does not happen while the machine goes
+// down, because the machine is then the cause.
 func (m *machine) abandon(s *sight) action {
 	if !s.did[giveUp] {
 		if s.goingDown {
@@ -697,9 +697,9 @@ func (m *machine) abandon(s *sight) action {
 	return m.become(resting, s)
 }
 
-// rest decides what happens after the attempt has ended here: the worker waits for the
-// others, begins a newer attempt with them, or deletes the slices when there is nothing
-// more to wait for.
+// rest decides what happens after the attempt has ended here. The worker waits for the
+// others, or begins a newer attempt with them. When there is nothing more to wait for, it
+// deletes the slices.
 func (m *machine) rest(s *sight) action {
 	if m.unsent != "" && !s.did[sendRest] {
 		return action{do: sendRest}
@@ -720,7 +720,7 @@ func (m *machine) rest(s *sight) action {
 		return m.deleteFor(text, s)
 	}
 	if !s.looked[ofEnds] {
-		return action{do: look, at: ofEnds} // then control/attempt is old: a rebooted worker announces the next attempt before it stores the end of this one
+		return action{do: look, at: ofEnds} // read control/attempt again: a rebooted worker announces the next attempt before it stores the end of this one
 	}
 	if s.endsErr != nil || s.wantedErr != nil || !s.ends.all {
 		return m.restBlind(s)
@@ -821,8 +821,8 @@ func (m *machine) kept(s *sight) (why string, first action) {
 	return "the run failed (--keep-on-failure)", action{}
 }
 
-// deleteFor lets the worker delete the slices when it is its turn. Every worker may delete.
-// They take turns, so usually one request is enough.
+// deleteFor lets the worker delete the slices when its turn has come. Every worker may
+// delete. They take turns, so usually one request is enough.
 func (m *machine) deleteFor(why string, s *sight) action {
 	if !s.did[takeTurn] {
 		return action{do: takeTurn}
@@ -839,7 +839,7 @@ const (
 	deleteLate  = 10 * time.Minute
 )
 
-// tearDown repeats the request to delete until the worker itself is gone: days later,
+// tearDown repeats the request to delete until the worker itself is gone. Even days later,
 // somebody may grant the right, or the service may recover. It ends if the slices are
 // another run's.
 func (m *machine) tearDown(s *sight) action {

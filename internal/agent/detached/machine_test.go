@@ -70,7 +70,7 @@ func ordinary() Job {
 
 var errGone = errors.New("gone")
 
-// A bucket that could be read a moment ago does not count as lost for ever. Kept slices
+// If the bucket could be read a moment ago, it does not count as lost for ever. Kept slices
 // stay until the end of their time to live.
 func TestRestDeletesOnlyWhenItIsTime(t *testing.T) {
 	t.Parallel()
@@ -257,7 +257,6 @@ func TestAttendOutlivesAFailedLook(t *testing.T) {
 	}
 }
 
-// Each case that is a reason to stop, and each that is not.
 func TestWhenAStopIsOne(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -286,8 +285,9 @@ func TestWhenAStopIsOne(t *testing.T) {
 	}
 }
 
-// The first worker that sees its time to live expire tells the others until they can
-// know it themselves, even after its own command has ended. It begins nothing any more.
+// Clocks differ. The first worker whose time to live has passed tells the others, until
+// their own clocks must show it too. It does so even after its own command has ended. It
+// begins no further attempt.
 func TestOthersAreToldOfTheTimeToLiveUntilTheyCanKnow(t *testing.T) {
 	t.Parallel()
 	const reason = "the time to live of 100 s (--ttl) is over"
@@ -508,8 +508,8 @@ func TestAWorkerThatHasLostItsDiskDoesNotBeginAgainAlone(t *testing.T) {
 	}
 }
 
-// While the machine goes down, an end of the command does not count as its own, and
-// nobody is told.
+// While the machine goes down, the machine counts as the cause of the command's end, and
+// the worker tells nobody.
 func TestAnEndInAMachineThatEndsIsHeldBack(t *testing.T) {
 	t.Parallel()
 	for _, from := range []phase{attending, givingUp} {
@@ -525,8 +525,8 @@ func TestAnEndInAMachineThatEndsIsHeldBack(t *testing.T) {
 	}
 }
 
-// The workers of slices that were made apart wait for each other, for a time, and as long as
-// the attempt can begin.
+// Workers of slices that were made apart wait for each other. The wait ends after a time,
+// or when the attempt can no longer begin.
 func TestGather(t *testing.T) {
 	t.Parallel()
 	come := func(after int) func(a action, s *sight, now int) {

@@ -43,7 +43,8 @@ func (o objects) writeFirst(ctx context.Context, name, text string) error {
 var attemptNumber = regexp.MustCompile(`^[0-9]{1,9}$`)
 
 // wanted returns the attempt that the workers have agreed on: the highest that any worker
-// began; 0: none. generation is that of the object.
+// began. It returns 0 if there is none. generation is the generation of the object that
+// says so.
 func (o objects) wanted(ctx context.Context) (attempt int, generation int64, err error) {
 	text, generation, err := o.Read(ctx, "control/attempt")
 	if agent.StatusOf(err) == http.StatusNotFound {
@@ -70,8 +71,8 @@ func (o objects) announce(ctx context.Context, attempt int) (int, error) {
 	return attempt, o.write(ctx, "control/attempt", []byte(strconv.Itoa(attempt)+"\n"), generation)
 }
 
-// first reads the attempt with which a worker without a record begins, and what the bucket
-// has of this worker in that attempt.
+// first reads with which attempt a worker without a record begins. It also reads what the
+// bucket has of this worker in that attempt.
 func (o objects) first(ctx context.Context) (first, error) {
 	wanted, _, err := o.wanted(ctx)
 	f := first{attempt: max(wanted, 1)}
@@ -109,9 +110,9 @@ var endName = regexp.MustCompile(`^ended/[0-9]+/(s[0-9]+w[0-9]+)\.([0-9]+)$`)
 type failures []string
 
 // ends returns which workers have ended an attempt, and which are dead. A worker is dead if
-// it has reported nothing for job.Stale, or if it did not come to an attempt that is closed.
-// boot is the first boot of this worker: for workers that never reported, the time counts
-// from it.
+// it has reported nothing for job.Stale, or if it did not come to an attempt that is
+// closed. boot is the first boot of this worker. For a worker that has never reported, the
+// time counts from boot.
 func (o objects) ends(ctx context.Context, attempt int, boot time.Time) (ends, failures, error) {
 	all, _, err := o.List(ctx, fmt.Sprintf("ended/%d/", attempt))
 	if err != nil {
@@ -151,10 +152,11 @@ func (o objects) ends(ctx context.Context, attempt int, boot time.Time) (ends, f
 	return e, failed, nil
 }
 
-// closed reports whether no worker begins an attempt any more, and which workers have come to
-// it. A worker of slices made apart that comes after the attempt was given up, or after a
-// stop, gives it up, too. So nobody has to wait for workers that never came: their slices may
-// never be made, and the others are billed meanwhile.
+// closed reports whether no worker can begin the attempt any more. came has the workers
+// that have come to it. A worker may come after the attempt was given up, or after a stop.
+// If its slice was made apart, it then gives up the attempt, too. So the others need not
+// wait for workers that never came. The slices of these may never be made, and the others
+// are billed meanwhile.
 func (o objects) closed(ctx context.Context, attempt int) (came map[string]bool, closed bool, err error) {
 	if !o.job.gathers() || o.asked(ctx, fmt.Sprintf("failed-%d", attempt)) == "" && o.asked(ctx, "stop") == "" {
 		return nil, false, nil
@@ -184,8 +186,8 @@ func (o objects) silent(ctx context.Context, name string, boot time.Time) (time.
 
 var unsentName = regexp.MustCompile(`^control/unsent-[0-9]+-(s[0-9]+w[0-9]+)$`)
 
-// notWhole returns a text that names a worker whose log is not whole in the bucket, if one
-// has reported that within job.Stale; else "".
+// If a worker has reported within job.Stale that its log is not whole in the bucket,
+// notWhole returns a text that names this worker. Otherwise it returns "".
 func (o objects) notWhole(ctx context.Context, attempt int) (string, error) {
 	all, date, err := o.List(ctx, fmt.Sprintf("control/unsent-%d-", attempt))
 	if err != nil {
@@ -246,8 +248,8 @@ func logName(p Place, attempt int) string {
 	return name
 }
 
-// pieces says how to send a log: the size of a piece in bytes, and the name of the object
-// beside the log that takes each piece first. When the machine is told to end, a second
+// pieces says how to send a log. size is the size of a piece in bytes. Each piece is first
+// written to the object name, beside the log. When the machine is told to end, a second
 // program may run beside the first. It uses names of its own for its pieces.
 type pieces struct {
 	size int64
@@ -296,8 +298,8 @@ func (o objects) sendLog(ctx context.Context, path, name string, p pieces) error
 	return nil
 }
 
-// sendPiece reports whether the log in the bucket had the expected version, and now has the
-// piece.
+// sendPiece sends a piece. It reports whether the log in the bucket had the expected
+// version, and so has the piece now.
 func (o objects) sendPiece(ctx context.Context, name string, generation int64, piece *io.SectionReader, part string) (sent bool, err error) {
 	if generation == 0 {
 		err = o.Write(ctx, name, piece, piece.Size(), 0)

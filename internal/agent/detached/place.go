@@ -105,15 +105,15 @@ func placeInGroup(j Job, values map[string]string) (Place, error) {
 	return p, nil
 }
 
-// seat is the name of the object with which a VM of a group tells the others its place in
-// an attempt, below the directory of the attempt. It holds the address of the VM.
+// A VM of a group tells the others its place in an attempt by an object. seat returns the
+// name of this object, below the directory of the attempt. It holds the address of the VM.
 func (p Place) seat() string { return p.String() + "." + p.peers + "." + p.VM }
 
 var seatName = regexp.MustCompile(`/(s([0-9]{1,6})w([0-9]{1,6}))\.([0-9a-f]{8})\.([a-z0-9-]+)$`)
 
-// absent returns a text about the workers of a job that have not come yet; "" if all have
-// come. seats are the names of all seats. The VMs of a slice have come when each number has
-// one VM, and all of them name the same VMs.
+// absent returns a text about the workers of a job that have not come yet. It returns "" if
+// all have come. seats are the names of all seats. The VMs of a slice have come when each
+// number has one VM, and all of them name the same VMs.
 func absent(j Job, seats []string) string {
 	vms := map[string][]string{} // by worker and digest
 	sums := make([][]string, j.Slices)
@@ -154,7 +154,7 @@ func absent(j Job, seats []string) string {
 	return fmt.Sprintf("%d workers have not come, %s first", len(missing), missing[0])
 }
 
-// withoutVM returns the workers of a slice for which no VM with the digest sum has come.
+// withoutVM returns the workers of a slice for which no VM has come whose digest is sum.
 func withoutVM(j Job, slice int, sum string, vms map[string][]string) (missing []string, err error) {
 	for w := range j.Workers {
 		name := nameOf(slice, w)

@@ -199,8 +199,8 @@ func (w *starter) fetchSecrets(ctx context.Context) error {
 	return nil
 }
 
-// secret reads one secret. It waits for other errors to pass, but returns at once if the
-// secret does not exist.
+// secret reads one secret. It retries after other errors, but returns at once if the secret
+// does not exist.
 func (w *starter) secret(ctx context.Context, s Secret) (value []byte, err error) {
 	var answer agent.Answer
 	var missing error

@@ -39,9 +39,9 @@ type System interface {
 	Run(ctx context.Context, p Program) (Output, error)
 }
 
-// Host is the System of the machine that this program runs on. Answers of programs are kept
-// in files below Scratch while they run: a process that the program leaves in the
-// background may hold the output open for ever.
+// Host is the System of the machine that this program runs on. While a program runs, Host
+// keeps its output in a file below Scratch. A pipe would not do: a process that the program
+// leaves in the background may hold it open for ever.
 type Host struct{ Scratch string }
 
 // killAfter is the time between TERM and KILL for a program whose limit has passed.
@@ -109,7 +109,7 @@ func kill(ctx context.Context, group int, ended <-chan struct{}) {
 	_ = syscall.Kill(group, syscall.SIGKILL) // also members that outlive the first process
 }
 
-// file returns a file without a name.
+// file returns a temporary file that has no name.
 func (h Host) file() (*os.File, error) {
 	f, err := os.CreateTemp(h.Scratch, "out.*")
 	if err == nil {
@@ -138,8 +138,8 @@ type user struct {
 }
 
 // run runs a program as ssh would, without the variables that sudo sets and without our
-// locale. Because of the limit, a home directory that hangs cannot block the worker for
-// ever.
+// locale. The limit is there because a home directory that hangs must not block the worker
+// for ever.
 func (u user) run(ctx context.Context, s System, p Program) (Output, error) {
 	words := []string{"env", "-u", "LC_ALL"}
 	if u.name == "root" {

@@ -68,7 +68,8 @@ func (r Record) lost() bool { return r.get("lost") == "1" }
 
 func (r Record) text() []byte { return []byte(strings.Join(r, "\n") + "\n") }
 
-// replaced returns the record with another end that nobody saw.
+// replaced returns the record with this code and reason in place of its own end. The new
+// end is one that nobody saw.
 func (r Record) replaced(code int, reason string) Record {
 	var out Record
 	for _, line := range r {
@@ -87,7 +88,7 @@ var (
 )
 
 // end returns the time of the end in nanoseconds. If the worker's clock differs from that
-// of Cloud Storage, end corrects the time, and rough is true, because the correction is
+// of Cloud Storage, end corrects the time. rough is then true, because the correction is
 // exact only to seconds. ok is false if nobody saw the end.
 func (r Record) end() (at int64, rough, ok bool) {
 	text, skew := r.get("end"), r.get("skew")
@@ -99,10 +100,10 @@ func (r Record) end() (at int64, rough, ok bool) {
 	return at - by*int64(time.Second), by != 0, err == nil
 }
 
-// isTail reports whether the end looks like a training's tail: a death by SIGABRT, of the
-// command or of a program that its shell ran, or the distributed runtime's own words at the
-// end of the output. It is not a tail if the end is unknown, if we caused it, or if the
-// kernel caused it because memory was short.
+// isTail reports whether the end looks like a training's tail. It does if the command, or a
+// program that its shell ran, died by SIGABRT. It also does if the end of the output has
+// the words of the distributed runtime. It does not if the end is unknown, if multihost
+// caused it, or if the kernel caused it because memory was short.
 func (r Record) isTail(words *regexp.Regexp, code int, lastLines string) bool {
 	if words == nil {
 		return false
@@ -126,8 +127,8 @@ func (r Record) isTail(words *regexp.Regexp, code int, lastLines string) bool {
 // excuseWindow is how long after worker 0's success a failure of another worker is excused.
 const excuseWindow = time.Minute
 
-// excused reports whether the end is the tail of a training that worker 0 has ended with
-// success: it came within a minute after that.
+// excused reports whether worker 0 has ended the training with success, and this end came
+// within a minute after that.
 func (r Record) excused(lead Record) bool {
 	end, rough, ok := r.end()
 	first, roughly, known := lead.end()
@@ -190,7 +191,7 @@ func (e ending) conclude(r Record) (out Record, code int, failed bool) {
 	}
 	cut := e.stopped && code == 0 && strings.Contains(reason, maxRunFlag)
 	if cut {
-		code = stoppedCode // the command was told to end because its slices do, so it may have more to do
+		code = stoppedCode // the command was told to end because its slices end, so it may have more work to do
 	}
 	out = r
 	if cut || e.rebooted != "" || e.notBegun != "" || e.notAgain != "" {
@@ -221,10 +222,9 @@ type attemptHere struct {
 }
 
 // wentDown reports whether the machine ended the attempt by shutting down, and why, even if
-// the record says something else. There are two signs. Either the shutdown script noted it
-// before the end. Or nobody reported the end in the same boot, because the machine ended
-// too, and the supervisor was killed or the command died by TERM, which all processes get
-// when a machine ends.
+// the record says something else. There are two signs. First, the shutdown script noted it
+// before the end. Second, nobody reported the end in the same boot, and the supervisor was
+// killed or the command died by TERM. All processes get TERM when a machine ends.
 func (a attemptHere) wentDown() (reason string, yes bool) {
 	if a.life != exited && a.life != lost || a.told || a.record == nil {
 		return "", false

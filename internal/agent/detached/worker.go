@@ -11,9 +11,10 @@
 // The type machine decides and is pure; the type worker carries out its decisions. The type
 // disk has all that has to survive a reboot, or the death of this program.
 //
-// Every wait has a limit, except for the metadata server, the end of the command, the
-// deletion of the slices, with --slices-deadline=0 for the other workers, and with --keep for
-// the bucket to take the whole log. No secret is in an argument, a file or the output.
+// Every wait has a limit, with these exceptions: the wait for the metadata server, for the
+// end of the command, and for the deletion of the slices. With --slices-deadline=0 the wait
+// for the other workers has no limit. With --keep the wait until the bucket has the whole
+// log has none. No secret is in an argument, a file or the output.
 package detached
 
 import (
@@ -62,18 +63,18 @@ type worker struct {
 	kit    map[string][]byte
 	home   string // of the login
 
-	scratch   string // directory in memory: a command that fills the disk does not keep a worker from reporting how it ended
+	scratch   string // directory in memory, so that a worker can report the end of a command that has filled the disk
 	firstBoot time.Time
 	right     string         // whether it may delete the slices, for people
 	told      string         // what it has reported while it did not know its place
-	blind     time.Time      // since when the bucket cannot be read meanwhile; zero: it can be read
-	beside    sync.WaitGroup // of work beside the attempts
+	blind     time.Time      // since when the bucket cannot be read; zero: it can be read
+	beside    sync.WaitGroup // waits for work beside the attempts
 }
 
 // Run takes this worker's part in the job, from a boot on. It returns nil when there is
-// nothing left to do, or another instance runs. It ends with an error if the description
-// in cfg.File cannot be used, if it cannot write to the disk, or when the context ends; it
-// may be started again at any time.
+// nothing left to do, or another instance runs. It ends with an error if the description in
+// cfg.File cannot be used, if it cannot write to the disk, or when the context ends. After
+// that it may be started again.
 func Run(ctx context.Context, cfg Config) error {
 	w := &worker{cfg: cfg, client: &agent.Client{Metadata: cfg.Metadata, Transport: cfg.Transport, Limit: callLimit}}
 	err := w.identify(ctx)
@@ -137,9 +138,9 @@ func (w *worker) place(ctx context.Context) (err error) {
 // identify reads the task of this worker. A worker that gets nothing from its metadata
 // server has no token either. It can only ask again: if it left, no worker might delete the
 // slices. A worker that does not know its place decides nothing about an attempt. It
-// reports the reason, and deletes the slices only as boot.sh of package detach does, which
-// cannot get this program: after a long time, if no worker has reported anything or the
-// bucket cannot be read for as long.
+// reports the reason. It deletes the slices only after a long time, and only if no worker
+// has reported anything or the bucket cannot be read for as long. boot.sh of package detach
+// follows the same rule when it cannot get this program.
 func (w *worker) identify(ctx context.Context) error {
 	since, said := time.Now(), ""
 	for {
@@ -204,8 +205,8 @@ func (w *worker) withoutPlace(ctx context.Context, since time.Time, why string) 
 	return err
 }
 
-// forsaken reports whether the slices are to be deleted although no worker could begin,
-// after the time from since to now.
+// No worker has been able to begin since the time since. forsaken reports whether the
+// slices are to be deleted now.
 func (j Job) forsaken(since, now time.Time) bool {
 	if j.TTL > 0 && !j.Requested.IsZero() && !now.Before(j.Requested.Add(j.TTL+j.Grace+time.Minute)) {
 		return true
@@ -262,7 +263,7 @@ func (w *worker) boot() error {
 }
 
 // report reports the state of this worker in the bucket. It also sets a guest attribute,
-// which can be read when the bucket cannot. The program that runs at the end of the machine
+// which can be read when the bucket cannot. When the machine shuts down, a second program
 // makes the last report.
 func (w *worker) report(ctx context.Context, phase, detail string) error {
 	m := w.m

@@ -499,7 +499,8 @@ func TestADeadWorkerIsNotWaitedForForEver(t *testing.T) {
 }
 
 // Slices that are made apart may never come. Once the others have given the attempt up, or
-// the run is to stop, they do not wait for workers that never came: they are billed.
+// the run is to stop, they do not wait for workers that never came, because their own
+// slices are billed meanwhile.
 func TestWorkersThatNeverCameAreNotWaitedFor(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -571,7 +572,7 @@ func TestAnEmptyStopIsAStop(t *testing.T) {
 	})
 }
 
-// If the machine's end took the command away, the report says so, whichever process
+// If the command ended because its machine ended, the report says so, whichever process
 // ended first. If the command had ended by itself before, it does not.
 func TestWhatTheMachineEndedIsTold(t *testing.T) {
 	t.Parallel()
@@ -606,7 +607,6 @@ func TestWhatTheMachineEndedIsTold(t *testing.T) {
 	}
 }
 
-// The objects that tell the others of an end.
 func TestConclude(t *testing.T) {
 	t.Parallel()
 	const whole = "code=3\nsignal=\nend=5\nsize=7\noom=0\nlost=0\ndropped=0\nreason=\n"
@@ -1363,9 +1363,9 @@ func TestCodeLeavesWhatIsTheUsers(t *testing.T) {
 	})
 }
 
-// A worker that does not know its place deletes the slices only if no worker could begin for
-// long. A bucket that cannot be read for a moment shows nothing, but it does not keep the
-// slices for ever.
+// A worker that does not know its place deletes the slices only if no worker could begin
+// for long. If the bucket cannot be read for a moment, that proves nothing, but it does not
+// keep the slices for ever.
 func TestAWorkerWithoutPlaceDeletesLast(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {

@@ -43,7 +43,7 @@ type world struct {
 	values   map[string]string  // of the metadata server
 	objects  map[string]*stored // by name below r/
 	refuse   func(method, name string) int
-	resource string            // that is to be deleted; "" it is gone
+	resource string            // resource that is to be deleted; "": it is gone
 	secrets  map[string]string // answers of Secret Manager
 	note     func(text string) // called with each thing that the worker does
 	tokens   int
@@ -129,8 +129,8 @@ func (w *world) config() Config {
 	return Config{Home: w.dir, Root: w.dir, Proc: w.dir, Metadata: &agent.Metadata{Transport: w}, Transport: w, System: w, Out: &w.out}
 }
 
-// run runs the worker from a boot on, until it has nothing left to do, the slices are
-// deleted, or the time during has passed.
+// run runs the worker from a boot on. It returns when the worker has nothing left to do,
+// when the slices are deleted, or after the time during.
 func (w *world) run(during time.Duration) {
 	w.t.Helper()
 	ctx, cancel := context.WithTimeout(w.t.Context(), during)

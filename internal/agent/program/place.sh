@@ -1,8 +1,8 @@
 # shellcheck shell=bash
-# Functions that keep multihost-agent on a worker, by its SHA-256, where this login can
-# run it. A home or /tmp may be full or mounted without exec, so there are three places.
-# Nothing runs that another login could have written: a place and a program belong to
-# this login, and the hash comes from the sender of this script.
+# Functions that keep multihost-agent on a worker, by its SHA-256, where this login can run
+# it. A home or /tmp may be full, or mounted without exec, so there are three places.
+# Nothing runs that another login could have written: a place and a program belong to this
+# login, and the hash comes from the sender of this script.
 places=("${HOME:-/root}/.multihost/agent" "${MULTIHOST_ROOT_TMP-}/tmp/.multihost-agent-$UID" "${MULTIHOST_ROOT_DEV-}/dev/shm/multihost-agent-$UID")
 agent='' why=''
 
@@ -20,7 +20,7 @@ sum_here() {
 }
 
 # runs SUM FILE: succeeds if FILE is ours, has that hash and can be run here. Then $agent is
-# FILE; otherwise $why says what is wrong with a file that is there.
+# FILE. If FILE exists but cannot be used, $why says what is wrong with it.
 runs() {
   local sum error
   if [[ ! -f $2 || -L $2 || ! -O $2 ]]; then return 1; fi

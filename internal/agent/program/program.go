@@ -137,7 +137,8 @@ func (s Set) For(arch string) (Program, error) {
 	return Program{Arch: arch, SHA256: sum, Packed: packed}, nil
 }
 
-// Unpack returns the program as it runs. It fails if that does not have the hash SHA256.
+// Unpack returns the program as it runs. It fails if the unpacked program does not have the
+// hash p.SHA256.
 func (p Program) Unpack() ([]byte, error) {
 	fail := func(err error) ([]byte, error) {
 		return nil, fmt.Errorf("unpack multihost-agent for %s: %w", p.Arch, err)

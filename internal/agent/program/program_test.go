@@ -12,7 +12,6 @@ import (
 	"multihost/internal/testkit"
 )
 
-// Unpacking returns what was packed, and nothing else.
 func TestAProgramIsWhatItsHashSays(t *testing.T) {
 	t.Parallel()
 	files := fstest.MapFS{}
@@ -53,7 +52,7 @@ func TestAMissingAgentIsOneError(t *testing.T) {
 	}
 }
 
-// Git has the folder, but no file that is built into it.
+// Git has the folder, but none of the files that the build puts into it.
 func TestTheFolderIsThereInAClone(t *testing.T) {
 	t.Parallel()
 	text, err := os.ReadFile(filepath.Join("built", ".gitignore"))

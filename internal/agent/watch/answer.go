@@ -28,8 +28,9 @@ func errRun(run string) error { return fmt.Errorf("no run is called %s", run) }
 
 // Boot begins a watch after a boot, with the terms of the metadata. Terms from a runner
 // override these, also if the runner gave them before the reboot. If lock is not nil, it
-// holds the lock of the watch of run, which Boot continues; otherwise Boot starts one as a
-// process of its own. While the metadata server is away, the terms on the disk count.
+// holds the lock of the watch of run, and Boot continues this watch. Otherwise Boot starts
+// a watch as a process of its own. While the metadata server is away, the terms on the disk
+// count.
 func (h *Host) Boot(ctx context.Context, run string, lock *os.File) error {
 	text, err := h.Metadata.Value(ctx, "attributes/multihost-lease")
 	for err != nil {
@@ -86,8 +87,8 @@ func (h *Host) known() (runs []string) {
 	return runs
 }
 
-// startAll starts a watch for each of the runs that the disk knows. It returns why the
-// metadata could not be used, joined with its own errors.
+// startAll starts a watch for each of the runs that the disk knows. It returns the error
+// why, which says why the metadata could not be used, joined with its own errors.
 func (h *Host) startAll(ctx context.Context, runs []string, why error) error {
 	h.Note(why.Error())
 	if err := h.prepare(); err != nil {
@@ -105,7 +106,7 @@ func (h *Host) startAll(ctx context.Context, runs []string, why error) error {
 func (h *Host) Arm(ctx context.Context, nonce string, in io.Reader, only bool) error {
 	whole, err := io.ReadAll(io.LimitReader(in, mostTerms))
 	text, found := strings.CutSuffix(strings.TrimRight(string(whole), "\n"), "\nend")
-	if err != nil || !found { // incomplete terms would be different terms
+	if err != nil || !found { // incomplete terms would mean something else
 		return errors.New("the terms did not arrive whole")
 	}
 	t := Defaults()
@@ -180,7 +181,8 @@ func status(err error) string { return fmt.Sprintf("%03d", agent.StatusOf(err)) 
 // new one.
 func (h *Host) writeLease(run, text string) error {
 	path := h.index(leaseFile(run, h.Login))
-	// Not agent.WriteFile: the same text again is a renewal.
+	// agent.WriteFile would not do: it does not write the same text again, but here the
+	// same text is a renewal.
 	part, err := os.CreateTemp(h.index(""), "."+leaseFile(run, h.Login)+".*")
 	if err != nil {
 		return err
@@ -197,8 +199,8 @@ func (h *Host) writeLease(run, text string) error {
 	return nil
 }
 
-// Renew says that a runner lives and may be silent for hold seconds. It changes nothing if
-// nobody has armed the worker.
+// Renew notes that a runner is active, and that it may be silent for hold seconds. It
+// changes nothing if nobody has armed the worker.
 func (h *Host) Renew(nonce, run, hold string) error {
 	if !runName.MatchString(run) {
 		return errRun(run)

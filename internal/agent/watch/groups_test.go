@@ -114,7 +114,7 @@ func TestALeaseOfGroups(t *testing.T) {
 				c.isDeleted(0, 0)
 				c.workers[0].says(row.says)
 			}
-			if strings.Contains(row.says, ": refused") || strings.Contains(row.says, "no answer") { // the other part is deleted and not billed any more
+			if strings.Contains(row.says, ": refused") || strings.Contains(row.says, "no answer") { // the other part is already deleted, and not billed any more
 				c.Do(func() {
 					if len(c.Gone) != 1 {
 						t.Errorf("gone are %v", c.Gone)

@@ -124,8 +124,8 @@ func (h *Host) numbered(prefix string) (files []os.FileInfo) {
 	return files
 }
 
-// newest returns the path of the lease file that was written last, "" if there is none,
-// and a text that changes whenever a lease does.
+// newest returns the path of the lease file that was written last, or "" if there is none.
+// sight is a text that changes whenever a lease changes.
 func (h *Host) newest(run string) (path, sight string) {
 	var last time.Time
 	for _, f := range h.numbered(run + leaseOf) {
@@ -137,8 +137,9 @@ func (h *Host) newest(run string) (path, sight string) {
 	return path, sight
 }
 
-// isFree reports whether no process holds the lock of a file. The file is not created: the
-// kernel refuses that for another login's file in a sticky directory that all can write.
+// isFree reports whether no process holds the lock of a file. isFree does not create the
+// file: the kernel refuses that for another login's file in a sticky directory that all can
+// write.
 func isFree(path string) bool {
 	f, err := os.Open(path)
 	if err != nil {
@@ -148,8 +149,9 @@ func isFree(path string) bool {
 	return syscall.Flock(int(f.Fd()), syscall.LOCK_SH|syscall.LOCK_NB) == nil
 }
 
-// watched returns the file of the living watch, of any login. The watch and its keeper hold
-// its lock; the file names their processes and the time of the first boot.
+// watched returns the file of the active watch, which any login may have started. The watch
+// and its keeper hold its lock; the file names their processes and the time of the first
+// boot.
 func (h *Host) watched(run string) (path string, ok bool) {
 	for _, f := range h.numbered(run + WatchFile) {
 		if path = h.index(f.Name()); f.Size() > 0 && !isFree(path) {
@@ -231,10 +233,10 @@ func Uptime() (time.Duration, error) {
 	return time.ParseDuration(word + "s")
 }
 
-// Watch is the watch of a run. It returns nil when it has nothing more to watch or another
-// watch lives, ErrForeign of package agent when the resource is another run's, and the
-// context's error. lock is the open file that holds the lock of a watch that this one
-// continues; nil: it takes the lock itself.
+// Watch is the watch of a run. It returns nil when it has nothing more to watch, or another
+// watch is active. It returns agent.ErrForeign if the resource is another run's, and
+// otherwise the context's error. lock is the open file that holds the lock of a watch that
+// this one continues. If lock is nil, Watch takes the lock itself.
 func (h *Host) Watch(ctx context.Context, run string, lock *os.File) error {
 	if lock == nil {
 		var err error
@@ -245,8 +247,8 @@ func (h *Host) Watch(ctx context.Context, run string, lock *os.File) error {
 	return h.watch(ctx, run, lock, func() Terms { return h.terms(run) })
 }
 
-// Lock returns the open file that holds the lock of the watch of a run; nil if another watch
-// lives. The caller closes it.
+// Lock returns the open file that holds the lock of the watch of a run. It returns nil if
+// another watch is active. The caller closes it.
 func (h *Host) Lock(ctx context.Context, run string) (*os.File, error) {
 	if !runName.MatchString(run) {
 		return nil, fmt.Errorf("no run is called %q", run)
@@ -312,8 +314,8 @@ func (h *Host) leave(path string, end End) error {
 	return os.Remove(path)
 }
 
-// firstBoot returns the time of the first boot, which the first watch notes; now if the
-// disk has no room for it.
+// firstBoot returns the time of the first boot, which the first watch notes on the disk. It
+// returns the present time if the disk has no room for the note.
 func (h *Host) firstBoot(run string) time.Time {
 	path, now := h.own(run+".born"), time.Now()
 	text := readSome(path)
@@ -331,8 +333,8 @@ func (h *Host) firstBoot(run string) time.Time {
 	return time.Unix(n, 0)
 }
 
-// takeLock returns the open file that holds the lock; nil if another process holds it. A
-// link is an error.
+// takeLock returns the open file that holds the lock. It returns nil if another process
+// holds it. A link is an error.
 func takeLock(ctx context.Context, path string) (*os.File, error) {
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_APPEND|os.O_CREATE|syscall.O_NOFOLLOW, 0o644)
 	if err != nil {

@@ -26,15 +26,16 @@ type Sight struct {
 // An Action is something that the Machine wants done. Actions are done in order.
 type Action interface{ action() }
 
-// The actions. The result of Share goes to Shared, that of Ask to Heard, that of Pause to
-// Again and that of Delete to Deleted; each of these may return more actions.
+// The actions. Four actions have a result, and each result has a method that takes it:
+// Shared that of Share, Heard that of Ask, Again that of Pause, and Deleted that of Delete.
+// These methods may return more actions.
 type (
 	Note   struct{ Text string }        // tell people
 	Save   struct{}                     // keep the terms for after a reboot
 	Share  struct{ State string }       // tell the other workers
 	Stop   struct{}                     // ask the command to end
 	Ask    struct{ Node string }        // read the reports of the workers of a slice
-	Pause  struct{ Most time.Duration } // wait for a random time below this, and look
+	Pause  struct{ Most time.Duration } // wait for a random time below Most, and look
 	Delete struct{}                     // request the deletion
 	End    struct{ Foreign bool }       // the watch is over; Foreign: the resource is another run's
 )
@@ -59,18 +60,18 @@ const (
 	running   = "running"   // the command of some run lives there
 	succeeded = "succeeded" // the command of our run has ended with 0
 	failed    = "failed"    // it has ended otherwise
-	awaited   = "awaited"   // a living runner that has not started the command yet
+	awaited   = "awaited"   // there is a runner that has not started the command yet
 	none      = "none"      // there is no runner, or the worker was rebooted
 	kept      = "kept"      // the watch has no limit any more
 )
 
 const (
 	shareEvery = 10 * time.Minute // an unchanged state is shared again
-	deadAfter  = 30 * time.Minute // a worker that has shared nothing for this long has ended
+	deadAfter  = 30 * time.Minute // a worker that has shared nothing for this long counts as ended
 	lastWait   = 30               // seconds after the grace time
 	longPause  = 10 * time.Minute // pause between two tries after many failures
 	manyTries  = 20
-	callRate   = 5                // calls a second of all workers of a job together, while the command runs on one of them, until each waits for mostSpread
+	callRate   = 5                // most calls a second of all workers of a job together while the command runs on one of them; it does not hold once each worker waits for mostSpread
 	mostSpread = 30 * time.Minute // longest time between two rounds in which a worker asks the others
 	mostPause  = 600              // longest random pause in seconds; with it, usually a single worker asks all others and deletes
 )
@@ -117,7 +118,7 @@ func (m *Machine) Look(s Sight) []Action {
 	return append(actions, m.judge()...)
 }
 
-// Shared takes whether the state could be shared.
+// Shared takes the result of Share.
 func (m *Machine) Shared(err error) []Action {
 	if err == nil {
 		m.told, m.toldAt = m.state, m.seen.Up
@@ -205,12 +206,12 @@ func (m *Machine) due() (actions []Action, _ bool) {
 	return nil, quiet >= limit && m.seen.Up-m.idle >= limit
 }
 
-// expired reports whether the time to live has been over for some seconds.
+// expired reports whether the time to live ended at least this many seconds ago.
 func (m *Machine) expired(after int64) bool {
 	return m.Terms.TTL > 0 && !m.seen.Now.Before(m.overFor(after))
 }
 
-// overFor returns the time at which the time to live has been over for some seconds.
+// overFor returns the moment this many seconds after the end of the time to live.
 func (m *Machine) overFor(after int64) time.Time {
 	t := &m.Terms
 	return t.begin(m.born).Add(seconds(t.TTL + after))
@@ -343,8 +344,8 @@ func (m *Machine) later() {
 	m.putOff(max(pause, m.spread()))
 }
 
-// putOff sets the time of the next try: after the pause, but no later than the moment from
-// which the slices are deleted even if a command runs.
+// putOff sets the time of the next try to the end of the pause. If the slices are to be
+// deleted before that even if a command runs, it sets that moment.
 func (m *Machine) putOff(pause time.Duration) {
 	t := &m.Terms
 	if left := m.overFor(t.Grace + lastWait).Sub(m.seen.Now); t.TTL > 0 && left > 0 {

@@ -120,7 +120,6 @@ func do(m *Machine, actions []Action) (words []string) {
 	return words
 }
 
-// The reports of the other workers decide.
 func TestHeard(t *testing.T) {
 	t.Parallel()
 	noon := time.Date(2026, 1, 2, 12, 0, 0, 0, time.UTC)
@@ -167,13 +166,13 @@ func TestHeard(t *testing.T) {
 	}
 }
 
-// A try is put off until the last moment of the time to live at most, even if there are so
-// many workers that they ask each other only now and then.
+// No try is put off beyond the last moment of the time to live, even if there are so many
+// workers that they rarely ask each other.
 func TestNoPauseOutlastsTheTimeToLive(t *testing.T) {
 	t.Parallel()
 	noon := time.Date(2026, 1, 2, 12, 0, 0, 0, time.UTC)
 	for name, row := range map[string]struct {
-		up    time.Duration // at the question, in a boot that began at noon
+		up    time.Duration // since the boot at noon, when the other workers are asked
 		tries int
 		heard []Report
 		err   error
@@ -199,8 +198,8 @@ func TestNoPauseOutlastsTheTimeToLive(t *testing.T) {
 	}
 }
 
-// The workers of a job together make at most some calls a second, until each of them waits
-// for the longest time.
+// All workers of a job together make only a few calls a second. The more workers there are,
+// the longer each of them waits, up to the longest time.
 func TestTheOthersAreAskedNowAndThen(t *testing.T) {
 	t.Parallel()
 	for _, row := range []struct {

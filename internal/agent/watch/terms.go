@@ -46,7 +46,7 @@ type Terms struct {
 	Keep    string // never, or on-failure
 	KeepFor int64  // for on-failure
 	Look    int64  // between two looks
-	Adopted bool   // permanently, once a runner has come or a command has run here
+	Adopted bool   // set for good once a runner has come, or a command has run here
 }
 
 // Defaults returns the terms that apply where the file says nothing else.
@@ -76,7 +76,7 @@ func (t *Terms) numbers() []struct {
 // set them.
 var trusted = []string{"deletion", "peers", "nodes", "total"}
 
-// ofAnybody returns the lines of a lease that count from any writer.
+// ofAnybody returns the lines of a lease that count whoever wrote them.
 func ofAnybody(text string) string {
 	var b strings.Builder
 	for line := range strings.Lines(text) {
@@ -87,8 +87,9 @@ func ofAnybody(text string) string {
 	return b.String()
 }
 
-// Read takes over the lines KEY=VALUE of a text that it understands. It never changes a run
-// that is already set. Deletions in the text replace earlier ones.
+// Read sets the terms from the lines KEY=VALUE of a text. It ignores lines that it does not
+// understand. It never changes a run that is already set. Deletions in the text replace
+// earlier ones.
 func (t *Terms) Read(text string) {
 	var deletions []agent.Deletion
 	for line := range strings.Lines(text) {
@@ -174,8 +175,8 @@ var (
 	errAnother = errors.New("the terms name another resource to delete: it stays")
 )
 
-// undoes returns an error if the terms read one resource and delete another, because the
-// proof would then not be about the deleted resource.
+// undoes returns an error if the terms read one resource and delete another. The proof
+// would then not be about the resource that is deleted.
 func (t Terms) undoes() error {
 	if len(t.Delete) == 0 {
 		return errNoWay
@@ -188,9 +189,9 @@ func (t Terms) undoes() error {
 	return nil
 }
 
-// begin returns the start of the time to live: the time of the request, or the first boot
-// when that time is not known or later (a later time means that the runner's clock was
-// ahead).
+// begin returns the start of the time to live, which is the time of the request. If that
+// time is not known, or later than the first boot, begin returns the first boot. A later
+// time means that the runner's clock was ahead.
 func (t Terms) begin(born time.Time) time.Time {
 	if asked := time.Unix(t.Asked, 0); t.Asked > 0 && asked.Before(born) {
 		return asked

@@ -172,11 +172,11 @@ func (w *worker) runs() (end func(code int)) {
 	}
 }
 
-// at waits until a moment after the request.
+// at waits until the time d after the request.
 func (c *cloud) at(d time.Duration) { time.Sleep(d - c.age()) }
 
-// isDeleted fails the test unless the deletion came between two moments after the request;
-// 0 and 0: unless there was none.
+// isDeleted fails the test unless the deletion came between two times, which count from the
+// request. With 0 and 0, it fails the test if there was a deletion.
 func (c *cloud) isDeleted(from, to time.Duration) {
 	t := c.workers[0].t
 	t.Helper()
@@ -290,7 +290,7 @@ func TestOthersThatRunEndNothing(t *testing.T) {
 	})
 }
 
-// Only slices of the run are deleted. The report about the permission is the API's.
+// Only slices of the run are deleted. The report about the permission comes from the API.
 func TestOnlyTheRunsOwnIsDeleted(t *testing.T) {
 	t.Parallel()
 	story(t, "only the run's own is deleted", func(t *testing.T) {
@@ -668,7 +668,7 @@ func TestTheTimeToLiveCountsFromTheRequest(t *testing.T) {
 	}
 }
 
-// Cut off in the middle, a lease of 12 hours would become one of 1.
+// If a lease of 12 hours were cut off in the middle, it could become one of 1 hour.
 func TestAPartOfTheTermsIsNoLease(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

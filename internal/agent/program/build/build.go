@@ -96,7 +96,8 @@ func replace(path string, data []byte) error {
 // compile overrides all environment variables that would change the result. It gives the
 // program no version: the hash of the program is its version. A worker makes few calls, so
 // it needs no HTTP/2, which is a tenth of the program. Without inlined calls the program is
-// another tenth smaller; it waits nearly all of the time, so their speed does not matter.
+// another tenth smaller. Its calls are then slower, but the program waits nearly all of the
+// time.
 func compile(ctx context.Context, source, file, arch string) error {
 	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-buildvcs=false", "-tags", "nethttpomithttp2", "-gcflags=all=-l", "-ldflags", "-s -w -buildid=", "-o", file, "./cmd/multihost-agent")
 	cmd.Dir = source
