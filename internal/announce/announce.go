@@ -216,7 +216,8 @@ func AskFor(ctx context.Context, d Deps, r provision.Request) error {
 	return Announce(ctx, d, Asking(r, d.Project, d.Zone, mtu, untilDeleted(d.Cloud, r.ID), false))
 }
 
-// WouldAskFor is AskFor for a dry run that has found out that the resource would be made.
+// A dry run calls WouldAskFor in place of AskFor when it has found out that it would make
+// the resource.
 func WouldAskFor(d Deps, r provision.Request, mtu int) {
 	d.Sink.Emit(Asking(r, d.Project, d.Zone, mtu, untilDeleted(d.Cloud, r.ID), true))
 }

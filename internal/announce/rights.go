@@ -74,10 +74,10 @@ func judgePolicy(account string, roles []string, bindings []gcp.Binding) (may, w
 // rightLimit limits the time of the optional check of what the workers may do.
 const rightLimit = 5 * time.Second
 
-// AskRight finds out whether the workers of a job may delete its queued resource, while
-// other work goes on. deletes says whether they ever should. answer waits for the result;
-// nil means that the question was not asked. The caller must call over at the end, even if
-// it has not called answer.
+// AskRight starts to find out whether the workers of a job may delete its queued resource,
+// and returns at once. deletes says whether they ever should. answer waits for the result.
+// It returns nil if the question was not asked. The caller must call over at the end, even
+// if it has not called answer.
 func AskRight(ctx context.Context, d *workers.Reach, o provision.Request, deletes bool) (answer func() *DeletionRight, over func()) {
 	reader, ok := provision.As[RightsReader](d.Cloud)
 	until := "you delete them" + AtTheLatest(o)
@@ -131,8 +131,8 @@ const (
 	WhenRunEnds    = "when the command has ended" // for a job without runner
 )
 
-// TellRight warns, before the request, that the workers may not delete the slices on the
-// occasion when.
+// Before the request, TellRight warns if the workers may not delete the slices. when names
+// the occasion on which they would have to delete them.
 func TellRight(d *workers.Reach, r *DeletionRight, id, when string) {
 	switch {
 	case r == nil || r.May == MayDelete:

@@ -37,8 +37,8 @@ type Attempt struct {
 	races    int               // how many times in a row another runner of this run started its command first
 }
 
-// Do runs the command on the workers and follows it to its end. If another runner of the same job
-// was first, it follows that runner's command.
+// Do runs the command on the workers and follows it to its end. If another runner of the
+// same job has started its command first, Do follows that command.
 func (r *Attempt) Do(ctx context.Context) (stage.Outcome, error) {
 	for r.races = 0; ; r.races++ {
 		out, err := r.try(ctx)
@@ -237,8 +237,8 @@ func (r *Attempt) openRecord(rec *record.Record) error {
 	return nil
 }
 
-// Raced reports whether an attempt of run was not started because another runner of the same
-// job, on another machine, was first on some worker.
+// Raced reports whether an attempt of run was not started because another runner of the
+// same job, on another machine, had started one first on some worker.
 func Raced(err error, run string) bool {
 	var busy *launch.BusyError
 	var code *launch.CodeError

@@ -23,8 +23,8 @@ import (
 )
 
 // A Decision holds all that an attempt will do. The decider makes it before the first
-// change, from reads alone. A run carries it out, and a dry run shows it. Both use nothing
-// else.
+// change, from reads alone. A run carries it out, and a dry run shows it. Neither of them
+// decides anything else.
 type Decision struct {
 	attempt int
 	living  *workers.FoundRun // an attempt of this run to take over; if set, the fields below do not count
@@ -95,11 +95,11 @@ func (r *decider) decide(ctx context.Context) (*Decision, error) {
 	return in, nil
 }
 
-// runsOfAll returns the runs that the workers know. It does not read all workers at one
-// moment: another runner may start its command on all of them in between, and the attempt
-// then looks as if it had lost the workers that were read first. An attempt runs on no
-// worker before it is prepared on all. So runsOfAll reads again after it has seen the
-// attempt running: a worker that still does not have the attempt has lost it.
+// runsOfAll returns the runs that the workers know. It cannot read all workers at one
+// moment. If another runner starts its command on all of them in between, the workers that
+// were read first do not have the attempt yet, and look as if they had lost it. An attempt
+// runs on no worker before it is prepared on all. So runsOfAll reads again after it has
+// seen the attempt running: a worker that still does not have the attempt has lost it.
 func (r *decider) runsOfAll(ctx context.Context) ([]workers.FoundRun, error) {
 	for seen := !r.Job; ; seen = true {
 		runs, errs := r.workers.Runs(ctx)
@@ -144,11 +144,11 @@ func (r *decider) settleWith(in *Decision, runs []workers.FoundRun) error {
 	return err
 }
 
-// unseen reports whether an attempt of this run is on all workers that answer and nobody
-// has seen its end: it is still running, or it ended while no runner was there. Without a
-// record of the attempt on this machine, only an unmarked success of the newest attempt
-// counts as unseen: a runner that sees a success marks it on the workers, unless it deletes
-// the slices next.
+// unseen reports whether nobody has seen the end of an attempt of this run that is on all
+// workers that answer. The attempt is still running, or it ended while no runner was there.
+// Without a record of the attempt on this machine, only an unmarked success of the newest
+// attempt counts as unseen. A runner that sees a success marks it on the workers, unless it
+// deletes the slices next.
 func (r *decider) unseen(found workers.FoundRun, newest bool) bool {
 	if !found.Info.Mine || len(found.Workers) < r.workers.Reached() {
 		return false

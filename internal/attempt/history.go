@@ -41,7 +41,7 @@ func (h *History) elsewhere(on []tpu.Slice) bool {
 }
 
 // next returns the number of the next attempt, as far as this machine knows. recorded is
-// the number of the last attempt of which this machine has a record.
+// the number of the last attempt that this machine has a record of.
 func (h *History) next(recorded int) int {
 	if h.Number > 0 {
 		return h.Number
@@ -65,8 +65,9 @@ func Stopped(err error) (reason string, stopped bool) {
 }
 
 // stoppedSince returns the error for a stop that a worker has noted since this command
-// began; nil for an older stop and for no stop. offset is the offset of the worker's clock.
-// A stop in the future does not count, because the clock has been set back since.
+// began. It returns nil for an older stop, and for no stop. offset is the offset of the
+// worker's clock. A stop in the future does not count, because the clock has been set back
+// since.
 func (h *History) stoppedSince(s launch.Stopped, offset time.Duration, clock gcp.Clock) error {
 	at := s.At.Add(-offset)
 	if h.Since.IsZero() || s.At.IsZero() || !at.After(h.Since) || at.Sub(clock.Now()) > time.Minute {

@@ -4,13 +4,12 @@
 //
 // # Decisions
 //
-//   - A dry run makes the same Decision as the run, from reads alone. A run carries it out;
-//     a plan shows it. Only a worker knows its missing files, its settings and the holders
-//     of its TPU. For these, a dry run uses the operations of a run in a form that changes
-//     nothing. gcp.Config.ReadOnly and sshfan.Config.ReadOnly refuse every change.
-//   - Operations that may be done twice (check, preflight, freeing the TPU) are
-//     repeated when the connection breaks. A worker whose boot id has changed since
-//     the preflight stops the start, because its settings are gone.
+//   - Only a worker knows its missing files, its settings and the holders of its TPU. For
+//     these, a dry run uses the operations of a run in a form that changes nothing.
+//     gcp.Config.ReadOnly and sshfan.Config.ReadOnly refuse every change.
+//   - Operations that may be done twice (check, preflight, freeing the TPU) are repeated
+//     when the connection breaks. If the boot id of a worker has changed since the
+//     preflight, the start ends with an error, because the settings are gone.
 //   - MULTIHOST_WORKER_IP is in the command's environment, because workers that talk
 //     to each other need their own address.
 package attempt
@@ -44,7 +43,7 @@ type Deps struct {
 	*workers.Reach
 	*record.Keeper
 	Networks settings.Networks // nil: networks are not read
-	Roots    gcp.Roots         // of the APIs that workers call themselves
+	Roots    gcp.Roots         // roots of the APIs that workers call themselves
 
 	// Checked is called before the first request, after all checks that need no request. It
 	// may be nil.
@@ -85,8 +84,8 @@ type Options struct {
 
 	LogDir     string // "": below Deps.StateDir
 	Detach     bool
-	Processes  int           // of the command on each worker; 0 and 1 both mean one
-	Timeout    time.Duration // of the command, from its start; 0: no limit
+	Processes  int           // processes of the command on each worker; 0 and 1 both mean one
+	Timeout    time.Duration // time limit of the command, from its start; 0: no limit
 	FailFast   bool
 	Grace      time.Duration     // between TERM and KILL
 	Replace    bool              // stop a run that is active on these slices
@@ -128,8 +127,8 @@ func (r *Run) settings() settings.Deps {
 func (r *Run) Flags() []config.EnvVar { return r.flags }
 
 // Check finds errors before the first request: a command that the workers could not start,
-// a directory that cannot be read, a log directory that cannot be written. Slices cost
-// money from the moment they exist. accelerator is their type if it is known, otherwise "".
+// a directory that cannot be read, a log directory that cannot be written. Later, slices
+// would exist and cost money. accelerator is their type if it is known, otherwise "".
 func (r *Run) Check(ctx context.Context, accelerator string) error {
 	if err := r.checkCommand(); err != nil {
 		return err

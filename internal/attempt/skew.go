@@ -70,7 +70,7 @@ func (r *start) checkSkew(armed []*launch.Armed) error {
 }
 
 // oldJAX returns a warning if this version of JAX cannot connect the VMs of these slices by
-// their bare names. It returns "" if it can, or if the version is not known. JAX
+// their bare names. It returns "" if this version can, or if the version is not known. JAX
 // understands bare names from 0.10.0 on. Older versions expect host:port:address and take
 // its third part.
 func oldJAX(all []tpu.Slice, workers int, version string) string {

@@ -63,8 +63,7 @@ func (r *start) do(ctx context.Context) error {
 }
 
 // failed turns the per-worker errors of a stage into one error. If ctx has ended, it
-// returns the cause of that instead, because the workers' errors may only follow from
-// it.
+// returns the cause of ctx, because the end of ctx may have caused the workers' errors.
 func failed(ctx context.Context, during stage.Stage, t *workers.Connected, errs []error) error {
 	return stage.InterruptedOr(ctx, stage.WorkersError(during, t.IDs, errs))
 }
@@ -243,9 +242,9 @@ func startMoment(now time.Time, n int) time.Time {
 	return now.Add(min(100*time.Millisecond+time.Duration(n)*time.Millisecond, 2*time.Second))
 }
 
-// release prepares a supervisor on every worker and then releases each by one write, all
-// for the same moment. If it cannot release all of them, it stops those that it has
-// released. left reports that some of these may still run.
+// release prepares a supervisor on every worker. Then it orders each of them, by one write,
+// to start the command, all at the same moment. If it cannot release all of them, it stops
+// those that it has released. left reports that some of these may still run.
 func (r *start) release(ctx context.Context) (left bool, err error) {
 	if r.O.StartLimit > 0 {
 		late := &stage.Error{Stage: stage.Start, Text: fmt.Sprintf("not every worker started within %s (--start-timeout)", r.O.StartLimit), Err: context.DeadlineExceeded, Lost: true}
@@ -296,7 +295,7 @@ func (r *start) release(ctx context.Context) (left bool, err error) {
 				return nil
 			})
 		}
-		at := startMoment(time.Now(), n) // by this clock, against which the workers' clocks were measured
+		at := startMoment(time.Now(), n) // the workers' clocks were measured against this clock
 		errs = r.workers.Each(limited, r.Sink, "", func(ctx context.Context, i int) (err error) {
 			started[i], err = armed[i].ReleaseAt(ctx, at)
 			return err
@@ -366,7 +365,7 @@ func (r *start) tellDisks(armed []*launch.Armed) string {
 }
 
 // abort cancels every armed supervisor; they have started nothing. The error names the
-// workers where it is not certain that the supervisor is gone.
+// workers on which the supervisor may still be there.
 func (r *start) abort(ctx context.Context, armed []*launch.Armed) error {
 	ctx, cancel := r.Detached(ctx, 30*time.Second)
 	defer cancel()

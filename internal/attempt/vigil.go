@@ -18,8 +18,8 @@ type vigil struct {
 	done chan struct{}
 }
 
-// keepVigil returns a context that ends when the API says that a slice of the run is
-// gone or was taken away; the cause names the slice. over ends the watch.
+// keepVigil returns a context that ends when the API says that a slice of the run is gone
+// or was taken away. The cause of the context names the slice. over ends the watch.
 func keepVigil(ctx context.Context, d *workers.Reach, t *workers.Connected) (_ context.Context, v *vigil, over func()) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	v = &vigil{gone: map[string]bool{}, done: make(chan struct{})}
@@ -41,7 +41,8 @@ func keepVigil(ctx context.Context, d *workers.Reach, t *workers.Connected) (_ c
 	}
 }
 
-// look records the slices that are gone and says why the first one is; "" if none is.
+// look records the slices that are gone. It says why the first of them is gone, and returns
+// "" if none is.
 func (v *vigil) look(nodes, all []tpu.Slice) (why string) {
 	v.mu.Lock()
 	defer v.mu.Unlock()

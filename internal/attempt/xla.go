@@ -86,8 +86,8 @@ func (r *Run) commandForScan() string {
 	return strings.Join(r.O.Argv, " ")
 }
 
-// files returns where to read the scripts that the command names; nil if they are not on
-// this machine.
+// files returns where to read the scripts that the command names. It returns nil if they
+// are not on this machine.
 func (r *Run) files() fs.FS {
 	if r.O.Dir == "" {
 		return nil
