@@ -170,7 +170,6 @@ func TestKnowsNoProgram(t *testing.T) {
 
 var noFile = map[string]string{config.FlagVariable("config"): "none"}
 
-// The line that cli gets, its words, and the error about a bad one.
 func TestParse(t *testing.T) {
 	for _, tt := range []struct{ line, args, words, fault string }{
 		{line: "bake rye", args: "--config=none bake", words: "rye"},
@@ -336,7 +335,6 @@ func TestShownDefault(t *testing.T) {
 	}
 }
 
-// The candidates that Tab shows, with the kind of the answer.
 func TestCompletion(t *testing.T) {
 	for line, want := range map[string]string{
 		"tool b":                     "words bake",

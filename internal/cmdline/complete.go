@@ -71,7 +71,7 @@ func (p Program) Complete(ctx context.Context, w io.Writer, argv []string) {
 }
 
 // plainWord matches words that a shell takes literally. The scripts insert candidates
-// unquoted, and a name can come from a file or directory of another user: pressing Tab
+// without quotes, and a name can come from another user's file or directory. A candidate
 // must never put $(…) into the line.
 var plainWord = regexp.MustCompile(`^[A-Za-z0-9._:/=,@*+-]+$`)
 
@@ -327,7 +327,8 @@ func Profiles(q *Query) []Candidate {
 	return Plain(l.Layers.Files.Profiles())
 }
 
-// CommandNames is the Source of a command's path: it returns the next words of it.
+// CommandNames is the Source of a command's path: it returns the words that can come next
+// in the path.
 func CommandNames(q *Query) (list []Candidate) {
 	commands := q.program.App.Commands
 	if len(q.Words) > 0 {

@@ -17,10 +17,11 @@
 // # Decisions
 //
 //   - Parse reads the line itself. It uses only the tables of commands and flags of
-//     urfave/cli, and the context of an action. The library stops at the first word that is
-//     no flag, has no case-sensitive aliases with other value rules, and does not report
-//     that two spellings of one flag disagree. Its App.Run also links text/template, and
-//     with it every exported method of the program: 8 MB.
+//     urfave/cli, and the context of an action. The library's own reader would not do. It
+//     stops at the first word that is no flag. It has no case-sensitive aliases with other
+//     value rules. It does not report that two spellings of one flag disagree. Its App.Run
+//     also links text/template, and with it every exported method of the program, which
+//     adds 8 MB.
 //   - The keys in files of defaults are the names of flags, so a new flag works in a file
 //     at once. Line.Blame finds the flag that an error names and adds where its value came
 //     from if nobody typed it.
@@ -52,9 +53,9 @@ type Rules struct {
 	// Paths are flags whose value is a local path, PathPairs those whose value is
 	// KEY=PATH,…. In a file, the paths are relative to that file.
 	Paths, PathPairs []string
-	// Alternatives are groups of flags that replace each other: if a layer sets one of them,
-	// the values that lower layers have for the others are dropped. Dashes stands for the
-	// words after it.
+	// Alternatives are groups of flags that replace each other: if a layer sets one of
+	// them, the values that lower layers have for the others are dropped. In such a group,
+	// Dashes stands for the words after --.
 	Alternatives [][]string
 	// BelongsTo maps a flag to the flag without which it has no meaning.
 	BelongsTo map[string]string

@@ -23,7 +23,7 @@ func Usagef(format string, args ...any) *UsageError {
 func (e *UsageError) Error() string { return e.Err.Error() }
 func (e *UsageError) Unwrap() error { return e.Err }
 
-// Hint returns the advice; without one, the hints of the cause.
+// Hint returns the advice. If there is no advice, it returns the hints of the cause.
 func (e *UsageError) Hint() string { return advice(e.Advice, e.Err) }
 
 // Fault returns fault.Usage.
@@ -38,7 +38,7 @@ type ConfigError struct {
 func (e *ConfigError) Error() string { return e.Err.Error() }
 func (e *ConfigError) Unwrap() error { return e.Err }
 
-// Hint returns the advice; without one, the hints of the cause.
+// Hint returns the advice. If there is no advice, it returns the hints of the cause.
 func (e *ConfigError) Hint() string { return advice(e.Advice, e.Err) }
 
 // Fault returns fault.Configuration.

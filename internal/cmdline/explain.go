@@ -29,13 +29,13 @@ type Placed struct {
 // BuiltIn reports whether nothing set the flag.
 func (f FlagValue) BuiltIn() bool { return f.Source.Layer == config.BuiltIn && len(f.Beaten) == 0 }
 
-// A Below returns the value of a flag that no layer sets, and the place of that value; ""
-// is the built-in default.
+// A Below returns the value of a flag that no layer sets, and the place of that value. The
+// value "" means the built-in default.
 type Below func(l *Line, flag string) (value string, from config.Source)
 
-// Explain returns the flags that each command would have if it were typed in place of the
-// line, with the line's global flags; path names one command; "" means all. commands is how
-// many commands it looked at.
+// Explain returns the flags of each command, with their values, as if that command were
+// typed with the global flags of the line. path names one command. If path is "", Explain
+// looks at all commands. commands is how many commands it looked at.
 func (p Program) Explain(l *Line, path string, below Below) (flags []FlagValue, commands int, err error) {
 	var paths []string
 	Walk(p.App.Commands, func(name string, c *cli.Command) {
@@ -149,8 +149,8 @@ func builtIn(f cli.Flag) string {
 	return strings.Trim(d.GetDefaultText(), `"`)
 }
 
-// FlagTable writes flags as a table. If commands is more than 0, the first column names the
-// commands of each flag; commands is how many there are.
+// FlagTable writes flags as a table. commands is how many commands there are. If it is more
+// than 0, the first column names the commands of each flag.
 func FlagTable(flags []FlagValue, commands int) string {
 	var b strings.Builder
 	w := tabwriter.NewWriter(&b, 0, 8, 2, ' ', 0)

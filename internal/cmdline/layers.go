@@ -182,9 +182,8 @@ func (l *Line) ranks() map[string]int {
 	return rank
 }
 
-// beaten returns the flags whose values do not count because a higher layer sets an
-// alternative to them, or to the flag that they belong to. rank is the result of
-// Line.ranks.
+// beaten returns the flags whose values do not count: a higher layer sets an alternative to
+// such a flag, or to the flag that it belongs to. rank is the result of Line.ranks.
 func beaten(rules Rules, rank map[string]int) (flags []string) {
 	for _, group := range rules.Alternatives {
 		best := len(layerOrder)
@@ -209,8 +208,9 @@ func beaten(rules Rules, rank map[string]int) (flags []string) {
 	return slices.Compact(flags)
 }
 
-// Blame adds to an error about a value that was not typed the place where the value comes
-// from. An error is about a flag if it contains --name, or the name and the quoted value.
+// A value that was not typed comes from a file or a variable. Blame adds this place to an
+// error about such a value. An error is about a flag if it contains --name, or the name and
+// the quoted value.
 func (l *Line) Blame(err error) error {
 	text := err.Error()
 	var at []string

@@ -83,8 +83,8 @@ func (l *Line) Sound() bool { return len(l.objections) == 0 }
 // Refusal returns the objection that a reader of the line meets first, or nil.
 func (l *Line) Refusal() error { return firstObjection(l.Order, l.objections) }
 
-// firstObjection returns the objection that a reader of the command line, with its flags
-// in that order, meets first; nil if there is none.
+// firstObjection returns the objection that a reader of the command line meets first. order
+// has the flags of the line, in their order. It returns nil if there is no objection.
 func firstObjection(order []string, all []objection) error {
 	if len(all) == 0 {
 		return nil
@@ -165,8 +165,9 @@ func (l *Line) OneWord(what, which string) string {
 	return l.Words[0]
 }
 
-// Setting returns the value of a flag, typed or from a layer; for a list from a layer, its
-// values separated by commas. It is "" for a flag that has its built-in default.
+// Setting returns the value of a flag, typed or from a layer. The value of a list from a
+// layer is its values separated by commas. It is "" for a flag that has its built-in
+// default.
 func (l *Line) Setting(flag string) string {
 	if v, typed := l.Values[flag]; typed {
 		return v

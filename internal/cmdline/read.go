@@ -85,7 +85,8 @@ func (r *reader) next() error {
 	return r.firstOf(r.takeFlag())
 }
 
-// firstOf returns the problem that shows first on the line, err included; nil if err is nil.
+// firstOf returns err or a recorded objection, whichever shows first on the line. It
+// returns nil if err is nil.
 func (r *reader) firstOf(err error) error {
 	if err == nil {
 		return nil
