@@ -16,7 +16,7 @@ type answer struct {
 	word    string // same, differs, missing, filled, lacks
 	missing []string
 	relays  bool // the worker can fetch from others
-	removed int  // files of an earlier sync that were removed; after look: that a sync would remove
+	removed int  // number of files of an earlier sync that were removed; after look: that a sync would remove
 
 	base, baseDigest string // run that was synced last, and the digest of its manifest
 }
@@ -126,7 +126,7 @@ func (s statement) answer(step string) (ans answer, ok bool) {
 		return ans, false
 	}
 	ans = answer{word: s.word, missing: s.hashes}
-	args := append(slices.Clip(s.args), "", "") // so that there are at least two
+	args := append(slices.Clip(s.args), "", "") // there are at least two arguments then
 	count := strconv.Itoa(len(s.hashes))
 	switch s.word {
 	case "same":

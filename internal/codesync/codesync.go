@@ -1,17 +1,17 @@
 // Package codesync copies a directory of this machine to every worker.
 //
 // Scan decides which files to send and hashes them; it reports everything that it leaves
-// out. Push makes the directory ~/<run> of one worker equal to the scanned tree: it does
-// not send files whose content the worker's content store already has, it removes files of
-// an earlier sync that no longer exist here, and it does not touch files that a run made.
-// An interrupted sync leaves no digest, so the next Push notices it and completes the
+// out. Push makes the directory ~/<run> of one worker equal to the scanned tree. It does
+// not send files whose content the worker's content store already has. It removes files of
+// an earlier sync that no longer exist here. It does not touch files that a run made. An
+// interrupted sync leaves no digest, so the next Push notices it and completes the
 // directory.
 //
 //	tree, err := codesync.Scan(ctx, codesync.Options{Dir: ".", Sink: sink})
 //	defer tree.Close()
 //	reports, errs := tree.PushAll(ctx, targets, "run1")
 //
-// PushAll sends large contents to a few workers, which pass them on to the others; Push
+// PushAll sends large contents to a few workers, which pass them on to the others. Push
 // sends to one worker.
 //
 // On the worker:
@@ -37,9 +37,9 @@
 //     result. If the digest differs, it gets the whole list.
 //   - Workers fetch files from each other; they do not push them. So each worker reports
 //     over its own connection, and if one fails, this machine sends it the files. Four
-//     workers fetch from one. Each worker passes contents on while it receives them: it
-//     writes them to a spool, and its tar and the commands that serve other workers read
-//     the spool, 64 KiB at a time.
+//     workers fetch from one. Each worker passes contents on while it receives them. It
+//     writes them to a spool. Its tar, and the commands that serve other workers, read the
+//     spool, 64 KiB at a time.
 //   - Before the first change, every worker is asked who owns its ~/<run>.
 //   - A sync leaves out files that a command wrote on this machine, but not for ever: a
 //     file is the user's as soon as git tracks it, its contents change, or a pattern with !
@@ -151,7 +151,7 @@ type Skip struct {
 	Path  string // ends with a slash for a directory
 	Why   string // "ignored by git", "FIFO", "link out of the directory: /etc", …
 	Files int    // files in a directory; 0 for everything else
-	// Odd is true when no pattern asked to leave it out.
+	// Odd is true if no pattern asked to leave the path out.
 	Odd bool
 }
 
@@ -178,7 +178,7 @@ type Tree struct {
 type Report struct {
 	SentFiles int    // contents sent
 	SentBytes int64  // compressed
-	Uploaded  int64  // bytes of the manifest that left this machine for the worker, and of the contents unless another worker sent them
+	Uploaded  int64  // bytes that left this machine for the worker: of the manifest, and of the contents unless another worker sent them
 	From      string // worker that passed the contents on; "" if they came from this machine
 	Reused    int    // files that the worker had already
 	Removed   int    // files of an earlier sync that were removed

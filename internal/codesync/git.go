@@ -164,8 +164,8 @@ func gitRules(top, dir string) ([]ignoreFile, error) {
 	if below == "." {
 		return []ignoreFile{{rules: rules}}, nil
 	}
-	// Rules above dir match paths that begin outside dir. So ignored puts the path from
-	// there to dir in front.
+	// A rule in a directory above dir matches paths that are relative to that directory. So
+	// ignored puts the path from that directory to dir in front of each path.
 	var files []ignoreFile
 	files = append(files, ignoreFile{rules: rules, above: below + "/"})
 	parts := strings.Split(below, "/")

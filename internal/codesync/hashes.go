@@ -79,8 +79,8 @@ func (c *hashCache) get(name string, info fs.FileInfo) (hash string, ok bool) {
 	return known.Hash, ok && known == want && len(known.Hash) == 2*sha256.Size
 }
 
-// keep remembers the hash of a file whose state info was taken at begun, before the file
-// was read. It is not safe for concurrent use.
+// keep remembers the hash of a file. info is the state of the file, which was read at the
+// time begun, before the content of the file. It is not safe for concurrent use.
 func (c *hashCache) keep(name, hash string, info fs.FileInfo, begun time.Time) {
 	s, ok := state(info)
 	if !ok {
@@ -107,8 +107,8 @@ func (c *hashCache) save() error {
 	return dropOldest(filepath.Dir(c.path), "*.hashes", mostCaches)
 }
 
-// replaceFile writes a file atomically: at every moment it is the old one or the new one.
-// It creates the directory when it is missing.
+// replaceFile writes a file atomically: at every moment the file is the old one or the new
+// one. It creates the directory when it is missing.
 func replaceFile(path string, write func(*os.File) error) error {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return err

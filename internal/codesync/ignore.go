@@ -266,7 +266,7 @@ func (b *bracket) char() (c byte, ok bool) {
 	return b.pattern[b.at-1], true
 }
 
-// class matches the character class with whose name rest begins.
+// class matches the character class whose name stands at the beginning of rest.
 func (b *bracket) class(rest string) bool {
 	text, _, closed := strings.Cut(rest, "]")
 	if !closed {

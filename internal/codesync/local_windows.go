@@ -7,7 +7,8 @@ import (
 	"golang.org/x/sys/windows"
 )
 
-// readFlags open a link itself rather than its target; it then is not a regular file.
+// readFlags open a link itself rather than its target. What they open is then not a regular
+// file.
 const readFlags = os.O_RDONLY | windows.FILE_FLAG_OPEN_REPARSE_POINT
 
 // identity returns false: on Windows a FileInfo has no inode, and programs can set back its

@@ -81,8 +81,8 @@ func (t *Tree) acquire(ctx context.Context, hashes []string) (*pack, func(), err
 			return p, sync.OnceFunc(func() { t.packs.leave(key, p) }), nil
 		}
 		t.packs.leave(key, p)
-		// Even if the worker for which it was packed was given up, the others
-		// need it.
+		// The others need the pack, even if the worker for which it was packed was given
+		// up.
 		if mine || !errors.Is(p.err, errGivenUp) {
 			return nil, nil, p.err
 		}
@@ -239,8 +239,8 @@ func (c *countingWriter) Write(p []byte) (int, error) {
 
 func (c *contents) writeArchive(ctx context.Context, w io.Writer, hashes []string, plain bool) error {
 	if !plain {
-		// The link to the workers is the bottleneck only when it is slow. The fastest
-		// level already gains most then: program text shrinks to a quarter.
+		// The link to the workers is the bottleneck only when it is slow. Even the fastest
+		// level then gains most of what is possible: it packs program text into a quarter.
 		z, err := pgzip.NewWriterLevel(w, gzip.BestSpeed)
 		if err != nil {
 			return err

@@ -53,11 +53,11 @@ var hashName = regexp.MustCompile(`^[0-9a-f]{64}$`)
 // one short question. Push is safe to call for many workers at once; each set of missing
 // files is packed once.
 //
-// Errors: a failure that the worker reports is a *WorkerError, a file that changed since
-// the Scan a *FileError, a stalled transfer ErrStalled; all others are the Runner's.
-// After an error ~/run may be incomplete, which the next Push detects. Push changes
-// nothing while a run of that name is active with other files (*InUseError), or where
-// ~/run holds something of the user's (*ForeignError).
+// A failure that the worker reports is a *WorkerError. A file that changed since the Scan
+// is a *FileError. A stalled transfer is ErrStalled. All other errors are the Runner's.
+// After an error ~/run may be incomplete, which the next Push detects. Push changes nothing
+// while a run of that name is active with other files (*InUseError), or where ~/run holds
+// something of the user's (*ForeignError).
 func (t *Tree) Push(ctx context.Context, r remote.Runner, run string) (Report, error) {
 	if checkRun(run) != nil {
 		return Report{}, fmt.Errorf("sync to run directory %q: not a run name", run)
@@ -96,7 +96,7 @@ func (t *Tree) deliver(ctx context.Context, r remote.Runner, run string, asked *
 	return rep, nil
 }
 
-// again reports whether a transfer that failed with err may succeed the next time.
+// again reports whether a transfer that failed with err may succeed when it is tried again.
 func (t *Tree) again(err error) bool {
 	return errors.Is(err, ErrStalled) || errors.Is(err, remote.ErrConnectionLost) || errors.Is(err, remote.ErrProgramGone) || errors.Is(err, errBroken)
 }

@@ -177,7 +177,7 @@ func TestPushFollowsLocalChanges(t *testing.T) {
 		want[name] = content
 	}
 	same(t, "run directory", read(t, there), want)
-	// The seven are gone, old/only/here, old/made, dir2file/a, dir2link/b, and file2dir and
+	// Seven are gone: old/only/here, old/made, dir2file/a and dir2link/b, and file2dir and
 	// link2dir, which became directories.
 	same(t, "removed", rep.Removed, 7)
 	same(t, "sent", rep.SentFiles, 5)

@@ -80,9 +80,9 @@ func (t *Tree) pushAll(ctx context.Context, all []*receiver, run string) {
 	todo := slices.Clone(all)
 	for wave := 0; len(todo) > 0; wave++ {
 		// Wait for all answers. If one worker has something of the user's at this place,
-		// nothing is made on the others. Only the complete answers show which workers
-		// lack the same contents. And the command starts on no worker before all have
-		// their files anyway.
+		// nothing is made on the others. Only the complete answers show which workers lack
+		// the same contents. This costs no time: the command starts on no worker before all
+		// have their files.
 		each(todo, func(r *receiver) { t.look(ctx, r, run) })
 		if slices.ContainsFunc(todo, (*receiver).refused) {
 			return
@@ -178,7 +178,7 @@ type tree struct {
 // when ten are being authenticated; with 4, 64 workers are three hops deep.
 const branching = 4
 
-// arrange puts workers that lack the same contents into trees, where that saves time; rest
+// arrange puts workers that lack the same contents into trees, where that saves time. rest
 // are the other workers. Each tree holds its pack until pass releases it. If again is not
 // set, arrange makes no trees.
 func (t *Tree) arrange(ctx context.Context, todo []*receiver, again bool) (trees []*tree, rest []*receiver, err error) {
@@ -314,8 +314,9 @@ func (t *Tree) pass(ctx context.Context, tr *tree, run string) {
 	steps.Wait()
 }
 
-// watchHop returns nil when a hop is over, or the reason to give it up: its source has
-// failed, or it takes too long after the first worker of the tree has everything.
+// watchHop returns nil when a hop is over. It returns an error if the hop is to be given
+// up, because its source has failed, or because the hop takes too long after the first
+// worker of the tree has everything.
 func (t *Tree) watchHop(ctx context.Context, r, root *receiver, size int64) error {
 	limit := cmp.Or(t.opts.HopLimit, 30*time.Second+time.Duration(size/4e6)*time.Second)
 	var late <-chan time.Time
@@ -356,9 +357,10 @@ func (u untilClosed) Read([]byte) (int, error) {
 	return 0, io.EOF
 }
 
-// judge marks the members of a tree that are done and decides how the others get their
-// files: from this machine if their own hop failed or no hop of the tree worked, and by
-// another tree if only their source failed. If again is not set, no further tree is tried.
+// judge marks the members of a tree that are done, and decides how the others get their
+// files. They get them from this machine if their own hop failed, or if no hop of the tree
+// worked. If only their source failed, they get them by another tree. If again is not set,
+// no further tree is tried.
 func (t *Tree) judge(tr *tree, again bool) {
 	hops := 0
 	for _, r := range tr.members[1:] {

@@ -79,7 +79,7 @@ func (r *relayed) push(t *testing.T, run string) []codesync.Report {
 		if keys, err := os.ReadDir(filepath.Join(home, ".ssh")); err == nil {
 			t.Errorf("worker %d: has ~/.ssh with %v", i, keys)
 		}
-		// sshd removes it when it sees the end of the connection, not before.
+		// sshd removes an agent's socket only when it sees the end of the connection.
 		testkit.Eventually(t, fmt.Sprintf("worker %d to have no agent left", i), func() bool {
 			return !exists(filepath.Join(w.Root, "tmp/ssh-*"))
 		})
@@ -193,7 +193,7 @@ func TestRelayFallsBackToTheRunner(t *testing.T) {
 	testkit.NoLeaks(t)
 	for name, c := range map[string]struct {
 		breaks func(*relayed)
-		want   []string // From of s0w0 … s0w5 of one slice
+		want   []string // Report.From of s0w0 … s0w5, workers of one slice
 	}{
 		"no way to a worker": {
 			func(r *relayed) { r.targets[0].Addr = "127.0.0.1:1" },

@@ -289,9 +289,9 @@ func (s *scanner) visitLink(name string) error {
 	return nil
 }
 
-// leadsOut reports whether the text of the target of the link at name leads out of the
-// directory. An absolute target does, even if it is inside the directory here: on the
-// worker it means another file.
+// name is a link, and target is the text of its target. leadsOut reports whether the target
+// is outside of the directory. An absolute target counts as outside, even if it is inside
+// the directory here: on the worker it means another file.
 func leadsOut(name, target string) bool {
 	if path.IsAbs(target) || filepath.IsAbs(target) {
 		return true

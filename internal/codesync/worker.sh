@@ -10,9 +10,11 @@
 #   receive RUN DIGEST MAXAGE MAXBYTES KEEP OWNER ADOPT FORM
 #                                               tar of contents on stdin, and FORM is gzip or plain; filled | missing
 #   feed    RUN DIGEST MAXAGE MAXBYTES KEEP OWNER ADOPT FORM TOKEN SIZE SERVE
-#                                               the same, SIZE bytes of it, and passed on
+#                                               as receive, with SIZE bytes on stdin; other
+#                                               workers read them with SERVE
 #   fetch   RUN DIGEST MAXAGE MAXBYTES KEEP OWNER ADOPT FORM TOKEN SIZE SERVE HOST PORT USER KEY
-#                                               the same, from a worker, by its command SERVE
+#                                               as feed, but the bytes come from a worker,
+#                                               by its command SERVE
 #
 # While a run of that name is active, nothing is changed: busy OWNER. Nothing is changed
 # either where something that no sync made lies at ~/RUN, unless ADOPT is yes: foreign
@@ -489,7 +491,7 @@ remove_gone() {
   removed=${#gone[@]}
   names=("${gone[@]}")
   with_names rm -f -- || fail "cannot remove files of the earlier sync"
-  # The deepest first. Files that the run put into a directory keep it.
+  # The deepest first. A directory stays if the run has put files into it.
   for ((i = ${#gone_dirs[@]} - 1; i >= 0; i--)); do
     path=${gone_dirs[i]}
     through_link "$path" && continue
@@ -637,8 +639,8 @@ place_links() {
   done
 }
 
-# in_use: whether a run of that name has started, or is about to start, with the files
-# here. $REPLY is its owner.
+# in_use: succeeds if a run of that name is active, or about to start, with the files here.
+# $REPLY is its owner.
 in_use() {
   local path sup start boot at pid begun line who
   boot_id
@@ -757,9 +759,9 @@ keep_used() {
 
 # must_prune: whether it is time to prune. $pruned has the time of the last prune and the
 # bytes that it left in the store. $grown has the bytes that came since. Pruning is due once
-# a day, and when the sum of both exceeds the limit of the store. Contents used within $keep
-# stay. When these alone exceed the limit, pruning again is useless until they get older or
-# a tenth of the store is new.
+# a day, and when these two numbers of bytes together exceed the limit of the store.
+# Contents used within $keep stay. If these alone exceed the limit, the next prune is
+# useless until they get older, or until a tenth of the store is new.
 must_prune() {
   local now_s at had came
   local -a lines=()
@@ -777,9 +779,9 @@ must_prune() {
     ((had + came > max_bytes && (now_s - at > keep || came > max_bytes / 10)))
 }
 
-# prune: drops contents that were not used for long and, while the store is too large, those
-# unused the longest. It looks at everything in the store. When another sync of this login
-# is running, prune does nothing: that sync will prune.
+# prune: drops contents that were not used for long. While the store is still too large, it
+# also drops those unused the longest. It looks at everything in the store. When another
+# sync of this login is running, prune does nothing: that sync will prune.
 prune() {
   local used size path total now_s cut
   local -a lines=()

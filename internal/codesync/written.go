@@ -87,7 +87,8 @@ func Remember(dir, by string, paths []Written) error {
 	return dropOldest(dir, "*.json", mostWritten)
 }
 
-// keepState keeps the state of a file, or of up to most files in a directory.
+// keepState keeps the state of a file. For a directory, it keeps the states of its files,
+// if there are at most as many as most.
 func (w *Written) keepState(info fs.FileInfo, most int) {
 	if !info.IsDir() {
 		w.Size, w.ModNS = info.Size(), info.ModTime().UnixNano()
@@ -276,8 +277,8 @@ func (s *scanner) leaveTracked(ctx context.Context) error {
 	return nil
 }
 
-// below returns the name of a path relative to the root, with slashes, or false if it is
-// not there.
+// below returns the name of a path relative to the root, with slashes. It returns false if
+// the path is not below the root.
 func (s *scanner) below(at string) (string, bool) {
 	rel, err := filepath.Rel(s.root, at)
 	if err != nil || !filepath.IsLocal(rel) {
