@@ -33,8 +33,8 @@ type Sources struct {
 	Lookup config.Lookup // the environment
 	Home   string        // the user's home directory
 	Faults []Fault       // of the simulator
-	// Ask returns the names that the API knows for a command line, within the time
-	// that a user who has pressed Tab waits.
+	// Ask returns the names that the API knows for a command line. It takes no longer than
+	// a user waits who has pressed Tab.
 	Ask func(q *cmdline.Query) Names
 }
 

@@ -36,7 +36,7 @@ func UserFile(lookup Lookup, home string) string {
 	return filepath.Join(dir, "multihost", userFile)
 }
 
-// A Kind says which values a flag takes, in words that follow "takes".
+// A Kind says which values a flag takes. Its text can stand after "takes" in a sentence.
 type Kind string
 
 // The kinds of flags. An Optional flag is a switch that may have a text as its value.
@@ -337,8 +337,8 @@ func (e *ProfileError) Hint() string {
 	return "use one of: " + strings.Join(e.Known, ", ")
 }
 
-// findUp returns the project file of dir or of the nearest directory above it, "" if
-// there is none.
+// findUp returns the project file of dir or of the nearest directory above it. It returns
+// "" if there is none.
 func findUp(dir string) (string, error) {
 	for {
 		path := filepath.Join(dir, ProjectFile)

@@ -144,8 +144,6 @@ profiles:
 	}
 }
 
-// TestFaultsOfAFileAreTold checks that all faults of a file are reported at once, each
-// with its place and a suggestion.
 func TestFaultsOfAFileAreTold(t *testing.T) {
 	tests := []struct{ text, want string }{
 		{"zoen: x\n", `:1:1: "zoen" is neither a flag nor a command: did you mean zone?`},

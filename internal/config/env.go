@@ -87,8 +87,8 @@ const envFileLimit = 1 << 20
 //
 // Blanks around an unquoted value are dropped. Quoted values may span lines; only a comment
 // may follow the closing quote. Variables and commands are not expanded. A line may end in
-// CR LF, and the file may begin with a byte order mark. Errors are the errors of ReadText,
-// and *FileError with the line, never with the value.
+// CR LF, and the file may begin with a byte order mark. Errors are those of ReadText. A
+// fault in the text is a *FileError with the line, and never with the value.
 func ReadEnvFile(ctx context.Context, path string) ([]EnvVar, error) {
 	data, err := ReadText(ctx, path, envFileLimit)
 	if err != nil {

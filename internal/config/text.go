@@ -12,9 +12,9 @@ import (
 )
 
 // ReadText reads a whole file of UTF-8 text, at most limit bytes, without its byte order
-// mark. Errors are *FileError. When ctx ends, ReadText returns its cause, but the read
-// goes on: it cannot be cancelled, and a named pipe may never get a writer. ReadText
-// therefore expects the program to end when ctx ends.
+// mark. Errors are *FileError. When ctx ends, ReadText returns its cause. The read goes on:
+// it cannot be cancelled, and a named pipe may never get a writer. ReadText therefore
+// expects the program to end when ctx ends.
 func ReadText(ctx context.Context, path string, limit int) (string, error) {
 	type answer struct {
 		text string

@@ -82,10 +82,10 @@ func CheckRunName(s string) error {
 	return fmt.Errorf("run name %q: want letters, digits, dots, underscores and dashes, beginning with a letter or digit", s)
 }
 
-// RunName returns a name for a run of user: "ada-20260102-150405-ab3f". The name is
-// legal as a queued resource id, with room for a slice number, and as a directory. The
-// time is now in its own time zone. The last part is random, from rnd, so that two runs
-// of the same second get different names.
+// RunName returns a name for a run of user: "ada-20260102-150405-ab3f". The name is legal
+// as a queued resource id, with room for a slice number, and as a directory. The time in
+// the name is now, in the time zone of now. The last part is random, from rnd, so that two
+// runs of the same second get different names.
 func RunName(user string, now time.Time, rnd io.Reader) string {
 	var b [2]byte
 	if _, err := io.ReadFull(rnd, b[:]); err != nil {
@@ -117,8 +117,8 @@ const loginFallback = "multihost"
 
 // LocalUser returns the default login name on workers: this machine's login in a legal
 // form. It is never root, because the workers' images refuse root logins. For root it
-// returns the local part of account, else "multihost". note is a sentence for the user
-// if the name differs from the local one, else empty.
+// returns the local part of account, or "multihost" if that gives no name. If the login
+// differs from the local name, note is a sentence for the user; otherwise it is "".
 func LocalUser(lookup Lookup, account string) (login, note string) {
 	local := get(lookup, "USER")
 	for _, key := range []string{"LOGNAME", "USERNAME"} {
