@@ -45,8 +45,8 @@ work() {
   return 1
 }
 
-# tell PHASE TEXT: reports to people once, and to the other workers until they can know
-# it.
+# tell PHASE TEXT: reports to people on the console, and in a guest attribute for everybody
+# else. It reports the same text only once, but again if the attribute could not be set.
 tell() {
   if [[ $printed != "$1$2" ]]; then printf 'multihost: %s: %s\n' "$1" "$2" && printed=$1$2; fi
   if [[ $told == "$1$2" ]]; then return; fi
@@ -65,8 +65,8 @@ alone() {
   blind='' && json_strings "$reply" '/items/*/name' && [[ ! ${strings[0]} ]]
 }
 
-# late SECONDS: succeeds if the slices are to be deleted after so long without the
-# program. When the time to live has passed, the others have the grace time and a minute
+# late SECONDS: succeeds if the worker has had no program for so long that the slices are to
+# be deleted. When the time to live has passed, the others have the grace time and a minute
 # more to end.
 late() {
   ((ttl && requested && EPOCHSECONDS >= requested + ttl + grace / 1000 + 60)) ||

@@ -35,7 +35,7 @@ type vm struct {
 	deaf     bool   // guest attributes are refused
 	packed   []byte // the object with the program
 	reported bool   // another worker has reported
-	dropped  int    // so many lists of objects get no answer
+	dropped  int    // number of lists of objects that get no answer
 	label    string // of the queued resource
 	deleted  bool
 	told     []string // guest attribute state

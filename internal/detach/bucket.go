@@ -98,10 +98,10 @@ func (e *ExistsError) Fault() fault.Kind { return fault.Unavailable }
 
 // Create uploads the files that the workers of a start need: their program, the kit's
 // files, and the code that write writes, if write is not nil. It then makes this start the
-// current one by writing run.json. It replaces the start earlier; if earlier is nil, it is
-// the first start of the run. If several calls run at the same time, one succeeds and the
-// others get an *ExistsError. Each start has its own names for uploads, so readers of an
-// earlier start are not disturbed. Create fills in the missing fields of j.
+// current one by writing run.json. This start replaces the start earlier. If earlier is
+// nil, this is the first start of the run. If several calls run at the same time, one
+// succeeds and the others get an *ExistsError. Each start has its own names for uploads, so
+// readers of an earlier start are not disturbed. Create fills in the missing fields of j.
 //
 // A client that only reads makes nothing and returns a *gcp.ReadOnlyError. After another
 // error nothing of this start is left in the bucket, unless the error says so.
@@ -158,7 +158,8 @@ func (b *Bucket) putAgents(ctx context.Context, j Job) error {
 	return group.Wait()
 }
 
-// unknownClaim stands in a dry run for the name of a start, which the start itself makes.
+// In a dry run, unknownClaim stands for the name of a start, because only a real start
+// makes that name.
 const unknownClaim = "ID"
 
 // foreseeCode fills in the fields of j that the upload of the code would fill in.
@@ -280,7 +281,7 @@ func (e *Earlier) Ended() string {
 	case e.State.Taken() && (first != nil || !e.State.Over(e.Description)):
 		return ""
 	case e.State.Taken():
-		return "it has succeeded" // a worker that its stop has ended has another code
+		return "it has succeeded" // a worker that a stop has ended has another code
 	case e.State.Stopping != "":
 		return "it was stopped: " + e.State.Stopping
 	case !e.State.Over(e.Description):
@@ -420,7 +421,7 @@ func (b *Bucket) read(ctx context.Context, name string, offset int64) ([]byte, e
 	return b.readPiece(ctx, name, offset, maxPiece)
 }
 
-// readPiece does what read does, but most limits the bytes.
+// readPiece does what read does, but returns at most as many bytes as most.
 func (b *Bucket) readPiece(ctx context.Context, name string, offset, most int64) ([]byte, error) {
 	var data []byte
 	err := b.gcp.Do(ctx, fmt.Sprintf("read gs://%s/%s", b.name, name), func(ctx context.Context) error {
@@ -500,7 +501,8 @@ func (b *Bucket) Runs(ctx context.Context) ([]string, error) {
 }
 
 // Describe reads run.json of a run; the error is ErrNoRun when there is none. It checks the
-// content, because anybody who may write to the bucket could have made it, also any worker.
+// content, because anybody who may write to the bucket, and so any worker, could have
+// written it.
 func (b *Bucket) Describe(ctx context.Context, run string) (Description, error) {
 	var d Description
 	if err := config.CheckRunName(run); err != nil {
@@ -541,8 +543,8 @@ func (b *Bucket) Stop(ctx context.Context, run, reason string) error {
 	}
 }
 
-// stopOf returns the object that asks the workers below a prefix to stop, with its text; nil
-// if there is none.
+// stopOf returns the object that asks the workers below a prefix to stop, together with its
+// text. It returns nil if there is none.
 func (b *Bucket) stopOf(ctx context.Context, prefix string) (stop *storage.Object, why string, err error) {
 	name := prefix + "control/stop"
 	err = b.list(ctx, name, "", func(page *storage.Objects) {
@@ -596,7 +598,7 @@ type State struct {
 	Seen     []Seen
 	Ended    []End          // ends of that attempt, ordered by worker
 	Stopping string         // why the run is to end
-	Unsent   []tpu.WorkerID // workers whose whole log of that attempt the bucket does not have: their slices stay for a while
+	Unsent   []tpu.WorkerID // workers whose log of that attempt is not whole in the bucket; their slices stay for a while
 	// StrictExit makes Excused and Blame excuse nothing. The reader of the state sets it.
 	StrictExit bool
 
@@ -607,8 +609,8 @@ type State struct {
 func (s State) Over(d Description) bool { return len(s.Ended) >= len(d.IDs()) && len(s.Ended) > 0 }
 
 // FailFast is the reason with which workers stop the command after another worker has
-// failed. It names no worker: only when all have ended is it known which worker failed
-// first.
+// failed. It names no worker, because which worker failed first is known only when all have
+// ended.
 const FailFast = "fail-fast: a worker failed"
 
 // ExcuseWindow is how long after worker 0's success a failure of another worker is excused.
@@ -616,10 +618,10 @@ const FailFast = "fail-fast: a worker failed"
 const ExcuseWindow = time.Minute
 
 // Excused returns the workers whose failure is only the tail of a training that worker 0
-// has ended with success: a death by SIGABRT, or the distributed runtime's own words in
-// the output, within ExcuseWindow after that success. If a worker was stopped or an end
-// is not known, no worker is excused. The result is valid once the attempt has ended on
-// every worker.
+// has ended with success. Within ExcuseWindow after that success, such a worker died by
+// SIGABRT, or its output ended with the words of the distributed runtime. If a worker was
+// stopped or an end is not known, no worker is excused. The result is valid once the
+// attempt has ended on every worker.
 func (s State) Excused() []tpu.WorkerID {
 	var ids []tpu.WorkerID
 	for i, excused := range s.excused() {
@@ -661,8 +663,8 @@ func (s State) LeftBehind() (n int, ids []tpu.WorkerID) {
 
 // Blame returns the end that decides how the run ended. That is the earliest failure of a
 // worker that was not stopped. If there is none, it is the earliest failure that fail-fast
-// did not cause, and then the earliest failure of all. It is nil when every worker ended
-// with 0 or is excused.
+// did not cause. If there is none of these either, it is the earliest failure of all. It is
+// nil when every worker ended with 0 or is excused.
 func (s State) Blame() *End {
 	excused := s.excused()
 	var first *End
@@ -825,7 +827,8 @@ func (b *Bucket) seen(ctx context.Context, o *storage.Object) (Seen, error) {
 	return s, nil
 }
 
-// read takes over the text of a report and returns the run that it names, if it does.
+// read fills s from the text of a report. It returns the run that the text names, or "" if
+// it names none.
 func (s *Seen) read(text string) (run string) {
 	for key, value := range fields(text) {
 		switch key {
@@ -850,9 +853,9 @@ func (s *Seen) read(text string) (run string) {
 // worker can use it before it has its program, and when the bucket refuses its reports.
 const ReportKey = "state"
 
-// ParseReport reads the text of that guest attribute. At is not known. A worker that does
-// not have its program yet reports attempt 0, and does not say which worker it is. ok
-// reports whether the report is about the run.
+// ParseReport reads the text of that guest attribute. The result has no At. A worker that
+// does not have its program yet reports attempt 0, and does not say which worker it is. ok
+// is true if the report is about the run.
 func ParseReport(run, text string) (s Seen, ok bool) {
 	ok = s.read(text) == run
 	return s, ok

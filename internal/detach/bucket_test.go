@@ -134,8 +134,8 @@ func TestForgedDescriptionIsRefused(t *testing.T) {
 	}
 }
 
-// The objects of a bucket are read at the same time. One after the other, the objects of
-// 256 workers would take half a minute over the Atlantic.
+// The objects of a bucket are read at the same time. If they were read one after the other,
+// the objects of 256 workers would take half a minute over the Atlantic.
 func TestEndsAreReadBesideEachOther(t *testing.T) {
 	t.Parallel()
 	const workers = 8
@@ -150,7 +150,7 @@ func TestEndsAreReadBesideEachOther(t *testing.T) {
 	}
 }
 
-// The verdict of a run that has ended, by the rule that holds over SSH, too: a run has
+// The verdict of a run that has ended follows the same rule as over SSH. A run has
 // succeeded only if every worker ended with 0 or is excused as a training's tail.
 func TestVerdict(t *testing.T) {
 	t.Parallel()

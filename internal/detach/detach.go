@@ -38,7 +38,8 @@
 //   - boot.sh has the SHA-256 of multihost-agent in its text. So a person who can write to
 //     the bucket cannot choose the program that root runs. A script that cannot get the
 //     program writes nothing to the bucket and decides nothing about an attempt. It deletes
-//     only if no worker has ever reported, or nothing can be read for long.
+//     the slices only if no worker has ever reported anything, or if nothing can be read
+//     for long.
 //   - The shutdown script is the startup script with an argument (--going). The text stands
 //     twice in the metadata, because a machine that ends in half a minute has no time to
 //     fetch anything. The script marks the attempt before it sends anything. While the mark
@@ -290,8 +291,8 @@ func (j Job) text() string {
 	return b.String()
 }
 
-// deletions returns the deletions for the workers at the end, each as JSON: the parts of
-// the resource, if they bear the run's label.
+// deletions returns what the workers delete at the end, each deletion as JSON: the parts of
+// the resource, if they have the run's label.
 func (j Job) deletions() (all []string) {
 	label, value, _ := strings.Cut(j.Label, "=")
 	for _, part := range j.Undoing.Parts {

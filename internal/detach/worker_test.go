@@ -426,8 +426,7 @@ func TestTimeToLiveEndsEverything(t *testing.T) {
 }
 
 // The first failure stops the other workers and gets the blame. The reason of the stop
-// names no worker, because the first failure that is seen need not be the first by the
-// clocks.
+// names no worker: the failure that is seen first need not be the first by the clocks.
 func TestFirstFailureStopsTheOthers(t *testing.T) {
 	t.Parallel()
 	w := begin(t, "process", "v4-16", `[ $MULTIHOST_WORKER_ID = 0 ] || exit 7; sleep 1000`, nil, sim.Config{})
@@ -638,7 +637,7 @@ func TestRefusedRequestLeavesNothing(t *testing.T) {
 	}
 }
 
-// A user's stop is never lost: it replaces that of workers whose slices were about to be
+// A user's stop is never lost. It replaces a stop by workers whose slices were about to be
 // deleted, and a start that continues the run does not remove it.
 func TestAStopOfAUserStays(t *testing.T) {
 	t.Parallel()

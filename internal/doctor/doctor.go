@@ -1,6 +1,6 @@
 // Package doctor checks everything that a run depends on, from the credentials on this
-// machine to the paths between workers. For each it reports whether it is right, and the
-// command that corrects it.
+// machine to the paths between workers. For each of these it reports whether it is right,
+// and the command that corrects it.
 //
 // The checks change nothing, neither in the cloud nor on workers. Checks that do not
 // depend on each other run at the same time, each within a time limit. A check that
@@ -172,7 +172,7 @@ type Options struct {
 	// pins on this machine nor scripts on workers.
 	Visit func(ctx context.Context, id *sshkey.Identity, sel tpu.Selection, logins map[string]string, only func(tpu.WorkerID) bool) (*workers.Visit, error)
 
-	Again []string // flags of this command that commands to type need too
+	Again []string // flags of this command that the commands in findings need, too
 	Fix   bool     // make the safe corrections: see Finding.Fixable
 	Sink  event.Sink
 	Clock gcp.Clock
@@ -213,7 +213,7 @@ func Examine(ctx context.Context, o Options) (Report, error) {
 	}
 }
 
-// fixAll makes the corrections that findings offer, each one once, and returns those that
+// fixAll makes the corrections that findings offer, each one once. It returns those that
 // succeeded. tried has the corrections of earlier rounds.
 func fixAll(ctx context.Context, sink event.Sink, r Report, tried map[string]bool) (done []string) {
 	for _, f := range r.Findings {

@@ -193,7 +193,7 @@ func (onCloudAPI) Undoing(string, ...string) provision.Undoing {
 	return provision.Undoing{Commands: provision.Commands{Kind: "queued resource"}}
 }
 
-// pair starts pair.sh in a real shell; path is its PATH, "" the test's own.
+// pair starts pair.sh in a real shell. path is its PATH; "" means the test's own PATH.
 func pair(t *testing.T, path string, args ...string) *exec.Cmd {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), "bash", append([]string{"-c", remote.Prelude() + pairScript, "bash", "NONCE"}, args...)...)

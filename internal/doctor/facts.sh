@@ -13,8 +13,8 @@ room() {
   [[ -n $size ]] && say_fields "$1" "$((free * size)) $((all * size))"
 }
 
-# versions: prints the versions of the packages that training needs, from their
-# metadata. To import the packages would take the TPU.
+# versions: prints the versions of the packages that training needs, from their metadata. It
+# does not import the packages, because that would take the TPU.
 versions() {
   have python3 || return
   timeout -k 2 20 python3 -I -S -c 'import sys; print("python\t%d.%d.%d" % sys.version_info[:3])' 2>/dev/null

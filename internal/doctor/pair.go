@@ -24,9 +24,9 @@ var pairScript string
 // slices, and of JAX's coordinator before and since version 0.8.1.
 var probePorts = []string{"8080", "8081", "8476", "8482"}
 
-// connectLimit limits one connection or packet between workers, and pairLimit the whole
-// check; the listener on a worker ends by itself after pairLimit. holdLimit limits how
-// long the listener keeps the ports open, because a run that starts meanwhile needs them.
+// connectLimit limits one connection or packet between workers. pairLimit limits the whole
+// check: the listener on a worker ends by itself after pairLimit. holdLimit limits how long
+// the listener keeps the ports open, because a run that starts meanwhile needs them.
 const (
 	connectLimit = 5 * time.Second
 	holdLimit    = 10 * time.Second

@@ -151,8 +151,8 @@ func (e projectChecks) apiMissing(a api) {
 		Cure: remote.CommandLine("gcloud", "services", "enable", a.name, "--project="+e.Project.Value)})
 }
 
-// askAPIs finds out with a call of each API whether it is enabled, if Service Usage does
-// not answer. why is the error of Service Usage.
+// If Service Usage does not answer, askAPIs calls each API to find out whether it is
+// enabled. why is the error of Service Usage.
 func (e projectChecks) askAPIs(ctx context.Context, why error) {
 	calls := map[string]error{}
 	_, calls["tpu.googleapis.com"] = e.Provider.Slices(ctx)
@@ -478,8 +478,8 @@ func computeRows(quotas []gcp.QuotaInfo, g tpu.Generation, zone string) (rows []
 	return rows
 }
 
-// catalog returns what Compute Engine offers for the slices that are wanted; ok is false if
-// the Cloud TPU API makes them.
+// catalog returns what Compute Engine offers for the slices that are wanted. ok is false if
+// the Cloud TPU API makes these slices.
 func (e projectChecks) catalog() (c provision.Catalog, ok bool) {
 	return provision.As[provision.Catalog](e.Provider)
 }
