@@ -2,9 +2,9 @@
 // to a Sink and print nothing; internal/ui renders them for a terminal, a pipe or a JSON
 // reader.
 //
-// Every event is a plain value. A Sink must be safe for concurrent use and must
-// not block its caller on a slow reader longer than it takes to buffer the
-// event: the engine calls Emit while 2048 workers stream.
+// Every event is a plain value. A Sink must be safe for concurrent use. On a slow reader it
+// must not block its caller for longer than it takes to buffer the event, because the
+// engine calls Emit while 2048 workers stream.
 package event
 
 import "time"
@@ -77,9 +77,9 @@ type Phase struct {
 	Elapsed time.Duration `json:"elapsed_ns,omitempty"`
 }
 
-// Progress is a step within a phase. It replaces the previous Progress of the
-// same phase; a renderer without redrawing shows it when something changed and
-// at most every 30 s.
+// Progress is a step within a phase. It replaces the previous Progress of the same phase. A
+// renderer that does not redraw lines shows it when something has changed, and at most
+// every 30 s.
 type Progress struct {
 	Phase   string        `json:"phase"`
 	Done    int           `json:"done"`
@@ -91,8 +91,8 @@ type Progress struct {
 	Bytes   int64         `json:"bytes,omitempty"`    // copied so far, of All
 	All     int64         `json:"all_bytes,omitempty"`
 
-	// Silent names the workers, folded, that do not answer any more, not even
-	// keepalives; "any worker" if all that the phase waits for are silent.
+	// Silent names, folded, the workers that do not answer any more, not even keepalives.
+	// It is "any worker" if all workers that the phase waits for are silent.
 	Silent      string     `json:"silent,omitempty"`
 	SilentSince *time.Time `json:"silent_since,omitempty"` // when one of them was last heard
 }
@@ -122,8 +122,8 @@ type Stall struct {
 	Hint    string        `json:"hint,omitempty"`
 }
 
-// Request says what a command is about to ask the cloud for, before it does. When the
-// command asks for the same once more, there is no further event.
+// Request says what a command is about to ask the cloud for. The command emits it before it
+// asks. It emits no further event when it repeats the request.
 type Request struct {
 	Resource    string        `json:"queued_resource"`
 	Slices      int           `json:"slices"`
