@@ -128,7 +128,7 @@ func TestTheEndThatAUserHasSeen(t *testing.T) {
 	}
 }
 
-// A lost connection costs no byte.
+// No byte of a log is lost with a connection.
 func TestAConnectionThatBreaks(t *testing.T) {
 	t.Parallel()
 	s := start(t, "echo one\n"+localworker.UntilAllowed+"echo two")

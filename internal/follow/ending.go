@@ -55,7 +55,7 @@ func (e Ending) Text() string {
 // Endings are how the command ended on all workers of a run, in their order.
 type Endings []Ending
 
-// on folds the names of the workers whose ends satisfy the function is.
+// on folds the names of the workers for whose ends the function is returns true.
 func (all Endings) on(ids []tpu.WorkerID, is func(Ending) bool) string {
 	var names []tpu.WorkerID
 	for i, e := range all {
@@ -82,7 +82,7 @@ func (all Endings) known() (n int) {
 }
 
 // cutOff reports whether workers could not be reached and no failure of the command is
-// known: it may still be running there.
+// known. The command may then still be running there.
 func (all Endings) cutOff() bool {
 	away := false
 	for _, e := range all {
@@ -95,15 +95,17 @@ func (all Endings) cutOff() bool {
 }
 
 // settled reports whether nothing more can be found out about how the command ended. bucket
-// means that the run has a bucket, which may know the end even when the slices are gone.
+// means that the run has a bucket. The bucket may know the end even when the slices are
+// gone.
 func (all Endings) settled(bucket bool) bool {
 	return !slices.ContainsFunc(all, func(e Ending) bool {
 		return !e.Known || e.Err != nil && (bucket || !errors.Is(e.Err, ErrSliceGone))
 	})
 }
 
-// verdict returns the exit status and the index of the first worker to fail, or -1 if
-// none failed. A worker that was stopped by multihost is not blamed for its end.
+// verdict returns the exit status of the run, and the index of the first worker to fail.
+// The index is -1 if none failed. A worker that was stopped by multihost is not blamed for
+// its end.
 //
 // The status is 0 only if every worker ended with 0 or its failure is excused. Failures
 // are excused only if strict is not set, nobody was stopped and every end is known.

@@ -125,7 +125,8 @@ func excused(e, lead Ending) bool {
 	return known(lead) && !lead.failed() && known(e) && e.tail && !e.Exit.OOM && after >= 0 && after < detach.ExcuseWindow
 }
 
-// A step is the consequence, with fail-fast, of the end of one worker for the others.
+// With fail-fast, the end of one worker has a consequence for the others. A step is this
+// consequence.
 type step string
 
 const (
@@ -157,8 +158,8 @@ func stepAfter(e Ending) step {
 	return stepNone
 }
 
-// stopReason says why the others are stopped when the command has ended on one worker:
-// somebody ordered that, possibly from another machine, or the command has failed.
+// stopReason says why the others are stopped when the command has ended on one worker.
+// Either somebody ordered that, possibly from another machine, or the command has failed.
 func (e Ending) stopReason() string {
 	if e.Err == nil && e.Exit.Reason != "" && !e.Exit.Lost {
 		return e.Exit.Reason

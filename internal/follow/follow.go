@@ -174,11 +174,11 @@ func (f *Following) tellSilence() {
 func (f *Following) unfinished() string { return f.Ends.on(f.Workers.IDs, unknown) }
 
 // CutOff reports whether workers could not be reached and no failure of the command is
-// known: it may still be running there.
+// known. The command may then still be running there.
 func (f *Following) CutOff() bool { return f.Ends.cutOff() }
 
-// Verdict returns the exit status and the index of the first worker to fail, or -1 if
-// none failed.
+// Verdict returns the exit status of the run, and the index of the first worker to fail.
+// The index is -1 if none failed.
 func (f *Following) Verdict() (code, first int) { return f.Ends.verdict(f.Strict) }
 
 // OutOfReach returns the workers that cannot be followed now, with the cause. It is safe
@@ -207,9 +207,9 @@ func (f *Following) tellOutages() {
 }
 
 // lookAtOutages asks the cloud, by one call for all, whether the slices of lost workers
-// still exist. It gives up the workers whose slices do not. If this machine has no network,
-// no worker becomes lost: the time of each outage begins anew. lookAtOutages returns the
-// pause before the next look. pause is the one before this look.
+// still exist. It gives up the workers whose slices are gone. If this machine has no
+// network, no worker becomes lost: the time of each outage begins anew. lookAtOutages
+// returns the pause before the next look. pause is the one before this look.
 func (f *Following) lookAtOutages(ctx context.Context, pause time.Duration) time.Duration {
 	lost := f.outages.lostNow()
 	if len(lost) == 0 {

@@ -43,7 +43,8 @@ type outage struct {
 }
 
 // fail records a failed try to follow the worker. news says that there is something to
-// report, and lost that the worker was away for longer than limit (0: there is no limit).
+// report. lost says that the worker was away for longer than limit; a limit of 0 never
+// passes.
 func (o *outage) fail(now time.Time, kind trouble, cause string, giveUp context.CancelCauseFunc, limit time.Duration) (news, lost bool) {
 	if o.giveUp == nil {
 		news, o.begin = true, now
@@ -70,9 +71,9 @@ func (o *outage) end() (news bool) {
 	return true
 }
 
-// report returns the text about the outage that is due now, with %s for the worker, or
-// reports that the worker is followed again. A worker's outages are reported at most
-// once a minute, and a long one again each time its length has doubled.
+// report returns the text that is due now, with %s for the worker. The text is about the
+// outage, or it says that the worker is followed again. A worker's outages are reported at
+// most once a minute, and a long one again each time its length has doubled.
 func (o *outage) report(now time.Time, limit time.Duration) (text string, back bool) {
 	away := now.Sub(o.begin)
 	switch {

@@ -57,8 +57,8 @@ func (s *stopping) end(code int) error {
 
 // slicesGo reports whether the slices are deleted after the stop even if logs exist only on
 // their workers. deletes means that this command deletes slices. The slices go after the
-// end of --ttl, which limits the bill. They also go if the command may still be running:
-// they would stay for a log, and no lease would limit their bill.
+// end of --ttl, which limits the bill. They also go if the command may still be running.
+// Otherwise they would stay for a log, and no lease would limit their bill.
 func (s *stopping) slicesGo(deletes bool) bool {
 	return s != nil && (errors.Is(s.cause, stage.ErrExpired) || s.err != nil && deletes)
 }

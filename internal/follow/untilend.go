@@ -14,16 +14,16 @@ import (
 	"multihost/internal/workers"
 )
 
-// failFastReason names no worker: only the clocks show which one failed first, once all
-// have ended. The summary names it.
+// failFastReason names no worker, because which worker failed first is known only when all
+// have ended. The summary names that worker.
 const failFastReason = detach.FailFast
 
 // tailDoubt is how long fail-fast waits for the end of worker 0 when another worker has
 // failed as in a training's tail. The ends of two workers arrive in any order.
 const tailDoubt = 3 * time.Second
 
-// unreadPause is how long the end of a log may take to arrive after the command is
-// proven gone, before that is reported.
+// After the command is proven gone, the end of a log may take unreadPause to arrive. A
+// longer delay is reported.
 const unreadPause = 30 * time.Second
 
 // workerEnd is the end of the command on one worker.

@@ -109,7 +109,7 @@ func (f *Following) bringLogs(ctx context.Context) {
 	})
 }
 
-// meanwhile does something, and calls tell every ten seconds while that lasts.
+// meanwhile calls do, and calls tell every ten seconds while do runs.
 func meanwhile(clock gcp.Clock, tell, do func()) {
 	ctx, over := context.WithCancel(context.Background())
 	go func() {
