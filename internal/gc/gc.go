@@ -424,7 +424,7 @@ func LeftoverTable(left []Leftover) string {
 
 // WarnOfLeftovers searches for leftovers of user's runs while the command works, and
 // reports them in one line. The resource named except belongs to the command itself. It
-// never fails and never delays the command: the caller calls wait at the end, which cancels
+// never fails and never delays the command. The caller calls wait at the end, which cancels
 // a search that is not done.
 func WarnOfLeftovers(ctx context.Context, d Deps, user, except string) (wait func()) {
 	ctx, cancel := context.WithTimeout(gcp.Unattended(ctx), workers.WarnLimit)

@@ -164,7 +164,8 @@ func (b *back) Get(context.Context, string) (provision.Resource, error) { return
 
 func (*back) Slices(context.Context) ([]tpu.Slice, error) { return nil, nil }
 
-// gc judges what it deletes by the state before the deletion, and not by that of its list.
+// Before a deletion, gc judges a resource by its present state, and not by the state in the
+// list.
 func TestASliceThatIsReadyAgainIsNotDeleted(t *testing.T) {
 	t.Parallel()
 	slice := tpu.Slice{Name: "m-0", QueuedResource: "m", Condition: tpu.Making}

@@ -58,7 +58,7 @@ func parseSpan(s string) (p span, err error) {
 	inDay := !strings.Contains(upper, "P")
 	years, months := 0.0, 0.0
 	for _, part := range spanPartRE.FindAllStringSubmatch(upper, -1) {
-		n, _ := strconv.ParseFloat(strings.Replace(part[1], ",", ".", 1), 64) // the number of a T is empty and gives 0
+		n, _ := strconv.ParseFloat(strings.Replace(part[1], ",", ".", 1), 64) // T has no number, which gives 0
 		unit := part[2]
 		if unit == "M" && !inDay {
 			unit = "months"

@@ -122,8 +122,8 @@ func (e *Error) Fault() fault.Kind { return e.Class.Fault() }
 var ErrPartial = fault.New(fault.Unavailable, "the API could not list everything")
 
 // Partial returns an error of kind ErrPartial that names what the API could not reach when
-// it made a list; nil if it reached everything. Otherwise the caller would take the items
-// that are missing from the list for deleted.
+// it made a list. It returns nil if the API reached everything. Without this error, the
+// caller would believe that the items missing from the list are deleted.
 func Partial(unreachable []string) error {
 	if len(unreachable) == 0 {
 		return nil

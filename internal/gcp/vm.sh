@@ -47,7 +47,7 @@ access_token() {
   return 1
 }
 
-# said TEXT: adds the complaints of curl in TEXT to $why, but nothing of the answer.
+# said TEXT: adds the first message of curl in TEXT to $why, at most 200 characters of it.
 said() {
   if [[ $1 =~ curl:\ [^$'\n']* ]]; then why+=": ${BASH_REMATCH[0]:0:200}"; fi
 }
