@@ -28,15 +28,16 @@ const (
 )
 
 // Create implements provision.Provider. It makes the policy, the template and the groups,
-// each unless it exists: if a call breaks off at any place, its repetition continues there.
-// Create waits until Compute Engine has accepted all groups, and not for their VMs.
+// as far as they do not exist yet. So if a call breaks off at any place, the next call
+// continues there. Create waits until Compute Engine has accepted all groups. It does not
+// wait for their VMs.
 //
 // If a resource of the name fails or its slices were taken away, the error is a
 // *provision.StateError. If Create is refused or interrupted before a group exists, it
-// deletes what it has made. If one is being deleted, Create waits until it is gone. With a
-// read-only client, the error is a *gcp.ReadOnlyError if Create would have to make
-// something. res then has the existing parts of an older request; it is zero if nothing
-// exists.
+// deletes what it has made. If a resource of the name is being deleted, Create waits until
+// it is gone. With a read-only client, the error is a *gcp.ReadOnlyError if Create would
+// have to make something. res then has the existing parts of an older request. It is zero
+// if nothing exists.
 func (p *Provider) Create(ctx context.Context, r provision.Request) (res provision.Resource, created bool, err error) {
 	if err := check(r, p.at()); err != nil {
 		return provision.Resource{}, false, err
@@ -240,7 +241,7 @@ func (p *Provider) ensure(ctx context.Context, part part) (made bool, err error)
 	switch class := gcp.ClassOf(err); {
 	case err == nil:
 		return true, nil
-	case class == gcp.AlreadyExists: // an earlier try whose answer was lost, or somebody else
+	case class == gcp.AlreadyExists: // an earlier try has made it and its answer was lost, or somebody else has made it
 		there, e := is(ctx)
 		if e == nil && !there {
 			e = err

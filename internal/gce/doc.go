@@ -1,9 +1,10 @@
 // Package gce makes slices of TPU VMs with Compute Engine itself, without the Cloud TPU API.
 //
-// A resource is one request: N slices, each a managed instance group of the zone in BULK
-// mode, which makes all its VMs or none; one instance template for all of them; and for
-// slices of several VMs one workload policy, which has the topology. The template and the
-// policy belong to the region. Their names consist of the name of the request and the zone.
+// A resource is one request for N slices. Each slice is a managed instance group of the
+// zone in BULK mode, which makes all its VMs or none. All slices have one instance template
+// in common. Slices of several VMs also have one workload policy in common, which has the
+// topology. The template and the policy belong to the region. Their names consist of the
+// name of the request and the zone.
 //
 // Parts that belong together have the same description, "multihost ID multihost-run=RUN",
 // because groups and policies have no labels. The description of the policy also names the

@@ -134,7 +134,7 @@ func (f *fake) read(w http.ResponseWriter, at string) {
 	answer(w, f.things[at])
 }
 
-// change carries out the request, and answers if it cannot.
+// change carries out the request. If it cannot, it answers with an error.
 func (f *fake) change(w http.ResponseWriter, r *http.Request, at string) bool {
 	var body object
 	_ = json.NewDecoder(r.Body).Decode(&body)

@@ -298,7 +298,7 @@ func TestAZoneWithoutTheMachineTypeIsTold(t *testing.T) {
 	}
 }
 
-// Without quota nothing helps. The error comes at once, and once.
+// If quota is lacking, the error comes at once, and only once.
 func TestQuotaIsToldAtOnce(t *testing.T) {
 	f := start(t)
 	_, _, err := f.Create(t.Context(), request(t))
@@ -385,8 +385,8 @@ func TestSlicesOfOthers(t *testing.T) {
 	}
 }
 
-// A deletion without effect is repeated. When its time has passed, the error says what
-// is left.
+// A deletion without effect is repeated. When the time limit of the deletion has passed,
+// the error says what is left.
 func TestDeleteUntilGone(t *testing.T) {
 	f := start(t)
 	_, _, err := f.Create(t.Context(), request(t))
@@ -409,7 +409,7 @@ func TestDeleteUntilGone(t *testing.T) {
 	}
 }
 
-// A deletion that is refused for as long as its limit ends with an error.
+// If a deletion is refused until its time limit has passed, it ends with an error.
 func TestADeletionThatIsAlwaysRefusedEnds(t *testing.T) {
 	f := start(t)
 	_, _, err := f.Create(t.Context(), request(t))

@@ -290,7 +290,7 @@ func timeOf(text string) time.Time {
 }
 
 // together returns the state of a resource with slices in these states. missing counts
-// slices whose groups do not exist. If the resource is fresh, they may be on their way.
+// slices whose groups do not exist. If the resource is fresh, these slices may still come.
 // Otherwise somebody has deleted them.
 func together(all []state, missing int, fresh bool) state {
 	have := func(lives ...provision.Life) *state {
@@ -351,8 +351,8 @@ func together(all []state, missing int, fresh bool) state {
 	return pick(&all[0])
 }
 
-// counted returns how many slices are queued and how many are being deleted, and when the
-// first slice ends; zero: no slice does.
+// counted returns how many slices are queued, and how many are being deleted. until is the
+// time at which the first slice ends, or zero if no slice ends.
 func counted(all []state) (queued, leaving int, until time.Time) {
 	for _, st := range all {
 		if st.life.Queued() {

@@ -52,7 +52,6 @@ func bulk(code, text string) string {
 	return `{"bulkInstanceOperation": {"inProgress": true` + check + `}}`
 }
 
-// Each sign that the API gives, and its meaning.
 func TestLife(t *testing.T) {
 	attempt := func(code string) func(*sight) {
 		return func(s *sight) {

@@ -130,7 +130,8 @@ func (rec record) maxRun() time.Duration {
 	return d
 }
 
-// recordIn returns the record of a template. ok is false if multihost has not made it.
+// recordIn returns the record of a template. ok is false if multihost has not made the
+// template.
 func recordIn(t *computepb.InstanceTemplate) (rec record, ok bool) {
 	text := items(t.GetProperties().GetMetadata())[requestKey]
 	if json.Unmarshal([]byte(text), &rec) != nil || rec.ID == "" || len(rec.Nodes) == 0 {

@@ -320,7 +320,8 @@ func (p *reader) order(ctx context.Context, names []string, vms map[string]*comp
 	return inOrder(names, all)
 }
 
-// ask returns the report of a VM about its place; the zero told if there is none yet.
+// ask returns the report of a VM about its place. It returns the zero told if there is no
+// report yet.
 func (p *reader) ask(ctx context.Context, vm *computepb.Instance) (told, error) {
 	meta := items(vm.GetMetadata())
 	if t, ok := readTold(vm.GetName(), meta["agent-worker-number"]+" "+meta["worker-network-endpoints"]); ok {

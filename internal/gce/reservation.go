@@ -26,8 +26,8 @@ func notReservation(name string) string {
 	return fmt.Sprintf("reservation %q: want NAME, projects/P/reservations/NAME, or one of these with /reservationBlocks/BLOCK", name)
 }
 
-// splitReservation returns the parts of the name of a reservation. project is own if the name
-// has none; block may be "".
+// splitReservation returns the parts of the name of a reservation. If the name has no
+// project, project is own. block may be "".
 func splitReservation(name, own string) (project, reservation, block string) {
 	project = own
 	if rest, ok := strings.CutPrefix(name, "projects/"); ok {
@@ -180,7 +180,7 @@ func (w wish) judgeChips(j *judgement, a *computepb.AllocationAggregateReservati
 }
 
 // judgeBlock adds the statements about a block of the reservation to j. ofVMs means that
-// its numbers count VMs.
+// the numbers of the block count VMs.
 func (w wish) judgeBlock(j *judgement, b *computepb.ReservationBlock, ofVMs bool) {
 	free := int64(b.GetCount() - b.GetInUseCount())
 	j.text += fmt.Sprintf("; of block %s %d of %d", b.GetName(), free, b.GetCount())

@@ -3,8 +3,8 @@
 // nothing.
 //
 // A change returns when its operation has ended, except for the deletion of a group. Every
-// change has a request id, which stays the same when the call is repeated: a lost answer
-// changes nothing twice.
+// change has a request id, which stays the same when the call is repeated. So a call whose
+// answer was lost changes nothing twice.
 package api
 
 import (

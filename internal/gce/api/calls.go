@@ -86,8 +86,8 @@ func (c *Client) Machine(ctx context.Context, name string) (*computepb.MachineTy
 	})
 }
 
-// Reservation returns one reservation of the zone, of a project that may be another one. The
-// error is of class gcp.NotFound if there is none.
+// Reservation returns one reservation of the zone. The reservation belongs to project,
+// which may be another project. The error is of class gcp.NotFound if there is none.
 func (c *Client) Reservation(ctx context.Context, project, name string) (*computepb.Reservation, error) {
 	r := new(computepb.Reservation)
 	return r, c.gcp.ReadCompute(ctx, fmt.Sprintf("read reservation %q", name), fmt.Sprintf("projects/%s/zones/%s/reservations/%s", url.PathEscape(project), c.zone(), name), r)
