@@ -7,7 +7,7 @@ import (
 
 // A Flag is a flag as help and documents show it.
 type Flag struct {
-	Names    []string // with their dashes; the first is its own
+	Names    []string // with their dashes; the first one is the flag's own name
 	Value    string   // the placeholder for its value; "" for a switch
 	Optional bool     // the value may be left out
 	Text     string

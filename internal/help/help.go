@@ -14,7 +14,7 @@ type Page struct {
 	Name     string // as it is typed: multihost run
 	Usage    string // what it does, in a line
 	Synopsis string // what follows the name
-	Text     string // in the form of Paragraphs
+	Text     string // in the form that Paragraphs reads
 	Commands []Section
 	Flags    []Section
 	End      string // more Text, after the sections

@@ -72,13 +72,13 @@ const (
 	// The keepalives of SSH give up much earlier.
 	reconnectLimit = 15 * time.Minute
 
-	// stallLimit is how long the relay may be silent after we sent bytes before its
+	// stallLimit is how long the relay may be silent after we sent bytes. After that, its
 	// WebSocket counts as dead. Without this limit, a path that vanished without a reset
 	// would go unnoticed for minutes. The limit is longer than Config.KeepAlive, because
 	// the answers to keepalives are the sign of life of an idle SSH connection. Together
-	// with stallCheck it is shorter than three KeepAlive, so that a new WebSocket
-	// exists before the connection is given up. A protocol that never answers pays one
-	// needless reconnect.
+	// with stallCheck it is shorter than three KeepAlive, so that a new WebSocket exists
+	// before the connection is given up. A protocol that never answers pays one needless
+	// reconnect.
 	stallLimit = 15 * time.Second
 	stallCheck = 5 * time.Second
 
@@ -102,7 +102,7 @@ const (
 	// readWindow bounds the bytes that wait for Read. The relay's own window controls the
 	// flow, since we acknowledge bytes when they are read, not when they arrive. This bound
 	// protects against a relay without a window. It is generous because acknowledgements
-	// queue behind data: when both windows are full and the reader waits for its own Write,
+	// queue behind data. If both windows are full, and the reader waits for its own Write,
 	// as the reader of x/crypto/ssh may, a tunnel that stops receiving would deadlock.
 	readWindow = 4 << 20
 
@@ -268,9 +268,8 @@ func (c *tunnel) send(ctx context.Context, ws *websocket.Conn, cancel context.Ca
 	}
 }
 
-// takeLeave closes ws in good order. After goodbye it ends ctx, the receiver's
-// context, which cuts the wait short: the WebSocket library itself would wait for ten
-// seconds.
+// takeLeave closes ws in good order. After goodbye it ends ctx, which is the receiver's
+// context, so that the wait ends. The WebSocket library itself would wait for ten seconds.
 func (c *tunnel) takeLeave(ctx context.Context, ws *websocket.Conn, cancel context.CancelCauseFunc) {
 	var wg sync.WaitGroup
 	wg.Go(func() {
@@ -434,8 +433,8 @@ func (c *tunnel) reconnect(cause error) (*websocket.Conn, error) {
 	}
 }
 
-// reconnectWait returns the pause before a reconnect. The first pause is just long
-// enough that the tunnels of 2048 workers, all cut by one restart of a relay, do not
+// reconnectWait returns the pause before a reconnect. After one restart of a relay has cut
+// the tunnels of 2048 workers, the first pause is just long enough that they do not all
 // reconnect in one moment. Later pauses start at 1 s and grow by a half to 20 s; half of
 // each is random.
 func reconnectWait(tries int) time.Duration {
@@ -1074,9 +1073,9 @@ func (e *Error) Permanent() bool {
 	return e.Code == notAuthorized || errors.As(e.Err, &p) && p.Permanent()
 }
 
-// mendable reports whether a reconnect can help. Except for protocol violations and
-// permanent errors, an error without the relay's HTTP status or code means a broken
-// path, which a reconnect can repair.
+// mendable reports whether a reconnect can help. An error without the relay's HTTP status
+// or code means a broken path, which a reconnect can repair. Protocol violations and
+// permanent errors are exceptions.
 func (e *Error) mendable() bool {
 	var protocol protocolError
 	var permanent permanentError
