@@ -128,7 +128,7 @@ func lease(st stage.Status) string {
 	return "; " + st.Lease
 }
 
-// waitingQuestion is question for a job whose command has not started.
+// waitingQuestion returns the question for a job whose command has not started.
 func waitingQuestion(st stage.Status) string {
 	billed := "nothing is billed yet"
 	if st.Billed != "" {

@@ -12,7 +12,6 @@ import (
 	"multihost/internal/stage"
 )
 
-// The meaning of a signal when nobody is asked.
 func TestDecide(t *testing.T) {
 	for _, tt := range []struct {
 		name   string

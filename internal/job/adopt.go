@@ -44,15 +44,16 @@ func (h inheritance) mayHaveLogs() bool { return h.inherited && !h.worked && (h.
 
 // losesLogs reports whether deleting the slices may delete logs of an earlier runner's
 // command that are not on this machine. tried is how many attempts this command has started
-// or taken over. slices says whether slices exist, whose workers may not have been asked
+// or taken over. slices says whether slices exist. Their workers may not have been asked
 // yet.
 func (h inheritance) losesLogs(tried int, slices bool) bool {
 	return h.inherited && tried == 0 && (h.lives || h.ended || slices && !h.asked)
 }
 
-// leaves says why a job that ends before it has taken over the queued resource of an
-// earlier runner must not delete it; "" if it may. Only the user's choice or the end of
-// the time to live ends a running command.
+// An earlier runner may have left a queued resource, and this job may end before it has
+// taken that resource over. leaves says why the job must not delete the resource then; ""
+// means that it may. Only the user's choice or the end of the time to live ends a running
+// command.
 func (h inheritance) leaves(life provision.Life, err error) string {
 	switch {
 	case !h.inherited || life.Queued() || teardown.Chosen(err):
@@ -95,13 +96,13 @@ func (a *adoption) now() inheritance {
 	return a.inheritance
 }
 
-// commandLives reports whether a worker has said, since the slices were last waited
-// for, that the command of this run is running there.
+// commandLives reports whether a worker has said that the command of this run is running
+// there, since the job last waited for the slices.
 func (a *adoption) commandLives() bool { return a.now().lives }
 
 // forget drops the knowledge about the slices of an earlier attempt, so that the next
-// attempt asks again. If the command cannot be reached for long enough, it then counts as
-// lost.
+// attempt asks again. If the next attempt cannot reach the command for long enough, the
+// command counts as lost.
 func (a *adoption) forget() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -184,8 +185,8 @@ func (q *queued) bootLimit() time.Duration {
 // be as short as a minute.
 const adoptRound = 30 * time.Second
 
-// adopt checks whether every worker of a slice answers, as Probe does. It asks the workers
-// that answer at once whether a command of an earlier runner lives there. It also tells
+// adopt checks whether every worker of a slice answers, as Probe does. It asks those
+// workers that answer whether a command of an earlier runner lives there. It also tells
 // them that a runner has come, because the others may take longer than --lease. If all
 // answer, it renews the lease until release is called.
 func (q *queued) adopt(ctx context.Context, s tpu.Slice) error {
@@ -286,8 +287,8 @@ func (q *queued) othersLive(ctx context.Context) bool {
 }
 
 // othersRuns asks worker 0 of each slice of the job for the commands that other runners
-// have started there, of this job or of another run. Workers that do not answer within
-// answerLimit count as booting machines.
+// have started there. They may be of this job or of another run. Workers that do not answer
+// within answerLimit count as booting machines.
 func (q *queued) othersRuns(ctx context.Context) []workers.FoundRun {
 	sel := readySlices(ctx, q.Reach, q.o.Request.ID)
 	if len(sel.Slices) == 0 {

@@ -11,8 +11,8 @@ import (
 )
 
 // keepConsoles writes the serial consoles of VMs that did not answer in time into the
-// directory of the run: they are gone when the slices are deleted. cause is why the wait for
-// the slices failed.
+// directory of the run. The consoles are gone when the slices are deleted. cause is why the
+// wait for the slices failed.
 func keepConsoles(d Deps, run string, cause error) {
 	var late *provision.DeadlineError
 	if !errors.As(cause, &late) {

@@ -251,7 +251,7 @@ func TestAJobWhoseCommandFails(t *testing.T) {
 }
 
 // A hurried clock shortens every wait. It shows the real time, as the workers' clocks do,
-// because a stop counts only for runners that began before it.
+// because a stop counts only for runners that began before the stop.
 type hurried struct{ gcp.Clock }
 
 func (hurried) After(d time.Duration) <-chan time.Time { return time.After(d / 100) }

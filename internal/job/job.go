@@ -8,7 +8,7 @@
 //   - A lock in runners/ of the state directory, which ends with its process, allows one
 //     runner of a job on a machine. Between two machines the workers' lock decides. The
 //     runner that was not first waits a random time, looks again, and follows the command
-//     of the other.
+//     of the runner that was first.
 //   - Why an attempt failed is judged after the cloud's state has settled. If a worker
 //     was lost, or TERM or KILL ended a command, the API is asked for up to a minute,
 //     because VMs learn of their end before the API shows it. A loss counts against
@@ -113,9 +113,9 @@ type JobOptions struct {
 
 	TTL time.Duration // from the request of the slices to their deletion, whatever is running; 0: no limit
 
-	// Lease is how long the workers wait before they delete the slices themselves. The
-	// time counts from the end of the command, or from their boot if no runner has
-	// come, and only while nobody is attached; 0: never.
+	// Lease is how long the workers wait before they delete the slices themselves. The time
+	// counts from the end of the command, or from their boot if no runner has come. It
+	// counts only while nobody is attached. 0: never.
 	Lease time.Duration
 
 	Keep          bool          // leave the slices when the run has ended
@@ -279,8 +279,9 @@ func occupied(err error) bool {
 	return errors.As(err, &e) && (e.Stage == stage.Busy && len(e.Each) == 0 || slices.ContainsFunc(e.Each, occupied))
 }
 
-// MakeNetwork creates the network of a job, if it is to create one. It calls first before
-// it changes anything. If first returns an error, MakeNetwork returns that error.
+// MakeNetwork creates the network of a job, if it is to create one. Before it changes
+// anything, it calls the function first. If that returns an error, MakeNetwork returns the
+// error.
 func MakeNetwork(ctx context.Context, d Networks, watch *stage.Stopwatch, o *network.Options, first func() error) error {
 	var plan *network.Plan
 	err := watch.Span("network", func() (err error) {

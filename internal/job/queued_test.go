@@ -243,8 +243,8 @@ func TestWhetherAnotherCommandHasMadeAResource(t *testing.T) {
 	}
 }
 
-// A job that ends after it has requested its resource again, and before it has waited for
-// it, does not take that resource for one of another command.
+// A job may end after it has requested its resource again, and before it has waited for the
+// resource. It then does not take the resource for one of another command.
 func TestAResourceThatTheJobHasMadeAgainIsItsOwn(t *testing.T) {
 	for _, tt := range []struct {
 		story string
@@ -486,9 +486,9 @@ func TestWhatMayExistIsSaid(t *testing.T) {
 	}
 }
 
-// Before the first request the user is told the price and asked. Before a further
-// request for the same slices neither happens. A job that loses slices which it has
-// taken over says what it requests then. It asks nobody, because the user may be
+// Before the first request the user is told the price and asked. Before a further request
+// for the same slices, the user is neither told nor asked. A job that loses slices which it
+// has taken over says what it requests then. It asks nobody, because the user may be
 // asleep.
 func TestARequestIsAnnouncedAndConfirmedOnce(t *testing.T) {
 	t.Parallel()
