@@ -1,8 +1,8 @@
 // Package journal records the events of a run, except the bytes of its output, as one
 // JSON line each in a file that only grows.
 //
-// The file is a record for looking back at all attempts and at every command that followed
-// the run; several commands may write it at once. A line is written by one write when its
+// The file is a record for looking back at all attempts, and at every command that followed
+// the run. Several commands may write it at once. A line is written by one write when its
 // event happens, so a command that dies loses nothing that it emitted. Secrets are masked
 // before they reach the file. The file stays below MaxBytes: when it is nearly full, only
 // the events that the story needs are still written.
@@ -165,8 +165,8 @@ func mend(file *os.File) (int64, error) {
 	return size + 1, err
 }
 
-// Emit implements event.Sink. It drops Output, Progress and Training events, which say
-// nothing once they are past, and notes of level Debug.
+// Emit implements event.Sink. It drops Output, Progress and Training events, which mean
+// nothing later. It also drops notes of level Debug.
 func (j *Journal) Emit(e event.Event) {
 	if j == nil {
 		return

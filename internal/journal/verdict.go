@@ -35,8 +35,7 @@ type Verdict struct {
 	Also  string // what else went wrong, such as a teardown
 }
 
-// A Known is the information about the end of a run that its record has, without the
-// journal.
+// A Known is the information about the end of a run that the run's record has.
 type Known struct {
 	Logs  bool // there are logs
 	Ended bool

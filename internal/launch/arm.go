@@ -298,8 +298,8 @@ func (a *Armed) ClockOffset() time.Duration { return a.offset }
 
 // ReleaseAt orders the supervisor, with one write, to start the command at a time by our
 // clock, at most 5 s ahead; the zero time means at once. ClockOffset translates the time to
-// the worker's clock. A worker that gets the order after that time, or whose clock says
-// that it is more than 5 s away, starts at once.
+// the worker's clock. A worker starts at once if it gets the order after that time, or if
+// the time is more than 5 s away by its clock.
 //
 // When the connection is lost before the answer, ReleaseAt asks the worker again until ctx
 // ends. The command is started once, or ErrNotStarted says that it never will be. The

@@ -225,10 +225,10 @@ secrets() {
 }
 
 # ask RETRIES ARG... calls curl with ARGs and the token. It tries again while the network or
-# the server has trouble, but not later than 40 s after the first try. status and json come
-# from the last try; status is 0 if that got no whole answer. If status is not 200, trouble
-# says why. The output of curl goes through descriptor 5: curl --retry would put the answers
-# of all tries, and its messages, into one text.
+# the server has trouble. It gives up if a try fails later than 40 s after the first try
+# began. status and json come from the last try. status is 0 if that try got no whole
+# answer. If status is not 200, trouble says why. The output of curl goes through descriptor
+# 5: curl --retry would put the answers of all tries, and its messages, into one text.
 ask() {
   local tries=$1 pause=1 line error until_ns
   shift

@@ -171,8 +171,8 @@ var (
 	numbers     = regexp.MustCompile(`\d+`)
 )
 
-// A thread has the lines of one stack, without details that always differ, and the number
-// of threads of the process that have it.
+// A thread is one stack of a process: its lines, without details that always differ, and
+// how many threads of the process have it.
 type thread struct {
 	lines []string
 	count int

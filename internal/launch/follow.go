@@ -181,7 +181,7 @@ func (c *chase) after(p piece, err error) (next turn) {
 }
 
 // ends reports whether err ends Follow. When the worker has known the run before,
-// ErrUnknownRun and ErrNotStarted do not end it: somebody removed the run's files, or
+// ErrUnknownRun and ErrNotStarted do not end Follow: somebody removed the run's files, or
 // they could not be read.
 func ends(err error, heard bool) bool {
 	var write *writeError
@@ -308,7 +308,7 @@ type talk struct {
 	found  func() // to be called when following works
 }
 
-// answered hears a record of the first answer, which comes before the output.
+// answered handles a record of the first answer, which comes before the output.
 func (t talk) answered(rec remote.Record) (done bool) {
 	switch rec.Word {
 	case "stream":
@@ -319,8 +319,8 @@ func (t talk) answered(rec remote.Record) (done bool) {
 	return false
 }
 
-// told hears a record that comes beside the output. It drops the frequent ones: a long log
-// brings a "size" for each piece, without limit.
+// told handles a record that comes beside the output. done means that the record need not
+// be kept: a long log brings a "size" for each piece, without limit.
 func (t talk) told(rec remote.Record) (done bool) {
 	switch rec.Word {
 	case "waiting":
@@ -377,9 +377,9 @@ type writeError struct{ error }
 
 func (e *writeError) Unwrap() error { return e.error }
 
-// persist repeats try until it succeeds, ctx ends or an error comes that trying again
-// cannot cure (see mayAnswer), with pauses that grow to 5 s. The connection itself
-// redials within limits of its own.
+// persist repeats try, with pauses that grow to 5 s. It ends when try succeeds, when ctx
+// ends, or when an error comes that trying again cannot cure (see mayAnswer). The
+// connection itself redials within limits of its own.
 func persist[T any](ctx context.Context, try func() (T, error)) (T, error) {
 	for wait := firstPause; ; wait = min(wait*2, mostPause) {
 		v, err := try()

@@ -318,7 +318,7 @@ type Info struct {
 	PID        int
 	Supervisor int
 	Exit       *Exit
-	Followers  int    // how many follow its output here without FollowOptions.Look; only for Mine and Running
+	Followers  int    // how many processes follow its output here without FollowOptions.Look; only for Mine and Running
 	Verdict    string // how the attempt ended on all workers; "" where KeepVerdict was not called
 	Seen       bool   // KeepSeen was called
 	Stopped    Stopped
@@ -358,7 +358,7 @@ type StopReport struct {
 	Killed    int   // how many of them needed SIGKILL
 	Survivors []Process
 	Devices   []Process // all processes that hold a TPU device now, of any user
-	Blind     string    // why root is not available, so that holders of other users are not seen; "" when it is
+	Blind     string    // why root is not available, so that holders of other users are not seen; "" when root is available
 	Exit      *Exit
 	Unmarked  bool // the mark of StopOptions.Mark could not be written
 }

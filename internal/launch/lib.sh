@@ -239,9 +239,8 @@ everybody() {
   done 2>/dev/null
 }
 
-# kin adds the descendants of the processes in the map ours to that map, by the map
-# parents, and sets the array pids to all of them, except this process and its
-# ancestors.
+# kin adds the descendants of the processes in the map ours to that map, by the map parents.
+# It sets the array pids to all processes of ours, except this process and its ancestors.
 kin() {
   local p more=1
   while ((more)); do

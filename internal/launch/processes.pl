@@ -22,9 +22,9 @@ my %env;
 	}
 }
 
-# multihost's stop signals each process itself and limits the time; this program must
-# survive to see how they end. It uses handlers, because an ignored signal would stay
-# ignored in the command.
+# multihost's stop signals each process itself, and limits the time. This program must
+# survive the signal, to see how the processes end. It uses handlers, because an ignored
+# signal would stay ignored in the command.
 my $stopped;
 my @signals = grep { ($SIG{$_} // '') ne 'IGNORE' } qw(HUP INT QUIT PIPE TERM USR1 USR2);
 $SIG{$_} = sub { $stopped = 1 if $_[0] eq 'TERM' } for @signals;

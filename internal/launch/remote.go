@@ -216,7 +216,8 @@ func instant(s string) time.Time {
 	return time.Time{}
 }
 
-// errLate is returned to a copy that still writes after its exec has ended.
+// gate returns errLate if a copying goroutine still writes after the command of its exec
+// has ended.
 var errLate = errors.New("write after the end of the exec")
 
 // gate passes bytes on to w until it is closed, and counts them. So a transport that

@@ -86,8 +86,8 @@ func TestOverSSHACutNeverStartsTwice(t *testing.T) {
 }
 
 // The connection may break at any byte of any step. The command still starts once. The
-// local bytes are a prefix of its output and equal to it at the end. Nothing of the
-// command is left.
+// local bytes are always a prefix of the command's output, and equal to it at the end.
+// Nothing of the command is left.
 func TestOverSSHAnyStepMayBreakAnywhere(t *testing.T) {
 	t.Parallel()
 	rounds := 3

@@ -101,7 +101,7 @@ type FreeOptions struct {
 // FreeReport is the result of FreeTPU on one worker.
 type FreeReport struct {
 	Devices     int       // TPU device files on the worker
-	Blind       string    // why root is not available, so that holders of other users are not seen; "" when it is
+	Blind       string    // why root is not available, so that holders of other users are not seen; "" when root is available
 	Stopped     []Process // processes that were ended
 	LockRemoved bool      // /tmp/libtpu_lockfile was there and is gone
 }

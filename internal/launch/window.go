@@ -6,10 +6,10 @@ import (
 	"sync"
 )
 
-// An SSH channel of x/crypto lets the worker send 2 MiB that nobody has read yet,
-// and no option changes that: 2048 workers that print while the local disk is slow
-// would fill 4 GiB. So the worker sends only as many bytes as follow asks for, and
-// follow asks for more when those are written.
+// An SSH channel of x/crypto lets the worker send 2 MiB that nobody has read yet, and no
+// option changes that. If the local disk is slow, 2048 workers that print would fill 4 GiB.
+// So the worker sends only as many bytes as follow asks for, and follow asks for more when
+// those are written.
 
 // A Window limits how many bytes the workers have sent that are not yet written,
 // over all the Follow calls that share it.
