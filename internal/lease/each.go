@@ -13,10 +13,11 @@ import (
 )
 
 // Each calls arm for all workers at the same time. It sends the agent to the workers that
-// lack it, and calls arm for them again. A nil workers[i] is skipped. pass may be nil.
-// Otherwise Each calls it with one agent and the numbers of the workers that lack it. pass
-// lets these workers pass the agent on to each other where that saves time. Each sends the
-// agent from here to the workers that still lack it. The errors are aligned with workers.
+// lack it, and calls arm for them again. A nil workers[i] is skipped. pass may be nil. If
+// pass is not nil, Each calls it with one agent and the numbers of the workers that lack
+// this agent. pass lets these workers pass the agent on to each other where that saves
+// time. Each sends the agent from here to the workers that still lack it. The errors are
+// aligned with workers.
 func Each(ctx context.Context, workers []remote.Runner, agents program.Set, pass func(ctx context.Context, agent program.Program, lacking []int), arm func(ctx context.Context, i int) error) []error {
 	errs := make([]error, len(workers))
 	each := func(which []int, f func(i int) error) {

@@ -9,8 +9,8 @@
 // deletes the queued resource when
 //
 //   - no runner has come to any worker within a given time of its boot;
-//   - nobody has renewed the lease for its time, and for as long no command has
-//     run on this worker nor, by their guest attributes, on any other; or
+//   - nobody has renewed the lease for its time, and in that time no command has run on
+//     this worker or, as their guest attributes say, on any other; or
 //   - the time to live of the slices has passed, even if a command runs.
 //
 // The promises are
@@ -32,8 +32,8 @@
 //
 // A worker may be unable to run the agent anywhere (no file system with exec, full disks,
 // an unknown architecture). It then tells the reason to the runner that arms it, and its
-// guard stays. That is why the guard is in the startup script and not in the agent: it
-// needs nothing but that script.
+// guard stays. That is why the guard is in the startup script and not in the agent: the
+// guard needs nothing but that script.
 //
 // # Decisions
 //

@@ -79,8 +79,8 @@ func newCloudOf(t *testing.T, workers int) *cloud {
 	return c
 }
 
-// refuses refuses all calls that begin with what from now on, with this status; 0: it
-// answers them.
+// From now on, refuses makes the cloud refuse all calls that begin with what, with this
+// status. With 0 the cloud answers them again.
 func (c *cloud) refuses(what string, status int) {
 	c.Do(func() {
 		c.Refuse = func(call string) int {

@@ -168,7 +168,7 @@ func (one *oneLog) goOnIn(ctx context.Context, src logSource) error {
 	return err
 }
 
-// tellWhich tells a user who named no worker whose log is shown. end may be nil.
+// If the user named no worker, tellWhich says whose log is shown. end may be nil.
 func (l *logReader) tellWhich(id tpu.WorkerID, ids []tpu.WorkerID, end *runs.RunEnd) {
 	workers := len(ids)
 	if l.told || l.o.All || workers <= 1 || l.o.Named && !l.o.FirstFailure {
@@ -273,7 +273,8 @@ func (s remoteSource) size(ctx context.Context) (int64, error) {
 	return sizeOf(state, s.conn.Name())
 }
 
-// sizeOf returns the size of the log of an attempt whose state the worker told.
+// sizeOf returns the size of the log of an attempt. state is what the worker told about the
+// attempt.
 func sizeOf(state launch.State, worker string) (int64, error) {
 	switch state.Phase {
 	case launch.Unknown:
@@ -316,7 +317,8 @@ type bucketSource struct {
 // logsHeld is how many bytes of several logs are held at a time while they are merged.
 const logsHeld = 64 << 20
 
-// pieceOf returns how many bytes of each log are read at once, of so many together.
+// pieceOf returns how many bytes of each log are read at once if this many logs are read
+// together.
 func pieceOf(logs int) int64 { return max(tailFirst, min(tailMost, logsHeld/int64(logs))) }
 
 func (s bucketSource) size(ctx context.Context) (int64, error) {
@@ -385,7 +387,7 @@ func (l *logReader) prepare(ctx context.Context, one *oneLog, dir string) error 
 		emit: func(at time.Time, p []byte) error { return l.emit(one.id, at, p) }}
 	one.text, one.end = t, -1
 	cuts := l.o.Tail >= 0 || !l.o.Since.IsZero()
-	var size, from int64 // the wanted last lines begin at from
+	var size, from int64 // from is where the wanted last lines begin
 	if cuts || l.o.timed() && l.o.Follow {
 		var err error
 		if size, err = one.src.size(ctx); err != nil {
@@ -493,7 +495,7 @@ func (l *logReader) printNow(ctx context.Context) error {
 	return one.copy(ctx, l.flushed(one.text))
 }
 
-// flushed returns a writer that shows all bytes at once.
+// flushed returns a writer that shows all bytes immediately.
 func (l *logReader) flushed(w io.Writer) io.Writer {
 	return stage.WriterFunc(func(p []byte) (int, error) {
 		l.mu.Lock()
@@ -659,8 +661,8 @@ func (l *logReader) read(ctx context.Context, ref launch.Ref, dir string) error 
 }
 
 // followAll follows the logs of all workers that are reached. When the logs cannot be shown
-// any more, it stops following all of them, because the reader of a log without output
-// would not notice.
+// any more, it stops following all of them. A log without output would not notice that by
+// itself.
 func (l *logReader) followAll(ctx context.Context, follow func(context.Context, *oneLog) error) error {
 	ctx, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
@@ -730,9 +732,9 @@ func sayLosses(d runs.Deps, o LogOptions, giveUp context.CancelCauseFunc) launch
 	}
 }
 
-// firstFailure returns the end of an attempt with the worker that failed first: as this
-// machine saw it, as the run's verdict on the workers tells it, or as the ends on all
-// workers tell it.
+// firstFailure returns the end of an attempt, with the worker that failed first. It takes
+// them from what this machine saw, from the run's verdict on the workers, or from the ends
+// on all workers.
 func (l *logReader) firstFailure(ctx context.Context, rec *record.Record, end *runs.RunEnd) (*runs.RunEnd, error) {
 	if end != nil && end.First != nil {
 		return end, nil

@@ -146,7 +146,8 @@ func (o *onlooker) keepOn(ctx context.Context) {
 	}
 }
 
-// read reads where the run is, until the run has ended or a command brings its logs here.
+// read reads the logs where the run is, until the run has ended or a command brings its
+// logs here.
 func (o *onlooker) read(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	var group sync.WaitGroup
@@ -276,8 +277,9 @@ func readBy(ctx context.Context, r *runs.BucketRun, o *onlooker) error {
 	}
 }
 
-// nearBy reads on the workers until the attempt has ended or they cannot be reached. The
-// bucket says whether the run has ended. done is true if nothing is to be read after that.
+// nearBy reads the logs on the workers until the attempt has ended, or until the workers
+// cannot be reached. The bucket says whether the run has ended. done is true if nothing is
+// to be read after that.
 func (o *onlooker) nearBy(ctx context.Context, r *runs.BucketRun, rec *record.Record) (done bool, err error) {
 	o.mention("")
 	_, err = o.overSSH(ctx, r.Deps, rec)
@@ -291,8 +293,8 @@ func (o *onlooker) nearBy(ctx context.Context, r *runs.BucketRun, rec *record.Re
 }
 
 // tellBegun reports that the command has begun, or else the progress of the run. followed
-// means that the attempt was read over SSH before. Then the notice stays that says why SSH
-// does not work any more.
+// means that the attempt was read over SSH before. The notice that says why SSH does not
+// work any more then stays.
 func (o *onlooker) tellBegun(r *runs.BucketRun, rec *record.Record, state detach.State, followed bool) {
 	begun := r.Running(state) > 0 || len(state.Ended) > 0
 	if begun {

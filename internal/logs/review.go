@@ -118,8 +118,8 @@ func (r *Review) Close() {
 }
 
 // Look reads the new data on this machine, and adds the data that was read where the run
-// is. It is an error when this machine has neither a record of the run nor a journal and
-// only this machine is read.
+// is. If only this machine is read, and it has neither a record of the run nor a journal,
+// Look returns an error.
 func (r *Review) Look(v metrics.View, now time.Time) (Look, error) {
 	var entries []journal.Entry
 	if r.o.LogDir == "" { // with LogDir, the journal is not about these logs
