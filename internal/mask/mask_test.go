@@ -23,8 +23,8 @@ func TestMaskedWordsAreTheLongLinesOfSecrets(t *testing.T) {
 	}
 }
 
-// The shown text does not depend on where the chunks end. It has no secret word and all
-// other bytes.
+// The shown text does not depend on where the chunks end. It has no secret word, and it has
+// all other bytes.
 func FuzzMask(f *testing.F) {
 	f.Add([]byte("token=hunter2-hunter2 ok\n"), "hunter2-hunter2", "hunter2-", uint8(0))
 	f.Add([]byte("abcdefghij abcdefgh bcdefghijk"), "abcdefgh", "bcdefghijk", uint8(2))

@@ -18,7 +18,7 @@
 //     history whose width is a power of two. So slices and runs are sums of their
 //     workers, and nothing is kept twice.
 //   - A published figure counts only for the same generation and number of slices.
-//     --fail-below without one is an error.
+//     --fail-below without such a figure is an error.
 package metrics
 
 import (

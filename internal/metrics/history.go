@@ -63,9 +63,9 @@ func (b *bucket) merge(o *bucket) {
 	b.loss += o.loss
 }
 
-// A history holds the steps of a worker, joined into points: no more of them than the field
-// most says. Point i stands for the steps from (first+i)·width on. width is a power of two,
-// so that the points of different workers have common borders.
+// A history holds the steps of a worker, joined into points. The field most limits the
+// number of points. Point i stands for the steps from (first+i)·width on. width is a power
+// of two, so that the points of different workers have common borders.
 type history struct {
 	most    int
 	width   int64 // 0: nothing yet

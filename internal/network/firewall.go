@@ -345,8 +345,8 @@ func (c *Client) PlanFirewall(ctx context.Context, rule FirewallRule) (Plan, err
 	return Plan{Actions: []Action{c.planRule(rule, rules)}}, nil
 }
 
-// CreateFirewall creates one rule and reports whether it had to: it leaves an equal
-// rule alone. A rule without source ranges allows the whole internet, as in gcloud;
+// CreateFirewall creates one rule, unless an equal rule exists. It reports whether it
+// created one. A rule without source ranges allows the whole internet, as in gcloud;
 // CreateFirewall warns about it.
 func (c *Client) CreateFirewall(ctx context.Context, rule FirewallRule) (created bool, err error) {
 	plan, err := c.PlanFirewall(ctx, rule)
