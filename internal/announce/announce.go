@@ -31,7 +31,7 @@ import (
 type Deps = settings.Deps
 
 // Asking returns the event that precedes a request for slices. mtu is the MTU of the
-// network; 0 if it was not read. until says what ends the bill.
+// network, or 0 if it was not read. until says what ends the bill.
 func Asking(r provision.Request, project, zone string, mtu int, until string, dryRun bool) event.Request {
 	n := max(1, r.NodeCount)
 	e := event.Request{
@@ -51,7 +51,8 @@ func Asking(r provision.Request, project, zone string, mtu int, until string, dr
 	return e
 }
 
-// AtTheLatest says when the provider takes the slices of a request away; "" if it does not.
+// AtTheLatest says when the provider takes the slices of a request away. It returns "" if
+// it does not.
 func AtTheLatest(r provision.Request) string {
 	if r.MaxRunDuration <= 0 {
 		return ""

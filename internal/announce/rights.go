@@ -18,8 +18,8 @@ import (
 // A RightsReader is a provider that can say, before any worker exists, what the workers
 // may do.
 type RightsReader interface {
-	// DefaultServiceAccount returns the account of VMs whose request names none; "" if
-	// it is not known.
+	// DefaultServiceAccount returns the account of VMs whose request names none. It returns
+	// "" if it is not known.
 	DefaultServiceAccount(ctx context.Context) string
 	Policy(ctx context.Context) ([]gcp.Binding, error)
 	// MayCallAPI reports whether the scopes of the request let its workers delete it.
@@ -131,8 +131,8 @@ const (
 	WhenRunEnds    = "when the command has ended" // for a job without runner
 )
 
-// Before the request, TellRight warns if the workers may not delete the slices. when names
-// the occasion on which they would have to delete them.
+// Before the request, TellRight warns if the workers may not delete the slices. The
+// parameter when names the occasion on which they would have to delete them.
 func TellRight(d *workers.Reach, r *DeletionRight, id, when string) {
 	switch {
 	case r == nil || r.May == MayDelete:
