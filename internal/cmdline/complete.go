@@ -40,8 +40,8 @@ const (
 	Dirs     Kind = "dirs"
 )
 
-// Complete answers the completion script of a shell: it writes a line with the kind of the
-// answer to w, then one candidate per line. argv is what the script passes on: the shell,
+// Complete answers the completion script of a shell. To w it writes a line with the kind of
+// the answer, then one candidate per line. argv is what the script passes on: the shell,
 // then the words up to the cursor. From bash it is the shell, the characters at which bash
 // breaks words, and the line. Complete ignores all errors: there are no candidates then.
 func (p Program) Complete(ctx context.Context, w io.Writer, argv []string) {
@@ -183,8 +183,8 @@ func (q *Query) Line() *Line {
 	return l
 }
 
-// Setting returns the value that a flag has, typed or from a layer; "" if the line has an
-// error.
+// Setting returns the value that a flag has, typed or from a layer. It returns "" if the
+// line has an error.
 func (q *Query) Setting(flag string) string {
 	if l := q.Line(); l != nil {
 		return l.Setting(flag)

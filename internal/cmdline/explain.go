@@ -87,7 +87,8 @@ func merge(flags []FlagValue, f FlagValue, command string) []FlagValue {
 	return append(flags, f)
 }
 
-// explainOne returns the flags of the command with that path, sorted by name.
+// commands is how many commands there are. If it is more than 0, the first column names the
+// commands of each flag.
 func (p Program) explainOne(outer *Line, path string, below Below) ([]FlagValue, error) {
 	l := &Line{program: p.App.Name, Values: map[string]string{}, Path: strings.Fields(path)}
 	for _, f := range p.App.Flags {

@@ -148,8 +148,9 @@ func (l *Line) NoWords() {
 	}
 }
 
-// OneWord returns the single word that a command takes, and refuses none or several. which
-// is a hint about the possible words, for a line without a word; it may be "".
+// OneWord returns the single word that a command takes, and refuses none or several. For a
+// line without a word, the parameter which has a hint about the possible words. It may be
+// "".
 func (l *Line) OneWord(what, which string) string {
 	switch command := l.Name(); {
 	case len(l.Words) == 0:
@@ -165,9 +166,9 @@ func (l *Line) OneWord(what, which string) string {
 	return l.Words[0]
 }
 
-// Setting returns the value of a flag, typed or from a layer. The value of a list from a
-// layer is its values separated by commas. It is "" for a flag that has its built-in
-// default.
+// Setting returns the value of a flag, typed or from a layer. If a layer gives a list,
+// Setting returns its values separated by commas. The value of a list from a layer is its
+// values separated by commas. It is "" for a flag that has its built-in default.
 func (l *Line) Setting(flag string) string {
 	if v, typed := l.Values[flag]; typed {
 		return v
