@@ -14,12 +14,11 @@ import (
 // A hashCache saves Scan from reading files that have not changed since an earlier Scan
 // of the same directory. Each directory has one file below Options.Cache.
 //
-// A file counts as unchanged when size, time of modification, time of change and inode
-// are the same. The time of change makes that safe: nobody can set it back. One case
-// remains: a file that changes twice within one tick of the file system's clock, before
-// and after it was read. So the cache does not remember a file that changed within
-// settleTime before it was read, or whose times lie in the future; the next Scan reads it
-// again.
+// A file counts as unchanged when size, time of modification, time of change and inode are
+// the same. The time of change makes that safe: nobody can set it back. One case remains: a
+// file that changes twice within one tick of the file system's clock, before and after it
+// was read. So the cache does not remember a file that changed within settleTime before it
+// was read, or whose times lie in the future. The next Scan reads such a file again.
 type hashCache struct {
 	path    string // "": nothing is stored
 	old     map[string]cachedHash
@@ -61,8 +60,8 @@ func openHashes(dir, root string) *hashCache {
 	return c
 }
 
-// state returns the values that change when a file changes; false if the system does not
-// provide them.
+// state returns the values that change when a file changes. It returns false if the system
+// does not provide them.
 func state(info fs.FileInfo) (cachedHash, bool) {
 	inode, changed, ok := identity(info)
 	return cachedHash{Size: info.Size(), Inode: inode, ModNS: info.ModTime().UnixNano(), ChgNS: changed}, ok
@@ -79,8 +78,8 @@ func (c *hashCache) get(name string, info fs.FileInfo) (hash string, ok bool) {
 	return known.Hash, ok && known == want && len(known.Hash) == 2*sha256.Size
 }
 
-// keep remembers the hash of a file. info is the state of the file, which was read at the
-// time begun, before the content of the file. It is not safe for concurrent use.
+// keep remembers the hash of a file. info is the state of the file. It was read at the time
+// in begun, before the content of the file. It is not safe for concurrent use.
 func (c *hashCache) keep(name, hash string, info fs.FileInfo, begun time.Time) {
 	s, ok := state(info)
 	if !ok {

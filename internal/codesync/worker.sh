@@ -21,7 +21,7 @@
 # WHAT.
 #
 # "missing N" and "lacks N GONE" come after lines "hash HASH...", which have N hashes.
-# missing has the word "relays" if fetch works here; GONE is how many files of an earlier
+# missing has the word "relays" if fetch works here. GONE is how many files of an earlier
 # sync would be removed. After "broken TEXT" the step may be tried again. feed and fetch
 # serve other workers until their stdin ends. The manifest has six fields for each entry,
 # each ended by NUL: kind (f, d or l), mode, size, hash, path, link target; entries are
@@ -589,9 +589,9 @@ place_files() {
   stage=''
 }
 
-# rename_names: $names are OLD and NEW in turn. mv would need one process for each file;
-# perl, which every Debian has, needs one for all. Only renames to another file system, in
-# a directory that is a mount, need mv.
+# rename_names: $names are OLD and NEW in turn. mv would need one process for each file.
+# perl, which every Debian has, needs one for all. Only renames to another file system, in a
+# directory that is a mount, need mv.
 rename_names() {
   # shellcheck disable=SC2016 # for perl
   local -a command=(perl -e '$/ = "\0"; $arguments = @ARGV;

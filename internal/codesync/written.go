@@ -88,7 +88,7 @@ func Remember(dir, by string, paths []Written) error {
 }
 
 // keepState keeps the state of a file. For a directory, it keeps the states of its files,
-// if there are at most as many as most.
+// unless they are more than the number in most.
 func (w *Written) keepState(info fs.FileInfo, most int) {
 	if !info.IsDir() {
 		w.Size, w.ModNS = info.Size(), info.ModTime().UnixNano()
