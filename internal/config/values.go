@@ -84,8 +84,8 @@ func CheckRunName(s string) error {
 
 // RunName returns a name for a run of user: "ada-20260102-150405-ab3f". The name is legal
 // as a queued resource id, with room for a slice number, and as a directory. The time in
-// the name is now, in the time zone of now. The last part is random, from rnd, so that two
-// runs of the same second get different names.
+// the name is the present time, in the time zone of now. The last part is random, from rnd,
+// so that two runs of the same second get different names.
 func RunName(user string, now time.Time, rnd io.Reader) string {
 	var b [2]byte
 	if _, err := io.ReadFull(rnd, b[:]); err != nil {

@@ -47,8 +47,9 @@ func TierWords(tier string) string {
 	return tier
 }
 
-// Hourly returns what the slices of a resource cost now; nil if a price is unknown. Slices
-// whose VMs are all stopped or were taken away do not count: at most their disks are billed.
+// Hourly returns what the slices of a resource cost now. It returns nil if a price is
+// unknown. Slices whose VMs are all stopped or were taken away do not count: at most their
+// disks are billed.
 func Hourly(res provision.Resource, zone string) *float64 {
 	total := 0.0
 	for _, s := range res.Slices {
@@ -64,8 +65,8 @@ func Hourly(res provision.Resource, zone string) *float64 {
 	return &total
 }
 
-// SoFar returns the cost of the slices of a resource since their bill began; nil if a price
-// is unknown.
+// SoFar returns the cost of the slices of a resource since their bill began. It returns nil
+// if a price is unknown.
 func SoFar(res provision.Resource, zone string, now time.Time) *float64 {
 	total := 0.0
 	for _, s := range res.Slices {
