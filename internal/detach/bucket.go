@@ -98,8 +98,8 @@ func (e *ExistsError) Fault() fault.Kind { return fault.Unavailable }
 
 // Create uploads the files that the workers of a start need: their program, the kit's
 // files, and the code that write writes, if write is not nil. It then makes this start the
-// current one by writing run.json. This start replaces the start earlier. If earlier is
-// nil, this is the first start of the run. If several calls run at the same time, one
+// current one by writing run.json. It replaces the start that earlier describes. If earlier
+// is nil, this is the first start of the run. If several calls run at the same time, one
 // succeeds and the others get an *ExistsError. Each start has its own names for uploads, so
 // readers of an earlier start are not disturbed. Create fills in the missing fields of j.
 //
@@ -252,7 +252,8 @@ type Earlier struct {
 	generation int64 // of run.json
 }
 
-// Earlier reads the state of a run in the bucket; nil when the bucket has no such run.
+// Earlier reads the state of a run in the bucket. It returns nil if the bucket has no such
+// run.
 func (b *Bucket) Earlier(ctx context.Context, run string) (*Earlier, error) {
 	e, name := &Earlier{}, prefixOf(b.dir, run)+"run.json"
 	err := b.list(ctx, name, "", func(page *storage.Objects) {
@@ -421,7 +422,7 @@ func (b *Bucket) read(ctx context.Context, name string, offset int64) ([]byte, e
 	return b.readPiece(ctx, name, offset, maxPiece)
 }
 
-// readPiece does what read does, but returns at most as many bytes as most.
+// readPiece does what read does, but returns no more bytes than most says.
 func (b *Bucket) readPiece(ctx context.Context, name string, offset, most int64) ([]byte, error) {
 	var data []byte
 	err := b.gcp.Do(ctx, fmt.Sprintf("read gs://%s/%s", b.name, name), func(ctx context.Context) error {
@@ -968,7 +969,8 @@ func (b *Bucket) LogInPieces(ctx context.Context, run string, id tpu.WorkerID, a
 	}
 }
 
-// LogSize returns how many bytes of a worker's log the bucket has; 0 if it has none yet.
+// LogSize returns how many bytes of a worker's log the bucket has. It returns 0 if it has
+// none yet.
 func (b *Bucket) LogSize(ctx context.Context, run string, id tpu.WorkerID, attempt int) (int64, error) {
 	name, size := prefixOf(b.dir, run)+LogObject(id, attempt), int64(0)
 	err := b.gcp.Do(ctx, fmt.Sprintf("get gs://%s/%s", b.name, name), func(ctx context.Context) error {

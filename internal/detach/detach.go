@@ -2,8 +2,8 @@
 //
 // It has two parts. A bucket holds the job and its progress. At each boot, every worker
 // runs a script (boot.sh) that fetches multihost-agent from the bucket and runs it. Package
-// agent/detached is the program of a worker: it fetches the job with the worker's own
-// token, and starts the command under the supervisor that a runner would use (package
+// agent/detached is the program of a worker. It fetches the job with the worker's own
+// token. It starts the command under the supervisor that a runner would use (package
 // launch, packed as a kit). It stores the worker's log and end in the bucket, begins a new
 // attempt after a reboot, and deletes the queued resource when every worker has ended. A
 // machine that is told to end runs it too, for a last report. No worker is special: any
