@@ -55,7 +55,7 @@ func (e Ending) Text() string {
 // Endings are how the command ended on all workers of a run, in their order.
 type Endings []Ending
 
-// on folds the names of the workers for whose ends the function is returns true.
+// on folds the names of the workers for whose ends the function given as is returns true.
 func (all Endings) on(ids []tpu.WorkerID, is func(Ending) bool) string {
 	var names []tpu.WorkerID
 	for i, e := range all {

@@ -37,9 +37,9 @@ type evidence struct {
 	away     time.Duration // how long it has not been followed
 }
 
-// fateOf decides about one worker. Only the record of its supervisor, or the cloud's
-// report about its slice, means that the command has ended; a failure on our side never
-// does. limit is --lost-timeout, 0 for none.
+// fateOf decides about one worker. Only the record of its supervisor, or the cloud's report
+// about its slice, means that the command has ended. A failure on our side never does.
+// limit is --lost-timeout, or 0 if there is no limit.
 func fateOf(e evidence, limit time.Duration) fate {
 	switch {
 	case e.recorded || e.gone:
@@ -136,10 +136,10 @@ const (
 )
 
 // stepAfter is the only place where the end of one worker can stop the command on all.
-// Apart from that, only a choice of the user stops a followed command: Ctrl-C or a signal
-// (--on-interrupt), --timeout, --ttl, --on-stall=stop or restart (which does not count the
-// time during which a worker could not be followed), and multihost stop. The following
-// errors on our side must never lead to a stop:
+// Apart from that, only a choice of the user stops a followed command. These choices are
+// Ctrl-C or a signal (--on-interrupt), --timeout, --ttl, --on-stall=stop or restart, and
+// multihost stop. A stall does not count the time during which a worker could not be
+// followed. The following errors on our side must never lead to a stop:
 //
 //   - following: the connection, the login's start-up files, a process limit, an
 //     answer that is cut or makes no sense, another host key, a flood;

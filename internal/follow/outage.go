@@ -43,7 +43,7 @@ type outage struct {
 }
 
 // fail records a failed try to follow the worker. news says that there is something to
-// report. lost says that the worker was away for longer than limit; a limit of 0 never
+// report. lost says that the worker was away for longer than limit. A limit of 0 never
 // passes.
 func (o *outage) fail(now time.Time, kind trouble, cause string, giveUp context.CancelCauseFunc, limit time.Duration) (news, lost bool) {
 	if o.giveUp == nil {
@@ -198,9 +198,9 @@ func (o *outages) tell(sink event.Sink, ids []tpu.WorkerID, now time.Time, limit
 	}
 }
 
-// ourNetwork reports whether the network of this machine is to blame for an outage: no
-// worker that is still awaited can be followed, and the API gave no answer either. err is
-// the error of the call to the API.
+// ourNetwork reports whether the network of this machine is to blame for an outage. That is
+// so if no worker that is still awaited can be followed, and the API gave no answer either.
+// err is the error of the call to the API.
 func ourNetwork(lost, awaited int, err error) bool {
 	switch gcp.ClassOf(err) {
 	case gcp.Permission, gcp.Invalid, gcp.NotFound, gcp.Quota: // the API has answered

@@ -101,8 +101,8 @@ func (w *watcher) look(ctx context.Context) error {
 	return nil
 }
 
-// summary returns the lines about the training for the end of a run; nil if there were no
-// steps.
+// summary returns the lines about the training for the end of a run. It returns nil if
+// there were no steps.
 func (w *watcher) summary() []string {
 	a := w.collector.Attempt(metrics.View{})
 	if a.Steps == 0 {

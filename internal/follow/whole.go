@@ -109,7 +109,8 @@ func (f *Following) bringLogs(ctx context.Context) {
 	})
 }
 
-// meanwhile calls do, and calls tell every ten seconds while do runs.
+// meanwhile calls the function do. While do runs, meanwhile calls the function tell every
+// ten seconds.
 func meanwhile(clock gcp.Clock, tell, do func()) {
 	ctx, over := context.WithCancel(context.Background())
 	go func() {
@@ -236,7 +237,8 @@ func (p Parts) there() bool {
 	return slices.ContainsFunc(p, func(l *PartLog) bool { return !l.gone })
 }
 
-// String names the workers, and says how much of their logs is here; "" if there are none.
+// String names the workers, and says how much of their logs is here. It returns "" if there
+// are none.
 func (p Parts) String() string {
 	if len(p) == 0 {
 		return ""
@@ -274,7 +276,8 @@ func (p Parts) why() string {
 	return strings.Join(why, "; ")
 }
 
-// room returns advice if the disk of the directory of logs is full; otherwise "".
+// room returns advice if the disk of the directory of logs is full. Otherwise it returns
+// "".
 func (p Parts) room(dir string) string {
 	for _, l := range p {
 		if errors.Is(l.err, syscall.ENOSPC) || errors.Is(l.err, syscall.EDQUOT) {
@@ -285,7 +288,7 @@ func (p Parts) room(dir string) string {
 }
 
 // addTo adds to the summary which logs are not whole here. A success becomes a failure. The
-// returned note says how to copy the rest; it is nil if the summary already says that.
+// returned note says how to copy the rest. It is nil if the summary already says that.
 func (p Parts) addTo(sum *event.Summary) *event.Note {
 	sum.Text += "; " + p.String() + " (" + p.why() + ")"
 	again, rest := "bring the rest with: multihost attach "+sum.Run, "is on the workers, for as long as their slices are there"
