@@ -225,8 +225,8 @@ func (t *tokens) describe(ctx context.Context) (source, account string) {
 	return source, f.Email
 }
 
-// lastRemedy returns the command that renews the credentials that were found last; "" if
-// none were found yet.
+// lastRemedy returns the command that renews the credentials that were found last. It
+// returns "" if none were found yet.
 func (t *tokens) lastRemedy() string {
 	if t.cfg.AccessTokenFile != "" && t.cfg.Impersonate == "" {
 		return remedyFile(t.cfg.AccessTokenFile)
