@@ -119,7 +119,7 @@ func (p *Provider) remove(ctx context.Context, id, phase string, limit time.Dura
 }
 
 // removeOnce requests the deletion of the parts whose turn it is. left names a part that
-// exists; it is "" if all are gone. asked has the time at which the deletion of each group
+// exists. It is "" if all are gone. asked has the time at which the deletion of each group
 // was requested.
 func (p *Provider) removeOnce(ctx context.Context, id string, asked map[string]time.Time) (left string, err error) {
 	all, err := p.calls.Groups(ctx)

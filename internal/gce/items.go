@@ -69,7 +69,7 @@ func (p *reader) Items(ctx context.Context, id string) ([]provision.Item, error)
 	return all, nil
 }
 
-// chipsOf returns the chips of a VM; 0 if its machine type is not known.
+// chipsOf returns the chips of a VM. It returns 0 if its machine type is not known.
 func chipsOf(machine string) int {
 	for _, m := range tpu.Machines() {
 		if m.Name == machine {

@@ -248,8 +248,8 @@ func (s sight) end() (first time.Time) {
 	return first
 }
 
-// billed returns since when the running VMs cost money; zero: none does. VMs of flex-start
-// exist already while they wait.
+// billed returns the time from which the running VMs cost money. It returns zero if none of
+// them does. VMs of flex-start exist already while they wait.
 func (s sight) billed() (first time.Time) {
 	for _, vm := range s.vms {
 		text := vm.GetCreationTimestamp()
@@ -283,7 +283,7 @@ func firstError(e *computepb.Error) (code, text string) {
 
 func oneLine(text string) string { return strings.Join(strings.Fields(text), " ") }
 
-// timeOf reads a time of the API; zero if there is none.
+// timeOf reads a time of the API. It returns zero if there is none.
 func timeOf(text string) time.Time {
 	t, _ := time.Parse(time.RFC3339, text)
 	return t

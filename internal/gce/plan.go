@@ -124,7 +124,7 @@ func recordOf(r provision.Request) record {
 	return rec
 }
 
-// maxRun returns how long the VMs may exist; 0: without limit.
+// maxRun returns how long the VMs may exist. It returns 0 if there is no limit.
 func (rec record) maxRun() time.Duration {
 	d, _ := time.ParseDuration(rec.MaxRun) // recordOf has written it
 	return d

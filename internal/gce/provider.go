@@ -44,8 +44,9 @@ var (
 	_ provision.Itemizer        = (*Provider)(nil)
 )
 
-// New returns a Provider that makes its calls through c. root is the address at which workers
-// reach the API, as in [gcp.Roots]; "": that of the client. New does no I/O.
+// New returns a Provider that makes its calls through c. root is the address at which
+// workers reach the API, as in [gcp.Roots]. If it is "", they use the client's address. New
+// does no I/O.
 func New(c *gcp.Client, root string) *Provider {
 	if root == "" {
 		roots, _ := c.Roots() // if an address is not a URL, the first call fails

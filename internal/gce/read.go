@@ -54,8 +54,8 @@ func ofTPU(g *computepb.InstanceGroupManager) bool {
 	return ours || len(g.GetStatus().GetAppliedAcceleratorTopologies()) > 0 || g.GetResourcePolicies().GetWorkloadPolicy() != ""
 }
 
-// look reads the slices of the zone; with an id, only those of one resource. If the zone
-// has no group of TPU slices, it makes one call.
+// look reads the slices of the zone. With an id, it reads only the slices of one resource.
+// If the zone has no group of TPU slices, it makes one call.
 func (p *reader) look(ctx context.Context, id string) (v view, err error) {
 	all, err := p.calls.Groups(ctx)
 	if err != nil {
@@ -96,8 +96,8 @@ func (p *reader) look(ctx context.Context, id string) (v view, err error) {
 	return v, reads.Wait()
 }
 
-// readTemplates puts the templates of the region into all; with an id, only the template of
-// that resource.
+// readTemplates puts the templates of the region into the map all. With an id, it puts only
+// the template of that resource there.
 func (p *reader) readTemplates(ctx context.Context, id string, all map[string]*computepb.InstanceTemplate) error {
 	if id != "" {
 		t, err := p.calls.Template(ctx, p.at().partName(id))
@@ -286,8 +286,8 @@ func imageOf(t *computepb.InstanceTemplate) string {
 	return ""
 }
 
-// typeOf returns the accelerator type of VMs that somebody else has made; "" if it is not
-// known. A VM without a topology is a slice of its own.
+// typeOf returns the accelerator type of VMs that somebody else has made. It returns "" if
+// it is not known. A VM without a topology is a slice of its own.
 func typeOf(machine, topology string) string {
 	for _, m := range tpu.Machines() {
 		if m.Name != machine {
