@@ -46,7 +46,7 @@ func (w *Watch) Answer(a stage.Answer) {
 
 // Ask makes SIGINT ask the user on the terminal of in and out, while a command runs or a
 // queued resource exists. stand returns what is at stake. It returns a function that
-// cancels an open question and all later ones; closing the view waits for an open question.
+// cancels an open question and all later ones. Closing the view waits for an open question.
 func (w *Watch) Ask(view *ui.Renderer, in *os.File, out io.Writer, stand func() stage.Status) (end func()) {
 	over, end := context.WithCancel(context.Background())
 	w.AskWith(func(ctx context.Context) (stage.Answer, bool) {
@@ -213,7 +213,7 @@ func (q *open) withdraw() {
 	}
 }
 
-// replies returns the channel of the answer; nil if there is no question.
+// replies returns the channel of the answer. It returns nil if there is no question.
 func (q *open) replies() <-chan reply {
 	if q == nil {
 		return nil
@@ -223,7 +223,7 @@ func (q *open) replies() <-chan reply {
 
 // Start cancels the returned context with a *stage.Interrupted as cause when SIGINT,
 // SIGTERM or SIGHUP comes. If a SIGINT asks the user a question, the context ends only when
-// the answer says so; a second SIGINT while the question is open means stage.Status.Second.
+// the answer says so. A second SIGINT while the question is open means stage.Status.Second.
 // It ignores SIGHUP if nohup started the program, which must then outlive the terminal. A
 // signal after the end of the context closes Leave, unless it comes within a second of that
 // end.

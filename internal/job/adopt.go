@@ -51,9 +51,9 @@ func (h inheritance) losesLogs(tried int, slices bool) bool {
 }
 
 // An earlier runner may have left a queued resource, and this job may end before it has
-// taken that resource over. leaves says why the job must not delete the resource then; ""
-// means that it may. Only the user's choice or the end of the time to live ends a running
-// command.
+// taken that resource over. leaves says why the job must not delete the resource then. It
+// returns "" if the job may delete it. Only the user's choice or the end of the time to
+// live ends a running command.
 func (h inheritance) leaves(life provision.Life, err error) string {
 	switch {
 	case !h.inherited || life.Queued() || teardown.Chosen(err):
@@ -256,8 +256,8 @@ func (q *queued) leavesFor(ctx context.Context, life provision.Life, err error) 
 }
 
 // keptFor says why slices must stay because of runs that other runners have started on
-// them; "" if the slices may go. A run that nobody has followed to its end may have its
-// logs on the workers only.
+// them. It returns "" if the slices may go. A run that nobody has followed to its end may
+// have its logs on the workers only.
 func keptFor(runs []workers.FoundRun) string {
 	if slices.ContainsFunc(runs, lives) {
 		return "a command runs on it that this one has neither started nor taken over"
@@ -310,8 +310,8 @@ func (q *queued) othersRuns(ctx context.Context) []workers.FoundRun {
 	})
 }
 
-// readySlices returns the slices of a resource that are ready; none if the API does not
-// list them.
+// readySlices returns the slices of a resource that are ready. It returns none if the API
+// does not list them.
 func readySlices(ctx context.Context, d *workers.Reach, id string) (sel tpu.Selection) {
 	ctx, cancel := d.Detached(ctx, listLimit)
 	defer cancel()

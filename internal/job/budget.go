@@ -33,7 +33,7 @@ type ledger struct {
 }
 
 // spend takes one further attempt after f out of the budget. refusal says why there may be
-// no further attempt; "" means that the attempt is paid.
+// no further attempt. It is "" if the attempt is paid.
 func (l *ledger) spend(f *stage.Failure) (refusal string) {
 	l.countQuick(f)
 	switch f.Cause {

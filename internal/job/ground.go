@@ -15,8 +15,8 @@ import (
 // A ground provides the slices of a run's attempts: either slices that exist, or slices
 // that the job creates and creates again.
 type ground interface {
-	// ready returns the slices once a connection to every worker can be tried. after is
-	// the failure for which the next attempt has been paid; it is nil the first time.
+	// ready returns the slices once a connection to every worker can be tried. after is the
+	// failure for which the next attempt has been paid. It is nil the first time.
 	ready(ctx context.Context, pay func(*stage.Failure) error, after *stage.Failure) (tpu.Selection, error)
 	// look finds out what happened to the slices. The function reach says whether the
 	// workers of a slice answer.

@@ -80,8 +80,9 @@ func (r *inquest) judge(ctx context.Context, out stage.Outcome, err error) *stag
 	return f
 }
 
-// causeIn returns the cause that the error of an attempt itself names; "" if only the
-// workers and the cloud can tell it. ended is why this process is to end; nil: it goes on.
+// causeIn returns the cause that the error of an attempt itself names. It returns "" if
+// only the workers and the cloud can tell the cause. ended is why this process is to end.
+// It is nil if the process goes on.
 func causeIn(err, ended error) (cause stage.Cause, why string) {
 	var interrupted *stage.Interrupted
 	var raised *stage.Failure
@@ -106,9 +107,9 @@ func causeIn(err, ended error) (cause stage.Cause, why string) {
 	return "", ""
 }
 
-// mayBeLoss reports whether an error from before the start of the command may be a loss
-// although it shows no sign of one: a worker can report any error while its slice is
-// being taken away. A mistake of the user cannot be a loss.
+// mayBeLoss reports whether an error from before the start of the command may be a loss,
+// although it shows no sign of one. A worker can report any error while its slice is being
+// taken away. A mistake of the user cannot be a loss.
 func (r *inquest) mayBeLoss(err error) bool {
 	var e *stage.Error
 	var busy *launch.BusyError

@@ -259,7 +259,8 @@ func bootAllowance(o JobOptions) time.Duration {
 	return o.ProvisionLimit + o.BootLimit
 }
 
-// lease returns the terms for the workers; nil if the slices do not belong to this job.
+// lease returns the terms for the workers. It returns nil if the slices do not belong to
+// this job.
 func (q *queued) lease() *renewal.Terms {
 	if !q.ours {
 		return nil
@@ -279,9 +280,8 @@ func occupied(err error) bool {
 	return errors.As(err, &e) && (e.Stage == stage.Busy && len(e.Each) == 0 || slices.ContainsFunc(e.Each, occupied))
 }
 
-// MakeNetwork creates the network of a job, if it is to create one. Before it changes
-// anything, it calls the function first. If that returns an error, MakeNetwork returns the
-// error.
+// Before it changes anything, it calls the function first. Before it changes anything, it
+// calls the function first. If that returns an error, MakeNetwork returns the error.
 func MakeNetwork(ctx context.Context, d Networks, watch *stage.Stopwatch, o *network.Options, first func() error) error {
 	var plan *network.Plan
 	err := watch.Span("network", func() (err error) {
@@ -297,7 +297,8 @@ func MakeNetwork(ctx context.Context, d Networks, watch *stage.Stopwatch, o *net
 	return watch.Span("network", func() error { return d.Apply(ctx, *plan) })
 }
 
-// PlanNetwork returns the plan for the network of a job; nil if the job creates none.
+// PlanNetwork returns the plan for the network of a job. It returns nil if the job creates
+// none.
 func PlanNetwork(ctx context.Context, d Networks, o *network.Options) (*network.Plan, error) {
 	if o == nil {
 		return nil, nil

@@ -30,7 +30,8 @@ type last struct {
 	phases   []event.PhaseTime
 }
 
-// conclude returns how the run ends, and the summary to emit; nil if there is none.
+// conclude returns how the run ends, and the summary to emit. The summary is nil if there
+// is none.
 func (l last) conclude() (stage.Outcome, *event.Summary, error) {
 	out, err := l.blame()
 	reason, stopped := attempt.Stopped(err)

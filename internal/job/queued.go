@@ -201,9 +201,9 @@ func (q *queued) create(ctx context.Context) (res provision.Resource, created bo
 }
 
 // askAgain returns how long to wait before repeating a create request that failed for a
-// temporary reason; 0 means give up. A job that has had a resource waits for an API that is
-// unavailable. It also waits for quota, because the project gets quota back some time after
-// the resource that used it is gone.
+// temporary reason. It returns 0 to give up. A job that has had a resource waits for an API
+// that is unavailable. It also waits for quota, because the project gets quota back some
+// time after the resource that used it is gone.
 func (q *queued) askAgain(err error) time.Duration {
 	if q.there || !q.ours || q.asked.IsZero() { // its very first request has failed
 		return 0
@@ -217,9 +217,9 @@ func (q *queued) askAgain(err error) time.Duration {
 	return 0
 }
 
-// starve returns how long to wait after capacity was refused; 0 means do not wait. A
-// job that has never run reports the refusal at once. A job that has lost its slices
-// waits for the next ones as long as it would wait in the queue.
+// starve returns how long to wait after capacity was refused. It returns 0 if the job is
+// not to wait. A job that has never run reports the refusal at once. A job that has lost
+// its slices waits for the next ones as long as it would wait in the queue.
 func (q *queued) starve() time.Duration {
 	if !q.held.worked || !q.o.Request.ValidUntilTime.IsZero() || q.o.Request.ValidUntilDuration != 0 {
 		return 0

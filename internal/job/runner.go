@@ -72,7 +72,8 @@ func (r *runner) run(ctx context.Context) (stage.Outcome, error) {
 	}
 }
 
-// followed returns how the command of the last attempt was followed; nil: it was not.
+// followed returns how the command of the last attempt was followed. It returns nil if it
+// was not followed.
 func (r *runner) followed() *follow.Following {
 	if r.now == nil {
 		return nil
@@ -181,7 +182,7 @@ func (r *runner) next(ctx context.Context, f *stage.Failure) verdict {
 	return verdict{again: true, text: "trying again (" + r.books.count(f) + ")"}
 }
 
-// sayEnd reports how the attempt ended, if it started; otherwise it reports only that
+// sayEnd reports how the attempt ended, if it started. Otherwise it reports only that
 // another attempt follows, and why.
 func (r *runner) sayEnd(out stage.Outcome, f *stage.Failure, v verdict) {
 	if r.now == nil || !r.now.Begun() || !out.Started {
