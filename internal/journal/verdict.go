@@ -42,7 +42,8 @@ type Known struct {
 	Code  int
 }
 
-// KnownOf returns the Known that the logs of an attempt show; a is nil without logs.
+// KnownOf returns the Known that the logs of an attempt show. a is nil if there are no
+// logs.
 func KnownOf(a *metrics.Attempt) (k Known) {
 	if a == nil {
 		return k

@@ -105,8 +105,8 @@ func Arm(ctx context.Context, r remote.Runner, spec Spec) (*Armed, error) {
 // BootID returns the boot id that the worker's kernel reports.
 func (a *Armed) BootID() string { return a.boot }
 
-// Stopped returns the newest stop of the run that is marked on the worker; zero if there is
-// none.
+// Stopped returns the newest stop of the run that is marked on the worker. It returns zero
+// if there is none.
 func (a *Armed) Stopped() Stopped { return a.stopped }
 
 // Disk returns the disk that will hold the output of the command.
@@ -297,7 +297,7 @@ func (a *Armed) MeasureClock(ctx context.Context) {
 func (a *Armed) ClockOffset() time.Duration { return a.offset }
 
 // ReleaseAt orders the supervisor, with one write, to start the command at a time by our
-// clock, at most 5 s ahead; the zero time means at once. ClockOffset translates the time to
+// clock, at most 5 s ahead. The zero time means at once. ClockOffset translates the time to
 // the worker's clock. A worker starts at once if it gets the order after that time, or if
 // the time is more than 5 s away by its clock.
 //

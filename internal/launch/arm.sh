@@ -1,11 +1,11 @@
 #!/bin/bash
-# arm: RUN ATTEMPT SIZES... [PYTHON CODE]. Takes the worker's lock, writes the
-# payload that follows on stdin to files, and starts a supervisor. Then it reads
-# lines from stdin: it answers "clock" with the worker's time, and passes "go" or
-# "go TIME" on to the supervisor; see start.sh. After any other line, or the end of
-# stdin, nothing is left behind. The texts of the supervisor's scripts are in
-# variables. With PYTHON, arm reports meanwhile the versions that this interpreter
-# finds; with CODE=1 also the digest of the code in the command's directory.
+# arm: RUN ATTEMPT SIZES... [PYTHON CODE]. Takes the worker's lock, writes the payload that
+# follows on stdin to files, and starts a supervisor. Then it reads lines from stdin. It
+# answers "clock" with the worker's time. It passes "go" or "go TIME" on to the supervisor;
+# see start.sh. After any other line, or the end of stdin, nothing is left behind. The texts
+# of the supervisor's scripts are in variables. With PYTHON, arm reports meanwhile the
+# versions that this interpreter finds. With CODE=1 it also reports the digest of the code
+# in the command's directory.
 #
 # shellcheck disable=SC2034,SC2154 # lib.sh reads and sets variables of this script
 main() {

@@ -48,12 +48,13 @@ var (
 // the command's output to stdout and stderr as it comes, without the output of the login's
 // start-up files. The command's standard input is empty.
 //
-// The command belongs to this call, not to the worker as the command of Arm does. When ctx
-// ends, the connection is lost or this program dies, the worker ends every process of the
-// command with TERM, the grace time and KILL: its session, the processes that carry its
-// mark in their environment, and the descendants of both. When ctx has ended, Exec returns
-// its cause. ExecEnd.Stopped is then true if the worker confirmed that nothing is left.
-// Processes that the command leaves behind when it ends by itself are left alone.
+// The command belongs to this call, not to the worker as the command of Arm does. The
+// worker ends every process of the command when ctx ends, the connection is lost or this
+// program dies. It uses TERM, the grace time and KILL. It ends the command's session, the
+// processes that carry its mark in their environment, and the descendants of both. When ctx
+// has ended, Exec returns its cause. ExecEnd.Stopped is then true if the worker confirmed
+// that nothing is left. Processes that the command leaves behind when it ends by itself are
+// left alone.
 func Exec(ctx context.Context, r remote.Runner, spec ExecSpec, stdout, stderr io.Writer) (ExecEnd, error) {
 	words, err := spec.words()
 	if err != nil {

@@ -1,9 +1,9 @@
 #!/bin/bash
-# exec: GRACE_MS SUDO SIZE. Runs a command. Its words, each followed by a NUL, come in
-# SIZE bytes on stdin; nothing runs unless all of them come. After the line "stream"
-# on stdout and on stderr, both carry the command's output; the last line of stderr
-# reports how the command ended. The command does not outlive stdin: at the end of
-# stdin, all its processes are ended.
+# exec: GRACE_MS SUDO SIZE. Runs a command. Its words, each followed by a NUL, come in SIZE
+# bytes on stdin; nothing runs unless all of them come. After the line "stream" on stdout
+# and on stderr, both carry the command's output. The last line of stderr reports how the
+# command ended. The command does not outlive stdin: at the end of stdin, all its processes
+# are ended.
 #
 # shellcheck disable=SC2034,SC2154 # lib.sh reads and sets variables of this script
 main() {
@@ -73,9 +73,9 @@ elevate() {
   fi
 }
 
-# find_bound puts the processes of the command into the array pids: its session, unless
-# another process now has that number; processes that carry its mark in their environment;
-# and the descendants of both.
+# find_bound puts the processes of the command into the array pids. These are the processes
+# of its session, unless another process now has that number, and the processes that carry
+# its mark in their environment. The descendants of all these count, too.
 find_bound() {
   local leader=$pid path
   local -A ours=() parents=()

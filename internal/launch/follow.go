@@ -60,11 +60,11 @@ type FollowOptions struct {
 // byte once and in order. It may begin before the command starts or after it has
 // ended.
 //
-// When something goes wrong in between, Follow calls Lost and tries again, at the
-// next byte, until ctx ends: a problem in following says nothing about the command.
-// Follow returns before the command has ended only when ctx ends, we close the
-// connection, w fails, or the worker's very first answer is that it does not know
-// the run or did not start it. The command is not touched then.
+// When something goes wrong in between, Follow calls Lost and tries again, at the next
+// byte, until ctx ends: a problem in following says nothing about the command. Follow
+// returns before the command has ended only when ctx ends, we close the connection or w
+// fails. It also does if the worker's very first answer is that it does not know the run or
+// did not start it. The command is not touched then.
 //
 // The worker sends at most as many bytes ahead of w as Window allows. A slow w delays the
 // sending of output, never the command.
@@ -214,7 +214,8 @@ func ReadPart(ctx context.Context, r remote.Runner, ref Ref, offset, count int64
 }
 
 // Peek is ReadLog that changes nothing on the worker (as FollowOptions.Look). It also
-// returns how the command ended; nil means that, as far as the worker knows, it has not.
+// returns how the command ended. nil means that, as far as the worker knows, the command
+// has not ended.
 func Peek(ctx context.Context, r remote.Runner, ref Ref, offset int64, w io.Writer) (int64, *Exit, error) {
 	if err := ref.check(); err != nil {
 		return 0, nil, err

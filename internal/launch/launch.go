@@ -21,8 +21,8 @@
 //   - at most one run of all logins lives on a worker ([BusyError]);
 //   - the program receives the arguments and variables byte for byte as given;
 //   - no part of the command's environment, script or arguments is on a command line before
-//     the command itself runs, and on disk they are only in files of mode 0600 (start.sh
-//     reads the environment's file, which is then removed).
+//     the command itself runs. On disk they are only in files of mode 0600 (start.sh reads
+//     the environment's file, which is then removed).
 //
 // Arming and releasing are separate so that a caller can first arm every worker and then
 // release them all with one write each, for the same moment:
@@ -62,8 +62,8 @@
 //     else has after the start. The wait status distinguishes a death by signal from an
 //     exit with 128+n.
 //   - The command's output is a pipe and not a file, because a program that opens
-//     /dev/stderr would truncate a file. The relay ignores signals, is replaced when it
-//     dies, and reads on when the disk is full or --max-log is reached; it counts the bytes
+//     /dev/stderr would truncate a file. The relay ignores signals, and is replaced when it
+//     dies. It reads on when the disk is full or --max-log is reached, and counts the bytes
 //     that it drops. The supervisor writes the file "exit" only after the pipe is empty.
 //   - Processes are found in the real /proc by private paths: the device file, or
 //     MULTIHOST_RUN_DIR in their environment.
@@ -180,8 +180,8 @@ type Spec struct {
 	// DefaultMaxLog, a negative number means no limit. Output beyond the limit is counted
 	// in Exit.Dropped and not kept. Only its last 64 KiB are kept, in the file "dropped"
 	// beside the log. The command does not notice. On a disk that is nearly full (less than
-	// 2 % or 1 GB free) the log takes 1 MiB more; output beyond that is dropped until space
-	// is freed, and then the log goes on.
+	// 2 % or 1 GB free) the log takes 1 MiB more. Output beyond that is dropped until space
+	// is freed. Then the log goes on.
 	MaxLog int64
 
 	// Python is an interpreter whose version and packages Armed.Versions returns. The

@@ -278,7 +278,7 @@ send() { # SIGNAL PID
 
 # end_all GRACE_MS FIND ends the processes that the function FIND puts into pids. It sends
 # TERM, waits for the grace time and sends KILL. It returns when FIND finds no process any
-# more, or 10 s after KILL; pids then has the survivors. Its pauses grow. FIND is costly, so
+# more, or 10 s after KILL. pids then has the survivors. Its pauses grow. FIND is costly, so
 # it runs again only when the processes that it found are gone or a limit has passed.
 end_all() {
   local signal=TERM limit_ns pause_ms=20 p gone
@@ -456,7 +456,7 @@ holders() {
 }
 
 # run_dir PID answers with the attempt directory that the process belongs to, by its
-# environment or its output; empty if there is none.
+# environment or its output. The answer is empty if there is none.
 run_dir() {
   local entry fd
   REPLY=

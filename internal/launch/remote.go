@@ -96,10 +96,10 @@ type notReachedError struct{ limit time.Duration }
 
 func (e notReachedError) Error() string { return fmt.Sprintf("not reached within %s", e.limit) }
 
-// limited is the standard input of an exec. It cancels the exec when that has not
-// ended within limit of the first read. Connecting happens before the first read and
-// has deadlines of its own; reach, when set, limits the time until the first read,
-// too. The caller must call stop.
+// limited is the standard input of an exec. It cancels the exec when that has not ended
+// within limit of the first read. Connecting happens before the first read and has
+// deadlines of its own. reach, when set, limits the time until the first read, too. The
+// caller must call stop.
 type limited struct {
 	io.Reader
 	limit  time.Duration
@@ -153,8 +153,8 @@ func call(ctx context.Context, r remote.Runner, op string, script *remote.Progra
 	return callWithin(ctx, answerLimit, 0, r, op, script, args...)
 }
 
-// callWithin is call with other limits: limit for the answer, and reach for reaching
-// the worker; reach 0 means no limit.
+// callWithin does what call does, with other limits. limit is for the answer, and reach is
+// for reaching the worker; reach 0 means no limit.
 func callWithin(ctx context.Context, limit, reach time.Duration, r remote.Runner, op string, script *remote.Program, args ...string) ([]remote.Record, error) {
 	out := &remote.Answer{Nonce: remote.NewNonce()}
 	errs := &remote.Answer{Nonce: out.Nonce}

@@ -92,8 +92,8 @@ func (s *listener) watch(ctx context.Context) {
 	}
 }
 
-// cpuSince returns how many processors the run has used on average since the earlier
-// state; -1 when that is not known.
+// cpuSince returns how many processors the run has used on average since the state earlier.
+// It returns -1 if that is not known.
 func (s State) cpuSince(earlier State) float64 {
 	d := s.Now.Sub(earlier.Now)
 	if earlier.Now.IsZero() || s.Now.IsZero() || d <= 0 {

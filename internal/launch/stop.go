@@ -17,13 +17,13 @@ type StopOptions struct {
 	Mark   bool          // leave Info.Stopped with the attempt, also if it has ended
 }
 
-// Stop ends every process of the run on the worker: its session, the processes whose
-// environment names the run or whose output is its pipe, processes that lost their parent
-// in the control group of the SSH session that started the run, and the descendants of all
-// these. It sends TERM, waits for the grace time, sends KILL, and waits at most 10 s more.
-// Stop may be repeated, and several may run at the same time: the worker keeps the first
-// reason. The report holds the processes that are left. An unknown or an ended run is no
-// error.
+// Stop ends every process of the run on the worker. These are its session, the processes
+// whose environment names the run or whose output is its pipe, and processes that lost
+// their parent in the control group of the SSH session that started the run. The
+// descendants of all these belong to the run, too. It sends TERM, waits for the grace time,
+// sends KILL, and waits at most 10 s more. Stop may be repeated, and several may run at the
+// same time: the worker keeps the first reason. The report holds the processes that are
+// left. An unknown or an ended run is no error.
 func Stop(ctx context.Context, r remote.Runner, ref Ref, opts StopOptions) (StopReport, error) {
 	if err := ref.check(); err != nil {
 		return StopReport{}, err
@@ -107,9 +107,9 @@ type FreeReport struct {
 }
 
 // FreeTPU makes the TPU of the worker free. It finds in /proc the processes that have a TPU
-// device file open or mapped, ends them with TERM, the grace time and KILL, and removes
-// libtpu's lock file once no process holds a device. If the policy forbids ending one of
-// them, FreeTPU ends none, and *HoldersError names the processes that keep the device.
+// device file open or mapped. It ends them with TERM, the grace time and KILL. Once no
+// process holds a device, it removes libtpu's lock file. If the policy forbids ending one
+// of them, FreeTPU ends none, and *HoldersError names the processes that keep the device.
 func FreeTPU(ctx context.Context, r remote.Runner, opts FreeOptions) (FreeReport, error) {
 	if opts.Policy == "" {
 		opts.Policy = FreeOrphans

@@ -1,7 +1,8 @@
 #!/bin/bash
-# stop: RUN ATTEMPT GRACE_MS REASON [MARK]. Ends every process of the run; with an empty
-# REASON only the processes that an ended run left behind. With MARK=1 it also leaves REASON
-# and the time with the attempt, for runners that would begin a further attempt.
+# stop: RUN ATTEMPT GRACE_MS REASON [MARK]. Ends every process of the run. With an empty
+# REASON it ends only the processes that an ended run left behind. With MARK=1 it also
+# leaves REASON and the time with the attempt, for runners that would begin a further
+# attempt.
 #
 # shellcheck disable=SC2154 # lib.sh sets variables that are used here
 main() {

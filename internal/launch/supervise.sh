@@ -33,9 +33,9 @@ main() {
   # command. So there is only one wake-up between the order and the command, on all workers
   # alike.
   #
-  # setsid gets the wait status of the command and distinguishes a death by signal from
-  # an exit with 128+n, which $? of a shell does not; see keep_relay. setsid also holds
-  # the lock, so the lock is released only when both this supervisor and the command
+  # setsid gets the wait status of the command. Unlike $? of a shell, that status
+  # distinguishes a death by signal from an exit with 128+n; see keep_relay. setsid also
+  # holds the lock, so the lock is released only when both this supervisor and the command
   # are gone.
   exec 5< <(exec setsid --fork --wait bash --norc --noprofile -p "$dir/start" \
     "$nonce" "$run" "$attempt" "$dir" "$mask" $$ "$start" </dev/null 2>&1 7<&-)
@@ -216,7 +216,7 @@ large_piece=16777216
 tail_bytes=65536
 
 # relay moves output from the pipe to the log until the end of the pipe. It is a process of
-# its own in the session of the supervisor: it lives as long as any process can write to the
+# its own in the session of the supervisor. It lives as long as any process can write to the
 # pipe, even if the command or its supervisor ends, the connection breaks or the disk is
 # full.
 #

@@ -18,7 +18,7 @@ func (e *InputError) Error() string { return e.text }
 // Fault returns fault.Usage.
 func (e *InputError) Fault() fault.Kind { return fault.Usage }
 
-// Hint returns what to type instead; "" when the error itself says it.
+// Hint returns what to type instead. It returns "" if the error itself says it.
 func (e *InputError) Hint() string { return e.hint }
 
 func badInput(hint, format string, args ...any) error {

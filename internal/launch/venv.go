@@ -28,9 +28,9 @@ func (v Venv) Env() []EnvVar {
 	return []EnvVar{{Name: "VIRTUAL_ENV", Value: v.Dir}, {Name: "PATH", Value: v.Path}}
 }
 
-// venvLimit is the longest time that venv.sh takes: it waits up to 10 minutes for another
-// venv.sh that holds the lock, and each of the two ways to make the environment is limited
-// to 10 minutes.
+// venvLimit is the longest time that venv.sh takes. It waits up to 10 minutes for another
+// venv.sh that holds the lock. Each of the two ways to make the environment is limited to
+// 10 minutes.
 const venvLimit = 32 * time.Minute
 
 // MakeVenv makes the virtual environment of a run unless a complete one exists. An
