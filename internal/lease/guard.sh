@@ -193,7 +193,7 @@ others_ended() {
 # ask SLICE reads the reports of the workers of a slice into the array said. If the VMs of
 # the slice are listed, it sets workers to the number of VMs on which a command can run.
 # $peers says how to do that; it is JSON, Peers of package agent. If ask cannot find out, it
-# fails, and $why has the reason; $status is 404 if there is no such slice.
+# fails, and $why has the reason. $status is 404 if there is no such slice.
 ask() {
   local key list='' names='' states='' idle='' more='' read='' body='' told='' name i
   local -a strings vms=()

@@ -160,9 +160,9 @@ func (t Terms) Every() time.Duration {
 	return every
 }
 
-// Metadata returns the entries that the slices need in their metadata. It returns nil
-// when the terms have no limit, and when m already has a startup script or terms; then
-// only Arm brings the watch to the workers.
+// Metadata returns the entries that the slices need in their metadata. It returns nil when
+// the terms have no limit, and when m already has a startup script or terms. Then only Arm
+// brings the watch to the workers.
 func (t Terms) Metadata(agents program.Set, m map[string]string) map[string]string {
 	if !t.On() || m[startupKey] != "" || m[startupKey+"-url"] != "" || m[termsKey] != "" {
 		return nil

@@ -137,7 +137,7 @@ func (v *vm) Run(ctx context.Context, cmd remote.Cmd) (remote.Status, error) {
 	return remote.Status{Code: c.ProcessState.ExitCode()}, nil
 }
 
-// pid returns the process of the living watch; 0 if there is none.
+// pid returns the process of the active watch. It returns 0 if there is none.
 func (v *vm) pid() int {
 	names, _ := filepath.Glob(v.index("train.watch.*"))
 	if len(names) == 0 {

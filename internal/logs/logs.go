@@ -75,9 +75,9 @@ func Logs(ctx context.Context, d runs.Deps, name, prefix string, o LogOptions, w
 	return cmp.Or(l.overSSH(ctx, rec), runs.Part(rec, stage.Follow, "multihost logs "+name))
 }
 
-// LocalLog writes this machine's copy of the logs to w if nothing can be added to them:
-// the attempt has ended and was followed to its end, as far as its workers could be
-// reached. It reports whether it did so.
+// LocalLog writes this machine's copy of the logs to w if nothing can be added to them.
+// That is so if the attempt has ended, and was followed to its end as far as its workers
+// could be reached. It reports whether it did so.
 func LocalLog(ctx context.Context, d runs.Deps, name string, o LogOptions, w LogSink) (bool, error) {
 	rec, err := record.LoadRecord(d.StateDir, name)
 	if err != nil || rec == nil {
@@ -381,7 +381,7 @@ func tailOffset(size int64, n int, most int64, part func(offset int64, p []byte)
 }
 
 // prepare decides where the log begins to be shown. dir has this machine's copy of the
-// logs; it is "" if there is none.
+// logs. It is "" if there is none.
 func (l *logReader) prepare(ctx context.Context, one *oneLog, dir string) error {
 	t := &logText{lines: l.o.timed(), live: math.MaxInt64, now: l.now, clock: l.Clock.Now,
 		emit: func(at time.Time, p []byte) error { return l.emit(one.id, at, p) }}
@@ -898,7 +898,7 @@ func (l *logReader) readBucket(ctx context.Context, src func(tpu.WorkerID) logSo
 	return l.prepareAll(ctx, dir)
 }
 
-// begun returns the logs that were read in part; nil if none was.
+// begun returns the logs that were read in part. It returns nil if none was.
 func (l *logReader) begun() []*oneLog {
 	if !l.wrote {
 		return nil

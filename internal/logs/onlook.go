@@ -60,9 +60,9 @@ const (
 	placeThere place = "there" // on the workers, or in the bucket
 )
 
-// placeOf decides where to read the logs. rec is this machine's record of the run, or
-// nil; brought says that a command brings the logs here; over is the attempt whose end
-// was seen where it ran, or 0.
+// placeOf decides where to read the logs. rec is this machine's record of the run, or nil.
+// brought says that a command brings the logs here. over is the attempt whose end was seen
+// where it ran, or 0.
 func placeOf(rec *record.Record, brought bool, over int) place {
 	switch {
 	case brought, rec == nil && over > 0, rec != nil && over >= rec.Attempt, rec != nil && rec.Over():
@@ -187,8 +187,9 @@ func (o *onlooker) giveWay(ctx context.Context, cancel context.CancelFunc) {
 	cancel()
 }
 
-// overSSH reads on the workers until the command has ended on all of them; sum then says
-// how. It waits for workers that cannot be reached, unless a bucket has their logs.
+// overSSH reads the logs on the workers until the command has ended on all of them. sum
+// then says how. It waits for workers that cannot be reached, unless a bucket has their
+// logs.
 func (o *onlooker) overSSH(ctx context.Context, d runs.Deps, rec *record.Record) (sum *event.Summary, err error) {
 	sel, gone, err := runs.Recorded(ctx, d, rec)
 	if err != nil {
@@ -422,8 +423,8 @@ func (o *onlooker) forget() {
 	o.entries, o.told, o.gone, o.trouble, o.aside = nil, 0, nil, "", ""
 }
 
-// settle ends a reading. It drops the entries, because the journal has them from now on;
-// it keeps them when only the onlooker has seen the run's end.
+// settle ends a reading. It drops the entries, because the journal has them from now on. It
+// keeps them if only the onlooker has seen the run's end.
 func (o *onlooker) settle() {
 	o.mu.Lock()
 	defer o.mu.Unlock()

@@ -51,10 +51,10 @@ func OpenReview(stateDir, run string, o training.TrainingOptions) *Review {
 }
 
 // Follow makes the Review read the logs where the run is, on the workers or in the bucket
-// of a job without runner, whenever no command brings them to this machine. It reads
-// until Close. It changes nothing there and stops no process. Look reports trouble on the
-// way; Follow returns an error when neither this machine nor the workers or the bucket
-// know the run.
+// of a job without runner, whenever no command brings them to this machine. It reads until
+// Close. It changes nothing there and stops no process. Look reports trouble on the way.
+// Follow returns an error if neither this machine nor the workers or the bucket know the
+// run.
 func (r *Review) Follow(ctx context.Context, far Far) error {
 	if err := r.turnTo(ctx, far, false); err != nil || r.far == nil {
 		return err
