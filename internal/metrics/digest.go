@@ -89,7 +89,7 @@ func (d *digest) merge(other *digest) {
 }
 
 // median returns the middle value, or the mean of the two middle values of an even number
-// of values; NaN if there are none.
+// of values. It returns NaN if there are none.
 func (d *digest) median() float64 {
 	if d.n == 0 {
 		return math.NaN()
@@ -120,8 +120,8 @@ func (d *digest) value(key uint32) float64 {
 	return v
 }
 
-// precision returns a bound of the median's relative error; 0 as long as no bit is
-// dropped.
+// precision returns a bound of the median's relative error. It returns 0 as long as no bit
+// is dropped.
 func (d *digest) precision() float64 {
 	if d.shift == 0 {
 		return 0

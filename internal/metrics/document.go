@@ -6,10 +6,9 @@
 // of the bytes. Memory is bounded for any number of steps: a worker keeps at most
 // seriesBuckets points of its history and digestMost distinct values of each figure.
 //
-// Words and units are the same everywhere. A step time is in seconds. TFLOP/s
-// and tokens/s are per device, as MaxText prints them; a device is what JAX
-// calls one: a chip, or half a chip on v2, v3 and tpu7x. MFU is a fraction,
-// 0.6686 for 66.86 %.
+// Words and units are the same everywhere. A step time is in seconds. TFLOP/s and tokens/s
+// are per device, as MaxText prints them. A device is what JAX calls one: a chip, or half a
+// chip on v2, v3 and tpu7x. MFU is a fraction, 0.6686 for 66.86 %.
 //
 // # Decisions
 //
@@ -299,8 +298,8 @@ func NewDocument(run string, kind tpu.Type, now time.Time) Document {
 	return d
 }
 
-// Below says why the run is slower than limit allows; "" if it is not. limit is a ratio of
-// the published TFLOP/s. Compare must be set.
+// Below says why the run is slower than limit allows. It returns "" if it is not. limit is
+// a ratio of the published TFLOP/s. Compare must be set.
 func (d *Document) Below(limit float64) string {
 	switch ratio := d.Compare.Ratio; {
 	case !ratio.Known():

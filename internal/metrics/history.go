@@ -143,8 +143,8 @@ func (h *history) merge(other *history) {
 	}
 }
 
-// series returns the history as columns with at most points points, without the points
-// that have no line; nil if the history is empty.
+// series returns the history as columns. points limits the number of points; points that
+// have no line are left out. series returns nil if the history is empty.
 func (h *history) series(points int, peak float64) *Series {
 	if h.width == 0 {
 		return nil

@@ -41,7 +41,7 @@ func (s Sample) lossText() string {
 	return strconv.FormatFloat(float64(s.Loss), 'g', 5, 64)
 }
 
-// Summary returns the training in one line; "" if there was none.
+// Summary returns the training in one line. It returns "" if there was none.
 func (a *Attempt) Summary() string {
 	if a.Steps == 0 {
 		return ""
