@@ -111,8 +111,8 @@ func (w *ender) sendRest(ctx context.Context) {
 
 func (w *ender) unsentName() string { return fmt.Sprintf("control/unsent-%d-%s", w.m.attempt, w.me) }
 
-// withSkew notes in a record by how many seconds the clock of this worker is ahead of that
-// of Cloud Storage. It is needed to compare the ends of two workers.
+// withSkew notes in a record by how many seconds the clock of this worker is ahead of the
+// clock of Cloud Storage. It is needed to compare the ends of two workers.
 func (w *ender) withSkew(ctx context.Context, r Record) Record {
 	before := time.Now()
 	date, err := w.bucket.Clock(ctx, "control/attempt")

@@ -71,7 +71,7 @@ func (o objects) announce(ctx context.Context, attempt int) (int, error) {
 	return attempt, o.write(ctx, "control/attempt", []byte(strconv.Itoa(attempt)+"\n"), generation)
 }
 
-// first reads with which attempt a worker without a record begins. It also reads what the
+// first reads which attempt a worker without a record begins with. It also reads what the
 // bucket has of this worker in that attempt.
 func (o objects) first(ctx context.Context) (first, error) {
 	wanted, _, err := o.wanted(ctx)

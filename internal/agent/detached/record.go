@@ -87,9 +87,9 @@ var (
 	seconds     = regexp.MustCompile(`^(-?[0-9]{1,10})?$`)
 )
 
-// end returns the time of the end in nanoseconds. If the worker's clock differs from that
-// of Cloud Storage, end corrects the time. rough is then true, because the correction is
-// exact only to seconds. ok is false if nobody saw the end.
+// end returns the time of the end in nanoseconds. If the worker's clock differs from the
+// clock of Cloud Storage, end corrects the time. rough is then true, because the correction
+// is exact only to seconds. ok is false if nobody saw the end.
 func (r Record) end() (at int64, rough, ok bool) {
 	text, skew := r.get("end"), r.get("skew")
 	if r.lost() || !nanoseconds.MatchString(text) || !seconds.MatchString(skew) {
@@ -143,9 +143,9 @@ func (r Record) excused(lead Record) bool {
 	return after >= -slack && after < excuseWindow
 }
 
-// skew returns by how many seconds this worker's clock is ahead of that of Cloud Storage.
-// It returns 0 if the duration of the request could explain the difference. before and
-// after are the times around the request by this worker's clock.
+// skew returns by how many seconds this worker's clock is ahead of the clock of Cloud
+// Storage. It returns 0 if the duration of the request could explain the difference. before
+// and after are the times around the request by this worker's clock.
 func skew(before, date, after time.Time) int {
 	switch {
 	case date.IsZero():
@@ -167,8 +167,8 @@ type ending struct {
 	stopped  bool   // the command was told to stop
 }
 
-// conclude returns the record that the others get, its exit code, and whether the end is a
-// failure for which they are to stop.
+// conclude returns the record that the others get, and its exit code. failed reports
+// whether the end is a failure that stops the others.
 func (e ending) conclude(r Record) (out Record, code int, failed bool) {
 	code, _ = r.code()
 	reason := r.get("reason")

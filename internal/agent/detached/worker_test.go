@@ -53,7 +53,7 @@ func TestAWholeJob(t *testing.T) {
 		if text := string(armed); !strings.HasPrefix(text, "amdir\x00script\x00bash\x00MEGASCALE_COORDINATOR_ADDRESS\x00") || !strings.HasSuffix(text, "\x00MULTIHOST_COORDINATOR_IP=10.0.0.1\x00MULTIHOST_WORKER_IP=10.0.0.2\x00A=1\x00KEY=two\nlines\x00true\n9\ngo\n") {
 			t.Errorf("armed with %q", text)
 		}
-		// No file but those of the supervisor has the secret.
+		// Only the supervisor's files have the secret.
 		os.Remove(filepath.Join(w.dir, ".multihost/runs/r/1/armed"))
 		if out, err := exec.Command("grep", "-rl", "lines", w.dir).Output(); err == nil {
 			t.Errorf("files have it: %s", out)

@@ -159,8 +159,8 @@ func TestWhatAWorkerOfGroupsMayNotDo(t *testing.T) {
 	}
 }
 
-// Groups to which no runner comes are deleted, even if the VMs of one of them do not exist
-// yet. If a runner has come to another worker, the groups stay.
+// If no runner comes to a job's groups, they are deleted, even if the VMs of one of them do
+// not exist yet. If a runner has come to another worker, the groups stay.
 func TestGroupsThatNobodyAdopts(t *testing.T) {
 	t.Parallel()
 	for _, come := range []bool{false, true} {

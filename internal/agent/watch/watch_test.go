@@ -419,7 +419,7 @@ func TestTimeToLive(t *testing.T) {
 	})
 }
 
-// Slices to which no runner comes delete themselves, even with --keep, and whether or
+// If no runner comes to slices, they delete themselves, even with --keep, and whether or
 // not other workers have booted.
 func TestSlicesThatNobodyAdoptsDeleteThemselves(t *testing.T) {
 	t.Parallel()
