@@ -37,7 +37,7 @@ type DeletionRight struct {
 	Why     string `json:"why,omitempty"`
 
 	cure  string // command or flag that gives the right
-	until string // what ends the bill of slices that the workers may not delete
+	until string // what ends the bill of slices if the workers may not delete them
 }
 
 // Values of DeletionRight.May.

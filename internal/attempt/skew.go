@@ -152,9 +152,9 @@ var (
 	named      = regexp.MustCompile(`(?:^|[\s;&|("'=])((?:[^\s;&|'"()$=]*/)?python[0-9.]*)(?:[\s;&|)"']|$)`)
 )
 
-// pythonOf returns the interpreter that a command uses, as far as its text shows: an
-// interpreter that it calls, the interpreter of an environment that it activates, or
-// python3.
+// pythonOf returns the interpreter that a command uses, as far as the command's text shows
+// it. This is an interpreter that the text calls, the interpreter of an environment that it
+// activates, or python3.
 func pythonOf(argv []string, script string) string {
 	if len(argv) > 0 {
 		for _, w := range argv {
