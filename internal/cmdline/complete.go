@@ -42,8 +42,9 @@ const (
 
 // Complete answers the completion script of a shell. To w it writes a line with the kind of
 // the answer, then one candidate per line. argv is what the script passes on: the shell,
-// then the words up to the cursor. From bash it is the shell, the characters at which bash
-// breaks words, and the line. Complete ignores all errors: there are no candidates then.
+// then the words up to the cursor. From bash, argv is the shell, then the characters at
+// which bash breaks words, then the line. Complete ignores all errors: there are no
+// candidates then.
 func (p Program) Complete(ctx context.Context, w io.Writer, argv []string) {
 	if len(argv) < 2 {
 		return

@@ -95,7 +95,7 @@ func firstObjection(order []string, all []objection) error {
 // Place returns the position on the line at which a problem with these flags shows.
 func (l *Line) Place(flags ...string) int { return place(l.Order, flags) }
 
-// place returns the position in order at which a problem with these flags shows, which is
+// place returns the position in order at which a problem with these flags shows. This is
 // the position of the last of them. If none of them is in order, place returns the position
 // behind all flags.
 func place(order, flags []string) int {
