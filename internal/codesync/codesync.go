@@ -256,7 +256,7 @@ func (e *InUseError) Hint() string {
 // made. It probably belongs to the user. The sync leaves it unchanged.
 type ForeignError struct {
 	Run    string
-	What   string // "directory": one that is not empty; "file"; "link": a link to such a directory; "dangling": any other link
+	What   string // "directory": a directory that is not empty; "file"; "link": a link to such a directory; "dangling": any other link
 	Target string // of a link
 }
 

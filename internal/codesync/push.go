@@ -67,8 +67,8 @@ func (t *Tree) Push(ctx context.Context, r remote.Runner, run string) (Report, e
 }
 
 // deliver is Push with a starting point. asked, if not nil, is the worker's answer about
-// the contents that it lacks. With whole, deliver sends the whole manifest, because the
-// worker's earlier manifest cannot be used.
+// the contents that it lacks. If whole is set, deliver sends the whole manifest, because
+// the worker's earlier manifest cannot be used.
 func (t *Tree) deliver(ctx context.Context, r remote.Runner, run string, asked *answer, whole bool) (Report, error) {
 	var rep Report
 	var err error

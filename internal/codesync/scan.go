@@ -29,7 +29,7 @@ const (
 	bigTree = 100 << 20
 	// countLimit limits how many files of a skipped directory are counted.
 	countLimit = 100_000
-	// readTries limits how often Scan reads a file that changes meanwhile.
+	// readTries limits how often Scan reads a file that changes while it is read.
 	readTries = 3
 )
 
