@@ -364,7 +364,7 @@ func isFile(path string) bool {
 // defaultsLimit is far above the size of any file that is written by hand.
 const defaultsLimit = 1 << 20
 
-// readDefaults reads a file. With check, it refuses a file that other users may have
+// readDefaults reads a file. If check is set, it refuses a file that other users may have
 // written, because the file decides what this user's commands do.
 func readDefaults(path string, check bool) ([]byte, error) {
 	if info, err := os.Stat(path); err == nil && !info.Mode().IsRegular() { // a pipe would block
@@ -754,8 +754,8 @@ func (f *defaultsFile) spellings(key, section string) []string {
 	return names
 }
 
-// unknown records a fault for a key that has no meaning in a section. It suggests the
-// one of names that the user probably meant.
+// unknown records a fault for a key that has no meaning in a section. names are the
+// possible keys. unknown suggests the one that the user probably meant.
 func (f *defaultsFile) unknown(key *yaml.Node, section string, names []string) {
 	what := "is neither a flag nor a command"
 	if section != "" {
