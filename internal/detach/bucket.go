@@ -215,7 +215,7 @@ func (b *Bucket) withdraw(ctx context.Context, j Job, first bool) error {
 		if err != nil {
 			return err
 		}
-		// run.json is removed first: if another start has replaced it meanwhile, this
+		// run.json is removed first. If another start has replaced it meanwhile, this
 		// fails.
 		if err := b.remove(ctx, description); err != nil {
 			if statusCode(err) != http.StatusPreconditionFailed {
@@ -570,7 +570,7 @@ type End struct {
 	Worker  tpu.WorkerID
 	Code    int // never 0 if the end is not known
 	Signal  string
-	At      time.Time // by the worker's clock, corrected if it differs from that of Cloud Storage
+	At      time.Time // by the worker's clock, corrected if it differs from the clock of Cloud Storage
 	LogSize int64
 	Reason  string // why the command was stopped or did not start
 	Tail    bool   // the end looks like a training's tail: see State.Excused

@@ -177,8 +177,8 @@ type permission struct {
 	level Level
 }
 
-// permissions returns the rights that this user's commands need, each once: those for
-// networks, and those of the providers of the slices that are wanted or examined.
+// permissions returns the rights that this user's commands need, each once. Some are for
+// networks. The others are for the providers of the slices that are wanted or examined.
 func (e projectChecks) permissions() []permission {
 	const networkUsers = "network update, network delete and gc"
 	var list []permission
@@ -547,7 +547,7 @@ func quotaFor(id string, t tpu.Type) (tier string, ok bool) {
 		if strings.Contains(kind, "Pod") != (t.Workers > 1) {
 			return "", false
 		}
-	case "v5e": // so do small slices, which may be for serving
+	case "v5e": // small slices, which may be for serving, also have a quota of their own
 		if !strings.Contains(kind, "Litepod") || strings.Contains(kind, "Serving") && t.Chips > 8 {
 			return "", false
 		}
