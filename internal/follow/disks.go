@@ -44,8 +44,8 @@ const (
 	TmpDisk    = "in /tmp; a command that writes there fails when it is full"
 )
 
-// Tell warns about the workers added since the last call, in one line. what names the use
-// of the disk.
+// Tell warns about the workers added since the last call, in one line. The parameter what
+// names the use of the disk.
 func (l *LowDisks) Tell(sink event.Sink, what string) {
 	l.mu.Lock()
 	fresh, least, on := l.fresh, l.least, l.on

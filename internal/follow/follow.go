@@ -208,7 +208,7 @@ func (f *Following) tellOutages() {
 
 // lookAtOutages asks the cloud, by one call for all, whether the slices of lost workers
 // still exist. It gives up the workers whose slices are gone. If this machine has no
-// network, no worker becomes lost: the time of each outage begins anew. lookAtOutages
+// network, no worker becomes lost, and the time of each outage begins anew. lookAtOutages
 // returns the pause before the next look. pause is the one before this look.
 func (f *Following) lookAtOutages(ctx context.Context, pause time.Duration) time.Duration {
 	lost := f.outages.lostNow()

@@ -132,7 +132,7 @@ func (o *outages) back(i int) (news bool) {
 	return news
 }
 
-// over ends the outage of a worker that is not followed any more.
+// over ends the outage of a worker that is no longer followed.
 func (o *outages) over(i int) { o.at(i, func(o *outage) { o.giveUp = nil }) }
 
 // gone gives up worker i, whose slice is gone.

@@ -58,7 +58,7 @@ func (a account) summary() (sum event.Summary, lines bool) {
 	return sum, lines
 }
 
-// blame says what decided the end of the run: the end of a slice or the end of a worker.
+// blame says what decided the end of the run: the end of a slice, or the end of a worker.
 func (a account) blame() string {
 	e := a.ends[a.first]
 	if errors.Is(e.Err, ErrSliceGone) {

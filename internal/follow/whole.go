@@ -148,7 +148,7 @@ func (c copies) arrivals(i int) *record.ArrivalWriter {
 	return &record.ArrivalWriter{Path: record.ArrivalsPath(c.rec.LogDir, c.workers.IDs[i]), Now: c.clock.Now}
 }
 
-// bringRests fetches the missing rests of the logs of ends. With listed, nodes are all
+// bringRests fetches the missing rests of the logs of ends. If listed is set, nodes are all
 // slices that the cloud has. If the slice of a log is not among them, the rest of the log
 // is lost.
 func (c copies) bringRests(ctx context.Context, ends Endings, nodes []tpu.Slice, listed bool) {
