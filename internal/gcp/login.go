@@ -60,8 +60,8 @@ func (l *login) ceased(err error, remedy string) bool {
 
 type unattended struct{}
 
-// Unattended returns a context with which Do does not wait for a new login. It is for
-// loops that have their own limit and retry themselves.
+// Unattended returns a context. With this context, Do does not wait for a new login. It is
+// for loops that have their own limit and retry themselves.
 func Unattended(ctx context.Context) context.Context {
 	return context.WithValue(ctx, unattended{}, true)
 }

@@ -97,9 +97,9 @@ type stopped struct{ cause, err error }
 func (s *stopped) Error() string   { return s.cause.Error() }
 func (s *stopped) Unwrap() []error { return []error{s.cause, s.err} }
 
-// WaitTPU polls a long-running operation of the TPU API until it is done and returns
-// it. If the operation ended with an error, WaitTPU returns an *OperationError. what
-// names the work in errors: `create queued resource "q7"`. Only ctx limits the wait.
+// WaitTPU polls a long-running operation of the TPU API until it is done and returns it. If
+// the operation ended with an error, WaitTPU returns an *OperationError. The parameter what
+// describes the work in errors: `create queued resource "q7"`. Only ctx limits the wait.
 func (c *Client) WaitTPU(ctx context.Context, op *tpuapi.Operation, what string) (*tpuapi.Operation, error) {
 	svc, err := c.TPU(ctx)
 	if err != nil {

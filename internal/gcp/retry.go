@@ -32,11 +32,11 @@ var retryPause = Backoff{First: 400 * time.Millisecond, Max: 20 * time.Second, F
 // If credentials that had worked before are refused, Do reports it once, with the
 // command that renews them, and retries for up to Config.LoginWait; see Unattended.
 //
-// what names the work in errors and events: `create network "mtu9k"`. A failure of the API
-// is an *Error that wraps the client library's own error. When ctx ends, Do returns its
-// cause at once. It does not run call again, and reports no retry. A call that changes
-// something must be safe to repeat: give it a request id that stays the same over the
-// tries.
+// The parameter what describes the work in errors and events: `create network "mtu9k"`. A
+// failure of the API is an *Error that wraps the client library's own error. When ctx ends,
+// Do returns its cause at once. It does not run call again, and reports no retry. A call
+// that changes something must be safe to repeat: give it a request id that stays the same
+// over the tries.
 func (c *Client) Do(ctx context.Context, what string, call func(ctx context.Context) error) error {
 	start := c.cfg.Clock.Now()
 	pause := retryPause.First
@@ -197,7 +197,7 @@ func retryAfter(err error, now time.Time) time.Duration {
 	return 0
 }
 
-// prefix puts what in front of err unless err begins with it already.
+// prefix puts the text what in front of err, unless err begins with it already.
 func prefix(what string, err error) error {
 	var e *Error
 	if errors.As(err, &e) && e.What == what {
