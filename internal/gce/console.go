@@ -148,7 +148,7 @@ func readConsole(text string) provision.Console {
 	return c
 }
 
-// escapes matches the sequences with which programs colour and move text.
+// escapes matches the sequences that programs use to colour and move text.
 var escapes = regexp.MustCompile(`\x1b(\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\)?|[@-Z\\-_])`)
 
 // plain returns a line without control characters, cut to consoleWidth characters.

@@ -105,8 +105,8 @@ func justMade(r provision.Request, at time.Time) provision.Resource {
 	}
 }
 
-// existing returns the resource of the name, and whether it is complete. If one is
-// being deleted, existing waits until it is gone.
+// existing returns the resource of the name, and whether it is complete. If a resource of
+// the name is being deleted, existing waits until it is gone.
 func (p *Provider) existing(ctx context.Context, r provision.Request) (res provision.Resource, ready bool, err error) {
 	template, err := p.calls.Template(ctx, p.at().partName(r.ID))
 	switch {

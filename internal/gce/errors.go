@@ -79,7 +79,7 @@ func (e *TakenError) Fault() fault.Kind { return fault.Unavailable }
 // Hint returns what to do.
 func (e *TakenError) Hint() string { return "choose another name" }
 
-// missing is the error for a resource of which no part exists.
+// missing is the error for a resource if no part of it exists.
 type missing struct{ id string }
 
 func (m missing) Error() string { return fmt.Sprintf("read slices %q: they do not exist", m.id) }

@@ -21,8 +21,8 @@ import (
 	"multihost/internal/testkit/simcloud"
 )
 
-// Our requests for the three parts of a slice equal those of gcloud, field by field,
-// except for the differences listed here with their reasons.
+// Our requests for the three parts of a slice equal gcloud's requests, field by field. The
+// differences are listed here with their reasons.
 func TestGcloudAsksForTheSameParts(t *testing.T) {
 	testkit.NeedGcloud(t)
 	c := simcloud.Start(t, sim.Config{})

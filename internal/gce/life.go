@@ -58,7 +58,7 @@ const (
 	wordDeleting  = "DELETING"
 )
 
-// goneWhy says what may have happened to VMs of a slice that are gone before the end of the
+// goneWhy says what may have happened if VMs of a slice are gone before the end of the
 // slice's run duration.
 const goneWhy = "its VMs never came, or were deleted: by a user, or at the end of a run duration that multihost has not set"
 
@@ -151,8 +151,8 @@ func (st *state) fail(code, text string) {
 	st.life, st.word, st.code, st.why, st.starved = provision.Failed, wordFailed, code, text, starving(code)
 }
 
-// starving reports whether an error of the API means that capacity or quota is lacking. VMs
-// for which no machine is found may also fail minutes later, with INTERNAL_ERROR.
+// starving reports whether an error of the API means that capacity or quota is lacking. If
+// no machine is found for a VM, the VM may also fail minutes later, with INTERNAL_ERROR.
 func starving(code string) bool {
 	return noCapacity(code) || code == "INTERNAL_ERROR" || noQuota(code)
 }

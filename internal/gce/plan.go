@@ -43,7 +43,7 @@ const imageProject = "ubuntu-os-accelerator-images"
 type Settings struct {
 	Image       string   `json:"image,omitempty"` // "projects/P/global/images/…"; "": the family of the generation
 	DiskGB      int64    `json:"disk_gb,omitempty"`
-	DiskType    string   `json:"disk_type,omitempty"` // "": that of the generation
+	DiskType    string   `json:"disk_type,omitempty"` // "": the disk type of the generation
 	Tags        []string `json:"tags,omitempty"`      // network tags
 	InternalIPs bool     `json:"internal_ips,omitempty"`
 }

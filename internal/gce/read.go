@@ -54,8 +54,8 @@ func ofTPU(g *computepb.InstanceGroupManager) bool {
 	return ours || len(g.GetStatus().GetAppliedAcceleratorTopologies()) > 0 || g.GetResourcePolicies().GetWorkloadPolicy() != ""
 }
 
-// look reads the slices of the zone. With an id, it reads only the slices of one resource.
-// If the zone has no group of TPU slices, it makes one call.
+// look reads the slices of the zone. If id is not "", it reads only the slices of this
+// resource. If the zone has no group of TPU slices, it makes one call.
 func (p *reader) look(ctx context.Context, id string) (v view, err error) {
 	all, err := p.calls.Groups(ctx)
 	if err != nil {
@@ -96,8 +96,8 @@ func (p *reader) look(ctx context.Context, id string) (v view, err error) {
 	return v, reads.Wait()
 }
 
-// readTemplates puts the templates of the region into the map all. With an id, it puts only
-// the template of that resource there.
+// readTemplates puts the templates of the region into the map all. If id is not "", it puts
+// only the template of this resource there.
 func (p *reader) readTemplates(ctx context.Context, id string, all map[string]*computepb.InstanceTemplate) error {
 	if id != "" {
 		t, err := p.calls.Template(ctx, p.at().partName(id))
@@ -126,7 +126,7 @@ func (p *reader) sight(v view, g *computepb.InstanceGroupManager, rec record) si
 	return s
 }
 
-// resource describes the resource id, of which v has at least one group. If slices run, it
+// resource describes the resource id. v has at least one group of it. If slices run, it
 // reads the order of their workers from the VMs.
 func (p *reader) resource(ctx context.Context, v view, id string) (provision.Resource, error) {
 	template := v.templates[p.at().partName(id)]
