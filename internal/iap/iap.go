@@ -82,7 +82,7 @@ const (
 	stallLimit = 15 * time.Second
 	stallCheck = 5 * time.Second
 
-	// settled is the age at which a WebSocket proves that the relay works, even if no
+	// settled is an age. A WebSocket of this age proves that the relay works, even if no
 	// byte passed.
 	settled = 30 * time.Second
 
