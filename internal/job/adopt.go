@@ -86,7 +86,7 @@ type adoption struct {
 	mu sync.Mutex
 	inheritance
 	slices map[string]tpu.Slice // slices that exist, by name
-	stop   map[string]func()    // by UID, for slices on which every worker answers: ends the renewals and the connections
+	stop   map[string]func()    // by UID, for slices whose workers all answer: ends the renewals and the connections
 }
 
 // now returns the present knowledge about an earlier runner's command.
@@ -241,8 +241,8 @@ func (q *queued) ifLeft() string {
 	return text + "its slices delete themselves " + stage.AsTyped(q.terms.TTL) + " after the request (--ttl)"
 }
 
-// leavesFor does what leaves does, after it has asked the workers again: another machine on
-// which somebody typed the same job may have started the command first.
+// leavesFor does what leaves does, after it has asked the workers again. If somebody typed
+// the same job on another machine, that machine may have started the command first.
 func (q *queued) leavesFor(ctx context.Context, life provision.Life, err error) string {
 	if q.mine.Tried == 0 {
 		if why := q.held.now().leaves(life, err); why != "" {

@@ -83,8 +83,8 @@ func TestSignsOfTheWorkers(t *testing.T) {
 	}
 }
 
-// Slices on which an earlier runner may have left something are protected, until it is
-// known that nothing is there or somebody chooses otherwise.
+// Slices are protected if an earlier runner may have left something on them. The protection
+// ends when it is known that nothing is there, or when somebody chooses otherwise.
 func TestWhatAnEarlierRunnerMayHaveLeft(t *testing.T) {
 	t.Parallel()
 	mine := func(phase launch.Phase) workers.FoundRun {

@@ -1,5 +1,6 @@
 // Package job makes attempts of a command until one succeeds or the budget is spent. Run
-// does so on slices that exist. Job creates the slices first and deletes them afterwards.
+// makes attempts on slices that exist. Job creates the slices first and deletes them
+// afterwards.
 //
 // The workers and the cloud hold the truth: local files only save requests.
 //

@@ -160,7 +160,7 @@ func (q *queued) request(ctx context.Context) error {
 	})
 }
 
-// announce tells the user what is about to be requested, unless the last request was for
+// announce tells the user what the job is about to request, unless the last request was for
 // the same. The user confirms only the first request of this command, and only before its
 // slices have been up: later the user may have left.
 func (q *queued) announce(ctx context.Context) error {

@@ -341,7 +341,7 @@ func (p partlyCloud) Get(ctx context.Context, id string) (provision.Resource, er
 	return res, err
 }
 
-// A limit counts only for its own state, and not for time in which nobody could look.
+// A limit counts only for its own state. Time in which nobody could look does not count.
 // Slices that were made or repaired meanwhile are not deleted because of it.
 func TestALimitOfAnotherStateDeletesNothing(t *testing.T) {
 	ready := []qr.SliceState{{Name: "m", State: "READY", Health: "HEALTHY"}}

@@ -25,8 +25,9 @@ type runner struct {
 	end     renewal.End    // for slices that their provider takes away
 	deletes func() bool    // whether the slices are deleted after a success; nil: they are not
 
-	// missing reports whether the command may be running on slices of which some workers do
-	// not answer. The runner then takes it over on the workers that answer. nil: never.
+	// Some workers of the slices may not answer. missing reports whether the command may be
+	// running on such slices. The runner then takes it over on the workers that answer.
+	// nil: never.
 	missing func() bool
 
 	// decided is called when an attempt has asked its workers which runs they know. It may
@@ -216,7 +217,8 @@ func (r *runner) finish(out stage.Outcome, err error, f *stage.Failure, refusal 
 }
 
 // sayLogsGo warns, before the slices are deleted, about logs of the last attempt that are
-// lost with them. With earlier, it also warns about logs of an earlier runner's command.
+// lost with them. If earlier is set, it also warns about logs of an earlier runner's
+// command.
 func (r *runner) sayLogsGo(earlier bool) {
 	if f := r.followed(); f != nil {
 		r.unread = f.GoWithSlices()
