@@ -22,9 +22,9 @@ type FollowOptions struct {
 	// recorded there, but Follow still returns an Exit that is Lost.
 	Look bool
 
-	// Lost is called for each problem that interrupts following, with the offset at
-	// which following goes on: the connection is lost, the login runs no command, or
-	// the answer makes no sense. Follow tries again.
+	// Lost is called for each problem that interrupts following: the connection is lost,
+	// the login runs no command, or the answer makes no sense. offset is where following
+	// goes on. Follow tries again.
 	Lost func(err error, offset int64)
 
 	// Found is called when following works: the worker sends output, or waits for it or
@@ -63,8 +63,8 @@ type FollowOptions struct {
 // When something goes wrong in between, Follow calls Lost and tries again, at the next
 // byte, until ctx ends: a problem in following says nothing about the command. Follow
 // returns before the command has ended only when ctx ends, we close the connection or w
-// fails. It also does if the worker's very first answer is that it does not know the run or
-// did not start it. The command is not touched then.
+// fails. It also does if the worker's very first answer is that it does not know the run,
+// or that it did not start the run. The command is not touched then.
 //
 // The worker sends at most as many bytes ahead of w as Window allows. A slow w delays the
 // sending of output, never the command.

@@ -86,7 +86,8 @@ linger() {
   done
 }
 
-# be_there writes the file by which followers_of counts this script while it lives.
+# be_there writes a file for this script. followers_of counts the script by this file while
+# the script lives.
 be_there() {
   local stale=()
   followers_of "$dir"

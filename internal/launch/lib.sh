@@ -627,8 +627,8 @@ cannot_run() { # PROGRAM CODE WHY
   exit "$2"
 }
 
-# inherit_run RUN ATTEMPT DIR fills the array environment for a run's command: first
-# the login's variables, then those of the run, then the array vars, which holds the
+# inherit_run RUN ATTEMPT DIR fills the array environment for a run's command. It takes
+# first the login's variables, then the run's, then the array vars, which holds the
 # variables to unset and to set.
 inherit_run() {
   local entry buffered=PYTHONUNBUFFERED=1

@@ -77,8 +77,8 @@ func seconds(s string) time.Time {
 	return time.Unix(n, number((frac + "000000000")[:9]))
 }
 
-// List returns the runs that the worker knows: of every login as far as they
-// can be read, alive and ended, oldest first.
+// List returns the runs that the worker knows, alive and ended, oldest first. It returns
+// the runs of every login, as far as they can be read.
 //
 // Like Status, List records an end that nobody saw.
 func List(ctx context.Context, r remote.Runner) ([]Info, error) { return list(ctx, r) }
