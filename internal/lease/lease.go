@@ -293,8 +293,8 @@ func Arm(ctx context.Context, r remote.Runner, sums string, t Terms) (Armed, err
 	return a, nil
 }
 
-// Adopt is Arm by a runner that still waits for other workers: it tells the worker
-// that the runner lives, and does not examine what the worker may do.
+// Adopt does what Arm does, for a runner that still waits for other workers. It tells the
+// worker that the runner is active, and does not examine what the worker may do.
 func Adopt(ctx context.Context, r remote.Runner, sums string, t Terms) (Held, error) {
 	records, err := call(ctx, r, sums, t.text()+"end\n", "adopt")
 	return held(records), err

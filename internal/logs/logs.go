@@ -516,7 +516,7 @@ func (l *logReader) flush() error {
 	return nil
 }
 
-// overSSH writes the logs of the run of a record, from the workers as far as they are
+// overSSH writes the logs of the run of a record. It reads them from the workers that are
 // reached. If a slice is gone, or --all cannot reach a worker, it writes this machine's
 // copy of the log.
 func (l *logReader) overSSH(ctx context.Context, rec *record.Record) error {
@@ -690,7 +690,7 @@ func (l *logReader) followLog(ctx context.Context, one *oneLog, ref launch.Ref) 
 	follow, giveUp := context.WithCancelCause(ctx)
 	defer giveUp(nil)
 	var w io.Writer = one.text
-	if l.o.All { // whole lines, so that those of other workers do not come between
+	if l.o.All { // whole lines, so that lines of other workers do not come between
 		held := &lineHold{w: w}
 		defer func() {
 			l.mu.Lock()
@@ -760,7 +760,7 @@ func (l *logReader) firstFailure(ctx context.Context, rec *record.Record, end *r
 }
 
 // failureAmong asks workers which one failed first. The function only chooses the workers;
-// nil means all. end is the end as far as it is known before.
+// nil means all. end is the end as far as the caller knows it.
 func (l *logReader) failureAmong(ctx context.Context, rec *record.Record, sel tpu.Selection, only func(tpu.WorkerID) bool, end *runs.RunEnd) (*runs.RunEnd, error) {
 	t, failed, err := l.Dial(ctx, sel, only, true)
 	if err != nil {

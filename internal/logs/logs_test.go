@@ -101,8 +101,8 @@ func (s *shown) WriteLog(id tpu.WorkerID, at time.Time, p []byte) error {
 
 func (s *shown) Flush() error { return nil }
 
-// logged makes the record and the logs of an ended run with two workers, of which the
-// second one failed first. Each of its lines came a second after the one before.
+// logged makes the record and the logs of an ended run with two workers. The second worker
+// failed first. Each of its lines came a second after the one before.
 func logged(t *testing.T) (runs.Deps, *testkit.Recorder, time.Time) {
 	t.Helper()
 	begin := time.Now().Truncate(time.Second).Add(-time.Hour)

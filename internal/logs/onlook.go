@@ -294,8 +294,8 @@ func (o *onlooker) nearBy(ctx context.Context, r *runs.BucketRun, rec *record.Re
 }
 
 // tellBegun reports that the command has begun, or else the progress of the run. followed
-// means that the attempt was read over SSH before. The notice that says why SSH does not
-// work any more then stays.
+// means that the attempt was read over SSH before. If there is a notice that says why SSH
+// does not work any more, it then stays.
 func (o *onlooker) tellBegun(r *runs.BucketRun, rec *record.Record, state detach.State, followed bool) {
 	begun := r.Running(state) > 0 || len(state.Ended) > 0
 	if begun {
