@@ -99,7 +99,8 @@ func (m *Masker) find(text []byte, limit int) (at, size int) {
 	return at, size
 }
 
-// mayBegin returns the index from which the end of text may be the beginning of a word.
+// The end of text may be the beginning of a word. mayBegin returns the index at which that
+// part begins.
 func (m *Masker) mayBegin(text []byte) int {
 	from := max(0, len(text)-len(m.Words[0])+1)
 	for i := from; i < len(text); i++ {

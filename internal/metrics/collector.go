@@ -189,8 +189,9 @@ func (c *Collector) stepped(id tpu.WorkerID, sample Sample, now time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.heard = now
-	// The progress of the run is that of the first worker among those that are furthest
-	// ahead. A return to a checkpoint shows at the first of all workers.
+	// The progress of the run is the progress of the worker that is furthest ahead. Of
+	// several such workers, the first to get there counts. A return to a checkpoint shows
+	// at the first of all workers.
 	if !c.any || sample.Step > c.furthest.Step || id == c.o.Workers[0] && sample.Step < c.furthest.Step-1 {
 		c.furthest, c.reached, c.any = sample, now, true
 	}

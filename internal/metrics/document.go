@@ -192,9 +192,9 @@ type Median struct {
 
 // A Series holds figures over steps, one column for each figure; the columns have equal
 // lengths. Point i stands for the steps Step[i] … Step[i]+StepsPerPoint-1. The mean of a
-// point covers its steps, for a slice or a run those of all workers. Min and Max come from
-// the single steps, so that no outlier is lost, however many steps are joined. Skipped
-// steps are included.
+// point covers its steps. For a slice or a run it covers the steps of all workers. Min and
+// Max come from the single steps, so that no outlier is lost, however many steps are
+// joined. Skipped steps are included.
 type Series struct {
 	StepsPerPoint int64    `json:"steps_per_point"`
 	Step          []int64  `json:"step"`
@@ -267,8 +267,8 @@ type Comparison struct {
 	// Ratio is the run's median TFLOP/s/device divided by the published one. It is
 	// unknown also if the run is on another generation.
 	Ratio Number `json:"ratio"`
-	// RunEfficiency is the run's median TFLOP/s/device divided by the published one of a
-	// single slice.
+	// RunEfficiency is the run's median TFLOP/s/device divided by the published figure for
+	// a single slice.
 	RunEfficiency Number `json:"run_scaling_efficiency"`
 	// Rows holds all published figures, by number of slices.
 	Rows []PublishedRow `json:"rows"`
@@ -281,7 +281,7 @@ type PublishedRow struct {
 	Slices int    `json:"slices"`
 	TFLOPs Number `json:"tflops_per_device"`
 	MFU    Number `json:"mfu"`
-	// Efficiency is TFLOPs divided by those of one slice.
+	// Efficiency is TFLOPs divided by the TFLOPs of one slice.
 	Efficiency Number `json:"scaling_efficiency"`
 	// Ratio is the run's median TFLOP/s/device divided by this row's.
 	Ratio Number `json:"ratio"`

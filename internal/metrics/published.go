@@ -81,7 +81,7 @@ func CheckPublished(preset string) error {
 }
 
 // SetComparison compares the newest attempt of d with what was published for preset. If the
-// table has several slice sizes, it takes that of the run, or else the first one. Note
+// table has several slice sizes, it takes the size of the run, or else the first one. Note
 // names what else differs. The error is an *UnpublishedError.
 func (d *Document) SetComparison(preset string) error {
 	if err := CheckPublished(preset); err != nil {

@@ -72,8 +72,8 @@ func lineEnd(b []byte) int {
 	return nl
 }
 
-// keep stores the beginning of an unfinished line. Of a line that is too long, it keeps
-// the part in which a marker could begin, or else the last bytes.
+// keep stores the beginning of an unfinished line. If a line is too long, it keeps the part
+// in which a marker could begin, or else the last bytes.
 func (s *splitter) keep(data []byte) {
 	const tail = 64 // the prefix of a growing batch, and half a marker
 	for len(data) > 0 {

@@ -174,8 +174,9 @@ func (c *Comparison) text(b *strings.Builder) {
 	}
 }
 
-// CSV writes the series of every attempt, one row for each point: those of the run, of
-// its slices and, for the newest attempt, of its workers. An unknown figure is empty.
+// CSV writes the series of every attempt, one row for each point. It writes the series of
+// the run and of its slices. For the newest attempt it also writes the series of its
+// workers. An unknown figure is empty.
 func (d *Document) CSV(out io.Writer) error {
 	w := csv.NewWriter(out)
 	_ = w.Write([]string{"attempt", "of", "name", "step", "steps_per_point", "lines", "step_seconds", "step_seconds_min", "step_seconds_max",

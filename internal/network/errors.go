@@ -77,8 +77,8 @@ func (e *MismatchError) Hint() string {
 }
 
 // beside returns the command that creates the wanted rule under another name, for the
-// source ranges that the existing rule does not allow yet. It is "" if the existing
-// rule allows all of them, or if it denies: of two rules that match, the one that
+// source ranges that the existing rule does not allow yet. It is "" if the existing rule
+// allows all of them, or if the existing rule denies: of two rules that match, the one that
 // denies wins.
 func (e *MismatchError) beside() string {
 	if slices.ContainsFunc(e.Differences, func(d Difference) bool { return d.Field == "action" }) {

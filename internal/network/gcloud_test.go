@@ -13,7 +13,7 @@ import (
 )
 
 // The commands of MaxText's documents, and one that our own plan prints, make gcloud send
-// what we send, except for the differences listed.
+// the same requests as ours. The differences are listed.
 func TestGcloudSendsTheSameRequests(t *testing.T) {
 	t.Parallel()
 	testkit.NeedGcloud(t)

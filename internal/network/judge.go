@@ -100,8 +100,8 @@ func (r FirewallRule) carries(protocol string, port int) bool {
 	})
 }
 
-// Sources returns the source ranges of the rules from which a port of a machine with
-// these tags can be reached, widest first.
+// Sources returns the source ranges from which the rules allow connections to a port of a
+// machine with these tags, widest first.
 func Sources(rules []FirewallRule, protocol string, port int, tags []string) []netip.Prefix {
 	var found []netip.Prefix
 	for _, r := range rules {

@@ -21,9 +21,9 @@ type machineList struct {
 }
 
 // users returns what uses the network or is about to use it: the machines of Compute Engine
-// and the TPUs. Delete needs it, because the API refuses only the deletion of a network in
-// use, and not that of its rules. Without the rules, the workers of a running job lose each
-// other.
+// and the TPUs. Delete needs it. The API refuses to delete a network in use, but it does
+// not refuse to delete the rules of such a network. Without the rules, the workers of a
+// running job lose each other.
 func (c *calls) users(ctx context.Context, name string) ([]string, error) {
 	machines, err := c.machines(ctx)
 	if err != nil {
