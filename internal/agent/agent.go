@@ -3,9 +3,9 @@
 // objects of a bucket, and files that stay whole in a crash. Before it deletes a resource,
 // it checks that the resource is the right one.
 //
-// The program is small because it goes to every worker: this package and those below it
-// import the standard library and fault only. They read no environment. Every function that waits
-// ends when its context does.
+// The program is small because it goes to every worker. This package and those below it
+// import only the standard library and fault. They read no environment. Every function that
+// waits ends when its context does.
 //
 // # Decisions
 //

@@ -37,8 +37,8 @@ func clientOf(h inMemory) *agent.Client {
 
 const ours = `{"name": "q", "tpu": {"nodeSpec": [{"node": {"labels": {"multihost-run": "r"}}}, {"node": {"labels": {"multihost-run": "r"}}}]}, "state": {"state": "ACTIVE"}}`
 
-// Only a resource that was read whole and has the proof in the field where it belongs is
-// deleted. Other text in it does not matter.
+// Delete deletes a resource only if it has read the whole resource, and the proof is in the
+// right field. Other text in it does not matter.
 func TestDeleteReadsBeforeItDeletes(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {

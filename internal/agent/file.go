@@ -47,8 +47,8 @@ func Lock(path string) (unlock func(), err error) {
 	err = syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
 	if err == nil {
 		return func() {
-			// Closing alone is not enough, because a program that is being started also has
-			// the file open until its exec.
+			// Closing alone is not enough: a program that is being started has the file
+			// open too, until its exec.
 			_ = syscall.Flock(int(f.Fd()), syscall.LOCK_UN) // of our own lock: cannot fail
 			f.Close()
 		}, nil

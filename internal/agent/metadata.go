@@ -63,8 +63,8 @@ func (m *Metadata) Token(ctx context.Context) (string, error) {
 	return token.Text, nil
 }
 
-// A tokenError says why there is no access token. The metadata server's status is not
-// the status of the API that was to be called, so StatusOf is 0.
+// A tokenError says why there is no access token. The metadata server's status is not the
+// status of the called API, so StatusOf is 0.
 type tokenError struct{ cause error }
 
 func (e *tokenError) Error() string { return "no access token: " + e.cause.Error() }

@@ -22,12 +22,12 @@ type Peers struct {
 	Body string `json:"body,omitempty"`
 	Told string `json:"told,omitempty"`
 
-	// List is the address that takes a POST and answers with the VMs of a slice; "": Read
-	// shows all workers of a slice.
+	// List is the address that takes a POST and answers with the VMs of a slice. If List is
+	// "", Read shows all workers of a slice.
 	List string `json:"list,omitempty"`
-	// Names is the path of the names of VMs in that answer; a name may be the end of an
-	// address. States is the path of their states. Idle has states, separated by spaces. No
-	// command runs in a VM that has one of these states or no state.
+	// Names is the path of the names of VMs in that answer. Such a name may be the end of
+	// an address. States is the path of their states. Idle has states, separated by spaces.
+	// No command runs in a VM that has one of these states or no state.
 	Names  string `json:"names,omitempty"`
 	States string `json:"states,omitempty"`
 	Idle   string `json:"idle,omitempty"`

@@ -92,9 +92,9 @@ func (c *Client) delete(ctx context.Context, d Deletion) (there bool, err error)
 	return true, err
 }
 
-// MayDelete returns nil if this VM may delete such resources. It tries to delete one that
-// does not exist: a caller with the permission gets 404, any other caller is refused. It
-// retries temporary errors for about half a minute.
+// MayDelete returns nil if this VM may delete such resources. It tries to delete a resource
+// that does not exist. A caller with the permission gets 404, and any other caller is
+// refused. It retries temporary errors for about half a minute.
 func (c *Client) MayDelete(ctx context.Context, deletions []Deletion) error {
 	for _, d := range deletions {
 		if d.Probe == "" {

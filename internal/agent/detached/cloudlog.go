@@ -32,8 +32,8 @@ func (w cloudLog) linkLog() {
 	}
 }
 
-// logEnd writes how the attempt ended to a file beside the logs, because the logs have only
-// the command's output.
+// logEnd writes how the attempt ended to a file beside the logs. The logs themselves have
+// only the command's output.
 func (w cloudLog) logEnd(reason string) {
 	if os.MkdirAll(w.logDir(), 0o755) != nil {
 		return

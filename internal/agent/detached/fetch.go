@@ -169,8 +169,8 @@ func (w fetcher) exists(ctx context.Context, login string) bool {
 	return err == nil && out.Code == 0
 }
 
-// makeHome makes the login's home. A worker knows a login of OS Login at once, but only the
-// first SSH login makes its home.
+// makeHome makes the login's home. A worker knows a login of OS Login at once. Only the
+// first SSH login makes the home of that login.
 func (w fetcher) makeHome(ctx context.Context) {
 	run := func(args ...string) (Output, bool) {
 		out, err := w.cfg.System.Run(ctx, Program{Args: args, Limit: time.Minute})

@@ -127,8 +127,8 @@ type sight struct {
 	code int   // exit code for a failed prepare
 }
 
-// A first is the state in the bucket of the attempt that a worker without a record would
-// begin.
+// A worker without a record would begin some attempt. A first is the state of that attempt
+// in the bucket.
 type first struct {
 	attempt int
 	begun   bool // this worker has begun it before, and lost its disk
@@ -295,9 +295,9 @@ func (m *machine) fetch(s *sight) action {
 
 // find decides, after a boot, which attempt this worker has, and what to do with it. If a
 // reboot ended the newest attempt, the worker reports that end and begins the next attempt.
-// It announces the next attempt first, because another worker deletes the slices when all
-// workers have ended one attempt and no newer attempt is announced. If the attempt had
-// ended before the reboot, no new attempt begins.
+// It announces the next attempt first. Otherwise another worker might see that all workers
+// have ended one attempt and no newer attempt is announced, and delete the slices. If the
+// attempt had ended before the reboot, no new attempt begins.
 func (m *machine) find(s *sight) action {
 	d := m.disk
 	switch {

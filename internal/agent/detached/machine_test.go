@@ -590,8 +590,8 @@ func TestGather(t *testing.T) {
 	}
 }
 
-// A command is stopped before the provider deletes the slices, at the latest when its time to
-// live is over.
+// A command is stopped before the provider deletes the slices. It is stopped earlier if its
+// time to live ends earlier.
 func TestBound(t *testing.T) {
 	t.Parallel()
 	const taken = "the slices are deleted %d s after they were made (--max-run-duration)"

@@ -53,8 +53,8 @@ func placeKeys(j Job) []string {
 
 // parsePlace reads the place of this worker from values of its metadata server. It never
 // guesses: a wrong guess would give two workers one identity. A malformed number is an
-// error. A missing number is an error too, unless a slice has only one worker, or the job
-// only one slice.
+// error. A missing number is an error too. The exceptions are the number of the worker if a
+// slice has only one, and the number of the slice if the job has only one.
 func parsePlace(j Job, values map[string]string) (p Place, err error) {
 	if j.Apart {
 		p, err = placeInGroup(j, values)

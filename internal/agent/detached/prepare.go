@@ -236,9 +236,9 @@ func (w *starter) secret(ctx context.Context, s Secret) (value []byte, err error
 // Package launch has the same list.
 var attemptFiles = []string{"meta", "argv", "env", "script", "limit"}
 
-// arm gives the command to a supervisor of the login, as a runner does over SSH: the files
-// of the attempt follow the script on stdin, then the word go. The life is running if the
-// command was started, and unknown if an attempt of that number has begun here before.
+// arm gives the command to a supervisor of the login, as a runner does over SSH. After the
+// script, stdin has the files of the attempt and then the word go. The life is running if
+// the command was started, and unknown if an attempt of that number has begun here before.
 func (w *starter) arm(ctx context.Context) (life, error) {
 	if w.job.CloudLogging {
 		cloudLog{w.worker}.linkLog()
@@ -318,10 +318,10 @@ func zeroed(words []string) []byte {
 	return b
 }
 
-// variables returns the variables that this worker's command gets besides the user's own.
-// A name without a value is unset: MEGASCALE variables would override the metadata of a job
-// of several slices, and a job of one slice must have none. Only slices that were made apart
-// need them: nothing else tells such a slice of the others.
+// variables returns the variables that this worker's command gets besides the user's own. A
+// name without a value is unset. MEGASCALE variables would override the metadata of a job
+// of several slices, and a job of one slice must have none. Only slices that were made
+// apart need them: nothing else tells such a slice of the others.
 func (w *starter) variables() []string {
 	j, p := w.job, w.me
 	v := []string{"MEGASCALE_COORDINATOR_ADDRESS", "MEGASCALE_NUM_SLICES", "MEGASCALE_SLICE_ID", "MEGASCALE_PORT"}

@@ -427,8 +427,8 @@ func (b behind) RoundTrip(r *http.Request) (*http.Response, error) {
 	return resp, err
 }
 
-// Slices that would be kept after a failure are not kept after a training's tail, even if
-// the bucket fails often meanwhile.
+// If a failure is excused as a training's tail, --keep-on-failure does not keep the slices,
+// even if the bucket fails often meanwhile.
 func TestATrainingsTailIsNoFailureThatKeeps(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -533,8 +533,8 @@ func TestWorkersThatNeverCameAreNotWaitedFor(t *testing.T) {
 	}
 }
 
-// If several workers have logs that are not whole in the bucket, the last one to report
-// that decides how long the slices stay.
+// If the logs of several workers are not whole in the bucket, the worker that reports this
+// last decides how long the slices stay.
 func TestTheLastOfTheLogsThatAreNotWholeKeepsTheSlices(t *testing.T) {
 	t.Parallel()
 	inWorld(t, func(w *world) {
@@ -635,9 +635,9 @@ func TestConclude(t *testing.T) {
 	}
 }
 
-// At the end of a machine the program reports the end and its reason and uploads the
-// rest of the log. It changes nothing of an ended attempt. If nothing answers, it still
-// ends in time, and the next boot knows of the end.
+// At the end of a machine the program reports the end and its reason, and uploads the rest
+// of the log. It changes nothing of an ended attempt. If nothing answers, it still ends in
+// time, and the next boot knows of the end.
 func TestLastWordsOfAMachine(t *testing.T) {
 	t.Parallel()
 	const log, both = "one\ntwo\n", "phase=down attempt=1 may_delete=yes login=ann detail=preempted log: two marked"
@@ -1164,7 +1164,7 @@ func TestParsePlace(t *testing.T) {
 	}
 }
 
-// A VM of a group learns its slice from its name and its number from its metadata, and
+// A VM of a group learns its slice from its name, and its number from its metadata. It
 // believes neither if the rest of its metadata contradicts them.
 func TestPlaceInAGroup(t *testing.T) {
 	t.Parallel()

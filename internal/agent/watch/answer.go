@@ -161,8 +161,8 @@ func (h *Host) testRight(ctx context.Context, nonce string, t Terms) {
 	}
 }
 
-// sayRefused answers that a call failed. It gives the HTTP status, the service account of
-// this worker if its rights may be the cause, and the reason.
+// sayRefused answers that a call failed. It gives the HTTP status and the reason. If the
+// rights of this worker may be the cause, it also gives its service account.
 func (h *Host) sayRefused(ctx context.Context, nonce, what string, err error) {
 	account := ""
 	if agent.StatusOf(err) != 0 { // otherwise the cause is not a missing right

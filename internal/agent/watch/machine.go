@@ -76,7 +76,7 @@ const (
 	mostPause  = 600              // longest random pause in seconds; with it, usually a single worker asks all others and deletes
 )
 
-// A Machine decides what a watch does. It reads no clock and touches nothing: Look begins
+// A Machine decides what a watch does. It reads no clock and touches nothing. Look begins
 // each round, and the other methods take the results of its actions. It is not safe for
 // concurrent use.
 type Machine struct {

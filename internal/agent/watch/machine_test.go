@@ -46,8 +46,7 @@ func FuzzTerms(f *testing.F) {
 	})
 }
 
-// Each row has one look of a watch that began at the boot, at noon, and the actions that
-// follow.
+// Each row has one look, and the actions that follow. The watch began at the boot, at noon.
 func TestLook(t *testing.T) {
 	t.Parallel()
 	noon := time.Date(2026, 1, 2, 12, 0, 0, 0, time.UTC)

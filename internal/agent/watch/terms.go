@@ -9,7 +9,7 @@
 // [Machine] decides. [Host] looks, asks other workers and carries out the decisions. The
 // lease is a file of the login that renews it: when the file changes, a runner lives. Its
 // lines are the terms. They count from then on, also after a reboot. Every login can write
-// such a file. So its contents are never run and name no file, and lines that are not
+// such a file. So its contents are never run and name no file. Lines that are not
 // understood do not count. Lines about calls with the VM's token, and about the workers of
 // the job, count only in a file of root or of the login that the watch runs as.
 package watch

@@ -70,7 +70,7 @@ func current(dir, arch string, text []byte) bool {
 }
 
 // look looks at the files of the program. Go reuses the result of a test until a file
-// changes that the test has looked at; it does not notice which files the compiler reads.
+// changes that the test has looked at. It does not notice which files the compiler reads.
 func look(source string) {
 	for _, dir := range []string{"cmd/multihost-agent", "internal/agent"} {
 		_ = filepath.WalkDir(filepath.Join(source, dir), func(path string, _ os.DirEntry, _ error) error {
@@ -81,8 +81,8 @@ func look(source string) {
 }
 
 // replace writes a file in one step, because another build may read it meanwhile. It does
-// not touch a file with the same contents, so that Go need not build the packages that
-// embed it again.
+// not touch a file that already has these contents, so that Go need not build again the
+// packages that embed it.
 func replace(path string, data []byte) error {
 	if old, err := os.ReadFile(path); err == nil && string(old) == string(data) {
 		return nil
