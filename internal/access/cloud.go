@@ -46,8 +46,8 @@ func Roots(g config.Gcloud) (gcp.Roots, error) {
 	return (gcp.Config{TPUEndpoint: g.TPUEndpoint, ComputeEndpoint: g.ComputeEndpoint, StorageEndpoint: g.StorageEndpoint, SecretManagerEndpoint: g.SecretManagerEndpoint}).Roots()
 }
 
-// LoginWait is how long a call waits for the user to log in again: a login that expires
-// on Friday evening is renewed on Monday.
+// LoginWait is how long a call waits for the user to log in again. If a login expires on
+// Friday evening, the user renews it on Monday.
 const LoginWait = 4 * 24 * time.Hour
 
 // gcloudToken asks an installed gcloud for a token. It serves users who typed gcloud auth

@@ -117,8 +117,8 @@ func (r *Attempt) begun(rec *record.Record) {
 func (r *Attempt) Begun() bool { return r.rec != nil }
 
 // End reports and records how an attempt that has begun ended. f is why it failed; nil
-// means success. again says whether another attempt follows. next says which one, or why
-// none follows.
+// means success. The parameter again says whether another attempt follows. next says which
+// one follows, or why none does.
 func (r *Attempt) End(f *stage.Failure, again bool, next string) {
 	e := event.AttemptEnd{Run: r.O.Run, Attempt: r.Number, OK: f == nil, Again: again}
 	if r.Follow != nil {
@@ -148,8 +148,8 @@ func (r *Attempt) followed(ctx context.Context, wraps [][]string, skew time.Dura
 }
 
 // stays reports whether --detach was given and the attempt on the workers is still running.
-// Such an attempt is left alone. If the attempt has ended or failed on a worker, this
-// runner follows it instead, and takes care of its end and its slices.
+// Such an attempt is left alone. If the attempt has ended, or has failed on a worker, this
+// runner follows it instead. It then takes care of the end and of the slices.
 func (r *Run) stays(living *workers.FoundRun) bool {
 	return r.O.Detach && living.Info.Alive() && living.Alive+living.Well == len(living.Workers)
 }

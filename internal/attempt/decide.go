@@ -227,8 +227,8 @@ func (r *decider) command(in *Decision, i int) launch.Spec {
 	return s
 }
 
-// environment returns the variables that the command of worker i gets besides the
-// user's own, and the names of those that it must not inherit.
+// environment returns the variables that the command of worker i gets besides the user's
+// own. It also returns the names of the variables that the command must not inherit.
 //
 // The MEGASCALE variables tell each slice about the others. Slices of one multi-node
 // queued resource have them in their metadata. A variable would override the metadata,
@@ -271,7 +271,7 @@ func (r *decider) environment(i int) (set []config.EnvVar, unset []string) {
 	return set, []string{"MEGASCALE_COORDINATOR_ADDRESS", "MEGASCALE_NUM_SLICES", "MEGASCALE_SLICE_ID", "MEGASCALE_PORT"}
 }
 
-// oneQueuedResource reports whether the slices are exactly those of one multi-node
+// oneQueuedResource reports whether the slices are exactly the slices of one multi-node
 // queued resource, so that their metadata is right. The last number in each name shows
 // whether a slice before it is missing.
 func (r *decider) oneQueuedResource() bool {

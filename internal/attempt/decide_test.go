@@ -25,8 +25,8 @@ func deciderFor(t *testing.T, o Options, ids []tpu.WorkerID) *decider {
 	return &decider{Run: &Run{Deps: d, O: o}, history: &History{}, workers: &workers.Connected{IDs: ids}, yields: true}
 }
 
-// A running command is taken over only if it is the same: the same words with and
-// without a virtual environment are two commands.
+// A running command is taken over only if it is the same. The same words with and without a
+// virtual environment are two commands.
 func TestSameCommand(t *testing.T) {
 	for _, tt := range []struct {
 		story             string

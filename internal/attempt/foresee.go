@@ -183,8 +183,8 @@ func (r *forecast) describeSlices(p *plan.Plan) {
 }
 
 // describeStart adds the command to the plan. It masks the secrets of the user's own
-// environment, because the environment of the decision is empty when an attempt is taken
-// over.
+// environment. The environment of the decision would not do: it is empty when an attempt is
+// taken over.
 func (r *forecast) describeStart(p *plan.Plan) {
 	p.Start = plan.StartPlan{Script: mask.MaskSecrets(r.O.Script, r.O.Env), Directory: "~/" + r.O.Run, Unset: r.decision.commands[0].Unset, Processes: max(1, r.O.Processes)}
 	if r.O.Venv {
@@ -280,7 +280,7 @@ func (r *forecast) foreseePreflight(ctx context.Context, p *plan.Plan) error {
 }
 
 // settingChanges returns the settings that a run would change. If the check failed for
-// another reason than a wrong value, the setting cannot be changed, and Reason says why.
+// another reason than a wrong value, the setting cannot be changed. Reason then says why.
 func settingChanges(ids []tpu.WorkerID, reports []preflight.Report, install bool) []plan.SettingChange {
 	all := []plan.SettingChange{}
 	for _, row := range preflight.Rows(ids, reports) {

@@ -6,8 +6,8 @@ import (
 	"multihost/internal/workers"
 )
 
-// An occupant is a run that the workers know, as seen by a runner that wants to start an
-// attempt there.
+// An occupant is a run that the workers know. A runner that wants to start an attempt there
+// sees it as an occupant.
 type occupant struct {
 	workers.FoundRun
 	// unseen: it is on all workers that answer, and nobody has seen its end. It still
@@ -74,8 +74,8 @@ func (c claimant) newer(o occupant) bool {
 	return c.tried == 0 || o.Info.Ref.Attempt > c.last || c.elsewhere
 }
 
-// continues reports whether the claimant goes on with an attempt: an attempt that another
-// runner has left, or its own last attempt, which it can see on all workers again.
+// continues reports whether the claimant goes on with an attempt. That is an attempt that
+// another runner has left, or its own last attempt if it can see that on all workers again.
 func (c claimant) continues(o occupant) bool {
 	regained := c.cutOff && o.Info.Ref.Attempt == c.last && o.Broken == 0 && !c.elsewhere
 	return c.owns(o) && o.unseen && (c.adopts && c.newer(o) || regained)

@@ -49,8 +49,8 @@ func (r *start) do(ctx context.Context) error {
 			return err
 		}
 	}
-	// The record is saved before the start: if this runner is killed during the start,
-	// some workers may already have started the command.
+	// The record is saved before the start. If this runner is killed during the start, some
+	// workers may already have started the command.
 	undo, err := r.decision.record.SaveAhead(r.StateDir)
 	if err != nil {
 		event.Notef(r.Sink, event.Warn, "", "%v", err)
@@ -163,8 +163,8 @@ func (r *start) makeVenvs(ctx context.Context) error {
 	})
 }
 
-// adviseOnVenv adds advice to the error of workers on which the virtual environment
-// cannot be created, for example because a package is missing.
+// If the virtual environment cannot be created on workers, for example because a package is
+// missing, adviseOnVenv adds advice to the error.
 func (r *start) adviseOnVenv(err error) error {
 	var refused *launch.VenvError
 	var e *stage.Error
@@ -233,7 +233,7 @@ func (r *start) free(ctx context.Context) error {
 
 // startMoment returns when n workers are to start if the order is sent at now. The moment
 // is late enough for every order to arrive, although some connections are slower than
-// others. A single worker need not wait for others: the zero time makes it start at once,
+// others. A single worker need not wait for others. The zero time makes it start at once,
 // even if its clock is wrong.
 func startMoment(now time.Time, n int) time.Time {
 	if n == 1 {
@@ -381,8 +381,8 @@ func (r *start) abort(ctx context.Context, armed []*launch.Armed) error {
 // isGone reports whether worker i is on a slice that is gone.
 func (r *start) isGone(i int) bool { return r.vigil.isGone(r.workers.Slice(i).Name) }
 
-// bound returns the command of worker i, bound to the NUMA node that the preflight
-// found and in the virtual environment that was created.
+// bound returns the command of worker i. It is bound to the NUMA node that the preflight
+// found, and runs in the virtual environment that was created.
 func (r *start) bound(i int) launch.Spec {
 	s := r.decision.commands[i]
 	s.Wrap = slices.Concat(s.Wrap, r.wraps[i])

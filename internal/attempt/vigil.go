@@ -11,7 +11,7 @@ import (
 )
 
 // A vigil watches the slices of a run while their workers are prepared. Without a vigil,
-// the run would wait as long for a worker that is gone as for a slow one.
+// the run would wait as long for a worker that is gone as it waits for a slow one.
 type vigil struct {
 	mu   sync.Mutex
 	gone map[string]bool // names of slices

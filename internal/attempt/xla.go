@@ -60,8 +60,8 @@ func (r *Run) xlaFlags(accelerator string) ([]config.EnvVar, error) {
 }
 
 // secretFlags returns the secret words that the values of vars may contain. They come from
-// the user's secret variables with the same names: every word, and both halves of each
-// NAME=VALUE word. Longer words come first.
+// the user's secret variables that have the same names. Every word counts, and both halves
+// of each NAME=VALUE word. Longer words come first.
 func (r *Run) secretFlags(vars []xla.Var) []config.EnvVar {
 	var words []config.EnvVar
 	for _, v := range r.O.Env {
