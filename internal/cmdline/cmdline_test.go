@@ -281,8 +281,8 @@ func TestBeaten(t *testing.T) {
 	}
 }
 
-// The environment gives values to flags that were not typed, and the line has the effects
-// of these values.
+// The environment gives values to flags that were not typed. The line then acts as if they
+// had been typed.
 func TestLayersFillTheLine(t *testing.T) {
 	v := config.FlagVariable
 	env := map[string]string{v("config"): "none", v("cold"): "very", v("time"): "5m", v("quiet"): "TRUE", v("count"): "x", v("seed"): "a"}

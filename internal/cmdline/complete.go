@@ -295,8 +295,8 @@ var (
 	bracket = regexp.MustCompile(` \([^)]*\)`)
 )
 
-// Listed returns the words that a flag takes if its usage text begins with them, as in
-// "auto, on or off: …".
+// Listed returns the words that a flag takes, if its usage text begins with them: "auto, on
+// or off: …".
 func Listed(usage string) []string {
 	m := listed.FindStringSubmatch(bracket.ReplaceAllString(usage, "") + " (")
 	if m == nil {

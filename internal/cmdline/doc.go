@@ -23,8 +23,8 @@
 //     also links text/template, and with it every exported method of the program, which
 //     adds 8 MB.
 //   - The keys in files of defaults are the names of flags, so a new flag works in a file
-//     at once. Line.Blame finds the flag that an error names and adds where its value came
-//     from if nobody typed it.
+//     at once. If nobody typed the value of a flag that an error names, Line.Blame adds
+//     where the value came from.
 //   - Help does not use the library's templates, because they ignore the width of the
 //     terminal. The program makes manual pages from the same commands when somebody asks
 //     for them. The repository stores no manual page, so none can be out of date.
@@ -68,8 +68,9 @@ type Rules struct {
 	// Nearest returns the candidate that somebody who typed word probably meant, or "". It may
 	// be nil: nothing is suggested then.
 	Nearest func(word string, candidates []string) string
-	// Foreign returns the error for a flag of another tool that a command does not take; nil
-	// for every other unknown flag. Names are in lower case, with dashes. Foreign may be nil.
+	// Foreign returns the error for a flag of another tool that a command does not take. It
+	// returns nil for every other unknown flag. Names are in lower case, with dashes.
+	// Foreign may be nil.
 	Foreign func(path []string, flag string) error
 
 	Help     HelpRules

@@ -114,8 +114,8 @@ func levelOf(c *cli.Command) *level {
 	return &level{name: c.Name, flags: c.Flags, verbatim: strings.HasPrefix(c.ArgsUsage, "'"), passes: strings.Contains(c.ArgsUsage, "[-- ")}
 }
 
-// inherit moves flags given before this command's name from the outer command to this
-// one, if this command knows them too.
+// The flags that stand before this command's name belong to the outer command. inherit
+// moves those that this command knows too from the outer command to this one.
 func (l *level) inherit(outer *level) {
 	outer.given = slices.DeleteFunc(outer.given, func(g given) bool {
 		if _, known := findFlag([]*level{l}, g.flag); known == nil {
@@ -126,8 +126,8 @@ func (l *level) inherit(outer *level) {
 	})
 }
 
-// findFlag returns the flag with that name, which may be any of its names, and the
-// innermost level that has it.
+// findFlag returns the flag that has this name among its names, and the innermost level
+// that has the flag.
 func findFlag(levels []*level, name string) (*level, cli.Flag) {
 	for _, l := range slices.Backward(levels) {
 		for _, f := range l.flags {

@@ -22,9 +22,9 @@ const (
 	FullHelp            // every flag with all of its names
 )
 
-// askedHelp returns how much help a word of the command line asks for: --help or -h, with
-// or without a value. It returns NoHelp for every other word. typed is the command before
-// the word.
+// askedHelp returns how much help a word of the command line asks for. The word is --help
+// or -h, with or without a value. It returns NoHelp for every other word. typed is the
+// command before the word.
 func askedHelp(word, typed string) (HelpLevel, error) {
 	name, value, valued := strings.Cut(word, "=")
 	switch {

@@ -102,8 +102,8 @@ func (p Program) loadFiles(l *Line) (*config.Defaults, error) {
 	return d, err
 }
 
-// early reads a flag before the files are loaded, from the command line or the
-// environment, and returns where it found it.
+// early reads a flag before the files are loaded. It looks at the command line and the
+// environment, and returns where it found the value.
 func (l *Line) early(flag string, lookup config.Lookup) (value, from string) {
 	if value, ok := l.Values[flag]; ok {
 		return value, "--" + flag
@@ -162,8 +162,8 @@ func (l *Line) give(to *level, f cli.Flag, s config.Setting) {
 // rankOf returns the place in layerOrder of the layer that a setting comes from.
 func rankOf(s config.Setting) int { return slices.Index(layerOrder, s.Source.Layer) }
 
-// ranks returns, for each flag that chooses an alternative, the place in layerOrder of the
-// layer that sets it. A value of false chooses nothing.
+// If a flag chooses an alternative, some layer sets it. For each such flag, ranks returns
+// the place of that layer in layerOrder. A value of false chooses nothing.
 func (l *Line) ranks() map[string]int {
 	rank := map[string]int{}
 	if len(l.Argv) > 0 {

@@ -38,8 +38,8 @@ const (
 	Dashes = "--"   // -- and the words after it
 )
 
-// Run calls the action of the line's command. It must be called once, with an app that has
-// the same commands as the app for which the line was parsed. If a flag does not take its
+// Run calls the action of the line's command. It must be called once. The commands of app
+// must be those of the app for which the line was parsed. If a flag does not take its
 // value, it returns a *UsageError.
 func (l *Line) Run(ctx context.Context, app *cli.App) error {
 	inner, c := &cli.Context{Context: ctx}, &cli.Command{Name: app.Name, Flags: app.Flags, Subcommands: app.Commands, Action: app.Action}
@@ -64,7 +64,7 @@ type objection struct {
 }
 
 // Refuse records an error, so that the rest of the line can be checked too; err may be nil.
-// If a flag that is wrong by itself causes a further objection, that objection must name
+// A flag that is wrong by itself may cause a further objection. That objection must name
 // the flag too. It must be recorded after the flag's own objection.
 func (l *Line) Refuse(err error, flags ...string) {
 	if err != nil {

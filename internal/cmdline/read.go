@@ -13,14 +13,15 @@ import (
 )
 
 // Parse reads argv, which has no program name. It accepts flags before and after words up
-// to "--", and global flags also after the command. Names in upper case are another tool's:
-// they are case-sensitive, and their booleans take the next word as value. Names in lower
+// to "--", and global flags also after the command. Names in upper case are another tool's.
+// They are case-sensitive, and their booleans take the next word as value. Names in lower
 // case may be written with underscores. If a command takes its words verbatim, every word
-// that does not name one of its flags is a word of the command, with or without dashes. A
-// flag that is not given takes its value from a layer below: see Layers.
+// that does not name one of its flags is a word of the command. That holds for words with
+// and without dashes. A flag that is not given takes its value from a layer below: see
+// Layers.
 //
-// Parse does not return an error for a value that a flag does not take, unless the command
-// never looks at its flags. Line.Refusal returns that error.
+// If a flag does not take its value, Parse returns no error, unless the command never looks
+// at its flags. Line.Refusal returns that error.
 func (p Program) Parse(argv []string) (*Line, error) {
 	if len(argv) > 0 && argv[0] == "help" {
 		argv = append(slices.Clone(argv[1:]), "--help")
