@@ -36,8 +36,8 @@ func newHearing(most int, filled func()) *hearing {
 }
 
 // next takes the hashes out of the answer, because an Answer may be too small for all of
-// them. It leaves the other records in the answer, and also lists with too many hashes, so
-// that failure and answer judge them.
+// them. It leaves the other records in the answer, and also lists with too many hashes.
+// failure and answer judge these.
 func (h *hearing) next(r remote.Record) (done bool) {
 	switch r.Word {
 	case "hash":

@@ -22,17 +22,17 @@
 //	~/.multihost/sync/<run>/manifest     the entries behind the digest
 //	~/.multihost/sync/<run>/seen         size, inode and time of change of each entry after the sync
 //
-// A sync drops from the store the contents that no sync has used for 30 days and, while
-// the store is above 20 GB, those unused the longest. It never drops contents used within
-// the last hour. It checks this once a day and when the store gets too large, so that a
-// large store does not slow down every sync.
+// A sync drops from the store the contents that no sync has used for 30 days. While the
+// store is above 20 GB, it also drops the contents unused the longest. It never drops
+// contents used within the last hour. It checks this once a day and when the store gets too
+// large. So a large store does not slow down every sync.
 //
 // # Decisions
 //
-//   - A sync looks only at two kinds of files: those that differ between the new list of
-//     files and the last one, and those whose size, inode or time of change has changed
-//     since. It hashes all files only if the last sync did not end. So one changed file
-//     costs the same for any size of the store.
+//   - A sync looks only at two kinds of files. One kind differs between the new list of
+//     files and the last one. The other kind has had its size, inode or time of change
+//     changed since. It hashes all files only if the last sync did not end. So one changed
+//     file costs the same for any size of the store.
 //   - The worker puts the list together from differences, and compares the digest of the
 //     result. If the digest differs, it gets the whole list.
 //   - Workers fetch files from each other; they do not push them. So each worker reports
@@ -41,7 +41,7 @@
 //     writes them to a spool. Its tar, and the commands that serve other workers, read the
 //     spool, 64 KiB at a time.
 //   - Before the first change, every worker is asked who owns its ~/<run>.
-//   - A sync leaves out files that a command wrote on this machine, but not for ever: a
+//   - A sync leaves out files that a command wrote on this machine, but not for ever. A
 //     file is the user's as soon as git tracks it, its contents change, or a pattern with !
 //     names it.
 package codesync
@@ -65,8 +65,8 @@ type Options struct {
 	Dir string
 	// NoIgnore sends everything but .git and ignores the rules of git and IgnoreFile.
 	NoIgnore bool
-	// Home is the user's home directory, which is not sent unless it is a git
-	// work tree or has an IgnoreFile; "" means not to check.
+	// Home is the user's home directory. It is not sent unless it is a git work tree or has
+	// an IgnoreFile. "" means not to check.
 	Home string
 	Sink event.Sink // nil discards
 	// Owner names the person who sends the files: "ann@laptop". It is shown to people.
@@ -101,8 +101,8 @@ type Options struct {
 	// RelayFanout is how many workers get contents from this machine when workers pass
 	// contents on; 0 means one of each slice.
 	RelayFanout int
-	// HopLimit limits how long a worker may need to get everything once the first worker
-	// of its tree has everything; 0 means 30 s plus 1 s for each 4 MB.
+	// Once the first worker of a tree has everything, HopLimit limits how long each other
+	// worker may need to get everything. 0 means 30 s plus 1 s for each 4 MB.
 	HopLimit time.Duration
 }
 

@@ -59,9 +59,9 @@ func (m *manifest) keep() error {
 	return dropOldest(m.cache, "*.manifest", mostManifests)
 }
 
-// A recipe tells a worker how to make the manifest: each piece is the length of new
-// bytes, or "offset+length" of its old manifest. A recipe without pieces has the whole
-// manifest as new bytes.
+// A recipe tells a worker how to make the manifest from pieces. Each piece is the length of
+// new bytes, or "offset+length" of the worker's old manifest. A recipe without pieces has
+// the whole manifest as new bytes.
 type recipe struct {
 	pieces []string
 	fresh  []byte
@@ -72,8 +72,8 @@ type recipe struct {
 // different manifests.
 const mostRecipes = 16
 
-// recipeFrom returns the recipe from the manifest with that digest, or a whole one if we
-// do not have that manifest.
+// recipeFrom returns the recipe from the manifest with that digest. If we do not have that
+// manifest, the recipe has the whole new one.
 func (m *manifest) recipeFrom(digest string) recipe {
 	m.mu.Lock()
 	defer m.mu.Unlock()

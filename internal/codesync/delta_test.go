@@ -84,8 +84,8 @@ func TestManifestsInPieces(t *testing.T) {
 	sync("r10")
 }
 
-// If the disk has no room for a manifest made from an earlier one, the error says so,
-// whether or not a part of it is new.
+// A manifest is made from an earlier one. If the disk has no room for it, the error says
+// so, whether or not a part of it is new.
 func TestAManifestWithoutRoomIsTold(t *testing.T) {
 	t.Parallel()
 	dir, w, cache := t.TempDir(), newWorker(t), t.TempDir()

@@ -15,9 +15,9 @@ import (
 const AgentFolder = ".multihost/agent"
 
 // PushFile brings one executable file to AgentFolder of all workers, as PushAll brings a
-// tree to ~/run: the workers pass it on to each other where that pays. It removes the files
-// of earlier PushFiles from that folder, and no others. It ignores Dir and the settings of
-// Scan in o. It returns the same results as PushAll.
+// tree to ~/run. The workers pass the file on to each other where that pays. It removes the
+// files of earlier PushFiles from that folder, and no others. It ignores Dir and the
+// settings of Scan in o. It returns the same results as PushAll.
 func PushFile(ctx context.Context, o Options, targets []Target, name string, file func() ([]byte, error)) ([]Report, []error) {
 	fail := func(err error) ([]Report, []error) {
 		errs := make([]error, len(targets))

@@ -61,8 +61,8 @@ func (s *scanner) listGit(ctx context.Context, dir string) (*listing, error) {
 	return l, nil
 }
 
-// addRepository adds the files of the repository at dir/prefix, then those of its
-// submodules and of other repositories inside it. Git lists each of these as one entry.
+// addRepository adds the files of the repository at dir/prefix. Then it adds the files of
+// its submodules and of other repositories inside it. Git lists each of these as one entry.
 func (s *scanner) addRepository(ctx context.Context, l *listing, dir, prefix string) error {
 	here := filepath.Join(dir, filepath.FromSlash(prefix))
 	names, err := s.runGit(ctx, here, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
@@ -147,9 +147,9 @@ func (e *gitError) Unwrap() error { return e.err }
 
 func (e *gitError) Hint() string { return "what git says above, or send everything with --no-ignore" }
 
-// gitRules returns the rules that git would apply in dir, for a machine without git:
-// info/exclude, and the .gitignore files of the directories from top down to the parent
-// of dir.
+// gitRules is for a machine without git. It returns the rules that git would apply in dir:
+// info/exclude, and the .gitignore files of the directories from top down to the parent of
+// dir.
 func gitRules(top, dir string) ([]ignoreFile, error) {
 	below, err := filepath.Rel(top, dir)
 	if err != nil {

@@ -74,8 +74,8 @@ func (r rule) match(path string, isDir bool) bool {
 	if !r.anchored {
 		return wildmatch(r.pattern, path[strings.LastIndexByte(path, '/')+1:], false)
 	}
-	// git compares the part before the first special character separately, so two stars
-	// right after it count as if they began the pattern.
+	// git compares the part before the first special character separately. So two stars
+	// right after that part count as if they began the pattern.
 	literal := strings.IndexAny(r.pattern, `*?[\`)
 	if literal < 0 {
 		return r.pattern == path
@@ -121,8 +121,8 @@ func wildmatch(pattern, text string, paths bool) bool {
 	return m.match(0, 0)
 }
 
-// A matcher remembers the pairs of positions that failed, so that patterns with many
-// stars do not take exponential time.
+// A matcher remembers the pairs of positions that failed. So patterns with many stars do
+// not take exponential time.
 type matcher struct {
 	pattern, text string
 	paths         bool

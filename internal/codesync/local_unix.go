@@ -8,8 +8,8 @@ import (
 	"syscall"
 )
 
-// readFlags open a file without waiting if it has become a FIFO, and fail if it has
-// become a link.
+// If a file has become a FIFO, opening it with readFlags does not wait. If it has become a
+// link, opening it fails.
 const readFlags = os.O_RDONLY | syscall.O_NONBLOCK | syscall.O_NOFOLLOW
 
 // identity returns the inode of a file and its time of change in nanoseconds.

@@ -159,8 +159,8 @@ type contents struct {
 }
 
 // A set is sent compressed only if gzip saves at least the share worthUnpacking of it.
-// Decompressing takes a worker 10 ms a MB, nearly half of its whole cost of receiving, and
-// a slice has many workers.
+// Decompressing takes a worker 10 ms a MB. That is nearly half of its whole cost of
+// receiving, and a slice has many workers.
 const worthUnpacking = 0.1
 
 // pack writes the contents into a spool, named by their hashes.
@@ -183,9 +183,9 @@ const (
 	sampleSize = 16 << 10
 )
 
-// shrinks reports whether it is worth compressing the contents. It judges by samples,
-// since compressing everything takes longer than sending it over a fast link. It returns
-// true for a set no larger than the samples, and for one with an unreadable file: the
+// shrinks reports whether it is worth compressing the contents. It judges by samples, since
+// compressing everything takes longer than sending it over a fast link. It returns true for
+// a set no larger than the samples. It also returns true if a file cannot be read: the
 // caller reads everything and reports the error.
 func (c *contents) shrinks(hashes []string) bool {
 	var size int64

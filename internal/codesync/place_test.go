@@ -147,8 +147,8 @@ func TestPushKnowsItsDirectoryAgain(t *testing.T) {
 	}
 }
 
-// A sync that is killed at any moment leaves nothing that the next one mistakes for
-// files of the user.
+// A sync may be killed at any moment. The next sync does not mistake what is left for files
+// of the user.
 func TestPushGoesOnAfterAKilledSync(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()

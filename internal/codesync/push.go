@@ -339,8 +339,8 @@ type progress struct {
 	shownDone     int
 }
 
-// report changes the progress and emits it, at most ten times a second except when a
-// worker is done.
+// report changes the progress and emits it. It emits at most ten times a second, except
+// when a worker is done.
 func (t *Tree) report(change func(*progress)) {
 	now := time.Now
 	if t.opts.Now != nil {

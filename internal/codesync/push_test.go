@@ -23,8 +23,8 @@ import (
 	"multihost/internal/testkit"
 )
 
-// write makes files below dir; a name that ends with a slash is a directory,
-// a content that begins with "-> " a link.
+// write makes files below dir. A name that ends with a slash is a directory. A content that
+// begins with "-> " is a link.
 func write(t *testing.T, dir string, files map[string]string) {
 	t.Helper()
 	for name, content := range files {
@@ -188,8 +188,8 @@ func TestPushFollowsLocalChanges(t *testing.T) {
 	}
 }
 
-// The directory of a run stays unchanged while the run is active or waits for its start,
-// and so do the notes about it.
+// The directory of a run stays unchanged while the run is active or waits for its start.
+// The notes about the directory stay unchanged, too.
 func TestPushLeavesTheCodeOfALivingRun(t *testing.T) {
 	t.Parallel()
 	dir, w := t.TempDir(), newWorker(t)
@@ -323,8 +323,8 @@ func TestPushRepairsWhatARunDidToSyncedFiles(t *testing.T) {
 	}
 }
 
-// A directory that the run replaced by a link leads out of the run directory:
-// nothing is written or removed behind it.
+// The run may replace a directory by a link that leads out of the run directory. Nothing is
+// written or removed behind such a link.
 func TestPushDoesNotFollowLinksOfTheRun(t *testing.T) {
 	t.Parallel()
 	dir, w := t.TempDir(), newWorker(t)

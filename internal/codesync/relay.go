@@ -26,12 +26,12 @@ type Target struct {
 	Addr  string // host:port at which the other workers reach it; "" if unknown
 }
 
-// PushAll is Push for all workers of a run at once. Contents that many of them lack go
-// from here to the first worker of each slice, or to Options.RelayFanout workers. From
-// there they travel in a tree from worker to worker; each worker passes contents on while
-// it receives more.
+// PushAll is Push for all workers of a run at once. Contents that many of them lack go from
+// here to the first worker of each slice, or to Options.RelayFanout workers. From there
+// they travel in a tree from worker to worker. Each worker passes contents on while it
+// receives more.
 //
-// A worker logs in to its source with remote.Cmd.LoginTo: it gets no key, and it accepts
+// A worker logs in to its source with remote.Cmd.LoginTo. It gets no key, and it accepts
 // only the host key that was verified from here. Every worker checks the hash of each
 // content, also if it comes from this machine. Nothing is left behind, even when this
 // process dies. A worker that cannot fetch (no route between the workers, no agent
@@ -174,8 +174,8 @@ type tree struct {
 	members []*receiver
 }
 
-// branching is how many workers fetch from one. It is small because sshd drops logins
-// when ten are being authenticated; with 4, 64 workers are three hops deep.
+// branching is how many workers fetch from one. It is small because sshd drops logins when
+// ten are being authenticated. With 4, 64 workers are three hops deep.
 const branching = 4
 
 // arrange puts workers that lack the same contents into trees, where that saves time. rest

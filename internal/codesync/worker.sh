@@ -17,8 +17,7 @@
 #                                               by its command SERVE
 #
 # While a run of that name is active, nothing is changed: busy OWNER. Nothing is changed
-# either where something that no sync made lies at ~/RUN, unless ADOPT is yes: foreign
-# WHAT.
+# either if something that no sync made lies at ~/RUN, unless ADOPT is yes: foreign WHAT.
 #
 # "missing N" and "lacks N GONE" come after lines "hash HASH...", which have N hashes.
 # missing has the word "relays" if fetch works here. GONE is how many files of an earlier
@@ -57,9 +56,9 @@ clean_up() {
 }
 trap clean_up EXIT
 
-# with_names COMMAND...: runs it with the elements of $names as further arguments, if
-# there are any. Names that fit take one process; xargs would take two more, and a small
-# sync spends most of its time on starting processes.
+# with_names COMMAND...: runs it with the elements of $names as further arguments, if there
+# are any. Names that fit take one process, and xargs would take two more. A small sync
+# spends most of its time on starting processes.
 names=()
 with_names() {
   if ((${#names[@]} == 0)); then
@@ -90,9 +89,8 @@ with_names_of() {
 
 # look_at_all prints one line, ended by NUL, for each entry of the last sync. The line
 # changes when the entry is changed, replaced or given another mode: nothing can set ctime
-# back. The line of a directory changes only when the directory is replaced or gets
-# another mode, since a run may put files into it. Call it in a subshell: it changes the
-# directory.
+# back. The line of a directory changes only when the directory is replaced or gets another
+# mode: a run may put files into it. Call it in a subshell: it changes the directory.
 look_at_all() {
   local status=0
   cd -- "$dir" 2>/dev/null || exit
@@ -741,8 +739,8 @@ finish() {
   keep_used
 }
 
-# keep_used: marks the contents of a run that is synced regularly as used, so that they
-# stay in the store. A sync itself looks only at contents that are new. Once a day is
+# keep_used: marks the contents of a run as used if the run is synced regularly, so that
+# they stay in the store. A sync itself looks only at contents that are new. Once a day is
 # enough.
 keep_used() {
   local now_s at=0

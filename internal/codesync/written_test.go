@@ -88,8 +88,8 @@ func TestWhatCommandsWroteHereIsNotSent(t *testing.T) {
 	}
 }
 
-// TestADirectoryOfACommandMayBeUsed shows which files a run sends from a directory that
-// came from a worker, when the user works in that directory.
+// The user may work in a directory that came from a worker.
+// TestADirectoryOfACommandMayBeUsed shows which files a run then sends from there.
 func TestADirectoryOfACommandMayBeUsed(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
