@@ -79,7 +79,7 @@ func TestPrefixes(t *testing.T) {
 	}
 }
 
-// A command that takes one word gets no second one; after the name of a fault come its
+// A command that takes one word gets no second one. After the name of a fault come its
 // arguments.
 func TestWords(t *testing.T) {
 	t.Parallel()

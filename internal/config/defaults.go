@@ -302,8 +302,8 @@ func weight(s Source) int {
 	return w
 }
 
-// within reports whether a section applies to a command: it names the command or a
-// group that contains it, or it is empty.
+// within reports whether a section applies to a command. A section applies if it names the
+// command or a group that contains it, or if it is empty.
 func within(command, section string) bool {
 	return section == "" || command == section || strings.HasPrefix(command, section+" ")
 }
@@ -675,9 +675,9 @@ func wrongType(n *yaml.Node, kind Kind) string {
 }
 
 // place returns the full path for a path in a value. A relative path is relative to the
-// directory of the file of defaults; ~/ is the home. A project's file may only name
-// paths in its own directory, because a directory from somebody else must not make a
-// command read or write other files.
+// directory of the file of defaults; ~/ is the home. A project's file may only name paths
+// in its own directory. A directory from somebody else must not make a command read or
+// write other files.
 func (f *defaultsFile) place(path string) (string, error) {
 	if path == "" || path == "-" {
 		return path, nil

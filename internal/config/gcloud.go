@@ -6,8 +6,8 @@
 //
 //   - A project's file of defaults comes with a directory, so it is trusted less than the
 //     user's own file. Other users must not be able to write it. It may name only files in
-//     its directory. Some flags are refused in it: flags that run a program here, name an
-//     identity, open a network, end other users' runs or delete.
+//     its directory. Some flags are refused in it. These run a program here, name an
+//     identity, open a network, end other users' runs, or delete.
 //   - launch.EnvVar is a type of its own, although it looks like EnvVar here: launch
 //     must not know how the runner reads its files.
 package config
@@ -198,8 +198,8 @@ func gcloudDir(lookup Lookup, home string) string {
 	return filepath.Join(home, ".config", "gcloud")
 }
 
-// get returns the value of an environment variable, "" if it is not set: empty counts
-// as not set.
+// get returns the value of an environment variable. It returns "" if the variable is not
+// set or empty.
 func get(lookup Lookup, key string) string {
 	v, _ := lookup(key)
 	return v
@@ -208,7 +208,7 @@ func get(lookup Lookup, key string) string {
 var configurationName = regexp.MustCompile(`^[a-z][-a-z0-9]*$`)
 
 // activeName returns the name of the configuration to read. named means that a flag or
-// variable asked for it; it must then exist.
+// variable asked for it. Then the configuration must exist.
 func activeName(lookup Lookup, dir, flag string) (name string, named bool, err error) {
 	asked, by := flag, "--configuration"
 	if asked == "" {
@@ -268,8 +268,8 @@ func readConfigurations(lookup Lookup, dir, name string, named bool) ([]configFi
 	return files, nil
 }
 
-// parseFile reads a file as Python's configparser does, which gcloud uses: quotes and #
-// are part of a value, and a line that begins with blanks continues the line before.
+// parseFile reads a file as Python's configparser does, which gcloud uses. Quotes and # are
+// part of a value. A line that begins with blanks continues the line before.
 func parseFile(path string) (*ini.File, error) {
 	data, err := os.ReadFile(path)
 	if err != nil {

@@ -11,8 +11,7 @@ import (
 )
 
 // writtenByOthers returns an error if the file belongs to a user other than this one and
-// root, or if every user may write it, because the writer of the file decides what commands
-// do.
+// root, or if every user may write it. The writer of the file decides what commands do.
 func writtenByOthers(info fs.FileInfo) error {
 	stat, ok := info.Sys().(*syscall.Stat_t)
 	if !ok {
