@@ -1,10 +1,10 @@
 # shellcheck shell=bash disable=SC2154 # vm.sh of package gcp, place.sh of package program and $sums stand before this text
-# The startup script of a job's workers, which root runs at every boot, and their shutdown
-# script ($1 is --going). It gets multihost-agent from the bucket, keeps it by the SHA-256
+# The startup script of a job's workers, which root runs at every boot. With $1 = --going it
+# is their shutdown script. It gets multihost-agent from the bucket, keeps it by the SHA-256
 # that stands in this text, and runs it until nothing is left to do. If it cannot, it
-# reports why and tries again. It deletes the slices only if it could not run the program
-# for long, and no other worker has reported anything or the bucket cannot be read for as
-# long. Otherwise the other workers delete them.
+# reports why and tries again. It deletes the slices only if two things hold. It could not
+# run the program for long. And no other worker has reported anything, or the bucket cannot
+# be read for as long. Otherwise the other workers delete them.
 set -u
 shopt -s execfail
 export LC_ALL=C
@@ -28,7 +28,7 @@ job() {
 objects() { REPLY=$storage/b/$bucket/o$1${prefix//\//%2F}$2; }
 
 # work: gets the program and runs it. If it fails, $why has the reason. If the program ends
-# after more than a minute, it had begun its work, so the patience begins anew.
+# after more than a minute, it had begun its work. The patience then begins anew.
 work() {
   local sum began
   sum_here "$sums" || return
@@ -53,8 +53,8 @@ tell() {
   attribute state "$(printf 'run=%s\nphase=%s\nattempt=0\nat=%(%s)T\nmay_delete=unknown\ndetail=%s' "$run" "$1" -1 "${2//$'\n'/ }")" && told=$1$2
 }
 
-# alone: succeeds if the bucket shows no report of any worker, or cannot be read for so long
-# that the slices are to be deleted.
+# alone: succeeds if the bucket shows no report of any worker. It also succeeds if the
+# bucket cannot be read for so long that the slices are to be deleted.
 alone() {
   local -a strings
   objects '?prefix=' workers%2F

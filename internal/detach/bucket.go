@@ -274,8 +274,8 @@ func (b *Bucket) Earlier(ctx context.Context, run string) (*Earlier, error) {
 }
 
 // Ended says how the run has ended, if it ended by itself or because its user stopped it.
-// It returns "" if the run goes on or has never begun, if its workers were taken away, or
-// if something kept them from running the command.
+// It returns "" if the run goes on or has never begun, or if its workers were taken away.
+// It also returns "" if something kept the workers from running the command.
 func (e *Earlier) Ended() string {
 	first := e.State.Blame()
 	switch {
@@ -319,11 +319,11 @@ func (e *Earlier) Next() int {
 	return max(begin, last+1)
 }
 
-// Renew prepares the bucket for the workers of a start that continues with an attempt,
-// after the workers of the earlier start are gone. It removes the old reports, because the
-// new workers would count as silent until they report. It also removes the stop of workers
-// whose slices were about to be deleted. A user's stop stays, because it may be about this
-// start. It returns an *ExistsError if another start is the current one.
+// The workers of the earlier start are gone. Renew prepares the bucket for the workers of a
+// start that continues with an attempt. It removes the old reports, because the new workers
+// would count as silent until they report. It also removes the stop of workers whose slices
+// were about to be deleted. A user's stop stays, because it may be about this start. It
+// returns an *ExistsError if another start is the current one.
 func (b *Bucket) Renew(ctx context.Context, j Job, attempt int) error {
 	var reports []*storage.Object
 	var announced int64
@@ -526,7 +526,7 @@ func (b *Bucket) Describe(ctx context.Context, run string) (Description, error) 
 }
 
 // Stop asks the workers of a run to end it. If there is a reason already, that reason
-// stays, unless the run could continue in spite of it, as after [State.Taken].
+// stays. It is replaced if the run could continue in spite of it, as after [State.Taken].
 func (b *Bucket) Stop(ctx context.Context, run, reason string) error {
 	for {
 		stop, why, err := b.stopOf(ctx, prefixOf(b.dir, run))
@@ -652,7 +652,7 @@ func (s State) excused() []bool {
 }
 
 // LeftBehind returns how many processes the command had left in the background when it
-// ended by itself, and on which workers.
+// ended by itself. It also returns on which workers.
 func (s State) LeftBehind() (n int, ids []tpu.WorkerID) {
 	for _, e := range s.Ended {
 		if e.Behind > 0 && e.Reason == "" {
@@ -948,8 +948,8 @@ func (b *Bucket) Log(ctx context.Context, run string, id tpu.WorkerID, attempt i
 	return b.LogInPieces(ctx, run, id, attempt, offset, maxPiece, w)
 }
 
-// LogInPieces does what Log does, but holds at most one piece in memory at a time, because
-// a write to w may wait for other logs.
+// LogInPieces does what Log does, but holds at most one piece in memory at a time: a write
+// to w may wait for other logs.
 func (b *Bucket) LogInPieces(ctx context.Context, run string, id tpu.WorkerID, attempt int, offset, piece int64, w io.Writer) (int64, error) {
 	piece = min(piece, maxPiece)
 	total := int64(0)

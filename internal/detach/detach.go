@@ -25,11 +25,11 @@
 //	control/failed-N                       that a worker failed in attempt N, so the others are to stop
 //	control/unsent-N-sSwW                  why the bucket does not have this worker's whole log of attempt N
 //
-// A run whose slices were taken away is started again under its name, as another start with
-// its own files below starts/. When these files are uploaded, a new run.json that names
-// them replaces the old one. A start replaces run.json only if it is still the version that
-// the start has read, so of two concurrent starts one gets an error. Later changes by a
-// start depend on the version that it has read, too.
+// If the slices of a run were taken away, the run is started again under its name. This is
+// another start, with its own files below starts/. When these files are uploaded, a new
+// run.json that names them replaces the old one. A start replaces run.json only if it is
+// still the version that the start has read. So of two concurrent starts one gets an error.
+// Later changes by a start depend on the version that it has read, too.
 //
 // No object contains a secret.
 //
@@ -140,8 +140,8 @@ type Job struct {
 	Secrets      []Secret
 	Agents       program.Set // the programs that the workers run
 	// TailWords is an extended regular expression for the end of the output. A worker's
-	// failure is excused if its output matches, or it died by SIGABRT, shortly after
-	// worker 0 has succeeded. Empty: nothing is excused.
+	// failure is excused if it comes shortly after worker 0 has succeeded, and the worker's
+	// output matches or it died by SIGABRT. Empty: nothing is excused.
 	TailWords string
 
 	claim, kitSum, codeSum string
@@ -225,9 +225,9 @@ func (j Job) Metadata() map[string]string {
 	script := gcp.VMScript + program.Place + "sums='" + j.Agents.Sums() + "'\n"
 	return map[string]string{
 		startupKey: script + bootScript,
-		// The value is the same script again, because the guest agent passes no arguments,
-		// and there is no time to fetch anything in half a minute. Both use a tenth of the
-		// 256 KB that a value may have.
+		// The value is the same script again. The guest agent passes no arguments, and half
+		// a minute leaves no time to fetch anything. Both use a tenth of the 256 KB that a
+		// value may have.
 		shutdownKey: script + "set -- --going\n" + bootScript,
 		jobKey:      j.text(),
 	}

@@ -163,8 +163,8 @@ func TestPsTellsOfEveryRunThatItCannotRead(t *testing.T) {
 		t.Errorf("shown:\n%s", text)
 	}
 
-	// A run that this machine started and somebody deleted from the bucket is not
-	// an error, unless the cloud has a request for it.
+	// This machine may have started a run that somebody deleted from the bucket. That is no
+	// error, unless the cloud has a request for the run.
 	d.Bucket = ""
 	record, err := json.Marshal(record.Record{Run: "deleted", Project: d.Project, Zone: d.Zone, Prefix: "deleted", Bucket: sim.DefaultBucket})
 	testkit.Must(t, err)

@@ -13,8 +13,8 @@ import (
 	"multihost/internal/workers"
 )
 
-// checkConsoles reads the serial consoles of slices that are not ready, because their VMs
-// may run without having booted.
+// checkConsoles reads the serial consoles of slices that are not ready. Their VMs may run
+// without having booted.
 func (e workerChecks) checkConsoles(ctx context.Context) {
 	var group sync.WaitGroup
 	for _, s := range e.sel.Unready {
@@ -45,8 +45,8 @@ func answered(err error) bool {
 }
 
 // checkConsole reports the messages on the serial console of one VM of a slice. It takes a
-// VM of ids, or if ids is empty a VM that has not reported its number. The other VMs of a
-// slice mostly have the same messages.
+// VM of ids. If ids is empty, it takes a VM that has not reported its number. The other VMs
+// of a slice mostly have the same messages.
 func (e workerChecks) checkConsole(ctx context.Context, s tpu.Slice, ids []tpu.WorkerID) {
 	reader, ok := provision.As[provision.ConsoleReader](provider.Of(e.Provider, s.Provider))
 	if !ok {

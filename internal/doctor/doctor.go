@@ -9,7 +9,7 @@
 // # Decisions
 //
 //   - The checks make no key and send none. Workers that do not know the user's key are
-//     therefore not asked. --fix sends the key and adds our firewall rules, but it never
+//     therefore not asked. --fix sends the key and adds our firewall rules. It never
 //     overrules a rule that denies.
 //   - Package network judges firewall rules. Package gcp reads the project's APIs,
 //     permissions and quotas. Cloud Quotas has no client in google.golang.org/api, so
@@ -261,8 +261,8 @@ func (e *examination) unknown(check, format string, args ...any) {
 }
 
 // fail adds the finding for a failed API call. It is only Unknown if the caller lacks a
-// permission or the API is not enabled, because the checks of APIs and permissions report
-// these errors. It is also Unknown if the API did not answer within checkLimit.
+// permission, or if the API is not enabled. The checks of APIs and permissions report these
+// errors. It is also Unknown if the API did not answer within checkLimit.
 func (e *examination) fail(check string, err error) {
 	switch gcp.ClassOf(err) {
 	case gcp.Permission:
@@ -298,8 +298,8 @@ func (e *examination) run(ctx context.Context) {
 	all.Wait()
 }
 
-// viaIAP reports whether workers are reached through Identity-Aware Proxy: the options
-// ask for it, or the workers have no external addresses.
+// viaIAP reports whether workers are reached through Identity-Aware Proxy. That is so if
+// the options ask for it, or if the workers have no external addresses.
 func (e *examination) viaIAP() bool {
 	if e.Way != overssh.Auto || len(e.sel.Slices) == 0 {
 		return e.Way == overssh.IAP

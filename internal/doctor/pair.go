@@ -20,8 +20,8 @@ import (
 //go:embed pair.sh
 var pairScript string
 
-// probePorts are the ports that the probes connect to: those of the coordinator between
-// slices, and of JAX's coordinator before and since version 0.8.1.
+// probePorts are the ports that the probes connect to. They are the ports of the
+// coordinator between slices, and of JAX's coordinator before and since version 0.8.1.
 var probePorts = []string{"8080", "8081", "8476", "8482"}
 
 // connectLimit limits one connection or packet between workers. pairLimit limits the whole
@@ -82,8 +82,8 @@ type heard struct {
 }
 
 // listen starts the listener on the coordinator. letGo makes it close the ports. If the
-// listener had closed them before that, letGo returns why; otherwise "". stop ends the
-// listener with everything that listen started, and leaves nothing behind.
+// listener had closed them before that, letGo returns why. Otherwise it returns "". stop
+// ends the listener with everything that listen started, and leaves nothing behind.
 func (e pairChecks) listen(ctx context.Context, s *seen) (h heard, letGo func() (early string), stop func()) {
 	out, in := io.Pipe()
 	nonce := remote.NewNonce()
@@ -131,12 +131,12 @@ func (e pairChecks) listen(ctx context.Context, s *seen) (h heard, letGo func() 
 
 func seconds(d time.Duration) string { return strconv.Itoa(int(d / time.Second)) }
 
-// busy returns the reason not to start the listener: a run on the worker needs the ports,
+// busy returns the reason not to start the listener. A run on the worker needs the ports,
 // or may need them in a moment.
 func busy(id tpu.WorkerID) string { return fmt.Sprintf("a run lives or starts on %s", id) }
 
-// mostLine is far above the length of any line of the listener, or of a line that the
-// login's start-up files print before it.
+// mostLine is far above the length of any line of the listener. It is also far above the
+// length of a line that the login's start-up files print before.
 const mostLine = 1 << 20
 
 // lines reads an answer line by line, while it arrives.
@@ -188,7 +188,8 @@ func readHeard(lines lines, id tpu.WorkerID) (h heard) {
 }
 
 // readClosed reads the listener's output up to the line that says that it closed the ports.
-// If the listener did so before it got the order, readClosed returns why; otherwise "".
+// If the listener did so before it got the order, readClosed returns why. Otherwise it
+// returns "".
 func readClosed(lines lines, id tpu.WorkerID) (early string) {
 	f, err := lines.next()
 	for ; err == nil; f, err = lines.next() {
@@ -227,8 +228,8 @@ func (e pairChecks) targets(all []*seen, i int, h heard) []string {
 	return words
 }
 
-// next returns the index of the worker with the same number in the next slice, or of the
-// next worker if there is only one slice.
+// next returns the index of the worker with the same number in the next slice. If there is
+// only one slice, it returns the index of the next worker.
 func (e pairChecks) next(all []*seen, i int) int {
 	count := len(e.sel.Slices)
 	if count == 1 {

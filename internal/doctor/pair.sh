@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 #
-# Tests paths between workers. It changes nothing, needs no rights, and leaves
-# nothing behind: the listener ends when its standard input ends, and after LIMIT
-# seconds at the latest.
+# Tests paths between workers. It changes nothing, needs no rights, and leaves nothing
+# behind. The listener ends when its standard input ends, and after LIMIT seconds at the
+# latest.
 #
 #   listen ADDRESS HOLD LIMIT PORT...
 #                                    accepts and closes connections, and sends UDP

@@ -435,8 +435,8 @@ func (e projectChecks) quotaRows(quotas []gcp.QuotaInfo) (rows []quotaRow) {
 	return rows
 }
 
-// unsetSpot is how many chips of v6e a project may use for spot and flex-start while nobody
-// has set that quota, as a user has reported. For on demand, that is 0.
+// While nobody has set the quota for spot and flex-start, a project may use unsetSpot chips
+// of v6e, as a user has reported. For on demand, the number is 0.
 const unsetSpot = 1536
 
 // computeRows returns the quotas of Compute Engine that limit slices of a generation in a
@@ -491,7 +491,8 @@ func (e projectChecks) onCompute() bool {
 }
 
 // quotaAPI returns the API whose quota limits the slices that are wanted. The Cloud TPU API
-// and Compute Engine have a quota each, and slices of one do not count in the other.
+// and Compute Engine have a quota each. Slices of one do not count in the quota of the
+// other.
 func (e projectChecks) quotaAPI() string {
 	if e.onCompute() {
 		return "compute.googleapis.com"
@@ -511,8 +512,8 @@ func (e projectChecks) quotaUnit() (unit string, each int) {
 // generation, and its tier. family is the dimension that names the generation. ok is false
 // if the quota is for something else.
 //
-// Users of v5p and v6e have reported these ids, in two forms: one quota for all families
-// with a dimension for each, or one quota for each generation.
+// Users of v5p and v6e have reported these ids, in two forms. There is one quota for all
+// families, with a dimension for each, or one quota for each generation.
 func computeQuota(q gcp.QuotaInfo, g tpu.Generation) (own gcp.QuotaInfo, tier, family string, ok bool) {
 	id, spot := strings.CutPrefix(strings.ToUpper(q.ID), "PREEMPTIBLE-")
 	tier = "on demand"
@@ -564,8 +565,8 @@ func quotaFor(id string, t tpu.Type) (tier string, ok bool) {
 	return tier, true
 }
 
-// held returns how much of the zone's quotas the project's slices and requests of the
-// generation use, by tier. dead are the requests that are FAILED or SUSPENDED. It counts
+// held returns how much of the zone's quotas the project uses for slices and requests of
+// the generation, by tier. dead are the requests that are FAILED or SUSPENDED. It counts
 // only slices and requests of the API that is to make the wanted slices.
 func (e projectChecks) held(ctx context.Context) (byTier map[string]int64, dead []provision.Resource, err error) {
 	all, err := e.Provider.List(ctx)
