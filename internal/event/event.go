@@ -15,8 +15,8 @@ type Event interface {
 	Kind() string
 }
 
-// A Sink receives events. Emit is safe for concurrent use, keeps no reference to byte
-// slices in the event after it returns, and never fails: a sink drops bytes that it cannot
+// A Sink receives events. Emit is safe for concurrent use. After it returns, it keeps no
+// reference to byte slices in the event. It never fails: a sink drops bytes that it cannot
 // write.
 type Sink interface {
 	Emit(Event)
@@ -108,8 +108,8 @@ type Training struct {
 	Loss        string  `json:"loss,omitempty"` // "3.21", or "NaN", "Inf", "-Inf"
 }
 
-// Stall reports that the workers of a training run make no steps any more, or that they
-// make steps again.
+// Stall reports that the workers of a training run no longer make steps, or that they make
+// steps again.
 type Stall struct {
 	Attempt int           `json:"attempt"`
 	Began   time.Time     `json:"began"` // the last step line

@@ -1,6 +1,6 @@
-// Package fault sorts errors into kinds. A package that returns an error gives it a kind;
-// the program ends with the exit status of the kind, and no other code has to know the
-// error's type.
+// Package fault sorts errors into kinds. A package that returns an error gives it a kind.
+// The program ends with the exit status of the kind. No other code has to know the error's
+// type.
 package fault
 
 import (
@@ -66,10 +66,10 @@ func (e *sentinel) Error() string { return e.text }
 func (e *sentinel) Fault() Kind   { return e.kind }
 
 // Of returns the kind of err. The outermost error that has a kind decides, because it knows
-// more than its cause; among joined errors the first with a kind decides. If no error has a
-// kind, the standard library's errors have these: a passed deadline is Temporary, a failed
-// file operation IO, a failed network operation Unavailable. Of returns Unknown for all
-// other errors and for nil.
+// more than its cause. Among joined errors, the first that has a kind decides. If no error
+// has a kind, the standard library's errors have one. A passed deadline is Temporary, a
+// failed file operation is IO, and a failed network operation is Unavailable. Of returns
+// Unknown for all other errors and for nil.
 func Of(err error) Kind {
 	if kind := told(err); kind != Unknown {
 		return kind
