@@ -10,9 +10,9 @@ import (
 	"multihost/internal/tpu"
 )
 
-// LowDisks gathers the workers with little free space, to report them in one line and
-// each worker only once. The zero value is ready for use. It is safe for concurrent
-// use.
+// LowDisks gathers the workers with little free space. It reports them together in one
+// line, and each worker only once. The zero value is ready for use. It is safe for
+// concurrent use.
 type LowDisks struct {
 	mu    sync.Mutex
 	known map[tpu.WorkerID]bool

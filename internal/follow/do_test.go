@@ -104,8 +104,8 @@ func TestAFailureStopsTheOthers(t *testing.T) {
 	}
 }
 
-// The workers know that a user has learned how the run ended and has its logs, unless this
-// command deletes their slices next.
+// The workers are told that a user has learned how the run ended and has its logs. They are
+// not told if this command deletes their slices next.
 func TestTheEndThatAUserHasSeen(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {

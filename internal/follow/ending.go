@@ -135,8 +135,8 @@ func (all Endings) order() []int {
 	return order
 }
 
-// leftBehind counts the processes that the command had left in the background when it
-// ended by itself, and returns the workers they were on.
+// leftBehind counts the processes that the command had left in the background when it ended
+// by itself. It also returns the workers they were on.
 func (all Endings) leftBehind(ids []tpu.WorkerID) (n int, on []tpu.WorkerID) {
 	for i, e := range all {
 		if e.behind > 0 && e.Exit.Reason == "" {
@@ -146,8 +146,8 @@ func (all Endings) leftBehind(ids []tpu.WorkerID) (n int, on []tpu.WorkerID) {
 	return n, on
 }
 
-// dropped returns the workers whose logs lack output of the command, and the largest number
-// of bytes that one log lacks.
+// dropped returns the workers whose logs lack output of the command. most is the largest
+// number of bytes that one log lacks.
 func (all Endings) dropped(ids []tpu.WorkerID) (most int64, on []tpu.WorkerID) {
 	for i, e := range all {
 		if e.Known && e.Exit.Dropped > 0 {

@@ -110,15 +110,16 @@ const RuntimeWords = `JAX distributed service|[Cc]oordination ?[Ss]ervice|coordi
 
 var runtimeSays = regexp.MustCompile(RuntimeWords)
 
-// leaves reports whether an end looks like a training's tail: SIGABRT killed the command or
-// a program that its shell ran, or the runtime's own words are at the end of the output.
+// leaves reports whether an end looks like a training's tail. It does if SIGABRT killed the
+// command or a program that its shell ran, or if the runtime's own words are at the end of
+// the output.
 func leaves(exit launch.Exit, lastLines []string) bool {
 	return exit.Code != 0 && (exit.Signal == "ABRT" || exit.Code == 128+6 || slices.ContainsFunc(lastLines, runtimeSays.MatchString))
 }
 
-// excused reports whether a failure is only the tail of a training that worker 0 has
-// ended with success. Times are by corrected clocks. An end is not excused if it is not
-// known, or if multihost or a lack of memory caused it.
+// excused reports whether a failure is only the tail of a training that worker 0 has ended
+// with success. Times are by corrected clocks. An end is not excused if it is not known how
+// it came, or if multihost or a lack of memory caused it.
 func excused(e, lead Ending) bool {
 	known := func(e Ending) bool { return e.Known && e.Err == nil && !e.Exit.Lost && e.Exit.Reason == "" }
 	after := e.at.Sub(lead.at)
@@ -141,8 +142,8 @@ const (
 // multihost stop. A stall does not count the time during which a worker could not be
 // followed. The following errors on our side must never lead to a stop:
 //
-//   - following: the connection, the login's start-up files, a process limit, an
-//     answer that is cut or makes no sense, another host key, a flood;
+//   - following: the connection, the login's start-up files, a process limit, an answer
+//     that is cut or makes no sense, another host key, too much output;
 //   - the worker's files: a log that became shorter, a record that cannot be read;
 //   - this machine: a log file that cannot be opened or written;
 //   - requests: for the state of a silent run, for its stacks, for processes that it left

@@ -153,8 +153,8 @@ func TestALogThatCannotBeOpenedCostsNoRun(t *testing.T) {
 	log.close()
 }
 
-// A stop that a user ordered, here or elsewhere, is not reported as a failure of the
-// first worker to end.
+// If a user ordered a stop, here or elsewhere, the first worker to end is not reported as
+// failed.
 func TestAStopThatWasOrderedIsNoFailure(t *testing.T) {
 	t.Parallel()
 	for want, e := range map[string]Ending{

@@ -1,16 +1,16 @@
 // Package follow copies the logs of a command here until the command has ended on every
-// worker, and judges who failed first. It stops the command on all workers when one has
-// failed or the user says so, and waits out outages.
+// worker, and judges who failed first. It stops the command on all workers when one worker
+// has failed, or when the user says so. It waits until outages are over.
 //
 // # Decisions
 //
 //   - Trouble on this side ends no command. Follow tries again after every error. fate.go
-//     alone decides, from the error, the evidence and the time, whether a worker is asked
-//     again, lost or ended, and whether the others are stopped. A change of the kind of
-//     trouble is reported.
+//     alone decides whether a worker is asked again, lost or ended, and whether the others
+//     are stopped. It decides from the error, the evidence and the time. A change of the
+//     kind of trouble is reported.
 //   - A worker that was lost for 10 minutes, or whose slice the API reports gone, fails the
 //     attempt. Its command is not touched until a new attempt begins. If this machine
-//     reaches neither a worker nor the API, its own network has failed, and the 10 minutes
+//     reaches neither a worker nor the API, its own network has failed. The 10 minutes then
 //     begin when the network is back.
 //   - Training steps are read where the bytes of a log are written, and not from events. A
 //     view may drop bytes, but the figures need all of them.
@@ -262,9 +262,9 @@ func (f *Following) conclude(ctx context.Context, stop *stopping) (stage.Outcome
 	return stage.Outcome{Code: a.code, Started: true, PartLogs: parts != nil, KeepLogs: parts.there() && !stop.slicesGo(f.Deletes)}, cause
 }
 
-// goneWhileStopped notes logs that are not whole because their slices went before the logs
-// were read to their ends. After a stop that a user chose, the summary says only that the
-// command was stopped. The summary of any other end names these slices.
+// goneWhileStopped notes logs that are not whole because their slices were deleted before
+// the logs were read to their ends. After a stop that a user chose, the summary says only
+// that the command was stopped. The summary of any other end names these slices.
 func (f *Following) goneWhileStopped(stop *stopping) {
 	if stop == nil || stop.cause == nil || f.Reads != nil || f.Rec.Bucket != "" { // a bucket may have the rest
 		return

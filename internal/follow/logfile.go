@@ -17,8 +17,8 @@ import (
 	"multihost/internal/tpu"
 )
 
-// logFile is the local copy of one worker's output. It is a prefix of the worker's file
-// at every moment. If the local disk is full, the view continues and the file remains a
+// logFile is the local copy of one worker's output. It is a prefix of the worker's file at
+// every moment. If the local disk is full, the view continues. The file then remains a
 // prefix until the command has ended.
 type logFile struct {
 	run    string
@@ -97,9 +97,9 @@ func (l *logFile) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// cutLogs gathers the workers whose logs cannot be kept here any more, to report those
-// with one cause in one line. The zero value is ready for use. It is safe for concurrent
-// use.
+// Some logs cannot be kept here any more. cutLogs gathers their workers, so that one line
+// reports all that have the same cause. The zero value is ready for use. It is safe for
+// concurrent use.
 type cutLogs struct {
 	mu   sync.Mutex
 	ids  []tpu.WorkerID // not yet reported

@@ -83,8 +83,8 @@ func SomeoneAt(stateDir, run string) bool {
 // Patience is how long a worker of a started run may be unreachable or silent. 0 means
 // no limit for Lost, no wait for Log and no report for Quiet.
 type Patience struct {
-	// Lost is how long the run waits for a worker that cannot be reached before it
-	// counts as failed. A VM that reboots or migrates is back within minutes. If a
+	// Lost is how long the run waits for a worker that cannot be reached. After that, the
+	// attempt counts as failed. A VM that reboots or migrates is back within minutes. If a
 	// network is down for longer, the command keeps running and attach finds it again.
 	Lost time.Duration
 

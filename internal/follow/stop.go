@@ -38,9 +38,9 @@ func (f *Following) beginStop(ctx context.Context, reason string, cause error) *
 // when there was no stop, too.
 func (s *stopping) proven() bool { return s == nil || s.err == nil }
 
-// end returns the error that a stopped run ends with: why it was stopped, and that it
-// may still be running somewhere. After fail-fast it is nil if the command failed: then
-// the command's own failure counts.
+// end returns the error that a stopped run ends with. It says why the run was stopped, and
+// that it may still be running somewhere. After fail-fast it is nil if the command failed:
+// then the command's own failure counts.
 func (s *stopping) end(code int) error {
 	switch {
 	case s == nil:

@@ -18,8 +18,8 @@ import (
 // have ended. The summary names that worker.
 const failFastReason = detach.FailFast
 
-// tailDoubt is how long fail-fast waits for the end of worker 0 when another worker has
-// failed as in a training's tail. The ends of two workers arrive in any order.
+// Another worker may fail as in a training's tail. tailDoubt is how long fail-fast then
+// waits for the end of worker 0. The ends of two workers arrive in any order.
 const tailDoubt = 3 * time.Second
 
 // After the command is proven gone, the end of a log may take unreadPause to arrive. A
@@ -48,7 +48,7 @@ type endWait struct {
 	doubt       <-chan time.Time // worker 0 has not succeeded within tailDoubt
 }
 
-// errLeft ends a wait without being a failure: the run goes on, and this command stops
+// errLeft ends a wait without being a failure. The run goes on, and this command stops
 // following its workers.
 var errLeft = errors.New("left")
 
@@ -238,8 +238,8 @@ func (w *endWait) stopHasEnded(err error) {
 	w.overdue = w.Clock.After(unreadPause)
 }
 
-// logsAreOverdue goes on waiting for logs, except after an interrupt: a user who
-// interrupts does not want to wait.
+// logsAreOverdue goes on waiting for logs, except after an interrupt. A user who interrupts
+// does not want to wait.
 func (w *endWait) logsAreOverdue() {
 	if left := w.logs.Left(w.Clock.Now(), w.Patience.Log); left > 0 && w.interrupted != nil {
 		event.Notef(w.Sink, event.Warn, "", "the command is gone, but the end of the log of %s cannot be read: waiting up to %s for it (--log-timeout)", w.unfinished(), stage.AsTyped(w.Patience.Log))

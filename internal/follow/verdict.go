@@ -74,7 +74,7 @@ func (a account) toKeep() bool {
 }
 
 // outOfBoundMemory reports whether the command was killed for lack of memory while it was
-// bound to one NUMA node, and so could not use the rest of the memory. wrap are the words
+// bound to one NUMA node. It then could not use the rest of the memory. wrap are the words
 // before the command.
 func outOfBoundMemory(exit launch.Exit, wrap []string) bool {
 	return exit.OOM && slices.Contains(wrap, "--membind=0")
@@ -118,8 +118,8 @@ func OnAll(workers int) string {
 	return fmt.Sprintf("all %d workers", workers)
 }
 
-// SliceGone reports whether the worker that gets the blame for the end is gone, because its
-// slice is gone.
+// SliceGone reports whether the worker that gets the blame for the end is on a slice that
+// is gone.
 func (f *Following) SliceGone() bool {
 	_, first := f.Verdict()
 	return first >= 0 && errors.Is(f.Ends[first].Err, ErrSliceGone)

@@ -67,8 +67,8 @@ func (w *watcher) catchUp(i int, path string, size int64) error {
 	return err
 }
 
-// look shows the newest step and reports stalls. An error means that the command must
-// be stopped: the training has stalled, and the user chose to stop it then.
+// look shows the newest step and reports stalls. An error means that the command must be
+// stopped: the training has stalled, and the user chose to stop it in that case.
 func (w *watcher) look(ctx context.Context) error {
 	if last, ok := w.collector.Latest(); ok && (w.shown.At == nil || last.Step != w.shown.Step || !last.At.Equal(*w.shown.At)) {
 		w.shown = last

@@ -204,8 +204,8 @@ func (c copies) mend(ctx context.Context, i int, log *logFile) *PartLog {
 	return part
 }
 
-// unread returns the PartLog of worker i, whose log could not be read to its end. cause is
-// why its end could not be learned, or nil.
+// unread returns the PartLog of worker i. Its log could not be read to its end. cause is
+// why the log's end could not be learned, or nil.
 func (c copies) unread(i int, cause error) *PartLog {
 	part := &PartLog{ID: c.workers.IDs[i], Have: c.rec.Have(c.workers.IDs[i]), err: cause}
 	if cause == nil || errors.Is(cause, context.Canceled) {
