@@ -33,8 +33,8 @@ import (
 	"multihost/internal/workers"
 )
 
-// minIdle is how long slices must have been without a run before they count as left
-// over: a job that has just created its slices has not started its command yet.
+// Slices count as left over only after they have been without a run for minIdle. A job that
+// has just created its slices has not started its command yet.
 const minIdle = 30 * time.Minute
 
 // NetworkInventory lists the networks that multihost created. *network.Client implements
@@ -221,8 +221,8 @@ func lookForRuns(ctx context.Context, d Deps, left []Leftover, olderThan time.Du
 
 // holders looks for processes that use the TPU on worker 0 of every slice, because somebody
 // may have started them without multihost. The Index of a slice is its place in ready. A
-// text of the result says which processes use the TPU, or why that is not known; "" means
-// that none does.
+// text of the result says which processes use the TPU, or why that is not known. It is ""
+// if none does.
 func holders(ctx context.Context, d Deps, ready []tpu.Slice) []string {
 	held := make([]string, len(ready))
 	for i, s := range ready {

@@ -62,9 +62,9 @@ func (e *CredentialsError) Hint() string {
 	return "log in with: gcloud auth application-default login (or pass a token with --access-token-file)"
 }
 
-// tokens provides access tokens. It keeps no token source: each refresh reads the
-// current credentials, with the context of the request that needs the token. So a
-// refresh can be cancelled and sees a new login.
+// tokens provides access tokens. It keeps no token source. Each refresh reads the current
+// credentials, with the context of the request that needs the token. So a refresh can be
+// cancelled and sees a new login.
 type tokens struct {
 	cfg Config
 	// adc finds application default credentials; tests replace it.
@@ -159,8 +159,8 @@ func (t *tokens) fetch(ctx context.Context) (*oauth2.Token, string, error) {
 }
 
 // gcloudTokenLife is how long this package uses a token of gcloud before it asks gcloud
-// again. gcloud does not say when its token expires, only that it is valid for at least
-// five more minutes.
+// again. gcloud does not say when its token expires. It says only that the token is valid
+// for at least five more minutes.
 const gcloudTokenLife = 4 * time.Minute
 
 // source returns the first source of tokens that exists: the token file, application

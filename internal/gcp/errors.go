@@ -602,8 +602,8 @@ func rpcClass(status, message string) Class {
 	return Unknown
 }
 
-// class looks at Status before the code: Compute's statuses say more than its codes,
-// and it often gives no code.
+// class looks at Status before the code. Compute's statuses say more than its codes, and
+// Compute often gives no code.
 func (e *OperationError) class() Class {
 	if capacityText.MatchString(e.Message) {
 		return Capacity

@@ -15,8 +15,8 @@
 //
 // # Decisions
 //
-//   - Do waits up to four days for a user to renew an expired login, so no caller has
-//     to know of it. Loops with a limit of their own pass a context from Unattended
+//   - Do waits up to four days for a user to renew an expired login. So no caller has to
+//     know of the expiry. Loops with a limit of their own pass a context from Unattended
 //     and ask again themselves.
 //   - Each client's own retries are switched off, because two layers of retries
 //     multiply.
@@ -46,10 +46,10 @@ type Config struct {
 	Project string
 	Zone    string
 
-	// TPUEndpoint and ComputeEndpoint replace Google's addresses, in the form of
-	// gcloud's api_endpoint_overrides: the TPU base has no version
-	// ("http://127.0.0.1:8080/"), the Compute base ends in /compute/v1/. An
-	// extra or missing version does no harm. Empty: Google's.
+	// TPUEndpoint and ComputeEndpoint replace Google's addresses, in the form of gcloud's
+	// api_endpoint_overrides. The TPU base has no version ("http://127.0.0.1:8080/"). The
+	// Compute base ends in /compute/v1/. An extra or missing version does no harm. Empty:
+	// Google's.
 	TPUEndpoint     string
 	ComputeEndpoint string
 	// OSLoginEndpoint replaces Google's address of OS Login. It has no version. Empty:
@@ -94,8 +94,8 @@ type Config struct {
 	Clock     Clock         // nil: SystemClock
 	Sink      event.Sink    // nil: event.Discard
 	MaxRetry  time.Duration // how long Do keeps trying; 0: 2 minutes
-	// LoginWait is how long Do waits for new credentials after credentials that
-	// had worked are refused. 0: it does not wait.
+	// LoginWait is how long Do waits for new credentials after credentials that had worked
+	// are refused. 0: Do does not wait.
 	LoginWait time.Duration
 }
 

@@ -41,8 +41,8 @@ func (l *login) works() {
 	}
 }
 
-// ceased records that a call failed because its credentials were refused or missing.
-// It reports whether they were accepted before: then the login has expired, and the
+// ceased records that a call failed because its credentials were refused or missing. It
+// reports whether they were accepted before. In that case the login has expired, and the
 // user can renew it while this program runs.
 func (l *login) ceased(err error, remedy string) bool {
 	l.mu.Lock()

@@ -23,14 +23,14 @@ const tryLimit = 90 * time.Second
 // retryPause is the pause between tries, before jitter.
 var retryPause = Backoff{First: 400 * time.Millisecond, Max: 20 * time.Second, Factor: 2}
 
-// Do runs call, which makes one request. It retries failures that go away by
-// themselves: rate limits (429), 500, 502, 503, 504, 408, connections that break or
-// time out, and resources that the API says are not ready yet. Pauses grow, have
-// jitter, and are never shorter than the server's Retry-After. Do gives up when the
-// next pause would exceed Config.MaxRetry.
+// Do runs call, which makes one request. It retries failures that go away by themselves.
+// These are rate limits (429), 500, 502, 503, 504, 408, connections that break or time out,
+// and resources that the API says are not ready yet. Pauses grow, have jitter, and are
+// never shorter than the server's Retry-After. Do gives up when the next pause would exceed
+// Config.MaxRetry.
 //
-// If credentials that had worked before are refused, Do reports it once, with the
-// command that renews them, and retries for up to Config.LoginWait; see Unattended.
+// If credentials that had worked before are refused, Do reports it once, with the command
+// that renews them. It retries for up to Config.LoginWait; see Unattended.
 //
 // The parameter what describes the work in errors and events: `create network "mtu9k"`. A
 // failure of the API is an *Error that wraps the client library's own error. When ctx ends,
@@ -142,8 +142,8 @@ func (c *Client) try(ctx context.Context, what string, call func(ctx context.Con
 
 var errNoAnswer = fmt.Errorf("no complete answer in %v", tryLimit)
 
-// sayWaiting reports a call without an answer. Of all calls of c it reports one a minute:
-// an API that is slow is slow for all of them.
+// sayWaiting reports a call without an answer. Of all calls of c it reports one a minute.
+// An API that is slow for one call is slow for all of them.
 func (c *Client) sayWaiting(what string) {
 	now, told := time.Now(), c.waiting.Load()
 	if told != nil && now.Sub(*told) < time.Minute || !c.waiting.CompareAndSwap(told, &now) {

@@ -9,9 +9,9 @@
 metadata=http://${GCE_METADATA_HOST:-169.254.169.254}/computeMetadata/v1/instance
 reply='' status='' why=''
 
-# instance PATH: prints a value of the metadata server. If it fails, it prints the
-# error and returns 1. Only the last try may print errors: the errors of tries before
-# a successful one must not get into the value.
+# instance PATH: prints a value of the metadata server. If it fails, it prints the error and
+# returns 1. Only the last try may print errors. The errors of tries before a successful one
+# must not get into the value.
 instance() {
   local value
   value=$(curl -s -f --max-time 10 --retry 6 --retry-connrefused -H 'Metadata-Flavor: Google' "$metadata/$1") ||
@@ -113,10 +113,10 @@ delete_resources() {
 
 # delete_resource DELETION: reads a resource and then requests its deletion. DELETION is
 # JSON, a Deletion of package agent, which says how the resource is deleted. It never
-# deletes a resource that it could not read, that lacks the proof in its field, or that is
-# not the one it has read. It fails if the resource is another run's. If it succeeds and
-# $why is empty, the deletion was requested or the resource is gone. If $why has a text, the
-# deletion was not requested, and the caller may try again.
+# deletes a resource that it could not read, or that lacks the proof in its field. It
+# deletes only the same resource that it has read. It fails if the resource is another
+# run's. If it succeeds and $why is empty, the deletion was requested or the resource is
+# gone. If $why has a text, the deletion was not requested, and the caller may try again.
 delete_resource() {
   local key read='' method='' url='' proof_path='' proof_value='' going_path='' going_value='' REPLY
   local -a strings
