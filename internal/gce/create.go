@@ -220,7 +220,7 @@ func (p *Provider) parts(all plan) (list []part) {
 }
 
 // ensure makes a part unless it exists. made is also true if this call may have made the
-// part: the answer was lost, and the part exists.
+// part: its answer was lost, and the part exists.
 func (p *Provider) ensure(ctx context.Context, part part) (made bool, err error) {
 	is := func(ctx context.Context) (bool, error) {
 		about, err := part.read(ctx, part.name)

@@ -10,7 +10,7 @@
 // because groups and policies have no labels. The description of the policy also names the
 // user, because the policy may be the last part that is left. The VMs have the labels of
 // the owner. The template stores the whole request in the VMs' metadata. A resource exists
-// for as long as it has a group: a template and a policy alone cost nothing, and Create
+// for as long as it has a group. A template and a policy alone cost nothing, and Create
 // continues from them.
 //
 // Only the VMs know the order of the workers: neither the names nor the lists of the API

@@ -92,7 +92,7 @@ func (s sight) topology() *computepb.InstanceGroupManagerStatusAcceleratorTopolo
 }
 
 // judge returns the meaning of a sight. It first looks for states that may pass by
-// themselves: deleting a slice that is being repaired would throw its capacity away.
+// themselves. If a slice that is being repaired were deleted, its capacity would be lost.
 func (s sight) judge() state {
 	st := state{until: s.end()}
 	size := int(s.group.GetTargetSize())
@@ -176,9 +176,9 @@ func (s sight) waits(st *state) {
 }
 
 // interrupted describes a slice whose VMs exist and do not all run. Until all of them have
-// run once, they are being made. After that, Compute Engine repairs the slice, except for
-// spot VMs and VMs that a user has stopped: these stay stopped. A deleted VM is not made
-// again.
+// run once, they are being made. After that, Compute Engine repairs the slice. Spot VMs,
+// and VMs that a user has stopped, are exceptions: they stay stopped. A deleted VM is not
+// made again.
 func (s sight) interrupted(st *state, topology string) {
 	switch {
 	case s.spot && s.count(down...)+s.count(goingDown...) > 0:

@@ -23,8 +23,8 @@ func read[T proto.Message](t *testing.T, text string, m T) T {
 	return m
 }
 
-// seen makes a sight of a group of two VMs. vms has the state of each, separated by spaces,
-// and may have the time of its last stop: "RUNNING TERMINATED@11:50".
+// seen makes a sight of a group of two VMs. vms has the state of each, separated by spaces.
+// A state may have the time of the VM's last stop: "RUNNING TERMINATED@11:50".
 func seen(t *testing.T, status, vms string) sight {
 	t.Helper()
 	s := sight{now: now, group: read(t, `{"name": "m", "creationTimestamp": "2026-11-30T01:00:00Z", "targetSize": 2, "status": `+status+`}`, &computepb.InstanceGroupManager{})}

@@ -160,8 +160,8 @@ func describe(id string, labels map[string]string) string {
 }
 
 // describePolicy returns the description of the policy. It also names the user, because the
-// policy may be the last part that is left. Workers compare the description of a group as a
-// whole, so only the description of the policy has more.
+// policy may be the last part that is left. Workers compare the whole description of a
+// group. So only the description of the policy has more than the others.
 func describePolicy(id string, labels map[string]string) string {
 	text := describe(id, labels)
 	if user := labels[provision.LabelUser]; user != "" {

@@ -72,9 +72,9 @@ const idle = "PENDING PROVISIONING STAGING STOPPED SUSPENDED TERMINATED"
 
 // Undoing implements provision.Provider. Workers delete the groups. They leave the template
 // and the policy. These cost nothing, and are in use until the groups are gone, and the
-// workers with them. If a worker lacks the right to delete, the API refuses the Probe,
-// provided that it checks rights before it looks for the group. Compute Engine chooses the
-// names of the VMs, so a worker lists them.
+// workers with them. If a worker lacks the right to delete, the API refuses the Probe. This
+// assumes that the API checks rights before it looks for the group. Compute Engine chooses
+// the names of the VMs, so a worker lists them.
 func (p *Provider) Undoing(id string, slices ...string) provision.Undoing {
 	zone := fmt.Sprintf("%s/compute/v1/projects/%s/zones/%s/", p.root, p.gcp.Project(), p.gcp.Zone())
 	base := zone + "instanceGroupManagers/"
@@ -184,8 +184,8 @@ func (p *Provider) remains(ctx context.Context, v view, living map[string]bool) 
 
 func byID(a, b provision.Resource) int { return strings.Compare(a.ID, b.ID) }
 
-// Slices implements provision.Provider. It returns all slices of several VMs, and of the
-// slices of one VM only those that multihost made.
+// Slices implements provision.Provider. It returns all slices of several VMs. Of the slices
+// of one VM, it returns only those that multihost made.
 func (p *Provider) Slices(ctx context.Context) ([]tpu.Slice, error) {
 	v, err := p.look(ctx, "")
 	if err != nil {

@@ -23,7 +23,7 @@ import (
 	"multihost/internal/tpu"
 )
 
-// callsAtOnce limits calls about single groups and VMs that run at the same time: the API
+// callsAtOnce limits calls about single groups and VMs that run at the same time. The API
 // would refuse thousands at once with status 429.
 const callsAtOnce = 32
 
@@ -303,8 +303,9 @@ func typeOf(machine, topology string) string {
 }
 
 // order returns the names of the VMs of a slice by the number of their workers. The VMs
-// tell the number in their metadata if the API shows it, otherwise in a guest attribute
-// that their startup script has written. The answer is cached until the VM starts again.
+// tell the number in their metadata, if the API shows it. Otherwise they tell it in a guest
+// attribute that their startup script has written. The answer is cached until the VM starts
+// again.
 func (p *reader) order(ctx context.Context, names []string, vms map[string]*computepb.Instance) ([]string, error) {
 	all := make([]told, len(names))
 	reads, ctx := errgroup.WithContext(ctx)

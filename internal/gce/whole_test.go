@@ -13,7 +13,7 @@ import (
 	"multihost/internal/testkit"
 )
 
-// A whole life of a resource on the simulator, whose VMs run the startup script in a real
+// The whole life of a resource on the simulator. Its VMs run the startup script in a real
 // shell. The workers are in the order of their numbers. The slice recovers from a failed
 // host. At the end nothing is left.
 func TestOnTheSimulator(t *testing.T) {
