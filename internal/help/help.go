@@ -118,8 +118,8 @@ var (
 	item = regexp.MustCompile(`^ *(?:[0-9]+\. )?`)
 )
 
-// Paragraphs fits a text into width columns. Lines that begin at the margin are sentences
-// and flow together until an empty line or a heading in capitals. An indented line stays a
+// Paragraphs fits a text into width columns. Lines that begin at the margin are sentences.
+// They flow together until an empty line or a heading in capitals. An indented line stays a
 // line of its own. If it is too long, its rest goes into the next lines. In a line of two
 // columns the rest stands below the second column. In a command of multihost a backslash
 // ends each line but the last.

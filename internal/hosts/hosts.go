@@ -1,5 +1,5 @@
-// Package hosts makes one slice of machines that the user names: no cloud knows them, and
-// multihost neither makes nor deletes them.
+// Package hosts makes one slice of machines that the user names. No cloud knows these
+// machines, and multihost neither makes nor deletes them.
 package hosts
 
 import (

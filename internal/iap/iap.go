@@ -118,11 +118,11 @@ const (
 // connection. The error is an *Error. The connection owns its goroutines; Close ends
 // them.
 //
-// Write returns when the bytes are in the window of bytes that the relay has not
-// confirmed. Read returns io.EOF when the instance closed the connection in good order,
-// and a *net.OpError with an *Error when the tunnel broke. Close takes a round trip
-// or a tenth of a second, and up to two seconds while bytes that were written are not
-// yet sent. So close many connections at once, not in turn.
+// Write returns when the bytes are in the window of bytes that the relay has not confirmed.
+// Read returns io.EOF when the instance closed the connection in good order, and a
+// *net.OpError with an *Error when the tunnel broke. Close takes a round trip or a tenth of
+// a second. It takes up to two seconds while bytes that were written are not yet sent. So
+// close many connections at once, not in turn.
 func (t *Proxy) Dial(ctx context.Context, zone, instance, nic string, port int) (net.Conn, error) {
 	if nic == "" {
 		nic = "nic0"
@@ -561,8 +561,8 @@ func (c *tunnel) greet(ctx context.Context, ws *websocket.Conn) error {
 	}
 }
 
-// greeted handles a frame that arrived before or as the greeting, and reports whether it
-// is the greeting. c.mu is held.
+// greeted handles a frame that arrived before the greeting or as the greeting. It reports
+// whether the frame is the greeting. c.mu is held.
 func (c *tunnel) greeted(f relayFrame) (bool, error) {
 	wasNew := c.sid == nil
 	switch {
@@ -802,9 +802,9 @@ type relayFrame struct {
 	count uint64
 }
 
-// errShortFrame reports a frame that is cut off. A connection that breaks in the middle
-// of a message looks like this: the WebSocket library takes the end of the connection
-// between two fragments, or two reads, for the end of the message.
+// errShortFrame reports a frame that is cut off. The connection may break in the middle of
+// a message, between two fragments or two reads. The WebSocket library takes that for the
+// end of the message, so the frame looks cut off.
 var errShortFrame = errors.New("incomplete frame from the relay")
 
 // errRelaySilent is the reason when a WebSocket was given up because the relay was
@@ -968,8 +968,8 @@ func (t target) refused(resp *http.Response) *Error {
 	return t.newError(0, resp.StatusCode, errors.New(reason))
 }
 
-// htmlTag matches a tag, and a style, script or title element with its content: errors
-// of Google's front ends are pages.
+// htmlTag matches a tag, and a style, script or title element with its content. Errors of
+// Google's front ends are pages.
 var htmlTag = regexp.MustCompile(`(?s)<(style|script|title).*?</(style|script|title)>|<[^>]*>`)
 
 // oneLine turns a remote text into one line of at most 200 bytes and an ellipsis.

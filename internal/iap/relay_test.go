@@ -30,8 +30,8 @@ type relay struct {
 	server *httptest.Server
 	client *http.Client
 
-	// The relay cuts a connection after that many bytes to (out) or from (in) the client:
-	// in the middle of a frame, or after it.
+	// The relay cuts a connection after that many bytes to the client (out) or from the
+	// client (in). It cuts in the middle of a frame, or after it.
 	cutOut, cutIn       int
 	cutOutFrame, cutInF int
 
