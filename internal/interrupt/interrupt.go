@@ -62,8 +62,8 @@ func (w *Watch) Ask(view *ui.Renderer, in *os.File, out io.Writer, stand func() 
 	return end
 }
 
-// AskWith makes SIGINT call ask, which reports whether it asked anybody. second is the
-// answer if another SIGINT comes before the user has answered.
+// AskWith makes SIGINT call ask, which reports whether it asked anybody. If another SIGINT
+// comes before the user has answered, second is the answer.
 func (w *Watch) AskWith(ask func(ctx context.Context) (answer stage.Answer, asked bool), second func() stage.Answer) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

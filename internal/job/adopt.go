@@ -34,11 +34,11 @@ type inheritance struct {
 	asked bool // some worker has said whether the command is running there
 }
 
-// mayLive reports whether a command of an earlier runner may be running on the slices:
-// a worker has said so, or none has answered yet.
+// mayLive reports whether a command of an earlier runner may be running on the slices. It
+// may if a worker has said so, or if no worker has answered yet.
 func (h inheritance) mayLive() bool { return h.inherited && !h.worked && (h.lives || !h.asked) }
 
-// mayHaveLogs reports whether an earlier runner's command has run on the slices and this
+// mayHaveLogs reports whether an earlier runner's command has run on the slices, and this
 // runner has not taken it over.
 func (h inheritance) mayHaveLogs() bool { return h.inherited && !h.worked && (h.lives || h.ended) }
 
@@ -166,8 +166,8 @@ func (a *adoption) release() {
 	}
 }
 
-// bootLimit is how long the workers of existing slices may take to answer. If a command
-// may be running on them, the job waits as long as for the lost worker of a followed
+// bootLimit is how long the workers of existing slices may take to answer. If a command may
+// be running on them, the job waits as long as it waits for the lost worker of a followed
 // run.
 func (q *queued) bootLimit() time.Duration {
 	limit, lost := q.o.BootLimit, q.o.Run.Patience.Lost

@@ -228,7 +228,7 @@ func TestAJobThatIsTypedAgainWhileAWorkerIsAway(t *testing.T) {
 }
 
 // A failure of the command is not a loss. The command does not start again without a
-// budget, and its slices stay if the user wants to look at them.
+// budget. Its slices stay if the user wants to look at them.
 func TestAJobWhoseCommandFails(t *testing.T) {
 	t.Parallel()
 	d, o, cloud, said, _ := onShelf(t, "exit 3")

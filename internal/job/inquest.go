@@ -157,8 +157,8 @@ func (r *inquest) signs(err error) signs {
 }
 
 // lostContact reports whether an error from before the start of the command means that
-// contact was lost: a worker or a service could not be reached any more, or a worker was
-// rebooted. It returns false for a refusal.
+// contact was lost. It was lost if a worker or a service could no longer be reached, or if
+// a worker was rebooted. It returns false for a refusal.
 func lostContact(err error) bool {
 	var many *stage.Error
 	if errors.As(err, &many) {
@@ -199,18 +199,18 @@ func askedInVain(e *remote.ConnectError) bool {
 }
 
 const (
-	// settleLimit is how long the cloud may take to report that it took a slice away.
-	// VMs are notified up to half a minute before they are stopped, and the API shows
-	// it after that.
+	// settleLimit is how long the cloud may take to report that it took a slice away. VMs
+	// are notified up to half a minute before they are stopped. The API shows the stop only
+	// after that.
 	settleLimit = time.Minute
 	settlePause = 2 * time.Second
 	// answerLimit is how long a worker may take to answer.
 	answerLimit = 10 * time.Second
 )
 
-// settle asks the cloud what happened to the slices, until its answer is final or the time
-// for the question is over. One answer of the cloud is enough if all workers answer and
-// none shows a sign of a loss.
+// settle asks the cloud what happened to the slices. It stops when the answer is final, or
+// when the time for the question is over. One answer of the cloud is enough if all workers
+// answer and none shows a sign of a loss.
 func (r *inquest) settle(ctx context.Context, sign signs) (stage.Cause, string) {
 	reach := r.reach(ctx)
 	for _, s := range r.used {
@@ -234,7 +234,7 @@ func (r *inquest) settle(ctx context.Context, sign signs) (stage.Cause, string) 
 	}
 }
 
-// blame says what ended an attempt, given the signs of the workers and the answer of the
+// blame says what ended an attempt, from the signs of the workers and the answer of the
 // cloud. final means that another answer of the cloud would not change the result. The
 // cloud reports a loss up to settleLimit late.
 func (s signs) blame(d provision.Decision, err error) (cause stage.Cause, why string, final bool) {

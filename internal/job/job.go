@@ -10,16 +10,17 @@
 //     runner of a job on a machine. Between two machines the workers' lock decides. The
 //     runner that was not first waits a random time, looks again, and follows the command
 //     of the runner that was first.
-//   - Why an attempt failed is judged after the cloud's state has settled. If a worker
-//     was lost, or TERM or KILL ended a command, the API is asked for up to a minute,
-//     because VMs learn of their end before the API shows it. A loss counts against
-//     --max-preemptions, a failure of the command against --max-restarts.
+//   - Why an attempt failed is judged after the cloud's state has settled. If a worker was
+//     lost, or TERM or KILL ended a command, the API is asked for up to a minute: VMs learn
+//     of their end before the API shows it. A loss counts against --max-preemptions, a
+//     failure of the command against --max-restarts.
 //   - The job ends if somebody deletes its resource, or if a user deletes the slices. It
 //     does not make them again.
-//   - A job waits for the API if it has slices or had some: without the API it could not
+//   - A job waits for the API if it has slices or had some. Without the API it could not
 //     carry out any decision, not even a deletion.
-//   - An attempt that was lost because no worker could be reached is taken over again if it
-//     still runs on all of them: perhaps only the network had failed, and not the workers.
+//   - An attempt may be lost because no worker could be reached. If it still runs on all of
+//     them, it is taken over again: perhaps only the network had failed, and not the
+//     workers.
 package job
 
 import (
@@ -201,7 +202,7 @@ func openJob(ctx context.Context, d Deps, o JobOptions, q *queued) error {
 }
 
 // others describes the queued resource of a job that ended with err, if another job or
-// another user is responsible for its deletion. It returns "" if this job has to delete it.
+// another user has to delete that resource. It returns "" if this job has to delete it.
 func (q *queued) others(err error) string {
 	var no *announce.Declined
 	switch {

@@ -66,8 +66,8 @@ const (
 	suspendPause = 5 * time.Second
 )
 
-// ready brings the slices into a usable state step by step: it waits, reads the result
-// and does what provision.Decide says.
+// ready brings the slices into a usable state step by step. In each step it waits, reads
+// the result and does what provision.Decide says.
 func (q *queued) ready(ctx context.Context, pay func(*stage.Failure) error, after *stage.Failure) (tpu.Selection, error) {
 	paid := after != nil
 	q.held.forget()
@@ -295,7 +295,7 @@ func absence(p provision.Provider, id string) provision.Sight {
 }
 
 // overdue reports whether the limit that expired belongs to the resource's present state.
-// The resource may have progressed since, and nothing is known about the time during which
+// The resource may have progressed since then. Nothing is known about the time during which
 // the API was unreachable. Only the limits of waiting for capacity count such time. missing
 // is how many slices are still to come while others exist.
 func overdue(late *provision.DeadlineError, seen provision.Sight, missing int) bool {
@@ -426,8 +426,8 @@ func (q *queued) mayRemake(d provision.Decision, cause error, pay func(*stage.Fa
 	return 0, nil
 }
 
-// look waits for an API that is unavailable: without it, the next slices cannot be
-// requested and the present ones cannot be deleted.
+// look waits for an API that is unavailable. Without the API, the next slices cannot be
+// requested, and the present ones cannot be deleted.
 func (q *queued) look(ctx context.Context, used []tpu.Slice, reach func(string) provision.Reach) (d provision.Decision, err error) {
 	err = teardown.Outlast(ctx, q.Clock, func() (err error) {
 		d, err = q.lookOnce(ctx, used, reach)

@@ -82,7 +82,7 @@ func (r *runner) followed() *follow.Following {
 	return r.now.Follow
 }
 
-// attempt makes one attempt: it waits for usable slices, connects to their workers, runs
+// attempt makes one attempt. It waits for usable slices, connects to their workers, runs
 // the command and follows it to its end.
 func (r *runner) attempt(ctx context.Context, after *stage.Failure) (stage.Outcome, error) {
 	r.now = nil
