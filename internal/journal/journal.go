@@ -1,5 +1,5 @@
-// Package journal records the events of a run, except the bytes of its output, as one
-// JSON line each in a file that only grows.
+// Package journal records the events of a run, except the bytes of its output. Each event
+// is one JSON line in a file that only grows.
 //
 // The file is a record for looking back at all attempts, and at every command that followed
 // the run. Several commands may write it at once. A line is written by one write when its

@@ -286,8 +286,8 @@ func TestAFullDiskIsSaidOnceAndCostsTheRunNothing(t *testing.T) {
 	}
 }
 
-// FuzzRead reads a journal that a crash, a full disk, a later version or an editor has
-// left, with texts of workers in it. The readable lines make a story.
+// FuzzRead reads a journal with texts of workers in it. A crash, a full disk, a later
+// version or an editor may have changed the file. The readable lines make a story.
 func FuzzRead(f *testing.F) {
 	f.Add([]byte(`{"v":1,"time":"2026-01-02T03:04:05Z","by":"a","kind":"begin","command":"run"}` + "\n"))
 	dir := f.TempDir()

@@ -20,8 +20,8 @@ type Entry struct {
 	By   string // the command that wrote it; only its own lines share the value
 	Kind string
 
-	// Event is the event as it was emitted, with secrets masked; nil for a kind that this
-	// version does not know. The Data of a Result is a json.RawMessage.
+	// Event is the event as it was emitted, with secrets masked. It is nil for a kind that
+	// this version does not know. The Data of a Result is a json.RawMessage.
 	Event event.Event
 }
 

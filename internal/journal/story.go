@@ -19,8 +19,8 @@ type Story struct {
 	Last     time.Time // of the last entry
 }
 
-// An Attempt is one start of the command, with all that led to it and followed from it,
-// as all multihost commands together saw it.
+// An Attempt is one start of the command, with all that led to it and followed from it. It
+// joins what all multihost commands saw of it.
 type Attempt struct {
 	event.Attempt
 	Commands  []string // the multihost commands that saw it: run, job, attach
@@ -34,8 +34,8 @@ type Attempt struct {
 	Summary   *event.Summary // of the last attempt only
 	Over      time.Time      // when outcome or summary was made
 
-	// End is how the last command that saw the attempt ended; nil while a command goes
-	// on, and if it was killed.
+	// End is how the last command that saw the attempt ended. It is nil while a command
+	// goes on, and if the command was killed.
 	End   *End
 	Ended time.Time
 }
@@ -125,8 +125,8 @@ func (w *writer) wait() {
 	}
 }
 
-// settle adds the events that waited for a next attempt to the last attempt of the command,
-// or to attempt 0 if the command made none.
+// Some events waited for a next attempt. settle adds them to the last attempt of the
+// command, or to attempt 0 if the command made none.
 func (t *teller) settle(w *writer) {
 	if w.waiting == nil {
 		return

@@ -46,12 +46,11 @@ type Armed struct {
 	once    sync.Once
 }
 
-// Arm writes the files of spec to the worker and starts a supervisor that waits
-// there for ReleaseAt. It takes the worker's lock. It returns *BusyError when another
-// run holds the lock, ErrAlreadyStarted when this attempt was started before, and
-// *CodeError when another run has changed the code in the run's directory. When the
-// connection is lost or Abort is called before ReleaseAt, nothing of the attempt stays
-// on the worker.
+// Arm writes the files of spec to the worker and starts a supervisor that waits there for
+// ReleaseAt. It takes the worker's lock. It returns *BusyError if another run holds the
+// lock, and ErrAlreadyStarted if this attempt was started before. It returns *CodeError if
+// another run has changed the code in the run's directory. When the connection is lost or
+// Abort is called before ReleaseAt, nothing of the attempt stays on the worker.
 //
 // The session outlives ctx: it ends with ReleaseAt, Abort or the connection.
 func Arm(ctx context.Context, r remote.Runner, spec Spec) (*Armed, error) {
@@ -224,9 +223,9 @@ func (a *Armed) unread(rec remote.Record) error {
 	return e
 }
 
-// word returns the worker's next record. It fails with the cause of ctx, with the
-// error of the session, or with io.ErrUnexpectedEOF when the session has ended
-// without one.
+// word returns the worker's next record. It fails with the cause of ctx, or with the error
+// of the session. If the session has ended without a record, it fails with
+// io.ErrUnexpectedEOF.
 func (a *Armed) word(ctx context.Context) (remote.Record, error) {
 	select {
 	case rec := <-a.words:
@@ -357,8 +356,8 @@ func (a *Armed) answered(ctx context.Context) (Started, error) {
 	}
 }
 
-// mostAsks limits how often ask runs release.sh, which itself waits 10 s: an
-// overloaded worker may take that long to start a command.
+// mostAsks limits how often ask runs release.sh. Each run itself waits 10 s: an overloaded
+// worker may take that long to start a command.
 const mostAsks = 6
 
 // ask repeats the order over another session and returns the result.

@@ -38,7 +38,7 @@ main() {
     if [[ ${lines[0]%% *} != "${lines[1]%% *}" ]]; then say disk tmp "${lines[1]#* }"; fi
   fi
   error=$(exec mkfifo -- "$dir/control" "$dir/output" 2>&1) || abandon "$dir" "$error"
-  # The complaints of bash go through a FIFO: the disk may be full, and $(unpack) would
+  # The complaints of bash go through a FIFO. The disk may be full, and $(unpack) would
   # start one more process.
   exec 5<>"$dir/output"
   if ! unpack "$dir" "$@" 2>&5; then
@@ -83,8 +83,8 @@ main() {
       say clock "$REPLY"
     fi
   done
-  # After "go", keep the FIFO open until the command has started: start.sh would take
-  # the end of the FIFO for a word.
+  # After "go", keep the FIFO open until the command has started. start.sh would take the
+  # end of the FIFO for a word.
   if [[ $order == go || $order == "go "* ]]; then printf '%s\n' "$order" >&4; else exec 4>&-; fi
   while IFS= read -r line <&8; do printf '%s\n' "$line"; done
 }

@@ -133,8 +133,8 @@ type FoldedStack struct {
 // FoldStacks groups the threads that have the same stack, over all workers: all[i] is what
 // Dump returned for worker i. It ignores details that always differ: numbers of threads and
 // processes, addresses, and whether a thread was running at that moment. Stacks that few
-// workers share come first, because a worker that waits elsewhere than the others is the
-// one to look at.
+// workers share come first. A worker that waits elsewhere than the others is the one to
+// look at.
 func FoldStacks(all [][]Stack) []FoldedStack {
 	index := map[string]int{}
 	var folded []FoldedStack
@@ -178,9 +178,9 @@ type thread struct {
 	count int
 }
 
-// threads splits the lines of a process at the header lines of its threads. It drops
-// lines before the first header, which belong to no stack, unless there is no header
-// at all.
+// threads splits the lines of a process at the header lines of its threads. Lines before
+// the first header belong to no stack, and threads drops them, unless there is no header at
+// all.
 func threads(lines []string) []thread {
 	var all []thread
 	headed := slices.ContainsFunc(lines, threadHead.MatchString)

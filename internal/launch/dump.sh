@@ -1,7 +1,7 @@
 #!/bin/bash
-# dump: RUN ATTEMPT WAIT_MS. Reports the stacks of the processes of a living run.
-# It touches a process only with py-spy, which reads the memory, or with SIGUSR1 if
-# the process catches that signal: an uncaught SIGUSR1 would kill it.
+# dump: RUN ATTEMPT WAIT_MS. Reports the stacks of the processes of a living run. It touches
+# a process only with py-spy, which reads the memory, or with SIGUSR1. It sends SIGUSR1 only
+# if the process catches that signal: an uncaught SIGUSR1 would kill it.
 #
 # shellcheck disable=SC2154 # lib.sh sets variables that are used here
 main() {
@@ -21,8 +21,8 @@ main() {
   done < <(for p in "${pids[@]}"; do printf '%s %s\n' "$(memory "$p")" "$p"; done | sort -rn)
 }
 
-# A run may have as many data loaders as the machine has cores, all with the same
-# stack, so only this many processes are shown.
+# A run may have as many data loaders as the machine has cores, all with the same stack. So
+# only this many processes are shown.
 most=16
 
 memory() { # PID: resident pages

@@ -95,7 +95,7 @@ func (e *CodeError) Hint() string {
 }
 
 // TruncatedError says that the worker's output file is shorter than the bytes that were
-// received from it: a crash lost bytes that were not yet on the disk, or somebody cut the
+// received from it. A crash lost bytes that were not yet on the disk, or somebody cut the
 // file. The received bytes stay valid.
 type TruncatedError struct {
 	Worker       string

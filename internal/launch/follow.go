@@ -55,10 +55,9 @@ type FollowOptions struct {
 	QuietAfter time.Duration
 }
 
-// Follow writes the command's output to w from byte offset until the command
-// has ended and its last byte is written, and returns how it ended. It writes every
-// byte once and in order. It may begin before the command starts or after it has
-// ended.
+// Follow writes the command's output to w from byte offset on. It returns when the command
+// has ended and its last byte is written, and says how the command ended. It writes every
+// byte once and in order. It may begin before the command starts or after it has ended.
 //
 // When something goes wrong in between, Follow calls Lost and tries again, at the next
 // byte, until ctx ends: a problem in following says nothing about the command. Follow
@@ -257,8 +256,8 @@ func stream(ctx context.Context, r remote.Runner, ref Ref, offset int64, mode st
 		}
 		out.Next, errs.Next = t.answered, t.told
 	}
-	// When a file becomes shorter, tail starts again at its first byte: close the gate
-	// as soon as tail says so.
+	// When a file becomes shorter, tail starts again at its first byte. Close the gate as
+	// soon as tail says so.
 	var truncated atomic.Bool
 	errs.Stray = func(line string) {
 		if strings.Contains(line, "file truncated") {
@@ -393,8 +392,8 @@ func persist[T any](ctx context.Context, try func() (T, error)) (T, error) {
 	}
 }
 
-// mayAnswer reports whether a worker that failed with err may still answer later. It
-// may not after a refusal in the words of our script, another host key, a flood of
+// mayAnswer reports whether a worker that failed with err may still answer later. It may
+// not answer later after a refusal in the words of our script, another host key, a flood of
 // output or the close of the connection.
 func mayAnswer(err error) bool {
 	var refused *RemoteError

@@ -1,10 +1,9 @@
 #!/bin/bash
-# follow: RUN ATTEMPT OFFSET follow|read|BYTES [look]. After the line "stream SIZE",
-# stdout carries the bytes of output.log from OFFSET and nothing else: all that are there,
-# or at most BYTES. With "follow",
-# each line of stdin asks for a number of bytes. They are sent as they come; then the
-# size of the log goes to stderr, and the next line is read. When everything is sent,
-# the state goes to stderr. With look nothing is recorded.
+# follow: RUN ATTEMPT OFFSET follow|read|BYTES [look]. After the line "stream SIZE", stdout
+# carries the bytes of output.log from OFFSET and nothing else. These are all bytes that are
+# there, or at most BYTES. With "follow", each line of stdin asks for a number of bytes.
+# They are sent as they come. Then the size of the log goes to stderr, and the next line is
+# read. When everything is sent, the state goes to stderr. With look nothing is recorded.
 #
 # shellcheck disable=SC2154 # lib.sh sets variables that are used here
 main() {
@@ -164,9 +163,9 @@ piece() {
   say disk "$REPLY" >&2
 }
 
-# lasting answers in REPLY with the process whose end is the end of the run. That is
-# the process that the supervisor waits for, if it is known: an ended supervisor
-# itself stays visible until process 1 collects it.
+# lasting answers in REPLY with the process whose end is the end of the run. If the process
+# is known that the supervisor waits for, it is that one. An ended supervisor itself stays
+# visible until process 1 collects it.
 lasting() {
   if ((! waiter)); then
     REPLY=$sup

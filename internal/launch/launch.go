@@ -2,20 +2,19 @@
 // and not to the connection. It also follows the command, reports its state, stops it
 // and cleans up after it.
 //
-// On the worker, a small supervisor (one embedded bash script, in a session of its own)
-// owns the command (in a second session) and the worker's exclusive lock, and records how
-// the command ended. The command's output goes into one pipe, as over ssh, so that the
-// command may open /dev/stderr. A relay process beside the supervisor moves the output to a
-// file. The promises are
+// On the worker, a small supervisor owns the command and the worker's exclusive lock, and
+// records how the command ended. It is one embedded bash script, in a session of its own.
+// The command is in a second session. The command's output goes into one pipe, as over ssh,
+// so that the command may open /dev/stderr. A relay process beside the supervisor moves the
+// output to a file. The promises are
 //
 //   - a command is started at most once for each [Ref], even if the connection breaks at
 //     any moment;
 //   - when the end of a command is reported, its log has all output from before the end.
 //     The log also gets the later output of background processes, and [Follow] writes the
 //     part that is there at that moment;
-//   - neither a full disk nor the death of the supervisor or of the relay breaks
-//     the command's output; up to 8 KiB are lost when a relay is killed or its
-//     write fails;
+//   - neither a full disk nor the death of the supervisor or of the relay breaks the
+//     command's output. Up to 8 KiB are lost when a relay is killed or its write fails;
 //   - a lost connection never touches a command that was started, and nothing
 //     is started when the connection is lost before [Armed.ReleaseAt];
 //   - at most one run of all logins lives on a worker ([BusyError]);
@@ -67,10 +66,10 @@
 //     that it drops. The supervisor writes the file "exit" only after the pipe is empty.
 //   - Processes are found in the real /proc by private paths: the device file, or
 //     MULTIHOST_RUN_DIR in their environment.
-//   - A start and a sync of one directory exclude each other without a common lock,
-//     which would cost a process for each start. Arm makes its supervisor visible
-//     before it reads the digest of the code. A sync removes the digest before it
-//     looks for a supervisor. So at least one of them sees the other.
+//   - A start and a sync of one directory exclude each other without a common lock. Such a
+//     lock would cost a process for each start. Arm makes its supervisor visible before it
+//     reads the digest of the code. A sync removes the digest before it looks for a
+//     supervisor. So at least one of them sees the other.
 //   - Armed workers wait in the process that becomes the command, after all slow work. They
 //     all start at the same moment. It lies 0.1 s plus 1 ms a worker ahead, at most 2 s.
 //     The clocks for that moment are measured over the waiting sessions, when the workers
@@ -195,8 +194,8 @@ type Spec struct {
 	Venv bool
 
 	// Synced is the digest that package codesync gave to the code that it synced into the
-	// run's directory; "" when it synced nothing. If the directory holds other code, the
-	// command is not started.
+	// run's directory. It is "" if codesync synced nothing. If the directory holds other
+	// code, the command is not started.
 	Synced string
 }
 

@@ -365,8 +365,8 @@ privileged() {
 # search [DIR] fills the arrays opened and mapped with lines "/proc/PID/fd/N FILE" and
 # "/proc/PID/maps:... FILE" for the devices in device_files. If there are any, it looks as
 # root where it can, and it sets as_root and blind as privileged does. With DIR it adds the
-# open outputs of that attempt to opened, and fills the array marked with the processes
-# whose environment names it. One shell does all of it, because each sudo takes two
+# open outputs of that attempt to opened. It fills the array marked with the processes whose
+# environment names the attempt. One shell does all of it, because each sudo takes two
 # processes.
 search() {
   local fd='' line file mark='' output=/ devices=${MULTIHOST_ROOT_DEV-}/dev
@@ -427,8 +427,8 @@ begin_search() {
   return 1
 }
 
-# holders [FOUND] sets the map holding, from pid to device, to the processes that have a TPU
-# device open, or still mapped after they closed it. It leaves out this process and its
+# holders [FOUND] sets the map holding, from pid to device. It has the processes that have a
+# TPU device open, or still mapped after they closed it. It leaves out this process and its
 # ancestors. With FOUND it uses the results of the last search.
 holders() {
   local file line pid
@@ -595,7 +595,7 @@ inherit() {
 # become COMMAND... is exec with the variables of the array environment. While it sets them
 # it uses no variable of its own, because the login may use any name. It unsets each name
 # first, because bash treats some names (SECONDS, RANDOM) specially until they are unset.
-# become checks whether the program can be run, because the message of bash would name a
+# become checks whether the program can be run. Otherwise a message of bash would name a
 # line of this script.
 become() {
   set -- "${environment[@]}" -- "$@"

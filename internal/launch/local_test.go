@@ -70,7 +70,8 @@ func newLocal(t testing.TB) *local {
 	return l
 }
 
-// disk lets a script answer for stat when a script of ours asks how much of the disk is free.
+// A script of ours runs stat to learn how much of the disk is free. disk lets another
+// script answer in place of stat.
 func (l *local) disk(script string) {
 	l.t.Helper()
 	stat, err := exec.LookPath("stat")

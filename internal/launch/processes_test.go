@@ -94,7 +94,7 @@ func TestTheFirstFailureEndsAProcessThatIsJustStarting(t *testing.T) {
 	}
 }
 
-// A process that hangs before its exec, as on a file system that does not answer, does not
+// A process may hang before its exec, as on a file system that does not answer. It does not
 // keep the others from being ended.
 func TestTheFirstFailureIsNotHeldUpByAnExecThatHangs(t *testing.T) {
 	t.Parallel()

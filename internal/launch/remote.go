@@ -80,8 +80,8 @@ type input struct {
 	io.Closer
 }
 
-// answerLimit limits how long a worker may take to answer once it has the script:
-// all scripts end within seconds unless its disk or its sudo hangs.
+// answerLimit limits how long a worker may take to answer once it has the script. All
+// scripts end within seconds unless the worker's disk or sudo hangs.
 const answerLimit = 2 * time.Minute
 
 // A noAnswerError is the cause of an exec that was given up after it began.

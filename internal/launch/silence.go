@@ -13,8 +13,8 @@ import (
 type Silence struct {
 	Since time.Duration // since the last output
 	State State
-	// CPU is how many processors the run has used on average since the previous
-	// Status: 0.98 is "98 %". -1 when that is not known.
+	// CPU is how many processors the run has used on average since the previous Status.
+	// 0.98 is "98 %". It is -1 if that is not known.
 	CPU float64
 	Err error // the worker could not be asked; State is zero then
 }

@@ -1,9 +1,9 @@
 #!/bin/bash
-# start: RUN ATTEMPT DIR UMASK SUPERVISOR START. Waits for the line "go" or "go TIME"
-# on descriptor 3, then for TIME by the worker's clock (in nanoseconds), and becomes
-# the command, in the session that the supervisor made for it. Reports on stdout that
-# it is ready and that it starts, or why it cannot. The output of the command is
-# the pipe on descriptor 6.
+# start: RUN ATTEMPT DIR UMASK SUPERVISOR START. Waits for the line "go" or "go TIME" on
+# descriptor 3, then for TIME by the worker's clock (in nanoseconds). Then it becomes the
+# command, in the session that the supervisor made for it. Reports on stdout that it is
+# ready and that it starts, or why it cannot. The output of the command is the pipe on
+# descriptor 6.
 #
 # shellcheck disable=SC2034,SC2154 # lib.sh reads and sets variables of this script
 main() {
@@ -57,10 +57,10 @@ share() {
   if ((${#processes[@]})); then exec 8< <(become cat /proc/self/environ </dev/null 2>/dev/null 6>&-); fi
 }
 
-# await TIME waits until TIME, or until another word comes, which may be "abort". It
-# does not wait if TIME is more than 5 s away: then a clock must be wrong. It does
-# nothing else meanwhile: where workers share a machine, work of one delays the orders
-# to the others.
+# await TIME waits until TIME, or until another word comes, which may be "abort". It does
+# not wait if TIME is more than 5 s away: then a clock must be wrong. It does nothing else
+# meanwhile. Where workers share a machine, work for one worker delays the orders to the
+# others.
 await() {
   local left_us left word=''
   now_ns

@@ -32,7 +32,7 @@ main() {
   if [[ $phase == running ]]; then
     (
       set -C
-      # Remove the file if the reason cannot be written: an empty one would mean that
+      # Remove the file if the reason cannot be written. An empty file would mean that
       # another stop was first.
       : >"$dir/stop" && { printf '%s\n' "$reason" >>"$dir/stop" || rm -f -- "$dir/stop"; }
     ) 2>/dev/null

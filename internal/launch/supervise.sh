@@ -131,7 +131,7 @@ keep_relay() {
 }
 
 # forget_order removes the FIFO for the order, and the other files that only the start
-# needs. keep_relay calls it some time after the start: where one machine has several
+# needs. keep_relay calls it some time after the start. Where one machine has several
 # workers, starting rm at once would delay the other commands that are about to start.
 forget_order() {
   if [[ -p $dir/control ]]; then rm -f -- "$dir/control" "$dir/output" "$dir/env" "$dir/login"; fi
@@ -142,10 +142,10 @@ start_relay() {
   relay=$!
 }
 
-# drain waits until the command's output is in the log: until the relay has read the
-# end of the pipe. While other processes hold the pipe, it waits until the pipe is
-# empty and the relay has written everything, or until more bytes have come than were
-# in the pipe. It gives up after 5 s without a byte.
+# drain waits until the command's output is in the log. That is when the relay has read the
+# end of the pipe. While other processes hold the pipe, it waits until the pipe is empty and
+# the relay has written everything. It also stops waiting when more bytes have come than
+# were in the pipe. It gives up after 5 s without a byte.
 drain() {
   local first last end_ns idle=0 looks=0
   output_size
@@ -226,8 +226,8 @@ tail_bytes=65536
 relay() {
   local most limit size free low piece ended=0
   trap '' HUP INT QUIT PIPE TERM USR1 USR2
-  # Take a lock: when a relay is killed, the program that it started goes on to fill its
-  # piece, and the next relay has to wait for it.
+  # Take a lock. When a relay is killed, the program that it started goes on to fill its
+  # piece, and the next relay has to wait for that program.
   exec 8>>"$dir/relay"
   flock 8
   limit_of "$dir"
@@ -398,8 +398,8 @@ kernel_log() {
   "${as_root[@]}" "${reader[@]}" 2>/dev/null
 }
 
-# prune RUNS removes this login's ended attempts that have 20 newer ones or were armed more
-# than 30 days ago. While less than a tenth of the disk is free, it already removes an
+# prune RUNS removes this login's ended attempts if they have 20 newer ones, or were armed
+# more than 30 days ago. While less than a tenth of the disk is free, it already removes an
 # attempt that has 3 newer ones.
 prune() {
   local old armed other newer path eldest_ns keep=20 fields late=0 i

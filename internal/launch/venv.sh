@@ -49,8 +49,8 @@ make() {
   : >"$dir/.whole" || fail "write $dir/.whole"
 }
 
-# python ARG... runs python3 with the login's environment, so it is the same python3
-# that a command would find first.
+# python ARG... runs python3 with the login's environment. So it is the same python3 that a
+# command would find first.
 python() (become timeout -k 10 600 python3 "$@" </dev/null)
 
 # forget_old removes virtual environments that are more than 30 days old and whose run

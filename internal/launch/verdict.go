@@ -8,7 +8,8 @@ import (
 	"multihost/internal/remote"
 )
 
-// verdictLimit limits how long reaching a worker may take, and its answer as well.
+// verdictLimit limits how long it may take to reach a worker. It also limits how long the
+// worker may then take to answer.
 const verdictLimit = 10 * time.Second
 
 // KeepVerdict writes to the worker, in one line, how an ended attempt ended on all

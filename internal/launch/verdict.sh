@@ -1,6 +1,6 @@
 #!/bin/bash
 # verdict: RUN ATTEMPT TEXT [FILE]. Stores TEXT, which says how the attempt ended on all
-# workers; a worker does not know that by itself. FILE is the name of the file; default:
+# workers. A worker does not know that by itself. FILE is the name of the file; default:
 # verdict.
 #
 # shellcheck disable=SC2154 # lib.sh sets variables that are used here

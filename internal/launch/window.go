@@ -11,8 +11,8 @@ import (
 // So the worker sends only as many bytes as follow asks for, and follow asks for more when
 // those are written.
 
-// A Window limits how many bytes the workers have sent that are not yet written,
-// over all the Follow calls that share it.
+// A Window limits how many bytes the workers have sent that are not yet written. All the
+// Follow calls that share it count together.
 type Window struct {
 	base int64 // of each follower, always
 
@@ -20,8 +20,8 @@ type Window struct {
 	free int64 // for followers that are far behind
 }
 
-// Sizes of a piece in bytes. A piece costs a round trip, and a few processes on the
-// worker; a piece larger than the channel's 2 MiB has no advantage.
+// Sizes of a piece in bytes. A piece costs a round trip, and a few processes on the worker.
+// A piece larger than the channel's 2 MiB has no advantage.
 const (
 	minPiece = 1 << 10
 	midPiece = 64 << 10
@@ -59,10 +59,10 @@ func (w *Window) put(n int64) {
 	w.free += n
 }
 
-// A ration is one follower's part of a window. It asks for the next piece when the
-// last one is written and the worker has reported how large the log is. It asks for
-// more than the base only when the log already holds those bytes: they come at once,
-// so a silent worker never keeps a part of the shared window.
+// A ration is one follower's part of a window. It asks for the next piece when the last one
+// is written and the worker has reported how large the log is. It asks for more than the
+// base only when the log already holds those bytes. They come at once, so a silent worker
+// never keeps a part of the shared window.
 type ration struct {
 	window *Window
 
