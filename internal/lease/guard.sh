@@ -45,8 +45,8 @@ terms() {
 }
 
 # take_agent succeeds if root keeps the program. It first copies the program if a runner's
-# login has put it into the index. If the program cannot be run, it is tried again after 10
-# minutes, or when another login has put it there.
+# login has put it into the index. If the program cannot be run, the guard tries it again
+# after 10 minutes, or when another login has put it there.
 offered=none offered_at=0
 take_agent() {
   local sum file offer

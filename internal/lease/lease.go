@@ -23,8 +23,8 @@
 //     (Armed.Apart), or if one has never reported, only the time to live counts;
 //   - any login may renew the lease from any machine, and say when the slices are deleted:
 //     its terms are kept on the workers. Terms about calls with the VM's token, and about
-//     the workers to ask, count only from root, from the metadata, and from the login whose
-//     runner has started the watch.
+//     the workers to ask, count only from three sources: root, the metadata, and the login
+//     whose runner has started the watch.
 //
 // A worker that has reported nothing for half an hour counts as ended. If the slices have
 // another startup script, a rebooted worker has no watch until a runner arms it again. The
@@ -48,9 +48,9 @@
 //     asks. The more VMs there are, the less often it asks.
 //   - The worker's lock shows whether a command lives, of any run, attempt or login. So the
 //     watch follows attempts without messages from the runner.
-//   - The watch and the program of a job without runner share only package agent: calls of
-//     the API, and deletions after a look. A job with a runner needs no bucket, and a watch
-//     must be so small that nothing in it can end a training.
+//   - The watch and the program of a job without runner have only package agent in common:
+//     calls of the API, and deletions that look first. A job with a runner needs no bucket,
+//     and a watch must be so small that nothing in it can end a training.
 //   - Our own startup script does not count as a difference between requests
 //     (provision.Request.OwnMetadata). So a job that is typed again with another --lease
 //     finds its slices, and tells their workers over SSH.
@@ -110,7 +110,7 @@ type Terms struct {
 	Workers int               // number of workers in all slices
 
 	// Adopt is how long after its boot a worker waits for the first runner, which calls the
-	// function Arm or Adopt; 0: without limit. Once a runner has come to a worker, this
+	// function Arm or Adopt. 0: without limit. Once a runner has come to a worker, this
 	// limit no longer applies there, not even after a reboot.
 	Adopt time.Duration
 	// Lease is the longest time without renewal once the command has ended; 0: no limit.
@@ -313,9 +313,9 @@ func refusal(what string, words []string) error {
 // account matches the account names that are safe in a command to type.
 var account = regexp.MustCompile(`^[a-z0-9][a-z0-9.-]*@[a-z0-9.-]+$`)
 
-// Renew tells the worker that the runner lives and may be silent for the given time,
-// or for the lease when that is longer. If nobody has armed the worker since its boot,
-// Renew changes nothing.
+// Renew tells the worker that the runner is active, and that it may be silent for the given
+// time. If the lease is longer than that time, the lease counts. If nobody has armed the
+// worker since its boot, Renew changes nothing.
 func Renew(ctx context.Context, r remote.Runner, sums string, run string, silent time.Duration) (Held, error) {
 	records, err := call(ctx, r, sums, "", "renew", run, strconv.FormatInt(int64(silent/time.Second), 10))
 	return held(records), err

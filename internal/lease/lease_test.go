@@ -710,8 +710,8 @@ func (text answering) Run(_ context.Context, cmd remote.Cmd) (remote.Status, err
 	return remote.Status{}, err
 }
 
-// forgetful is a worker that loses its kit before each command, except right after it has
-// refused a command for that reason.
+// forgetful is a worker that loses its kit before each command. Only right after it has
+// refused a command for that reason does it keep the kit.
 type forgetful struct {
 	*vm
 	refused bool

@@ -49,16 +49,17 @@ type LogOptions struct {
 func (o LogOptions) timed() bool { return o.Times || o.All || !o.Since.IsZero() }
 
 // A LogSink takes the text of logs. When the times of lines matter, or several logs are
-// merged, each text ends at the end of a line or before it, and at is the time when the
+// merged, each text ends at the end of a line or before it. at is then the time when the
 // line arrived here. Otherwise at is zero. Its methods are not called concurrently.
 type LogSink interface {
 	WriteLog(id tpu.WorkerID, at time.Time, p []byte) error
 	Flush() error
 }
 
-// Logs writes the log of one worker of a run, or the logs of all, to w, as far as the
-// workers have it. With o.Follow it follows the log to its end. If the worker's slice is
-// gone, Logs writes this machine's copy. See LocalLog for a copy that is whole.
+// Logs writes the log of one worker of a run, or the logs of all, to w. It writes them as
+// far as the workers have them. With o.Follow it follows the log to its end. If the
+// worker's slice is gone, Logs writes this machine's copy. See LocalLog for a copy that is
+// whole.
 func Logs(ctx context.Context, d runs.Deps, name, prefix string, o LogOptions, w LogSink) error {
 	if r, err := runs.FindBucketRun(ctx, d, name); err != nil || r != nil {
 		if err != nil {
@@ -156,7 +157,7 @@ func (one *oneLog) copy(ctx context.Context, w io.Writer) error {
 	return one.src.copyFrom(ctx, one.text.offset, one.end, w)
 }
 
-// goOnIn goes on to read the log from src, which may have less of it than the source
+// goOnIn goes on to read the log from src. src may have less of the log than the source
 // before.
 func (one *oneLog) goOnIn(ctx context.Context, src logSource) error {
 	one.src = src
@@ -581,8 +582,8 @@ func (l *logReader) overSSH(ctx context.Context, rec *record.Record) error {
 	return cmp.Or(err, unread)
 }
 
-// addCopies adds this machine's copies of the logs of workers that are lost, or that
-// failed to be reached. A worker without a copy is in failed afterwards.
+// addCopies adds this machine's copies of some logs. Their workers are lost, or could not
+// be reached. A worker without a copy is in failed afterwards.
 func (l *logReader) addCopies(ctx context.Context, dir string, ids []tpu.WorkerID, lost map[tpu.WorkerID]string, failed map[tpu.WorkerID]error) {
 	var told []string
 	for _, id := range ids {
@@ -846,7 +847,7 @@ func logs(ctx context.Context, r *runs.BucketRun, o LogOptions, w LogSink) error
 }
 
 // workerOf returns the worker of a job without runner whose log the user wants. ok is false
-// if there is none: the job has no such worker, or none is known to have failed.
+// if there is none. Then the job has no such worker, or none is known to have failed.
 func workerOf(o LogOptions, d detach.Description, state detach.State, attempt int) (id tpu.WorkerID, ok bool) {
 	if !o.FirstFailure {
 		return o.Worker, o.Worker.Slice < len(d.Nodes) && o.Worker.Worker < d.Workers
@@ -881,8 +882,8 @@ func (l *logReader) nearBy(ctx context.Context, r *runs.BucketRun, rec *record.R
 	return false, nil
 }
 
-// readBucket reads logs from a bucket: the logs that were partly read from workers, or if
-// there are none, the logs of all ids.
+// readBucket reads logs from a bucket. It reads the logs that were partly read from
+// workers. If there are none, it reads the logs of all ids.
 func (l *logReader) readBucket(ctx context.Context, src func(tpu.WorkerID) logSource, ids []tpu.WorkerID, dir string) error {
 	for _, one := range l.logs {
 		if err := one.goOnIn(ctx, src(one.id)); err != nil {

@@ -276,7 +276,7 @@ func TestLineHold(t *testing.T) {
 	}
 }
 
-// TestLogsWithoutMachine asks for logs of workers that have no machine: their slice is
+// TestLogsWithoutMachine asks for logs of workers that have no machine. Their slice is
 // gone, or the list of its machines is shorter than the record's.
 func TestLogsWithoutMachine(t *testing.T) {
 	five := "line 0\nline 1\nline 2\nline 3\nline 4\n"

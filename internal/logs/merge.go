@@ -12,8 +12,8 @@ import (
 	"multihost/internal/tpu"
 )
 
-// A logText takes the bytes of one log from an offset on, and passes them on with the
-// times of their lines, if those matter.
+// A logText takes the bytes of one log from an offset on, and passes them on. If the times
+// of lines matter, it adds the time of each line.
 type logText struct {
 	offset int64 // of the next byte
 	lines  bool  // pass on each line by itself

@@ -119,7 +119,7 @@ func TestBytesOfALogCountOnce(t *testing.T) {
 }
 
 // TestALogIsReadOnFromWhereTheLocalOneEnds switches between this machine's files and
-// another source, both ways, for a run some of whose workers have no file.
+// another source, both ways. Some workers of the run have no file here.
 func TestALogIsReadOnFromWhereTheLocalOneEnds(t *testing.T) {
 	t.Parallel()
 	state := t.TempDir()
