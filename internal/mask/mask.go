@@ -10,7 +10,7 @@ import (
 	"multihost/internal/config"
 )
 
-// shortestMasked is the shortest length of a secret value that is masked in output: the
+// shortestMasked is the shortest length of a secret value that is masked in output. The
 // bytes of shorter values occur in ordinary words.
 const shortestMasked = 8
 

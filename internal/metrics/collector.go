@@ -22,7 +22,7 @@ type Options struct {
 	Type tpu.Type
 	// Pattern reads the step lines; nil reads MaxText's.
 	Pattern *Pattern
-	// Skip is the number of first steps that medians leave out; 0 means DefaultSkip, a
+	// Skip is the number of first steps that medians leave out. 0 means DefaultSkip, and a
 	// negative number means none.
 	Skip int
 	// Now is the clock of a run that is being watched. Without it, times are unknown and
@@ -102,7 +102,7 @@ func (s *Stream) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// Finish reads a last line without a newline and marks the stream as ended: a worker that
+// Finish reads a last line without a newline, and marks the stream as ended. A worker that
 // has ended does not stall.
 func (s *Stream) Finish() {
 	s.split.finish()

@@ -13,8 +13,8 @@ func exactMedian(values []float64) float64 {
 	return (v[(len(v)-1)/2] + v[len(v)/2]) / 2
 }
 
-// TestMedianIsExactOrSaysHowFarOff compares with sorting, however many distinct
-// values there are and however they are split over workers that are merged.
+// TestMedianIsExactOrSaysHowFarOff compares with sorting, for few and many distinct values.
+// The values are split over workers in different ways, and merged.
 func TestMedianIsExactOrSaysHowFarOff(t *testing.T) {
 	t.Parallel()
 	rng := rand.New(rand.NewPCG(7, 7))

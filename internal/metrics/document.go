@@ -3,8 +3,8 @@
 // workers that lag and the workers that stopped.
 //
 // It is pure: bytes and times go in, a Document comes out. Reading costs less than a copy
-// of the bytes. Memory is bounded for any number of steps: a worker keeps at most
-// seriesBuckets points of its history and digestMost distinct values of each figure.
+// of the bytes. Memory is bounded for any number of steps. A worker keeps at most
+// seriesBuckets points of its history, and digestMost distinct values of each figure.
 //
 // Words and units are the same everywhere. A step time is in seconds. TFLOP/s and tokens/s
 // are per device, as MaxText prints them. A device is what JAX calls one: a chip, or half a
@@ -107,7 +107,7 @@ type Attempt struct {
 	Cause    string     `json:"cause,omitempty"`     // why it ended, unless it succeeded
 
 	// Skipped is the number of steps of each worker, from the first one it printed, that
-	// medians leave out because they contain compilation.
+	// medians leave out. These steps contain compilation.
 	Skipped int `json:"skipped_steps"`
 	// MedianError bounds the relative error of the medians below; 0 is exact.
 	MedianError Number `json:"median_error"`
@@ -139,8 +139,8 @@ type Figures struct {
 	// Last is the newest step. For a slice or a run it is the newest step of the worker
 	// that is furthest ahead.
 	Last Sample `json:"last"`
-	// Evaluations and Restarts count evaluations and returns to an earlier step, for the
-	// worker with the most of them.
+	// Evaluations counts evaluations, and Restarts counts returns to an earlier step. Both
+	// are those of the worker with the most of them.
 	Evaluations int `json:"evaluations"`
 	Restarts    int `json:"restarts"`
 

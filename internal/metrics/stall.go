@@ -26,7 +26,7 @@ const (
 	StallEnded                    // steps go on again
 )
 
-// LookForStall finds out whether the workers that have not ended stand still: whether no
+// LookForStall finds out whether the workers that have not ended stand still. They do if no
 // step line and no evaluation of any of them has been read for the duration limit. A limit
 // of 0 means ten times the longest median step time of a worker, at least ten minutes.
 // Nothing stalls before the first step, which compiles. The stall is also in Attempt.
@@ -98,8 +98,8 @@ func (c *Collector) stallLimit() time.Duration {
 	return max(stallAtLeast, time.Duration(min(longest, 1e6)*stallSteps*float64(time.Second)))
 }
 
-// stall returns a stall that names the workers that stopped first: of the workers that
-// print steps and have not ended, those with the earliest last step. It returns false if
+// stall returns a stall that names the workers that stopped first. Of the workers that
+// print steps and have not ended, these have the earliest last step. It returns false if
 // there are none.
 func (c *Collector) stall(now, heard time.Time, limit time.Duration) (Stall, bool) {
 	var first []tpu.WorkerID

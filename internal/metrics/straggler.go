@@ -20,9 +20,9 @@ const (
 	behindAtLeast = 10 // seconds of work, while the run is live
 )
 
-// stragglers returns who lags in a: first the slices whose workers all lag, then single
-// workers, the worst first. While the run is live, being behind counts only from
-// behindAtLeast on, because lines of different workers arrive at different times.
+// stragglers returns who lags in a. First come the slices whose workers all lag, then
+// single workers, the worst first. While the run is live, being behind counts only from
+// behindAtLeast on: lines of different workers arrive at different times.
 func stragglers(a *Attempt, live bool) []Straggler {
 	var found []Straggler
 	all := workerMedians(a)

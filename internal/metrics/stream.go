@@ -10,7 +10,7 @@ const keepBytes = 4 << 10
 // splitter finds step lines in a stream of bytes that is cut anywhere.
 //
 // Nearly all bytes of a training log are not step lines. So chunks are not split into
-// lines: splitter searches for the marker and reads only the lines that have it.
+// lines. splitter searches for the marker, and reads only the lines that have it.
 type splitter struct {
 	pattern *Pattern // nil: MaxText's lines
 	partial []byte   // beginning of a line whose end has not arrived
@@ -19,7 +19,7 @@ type splitter struct {
 }
 
 // hint is in every line that can matter, except the old evaluation lines, which have
-// evalHead and evalTail. The search is for a rare letter that both have: one search is
+// evalHead and evalTail. The search is for a rare letter that both have. One search is
 // enough, and it is twice as fast as a search for "ompleted ".
 var (
 	hint     = []byte("pleted ")

@@ -88,8 +88,8 @@ func (a *Attempt) Warnings() []string {
 	return lines
 }
 
-// Text returns the document for people: the newest attempt by slice and, if there are few
-// workers or all is set, by worker.
+// Text returns the document for people: the newest attempt by slice. If there are few
+// workers, or all is set, it also shows the workers.
 func (d *Document) Text(all bool) string {
 	var b strings.Builder
 	a := d.Newest()

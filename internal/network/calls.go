@@ -276,9 +276,9 @@ func (c *calls) tpuUsers(ctx context.Context, name string) ([]string, error) {
 	return users, err
 }
 
-// change sends a request and waits until its operation ends. Either may fail because
-// the network is not ready yet. change then sends the request again with a new request
-// id, because the old one stands for the operation that failed.
+// change sends a request and waits until its operation ends. Either may fail because the
+// network is not ready yet. change then sends the request again with a new request id: the
+// old id stands for the operation that failed.
 func (c *calls) change(ctx context.Context, what, name string, send sender) error {
 	clock := c.gcp.Clock()
 	start := clock.Now()
@@ -300,8 +300,8 @@ func (c *calls) change(ctx context.Context, what, name string, send sender) erro
 }
 
 // wait polls a global operation until it is done. It does not use the client library's
-// Wait, because that returns nil for a failed operation without httpErrorStatusCode,
-// and its first pause is always one second.
+// Wait. That returns nil for a failed operation without httpErrorStatusCode, and its first
+// pause is always one second.
 func (c *calls) wait(ctx context.Context, op *computepb.Operation, what, name string, start time.Time) error {
 	api, err := c.clients(ctx)
 	if err != nil {

@@ -34,10 +34,10 @@ func (d Deletion) Text(name string) string {
 }
 
 // Delete deletes the network called name and its firewall rules, the rules first. If the
-// network does not exist, that is a success. Delete changes nothing and returns an error if
-// multihost did not create the network (*NotOursError) or one of its rules
-// (*ForeignRulesError), or if TPUs or VMs use it or are about to (*InUseError). It does the
-// same if Compute Engine refuses to list the VMs. Only the API knows other users of the
+// network does not exist, that is a success. Delete changes nothing and returns an error in
+// these cases. multihost did not create the network (*NotOursError) or one of its rules
+// (*ForeignRulesError). TPUs or VMs use the network, or are about to (*InUseError). It does
+// the same if Compute Engine refuses to list the VMs. Only the API knows other users of the
 // network. If the API refuses because of them, Delete puts the deleted rules back and
 // returns an *InUseError. So these users can continue.
 func (c *Client) Delete(ctx context.Context, name string) (Deletion, error) {

@@ -227,8 +227,8 @@ func parseRange(s string) (netip.Prefix, error) {
 }
 
 // SetMTU changes the MTU of a network and reports whether it did. If Client.Users finds a
-// user of the network, SetMTU changes nothing and returns an *InUseError, because running
-// machines keep the old MTU until they reboot, and may not reach machines with the new one.
+// user of the network, SetMTU changes nothing and returns an *InUseError. Running machines
+// keep the old MTU until they reboot, and may not reach machines with the new one.
 func (c *Client) SetMTU(ctx context.Context, name string, mtu int) (changed bool, err error) {
 	if err := errors.Join(checkName("network", name, 63), checkMTU(mtu)); err != nil {
 		return false, err

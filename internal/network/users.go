@@ -43,9 +43,9 @@ func (c *calls) usersAmong(ctx context.Context, machines machineList, name strin
 	return slices.Compact(all), nil
 }
 
-// on returns the machines that are on the network, and what will make machines there: groups,
-// and templates so young that their group may be on its way. A VM that is stopped is on its
-// network, too.
+// on returns the machines that are on the network, and what will make machines there. These
+// are groups, and templates so young that their group may still come. A VM that is stopped
+// is on its network, too.
 func (m machineList) on(network string, now time.Time) []string {
 	var users []string
 	for _, vm := range m.vms {
