@@ -72,8 +72,8 @@ func (e *StatusError) Fault() fault.Kind {
 	return fault.Unavailable
 }
 
-// StatusOf returns the HTTP status of a refused call. It is 200 for nil, and 0 if there
-// was no whole answer.
+// StatusOf returns the HTTP status of a refused call. It returns 200 for nil, and 0 if
+// there was no whole answer.
 func StatusOf(err error) int {
 	var refused *StatusError
 	switch {

@@ -130,7 +130,7 @@ func TestFieldIn(t *testing.T) {
 	}
 }
 
-// A caller with the permission gets the answer that there is no such resource.
+// If the caller has the permission, the API answers that there is no such resource.
 func TestMayDelete(t *testing.T) {
 	t.Parallel()
 	const broken = 0

@@ -15,9 +15,9 @@ import (
 // that made the slices gives them as data. In the addresses, {slice} and {vm} stand for
 // names.
 type Peers struct {
-	// Read is the address for the reports of all workers of a slice. If there is a List, it
-	// is the address for the report of one VM. It takes a POST with Body; without a Body it
-	// takes a GET. Told is the path of the texts in the answer, as in Field.
+	// Read is the address for the reports of all workers of a slice. If there is a List,
+	// Read is the address for the report of one VM. With Body it takes a POST, and without
+	// Body a GET. Told is the path of the texts in the answer, as in Field.
 	Read string `json:"read,omitempty"`
 	Body string `json:"body,omitempty"`
 	Told string `json:"told,omitempty"`
@@ -31,7 +31,7 @@ type Peers struct {
 	Names  string `json:"names,omitempty"`
 	States string `json:"states,omitempty"`
 	Idle   string `json:"idle,omitempty"`
-	// More is the path of a text that the answer has if it does not name all VMs.
+	// If the answer does not name all VMs, it has a text. More is the path of that text.
 	More string `json:"more,omitempty"`
 }
 

@@ -104,7 +104,7 @@ func (d disk) exists(path string) bool {
 	return err == nil
 }
 
-// stopped returns whether an attempt has got the order to stop, and why.
+// stopped returns whether an attempt has been told to stop, and why.
 func (d disk) stopped(n int) (reason string, yes bool) {
 	text, err := os.ReadFile(d.attempt(n, "stop"))
 	if err != nil || len(text) == 0 {
@@ -168,7 +168,7 @@ func (d disk) quick(n int) bool {
 	return true
 }
 
-// goingLasts is how long a machine counts as going down after it was told to end.
+// A machine counts as going down for goingLasts after it was told to end.
 const goingLasts = 3 * time.Minute
 
 // goingDown reports whether the machine was told to end. Three minutes after that, a

@@ -41,7 +41,8 @@ func (w fetcher) fetch(ctx context.Context) error {
 	return nil
 }
 
-// fetchKit reads the kit. It uses the one that an earlier boot fetched, if that is whole.
+// fetchKit reads the kit. It uses the kit that an earlier boot fetched, if that kit is
+// whole.
 func (w fetcher) fetchKit(ctx context.Context) error {
 	path := w.disk.path("kit.tar.gz")
 	if !hasSum(path, w.job.KitSum) {

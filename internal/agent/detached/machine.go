@@ -59,8 +59,8 @@ type verb string
 
 const (
 	look        verb = "look"           // at subject
-	wait        verb = "wait"           // wait for a time; after that the results of all looks are old
-	takeTurn    verb = "take a turn"    // wait for a time that depends on the worker; after that control/attempt is old
+	wait        verb = "wait"           // wait for a time, and forget the results of all looks
+	takeTurn    verb = "take a turn"    // wait for a time that depends on the worker, and forget control/attempt
 	sendLog     verb = "send the log"   // send the log, as far as it exists
 	say         verb = "say"            // report the phase text, with the detail more
 	stopCommand verb = "stop"           // stop the command, for the reason text
@@ -181,7 +181,7 @@ type machine struct {
 
 	// while the command runs
 	sent      time.Time // of the last upload of the log
-	blindFrom time.Time // since when nothing is known of the command; zero: its state is known
+	blindFrom time.Time // since when the state of the command is not known; zero: it is known
 	stopping  string    // why the command is being stopped
 	stopFrom  time.Time
 	stopAsked time.Time
@@ -336,7 +336,7 @@ func (m *machine) findLost(s *sight) action {
 	if !s.looked[ofStop] {
 		return action{do: look, at: ofStop}
 	}
-	// A stop that the reboot interrupted counts, unless it made way for a newer
+	// If the reboot interrupted a stop, the stop counts, unless it made way for a newer
 	// attempt.
 	if m.ending.notAgain = s.stop; s.stop == "" && s.wanted <= m.attempt {
 		m.ending.notAgain = m.disk.stopping
@@ -449,7 +449,7 @@ func (m *machine) begin(s *sight) action {
 // gathers reports whether the workers wait for each other before an attempt.
 func (j Job) gathers() bool { return j.Apart && j.Slices*j.Workers > 1 }
 
-// codeAlone is the exit code of an attempt to which not all workers came.
+// If not all workers came to an attempt, codeAlone is its exit code.
 const codeAlone = 75
 
 // gather decides what happens until all workers have come to the attempt. A job with Apart
@@ -477,7 +477,7 @@ func (m *machine) gather(s *sight) action {
 	if limit := m.job.Gather; why != "" && limit > 0 && s.now.Sub(m.sitFrom) >= limit {
 		return m.abandonFor(codeAlone, fmt.Sprintf("waited %d s for all workers (--slices-deadline): %s", int(m.job.Gather.Seconds()), why), s)
 	}
-	for _, at := range []subject{ofFailed, ofAttempt} { // even if all have come: a worker that gives the attempt up leaves its seat behind
+	for _, at := range []subject{ofFailed, ofAttempt} { // even if all have come: if a worker gives the attempt up, its seat stays
 		if !s.looked[at] {
 			return action{do: look, at: at}
 		}
@@ -630,8 +630,8 @@ func (m *machine) bound() (at time.Time, why string) {
 	return at, why
 }
 
-// maxRunFlag is in the reason of a stop before the provider deletes the slices. Package detach
-// recognizes such a stop by it.
+// A stop before the provider deletes the slices has maxRunFlag in its reason. Package
+// detach recognizes such a stop by it.
 const maxRunFlag = "(--max-run-duration)"
 
 // The worker stops the command before the provider deletes the slices. takenAhead and the
@@ -751,8 +751,8 @@ func (m *machine) allEnded(s *sight) action {
 	return m.idle(s)
 }
 
-// restBlind decides what happens while some worker has not ended, or while this cannot be
-// read.
+// restBlind decides what happens while some worker has not ended, or while the ends cannot
+// be read.
 func (m *machine) restBlind(s *sight) action {
 	var err error
 	for _, e := range []error{s.endsErr, s.wantedErr, s.unsentErr} {
@@ -788,8 +788,8 @@ func (m *machine) idle(s *sight) action {
 	return m.pause()
 }
 
-// kept returns why the slices stay although every worker has ended, or the action that
-// finds that out.
+// kept returns why the slices stay although every worker has ended. If that is not known
+// yet, it returns the action that finds it out.
 func (m *machine) kept(s *sight) (why string, first action) {
 	if m.job.Keep == "always" {
 		return "--keep", action{}

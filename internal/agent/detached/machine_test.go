@@ -623,7 +623,7 @@ func TestBound(t *testing.T) {
 }
 
 // Until the last moment before the command starts, a stop counts. If something else keeps
-// the command from starting, that is the reason of the end.
+// the command from starting, the end has that as its reason.
 func TestBegin(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {

@@ -233,8 +233,8 @@ func (o objects) judge(ctx context.Context, attempt, failures int, failed failur
 	return isExcused
 }
 
-// seats is the directory of the seats of an attempt. Each start of the run has its own: VMs
-// of an earlier start may have the same names.
+// seats is the directory of the seats of an attempt. Each start of the run has its own
+// seats, because VMs of an earlier start may have the same names.
 func (o objects) seats(attempt int) string {
 	return fmt.Sprintf("starts/%s/seats/%d/", o.job.Start, attempt)
 }

@@ -232,8 +232,8 @@ func (w *starter) secret(ctx context.Context, s Secret) (value []byte, err error
 	return value, nil
 }
 
-// attemptFiles are the files of an attempt that the operation arm takes, in its order.
-// Package launch has the same list.
+// attemptFiles are the files of an attempt that the operation arm takes, in the order in
+// which it takes them. Package launch has the same list.
 var attemptFiles = []string{"meta", "argv", "env", "script", "limit"}
 
 // arm gives the command to a supervisor of the login, as a runner does over SSH. After the

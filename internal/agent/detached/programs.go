@@ -94,7 +94,7 @@ func (h Host) Run(ctx context.Context, p Program) (Output, error) {
 	return o, err
 }
 
-// kill ends a process group when the context does, unless it has ended before.
+// When the context ends, kill ends a process group that has not ended yet.
 func kill(ctx context.Context, group int, ended <-chan struct{}) {
 	select {
 	case <-ended:
@@ -151,8 +151,8 @@ func (u user) run(ctx context.Context, s System, p Program) (Output, error) {
 	return s.Run(ctx, p)
 }
 
-// opLimit is how long an operation of the supervisor's scripts may take besides the grace
-// time. Apart from the grace time, all operations except venv are short.
+// opLimit is how long an operation of the supervisor's scripts may take. The grace time is
+// added to it. Apart from the grace time, all operations except venv are short.
 const (
 	opLimit   = 120 * time.Second
 	venvLimit = 1920 * time.Second

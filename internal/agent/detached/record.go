@@ -124,7 +124,7 @@ func (r Record) isTail(words *regexp.Regexp, code int, lastLines string) bool {
 	return false
 }
 
-// excuseWindow is how long after worker 0's success a failure of another worker is excused.
+// Within excuseWindow after worker 0's success, a failure of another worker is excused.
 const excuseWindow = time.Minute
 
 // excused reports whether worker 0 has ended the training with success, and this end came
@@ -185,7 +185,7 @@ func (e ending) conclude(r Record) (out Record, code int, failed bool) {
 		reason += e.notBegun
 	}
 	if e.notAgain != "" {
-		// Without the stop, another attempt would have begun after the reboot, so the stop
+		// Without the stop, another attempt would have begun after the reboot. So the stop
 		// ends the run.
 		code, reason = stoppedCode, e.notAgain+"; "+reason
 	}

@@ -50,7 +50,7 @@ const jobKey = "attributes/multihost-job"
 // callLimit is how long a call of an API may take: enough for large logs.
 const callLimit = 10 * time.Minute
 
-// A worker is one worker of the job, with what all its actions share.
+// A worker is one worker of the job. It has what all its actions have in common.
 type worker struct {
 	cfg    Config
 	job    Job
@@ -286,7 +286,7 @@ func (w *worker) report(ctx context.Context, phase, detail string) error {
 	return w.bucket.write(ctx, "workers/"+w.me.String(), []byte(text+"\n"), agent.AnyVersion)
 }
 
-// tellingLimit is how long a report waits while the other program of this worker reports.
+// While the other program of this worker reports, a report waits for at most tellingLimit.
 const tellingLimit = 5 * time.Second
 
 // telling takes a lock for a report. A second program runs when the machine has to end. The

@@ -150,7 +150,8 @@ func TestAWorkerWithoutANumber(t *testing.T) {
 	}
 }
 
-// Workers of slices that were made apart begin when all have come, and know where worker 0 is.
+// If slices were made apart, their workers begin when all have come, and know where worker
+// 0 is.
 func TestSlicesMadeApartBeginTogether(t *testing.T) {
 	t.Parallel()
 	inWorld(t, func(w *world) {
@@ -185,7 +186,7 @@ func TestSlicesMadeApartBeginTogether(t *testing.T) {
 
 func digestOf(text string) string { return sumOf([]byte(text))[:8] }
 
-// Without its metadata server a worker can only wait, and says for what.
+// Without its metadata server a worker can only wait, and says what it waits for.
 func TestAWorkerWaitsForItsMetadataServer(t *testing.T) {
 	t.Parallel()
 	inWorld(t, func(w *world) {
@@ -553,7 +554,8 @@ func TestTheLastOfTheLogsThatAreNotWholeKeepsTheSlices(t *testing.T) {
 	})
 }
 
-// A stop without a reason, which is an empty object, counts like any other stop.
+// A stop is an object, which may be empty. A stop without a reason counts like any other
+// stop.
 func TestAnEmptyStopIsAStop(t *testing.T) {
 	t.Parallel()
 	inWorld(t, func(w *world) {
@@ -712,8 +714,8 @@ func TestLastWordsOfAMachine(t *testing.T) {
 	}
 }
 
-// The login of ssh-keys is made some time after the boot. Without it the command runs
-// as root. After a reboot no other login replaces the one to which the run belongs.
+// The login of ssh-keys is made some time after the boot. Without it the command runs as
+// root. After a reboot no other login replaces the login that the run belongs to.
 func TestLoginIsWaitedFor(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -753,7 +755,7 @@ func TestLoginIsWaitedFor(t *testing.T) {
 	}
 }
 
-// OS Login knows a login at once, but makes its home only at the first login by SSH. A
+// OS Login knows a login at once, but makes its home only when it first logs in by SSH. A
 // job without runner has no such login.
 func TestALoginWithoutAHomeGetsOne(t *testing.T) {
 	t.Parallel()
@@ -795,7 +797,8 @@ func TestALoginWithoutAHomeGetsOne(t *testing.T) {
 	}
 }
 
-// A value of Secret Manager becomes a variable unchanged, or ends the run.
+// A value of Secret Manager becomes a variable unchanged. If it cannot become one, the run
+// ends.
 func TestSecretsThatFitNoVariableAreRefused(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct{ reply, want string }{
@@ -1290,7 +1293,8 @@ func TestParseJob(t *testing.T) {
 	}
 }
 
-// An operation that hangs because the home hangs is killed with all that it started.
+// An operation hangs if the home hangs. It is then killed, with all processes that it
+// started.
 func TestAProgramThatHangsIsKilled(t *testing.T) {
 	t.Parallel()
 	h := Host{t.TempDir()}

@@ -1,6 +1,6 @@
-// Package program holds multihost-agent, the program that runs on workers where no runner
-// does. `make build` compiles it for every kind of worker and puts it, compressed, into
-// the folder built, which becomes part of multihost. A clean clone has only a placeholder
+// Package program holds multihost-agent. This program runs on workers where no runner does.
+// `make build` compiles it for every kind of worker and puts it, compressed, into the
+// folder built, which becomes part of multihost. A clean clone has only a placeholder
 // there, so that `go build` works without make.
 package program
 

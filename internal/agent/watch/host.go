@@ -37,8 +37,8 @@ type Host struct {
 func (h *Host) index(name string) string { return filepath.Join(h.Tmp+Index, name) }
 func (h *Host) own(name string) string   { return filepath.Join(h.Home, ownFolder, name) }
 
-// prepare makes the directories: the one that all logins share, as package launch makes
-// it, and our own.
+// prepare makes two directories. One is our own. All logins share the other, which package
+// launch makes in the same way.
 func (h *Host) prepare() error {
 	dir := h.index("")
 	info, err := os.Lstat(dir)
@@ -103,7 +103,8 @@ func readOwned(path string) (text string, owner int) {
 	return string(all), int(info.Sys().(*syscall.Stat_t).Uid)
 }
 
-// lease returns the lines of a lease for which its owner is trusted.
+// lease returns those lines of a lease that count: the owner of the file must be trusted
+// for them.
 func (h *Host) lease(path string) string {
 	text, owner := readOwned(path)
 	if owner == 0 || owner == h.Login {

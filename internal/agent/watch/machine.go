@@ -73,7 +73,7 @@ const (
 	manyTries  = 20
 	callRate   = 5                // most calls a second of all workers of a job together while the command runs on one of them; it does not hold once each worker waits for mostSpread
 	mostSpread = 30 * time.Minute // longest time between two rounds in which a worker asks the others
-	mostPause  = 600              // longest random pause in seconds; with it, usually a single worker asks all others and deletes
+	mostPause  = 600              // longest random pause in seconds; because of it, usually a single worker asks all others and deletes
 )
 
 // A Machine decides what a watch does. It reads no clock and touches nothing. Look begins
@@ -83,7 +83,7 @@ type Machine struct {
 	Terms Terms
 	born  time.Time // the first boot
 
-	since, renewed, idle time.Duration // the boot of this watch; the last renewal; when a command was last seen
+	since, renewed, idle time.Duration // since: the boot of this watch; renewed: the last renewal; idle: when a command was last seen
 	again                time.Duration // no try before this time
 	told                 string        // the state shared last
 	toldAt               time.Duration
@@ -221,8 +221,8 @@ func (m *Machine) overFor(after int64) time.Time {
 // commands have had time to end by themselves.
 func (m *Machine) lastMoment() bool { return m.expired(m.Terms.Grace + lastWait) }
 
-// ask begins to find out whether the command has ended on every other worker. After the end
-// of the time to live, it waits for this no longer than lastMoment.
+// ask begins to find out whether the command has ended on every other worker. If the time
+// to live has ended, ask waits no longer than until lastMoment.
 func (m *Machine) ask() []Action {
 	t := &m.Terms
 	switch {
@@ -298,7 +298,7 @@ func (m *Machine) stays(r Report, now time.Time) bool {
 	return false
 }
 
-// unknown handles the case that this worker cannot find out whether the command runs
+// unknown is for the case that this worker cannot find out whether the command runs
 // elsewhere. It puts off the next try, unless the time to live has passed.
 func (m *Machine) unknown(about string) []Action {
 	if !m.aged {

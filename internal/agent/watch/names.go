@@ -26,9 +26,9 @@ const ownFolder = ".multihost/lease"
 const termsEnd = ".terms"
 
 // WatchFile is the part after the run in the name of the file that a watch locks.
-// RUN.watch.LOGIN has a line "PID START BORN" for its keeper, if there is one, and one for
-// itself. Package launch reads these lines, so that it does not stop the processes as
-// remnants of a run.
+// RUN.watch.LOGIN has a line "PID START BORN" for the watch itself, and another for its
+// keeper, if there is one. Package launch reads these lines, so that it does not stop the
+// processes as remnants of a run.
 const WatchFile = ".watch."
 
 // leaseOf is the part after the run in the name of a lease.

@@ -365,8 +365,8 @@ func TestKeepOnFailure(t *testing.T) {
 	}
 }
 
-// When the time to live ends, the slices stay while a command is still ending on
-// another worker.
+// When the time to live ends, a command may still be ending on another worker. The slices
+// stay until it has ended.
 func TestTheGraceIsThatOfAllWorkers(t *testing.T) {
 	t.Parallel()
 	story(t, "the grace is that of all workers", func(t *testing.T) {
@@ -449,7 +449,7 @@ func TestSlicesThatNobodyAdoptsDeleteThemselves(t *testing.T) {
 	})
 }
 
-// A runner that has come to one worker and waits for another keeps the slices. Slices
+// A runner may have come to one worker and wait for another. It keeps the slices. Slices
 // with --keep stay although the watch has ended.
 func TestSlicesOfARunnerThatWaitsForAWorkerStay(t *testing.T) {
 	t.Parallel()
