@@ -14,7 +14,7 @@ type Key struct {
 	Ours  bool   // the user named no file, so Ensure makes a missing key
 	Agent string // socket of the user's ssh-agent; "": none
 	// Passphrase asks the user for the passphrase of the file. If it returns
-	// sshkey.ErrPassphrase, the key of the agent is used, if the agent has it.
+	// sshkey.ErrPassphrase and the agent has the key, the agent's key is used.
 	Passphrase func(path string) (string, error)
 }
 

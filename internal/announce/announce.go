@@ -193,7 +193,8 @@ func MTUFor(ctx context.Context, d Deps, r provision.Request, made *network.Opti
 }
 
 // isThere reports whether the resource exists and is not being deleted. If the provider
-// refuses the question, the request itself gets a refusal with a better explanation.
+// refuses the question, that is no error here: the request itself gets a refusal with a
+// better explanation.
 func isThere(ctx context.Context, d Deps, id string) (bool, error) {
 	res, err := d.Cloud.Get(ctx, id)
 	switch gcp.ClassOf(err) {

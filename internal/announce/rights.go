@@ -24,7 +24,7 @@ type RightsReader interface {
 	Policy(ctx context.Context) ([]gcp.Binding, error)
 	// MayCallAPI reports whether the scopes of the request let its workers delete it.
 	MayCallAPI(r provision.Request) bool
-	// DeletionRoles returns the permission with which a worker deletes slices, and the
+	// DeletionRoles returns the permission that a worker needs to delete slices, and the
 	// predefined roles that have it. The first role has the fewest other permissions.
 	DeletionRoles() (permission string, roles []string)
 }
@@ -33,7 +33,7 @@ type RightsReader interface {
 // resource, as far as that is known.
 type DeletionRight struct {
 	Account string `json:"service_account,omitempty"` // of the workers; absent: not known
-	May     string `json:"may"`                       // "yes", "no" or "unknown"; "yes" and "no" as far as the project's own policy tells
+	May     string `json:"may"`                       // "yes", "no" or "unknown"; "yes" and "no" follow from the project's own policy alone
 	Why     string `json:"why,omitempty"`
 
 	cure  string // command or flag that gives the right

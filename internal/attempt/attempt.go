@@ -27,7 +27,7 @@ type Attempt struct {
 	Deletes bool // the slices are deleted after a success
 
 	// Hold is called after the decision and before the first change. The attempt continues
-	// with the context that Hold returns, and calls over when it ends. Hold may be nil.
+	// with the context that Hold returns. It calls over when it ends. Hold may be nil.
 	Hold func(ctx context.Context) (_ context.Context, over func(), err error)
 
 	Number   int               // set after the decision
@@ -154,10 +154,10 @@ func (r *Run) stays(living *workers.FoundRun) bool {
 	return r.O.Detach && living.Info.Alive() && living.Alive+living.Well == len(living.Workers)
 }
 
-// takeOver follows an attempt that an earlier runner of this run started and did not
-// see end. If stays reports true, it leaves the attempt running.
+// An earlier runner of this run started an attempt and did not see its end. takeOver
+// follows that attempt. If stays reports true, it leaves the attempt running.
 func (r *Attempt) takeOver(ctx context.Context, in *Decision) (stage.Outcome, error) {
-	// If a worker does not answer now, use the clock offset that was measured when it was
+	// If a worker does not answer now, use its clock offset from the time when it was
 	// connected. A missing answer is no reason to give up the command there.
 	r.Workers.Each(ctx, r.Sink, "", func(ctx context.Context, i int) error {
 		if r.Workers.IsAway(i) {
@@ -251,8 +251,8 @@ func Raced(err error, run string) bool {
 // counts as a remnant of a runner that has died.
 const maxRaces = 8
 
-// yield waits so that another runner of the job can go first. The time is random, so
-// that two runners do not wait equally long.
+// yield waits so that another runner of the job can go first. The time is random, so that
+// two runners wait for different times.
 func (r *Attempt) yield(ctx context.Context) error {
 	if r.races == 0 {
 		event.Notef(r.Sink, event.Warn, "", "another runner of job %s starts its command, too", r.O.Run)

@@ -230,9 +230,9 @@ func (r *decider) command(in *Decision, i int) launch.Spec {
 // environment returns the variables that the command of worker i gets besides the user's
 // own. It also returns the names of the variables that the command must not inherit.
 //
-// The MEGASCALE variables tell each slice about the others. Slices of one multi-node
-// queued resource have them in their metadata. A variable would override the metadata,
-// so inherited ones are removed. Slices that were created separately, and a part of a
+// The MEGASCALE variables tell each slice about the others. Slices of one multi-node queued
+// resource have them in their metadata. A variable would override the metadata, so
+// inherited ones are removed. Slices that were created separately, or are only a part of a
 // queued resource, need all four set. A single slice must have none.
 func (r *decider) environment(i int) (set []config.EnvVar, unset []string) {
 	id, s := r.workers.IDs[i], r.workers.Slice(i)

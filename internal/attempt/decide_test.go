@@ -93,7 +93,7 @@ func TestASuccessThatNobodySawIsTakenOver(t *testing.T) {
 	}
 }
 
-// A stop holds for each runner that began before it, and for none that began later.
+// A stop holds for each runner that began before the stop, and for none that began later.
 func TestAStopEndsTheRunnersBeforeIt(t *testing.T) {
 	now := time.Now()
 	for _, tt := range []struct {

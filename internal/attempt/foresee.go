@@ -35,7 +35,7 @@ func (r *Run) NewPlan(command string) plan.Plan {
 }
 
 // Foresee adds to the plan what an attempt would do on the workers of sel. It asks the
-// workers, if they exist; absent, if not empty, says why they cannot be asked. The
+// workers, if they exist. If absent is not empty, it says why they cannot be asked. The
 // connections are closed when it returns.
 func (r *Run) Foresee(ctx context.Context, h *History, p *plan.Plan, sel tpu.Selection, absent string) error {
 	p.Login = r.planLogin(ctx, sel, absent)
@@ -97,7 +97,8 @@ func (r *forecast) ask(ctx context.Context, p *plan.Plan) error {
 	return r.foreseeFree(ctx, p)
 }
 
-// where returns the place to which the refused request would have added the user's key.
+// A request that would have added the user's key was refused. where returns the place of
+// the key.
 func where(refused *gcp.ReadOnlyError) string {
 	if refused.Method == "PATCH" {
 		return "the metadata of the slices"

@@ -21,7 +21,7 @@ type History struct {
 	CutOff bool      // the last attempt was given up because it could not be reached; it may still be running
 
 	on   []string      // ids of the slices that the last attempt ran on
-	skew time.Duration // spread of the starts of the last command that this runner has started
+	skew time.Duration // spread of the starts of the last command that this runner started
 }
 
 // begun counts an attempt as started.
@@ -32,9 +32,8 @@ func (h *History) begun(attempt int, slices []record.Slice) {
 // HasBegunOn reports whether the last attempt runs on the slice of this id.
 func (h *History) HasBegunOn(slice string) bool { return slices.Contains(h.on, slice) }
 
-// elsewhere reports whether the attempt that this runner began last ran on none of these
-// slices. Then any attempt on them belongs to another runner, even if it has the same
-// number.
+// elsewhere reports whether this runner's last attempt ran on none of these slices. Then
+// any attempt on them belongs to another runner, even if it has the same number.
 func (h *History) elsewhere(on []tpu.Slice) bool {
 	ids := record.SliceIDs(record.SlicesOf(on))
 	return len(ids) > 0 && !slices.ContainsFunc(ids, h.HasBegunOn)

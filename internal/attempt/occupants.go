@@ -41,8 +41,8 @@ type settlement struct {
 // which number the next attempt gets. It returns an error if another run is active on the
 // workers and the user does not want it replaced. Remains of an earlier attempt of the
 // claimant's own run cause no error. The error is stage.ErrStarting if another runner of
-// the run is faster. If the error is about the attempt to take over, the settlement names
-// that attempt.
+// the run is faster. If the error is about the attempt that would be taken over, the
+// settlement names that attempt.
 func (c claimant) settle(attempt int, occupants []occupant) (settlement, error) {
 	s := settlement{attempt: attempt}
 	for _, o := range occupants {

@@ -10,8 +10,8 @@
 //   - Operations that may be done twice (check, preflight, freeing the TPU) are repeated
 //     when the connection breaks. If the boot id of a worker has changed since the
 //     preflight, the start ends with an error, because the settings are gone.
-//   - MULTIHOST_WORKER_IP is in the command's environment, because workers that talk
-//     to each other need their own address.
+//   - MULTIHOST_WORKER_IP is in the command's environment. Workers that talk to each other
+//     need their own address.
 package attempt
 
 import (
@@ -53,7 +53,7 @@ type Deps struct {
 // Options describes one invocation of a command on slices that exist.
 type Options struct {
 	Prefix       string
-	Slices       tpu.Numbers // only the slices of the family whose names have these numbers; they are numbered anew
+	Slices       tpu.Numbers // only those slices of the family that have these numbers in their names; the run numbers them anew
 	AllowPartial bool
 	Run          string // name; also the working directory below the login's home
 
@@ -151,7 +151,8 @@ func (r *Run) Check(ctx context.Context, accelerator string) error {
 	return nil
 }
 
-// checkCommand lets package launch validate the parts of the command that are known.
+// checkCommand lets package launch validate the parts of the command that are already
+// known.
 func (r *Run) checkCommand() error {
 	s := launch.Spec{
 		Run: r.O.Run, Attempt: 1, Owner: r.Owner, WorkDir: r.O.Run, Argv: r.O.Argv, Script: r.O.Script, MaxLog: r.O.MaxLog,
@@ -167,7 +168,8 @@ func (r *Run) checkCommand() error {
 	return nil
 }
 
-// ChecksDone reports that everything is right as far as can be known without a request.
+// ChecksDone reports that everything is right, as far as that can be known without a
+// request.
 func (r *Run) ChecksDone() {
 	if r.Checked != nil {
 		r.Checked()
@@ -201,8 +203,8 @@ func (r *Run) stored() []launch.StoredSecret {
 	return all
 }
 
-// probeLogDir detects early the errors that openRecord would return later, after slices
-// have been created and paid for.
+// probeLogDir detects early the errors that openRecord would return later. Slices would
+// then have been created and paid for.
 func (r *Run) probeLogDir() error {
 	rec := &record.Record{LogDir: record.RecordDir(r.StateDir, r.O.Run, 1)}
 	if r.O.LogDir != "" {
@@ -227,8 +229,8 @@ func (r *Run) makeLogDir(rec *record.Record) error {
 	return r.MakeLogs(by, rec.LogDir, rec.MakeLogDir)
 }
 
-// CommandText returns the command as shown to people and written to records: its first
-// line, with secrets masked.
+// CommandText returns the command as people see it and as records store it: its first line,
+// with secrets masked.
 func CommandText(o Options) string {
 	text := o.Script
 	if len(o.Argv) > 0 {

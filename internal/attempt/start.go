@@ -256,8 +256,8 @@ func (r *start) release(ctx context.Context) (left bool, err error) {
 		n := len(r.workers.IDs)
 		armed := make([]*launch.Armed, n)
 		errs := r.workers.Each(ctx, r.Sink, "start", func(ctx context.Context, i int) error {
-			// Measure the clock once more, because a VM that has just booted may still set
-			// it.
+			// Measure the clock once more: a VM that has just booted may have set its clock
+			// since the first measurement.
 			err := remote.Again(ctx, r.Broke(ctx, r.workers, i, "start"), func() error {
 				_, err := r.workers.Conns[i].MeasureClock(ctx)
 				return err
@@ -313,7 +313,8 @@ func (r *start) release(ctx context.Context) (left bool, err error) {
 	return left, err
 }
 
-// startedText says how many workers have started the command, and within which time.
+// startedText says how many workers have started the command, and how far apart their
+// starts were.
 func startedText(workers int, skew time.Duration) string {
 	switch {
 	case workers == 1:
