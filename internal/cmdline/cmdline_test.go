@@ -83,8 +83,8 @@ func tool(env map[string]string) Program {
 	}
 }
 
-// assigned shows which values the flags of a line get: --name=value after the command that
-// owns the flag.
+// assigned shows which values the flags of a line get. It writes --name=value after the
+// command that owns the flag.
 func assigned(l *Line) string {
 	var words []string
 	for _, level := range l.levels {
@@ -149,7 +149,7 @@ func nearest(word string, candidates []string) string {
 }
 
 // TestKnowsNoProgram: the package is for any cli.App. Its sources name no program, command
-// or flag, except those that doc.go lists.
+// or flag. The only exceptions are those that doc.go lists.
 func TestKnowsNoProgram(t *testing.T) {
 	files, err := filepath.Glob("*.go")
 	if err != nil || len(files) < 5 {
@@ -258,8 +258,8 @@ func TestWrongValue(t *testing.T) {
 	}
 }
 
-// A value of a layer does not count if a higher layer sets an alternative to its flag. The
-// values of flags that belong to that flag do not count either.
+// A value of a layer does not count if a higher layer sets an alternative to its flag. If
+// other flags belong to that flag, their values do not count either.
 func TestBeaten(t *testing.T) {
 	rules := Rules{Alternatives: [][]string{{"a", "b", "c"}, {"c", "d"}}, BelongsTo: map[string]string{"of-b": "b"}}
 	for _, tt := range []struct {

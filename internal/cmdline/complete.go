@@ -29,7 +29,7 @@ func Plain(texts []string) []Candidate {
 	return list
 }
 
-// A Kind of answer tells the shell what to do after or instead of the candidates.
+// A Kind of answer tells the shell what to do after the candidates, or instead of them.
 type Kind string
 
 // The kinds of answers.
@@ -135,7 +135,7 @@ type Query struct {
 	given    map[string]bool
 }
 
-// Query reads the words of a line up to the cursor; there must be at least one.
+// Query reads the words of a line up to the cursor. There must be at least one word.
 func (p Program) Query(ctx context.Context, words []string) *Query {
 	q := &Query{Context: ctx, program: p, before: words[:len(words)-1], Current: words[len(words)-1],
 		levels: []*level{{flags: p.App.Flags}}, commands: p.App.Commands, given: map[string]bool{}}
@@ -175,7 +175,7 @@ func (q *Query) takeFlag(typed string, valued bool) bool {
 	return !valued && !isSwitch(f)
 }
 
-// Line returns the line before the current word, or nil if it has an error.
+// Line returns the line before the current word. It returns nil if that line has an error.
 func (q *Query) Line() *Line {
 	l, err := q.program.Parse(q.before)
 	if err != nil {
@@ -260,7 +260,7 @@ func (q *Query) flags() (kind Kind, list []Candidate) {
 	return kind, list
 }
 
-// values completes the value of a flag; prefix is the part of the word before the value.
+// values completes the value of a flag. prefix is the part of the word before the value.
 func (q *Query) values(f cli.Flag, prefix, value string) (kind Kind, list []Candidate) {
 	rules := q.program.Rules
 	complete := rules.Complete.Values[name(f)]

@@ -50,14 +50,14 @@ type Rules struct {
 	Private map[string]string
 	// Never says why no file may set a flag.
 	Never map[string]string
-	// Paths are flags whose value is a local path, PathPairs those whose value is
+	// The value of a flag in Paths is a local path. The value of a flag in PathPairs is
 	// KEY=PATH,…. In a file, the paths are relative to that file.
 	Paths, PathPairs []string
 	// Alternatives are groups of flags that replace each other: if a layer sets one of
 	// them, the values that lower layers have for the others are dropped. In such a group,
 	// Dashes stands for the words after --.
 	Alternatives [][]string
-	// BelongsTo maps a flag to the flag without which it has no meaning.
+	// BelongsTo maps a flag to another flag. The first has no meaning without the second.
 	BelongsTo map[string]string
 	// NoFiles lists the commands that work even if a file of defaults is wrong.
 	NoFiles []string
@@ -65,8 +65,8 @@ type Rules struct {
 	// OtherWords maps words of other tools to commands or to their paths, the likeliest
 	// first.
 	OtherWords map[string][]string
-	// Nearest returns the candidate that somebody who typed word probably meant, or "". It may
-	// be nil: nothing is suggested then.
+	// Nearest returns the candidate that was probably meant by somebody who typed word. It
+	// returns "" if there is none. It may be nil: nothing is suggested then.
 	Nearest func(word string, candidates []string) string
 	// Foreign returns the error for a flag of another tool that a command does not take. It
 	// returns nil for every other unknown flag. Names are in lower case, with dashes.
@@ -88,9 +88,9 @@ func (r Rules) nearest(word string, candidates []string) string {
 type HelpRules struct {
 	// Commands are the sections of the program's own help.
 	Commands []CommandGroup
-	// Common are the flags that stand first in the help of a command with many flags, by
-	// path. Groups has the flags of such a command, together with the flags of every
-	// command.
+	// In the help of a command with many flags, the flags in Common stand first. The key is
+	// the command's path. Groups has the flags of such a command, together with the flags
+	// of every command.
 	Common map[string][]string
 	Groups []help.Group
 	// Apart are sections of flags in the help of every other command.

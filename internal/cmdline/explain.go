@@ -56,7 +56,7 @@ func (p Program) Explain(l *Line, path string, below Below) (flags []FlagValue, 
 	return flags, commands, err
 }
 
-// noCommand returns the error for a path that names no command, or a group.
+// noCommand returns the error for a path that names a group, or no command at all.
 func noCommand(rules Rules, l *Line, path string, paths []string) error {
 	if slices.Contains(paths, path) {
 		var inside []string

@@ -26,7 +26,7 @@ type Layers struct {
 // layerOrder lists the layers. Each layer overrides the layers after it.
 var layerOrder = []config.Layer{config.CommandLine, config.Environment, config.ProjectLayer, config.UserLayer}
 
-// of returns the values that the layers have for a flag of a command; the first entry
+// of returns the values that the layers have for a flag of a command. The first entry
 // counts.
 func (l Layers) of(command string, f cli.Flag) []config.Setting {
 	all := l.Files.Find(command, l.Rules.FileFlag(f))
@@ -113,7 +113,7 @@ func (l *Line) early(flag string, lookup config.Lookup) (value, from string) {
 	return value, from
 }
 
-// fill gives flags that were not typed the values that the layers have for them.
+// If a flag was not typed and the layers have a value for it, fill gives it that value.
 func (l *Line) fill(rules Rules, levels []*level, from Layers) {
 	l.Layers, l.From = from, map[string]config.Setting{}
 	command := strings.Join(l.Path, " ")
@@ -226,7 +226,7 @@ func (l *Line) Blame(err error) error {
 	return &PlacedError{Place: strings.Join(at, ", "), Err: err}
 }
 
-// isAbout reports whether a text is about a flag that has these values.
+// isAbout reports whether a text is about a flag. values are the values of the flag.
 func isAbout(text, flag string, values []string) bool {
 	if regexp.MustCompile(`--` + flag + `(?:[^a-z0-9-]|$)`).MatchString(text) {
 		return true
@@ -236,7 +236,7 @@ func isAbout(text, flag string, values []string) bool {
 }
 
 // ProjectFlags returns which flags the project's file sets, sorted, and the file. That file
-// applies only because of the current directory, which users easily overlook.
+// applies only because of the current directory. Users easily overlook that.
 func (l *Line) ProjectFlags() (file string, flags []string) {
 	for _, flag := range slices.Sorted(maps.Keys(l.From)) {
 		if s := l.From[flag]; s.Source.Layer == config.ProjectLayer {

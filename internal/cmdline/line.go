@@ -60,7 +60,7 @@ func (l *Line) Run(ctx context.Context, app *cli.App) error {
 // An objection is something wrong with the values of flags.
 type objection struct {
 	err   error
-	flags []string // all flags that the problem depends on; if none is given, the problem is that they are missing
+	flags []string // all flags that the problem depends on; if the line gives none of them, the problem is that they are missing
 }
 
 // Refuse records an error, so that the rest of the line can be checked too; err may be nil.
@@ -92,7 +92,8 @@ func firstObjection(order []string, all []objection) error {
 	return slices.MinFunc(all, func(a, b objection) int { return cmp.Compare(place(order, a.flags), place(order, b.flags)) }).err
 }
 
-// Place returns the position on the line at which a problem with these flags shows.
+// A problem with these flags shows at one position of the line. Place returns that
+// position.
 func (l *Line) Place(flags ...string) int { return place(l.Order, flags) }
 
 // place returns the position in order at which a problem with these flags shows. This is

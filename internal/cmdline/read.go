@@ -120,8 +120,8 @@ func (r *reader) word(word string) {
 	r.rest = r.rest[1:]
 }
 
-// takeHelp reads a word that asks for help of the command at which it stands. It reports
-// whether the word asks for help.
+// takeHelp reads a word that asks for help. The help is about the command at which the word
+// stands. It reports whether the word asks for help.
 func (r *reader) takeHelp(word string) (asked bool, err error) {
 	level, err := askedHelp(word, r.typed())
 	if err != nil || level == NoHelp {
@@ -188,7 +188,7 @@ func (w flagWord) dashed() string { return strings.ReplaceAll(w.name, "_", "-") 
 // upper reports whether the name has upper-case letters.
 func (w flagWord) upper() bool { return w.name != strings.ToLower(w.name) }
 
-// A found is the flag that a word names; without one, flag is nil.
+// A found is the flag that a word names. flag is nil if it names none.
 type found struct {
 	level   *level
 	flag    cli.Flag
