@@ -33,8 +33,8 @@
 //     files and the last one. The other kind has had its size, inode or time of change
 //     changed since. It hashes all files only if the last sync did not end. So one changed
 //     file costs the same for any size of the store.
-//   - The worker puts the list together from differences, and compares the digest of the
-//     result. If the digest differs, it gets the whole list.
+//   - The worker makes the list from differences, and compares the digest of the result. If
+//     the digest differs, it gets the whole list.
 //   - Workers fetch files from each other; they do not push them. So each worker reports
 //     over its own connection, and if one fails, this machine sends it the files. Four
 //     workers fetch from one. Each worker passes contents on while it receives them. It
@@ -76,8 +76,8 @@ type Options struct {
 	Adopt bool
 	// Workers is how many Pushes there will be, for the progress; 0: unknown.
 	Workers int
-	// Stall limits the time in which a worker takes no byte and sends none. After that the
-	// transfer is cancelled and tried again. 0 means 10 min.
+	// Stall is the longest time in which a worker may take no byte and send none. After
+	// that the transfer is cancelled and tried again. 0 means 10 min.
 	Stall time.Duration
 	// TempDir is where packed files are spooled; "" means os.TempDir().
 	TempDir string
@@ -109,8 +109,9 @@ type Options struct {
 // Relay says when workers pass contents on to each other.
 type Relay string
 
-// RelayAuto lets workers pass contents on when that keeps relayFrom bytes or more off the
-// runner's link. Sending fewer bytes directly is faster than logging in on every worker.
+// If workers pass contents on, the runner's link carries less. RelayAuto lets them do so if
+// that saves relayFrom bytes or more. Sending fewer bytes directly is faster than logging
+// in on every worker.
 const (
 	RelayAuto Relay = "auto"
 	RelayOn   Relay = "on"
@@ -121,7 +122,7 @@ const relayFrom = 32 << 20
 
 // StoreLimits say which contents are dropped from a worker's content store after a Push.
 type StoreLimits struct {
-	MaxAge   time.Duration // since its last use, which is noted once a day; 0 means 30 days
+	MaxAge   time.Duration // time since the last use, which is noted once a day; 0 means 30 days
 	MaxBytes int64         // 0 means 20 GB
 	Keep     time.Duration // contents used within this time are never dropped; 0 means 1 h
 }
@@ -226,7 +227,7 @@ func (e *FileError) Hint() string {
 var (
 	// ErrChanging reports a file that changed each time it was read.
 	ErrChanging = fault.New(fault.IO, "changes while it is read")
-	// ErrStalled reports a worker that neither took nor answered a byte for Options.Stall.
+	// ErrStalled reports that a worker took no byte and answered none for Options.Stall.
 	ErrStalled = fault.New(fault.Unavailable, "no progress")
 )
 
@@ -252,8 +253,8 @@ func (e *InUseError) Hint() string {
 	return "multihost ps shows it; to start this one beside it, in a directory of its own: --run-name=NAME"
 }
 
-// ForeignError says that there is something at the run's place on a worker that no sync
-// made. It probably belongs to the user. The sync leaves it unchanged.
+// ForeignError says that no sync made what is at the run's place on a worker. It probably
+// belongs to the user. The sync leaves it unchanged.
 type ForeignError struct {
 	Run    string
 	What   string // "directory": a directory that is not empty; "file"; "link": a link to such a directory; "dangling": any other link

@@ -14,14 +14,14 @@ import (
 )
 
 // The cache directory holds recent manifests beside the hashes, by digest. A worker tells
-// which manifest it had last, and we send only the differences to the new one. For 5000
-// files, the differences take a hundred bytes and the manifest 200 kB.
+// which manifest it had last. We send only the differences between that one and the new
+// one. For 5000 files, the differences take a hundred bytes and the manifest 200 kB.
 
 // mostManifests is how many manifests the directory keeps.
 const mostManifests = 32
 
-// mostPieces limits the pieces from which a manifest is put together; with more pieces it
-// is sent whole.
+// mostPieces limits the pieces of a manifest. If it would need more pieces, it is sent
+// whole.
 const mostPieces = 256
 
 // A manifest is the entries of a tree as the workers get them.
@@ -147,7 +147,7 @@ func (m *manifest) newRecipe(digest string) recipe {
 	return r
 }
 
-// entryLength returns the length of the first entry of a manifest, which has six fields.
+// entryLength returns the length of the first entry of a manifest. An entry has six fields.
 func entryLength(manifest []byte) int {
 	n := 0
 	for range 6 {

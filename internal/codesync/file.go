@@ -51,8 +51,8 @@ func PushFile(ctx context.Context, o Options, targets []Target, name string, fil
 // fileDirs is the prefix of the directories that PushFile makes on this machine.
 const fileDirs = "multihost-file-"
 
-// forgetFiles removes directories that killed PushFiles have left in temp; "" is the
-// system's temporary directory. It leaves directories of the last 24 hours, because a
+// If a PushFile was killed, its directories stay in temp. forgetFiles removes them. "" is
+// the system's temporary directory. It leaves directories of the last 24 hours, because a
 // PushFile may still use them.
 func forgetFiles(temp string, now time.Time) {
 	if temp == "" {
@@ -69,7 +69,7 @@ func forgetFiles(temp string, now time.Time) {
 	}
 }
 
-// checkRun returns an error for a name that a sync's directory cannot have.
+// checkRun returns an error if the directory of a sync cannot have this name.
 func checkRun(run string) error {
 	if run == AgentFolder {
 		return nil

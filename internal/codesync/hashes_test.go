@@ -11,8 +11,8 @@ import (
 	"multihost/internal/testkit"
 )
 
-// scan scans dir at an offset from now and returns the names of the files that
-// were read.
+// scan scans dir with a clock that is ahead by offset. It returns the names of the files
+// that were read.
 func (c hashing) scan(t *testing.T, offset time.Duration) (*Tree, []string) {
 	t.Helper()
 	opened := make(chan string, 1000)
@@ -58,8 +58,7 @@ func TestScanReadsOnlyWhatHasChanged(t *testing.T) {
 	expect("once they have settled", later, "a", "b", "c")
 	expect("nothing changed", later)
 
-	// The size and the time of modification are the same; the time of change
-	// differs.
+	// The size and the time of modification are the same. The time of change differs.
 	info, err := os.Stat(filepath.Join(c.dir, "b"))
 	testkit.Must(t, err)
 	write(t, c.dir, map[string]string{"b": "X"})

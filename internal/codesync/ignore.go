@@ -89,12 +89,12 @@ func (r rule) match(path string, isDir bool) bool {
 // An ignoreFile is the rules of one directory.
 type ignoreFile struct {
 	base  string // directory with a trailing slash, or "" for the top
-	above string // for a file above the top: the path from its directory to the top, with a trailing slash
+	above string // for a file above the top: the path from the file's directory to the top, with a trailing slash
 	rules []rule
 }
 
-// ignored reports whether files, outermost first, exclude path: the last rule that
-// matches wins.
+// ignored reports whether files exclude path. The outermost file comes first. The last rule
+// that matches wins.
 func ignored(files []ignoreFile, path string, isDir bool) bool {
 	excluded, _ := judged(files, path, isDir)
 	return excluded
@@ -203,8 +203,8 @@ func (m *matcher) matchStar(p, t int) bool {
 	return false
 }
 
-// matchClass matches c with the bracket expression at p and returns the
-// position behind it.
+// matchClass matches c with the bracket expression at p. It returns the position behind the
+// expression.
 func (m *matcher) matchClass(p int, c byte) (next int, ok bool) {
 	b := bracket{pattern: m.pattern, at: p + 1, c: c}
 	negated := b.at < len(b.pattern) && (b.pattern[b.at] == '!' || b.pattern[b.at] == '^')

@@ -63,9 +63,9 @@ func (l link) measure(t *testing.T, f func()) (bytes int64, took time.Duration) 
 // link. With relays the link carries little more than two uploads, so the sync can end five
 // times sooner than with 16 uploads.
 //
-// Only with RELAY_FULL=1 does the test judge the time, with 64 MB at 100 Mbit/s. Use it on
-// a machine that does nothing else. Otherwise other tests run beside this one, and the test
-// only counts bytes.
+// The test judges the time only with RELAY_FULL=1. It then sends 64 MB at 100 Mbit/s. Use
+// it on a machine that does nothing else. Otherwise other tests run beside this one, and
+// the test only counts bytes.
 func TestRelayOnANarrowLink(t *testing.T) {
 	testkit.OnlyInAll(t, "TestRelayUploadsOnceASlice")
 	if testkit.RaceDetector {
@@ -78,7 +78,7 @@ func TestRelayOnANarrowLink(t *testing.T) {
 	}
 	const n, slices = 16, 2
 	testkit.Need(t, "ssh")
-	// Addresses that no other run of this test has at the same time.
+	// No other run of this test has these addresses at the same time.
 	workers := simworker.StartMany(t, n, simworker.Config{Netns: true, Subnet: fmt.Sprintf("10.%d.%d", 190, os.Getpid()%250)})
 	var targets []codesync.Target
 	for i, w := range workers {

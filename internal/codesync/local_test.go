@@ -23,7 +23,7 @@ type localRunner struct {
 	enter []string // a command that runs the worker's shell; empty: none
 	tools string   // a directory of programs that come before the system's
 	mu    sync.Mutex
-	// execs are the lengths of stdin that were offered, one for each command.
+	// Each command was offered a stdin. execs has the lengths of these.
 	execs int
 }
 

@@ -24,7 +24,7 @@ const (
 	// spoolMemory is how much of a packed set is kept in memory before it goes to a file.
 	// Only a few sets exist at a time, see idlePacks.
 	spoolMemory = 8 << 20
-	// idlePacks is how many packed sets are kept while no transfer uses them. Workers that
+	// idlePacks is how many packed sets are kept that no transfer uses now. Workers that
 	// lack the same contents need the same set one after another.
 	idlePacks = 4
 )
@@ -55,7 +55,7 @@ func (p *pack) form() string {
 	return "gzip"
 }
 
-// acquire returns the pack of hashes; the caller must call the returned release function.
+// acquire returns the pack of hashes. The caller must call the returned release function.
 func (t *Tree) acquire(ctx context.Context, hashes []string) (*pack, func(), error) {
 	sum := sha256.Sum256([]byte(strings.Join(hashes, "\n")))
 	key := hex.EncodeToString(sum[:])
@@ -177,7 +177,7 @@ func (c *contents) pack(ctx context.Context, hashes []string) (_ *spool, plain b
 	return s, plain, nil
 }
 
-// The number and size of samples; they are spread evenly over the bytes of a set.
+// The number and size of samples. They are spread evenly over the bytes of a set.
 const (
 	samples    = 64
 	sampleSize = 16 << 10
@@ -215,7 +215,7 @@ func (c *contents) shrinks(hashes []string) bool {
 	return float64(packed) < (1-worthUnpacking)*float64(read)
 }
 
-// sample reads buf from offset of a file; it reads less where the file ends earlier.
+// sample reads buf from offset of a file. It reads less if the file ends earlier.
 func (c *contents) sample(e Entry, buf []byte, offset int64) (int, error) {
 	f, err := openRegular(filepath.Join(c.dir, e.Path))
 	if err != nil {
@@ -343,8 +343,8 @@ func (s *spool) Close() error {
 	return s.file.Close()
 }
 
-// Archive writes the whole tree as a gzipped tar archive, for workers that no Push can
-// reach. If a file changed since the Scan, the error is a *FileError.
+// Archive writes the whole tree as a gzipped tar archive. It is for workers that no Push
+// can reach. If a file changed since the Scan, the error is a *FileError.
 func (t *Tree) Archive(ctx context.Context, w io.Writer) error {
 	z, err := pgzip.NewWriterLevel(w, gzip.BestSpeed)
 	if err != nil {

@@ -5,9 +5,9 @@
 # user's.
 
 # is_ours: whether $dir is the directory in $state/place. That file has the inode of the
-# directory and its time of creation. The time decides where the file system provides it,
-# since an inode number is soon reused. Both survive a reboot and a copy of the disk; a
-# device number does not. $REPLY is the present value of both.
+# directory and its time of creation. Where the file system provides the time, the time
+# decides: an inode number is soon used again. Both survive a reboot and a copy of the disk;
+# a device number does not. $REPLY is the present value of both.
 is_ours() {
   local inode='' made='' written had_inode='' had_made='' last=0
   REPLY=''

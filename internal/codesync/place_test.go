@@ -12,7 +12,7 @@ import (
 	"multihost/internal/testkit"
 )
 
-// adopting returns a tree whose sync takes over directories that no sync made.
+// adopting returns a tree. Its sync takes over directories that no sync made.
 func adopting(t *testing.T, dir string) *Tree {
 	t.Helper()
 	tree, err := Scan(t.Context(), Options{Dir: dir, Adopt: true})

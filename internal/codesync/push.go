@@ -39,8 +39,8 @@ func Unpack() string { return placeScript + "\n" + unpackScript }
 var workerProgram = remote.NewProgram("sync", remote.Prelude(), placeScript, workerScript)
 
 const (
-	// pushTries is how many times a worker's transfer is started when the connection
-	// breaks or stalls. Contents that arrived whole are not sent again.
+	// If the connection breaks or stalls, a worker's transfer is started again, up to
+	// pushTries times in all. Contents that arrived whole are not sent again.
 	pushTries = 3
 	// receiveRounds limits the ask-and-send rounds of one try. A second round is needed
 	// only when the store lost or damaged a content meanwhile.
@@ -49,9 +49,9 @@ const (
 
 var hashName = regexp.MustCompile(`^[0-9a-f]{64}$`)
 
-// Push makes ~/run of one worker equal to the tree. When it already is, Push sends only
-// one short question. Push is safe to call for many workers at once; each set of missing
-// files is packed once.
+// Push makes ~/run of one worker equal to the tree. When it already is, Push sends only one
+// short question. Push is safe to call for many workers at once. Each set of missing files
+// is packed once.
 //
 // A failure that the worker reports is a *WorkerError. A file that changed since the Scan
 // is a *FileError. A stalled transfer is ErrStalled. All other errors are the Runner's.
@@ -123,8 +123,8 @@ func (t *Tree) check(ctx context.Context, r remote.Runner, run string, rep *Repo
 	return t.exec(ctx, r, step{args: []string{"check", run, t.Digest, yes(t.opts.Adopt)}, rep: rep})
 }
 
-// plan sends the manifest to a worker whose answer to check is ans. The worker then fills
-// its directory, or answers which contents it lacks.
+// plan sends the manifest to a worker. ans is the worker's answer to check. The worker then
+// fills its directory, or answers which contents it lacks.
 func (t *Tree) plan(ctx context.Context, r remote.Runner, run string, ans answer, rep *Report) (answer, error) {
 	way := t.manifest.recipeFrom(ans.baseDigest)
 	base := ""
@@ -251,7 +251,7 @@ type step struct {
 	filled  func()      // called when the directory is complete, before the step ends
 }
 
-// exec runs one step of the worker script and gives up when no byte moves for
+// exec runs one step of the worker script. It gives up if no byte moves for the time of
 // Options.Stall.
 func (t *Tree) exec(ctx context.Context, r remote.Runner, s step) (answer, error) {
 	name := s.args[0]

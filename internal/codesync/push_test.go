@@ -42,7 +42,7 @@ func write(t *testing.T, dir string, files map[string]string) {
 	}
 }
 
-// read is the reverse of write, with modes of files that are not 0644.
+// read is the reverse of write. It also returns the modes of files that are not 0644.
 func read(t *testing.T, dir string) map[string]string {
 	t.Helper()
 	files := map[string]string{}
@@ -135,7 +135,7 @@ func TestPushMakesTheRunDirectoryEqual(t *testing.T) {
 	})
 }
 
-// Data often lies on a disk of its own, and a file cannot be renamed to another disk.
+// Data often lies on its own disk, and a file cannot be renamed to another disk.
 func TestPushIntoADirectoryThatIsAMount(t *testing.T) {
 	t.Parallel()
 	dir, w, disk := t.TempDir(), newWorker(t), t.TempDir()
@@ -534,8 +534,8 @@ func TestPushPacksEachSetOnce(t *testing.T) {
 	testkit.Must(t, tree.Close())
 }
 
-// Gzip that saves little costs every worker time, and costs this machine more than reading.
-// So multihost decides before it packs.
+// If gzip saves little, it costs every worker time, and costs this machine more than
+// reading. So multihost decides before it packs.
 func TestOnlyWhatShrinksTravelsCompressed(t *testing.T) {
 	t.Parallel()
 	const mb = 1 << 20
@@ -708,7 +708,7 @@ func TestPushFindsChangesUnderAnyName(t *testing.T) {
 	same(t, "a push that finds all equal", push(t, scanDir(t, dir), w, "r").SentFiles, 0)
 }
 
-// Two people sync to one run directory: each gets its own files whole, or tries again.
+// Two people sync to one run directory. Each gets all of its own files, or tries again.
 func TestPushesToOneDirectoryDoNotMix(t *testing.T) {
 	t.Parallel()
 	for name, whole := range map[string]bool{"the other one asks": false, "the other one ends": true} {

@@ -148,7 +148,7 @@ func (r *receiver) refused() bool {
 	return errors.As(r.err, &foreign)
 }
 
-// tell sends the manifest to one worker that look has asked; the worker answers which
+// tell sends the manifest to one worker that look has asked. The worker answers which
 // contents it lacks.
 func (t *Tree) tell(ctx context.Context, r *receiver, run string) {
 	if r.direct || r.err != nil {
@@ -167,7 +167,8 @@ func (r *receiver) finish(t *Tree) {
 	t.report(func(p *progress) { p.done++ })
 }
 
-// A tree is the workers that one upload reaches; members[0] gets it from this machine.
+// A tree is the workers that one upload reaches. members[0] gets the contents from this
+// machine.
 type tree struct {
 	pack    *pack
 	release func()
@@ -253,7 +254,7 @@ func split(group []*receiver, n int) (parts [][]*receiver) {
 }
 
 // pass sends the contents to all members of a tree. It returns when each of them has
-// everything or has failed; until then no member stops serving.
+// everything or has failed. Until then no member stops serving.
 func (t *Tree) pass(ctx context.Context, tr *tree, run string) {
 	defer tr.release()
 	size := tr.pack.data.size
@@ -308,7 +309,7 @@ func (t *Tree) pass(ctx context.Context, tr *tree, run string) {
 		<-r.ended
 	}
 	close(over)
-	// Workers that have the contents need not answer any more: a dead connection must not
+	// Workers that have the contents need not answer any more. A dead connection must not
 	// delay the rest.
 	defer time.AfterFunc(30*time.Second, cancelAll).Stop()
 	steps.Wait()

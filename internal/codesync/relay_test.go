@@ -197,7 +197,7 @@ func TestRelayFallsBackToTheRunner(t *testing.T) {
 	}{
 		"no way to a worker": {
 			func(r *relayed) { r.targets[0].Addr = "127.0.0.1:1" },
-			[]string{"", "", "", "", "", ""}, // no hop works: neither the four that fetch from s0w0, nor the one behind them
+			[]string{"", "", "", "", "", ""}, // no hop works: neither the four hops from s0w0, nor the hop behind them
 		},
 		"an address that leads to another worker": {
 			func(r *relayed) { r.targets[0].Addr = r.targets[5].Addr },

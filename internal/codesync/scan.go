@@ -346,7 +346,7 @@ func countFiles(dir string) int {
 }
 
 // hashAll hashes all files that are not known to be unchanged. It drops files that were
-// deleted since the walk, as if the walk had come later.
+// deleted after the walk.
 func (s *scanner) hashAll(ctx context.Context) error {
 	now := time.Now
 	if s.opts.Now != nil {
@@ -425,7 +425,7 @@ func (s *scanner) readOnce(ctx context.Context, name string) (sum string, size i
 		return "", 0, false, &FileError{name, cause(err)}
 	}
 	h := sha256.New()
-	// Reading one byte more than expected detects a growing file without reading it
+	// Reading one byte more than expected shows that a file grows. So Scan does not read it
 	// forever.
 	n, err := io.Copy(h, &reader{ctx: ctx, r: io.LimitReader(f, before.Size()+1)})
 	if err != nil {
@@ -439,8 +439,8 @@ func (s *scanner) readOnce(ctx context.Context, name string) (sum string, size i
 	return hexSum(h), n, stable, nil
 }
 
-// openRegular opens a regular file. It does not block if the name has become something
-// else since it was listed.
+// openRegular opens a regular file. If the name has become something else since it was
+// listed, openRegular does not block.
 func openRegular(name string) (*os.File, error) {
 	f, err := os.OpenFile(name, readFlags, 0)
 	if err != nil {

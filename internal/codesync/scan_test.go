@@ -235,8 +235,8 @@ func TestScanNamesTheLargestFiles(t *testing.T) {
 	}
 }
 
-// TestIgnoreLikeGit compares the matcher with git on patterns that people
-// write and on generated ones.
+// TestIgnoreLikeGit compares the matcher with git, on patterns that people write and on
+// generated patterns.
 func TestIgnoreLikeGit(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()

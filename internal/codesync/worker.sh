@@ -149,11 +149,11 @@ prepare() {
     [[ -d $home/.multihost ]] || mkdir -p "$home/.multihost" || fail "cannot make ~/.multihost"
     (umask 077 && mkdir -p "$state" "$store" "$incoming") || fail "cannot make ~/.multihost/store"
   fi
-  # One sync at a time into a run directory; an interrupted one may take a moment to
-  # end.
+  # Only one sync at a time may fill a run directory. An interrupted sync may take a moment
+  # to end.
   exec 9>"$state/lock" 8>"$store_lock" || fail "cannot make lock files in ~/.multihost"
   flock -w 60 9 || fail "another sync into ~/$run is under way"
-  # The shared lock keeps the store from being pruned while we use it.
+  # While we hold the shared lock, nobody prunes the store.
   flock -s -w 600 8 || fail "the content store is locked"
 }
 
@@ -177,7 +177,7 @@ take_manifest() {
   fi
 }
 
-# put_together PIECE...: writes the pieces to stdout; the new bytes are on stdin.
+# put_together PIECE...: writes the pieces to stdout. The new bytes are on stdin.
 put_together() {
   local piece old=$home/.multihost/sync/$token/manifest
   [[ -f $old ]] || old=/dev/null # the digest will not match
@@ -232,7 +232,7 @@ receive_contents() {
       whole+=("$in/$name" "$store/${name:0:2}/$name")
     fi
   done < <(hash_in "$in")
-  # Add the size before storing, so that prune never assumes less than is there.
+  # Add the size before storing, so that prune never counts fewer bytes than there are.
   sum_of "${there[@]%% *}"
   printf '%s\n' "$REPLY" >>"$grown" || tar_failed=yes
   names=()
@@ -305,7 +305,7 @@ fetch() {
   kill "$watch"
 }
 
-# keep_serving: waits until the runner ends our input or is gone; other workers read the
+# keep_serving: waits until the runner ends our input or is gone. Other workers read the
 # spool until then.
 keep_serving() {
   exec 8>&- 9>&-
@@ -313,7 +313,7 @@ keep_serving() {
 }
 
 can_fetch() {
-  # Older versions of OpenSSH do not tell the agent to which host they log in.
+  # Older versions of OpenSSH do not tell the agent which host they log in to.
   [[ $(ssh -V 2>&1) =~ ^OpenSSH_([0-9]+)\.([0-9]+) ]] && ((BASH_REMATCH[1] * 100 + BASH_REMATCH[2] >= 809))
 }
 
@@ -339,9 +339,9 @@ read_manifest() {
 }
 
 # find_work: fills the arrays with the entries that may differ between the directory and the
-# manifest. It fills $old with entries of the earlier sync that the manifest may lack, six
-# elements each. After a complete sync, an entry may differ if the two manifests differ
-# there, or if somebody changed it since. Otherwise every entry may differ.
+# manifest. It fills $old with entries of the earlier sync, six elements each. The manifest
+# may lack these entries. After a complete sync, an entry may differ if the two manifests
+# differ there, or if somebody changed it since. Otherwise every entry may differ.
 old=() all_used=''
 find_work() {
   find_differences && return
@@ -441,8 +441,8 @@ say_missing() {
   done
 }
 
-# through_link PATH: whether a parent directory of PATH is a link that the run put there.
-# Nothing may be written or removed through it.
+# through_link PATH: succeeds if a parent directory of PATH is a link that the run put
+# there. Nothing may be written or removed through it.
 declare -A way=()
 through_link() {
   local path=$1 parent=${1%/*}
@@ -457,7 +457,7 @@ through_link() {
   [[ ${way[$parent]} == link ]]
 }
 
-# find_gone: $gone gets the files in $old that the manifest lacks, $gone_dirs the
+# find_gone: $gone gets the files in $old that the manifest lacks. $gone_dirs gets the
 # directories.
 gone=() gone_dirs=()
 find_gone() {
@@ -465,7 +465,7 @@ find_gone() {
   local i path
   local -A wanted=()
   for i in "${!paths[@]}"; do
-    # A directory in place of a file, or the reverse, counts as another entry.
+    # If a directory takes the place of a file, or the reverse, it counts as another entry.
     if [[ ${kinds[i]} == d ]]; then wanted["d${paths[i]}"]=1; else wanted["f${paths[i]}"]=1; fi
   done
   for ((i = 0; i + 5 < ${#old[@]}; i += 6)); do
@@ -693,8 +693,7 @@ fill() {
     refuse_in_use
   fi
   take_place || fail "cannot write ~/$run"
-  # If we are stopped after this, the next sync may remove both the old and the new
-  # files.
+  # If we are stopped after this, the next sync may remove the old files and the new ones.
   : >>"$state/manifest" || fail "cannot write ~/.multihost/sync/$run"
   cat "$state/manifest" "$manifest" >"$state/manifest.both" || fail "cannot write ~/.multihost/sync/$run"
   [[ -w $dir ]] || fail "cannot write to ~/$run"
@@ -715,7 +714,7 @@ fill() {
       f) [[ -n ${new[$i]-} ]] || kept+=("$i") ;;
     esac
   done
-  # The run may have changed the modes of files whose content is right.
+  # The run may have changed the modes of files without changing their content.
   set_modes "$dir" "${kept[@]}"
   set_modes "$dir" "${dirs[@]}"
   finish

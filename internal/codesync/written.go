@@ -30,14 +30,14 @@ const (
 // A Written is something that a command wrote on this machine.
 type Written struct {
 	Path string `json:"path"`
-	// Names are patterns for names of files in the directory Path. With Names, the Written
-	// is those files; without Names, it is Path itself.
+	// Names are patterns for names of files in the directory Path. If Names is set, the
+	// Written is those files. Otherwise it is Path itself.
 	Names []string `json:"names,omitempty"`
 	// Made means that the command made the directory Path. Scan leaves the directory out if
 	// it has no file of the user.
 	Made bool `json:"made,omitempty"`
 
-	// Files are the files that the command wrote into the directory Path; their paths are
+	// Files are the files that the command wrote into the directory Path. Their paths are
 	// relative, with slashes. Other files in it are the user's. If the command wrote more
 	// than mostFiles, Many is true, and Scan leaves out the whole directory.
 	Files []Written `json:"files,omitempty"`
@@ -137,7 +137,7 @@ func Remembered(dir string, paths []string) (known []string) {
 	return known
 }
 
-// resolved returns a path as Scan's root has it: absolute, without links in the
+// resolved returns a path in the form of Scan's root: absolute, with no links in the
 // directories above.
 func resolved(path string) (string, error) {
 	at, err := filepath.Abs(path)
@@ -173,7 +173,7 @@ func writtenFiles(dir string) (all []writtenFile) {
 	return all
 }
 
-// ours are the files below the root of a Scan that commands wrote there.
+// ours are those files below the root of a Scan that commands wrote there.
 type ours struct {
 	whole   map[string]string // why a file or directory is left out, by its name
 	named   map[string][]namedFiles
@@ -257,8 +257,8 @@ func (s *scanner) allOurs(dir string) bool {
 	return all
 }
 
-// leaveTracked counts the files that git tracks, and the directories above them, as the
-// user's.
+// leaveTracked makes the files that git tracks, and the directories above them, count as
+// the user's.
 func (s *scanner) leaveTracked(ctx context.Context) error {
 	if s.list == nil || len(s.ours.whole)+len(s.ours.named) == 0 {
 		return nil
@@ -287,8 +287,8 @@ func (s *scanner) below(at string) (string, bool) {
 	return filepath.ToSlash(rel), true
 }
 
-// unchanged reports whether the file at a path is as it was written. A directory whose
-// files are not known counts as unchanged.
+// unchanged reports whether the file at a path is still as the command wrote it. A
+// directory whose files are not known counts as unchanged.
 func (w Written) unchanged(at string) bool {
 	info, err := os.Lstat(at)
 	switch {

@@ -13,8 +13,8 @@ import (
 	"multihost/internal/testkit"
 )
 
-// TestWhatCommandsWroteHereIsNotSent shows which files of commands a run leaves out, and
-// which have become the user's.
+// TestWhatCommandsWroteHereIsNotSent shows which files of commands a run leaves out. It
+// also shows which files have become the user's.
 func TestWhatCommandsWroteHereIsNotSent(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
