@@ -7,7 +7,7 @@
 //
 //   - A request to the API uses the flags and defaults of the line that the user types, and
 //     takes at most 2 seconds.
-//   - A flag or word that is neither completed nor listed as free text fails a test.
+//   - If a flag or word is neither completed nor listed as free text, a test fails.
 package complete
 
 import (
@@ -159,7 +159,8 @@ func chips(q *cmdline.Query) []cmdline.Candidate {
 	return list
 }
 
-// topologies returns the topologies of the kind of chip on the line, or of any kind.
+// topologies returns the topologies of the kind of chip on the line. If the line has none,
+// it returns all topologies.
 func topologies(q *cmdline.Query) []cmdline.Candidate {
 	kind := q.Setting("type")
 	var list []cmdline.Candidate

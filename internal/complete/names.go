@@ -12,7 +12,7 @@ import (
 	"multihost/internal/tpu"
 )
 
-// fresh is how long names from the API are used again without asking.
+// fresh is how long names from the API are used again before the API is asked again.
 const fresh = time.Minute
 
 // Names holds the names that the API knows, as multihost keeps them between two key

@@ -273,7 +273,7 @@ func (d *Defaults) Profiles() []string {
 	return slices.Compact(names)
 }
 
-// Find returns the settings of a flag of a command; the first one counts. The project's
+// Find returns the settings of a flag of a command. The first one counts. The project's
 // file comes before the user's. In a file, the active profile comes before the rest. In
 // each of these, a command's section comes before settings for all commands.
 func (d *Defaults) Find(command string, f Flag) []Setting {
@@ -395,8 +395,8 @@ func readDefaults(path string, check bool) ([]byte, error) {
 	return data, nil
 }
 
-// yamlLine matches the YAML library's text for invalid YAML, which contains the number of
-// the line. The library has no error type for it.
+// yamlLine matches the YAML library's text for invalid YAML. The text contains the number
+// of the line. The library has no error type for it.
 var yamlLine = regexp.MustCompile(`^yaml: (?:line (\d+): )?(.*)`)
 
 func (f *defaultsFile) parse(data []byte) error {
@@ -480,8 +480,8 @@ func resolve(n *yaml.Node) *yaml.Node {
 	return n
 }
 
-// profileName is strict because shells complete these names. A name with a special
-// meaning to the shell could run something when the user only pressed Tab.
+// profileName is strict because shells complete these names. If a name had a special
+// meaning to the shell, it could run something when the user only pressed Tab.
 var profileName = regexp.MustCompile(`^[A-Za-z0-9._-]+$`)
 
 func (f *defaultsFile) readProfiles(n *yaml.Node) {
@@ -603,8 +603,8 @@ func accepts(kind Kind, n *yaml.Node) bool {
 	return n.Kind == yaml.ScalarNode && wrongType(n, kind) == ""
 }
 
-// values reads the values of a flag. It records a fault and returns ok false if they do
-// not fit.
+// values reads the values of a flag. If they do not fit, it records a fault and returns
+// false for ok.
 func (f *defaultsFile) values(key, n *yaml.Node, flag Flag) (values []string, ok bool) {
 	items := []*yaml.Node{n}
 	if n.Kind == yaml.SequenceNode {
@@ -741,7 +741,7 @@ func (f *defaultsFile) twice(seen map[string]*yaml.Node, section string) {
 	}
 }
 
-// spellings returns the names of flags that the user could have meant by key.
+// spellings returns the names of flags that the user could have meant by the text key.
 func (f *defaultsFile) spellings(key, section string) []string {
 	var names []string
 	for _, flag := range f.flagsOf(section) {

@@ -46,7 +46,7 @@ func flagsForFiles() []config.Command {
 	}
 }
 
-// files writes the files of a project and of a user and says how to load them.
+// files writes the files of a project and of a user. It returns the options that load them.
 func defaultsFiles(t *testing.T, project, user string) config.DefaultsOptions {
 	t.Helper()
 	dir := writeFiles(t, map[string]string{"p/below/x": "", "home/.config/multihost/config.yaml": user, "p/multihost.yaml": project})

@@ -33,9 +33,9 @@ func checkEnv(name, value string) error {
 	return nil
 }
 
-// ParseEnvAssignments parses the values of --env, each NAME=VALUE. The value is
-// everything after the first "=", taken literally. ParseEnvAssignments keeps the order.
-// A name may occur twice; the last value wins when the variables are applied.
+// ParseEnvAssignments parses the values of --env, each NAME=VALUE. The value is everything
+// after the first "=", taken literally. ParseEnvAssignments keeps the order. A name may
+// occur twice. The last value wins when the variables are applied.
 func ParseEnvAssignments(assignments []string) ([]EnvVar, error) {
 	var vars []EnvVar
 	for _, a := range assignments {
@@ -101,7 +101,7 @@ func ReadEnvFile(ctx context.Context, path string) ([]EnvVar, error) {
 	return vars, nil
 }
 
-// parseEnv parses the text of an environment file. With an error, it returns the line
+// parseEnv parses the text of an environment file. With an error, it also returns the line
 // in which the faulty assignment begins.
 func parseEnv(text string) (vars []EnvVar, line int, err error) {
 	rest := text

@@ -233,11 +233,11 @@ func ParseLimit(text string) (int, error) {
 	return n, err
 }
 
-// sinceForms are the forms of a time without a zone; such a time is in the local zone.
+// sinceForms are the forms of a time without a zone. Such a time is in the local zone.
 var sinceForms = []string{"2006-01-02T15:04:05", "2006-01-02 15:04:05", "2006-01-02T15:04", "2006-01-02 15:04", "2006-01-02", "15:04:05", "15:04"}
 
 // ParseSince reads a duration before now, or a time. A time of day without a date means
-// today, or yesterday if it is still to come today.
+// today. If that time is still to come today, it means yesterday.
 func ParseSince(text string, now time.Time) (time.Time, error) {
 	if d, err := time.ParseDuration(text); err == nil {
 		if d < 0 {

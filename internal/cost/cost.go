@@ -90,7 +90,7 @@ func Running(res provision.Resource, zone string, now time.Time) string {
 	return event.Dollars(*sum) + " so far, " + ListPrice(*Hourly(res, zone))
 }
 
-// Price returns what slices cost an hour, in US dollars; "unknown" for nil.
+// Price returns what slices cost an hour, in US dollars. It returns "unknown" for nil.
 func Price(hourly *float64) string {
 	if hourly == nil {
 		return "unknown"
