@@ -197,8 +197,8 @@ func TestABootPrintsAReasonOnce(t *testing.T) {
 	}
 }
 
-// If a worker cannot get the program, it reports why where people look, and tries
-// again.
+// If a worker cannot get the program, it reports why at the places where people look, and
+// tries again.
 func TestABootThatHasNoAgentTellsWhy(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -233,7 +233,7 @@ func TestABootThatHasNoAgentTellsWhy(t *testing.T) {
 	}
 }
 
-// The queued resource is deleted only if no worker could begin for long.
+// The queued resource is deleted only if no worker has been able to begin for a long time.
 func TestABootThatHasNoAgentDeletesLast(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {

@@ -63,7 +63,7 @@ func Open(ctx context.Context, c *gcp.Client, bucket, dir string) (*Bucket, erro
 // Name returns the bucket's name.
 func (b *Bucket) Name() string { return b.name }
 
-// Dir returns the directory of the jobs in the bucket; "" is its root.
+// Dir returns the directory of the jobs in the bucket. "" is the bucket's root.
 func (b *Bucket) Dir() string { return b.dir }
 
 // URL returns the place of a run's objects, for people.
@@ -104,7 +104,8 @@ func (e *ExistsError) Fault() fault.Kind { return fault.Unavailable }
 // readers of an earlier start are not disturbed. Create fills in the missing fields of j.
 //
 // A client that only reads makes nothing and returns a *gcp.ReadOnlyError. After another
-// error nothing of this start is left in the bucket, unless the error says so.
+// error nothing of this start is left in the bucket. If something is left, the error says
+// so.
 func (b *Bucket) Create(ctx context.Context, j *Job, d Description, kit map[string][]byte, write func(io.Writer) error, earlier *Earlier) (err error) {
 	d.Claim = d.Created.UTC().Format("20060102t150405z-") + strings.ToLower(rand.Text()[:10])
 	text, err := d.encode()
@@ -245,7 +246,7 @@ func (b *Bucket) remove(ctx context.Context, objects []*storage.Object) (err err
 	return err
 }
 
-// An Earlier is an existing run as a new start of the same name finds it.
+// An Earlier is an existing run. A new start of the same name finds it.
 type Earlier struct {
 	Description
 	State      State
@@ -312,7 +313,7 @@ var takenText = regexp.MustCompile(`^the slices are deleted [0-9]+ s after they 
 // Next returns the number of the attempt with which the run continues.
 func (e *Earlier) Next() int {
 	begin, last := max(1, e.Attempt), e.State.begun
-	// An attempt that the start itself announced may never have begun on any worker.
+	// An attempt that the start itself announced may have begun on no worker.
 	if e.State.announced > begin {
 		last = max(last, e.State.announced)
 	}
@@ -371,8 +372,9 @@ func (b *Bucket) Renew(ctx context.Context, j Job, attempt int) error {
 	return err
 }
 
-// upload streams the bytes that write writes into an object, and returns their SHA-256. It
-// does not retry the upload as a whole: Google's client resumes it piece by piece.
+// upload streams the bytes from the function write into an object, and returns their
+// SHA-256. It does not retry the upload as a whole: Google's client resumes it piece by
+// piece.
 func (b *Bucket) upload(ctx context.Context, run, name string, write func(io.Writer) error) (string, error) {
 	r, w := io.Pipe()
 	hash := sha256.New()
@@ -417,7 +419,7 @@ func (b *Bucket) putPieces(ctx context.Context, run, name string, r io.ReadSeeke
 	})
 }
 
-// read returns the bytes of an object from offset on, at most maxPiece of them.
+// read returns the bytes of an object from offset on. It returns at most maxPiece bytes.
 func (b *Bucket) read(ctx context.Context, name string, offset int64) ([]byte, error) {
 	return b.readPiece(ctx, name, offset, maxPiece)
 }
@@ -466,7 +468,7 @@ func (b *Bucket) list(ctx context.Context, prefix, delimiter string, f func(page
 	}
 }
 
-// Keeps returns how long the bucket keeps and bills an overwritten object; 0 means not at
+// Keeps returns how long the bucket keeps and bills an overwritten object. 0 means not at
 // all. Every upload of a log overwrites an object. versions reports whether the bucket
 // keeps old versions.
 func (b *Bucket) Keeps(ctx context.Context) (softDeleted time.Duration, versions bool, err error) {
@@ -603,7 +605,7 @@ type State struct {
 	// StrictExit makes Excused and Blame excuse nothing. The reader of the state sets it.
 	StrictExit bool
 
-	begun, announced int // the newest attempt that a worker has reported, and the attempt in control/attempt
+	begun, announced int // begun: the newest attempt that a worker has reported; announced: the attempt in control/attempt
 }
 
 // Over reports whether the newest attempt has ended on every worker of d.
@@ -614,8 +616,8 @@ func (s State) Over(d Description) bool { return len(s.Ended) >= len(d.IDs()) &&
 // ended.
 const FailFast = "fail-fast: a worker failed"
 
-// ExcuseWindow is how long after worker 0's success a failure of another worker is excused.
-// The others may fail while they exit, because their runtime loses its leader.
+// Within ExcuseWindow after worker 0's success, a failure of another worker is excused. The
+// others may fail while they exit, because their runtime loses its leader.
 const ExcuseWindow = time.Minute
 
 // Excused returns the workers whose failure is only the tail of a training that worker 0
@@ -930,7 +932,7 @@ func parseExit(id tpu.WorkerID, name, text string) End {
 	return e
 }
 
-// lostCode is the exit code of a worker whose end is not known, the same as over SSH.
+// lostCode is the exit code of a worker whose end is not known. Over SSH it is the same.
 const lostCode = 69
 
 func fields(text string) map[string]string {

@@ -260,7 +260,7 @@ func (p *page) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// TestLogInPieces checks that a log comes whole, in pieces of which none is larger than
+// TestLogInPieces checks that a log comes whole, and that no piece is larger than
 // requested.
 func TestLogInPieces(t *testing.T) {
 	t.Parallel()

@@ -121,8 +121,8 @@ type Job struct {
 	// Gather is how long the workers of a job with Apart wait until all have come to an
 	// attempt; 0: without limit.
 	Gather time.Duration
-	// Requested is when the slices were requested. If it is zero or later than a worker's
-	// first boot, that boot counts instead.
+	// Requested is when the slices were requested. If it is zero, or later than a worker's
+	// first boot, the time of that boot counts instead.
 	Requested time.Time
 	Keep      Keep
 	KeepFor   time.Duration // for KeepOnFailure; 0: until somebody deletes the resource
@@ -206,7 +206,7 @@ func prefixOf(dir, run string) string {
 // CodeObject returns the name of the packed code, the same as in MaxText's job script.
 func (j Job) CodeObject() string { return "script_dir_zip_" + j.Run + ".tar.gz" }
 
-// agents returns the programs for workers, by the name of the object with each.
+// agents returns the programs for workers, by the names of their objects.
 func (j Job) agents() map[string]program.Program {
 	all := map[string]program.Program{}
 	for _, arch := range program.Archs() {

@@ -364,8 +364,8 @@ func (w *world) guestState() (ok bool, text string) {
 	return err == nil, b.String()
 }
 
-// The queued resource stays while a worker works. Then any worker deletes it: here the
-// others, because worker 0 is dead.
+// The queued resource stays while a worker works. Then any worker deletes it. Here the
+// others do, because worker 0 is dead.
 func TestAnyWorkerTearsDown(t *testing.T) {
 	t.Parallel()
 	w := begin(t, "process", "v4-16", `[ $MULTIHOST_WORKER_ID = 0 ] || while [ ! -e ~/go ]; do sleep 0.1; done`, nil, sim.Config{})
@@ -417,7 +417,8 @@ func TestTimeToLiveEndsEverything(t *testing.T) {
 	onBoth(t, func(t *testing.T, backend string) {
 		w := begin(t, backend, "v4-8", "sleep 1000", func(o *job.JobOptions, _ *submit.DetachOptions) { o.TTL = 20 * time.Second }, sim.Config{})
 		s := w.until("the end", ended(1))
-		// TERM has killed the shell, or its child, whose status the shell then returns.
+		// TERM has killed the shell or its child. If it was the child, the shell returns
+		// the child's status.
 		if s.Ended[0].Code != 143 || !strings.Contains(s.Ended[0].Reason, "--ttl") {
 			t.Errorf("got %+v", s.Ended)
 		}
@@ -537,7 +538,7 @@ func TestSecretIsNowhereButInTheCommand(t *testing.T) {
 	testkit.Must(t, err)
 }
 
-// A secret that the worker may not read ends the run with the reason.
+// If the worker may not read a secret, the run ends with this reason.
 func TestSecretThatCannotBeReadEndsTheRun(t *testing.T) {
 	testkit.OnlyInAll(t, "TestRebootOfAllWorkersIsANewAttempt and TestAnyWorkerTearsDown")
 	t.Parallel()

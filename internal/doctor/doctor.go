@@ -164,8 +164,8 @@ type Options struct {
 	Way          overssh.Way
 	Jump         bool // connect through a bastion
 	KeyPath      string
-	// Key loads the SSH key; fs.ErrNotExist means that there is none. MakeKey
-	// makes one. It is nil if the user named a key file, which we do not make.
+	// Key loads the SSH key; fs.ErrNotExist means that there is none. MakeKey makes one. It
+	// is nil if the user named a key file. multihost does not make such a file.
 	Key     func() (*sshkey.Identity, error)
 	MakeKey func() error
 	// Visit connects to workers. Without Fix it writes nothing: neither host key
@@ -183,7 +183,7 @@ type Options struct {
 const checkLimit = 30 * time.Second
 
 // rounds limits the number of examinations with Fix. One correction may make another one
-// necessary: a new key must still be sent to the workers.
+// necessary: for example, a new key must still be sent to the workers.
 const rounds = 4
 
 // Examine makes all checks. With o.Fix, it also makes the corrections that findings offer

@@ -56,7 +56,8 @@ func TestQuotasAreToldApartByTheirIDs(t *testing.T) {
 	}
 }
 
-// A quota of Compute Engine is for one generation, or has a limit for each of several.
+// A quota of Compute Engine is for one generation, or it has a limit for each of several
+// generations.
 func TestQuotasOfComputeEngine(t *testing.T) {
 	t.Parallel()
 	limit := func(family string, value int64) gcp.QuotaLimit {
@@ -171,7 +172,7 @@ func TestPermissionsAreThoseOfTheProviders(t *testing.T) {
 			t.Errorf("%s of Compute Engine: %q, want %q", tt.name, got, tt.gce)
 		}
 	}
-	// Slices of Compute Engine are examined, and the Cloud TPU API makes new ones.
+	// doctor examines slices of Compute Engine, and the Cloud TPU API makes new ones.
 	joined := provider.Join(nil, onCloudAPI{}, compute)
 	if got := level("compute.instances.setMetadata", joined, tpu.Slice{Provider: "slice request"}); got != "error: putting the SSH key into slices" {
 		t.Errorf("of slices that exist: %q", got)
@@ -335,7 +336,7 @@ func TestTheListenerLeavesThePortsToARun(t *testing.T) {
 	testkit.Must(t, listener.Wait())
 }
 
-// A port that was not reached after the listener had closed does not count as closed.
+// If the listener had closed before a port was reached, the port does not count as closed.
 func TestPortsThatWereLeftToARunAreNotChecked(t *testing.T) {
 	t.Parallel()
 	all := []*seen{worker(0, 0), worker(0, 1), worker(0, 2)}

@@ -3,7 +3,7 @@
 # Prints what is installed on a worker, and the free space of its disks. It changes
 # nothing and needs no rights.
 #
-# A line of the answer is a key and a value; the last one is "end".
+# A line of the answer is a key and a value. The last line is "end".
 tab=$'\t'
 
 # room KEY PATH: prints the free bytes and the size in bytes of the disk of PATH.

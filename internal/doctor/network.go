@@ -127,9 +127,9 @@ func (e networkChecks) checkSSHRule(info network.Info, tags [][]string) {
 	e.ok(CheckSSHRule, "tcp:22 is open to %s", strings.Join(names, ", "))
 }
 
-// addRule adds the finding that a rule is missing, with the rule as the cure. If an
-// existing rule denies the traffic, the new rule gets a smaller priority number and so
-// overrules it. Then no rule has to be deleted.
+// addRule adds the finding that a rule is missing. The rule is the cure. If an existing
+// rule denies the traffic, the new rule gets a smaller priority number and so overrules it.
+// Then no rule has to be deleted.
 func (e networkChecks) addRule(check string, level Level, text string, info network.Info, rule network.FirewallRule, suffix string, v network.Verdict) {
 	rule.Name = freeName(info, strings.TrimSuffix(info.Name[:min(len(info.Name), 50)], "-")+suffix)
 	f := Finding{Check: check, Level: level, Text: text}
@@ -156,7 +156,7 @@ func (e networkChecks) addRule(check string, level Level, text string, info netw
 	e.add(f)
 }
 
-// freeName returns name, with a number appended if a rule of that name exists.
+// freeName returns name. If a rule of that name exists, it appends a number.
 func freeName(info network.Info, name string) string {
 	free := name
 	for n := 2; slices.ContainsFunc(info.Firewalls, func(r network.FirewallRule) bool { return r.Name == free }); n++ {

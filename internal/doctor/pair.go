@@ -74,7 +74,8 @@ func (e pairChecks) address(s *seen) string {
 	return e.sel.Slices[s.id.Slice].Workers[s.id.Worker].Internal
 }
 
-// A heard says which ports the coordinator listens on, and why not on others.
+// A heard says which ports the coordinator listens on, and why it does not listen on
+// others.
 type heard struct {
 	ports []string // ports on which our listener or another process listens
 	why   string   // why nothing can listen
@@ -145,8 +146,8 @@ type lines struct {
 	nonce string
 }
 
-// next returns the fields of the next line, or nil if it is not from the script. At the
-// end of the answer it returns io.EOF.
+// next returns the fields of the next line. It returns nil if the line is not from the
+// script. At the end of the answer it returns io.EOF.
 func (l lines) next() ([]string, error) {
 	line, err := l.in.ReadSlice('\n')
 	if err != nil {
@@ -340,8 +341,8 @@ func (e pairChecks) judgePorts(first *seen, all []*seen, h heard, results []prob
 	}
 }
 
-// showFilters lists everything that may drop packets on a worker, with the tools that are
-// installed.
+// showFilters lists everything on a worker that may drop packets. It uses the tools that
+// are installed.
 const showFilters = `for c in "nft list ruleset" "iptables -S" "ip rule" "tc -s filter show dev $(ip -o -4 route show default | sed -n 's/.* dev \([^ ]*\).*/\1/p;q') ingress"; do type ${c%% *} >/dev/null 2>&1 && $c; done; true`
 
 func (e pairChecks) judgePackets(all []*seen, results []probed) {

@@ -213,7 +213,7 @@ shift
 case $role in
   listen)
     if have python3; then
-      # The listener only reads the lock of package launch and never creates it.
+      # The listener only reads the lock of package launch. It never creates the lock.
       exec python3 -I -S -u -c "$listener" "$nonce" "${MULTIHOST_ROOT_TMP-}/tmp/.multihost/lock" "$@"
     fi
     say_fields taken "" "python3 is not installed"

@@ -371,7 +371,7 @@ func (e projectChecks) checkHealth(ctx context.Context) {
 	e.ok(CheckSlices, "%s: %s × %s, %s, all READY", shown, event.Count(len(names), "slice"), first.Type, event.Count(len(e.sel.Workers()), "worker"))
 }
 
-// quotaTiers maps words in the ids of the TPU API's quotas to the tiers they are for.
+// quotaTiers maps words in the ids of the TPU API's quotas to tiers.
 var quotaTiers = []struct{ word, name string }{{"Preemptible", "spot"}, {"Reserved", "reserved"}, {"", "on demand"}}
 
 // checkQuota compares the quotas of a type with the wanted and the used amount.
@@ -417,7 +417,7 @@ type quotaRow struct {
 	id, tier, where string
 	uses            string // the tier of the slices that count in it
 	limit           int64
-	unset           bool // it has no limit of its own; limit is then the value that users have reported
+	unset           bool // it has no limit of its own; limit is then a value that users have reported
 }
 
 // quotaRows returns the quotas that limit the slices that are wanted.
@@ -440,7 +440,8 @@ func (e projectChecks) quotaRows(quotas []gcp.QuotaInfo) (rows []quotaRow) {
 const unsetSpot = 1536
 
 // computeRows returns the quotas of Compute Engine that limit slices of a generation in a
-// zone. Flex-start uses the quota of spot, or if there is none the quota of on demand.
+// zone. Flex-start uses the quota of spot. If there is none, it uses the quota of on
+// demand.
 func computeRows(quotas []gcp.QuotaInfo, g tpu.Generation, zone string) (rows []quotaRow) {
 	for _, q := range quotas {
 		own, tier, family, ok := computeQuota(q, g)
