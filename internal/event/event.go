@@ -97,8 +97,8 @@ type Progress struct {
 	SilentSince *time.Time `json:"silent_since,omitempty"` // when one of them was last heard
 }
 
-// Training is the newest step of a training run; it replaces the previous one. A figure
-// of 0 is unknown. TFLOP/s and tokens/s are per device, MFU is a fraction.
+// Training is the newest step of a training run. It replaces the previous one. A figure of
+// 0 is unknown. TFLOP/s and tokens/s are per device, MFU is a fraction.
 type Training struct {
 	Step        int64   `json:"step"`
 	StepSeconds float64 `json:"step_seconds,omitempty"`

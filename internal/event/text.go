@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// Notef emits a Note whose text is format filled with args. hint may be empty.
+// Notef emits a Note. Its text is format filled with args. hint may be empty.
 func Notef(sink Sink, level Level, hint, format string, args ...any) {
 	sink.Emit(Note{Level: level, Text: fmt.Sprintf(format, args...), Hint: hint})
 }
@@ -68,8 +68,8 @@ func Bytes(n int64) string {
 	return fmt.Sprintf("%.1f %cB", value, "kMGTPE"[unit])
 }
 
-// Dollars writes an amount of US dollars with as many digits as an estimate deserves:
-// $0.24, $38.40, $1240.
+// Dollars writes an amount of US dollars with few digits, because the amounts are
+// estimates: $0.24, $38.40, $1240.
 func Dollars(usd float64) string {
 	if usd >= 1000 {
 		return fmt.Sprintf("$%.0f", usd)
