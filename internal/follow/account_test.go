@@ -171,7 +171,8 @@ func TestWaitForLogs(t *testing.T) {
 	}
 }
 
-// A summary needs a word about the lost logs, unless it names the slice that is gone.
+// A summary that names the slice that is gone needs no further word about the lost logs.
+// Any other summary does.
 func TestLogsOfSlicesThatGoDuringAStop(t *testing.T) {
 	gone := Ending{Known: true, Err: fmt.Errorf("slice %q is PREEMPTED: %w", "t-0", ErrSliceGone)}
 	for _, tt := range []struct {

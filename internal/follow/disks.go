@@ -38,7 +38,7 @@ func (l *LowDisks) Add(id tpu.WorkerID, d launch.Disk) {
 	l.fresh = append(l.fresh, id)
 }
 
-// The uses of a disk with little free space, and what happens when it is full.
+// What a disk with little free space is used for, and what happens when it is full.
 const (
 	OutputDisk = "where the output is kept; when less than a fiftieth is free, no more is kept, and the run goes on"
 	TmpDisk    = "in /tmp; a command that writes there fails when it is full"

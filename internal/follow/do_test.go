@@ -32,14 +32,14 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// A started is a run that has started on workers, together with the following of it.
+// A started is a run that has started on workers, and the Following that follows it.
 type started struct {
 	*Following
 	said    *testkit.Recorder
 	workers []*localworker.Worker
 }
 
-// start starts each script on a worker of its own, which is a process of this machine.
+// start starts each script on its own worker, which is a process of this machine.
 func start(t *testing.T, scripts ...string) *started {
 	t.Helper()
 	fleet, ref := localworker.Fleet{}, launch.Ref{Run: "r", Attempt: 1}
@@ -142,7 +142,7 @@ func TestAConnectionThatBreaks(t *testing.T) {
 	}
 }
 
-// Each row has an event that ends a following, and whether the command goes on.
+// Each row has an event that ends a following. It says whether the command goes on.
 func TestWhatEndsAFollowing(t *testing.T) {
 	for _, tt := range []struct {
 		story  string

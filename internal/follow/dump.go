@@ -88,7 +88,7 @@ func stackText(all []launch.Stack) []byte {
 	return []byte(b.String())
 }
 
-// mostFolded is how many places the folded view shows; the files contain all.
+// mostFolded is how many places the folded view shows. The files contain all places.
 const mostFolded = 20
 
 func foldedText(ids []tpu.WorkerID, stacks [][]launch.Stack) string {

@@ -33,8 +33,8 @@ func (e Ending) failed() bool { return e.Err != nil || e.Exit.Code != 0 || e.Exi
 // stopped reports whether multihost stopped the command.
 func (e Ending) stopped() bool { return e.Exit.Reason != "" && !e.Exit.Lost }
 
-// LostCode is the exit status for a worker whose end could not be learned:
-// EX_UNAVAILABLE of sysexits.
+// If the end on a worker could not be learned, its exit status is LostCode: EX_UNAVAILABLE
+// of sysexits.
 const LostCode = 69
 
 func (e Ending) code() int {

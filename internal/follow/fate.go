@@ -63,7 +63,8 @@ const (
 	strange    trouble = "strange"    // the first answer of the worker says that the command was never started there
 )
 
-// TroubleOf returns the kind of an error that launch.Follow reports or ends with.
+// TroubleOf returns the kind of an error. launch.Follow has reported the error, or has
+// ended with it.
 func TroubleOf(err error) trouble {
 	var refused *launch.RemoteError
 	var connect *remote.ConnectError
@@ -81,8 +82,9 @@ func TroubleOf(err error) trouble {
 	return connection
 }
 
-// Text is the message about workers that cannot be followed; it has %s for their names.
-// It says why, what happens next and, if the trouble was reported before, for how long.
+// Text is the message about workers that cannot be followed. It has %s for their names. It
+// says why, and what happens next. If the trouble was reported before, it also says for how
+// long it has lasted.
 func (t trouble) Text(cause string, away, limit time.Duration) string {
 	cause = strings.ReplaceAll(cause, "%", "%%")
 	text, again := "cannot follow %s", "trying again"

@@ -18,8 +18,8 @@ import (
 	"multihost/internal/tpu"
 )
 
-// followTroubles are the errors that can occur while a worker is followed, with their
-// kinds.
+// followTroubles are the errors that can occur while a worker is followed. Each has its
+// kind.
 var followTroubles = []struct {
 	story string
 	err   error
@@ -124,8 +124,8 @@ func TestTroubleIsToldWithWhatHappensNext(t *testing.T) {
 	}
 }
 
-// If a log file cannot be opened, this machine has no copy, but the run continues. If the
-// file can be opened at the end, the whole log is fetched.
+// If a log file cannot be opened, this machine has no copy. The run continues. If the file
+// can be opened at the end, the whole log is fetched.
 func TestALogThatCannotBeOpenedCostsNoRun(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "logs")
 	var shown, notes strings.Builder

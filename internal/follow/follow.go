@@ -12,8 +12,8 @@
 //     attempt. Its command is not touched until a new attempt begins. If this machine
 //     reaches neither a worker nor the API, its own network has failed. The 10 minutes then
 //     begin when the network is back.
-//   - Training steps are read where the bytes of a log are written, and not from events. A
-//     view may drop bytes, but the figures need all of them.
+//   - Training steps are read where the bytes of a log are written. They are not read from
+//     events. A view may drop bytes, but the figures need all of them.
 package follow
 
 import (
@@ -57,7 +57,7 @@ type Following struct {
 	Wraps    [][]string // per worker: words before the command, if this command started it
 	Deletes  bool       // this command deletes the slices after a success, or sees only a part of the run; so it does not mark the run as seen
 
-	// Reads, if set, takes the output of each worker in place of its log file. Such a
+	// If Reads is set, it takes the output of each worker in place of its log file. Such a
 	// following changes nothing on the workers or on this machine, and stops no command.
 	Reads []*training.ReadLog
 
@@ -255,7 +255,7 @@ func (f *Following) conclude(ctx context.Context, stop *stopping) (stage.Outcome
 	if f.Reads == nil && a.toKeep() {
 		f.onFirst(ctx, func(ctx context.Context, c remote.Runner) error { return launch.KeepVerdict(ctx, c, f.Ref, a.blame()) })
 	}
-	seen := a.code != 0 || cause == nil // a stop between the last end and its report is not a success
+	seen := a.code != 0 || cause == nil // if a stop comes between the last end and its report, the run has not succeeded
 	if f.Reads == nil && !f.Deletes && seen && f.Rec.Ended && f.Ends.settled(true) && parts == nil {
 		f.onFirst(ctx, func(ctx context.Context, c remote.Runner) error { return launch.KeepSeen(ctx, c, f.Ref, f.Owner) })
 	}

@@ -18,7 +18,8 @@ import (
 )
 
 const (
-	// OutageLook is how often the cloud is asked about slices with lost workers.
+	// OutageLook is how often the cloud is asked whether the slices of lost workers still
+	// exist.
 	OutageLook = 10 * time.Second
 	// longestLook limits the pause while the cloud does not answer. Each try is reported.
 	longestLook = 2 * time.Minute
@@ -173,8 +174,8 @@ func (o *outages) causes() map[int]string {
 // lostNow returns the workers that cannot be followed now, in order.
 func (o *outages) lostNow() []int { return slices.Sorted(maps.Keys(o.causes())) }
 
-// tell reports which workers have become impossible to follow since the last report, and
-// which are followed again.
+// tell reports which workers can no longer be followed since the last report, and which are
+// followed again.
 func (o *outages) tell(sink event.Sink, ids []tpu.WorkerID, now time.Time, limit time.Duration) {
 	var back []tpu.WorkerID
 	texts := make([]string, len(ids))

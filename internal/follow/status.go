@@ -92,8 +92,9 @@ type Patience struct {
 	// complete here; 0: it does not wait.
 	Log time.Duration
 
-	// Quiet is how long a worker may print nothing before that is reported, and then
-	// reported again. Compiling a large model is silent for ten minutes at most.
+	// If a worker prints nothing for Quiet, that is reported. It is reported again each
+	// time that Quiet has passed. Compiling a large model is silent for ten minutes at
+	// most.
 	Quiet time.Duration
 }
 

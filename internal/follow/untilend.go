@@ -53,12 +53,11 @@ type endWait struct {
 var errLeft = errors.New("left")
 
 // untilEnd waits until the command has ended on every worker, as far as that can be
-// learned. It starts at most one stop of all workers: at the first failure, at the
-// deadline or when ctx ends. An error means that the command was left and may still be
-// running.
+// learned. It starts at most one stop of all workers: at the first failure, at the deadline
+// or when ctx ends. An error means that this command has left the run. The run may go on.
 func (f *Following) untilEnd(ctx context.Context) (*stopping, error) {
-	// Following outlives ctx, because the output of a command that is being stopped is part
-	// of its log.
+	// Following outlives ctx: what a command prints while it is being stopped is part of
+	// its log.
 	followCtx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	f.prepare()
 	n := len(f.Ends)

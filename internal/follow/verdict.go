@@ -10,7 +10,7 @@ import (
 	"multihost/internal/tpu"
 )
 
-// An account has all facts that decide how the summary describes the end of a run.
+// An account has all facts that the summary of a run depends on.
 type account struct {
 	run   string
 	ids   []tpu.WorkerID
@@ -35,7 +35,7 @@ func (a account) summary() (sum event.Summary, lines bool) {
 	switch {
 	case a.stop != nil && a.stop.err != nil:
 		sum.OK = false
-		if !a.ends[max(a.first, 0)].Known { // this command stopped following the worker, which is not a failure of the worker
+		if !a.ends[max(a.first, 0)].Known { // this command stopped following the worker; that is not a failure of the worker
 			sum.FirstFail, lines = "", false
 		}
 		sum.Text = fmt.Sprintf("run %s: %s", a.run, a.stop.err)
@@ -87,15 +87,15 @@ const (
 	BackgroundCureDetached = foregroundCure + ": the job goes on without this machine"
 )
 
-// SayExcused makes the summary of a run that succeeded name the workers whose failure
-// was excused.
+// SayExcused is for a run that succeeded. It makes the summary name the workers whose
+// failure was excused.
 func SayExcused(sink event.Sink, sum *event.Summary, workers string) {
 	sum.Text = fmt.Sprintf("run %s completed; unclean exit on %s after worker 0 had succeeded", sum.Run, workers)
 	event.Notef(sink, event.Warn, "to make it a failure: --strict-exit",
 		"%s failed within a minute after worker 0 had succeeded, by SIGABRT or with words of the distributed runtime: excused as the training's tail", workers)
 }
 
-// SayLeftBehind makes the processes that the command left in the background the
+// The command may have left processes in the background. SayLeftBehind makes them the
 // headline of the summary.
 func SayLeftBehind(sink event.Sink, sum *event.Summary, processes int, ids []tpu.WorkerID, cure string) {
 	if processes == 0 {

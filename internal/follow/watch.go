@@ -32,7 +32,7 @@ type WatchOptions struct {
 	OnStall      OnStall          // "" is StallReport
 }
 
-// trainingEvery is the interval of the status line and of the check for stalls.
+// trainingEvery is how often the status line is updated and stalls are looked for.
 const trainingEvery = time.Second
 
 // A watcher reads the training steps of a followed run.

@@ -143,7 +143,7 @@ func (c copies) open(i int) *logFile {
 	return log
 }
 
-// arrivals returns the writer that stores when the output of worker i arrives.
+// arrivals returns a writer. It stores when the output of worker i arrives.
 func (c copies) arrivals(i int) *record.ArrivalWriter {
 	return &record.ArrivalWriter{Path: record.ArrivalsPath(c.rec.LogDir, c.workers.IDs[i]), Now: c.clock.Now}
 }
@@ -182,8 +182,8 @@ func (c copies) bringRest(ctx context.Context, i int, before *PartLog) *PartLog 
 	return part
 }
 
-// mend fetches the rest of a log for which the disk here had no room. It returns nil when
-// the log is whole.
+// The disk here had no room for the rest of a log. mend fetches that rest. It returns nil
+// when the log is whole.
 func (c copies) mend(ctx context.Context, i int, log *logFile) *PartLog {
 	err := log.open()
 	if err == nil {
@@ -214,9 +214,9 @@ func (c copies) unread(i int, cause error) *PartLog {
 	return part
 }
 
-// GoWithSlices returns the logs whose rest is not here and is lost when the slices are
-// deleted. It includes the logs of workers that were given up while the command may still
-// run there.
+// The rest of a log may be only on slices that are going to be deleted. GoWithSlices
+// returns such logs. It includes the logs of workers that were given up while the command
+// may still run there.
 func (f *Following) GoWithSlices() (all Parts) {
 	for i, e := range f.Ends {
 		switch {

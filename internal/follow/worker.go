@@ -61,7 +61,7 @@ func (w *follower) keep(ctx context.Context) Ending {
 	}
 	log.close()
 	behind := 0
-	if err == nil && w.Rec.Bucket == "" { // if there is a bucket, the worker itself sweeps and reports that in the bucket
+	if err == nil && w.Rec.Bucket == "" { // if there is a bucket, the worker itself sweeps, and reports the result in the bucket
 		behind = w.sweep()
 	}
 	e := w.ending(ctx, exit, err)
