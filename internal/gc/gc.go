@@ -325,8 +325,8 @@ func unusedNetworks(ctx context.Context, d Deps, o GCOptions) ([]Leftover, error
 	return left, nil
 }
 
-// Collect deletes useless leftovers. It reads the real state before each deletion and
-// keeps what has changed since it was listed.
+// Collect deletes useless leftovers. It reads the real state before each deletion. If
+// something has changed since it was listed, Collect keeps it.
 func Collect(ctx context.Context, d Deps, o GCOptions, left []Leftover) error {
 	names, errs := make([]string, len(left)), make([]error, len(left))
 	var group errgroup.Group
@@ -484,9 +484,9 @@ func leftoverWarning(d Deps, all []provision.Resource, user, except string) stri
 	return "left of your earlier runs: " + strings.Join(parts, "; ")
 }
 
-// lastRunEnded returns when the last run on the slices of a resource ended, according to
-// this machine's records. It is zero if the records have no such run, or a run that has not
-// ended.
+// lastRunEnded returns when the last run on the slices of a resource ended. It knows that
+// from this machine's records. It is zero if the records have no such run, or a run that
+// has not ended.
 func lastRunEnded(d Deps, res provision.Resource) time.Time {
 	names := map[string]bool{}
 	for _, s := range res.Slices {

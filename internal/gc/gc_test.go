@@ -109,7 +109,7 @@ func TestTheWarningOfLeftoversIsOneLine(t *testing.T) {
 	}
 }
 
-// remains is a provider that has parts of a resource left, which cost nothing.
+// remains is a provider of a resource. Parts of the resource are left, and cost nothing.
 type remains struct {
 	provision.Provider
 	listed  []provision.Resource
@@ -153,8 +153,8 @@ func TestASliceThatIsLeftIsLookedAt(t *testing.T) {
 	}
 }
 
-// back is a provider of a resource of which one slice has become ready again. Its list of
-// slices is late.
+// back is a provider of a resource. One slice of the resource has become ready again. Its
+// list of slices is late.
 type back struct {
 	remains
 	now provision.Resource
@@ -209,7 +209,7 @@ func (inParts) Items(context.Context, string) ([]provision.Item, error) {
 	return []provision.Item{{Kind: "template", Name: "m"}}, errors.New("read policy: denied")
 }
 
-// The remains of a dead resource, and their cost, depend on its provider.
+// What is left of a dead resource, and what that costs, depends on its provider.
 func TestPartsOfLeftovers(t *testing.T) {
 	t.Parallel()
 	said := &testkit.Recorder{}

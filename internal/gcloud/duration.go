@@ -47,8 +47,9 @@ var (
 	spanPartRE = regexp.MustCompile(`([0-9]+(?:[.,][0-9]+)?)(MS|US|NS|[YMWDHS])|T`)
 )
 
-// parseSpan parses [+-][P][nY][nM][nW][nD][T][nH][nM][nS], in any case and order.
-// M means months only after P, and before T and any hours, minutes or seconds.
+// parseSpan parses [+-][P][nY][nM][nW][nD][T][nH][nM][nS], in any case and order. M means
+// months only after P, and before T, hours, minutes and seconds. Otherwise it means
+// minutes.
 func parseSpan(s string) (p span, err error) {
 	upper := strings.ToUpper(s)
 	if !spanRE.MatchString(upper) || strings.Count(upper, "T") > 1 || strings.HasSuffix(upper, "T") {

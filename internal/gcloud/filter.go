@@ -26,9 +26,9 @@ import (
 //	operand  = word | "(" word { word } ")"   the list with : and = only
 //	path     = name { "." name | "[" number "]" | "[]" }
 //
-// A path without an operator is a text that some field must contain. AND together
-// with OR in one pair of parentheses is an error, as in gcloud. The functions of
-// gcloud's language are not supported.
+// A path without an operator is a text. Some field must contain it. As in gcloud, it is an
+// error to have AND and OR in one pair of parentheses. The functions of gcloud's language
+// are not supported.
 type Filter struct {
 	text string
 	root condition
@@ -137,7 +137,7 @@ func (p *filterParser) expr() (condition, error) {
 	return nil, err
 }
 
-// chain reads one or more parts that are joined by word, which is AND or OR.
+// chain reads one or more parts. word joins them; it is AND or OR.
 func (p *filterParser) chain(word string, part func() (condition, error)) (condition, error) {
 	left, err := part()
 	for err == nil && p.word(word) {
@@ -290,7 +290,8 @@ func (p *filterParser) operands(operator string) ([]string, error) {
 	}
 }
 
-// token reads a word up to a space or one of stops, quoted in whole or in part.
+// token reads a word up to a space or a character of stops. All or parts of the word may be
+// quoted.
 func (p *filterParser) token(stops string) (word string, ok bool, err error) {
 	var b strings.Builder
 	quote, start := rune(0), p.at
@@ -439,7 +440,7 @@ func each(list []any, path []step) any {
 	return all
 }
 
-// member finds a field by its name in the API's spelling or with underscores.
+// member finds a field by its name. The name is in the API's spelling or has underscores.
 func member(m map[string]any, name string) any {
 	if v, ok := m[name]; ok {
 		return v

@@ -82,9 +82,8 @@ func newTokens(cfg Config) *tokens {
 	return &tokens{cfg: cfg, adc: google.FindDefaultCredentials, turn: make(chan struct{}, 1)}
 }
 
-// early is how long before the expiry of a token this package stops using it. It is longer
-// than a request takes to arrive. It is short enough that every issuer gives out a new
-// token by then.
+// This package stops using a token this long before the token's expiry. It is longer than a
+// request takes to arrive. It is short enough: by then, every issuer gives out a new token.
 const early = time.Minute
 
 // token returns a valid access token and the quota project of the credentials. Only
@@ -292,8 +291,8 @@ func quotaProject(file []byte) string {
 	return f.QuotaProject
 }
 
-// authTransport adds credentials to requests. If the server refuses the token, it
-// repeats the request once with a new token.
+// authTransport adds credentials to requests. If the server refuses the token,
+// authTransport repeats the request once with a new token.
 type authTransport struct {
 	base         http.RoundTripper
 	tokens       *tokens

@@ -117,8 +117,8 @@ func (e *Error) Unwrap() error { return e.err }
 // Fault returns the kind of the error's class.
 func (e *Error) Fault() fault.Kind { return e.Class.Fault() }
 
-// ErrPartial says that the API could not reach everything that it had to list. Items
-// that are missing from the list may still exist.
+// ErrPartial says that an API had to list things in several places and could not reach all
+// of them. Items that are missing from the list may still exist.
 var ErrPartial = fault.New(fault.Unavailable, "the API could not list everything")
 
 // Partial returns an error of kind ErrPartial that names what the API could not reach when
@@ -244,7 +244,8 @@ func ClassOf(err error) Class {
 	return Unknown
 }
 
-// FaultOf is fault.Of for errors that may come from a client library unwrapped.
+// FaultOf does what fault.Of does, also for errors of a client library that nobody has
+// wrapped.
 func FaultOf(err error) fault.Kind {
 	if kind := fault.Of(err); kind != fault.Unknown {
 		return kind
@@ -264,7 +265,7 @@ func retryable(err error) bool {
 	if errors.Is(err, errNoAnswer) || errors.Is(err, ErrPartial) {
 		return true
 	}
-	// Nothing listens at this port of this machine, and waiting does not change that.
+	// Nothing listens at this port of this machine. Waiting does not change that.
 	if loopback(err) && errors.Is(err, errRefused) {
 		return false
 	}

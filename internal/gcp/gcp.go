@@ -80,7 +80,7 @@ type Config struct {
 	// GcloudToken returns an access token. It is called if there are no
 	// application default credentials. May be nil.
 	GcloudToken func(ctx context.Context) (string, error)
-	// Impersonate is the service account to act as; the credentials above must allow that.
+	// Impersonate is the service account to act as. The credentials above must allow that.
 	// Empty: none.
 	Impersonate string
 	// QuotaProject is the project that the calls are billed to. Empty: the
@@ -214,9 +214,9 @@ func (c *Client) ComputeOptions(context.Context) ([]option.ClientOption, error) 
 	return opts, nil
 }
 
-// OSLoginOptions returns the options for google.golang.org/api/oslogin/v1 and for
-// google.golang.org/api/oauth2/v2, which returns the account of the credentials. Wrap each
-// call in Do.
+// OSLoginOptions returns the options for google.golang.org/api/oslogin/v1. They also work
+// for google.golang.org/api/oauth2/v2, which returns the account of the credentials. Wrap
+// each call in Do.
 func (c *Client) OSLoginOptions() ([]option.ClientOption, error) {
 	opts := []option.ClientOption{option.WithHTTPClient(c.http), option.WithUserAgent(c.cfg.UserAgent)}
 	if c.cfg.OSLoginEndpoint != "" {
@@ -276,10 +276,10 @@ func (c Config) Roots() (Roots, error) {
 	return r, nil
 }
 
-// NoRetry returns the option for calls of cloud.google.com/go/compute/apiv1 that
-// leaves retries to Do. Without it, those clients silently repeat reads on 503 and
-// 504 for up to ten minutes. Setting a client's CallOptions field does not change
-// that, because its REST half has a copy.
+// NoRetry returns an option for calls of cloud.google.com/go/compute/apiv1. With it, those
+// calls leave retries to Do. Without it, those clients silently repeat reads on 503 and 504
+// for up to ten minutes. Setting a client's CallOptions field would not do, because its
+// REST half has a copy.
 func NoRetry() gax.CallOption {
 	return gax.WithRetry(func() gax.Retryer { return nil })
 }

@@ -468,8 +468,8 @@ func TestApplicationDefaultCredentials(t *testing.T) {
 	if quota != "billed" {
 		t.Errorf("quota project = %q, want that of the credentials", quota)
 	}
-	// The server refuses the token before its time: a new one is fetched
-	// within the same call.
+	// The server refuses the token before the token expires. A new token is fetched within
+	// the same call.
 	valid = "t2"
 	if _, err := f.getNode(t.Context()); err != nil {
 		t.Errorf("after the token was refused: %v", err)
@@ -563,8 +563,8 @@ func gcloudSays(token string) func(context.Context) (string, error) {
 	return func(context.Context) (string, error) { return token, nil }
 }
 
-// portal is a network with a login page. Until it is open, its own server answers, with a
-// certificate that is not the API's.
+// portal is a network with a login page. Until it is open, its own server answers. That
+// server's certificate is not the API's.
 type portal struct{ open bool }
 
 func (p *portal) RoundTrip(r *http.Request) (*http.Response, error) {

@@ -140,7 +140,7 @@ func roleFor(permission string) string {
 	return ""
 }
 
-// The forms in which the APIs name a quota: two of the TPU API, one of Compute.
+// The forms in which the APIs name a quota. Two are the TPU API's, and one is Compute's.
 var quotaForms = []*regexp.Regexp{
 	regexp.MustCompile(`Quota '(?P<metric>[^']+)' exhausted\. Limit:? (?P<limit>[0-9.]+) (?P<where>in (?:region|zone) \S+|globally)`),
 	regexp.MustCompile(`Quota limit '(?P<metric>[^']+)' has been exceeded\. Limit: (?P<limit>[0-9.]+) (?P<where>in (?:region|zone) \S+|globally)`),

@@ -13,8 +13,8 @@ import (
 // read of a file or one request to a token server.
 var loginPause = Backoff{First: time.Second, Max: 10 * time.Second, Factor: 1.5}
 
-// A login tracks whether the credentials of a Client work, from the results of its
-// calls. It reports once when they stop working, and once when they work again.
+// A login knows from the results of a Client's calls whether the credentials work. It
+// reports once when they stop working, and once when they work again.
 type login struct {
 	cfg Config
 
@@ -66,8 +66,8 @@ func Unattended(ctx context.Context) context.Context {
 	return context.WithValue(ctx, unattended{}, true)
 }
 
-// Lapsed reports whether err means that credentials that had worked before were
-// refused. The user may renew them while the program runs, so a retry can succeed.
+// Lapsed reports whether err means that credentials were refused which had worked before.
+// The user may renew them while the program runs, so a retry can succeed.
 func Lapsed(err error) bool {
 	e, ok := asError(err)
 	return ok && e.Lapsed

@@ -32,7 +32,7 @@ type Backoff struct {
 
 var defaultBackoff = Backoff{First: 100 * time.Millisecond, Max: 5 * time.Second, Factor: 1.5}
 
-// Or returns b, with the values of other for fields that b does not set.
+// Or returns b. Fields that b does not set have the values of other.
 func (b Backoff) Or(other Backoff) Backoff {
 	if b.First <= 0 {
 		b.First = other.First
@@ -82,8 +82,8 @@ func Sleep(ctx context.Context, clock Clock, d time.Duration) error {
 	}
 }
 
-// stoppedBy returns the error of a context that has ended. It has the text of the
-// cause, and matches the cause as well as context.Canceled or DeadlineExceeded.
+// stoppedBy returns the error of a context that has ended. It has the text of the cause. It
+// matches the cause, and also context.Canceled or DeadlineExceeded.
 func stoppedBy(ctx context.Context) error {
 	cause := context.Cause(ctx)
 	if cause == ctx.Err() {

@@ -90,9 +90,9 @@ func (c *Client) Enabled(ctx context.Context, apis ...string) (map[string]bool, 
 	return enabled, nil
 }
 
-// Lacking returns which of the permissions the caller does not have in the project as a
-// whole. The caller may still have them on single resources of the project. permissions has
-// at most 100 entries.
+// Lacking returns which of the permissions the caller does not have for the whole project.
+// The caller may still have them on single resources of the project. permissions has at
+// most 100 entries.
 func (c *Client) Lacking(ctx context.Context, permissions []string) ([]string, error) {
 	svc, err := c.resourceManager(ctx)
 	if err != nil {

@@ -1,8 +1,8 @@
 #!/bin/bash
 # Functions for scripts on a VM: they read the metadata server, call Google's APIs with the
 # VM's own token, and delete the resource that the VM belongs to. The provider of the slices
-# describes each deletion as data. This file stands before the script that uses it, and
-# json.sh of package remote stands between the two.
+# describes each deletion as data. This file stands before the script that uses it. json.sh
+# of package remote stands between the two.
 #
 # A failed call leaves its HTTP status in $status (000 if there was no answer) and a text
 # for people in $why. No token appears in an argument, in a file or in these texts.
@@ -66,8 +66,8 @@ api() {
     printf 'header = "Authorization: Bearer %s"\n' "$REPLY" |
       curl -sS -K - -X "$method" -w '\n%{http_code}' --connect-timeout 10 --max-time 60 --speed-limit 1 --speed-time 60 --globoff --proto =http,https "$@" --url "$url" 2>&1
   ); then
-    # This includes an answer that broke off after its status, because half of an answer
-    # does not count.
+    # This includes an answer that broke off after its status: an incomplete answer does not
+    # count.
     why='no answer'
     said "$reply"
     reply=''
@@ -95,9 +95,9 @@ fetch() {
   return 1
 }
 
-# delete_resources DELETION...: calls delete_resource for each, in order, also after a
-# resource whose deletion was not requested. It fails if every resource that is left belongs
-# to another run.
+# delete_resources DELETION...: calls delete_resource for each, in order. It continues after
+# a resource whose deletion was not requested. It fails if every resource that is left
+# belongs to another run.
 delete_resources() {
   local deletion trouble='' foreign=''
   for deletion in "${@-}"; do
