@@ -88,7 +88,7 @@ func (p *reader) mute(ctx context.Context, group string) (silent []string, err e
 	return running, nil
 }
 
-// A sign is a text on a serial console whose meaning is known.
+// A sign is a known text on a serial console, with its meaning.
 type sign struct {
 	text    *regexp.Regexp
 	meaning string

@@ -19,8 +19,8 @@ const (
 	// recreateLimit is how long Create waits until an older resource of the same name is
 	// gone.
 	recreateLimit = 30 * time.Minute
-	// lastReadLimit limits the read after the caller's context has ended, which finds out
-	// whether something was made.
+	// After the caller's context has ended, a read finds out whether something was made.
+	// lastReadLimit limits this read.
 	lastReadLimit = 10 * time.Second
 	// undoLimit limits the deletion of the parts that a refused or interrupted Create has
 	// made.
@@ -68,7 +68,7 @@ func (p *Provider) Create(ctx context.Context, r provision.Request) (res provisi
 		}
 	}
 	res, err = p.Get(gcp.Unattended(ctx), r.ID)
-	if err != nil { // all was accepted; if it still cannot be read, the wait reports it
+	if err != nil { // Compute Engine has accepted all; if that cannot be read, the wait reports it
 		res, err = justMade(r, p.gcp.Clock().Now()), nil
 	}
 	return res, created, err

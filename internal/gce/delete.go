@@ -15,7 +15,7 @@ import (
 // DefaultDeleteLimit is how long Delete waits if its options give no limit.
 const DefaultDeleteLimit = 30 * time.Minute
 
-// reissueAfter is how long a deletion may show no effect before it is repeated.
+// If a deletion shows no effect for reissueAfter, it is repeated.
 const reissueAfter = 30 * time.Second
 
 // Delete implements provision.Provider. It deletes the groups with their VMs. When they are
@@ -147,7 +147,7 @@ func (p *Provider) removeOnce(ctx context.Context, id string, asked map[string]t
 	return p.removeParts(ctx, id, asked)
 }
 
-// Sweep implements provision.Sweeper: it deletes the template and the policy when somebody
+// Sweep implements provision.Sweeper. It deletes the template and the policy if somebody
 // else has deleted the groups.
 func (p *Provider) Sweep(ctx context.Context, id, run string) error {
 	labels, found, err := p.owner(ctx, id)
@@ -161,7 +161,7 @@ func (p *Provider) Sweep(ctx context.Context, id, run string) error {
 	return err
 }
 
-// removeParts deletes the parts of a resource that has no groups any more, as removeOnce does.
+// removeParts does what removeOnce does, for a resource that has no groups any more.
 func (p *Provider) removeParts(ctx context.Context, id string, asked map[string]time.Time) (left string, err error) {
 	name := p.at().partName(id)
 	for _, part := range []struct {

@@ -15,7 +15,8 @@
 //
 // Only the VMs know the order of the workers: neither the names nor the lists of the API
 // show which VM is worker 0. Every VM writes its number into a guest attribute at its boot.
-// A slice is not ready until all its VMs have done that without contradiction.
+// A slice is not ready until all its VMs have done that. Their numbers must not contradict
+// each other.
 //
 // Compute Engine restarts a slice as a whole after a machine has failed. Such a slice is
 // recovering, and does not count as lost.

@@ -131,8 +131,8 @@ func TestAnInterruptedCreateSaysWhatExists(t *testing.T) {
 	}
 }
 
-// A dry run, and a request that is refused at once, report that nothing exists. A dry run
-// first reports a resource that is being deleted.
+// A dry run reports that nothing exists. A request that is refused at once does, too. A dry
+// run first reports a resource that is being deleted.
 func TestACreateThatMakesNothingSaysWhatExists(t *testing.T) {
 	f := start(t)
 	ctx := t.Context()
@@ -554,7 +554,7 @@ func TestPreview(t *testing.T) {
 	}
 }
 
-// A resource without a group counts as being made while one of its parts is young. After
+// While one of its parts is young, a resource without a group counts as being made. After
 // that it counts as left over.
 func TestWhatHasNoGroupYetIsNoLeftover(t *testing.T) {
 	for _, tt := range []struct {

@@ -62,9 +62,8 @@ const (
 // slice's run duration.
 const goneWhy = "its VMs never came, or were deleted: by a user, or at the end of a run duration that multihost has not set"
 
-// repairTime is how long Compute Engine may take to start a VM again that it has
-// stopped. If a VM stays down longer, somebody has stopped it, and nobody will start
-// it.
+// Compute Engine may stop a VM and start it again. repairTime is how long that may take. If
+// a VM stays down longer, somebody has stopped it, and nobody will start it.
 const repairTime = 30 * time.Minute
 
 // The states of a VM, grouped by their meaning for a slice.
@@ -215,14 +214,14 @@ func (s sight) leaving() bool {
 	return deleting > 0 && deleting == len(s.managed) || actions && len(s.managed) == 0
 }
 
-// over reports whether the VMs were deleted because their requested time had passed.
+// over reports whether the VMs were deleted because their run duration had passed.
 func (s sight) over() bool {
 	made := timeOf(s.group.GetCreationTimestamp())
 	return s.maxRun > 0 && len(s.vms) == 0 && !made.IsZero() && !s.now.Before(made.Add(s.maxRun))
 }
 
-// stoppedLately reports whether the VMs that are down stopped so lately that Compute Engine
-// may still start them.
+// Compute Engine may start VMs again soon after they stopped. stoppedLately reports whether
+// the VMs that are down stopped that lately.
 func (s sight) stoppedLately() bool {
 	for _, vm := range s.vms {
 		if at := timeOf(vm.GetLastStopTimestamp()); slices.Contains(down, vm.GetStatus()) && (at.IsZero() || s.now.Sub(at) > repairTime) {

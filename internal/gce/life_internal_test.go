@@ -144,7 +144,7 @@ func TestUntilIsTheFirstEndOfAVM(t *testing.T) {
 	}
 }
 
-// A resource has the state of the slice that decides what to do.
+// One slice decides what to do with a resource. The resource has the state of that slice.
 func TestTogether(t *testing.T) {
 	by := map[string]state{
 		"requested": {life: provision.Requested}, "waiting": {life: provision.Waiting, word: wordWaiting, why: "no machines"},

@@ -50,7 +50,7 @@ func (p *Provider) HostKeys(ctx context.Context, s tpu.Slice, worker int) (keys 
 	return keys, vm, err
 }
 
-// Admit implements provision.Provider: through the metadata of every VM, or through OS Login.
+// Admit implements provision.Provider. It uses the metadata of every VM, or OS Login.
 func (p *Provider) Admit(ctx context.Context, s tpu.Slice, l provision.Login) (user string, changed bool, err error) {
 	users := make([]string, len(s.Workers))
 	var any atomic.Bool

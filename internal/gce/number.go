@@ -17,8 +17,8 @@ import (
 //go:embed identity.sh
 var identityScript string
 
-// Number implements provision.Numberer: it returns the startup script, which does not wait
-// here for metadata that comes later.
+// Number implements provision.Numberer. It returns the startup script. Here the script does
+// not wait for metadata that comes later.
 func (p *Provider) Number(tpu.Slice) string {
 	return strings.Replace(identityScript, "{1..300}", "{1..3}", 1) + "wait $!\n"
 }
@@ -46,7 +46,8 @@ type told struct {
 	endpoints []string // all workers of the slice in their order, as the VM has them
 }
 
-// readTold reads the text that identity.sh has written, or metadata of the same meaning.
+// readTold reads the text that identity.sh has written. It also reads metadata of the same
+// meaning.
 func readTold(vm, text string) (told, bool) {
 	number, all, ok := strings.Cut(strings.TrimSpace(text), " ")
 	n, err := strconv.Atoi(number)
@@ -56,9 +57,9 @@ func readTold(vm, text string) (told, bool) {
 	return told{vm: vm, number: n, endpoints: strings.Split(all, ",")}, true
 }
 
-// inOrder returns the names of the VMs of a slice by the number of their workers. The
-// names and lists of the API do not show the order. If the VMs of a slice contradict
-// each other, it has no order.
+// inOrder returns the names of the VMs of a slice by the number of their workers. The names
+// and lists of the API do not show the order. If the VMs of a slice contradict each other,
+// the slice has no order.
 func inOrder(vms []string, all []told) ([]string, error) {
 	order := make([]string, len(vms))
 	by := map[string]told{}

@@ -38,7 +38,7 @@ const defaultDisk = 200
 // imageProject has Google's images for TPU VMs.
 const imageProject = "ubuntu-os-accelerator-images"
 
-// Settings are the part of a request that only Compute Engine knows:
+// Settings are the part of a request that only Compute Engine knows. They are in
 // provision.Request.Own. The zero value has the defaults.
 type Settings struct {
 	Image       string   `json:"image,omitempty"` // "projects/P/global/images/…"; "": the family of the generation
@@ -110,7 +110,7 @@ func recordOf(r provision.Request) record {
 		rec.Network = "default"
 	}
 	if len(rec.Scopes) == 0 {
-		rec.Scopes = []string{cloudPlatform} // with less, the workers can neither delete the slices nor use a bucket
+		rec.Scopes = []string{cloudPlatform} // with less, the workers could neither delete the slices nor use a bucket
 	}
 	if rec.DiskGB == 0 {
 		rec.DiskGB = defaultDisk
@@ -149,8 +149,8 @@ func items(m *computepb.Metadata) map[string]string {
 	return all
 }
 
-// describe returns the description of every part of a resource. It names the resource, and
-// the run to which it belongs: groups and policies have no labels.
+// describe returns the description of every part of a resource. It names the resource and
+// the run that the resource belongs to. Groups and policies have no labels for that.
 func describe(id string, labels map[string]string) string {
 	text := "multihost " + id
 	if run := labels[provision.LabelRun]; run != "" {
@@ -181,8 +181,8 @@ func ownerIn(description string) map[string]string {
 	return labels
 }
 
-// described reads the description of a part, and returns the resource and the run that it
-// names.
+// described reads the description of a part. It returns the resource and the run that the
+// description names.
 func described(description string) (id, run string, ok bool) {
 	words := strings.Fields(description)
 	if len(words) < 2 || words[0] != "multihost" {
@@ -236,8 +236,8 @@ func newPlan(r provision.Request, at place, image string) (plan, error) {
 	return p, nil
 }
 
-// group returns the group of one slice. A topology needs the mode BULK: all VMs of the
-// slice are made, or none is. A failed VM is left alone, because Compute Engine itself
+// group returns the group of one slice. A topology needs the mode BULK. Either all VMs of
+// the slice are made, or none is. A failed VM is left alone, because Compute Engine itself
 // repairs slices as a whole.
 func group(name, about string, r provision.Request, at place) *computepb.InstanceGroupManager {
 	g := &computepb.InstanceGroupManager{

@@ -48,7 +48,8 @@ type view struct {
 	managed   map[string][]*computepb.ManagedInstance // by group
 }
 
-// ofTPU reports whether a group has a slice: one of ours, or one with a topology.
+// ofTPU reports whether a group has a slice. The slice is one of ours, or it has a
+// topology.
 func ofTPU(g *computepb.InstanceGroupManager) bool {
 	_, _, ours := described(g.GetDescription())
 	return ours || len(g.GetStatus().GetAppliedAcceleratorTopologies()) > 0 || g.GetResourcePolicies().GetWorkloadPolicy() != ""

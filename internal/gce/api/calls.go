@@ -18,7 +18,7 @@ func (c *Client) Groups(ctx context.Context) ([]*computepb.InstanceGroupManager,
 	})
 }
 
-// Managed returns the VMs that a group has, and those that it is still to get.
+// Managed returns the VMs that a group has, and the VMs that it will get.
 func (c *Client) Managed(ctx context.Context, group string) ([]*computepb.ManagedInstance, error) {
 	return list(ctx, c, fmt.Sprintf("list VMs of group %q", group), func(ctx context.Context, of clients) *compute.ManagedInstanceIterator {
 		return of.groups.ListManagedInstances(ctx, &computepb.ListManagedInstancesInstanceGroupManagersRequest{
@@ -116,7 +116,8 @@ func (c *Client) Attributes(ctx context.Context, vm, path string) ([]*computepb.
 	return answer.GetQueryValue().GetItems(), err
 }
 
-// Console returns the last bytes that a VM has written to its first serial port, at most n.
+// Console returns the last bytes, at most n, that a VM has written to its first serial
+// port.
 func (c *Client) Console(ctx context.Context, vm string, n int64) (string, error) {
 	answer, err := get(ctx, c, fmt.Sprintf("read serial console of VM %q", vm), func(ctx context.Context, of clients) (*computepb.SerialPortOutput, error) {
 		start := -n // counted from the end
@@ -169,7 +170,8 @@ func (c *Client) DeleteGroup(ctx context.Context, name string) error {
 }
 
 // SetMetadata replaces the metadata of a VM. m has the fingerprint of the metadata that it
-// replaces. If somebody has changed the metadata since, the error is of class gcp.Conflict.
+// replaces. If somebody has changed the metadata in the meantime, the error is of class
+// gcp.Conflict.
 func (c *Client) SetMetadata(ctx context.Context, vm string, m *computepb.Metadata) error {
 	return c.change(ctx, fmt.Sprintf("change metadata of VM %q", vm), func(ctx context.Context, of clients, request *string) (*compute.Operation, error) {
 		return of.instances.SetMetadata(ctx, &computepb.SetMetadataInstanceRequest{Project: c.project(), Zone: c.zone(), RequestId: request, Instance: vm, MetadataResource: m})
