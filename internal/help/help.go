@@ -42,7 +42,7 @@ const (
 	gap     = 2
 	texts   = 45 // least width of a text beside its names
 	names   = 26 // greatest width of names with the text beside them
-	fewest  = 20 // if there is less room, and some names need more, all texts stand below
+	fewest  = 20 // if there is less room, and some names need more, every text stands below its names
 	stacked = 6  // the column of a text that stands below its names
 )
 

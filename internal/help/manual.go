@@ -76,8 +76,8 @@ func (f Flag) roff(b *strings.Builder) {
 	b.WriteString("\n")
 }
 
-// manualText writes a description. Lines in capitals that end with a colon are headings;
-// indented lines stay as they are.
+// manualText writes a description. Lines in capitals that end with a colon are headings.
+// Indented lines stay as they are.
 func manualText(b *strings.Builder, description string) {
 	if description == "" {
 		return

@@ -86,7 +86,7 @@ func parseHost(word string) (HostAddress, error) {
 // hostsLimit is far above the size of a list of all machines that one run can have.
 const hostsLimit = 4 << 20
 
-// ReadHosts reads a file with one host a line, or several separated by commas; # begins a
+// ReadHosts reads a file with one host a line, or several separated by commas. # begins a
 // comment. Errors are the errors of config.ReadText, and a *config.FileError that names the
 // line.
 func ReadHosts(ctx context.Context, path string) (HostList, error) {
@@ -150,8 +150,8 @@ func (HostList) Admit(_ context.Context, _ tpu.Slice, l provision.Login) (string
 	return l.Name, false, nil
 }
 
-// Get implements provision.Provider. Like the other methods about requests it finds
-// nothing: nobody requested these machines.
+// Get implements provision.Provider. Nobody requested these machines. So Get finds nothing,
+// like the other methods about requests.
 func (HostList) Get(context.Context, string) (provision.Resource, error) {
 	return provision.Resource{}, provision.ErrNotFound
 }

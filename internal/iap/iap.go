@@ -89,7 +89,7 @@ const (
 	// linger limits how long Close sends the rest of the written bytes.
 	linger = 2 * time.Second
 
-	// goodbye is how long Close waits after linger for the relay to answer the close frame.
+	// After linger, Close waits at most goodbye for the relay to answer the close frame.
 	// Without that frame the relay would keep the worker's side open. The frame is on its
 	// way when the wait begins. During the wait we receive all bytes that the relay still
 	// sends, because unread bytes would make our kernel reset the connection.
@@ -113,10 +113,9 @@ const (
 	keepBuffer = 64 << 10
 )
 
-// Dial connects to a port of an instance's network interface, such as "nic0"; "" means
+// Dial connects to a port of an instance's network interface, such as "nic0". "" means
 // "nic0". Dial ends when ctx does. After Dial has returned, ctx does not affect the
-// connection. The error is an *Error. The connection owns its goroutines; Close ends
-// them.
+// connection. The error is an *Error. The connection owns its goroutines; Close ends them.
 //
 // Write returns when the bytes are in the window of bytes that the relay has not confirmed.
 // Read returns io.EOF when the instance closed the connection in good order, and a
@@ -381,7 +380,7 @@ func (c *tunnel) watch(ctx context.Context, cancel context.CancelCauseFunc) {
 		case <-c.clock.After(stallCheck):
 		}
 		c.mu.Lock()
-		// While the inbox is full, we are the side that does not receive.
+		// While the inbox is full, we do not receive, so the relay is not to blame.
 		stalled := !c.waiting.IsZero() && c.inbox.len() < readWindow &&
 			c.clock.Now().Sub(c.waiting) >= stallLimit
 		c.mu.Unlock()
@@ -448,8 +447,8 @@ func reconnectWait(tries int) time.Duration {
 	return d/2 + rand.N(d/2)
 }
 
-// open opens a WebSocket for the tunnel, which is new or known to the relay by its sid.
-// The error is an *Error.
+// open opens a WebSocket for the tunnel. The tunnel is new, or the relay knows it by its
+// sid. The error is an *Error.
 func (c *tunnel) open(ctx context.Context) (*websocket.Conn, error) {
 	limit := c.iap.openLimit
 	if limit <= 0 {
@@ -511,8 +510,8 @@ func (c *tunnel) handshake(ctx context.Context) (*websocket.Conn, error) {
 	return ws, nil
 }
 
-// address returns the URL for a new tunnel or, when there is a sid, for its next
-// WebSocket.
+// address returns the URL for a new tunnel. If there is a sid, it returns the URL for the
+// tunnel's next WebSocket.
 func (c *tunnel) address() (string, error) {
 	if c.target.project == "" || c.target.zone == "" || c.target.instance == "" {
 		return "", errors.New("project, zone and instance must be known")
@@ -734,8 +733,8 @@ func (b *buffer) drop(n int) {
 	}
 }
 
-// deadline is a deadline in the system's time, as net.Conn requires, even if
-// Proxy.Clock tells another time.
+// deadline is a deadline in the system's time, even if Proxy.Clock tells another time.
+// net.Conn requires that.
 type deadline struct {
 	timer   *time.Timer
 	expired bool
@@ -983,8 +982,8 @@ func oneLine(s string) string {
 	return s
 }
 
-// The codes with which the relay closes a WebSocket, as far as they mean something to a
-// user.
+// The codes with which the relay closes a WebSocket. Only those are here that mean
+// something to a user.
 const (
 	sidUnknown        = 4001
 	sidInUse          = 4002
@@ -1083,7 +1082,7 @@ func (e *Error) mendable() bool {
 	case errors.As(e.Err, &protocol), errors.As(e.Err, &permanent):
 		return false
 	case e.HTTP != 0:
-		// 401: the token may have expired on the way; the next try gets a new one.
+		// 401: the token may have expired on the way, and the next try gets a new one.
 		return e.HTTP >= 500 || e.HTTP == http.StatusTooManyRequests || e.HTTP == http.StatusRequestTimeout ||
 			e.HTTP == http.StatusUnauthorized
 	case e.Code == 0:

@@ -150,8 +150,8 @@ func TestBuffer(t *testing.T) {
 	}
 }
 
-// TestWriteDoesNotWaitForRead makes acknowledgements queue behind data that nobody reads
-// before everything is written.
+// TestWriteDoesNotWaitForRead reads no data before everything is written. So
+// acknowledgements queue behind data.
 func TestWriteDoesNotWaitForRead(t *testing.T) {
 	testkit.NoLeaks(t)
 	data := randomBytes(3 * sendWindow)
@@ -846,8 +846,8 @@ func FuzzRelayFrame(f *testing.F) {
 			if !errors.Is(err, errShortFrame) {
 				t.Fatalf("error %v", err)
 			}
-			// The missing bytes may follow: a prefix of a good frame is
-			// incomplete and not malformed.
+			// The missing bytes may still come. So a prefix of a good frame is incomplete
+			// and not malformed.
 			if len(msg) >= 6 && msg[0] == 0 && (msg[1] == relayData || msg[1] == relaySID) && msg[2] == 0 {
 				if _, err := parseRelayFrame(append(bytes.Clone(msg), make([]byte, 1<<24)...)); err != nil {
 					t.Fatalf("a completed frame is refused: %v", err)

@@ -23,7 +23,7 @@ import (
 
 // A relay is a server of the SSH relay protocol that leads every tunnel to one TCP address.
 // It is strict: input that Google's relay might refuse fails the test. Its faults are
-// fields, to be set before use or, where they are atomic, at any time.
+// fields. Set them before use; atomic fields can be set at any time.
 type relay struct {
 	t      testing.TB
 	target string
@@ -500,7 +500,7 @@ func (s *relaySession) fromClient(ctx context.Context, ws *websocket.Conn) {
 	}
 }
 
-// cutListener cuts the connections that it accepts in the middle of their data.
+// cutListener accepts connections, and cuts them in the middle of their data.
 type cutListener struct {
 	net.Listener
 	relay *relay
@@ -547,8 +547,8 @@ func (c *cutConn) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// hastyClock makes waits a hundred times shorter and shows them to the caller. By this
-// clock, a relay that gets no processor for some tenths of a second is silent.
+// hastyClock makes waits a hundred times shorter and shows them to the caller. If the relay
+// gets no processor for some tenths of a second, it is silent by this clock.
 type hastyClock struct {
 	scale time.Duration // default 100
 	mu    sync.Mutex
@@ -570,8 +570,8 @@ func (c *hastyClock) After(d time.Duration) <-chan time.Time {
 	return time.After(d / c.factor())
 }
 
-// leisurelyClock makes waits longer, so that Close can send everything on a machine
-// under load too.
+// leisurelyClock makes waits longer. So Close can send everything, also on a machine under
+// load.
 type leisurelyClock struct{}
 
 const leisure = 60
