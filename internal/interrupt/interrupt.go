@@ -18,7 +18,7 @@ import (
 )
 
 const (
-	// deliberate is the shortest time between two signals that count as two user actions.
+	// Two signals count as two user actions if at least deliberate has passed between them.
 	deliberate = time.Second
 	// leaveLimit is how long the program may take to exit once the user wants to leave at
 	// once.
@@ -28,7 +28,7 @@ const (
 // A Watch waits for signals. The zero value is for commands that run nothing: every signal
 // ends them.
 type Watch struct {
-	// Leave is closed when the user wants to leave at once; it must not be nil.
+	// Leave is closed when the user wants to leave at once. It must not be nil.
 	Leave chan struct{}
 
 	mu     sync.Mutex                                                  // guards the fields below

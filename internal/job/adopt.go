@@ -125,7 +125,7 @@ func (a *adoption) decided() {
 }
 
 // keep makes release call end. If there is already a function for the slice with this UID,
-// keep calls that one at once.
+// keep calls that function at once.
 func (a *adoption) keep(uid string, end func()) {
 	a.mu.Lock()
 	before := a.stop[uid]
@@ -180,9 +180,9 @@ func (q *queued) bootLimit() time.Duration {
 	return max(limit, lost)
 }
 
-// adoptRound limits the first tries to connect to the workers of a slice. After it, the job
-// tells the workers that answer that a runner exists. It must be short, because --lease may
-// be as short as a minute.
+// adoptRound limits the first tries to connect to the workers of a slice. After adoptRound,
+// the job tells the workers that answer that a runner exists. It must be short, because
+// --lease may be as short as a minute.
 const adoptRound = 30 * time.Second
 
 // adopt checks whether every worker of a slice answers, as Probe does. It asks those
@@ -273,15 +273,15 @@ func keptFor(runs []workers.FoundRun) string {
 func lives(f workers.FoundRun) bool { return f.Info.Alive() }
 
 const (
-	// listLimit limits the wait for the list of slices in a look for commands of other
-	// runners. A slow or missing answer of the API does not mean that there are no such
+	// A look for commands of other runners waits for the list of slices. listLimit limits
+	// that wait. A slow or missing answer of the API does not mean that there are no such
 	// commands.
 	listLimit = 10 * time.Minute
 	// lookLimit limits the look at the workers of these slices.
 	lookLimit = 30 * time.Second
 )
 
-// othersLive reports whether another runner's command lives on the slices of the job.
+// othersLive reports whether another runner's command is running on the slices of the job.
 func (q *queued) othersLive(ctx context.Context) bool {
 	return slices.ContainsFunc(q.othersRuns(ctx), lives)
 }
@@ -303,8 +303,8 @@ func (q *queued) othersRuns(ctx context.Context) []workers.FoundRun {
 	defer t.Close()
 	runs, _ := t.Runs(ctx)
 	return slices.DeleteFunc(runs, func(f workers.FoundRun) bool {
-		// If this runner began the attempt before its start failed, the attempt
-		// is its own.
+		// If this runner began the attempt and the start then failed, the attempt is its
+		// own.
 		mine := f.Info.Attempt <= q.mine.Last && slices.ContainsFunc(f.Workers, func(id tpu.WorkerID) bool { return q.mine.HasBegunOn(sel.Slices[id.Slice].UID) })
 		return f.Info.Run == q.o.Run.Run && (f.Info.Owner == q.Owner || mine)
 	})

@@ -72,7 +72,7 @@ func (l *ledger) pay(f *stage.Failure) error {
 // patient reports whether further attempts may follow the first one.
 func (l *ledger) patient() bool { return l.Restarts > 0 || l.Preemptions != 0 }
 
-// refund gives the cost of the last loss back, because nothing was lost after all.
+// refund gives the cost of the last loss back, because nothing was lost.
 func (l *ledger) refund() { l.preemptions-- }
 
 // countQuick counts quick failures. A preemption does not count, because it says

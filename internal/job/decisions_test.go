@@ -178,8 +178,8 @@ func TestWhetherAnotherAttemptFollows(t *testing.T) {
 	}
 }
 
-// Slices stay as long as another runner's command needs them, and longer if nobody has
-// followed it.
+// Slices stay as long as another runner's command needs them. They stay longer if nobody
+// has followed that command.
 func TestWhatAnotherRunnerHasOnTheSlices(t *testing.T) {
 	t.Parallel()
 	run := func(phase launch.Phase) workers.FoundRun {

@@ -256,7 +256,8 @@ type hurried struct{ gcp.Clock }
 
 func (hurried) After(d time.Duration) <-chan time.Time { return time.After(d / 100) }
 
-// A stop by somebody else between two attempts ends the run as the stop of a command does.
+// If somebody stops the run between two attempts, the run ends as if the command had been
+// stopped.
 func TestAStopBetweenTwoAttempts(t *testing.T) {
 	t.Parallel()
 	d, o, cloud, said, machine := onShelf(t, "exit 3")

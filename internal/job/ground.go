@@ -95,7 +95,7 @@ func (s *standing) look(ctx context.Context, used []tpu.Slice, reach func(string
 	return lookAt(nodes, used, reach), nil
 }
 
-// lookAt decides what happened to the slices of an attempt, given the API's list.
+// lookAt decides from the API's list what happened to the slices of an attempt.
 func lookAt(nodes, used []tpu.Slice, reach func(string) provision.Reach) provision.Decision {
 	return provision.Decide(provision.Sight{Life: provision.Active, Existed: true, Slices: sights(nodes, used, reach)})
 }

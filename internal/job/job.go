@@ -166,7 +166,7 @@ func Job(ctx context.Context, d Deps, o JobOptions) (out stage.Outcome, err erro
 	out, err = r.run(ctx)
 	if why := q.others(err); why != "" {
 		var conflict *provision.ConflictError
-		if !errors.As(err, &conflict) { // otherwise the resource belongs to somebody else, and the job has not used it
+		if !errors.As(err, &conflict) { // otherwise the resource belongs to somebody else, and this job has not used it
 			teardown.NotOurs(ctx, d.Reach, o.Request.ID, why)
 		}
 		return out, err
@@ -174,7 +174,8 @@ func Job(ctx context.Context, d Deps, o JobOptions) (out stage.Outcome, err erro
 	return q.remove(ctx, r, out, err)
 }
 
-// checkJob is Check for a job, whose workers need an agent for its lease.
+// checkJob does what Check does, for a job. The workers of a job need an agent for its
+// lease.
 func checkJob(ctx context.Context, r *attempt.Run, agents program.Set, o JobOptions) error {
 	return cmp.Or(r.Check(ctx, o.Request.Type.Name), leaseTerms(r.Reach, o).Check(agents))
 }

@@ -10,8 +10,8 @@ import (
 	"multihost/internal/stage"
 )
 
-// stoppedCode is the exit status of a run that somebody else stopped between two of its
-// attempts. A command that SIGTERM has ended has the same status.
+// Somebody else may stop a run between two of its attempts. stoppedCode is then the exit
+// status of the run. A command that SIGTERM has ended has the same status.
 const stoppedCode = 128 + 15
 
 // A last is the last attempt of a run.

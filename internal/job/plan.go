@@ -14,7 +14,8 @@ import (
 )
 
 // PlanRun returns what Run would do and changes nothing. The Deps must be those of a dry
-// run (ReadOnly). An error is the one that Run would return before it changes anything.
+// run (ReadOnly). It returns the same error that Run would return before it changes
+// anything.
 func PlanRun(ctx context.Context, d Deps, o attempt.Options) (plan.Plan, error) {
 	r := newRunner(d, o, false)
 	defer r.close()

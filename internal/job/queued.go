@@ -43,7 +43,7 @@ type queued struct {
 	known sighting
 
 	resets  int // resets since its workers last answered
-	remakes int // remakes since its workers last answered, for failures that no budget pays for
+	remakes int // remakes since its workers last answered, after failures that no budget pays for
 	starved int // refusals for lack of capacity, in a row
 	settles time.Time
 	asked   time.Time // when the resource was requested
@@ -268,8 +268,8 @@ func (q *queued) diagnose(ctx context.Context, cause error) (d provision.Decisio
 	return d, true
 }
 
-// A sighting identifies the resource that the job has waited for, among those that had its
-// name. The zero value identifies none.
+// Several resources may have had the same name. A sighting identifies the one that the job
+// has waited for. The zero value identifies none.
 type sighting struct {
 	made   time.Time // zero: not known
 	slices []string  // their ids
@@ -283,13 +283,14 @@ func sightingOf(res provision.Resource) sighting {
 	return k
 }
 
-// another reports whether res was made later under the same name, so by another command.
+// another reports whether res was made later under the same name. Then another command made
+// it.
 func (k sighting) another(res provision.Resource) bool {
 	known := func(s tpu.Slice) bool { return slices.Contains(k.slices, s.UID) }
 	return !k.made.IsZero() && res.CreateTime.After(k.made) && !slices.ContainsFunc(res.Slices, known)
 }
 
-// absence returns the sight of a resource of p that does not exist any more.
+// absence returns the sight of a resource of p that no longer exists.
 func absence(p provision.Provider, id string) provision.Sight {
 	return provision.Absence(p.Undoing(id).Commands.Kind)
 }

@@ -172,7 +172,7 @@ func TestWhatPassesEndsNoRecovery(t *testing.T) {
 	}
 }
 
-// Trouble that stays ends the job, and so does trouble before it had slices.
+// Trouble that stays ends the job. Trouble before the job had slices ends it, too.
 func TestWhatStaysEndsAJob(t *testing.T) {
 	denied := &gcp.Error{Class: gcp.Permission}
 	q, _ := onHardCloud(map[string][]error{"wait": {errSuspended}, "create": {nil, denied}})
@@ -188,8 +188,8 @@ func TestWhatStaysEndsAJob(t *testing.T) {
 	}
 }
 
-// A job whose resource is gone does not touch a resource that another command makes under
-// its name.
+// If the resource of a job is gone, another command may make one under its name. The job
+// does not touch it.
 func TestANamesakeOfWhatIsGone(t *testing.T) {
 	gone := &provision.StateError{ID: "m", Life: provision.Absent, State: provision.NotFound}
 	suspended := &provision.StateError{ID: "m", Life: provision.Suspended, State: "SUSPENDED"}
@@ -264,7 +264,7 @@ func TestAResourceThatTheJobHasMadeAgainIsItsOwn(t *testing.T) {
 	}
 }
 
-// If the requested time of slices has passed, the job that has used them ends. The same
+// If the run duration of the slices has passed, the job that has used them ends. The same
 // job, typed again, makes new slices.
 func TestSlicesWhoseTimeIsOver(t *testing.T) {
 	for _, worked := range []bool{true, false} {
@@ -383,8 +383,8 @@ func TestALossIsJudgedWhenTheCloudAnswers(t *testing.T) {
 	}
 }
 
-// While the slices look healthy, the job waits for the cloud's word on a killed
-// command. It says once what it waits for.
+// A command was killed. While the slices look healthy, the job waits until the cloud says
+// why. It says once what it waits for.
 func TestTheWaitForTheCauseOfALossIsTold(t *testing.T) {
 	q, h := onHardCloud(nil)
 	said := &testkit.Recorder{}

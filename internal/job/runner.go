@@ -125,8 +125,8 @@ func (r *runner) hold(ctx context.Context) (_ context.Context, over func(), err 
 	return ctx, func() { taken(); expired() }, nil
 }
 
-// connectSome connects to the workers that answer, in order to take over the command that
-// runs on them. It warns about the other workers and names them. It connects to them when
+// connectSome connects to the workers that answer. The command that runs on them is then
+// taken over. It warns about the other workers and names them. It connects to them when
 // they are back.
 func (r *runner) connectSome(ctx context.Context, sel tpu.Selection) (t *workers.Connected, err error) {
 	err = r.Watch.Phase("connect", func() (string, error) {
@@ -152,8 +152,8 @@ func (r *runner) connectSome(ctx context.Context, sel tpu.Selection) (t *workers
 	return t, nil
 }
 
-// An unready error ends a run because it could not get its slices. The ground has already
-// tried everything to get them.
+// An unready error ends a run that could not get its slices. The ground has already tried
+// everything to get them.
 type unready struct{ error }
 
 func (e *unready) Unwrap() error { return e.error }
