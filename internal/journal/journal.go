@@ -10,8 +10,7 @@
 // # Decisions
 //
 //   - The journal is for people. No code reads it to act on it.
-//   - The file is made when the run exists, and then gets all events from the first
-//     one on.
+//   - The file is made when the run exists. It then gets all events from the first one on.
 package journal
 
 import (
@@ -39,8 +38,8 @@ const MaxBytes = 16 << 20
 const (
 	version = 1
 
-	// reserve is the space left for phases, attempts and ends when notes have filled the
-	// file.
+	// When notes have filled the file, reserve is the space left for phases, attempts and
+	// ends.
 	reserve = 2 << 20
 
 	// maxHeld limits the number of events held until Open.
@@ -52,7 +51,7 @@ const (
 
 // A Journal is an event.Sink that writes to a file once Open has named one. It holds the
 // events before Open. So the journal of a run also has the events that led to the run, and
-// without a run nothing is written. It is safe for concurrent use; all methods of a nil
+// without a run nothing is written. It is safe for concurrent use. All methods of a nil
 // Journal do nothing.
 type Journal struct {
 	now func() time.Time
@@ -109,8 +108,8 @@ func (Begin) Kind() string { return "begin" }
 // Kind implements event.Event.
 func (End) Kind() string { return "end" }
 
-// Open makes the journal append to the file Name in o.Dir, beginning with the held
-// events. The caller closes the journal. A second Open has no effect.
+// Open makes the journal append to the file Name in o.Dir. It begins with the held events.
+// The caller closes the journal. A second Open has no effect.
 func (j *Journal) Open(o Options) error {
 	if j == nil {
 		return nil
@@ -244,8 +243,8 @@ func encode(v any) ([]byte, error) {
 	return bytes.TrimSpace(buf.Bytes()), err
 }
 
-// masked replaces words in the string values of JSON without white space. Keys and
-// numbers stay, so that a secret of digits cannot make the line invalid.
+// masked replaces words in the string values of JSON without white space. Keys and numbers
+// stay. If a secret has only digits, the line stays valid.
 func masked(text []byte, words [][]byte) []byte {
 	if len(words) == 0 {
 		return text
@@ -305,7 +304,8 @@ func (j *Journal) append(data []byte) {
 	j.file, j.fault = nil, fmt.Errorf("write the journal: %w", err)
 }
 
-// unlock unlocks j.mu and then reports a failed write, because the callback may emit.
+// unlock unlocks j.mu. Only then does it report a failed write, because the callback may
+// emit.
 func (j *Journal) unlock() {
 	fault, failed := j.fault, j.failed
 	j.fault = nil

@@ -117,7 +117,7 @@ func parse(line []byte) (Entry, bool) {
 	return e, true
 }
 
-// decode returns nil for a line that is not of the kind it claims to be.
+// decode returns nil if a line is not of the kind that it names.
 func decode[E event.Event](line []byte) event.Event {
 	var e E
 	if json.Unmarshal(line, &e) != nil {

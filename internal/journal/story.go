@@ -70,7 +70,7 @@ func (s *Story) Newest() *Attempt {
 	return s.Attempts[len(s.Attempts)-1]
 }
 
-// Tell makes the story of entries that are in the order of Read.
+// Tell makes the story of entries. Their order is that of Read.
 func Tell(entries []Entry) *Story {
 	t := teller{story: &Story{}, writers: map[string]*writer{}}
 	for _, e := range entries {
@@ -113,8 +113,8 @@ type teller struct {
 type writer struct {
 	command string
 	attempt *Attempt // the attempt that its events now belong to
-	// waiting holds the events before an attempt, or after the end of one. If there is a
-	// next attempt, they become its beginning.
+	// waiting holds the events before an attempt, or after the end of an attempt. If there
+	// is a next attempt, they become its beginning.
 	waiting *Attempt
 }
 
@@ -213,8 +213,8 @@ func (t *teller) take(e Entry) {
 	}
 }
 
-// ended takes the end of a worker. If two commands followed the run, the report of the one
-// that saw the end counts.
+// ended takes the end of a worker. If two commands followed the run, the report of the
+// command that saw the end counts.
 func (w *writer) ended(ev event.WorkerDone) {
 	if w.attempt == nil {
 		return

@@ -115,7 +115,7 @@ func (k Known) verdict() Verdict {
 	return Verdict{State: Succeeded, Text: "on all workers"}
 }
 
-// Ending returns how the command ended on a worker, or false if that is unknown.
+// Ending returns how the command ended on a worker. It returns false if that is unknown.
 func (a *Attempt) Ending(id tpu.WorkerID) (Ending, bool) {
 	e, ok := a.Ends[id]
 	switch {

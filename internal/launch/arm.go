@@ -36,7 +36,7 @@ type Armed struct {
 	offset time.Duration // of the worker's clock
 
 	boot string // Arm sets boot, disks and found
-	// stopped is the newest stop of the run that is marked on the worker.
+	// stopped is the newest stop of the run. The worker has a mark of it.
 	stopped Stopped
 	disks   map[string]Disk    // key: what the disk holds, "output" or "tmp"
 	found   map[string]string  // versions; key: an entry of surveyed
@@ -114,8 +114,8 @@ func (a *Armed) Disk() Disk { return a.disks["output"] }
 // Tmp returns the disk of /tmp, or zero when Disk is the same disk.
 func (a *Armed) Tmp() Disk { return a.disks["tmp"] }
 
-// mostWords is more records than a supervisor ever sends. Every worker has a buffer
-// of this size at the same time, so it is kept small.
+// mostWords is more records than a supervisor ever sends. Every worker has a buffer of this
+// size at the same time. So it is kept small.
 const mostWords = 64
 
 // surveyed are the things whose version a worker may report.
@@ -259,14 +259,14 @@ func (a *Armed) finish(cause error) {
 	})
 }
 
-// releaseLimit limits how long a supervisor may take to answer "go" on a connection that
-// seems to work. After that, ReleaseAt asks the worker over another session.
+// On a connection that seems to work, releaseLimit limits how long a supervisor may take to
+// answer "go". After that, ReleaseAt asks the worker over another session.
 const releaseLimit = 30 * time.Second
 
-// MeasureClock measures the worker's clock against ours for ReleaseAt, over the
-// open session, while the worker does nothing else. It makes a few round trips and
-// uses the fastest. When the worker does not answer, the offset that the Runner
-// reported stays. Call MeasureClock at most once, and not concurrently with ReleaseAt.
+// MeasureClock measures the worker's clock against ours for ReleaseAt, over the open
+// session, while the worker does nothing else. It makes a few round trips and uses the
+// fastest. When the worker does not answer, the offset from the Runner stays. Call
+// MeasureClock at most once, and not concurrently with ReleaseAt.
 func (a *Armed) MeasureClock(ctx context.Context) {
 	const rounds, limit = 4, 20 * time.Second
 	ctx, stop := context.WithTimeout(ctx, limit)
@@ -301,8 +301,8 @@ func (a *Armed) ClockOffset() time.Duration { return a.offset }
 // the time is more than 5 s away by its clock.
 //
 // When the connection is lost before the answer, ReleaseAt asks the worker again until ctx
-// ends. The command is started once, or ErrNotStarted says that it never will be. The
-// session has ended when ReleaseAt returns.
+// ends. The command is started once. If it never will be started, the error is
+// ErrNotStarted. The session has ended when ReleaseAt returns.
 func (a *Armed) ReleaseAt(ctx context.Context, at time.Time) (Started, error) {
 	order := "go\n"
 	if !at.IsZero() {
@@ -332,7 +332,8 @@ func (a *Armed) ReleaseAt(ctx context.Context, at time.Time) (Started, error) {
 			return Started{}, fmt.Errorf("release %q on %s: %w", a.ref.Label(), a.runner.Name(), context.Cause(ctx))
 		}
 	}
-	// Ask before the old session ends: as long as it is open, the supervisor waits.
+	// Ask before the old session ends. As long as that session is open, the supervisor
+	// waits.
 	started, err := a.ask(ctx)
 	a.finish(err)
 	return started, err
@@ -493,7 +494,7 @@ func (s Spec) masked(text string) string {
 	return text
 }
 
-// Title returns the command as workers show it: its first line, with secrets
+// Title returns the command as workers show it. This is its first line, with secrets
 // masked, at most 200 bytes.
 func (s Spec) Title() string {
 	text := s.masked(s.Script)

@@ -56,8 +56,8 @@ main() {
   # The supervisor reads its order from a FIFO that this script holds open for writing. When
   # this script dies, the supervisor sees the end of the FIFO. When the connection breaks in
   # the middle of the order, a later connection can still give it. Start the supervisor with
-  # exec, because bash starts a background child with SIGINT ignored, and exec undoes that.
-  # The child leads no process group, so setsid need not fork.
+  # exec: bash starts a background child with SIGINT ignored, and exec undoes that. The
+  # child leads no process group, so setsid need not fork.
   exec 4<>"$dir/control"
   exec 8< <(exec setsid bash --norc --noprofile -p "$dir/supervise" \
     "$nonce" "$run" "$attempt" "$dir" "$entry" "$mask" "$disk" </dev/null 2>>"$dir/supervisor.log" 3<&- 7<&-)
@@ -69,8 +69,8 @@ main() {
   # supervisor and changes nothing.
   { IFS= read -r synced <"$home/.multihost/sync/$run/digest"; } 2>/dev/null
   say synced "$synced"
-  # Look for stops only now that the supervisor can be found: a later stop finds the
-  # supervisor.
+  # Look for stops only now that the supervisor can be found. A later stop finds the
+  # supervisor itself.
   for order in "$home/.multihost/runs/$run"/*/stopped; do
     if { IFS= read -r synced <"$order"; } 2>/dev/null; then say stopped "$synced"; fi
   done

@@ -10,7 +10,7 @@ import (
 	"multihost/internal/remote"
 )
 
-// digestLimit is long enough for a slow disk to read the largest log.
+// digestLimit is so long that a slow disk can read the largest log.
 const digestLimit = time.Hour
 
 var hexDigest = regexp.MustCompile(`^[0-9a-f]{64}$`)

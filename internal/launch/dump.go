@@ -37,8 +37,8 @@ type Stack struct {
 
 // DumpOptions are optional.
 type DumpOptions struct {
-	// Wait limits how long a process may take to print its stack after SIGUSR1; 0
-	// means 5 s.
+	// Wait limits how long a process may take to print its stack after SIGUSR1. 0 means 5
+	// s.
 	Wait time.Duration
 }
 
@@ -46,7 +46,7 @@ type DumpOptions struct {
 // py-spy reads Python processes where it is installed. Without it, Dump sends SIGUSR1 to
 // the Python processes that catch this signal, and never to others. For all other
 // processes, Dump returns the kernel's view. The run goes on. An attempt that does not run
-// has no stacks; the returned phase says why.
+// has no stacks. The returned phase says why.
 func Dump(ctx context.Context, r remote.Runner, ref Ref, opts DumpOptions) ([]Stack, Phase, error) {
 	if err := ref.check(); err != nil {
 		return nil, Unknown, err
@@ -123,7 +123,7 @@ func tellApart(lines []string) (stack, printed []string) {
 	return stack, printed
 }
 
-// A FoldedStack is one stack that one or more threads share, over all workers.
+// A FoldedStack is one stack. Several threads may share it, over all workers.
 type FoldedStack struct {
 	Workers []int    `json:"workers"` // indices into the argument of FoldStacks, ascending, each once
 	Threads int      `json:"threads"`

@@ -75,7 +75,7 @@ virtual() { # PID: its VIRTUAL_ENV
 }
 
 # by_signal PID DIR WAIT_MS sends SIGUSR1 and reports the output of the process in the log.
-# Other processes may write there, too; all output within the wait counts as the stack.
+# Other processes may write there, too. All output within the wait counts as the stack.
 by_signal() {
   local caught=0 from size before=-1 quiet=0 word value limit_ns
   while read -r word value; do

@@ -37,7 +37,7 @@ main() {
   echo >&6
   exec >/dev/null 2>&1 4>&- 6>&-
   trap 'stopped=1' TERM HUP
-  # Repeat the signal: one that comes right before "wait" does not end the wait.
+  # Repeat the signal: a signal that comes right before "wait" does not end the wait.
   {
     while IFS= read -r _; do :; done
     while kill -s TERM $$; do sleep 0.2; done
@@ -52,8 +52,8 @@ main() {
   return "$code"
 }
 
-# whole succeeds if all words came. When the connection breaks in the middle of them,
-# the rest would be a different command.
+# whole succeeds if all words came. When the connection breaks in the middle of them, the
+# words that came would be a different command.
 whole() {
   local LC_ALL=C word have=0 # with LC_ALL=C lengths are in bytes
   for word in "${words[@]}"; do ((have += ${#word} + 1)); done
@@ -61,7 +61,7 @@ whole() {
 }
 
 # elevate makes root run the command. It uses sudo even where we are root. So the command
-# has the environment of sudo on every worker that has sudo.
+# has the same environment, that of sudo, on every worker that has sudo.
 elevate() {
   local error
   if type -P sudo >/dev/null; then

@@ -41,8 +41,8 @@ type FollowOptions struct {
 	// only its end is to come. It may be called again after a loss.
 	Full func(limit int64)
 
-	// LowDisk is called once, when output arrives while Disk.Low is true for the disk that
-	// holds it.
+	// LowDisk is called once, when output arrives while the disk that holds the output is
+	// low (Disk.Low).
 	LowDisk func(Disk)
 
 	// Window is shared with the Follow calls for other workers. Nil means a window of
@@ -65,8 +65,8 @@ type FollowOptions struct {
 // fails. It also does if the worker's very first answer is that it does not know the run,
 // or that it did not start the run. The command is not touched then.
 //
-// The worker sends at most as many bytes ahead of w as Window allows. A slow w delays the
-// sending of output, never the command.
+// The worker sends bytes ahead of w, but at most as many as Window allows. A slow w delays
+// the sending of output, never the command.
 func Follow(ctx context.Context, r remote.Runner, ref Ref, offset int64, w io.Writer, opts FollowOptions) (Exit, error) {
 	if err := ref.check(); err != nil {
 		return Exit{}, err

@@ -42,7 +42,7 @@ main() {
     status=$?
     want+=$part
     if ((status > 128)); then
-      # A piece that could not start a process has ended without a report. When this
+      # If a piece could not start a process, it has ended without a report. When this
       # script then ends, the caller notices and tries again.
       if [[ $job ]] && ! start_of "$job"; then
         wait "$job" || return

@@ -64,7 +64,7 @@ func TestWhatALoginExportsChangesNoResult(t *testing.T) {
 				}
 			}
 
-			// No byte comes for longer than TMOUT, first before the order and then after
+			// For longer than TMOUT no byte comes, first before the order and then after
 			// it.
 			quiet := time.Millisecond
 			if strings.Contains(login.Lines, "TMOUT") {
@@ -114,8 +114,8 @@ func TestWhatALoginExportsChangesNoResult(t *testing.T) {
 	}
 }
 
-// The command has the environment of the login as "ssh host command" gives it, byte for
-// byte. No other process has that environment.
+// The command has the login's environment, byte for byte as "ssh host command" gives it. No
+// other process has that environment.
 func TestTheCommandAloneHasTheLoginsEnvironment(t *testing.T) {
 	t.Parallel()
 	for _, login := range append(testkit.HostileLogins(),

@@ -64,22 +64,23 @@
 //     /dev/stderr would truncate a file. The relay ignores signals, and is replaced when it
 //     dies. It reads on when the disk is full or --max-log is reached, and counts the bytes
 //     that it drops. The supervisor writes the file "exit" only after the pipe is empty.
-//   - Processes are found in the real /proc by private paths: the device file, or
+//   - Processes are found in the real /proc by private paths. These are the device file, or
 //     MULTIHOST_RUN_DIR in their environment.
 //   - A start and a sync of one directory exclude each other without a common lock. Such a
 //     lock would cost a process for each start. Arm makes its supervisor visible before it
 //     reads the digest of the code. A sync removes the digest before it looks for a
 //     supervisor. So at least one of them sees the other.
 //   - Armed workers wait in the process that becomes the command, after all slow work. They
-//     all start at the same moment. It lies 0.1 s plus 1 ms a worker ahead, at most 2 s.
-//     The clocks for that moment are measured over the waiting sessions, when the workers
-//     do nothing else.
+//     all start at the same moment. This moment is 0.1 s plus 1 ms a worker ahead, at most
+//     2 s. The clocks for that moment are measured over the waiting sessions, when the
+//     workers do nothing else.
 //   - Versions of packages are read while the supervisor starts, with the interpreter
 //     and the environment of the command. So they cost no round trip. Nothing is
 //     imported, because jax would take the TPU.
 //   - The arm script reads a secret of Secret Manager into the file of the environment,
 //     which is emptied before the command starts. No other place would hold the secret for
-//     a shorter time. This machine never sees the value, so it cannot mask it, and says so.
+//     a shorter time. This machine never sees the value. So it cannot mask the value, and
+//     says so.
 //   - A command of Exec belongs to its connection, unlike a run. When stdin of the worker's
 //     script ends, the script ends the command's session, every process with the command's
 //     mark in its environment, and their descendants. So no later cleanup is needed.
@@ -167,10 +168,10 @@ type Spec struct {
 	// Wrap is put before the command: {"numactl", "--membind=0"}.
 	Wrap []string
 
-	// Processes, when it is more than 1, is how many processes of the command run. They are
+	// Processes is how many processes of the command run, if it is more than 1. They are
 	// numbered from FirstProcess in MULTIHOST_PROCESS_ID and JAX_PROCESS_ID, and from 0 in
 	// MULTIHOST_LOCAL_ID. When one fails, the others are ended, with Grace between TERM and
-	// KILL. The command's wait status is the one of the first process that failed.
+	// KILL. The command's wait status is the wait status of the first process that failed.
 	Processes    int
 	FirstProcess int
 	Grace        time.Duration
@@ -184,7 +185,7 @@ type Spec struct {
 	MaxLog int64
 
 	// Python is an interpreter whose version and packages Armed.Versions returns. The
-	// worker looks it up in the command's directory and environment; "" asks for no
+	// worker looks it up in the command's directory and environment. "" asks for no
 	// versions. Code asks for a digest of the code in the directory, too.
 	Python string
 	Code   bool

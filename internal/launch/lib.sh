@@ -99,7 +99,7 @@ dropped_of() {
 }
 
 # followers_of DIR answers with the number of processes that follow the output of the
-# attempt. It adds the files of followers that have ended to the array stale.
+# attempt. If followers have ended, it adds their files to the array stale.
 followers_of() {
   local file p began at count=0
   for file in "$1"/follower.[0-9]*; do
@@ -113,8 +113,8 @@ followers_of() {
 # disk_of PATH answers with the free blocks, all blocks and the bytes of a block.
 disk_of() { REPLY=$(exec stat -f -c '%a %b %S' -- "$1" 2>/dev/null); }
 
-# doze SECONDS sleeps without starting a process: it reads from a socket to which nobody
-# writes. Where there is none, it reads from a pipe.
+# doze SECONDS sleeps without starting a process. It reads from a socket that nobody writes
+# to. Where there is none, it reads from a pipe.
 doze() {
   if [[ ! ${mh_never-} ]] && ! { exec {mh_never}<>/dev/udp/127.0.0.1/9 || exec {mh_never}<> <(:); } 2>/dev/null; then
     sleep "$1"
@@ -154,9 +154,9 @@ settle() {
 # processes DIR fills the array pids with the living processes of the run, after look has
 # found that run:
 #
-#   - its session. The session counts even when its leader is dead, because it keeps
-#     its number as long as it has members. It does not count when another process
-#     has got the number, or the machine was rebooted;
+#   - its session. The session counts even when its leader is dead, because it keeps its
+#     number as long as it has members. It does not count when another process has got its
+#     number, or when the machine was rebooted;
 #   - processes whose environment names the run's directory;
 #   - processes whose output is the run's pipe;
 #   - processes that lost their parent in the control group of the SSH session that
@@ -345,7 +345,7 @@ may_be_tpu() {
   ((! known))
 }
 
-# privileged sets as_root to the words to put in front of a command that needs root. If
+# privileged sets as_root to the words that stand in front of a command that needs root. If
 # root is not available, it sets blind to the reason. It tries once.
 as_root=() blind='' tried_root=''
 privileged() {

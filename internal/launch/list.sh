@@ -23,7 +23,7 @@ main() {
     fi
     print
   done
-  # A reboot empties /tmp and with it the index: read our own runs from the home, too.
+  # A reboot empties /tmp, and with it the index. So read our own runs from the home, too.
   for path in "$home"/.multihost/runs/*/*; do
     if [[ ${shown[$path]-} || ! -s $path/supervisor ]]; then continue; fi
     mine=1 entry_dir=$path entry_attempt=${path##*/}

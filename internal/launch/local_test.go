@@ -20,9 +20,9 @@ import (
 	"multihost/internal/testkit"
 )
 
-// A local is a worker without a network: a private home in which commands run
-// as sshd would run them. Its connections can be cut: as with sshd, that closes
-// the command's descriptors and does not kill it.
+// A local is a worker without a network: a private home in which commands run as sshd would
+// run them. Its connections can be cut. As with sshd, that closes the command's descriptors
+// and does not kill the command.
 type local struct {
 	t    testing.TB
 	root string

@@ -30,7 +30,7 @@ my @signals = grep { ($SIG{$_} // '') ne 'IGNORE' } qw(HUP INT QUIT PIPE TERM US
 $SIG{$_} = sub { $stopped = 1 if $_[0] eq 'TERM' } for @signals;
 
 # Each process holds $starting until its exec closes it. A signal that comes earlier would
-# end in the handler above and be lost.
+# only run the handler above, and be lost.
 pipe(my $started, my $starting) or die "make a pipe: $!\n";
 
 my (%local, %alive, $status, $failed);
@@ -55,7 +55,7 @@ for my $i (0 .. $count - 1) {
 		print STDERR "$command[0]: $!\n";
 		exec '/bin/sh', '-c', 'exit "$1"', 'sh', $! + 0 == 2 ? 127 : 126;
 	}
-	setpgrp($pid, $pid); # parent and child both do it, so that neither goes on before it is done
+	setpgrp($pid, $pid); # parent and child both do it, so that it is done before either goes on
 	$local{$pid} = $i;
 	$alive{$pid} = 1;
 }

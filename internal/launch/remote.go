@@ -184,7 +184,7 @@ func checkAnswer(worker, op string, out, errs *remote.Answer, status remote.Stat
 	return records, nil
 }
 
-// silence returns a text that says why a script may have answered nothing.
+// silence says why a script may have answered nothing.
 func silence(status remote.Status, stderr, stdout string) string {
 	text := fmt.Sprintf("no answer (exit code %d)", status.Code)
 	if status.Signal != "" {
@@ -220,8 +220,8 @@ func instant(s string) time.Time {
 // has ended.
 var errLate = errors.New("write after the end of the exec")
 
-// gate passes bytes on to w until it is closed, and counts them. So a transport that
-// still copies after its Run has returned cannot disturb the order of bytes.
+// gate passes bytes on to w until it is closed, and counts them. A transport may still copy
+// after its Run has returned. Because of the gate, it cannot disturb the order of bytes.
 type gate struct {
 	mu     sync.Mutex
 	w      io.Writer

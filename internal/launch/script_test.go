@@ -15,7 +15,7 @@ import (
 )
 
 // The bootstrap of a kit compares a number of bytes with a number of characters. They are
-// equal only in ASCII. A script that was cut short must do nothing, so scripts do nothing
+// equal only in ASCII. A script that was cut short must do nothing. So scripts do nothing
 // before their last line.
 func TestScriptsAreASCIIAndEndInOneCall(t *testing.T) {
 	t.Parallel()

@@ -15,11 +15,11 @@ import (
 )
 
 // withSecrets returns a worker, and a command that prints a secret. The metadata server and
-// Secret Manager give their answers in turn, and repeat the last one for ever.
+// Secret Manager give these answers in turn. They repeat the last one for ever.
 func withSecrets(t *testing.T, token, secret []string) (*local, Spec) {
 	l := newLocal(t)
 	curl := testkit.Need(t, "curl")
-	// curl prints a warning when it starts, like every program under a broken
+	// curl prints a warning when it starts, as every program does under a broken
 	// /etc/ld.so.preload. sleep returns at once.
 	l.write("bin/curl", "#!/bin/sh\necho 'ERROR: ld.so: object nonsense cannot be preloaded: ignored.' >&2\nexec "+curl+" \"$@\"\n", 0o755)
 	l.write("bin/sleep", "#!/bin/sh\n", 0o755)
@@ -67,7 +67,7 @@ const (
 	halfToken  = `200 {"expires_in": 9, "access_token": "hush-hush…`
 )
 
-// An answer after a further try counts like an answer to the first.
+// An answer to a further try counts as much as an answer to the first.
 func TestASecretIsReadAfterTrouble(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct{ token, secret []string }{

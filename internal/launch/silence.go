@@ -32,7 +32,8 @@ type listener struct {
 	heard  chan struct{} // buffer of one: full when output came
 }
 
-// start starts the listener and returns w wrapped so that the listener notices output.
+// start starts the listener. It returns a writer around w, so that the listener notices
+// output.
 func (s *listener) start(ctx context.Context, w io.Writer) io.Writer {
 	if s.opts.Quiet == nil || s.opts.QuietAfter <= 0 {
 		return w

@@ -43,7 +43,7 @@ func TestHowACommandEndsIsTold(t *testing.T) {
 		{"exit 137", "exit 137", nil, 137, ""},
 		{"exit 255", "exit 255", nil, 255, ""},
 		{"killed", "kill -KILL $$", nil, 137, "KILL"},
-		// Use sh: bash at times exits with 128+n where signal n should kill it.
+		// Use sh: where signal n should kill bash, bash at times exits with 128+n.
 		{"terminated", "exec sh -c 'kill -TERM $$'", nil, 143, "TERM"},
 		{"segmentation fault", "ulimit -c 0; kill -SEGV $$", nil, 139, "SEGV"},
 		{"interrupted", "exec sh -c 'kill -INT $$'", nil, 130, "INT"},
@@ -413,7 +413,7 @@ func TestOneRunAtATime(t *testing.T) {
 	if i.Run != "first" || i.Owner != "ann@laptop" || i.Command != "sleep 1000 …" || i.Age() <= 0 || i.Age() > patience || i.Login == "" {
 		t.Errorf("busy: %+v", i)
 	}
-	// The same run again is not busy with itself: it was started before.
+	// The same run again is not refused as busy, but because it was started before.
 	_, err = Arm(t.Context(), l, spec("first", "true"))
 	if !errors.As(err, &busy) {
 		t.Errorf("arm of the living run: %v", err)
@@ -429,8 +429,8 @@ func TestOneRunAtATime(t *testing.T) {
 	}
 }
 
-// Code that another run of that name has brought into the directory since is not
-// started.
+// If another run of that name has brought other code into the directory since, that code is
+// not started.
 func TestOtherCodeIsNotStarted(t *testing.T) {
 	t.Parallel()
 	l := newLocal(t)
@@ -626,7 +626,7 @@ func TestTheClockIsMeasuredWhileAStartWaits(t *testing.T) {
 	}
 }
 
-// The speed of the machine decides whether the stop comes before the moment. Nothing is
+// Whether the stop comes before the moment depends on the speed of the machine. Nothing is
 // left in either case.
 func TestAStopBeforeTheMomentOfTheStart(t *testing.T) {
 	t.Parallel()

@@ -12,8 +12,8 @@ import (
 	"multihost/internal/remote"
 )
 
-// Status asks the worker for the state of one attempt. When nobody saw the end (a
-// reboot, a killed supervisor), Status records it on the worker as lost.
+// Status asks the worker for the state of one attempt. When nobody saw the end (a reboot, a
+// killed supervisor), Status records on the worker that the command is lost.
 func Status(ctx context.Context, r remote.Runner, ref Ref) (State, error) {
 	if err := ref.check(); err != nil {
 		return State{}, err

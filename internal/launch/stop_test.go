@@ -83,7 +83,7 @@ func TestStopsAtOnceAreOneStop(t *testing.T) {
 	wg.Wait()
 }
 
-// Only the control group of the process shows to which run it belongs. Its environment,
+// Only the control group of the process shows which run it belongs to. Its environment,
 // session, parent and output do not.
 func TestStopFindsWhatIsHiddenByItsControlGroup(t *testing.T) {
 	t.Parallel()

@@ -20,7 +20,7 @@ main() {
   IFS= read -r -d '' meta <"$dir/meta"
   note "dir=$dir" "run=$run" "attempt=$attempt" "login=${LOGNAME:-$(exec id -un)}" "${meta%$'\n'}" \
     "supervisor=$$ $start $boot $at"
-  # Set handlers and not '', because an ignored signal would stay ignored in the command.
+  # Set handlers and not '': the command would inherit an ignored signal.
   trap 'poked=1' HUP INT QUIT PIPE TERM USR1 USR2
   exec 3<"$dir/control" 4>&-
   scope
@@ -30,8 +30,8 @@ main() {
   start_relay
   room='' # a later relay measures the free space itself
   # The process that waits for the order has finished all slow work and then becomes the
-  # command. So there is only one wake-up between the order and the command, on all workers
-  # alike.
+  # command. So there is only one wake-up between the order and the command, the same on all
+  # workers.
   #
   # setsid gets the wait status of the command. Unlike $? of a shell, that status
   # distinguishes a death by signal from an exit with 128+n; see keep_relay. setsid also
@@ -80,7 +80,7 @@ main() {
   size=$REPLY
   dropped_of "$dir"
   dropped=$REPLY
-  exec 9<&- # before the end is visible, because a runner that sees it may start the next run at once
+  exec 9<&- # before the end is visible: a runner that sees the end may start the next run at once
   printf 'code=%s\nsignal=%s\nend=%s\nsize=%s\noom=%s\nlost=%s\ndropped=%s\nprocess=%s\nreason=%s\n' \
     "$code" "$name" "$at" "$size" "$oom" "$lost" "$dropped" "$process" "$reason" 1<>"$dir/exit.new"
   mv -n -- "$dir/exit.new" "$dir/exit"
@@ -157,7 +157,7 @@ drain() {
       if wait "$relay"; then return; fi
       start_relay # somebody killed it
     fi
-    # Usually the relay has just read the end of the pipe and is about to end. Looking
+    # Usually the relay has just read the end of the pipe, and is about to end. Looking
     # closer takes time, so only wait at first.
     if ((++looks <= 5)); then
       doze 0.01
@@ -205,7 +205,7 @@ drained() {
   ((found))
 }
 
-# The disk is low when less than this, or less than a fiftieth of it, is free.
+# The disk is low when less than low_bytes, or less than a fiftieth of it, is free.
 low_bytes=1000000000
 # Bytes that the log still takes on a low disk. Also the bytes that are dropped at a time.
 small_piece=1048576
@@ -220,9 +220,9 @@ tail_bytes=65536
 # pipe, even if the command or its supervisor ends, the connection breaks or the disk is
 # full.
 #
-# relay reserves disk space for the log in pieces before it fills them. So it notices
-# that others fill the disk while there is still room. Then, and beyond the limit of
-# the log, it drops the output and counts it, piece by piece.
+# relay reserves disk space for the log in pieces before it fills them. So it notices that
+# others fill the disk while there is still room. Then it drops the output and counts it,
+# piece by piece. It does the same beyond the limit of the log.
 relay() {
   local most limit size free low piece ended=0
   trap '' HUP INT QUIT PIPE TERM USR1 USR2
@@ -279,7 +279,7 @@ fill() {
   ((status == 0 || status > 128)) # above 128: take or another process ended it
 }
 
-# take SECONDS COMMAND runs the command, and kills it after SECONDS; 0 means no limit.
+# take SECONDS COMMAND runs the command, and kills it after SECONDS. 0 means no limit.
 take() {
   if (($1)); then
     timeout -s KILL "$@"
@@ -289,8 +289,8 @@ take() {
 }
 
 # drop takes a piece of the output and counts it in the size of a sparse file. The file is
-# "dropped", whose last tail_bytes are kept, or "lost" when the disk is full. On a low disk
-# it returns after 2 s, because there may be space again then.
+# "dropped", and its last tail_bytes are kept. When the disk is full, the file is "lost". On
+# a low disk it returns after 2 s, because there may be space again then.
 drop() {
   local patience=0 count status
   if ((limit < most || size < limit)); then patience=2; fi
@@ -389,8 +389,8 @@ out_of_memory() {
   return 1
 }
 
-# kernel_log prints the kernel's log. Each read of the device returns one record; dd
-# ends with an error after the last.
+# kernel_log prints the kernel's log. Each read of the device returns one record. After the
+# last record, dd ends with an error.
 kernel_log() {
   local -a reader=(dd if="${MULTIHOST_ROOT_DEV-}/dev/kmsg" iflag=nonblock bs=8192 status=none)
   if [[ ! -e ${MULTIHOST_ROOT_DEV-}/dev/kmsg ]]; then return; fi
@@ -409,7 +409,8 @@ prune() {
   for path in "$1"/*/*; do
     armed=
     { read -r _ _ _ armed <"$path/supervisor"; } 2>/dev/null
-    # The next run may just be arming, without a supervisor file: use the directory's time.
+    # The next run may just be arming, and have no supervisor file yet. Use the directory's
+    # time then.
     if [[ ! $armed ]]; then armed=$(exec stat -c %Y000000000 -- "$path" 2>/dev/null); fi
     if ((${armed:=0} <= eldest_ns)); then late=1; fi
     paths+=("$path") times+=("$armed")

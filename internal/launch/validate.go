@@ -34,8 +34,8 @@ const (
 	mostBytes = 6 << 20
 )
 
-// Validate returns an *InputError for the first part of s that no worker could
-// start. It needs no worker, so callers can call it before they request one.
+// Validate returns an *InputError for the first part of s that keeps workers from starting
+// it. It needs no worker, so callers can call it before they request one.
 func (s Spec) Validate() error {
 	if err := s.Ref().check(); err != nil {
 		return badInput("", "%v", err)
@@ -99,8 +99,8 @@ func (v EnvVar) Validate() error {
 
 var varName = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
 
-// shellOwns are variables that bash itself sets or unsets. Bash starts the command, so a
-// value from the user does not reach it.
+// shellOwns are variables that bash itself sets or unsets. Bash starts the command, so the
+// user's value of such a variable does not reach the command.
 var shellOwns = map[string]bool{
 	"BASHOPTS": true, "BASH_ARGC": true, "BASH_ARGV": true, "BASH_LINENO": true, "BASH_SOURCE": true, "BASH_VERSINFO": true,
 	"EUID": true, "PIPESTATUS": true, "PPID": true, "SHELLOPTS": true, "SHLVL": true, "UID": true, "_": true,

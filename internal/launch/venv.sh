@@ -27,7 +27,8 @@ main() {
   say venv "$dir"
 }
 
-# make tries venv and then virtualenv: images of TPU VMs have one of them, some neither.
+# make tries venv and then virtualenv. Images of TPU VMs have one of them, and some have
+# neither.
 make() {
   local first second status missing=-
   first=$(python -m venv --clear "$dir" 2>&1)
@@ -40,8 +41,7 @@ make() {
     elif [[ $first == *"ensurepip is not"* || $first == *"No module named"* ]]; then
       missing=python3-venv
     fi
-    # Debian's long message about ensurepip ends with a path, so its last line says
-    # nothing.
+    # Debian's long message about ensurepip ends with a path. So its last line says nothing.
     if [[ $first == *"ensurepip is not"* ]]; then first='ensurepip is not available'; fi
     say refused "$missing" "python3 -m venv: ${first##*$'\n'}; python3 -m virtualenv: ${second##*$'\n'}"
     exit 1

@@ -16,7 +16,7 @@ main() {
       return
       ;;
   esac
-  # Only the existence of the file "seen" counts, so half of its text cannot mislead.
+  # Only the existence of the file "seen" counts. So half of its text does no harm.
   if [[ $file == seen ]]; then
     printf '%s\n' "$3" >"$dir/seen" || fail "write $dir/seen"
   else

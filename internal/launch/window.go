@@ -44,7 +44,7 @@ func (w *Window) join() *ration {
 	return &ration{window: w}
 }
 
-// take returns how many of n bytes the caller may use until it returns them with put.
+// take returns how many of n bytes the caller may use. The caller returns them with put.
 func (w *Window) take(n int64) int64 {
 	w.mu.Lock()
 	defer w.mu.Unlock()
