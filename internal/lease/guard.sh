@@ -97,7 +97,7 @@ guard() {
 }
 
 # observe sets state: running if a command lives here, awaited if a runner may start one. It
-# keeps the newest lease for after a reboot. Its times count from the boot, because setting
+# keeps the newest lease for after a reboot. Its times count from the boot, so a change of
 # the clock does not change them.
 observe() {
   local file newest='' sight was=$adopted
@@ -140,8 +140,7 @@ due() {
   local limit=$((lease > hold ? lease : hold)) begin=$((asked == 0 || asked > born ? born : asked))
   if ((ttl && EPOCHSECONDS >= begin + ttl)); then
     reason="the time to live of $ttl s (--ttl) is over"
-    # The runner or the watch that ends the command has the grace time and a minute
-    # more.
+    # The runner, or the watch that ends the command, has the grace time and a minute more.
     [[ $adopted == no ]] || ((EPOCHSECONDS >= begin + ttl + grace + 60))
   elif [[ $adopted == no ]]; then
     reason="no runner has come within $adopt s of the boot"
@@ -155,7 +154,7 @@ due() {
 }
 
 # others_ended succeeds if no other worker reports a command that runs or is to run there. A
-# worker without a report may still run one, unless no runner has come here.
+# worker without a report may still run one. If no runner has come here, no worker runs one.
 others_ended() {
   local node text spoke workers
   local -a all said

@@ -1,8 +1,8 @@
 // Package lease makes the workers of a job delete its slices when they no longer
 // hear from the machine that started the job.
 //
-// A watch runs on every worker, independent of any connection. It is multihost-agent
-// (package watch), which [Arm] brings there over SSH and starts. Before the first runner
+// A watch runs on every worker, independent of any connection. The watch is multihost-agent
+// (package watch). [Arm] brings it there over SSH and starts it. Before the first runner
 // connects, the startup script of the slices guards them (guard.sh). It knows the same
 // limits, and makes way for the watch as soon as a runner has brought the agent. After a
 // reboot it starts the watch at once. With the VM's own token, the watch or the guard
@@ -44,10 +44,10 @@
 //     back after hours still has time to read the logs.
 //   - The provider describes as data how to ask the other workers (provision.Peers). A TPU
 //     node shows the reports of all its workers in one answer. VMs have to be asked one by
-//     one. Because every VM could ask all others, a watch waits a random time before it
-//     asks. The more VMs there are, the less often it asks.
-//   - The worker's lock shows whether a command lives, of any run, attempt or login. So the
-//     watch follows attempts without messages from the runner.
+//     one. Every VM could ask all others. So a watch waits a random time before it asks.
+//     The more VMs there are, the less often it asks.
+//   - The worker's lock shows whether a command is running. The command may be of any run,
+//     attempt or login. So the watch follows attempts without messages from the runner.
 //   - The watch and the program of a job without runner have only package agent in common:
 //     calls of the API, and deletions that look first. A job with a runner needs no bucket,
 //     and a watch must be so small that nothing in it can end a training.
@@ -127,7 +127,7 @@ type Terms struct {
 // On reports whether the terms have any limit.
 func (t Terms) On() bool { return t.Adopt > 0 || t.Lasting() }
 
-// Lasting reports whether the terms have any limit once a runner has come.
+// Lasting reports whether any limit remains once a runner has come.
 func (t Terms) Lasting() bool { return t.Lease > 0 || t.TTL > 0 }
 
 // Check returns an error if workers have to watch the lease and agents has no program for
@@ -253,7 +253,7 @@ type Held struct {
 type Armed struct {
 	Held
 	Right error // nil: the worker may delete the resource; *RightError: it may not
-	Apart error // why this worker and the others cannot tell each other whether the command runs; nil: they can
+	Apart error // why this worker and the others cannot tell each other whether the command runs; nil: they can tell it
 }
 
 // A RightError says what a worker may not do, and why.

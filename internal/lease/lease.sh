@@ -7,8 +7,8 @@
 #   look SUMS RUN
 #
 # SUMS has the hash of the program for each type of machine. The agent writes the answers.
-# If the worker does not have the program, the answer is "lacks TYPE". A worker that knows
-# no lease of the run can say so without the program. Without the program the terms still
+# If the worker does not have the program, the answer is "lacks TYPE". If a worker knows no
+# lease of the run, it can say so without the program. Without the program the terms still
 # become this login's lease, because the guard of the slices has to know that a runner
 # lives.
 set -u
@@ -76,7 +76,7 @@ without_agent() {
     fi
     if [[ $op == renew ]]; then leave_terms "$(lease_text "$newest" | grep -v '^hold=' && printf 'hold=%s' "$hold")"; fi
   fi
-  # A program that is there and cannot be run would not run if it were sent again.
+  # If a program is there and cannot be run, sending it again would not help.
   if [[ ! $sum && $op != look || $why == *"cannot run"* ]]; then fail "$why"; fi
   say lacks "$(uname -m)"
   exit

@@ -199,7 +199,7 @@ func terms(c *cloud, change func(*Terms)) Terms {
 	return t
 }
 
-// tryArm arms the worker, and sends it the agent if it lacks it.
+// tryArm arms the worker. If the worker lacks the agent, tryArm sends it.
 func (v *vm) tryArm(terms Terms) (Armed, error) {
 	v.t.Helper()
 	a, err := Arm(v.t.Context(), v, v.agents.Sums(), terms)
@@ -273,7 +273,7 @@ func TestALeaseOverSSH(t *testing.T) {
 	})
 }
 
-// Before a runner comes, the startup script guards the slices; after a reboot it starts the
+// Before a runner comes, the startup script guards the slices. After a reboot it starts the
 // watch itself.
 func TestTheGuard(t *testing.T) {
 	t.Parallel()
@@ -539,7 +539,7 @@ func TestAKilledWatchGoesOn(t *testing.T) {
 	}
 }
 
-// A runner that lets the slices stay for good ends the watch and its keeper.
+// If a runner lets the slices stay for good, the watch and its keeper end.
 func TestADismissedWatchLeavesNothing(t *testing.T) {
 	t.Parallel()
 	c := newCloud(t)
@@ -594,8 +594,8 @@ func TestAWorkerThatCannotRunTheAgent(t *testing.T) {
 			v.agents = program.In(files)
 		}
 	}
-	// large affects only the program: scripts, which are sent in the same way, are smaller
-	// and pass.
+	// large affects only the program. Scripts are sent in the same way, but they are
+	// smaller and pass.
 	const large = `in=$(mktemp) && cat >"$in" && (($(stat -c %s "$in") > 100000)) || exec /bin/gzip "$@" <"$in"` + "\n"
 	for name, row := range map[string]struct {
 		trouble func(v *vm)

@@ -134,7 +134,8 @@ func TestLogsOfARunThatThisMachineDoesNotKnow(t *testing.T) {
 	}
 }
 
-// review starts to read the run with begin, and returns the Look at its end.
+// review starts to read the run with the function begin. It returns the Look at the run's
+// end.
 func (f *farRun) review(begin func(*Review, Far) error) Look {
 	f.t.Helper()
 	r := OpenReview(f.d.StateDir, "r", training.TrainingOptions{})

@@ -127,7 +127,7 @@ type logReader struct {
 	wrote bool
 	told  bool
 
-	// inBucket means that a bucket has the logs, and more of them than this machine's
+	// inBucket means that a bucket has the logs, and has more of them than this machine's
 	// copies. A worker without a machine is then an error.
 	inBucket bool
 }
@@ -186,7 +186,7 @@ func (l *logReader) tellWhich(id tpu.WorkerID, ids []tpu.WorkerID, end *runs.Run
 	}
 }
 
-// otherThan returns the index of the first of several workers that is not id.
+// Several workers have ids. otherThan returns the index of the first one that is not id.
 func otherThan(id tpu.WorkerID, ids []tpu.WorkerID) int {
 	return slices.IndexFunc(ids, func(other tpu.WorkerID) bool { return other != id })
 }
@@ -215,7 +215,8 @@ type logSource interface {
 	size(ctx context.Context) (int64, error)
 	part(ctx context.Context, offset int64, p []byte) error // fills p
 
-	// copyFrom writes the bytes from offset to end to w; end -1 means all that are there.
+	// copyFrom writes the bytes from offset to end to w. An end of -1 means all bytes that
+	// are there.
 	copyFrom(ctx context.Context, offset, end int64, w io.Writer) error
 }
 
@@ -315,7 +316,7 @@ type bucketSource struct {
 	piece   int64 // bytes of the log to hold at a time
 }
 
-// logsHeld is how many bytes of several logs are held at a time while they are merged.
+// While several logs are merged, logsHeld is how many bytes of them are held at a time.
 const logsHeld = 64 << 20
 
 // pieceOf returns how many bytes of each log are read at once if this many logs are read
@@ -397,7 +398,7 @@ func (l *logReader) prepare(ctx context.Context, one *oneLog, dir string) error 
 		if l.o.Follow {
 			t.live = size
 		} else {
-			one.end = size // even if the log grows, its last lines are those at this moment
+			one.end = size // even if the log grows, its last lines are the lines that are last now
 		}
 	}
 	if l.o.Tail >= 0 {
@@ -606,7 +607,7 @@ func (l *logReader) addCopies(ctx context.Context, dir string, ids []tpu.WorkerI
 }
 
 // dialLogs connects to the wanted workers. With --all it goes on without the workers that
-// it does not reach, if it reaches any.
+// it does not reach. It must reach at least one.
 func (l *logReader) dialLogs(ctx context.Context, sel tpu.Selection, wanted func(tpu.WorkerID) bool) (*workers.Connected, map[tpu.WorkerID]error, error) {
 	if !l.o.All {
 		t, err := l.Connect(ctx, sel, wanted)
@@ -907,7 +908,7 @@ func (l *logReader) begun() []*oneLog {
 	return l.logs
 }
 
-// followBucket writes the logs as they grow in the bucket, until they do not grow any more.
+// followBucket writes the logs as they grow in the bucket, until they no longer grow.
 func followBucket(ctx context.Context, r *runs.BucketRun, l *logReader, state detach.State, attempt int) error {
 	more := func() error {
 		for _, one := range l.logs {
@@ -937,8 +938,8 @@ func followBucket(ctx context.Context, r *runs.BucketRun, l *logReader, state de
 	return nil
 }
 
-// endedOn reports whether a worker's log will not grow any more: the end is written
-// after the log.
+// endedOn reports whether a worker's log will no longer grow: the end is written after the
+// log.
 func endedOn(r *runs.BucketRun, state detach.State, id tpu.WorkerID, attempt int) bool {
 	if attempt < state.Attempt {
 		return true

@@ -185,8 +185,8 @@ func TestLocalLogs(t *testing.T) {
 	}
 }
 
-// TestLocalLogsUntimed checks that lines without a recorded arrival do not get another
-// time silently.
+// TestLocalLogsUntimed checks that no line without a recorded arrival silently gets another
+// time.
 func TestLocalLogsUntimed(t *testing.T) {
 	d, sink, begin := logged(t)
 	dir := record.RecordDir(d.StateDir, "r", 1)
@@ -342,8 +342,8 @@ type fullPipe struct{ shown }
 
 func (p *fullPipe) Flush() error { return io.ErrClosedPipe }
 
-// TestFollowEndsWithoutReader checks that following ends for all logs when the reader
-// has gone, also for logs without output.
+// TestFollowEndsWithoutReader checks that following ends for all logs when the reader has
+// gone. That includes logs without output.
 func TestFollowEndsWithoutReader(t *testing.T) {
 	l := newLogReader(runs.Deps{
 		Reach: &workers.Reach{Invocation: &stage.Invocation{Sink: event.Discard, Clock: gcp.SystemClock}},
@@ -413,7 +413,8 @@ func (s partSource) copyFrom(_ context.Context, offset, end int64, w io.Writer) 
 	return err
 }
 
-// TestGoOnInBucket checks that a log begun on a worker goes on as far as a bucket has it.
+// TestGoOnInBucket checks a log that begins on a worker. It goes on as far as a bucket has
+// it.
 func TestGoOnInBucket(t *testing.T) {
 	for _, c := range []struct {
 		offset, end int64

@@ -56,7 +56,7 @@ func (t *logText) Write(p []byte) (int, error) {
 	return n, nil
 }
 
-// stamp sets the time of the line that begins at offset to the time of its first byte.
+// A line begins at offset. stamp sets its time to the time of its first byte.
 func (t *logText) stamp() {
 	switch {
 	case t.offset < t.arrivals.Known:
@@ -110,7 +110,7 @@ type mergedLine struct {
 	end bool // of the line
 }
 
-// linesAhead is how many lines of each log are read ahead of the merged text.
+// linesAhead is how many lines of each log are read before the merged text needs them.
 const linesAhead = 16
 
 // merge writes all logs in the order of the times of their lines. Lines with the same time

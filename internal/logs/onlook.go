@@ -26,9 +26,9 @@ import (
 
 // Far tells a Review how to read logs that no command brings to this machine.
 type Far struct {
-	// Deps returns the Deps used to reach the workers. It is called when they are first
-	// needed, and the Review owns the result. An error says why the workers cannot be
-	// reached; Deps is called again later.
+	// Deps returns the Deps used to reach the workers. It is called when the Deps are first
+	// needed. The Review owns the result. An error says why the workers cannot be reached.
+	// Deps is called again later.
 	Deps   func() (runs.Deps, error)
 	Prefix string // name prefix of the slices to look at, as in AttachOptions
 	Clock  gcp.Clock
@@ -107,8 +107,8 @@ func (o *onlooker) open() (runs.Deps, error) {
 	return d, nil
 }
 
-// find looks for the run where it may be. It returns rec for a run on workers, or in for
-// a run in a bucket.
+// find looks for the run where it may be. It returns a record for a run on workers, and a
+// *runs.BucketRun for a run in a bucket.
 func (o *onlooker) find(ctx context.Context) (rec *record.Record, in *runs.BucketRun, err error) {
 	d, err := o.open()
 	if err != nil {
@@ -342,8 +342,8 @@ func (o *onlooker) takeUp(rec *record.Record) (map[tpu.WorkerID]*training.ReadLo
 	return r.training.TakeUp(rec)
 }
 
-// tellStart adds the entries that the journal would have for the start of the attempt.
-// Repeated calls for one attempt add nothing.
+// The journal would have entries for the start of the attempt. tellStart adds these
+// entries. Repeated calls for one attempt add nothing.
 func (o *onlooker) tellStart(rec *record.Record, ids []tpu.WorkerID) {
 	o.mu.Lock()
 	told := o.told
@@ -473,8 +473,8 @@ func (o *onlooker) sees() (entries []journal.Entry, away map[tpu.WorkerID]string
 	return slices.Clone(o.entries), away, append(notices, foldAway(away)...)
 }
 
-// foldAway returns one line for each cause, with the workers that are out of reach
-// because of it.
+// foldAway returns one line for each cause. The line has the workers that are out of reach
+// because of that cause.
 func foldAway(away map[tpu.WorkerID]string) []string {
 	ids := slices.SortedFunc(maps.Keys(away), tpu.CompareWorkers)
 	causes := make([]string, len(ids))

@@ -180,8 +180,8 @@ func TestALogIsReadOnFromWhereTheLocalOneEnds(t *testing.T) {
 	}
 }
 
-// TestWhoReadsStopsNobody ends a reading in every way in which a following stops or
-// leaves a run.
+// A following may stop or leave a run in several ways. TestWhoReadsStopsNobody ends a
+// reading in each of these ways.
 func TestWhoReadsStopsNobody(t *testing.T) {
 	testkit.NoLeaks(t)
 	keys := t.TempDir()

@@ -38,9 +38,9 @@ type Look struct {
 	// that followed it.
 	Ended bool
 
-	// Away maps each worker that the Review needs but cannot reach now to the reason.
-	// Notices has one line for each reason why logs cannot be read, including the reasons
-	// in Away.
+	// Away has the workers that the Review needs but cannot reach now, each with the
+	// reason. Notices has one line for each reason why logs cannot be read, including the
+	// reasons in Away.
 	Away    map[tpu.WorkerID]string
 	Notices []string
 }
