@@ -46,8 +46,8 @@ func MaskSecrets(text string, env []config.EnvVar) string {
 	return text
 }
 
-// A Masker replaces words in a stream, wherever the borders of its chunks are. No word
-// has a newline, so a whole line is never held back.
+// A Masker replaces words in a stream. The borders of the stream's chunks do not matter. No
+// word has a newline, so a whole line is never held back.
 type Masker struct {
 	Words [][]byte // longest first, none empty
 	held  []byte   // may be the beginning of a word

@@ -10,7 +10,7 @@ import (
 )
 
 // DefaultSkip is the number of first steps of a worker that medians leave out. Step 0
-// compiles, and MaxText prints an absurdly small time for one of the next.
+// compiles. MaxText prints an absurdly small time for one of the next steps.
 const DefaultSkip = 3
 
 // Options configure a Collector.
@@ -70,8 +70,8 @@ func NewCollector(o Options) *Collector {
 // Stream returns the stream of Options.Workers[i].
 func (c *Collector) Stream(i int) *Stream { return c.streams[i] }
 
-// A Stream takes the output of one worker. It is an io.Writer that never fails, for one
-// goroutine at a time. The Collector's methods may be called meanwhile.
+// A Stream takes the output of one worker. It is an io.Writer that never fails. Only one
+// goroutine at a time may use it. The Collector's methods may be called meanwhile.
 type Stream struct {
 	c     *Collector
 	id    tpu.WorkerID
@@ -141,7 +141,7 @@ func (s *Stream) step(step Step) {
 		s.counted = step.Number + s.c.skip
 	}
 	// Several processes of a worker may be one step apart. A larger step back is a return
-	// to a checkpoint, after which the command compiles again.
+	// to a checkpoint. The command then compiles again.
 	if s.steps > 0 && step.Number < s.last.Step-1 {
 		s.restarts++
 		s.first = min(s.first, step.Number)
@@ -211,9 +211,9 @@ func (c *Collector) Latest() (Sample, bool) {
 	return c.furthest.seen(c.reached), c.any
 }
 
-// seen returns the sample with the time at which it was read, if that is known. The
-// sample itself does not keep the time, because a pointer would cost an allocation each
-// step.
+// seen returns the sample. If it is known when the sample was read, the sample has that
+// time. The sample itself does not keep the time, because a pointer would cost an
+// allocation each step.
 func (s Sample) seen(at time.Time) Sample {
 	if !at.IsZero() {
 		s.At = &at

@@ -116,7 +116,8 @@ func TestInterleavedWorkers(t *testing.T) {
 	}
 }
 
-// fleet returns what workers with the given step times and last steps print.
+// seconds and last give the step times and the last steps of workers. fleet returns what
+// these workers print.
 func fleet(t *testing.T, ids []tpu.WorkerID, ended bool, seconds func(id tpu.WorkerID) float64, last func(id tpu.WorkerID) int) metrics.Attempt {
 	t.Helper()
 	c := metrics.NewCollector(metrics.Options{Workers: ids})

@@ -38,7 +38,7 @@ func (d *digest) add(v float64) {
 	}
 }
 
-// drop joins the values that differ only in the bits that are dropped.
+// drop joins the values that differ only in the bits to be dropped.
 func (d *digest) drop(shift uint) {
 	by := shift - d.shift
 	to := 0
@@ -108,7 +108,7 @@ func (d *digest) rank(r int64) float64 {
 }
 
 // value returns the middle of the values that are joined in key. If none are joined, it
-// returns the number that was printed: 121.6, not the nearest float32.
+// returns the number that was printed, such as 121.6, and not the nearest float32.
 func (d *digest) value(key uint32) float64 {
 	if d.shift > 0 {
 		return float64(math.Float32frombits(key<<d.shift + 1<<(d.shift-1)))

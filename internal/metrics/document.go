@@ -30,7 +30,7 @@ import (
 )
 
 // DocumentVersion is the version of Document as JSON. It grows when a field changes its
-// meaning or is removed, not when one is added.
+// meaning or is removed. It does not grow when a field is added.
 const DocumentVersion = 1
 
 // A Number is a figure that may be unknown, which is NaN in Go and null in JSON. JSON has
@@ -77,7 +77,7 @@ type Document struct {
 
 	AcceleratorType string `json:"accelerator_type,omitempty"` // "v5litepod-256"; empty: unknown, and so is MFU
 	Generation      string `json:"generation,omitempty"`       // "v5e"
-	// PeakTFLOPs is the bf16 peak of one device, which MFU is relative to.
+	// PeakTFLOPs is the bf16 peak of one device. MFU is relative to it.
 	PeakTFLOPs Number `json:"peak_tflops_per_device"`
 	PeakSource string `json:"peak_source,omitempty"`
 
@@ -175,7 +175,8 @@ type Sample struct {
 	Loss        Number `json:"loss"`
 	// LossText is "NaN", "Inf" or "-Inf" if the loss is not a finite number.
 	LossText string `json:"loss_text,omitempty"`
-	// At is when the line was read while the run was followed; nil for lines from files.
+	// At is when the line was read while the run was followed. It is nil for lines from
+	// files.
 	At *time.Time `json:"at,omitempty"`
 }
 
@@ -245,14 +246,14 @@ type Stall struct {
 	Text  string     `json:"text"`
 }
 
-// BadLoss says where the loss was not a finite number for the first time.
+// BadLoss says where the loss was for the first time not a finite number.
 type BadLoss struct {
 	Step   int64  `json:"step"`
 	Worker string `json:"worker"`
 	Text   string `json:"text"` // "NaN", "Inf" or "-Inf"
 }
 
-// A Comparison compares a run with what was published for the same model and generation.
+// A Comparison compares a run with the published figures for the same model and generation.
 type Comparison struct {
 	Preset string `json:"preset"` // "v5e/32b"
 	Model  string `json:"model"`
@@ -260,8 +261,8 @@ type Comparison struct {
 	Slices int    `json:"slices"`           // of the run
 	Source string `json:"source"`
 
-	// TFLOPs and MFU are the published figures for this number of slices; unknown if none
-	// were published.
+	// TFLOPs and MFU are the published figures for this number of slices. They are unknown
+	// if none were published.
 	TFLOPs Number `json:"tflops_per_device"`
 	MFU    Number `json:"mfu"`
 	// Ratio is the run's median TFLOP/s/device divided by the published one. It is

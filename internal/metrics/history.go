@@ -4,8 +4,8 @@ import (
 	"math"
 )
 
-// seriesBuckets is how many points of its history a worker keeps; a chart of
-// any width shows fewer. With 64 bytes each, 2048 workers keep 34 MB.
+// seriesBuckets is how many points of its history a worker keeps. A chart of any width
+// shows fewer. With 64 bytes each, 2048 workers keep 34 MB.
 const seriesBuckets = 256
 
 // A bucket holds the kept figures of the steps that one point stands for.

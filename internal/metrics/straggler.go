@@ -61,7 +61,7 @@ func finite(n Number) float64 {
 	return float64(n)
 }
 
-// middle returns the median of the known values; it changes the order of values.
+// middle returns the median of the known values. It changes the order of values.
 func middle(values []Number) Number {
 	values = slices.DeleteFunc(values, func(n Number) bool { return !n.Known() })
 	if len(values) == 0 {
@@ -115,8 +115,8 @@ func workerMedians(a *Attempt) []Number {
 	return slices.DeleteFunc(medians, func(n Number) bool { return !n.Known() })
 }
 
-// slowWorker compares a worker with the median over all workers, which one straggler does
-// not move. If there are two workers, it compares with the faster one.
+// slowWorker compares a worker with the median over all workers. One straggler does not
+// move this median. If there are two workers, it compares with the faster one.
 func slowWorker(a *Attempt, w *Worker, all []Number) (Straggler, bool) {
 	own, others := w.Median.StepSeconds, middle(all)
 	if len(all) == 2 {

@@ -2,12 +2,12 @@ package metrics
 
 import "bytes"
 
-// keepBytes is how many bytes of an unfinished line are kept until its end arrives. A
-// step line has a tenth of that. Of a longer line, the part from a possible marker on is
+// keepBytes is how many bytes of an unfinished line are kept until its end arrives. A step
+// line has a tenth of that. If a line is longer, the part that may begin with a marker is
 // kept.
 const keepBytes = 4 << 10
 
-// splitter finds step lines in a stream of bytes that is cut anywhere.
+// splitter finds step lines in a stream of bytes. The stream may be cut anywhere.
 //
 // Nearly all bytes of a training log are not step lines. So chunks are not split into
 // lines. splitter searches for the marker, and reads only the lines that have it.
@@ -95,7 +95,7 @@ func (s *splitter) keep(data []byte) {
 	}
 }
 
-// lines reads whole lines; data does not include the end of the last one.
+// lines reads whole lines. data does not include the end of the last line.
 func (s *splitter) lines(data []byte) {
 	if s.pattern != nil {
 		for {
@@ -133,7 +133,7 @@ func (s *splitter) lines(data []byte) {
 	}
 }
 
-// isHint reports whether the letter at index at is that of a hint.
+// isHint reports whether the letter of data at the index belongs to a hint.
 func isHint(data []byte, at int) bool {
 	rest := data[at:]
 	if len(rest) < len(evalTail) {

@@ -102,7 +102,7 @@ func FuzzStream(f *testing.F) {
 	})
 }
 
-// logChunk returns what a worker prints in some time: one of ten lines is a step.
+// logChunk returns what a worker prints in some time. One of ten lines is a step.
 func logChunk() []byte {
 	var b bytes.Buffer
 	for step := range 100 {

@@ -11,10 +11,10 @@ import (
 	"multihost/internal/event"
 )
 
-// mostNamed is how many stragglers a text names; the document has them all.
+// mostNamed is how many stragglers a text names. The document has all of them.
 const mostNamed = 8
 
-// mostListed is the largest number of workers that the table lists without all.
+// Without all, the table lists workers only if there are at most mostListed of them.
 const mostListed = 16
 
 func percent(n Number, digits int) string {

@@ -23,8 +23,8 @@ const (
 	// operationLimit is how long one change may take. Creating an auto mode
 	// network takes about 40 s, deleting it about 30 s.
 	operationLimit = 10 * time.Minute
-	// notReadyLimit is how long a change is retried because the network that it
-	// needs is not ready yet.
+	// A network that a change needs may not be ready yet. notReadyLimit is how long the
+	// change is then retried.
 	notReadyLimit = 2 * time.Minute
 )
 
@@ -267,9 +267,8 @@ func (c *calls) tpuUsers(ctx context.Context, name string) ([]string, error) {
 	}
 	switch gcp.ClassOf(err) {
 	case gcp.Permission, gcp.NotFound, gcp.Invalid:
-		// A project without the TPU API, or a login without rights on it, may
-		// still manage networks. The Compute API refuses to delete a network in
-		// use.
+		// A project without the TPU API may still manage networks. A login without rights
+		// on that API may, too. The Compute API refuses to delete a network in use.
 		event.Notef(c.gcp.Sink(), event.Debug, "", "cannot tell whether TPUs use network %q: %v", name, err)
 		return users, nil
 	}

@@ -61,8 +61,8 @@ func (c *Client) Delete(ctx context.Context, name string) (Deletion, error) {
 	return d, err
 }
 
-// PlanDelete returns what Delete would delete, and the same errors before a change. It
-// only reads.
+// PlanDelete returns what Delete would delete. It returns the same errors as Delete before
+// a change. It only reads.
 func (c *Client) PlanDelete(ctx context.Context, name string) (Deletion, error) {
 	d := Deletion{Firewalls: []string{}}
 	rules, err := c.planDelete(ctx, name)
@@ -150,7 +150,7 @@ func (c *Client) delete(ctx context.Context, name string, rules []*computepb.Fir
 	return err
 }
 
-// restore creates the removed rules again, for a network that could not be deleted.
+// If a network could not be deleted, restore creates its removed rules again.
 func (c *Client) restore(ctx context.Context, removed []*computepb.Firewall) error {
 	for _, fw := range removed {
 		fw = proto.CloneOf(fw)

@@ -51,8 +51,8 @@ func (e *MismatchError) Class() gcp.Class { return gcp.AlreadyExists }
 // Fault returns the kind of its class.
 func (e *MismatchError) Fault() fault.Kind { return e.Class().Fault() }
 
-// Hint says how to get the wanted resource, and for a network how to use the existing
-// one.
+// Hint says how to get the wanted resource. For a network it also says how to use the
+// existing one.
 func (e *MismatchError) Hint() string {
 	if e.Resource != "network" {
 		remove := "multihost network firewall delete " + e.Name
@@ -102,8 +102,8 @@ func (e *MismatchError) beside() string {
 	return remote.CommandLine(words...)
 }
 
-// missingRanges returns the wanted source ranges that the existing rule lacks. If the
-// rule also differs in something else, it returns all wanted ranges.
+// missingRanges returns the wanted source ranges that the existing rule lacks. If the rule
+// differs in something else, too, missingRanges returns all wanted ranges.
 func (e *MismatchError) missingRanges() []string {
 	if len(e.Differences) != 1 || e.Differences[0].Field != "source ranges" {
 		return e.rule.SourceRanges
@@ -281,8 +281,8 @@ func notReady(err error) bool {
 	return errors.As(err, &e) && e.HTTP == 400 && (e.Reason == "resourceNotReady" || notReadyText.MatchString(e.Message))
 }
 
-// inUse reports whether err says that something uses the resource. users are those
-// that the message names.
+// inUse reports whether err says that something uses the resource. users are the users that
+// the message names.
 func inUse(err error) (users []string, ok bool) {
 	var op *gcp.OperationError
 	var e *gcp.Error

@@ -17,7 +17,7 @@ import (
 	"multihost/internal/testkit"
 )
 
-// fakeAPI is as much of the Compute and TPU REST APIs as these tests need.
+// fakeAPI is the part of the Compute and TPU REST APIs that these tests need.
 type fakeAPI struct {
 	t  *testing.T
 	mu sync.Mutex

@@ -32,10 +32,10 @@ type Verdict struct {
 	Rule    *FirewallRule // the rule that decides; nil: no rule matches, so the traffic is denied
 }
 
-// Judge returns what the rules of one network do with incoming traffic. A rule that
-// denies part of the traffic counts as denying all of it. Judge does not know
-// hierarchical and network firewall policies. It leaves out rules for service accounts
-// or destinations, because it does not know which machines they apply to.
+// Judge returns what the rules of one network do with incoming traffic. If a rule denies
+// part of the traffic, it counts as denying all of it. Judge does not know hierarchical and
+// network firewall policies. It leaves out rules for service accounts or destinations,
+// because it does not know which machines they apply to.
 func Judge(rules []FirewallRule, t Traffic) Verdict {
 	order := slices.Clone(rules)
 	slices.SortStableFunc(order, func(a, b FirewallRule) int {

@@ -1,7 +1,7 @@
 // Package network creates, shows and deletes the VPC network over which TPU slices
-// communicate, and its firewall rules. It works in two steps: Plan reads what exists
-// and says what would change, Apply makes the changes. Applying the same options twice
-// changes nothing the second time.
+// communicate, and its firewall rules. It works in two steps. Plan reads what exists and
+// says what would change. Apply makes the changes. Applying the same options twice changes
+// nothing the second time.
 //
 // Everything that this package creates has a mark in its description. The package
 // deletes only what has the mark.
@@ -26,13 +26,13 @@ import (
 )
 
 const (
-	// DefaultName and DefaultMTU are the values in MaxText's documents; 8896 is
-	// the largest MTU of a VPC network.
+	// DefaultName and DefaultMTU are the values in MaxText's documents. 8896 is the largest
+	// MTU of a VPC network.
 	DefaultName = "mtu9k"
 	DefaultMTU  = 8896
 	minMTU      = 1300
 	maxMTU      = 8896
-	// apiMTU is the MTU of a network that was created without a value for it.
+	// apiMTU is the MTU of a network for which no MTU was given.
 	apiMTU = 1460
 
 	// IAPRange is the source of connections through Identity-Aware Proxy.
@@ -211,7 +211,7 @@ func checkName(kind, name string, limit int) error {
 	return nil
 }
 
-// parseRange parses a CIDR range, or a single address as a range of one address.
+// parseRange parses a CIDR range. It reads a single address as a range of one address.
 func parseRange(s string) (netip.Prefix, error) {
 	if addr, err := netip.ParseAddr(s); err == nil && addr.Zone() == "" {
 		return netip.PrefixFrom(addr, addr.BitLen()), nil

@@ -167,9 +167,9 @@ func (c *Client) planRule(rule FirewallRule, existing []*computepb.Firewall) Act
 	return a
 }
 
-// Apply creates the resources of plan, the network before its rules, and waits until
-// each exists. If plan has a conflict, Apply changes nothing and returns plan.Err(). If
-// Apply fails half-way, the resources that it created stay, and a new Plan continues
+// Apply creates the resources of plan. It creates the network before its rules, and waits
+// until each exists. If plan has a conflict, Apply changes nothing and returns plan.Err().
+// If Apply fails half-way, the resources that it created stay, and a new Plan continues
 // from there.
 func (c *Client) Apply(ctx context.Context, plan Plan) error {
 	if err := plan.Err(); err != nil {
@@ -225,7 +225,7 @@ func (c *Client) sayUnchanged(plan Plan) {
 	event.Notef(c.gcp.Sink(), event.Info, "", "nothing to change: %s as wanted", strings.Join(names, ", "))
 }
 
-// sayHints reports what a user probably needs next for the resources that plan created.
+// sayHints reports what users probably need next, after plan has created its resources.
 func (c *Client) sayHints(plan Plan) {
 	for _, a := range plan.Actions {
 		switch {

@@ -80,8 +80,9 @@ func hasNIC(all []*computepb.NetworkInterface, network string) bool {
 	})
 }
 
-// pathBelowProject returns what an address has after its project, because one template has
-// several addresses: "regions/R/instanceTemplates/T".
+// pathBelowProject returns the part of an address after its project:
+// "regions/R/instanceTemplates/T". One template has several addresses, but only one such
+// path.
 func pathBelowProject(address string) string {
 	if _, rest, ok := strings.Cut(address, "projects/"); ok {
 		_, address, _ = strings.Cut(rest, "/")
