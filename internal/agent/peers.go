@@ -142,8 +142,8 @@ func (c *Client) object(ctx context.Context, call Call) (object map[string]any, 
 	return object, err
 }
 
-// textsAt returns the texts at a path of a decoded JSON value, as in Field; "" stands for a
-// text that is missing in an element of an array, so that the texts of two paths match.
+// textsAt returns the texts at a path of a decoded JSON value, as in Field. If an element
+// of an array lacks the text, "" stands for it, so that the texts of two paths match.
 func textsAt(value any, path string) []string {
 	names, ok := strings.CutPrefix(path, "/")
 	if !ok {

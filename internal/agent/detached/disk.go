@@ -42,7 +42,7 @@ func (d disk) remember(name, text string) {
 	_ = agent.WriteFile(d.path(name), []byte(text+"\n"), 0o644)
 }
 
-// recall returns the first line of a file; "" if there is none.
+// recall returns the first line of a file. It returns "" if there is none.
 func (d disk) recall(name string) string {
 	text, _ := os.ReadFile(d.path(name))
 	line, _, _ := strings.Cut(string(text), "\n")
@@ -60,7 +60,8 @@ func touch(path string, now time.Time) {
 	_ = os.Chtimes(path, now, now)
 }
 
-// newest returns the newest attempt that this worker has a record of; 0: none.
+// newest returns the newest attempt that this worker has a record of. It returns 0 if there
+// is none.
 func (d disk) newest() int {
 	entries, _ := os.ReadDir(d.runs)
 	newest := 0
@@ -81,7 +82,7 @@ func number(name string) int {
 	return n
 }
 
-// told returns the newest attempt whose end the others know; 0: none.
+// told returns the newest attempt whose end the others know. It returns 0 if there is none.
 func (d disk) told() int {
 	paths, _ := filepath.Glob(d.path("told.*"))
 	newest := 0
@@ -114,7 +115,8 @@ func (d disk) stopped(n int) (reason string, yes bool) {
 	return line, true
 }
 
-// started returns when the command of an attempt was started; zero if that is not known.
+// started returns when the command of an attempt was started. It returns zero if that is
+// not known.
 func (d disk) started(n int) time.Time {
 	text, _ := os.ReadFile(d.attempt(n, "started"))
 	words := strings.Fields(string(text))
@@ -128,8 +130,8 @@ func (d disk) started(n int) time.Time {
 	return time.Unix(at/int64(time.Second), 0)
 }
 
-// here returns the state of an attempt on the disk. is is the state of its command, and
-// proc is the root of /proc.
+// here returns the state of an attempt on the disk. The parameter is has the state of the
+// attempt's command. proc is the root of /proc.
 func (d disk) here(n int, is life, proc string) attemptHere {
 	a := attemptHere{life: is, record: d.record(n), told: d.exists(d.path("told." + strconv.Itoa(n)))}
 	_, a.stopped = d.stopped(n)

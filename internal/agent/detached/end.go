@@ -183,7 +183,7 @@ func (w *ender) awaitLead(ctx context.Context, r Record) bool {
 	}
 }
 
-// leadCode returns the exit code of worker 0; "" if it is not known.
+// leadCode returns the exit code of worker 0. It returns "" if it is not known.
 func (w *ender) leadCode(ctx context.Context) string {
 	all, _, err := w.bucket.List(ctx, fmt.Sprintf("ended/%d/s0w0.", w.m.attempt))
 	if err != nil {

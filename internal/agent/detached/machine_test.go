@@ -25,7 +25,7 @@ func at(seconds int) time.Time { return time.Unix(int64(seconds), 0) }
 
 func (p *play) say(format string, args ...any) { fmt.Fprintf(&p.b, format+"\n", args...) }
 
-// until plays until done returns true, or until late seconds have passed.
+// until plays until done returns true, or until the seconds in late have passed.
 func (p *play) until(late int, done func(a action) bool) string {
 	s := &sight{}
 	s.forget()
@@ -381,8 +381,8 @@ func TestNextAttemptIsAnnouncedBeforeTheEndOfTheLast(t *testing.T) {
 	}
 }
 
-// After a boot, the disk decides how a worker goes on: it attends an attempt that still
-// runs, tells the others an end that they do not know, or rests after an end that they
+// After a boot, the disk decides how a worker goes on. It attends an attempt that still
+// runs. It tells the others an end that they do not know. It rests after an end that they
 // know.
 func TestABootGoesOnWithWhatTheDiskTells(t *testing.T) {
 	t.Parallel()

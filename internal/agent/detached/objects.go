@@ -91,8 +91,8 @@ func (o objects) first(ctx context.Context) (first, error) {
 	return f, err
 }
 
-// asked returns the reason in an object control/NAME; "" if there is none, or it cannot be
-// read. An object without a reason counts too.
+// asked returns the reason in an object control/NAME. It returns "" if there is none, or it
+// cannot be read. An object without a reason counts too.
 func (o objects) asked(ctx context.Context, name string) string {
 	text, _, err := o.Read(ctx, "control/"+name)
 	if err != nil {

@@ -106,7 +106,8 @@ func placeInGroup(j Job, values map[string]string) (Place, error) {
 }
 
 // A VM of a group tells the others its place in an attempt by an object. seat returns the
-// name of this object, below the directory of the attempt. It holds the address of the VM.
+// name of this object, below the directory of the attempt. The object holds the address of
+// the VM.
 func (p Place) seat() string { return p.String() + "." + p.peers + "." + p.VM }
 
 var seatName = regexp.MustCompile(`/(s([0-9]{1,6})w([0-9]{1,6}))\.([0-9a-f]{8})\.([a-z0-9-]+)$`)

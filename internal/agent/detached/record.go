@@ -54,7 +54,7 @@ func (r Record) get(key string) string {
 
 var exitCode = regexp.MustCompile(`^[0-9]{1,3}$`)
 
-// code returns the exit code; false if the record has none.
+// code returns the exit code. It returns false if the record has none.
 func (r Record) code() (int, bool) {
 	text := r.get("code")
 	if !exitCode.MatchString(text) {

@@ -3,10 +3,10 @@
 // Package detached has the program that every worker of a job without runner runs at each
 // boot.
 //
-// It fetches the job's files from the bucket, prepares the worker, starts the command under
-// the supervisor that a runner would use, stores the log and the end in the bucket, and
-// deletes the slices once every worker has ended. Package detach of multihost writes the
-// description of the job and the names of the objects.
+// It fetches the job's files from the bucket, and prepares the worker. It starts the
+// command under the supervisor that a runner would use. It stores the log and the end in
+// the bucket. It deletes the slices once every worker has ended. Package detach of
+// multihost writes the description of the job and the names of the objects.
 //
 // The type machine decides and is pure; the type worker carries out its decisions. The type
 // disk has all that has to survive a reboot, or the death of this program.
@@ -205,8 +205,8 @@ func (w *worker) withoutPlace(ctx context.Context, since time.Time, why string) 
 	return err
 }
 
-// No worker has been able to begin since the time since. forsaken reports whether the
-// slices are to be deleted now.
+// No worker has been able to begin since the time in since. forsaken reports whether the
+// slices are to be deleted at the time in now.
 func (j Job) forsaken(since, now time.Time) bool {
 	if j.TTL > 0 && !j.Requested.IsZero() && !now.Before(j.Requested.Add(j.TTL+j.Grace+time.Minute)) {
 		return true

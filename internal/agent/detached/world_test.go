@@ -108,7 +108,7 @@ func (w *world) put(name string, data []byte) {
 	w.objects[name] = next
 }
 
-// text returns an object; "" if there is none.
+// text returns an object. It returns "" if there is none.
 func (w *world) text(name string) string {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -130,7 +130,7 @@ func (w *world) config() Config {
 }
 
 // run runs the worker from a boot on. It returns when the worker has nothing left to do,
-// when the slices are deleted, or after the time during.
+// when the slices are deleted, or when the time in during has passed.
 func (w *world) run(during time.Duration) {
 	w.t.Helper()
 	ctx, cancel := context.WithTimeout(w.t.Context(), during)

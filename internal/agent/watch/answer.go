@@ -87,8 +87,8 @@ func (h *Host) known() (runs []string) {
 	return runs
 }
 
-// startAll starts a watch for each of the runs that the disk knows. It returns the error
-// why, which says why the metadata could not be used, joined with its own errors.
+// startAll starts a watch for each of the runs that the disk knows. It joins its own errors
+// with why, the error that kept the metadata from being used.
 func (h *Host) startAll(ctx context.Context, runs []string, why error) error {
 	h.Note(why.Error())
 	if err := h.prepare(); err != nil {

@@ -26,9 +26,9 @@ type Sight struct {
 // An Action is something that the Machine wants done. Actions are done in order.
 type Action interface{ action() }
 
-// The actions. Four actions have a result, and each result has a method that takes it:
-// Shared that of Share, Heard that of Ask, Again that of Pause, and Deleted that of Delete.
-// These methods may return more actions.
+// The actions. Four actions have results, which four methods take. Shared takes the result
+// of Share, Heard the result of Ask, Again the result of Pause, and Deleted the result of
+// Delete. These methods may return more actions.
 type (
 	Note   struct{ Text string }        // tell people
 	Save   struct{}                     // keep the terms for after a reboot
@@ -71,7 +71,7 @@ const (
 	lastWait   = 30               // seconds after the grace time
 	longPause  = 10 * time.Minute // pause between two tries after many failures
 	manyTries  = 20
-	callRate   = 5                // most calls a second of all workers of a job together while the command runs on one of them; it does not hold once each worker waits for mostSpread
+	callRate   = 5                // most calls a second of all workers of a job together, while the command runs on one of them and no worker waits for mostSpread yet
 	mostSpread = 30 * time.Minute // longest time between two rounds in which a worker asks the others
 	mostPause  = 600              // longest random pause in seconds; because of it, usually a single worker asks all others and deletes
 )
@@ -98,8 +98,8 @@ type Machine struct {
 	asked []string // slices still to be asked
 }
 
-// NewMachine returns the machine of a watch that begins when the worker has been up for the
-// time up. born is the time of the worker's first boot.
+// NewMachine returns the machine of a watch that begins now. up is the time since the boot
+// of the worker. born is the time of the worker's first boot.
 func NewMachine(t Terms, born time.Time, up time.Duration) *Machine {
 	return &Machine{Terms: t, born: born, since: up, renewed: up, idle: up} // the startup script has just run
 }
@@ -251,8 +251,9 @@ func (m *Machine) delete() []Action {
 }
 
 // Heard takes the reports of the workers of a slice, or the error of reading them. workers
-// is how many of them can run a command; -1: as many as the terms say. A slice that is gone
-// (HTTP status 404) has no command. A worker without a report may still have one.
+// is how many of them can run a command. If it is -1, as many can as the terms say. A slice
+// that is gone (HTTP status 404) has no command. A worker without a report may still have
+// one.
 func (m *Machine) Heard(reports []Report, workers int, err error, now time.Time) []Action {
 	t, node := &m.Terms, m.asked[0]
 	m.asked = m.asked[1:]
