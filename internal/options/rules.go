@@ -127,7 +127,7 @@ var commonFlags = map[string][]string{
 	"job":       {"tpu-type", "num-slices", "spot", "zone", "command", "run-name", "script-dir", "dry-run"},
 	"qr create": {"tpu-type", "node-count", "node-prefix", "spot", "network", "zone", "wait", "dry-run"},
 
-	"slices create": {"tpu-type", "node-count", "node-prefix", "spot", "network", "zone", "wait", "dry-run"},
+	"slices create": {"tpu-type", "node-count", "spot", "zone", "max-run-duration", "slices-deadline", "wait", "dry-run"},
 }
 
 // flagGroups are the flags of the commands in commonFlags.
