@@ -20,7 +20,8 @@ func TestSuggestKnowsTheNamesOfGenerations(t *testing.T) {
 	if got := tpu.Suggest("v5litepod", []string{"v5e", "v5p"}); got != "v5e" {
 		t.Errorf("Suggest(v5litepod) = %q, want v5e", got)
 	}
-	for word, want := range map[string]string{"v5e16": "v5litepod-16", "trillium-256": "v6e-256", "v5litepod16": "v5litepod-16"} {
+	for word, want := range map[string]string{"v5e16": "v5litepod-16", "trillium-256": "v6e-256", "v5litepod16": "v5litepod-16",
+		"v7x-16": "tpu7x-16", "v7-16": "tpu7x-16", "tpu7-8": "tpu7x-8", "tpu-v7x-64": "tpu7x-64", "ironwood-16": "tpu7x-16"} {
 		_, err := tpu.ParseType(word)
 		var e *tpu.TypeError
 		if !errors.As(err, &e) || len(e.Suggest) == 0 || e.Suggest[len(e.Suggest)-1] != want {

@@ -282,7 +282,8 @@ func Suggest(word string, candidates []string) string {
 // A name comes before the names that are prefixes of it.
 var aliases = [][2]string{
 	{"v5litepod", "v5litepod"}, {"v5lite", "v5litepod"}, {"v5e", "v5litepod"},
-	{"trillium", "v6e"}, {"v6e", "v6e"}, {"ironwood", "tpu7x"}, {"tpu7x", "tpu7x"}, {"v5p", "v5p"},
+	{"trillium", "v6e"}, {"v6e", "v6e"}, {"ironwood", "tpu7x"}, {"tpu7x", "tpu7x"}, {"tpu7", "tpu7x"},
+	{"v7x", "tpu7x"}, {"v7", "tpu7x"}, {"v5p", "v5p"},
 }
 
 // canonical replaces the generation at the start of word by the API's name. It adds the
