@@ -145,7 +145,7 @@ func TestValidateNamesWhatIsWrongBeforeAnyCall(t *testing.T) {
 		"prefix for one slice":      {func(r *qr.Request) { r.NodeCount = 1 }, "node prefix"},
 		"no type":                   {func(r *qr.Request) { r.Type = tpu.Type{} }, "no accelerator type"},
 		"unknown type":              {func(r *qr.Request) { r.Type.Name = "v4-17" }, `"v4-17": no such type`},
-		"not in the API":            {func(r *qr.Request) { r.Type = mustType(t, "tpu7x-8"); r.RuntimeVersion = "x" }, "the Cloud TPU API does not serve tpu7x"},
+		"not in the API":            {func(r *qr.Request) { r.Type = mustType(t, "tpu7x-8"); r.RuntimeVersion = "x" }, `the Cloud TPU API does not make tpu7x; only Compute Engine does`},
 		"a machine type":            {func(r *qr.Request) { r.Type = mustType(t, "ct6e-standard-4t:2x4") }, "its types of this generation are called v6e-N"},
 		"v3 cannot multi-slice":     {func(r *qr.Request) { r.Type = mustType(t, "v3-8") }, "v3 cannot do multi-slice"},
 		"unknown tier":              {func(r *qr.Request) { r.Tier = "cheap" }, `tier "cheap" is unknown`},
@@ -247,4 +247,15 @@ func bodyText(t *testing.T, r qr.Request) string {
 		t.Fatal(err)
 	}
 	return string(text)
+}
+
+// A type that only Compute Engine makes has one problem, and the hint has the command.
+func TestATypeOfComputeEngineOnly(t *testing.T) {
+	t.Parallel()
+	err := qr.Request{ID: "m", NodeCount: 1, Type: mustType(t, "tpu7x-16")}.Validate()
+	var hinted interface{ Hint() string }
+	const want = `check queued resource "m": accelerator type "tpu7x-16": the Cloud TPU API does not make tpu7x; only Compute Engine does`
+	if err == nil || err.Error() != want || !errors.As(err, &hinted) || !strings.HasSuffix(hinted.Hint(), "multihost slices create m --tpu-type=tpu7x-16") {
+		t.Errorf("got %v, %v", err, hinted)
+	}
 }

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"multihost/internal/fault"
 	"multihost/internal/nodes"
 	"multihost/internal/tpu"
 )
@@ -81,7 +82,7 @@ func checkType(r Request) (bad []*FlagError) {
 	case known.Machine != "":
 		bad = append(bad, wrongf("accelerator-type type topology", "accelerator type %q: the Cloud TPU API knows no machine types: its types of this generation are called %s-N", known.Name, gen.Family))
 	case !gen.CloudAPI:
-		bad = append(bad, wrongf("accelerator-type type topology", "accelerator type %q: the Cloud TPU API does not serve %s; it is made with Compute Engine or GKE", known.Name, gen.Name))
+		return []*FlagError{{[]string{"accelerator-type", "type", "topology", "provider"}, &computeOnlyError{r.ID, known}}}
 	}
 	if r.NodeCount > 1 && !gen.MultiSlice {
 		bad = append(bad, wrongf("accelerator-type type topology node-count", "accelerator type %q with %d slices: %s cannot do multi-slice (v4 and later can)", known.Name, r.NodeCount, gen.Name))
@@ -90,6 +91,24 @@ func checkType(r Request) (bad []*FlagError) {
 		bad = append(bad, wrongf("accelerator-type type topology", "accelerator type %q has no default runtime version: give one", known.Name))
 	}
 	return bad
+}
+
+// A computeOnlyError says that the Cloud TPU API does not make slices of a type.
+type computeOnlyError struct {
+	id string
+	of tpu.Type
+}
+
+func (e *computeOnlyError) Error() string {
+	return fmt.Sprintf("accelerator type %q: the Cloud TPU API does not make %s; only Compute Engine does", e.of.Name, e.of.Generation.Name)
+}
+
+// Fault returns fault.Usage.
+func (*computeOnlyError) Fault() fault.Kind { return fault.Usage }
+
+// Hint returns what to type.
+func (e *computeOnlyError) Hint() string {
+	return fmt.Sprintf("multihost job makes such slices without --provider=tpu; to make slices only, type: multihost slices create %s --tpu-type=%s", e.id, e.of.Name)
 }
 
 func checkWorkload(r Request) (bad []*FlagError) {
