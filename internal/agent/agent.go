@@ -33,7 +33,7 @@ import (
 // Limits of calls.
 const (
 	connectLimit  = 10 * time.Second
-	metadataLimit = 10 * time.Second // for a call of the metadata server
+	metadataLimit = 10 * time.Second // longest time of a call of the metadata server
 	answerLimit   = 64 << 20         // most bytes of an answer that is kept in memory
 	textLimit     = 400              // most bytes of an answer that an error shows
 )

@@ -44,7 +44,7 @@ func TestDeleteReadsBeforeItDeletes(t *testing.T) {
 	for name, c := range map[string]struct {
 		status  int
 		answer  string
-		want    string // of the error
+		want    string // text of the error
 		deletes bool
 	}{
 		"ours":                          {200, ours, "", true},

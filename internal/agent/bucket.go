@@ -56,7 +56,8 @@ func (b *Bucket) Read(ctx context.Context, name string) (text []byte, generation
 }
 
 // Clock returns the present time by the clock of Cloud Storage. It returns zero if the
-// service does not report the time. name is any object; it need not exist.
+// service does not report the time. The parameter name is the name of any object, which
+// need not exist.
 func (b *Bucket) Clock(ctx context.Context, name string) (time.Time, error) {
 	var date time.Time
 	client := *b.Client
@@ -82,7 +83,7 @@ func (d dated) RoundTrip(r *http.Request) (*http.Response, error) {
 	return resp, err
 }
 
-// dateOf returns the date of an answer. It is zero if the answer has none.
+// dateOf returns the date of an answer. It returns zero if the answer has no date.
 func dateOf(h http.Header) time.Time {
 	date, err := http.ParseTime(h.Get("Date"))
 	if err != nil {

@@ -41,10 +41,10 @@ type Field struct {
 var ErrForeign = fault.New(fault.Permission, "it is not of this run: it stays")
 
 // Delete requests the deletions in order, also after an error, because each resource is
-// billed. Before each one it reads the resource and checks its proof. A resource that is
-// gone, or is being deleted, needs no request. ErrForeign is final: every resource that is
-// left is another run's. After any other error, and without one, the caller may call Delete
-// again: a deletion that was accepted may fail later.
+// billed. Before each request it reads the resource and checks the proof. A resource that
+// is gone, or is being deleted, needs no request. ErrForeign is final: all resources that
+// are left belong to another run. After any other error, and without one, the caller may
+// call Delete again: a deletion that was accepted may fail later.
 func (c *Client) Delete(ctx context.Context, deletions []Deletion) error {
 	var trouble []error
 	foreign, ours := false, false
@@ -66,8 +66,8 @@ func (c *Client) Delete(ctx context.Context, deletions []Deletion) error {
 	return errors.Join(trouble...)
 }
 
-// delete requests one deletion. It reports whether the resource has the proof and has not
-// been seen to be gone.
+// delete requests one deletion. It reports whether the resource has the proof, and nothing
+// has shown that it is gone.
 func (c *Client) delete(ctx context.Context, d Deletion) (there bool, err error) {
 	resource, err := c.object(ctx, Call{Method: http.MethodGet, URL: d.Read})
 	if StatusOf(err) == http.StatusNotFound {
@@ -94,7 +94,7 @@ func (c *Client) delete(ctx context.Context, d Deletion) (there bool, err error)
 
 // MayDelete returns nil if this VM may delete such resources. It tries to delete a resource
 // that does not exist. A caller with the permission gets 404, and any other caller is
-// refused. It retries temporary errors for about half a minute.
+// refused. MayDelete retries temporary errors for about half a minute.
 func (c *Client) MayDelete(ctx context.Context, deletions []Deletion) error {
 	for _, d := range deletions {
 		if d.Probe == "" {

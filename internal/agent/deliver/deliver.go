@@ -14,8 +14,8 @@ import (
 )
 
 // Each calls arm for all workers at the same time. If a worker lacks the agent, Each copies
-// it there and calls arm again. It skips targets without Conn. From o it uses only the
-// settings of the relays. It shows nothing. The errors are aligned with targets.
+// it there and calls arm again. Each skips targets without Conn. It uses only the settings
+// of the relays from o. It shows nothing. The errors are aligned with targets.
 func Each(ctx context.Context, agents program.Set, o codesync.Options, targets []codesync.Target, arm func(ctx context.Context, i int) error) []error {
 	o.Sink = event.Discard
 	workers := make([]remote.Runner, len(targets))

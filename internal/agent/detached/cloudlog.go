@@ -54,8 +54,8 @@ func (w cloudLog) logEnd(reason string) {
 const (
 	opsAgentService = "google-cloud-ops-agent"
 	opsAgentScript  = "https://dl.google.com/cloudagents/add-google-cloud-ops-agent-repo.sh"
-	opsAgentLimit   = 15 * time.Minute // to install it
-	opsAgentTries   = 4                // to fetch its script
+	opsAgentLimit   = 15 * time.Minute // longest time to install it
+	opsAgentTries   = 4                // number of tries to fetch its script
 	dpkgLock        = "/var/lib/dpkg/lock-frontend"
 	dpkgWait        = 10 * time.Second
 	dpkgTries       = 60

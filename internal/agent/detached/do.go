@@ -21,7 +21,7 @@ type doer struct {
 	failed failures // result of the last look at the ends
 }
 
-// work carries out the decisions of the machine until it returns leave.
+// work carries out the decisions of the machine. It returns when the machine returns leave.
 func (w *doer) work(ctx context.Context) error {
 	s := &sight{}
 	s.forget()
@@ -51,8 +51,8 @@ func (w *doer) work(ctx context.Context) error {
 // mostTurn limits how long a worker lets others go first.
 const mostTurn = 30 * time.Second
 
-// do carries out an action other than a look or a wait. If it fails, the machine
-// repeats it or postpones it.
+// do carries out an action other than a look or a wait. If the action fails, the machine
+// repeats or postpones it.
 func (w *doer) do(ctx context.Context, a action, s *sight) {
 	switch a.do {
 	case fetch:
@@ -128,7 +128,6 @@ func (w *doer) doEnd(ctx context.Context, a action, s *sight) {
 	}
 }
 
-// look looks at one subject.
 func (w *doer) look(ctx context.Context, at subject, s *sight) {
 	switch at {
 	case ofCommand:

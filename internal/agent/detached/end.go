@@ -31,8 +31,8 @@ func (w *ender) sendLog(ctx context.Context) error {
 	return w.bucket.sendLog(ctx, w.disk.attempt(w.m.attempt, "output.log"), logName(w.me, w.m.attempt), piecesOfJob)
 }
 
-// finish stores how the attempt ended on this worker, after its log. The exit code is in
-// the object's name, so one list call shows how a run ended.
+// finish stores how the attempt ended on this worker. It stores the log first. The exit
+// code is in the object's name, so one list call shows how a run ended.
 func (w *ender) finish(ctx context.Context, is life) error {
 	m := w.m
 	if (is == exited || is == lost) && m.ending.rebooted == "" && m.ending.notAgain == "" {
@@ -112,7 +112,8 @@ func (w *ender) sendRest(ctx context.Context) {
 func (w *ender) unsentName() string { return fmt.Sprintf("control/unsent-%d-%s", w.m.attempt, w.me) }
 
 // withSkew notes in a record by how many seconds the clock of this worker is ahead of the
-// clock of Cloud Storage. It is needed to compare the ends of two workers.
+// clock of Cloud Storage. The ends of two workers can be compared only with this
+// difference.
 func (w *ender) withSkew(ctx context.Context, r Record) Record {
 	before := time.Now()
 	date, err := w.bucket.Clock(ctx, "control/attempt")
@@ -183,7 +184,7 @@ func (w *ender) awaitLead(ctx context.Context, r Record) bool {
 	}
 }
 
-// leadCode returns the exit code of worker 0. It returns "" if it is not known.
+// leadCode returns the exit code of worker 0. It returns "" if the code is not known.
 func (w *ender) leadCode(ctx context.Context) string {
 	all, _, err := w.bucket.List(ctx, fmt.Sprintf("ended/%d/s0w0.", w.m.attempt))
 	if err != nil {

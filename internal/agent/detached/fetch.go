@@ -61,7 +61,7 @@ func (w fetcher) fetchKit(ctx context.Context) error {
 	return nil
 }
 
-// download gets a file of this start of the run.
+// download gets a file that belongs to this start of the run.
 func (w *worker) download(ctx context.Context, name, path string) error {
 	f, err := os.CreateTemp(filepath.Dir(path), "."+name+".*")
 	if err != nil {

@@ -19,13 +19,13 @@ const (
 	// preempted, and more in all other cases. The other processes of the machine have to
 	// end in this time too.
 	goingLimit = 20 * time.Second
-	goingCall  = 10 * time.Second // for one call of an API
+	goingCall  = 10 * time.Second // longest time of one call of an API
 	goingTries = 3
 )
 
 // A worker runs Going when its machine gets the order to end. Going reports this order and
-// its reason, and sends the rest of the log to the bucket. It ends no process. It ends
-// within 20 s, even if the disk hangs.
+// its reason, and sends the rest of the log to the bucket. It ends no process. It returns
+// after about 20 s at the latest, even if the disk hangs.
 func Going(ctx context.Context, cfg Config) error {
 	ctx, cancel := context.WithTimeout(ctx, goingLimit)
 	defer cancel()

@@ -29,13 +29,13 @@ type Job struct {
 	Start                                          string // name of this start of the run
 	KitSum, CodeSum                                string // SHA-256; CodeSum "none": there is no code
 
-	Period     time.Duration // between two uploads of the log, and two reports
-	Look       time.Duration // between two looks
+	Period     time.Duration // time between two uploads of the log, and between two reports
+	Look       time.Duration // time between two looks
 	Patience   time.Duration // how long a fetch is retried
 	LogTimeout time.Duration // how long a worker waits while the bucket does not take its log
-	Stale      time.Duration // until a worker without reports counts as dead
+	Stale      time.Duration // after this time a worker without reports counts as dead
 	TTL        time.Duration
-	MaxRun     time.Duration // after so long the provider deletes the VMs
+	MaxRun     time.Duration // after this time the provider deletes the VMs
 	Gather     time.Duration // how long the workers of a job with Apart wait for each other; 0: without limit
 	Requested  time.Time     // zero: not known
 	Keep       string        // never, on-failure or always

@@ -58,13 +58,13 @@ const (
 type verb string
 
 const (
-	look        verb = "look"           // at subject
+	look        verb = "look"           // look at the subject
 	wait        verb = "wait"           // wait for a time, and forget the results of all looks
 	takeTurn    verb = "take a turn"    // wait for a time that depends on the worker, and forget control/attempt
 	sendLog     verb = "send the log"   // send the log, as far as it exists
 	say         verb = "say"            // report the phase text, with the detail more
 	stopCommand verb = "stop"           // stop the command, for the reason text
-	tellStop    verb = "tell the stop"  // to the others
+	tellStop    verb = "tell the stop"  // tell the stop to the others
 	tellEnd     verb = "tell the end"   // tell the end to the others, as far as they do not know it
 	sendRest    verb = "send the rest"  // send the rest of a log that the bucket has refused before
 	announce    verb = "announce"       // announce attempt n to the others
@@ -104,7 +104,7 @@ type sight struct {
 	life    life      // of the command
 	lifeErr error     // why life is not known
 	started time.Time // when the command was started; zero: not known
-	// rebooted is how the machine ended the command, if it did.
+	// If the machine ended the command, rebooted says how.
 	rebooted string
 
 	absent    string // which workers have not come to the attempt; "": all have
@@ -132,10 +132,10 @@ type sight struct {
 type first struct {
 	attempt int
 	begun   bool // this worker has begun it before, and lost its disk
-	ended   bool // and ended it
+	ended   bool // this worker has ended it, too
 }
 
-// ends sums up the ends of an attempt that the bucket has.
+// ends sums up the ends that the bucket has of an attempt.
 type ends struct {
 	all      bool // every worker has ended, or is dead
 	failures int  // workers that did not end well
@@ -180,7 +180,7 @@ type machine struct {
 	gathered bool      // all have come
 
 	// while the command runs
-	sent      time.Time // of the last upload of the log
+	sent      time.Time // time of the last upload of the log
 	blindFrom time.Time // since when the state of the command is not known; zero: it is known
 	stopping  string    // why the command is being stopped
 	stopFrom  time.Time
@@ -205,7 +205,7 @@ type machine struct {
 	said         string // phase that was reported last
 	detail       string
 	missingLogin string // login that does not exist
-	tries        int    // to delete
+	tries        int    // number of requests to delete
 }
 
 // failFastReason is the reason with which the command is stopped after another worker has
@@ -213,8 +213,8 @@ type machine struct {
 // and their clocks are compared.
 const failFastReason = "fail-fast: a worker failed"
 
-// next returns the action that follows. It is called again with the result, until it
-// returns leave.
+// next returns the action that follows. It is called again with the action's result, until
+// it returns leave.
 func (m *machine) next(s *sight) action {
 	switch m.at {
 	case fetching:
@@ -265,7 +265,6 @@ func (m *machine) start(attempt int, s *sight) action {
 // forget makes all looks old.
 func (s *sight) forget() { s.did, s.looked = map[verb]bool{}, map[subject]bool{} }
 
-// abandonFor gives the attempt up.
 func (m *machine) abandonFor(code int, why string, s *sight) action {
 	m.code, m.why = code, why
 	return m.become(givingUp, s)
@@ -331,7 +330,7 @@ func (m *machine) find(s *sight) action {
 	return m.findLost(s)
 }
 
-// findLost decides what follows an attempt that a reboot has ended.
+// findLost decides what follows an attempt if a reboot has ended it.
 func (m *machine) findLost(s *sight) action {
 	if !s.looked[ofStop] {
 		return action{do: look, at: ofStop}
@@ -832,16 +831,16 @@ func (m *machine) deleteFor(why string, s *sight) action {
 	return action{do: say, text: "deleting", more: why}
 }
 
-// Pauses between two requests to delete: at first some looks, later more.
+// Pauses between two requests to delete: at first a few looks, later more.
 const (
 	deleteLooks = 3
 	deleteTries = 60
 	deleteLate  = 10 * time.Minute
 )
 
-// tearDown repeats the request to delete until the worker itself is gone. Even days later,
-// somebody may grant the right, or the service may recover. It ends if the slices are
-// another run's.
+// tearDown repeats the request to delete until the worker itself is gone. If the slices are
+// another run's, it ends. It has no limit of time: even days later, somebody may grant the
+// right, or the service may recover.
 func (m *machine) tearDown(s *sight) action {
 	if !s.did[remove] {
 		delete(s.did, say)

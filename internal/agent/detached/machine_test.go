@@ -12,8 +12,8 @@ import (
 	"multihost/internal/detach"
 )
 
-// A play lets a machine decide while seconds pass. The function on answers its looks and
-// actions. By default the bucket has nothing.
+// A play lets a machine decide while seconds pass. The function on answers the machine's
+// looks and actions. By default the bucket has nothing.
 type play struct {
 	m   *machine
 	now int
@@ -319,8 +319,8 @@ func TestOthersAreToldOfTheTimeToLiveUntilTheyCanKnow(t *testing.T) {
 	})
 }
 
-// A rebooted worker announces the next attempt before it reports the end of the last
-// one. Otherwise a worker that sees only ended attempts would delete the slices.
+// A rebooted worker announces the next attempt before it reports the end of the last one.
+// Otherwise another worker, which sees only ended attempts, would delete the slices.
 func TestNextAttemptIsAnnouncedBeforeTheEndOfTheLast(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -590,7 +590,7 @@ func TestGather(t *testing.T) {
 	}
 }
 
-// A command is stopped before the provider deletes the slices. It is stopped earlier if its
+// A command is stopped before the provider deletes the slices. It is stopped earlier if the
 // time to live ends earlier.
 func TestBound(t *testing.T) {
 	t.Parallel()

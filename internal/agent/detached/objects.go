@@ -30,7 +30,7 @@ func (o objects) write(ctx context.Context, name string, text []byte, generation
 	return o.Write(ctx, name, bytes.NewReader(text), int64(len(text)), generation)
 }
 
-// writeFirst makes a small object. An object that exists already stays, and there is no
+// writeFirst makes a small object. If the object exists already, it stays, and there is no
 // error.
 func (o objects) writeFirst(ctx context.Context, name, text string) error {
 	err := o.write(ctx, name, []byte(text+"\n"), 0)
@@ -91,8 +91,8 @@ func (o objects) first(ctx context.Context) (first, error) {
 	return f, err
 }
 
-// asked returns the reason in an object control/NAME. It returns "" if there is none, or it
-// cannot be read. An object without a reason counts too.
+// asked returns the reason in an object control/NAME. It returns "" if there is no such
+// object, or if the object cannot be read. An object without a reason counts too.
 func (o objects) asked(ctx context.Context, name string) string {
 	text, _, err := o.Read(ctx, "control/"+name)
 	if err != nil {
@@ -154,9 +154,9 @@ func (o objects) ends(ctx context.Context, attempt int, boot time.Time) (ends, f
 
 // closed reports whether no worker can begin the attempt any more. came has the workers
 // that have come to it. A worker may come after the attempt was given up, or after a stop.
-// If its slice was made apart, it then gives up the attempt, too. So the others need not
-// wait for workers that never came. The slices of these may never be made, and the others
-// are billed meanwhile.
+// If the slices were made apart, the worker then gives up the attempt, too. So the others
+// need not wait for workers that never came. The slices of these may never be made, and the
+// others are billed meanwhile.
 func (o objects) closed(ctx context.Context, attempt int) (came map[string]bool, closed bool, err error) {
 	if !o.job.gathers() || o.asked(ctx, fmt.Sprintf("failed-%d", attempt)) == "" && o.asked(ctx, "stop") == "" {
 		return nil, false, nil
@@ -250,7 +250,7 @@ func logName(p Place, attempt int) string {
 
 // pieces says how to send a log. size is the size of a piece in bytes. Each piece is first
 // written to the object name, beside the log. When the machine is told to end, a second
-// program may run beside the first. It uses names of its own for its pieces.
+// program may run beside the first. The second program gives its pieces other names.
 type pieces struct {
 	size int64
 	name string
@@ -265,7 +265,7 @@ var (
 const mostPieces = 1000
 
 // sendLog makes the bucket's copy of a log equal to the file. At every moment the copy is a
-// prefix of the log. It appends a piece only if nobody else has appended to the log
+// prefix of the log. sendLog appends a piece only if nobody else has appended to the copy
 // meanwhile.
 func (o objects) sendLog(ctx context.Context, path, name string, p pieces) error {
 	f, err := os.Open(path)

@@ -33,7 +33,7 @@ func nameOf(slice, worker int) string { return fmt.Sprintf("s%dw%d", slice, work
 // index is the place of the worker among all workers of the job.
 func (p Place) index(j Job) int { return p.Slice*j.Workers + p.Worker }
 
-// Values of the metadata server from which a worker learns its place.
+// Values of the metadata server. A worker learns its place from them.
 const (
 	ownAddress   = "network-interfaces/0/ip"
 	endpointsKey = "attributes/worker-network-endpoints"
@@ -67,10 +67,10 @@ func parsePlace(j Job, values map[string]string) (p Place, err error) {
 	return p, nil
 }
 
-// placeInGroup is parsePlace for a VM of a group. The name of the VM shows the group, and
-// so the slice: it consists of the name of the group, a dash and a suffix without dashes.
-// No name shows the number of the worker. The list of names is complete if it has one name
-// for each worker of the slice, and one of them is this VM's.
+// placeInGroup does what parsePlace does, for a VM of a group. The name of the VM shows the
+// group, and so the slice: it consists of the name of the group, a dash and a suffix
+// without dashes. No name shows the number of the worker. The list of names is complete if
+// it has one name for each worker of the slice, and one of them is this VM's.
 func placeInGroup(j Job, values map[string]string) (Place, error) {
 	p := Place{VM: values[nameKey], Own: values[ownAddress]}
 	if i := strings.LastIndexByte(p.VM, '-'); i > 0 {
@@ -155,7 +155,8 @@ func absent(j Job, seats []string) string {
 	return fmt.Sprintf("%d workers have not come, %s first", len(missing), missing[0])
 }
 
-// withoutVM returns the workers of a slice for which no VM has come whose digest is sum.
+// Each worker of a slice needs a VM that names the digest sum. withoutVM returns the
+// workers for which no such VM has come.
 func withoutVM(j Job, slice int, sum string, vms map[string][]string) (missing []string, err error) {
 	for w := range j.Workers {
 		name := nameOf(slice, w)

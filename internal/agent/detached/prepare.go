@@ -40,7 +40,7 @@ type ready struct {
 	secrets   []byte // NAME=VALUE, each followed by a NUL, until the command is started
 }
 
-// Exit codes for the reasons that keep a command from starting.
+// Exit codes for a command that could not be started, by the reason.
 const (
 	codeUnavailable = 69
 	codeIO          = 74
@@ -49,8 +49,7 @@ const (
 	codeConfig      = 78
 )
 
-// prepare prepares the worker for the command. If it fails, it returns the exit code of the
-// attempt.
+// If prepare fails, it returns the exit code of the attempt.
 func (w *starter) prepare(ctx context.Context) (code int, err error) {
 	w.ready = ready{}
 	if w.job.Preflight != "off" {
@@ -199,8 +198,8 @@ func (w *starter) fetchSecrets(ctx context.Context) error {
 	return nil
 }
 
-// secret reads one secret. It retries after other errors, but returns at once if the secret
-// does not exist.
+// secret reads one secret. If the secret does not exist, it returns at once. After any
+// other error, it tries again.
 func (w *starter) secret(ctx context.Context, s Secret) (value []byte, err error) {
 	var answer agent.Answer
 	var missing error

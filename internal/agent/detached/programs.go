@@ -47,7 +47,7 @@ type Host struct{ Scratch string }
 // killAfter is the time between TERM and KILL for a program whose limit has passed.
 const killAfter = 10 * time.Second
 
-// Run implements System. When it ends the program, it ends the whole process group.
+// Run implements System. When Run ends the program, it ends the whole process group.
 func (h Host) Run(ctx context.Context, p Program) (Output, error) {
 	if p.Limit > 0 {
 		var cancel context.CancelFunc
@@ -125,7 +125,6 @@ func content(f *os.File) ([]byte, error) {
 	return io.ReadAll(io.NewSectionReader(f, 0, outputLimit))
 }
 
-// lastLine returns the last line of an output.
 func lastLine(text []byte) string {
 	text = bytes.TrimRight(text, "\n")
 	return string(text[bytes.LastIndexByte(text, '\n')+1:])
@@ -196,8 +195,7 @@ func (w *worker) op(ctx context.Context, limit time.Duration, stdin []byte, name
 	return a, nil
 }
 
-// status asks for the state of an attempt. The operation itself records an end that nobody
-// saw.
+// The operation status itself records an end that nobody saw.
 func (w *worker) status(ctx context.Context, attempt int) (life, error) {
 	a, err := w.op(ctx, opLimit, nil, "status", w.job.Run, strconv.Itoa(attempt))
 	if err != nil {

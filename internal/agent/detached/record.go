@@ -205,7 +205,7 @@ func (e ending) conclude(r Record) (out Record, code int, failed bool) {
 	return out, code, failed
 }
 
-// Exit codes for ends that the command itself has not caused.
+// Exit codes for ends that something other than the command has caused.
 const (
 	lostCode    = 255
 	stoppedCode = 143

@@ -13,8 +13,8 @@
 //
 // Every wait has a limit, with these exceptions: the wait for the metadata server, for the
 // end of the command, and for the deletion of the slices. With --slices-deadline=0 the wait
-// for the other workers has no limit. With --keep the wait until the bucket has the whole
-// log has none. No secret is in an argument, a file or the output.
+// for the other workers has no limit. With --keep, there is also no limit for the wait
+// until the bucket has the whole log. No secret is in an argument, a file or the output.
 package detached
 
 import (
@@ -34,12 +34,12 @@ import (
 
 // A Config is the environment of a worker's program.
 type Config struct {
-	File      string // with the description of the job; "": the metadata server has it
-	Home      string // of root
-	Root      string // in front of /run, /etc and /var; "" on a real worker
-	Proc      string // in front of /proc; "" on a real worker
+	File      string // file with the description of the job; "": the metadata server has it
+	Home      string // home of root
+	Root      string // directory that holds /run, /etc and /var; "" on a real worker
+	Proc      string // directory that holds /proc; "" on a real worker
 	Metadata  *agent.Metadata
-	Transport http.RoundTripper // to the APIs
+	Transport http.RoundTripper // carries the calls to the APIs
 	System    System            // runs programs
 	Out       io.Writer         // the serial console and the journal read it
 }
@@ -61,7 +61,7 @@ type worker struct {
 	client *agent.Client
 	user   user
 	kit    map[string][]byte
-	home   string // of the login
+	home   string // home of the login
 
 	scratch   string // directory in memory, so that a worker can report the end of a command that has filled the disk
 	firstBoot time.Time
@@ -172,7 +172,7 @@ func (w *worker) identify(ctx context.Context) error {
 }
 
 // withoutPlace does one round of the work of a worker that does not know its place. since
-// is when that began, and why is the reason. The error is that of the deletion of the slices.
+// is when that began, and why is the reason. The error is the error of deleting the slices.
 func (w *worker) withoutPlace(ctx context.Context, since time.Time, why string) error {
 	now := time.Now()
 	phase := "boot"
@@ -224,7 +224,6 @@ func stateDir(home, run string) string { return filepath.Join(home, ".multihost-
 
 func scratchDir(root, run string) string { return filepath.Join(root, "/run/multihost-job", run) }
 
-// open makes the worker's directories.
 func (w *worker) open() error {
 	w.disk.state, w.scratch = stateDir(w.cfg.Home, w.job.Run), scratchDir(w.cfg.Root, w.job.Run)
 	for _, dir := range []string{w.disk.state, w.scratch} {
@@ -289,8 +288,8 @@ func (w *worker) report(ctx context.Context, phase, detail string) error {
 // While the other program of this worker reports, a report waits for at most tellingLimit.
 const tellingLimit = 5 * time.Second
 
-// telling takes a lock for a report. A second program runs when the machine has to end. The
-// lock keeps the two programs from reporting at the same time.
+// telling takes a lock, which is held during a report. A second program runs when the
+// machine has to end. The lock keeps the two programs from reporting at the same time.
 func (w *worker) telling(ctx context.Context) (unlock func()) {
 	path := filepath.Join(scratchDir(w.cfg.Root, w.job.Run), "telling")
 	for begin := time.Now(); time.Since(begin) < tellingLimit; {
@@ -307,8 +306,8 @@ func (w *worker) telling(ctx context.Context) (unlock func()) {
 
 // patiently repeats f until it succeeds or the patience is over. It retries refusals as
 // well as outages, because a right that was granted a minute ago may not be known
-// everywhere yet. Before the command starts, it reports what the worker waits for. The time
-// to live ends the wait too.
+// everywhere yet. Before the command starts, it reports what the worker is waiting for. The
+// time to live ends the wait too.
 func (w *worker) patiently(ctx context.Context, patience time.Duration, f func() error) error {
 	end := time.Now().Add(patience)
 	if limit := w.m.limit(); !limit.IsZero() && limit.Before(end) {

@@ -23,8 +23,8 @@ import (
 	"multihost/internal/testkit"
 )
 
-// A whole job from its boot to its deletion. The test checks the objects in the bucket at
-// the end, and their order.
+// The test runs a whole job, from its boot to its deletion. The test checks the objects in
+// the bucket at the end, and their order.
 func TestAWholeJob(t *testing.T) {
 	t.Parallel()
 	inWorld(t, func(w *world) {
@@ -322,7 +322,7 @@ func TestATrainingsTailStopsNobody(t *testing.T) {
 	t.Parallel()
 	type story struct {
 		code, signal, end, more string
-		skew                    time.Duration // of this worker's clock
+		skew                    time.Duration // skew of this worker's clock
 		lead                    string        // exit code of worker 0; "": its command is still running
 		told                    int           // seconds until worker 0 reports its end
 		words                   string        // output
@@ -409,12 +409,12 @@ func TestATrainingsTailStopsNobody(t *testing.T) {
 			if got != c.want {
 				t.Errorf("%s: got %q, want %q", name, got, c.want)
 			}
-			time.Sleep(time.Hour) // so that the telling goroutine ends
+			time.Sleep(time.Hour) // time in which the telling goroutine ends
 		})
 	}
 }
 
-// behind is a service whose clock is behind that of the worker.
+// behind is a service. Its clock is behind the clock of the worker.
 type behind struct {
 	http.RoundTripper
 	by time.Duration
@@ -505,7 +505,7 @@ func TestADeadWorkerIsNotWaitedForForEver(t *testing.T) {
 func TestWorkersThatNeverCameAreNotWaitedFor(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
-		object string // in the bucket, besides the ends and seats of slice 0
+		object string // an object in the bucket, besides the ends and seats of slice 0
 		want   bool
 	}{
 		"given up":                            {"control/failed-1", true},
@@ -1096,7 +1096,7 @@ func TestALogGoesInPieces(t *testing.T) {
 	})
 }
 
-// control/attempt only grows. Text in it that is not a number is ignored.
+// control/attempt only grows. Text in control/attempt that is not a number is ignored.
 func TestAnnounce(t *testing.T) {
 	t.Parallel()
 	for there, want := range map[string]string{"": "2 <nil>, 2\n", "1\n": "2 <nil>, 2\n", "1": "2 <nil>, 2\n", "4\n": "4 <nil>, 4\n", "x\n": "0 control/attempt is no number: x, x\n"} {
@@ -1196,7 +1196,7 @@ func TestPlaceInAGroup(t *testing.T) {
 		{many, "", "1", "", "", not + `VM "" is not named after a slice`},
 		{many, "t-1-x7k2", "1", "t-1-ab12,t-1-x7k2", "projects/1/zones/z/instanceGroupManagers/t-0", not + `VM "t-1-x7k2" was made by group "t-0"`},
 	} {
-		// Such a VM may have lines of tpu-env that mean something else.
+		// A VM of a group may also have lines of tpu-env, which do not count for its place.
 		p, err := parsePlace(c.j, map[string]string{nameKey: c.name, numberKey: c.number, endpointsKey: c.endpoints, groupKey: c.group, ownAddress: "10.0.0.2", envKey: "WORKER_ID: '0'\nNODE_ID: 't-0'\n"})
 		got := fmt.Sprintf("%s of %s, coordinator %s", p, p.Node, p.Coordinator)
 		if err != nil {
@@ -1226,7 +1226,8 @@ func TestWhoIsAbsent(t *testing.T) {
 			t.Errorf("got %q, want %q", got, want)
 		}
 	}
-	// The VMs of a slice name different VMs: each is alone.
+	// The two VMs of slice 0 report different lists of its VMs, so they do not count as its
+	// two workers.
 	if got := absent(j, []string{"/s0w0.11111111.t-0-a", "/s0w1.33333333.t-0-b", "/s1w0.22222222.t-1-a", "/s1w1.22222222.t-1-b"}); got != "s0w1 has not come" {
 		t.Error(got)
 	}

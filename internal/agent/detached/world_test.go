@@ -36,12 +36,12 @@ type world struct {
 	t     *testing.T
 	dir   string
 	begin time.Time
-	keys  map[string]string // of the job
+	keys  map[string]string // keys of the job
 	out   bytes.Buffer
 
 	mu       sync.Mutex
-	values   map[string]string  // of the metadata server
-	objects  map[string]*stored // by name below r/
+	values   map[string]string  // values of the metadata server
+	objects  map[string]*stored // objects by name below r/
 	refuse   func(method, name string) int
 	resource string            // resource that is to be deleted; "": it is gone
 	secrets  map[string]string // answers of Secret Manager

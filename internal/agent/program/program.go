@@ -22,7 +22,7 @@ import (
 var built embed.FS
 
 // Place is bash code that keeps the program on a worker and finds it there; see place.sh.
-// Append the script that uses it.
+// To use Place, append a script to it.
 //
 //go:embed place.sh
 var Place string

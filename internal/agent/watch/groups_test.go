@@ -83,7 +83,7 @@ func TestALeaseOfGroups(t *testing.T) {
 	for name, row := range map[string]struct {
 		kill     bool // worker 3
 		trouble  func(c *cloud)
-		from, to time.Duration // of the deletion; 0: none
+		from, to time.Duration // times between which the deletion comes; 0: there is none
 		says     string        // worker 0
 	}{
 		"a VM hangs":            {true, func(*cloud) {}, hour, hour + 4*time.Minute, ""},

@@ -30,7 +30,7 @@ type Host struct {
 	Client   *agent.Client
 	Out      io.Writer                            // answers to a runner, or the log of a watch
 	Uptime   func() (time.Duration, error)        // since the boot
-	Spawn    func(run string, log *os.File) error // starts a watch as a process of its own; it writes to log
+	Spawn    func(run string, log *os.File) error // starts a watch, which writes to log, as a process of its own
 	Idle     func()                               // called before each wait of a watch; nil: nothing
 }
 
@@ -151,8 +151,8 @@ func isFree(path string) bool {
 }
 
 // watched returns the file of the active watch, which any login may have started. The watch
-// and its keeper hold its lock; the file names their processes and the time of the first
-// boot.
+// and its keeper hold the lock of this file. The file names their processes and the time of
+// the first boot.
 func (h *Host) watched(run string) (path string, ok bool) {
 	for _, f := range h.numbered(run + WatchFile) {
 		if path = h.index(f.Name()); f.Size() > 0 && !isFree(path) {
@@ -260,7 +260,7 @@ func (h *Host) Lock(ctx context.Context, run string) (*os.File, error) {
 	return takeLock(ctx, h.index(watchFile(run, h.Login)))
 }
 
-// watch is Watch with terms that need not be on the disk. It closes lock.
+// watch does what Watch does, with terms that need not be on the disk. It closes lock.
 func (h *Host) watch(ctx context.Context, run string, lock *os.File, terms func() Terms) error {
 	defer lock.Close()
 	if err := h.prepare(); err != nil {
@@ -447,9 +447,9 @@ func reports(told []string, run string) (all []Report) {
 	return all
 }
 
-// Stop sends TERM to the command of a run. If the command does not end, the deletion of its
-// VM ends it. It signals only processes of the login that wrote the entry, because any
-// login can write one.
+// Stop sends TERM to the command of a run. Stop signals only processes of the login that
+// wrote the run's entry, because any login can write one. If the command does not end, the
+// deletion of its VM ends it.
 func (h *Host) Stop(run string) {
 	e := h.entry(run)
 	info, err := os.Stat(e.path)

@@ -77,14 +77,14 @@ const (
 )
 
 // A Machine decides what a watch does. It reads no clock and touches nothing. Look begins
-// each round, and the other methods take the results of its actions. It is not safe for
-// concurrent use.
+// each round, and the other methods take the results of its actions. A Machine is not safe
+// for concurrent use.
 type Machine struct {
 	Terms Terms
 	born  time.Time // the first boot
 
-	since, renewed, idle time.Duration // since: the boot of this watch; renewed: the last renewal; idle: when a command was last seen
-	again                time.Duration // no try before this time
+	since, renewed, idle time.Duration // counted from the boot of the worker; since: the begin of this watch; renewed: the last renewal; idle: when a command was last seen
+	again                time.Duration // there is no try before this time
 	told                 string        // the state shared last
 	toldAt               time.Duration
 	stopped              bool
@@ -241,7 +241,7 @@ func (m *Machine) ask() []Action {
 func (m *Machine) next() []Action {
 	if len(m.asked) == 0 {
 		m.waited = true
-		return []Action{Pause{}} // for a last look at this worker
+		return []Action{Pause{}} // look at this worker for the last time
 	}
 	return []Action{Ask{m.asked[0]}}
 }

@@ -54,7 +54,7 @@ func TestLook(t *testing.T) {
 	for name, row := range map[string]struct {
 		terms func(*Terms)
 		up    time.Duration
-		clock time.Duration // since noon; 0: as up
+		clock time.Duration // time since noon by the clock; 0: the same as up
 		sight Sight
 		want  []string
 	}{
@@ -171,7 +171,7 @@ func TestNoPauseOutlastsTheTimeToLive(t *testing.T) {
 	t.Parallel()
 	noon := time.Date(2026, 1, 2, 12, 0, 0, 0, time.UTC)
 	for name, row := range map[string]struct {
-		up    time.Duration // since the boot at noon, when the other workers are asked
+		up    time.Duration // time since the boot at noon; then the other workers are asked
 		tries int
 		heard []Report
 		err   error

@@ -13,9 +13,9 @@ const (
 	entryEnd = ".run" // LOGIN-RUN-ATTEMPT.run describes an attempt
 )
 
-// The keys of an attempt's file that count here.
+// Those keys of an attempt's file that count here.
 const (
-	entryCode    = "exit_code" // only once the command has ended
+	entryCode    = "exit_code" // this key exists only once the command has ended
 	entryStarted = "started"   // PID START …: the command's session
 )
 

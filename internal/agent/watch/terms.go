@@ -8,10 +8,10 @@
 //
 // [Machine] decides. [Host] looks, asks other workers and carries out the decisions. The
 // lease is a file of the login that renews it: when the file changes, a runner lives. Its
-// lines are the terms. They count from then on, also after a reboot. Every login can write
-// such a file. So its contents are never run and name no file. Lines that are not
-// understood do not count. Lines about calls with the VM's token, and about the workers of
-// the job, count only in a file of root or of the login that the watch runs as.
+// lines are the terms. The terms of the newest lease count, also after a reboot. Every
+// login can write such a file. So its contents are never run and name no file. Lines that
+// are not understood do not count. Lines about calls with the VM's token, and about the
+// workers of the job, count only in a file of root or of the login that the watch runs as.
 package watch
 
 import (
@@ -42,10 +42,10 @@ type Terms struct {
 	Hold    int64  // the runner announced that it may be silent for this long
 	TTL     int64  // limit from the request
 	Asked   int64  // when the request was made, since 1970; 0: not known
-	Grace   int64  // for a command that runs at the end of TTL
+	Grace   int64  // time that a command gets which runs at the end of TTL
 	Keep    string // never, or on-failure
-	KeepFor int64  // for on-failure
-	Look    int64  // between two looks
+	KeepFor int64  // how long slices are kept if Keep is on-failure
+	Look    int64  // time between two looks
 	Adopted bool   // set for good once a runner has come, or a command has run here
 }
 

@@ -308,7 +308,7 @@ func TestOnlyTheRunsOwnIsDeleted(t *testing.T) {
 		}
 		c.at(3 * hour)
 		w.says("it is not of this run: it stays")
-		synctest.Wait() // for the write of ended
+		synctest.Wait() // wait until ended is written
 		if !errors.Is(w.ended, agent.ErrForeign) {
 			t.Errorf("the watch ended with %v", w.ended)
 		}
@@ -316,7 +316,7 @@ func TestOnlyTheRunsOwnIsDeleted(t *testing.T) {
 	})
 }
 
-// Terms that read one resource and delete another, or none, delete nothing.
+// If terms read one resource and delete another, or none, nothing is deleted.
 func TestOnlyWhatWasReadIsDeleted(t *testing.T) {
 	t.Parallel()
 	for want, change := range map[string]func(*Terms){
@@ -653,8 +653,8 @@ func TestTheWatchSurvives(t *testing.T) {
 	})
 }
 
-// The age of slices counts from their request. If the clock of the request was ahead,
-// it counts from their first boot.
+// The age of slices counts from their request. If the clock of the request was ahead, the
+// age counts from the first boot.
 func TestTheTimeToLiveCountsFromTheRequest(t *testing.T) {
 	t.Parallel()
 	for want, asked := range map[string]time.Duration{" 3600 ": -hour, " 0 ": hour} {
