@@ -25,7 +25,7 @@ type Options struct {
 }
 
 // Cloud returns a client of Google's APIs for the project, zone, endpoints and credentials
-// of a configuration. The caller closes it. It calls no API.
+// of a configuration. Cloud calls no API. The caller closes the client.
 func Cloud(g config.Gcloud, o Options) *gcp.Client {
 	// Google's own clients read these variables.
 	quota, _ := o.Lookup("GOOGLE_CLOUD_QUOTA_PROJECT")

@@ -52,7 +52,7 @@ func Asking(r provision.Request, project, zone string, mtu int, until string, dr
 }
 
 // AtTheLatest says when the provider takes the slices of a request away. It returns "" if
-// it does not.
+// the provider does not take them away.
 func AtTheLatest(r provision.Request) string {
 	if r.MaxRunDuration <= 0 {
 		return ""

@@ -19,10 +19,11 @@ import (
 // may do.
 type RightsReader interface {
 	// DefaultServiceAccount returns the account of VMs whose request names none. It returns
-	// "" if it is not known.
+	// "" if the account is not known.
 	DefaultServiceAccount(ctx context.Context) string
 	Policy(ctx context.Context) ([]gcp.Binding, error)
-	// MayCallAPI reports whether the scopes of the request let its workers delete it.
+	// MayCallAPI reports whether the scopes of a request let the workers delete the
+	// resource.
 	MayCallAPI(r provision.Request) bool
 	// DeletionRoles returns the permission that a worker needs to delete slices, and the
 	// predefined roles that have it. The first role has the fewest other permissions.
@@ -32,7 +33,7 @@ type RightsReader interface {
 // A DeletionRight says, before the request, whether the workers may delete the queued
 // resource, as far as that is known.
 type DeletionRight struct {
-	Account string `json:"service_account,omitempty"` // of the workers; absent: not known
+	Account string `json:"service_account,omitempty"` // service account of the workers; absent: not known
 	May     string `json:"may"`                       // "yes", "no" or "unknown"; "yes" and "no" follow from the project's own policy alone
 	Why     string `json:"why,omitempty"`
 
@@ -75,9 +76,9 @@ func judgePolicy(account string, roles []string, bindings []gcp.Binding) (may, w
 const rightLimit = 5 * time.Second
 
 // AskRight starts to find out whether the workers of a job may delete its queued resource,
-// and returns at once. deletes says whether they ever should. answer waits for the result.
-// It returns nil if the question was not asked. The caller must call over at the end, even
-// if it has not called answer.
+// and returns at once. The parameter deletes says whether the workers ever should. answer
+// waits for the result. It returns nil if the question was not asked. The caller must call
+// over at the end, even if it has not called answer.
 func AskRight(ctx context.Context, d *workers.Reach, o provision.Request, deletes bool) (answer func() *DeletionRight, over func()) {
 	reader, ok := provision.As[RightsReader](d.Cloud)
 	until := "you delete them" + AtTheLatest(o)
@@ -128,11 +129,11 @@ func GrantCommand(project, account, role string) string {
 // Occasions on which workers delete a queued resource.
 const (
 	WhenRunnerDies = "if this machine dies"
-	WhenRunEnds    = "when the command has ended" // for a job without runner
+	WhenRunEnds    = "when the command has ended" // the occasion for a job without runner
 )
 
 // Before the request, TellRight warns if the workers may not delete the slices. The
-// parameter when names the occasion on which they would have to delete them.
+// parameter when names the occasion on which the workers would have to delete the slices.
 func TellRight(d *workers.Reach, r *DeletionRight, id, when string) {
 	switch {
 	case r == nil || r.May == MayDelete:

@@ -27,7 +27,8 @@ type Attempt struct {
 	Deletes bool // the slices are deleted after a success
 
 	// Hold is called after the decision and before the first change. The attempt continues
-	// with the context that Hold returns. It calls over when it ends. Hold may be nil.
+	// with the context that Hold returns. When the attempt ends, it calls over. Hold may be
+	// nil.
 	Hold func(ctx context.Context) (_ context.Context, over func(), err error)
 
 	Number   int               // set after the decision
@@ -67,7 +68,6 @@ func (r *Attempt) try(ctx context.Context) (stage.Outcome, error) {
 	return r.carryOut(ctx, in)
 }
 
-// carryOut carries out the decision.
 func (r *Attempt) carryOut(ctx context.Context, in *Decision) (stage.Outcome, error) {
 	r.Number = in.attempt
 	if in.living == nil && r.Workers.Away != nil { // the command that ran there has ended meanwhile
@@ -96,7 +96,7 @@ func (r *Attempt) carryOut(ctx context.Context, in *Decision) (stage.Outcome, er
 	return r.followed(ctx, s.wraps, s.skew)
 }
 
-// leaveRunning ends a run with --detach once its command has started.
+// With --detach, leaveRunning ends this runner's part once the command has started.
 func (r *Attempt) leaveRunning() stage.Outcome {
 	event.Notef(r.Sink, event.Info, "follow it with: multihost attach "+r.O.Run+"; end it with: multihost stop "+r.O.Run,
 		"run %s goes on without this machine on %s", r.O.Run, tpu.Fold(r.Workers.IDs))

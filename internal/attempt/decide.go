@@ -32,7 +32,7 @@ type Decision struct {
 
 	record   *record.Record
 	env      []config.EnvVar // the user's own variables and the compiler's flags
-	commands []launch.Spec   // by worker; without the words that bind the command to a NUMA node
+	commands []launch.Spec   // the command of each worker, without the words that bind it to a NUMA node
 	targets  []codesync.Target
 	tune     bool // the attempt runs the preflight
 	tuning   settings.Options
@@ -283,8 +283,8 @@ func (r *decider) oneQueuedResource() bool {
 	return !r.O.AllowPartial && r.O.Slices == nil
 }
 
-// newRecord returns the record of an attempt together with those before it. It changes
-// no file.
+// newRecord returns the record of an attempt. It includes the attempts before it. It
+// changes no file.
 func (r *decider) newRecord(attempt int) (*record.Record, error) {
 	rec := &record.Record{
 		Run: r.O.Run, Attempt: attempt, Project: r.Project, Zone: r.Zone, Prefix: r.O.Prefix,

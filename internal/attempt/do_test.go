@@ -101,7 +101,7 @@ func TestAnAttemptDoesWhatItsPlanSays(t *testing.T) {
 	if ends != 1 {
 		t.Errorf("%d ends of the attempt", ends)
 	}
-	// The end was seen, so the next attempt is a new one.
+	// A runner has seen the end, so the next attempt is a new one.
 	a, out, err = do(t, r, h, sel)
 	if err != nil || out.Code != 0 || a.Number != 2 {
 		t.Errorf("attempt %d: %+v, %v", a.Number, out, err)

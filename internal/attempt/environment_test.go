@@ -83,7 +83,6 @@ func TestProcessNumbersCountThroughSlicesAndProcesses(t *testing.T) {
 	}
 }
 
-// A secret LIBTPU_INIT_ARGS stays secret when --xla-flag is merged into it.
 func TestASecretVariableWithMergedFlagsIsSecret(t *testing.T) {
 	var told strings.Builder
 	r := deciderFor(t, Options{

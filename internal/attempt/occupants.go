@@ -69,7 +69,7 @@ func (c claimant) settle(attempt int, occupants []occupant) (settlement, error) 
 
 func (c claimant) owns(o occupant) bool { return o.Info.Ref.Run == c.run }
 
-// newer reports whether an attempt was not begun by this claimant.
+// newer reports whether this claimant did not begin the attempt.
 func (c claimant) newer(o occupant) bool {
 	return c.tried == 0 || o.Info.Ref.Attempt > c.last || c.elsewhere
 }

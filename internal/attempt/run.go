@@ -87,7 +87,7 @@ type Options struct {
 	Processes  int           // processes of the command on each worker; 0 and 1 both mean one
 	Timeout    time.Duration // time limit of the command, from its start; 0: no limit
 	FailFast   bool
-	Grace      time.Duration     // between TERM and KILL
+	Grace      time.Duration     // time between TERM and KILL
 	Replace    bool              // stop a run that is active on these slices
 	MaxLog     int64             // bytes of output that a worker keeps; 0: the default, -1: no limit
 	KillStale  launch.FreePolicy // whose processes may be stopped to free the TPU
@@ -105,7 +105,7 @@ type Run struct {
 	Deps
 	O     Options
 	Watch *stage.Stopwatch
-	Job   bool // its slices are made for it, and it takes over the command that an earlier runner left on them
+	Job   bool // the slices are made for this run, and the run takes over the command that an earlier runner left on them
 
 	Tree    *codesync.Tree     // nil before Check, and with --use-existing-folder
 	syncing *workers.HeardSink // shows the sync of the tree
@@ -243,7 +243,8 @@ func CommandText(o Options) string {
 	return text
 }
 
-// Work identifies what the run does on its workers, as record.Record has it. It needs Check.
+// Work identifies what the run does on its workers; see record.Record. Call Check before
+// Work.
 func (r *Run) Work() string {
 	o := r.O
 	what := struct {

@@ -123,7 +123,7 @@ func findSkews(ids []tpu.WorkerID, found []map[string]string) (skews []Skew) {
 	return skews
 }
 
-// mostValues is how many different values of one thing are shown.
+// mostValues is how many different values of one thing a message shows.
 const mostValues = 6
 
 func skewTable(skews []Skew) string {

@@ -32,7 +32,7 @@ type start struct {
 	wraps [][]string    // per worker: words before the command
 	venvs []launch.Venv // per worker, with Options.Venv
 	boots []string      // per worker: id of the boot that the preflight tuned; "" if it tuned nothing
-	skew  time.Duration // between the first and the last start
+	skew  time.Duration // time between the first and the last start
 }
 
 func (r *Run) start(h *History, t *workers.Connected, in *Decision) *start {
