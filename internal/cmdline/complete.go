@@ -86,7 +86,7 @@ func keepOnly(s, set string) string {
 	}, s)
 }
 
-// splitLine splits the beginning of a command line as a shell does. The last word is the
+// splitLine splits the beginning of a command line, as a shell does. The last word is the
 // word under the cursor; its quote may still be open. The result has at least two words.
 func splitLine(line string) []string {
 	words := []string{""}

@@ -28,8 +28,8 @@
 //   - Help does not use the library's templates, because they ignore the width of the
 //     terminal. The program makes manual pages from the same commands when somebody asks
 //     for them. The repository stores no manual page, so none can be out of date.
-//   - The program answers completion itself, with the reader of command lines. So the
-//     scripts for the shells are a few lines.
+//   - The program answers completion itself, with the same reader of command lines. So the
+//     scripts for the shells have only a few lines.
 package cmdline
 
 import (
@@ -66,7 +66,7 @@ type Rules struct {
 	// first.
 	OtherWords map[string][]string
 	// Nearest returns the candidate that was probably meant by somebody who typed word. It
-	// returns "" if there is none. It may be nil: nothing is suggested then.
+	// returns "" if there is no such candidate. If Nearest is nil, nothing is suggested.
 	Nearest func(word string, candidates []string) string
 	// Foreign returns the error for a flag of another tool that a command does not take. It
 	// returns nil for every other unknown flag. Names are in lower case, with dashes.

@@ -14,8 +14,7 @@ type UsageError struct {
 	Advice string // what to type instead; "": the hint of Err
 }
 
-// Usagef returns a UsageError without advice. Its text is formatted like that of
-// fmt.Errorf.
+// Usagef returns a UsageError without advice. It formats its text as fmt.Errorf does.
 func Usagef(format string, args ...any) *UsageError {
 	return &UsageError{Err: fmt.Errorf(format, args...)}
 }

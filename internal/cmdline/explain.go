@@ -20,7 +20,7 @@ type FlagValue struct {
 	Beaten []Placed `json:"beaten,omitempty"` // overridden values, the nearest layer first
 }
 
-// Placed is a value and where it comes from.
+// Placed is a value, and the place where it comes from.
 type Placed struct {
 	Values []string      `json:"values"` // one value; for a list any number
 	Source config.Source `json:"source"`

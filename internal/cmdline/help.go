@@ -22,9 +22,9 @@ const (
 	FullHelp            // every flag with all of its names
 )
 
-// askedHelp returns how much help a word of the command line asks for. The word is --help
-// or -h, with or without a value. It returns NoHelp for every other word. typed is the
-// command before the word.
+// askedHelp returns how much help a word of the command line asks for. Such a word is
+// --help or -h, with or without a value. For every other word, askedHelp returns NoHelp.
+// typed is the command before the word.
 func askedHelp(word, typed string) (HelpLevel, error) {
 	name, value, valued := strings.Cut(word, "=")
 	switch {
@@ -63,7 +63,7 @@ func (p Program) Page(path []string, level HelpLevel) help.Page {
 	return page
 }
 
-// splitExit splits a description before its section of exit statuses.
+// splitExit splits a description at the beginning of its section of exit statuses.
 func splitExit(description string) (text, exit string) {
 	if text, exit, found := strings.Cut(description, ExitHeading); found {
 		return strings.TrimRight(text, "\n"), ExitHeading + exit
@@ -72,7 +72,7 @@ func splitExit(description string) (text, exit string) {
 }
 
 // more says how to see the flags that a page does not show. left is how many flags of the
-// command it leaves out. The flags that every command has may be missing, too.
+// command it leaves out. The page may also lack the flags that every command has.
 func (r HelpRules) more(program string, path []string, left int, level HelpLevel) string {
 	_, grouped := r.Common[strings.Join(path, " ")]
 	typed := strings.Join(append([]string{program}, path...), " ")

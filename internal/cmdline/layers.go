@@ -50,7 +50,7 @@ func (r Rules) FileFlag(f cli.Flag) config.Flag {
 	return d
 }
 
-// placeEach places each path of KEY=PATH,….
+// placeEach applies place to each path of KEY=PATH,….
 func placeEach(value string, place func(string) (string, error)) (string, error) {
 	pairs := strings.Split(value, ",")
 	for i, pair := range pairs {

@@ -40,7 +40,7 @@ const (
 
 // Run calls the action of the line's command. It must be called once. The commands of app
 // must be those of the app for which the line was parsed. If a flag does not take its
-// value, it returns a *UsageError.
+// value, Run returns a *UsageError.
 func (l *Line) Run(ctx context.Context, app *cli.App) error {
 	inner, c := &cli.Context{Context: ctx}, &cli.Command{Name: app.Name, Flags: app.Flags, Subcommands: app.Commands, Action: app.Action}
 	for i, level := range l.levels {
@@ -149,9 +149,9 @@ func (l *Line) NoWords() {
 	}
 }
 
-// OneWord returns the single word that a command takes, and refuses none or several. For a
-// line without a word, the parameter which has a hint about the possible words. It may be
-// "".
+// OneWord returns the single word that a command takes, and refuses none or several. The
+// last parameter is a hint about the possible words, which the error for a line without a
+// word shows. It may be "".
 func (l *Line) OneWord(what, which string) string {
 	switch command := l.Name(); {
 	case len(l.Words) == 0:

@@ -13,12 +13,12 @@ import (
 )
 
 // Parse reads argv, which has no program name. It accepts flags before and after words up
-// to "--", and global flags also after the command. Names in upper case are another tool's.
-// They are case-sensitive, and their booleans take the next word as value. Names in lower
-// case may be written with underscores. If a command takes its words verbatim, every word
-// that does not name one of its flags is a word of the command. That holds for words with
-// and without dashes. A flag that is not given takes its value from a layer below: see
-// Layers.
+// to "--", and global flags also after the command. A flag whose name is in upper case is a
+// flag of another tool. Such names are case-sensitive, and a boolean flag among them takes
+// the next word as its value. Names in lower case may be written with underscores. If a
+// command takes its words verbatim, every word that does not name one of its flags is a
+// word of the command. That holds for words with and without dashes. A flag that is not
+// given takes its value from a layer below: see Layers.
 //
 // If a flag does not take its value, Parse returns no error, unless the command never looks
 // at its flags. Line.Refusal returns that error.
@@ -56,14 +56,13 @@ type reader struct {
 	line     *Line
 	rest     []string       // the words that are not read yet
 	levels   []*level       // the path so far, the program first
-	commands []*cli.Command // that the next word can name
+	commands []*cli.Command // the commands that the next word can name
 	group    bool           // the innermost command only holds others
 }
 
-// inner returns the innermost level.
 func (r *reader) inner() *level { return r.levels[len(r.levels)-1] }
 
-// typed returns the path so far as users type it.
+// typed returns the path so far, as users type it.
 func (r *reader) typed() string { return typed(r.program.App.Name, r.levels) }
 
 // next reads the next word, or the next flag with its value.
@@ -120,8 +119,8 @@ func (r *reader) word(word string) {
 	r.rest = r.rest[1:]
 }
 
-// takeHelp reads a word that asks for help. The help is about the command at which the word
-// stands. It reports whether the word asks for help.
+// takeHelp reads the word if it asks for help, and reports whether it does. The help is
+// about the command at which the word stands.
 func (r *reader) takeHelp(word string) (asked bool, err error) {
 	level, err := askedHelp(word, r.typed())
 	if err != nil || level == NoHelp {
@@ -170,7 +169,7 @@ func (r *reader) takeFlag() error {
 
 // A flagWord is a word of the line that begins with a dash.
 type flagWord struct {
-	spelling string // with its dashes: --TPU_PREFIX
+	spelling string // the word with its dashes: --TPU_PREFIX
 	name     string // without them
 	value    string
 	valued   bool // there is a =
@@ -238,7 +237,7 @@ func valueOf(levels []*level, flag cli.Flag, w flagWord, following []string) (va
 	return next, 1, nil
 }
 
-// bare drops the dashes before a whole word.
+// bare drops the dashes at the beginning of a word.
 func bare(word string) string { return strings.TrimPrefix(strings.TrimPrefix(word, "-"), "-") }
 
 // checked returns a value as cli reads it, and the error of the value, if any.
