@@ -56,7 +56,7 @@ func (h *hearing) next(r remote.Record) (done bool) {
 }
 
 // answer returns the script's answer to a step. It ignores the output of login scripts
-// before it.
+// before the answer.
 func (h *hearing) answer(step string, errs *remote.Answer, status remote.Status) (answer, error) {
 	var said statement
 	for _, r := range h.Records() {
@@ -108,7 +108,7 @@ func failure(step string, r remote.Record, errs *remote.Answer) error {
 	return nil
 }
 
-// mayAnswer returns the words with which a step may answer.
+// mayAnswer returns the words that a step may answer with.
 func mayAnswer(step string) []string {
 	switch step {
 	case "check":

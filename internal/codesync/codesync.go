@@ -29,10 +29,10 @@
 //
 // # Decisions
 //
-//   - A sync looks only at two kinds of files. One kind differs between the new list of
-//     files and the last one. The other kind has had its size, inode or time of change
-//     changed since. It hashes all files only if the last sync did not end. So one changed
-//     file costs the same for any size of the store.
+//   - A sync looks only at two kinds of files. The first kind differs between the new list
+//     of files and the last one. The second kind has another size, inode or time of change
+//     than at the last sync. The worker hashes all files only if the last sync did not end.
+//     So one changed file costs the same for any size of the store.
 //   - The worker makes the list from differences, and compares the digest of the result. If
 //     the digest differs, it gets the whole list.
 //   - Workers fetch files from each other; they do not push them. So each worker reports
@@ -87,7 +87,7 @@ type Options struct {
 	// creates it when it is missing; "" remembers nothing.
 	Cache string
 	// Written is a directory in which Remember keeps lists of the files that commands wrote
-	// on this machine. It lies in the directory of multihost's records. Scan sends neither
+	// on this machine. It is in the directory of multihost's records. Scan sends neither
 	// that directory nor the listed files, unless git tracks a file or an IgnoreFile has a
 	// pattern for it with a "!". "" means that no command wrote anything.
 	Written string
@@ -142,9 +142,9 @@ type Entry struct {
 	Path   string // relative to the directory, with slashes, in the bytes of the file system
 	Kind   Kind
 	Mode   fs.FileMode // permission bits; 0 for a Symlink
-	Size   int64       // of a File
-	Hash   string      // of a File: hexadecimal SHA-256 of its content
-	Target string      // of a Symlink
+	Size   int64       // for a File: bytes
+	Hash   string      // for a File: hexadecimal SHA-256 of its content
+	Target string      // for a Symlink
 }
 
 // A Skip is a path that is not sent, with the reason.
@@ -163,7 +163,7 @@ type Tree struct {
 	Skipped []Skip
 	Count   int     // number of files
 	Bytes   int64   // sum of their sizes
-	Digest  string  // of everything that Push makes equal
+	Digest  string  // digest of everything that Push makes equal
 	Largest []Entry // the five largest files, largest first
 
 	dir      string
@@ -258,7 +258,7 @@ func (e *InUseError) Hint() string {
 type ForeignError struct {
 	Run    string
 	What   string // "directory": a directory that is not empty; "file"; "link": a link to such a directory; "dangling": any other link
-	Target string // of a link
+	Target string // for a link: its target
 }
 
 func (e *ForeignError) Error() string {

@@ -20,8 +20,8 @@ import (
 // mostManifests is how many manifests the directory keeps.
 const mostManifests = 32
 
-// mostPieces limits the pieces of a manifest. If it would need more pieces, it is sent
-// whole.
+// mostPieces limits the pieces of a manifest. A manifest that would need more pieces is
+// sent whole.
 const mostPieces = 256
 
 // A manifest is the entries of a tree as the workers get them.
@@ -31,8 +31,8 @@ type manifest struct {
 	cache  string // directory of recent manifests; "" for none
 
 	mu sync.Mutex
-	// recipes has each recipe by the digest of the old manifest. Nearly all of thousands of
-	// workers have the same old manifest.
+	// recipes has the recipes. The key is the digest of the old manifest. Nearly all of
+	// thousands of workers have the same old manifest.
 	recipes map[string]recipe
 }
 
@@ -69,7 +69,7 @@ type recipe struct {
 }
 
 // mostRecipes limits how many recipes are kept. The workers of one person have fewer
-// different manifests.
+// different manifests than that.
 const mostRecipes = 16
 
 // recipeFrom returns the recipe from the manifest with that digest. If we do not have that

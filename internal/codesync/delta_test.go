@@ -12,7 +12,7 @@ import (
 )
 
 // If one file has changed, the next run sends that file and some kB, not the list of all
-// files. Runs differ in their names.
+// files. The two runs have different names.
 func TestASecondRunSendsWhatHasChanged(t *testing.T) {
 	t.Parallel()
 	const n = 200 // files; their packed list takes 9 kB
@@ -84,8 +84,8 @@ func TestManifestsInPieces(t *testing.T) {
 	sync("r10")
 }
 
-// A manifest is made from an earlier one. If the disk has no room for it, the error says
-// so, whether or not a part of it is new.
+// A manifest is made from an earlier one. If the disk has no room for the new manifest, the
+// error says so, whether or not a part of the manifest is new.
 func TestAManifestWithoutRoomIsTold(t *testing.T) {
 	t.Parallel()
 	dir, w, cache := t.TempDir(), newWorker(t), t.TempDir()

@@ -15,9 +15,9 @@ import (
 const AgentFolder = ".multihost/agent"
 
 // PushFile brings one executable file to AgentFolder of all workers, as PushAll brings a
-// tree to ~/run. The workers pass the file on to each other where that pays. It removes the
-// files of earlier PushFiles from that folder, and no others. It ignores Dir and the
-// settings of Scan in o. It returns the same results as PushAll.
+// tree to ~/run. The workers pass the file on to each other where that pays. PushFile
+// removes the files of earlier PushFiles from that folder, and no others. It ignores Dir
+// and the settings of Scan in o. It returns the same results as PushAll.
 func PushFile(ctx context.Context, o Options, targets []Target, name string, file func() ([]byte, error)) ([]Report, []error) {
 	fail := func(err error) ([]Report, []error) {
 		errs := make([]error, len(targets))
@@ -51,9 +51,9 @@ func PushFile(ctx context.Context, o Options, targets []Target, name string, fil
 // fileDirs is the prefix of the directories that PushFile makes on this machine.
 const fileDirs = "multihost-file-"
 
-// If a PushFile was killed, its directories stay in temp. forgetFiles removes them. "" is
-// the system's temporary directory. It leaves directories of the last 24 hours, because a
-// PushFile may still use them.
+// forgetFiles removes the directories that a killed PushFile left in temp. It leaves
+// directories of the last 24 hours, because a PushFile may still use them. If temp is "",
+// it means the system's temporary directory.
 func forgetFiles(temp string, now time.Time) {
 	if temp == "" {
 		temp = os.TempDir()

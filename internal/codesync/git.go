@@ -179,7 +179,7 @@ func gitRules(top, dir string) ([]ignoreFile, error) {
 	return files, nil
 }
 
-// readIfThere reads a regular file; a missing one counts as empty.
+// readIfThere reads a regular file. A missing file counts as empty.
 func readIfThere(name string) ([]byte, error) {
 	info, err := os.Stat(name)
 	if errors.Is(err, fs.ErrNotExist) || err == nil && !info.Mode().IsRegular() {

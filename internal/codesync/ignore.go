@@ -114,8 +114,8 @@ func judged(files []ignoreFile, path string, isDir bool) (excluded, matched bool
 	return false, false
 }
 
-// wildmatch reports whether the whole text matches the glob pattern. With paths, only a
-// slash, or ** between slashes, matches a slash.
+// wildmatch reports whether the whole text matches the glob pattern. If paths is set, only
+// a slash, or ** between slashes, matches a slash.
 func wildmatch(pattern, text string, paths bool) bool {
 	m := matcher{pattern: pattern, text: text, paths: paths}
 	return m.match(0, 0)
@@ -183,7 +183,7 @@ func (m *matcher) matchStar(p, t int) bool {
 	if m.paths && end-p > 1 && (p == 0 || m.pattern[p-1] == '/') &&
 		(rest == "" || rest[0] == '/' || strings.HasPrefix(rest, `\/`)) {
 		slashes = true
-		// "**/" also matches no directory at all.
+		// "**/" also matches the empty text.
 		if rest != "" && rest[0] == '/' && m.match(end+1, t) {
 			return true
 		}
@@ -228,7 +228,7 @@ func (m *matcher) matchClass(p int, c byte) (next int, ok bool) {
 // A bracket matches c with the elements of a bracket expression, one after the other.
 type bracket struct {
 	pattern string
-	at      int // of the next element
+	at      int // index of the next element
 	c       byte
 	matched bool // an element so far matches c
 	low     byte // the lower end of a possible range; 0: none

@@ -120,7 +120,7 @@ func TestRelayOnANarrowLink(t *testing.T) {
 	direct := time.Duration(float64(n*size) / perSecond * 1e9)
 	if full {
 		var all int64
-		// Another file of that size, so that no worker has it already.
+		// This is another file of that size, so that no worker has it already.
 		all, direct = push("direct", size+1, codesync.RelayOff, targets)
 		t.Logf("direct: %d bytes, %v", all, direct)
 	}

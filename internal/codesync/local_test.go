@@ -23,7 +23,7 @@ type localRunner struct {
 	enter []string // a command that runs the worker's shell; empty: none
 	tools string   // a directory of programs that come before the system's
 	mu    sync.Mutex
-	// Each command was offered a stdin. execs has the lengths of these.
+	// execs counts the commands that were run.
 	execs int
 }
 
@@ -62,7 +62,7 @@ func (w *localRunner) tool(t *testing.T, name, script string) {
 	testkit.Must(t, os.WriteFile(filepath.Join(w.tools, name), fmt.Appendf(nil, "#!/bin/bash\nREAL=%s\n%s\n", path, script), 0o755))
 }
 
-// text returns the texts of the notes, one per line.
+// text returns the texts of the notes, one in each line.
 func text(sink *testkit.Recorder) (all string) {
 	for _, n := range sink.Notes() {
 		all += string(n.Level) + ": " + n.Text + "\n"

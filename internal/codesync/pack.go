@@ -89,7 +89,7 @@ func (t *Tree) acquire(ctx context.Context, hashes []string) (*pack, func(), err
 	}
 }
 
-// errGivenUp marks a pack whose maker's context ended.
+// The context of a pack's maker may end. errGivenUp marks that pack.
 var errGivenUp = errors.New("packing was given up")
 
 func (ps *packs) enter(key string) (p *pack, mine bool) {
@@ -136,7 +136,7 @@ func (ps *packs) leave(key string, p *pack) {
 	}
 }
 
-// Close frees the packed files. No Push may be running or follow.
+// Close frees the packed files. No Push may run then or later.
 func (t *Tree) Close() error {
 	t.packs.mu.Lock()
 	defer t.packs.mu.Unlock()
@@ -151,7 +151,7 @@ func (t *Tree) Close() error {
 	return errors.Join(errs...)
 }
 
-// contents are the contents of a tree's files, by hash.
+// contents has the contents of a tree's files, by hash.
 type contents struct {
 	dir    string // the tree's
 	temp   string // where packed files are spooled
@@ -163,7 +163,7 @@ type contents struct {
 // receiving, and a slice has many workers.
 const worthUnpacking = 0.1
 
-// pack writes the contents into a spool, named by their hashes.
+// pack writes the contents into a spool. The name of each content is its hash.
 func (c *contents) pack(ctx context.Context, hashes []string) (_ *spool, plain bool, err error) {
 	plain = !c.shrinks(hashes)
 	s := &spool{dir: c.temp}
@@ -229,7 +229,7 @@ func (c *contents) sample(e Entry, buf []byte, offset int64) (int, error) {
 	return n, err
 }
 
-// A countingWriter counts what is written to it.
+// A countingWriter counts the bytes that are written to it.
 type countingWriter int64
 
 func (c *countingWriter) Write(p []byte) (int, error) {

@@ -30,7 +30,7 @@ is_ours() {
   if [[ $made && $had_made ]]; then [[ $made == "$had_made" ]]; else [[ $inode == "$had_inode" ]]; fi
 }
 
-# is_empty: $dir has no entries, so the user loses nothing.
+# is_empty: succeeds if $dir has no entries, so that the user loses nothing.
 is_empty() {
   local found
   found=$(find -L "$dir" -mindepth 1 -maxdepth 1 -print -quit 2>/dev/null) && [[ -z $found ]]

@@ -27,7 +27,7 @@ func TestPushLeavesWhatIsTheUsers(t *testing.T) {
 	t.Parallel()
 	for _, row := range []struct {
 		name  string
-		setUp string // in the home of the worker
+		setUp string // script that runs in the home of the worker
 		want  string // the error's text after "~/r "; "": no error
 		never bool   // --adopt does not help
 	}{
@@ -99,8 +99,8 @@ func (w *localRunner) shell(text string) *exec.Cmd {
 	return c
 }
 
-// A directory that was made anew at its place counts as another one. Any other change
-// leaves it the same.
+// A directory that was made anew at its place counts as another one. After any other change
+// it is still the same directory.
 func TestPushKnowsItsDirectoryAgain(t *testing.T) {
 	t.Parallel()
 	for _, row := range []struct {

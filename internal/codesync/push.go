@@ -101,7 +101,7 @@ func (t *Tree) again(err error) bool {
 	return errors.Is(err, ErrStalled) || errors.Is(err, remote.ErrConnectionLost) || errors.Is(err, remote.ErrProgramGone) || errors.Is(err, errBroken)
 }
 
-// errBroken marks a transfer whose data ended early at the worker.
+// If a transfer's data ended early at the worker, errBroken marks it.
 var errBroken = errors.New("transfer broke off")
 
 // ask tells the worker which files its directory must contain, and returns which contents
@@ -223,7 +223,7 @@ func (t *Tree) filled(ans answer, rep *Report) bool {
 	return false
 }
 
-// send sends the missing contents and has the worker fill the directory.
+// send sends the missing contents. Then it makes the worker fill the directory.
 func (t *Tree) send(ctx context.Context, r remote.Runner, missing []string, run string, rep *Report) (answer, error) {
 	p, release, err := t.acquire(ctx, missing)
 	if err != nil {

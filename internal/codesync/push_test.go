@@ -267,7 +267,7 @@ func TestForeseeIsWhatPushDoes(t *testing.T) {
 	same(t, "removed by a run", foresee("r"), Forecast{})
 }
 
-// readOnlyRunner runs only commands that are marked as reading only.
+// readOnlyRunner runs only commands that have the mark of a command that only reads.
 type readOnlyRunner struct {
 	t *testing.T
 	r remote.Runner

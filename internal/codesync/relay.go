@@ -37,7 +37,7 @@ type Target struct {
 // process dies. A worker that cannot fetch (no route between the workers, no agent
 // forwarding, OpenSSH before 8.9, a hop that takes too long) gets its files from here.
 //
-// The results have the order of targets. It returns the same errors as Push.
+// The results have the order of targets. The errors are the same as those of Push.
 func (t *Tree) PushAll(ctx context.Context, targets []Target, run string) ([]Report, []error) {
 	all := make([]*receiver, len(targets))
 	for i, target := range targets {

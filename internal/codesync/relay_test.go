@@ -213,7 +213,7 @@ func TestRelayFallsBackToTheRunner(t *testing.T) {
 		},
 		"a hop that never ends": {
 			func(r *relayed) {
-				// It holds up new connections, ours among them.
+				// This fault holds up new connections, ours among them.
 				r.workers[1].Fault(t, "slow", "handshake", "1h0m0s")
 			},
 			[]string{"", "s0w0", "s0w0", "s0w0", "s0w0", ""},
@@ -255,7 +255,7 @@ func TestRelayOutlivesItsFirstWorker(t *testing.T) {
 func TestRelayEndsWithItsContext(t *testing.T) {
 	testkit.NoLeaks(t)
 	r := relay(t, 6, codesync.Options{Relay: codesync.RelayOn, RelayFanout: 1})
-	r.workers[5].Fault(t, "slow", "handshake", "1h0m0s") // so that the others have to go on serving
+	r.workers[5].Fault(t, "slow", "handshake", "1h0m0s") // the others have to go on serving
 	ctx, cancel := context.WithCancelCause(t.Context())
 	stop := errors.New("interrupted")
 	spool := filepath.Join(r.workers[1].Root, "home/tester/.multihost/store/incoming/relay.*")

@@ -25,7 +25,7 @@ import (
 )
 
 const (
-	// bigTree is the size above which the largest files are named.
+	// If a tree is larger than bigTree, the largest files are named.
 	bigTree = 100 << 20
 	// countLimit limits how many files of a skipped directory are counted.
 	countLimit = 100_000
@@ -329,7 +329,7 @@ func (s *scanner) skip(name, why string, info fs.FileInfo) {
 	s.tree.Skipped = append(s.tree.Skipped, skip)
 }
 
-// countFiles counts everything but directories below dir, up to countLimit.
+// countFiles counts everything below dir except directories, up to countLimit.
 func countFiles(dir string) int {
 	n := 0
 	// Unreadable directories are not sent anyway, so they are not counted.
@@ -470,7 +470,7 @@ func (r *reader) Read(p []byte) (int, error) {
 	return r.r.Read(p)
 }
 
-// cause strips the path from err; the caller names the file better.
+// cause strips the path from err, because the caller names the file better.
 func cause(err error) error {
 	var pe *fs.PathError
 	if errors.As(err, &pe) {
@@ -481,7 +481,7 @@ func cause(err error) error {
 
 func hexSum(h hash.Hash) string { return hex.EncodeToString(h.Sum(nil)) }
 
-// finish computes the fields that follow from the entries.
+// finish computes those fields that follow from the entries.
 func (t *Tree) finish() {
 	slices.SortFunc(t.Entries, func(a, b Entry) int { return strings.Compare(a.Path, b.Path) })
 	slices.SortFunc(t.Skipped, func(a, b Skip) int { return strings.Compare(a.Path, b.Path) })
@@ -568,7 +568,7 @@ func (s Skip) String() string {
 	return fmt.Sprintf("%s (%s)", printable(s.Path), s.Why)
 }
 
-// printable quotes a path that would be misread unquoted.
+// printable quotes a path if people would misread it without quotes.
 func printable(name string) string {
 	if quoted := fmt.Sprintf("%q", name); quoted != `"`+name+`"` || strings.Contains(name, ", ") {
 		return quoted

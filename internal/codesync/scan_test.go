@@ -181,8 +181,8 @@ func TestScanReadsAgainAFileThatChanges(t *testing.T) {
 		opened := 0
 		s := &scanner{opts: Options{Dir: dir}, open: func(name string) (*os.File, error) {
 			if opened++; opened <= c.changes {
-				// A file of /proc has the size 0 and still has contents. Its reader takes
-				// it for a file that has grown meanwhile.
+				// A file of /proc has the size 0 and still has contents. The reader
+				// therefore believes that the file has grown meanwhile.
 				return os.Open("/proc/self/status")
 			}
 			return openRegular(name)

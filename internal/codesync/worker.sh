@@ -70,7 +70,7 @@ with_names() {
   fi
 }
 
-# fit: whether $names fit on a command line. Linux allows many times that.
+# fit: succeeds if $names fit on a command line. Linux allows many times that.
 few=1000
 fit() {
   ((${#names[@]} <= few)) || return
@@ -105,8 +105,8 @@ check() {
     read -r have _ <"$state/digest" && [[ $have == "$digest" ]] && unchanged
 }
 
-# unchanged: whether the output of look_at_all equals $state/seen. Where the names fit, one
-# process looks at all of them.
+# unchanged: succeeds if the output of look_at_all equals $state/seen. Where the names fit,
+# one process looks at all of them.
 unchanged() {
   local - i count line name IFS=$'\n'
   local -a seen lines
@@ -201,8 +201,8 @@ hash_in() {
   with_names "${command[@]}"
 }
 
-# sum_of NUMBER...: $REPLY is their sum. It skips anything else: a crash may have damaged
-# the file.
+# sum_of NUMBER...: $REPLY is the sum of the numbers. It skips anything else: a crash may
+# have damaged the file.
 sum_of() {
   local number
   REPLY=0
@@ -419,7 +419,7 @@ find_contents() {
   done
 }
 
-# tell_missing: if the store lacks contents, lists them and exits.
+# tell_missing: if the store lacks contents, it lists them and exits.
 tell_missing() {
   find_contents
   # A new time of modification keeps used contents in the store.
@@ -503,7 +503,7 @@ make_directories() {
   for i in "${!kinds[@]}"; do
     [[ ${kinds[i]} == d ]] || continue
     path=$dir/${paths[i]}
-    # Parents come first, so no parent is a link any more.
+    # Parents come first. So when a path is reached, none of its parents is a link.
     if [[ -L $path || -e $path && ! -d $path ]]; then
       rm -f -- "$path" || fail "cannot replace ${paths[i]@Q}"
     fi
@@ -720,7 +720,7 @@ fill() {
   finish
 }
 
-# finish: records the contents of the directory, the digest last.
+# finish: records the contents of the directory. It writes the digest last.
 finish() {
   local file
   if ! { mv -f -- "$manifest" "$state/manifest" &&

@@ -38,8 +38,8 @@ type Written struct {
 	Made bool `json:"made,omitempty"`
 
 	// Files are the files that the command wrote into the directory Path. Their paths are
-	// relative, with slashes. Other files in it are the user's. If the command wrote more
-	// than mostFiles, Many is true, and Scan leaves out the whole directory.
+	// relative, with slashes. Other files in that directory are the user's. If the command
+	// wrote more than mostFiles, Many is true, and Scan leaves out the whole directory.
 	Files []Written `json:"files,omitempty"`
 	Many  bool      `json:"many,omitempty"`
 
@@ -57,8 +57,8 @@ type writtenFile struct {
 	at string // path of this file
 }
 
-// Remember stores in dir, for Options.Written, which files a command wrote. It forgets a
-// command when none of its files is left.
+// Remember stores which files a command wrote. dir is the directory for Options.Written. It
+// forgets a command when none of its files is left.
 func Remember(dir, by string, paths []Written) error {
 	kept := writtenFile{By: by}
 	for _, w := range paths {
@@ -115,7 +115,7 @@ func (w *Written) keepState(info fs.FileInfo, most int) {
 	})
 }
 
-// Remembered returns which of the paths an earlier Remember has stored.
+// Remembered returns those of the paths that an earlier Remember has stored.
 func Remembered(dir string, paths []string) (known []string) {
 	if len(paths) == 0 {
 		return nil
@@ -180,7 +180,7 @@ type ours struct {
 	tracked map[string]bool // files that git tracks are the user's
 }
 
-// namedFiles are files of one directory whose names match patterns.
+// namedFiles are those files of one directory whose names match patterns.
 type namedFiles struct {
 	patterns []string
 	why      string
