@@ -34,7 +34,7 @@ type Sources struct {
 	Home   string        // the user's home directory
 	Faults []Fault       // of the simulator
 	// Ask returns the names that the API knows for a command line. It takes no longer than
-	// a user waits who has pressed Tab.
+	// users wait after they have pressed Tab.
 	Ask func(q *cmdline.Query) Names
 }
 
@@ -102,7 +102,7 @@ func (s Sources) Rules(dirs []string) cmdline.CompleteRules {
 	}
 }
 
-// first returns the source of a command that takes one word.
+// first is for a command that takes one word. It returns the source of that word.
 func first(of cmdline.Source) cmdline.Source {
 	return func(q *cmdline.Query) []cmdline.Candidate {
 		if len(q.Words) > 0 {
@@ -196,7 +196,7 @@ func runtimes(q *cmdline.Query) []cmdline.Candidate {
 	return list
 }
 
-// zones returns the zones in which Google documents TPUs, with their generations. The
+// zones returns the zones that have TPUs in Google's documents, with their generations. The
 // list only helps to type: no zone is refused because it is missing here.
 func zones(*cmdline.Query) (list []cmdline.Candidate) {
 	for _, z := range [][2]string{
@@ -210,7 +210,7 @@ func zones(*cmdline.Query) (list []cmdline.Candidate) {
 	return list
 }
 
-// gcloudFor returns the gcloud configuration of that name; it only reads files.
+// gcloudFor returns the gcloud configuration of that name. It only reads files.
 func (s Sources) gcloudFor(name string) config.Gcloud {
 	g, _ := config.LoadGcloud(s.Lookup, s.Home, name)
 	return g
@@ -322,7 +322,6 @@ func (s Sources) prefixes(q *cmdline.Query) []cmdline.Candidate {
 	return list
 }
 
-// queued returns the queued resources.
 func (s Sources) queued(q *cmdline.Query) []cmdline.Candidate { return cmdline.Plain(s.Ask(q).Queued) }
 
 // workers returns the workers of the run on the line, or of the slices that --tpu-prefix

@@ -40,7 +40,7 @@ func TestHolds(t *testing.T) {
 	}
 }
 
-// Ask asks the API once a minute. It keeps no names from a failed answer.
+// Ask asks the API once a minute. It keeps no names if the API's answer was an error.
 func TestAsk(t *testing.T) {
 	t.Parallel()
 	asked := 0
@@ -101,7 +101,7 @@ func TestWords(t *testing.T) {
 	}
 }
 
-// Candidates that need neither a configuration nor an API.
+// These candidates need neither a configuration nor an API.
 func TestFacts(t *testing.T) {
 	t.Parallel()
 	if got := texts(zones(nil)); !strings.Contains(got, "us-central2-b") {

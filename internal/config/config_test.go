@@ -27,7 +27,7 @@ func lookup(vars map[string]string) config.Lookup {
 	}
 }
 
-// writeFiles makes the files, named by path below a new directory.
+// writeFiles makes files below a new directory. The key of a file is its path there.
 func writeFiles(t *testing.T, files map[string]string) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -275,7 +275,7 @@ func TestATextIsReadWholeOrNotAtAll(t *testing.T) {
 	if _, err := config.ReadText(stopped, pipe, 6); err == nil || err.Error() != "interrupted" {
 		t.Errorf("a pipe without writer: %v", err)
 	}
-	// The read that still waits for a writer gets one and ends.
+	// The read still waits for a writer. Now it gets one, and ends.
 	w, err := os.OpenFile(pipe, os.O_RDWR, 0)
 	testkit.Must(t, err)
 	testkit.Must(t, w.Close())

@@ -141,8 +141,8 @@ func (s Source) String() string {
 	return string(s.Layer)
 }
 
-// A Setting is a value for a flag and its source. A List has any number of values,
-// every other kind has one.
+// A Setting is a value for a flag and its source. A List has any number of values. Every
+// other kind has one.
 type Setting struct {
 	Values []string
 	Source Source

@@ -126,8 +126,8 @@ func LoadGcloud(lookup Lookup, home, configurationFlag string) (Gcloud, error) {
 	return g, nil
 }
 
-// Override sets field, given by its Go name, from a flag. An empty value changes
-// nothing.
+// Override sets a field from a flag. The field is given by its Go name. An empty value
+// changes nothing.
 func (g *Gcloud) Override(field, flag, value string) error {
 	if value == "" {
 		return nil

@@ -36,7 +36,7 @@ func NoPrice(accelerator, tier, zone string) string {
 	return "price unknown for " + zone
 }
 
-// TierWords writes a tier as people write it.
+// TierWords writes a tier in the words that people use.
 func TierWords(tier string) string {
 	switch provision.Tier(tier) {
 	case provision.OnDemand:
