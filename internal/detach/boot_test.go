@@ -36,7 +36,7 @@ type vm struct {
 	packed   []byte // the object with the program
 	reported bool   // another worker has reported
 	dropped  int    // number of lists of objects that get no answer
-	label    string // of the queued resource
+	label    string // label of the queued resource
 	deleted  bool
 	told     []string // guest attribute state
 	asked    []string // objects
@@ -56,7 +56,7 @@ func bootVM(t *testing.T) *vm {
 	return v
 }
 
-// agent uses a script as the agent.
+// agent makes a script the agent.
 func (v *vm) agent(text string) {
 	v.agents = noAgent(v.t, "#!/bin/sh\n[ \"$1\" = check ] && exit\n"+text+"\n")
 	for _, arch := range program.Archs() {
@@ -66,7 +66,7 @@ func (v *vm) agent(text string) {
 	}
 }
 
-// stand replaces a program of the worker by a script.
+// stand puts a script in the place of a program of the worker.
 func (v *vm) stand(name, text string) {
 	testkit.Must(v.t, os.WriteFile(filepath.Join(v.root, "bin", name), []byte("#!/bin/bash\n"+text+"\n"), 0o755))
 }
@@ -107,7 +107,8 @@ func (v *vm) serve(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// boot runs the script until limit has passed or done returns true. It returns the output.
+// boot runs the script until the time limit has passed or done returns true. It returns the
+// output.
 func (v *vm) boot(key string, limit time.Duration, done func() bool) string {
 	v.t.Helper()
 	ctx, cancel := context.WithTimeout(v.t.Context(), limit)

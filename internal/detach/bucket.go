@@ -97,11 +97,12 @@ func (e *ExistsError) Error() string {
 func (e *ExistsError) Fault() fault.Kind { return fault.Unavailable }
 
 // Create uploads the files that the workers of a start need: their program, the kit's
-// files, and the code that write writes, if write is not nil. It then makes this start the
-// current one by writing run.json. It replaces the start that earlier describes. If earlier
-// is nil, this is the first start of the run. If several calls run at the same time, one
-// succeeds and the others get an *ExistsError. Each start has its own names for uploads, so
-// readers of an earlier start are not disturbed. Create fills in the missing fields of j.
+// files, and the code. The function write writes the code; nil means that there is none.
+// Create then makes this start the current one by writing run.json. It replaces the start
+// that earlier describes. If earlier is nil, this is the first start of the run. If several
+// calls run at the same time, one succeeds and the others get an *ExistsError. Each start
+// has its own names for uploads, so readers of an earlier start are not disturbed. Create
+// fills in the missing fields of j.
 //
 // A client that only reads makes nothing and returns a *gcp.ReadOnlyError. After another
 // error nothing of this start is left in the bucket. If something is left, the error says
@@ -250,7 +251,7 @@ func (b *Bucket) remove(ctx context.Context, objects []*storage.Object) (err err
 type Earlier struct {
 	Description
 	State      State
-	generation int64 // of run.json
+	generation int64 // generation of run.json
 }
 
 // Earlier reads the state of a run in the bucket. It returns nil if the bucket has no such
@@ -310,7 +311,7 @@ func taken(stop string) bool { return takenText.MatchString(stop) }
 // takenText is the whole reason that workers give for such a stop.
 var takenText = regexp.MustCompile(`^the slices are deleted [0-9]+ s after they were made \(--max-run-duration\)$`)
 
-// Next returns the number of the attempt with which the run continues.
+// Next returns the number of the attempt from which the run continues.
 func (e *Earlier) Next() int {
 	begin, last := max(1, e.Attempt), e.State.begun
 	// An attempt that the start itself announced may have begun on no worker.
@@ -323,7 +324,7 @@ func (e *Earlier) Next() int {
 // The workers of the earlier start are gone. Renew prepares the bucket for the workers of a
 // start that continues with an attempt. It removes the old reports, because the new workers
 // would count as silent until they report. It also removes the stop of workers whose slices
-// were about to be deleted. A user's stop stays, because it may be about this start. It
+// were about to be deleted. A user's stop stays, because it may be about this start. Renew
 // returns an *ExistsError if another start is the current one.
 func (b *Bucket) Renew(ctx context.Context, j Job, attempt int) error {
 	var reports []*storage.Object
@@ -402,7 +403,8 @@ func (b *Bucket) put(ctx context.Context, run, name string, r io.ReadSeeker, gen
 	return b.putPieces(ctx, run, name, r, generation, googleapi.MinUploadChunkSize)
 }
 
-// putPieces does what put does, in pieces of this many bytes. Each piece is one request.
+// putPieces does what put does, in pieces. piece is the number of bytes of each. Each piece
+// is one request.
 func (b *Bucket) putPieces(ctx context.Context, run, name string, r io.ReadSeeker, generation *int64, piece int) error {
 	what := fmt.Sprintf("write %s%s", b.URL(run), name)
 	return b.gcp.Do(ctx, what, func(ctx context.Context) error {
@@ -572,7 +574,7 @@ type End struct {
 	Worker  tpu.WorkerID
 	Code    int // never 0 if the end is not known
 	Signal  string
-	At      time.Time // by the worker's clock, corrected if it differs from the clock of Cloud Storage
+	At      time.Time // time of the end by the worker's clock, corrected if that differs from the clock of Cloud Storage
 	LogSize int64
 	Reason  string // why the command was stopped or did not start
 	Tail    bool   // the end looks like a training's tail: see State.Excused
@@ -590,7 +592,7 @@ type Seen struct {
 	Worker    tpu.WorkerID
 	Phase     string // boot, preflight, start, running, logs, ended, failed, deleting, kept, left or Down
 	Attempt   int
-	At        time.Time // by the clock of Cloud Storage
+	At        time.Time // time of the report by the clock of Cloud Storage
 	MayDelete string    // "yes", "no: …" or "unknown: …"
 	Detail    string
 }
@@ -602,7 +604,8 @@ type State struct {
 	Ended    []End          // ends of that attempt, ordered by worker
 	Stopping string         // why the run is to end
 	Unsent   []tpu.WorkerID // workers whose log of that attempt is not whole in the bucket; their slices stay for a while
-	// StrictExit makes Excused and Blame excuse nothing. The reader of the state sets it.
+	// If StrictExit is set, Excused and Blame excuse nothing. Whoever reads the state sets
+	// it.
 	StrictExit bool
 
 	begun, announced int // begun: the newest attempt that a worker has reported; announced: the attempt in control/attempt
@@ -635,7 +638,7 @@ func (s State) Excused() []tpu.WorkerID {
 	return ids
 }
 
-// excused reports for each end whether it is excused.
+// excused says of each end whether it is excused.
 func (s State) excused() []bool {
 	out := make([]bool, len(s.Ended))
 	lead := slices.IndexFunc(s.Ended, func(e End) bool { return e.Worker == tpu.WorkerID{} && e.Code == 0 && !e.At.IsZero() })
@@ -666,8 +669,8 @@ func (s State) LeftBehind() (n int, ids []tpu.WorkerID) {
 
 // Blame returns the end that decides how the run ended. That is the earliest failure of a
 // worker that was not stopped. If there is none, it is the earliest failure that fail-fast
-// did not cause. If there is none of these either, it is the earliest failure of all. It is
-// nil when every worker ended with 0 or is excused.
+// did not cause. If there is none of these either, it is the earliest failure of all. Blame
+// returns nil when every worker ended with 0 or is excused.
 func (s State) Blame() *End {
 	excused := s.excused()
 	var first *End

@@ -75,7 +75,7 @@ func (o *objects) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	answer(http.StatusOK, []byte("{}"))
 }
 
-// openOn opens a bucket of the server storage.
+// openOn opens a bucket. The server storage has it.
 func openOn(t *testing.T, storage http.Handler) *detach.Bucket {
 	t.Helper()
 	server := httptest.NewServer(storage)
@@ -158,7 +158,7 @@ func TestVerdict(t *testing.T) {
 		name    string
 		ends    string // WORKER.CODE and seconds, then fields; divided by ";"
 		strict  bool
-		blame   string // of a worker; "": success
+		blame   string // what Blame says of a worker; "": success
 		code    int
 		excused string
 	}{

@@ -110,13 +110,13 @@ type Job struct {
 
 	Storage, SecretManager string // roots of the APIs, without version
 
-	Every    time.Duration // between two uploads of the log; 1 min
-	Patience time.Duration // how long a fetch is retried; 10 min
+	Every    time.Duration // time between two uploads of the log; default: 1 min
+	Patience time.Duration // how long a fetch is retried; default: 10 min
 	// LogTimeout is how long a worker whose command has ended waits while the bucket does
 	// not take its log; 30 min. After that, the slices stay for the time Stale.
 	LogTimeout time.Duration
-	Stale      time.Duration // until a worker without reports counts as dead; 30 min
-	TTL        time.Duration // from Requested to the deletion; 0: no limit
+	Stale      time.Duration // after this time a worker without reports counts as dead; default: 30 min
+	TTL        time.Duration // longest time from Requested to the deletion; 0: no limit
 	MaxRun     time.Duration // longest life of the slices: then their provider deletes them; 0: no limit
 	// Gather is how long the workers of a job with Apart wait until all have come to an
 	// attempt; 0: without limit.
@@ -125,13 +125,13 @@ type Job struct {
 	// first boot, the time of that boot counts instead.
 	Requested time.Time
 	Keep      Keep
-	KeepFor   time.Duration // for KeepOnFailure; 0: until somebody deletes the resource
+	KeepFor   time.Duration // how long KeepOnFailure keeps the slices; 0: until somebody deletes the resource
 	Grace     time.Duration // time between TERM and KILL
 	Timeout   time.Duration // time limit of the command; 0: none
 
 	Preflight    string // apply, require, check or off
-	KillStale    string // orphans or all: which processes holding the TPU are ended; orphans
-	NUMA         string // bind or preferred, if there are two nodes and numactl; off
+	KillStale    string // which processes that hold the TPU are ended: orphans or all; default: orphans
+	NUMA         string // bind or preferred; used if there are two nodes and numactl; default: off
 	Adopt        bool   // take over a directory that no run made
 	Venv         bool   // run the command in a Python virtual environment
 	MaxText      bool   // give the command the variables that MaxText's multihost_job.py sets
@@ -354,8 +354,8 @@ type Description struct {
 	Claim       string    `json:"claim,omitempty"`           // name of the start
 	Attempt     int       `json:"attempt,omitempty"`         // the attempt that the start begins with
 
-	// The digests of the command and its environment. A run can continue only with the same
-	// command and environment.
+	// The digests of the command and of its environment. A run can continue only with the
+	// same command and environment.
 	CommandSum string `json:"command_sha256,omitempty"`
 	EnvSum     string `json:"environment_sha256,omitempty"`
 	Venv       string `json:"venv,omitempty"` // true or false; older starts do not have it
@@ -364,7 +364,7 @@ type Description struct {
 // Limits of a job. The largest slice has some thousand workers.
 const (
 	maxNodes   = 4096
-	maxWorkers = 1 << 16 // of all slices
+	maxWorkers = 1 << 16 // workers of all slices
 	maxAttempt = 1 << 20
 )
 
@@ -412,7 +412,7 @@ func (d Description) IDs() []tpu.WorkerID {
 
 func (d Description) encode() ([]byte, error) { return json.MarshalIndent(d, "", "  ") }
 
-// LogObject returns the name of the object with one worker's log.
+// LogObject returns the name of the object that has one worker's log.
 func LogObject(id tpu.WorkerID, attempt int) string {
 	name := fmt.Sprintf("main_command_log_slice_%d_worker_%d", id.Slice, id.Worker)
 	if attempt > 1 {

@@ -60,7 +60,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// noAgent stands for multihost-agent where no worker runs it.
+// noAgent stands for multihost-agent if no worker runs it.
 func noAgent(t *testing.T, text string) program.Set {
 	t.Helper()
 	made, err := program.Files(runtime.GOARCH, []byte(text))
@@ -364,8 +364,8 @@ func (w *world) guestState() (ok bool, text string) {
 	return err == nil, b.String()
 }
 
-// The queued resource stays while a worker works. Then any worker deletes it. Here the
-// others do, because worker 0 is dead.
+// The queued resource stays while a worker works. Then any worker deletes it. Here worker 1
+// does, because worker 0 is dead.
 func TestAnyWorkerTearsDown(t *testing.T) {
 	t.Parallel()
 	w := begin(t, "process", "v4-16", `[ $MULTIHOST_WORKER_ID = 0 ] || while [ ! -e ~/go ]; do sleep 0.1; done`, nil, sim.Config{})

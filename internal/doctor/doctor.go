@@ -141,31 +141,33 @@ func (r Report) Fault() (kind fault.Kind, failed bool) {
 // A Setting is a value of the configuration and where it came from.
 type Setting struct{ Value, Source string }
 
-// Options say what to examine. Checks whose options are nil or empty are left out.
+// Options say what to examine. If the option of a check is nil or empty, the check is left
+// out.
 type Options struct {
 	Project, Zone Setting
-	Account       string // of the configuration; "": the account of the credentials
+	Account       string // account of the configuration; "": the account of the credentials
 
 	Cloud    *gcp.Client        // nil: there is no project
-	Provider provision.Provider // of existing slices and of wanted ones; nil if Cloud is nil
+	Provider provision.Provider // provider of the existing slices and of the wanted ones; nil if Cloud is nil
 	Networks *network.Client
 	Hosts    hosts.HostList // machines instead of slices
 
-	Prefix  string      // of slices to examine; "": none
+	Prefix  string      // name prefix of the slices to examine; "": none
 	Slices  tpu.Numbers // only the slices with these numbers in their names
 	Network string      // "": the network of the slices, else network.DefaultName
-	Type    tpu.Type    // of the slices that are wanted; zero: the quota is not checked
+	Type    tpu.Type    // type of the wanted slices; zero: the quota is not checked
 	Count   int         // number of slices that are wanted
 
 	Reservation string // capacity that the wanted slices are to use; "": none
 
-	Login        string // on workers
+	Login        string // login on workers
 	LoginAccount string // the user's account at the provider of the slices; "": the account of the credentials
 	Way          overssh.Way
 	Jump         bool // connect through a bastion
 	KeyPath      string
-	// Key loads the SSH key; fs.ErrNotExist means that there is none. MakeKey makes one. It
-	// is nil if the user named a key file. multihost does not make such a file.
+	// Key loads the SSH key; fs.ErrNotExist means that there is none. MakeKey makes one.
+	// MakeKey is nil if the user named a key file, because multihost does not make such a
+	// file.
 	Key     func() (*sshkey.Identity, error)
 	MakeKey func() error
 	// Visit connects to workers. Without Fix it writes nothing: neither host key
@@ -240,7 +242,7 @@ type examination struct {
 	findings []Finding
 
 	key     *sshkey.Identity // nil: there is no usable key
-	account string           // of the credentials; "": not known
+	account string           // account of the credentials; "": not known
 	denied  bool             // there are no valid credentials: no check calls an API
 	sel     tpu.Selection
 }
@@ -260,9 +262,9 @@ func (e *examination) unknown(check, format string, args ...any) {
 	e.add(Finding{Check: check, Level: Unknown, Text: "not checked: " + fmt.Sprintf(format, args...)})
 }
 
-// fail adds the finding for a failed API call. It is only Unknown if the caller lacks a
-// permission, or if the API is not enabled. The checks of APIs and permissions report these
-// errors. It is also Unknown if the API did not answer within checkLimit.
+// fail adds the finding for a failed API call. The finding is Unknown if the caller lacks a
+// permission or the API is not enabled, because the checks of permissions and APIs report
+// these errors. It is also Unknown if the API did not answer within checkLimit.
 func (e *examination) fail(check string, err error) {
 	switch gcp.ClassOf(err) {
 	case gcp.Permission:
@@ -276,7 +278,6 @@ func (e *examination) fail(check string, err error) {
 	e.add(Finding{Check: check, Level: Error, Text: err.Error(), Advice: gcp.Hint(err)})
 }
 
-// run makes all checks.
 func (e *examination) run(ctx context.Context) {
 	project, workers := projectChecks{e}, workerChecks{e}
 	var local sync.WaitGroup

@@ -253,7 +253,7 @@ func TestTheListenerEndsWithItsInput(t *testing.T) {
 	if diff := cmp.Diff(want, probeLines(t, "", "0", "first="+address+":8080,8482")); diff != "" {
 		t.Errorf("probe of nobody (-want +got):\n%s", diff)
 	}
-	// Where there is no ping, UDP proves the size.
+	// If there is no ping, UDP proves the size.
 	want = [][]string{{"size", "first", "ok"}}
 	for _, path := range []string{"", withoutPing(t)} {
 		if diff := cmp.Diff(want, probeLines(t, path, "9000", "first="+address+":8080,8482")); diff != "" {
@@ -271,7 +271,7 @@ func heardFrom(r io.Reader) lines { return lines{bufio.NewReader(r), "NONCE"} }
 // coordinator is the worker that listens.
 var coordinator = tpu.WorkerID{}
 
-// listen starts a listener on a worker whose /tmp is below dir.
+// listen starts a listener on a worker. /tmp of that worker is below dir.
 func listen(t *testing.T, dir string, args ...string) (*exec.Cmd, lines, io.WriteCloser) {
 	t.Helper()
 	listener := pair(t, "", args...)

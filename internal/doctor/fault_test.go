@@ -6,7 +6,7 @@ import (
 	"multihost/internal/fault"
 )
 
-// The first error decides; warnings do not.
+// The first error decides. Warnings do not count.
 func TestFaultOfAReport(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {

@@ -142,7 +142,7 @@ func (e networkChecks) addRule(check string, level Level, text string, info netw
 			e.add(f)
 			return
 		}
-		// Somebody may deny this on purpose, so --fix does not open it.
+		// Somebody may deny this on purpose. So --fix does not open it.
 		f.Advice = "if that is not meant:"
 		f.Cure = e.again(rule.Command())
 		e.add(f)

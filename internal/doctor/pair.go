@@ -254,8 +254,8 @@ type probed struct {
 	err   error
 }
 
-// probe sends packets of size bytes from one worker to targets. With size 0, it connects
-// to their ports.
+// probe sends packets from one worker to targets. size is the size of a packet in bytes.
+// With size 0, probe connects to the ports of the targets instead.
 func (e pairChecks) probe(ctx context.Context, s *seen, size int, targets []string) (p probed) {
 	if len(targets) == 0 {
 		return p

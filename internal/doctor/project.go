@@ -103,7 +103,7 @@ func typed(hint string) string {
 // An api is an API that commands need.
 type api struct {
 	name, use string
-	level     Level // of the finding if it is not enabled
+	level     Level // level of the finding if the API is not enabled
 }
 
 // apis returns the APIs that this user's commands need. It leaves out Cloud Quotas, because
@@ -221,7 +221,8 @@ func (e projectChecks) permissions() []permission {
 }
 
 // providerPermissions returns the rights that the providers of the slices need, and whether
-// the Cloud TPU API is one of them. Commands look for slices there in any case.
+// the Cloud TPU API is one of them. Commands look for slices in the Cloud TPU API in any
+// case.
 func (e projectChecks) providerPermissions() (list []provision.Permission, onCloudAPI bool) {
 	onCloudAPI = true
 	if p, ok := provision.As[provision.Permitted](e.Provider); ok {
@@ -567,7 +568,7 @@ func quotaFor(id string, t tpu.Type) (tier string, ok bool) {
 }
 
 // held returns how much of the zone's quotas the project uses for slices and requests of
-// the generation, by tier. dead are the requests that are FAILED or SUSPENDED. It counts
+// the generation, by tier. dead are the requests that are FAILED or SUSPENDED. held counts
 // only slices and requests of the API that is to make the wanted slices.
 func (e projectChecks) held(ctx context.Context) (byTier map[string]int64, dead []provision.Resource, err error) {
 	all, err := e.Provider.List(ctx)

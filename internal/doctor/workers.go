@@ -44,7 +44,7 @@ type seen struct {
 	conn remote.Conn
 
 	trip     time.Duration // time that one command takes
-	offset   time.Duration // of the clock
+	offset   time.Duration // offset of the clock
 	facts    map[string]string
 	tools    []string
 	report   preflight.Report
@@ -112,7 +112,6 @@ func (e *examination) exec(ids []tpu.WorkerID, sudo bool, words ...string) strin
 // workerChecks are the checks of each worker.
 type workerChecks struct{ *examination }
 
-// checkWorkers logs in to the workers and checks them.
 func (e workerChecks) checkWorkers(ctx context.Context) {
 	if e.key == nil {
 		e.unknown(CheckSSH, "without an SSH key nobody is let in")
@@ -204,7 +203,7 @@ func (e workerChecks) checkLogin(ctx context.Context) (logins map[string]string,
 	return logins, open
 }
 
-// login returns the key whose access is examined.
+// login returns the key and the login whose access is examined.
 func (e workerChecks) login() provision.Login {
 	return provision.Login{Name: e.Login, PublicKey: e.key.PublicKey(), Account: e.LoginAccount}
 }
@@ -228,7 +227,7 @@ func hint(err error) string {
 	return ""
 }
 
-// look examines all workers that were reached, at the same time.
+// look examines, at the same time, all workers that were reached.
 func (e workerChecks) look(ctx context.Context, visit *workers.Visit) []*seen {
 	var all []*seen
 	for _, w := range visit.Workers {
@@ -426,7 +425,7 @@ func (e workerChecks) sshFinding(check, text string, ids []tpu.WorkerID, err err
 	return f
 }
 
-// checkHostKeys reports for which workers the API gives the host keys.
+// checkHostKeys reports the workers for which the API gives the host keys.
 func (e workerChecks) checkHostKeys(ctx context.Context, all []*seen) {
 	if e.Hosts != nil {
 		e.fine(CheckHostKeys, idsOf(all), "the keys that earlier commands have pinned, if any; no cloud knows these machines, so the first command that connects pins the keys that it finds")
@@ -750,8 +749,8 @@ func (e workerChecks) judgeVersions(all []*seen) {
 	}
 }
 
-// unlike adds the finding for a version that differs between workers. It takes the
-// version of most workers as the right one.
+// unlike adds the finding for a version that differs between workers. The version that most
+// workers have counts as the right one.
 func (e workerChecks) unlike(name string, values *finder) {
 	most := values.texts[0]
 	var parts []string
