@@ -134,7 +134,7 @@ type Request struct {
 	Reservation string        `json:"reservation,omitempty"`
 	Zone        string        `json:"zone"`
 	Network     string        `json:"network"`              // in words: "network mtu9k"
-	MTU         int           `json:"mtu,omitempty"`        // of the network, if it was read
+	MTU         int           `json:"mtu,omitempty"`        // MTU of the network, if it was read
 	Hourly      *float64      `json:"usd_per_hour"`         // list price of all slices; null: the list has no price for this tier and zone
 	PriceDate   string        `json:"price_date"`           // the day on which the price list was read
 	Until       string        `json:"billed_until"`         // what ends the bill, in words
@@ -157,7 +157,7 @@ type Attempt struct {
 	Run     string    `json:"run"`
 	Attempt int       `json:"attempt"`
 	Command string    `json:"command"` // secrets masked
-	Begin   time.Time `json:"begin"`   // by the runner's clock; for an attempt that this command joined, the attempt's own beginning
+	Begin   time.Time `json:"begin"`   // when the attempt began, by the runner's clock, also if this command has joined it later
 	Slices  []string  `json:"slices"`
 	Workers int       `json:"workers"`
 	LogDir  string    `json:"log_dir"`
@@ -174,7 +174,7 @@ type Release struct {
 type ReleasedOn struct {
 	Slice  int           `json:"slice"`
 	Worker int           `json:"worker"`
-	After  time.Duration `json:"after_ns"` // after the first worker's start, by corrected clocks
+	After  time.Duration `json:"after_ns"` // time after the first worker's start, by corrected clocks
 }
 
 // Output is bytes that a worker's command wrote, in order and not split at lines. Data is
@@ -196,15 +196,15 @@ type WorkerDone struct {
 	End    time.Time `json:"end"`              // worker clock, corrected by the measured offset
 }
 
-// AttemptEnd reports how an attempt ended, and what follows. There is none for an attempt
-// whose command was never started.
+// AttemptEnd reports how an attempt ended, and what follows. If the command of an attempt
+// was never started, there is no AttemptEnd.
 type AttemptEnd struct {
 	Run     string        `json:"run"`
 	Attempt int           `json:"attempt"`
 	OK      bool          `json:"ok"`              // every worker ended with 0
 	Cause   string        `json:"cause,omitempty"` // why it failed: preempted, maintenance, infrastructure, application, stall, expired, …
 	Why     string        `json:"why,omitempty"`   // one clause: "slice t-1 is PREEMPTED"
-	Code    int           `json:"code,omitempty"`  // of the first worker to fail
+	Code    int           `json:"code,omitempty"`  // exit code of the first worker to fail
 	Elapsed time.Duration `json:"elapsed_ns"`      // how long the command ran
 	Again   bool          `json:"again"`           // another attempt follows
 	Next    string        `json:"next,omitempty"`  // what happens next, or why nothing does
@@ -224,7 +224,7 @@ type Summary struct {
 	Attempt     int           `json:"attempt"`
 	OK          bool          `json:"ok"`
 	ExitCode    int           `json:"exit_code"`    // what multihost exits with
-	CommandCode int           `json:"command_code"` // of the first worker to fail, else 0
+	CommandCode int           `json:"command_code"` // exit code of the first worker to fail, else 0
 	Text        string        `json:"text"`         // one or several lines for people
 	FirstFail   string        `json:"first_failure,omitempty"`
 	LastLines   []string      `json:"last_lines,omitempty"`  // last 20 lines of the first worker to fail

@@ -31,9 +31,9 @@ func Duration(d time.Duration) string {
 	return coarse(d)
 }
 
-// Age writes how long something has lasted, or how long ago it was. It differs from
-// Duration in that it writes whole seconds, rounded down, so that the text changes at most
-// once a second. An age is 0 if another clock puts the time in the future.
+// Age writes how long something has lasted, or how long ago it was. Unlike Duration, it
+// writes whole seconds, rounded down. So the text changes at most once a second. An age is
+// 0 if another clock puts the time in the future.
 func Age(d time.Duration) string {
 	return coarse(max(d, 0).Truncate(time.Second))
 }
