@@ -33,7 +33,7 @@ func TestAccountOfARun(t *testing.T) {
 		stop  *stopping
 		want  event.Summary // without the fields that are the same in every row
 		lines bool
-		cause string // of stopping.end
+		cause string // cause of stopping.end
 	}{
 		{story: "success", ends: Endings{ok, ok}, want: event.Summary{OK: true, Text: "run r succeeded on all 2 workers"}},
 		{story: "success of one worker", ends: Endings{ok}, want: event.Summary{OK: true, Text: "run r succeeded on its worker"}},

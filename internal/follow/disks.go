@@ -16,7 +16,7 @@ import (
 type LowDisks struct {
 	mu    sync.Mutex
 	known map[tpu.WorkerID]bool
-	fresh []tpu.WorkerID // not yet reported
+	fresh []tpu.WorkerID // workers that are not yet reported
 	least launch.Disk    // of the fresh workers
 	on    tpu.WorkerID   // the worker with the least space
 }

@@ -147,10 +147,10 @@ func TestWhatEndsAFollowing(t *testing.T) {
 	for _, tt := range []struct {
 		story  string
 		set    func(*Following)
-		cause  error // of the context
+		cause  error // cause of the context
 		err    string
 		lives  bool
-		phrase string // in a note
+		phrase string // part of a note
 	}{
 		{"Ctrl-C", nil, &stage.Interrupted{Signal: syscall.SIGINT}, "interrupted (SIGINT)", false, "stopping run r on all workers: interrupted (SIGINT)"},
 		{"Ctrl-C with the answer to detach", nil, &stage.Interrupted{Signal: syscall.SIGINT, Answer: stage.Detach}, "detached", true, "left run r: it continues on s0w0"},

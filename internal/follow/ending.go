@@ -17,7 +17,7 @@ type Ending struct {
 	tail   bool      // it looks like a training's tail, see leaves
 	behind int       // processes that the command left behind and that were then killed
 	part   *PartLog  // set when only the beginning of the log is here; nil: all of it
-	at     time.Time // by the worker's clock, corrected to the runner's clock
+	at     time.Time // time of the end by the worker's clock, corrected to the runner's clock
 }
 
 // fate decides about a worker that is no longer followed.
@@ -125,7 +125,7 @@ func (all Endings) verdict(strict bool) (code, first int) {
 	return 0, -1
 }
 
-// order lists the workers by the time when their command ended.
+// order lists the workers by the time at which their command ended.
 func (all Endings) order() []int {
 	order := make([]int, len(all))
 	for i := range order {

@@ -83,8 +83,8 @@ func TroubleOf(err error) trouble {
 }
 
 // Text is the message about workers that cannot be followed. It has %s for their names. It
-// says why, and what happens next. If the trouble was reported before, it also says for how
-// long it has lasted.
+// says why, and what happens next. If the trouble was reported before, the text also says
+// how long the trouble has lasted.
 func (t trouble) Text(cause string, away, limit time.Duration) string {
 	cause = strings.ReplaceAll(cause, "%", "%%")
 	text, again := "cannot follow %s", "trying again"
@@ -120,8 +120,8 @@ func leaves(exit launch.Exit, lastLines []string) bool {
 }
 
 // excused reports whether a failure is only the tail of a training that worker 0 has ended
-// with success. Times are by corrected clocks. An end is not excused if it is not known how
-// it came, or if multihost or a lack of memory caused it.
+// with success. Times are by corrected clocks. An end is not excused if its cause is not
+// known, or if multihost or a lack of memory caused it.
 func excused(e, lead Ending) bool {
 	known := func(e Ending) bool { return e.Known && e.Err == nil && !e.Exit.Lost && e.Exit.Reason == "" }
 	after := e.at.Sub(lead.at)

@@ -191,7 +191,7 @@ func (f *Following) OutOfReach() map[tpu.WorkerID]string {
 	return away
 }
 
-// stir causes the outages to be reported after workers.OutagePause.
+// stir causes a report of the outages after workers.OutagePause.
 func (f *Following) stir() {
 	select {
 	case f.stirred <- struct{}{}:

@@ -43,8 +43,8 @@ func (l *logFile) keep(p []byte) (int, error) {
 	return n, err
 }
 
-// openLog opens the local copy to continue it. Failing to open it is reported and does
-// not affect the run.
+// openLog opens the local copy to continue it. If that fails, openLog reports it. The run
+// continues.
 func openLog(rec *record.Record, id tpu.WorkerID, sink event.Sink, secrets [][]byte) *logFile {
 	l := &logFile{run: rec.Run, id: id, path: rec.LogPath(id), sink: sink, view: mask.Masker{Words: secrets}}
 	if err := l.open(); err != nil {
@@ -82,7 +82,7 @@ func (l *logFile) cutThere(e *launch.TruncatedError) {
 		l.id, there, e.Offset)
 }
 
-// Write never fails: losing the local copy must not end the run.
+// Write never fails, because the run must not end when the local copy is lost.
 func (l *logFile) Write(p []byte) (int, error) {
 	if !l.broken {
 		if _, err := l.keep(p); err != nil {

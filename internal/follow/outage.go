@@ -33,8 +33,8 @@ var ErrSliceGone = fault.New(fault.Unavailable, "nothing runs there any more")
 type outage struct {
 	giveUp context.CancelCauseFunc // nil: no outage
 	begin  time.Time               // start of the time that counts towards the limit
-	kind   trouble                 // of the last failed try
-	cause  string                  // of the last failed try, for people
+	kind   trouble                 // kind of the last failed try
+	cause  string                  // cause of the last failed try, for people
 	gone   bool                    // the worker's slice is gone
 
 	said      time.Time // when it was last reported
@@ -158,7 +158,7 @@ func (o *outages) restart(lost []int, now time.Time) {
 	}
 }
 
-// causes says why workers cannot be followed now, by their index.
+// causes says why workers cannot be followed now. The key is the worker's index.
 func (o *outages) causes() map[int]string {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -210,8 +210,8 @@ func ourNetwork(lost, awaited int, err error) bool {
 	return err != nil && lost >= awaited
 }
 
-// nextLook returns the pause before the cloud is asked again about lost workers. pause is
-// the one before this call, and err the error of the call.
+// nextLook returns the pause before the cloud is asked again about lost workers. The
+// parameter pause is the pause before this call, and err is the error of the call.
 func nextLook(pause, limit time.Duration, err error) time.Duration {
 	switch {
 	case err == nil:

@@ -35,12 +35,12 @@ type workerEnd struct {
 // An endWait is the wait for the end of the command on every worker.
 type endWait struct {
 	*Following
-	ctx    context.Context // of the user: a signal ends it
+	ctx    context.Context // context of the user: a signal ends it
 	cancel func()          // stops following the workers that have not ended
 	ended  chan workerEnd
 	open   int // number of workers whose end is still awaited
 
-	stop    *stopping    // of all workers; nil: none was begun
+	stop    *stopping    // the stop of all workers; nil: none was begun
 	stopped <-chan error // receives whether the stop was proven; nil: none is in progress
 
 	interrupted <-chan struct{}  // nil after the interrupt was received
@@ -211,7 +211,7 @@ func (w *endWait) failFastAfterDoubt() {
 	}
 }
 
-// interrupt leaves the command running, or stops it, as the cause says.
+// interrupt leaves the command running or stops it. The cause says which.
 func (w *endWait) interrupt(cause error) error {
 	var in *stage.Interrupted
 	switch {
@@ -248,7 +248,7 @@ func (w *endWait) logsAreOverdue() {
 	w.leaveUnread()
 }
 
-// leaveAtOnce gives up the proof that the command is gone.
+// leaveAtOnce stops waiting for the proof that the command is gone.
 func (w *endWait) leaveAtOnce() error {
 	if w.stop != nil && w.stopped == nil && w.stop.err == nil {
 		w.leaveUnread()

@@ -80,7 +80,7 @@ func outOfBoundMemory(exit launch.Exit, wrap []string) bool {
 	return exit.OOM && slices.Contains(wrap, "--membind=0")
 }
 
-// Advice about a command that leaves its work in the background.
+// Advice if a command leaves its work in the background.
 const (
 	backgroundCure         = foregroundCure + "; to leave a run going without this machine, use --detach"
 	foregroundCure         = "keep the training in the foreground, without nohup, & and tmux new -d"

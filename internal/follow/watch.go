@@ -16,8 +16,7 @@ import (
 // OnStall says what happens to a run whose training has stalled.
 type OnStall string
 
-// The choices for OnStall. Each of them reports the stall and which worker stopped
-// first.
+// The choices for OnStall. Each of them reports the stall, and which worker stopped first.
 const (
 	StallReport  OnStall = "report"  // nothing else
 	StallDump    OnStall = "dump"    // also collect the stacks of all workers
@@ -27,7 +26,7 @@ const (
 
 // WatchOptions say how the training of a run is watched.
 type WatchOptions struct {
-	Pattern      *metrics.Pattern // of step lines; nil reads MaxText's
+	Pattern      *metrics.Pattern // pattern of step lines; nil reads MaxText's
 	StallTimeout time.Duration    // 0: a multiple of the step time; negative: never
 	OnStall      OnStall          // "" is StallReport
 }
@@ -111,7 +110,7 @@ func (w *watcher) summary() []string {
 	return append([]string{a.Summary()}, a.Warnings()...)
 }
 
-// stallEnd returns the error with which a stalled attempt is stopped.
+// stallEnd returns the error that a stalled attempt ends with.
 func (w *watcher) stallEnd(s metrics.Stall) error {
 	err := &stage.Error{Stage: stage.Stalled, Text: s.Text + "; the command was stopped"}
 	if w.o.OnStall == StallRestart {

@@ -63,7 +63,8 @@ func (w *LogWait) Due(now time.Time) bool {
 }
 
 // bringLogs waits until the logs of an ended command are whole here, because the workers
-// may be deleted after that. An interrupt ends the wait, as does the loss of the slices.
+// may be deleted after that. An interrupt ends the wait. The loss of the slices ends it,
+// too.
 func (f *Following) bringLogs(ctx context.Context) {
 	left := f.logs.Left(f.Clock.Now(), f.Patience.Log)
 	if f.Ends.partly() == nil || ctx.Err() != nil || left <= 0 {
@@ -136,7 +137,7 @@ func (f *Following) copies() copies {
 	return copies{workers: f.Workers, ref: f.Ref, rec: f.Rec, sink: f.Sink, clock: f.Clock, secrets: f.Secrets}
 }
 
-// open opens the copy of worker i's log to continue it.
+// open opens the copy of worker i's log, to continue the copy.
 func (c copies) open(i int) *logFile {
 	log := openLog(c.rec, c.workers.IDs[i], c.sink, c.secrets)
 	log.arrivals = c.arrivals(i)
@@ -204,7 +205,7 @@ func (c copies) mend(ctx context.Context, i int, log *logFile) *PartLog {
 	return part
 }
 
-// unread returns the PartLog of worker i. Its log could not be read to its end. cause is
+// unread returns the PartLog of a worker i whose log could not be read to its end. cause is
 // why the log's end could not be learned, or nil.
 func (c copies) unread(i int, cause error) *PartLog {
 	part := &PartLog{ID: c.workers.IDs[i], Have: c.rec.Have(c.workers.IDs[i]), err: cause}
