@@ -48,7 +48,7 @@ type NetworkInventory interface {
 type GCOptions struct {
 	Networks  NetworkInventory // nil: no networks are listed
 	User      string           // the user they belong to; "": all users
-	Prefix    string           // of their names
+	Prefix    string           // prefix of their names
 	OlderThan time.Duration
 	Look      bool // log in to slices to see whether a run is active there
 }
@@ -63,13 +63,13 @@ type Leftover struct {
 	Created  time.Time     `json:"created"`
 	Age      time.Duration `json:"age_ns"`
 	Type     string        `json:"accelerator_type,omitempty"`
-	Slices   int           `json:"slices,omitempty"` // that exist
+	Slices   int           `json:"slices,omitempty"` // number of slices that exist
 	Tier     string        `json:"tier,omitempty"`
 	Hourly   *float64      `json:"usd_per_hour"` // list price now, while it exists; null: unknown
 	Useless  bool          `json:"useless"`      // it is known to be no longer needed: gc --delete deletes it
 	Evidence string        `json:"evidence"`     // how that was decided
 
-	Parts []cost.Part `json:"parts,omitempty"` // of a resource that has several
+	Parts []cost.Part `json:"parts,omitempty"` // the parts of a resource that has several
 
 	res provision.Resource
 }
@@ -148,8 +148,8 @@ func itemizer(d Deps, kind string) (provision.Itemizer, bool) {
 	return provision.As[provision.Itemizer](provider.Of(d.Cloud, kind))
 }
 
-// addParts adds the parts of resources that have several. A resource whose parts cannot be
-// read stays without them.
+// addParts adds the parts of resources that have several. If the parts of a resource cannot
+// be read, the resource has no parts in the result.
 func addParts(ctx context.Context, d Deps, left []Leftover) {
 	errs := make([]error, len(left))
 	var reads errgroup.Group
@@ -423,9 +423,9 @@ func LeftoverTable(left []Leftover) string {
 }
 
 // WarnOfLeftovers searches for leftovers of user's runs while the command works, and
-// reports them in one line. The resource named except belongs to the command itself. It
-// never fails and never delays the command. The caller calls wait at the end, which cancels
-// a search that is not done.
+// reports them in one line. It never fails and never delays the command. It does not report
+// the resource named except, which belongs to the command itself. The caller calls wait at
+// the end, which cancels a search that is not done.
 func WarnOfLeftovers(ctx context.Context, d Deps, user, except string) (wait func()) {
 	ctx, cancel := context.WithTimeout(gcp.Unattended(ctx), workers.WarnLimit)
 	var done sync.WaitGroup

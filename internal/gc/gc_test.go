@@ -153,8 +153,8 @@ func TestASliceThatIsLeftIsLookedAt(t *testing.T) {
 	}
 }
 
-// back is a provider of a resource. One slice of the resource has become ready again. Its
-// list of slices is late.
+// back is a provider of a resource. One slice of the resource has become ready again. The
+// list of slices does not show that slice yet.
 type back struct {
 	remains
 	now provision.Resource

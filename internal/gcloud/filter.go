@@ -83,7 +83,7 @@ type filterParser struct {
 	text   string
 	at     int
 	now    time.Time
-	groups []string // of each open parenthesis: AND, OR or neither yet
+	groups []string // for each open parenthesis: AND, OR or neither yet
 }
 
 func (p *filterParser) fail(at int, problem string, args ...any) error {
@@ -389,8 +389,8 @@ func pathText(path []step) string {
 	return b.String()
 }
 
-// lookUp returns the value at a path, or nil if there is none. In a list, it looks
-// a name up in each item.
+// lookUp returns the value at a path, or nil if there is none. In a list, it looks up a
+// name in each item.
 func lookUp(v any, path []step) any {
 	for i, s := range path {
 		switch at := v.(type) {
@@ -663,7 +663,7 @@ type SortKey struct {
 	reverse bool
 }
 
-// ParseSortKeys parses PATH,~PATH,…; "~" reverses the order.
+// ParseSortKeys parses PATH,~PATH,…. "~" reverses the order.
 func ParseSortKeys(text string) ([]SortKey, error) {
 	var keys []SortKey
 	for _, word := range SplitList(text) {

@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// filterCases says of each filter whether it matches the resource of filtered. Where gcloud
-// is installed, another test compares its answers with these.
+// filterCases says of each filter whether it matches filtered. Where gcloud is installed,
+// another test compares its answers with these.
 var filterCases = map[string]bool{
 	"":           true,
 	"ada":        true, // some field contains it
@@ -65,7 +65,7 @@ var filterCases = map[string]bool{
 	"tpu.nodeSpec.node.metadata.count<10":                       true,
 }
 
-// filtered is a resource as the API reports it, as decoded JSON.
+// filtered is a resource, decoded from the JSON that the API reports.
 func filtered() any {
 	node := func(id string) map[string]any {
 		return map[string]any{"nodeId": id, "node": map[string]any{

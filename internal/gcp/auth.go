@@ -67,7 +67,7 @@ func (e *CredentialsError) Hint() string {
 // cancelled and sees a new login.
 type tokens struct {
 	cfg Config
-	// adc finds application default credentials; tests replace it.
+	// adc finds application default credentials. Tests replace it.
 	adc func(ctx context.Context, scopes ...string) (*google.Credentials, error)
 
 	turn chan struct{} // held by the one request that refreshes
@@ -86,8 +86,8 @@ func newTokens(cfg Config) *tokens {
 // request takes to arrive. It is short enough: by then, every issuer gives out a new token.
 const early = time.Minute
 
-// token returns a valid access token and the quota project of the credentials. Only
-// one request refreshes at a time; the others wait for it.
+// token returns a valid access token and the quota project of the credentials. Only one
+// request refreshes at a time. The others wait for it.
 func (t *tokens) token(ctx context.Context) (token, quota string, err error) {
 	if t.cfg.AccessTokenFile != "" && t.cfg.Impersonate == "" {
 		token, err := readTokenFile(t.cfg.AccessTokenFile)

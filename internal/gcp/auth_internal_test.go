@@ -45,7 +45,8 @@ func TestNoCredentials(t *testing.T) {
 	}
 }
 
-// TestForeignTexts pins messages of Google whose meaning only their text shows.
+// Some messages of Google show their meaning only by their text. TestForeignTexts pins
+// these texts.
 func TestForeignTexts(t *testing.T) {
 	tests := []struct {
 		message string

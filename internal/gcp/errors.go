@@ -131,7 +131,7 @@ func Partial(unreachable []string) error {
 	return fmt.Errorf("%w: it could not reach %s", ErrPartial, strings.Join(unreachable, ", "))
 }
 
-// An OperationError is the error with which a long-running operation ended.
+// If a long-running operation ended with an error, it is an OperationError.
 type OperationError struct {
 	Code    int    // google.rpc code (TPU) or HTTP status code (Compute; 0 when it gives none)
 	Status  string // "RESOURCE_EXHAUSTED", "QUOTA_EXCEEDED", …
@@ -160,8 +160,8 @@ func (e *OperationError) Error() string {
 // Fault returns the kind of the error's class.
 func (e *OperationError) Fault() fault.Kind { return e.class().Fault() }
 
-// newError makes an *Error from the error of a client library. An error that no
-// server sent keeps its own text.
+// newError makes an *Error from the error of a client library. An error that no server sent
+// keeps its own text.
 func newError(what string, err error, tries int) *Error {
 	e := &Error{What: what, Class: ClassOf(err), Tries: tries, err: err}
 	if a, ok := readAnswer(err); ok {
@@ -176,7 +176,7 @@ func newError(what string, err error, tries int) *Error {
 	return e
 }
 
-// asError is errors.As for the package's own error.
+// asError does what errors.As does, for the package's own error.
 func asError(err error) (e *Error, ok bool) {
 	ok = errors.As(err, &e)
 	return e, ok
@@ -512,14 +512,14 @@ func (a answer) class() Class {
 	return a.httpClass()
 }
 
-// classOfCode has the HTTP status codes that mean one class alone.
+// classOfCode has those HTTP status codes that decide the class alone.
 var classOfCode = map[int]Class{
 	http.StatusUnauthorized:       Unauthenticated,
 	http.StatusForbidden:          Permission,
 	http.StatusNotFound:           NotFound,
 	http.StatusGone:               NotFound,
 	http.StatusPreconditionFailed: Conflict,
-	http.StatusTooManyRequests:    Quota, // not rateLimited: a limit on the amount
+	http.StatusTooManyRequests:    Quota, // if it is not rateLimited, it is a limit on the amount
 	http.StatusRequestTimeout:     Timeout,
 	http.StatusGatewayTimeout:     Timeout,
 	http.StatusNotImplemented:     Invalid,

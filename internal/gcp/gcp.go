@@ -56,7 +56,7 @@ type Config struct {
 	// Google's.
 	OSLoginEndpoint string
 
-	// StorageEndpoint ends in /storage/v1/, SecretManagerEndpoint has no version.
+	// StorageEndpoint ends in /storage/v1/. SecretManagerEndpoint has no version.
 	StorageEndpoint       string
 	SecretManagerEndpoint string
 	// ServiceUsageEndpoint, ResourceManagerEndpoint and QuotasEndpoint (Cloud
@@ -177,7 +177,7 @@ func (c *Client) Clock() Clock { return c.cfg.Clock }
 func (c *Client) Sink() event.Sink { return c.cfg.Sink }
 
 // TPU returns the client of the Cloud TPU API. The first call of TPU makes the client. The
-// client does not retry: wrap each of its calls in Do.
+// client does not retry, so wrap each of its calls in Do.
 func (c *Client) TPU(ctx context.Context) (*tpuapi.Service, error) {
 	c.tpuOnce.Do(func() {
 		opts := []option.ClientOption{option.WithHTTPClient(c.http)}

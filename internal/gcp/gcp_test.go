@@ -220,8 +220,7 @@ func TestDoDoesNotRetry(t *testing.T) {
 			if !errors.As(err, &ge) || ge.Code != tt.code {
 				t.Errorf("the client library's error is not inside %v", err)
 			}
-			// The Compute client wraps its errors differently; the meaning is
-			// the same.
+			// The Compute client wraps its errors differently. Their meaning is the same.
 			if got := gcp.ClassOf(f.getNetwork(t.Context())); got != tt.class {
 				t.Errorf("class by the Compute client = %v, want %v", got, tt.class)
 			}
@@ -389,7 +388,7 @@ func TestPollPauses(t *testing.T) {
 	}
 }
 
-// wantToken answers with 401 unless the token is the wanted one.
+// wantToken answers with 401 if the token is not the wanted one.
 func wantToken(token func() string) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		if r.Header.Get("Authorization") != "Bearer "+token() {

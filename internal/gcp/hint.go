@@ -209,8 +209,8 @@ func invalidHint(message string) string {
 	return ""
 }
 
-// asked reports whether err came from a request to the API. A passed deadline or a broken
-// connection alone may have another cause.
+// asked reports whether err came from a request to the API. If a deadline has passed or a
+// connection broke, that alone may have another cause.
 func asked(err error) bool {
 	var call *Error
 	var operation *OperationError

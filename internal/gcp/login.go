@@ -60,7 +60,7 @@ func (l *login) ceased(err error, remedy string) bool {
 
 type unattended struct{}
 
-// Unattended returns a context. With this context, Do does not wait for a new login. It is
+// Unattended returns a context with which Do does not wait for a new login. The context is
 // for loops that have their own limit and retry themselves.
 func Unattended(ctx context.Context) context.Context {
 	return context.WithValue(ctx, unattended{}, true)

@@ -9,7 +9,7 @@ import (
 	tpuapi "google.golang.org/api/tpu/v2alpha1"
 )
 
-// A Clock gives the time to waits; tests use their own.
+// A Clock gives waits their time. Tests use their own.
 type Clock interface {
 	Now() time.Time
 	After(d time.Duration) <-chan time.Time
@@ -23,8 +23,8 @@ type systemClock struct{}
 func (systemClock) Now() time.Time                         { return time.Now() }
 func (systemClock) After(d time.Duration) <-chan time.Time { return time.After(d) }
 
-// Backoff is a growing pause. It starts with First and gets Factor times longer each
-// time, up to Max. Zero values mean: First 100 ms, Max 5 s, Factor 1.5.
+// Backoff is a growing pause. It starts with First and gets Factor times longer each time,
+// up to Max. Zero values mean First 100 ms, Max 5 s and Factor 1.5.
 type Backoff struct {
 	First, Max time.Duration
 	Factor     float64

@@ -17,9 +17,9 @@ import (
 	"google.golang.org/api/serviceusage/v1"
 )
 
-// quotaHeader names the project whose quota a call counts against. The APIs of this file
-// refuse a person's credentials without it. If Config or the credentials have a quota
-// project, authTransport sends that project instead.
+// quotaHeader names a project. A call counts against the quota of that project. The APIs of
+// this file refuse a person's credentials without it. If Config or the credentials have a
+// quota project, authTransport sends that project instead.
 const quotaHeader = "X-Goog-User-Project"
 
 // projectOptions returns the options for a client of an API about the project itself.
@@ -156,7 +156,7 @@ type QuotaInfo struct {
 // A QuotaLimit is the limit of a quota in some places.
 type QuotaLimit struct {
 	Dimensions map[string]string // zone or region; empty: where no other limit applies
-	Locations  []string          // to which it applies
+	Locations  []string          // the locations to which it applies
 	Value      int64             // -1: no limit
 }
 
@@ -251,7 +251,7 @@ func (i quotaWire) quota() QuotaInfo {
 	return q
 }
 
-// getJSON gets address and decodes the answer into v.
+// getJSON makes a GET request to address, and decodes the answer into v.
 func (c *Client) getJSON(ctx context.Context, address string, v any) error {
 	body, err := c.getBody(ctx, address, http.Header{quotaHeader: {c.cfg.Project}})
 	if err != nil {
@@ -260,7 +260,7 @@ func (c *Client) getJSON(ctx context.Context, address string, v any) error {
 	return json.Unmarshal(body, v)
 }
 
-// getBody gets address and returns the answer.
+// getBody makes a GET request to address, and returns the answer.
 func (c *Client) getBody(ctx context.Context, address string, header http.Header) (body []byte, err error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, address, nil)
 	if err != nil {
@@ -316,7 +316,8 @@ func (c *Client) Identify(ctx context.Context) (Identity, error) {
 	return id, nil
 }
 
-// Email returns the account of the credentials. It is an error if they do not name it.
+// Email returns the account of the credentials. If the credentials do not name it, that is
+// an error.
 func (c *Client) Email(ctx context.Context) (string, error) {
 	opts, err := c.OSLoginOptions()
 	if err != nil {

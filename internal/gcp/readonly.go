@@ -15,7 +15,7 @@ import (
 type ReadOnlyError struct {
 	Method string
 	URL    string
-	Body   []byte // as it would have been sent
+	Body   []byte // the body that would have been sent
 }
 
 func (e *ReadOnlyError) Error() string {

@@ -112,8 +112,8 @@ delete_resources() {
 }
 
 # delete_resource DELETION: reads a resource and then requests its deletion. DELETION is
-# JSON, a Deletion of package agent, which says how the resource is deleted. It never
-# deletes a resource that it could not read, or that lacks the proof in its field. It
+# JSON, a Deletion of package agent, which says how the resource is deleted. delete_resource
+# never deletes a resource that it could not read, or that lacks the proof in its field. It
 # deletes only the same resource that it has read. It fails if the resource is another
 # run's. If it succeeds and $why is empty, the deletion was requested or the resource is
 # gone. If $why has a text, the deletion was not requested, and the caller may try again.

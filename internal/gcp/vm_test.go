@@ -14,7 +14,7 @@ import (
 	"multihost/internal/testkit"
 )
 
-// An answer that breaks off after its status does not count. If only half of a queued
+// If an answer breaks off after its status, it does not count. If only half of a queued
 // resource was read, it is not deleted. It does not count as another run's either, because
 // then nobody would ever delete it.
 func TestABrokenAnswerOnAWorkerIsNone(t *testing.T) {

@@ -1,5 +1,5 @@
 // Package computeop reads failures out of operations of Compute Engine. It is separate from
-// gcp because Google's types of Compute Engine are a third of a program that has them.
+// gcp because a program with Google's types of Compute Engine is half as large again.
 package computeop
 
 import (
