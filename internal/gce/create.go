@@ -152,7 +152,7 @@ func (p *Provider) existing(ctx context.Context, r provision.Request) (res provi
 }
 
 // dropPolicy deletes the policy of an older request of the same run if it has another
-// topology. The request was broken off before it had a template.
+// topology. The request ended before it had a template.
 func (p *Provider) dropPolicy(ctx context.Context, r provision.Request) error {
 	w, err := p.calls.Policy(ctx, p.at().partName(r.ID))
 	switch {

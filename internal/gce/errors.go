@@ -29,7 +29,7 @@ func (e *InvalidError) Hint() string { return e.hint }
 // A MachineError says that a zone does not offer a machine type.
 type MachineError struct {
 	Machine, Zone string
-	Err           error // of the API
+	Err           error // error of the API
 }
 
 func (e *MachineError) Error() string {

@@ -184,8 +184,8 @@ func (f *fake) count(kind string) (n int) {
 	return n
 }
 
-// boot gives a group running VMs, called NAME-0000, NAME-0001 … numbers are the numbers of
-// their workers.
+// boot gives a group running VMs, with the names NAME-0000, NAME-0001 and so on. numbers
+// has the numbers of their workers.
 func (f *fake) boot(group string, numbers ...int) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -70,8 +70,8 @@ func TestCreateUseDelete(t *testing.T) {
 	}
 }
 
-// A creation may stop after any call, with or without its answer. A repetition makes
-// the missing parts, once.
+// A creation may stop after any call. The answer of that call may be lost. A repetition
+// makes the missing parts, once.
 func TestCreateGoesOn(t *testing.T) {
 	for n := range len(made) {
 		for _, did := range []bool{false, true} {
@@ -114,7 +114,6 @@ func TestCreateGoesOn(t *testing.T) {
 	}
 }
 
-// A call that is interrupted says whether something exists.
 func TestAnInterruptedCreateSaysWhatExists(t *testing.T) {
 	f := start(t)
 	ctx, cancel := context.WithCancelCause(t.Context())
@@ -194,8 +193,8 @@ func TestCreateLeavesOthersAlone(t *testing.T) {
 	}
 }
 
-// A run whose workers deleted the groups leaves its template. That template does not
-// prevent a request of another type.
+// If the workers of a run deleted the groups, the template of the run stays. That template
+// does not keep a request of another type from being made.
 func TestWhatARunHasLeftIsReplaced(t *testing.T) {
 	f := start(t)
 	ctx := t.Context()
@@ -241,9 +240,9 @@ func TestSweep(t *testing.T) {
 	testkit.Must(t, f.Sweep(t.Context(), "m", "m"))
 }
 
-// A request that was broken off is typed again with another property. If a group exists,
-// the error names the difference. Otherwise nothing that costs money exists, and the parts
-// are made anew.
+// A request was broken off. Then it is typed again with another property. If a group
+// exists, the error names the difference. Otherwise nothing that costs money exists, and
+// the parts are made anew.
 func TestAnotherRequestOfTheSameRun(t *testing.T) {
 	for want, change := range map[string]func(*provision.Request){
 		`accelerator type: it has "tpu7x-16", you asked for "tpu7x-32"`:               func(r *provision.Request) { r.Type, _ = tpu.ParseType("tpu7x-32") },
@@ -298,7 +297,6 @@ func TestAZoneWithoutTheMachineTypeIsTold(t *testing.T) {
 	}
 }
 
-// If quota is lacking, the error comes at once, and only once.
 func TestQuotaIsToldAtOnce(t *testing.T) {
 	f := start(t)
 	_, _, err := f.Create(t.Context(), request(t))
@@ -339,7 +337,7 @@ func TestASliceWithoutOrderIsNotReady(t *testing.T) {
 			t.Errorf("got %v, %q", ok, why)
 		}
 	}
-	// Values that the API shows in the metadata are read there.
+	// If the API shows the values in the metadata, they are read there.
 	vm := f.things["zones/us-east5-a/instances/m-1-0000"]["metadata"].(object)
 	vm["items"] = []any{object{"key": "agent-worker-number", "value": "0"}, object{"key": "worker-network-endpoints", "value": "m-1-0000,m-1-0001"}}
 	res, err = f.Get(t.Context(), "m")
@@ -524,7 +522,7 @@ func TestRestartResetsAllVMs(t *testing.T) {
 	}
 }
 
-// Workers delete only what the API shows as part of the run.
+// Workers delete only those things that the API shows as part of the run.
 func TestUndoing(t *testing.T) {
 	f := start(t)
 	_, _, err := f.Create(t.Context(), request(t))
@@ -558,7 +556,7 @@ func TestPreview(t *testing.T) {
 // that it counts as left over.
 func TestWhatHasNoGroupYetIsNoLeftover(t *testing.T) {
 	for _, tt := range []struct {
-		parts []string // that exist
+		parts []string // the parts that exist
 		ages  []time.Duration
 		want  provision.Life
 		age   time.Duration

@@ -17,16 +17,16 @@ import (
 type sight struct {
 	group   *computepb.InstanceGroupManager
 	managed []*computepb.ManagedInstance
-	vms     []*computepb.Instance // that exist
+	vms     []*computepb.Instance // the VMs that exist
 	spot    bool
-	maxRun  time.Duration // after which Compute Engine deletes the VMs; 0: never
+	maxRun  time.Duration // after this time Compute Engine deletes the VMs; 0: never
 	now     time.Time
 }
 
 // A state is the meaning of a sight.
 type state struct {
 	life    provision.Life
-	word    string         // for messages; the word of the API if it has one
+	word    string         // state in messages; the word of the API if it has one
 	why     string         // in one sentence: what it waits for, or why it failed
 	code    string         // code of an error of the API: "QUOTA_EXCEEDED"
 	starved bool           // it failed because capacity or quota is lacking
@@ -36,7 +36,7 @@ type state struct {
 	until   time.Time // when Compute Engine deletes or stops the VMs; zero: not known
 }
 
-// Words for states that the API shows in several fields.
+// Words for states. The API shows such a state in several fields.
 const (
 	wordRequested = "REQUESTED"
 	wordWaiting   = "WAITING_FOR_CAPACITY"
@@ -128,7 +128,7 @@ func (s sight) judge() state {
 	return st
 }
 
-// withoutVMs describes a group without VMs. It may have had some before.
+// withoutVMs describes a group without VMs. The group may have had VMs before.
 func (s sight) withoutVMs(st *state, topology string) {
 	st.life, st.word = provision.Requested, wordRequested
 	old := s.now.Sub(timeOf(s.group.GetCreationTimestamp())) >= provision.MakingTime

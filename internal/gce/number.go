@@ -42,7 +42,7 @@ func withIdentity(script string) (string, error) {
 // A told is a VM's report about its place in its slice.
 type told struct {
 	vm        string   // its name
-	number    int      // of the worker
+	number    int      // number of the worker
 	endpoints []string // all workers of the slice in their order, as the VM has them
 }
 

@@ -41,7 +41,7 @@ const imageProject = "ubuntu-os-accelerator-images"
 // Settings are the part of a request that only Compute Engine knows. They are in
 // provision.Request.Own. The zero value has the defaults.
 type Settings struct {
-	Image       string   `json:"image,omitempty"` // "projects/P/global/images/…"; "": the family of the generation
+	Image       string   `json:"image,omitempty"` // "projects/P/global/images/…"; "": an image of the generation's family
 	DiskGB      int64    `json:"disk_gb,omitempty"`
 	DiskType    string   `json:"disk_type,omitempty"` // "": the disk type of the generation
 	Tags        []string `json:"tags,omitempty"`      // network tags
@@ -297,8 +297,8 @@ func accountOf(rec record) string {
 	return rec.ServiceAccount
 }
 
-// scheduling returns how the VMs are provided. TPU VMs do not migrate: they end for
-// maintenance.
+// scheduling returns how the VMs are provided. TPU VMs do not migrate: maintenance ends
+// them.
 func scheduling(r provision.Request) *computepb.Scheduling {
 	s := &computepb.Scheduling{OnHostMaintenance: proto.String("TERMINATE"), ProvisioningModel: proto.String("STANDARD"), AutomaticRestart: proto.Bool(true)}
 	switch r.Asks() {

@@ -216,7 +216,7 @@ func labels(n int) map[string]string {
 }
 
 // Each property of a request that matters is compared with the existing resource.
-// Properties that change with time are not.
+// Properties that change with time are not compared.
 func TestDifferences(t *testing.T) {
 	p, err := newPlan(request(t, "v6e-16", nil), here, "i")
 	if err != nil {

@@ -25,7 +25,7 @@ type Provider struct {
 	*reader
 	rights
 	logins *nodes.Client
-	root   string // of the API, for workers
+	root   string // address of the API for workers
 }
 
 var (
@@ -67,7 +67,7 @@ func commands(id string) provision.Commands {
 	}
 }
 
-// idle are the states of VMs in which no command runs.
+// idle are the states of a VM in which it runs no command.
 const idle = "PENDING PROVISIONING STAGING STOPPED SUSPENDED TERMINATED"
 
 // Undoing implements provision.Provider. Workers delete the groups. They leave the template
@@ -133,7 +133,7 @@ func (p *Provider) List(ctx context.Context) ([]provision.Resource, error) {
 }
 
 // remains returns the resources of the zone that have no group now. living has the names of
-// the other resources. The newest part says when a resource was made.
+// the other resources. The resource counts as made when its newest part was made.
 func (p *Provider) remains(ctx context.Context, v view, living map[string]bool) ([]provision.Resource, error) {
 	if len(v.groups) == 0 { // look has not read them
 		if err := p.readTemplates(ctx, "", v.templates); err != nil {

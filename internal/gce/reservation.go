@@ -68,7 +68,7 @@ func (p *reader) Reserved(ctx context.Context, name string, t tpu.Type, count in
 
 // A wish has the needs of slices that are to use a reservation.
 type wish struct {
-	owner, project string // of the reservation, and of the slices
+	owner, project string // owner: the project of the reservation; project: the project of the slices
 	machine        string // "ct6e-standard-4t"
 	family         string // "CT6E"
 	vms, chips     int64

@@ -25,12 +25,13 @@ func (r rights) DefaultServiceAccount(ctx context.Context) string {
 func (r rights) Policy(ctx context.Context) ([]gcp.Binding, error) { return r.project.Policy(ctx) }
 
 // DeletionRoles returns the permission with which workers delete groups, and the predefined
-// roles that have it. All of these also let them read each other's guest attributes.
+// roles that have it. With each of these roles, workers may also read each other's guest
+// attributes.
 func (rights) DeletionRoles() (permission string, roles []string) {
 	return "compute.instanceGroupManagers.delete", []string{"roles/compute.instanceAdmin.v1", "roles/compute.instanceAdmin", "roles/compute.admin", "roles/editor", "roles/owner"}
 }
 
-// MayCallAPI reports whether the scopes of the request let its workers delete it.
+// MayCallAPI reports whether the scopes of a request let the workers delete the resource.
 func (rights) MayCallAPI(r provision.Request) bool {
 	scopes := recordOf(r).Scopes
 	return slices.Contains(scopes, cloudPlatform) || slices.Contains(scopes, "https://www.googleapis.com/auth/compute")
