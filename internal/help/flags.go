@@ -5,7 +5,7 @@ import (
 	"strings"
 )
 
-// A Flag is a flag as help and documents show it.
+// A Flag is a flag in the form that help and documents show.
 type Flag struct {
 	Names    []string // with their dashes; the first one is the flag's own name
 	Value    string   // the placeholder for its value; "" for a switch
@@ -32,7 +32,7 @@ func (f Flag) setting() string {
 // A Group is a section of flags, by name.
 type Group struct {
 	Title string
-	Shown []string // in short help too
+	Shown []string // the flags that short help shows, too
 	Rest  []string
 }
 

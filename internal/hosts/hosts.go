@@ -18,7 +18,7 @@ import (
 )
 
 // A HostList lists machines that no cloud API knows, in worker order. They form the single
-// slice of a run with --hosts. It implements provision.Provider.
+// slice of a run with --hosts. A HostList implements provision.Provider.
 type HostList []HostAddress
 
 // HostAddress is one machine of a HostList.

@@ -27,9 +27,9 @@ import (
 	"multihost/internal/fault"
 )
 
-// A Proxy opens TCP connections to instances that have no external address, through Google's
-// Identity-Aware Proxy. Only Project is required. Its methods are safe for concurrent
-// use. Do not change its fields after the first Dial.
+// A Proxy opens TCP connections to instances that have no external address, through
+// Google's Identity-Aware Proxy. Only the field Project is required. The methods of a Proxy
+// are safe for concurrent use. Do not change its fields after the first Dial.
 //
 // A tunnel outlives the WebSocket that carries it. Each side counts the bytes of both
 // directions and keeps the bytes that the other side has not confirmed. When the
@@ -216,7 +216,7 @@ func (c *tunnel) run(ws *websocket.Conn) {
 	}
 }
 
-// end ends the tunnel because of err. Bytes that were received can still be read.
+// end ends the tunnel. err is the reason. Bytes that were received can still be read.
 func (c *tunnel) end(err error) {
 	c.cancel(err)
 	c.mu.Lock()
@@ -289,7 +289,7 @@ func (c *tunnel) nextFrame(ctx context.Context, buf []byte) []byte {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for ctx.Err() == nil {
-		// Acknowledgements first: a relay whose window is full waits for them.
+		// Send acknowledgements first: a relay whose window is full waits for them.
 		if read := c.received - uint64(c.inbox.len()); read > c.acked+ackAfter {
 			c.acked = read
 			return appendAckFrame(buf, read)
@@ -356,7 +356,7 @@ func (c *tunnel) take(ctx context.Context, f relayFrame) error {
 	return nil
 }
 
-// confirm drops the bytes up to offset upTo, which the relay has. c.mu is held.
+// confirm drops the bytes up to offset upTo, because the relay has them. c.mu is held.
 func (c *tunnel) confirm(upTo uint64) error {
 	switch {
 	case upTo > c.sentMost:
@@ -468,7 +468,6 @@ func (c *tunnel) open(ctx context.Context) (*websocket.Conn, error) {
 	return ws, nil
 }
 
-// handshake connects to the relay.
 func (c *tunnel) handshake(ctx context.Context) (*websocket.Conn, error) {
 	where, err := c.address()
 	if err != nil {
@@ -486,7 +485,7 @@ func (c *tunnel) handshake(ctx context.Context) (*websocket.Conn, error) {
 	if c.iap.HTTPClient != nil {
 		client = c.iap.HTTPClient
 	}
-	// A redirect leads to a login page: the relay has refused us.
+	// A redirect leads to a login page. It means that the relay has refused us.
 	here := *client
 	here.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
 
@@ -542,8 +541,8 @@ func (c *tunnel) address() (string, error) {
 	return u.String(), nil
 }
 
-// greet waits for the frame with which the relay opens a WebSocket. Everything that this
-// frame does not confirm is sent again.
+// greet waits for the frame that opens a WebSocket. Everything that this frame does not
+// confirm is sent again.
 func (c *tunnel) greet(ctx context.Context, ws *websocket.Conn) error {
 	var buf []byte
 	for {
@@ -683,14 +682,14 @@ func (c *tunnel) Close() error {
 	return nil
 }
 
-// LocalAddr implements net.Conn: our end of the connection to the relay.
+// LocalAddr implements net.Conn. It is our end of the connection to the relay.
 func (c *tunnel) LocalAddr() net.Addr {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.local
 }
 
-// RemoteAddr implements net.Conn: instance and port.
+// RemoteAddr implements net.Conn. It is the instance and its port.
 func (c *tunnel) RemoteAddr() net.Addr { return address(c.target.String()) }
 
 // SetDeadline implements net.Conn.
@@ -890,7 +889,7 @@ type Error struct {
 	Project, Zone, Instance string
 	Port                    int
 
-	Code int // with which the relay closed the WebSocket
+	Code int // code with which the relay closed the WebSocket
 	HTTP int // status with which the relay refused the WebSocket
 	Err  error
 }

@@ -198,7 +198,7 @@ func TestATunnelIsANetConn(t *testing.T) {
 	})
 }
 
-// serveSSH is an SSH server on c whose commands echo their input.
+// serveSSH is an SSH server on c. Its commands echo their input.
 func serveSSH(t *testing.T, c net.Conn, key ssh.Signer) {
 	config := &ssh.ServerConfig{NoClientAuth: true}
 	config.AddHostKey(key)

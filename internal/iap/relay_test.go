@@ -22,8 +22,8 @@ import (
 )
 
 // A relay is a server of the SSH relay protocol that leads every tunnel to one TCP address.
-// It is strict: input that Google's relay might refuse fails the test. Its faults are
-// fields. Set them before use; atomic fields can be set at any time.
+// It is strict: input that Google's relay might refuse fails the test. Its fields say which
+// faults it has. Set them before use. Fields of an atomic type can be set at any time.
 type relay struct {
 	t      testing.TB
 	target string
@@ -66,15 +66,15 @@ type relaySession struct {
 	zone    string
 	backend net.Conn
 
-	serving sync.Mutex // by one WebSocket at a time
+	serving sync.Mutex // held by one WebSocket at a time
 
 	mu       sync.Mutex
 	changed  *sync.Cond
-	stop     context.CancelFunc // of the WebSocket that serves, or nil
-	out      []byte             // to the client, not acknowledged
+	stop     context.CancelFunc // stops the WebSocket that serves, or nil
+	out      []byte             // bytes sent to the client and not acknowledged
 	outBase  uint64
 	outMost  uint64 // the largest offset that was sent
-	in       uint64 // from the client, written to the backend
+	in       uint64 // number of bytes from the client that were written to the backend
 	inAcked  uint64
 	most     uint64 // the largest number of the client's bytes in flight
 	ended    bool   // the backend hung up
@@ -151,7 +151,6 @@ func (r *relay) connects() int {
 	return len(r.paths)
 }
 
-// session returns the only session.
 func (r *relay) session() *relaySession {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -164,7 +163,6 @@ func (r *relay) session() *relaySession {
 	return nil
 }
 
-// drop cuts all WebSockets.
 func (r *relay) drop() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -274,7 +272,7 @@ func (r *relay) reconnect(ws *websocket.Conn, req *http.Request) {
 	s.serve(ws, nil, ack)
 }
 
-// fromBackend takes the target's bytes, as fast as acknowledgements come.
+// fromBackend takes the target's bytes no faster than acknowledgements come.
 func (s *relaySession) fromBackend() {
 	buf := make([]byte, 16384)
 	for {
@@ -579,7 +577,7 @@ const leisure = 60
 func (leisurelyClock) Now() time.Time                         { return time.Now() }
 func (leisurelyClock) After(d time.Duration) <-chan time.Time { return time.After(leisure * d) }
 
-// newTarget listens, and starts a goroutine with handle for each connection.
+// newTarget listens. For each connection it starts a goroutine that calls handle.
 func newTarget(t testing.TB, handle func(net.Conn)) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
