@@ -32,9 +32,9 @@ type Watch struct {
 	Leave chan struct{}
 
 	mu     sync.Mutex                                                  // guards the fields below
-	answer stage.Answer                                                // to SIGINT and SIGTERM, without asking; empty: the command's default
+	answer stage.Answer                                                // answer to SIGINT and SIGTERM if nobody is asked; empty: the command's default
 	ask    func(ctx context.Context) (answer stage.Answer, asked bool) // nil: never ask
-	second func() stage.Answer                                         // to SIGINT while the question is open
+	second func() stage.Answer                                         // answer to a SIGINT that comes while the question is open
 }
 
 // Answer sets the answer to SIGINT and SIGTERM.
@@ -45,7 +45,7 @@ func (w *Watch) Answer(a stage.Answer) {
 }
 
 // Ask makes SIGINT ask the user on the terminal of in and out, while a command runs or a
-// queued resource exists. stand returns what is at stake. It returns a function that
+// queued resource exists. stand returns what is at stake. Ask returns a function that
 // cancels an open question and all later ones. Closing the view waits for an open question.
 func (w *Watch) Ask(view *ui.Renderer, in *os.File, out io.Writer, stand func() stage.Status) (end func()) {
 	over, end := context.WithCancel(context.Background())
@@ -224,9 +224,9 @@ func (q *open) replies() <-chan reply {
 // Start cancels the returned context with a *stage.Interrupted as cause when SIGINT,
 // SIGTERM or SIGHUP comes. If a SIGINT asks the user a question, the context ends only when
 // the answer says so. A second SIGINT while the question is open means stage.Status.Second.
-// It ignores SIGHUP if nohup started the program, which must then outlive the terminal. A
-// signal after the end of the context closes Leave, unless it comes within a second of that
-// end.
+// Start ignores SIGHUP if nohup started the program, which must then outlive the terminal.
+// A signal after the end of the context closes Leave, unless it comes within a second of
+// that end.
 func (w *Watch) Start(parent context.Context, exit func()) (context.Context, func()) {
 	signals := make(chan os.Signal, 4)
 	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM)
@@ -240,7 +240,7 @@ func (w *Watch) Start(parent context.Context, exit func()) (context.Context, fun
 	}
 }
 
-// Obey is Start for signals that come through a channel.
+// Obey does what Start does, for signals that come through a channel.
 func (w *Watch) Obey(parent context.Context, signals <-chan os.Signal, exit func()) (context.Context, func()) {
 	ctx, cancel := context.WithCancelCause(parent)
 	quit, done := make(chan struct{}), make(chan struct{})

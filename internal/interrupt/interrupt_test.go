@@ -7,7 +7,6 @@ import (
 	"multihost/internal/stage"
 )
 
-// The question after Ctrl-C describes the state at that moment.
 func TestTheQuestionAfterCtrlC(t *testing.T) {
 	base := stage.Status{Run: "r", Resource: "queued resource q", Ours: true, Waiting: "its slices delete themselves", Lease: "the workers delete them"}
 	for _, tt := range []struct {

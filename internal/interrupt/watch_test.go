@@ -47,7 +47,7 @@ func TestObey(t *testing.T) {
 		name    string
 		ask     func(context.Context) (stage.Answer, bool)
 		signals []syscall.Signal
-		want    stage.Answer // in the cause; "-" if the command goes on
+		want    stage.Answer // answer in the cause; "-" if the command goes on
 		leaves  bool
 	}{
 		{name: "nothing", want: "-"},
@@ -99,7 +99,6 @@ func TestObey(t *testing.T) {
 	}
 }
 
-// If the user wants to leave and the program hangs, Obey ends it.
 func TestObeyEndsWhatHangs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := &Watch{Leave: make(chan struct{})}

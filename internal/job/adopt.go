@@ -24,7 +24,7 @@ import (
 
 // An inheritance is the knowledge about an earlier runner's command on the slices of a job.
 type inheritance struct {
-	// inherited: the resource existed when this process started. A command of an
+	// inherited: the resource already existed when this process started. A command of an
 	// earlier runner may be running on it until its workers have said that none does.
 	inherited bool
 	worked    bool // every worker has answered at least once
@@ -86,7 +86,7 @@ type adoption struct {
 	mu sync.Mutex
 	inheritance
 	slices map[string]tpu.Slice // slices that exist, by name
-	stop   map[string]func()    // by UID, for slices whose workers all answer: ends the renewals and the connections
+	stop   map[string]func()    // functions that end the renewals and the connections, by UID, for slices whose workers all answer
 }
 
 // now returns the present knowledge about an earlier runner's command.
@@ -124,8 +124,8 @@ func (a *adoption) decided() {
 	a.asked = true
 }
 
-// keep makes release call end. If there is already a function for the slice with this UID,
-// keep calls that function at once.
+// keep makes the function release call end later. If there is already a function for the
+// slice with this UID, keep calls that function at once.
 func (a *adoption) keep(uid string, end func()) {
 	a.mu.Lock()
 	before := a.stop[uid]
@@ -181,8 +181,8 @@ func (q *queued) bootLimit() time.Duration {
 }
 
 // adoptRound limits the first tries to connect to the workers of a slice. After adoptRound,
-// the job tells the workers that answer that a runner exists. It must be short, because
-// --lease may be as short as a minute.
+// the job tells the workers that answer that a runner exists. adoptRound must be short,
+// because --lease may be as short as a minute.
 const adoptRound = 30 * time.Second
 
 // adopt checks whether every worker of a slice answers, as Probe does. It asks those

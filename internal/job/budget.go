@@ -10,16 +10,16 @@ import (
 
 // Budget is how many further attempts a run may make.
 type Budget struct {
-	Restarts    int // after failures of the command
-	Preemptions int // after losses for which the command is not to blame; negative: no limit
+	Restarts    int // further attempts after failures of the command
+	Preemptions int // further attempts after losses for which the command is not to blame; negative: no limit
 
 	// LossFlag is the flag that limits Preemptions; "" is --max-preemptions.
 	LossFlag string
 }
 
 const (
-	// quickFailure is how soon after the start a failure counts as quick. It is long enough
-	// for an interpreter to load its modules and find that one is missing.
+	// A failure counts as quick if it comes within quickFailure of the start. quickFailure
+	// is long enough for an interpreter to load its modules and find that one is missing.
 	quickFailure = 15 * time.Second
 	// maxQuick is how many quick failures in a row a run may have.
 	maxQuick = 3
@@ -94,7 +94,7 @@ func spent(flag string, n int) string {
 	return fmt.Sprintf("no further attempt: %s=%d are used up", flag, n)
 }
 
-// count describes, for people, which further attempt this is.
+// count says, in words for people, which further attempt this is.
 func (l *ledger) count(f *stage.Failure) string {
 	used, limit, what := l.preemptions, l.Preemptions, "loss"
 	if f.Cause == stage.Application || f.Cause == stage.Stall {

@@ -36,8 +36,8 @@ type shelf struct {
 	provision.Provider
 	taken    func() bool // whether the first slices are taken away; nil: they are not
 	readOnly bool        // the client of a dry run
-	workers  int         // of the slice
-	refuses  error       // of a deletion; nil: it is done
+	workers  int         // workers of the slice
+	refuses  error       // error of a deletion; nil: the deletion is done
 
 	mu       sync.Mutex // guards what follows
 	requests []provision.Request
@@ -61,7 +61,8 @@ func (s *shelf) Get(_ context.Context, id string) (provision.Resource, error) {
 	return res, nil
 }
 
-// born is when the n-th resource was made, by a clock that is not this machine's.
+// born is when the n-th resource was made. The time is by another clock than this
+// machine's.
 func born(n int) time.Time { return time.Date(2026, time.January, n, 0, 0, 0, 0, time.UTC) }
 
 func (s *shelf) Slices(ctx context.Context) ([]tpu.Slice, error) {
@@ -287,13 +288,14 @@ func TestAStopBetweenTwoAttempts(t *testing.T) {
 }
 
 // The runner of a job dies while it deletes the slices after a success. The same job typed
-// again knows the success and goes on with the deletion. Another job of the name does not.
+// again knows the success and goes on with the deletion. Another job with the same name
+// does not.
 func TestASuccessIsKnownWhenTheRunnerDiedDuringTheDeletion(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
 		story   string
 		change  func(o *JobOptions, cloud *shelf)
-		ran     int // attempts, both commands together
+		ran     int // attempts of both commands together
 		deleted int
 	}{
 		{"the same", func(*JobOptions, *shelf) {}, 1, 1},
@@ -312,13 +314,13 @@ func TestASuccessIsKnownWhenTheRunnerDiedDuringTheDeletion(t *testing.T) {
 			d, o, cloud, said, _ := onShelf(t, "echo ran")
 			o.Request.Mark("m", "ann")
 			o.Request.MarkJob("m")
-			cloud.refuses = &gcp.Error{What: "delete", Class: gcp.Permission} // as good as a runner that has died
+			cloud.refuses = &gcp.Error{What: "delete", Class: gcp.Permission} // the effect is as if the runner had died
 			if out, err := Job(t.Context(), d, o); out.Code != 0 || !stage.Is(err, stage.Teardown) {
 				t.Fatalf("%+v, %v", out, err)
 			}
 			cloud.refuses = nil
 			tt.change(&o, cloud)
-			for _, more := range []int{0, 1} { // once the job is done with the slices, the same is a new job
+			for _, more := range []int{0, 1} { // once the job has finished with the slices, the same job typed again is a new one
 				if out, err := Job(t.Context(), d, o); out.Code != 0 || err != nil {
 					t.Fatalf("%+v, %v, said %v", out, err, said.Notes())
 				}

@@ -15,10 +15,11 @@ import (
 	"multihost/internal/tpu"
 )
 
-// succeeded returns the record of the job's success if the runner ended on this machine
-// before it was done with the slices, and the same job is typed again; else nil. Another
-// command, other code and other slices make it another job. So does a resource that another
-// command has made under the name since.
+// A runner on this machine may have ended after the success of its job, and before it was
+// done with the slices. If the same job is typed again, succeeded returns the record of
+// that success. Otherwise it returns nil. Another command, other code and other slices make
+// it another job. A resource that another command has made under the name since makes it
+// another job, too.
 func succeeded(ctx context.Context, r *attempt.Run, o JobOptions) *record.Record {
 	rec, err := record.LoadRecord(r.StateDir, r.O.Run)
 	if err != nil || rec == nil || o.Run.Replace || !repeats(rec, r.Work(), r.Project, r.Zone, o.Request) {
@@ -35,15 +36,15 @@ func succeeded(ctx context.Context, r *attempt.Run, o JobOptions) *record.Record
 	return rec
 }
 
-// repeats reports whether a request, with work for its slices, repeats the job of a record,
-// which has succeeded and was not done with its slices.
+// The job of a record has succeeded, and its runner was not done with the slices. repeats
+// reports whether a request repeats that job. work is what the request does on its slices.
 func repeats(rec *record.Record, work, project, zone string, r provision.Request) bool {
 	return rec.Removing && rec.Over() && rec.Code == 0 && rec.Work == work && rec.Project == project && rec.Zone == zone &&
 		len(rec.Slices) == max(1, r.NodeCount) && (rec.Slices[0].Type == "" || rec.Slices[0].Type == r.Type.Name)
 }
 
 // madeSince reports whether another command has made res after the slices of the record. It
-// compares moments of the provider's clock only: this machine's may be wrong.
+// compares only times of the provider's clock, because this machine's clock may be wrong.
 func madeSince(rec *record.Record, res provision.Resource) bool {
 	newest := time.Time{}
 	for _, s := range rec.Slices {
@@ -56,7 +57,8 @@ func madeSince(rec *record.Record, res provision.Resource) bool {
 	return !newest.IsZero() && res.CreateTime.After(newest) || len(known) > 0 && !slices.ContainsFunc(known, ran)
 }
 
-// ended returns when the last attempt of a record ended, or else when it began.
+// ended returns when the last attempt of a record ended. If that is not known, it returns
+// when the attempt began.
 func ended(rec *record.Record) time.Time {
 	if n := len(rec.Attempts); n > 0 && !rec.Attempts[n-1].End.IsZero() {
 		return rec.Attempts[n-1].End
@@ -64,13 +66,13 @@ func ended(rec *record.Record) time.Time {
 	return rec.Created
 }
 
-// saySucceeded says that a runner has not seen the end of its job, and what follows from that.
+// saySucceeded says that a runner has not finished its job, and what follows from that.
 func (q *queued) saySucceeded(rec *record.Record, then string) {
 	event.Notef(q.Sink, event.Info, "to run the command once more, type the same again after that",
 		"run %s, attempt %d, succeeded at %s, and its runner ended before it was done with %s: %s", rec.Run, rec.Attempt, ended(rec).Local().Format(time.DateTime), q.name(), then)
 }
 
-// resume goes on with the end of a job that has succeeded, as its runner would have.
+// A job has succeeded, and its runner has gone. resume does the rest of the runner's work.
 func (q *queued) resume(ctx context.Context, r *runner, rec *record.Record) (stage.Outcome, error) {
 	q.saySucceeded(rec, "the command is not started again; logs in "+rec.LogDir)
 	q.there, q.ours = true, true

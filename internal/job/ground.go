@@ -100,8 +100,8 @@ func lookAt(nodes, used []tpu.Slice, reach func(string) provision.Reach) provisi
 	return provision.Decide(provision.Sight{Life: provision.Active, Existed: true, Slices: sights(nodes, used, reach)})
 }
 
-// sights returns the slices of an attempt in their present state. A slice of the same
-// name with another id is another slice.
+// sights returns the slices of an attempt in their present state. A slice with the same
+// name and another id is another slice.
 func sights(nodes, used []tpu.Slice, reach func(string) provision.Reach) []provision.SliceSight {
 	all := make([]provision.SliceSight, len(used))
 	for i, s := range used {

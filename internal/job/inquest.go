@@ -125,7 +125,7 @@ func (r *inquest) mayBeLoss(err error) bool {
 
 // signs are the facts about the workers that show why an attempt failed.
 type signs struct {
-	stopped bool // by somebody else
+	stopped bool // somebody else stopped the run
 	final   bool // a mistake; another attempt would fail in the same way
 	lost    bool // a worker could not be reached, or was rebooted
 	killed  bool // a command was ended by a signal that multihost did not send
@@ -150,7 +150,7 @@ func (r *inquest) signs(err error) signs {
 			s.stopped, s.why = true, f.Workers.IDs[i].String()+": "+by
 		}
 		s.lost = s.lost || end.Err != nil && end.Known || end.Exit.Lost
-		// A VM that is being taken away ends its processes like this.
+		// When a VM is taken away, its processes end in this way.
 		s.killed = s.killed || (end.Exit.Signal == "TERM" || end.Exit.Signal == "KILL") && end.Exit.Reason == "" && !end.Exit.OOM
 	}
 	return s

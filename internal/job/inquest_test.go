@@ -83,8 +83,8 @@ func TestHowARunEnds(t *testing.T) {
 		code int
 		err  error  // errors.Is
 		says string // the error, or "" for any
-		text string // of the summary
-		exit int    // of the summary
+		text string // text of the summary
+		exit int    // exit status of the summary
 	}{
 		{story: "success", last: last{out: code(0), sum: &event.Summary{Text: "run p succeeded"}}, text: "run p succeeded"},
 		{story: "left running", last: last{out: stage.Outcome{Detached: true, Started: true}}},

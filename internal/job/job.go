@@ -11,16 +11,16 @@
 //     runner that was not first waits a random time, looks again, and follows the command
 //     of the runner that was first.
 //   - Why an attempt failed is judged after the cloud's state has settled. If a worker was
-//     lost, or TERM or KILL ended a command, the API is asked for up to a minute: VMs learn
-//     of their end before the API shows it. A loss counts against --max-preemptions, a
-//     failure of the command against --max-restarts.
+//     lost, or TERM or KILL ended a command, the job repeats its question to the API for up
+//     to a minute, because VMs learn of their end before the API shows it. A loss counts
+//     against --max-preemptions, a failure of the command against --max-restarts.
 //   - The job ends if somebody deletes its resource, or if a user deletes the slices. It
 //     does not make them again.
 //   - A job waits for the API if it has slices or had some. Without the API it could not
 //     carry out any decision, not even a deletion.
 //   - An attempt may be lost because no worker could be reached. If it still runs on all of
-//     them, it is taken over again: perhaps only the network had failed, and not the
-//     workers.
+//     them, the job takes it over again, because perhaps only the network had failed, and
+//     not the workers.
 package job
 
 import (
@@ -52,7 +52,7 @@ type Deps struct {
 	*workers.Reach
 	*record.Keeper
 	Networks Networks
-	Roots    gcp.Roots   // of the APIs that workers call themselves
+	Roots    gcp.Roots   // roots of the APIs that workers call themselves
 	Agents   program.Set // the program that runs on workers without a runner
 
 	// Checked is called before the first request, after all checks that need no request. It
@@ -75,10 +75,10 @@ func (d Deps) announce() announce.Deps {
 	return announce.Deps{Reach: d.Reach, Networks: d.Networks}
 }
 
-// Run starts the command on every worker of the slices that o.Prefix names, follows it
-// to its end and reports. A command that fails is an Outcome, not an error. When ctx
-// ends with cause *Interrupted, Run stops the command on every worker, proves that it
-// is gone, and returns that cause as the error. SIGHUP is the exception: it detaches.
+// Run starts the command on every worker of the slices that o.Prefix names, follows it to
+// its end and reports. A command that fails is an Outcome, not an error. When ctx ends with
+// cause *Interrupted, Run stops the command on every worker, proves that it is gone, and
+// returns that cause as the error. After SIGHUP, Run leaves the command running instead.
 func Run(ctx context.Context, d Deps, o attempt.Options) (out stage.Outcome, err error) {
 	defer func() { d.CloseJournal(out, err) }()
 	r := newRunner(d, o, false)
@@ -106,14 +106,14 @@ func (r *runner) standing() *standing {
 // JobOptions describes a run on slices that are created for it and deleted after it.
 type JobOptions struct {
 	Request provision.Request
-	Network *network.Options // to create first; nil: none
+	Network *network.Options // network to create first; nil: none
 	Run     attempt.Options
 
 	QueueLimit, ProvisionLimit, BootLimit time.Duration // as in provider.WaitOptions
 
 	Budget Budget
 
-	TTL time.Duration // from the request of the slices to their deletion, whatever is running; 0: no limit
+	TTL time.Duration // longest time from the request of the slices to their deletion, whatever is running; 0: no limit
 
 	// Lease is how long the workers wait before they delete the slices themselves. The time
 	// counts from the end of the command, or from their boot if no runner has come. It
@@ -219,7 +219,7 @@ func (q *queued) others(err error) string {
 	return ""
 }
 
-// ending returns the job as the teardown sees it.
+// ending returns the job in the form that the teardown needs.
 func (q *queued) ending(r *runner) *teardown.Job {
 	limit := q.o.Lease
 	if !q.there { // no worker can have deleted it
@@ -272,8 +272,8 @@ func (q *queued) lease() *renewal.Terms {
 	return &renewal.Terms{Terms: q.terms, Boot: bootAllowance(q.o), Foreign: foreign}
 }
 
-// occupied reports whether err says that another run lives on the slices. Deleting them
-// would end it.
+// occupied reports whether err says that another run lives on the slices. Deleting the
+// slices would end that run.
 func occupied(err error) bool {
 	var busy *launch.BusyError
 	var e *stage.Error

@@ -14,7 +14,7 @@ import (
 )
 
 // PlanRun returns what Run would do and changes nothing. The Deps must be those of a dry
-// run (ReadOnly). It returns the same error that Run would return before it changes
+// run (ReadOnly). PlanRun returns the same error that Run would return before it changes
 // anything.
 func PlanRun(ctx context.Context, d Deps, o attempt.Options) (plan.Plan, error) {
 	r := newRunner(d, o, false)

@@ -48,7 +48,7 @@ type queued struct {
 	settles time.Time
 	asked   time.Time // when the resource was requested
 
-	mtu       int    // of the network, if it was read
+	mtu       int    // MTU of the network, if it was read
 	announced string // the line about the newest request
 }
 
@@ -114,7 +114,7 @@ func (q *queued) ready(ctx context.Context, pay func(*stage.Failure) error, afte
 // name is what messages call the resource.
 func (q *queued) name() string { return provision.NameOf(q.Cloud, q.o.Request.ID) }
 
-// wait requests the resource if need be and waits for its slices.
+// wait requests the resource, if that is needed, and waits for its slices.
 func (q *queued) wait(ctx context.Context) (all []tpu.Slice, err error) {
 	if !q.there {
 		if err := q.request(ctx); err != nil {
@@ -177,7 +177,7 @@ func (q *queued) announce(ctx context.Context) error {
 	return announce.Announce(ctx, q.Deps.announce(), e)
 }
 
-// create requests the resource and records whose it is.
+// create requests the resource and records who owns it.
 func (q *queued) create(ctx context.Context) (res provision.Resource, created bool, err error) {
 	q.terms.Asked = q.Clock.Now()
 	q.o.Request.OwnMetadata = q.terms.Metadata(q.Agents, q.o.Request.Metadata)
@@ -324,8 +324,8 @@ func (q *queued) suspendingFor(life provision.Life) time.Duration {
 	return q.Clock.Now().Sub(q.settles)
 }
 
-// act takes the step of the decision d. An error ends the run. cause is why the wait
-// failed. pay charges a loss to the budget.
+// act carries out the decision d. An error ends the run. cause is why the wait failed. pay
+// charges a loss to the budget.
 func (q *queued) act(ctx context.Context, d provision.Decision, cause error, pay func(*stage.Failure) error) error {
 	switch {
 	case d.Loss == provision.Removed, d.Step == provision.StepGiveUp:
@@ -390,7 +390,8 @@ func (q *queued) remake(ctx context.Context, d provision.Decision, cause error, 
 	return stage.Sleep(ctx, q.Clock, wait)
 }
 
-// begunBefore reduces valid-after of the next request by the time already waited.
+// The job has already waited for a time. begunBefore reduces valid-after of the next
+// request by that time.
 func (q *queued) begunBefore() {
 	r, now := &q.o.Request, q.Clock.Now()
 	if r.ValidAfterDuration != 0 {

@@ -342,7 +342,7 @@ func (p partlyCloud) Get(ctx context.Context, id string) (provision.Resource, er
 }
 
 // A limit counts only for its own state. Time in which nobody could look does not count.
-// Slices that were made or repaired meanwhile are not deleted because of it.
+// Slices that were made or repaired meanwhile are not deleted because of the limit.
 func TestALimitOfAnotherStateDeletesNothing(t *testing.T) {
 	ready := []qr.SliceState{{Name: "m", State: "READY", Health: "HEALTHY"}}
 	for _, tt := range []struct {
@@ -430,7 +430,7 @@ func TestAnInterruptCountsWhileALossIsJudged(t *testing.T) {
 	}
 }
 
-// cancelling is interrupted by its first call.
+// The first call of a cancelling interrupts the job.
 type cancelling struct {
 	*hardCloud
 	interrupt func()
@@ -465,8 +465,8 @@ func TestTheTimeOfARequestIsWaitedForOnce(t *testing.T) {
 	}
 }
 
-// A request whose answer was lost may have made slices. If the job cannot find out, it
-// says so.
+// The answer to a request may be lost. The request may still have made slices. If the job
+// cannot find out, it says so.
 func TestWhatMayExistIsSaid(t *testing.T) {
 	for _, tt := range []struct {
 		err  error

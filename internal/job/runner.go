@@ -86,7 +86,7 @@ func (r *runner) followed() *follow.Following {
 // the command and follows it to its end.
 func (r *runner) attempt(ctx context.Context, after *stage.Failure) (stage.Outcome, error) {
 	r.now = nil
-	if taken := renewal.Taken(r.used, r.Clock.Now()); taken != nil { // between two attempts
+	if taken := renewal.Taken(r.used, r.Clock.Now()); taken != nil { // the slices were taken away between two attempts
 		return stage.Outcome{}, taken
 	}
 	sel, err := r.ground.ready(ctx, r.books.pay, after)
@@ -125,9 +125,9 @@ func (r *runner) hold(ctx context.Context) (_ context.Context, over func(), err 
 	return ctx, func() { taken(); expired() }, nil
 }
 
-// connectSome connects to the workers that answer. The command that runs on them is then
-// taken over. It warns about the other workers and names them. It connects to them when
-// they are back.
+// connectSome connects to the workers that answer, so that the command that runs on them
+// can be taken over. It warns about the other workers and names them. It connects to them
+// when they are back.
 func (r *runner) connectSome(ctx context.Context, sel tpu.Selection) (t *workers.Connected, err error) {
 	err = r.Watch.Phase("connect", func() (string, error) {
 		if t, err = r.DialAll(ctx, sel, nil, true, min(r.Access.RetryFor, adoptRound)); err != nil {
@@ -172,7 +172,7 @@ type verdict struct {
 	text  string // which attempt follows, or why none does; "" if that is obvious
 }
 
-// next decides whether another attempt follows f, and pays for it.
+// next decides whether another attempt follows the failure f, and pays for that attempt.
 func (r *runner) next(ctx context.Context, f *stage.Failure) verdict {
 	if f == nil || f.Cause == stage.UserStop || f.Cause == stage.Expired || f.Cause == stage.Refused || ctx.Err() != nil {
 		return verdict{}
