@@ -51,8 +51,8 @@ const (
 
 // A Journal is an event.Sink that writes to a file once Open has named one. It holds the
 // events before Open. So the journal of a run also has the events that led to the run, and
-// without a run nothing is written. It is safe for concurrent use. All methods of a nil
-// Journal do nothing.
+// without a run nothing is written. A Journal is safe for concurrent use. All methods of a
+// nil Journal do nothing.
 type Journal struct {
 	now func() time.Time
 	by  string // distinguishes the lines of this command from those of others
@@ -64,7 +64,7 @@ type Journal struct {
 	full   bool
 	masks  [][]byte
 	failed func(error)
-	fault  error // to be passed to failed
+	fault  error // error that is to be passed to failed
 }
 
 type line struct {
@@ -73,7 +73,7 @@ type line struct {
 	body int // where the event's own fields begin; secrets are masked only there
 }
 
-// New returns a Journal whose lines carry the times of now.
+// New returns a Journal. now gives the times of its lines.
 func New(now func() time.Time) *Journal {
 	var id [4]byte
 	_, _ = rand.Read(id[:]) // never fails
@@ -243,8 +243,8 @@ func encode(v any) ([]byte, error) {
 	return bytes.TrimSpace(buf.Bytes()), err
 }
 
-// masked replaces words in the string values of JSON without white space. Keys and numbers
-// stay. If a secret has only digits, the line stays valid.
+// If Open was called, Close writes end. Then it closes the file. Keys and numbers stay. If
+// a secret has only digits, the line stays valid.
 func masked(text []byte, words [][]byte) []byte {
 	if len(words) == 0 {
 		return text

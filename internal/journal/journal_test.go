@@ -152,7 +152,7 @@ func TestACrashCostsTheLineThatItCutAtMost(t *testing.T) {
 	dir := t.TempDir()
 	j := open(t, dir)
 	j.Emit(event.Note{Text: "one"})
-	// No Close: the process is gone, and left half a line.
+	// Close is not called: the process is gone, and has left half a line.
 	file, err := os.OpenFile(filepath.Join(dir, journal.Name), os.O_APPEND|os.O_WRONLY, 0)
 	testkit.Must(t, err)
 	_, err = file.WriteString(`{"v":1,"time":"2026-01-02T03:04:05Z","by":"00000000","kind":"no`)

@@ -25,8 +25,8 @@ type Entry struct {
 	Event event.Event
 }
 
-// Read returns the entries of the journal in the directory of a run, in the order in
-// which they were written. A run without a journal has none. Lines that are not entries,
+// Read returns the entries of the journal in the directory of a run, in the order in which
+// they were written. A run without a journal has no entries. Lines that are not entries,
 // such as a line that a crash has cut off, are left out.
 func Read(dir string) ([]Entry, error) {
 	file, err := os.Open(filepath.Join(dir, Name))

@@ -16,22 +16,22 @@ type Story struct {
 	// Attempts are in the order of their numbers. Attempt 0 holds the events of commands
 	// that made no attempt.
 	Attempts []*Attempt
-	Last     time.Time // of the last entry
+	Last     time.Time // time of the last entry
 }
 
 // An Attempt is one start of the command, with all that led to it and followed from it. It
-// joins what all multihost commands saw of it.
+// joins what all multihost commands saw of this start.
 type Attempt struct {
 	event.Attempt
 	Commands  []string // the multihost commands that saw it: run, job, attach
 	Phases    []Phase  // by begin
 	Notes     []Note   // warnings and other notes, by time
-	States    []State  // of cloud resources, by time
+	States    []State  // states of cloud resources, by time
 	Release   *event.Release
 	Preflight json.RawMessage // rows of preflight, nil when it was not run
 	Ends      map[tpu.WorkerID]event.WorkerDone
 	Outcome   *event.AttemptEnd
-	Summary   *event.Summary // of the last attempt only
+	Summary   *event.Summary // summary; only the last attempt has one
 	Over      time.Time      // when outcome or summary was made
 
 	// End is how the last command that saw the attempt ended. It is nil while a command
@@ -70,7 +70,7 @@ func (s *Story) Newest() *Attempt {
 	return s.Attempts[len(s.Attempts)-1]
 }
 
-// Tell makes the story of entries. Their order is that of Read.
+// Tell makes the story of entries. The entries are in the order of Read.
 func Tell(entries []Entry) *Story {
 	t := teller{story: &Story{}, writers: map[string]*writer{}}
 	for _, e := range entries {

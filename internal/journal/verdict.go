@@ -22,13 +22,13 @@ const (
 	Left      RunState = "left"     // the command may still run
 	Succeeded RunState = "succeeded"
 	Failed    RunState = "failed"
-	Stopped   RunState = "stopped" // by the user
+	Stopped   RunState = "stopped" // the user stopped it
 )
 
 // Live reports whether a multihost command follows the run.
 func (s RunState) Live() bool { return s == Starting || s == Running }
 
-// A Verdict says how a run ended, or how far it is.
+// A Verdict says how a run ended, or how far it has come.
 type Verdict struct {
 	State RunState
 	Text  string
@@ -55,7 +55,7 @@ func KnownOf(a *metrics.Attempt) (k Known) {
 	return k
 }
 
-// Verdict judges the newest attempt. It uses known for facts that the story does not have.
+// Verdict judges the newest attempt. For facts that the story does not have, it uses known.
 func (s *Story) Verdict(known Known, now time.Time) Verdict {
 	a := s.Newest()
 	if a == nil {
@@ -92,7 +92,7 @@ func (a *Attempt) verdict(known Known, now time.Time) Verdict {
 	return Verdict{State: Running, Text: a.doing(now)}
 }
 
-// doing says which phase the commands that follow the run are in.
+// doing says in which phase the commands are that follow the run.
 func (a *Attempt) doing(now time.Time) string {
 	text := ""
 	for _, p := range a.Phases {

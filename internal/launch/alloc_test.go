@@ -50,7 +50,7 @@ func (h *hose) Run(_ context.Context, cmd remote.Cmd) (remote.Status, error) {
 	return remote.Status{}, nil
 }
 
-// Following a log allocates by the piece, not by the line.
+// Following a log allocates once for each piece, and not for each line.
 func TestFollowingAllocatesNothingALine(t *testing.T) {
 	if testkit.RaceDetector {
 		t.Skip("the race detector allocates")

@@ -33,7 +33,7 @@ type Armed struct {
 	order   *io.PipeWriter
 	cancel  context.CancelCauseFunc
 
-	offset time.Duration // of the worker's clock
+	offset time.Duration // offset of the worker's clock
 
 	boot string // Arm sets boot, disks and found
 	// stopped is the newest stop of the run. The worker has a mark of it.

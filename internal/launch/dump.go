@@ -82,7 +82,8 @@ func Dump(ctx context.Context, r remote.Runner, ref Ref, opts DumpOptions) ([]St
 }
 
 var (
-	// faultHead begins the stack of a thread as Python's faulthandler prints it.
+	// faultHead begins the stack of a thread, in the form that Python's faulthandler
+	// prints.
 	faultHead = regexp.MustCompile(`(?:(?:Current thread|Thread) 0x[0-9a-fA-F]+[^:]*|Current thread's C stack trace |Stack )\(most recent call first\)`)
 	// faultFrame is a line of such a stack.
 	faultFrame = regexp.MustCompile(`^  (?:File ".*", line (?:\d+|\?\?\?) in |Binary file "|<.*>$|\.\.\.$|Garbage-collecting$)`)

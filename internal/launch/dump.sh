@@ -13,7 +13,8 @@ main() {
   tell "$run" "$attempt" "$dir"
   if [[ $phase != running ]]; then return; fi
   processes "$dir"
-  # Sorted by memory: a trainer has the most, so it comes before its child processes.
+  # The processes are sorted by memory. A trainer has the most memory, so it comes before
+  # its child processes.
   while read -r _ p; do
     if ((shown++ == most)); then break; fi
     if is_python "$p" && { by_spy "$p" || by_signal "$p" "$dir" "$wait_ms"; }; then continue; fi
@@ -101,7 +102,7 @@ by_signal() {
   lines < <(tail -c +$((from + 1)) -- "$2/output.log" | head -c 262144)
 }
 
-# by_kernel PID reports what each thread of the process waits for.
+# by_kernel PID reports what each thread of the process is waiting for.
 by_kernel() {
   local task name wchan fields
   head_of "$1" kernel

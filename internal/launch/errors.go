@@ -24,7 +24,7 @@ var (
 // BusyError says that another run lives on the worker.
 type BusyError struct {
 	Worker string
-	Info   Info // of the other run; zero when the worker could not tell
+	Info   Info // the other run; zero when the worker could not tell
 }
 
 // Error implements error.
@@ -72,7 +72,7 @@ func (e *startedError) Hint() string {
 // run's directory after this run synced its own. Nothing was started.
 type CodeError struct {
 	Worker, Run string
-	Owner       string // of the other run; "" while its sync still goes on
+	Owner       string // owner of the other run; "" while its sync still goes on
 }
 
 // Error implements error.

@@ -18,7 +18,7 @@ import (
 type ExecSpec struct {
 	Argv  []string
 	Sudo  bool          // run it as root
-	Grace time.Duration // between TERM and KILL when it is stopped; 0 is none
+	Grace time.Duration // time between TERM and KILL when the command is stopped; 0 is none
 
 	// Leave may be nil. Closing it ends the wait for a command that is being stopped.
 	Leave <-chan struct{}
@@ -155,7 +155,7 @@ type execution struct {
 	timer     *time.Timer // cancels the exec heldLimit after the end or the last output
 }
 
-// tell takes the worker's record about the end of the command.
+// tell takes the record that the worker sent about the end of the command.
 func (e *execution) tell(line string) {
 	rec, ok := remote.ParseRecord(line, e.nonce)
 	if !ok || rec.Word != "exit" {
@@ -173,7 +173,7 @@ func (e *execution) tell(line string) {
 	e.timer = time.AfterFunc(heldLimit, func() { e.cancel(errHeld) })
 }
 
-// heard restarts the timer when output came.
+// heard restarts the timer when output has come.
 func (e *execution) heard(int64) {
 	e.mu.Lock()
 	defer e.mu.Unlock()

@@ -22,9 +22,9 @@ main() {
   say stream
   say stream >&2
   # The command starts in a process substitution, because in a background job bash ignores
-  # SIGINT. The process leads no process group, so setsid need not fork. It waits for a line
-  # before it starts the command. If it ended before bash has recorded it, bash 5.2 would
-  # wait for it forever (seen on a busy machine).
+  # SIGINT. The process in the substitution leads no process group, so setsid need not fork.
+  # This process waits for a line before it starts the command. If it ended before bash has
+  # recorded it, bash 5.2 would wait for it forever (seen on a busy machine).
   exec 4>&1 5>&2
   exec 6> >(
     read -r || exit

@@ -40,7 +40,6 @@ func (s said) Run(ctx context.Context, cmd remote.Cmd) (remote.Status, error) {
 	return remote.Status{}, context.Cause(ctx)
 }
 
-// Every operation ends with a clear error when a worker answers without end.
 func TestAnAnswerWithoutEndIsNotWaitedFor(t *testing.T) {
 	testkit.OnlyInAll(t, "TestAHostileWorkerHarmsNobody of cmd/multihost")
 	t.Parallel()
@@ -64,7 +63,7 @@ func TestAnAnswerWithoutEndIsNotWaitedFor(t *testing.T) {
 				"stop":   func() error { _, err := Stop(t.Context(), worker, s.Ref(), StopOptions{Reason: "test"}); return err },
 				"free":   func() error { _, err := FreeTPU(t.Context(), worker, FreeOptions{}); return err },
 				"follow": func() error {
-					// Follow would try again for ever, so Lost ends it.
+					// Follow would try again for ever. So Lost ends it.
 					ctx, leave := context.WithCancel(t.Context())
 					defer leave()
 					_, err := Follow(ctx, worker, s.Ref(), 0, io.Discard, FollowOptions{Lost: func(error, int64) { leave() }})
@@ -79,8 +78,8 @@ func TestAnAnswerWithoutEndIsNotWaitedFor(t *testing.T) {
 	}
 }
 
-// A run of days sends a size for each piece of its log. No size is kept, and there may be
-// any number of them.
+// A run of days sends a size for each piece of its log. The sizes are not kept, so there
+// may be any number of them.
 func TestTheSizesOfALongLogAreNotKept(t *testing.T) {
 	t.Parallel()
 	heard := 0
@@ -96,7 +95,7 @@ func TestTheSizesOfALongLogAreNotKept(t *testing.T) {
 	}
 }
 
-// A worker may send any number. None of them makes an impossible offset, size or end.
+// A worker may send any number. No such number makes an impossible offset, size or end.
 func TestNumbersThatCannotBe(t *testing.T) {
 	t.Parallel()
 	for _, n := range []string{"-1", "9223372036854775807", "99999999999999999999999", "NaN", "", "0x10", "1e9"} {

@@ -62,8 +62,8 @@ type FollowOptions struct {
 // When something goes wrong in between, Follow calls Lost and tries again, at the next
 // byte, until ctx ends: a problem in following says nothing about the command. Follow
 // returns before the command has ended only when ctx ends, we close the connection or w
-// fails. It also does if the worker's very first answer is that it does not know the run,
-// or that it did not start the run. The command is not touched then.
+// fails. Follow also returns early if the worker's very first answer is that it does not
+// know the run, or that it did not start the run. The command is not touched then.
 //
 // The worker sends bytes ahead of w, but at most as many as Window allows. A slow w delays
 // the sending of output, never the command.
@@ -121,7 +121,7 @@ const (
 // A chase is the state of Follow between two streams.
 type chase struct {
 	worker  string
-	offset  int64         // of the next byte
+	offset  int64         // offset of the next byte
 	wait    time.Duration // the next pause
 	idle    int           // streams in a row that brought nothing
 	shorter bool          // the output became shorter, and its size on the worker is not yet known
@@ -136,7 +136,7 @@ type turn struct {
 	shorter *TruncatedError // to report to Shorter
 	exit    *Exit           // the command has ended and its last byte is written: return it
 	lost    error           // to report to Lost
-	pause   time.Duration   // before the next stream
+	pause   time.Duration   // pause before the next stream
 }
 
 // after decides what to do after a stream that brought p and failed with err.
@@ -203,7 +203,7 @@ func ReadLog(ctx context.Context, r remote.Runner, ref Ref, offset int64, w io.W
 	return p.count, err
 }
 
-// ReadPart is ReadLog for at most count bytes.
+// ReadPart does what ReadLog does, for at most count bytes.
 func ReadPart(ctx context.Context, r remote.Runner, ref Ref, offset, count int64, w io.Writer) (int64, error) {
 	if err := ref.check(); err != nil || count <= 0 {
 		return 0, err
@@ -392,9 +392,9 @@ func persist[T any](ctx context.Context, try func() (T, error)) (T, error) {
 	}
 }
 
-// mayAnswer reports whether a worker that failed with err may still answer later. It may
-// not answer later after a refusal in the words of our script, another host key, a flood of
-// output or the close of the connection.
+// mayAnswer reports whether a worker that failed with err may still answer later. It does
+// not after one of these errors: a refusal in the words of our script, another host key, a
+// flood of output, or the close of the connection.
 func mayAnswer(err error) bool {
 	var refused *RemoteError
 	var key *remote.HostKeyError

@@ -33,8 +33,8 @@ main() {
     return
   fi
   if [[ $see == settle ]]; then be_there; fi
-  # stdin ends when the connection ends or the caller wants no more. Only this loop
-  # reads stdin, because a process that waits for output would not notice its end.
+  # stdin ends when the connection ends, or when the caller wants no more bytes. Only this
+  # loop reads stdin, because a process that waits for output would not notice its end.
   want=''
   while :; do
     part=''
@@ -125,7 +125,7 @@ piece() {
     if ((room > 0)); then
       exec 6< <(LC_ALL=C exec tail -c +$((offset + 1)) -f -s 0.2 --pid="$watched" -- "$dir/output.log")
       source=$!
-      # Not buffered, so that a line is sent when it is printed.
+      # The output is not buffered, so that a line is sent when it is printed.
       stdbuf -o0 head -c "$room" <&6 &
       sink=$!
       exec 6<&-

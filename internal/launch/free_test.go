@@ -133,7 +133,7 @@ func TestAMappedDeviceIsHeld(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// A running program has its own file mapped, but not open.
+	// A running program has mapped its own file, but has not opened it.
 	l.write("dev/accel0", string(program), 0o755)
 	c := exec.Command(filepath.Join(l.root, "dev/accel0"), "1000")
 	if err := c.Start(); err != nil {

@@ -178,7 +178,7 @@ type Spec struct {
 
 	// MaxLog limits the log to this many bytes of the command's output; 0 means
 	// DefaultMaxLog, a negative number means no limit. Output beyond the limit is counted
-	// in Exit.Dropped and not kept. Only its last 64 KiB are kept, in the file "dropped"
+	// in Exit.Dropped. Only the last 64 KiB of this output are kept, in the file "dropped"
 	// beside the log. The command does not notice. On a disk that is nearly full (less than
 	// 2 % or 1 GB free) the log takes 1 MiB more. Output beyond that is dropped until space
 	// is freed. Then the log goes on.
@@ -206,8 +206,8 @@ const DefaultMaxLog = 20_000_000_000
 // Ref returns the reference of the command.
 func (s Spec) Ref() Ref { return Ref{s.Run, s.Attempt} }
 
-// Environment returns the variables that start.sh sets in addition to the login's.
-// Later entries override earlier ones. The home directory is "~" in it.
+// Environment returns the variables that start.sh sets in addition to the login's. Later
+// entries override earlier ones. In it, "~" stands for the home directory.
 func (s Spec) Environment() []EnvVar {
 	return append([]EnvVar{
 		{Name: "PYTHONUNBUFFERED", Value: "1"}, // unless the login sets another value
@@ -243,7 +243,7 @@ type Exit struct {
 	Reason  string    // who stopped it and why; "" when it ended by itself
 	OOM     bool      // the kernel killed it, or one of its processes, for lack of memory
 	Lost    bool      // nobody saw how it ended; Code is 255
-	Process string    // of several processes, the MULTIHOST_LOCAL_ID of the first that failed
+	Process string    // MULTIHOST_LOCAL_ID of the process that failed first, if there are several processes
 }
 
 // String describes the end in a few words: "exit code 1", "killed by SIGKILL".
@@ -274,8 +274,8 @@ func (e Exit) String() string {
 type State struct {
 	Ref
 	Phase      Phase
-	Dir        string        // of the attempt, on the worker
-	PID        int           // of the command; also its session
+	Dir        string        // directory of the attempt on the worker
+	PID        int           // pid of the command, and its session
 	Supervisor int           // pid of the supervisor
 	Supervised bool          // the supervisor lives
 	Armed      time.Time     // worker clock
@@ -327,7 +327,7 @@ type Info struct {
 // Stopped is the mark that a stop with StopOptions.Mark left with an attempt. The zero
 // value means that there is no mark.
 type Stopped struct {
-	At     time.Time // by the worker's clock
+	At     time.Time // time of the stop by the worker's clock
 	Reason string
 }
 
@@ -344,7 +344,7 @@ type Process struct {
 	Age       time.Duration
 	Command   string
 	Container string // id of the container that it runs in, or ""
-	Engine    string // of the container: "docker", "libpod" (podman), "containerd", …
+	Engine    string // what runs the container: "docker", "libpod" (podman), "containerd", …
 	Run       Ref    // the multihost run that it belongs to, or zero
 	RunAlive  bool   // that run still lives
 	Mine      bool   // it belongs to the login that asks
@@ -353,7 +353,7 @@ type Process struct {
 
 // StopReport is the result of Stop on one worker.
 type StopReport struct {
-	Phase     Phase // after the stop
+	Phase     Phase // phase after the stop
 	Found     int   // processes that were signalled
 	Killed    int   // how many of them needed SIGKILL
 	Survivors []Process

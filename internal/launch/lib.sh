@@ -80,7 +80,7 @@ size_of() {
 
 log_size() { size_of "$1/output.log"; }
 
-# limit_of DIR answers with the most bytes that the log may have.
+# limit_of DIR answers with the largest number of bytes that the log may have.
 limit_of() {
   local text=
   { read -r text <"$1/limit"; } 2>/dev/null
@@ -176,7 +176,7 @@ processes() {
   if [[ $sup_boot != "$boot" ]]; then
     scope=
   elif [[ $scope && $phase != running && $phase != starting ]]; then
-    # When the lock is free, no other run lives.
+    # When the lock is free, no other run is active.
     { flock -s -n 7; } 7<"$index/lock" 2>/dev/null || scope=
   fi
   search "$dir"
@@ -219,7 +219,7 @@ own() { [[ -O /proc/$1 || $EUID == 0 && -d /proc/$1 ]]; }
 
 # everybody fills the map parents with the parent of every living process. If $leader is
 # above 1, it adds the processes of that session to the map ours. It removes dead processes
-# from ours. It costs as much as ps(1): there may be thousands of processes.
+# from ours. It is as costly as ps(1), because there may be thousands of processes.
 everybody() {
   local path p text
   for path in /proc/[0-9]*/stat; do
@@ -477,7 +477,7 @@ run_dir() {
   done
 }
 
-# run_lives DIR succeeds if the attempt lives. It may belong to any login.
+# run_lives DIR succeeds if the attempt is active. It may belong to any login.
 run_lives() {
   local file key value lives=0
   if [[ $1 == "$home"/.multihost/runs/* ]]; then

@@ -34,7 +34,7 @@ type local struct {
 	lines   []string      // all command lines
 	running sync.WaitGroup
 
-	// cutAfterOut cuts a connection when that many bytes of output came.
+	// cutAfterOut returns after how many bytes of output a connection is cut.
 	cutAfterOut func() int
 	// cgroup, when set, is where commands are started.
 	cgroup *os.File
@@ -123,7 +123,6 @@ func (l *local) login(home string) *local {
 	return other
 }
 
-// cutNow cuts all connections.
 func (l *local) cutNow() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -180,7 +179,7 @@ func (l *local) Run(ctx context.Context, cmd remote.Cmd) (remote.Status, error) 
 		stdin.Close()
 	}()
 	var copies sync.WaitGroup
-	copies.Go(func() { // in pieces, as over SSH
+	copies.Go(func() { // the output comes in pieces, as over SSH
 		var n int
 		buf := make([]byte, 32<<10)
 		for {
@@ -343,7 +342,7 @@ func alive(t testing.TB, file string) bool {
 	return err == nil && !strings.Contains(string(stat), ") Z ")
 }
 
-// missing ends a test that needs something that this machine lacks.
+// missing ends a test that needs something if this machine lacks it.
 func missing(t testing.TB, what string) {
 	t.Helper()
 	testkit.Lacks(t, "%s is needed", what)
@@ -384,7 +383,6 @@ func spec(run, script string) Spec {
 	return Spec{Run: run, Attempt: 1, Owner: "ann@laptop", Script: script}
 }
 
-// begin arms and releases.
 func begin(t testing.TB, r remote.Runner, s Spec) Started {
 	t.Helper()
 	a, err := Arm(t.Context(), r, s)

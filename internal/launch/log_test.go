@@ -142,7 +142,7 @@ func TestAFullDiskDoesNotEndTheCommand(t *testing.T) {
 		}
 	}
 	l.setBoot("boot-1")
-	// A command that ends when it cannot print.
+	// This command ends when it cannot print.
 	s := spec("r", `set -e; echo begin; touch ready; await() { while [ ! -e $1 ]; do sleep 0.05; done; }
 await go; for ((i = 0; i < 3000; i++)); do echo a line that is as long as others $i; done; echo end
 await more; head -c 10000000 /dev/zero; await free; head -c 1000 /dev/zero; await last; echo; echo last words`)
@@ -238,7 +238,7 @@ func TestSilenceIsTold(t *testing.T) {
 	wg.Wait()
 }
 
-// No follower gets more than its share, for any order of events.
+// The test makes the events happen in any order. No follower gets more than its share.
 func TestAWindowIsNeverExceeded(t *testing.T) {
 	t.Parallel()
 	rng := rand.New(rand.NewPCG(5, 6))

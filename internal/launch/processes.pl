@@ -1,10 +1,10 @@
 # processes: COUNT FIRST GRACE_MS COMMAND...
 #
-# Runs COUNT processes of the command and ends when all have ended. When one fails, it ends
-# the others with TERM, the grace time and KILL, and then ends itself. Its own wait status
-# is the status of the first process that failed. The file "failed" in the directory of the
-# attempt has the number and the pid of that process. Process i has MULTIHOST_LOCAL_ID=i,
-# and FIRST+i in MULTIHOST_PROCESS_ID and JAX_PROCESS_ID.
+# Runs COUNT processes of the command. It ends when all of them have ended. When one fails,
+# it ends the others with TERM, the grace time and KILL, and then ends itself. Its own wait
+# status is the status of the first process that failed. The file "failed" in the directory
+# of the attempt has the number and the pid of that process. Process i has
+# MULTIHOST_LOCAL_ID=i, and FIRST+i in MULTIHOST_PROCESS_ID and JAX_PROCESS_ID.
 #
 # The environment of the command is on descriptor 8, as in /proc/PID/environ, and its output
 # is descriptor 6. This is perl because its waitpid distinguishes a death by signal from an
@@ -22,9 +22,9 @@ my %env;
 	}
 }
 
-# multihost's stop signals each process itself, and limits the time. This program must
-# survive the signal, to see how the processes end. It uses handlers, because an ignored
-# signal would stay ignored in the command.
+# When multihost stops a run, it signals each process itself and limits the time. This
+# program must survive the signal, to see how the processes end. It uses handlers, because
+# an ignored signal would stay ignored in the command.
 my $stopped;
 my @signals = grep { ($SIG{$_} // '') ne 'IGNORE' } qw(HUP INT QUIT PIPE TERM USR1 USR2);
 $SIG{$_} = sub { $stopped = 1 if $_[0] eq 'TERM' } for @signals;

@@ -68,8 +68,8 @@ func TestHowTheFirstOfSeveralProcessesFailsIsTold(t *testing.T) {
 	}
 }
 
-// A process that has just been forked does not miss TERM. On one processor the first
-// one has failed before the last one runs.
+// A process that has just been forked does not miss TERM. On one processor, the first
+// process has failed before the last process runs.
 func TestTheFirstFailureEndsAProcessThatIsJustStarting(t *testing.T) {
 	t.Parallel()
 	testkit.Need(t, "perl", "taskset")

@@ -1,6 +1,6 @@
 #!/bin/bash
-# release: RUN ATTEMPT. Repeats the word "go", which a lost connection may have
-# swallowed. A start.sh that waits for the TIME of an earlier "go" starts at once.
+# release: RUN ATTEMPT. Repeats the word "go", because a lost connection may have swallowed
+# it. A start.sh that waits for the TIME of an earlier "go" starts at once.
 #
 # shellcheck disable=SC2154 # lib.sh sets variables that are used here
 main() {

@@ -227,7 +227,7 @@ type gate struct {
 	w      io.Writer
 	closed bool
 	count  int64
-	err    error       // of w
+	err    error       // error of w
 	broken func()      // called once when w fails
 	wrote  func(int64) // optional: called with the number of bytes that w took
 }

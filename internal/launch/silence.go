@@ -11,7 +11,7 @@ import (
 
 // Silence is the worker's report on a command that has printed nothing for a while.
 type Silence struct {
-	Since time.Duration // since the last output
+	Since time.Duration // time since the last output
 	State State
 	// CPU is how many processors the run has used on average since the previous Status.
 	// 0.98 is "98 %". It is -1 if that is not known.

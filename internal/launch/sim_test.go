@@ -26,8 +26,8 @@ func simulated(t *testing.T, logins ...string) (worker.Machine, []*sshfan.Conn) 
 	return simulatedAt(t, t.TempDir(), 10*time.Second, logins...)
 }
 
-// simulatedAt is simulated in a given directory. Its connections are given up after three
-// times keepAlive without a byte.
+// simulatedAt is simulated in a given directory. Its connections are given up if no byte
+// comes for three times keepAlive.
 func simulatedAt(t *testing.T, root string, keepAlive time.Duration, logins ...string) (worker.Machine, []*sshfan.Conn) {
 	t.Helper()
 	testkit.Need(t, "ps")

@@ -263,7 +263,7 @@ grep -E '^Sig(Ign|Blk)' /proc/self/status | tr -s '\t\n' ' '; echo; cut -d' ' -f
 		t.Errorf("open files: %q", lines[2])
 	}
 	lines[2] = "limit"
-	// Blocked and ignored signals are inherited, by commands of ssh too.
+	// Blocked and ignored signals are inherited, also by commands of ssh.
 	signals, err := exec.Command("bash", "-c", `grep -E '^Sig(Ign|Blk)' /proc/self/status | tr -s '\t\n' ' '`).Output()
 	if err != nil {
 		t.Fatal(err)
@@ -332,7 +332,7 @@ func TestAWorkDirThatCannotBeMadeStartsNothing(t *testing.T) {
 	checkClean(t, l, s.Ref())
 }
 
-// checkClean proves that the worker is as before Arm.
+// checkClean proves that the worker is in the state that it had before Arm.
 func checkClean(t *testing.T, l *local, ref Ref) {
 	t.Helper()
 	testkit.Eventually(t, "nothing is left of "+ref.Run, func() bool {
@@ -413,7 +413,8 @@ func TestOneRunAtATime(t *testing.T) {
 	if i.Run != "first" || i.Owner != "ann@laptop" || i.Command != "sleep 1000 …" || i.Age() <= 0 || i.Age() > patience || i.Login == "" {
 		t.Errorf("busy: %+v", i)
 	}
-	// The same run again is not refused as busy, but because it was started before.
+	// While the run lives, a second start of it is refused as busy. After its end, it is
+	// refused because the attempt was started before.
 	_, err = Arm(t.Context(), l, spec("first", "true"))
 	if !errors.As(err, &busy) {
 		t.Errorf("arm of the living run: %v", err)
@@ -429,8 +430,8 @@ func TestOneRunAtATime(t *testing.T) {
 	}
 }
 
-// If another run of that name has brought other code into the directory since, that code is
-// not started.
+// If another run of the same name has brought other code into the directory after the sync,
+// that code is not started.
 func TestOtherCodeIsNotStarted(t *testing.T) {
 	t.Parallel()
 	l := newLocal(t)
@@ -705,7 +706,7 @@ func TestALostAnswerNeverStartsTwice(t *testing.T) {
 		l.cutAfterOut = func() int {
 			defer func() { first = false }()
 			if first {
-				return 60 + 14*i // from before the end of "armed" to after "started"
+				return 60 + 14*i // a place from before the end of "armed" to after "started"
 			}
 			return -1
 		}

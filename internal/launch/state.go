@@ -212,7 +212,7 @@ func parseStopped(text string) Stopped {
 	return Stopped{At: instant(at), Reason: remote.Clean(reason, 500)}
 }
 
-// ended adds one line of the record of the end.
+// ended adds one line from the record of the end.
 func (i *builtInfo) ended(key, value string) {
 	if i.Exit == nil {
 		i.Exit = &Exit{}

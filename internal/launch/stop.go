@@ -11,7 +11,7 @@ import (
 
 // StopOptions are optional.
 type StopOptions struct {
-	Grace  time.Duration // between TERM and KILL; 0 is none
+	Grace  time.Duration // time between TERM and KILL; 0 is none
 	Reach  time.Duration // limit for reaching the worker; 0: the connection's own limits
 	Reason string        // who stops it and why: "fail-fast by ann@laptop"
 	Mark   bool          // leave Info.Stopped with the attempt, also if it has ended
@@ -20,10 +20,10 @@ type StopOptions struct {
 // Stop ends every process of the run on the worker. These are its session, the processes
 // whose environment names the run or whose output is its pipe, and processes that lost
 // their parent in the control group of the SSH session that started the run. The
-// descendants of all these belong to the run, too. It sends TERM, waits for the grace time,
-// sends KILL, and waits at most 10 s more. Stop may be repeated, and several may run at the
-// same time: the worker keeps the first reason. The report holds the processes that are
-// left. An unknown or an ended run is no error.
+// descendants of all these belong to the run, too. Stop sends TERM, waits for the grace
+// time, sends KILL, and waits at most 10 s more. Stop may be repeated, and several may run
+// at the same time: the worker keeps the first reason. The report holds the processes that
+// are left. An unknown or an ended run is no error.
 func Stop(ctx context.Context, r remote.Runner, ref Ref, opts StopOptions) (StopReport, error) {
 	if err := ref.check(); err != nil {
 		return StopReport{}, err
@@ -84,7 +84,7 @@ func milliseconds(grace time.Duration) string { return strconv.FormatInt(grace.M
 // FreePolicy says whose processes FreeTPU may end.
 type FreePolicy string
 
-// The policies of FreeTPU. None of them ends a process of a run that lives.
+// The policies of FreeTPU. None of them ends a process of an active run.
 const (
 	FreeOrphans FreePolicy = "orphans" // processes left by this login's own ended runs
 	FreeAll     FreePolicy = "all"     // other users' and containers' processes too

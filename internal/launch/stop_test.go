@@ -408,8 +408,8 @@ func TestAStopIsMarked(t *testing.T) {
 	}
 }
 
-// Only the runner knows how the run as a whole ended. A worker reports it after the
-// runner has told it.
+// Only the runner knows how the run as a whole ended. A worker reports that after the
+// runner has told the worker.
 func TestAVerdictIsKept(t *testing.T) {
 	t.Parallel()
 	l := newLocal(t)

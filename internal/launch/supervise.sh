@@ -207,7 +207,8 @@ drained() {
 
 # The disk is low when less than low_bytes, or less than a fiftieth of it, is free.
 low_bytes=1000000000
-# Bytes that the log still takes on a low disk. Also the bytes that are dropped at a time.
+# On a low disk, the log still takes this many bytes. This is also the number of bytes that
+# are dropped at a time.
 small_piece=1048576
 # The most bytes that the log reserves at a time.
 large_piece=16777216
@@ -263,8 +264,8 @@ disk() {
   if ((fields[1] == 0)); then free=$((4 * low_bytes)) low=0; fi # the size is not known
 }
 
-# fill FILE BYTES SECONDS moves BYTES bytes from the pipe to the end of FILE, and takes
-# at most SECONDS (0: no limit). Fails when there is no room.
+# fill FILE BYTES SECONDS moves BYTES bytes from the pipe to the end of FILE, and takes at
+# most SECONDS (0: no limit). It fails when there is no room.
 fill() {
   local before status
   size_of "$1"
@@ -367,11 +368,11 @@ oom_kills() {
   done <"$line"
 }
 
-# out_of_memory succeeds if the kernel killed a process of the run for lack of memory.
-# It compares the count of the control group. If that has not grown and SIGKILL ended
-# the command, it reads the kernel's log. A record there is
-# "6,1234,98765432,-;Out of memory: Killed process 42 (python) ..." with
-# microseconds since the start of the machine; a tick is a hundredth of a second.
+# out_of_memory succeeds if the kernel killed a process of the run for lack of memory. It
+# compares the control group's count with the count at the start. If that has not grown and
+# SIGKILL ended the command, it reads the kernel's log. A record there is
+# "6,1234,98765432,-;Out of memory: Killed process 42 (python) ..." with microseconds since
+# the start of the machine; a tick is a hundredth of a second.
 out_of_memory() {
   local line text time
   oom_kills

@@ -34,8 +34,8 @@ func (v Venv) Env() []EnvVar {
 const venvLimit = 32 * time.Minute
 
 // MakeVenv makes the virtual environment of a run unless a complete one exists. An
-// incomplete one is made anew. The error is a *VenvError when the worker cannot make
-// one.
+// incomplete environment is made anew. The error is a *VenvError when the worker cannot
+// make one.
 func MakeVenv(ctx context.Context, r remote.Runner, run string) (Venv, error) {
 	if err := config.CheckRunName(run); err != nil {
 		return Venv{}, err

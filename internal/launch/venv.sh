@@ -1,8 +1,8 @@
 #!/bin/bash
 # venv: RUN. Makes the Python virtual environment of a run, ~/.multihost/venv/RUN, unless a
 # complete one exists. Reports its directory and the PATH for a command that uses it. The
-# file .whole in it says that it is complete. If a reboot interrupted the making, the
-# environment has no pip and is made anew.
+# file .whole in the directory says that the environment is complete. If a reboot
+# interrupted the making, the environment has no pip and is made anew.
 #
 # shellcheck disable=SC2034,SC2154 # lib.sh reads and sets variables of this script
 main() {

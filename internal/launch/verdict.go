@@ -20,8 +20,8 @@ func KeepVerdict(ctx context.Context, r remote.Runner, ref Ref, text string) err
 }
 
 // KeepSeen notes on the worker that a user has learned how an attempt has ended, and that
-// nobody needs its logs from there. List returns it as Info.Seen. It gives up a
-// worker as KeepVerdict does.
+// nobody needs its logs from there. List returns it as Info.Seen. KeepSeen gives up a
+// worker after the same time as KeepVerdict.
 func KeepSeen(ctx context.Context, r remote.Runner, ref Ref, by string) error {
 	return keep(ctx, r, ref, by, "seen")
 }

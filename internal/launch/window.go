@@ -14,10 +14,10 @@ import (
 // A Window limits how many bytes the workers have sent that are not yet written. All the
 // Follow calls that share it count together.
 type Window struct {
-	base int64 // of each follower, always
+	base int64 // the share that each follower always has
 
 	mu   sync.Mutex
-	free int64 // for followers that are far behind
+	free int64 // bytes for followers that are far behind
 }
 
 // Sizes of a piece in bytes. A piece costs a round trip, and a few processes on the worker.
@@ -36,7 +36,8 @@ func NewWindow(total int64, followers int) *Window {
 	return &Window{base: base, free: max(total-base*int64(followers), 0)}
 }
 
-// join returns a new follower of the window. A nil w gives it a window of its own.
+// join returns a new follower of the window. A nil w gives the follower a window of its
+// own.
 func (w *Window) join() *ration {
 	if w == nil {
 		w = NewWindow(midPiece+maxPiece, 1)
@@ -67,12 +68,12 @@ type ration struct {
 	window *Window
 
 	mu     sync.Mutex
-	orders *orders // of the stream under way
+	orders *orders // orders of the stream under way
 	offset int64   // written up to here
 	asked  int64   // bytes of the current piece that are not yet written
 	extra  int64   // bytes taken from the window for the current piece
 	told   bool    // the worker has reported the log's size since the piece was asked for
-	there  int64   // that size
+	there  int64   // the size that the worker reported
 }
 
 func (r *ration) begin(o *orders, offset int64) {
@@ -117,8 +118,8 @@ func (r *ration) next() {
 	r.orders.ask(n)
 }
 
-// orders is the standard input of follow.sh: numbers, one a line. Writing to it
-// never blocks, because the goroutine that reads output writes to it.
+// orders is the standard input of follow.sh. It has numbers, one in each line. Writing to
+// it never blocks, because the goroutine that reads output writes to it.
 type orders struct {
 	mu     sync.Mutex
 	cond   *sync.Cond
@@ -139,7 +140,7 @@ func (o *orders) ask(n int64) {
 	o.cond.Signal()
 }
 
-// Close ends the input once everything in it was read.
+// Close ends the input once follow.sh has read everything in it.
 func (o *orders) Close() error {
 	o.mu.Lock()
 	defer o.mu.Unlock()
