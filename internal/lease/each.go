@@ -60,7 +60,7 @@ func ArmOne(ctx context.Context, r remote.Runner, agents program.Set, t Terms) e
 	})
 }
 
-// RenewOne is Renew, and sends the agent if the worker lacks it.
+// RenewOne does what Renew does, and sends the agent if the worker lacks it.
 func RenewOne(ctx context.Context, r remote.Runner, agents program.Set, run string, silent time.Duration) (held Held, err error) {
 	err = bring(ctx, r, agents, func() error {
 		held, err = Renew(ctx, r, agents.Sums(), run, silent)

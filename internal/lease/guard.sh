@@ -232,8 +232,9 @@ hear() {
   said+=("${strings[@]}")
 }
 
-# delete requests the deletion at a random time, if no command runs anywhere. Usually the
-# first worker deletes for all. It fails if the slices are another run's.
+# delete requests the deletion at a random time, if no command runs anywhere. It fails if
+# the slices are another run's. Usually the first worker that deletes does it for all
+# workers.
 delete() {
   local ours=yes
   sleep "$((RANDOM % (total < 600 ? total : 600))).$((RANDOM % 1000))" 8<&-

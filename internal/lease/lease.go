@@ -9,8 +9,8 @@
 // deletes the queued resource when
 //
 //   - no runner has come to any worker within a given time of its boot;
-//   - nobody has renewed the lease for its time, and in that time no command has run on
-//     this worker or, as their guest attributes say, on any other; or
+//   - nobody has renewed the lease for its time, and no command has run on any worker in
+//     that time, according to the guest attributes of the other workers; or
 //   - the time to live of the slices has passed, even if a command runs.
 //
 // The promises are
@@ -28,7 +28,7 @@
 //
 // A worker that has reported nothing for half an hour counts as ended. If the slices have
 // another startup script, a rebooted worker has no watch until a runner arms it again. The
-// other workers still have theirs, and any worker deletes for all.
+// other workers still have theirs, and any one of them deletes all slices.
 //
 // A worker may be unable to run the agent anywhere (no file system with exec, full disks,
 // an unknown architecture). It then tells the reason to the runner that arms it, and its
@@ -105,7 +105,7 @@ const (
 type Terms struct {
 	Run     string
 	Undoing provision.Undoing // how the workers delete the resource
-	Label   string            // KEY=VALUE on its slices, which proves that it belongs to this run
+	Label   string            // the label KEY=VALUE of the slices, which proves that the resource belongs to this run
 	Nodes   []string          // the names of the slices
 	Workers int               // number of workers in all slices
 
@@ -116,9 +116,9 @@ type Terms struct {
 	// Lease is the longest time without renewal once the command has ended; 0: no limit.
 	Lease time.Duration
 
-	TTL   time.Duration // from Asked to the deletion, even if a command runs; 0: no limit
+	TTL   time.Duration // longest time from Asked to the deletion, even if a command runs; 0: no limit
 	Asked time.Time     // when the request was made; if zero or later than the first boot, TTL starts at that boot
-	Grace time.Duration // between the end of TTL and the deletion, for a command that runs
+	Grace time.Duration // time between the end of TTL and the deletion, for a command that runs
 
 	KeepOnFailure bool          // keep the slices when the command did not succeed here …
 	KeepFor       time.Duration // … for this long; 0: without limit
@@ -243,7 +243,7 @@ type Held struct {
 	Watched bool          // a watch runs there, and a runner has given it the terms since the boot
 	Lease   time.Duration // as in Terms
 	TTL     time.Duration
-	Age     time.Duration // since the request, or since the first boot when that is not known; by the worker's clock
+	Age     time.Duration // time since the request by the worker's clock; if the request is not known, time since the first boot
 
 	KeepOnFailure bool
 	KeepFor       time.Duration
@@ -369,7 +369,7 @@ func Send(ctx context.Context, r remote.Runner, agents program.Set, machine stri
 	return err
 }
 
-// answerLimit limits how long a worker may take to answer. It asks two servers that
+// answerLimit limits how long a worker may take to answer. The worker asks two servers that
 // may be slow.
 const answerLimit = time.Minute
 

@@ -40,8 +40,7 @@ func TestScriptsPassShellcheck(t *testing.T) {
 	}
 }
 
-// A cloud serves the watch of one worker, 0. The other worker of the job only shares its
-// state.
+// A cloud serves the watch of worker 0. The other worker of the job only shares its state.
 type cloud struct {
 	*testkit.LeaseCloud
 	URL string
@@ -710,8 +709,8 @@ func (text answering) Run(_ context.Context, cmd remote.Cmd) (remote.Status, err
 	return remote.Status{}, err
 }
 
-// forgetful is a worker that loses its kit before each command. Only right after it has
-// refused a command for that reason does it keep the kit.
+// forgetful is a worker that loses its kit before each command. It keeps the kit only right
+// after it has refused a command because the kit was missing.
 type forgetful struct {
 	*vm
 	refused bool

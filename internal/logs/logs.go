@@ -49,8 +49,9 @@ type LogOptions struct {
 func (o LogOptions) timed() bool { return o.Times || o.All || !o.Since.IsZero() }
 
 // A LogSink takes the text of logs. When the times of lines matter, or several logs are
-// merged, each text ends at the end of a line or before it. at is then the time when the
-// line arrived here. Otherwise at is zero. Its methods are not called concurrently.
+// merged, each text ends at the end of a line or before it. The parameter at is then the
+// time when the line arrived here, and otherwise zero. The methods of a LogSink are not
+// called concurrently.
 type LogSink interface {
 	WriteLog(id tpu.WorkerID, at time.Time, p []byte) error
 	Flush() error
@@ -78,7 +79,7 @@ func Logs(ctx context.Context, d runs.Deps, name, prefix string, o LogOptions, w
 
 // LocalLog writes this machine's copy of the logs to w if nothing can be added to them.
 // That is so if the attempt has ended, and was followed to its end as far as its workers
-// could be reached. It reports whether it did so.
+// could be reached. LocalLog reports whether it has written the copy.
 func LocalLog(ctx context.Context, d runs.Deps, name string, o LogOptions, w LogSink) (bool, error) {
 	rec, err := record.LoadRecord(d.StateDir, name)
 	if err != nil || rec == nil {
@@ -146,7 +147,7 @@ type oneLog struct {
 	err  error // why there is nothing to show: the worker does not know the attempt
 }
 
-// copy writes the log from where it was left.
+// copy writes the log from the place where the last copy stopped.
 func (one *oneLog) copy(ctx context.Context, w io.Writer) error {
 	if one.err != nil {
 		return one.err
@@ -477,7 +478,7 @@ func (l *logReader) withoutUnknown(errs []error) bool {
 	return true
 }
 
-// folded returns the errors of the logs as one.
+// folded joins the errors of the logs into one error.
 func (l *logReader) folded(errs []error) error {
 	if len(errs) == 1 {
 		return errs[0]
@@ -616,7 +617,7 @@ func (l *logReader) dialLogs(ctx context.Context, sel tpu.Selection, wanted func
 	return l.Dial(ctx, sel, wanted, true)
 }
 
-// withoutMachine returns, for each worker without a machine, why it has none.
+// withoutMachine returns the workers that have no machine, each with the reason.
 func withoutMachine(rec *record.Record, sel tpu.Selection, gone []string, ids []tpu.WorkerID) map[tpu.WorkerID]string {
 	there := sel.Workers()
 	lost := map[tpu.WorkerID]string{}

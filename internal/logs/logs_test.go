@@ -65,7 +65,7 @@ func TestTailOffset(t *testing.T) {
 			t.Fatalf("%d of %d lines: %d bytes, want %d", n, len(lines), len(got), len(want))
 		}
 	}
-	// Ten lines of 10 GB are found without reading it.
+	// Ten lines of 10 GB are found, and the 10 GB are not read.
 	read = 0
 	size := int64(10 << 30)
 	at, err := tailOffset(size, 10, tailMost, func(offset int64, p []byte) error {
@@ -102,7 +102,7 @@ func (s *shown) WriteLog(id tpu.WorkerID, at time.Time, p []byte) error {
 func (s *shown) Flush() error { return nil }
 
 // logged makes the record and the logs of an ended run with two workers. The second worker
-// failed first. Each of its lines came a second after the one before.
+// failed first. In each log, every line came a second after the line before.
 func logged(t *testing.T) (runs.Deps, *testkit.Recorder, time.Time) {
 	t.Helper()
 	begin := time.Now().Truncate(time.Second).Add(-time.Hour)

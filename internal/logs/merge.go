@@ -15,7 +15,7 @@ import (
 // A logText takes the bytes of one log from an offset on, and passes them on. If the times
 // of lines matter, it adds the time of each line.
 type logText struct {
-	offset int64 // of the next byte
+	offset int64 // offset of the next byte
 	lines  bool  // pass on each line by itself
 	skip   bool  // leave out the rest of a line
 	emit   func(at time.Time, p []byte) error

@@ -77,7 +77,7 @@ const firstReach = 10 * time.Second
 
 // Pauses of an onlooker.
 const (
-	onlookPause = time.Second // between two checks for a command that brings the logs
+	onlookPause = time.Second // pause between two checks for a command that brings the logs
 	longestRest = 30 * time.Second
 )
 
@@ -309,7 +309,7 @@ func (o *onlooker) tellBegun(r *runs.BucketRun, rec *record.Record, state detach
 	}
 }
 
-// readLogs reads the logs as far as the bucket has them.
+// readLogs reads that part of the logs that the bucket has.
 func readLogs(ctx context.Context, r *runs.BucketRun, attempt int, logs map[tpu.WorkerID]*training.ReadLog) error {
 	ids := r.Desc.IDs()
 	errs := make([]error, len(ids))
@@ -330,8 +330,8 @@ func readLogs(ctx context.Context, r *runs.BucketRun, attempt int, logs map[tpu.
 	return stage.WorkersError(stage.Follow, ids, errs)
 }
 
-// takeUp is Training.takeUp for the Review. The Review may have no Training yet; takeUp
-// then makes one.
+// takeUp does what Training.takeUp does, for the Review. The Review may have no Training
+// yet. takeUp then makes one.
 func (o *onlooker) takeUp(rec *record.Record) (map[tpu.WorkerID]*training.ReadLog, error) {
 	r := o.review
 	r.mu.Lock()

@@ -69,7 +69,7 @@ func (r *Review) Follow(ctx context.Context, far Far) error {
 	return nil
 }
 
-// Fetch reads the same as Follow, but only once.
+// Fetch reads what Follow reads, but only once.
 func (r *Review) Fetch(ctx context.Context, far Far) error {
 	if err := r.turnTo(ctx, far, true); err != nil || r.far == nil || r.far.place() == placeHere {
 		return err
