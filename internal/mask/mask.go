@@ -61,7 +61,7 @@ func (m *Masker) Next(p []byte) []byte { return m.Mask(p, true) }
 // Rest returns what was held back, at the end of the stream.
 func (m *Masker) Rest() []byte { return m.Mask(nil, false) }
 
-// Mask is Next if more is set, otherwise Rest.
+// If more is set, Mask does what Next does. Otherwise it does what Rest does.
 func (m *Masker) Mask(p []byte, more bool) []byte {
 	if len(m.Words) == 0 {
 		return p

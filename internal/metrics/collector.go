@@ -83,7 +83,7 @@ type Stream struct {
 	first    int64
 	counted  int64 // steps before it are left out of medians
 	last     Sample
-	at       time.Time // of the last step line
+	at       time.Time // time of the last step line
 	evals    int
 	restarts int
 	ended    bool
@@ -223,8 +223,8 @@ func (s Sample) seen(at time.Time) Sample {
 
 // View says how much of the history an Attempt gets.
 type View struct {
-	Points       int // of the series of the run and its slices, at most; 0 means none
-	WorkerPoints int // of the series of each worker, at most; 0 means none
+	Points       int // most points of the series of the run and its slices; 0 means none
+	WorkerPoints int // most points of the series of each worker; 0 means none
 }
 
 // total sums up the figures of several workers.

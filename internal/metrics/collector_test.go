@@ -181,7 +181,7 @@ func TestStragglersAreNamed(t *testing.T) {
 	}
 }
 
-// fakeClock is a clock that stands still until it is moved.
+// fakeClock is a clock that moves only when the test moves it.
 type fakeClock struct{ at time.Time }
 
 func (c *fakeClock) now() time.Time       { return c.at }

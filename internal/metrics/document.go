@@ -33,8 +33,8 @@ import (
 // meaning or is removed. It does not grow when a field is added.
 const DocumentVersion = 1
 
-// A Number is a figure that may be unknown, which is NaN in Go and null in JSON. JSON has
-// seven significant digits of it. Infinities are null too, because JSON has none.
+// A Number is a figure that may be unknown, which is NaN in Go and null in JSON. In JSON it
+// has seven significant digits. Infinities are null too, because JSON has none.
 type Number float64
 
 // Unknown is the unknown Number.
@@ -82,7 +82,7 @@ type Document struct {
 	PeakSource string `json:"peak_source,omitempty"`
 
 	// Attempts are all attempts that left logs on this machine, oldest first. Only the last
-	// attempt has series of single workers.
+	// attempt has a series for each worker.
 	Attempts []Attempt `json:"attempts"`
 
 	Compare *Comparison `json:"compare,omitempty"` // set if a published figure was asked for
@@ -103,13 +103,14 @@ type Attempt struct {
 	Began    *time.Time `json:"began,omitempty"`
 	End      *time.Time `json:"end,omitempty"`
 	Ended    bool       `json:"ended"`               // nothing will be added to its logs
-	ExitCode *int       `json:"exit_code,omitempty"` // of the first worker to fail, if the attempt has ended
+	ExitCode *int       `json:"exit_code,omitempty"` // exit code of the first worker to fail, if the attempt has ended
 	Cause    string     `json:"cause,omitempty"`     // why it ended, unless it succeeded
 
 	// Skipped is the number of steps of each worker, from the first one it printed, that
 	// medians leave out. These steps contain compilation.
 	Skipped int `json:"skipped_steps"`
-	// MedianError bounds the relative error of the medians below; 0 is exact.
+	// MedianError bounds the relative error of the medians below. 0 means that they are
+	// exact.
 	MedianError Number `json:"median_error"`
 
 	Figures
@@ -133,14 +134,14 @@ func (a *Attempt) Slice(number int) *Slice {
 
 // Figures holds what is known of a worker, a slice or a whole run.
 type Figures struct {
-	// Steps counts the step lines read, of all workers together.
+	// Steps counts the step lines that were read, those of all workers together.
 	Steps     int64 `json:"steps"`
 	FirstStep int64 `json:"first_step"` // meaningless while Steps is 0
 	// Last is the newest step. For a slice or a run it is the newest step of the worker
 	// that is furthest ahead.
 	Last Sample `json:"last"`
-	// Evaluations counts evaluations, and Restarts counts returns to an earlier step. Both
-	// are those of the worker with the most of them.
+	// Evaluations counts evaluations, and Restarts counts returns to an earlier step. Each
+	// is the count of the worker with the highest count.
 	Evaluations int `json:"evaluations"`
 	Restarts    int `json:"restarts"`
 
@@ -184,7 +185,7 @@ type Sample struct {
 // of the profiler and steps of a growing batch do not count. For a slice or a run it is the
 // median over the steps of all workers.
 type Median struct {
-	Steps       int64  `json:"steps"` // with a step time, of all workers together
+	Steps       int64  `json:"steps"` // steps with a step time, of all workers together
 	StepSeconds Number `json:"step_seconds"`
 	TFLOPs      Number `json:"tflops_per_device"`
 	MFU         Number `json:"mfu"`
@@ -225,9 +226,9 @@ type Straggler struct {
 	Name    string        `json:"name"` // a worker "s0w3", or all of a slice "s1w[0-63]"
 	Slice   int           `json:"slice"`
 	Worker  int           `json:"worker"`       // -1: the whole slice
-	Median  Number        `json:"step_seconds"` // its own
+	Median  Number        `json:"step_seconds"` // its own median
 	Others  Number        `json:"others_step_seconds"`
-	Ratio   Number        `json:"ratio"` // Median to Others
+	Ratio   Number        `json:"ratio"` // Median divided by Others
 	Last    int64         `json:"last_step"`
 	Missing int64         `json:"steps_behind"`
 	Text    string        `json:"text"` // one line for people
@@ -257,15 +258,15 @@ type BadLoss struct {
 type Comparison struct {
 	Preset string `json:"preset"` // "v5e/32b"
 	Model  string `json:"model"`
-	Type   string `json:"accelerator_type"` // of one slice
-	Slices int    `json:"slices"`           // of the run
+	Type   string `json:"accelerator_type"` // type of one slice
+	Slices int    `json:"slices"`           // slices of the run
 	Source string `json:"source"`
 
 	// TFLOPs and MFU are the published figures for this number of slices. They are unknown
 	// if none were published.
 	TFLOPs Number `json:"tflops_per_device"`
 	MFU    Number `json:"mfu"`
-	// Ratio is the run's median TFLOP/s/device divided by the published one. It is
+	// Ratio is the run's median TFLOP/s/device divided by the published figure. It is
 	// unknown also if the run is on another generation.
 	Ratio Number `json:"ratio"`
 	// RunEfficiency is the run's median TFLOP/s/device divided by the published figure for
@@ -284,7 +285,7 @@ type PublishedRow struct {
 	MFU    Number `json:"mfu"`
 	// Efficiency is TFLOPs divided by the TFLOPs of one slice.
 	Efficiency Number `json:"scaling_efficiency"`
-	// Ratio is the run's median TFLOP/s/device divided by this row's.
+	// Ratio is the run's median TFLOP/s/device divided by the figure of this row.
 	Ratio Number `json:"ratio"`
 	Here  bool   `json:"here"` // the run has this number of slices
 }
@@ -299,8 +300,8 @@ func NewDocument(run string, kind tpu.Type, now time.Time) Document {
 	return d
 }
 
-// Below says why the run is slower than limit allows. It returns "" if it is not. limit is
-// a ratio of the published TFLOP/s. Compare must be set.
+// Below says why the run is slower than limit allows. It returns "" if the run is not
+// slower. limit is a ratio of the published TFLOP/s. Compare must be set.
 func (d *Document) Below(limit float64) string {
 	switch ratio := d.Compare.Ratio; {
 	case !ratio.Known():

@@ -72,8 +72,8 @@ func (c *Collector) Blind(now time.Time) {
 	c.blind = now
 }
 
-// AddStall adds a stall that was seen while the run was followed. The report of its end
-// replaces the report of its beginning.
+// AddStall adds a stall that was seen while the run was followed. When the stall ends, the
+// report of its end replaces the report of its beginning.
 func (a *Attempt) AddStall(s Stall) {
 	for i := range a.Stalls {
 		if a.Stalls[i].Began.Equal(s.Began) {
@@ -99,8 +99,8 @@ func (c *Collector) stallLimit() time.Duration {
 }
 
 // stall returns a stall that names the workers that stopped first. Of the workers that
-// print steps and have not ended, these have the earliest last step. It returns false if
-// there are none.
+// print steps and have not ended, these have the earliest last step. stall returns false if
+// there are no such workers.
 func (c *Collector) stall(now, heard time.Time, limit time.Duration) (Stall, bool) {
 	var first []tpu.WorkerID
 	var lowest, highest int64

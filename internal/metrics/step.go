@@ -44,7 +44,7 @@ var (
 	nameEnd      = []byte(": ")
 )
 
-// The lines that announce an evaluation, by period.
+// The lines that announce an evaluation. MaxText has changed them over time.
 var evalMarkers = [][]byte{[]byte("eval metrics after step: "), []byte("Completed eval after train step ")}
 
 // ParseStep reads MaxText's step line in all its forms. It returns false for every other
@@ -120,8 +120,8 @@ func (s *Step) setLoss(value []byte) {
 	}
 }
 
-// readScalars reads the Python dictionary of the oldest lines. A value may be
-// wrapped: Array(3.2, dtype=float32).
+// readScalars reads the Python dictionary of the oldest lines. A value may be wrapped, as
+// in Array(3.2, dtype=float32).
 func (s *Step) readScalars(body []byte) {
 	if v, ok := scalar(body, "perf/step_time_seconds"); ok {
 		s.Seconds = positive(v)

@@ -9,9 +9,9 @@ import (
 	"multihost/internal/tpu"
 )
 
-// When a worker or slice lags. Workers that train together wait for each other in every
-// step, so their medians agree within a few per cent. A median that is 1.5 times as large
-// is not noise, unless steps take hardly any time.
+// Limits from which on a worker or slice lags. Workers that train together wait for each
+// other in every step, so their medians agree within a few per cent. A median that is 1.5
+// times as large is not noise, unless steps take hardly any time.
 const (
 	slowRatio   = 1.5
 	slowAtLeast = 0.010 // seconds above the others
@@ -131,7 +131,8 @@ func slowWorker(a *Attempt, w *Worker, all []Number) (Straggler, bool) {
 	return x, true
 }
 
-// behind returns a worker whose last step is before the run's.
+// The last step of a worker may be before the last step of the run. behind returns such a
+// worker.
 func behind(a *Attempt, w *Worker, live bool) (Straggler, bool) {
 	missing := a.Last.Step - w.Last.Step
 	if w.Steps == 0 || missing < behindSteps {

@@ -15,7 +15,8 @@ import (
 	"multihost/internal/tpu"
 )
 
-// workers returns slices × each workers.
+// workers returns the workers of some slices. slices is the number of slices, and each the
+// number of workers in a slice.
 func workers(slices, each int) []tpu.WorkerID {
 	var ids []tpu.WorkerID
 	for s := range slices {
@@ -26,7 +27,7 @@ func workers(slices, each int) []tpu.WorkerID {
 	return ids
 }
 
-// line returns MaxText's step line in its form since 2026-04.
+// line returns a step line in the form that MaxText prints since 2026-04.
 func line(step int, seconds, tflops, tokens, loss float64) string {
 	return fmt.Sprintf("I0706 16:50:26.257925 140110937163584 metric_logger.py:237] completed step: %d, seconds: %.3f, TFLOP/s/device: %.3f, Tokens/s/device: %.3f, total_weights: 2097152, loss: %.3f, lm_loss: %.3f, perplexity: 24.533\n",
 		step, seconds, tflops, tokens, loss, loss)
@@ -114,7 +115,7 @@ func logChunk() []byte {
 	return b.Bytes()
 }
 
-// TestReadingAllocatesNothing checks a property on which package follow relies.
+// TestReadingAllocatesNothing checks a property that package follow needs.
 func TestReadingAllocatesNothing(t *testing.T) {
 	c := metrics.NewCollector(metrics.Options{Workers: workers(1, 1), Now: time.Now})
 	chunk := logChunk()

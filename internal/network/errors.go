@@ -113,7 +113,7 @@ func (e *MismatchError) missingRanges() []string {
 	return slices.DeleteFunc(strings.Split(d.Want, ","), func(r string) bool { return slices.Contains(have, r) })
 }
 
-// takeFlags returns the flags that ask for the network as it exists.
+// takeFlags returns the flags with which the network would be asked for as it exists.
 func (e *MismatchError) takeFlags() string {
 	var flags []string
 	for _, d := range e.Differences {

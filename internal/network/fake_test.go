@@ -182,7 +182,6 @@ func setUp(t *testing.T) (*network.Client, *fakeAPI, *testkit.Recorder) {
 	return network.New(g, qr.LifeOf), f, n
 }
 
-// create plans and applies o.
 func create(t *testing.T, c *network.Client, o network.Options) error {
 	t.Helper()
 	plan, err := c.Plan(t.Context(), o)

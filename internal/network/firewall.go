@@ -16,7 +16,7 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// defaultPriority is the API's priority for a rule without one.
+// defaultPriority is the priority that the API gives a rule without one.
 const defaultPriority = 1000
 
 // A FirewallRule allows or denies incoming or outgoing traffic of one network.
@@ -99,7 +99,7 @@ func (r FirewallRule) Validate() error {
 	return nil
 }
 
-// allowed is one protocol and its ports; no ports means all ports.
+// allowed is one protocol and its ports. No ports means all ports.
 type allowed struct {
 	protocol string
 	ports    []string

@@ -75,7 +75,7 @@ func networkLink() testkit.Difference {
 	)
 }
 
-// insertion returns, by field, the request that made a resource.
+// insertion returns the request that made a resource, by field.
 func insertion(t *testing.T, s *sim.Server, resource, name string) map[string]string {
 	t.Helper()
 	for _, r := range s.Requests() {

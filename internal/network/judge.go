@@ -22,7 +22,7 @@ type Traffic struct {
 	From     netip.Prefix // the traffic comes from all of these addresses
 	FromTags []string     // network tags of the sending machines
 	Protocol string       // tcp, udp or icmp
-	Port     int          // of tcp and udp
+	Port     int          // port of tcp and udp
 	Tags     []string     // network tags of the receiving machine
 }
 
@@ -125,7 +125,7 @@ func Sources(rules []FirewallRule, protocol string, port int, tags []string) []n
 	return found
 }
 
-// Ranges returns the IPv4 ranges of the network's subnetworks by region.
+// Ranges returns the IPv4 ranges of the network's subnetworks. The key is the region.
 func (c *Client) Ranges(ctx context.Context, network string) (_ map[string][]netip.Prefix, err error) {
 	opts, err := c.gcp.ComputeOptions(ctx)
 	if err != nil {

@@ -48,7 +48,7 @@ const (
 	mark = "made by multihost"
 )
 
-// NoSSH as the only element of Options.SSHSourceRanges means no rule for SSH.
+// If NoSSH is the only element of Options.SSHSourceRanges, there is no rule for SSH.
 const NoSSH = "none"
 
 // Options describes the network to create. Zero values mean the defaults in the

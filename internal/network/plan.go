@@ -28,7 +28,7 @@ type Action struct {
 	Verb     Verb   `json:"verb"`
 	Resource string `json:"resource"` // "network" or "firewall"
 	Name     string `json:"name"`
-	Gcloud   string `json:"gcloud,omitempty"` // for a create, the same as a gcloud command line
+	Gcloud   string `json:"gcloud,omitempty"` // for a create: the gcloud command line that does the same
 	Reason   string `json:"reason,omitempty"`
 
 	network  *computepb.Network
@@ -38,7 +38,7 @@ type Action struct {
 	conflict error
 }
 
-// A Plan lists what would be done, in order. It is valid only at the time when it was
+// A Plan lists what would be done, in order. It is valid only for the moment when it was
 // made.
 type Plan struct {
 	Actions []Action `json:"actions"`
@@ -70,8 +70,8 @@ func (p Plan) Changes() int {
 	return n
 }
 
-// String returns the plan for people: one line for each resource and, below a resource to
-// be created, the gcloud command that creates the same.
+// String returns the plan for people, with one line for each resource. Below a resource to
+// be created stands the gcloud command that creates the same resource.
 func (p Plan) String() string {
 	var b strings.Builder
 	for _, a := range p.Actions {
