@@ -58,11 +58,7 @@ tell() {
 alone() {
   local -a strings
   objects '?prefix=' workers%2F
-  api GET "$REPLY" || {
-    late "$((SECONDS - ${blind:=$SECONDS}))"
-    return
-  }
-  blind='' && json_strings "$reply" '/items/*/name' && [[ ! ${strings[0]} ]]
+  if api GET "$REPLY"; then blind='' && json_strings "$reply" '/items/*/name' && [[ ! ${strings[0]} ]]; else late "$((SECONDS - ${blind:=$SECONDS}))"; fi
 }
 
 # late SECONDS: succeeds if the worker has had no program for so long that the slices are to

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"multihost/internal/announce"
+	"multihost/internal/attempt"
 	"multihost/internal/codesync"
 	"multihost/internal/follow"
 	"multihost/internal/launch"
@@ -202,7 +203,7 @@ func (q *queued) adopt(ctx context.Context, s tpu.Slice) error {
 		return err
 	}
 	if q.terms.On() { // errors here are reported when the run makes its own connections
-		q.renewal().ArmEach(ctx, t, q.how(), func(ctx context.Context, i int) error {
+		q.renewal().ArmEach(ctx, t, delivery(q.o.Run), func(ctx context.Context, i int) error {
 			_, err := lease.Adopt(ctx, t.Conns[i], q.Agents.Sums(), q.terms)
 			return err
 		})
@@ -331,7 +332,7 @@ func readySlices(ctx context.Context, d *workers.Reach, id string) (sel tpu.Sele
 
 func (q *queued) renewal() renewal.Deps { return renewal.Deps{Reach: q.Reach, Agents: q.Agents} }
 
-// how returns the options for sending the agent to the workers.
-func (q *queued) how() codesync.Options {
-	return codesync.Options{Relay: q.o.Run.Relay, RelayFanout: q.o.Run.RelayFanout, Stall: q.o.Run.SyncTimeout}
+// delivery returns the options for sending the agent to the workers.
+func delivery(o attempt.Options) codesync.Options {
+	return codesync.Options{Relay: o.Relay, RelayFanout: o.RelayFanout, Stall: o.SyncTimeout}
 }

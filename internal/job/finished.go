@@ -66,17 +66,18 @@ func ended(rec *record.Record) time.Time {
 	return rec.Created
 }
 
-// saySucceeded says that a runner has not finished its job, and what follows from that.
-func (q *queued) saySucceeded(rec *record.Record, then string) {
-	event.Notef(q.Sink, event.Info, "to run the command once more, type the same again after that",
-		"run %s, attempt %d, succeeded at %s, and its runner ended before it was done with %s: %s", rec.Run, rec.Attempt, ended(rec).Local().Format(time.DateTime), q.name(), then)
+// saySucceeded says that the runner of a job ended before it was done with the resource, and
+// what follows from that.
+func saySucceeded(sink event.Sink, rec *record.Record, resource, then string) {
+	event.Notef(sink, event.Info, "to run the command once more, type the same again after that",
+		"run %s, attempt %d, succeeded at %s, and its runner ended before it was done with %s: %s", rec.Run, rec.Attempt, ended(rec).Local().Format(time.DateTime), resource, then)
 }
 
 // A job has succeeded, and its runner has gone. resume does the rest of the runner's work.
 func (q *queued) resume(ctx context.Context, r *runner, rec *record.Record) (stage.Outcome, error) {
-	q.saySucceeded(rec, "the command is not started again; logs in "+rec.LogDir)
+	saySucceeded(q.Sink, rec, q.name(), "the command is not started again; logs in "+rec.LogDir)
 	q.there, q.ours = true, true
-	r.lease = &renewal.Lease{Deps: q.renewal(), How: q.how(), Terms: q.lease}
+	r.lease = &renewal.Lease{Deps: q.renewal(), How: delivery(q.o.Run), Terms: q.lease}
 	return q.remove(ctx, r, stage.Outcome{Started: true}, nil)
 }
 

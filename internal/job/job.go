@@ -162,7 +162,7 @@ func Job(ctx context.Context, d Deps, o JobOptions) (out stage.Outcome, err erro
 	r.ground, r.books.Budget = q, o.Budget
 	r.missing, r.decided = q.held.commandLives, q.held.decided
 	r.deletes = func() bool { return q.ours && !o.Keep }
-	r.lease = &renewal.Lease{Deps: q.renewal(), How: q.how(), Terms: q.lease}
+	r.lease = &renewal.Lease{Deps: q.renewal(), How: delivery(q.o.Run), Terms: q.lease}
 	out, err = r.run(ctx)
 	if why := q.others(err); why != "" {
 		var conflict *provision.ConflictError

@@ -43,7 +43,7 @@ func PlanJob(ctx context.Context, d Deps, o JobOptions) (plan.Plan, error) {
 	p := r.NewPlan("job")
 	q := newQueued(d, o, r.Watch)
 	if rec := succeeded(ctx, r.Run, o); rec != nil {
-		q.saySucceeded(rec, "without --dry-run, this command only goes on with that; the plan is that of the next one")
+		saySucceeded(q.Sink, rec, q.name(), "without --dry-run, this command only goes on with that; the plan is that of the next one")
 	}
 	right, over := announce.AskRight(ctx, d.Reach, o.Request, q.terms.On())
 	defer over()
