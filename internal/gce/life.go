@@ -106,7 +106,7 @@ func (s sight) judge() state {
 		code, text := firstError(s.topology().GetStateDetails().GetError())
 		st.fail(code, cmp.Or(text, "the topology "+s.topology().GetAcceleratorTopology()+" cannot be set up"))
 	case s.over() && !bulk.GetInProgress():
-		st.life, st.word, st.by = provision.Suspended, wordOver, fmt.Sprintf("Google (its longest run of %s is over)", s.maxRun)
+		s.ends(&st)
 	case size == 0 && len(s.vms) == 0:
 		st.life, st.word, st.by, st.byUser = provision.Suspended, wordEmpty, "a user", true
 	case size > 0 && up == size && (topology == "" || topology == "ACTIVE"):
@@ -214,10 +214,28 @@ func (s sight) leaving() bool {
 	return deleting > 0 && deleting == len(s.managed) || actions && len(s.managed) == 0
 }
 
-// over reports whether the VMs were deleted because their run duration had passed.
+// ends describes a slice whose requested time has passed.
+func (s sight) ends(st *state) {
+	st.life, st.word, st.by = provision.Suspended, wordOver, fmt.Sprintf("Google (its longest run of %s is over)", s.maxRun)
+	if s.count(goingDown...) > 0 {
+		st.life = provision.Suspending
+	}
+}
+
+// over reports whether Compute Engine has deleted, has stopped or stops the VMs because their
+// requested time has passed. Spot VMs stay when they are stopped, others are deleted.
 func (s sight) over() bool {
-	made := timeOf(s.group.GetCreationTimestamp())
-	return s.maxRun > 0 && len(s.vms) == 0 && !made.IsZero() && !s.now.Before(made.Add(s.maxRun))
+	end := s.end()
+	if made := timeOf(s.group.GetCreationTimestamp()); len(s.vms) == 0 && !made.IsZero() {
+		end = made.Add(s.maxRun)
+	}
+	if s.maxRun == 0 || end.IsZero() || s.now.Before(end) {
+		return false
+	}
+	return !slices.ContainsFunc(s.vms, func(vm *computepb.Instance) bool {
+		isDown := slices.Contains(down, vm.GetStatus())
+		return !isDown && !slices.Contains(goingDown, vm.GetStatus()) || isDown && timeOf(vm.GetLastStopTimestamp()).Before(end)
+	})
 }
 
 // Compute Engine may start VMs again soon after they stopped. stoppedLately reports whether

@@ -66,6 +66,14 @@ func TestLife(t *testing.T) {
 			s.managed = append(s.managed, &computepb.ManagedInstance{CurrentAction: proto.String(action)})
 		}
 	}
+	ends := func(at string) func(*sight) {
+		return func(s *sight) {
+			s.spot, s.maxRun = true, 10*time.Hour
+			for _, vm := range s.vms {
+				vm.ResourceStatus = read(t, `{"scheduling": {"terminationTimestamp": "2026-11-30T`+at+`:00Z"}}`, &computepb.ResourceStatus{})
+			}
+		}
+	}
 	for name, c := range map[string]struct {
 		status, vms string
 		change      func(*sight)
@@ -120,6 +128,11 @@ func TestLife(t *testing.T) {
 		"its run is over":                         {`{}`, "", func(s *sight) { s.maxRun = 11 * time.Hour }, provision.Suspended, wordOver, tpu.Halted, "", false},
 		"its run is not over":                     {`{}`, "", func(s *sight) { s.maxRun = 12 * time.Hour }, provision.Suspended, wordGone, tpu.Halted, goneWhy, false},
 		"its VMs were deleted":                    {applied("INCOMPLETE"), "", nil, provision.Suspended, wordGone, tpu.Halted, goneWhy, false},
+		"spot, stopped at its end":                {applied("INCOMPLETE"), "TERMINATED@11:50 TERMINATED@11:51", ends("11:50"), provision.Suspended, wordOver, tpu.Halted, "", false},
+		"spot, being stopped at its end":          {applied("ACTIVE"), "STOPPING TERMINATED@11:50", ends("11:50"), provision.Suspending, wordOver, tpu.Halted, "", false},
+		"spot, preempted before its end":          {applied("INCOMPLETE"), "TERMINATED@11:49 TERMINATED@11:51", ends("11:50"), provision.Suspended, wordPreempted, tpu.Taken, "", false},
+		"spot, its end is still to come":          {applied("INCOMPLETE"), "TERMINATED@11:50 TERMINATED@11:51", ends("12:50"), provision.Suspended, wordPreempted, tpu.Taken, "", false},
+		"spot, one VM goes at its end":            {applied("ACTIVE"), "RUNNING STOPPING", ends("11:50"), provision.Suspending, wordPreempted, tpu.Taken, "", false},
 		"resized to 0":                            {`{}`, "", func(s *sight) { s.group.TargetSize = proto.Int32(0) }, provision.Suspended, wordEmpty, tpu.Halted, "", false},
 		"its run is over, and the group is empty": {`{}`, "", func(s *sight) { s.maxRun, s.group.TargetSize = time.Hour, proto.Int32(0) }, provision.Suspended, wordOver, tpu.Halted, "", false},
 	} {
