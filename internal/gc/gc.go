@@ -423,9 +423,9 @@ func LeftoverTable(left []Leftover) string {
 }
 
 // WarnOfLeftovers searches for leftovers of user's runs while the command works, and
-// reports them in one line. It never fails and never delays the command. It does not report
-// the resource named except, which belongs to the command itself. The caller calls wait at
-// the end, which cancels a search that is not done.
+// reports them in one line. It deletes what is left of them and costs nothing. The resource
+// named except belongs to the command itself. It never fails and never delays the command:
+// the caller calls wait at the end, which cancels a search that is not done.
 func WarnOfLeftovers(ctx context.Context, d Deps, user, except string) (wait func()) {
 	ctx, cancel := context.WithTimeout(gcp.Unattended(ctx), workers.WarnLimit)
 	var done sync.WaitGroup
@@ -437,10 +437,33 @@ func WarnOfLeftovers(ctx context.Context, d Deps, user, except string) (wait fun
 		if text := leftoverWarning(d, all, user, except); text != "" && ctx.Err() == nil {
 			event.Notef(d.Sink, event.Warn, "multihost gc", "%s", text)
 		}
+		sweep(ctx, d, all, user, except)
 	})
 	return func() {
 		cancel()
 		done.Wait()
+	}
+}
+
+// sweep deletes the parts that cost nothing of resources of user's runs without slices. Workers
+// cannot delete parts that are in use until the workers are gone. What sweep does not
+// delete, the next command does.
+func sweep(ctx context.Context, d Deps, all []provision.Resource, user, except string) {
+	if d.ReadOnly {
+		return
+	}
+	for _, res := range all {
+		run, whose, ours := res.Made()
+		if !ours || run == "" || whose != provision.LabelValue(user) || res.ID == except || !res.Spent() || !res.Free {
+			continue
+		}
+		p, ok := provision.As[provision.Sweeper](provider.Of(d.Cloud, res.Commands.Kind))
+		if !ok {
+			continue
+		}
+		if err := p.Sweep(ctx, res.ID, run); err != nil && ctx.Err() == nil {
+			event.Notef(d.Sink, event.Debug, "multihost gc", "parts of %s that cost nothing may be left: %v", provision.NameOf(d.Cloud, res.ID), err)
+		}
 	}
 }
 
@@ -451,7 +474,7 @@ func leftoverWarning(d Deps, all []provision.Resource, user, except string) stri
 		_, whose, ours := res.Made()
 		switch {
 		case !ours || whose != provision.LabelValue(user) || res.ID == except:
-		case res.Spent() && res.Free: // gc lists it, and nothing is lost until then
+		case res.Spent() && res.Free: // see sweep
 		case res.Spent():
 			dead = append(dead, res.ID)
 		case res.ReadySlices() > 0:

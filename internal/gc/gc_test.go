@@ -3,6 +3,7 @@ package gc
 import (
 	"context"
 	"errors"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -262,6 +263,41 @@ func TestFreePartsAreCalledFree(t *testing.T) {
 		left, err := Leftovers(t.Context(), d, GCOptions{})
 		if err != nil || len(left) != 1 || left[0].Useless != (life == provision.Failed) || left[0].Evidence != want {
 			t.Errorf("%s: %+v, %v; want %q", life, left, err, want)
+		}
+	}
+}
+
+// parts is a provider whose resources have several parts.
+type parts struct {
+	remains
+	swept []string
+}
+
+func (*parts) Items(context.Context, string) ([]provision.Item, error) { return nil, nil }
+func (*parts) ItemsOf(provision.Request) []provision.Item              { return nil }
+
+func (p *parts) Sweep(_ context.Context, id, run string) error {
+	p.swept = append(p.swept, id+" of "+run)
+	return nil
+}
+
+// A command deletes what is left of the user's earlier runs and is free. It leaves what is on
+// its way, what belongs to others, what it is making itself, and all in a dry run.
+func TestFreeRemainsOfEarlierRunsAreSwept(t *testing.T) {
+	t.Parallel()
+	res := func(id, user string, life provision.Life, slices ...tpu.Slice) provision.Resource {
+		return provision.Resource{ID: id, Commands: provision.Commands{Kind: "slice request"}, Life: life, Labels: provision.OwnerLabels(id, user), Slices: slices, Free: life.Dead() && len(slices) == 0}
+	}
+	for readOnly, want := range map[bool][]string{false: {"free of free"}, true: nil} {
+		cloud := &parts{}
+		cloud.listed = []provision.Resource{
+			res("free", "ann", provision.Failed), res("young", "ann", provision.Requested), res("bobs", "bob", provision.Failed), res("mine", "ann", provision.Failed),
+			res("vms", "ann", provision.Failed, tpu.Slice{Name: "vms-0", Condition: tpu.Halted}), {ID: "nobodys", Life: provision.Failed},
+		}
+		d := Deps{Reach: &workers.Reach{Invocation: &stage.Invocation{Clock: testkit.NewJumpClock(), Sink: event.Discard}, Cloud: cloud, ReadOnly: readOnly}, StateDir: t.TempDir()}
+		sweep(t.Context(), d, cloud.listed, "ann", "mine")
+		if !slices.Equal(cloud.swept, want) {
+			t.Errorf("read only %v: swept %q, want %q", readOnly, cloud.swept, want)
 		}
 	}
 }

@@ -133,11 +133,12 @@ func (p *Provider) existing(ctx context.Context, r provision.Request) (res provi
 		}
 		return provision.Resource{}, false, err
 	}
-	if diffs := differences(template, r); len(diffs) > 0 {
-		if len(v.groups) == 0 && template.GetProperties().GetLabels()[provision.LabelRun] == r.Labels[provision.LabelRun] && r.Labels[provision.LabelRun] != "" {
-			_, err := p.remove(ctx, r.ID, "create", recreateLimit) // the rest of an older request of this run
-			return provision.Resource{}, false, err
-		}
+	diffs, run := differences(template, r), r.Labels[provision.LabelRun]
+	if len(v.groups) == 0 && run != "" && template.GetProperties().GetLabels()[provision.LabelRun] == run && (len(diffs) > 0 || isOld(template.GetCreationTimestamp(), p.gcp.Clock().Now())) {
+		_, err := p.remove(ctx, r.ID, "create", recreateLimit) // the rest of an older request of this run
+		return provision.Resource{}, false, err
+	}
+	if len(diffs) > 0 {
 		return res, false, &provision.ConflictError{Commands: commands(r.ID), ID: r.ID, Owner: provision.Owner(template.GetProperties().GetLabels()), Differences: diffs}
 	}
 	half := res.State == wordHalfGone && res.Life == provision.Suspended // Create makes the groups that it lacks
@@ -151,8 +152,15 @@ func (p *Provider) existing(ctx context.Context, r provision.Request) (res provi
 	return res, ready, nil
 }
 
-// dropPolicy deletes the policy of an older request of the same run if it has another
-// topology. The request ended before it had a template.
+// isOld reports whether a part without groups is left of an older request. Another command
+// may be about to delete it: see Sweep.
+func isOld(created string, now time.Time) bool {
+	made := timeOf(created)
+	return !made.IsZero() && now.Sub(made) >= provision.MakingTime
+}
+
+// dropPolicy deletes the policy of an older request of the same run if it is old or has
+// another topology. The request was broken off before it had a template.
 func (p *Provider) dropPolicy(ctx context.Context, r provision.Request) error {
 	w, err := p.calls.Policy(ctx, p.at().partName(r.ID))
 	switch {
@@ -160,7 +168,7 @@ func (p *Provider) dropPolicy(ctx context.Context, r provision.Request) error {
 		return nil
 	case err != nil:
 		return err
-	case !sameOwner(w.GetDescription(), describe(r.ID, r.Labels)), r.Type.Workers > 1 && w.GetWorkloadPolicy().GetAcceleratorTopology() == r.Type.Topology:
+	case !sameOwner(w.GetDescription(), describe(r.ID, r.Labels)), r.Type.Workers > 1 && w.GetWorkloadPolicy().GetAcceleratorTopology() == r.Type.Topology && !isOld(w.GetCreationTimestamp(), p.gcp.Clock().Now()):
 		return nil
 	}
 	return p.calls.DeletePolicy(ctx, w.GetName())

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"multihost/internal/event"
@@ -147,14 +148,19 @@ func (p *Provider) removeOnce(ctx context.Context, id string, asked map[string]t
 	return p.removeParts(ctx, id, asked)
 }
 
-// Sweep implements provision.Sweeper. It deletes the template and the policy if somebody
-// else has deleted the groups.
+// Sweep implements provision.Sweeper: it deletes the template and the policy when somebody
+// else has deleted the groups. Create never uses parts as old as those that Sweep deletes.
 func (p *Provider) Sweep(ctx context.Context, id, run string) error {
 	labels, found, err := p.owner(ctx, id)
 	if err != nil || !found || labels[provision.LabelRun] != provision.LabelValue(run) {
 		return err
 	}
-	if v, err := p.look(ctx, id); err != nil || len(v.groups) > 0 {
+	v, err := p.look(ctx, id)
+	if err != nil || len(v.groups) > 0 {
+		return err
+	}
+	left, err := p.remains(ctx, v, nil)
+	if err != nil || !slices.ContainsFunc(left, func(r provision.Resource) bool { return r.ID == id && r.Life == provision.Failed }) {
 		return err
 	}
 	_, err = p.removeParts(ctx, id, map[string]time.Time{})

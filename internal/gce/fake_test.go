@@ -165,7 +165,7 @@ func (f *fake) change(w http.ResponseWriter, r *http.Request, at string) bool {
 			refuse(w, 409, "alreadyExists", "The resource '"+key+"' already exists")
 			return false
 		}
-		body["id"], body["creationTimestamp"] = fmt.Sprint(len(f.things)+1), "2026-11-30T01:00:00Z"
+		body["id"], body["creationTimestamp"] = fmt.Sprint(len(f.things)+1), time.Now().UTC().Format(time.RFC3339)
 		if path.Base(at) == "instanceGroupManagers" {
 			body["status"] = object{"bulkInstanceOperation": object{"inProgress": true}}
 		}

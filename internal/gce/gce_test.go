@@ -203,6 +203,8 @@ func TestWhatARunHasLeftIsReplaced(t *testing.T) {
 	for _, name := range []string{"m-0", "m-1"} {
 		delete(f.things, "zones/us-east5-a/instanceGroupManagers/"+name)
 	}
+	f.age("instanceTemplates")
+	f.age("resourcePolicies")
 	if _, err := f.Get(ctx, "m"); !errors.Is(err, provision.ErrNotFound) {
 		t.Errorf("got %v", err)
 	}
@@ -216,7 +218,19 @@ func TestWhatARunHasLeftIsReplaced(t *testing.T) {
 	}
 }
 
-// Sweep deletes the rest of a run's resource, but only when its groups are gone.
+// age makes the parts of a kind so old that no request still uses them.
+func (f *fake) age(kind string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for key, thing := range f.things {
+		if strings.Contains(key, "/"+kind+"/") {
+			thing["creationTimestamp"] = time.Now().Add(-time.Hour).UTC().Format(time.RFC3339)
+		}
+	}
+}
+
+// Sweep deletes the rest of a run's resource, but only when its groups are gone, and when
+// nobody can be making it.
 func TestSweep(t *testing.T) {
 	f := start(t)
 	_, _, err := f.Create(t.Context(), request(t))
@@ -233,6 +247,12 @@ func TestSweep(t *testing.T) {
 	if left() != 2 {
 		t.Errorf("parts of another run: %d are left", left())
 	}
+	f.age("resourcePolicies")
+	testkit.Must(t, f.Sweep(t.Context(), "m", "m"))
+	if left() != 2 {
+		t.Errorf("young parts: %d are left", left())
+	}
+	f.age("instanceTemplates")
 	testkit.Must(t, f.Sweep(t.Context(), "m", "m"))
 	if left() != 0 {
 		t.Errorf("%d parts are left", left())
@@ -240,9 +260,41 @@ func TestSweep(t *testing.T) {
 	testkit.Must(t, f.Sweep(t.Context(), "m", "m"))
 }
 
-// A request was broken off. Then it is typed again with another property. If a group
-// exists, the error names the difference. Otherwise nothing that costs money exists, and
-// the parts are made anew.
+// A request uses young parts of its run. It makes old ones anew, because Sweep may be
+// deleting them.
+func TestOldPartsAreMadeAnew(t *testing.T) {
+	for _, c := range []struct {
+		lost, old string
+		want      string
+	}{
+		{"", "", "POST groups"},
+		{"", "instanceTemplates", "DELETE template, DELETE policy, POST policy, POST template, POST groups"},
+		{"instanceTemplates", "", "POST template, POST groups"},
+		{"instanceTemplates", "resourcePolicies", "DELETE policy, POST policy, POST template, POST groups"},
+	} {
+		t.Run(c.want, func(t *testing.T) {
+			f := start(t)
+			_, _, err := f.Create(t.Context(), request(t))
+			testkit.Must(t, err)
+			for key := range f.things {
+				if strings.Contains(key, "/instanceGroupManagers/") || c.lost != "" && strings.Contains(key, "/"+c.lost+"/") {
+					delete(f.things, key)
+				}
+			}
+			f.age(c.old)
+			f.calls = nil
+			_, created, err := f.Create(t.Context(), request(t))
+			short := strings.NewReplacer("instanceTemplates/m-a", "template", "resourcePolicies/m-a", "policy", "instanceGroupManagers/m-0, POST instanceGroupManagers/m-1", "groups")
+			if got := short.Replace(strings.Join(f.calls, ", ")); err != nil || !created || got != c.want {
+				t.Errorf("got %s, %v, %v", got, created, err)
+			}
+		})
+	}
+}
+
+// A request that was broken off is typed again with another property. If a group exists,
+// the error names the difference. Otherwise nothing that costs money exists, and the parts
+// are made anew.
 func TestAnotherRequestOfTheSameRun(t *testing.T) {
 	for want, change := range map[string]func(*provision.Request){
 		`accelerator type: it has "tpu7x-16", you asked for "tpu7x-32"`:               func(r *provision.Request) { r.Type, _ = tpu.ParseType("tpu7x-32") },

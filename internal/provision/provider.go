@@ -206,7 +206,8 @@ type Previewer interface {
 // A Sweeper is a Provider whose resources have parts that stay when their slices are gone.
 type Sweeper interface {
 	// Sweep deletes the parts of a run's resource if the resource has no slices any more.
-	// If it has some, or belongs to another run, Sweep deletes nothing.
+	// If it has some, belongs to another run, or has a part that is younger than
+	// [MakingTime], Sweep deletes nothing: somebody may be making it.
 	Sweep(ctx context.Context, id, run string) error
 }
 

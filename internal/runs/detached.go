@@ -292,7 +292,7 @@ func (a *attaching) bring(ctx context.Context, rec *record.Record) error {
 func (a *attaching) end(ctx context.Context, rec *record.Record, state detach.State) (stage.Outcome, error) {
 	defer func() { // after the summary
 		if !a.sayKept(ctx, state) {
-			a.sweep(ctx, state)
+			a.sweep(ctx)
 		}
 	}()
 	if a.sum != nil && a.followed == state.Attempt && a.sum.OK == (state.Blame() == nil) {
@@ -793,7 +793,7 @@ func afterEnd(ctx context.Context, r *BucketRun, state detach.State) (text strin
 	res, err := r.Cloud.Get(ctx, r.Desc.Resource)
 	switch {
 	case gcp.ClassOf(err) == gcp.NotFound, err == nil && !r.owns(res):
-		r.sweep(ctx, state)
+		r.sweep(ctx)
 		return text + fmt.Sprintf(", and %s is gone", provision.NameOf(r.Cloud, r.Desc.Resource)), nil
 	case err == nil && noneMayDelete(state):
 		return text, &res
@@ -806,10 +806,10 @@ const sweepLimit = 20 * time.Second
 
 // sweep deletes the parts of a resource without slices, which its workers could not delete
 // because the parts were in use until the workers were gone. It deletes no slices: another
-// command may be making the resource again. A run that may continue is left alone.
-func (r *BucketRun) sweep(ctx context.Context, state detach.State) {
+// command may be making the resource again.
+func (r *BucketRun) sweep(ctx context.Context) {
 	p, ok := provision.As[provision.Sweeper](provider.Of(r.Cloud, r.Desc.Kind))
-	if !ok || (&detach.Earlier{Description: r.Desc, State: state}).Ended() == "" {
+	if !ok || r.ReadOnly {
 		return
 	}
 	ctx, cancel := context.WithTimeout(ctx, sweepLimit)

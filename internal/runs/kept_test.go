@@ -130,18 +130,18 @@ func (p *parted) Sweep(_ context.Context, id, run string) error {
 	return nil
 }
 
-// When a run has ended and its slices are gone, the remaining parts are deleted, and no
-// slices that another command may be making. The parts of a run that may continue stay.
-func TestThePartsOfARunThatHasEndedAreSwept(t *testing.T) {
+// When the slices of a run are gone, the remaining parts are deleted, and no slices that
+// another command may be making. A dry run deletes nothing.
+func TestThePartsOfARunWithoutSlicesAreSwept(t *testing.T) {
 	t.Parallel()
-	for stopping, want := range map[string]string{"multihost stop by ann": "k of r", "the slices are deleted 60 s after they were made (--max-run-duration)": "", "stopped by ann (--max-run-duration)": "k of r", "": ""} {
+	for readOnly, want := range map[bool]string{false: "k of r", true: ""} {
 		cloud := &parted{deletions: deletions{err: provision.ErrNotFound}}
 		r := &BucketRun{Deps: Deps{
-			Reach: &workers.Reach{Invocation: &stage.Invocation{Sink: event.Discard, Clock: testkit.NewJumpClock()}, Cloud: cloud},
+			Reach: &workers.Reach{Invocation: &stage.Invocation{Sink: event.Discard, Clock: testkit.NewJumpClock()}, Cloud: cloud, ReadOnly: readOnly},
 		}, Desc: detach.Description{Run: "r", Resource: "k"}}
-		r.sweep(t.Context(), detach.State{Stopping: stopping})
+		r.sweep(t.Context())
 		if cloud.swept != want || cloud.n > 0 {
-			t.Errorf("%q: swept %q after %d deletions, want %q", stopping, cloud.swept, cloud.n, want)
+			t.Errorf("read only %v: swept %q after %d deletions, want %q", readOnly, cloud.swept, cloud.n, want)
 		}
 	}
 }
