@@ -614,6 +614,20 @@ type State struct {
 // Over reports whether the newest attempt has ended on every worker of d.
 func (s State) Over(d Description) bool { return len(s.Ended) >= len(d.IDs()) && len(s.Ended) > 0 }
 
+// GivenUp reports whether the newest attempt was given up or stopped, as far as is known: each
+// worker that has reported anything has ended, and on none the command ended by itself. If no
+// other worker can come any more, the attempt has ended.
+func (s State) GivenUp() bool {
+	ended := map[tpu.WorkerID]bool{}
+	for _, e := range s.Ended {
+		if e.Reason == "" || e.Code == 0 {
+			return false
+		}
+		ended[e.Worker] = true
+	}
+	return len(ended) > 0 && !slices.ContainsFunc(s.Seen, func(w Seen) bool { return !ended[w.Worker] })
+}
+
 // FailFast is the reason with which workers stop the command after another worker has
 // failed. It names no worker, because which worker failed first is known only when all have
 // ended.

@@ -284,3 +284,24 @@ func TestLogInPieces(t *testing.T) {
 type writes func(p []byte) (int, error)
 
 func (f writes) Write(p []byte) (int, error) { return f(p) }
+
+// An attempt is given up if each worker that has come has ended, and none by its command.
+func TestGivenUp(t *testing.T) {
+	t.Parallel()
+	first, second := tpu.WorkerID{}, tpu.WorkerID{Worker: 1}
+	stopped, failed, well := detach.End{Code: 143, Reason: "stopped by ann"}, detach.End{Code: 1}, detach.End{Reason: "x"}
+	for name, c := range map[string]struct {
+		s    detach.State
+		want bool
+	}{
+		"nobody has come":            {detach.State{}, false},
+		"all that came were stopped": {detach.State{Seen: []detach.Seen{{Worker: first}}, Ended: []detach.End{stopped}}, true},
+		"another one has come":       {detach.State{Seen: []detach.Seen{{Worker: first}, {Worker: second}}, Ended: []detach.End{stopped}}, false},
+		"its command failed":         {detach.State{Seen: []detach.Seen{{Worker: first}}, Ended: []detach.End{failed}}, false},
+		"its command succeeded":      {detach.State{Seen: []detach.Seen{{Worker: first}}, Ended: []detach.End{well}}, false},
+	} {
+		if got := c.s.GivenUp(); got != c.want {
+			t.Errorf("%s: got %v", name, got)
+		}
+	}
+}

@@ -828,7 +828,7 @@ func logs(ctx context.Context, r *runs.BucketRun, o LogOptions, w LogSink) error
 	l.tellWhich(id, ids, end)
 	runs.WarnUnable(ctx, r, state)
 	rec, err := r.Record(ctx, attempt)
-	if attempt == state.Attempt && !state.Over(r.Desc) {
+	if attempt == state.Attempt && !r.Over(state) {
 		if done, err := l.nearBy(ctx, r, rec, err, attempt); done {
 			return err
 		}
@@ -942,7 +942,7 @@ func followBucket(ctx context.Context, r *runs.BucketRun, l *logReader, state de
 // endedOn reports whether a worker's log will no longer grow: the end is written after the
 // log.
 func endedOn(r *runs.BucketRun, state detach.State, id tpu.WorkerID, attempt int) bool {
-	if attempt < state.Attempt {
+	if attempt < state.Attempt || r.Over(state) {
 		return true
 	}
 	return slices.ContainsFunc(state.Ended, func(e detach.End) bool { return e.Worker == id })

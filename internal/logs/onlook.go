@@ -241,11 +241,11 @@ func readBy(ctx context.Context, r *runs.BucketRun, o *onlooker) error {
 		}
 		state.StrictExit = r.Desc.StrictExit
 		rec, err := r.Record(ctx, state.Attempt)
-		if err != nil && !state.Over(r.Desc) {
+		if err != nil && !r.Over(state) {
 			return err
 		}
 		ids := r.Desc.IDs()
-		if followed != state.Attempt && r.Running(state) == len(ids) && !state.Over(r.Desc) {
+		if followed != state.Attempt && r.Running(state) == len(ids) && !r.Over(state) {
 			followed = state.Attempt
 			if done, err := o.nearBy(ctx, r, rec); done {
 				return err
@@ -260,7 +260,7 @@ func readBy(ctx context.Context, r *runs.BucketRun, o *onlooker) error {
 		if err := readLogs(ctx, r, rec.Attempt, logs); err != nil {
 			return err
 		}
-		if state.Over(r.Desc) {
+		if r.Over(state) {
 			o.mention("")
 			o.end(r.Judge(rec, state, begin))
 			return nil

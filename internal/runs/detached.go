@@ -33,6 +33,8 @@ type BucketRun struct {
 	Store *detach.Bucket
 	Desc  detach.Description
 
+	gone bool // its slices are gone: no worker comes any more
+
 	// Of WarnUnable.
 	asked  time.Time
 	unable []detach.Seen
@@ -202,7 +204,7 @@ func (a *attaching) round(ctx context.Context) (next nextRound, out stage.Outcom
 	}
 	state.StrictExit = a.o.StrictExit
 	rec, err := a.Record(ctx, state.Attempt)
-	if err != nil && !state.Over(a.Desc) {
+	if err != nil && !a.Over(state) {
 		return fail(err)
 	}
 	if err := rec.MakeLogDir(); err != nil {
@@ -210,7 +212,7 @@ func (a *attaching) round(ctx context.Context) (next nextRound, out stage.Outcom
 	}
 	a.tellProgress(state)
 	WarnUnable(ctx, a.BucketRun, state)
-	l := bucketLook{over: state.Over(a.Desc), running: a.Running(state) == len(a.Desc.IDs()), followed: a.followed == state.Attempt}
+	l := bucketLook{over: a.Over(state), running: a.Running(state) == len(a.Desc.IDs()), followed: a.followed == state.Attempt}
 	a.started = l.over || l.running
 	part := ""
 	if l.step() != followOverSSH {
@@ -246,7 +248,7 @@ func (a *attaching) tellProgress(state detach.State) {
 	if text == a.told {
 		return
 	}
-	if a.told == "" && !state.Over(a.Desc) {
+	if a.told == "" && !a.Over(state) {
 		event.Notef(a.Sink, event.Info, "", "run %s lives without a runner, in %s; Ctrl-C leaves it running", a.Desc.Run, a.Store.URL(a.Desc.Run))
 	}
 	a.told = text
@@ -315,15 +317,22 @@ func (r *BucketRun) Running(state detach.State) int {
 	return n
 }
 
+// Over reports whether the run has ended on all workers that can take part in it.
+func (r *BucketRun) Over(state detach.State) bool {
+	return state.Over(r.Desc) || r.gone && state.GivenUp()
+}
+
 // StillThere returns an error if no worker is left that could bring the run to an end.
 func (r *BucketRun) StillThere(ctx context.Context, state detach.State) error {
 	res, err := r.Cloud.Get(ctx, r.Desc.Resource)
 	switch {
 	case gcp.ClassOf(err) == gcp.NotFound:
 		again, err := r.Store.State(ctx, r.Desc.Run)
-		if err != nil || again.Over(r.Desc) {
+		r.gone = true
+		if err != nil || r.Over(again) {
 			return err
 		}
+		r.sweep(ctx)
 		return &stage.Error{Stage: stage.Follow, Text: fmt.Sprintf("%s is gone, and only %d of %s ended in the bucket", provision.NameOf(r.Cloud, r.Desc.Resource), len(again.Ended), event.Count(len(r.Desc.IDs()), "worker")),
 			Advice: goesOn(again) + "read what there is with: multihost logs " + r.Desc.Run}
 	case err != nil:
@@ -366,8 +375,11 @@ func wentDown(state detach.State) string {
 // Summary describes the run's progress in a sentence.
 func (r *BucketRun) Summary(state detach.State) string {
 	total := len(r.Desc.IDs())
-	if state.Over(r.Desc) {
+	switch {
+	case state.Over(r.Desc):
 		return fmt.Sprintf("run %s, attempt %d: ended on %s", r.Desc.Run, state.Attempt, follow.OnAll(total))
+	case r.Over(state):
+		return fmt.Sprintf("run %s, attempt %d: ended on %d of %s; the others never came", r.Desc.Run, max(1, state.Attempt), len(state.Ended), event.Count(total, "worker"))
 	}
 	if len(state.Seen) == 0 {
 		return fmt.Sprintf("run %s: no worker has reported yet", r.Desc.Run)
@@ -832,12 +844,12 @@ func (r *BucketRun) forget() {
 }
 
 // withdraw deletes the queued resource of a run that has no workers.
-func (r *BucketRun) withdraw(ctx context.Context, res provision.Resource) (string, error) {
-	_, err := r.Cloud.Delete(ctx, res.ID, provision.DeleteOptions{OnlyRun: r.Desc.Run, Limit: teardown.Limit})
+func (e *ending) withdraw(ctx context.Context, res provision.Resource) (string, error) {
+	_, err := e.Cloud.Delete(ctx, res.ID, provision.DeleteOptions{OnlyRun: e.Desc.Run, Limit: teardown.Limit})
 	if err != nil {
-		return "", stage.InterruptedOr(ctx, &stage.Error{Stage: stage.Stopping, Err: err, Advice: teardown.Hint(r.Reach, res.ID)})
+		return "", stage.InterruptedOr(ctx, &stage.Error{Stage: stage.Stopping, Err: err, Advice: teardown.Hint(e.Reach, res.ID)})
 	}
-	return fmt.Sprintf("run %s: no worker was there, and %s, which was %s, is deleted", r.Desc.Run, provision.NameOf(r.Cloud, res.ID), res.State), nil
+	return fmt.Sprintf("run %s: no worker was there, and %s, which was %s, is deleted", e.Desc.Run, provision.NameOf(e.Cloud, res.ID), res.State), nil
 }
 
 // owns reports whether a queued resource with the run's name belongs to the run.

@@ -629,8 +629,8 @@ func (m *machine) bound() (at time.Time, why string) {
 	return at, why
 }
 
-// A stop before the provider deletes the slices has maxRunFlag in its reason. Package
-// detach recognizes such a stop by it.
+// maxRunFlag ends the reason of a stop before the provider deletes the slices. Package detach
+// recognizes such a stop by the whole reason.
 const maxRunFlag = "(--max-run-duration)"
 
 // The worker stops the command before the provider deletes the slices. takenAhead and the
