@@ -61,8 +61,8 @@ soak: tools ## break connections ten times as often as the tests do; tell STORIE
 			go test ./cmd/multihost -run '^TestLife(OnComputeEngine)?$$' -count=1 -timeout 48h -v & all="$$all $$!"; \
 	done; for one in $$all; do wait $$one; done
 
-matrix: tools ## run every cell of the job's matrix on both kinds of real workers, not some as the tests do
-	MATRIX=whole go test ./cmd/multihost -run TestMatrixOnRealWorkers -count=1 -timeout 30m -v
+matrix: tools ## run every cell of the matrices: of jobs without runner, and of jobs on both kinds of real workers
+	MATRIX=whole go test ./cmd/multihost -run '^TestMatrixO(nRealWorkers|fDetachedJobs)' -count=1 -timeout 30m -v
 
 bench: build tools ## measure beside other tools, write docs/performance.md; fails when a bar is missed
 	go build -o bin/bench ./bench

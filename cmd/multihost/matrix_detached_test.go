@@ -22,6 +22,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -36,6 +37,7 @@ import (
 	"multihost/internal/agent/detached"
 	"multihost/internal/detach"
 	"multihost/internal/event"
+	"multihost/internal/gc"
 	"multihost/internal/gcp"
 	"multihost/internal/job"
 	"multihost/internal/network"
@@ -59,17 +61,24 @@ const (
 // A lonelyFault is something that happens once to a job without runner.
 type lonelyFault struct {
 	name   string
-	from   int // first phase in which it can happen
+	only   *lonelyProvider // of the slices to which it can happen; nil: all
+	from   int             // first phase in which it can happen
+	last   int             // last phase in which it can happen; 0: all
 	strike func(s *lonelyStage)
-	code   int  // exit status of attach if it happens in this phase …
-	until  int  // … before this phase; 0 from then on
-	taken  bool // it takes the slices away
-	again  bool // the job is typed again then
-	short  bool // the time to live is
-	long   bool // the command would not end by itself in time
+	code   int    // exit status of attach if it happens in this phase …
+	until  int    // … before this phase; 0 from then on
+	taken  string // it takes the machines of these slices away; "": none
+	again  bool   // the job is typed again if it has not ended with 0
+	short  bool   // the time to live is
+	long   bool   // the command would not end by itself in time
+	bound  bool   // it happens to slices that are not spot
+	brief  bool   // the longest run of the slices is shortLife
+	stays  bool   // no worker may delete the slices: the user does
+	alone  bool   // if workers wait for each other before they begin, these wait in vain
+	missed bool   // if it happens in the preflight, the other slice begins without this one, and fails
 }
 
-func lonelyFaults() []lonelyFault {
+func lonelyFaults(on *lonelyProvider) []lonelyFault {
 	inject := func(text string) func(s *lonelyStage) {
 		return func(s *lonelyStage) { s.inject(text) }
 	}
@@ -77,23 +86,38 @@ func lonelyFaults() []lonelyFault {
 		return func(s *lonelyStage) { s.outage(path, code, d) }
 	}
 	const stopped = 128 + int(syscall.SIGTERM)
-	return []lonelyFault{
-		{name: "one slice of two preempted", from: fromProvisioning, taken: true, again: true, code: exitUnavailable, until: fromDeletion, strike: inject("preempt node=m-1")},
-		{name: "queued resource suspended", taken: true, code: exitUnavailable, until: fromDeletion, strike: inject("qr-suspended qr=m")},
-		{name: "queued resource failed", taken: true, code: exitUnavailable, until: fromDeletion, strike: inject("qr-failed qr=m message='an internal error has occurred'")},
-		{name: "an admin deletes it", code: exitUnavailable, until: fromDeletion, strike: (*lonelyStage).adminDeletes},
-		{name: "API answers 503 for 2 minutes", from: fromBoot, strike: away("/v2alpha1/", http.StatusServiceUnavailable, 2*time.Minute)},
+	const workersAccount = " account=*gserviceaccount.com n=all"
+	all := []lonelyFault{
+		{name: "one slice of two preempted", only: lonelyOnTPU, from: fromProvisioning, taken: "m-*", again: true, code: exitUnavailable, until: fromDeletion, strike: inject("preempt node=m-1")},
+		{name: "one slice of two preempted", only: lonelyOnGCE, from: fromProvisioning, taken: "m-1", alone: true, again: true, code: exitUnavailable, until: fromDeletion, strike: inject("group-preempt group=m-1")},
+		{name: "all slices preempted", only: lonelyOnGCE, from: fromProvisioning, taken: "m-*", again: true, code: exitUnavailable, until: fromDeletion, strike: inject("group-preempt group=m-*")},
+		{name: "queued resource suspended", only: lonelyOnTPU, taken: "m-*", code: exitUnavailable, until: fromDeletion, strike: inject("qr-suspended qr=m")},
+		{name: "queued resource failed", only: lonelyOnTPU, taken: "m-*", code: exitUnavailable, until: fromDeletion, strike: inject("qr-failed qr=m message='an internal error has occurred'")},
+		{name: "the VMs of a slice cannot be made", only: lonelyOnGCE, last: untilProvisioning, alone: true, strike: inject("group-error group=m-1")},
+		{name: "a host fails", only: lonelyOnGCE, from: fromBoot, bound: true, strike: (*lonelyStage).hostFails},
+		{name: "a host fails and is away for 20 minutes", only: lonelyOnGCE, from: fromBoot, bound: true, missed: true, strike: func(s *lonelyStage) { s.hostIsAway(20 * time.Minute) }},
+		{name: "a host fails and is away for 2 hours", only: lonelyOnGCE, from: fromBoot, bound: true, alone: true, code: exitUnavailable, until: fromDeletion, strike: func(s *lonelyStage) { s.hostIsAway(2 * time.Hour) }},
+		{name: "an admin deletes a VM", only: lonelyOnGCE, from: fromBoot, alone: true, code: exitUnavailable, until: fromEnd, strike: (*lonelyStage).adminDeletesVM},
+		{name: "an admin deletes one slice of two", only: lonelyOnGCE, from: untilWaiting, alone: true, again: true, code: exitUnavailable, until: fromDeletion, strike: (*lonelyStage).adminDeletesGroup},
+		{name: "an admin deletes it", from: on.whole, code: exitUnavailable, until: fromDeletion, strike: (*lonelyStage).adminDeletes},
+		{name: "API answers 503 for 2 minutes", from: fromBoot, strike: away(on.api, http.StatusServiceUnavailable, 2*time.Minute)},
+		{name: "workers may not delete slices for 5 minutes", only: lonelyOnGCE, from: fromBoot, strike: func(s *lonelyStage) {
+			s.outage(http.MethodDelete+" "+on.api, http.StatusForbidden, 5*time.Minute)
+		}},
+		{name: "workers may not delete slices any more", only: lonelyOnGCE, from: fromBoot, stays: true, strike: inject("permission-denied permission=compute.instanceGroupManagers.delete" + workersAccount)},
 		{name: "bucket answers 503 for 5 minutes", from: fromBoot, strike: away("storage/v1/", http.StatusServiceUnavailable, 5*time.Minute)},
 		{name: "bucket answers 403 for 5 minutes", from: fromBoot, strike: away("storage/v1/", http.StatusForbidden, 5*time.Minute)},
-		{name: "workers may not use the bucket any more", from: fromBoot, code: exitUnavailable, until: fromDeletion,
-			strike: inject("permission-denied permission=storage.* account=*gserviceaccount.com n=all")},
+		{name: "workers may not use the bucket any more", from: fromBoot, code: exitUnavailable, until: fromDeletion, strike: inject("permission-denied permission=storage.*" + workersAccount)},
 		{name: "metadata server and tokens away for 2 minutes", from: fromBoot, strike: away("", 0, 2*time.Minute)},
-		{name: "a worker reboots", from: fromBoot, strike: func(s *lonelyStage) { s.reboot("m-1") }},
-		{name: "all workers reboot", from: fromBoot, strike: func(s *lonelyStage) { s.reboot("m-0", "m-1") }},
-		{name: "a worker never comes back", from: fromBoot, code: exitUnavailable, until: fromDeletion, strike: func(s *lonelyStage) { s.kill("m-1") }},
-		{name: "--ttl is over", from: fromPreflight, code: stopped, until: fromEnd, short: true, long: true, strike: (*lonelyStage).standStill},
+		{name: "a worker reboots", from: fromBoot, strike: func(s *lonelyStage) { s.reboot(s.lastVM()) }},
+		{name: "all workers reboot", from: fromBoot, strike: func(s *lonelyStage) { s.reboot(anyVM) }},
+		{name: "a worker never comes back", from: fromBoot, alone: true, code: exitUnavailable, until: fromDeletion, strike: func(s *lonelyStage) { s.kill(s.lastVM()) }},
+		{name: "--ttl is over", from: fromPreflight, code: stopped, until: fromEnd, short: true, long: true, strike: func(s *lonelyStage) { s.standStill(shortLife) }},
+		{name: "--max-run-duration is almost over", only: lonelyOnGCE, from: fromPreflight, code: stopped, until: fromEnd, brief: true, long: true, again: true, strike: func(s *lonelyStage) { s.standStill(shortLife - 2*time.Minute) }},
+		{name: "--max-run-duration is over", only: lonelyOnGCE, from: fromPreflight, taken: "m-*", code: exitUnavailable, until: fromDeletion, brief: true, long: true, again: true, strike: (*lonelyStage).runEnds},
 		{name: "a stop is asked for in the bucket", code: stopped, until: fromEnd, strike: (*lonelyStage).userStops},
 	}
+	return slices.DeleteFunc(all, func(f lonelyFault) bool { return f.only != nil && f.only != on })
 }
 
 const (
@@ -106,6 +130,8 @@ const (
 	// real agent looks every 20 s, even in a month of training. Here that would only cost
 	// time.
 	lookEvery = time.Minute
+	// slicesDeadline is how long workers wait for each other.
+	slicesDeadline = 30 * time.Minute
 	// commandTime is how long a command runs, and how long it takes to notice that its
 	// process on another worker is gone.
 	commandTime = 5 * time.Minute
@@ -120,6 +146,7 @@ const (
 // to the next event when all wait. So a slow machine changes nothing.
 type lonelyStage struct {
 	t      *testing.T
+	on     *lonelyProvider
 	phase  string
 	fault  lonelyFault
 	dir    string
@@ -133,38 +160,40 @@ type lonelyStage struct {
 	mu      sync.Mutex // never held while waiting for anything
 	vms     []*stageVM
 	booted  time.Time // when the first machine booted
-	coming  int       // machines that are to boot
 	arrived int       // workers in the phase
 	down    []outage
 	still   time.Time               // nobody does anything before
 	begun   map[int]map[string]bool // which workers have started an attempt
 	ends    map[int]time.Time       // when its command ends …
 	code    map[int]int             // … and how
+	lost    int                     // newest attempt with a process that a machine has ended
 	shaken  bool                    // a machine was rebooted so that the job gets between two attempts
 	closed  bool
 }
 
 type outage struct {
-	path  string
-	code  int // 0: no answer, not even from the metadata server
+	call  string // a part of "METHOD /path"
+	code  int    // 0: no answer, not even from the metadata server
 	until time.Time
 }
 
 // TestMatrixOfDetachedJobs runs a job without runner for every pair of phase and fault.
 // In every case it ends with the right status, and nothing of it is left. The table of
 // results is in docs/reliability.md; -update writes it.
-func TestMatrixOfDetachedJobs(t *testing.T) {
+func TestMatrixOfDetachedJobs(t *testing.T) { runLonelyMatrix(t, lonelyOnTPU) }
+
+func runLonelyMatrix(t *testing.T, on *lonelyProvider) {
 	t.Parallel()
 	identity, err := sshkey.Create(filepath.Join(t.TempDir(), "key"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	faults := lonelyFaults()
+	faults := lonelyFaults(on)
 	names := make([]string, len(faults))
 	for f, fault := range faults {
 		names[f] = fault.name
 	}
-	doc := openMatrix(t, "matrix of jobs without runner: go test ./cmd/multihost -run TestMatrixOfDetachedJobs -update", lonelyPhases, names)
+	doc := openMatrix(t, on.mark, lonelyPhases, names)
 	dir, err := os.MkdirTemp(memoryDir(), "multihost-matrix-")
 	if err != nil {
 		t.Fatal(err)
@@ -173,13 +202,21 @@ func TestMatrixOfDetachedJobs(t *testing.T) {
 	t.Run("cells", func(t *testing.T) {
 		for f, fault := range faults {
 			for p, phase := range lonelyPhases {
-				if p < fault.from {
+				if p < fault.from || fault.last > 0 && p > fault.last {
 					doc.set(t, f, p, "–")
 					continue
 				}
-				s := &lonelyStage{phase: phase, fault: fault, dir: filepath.Join(dir, fmt.Sprintf("%d-%d", p, f)),
+				if on.few && (p+2*f)%6 > 0 && !tableIsWritten() && !testkit.All(t) {
+					continue
+				}
+				s := &lonelyStage{on: on, phase: phase, fault: fault, dir: filepath.Join(dir, fmt.Sprintf("%d-%d", p, f)),
 					access: overssh.Access{Login: "ann", Identity: identity}, begun: map[int]map[string]bool{}, ends: map[int]time.Time{}, code: map[int]int{}}
-				if p >= fault.until {
+				switch {
+				case fault.alone && on.gathers && p < fromPreflight:
+					s.fault.code = exitTempFail
+				case fault.missed && p == fromPreflight:
+					s.fault.code = 1
+				case p >= fault.until:
 					s.fault.code, s.fault.long = exitOK, false
 				}
 				t.Run(phase+" × "+fault.name, func(t *testing.T) {
@@ -210,13 +247,13 @@ func (s *lonelyStage) run(story *testkit.Buffer) (result string) {
 	}
 	defer s.server.Close()
 	url := s.server.URL()
-	cloud := gcp.New(gcp.Config{Project: sim.DefaultProject, Zone: sim.DefaultZone, DisableAuth: true, Transport: briefly{inProcess{s.server}},
+	cloud := gcp.New(gcp.Config{Project: sim.DefaultProject, Zone: sim.DefaultZone, DisableAuth: true, Transport: briefly{inProcess{s.server}, s},
 		TPUEndpoint: url + "/", ComputeEndpoint: url + "/compute/v1/", StorageEndpoint: url + "/storage/v1/", ResourceManagerEndpoint: url + "/"})
-	queue := qr.New(cloud)
+	provider := s.on.open(cloud)
 	sink := event.SinkFunc(func(e event.Event) { fmt.Fprintf(story, "%T %+v\n", e, e) })
 	typed := &stage.Invocation{Sink: sink, Clock: gcp.SystemClock}
 	d := &deps{
-		Reach:  &workers.Reach{Invocation: typed, Place: provision.Place{Project: sim.DefaultProject, Zone: sim.DefaultZone}, Cloud: queue.Provider(""), Access: s.access},
+		Reach:  &workers.Reach{Invocation: typed, Place: provision.Place{Project: sim.DefaultProject, Zone: sim.DefaultZone}, Cloud: provider, Access: s.access},
 		Keeper: &record.Keeper{Of: typed, StateDir: filepath.Join(s.dir, "state"), Owner: "ann@laptop", ExitStatus: exitCode},
 		Source: detach.Source{OpenBucket: func(ctx context.Context, bucket, dir string) (*detach.Bucket, error) {
 			return detach.Open(ctx, cloud, bucket, dir)
@@ -228,11 +265,15 @@ func (s *lonelyStage) run(story *testkit.Buffer) (result string) {
 	if err != nil {
 		return failed("%v", err)
 	}
-	o := matrixJob(s.dir, s.access, onTPU.asks(matrixFault{}))
-	o.TTL = timeToLive
+	o := matrixJob(s.dir, s.access, s.on.asks(matrixFault{bound: s.fault.bound}))
+	o.TTL, o.Request.SlicesDeadline = timeToLive, slicesDeadline
 	if s.fault.short {
 		o.TTL = shortLife
 	}
+	if s.fault.brief {
+		o.Request.MaxRunDuration = shortLife
+	}
+	s.on.starts(s)
 	s.begin = time.Now()
 	if _, err := submit.Detach(context.Background(), submitDeps(d), o, submit.DetachOptions{Bucket: sim.DefaultBucket, Roots: roots}); err != nil {
 		return failed("not started: %v", err)
@@ -260,14 +301,19 @@ func (s *lonelyStage) run(story *testkit.Buffer) (result string) {
 		}
 		left = s.left()
 	}
-	if left != "" && s.fault.taken { // no worker is left that could delete it
-		if _, err := queue.Delete(context.Background(), "m", qr.DeleteOptions{Force: true, OnlyRun: "m"}); err != nil {
+	if left != "" && (s.fault.taken != "" || s.fault.stays) { // no worker can delete it
+		if _, err := provider.Delete(context.Background(), "m", provision.DeleteOptions{OnlyRun: "m"}); err != nil {
 			return failed("%v", err)
 		}
 		result += " †"
-		left = s.left()
 	}
-	if left != "" {
+	if left = s.on.remains(s); left != "" { // the next command deletes parts that were in use until the workers were gone
+		<-time.After(provision.MakingTime)
+		wait := gc.WarnOfLeftovers(context.Background(), gc.Deps{Reach: d.Reach, StateDir: d.StateDir}, "ann", "")
+		<-time.After(workers.WarnLimit)
+		wait()
+	}
+	if left = s.on.remains(s); left != "" {
 		return failed("%s is left", left)
 	}
 	return result
@@ -277,6 +323,7 @@ func (s *lonelyStage) run(story *testkit.Buffer) (result string) {
 func (s *lonelyStage) again(d *deps, o job.JobOptions, roots gcp.Roots) error {
 	s.mu.Lock()
 	before := len(s.begun)
+	s.fault.long = false
 	s.mu.Unlock()
 	if _, err := submit.Detach(context.Background(), submitDeps(d), o, submit.DetachOptions{Bucket: sim.DefaultBucket, Roots: roots}); err != nil {
 		return err
@@ -291,30 +338,25 @@ func (s *lonelyStage) again(d *deps, o job.JobOptions, roots gcp.Roots) error {
 	return err
 }
 
-// left returns the state of the queued resource; "" when neither it nor a slice exists.
+// left returns the state of the slices and of their request; "" when no slice and no queued
+// resource exists.
 func (s *lonelyStage) left() string {
-	status := s.server.Status()
-	switch {
-	case len(status.Queued) > 0:
-		return status.Queued[0].State
-	case len(status.Nodes) > 0:
-		return "slice " + status.Nodes[0].ID
-	}
-	return ""
+	left, _ := s.on.state(s.server.Status())
+	return left
 }
 
 // play lets time pass until nothing more can happen, and returns what is left.
 func (s *lonelyStage) play() (left string, err error) {
-	queue := map[string]string{"CREATING": "requested", "ACCEPTED": "requested", "WAITING_FOR_RESOURCES": "waiting", "PROVISIONING": "provisioning"}
 	for {
-		left = s.left()
+		var phase string
+		left, phase = s.on.state(s.server.Status())
 		pause := 10 * time.Second
-		if phase := queue[left]; phase != "" {
+		if phase != "" && phase != still {
 			s.reached(phase)
 			pause = simStep / 2
 		}
 		switch {
-		case left == "", !s.anybody() && (left == "SUSPENDED" || left == "FAILED"):
+		case left == "", phase == still && !s.anybody(), s.fault.stays && time.Since(s.begin) > timeToLive/2:
 			return left, nil
 		case time.Since(s.begin) > 3*timeToLive:
 			return left, fmt.Errorf("it never ends: %s", left)
@@ -324,21 +366,32 @@ func (s *lonelyStage) play() (left string, err error) {
 }
 
 // anybody reports whether a worker is doing something or is about to boot.
-func (s *lonelyStage) anybody() bool {
+func (s *lonelyStage) anybody() bool { return s.anybodyOf(anyVM) }
+
+// anybodyOf is anybody for some machines.
+func (s *lonelyStage) anybodyOf(of func(*stageVM) bool) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.coming > 0 || slices.ContainsFunc(s.vms, func(vm *stageVM) bool { return vm.off != nil })
+	return slices.ContainsFunc(s.vms, func(vm *stageVM) bool { return of(vm) && (vm.coming || vm.off != nil) })
+}
+
+func anyVM(*stageVM) bool { return true }
+
+// lastVM chooses the last worker of the last slice.
+func (s *lonelyStage) lastVM() func(*stageVM) bool {
+	return func(vm *stageVM) bool { return vm.spec.Node == "m-1" && vm.spec.Index == s.on.workers/2-1 }
 }
 
 // reached lets the fault happen, once, in its phase.
 func (s *lonelyStage) reached(phase string) {
 	if phase == s.phase && s.struck.CompareAndSwap(false, true) {
 		s.fault.strike(s)
+		_, _ = s.server.Clear("no-capacity") // see lonelyOnGCE
 		close(s.over)
 	}
 }
 
-// reaches lets the fault happen when both workers have come to the phase.
+// reaches lets the fault happen when all workers have come to the phase.
 func (vm *stageVM) reaches(boot int, phase string) {
 	s := vm.stage
 	if phase != s.phase {
@@ -346,7 +399,7 @@ func (vm *stageVM) reaches(boot int, phase string) {
 	}
 	s.mu.Lock()
 	s.arrived++
-	last, off := s.arrived == 2, vm.off
+	last, off := s.arrived == s.on.workers, vm.off
 	s.mu.Unlock()
 	if last {
 		s.reached(phase)
@@ -363,21 +416,16 @@ func (vm *stageVM) reaches(boot int, phase string) {
 // inject sets a fault of the simulator, and returns when everything that the fault takes
 // away is gone.
 func (s *lonelyStage) inject(text string) {
-	fault, err := sim.ParseFault(text)
-	if err == nil {
-		_, err = s.server.Inject(fault)
-	}
-	if err != nil {
-		s.t.Error(err)
-	}
-	if s.fault.taken {
-		s.awaitDown()
+	s.set(text)
+	if s.fault.taken != "" {
+		s.awaitDown(s.fault.taken)
 	}
 }
 
-// awaitDown waits until no machine is left.
-func (s *lonelyStage) awaitDown() {
-	for begin := time.Now(); s.anybody(); <-time.After(simStep) {
+// awaitDown waits until no machine of the slices is left.
+func (s *lonelyStage) awaitDown(nodes string) {
+	of := func(vm *stageVM) bool { return nodes == "m-*" || vm.spec.Node == nodes }
+	for begin := time.Now(); s.anybodyOf(of); <-time.After(simStep / 10) {
 		if time.Since(begin) > time.Hour {
 			s.t.Error("the workers are not taken away")
 			return
@@ -386,53 +434,56 @@ func (s *lonelyStage) awaitDown() {
 }
 
 func (s *lonelyStage) adminDeletes() {
-	s.call(http.MethodDelete, "/v2alpha1/projects/"+sim.DefaultProject+"/locations/"+sim.DefaultZone+"/queuedResources/m?force=true", "")
-	s.awaitDown()
+	for _, path := range s.on.paths {
+		s.call(http.MethodDelete, path, "")
+	}
+	s.awaitDown("m-*")
 }
 
 func (s *lonelyStage) userStops() {
 	s.call(http.MethodPost, "/upload/storage/v1/b/"+sim.DefaultBucket+"/o?uploadType=media&name=m%2Fcontrol%2Fstop", "enough\n")
 }
 
-func (s *lonelyStage) call(method, path, body string) {
+func (s *lonelyStage) call(method, path, body string) (answered string) {
 	answer := httptest.NewRecorder()
 	s.server.ServeHTTP(answer, httptest.NewRequest(method, path, strings.NewReader(body)))
-	if answer.Code != http.StatusOK {
+	if answer.Code != http.StatusOK && answer.Code != http.StatusNotFound {
 		s.t.Errorf("%s %s: %s", method, path, answer.Body)
 	}
+	return answer.Body.String()
 }
 
-func (s *lonelyStage) outage(path string, code int, d time.Duration) {
+// outage lets calls fail whose "METHOD /path" contains call.
+func (s *lonelyStage) outage(call string, code int, d time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.down = append(s.down, outage{path, code, time.Now().Add(d)})
+	s.down = append(s.down, outage{call, code, time.Now().Add(d)})
 }
 
-// standStill stops all activity until the time to live has just passed.
-func (s *lonelyStage) standStill() {
+// standStill stops all activity until a time after the first boot has just passed.
+func (s *lonelyStage) standStill(d time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.still = s.booted.Add(shortLife + 5*time.Second)
+	s.still = s.booted.Add(d + 5*time.Second)
 }
 
-// kill takes the workers of slices away for good, and reboot takes them away for two
-// minutes.
-func (s *lonelyStage) kill(nodes ...string) {
+// kill takes workers away for good, and reboot takes them away for two minutes.
+func (s *lonelyStage) kill(of func(*stageVM) bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, vm := range s.vms {
-		if slices.Contains(nodes, vm.spec.Node) {
+		if of(vm) {
 			vm.halt()
 			vm.dead = true
 		}
 	}
 }
 
-func (s *lonelyStage) reboot(nodes ...string) {
+func (s *lonelyStage) reboot(of func(*stageVM) bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, vm := range s.vms {
-		if vm.off != nil && slices.Contains(nodes, vm.spec.Node) {
+		if vm.off != nil && of(vm) {
 			vm.halt()
 			s.bootIn(vm, 2*time.Minute)
 		}
@@ -443,7 +494,7 @@ func (s *lonelyStage) reboot(nodes ...string) {
 // itself, because the agent waits for whole seconds. So no two machines act at the same
 // moment, and their order is the same each time. The caller holds mu.
 func (s *lonelyStage) bootIn(vm *stageVM, d time.Duration) {
-	s.coming++
+	vm.coming = true
 	d = time.Until(time.Now().Add(d).Truncate(time.Second).Add(vm.part()))
 	s.wg.Go(func() {
 		select {
@@ -452,7 +503,7 @@ func (s *lonelyStage) bootIn(vm *stageVM, d time.Duration) {
 		}
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		s.coming--
+		vm.coming = false
 		if !vm.gone && !vm.dead {
 			vm.boot()
 		}
@@ -461,10 +512,11 @@ func (s *lonelyStage) bootIn(vm *stageVM, d time.Duration) {
 
 // part is the machine's part of the second.
 func (vm *stageVM) part() time.Duration {
+	d := 300*time.Millisecond + time.Duration(vm.spec.Index)*100*time.Millisecond
 	if vm.spec.Node == "m-1" {
-		return 600 * time.Millisecond
+		d += 300 * time.Millisecond
 	}
-	return 300 * time.Millisecond
+	return d
 }
 
 // Port, Start and Close make the stage the simulator's worker.Backend.
@@ -482,6 +534,7 @@ func (s *lonelyStage) Start(_ context.Context, spec worker.Spec) (worker.Machine
 	}
 	s.vms = append(s.vms, vm)
 	s.bootIn(vm, bootTime)
+	tellPlace(spec)
 	return vm, nil
 }
 
@@ -505,7 +558,7 @@ func (s *lonelyStage) logs() string {
 	defer s.mu.Unlock()
 	for _, vm := range s.vms {
 		text, _ := os.ReadFile(filepath.Join(vm.spec.Root, "log"))
-		fmt.Fprintf(&b, "--- %s:\n%s", vm.spec.Node, text)
+		fmt.Fprintf(&b, "--- %s:\n%s", vm.name(), text)
 	}
 	return b.String()
 }
@@ -517,6 +570,7 @@ type stageVM struct {
 	boots    int
 	power    func()        // takes it
 	off      chan struct{} // closed at the end of this boot; nil while the machine is down, or its program has ended
+	coming   bool          // it is to boot
 	dead     bool          // it never comes back
 	gone     bool          // its slice is deleted
 	taken    chan struct{} // closed then
@@ -531,14 +585,32 @@ type stageCommand struct {
 	over bool
 }
 
+// name is the place of the machine in the job.
+func (vm *stageVM) name() string { return fmt.Sprintf("%sw%d", vm.spec.Node, vm.spec.Index) }
+
 func (vm *stageVM) Addr() string     { return "127.0.0.1" }
 func (vm *stageVM) Hostname() string { return vm.spec.Hostname }
 func (vm *stageVM) HostKeys() map[string]string {
 	return map[string]string{"ssh-ed25519": base64.StdEncoding.EncodeToString([]byte(vm.spec.Name))}
 }
 
-func (vm *stageVM) Reboot(context.Context) error { return errors.New("not on this stage") }
-func (vm *stageVM) SetFault(worker.Fault) error  { return errors.New("not on this stage") }
+// SetFault takes the power of a machine whose host has failed, and Reboot gives it back.
+func (vm *stageVM) SetFault(f worker.Fault) error {
+	if f.Kind != worker.Reboot {
+		return errors.New("not on this stage")
+	}
+	vm.stage.mu.Lock()
+	defer vm.stage.mu.Unlock()
+	vm.halt()
+	return nil
+}
+
+func (vm *stageVM) Reboot(context.Context) error {
+	vm.stage.mu.Lock()
+	defer vm.stage.mu.Unlock()
+	vm.stage.bootIn(vm, bootTime)
+	return nil
+}
 
 func (vm *stageVM) Stop(context.Context) error {
 	vm.stage.mu.Lock()
@@ -570,6 +642,7 @@ func (vm *stageVM) halt() {
 			c.end(vm.stage.code[attempt], "", end)
 		default:
 			vm.stage.loses(attempt)
+			vm.stage.lost = max(vm.stage.lost, attempt)
 		}
 	}
 	vm.boots++ // calls of the last boot get no answer
@@ -670,6 +743,7 @@ func (b stageBoot) RoundTrip(r *http.Request) (*http.Response, error) {
 	}
 	resp := answer.Result()
 	resp.Request = r
+	resp.Header.Set("Date", time.Now().UTC().Format(http.TimeFormat))
 	return resp, nil
 }
 
@@ -684,12 +758,11 @@ func (vm *stageVM) call(boot int, r *http.Request, body []byte) *httptest.Respon
 	req := httptest.NewRequest(r.Method, r.URL.String(), bytes.NewReader(body))
 	req.Header = r.Header
 	answer := httptest.NewRecorder()
-	if off := vm.stage.outageOf(r.URL.Path); off != nil && off.code != 0 {
+	if off := vm.stage.outageOf(r.Method + " " + r.URL.Path); off != nil && off.code != 0 {
 		http.Error(answer, `{"error": {"message": "come back later"}}`, off.code)
 	} else {
 		vm.stage.server.ServeHTTP(answer, req)
 	}
-	answer.Header().Set("Date", time.Now().UTC().Format(http.TimeFormat))
 	return answer
 }
 
@@ -756,13 +829,13 @@ func (s *lonelyStage) looked() {
 			}
 		}
 	}
-	first := running == 2 && s.phase == "between attempts" && !s.shaken
+	first := running == s.on.workers && s.phase == "between attempts" && !s.shaken
 	s.shaken = s.shaken || first
 	s.mu.Unlock()
 	if first {
-		s.reboot("m-1")
+		s.reboot(s.lastVM())
 	}
-	if running == 2 {
+	if running == s.on.workers {
 		s.reached("run")
 	}
 }
@@ -788,19 +861,22 @@ func (vm *stageVM) operate(boot int, runs, nonce, name string, args []string) (a
 		vm.commands[attempt] = c
 		err := errors.Join(os.MkdirAll(c.dir, 0o700),
 			os.WriteFile(filepath.Join(c.dir, "started"), fmt.Appendf(nil, "12 1 %d boot\n", now.UnixNano()), 0o600),
-			os.WriteFile(filepath.Join(c.dir, "output.log"), fmt.Appendf(nil, "attempt %d of %s\n", attempt, vm.spec.Node), 0o600))
+			os.WriteFile(filepath.Join(c.dir, "output.log"), fmt.Appendf(nil, "attempt %d of %s\n", attempt, vm.name()), 0o600))
 		if err != nil {
 			return nonce + " error " + err.Error() + "\n"
 		}
 		if s.begun[attempt] == nil {
 			s.begun[attempt] = map[string]bool{}
 		}
-		s.begun[attempt][vm.spec.Node] = true
-		switch {
-		case slices.ContainsFunc(s.vms, func(other *stageVM) bool { return other.dead }):
-			s.loses(attempt)
-		case len(s.begun[attempt]) == 2 && s.code[attempt] == 0 && !s.fault.long:
-			s.ends[attempt] = now.Add(commandTime)
+		s.begun[attempt][vm.name()] = true
+		switch n := len(s.begun[attempt]); {
+		case n == 1:
+			s.loses(attempt) // unless the others begin before that
+		case n == s.on.workers && now.Before(s.ends[attempt]) && s.lost != attempt:
+			delete(s.ends, attempt)
+			if s.code[attempt] = 0; !s.fault.long {
+				s.ends[attempt] = now.Add(commandTime)
+			}
 		}
 		return nonce + " started 12 1\n"
 	case "stop":
@@ -858,11 +934,11 @@ func (vm *stageVM) instance(boot int, path string) *httptest.ResponseRecorder {
 }
 
 // outageOf returns the outage that affects a call now; nil if there is none.
-func (s *lonelyStage) outageOf(path string) *outage {
+func (s *lonelyStage) outageOf(call string) *outage {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, o := range s.down {
-		if strings.Contains(path, o.path) && time.Now().Before(o.until) {
+		if strings.Contains(call, o.call) && time.Now().Before(o.until) {
 			return &o
 		}
 	}
@@ -889,10 +965,13 @@ func (h inProcess) RoundTrip(r *http.Request) (*http.Response, error) {
 }
 
 // briefly carries requests without the scripts of workers.
-type briefly struct{ inProcess }
+type briefly struct {
+	inProcess
+	s *lonelyStage
+}
 
 func (b briefly) RoundTrip(r *http.Request) (*http.Response, error) {
-	if r.Method == http.MethodPost && strings.HasSuffix(r.URL.Path, "/queuedResources") {
+	if r.Method == http.MethodPost && (strings.HasSuffix(r.URL.Path, "/queuedResources") || strings.HasSuffix(r.URL.Path, "/instanceTemplates")) {
 		body, err := io.ReadAll(r.Body)
 		if err != nil {
 			return nil, err
@@ -901,7 +980,11 @@ func (b briefly) RoundTrip(r *http.Request) (*http.Response, error) {
 		body = withoutStartup(body)
 		r.Body, r.ContentLength = io.NopCloser(bytes.NewReader(body)), int64(len(body))
 	}
-	return b.inProcess.RoundTrip(r)
+	answer, err := b.inProcess.RoundTrip(r)
+	if r.Method == http.MethodPost && strings.HasSuffix(r.URL.Path, "/instanceGroupManagers") {
+		b.s.reached("requested") // only a part of the request exists now
+	}
+	return answer, err
 }
 
 // noticed recognizes phases by the request that a worker is about to send.
@@ -914,7 +997,7 @@ func (s *lonelyStage) noticed(vm *stageVM, method, path string) {
 	attempts := len(s.begun)
 	s.mu.Unlock()
 	switch {
-	case method == http.MethodDelete && strings.HasSuffix(path, "/queuedResources/m"):
+	case method == http.MethodDelete && slices.ContainsFunc(s.on.paths, func(p string) bool { return strings.HasPrefix(p, path) }):
 		s.reached("deletion")
 	case ended && s.phase == "end" && strings.Contains(path, "main_command_log"):
 		s.reached("end")
@@ -931,24 +1014,10 @@ func (s *lonelyStage) isBetween(vm *stageVM) bool {
 	return s.shaken && vm.boots > 2 && vm.off != nil
 }
 
-// withoutStartup leaves the texts of the startup and the shutdown script out of a request,
-// which these workers do not need. Sent back with every answer, they would take
-// most of the time.
-func withoutStartup(body []byte) []byte {
-	for _, key := range []string{`"startup-script":"`, `"shutdown-script":"`} {
-		at := bytes.Index(body, []byte(key))
-		if at < 0 {
-			continue
-		}
-		begin := at + len(key)
-		end := begin
-		for end < len(body) && body[end] != '"' {
-			if body[end] == '\\' {
-				end++
-			}
-			end++
-		}
-		body = slices.Concat(body[:begin], []byte("#"), body[end:])
-	}
-	return body
-}
+// startups are the texts of the startup and the shutdown script in a request, as values of
+// an object or of items.
+var startups = regexp.MustCompile(`("(?:startup|shutdown)-script"(?::|,\s*"value":)\s*")(?:[^"\\]|\\.)*"`)
+
+// withoutStartup leaves these texts out of a request, which these workers do not need. Sent
+// back with every answer, they would take most of the time.
+func withoutStartup(body []byte) []byte { return startups.ReplaceAll(body, []byte(`$1#"`)) }
