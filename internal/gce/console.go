@@ -7,6 +7,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 	"unicode"
 	"unicode/utf8"
 
@@ -32,21 +33,25 @@ func (p *reader) Consoles(ctx context.Context, s tpu.Slice, vms []string) ([]pro
 			return nil, err
 		}
 	}
+	vms = vms[:min(len(vms), provision.MaxConsoles)]
+	texts, errs := make([]string, len(vms)), make([]error, len(vms))
+	var reads sync.WaitGroup
+	for i, vm := range vms {
+		reads.Go(func() { texts[i], errs[i] = p.calls.Console(ctx, vm, consoleBytes) })
+	}
+	reads.Wait()
 	var all []provision.Console
-	var failed error
-	for _, vm := range vms[:min(len(vms), provision.MaxConsoles)] {
-		text, err := p.calls.Console(ctx, vm, consoleBytes)
-		if err != nil {
-			failed = cmp.Or(failed, err)
+	for i, vm := range vms {
+		if errs[i] != nil {
 			continue
 		}
-		console := readConsole(text)
+		console := readConsole(texts[i])
 		console.VM = vm
 		console.Show = fmt.Sprintf("gcloud compute instances get-serial-port-output %s --zone=%s --project=%s", vm, p.gcp.Zone(), p.gcp.Project())
 		console.Hint = strings.NewReplacer("{show}", console.Show, "{network}", cmp.Or(s.Network, "default")).Replace(console.Hint)
 		all = append(all, console)
 	}
-	return all, failed
+	return all, cmp.Or(errs...)
 }
 
 // mute returns the names of the VMs of a group that run and have not reported their
