@@ -76,7 +76,7 @@ func answersInJSON() map[string]jsonAnswer {
 		"config show":             {answers, results{"config": options.Defaults{}}},
 		"cp":                      {steps, results{"copied": []ops.Copied{}}},
 		"doctor":                  {steps, results{"doctor": doctor.Report{}}},
-		"dump":                    {steps, results{"stacks": []follow.Dumped{}}},
+		"dump":                    {steps, results{"stacks": []follow.Dumped{}, "consoles": []ops.ConsoleEnd{}}},
 		"exec":                    {steps, results{"exec": ops.ExecResult{}, "exec_summary": ops.ExecSummary{}}},
 		"gc":                      {steps, results{"leftovers": []gc.Leftover{}}},
 		"hostkey forget":          {steps, nil},

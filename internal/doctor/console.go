@@ -2,7 +2,6 @@ package doctor
 
 import (
 	"context"
-	"errors"
 	"strings"
 	"sync"
 
@@ -27,7 +26,7 @@ func (e workerChecks) checkConsoles(ctx context.Context) {
 func (e workerChecks) checkSilent(ctx context.Context, visit *workers.Visit) {
 	silent := map[int][]tpu.WorkerID{} // by slice
 	for _, w := range visit.Workers {
-		if w.Err != nil && !answered(w.Err) {
+		if w.Err != nil && !remote.Answered(w.Err) {
 			silent[w.ID.Slice] = append(silent[w.ID.Slice], w.ID)
 		}
 	}
@@ -36,12 +35,6 @@ func (e workerChecks) checkSilent(ctx context.Context, visit *workers.Visit) {
 		group.Go(func() { e.checkConsole(ctx, e.sel.Slices[slice], ids) })
 	}
 	group.Wait()
-}
-
-// answered reports whether an error of a connection came from the SSH server of the worker.
-func answered(err error) bool {
-	var key *remote.HostKeyError
-	return errors.As(err, &key) || errors.Is(err, remote.ErrKeyRefused)
 }
 
 // checkConsole reports the messages on the serial console of one VM of a slice. It takes a

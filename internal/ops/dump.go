@@ -10,12 +10,14 @@ import (
 	"multihost/internal/record"
 	"multihost/internal/runs"
 	"multihost/internal/stage"
+	"multihost/internal/workers"
 )
 
 // Dump collects the stacks of a run's processes on all its workers, writes one file for
 // each worker below the run's log directory, and emits the folded stacks as a Result. The
-// run continues. The error names the workers that returned none. If the run has ended, the
-// error says how.
+// run continues. Of workers that cannot be reached, Dump emits what their serial consoles say,
+// if the provider shows that. The error names the workers that returned no stacks. If the run
+// has ended, the error says how.
 func Dump(ctx context.Context, d runs.Deps, name, prefix string) error {
 	watch := stage.Stopwatch{Sink: d.Sink, Clock: d.Clock}
 	rec, err := dumpRecord(ctx, d, name, prefix)
@@ -34,7 +36,8 @@ func Dump(ctx context.Context, d runs.Deps, name, prefix string) error {
 	if len(gone) > 0 {
 		event.Notef(d.Sink, event.Warn, "", "slices of run %s are gone: %s", name, strings.Join(gone, ", "))
 	}
-	t, err := d.ConnectPhase(ctx, &watch, sel, nil)
+	t, away, err := d.ConnectSome(ctx, &watch, sel)
+	showConsoles(ctx, d.Reach, sel, away)
 	if err != nil {
 		return err
 	}
@@ -52,7 +55,8 @@ func Dump(ctx context.Context, d runs.Deps, name, prefix string) error {
 			return e.NoStacks(d, name)
 		}
 	}
-	return cmp.Or(follow.DumpOn(ctx, follow.Deps{Reach: d.Reach, Keeper: d.Keeper}, t, rec, nil), runs.Part(rec, stage.Dump, "multihost dump "+name))
+	err = follow.DumpOn(ctx, follow.Deps{Reach: d.Reach, Keeper: d.Keeper}, t, rec, nil)
+	return cmp.Or(err, workers.Unreached(sel, away), runs.Part(rec, stage.Dump, "multihost dump "+name))
 }
 
 // dumpRecord returns the record of a run, or the error that the run has ended, if its

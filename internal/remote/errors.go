@@ -53,6 +53,12 @@ const (
 	StageShell     Stage = "shell"     // running the command in the login shell
 )
 
+// Answered reports whether an error of a connection came from the SSH server of the worker.
+func Answered(err error) bool {
+	var key *HostKeyError
+	return errors.As(err, &key) || errors.Is(err, ErrKeyRefused)
+}
+
 // ConnectError reports that a worker could not be reached, or refused to start a
 // command. Nothing was started on the worker.
 type ConnectError struct {

@@ -368,3 +368,35 @@ func (d *Reach) ConnectPhase(ctx context.Context, watch *stage.Stopwatch, sel tp
 	}
 	return t, err
 }
+
+// ConnectSome is ConnectPhase for callers that can work with some of the workers. t has the
+// workers that were reached, and failed says why the others were not. If none was reached,
+// that is an error.
+func (d *Reach) ConnectSome(ctx context.Context, watch *stage.Stopwatch, sel tpu.Selection) (t *Connected, failed map[tpu.WorkerID]error, err error) {
+	err = watch.Phase("connect", func() (string, error) {
+		var err error
+		if t, failed, err = d.Dial(ctx, sel, nil, true); err != nil {
+			return "", err
+		}
+		if len(t.IDs) == 0 {
+			t.Close()
+			return "", Unreached(sel, failed)
+		}
+		return fmt.Sprintf("%d/%d workers", len(t.IDs), len(t.IDs)+len(failed)), nil
+	})
+	if err == nil {
+		t.tellClocks(d.Sink)
+	}
+	return t, failed, err
+}
+
+// Unreached returns an error about the workers of sel that were not reached; nil if there are
+// none.
+func Unreached(sel tpu.Selection, failed map[tpu.WorkerID]error) error {
+	ids := sel.Workers()
+	errs := make([]error, len(ids))
+	for i, id := range ids {
+		errs[i] = failed[id]
+	}
+	return stage.WorkersError(stage.Connect, ids, errs)
+}
