@@ -17,7 +17,6 @@ import (
 	"multihost/internal/options"
 	"multihost/internal/provider"
 	"multihost/internal/qr"
-	"multihost/internal/settings"
 	"multihost/internal/tpu"
 	"multihost/internal/ui"
 )
@@ -282,9 +281,12 @@ func missing(id string, err error) error {
 
 // qrPlan shows what qr create would create.
 func (s *session) qrPlan(c *call, d *deps, r qr.Request) error {
-	mtu := settings.WarnOfMTU(c.Context, settingsDeps(d), r.Neutral())
+	mtu, missing := announce.Check(c.Context, settingsDeps(d), r.Neutral(), nil)
 	plan, err := s.queue.PlanCreate(c.Context, r)
 	if err == nil && plan.Exists == nil {
+		if missing != nil {
+			return missing
+		}
 		announce.WouldAskFor(settingsDeps(d), r.Neutral(), mtu)
 	}
 	return s.showResult(c, "queued_resource_plan", plan, err)

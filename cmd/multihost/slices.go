@@ -18,7 +18,6 @@ import (
 	"multihost/internal/options"
 	"multihost/internal/provider"
 	"multihost/internal/provision"
-	"multihost/internal/settings"
 	"multihost/internal/tpu"
 	"multihost/internal/ui"
 )
@@ -103,7 +102,7 @@ func (s *session) chooseProvider(c *call, r provision.Request) (why string) {
 
 // slicesPlan shows what slices create would make.
 func (s *session) slicesPlan(ctx context.Context, d *deps, r provision.Request) error {
-	mtu := settings.WarnOfMTU(ctx, settingsDeps(d), r)
+	mtu, missing := announce.Check(ctx, settingsDeps(d), r, nil)
 	res, _, err := d.Cloud.Create(ctx, r)
 	name := provision.NameOf(d.Cloud, r.ID)
 	var refused *gcp.ReadOnlyError
@@ -113,6 +112,8 @@ func (s *session) slicesPlan(ctx context.Context, d *deps, r provision.Request) 
 		return nil
 	case !errors.As(err, &refused):
 		return interruptible(ctx, err)
+	case missing != nil:
+		return missing
 	}
 	announce.WouldAskFor(settingsDeps(d), r, mtu)
 	plan := provider.Plan{ID: r.ID, Creates: true, Slices: []string{}}

@@ -12,6 +12,7 @@ package announce
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"sync"
@@ -19,6 +20,7 @@ import (
 
 	"multihost/internal/cost"
 	"multihost/internal/event"
+	"multihost/internal/fault"
 	"multihost/internal/gcp"
 	"multihost/internal/network"
 	"multihost/internal/provision"
@@ -161,9 +163,22 @@ type Declined struct{ error }
 
 func (e *Declined) Unwrap() error { return e.error }
 
-// Announce emits e. If --confirm was given, it then asks the user.
+// shortRun is the shortest time for slices that raises no warning: the VMs of a slice take
+// some minutes to boot, of the time that the provider counts.
+const shortRun = 10 * time.Minute
+
+// Tell emits e. It warns if the slices are taken away before a command can do much on them.
+func Tell(sink event.Sink, e event.Request) {
+	sink.Emit(e)
+	if e.MaxRun > 0 && e.MaxRun < shortRun {
+		event.Notef(sink, event.Warn, "give the command its time besides: --max-run-duration=1h, for example",
+			"--max-run-duration=%s counts from the moment when the VMs begin to run, and they take some minutes to boot: the slices may be taken away before the command starts", stage.AsTyped(e.MaxRun))
+	}
+}
+
+// Announce tells e. If --confirm was given, it then asks the user.
 func Announce(ctx context.Context, d Deps, e event.Request) error {
-	d.Sink.Emit(e)
+	Tell(d.Sink, e)
 	if d.Confirm == nil || e.DryRun {
 		return nil
 	}
@@ -173,24 +188,101 @@ func Announce(ctx context.Context, d Deps, e event.Request) error {
 	return nil
 }
 
-// Outlook reads two facts for a request, at the same time: whether a resource of its name
-// exists already, and the MTU of its network.
+// Outlook reads, at the same time, whether a resource of the request's name exists already,
+// the MTU of its network, and what the request names. If there is no resource, the error
+// names what does not exist: the zone, the network, the machine type there, or the
+// reservation. So nobody is asked about a request that would be refused.
 func Outlook(ctx context.Context, d Deps, r provision.Request, made *network.Options) (there bool, mtu int, err error) {
-	var both sync.WaitGroup
-	both.Go(func() { mtu = MTUFor(ctx, d, r, made) })
+	var missing, refused error
+	var all sync.WaitGroup
+	all.Go(func() { mtu, missing = MTUFor(ctx, d, r, made) })
+	all.Go(func() { refused = refusal(ctx, d, r) })
 	there, err = isThere(ctx, d, r.ID)
-	both.Wait()
+	all.Wait()
+	if err == nil && !there {
+		err = cmp.Or(missing, refused)
+	}
 	return there, mtu, err
 }
 
-// MTUFor returns the MTU of the request's network. If made is set, the command makes the
-// network with that MTU. Otherwise settings.WarnOfMTU reads the MTU.
-func MTUFor(ctx context.Context, d Deps, r provision.Request, made *network.Options) int {
-	if made != nil {
-		return made.MTU
-	}
-	return settings.WarnOfMTU(ctx, d, r)
+// Check is the part of Outlook that names what does not exist, for a command that knows
+// whether there is a resource. It returns the MTU of the network, too.
+func Check(ctx context.Context, d Deps, r provision.Request, made *network.Options) (mtu int, err error) {
+	mtu, missing := MTUFor(ctx, d, r, made)
+	return mtu, cmp.Or(missing, refusal(ctx, d, r))
 }
+
+// MTUFor returns the MTU of the request's network. If made is set, the command makes the
+// network with that MTU. Otherwise settings.WarnOfMTU reads it, and returns the error.
+func MTUFor(ctx context.Context, d Deps, r provision.Request, made *network.Options) (int, error) {
+	if made != nil {
+		return made.MTU, nil
+	}
+	mtu, err := settings.WarnOfMTU(ctx, d, r)
+	var missing *network.MissingError
+	if errors.As(err, &missing) {
+		err = &namedError{err, "make it with: multihost network create " + missing.Network + "; or name another with --network=NAME"}
+	}
+	return mtu, err
+}
+
+// refusal returns an error if the place does not offer the machine type of a request, or if
+// its reservation does not exist. Anything else that goes wrong refuses nothing here: the
+// answer to the request explains it better.
+func refusal(ctx context.Context, d Deps, r provision.Request) error {
+	ctx, cancel := context.WithTimeout(gcp.Unattended(ctx), refusalLimit)
+	defer cancel()
+	err := offered(ctx, d, r)
+	if gcp.NoZone(err) || gcp.ClassOf(err) == gcp.NotFound {
+		return err
+	}
+	if p, ok := provision.As[provision.Reserver](d.Cloud); ok && r.Reservation != "" {
+		if _, err := p.Reserved(ctx, r.Reservation, r.Type, max(1, r.NodeCount)); gcp.ClassOf(err) == gcp.NotFound {
+			return &namedError{err, fmt.Sprintf("list those of the zone with: gcloud compute reservations list --filter=zone:%s --project=%s; one of another project is called projects/PROJECT/reservations/NAME", d.Zone, d.Project)}
+		}
+	}
+	return nil
+}
+
+// offered reads whether the zone exists and offers the machine type of the request.
+func offered(ctx context.Context, d Deps, r provision.Request) error {
+	if p, ok := provision.As[provision.Catalog](d.Cloud); ok {
+		_, err := p.Machine(ctx, r.Type)
+		return err
+	}
+	if _, err := leading(d.Cloud).Get(ctx, r.ID); gcp.NoZone(err) {
+		return err
+	}
+	return nil
+}
+
+// leading returns the provider that makes new slices, without the providers around it.
+func leading(p provision.Provider) provision.Provider {
+	for {
+		outer, wraps := p.(interface{ Unwrap() provision.Provider })
+		if !wraps {
+			return p
+		}
+		p = outer.Unwrap()
+	}
+}
+
+// refusalLimit limits the calls of refusal.
+const refusalLimit = 20 * time.Second
+
+// A namedError says that a flag of the request names something that does not exist.
+type namedError struct {
+	error
+	hint string
+}
+
+func (e *namedError) Unwrap() error { return e.error }
+
+// Fault returns fault.Usage.
+func (*namedError) Fault() fault.Kind { return fault.Usage }
+
+// Hint says what to type.
+func (e *namedError) Hint() string { return e.hint }
 
 // isThere reports whether the resource exists and is not being deleted. If the provider
 // refuses the question, that is no error here: the request itself gets a refusal with a
@@ -221,5 +313,5 @@ func AskFor(ctx context.Context, d Deps, r provision.Request) error {
 // A dry run calls WouldAskFor in place of AskFor when it has found out that it would make
 // the resource.
 func WouldAskFor(d Deps, r provision.Request, mtu int) {
-	d.Sink.Emit(Asking(r, d.Project, d.Zone, mtu, untilDeleted(d.Cloud, r.ID), true))
+	Tell(d.Sink, Asking(r, d.Project, d.Zone, mtu, untilDeleted(d.Cloud, r.ID), true))
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"strings"
 	"testing"
+	"time"
 
 	"multihost/internal/event"
 	"multihost/internal/gcp"
@@ -13,6 +14,7 @@ import (
 	"multihost/internal/qr"
 	"multihost/internal/stage"
 	"multihost/internal/testkit"
+	"multihost/internal/tpu"
 	"multihost/internal/workers"
 )
 
@@ -103,8 +105,82 @@ func TestWhatIsAskedForIsAnnounced(t *testing.T) {
 		if lines() != tt.lines+1 {
 			t.Errorf("%s: a dry run says nothing", tt.story)
 		}
-		if mtu := MTUFor(t.Context(), d, provision.Request{}, &network.Options{MTU: 8896}); mtu != 8896 {
+		if mtu, err := MTUFor(t.Context(), d, provision.Request{}, &network.Options{MTU: 8896}); mtu != 8896 || err != nil {
 			t.Errorf("%s: MTU %d", tt.story, mtu)
+		}
+	}
+}
+
+// placed is a cloud that says what its place offers.
+type placed struct {
+	cloud
+	machine, reservation error
+}
+
+func (p placed) Machine(context.Context, tpu.Type) (string, error) { return "m", p.machine }
+func (p placed) Image(context.Context, tpu.Type) (string, error)   { return "", nil }
+func (p placed) Reserved(context.Context, string, tpu.Type, int) (provision.ReservedCapacity, error) {
+	return provision.ReservedCapacity{}, p.reservation
+}
+
+// only has the one network mtu9k.
+type only struct{ err error }
+
+func (o only) Show(_ context.Context, name string) (network.Info, error) {
+	if name == "mtu9k" {
+		return network.Info{Name: name, MTU: 8896}, nil
+	}
+	if o.err != nil {
+		return network.Info{}, o.err
+	}
+	return network.Info{}, &network.MissingError{Network: name}
+}
+
+// A request that names what does not exist is refused before its price is shown.
+func TestWhatDoesNotExistIsRefusedBeforeThePrice(t *testing.T) {
+	t.Parallel()
+	gone, denied := &gcp.Error{What: "read", Class: gcp.NotFound}, &gcp.Error{What: "read", Class: gcp.Permission}
+	noZone := errors.New(`The requested zone "z" is not supported.`)
+	none := cloud{err: gone}
+	for _, tt := range []struct {
+		story string
+		cloud provision.Provider
+		nets  only
+		r     provision.Request
+		want  string // in the error; "": it is announced
+	}{
+		{"all is there", placed{cloud: none}, only{}, provision.Request{Network: "mtu9k", Reservation: "r"}, ""},
+		{"the network", none, only{}, provision.Request{Network: "nope"}, `network "nope": not found`},
+		{"the network, named by its path", none, only{}, provision.Request{Network: "projects/p/global/networks/nope"}, `network "nope": not found`},
+		{"the default network", none, only{}, provision.Request{}, `network "default": not found`},
+		{"a network of two", none, only{}, provision.Request{Interfaces: []provision.Interface{{Network: "mtu9k"}, {Network: "nope"}}}, `network "nope": not found`},
+		{"the network of another project", none, only{}, provision.Request{Network: "projects/other/global/networks/nope"}, ""},
+		{"a network that may not be read", none, only{denied}, provision.Request{Network: "nope"}, ""},
+		{"the zone of the TPU API", cloud{err: noZone}, only{}, provision.Request{Network: "mtu9k"}, noZone.Error()},
+		{"the machine type", placed{cloud: none, machine: gone}, only{}, provision.Request{Network: "mtu9k"}, "read"},
+		{"a machine type that may not be read", placed{cloud: none, machine: denied}, only{}, provision.Request{Network: "mtu9k"}, ""},
+		{"the reservation", placed{cloud: none, reservation: gone}, only{}, provision.Request{Network: "mtu9k", Reservation: "r"}, "read"},
+		{"a reservation that may not be read", placed{cloud: none, reservation: denied}, only{}, provision.Request{Network: "mtu9k", Reservation: "r"}, ""},
+		{"the network of what is there already", cloud{res: qr.Resource{State: "ACTIVE"}}, only{}, provision.Request{Network: "nope"}, "-"},
+	} {
+		said := &testkit.Recorder{}
+		d := Deps{Reach: &workers.Reach{Invocation: &stage.Invocation{Sink: said, Clock: gcp.SystemClock}, Cloud: tt.cloud, Place: provision.Place{Project: "p", Zone: "z"}}, Networks: tt.nets}
+		tt.r.ID = "q"
+		err := AskFor(t.Context(), d, tt.r)
+		if refused := tt.want != "" && tt.want != "-"; (err != nil) != refused || refused && !strings.Contains(err.Error(), tt.want) || len(said.Events()) > 0 != (tt.want == "") {
+			t.Errorf("%s: %v; said %v", tt.story, err, said.Events())
+		}
+	}
+}
+
+// Slices that are taken away before they have booted are warned of.
+func TestAShortRunIsWarnedOf(t *testing.T) {
+	t.Parallel()
+	for limit, warned := range map[time.Duration]bool{0: false, time.Minute: true, shortRun: false} {
+		said := &testkit.Recorder{}
+		Tell(said, event.Request{MaxRun: limit})
+		if got := said.Said(event.Warn, "--max-run-duration=1m counts from the moment when the VMs begin to run"); got != warned || len(said.Events()) == 0 {
+			t.Errorf("%s: said %v", limit, said.Notes())
 		}
 	}
 }

@@ -51,7 +51,7 @@ func PlanJob(ctx context.Context, d Deps, o JobOptions) (plan.Plan, error) {
 	if p.Network, err = PlanNetwork(ctx, d.Networks, o.Network); err != nil {
 		return plan.Plan{}, err
 	}
-	mtu := announce.MTUFor(ctx, d.announce(), o.Request, o.Network)
+	mtu, refused := announce.Check(ctx, d.announce(), o.Request, o.Network)
 	p.MayDelete = right()
 	announce.TellRight(d.Reach, p.MayDelete, o.Request.ID, announce.WhenRunnerDies)
 	ready, err := q.foresee(ctx, &p)
@@ -59,7 +59,10 @@ func PlanJob(ctx context.Context, d Deps, o JobOptions) (plan.Plan, error) {
 		return plan.Plan{}, err
 	}
 	if p.Resource.Do == plan.ResourceCreate || p.Resource.Do == plan.ResourceRecreate {
-		d.Sink.Emit(announce.Asking(o.Request, d.Project, d.Zone, mtu, announce.BilledUntil(o.Bill(), false), true))
+		if refused != nil {
+			return plan.Plan{}, refused
+		}
+		announce.Tell(d.Sink, announce.Asking(o.Request, d.Project, d.Zone, mtu, announce.BilledUntil(o.Bill(), false), true))
 	}
 	o.AddTo(&p, q.ours || p.Resource.Do != plan.ResourceUse)
 	if ready == nil {

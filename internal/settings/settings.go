@@ -116,40 +116,72 @@ func networkMTU(ctx context.Context, d Deps, t *workers.Connected) int {
 	if name == "" || d.Networks == nil {
 		return 0
 	}
-	return readMTU(ctx, d, name)
+	info, _ := readNetwork(ctx, d, name)
+	return info.MTU
 }
 
 // mtuLimit bounds the time to read a network's MTU, which is optional.
 const mtuLimit = 20 * time.Second
 
-func readMTU(ctx context.Context, d Deps, name string) int {
+// WarnOfMTU reads the network of a request for slices. It warns, before several slices are
+// requested, that its MTU is small: machines take the MTU when they are made. It returns the
+// MTU for several slices, and 0 if it did not read it. The error is a *network.MissingError
+// if the network does not exist. If the network cannot be read, the preflight warns later.
+func WarnOfMTU(ctx context.Context, d Deps, r provision.Request) (mtu int, err error) {
+	if d.Networks == nil {
+		return 0, nil
+	}
+	for i, name := range networksOf(r, d.Project) {
+		info, err := readNetwork(ctx, d, name)
+		if err != nil {
+			return 0, err
+		}
+		if r.NodeCount < 2 {
+			continue
+		}
+		if i == 0 {
+			mtu = info.MTU
+		}
+		if info.MTU > 0 && info.MTU < MTUBetween(r.NodeCount) {
+			event.Notef(d.Sink, event.Warn, mtuCure(name), "network %s has MTU %d: between %d slices %d is wanted, for a sixth of the packets",
+				name, info.MTU, r.NodeCount, MTUBetween(r.NodeCount))
+		}
+	}
+	return mtu, nil
+}
+
+// readNetwork reads a network. The only error is *network.MissingError: anything else that
+// goes wrong is no reason to refuse a request.
+func readNetwork(ctx context.Context, d Deps, name string) (network.Info, error) {
 	ctx, cancel := context.WithTimeout(gcp.Unattended(ctx), mtuLimit)
 	defer cancel()
 	info, err := d.Networks.Show(ctx, name)
+	var missing *network.MissingError
+	if errors.As(err, &missing) {
+		return info, missing
+	}
 	if info.MTU == 0 && err != nil { // with an MTU, only the network's rules could not be read
 		event.Notef(d.Sink, event.Debug, "", "MTU of network %s is not known: %v", name, err)
 	}
-	return info.MTU
+	return info, nil
 }
 
-// WarnOfMTU warns, before several slices are requested, that the MTU of their network is
-// small: machines take the MTU when they are made. It returns the MTU, or 0 if it did not
-// read it. If the network cannot be read, the preflight warns later.
-func WarnOfMTU(ctx context.Context, d Deps, r provision.Request) (mtu int) {
-	name := r.Network
-	if name == "" && r.Subnetwork == "" {
-		name = "default"
+// networksOf returns the networks of a request that are in the project. The owners of another
+// project's network may read it; this user need not be able to.
+func networksOf(r provision.Request, project string) (names []string) {
+	all := []string{r.Network}
+	if r.Network == "" && r.Subnetwork == "" && len(r.Interfaces) == 0 {
+		all[0] = "default"
 	}
-	// The owners of another project's network may read it; this user need not be able to.
-	name = strings.TrimPrefix(name, "projects/"+d.Project+"/global/networks/")
-	if r.NodeCount < 2 || d.Networks == nil || name == "" || strings.Contains(name, "/") {
-		return 0
+	for _, each := range r.Interfaces {
+		all = append(all, each.Network)
 	}
-	if mtu = readMTU(ctx, d, name); mtu > 0 && mtu < MTUBetween(r.NodeCount) {
-		event.Notef(d.Sink, event.Warn, mtuCure(name), "network %s has MTU %d: between %d slices %d is wanted, for a sixth of the packets",
-			name, mtu, r.NodeCount, MTUBetween(r.NodeCount))
+	for _, name := range all {
+		if name = strings.TrimPrefix(name, "projects/"+project+"/global/networks/"); name != "" && !strings.Contains(name, "/") {
+			names = append(names, name)
+		}
 	}
-	return mtu
+	return names
 }
 
 // MTUBetween returns the MTU that this many slices want between them; 0: any.

@@ -56,7 +56,8 @@ func TestASmallMTUIsWarnedOfBeforeSlicesAreMade(t *testing.T) {
 	} {
 		said := &testkit.Recorder{}
 		d := Deps{Reach: &workers.Reach{Invocation: &stage.Invocation{Sink: said, Clock: gcp.SystemClock}, Place: provision.Place{Project: "p"}}, Networks: tt.nets}
-		mtu := WarnOfMTU(t.Context(), d, tt.r)
+		mtu, err := WarnOfMTU(t.Context(), d, tt.r)
+		testkit.Must(t, err)
 		warned := said.Said(event.Warn, "for a sixth of the packets")
 		if mtu != tt.mtu || warned != (tt.said != "") {
 			t.Errorf("%s: MTU %d, want %d; warned %v", tt.story, mtu, tt.mtu, warned)

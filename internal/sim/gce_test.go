@@ -841,6 +841,7 @@ func TestReservations(t *testing.T) {
 	const body = `{"name":"r","specificReservationRequired":true,"deploymentType":"DENSE","specificReservation":{"count":"8","instanceProperties":{"machineType":"tpu7x-standard-4t"}}}`
 	r.refused("POST", inZone+"/reservations", strings.Replace(body, "tpu7x-standard-4t", "n1-standard-1", 1), 400, "does not exist in zone")
 	r.refused("POST", inZone+"/reservations", strings.Replace(body, `"8"`, `"0"`, 1), 400, "greater than or equal to 1")
+	r.refused("POST", groupsPath, groupOf("g", 2), 404, inZone[1:]+"/reservations/r' was not found")
 	r.must("POST", inZone+"/reservations", body)
 	r.refused("POST", inZone+"/reservations", body, 409, "already exists")
 	r.running(s)

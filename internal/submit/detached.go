@@ -90,7 +90,10 @@ func Detach(ctx context.Context, d Deps, o job.JobOptions, do DetachOptions) (st
 	defer over()
 	tell := announce.Deps{Reach: d.Reach, Networks: d.Networks}
 	first := func() error {
-		mtu := announce.MTUFor(ctx, tell, o.Request, o.Network)
+		mtu, err := announce.Check(ctx, tell, o.Request, o.Network)
+		if err != nil {
+			return err
+		}
 		announce.TellRight(d.Reach, right(), o.Request.ID, announce.WhenRunEnds)
 		return announce.Announce(ctx, tell, announce.Asking(o.Request, d.Project, d.Zone, mtu, announce.BilledUntil(o.Bill(), true), false))
 	}

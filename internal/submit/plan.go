@@ -28,7 +28,10 @@ func PlanDetach(ctx context.Context, d Deps, o job.JobOptions, do DetachOptions)
 	if p.Network, err = job.PlanNetwork(ctx, d.Networks, o.Network); err != nil {
 		return plan.Plan{}, err
 	}
-	mtu := announce.MTUFor(ctx, announce.Deps{Reach: d.Reach, Networks: d.Networks}, o.Request, o.Network)
+	mtu, err := announce.Check(ctx, announce.Deps{Reach: d.Reach, Networks: d.Networks}, o.Request, o.Network)
+	if err != nil {
+		return plan.Plan{}, err
+	}
 	p.MayDelete = right()
 	announce.TellRight(d.Reach, p.MayDelete, o.Request.ID, announce.WhenRunEnds)
 	var refused *gcp.ReadOnlyError
@@ -44,7 +47,7 @@ func PlanDetach(ctx context.Context, d Deps, o job.JobOptions, do DetachOptions)
 		}
 		p.Resource = plan.ChangeOf(d.Cloud, d.Zone, plan.ResourceCreate, provision.Resource{ID: o.Request.ID}, o.Request, refused)
 	}
-	d.Sink.Emit(announce.Asking(o.Request, d.Project, d.Zone, mtu, announce.BilledUntil(o.Bill(), true), true))
+	announce.Tell(d.Sink, announce.Asking(o.Request, d.Project, d.Zone, mtu, announce.BilledUntil(o.Bill(), true), true))
 	p.Upload = &plan.Upload{URL: r.bucket.URL(r.job.Run), Objects: r.bucket.Objects(r.job)}
 	o.AddTo(&p, true)
 	var h attempt.History

@@ -234,6 +234,9 @@ func (s machines) checkGroup(c *computeCall, g *cloud.Group) error {
 	if err != nil {
 		return err
 	}
+	if err := s.checkAffinity(g); err != nil {
+		return err
+	}
 	policy, err := s.policyOf(c, m)
 	if err != nil {
 		return err

@@ -9,6 +9,7 @@ import (
 	"cloud.google.com/go/compute/apiv1/computepb"
 	"google.golang.org/protobuf/proto"
 
+	"multihost/internal/sim/cloud"
 	"multihost/internal/sim/groups"
 	"multihost/internal/sim/wire"
 )
@@ -70,6 +71,22 @@ func (s machines) checkReservation(zone string, r *computepb.Reservation) error 
 	}
 	if kind := r.GetDeploymentType(); kind != "" && kind != "DENSE" && kind != "DEPLOYMENT_TYPE_UNSPECIFIED" {
 		return badValue("resource.deploymentType", kind, "Must be DENSE.")
+	}
+	return nil
+}
+
+// checkAffinity refuses VMs that name a reservation of this project which does not exist. The
+// reservations of other projects are not modelled.
+func (s machines) checkAffinity(g *cloud.Group) error {
+	for _, value := range g.Properties.GetReservationAffinity().GetValues() {
+		project, name := s.Config.Project, value
+		if rest, ok := strings.CutPrefix(value, "projects/"); ok {
+			project, name, _ = strings.Cut(rest, "/reservations/")
+		}
+		name, _, _ = strings.Cut(name, "/reservationBlocks/")
+		if whole := s.Networks().ComputePath("zones/"+g.Zone, "reservations", name); project == s.Config.Project && s.State.Reservations[whole] == nil {
+			return noSuchCompute(whole)
+		}
 	}
 	return nil
 }
