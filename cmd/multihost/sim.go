@@ -191,10 +191,17 @@ func simEnvCommand() *cli.Command {
 	return command(cli.Command{
 		Name:        "env",
 		Usage:       "print the variables with which multihost and gcloud use the simulator",
-		Description: `For a shell: eval "$(multihost sim env)".`,
-		Flags:       []cli.Flag{simDirFlag()},
+		Description: `For a shell: eval "$(multihost sim env)". To leave the simulator in that shell:
+eval "$(multihost sim env --unset)". This needs no simulator.`,
+		Flags: []cli.Flag{simDirFlag(), &cli.BoolFlag{Name: "unset", Usage: "print what unsets these variables"}},
 		Action: act(func(c *call) error {
 			c.NoWords()
+			if c.Bool("unset") {
+				if err := ready(c); err != nil {
+					return err
+				}
+				return show(c, event.Result{Name: "sim_env", Text: daemon.Unset(c.lookup, simDir(c)), Data: map[string]string{}})
+			}
 			client, err := openSim(c)
 			if err != nil {
 				return err

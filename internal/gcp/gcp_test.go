@@ -328,7 +328,7 @@ func TestRefusedOnLoopbackFailsAtOnce(t *testing.T) {
 	l.Close()
 	f := setUp(t, func(c *gcp.Config) { c.TPUEndpoint = "http://" + addr }, answer(200, node))
 	_, err = f.getNode(t.Context())
-	if gcp.ClassOf(err) != gcp.Unavailable || !strings.Contains(gcp.Hint(err), "multihost sim up") {
+	if gcp.ClassOf(err) != gcp.Unavailable || !strings.Contains(gcp.Hint(err), `eval "$(multihost sim env --unset)"`) {
 		t.Errorf("error = %v (%v), hint %q", err, gcp.ClassOf(err), gcp.Hint(err))
 	}
 	if len(f.clock.Waits()) != 0 {

@@ -226,7 +226,7 @@ func unavailableHint(err error, f facts) string {
 	case errors.As(err, &op) && op.Op == "proxyconnect":
 		return "the proxy that HTTPS_PROXY or HTTP_PROXY names does not answer"
 	case loopback(err) && errors.Is(err, errRefused):
-		return "nothing listens at the endpoint override; start the simulator with: multihost sim up"
+		return `nothing listens at the endpoint override; if it is the simulator's, leave the simulator with: eval "$(multihost sim env --unset)"; or start it again: multihost sim up --background; eval "$(multihost sim env)"`
 	case isRateReason(f.reason) || rateText.MatchString(f.message):
 		return "the project sends too many requests per minute; wait a minute and try again"
 	case strangeServer(err):

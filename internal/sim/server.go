@@ -208,6 +208,16 @@ func (s *Server) Env() map[string]string {
 	return env
 }
 
+// EnvNames returns the names of the variables that Env of some simulator sets, sorted. The
+// user may have set credentials before; their variable is not among the names.
+func EnvNames() []string {
+	env := (&Server{Cloud: &cloud.Cloud{}}).Env()
+	for _, name := range []string{"MULTIHOST_FLAG_SSH_PORT", "MULTIHOST_FLAG_IAP_ENDPOINT"} {
+		env[name] = ""
+	}
+	return slices.Sorted(maps.Keys(env))
+}
+
 // Close ends the simulator. When it returns, no request, worker or goroutine of the
 // simulator is left. It may be called twice.
 func (s *Server) Close() error {

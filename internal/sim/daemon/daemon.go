@@ -232,6 +232,18 @@ func groupState(g sim.GroupStatus) string {
 	return cmp.Or(g.Topology, "EMPTY")
 }
 
+// Unset returns the command with which a shell undoes Export, whether or not the simulator
+// runs. lookup reads the shell's environment, and dir is the simulator's directory: the
+// user's own credentials stay.
+func Unset(lookup func(string) (string, bool), dir string) string {
+	names := sim.EnvNames()
+	const credentials = "GOOGLE_APPLICATION_CREDENTIALS"
+	if file, ok := lookup(credentials); ok && filepath.Dir(file) == filepath.Clean(dir) {
+		names = append(names, credentials)
+	}
+	return "unset " + strings.Join(names, " ") + "\n"
+}
+
 // Export returns the lines with which a shell sets variables.
 func Export(env map[string]string) string {
 	var b strings.Builder

@@ -4,10 +4,13 @@ import (
 	"errors"
 	"net"
 	"os"
+	"slices"
+	"strings"
 	"syscall"
 	"testing"
 
 	"multihost/internal/sim"
+	"multihost/internal/testkit"
 )
 
 func TestWorkersOfTheSimulatorAnswerWhereGcloudLooks(t *testing.T) {
@@ -68,5 +71,27 @@ group  zero  EMPTY       v6e-1     0 VMs
 `
 	if got != want {
 		t.Errorf("got %s, want %s", got, want)
+	}
+}
+
+// A shell that leaves the simulator loses what Export has set, and keeps the user's own
+// credentials.
+func TestUnset(t *testing.T) {
+	t.Parallel()
+	server, err := sim.Start(t.Context(), sim.Config{Dir: t.TempDir(), Login: true})
+	testkit.Must(t, err)
+	defer func() { testkit.Must(t, server.Close()) }()
+	for _, dir := range []string{server.Config.Dir, "/elsewhere"} {
+		lookup := func(name string) (string, bool) {
+			v, ok := server.Env()[name]
+			return v, ok
+		}
+		unset := strings.Fields(Unset(lookup, dir))
+		for name := range server.Env() {
+			kept := name == "GOOGLE_APPLICATION_CREDENTIALS" && dir == "/elsewhere"
+			if slices.Contains(unset, name) == kept {
+				t.Errorf("in %s: %s is unset: %v", dir, name, !kept)
+			}
+		}
 	}
 }
