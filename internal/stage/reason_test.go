@@ -13,19 +13,21 @@ func TestEndOfRunner(t *testing.T) {
 	expired := &Error{Stage: Timeout, Err: ErrExpired, Text: fmt.Sprintf("%v (--ttl=3h)", ErrExpired)}
 	for _, row := range []struct {
 		reason, want string
+		kind         fault.Kind
 	}{
-		{TimeoutPassed(90 * time.Second).Text, "timeout: --timeout=1m30s has passed"},
-		{expired.Error(), expired.Error()},
-		{StandsStill, "stall: its training stands still"},
-		{"stopped by ann@laptop", ""},
-		{"interrupted (SIGINT)", ""},
-		{"the command failed on s0w1", ""},
-		{"", ""},
+		{TimeoutPassed(90 * time.Second).Text, "timeout: --timeout=1m30s has passed", fault.Temporary},
+		{expired.Error(), expired.Error(), fault.Temporary},
+		{StandsStill, "stall: its training stands still", fault.Temporary},
+		{"interrupted (SIGINT)", "interrupted (SIGINT)", fault.Interrupted}, // attach ends with the status of the run
+		{"terminated (SIGTERM)", "terminated (SIGTERM)", fault.Interrupted},
+		{"stopped by ann@laptop", "", 0},
+		{"the command failed on s0w1", "", 0},
+		{"", "", 0},
 	} {
 		err, got := EndOfRunner(row.reason), ""
 		if err != nil {
 			got = err.Error()
-			if kind := err.(*Error).Fault(); kind != fault.Temporary {
+			if kind := fault.Of(err); kind != row.kind {
 				t.Errorf("%q: kind %v", row.reason, kind)
 			}
 		}
