@@ -90,7 +90,7 @@ func (o JobOptions) AddTo(p *plan.Plan, ours bool) {
 	case o.Keep:
 		p.End.Keeps = "--keep"
 	default:
-		p.End.Deletes = o.Request.ID
+		p.End.Deletes, p.End.Leaves = o.Request.ID, o.Run.Detach
 		if o.KeepOnFailure {
 			p.End.Keeps, p.End.KeepFor = "after a failure (--keep-on-failure)", o.KeepFor
 		}

@@ -220,6 +220,8 @@ type EndPlan struct {
 	Deletes string        `json:"deletes,omitempty"` // the queued resource
 	Keeps   string        `json:"keeps,omitempty"`   // why a queued resource stays
 	KeepFor time.Duration `json:"keep_for_ns,omitempty"`
+
+	Leaves bool `json:"-"` // the command leaves the run once it has started, so that only its workers can delete anything
 }
 
 // CostPlan says what the slices cost while they exist.

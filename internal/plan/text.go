@@ -361,15 +361,25 @@ func (p Plan) tellRest(t *planText) {
 		t.line("+", "logs", "in %s", p.Upload.URL)
 	}
 	t.more("on each worker %s", p.Logs.Remote)
+	by := ""
+	switch {
+	case p.Upload != nil, p.End.Leaves && p.Limits.Lease > 0:
+		by = " by its workers"
+	case p.End.Leaves && p.End.Deletes != "":
+		t.line("=", "end", "%s stays and is billed: this command leaves once the command has started (--detach), and no worker deletes it (--lease=0)", p.Resource.Name)
+		return
+	}
 	switch {
 	case p.End.Deletes != "" && p.End.Keeps != "":
 		kept := "it stays"
 		if p.End.KeepFor > 0 {
 			kept = "it stays for " + event.Duration(p.End.KeepFor)
 		}
-		t.line("-", "end", "%s is deleted with its slices; %s %s", p.Resource.Name, kept, p.End.Keeps)
+		t.line("-", "end", "%s is deleted with its slices%s; %s %s", p.Resource.Name, by, kept, p.End.Keeps)
+	case p.End.Deletes != "" && p.End.Leaves && p.Upload == nil:
+		t.line("-", "end", "%s is deleted with its slices%s %s after the command has ended (--lease)", p.Resource.Name, by, stage.AsTyped(p.Limits.Lease))
 	case p.End.Deletes != "":
-		t.line("-", "end", "%s is deleted with its slices, however the command ends", p.Resource.Name)
+		t.line("-", "end", "%s is deleted with its slices%s, however the command ends", p.Resource.Name, by)
 	case p.End.Keeps != "":
 		t.line("=", "end", "%s stays and is billed: %s", p.Resource.Name, p.End.Keeps)
 	default:

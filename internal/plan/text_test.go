@@ -98,6 +98,17 @@ func TestThePlanForPeople(t *testing.T) {
 		{"a job without runner", func(p *Plan) { p.Upload = &Upload{URL: "gs://b/r", Objects: []string{"job", "code"}} }, []string{"+ upload     gs://b/r: job, code\n", "+ logs       in gs://b/r\n"}, "login"},
 		{"the slices are kept", func(p *Plan) { p.End = EndPlan{Keeps: "--keep"} }, []string{"= end        queued resource r stays and is billed: --keep\n"}, ""},
 		{"the slices are deleted", func(p *Plan) { p.End = EndPlan{Deletes: "r"} }, []string{"- end        queued resource r is deleted with its slices, however the command ends\n"}, ""},
+		{"the workers delete them", func(p *Plan) {
+			p.End = EndPlan{Deletes: "r", Leaves: true}
+			p.Limits.Lease = 30 * time.Minute
+		}, []string{"- end        queued resource r is deleted with its slices by its workers 30m after the command has ended (--lease)\n"}, ""},
+		{"nobody deletes them", func(p *Plan) {
+			p.End = EndPlan{Deletes: "r", Leaves: true}
+			p.Limits.Lease = 0
+		}, []string{"= end        queued resource r stays and is billed: this command leaves"}, "is deleted with its slices"},
+		{"a job without runner deletes them", func(p *Plan) {
+			p.Upload, p.End = &Upload{URL: "gs://b/r"}, EndPlan{Deletes: "r", Leaves: true}
+		}, []string{"- end        queued resource r is deleted with its slices by its workers, however the command ends\n"}, ""},
 		{"the workers have no right", func(p *Plan) { p.MayDelete = &announce.DeletionRight{May: announce.MayNotDelete, Why: "no role"} }, []string{"= right      the workers may not delete the slices: no role\n"}, ""},
 		{"their right is not known", func(p *Plan) { p.MayDelete = &announce.DeletionRight{May: announce.MayUnknown, Why: "denied"} }, []string{"whether the workers may delete the slices is not known: denied\n"}, ""},
 		{"losses are limited", func(p *Plan) { p.Limits.Restarts, p.Limits.Preemptions = 0, 2 }, []string{"started again after up to 2 losses\n"}, ""},
