@@ -195,6 +195,12 @@ func TestDoctorsCuresCure(t *testing.T) {
 		story: "an API is not enabled", plant: withFault("api-disabled service=tpu.googleapis.com"), status: 77,
 		check: doctor.CheckAPIs, level: doctor.Error, says: "tpu.googleapis.com is not enabled", cure: "gcloud services enable tpu.googleapis.com --project=multihost-sim",
 	}, {
+		story: "a zone does not exist", plant: func(*testing.T, *troubleLab) {}, args: []string{"--zone=us-nope1-a"}, status: 78,
+		check: doctor.CheckZone, level: doctor.Error, says: `us-nope1-a \(from --zone\): zone "us-nope1-a" does not exist or has no Cloud TPU`, cure: "gcloud compute tpus locations list",
+	}, {
+		story: "a zone of Compute Engine does not exist", plant: func(*testing.T, *troubleLab) {}, args: []string{"--zone=us-nope1-a", "--tpu-type=tpu7x-8"}, status: 78,
+		check: doctor.CheckZone, level: doctor.Error, says: `us-nope1-a \(from --zone\): .*zones/us-nope1-a' was not found`, cure: "gcloud compute .*list",
+	}, {
 		story: "a permission is lacking", plant: withFault("permission-denied permission=tpu.nodes.create n=all"),
 		check: doctor.CheckPermissions, level: doctor.Warning, says: "tpu.nodes.create lacking, for qr create and job; roles/tpu.admin has it",
 		cure: "gcloud projects add-iam-policy-binding multihost-sim --member=user:you@multihost.example --role=roles/tpu.admin",

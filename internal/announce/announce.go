@@ -250,21 +250,10 @@ func offered(ctx context.Context, d Deps, r provision.Request) error {
 		_, err := p.Machine(ctx, r.Type)
 		return err
 	}
-	if _, err := leading(d.Cloud).Get(ctx, r.ID); gcp.NoZone(err) {
+	if _, err := provision.Leading(d.Cloud).Get(ctx, r.ID); gcp.NoZone(err) {
 		return err
 	}
 	return nil
-}
-
-// leading returns the provider that makes new slices, without the providers around it.
-func leading(p provision.Provider) provision.Provider {
-	for {
-		outer, wraps := p.(interface{ Unwrap() provision.Provider })
-		if !wraps {
-			return p
-		}
-		p = outer.Unwrap()
-	}
 }
 
 // refusalLimit limits the calls of refusal.

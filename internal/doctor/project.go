@@ -1,6 +1,7 @@
 package doctor
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -44,6 +45,20 @@ func (e projectChecks) checkKey() {
 	e.add(f)
 }
 
+// zoneRefusal returns the error of the API that is to make slices if it does not know the
+// zone; nil if it knows the zone or does not tell.
+func (e projectChecks) zoneRefusal(ctx context.Context) error {
+	if e.Cloud == nil || e.Provider == nil {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, checkLimit)
+	defer cancel()
+	if _, err := provision.Leading(e.Provider).Get(ctx, "multihost-doctor"); gcp.NoZone(err) {
+		return err
+	}
+	return nil
+}
+
 // checkSettings reports project and zone with their sources, and checks the credentials.
 func (e projectChecks) checkSettings(ctx context.Context) {
 	if e.Hosts != nil {
@@ -59,6 +74,12 @@ func (e projectChecks) checkSettings(ctx context.Context) {
 		if s.Value == "" {
 			e.add(Finding{Check: s.check, Level: Error, Text: "none is set", Cure: s.hint, Advice: fmt.Sprintf("or add --%s=NAME", s.check)})
 			continue
+		}
+		if s.check == CheckZone {
+			if err := e.zoneRefusal(ctx); err != nil {
+				e.add(Finding{Check: s.check, Level: Error, Text: fmt.Sprintf("%s (from %s): %v", s.Value, s.Source, err), Cure: cmp.Or(typed(gcp.Hint(err)), "gcloud compute zones list")})
+				continue
+			}
 		}
 		e.ok(s.check, "%s (from %s)", s.Value, s.Source)
 	}

@@ -187,7 +187,7 @@ func notFoundHint(f facts) string {
 }
 
 // noZone matches the API's text for a zone that it does not know.
-var noZone = regexp.MustCompile(`(?i)requested zone "?[^" ]*"? is not supported`)
+var noZone = regexp.MustCompile(`(?i)requested zone "?[^" ]*"? is not supported|/zones/[^/' ]+' was not found`)
 
 // zoneList is the command that lists the zones.
 const zoneList = "gcloud compute tpus locations list"

@@ -250,6 +250,17 @@ type Numberer interface {
 	Number(s tpu.Slice) string
 }
 
+// Leading returns the provider that makes new slices, without the providers around it.
+func Leading(p Provider) Provider {
+	for {
+		outer, wraps := p.(interface{ Unwrap() Provider })
+		if !wraps {
+			return p
+		}
+		p = outer.Unwrap()
+	}
+}
+
 // As returns p, or a provider that p wraps, as a T. A provider that wraps another one has
 // a method Unwrap() Provider.
 func As[T any](p Provider) (t T, ok bool) {
