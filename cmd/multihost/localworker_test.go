@@ -130,15 +130,8 @@ func TestRunAndJobOverLocalProcesses(t *testing.T) {
 	said := func() string { return "" }
 	await := func(what string, ok func() bool) {
 		t.Helper()
-		limit := time.After(scriptWait)
-		tick := time.NewTicker(5 * time.Millisecond)
-		defer tick.Stop()
-		for !ok() {
-			select {
-			case <-tick.C:
-			case <-limit:
-				t.Fatalf("waited in vain for %s; multihost said %s; the logs are %q", what, said(), append(logs("rt"), logs("s")...))
-			}
+		if !testkit.Await(scriptWait, ok) {
+			t.Fatalf("waited in vain for %s; multihost said %s; the logs are %q", what, said(), append(logs("rt"), logs("s")...))
 		}
 	}
 	has := func(want string, n int, all []string) bool {

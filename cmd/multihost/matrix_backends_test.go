@@ -236,16 +236,8 @@ func (c *cell) stepsKept() int {
 
 // awaitCheckpoint waits until the training has a checkpoint.
 func (c *cell) awaitCheckpoint() {
-	deadline := time.After(2 * scriptWait)
-	tick := time.NewTicker(20 * time.Millisecond)
-	defer tick.Stop()
-	for c.stepsKept() < 3 {
-		select {
-		case <-tick.C:
-		case <-deadline:
-			c.t.Error("the training makes no checkpoint")
-			return
-		}
+	if !testkit.Await(2*scriptWait, func() bool { return c.stepsKept() >= 3 }) {
+		c.t.Error("the training makes no checkpoint")
 	}
 }
 

@@ -142,6 +142,8 @@ func scriptParams(t *testing.T, files []string, backend string) testscript.Param
 			env.Setenv("BACKEND", backend)
 			// Starting an interpreter on each worker of every story would cost a minute.
 			env.Setenv("MULTIHOST_FLAG_SKEW", "off")
+			// Few programs of a story live long enough to need their garbage collected.
+			env.Setenv("GOGC", "400")
 			env.Setenv("CLOUDSDK_CONFIG", filepath.Join(home, "gcloud"))
 			code := filepath.Join(env.WorkDir, "src")
 			env.Cd = code
@@ -443,7 +445,7 @@ func fileExists(path string) bool {
 // programs that it starts itself.
 func scriptEnviron(ts *testscript.TestScript) []string {
 	var buf bytes.Buffer
-	for _, name := range []string{"HOME", "USER", "PATH", "TMPDIR", "WORK", "CLOUDSDK_CONFIG", "SIM_DIR", "XDG_STATE_HOME", "XDG_RUNTIME_DIR", "AGENT_DIR"} {
+	for _, name := range []string{"HOME", "USER", "PATH", "TMPDIR", "WORK", "CLOUDSDK_CONFIG", "SIM_DIR", "XDG_STATE_HOME", "XDG_RUNTIME_DIR", "AGENT_DIR", "GOGC"} {
 		fmt.Fprintf(&buf, "%s=%s\x00", name, ts.Getenv(name))
 	}
 	if s := servers.get(ts.Getenv("WORK")); s != nil {
@@ -476,19 +478,12 @@ func scriptWaitFor(ts *testscript.TestScript, neg bool, args []string) {
 	re, err := regexp.Compile(args[1])
 	ts.Check(err)
 	path := filepath.Join(ts.Getenv("WORK"), args[0])
-	deadline := time.After(scriptWait)
-	tick := time.NewTicker(10 * time.Millisecond)
-	defer tick.Stop()
-	for {
-		data, _ := os.ReadFile(path)
-		if re.Match(data) {
-			return
-		}
-		select {
-		case <-tick.C:
-		case <-deadline:
-			ts.Fatalf("%s has no match for %q after %s:\n%s", args[0], args[1], scriptWait, data)
-		}
+	var data []byte
+	if !testkit.Await(scriptWait, func() bool {
+		data, _ = os.ReadFile(path)
+		return re.Match(data)
+	}) {
+		ts.Fatalf("%s has no match for %q after %s:\n%s", args[0], args[1], scriptWait, data)
 	}
 }
 
@@ -498,11 +493,9 @@ func scriptGone(ts *testscript.TestScript, neg bool, args []string) {
 		"/v2alpha1/projects/" + sim.DefaultProject + "/locations/" + sim.DefaultZone + "/queuedResources/" + args[0],
 		"/compute/v1/projects/" + sim.DefaultProject + "/zones/" + sim.DefaultZone + "/instanceGroupManagers/" + args[0],
 	}
-	deadline := time.After(scriptWait)
-	tick := time.NewTicker(20 * time.Millisecond)
-	defer tick.Stop()
-	for {
-		left := ""
+	left := ""
+	if !testkit.Await(scriptWait, func() bool {
+		left = ""
 		for _, path := range paths {
 			answer := httptest.NewRecorder()
 			servers.get(ts.Getenv("WORK")).ServeHTTP(answer, httptest.NewRequest(http.MethodGet, path, http.NoBody))
@@ -510,15 +503,10 @@ func scriptGone(ts *testscript.TestScript, neg bool, args []string) {
 				left += answer.Body.String()
 			}
 		}
-		if left == "" {
-			return
-		}
-		select {
-		case <-tick.C:
-		case <-deadline:
-			watches, _ := exec.Command("sh", "-c", "tail -n 20 "+ts.Getenv("SIM_DIR")+"/workers/*/root/.multihost/lease/*.log "+ts.Getenv("SIM_DIR")+"/workers/*/home/*/.multihost/lease/*.log").CombinedOutput()
-			ts.Fatalf("%s is still there after %s: %s\n%s", args[0], scriptWait, left, watches)
-		}
+		return left == ""
+	}) {
+		watches, _ := exec.Command("sh", "-c", "tail -n 20 "+ts.Getenv("SIM_DIR")+"/workers/*/root/.multihost/lease/*.log "+ts.Getenv("SIM_DIR")+"/workers/*/home/*/.multihost/lease/*.log").CombinedOutput()
+		ts.Fatalf("%s is still there after %s: %s\n%s", args[0], scriptWait, left, watches)
 	}
 }
 
@@ -565,19 +553,12 @@ func scriptScreen(ts *testscript.TestScript, neg bool, args []string) {
 	want := args[0] != "!"
 	re, err := regexp.Compile("(?m)" + args[len(args)-1])
 	ts.Check(err)
-	deadline := time.After(scriptWait)
-	tick := time.NewTicker(50 * time.Millisecond)
-	defer tick.Stop()
-	for {
-		shown := tmux(ts, nil, capture...)
-		if re.MatchString(shown) == want {
-			return
-		}
-		select {
-		case <-tick.C:
-		case <-deadline:
-			ts.Fatalf("the terminal matches %q: not %v after %s:\n%s", re, want, scriptWait, shown)
-		}
+	shown := ""
+	if !testkit.Await(scriptWait, func() bool {
+		shown = tmux(ts, nil, capture...)
+		return re.MatchString(shown) == want
+	}) {
+		ts.Fatalf("the terminal matches %q: not %v after %s:\n%s", re, want, scriptWait, shown)
 	}
 }
 
@@ -595,31 +576,19 @@ func scriptResize(ts *testscript.TestScript, neg bool, args []string) {
 // text. It recognizes them by their environment.
 func scriptLeft(ts *testscript.TestScript, neg bool, args []string) {
 	noNegation(ts, neg)
-	deadline := time.After(scriptWait)
-	tick := time.NewTicker(20 * time.Millisecond)
-	defer tick.Stop()
-	for {
-		found := processesBelow(ts.Getenv("SIM_DIR"), args[1])
-		if strconv.Itoa(len(found)) == args[0] {
-			return
-		}
-		select {
-		case <-tick.C:
-		case <-deadline:
-			ts.Fatalf("%d processes have %q in their command line, want %s: %v", len(found), args[1], args[0], found)
-		}
+	var found []string
+	if !testkit.Await(scriptWait, func() bool {
+		found = processesBelow(ts.Getenv("SIM_DIR"), args[1])
+		return strconv.Itoa(len(found)) == args[0]
+	}) {
+		ts.Fatalf("%d processes have %q in their command line, want %s: %v", len(found), args[1], args[0], found)
 	}
 }
 
 func processesBelow(dir, text string) []string {
 	var found []string
-	envs, _ := filepath.Glob("/proc/[0-9]*/environ")
-	for _, path := range envs {
-		env, err := os.ReadFile(path)
-		if err != nil || !bytes.Contains(env, []byte(dir)) {
-			continue
-		}
-		line, _ := os.ReadFile(filepath.Join(filepath.Dir(path), "cmdline"))
+	for _, pid := range testkit.Processes("environ", dir) {
+		line, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
 		cmd := string(bytes.ReplaceAll(line, []byte{0}, []byte{' '}))
 		if strings.Contains(cmd, text) && !strings.Contains(cmd, "bin/multihost ") {
 			found = append(found, cmd)

@@ -193,16 +193,9 @@ func (w *world) until(what string, ok func(detach.State) bool) detach.State {
 
 func (w *world) wait(what string, ok func() bool) {
 	w.t.Helper()
-	deadline := time.After(4 * time.Minute)
-	tick := time.NewTicker(50 * time.Millisecond)
-	defer tick.Stop()
-	for !ok() {
-		select {
-		case <-tick.C:
-		case <-deadline:
-			s, err := w.bucket.State(w.t.Context(), runName)
-			w.t.Fatalf("waited too long for %s; the bucket says %+v, %v\n%s", what, s, err, w.startupLogs())
-		}
+	if !testkit.Await(4*time.Minute, ok) {
+		s, err := w.bucket.State(w.t.Context(), runName)
+		w.t.Fatalf("waited too long for %s; the bucket says %+v, %v\n%s", what, s, err, w.startupLogs())
 	}
 }
 

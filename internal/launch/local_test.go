@@ -269,25 +269,7 @@ func statusOf(err error) (remote.Status, error) {
 }
 
 // processes returns the pids of the processes that still run in this worker's directories.
-func (l *local) processes() []int {
-	var pids []int
-	entries, err := os.ReadDir("/proc")
-	if err != nil {
-		l.t.Fatal(err)
-	}
-	for _, e := range entries {
-		var pid int
-		if _, err := fmt.Sscan(e.Name(), &pid); err != nil {
-			continue
-		}
-		env, err := os.ReadFile(filepath.Join("/proc", e.Name(), "environ"))
-		if err != nil || !bytes.Contains(env, []byte(l.root+"/")) {
-			continue
-		}
-		pids = append(pids, pid)
-	}
-	return pids
-}
+func (l *local) processes() []int { return testkit.Processes("environ", l.root+"/") }
 
 func (l *local) killAll() {
 	for _, pid := range l.processes() {

@@ -178,15 +178,8 @@ func (v *vm) runs() (end func(code int)) {
 
 func (v *vm) wait(what string, ok func() bool) {
 	v.t.Helper()
-	deadline := time.After(4 * time.Minute)
-	tick := time.NewTicker(20 * time.Millisecond)
-	defer tick.Stop()
-	for !ok() {
-		select {
-		case <-tick.C:
-		case <-deadline:
-			v.t.Fatalf("waited too long for %s; the watch says\n%s", what, v.log())
-		}
+	if !testkit.Await(4*time.Minute, ok) {
+		v.t.Fatalf("waited too long for %s; the watch says\n%s", what, v.log())
 	}
 }
 

@@ -10,17 +10,33 @@ import (
 // Eventually waits until a condition holds. After two minutes the test fails.
 func Eventually(t testing.TB, what string, holds func() bool) {
 	t.Helper()
-	deadline := time.NewTimer(2 * time.Minute)
-	defer deadline.Stop()
-	tick := time.NewTicker(2 * time.Millisecond)
-	defer tick.Stop()
-	for !holds() {
-		select {
-		case <-tick.C:
-		case <-deadline.C:
-			t.Fatalf("waited in vain for %s", what)
-		}
+	if !Await(2*time.Minute, holds) {
+		t.Fatalf("waited in vain for %s", what)
 	}
+}
+
+// Await waits until a condition holds, and reports whether it did before the limit. It looks
+// less often the longer a look takes and the longer it has waited, because what the test
+// waits for needs the processor.
+func Await(limit time.Duration, holds func() bool) bool {
+	begin := time.Now()
+	for {
+		look := time.Now()
+		if holds() {
+			return true
+		}
+		now := time.Now()
+		if now.Sub(begin) > limit {
+			return false
+		}
+		<-time.After(pause(now.Sub(look), now.Sub(begin)))
+	}
+}
+
+// pause returns how long to wait for the next look, after a look that took so long. A test
+// learns at most a fiftieth of its wait too late, or after ten times the length of a look.
+func pause(took, waited time.Duration) time.Duration {
+	return min(max(2*time.Millisecond, 9*took, waited/50), 100*time.Millisecond)
 }
 
 // A Buffer can be read while it is written.

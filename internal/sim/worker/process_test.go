@@ -96,18 +96,11 @@ func checkGoroutines(t testing.TB) {
 // await polls a condition that has no event to wait for.
 func await(t testing.TB, what string, cond func() bool) bool {
 	t.Helper()
-	tick := time.NewTicker(2 * time.Millisecond)
-	defer tick.Stop()
-	limit := time.After(patience)
-	for !cond() {
-		select {
-		case <-tick.C:
-		case <-limit:
-			t.Errorf("waited %v for %s", patience, what)
-			return false
-		}
+	holds := testkit.Await(patience, cond)
+	if !holds {
+		t.Errorf("waited %v for %s", patience, what)
 	}
-	return true
+	return holds
 }
 
 func newSigner(t testing.TB) ssh.Signer {
@@ -218,19 +211,7 @@ func marked(t testing.TB, root string) []int {
 	if err != nil {
 		t.Fatal(err)
 	}
-	files, err := filepath.Glob("/proc/[0-9]*/environ")
-	if err != nil {
-		t.Fatal(err)
-	}
-	var pids []int
-	for _, f := range files {
-		env, err := os.ReadFile(f)
-		if err == nil && bytes.Contains(env, []byte("MULTIHOST_SIM_WORKER="+root)) {
-			pid, _ := strconv.Atoi(filepath.Base(filepath.Dir(f)))
-			pids = append(pids, pid)
-		}
-	}
-	return pids
+	return testkit.Processes("environ", "MULTIHOST_SIM_WORKER="+root)
 }
 
 func alive(pid int) bool {

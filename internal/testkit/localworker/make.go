@@ -3,10 +3,8 @@
 package localworker
 
 import (
-	"bytes"
 	"os"
 	"path/filepath"
-	"strconv"
 	"syscall"
 	"testing"
 
@@ -42,14 +40,7 @@ func Make(t testing.TB) *Worker {
 
 // killMarked kills the processes that have a variable in their environment.
 func killMarked(variable string) {
-	names, _ := filepath.Glob("/proc/[0-9]*/environ")
-	for _, name := range names {
-		env, err := os.ReadFile(name)
-		if err != nil || !bytes.Contains(append([]byte{0}, env...), []byte("\x00"+variable+"\x00")) {
-			continue
-		}
-		if pid, err := strconv.Atoi(filepath.Base(filepath.Dir(name))); err == nil {
-			_ = syscall.Kill(pid, syscall.SIGKILL)
-		}
+	for _, pid := range testkit.Processes("environ", variable+"\x00") {
+		_ = syscall.Kill(pid, syscall.SIGKILL)
 	}
 }

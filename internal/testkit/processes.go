@@ -1,0 +1,28 @@
+package testkit
+
+import (
+	"bytes"
+	"os"
+	"strconv"
+)
+
+// Processes returns the processes of this machine whose file in /proc has a text, such as
+// "environ" or "cmdline". Words in these files end with a zero byte.
+func Processes(file, text string) (pids []int) {
+	dir, err := os.Open("/proc")
+	if err != nil {
+		return nil
+	}
+	defer dir.Close()
+	names, _ := dir.Readdirnames(-1) // processes may end meanwhile
+	for _, name := range names {
+		pid, err := strconv.Atoi(name)
+		if err != nil {
+			continue
+		}
+		if has, err := os.ReadFile("/proc/" + name + "/" + file); err == nil && bytes.Contains(has, []byte(text)) {
+			pids = append(pids, pid)
+		}
+	}
+	return pids
+}
