@@ -26,19 +26,21 @@ func ready(t testing.TB, l *local, run string) {
 
 func TestStopEndsEveryProcessOfTheRun(t *testing.T) {
 	t.Parallel()
-	for name, script := range map[string]string{
-		"a-plain-command":       "touch ready; exec sleep 1000",
-		"ignores-TERM":          "trap '' TERM; touch ready; while :; do sleep 0.1; done",
-		"children":              "sleep 1000 & (sleep 1000 & sleep 1000) & touch ready; wait",
-		"setsid":                "setsid sleep 1000 & touch ready; wait",
-		"double-fork":           "(setsid --fork bash -c 'trap \"\" TERM; touch ready; while :; do sleep 0.1; done'); sleep 1000",
-		"stopped":               "sleep 1000 & kill -STOP $!; touch ready; kill -STOP $$; wait",
-		"environment-is-hidden": "env -i sleep 1000 & touch ready; wait",
-		"hidden-and-setsid":     "setsid env -i sleep 1000 & touch ready; wait",
-		"hidden-orphan":         "(setsid --fork env -i bash -c 'echo $$ >pid; touch ready; exec sleep 1000'); sleep 1000",
-		"leader-gone":           "trap '' TERM; sleep 1000 & env -i sleep 1000 & touch ready",
-		"respawns":              "trap 'bash -c \"trap : TERM; sleep 1000\" &' TERM; touch ready; while :; do sleep 0.1; done",
-	} {
+	type way struct{ name, script string }
+	for _, row := range testkit.Some(t, []way{
+		{"ignores-TERM", "trap '' TERM; touch ready; while :; do sleep 0.1; done"},
+		{"a-plain-command", "touch ready; exec sleep 1000"},
+		{"double-fork", "(setsid --fork bash -c 'trap \"\" TERM; touch ready; while :; do sleep 0.1; done'); sleep 1000"},
+		{"children", "sleep 1000 & (sleep 1000 & sleep 1000) & touch ready; wait"},
+		{"stopped", "sleep 1000 & kill -STOP $!; touch ready; kill -STOP $$; wait"},
+		{"setsid", "setsid sleep 1000 & touch ready; wait"},
+		{"hidden-orphan", "(setsid --fork env -i bash -c 'echo $$ >pid; touch ready; exec sleep 1000'); sleep 1000"},
+		{"environment-is-hidden", "env -i sleep 1000 & touch ready; wait"},
+		{"leader-gone", "trap '' TERM; sleep 1000 & env -i sleep 1000 & touch ready"},
+		{"hidden-and-setsid", "setsid env -i sleep 1000 & touch ready; wait"},
+		{"respawns", "trap 'bash -c \"trap : TERM; sleep 1000\" &' TERM; touch ready; while :; do sleep 0.1; done"},
+	}, 2) {
+		name, script := row.name, row.script
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			l := newLocal(t)

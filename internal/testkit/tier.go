@@ -29,3 +29,16 @@ func OnlyInAll(t testing.TB, see string) {
 		t.Skipf("only `make test-all` runs this test; see %s", see)
 	}
 }
+
+// Some returns every nth row of an expensive table, beginning with the first one. In `make
+// test-all` it returns all rows.
+func Some[Row any](t testing.TB, rows []Row, n int) (some []Row) {
+	t.Helper()
+	if All(t) {
+		return rows
+	}
+	for i := 0; i < len(rows); i += n {
+		some = append(some, rows[i])
+	}
+	return some
+}

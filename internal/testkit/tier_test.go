@@ -1,6 +1,7 @@
 package testkit
 
 import (
+	"fmt"
 	"os"
 	"regexp"
 	"testing"
@@ -23,6 +24,16 @@ func TestOnlyAllRunsWhatIsExpensive(t *testing.T) {
 		}
 		if all != tt.all {
 			t.Errorf("%q: all is %v", tt.value, all)
+		}
+	}
+}
+
+// make test runs a part of an expensive table, which always has its first row.
+func TestSomeRowsRunUnlessAllDo(t *testing.T) {
+	for value, want := range map[string]string{"": "[1 3 5]", "all": "[1 2 3 4 5]"} {
+		t.Setenv("MULTIHOST_TESTS", value)
+		if got := fmt.Sprint(Some(t, []int{1, 2, 3, 4, 5}, 2)); got != want {
+			t.Errorf("%q: %s, want %s", value, got, want)
 		}
 	}
 }
