@@ -19,6 +19,8 @@ RERUN      ?=
 # needs no browser, and leaves go vet to `make lint`.
 test check: TOOLS = test
 test: TEST_FLAGS = -p 4 -vet=off
+# Compilers, linkers and tests live too briefly to gain from collecting garbage often.
+test test-all: export GOGC ?= 300
 GOTESTSUM   = gotest.tools/gotestsum@v1.13.0
 # These have no goroutines of their own.
 UNRACED     = /(lease|preflight|examples/train|release)$$
