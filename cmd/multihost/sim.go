@@ -189,8 +189,8 @@ func openSim(c *call) (*sim.Client, error) {
 
 func simEnvCommand() *cli.Command {
 	return command(cli.Command{
-		Name:        "env",
-		Usage:       "print the variables with which multihost and gcloud use the simulator",
+		Name:  "env",
+		Usage: "print the variables with which multihost and gcloud use the simulator",
 		Description: `For a shell: eval "$(multihost sim env)". To leave the simulator in that shell:
 eval "$(multihost sim env --unset)". This needs no simulator.`,
 		Flags: []cli.Flag{simDirFlag(), &cli.BoolFlag{Name: "unset", Usage: "print what unsets these variables"}},
