@@ -338,15 +338,7 @@ func (p Plan) tellRest(t *planText) {
 		t.more("a worker has %s to answer and may be lost for %s; all have started within %s", event.Duration(l.Connect), orUnlimited(l.Lost), orUnlimited(l.Start))
 		t.more("%s", l.again())
 	}
-	if l.TTL > 0 {
-		t.line("-", "time", "the slices are deleted %s after their request, whatever runs", event.Duration(l.TTL))
-	}
-	if l.Lease > 0 && p.Upload == nil {
-		t.line("=", "lease", "if this machine is gone, the workers delete the slices %s after the command has ended (--lease)", stage.AsTyped(l.Lease))
-	}
-	if l.MaxRun > 0 {
-		t.line("-", "time", "the slices are taken away %s after they begin to run, whatever runs (--max-run-duration)", stage.AsTyped(l.MaxRun))
-	}
+	p.tellTime(t)
 	if r := p.MayDelete; r != nil && r.May == announce.MayNotDelete {
 		t.line("=", "right", "the workers may not delete the slices: %s", r.Why)
 	} else if r != nil && r.May == announce.MayUnknown {
@@ -361,6 +353,25 @@ func (p Plan) tellRest(t *planText) {
 		t.line("+", "logs", "in %s", p.Upload.URL)
 	}
 	t.more("on each worker %s", p.Logs.Remote)
+	p.tellEnd(t)
+}
+
+// tellTime says when the slices go, whatever this command does.
+func (p Plan) tellTime(t *planText) {
+	l := p.Limits
+	if l.TTL > 0 {
+		t.line("-", "time", "the slices are deleted %s after their request, whatever runs", event.Duration(l.TTL))
+	}
+	if l.Lease > 0 && p.Upload == nil {
+		t.line("=", "lease", "if this machine is gone, the workers delete the slices %s after the command has ended (--lease)", stage.AsTyped(l.Lease))
+	}
+	if l.MaxRun > 0 {
+		t.line("-", "time", "the slices are taken away %s after they begin to run, whatever runs (--max-run-duration)", stage.AsTyped(l.MaxRun))
+	}
+}
+
+// tellEnd says what happens to the slices when the command has ended.
+func (p Plan) tellEnd(t *planText) {
 	by := ""
 	switch {
 	case p.Upload != nil, p.End.Leaves && p.Limits.Lease > 0:

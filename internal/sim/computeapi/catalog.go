@@ -76,7 +76,7 @@ func (s machines) serveMachineTypes(c *computeCall) (any, error) {
 	var all []message
 	for _, zone := range zones {
 		for _, m := range groups.Offered(s.Cloud, zone) {
-			all = append(all, s.machineType(zone, m))
+			all = append(all, machineType(m, zone, s.Networks().Link(s.Networks().ComputePath("zones/"+zone, "machineTypes", m.Name))))
 		}
 	}
 	if c.id == "" {
@@ -92,12 +92,12 @@ func (s machines) serveMachineTypes(c *computeCall) (any, error) {
 	return all[i], nil
 }
 
-func (s machines) machineType(zone string, m groups.MachineType) *computepb.MachineType {
+func machineType(m groups.MachineType, zone, link string) *computepb.MachineType {
 	return &computepb.MachineType{
 		Kind: proto.String("compute#machineType"), Id: numbered(m.Name), Name: proto.String(m.Name), Zone: proto.String(zone),
 		Description: proto.String(fmt.Sprintf("%d vCPUs, %d GB RAM, %d TPU chips", m.CPUs, m.MemoryGB, m.Chips)),
 		GuestCpus:   proto.Int32(int32(m.CPUs)), MemoryMb: proto.Int32(int32(m.MemoryGB) << 10), IsSharedCpu: proto.Bool(false), Architecture: proto.String("X86_64"),
 		Accelerators:      []*computepb.Accelerators{{GuestAcceleratorType: proto.String(m.Accelerator), GuestAcceleratorCount: proto.Int32(int32(m.Chips))}},
-		CreationTimestamp: proto.String("2024-01-01T00:00:00.000-08:00"), SelfLink: proto.String(s.Networks().Link(s.Networks().ComputePath("zones/"+zone, "machineTypes", m.Name))),
+		CreationTimestamp: proto.String("2024-01-01T00:00:00.000-08:00"), SelfLink: proto.String(link),
 	}
 }
