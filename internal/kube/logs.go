@@ -1,0 +1,51 @@
+package kube
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"strconv"
+	"time"
+)
+
+// LogOptions choose what Logs returns.
+type LogOptions struct {
+	Container  string // "": the only one
+	Follow     bool   // wait for more until the container has ended
+	Timestamps bool   // begin each line with the time at which the node received it
+	Since      time.Time
+	TailLines  int64 // 0: all
+	Previous   bool  // of the container before its last restart
+}
+
+// Logs opens the log of a pod as the node keeps it: stdout and stderr in one. It begins at the
+// whole second of Since. A reader that ends early says that the connection broke: io.EOF says
+// that the container has ended or, without Follow, that this is all for now. The caller closes
+// the result. The end of ctx ends the reading, too.
+func (c *Client) Logs(ctx context.Context, namespace, pod string, l LogOptions) (io.ReadCloser, error) {
+	namespace = namespaceOf(namespace, c)
+	r := c.rest.Get().AbsPath("/api/v1/namespaces", namespace, "pods", pod, "log")
+	if l.Container != "" {
+		r.Param("container", l.Container)
+	}
+	for name, set := range map[string]bool{"follow": l.Follow, "timestamps": l.Timestamps, "previous": l.Previous} {
+		if set {
+			r.Param(name, "true")
+		}
+	}
+	if !l.Since.IsZero() {
+		r.Param("sinceTime", l.Since.UTC().Truncate(time.Second).Format(time.RFC3339))
+	}
+	if l.TailLines > 0 {
+		r.Param("tailLines", strconv.FormatInt(l.TailLines, 10))
+	}
+	what := fmt.Sprintf("read the log of pod %q", namespace+"/"+pod)
+	stream, err := r.Stream(ctx)
+	if err != nil {
+		if ctx.Err() != nil {
+			return nil, fmt.Errorf("%s: %w", what, context.Cause(ctx))
+		}
+		return nil, c.fail(what, err, 1)
+	}
+	return stream, nil
+}

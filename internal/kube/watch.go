@@ -1,0 +1,226 @@
+package kube
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/watch"
+)
+
+// A Change is one step of a watch.
+type Change[T any] struct {
+	// Object has been made or changed or, if Gone is set, was last seen like this. It is nil
+	// in a Synced change.
+	Object *T
+	Gone   bool
+
+	// Synced says that all changes up to now have been told: at the begin, and after each
+	// outage.
+	Synced bool
+}
+
+// WatchOptions choose what Watch tells.
+type WatchOptions struct {
+	ListOptions
+
+	// Away, if not nil, is told of an outage once, with its reason, and of its end with nil.
+	Away func(error)
+}
+
+// watchLimit is how long a watch asks to be served. A connection that a front end has cut
+// without a word is noticed then at the latest.
+const watchLimit = 5 * time.Minute
+
+// shortWatch is the least time between the begins of two watches.
+const shortWatch = 500 * time.Millisecond
+
+// Watch tells f of the objects that exist and then of each change, until f fails or ctx ends.
+// It begins anew by itself after an outage of the server, and when the server has forgotten
+// the changes since; nothing is left out, but several changes of an object can come as one.
+// It returns f's error, the cause of ctx, or an *Error that does not pass by itself, such as
+// a missing right.
+func (o Objects[T]) Watch(ctx context.Context, w WatchOptions, f func(Change[T]) error) error {
+	state := &watcher[T]{o: o, w: w, f: f, known: map[string]*T{}}
+	for {
+		if err := state.sync(ctx); err != nil {
+			if again, err := state.outage(ctx, err); !again {
+				return err
+			}
+			continue
+		}
+		for state.version != "" {
+			if err := state.follow(ctx); err != nil {
+				if again, err := state.outage(ctx, err); !again {
+					return err
+				}
+			}
+		}
+	}
+}
+
+// watcher is the state of a Watch.
+type watcher[T any] struct {
+	o Objects[T]
+	w WatchOptions
+	f func(Change[T]) error
+
+	known   map[string]*T // by UID
+	version string        // from which the watch goes on; "": all must be listed
+	pause   time.Duration // before the next try during an outage; 0: there is none
+}
+
+// told is an error of f.
+type told struct{ error }
+
+func (t told) Unwrap() error { return t.error }
+
+// outage waits before the next try. again is false if there is none: err is then what Watch
+// returns.
+func (s *watcher[T]) outage(ctx context.Context, err error) (again bool, _ error) {
+	var own told
+	if errors.As(err, &own) {
+		return false, own.error
+	}
+	if ctx.Err() != nil {
+		return false, fmt.Errorf("%s: %w", s.o.what("watch", ""), context.Cause(ctx))
+	}
+	if !retryable(err) {
+		return false, err
+	}
+	if s.pause == 0 {
+		s.pause = 200 * time.Millisecond
+		if s.w.Away != nil {
+			s.w.Away(err)
+		}
+	}
+	select {
+	case <-s.o.c.cfg.Clock.After(s.pause):
+	case <-ctx.Done():
+	}
+	s.pause = min(2*s.pause, mostPause)
+	return true, nil
+}
+
+// reached says that the server has answered.
+func (s *watcher[T]) reached() {
+	if s.pause != 0 && s.w.Away != nil {
+		s.w.Away(nil)
+	}
+	s.pause = 0
+}
+
+// sync lists all objects and tells what has changed.
+func (s *watcher[T]) sync(ctx context.Context) error {
+	all, version, err := s.o.List(ctx, s.w.ListOptions)
+	if err != nil {
+		return err
+	}
+	s.reached()
+	now := map[string]*T{}
+	for i := range all {
+		uid, changed := metaOf(&all[i])
+		now[uid] = &all[i]
+		if old := s.known[uid]; old != nil {
+			if _, before := metaOf(old); before == changed {
+				continue
+			}
+		}
+		if err := s.f(Change[T]{Object: &all[i]}); err != nil {
+			return told{err}
+		}
+	}
+	for uid, old := range s.known {
+		if now[uid] == nil {
+			if err := s.f(Change[T]{Object: old, Gone: true}); err != nil {
+				return told{err}
+			}
+		}
+	}
+	s.known, s.version = now, version
+	if err := s.f(Change[T]{Synced: true}); err != nil {
+		return told{err}
+	}
+	return nil
+}
+
+// follow watches until the server ends the watch. If all must be listed again, it sets
+// version to "".
+func (s *watcher[T]) follow(ctx context.Context) error {
+	seconds := int64(watchLimit / time.Second)
+	watching, stop := context.WithTimeout(ctx, watchLimit+tryLimit)
+	defer stop()
+	what := s.o.what("watch", "")
+	stream, err := s.o.at().Watch(watching, metav1.ListOptions{
+		LabelSelector: s.w.Labels, FieldSelector: s.w.Fields, ResourceVersion: s.version, AllowWatchBookmarks: true, TimeoutSeconds: &seconds,
+	})
+	if Expired(err) {
+		s.version = ""
+		return nil
+	}
+	if err != nil {
+		return s.o.c.fail(what, err, 1)
+	}
+	defer stream.Stop()
+	s.reached()
+	short := s.o.c.cfg.Clock.After(shortWatch)
+	for e := range stream.ResultChan() {
+		if e.Type == watch.Error {
+			err := apierrors.FromObject(e.Object)
+			if Expired(err) || apierrors.IsInternalError(err) { // the latter: the watch fell behind
+				s.version = ""
+				return nil
+			}
+			return s.o.c.fail(what, err, 1)
+		}
+		if err := s.take(what, e); err != nil {
+			return err
+		}
+	}
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	select { // a server that ends each watch at once must not be asked without a pause
+	case <-short:
+	case <-ctx.Done():
+	}
+	return nil // the limit, or a connection that ended: the next watch tells
+}
+
+// take handles one event of a watch.
+func (s *watcher[T]) take(what string, e watch.Event) error {
+	raw, ok := e.Object.(*unstructured.Unstructured)
+	if !ok {
+		return nil
+	}
+	s.version = raw.GetResourceVersion()
+	if e.Type == watch.Bookmark {
+		return nil
+	}
+	object, err := decode[T](what, raw)
+	if err != nil {
+		return err
+	}
+	uid := string(raw.GetUID())
+	if e.Type == watch.Deleted {
+		delete(s.known, uid)
+	} else {
+		s.known[uid] = object
+	}
+	if err := s.f(Change[T]{Object: object, Gone: e.Type == watch.Deleted}); err != nil {
+		return told{err}
+	}
+	return nil
+}
+
+// metaOf returns the UID and the version of an object.
+func metaOf[T any](object *T) (uid, version string) {
+	if m, ok := any(object).(metav1.Object); ok {
+		return string(m.GetUID()), m.GetResourceVersion()
+	}
+	return "", ""
+}
