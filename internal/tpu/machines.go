@@ -15,16 +15,24 @@ type Machine struct {
 	Chips      int    // of one VM
 	Single     bool   // a slice of it is one VM
 	NUMANodes  int    // of one VM; 0: not known
+	OnlyGKE    bool   // only node pools of Google Kubernetes Engine are made of it
 }
 
-// Machines returns the machine types of Compute Engine, those of a generation together.
+// Machines returns the machine types of which Compute Engine makes slices, those of a generation together.
 // Sources: Google's documentation of TPU machine types, xpk's system_characteristics.py,
 // and for NUMA nodes the documentation of GKE.
 //
 // Machine types whose names end in -tpu are left out, because their meaning is not
 // documented.
 func Machines() []Machine {
+	return slices.DeleteFunc(machines(), func(m Machine) bool { return m.OnlyGKE })
+}
+
+func machines() []Machine {
 	return []Machine{
+		{Name: "ct4p-hightpu-4t", Generation: "v4", Chips: 4, OnlyGKE: true},
+		{Name: "ct5lp-hightpu-1t", Generation: "v5e", Chips: 1, Single: true, OnlyGKE: true},
+		{Name: "ct5lp-hightpu-4t", Generation: "v5e", Chips: 4, OnlyGKE: true},
 		{Name: "ct5p-hightpu-4t", Generation: "v5p", Chips: 4, NUMANodes: 2},
 		{Name: "ct6e-standard-1t", Generation: "v6e", Chips: 1, Single: true},
 		{Name: "ct6e-standard-4t", Generation: "v6e", Chips: 4},

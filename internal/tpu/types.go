@@ -29,6 +29,7 @@ type Generation struct {
 	Quota          string // the start of the ids of its quotas of the TPU API, or empty
 	ImageFamily    string // of the boot disks of its VMs on Compute Engine, or empty
 	DiskType       string // of these disks; empty: Compute Engine chooses
+	GKEAccelerator string // value of the node label cloud.google.com/gke-tpu-accelerator; empty: GKE has no nodes of it
 	ComputeQuota   string // how quotas of Compute Engine name it: "CT6E"; empty: not known
 	// PeakTFLOPS is the dense bf16 peak of one chip, to which MFU is relative. JAX's own
 	// table rounds v3 to 140, v6e to 920 and tpu7x to 2310; MaxText's MFU figures are
@@ -60,23 +61,23 @@ func Generations() []Generation {
 		},
 		{
 			Name: "v4", Family: "v4", CountsCores: true, MultiSlice: true, NUMA: true, CloudAPI: true,
-			RuntimeVersion: "tpu-ubuntu2204-base", ChipType: "V4", Quota: "TPUV4s", PeakTFLOPS: 275, PeakSource: bothTables, Devices: 1,
+			RuntimeVersion: "tpu-ubuntu2204-base", ChipType: "V4", Quota: "TPUV4s", GKEAccelerator: "tpu-v4-podslice", PeakTFLOPS: 275, PeakSource: bothTables, Devices: 1,
 		},
 		{
 			Name: "v5e", Family: "v5litepod", MultiSlice: true, CloudAPI: true, VFIO: true,
-			RuntimeVersion: "v2-alpha-tpuv5-lite", ChipType: "V5LITE_POD", Quota: "TPUV5s", PeakTFLOPS: 197, PeakSource: bothTables, Devices: 1,
+			RuntimeVersion: "v2-alpha-tpuv5-lite", ChipType: "V5LITE_POD", Quota: "TPUV5s", GKEAccelerator: "tpu-v5-lite-podslice", PeakTFLOPS: 197, PeakSource: bothTables, Devices: 1,
 		},
 		{
 			Name: "v5p", Family: "v5p", CountsCores: true, MultiSlice: true, NUMA: true, CloudAPI: true, VFIO: true, SparseCore: true,
-			RuntimeVersion: "v2-alpha-tpuv5", ChipType: "V5P", Quota: "TPUV5P", ImageFamily: computeImage, ComputeQuota: "CT5P", PeakTFLOPS: 459, PeakSource: bothTables, Devices: 1,
+			RuntimeVersion: "v2-alpha-tpuv5", ChipType: "V5P", Quota: "TPUV5P", GKEAccelerator: "tpu-v5p-slice", ImageFamily: computeImage, ComputeQuota: "CT5P", PeakTFLOPS: 459, PeakSource: bothTables, Devices: 1,
 		},
 		{
 			Name: "v6e", Family: "v6e", MultiSlice: true, CloudAPI: true, VFIO: true, SparseCore: true,
-			RuntimeVersion: "v2-alpha-tpuv6e", ChipType: "V6E", Quota: "TPUV6E", ImageFamily: computeImage, ComputeQuota: "CT6E", PeakTFLOPS: 918, PeakSource: bothTables, Devices: 1,
+			RuntimeVersion: "v2-alpha-tpuv6e", ChipType: "V6E", Quota: "TPUV6E", GKEAccelerator: "tpu-v6e-slice", ImageFamily: computeImage, ComputeQuota: "CT6E", PeakTFLOPS: 918, PeakSource: bothTables, Devices: 1,
 		},
 		{
 			Name: "tpu7x", Family: "tpu7x", CountsCores: true, MultiSlice: true, VFIO: true, SparseCore: true,
-			ChipType: "TPU7X", ImageFamily: "ubuntu-accel-2404-amd64-tpu-tpu7x", DiskType: "hyperdisk-balanced", ComputeQuota: "TPU7X", PeakTFLOPS: 2307, PeakSource: cloudDocs, Devices: 2,
+			ChipType: "TPU7X", GKEAccelerator: "tpu7x", ImageFamily: "ubuntu-accel-2404-amd64-tpu-tpu7x", DiskType: "hyperdisk-balanced", ComputeQuota: "TPU7X", PeakTFLOPS: 2307, PeakSource: cloudDocs, Devices: 2,
 		},
 	}
 }
