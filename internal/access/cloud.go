@@ -33,7 +33,7 @@ func Cloud(g config.Gcloud, o Options) *gcp.Client {
 	return gcp.New(gcp.Config{
 		Project: g.Project, Zone: g.Zone, ReadOnly: o.ReadOnly,
 		TPUEndpoint: g.TPUEndpoint, ComputeEndpoint: g.ComputeEndpoint, OSLoginEndpoint: g.OSLoginEndpoint,
-		StorageEndpoint: g.StorageEndpoint, SecretManagerEndpoint: g.SecretManagerEndpoint,
+		StorageEndpoint: g.StorageEndpoint, SecretManagerEndpoint: g.SecretManagerEndpoint, ContainerEndpoint: g.ContainerEndpoint,
 		ServiceUsageEndpoint: g.ServiceUsageEndpoint, ResourceManagerEndpoint: g.ResourceManagerEndpoint, QuotasEndpoint: g.QuotasEndpoint,
 		DisableAuth: g.DisableAuth, AccessTokenFile: g.AccessTokenFile, Impersonate: g.Impersonate,
 		QuotaProject: quota, GcloudToken: gcloudToken, UserAgent: o.UserAgent, Sink: o.Sink,

@@ -44,6 +44,7 @@ type Gcloud struct {
 	StorageEndpoint       string
 	OSLoginEndpoint       string
 	SecretManagerEndpoint string
+	ContainerEndpoint     string // Google Kubernetes Engine
 
 	ServiceUsageEndpoint    string
 	ResourceManagerEndpoint string
@@ -77,6 +78,7 @@ func properties() []property {
 		{"StorageEndpoint", "api_endpoint_overrides", "storage"},
 		{"OSLoginEndpoint", "api_endpoint_overrides", "oslogin"},
 		{"SecretManagerEndpoint", "api_endpoint_overrides", "secretmanager"},
+		{"ContainerEndpoint", "api_endpoint_overrides", "container"},
 		{"ServiceUsageEndpoint", "api_endpoint_overrides", "serviceusage"},
 		{"ResourceManagerEndpoint", "api_endpoint_overrides", "cloudresourcemanager"},
 		{"QuotasEndpoint", "api_endpoint_overrides", "cloudquotas"},
@@ -166,6 +168,7 @@ func (g *Gcloud) text(field string) *string {
 		"TPUEndpoint":             &g.TPUEndpoint,
 		"ComputeEndpoint":         &g.ComputeEndpoint,
 		"StorageEndpoint":         &g.StorageEndpoint,
+		"ContainerEndpoint":       &g.ContainerEndpoint,
 		"OSLoginEndpoint":         &g.OSLoginEndpoint,
 		"SecretManagerEndpoint":   &g.SecretManagerEndpoint,
 		"ServiceUsageEndpoint":    &g.ServiceUsageEndpoint,

@@ -59,6 +59,8 @@ type Config struct {
 	// StorageEndpoint ends in /storage/v1/. SecretManagerEndpoint has no version.
 	StorageEndpoint       string
 	SecretManagerEndpoint string
+	// ContainerEndpoint is Google Kubernetes Engine's. It has no version.
+	ContainerEndpoint string
 	// ServiceUsageEndpoint, ResourceManagerEndpoint and QuotasEndpoint (Cloud
 	// Quotas) have no version either.
 	ServiceUsageEndpoint    string
@@ -214,9 +216,23 @@ func (c *Client) ComputeOptions(context.Context) ([]option.ClientOption, error) 
 	return opts, nil
 }
 
-// OSLoginOptions returns the options for google.golang.org/api/oslogin/v1. They also work
-// for google.golang.org/api/oauth2/v2, which returns the account of the credentials. Wrap
+// ContainerOptions returns the options for google.golang.org/api/container/v1beta1. Wrap
 // each call in Do.
+func (c *Client) ContainerOptions() ([]option.ClientOption, error) {
+	opts := []option.ClientOption{option.WithHTTPClient(c.http), option.WithUserAgent(c.cfg.UserAgent)}
+	if c.cfg.ContainerEndpoint != "" {
+		root, err := endpointRoot("Kubernetes Engine", c.cfg.ContainerEndpoint)
+		if err != nil {
+			return nil, err
+		}
+		opts = append(opts, option.WithEndpoint(root+"/"))
+	}
+	return opts, nil
+}
+
+// OSLoginOptions returns the options for google.golang.org/api/oslogin/v1 and for
+// google.golang.org/api/oauth2/v2, which returns the account of the credentials. Wrap each
+// call in Do.
 func (c *Client) OSLoginOptions() ([]option.ClientOption, error) {
 	opts := []option.ClientOption{option.WithHTTPClient(c.http), option.WithUserAgent(c.cfg.UserAgent)}
 	if c.cfg.OSLoginEndpoint != "" {
@@ -285,7 +301,7 @@ func NoRetry() gax.CallOption {
 }
 
 // apiPath matches the API path and version at the end of an endpoint override.
-var apiPath = regexp.MustCompile(`/(compute/)?(v1|v2|v2alpha1|beta|alpha)$`)
+var apiPath = regexp.MustCompile(`/(compute/)?(v1|v1beta1|v2|v2alpha1|beta|alpha)$`)
 
 // endpointRoot reduces an endpoint override to scheme, host and any leading path,
 // without a version and without a slash at the end.
