@@ -72,7 +72,7 @@ func TestImportRules(t *testing.T) {
 		{"multihost/internal/options", []string{"cmd/multihost"}, "packages take validated options"},
 		{"multihost/internal/qr", []string{"cmd/multihost", "internal/options", "internal/qr/...", "internal/sim"}, "whoever needs slices asks a provision.Provider"},
 		{"multihost/internal/nodes", []string{"internal/gce", "internal/qr"}, "whoever needs slices asks a provision.Provider"},
-		{"multihost/internal/gce", []string{"cmd/multihost", "internal/gce", "internal/options"}, "whoever needs slices asks a provision.Provider"},
+		{"multihost/internal/gce", []string{"cmd/multihost", "internal/gce", "internal/gke", "internal/options"}, "whoever needs slices asks a provision.Provider"},
 		{"multihost/internal/zones", []string{"internal/nodes", "internal/qr"}, "zones explain refusals of the Cloud TPU API"},
 		{"text/template", nil, "with it the linker keeps every exported method, 8 MB"},
 		{"html/template", nil, "with it the linker keeps every exported method, 8 MB"},
@@ -86,7 +86,7 @@ func TestImportRules(t *testing.T) {
 		"internal/provision": {"fault", "tpu", "event"},
 	}
 	apis := []string{"tpuapi", "projectapi", "computeapi", "storageapi"} // of the simulator
-	apart := []string{"network", "gce", "qr", "preflight", "codesync", "launch", "lease", "detach", "transfer", "xla", "metrics"}
+	apart := []string{"network", "gce", "gke", "qr", "preflight", "codesync", "launch", "lease", "detach", "transfer", "xla", "metrics"}
 
 	for _, p := range packages(t) {
 		name := strings.TrimPrefix(p.ImportPath, "multihost/")

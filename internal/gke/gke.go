@@ -1,0 +1,212 @@
+// Package gke makes, shows and deletes clusters of Google Kubernetes Engine whose node pools
+// are TPU slices. It works in two steps: Plan reads what exists and says what would change,
+// Apply makes the changes. Applying the same options twice changes nothing the second time,
+// and Apply continues where an earlier one was broken off.
+//
+// A cluster is regional, and its nodes are in one zone. Its default pool has CPU nodes for
+// the controllers. Each slice is a node pool "<cluster>-np-<number>", because GKE makes,
+// repairs and deletes the VMs of such a pool together.
+//
+// # Decisions
+//
+//   - Names, requests and labels are those of XPK, so that both tools can share a cluster.
+//   - Only pools with the names of slices are compared and deleted. All other pools belong
+//     to the user.
+//   - The state of a resource decides, and not its operation: the answer of a request may be
+//     lost, and somebody else may have made the request.
+//   - Apply never deletes the workload policy of a topology: it is free, and the pools of
+//     other clusters in the region may use it.
+package gke
+
+import (
+	"context"
+	"fmt"
+	"regexp"
+	"slices"
+	"strings"
+
+	container "google.golang.org/api/container/v1beta1"
+
+	"multihost/internal/gce/api"
+	"multihost/internal/gcp"
+	"multihost/internal/provision"
+	"multihost/internal/tpu"
+)
+
+// The defaults of Options. They are XPK's.
+const (
+	DefaultNetwork    = "mtu9k"
+	DefaultCPUMachine = "e2-standard-16"
+	DefaultCPUNodes   = 6
+	AsNeeded          = "AS_NEEDED"
+	Periodic          = "PERIODIC"
+)
+
+// maxName is the largest number of characters in the name of a cluster or a node pool.
+const maxName = 40
+
+// Options describe a cluster. Zero values mean the defaults in the comments.
+type Options struct {
+	Name        string
+	Type        tpu.Type // of the slices; it may be zero if Slices is 0
+	Slices      int
+	Tier        provision.Tier // on demand; or Spot, FlexStart, Reserved
+	Reservation string         // R, projects/P/reservations/R, and either with /reservationBlocks/B[/reservationSubBlocks/S]; needs Tier Reserved
+	Network     string         // DefaultNetwork
+	Subnetwork  string         // the name of Network
+	Version     string         // of Kubernetes; "": the newest that the channel RAPID recommends
+	CPUMachine  string         // of the default pool: DefaultCPUMachine
+	CPUNodes    int            // of the default pool at its start: DefaultCPUNodes
+	Maintenance string         // AsNeeded or Periodic: when hosts are maintained; "": AsNeeded
+	User        string         // who makes it, for the labels
+	Force       bool           // delete and remake node pools although workloads run on them or may run on them
+}
+
+func (o Options) withDefaults() Options {
+	set := func(field *string, value string) {
+		if *field == "" {
+			*field = value
+		}
+	}
+	set(&o.Network, DefaultNetwork)
+	set(&o.Subnetwork, o.Network)
+	set(&o.CPUMachine, DefaultCPUMachine)
+	set(&o.Maintenance, AsNeeded)
+	if o.CPUNodes == 0 {
+		o.CPUNodes = DefaultCPUNodes
+	}
+	switch {
+	case o.Tier == "" && o.Reservation != "":
+		o.Tier = provision.Reserved
+	case o.Tier == "":
+		o.Tier = provision.OnDemand
+	}
+	return o
+}
+
+var (
+	namePattern        = regexp.MustCompile(`^[a-z]([-a-z0-9]*[a-z0-9])?$`)
+	reservationPattern = regexp.MustCompile(`^(projects/[^/]+/reservations/)?[a-z][-a-z0-9]*(/reservationBlocks/[^/]+(/reservationSubBlocks/[^/]+)?)?$`)
+	versionPattern     = regexp.MustCompile(`^[0-9]+\.[0-9]+(\.[0-9]+(-gke\.[0-9]+)?)?$`)
+)
+
+// Validate checks every option without calling any API.
+func (o Options) Validate() error {
+	o = o.withDefaults()
+	if err := CheckName(o.Name); err != nil {
+		return err
+	}
+	if last := PoolName(o.Name, max(0, o.Slices-1)); len(last) > maxName {
+		return fmt.Errorf("cluster name %q: the node pool %s has more than %d characters", o.Name, last, maxName)
+	}
+	switch {
+	case o.Slices < 0:
+		return fmt.Errorf("%d slices: want 0 or more", o.Slices)
+	case o.CPUNodes < 1 || o.CPUNodes > maxCPUNodes:
+		return fmt.Errorf("%d CPU nodes: want 1 to %d", o.CPUNodes, maxCPUNodes)
+	case o.Version != "" && !versionPattern.MatchString(o.Version):
+		return fmt.Errorf("version %q: want a version of GKE such as 1.34 or 1.34.1-gke.100", o.Version)
+	case o.Maintenance != AsNeeded && o.Maintenance != Periodic:
+		return fmt.Errorf("host maintenance %q: want %s or %s", o.Maintenance, AsNeeded, Periodic)
+	case !slices.Contains([]provision.Tier{provision.OnDemand, provision.Spot, provision.FlexStart, provision.Reserved}, o.Tier):
+		return fmt.Errorf("tier %q: node pools have on-demand, spot, flex-start and reserved", o.Tier)
+	case o.Tier == provision.Reserved && o.Reservation == "":
+		return fmt.Errorf("tier %s: which reservation?", o.Tier)
+	case o.Tier != provision.Reserved && o.Reservation != "":
+		return fmt.Errorf("reservation %q and tier %s exclude each other", o.Reservation, o.Tier)
+	case o.Reservation != "" && !reservationPattern.MatchString(o.Reservation):
+		return fmt.Errorf("reservation %q: want NAME, projects/P/reservations/NAME, or one of these with /reservationBlocks/BLOCK", o.Reservation)
+	}
+	if o.Slices == 0 {
+		return nil
+	}
+	_, err := tpu.NodesOf(o.Type)
+	return err
+}
+
+// CheckName returns what is wrong with the name of a cluster, or nil.
+func CheckName(name string) error {
+	switch {
+	case name == "":
+		return fmt.Errorf("cluster name is empty")
+	case len(name) > maxName:
+		return fmt.Errorf("cluster name %q: longer than %d characters", name, maxName)
+	case !namePattern.MatchString(name):
+		return fmt.Errorf("cluster name %q: want lower-case letters, digits and dashes, beginning with a letter and not ending in a dash", name)
+	}
+	return nil
+}
+
+// PoolName returns the name of the node pool of a slice.
+func PoolName(cluster string, number int) string { return fmt.Sprintf("%s-np-%d", cluster, number) }
+
+// A Pod is a pod of a cluster that asks for TPU chips.
+type Pod struct {
+	Namespace, Name string
+	Pool            string // the node pool on which it runs; "": none yet
+}
+
+func (p Pod) String() string { return p.Namespace + "/" + p.Name }
+
+// An Endpoint is where the Kubernetes API of a cluster is.
+type Endpoint struct {
+	Server string // "https://…"
+	CA     []byte // certificates in PEM that the server's must be signed by; nil: any public one
+}
+
+// A Reader reads the pods of a cluster that ask for TPU chips and have not ended.
+type Reader func(ctx context.Context, at Endpoint) ([]Pod, error)
+
+// A Client works on the clusters of one project, and makes nodes in one zone. It is safe for
+// concurrent use.
+type Client struct {
+	*calls
+	compute *api.Client
+	pods    Reader // nil: nobody can read pods
+}
+
+// New returns a Client that makes its calls through g. pods may be nil: the client then does
+// not know whether workloads run. New does no I/O.
+func New(g *gcp.Client, pods Reader) *Client {
+	return &Client{calls: &calls{gcp: g}, compute: api.New(g), pods: pods}
+}
+
+// endpointOf returns the endpoint of a cluster. The endpoint by name needs no route to the
+// control plane, but not every cluster admits callers from outside there.
+func endpointOf(k *container.Cluster) (Endpoint, error) {
+	if d := k.ControlPlaneEndpointsConfig; d != nil && d.DnsEndpointConfig != nil && d.DnsEndpointConfig.AllowExternalTraffic && d.DnsEndpointConfig.Endpoint != "" {
+		return Endpoint{Server: "https://" + d.DnsEndpointConfig.Endpoint}, nil
+	}
+	if k.Endpoint == "" || k.MasterAuth == nil {
+		return Endpoint{}, fmt.Errorf("cluster %q has no endpoint yet", k.Name)
+	}
+	ca, err := decodeCA(k.MasterAuth.ClusterCaCertificate)
+	if err != nil {
+		return Endpoint{}, fmt.Errorf("read certificate of cluster %q: %w", k.Name, err)
+	}
+	return Endpoint{Server: "https://" + k.Endpoint, CA: ca}, nil
+}
+
+// Endpoint returns where the Kubernetes API of a cluster is. If there is no such cluster, the
+// error is a *MissingError.
+func (c *Client) Endpoint(ctx context.Context, name string) (Endpoint, error) {
+	k, err := c.cluster(ctx, name)
+	if err != nil {
+		return Endpoint{}, err
+	}
+	if k == nil {
+		return Endpoint{}, c.missing(name)
+	}
+	return endpointOf(k)
+}
+
+// numberOf returns the number in the name of a node pool; ok is false if the pool is no slice
+// of the cluster.
+func numberOf(cluster, pool string) (n int, ok bool) {
+	text, ok := strings.CutPrefix(pool, cluster+"-np-")
+	if !ok {
+		return 0, false
+	}
+	_, err := fmt.Sscanf(text, "%d", &n)
+	return n, err == nil && PoolName(cluster, n) == pool
+}
