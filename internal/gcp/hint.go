@@ -132,6 +132,8 @@ func roleFor(permission string) string {
 		return "roles/compute.viewer"
 	case strings.HasPrefix(permission, "compute.instance"), strings.HasPrefix(permission, "compute.resourcePolicies."), strings.HasPrefix(permission, "compute.disks."):
 		return "roles/compute.instanceAdmin.v1"
+	case strings.HasPrefix(permission, "container."):
+		return "roles/container.admin"
 	case strings.HasPrefix(permission, "serviceusage."):
 		return "roles/serviceusage.serviceUsageConsumer"
 	case strings.HasPrefix(permission, "cloudquotas."):

@@ -67,7 +67,7 @@ func loadDiscovery(t *testing.T) []*discovery {
 		t.Fatalf("find module google.golang.org/api: %v", err)
 	}
 	var docs []*discovery
-	for _, file := range []string{"tpu/v2alpha1/tpu", "tpu/v2/tpu", "compute/v1/compute", "oslogin/v1/oslogin", "serviceusage/v1/serviceusage", "cloudresourcemanager/v1/cloudresourcemanager"} {
+	for _, file := range []string{"tpu/v2alpha1/tpu", "tpu/v2/tpu", "compute/v1/compute", "oslogin/v1/oslogin", "serviceusage/v1/serviceusage", "cloudresourcemanager/v1/cloudresourcemanager", "container/v1/container", "container/v1beta1/container"} {
 		b, err := os.ReadFile(filepath.Join(strings.TrimSpace(string(out)), filepath.FromSlash(file)+"-api.json"))
 		if err != nil {
 			t.Fatal(err)

@@ -1,6 +1,6 @@
 // Package sim is a fake Google Cloud for real clients: one HTTP server on loopback that
-// speaks the Cloud TPU API (v2 and v2alpha1) and the part of the Compute Engine API (v1)
-// that multihost needs. Behind it are workers that answer SSH (package sim/worker).
+// speaks the Cloud TPU API (v2 and v2alpha1) and the parts of the Compute Engine API (v1)
+// and other APIs that multihost needs. Behind it are workers that answer SSH (package sim/worker).
 // Product code reaches it only through its endpoints, and so can an unmodified gcloud;
 // Server.Env returns the settings for both.
 //
@@ -39,6 +39,8 @@
 //     getSerialPortOutput. Their metadata has the form of Compute Engine: an endpoint
 //     is the name of a VM, and tpu-env has TPU_WORKER_ID but no WORKER_ID and NODE_ID.
 //     Workers of the netns backend know each other's names.
+//   - Google Kubernetes Engine: clusters, node pools, operations, serverConfig; see package
+//     containerapi. Without a cloud.Kubernetes, nothing serves the Kubernetes APIs of the clusters.
 //   - Reservations of VMs of one machine type: insert, get, list, delete, how many of
 //     their VMs are in use, and the one block of a DENSE reservation.
 //   - SSH keys: a worker gets them from project and node metadata, or from OS Login

@@ -18,6 +18,7 @@ import (
 
 	"multihost/internal/sim/cloud"
 	"multihost/internal/sim/computeapi"
+	"multihost/internal/sim/containerapi"
 	"multihost/internal/sim/groups"
 	"multihost/internal/sim/projectapi"
 	"multihost/internal/sim/storageapi"
@@ -306,6 +307,9 @@ var endpoints = []endpoint{
 	}},
 	{name: "secrets", has: cloud.IsSecrets, limit: wire.MaxBody, serve: func(s *Server, r *http.Request, body []byte, who cloud.Caller) wire.Answer {
 		return tpuapi.New(s.Cloud).ServeJSON(r, body, projectapi.New(s.Cloud).DispatchSecrets(who))
+	}},
+	{name: "container", has: cloud.IsContainer, limit: wire.MaxBody, serve: func(s *Server, r *http.Request, body []byte, who cloud.Caller) wire.Answer {
+		return tpuapi.New(s.Cloud).ServeJSON(r, body, containerapi.New(s.Cloud).Dispatch(who))
 	}},
 	{name: "project", has: cloud.IsProject, limit: wire.MaxBody, serve: func(s *Server, r *http.Request, body []byte, who cloud.Caller) wire.Answer {
 		return tpuapi.New(s.Cloud).ServeJSON(r, body, projectapi.New(s.Cloud).DispatchProject(who))

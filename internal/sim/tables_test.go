@@ -26,6 +26,8 @@ func TestWhichAPIARequestIsFor(t *testing.T) {
 		"/v1/projects/p/secrets":                          "secrets",
 		"/v1/projects/p/secrets/s/versions/latest:access": "secrets",
 		"/v1/projects/p:testIamPermissions":               "project",
+		"/v1/projects/p/locations/r/clusters":             "container",
+		"/v1beta1/projects/p/locations/r/operations/o":    "container",
 		"/v1/projects/p/services":                         "project",
 		"/v1beta/projects/p/locations/global/x":           "project",
 		"/v2alpha1/projects/p/locations/z/nodes":          "tpu",

@@ -85,7 +85,7 @@ func TestImportRules(t *testing.T) {
 		"internal/gcloud":    {"fault"},
 		"internal/provision": {"fault", "tpu", "event"},
 	}
-	apis := []string{"tpuapi", "projectapi", "computeapi", "storageapi"} // of the simulator
+	apis := []string{"tpuapi", "projectapi", "computeapi", "containerapi", "storageapi"} // of the simulator
 	apart := []string{"network", "gce", "gke", "qr", "preflight", "codesync", "launch", "lease", "detach", "transfer", "xla", "metrics"}
 
 	for _, p := range packages(t) {

@@ -98,7 +98,9 @@ type Cloud struct {
 	Clock   Clock
 	BaseURL string
 	Workers worker.Backend // nil with the backend "none"
-	Serve   http.Handler   // of all APIs
+
+	Kubernetes Kubernetes   // nil: nobody serves the Kubernetes APIs of clusters
+	Serve      http.Handler // of all APIs
 
 	Ctx     context.Context // ends when the simulator closes
 	Running sync.WaitGroup  // everything that Later, Spawn and Serve started

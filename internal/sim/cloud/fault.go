@@ -68,7 +68,7 @@ func Faults() []FaultDoc {
 	with := func(args ...string) []string { return append(slices.Clone(workers), args...) }
 	call := []string{"method", "path", "n"}
 	return []FaultDoc{
-		{Name: "no-capacity", Args: []string{"qr", "group"}, What: "requests stay WAITING_FOR_RESOURCES, and groups get no VMs, until the fault is cleared; with only qr= or only group=, the fault affects only that kind"},
+		{Name: "no-capacity", Args: []string{"qr", "group"}, What: "requests stay WAITING_FOR_RESOURCES, groups get no VMs, and node pools end in state ERROR, until the fault is cleared; with only qr=, it affects requests, with only group=, groups and node pools"},
 		{Name: "qr-failed", Args: []string{"qr", "state", "message"}, What: "a queued resource goes FAILED, at once or when it reaches STATE (WAITING_FOR_RESOURCES)"},
 		{Name: "qr-suspended", Args: []string{"qr", "state", "initiator"}, What: "a queued resource goes SUSPENDING, SUSPENDED, at once or when it reaches STATE (PROVISIONING)"},
 		{Name: "delete-stuck", Args: []string{"qr", "n"}, What: "deleting a FAILED or SUSPENDED queued resource reports success and leaves it there"},
@@ -131,7 +131,7 @@ func FaultArgs() []FaultArg {
 	return []FaultArg{
 		textArg("qr", "queued resource id, or a pattern", func(f *Fault) *string { return &f.QR }),
 		textArg("node", "node id, or a pattern; for faults of workers also the name of a managed instance group", func(f *Fault) *string { return &f.Node }),
-		textArg("group", "name of a managed instance group, or a pattern", func(f *Fault) *string { return &f.Group }),
+		textArg("group", "name of a managed instance group or of a node pool, or a pattern", func(f *Fault) *string { return &f.Group }),
 		textArg("worker", "worker number; all workers when left out", func(f *Fault) *string { return &f.Worker }),
 		textArg("zone", "zone; the simulator's own when left out", func(f *Fault) *string { return &f.Zone }),
 		textArg("method", "HTTP method; any when left out", func(f *Fault) *string { return &f.Method }),

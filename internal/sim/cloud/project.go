@@ -17,7 +17,7 @@ func APIs() map[string]string {
 		"tpu.googleapis.com": "Cloud TPU API", "compute.googleapis.com": "Compute Engine API", "oslogin.googleapis.com": "Cloud OS Login API",
 		"storage.googleapis.com": "Cloud Storage API", "secretmanager.googleapis.com": "Secret Manager API",
 		"serviceusage.googleapis.com": "Service Usage API", "cloudresourcemanager.googleapis.com": "Cloud Resource Manager API",
-		"cloudquotas.googleapis.com": "Cloud Quotas API", "iap.googleapis.com": "Cloud Identity-Aware Proxy API",
+		"cloudquotas.googleapis.com": "Cloud Quotas API", "container.googleapis.com": "Kubernetes Engine API", "iap.googleapis.com": "Cloud Identity-Aware Proxy API",
 	}
 }
 
@@ -34,6 +34,8 @@ func apiOf(r *http.Request) string {
 		return "oslogin.googleapis.com"
 	case IsSecrets(r):
 		return "secretmanager.googleapis.com"
+	case IsContainer(r):
+		return "container.googleapis.com"
 	case IsProject(r):
 		switch {
 		case strings.Contains(path, "/locations/"):
@@ -112,6 +114,8 @@ func Roles() map[string][]string {
 		"roles/compute.viewer":                    append(reads("compute.instances", "compute.instanceGroupManagers", "compute.instanceTemplates", "compute.resourcePolicies", "compute.reservations", "compute.machineTypes", "compute.networks", "compute.subnetworks", "compute.firewalls", "compute.zones", "compute.regions", "compute.globalOperations", "compute.regionOperations", "compute.zoneOperations"), "compute.projects.get"),
 		"roles/compute.networkAdmin":              append(reads("compute.firewalls", "compute.zones", "compute.regions"), "compute.networks.*", "compute.subnetworks.*", "compute.globalOperations.*", "compute.regionOperations.get", "compute.regionOperations.list", "compute.projects.get"),
 		"roles/compute.securityAdmin":             append(reads("compute.networks", "compute.zones", "compute.regions"), "compute.firewalls.*", "compute.networks.updatePolicy", "compute.globalOperations.get", "compute.projects.get"),
+		"roles/container.admin":                   {"container.*"},
+		"roles/container.viewer":                  reads("container.clusters", "container.operations"),
 		"roles/compute.admin":                     {"compute.*"},
 		"roles/compute.instanceAdmin.v1":          append(reads("compute.networks", "compute.subnetworks", "compute.zones", "compute.regions", "compute.machineTypes", "compute.reservations", "compute.reservationBlocks", "compute.globalOperations", "compute.regionOperations", "compute.zoneOperations"), "compute.instances.*", "compute.instanceGroups.*", "compute.instanceGroupManagers.*", "compute.instanceTemplates.*", "compute.resourcePolicies.*", "compute.autoscalers.*", "compute.disks.*", "compute.images.*", "compute.subnetworks.use", "compute.subnetworks.useExternalIp", "compute.projects.get"),
 		"roles/compute.osLogin":                   {"compute.instances.osLogin"},

@@ -12,6 +12,7 @@ import (
 
 	"cloud.google.com/go/compute/apiv1/computepb"
 	"google.golang.org/api/cloudresourcemanager/v1"
+	container "google.golang.org/api/container/v1beta1"
 
 	"multihost/internal/sim/wire"
 
@@ -45,6 +46,9 @@ type state struct {
 	Fingerprint  int
 	Logins       map[string]*oslogin.LoginProfile // of OS Login, by address
 
+	Clusters map[string]*Cluster
+	KubeOps  map[string]*container.Operation // of clusters and node pools
+
 	Login      simLogin
 	Buckets    map[string]*Bucket
 	Uploads    map[string]*Upload // unfinished resumable uploads, by id
@@ -75,6 +79,7 @@ func (s *Cloud) InitialState() state {
 		Groups:       map[string]*Group{}, Instances: map[string]*Instance{},
 		Metadata: map[string]string{}, Quota: map[string]int{}, addresses: map[string]int{}, assigned: map[netip.Addr]bool{}, Counts: map[string]int{},
 		Policies: map[string]*computepb.ResourcePolicy{}, Templates: map[string]*computepb.InstanceTemplate{},
+		Clusters: map[string]*Cluster{}, KubeOps: map[string]*container.Operation{},
 		Buckets: map[string]*Bucket{DefaultBucket: NewBucket(DefaultBucket, s.StorageTime())}, Uploads: map[string]*Upload{},
 		Secrets: map[string][][]byte{}, tokens: map[string]*token{}, Policy: firstPolicy(),
 	}

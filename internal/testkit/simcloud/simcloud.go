@@ -82,7 +82,7 @@ func Start(t *testing.T, cfg sim.Config) *Cloud {
 	t.Cleanup(proxy.Close)
 	c.GCP = gcp.New(gcp.Config{
 		Project: sim.DefaultProject, Zone: Zone, DisableAuth: true,
-		TPUEndpoint: proxy.URL + "/", ComputeEndpoint: proxy.URL + "/compute/v1/", OSLoginEndpoint: proxy.URL + "/", StorageEndpoint: proxy.URL + "/storage/v1/",
+		TPUEndpoint: proxy.URL + "/", ComputeEndpoint: proxy.URL + "/compute/v1/", OSLoginEndpoint: proxy.URL + "/", StorageEndpoint: proxy.URL + "/storage/v1/", ContainerEndpoint: proxy.URL + "/",
 		Clock: testkit.NewFastClock(), Sink: c.Log,
 	})
 	return c
