@@ -162,12 +162,15 @@ type Reader func(ctx context.Context, at Endpoint) ([]Pod, error)
 type Client struct {
 	*calls
 	compute *api.Client
-	pods    Reader // nil: nobody can read pods
+	pods    Reader
 }
 
-// New returns a Client that makes its calls through g. pods may be nil: the client then does
-// not know whether workloads run. New does no I/O.
+// New returns a Client that makes its calls through g. pods is how it reads pods; nil: from
+// the API of the cluster, with the credentials of g. New does no I/O.
 func New(g *gcp.Client, pods Reader) *Client {
+	if pods == nil {
+		pods = podsThrough(g)
+	}
 	return &Client{calls: &calls{gcp: g}, compute: api.New(g), pods: pods}
 }
 

@@ -39,6 +39,8 @@ func steps(p Plan) string {
 	return strings.Join(all, ", ")
 }
 
+var errAway = errors.New("the API of the cluster is away")
+
 func TestPlan(t *testing.T) {
 	t.Parallel()
 	v5e := Options{Name: "c", Type: typeNamed(t, "v5litepod-16"), Slices: 2}
@@ -58,7 +60,7 @@ func TestPlan(t *testing.T) {
 	}
 	nothing := world{project: "p", zone: "us-west4-a", version: "1.34.1-gke.100"}
 	blind := having(v5e, "ERROR: lack of capacity", stateRunning)
-	blind.blind = errNoReader
+	blind.blind = errAway
 	for _, test := range []struct {
 		name  string
 		o     Options
@@ -187,7 +189,7 @@ func TestErrorsHaveKinds(t *testing.T) {
 			t.Errorf("%q: %s, hint %q", reason, got, err.Hint())
 		}
 	}
-	if err := (&BusyError{Err: errNoReader}); !errors.Is(err, errNoReader) {
+	if err := (&BusyError{Err: errAway}); !errors.Is(err, errAway) {
 		t.Error("the cause is lost")
 	}
 }

@@ -130,7 +130,7 @@ func explain(reason string) (meaning, hint string) {
 	case quota || strings.Contains(strings.ToLower(reason), "quota"):
 		return "a quota of the project is used up", "ask for more: https://console.cloud.google.com/iam-admin/quotas"
 	case strings.Contains(reason, "is incorrect for the requested resources"):
-		return "the hosts of the reservation are maintained in another way", "give --host-maintenance=" + Periodic
+		return "the hosts of the reservation are maintained in another way", "give --host-maintenance-interval=" + Periodic
 	}
 	return "GKE could not make its nodes", ""
 }

@@ -1,0 +1,75 @@
+package gke
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	"golang.org/x/oauth2"
+	corev1 "k8s.io/api/core/v1"
+
+	"multihost/internal/gcp"
+	"multihost/internal/kube"
+)
+
+const (
+	resourceTPU = "google.com/tpu"
+	labelTPU    = "cloud.google.com/gke-tpu-accelerator" // of nodes
+	labelPool   = "cloud.google.com/gke-nodepool"        // of nodes
+	// readLimit is how long the API of a cluster may fail when its pods are read.
+	readLimit = 15 * time.Second
+)
+
+// tokens sign the requests to the API of a cluster with the credentials of a client.
+type tokens struct{ of *gcp.Client }
+
+// Token implements oauth2.TokenSource.
+func (t tokens) Token() (*oauth2.Token, error) {
+	text, err := t.of.Token(context.Background()) // the interface has no context
+	return &oauth2.Token{AccessToken: text}, err
+}
+
+// dial returns a client of the API at an endpoint, with the credentials of g. The caller
+// closes it.
+func dial(g *gcp.Client, at Endpoint, retry time.Duration) (*kube.Client, error) {
+	return kube.New(kube.Config{
+		Server: at.Server, CA: at.CA, Token: tokens{g}, UserAgent: "multihost", SignIn: "gcloud auth application-default login",
+		Sink: g.Sink(), Clock: g.Clock(), MaxRetry: retry,
+	})
+}
+
+// podsThrough returns a Reader with the credentials of g.
+func podsThrough(g *gcp.Client) Reader {
+	return func(ctx context.Context, at Endpoint) ([]Pod, error) {
+		client, err := dial(g, at, readLimit)
+		if err != nil {
+			return nil, err
+		}
+		defer client.Close()
+		nodes, _, err := kube.Nodes.In(client, "").List(ctx, kube.ListOptions{Labels: labelTPU})
+		if err != nil {
+			return nil, err
+		}
+		pods, _, err := kube.Pods.In(client, kube.Everywhere).List(ctx, kube.ListOptions{})
+		return tpuPods(pods, nodes), err
+	}
+}
+
+// tpuPods returns the pods that ask for TPU chips and have not ended.
+func tpuPods(pods []corev1.Pod, nodes []corev1.Node) (all []Pod) {
+	pools := map[string]string{}
+	for _, n := range nodes {
+		pools[n.Name] = n.Labels[labelPool]
+	}
+	for _, p := range pods {
+		asks := func(c corev1.Container) bool {
+			limit, request := c.Resources.Limits[resourceTPU], c.Resources.Requests[resourceTPU]
+			return !limit.IsZero() || !request.IsZero()
+		}
+		ended := p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed
+		if !ended && slices.ContainsFunc(slices.Concat(p.Spec.Containers, p.Spec.InitContainers), asks) {
+			all = append(all, Pod{Namespace: p.Namespace, Name: p.Name, Pool: pools[p.Spec.NodeName]})
+		}
+	}
+	return all
+}
