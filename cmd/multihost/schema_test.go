@@ -24,6 +24,7 @@ import (
 	"github.com/santhosh-tekuri/jsonschema/v6"
 	"github.com/urfave/cli/v2"
 
+	"multihost/cmd/multihost/simcmd"
 	"multihost/internal/attempt"
 	"multihost/internal/cmdline"
 	"multihost/internal/doctor"
@@ -108,12 +109,12 @@ func answersInJSON() map[string]jsonAnswer {
 		"slices wait":             {steps, nil},
 		"report":                  {answers, results{"report": reportFile{}}},
 		"run":                     {follows, runOrPlan},
-		"sim down":                {answers, results{"sim_down": simEnded{}}},
+		"sim down":                {answers, results{"sim_down": simcmd.Ended{}}},
 		"sim env":                 {answers, results{"sim_env": map[string]string{}}},
-		"sim fault":               {answers, results{"sim_fault": simFaultSet{}, "sim_faults_cleared": simCleared{}}},
-		"sim login":               {answers, results{"sim_login": simLogin{}}},
+		"sim fault":               {answers, results{"sim_fault": simcmd.FaultSet{}, "sim_faults_cleared": simcmd.Cleared{}}},
+		"sim login":               {answers, results{"sim_login": simcmd.LoggedIn{}}},
 		"sim status":              {answers, results{"sim_status": sim.Status{}}},
-		"sim up":                  {answers, results{"sim_up": simReady{}}},
+		"sim up":                  {answers, results{"sim_up": simcmd.Ready{}}},
 		"ssh":                     {steps, nil},
 		"stop":                    {steps, nil},
 		"top":                     {answers, results{"top": topLook{}}},

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"multihost/cmd/multihost/simcmd"
 	"multihost/internal/access"
 	"multihost/internal/hosts"
 	"multihost/internal/overssh"
@@ -266,7 +267,7 @@ func diagnoses(l *cmdline.Line) bool {
 
 // startSim starts the simulator, unless something has been refused already.
 func (s *session) startSim(c *call) error {
-	c.Refuse(simulatable(runtime.GOOS), "sim")
+	c.Refuse(simcmd.Simulatable(runtime.GOOS), "sim")
 	var specs []sim.SliceSpec
 	for _, text := range c.StringSlice("sim-slices") {
 		list, err := sim.ParseSlices(text)
@@ -276,7 +277,7 @@ func (s *session) startSim(c *call) error {
 		specs = append(specs, list...)
 	}
 	c.OneOf("sim-backend", c.String("sim-backend"), "process", "netns")
-	faults, err := parseFaults("--sim-fault", c.StringSlice("sim-fault"))
+	faults, err := simcmd.ParseFaults("--sim-fault", c.StringSlice("sim-fault"))
 	c.Refuse(err, "sim-fault")
 	if !c.Sound() {
 		return nil

@@ -1,59 +1,38 @@
 package main
 
 import (
-	"errors"
-	"fmt"
-	"net"
-	"path/filepath"
-	"runtime"
-	"strings"
-	"time"
+	"slices"
 
 	"github.com/urfave/cli/v2"
 
-	"multihost/internal/cmdline"
-	"multihost/internal/config"
+	"multihost/cmd/multihost/simcmd"
 	"multihost/internal/event"
-	"multihost/internal/remote"
-	"multihost/internal/sim"
-	"multihost/internal/sim/daemon"
-	"multihost/internal/sim/worker"
+	"multihost/internal/fault"
 	"multihost/internal/ui"
 )
 
 func simCommand() *cli.Command {
-	return group(cli.Command{
-		Name:  "sim",
-		Usage: "a local Google Cloud with TPU slices, to try things without an account",
-		Description: `  multihost sim up --background --slices=t:2xv5litepod-16
-  eval "$(multihost sim env)"
-  multihost run --tpu-prefix=t -- hostname
-  multihost sim down`,
-		Subcommands: []*cli.Command{
-			simUpCommand(), simEnvCommand(), simStatusCommand(), simFaultCommand(), simLoginCommand(), simDownCommand(),
+	return simcmd.Command(simcmd.Kit{
+		Group: group,
+		Command: func(c cli.Command, kinds ...fault.Kind) *cli.Command {
+			ends := []int{exitOK}
+			for _, k := range kinds {
+				ends = append(ends, statuses[k])
+			}
+			slices.Sort(ends)
+			return command(c, ends...)
+		},
+		Act: func(f func(*simcmd.Call) error) cli.ActionFunc {
+			return act(func(c *call) error {
+				return f(&simcmd.Call{
+					Call: &c.Call, Lookup: c.lookup, Stderr: c.stderr, Ready: func() error { return ready(c) },
+					Note: func(text string) error { return note(c, text) },
+					Show: func(r event.Result) error { return show(c, r) },
+					Tell: func(text string, r event.Result) error { return tell(c, text, r) },
+				})
+			})
 		},
 	})
-}
-
-func simDirFlag() cli.Flag {
-	return &cli.StringFlag{Name: "sim-dir", Usage: "`DIR` of the simulator's state; default: in $XDG_RUNTIME_DIR"}
-}
-
-func simDir(c *call) string {
-	if dir := c.String("sim-dir"); dir != "" {
-		return dir
-	}
-	return filepath.Join(config.RuntimeDir(c.lookup), "sim")
-}
-
-// simulatable returns an error on systems that cannot have simulated workers, because
-// these need /proc and a whole network of loopback addresses.
-func simulatable(system string) error {
-	if system == "linux" {
-		return nil
-	}
-	return &usageError{Err: fmt.Errorf("the simulator needs Linux, and this is %s", system),
-		Advice: "use it on a Linux machine, in a container or in WSL; every other command works here on real slices"}
 }
 
 // bareView returns a view for commands that need no cloud.
@@ -64,308 +43,16 @@ func bareView(c *call) (*ui.Renderer, error) {
 	return newView(c), nil
 }
 
-func parseFaults(flag string, texts []string) ([]sim.Fault, error) {
-	var faults []sim.Fault
-	for _, text := range texts {
-		f, err := sim.ParseFault(text)
-		if err != nil {
-			return nil, &usageError{Err: fmt.Errorf("%s: %w", flag, err), Advice: "the faults are listed by: multihost sim fault --help"}
-		}
-		faults = append(faults, f)
+// note tells the user something before a command that needs no cloud does its work.
+func note(c *call, text string) error {
+	view, err := bareView(c)
+	if err != nil {
+		return err
 	}
-	return faults, nil
+	defer view.Close()
+	event.Notef(view, event.Info, "", "%s", text)
+	return nil
 }
-
-func simUpCommand() *cli.Command {
-	return command(cli.Command{
-		Name:  "up",
-		Usage: "start the simulator; it stays in the foreground unless --background",
-		Flags: []cli.Flag{
-			simDirFlag(),
-			&cli.StringFlag{Name: "listen", Value: "127.0.0.1:0", Usage: "`ADDRESS` of the API"},
-			&cli.StringSliceFlag{Name: "slices", Usage: "slices that exist at the start, as `NAME:COUNTxTYPE`"},
-			&cli.StringFlag{Name: "backend", Value: "process", Usage: "process or netns: what workers are made of (`KIND`); netns needs Linux and root"},
-			&cli.IntFlag{Name: "ssh-port", Usage: "`PORT` of all workers; 0: 22, which gcloud's ssh and scp need, or a free one if 22 cannot be used"},
-			&cli.DurationFlag{Name: "step", Value: 300 * time.Millisecond, Usage: "`TIME` that a resource stays in each state"},
-			&cli.IntFlag{Name: "quota", Usage: "`CORES` of one generation that a zone may hold; 0: no limit"},
-			&cli.StringSliceFlag{Name: "fault", Usage: "`FAULT` that the simulator has from its start"},
-			&cli.BoolFlag{Name: "login", Usage: "accept only the credentials of the simulated user; the fault login-ended makes them invalid"},
-			&cli.BoolFlag{Name: "background", Usage: "return when the simulator is ready"},
-		},
-		Action: act(func(c *call) error {
-			c.NoWords()
-			c.Refuse(simulatable(runtime.GOOS))
-			dir := simDir(c)
-			cfg := simConfig(c, dir)
-			asked := 0
-			if _, typed := c.Values["ssh-port"]; typed { // the variable does not count: multihost sim env exports the port of another simulator
-				if asked = c.Int("ssh-port"); asked < 0 || asked > 65535 {
-					c.Refuse(usagef("--ssh-port=%d: it is a port from 1 to 65535, or 0", asked), "ssh-port")
-				}
-			}
-			if err := ready(c); err != nil {
-				return err
-			}
-			if running, err := sim.Open(dir); err == nil {
-				return &usageError{Err: fmt.Errorf("a simulator runs already, at %s", running.URL()), Advice: "end it with: multihost sim down; or give another --sim-dir"}
-			}
-			var why, err error
-			if cfg.SSHPort, why, err = daemon.Port(asked, worker.TryPort); err != nil {
-				return err
-			}
-			if why != nil {
-				view, err := bareView(c)
-				if err != nil {
-					return err
-				}
-				event.Notef(view, event.Info, "", "%v; they answer at a free port, which gcloud's ssh and scp do not know", why)
-				view.Close()
-			}
-			if c.Bool("background") {
-				url, err := daemon.Background(c.Context, dir, daemonLine(c, dir, asked))
-				if err != nil {
-					return err
-				}
-				return simUp(c, url, dir, "type")
-			}
-			return daemon.Foreground(c.Context, cfg, func(url string) error { return simUp(c, url, dir, "in another terminal type") })
-		}),
-	}, exitOK, exitUsage, exitIO)
-}
-
-// simConfig checks the flags before anything is started, so that a daemon need not report
-// errors in them.
-func simConfig(c *call, dir string) sim.Config {
-	c.OneOf("backend", c.String("backend"), "process", "netns")
-	c.NotNegative(c, "quota")
-	cfg := sim.Config{Dir: dir, Listen: c.String("listen"), Backend: c.String("backend"), Step: c.Duration("step"), Quota: c.Int("quota"), Login: c.Bool("login")}
-	if _, err := net.ResolveTCPAddr("tcp", cfg.Listen); err != nil {
-		c.Refuse(usagef("--listen=%s: want ADDRESS:PORT", cfg.Listen), "listen")
-	}
-	if cfg.Step <= 0 {
-		c.Refuse(usagef("--step=%s: it must be more than 0", cfg.Step), "step")
-	}
-	var err error
-	if texts := c.StringSlice("slices"); len(texts) > 0 {
-		if cfg.Slices, err = sim.ParseSlices(strings.Join(texts, ",")); err != nil {
-			c.Refuse(&usageError{Err: fmt.Errorf("--slices: %w", err)}, "slices")
-		}
-	}
-	cfg.Faults, err = parseFaults("--fault", c.StringSlice("fault"))
-	c.Refuse(err, "fault")
-	return cfg
-}
-
-// simUp shows that the simulator is ready, and what to type then.
-func simUp(c *call, url, dir, todo string) error {
-	return tell(c, fmt.Sprintf("simulator ready at %s; %s: eval \"$(multihost sim env)\"", url, todo), event.Result{Name: "sim_up", Data: simReady{url, dir}})
-}
-
-// daemonLine returns the command line of the daemon that sim up --background starts.
-func daemonLine(c *call, dir string, port int) []string {
-	args := []string{"sim", "up", "--config=none", "--sim-dir=" + dir, fmt.Sprintf("--ssh-port=%d", port)} // no file: the flags below hold its values
-	for _, name := range []string{"listen", "backend", "step", "quota", "login"} {
-		args = append(args, fmt.Sprintf("--%s=%v", name, c.Flags.Value(name)))
-	}
-	for _, name := range []string{"slices", "fault"} {
-		for _, v := range c.StringSlice(name) {
-			args = append(args, "--"+name+"="+v)
-		}
-	}
-	return args
-}
-
-// openSim finds the running simulator.
-func openSim(c *call) (*sim.Client, error) {
-	if err := ready(c); err != nil {
-		return nil, err
-	}
-	client, err := sim.Open(simDir(c))
-	if errors.Is(err, sim.ErrNotRunning) {
-		return nil, &configError{Err: err, Advice: "start one with: multihost sim up --background --slices=t:2xv5litepod-16"}
-	}
-	return client, err
-}
-
-func simEnvCommand() *cli.Command {
-	return command(cli.Command{
-		Name:  "env",
-		Usage: "print the variables with which multihost and gcloud use the simulator",
-		Description: `For a shell: eval "$(multihost sim env)". To leave the simulator in that shell:
-eval "$(multihost sim env --unset)". This needs no simulator.`,
-		Flags: []cli.Flag{simDirFlag(), &cli.BoolFlag{Name: "unset", Usage: "print what unsets these variables"}},
-		Action: act(func(c *call) error {
-			c.NoWords()
-			if c.Bool("unset") {
-				if err := ready(c); err != nil {
-					return err
-				}
-				return show(c, event.Result{Name: "sim_env", Text: daemon.Unset(c.lookup, simDir(c)), Data: map[string]string{}})
-			}
-			client, err := openSim(c)
-			if err != nil {
-				return err
-			}
-			env := client.Env()
-			return show(c, event.Result{Name: "sim_env", Text: daemon.Export(env), Data: env})
-		}),
-	}, exitOK, exitUsage, exitConfig)
-}
-
-func simStatusCommand() *cli.Command {
-	return command(cli.Command{
-		Name:  "status",
-		Usage: "show what exists in the simulator",
-		Flags: []cli.Flag{simDirFlag()},
-		Action: act(func(c *call) error {
-			client, err := openSim(c)
-			if err != nil {
-				return err
-			}
-			status, err := client.Status(c.Context)
-			if err != nil {
-				return err
-			}
-			return show(c, event.Result{Name: "sim_status", Text: daemon.StatusText(status), Data: status})
-		}),
-	}, exitOK, exitUsage, exitConfig)
-}
-
-func simFaultCommand() *cli.Command {
-	var b strings.Builder
-	b.WriteString("multihost sim fault preempt node=t-1 makes one thing go wrong; clear takes the number\nthat was printed, a name, or nothing for all.\n\nFAULTS:\n")
-	for _, f := range sim.Faults() {
-		fmt.Fprintf(&b, "   %s %s\n      %s\n", f.Name, strings.Join(f.Args, "= ")+"=", f.What)
-	}
-	b.WriteString("\nARGUMENTS:\n")
-	for _, a := range sim.FaultArgs() {
-		fmt.Fprintf(&b, "   %-12s %s\n", a.Key, a.What)
-	}
-	return command(cli.Command{
-		Name:        "fault",
-		Usage:       "make something go wrong in the simulator",
-		ArgsUsage:   "NAME [KEY=VALUE…] | clear [WHICH]",
-		Description: b.String(),
-		Flags:       []cli.Flag{simDirFlag()},
-		Action: act(func(c *call) error {
-			words := c.Words
-			text := ""
-			for i, w := range words {
-				if i > 0 {
-					w = " " + remote.Quote(w)
-				}
-				text += w
-			}
-			if len(words) == 0 {
-				c.Refuse(&usageError{Err: errors.New("which fault?"), Advice: "the faults are listed by: multihost sim fault --help"}, cmdline.Word)
-			} else if words[0] != "clear" {
-				_, err := parseFaults("multihost sim fault", []string{text})
-				c.Refuse(err, cmdline.Word)
-			}
-			client, err := openSim(c)
-			if err != nil {
-				return err
-			}
-			if words[0] == "clear" {
-				which := strings.Join(words[1:], " ")
-				if which == "" {
-					which = "all"
-				}
-				n, err := client.Clear(c.Context, which)
-				if err != nil {
-					return err
-				}
-				if n == 0 && which != "all" {
-					return usagef("no fault %q is set", which)
-				}
-				return tell(c, "cleared "+event.Count(n, "fault"), event.Result{Name: "sim_faults_cleared", Data: simCleared{n}})
-			}
-			id, err := client.Fault(c.Context, text)
-			var refused *sim.RefusedError
-			if errors.As(err, &refused) {
-				return &usageError{Err: err, Advice: "what there is is listed by: multihost sim status"}
-			}
-			if err != nil {
-				return err
-			}
-			return tell(c, fmt.Sprintf("fault %d is set; take it back with: multihost sim fault clear %d", id, id),
-				event.Result{Name: "sim_fault", Data: simFaultSet{id, text}})
-		}),
-	}, exitOK, exitUsage, exitConfig)
-}
-
-func simLoginCommand() *cli.Command {
-	return command(cli.Command{
-		Name:        "login",
-		Usage:       "log the simulated user in again, after the fault login-ended",
-		Description: "Stands in for gcloud auth application-default login; for a simulator started with --login.",
-		Flags:       []cli.Flag{simDirFlag()},
-		Action: act(func(c *call) error {
-			client, err := openSim(c)
-			if err != nil {
-				return err
-			}
-			if err := client.Login(c.Context); err != nil {
-				return &usageError{Err: err, Advice: "start it with: multihost sim up --login"}
-			}
-			return tell(c, "", event.Result{Name: "sim_login", Data: simLogin{true}})
-		}),
-	}, exitOK, exitUsage, exitConfig)
-}
-
-func simDownCommand() *cli.Command {
-	return command(cli.Command{
-		Name:  "down",
-		Usage: "end the simulator and all its workers",
-		Flags: []cli.Flag{simDirFlag()},
-		Action: act(func(c *call) error {
-			c.NoWords()
-			if err := ready(c); err != nil {
-				return err
-			}
-			if n, err := daemon.Sweep(); err != nil {
-				return err
-			} else if n > 0 {
-				fmt.Fprintf(c.stderr, "multihost: removed what %d killed simulators of --sim had left\n", n)
-			}
-			client, err := openSim(c)
-			if errors.Is(err, sim.ErrNotRunning) {
-				return tell(c, "no simulator is running", event.Result{Name: "sim_down", Data: simEnded{false}})
-			}
-			if err != nil {
-				return err
-			}
-			if err := client.Down(c.Context); err != nil {
-				return err
-			}
-			if err := daemon.Remove(simDir(c)); err != nil {
-				return err
-			}
-			return tell(c, "", event.Result{Name: "sim_down", Data: simEnded{true}})
-		}),
-	}, exitOK, exitUsage)
-}
-
-// The results of the sim commands in JSON.
-type (
-	simReady struct {
-		URL string `json:"url"`
-		Dir string `json:"dir"`
-	}
-	simFaultSet struct {
-		ID    int    `json:"id"`
-		Fault string `json:"fault"`
-	}
-	simCleared struct {
-		Cleared int `json:"cleared"`
-	}
-	simLogin struct {
-		LoggedIn bool `json:"logged_in"`
-	}
-	simEnded struct {
-		WasRunning bool `json:"was_running"`
-	}
-)
 
 // tell ends a command that did something and has nothing to list: it shows text, which
 // may be empty, to people, and r to programs.

@@ -55,7 +55,7 @@ func TestImportRules(t *testing.T) {
 		only    []string // packages below multihost/ that may import it; a/... means a and all below it
 		because string
 	}{
-		{"github.com/urfave/cli", []string{"cmd/multihost", "internal/cmdline", "internal/options"}, "flags are the commands' business"},
+		{"github.com/urfave/cli", []string{"cmd/multihost/...", "internal/cmdline", "internal/options"}, "flags are the commands' business"},
 		{"golang.org/x/crypto/ssh", []string{"internal/sshfan", "internal/sshkey", "internal/sim/netns", "internal/sim/worker", "bench"}, "SSH is hidden in the engine and the simulated workers; bench has the least client to compare with"},
 		{"google.golang.org/api", []string{"internal/detach", "internal/gce/...", "internal/gcp", "internal/network", "internal/nodes", "internal/qr", "internal/sim/...", "internal/zones"}, "cloud types stay behind the packages that hide the cloud"},
 		{"cloud.google.com/go", []string{"internal/gce/...", "internal/gcp/computeop", "internal/network", "internal/nodes", "internal/sim/..."}, "cloud types stay behind the packages that hide the cloud"},
@@ -66,10 +66,10 @@ func TestImportRules(t *testing.T) {
 		{"k8s.io/client-go", []string{"internal/kube", "internal/sim/..."}, "the client of Kubernetes has one owner; its typed structs are for all"},
 		{"github.com/gorilla/websocket", []string{"internal/kube", "internal/sim/..."}, "commands in pods have one owner, and the simulator their other end"},
 		{"multihost/internal/sshfan", []string{"bench", "internal/options", "internal/overssh", "internal/sim/daemon", "internal/testkit/simworker"}, "SSH is one way to reach a worker: what is done there takes a remote.Runner"},
-		{"multihost/internal/sim", []string{"cmd/multihost", "internal/sim/...", "internal/testkit/simcloud", "internal/testkit/simworker"}, "product code has no simulator branches; tests have workers"},
+		{"multihost/internal/sim", []string{"cmd/multihost/...", "internal/sim/...", "internal/testkit/simcloud", "internal/testkit/simworker"}, "product code has no simulator branches; tests have workers"},
 		{"multihost/internal/testkit", []string{"internal/testkit/..."}, "test code stays in tests"},
 		{"github.com/chromedp", []string{"internal/testkit/browser"}, "test code stays in tests"},
-		{"multihost/internal/options", []string{"cmd/multihost"}, "packages take validated options"},
+		{"multihost/internal/options", []string{"cmd/multihost/..."}, "packages take validated options"},
 		{"multihost/internal/qr", []string{"cmd/multihost", "internal/options", "internal/qr/...", "internal/sim"}, "whoever needs slices asks a provision.Provider"},
 		{"multihost/internal/nodes", []string{"internal/gce", "internal/qr"}, "whoever needs slices asks a provision.Provider"},
 		{"multihost/internal/gce", []string{"cmd/multihost", "internal/gce", "internal/gke", "internal/options"}, "whoever needs slices asks a provision.Provider"},
