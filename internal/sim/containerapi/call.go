@@ -81,16 +81,7 @@ func (s API) parse(r *http.Request, body []byte) (*call, error) {
 			"metadata": map[string]string{"consumer": "projects/" + p, "service": "container.googleapis.com"},
 		})
 	}
-	rest := append(parts[6:], "", "", "", "")
-	switch {
-	case len(parts) <= 7 && c.kind == "clusters":
-		c.cluster = rest[0]
-	case len(parts) <= 7 && c.kind == "operations":
-		c.id = rest[0]
-	case len(parts) <= 9 && c.kind == "clusters" && rest[1] == "nodePools":
-		c.kind, c.cluster, c.pool = "nodePools", rest[0], rest[2]
-	case len(parts) == 6:
-	default:
+	if !c.split(parts[6:]) {
 		return nil, wire.NotModelled(r.Method + " " + r.URL.Path)
 	}
 	everywhere := c.location == "-" && r.Method == http.MethodGet && c.cluster == "" && c.id == "" && c.kind != "serverConfig"
@@ -98,6 +89,22 @@ func (s API) parse(r *http.Request, body []byte) (*call, error) {
 		return nil, bad("Location %q does not exist.", c.location)
 	}
 	return c, nil
+}
+
+// split reads what stands after the collection in the path. It reports false for something
+// else than a resource of it.
+func (c *call) split(rest []string) bool {
+	rest = append(rest, "", "", "", "")
+	extra := 0
+	switch {
+	case c.kind == "clusters" && rest[1] == "nodePools":
+		c.kind, c.cluster, c.pool, extra = "nodePools", rest[0], rest[2], 3
+	case c.kind == "clusters":
+		c.cluster, extra = rest[0], 1
+	case c.kind == "operations":
+		c.id, extra = rest[0], 1
+	}
+	return rest[extra] == ""
 }
 
 func (c *call) permit(who cloud.Caller) error {
@@ -121,32 +128,34 @@ func (c *call) permit(who cloud.Caller) error {
 	})
 }
 
+// services has what answers calls, by method, collection and whether the call names one of it.
+var services = map[string]func(*call) (any, error){
+	"GET serverConfig":     (*call).serverConfig,
+	"GET operations":       (*call).listOperations,
+	"GET operations one":   (*call).operation,
+	"GET clusters":         (*call).listClusters,
+	"GET clusters one":     (*call).showCluster,
+	"GET nodePools":        (*call).pools,
+	"GET nodePools one":    (*call).pools,
+	"POST clusters":        (*call).createCluster,
+	"POST nodePools":       (*call).createPool,
+	"DELETE clusters one":  (*call).deleteCluster,
+	"DELETE nodePools one": (*call).deletePool,
+}
+
 func (c *call) serve() (any, error) {
-	var serve func() (any, error)
-	switch method := c.r.Method; {
-	case method == http.MethodGet && c.kind == "serverConfig":
-		serve = c.serverConfig
-	case method == http.MethodGet && c.kind == "operations":
-		serve = c.operations
-	case method == http.MethodGet && c.kind == "clusters":
-		serve = c.clusters
-	case method == http.MethodGet && c.kind == "nodePools":
-		serve = c.pools
-	case method == http.MethodPost && c.kind == "clusters" && c.cluster == "":
-		serve = c.createCluster
-	case method == http.MethodPost && c.kind == "nodePools" && c.pool == "":
-		serve = c.createPool
-	case method == http.MethodDelete && c.kind == "clusters" && c.cluster != "":
-		serve = c.deleteCluster
-	case method == http.MethodDelete && c.kind == "nodePools" && c.pool != "":
-		serve = c.deletePool
-	default:
-		return nil, wire.NotModelled(method + " of " + c.kind)
+	key := c.r.Method + " " + c.kind
+	if c.kind == "clusters" && c.cluster != "" || c.pool != "" || c.id != "" {
+		key += " one"
+	}
+	serve := services[key]
+	if serve == nil {
+		return nil, wire.NotModelled(c.r.Method + " of " + c.kind)
 	}
 	if err := wire.CheckQuery(c.query); err != nil {
 		return nil, err
 	}
-	return serve()
+	return serve(c)
 }
 
 // onlyBeta are fields that v1 does not have.
@@ -211,14 +220,16 @@ func (c *call) serverConfig() (any, error) {
 	}, nil
 }
 
-func (c *call) operations() (any, error) {
-	if c.id != "" {
-		op := c.State.KubeOps[c.parent()+"/operations/"+c.id]
-		if op == nil {
-			return nil, notFound(c.parent() + "/operations/" + c.id)
-		}
-		return op, nil
+func (c *call) operation() (any, error) {
+	name := c.parent() + "/operations/" + c.id
+	op := c.State.KubeOps[name]
+	if op == nil {
+		return nil, notFound(name)
 	}
+	return op, nil
+}
+
+func (c *call) listOperations() (any, error) {
 	list := &container.ListOperationsResponse{}
 	list.Operations = cloud.Sorted(c.State.KubeOps, func(name string, _ *container.Operation) bool { return c.covers(name) })
 	return list, nil

@@ -39,14 +39,15 @@ func (s API) render(k *cloud.Cluster) *container.Cluster {
 	return m
 }
 
-func (c *call) clusters() (any, error) {
-	if c.cluster != "" {
-		k := c.State.Clusters[c.name()]
-		if k == nil {
-			return nil, notFound(c.name())
-		}
-		return c.render(k), nil
+func (c *call) showCluster() (any, error) {
+	k := c.State.Clusters[c.name()]
+	if k == nil {
+		return nil, notFound(c.name())
 	}
+	return c.render(k), nil
+}
+
+func (c *call) listClusters() (any, error) {
 	list := &container.ListClustersResponse{}
 	for _, k := range cloud.Sorted(c.State.Clusters, func(name string, _ *cloud.Cluster) bool { return c.covers(name) }) {
 		list.Clusters = append(list.Clusters, c.render(k))

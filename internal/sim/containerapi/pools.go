@@ -184,7 +184,7 @@ func (c *call) checkSlice(p *container.NodePool) error {
 
 // settle gives a pool its nodes, or leaves it without any.
 func (c *call) settle(k *cloud.Cluster, p *container.NodePool) {
-	if why := c.noRoom(k, p); why != nil {
+	if why := noRoom(c, k, p); why != nil {
 		p.Status, p.StatusMessage, p.Conditions = failed, why.Message, []*container.StatusCondition{why}
 		return
 	}
@@ -192,7 +192,7 @@ func (c *call) settle(k *cloud.Cluster, p *container.NodePool) {
 	if c.Kubernetes == nil {
 		return
 	}
-	name, nodes := c.name(), c.kubeNodes(k, p)
+	name, nodes := c.name(), kubeNodes(c, k, p)
 	c.Spawn(func() {
 		if err := c.Kubernetes.SetPool(name, p.Name, nodes); err != nil {
 			c.Mu.Lock()
@@ -202,7 +202,7 @@ func (c *call) settle(k *cloud.Cluster, p *container.NodePool) {
 	})
 }
 
-func (c *call) kubeNodes(k *cloud.Cluster, p *container.NodePool) (nodes []cloud.KubeNode) {
+func kubeNodes(c *call, k *cloud.Cluster, p *container.NodePool) (nodes []cloud.KubeNode) {
 	slice, _ := c.sliceOf(p)
 	for i := range nodesOf(p) {
 		nodes = append(nodes, cloud.KubeNode{
@@ -214,7 +214,7 @@ func (c *call) kubeNodes(k *cloud.Cluster, p *container.NodePool) (nodes []cloud
 
 // noRoom returns why a pool gets no nodes, or nil. A pool without nodes at its start needs
 // none.
-func (c *call) noRoom(k *cloud.Cluster, p *container.NodePool) *container.StatusCondition {
+func noRoom(c *call, k *cloud.Cluster, p *container.NodePool) *container.StatusCondition {
 	if !isTPU(p.Config.MachineType) || p.InitialNodeCount == 0 {
 		return nil
 	}
