@@ -36,6 +36,7 @@ func commands() []*cli.Command {
 		networkCommand(),
 		qrCommand(),
 		slicesCommand(),
+		clusterCommand(),
 		runCommand(),
 		jobCommand(),
 		execCommand(),

@@ -25,12 +25,12 @@ var freeFlags = []string{
 	"metadata-from-file", "metrics-regex", "network", "node-id", "node-prefix", "notify", "notify-url", "reservation", "scopes",
 	"secret-env", "service-account", "sim-slices", "since", "slices", "source-ranges", "ssh-proxy-jump", "ssh-source-ranges", "stall-timeout",
 	"subnetwork", "tags", "target-tags", "user", "valid-until-duration",
-	"boot-disk", "boot-disk-type", "image", "filter", "limit", "min-duration", "network-config", "range", "reservation-host-folder", "reservation-host-organization", "reservation-host-project",
+	"default-pool-cpu-machine-type", "gke-version", "boot-disk", "boot-disk-type", "image", "filter", "limit", "min-duration", "network-config", "range", "reservation-host-folder", "reservation-host-organization", "reservation-host-project",
 	"valid-after-duration", "sort-by", "valid-after-time", "valid-until-time",
 }
 
 // freeWords are commands whose words are the user's own.
-var freeWords = []string{"exec", "job", "run", "qr create", "slices create", "network create", "network show", "network update", "network delete", "network firewall create", "network firewall delete"}
+var freeWords = []string{"exec", "job", "run", "qr create", "slices create", "cluster create", "cluster show", "cluster delete", "network create", "network show", "network update", "network delete", "network firewall create", "network firewall delete"}
 
 // TestEveryFlagIsCompleted finds a new flag or command for which there is no completion and
 // no entry in these lists.

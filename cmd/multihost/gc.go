@@ -25,7 +25,8 @@ func gcCommand() *cli.Command {
 		Usage: "list what your runs left in the project; with --delete remove it",
 		Description: `Lists, with their age, the requests for slices that multihost made for you in the
 zone: those that are FAILED or SUSPENDED and still hold quota, those that have
-slices, and those that wait for slices. It also lists networks that no machine uses.
+slices, and those that wait for slices. It also lists networks that no machine uses,
+and clusters of the region in which no pod asks for TPU chips: --delete leaves these.
 
 --look logs in to worker 0 of each slice. Slices on which no run has been active
 for 30 minutes (or --older-than) are of no more use. Reserved capacity always
@@ -54,7 +55,7 @@ that resource again. It never deletes what multihost did not make.
 				s.all.Expect()
 			}
 			o := gc.GCOptions{
-				Networks: s.networks, Prefix: c.String("prefix"), OlderThan: c.Duration("older-than"),
+				Networks: s.networks, Clusters: s.clusters, Prefix: c.String("prefix"), OlderThan: c.Duration("older-than"),
 				Look: c.Bool("look") || c.Bool("delete"),
 			}
 			if !c.Bool("all-users") {

@@ -31,6 +31,7 @@ import (
 	"multihost/internal/event"
 	"multihost/internal/follow"
 	"multihost/internal/gc"
+	"multihost/internal/gke"
 	"multihost/internal/metrics"
 	"multihost/internal/network"
 	"multihost/internal/ops"
@@ -73,6 +74,10 @@ func answersInJSON() map[string]jsonAnswer {
 	runOrPlan["plan"] = plan.Plan{}
 	return map[string]jsonAnswer{
 		"attach":                  {follows, run},
+		"cluster create":          {steps, results{"cluster_plan": gke.Plan{}}},
+		"cluster delete":          {steps, results{"cluster_delete_plan": gke.Deletion{}}},
+		"cluster list":            {steps, results{"clusters": []gke.Info{}}},
+		"cluster show":            {steps, results{"cluster": gke.Info{}}},
 		"completion":              {answers, results{"completion": completionScript{}}},
 		"config show":             {answers, results{"config": options.Defaults{}}},
 		"cp":                      {steps, results{"copied": []ops.Copied{}}},

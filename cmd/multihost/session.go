@@ -26,6 +26,7 @@ import (
 	"multihost/internal/event"
 	"multihost/internal/gce"
 	"multihost/internal/gcp"
+	"multihost/internal/gke"
 	"multihost/internal/iap"
 	"multihost/internal/journal"
 	"multihost/internal/network"
@@ -54,6 +55,7 @@ type session struct {
 	keys     *provider.Keys   // all or only its first provider; it also caches host keys
 	hosts    hosts.HostList   // set by --hosts or taken from the run's record, in place of a cloud
 	networks *network.Client
+	clusters *gke.Client
 	account  string
 	gcloud   config.Gcloud // gcloud's configuration with the changes that flags made
 	stateDir string
@@ -116,7 +118,7 @@ func tellFile(l *cmdline.Line, sink event.Sink) {
 // shows when each thing happened.
 func takesLong(l *cmdline.Line) bool {
 	switch strings.Join(l.Path, " ") {
-	case "run", "job", "attach", "qr create", "qr wait", "slices create", "slices wait":
+	case "run", "job", "attach", "qr create", "qr wait", "slices create", "slices wait", "cluster create", "cluster delete":
 		return true
 	}
 	return false
@@ -207,6 +209,7 @@ func (s *session) fill(c *call) error {
 	s.compute = gce.New(s.cloud, s.roots.Compute)
 	s.makeOn(options.OnTPU)
 	s.networks = network.New(s.cloud, qr.LifeOf)
+	s.clusters = gke.New(s.cloud, nil)
 	return nil
 }
 
@@ -252,7 +255,7 @@ func (s *session) checkPlace(c *call, g config.Gcloud) {
 
 // zoneless reports whether the command works on a project without a zone.
 func zoneless(l *cmdline.Line) bool {
-	return len(l.Path) > 0 && l.Path[0] == "network"
+	return len(l.Path) > 0 && (l.Path[0] == "network" || strings.Join(l.Path, " ") == "cluster list")
 }
 
 // readsFiles reports whether files on this machine may answer the command.

@@ -61,6 +61,9 @@ func (s Sources) Rules(dirs []string) cmdline.CompleteRules {
 			"configuration":   s.configurations,
 			"profile":         cmdline.Profiles,
 			"xla-preset":      presets,
+			"host-maintenance-interval": func(*cmdline.Query) []cmdline.Candidate {
+				return cmdline.Plain([]string{"AS_NEEDED", "PERIODIC"})
+			},
 			"xla-flag":        xlaFlags,
 			"compare":         func(*cmdline.Query) []cmdline.Candidate { return cmdline.Plain(metrics.Published()) },
 			"worker":          s.workers,

@@ -22,6 +22,7 @@ import (
 	"multihost/internal/cost"
 	"multihost/internal/event"
 	"multihost/internal/gcp"
+	"multihost/internal/gke"
 	"multihost/internal/launch"
 	"multihost/internal/network"
 	"multihost/internal/provider"
@@ -44,9 +45,16 @@ type NetworkInventory interface {
 	Delete(ctx context.Context, name string) (network.Deletion, error)
 }
 
+// ClusterInventory lists the clusters that multihost created, with the workloads in them.
+// *gke.Client implements it.
+type ClusterInventory interface {
+	Owned(ctx context.Context) ([]gke.Info, error)
+}
+
 // GCOptions selects the leftovers to look for.
 type GCOptions struct {
 	Networks  NetworkInventory // nil: no networks are listed
+	Clusters  ClusterInventory // nil: no clusters are listed
 	User      string           // the user they belong to; "": all users
 	Prefix    string           // prefix of their names
 	OlderThan time.Duration
@@ -55,7 +63,7 @@ type GCOptions struct {
 
 // A Leftover is something that a run created and that may no longer be needed.
 type Leftover struct {
-	Kind     string        `json:"kind"` // "network", or what the provider calls its resources: "queued resource"
+	Kind     string        `json:"kind"` // "network", "cluster", or what the provider calls its resources: "queued resource"
 	Name     string        `json:"name"`
 	State    string        `json:"state,omitempty"`
 	Run      string        `json:"run,omitempty"`
@@ -118,6 +126,13 @@ func Leftovers(ctx context.Context, d Deps, o GCOptions) ([]Leftover, error) {
 		if err := lookForRuns(ctx, d, left, o.OlderThan); err != nil {
 			return nil, err
 		}
+	}
+	if o.Clusters != nil {
+		more, err := idleClusters(ctx, d, o)
+		if err != nil {
+			return nil, err
+		}
+		left = append(left, more...)
 	}
 	if o.Networks != nil {
 		more, err := unusedNetworks(ctx, d, o)
@@ -325,8 +340,41 @@ func unusedNetworks(ctx context.Context, d Deps, o GCOptions) ([]Leftover, error
 	return left, nil
 }
 
-// Collect deletes useless leftovers. It reads the real state before each deletion. If
-// something has changed since it was listed, Collect keeps it.
+// idleClusters lists the clusters of the region in which no pod asks for TPU chips now. They
+// never count as useless: a cluster is for many workloads, and the next one may come soon.
+func idleClusters(ctx context.Context, d Deps, o GCOptions) ([]Leftover, error) {
+	all, err := o.Clusters.Owned(ctx)
+	if gcp.ClassOf(err) == gcp.Permission { // a project without clusters need not have their API
+		event.Notef(d.Sink, event.Debug, "", "clusters were not looked at: %v", err)
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	var left []Leftover
+	for _, k := range all {
+		mine := o.User == "" || k.User == provision.LabelValue(o.User)
+		if !mine || len(k.Workloads) > 0 || !strings.HasPrefix(k.Name, o.Prefix) || k.Region != gcp.Region(d.Zone) {
+			continue
+		}
+		l := Leftover{Kind: "cluster", Name: k.Name, State: k.State, User: k.User, Created: k.Created, Age: d.Age(k.Created), Hourly: k.Cost.Slices}
+		var types []string
+		types, l.Slices = k.Types()
+		l.Type = strings.Join(types, ",")
+		l.Evidence = "no pod asks for its TPU chips now; if nobody needs it: multihost cluster delete " + k.Name
+		if k.Unread != "" {
+			l.Evidence = "whether workloads run there is not known: multihost cluster show " + k.Name
+		}
+		for _, p := range k.Cost.Parts {
+			l.Parts = append(l.Parts, cost.Part{Item: provision.Item{Kind: "part", Name: p.Name}, Hourly: p.Hourly, Text: p.Text})
+		}
+		left = append(left, l)
+	}
+	return left, nil
+}
+
+// Collect deletes useless leftovers. It reads the real state before each deletion and
+// keeps what has changed since it was listed.
 func Collect(ctx context.Context, d Deps, o GCOptions, left []Leftover) error {
 	names, errs := make([]string, len(left)), make([]error, len(left))
 	var group errgroup.Group

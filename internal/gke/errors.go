@@ -171,7 +171,7 @@ type NotOursError struct {
 }
 
 func (e *NotOursError) Error() string {
-	return fmt.Sprintf("delete cluster %q: multihost did not make it", e.Cluster)
+	return fmt.Sprintf("delete cluster %q: it was not made by multihost", e.Cluster)
 }
 
 // Class implements the interface that gcp.ClassOf uses.

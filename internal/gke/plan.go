@@ -359,10 +359,17 @@ func (c *Client) Plan(ctx context.Context, o Options) (Plan, error) {
 	if err != nil {
 		return Plan{}, err
 	}
+	plan := planOf(o, w)
+	if o.Force || len(plan.Loses()) == 0 {
+		return plan, nil
+	}
+	if w.blind = c.readPods(ctx, &w); errors.Is(w.blind, context.Canceled) {
+		return Plan{}, context.Cause(ctx)
+	}
 	return planOf(o, w), nil
 }
 
-// look reads what exists.
+// look reads what exists, except for pods.
 func (c *Client) look(ctx context.Context, o Options) (w world, err error) {
 	w = world{project: c.gcp.Project(), zone: c.gcp.Zone()}
 	if w.cluster, err = c.cluster(ctx, o.Name); err != nil {
@@ -372,8 +379,6 @@ func (c *Client) look(ctx context.Context, o Options) (w world, err error) {
 		if w.version, err = c.version(ctx, o.Version); err != nil {
 			return w, err
 		}
-	} else if w.blind = c.readPods(ctx, &w); errors.Is(w.blind, context.Canceled) {
-		return w, context.Cause(ctx)
 	}
 	if o.Slices > 0 && o.Type.Generation.Name == "tpu7x" {
 		w.policy, err = c.compute.Policy(ctx, policyName(o.Type))
@@ -387,9 +392,6 @@ func (c *Client) look(ctx context.Context, o Options) (w world, err error) {
 // readPods reads the pods of the cluster of w.
 func (c *Client) readPods(ctx context.Context, w *world) error {
 	w.busy = map[string][]string{}
-	if w.cluster.Status == stateProvisioning {
-		return nil // no pod can run there
-	}
 	pods, err := c.podsOf(ctx, w.cluster)
 	for _, p := range pods {
 		w.busy[p.Pool] = append(w.busy[p.Pool], p.String())

@@ -17,7 +17,7 @@ const (
 	labelTPU    = "cloud.google.com/gke-tpu-accelerator" // of nodes
 	labelPool   = "cloud.google.com/gke-nodepool"        // of nodes
 	// readLimit is how long the API of a cluster may fail when its pods are read.
-	readLimit = 15 * time.Second
+	readLimit = 5 * time.Second
 )
 
 // tokens sign the requests to the API of a cluster with the credentials of a client.

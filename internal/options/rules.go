@@ -109,7 +109,7 @@ var otherWords = map[string][]string{
 
 // CommandGroups are the commands by purpose; rarely needed ones come last.
 var CommandGroups = []cmdline.CommandGroup{
-	{Title: "make slices", Commands: []string{"network", "slices", "qr"}},
+	{Title: "make slices", Commands: []string{"network", "slices", "qr", "cluster"}},
 	{Title: "run a command on all workers", Commands: []string{"run", "job"}},
 	{Title: "follow and end runs", Commands: []string{"ps", "attach", "logs", "stop"}},
 	{Title: "see how a run goes", Commands: []string{"top", "metrics", "report", "dump"}},
@@ -127,6 +127,8 @@ var commonFlags = map[string][]string{
 	"job":       {"tpu-type", "num-slices", "spot", "zone", "command", "run-name", "script-dir", "dry-run"},
 	"qr create": {"tpu-type", "node-count", "node-prefix", "spot", "network", "zone", "wait", "dry-run"},
 
+	"cluster create": {"tpu-type", "num-slices", "spot", "reservation", "network", "zone", "confirm", "dry-run"},
+
 	"slices create": {"tpu-type", "node-count", "spot", "zone", "max-run-duration", "slices-deadline", "wait", "dry-run"},
 }
 
@@ -142,7 +144,8 @@ var flagGroups = []help.Group{
 		Shown: []string{"project", "zone", "tpu-prefix", "slices", "allow-partial", "hosts", "tpu-type", "num-slices", "node-count",
 			"spot", "reserved", "network", "network-create", "runtime-version", "confirm"},
 		Rest: []string{"hosts-file", "node-prefix", "node-id", "provider", "type", "machine-type", "topology", "on-demand", "flex-start", "best-effort", "guaranteed", "provisioning-model",
-			"reservation", "subnetwork", "internal-ips", "ssh-source-ranges", "configuration", "access-token-file", "platform"},
+			"reservation", "subnetwork", "gke-version", "default-pool-cpu-machine-type", "default-pool-cpu-num-nodes", "host-maintenance-interval", "force", "yes",
+			"internal-ips", "ssh-source-ranges", "configuration", "access-token-file", "platform"},
 	},
 	{
 		Title: "code",
