@@ -25,13 +25,12 @@ type process struct {
 	ended bool // the process id may belong to another process
 }
 
-// startProcess runs the login shell in its own session, on pipes or, with tty, on a
-// terminal.
+// startProcess runs a program in its own session, on pipes or, with tty, on a terminal.
 //
 // The command gets pipes of the kernel itself. So the process and its children see the
 // same events on them (closed, full, end of file) as with sshd, and waiting for the
 // process does not wait for its pipes.
-func (m *machine) startProcess(argv, env []string, dir string, tty *pty) (*process, error) {
+func (m *machine) startProcess(file string, argv, env []string, dir string, tty *pty) (*process, error) {
 	p := &process{pidfd: -1, tty: tty != nil}
 	var theirs []*os.File
 	defer func() {
@@ -64,7 +63,7 @@ func (m *machine) startProcess(argv, env []string, dir string, tty *pty) (*proce
 		PidFD:   &p.pidfd,
 	}}
 	var err error
-	if p.proc, err = m.start(m.shell(), argv, attr); err != nil {
+	if p.proc, err = m.start(file, argv, attr); err != nil {
 		p.closePipes()
 		return nil, err
 	}
@@ -151,6 +150,7 @@ func (p *process) closePipes() {
 
 // pty is a pseudo-terminal.
 type pty struct {
+	fd            int // of master
 	master, slave *os.File
 	name, term    string
 }
@@ -164,11 +164,27 @@ func newPTY(payload []byte) (*pty, error) {
 	if err := ssh.Unmarshal(payload, &v); err != nil {
 		return nil, err
 	}
+	p, err := openPTY(v.Term)
+	if err != nil {
+		return nil, err
+	}
+	if err = setModes(p.fd, []byte(v.Modes)); err == nil {
+		err = p.setSize(v.Columns, v.Rows)
+	}
+	if err != nil {
+		p.close()
+		return nil, fmt.Errorf("open terminal: %w", err)
+	}
+	return p, nil
+}
+
+// openPTY opens a new terminal.
+func openPTY(term string) (*pty, error) {
 	fd, err := unix.Open("/dev/ptmx", unix.O_RDWR|unix.O_NOCTTY|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
 	if err != nil {
 		return nil, fmt.Errorf("open terminal: %w", err)
 	}
-	p := &pty{master: os.NewFile(uintptr(fd), "ptmx"), term: v.Term}
+	p := &pty{fd: fd, master: os.NewFile(uintptr(fd), "ptmx"), term: term}
 	n, err := unix.IoctlGetInt(fd, unix.TIOCGPTN)
 	if err == nil {
 		err = unix.IoctlSetPointerInt(fd, unix.TIOCSPTLCK, 0)
@@ -176,12 +192,6 @@ func newPTY(payload []byte) (*pty, error) {
 	if err == nil {
 		p.name = fmt.Sprintf("/dev/pts/%d", n)
 		p.slave, err = os.OpenFile(p.name, os.O_RDWR|unix.O_NOCTTY, 0)
-	}
-	if err == nil {
-		err = setModes(fd, []byte(v.Modes))
-	}
-	if err == nil {
-		err = p.setSize(v.Columns, v.Rows)
 	}
 	if err != nil {
 		p.close()

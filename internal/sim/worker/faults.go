@@ -37,7 +37,7 @@ func (m *machine) setFault(f Fault) error {
 	case RotateHostKeys:
 		return m.rotateHostKeys()
 	case Kill:
-		return m.signalAll(Signals[KillName(f)])
+		return signalAll(m, Signals[KillName(f)])
 	case Missing, Denied, Fixed:
 		return m.mark(f)
 	case Clock:

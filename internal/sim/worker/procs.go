@@ -73,7 +73,8 @@ func killAll(ctx context.Context, machines []*machine) error {
 	return nil
 }
 
-func (m *machine) signalAll(sig syscall.Signal) error {
+// signalAll signals every process of a machine.
+func signalAll(m *machine, sig syscall.Signal) error {
 	found, err := processesOf([]*machine{m})
 	if err != nil {
 		return err

@@ -291,7 +291,7 @@ func (s *session) start(argv ...string) bool {
 	if s.pty != nil {
 		env = append(env, "TERM="+s.pty.term, "SSH_TTY="+s.pty.name)
 	}
-	p, err := s.login.m.startProcess(argv, env, home, s.pty)
+	p, err := s.login.m.startProcess(s.login.m.shell(), argv, env, home, s.pty)
 	if err != nil {
 		return false
 	}

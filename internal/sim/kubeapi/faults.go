@@ -1,0 +1,72 @@
+package kubeapi
+
+import (
+	"errors"
+	"net/http"
+	"strconv"
+)
+
+// faults are the failures in force.
+type faults struct {
+	code  int // with which requests are answered; 0: none
+	count int // how many requests
+}
+
+// meetFaults returns the error with which a fault has a request answered; nil if none does.
+func (s *Server) meetFaults(*http.Request) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.faults.count == 0 {
+		return nil
+	}
+	s.faults.count--
+	return statusError(s.faults.code, "", "the server answers "+strconv.Itoa(s.faults.code)+" on request")
+}
+
+// FailRequests has the next n requests answered with an HTTP status.
+func (s *Server) FailRequests(code, n int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.faults.code, s.faults.count = code, n
+}
+
+// SetAway takes the API away, so that connections end and new ones are refused, or brings
+// it back at the same address. Pods run on meanwhile.
+func (s *Server) SetAway(away bool) error {
+	s.mu.Lock()
+	server, addr := s.http, s.addr
+	if away {
+		s.http = nil
+	}
+	s.mu.Unlock()
+	switch {
+	case away && server != nil:
+		err := server.Close()
+		s.CutExecs()
+		return err
+	case !away && server == nil:
+		if err := s.listen(addr); !errors.Is(err, http.ErrServerClosed) {
+			return err
+		}
+	}
+	return nil
+}
+
+// CutExecs resets the connections of all execs.
+func (s *Server) CutExecs() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for e := range s.execs {
+		e.cut()
+	}
+}
+
+// Kill kills process 1 of every container of a pod, as the kernel does when the memory of a
+// container is used up if oom is set.
+func (s *Server) Kill(namespace, pod string, oom bool) error {
+	return s.kubelet.Kill(namespace, pod, oom)
+}
+
+// Hold keeps deleted pods whose name matches a pattern (see path.Match) in Terminating
+// until an empty pattern is set.
+func (s *Server) Hold(pattern string) { s.kubelet.Hold(pattern) }

@@ -1,0 +1,266 @@
+// Package kubelet runs the pods of a simulated cluster as processes of simulated workers:
+// each container is a machine of a worker.Backend, and its command is the machine's first
+// program. When that ends, everything on the machine ends, as in a container.
+//
+// Images are not read: a container without a command fails as an image without one does.
+// Volumes and probes do nothing.
+package kubelet
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"sync"
+	"syscall"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/types"
+
+	"multihost/internal/sim/kubeapi/store"
+	"multihost/internal/sim/worker"
+)
+
+// Config configures a kubelet.
+type Config struct {
+	Store   *store.Store
+	Backend worker.Backend
+	Dir     string // for logs
+	Now     func() time.Time
+
+	// RestartDelay is how long a container waits before its second restart; it doubles with
+	// each further one. 0 means 10 s, as in a real cluster.
+	RestartDelay time.Duration
+}
+
+// A Kubelet runs the pods of all nodes of a cluster. Its methods are safe for concurrent
+// use.
+type Kubelet struct {
+	cfg     Config
+	ctx     context.Context // done when the kubelet closes
+	cancel  context.CancelFunc
+	running sync.WaitGroup
+
+	mu     sync.Mutex
+	pods   map[types.UID]*pod
+	hold   string        // pattern of the pods that stay in Terminating
+	held   chan struct{} // closed when hold changes
+	closed bool
+}
+
+// New returns a kubelet, which runs pods during Run. The caller closes it.
+func New(cfg Config) *Kubelet {
+	cfg.RestartDelay = cmp.Or(cfg.RestartDelay, 10*time.Second)
+	ctx, cancel := context.WithCancel(context.Background())
+	return &Kubelet{cfg: cfg, ctx: ctx, cancel: cancel, pods: make(map[types.UID]*pod), held: make(chan struct{})}
+}
+
+// Run runs the pods that have a node, until ctx is done.
+func (k *Kubelet) Run(ctx context.Context) {
+	all, version := k.cfg.Store.List(store.Pods, "")
+	for _, o := range all {
+		k.see(o, false)
+	}
+	for {
+		events, changed, ok := k.cfg.Store.Since(version)
+		if !ok { // events were forgotten
+			all, version = k.cfg.Store.List(store.Pods, "")
+			for _, o := range all {
+				k.see(o, false)
+			}
+			continue
+		}
+		for _, e := range events {
+			version = e.Version
+			if e.Kind == store.Pods {
+				k.see(e.Object, e.Type == "DELETED")
+			}
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// see notices a state of a pod.
+func (k *Kubelet) see(o *store.Object, gone bool) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	p := k.pods[o.GetUID()]
+	if p == nil {
+		if gone || k.closed {
+			return
+		}
+		var spec corev1.Pod
+		if store.Decode(o, &spec) != nil || spec.Spec.NodeName == "" || spec.Status.Phase == corev1.PodSucceeded || spec.Status.Phase == corev1.PodFailed {
+			return
+		}
+		p = newPod(k, spec)
+		k.pods[spec.UID] = p
+		k.running.Go(p.run)
+	}
+	if gone {
+		p.end(0)
+		return
+	}
+	if at := o.GetDeletionTimestamp(); at != nil {
+		grace := int64(0)
+		if g := o.GetDeletionGracePeriodSeconds(); g != nil {
+			grace = *g
+		}
+		p.end(time.Duration(grace) * time.Second)
+	}
+}
+
+// forget ends the record of a pod.
+func (k *Kubelet) forget(p *pod) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	delete(k.pods, p.spec.UID)
+}
+
+// find returns the pod with a name that runs, or has run.
+func (k *Kubelet) find(namespace, name string) *pod {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for _, p := range k.pods {
+		if p.spec.Namespace == namespace && p.spec.Name == name {
+			return p
+		}
+	}
+	return nil
+}
+
+// Close kills all pods and waits until nothing of them is left.
+func (k *Kubelet) Close() error {
+	k.mu.Lock()
+	k.closed = true
+	pods := k.pods
+	for _, p := range pods {
+		p.abandon()
+	}
+	k.mu.Unlock()
+	k.cancel()
+	k.running.Wait()
+	return nil
+}
+
+// Kill kills process 1 of every container of a pod; see kubeapi.Server.Kill.
+func (k *Kubelet) Kill(namespace, name string, oom bool) error {
+	p := k.find(namespace, name)
+	if p == nil {
+		return fmt.Errorf("kill pod %q: no such pod runs", namespace+"/"+name)
+	}
+	for _, c := range p.all() {
+		c.kill(oom)
+	}
+	return nil
+}
+
+// Lose ends the pods of a node as when its machine is gone: nobody hears of their end.
+func (k *Kubelet) Lose(node string) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for _, p := range k.pods {
+		if p.spec.Spec.NodeName == node {
+			p.abandon()
+		}
+	}
+}
+
+// Hold keeps deleted pods whose name matches a pattern in Terminating; see
+// kubeapi.Server.Hold.
+func (k *Kubelet) Hold(pattern string) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.hold = pattern
+	close(k.held)
+	k.held = make(chan struct{})
+}
+
+// mayEnd waits until no fault keeps a pod in Terminating. It reports false if the pod is
+// abandoned first.
+func (k *Kubelet) mayEnd(p *pod) bool {
+	for {
+		k.mu.Lock()
+		match, _ := path.Match(k.hold, p.spec.Name)
+		changed := k.held
+		k.mu.Unlock()
+		if !match {
+			return true
+		}
+		select {
+		case <-changed:
+		case <-p.gone.Done():
+			return false
+		}
+	}
+}
+
+// Exec starts a program in a container of a pod that runs.
+func (k *Kubelet) Exec(pod *corev1.Pod, container string, argv []string, tty bool) (worker.Launched, error) {
+	missing := fmt.Errorf("unable to upgrade connection: container not found (%q)", container)
+	k.mu.Lock()
+	p := k.pods[pod.UID]
+	k.mu.Unlock()
+	if p == nil {
+		return nil, missing
+	}
+	i := slices.IndexFunc(p.all(), func(c *containerRun) bool { return c.spec.Name == container })
+	if i < 0 {
+		return nil, missing
+	}
+	c := p.all()[i]
+	c.mu.Lock()
+	machine, env := c.machine, c.env
+	c.mu.Unlock()
+	launcher, ok := machine.(worker.Launcher)
+	if !ok {
+		return nil, missing
+	}
+	l, err := launcher.Launch(worker.Program{Argv: argv, Env: env, Dir: c.spec.WorkingDir, Terminal: tty})
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, fmt.Errorf("error executing command in container: failed to exec in container: failed to start exec: OCI runtime exec failed: exec failed: unable to start container process: %w", err)
+	}
+	return l, err
+}
+
+// update writes the status of a pod. It tries again while others write, and gives up when
+// the pod is gone.
+func (k *Kubelet) update(p *pod, change func(*corev1.Pod)) {
+	_, err := k.cfg.Store.Change(store.Pods, p.spec.Namespace, p.spec.Name, store.Write{Status: true}, func(o *store.Object) error {
+		if o.GetUID() != p.spec.UID {
+			return apierrors.NewNotFound(store.Pods.Resource(), p.spec.Name)
+		}
+		var now corev1.Pod
+		if err := store.Decode(o, &now); err != nil {
+			return err
+		}
+		change(&now)
+		next, err := store.Encode(&now)
+		if err != nil {
+			return err
+		}
+		o.Object["status"] = next.Object["status"]
+		return nil
+	})
+	_ = err // only that the pod is gone
+}
+
+// ExitCode returns the exit code of a process as a container runtime reports it.
+func ExitCode(st syscall.WaitStatus) int {
+	if st.Signaled() {
+		return 128 + int(st.Signal())
+	}
+	return st.ExitStatus()
+}
+
+func (k *Kubelet) podDir(uid types.UID) string { return filepath.Join(k.cfg.Dir, string(uid)) }

@@ -1,0 +1,226 @@
+// Package kubeapi is the simulator's stand-in for a GKE cluster: the Kubernetes API with
+// JobSet and Kueue, whose pods run as simulated workers.
+//
+// It has what multihost and kubectl use. Objects, field managers, watches, errors, logs
+// and exec are as at a real API server and kubelet. A few controllers do what the user
+// sees of the real ones (see package control). What it does not have: authorization by
+// role, protobuf, strategic merge patches, attach, port forwarding, and webhooks of users.
+package kubeapi
+
+import (
+	"cmp"
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"multihost/internal/sim/kubeapi/kubelet"
+	"multihost/internal/sim/kubeapi/store"
+	"multihost/internal/sim/worker"
+)
+
+// Config configures a cluster.
+type Config struct {
+	Dir    string // private directory; must exist
+	Listen string // address of the API; empty means a free port of 127.0.0.1
+
+	// Token reports whether a bearer token is valid. Nil accepts every token that is not
+	// empty.
+	Token func(token string) bool
+
+	// Backend makes the machines that pods run on. Nil means a process backend of the
+	// cluster's own.
+	Backend worker.Backend
+
+	Now func() time.Time // nil means the system's clock
+}
+
+// A Server is one running cluster. Its methods are safe for concurrent use.
+type Server struct {
+	cfg     Config
+	store   *store.Store
+	kubelet *kubelet.Kubelet
+	ca      *authority
+	own     worker.Backend // to close; nil if the caller has it
+
+	ctx     context.Context
+	cancel  context.CancelFunc
+	running sync.WaitGroup // of everything but requests
+
+	mu     sync.Mutex
+	http   *http.Server // nil while the API is away
+	addr   string
+	faults faults
+	execs  map[*execution]bool
+	closed bool
+}
+
+// New starts a cluster without nodes. The caller closes it.
+func New(cfg Config) (*Server, error) {
+	s, err := newServer(cfg)
+	if err != nil {
+		return nil, fmt.Errorf("start cluster: %w", err)
+	}
+	return s, nil
+}
+
+func newServer(cfg Config) (*Server, error) {
+	if cfg.Now == nil {
+		cfg.Now = time.Now
+	}
+	if cfg.Token == nil {
+		cfg.Token = func(token string) bool { return token != "" }
+	}
+	st, err := store.New(cfg.Now)
+	if err != nil {
+		return nil, err
+	}
+	ca, err := newAuthority(cfg.Now())
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	s := &Server{cfg: cfg, store: st, ca: ca, ctx: ctx, cancel: cancel, execs: make(map[*execution]bool)}
+	if cfg.Backend == nil {
+		if s.own, err = worker.NewProcess(worker.ProcessConfig{Root: filepath.Join(cfg.Dir, "pods")}); err != nil {
+			cancel()
+			return nil, err
+		}
+		cfg.Backend = s.own
+	}
+	s.kubelet = kubelet.New(kubelet.Config{Store: st, Backend: cfg.Backend, Dir: filepath.Join(cfg.Dir, "kubelet"), Now: cfg.Now})
+	if err := s.listen(cmp.Or(cfg.Listen, "127.0.0.1:0")); err != nil {
+		return nil, errors.Join(err, s.Close())
+	}
+	s.running.Go(func() { s.kubelet.Run(ctx) })
+	return s, nil
+}
+
+// listen serves the API at an address.
+func (s *Server) listen(addr string) error {
+	ln, err := (&net.ListenConfig{}).Listen(s.ctx, "tcp", addr)
+	if err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return errors.Join(http.ErrServerClosed, ln.Close())
+	}
+	s.addr = ln.Addr().String()
+	server := &http.Server{
+		Handler: s, ReadHeaderTimeout: 30 * time.Second,
+		BaseContext: func(net.Listener) context.Context { return s.ctx },
+		TLSConfig:   &tls.Config{MinVersion: tls.VersionTLS12, Certificates: []tls.Certificate{s.ca.server}, NextProtos: []string{"h2", "http/1.1"}},
+	}
+	s.http = server
+	s.running.Go(func() { _ = server.ServeTLS(ln, "", "") }) // ends with ErrServerClosed
+	return nil
+}
+
+// URL returns the URL of the API.
+func (s *Server) URL() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return "https://" + s.addr
+}
+
+// CA returns the certificate with which clients check the server, in PEM.
+func (s *Server) CA() []byte { return s.ca.pem }
+
+// Objects returns the objects of the cluster.
+func (s *Server) Objects() *store.Store { return s.store }
+
+// Close ends the cluster: the API, all controllers, and all processes of pods.
+func (s *Server) Close() error {
+	s.mu.Lock()
+	server := s.http
+	s.closed, s.http = true, nil
+	s.mu.Unlock()
+	s.cancel()
+	s.CutExecs()
+	var errs []error
+	if server != nil {
+		errs = append(errs, server.Close())
+	}
+	errs = append(errs, s.kubelet.Close())
+	s.running.Wait()
+	if s.own != nil {
+		errs = append(errs, s.own.Close())
+	}
+	return errors.Join(errs...)
+}
+
+// ServeHTTP serves the API.
+func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	switch r.URL.Path {
+	case "/healthz", "/livez", "/readyz":
+		_, _ = w.Write([]byte("ok")) // an error means that the client is gone
+		return
+	case "/version":
+		writeJSON(w, http.StatusOK, serverVersion())
+		return
+	}
+	if err := s.authenticate(r); err != nil {
+		writeError(w, err)
+		return
+	}
+	if err := s.meetFaults(r); err != nil {
+		writeError(w, err)
+		return
+	}
+	all := objects{s.store}
+	if all.discover(w, r) {
+		return
+	}
+	if q := all.parse(r); q != nil {
+		s.serveObjects(w, q)
+		return
+	}
+	writeError(w, notFound())
+}
+
+func (s *Server) authenticate(r *http.Request) error {
+	token, ok := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
+	if !ok || !s.cfg.Token(strings.TrimSpace(token)) {
+		return apierrors.NewUnauthorized("Unauthorized")
+	}
+	return nil
+}
+
+func requiredManager() field.ErrorList {
+	return field.ErrorList{field.Required(field.NewPath("fieldManager"), "is required for apply patch")}
+}
+
+// WriteKubeconfig writes a kubeconfig that reaches the cluster with a token.
+func (s *Server) WriteKubeconfig(file, token string) error {
+	text := fmt.Sprintf(`apiVersion: v1
+kind: Config
+current-context: sim
+clusters:
+- name: sim
+  cluster: {server: %q, certificate-authority-data: %q}
+users:
+- name: sim
+  user: {token: %q}
+contexts:
+- name: sim
+  context: {cluster: sim, user: sim}
+`, s.URL(), base64Of(s.CA()), token)
+	return os.WriteFile(file, []byte(text), 0o600)
+}
+
+func statusError(code int, reason metav1.StatusReason, message string) error {
+	return &apierrors.StatusError{ErrStatus: metav1.Status{Status: metav1.StatusFailure, Code: int32(code), Reason: reason, Message: message}}
+}

@@ -1,0 +1,38 @@
+package worker
+
+import (
+	"io"
+	"syscall"
+)
+
+// A Launcher is implemented by machines that start programs without SSH, as a container
+// runtime does.
+type Launcher interface {
+	// Launch starts a program as root of the machine. The program leads its own session.
+	// Nothing but a signal or Stop ends it: it lives on when its streams are closed.
+	Launch(p Program) (Launched, error)
+}
+
+// A Program is what Launch starts.
+type Program struct {
+	Argv     []string // Argv[0] is looked up in the PATH of Env, or in the machine's
+	Env      []string // takes precedence over the machine's own environment
+	Dir      string   // empty: the home of root; a relative path begins there
+	Terminal bool     // stdin, stdout and stderr are one terminal
+}
+
+// A Launched is a program that Launch has started. Its methods are safe for concurrent use.
+type Launched interface {
+	// Streams returns our ends of the program's streams; the caller closes them. With a
+	// terminal stderr is nil, and stdin and stdout are the same file.
+	Streams() (stdin io.WriteCloser, stdout, stderr io.ReadCloser)
+
+	// Wait returns how the program ended. Wait must be called once.
+	Wait() syscall.WaitStatus
+
+	// Signal signals the program itself, not its children.
+	Signal(sig syscall.Signal) error
+
+	// Resize sets the size of the terminal.
+	Resize(columns, rows uint16) error
+}
