@@ -4,6 +4,8 @@ import (
 	"errors"
 	"net/http"
 	"strconv"
+
+	"multihost/internal/sim/kubeapi/store"
 )
 
 // faults are the failures in force.
@@ -70,3 +72,11 @@ func (s *Server) Kill(namespace, pod string, oom bool) error {
 // Hold keeps deleted pods whose name matches a pattern (see path.Match) in Terminating
 // until an empty pattern is set.
 func (s *Server) Hold(pattern string) { s.kubelet.Hold(pattern) }
+
+// RemoveNode takes a node away, as when its machine is gone: the processes of its pods end
+// at once, and the pods fail with the condition DisruptionTarget.
+func (s *Server) RemoveNode(name string) error {
+	s.kubelet.Lose(name)
+	_, _, err := s.store.Remove(store.Nodes, "", name, store.Removal{})
+	return err
+}

@@ -25,6 +25,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
+	"multihost/internal/sim/kubeapi/control"
 	"multihost/internal/sim/kubeapi/kubelet"
 	"multihost/internal/sim/kubeapi/store"
 	"multihost/internal/sim/worker"
@@ -51,6 +52,7 @@ type Server struct {
 	cfg     Config
 	store   *store.Store
 	kubelet *kubelet.Kubelet
+	control *control.Controllers
 	ca      *authority
 	own     worker.Backend // to close; nil if the caller has it
 
@@ -82,7 +84,7 @@ func newServer(cfg Config) (*Server, error) {
 	if cfg.Token == nil {
 		cfg.Token = func(token string) bool { return token != "" }
 	}
-	st, err := store.New(cfg.Now)
+	st, err := store.New(cfg.Now, control.Admit)
 	if err != nil {
 		return nil, err
 	}
@@ -100,10 +102,12 @@ func newServer(cfg Config) (*Server, error) {
 		cfg.Backend = s.own
 	}
 	s.kubelet = kubelet.New(kubelet.Config{Store: st, Backend: cfg.Backend, Dir: filepath.Join(cfg.Dir, "kubelet"), Now: cfg.Now})
+	s.control = control.New(st, cfg.Now)
 	if err := s.listen(cmp.Or(cfg.Listen, "127.0.0.1:0")); err != nil {
 		return nil, errors.Join(err, s.Close())
 	}
 	s.running.Go(func() { s.kubelet.Run(ctx) })
+	s.running.Go(func() { s.control.Run(ctx) })
 	return s, nil
 }
 

@@ -46,23 +46,30 @@ type Event struct {
 type Store struct {
 	now    func() time.Time
 	typing *typing
+	admit  Admission
 
 	mu      sync.Mutex
 	kinds   []*Kind
 	version uint64
 	objects map[*Kind]map[string]*Object // by namespace/name
+	lost    map[string]bool              // nodes that were deleted
 	events  []Event
 	oldest  uint64        // events of this version and before it are forgotten
 	changed chan struct{} // closed at the next change
 }
 
-// New returns a store with the namespaces that every cluster has.
-func New(now func() time.Time) (*Store, error) {
+// An Admission may change a new object, or refuse it. It reads other objects only with get,
+// which returns nil for an object that does not exist.
+type Admission func(k *Kind, o *Object, get func(k *Kind, namespace, name string) *Object) error
+
+// New returns a store with the namespaces that every cluster has. admit sees all new
+// objects; it may be nil.
+func New(now func() time.Time, admit Admission) (*Store, error) {
 	typing, err := newTyping()
 	if err != nil {
 		return nil, err
 	}
-	s := &Store{now: now, typing: typing, kinds: Kinds(), version: 1, objects: make(map[*Kind]map[string]*Object), changed: make(chan struct{})}
+	s := &Store{now: now, typing: typing, admit: admit, kinds: Kinds(), version: 1, objects: make(map[*Kind]map[string]*Object), lost: make(map[string]bool), changed: make(chan struct{})}
 	for _, name := range []string{"default", "kube-node-lease", "kube-public", "kube-system"} {
 		if _, err := s.Create(Namespaces, "", NewObject(Namespaces, "", name), Write{}); err != nil {
 			return nil, err
@@ -202,6 +209,9 @@ func (s *Store) record(k *Kind, old, o *Object) *Object {
 	case o == nil:
 		e.Type, e.Object = watch.Deleted, old.DeepCopy()
 		e.Object.SetResourceVersion(strconv.FormatUint(s.version, 10))
+		if k == Nodes {
+			s.lost[old.GetName()] = true
+		}
 		delete(s.objects[k], keyOf(old.GetNamespace(), old.GetName()))
 	case old == nil:
 		e.Type = watch.Added
@@ -255,6 +265,12 @@ func (s *Store) create(k *Kind, namespace string, o *Object, w Write) (*Object, 
 		}
 	}
 	setDefaults(k, o)
+	if s.admit != nil {
+		get := func(k *Kind, namespace, name string) *Object { return s.objects[k][keyOf(namespace, name)] }
+		if err := s.admit(k, o, get); err != nil {
+			return nil, err
+		}
+	}
 	o, err := fitted(k, o)
 	if err != nil {
 		return nil, err
@@ -546,4 +562,21 @@ func (s *Store) KindOf(gk schema.GroupKind) *Kind {
 		}
 	}
 	return nil
+}
+
+// Forget takes an object away without regard to finalizers.
+func (s *Store) Forget(k *Kind, namespace, name string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if o, err := s.get(k, namespace, name); err == nil {
+		s.record(k, o, nil)
+	}
+}
+
+// WasNode reports whether a node with this name has been deleted and none has been made
+// since.
+func (s *Store) WasNode(name string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.lost[name] && s.objects[Nodes][keyOf("", name)] == nil
 }
