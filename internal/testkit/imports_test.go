@@ -63,7 +63,7 @@ func TestImportRules(t *testing.T) {
 		{"github.com/gdamore/tcell", []string{"internal/ui"}, "the terminal has one owner"},
 		{"github.com/vbauerster/mpb", []string{"internal/ui"}, "the terminal has one owner"},
 		{"github.com/coder/websocket", []string{"internal/iap", "internal/sim/..."}, "the tunnel through IAP has one owner, and the simulator its other end"},
-		{"k8s.io/client-go", []string{"internal/kube", "internal/sim/..."}, "the client of Kubernetes has one owner; its typed structs are for all"},
+		{"k8s.io/client-go", []string{"internal/kube", "internal/testkit/kubecontract"}, "the client of Kubernetes has one owner; its typed structs are for all"},
 		{"github.com/gorilla/websocket", []string{"internal/kube", "internal/sim/..."}, "commands in pods have one owner, and the simulator their other end"},
 		{"multihost/internal/sshfan", []string{"bench", "internal/options", "internal/overssh", "internal/sim/daemon", "internal/testkit/simworker"}, "SSH is one way to reach a worker: what is done there takes a remote.Runner"},
 		{"multihost/internal/sim", []string{"cmd/multihost/...", "internal/sim/...", "internal/testkit/simcloud", "internal/testkit/simworker"}, "product code has no simulator branches; tests have workers"},

@@ -135,26 +135,6 @@ func (s *Server) log(w http.ResponseWriter, q *request, pod *corev1.Pod) error {
 	return nil
 }
 
-// Log returns what the only container of a pod has written so far.
-func (s *Server) Log(namespace, pod string) (string, error) {
-	o, err := s.store.Get(store.Pods, namespace, pod)
-	if err != nil {
-		return "", err
-	}
-	var p corev1.Pod
-	if err := store.Decode(o, &p); err != nil {
-		return "", err
-	}
-	l, err := s.kubelet.Log(&p, p.Spec.Containers[0].Name, kubelet.LogOptions{Tail: -1, Limit: -1})
-	if err != nil {
-		return "", err
-	}
-	defer l.Close()
-	var b strings.Builder
-	err = l.CopyTo(s.ctx, &b, func() error { return nil })
-	return b.String(), err
-}
-
 func (s *Server) evict(w http.ResponseWriter, q *request) error {
 	r, err := q.removal()
 	if err != nil {

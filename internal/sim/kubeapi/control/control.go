@@ -76,7 +76,7 @@ func (c *Controllers) pass() {
 	c.next = time.Time{}
 	gc := collector{c}
 	gc.ready()
-	queues{c}.look()
+	queues{Controllers: c}.look()
 	for _, js := range list[jobset.JobSet](c, store.JobSets) {
 		jobSets{c}.look(js)
 	}

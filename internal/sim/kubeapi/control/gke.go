@@ -87,7 +87,7 @@ func priorityOf(name string, o *store.Object) (value int32, ok bool) {
 // their class, and Kueue suspends what names a queue.
 func Admit(k *store.Kind, o *store.Object, get func(k *store.Kind, namespace, name string) *store.Object) error {
 	switch k {
-	case store.JobSets, store.Jobs:
+	case store.JobSets:
 		if o.GetLabels()[queueLabel] != "" {
 			return unstructured.SetNestedField(o.Object, true, "spec", "suspend")
 		}

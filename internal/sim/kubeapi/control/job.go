@@ -16,10 +16,10 @@ import (
 
 // jobs lets the Job controller look at all Jobs.
 func (c *Controllers) jobs() {
-	pods := list[corev1.Pod](c, store.Pods)
-	for _, j := range list[batchv1.Job](c, store.Jobs) {
+	all, pods := list[batchv1.Job](c, store.Jobs), list[corev1.Pod](c, store.Pods)
+	c.release(all, pods)
+	for _, j := range all {
 		if j.DeletionTimestamp != nil {
-			c.release(pods, j)
 			continue
 		}
 		w := &jobWork{Controllers: c, job: j.DeepCopy()}
@@ -32,10 +32,14 @@ func (c *Controllers) jobs() {
 	}
 }
 
-// release lets the pods of a Job that is being deleted go.
-func (c *Controllers) release(pods []*corev1.Pod, j *batchv1.Job) {
+// release lets the pods go whose Job is gone or is being deleted.
+func (c *Controllers) release(all []*batchv1.Job, pods []*corev1.Pod) {
 	for _, p := range pods {
-		if ownedBy(p, j.UID) && slices.Contains(p.Finalizers, batchv1.JobTrackingFinalizer) {
+		if !slices.Contains(p.Finalizers, batchv1.JobTrackingFinalizer) {
+			continue
+		}
+		counts := slices.ContainsFunc(all, func(j *batchv1.Job) bool { return j.DeletionTimestamp == nil && ownedBy(p, j.UID) })
+		if !counts {
 			c.unfinalize(item{store.Pods, store.NewObject(store.Pods, p.Namespace, p.Name)}, batchv1.JobTrackingFinalizer)
 		}
 	}
