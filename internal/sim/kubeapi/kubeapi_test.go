@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -120,6 +121,35 @@ func TestFaults(t *testing.T) {
 	_, node := phase()
 	testkit.Must(t, s.RemoveNode(node))
 	testkit.Eventually(t, "the end of the pod", func() bool { p, _ := phase(); return p == "" })
+}
+
+// TestTerminationMessage: a program that only the image has writes a termination message.
+func TestTerminationMessage(t *testing.T) {
+	program := filepath.Join(t.TempDir(), "program")
+	testkit.Must(t, os.WriteFile(program, []byte("#!/bin/bash\nprintf 'arguments: %s' \"$*\" >$MULTIHOST_ROOT_DEV/dev/termination-log\n"), 0o755))
+	clusters := kubeapi.NewClusters(t.TempDir(), func(dir string) kubeapi.Config {
+		return kubeapi.Config{Dir: dir, Programs: map[string]string{"agent": program}}
+	})
+	defer func() { testkit.Must(t, clusters.CloseAll()) }()
+	_, _, err := clusters.Open("c")
+	testkit.Must(t, err)
+	if _, _, err := clusters.Open("c"); err == nil {
+		t.Error("a cluster was started twice")
+	}
+	all := clusters.Get("c").Objects()
+	o, err := store.Parse([]byte(`{"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p"}, "spec": {"nodeName": "n", "restartPolicy": "Never",
+		"containers": [{"name": "main", "image": "python", "command": ["/image/agent", "a", "b"]}]}}`))
+	testkit.Must(t, err)
+	_, err = all.Create(store.Pods, "default", o, store.Write{})
+	testkit.Must(t, err)
+	testkit.Eventually(t, "the message", func() bool {
+		o, err := all.Get(store.Pods, "default", "p")
+		testkit.Must(t, err)
+		var p corev1.Pod
+		testkit.Must(t, store.Decode(o, &p))
+		st := p.Status.ContainerStatuses
+		return len(st) == 1 && st[0].State.Terminated != nil && st[0].State.Terminated.Message == "arguments: a b"
+	})
 }
 
 // TestKubectl lets kubectl, if it is there, do what users do with it.

@@ -44,6 +44,10 @@ type Config struct {
 	// cluster's own.
 	Backend worker.Backend
 
+	// Programs are the files of programs that images have and this machine has not, by the
+	// name of the program.
+	Programs map[string]string
+
 	Now func() time.Time // nil means the system's clock
 }
 
@@ -101,7 +105,7 @@ func newServer(cfg Config) (*Server, error) {
 		}
 		cfg.Backend = s.own
 	}
-	s.kubelet = kubelet.New(kubelet.Config{Store: st, Backend: cfg.Backend, Dir: filepath.Join(cfg.Dir, "kubelet"), Now: cfg.Now})
+	s.kubelet = kubelet.New(kubelet.Config{Store: st, Backend: cfg.Backend, Dir: filepath.Join(cfg.Dir, "kubelet"), Programs: cfg.Programs, Now: cfg.Now})
 	s.control = control.New(st, cfg.Now)
 	if err := s.listen(cmp.Or(cfg.Listen, "127.0.0.1:0")); err != nil {
 		return nil, errors.Join(err, s.Close())
@@ -134,10 +138,12 @@ func (s *Server) listen(addr string) error {
 }
 
 // URL returns the URL of the API.
-func (s *Server) URL() string {
+func (s *Server) URL() string { return "https://" + s.address() }
+
+func (s *Server) address() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return "https://" + s.addr
+	return s.addr
 }
 
 // CA returns the certificate with which clients check the server, in PEM.

@@ -15,7 +15,8 @@ type Launcher interface {
 
 // A Program is what Launch starts.
 type Program struct {
-	Argv     []string // Argv[0] is looked up in the PATH of Env, or in the machine's
+	File     string   // what to start; empty: Argv[0]
+	Argv     []string // without File, Argv[0] is looked up in the PATH of Env, or in the machine's
 	Env      []string // takes precedence over the machine's own environment
 	Dir      string   // empty: the home of root; a relative path begins there
 	Terminal bool     // stdin, stdout and stderr are one terminal

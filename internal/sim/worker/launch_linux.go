@@ -21,9 +21,11 @@ func (m *machine) Launch(p Program) (Launched, error) {
 		return nil, err
 	}
 	env = Overlay(append(env, m.Spec.Env...), p.Env)
-	file, err := lookIn(valueIn(env, "PATH"), p.Argv)
-	if err != nil {
-		return nil, err
+	file := p.File
+	if file == "" {
+		if file, err = lookIn(valueIn(env, "PATH"), p.Argv); err != nil {
+			return nil, err
+		}
 	}
 	l := &launched{}
 	if p.Terminal {

@@ -34,6 +34,10 @@ type Config struct {
 	Dir     string // for logs
 	Now     func() time.Time
 
+	// Programs are the files of programs that images have and this machine has not, by the
+	// name of the program.
+	Programs map[string]string
+
 	// RestartDelay is how long a container waits before its second restart; it doubles with
 	// each further one. 0 means 10 s, as in a real cluster.
 	RestartDelay time.Duration
@@ -226,7 +230,7 @@ func (k *Kubelet) Exec(pod *corev1.Pod, container string, argv []string, tty boo
 	if !ok {
 		return nil, missing
 	}
-	l, err := launcher.Launch(worker.Program{Argv: argv, Env: env, Dir: c.spec.WorkingDir, Terminal: tty})
+	l, err := launcher.Launch(worker.Program{File: k.cfg.Programs[path.Base(argv[0])], Argv: argv, Env: env, Dir: c.spec.WorkingDir, Terminal: tty})
 	if errors.Is(err, os.ErrNotExist) {
 		return nil, fmt.Errorf("error executing command in container: failed to exec in container: failed to start exec: OCI runtime exec failed: exec failed: unable to start container process: %w", err)
 	}

@@ -5,9 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path"
 	"path/filepath"
 	"strconv"
-	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -317,13 +317,17 @@ func (c *containerRun) start() (worker.Machine, worker.Launched, error) {
 	for i, a := range argv {
 		argv[i] = expand(a, env)
 	}
+	file := filepath.Join(c.root(), c.spec.TerminationMessagePath)
+	if err = os.MkdirAll(filepath.Dir(file), 0o755); err == nil {
+		err = os.WriteFile(file, nil, 0o666)
+	}
 	launcher, ok := machine.(worker.Launcher)
-	if !ok {
+	if err == nil && !ok {
 		err = errors.New("these workers start no programs")
 	}
 	var process worker.Launched
 	if err == nil {
-		process, err = launcher.Launch(worker.Program{Argv: argv, Env: env, Dir: c.spec.WorkingDir})
+		process, err = launcher.Launch(worker.Program{File: c.pod.k.cfg.Programs[path.Base(argv[0])], Argv: argv, Env: env, Dir: c.spec.WorkingDir})
 	}
 	if err != nil {
 		err = fmt.Errorf("failed to create containerd task: failed to create shim task: OCI runtime create failed: runc create failed: unable to start container process: %w", err)
@@ -340,9 +344,8 @@ const maxMessage = 4096
 
 // message reads the termination message.
 func (c *containerRun) message() string {
-	at := strings.TrimPrefix(c.spec.TerminationMessagePath, "/")
-	b, err := os.ReadFile(filepath.Join(c.root(), at))
-	if err != nil && c.spec.TerminationMessagePolicy == corev1.TerminationMessageFallbackToLogsOnError {
+	b, err := os.ReadFile(filepath.Join(c.root(), c.spec.TerminationMessagePath))
+	if (err != nil || len(b) == 0) && c.spec.TerminationMessagePolicy == corev1.TerminationMessageFallbackToLogsOnError {
 		return c.log.tail(80, 2048)
 	}
 	return string(b[:min(len(b), maxMessage)])
