@@ -25,6 +25,7 @@ type Info struct {
 	State      string    `json:"state"` // GKE's word
 	Reason     string    `json:"reason,omitempty"`
 	Version    string    `json:"version"`
+	Server     string    `json:"server,omitempty"` // address of its Kubernetes API
 	Network    string    `json:"network"`
 	Subnetwork string    `json:"subnetwork"`
 	Owned      bool      `json:"owned"` // made by multihost
@@ -61,6 +62,9 @@ func infoOf(k *container.Cluster) Info {
 	}
 	if t, err := time.Parse(time.RFC3339, k.CreateTime); err == nil {
 		i.Created = t
+	}
+	if at, err := endpointOf(k); err == nil { // without an endpoint there is no address
+		i.Server = at.Server
 	}
 	i.Cost = costs(i.Pools)
 	return i

@@ -40,7 +40,7 @@
 //     is the name of a VM, and tpu-env has TPU_WORKER_ID but no WORKER_ID and NODE_ID.
 //     Workers of the netns backend know each other's names.
 //   - Google Kubernetes Engine: clusters, node pools, operations, serverConfig; see package
-//     containerapi. Without a cloud.Kubernetes, nothing serves the Kubernetes APIs of the clusters.
+//     containerapi. Each cluster has a Kubernetes API with JobSet and Kueue: see package kubeapi.
 //   - Reservations of VMs of one machine type: insert, get, list, delete, how many of
 //     their VMs are in use, and the one block of a DENSE reservation.
 //   - SSH keys: a worker gets them from project and node metadata, or from OS Login

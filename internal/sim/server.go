@@ -30,6 +30,7 @@ import (
 type Server struct {
 	*cloud.Cloud
 	ownDir bool
+	kubes  *kubernetes
 	http   *http.Server
 	cancel context.CancelCauseFunc
 	down   chan struct{} // closed when a client asks the simulator to end
@@ -92,6 +93,10 @@ func (s *Server) begin(ctx context.Context) error {
 	}
 	if err := s.Slices().MakeBackend(); err != nil {
 		return err
+	}
+	if s.Config.Backend != "none" {
+		s.kubes = &kubernetes{dir: filepath.Join(s.Config.Dir, "clusters")}
+		s.Kubernetes = s.kubes
 	}
 	if err := s.listen(ctx); err != nil {
 		return err
@@ -234,6 +239,9 @@ func (s *Server) Close() error {
 			errs = append(errs, s.http.Close())
 		}
 		s.Running.Wait()
+		if s.kubes != nil {
+			errs = append(errs, s.kubes.closeAll())
+		}
 		if s.Workers != nil {
 			errs = append(errs, s.Workers.Close())
 		}
