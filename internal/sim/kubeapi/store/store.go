@@ -527,6 +527,7 @@ func (s *Store) Apply(k *Kind, namespace, name string, patch *Object, w Write) (
 	if err != nil {
 		return nil, false, err
 	}
+	w.Manager = "" // the fields have their managers already
 	if old == nil {
 		o, err = s.create(k, namespace, o, w)
 		return o, true, err
