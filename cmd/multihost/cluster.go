@@ -43,8 +43,10 @@ The same command again changes nothing. After an interrupt or a failure it makes
 what is missing: a node pool in state ERROR is deleted and made again. With another
 --num-slices, it makes further node pools or deletes those with the highest
 numbers, after a question. A cluster or node pool with other settings is an error.
-Node pools on which workloads run stay, unless --force is given. Names, requests
-and labels are those of XPK.`,
+Node pools on which workloads run stay, unless --force is given.
+
+Then it installs JobSet and Kueue in the cluster, unless they are there, and makes
+the queue for workloads. Names, requests and labels are those of XPK.`,
 		Flags: slices.Concat(options.ClusterFlags(), []cli.Flag{
 			&cli.BoolFlag{Name: "force", Usage: "delete and remake node pools although workloads run on them or they have other settings"},
 			&cli.BoolFlag{Name: "yes", Usage: "delete node pools without a question"},

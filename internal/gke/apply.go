@@ -26,7 +26,7 @@ const (
 )
 
 // Apply carries out a plan: the workload policy, then the cluster, then the node pools, all of
-// them at once. It waits until each is there. If plan has a conflict, Apply changes nothing
+// them at once, then JobSet, Kueue and the queue. It waits until each is there. If plan has a conflict, Apply changes nothing
 // and returns plan.Err(). If Apply fails half-way or is interrupted, what it has made stays,
 // it says what is billed, and a new Plan continues from there. The error of a node pool
 // without machines is a *FailedError; the other node pools stay.
@@ -51,7 +51,7 @@ func (c *Client) Apply(ctx context.Context, plan Plan) error {
 }
 
 func (c *Client) apply(ctx context.Context, plan Plan) error {
-	var pools []Step
+	var pools, inside []Step
 	for _, s := range plan.Steps {
 		var err error
 		switch {
@@ -63,12 +63,17 @@ func (c *Client) apply(ctx context.Context, plan Plan) error {
 			err = c.makeCluster(ctx, s)
 		case s.Resource == kindPool && s.Verb != Keep:
 			pools = append(pools, s)
+		case (s.Resource == kindController || s.Resource == kindQueue) && s.Verb != Keep:
+			inside = append(inside, s)
 		}
 		if err != nil {
 			return err
 		}
 	}
-	return c.changePools(ctx, plan.Cluster, pools)
+	if err := c.changePools(ctx, plan.Cluster, pools); err != nil {
+		return err
+	}
+	return c.makeInside(ctx, plan.Cluster, inside)
 }
 
 // makeCluster makes a cluster, or waits for one that is being made, until it runs.

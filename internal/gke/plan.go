@@ -14,6 +14,7 @@ import (
 
 	"multihost/internal/event"
 	"multihost/internal/gcp"
+	"multihost/internal/gke/controllers"
 	"multihost/internal/provision"
 	"multihost/internal/tpu"
 )
@@ -27,6 +28,7 @@ const (
 	Keep     Verb = "keep"     // the resource exists as wanted
 	Wait     Verb = "wait"     // it is being made as wanted
 	Remake   Verb = "remake"   // it is deleted and made again
+	Change   Verb = "change"   // it gets other settings
 	Delete   Verb = "delete"   // it is no longer wanted
 	Conflict Verb = "conflict" // it exists and stands in the way: the plan cannot be applied
 )
@@ -36,12 +38,15 @@ const (
 	kindPolicy  = "workload policy"
 	kindCluster = "cluster"
 	kindPool    = "node pool"
+
+	kindController = "controller" // JobSet or Kueue
+	kindQueue      = "queue"
 )
 
 // A Step is one step of a Plan.
 type Step struct {
 	Verb     Verb            `json:"verb"`
-	Resource string          `json:"resource"` // "workload policy", "cluster" or "node pool"
+	Resource string          `json:"resource"` // "workload policy", "cluster", "node pool", "controller" or "queue"
 	Name     string          `json:"name"`
 	Reason   string          `json:"reason,omitempty"`
 	Request  json.RawMessage `json:"request,omitempty"` // what is sent to make the resource
@@ -49,7 +54,8 @@ type Step struct {
 	policy   *computepb.ResourcePolicy
 	cluster  *container.Cluster
 	pool     *container.NodePool
-	leaving  bool // a resource of the name is being deleted: it must be gone first
+	slices   controllers.Slices // of a queue
+	leaving  bool               // a resource of the name is being deleted: it must be gone first
 	conflict error
 }
 
@@ -360,13 +366,18 @@ func (c *Client) Plan(ctx context.Context, o Options) (Plan, error) {
 		return Plan{}, err
 	}
 	plan := planOf(o, w)
-	if o.Force || len(plan.Loses()) == 0 {
+	if !o.Force && len(plan.Loses()) > 0 {
+		if w.blind = c.readPods(ctx, &w); errors.Is(w.blind, context.Canceled) {
+			return Plan{}, context.Cause(ctx)
+		}
+		plan = planOf(o, w)
+	}
+	if plan.Err() != nil {
 		return plan, nil
 	}
-	if w.blind = c.readPods(ctx, &w); errors.Is(w.blind, context.Canceled) {
-		return Plan{}, context.Cause(ctx)
-	}
-	return planOf(o, w), nil
+	inside, err := c.planInside(ctx, o.withDefaults(), w)
+	plan.Steps = append(plan.Steps, inside...)
+	return plan, err
 }
 
 // look reads what exists, except for pods.

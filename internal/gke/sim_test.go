@@ -239,7 +239,7 @@ func TestWorkloadsKeepTheirPools(t *testing.T) {
 	testkit.Must(t, apply(t.Context(), gke.New(cloud.GCP, free), o))
 	before := writes(cloud.Sim)
 	unknown := func(context.Context, gke.Endpoint) ([]gke.Pod, error) { return nil, errors.New("no route to host") }
-	for name, reader := range map[string]gke.Reader{"busy": busy("c-np-1"), "unknown": unknown, "no API": nil} {
+	for name, reader := range map[string]gke.Reader{"busy": busy("c-np-1"), "unknown": unknown} {
 		c := gke.New(cloud.GCP, reader)
 		less := o
 		less.Slices = 1

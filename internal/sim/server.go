@@ -94,10 +94,8 @@ func (s *Server) begin(ctx context.Context) error {
 	if err := s.Slices().MakeBackend(); err != nil {
 		return err
 	}
-	if s.Config.Backend != "none" {
-		s.kubes = &kubernetes{dir: filepath.Join(s.Config.Dir, "clusters")}
-		s.Kubernetes = s.kubes
-	}
+	s.kubes = &kubernetes{dir: filepath.Join(s.Config.Dir, "clusters")}
+	s.Kubernetes = s.kubes
 	if err := s.listen(ctx); err != nil {
 		return err
 	}
