@@ -11,6 +11,7 @@ import (
 	"io"
 	"maps"
 	"os"
+	"path"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -343,22 +344,31 @@ func (s *spool) Close() error {
 	return s.file.Close()
 }
 
-// Archive writes the whole tree as a gzipped tar archive. It is for workers that no Push
-// can reach. If a file changed since the Scan, the error is a *FileError.
-func (t *Tree) Archive(ctx context.Context, w io.Writer) error {
+// Archive writes the whole tree as a gzipped tar archive. It is for workers that no Push can
+// reach. If a file changed since the Scan, the error is a *FileError.
+func (t *Tree) Archive(ctx context.Context, w io.Writer) error { return t.ArchiveBelow(ctx, w, "") }
+
+// ArchiveBelow is Archive with all names below a folder, which the archive has, too. The
+// same tree gives the same bytes every time.
+func (t *Tree) ArchiveBelow(ctx context.Context, w io.Writer, folder string) error {
 	z, err := pgzip.NewWriterLevel(w, gzip.BestSpeed)
 	if err != nil {
 		return err
 	}
 	archive := tar.NewWriter(z)
+	if folder != "" {
+		if err := archive.WriteHeader(&tar.Header{Typeflag: tar.TypeDir, Name: folder + "/", Mode: 0o755}); err != nil {
+			return fmt.Errorf("pack files: %w", err)
+		}
+	}
 	for _, e := range t.Entries {
 		if err := ctx.Err(); err != nil {
 			return context.Cause(ctx)
 		}
-		h := &tar.Header{Name: e.Path, Mode: int64(e.Mode.Perm())}
+		h := &tar.Header{Name: path.Join(folder, e.Path), Mode: int64(e.Mode.Perm())}
 		switch e.Kind {
 		case Dir:
-			h.Typeflag, h.Name = tar.TypeDir, e.Path+"/"
+			h.Typeflag, h.Name = tar.TypeDir, h.Name+"/"
 		case Symlink:
 			h.Typeflag, h.Linkname, h.Mode = tar.TypeSymlink, e.Target, 0o777
 		case File:
