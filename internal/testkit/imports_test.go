@@ -57,6 +57,7 @@ func TestImportRules(t *testing.T) {
 	}{
 		{"github.com/urfave/cli", []string{"cmd/multihost/...", "internal/cmdline", "internal/options"}, "flags are the commands' business"},
 		{"golang.org/x/crypto/ssh", []string{"internal/sshfan", "internal/sshkey", "internal/sim/netns", "internal/sim/worker", "bench"}, "SSH is hidden in the engine and the simulated workers; bench has the least client to compare with"},
+		{"github.com/google/go-containerregistry", []string{"internal/image", "internal/sim/..."}, "registries stay behind the package that makes images"},
 		{"google.golang.org/api", []string{"internal/detach", "internal/gce/...", "internal/gcp", "internal/network", "internal/nodes", "internal/qr", "internal/sim/...", "internal/zones"}, "cloud types stay behind the packages that hide the cloud"},
 		{"cloud.google.com/go", []string{"internal/gce/...", "internal/gcp/computeop", "internal/network", "internal/nodes", "internal/sim/..."}, "cloud types stay behind the packages that hide the cloud"},
 		{"golang.org/x/term", []string{"internal/ui"}, "the terminal has one owner"},
