@@ -35,6 +35,8 @@ func run(ctx context.Context, args []string) int {
 		return job(ctx, args[1:])
 	case "lease":
 		return lease(ctx, args[1:])
+	case "pod":
+		return inPod(ctx, args[1:])
 	}
 	fmt.Fprintf(os.Stderr, "multihost-agent: unknown command %q; multihost starts this program on workers\n", args[0])
 	return statusUsage

@@ -34,14 +34,14 @@ const (
 // nodes that have them.
 const ChipResource = "google.com/tpu"
 
-// Where the agent and the log are in a pod.
+// Where the agent is in an image and in a pod.
 const (
-	AgentDir   = "/multihost"        // an emptyDir
-	AgentImage = "/multihost-agent"  // the agent in an image
-	agentCopy  = AgentDir + "/agent" // as the init container places it
-	sharedName = "multihost"         // of that volume, and of the init container
-	shmName    = "dshm-2"            // of the volume for shared memory
-	shmDir     = "/dev/shm"          //
+	AgentDir  = "/multihost"         // an emptyDir; has the output of the command, too
+	AgentFile = "/multihost-agent"   // in an image
+	agentCopy = AgentDir + AgentFile // as the init container places it
+	shared    = "multihost"          // name of the volume and of the init container
+	shmName   = "dshm-2"             // volume for shared memory
+	shmDir    = "/dev/shm"
 )
 
 // quantity returns how much of a resource a container needs. The error is a *SpecError.
@@ -115,7 +115,7 @@ func (s Spec) pod() corev1.PodSpec {
 		TerminationGracePeriodSeconds: new(int64(s.Grace)), Tolerations: s.tolerations(),
 		Volumes: []corev1.Volume{
 			{Name: shmName, VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{Medium: corev1.StorageMediumMemory}}},
-			{Name: sharedName, VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}},
+			{Name: shared, VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}},
 		},
 	}
 	if !s.PodNetwork {
@@ -126,8 +126,8 @@ func (s Spec) pod() corev1.PodSpec {
 	}
 	if s.AgentImage != "" {
 		pod.InitContainers = []corev1.Container{{
-			Name: sharedName, Image: s.AgentImage, Command: []string{AgentImage, "pod", "place", agentCopy},
-			VolumeMounts: []corev1.VolumeMount{{Name: sharedName, MountPath: AgentDir}},
+			Name: shared, Image: s.AgentImage, Command: []string{AgentFile, "pod", "place", AgentDir},
+			VolumeMounts: []corev1.VolumeMount{{Name: shared, MountPath: AgentDir}},
 		}}
 	}
 	for i, name := range s.containers() {
@@ -149,7 +149,7 @@ func (s Spec) containers() []string {
 func (s Spec) container(i int, name string) corev1.Container {
 	agent := agentCopy
 	if s.AgentImage == "" {
-		agent = AgentImage
+		agent = AgentFile
 	}
 	command := append([]string{agent, "pod", "run"}, s.AgentArgs...)
 	c := corev1.Container{
@@ -158,7 +158,7 @@ func (s Spec) container(i int, name string) corev1.Container {
 		Resources: corev1.ResourceRequirements{Limits: s.limits()},
 		VolumeMounts: []corev1.VolumeMount{
 			{Name: shmName, MountPath: shmDir},
-			{Name: sharedName, MountPath: AgentDir},
+			{Name: shared, MountPath: AgentDir},
 		},
 	}
 	if !s.Unprivileged {

@@ -1,4 +1,3 @@
-// Package pod has what the agent in a pod of a workload tells the cluster about its command.
 package pod
 
 import (

@@ -1,0 +1,25 @@
+// Package pod is the agent as process 1 of a container of a workload. Run starts the command,
+// keeps the exact bytes of its output and tells the cluster how it ended. Tail sends these
+// bytes to a follower, by their offset, and Acknowledge ends the wait of Run for it.
+//
+// In the folder of a container:
+//
+//	output.log   stdout and stderr of the command, in the order in which they were written
+//	followed     exists once a follower has begun to read
+//	end          the End, when output.log is complete
+//	ack          the number of bytes that a follower has
+//
+// # Decisions
+//
+//   - The command writes to a pipe, not to the file: a program that opens /dev/stdout would
+//     empty a file. What comes goes to the file first and then to the container's own
+//     output, which is what `kubectl logs` shows.
+//   - Signals go to the whole process group of the command. A shell does not pass a signal
+//     on, and ends before the program that writes its last checkpoint. So after a signal to
+//     stop, Run waits until every process is gone; the kubelet limits that by the grace
+//     period.
+//   - The termination message is written before the wait for the follower: the kubelet may
+//     kill the container during the wait.
+//   - Run waits only if there has been a follower. Pods hold slices, and nobody should pay
+//     for a wait for nobody.
+package pod

@@ -1,0 +1,417 @@
+//go:build linux
+
+package pod
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"hash"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"multihost/internal/agent"
+)
+
+// A Config says what Run starts and where it keeps what.
+type Config struct {
+	Argv []string // of the command
+	Env  []string // of this process
+	Dir  string   // of the container's files; Run makes it
+	// Message is the file whose text the kubelet puts into the status of the container.
+	Message string
+	Out     *os.File         // the container's own output
+	Signals <-chan os.Signal // to pass on to the command
+	// Children gets SIGCHLD. It may lose signals when it has one already.
+	Children <-chan os.Signal
+	// Preflight is a script that runs before the command; "": none does. If it fails, the
+	// command does not start.
+	Preflight string
+	NUMA      string        // bind, preferred or off, as in the flag --numa
+	Sys       string        // "/sys"
+	Wait      time.Duration // how long the end waits for a follower
+	Drain     time.Duration // how long processes may live that the command left behind
+}
+
+// Names of files in the folder of a container.
+const (
+	logName      = "output.log"
+	followedName = "followed"
+	endName      = "end"
+	ackName      = "ack"
+)
+
+// Exit statuses of commands that did not run, which shells use, too.
+const (
+	statusNotFound = 127
+	statusNotRun   = 126
+)
+
+// openFiles is how many files the command may have open, if the hard limit allows it.
+const openFiles = 100_000
+
+// Run starts the command, waits until it has ended and a follower has its output, and
+// returns its exit status. Call it once in a process: it takes over the processes that
+// others leave behind, and waits for all children of this process.
+func Run(ctx context.Context, cfg Config) (int, error) {
+	if err := os.MkdirAll(cfg.Dir, 0o755); err != nil {
+		return statusNotRun, err
+	}
+	out, err := newOutput(cfg)
+	if err != nil {
+		return statusNotRun, err
+	}
+	defer out.close()
+	r := &runner{Config: cfg, out: out}
+	end := r.command()
+	end.Length, end.SHA256 = out.length, hex.EncodeToString(out.hash.Sum(nil))
+	if out.err != nil {
+		end.Failure = strings.TrimPrefix(end.Failure+"; "+out.err.Error(), "; ")
+	}
+	err = r.tell(end)
+	r.await(ctx, end)
+	return end.Code, err
+}
+
+// A runner runs one command.
+type runner struct {
+	Config
+	out *output
+}
+
+// command runs the preflight and the command. The length and the hash of the End are not
+// set.
+func (r *runner) command() End {
+	env, err := environment(r.Env)
+	if err == nil {
+		err = raiseLimit()
+	}
+	if err != nil {
+		return r.failed(statusNotRun, err)
+	}
+	adopt()
+	argv := r.Argv
+	if r.Preflight != "" {
+		if end, ok := r.before([]string{"bash", r.Preflight, "PLATFORM=GKE"}, env); !ok {
+			if end.Told == "" && end.Failure == "" {
+				end.Failure = "the preflight stopped the command"
+			}
+			return end
+		}
+	}
+	if words := r.numa(); len(words) > 0 {
+		switch end, ok := r.before(append(words, "true"), env); {
+		case ok:
+			argv = append(words, argv...)
+		case end.Told != "":
+			return end
+		default:
+			r.out.note("multihost: numactl does not work here, so the command runs on all NUMA nodes")
+		}
+	}
+	return r.start(argv, env)
+}
+
+// before runs a program before the command; false: it failed, or a signal asked to stop.
+func (r *runner) before(argv, env []string) (End, bool) {
+	end := r.start(argv, env)
+	if end.Code == 0 && end.Told != "" {
+		end.Code = 128 + int(syscall.SIGTERM)
+	}
+	return end, end.Code == 0
+}
+
+func (r *runner) failed(code int, err error) End {
+	r.out.note("multihost: " + err.Error())
+	return End{Code: code, Failure: err.Error(), Time: time.Now()}
+}
+
+// numa returns the words in front of a command that bind it to a NUMA node; none if the
+// machine has one node only, or no numactl.
+func (r *runner) numa() []string {
+	nodes, _ := filepath.Glob(filepath.Join(r.Sys, "devices/system/node/node[0-9]*")) // the pattern is well-formed
+	if r.NUMA != "bind" && r.NUMA != "preferred" || len(nodes) < 2 {
+		return nil
+	}
+	if _, err := exec.LookPath("numactl"); err != nil {
+		r.out.note("multihost: the image has no numactl, so the command runs on all NUMA nodes")
+		return nil
+	}
+	memory := map[string]string{"bind": "--membind=0", "preferred": "--preferred=0"}[r.NUMA]
+	return []string{"numactl", memory, "--cpunodebind=0"}
+}
+
+// start runs a program in its own process group until it and what it left behind has ended.
+func (r *runner) start(argv, env []string) End {
+	path, err := exec.LookPath(argv[0])
+	if err != nil {
+		return r.failed(statusNotFound, fmt.Errorf("start %q: %w", argv[0], errors.Unwrap(err)))
+	}
+	reader, writer, err := os.Pipe()
+	if err != nil {
+		return r.failed(statusNotRun, fmt.Errorf("start %q: %w", argv[0], err))
+	}
+	defer reader.Close()
+	null, err := os.Open(os.DevNull)
+	if err != nil {
+		writer.Close()
+		return r.failed(statusNotRun, fmt.Errorf("start %q: %w", argv[0], err))
+	}
+	main, err := syscall.ForkExec(path, argv, &syscall.ProcAttr{
+		Env: env, Files: []uintptr{null.Fd(), writer.Fd(), writer.Fd()}, Sys: &syscall.SysProcAttr{Setpgid: true},
+	})
+	null.Close()
+	writer.Close()
+	if err != nil {
+		code := statusNotRun
+		if errors.Is(err, os.ErrNotExist) { // the interpreter of a script
+			code = statusNotFound
+		}
+		return r.failed(code, fmt.Errorf("start %q: %w", argv[0], err))
+	}
+	read := make(chan struct{})
+	go func() {
+		defer close(read)
+		r.out.copy(reader)
+	}()
+	end := r.wait(main)
+	_ = reader.SetReadDeadline(time.Now().Add(r.Drain)) // a pipe has deadlines
+	<-read
+	return end
+}
+
+// wait passes signals on to a process group until its first process has ended and no other
+// is left. If nobody asked the command to stop, it stops those that are left.
+func (r *runner) wait(main int) End {
+	var (
+		end   End
+		ended bool
+		told  string
+		limit <-chan time.Time
+		kills = []syscall.Signal{syscall.SIGTERM, syscall.SIGKILL}
+		again <-chan time.Time
+	)
+	for {
+		if status, ok := reap(main); ok {
+			ended, end = true, endOf(status)
+			end.Told = told
+			if told == "" {
+				limit = time.After(0)
+			}
+		}
+		if ended {
+			if syscall.Kill(-main, 0) == syscall.ESRCH {
+				return end // what is in no group of ours ends with this process
+			}
+			again = time.After(look) // some processes have another parent, so there is no signal of their end
+		}
+		select {
+		case <-r.Children:
+		case <-again:
+		case s := <-r.Signals:
+			signal, ok := s.(syscall.Signal)
+			if !ok {
+				continue
+			}
+			if told == "" && stops(signal) {
+				told = name(signal)
+			}
+			_ = syscall.Kill(-main, signal) // the group may just have ended
+		case <-limit:
+			if len(kills) == 0 {
+				return end
+			}
+			_ = syscall.Kill(-main, kills[0]) // the group may just have ended
+			kills, limit = kills[1:], time.After(r.Drain)
+		}
+	}
+}
+
+// stops reports whether a signal asks a program to end.
+func stops(s syscall.Signal) bool {
+	return s == syscall.SIGTERM || s == syscall.SIGINT || s == syscall.SIGHUP || s == syscall.SIGQUIT
+}
+
+// reap takes the status of every child that has ended. It returns that of main, if main is
+// among them.
+func reap(main int) (of syscall.WaitStatus, ok bool) {
+	for {
+		var status syscall.WaitStatus
+		pid, err := syscall.Wait4(-1, &status, syscall.WNOHANG, nil)
+		switch {
+		case err == syscall.EINTR:
+		case err != nil || pid == 0: // no child is left, or none has ended
+			return of, ok
+		case pid == main:
+			of, ok = status, true
+		}
+	}
+}
+
+func endOf(status syscall.WaitStatus) End {
+	e := End{Code: status.ExitStatus(), Time: time.Now()}
+	if status.Signaled() {
+		e.Code, e.Signal = 128+int(status.Signal()), name(status.Signal())
+	}
+	return e
+}
+
+// names are those of the signals that end programs.
+var names = map[syscall.Signal]string{
+	syscall.SIGHUP: "SIGHUP", syscall.SIGINT: "SIGINT", syscall.SIGQUIT: "SIGQUIT", syscall.SIGILL: "SIGILL", syscall.SIGTRAP: "SIGTRAP",
+	syscall.SIGABRT: "SIGABRT", syscall.SIGBUS: "SIGBUS", syscall.SIGFPE: "SIGFPE", syscall.SIGKILL: "SIGKILL", syscall.SIGUSR1: "SIGUSR1",
+	syscall.SIGSEGV: "SIGSEGV", syscall.SIGUSR2: "SIGUSR2", syscall.SIGPIPE: "SIGPIPE", syscall.SIGALRM: "SIGALRM", syscall.SIGTERM: "SIGTERM",
+	syscall.SIGXCPU: "SIGXCPU", syscall.SIGXFSZ: "SIGXFSZ", syscall.SIGSYS: "SIGSYS",
+}
+
+func name(s syscall.Signal) string {
+	if n := names[s]; n != "" {
+		return n
+	}
+	return fmt.Sprintf("signal %d", int(s))
+}
+
+// tell writes the End where the follower and the kubelet look.
+func (r *runner) tell(end End) error {
+	data, err := json.Marshal(end)
+	if err != nil {
+		return err
+	}
+	if r.Message != "" {
+		err = os.WriteFile(r.Message, []byte(end.Message()), 0o644)
+	}
+	// The file of the kubelet is a mount, which cannot be replaced by a rename.
+	return errors.Join(err, agent.WriteFile(filepath.Join(r.Dir, endName), data, 0o644))
+}
+
+// look is how often files of another process are looked at.
+const look = 100 * time.Millisecond
+
+// await waits until a follower has all of the output. It gives up after Wait.
+func (r *runner) await(ctx context.Context, end End) {
+	ctx, cancel := context.WithTimeout(ctx, r.Wait)
+	defer cancel()
+	for !r.acknowledged(end.Length) {
+		if _, err := os.Stat(filepath.Join(r.Dir, followedName)); err != nil {
+			return
+		}
+		if agent.Sleep(ctx, look) != nil {
+			return
+		}
+	}
+}
+
+func (r *runner) acknowledged(length int64) bool {
+	text, err := os.ReadFile(filepath.Join(r.Dir, ackName))
+	return err == nil && string(text) == strconv.FormatInt(length, 10)
+}
+
+// An output keeps what a command writes.
+type output struct {
+	file   *os.File
+	own    *os.File // the container's output; nil: it takes nothing more
+	hash   hash.Hash
+	length int64
+	err    error // why the file lacks bytes
+}
+
+func newOutput(cfg Config) (*output, error) {
+	f, err := os.OpenFile(filepath.Join(cfg.Dir, logName), os.O_CREATE|os.O_WRONLY|os.O_TRUNC, 0o644)
+	if err != nil {
+		return nil, err
+	}
+	return &output{file: f, own: cfg.Out, hash: sha256.New()}, nil
+}
+
+func (o *output) close() { o.file.Close() }
+
+// copy keeps what r has until its end or its deadline.
+func (o *output) copy(r io.Reader) {
+	buf := make([]byte, 64<<10)
+	for {
+		n, err := r.Read(buf)
+		o.write(buf[:n])
+		if err != nil {
+			return
+		}
+	}
+}
+
+// write keeps bytes. After a full disk the file gets no more, so that it stays the begin of
+// the output, and the command goes on.
+func (o *output) write(p []byte) {
+	if o.err == nil {
+		n, err := o.file.Write(p)
+		o.hash.Write(p[:n])
+		o.length += int64(n)
+		if err != nil {
+			o.err = fmt.Errorf("keep output: %w", err)
+		}
+	}
+	if o.own != nil {
+		if _, err := o.own.Write(p); err != nil {
+			o.own = nil
+		}
+	}
+}
+
+// note adds a line of the agent.
+func (o *output) note(line string) { o.write([]byte(line + "\n")) }
+
+// environment returns the variables of the command: those of the container, and those that
+// multihost sets on all kinds of workers and that follow from them.
+func environment(own []string) ([]string, error) {
+	value := map[string]string{}
+	for _, v := range own {
+		name, text, _ := strings.Cut(v, "=")
+		value[name] = text
+	}
+	env := make([]string, 0, len(own)+4)
+	env = append(env, own...)
+	if _, set := value["PYTHONUNBUFFERED"]; !set {
+		env = append(env, "PYTHONUNBUFFERED=1")
+	}
+	if value["MULTIHOST_RUN"] == "" {
+		return env, nil
+	}
+	number := map[string]int{}
+	for _, name := range []string{"RESTARTS", "SLICE_ID", "NUM_SLICES", "WORKER_ID", "NUM_WORKERS", "LOCAL_ID", "NUM_LOCAL"} {
+		n, err := strconv.Atoi(value["MULTIHOST_"+name])
+		if err != nil || n < 0 {
+			return nil, fmt.Errorf("the pod has no number in MULTIHOST_%s: %q", name, value["MULTIHOST_"+name])
+		}
+		number[name] = n
+	}
+	process := (number["SLICE_ID"]*number["NUM_WORKERS"]+number["WORKER_ID"])*number["NUM_LOCAL"] + number["LOCAL_ID"]
+	return append(env,
+		"MULTIHOST_ATTEMPT="+strconv.Itoa(number["RESTARTS"]+1),
+		"MULTIHOST_PROCESS_ID="+strconv.Itoa(process),
+		"MULTIHOST_NUM_PROCESSES="+strconv.Itoa(number["NUM_SLICES"]*number["NUM_WORKERS"]*number["NUM_LOCAL"]),
+	), nil
+}
+
+// raiseLimit lets the command have many open files.
+func raiseLimit() error {
+	var limit syscall.Rlimit
+	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit); err != nil {
+		return os.NewSyscallError("getrlimit", err)
+	}
+	limit.Cur = min(openFiles, limit.Max)
+	return os.NewSyscallError("setrlimit", syscall.Setrlimit(syscall.RLIMIT_NOFILE, &limit))
+}
+
+// adopt lets this process get the children that others leave behind, also where it is not
+// process 1.
+func adopt() {
+	const setChildSubreaper = 36                                             // PR_SET_CHILD_SUBREAPER
+	_, _, _ = syscall.RawSyscall(syscall.SYS_PRCTL, setChildSubreaper, 1, 0) // Linux has it since 3.4
+}
