@@ -31,10 +31,10 @@ func inPod(ctx context.Context, args []string) int {
 		args = []string{""}
 	}
 	set := flag.NewFlagSet("pod "+args[0], flag.ContinueOnError)
-	cfg := pod.Config{Env: os.Environ(), Out: os.Stdout, Sys: "/sys"}
-	set.StringVar(&cfg.Dir, "dir", filepath.Join("/multihost", os.Getenv("MULTIHOST_LOCAL_ID")), "folder of the container's files")
+	cfg := pod.Config{Env: os.Environ(), Out: os.Stdout, Sys: os.Getenv("MULTIHOST_ROOT_SYS") + "/sys"}
+	set.StringVar(&cfg.Dir, "dir", filepath.Join(os.Getenv("MULTIHOST_ROOT_TMP")+"/multihost", os.Getenv("MULTIHOST_LOCAL_ID")), "folder of the container's files")
 	if args[0] == "run" {
-		set.StringVar(&cfg.Message, "message", "/dev/termination-log", "file of the termination message")
+		set.StringVar(&cfg.Message, "message", os.Getenv("MULTIHOST_ROOT_DEV")+"/dev/termination-log", "file of the termination message")
 		set.StringVar(&cfg.Preflight, "preflight", "", "script to run first")
 		set.StringVar(&cfg.NUMA, "numa", "off", "bind, preferred or off")
 		set.DurationVar(&cfg.Drain, "drain", 5*time.Second, "how long processes may live that the command left behind")

@@ -43,9 +43,9 @@ type Pool struct {
 
 // A Wait says why a workload does not run.
 type Wait struct {
-	Why     string // one sentence without a full stop
-	Command string // what to type about it
-	Normal  bool   // it passes by itself within minutes
+	Why     string `json:"why"`     // one sentence without a full stop
+	Command string `json:"command"` // what to type about it
+	Normal  bool   `json:"normal"`  // it passes by itself within minutes
 }
 
 // Waits returns why the workload does not run on all its workers; false: it does, or it has

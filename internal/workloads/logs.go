@@ -1,0 +1,252 @@
+package workloads
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"multihost/internal/agent/pod"
+	"multihost/internal/event"
+	"multihost/internal/fault"
+	"multihost/internal/kube"
+	"multihost/internal/tpu"
+	"multihost/internal/workload"
+)
+
+// LogOptions choose the output of one worker.
+type LogOptions struct {
+	Worker    tpu.WorkerID
+	Container string // "": the first one
+	Follow    bool   // wait for a pod, and then for more output until it has ended
+}
+
+// Logs writes the output of a worker in the newest attempt. With the agent in the pod, and
+// while the pod runs, these are the exact bytes of the command, and a broken connection
+// loses none. Otherwise it is what the node keeps, which may have lost its begin.
+func (c *Cluster) Logs(ctx context.Context, name string, o LogOptions, w io.Writer) error {
+	if _, err := c.get(ctx, name); err != nil {
+		return err
+	}
+	p, err := c.newest(ctx, name, o)
+	if err != nil {
+		return err
+	}
+	container := containerOf(p, o.Container)
+	if container == nil {
+		return &AbsentError{Text: fmt.Sprintf("pod %s has no container %q", p.Name, o.Container), Advice: "leave out --container", kind: fault.Unavailable}
+	}
+	if o.Follow && p.Status.Phase == corev1.PodRunning && hasAgent(container) {
+		return c.tail(ctx, p, container, w)
+	}
+	r, err := c.Client.Logs(ctx, p.Namespace, p.Name, kube.LogOptions{Container: container.Name, Follow: o.Follow})
+	if err != nil {
+		return err
+	}
+	defer r.Close()
+	_, err = io.Copy(w, r)
+	return err
+}
+
+// errFound ends a watch.
+var errFound = errors.New("found")
+
+// newest returns the newest pod of a worker. With Follow it waits until there is one whose
+// command has started.
+func (c *Cluster) newest(ctx context.Context, name string, o LogOptions) (*corev1.Pod, error) {
+	pods, err := c.pods(ctx, name)
+	if err != nil {
+		return nil, err
+	}
+	found := newestOf(pods, o.Worker)
+	if found != nil && (!o.Follow || begun(found)) {
+		return found, nil
+	}
+	if !o.Follow {
+		return nil, &AbsentError{Text: fmt.Sprintf("workload %q has no pod for %s", name, o.Worker), Advice: "why, says: " + c.command("workload", "status", name), kind: fault.Unavailable}
+	}
+	event.Notef(c.Sink, event.Info, "why, says: "+c.command("workload", "status", name), "waiting for %s", o.Worker)
+	selector := kube.ListOptions{Labels: "jobset.sigs.k8s.io/jobset-name=" + name}
+	err = kube.Pods.In(c.Client, "").Watch(ctx, kube.WatchOptions{ListOptions: selector}, func(change kube.Change[corev1.Pod]) error {
+		if change.Object == nil || change.Gone || !begun(change.Object) {
+			return nil
+		}
+		if p, ok := workload.PodOf(change.Object); ok && p.Worker == o.Worker {
+			found = change.Object
+			return errFound
+		}
+		return nil
+	})
+	if errors.Is(err, errFound) {
+		return found, nil
+	}
+	return nil, err
+}
+
+// begun reports whether a container of the pod has started.
+func begun(p *corev1.Pod) bool {
+	return p.Status.Phase == corev1.PodRunning || p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed
+}
+
+func newestOf(pods []corev1.Pod, worker tpu.WorkerID) (newest *corev1.Pod) {
+	for i := range pods {
+		p, ok := workload.PodOf(&pods[i])
+		if !ok || p.Worker != worker {
+			continue
+		}
+		if newest == nil || !pods[i].CreationTimestamp.Time.Before(newest.CreationTimestamp.Time) {
+			newest = &pods[i]
+		}
+	}
+	return newest
+}
+
+func containerOf(p *corev1.Pod, name string) *corev1.Container {
+	for i := range p.Spec.Containers {
+		if name == "" || p.Spec.Containers[i].Name == name {
+			return &p.Spec.Containers[i]
+		}
+	}
+	return nil
+}
+
+func hasAgent(c *corev1.Container) bool {
+	return len(c.Command) > 1 && strings.HasSuffix(c.Command[0], workload.AgentFile) && c.Command[1] == "pod"
+}
+
+// againAfter is how long tail waits before it connects again.
+const againAfter = time.Second
+
+// tail writes the exact output of a running container. After a break it goes on behind the
+// last byte. At the end it tells the agent, which waits for that.
+func (c *Cluster) tail(ctx context.Context, p *corev1.Pod, container *corev1.Container, w io.Writer) error {
+	agent := append(slices.Clone(container.Command[:1]), "pod")
+	out := &counted{w: w}
+	for {
+		var errors bytes.Buffer
+		code, err := c.exec(ctx, p, container.Name, append(slices.Clone(agent), "tail", strconv.FormatInt(out.n, 10)), out, &errors)
+		switch {
+		case out.err != nil:
+			return out.err
+		case ctx.Err() != nil:
+			return context.Cause(ctx)
+		case err == nil && code == 0:
+			// Nobody waits for an answer: without it the agent ends a little later.
+			_, err := c.exec(ctx, p, container.Name, append(slices.Clone(agent), "ack", strconv.FormatInt(out.n, 10)), io.Discard, io.Discard)
+			if err != nil {
+				event.Notef(c.Sink, event.Debug, "", "cannot tell pod %s that its output has arrived: %v", p.Name, err)
+			}
+			return nil
+		case err == nil:
+			return &AbsentError{Text: fmt.Sprintf("cannot read the output of pod %s behind byte %d: %s", p.Name, out.n, strings.TrimSpace(errors.String())), kind: fault.Unavailable}
+		case fault.Of(err) == fault.Permission:
+			return err
+		}
+		if now, over := c.over(ctx, p); over {
+			return c.rest(ctx, now, container.Name, out)
+		}
+		event.Notef(c.Sink, event.Debug, "", "reading pod %s again from byte %d: %v", p.Name, out.n, err)
+		if err := wait(ctx, againAfter); err != nil {
+			return err
+		}
+	}
+}
+
+// over reports whether the pod has ended, and returns it as it is now; nil: it is gone.
+func (c *Cluster) over(ctx context.Context, p *corev1.Pod) (now *corev1.Pod, over bool) {
+	now, err := kube.Pods.In(c.Client, p.Namespace).Get(ctx, p.Name)
+	switch {
+	case kube.NotFound(err) || err == nil && now.UID != p.UID:
+		return nil, true
+	case err != nil: // the cluster does not answer
+		return nil, false
+	}
+	return now, now.Status.Phase == corev1.PodFailed || now.Status.Phase == corev1.PodSucceeded
+}
+
+// rest writes what is missing of the output of a pod that has ended, from what its node
+// keeps. The agent has told the length and the hash of the output, which prove that the
+// node has it whole.
+func (c *Cluster) rest(ctx context.Context, p *corev1.Pod, container string, out *counted) error {
+	incomplete := &AbsentError{Text: fmt.Sprintf("the output is not complete: the pod has ended, and its node has not all that follows byte %d", out.n), kind: fault.Unavailable}
+	end, told := endOf(p, container)
+	if !told {
+		return incomplete
+	}
+	r, err := c.Client.Logs(ctx, p.Namespace, p.Name, kube.LogOptions{Container: container})
+	if err != nil {
+		return err
+	}
+	defer r.Close()
+	hash := sha256.New()
+	kept := io.TeeReader(r, hash)
+	if _, err := io.CopyN(io.Discard, kept, out.n); err != nil {
+		return incomplete
+	}
+	if _, err := io.Copy(out, kept); err != nil {
+		return err
+	}
+	if hex.EncodeToString(hash.Sum(nil)) != end.SHA256 {
+		return incomplete
+	}
+	return nil
+}
+
+// endOf returns what the agent told of a container that has ended.
+func endOf(p *corev1.Pod, container string) (pod.End, bool) {
+	if p == nil {
+		return pod.End{}, false
+	}
+	for _, s := range p.Status.ContainerStatuses {
+		if s.Name == container && s.State.Terminated != nil {
+			return pod.ParseEnd(s.State.Terminated.Message)
+		}
+	}
+	return pod.End{}, false
+}
+
+func wait(ctx context.Context, d time.Duration) error {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// exec runs a command in a container until it has ended.
+func (c *Cluster) exec(ctx context.Context, p *corev1.Pod, container string, command []string, stdout, stderr io.Writer) (int, error) {
+	s, err := c.Client.Exec(ctx, kube.ExecRequest{Namespace: p.Namespace, Pod: p.Name, Container: container, Command: command})
+	if err != nil {
+		return 0, err
+	}
+	stop := context.AfterFunc(ctx, s.Close)
+	defer stop()
+	defer s.Close()
+	return s.Receive(stdout, stderr)
+}
+
+// counted counts what a writer took.
+type counted struct {
+	w   io.Writer
+	n   int64
+	err error
+}
+
+func (c *counted) Write(p []byte) (int, error) {
+	n, err := c.w.Write(p)
+	c.n += int64(n)
+	c.err = err
+	return n, err
+}

@@ -1,0 +1,433 @@
+// Package workloads makes, lists, explains, reads and deletes the workloads of a cluster. What
+// the objects of a cluster mean is in package workload; this package reads and writes them.
+//
+// # Decisions
+//
+//   - The cluster knows a workload by its JobSet. Everything else follows from it: pods by
+//     their label, Kueue's object by its owner, events by the objects that they are about.
+//   - Create asks the server to check the JobSet before it pushes an image, and looks for the
+//     queue and the priority class first: the server does not miss them until it makes pods.
+//   - A cluster may have no Kueue, and a user may read one namespace only. Then less is known,
+//     and nothing fails.
+package workloads
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	jobset "sigs.k8s.io/jobset/api/jobset/v1alpha2"
+	kueue "sigs.k8s.io/kueue/apis/kueue/v1beta2"
+
+	"multihost/internal/event"
+	"multihost/internal/fault"
+	"multihost/internal/kube"
+	"multihost/internal/provision"
+	"multihost/internal/tpu"
+	"multihost/internal/workload"
+)
+
+// A Cluster has workloads. Its methods are safe for concurrent use.
+type Cluster struct {
+	Client *kube.Client
+	Name   string           // for the flag --cluster of commands that are named; "" leaves it out
+	Sink   event.Sink       // required
+	Now    func() time.Time // nil: the system's clock
+	// Pools returns the node pools; nil: they are not known.
+	Pools func(ctx context.Context) ([]workload.Pool, error)
+}
+
+func (c *Cluster) now() time.Time {
+	if c.Now == nil {
+		return time.Now()
+	}
+	return c.Now()
+}
+
+func (c *Cluster) jobsets() kube.Objects[jobset.JobSet] { return kube.JobSets.In(c.Client, "") }
+
+// command returns a command line about the cluster.
+func (c *Cluster) command(words ...string) string {
+	line := "multihost " + strings.Join(words, " ")
+	if c.Name != "" {
+		line += " --cluster=" + c.Name
+	}
+	return line
+}
+
+// An AbsentError says that a cluster lacks what a command needs.
+type AbsentError struct {
+	Text   string
+	Advice string // what to type
+	kind   fault.Kind
+	err    error
+}
+
+func (e *AbsentError) Error() string { return e.Text }
+func (e *AbsentError) Unwrap() error { return e.err }
+
+// Fault returns fault.Unavailable for a workload that is not there, and fault.Configuration
+// for what the cluster's owner must set up.
+func (e *AbsentError) Fault() fault.Kind { return e.kind }
+
+// Hint returns the advice.
+func (e *AbsentError) Hint() string { return e.Advice }
+
+// get returns the JobSet of a workload. If there is none, the error is an *AbsentError.
+func (c *Cluster) get(ctx context.Context, name string) (*jobset.JobSet, error) {
+	js, err := c.jobsets().Get(ctx, name)
+	if kube.NotFound(err) {
+		if _, _, listed := c.jobsets().List(ctx, kube.ListOptions{}); kube.NotFound(listed) {
+			return nil, noJobSet(listed)
+		}
+		return nil, &AbsentError{Text: fmt.Sprintf("there is no workload %q in namespace %q", name, c.Client.Namespace()), Advice: "what there is: " + c.command("workload", "list"), kind: fault.Unavailable, err: err}
+	}
+	return js, err
+}
+
+func noJobSet(err error) error {
+	return &AbsentError{Text: "the cluster has no JobSet, which workloads need", Advice: "install it with: multihost cluster create", kind: fault.Configuration, err: err}
+}
+
+// A Row describes a workload.
+type Row struct {
+	Name      string         `json:"name"`
+	Namespace string         `json:"namespace"`
+	User      string         `json:"user,omitempty"`
+	State     workload.State `json:"state"`
+	Slices    int            `json:"slices"`
+	Workers   int            `json:"workers"` // of all slices
+	Nodes     string         `json:"nodes,omitempty"`
+	Priority  string         `json:"priority,omitempty"`
+	Queue     string         `json:"queue,omitempty"`
+	// Ahead is how many workloads come before it in its queue; null: it does not wait for
+	// quota.
+	Ahead    *int       `json:"ahead"`
+	Restarts int        `json:"restarts"`
+	Created  time.Time  `json:"created"`
+	Ended    *time.Time `json:"ended"`
+}
+
+// List returns the workloads of the namespace, the newest last.
+func (c *Cluster) List(ctx context.Context) ([]Row, error) {
+	all, _, err := c.jobsets().List(ctx, kube.ListOptions{Labels: workload.LabelWorkload})
+	if kube.NotFound(err) {
+		return nil, noJobSet(err)
+	}
+	if err != nil {
+		return nil, err
+	}
+	queued, err := c.queued(ctx)
+	if err != nil {
+		return nil, err
+	}
+	rows := make([]Row, len(all))
+	for i := range all {
+		rows[i] = row(&all[i], queued)
+	}
+	slices.SortStableFunc(rows, func(a, b Row) int {
+		return cmp.Or(a.Created.Compare(b.Created), strings.Compare(a.Name, b.Name))
+	})
+	return rows, nil
+}
+
+func row(js *jobset.JobSet, queued queues) Row {
+	own, others := queued.of(js)
+	slicesOf, workers, nodes := workload.Shape(js)
+	r := Row{
+		Name: js.Name, Namespace: js.Namespace, User: js.Labels[provision.LabelUser], State: workload.StateOf(js, own),
+		Slices: slicesOf, Workers: slicesOf * workers, Nodes: nodes, Queue: js.Labels[workload.LabelQueue],
+		Restarts: int(js.Status.Restarts), Created: js.CreationTimestamp.Time,
+	}
+	for _, job := range js.Spec.ReplicatedJobs {
+		r.Priority = cmp.Or(r.Priority, job.Template.Spec.Template.Spec.PriorityClassName)
+	}
+	if r.State == workload.Queued && own != nil {
+		r.Ahead = new(workload.Ahead(*own, others))
+	}
+	if at := workload.EndOf(js); !at.IsZero() {
+		r.Ended = &at
+	}
+	return r
+}
+
+// queues are Kueue's objects, as far as the user may read them.
+type queues struct {
+	workloads []kueue.Workload
+	local     []kueue.LocalQueue
+}
+
+// queued reads Kueue's objects of all namespaces, because workloads of all of them share
+// quota. A user who may not read these gets those of the own namespace.
+func (c *Cluster) queued(ctx context.Context) (q queues, err error) {
+	for _, namespace := range []string{kube.Everywhere, ""} {
+		if q.workloads, _, err = kube.Workloads.In(c.Client, namespace).List(ctx, kube.ListOptions{}); err == nil {
+			q.local, _, err = kube.LocalQueues.In(c.Client, namespace).List(ctx, kube.ListOptions{})
+		}
+		if err == nil || kube.NotFound(err) { // there may be no Kueue
+			return q, nil
+		}
+		if fault.Of(err) != fault.Permission {
+			return queues{}, err
+		}
+	}
+	event.Notef(c.Sink, event.Debug, "", "cannot read the queue: %v", err)
+	return queues{}, nil
+}
+
+// of returns Kueue's object for a JobSet, and those of other JobSets that share its quota.
+func (q queues) of(js *jobset.JobSet) (own *kueue.Workload, others []kueue.Workload) {
+	for i := range q.workloads {
+		if owned(&q.workloads[i], js) {
+			own = &q.workloads[i]
+		}
+	}
+	if own == nil {
+		return nil, nil
+	}
+	shared := q.quota(own)
+	for i := range q.workloads {
+		if w := &q.workloads[i]; w != own && q.quota(w) == shared {
+			others = append(others, *w)
+		}
+	}
+	return own, others
+}
+
+func owned(w *kueue.Workload, js *jobset.JobSet) bool {
+	for _, o := range w.OwnerReferences {
+		if o.UID == js.UID {
+			return true
+		}
+	}
+	return false
+}
+
+// quota names what gives a workload its quota: a ClusterQueue, or a LocalQueue whose
+// ClusterQueue is not known.
+func (q queues) quota(w *kueue.Workload) string {
+	if w.Status.Admission != nil {
+		return "cluster " + string(w.Status.Admission.ClusterQueue)
+	}
+	for i := range q.local {
+		if l := &q.local[i]; l.Namespace == w.Namespace && l.Name == string(w.Spec.QueueName) {
+			return "cluster " + string(l.Spec.ClusterQueue)
+		}
+	}
+	return "local " + w.Namespace + "/" + string(w.Spec.QueueName)
+}
+
+// A Status is all that is known of a workload.
+type Status struct {
+	Row
+	Wait     *workload.Wait `json:"wait"` // why it does not run; null: it does, or has ended
+	Attempts []Attempt      `json:"attempts"`
+	Message  string         `json:"message,omitempty"` // what the cluster says about its end
+}
+
+// An Attempt is one start of the command, as far as the cluster still has its pods.
+type Attempt struct {
+	Number   int    `json:"number"`
+	Restart  int    `json:"restart"`
+	Failure  string `json:"failure,omitempty"`  // who failed first, in words
+	Replaced string `json:"replaced,omitempty"` // workers whose pod the cluster has replaced, folded
+	Pods     []Pod  `json:"pods"`
+}
+
+// A Pod is a worker of an attempt.
+type Pod struct {
+	Worker  string     `json:"worker"`
+	Name    string     `json:"name"`
+	UID     string     `json:"uid"`
+	Node    string     `json:"node,omitempty"`
+	Started *time.Time `json:"started"`
+	Ended   *time.Time `json:"ended"`
+	Code    *int       `json:"code"` // exit status; null: it has not ended, or nothing tells it
+	Text    string     `json:"text"`
+}
+
+// Status returns what the cluster tells of a workload.
+func (c *Cluster) Status(ctx context.Context, name string) (Status, error) {
+	js, err := c.get(ctx, name)
+	if err != nil {
+		return Status{}, err
+	}
+	scene, err := c.scene(ctx, js)
+	if err != nil {
+		return Status{}, err
+	}
+	queued, err := c.queued(ctx)
+	if err != nil {
+		return Status{}, err
+	}
+	scene.Workload, scene.Others = queued.of(js)
+	s := Status{Row: row(js, queued), Message: workload.EndMessage(js)}
+	if w, ok := workload.Waits(scene); ok {
+		s.Wait = &w
+	}
+	s.Attempts = attempts(scene.Pods)
+	if s.State == workload.Failed {
+		err = c.blame(ctx, js, &s)
+	}
+	return s, err
+}
+
+// scene reads the pods and events of a JobSet, and the node pools.
+func (c *Cluster) scene(ctx context.Context, js *jobset.JobSet) (s workload.Scene, err error) {
+	s = workload.Scene{Cluster: c.Name, Now: c.now(), JobSet: js}
+	if s.Pods, err = c.pods(ctx, js.Name); err != nil {
+		return s, err
+	}
+	events, _, err := kube.Events.In(c.Client, "").List(ctx, kube.ListOptions{})
+	if err != nil && fault.Of(err) != fault.Permission {
+		return s, err
+	}
+	s.Events = about(events, js, s.Pods)
+	if c.Pools != nil {
+		if s.Pools, err = c.Pools(ctx); err != nil {
+			event.Notef(c.Sink, event.Debug, "", "cannot read the node pools: %v", err)
+			s.Pools = nil
+		}
+	}
+	return s, nil
+}
+
+// about returns the events about a JobSet, its Jobs and its pods.
+func about(events []corev1.Event, js *jobset.JobSet, pods []corev1.Pod) (own []corev1.Event) {
+	uids := map[string]bool{string(js.UID): true}
+	for _, p := range pods {
+		uids[string(p.UID)] = true
+	}
+	for _, e := range events {
+		o := e.InvolvedObject
+		if uids[string(o.UID)] || o.Kind == "Job" && strings.HasPrefix(o.Name, js.Name+"-"+workload.JobName+"-") {
+			own = append(own, e)
+		}
+	}
+	return own
+}
+
+func (c *Cluster) pods(ctx context.Context, name string) ([]corev1.Pod, error) {
+	pods, _, err := kube.Pods.In(c.Client, "").List(ctx, kube.ListOptions{Labels: jobset.JobSetNameKey + "=" + name})
+	return pods, err
+}
+
+func attempts(objects []corev1.Pod) (all []Attempt) {
+	var pods []workload.Pod
+	for i := range objects {
+		if p, ok := workload.PodOf(&objects[i]); ok {
+			pods = append(pods, p)
+		}
+	}
+	for _, a := range workload.Attempts(pods) {
+		one := Attempt{Number: a.Number, Restart: a.Restart, Replaced: tpu.FoldShort(a.Replaced())}
+		if f, ok := a.FirstFailure(); ok {
+			one.Failure = f.String()
+		}
+		for _, p := range a.Pods {
+			one.Pods = append(one.Pods, podRow(p))
+		}
+		all = append(all, one)
+	}
+	return all
+}
+
+func podRow(p workload.Pod) Pod {
+	r := Pod{Worker: p.Worker.String(), Name: p.Name, UID: p.UID, Node: p.Node, Text: "waiting"}
+	if !p.Started.IsZero() {
+		r.Started, r.Text = &p.Started, "running"
+	}
+	if !p.Ended.IsZero() {
+		r.Ended = &p.Ended
+	}
+	if p.Exit.Known && !p.Ended.IsZero() {
+		r.Code, r.Text = &p.Exit.Code, p.Exit.String()
+	}
+	if !p.Deleting.IsZero() && p.Ended.IsZero() {
+		r.Text = "being deleted"
+	}
+	return r
+}
+
+// blame adds what the failed Job tells, if the pod that failed is gone.
+func (c *Cluster) blame(ctx context.Context, js *jobset.JobSet, s *Status) error {
+	for _, a := range s.Attempts {
+		if a.Failure != "" && a.Restart == int(js.Status.Restarts) {
+			return nil
+		}
+	}
+	jobs, _, err := kube.Jobs.In(c.Client, "").List(ctx, kube.ListOptions{Labels: jobset.JobSetNameKey + "=" + js.Name})
+	if err != nil {
+		return err
+	}
+	var first *workload.Pod
+	for i := range jobs {
+		if p, ok := workload.JobFailure(&jobs[i]); ok && (first == nil || p.Ended.Before(first.Ended)) {
+			first = &p
+		}
+	}
+	if first != nil {
+		f := workload.Failure{Pod: *first}
+		s.Attempts = append(s.Attempts, Attempt{Number: len(s.Attempts) + 1, Restart: first.Restart, Failure: f.String(), Pods: []Pod{podRow(*first)}})
+	}
+	return nil
+}
+
+// Delete begins to delete workloads, all of which must exist, and returns when they are
+// gone, with their pods. Nothing is deleted if one does not exist.
+func (c *Cluster) Delete(ctx context.Context, names ...string) error {
+	var all []*jobset.JobSet
+	for _, name := range names {
+		js, err := c.get(ctx, name)
+		if err != nil {
+			return err
+		}
+		all = append(all, js)
+	}
+	for _, js := range all {
+		if _, err := c.jobsets().Delete(ctx, js.Name, kube.RemoveOptions{UID: string(js.UID), Foreground: true}); err != nil {
+			return err
+		}
+	}
+	for _, js := range all {
+		if err := c.gone(ctx, js); err != nil {
+			return err
+		}
+		event.Notef(c.Sink, event.Info, "", "deleted workload %s", js.Name)
+	}
+	return nil
+}
+
+// errGone ends a watch.
+var errGone = errors.New("gone")
+
+// gone waits until a JobSet is gone. Foreground deletion keeps it until its pods are gone.
+func (c *Cluster) gone(ctx context.Context, js *jobset.JobSet) error {
+	err := c.jobsets().Watch(ctx, kube.WatchOptions{ListOptions: kube.ListOptions{Fields: "metadata.name=" + js.Name}}, there(js, new(false)))
+	if errors.Is(err, errGone) {
+		return nil
+	}
+	return err
+}
+
+// there returns a function for a watch that ends it when the JobSet is gone. seen is whether
+// the objects that exist include it.
+func there(js *jobset.JobSet, seen *bool) func(kube.Change[jobset.JobSet]) error {
+	return func(change kube.Change[jobset.JobSet]) error {
+		switch {
+		case change.Synced && !*seen:
+			return errGone
+		case change.Synced || change.Object.UID != js.UID:
+		case change.Gone:
+			return errGone
+		default:
+			*seen = true
+		}
+		return nil
+	}
+}
