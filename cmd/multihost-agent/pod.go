@@ -38,7 +38,8 @@ func inPod(ctx context.Context, args []string) int {
 		set.StringVar(&cfg.Preflight, "preflight", "", "script to run first")
 		set.StringVar(&cfg.NUMA, "numa", "off", "bind, preferred or off")
 		set.DurationVar(&cfg.Drain, "drain", 5*time.Second, "how long processes may live that the command left behind")
-		set.DurationVar(&cfg.Wait, "wait", 15*time.Second, "how long the end waits for a follower")
+		set.DurationVar(&cfg.Wait, "wait", 15*time.Second, "how long the end waits for a follower that has begun to read")
+		set.DurationVar(&cfg.Arrive, "arrive", 10*time.Second, "how long after the start the end waits for the first follower")
 	}
 	if err := set.Parse(args[1:]); err != nil {
 		return statusUsage

@@ -81,7 +81,7 @@ func TestAPodFromBeginToEnd(t *testing.T) {
 
 func TestCommandsOfTheAgentHaveDefaultSignals(t *testing.T) {
 	t.Parallel()
-	cmd := agentIn(t.TempDir(), "run", "--message=", "--", "bash", "-c", `grep SigIgn /proc/$$/status`)
+	cmd := agentIn(t.TempDir(), "run", "--message=", "--arrive=0", "--", "bash", "-c", `grep SigIgn /proc/$$/status`)
 	out, err := cmd.Output()
 	if want := "SigIgn:\t0000000000000000\n"; err != nil || string(out) != want {
 		t.Errorf("%q, %v", out, err)

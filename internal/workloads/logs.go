@@ -7,6 +7,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"hash"
 	"io"
 	"slices"
 	"strconv"
@@ -45,10 +46,18 @@ func (c *Cluster) Logs(ctx context.Context, name string, o LogOptions, w io.Writ
 	if container == nil {
 		return &AbsentError{Text: fmt.Sprintf("pod %s has no container %q", p.Name, o.Container), Advice: "leave out --container", kind: fault.Unavailable}
 	}
-	if o.Follow && p.Status.Phase == corev1.PodRunning && hasAgent(container) {
-		return c.tail(ctx, p, container, w)
+	return c.output(ctx, p, container, o.Follow, w)
+}
+
+// output writes the output of a container, with follow to its end.
+func (c *Cluster) output(ctx context.Context, p *corev1.Pod, container *corev1.Container, follow bool, w io.Writer) error {
+	if follow && hasAgent(container) {
+		if p.Status.Phase == corev1.PodRunning {
+			return c.tail(ctx, p, container, w)
+		}
+		return c.rest(ctx, p, container.Name, newCounted(w))
 	}
-	r, err := c.Client.Logs(ctx, p.Namespace, p.Name, kube.LogOptions{Container: container.Name, Follow: o.Follow})
+	r, err := c.Client.Logs(ctx, p.Namespace, p.Name, kube.LogOptions{Container: container.Name, Follow: follow})
 	if err != nil {
 		return err
 	}
@@ -75,8 +84,7 @@ func (c *Cluster) newest(ctx context.Context, name string, o LogOptions) (*corev
 		return nil, &AbsentError{Text: fmt.Sprintf("workload %q has no pod for %s", name, o.Worker), Advice: "why, says: " + c.command("workload", "status", name), kind: fault.Unavailable}
 	}
 	event.Notef(c.Sink, event.Info, "why, says: "+c.command("workload", "status", name), "waiting for %s", o.Worker)
-	selector := kube.ListOptions{Labels: "jobset.sigs.k8s.io/jobset-name=" + name}
-	err = kube.Pods.In(c.Client, "").Watch(ctx, kube.WatchOptions{ListOptions: selector}, func(change kube.Change[corev1.Pod]) error {
+	err = kube.Pods.In(c.Client, "").Watch(ctx, kube.WatchOptions{ListOptions: podsOf(name)}, func(change kube.Change[corev1.Pod]) error {
 		if change.Object == nil || change.Gone || !begun(change.Object) {
 			return nil
 		}
@@ -130,7 +138,7 @@ const againAfter = time.Second
 // last byte. At the end it tells the agent, which waits for that.
 func (c *Cluster) tail(ctx context.Context, p *corev1.Pod, container *corev1.Container, w io.Writer) error {
 	agent := append(slices.Clone(container.Command[:1]), "pod")
-	out := &counted{w: w}
+	out := newCounted(w)
 	for {
 		var errors bytes.Buffer
 		code, err := c.exec(ctx, p, container.Name, append(slices.Clone(agent), "tail", strconv.FormatInt(out.n, 10)), out, &errors)
@@ -146,7 +154,7 @@ func (c *Cluster) tail(ctx context.Context, p *corev1.Pod, container *corev1.Con
 				event.Notef(c.Sink, event.Debug, "", "cannot tell pod %s that its output has arrived: %v", p.Name, err)
 			}
 			return nil
-		case err == nil:
+		case err == nil && errors.Len() > 0:
 			return &AbsentError{Text: fmt.Sprintf("cannot read the output of pod %s behind byte %d: %s", p.Name, out.n, strings.TrimSpace(errors.String())), kind: fault.Unavailable}
 		case fault.Of(err) == fault.Permission:
 			return err
@@ -174,38 +182,39 @@ func (c *Cluster) over(ctx context.Context, p *corev1.Pod) (now *corev1.Pod, ove
 }
 
 // rest writes what is missing of the output of a pod that has ended, from what its node
-// keeps. The agent has told the length and the hash of the output, which prove that the
-// node has it whole.
+// keeps. What the node keeps counts only if it begins with the bytes that have been read: the
+// node may have dropped the begin. The hash that the agent has told proves the end.
 func (c *Cluster) rest(ctx context.Context, p *corev1.Pod, container string, out *counted) error {
-	incomplete := &AbsentError{Text: fmt.Sprintf("the output is not complete: the pod has ended, and its node has not all that follows byte %d", out.n), kind: fault.Unavailable}
-	end, told := endOf(p, container)
-	if !told {
-		return incomplete
+	incomplete := func(why string) error {
+		return &AbsentError{Text: fmt.Sprintf("the output is not complete behind byte %d: the pod has ended, and %s", out.n, why), kind: fault.Unavailable}
+	}
+	if p == nil {
+		return incomplete("it is gone")
 	}
 	r, err := c.Client.Logs(ctx, p.Namespace, p.Name, kube.LogOptions{Container: container})
 	if err != nil {
 		return err
 	}
 	defer r.Close()
-	hash := sha256.New()
-	kept := io.TeeReader(r, hash)
-	if _, err := io.CopyN(io.Discard, kept, out.n); err != nil {
-		return incomplete
+	before := sha256.New()
+	if _, err := io.CopyN(before, r, out.n); err != nil || !bytes.Equal(before.Sum(nil), out.sum()) {
+		return incomplete("its node keeps other bytes")
 	}
-	if _, err := io.Copy(out, kept); err != nil {
+	if _, err := io.Copy(out, r); err != nil {
 		return err
 	}
-	if hex.EncodeToString(hash.Sum(nil)) != end.SHA256 {
-		return incomplete
+	end, told := endOf(p, container)
+	switch {
+	case !told:
+		return incomplete("it did not tell how much there was")
+	case hex.EncodeToString(out.sum()) != end.SHA256:
+		return incomplete(fmt.Sprintf("its node does not keep all of %d bytes", end.Length))
 	}
 	return nil
 }
 
 // endOf returns what the agent told of a container that has ended.
 func endOf(p *corev1.Pod, container string) (pod.End, bool) {
-	if p == nil {
-		return pod.End{}, false
-	}
 	for _, s := range p.Status.ContainerStatuses {
 		if s.Name == container && s.State.Terminated != nil {
 			return pod.ParseEnd(s.State.Terminated.Message)
@@ -239,14 +248,20 @@ func (c *Cluster) exec(ctx context.Context, p *corev1.Pod, container string, com
 
 // counted counts what a writer took.
 type counted struct {
-	w   io.Writer
-	n   int64
-	err error
+	w    io.Writer
+	n    int64
+	err  error
+	hash hash.Hash // of what it took
 }
+
+func newCounted(w io.Writer) *counted { return &counted{w: w, hash: sha256.New()} }
 
 func (c *counted) Write(p []byte) (int, error) {
 	n, err := c.w.Write(p)
 	c.n += int64(n)
+	c.hash.Write(p[:n])
 	c.err = err
 	return n, err
 }
+
+func (c *counted) sum() []byte { return c.hash.Sum(nil) }

@@ -20,6 +20,7 @@ import (
 	"strings"
 	"time"
 
+	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	jobset "sigs.k8s.io/jobset/api/jobset/v1alpha2"
 	kueue "sigs.k8s.io/kueue/apis/kueue/v1beta2"
@@ -313,7 +314,7 @@ func about(events []corev1.Event, js *jobset.JobSet, pods []corev1.Pod) (own []c
 }
 
 func (c *Cluster) pods(ctx context.Context, name string) ([]corev1.Pod, error) {
-	pods, _, err := kube.Pods.In(c.Client, "").List(ctx, kube.ListOptions{Labels: jobset.JobSetNameKey + "=" + name})
+	pods, _, err := kube.Pods.In(c.Client, "").List(ctx, podsOf(name))
 	return pods, err
 }
 
@@ -361,21 +362,25 @@ func (c *Cluster) blame(ctx context.Context, js *jobset.JobSet, s *Status) error
 			return nil
 		}
 	}
-	jobs, _, err := kube.Jobs.In(c.Client, "").List(ctx, kube.ListOptions{Labels: jobset.JobSetNameKey + "=" + js.Name})
+	jobs, _, err := kube.Jobs.In(c.Client, "").List(ctx, podsOf(js.Name))
 	if err != nil {
 		return err
 	}
-	var first *workload.Pod
+	if first := failedFirst(jobs); first != nil {
+		f := workload.Failure{Pod: *first}
+		s.Attempts = append(s.Attempts, Attempt{Number: len(s.Attempts) + 1, Restart: first.Restart, Failure: f.String(), Pods: []Pod{podRow(*first)}})
+	}
+	return nil
+}
+
+// failedFirst returns what the Jobs tell of the pod that failed first; nil: nothing.
+func failedFirst(jobs []batchv1.Job) (first *workload.Pod) {
 	for i := range jobs {
 		if p, ok := workload.JobFailure(&jobs[i]); ok && (first == nil || p.Ended.Before(first.Ended)) {
 			first = &p
 		}
 	}
-	if first != nil {
-		f := workload.Failure{Pod: *first}
-		s.Attempts = append(s.Attempts, Attempt{Number: len(s.Attempts) + 1, Restart: first.Restart, Failure: f.String(), Pods: []Pod{podRow(*first)}})
-	}
-	return nil
+	return first
 }
 
 // Delete begins to delete workloads, all of which must exist, and returns when they are

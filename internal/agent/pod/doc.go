@@ -20,6 +20,7 @@
 //     period.
 //   - The termination message is written before the wait for the follower: the kubelet may
 //     kill the container during the wait.
-//   - Run waits only if there has been a follower. Pods hold slices, and nobody should pay
-//     for a wait for nobody.
+//   - Run waits only if there has been a follower, or may soon be one: a follower hears of a
+//     pod within seconds, and a command may fail before that. Pods hold slices, so nobody
+//     pays for a longer wait for nobody.
 package pod

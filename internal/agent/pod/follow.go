@@ -17,12 +17,22 @@ import (
 )
 
 // Tail writes the output of the command from an offset on, until it is complete or ctx
-// ends. The bytes of a later call with a larger offset are those that follow.
+// ends. The bytes of a later call with a larger offset are those that follow. Tail may be
+// called before Run.
 func Tail(ctx context.Context, dir string, offset int64, w io.Writer) error {
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return err
+	}
 	if err := os.WriteFile(filepath.Join(dir, followedName), nil, 0o644); err != nil {
 		return err
 	}
 	f, err := os.Open(filepath.Join(dir, logName))
+	for errors.Is(err, os.ErrNotExist) {
+		if err := agent.Sleep(ctx, look); err != nil {
+			return err
+		}
+		f, err = os.Open(filepath.Join(dir, logName))
+	}
 	if err != nil {
 		return err
 	}

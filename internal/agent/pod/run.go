@@ -38,7 +38,8 @@ type Config struct {
 	Preflight string
 	NUMA      string        // bind, preferred or off, as in the flag --numa
 	Sys       string        // "/sys"
-	Wait      time.Duration // how long the end waits for a follower
+	Wait      time.Duration // how long the end waits for a follower that has begun to read
+	Arrive    time.Duration // how long after the start of Run the end waits for the first follower
 	Drain     time.Duration // how long processes may live that the command left behind
 }
 
@@ -63,6 +64,7 @@ const openFiles = 100_000
 // returns its exit status. Call it once in a process: it takes over the processes that
 // others leave behind, and waits for all children of this process.
 func Run(ctx context.Context, cfg Config) (int, error) {
+	begun := time.Now()
 	if err := os.MkdirAll(cfg.Dir, 0o755); err != nil {
 		return statusNotRun, err
 	}
@@ -78,7 +80,7 @@ func Run(ctx context.Context, cfg Config) (int, error) {
 		end.Failure = strings.TrimPrefix(end.Failure+"; "+out.err.Error(), "; ")
 	}
 	err = r.tell(end)
-	r.await(ctx, end)
+	r.await(ctx, begun, end)
 	return end.Code, err
 }
 
@@ -296,12 +298,13 @@ func (r *runner) tell(end End) error {
 // look is how often files of another process are looked at.
 const look = 100 * time.Millisecond
 
-// await waits until a follower has all of the output. It gives up after Wait.
-func (r *runner) await(ctx context.Context, end End) {
-	ctx, cancel := context.WithTimeout(ctx, r.Wait)
+// await waits until a follower has all of the output. It gives up after Wait, and before
+// that if no follower has begun to read in time.
+func (r *runner) await(ctx context.Context, begun time.Time, end End) {
+	ctx, cancel := context.WithTimeout(ctx, max(r.Wait, r.Arrive))
 	defer cancel()
 	for !r.acknowledged(end.Length) {
-		if _, err := os.Stat(filepath.Join(r.Dir, followedName)); err != nil {
+		if _, err := os.Stat(filepath.Join(r.Dir, followedName)); err != nil && time.Since(begun) >= r.Arrive {
 			return
 		}
 		if agent.Sleep(ctx, look) != nil {

@@ -273,6 +273,38 @@ func (s *short) Write(p []byte) (int, error) {
 	return n, nil
 }
 
+// A follower hears of a pod after the command may have ended.
+func TestAFollowerMayComeLate(t *testing.T) {
+	c := begin(t, "echo up", func(c *Config) { c.Arrive = time.Minute })
+	testkit.Eventually(t, "the end", func() bool { _, over, err := ReadEnd(c.cfg.Dir); return over && err == nil })
+	var got bytes.Buffer
+	if err := Tail(t.Context(), c.cfg.Dir, 0, &got); err != nil || got.String() != "up\n" {
+		t.Errorf("%q, %v", got.String(), err)
+	}
+	testkit.Must(t, Acknowledge(c.cfg.Dir, 3))
+	c.end()
+	begun := time.Now()
+	c = begin(t, "echo up", func(c *Config) { c.Arrive = 300 * time.Millisecond })
+	c.end()
+	if took := time.Since(begun); took < 300*time.Millisecond {
+		t.Errorf("it waited %s for a first follower", took)
+	}
+}
+
+func TestAFollowerMayComeBeforeTheCommand(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "0")
+	done := make(chan error, 1)
+	var got bytes.Buffer
+	go func() { done <- Tail(t.Context(), dir, 0, &got) }()
+	testkit.Eventually(t, "the follower", func() bool { _, err := os.Stat(filepath.Join(dir, followedName)); return err == nil })
+	c := begin(t, "echo up", func(c *Config) { c.Dir = dir })
+	if err := <-done; err != nil || got.String() != "up\n" {
+		t.Errorf("%q, %v", got.String(), err)
+	}
+	testkit.Must(t, Acknowledge(dir, 3))
+	c.end()
+}
+
 func TestTheWaitForAFollowerEnds(t *testing.T) {
 	c := begin(t, "echo up; sleep 0.2", func(c *Config) { c.Wait = 200 * time.Millisecond })
 	c.prints("up")

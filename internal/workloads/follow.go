@@ -1,0 +1,348 @@
+package workloads
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	jobset "sigs.k8s.io/jobset/api/jobset/v1alpha2"
+
+	"multihost/internal/event"
+	"multihost/internal/fault"
+	"multihost/internal/kube"
+	"multihost/internal/workload"
+)
+
+// FollowOptions say where output goes.
+type FollowOptions struct {
+	// Output opens the place for the output of a container in an attempt, which counts from
+	// 1. Follow opens each place once and closes it.
+	Output func(attempt int, p workload.Pod, container string) (io.WriteCloser, error)
+	// Look is how often Follow asks why the workload does not run; 0: 10 seconds.
+	Look time.Duration
+	// Settle is how long output may still come after the end of the workload; 0: one minute.
+	Settle time.Duration
+}
+
+// An Outcome is how a workload ended.
+type Outcome struct {
+	State    workload.State // Succeeded, Failed or, if somebody deleted it, Leaving
+	Message  string         // what the cluster says
+	Attempts []workload.Attempt
+	Failure  *workload.Failure // the first failure of the last attempt; nil: there is none, or it is not known
+	// Incomplete names the outputs that lack bytes, with the reason: "attempt 1 s0w1: …".
+	Incomplete []string
+}
+
+// Code returns the exit status of a workload: that of the first failure of the last attempt.
+// It is 1 if that is not known, and 0 only if the workload succeeded.
+func (o Outcome) Code() int {
+	switch {
+	case o.State == workload.Succeeded:
+		return 0
+	case o.Failure != nil && o.Failure.Pod.Failed():
+		return o.Failure.Pod.Exit.Code
+	}
+	return 1
+}
+
+// Follow copies the output of all workers of a workload, attempt after attempt, until the
+// workload has ended. It reports why the workload waits, and each failure and restart. If
+// ctx ends, the workload goes on.
+func (c *Cluster) Follow(ctx context.Context, name string, o FollowOptions) (Outcome, error) {
+	js, err := c.get(ctx, name)
+	if err != nil {
+		return Outcome{}, err
+	}
+	if o.Look == 0 {
+		o.Look = 10 * time.Second
+	}
+	if o.Settle == 0 {
+		o.Settle = time.Minute
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	f := &following{Cluster: c, FollowOptions: o, js: js, steps: make(chan func()), pods: map[string]*followed{}}
+	defer f.owned.Wait()
+	defer cancel()
+	return f.run(ctx)
+}
+
+// following is the state of a Follow. Only run's goroutine uses it; others send it steps.
+type following struct {
+	*Cluster
+	FollowOptions
+	js    *jobset.JobSet
+	owned sync.WaitGroup // watches and copies
+	steps chan func()
+
+	pods       map[string]*followed // by UID
+	copies     int                  // that go on
+	incomplete []string
+	why        string // the workload waits, as last reported
+	restarts   int    // as last reported
+	deleted    bool
+	failed     error // of a watch
+}
+
+// followed is a pod.
+type followed struct {
+	pod     workload.Pod
+	copying bool
+}
+
+// send lets run's goroutine do a step, unless ctx has ended.
+func (f *following) send(ctx context.Context, step func()) {
+	select {
+	case f.steps <- step:
+	case <-ctx.Done():
+	}
+}
+
+func (f *following) run(ctx context.Context) (Outcome, error) {
+	f.watch(ctx)
+	looks := time.NewTicker(f.Look)
+	defer looks.Stop()
+	var limit <-chan time.Time
+	for {
+		over := f.deleted || !workload.EndOf(f.js).IsZero()
+		switch {
+		case f.failed != nil:
+			return Outcome{}, f.failed
+		case over && limit == nil:
+			if err := f.last(ctx); err != nil {
+				return Outcome{}, err
+			}
+			limit = time.After(f.Settle)
+		case over && f.copies == 0:
+			return f.outcome(ctx)
+		}
+		if limit != nil && f.copies == 0 {
+			continue
+		}
+		select {
+		case step := <-f.steps:
+			step()
+		case <-looks.C:
+			f.look(ctx)
+		case <-limit:
+			f.incomplete = append(f.incomplete, fmt.Sprintf("%d outputs were still coming %s after the end", f.copies, f.Settle))
+			return f.outcome(ctx)
+		case <-ctx.Done():
+			return Outcome{}, context.Cause(ctx)
+		}
+	}
+}
+
+// watch begins to watch the JobSet and its pods.
+func (f *following) watch(ctx context.Context) {
+	options := func(l kube.ListOptions, what string) kube.WatchOptions {
+		return kube.WatchOptions{ListOptions: l, Away: func(err error) {
+			if err != nil {
+				event.Notef(f.Sink, event.Warn, "", "the cluster does not answer about %s, and the workload goes on: %v", what, err)
+			} else {
+				event.Notef(f.Sink, event.Info, "", "the cluster answers about %s again", what)
+			}
+		}}
+	}
+	f.owned.Go(func() {
+		err := f.jobsets().Watch(ctx, options(kube.ListOptions{Fields: "metadata.name=" + f.js.Name}, "the workload"), func(change kube.Change[jobset.JobSet]) error {
+			f.send(ctx, func() { f.changed(change) })
+			return nil
+		})
+		f.send(ctx, func() { f.failed = err })
+	})
+	f.owned.Go(func() {
+		err := kube.Pods.In(f.Client, "").Watch(ctx, options(podsOf(f.js.Name), "pods"), func(change kube.Change[corev1.Pod]) error {
+			if change.Object != nil {
+				f.send(ctx, func() { f.saw(ctx, change.Object, change.Gone) })
+			}
+			return nil
+		})
+		f.send(ctx, func() { f.failed = err })
+	})
+}
+
+func podsOf(name string) kube.ListOptions {
+	return kube.ListOptions{Labels: jobset.JobSetNameKey + "=" + name}
+}
+
+// changed takes over a change of the JobSet.
+func (f *following) changed(change kube.Change[jobset.JobSet]) {
+	switch {
+	case change.Object == nil:
+	case change.Object.UID != f.js.UID: // somebody has made another one of this name
+		f.deleted = true
+	case change.Gone:
+		f.deleted = true
+	default:
+		f.js = change.Object
+		if n := int(f.js.Status.Restarts); n > f.restarts {
+			f.restarts = n
+			event.Notef(f.Sink, event.Warn, "", "the cluster restarts the workload (restart %d of %d)%s", n, f.most(), f.because(n-1))
+		}
+	}
+}
+
+func (f *following) most() int {
+	if f.js.Spec.FailurePolicy == nil {
+		return 0
+	}
+	return int(f.js.Spec.FailurePolicy.MaxRestarts)
+}
+
+// because returns who failed first in the attempts of a restart, for a message.
+func (f *following) because(restart int) string {
+	for _, a := range slices.Backward(workload.Attempts(f.history())) {
+		if failure, ok := a.FirstFailure(); ok && a.Restart == restart {
+			return ": " + failure.String()
+		}
+	}
+	return ""
+}
+
+// history returns all pods that were seen.
+func (f *following) history() []workload.Pod {
+	all := make([]workload.Pod, 0, len(f.pods))
+	for _, p := range f.pods {
+		all = append(all, p.pod)
+	}
+	return all
+}
+
+// saw takes over what a pod object tells, and begins to copy its output when it has any.
+func (f *following) saw(ctx context.Context, o *corev1.Pod, gone bool) {
+	now, ok := workload.PodOf(o)
+	if !ok || o.Labels[jobset.JobSetUIDKey] != "" && o.Labels[jobset.JobSetUIDKey] != string(f.js.UID) {
+		return
+	}
+	p := f.pods[now.UID]
+	if p == nil {
+		p = &followed{}
+		f.pods[now.UID] = p
+	}
+	p.pod = now
+	if gone {
+		p.pod = now.Vanished(f.now())
+	}
+	if p.copying || gone || !begun(o) || f.Output == nil {
+		return
+	}
+	p.copying = true
+	attempt := f.attemptOf(now.UID)
+	for i := range o.Spec.Containers {
+		f.copy(ctx, o, now, &o.Spec.Containers[i], attempt)
+	}
+}
+
+// attemptOf returns the number of the attempt of a pod.
+func (f *following) attemptOf(uid string) int {
+	for _, a := range workload.Attempts(f.history()) {
+		if slices.ContainsFunc(a.Pods, func(p workload.Pod) bool { return p.UID == uid }) {
+			return a.Number
+		}
+	}
+	return 1 // cannot be: the pod is in the history
+}
+
+// copy copies the output of a container until it has ended.
+func (f *following) copy(ctx context.Context, o *corev1.Pod, p workload.Pod, container *corev1.Container, attempt int) {
+	out, err := f.Output(attempt, p, container.Name)
+	if err != nil {
+		f.failed = err
+		return
+	}
+	f.copies++
+	f.owned.Go(func() {
+		err := f.output(ctx, o, container, true, out)
+		if closed := out.Close(); err == nil {
+			err = closed
+		}
+		f.send(ctx, func() {
+			f.copies--
+			if err != nil {
+				f.incomplete = append(f.incomplete, fmt.Sprintf("attempt %d %s: %v", attempt, p.Worker, err))
+			}
+		})
+	})
+}
+
+// last reads the pods that are left when the workload has ended: the watch of pods may be
+// behind that of the JobSet.
+func (f *following) last(ctx context.Context) error {
+	pods, err := f.Cluster.pods(ctx, f.js.Name)
+	for i := range pods {
+		f.saw(ctx, &pods[i], false)
+	}
+	return err
+}
+
+// look reports why the workload does not run, when the reason has changed.
+func (f *following) look(ctx context.Context) {
+	queued, err := f.queued(ctx)
+	if err != nil {
+		return // the watches report outages
+	}
+	scene, err := f.scene(ctx, f.js)
+	if err != nil {
+		return
+	}
+	scene.Workload, scene.Others = queued.of(f.js)
+	w, waits := workload.Waits(scene)
+	switch {
+	case w.Why == f.why:
+		return
+	case !waits:
+		event.Notef(f.Sink, event.Info, "", "the command runs on all workers")
+	case w.Normal:
+		event.Notef(f.Sink, event.Info, "", "waiting: %s", w.Why)
+	default:
+		event.Notef(f.Sink, event.Warn, w.Command, "waiting: %s", w.Why)
+	}
+	f.why = w.Why
+}
+
+// outcome says how the workload ended.
+func (f *following) outcome(ctx context.Context) (Outcome, error) {
+	slices.Sort(f.incomplete)
+	o := Outcome{State: workload.StateOf(f.js, nil), Message: workload.EndMessage(f.js), Attempts: workload.Attempts(f.history()), Incomplete: f.incomplete}
+	if f.deleted && workload.EndOf(f.js).IsZero() {
+		o.State = workload.Leaving
+		return o, nil
+	}
+	if o.State != workload.Failed {
+		return o, nil
+	}
+	if n := len(o.Attempts); n > 0 {
+		if failure, ok := o.Attempts[n-1].FirstFailure(); ok && failure.Pod.Exit.Known {
+			o.Failure = &failure
+			return o, nil
+		}
+	}
+	// The pod that failed may be gone. Its Job tells.
+	jobs, _, err := kube.Jobs.In(f.Client, "").List(ctx, podsOf(f.js.Name))
+	if err != nil && fault.Of(err) != fault.Permission {
+		return o, err
+	}
+	if p := failedFirst(jobs); p != nil {
+		o.Failure = &workload.Failure{Pod: *p}
+	}
+	return o, nil
+}
+
+// String returns an outcome in words, as a verdict.
+func (o Outcome) String() string {
+	switch {
+	case o.State == workload.Leaving:
+		return "somebody has deleted the workload"
+	case o.State == workload.Succeeded:
+		return "succeeded"
+	case o.Failure != nil:
+		return "failed: " + o.Failure.String()
+	}
+	return strings.TrimSuffix("failed: "+o.Message, ": ")
+}

@@ -1,0 +1,214 @@
+package workloads_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	jobset "sigs.k8s.io/jobset/api/jobset/v1alpha2"
+
+	"multihost/internal/event"
+	"multihost/internal/kube"
+	"multihost/internal/sim/kubeapi"
+	"multihost/internal/testkit"
+	"multihost/internal/workload"
+	"multihost/internal/workloads"
+)
+
+// outputs keep what Follow copies, by "attempt worker".
+type outputs struct {
+	mu  sync.Mutex
+	all map[string]*testkit.Buffer
+}
+
+func (o *outputs) open(attempt int, p workload.Pod, _ string) (io.WriteCloser, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	name := fmt.Sprintf("%d %s", attempt, p.Worker)
+	if o.all[name] != nil {
+		return nil, fmt.Errorf("%s is opened twice", name)
+	}
+	o.all[name] = &testkit.Buffer{}
+	return nopCloser{o.all[name]}, nil
+}
+
+type nopCloser struct{ io.Writer }
+
+func (nopCloser) Close() error { return nil }
+
+func (o *outputs) texts() map[string]string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	all := map[string]string{}
+	for name, b := range o.all {
+		all[name] = b.String()
+	}
+	return all
+}
+
+// submit makes a workload of two slices of two workers, on node pools that are there, with
+// the agent of the tests as process 1.
+func submit(t *testing.T, c *workloads.Cluster, s *kubeapi.Server, change func(*workload.Spec)) *jobset.JobSet {
+	t.Helper()
+	for i := range 2 {
+		var nodes []kubeapi.Node
+		for j := range 2 {
+			nodes = append(nodes, kubeapi.Node{Name: fmt.Sprintf("n%d%d", i, j), Chips: 4, Labels: map[string]string{
+				"cloud.google.com/gke-tpu-accelerator": "tpu-v5-lite-podslice", "cloud.google.com/gke-tpu-topology": "2x4",
+			}})
+		}
+		testkit.Must(t, s.SetPool(fmt.Sprintf("c-np-%d", i), nodes))
+	}
+	spec := request("w").Spec
+	spec.Queue, spec.Priority, spec.Grace = "", "", 20
+	change(&spec)
+	js, err := workload.JobSet(spec)
+	testkit.Must(t, err)
+	js.Spec.ReplicatedJobs[0].Template.Spec.Template.Spec.Containers[0].Command[0] = agentFile(t)
+	js, err = kube.JobSets.In(c.Client, "").Create(t.Context(), js, kube.WriteOptions{})
+	testkit.Must(t, err)
+	return js
+}
+
+func TestFollowToSuccess(t *testing.T) {
+	t.Parallel()
+	c, s, _ := cluster(t)
+	submit(t, c, s, func(spec *workload.Spec) {
+		spec.Command = `echo "process $MULTIHOST_PROCESS_ID of $MULTIHOST_NUM_PROCESSES in attempt $MULTIHOST_ATTEMPT"; head -c 300000 /dev/zero | tr '\0' x; printf end`
+	})
+	o := &outputs{all: map[string]*testkit.Buffer{}}
+	got, err := c.Follow(t.Context(), "w", workloads.FollowOptions{Output: o.open, Look: 50 * time.Millisecond})
+	if err != nil || got.Code() != 0 || got.State != workload.Succeeded || len(got.Incomplete) != 0 || len(got.Attempts) != 1 || got.String() != "succeeded" {
+		t.Errorf("%+v, %v", got, err)
+	}
+	texts := o.texts()
+	for i, name := range []string{"1 s0w0", "1 s0w1", "1 s1w0", "1 s1w1"} {
+		if want := fmt.Sprintf("process %d of 4 in attempt 1\n%send", i, strings.Repeat("x", 300000)); texts[name] != want {
+			t.Errorf("%s: %d bytes, want %d", name, len(texts[name]), len(want))
+		}
+	}
+}
+
+// One worker fails, and the cluster deletes the pods of the others. Their last bytes arrive
+// all the same, because their agents wait for the follower.
+func TestFollowToAFailure(t *testing.T) {
+	t.Parallel()
+	c, s, _ := cluster(t)
+	submit(t, c, s, func(spec *workload.Spec) {
+		spec.Command = `echo up; if [[ $MULTIHOST_PROCESS_ID == 2 ]]; then while [[ ! -e $MULTIHOST_ROOT_TMP/go ]]; do sleep 0.02; done; echo failing; exit 3; fi; trap 'echo last words; exit 1' TERM; while :; do sleep 0.02 2>/dev/null; done 2>/dev/null`
+	})
+	o := &outputs{all: map[string]*testkit.Buffer{}}
+	workers := []string{"1 s0w0", "1 s0w1", "1 s1w0", "1 s1w1"}
+	done := make(chan error, 1)
+	var got workloads.Outcome
+	go func() {
+		var err error
+		got, err = c.Follow(t.Context(), "w", workloads.FollowOptions{Output: o.open})
+		done <- err
+	}()
+	for _, name := range workers {
+		testkit.Eventually(t, "output of "+name, func() bool { return o.texts()[name] == "up\n" })
+	}
+	pods, _, err := kube.Pods.In(c.Client, "").List(t.Context(), kube.ListOptions{Labels: "jobset.sigs.k8s.io/job-index=1,batch.kubernetes.io/job-completion-index=0"})
+	testkit.Must(t, err)
+	if code, err := c.Exec(t.Context(), &pods[0], []string{"bash", "-c", "touch $MULTIHOST_ROOT_TMP/go"}); err != nil || code != 0 {
+		t.Fatal(code, err)
+	}
+	err = <-done
+	if err != nil || got.State != workload.Failed || got.Code() != 3 || len(got.Incomplete) != 0 {
+		t.Errorf("%+v, %v", got, err)
+	}
+	if !strings.HasPrefix(got.String(), "failed: s1w0 was first: exit code 3") {
+		t.Errorf("%s", got)
+	}
+	texts := o.texts()
+	for _, name := range workers {
+		want := "up\nlast words\n"
+		if name == "1 s1w0" {
+			want = "up\nfailing\n"
+		}
+		if texts[name] != want {
+			t.Errorf("%s: %q, want %q", name, texts[name], want)
+		}
+	}
+}
+
+func TestFollowThroughARestart(t *testing.T) {
+	t.Parallel()
+	c, s, said := cluster(t)
+	submit(t, c, s, func(spec *workload.Spec) {
+		spec.MaxRestarts = 1
+		spec.Command = `echo "attempt $MULTIHOST_ATTEMPT"; if [[ $MULTIHOST_ATTEMPT == 1 && $MULTIHOST_PROCESS_ID == 1 ]]; then exit 42; fi; [[ $MULTIHOST_ATTEMPT == 2 ]] || sleep 1000`
+	})
+	o := &outputs{all: map[string]*testkit.Buffer{}}
+	got, err := c.Follow(t.Context(), "w", workloads.FollowOptions{Output: o.open})
+	if err != nil || got.Code() != 0 || len(got.Attempts) != 2 {
+		t.Fatalf("%+v, %v", got, err)
+	}
+	if f, ok := got.Attempts[0].FirstFailure(); !ok || !strings.HasPrefix(f.String(), "s0w1 was first: exit code 42") {
+		t.Errorf("%v", f)
+	}
+	for name, text := range o.texts() {
+		if want := "attempt " + name[:1] + "\n"; text != want {
+			t.Errorf("%s: %q, want %q", name, text, want)
+		}
+	}
+	for _, name := range []string{"1 s0w1", "2 s0w0", "2 s0w1", "2 s1w0", "2 s1w1"} {
+		if !slices.Contains(slices.Collect(maps.Keys(o.all)), name) {
+			t.Errorf("there is no output of %s", name)
+		}
+	}
+	if !said.Said(event.Warn, "the cluster restarts the workload (restart 1 of 1): s0w1 was first: exit code 42") {
+		t.Errorf("%v", said.Notes())
+	}
+}
+
+func TestFollowAWorkloadThatIsDeleted(t *testing.T) {
+	t.Parallel()
+	c, s, said := cluster(t)
+	js := submit(t, c, s, func(spec *workload.Spec) { spec.Command, spec.Slices = "echo up; exec sleep 1000", 3 })
+	o := &outputs{all: map[string]*testkit.Buffer{}}
+	done := make(chan error, 1)
+	var got workloads.Outcome
+	go func() {
+		var err error
+		got, err = c.Follow(t.Context(), "w", workloads.FollowOptions{Output: o.open, Look: 20 * time.Millisecond})
+		done <- err
+	}()
+	testkit.Eventually(t, "output", func() bool { return o.texts()["1 s0w0"] == "up\n" })
+	testkit.Eventually(t, "the reason of the wait", func() bool { return said.Said(event.Warn, "waiting: no node is free for s2w0") })
+	testkit.Must(t, c.Delete(t.Context(), js.Name))
+	if err := <-done; err != nil || got.State != workload.Leaving || got.Code() == 0 || got.String() != "somebody has deleted the workload" {
+		t.Errorf("%+v, %v", got, err)
+	}
+}
+
+// The follower may go; the workload goes on.
+func TestAFollowerThatGoes(t *testing.T) {
+	t.Parallel()
+	c, s, _ := cluster(t)
+	submit(t, c, s, func(spec *workload.Spec) { spec.Command = "echo up; exec sleep 1000" })
+	ctx, cancel := context.WithCancelCause(t.Context())
+	o := &outputs{all: map[string]*testkit.Buffer{}}
+	done := make(chan error, 1)
+	go func() {
+		_, err := c.Follow(ctx, "w", workloads.FollowOptions{Output: o.open})
+		done <- err
+	}()
+	testkit.Eventually(t, "output", func() bool { return o.texts()["1 s1w1"] == "up\n" })
+	gone := errors.New("detached")
+	cancel(gone)
+	if err := <-done; !errors.Is(err, gone) {
+		t.Errorf("%v", err)
+	}
+	if st, err := c.Status(t.Context(), "w"); err != nil || st.State == workload.Failed {
+		t.Errorf("%+v, %v", st, err)
+	}
+}
