@@ -86,6 +86,7 @@ type following struct {
 	why        string // the workload waits, as last reported
 	restarts   int    // as last reported
 	deleted    bool
+	away       bool  // the cluster does not answer
 	failed     error // of a watch
 }
 
@@ -142,6 +143,7 @@ func (f *following) run(ctx context.Context) (Outcome, error) {
 func (f *following) watch(ctx context.Context) {
 	options := func(l kube.ListOptions, what string) kube.WatchOptions {
 		return kube.WatchOptions{ListOptions: l, Away: func(err error) {
+			f.send(ctx, func() { f.away = err != nil })
 			if err != nil {
 				event.Notef(f.Sink, event.Warn, "", "the cluster does not answer about %s, and the workload goes on: %v", what, err)
 			} else {
@@ -283,6 +285,9 @@ func (f *following) last(ctx context.Context) error {
 
 // look reports why the workload does not run, when the reason has changed.
 func (f *following) look(ctx context.Context) {
+	if f.away {
+		return
+	}
 	queued, err := f.queued(ctx)
 	if err != nil {
 		return // the watches report outages

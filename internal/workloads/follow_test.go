@@ -212,3 +212,56 @@ func TestAFollowerThatGoes(t *testing.T) {
 		t.Errorf("%+v, %v", st, err)
 	}
 }
+
+// The cluster's API goes away and comes back, and connections to pods break. No byte is lost
+// and none comes twice.
+func TestFollowThroughAnOutage(t *testing.T) {
+	t.Parallel()
+	c, s, said := cluster(t)
+	submit(t, c, s, func(spec *workload.Spec) {
+		spec.Command = `i=0; while [[ ! -e $MULTIHOST_ROOT_TMP/go ]]; do echo "line $((i++))"; sleep 0.01; done; echo end`
+	})
+	o := &outputs{all: map[string]*testkit.Buffer{}}
+	done := make(chan error, 1)
+	var got workloads.Outcome
+	go func() {
+		var err error
+		got, err = c.Follow(t.Context(), "w", workloads.FollowOptions{Output: o.open})
+		done <- err
+	}()
+	workers := []string{"1 s0w0", "1 s0w1", "1 s1w0", "1 s1w1"}
+	all := func(line string) func() bool {
+		return func() bool {
+			texts := o.texts()
+			return !slices.ContainsFunc(workers, func(w string) bool { return !strings.Contains(texts[w], line) })
+		}
+	}
+	testkit.Eventually(t, "the first lines", all("line 5\n"))
+	testkit.Must(t, s.SetAway(true))
+	s.CutExecs()
+	testkit.Eventually(t, "the outage", func() bool { return said.Said(event.Warn, "the cluster does not answer") })
+	testkit.Must(t, s.SetAway(false))
+	testkit.Eventually(t, "the end of the outage", func() bool { return said.Said(event.Info, "the cluster answers") })
+	pods, _, err := kube.Pods.In(c.Client, "").List(t.Context(), kube.ListOptions{})
+	testkit.Must(t, err)
+	for i := range pods {
+		if code, err := c.Exec(t.Context(), &pods[i], []string{"bash", "-c", "touch $MULTIHOST_ROOT_TMP/go"}); err != nil || code != 0 {
+			t.Fatal(code, err)
+		}
+	}
+	if err := <-done; err != nil || got.Code() != 0 || len(got.Incomplete) != 0 {
+		t.Errorf("%+v, %v", got, err)
+	}
+	for name, text := range o.texts() {
+		lines := strings.Split(text, "\n")
+		for i, line := range lines[:len(lines)-2] {
+			if line != fmt.Sprintf("line %d", i) {
+				t.Errorf("%s: line %d is %q", name, i, line)
+				break
+			}
+		}
+		if !strings.HasSuffix(text, "\nend\n") {
+			t.Errorf("%s does not end", name)
+		}
+	}
+}

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"hash"
 	"io"
+	"net"
 	"slices"
 	"strconv"
 	"strings"
@@ -140,8 +141,8 @@ func (c *Cluster) tail(ctx context.Context, p *corev1.Pod, container *corev1.Con
 	agent := append(slices.Clone(container.Command[:1]), "pod")
 	out := newCounted(w)
 	for {
-		var errors bytes.Buffer
-		code, err := c.exec(ctx, p, container.Name, append(slices.Clone(agent), "tail", strconv.FormatInt(out.n, 10)), out, &errors)
+		var problem bytes.Buffer
+		code, err := c.exec(ctx, p, container.Name, append(slices.Clone(agent), "tail", strconv.FormatInt(out.n, 10)), out, &problem)
 		switch {
 		case out.err != nil:
 			return out.err
@@ -154,19 +155,28 @@ func (c *Cluster) tail(ctx context.Context, p *corev1.Pod, container *corev1.Con
 				event.Notef(c.Sink, event.Debug, "", "cannot tell pod %s that its output has arrived: %v", p.Name, err)
 			}
 			return nil
-		case err == nil && errors.Len() > 0:
-			return &AbsentError{Text: fmt.Sprintf("cannot read the output of pod %s behind byte %d: %s", p.Name, out.n, strings.TrimSpace(errors.String())), kind: fault.Unavailable}
+		case err == nil && problem.Len() > 0:
+			return &AbsentError{Text: fmt.Sprintf("cannot read the output of pod %s behind byte %d: %s", p.Name, out.n, strings.TrimSpace(problem.String())), kind: fault.Unavailable}
 		case fault.Of(err) == fault.Permission:
 			return err
 		}
-		if now, over := c.over(ctx, p); over {
-			return c.rest(ctx, now, container.Name, out)
+		if !unreachable(err) {
+			if now, over := c.over(ctx, p); over {
+				return c.rest(ctx, now, container.Name, out)
+			}
 		}
 		event.Notef(c.Sink, event.Debug, "", "reading pod %s again from byte %d: %v", p.Name, out.n, err)
 		if err := wait(ctx, againAfter); err != nil {
 			return err
 		}
 	}
+}
+
+// unreachable reports whether a connection broke or was refused. In an outage nobody asks
+// for each pod whether it lives.
+func unreachable(err error) bool {
+	var network net.Error
+	return errors.Is(err, kube.ErrCut) || errors.As(err, &network)
 }
 
 // over reports whether the pod has ended, and returns it as it is now; nil: it is gone.

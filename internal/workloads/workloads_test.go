@@ -40,7 +40,7 @@ func cluster(t *testing.T) (*workloads.Cluster, *kubeapi.Server, *testkit.Record
 	testkit.Must(t, err)
 	t.Cleanup(func() { testkit.Must(t, s.Close()) })
 	said := &testkit.Recorder{}
-	client, err := kube.New(kube.Config{Server: s.URL(), CA: s.CA(), Token: oauth2.StaticTokenSource(&oauth2.Token{AccessToken: "t"}), Sink: said})
+	client, err := kube.New(kube.Config{Server: s.URL(), CA: s.CA(), Token: oauth2.StaticTokenSource(&oauth2.Token{AccessToken: "t"}), Sink: said, MaxRetry: time.Second})
 	testkit.Must(t, err)
 	t.Cleanup(client.Close)
 	return &workloads.Cluster{Client: client, Name: "c", Sink: said}, s, said
