@@ -20,7 +20,8 @@ import (
 
 // A Scene is what a cluster shows of a workload that may be waiting.
 type Scene struct {
-	Cluster  string // its name, for commands; "" leaves the flag out
+	Cluster  string // its name, if GKE has it, for commands about it
+	Flags    string // that name the cluster in other commands: "--cluster=c"; may be empty
 	Now      time.Time
 	JobSet   *jobset.JobSet
 	Workload *kueue.Workload  // Kueue's object for the JobSet; nil: there is none
@@ -69,16 +70,13 @@ func (s Scene) over() bool {
 }
 
 func (s Scene) command(words ...string) string {
-	line := "multihost " + strings.Join(words, " ")
-	if s.Cluster != "" {
-		line += " --cluster=" + s.Cluster
-	}
-	return line
+	return strings.TrimRight("multihost "+strings.Join(words, " ")+" "+s.Flags, " ")
 }
 
+// cluster returns the command that shows the queues and node pools of the cluster.
 func (s Scene) cluster() string {
 	if s.Cluster == "" {
-		return "multihost cluster list"
+		return s.command("workload", "list")
 	}
 	return "multihost cluster show " + s.Cluster
 }

@@ -213,7 +213,7 @@ func TestWhyAWorkloadWaits(t *testing.T) {
 		},
 	} {
 		scene := tt.scene
-		scene.Cluster = "c"
+		scene.Cluster, scene.Flags = "c", "--cluster=c"
 		if scene.Now.IsZero() {
 			scene.Now = at(60)
 		}
@@ -231,6 +231,10 @@ func TestWithoutKueueNothingIsQueued(t *testing.T) {
 	js := made(t, spec(t, "v5litepod-1", func(s *workload.Spec) { s.Slices, s.Queue = 1, "" }))
 	if w, ok := workload.Waits(workload.Scene{JobSet: js, Pods: []corev1.Pod{*object(0, 0, 0)}}); ok {
 		t.Errorf("%+v", w)
+	}
+	busy := *object(0, 0, 0, unschedulable("0/9 nodes are available: 9 Insufficient google.com/tpu."))
+	if w, _ := workload.Waits(workload.Scene{JobSet: js, Pods: []corev1.Pod{busy}, Flags: "--context=x"}); w.Command != "multihost workload list --context=x" {
+		t.Errorf("of a cluster that GKE does not have: %+v", w)
 	}
 	js.Spec.Suspend = new(true)
 	w, ok := workload.Waits(workload.Scene{JobSet: js})

@@ -36,7 +36,8 @@ import (
 // A Cluster has workloads. Its methods are safe for concurrent use.
 type Cluster struct {
 	Client *kube.Client
-	Name   string           // for the flag --cluster of commands that are named; "" leaves it out
+	Name   string           // if GKE has it, for commands about it
+	Flags  string           // that name it in other commands: "--cluster=c"; may be empty
 	Sink   event.Sink       // required
 	Now    func() time.Time // nil: the system's clock
 	// Pools returns the node pools; nil: they are not known.
@@ -52,13 +53,9 @@ func (c *Cluster) now() time.Time {
 
 func (c *Cluster) jobsets() kube.Objects[jobset.JobSet] { return kube.JobSets.In(c.Client, "") }
 
-// command returns a command line about the cluster.
+// command returns a command line about a workload of the cluster.
 func (c *Cluster) command(words ...string) string {
-	line := "multihost " + strings.Join(words, " ")
-	if c.Name != "" {
-		line += " --cluster=" + c.Name
-	}
-	return line
+	return strings.TrimRight("multihost "+strings.Join(words, " ")+" "+c.Flags, " ")
 }
 
 // An AbsentError says that a cluster lacks what a command needs.
@@ -280,7 +277,7 @@ func (c *Cluster) Status(ctx context.Context, name string) (Status, error) {
 
 // scene reads the pods and events of a JobSet, and the node pools.
 func (c *Cluster) scene(ctx context.Context, js *jobset.JobSet) (s workload.Scene, err error) {
-	s = workload.Scene{Cluster: c.Name, Now: c.now(), JobSet: js}
+	s = workload.Scene{Cluster: c.Name, Flags: c.Flags, Now: c.now(), JobSet: js}
 	if s.Pods, err = c.pods(ctx, js.Name); err != nil {
 		return s, err
 	}

@@ -43,7 +43,7 @@ func cluster(t *testing.T) (*workloads.Cluster, *kubeapi.Server, *testkit.Record
 	client, err := kube.New(kube.Config{Server: s.URL(), CA: s.CA(), Token: oauth2.StaticTokenSource(&oauth2.Token{AccessToken: "t"}), Sink: said, MaxRetry: time.Second})
 	testkit.Must(t, err)
 	t.Cleanup(client.Close)
-	return &workloads.Cluster{Client: client, Name: "c", Sink: said}, s, said
+	return &workloads.Cluster{Client: client, Name: "c", Flags: "--cluster=c", Sink: said}, s, said
 }
 
 func request(name string) workloads.Request {
