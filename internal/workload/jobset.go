@@ -34,14 +34,15 @@ const (
 // nodes that have them.
 const ChipResource = "google.com/tpu"
 
-// Where the agent is in an image and in a pod.
+// Where the agent and the script of the preflight are in an image, and the folder into which
+// the init container copies both.
 const (
-	AgentDir  = "/multihost"         // an emptyDir; has the output of the command, too
-	AgentFile = "/multihost-agent"   // in an image
-	agentCopy = AgentDir + AgentFile // as the init container places it
-	shared    = "multihost"          // name of the volume and of the init container
-	shmName   = "dshm-2"             // volume for shared memory
-	shmDir    = "/dev/shm"
+	AgentDir      = "/multihost"              // an emptyDir; has the output of the command, too
+	AgentFile     = "/multihost-agent"        // in an image
+	PreflightFile = "/multihost-preflight.sh" // beside it
+	shared        = "multihost"               // name of the volume and of the init container
+	shmName       = "dshm-2"                  // volume for shared memory
+	shmDir        = "/dev/shm"
 )
 
 // quantity returns how much of a resource a container needs. The error is a *SpecError.
@@ -147,11 +148,17 @@ func (s Spec) containers() []string {
 }
 
 func (s Spec) container(i int, name string) corev1.Container {
-	agent := agentCopy
+	dir := AgentDir
 	if s.AgentImage == "" {
-		agent = AgentFile
+		dir = ""
 	}
-	command := append([]string{agent, "pod", "run"}, s.AgentArgs...)
+	command := []string{dir + AgentFile, "pod", "run"}
+	if s.Preflight {
+		command = append(command, "--preflight="+dir+PreflightFile)
+	}
+	if numa := s.numa(); numa != "off" {
+		command = append(command, "--numa="+numa)
+	}
 	c := corev1.Container{
 		Name: name, Image: s.Image, Command: append(command, "--", "bash", "-c", plain(s.Command)),
 		Env:       s.env(i),
@@ -165,6 +172,18 @@ func (s Spec) container(i int, name string) corev1.Container {
 		c.SecurityContext = &corev1.SecurityContext{Privileged: new(true)}
 	}
 	return c
+}
+
+// numa returns how the command is bound to a NUMA node. Two containers on a node share its
+// memory, so they are not bound to the same half unless the user asks for it.
+func (s Spec) numa() string {
+	switch {
+	case s.NUMA != "":
+		return s.NUMA
+	case s.Type.Generation.NUMA && len(s.containers()) == 1:
+		return "bind"
+	}
+	return "off"
 }
 
 // env returns the variables of a container: the user's, and those from which the agent

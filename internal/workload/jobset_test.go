@@ -108,7 +108,7 @@ func TestTheWholeJobSet(t *testing.T) {
 		"tpu": spec(t, "v5litepod-16", func(s *workload.Spec) {
 			s.Labels = map[string]string{"multihost-user": "ann"}
 			s.Env = []workload.Variable{{Name: "A", Value: `{"a": "$(HOME) $$"}`}}
-			s.AgentImage, s.AgentArgs = "example.com/p/agent@sha256:4567", []string{"--numa=bind"}
+			s.AgentImage, s.Preflight, s.NUMA = "example.com/p/agent@sha256:4567", true, "preferred"
 		}),
 		"tpu7x": spec(t, "tpu7x-128", func(s *workload.Spec) { s.PlacementPolicy = "tpu7x-128-4x4x4-placement-policy" }),
 		"gpu": spec(t, "", func(s *workload.Spec) {
@@ -228,6 +228,7 @@ func TestOneClearErrorForEachFault(t *testing.T) {
 		{"v5litepod-16", func(s *workload.Spec) { s.Env = []workload.Variable{{Name: "A=B"}} }, `environment variable "A=B" is not possible`, "type: --env=NAME=VALUE"},
 		{"v5litepod-16", func(s *workload.Spec) { s.RestartOn = []int{0} }, "exit code 0 cannot restart a workload: exit codes of failures are 1 to 255", "type: --restart-on-exit-codes=1,2"},
 		{"v5litepod-16", func(s *workload.Spec) { s.MaxRestarts = -1 }, "a workload cannot restart -1 times", "type: --max-restarts=0"},
+		{"v5litepod-16", func(s *workload.Spec) { s.NUMA = "all" }, "--numa=all: it is bind, preferred or off", "type: --numa=off"},
 		{"v5litepod-16", func(s *workload.Spec) { s.Grace = -1 }, "a grace period cannot be -1 seconds", "type: --termination-grace-period-seconds=30"},
 		{"v5litepod-16", func(s *workload.Spec) { s.Priority = "Very High" }, `priority "Very High" is not a name that Kubernetes allows: at most 63 lower-case letters, digits and "-"`, "correct the name"},
 		{"v5litepod-16", func(s *workload.Spec) { s.Resources = []workload.Resource{{"google.com/tpu", "4"}} }, "the type of the slices says how many chips a worker has", "leave out --resource=google.com/tpu"},
@@ -240,6 +241,27 @@ func TestOneClearErrorForEachFault(t *testing.T) {
 		}
 		if got := fault.Hints(err); len(got) != 1 || got[0] != tt.hint {
 			t.Errorf("%v: hints %q, want %q", err, got, tt.hint)
+		}
+	}
+}
+
+// The agent binds the command where that is advised, and only then.
+func TestWhatTheAgentIsTold(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		accelerator string
+		change      func(*workload.Spec)
+		want        string
+	}{
+		{"v5litepod-16", nil, "/multihost-agent pod run --"},
+		{"v5p-16", nil, "/multihost-agent pod run --numa=bind --"},
+		{"v5p-16", func(s *workload.Spec) { s.NUMA = "off" }, "/multihost-agent pod run --"},
+		{"tpu7x-16", func(s *workload.Spec) { s.Preflight = true }, "/multihost-agent pod run --preflight=/multihost-preflight.sh --"},
+		{"v4-16", func(s *workload.Spec) { s.Preflight, s.AgentImage = true, "a" }, "/multihost/multihost-agent pod run --preflight=/multihost/multihost-preflight.sh --numa=bind --"},
+	} {
+		c := made(t, spec(t, tt.accelerator, tt.change)).Spec.ReplicatedJobs[0].Template.Spec.Template.Spec.Containers[0]
+		if got := strings.Join(c.Command, " "); got != tt.want+" bash -c python3 train.py" {
+			t.Errorf("%s: %s, want %s", tt.accelerator, got, tt.want)
 		}
 	}
 }

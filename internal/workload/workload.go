@@ -75,9 +75,10 @@ type Spec struct {
 	// AgentImage is an image that holds only the agent; an init container copies the agent
 	// from it. "" means that Image has the agent, as package image adds it.
 	AgentImage string
-	AgentArgs  []string // further arguments of the agent
-	PullSecret string   // name of a secret to pull the images with; "": none
-	Account    string   // service account of the pods; "": the namespace's default
+	Preflight  bool   // run the preflight before the command; the image of the agent has its script
+	NUMA       string // bind, preferred or off: see the flag --numa; "" binds the generations for which that is advised
+	PullSecret string // name of a secret to pull the images with; "": none
+	Account    string // service account of the pods; "": the namespace's default
 
 	Queue     string // of Kueue; "" leaves the JobSet to no queue
 	Priority  string // name of a PriorityClass; "": the cluster's default
@@ -264,6 +265,9 @@ func (s Spec) checkResources() error {
 }
 
 func (s Spec) checkEnd() error {
+	if !slices.Contains([]string{"", "bind", "preferred", "off"}, s.NUMA) {
+		return &SpecError{fmt.Sprintf("--numa=%s: it is bind, preferred or off", s.NUMA), "type: --numa=off"}
+	}
 	for _, code := range s.RestartOn {
 		if code < 1 || code > 255 {
 			return &SpecError{fmt.Sprintf("exit code %d cannot restart a workload: exit codes of failures are 1 to 255", code), "type: --restart-on-exit-codes=1,2"}
