@@ -45,13 +45,14 @@ type ExecRequest struct {
 }
 
 // A Stream is a command in a container that Exec has started. Closing it does not end the
-// command. Receive is called once; Write, CloseInput and Resize may be called meanwhile by
-// other goroutines.
+// command. Receive is called once; all other methods are safe for concurrent use.
 type Stream struct {
 	socket *websocket.Conn
 	writes sync.Mutex   // one goroutine at a time may write a message
 	heard  atomic.Int64 // when something last came, in nanoseconds since 1970
 	idle   atomic.Bool  // Receive waits for the server, not for a writer
+	sent   atomic.Int64 // messages of input that were begun
+	taken  atomic.Int64 // of them, those that the server has surely read
 }
 
 // Exec starts a command in a container. The server writes the command into its audit log: a
@@ -74,7 +75,13 @@ func (c *Client) Exec(ctx context.Context, r ExecRequest) (*Stream, error) {
 	}
 	s := &Stream{socket: conn}
 	s.hear()
-	conn.SetPongHandler(func(string) error { s.hear(); return nil })
+	conn.SetPongHandler(func(data string) error {
+		s.hear()
+		if n, err := strconv.ParseInt(data, 10, 64); err == nil {
+			s.taken.Store(max(n, s.taken.Load()))
+		}
+		return nil
+	})
 	ping := conn.PingHandler()
 	conn.SetPingHandler(func(data string) error { s.hear(); return ping(data) })
 	return s, nil
@@ -120,25 +127,40 @@ func (c *Client) dial(ctx context.Context, r ExecRequest) (*websocket.Conn, erro
 
 func (s *Stream) hear() { s.heard.Store(time.Now().UnixNano()) }
 
-// Heard returns when something last came from the server: output, or an answer to a Ping.
-// waiting is false while Receive is busy with writing output, so that nothing can be heard.
-func (s *Stream) Heard() (at time.Time, waiting bool) {
-	return time.Unix(0, s.heard.Load()), s.idle.Load()
+// A Pulse says whether the server still answers.
+type Pulse struct {
+	Heard time.Time // when something last came: output, or an answer to a Ping
+
+	// Busy says that Receive waits for a writer, so that nothing can be heard.
+	Busy bool
+
+	// Unread says that the server has perhaps not read all input. It then waits for the
+	// command to read, and answers no Ping.
+	Unread bool
 }
 
-// Ping asks the server for an answer, which Heard tells. A server that waits for the command
-// to read its input does not answer.
+// Pulse returns what is known now.
+func (s *Stream) Pulse() Pulse {
+	return Pulse{Heard: time.Unix(0, s.heard.Load()), Busy: !s.idle.Load(), Unread: s.sent.Load() > s.taken.Load()}
+}
+
+// Ping asks the server for an answer, which Pulse tells. It waits while input is being sent.
 func (s *Stream) Ping() error {
-	return s.socket.WriteControl(websocket.PingMessage, nil, time.Now().Add(controlLimit))
+	s.writes.Lock()
+	defer s.writes.Unlock()
+	return s.socket.WriteControl(websocket.PingMessage, strconv.AppendInt(nil, s.sent.Load(), 10), time.Time{})
 }
 
-// controlLimit is how long a message without data may wait for a message with data.
-const controlLimit = 5 * time.Second
+// closeLimit is how long the server may take to close the connection after the status.
+const closeLimit = 5 * time.Second
 
 // send writes a message on a channel.
 func (s *Stream) send(channel byte, data []byte) error {
 	s.writes.Lock()
 	defer s.writes.Unlock()
+	if channel == remotecommand.StreamStdIn {
+		s.sent.Add(1)
+	}
 	w, err := s.socket.NextWriter(websocket.BinaryMessage)
 	if err != nil {
 		return err
@@ -216,7 +238,7 @@ func (s *Stream) Receive(stdout, stderr io.Writer) (code int, err error) {
 			err, heard = s.copy(stderr, message), true
 		case remotecommand.StreamErr:
 			ended, err = s.readStatus(message)
-			_ = s.socket.SetReadDeadline(time.Now().Add(controlLimit)) // the server closes the connection now
+			_ = s.socket.SetReadDeadline(time.Now().Add(closeLimit)) // the server closes the connection now
 		}
 		if err != nil {
 			return 0, err

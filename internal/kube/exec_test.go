@@ -163,11 +163,16 @@ func TestExecHears(t *testing.T) {
 		_, err := s.Receive(io.Discard, io.Discard)
 		ended <- err
 	}()
+	_, err = s.Write([]byte("x"))
+	testkit.Must(t, err)
+	if !s.Pulse().Unread {
+		t.Error("input counts as read before an answer")
+	}
 	before := time.Now()
 	testkit.Eventually(t, "an answer to a ping", func() bool {
 		testkit.Must(t, s.Ping())
-		at, waiting := s.Heard()
-		return waiting && at.After(before)
+		now := s.Pulse()
+		return !now.Busy && !now.Unread && now.Heard.After(before)
 	})
 	close(release)
 	testkit.Must(t, <-ended)

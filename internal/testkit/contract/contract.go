@@ -29,6 +29,10 @@ type Target struct {
 	// ConnectCuttable returns a new connection and a function that breaks the network
 	// connection below it. The next command can connect anew.
 	ConnectCuttable func(t *testing.T) (conn remote.Conn, cut func())
+
+	// NoSignals says that the kind of connection tells exit codes only. A death by a signal is
+	// then the exit code alone.
+	NoSignals bool
 }
 
 // Check runs all rows.
@@ -36,6 +40,9 @@ func Check(t *testing.T, target Target) {
 	conn := target.Connect(t, false)
 	t.Run("command", func(t *testing.T) {
 		for _, row := range Commands {
+			if target.NoSignals {
+				row.Status.Signal = ""
+			}
 			t.Run(row.Name, func(t *testing.T) { row.Check(t, conn) })
 		}
 	})
