@@ -21,7 +21,6 @@ import (
 	"multihost/internal/pods"
 	"multihost/internal/remote"
 	"multihost/internal/testkit"
-	"multihost/internal/testkit/contract"
 	"multihost/internal/tpu"
 )
 
@@ -57,16 +56,6 @@ func (s *server) connect(t *testing.T, readOnly bool) remote.Conn {
 	c, err := s.dial(t, s.dialer(time.Minute), time.Minute, readOnly)
 	testkit.Must(t, err)
 	return c
-}
-
-func TestContract(t *testing.T) {
-	testkit.NoLeaks(t)
-	s := newServer(t)
-	contract.Check(t, contract.Target{
-		Connect:         s.connect,
-		ConnectCuttable: func(t *testing.T) (remote.Conn, func()) { return s.connect(t, false), s.cut },
-		NoSignals:       true,
-	})
 }
 
 func TestBytesAreExact(t *testing.T) {

@@ -97,12 +97,11 @@ type session struct {
 	ctx  context.Context // ends with the session
 	stop context.CancelFunc
 
-	done   chan struct{} // closed when the session is over
+	done   chan struct{} // closed when the command has ended
 	status remote.Status // read only after done is closed
-	err    error         // read only after done is closed
 
 	once    sync.Once
-	aborted chan struct{} // closed when we end the session
+	aborted chan struct{} // closed when the session ends without the command's status
 	cause   error         // why; read only after aborted is closed
 }
 
@@ -145,18 +144,17 @@ func (s *session) serve() {
 	switch {
 	case err == nil:
 		s.status = remote.Status{Code: code}
+		if s.in != nil {
+			s.in.Shut()
+		}
+		close(s.done)
 	case errors.Is(err, kube.ErrNotStarted):
-		s.err = s.conn.fail(remote.StageExec, err, 1)
+		s.abort(s.conn.fail(remote.StageExec, err, 1))
 	case errors.Is(err, kube.ErrCut):
-		s.err = s.conn.lost(err)
+		s.abort(s.conn.lost(err))
 	default:
 		s.abort(fmt.Errorf("write output of %s: %w", s.conn.Name(), err))
-		return
 	}
-	if s.in != nil {
-		s.in.Shut()
-	}
-	close(s.done)
 }
 
 // forget takes a session that is over off its connection.
@@ -291,14 +289,12 @@ func (s *session) Wait() (remote.Status, error) {
 	defer s.unwatch()
 	select {
 	case <-s.done:
-		return s.status, s.err
+		return s.status, nil
 	case <-s.aborted:
 	}
 	select {
 	case <-s.done: // both have happened: the end of the command matters more
-		if s.err == nil {
-			return s.status, nil
-		}
+		return s.status, nil
 	default:
 	}
 	s.out.Shut()
