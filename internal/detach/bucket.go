@@ -306,7 +306,7 @@ func (e *Earlier) Ended() string {
 // on other slices.
 func (s State) Taken() bool { return taken(s.Stopping) }
 
-func taken(stop string) bool { return takenText.MatchString(stop) }
+func taken(stop string) bool { return takenText.MatchString(strings.TrimSpace(stop)) }
 
 // takenText is the whole reason that workers give for such a stop.
 var takenText = regexp.MustCompile(`^the slices are deleted [0-9]+ s after they were made \(--max-run-duration\)$`)
