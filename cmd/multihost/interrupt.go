@@ -18,6 +18,6 @@ func onInterrupts(s *session, c *call, d *deps) {
 	in, ok := c.stdin.(*os.File)
 	if ok && s.view.Mode() != ui.JSON && ui.CanAsk(in, c.stderr) {
 		d.CtrlC = stage.Ask
-		s.endQuestions = c.signals.Ask(s.view, in, c.stderr, d.StatusOf)
+		s.endQuestions = c.signals.Ask(s.view, in, c.stderr, d.WatchStatus)
 	}
 }

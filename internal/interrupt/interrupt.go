@@ -4,6 +4,7 @@ package interrupt
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -50,15 +51,19 @@ func (w *Watch) Answer(a stage.Answer) {
 func (w *Watch) Ask(view *ui.Renderer, in *os.File, out io.Writer, stand func() stage.Status) (end func()) {
 	over, end := context.WithCancel(context.Background())
 	w.AskWith(func(ctx context.Context) (stage.Answer, bool) {
-		st := stand()
-		if over.Err() != nil || st.Running == "" && st.Resource == "" || !ui.CanAsk(in, out) {
+		if !ui.CanAsk(in, out) {
 			return "", false
 		}
 		ctx, cancel := context.WithCancel(ctx)
 		defer cancel()
 		defer context.AfterFunc(over, cancel)()
-		return askUser(ctx, view, in, st), true
-	}, func() stage.Answer { return stand().Second() })
+		return askWhile(ctx, stand, func(ctx context.Context, st stage.Status, again bool) stage.Answer {
+			return askUser(ctx, view, in, st, again)
+		})
+	}, func() stage.Answer {
+		st, _ := stand()
+		return st.Second()
+	})
 	return end
 }
 
@@ -72,12 +77,16 @@ func (w *Watch) AskWith(ask func(ctx context.Context) (answer stage.Answer, aske
 
 // askUser asks the user what to do. If it cannot ask on the terminal any more, it
 // answers stage.Detach: a closed terminal is no reason to stop the run.
-func askUser(ctx context.Context, view *ui.Renderer, in *os.File, stand stage.Status) stage.Answer {
+func askUser(ctx context.Context, view *ui.Renderer, in *os.File, stand stage.Status, again bool) stage.Answer {
 	keys := "dsc"
 	if !stand.Started() {
 		keys = "skc"
 	}
-	key, err := view.Ask(ctx, in, question(stand), keys)
+	text, put := question(stand), view.Ask
+	if again {
+		text, put = "\nmultihost: this has changed while you were asked; the question above no longer counts"+text, view.AskAnew
+	}
+	key, err := put(ctx, in, text, keys)
 	switch {
 	case err == nil && key == 's':
 		return stage.Stop

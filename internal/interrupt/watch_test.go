@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"os"
+	"strings"
 	"syscall"
 	"testing"
 	"testing/synctest"
@@ -114,4 +115,73 @@ func TestObeyEndsWhatHangs(t *testing.T) {
 		}
 		stop()
 	})
+}
+
+// A question whose state changes is withdrawn and asked anew. An answer that comes too late
+// does not count. If nothing is left to ask about, the command goes on.
+func TestAQuestionIsAskedAnewWhenItsStateChanges(t *testing.T) {
+	waits := stage.Status{Run: "r", Resource: "queued resource r", Waiting: "it stays"}
+	billed, runs, over := waits, waits, waits
+	billed.Billed, runs.Running, over.Resource = "1 × v4-8", "s0w0", ""
+	kept := billed
+	kept.Tier = "spot" // no word of the question
+	for _, tt := range []struct {
+		name   string
+		states []stage.Status // one after the other, while the questions are open
+		late   stage.Answer   // to a question that has just been withdrawn
+		want   stage.Answer
+		asked  []string // words of each question
+	}{
+		{"it stays as it is", []stage.Status{waits}, "", stage.Stop, []string{"nothing is billed yet"}},
+		{"the slices come", []stage.Status{waits, billed}, stage.Stop, stage.Stop, []string{"nothing is billed yet", "billed now: 1 × v4-8"}},
+		{"the slices come and the command starts", []stage.Status{waits, billed, runs}, stage.Detach, stage.Stop, []string{"nothing is billed yet", "run r runs on s0w0"}},
+		{"something else changes", []stage.Status{billed, kept}, "", stage.Stop, []string{"billed now"}},
+		{"it is over", []stage.Status{runs, over}, stage.Stop, stage.Continue, []string{"run r runs on s0w0"}},
+		{"there is nothing to ask about", []stage.Status{over}, "", "", nil},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				v := &stage.Invocation{}
+				v.SetStatus(func(s *stage.Status) { *s = tt.states[0] })
+				var texts []string
+				typed := make(chan stage.Answer)
+				done := make(chan stage.Answer)
+				go func() {
+					answer, _ := askWhile(t.Context(), v.WatchStatus, func(ctx context.Context, st stage.Status, again bool) stage.Answer {
+						if again != (len(texts) > 0) {
+							t.Errorf("question %d: again is %v", len(texts), again)
+						}
+						texts = append(texts, question(st))
+						select {
+						case a := <-typed:
+							return a
+						case <-ctx.Done():
+							return tt.late
+						}
+					})
+					done <- answer
+				}()
+				for _, st := range tt.states[1:] {
+					synctest.Wait()
+					v.SetStatus(func(s *stage.Status) { *s = st })
+				}
+				time.Sleep(2 * settle)
+				synctest.Wait()
+				var got stage.Answer
+				select {
+				case typed <- stage.Stop:
+					got = <-done
+				case got = <-done:
+				}
+				if got != tt.want || len(texts) != len(tt.asked) {
+					t.Fatalf("answer %q to %d questions, want %q to %d", got, len(texts), tt.want, len(tt.asked))
+				}
+				for i, words := range tt.asked {
+					if !strings.Contains(texts[i], words) {
+						t.Errorf("question %d: %q, want %q", i, texts[i], words)
+					}
+				}
+			})
+		})
+	}
 }

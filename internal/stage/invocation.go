@@ -30,8 +30,9 @@ type Invocation struct {
 	Confirm func(ctx context.Context, line string) error
 
 	status struct {
-		sync.Mutex // guards now
+		sync.Mutex // guards what follows
 		now        Status
+		changed    chan struct{} // closed at the next change; nil: nobody waits for it
 	}
 }
 
@@ -75,7 +76,22 @@ func (v *Invocation) StatusOf() Status {
 func (v *Invocation) SetStatus(change func(*Status)) {
 	v.status.Lock()
 	defer v.status.Unlock()
+	before := v.status.now
 	change(&v.status.now)
+	if v.status.now != before && v.status.changed != nil {
+		close(v.status.changed)
+		v.status.changed = nil
+	}
+}
+
+// WatchStatus returns the current status, and a channel that is closed when it changes.
+func (v *Invocation) WatchStatus() (now Status, changed <-chan struct{}) {
+	v.status.Lock()
+	defer v.status.Unlock()
+	if v.status.changed == nil {
+		v.status.changed = make(chan struct{})
+	}
+	return v.status.now, v.status.changed
 }
 
 // WhatCtrlCDoes says what an interrupt will do to a run that is going on.

@@ -27,7 +27,19 @@ func CanAsk(in io.Reader, out io.Writer) bool {
 // the answer. When ctx ends, Ask restores the terminal and returns the cause. Calls
 // must not overlap.
 func (r *Renderer) Ask(ctx context.Context, in *os.File, question, keys string) (byte, error) {
-	return r.ask(ctx, in, question, keys, func() {})
+	return r.ask(ctx, in, question, keys, asking{})
+}
+
+// AskAnew is Ask for a question that takes the place of another one: what was typed before it
+// is no answer to it.
+func (r *Renderer) AskAnew(ctx context.Context, in *os.File, question, keys string) (byte, error) {
+	return r.ask(ctx, in, question, keys, asking{drops: true})
+}
+
+// asking says what happens before a question is shown.
+type asking struct {
+	drains bool // the events that were emitted are shown
+	drops  bool // what was typed is dropped
 }
 
 // AnyKey stands for the keys of a question that takes every key.
@@ -35,22 +47,27 @@ const AnyKey = ""
 
 // AskAfter is Ask for a question about the last emitted event: it shows that event first.
 func (r *Renderer) AskAfter(ctx context.Context, in *os.File, question, keys string) (byte, error) {
-	return r.ask(ctx, in, question, keys, r.err.drain)
+	return r.ask(ctx, in, question, keys, asking{drains: true})
 }
 
-func (r *Renderer) ask(ctx context.Context, in *os.File, question, keys string, before func()) (byte, error) {
+func (r *Renderer) ask(ctx context.Context, in *os.File, question, keys string, first asking) (byte, error) {
 	resume, err := r.hold(ctx)
 	if err != nil {
 		return 0, err
 	}
 	defer resume()
-	before()
+	if first.drains {
+		r.err.drain()
+	}
 	fd := int(in.Fd())
 	state, err := term.MakeRaw(fd)
 	if err != nil {
 		return 0, fmt.Errorf("ask on the terminal: %w", err)
 	}
 	defer term.Restore(fd, state)
+	if first.drops {
+		dropTyped(fd)
+	}
 	text := bytes.ReplaceAll(appendVisibleText(nil, question+" "), []byte("\n"), []byte("\r\n"))
 	if _, err := r.o.Stderr.Write(text); err != nil {
 		return 0, fmt.Errorf("ask on the terminal: %w", err)

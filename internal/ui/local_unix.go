@@ -57,6 +57,20 @@ func readKey(ctx context.Context, fd int, keys string) (byte, error) {
 	}
 }
 
+// dropTyped reads what was typed and not read. The terminal must be in raw mode.
+func dropTyped(fd int) {
+	var b [64]byte
+	for {
+		waiting := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
+		if n, err := unix.Poll(waiting, 0); n <= 0 || err != nil {
+			return
+		}
+		if n, err := unix.Read(fd, b[:]); n <= 0 || err != nil {
+			return
+		}
+	}
+}
+
 var errWoken = errors.New("woken up")
 
 // readUnlessWoken reads from a terminal. It returns errWoken once wake can be read or has

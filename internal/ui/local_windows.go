@@ -28,3 +28,5 @@ func takesEscapes(fd uintptr) bool {
 func mayRead(*os.File) bool { return false }
 
 func readKey(context.Context, int, string) (byte, error) { return 0, errors.ErrUnsupported }
+
+func dropTyped(int) {}

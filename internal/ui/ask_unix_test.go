@@ -1,0 +1,33 @@
+//go:build unix
+
+package ui
+
+import (
+	"context"
+	"os"
+	"testing"
+)
+
+// What was typed before a question that takes another one's place is no answer to it.
+func TestWhatWasTypedBeforeIsDropped(t *testing.T) {
+	t.Parallel()
+	keyboard, typed, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer keyboard.Close()
+	defer typed.Close()
+	fd := int(keyboard.Fd())
+	dropTyped(fd) // of nothing: it does not wait
+	for _, keys := range []string{"ss", "c"} {
+		if _, err := typed.WriteString(keys); err != nil {
+			t.Fatal(err)
+		}
+		if keys == "ss" {
+			dropTyped(fd)
+		}
+	}
+	if key, err := readKey(context.Background(), fd, "sc"); err != nil || key != 'c' {
+		t.Errorf("read %q, %v", key, err)
+	}
+}
