@@ -100,7 +100,7 @@ func command(c cli.Command, statuses ...int) *cli.Command {
 	return &c
 }
 
-// statusOfCommand in a list of statuses means: the exit status of the user's command.
+// In a list of statuses, statusOfCommand means the exit status of the user's command.
 const statusOfCommand = -1
 
 // group returns a command that only holds other commands.
@@ -112,8 +112,8 @@ func group(of cli.Command) *cli.Command {
 	return command(of)
 }
 
-// ready ends the reading of flags, before the command does anything. It returns the error
-// to end with if a flag or word is wrong.
+// A command calls ready after it has read its flags, before it does anything. If a flag or
+// word is wrong, it returns the error with which the command ends.
 func ready(c *call) error {
 	viewMode(c)
 	return c.Refusal()

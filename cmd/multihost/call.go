@@ -19,7 +19,7 @@ import (
 	"multihost/internal/ui"
 )
 
-// A process is what multihost gets from outside.
+// A process is what multihost gets from outside: streams, environment and directory.
 type process struct {
 	stdin          io.Reader
 	stdout, stderr io.Writer
@@ -29,7 +29,6 @@ type process struct {
 	leave          chan struct{} // closed when the user wants to leave at once
 }
 
-// quiet returns the process with no input and no output.
 func (p process) quiet() process {
 	p.stdin, p.stdout, p.stderr = strings.NewReader(""), io.Discard, io.Discard
 	return p
@@ -38,8 +37,8 @@ func (p process) quiet() process {
 // A call is one command line that is carried out.
 type call struct {
 	process
-	options.Call              // Flags is nil before the command's action begins, Line before it is read
-	view         *ui.Renderer // the last one that was made
+	options.Call              // Flags is nil until the command's action begins. Line is nil until it is read
+	view         *ui.Renderer // the renderer that was made last
 	json         bool         // errors are shown as JSON
 	signals      interrupt.Watch
 }
@@ -67,7 +66,7 @@ func (c *call) program() cmdline.Program {
 func rules(p process) cmdline.Rules { return options.Rules(completions(p)) }
 
 // run carries out the command line argv and returns the exit status. It shows the error
-// that the command ends with.
+// with which the command ends.
 func (c *call) run(ctx context.Context, argv []string) int {
 	err := c.dispatch(ctx, argv)
 	code := exitCode(err)
@@ -85,7 +84,7 @@ func (c *call) run(ctx context.Context, argv []string) int {
 // already contains the error.
 func (c *call) told(err error) bool {
 	said := err.Error()
-	if e, ok := err.(*stage.Error); ok { // the verdict shows such an error without its stage; an error that wraps it has more text
+	if e, ok := err.(*stage.Error); ok { // the verdict shows such an error without its stage. An error that wraps it has more text
 		said = cmp.Or(e.Text, said)
 	}
 	return c.view != nil && !c.json && hintOf(err) == "" && strings.Contains(c.view.Verdict(), said)
@@ -112,15 +111,15 @@ func (c *call) dispatch(ctx context.Context, argv []string) error {
 	if code := exitCode(err); code == exitUsage || code == exitConfig {
 		err = line.Blame(err)
 	}
-	var told *stage.Error // the cause does not say what may still run or exist
+	var told *stage.Error // the cause does not say what may still run or exist, but this error does
 	if err != nil && ctx.Err() != nil && errors.Is(err, context.Canceled) && !errors.As(err, &told) {
 		return context.Cause(ctx)
 	}
 	return err
 }
 
-// showHelp prints the help of the command with that path. It ignores the error of a reader
-// that has gone.
+// showHelp prints the help of the command with the given path. It ignores the write error
+// if the reader has gone.
 func (c *call) showHelp(p cmdline.Program, path []string, level cmdline.HelpLevel) {
 	_, _ = io.WriteString(c.stdout, p.Page(path, level).Lay(ui.Columns(c.lookup, c.stdout)))
 }

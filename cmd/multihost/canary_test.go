@@ -24,10 +24,10 @@ import (
 type canary struct{ name, text string }
 
 // TestSecretsStayWhereTheyBelong gives every kind of secret to the commands that a user
-// types for runs that succeed, fail and are stopped. Then it looks for each secret in
-// everything that was shown, sent, recorded or left behind, here and on the workers. While
-// the commands run, it also looks at every command line. Local files are readable by the
-// user only. The commands leave no goroutine and no open file.
+// types. The runs succeed, fail or are stopped. Then it looks for each secret in everything
+// that the commands have shown, sent, recorded or left behind, here and on the workers.
+// While the commands run, it also looks at every command line. Local files are readable by
+// the user only. The commands leave no goroutine and no open file.
 func TestSecretsStayWhereTheyBelong(t *testing.T) {
 	dir, err := os.MkdirTemp(memoryDir(), "multihost-canary-")
 	if err != nil {
@@ -42,7 +42,7 @@ func TestSecretsStayWhereTheyBelong(t *testing.T) {
 	}
 	defer server.Close()
 	env := server.Env()
-	delete(env, "CLOUDSDK_AUTH_DISABLE_CREDENTIALS") // the token file is to be used
+	delete(env, "CLOUDSDK_AUTH_DISABLE_CREDENTIALS") // the commands must use the token file
 
 	canaries := []canary{
 		{"value of --secret-env", "canary-env-5f1c9b7e"}, {"access token", "ya29.canary-token-0d84e6a2"},
@@ -88,7 +88,7 @@ func TestSecretsStayWhereTheyBelong(t *testing.T) {
 		return invoke(want, append(append(args, more...), cloud...)...)
 	}
 
-	invoke(0, append([]string{"ps"}, cloud...)...) // makes the key; from now on, no further file stays open for good
+	invoke(0, append([]string{"ps"}, cloud...)...) // makes the key; from now on, no further file stays open
 	plain, err := os.ReadFile(env["MULTIHOST_FLAG_IDENTITY_FILE"])
 	if err != nil {
 		t.Fatal(err)
@@ -188,7 +188,7 @@ func holders(t *testing.T, dir string, canaries []canary) (found []string) {
 	t.Helper()
 	looked := 0
 	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
-		if err != nil || !d.Type().IsRegular() { // a living worker's files come and go
+		if err != nil || !d.Type().IsRegular() { // a worker that runs makes and removes files
 			return nil
 		}
 		text, _ := os.ReadFile(path)

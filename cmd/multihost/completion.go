@@ -13,9 +13,9 @@ import (
 	"multihost/internal/sim"
 )
 
-// Completion has two halves: a script for each shell, which passes on the words that were
-// typed, and this program, which answers. So completion always knows what this binary
-// knows, and the scripts need not change with it.
+// Completion has two halves. A script for each shell passes on the words that were typed,
+// and this program answers. So completion always knows what this binary knows, and the
+// scripts need not change with it.
 
 var (
 	//go:embed completion/bash.sh
@@ -63,8 +63,8 @@ type completionScript struct {
 	Script string `json:"script"`
 }
 
-// namesLimit limits the time that the API may take to return names: a user who has
-// pressed Tab does not wait longer. Only tests, on machines under load, change it.
+// namesLimit limits the time that the API may take to return names. A user who has pressed
+// Tab does not wait longer. Only tests on machines under load change it.
 var namesLimit = 2 * time.Second
 
 // completions say how values and words are completed.
@@ -76,8 +76,8 @@ func completions(p process) cmdline.CompleteRules {
 	return s.Rules([]string{"script-dir", "log-dir", "state-dir", "sim-dir"})
 }
 
-// namesOf asks the API for the names that a command line can mean. If a simulator would
-// have to be started for that, it returns none.
+// namesOf asks the API for the names that a user can type at this place of a command line.
+// If it would have to start a simulator for that, it returns none.
 func (p process) namesOf(q *cmdline.Query) (names complete.Names) {
 	c := &call{process: p}
 	c.Line = q.Line()
@@ -103,6 +103,6 @@ func (p process) namesOf(q *cmdline.Query) (names complete.Names) {
 		names, err = complete.Ask(c.Context, asking)
 		return err
 	})
-	_ = c.Run(q.Context, program.App) // errors are ignored: there are no names then
+	_ = c.Run(q.Context, program.App) // errors are ignored: then there are no names
 	return names
 }

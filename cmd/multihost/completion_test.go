@@ -32,8 +32,8 @@ var freeFlags = []string{
 // freeWords are commands whose words are the user's own.
 var freeWords = []string{"exec", "job", "run", "qr create", "slices create", "cluster create", "cluster show", "cluster delete", "network create", "network show", "network update", "network delete", "network firewall create", "network firewall delete"}
 
-// TestEveryFlagIsCompleted finds a new flag or command for which there is no completion and
-// no entry in these lists.
+// TestEveryFlagIsCompleted finds a flag or command that has neither a completion nor an
+// entry in these lists.
 func TestEveryFlagIsCompleted(t *testing.T) {
 	commands := silent(nil).commands()
 	everyFlag(func(command string, f cli.Flag) {
@@ -78,7 +78,6 @@ func silent(env map[string]string) process {
 	return process{lookup: func(key string) (string, bool) { v, ok := env[key]; return v, ok }}
 }
 
-// commands returns the program that reads command lines for a process.
 func (p process) commands() cmdline.Program { return (&call{process: p}).program() }
 
 // TestCompletionOfLines checks the answers that depend on how a line is split.
@@ -120,8 +119,8 @@ func TestCompletionOfLines(t *testing.T) {
 	}
 }
 
-// TestOnlyPlainWordsAreCandidates: shells put candidates into the line unquoted, so a
-// name with a meaning for a shell is not a candidate, wherever it came from.
+// TestOnlyPlainWordsAreCandidates: shells put candidates into the line unquoted. So a name
+// with a character that is special to a shell is not a candidate, wherever it came from.
 func TestOnlyPlainWordsAreCandidates(t *testing.T) {
 	dir := t.TempDir()
 	for _, name := range []string{"good-run.1", "$(id)", "`id`", "a;b", "a b", "a'b", "a\tb", "a\nb", "~", "a>b", "a{b,c}"} {
@@ -137,9 +136,9 @@ func TestOnlyPlainWordsAreCandidates(t *testing.T) {
 	}
 }
 
-// TestEveryFlagOfGcloudIsTakenOrRefused: every flag that gcloud takes for a queued
-// resource is a flag of the qr commands, or they refuse it with a reason. The list is
-// compared with an installed gcloud by the test of package gcloud.
+// TestEveryFlagOfGcloudIsTakenOrRefused: gcloud takes flags for a queued resource. Each of
+// them is a flag of the qr commands, or they refuse it with a reason. The test of package
+// gcloud compares the list with an installed gcloud.
 func TestEveryFlagOfGcloudIsTakenOrRefused(t *testing.T) {
 	text, err := os.ReadFile("../../internal/gcloud/testdata/gcloud-flags.json")
 	if err != nil {

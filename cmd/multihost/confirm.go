@@ -14,8 +14,9 @@ func canConfirm(c *call, view *ui.Renderer) bool {
 	return view.Mode() != ui.JSON && ui.CanAsk(c.stdin, c.stderr)
 }
 
-// confirm asks a yes-or-no question; only the key y means yes, Enter and every other key
-// are an error. canConfirm must have reported true.
+// confirm asks a yes-or-no question. Only the key y means yes; after Enter or any other key
+// it returns an error. The caller must have called canConfirm, and it must have returned
+// true.
 func confirm(ctx context.Context, c *call, view *ui.Renderer, question string) error {
 	in, _ := c.stdin.(*os.File)
 	key, err := view.AskAfter(ctx, in, "multihost: "+question+" y or n? [n]", ui.AnyKey)
@@ -28,15 +29,15 @@ func confirm(ctx context.Context, c *call, view *ui.Renderer, question string) e
 	return nil
 }
 
-// refuseConfirm refuses --confirm where nobody can be asked. A dry run asks nothing.
+// refuseConfirm refuses --confirm if nobody can be asked. A dry run asks nothing.
 func refuseConfirm(s *session, c *call) {
 	if c.Bool("confirm") && !s.dryRun && !canConfirm(c, s.view) {
 		c.Refuse(&usageError{Err: errors.New("--confirm: there is no terminal to ask on"), Advice: "see what would be requested with --dry-run, then leave out --confirm"}, "confirm")
 	}
 }
 
-// asking returns deps for commands that request slices: these reach workers, and ask the
-// user before the request if --confirm was given.
+// asking returns deps for commands that request slices. These deps can reach workers. If
+// --confirm was given, they ask the user before the request.
 func asking(s *session, c *call) (*deps, error) {
 	refuseConfirm(s, c)
 	d, err := s.workers(c)
@@ -47,7 +48,7 @@ func asking(s *session, c *call) (*deps, error) {
 	return d, nil
 }
 
-// confirms sets d.Confirm if --confirm was given: d then asks the user before it requests
+// If --confirm was given, confirms sets d.Confirm. Then d asks the user before it requests
 // slices.
 func confirms(s *session, c *call, d *deps) {
 	if !c.Bool("confirm") {

@@ -14,18 +14,18 @@ import (
 	"multihost/internal/workers"
 )
 
-// deps holds what commands work with. Each package below internal gets the part of it that
-// the package needs.
+// deps holds what commands work with: clients, files and functions. Each package below
+// internal gets the part of it that the package needs.
 type deps struct {
 	*workers.Reach
 	*record.Keeper
 	detach.Source
 	Networks job.Networks
-	Roots    gcp.Roots        // of the APIs that workers call themselves
-	Agents   agentprogram.Set // the programs that work on workers without a runner
+	Roots    gcp.Roots        // of the APIs that the workers themselves call
+	Agents   agentprogram.Set // the programs for workers that have no runner
 
-	// Checked is called before the first request, after all checks that need none. It may be
-	// nil.
+	// Checked is called before the first request, after all checks that need no request. It
+	// may be nil.
 	Checked func()
 }
 

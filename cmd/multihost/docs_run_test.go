@@ -29,15 +29,14 @@ import (
 	"multihost/internal/testkit"
 )
 
-// A markdown is a file of this repository. Its fences say what they
-// hold:
+// A markdown is a file of this repository. Its fences say what kind of text they hold:
 //
 //	sh        commands; one shell runs those of a document in order, and all must succeed
 //	console   what a terminal showed: lines after "$ " are run, and what follows is
 //	          compared; … is any text of a line, or any lines where it stands alone
 //	anything else holds no command lines
 //
-// Comments, which readers do not see, change that:
+// Comments in the file, which readers do not see, change that:
 //
 //	<!-- sim: t:2xv5litepod-16 -->   the slices that there are at the start; none: no simulator
 //	<!-- setup … -->                 commands that are run, and not shown
@@ -48,7 +47,7 @@ type markdown struct {
 	slices    string
 	script    string // the script that runs it
 	steps     []docStep
-	prose     string // what stands outside of fences
+	prose     string // the text outside of fences
 }
 
 type docStep struct {
@@ -162,9 +161,9 @@ func (d *markdown) fence(kind string, notRun bool, at int, lines []string) error
 	return nil
 }
 
-// TestEveryCommandLineOfTheDocumentsWorks runs what the documents say to type,
-// each document in a directory and against a simulator of its own, and compares
-// what they show of the output. make test only parses the commands.
+// TestEveryCommandLineOfTheDocumentsWorks runs the commands that the documents tell users
+// to type. Each document has a directory and a simulator of its own. The test compares the
+// output with what the document shows of it. make test only parses the commands.
 func TestEveryCommandLineOfTheDocumentsWorks(t *testing.T) {
 	t.Parallel()
 	if testkit.RaceDetector {
@@ -183,7 +182,7 @@ func TestEveryCommandLineOfTheDocumentsWorks(t *testing.T) {
 					parseStep(t, d, s)
 				case testkit.All(t):
 					run = append(run, s)
-				case !strings.Contains(s.want, "error:"): // a refused command line may not parse
+				case !strings.Contains(s.want, "error:"): // a command line that is to be refused need not parse
 					parseStep(t, d, s)
 				}
 			}
@@ -216,7 +215,7 @@ func TestEveryCommandNamedInProseParses(t *testing.T) {
 	}
 }
 
-// dryParse reads a command line as the program does, and carries out nothing. Words in
+// dryParse reads a command line as the program does, but does not carry it out. Words in
 // capitals are placeholders.
 func dryParse(argv []string) error {
 	var words []string
@@ -253,7 +252,7 @@ func dryParse(argv []string) error {
 	return err
 }
 
-// parseStep makes a real shell split the commands, and the program parse the commands of
+// parseStep makes a real shell split the commands. Then the program parses the commands of
 // multihost.
 func parseStep(t *testing.T, d *markdown, s docStep) {
 	calls := filepath.Join(t.TempDir(), "calls")
@@ -335,8 +334,8 @@ func runSteps(t *testing.T, d *markdown, steps []docStep) {
 	}
 }
 
-// copyProject makes the directory in which the commands of documents are typed: the program
-// of examples/train, beside scripts that stand where those of MaxText do.
+// copyProject makes the directory in which the commands of documents are typed. It has the
+// program of examples/train, and scripts at the places where MaxText has its own.
 func copyProject(t *testing.T, dir string) {
 	t.Helper()
 	testkit.Must(t, os.CopyFS(dir, os.DirFS("testdata/docs")))
@@ -348,7 +347,7 @@ func copyProject(t *testing.T, dir string) {
 	}
 }
 
-// docSim starts a simulator and returns the environment that leads to it.
+// docSim starts a simulator and returns the environment that a command needs to use it.
 func docSim(t *testing.T, work, slices string) []string {
 	cfg := sim.Config{Dir: filepath.Join(work, "sim"), Step: 10 * time.Millisecond}
 	testkit.Must(t, os.Mkdir(cfg.Dir, 0o700))
@@ -394,8 +393,7 @@ var (
 	docHeading = regexp.MustCompile(`(?m)^#{1,6} (.*)$`)
 )
 
-// TestDocumentsHaveNoDeadLinks looks at every link inside the repository, and
-// its anchor.
+// TestDocumentsHaveNoDeadLinks checks every link inside the repository, with its anchor.
 func TestDocumentsHaveNoDeadLinks(t *testing.T) {
 	seen := 0
 	for _, d := range markdownFiles(t) {
@@ -452,9 +450,9 @@ func TestTroubleshootingIsKeyedByRealTexts(t *testing.T) {
 	}
 }
 
-// messages returns the texts of the sources, one a line, with … for the values in them: the
-// string literals of Go, with the parts around each + as one text. If scripts is set, the
-// texts of worker scripts are included.
+// messages returns the texts of the sources, one a line, with … for the values in them. The
+// texts are the string literals of Go. Literals that + joins count as one text. If scripts
+// is set, the texts of worker scripts are included.
 func messages(t *testing.T, scripts bool) string {
 	t.Helper()
 	verb := regexp.MustCompile(`%(\[\d+\])?[-+# 0]*[\d*]*(\.[\d*]+)?[a-zA-Z]`)
@@ -489,7 +487,8 @@ func messages(t *testing.T, scripts bool) string {
 	return all.String()
 }
 
-// literal returns the text of an expression of string literals; … replaces other parts.
+// literal returns the text of an expression of string literals. It puts … in place of all
+// other parts.
 func literal(e ast.Expr) (text string, ok bool) {
 	switch e := e.(type) {
 	case *ast.BasicLit:
@@ -535,8 +534,8 @@ func TestExamplesInHelpParse(t *testing.T) {
 	}
 }
 
-// TestExamplesFitTheirProgram finds words after train.py in the documents that the program
-// of examples/train refuses.
+// TestExamplesFitTheirProgram looks at the words after train.py in the documents. It finds
+// those that the program of examples/train refuses.
 func TestExamplesFitTheirProgram(t *testing.T) {
 	t.Parallel()
 	python := testkit.Need(t, "python3")
@@ -550,7 +549,7 @@ func TestExamplesFitTheirProgram(t *testing.T) {
 			words, err := shlex.Split(m[1])
 			testkit.Must(t, err)
 			seen++
-			// The program refuses unknown words before any other wrong value.
+			// The program refuses an unknown word before it refuses any other wrong value.
 			cmd := exec.CommandContext(t.Context(), python, slices.Concat([]string{"../../examples/train/train.py"}, words, []string{"--steps=0"})...)
 			if out, _ := cmd.CombinedOutput(); !strings.Contains(string(out), "must be at least 1") {
 				t.Errorf("%s: python3 train.py%s: %s", name, m[1], out)

@@ -21,8 +21,8 @@ import (
 
 var update = flag.Bool("update", false, "write what a test compares anew: docs/cli.md, or the picture of README.md")
 
-// TestCLIDocumentIsUpToDate compares docs/cli.md with the commands as they
-// are; make docs writes it.
+// TestCLIDocumentIsUpToDate compares docs/cli.md with the commands as they are. make docs
+// writes the file.
 func TestCLIDocumentIsUpToDate(t *testing.T) {
 	const path = "../../docs/cli.md"
 	want := cliDocument()
@@ -41,8 +41,8 @@ func TestCLIDocumentIsUpToDate(t *testing.T) {
 	}
 }
 
-// TestEveryPromiseHasItsTest keeps the tables of promises true: each test and
-// script that they name is there.
+// TestEveryPromiseHasItsTest checks the tables of promises: each test and script that they
+// name exists.
 func TestEveryPromiseHasItsTest(t *testing.T) {
 	var tests strings.Builder
 	err := filepath.WalkDir("../..", func(path string, d fs.DirEntry, err error) error {
@@ -150,7 +150,7 @@ func TestManualPagesAreClean(t *testing.T) {
 	testkit.Must(t, err)
 	out, _ := exec.Command(mandoc, append([]string{"-T", "lint", "-W", "warning"}, pages...)...).Output()
 	for line := range strings.Lines(string(out)) {
-		// The date is missing because no build contains its day.
+		// The date is missing because no build contains the day on which it was made.
 		if !strings.Contains(line, "missing date") {
 			t.Error(line)
 		}

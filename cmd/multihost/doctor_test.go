@@ -34,11 +34,11 @@ type ailment struct {
 	cure  string // regular expression; "": there is none, and the fault is cleared
 
 	status int                               // exit status of doctor before the cure
-	beyond bool                              // the cure is for real hardware: the fault is cleared in its place
-	cured  func(t *testing.T, l *troubleLab) // done in addition to the cure, which only shows what to undo
+	beyond bool                              // the cure is for real hardware, so the test clears the fault in its place
+	cured  func(t *testing.T, l *troubleLab) // done in addition to the cure, because doctor only shows what to undo
 }
 
-// fault plants a fault of the simulator.
+// withFault plants a fault of the simulator.
 func withFault(text string) func(*testing.T, *troubleLab) {
 	return func(t *testing.T, l *troubleLab) {
 		t.Helper()
@@ -120,7 +120,7 @@ func (l *troubleLab) examine(t *testing.T, args ...string) (r doctor.Report, sta
 	return r, status
 }
 
-// trouble is the first finding of a check that is neither ok nor unknown.
+// troubleOf returns the first finding of a check that is neither ok nor unknown.
 func troubleOf(r doctor.Report, check string) *doctor.Finding {
 	for i, f := range r.Findings {
 		if f.Check == check && (f.Level == doctor.Warning || f.Level == doctor.Error) {
@@ -130,7 +130,8 @@ func troubleOf(r doctor.Report, check string) *doctor.Finding {
 	return nil
 }
 
-// treat plants the fault, runs doctor, types the cure and runs doctor again.
+// treat plants the fault, runs doctor, types the cure that doctor prints, and runs doctor
+// again.
 func (l *troubleLab) treat(t *testing.T, a ailment) {
 	t.Helper()
 	if strings.Contains(a.cure, "gcloud") {
@@ -169,8 +170,8 @@ func (l *troubleLab) treat(t *testing.T, a ailment) {
 // twoSmallSlices have a worker each.
 var twoSmallSlices = sim.SliceSpec{Name: "t", Count: 2, Type: "v4-8"}
 
-// The command that doctor prints cures everything that doctor finds. The faults are planted
-// one after the other, in a healthy cloud and on healthy workers.
+// The command that doctor prints cures everything that doctor finds. The test plants the
+// faults one after the other, in a healthy cloud and on healthy workers.
 func TestDoctorsCuresCure(t *testing.T) {
 	testkit.OnlyInAll(t, "the story doctor and the tests of package doctor")
 	besideOthers(t)
@@ -321,8 +322,8 @@ func TestDoctorsCuresCure(t *testing.T) {
 	}
 }
 
-// onlyTheProjectHasTheKey leaves the key only in the metadata of the project, whose
-// keys slice t-1 does not accept.
+// onlyTheProjectHasTheKey leaves the key only in the metadata of the project. Slice t-1
+// does not accept the project's keys.
 func onlyTheProjectHasTheKey(t *testing.T, l *troubleLab) {
 	key, err := os.ReadFile(l.env["MULTIHOST_FLAG_IDENTITY_FILE"] + ".pub")
 	testkit.Must(t, err)
@@ -425,7 +426,7 @@ func TestDoctorChangesNothing(t *testing.T) {
 	}
 }
 
-// Without any settings, doctor says what to set, and goes on with its other checks.
+// Without any settings, doctor says what to set and then does its other checks.
 func TestDoctorWithoutAProject(t *testing.T) {
 	l := &troubleLab{dir: t.TempDir(), env: map[string]string{"USER": "ann"}}
 	r, status := l.examine(t)
@@ -434,7 +435,7 @@ func TestDoctorWithoutAProject(t *testing.T) {
 	}
 }
 
-// On a real kernel: packets that do not fit, and packets that are dropped.
+// This test uses a real kernel: some packets do not fit, and others are dropped.
 func TestDoctorOnRealNetworks(t *testing.T) {
 	besideOthers(t)
 	if testkit.RaceDetector {
@@ -467,9 +468,8 @@ func TestDoctorOnRealNetworks(t *testing.T) {
 		story: "an interface has smaller packets than its network", plant: onWorker("s1w0", `ip link set dev $d mtu 1400`), args: args, status: 76,
 		check: doctor.CheckPacket, level: doctor.Error, says: "^s1w0 .* has mtu 1400, its network 8896", cure: `multihost exec --tpu-prefix=t --workers=s1w0 --sudo -- ip link set dev \S+ mtu 8896`,
 	}, {
-		// A routing rule before the one of the machine's own addresses drops
-		// the same packets as a packet filter. Not every kernel has a packet
-		// filter.
+		// A routing rule that precedes the machine's rule for its own addresses drops the
+		// same packets as a packet filter would. Not every kernel has a packet filter.
 		story: "a worker drops what is for the coordinator", args: args, status: 69, cured: onWorker("s0w0", "ip rule del pref 1"),
 		plant: onWorker("s0w0", `ip rule add pref 5 lookup local; ip rule add pref 1 iif $d ipproto tcp dport 8482 blackhole; ip rule del pref 0`),
 		check: doctor.CheckPorts, level: doctor.Error, says: `^s1w0 packets to tcp:8482 of s0w0 are dropped`, cure: `multihost exec --tpu-prefix=t --workers=s0w0 --sudo -- bash -c .*ip rule.*`,

@@ -24,8 +24,8 @@ import (
 	"multihost/internal/testkit"
 )
 
-// A rehearsal is a user with a simulator, in which commands run first with --dry-run and
-// then for real.
+// A rehearsal is a user with a simulator. Commands run there first with --dry-run and then
+// for real.
 type rehearsal struct {
 	*testing.T
 	dir    string
@@ -44,7 +44,7 @@ func newRehearsal(t *testing.T, cfg sim.Config) *rehearsal {
 	t.Cleanup(func() { server.Close() })
 	r := &rehearsal{t, dir, server, server.Env()}
 	r.env["HOME"], r.env["USER"], r.env["TOKEN"] = filepath.Join(dir, "home"), "ann", "hunter2-dry-run"
-	r.env["MULTIHOST_FLAG_SKEW"] = "off" // comparing versions would start an interpreter on each worker
+	r.env["MULTIHOST_FLAG_SKEW"] = "off" // comparing versions would start a Python interpreter on each worker
 	r.write("home/.keep", "")
 	return r
 }
@@ -56,7 +56,7 @@ func (r *rehearsal) write(name, text string) {
 	testkit.Must(r, os.WriteFile(path, []byte(text), 0o644))
 }
 
-// do runs a command and returns its status and what it shows. A word $DIR is the
+// do runs a command and returns its status and what it shows. In args, $DIR is the
 // directory of the rehearsal.
 func (r *rehearsal) do(args ...string) (status int, stdout, stderr string) {
 	r.Helper()
@@ -98,8 +98,8 @@ func (r *rehearsal) plan(args ...string) plan.Plan {
 	return plan.Plan{}
 }
 
-// state returns everything that a command could change: every file of the user and of the
-// workers, with its content, mode and times, and what the cloud has.
+// state returns everything that a command could change: the files of the user and of the
+// workers, with their content, mode and times, and all resources of the cloud.
 func (r *rehearsal) state() map[string]string {
 	r.Helper()
 	all := map[string]string{}
@@ -137,7 +137,7 @@ func (r *rehearsal) state() map[string]string {
 	return all
 }
 
-// settled returns the state once it no longer changes: a worker takes some time to clean up
+// settled returns the state once it no longer changes. A worker takes some time to clean up
 // at the end of a connection.
 func (r *rehearsal) settled() (now map[string]string) {
 	r.Helper()
@@ -151,7 +151,8 @@ func (r *rehearsal) settled() (now map[string]string) {
 	return now
 }
 
-// onlyReads fails the test if the API has received anything but reads since a moment.
+// onlyReads fails the test if, after its first since requests, the API has received
+// anything but reads.
 func (r *rehearsal) onlyReads(since int) {
 	r.Helper()
 	asked := r.server.Requests()[since:]
@@ -199,7 +200,7 @@ func (r *rehearsal) normal(text string) string {
 	})
 }
 
-// golden compares with a file of testdata/dryrun; -update writes it.
+// golden compares got with a file of testdata/dryrun. -update writes the file.
 func (r *rehearsal) golden(name, got string) {
 	r.Helper()
 	path := filepath.Join("testdata", "dryrun", name)
@@ -223,9 +224,9 @@ func (r *rehearsal) goldenJSON(name string, p plan.Plan) {
 	r.golden(name, string(text)+"\n")
 }
 
-// TestADryRunChangesNothingAndIsWhatIsDone tries every command that has --dry-run on a
-// cloud with slices that have been used before. Afterwards, no file here or on a worker and
-// nothing in the cloud is different, and the API got only requests that read. Then the same
+// TestADryRunChangesNothingAndIsWhatIsDone tries every command that has --dry-run. The
+// cloud has slices that have been used before. Afterwards no file here or on a worker and
+// nothing in the cloud is different. The API got only requests that read. Then the same
 // commands run for real, and do what the plans say.
 func TestADryRunChangesNothingAndIsWhatIsDone(t *testing.T) {
 	testkit.OnlyInAll(t, "the dry runs in the stories")
@@ -338,7 +339,7 @@ func TestADryRunChangesNothingAndIsWhatIsDone(t *testing.T) {
 		}
 	}
 
-	// An active run blocks the start, unless --replace stops it.
+	// An active run blocks the start, unless --replace is to stop that run.
 	r.must(0, append([]string{"run", "--tpu-prefix=t", "--run-name=living", "--detach", "--command=exec sleep 1000"}, base...)...)
 	before, since = r.settled(), len(r.server.Requests())
 	status, _, stderr := r.do(append(slices.Clone(run), "--dry-run")...)
@@ -376,7 +377,7 @@ func TestADryRunChangesNothingAndIsWhatIsDone(t *testing.T) {
 	}
 	r.must(0, "qr", "delete", "alone", "--force", "--state-dir=$DIR/state")
 
-	// A job whose command runs is taken over.
+	// A job takes over its command if that still runs.
 	left := append([]string{"job", "--tpu-type=v4-8", "--run-name=left", "--secret-env=TOKEN", "--command=exec sleep 1000 # " + r.env["TOKEN"]}, base...)
 	r.must(0, append(slices.Clone(left), "--detach")...)
 	testkit.Eventually(t, "the watch of its lease", func() bool {
@@ -419,8 +420,8 @@ func awaitActive(t *testing.T, r *rehearsal, id string) {
 	t.Fatalf("queued resource %s is never ACTIVE", id)
 }
 
-// unchanged fails the test if anything differs, except names with one of the words: an
-// active run writes too.
+// unchanged fails the test if anything has changed. It ignores names that contain a word of
+// but, because an active run writes too.
 func (r *rehearsal) unchanged(before map[string]string, since int, but ...string) {
 	r.Helper()
 	after := r.settled()
@@ -435,8 +436,8 @@ func (r *rehearsal) unchanged(before map[string]string, since int, but ...string
 	r.onlyReads(since)
 }
 
-// carriedOut requires that a run matches its plan: the environment of the command on every
-// worker, its logs, and its files.
+// carriedOut fails the test unless a run matches its plan: the environment of the command
+// on every worker, its logs, and its files.
 func (r *rehearsal) carriedOut(p plan.Plan, workers int) {
 	r.Helper()
 	if len(p.Workers) != workers || len(p.Logs.Files) != workers {
@@ -480,7 +481,8 @@ func (r *rehearsal) carriedOut(p plan.Plan, workers int) {
 	}
 }
 
-// nameOfStart is in the metadata of a job without runner; it is made at the start.
+// nameOfStart matches a value in the metadata of a job without runner. The value is made at
+// the start.
 var nameOfStart = regexp.MustCompile(`claim=[a-z0-9-]+`)
 
 // momentOfStart matches the time of the request, which differs between runs.
@@ -504,7 +506,7 @@ func (r *rehearsal) requested(p plan.Plan, since int) {
 	r.Errorf("queued resource %s was not asked for", p.Resource.ID)
 }
 
-// A runner that is away for a moment must not lose its slices.
+// A runner that is cut off for a moment must not lose its slices.
 func TestTermsAreAMinuteOrMore(t *testing.T) {
 	r := newRehearsal(t, sim.Config{Backend: "none"})
 	for _, flag := range []string{"--lease=59s", "--ttl=1s", "--lease=-1m0s"} {

@@ -14,7 +14,7 @@ import (
 )
 
 // Exit statuses of multihost's own failures, after BSD's sysexits. The exit status of the
-// user's command is passed on unchanged.
+// user's command becomes that of multihost, unchanged.
 const (
 	exitOK          = 0
 	exitUsage       = 64
@@ -98,12 +98,12 @@ func exitCode(err error) int {
 	return statuses[gcp.FaultOf(err)]
 }
 
-// hintOf returns what the user should type next, or "": the hints of the error, or else what
-// the class of an API's error says.
+// hintOf returns what the user should type next, or "". It takes the hints of the error.
+// Without any, it takes what belongs to the class of an API's error.
 func hintOf(err error) string {
 	lines := fault.Hints(err)
 	var connect *remote.ConnectError
-	isConnection := errors.As(err, &connect) || errors.Is(err, remote.ErrConnectionLost) // a network error, but not one of the API
+	isConnection := errors.As(err, &connect) || errors.Is(err, remote.ErrConnectionLost) // a network error of something other than the API
 	if len(lines) == 0 && !isConnection && gcp.ClassOf(err) != gcp.Unknown {
 		return strings.TrimSpace(gcp.Hint(err))
 	}

@@ -13,10 +13,10 @@ import (
 	"multihost/internal/testkit"
 )
 
-// TestTroubleOfOursKillsNoCommand cuts the connections of three of four workers. One of the
+// TestTroubleOfOursKillsNoCommand cuts the connections to three of four workers. One of the
 // three cannot start a process for its login, one has start-up files that exit, and one has
-// cut its own log. The command notices nothing and ends by itself on every worker.
-// multihost reports what it tried again, and why.
+// cut off a part of its own log. The command is not affected and ends by itself on every
+// worker. multihost reports what it tried again, and why.
 func TestTroubleOfOursKillsNoCommand(t *testing.T) {
 	besideOthers(t)
 	if testkit.RaceDetector {
@@ -26,8 +26,7 @@ func TestTroubleOfOursKillsNoCommand(t *testing.T) {
 		t.Run(backend, func(t *testing.T) {
 			t.Parallel()
 			lab := newLab(t, backend, sim.SliceSpec{Name: "t", Count: 1, Type: "v5litepod-16"})
-			// The trouble passes after it has happened once: start-up files
-			// count their runs.
+			// Each trouble happens only once: the start-up files count how often they run.
 			testkit.Must(t, os.WriteFile(filepath.Join(lab.code, "train.sh"), []byte(`
 echo begin
 until [ -e ~/go ]; do sleep 0.1; done

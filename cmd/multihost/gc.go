@@ -91,9 +91,9 @@ that resource again. It never deletes what multihost did not make.
 	}, exitOK, exitUsage, exitUnavailable, exitTempFail, exitPermission, exitConfig, exitInterrupt)
 }
 
-// warnOfLeftovers looks for what earlier runs of the user left, while a command that
-// makes or uses slices does its work. The look starts when the command's input has been
-// checked; wait ends it. A simulator started for this command has no leftovers.
+// warnOfLeftovers looks for what earlier runs of the user have left. It does so while a
+// command that makes or uses slices does its work. The look starts when the command's input
+// has been checked. wait ends it. A simulator started for this command has no leftovers.
 func warnOfLeftovers(s *session, c *call, d *deps, except string) (wait func()) {
 	ended := func() {}
 	if s.queue == nil || s.sim != nil {

@@ -18,8 +18,8 @@ import (
 // manyFlags is how many flags a command may have in one section of its help.
 const manyFlags = 15
 
-// TestEveryFlagHasAGroup: each flag of a command with many flags stands in one group of
-// its help, and the groups name nothing else.
+// TestEveryFlagHasAGroup: if a command has many flags, each of them stands in one group of
+// its help. The groups name nothing else.
 func TestEveryFlagHasAGroup(t *testing.T) {
 	t.Parallel()
 	commands := silent(nil).commands()
@@ -68,8 +68,8 @@ func TestEveryFlagHasAGroup(t *testing.T) {
 	}
 }
 
-// TestEveryCommandHasAGroup: multihost --help shows each command once, rarely needed
-// ones last.
+// TestEveryCommandHasAGroup: multihost --help shows each command once. Commands that are
+// rarely needed come last.
 func TestEveryCommandHasAGroup(t *testing.T) {
 	t.Parallel()
 	places := map[string]int{}
@@ -108,13 +108,14 @@ func everyPage(visit func(path []string, level cmdline.HelpLevel, page help.Page
 
 var (
 	continued = regexp.MustCompile(` \\\n *`)
-	// beside matches a line with a flag and its text; hanging matches the rest of a text.
+	// beside matches a line with a flag and its text. hanging matches the further lines of
+	// a text.
 	beside  = regexp.MustCompile(`^(  -.*?  +)\S`)
 	hanging = regexp.MustCompile(`^( +)\S`)
 )
 
-// TestHelpFitsTheTerminal: no line of any help is wider than its terminal, no word is
-// broken or lost, and at 80 columns the text of a flag has 45 of them.
+// TestHelpFitsTheTerminal: no line of any help is wider than its terminal, and no word is
+// broken or lost. At 80 columns the text of a flag has 45 columns.
 func TestHelpFitsTheTerminal(t *testing.T) {
 	t.Parallel()
 	pages := 0
@@ -163,7 +164,7 @@ func TestHelpFitsTheTerminal(t *testing.T) {
 var upperCase = regexp.MustCompile(`--[A-Z]`)
 
 // TestFullHelpHasAllNames: the full help shows each flag under each of its names. The short
-// help shows fewer flags, and has names in upper case only in sentences.
+// help shows fewer flags. It shows names in upper case only in sentences.
 func TestFullHelpHasAllNames(t *testing.T) {
 	t.Parallel()
 	commands := silent(nil).commands()
@@ -221,7 +222,7 @@ func TestFullHelpHasAllNames(t *testing.T) {
 	}
 }
 
-// helpOf runs the program, which gets COLUMNS.
+// helpOf runs the program with COLUMNS set to columns.
 func helpOf(columns string, args ...string) (status int, out, errs string) {
 	var stdout, stderr bytes.Buffer
 	p := silent(map[string]string{"COLUMNS": columns, "MULTIHOST_FLAG_CONFIG": "none"})
@@ -276,7 +277,8 @@ func TestHelpIsAskedForAnywhere(t *testing.T) {
 	}
 }
 
-// TestHelpWithoutATerminal has 80 columns, or those that COLUMNS asks for.
+// TestHelpWithoutATerminal: without a terminal, help has 80 columns, or as many as COLUMNS
+// says.
 func TestHelpWithoutATerminal(t *testing.T) {
 	for columns, want := range map[string]int{"": 80, "x": 80, "72": 72, "20": help.Narrowest} {
 		_, out, _ := helpOf(columns, "run", "--help=all")

@@ -24,8 +24,8 @@ var (
 	otherProgram = regexp.MustCompile(`\b(gcloud|sudo|git|ssh|docker|podman|crictl|journalctl|dmesg|df|tar|chsh|python3?|pip|install|ps|prlimit|unshare|find|setsid|bash|perl|nvidia-smi|flock)\b[^;]*`)
 )
 
-// Every command and every flag that a text of the program names exists, so that
-// what a hint says can be typed.
+// Every command and every flag that a text of the program names exists. So a user can type
+// what a hint says.
 func TestHintsNameOnlyWhatExists(t *testing.T) {
 	commands, flags := map[string]*cli.Command{}, map[string]bool{}
 	add := func(all []cli.Flag) {

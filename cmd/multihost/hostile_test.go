@@ -26,24 +26,24 @@ import (
 	"multihost/internal/testkit"
 )
 
-// A villain is a machine that somebody else has taken over: an SSH server that lets the
-// runner in and answers each operation as it likes. Without a lie it answers like a worker
-// on which a run prints "hello" and ends with 0.
+// A villain is a machine that somebody else has taken over. It is an SSH server that lets
+// the runner in and answers each operation as it likes. Without a lie it answers like a
+// worker on which a run prints "hello" and ends with 0.
 type villain struct {
 	listener net.Listener
 	signer   ssh.Signer
 	done     sync.WaitGroup
 
 	mu     sync.Mutex
-	op     string // the operation that it lies about; "" is none
+	op     string // the operation about which it lies; "" is none
 	lie    lie
 	asked  map[string]int // operations that came
 	served map[net.Conn]bool
-	code   string // digest of what was to be synced last
+	code   string // digest of the code that was to be synced last
 }
 
-// A lie turns the honest answer to an operation into a false one. With endless the
-// worker repeats it for ever; with hangUp it then cuts the connection.
+// A lie turns the honest answer to an operation into a false one. With endless the worker
+// repeats it for ever. With hangUp the worker then cuts the connection.
 type lie struct {
 	name    string
 	tell    func(nonce, honest string) string
@@ -239,7 +239,7 @@ func (v *villain) exec(c net.Conn, ch ssh.Channel, line string) {
 				}
 				got.Write(buf[:n])
 			}
-			op = "order" // the order needs an answer, too
+			op = "order" // order reads an answer, too
 			l, lying = v.begin(op)
 			ok = answer(ch, fmt.Sprintf("N started 4711 %d\n", now))
 		}
@@ -265,8 +265,8 @@ func (v *villain) exec(c net.Conn, ch ssh.Channel, line string) {
 	}
 }
 
-// sumOfHello is the SHA-256 of "hello\n", which is also the one file that is
-// shipped.
+// sumOfHello is the SHA-256 of "hello\n". This text is also the content of the only file
+// that is shipped.
 const sumOfHello = "5891b5b522d5df086d0ff0b110fbd9d21bb4fc7163af34d08286a2e846f6be03"
 
 func operation(line string) (op, nonce string, args []string) {
@@ -288,10 +288,11 @@ func operation(line string) (op, nonce string, args []string) {
 	return "?", "", nil
 }
 
-// A worker is not trusted with the runner's machine: it may answer anything to any
-// operation of any command. The command still ends soon, writes nothing outside of the
-// run's directory, sends nothing harmful to the terminal and keeps its memory bounded. make
-// test tries a third of the lies about each operation, a different third for each.
+// Nobody trusts a worker with the runner's machine: it may answer anything to any operation
+// of any command. The command still ends soon, and its memory stays bounded. It writes
+// nothing outside of the run's directory and sends nothing harmful to the terminal. make
+// test tries a third of the lies about each operation. The third differs from operation to
+// operation.
 func TestAHostileWorkerHarmsNobody(t *testing.T) {
 	v := startVillain(t)
 	dir := t.TempDir()
@@ -325,8 +326,8 @@ func TestAHostileWorkerHarmsNobody(t *testing.T) {
 	}
 	run := []string{"run", "--run-name=victim", "--script-dir=" + code, "--preflight=off", "--numa=off", "--stream=all", "--lost-timeout=1s", "--command=echo hello"}
 
-	// The commands accept the villain's answers when it does not lie. Otherwise nothing
-	// below is tested.
+	// The commands accept the villain's answers when it does not lie. Otherwise the rest of
+	// this test would test nothing.
 	v.set("", lie{})
 	if status, out, errs := invoke(run...); status != 0 || !strings.Contains(out, "hello") {
 		t.Fatalf("run ended with %d:\n%s%s", status, out, errs)
@@ -359,7 +360,7 @@ func TestAHostileWorkerHarmsNobody(t *testing.T) {
 		for _, op := range command.ops {
 			for _, l := range lies() {
 				if op == "follow" && (l.endless || l.hangUp && command.args[0] == "logs") {
-					continue // a log without end is legal, and lost connections are made again
+					continue // a log without end is legal, and multihost makes lost connections again
 				}
 				if told++; told%3 != 0 && !testkit.All(t) {
 					continue
@@ -371,7 +372,7 @@ func TestAHostileWorkerHarmsNobody(t *testing.T) {
 				}
 				v.set(op, l)
 				args := command.args
-				if op != "list" { // text and JSON in turn
+				if op != "list" { // alternate between text and JSON
 					// From a single worker, exec shows all output as text.
 					json := len(l.name)%2 == 0 || command.args[0] == "exec" && l.endless
 					args = append(args[:len(args):len(args)], "--output="+map[bool]string{true: "json", false: "text"}[json])

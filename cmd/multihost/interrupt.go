@@ -7,7 +7,7 @@ import (
 	"multihost/internal/ui"
 )
 
-// onInterrupts sets what signals do, from --on-interrupt.
+// onInterrupts sets what signals do, as --on-interrupt says.
 func onInterrupts(s *session, c *call, d *deps) {
 	mode := stage.Answer(c.String("on-interrupt"))
 	if mode != stage.Ask {

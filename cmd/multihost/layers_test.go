@@ -28,8 +28,8 @@ func everyFlag(visit func(command string, f cli.Flag)) {
 	})
 }
 
-// TestFilesKnowWhatEachFlagIs keeps the tables of options.Rules complete: each flag that
-// names a local file, runs a program or names an address is in the right table.
+// TestFilesKnowWhatEachFlagIs checks that the tables of options.Rules are complete. Each
+// flag that names a local file, runs a program or names an address is in the right table.
 func TestFilesKnowWhatEachFlagIs(t *testing.T) {
 	kinds := map[string]config.Kind{}
 	placeholder := regexp.MustCompile("`([^`]*)`")
@@ -65,9 +65,10 @@ func TestFilesKnowWhatEachFlagIs(t *testing.T) {
 	}
 }
 
-// TestAProjectFileHasNoReachBeyondItsDirectory: in the file of a foreign directory, each of
-// these flags would open a network, end the runs of others, delete something, or choose an
-// identity. The user would type a command that seems to do nothing of this.
+// TestAProjectFileHasNoReachBeyondItsDirectory: a directory of somebody else may have a
+// project file. In this file, each of these flags would open a network, end the runs of
+// others, delete something, or choose an identity. The user would type a command that seems
+// to do none of this.
 func TestAProjectFileHasNoReachBeyondItsDirectory(t *testing.T) {
 	dir := t.TempDir()
 	commands := rules(process{}).FileCommands(app())

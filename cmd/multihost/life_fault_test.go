@@ -14,7 +14,7 @@ import (
 
 func sortedKeys[K cmp.Ordered, V any](m map[K]V) []K { return slices.Sorted(maps.Keys(m)) }
 
-// on returns the newest worker of a place, see lifeDeed; nil if there is none.
+// on returns the newest worker of place n, see lifeDeed. It returns nil if there is none.
 func (w *lifeWorld) on(n int) *lifeVM {
 	for _, vm := range w.vms() {
 		if vm.place() == fmt.Sprintf("m-%d.%d", n%lifeSlices, n/lifeSlices) {
@@ -24,7 +24,7 @@ func (w *lifeWorld) on(n int) *lifeVM {
 	return nil
 }
 
-// later does something after a time, unless the story is over before.
+// later does something after a time, unless the story ends before.
 func (w *lifeWorld) later(d time.Duration, do func()) {
 	w.back.Go(func() {
 		select {
@@ -35,7 +35,8 @@ func (w *lifeWorld) later(d time.Duration, do func()) {
 	})
 }
 
-// awayFor makes a worker unreachable for a time. Its own calls of the API go on.
+// awayFor makes a worker unreachable for a time. The worker's own calls of the API still
+// arrive.
 func (w *lifeWorld) awayFor(n int, how string, d time.Duration) {
 	if w.real != nil {
 		w.real.awayFor(n, how, d)
@@ -57,18 +58,18 @@ func (w *lifeWorld) awayFor(n int, how string, d time.Duration) {
 	})
 }
 
-// nobodyAnswers is the deed after which nobody can reach any worker.
+// nobodyAnswers is the deed that makes every worker unreachable for everybody.
 const nobodyAnswers = "no answer from any worker"
 
-// allAwayFor makes all workers unreachable for everybody for a time.
+// allAwayFor makes all workers unreachable for everybody for the time d.
 func (w *lifeWorld) allAwayFor(d time.Duration) {
 	for n := range lifeSlices * w.story.perSlice() {
 		w.awayFor(n, "hang", d)
 	}
 }
 
-// lossIn notes that from limit on, a command that cannot reach a worker may count it as
-// lost.
+// A worker is away for the time d. If d is at least limit, lossIn notes after limit that a
+// command may count the worker as lost.
 func (w *lifeWorld) lossIn(limit, d time.Duration) {
 	if d >= limit {
 		w.later(limit, func() { w.note(lifeFact{kind: factLoss, text: "a worker could not be reached for " + limit.String()}) })
@@ -90,7 +91,7 @@ func (w *lifeWorld) injectFor(text, name string, d time.Duration) {
 	w.later(d, func() { _, _ = w.server.Clear(name) })
 }
 
-// deleteByPerson deletes the slices as somebody does with gcloud.
+// deleteByPerson deletes the slices as a person does with gcloud.
 func (w *lifeWorld) deleteByPerson() {
 	if w.story.onGCE {
 		for n := range lifeSlices {
@@ -101,8 +102,8 @@ func (w *lifeWorld) deleteByPerson() {
 	}
 }
 
-// hit sets a fault of the simulator for the slice that a deed hits. A fault that lasts ends
-// after its time.
+// hit sets a fault of the simulator for the slice of the deed. A fault that lasts for a
+// time ends after d.lasts.
 func (w *lifeWorld) hit(text string, d lifeDeed) error {
 	text = strings.ReplaceAll(text, "%d", fmt.Sprint(d.worker%lifeSlices))
 	err := w.inject(text)
@@ -113,26 +114,26 @@ func (w *lifeWorld) hit(text string, d lifeDeed) error {
 	return err
 }
 
-// runEnds lets the maximum run duration of a slice pass.
+// runEnds makes the maximum run duration of a slice expire.
 func (w *lifeWorld) runEnds(d lifeDeed) {
 	if w.hit("group-run-ends group=m-%d", d) == nil {
 		w.note(lifeFact{kind: factExpired})
 	}
 }
 
-// groupGoes lets a person delete a slice.
+// groupGoes makes a person delete a slice.
 func (w *lifeWorld) groupGoes(d lifeDeed) {
 	w.deletedBy(byPerson, http.MethodDelete, fmt.Sprintf("%sinstanceGroupManagers/m-%d", inZone, d.worker%lifeSlices))
 }
 
-// vmGoes lets a person delete a VM.
+// vmGoes makes a person delete a VM.
 func (w *lifeWorld) vmGoes(d lifeDeed) {
 	if vm := w.on(d.worker); vm != nil {
 		w.deletedBy(byPerson, http.MethodDelete, inZone+"instances/"+vm.spec.Name)
 	}
 }
 
-// rotate gives a worker other host keys.
+// rotate gives a worker new host keys.
 func (w *lifeWorld) rotate(n int) {
 	vm := w.on(n)
 	if vm == nil {
@@ -143,10 +144,10 @@ func (w *lifeWorld) rotate(n int) {
 	vm.key = w.keys[(at+len(w.keys)/2)%len(w.keys)]
 	vm.mu.Unlock()
 	vm.cut("", false)
-	w.lossIn(lifeLost, lifeLost) // the worker counts as another machine until somebody accepts the key
+	w.lossIn(lifeLost, lifeLost) // until somebody accepts the key, multihost takes the worker for another machine
 }
 
-// fails ends the command on a worker as if it had failed.
+// fails makes the command on a worker end as if it had failed.
 func (w *lifeWorld) fails(n int) {
 	if w.real != nil {
 		w.real.fails(n)
@@ -164,7 +165,7 @@ func (w *lifeWorld) fails(n int) {
 	}
 }
 
-// unreadFor keeps the end of a worker's log unread for a time.
+// unreadFor makes the end of a worker's log unreadable for a time.
 func (w *lifeWorld) unreadFor(n int, d time.Duration) {
 	vm := w.on(n)
 	if vm == nil {
@@ -193,8 +194,8 @@ func (w *lifeWorld) slowFor(d time.Duration) {
 	w.slow = time.Now().Add(d)
 }
 
-// fullDisk is the deed that fills the disk of a machine. In its stories commands print
-// much, and machines have disks of their own.
+// fullDisk is the deed that fills the disk of a machine. In stories with this deed,
+// commands print much and machines have disks of their own.
 const fullDisk = "the disk is full"
 
 // fillFor fills the disk of a machine for a time.
@@ -210,7 +211,7 @@ func (w *lifeWorld) fillFor(machine int, d time.Duration) {
 	w.later(d, func() { set(false) })
 }
 
-// fill takes all the room on the machine's disk, or gives it back. The caller holds m.mu.
+// fill takes all free space on the machine's disk, or gives it back. The caller holds m.mu.
 func (m *lifeMachine) fill(full bool) {
 	if m.disk == "" {
 		return

@@ -8,13 +8,13 @@ import (
 )
 
 // A lifeFact is one thing that happened in a story, as the workers, the cloud or a command
-// has seen it.
+// saw it.
 type lifeFact struct {
 	at   time.Duration // since the story began
 	kind factKind
-	who  string // the command that did it, or factCloud, factLease, factPerson
+	who  string // the command that did it, or factCloud, factLease or factPerson
 
-	verb    string // of factTyped: job, run, attach, stop, gc; job and run with --detach: detach, leave
+	verb    string // of factTyped: job, run, attach, stop or gc. With --detach it is detach for job and leave for run
 	run     string
 	worker  string // the VM: slice, worker and the id of its slice
 	attempt int
@@ -24,10 +24,10 @@ type lifeFact struct {
 
 	// Of factReturned:
 	codes   []int    // the exit status of the last attempt on each of its workers; unended: it still runs
-	partial []string // workers whose log is not whole on the machine although it could be read; of factDeleted: on any machine
+	partial []string // workers whose log is not whole on the machine although multihost could read it; of factDeleted: on any machine
 	billed  bool     // the queued resource of the run exists and has slices
 	exists  bool     // the queued resource of the run exists
-	lives   bool     // a command of the run lives
+	lives   bool     // a command of multihost for this run is alive
 	said    string   // everything that the command of multihost has printed; of factDeleted: up to that time
 }
 
@@ -35,26 +35,26 @@ type lifeFact struct {
 type factKind string
 
 const (
-	factTyped    factKind = "typed"    // a person typed a command of multihost
+	factTyped    factKind = "typed"
 	factChosen   factKind = "chosen"   // a person chose to end what runs
 	factSignal   factKind = "signal"   // a signal came
 	factKilled   factKind = "killed"   // the machine of a command was switched off
 	factReturned factKind = "returned" // a command of multihost has ended
 	factStarted  factKind = "started"  // the command has started on a worker
 	factEnded    factKind = "ended"    // the command has ended on a worker by itself
-	factStopped  factKind = "stopped"  // the command on a worker was ended by who
+	factStopped  factKind = "stopped"  // who has ended the command on a worker
 	factGone     factKind = "gone"     // who took a worker away, with its command
-	factLoss     factKind = "loss"     // from then on, a fault may cost a run an attempt
+	factLoss     factKind = "loss"     // from now on, a fault may cost a run an attempt
 	factExpired  factKind = "expired"  // the time of --ttl has passed
 	factMade     factKind = "made"     // the queued resource was made
-	factDeleted  factKind = "deleted"  // the queued resource was deleted by who
-	factSilent   factKind = "silent"   // a command of multihost has said nothing for a time although it waits
+	factDeleted  factKind = "deleted"  // who has deleted the queued resource
+	factSilent   factKind = "silent"   // a command of multihost waits and has said nothing for a time
 	factHangs    factKind = "hangs"    // a command of multihost does not end
 	factLeft     factKind = "left"     // something is billed that nobody will delete
-	factForeign  factKind = "foreign"  // something was deleted that the run has not made
+	factForeign  factKind = "foreign"  // something was deleted that the run did not make
 )
 
-// The actors other than commands of multihost.
+// The actors that are not commands of multihost.
 const (
 	byCloud  = "the cloud"
 	byLease  = "the lease"
@@ -83,10 +83,10 @@ func (f lifeFact) String() string {
 	return b.String()
 }
 
-// A lifeHistory is what happened in a story, in order.
+// A lifeHistory is the list of facts of a story, in order.
 type lifeHistory []lifeFact
 
-// A lifeRule is one of the promises. broken returns "" when a history keeps it.
+// A lifeRule is one of the promises. broken returns "" if a history keeps the promise.
 type lifeRule struct {
 	name   string
 	broken func(h lifeHistory) string
@@ -105,7 +105,8 @@ func lifeRules() []lifeRule {
 	}
 }
 
-// broken returns the first rule that the history breaks, and how; "" when it keeps all.
+// broken returns the first rule that the history breaks, and how. It returns "" if the
+// history keeps all rules.
 func (h lifeHistory) broken() string {
 	for _, r := range lifeRules() {
 		if why := r.broken(h); why != "" {
@@ -115,7 +116,7 @@ func (h lifeHistory) broken() string {
 	return ""
 }
 
-// living returns the attempts that still run after the history, by worker and run.
+// living returns the attempts that still run at the end of the history, by worker and run.
 func (h lifeHistory) living() map[[2]string]int {
 	lives := map[[2]string]int{}
 	for _, f := range h {
@@ -135,8 +136,8 @@ func (h lifeHistory) living() map[[2]string]int {
 	return lives
 }
 
-// endsWithoutReason looks for a command that a command of multihost or the lease has
-// ended without a reason.
+// endsWithoutReason looks for a command that was ended without a reason, by the lease or by
+// a command of multihost.
 func (h lifeHistory) endsWithoutReason() string {
 	for i, f := range h {
 		if f.kind != factStopped && f.kind != factGone || f.who == byCloud || f.who == byPerson {
@@ -152,8 +153,8 @@ func (h lifeHistory) endsWithoutReason() string {
 	return ""
 }
 
-// mayEnd reports whether who has a reason to end a running attempt. A failure, stop,
-// loss or time to live of an earlier attempt is not a reason.
+// mayEnd reports whether who has a reason to end an attempt that still runs. A failure,
+// stop, loss or time to live of an earlier attempt is not a reason.
 func (h lifeHistory) mayEnd(who, run string, attempt int) bool {
 	began := slices.IndexFunc(h, func(f lifeFact) bool { return f.kind == factStarted && f.run == run && f.attempt == attempt })
 	for i, f := range h {
@@ -164,15 +165,15 @@ func (h lifeHistory) mayEnd(who, run string, attempt int) bool {
 			f.kind == factEnded && f.code != 0 && ofIt, // fail-fast
 			f.kind == factChosen && (f.who == who || who == ""),
 			f.kind == factTyped && (f.who == who || who == "") && f.verb == "stop",
-			f.kind == factStopped && ofIt: // somebody else has stopped a part of the run: the rest follows
+			f.kind == factStopped && ofIt: // somebody else has stopped a part of the run, so the rest must stop, too
 			return true
 		}
 	}
 	return false
 }
 
-// startsTwice looks for two attempts of a run that live at once, for an attempt that is
-// started again, and for a job that starts its command again after it has succeeded.
+// startsTwice looks for two attempts of a run that are alive at once, for an attempt that
+// is started again, and for a job that starts its command again after success.
 func (h lifeHistory) startsTwice() string {
 	type start struct {
 		worker, run string
@@ -200,13 +201,13 @@ func (h lifeHistory) startsTwice() string {
 	return ""
 }
 
-// succeeded reports whether the previous attempt has ended with 0 on every worker. f is the
-// start of the next attempt, on one of these workers.
+// f is the start of an attempt, on one of these workers. succeeded reports whether the
+// attempt before it has ended with 0 on every worker.
 func (h lifeHistory) succeeded(f lifeFact) bool {
 	begun, ended, here := 0, 0, false
 	for _, e := range h {
 		if e.kind == factReturned && e.run == f.run && ended == h.workers() && len(e.codes) == ended && e.verb != "stop" {
-			return false // a user knows of the success: a command typed now means another run
+			return false // a user knows of the success, so a command that is typed now means another run
 		}
 		if e.run != f.run || e.attempt != f.attempt-1 {
 			continue
@@ -244,8 +245,8 @@ func (h lifeHistory) staysOrGoesWrongly() string {
 	return ""
 }
 
-// incomplete matches what a command of multihost says about a log that is not whole on
-// its machine, or about a run that it leaves.
+// incomplete has the texts with which a command of multihost says that a log is not whole
+// on its machine, or that it leaves a run.
 var incomplete = []string{"not whole here", "goes on", "may still run", "may still be running", "is lost", "left before", "left running", "stays", "gone", "stopped", "could not be asked"}
 
 func (h lifeHistory) losesLogs() string {
@@ -284,16 +285,16 @@ func (h lifeHistory) lies() string {
 	return ""
 }
 
-// justMade reports whether another command has made the queued resource so shortly before
-// that the API's answer that there is none may still have been on its way.
+// justMade reports whether another command has just made the queued resource. Then an older
+// answer of the API, which says that there is none, may still have been on its way.
 func (h lifeHistory) justMade(f lifeFact) bool {
 	return slices.ContainsFunc(h, func(e lifeFact) bool {
 		return e.kind == factMade && e.who != f.who && f.at-e.at <= 15*time.Second
 	})
 }
 
-// couldNotAsk reports whether a job has ended before it could read the queued resource.
-// Such a job can say nothing about the resource, and has made none itself.
+// couldNotAsk reports whether a job ended before it could read the queued resource. Such a
+// job can say nothing about the resource, and has not made one itself.
 func (h lifeHistory) couldNotAsk(f lifeFact) bool {
 	made := slices.ContainsFunc(h, func(e lifeFact) bool { return e.kind == factMade && e.who == f.who })
 	return !made && !strings.Contains(f.said, "phase request done")
@@ -331,8 +332,8 @@ func (h lifeHistory) succeedsWrongly() string {
 	return ""
 }
 
-// typedSince reports whether somebody has typed the job again after the command who. The
-// new command may start the run again that who has stopped.
+// typedSince reports whether somebody has typed the job again after the command who was
+// typed. The new command may restart a run that who has stopped.
 func (h lifeHistory) typedSince(who string) bool {
 	at := slices.IndexFunc(h, func(f lifeFact) bool { return f.kind == factTyped && f.who == who })
 	return slices.ContainsFunc(h[max(0, at):], func(f lifeFact) bool { return f.kind == factTyped && (f.verb == "job" || f.verb == "detach") })

@@ -16,27 +16,27 @@ import (
 	agentprogram "multihost/internal/agent/program"
 )
 
-// noAgent stands for multihost-agent where workers only answer.
+// noAgent stands for multihost-agent on workers that only answer and run no program.
 func noAgent() agentprogram.Set {
 	return agentprogram.In(fstest.MapFS{"amd64.sha256": {Data: []byte(strings.Repeat("0", 64))}})
 }
 
-// A lifeLease is what a worker knows of the lease of its run: it follows the rules of
-// package internal/agent/watch, and uses its names.
+// A lifeLease is what a worker knows of the lease of its run. It follows the rules of
+// package internal/agent/watch and uses its names.
 type lifeLease struct {
 	// On disk.
 	saved lifeTerms
 	known bool // saved has been written
 	born  time.Time
 
-	// In /tmp, which a reboot empties.
+	// The terms in /tmp, which a reboot empties.
 	file    lifeTerms
 	there   bool
 	written int // counts the writes
 
 	watched bool
 
-	// In the guest attributes, for the other workers.
+	// The state in the guest attributes, for the other workers.
 	state  string
 	stated time.Time
 }
@@ -95,7 +95,7 @@ func (l *lifeLease) boot(vm *lifeVM, text string) {
 	l.start(vm)
 }
 
-// start starts the watch unless one lives; the caller holds vm.mu.
+// start starts the watch unless one is running. The caller holds vm.mu.
 func (l *lifeLease) start(vm *lifeVM) {
 	if l.watched {
 		return
@@ -157,7 +157,7 @@ func orDash(s string) string {
 	return s
 }
 
-// begin returns the time at which the time to live starts.
+// begin returns the time from which the time to live counts.
 func (t lifeTerms) begin(born time.Time) time.Time {
 	if asked := time.Unix(int64(t.asked), 0); t.asked > 0 && asked.Before(born) {
 		return asked
@@ -209,7 +209,7 @@ func (w *lifeWatch) watch() {
 	}
 }
 
-// look does what Machine.take does, and what this shares with the other workers.
+// look does what Machine.take does. It also publishes the state for the other workers.
 func (w *lifeWatch) look() {
 	vm := w.vm
 	vm.mu.Lock()
@@ -339,6 +339,7 @@ func (w *lifeWatch) othersEnded() bool {
 }
 
 // remove deletes the queued resource. goOn is false if the resource belongs to another run.
+// Then the watch ends.
 func (w *lifeWatch) remove() (goOn bool) {
 	if !w.sleep(rand.N(time.Duration(max(w.terms.total, 1)) * time.Second)) {
 		return false

@@ -41,7 +41,7 @@ type lifeMachine struct {
 	world *lifeWorld
 	name  string
 	dir   string // state directory
-	disk  string // where dir is, a small file system of its own; "": it is never full
+	disk  string // the small file system that holds dir; "": the disk is never full
 
 	mu        sync.Mutex
 	offline   bool // it has no network
@@ -60,7 +60,8 @@ func newLifeMachine(w *lifeWorld, name string) *lifeMachine {
 	return m
 }
 
-// newest returns the command that was typed last and has not ended; nil if there is none.
+// newest returns the command that was typed last and has not ended. It returns nil if there
+// is none.
 func (m *lifeMachine) newest() *lifeProcess {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -96,8 +97,8 @@ func (m *lifeMachine) setOffline(offline bool) {
 	}
 }
 
-// switchOff has the effect of kill -9 for all commands of the machine: nothing that they
-// still do reaches anybody, and their files stay as they are now.
+// switchOff has the effect of kill -9 for all commands of the machine. Nothing that they
+// still do has an effect, and their files stay as they are now.
 func (m *lifeMachine) switchOff() {
 	all := m.running()
 	if len(all) == 0 {
@@ -109,7 +110,7 @@ func (m *lifeMachine) switchOff() {
 		m.world.cut(p.name, false)
 	}
 	kept := filepath.Join(m.world.dir, m.name+".kept")
-	for range 20 { // a file may go while it is copied
+	for range 20 { // a file may disappear while it is copied
 		if err := os.CopyFS(kept, os.DirFS(m.dir)); err == nil {
 			break
 		} else if !os.IsNotExist(err) {
@@ -134,7 +135,7 @@ func (m *lifeMachine) switchOff() {
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.fill(false) // the files fit on the disk as before, but the copies need more room meanwhile
+	m.fill(false) // the files still fit on the disk, but copying them needs more room for a moment
 	if err := errors.Join(os.CopyFS(m.dir, os.DirFS(kept)), os.RemoveAll(kept)); err != nil {
 		panic(err)
 	}
@@ -162,7 +163,7 @@ type lifeProcess struct {
 	follows bool      // it has followed the command
 	phase   string
 	last    string // what it has said last
-	keeps   bool   // it has said until when it keeps failed slices
+	keeps   bool   // it has said how long it keeps slices that have failed
 	deps    *deps
 	status  int
 }
@@ -335,7 +336,7 @@ func (s lifeStory) job(w *lifeWorld) job.JobOptions {
 }
 
 // lifeLost is --lost-timeout of the stories. It is longer than --boot-timeout, so that the
-// test finds a take-over that waits only for --boot-timeout.
+// test finds a take-over that wrongly waits only for --boot-timeout.
 const lifeLost = 8 * time.Minute
 
 // emit receives the events of the command.
@@ -385,9 +386,9 @@ func (p *lifeProcess) hear(text string) {
 	fmt.Fprintf(&p.said, "%10s  %s\n", time.Since(p.machine.world.begin).Round(100*time.Millisecond), text)
 }
 
-// speaks notes that the command says something, and how long it has been silent before.
-// A command that runs may be silent, and so may multihost after it has said until when
-// it keeps slices. The caller holds p.mu.
+// speaks notes that the command says something. It also notes how long the command was
+// silent before. A command that runs may be silent. multihost may be silent, too, after it
+// has said until when it keeps slices. The caller holds p.mu.
 func (p *lifeProcess) speaks() {
 	quiet := time.Since(p.heard)
 	if quiet > p.machine.world.quietLimit && p.phase != "run" && !p.keeps {
@@ -428,7 +429,7 @@ type lifeEnd struct {
 	log *lifeRun
 }
 
-// lastAttempt returns the newest attempt of a run on all workers that ever existed. For
+// lastAttempt returns the newest attempt of a run, on all workers that ever existed. For
 // each place it takes the newest worker.
 func (w *lifeWorld) lastAttempt(run string) (all []lifeEnd) {
 	if w.real != nil {
@@ -468,7 +469,7 @@ func (w *lifeWorld) saidBy(who string) string {
 	return ""
 }
 
-// onlyThere names the workers whose log of the last attempt is whole on no machine.
+// onlyThere names the workers whose log of the last attempt is not whole on any machine.
 func (w *lifeWorld) onlyThere(run string) (attempt int, names []string) {
 	last := w.lastAttempt(run)
 	if len(last) > 0 {
@@ -487,7 +488,7 @@ func (w *lifeWorld) onlyThere(run string) (attempt int, names []string) {
 	return attempt, names
 }
 
-// logDir returns where the machine keeps the logs of the last attempt of a run that it
+// logDir returns the directory of the logs of the last attempt of a run that the machine
 // knows.
 func (m *lifeMachine) logDir(run string) string {
 	var record struct {
@@ -503,7 +504,7 @@ func (m *lifeMachine) logDir(run string) string {
 	return record.LogDir
 }
 
-// partial names the workers whose log is not whole on the machine.
+// partial names the workers whose log is not whole on this machine.
 func (m *lifeMachine) partial(run string, last []lifeEnd) (names []string) {
 	for _, e := range last {
 		dir := m.logDir(run)

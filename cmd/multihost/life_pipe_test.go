@@ -8,15 +8,14 @@ import (
 	"time"
 )
 
-// A lifePipe is one end of a connection in memory. A write never waits, so that SSH
-// cannot block on it while it holds a lock: in a bubble of testing/synctest, time would
-// then stop for ever.
+// A lifePipe is one end of a connection in memory. A write never waits. So SSH cannot block
+// on it while it holds a lock. In a bubble of testing/synctest, time would then stop for
+// ever.
 type lifePipe struct {
 	in, out *lifeStream
 	addr    lifeAddr
 }
 
-// newLifePipe returns the two ends of a connection.
 func newLifePipe(addr string) (near, far *lifePipe) {
 	up, down := newLifeStream(), newLifeStream()
 	return &lifePipe{down, up, lifeAddr(addr)}, &lifePipe{up, down, lifeAddr("runner")}
@@ -32,7 +31,7 @@ func (p *lifePipe) Close() error {
 	return nil
 }
 
-// silence drops everything that either end sends from now on, like a network that is down.
+// silence drops everything that either end sends from now on, as if the network were down.
 func (p *lifePipe) silence() {
 	p.in.silence()
 	p.out.silence()

@@ -27,10 +27,10 @@ import (
 	"multihost/internal/testkit"
 )
 
-// TestLifeOnRealWorkers plays short random stories of the same kind as TestLife, and judges
-// them by the same rules. The workers of the simulator run everything for real, by the real
-// clock. LIFE_REAL_STORIES and LIFE_REAL_SEED say how many and which. It plays another
-// tenth of that number on slices that Compute Engine makes.
+// TestLifeOnRealWorkers plays short random stories of the same kind as TestLife. It judges
+// them by the same rules. The workers of the simulator run everything for real, on the real
+// clock. LIFE_REAL_STORIES and LIFE_REAL_SEED say how many and which. In addition, it plays
+// a tenth of that number on slices that Compute Engine makes.
 func TestLifeOnRealWorkers(t *testing.T) {
 	testkit.OnlyInAll(t, "TestLife")
 	besideOthers(t)
@@ -70,7 +70,7 @@ func TestLifeOnRealWorkers(t *testing.T) {
 // lifeRealWidth is how many of these stories run at once. They wait most of the time.
 const lifeRealWidth = 16
 
-// realDraw leaves out what takes minutes on a real clock.
+// realDraw leaves out deeds that take minutes on a real clock.
 var realDraw = lifeDraw{
 	deeds: []string{
 		"type job", "type job at a terminal", "type attach", "type attach at a terminal", "type stop", "type run", "type gc --delete",
@@ -90,8 +90,8 @@ var realDraw = lifeDraw{
 	steps:       5,
 }
 
-// realOnGCE is realDraw for slices that Compute Engine makes. In any case, --ttl deletes
-// them within minutes.
+// realOnGCE is realDraw for slices that Compute Engine makes. The stories end in time,
+// because --ttl deletes the slices within minutes.
 func realOnGCE() lifeDraw {
 	from := realDraw
 	from.onGCE, from.ttls = true, []time.Duration{2 * time.Minute}
@@ -99,8 +99,8 @@ func realOnGCE() lifeDraw {
 	return from
 }
 
-// tellRealStory plays one story. It returns how the story breaks a rule, "" if it keeps
-// all, and how often the command has started on a worker.
+// tellRealStory plays one story. It returns how the story breaks a rule, or "" if it keeps
+// all rules. starts is how often the command has started on a worker.
 func tellRealStory(t *testing.T, story lifeStory, kit *lifeKit) (why string, starts int) {
 	dir, err := os.MkdirTemp(memoryDir(), "multihost-life-")
 	if err != nil {
@@ -140,8 +140,8 @@ func newRealLifeWorld(story lifeStory, dir string, kit *lifeKit) (*lifeWorld, er
 	return w, w.start(sim.Config{Step: 200 * time.Millisecond, Workers: w.real})
 }
 
-// lifeReal makes real workers for a story and watches them. The commands on them write
-// down what they do.
+// lifeReal makes real workers for a story and watches them. The commands on the workers
+// write down what they do.
 type lifeReal struct {
 	worker.Backend
 	world *lifeWorld
@@ -159,7 +159,7 @@ func (b *lifeReal) serve(w http.ResponseWriter, r *http.Request) {
 	_, _ = w.Write(answer.Body.Bytes())
 }
 
-// A lifeRealVM is one of them.
+// A lifeRealVM is one of these workers.
 type lifeRealVM struct {
 	worker.Machine
 	world *lifeWorld
@@ -260,7 +260,7 @@ func (b *lifeReal) awayFor(n int, how string, d time.Duration) {
 	b.world.later(d, func() { set("", worker.Fault{Kind: worker.Clear, Name: string(worker.Unreachable)}) })
 }
 
-// fails makes the command on a worker fail.
+// file returns the path of a file that the commands on the workers use.
 func (b *lifeReal) fails(n int) {
 	if vm := b.newest()[fmt.Sprintf("m-%d", n)]; vm != nil {
 		_ = os.WriteFile(b.file("fail", vm.id), nil, 0o600) // without it, nothing fails
@@ -292,7 +292,7 @@ for ((n = 0; n < %d; n++)); do
 done
 ends 0`
 
-// fit adapts the job to real workers: its limits leave a busy machine enough time.
+// fit adapts the job to real workers. Its limits leave enough time for a busy machine.
 func (b *lifeReal) fit(o *job.JobOptions) {
 	s := b.world.story
 	looks := int(s.lasts / (250 * time.Millisecond))
@@ -326,9 +326,9 @@ func (b *lifeReal) facts() (h lifeHistory) {
 	return h
 }
 
-// lastAttempt returns the newest attempt of a run, of the newest worker in each place.
-// The log of an attempt that a reboot has ended counts as unread, because its end may
-// not be on the disk.
+// lastAttempt returns the newest attempt of a run, of the newest worker in each place. If a
+// reboot has ended an attempt, its log counts as unread, because the end of the log may not
+// be on the disk.
 func (b *lifeReal) lastAttempt(run string) (all []lifeEnd) {
 	facts, newest := b.world.facts(), 0
 	vms := b.newest()
@@ -402,7 +402,7 @@ func (b *lifeReal) cut(who string) {
 	}
 }
 
-// awaitGone waits until nothing is left, or for limit.
+// awaitGone waits until nothing is left, but at most for limit.
 func (w *lifeWorld) awaitGone(limit time.Duration) {
 	for until := time.Now().Add(limit); time.Now().Before(until) && w.story.goes(); <-time.After(500 * time.Millisecond) {
 		if r := w.resource(); !r.billed && (!r.exists || r.state == "SUSPENDED" || r.state == "FAILED") {

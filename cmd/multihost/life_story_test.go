@@ -18,13 +18,13 @@ type lifeStory struct {
 	lease, ttl            time.Duration
 	keep                  string // "", "keep", "on failure" or "on failure 10m"
 	restarts, preemptions int
-	workers               int           // of each of the two slices; 0: one
+	workers               int           // of each of the two slices; 0 means 1
 	lasts                 time.Duration // of the command
-	fails                 int           // the attempt that fails on a worker; 0: none does
+	fails                 int           // the attempt that fails on a worker; 0: no attempt fails
 	steps                 []lifeDeed
 
-	onGCE bool // Compute Engine makes the slices; else they are a queued resource
-	bound bool // … and they are on demand and have a maximum run duration, as for every job there; else spot
+	onGCE bool // Compute Engine makes the slices. Otherwise they are a queued resource
+	bound bool // … and they are on demand and have a maximum run duration, as for every job there. Otherwise they are spot
 }
 
 // A workerFate is how the command runs on one worker.
@@ -40,19 +40,18 @@ func (s lifeStory) fate(node string, attempt int) workerFate {
 	return workerFate{lasts: s.lasts}
 }
 
-// perSlice is how many workers each slice has.
 func (s lifeStory) perSlice() int { return max(1, s.workers) }
 
-// needs reports whether something is done in the story.
+// needs reports whether the deed what occurs in the story.
 func (s lifeStory) needs(what string) bool {
 	return slices.ContainsFunc(s.steps, func(d lifeDeed) bool { return d.what == what })
 }
 
-// A lifeDeed is one thing that happens, and the time that passes after it.
+// A lifeDeed is one thing that happens in a story, and the time that passes after it.
 type lifeDeed struct {
 	what    string
-	machine int           // on which machine, or …
-	worker  int           // … to which worker; the workers of one place in both slices come first
+	machine int           // the machine on which it happens, or …
+	worker  int           // … the number of the worker: worker 0 of each slice comes first, then worker 1 of each slice
 	lasts   time.Duration // of a fault
 	then    time.Duration
 }
@@ -102,10 +101,10 @@ const (
 type lifeDeedKind struct {
 	on    int
 	lasts bool // it lasts for a time
-	often int  // its weight in a draw
-	wide  int  // its further weight, if the draw is wide
-	loss  bool // it costs the run an attempt
-	onGCE bool // it happens only to slices that Compute Engine makes
+	often int  // its weight when a deed is drawn
+	wide  int  // its additional weight in a wide draw
+	loss  bool // the run may lose an attempt by it
+	onGCE bool // it happens only to slices of Compute Engine
 	do    func(w *lifeWorld, d lifeDeed)
 }
 
@@ -142,8 +141,9 @@ func lifeDeeds() map[string]lifeDeedKind {
 			w.mu.Unlock()
 		}
 	}
-	// fault sets a fault of the simulator: the first one on a queued resource, the second
-	// one on slices that Compute Engine makes. There may be nothing that the fault affects.
+	// fault sets a fault of the simulator. tpu is the fault of a queued resource, compute
+	// that of slices that Compute Engine makes. The cloud may have nothing that the fault
+	// affects.
 	fault := func(tpu, compute string) func(w *lifeWorld, d lifeDeed) {
 		return func(w *lifeWorld, d lifeDeed) {
 			if w.story.onGCE {
@@ -233,7 +233,7 @@ func lifeDeeds() map[string]lifeDeedKind {
 	}
 }
 
-// A lifeDraw says what stories are drawn from.
+// A lifeDraw says from what stories are drawn.
 type lifeDraw struct {
 	deeds               []string
 	times               []time.Duration // between two deeds
@@ -243,12 +243,12 @@ type lifeDraw struct {
 	preemptions         []int
 	workers             []int // of a slice
 	plots               []lifePlot
-	fewest, steps       int  // how many come after the first one
+	fewest, steps       int  // how many deeds follow the first one
 	wide                bool // more kinds of faults
 	onGCE               bool
 }
 
-// lifeWhole returns all deeds, with the times that people and clouds take.
+// lifeWhole draws from all deeds, with times as people and clouds need them.
 func lifeWhole() lifeDraw {
 	return lifeDraw{
 		deeds:       lifeDeedsOn(false),
@@ -265,8 +265,8 @@ func lifeWhole() lifeDraw {
 	}
 }
 
-// lifeDeedsOn returns the deeds that can happen to slices, in a queued resource or made by
-// Compute Engine.
+// lifeDeedsOn returns the deeds that can happen to slices of one kind: those of Compute
+// Engine if compute is true, otherwise a queued resource.
 func lifeDeedsOn(compute bool) []string {
 	kinds := lifeDeeds()
 	return slices.DeleteFunc(sortedKeys(kinds), func(name string) bool { return kinds[name].onGCE && !compute })
@@ -279,7 +279,7 @@ func lifeOnGCE() lifeDraw {
 	return from
 }
 
-// draw draws a deed of one of the names.
+// draw draws one of the deeds in names.
 func (from lifeDraw) draw(t *rapid.T, names []string, perSlice int, faults, times []time.Duration) lifeDeed {
 	d := lifeDeed{what: rapid.SampledFrom(names).Draw(t, "what")}
 	kind := lifeDeeds()[d.what]
@@ -298,14 +298,14 @@ func (from lifeDraw) draw(t *rapid.T, names []string, perSlice int, faults, time
 
 // A lifePlot is a sequence of deeds that chance alone rarely combines.
 type lifePlot struct {
-	rows [][]string // the plot draws one deed from each row; all of them are on one machine
+	rows [][]string // the plot draws one deed from each row. All deeds of a plot are on one machine
 
-	// runs: the plot follows the first deed, on the same machine and once the command runs.
-	// The next deeds come when its effects have had time to show.
+	// With runs, the plot follows the first deed. It happens on the same machine, once the
+	// command runs. The deeds after the plot wait until its effects have had time to show.
 	runs bool
 }
 
-// lifePlots returns the plots that have found faults between two commands.
+// lifePlots returns the plots that have found faults in what two commands do to each other.
 func lifePlots() []lifePlot {
 	unreached := []string{"no answer from", "no answer from", "connections are refused by", "new host keys of", "a reboot of"}
 	unseen := append([]string{nobodyAnswers, nobodyAnswers, nobodyAnswers, nobodyAnswers}, unreached...)
@@ -325,7 +325,7 @@ func (p lifePlot) draw(t *rapid.T, from lifeDraw, perSlice int) (deeds []lifeDee
 		machine = rapid.SampledFrom([]int{0, 0, 0, 1}).Draw(t, "machine of the plot")
 	}
 	for i, names := range p.rows {
-		times := from.times // after the last deed it takes long until the effect shows
+		times := from.times // the effect of the last deed shows only after a long time
 		switch {
 		case i < len(p.rows)-1:
 			times = times[:len(times)/2]

@@ -25,11 +25,12 @@ import (
 // stand-ins for the cloud and the workers. It judges each story by the invariants at the
 // head of docs/reliability.md. A story runs in a bubble of testing/synctest, where hours
 // pass as soon as all goroutines wait. LIFE_STORIES and LIFE_SEED say how many stories and
-// which; with LIFE_WIDE=1 more kinds of faults happen in them.
+// which. With LIFE_WIDE=1 the stories have more kinds of faults.
 func TestLife(t *testing.T) { tellStories(t, lifeWhole(), envNumber(t, "LIFE_STORIES", 2000)) }
 
-// TestLifeOnComputeEngine is TestLife for slices that Compute Engine makes, with its own
-// faults: LIFE_GCE_STORIES, LIFE_SEED and LIFE_WIDE say how many stories and which.
+// TestLifeOnComputeEngine is TestLife for slices that Compute Engine makes, with the faults
+// of Compute Engine. LIFE_GCE_STORIES, LIFE_SEED and LIFE_WIDE say how many stories and
+// which.
 func TestLifeOnComputeEngine(t *testing.T) {
 	tellStories(t, lifeOnGCE(), envNumber(t, "LIFE_GCE_STORIES", 200))
 }
@@ -112,7 +113,8 @@ func newLifeKit(t *testing.T) *lifeKit {
 	return kit
 }
 
-// tellStory plays one story and returns how it breaks a rule; "" if it keeps all.
+// tellStory plays one story. It returns how the story breaks a rule, or "" if it keeps all
+// rules.
 func tellStory(t *testing.T, story lifeStory, dir string, kit *lifeKit) (why string) {
 	defer os.RemoveAll(dir)
 	defer func() {
@@ -145,7 +147,7 @@ func (w *lifeWorld) tell() (why string) {
 			w.note(lifeFact{kind: factLoss, text: d.what})
 		}
 		kind.do(w, d)
-		time.Sleep(d.then) // the story's own pace; in the bubble it takes no time
+		time.Sleep(d.then) // the pace of the story; this takes no real time in the bubble
 		if why := w.judge(); why != "" {
 			return why
 		}
@@ -166,7 +168,7 @@ func (w *lifeWorld) tell() (why string) {
 	if w.real != nil {
 		w.awaitGone(w.goLimit)
 	} else {
-		time.Sleep(w.goLimit) // in the bubble: hours pass at once
+		time.Sleep(w.goLimit) // hours pass at once in the bubble
 	}
 	if r := w.resource(); r.billed && r.state == "ACTIVE" && w.story.goes() {
 		w.note(lifeFact{kind: factLeft, text: "the queued resource is " + r.state + " and billed, and no runner lives"})
@@ -183,7 +185,7 @@ func (s lifeStory) goes() bool {
 // judge asks the rules.
 func (w *lifeWorld) judge() string { return w.facts().broken() }
 
-// report describes for people what happened.
+// report describes, for people, what happened.
 func (w *lifeWorld) report() string {
 	var b strings.Builder
 	for _, f := range w.facts() {

@@ -26,8 +26,8 @@ import (
 	"multihost/internal/sim/worker"
 )
 
-// A lifeVM is a worker of a story. It speaks SSH over memory and answers what the worker
-// scripts would answer, without running any. Its disk outlives a reboot.
+// A lifeVM is a worker of a story. It speaks SSH over memory. It gives the answers of the
+// worker scripts, without running any. A reboot keeps its disk.
 type lifeVM struct {
 	world *lifeWorld
 	spec  worker.Spec
@@ -37,11 +37,11 @@ type lifeVM struct {
 	mu      sync.Mutex // guards what follows
 	key     ssh.Signer
 	up      bool
-	removed bool          // it was taken away for good
-	down    chan struct{} // closed when it goes down
+	removed bool          // the worker was taken away for good
+	down    chan struct{} // closed when the worker goes down
 	conns   map[*lifePipe]string
 	away    string        // how it cannot be reached: "refuse", "hang" or ""
-	unread  chan struct{} // until it is closed no log is read to its end; nil: each is
+	unread  chan struct{} // until this is closed, nobody can read a log to its end; nil: everybody can
 	runs    map[string]*lifeRun
 	synced  map[string]string // digest of the code, by run
 	lease   lifeLease
@@ -51,7 +51,7 @@ type lifeVM struct {
 // A lifeRun is one attempt on one worker.
 type lifeRun struct {
 	run, owner, command string
-	slices              string // how many the run has
+	slices              string // the number of slices of the run
 	attempt             int
 	armed               time.Time
 	phase               string
@@ -62,14 +62,14 @@ type lifeRun struct {
 	padding             string // of each line
 	seen                bool
 	verdict             string
-	stopped             string        // the mark of a stop
+	stopped             string        // time and reason of a stop
 	more                chan struct{} // closed when the log has grown or the command has ended
 	over                chan struct{} // closed at its end
 }
 
 func (r *lifeRun) alive() bool { return r.phase == "running" || r.phase == "starting" }
 
-// print adds a line to the log; the caller holds vm.mu.
+// print adds a line to the log. The caller holds vm.mu.
 func (r *lifeRun) print(format string, args ...any) {
 	r.log = fmt.Appendf(r.log, format+r.padding+"\n", args...)
 	close(r.more)
@@ -94,17 +94,17 @@ func (vm *lifeVM) gone() bool {
 	return vm.removed
 }
 
-// readable reports whether somebody can read what is on the machine.
+// readable reports whether somebody can read the files of the machine.
 func (vm *lifeVM) readable() bool {
 	vm.mu.Lock()
 	defer vm.mu.Unlock()
 	return vm.up && !vm.removed && vm.away == ""
 }
 
-// boot does nothing if the machine is up already, because two reboots may overlap, or if it
-// has gone for good.
+// boot does nothing if the machine is up already, because two reboots may overlap. It also
+// does nothing if the machine is gone for good.
 func (vm *lifeVM) boot() {
-	terms := metadataOf(vm.spec, "attributes/multihost-lease") // do not hold the lock here: the API locks its own state first, and then a worker
+	terms := metadataOf(vm.spec, "attributes/multihost-lease") // do not hold the lock here: the API locks first its own state and then a worker
 	vm.mu.Lock()
 	defer vm.mu.Unlock()
 	if vm.up || vm.removed || vm.world.ctx.Err() != nil {
@@ -173,7 +173,8 @@ func (vm *lifeVM) SetFault(f worker.Fault) error {
 	return fmt.Errorf("workers of a story have no fault %s", f.Kind)
 }
 
-// cut ends the connections of a command of multihost; "" means all.
+// cut ends the connections of a command of multihost. If who is "", it ends the connections
+// of all commands.
 func (vm *lifeVM) cut(who string, silently bool) {
 	vm.mu.Lock()
 	defer vm.mu.Unlock()
@@ -280,7 +281,7 @@ func (s *lifeSession) exec(line string) (code int) {
 		}
 		return 0
 	}
-	at := strings.LastIndex(line, " multihost-") // search from the end: the script before it is long
+	at := strings.LastIndex(line, " multihost-") // search from the end, because the script before it is long
 	if at < 0 {
 		fmt.Fprintf(s.ch.Stderr(), "worker of a story: %.80q\n", line)
 		return 127
@@ -340,7 +341,7 @@ func (s *lifeSession) exec(line string) (code int) {
 	return 0
 }
 
-// sync stores the code of a run as the request has it.
+// sync stores the code of a run that the request contains.
 func (vm *lifeVM) sync(args []string) {
 	vm.mu.Lock()
 	defer vm.mu.Unlock()
@@ -349,7 +350,7 @@ func (vm *lifeVM) sync(args []string) {
 	}
 }
 
-// tell says what is known of an attempt; the caller holds vm.mu.
+// tell says what the worker knows of an attempt. The caller holds vm.mu.
 func (s *lifeSession) tell(say func(string, ...any), run, attempt string) *lifeRun {
 	r := s.vm.runs[run+"/"+attempt]
 	say("run %s %s", run, attempt)
@@ -512,7 +513,7 @@ func (s *lifeSession) arm(args []string, in *bufio.Reader) {
 	vm.work(r)
 }
 
-// work plays the command as the story says; the caller holds vm.mu.
+// work runs the command as the story says. The caller holds vm.mu.
 func (vm *lifeVM) work(r *lifeRun) {
 	fate := vm.world.story.fate(vm.spec.Node, r.attempt)
 	down := vm.down
@@ -535,7 +536,7 @@ func (vm *lifeVM) work(r *lifeRun) {
 	})
 }
 
-// end ends a command; if who is "", the command has ended by itself.
+// end ends a command. If who is "", the command has ended by itself.
 func (vm *lifeVM) end(r *lifeRun, code int, reason, who string) {
 	vm.mu.Lock()
 	defer vm.mu.Unlock()
@@ -552,8 +553,8 @@ func (vm *lifeVM) end(r *lifeRun, code int, reason, who string) {
 	vm.world.note(f)
 }
 
-// follow sends the log from an offset on. The logs of a story fit into the first piece
-// that is asked for.
+// follow sends the log from an offset. The logs of a story fit into the first piece that is
+// read.
 func (s *lifeSession) follow(args []string) int {
 	vm := s.vm
 	vm.mu.Lock()
@@ -657,7 +658,7 @@ func (s *lifeSession) stop(args []string) {
 	s.tell(s.say, args[0], args[1])
 }
 
-// busy reports whether a command runs there; the caller holds vm.mu.
+// busy reports whether a command is running on the worker. The caller holds vm.mu.
 func (vm *lifeVM) busy() bool {
 	for _, r := range vm.runs {
 		if r.alive() {
@@ -667,7 +668,7 @@ func (vm *lifeVM) busy() bool {
 	return false
 }
 
-// newest returns a copy of the newest attempt of a run; nil if there is none.
+// newest returns a copy of the newest attempt of a run. It returns nil if there is none.
 func (vm *lifeVM) newest(run string) *lifeRun {
 	vm.mu.Lock()
 	defer vm.mu.Unlock()

@@ -35,41 +35,41 @@ type lifeWorld struct {
 	story    lifeStory
 	dir      string
 	identity *sshkey.Identity
-	keys     []ssh.Signer // of the workers, made once for all stories
+	keys     []ssh.Signer // keys of the workers, made once for all stories
 	server   *sim.Server
 	begin    time.Time
-	real     *lifeReal // the workers, where they are real; nil: fleet
+	real     *lifeReal // the workers, if they are real; nil: they are in fleet
 	login    string
 	port     int
 	way      overssh.Way
 	root     string // of the API, for the workers
 	ctx      context.Context
 	cancel   context.CancelFunc
-	back     sync.WaitGroup // goroutines that end by themselves, at the latest with ctx
+	back     sync.WaitGroup // goroutines that end by themselves, at the latest when ctx ends
 
 	machines []*lifeMachine
 	disks    []func() // end the small file systems
 
-	endLimit   time.Duration // how long after the last deed every command must have ended
-	goLimit    time.Duration // how long after that all that is left must have gone
-	quietLimit time.Duration // how long a command of multihost may wait without a word
+	endLimit   time.Duration // the time after the last deed within which every command must end
+	goLimit    time.Duration // the time after that within which all that is left must be deleted
+	quietLimit time.Duration // how long a command of multihost may wait without saying anything
 
 	mu       sync.Mutex // guards what follows
 	history  lifeHistory
-	fleet    map[string]*lifeVM // by slice and worker; the newest
+	fleet    map[string]*lifeVM // the newest worker of each place, by slice and worker
 	all      []*lifeVM
 	next     int
 	apiCode  int       // HTTP status of all answers …
 	apiUntil time.Time // … until then
-	slow     time.Time // until then each takes a long time
+	slow     time.Time // until this time, each answer takes a long time
 	drops    int       // how many of the next answers are lost
 	losses   int       // how many of the next calls are lost on their way there
 	deletes  string    // who is deleting the queued resource
-	reboots  string    // who has its workers rebooted
+	reboots  string    // who is rebooting the workers of the queued resource
 	made     bool      // the queued resource exists
 }
 
-// lifeStep is how long each change of a state takes in the cloud of a story.
+// lifeStep is how long the cloud of a story takes for each change of a state.
 const lifeStep = 10 * time.Second
 
 func newLifeWorld(story lifeStory, dir string, kit *lifeKit) (*lifeWorld, error) {
@@ -163,7 +163,7 @@ func (w *lifeWorld) vms() []*lifeVM {
 	})
 }
 
-// remover says who takes workers away now.
+// remover says who is taking workers away now.
 func (w *lifeWorld) remover() string {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -173,7 +173,7 @@ func (w *lifeWorld) remover() string {
 	return byCloud
 }
 
-// rebooter says who reboots workers now.
+// rebooter says who is rebooting workers now.
 func (w *lifeWorld) rebooter() string {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -183,7 +183,7 @@ func (w *lifeWorld) rebooter() string {
 	return byCloud
 }
 
-// lifeBackend makes the workers of the simulator's API.
+// lifeBackend makes workers for the simulator's API.
 type lifeBackend lifeWorld
 
 func (b *lifeBackend) Port() int { return 22 }
@@ -267,8 +267,7 @@ func (w *lifeWorld) dial(ctx context.Context, p *lifeProcess, addr string) (net.
 	return nil, ctx.Err()
 }
 
-// A lifeWay is the connection of a command of multihost to the API. Its RoundTrip makes a
-// call.
+// A lifeWay connects a command of multihost to the API. Its RoundTrip makes a call.
 type lifeWay struct {
 	world   *lifeWorld
 	process *lifeProcess
@@ -329,7 +328,7 @@ func (w *lifeWorld) apiIsAway() bool {
 	return time.Now().Before(w.apiUntil)
 }
 
-// dawdle waits for half of the time that a call of the API takes.
+// dawdle waits for half of the time that a slow call of the API takes.
 func (w *lifeWorld) dawdle(ctx context.Context) error {
 	w.mu.Lock()
 	slow := time.Now().Before(w.slow)
@@ -343,7 +342,7 @@ func (w *lifeWorld) dawdle(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// loses reports whether a message is lost on its way: one of the next n.
+// loses reports whether a message is lost on its way. If it is, loses counts n down.
 func (w *lifeWorld) loses(n *int) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -378,7 +377,7 @@ func (w *lifeWorld) call(req *http.Request, who string) *httptest.ResponseRecord
 		deleted.attempt, deleted.partial = w.onlyThere("m")
 		deleted.said = w.saidBy(who)
 	}
-	r := *req // httptest.NewRequest would parse the request once more
+	r := *req // httptest.NewRequest would parse the request again
 	r.RequestURI, r.RemoteAddr, r.Body = req.URL.RequestURI(), "192.0.2.1:1234", io.NopCloser(bytes.NewReader(body))
 	w.server.ServeHTTP(answer, &r)
 	if answer.Code != http.StatusOK {
@@ -410,8 +409,8 @@ func (w *lifeWorld) ask(method, path string) *httptest.ResponseRecorder {
 	return answer
 }
 
-// deleteByLease deletes the slices as agent.Client does, and returns an HTTP status: 403 if
-// they are another run's.
+// deleteByLease deletes the slices as agent.Client does. It returns an HTTP status, which
+// is 403 if the slices belong to another run.
 func (w *lifeWorld) deleteByLease(t lifeTerms) int {
 	if w.ctx.Err() != nil || w.apiIsAway() { // the story is over, or nobody answers
 		return http.StatusServiceUnavailable
@@ -465,7 +464,7 @@ func (w *lifeWorld) inject(text string) error {
 	return err
 }
 
-// A lifeKit has the keys that all stories share, because making keys is expensive.
+// A lifeKit has the keys that all stories share, because it is expensive to make keys.
 type lifeKit struct {
 	identity *sshkey.Identity
 	keys     []ssh.Signer

@@ -36,8 +36,8 @@ import (
 	"multihost/internal/workers"
 )
 
-// localWorkers are the machines of a simulated cloud, whose workers are reached without
-// SSH. Nobody has a key to log in with.
+// localWorkers are the machines of a simulated cloud. Their workers are reached without
+// SSH. So nobody has a key to log in with.
 type localWorkers struct {
 	worker.Backend
 	mu      sync.Mutex
@@ -79,8 +79,8 @@ func (b *localWorkers) each(node string, f func(*localworker.Worker)) {
 	}
 }
 
-// A run and a job work over a connection that is not SSH: sync, preflight, start,
-// follow, reconnect and stop.
+// A run and a job work over a connection that is not SSH. They sync, do the preflight,
+// start, follow, reconnect and stop.
 func TestRunAndJobOverLocalProcesses(t *testing.T) {
 	besideOthers(t)
 	dir, err := os.MkdirTemp(memoryDir(), "multihost-local-")
@@ -182,7 +182,7 @@ func TestRunAndJobOverLocalProcesses(t *testing.T) {
 		}
 	}
 
-	// A run that is stopped.
+	// Then a run that is stopped.
 	backend.each("t", func(w *localworker.Worker) { testkit.Must(t, os.Remove(filepath.Join(w.Home, "go"))) })
 	stopped := options("t", script)
 	stopped.Run = "s"
@@ -202,7 +202,7 @@ func TestRunAndJobOverLocalProcesses(t *testing.T) {
 	request.Mark("j", "ann")
 	request.MarkJob("j")
 	o := job.JobOptions{Request: request.Neutral(), Run: options("j", "cat words")}
-	o.Run.Run, o.Run.Preflight = "j", "apply" // the network of the slices is a small one
+	o.Run.Run, o.Run.Preflight = "j", "apply" // the preflight is for a small network
 	said, ended = begin(func(d *deps) (stage.Outcome, error) { return job.Job(t.Context(), jobDeps(d), o) })
 	if err := <-ended; err != nil || !has("from the laptop\n", 2, logs("j")) {
 		t.Errorf("the job ends with %v, and its logs are %q; it said %s", err, logs("j"), said())

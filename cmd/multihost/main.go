@@ -24,14 +24,14 @@ func main() {
 	os.Exit(status)
 }
 
-// leastHeap is the size of an allocation that counts as heap but is never touched, so it
-// uses no memory. With it the heap of a run of a few hundred workers grows to twice this
-// size before it is collected. Without it, collecting takes a seventh of such a run's
-// CPU.
+// leastHeap is the size of an allocation that counts as heap. Nothing ever touches it, so
+// it uses no memory. With it, the heap of a run of a few hundred workers grows to twice
+// this size before the garbage collector runs. Without it, garbage collection takes a
+// seventh of the CPU time of such a run.
 const leastHeap = 48 << 20
 
-// mainStatus does what main does, but returns the exit status, so that tests can run the
-// program as one of their commands.
+// mainStatus does what main does, but returns the exit status. So tests can run the program
+// as one of their commands.
 func mainStatus() int { return ownProcess().run(os.Args[1:]) }
 
 // ownProcess returns the streams and environment of this process.
@@ -47,9 +47,9 @@ func ownProcess() process {
 
 // run carries out a command line and returns the exit status.
 func (p process) run(argv []string) int {
-	// A write to a closed pipe must be an error to handle, not the end of the program: the
-	// reader of the output may go away while the run goes on. SIGPIPE is caught, not
-	// ignored: the programs that we start would inherit an ignored signal.
+	// A write to a closed pipe must be an error that we handle, not the end of the program:
+	// the reader of the output may go away while the run goes on. We catch SIGPIPE and do
+	// not ignore it, because the programs that we start would inherit an ignored signal.
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
 	c := &call{process: p}
 	c.signals.Leave = p.leave
@@ -59,7 +59,7 @@ func (p process) run(argv []string) int {
 }
 
 // homeDir returns the user's home directory, even if the environment has no HOME, as in
-// cron and containers; "" if there is none.
+// cron and containers. It returns "" if there is none.
 func homeDir() string {
 	if home, err := os.UserHomeDir(); err == nil && filepath.IsAbs(home) {
 		return home
@@ -70,8 +70,8 @@ func homeDir() string {
 	return ""
 }
 
-// lookupEnv is os.LookupEnv, except that USER is the current user's name if it is not
-// set, as in cron and containers.
+// lookupEnv is os.LookupEnv with one exception: if USER is not set, as in cron and
+// containers, it is the current user's name.
 func lookupEnv(key string) (string, bool) {
 	v, ok := os.LookupEnv(key)
 	if key == "USER" && v == "" {

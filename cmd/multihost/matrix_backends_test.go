@@ -27,13 +27,13 @@ import (
 	"multihost/internal/testkit/simworker"
 )
 
-// A matrixBackend is a kind of workers on which some cells of a matrix run for real, with
-// their mark in its table.
+// A matrixBackend is a kind of workers on which some cells of a matrix run for real. mark
+// marks these cells in the table.
 type matrixBackend struct{ name, mark string }
 
-// onBackend returns the cells that run on the workers of a backend: one phase for each
-// fault. Together the cells have every phase, and each backend has another phase for a
-// fault.
+// onBackend returns the cells that run on the workers of a backend. For each fault there is
+// one phase. The cells of a backend together cover every phase. For each fault, every
+// backend has another phase.
 func (on *matrixProvider) onBackend(backend int) []int {
 	faults := matrixFaults(on)
 	chosen, used := make([]int, len(faults)), make([]int, len(matrixPhases))
@@ -69,11 +69,11 @@ func (on *matrixProvider) marks(fault, phase int) (text string) {
 // wholeMatrix reports whether every cell is to run on real workers.
 func wholeMatrix() bool { return os.Getenv("MATRIX") == "whole" }
 
-// TestMatrixOnRealWorkers runs a part of the matrix, or all of it with MATRIX=whole, on
-// workers that run everything for real: shells of the process backend, and namespaces with
-// OpenSSH and a kernel of their own. The expected results are in the table of TestMatrix.
-// So this test proves that the stand-ins of TestMatrix behave like real workers. A training
-// that a fault interrupts has to continue from its checkpoint.
+// TestMatrixOnRealWorkers runs a part of the matrix on workers that run everything for
+// real: shells of the process backend, and namespaces with OpenSSH and a kernel of their
+// own. With MATRIX=whole it runs all of it. The expected results are in the table of
+// TestMatrix. So this test shows that the stand-ins of TestMatrix behave like real workers.
+// A training that a fault interrupts must continue from its checkpoint.
 func TestMatrixOnRealWorkers(t *testing.T) {
 	testkit.OnlyInAll(t, "TestMatrix")
 	besideOthers(t)
@@ -134,9 +134,9 @@ func (on *matrixProvider) onRealWorkers(t *testing.T, identity *sshkey.Identity)
 	}
 }
 
-// newRealCell returns a cell on real workers. The clock of its runner is fast too, but
-// stops while this process gets no processor. So a slow machine does not look as if hours
-// had passed.
+// newRealCell returns a cell on real workers. The clock of the runner is fast here, too,
+// but it stops while this process gets no processor. So the runner does not believe that
+// hours have passed if the machine is slow.
 func newRealCell(t *testing.T, identity *sshkey.Identity, phase string, fault matrixFault, backend string) *cell {
 	dir, err := os.MkdirTemp(memoryDir(), "multihost-matrix-")
 	testkit.Must(t, err)
@@ -174,10 +174,10 @@ func newRealCell(t *testing.T, identity *sshkey.Identity, phase string, fault ma
 	return c
 }
 
-// realWidth is how many of these jobs run at once: they wait most of the time.
+// realWidth is how many of these jobs run at once. They wait most of the time.
 const realWidth = 7
 
-// realHurry is the factor by which the clock is slower for real workers.
+// realHurry says how many times slower the clock is for real workers.
 const realHurry = 4
 
 // forReal adapts the job of a cell to real workers.
@@ -196,8 +196,8 @@ func (c *cell) forReal(o *job.JobOptions) {
 	}
 }
 
-// training returns a command that trains until something happens, keeps its checkpoint in
-// the bucket, and after a restart trains some further steps.
+// training returns a command that trains until something happens, and keeps its checkpoint
+// in the bucket. After a restart it trains some further steps.
 func (c *cell) training(dir string) string {
 	for _, name := range []string{"train.py", "declaration.txt"} {
 		data, err := os.ReadFile(filepath.Join("..", "..", "examples", "train", name))
@@ -241,7 +241,7 @@ func (c *cell) awaitCheckpoint() {
 	}
 }
 
-// wentOn fails the test if a training did not go on from its checkpoint.
+// wentOn returns an error if a training did not continue from its checkpoint.
 func (c *cell) wentOn() error {
 	text, err := os.ReadFile(filepath.Join(c.dir, "runs", "m", "attempt-2", "output_slice_0000_worker_0000.txt"))
 	if err != nil {
@@ -273,7 +273,7 @@ func newRealWorkers(backend, dir string) (*realWorkers, error) {
 	if err != nil {
 		return nil, err
 	}
-	port := l.Addr().(*net.TCPAddr).Port // the port is fixed before the first worker exists
+	port := l.Addr().(*net.TCPAddr).Port // fix the port before the first worker exists
 	if err := l.Close(); err != nil {
 		return nil, err
 	}
@@ -286,8 +286,8 @@ func newRealWorkers(backend, dir string) (*realWorkers, error) {
 	return b, err
 }
 
-// Start makes a machine. A fault belongs to the machine on which it was set, not to a
-// later one of the same name.
+// Start makes a machine. A fault belongs to the machine on which it was set, not to a later
+// machine of the same name.
 func (b *realWorkers) Start(ctx context.Context, spec worker.Spec) (worker.Machine, error) {
 	spec.Faults = nil
 	m, err := b.Backend.Start(ctx, spec)
@@ -345,7 +345,7 @@ type realVM struct {
 	fell int // how often it has gone down
 }
 
-// An innerVM is one with a network of its own.
+// An innerVM is a realVM with a network of its own.
 type innerVM struct {
 	*realVM
 	worker.Internal
@@ -357,8 +357,8 @@ func (vm *realVM) isUp() bool {
 	return vm.up
 }
 
-// reachable with false cuts all connections to the machine and refuses new ones; with true
-// it accepts them again.
+// reachable(false) cuts all connections to the machine and refuses new ones.
+// reachable(true) accepts them again.
 func (vm *realVM) reachable(yes bool) {
 	fault := worker.Fault{Kind: worker.Unreachable, Mode: "refuse"}
 	if yes {

@@ -47,7 +47,7 @@ import (
 	"multihost/internal/sshkey"
 )
 
-// lonelyPhases are where a job without runner can be when something happens.
+// lonelyPhases are the phases of a job without runner in which something can happen.
 var lonelyPhases = []string{"requested", "waiting", "provisioning", "boot", "preflight", "run", "between attempts", "end", "deletion"}
 
 // Places in lonelyPhases.
@@ -121,14 +121,14 @@ func lonelyFaults(on *lonelyProvider) []lonelyFault {
 }
 
 const (
-	// timeToLive is the --ttl of every job on the stage; no job lasts that long by
-	// itself. shortLife is the --ttl of jobs for which it expires in a phase. A
-	// worker that is silent for that long does not count as dead.
+	// timeToLive is the --ttl of every job on the stage. No job lasts that long by itself.
+	// shortLife is the --ttl of jobs for which it expires in a phase. A worker that is
+	// silent for shortLife does not yet count as dead.
 	timeToLive = 24 * time.Hour
 	shortLife  = 20 * time.Minute
 	// lookEvery is how often a worker looks at its command and at the other workers. The
 	// real agent looks every 20 s, even in a month of training. Here that would only cost
-	// time.
+	// computing time.
 	lookEvery = time.Minute
 	// slicesDeadline is how long workers wait for each other.
 	slicesDeadline = 30 * time.Minute
@@ -140,10 +140,11 @@ const (
 )
 
 // A lonelyStage is a job without runner to which one thing happens in one phase. Its
-// workers do what multihost-agent does. The stage answers them: calls go to the simulator's
-// API, and operations of the supervisor leave the files that the real ones leave. It runs
-// in a bubble of package synctest: the time stands still while a goroutine runs, and jumps
-// to the next event when all wait. So a slow machine changes nothing.
+// workers do what multihost-agent does. The stage answers the workers: calls go to the
+// simulator's API. Operations of the supervisor leave the files that the real ones leave.
+// It runs in a bubble of package synctest: the time stands still while a goroutine runs.
+// When all goroutines wait, it jumps to the next event. So the speed of the machine does
+// not matter.
 type lonelyStage struct {
 	t      *testing.T
 	on     *lonelyProvider
@@ -154,17 +155,17 @@ type lonelyStage struct {
 	access overssh.Access
 	begin  time.Time
 	struck atomic.Bool
-	over   chan struct{}  // closed when the fault has struck
+	over   chan struct{}  // closed after the fault has happened
 	wg     sync.WaitGroup // of later
 
-	mu      sync.Mutex // never held while waiting for anything
+	mu      sync.Mutex // nobody holds this lock while it waits for anything
 	vms     []*stageVM
 	booted  time.Time // when the first machine booted
 	arrived int       // workers in the phase
 	down    []outage
 	still   time.Time               // nobody does anything before
 	begun   map[int]map[string]bool // which workers have started an attempt
-	ends    map[int]time.Time       // when its command ends …
+	ends    map[int]time.Time       // the time at which its command ends …
 	code    map[int]int             // … and how
 	lost    int                     // newest attempt with a process that a machine has ended
 	shaken  bool                    // a machine was rebooted so that the job gets between two attempts
@@ -319,7 +320,7 @@ func (s *lonelyStage) run(story *testkit.Buffer) (result string) {
 	return result
 }
 
-// again types a job that has lost its slices once more. The job must go on and succeed.
+// again types a job that has lost its slices a second time. The job must go on and succeed.
 func (s *lonelyStage) again(d *deps, o job.JobOptions, roots gcp.Roots) error {
 	s.mu.Lock()
 	before := len(s.begun)
@@ -345,7 +346,7 @@ func (s *lonelyStage) left() string {
 	return left
 }
 
-// play lets time pass until nothing more can happen, and returns what is left.
+// play lets time pass until nothing more can happen. It returns what is left.
 func (s *lonelyStage) play() (left string, err error) {
 	for {
 		var phase string
@@ -382,7 +383,7 @@ func (s *lonelyStage) lastVM() func(*stageVM) bool {
 	return func(vm *stageVM) bool { return vm.spec.Node == "m-1" && vm.spec.Index == s.on.workers/2-1 }
 }
 
-// reached lets the fault happen, once, in its phase.
+// reached makes the fault happen once, when the job is in the phase of the fault.
 func (s *lonelyStage) reached(phase string) {
 	if phase == s.phase && s.struck.CompareAndSwap(false, true) {
 		s.fault.strike(s)
@@ -413,7 +414,7 @@ func (vm *stageVM) reaches(boot int, phase string) {
 	}
 }
 
-// inject sets a fault of the simulator, and returns when everything that the fault takes
+// inject sets a fault of the simulator. It returns when everything that the fault takes
 // away is gone.
 func (s *lonelyStage) inject(text string) {
 	s.set(text)
@@ -490,8 +491,8 @@ func (s *lonelyStage) reboot(of func(*stageVM) bool) {
 	}
 }
 
-// bootIn lets a machine boot after some time. Each machine has a part of the second to
-// itself, because the agent waits for whole seconds. So no two machines act at the same
+// bootIn lets a machine boot after some time. Each machine acts at its own fraction of the
+// second, because the agent waits for whole seconds. So no two machines act at the same
 // moment, and their order is the same each time. The caller holds mu.
 func (s *lonelyStage) bootIn(vm *stageVM, d time.Duration) {
 	vm.coming = true
@@ -510,7 +511,7 @@ func (s *lonelyStage) bootIn(vm *stageVM, d time.Duration) {
 	})
 }
 
-// part is the machine's part of the second.
+// part is the machine's own fraction of a second.
 func (vm *stageVM) part() time.Duration {
 	d := 300*time.Millisecond + time.Duration(vm.spec.Index)*100*time.Millisecond
 	if vm.spec.Node == "m-1" {
@@ -629,7 +630,7 @@ func (vm *stageVM) take() {
 	}
 }
 
-// halt takes the power. The caller holds mu.
+// halt switches the machine off. The caller holds mu.
 func (vm *stageVM) halt() {
 	if vm.off == nil {
 		return
@@ -705,7 +706,8 @@ type stageBoot struct {
 
 var errPowerless = errors.New("the machine is off")
 
-// settle waits while all activity is stopped. Without power it waits for ever.
+// settle waits while a standstill stops all activity. If the power is gone, it waits for
+// ever.
 func (b stageBoot) settle() error {
 	b.wait(b.boot, b.stillUntil())
 	if !b.isUp(b.boot) {
@@ -747,7 +749,7 @@ func (b stageBoot) RoundTrip(r *http.Request) (*http.Response, error) {
 	return resp, nil
 }
 
-// call answers a call of an API; nil without power.
+// call answers a call of an API. It returns nil if the power is gone.
 func (vm *stageVM) call(boot int, r *http.Request, body []byte) *httptest.ResponseRecorder {
 	if vm.stage.noticed(vm, r.Method, r.URL.Path); !vm.isUp(boot) {
 		return nil
@@ -766,7 +768,7 @@ func (vm *stageVM) call(boot int, r *http.Request, body []byte) *httptest.Respon
 	return answer
 }
 
-// Run does what programs do, as far as the agent can see.
+// Run has the effects of the program p that the agent can see.
 func (b stageBoot) Run(_ context.Context, p detached.Program) (detached.Output, error) {
 	var out detached.Output
 	op := slices.IndexFunc(p.Args, func(word string) bool { return strings.HasPrefix(word, "multihost-") })
@@ -789,7 +791,7 @@ func (vm *stageVM) isUp(boot int) bool {
 	return vm.boots == boot && vm.off != nil
 }
 
-// wait waits until a moment, or the end of the boot.
+// wait waits until a time, or until the boot ends.
 func (vm *stageVM) wait(boot int, until time.Time) {
 	vm.stage.mu.Lock()
 	off, up := vm.off, vm.boots == boot
@@ -803,22 +805,22 @@ func (vm *stageVM) wait(boot int, until time.Time) {
 	}
 }
 
-// stillUntil returns the machine's first own moment after a standstill of all activity. It
-// is in the past if there is no standstill.
+// A standstill stops all activity. stillUntil returns the first time after it at which this
+// machine acts. If there is no standstill, that time is in the past.
 func (vm *stageVM) stillUntil() time.Time {
 	vm.stage.mu.Lock()
 	defer vm.stage.mu.Unlock()
 	return vm.stage.still.Truncate(time.Second).Add(time.Second + vm.part())
 }
 
-// loses makes an attempt fail as JAX does when another process is silent, unless the
-// attempt ends before that.
+// loses makes an attempt fail as JAX does when another process is silent. If the attempt
+// ends before, nothing happens.
 func (s *lonelyStage) loses(attempt int) {
 	s.ends[attempt], s.code[attempt] = time.Now().Add(commandTime), 1
 }
 
-// looked is called when a worker has nothing to do for the moment. To get between two
-// attempts, it reboots one of the machines when both run.
+// looked is called when a worker has nothing to do for the moment. If the job has to come
+// between two attempts, it reboots one of the machines when both run.
 func (s *lonelyStage) looked() {
 	s.mu.Lock()
 	running := 0
@@ -840,8 +842,7 @@ func (s *lonelyStage) looked() {
 	}
 }
 
-// operate does what an operation of the supervisor does, as far as the agent
-// can see.
+// operate has the effects of an operation of the supervisor that the agent can see.
 func (vm *stageVM) operate(boot int, runs, nonce, name string, args []string) (answer string) {
 	s := vm.stage
 	s.mu.Lock()
@@ -907,7 +908,7 @@ func (c *stageCommand) end(code int, reason string, now time.Time) {
 	_ = os.WriteFile(filepath.Join(c.dir, "exit"), []byte(text), 0o600) // the agent sees that the file is missing
 }
 
-// ask asks the machine's metadata server; nil when it does not answer.
+// ask asks the machine's metadata server. It returns nil when the server does not answer.
 func (vm *stageVM) ask(method, path, body string) *httptest.ResponseRecorder {
 	if off := vm.stage.outageOf(""); off != nil && off.code == 0 {
 		return nil
@@ -919,7 +920,8 @@ func (vm *stageVM) ask(method, path, body string) *httptest.ResponseRecorder {
 	return answer
 }
 
-// instance answers a read of the machine's metadata server; nil when it does not answer.
+// instance answers a read of the machine's metadata server. It returns nil when the server
+// does not answer.
 func (vm *stageVM) instance(boot int, path string) *httptest.ResponseRecorder {
 	const job = "attributes/multihost-job"
 	if path == job {
@@ -987,7 +989,7 @@ func (b briefly) RoundTrip(r *http.Request) (*http.Response, error) {
 	return answer, err
 }
 
-// noticed recognizes phases by the request that a worker is about to send.
+// noticed recognizes a phase by the request that a worker is about to send.
 func (s *lonelyStage) noticed(vm *stageVM, method, path string) {
 	s.mu.Lock()
 	ended := false
@@ -1006,8 +1008,8 @@ func (s *lonelyStage) noticed(vm *stageVM, method, path string) {
 	}
 }
 
-// isBetween reports whether the machine was rebooted to get between two attempts, and is up
-// again.
+// isBetween reports whether the machine is up again after a reboot that was to bring the
+// job between two attempts.
 func (s *lonelyStage) isBetween(vm *stageVM) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -22,14 +22,14 @@ import (
 // A matrixProvider makes the slices of a cell. Each provider has a matrix of its own.
 type matrixProvider struct {
 	name   string
-	few    bool   // make test runs a part of the cells: each fault, each phase, and all of "run"
+	few    bool   // make test runs only a part of the cells: each fault, each phase, and all cells of "run"
 	mark   string // where its table is
 	open   func(*gcp.Client) provision.Provider
 	asks   func(matrixFault) provision.Request
 	starts func(c *cell) // before the job
 
-	// serve lets the simulator answer a request of the runner. The answers show the phases in
-	// which there are no workers.
+	// serve makes the simulator answer a request of the runner. From the answers it finds
+	// the phases in which there are no workers.
 	serve func(c *cell, r *http.Request) *httptest.ResponseRecorder
 
 	kinds    []string // the collections of the API that are empty at the end
@@ -58,7 +58,7 @@ var onGCE = &matrixProvider{
 	open: func(c *gcp.Client) provision.Provider { return gce.New(c, "") },
 	asks: func(f matrixFault) provision.Request {
 		r := qr.Request{ID: "m", NodeCount: 2, NodePrefix: "m", Type: parseType("tpu7x-16"), Tier: qr.Spot, MaxRunDuration: 7 * 24 * time.Hour}
-		if f.bound { // Compute Engine repairs no spot VMs, and only stops them
+		if f.bound { // Compute Engine stops spot VMs and does not repair them
 			r.Tier = qr.OnDemand
 		}
 		return onCompute(r)
@@ -92,7 +92,7 @@ func onCompute(own qr.Request) provision.Request {
 	return r
 }
 
-// answer lets the simulator answer a request.
+// answer makes the simulator answer a request.
 func (c *cell) answer(r *http.Request) *httptest.ResponseRecorder {
 	answer := httptest.NewRecorder()
 	c.server.ServeHTTP(answer, r)
@@ -117,7 +117,7 @@ func (c *cell) serveTPU(r *http.Request) *httptest.ResponseRecorder {
 	return answer
 }
 
-// serveGCE also clears a fault with which the API shows a state that the job has left.
+// serveGCE also clears a fault that makes the API show a state that the job has left.
 func (c *cell) serveGCE(r *http.Request) *httptest.ResponseRecorder {
 	const groups = "/instanceGroupManagers"
 	answer := c.answer(r)
@@ -126,7 +126,7 @@ func (c *cell) serveGCE(r *http.Request) *httptest.ResponseRecorder {
 		c.ticks.tick() // tick once, so that the next list shows the step after the operation
 	case r.Method == http.MethodPost && strings.HasSuffix(r.URL.Path, groups):
 		c.made.Add(1)
-		if c.phase == "requested" { // only a part of the resource exists now
+		if c.phase == "requested" { // so far, only a part of the resource exists
 			c.strike()
 		}
 	case r.Method == http.MethodDelete && path.Base(path.Dir(r.URL.Path)) == path.Base(groups):
@@ -141,7 +141,7 @@ func (c *cell) serveGCE(r *http.Request) *httptest.ResponseRecorder {
 	return answer
 }
 
-// phasesOf returns the phases in which slice m-1 is, by a list of groups.
+// phasesOf returns the phases in which slice m-1 can be, from a list of groups.
 func phasesOf(list []byte) (phases []string) {
 	var all struct {
 		Items []struct {
@@ -156,7 +156,7 @@ func phasesOf(list []byte) (phases []string) {
 			} `json:"status"`
 		} `json:"items"`
 	}
-	_ = json.Unmarshal(list, &all) // an error of the API has no groups
+	_ = json.Unmarshal(list, &all) // the error of an API has no groups
 	for _, g := range all.Items {
 		if g.Name != "m-1" {
 			continue
@@ -171,8 +171,8 @@ func phasesOf(list []byte) (phases []string) {
 	return phases
 }
 
-// queueGroups makes the groups wait for machines in the cells in which something happens
-// during this wait. Without it, the simulator has machines at once.
+// In some cells, something happens while groups wait for machines. There queueGroups makes
+// the groups wait. Without it, the simulator provides machines at once.
 func (c *cell) queueGroups() {
 	if c.phase == "waiting" {
 		c.set("no-capacity group=m-*")
@@ -200,7 +200,8 @@ func (c *cell) clearAfter(name string, d time.Duration) {
 }
 
 // noCapacity leaves no capacity for the slices. Compute Engine says so in two ways: VMs end
-// while they are made, and a group waits. The second one is for slices that were lost.
+// while they are made, and a group waits. noCapacity sets both. The group waits if the
+// slices replace lost ones.
 func (c *cell) noCapacity() {
 	switch {
 	case c.on == onTPU:
@@ -225,7 +226,7 @@ func (c *cell) lateBoot() {
 	c.clearAfter("group-stuck", 5*time.Minute)
 }
 
-// hostFails lets a host fail. All VMs of its slice restart.
+// hostFails makes a host fail. All VMs of its slice restart.
 func (c *cell) hostFails() {
 	before := map[machine]int{}
 	for _, vm := range c.fleet.machines("m-1") {
@@ -250,7 +251,7 @@ func (c *cell) hostIsAway() {
 	c.hostFails()
 }
 
-// adminDeletesVM deletes one VM of a slice from elsewhere.
+// adminDeletesVM deletes one VM of a slice without the runner.
 func (c *cell) adminDeletesVM() {
 	for _, name := range c.namesIn(inZone + "instances") {
 		if strings.HasPrefix(name, "m-1-") {
@@ -296,7 +297,7 @@ func tellPlace(spec worker.Spec) {
 }
 
 // metadataOf reads from the metadata server of a worker. It returns "" if the worker has no
-// server, or the server no such value.
+// metadata server, or if the server does not have the value.
 func metadataOf(spec worker.Spec, name string) string {
 	if spec.Metadata == nil {
 		return ""
@@ -311,6 +312,6 @@ func metadataOf(spec worker.Spec, name string) string {
 	return answer.Body.String()
 }
 
-// TestMatrixOnComputeEngine is TestMatrix for slices that Compute Engine makes. If a fault
-// is another one there, its row says which.
+// TestMatrixOnComputeEngine is TestMatrix for slices that Compute Engine makes. If a row
+// has another fault there, the row names it.
 func TestMatrixOnComputeEngine(t *testing.T) { runMatrix(t, onGCE) }

@@ -38,24 +38,24 @@ import (
 	"multihost/internal/workers"
 )
 
-// matrixPhases are where a job can be when something happens to it.
+// matrixPhases are the phases of a job in which something can happen to it.
 var matrixPhases = []string{"requested", "waiting", "provisioning", "connect", "sync", "preflight", "start", "run", "teardown"}
 
 // A matrixFault is something that happens once, in some phase of a job.
 type matrixFault struct {
 	name   string
-	only   *matrixProvider // of the slices to which it can happen; nil: all
+	only   *matrixProvider // the only slices to which it can happen; nil: all slices
 	from   int             // first phase in which it can happen, as an index
 	onGCE  int             // the same with Compute Engine, if that is later
 	until  int             // last phase in which it can happen; 0: all
 	ends   bool            // the command on the workers does not survive it
 	slow   bool            // the runner notices it only after a limit of many minutes
 	bound  bool            // it happens to slices that are not spot
-	keeps  bool            // the slices stay, and are not made again
-	inRun  bool            // on real workers it happens in the run …
-	trains bool            // … of a training that has a checkpoint
+	keeps  bool            // the job keeps its slices and makes no new ones
+	inRun  bool            // on real workers it happens while the command runs …
+	trains bool            // … and the command is a training that has a checkpoint
 	strike func(c *cell)
-	// allowed are the exit statuses that are right.
+	// allowed are the right exit statuses.
 	allowed []int
 }
 
@@ -76,8 +76,8 @@ const (
 )
 
 func matrixFaults(on *matrixProvider) []matrixFault {
-	// inject sets a fault of the simulator: the first one on queued resources, the second one
-	// on slices that Compute Engine makes.
+	// inject sets a fault of the simulator. tpu is for queued resources, compute for slices
+	// that Compute Engine makes.
 	inject := func(tpu, compute string) func(c *cell) {
 		return func(c *cell) {
 			if c.on == onGCE {
@@ -111,9 +111,9 @@ func matrixFaults(on *matrixProvider) []matrixFault {
 		{name: "a worker never answers again", from: fromConnect, ends: true, slow: true, inRun: true, strike: both("worker-unreachable node=m-1 worker=0"), allowed: []int{0}},
 		{name: "runner killed, job typed again", strike: (*cell).killRunner, allowed: []int{0}},
 		{name: "Ctrl-C", ends: true, strike: (*cell).interrupt, allowed: []int{exitInterrupt, exitOK}},
-		// Compute Engine is asked in several calls. A job that has made only a part waits
-		// for the API as long as in any other call. Then it ends, and deletes the part as
-		// soon as it can.
+		// Compute Engine is asked in several calls. A job that has made only a part of its
+		// slices waits for the API as long as in any other call. Then it ends, and deletes
+		// the part as soon as it can.
 		{name: "the runner has no network for 20 minutes", slow: true, inRun: true, strike: func(c *cell) { c.cutOffFor(20 * time.Minute) }, allowed: []int{0, exitUnavailable}},
 		{name: "the runner reaches no worker for 20 minutes", from: fromConnect, slow: true, inRun: true, strike: (*cell).tunnelAway, allowed: []int{0}},
 	}
@@ -137,13 +137,13 @@ type cell struct {
 	dir     string
 	kill    func()
 	signal  func()
-	told    func(event.Note) // of what the runner says; nil: nobody
+	told    func(event.Note) // receives what the runner says; may be nil
 
 	struck  sync.Once
-	over    chan struct{} // closed when the fault has struck
+	over    chan struct{} // closed after the fault has happened
 	killed  atomic.Bool
-	tunnel  atomic.Bool    // the API is reached by another way than the workers
-	back    sync.WaitGroup // waits until everything that is away for a time is back
+	tunnel  atomic.Bool    // the way to the workers is broken, but not the way to the API
+	back    sync.WaitGroup // waits until everything is back that was away for a time
 	starts  atomic.Int32
 	made    atomic.Int32 // groups of Compute Engine
 	mu      sync.Mutex   // guards what follows
@@ -154,8 +154,8 @@ type cell struct {
 // A fleet is the workers of a cell.
 type fleet interface {
 	worker.Backend
-	machines(node string) []machine // of a slice, or of all for ""
-	cutOff(dead bool)               // with true, cuts the runner off from all workers; with false, another runner can reach them
+	machines(node string) []machine // of one slice; "" means all slices
+	cutOff(dead bool)               // true cuts the runner off from all workers; false lets another runner reach them
 	isDead() bool                   // no runner is there
 }
 
@@ -179,8 +179,8 @@ func (c hurriedClock) After(d time.Duration) <-chan time.Time {
 	return time.After(time.Duration(float64(d) / c.speed))
 }
 
-// speed returns the factor by which the runner's clock is fast. If limits of many minutes
-// have to pass first, the factor is larger.
+// speed returns how many times faster the runner's clock is than the real time. If limits
+// of many minutes have to pass, the factor is larger.
 func (f matrixFault) speed() float64 {
 	if f.slow {
 		return 400
@@ -188,7 +188,7 @@ func (f matrixFault) speed() float64 {
 	return 100
 }
 
-// tickClock is the simulator's time: it moves by a step each time a runner has seen the
+// tickClock is the simulator's time. It advances by a step each time a runner has read the
 // state of the queued resource, so that the runner misses no state.
 type tickClock struct {
 	mu     sync.Mutex
@@ -226,10 +226,10 @@ func (c *tickClock) advance(d time.Duration) {
 	}
 }
 
-// TestMatrix runs a job for every pair of phase and fault, against the simulator's API
-// over HTTP and workers that answer SSH, with a clock that runs a hundred times as
-// fast. In every case nothing of the job is left. The table of results is in
-// docs/reliability.md; -update writes it.
+// TestMatrix runs a job for every pair of phase and fault. It uses the simulator's API over
+// HTTP and workers that answer SSH. Its clock is a hundred times as fast as the real time.
+// In every case the job leaves nothing behind. The table of results is in
+// docs/reliability.md. -update writes it.
 func TestMatrix(t *testing.T) { runMatrix(t, onTPU) }
 
 func runMatrix(t *testing.T, on *matrixProvider) {
@@ -276,14 +276,14 @@ func namesOf(faults []matrixFault) (names []string) {
 	return names
 }
 
-// matrixWidth is how many jobs run at once: they wait most of the time.
+// matrixWidth is how many jobs run at once. They wait most of the time.
 const matrixWidth = 12
 
 // usual is how long a job without a fault takes where nothing else runs.
 const usual = 500 * time.Millisecond
 
-// calibrate runs jobs without faults and returns how much slower than usual this
-// machine is now; 1 if it is not. The clock must not outrun the work.
+// calibrate runs jobs without faults. It returns how many times slower than usual this
+// machine is now, and at least 1. The runner's clock must not outrun the work.
 func calibrate(t *testing.T, identity *sshkey.Identity) float64 {
 	nothing := matrixFault{name: "nothing", strike: func(*cell) {}, allowed: []int{exitOK}}
 	begin := time.Now()
@@ -304,7 +304,8 @@ func newCell(t *testing.T, identity *sshkey.Identity, phase string, fault matrix
 	return c
 }
 
-// run runs the job, twice if its runner is killed, and returns the result.
+// run runs the job and returns the result. If the runner is killed, it runs the job a
+// second time.
 func (c *cell) run() string {
 	name := c.phase + " × " + c.fault.name
 	if err := c.setUp(); err != nil {
@@ -380,8 +381,8 @@ func (c *cell) close() {
 	}
 }
 
-// Closed when a command ends: never, for a command that runs until it is stopped, and at
-// once.
+// These are closed when a command ends: never is for a command that runs until it is
+// stopped, atOnce for one that ends at once.
 var never, atOnce = make(chan struct{}), closed()
 
 func closed() chan struct{} {
@@ -390,8 +391,9 @@ func closed() chan struct{} {
 	return ch
 }
 
-// commandEnds returns a channel that is closed when the command ends by itself: at once,
-// except in the attempt during which something happens.
+// commandEnds returns a channel that is closed when the command ends by itself. In the
+// attempt in which something happens, the command ends later, or never. In every other
+// attempt it ends at once.
 func (c *cell) commandEnds(*quickVM) <-chan struct{} {
 	select {
 	case <-c.over:
@@ -464,7 +466,7 @@ func matrixJob(dir string, reach overssh.Access, request provision.Request) job.
 	return o
 }
 
-// hear watches for the phases that only the runner knows.
+// hear recognizes the phases that only the runner knows.
 func (c *cell) hear(e event.Event, story *testkit.Buffer) {
 	fmt.Fprintf(story, "%6.2f s %T %+v\n", time.Since(c.begin).Seconds(), e, e)
 	switch e := e.(type) {
@@ -485,7 +487,7 @@ func (c *cell) hear(e event.Event, story *testkit.Buffer) {
 	}
 }
 
-// strike lets the fault happen, once.
+// strike makes the fault happen, once.
 func (c *cell) strike() {
 	c.struck.Do(func() {
 		c.fault.strike(c)
@@ -522,7 +524,7 @@ func (c *cell) serve(w http.ResponseWriter, r *http.Request) {
 }
 
 // inject sets a fault of the simulator and waits until everything that the fault takes away
-// is gone. Otherwise a command might succeed in the moment before.
+// is gone. Otherwise a command might succeed just before the fault takes it away.
 func (c *cell) inject(text string) {
 	if !c.set(text) {
 		return
@@ -535,8 +537,8 @@ func (c *cell) inject(text string) {
 	}
 }
 
-// awaitDown waits until the workers of a slice, or of all, are down. The
-// simulator's time goes on meanwhile.
+// awaitDown waits until the workers of a slice are down. If node is "", it waits for the
+// workers of all slices. Meanwhile the simulator's time advances.
 func (c *cell) awaitDown(node string) {
 	deadline := time.Now().Add(time.Minute)
 	for _, vm := range c.fleet.machines(node) {
@@ -551,7 +553,7 @@ func (c *cell) awaitDown(node string) {
 	}
 }
 
-// adminDeletes deletes the slices and their request from elsewhere.
+// adminDeletes deletes the slices and their request without the runner.
 func (c *cell) adminDeletes() {
 	if c.on == onGCE {
 		for _, group := range c.namesIn(inZone + "instanceGroupManagers") {
@@ -573,14 +575,14 @@ func (c *cell) elsewhere(method, path string) string {
 	return strings.TrimSpace(answer.Body.String())
 }
 
-// outage lets the API answer with code for a time of the runner's clock.
+// outage makes the API answer with code for a time of the runner's clock.
 func (c *cell) outage(code int, d time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.down, c.downTil = code, c.clock.Now().Add(d)
 }
 
-// killRunner cuts the runner off from everything: nothing that it still does has an
+// killRunner cuts the runner off from everything. Nothing that the runner still does has an
 // effect.
 func (c *cell) killRunner() {
 	c.killed.Store(true)
@@ -606,17 +608,17 @@ func (c *cell) tunnelAway() {
 	c.cutOffFor(20 * time.Minute)
 }
 
-// Two machines have a runner of one job at the same time. They begin at once or one after
-// the other. One runner starts the command, once, and the other follows it. Neither stops
-// the command or deletes its slices.
+// Two machines have a runner of one job at the same time. They begin at once, or the second
+// one begins later. One runner starts the command, once, and the other follows it. Neither
+// stops the command or deletes its slices.
 func TestTwoRunnersOfOneJob(t *testing.T) {
 	identity, err := sshkey.Create(filepath.Join(t.TempDir(), "key"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	slow := calibrate(t, identity)
-	// No runner here waits for a limit. Twice as many runners run here as when the speed
-	// was measured. They must not reach a limit because they are slow.
+	// No runner here may come to a limit. Twice as many runners run here as in the
+	// measurement of the speed.
 	calm := 10 * slow
 	var wg sync.WaitGroup
 	for round := range 10 {
@@ -628,8 +630,8 @@ func TestTwoRunnersOfOneJob(t *testing.T) {
 	wg.Wait()
 }
 
-// race runs the job twice, the second time after a while. With astride, the second runner
-// reads what the workers know while the first one starts the command on them.
+// race runs the job twice. The second job begins after the time after. With astride, the
+// second runner reads what the workers know while the first one starts the command on them.
 func (c *cell) race(after time.Duration, astride bool) {
 	if err := c.setUp(); err != nil {
 		c.t.Error(err)
@@ -678,8 +680,8 @@ func (c *cell) race(after time.Duration, astride bool) {
 			} else if ok && p.Name == "delete" {
 				select {
 				case <-r.seen:
-					<-two[1-i].seen // a real deletion takes longer than the last word of a worker
-				default: // the slices counted as lost: the story says why
+					<-two[1-i].seen // a real deletion takes longer than the last message of a worker
+				default: // the slices counted as lost, and the story says why
 				}
 			}
 		})
@@ -718,8 +720,8 @@ func (c *cell) leftovers() string {
 	return ""
 }
 
-// A matrixDoc is a table of docs/reliability.md that a test generates: a row a
-// fault, a column a phase.
+// A matrixDoc is a table of docs/reliability.md that a test generates. It has a row for
+// each fault and a column for each phase.
 type matrixDoc struct {
 	path, head, tail string
 	first            string // its first two lines
@@ -728,7 +730,7 @@ type matrixDoc struct {
 	update           bool
 }
 
-// openMatrix reads the table that follows a mark. It must have all rows and columns.
+// openMatrix reads the table after a mark. It must have all rows and columns.
 func openMatrix(t *testing.T, mark string, phases, faults []string) *matrixDoc {
 	t.Helper()
 	begin, end := "<!-- "+mark+" -->\n\n", "\n<!-- end of matrix -->"

@@ -15,8 +15,8 @@ import (
 	"multihost/internal/training"
 )
 
-// trainingView limits how much of the history is in --output=json, in --output=csv and on
-// pages.
+// trainingView limits how many points of the history --output=json, --output=csv and pages
+// show.
 var trainingView = metrics.View{Points: 256, WorkerPoints: 64}
 
 func metricsCommand() *cli.Command {

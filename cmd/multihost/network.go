@@ -141,7 +141,7 @@ func firewallCommand() *cli.Command {
 						return err
 					}
 					deleted, err := s.networks.DeleteFirewall(c.Context, name)
-					if deleted { // if nothing was deleted, DeleteFirewall has reported that
+					if deleted { // if nothing was deleted, DeleteFirewall has already said so
 						event.Notef(s.view, event.Info, "", "deleted firewall rule %s", name)
 					}
 					return interruptible(c.Context, err)

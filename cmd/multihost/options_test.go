@@ -14,8 +14,8 @@ import (
 	"multihost/internal/testkit"
 )
 
-// TestEveryFlagOfRunAndJobIsAnOption: a flag of run or job stands in the table of options,
-// or in the table of requests of package qr.
+// TestEveryFlagOfRunAndJobIsAnOption: a flag of run or job is in the table of options, or
+// in the table of requests of package qr.
 func TestEveryFlagOfRunAndJobIsAnOption(t *testing.T) {
 	t.Parallel()
 	for path, rows := range map[string][]options.Option{"run": options.RunRows(), "job": options.JobRows()} {
@@ -29,14 +29,14 @@ func TestEveryFlagOfRunAndJobIsAnOption(t *testing.T) {
 	}
 }
 
-// notTried are options whose other value would need more than a command line: files,
-// workers that answer, another option.
+// notTried are options for which another value needs more than a command line: files,
+// workers that answer, or another option.
 var notTried = []string{"script-dir", "no-ignore", "env-file", "numa", "detach", "replace", "bucket-name", "network-create", "ssh-source-ranges", "ssh-config", "identity-file", "provider",
 	"machine-type", "boot-disk-size", "boot-disk-type", "image", "slices-deadline"}
 
-// TestOptionsShowWhereTheTableSays: with another value of an option, a dry run shows
-// another plan in the field that the table names, and a job without runner has another
-// value under its key, or refuses the option.
+// TestOptionsShowWhereTheTableSays gives an option another value. Then the plan of a dry
+// run must change in the field that the table names. A job without runner must have another
+// value under its key, or refuse the option.
 func TestOptionsShowWhereTheTableSays(t *testing.T) {
 	t.Parallel()
 	r := newRehearsal(t, sim.Config{})
@@ -96,7 +96,7 @@ func planOf(r *rehearsal, line []string) map[string]any {
 	return nil
 }
 
-// at returns the value at a path, as JSON. Lists count as their first element.
+// at returns the value at a path, as JSON. Of a list, it takes the first element.
 func at(doc any, path string) string {
 	for name := range strings.SplitSeq(path, ".") {
 		if list, ok := doc.([]any); ok && len(list) > 0 {
@@ -109,7 +109,8 @@ func at(doc any, path string) string {
 	return string(text)
 }
 
-// keyOf returns the line of a key in the text that the workers of a job without runner read.
+// keyOf returns the line for a key in the text that the workers of a job without runner
+// read.
 func keyOf(t *testing.T, plan map[string]any, key string) string {
 	t.Helper()
 	text := runnerless(plan)
@@ -124,8 +125,8 @@ func keyOf(t *testing.T, plan map[string]any, key string) string {
 	return ""
 }
 
-// runnerless returns the text for a job without runner that is somewhere in a document, or
-// "".
+// A document may contain the text that describes a job without runner. runnerless returns
+// that text, or "" if there is none.
 func runnerless(doc any) (text string) {
 	switch doc := doc.(type) {
 	case []any:

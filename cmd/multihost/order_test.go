@@ -15,7 +15,7 @@ import (
 	"multihost/internal/testkit"
 )
 
-// complaint returns the program's error about a command line.
+// complaint returns the error that the program prints for a command line.
 func complaint(t *testing.T, home string, env map[string]string, args ...string) string {
 	t.Helper()
 	var out, errs standardStream
@@ -27,7 +27,7 @@ func complaint(t *testing.T, home string, env map[string]string, args ...string)
 	return errs.String()
 }
 
-// If two flags get wrong values, the error names the first. This is tried for every
+// If two flags get wrong values, the error names the first. The test tries this for every
 // command and each pair of neighbouring flags.
 func TestOfTwoBadValuesTheFirstIsNamed(t *testing.T) {
 	t.Parallel()
@@ -151,8 +151,8 @@ func TestOfTwoWrongValuesTheFirstOnTheLineIsNamed(t *testing.T) {
 	}
 }
 
-// A conflict of several flags is reported at the last of them. A consequence of a flag
-// that is wrong by itself is not reported.
+// If several flags are in conflict, the error names the last of them. If a flag is wrong by
+// itself, the program does not report what follows from it.
 func TestWhatSeveralFlagsAreWrongWith(t *testing.T) {
 	t.Parallel()
 	home := t.TempDir()
@@ -190,7 +190,8 @@ func TestWhatSeveralFlagsAreWrongWith(t *testing.T) {
 	}
 }
 
-// Typed values come first, then those of the environment, then those of files.
+// The program names wrong values that were typed first, then those of the environment, then
+// those of files.
 func TestBadValuesOfLayersAreNamedInTheirOrder(t *testing.T) {
 	t.Parallel()
 	home := t.TempDir()

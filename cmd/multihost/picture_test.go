@@ -17,12 +17,12 @@ import (
 	"multihost/internal/testkit"
 )
 
-// sessionPicture is what the README shows. make picture makes it anew.
+// sessionPicture is the picture in the README. make picture draws it again.
 const sessionPicture = "../../docs/images/session.svg"
 
 // TestSessionPictureIsOfThisProgram runs the session of the README in a terminal. It
-// compares the lines of the summary in the picture with those of the program, without the
-// times in them. With -update it draws the picture anew.
+// compares the lines of the summary in the picture with those of the program, but not the
+// times in them. With -update it draws the picture again.
 func TestSessionPictureIsOfThisProgram(t *testing.T) {
 	testkit.OnlyInAll(t, "the story terminals")
 	t.Parallel()
@@ -64,12 +64,12 @@ func timeless(picture string) []string {
 	return strings.Split(text, "\n")
 }
 
-// recordSession types a command in a terminal beside a simulator of two
-// slices, and returns what stands there at its end, with colours as escapes.
+// recordSession types a command in a terminal, with a simulator of two slices. It returns
+// what the terminal shows at the end, with colours as escapes.
 func recordSession(t *testing.T, command string) string {
 	tmux := testkit.Need(t, "tmux")
-	// The name always has the same length, because the places where the program breaks
-	// lines depend on it.
+	// The name always has the same length, because it affects where the program breaks
+	// lines.
 	dir := fmt.Sprintf("/tmp/mh%010d", rand.Uint32())
 	testkit.Must(t, os.Mkdir(dir, 0o700))
 	t.Cleanup(func() { os.RemoveAll(dir) })
@@ -154,8 +154,8 @@ type sgr struct {
 	bold, faint bool
 }
 
-// apply reads the codes of one escape. Colours that the program does not use
-// leave the text as it is.
+// apply reads the codes of one escape. A colour that the program does not use changes
+// nothing.
 func (s *sgr) apply(codes string) {
 	colours := map[string]string{
 		"31": "#ff7b72", "32": "#7ee787", "33": "#e3b341", "34": "#79c0ff", "35": "#d2a8ff", "36": "#76e3ea", "37": "#d7dae0",

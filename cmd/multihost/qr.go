@@ -271,7 +271,7 @@ resource must be ACTIVE.`,
 	}, exitOK, exitUsage, exitUnavailable, exitTempFail, exitPermission, exitConfig, exitInterrupt)
 }
 
-// missing replaces the API's not-found error by one that names the queued resource.
+// missing replaces the API's not-found error by an error that names the queued resource.
 func missing(id string, err error) error {
 	if gcp.ClassOf(err) == gcp.NotFound {
 		return qr.Missing(id)

@@ -25,22 +25,22 @@ import (
 	"multihost/internal/sim/worker"
 )
 
-// quickWorkers makes workers that speak SSH and answer as the worker scripts would,
-// without running any. A thousand attempts cost as much as a few with real shells. The
-// tests of the scripts show that the answers are right.
+// quickWorkers makes workers that speak SSH. They give the answers of the worker scripts,
+// without running any. A thousand attempts cost as much as a few attempts with real shells.
+// The tests of the scripts show that the answers are right.
 type quickWorkers struct {
 	port int
 
 	mu    sync.Mutex
 	next  int
-	vms   map[string]*quickVM // by node and index; the newest
-	dead  bool                // the runner is gone: none of its messages arrives
+	vms   map[string]*quickVM // the newest worker of each place, by node and index
+	dead  bool                // the runner is gone, so none of its messages arrives
 	until func(vm *quickVM) <-chan struct{}
 	look  func(vm *quickVM, list func()) // calls list, which answers with what the worker knows; nil: list is called directly
 }
 
-// newQuickWorkers takes a port that is free on every address of 127.0.0.0/8, except on
-// addresses to which other programs have bound it.
+// newQuickWorkers takes a port that is free on every address of 127.0.0.0/8. Addresses to
+// which other programs have bound the port do not count.
 func newQuickWorkers() (*quickWorkers, error) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -97,8 +97,8 @@ func (b *quickWorkers) machines(node string) []machine {
 	return all
 }
 
-// cutOff with true cuts the runner off from all workers. With false, another runner can
-// reach them.
+// cutOff(true) cuts the runner off from all workers. After cutOff(false), another runner
+// can reach them.
 func (b *quickWorkers) cutOff(dead bool) {
 	b.mu.Lock()
 	b.dead = dead
@@ -124,10 +124,10 @@ type quickVM struct {
 	mu       sync.Mutex // guards what follows
 	listener net.Listener
 	conns    map[net.Conn]bool
-	down     chan struct{} // closed when it goes down
+	down     chan struct{} // closed when the worker goes down
 	fallen   int           // how often it has gone down
 	silent   bool          // until the next boot it answers nobody
-	unread   chan struct{} // until it is closed no log is read to its end; nil: each is
+	unread   chan struct{} // until this is closed, nobody can read a log to its end; nil: everybody can
 	runs     map[string]*quickRun
 	synced   map[string]string // digest of the code, by run
 	wg       sync.WaitGroup
@@ -362,7 +362,7 @@ func (vm *quickVM) exec(line string, ch ssh.Channel) (code int) {
 	return 0
 }
 
-// sync stores the code of a run as the request has it.
+// sync stores the code of a run that the request contains.
 func (vm *quickVM) sync(args []string) {
 	vm.mu.Lock()
 	defer vm.mu.Unlock()
@@ -373,7 +373,7 @@ func (vm *quickVM) sync(args []string) {
 
 type sayer func(format string, args ...any)
 
-// tell says what is known of a run; the caller holds vm.mu.
+// tell says what the worker knows of a run. The caller holds vm.mu.
 func (vm *quickVM) tell(key, run, attempt string, say sayer) {
 	r := vm.runs[key]
 	say("run %s %s", run, attempt)
@@ -479,7 +479,7 @@ func (vm *quickVM) arm(args []string, in *bufio.Reader, say sayer) {
 	})
 }
 
-// end ends a command. A command that goes down with its machine has no such end.
+// end ends a command. If a command goes down with its machine, nothing records its end.
 func (vm *quickVM) end(r *quickRun, code int, reason string) {
 	vm.mu.Lock()
 	defer vm.mu.Unlock()
@@ -521,7 +521,7 @@ func (vm *quickVM) follow(args []string, ch ssh.Channel, say func(w io.Writer, f
 	return 0
 }
 
-// readable is closed when logs are read to their end.
+// readable returns a channel that is closed when logs can be read to their end.
 func (vm *quickVM) readable() <-chan struct{} {
 	vm.mu.Lock()
 	defer vm.mu.Unlock()
@@ -531,7 +531,7 @@ func (vm *quickVM) readable() <-chan struct{} {
 	return vm.unread
 }
 
-// fails ends the command on the machine as if it had failed.
+// fails makes the command on the machine end as if it had failed.
 func (vm *quickVM) fails(code int) {
 	vm.mu.Lock()
 	runs := slices.Collect(maps.Values(vm.runs))

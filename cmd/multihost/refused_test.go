@@ -14,9 +14,9 @@ import (
 	"multihost/internal/testkit"
 )
 
-// An error of a command line that does not depend on the workers ends the command
-// before the first request. This holds for run, for an attached job and for one without
-// runner, with and without --dry-run. A later error would come while slices are billed.
+// If an error of a command line does not depend on the workers, it ends the command before
+// the first request. This holds for run, for an attached job and for one without runner,
+// with and without --dry-run. A later error would come while slices are billed.
 func TestWhatIsWrongOnTheCommandLineIsRefusedBeforeTheFirstRequest(t *testing.T) {
 	r := newRehearsal(t, sim.Config{Slices: []sim.SliceSpec{{Name: "t", Type: "v5litepod-4", Count: 1}}, Backend: "none", Faults: []sim.Fault{{Name: "api-error", Code: 400, Count: sim.AllCalls}}})
 	r.write("code/train.py", "print(1)\n")
@@ -120,7 +120,7 @@ func TestWhatIsWrongOnTheCommandLineIsRefusedBeforeTheFirstRequest(t *testing.T)
 				if dry {
 					args = append(args, "--dry-run")
 				}
-				for _, a := range tc.args { // a flag that is given twice would be refused for that reason
+				for _, a := range tc.args { // it would be refused because it is given twice
 					name, _, _ := strings.Cut(a, "=")
 					args = slices.DeleteFunc(args, func(have string) bool { return strings.HasPrefix(have, name+"=") || have == name })
 				}

@@ -8,16 +8,17 @@ import (
 	"multihost/internal/sim"
 )
 
-// background is a program that a script started.
+// background is a program that a script started in the background.
 type background struct {
 	cmd  *exec.Cmd
-	done chan struct{} // closed at its end; err is set then
+	done chan struct{} // closed when the program ends; then err is set
 	err  error
 
-	keyboard *os.File // of the terminal it was started on, or nil
+	keyboard *os.File // of the terminal on which it was started, or nil
 }
 
-// registry keeps what scripts have started, by a path that belongs to one script only.
+// registry keeps what scripts have started. Its key is a path that belongs to one script
+// only.
 type registry[T any] struct {
 	mu sync.Mutex
 	m  map[string]T

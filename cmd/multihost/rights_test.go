@@ -11,7 +11,7 @@ import (
 )
 
 // Before a job requests slices, it warns if the service account of the workers may not
-// delete them. If it cannot read that, it neither warns nor fails.
+// delete them. If the job cannot find that out, it neither warns nor fails.
 func TestTheRightToDeleteIsToldBeforeTheRequest(t *testing.T) {
 	besideOthers(t)
 	r := newRehearsal(t, sim.Config{Backend: "none", Faults: []sim.Fault{{Name: "no-capacity"}}})

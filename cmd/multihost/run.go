@@ -69,8 +69,8 @@ func (s *session) showPlan(c *call, plan func() (plan.Plan, error)) error {
 	return s.showResult(c, "plan", made, err)
 }
 
-// showResult shows what a call has returned, with its own text for people; or it returns
-// the call's error.
+// showResult shows what a call has returned, with its own text for people. If the call
+// failed, showResult returns the error.
 func (s *session) showResult(c *call, name string, data fmt.Stringer, err error) error {
 	if err != nil {
 		return interruptible(c.Context, err)
@@ -91,8 +91,8 @@ func withSession(action func(s *session, c *call) error) cli.ActionFunc {
 	})
 }
 
-// withSimSlices adds a hint to an error about missing slices: how to start a simulator that
-// has slices.
+// withSimSlices adds a hint to an error about missing slices. The hint says how to start a
+// simulator that has slices.
 func withSimSlices(c *call, err error) error {
 	var none *tpu.NoSlicesError
 	if !c.Bool("sim") || !errors.As(err, &none) || len(none.Present) > 0 {
@@ -111,7 +111,7 @@ func outcome(out stage.Outcome, err error) error {
 
 // deletes returns the error of a command that deletes a resource. If the command was
 // interrupted, the error says that the resource may still exist. name is what messages call
-// the resource, and again the command that goes on.
+// the resource. again is the command with which the user can continue the deletion.
 func deletes(ctx context.Context, err error, name, again string) error {
 	if err != nil && ctx.Err() != nil {
 		err = &stage.Error{Stage: stage.Teardown, Err: context.Cause(ctx), Text: name + " may still exist and be billed", Advice: "go on with: " + again}
@@ -119,8 +119,9 @@ func deletes(ctx context.Context, err error, name, again string) error {
 	return interruptible(ctx, err)
 }
 
-// interruptible returns why ctx ended, in place of the error that a waiting command
-// returned because of that. It joins a *stage.Error to the cause.
+// If ctx has ended, a waiting command returns an error because of that. interruptible
+// replaces this error by the reason for which ctx ended. It joins a *stage.Error to the
+// cause.
 func interruptible(ctx context.Context, err error) error {
 	var told *stage.Error
 	if err == nil || ctx.Err() == nil {

@@ -181,7 +181,7 @@ func runPreflight(s *session, c *call, check bool) error {
 	}))
 }
 
-// withoutPipe drops the error of a closed pipe: the reader has seen enough.
+// withoutPipe drops the error of a closed pipe: then the reader needs no more.
 func withoutPipe(err error) error {
 	if ui.IsClosedPipe(err) {
 		return nil

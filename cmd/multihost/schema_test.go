@@ -45,14 +45,14 @@ import (
 	"multihost/internal/xla"
 )
 
-// schemaDir has the JSON Schemas of what commands print with --output=json: one
-// file a command, and events.json with the lines that several print.
+// schemaDir has the JSON Schemas of what commands print with --output=json. Each command
+// has a file. events.json has the lines that several commands print.
 const schemaDir = "../../docs/schema/v1"
 
-// The kinds of lines that commands print beside their results.
+// The kinds of lines that commands print in addition to their results.
 var (
 	answers = []string{"note", "error"}                                                     // reads something local
-	steps   = append([]string{"phase", "progress", "state", "dropped"}, answers...)         // works on the cloud or on workers
+	steps   = append([]string{"phase", "progress", "state", "dropped"}, answers...)         // of commands that work on the cloud or on workers
 	follows = append([]string{"attempt", "release", "output", "worker_done", "attempt_end", // follows a run
 		"training", "stall", "summary"}, steps...)
 )
@@ -65,9 +65,9 @@ type jsonAnswer struct {
 
 type results map[string]any
 
-// answersInJSON are all commands with what they print. A command that is missing
-// here fails TestEveryCommandHasASchema; what it prints is checked in
-// TestScripts/json_everywhere, against the schemas that make docs writes.
+// answersInJSON returns all commands, with what they print. A command that is missing here
+// fails TestEveryCommandHasASchema. TestScripts/json_everywhere checks what it prints,
+// against the schemas that make docs writes.
 func answersInJSON() map[string]jsonAnswer {
 	run := results{"preflight": []settings.WorkerReport{}, "stacks": []follow.Dumped{}, "skew": []attempt.Skew{}}
 	runOrPlan := maps.Clone(run)
@@ -143,8 +143,8 @@ func leafCommands() []string {
 
 func schemaFile(command string) string { return strings.ReplaceAll(command, " ", "-") + ".json" }
 
-// TestEveryCommandHasASchema: each command says what it prints in JSON, and
-// docs/schema has it; make docs writes it.
+// TestEveryCommandHasASchema: each command has a row here that says what it prints in JSON,
+// and docs/schema has its schema. make docs writes the schemas.
 func TestEveryCommandHasASchema(t *testing.T) {
 	docs := answersInJSON()
 	leaves := leafCommands()
@@ -234,7 +234,7 @@ func (g *schemas) events() []byte {
 	return g.write(object{"$schema": draft, "title": "lines of multihost --output=json", "$defs": g.defs})
 }
 
-// line returns the schema of a line of a kind, with the fields of t.
+// line returns the schema of a kind of line, with the fields of t.
 func (g *schemas) line(kind string, t reflect.Type) object {
 	properties := object{
 		"v":    object{"const": 1, "description": "version of this format"},
@@ -324,7 +324,7 @@ func (g *schemas) schema(t reflect.Type) object {
 	case reflect.Struct:
 		name := strings.TrimPrefix(filepath.Base(t.PkgPath())+"."+t.Name(), "multihost.")
 		if _, ok := g.defs[name]; !ok {
-			g.defs[name] = object{} // for types that contain themselves
+			g.defs[name] = object{} // makes types possible that contain themselves
 			fields := g.fields(t)
 			fields["type"] = "object"
 			if about := g.comment(t, ""); about != "" {
@@ -423,9 +423,9 @@ func (g *schemas) readComments(dir, file string) {
 	})
 }
 
-// checkJSON reports each line of a command's standard output that its schema does not
-// describe. It is stricter than the schema, which lets readers expect further fields: here
-// the schema must describe all of them.
+// checkJSON returns an error for each line of a command's standard output that its schema
+// does not describe. It is stricter than the schema. The schema lets readers expect further
+// fields, but here it must describe all of them.
 func checkJSON(dir, command string, out []byte) error {
 	compiler := jsonschema.NewCompiler()
 	compiler.UseLoader(strictLoader{})
@@ -481,7 +481,7 @@ func strict(v any) {
 	}
 }
 
-// deaf is a writer that takes everything, though its reader is gone.
+// deaf is a writer that accepts everything, although its reader is gone.
 type deaf struct{ w io.Writer }
 
 func (d deaf) Write(p []byte) (int, error) {
@@ -489,7 +489,7 @@ func (d deaf) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// checkedStatus is mainStatus in a script. It checks the JSON output against the
+// In a script, checkedStatus replaces mainStatus. It checks the JSON output against the
 // command's schema, and records that the command was seen.
 func checkedStatus() int {
 	dir, seen := os.Getenv("SCHEMA_DIR"), os.Getenv("SCHEMA_SEEN")

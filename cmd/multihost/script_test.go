@@ -57,13 +57,13 @@ func TestMain(m *testing.M) {
 // have another agent embedded, or none.
 func builtAgent() (string, error) { return builtagent.Folder("../..") }
 
-// suite is the test run. The programs that the tests start from this binary are not part of
-// it.
+// suite is the run of the tests. The programs that the tests start from this binary are not
+// part of it.
 type suite struct{ m *testing.M }
 
 func (s suite) Run() int {
 	testkit.HearSignals()
-	agents = func() agentprogram.Set { // for a program that runs in the process of the tests
+	agents = func() agentprogram.Set { // the agents of a program that runs in the process of the tests
 		dir, err := builtAgent()
 		if err != nil {
 			return agentprogram.Set{}
@@ -73,9 +73,10 @@ func (s suite) Run() int {
 	return s.m.Run()
 }
 
-// besideOthers lets a test that runs many programs in this process run beside other tests.
-// Such programs share flags of the command library, which separate processes never do. The
-// race detector reports that, so under the race detector the test runs alone.
+// besideOthers lets a test run in parallel with other tests although it runs many programs
+// in this process. Such programs share flags of the command library. Separate processes
+// would never do that. The race detector reports that, so under the race detector the test
+// runs alone.
 func besideOthers(t *testing.T) {
 	if !testkit.RaceDetector {
 		t.Parallel()
@@ -86,9 +87,9 @@ func besideOthers(t *testing.T) {
 // real binary, against a simulator of its own.
 //
 // The condition [all] holds in make test-all. The lines after "[!all] skip" or "[!all]
-// stop" are expensive, and make test leaves them out.
+// stop" take long, and make test leaves them out.
 //
-// Beside testscript's own, scripts have the commands
+// In addition to the commands of testscript, scripts have these:
 //
 //	sim [-step=D] [-backend=B] [-login] [-metadata=KEY=VALUE] [NAME:COUNTxTYPE …]   start a simulator and point multihost at it
 //	simfault FAULT                      set a fault on it
@@ -112,8 +113,8 @@ func TestScripts(t *testing.T) {
 	testscript.Run(t, scriptParams(t, stories(t), "process"))
 }
 
-// TestScriptsOnNamespaces runs stories of several commands once more, on workers with
-// OpenSSH and a kernel's network.
+// TestScriptsOnNamespaces runs stories of several commands again, on workers with OpenSSH
+// and a kernel's network.
 func TestScriptsOnNamespaces(t *testing.T) {
 	t.Parallel()
 	if testkit.RaceDetector || !testkit.All(t) {
@@ -140,7 +141,8 @@ func scriptParams(t *testing.T, files []string, backend string) testscript.Param
 			env.Setenv("HOME", home)
 			env.Setenv("USER", "ann")
 			env.Setenv("BACKEND", backend)
-			// Starting an interpreter on each worker of every story would cost a minute.
+			// To start a Python interpreter on each worker of every story would cost a
+			// minute.
 			env.Setenv("MULTIHOST_FLAG_SKEW", "off")
 			// Few programs of a story live long enough to need their garbage collected.
 			env.Setenv("GOGC", "400")
@@ -207,9 +209,9 @@ func scriptParams(t *testing.T, files []string, backend string) testscript.Param
 	}
 }
 
-// raced are the stories in which the program itself does much at once: connects,
-// copies, follows, stops, is interrupted, begins again. Under the race detector
-// the others would only take time.
+// raced are the stories in which the program does much at once: it connects, copies,
+// follows, stops, is interrupted, begins again. Under the race detector the others would
+// only take time.
 var raced = []string{
 	"cp", "ctrl_c", "exec", "iap", "job_detached", "job_preempted", "job_twice", "logs_verify", "metrics", "run_cut_and_resume",
 	"run_detach_logs_stop", "run_relay", "run_runner_killed", "run_second_interrupt", "ssh", "top", "top_detached", "unreachable",
@@ -234,12 +236,11 @@ func stories(t *testing.T) []string {
 	return slices.Sorted(maps.Values(byName))
 }
 
-// scriptWait bounds every wait of a script; it is generous, since tests share
-// the machine.
+// scriptWait limits every wait of a script. It is long, because tests share the machine.
 const scriptWait = 2 * time.Minute
 
-// memoryDir is a directory in memory where there is one: workers are many
-// small files, and the disk of a test machine may be slow.
+// memoryDir returns a directory in memory where there is one. Workers are many small files,
+// and the disk of a test machine may be slow.
 func memoryDir() string {
 	if info, err := os.Stat("/dev/shm"); err == nil && info.IsDir() {
 		return "/dev/shm"
@@ -287,7 +288,7 @@ func scriptSim(ts *testscript.TestScript, neg bool, args []string) {
 	servers.put(ts.Getenv("WORK"), server)
 }
 
-// noNegation refuses "! command" for commands where it means nothing.
+// noNegation refuses "! command" for a command for which it has no meaning.
 func noNegation(ts *testscript.TestScript, neg bool) {
 	if neg {
 		ts.Fatalf("this command knows no !")
@@ -302,7 +303,7 @@ func scriptFault(ts *testscript.TestScript, neg bool, args []string) {
 	ts.Check(err)
 }
 
-// exitStatus returns the status of a finished program, 128+n for signal n.
+// exitStatus returns the status of a finished program. For signal n it returns 128+n.
 func exitStatus(err error) int {
 	var exit *exec.ExitError
 	if !errors.As(err, &exit) {
@@ -343,7 +344,7 @@ func scriptStart(ts *testscript.TestScript, neg bool, args []string) {
 	})
 }
 
-// scriptCommand is the program of start and starttty.
+// scriptCommand returns the program that start and starttty start.
 func scriptCommand(ts *testscript.TestScript, args []string) *exec.Cmd {
 	path, err := exec.LookPath(args[1])
 	if err != nil {
@@ -412,8 +413,8 @@ func scriptType(ts *testscript.TestScript, neg bool, args []string) {
 	ts.Check(err)
 }
 
-// openTerminal makes a pseudo-terminal: what is written to keyboard is typed on
-// terminal, and what is shown there is read from keyboard.
+// openTerminal makes a pseudo-terminal. What the test writes to keyboard is typed on
+// terminal. What terminal shows is read from keyboard.
 func openTerminal() (keyboard, terminal *os.File, err error) {
 	if keyboard, err = os.OpenFile("/dev/ptmx", os.O_RDWR|syscall.O_NOCTTY, 0); err != nil {
 		return nil, nil, err
@@ -441,7 +442,7 @@ func fileExists(path string) bool {
 	return err == nil && !info.IsDir()
 }
 
-// scriptEnviron returns the environment of the script; testscript gives it only to the
+// scriptEnviron returns the environment of the script. testscript gives it only to the
 // programs that it starts itself.
 func scriptEnviron(ts *testscript.TestScript) []string {
 	var buf bytes.Buffer
@@ -510,7 +511,7 @@ func scriptGone(ts *testscript.TestScript, neg bool, args []string) {
 	}
 }
 
-// tmux runs tmux with a server of the script's own.
+// tmux runs tmux with a server that belongs to this script.
 func tmux(ts *testscript.TestScript, env []string, args ...string) string {
 	cmd := exec.Command("tmux", append([]string{"-S", filepath.Join(ts.Getenv("WORK"), "tmux"), "-f", "/dev/null"}, args...)...)
 	cmd.Dir = ts.MkAbs(".")
@@ -572,8 +573,8 @@ func scriptResize(ts *testscript.TestScript, neg bool, args []string) {
 	tmux(ts, nil, append([]string{"resize-window"}, screenSize(ts, args[0])...)...)
 }
 
-// scriptLeft waits until the simulator has so many processes whose command line contains a
-// text. It recognizes them by their environment.
+// scriptLeft waits until the simulator has a certain number of processes whose command line
+// contains a text. It recognizes the simulator's processes by their environment.
 func scriptLeft(ts *testscript.TestScript, neg bool, args []string) {
 	noNegation(ts, neg)
 	var found []string

@@ -46,14 +46,14 @@ type session struct {
 	view     *ui.Renderer
 	journal  *journal.Journal
 	sink     event.Sink  // the view and the journal
-	cloud    *gcp.Client // nil with hosts, or without a project: see unset
+	cloud    *gcp.Client // nil with hosts or without a project, see unset
 	unset    error
 	roots    gcp.Roots
 	queue    *qr.Client // for the qr commands
 	compute  *gce.Provider
 	all      *provider.Joined // slices of queue and compute
 	keys     *provider.Keys   // all or only its first provider; it also caches host keys
-	hosts    hosts.HostList   // set by --hosts or taken from the run's record, in place of a cloud
+	hosts    hosts.HostList   // set by --hosts or read from the run's record; replaces a cloud
 	networks *network.Client
 	clusters *gke.Client
 	account  string
@@ -67,7 +67,7 @@ type session struct {
 	typed    map[string]string // the flags on the command line
 
 	loginNote    string // which login is used, and why
-	endQuestions func() // cancels an open question: closing the view waits for it
+	endQuestions func() // cancels an open question, because closing the view waits for it
 }
 
 // open reads the configuration and starts the view. It calls no API. ready reports what
@@ -107,7 +107,7 @@ func newView(c *call) *ui.Renderer {
 	return c.view
 }
 
-// tellFile reports which flags the project's file sets.
+// tellFile says which flags the project's file sets.
 func tellFile(l *cmdline.Line, sink event.Sink) {
 	if file, flags := l.ProjectFlags(); file != "" {
 		event.Notef(sink, event.Info, "", "%s sets %s", file, strings.Join(flags, ", "))
@@ -137,8 +137,8 @@ func (s *session) close() {
 	s.closeView()
 }
 
-// closeView waits until all output is written. If the user wants to leave at once, it
-// waits viewLimit at most: the reader may have stopped reading.
+// closeView waits until all output is written. If the user wants to leave at once,
+// closeView waits for viewLimit at most: the reader may have stopped reading.
 func (s *session) closeView() {
 	done := make(chan struct{})
 	go func() {
@@ -151,12 +151,13 @@ func (s *session) closeView() {
 	case <-s.leave:
 	}
 	select {
-	case <-done: // what the view has shown stands before the error of the command
+	case <-done: // the view has written everything, so its text stands before the error of the command
 	case <-time.After(viewLimit):
 	}
 }
 
-// viewLimit is how long a user who wants to leave at once waits for a reader of the output.
+// viewLimit applies if the user wants to leave at once. It is how long multihost then waits
+// for a reader of the output.
 const viewLimit = time.Second
 
 func viewMode(c *call) ui.Mode {
@@ -213,7 +214,8 @@ func (s *session) fill(c *call) error {
 	return nil
 }
 
-// makeOn sets the provider that makes new slices. Slices of all providers are found.
+// makeOn sets the provider that makes new slices. The session still finds slices of all
+// providers.
 func (s *session) makeOn(on string) {
 	if s.cloud == nil {
 		return
@@ -226,7 +228,7 @@ func (s *session) makeOn(on string) {
 }
 
 // makeOnly makes the first provider the only one. So a command that makes and deletes
-// slices takes nothing of another provider with the same name for its own.
+// slices does not touch a resource of the same name of another provider.
 func (s *session) makeOnly() {
 	if s.all != nil {
 		s.use(s.all.Unwrap())
@@ -237,8 +239,8 @@ func (s *session) use(p provision.Provider) {
 	s.keys = provider.KeepKeys(p, gcp.SystemClock, filepath.Join(s.stateDir, "hostkeys.json"))
 }
 
-// checkPlace refuses a project or a zone that is wrong, or that the command needs and does
-// not have.
+// checkPlace refuses a project or a zone that is wrong. It also refuses the command if it
+// needs one that is not set.
 func (s *session) checkPlace(c *call, g config.Gcloud) {
 	need := access.Need{Project: !readsFiles(c.Line), Zone: !zoneless(c.Line) && !diagnoses(c.Line) && !c.Refused("zone")}
 	for _, p := range access.Check(g, need) {
@@ -268,7 +270,7 @@ func diagnoses(l *cmdline.Line) bool {
 	return len(l.Path) > 0 && l.Path[0] == "doctor"
 }
 
-// startSim starts the simulator, unless something has been refused already.
+// startSim starts the simulator, unless something on the command line has been refused.
 func (s *session) startSim(c *call) error {
 	c.Refuse(simcmd.Simulatable(runtime.GOOS), "sim")
 	var specs []sim.SliceSpec
@@ -301,18 +303,18 @@ func (s *session) startSim(c *call) error {
 }
 
 // leastTerm is the shortest time that --ttl and --lease accept. Workers delete the slices
-// of a silent runner after that time, and a runner that is away for a moment must not lose
-// them. Tests shorten it, because their scripts cannot wait a minute.
+// of a silent runner after that time. A runner that is cut off for a moment must not lose
+// its slices. Tests shorten it, because their scripts cannot wait a minute.
 var leastTerm = time.Minute
 
-// machine returns the facts about this machine and user that options need besides the
-// command line.
+// machine returns the facts about this machine and user that options need in addition to
+// the command line.
 func (s *session) machine(c *call) options.Machine {
 	login, note := config.LocalUser(s.lookup, s.account)
 	return options.Machine{Lookup: s.lookup, Home: c.home, StateDir: s.stateDir, User: login, UserNote: note, Account: s.account, LeastTerm: leastTerm}
 }
 
-// slices returns the provider of slices; nil if there is no cloud.
+// slices returns the provider of slices. It returns nil if there is no cloud.
 func (s *session) slices() provision.Provider {
 	if s.keys == nil {
 		return nil
@@ -342,10 +344,11 @@ func (s *session) deps(c *call) *deps {
 	return d
 }
 
-// agents returns the programs for workers that are part of this one. Tests have others.
+// agents returns the programs for workers that are embedded in this program. Tests use
+// others.
 var agents = agentprogram.Embedded
 
-// workers calls access and login, for commands that log in to workers.
+// workers calls access and login. It is for commands that log in to workers.
 func (s *session) workers(c *call) (*deps, error) {
 	c.Refuse(s.unset)
 	d, err := s.access(c)
@@ -355,7 +358,7 @@ func (s *session) workers(c *call) (*deps, error) {
 	return d, s.login(c, d)
 }
 
-// login adds the user's key to d. access has returned d.
+// login adds the user's key to d, which access has returned.
 func (s *session) login(c *call, d *deps) (err error) {
 	if s.unset != nil {
 		return s.unset
@@ -366,14 +369,15 @@ func (s *session) login(c *call, d *deps) (err error) {
 	return err
 }
 
-// overSSH makes d reach workers over SSH, with Access as it is now. logins, if not nil,
-// are the logins to use, by slice; the keys on the workers are then left as they are.
+// overSSH makes d reach workers over SSH, with Access as it is now. If logins is not nil,
+// it has the login to use for each slice. In that case multihost does not change the keys
+// on the workers.
 func overSSH(d *deps, logins map[string]string) {
 	d.Dialer = &overssh.SSH{Access: d.Access, Cloud: d.Cloud, Zone: d.Zone, Clock: d.Clock, Logins: logins}
 }
 
-// access returns deps for commands that reach workers, without a key. It reads the last
-// flags.
+// access returns deps for commands that reach workers. These deps have no key yet. It reads
+// the last flags.
 func (s *session) access(c *call) (*deps, error) {
 	d := s.deps(c)
 	d.Bucket, d.BucketDir = c.String("bucket-name"), c.String("bucket-dir")
@@ -385,15 +389,15 @@ func (s *session) access(c *call) (*deps, error) {
 	return d, ready(c)
 }
 
-// tellLogin reports which login is used if that may surprise the user.
+// tellLogin says which login is used if that may surprise the user.
 func (s *session) tellLogin() {
 	if s.loginNote != "" {
 		s.view.Emit(event.Note{Level: event.Info, Text: s.loginNote})
 	}
 }
 
-// identity loads the user's key, or makes gcloud's default key if there is none. A dry
-// run makes no key and then returns nil.
+// identity loads the user's key. If there is none, it makes gcloud's default key. A dry run
+// makes no key and then returns nil.
 func (s *session) identity(c *call) (*sshkey.Identity, error) {
 	key := s.key(c)
 	id, made, err := key.Ensure(s.dryRun)
@@ -410,7 +414,7 @@ func (s *session) identity(c *call) (*sshkey.Identity, error) {
 	return id, nil
 }
 
-// publicKey returns the user's key in the form that the workers are given.
+// publicKey returns the user's key in the form that workers need.
 func publicKey(a overssh.Access) string {
 	if a.Identity == nil { // in a dry run
 		return "(public key of " + a.KeyFile + ", to be made)"
@@ -427,7 +431,7 @@ func (s *session) key(c *call) access.Key {
 	return key
 }
 
-// owner returns who runs this program, for the workers' records.
+// owner returns the user who runs this program, for the workers' records.
 func owner() string {
 	name := "unknown"
 	if u, err := user.Current(); err == nil {

@@ -89,8 +89,8 @@ the same request exists already, multihost uses it.`,
 }
 
 // chooseProvider sets the provider of the session: the one that --provider names, or one
-// that offers the type of r. It refuses the flags if that provider cannot make r. why tells
-// a user who named no provider why it was chosen.
+// that offers the type of r. It refuses the flags if that provider cannot make r. If the
+// user has named no provider, why says why this one was chosen.
 func (s *session) chooseProvider(c *call, r provision.Request) (why string) {
 	on, why := options.Provider(&c.Call, r.Type)
 	s.makeOn(on)
@@ -155,7 +155,7 @@ if some slices have come and others do not.`,
 	}, exitOK, exitUsage, exitUnavailable, exitTempFail, exitPermission, exitConfig, exitInterrupt, exitTerminate)
 }
 
-// waitForSlices waits for the slices of res, which p makes.
+// waitForSlices waits for the slices of res, which provider p makes.
 func (s *session) waitForSlices(c *call, d *deps, p provision.Provider, res provision.Resource, o provider.WaitOptions) error {
 	if err := mayGiveBack(res, o); err != nil {
 		return err
@@ -229,7 +229,7 @@ func slicesDeleteCommand() *cli.Command {
 				return deletes(c.Context, err, id, "multihost slices delete "+id)
 			}
 			note := event.Note{Level: event.Info, Text: "deleted the slices of " + id}
-			if !deleted { // the user may have meant another one, which is still billed
+			if !deleted { // the user may have meant another slice, which is still billed
 				note = event.Note{Level: event.Warn, Text: "there are no slices of " + id + ": nothing to delete", Hint: "what there is: multihost slices list"}
 			}
 			s.view.Emit(note)

@@ -13,8 +13,8 @@ import (
 	"multihost/internal/stage"
 )
 
-// A command that waits for the slices of a job, also because the same request exists
-// already, does not give them back: the session is not needed to refuse that.
+// A command that waits for the slices of a job does not give them back. This also holds if
+// it waits because the same request exists already. The refusal needs no session.
 func TestSlicesOfAJobAreNotGivenBack(t *testing.T) {
 	t.Parallel()
 	job, own := provision.Request{ID: "m"}, provision.Request{ID: "m"}

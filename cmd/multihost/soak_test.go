@@ -18,11 +18,11 @@ import (
 )
 
 // TestSoak runs a command that writes numbered lines on 32 workers while connections are
-// cut, stalled, refused and slowed at random, with a fixed seed. Then it proves by counting
-// that no line is missing, doubled or altered, and that no process, goroutine or descriptor
-// is left.
+// cut, stalled, refused and slowed at random, with a fixed seed. Then it counts the lines.
+// It proves that no line is missing, doubled or altered, and that no process, goroutine or
+// descriptor is left.
 //
-// SOAK_FAULTS sets the number of faults (200), SOAK_SEED the seed (1).
+// SOAK_FAULTS sets the number of faults (default 200), SOAK_SEED the seed (default 1).
 func TestSoak(t *testing.T) {
 	testkit.OnlyInAll(t, "the stories run_cut_and_resume and unreachable")
 	faults, seed := number(t, "SOAK_FAULTS", 200), number(t, "SOAK_SEED", 1)
@@ -82,7 +82,7 @@ func TestSoak(t *testing.T) {
 		if _, err := server.Inject(f); err != nil {
 			t.Fatalf("inject %q: %v", text, err)
 		}
-		time.Sleep(pause) // the pace of the faults is what is tested
+		time.Sleep(pause) // the test depends on this pace of the faults
 	}
 	if _, err := server.Clear("all"); err != nil {
 		t.Fatal(err)
@@ -116,7 +116,7 @@ func number(t *testing.T, name string, otherwise int) int {
 	return n
 }
 
-// randomFault is one transport fault of one worker.
+// randomFault returns a random fault of the connection to a worker.
 func randomFault(r *rand.Rand) string {
 	where := fmt.Sprintf("node=t-%d worker=%d", r.Intn(8), r.Intn(4))
 	switch r.Intn(6) {
@@ -164,8 +164,8 @@ func openFiles(t *testing.T) int {
 	return len(list)
 }
 
-// backTo waits until a count is at most what it was before; connections that
-// were cut need a moment on the simulator's side.
+// backTo waits until a count is at most what it was before. The simulator needs a moment
+// for connections that were cut.
 func backTo(t *testing.T, what string, before int, count func() int) {
 	t.Helper()
 	deadline := time.After(scriptWait)
@@ -173,7 +173,7 @@ func backTo(t *testing.T, what string, before int, count func() int) {
 	defer tick.Stop()
 	for {
 		now := count()
-		if now <= before+2 { // the ticker and the deadline are ours
+		if now <= before+2 { // the ticker and the deadline of this test count, too
 			return
 		}
 		select {

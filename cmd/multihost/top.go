@@ -69,11 +69,11 @@ and ends.`,
 	}, exitOK, exitUsage, exitUnavailable, exitIO, exitPermission, exitConfig, exitInterrupt)
 }
 
-// A lookout reaches workers for a view that fills the terminal. It prints nothing, and asks
-// the user nothing once the view is drawn.
+// A lookout reaches workers for a view that fills the terminal. It prints nothing. Once the
+// view is drawn, it does not ask the user anything.
 type lookout struct {
 	c     *call
-	s     *session // nil before it is first needed
+	s     *session // nil until it is first needed
 	drawn atomic.Bool
 }
 
@@ -95,7 +95,7 @@ func (l *lookout) deps() (runs.Deps, error) {
 	if err != nil {
 		return runs.Deps{}, err
 	}
-	// d is used while the view is drawn, so it must not ask.
+	// d is used while the view is drawn, so it must not ask the user.
 	d.Access.Passphrase = func(path string) (string, error) {
 		return ui.ReadPassphrase(c.Context, strings.NewReader(""), io.Discard, path)
 	}

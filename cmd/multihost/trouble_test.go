@@ -24,7 +24,7 @@ import (
 // about it.
 type trouble struct {
 	story   string
-	faults  []string // set before the run; "node=" is added
+	faults  []string // set before the run; the test adds "node="
 	needs   string   // a program
 	netns   bool     // the process backend cannot do it
 	again   bool     // much as another trouble: only make test-all tries it
@@ -33,8 +33,8 @@ type trouble struct {
 	command string // "echo hello" when empty
 
 	status int
-	says   string // all warnings, errors and hints, without addresses
-	prints string // on stdout, of worker 0
+	says   string // all warnings, errors and hints, without the addresses in them
+	prints string // what worker 0 prints on stdout
 }
 
 // Texts of several rows.
@@ -268,7 +268,7 @@ func newLab(t *testing.T, backend string, slices sim.SliceSpec) *troubleLab {
 	}
 	t.Cleanup(func() { server.Close() })
 	l := &troubleLab{dir: dir, code: filepath.Join(dir, "code"), server: server, env: server.Env()}
-	l.env["HOME"], l.env["USER"], l.env["MULTIHOST_FLAG_SKEW"] = dir, "ann", "off" // comparing versions would start an interpreter on each worker
+	l.env["HOME"], l.env["USER"], l.env["MULTIHOST_FLAG_SKEW"] = dir, "ann", "off" // comparing versions would start a Python interpreter on each worker
 	if err := os.MkdirAll(l.code, 0o755); err != nil {
 		t.Fatal(err)
 	}
@@ -346,11 +346,11 @@ func (l *troubleLab) try(t *testing.T, i int, row trouble) {
 	testkit.Eventually(t, "no process is left", func() bool { return len(processesBelow(run+"\x00", "")) == 0 })
 }
 
-// cut matches the messages about the end of a connection; which one appears depends on the
-// moment.
+// cut matches the messages about the end of a connection. Chance decides which of them
+// appears.
 var cut = regexp.MustCompile(`connection reset by peer|closed by the other side: EOF|EOF|broken pipe`)
 
-// Which settings differ from the wanted values depends on the kernel.
+// The kernel decides which settings differ from the wanted values.
 var (
 	count     = regexp.MustCompile(`[0-9]+/[0-9]+ settings`)
 	differing = regexp.MustCompile(`[a-z_-]+(, [a-z_-]+){2,}`)
@@ -365,8 +365,8 @@ var timeOfDay = regexp.MustCompile(`(?m)^\d\d:\d\d:\d\d `)
 // untimed removes the time of day from the beginning of lines.
 func untimed(text string) string { return timeOfDay.ReplaceAllString(text, "") }
 
-// said returns the warnings, errors and hints without the parts that differ from run to
-// run. One of these parts says whether a connection broke while it was in use.
+// said returns the warnings, errors and hints, without the parts that differ from run to
+// run. One such part says whether a connection broke while it was in use.
 func said(stderr, node, run string) string {
 	names := strings.NewReplacer("="+node+";", "=SLICE;", run, "RUN")
 	var b strings.Builder
@@ -386,7 +386,7 @@ func said(stderr, node, run string) string {
 	return b.String()
 }
 
-// transcript is what a program has written; it can be read meanwhile.
+// transcript is what a program has written. A test can read it while the program runs.
 type transcript struct {
 	mu   sync.Mutex
 	text bytes.Buffer
@@ -404,9 +404,9 @@ func (w *transcript) String() string {
 	return w.text.String()
 }
 
-// TestStopDoesNotWaitForWorkersThatAreAway stops workers of which none can be reached. The
-// stop takes the grace time and a few seconds, names the workers, and can be repeated when
-// they are back.
+// TestStopDoesNotWaitForWorkersThatAreAway stops a run of which no worker can be reached.
+// The stop takes the grace time and a few seconds, and names the workers. A user can repeat
+// it when they are back.
 func TestStopDoesNotWaitForWorkersThatAreAway(t *testing.T) {
 	besideOthers(t)
 	lab := newTroubleLab(t, "process", 2)

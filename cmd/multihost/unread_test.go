@@ -12,8 +12,9 @@ import (
 	"multihost/internal/testkit"
 )
 
-// One worker of a job fails, so the other one is stopped, and the end of its log cannot
-// be read. If it can be read in time, the slices are deleted; otherwise they stay.
+// One worker of a job fails, so multihost stops the other one. Then nobody can read the end
+// of the other one's log. If multihost can read it in time, it deletes the slices.
+// Otherwise it keeps them.
 func TestALogThatIsNotReadKeepsTheSlices(t *testing.T) {
 	t.Parallel()
 	identity, err := sshkey.Create(filepath.Join(t.TempDir(), "key"))
@@ -21,7 +22,7 @@ func TestALogThatIsNotReadKeepsTheSlices(t *testing.T) {
 	for _, row := range []struct {
 		story  string
 		inTime bool
-		atMost time.Duration // the most that the run takes
+		atMost time.Duration // the run ends within this time
 	}{
 		{"it can be read after a minute", true, 5 * time.Minute},
 		{"it cannot be read at all", false, 25 * time.Minute},

@@ -26,7 +26,7 @@ func xlaCommand() *cli.Command {
 	})
 }
 
-// show prints one result; it needs no session.
+// show prints one result, without a session.
 func show(c *call, r event.Result) error {
 	view, err := bareView(c)
 	if err != nil {

@@ -1,3 +1,3 @@
 #!/usr/bin/env bash
-# Stands where MaxText's setup.sh does in the documents.
+# Stands in the place of MaxText's setup.sh in the documents.
 echo "installed"
