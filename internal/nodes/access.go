@@ -20,7 +20,8 @@ import (
 	tpuapi "google.golang.org/api/tpu/v2alpha1"
 )
 
-// MaxMetadataValue is the most bytes of one value of metadata, as Compute Engine documents.
+// MaxMetadataValue is the most bytes that one value of metadata may have, as Compute Engine
+// documents.
 const MaxMetadataValue = 262144
 
 // SSHKeys is the metadata key under which Compute Engine VMs look for the SSH keys
@@ -65,8 +66,8 @@ type Holder struct {
 
 	// Read returns the metadata as it is.
 	Read func(context.Context) (map[string]string, error)
-	// Write replaces the metadata. wrote is false if another writer was in the way: the
-	// caller then reads the metadata again.
+	// Write replaces the metadata. wrote is false if somebody else was writing at the same
+	// time. The caller then reads the metadata again.
 	Write func(ctx context.Context, metadata map[string]string) (wrote bool, err error)
 }
 
@@ -87,18 +88,19 @@ func (c *access) node(s tpu.Slice) Holder {
 	}
 }
 
-// EnsureKey makes sure that login can log in to every worker of a slice with
-// publicKey ("ssh-ed25519 AAAA…"). It does nothing if the project or the slice
-// accepts the key already; changed reports whether it wrote.
+// EnsureKey makes sure that login can log in to every worker of a slice with publicKey
+// ("ssh-ed25519 AAAA…"). It does nothing if the project or the slice accepts the key
+// already. changed reports whether it wrote the metadata.
 //
-// Node metadata can only be written whole, and the last writer wins. EnsureKey
-// keeps everything that it read, reads back what it wrote, and starts over if
-// another writer removed its entry. A writer that read before EnsureKey wrote and
-// writes after EnsureKey's check can still remove the entry. No client can prevent
-// this: call EnsureKey again when a login is refused.
+// The API can only replace the whole metadata of a node, and the last writer wins.
+// EnsureKey keeps everything that it has read. It reads back what it has written, and
+// starts over if another writer has removed its entry. Another writer may read before
+// EnsureKey writes, and write after EnsureKey has checked. Such a writer still removes the
+// entry. No client can prevent this, so call EnsureKey again when a worker refuses the
+// login.
 //
-// EnsureKey does not read a slice whose s.Metadata has the key: 64 slices would
-// take 64 calls. To force the read, leave ssh-keys out of Metadata.
+// If s.Metadata has the key, EnsureKey does not read the slice: 64 slices would take 64
+// calls. To force the read, leave ssh-keys out of s.Metadata.
 func (c *access) EnsureKey(ctx context.Context, s tpu.Slice, login, publicKey string) (changed bool, err error) {
 	return c.ensureKey(ctx, c.node(s), login, publicKey)
 }
@@ -171,8 +173,8 @@ func (h Holder) addKey(ctx context.Context, metadata map[string]string, entry st
 	return h.Write(ctx, metadata)
 }
 
-// writeNode replaces the metadata of a node. Another update in progress is no error: wrote
-// is false.
+// writeNode replaces the metadata of a node. If another update is in progress, it returns
+// no error and wrote is false.
 func (c *access) writeNode(ctx context.Context, name string, metadata map[string]string) (wrote bool, err error) {
 	svc, err := c.gcp.TPU(ctx)
 	if err != nil {
@@ -244,9 +246,9 @@ type projectMetadata struct {
 	account string // default service account of VMs; "": not known
 }
 
-// cachedProject reads the project's metadata once, even when many slices ask at the
-// same time. If the read fails, it returns empty metadata. An old or missing answer
-// does no harm to EnsureKey: the project's keys only save writes.
+// cachedProject reads the project's metadata once, even when many slices ask at the same
+// time. If the read fails, it returns empty metadata. An old or missing answer does not
+// harm EnsureKey: the project's keys only save it some writes.
 func (c *access) cachedProject(ctx context.Context) projectMetadata {
 	c.mu.Lock()
 	cached := c.project
@@ -301,8 +303,8 @@ func (c *access) readProject(ctx context.Context) (meta projectMetadata, err err
 	return meta, nil
 }
 
-// DefaultServiceAccount returns the service account of VMs whose request names none; "" if
-// the project cannot be read.
+// DefaultServiceAccount returns the service account of VMs whose request names none. It
+// returns "" if the project cannot be read.
 func (c *access) DefaultServiceAccount(ctx context.Context) string {
 	return c.cachedProject(ctx).account
 }

@@ -168,8 +168,8 @@ func TestKeyPatchRace(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	// A client that lost the race after the last look tries again, as after a
-	// refused login, and removes no other key.
+	// One client lost the race after its last check. It tries again, as after a refused
+	// login, and removes no other key.
 	for _, user := range users {
 		if _, err := c.EnsureKey(t.Context(), s, user, simcloud.PublicKey(user)); err != nil {
 			t.Fatal(err)
@@ -183,7 +183,7 @@ func TestKeyPatchRace(t *testing.T) {
 	}
 }
 
-// The other writer's metadata replaces ours after our write was done.
+// After our write, the metadata of another writer replaces ours.
 func TestKeyLostToAnotherWriterIsAddedAgain(t *testing.T) {
 	c := start(t, sim.Config{})
 	c.make(nil)

@@ -12,7 +12,7 @@ import (
 	tpuapi "google.golang.org/api/tpu/v2alpha1"
 )
 
-// A cloud is a simulated one with a client of its slices.
+// A cloud is a simulated cloud with a client of its slices.
 type cloud struct {
 	*simcloud.Cloud
 	*nodes.Client
@@ -24,7 +24,8 @@ func start(t *testing.T, cfg sim.Config) *cloud {
 	return &cloud{c, nodes.New(c.GCP)}
 }
 
-// make makes the slices t-0 and t-1, of two workers each, whose workers have the metadata.
+// make makes the slices t-0 and t-1, with two workers each. The workers have the given
+// metadata.
 func (c *cloud) make(metadata map[string]string) {
 	c.T.Helper()
 	svc, err := c.GCP.TPU(c.T.Context())

@@ -8,7 +8,7 @@ import (
 	"multihost/internal/tpu"
 )
 
-// Door returns what Login would find and do. It changes nothing.
+// Door returns what Login would find and do, without doing it.
 func (c *access) Door(ctx context.Context, s tpu.Slice, login, publicKey string, o OSLoginOptions) (provision.Door, error) {
 	d, err := c.door(ctx, s, login, publicKey, o)
 	if d.blocked && !d.osLogin {

@@ -20,7 +20,7 @@ import (
 	tpuapi "google.golang.org/api/tpu/v2alpha1"
 )
 
-// attributeCalls limits the calls for guest attributes that run at once: the API would
+// attributeCalls limits how many calls for guest attributes run at once. The API would
 // refuse thousands at once with status 429.
 const attributeCalls = 32
 
@@ -34,9 +34,9 @@ type hostKeys struct {
 // the form of authorized_keys without a comment, and the name of its VM. The error
 // is provision.ErrNoHostKeys if the API does not give the keys.
 //
-// HostKeys asks for one worker at a time: an answer about several does not say which part
-// belongs to which worker, and a worker without keys would shift the keys of the others.
-// However many callers there are, at most attributeCalls calls run at once.
+// HostKeys asks for one worker at a time, because an answer about several workers does not
+// say which part belongs to which worker. A worker without keys would shift the keys of the
+// others. However many callers there are, at most attributeCalls calls run at once.
 func (c *hostKeys) HostKeys(ctx context.Context, s tpu.Slice, worker int) (keys []string, hostname string, err error) {
 	if err := c.attributes.Acquire(ctx, 1); err != nil {
 		return nil, "", context.Cause(ctx)
@@ -70,7 +70,7 @@ func (c *hostKeys) ask(ctx context.Context, s tpu.Slice, worker int) (keys []str
 	})
 	switch gcp.ClassOf(err) {
 	case gcp.NotFound, gcp.Permission, gcp.Invalid, gcp.Conflict:
-		// An organization policy switches guest attributes off, or the node does not
+		// An organization policy has switched guest attributes off, or the node does not
 		// support them. The API has several errors for this. Each of them means that nobody
 		// can get the keys.
 		return nil, "", fmt.Errorf("%s: %w: %w", what, provision.ErrNoHostKeys, err)
@@ -107,8 +107,8 @@ func readHostKeys(answer *tpuapi.GetGuestAttributesResponse, worker int) (keys [
 // An Attribute is one guest attribute of a VM.
 type Attribute struct{ Namespace, Key, Value string }
 
-// HostKeysIn returns the SSH host keys among the guest attributes of one VM, the best one
-// first, and the name that the VM has given itself.
+// HostKeysIn returns the SSH host keys among the guest attributes of one VM, the best key
+// first. hostname is the name that the VM has given itself.
 func HostKeysIn(attributes []Attribute) (keys []string, hostname string) {
 	for _, item := range attributes {
 		if item.Namespace != "hostkeys" && item.Namespace != "" {
@@ -140,7 +140,7 @@ func isKeyOf(algorithm, value string) bool {
 	return n == len(algorithm) && len(wire) > 4+n && bytes.Equal(wire[4:4+n], []byte(algorithm))
 }
 
-// keyRank sorts the keys that a client prefers first.
+// keyRank sorts first the keys that a client prefers.
 func keyRank(key string) int {
 	switch {
 	case strings.HasPrefix(key, "ssh-ed25519 "):

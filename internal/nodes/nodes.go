@@ -173,7 +173,7 @@ func ConditionOf(state, health string) tpu.Condition {
 		return tpu.Making
 	case "PREEMPTED", "TERMINATED": // the queued resource follows: SUSPENDING
 		return tpu.Taken
-	case "STOPPED", "STOPPING": // the API starts only slices of one host again
+	case "STOPPED", "STOPPING": // the API can start only slices of one host again
 		return tpu.Halted
 	case "DELETING":
 		return tpu.Leaving

@@ -9,7 +9,6 @@ import (
 	"multihost/internal/tpu"
 )
 
-// Slices are read a page at a time, whoever made them.
 func TestSlicesOfAllOwners(t *testing.T) {
 	c := start(t, sim.Config{Slices: []sim.SliceSpec{{Name: "v5", Count: 3, Type: "v5litepod-16"}}})
 	c.Intercept(func(_ http.ResponseWriter, r *http.Request) bool {

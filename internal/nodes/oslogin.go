@@ -19,8 +19,8 @@ import (
 
 // OSLoginOptions says how to log in when OS Login is on.
 type OSLoginOptions struct {
-	// Account is the address of the account whose keys count. Empty: the account
-	// of the credentials.
+	// Account is the address of the account whose keys count. Empty means the account of
+	// the credentials.
 	Account string
 
 	// KeyLife is how long an imported key stays valid; 0 means 30 days. A key
@@ -74,23 +74,22 @@ func profileFull(err error) bool {
 	return errors.As(err, &api) && strings.Contains(api.Message, "profile size exceeds")
 }
 
-// Login makes sure that the workers of a slice accept publicKey, and returns the
-// user to log in as. If OS Login is off, user is login, and EnsureKey adds the key.
-// If OS Login is on, Login imports the key into the account's profile, and user is
-// a login of that profile, preferably login. changed reports whether Login wrote
-// anything.
+// Login makes sure that the workers of a slice accept publicKey, and returns the user to
+// log in as. If OS Login is off, user is login, and EnsureKey adds the key. If OS Login is
+// on, Login imports the key into the account's profile. user is then a login of that
+// profile, if possible the value of login. changed reports whether Login wrote anything.
 func (c *access) Login(ctx context.Context, s tpu.Slice, login, publicKey string, o OSLoginOptions) (user string, changed bool, err error) {
 	return c.LoginTo(ctx, c.node(s), login, publicKey, o)
 }
 
-// LoginTo is Login for the VMs that look for keys in the metadata of h.
+// LoginTo does what Login does, for the VMs that look for keys in the metadata of h.
 func (c *access) LoginTo(ctx context.Context, h Holder, login, publicKey string, o OSLoginOptions) (user string, changed bool, err error) {
 	if !usesOSLogin(h.Metadata, c.cachedProject(ctx)) {
 		changed, err = c.ensureKey(ctx, h, login, publicKey)
 		return login, changed, err
 	}
-	// The profile is the same for all slices. Callers that ask at the same time
-	// share one answer, and only one of them reports a change.
+	// The profile is the same for all slices. Callers that ask at the same time share one
+	// answer. Only one of them reports a change.
 	answer, err, _ := c.flight.Do("oslogin "+o.Account+" "+login+" "+publicKey, func() (any, error) {
 		return c.osLogin(ctx, login, publicKey, o)
 	})
@@ -141,8 +140,8 @@ func (c *access) osLogin(ctx context.Context, login, publicKey string, o OSLogin
 	return result, nil
 }
 
-// importedLogin imports the key into the profile of an account, unless the profile
-// has it for long enough, and chooses the login.
+// importedLogin imports the key into the profile of an account, unless the profile has the
+// key for long enough. It returns the login to use.
 func (c *access) importedLogin(ctx context.Context, account, login, publicKey string, life time.Duration) (user string, imported bool, err error) {
 	svc, err := c.osLoginService(ctx)
 	if err != nil {
@@ -191,7 +190,7 @@ func (c *access) loginProfile(ctx context.Context, svc *oslogin.Service, account
 	return profile, err
 }
 
-// hasLoginKey reports whether a profile has the key for atLeast more time.
+// hasLoginKey reports whether a profile has the key for at least the time atLeast from now.
 func (c *access) hasLoginKey(p *oslogin.LoginProfile, publicKey string, atLeast time.Duration) bool {
 	want := strings.Fields(publicKey)
 	end := c.now().Add(atLeast).UnixMicro()
@@ -204,8 +203,8 @@ func (c *access) hasLoginKey(p *oslogin.LoginProfile, publicKey string, atLeast 
 	return false
 }
 
-// chooseLogin returns login if the profile has it, else the primary one, else the
-// first one.
+// chooseLogin returns login if the profile has it. Otherwise it returns the primary login,
+// or else the first one.
 func chooseLogin(p *oslogin.LoginProfile, login string) string {
 	chosen := p.PosixAccounts[0].Username
 	for _, a := range p.PosixAccounts {
@@ -221,7 +220,7 @@ func chooseLogin(p *oslogin.LoginProfile, login string) string {
 	return chosen
 }
 
-// sayOSLogin reports once that the user differs from the requested login.
+// sayOSLogin says once that the user is not the requested login.
 func (c *access) sayOSLogin(user, login string) {
 	c.mu.Lock()
 	said := c.saidOSLogin

@@ -23,7 +23,7 @@ var (
 	asAda     = nodes.OSLoginOptions{Account: "Ada.L@example.com"}
 )
 
-// keyBackend remembers how its workers ask for keys.
+// keyBackend makes workers and remembers how they ask for keys.
 type keyBackend struct {
 	simcloud.Backend
 	mu   sync.Mutex
@@ -96,7 +96,7 @@ func TestLoginWithOSLogin(t *testing.T) {
 	if !c.Log.Said(event.Info, `logging in as "ada_l_example_com" instead of "ada"`) {
 		t.Error("nothing was said about the login")
 	}
-	// A worker of a node that says FALSE does not ask OS Login.
+	// If the node says FALSE, its workers do not ask OS Login.
 	s := c.slice("t-0")
 	s.Metadata = map[string]string{"enable-oslogin": "FALSE"}
 	if user, _, err := c.Login(t.Context(), s, "ada", key, asAda); user != "ada" || err != nil {

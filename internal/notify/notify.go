@@ -1,8 +1,8 @@
 // Package notify sends messages to another program or a web server when a run starts,
 // starts again, fails or ends. It hides that the receiver may hang, fail or be away.
 //
-// Two promises: the run never waits for a message to arrive while it goes on, and no
-// message can make the run fail. A message that could not be delivered is reported.
+// It makes two promises. A run that goes on never waits for a message to arrive. No message
+// can make the run fail. The package reports a message that it could not deliver.
 //
 //	n := notify.New(notify.Options{Program: []string{"notify-send", "TPU"}, Sink: view})
 //	sink := event.Tee(view, n)
@@ -35,13 +35,13 @@ const Version = 1
 
 // The events of a run.
 const (
-	Start   = "start"   // the command was started on all workers
-	Restart = "restart" // the command was started again, as a later attempt
+	Start   = "start"   // the command has started on all workers
+	Restart = "restart" // the command has started again, as a later attempt
 	Failure = "failure" // an attempt, or a step that comes before it, failed
 	End     = "end"     // this multihost command ends
 )
 
-// A Message is what is sent.
+// A Message is what the receiver gets.
 type Message struct {
 	Version  int       `json:"version"`
 	Event    string    `json:"event"`
@@ -59,10 +59,10 @@ type Message struct {
 
 // Options say who receives messages and what else each message contains.
 type Options struct {
-	Program            []string // argv; run once for each message, which is its standard input
+	Program            []string // program and arguments; it runs once for each message and reads it from standard input
 	URL                *url.URL // where each message is posted
 	Run, Project, Zone string
-	Secrets            []string   // masked everywhere in a message
+	Secrets            []string   // replaced by a mask everywhere in a message
 	Sink               event.Sink // gets a note for each message that was not delivered
 	Clock              Clock
 }
@@ -81,8 +81,8 @@ const (
 	lastLimit    = time.Minute // of Close
 )
 
-// ParseProgram splits a command line into words as a shell does. No shell runs it, so
-// nothing else is special.
+// ParseProgram splits a command line into words as a shell does. No shell runs it, so no
+// other character is special.
 func ParseProgram(text string) ([]string, error) {
 	argv, err := shlex.Split(text)
 	if err != nil {
@@ -97,8 +97,8 @@ func ParseProgram(text string) ([]string, error) {
 	return argv, nil
 }
 
-// ParseURL accepts https anywhere and http only on this machine: an unencrypted message
-// must not leave it.
+// ParseURL accepts https to any server, and http only to this machine: an unencrypted
+// message must not leave it.
 func ParseURL(text string) (*url.URL, error) {
 	u, err := url.Parse(text)
 	if err != nil {
@@ -115,14 +115,14 @@ func ParseURL(text string) (*url.URL, error) {
 	return nil, fmt.Errorf("scheme %q: want https, or http on this machine", u.Scheme)
 }
 
-// A Notifier is an event.Sink that sends messages about what it sees. A nil Notifier
-// sends none. It is safe for concurrent use.
+// A Notifier is an event.Sink that sends messages about the events that it gets. A nil
+// Notifier sends none. It is safe for concurrent use.
 type Notifier struct {
 	o      Options
 	secret *strings.Replacer
 	client *http.Client
 	wake   chan struct{}
-	done   chan struct{} // closed when nothing more is delivered
+	done   chan struct{} // closed when the Notifier delivers nothing more
 	ctx    context.Context
 	cancel context.CancelFunc
 
@@ -130,11 +130,11 @@ type Notifier struct {
 	queue   []Message
 	closed  bool
 	attempt event.Attempt
-	first   int  // the first attempt whose start was seen
-	failed  bool // a message about the last attempt's failure was sent
+	first   int  // the first attempt whose start the Notifier has seen
+	failed  bool // the Notifier has sent a message about the failure of the last attempt
 }
 
-// New starts a Notifier; the caller closes it. It returns nil if o names no receiver.
+// New starts a Notifier. The caller closes it. It returns nil if o names no receiver.
 func New(o Options) *Notifier {
 	if len(o.Program) == 0 && o.URL == nil {
 		return nil
@@ -147,7 +147,7 @@ func New(o Options) *Notifier {
 	}
 	n := &Notifier{
 		o: o, secret: strings.NewReplacer(pairs...), wake: make(chan struct{}, 1), done: make(chan struct{}),
-		// Redirects are not followed: one may lead to an address that ParseURL refuses.
+		// Do not follow redirects: one may lead to an address that ParseURL refuses.
 		client: &http.Client{CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 			Transport: http.DefaultTransport.(*http.Transport).Clone()},
 	}
@@ -174,7 +174,7 @@ func (n *Notifier) Emit(e event.Event) {
 		n.failed = false
 		n.put(Message{Event: what, Attempt: e.Attempt, Text: n.attempt.Command})
 	case event.AttemptEnd:
-		if !e.OK && e.Again { // the summary reports the last one
+		if !e.OK && e.Again { // the summary reports the last attempt
 			n.put(Message{Event: Failure, Attempt: e.Attempt, ExitCode: &e.Code, Text: e.Reason() + "; " + e.Next})
 		}
 	case event.Summary:
@@ -185,15 +185,15 @@ func (n *Notifier) Emit(e event.Event) {
 	}
 }
 
-// bySignal reports whether code is the exit status of a program that the user's signal
+// bySignal reports whether code is the exit status of a program that a signal of the user
 // ended.
 func bySignal(code int) bool {
 	return code == 128+int(syscall.SIGHUP) || code == 128+int(syscall.SIGINT) || code == 128+int(syscall.SIGTERM)
 }
 
-// Close sends the message that the run has ended, with the exit status of this program and
-// the reason why, which may be empty. It waits until all messages are delivered: for a
-// minute at most, and no longer than ctx lasts.
+// Close sends the message that the run has ended. code is the exit status of this program.
+// why is the reason and may be empty. It waits until all messages are delivered, but for a
+// minute at most, and not after ctx has ended.
 func (n *Notifier) Close(ctx context.Context, code int, why string) {
 	if n == nil {
 		return
@@ -216,7 +216,7 @@ func (n *Notifier) Close(ctx context.Context, code int, why string) {
 	n.client.CloseIdleConnections()
 }
 
-// put queues a message; the caller holds n.mu.
+// put queues a message. The caller holds n.mu.
 func (n *Notifier) put(m Message) {
 	if n.closed {
 		return
@@ -258,12 +258,12 @@ func (n *Notifier) deliver() {
 	}
 }
 
-// tell delivers one message to the program and to the server; each has its own time
+// tell delivers one message to the program and to the server. Each of them has its own time
 // limit.
 func (n *Notifier) tell(m Message) {
 	body, err := json.Marshal(m)
 	if err != nil {
-		return // cannot happen: JSON has all types of a Message
+		return // cannot happen: JSON can represent all fields of a Message
 	}
 	var both sync.WaitGroup
 	if len(n.o.Program) > 0 {
@@ -285,7 +285,7 @@ func (n *Notifier) report(m Message, whom string, err error) {
 
 // run calls the program with a message. The program has a process group of its own, so that
 // Ctrl-C does not reach it. If the program takes too long, the whole group is killed.
-// Processes that it leaves in the background go on.
+// Processes that the program leaves in the background continue.
 func (n *Notifier) run(input []byte) error {
 	ctx, cancel := n.limit(programLimit)
 	defer cancel()
@@ -297,7 +297,7 @@ func (n *Notifier) run(input []byte) error {
 	switch {
 	case err == nil:
 		return nil
-	case errors.Is(err, exec.ErrWaitDelay): // status 0, and a child still runs
+	case errors.Is(err, exec.ErrWaitDelay): // the program ended with status 0, and a child still runs
 		return nil
 	case ctx.Err() != nil:
 		return context.Cause(ctx)
