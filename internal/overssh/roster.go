@@ -9,23 +9,23 @@ import (
 	"multihost/internal/tpu"
 )
 
-// A roster caches the API's last answer about all slices, so that workers that are dialed
-// again at the same time (after an outage, all of them) share one list call.
+// A roster caches the API's last answer about all slices. After an outage, all workers are
+// dialled again at the same time, and so they share one list call.
 type roster struct {
-	turn  chan struct{} // held while asking the API or reading the answer
+	turn  chan struct{} // held by whoever asks the API or reads the answer
 	at    time.Time     // when the API was asked
 	slice map[string]tpu.Slice
 	err   error
 }
 
 // rosterAge is how long an answer is valid. A VM that reboots with another address is
-// dialed again for minutes, so an old answer does no harm.
+// dialled again for minutes, so an old answer does no harm.
 const rosterAge = 5 * time.Second
 
 func newRoster() *roster { return &roster{turn: make(chan struct{}, 1)} }
 
-// lookUp returns a slice as the API has it now, or had it up to rosterAge ago. It returns
-// false if the slice does not exist or the API does not answer.
+// lookUp returns a slice as the API describes it now, or as the API described it at most
+// rosterAge ago. It returns false if the slice does not exist or the API does not answer.
 func (r *roster) lookUp(ctx context.Context, cloud provision.Provider, clock gcp.Clock, name string) (tpu.Slice, bool) {
 	select {
 	case r.turn <- struct{}{}:

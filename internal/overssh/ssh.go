@@ -1,6 +1,6 @@
-// Package overssh reaches workers over SSH: it chooses the address (external, internal or
-// through Identity-Aware Proxy), lets the user's key in and pins host keys. It implements
-// Dialer of package remote.
+// Package overssh reaches workers over SSH. It chooses the address (external, internal or
+// through Identity-Aware Proxy), gives the user's key access and pins host keys. It
+// implements Dialer of package remote.
 package overssh
 
 import (
@@ -33,7 +33,7 @@ import (
 // Access says how workers are reached.
 type Access struct {
 	Login          string
-	Account        string // of the user at the provider of the slices; "": that of the credentials
+	Account        string // account of the user at the provider of the slices; "": that of the credentials
 	AgentSocket    string
 	Identity       *sshkey.Identity // nil in a dry run if the key does not exist yet
 	KeyFile        string           // file of the Identity
@@ -42,18 +42,18 @@ type Access struct {
 	Way            Way              // which address to use; "" is Auto
 	Jump           []sshfan.JumpHost
 	SSHConfig      *sshfan.SSHConfig
-	UserKnownHosts []string   // files with the host keys of bastions
+	UserKnownHosts []string   // files that have the host keys of bastions
 	IAP            *iap.Proxy // nil: no tunnel
 	Passphrase     func(path string) (string, error)
-	// Dial opens the connections under SSH, except through IAP; nil: plain TCP.
+	// Dial opens the connections under SSH, except through IAP. nil means plain TCP.
 	Dial           func(ctx context.Context, network, addr string) (net.Conn, error)
 	ConnectTimeout time.Duration
 	RetryFor       time.Duration // how long a worker may take to answer at all
 	MaxDials       int
 }
 
-// authRetry is how long a slice that is READY may refuse our key. Its agent fetches new
-// keys within seconds; after authRetry the key counts as wrong.
+// authRetry is how long a slice that is READY may refuse our key before the key counts as
+// wrong. The agent on its workers fetches new keys within seconds.
 const authRetry = 45 * time.Second
 
 // SSH reaches workers over SSH. It implements remote.Dialer.
@@ -62,8 +62,9 @@ type SSH struct {
 	Cloud  provision.Provider
 	Zone   string
 	Clock  gcp.Clock
-	// Logins holds, by slice name, the login to use; the keys on the workers are then
-	// left as they are. Nil: keys are sent, and the cloud says which login to use.
+	// Logins holds the login to use, by slice name. With it, the keys on the workers do not
+	// change. If Logins is nil, the user's key is sent, and the cloud says which login to
+	// use.
 	Logins map[string]string
 
 	route route
@@ -96,7 +97,7 @@ func (c *SSH) Dial(ctx context.Context, r remote.Request) (*remote.Dialed, error
 	}
 	conns, errs := fleet.Open(ctx, hosts)
 	if refusedKey(errs) && ctx.Err() == nil {
-		// Another writer of the slice's metadata may have dropped our key.
+		// Somebody else who writes the slice's metadata may have removed our key.
 		if !r.Admit {
 			fleet.Close()
 			r.Admit = true
@@ -153,7 +154,7 @@ func (c *SSH) config(way Way, r remote.Request) sshfan.Config {
 		},
 	}
 	if !r.Admit {
-		cfg.AuthRetryFor = time.Millisecond // the first refusal means that the key must be sent
+		cfg.AuthRetryFor = time.Millisecond // the first refusal already means that the key must be sent
 	}
 	if way == IAP { // the addresses are then names of VMs, to which Host rules do not apply
 		cfg.SSHConfig = nil
@@ -164,9 +165,9 @@ func (c *SSH) config(way Way, r remote.Request) sshfan.Config {
 // shellLimit is how long a login may take to run its first command.
 const shellLimit = 30 * time.Second
 
-// choose chooses how to reach the workers of the slices, and logs the choice of a tunnel that the
-// user did not ask for. It stores no choice while the first worker does not answer: a VM
-// that is still booting must not decide for the whole command.
+// choose chooses how to reach the workers of the slices. If it chooses a tunnel that the
+// user did not ask for, it logs that. While the first worker does not answer, choose stores
+// nothing: a VM that is still booting must not decide for the whole command.
 func (c *SSH) choose(ctx context.Context, all []tpu.Slice, sink event.Sink) Way {
 	asked := c.Access.Way
 	switch {
@@ -206,8 +207,8 @@ func (c *SSH) choose(ctx context.Context, all []tpu.Slice, sink event.Sink) Way 
 	return IAP
 }
 
-// address returns the address to dial for worker id of s. For Identity-Aware Proxy that
-// is the name of its VM, which dialer understands.
+// address returns the address to dial for worker id of s. Through Identity-Aware Proxy,
+// that is the name of the worker's VM, which dialer understands.
 func (c *SSH) address(ctx context.Context, way Way, s tpu.Slice, id tpu.WorkerID) (string, error) {
 	w := s.Workers[id.Worker]
 	host := ""
@@ -234,7 +235,7 @@ func (c *SSH) address(ctx context.Context, way Way, s tpu.Slice, id tpu.WorkerID
 	return net.JoinHostPort(host, strconv.Itoa(port)), nil
 }
 
-// dialer returns the function that opens the connections under SSH; nil means plain TCP.
+// dialer returns the function that opens the connections under SSH. nil means plain TCP.
 func (c *SSH) dialer(way Way) func(ctx context.Context, network, addr string) (net.Conn, error) {
 	if way != IAP {
 		return c.Access.Dial
@@ -252,10 +253,10 @@ func (c *SSH) dialer(way Way) func(ctx context.Context, network, addr string) (n
 	}
 }
 
-// pin names the machine that a host key belongs to. It never uses a cloud worker's
-// address, which may belong to another machine tomorrow.
+// pin returns the name of the machine to which a host key belongs. For a worker of a cloud
+// it never uses the address, which may belong to another machine tomorrow.
 func pin(s tpu.Slice, id tpu.WorkerID) string {
-	if s.UID == "" { // a host that no cloud knows has nothing but its address
+	if s.UID == "" { // a host that no cloud knows has no identity but its address
 		w := s.Workers[id.Worker]
 		return "host/" + net.JoinHostPort(w.Internal, strconv.Itoa(w.Port))
 	}
@@ -285,8 +286,9 @@ func (c *SSH) host(way Way, login string, s tpu.Slice, id tpu.WorkerID, roster *
 	return host
 }
 
-// addresses returns a function that returns the address from discovery the first time. On
-// every later dial it asks the API, because an address can change when a VM reboots.
+// addresses returns a function that returns the address of a worker. The first time it
+// returns the address from discovery. On every later dial it asks the API, because an
+// address can change when a VM reboots.
 func (c *SSH) addresses(way Way, s tpu.Slice, id tpu.WorkerID, roster *roster) func(context.Context) (string, error) {
 	var asked atomic.Bool
 	return func(ctx context.Context) (string, error) {
@@ -295,7 +297,7 @@ func (c *SSH) addresses(way Way, s tpu.Slice, id tpu.WorkerID, roster *roster) f
 			fresh, known := roster.lookUp(ctx, c.Cloud, c.Clock, s.Name)
 			switch {
 			case !known:
-				// The API may be unreachable while the worker is not.
+				// The API may be unreachable although the worker is not.
 			case fresh.UID != s.UID:
 				return "", fmt.Errorf("slice %q was recreated: its id was %s and is %s", s.Name, s.UID, fresh.UID)
 			case len(fresh.Workers) > id.Worker:
@@ -338,14 +340,14 @@ func (c *SSH) sendKeys(ctx context.Context, all []tpu.Slice, sink event.Sink) (l
 	return logins, changed, err
 }
 
-// onHosts reports whether the slices are those of a HostList.
+// onHosts reports whether the slices come from a HostList.
 func (c *SSH) onHosts() bool {
 	_, ok := provision.As[hosts.HostList](c.Cloud)
 	return ok
 }
 
-// unlisted returns the slices without the keys from the list call, so that the keys are
-// read again.
+// unlisted returns the slices without the keys that the list call returned, so that these
+// are read again.
 func unlisted(all []tpu.Slice) []tpu.Slice {
 	all = slices.Clone(all)
 	for i := range all {
@@ -359,7 +361,8 @@ func refusedKey(errs []error) bool {
 	return slices.ContainsFunc(errs, func(err error) bool { return errors.Is(err, remote.ErrKeyRefused) })
 }
 
-// Check finds an error in the files that connections need, before the first request.
+// Check finds errors in the files that connections need. It is called before the first
+// request.
 func (a Access) Check() error {
 	if a.KnownHosts == "" {
 		return nil
@@ -367,7 +370,7 @@ func (a Access) Check() error {
 	return sshfan.CheckHostKeys(a.KnownHosts)
 }
 
-// Forget removes the pinned host key of a worker and reports whether there was one.
+// Forget removes the pinned host key of a worker. It reports whether there was one.
 func (a Access) Forget(s tpu.Slice, id tpu.WorkerID) (removed bool, err error) {
 	n, err := sshfan.ForgetHostKeys(a.KnownHosts, pin(s, id))
 	return n > 0, err

@@ -18,10 +18,10 @@ const (
 )
 
 // reachPatience is how long an external address may take to answer before the tunnel is
-// used. A firewall drops packets silently, and users do not wait long for that.
+// used. A firewall that drops packets gives no answer, and users do not wait long.
 const reachPatience = 5 * time.Second
 
-// route holds the way that a command has chosen; it is chosen once.
+// route holds the way that a command has chosen. A command chooses once.
 type route struct {
 	mu     sync.Mutex
 	chosen Way

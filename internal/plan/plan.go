@@ -1,5 +1,5 @@
-// Package plan is what a command would do, as a dry run shows it: one document, as JSON and
-// as text for people.
+// Package plan describes what a command would do, as a dry run shows it. The description is
+// one document, as JSON and as text for people.
 package plan
 
 import (
@@ -17,8 +17,8 @@ import (
 	"multihost/internal/tpu"
 )
 
-// Version is the version of a Plan's JSON document. It changes when a field changes
-// its meaning or goes away.
+// Version is the version of a Plan's JSON document. It changes when a field gets another
+// meaning or is removed.
 const Version = 1
 
 // A Plan says what a command would do, in the order of its fields. Secrets are masked.
@@ -34,8 +34,8 @@ type Plan struct {
 	Network  *network.Plan   `json:"network,omitempty"` // from --network-create
 	Resource *ResourceChange `json:"queued_resource,omitempty"`
 
-	// MayDelete is whether the workers may delete the queued resource when no runner
-	// does. Absent: no worker is to delete it.
+	// MayDelete says whether the workers may delete the queued resource if no runner does.
+	// It is absent if no worker has to delete the queued resource.
 	MayDelete *announce.DeletionRight `json:"workers_may_delete,omitempty"`
 
 	Upload *Upload        `json:"upload,omitempty"` // of a job without runner
@@ -45,10 +45,10 @@ type Plan struct {
 	Asked bool   `json:"workers_asked"`       // whether the workers were asked what they have and lack
 	Why   string `json:"not_asked,omitempty"` // why they were not
 
-	TakesOver *RunOnWorkers  `json:"takes_over,omitempty"` // an active run that the command would only follow or leave running: nothing is sent, set or started
+	TakesOver *RunOnWorkers  `json:"takes_over,omitempty"` // an active run that the command would only follow or leave running. Then the command sends, sets and starts nothing
 	Stops     []RunOnWorkers `json:"stops"`
 
-	Files     *Files          `json:"files,omitempty"` // absent: an existing folder is used
+	Files     *Files          `json:"files,omitempty"` // absent if the command uses an existing folder
 	Preflight *PreflightPlan  `json:"preflight,omitempty"`
 	Free      FreePlan        `json:"free"`
 	Start     StartPlan       `json:"start"`
@@ -63,8 +63,8 @@ type Plan struct {
 // The changes that a command makes to a resource.
 const (
 	ResourceCreate   = "create"
-	ResourceUse      = "use"      // it exists and matches the request
-	ResourceRecreate = "recreate" // it is deleted first, or is already being deleted
+	ResourceUse      = "use"      // the resource exists and matches the request
+	ResourceRecreate = "recreate" // the resource is deleted first, or is already being deleted
 	ResourceReset    = "reset"    // its VMs are rebooted
 )
 
@@ -76,7 +76,7 @@ type ResourceChange struct {
 	Owner   string          `json:"owner,omitempty"` // owner of the existing one
 	Why     string          `json:"why,omitempty"`
 	Tier    string          `json:"tier"`
-	Request json.RawMessage `json:"request,omitempty"` // request body as it would be sent
+	Request json.RawMessage `json:"request,omitempty"` // request body as the command would send it
 	Gcloud  string          `json:"gcloud,omitempty"`  // the equivalent command line
 	Parts   []cost.Part     `json:"parts,omitempty"`   // the parts that would be made, if there are several
 
@@ -84,7 +84,7 @@ type ResourceChange struct {
 	Name string `json:"name"`
 }
 
-// Upload says what a job without runner puts into its bucket.
+// Upload says what the command puts into the bucket of a job without runner.
 type Upload struct {
 	URL     string   `json:"url"`
 	Objects []string `json:"objects"`
@@ -97,15 +97,15 @@ type PlannedSlice struct {
 	Topology string `json:"topology,omitempty"`
 	Workers  int    `json:"workers"`
 	Network  string `json:"network,omitempty"`
-	State    string `json:"state"` // state as the API names it, or "to be made"
+	State    string `json:"state"` // state in the API's words, or "to be made"
 }
 
 // Login says how the workers are reached.
 type Login struct {
 	User string      `json:"user"`
-	Key  string      `json:"key"`            // the public key; empty: the key would be made
+	Key  string      `json:"key"`            // the public key; empty: the command would make one
 	File string      `json:"file"`           // of the private key
-	Adds string      `json:"adds,omitempty"` // where the key would be added
+	Adds string      `json:"adds,omitempty"` // where the command would add the key
 	Way  overssh.Way `json:"way"`
 	Jump string      `json:"jump,omitempty"`
 }
@@ -120,7 +120,7 @@ type RunOnWorkers struct {
 	Why     string `json:"why,omitempty"`
 }
 
-// Files says what is sent to the workers.
+// Files says what the command sends to the workers.
 type Files struct {
 	Dir     string   `json:"dir"`
 	To      string   `json:"to"` // directory on each worker
@@ -139,22 +139,22 @@ type PreflightPlan struct {
 	Notes    []string        `json:"notes,omitempty"` // about NUMA binding
 }
 
-// SettingChange is one setting that would be changed, or could not be.
+// SettingChange is one setting that the command would change, or could not change.
 type SettingChange struct {
 	Setting string `json:"setting"`
 	From    string `json:"from"`
 	To      string `json:"to"`
 	Workers string `json:"workers"`          // folded
-	Reason  string `json:"reason,omitempty"` // why it would stay as it is
+	Reason  string `json:"reason,omitempty"` // why the setting would stay as it is
 }
 
-// FreePlan lists the processes that would be stopped to free the TPU.
+// FreePlan lists the processes that the command would stop to free the TPU.
 type FreePlan struct {
 	Policy  string    `json:"policy"`
 	Stopped []Stopped `json:"stopped"`
 }
 
-// Stopped is a process that would be ended.
+// Stopped is one of these processes.
 type Stopped struct {
 	Worker  string `json:"worker"`
 	PID     int    `json:"pid"`
@@ -162,7 +162,7 @@ type Stopped struct {
 	Command string `json:"command"`
 }
 
-// StartPlan says what is started on the workers.
+// StartPlan says what the command starts on the workers.
 type StartPlan struct {
 	Script    string   `json:"script,omitempty"`
 	Argv      []string `json:"argv,omitempty"`
@@ -172,7 +172,7 @@ type StartPlan struct {
 	Processes int      `json:"processes_per_worker"`
 }
 
-// PlannedWorker says what is done on one worker.
+// PlannedWorker says what the command does on one worker.
 type PlannedWorker struct {
 	Worker  string            `json:"worker"`
 	Slice   string            `json:"slice"`
@@ -181,17 +181,17 @@ type PlannedWorker struct {
 	Env     map[string]string `json:"env"`
 	Wrap    []string          `json:"wrap,omitempty"` // words before the command
 
-	// Set only when the workers were asked:
+	// Only set if the workers were asked:
 	Files   *int   `json:"new_files,omitempty"`
 	Bytes   *int64 `json:"new_bytes,omitempty"`
 	Removed *int   `json:"removed_files,omitempty"`
 }
 
-// Limits says how long everything may take, and how often a failed run is started again.
-// A time of 0 means no limit.
+// Limits says how long everything may take, and how often a failed run starts again. A time
+// of 0 means no limit.
 type Limits struct {
 	Queue       time.Duration `json:"queue_ns,omitempty"`
-	Slices      time.Duration `json:"slices_ns,omitempty"` // how long slices that have come wait for others
+	Slices      time.Duration `json:"slices_ns,omitempty"` // how long slices that have come wait for the others
 	Provision   time.Duration `json:"provision_ns,omitempty"`
 	Boot        time.Duration `json:"boot_ns,omitempty"`
 	Connect     time.Duration `json:"connect_ns"`
@@ -205,7 +205,7 @@ type Limits struct {
 	MaxLog      int64         `json:"max_log_bytes"`   // -1: no limit
 	TTL         time.Duration `json:"ttl_ns,omitempty"`
 	Lease       time.Duration `json:"lease_ns,omitempty"`
-	MaxRun      time.Duration `json:"max_run_ns,omitempty"` // after which the provider takes the slices away; 0: never
+	MaxRun      time.Duration `json:"max_run_ns,omitempty"` // time after which the provider takes the slices away; 0: never
 }
 
 // LogPlan says where the output goes.
@@ -215,7 +215,7 @@ type LogPlan struct {
 	Remote string   `json:"on_workers"`
 }
 
-// EndPlan says what is deleted at the end.
+// EndPlan says what the command deletes at the end.
 type EndPlan struct {
 	Deletes string        `json:"deletes,omitempty"` // the queued resource
 	Keeps   string        `json:"keeps,omitempty"`   // why a queued resource stays
@@ -234,8 +234,8 @@ type CostPlan struct {
 // ErrNotRefused reports that a dry run was given clients that can change something.
 var ErrNotRefused = fault.New(fault.Internal, "a dry run had clients that change something")
 
-// ChangeOf describes what is done with the resource of a job in a zone. refused, if not nil,
-// is the refused request that would have made it.
+// ChangeOf describes what a job does with its resource in a zone. If the provider refused
+// the request that would have made it, refused is that request. Otherwise refused is nil.
 func ChangeOf(cloud provision.Provider, zone, do string, res provision.Resource, request provision.Request, refused *gcp.ReadOnlyError) *ResourceChange {
 	c := &ResourceChange{ID: request.ID, Do: do, State: res.State, Tier: string(request.Asks()), Name: provision.NameOf(cloud, request.ID)}
 	if res.State != "" && len(res.Nodes) > 0 {
@@ -250,7 +250,7 @@ func ChangeOf(cloud provision.Provider, zone, do string, res provision.Resource,
 	if p, ok := provision.As[provision.Previewer](cloud); ok {
 		body, command := p.Preview(request)
 		c.Gcloud = command
-		if c.Request == nil || command == "" { // if no single command makes the request, the provider refused only its first part
+		if c.Request == nil || command == "" { // if no single command makes the request, the provider has refused only the first part of it
 			c.Request = body
 		}
 	}
@@ -260,8 +260,8 @@ func ChangeOf(cloud provision.Provider, zone, do string, res provision.Resource,
 	return c
 }
 
-// Expected returns the slices that a request will create, as far as they are known
-// beforehand.
+// Expected returns the slices that a request will create, as far as they are known in
+// advance.
 func Expected(o provision.Request, project, zone string) []tpu.Slice {
 	all := make([]tpu.Slice, len(o.NodeNames()))
 	for i, name := range o.NodeNames() {

@@ -18,8 +18,8 @@ import (
 	"multihost/internal/tpu"
 )
 
-// String returns the plan as text for people: one line for each action, in order, with a
-// sign in front: + makes or sends, - ends or deletes, ~ changes, = uses what exists.
+// String returns the plan as text for people: one line for each action, in order. Each line
+// begins with a sign: + makes or sends, - ends or deletes, ~ changes, = uses what exists.
 func (p Plan) String() string {
 	t := &planText{}
 	where := ""
@@ -47,7 +47,7 @@ func (t *planText) line(sign, label, format string, args ...any) {
 	fmt.Fprintf(&t.b, "%s %-*s %s\n", sign, planLabel, label, fmt.Sprintf(format, args...))
 }
 
-// more adds a line that continues the one before.
+// more adds a line that continues the previous one.
 func (t *planText) more(format string, args ...any) {
 	fmt.Fprintf(&t.b, "%*s %s\n", planLabel+2, "", fmt.Sprintf(format, args...))
 }
@@ -242,13 +242,13 @@ func (p Plan) tellFiles(t *planText) {
 	}
 }
 
-// A planGroup is the workers that share one text.
+// A planGroup is a group of workers with the same text.
 type planGroup struct {
 	text    string
 	workers []tpu.WorkerID
 }
 
-// groups puts workers for which text returns the same into one group.
+// groups puts workers into one group if text returns the same for them.
 func (p Plan) groups(text func(PlannedWorker) string) []planGroup {
 	var all []planGroup
 	for i, id := range p.ids() {
@@ -425,8 +425,8 @@ func orUnlimited(d time.Duration) string {
 	return event.Duration(d)
 }
 
-// tellEnvironment lists the variables: the value that all workers share, otherwise the
-// first and the last worker's value.
+// tellEnvironment lists the variables. For each it shows the value that all workers share,
+// or else the values of the first and the last worker.
 func (p Plan) tellEnvironment(t *planText) {
 	t.b.WriteString("\nenvironment of the command\n")
 	names := map[string]bool{}
@@ -472,10 +472,10 @@ func (p Plan) tellRequest(t *planText) {
 	}
 }
 
-// longest is the length in bytes up to which a text in the request is shown to people.
+// longest is the length in bytes up to which people see a text of the request whole.
 const longest = 400
 
-// shortened replaces the long texts in a JSON value, and sets cut if there were any.
+// shortened replaces the long texts in a JSON value. It sets cut if there were any.
 func shortened(v any, cut *bool) any {
 	switch v := v.(type) {
 	case map[string]any:

@@ -16,7 +16,7 @@ import (
 	"multihost/internal/tpu"
 )
 
-// A cloud makes queued resources, and shows its requests.
+// A cloud makes queued resources and shows its requests.
 type cloud struct{ provision.Provider }
 
 func (cloud) Undoing(string, ...string) provision.Undoing {
@@ -27,7 +27,7 @@ func (cloud) Preview(provision.Request) ([]byte, string) {
 	return []byte(`{"from":"preview"}`), "gcloud create"
 }
 
-// whole returns the plan of a job whose workers answer. It has one of everything.
+// whole returns the plan of a job whose workers answer, with one of everything.
 func whole() Plan {
 	hourly, none, some, size := 2.5, 0, 3, int64(2048)
 	p := Plan{
@@ -134,8 +134,8 @@ func TestThePlanForPeople(t *testing.T) {
 	}
 }
 
-// The plan shows the request that was refused, or the one that the provider would make.
-// A program that reads the plan learns what ends the slices, as people do.
+// The plan shows the request that was refused, or the one that the provider would make. A
+// program that reads the plan learns when the slices end, as people do.
 func TestLimitsInThePlansJSON(t *testing.T) {
 	t.Parallel()
 	for want, l := range map[string]Limits{
