@@ -10,15 +10,15 @@ import (
 	"multihost/internal/tpu"
 )
 
-// Fold returns one line about the results of the settings on all workers; reports[i] is
-// the report of workers[i]:
+// Fold returns one line about the results of the settings on all workers. reports[i] is the
+// report of workers[i]. The line says:
 //
 //	12/12 settings on s[0-1]w[0-3]
 //	12/12 settings on s0w[0-3],s1w[0-1,3]; rto_min failed on s1w2: Operation not permitted
 //
 // Settings that failed for one reason on one worker share one clause.
 //
-// A skipped setting counts as done: the worker does not have it.
+// A skipped setting counts as done, because the worker does not have it.
 func Fold(workers []tpu.WorkerID, reports []Report) string {
 	var parts []string
 	counts := group(workers, reports, func(r Report) []string {
@@ -48,8 +48,8 @@ func Fold(workers []tpu.WorkerID, reports []Report) string {
 	return strings.Join(parts, "; ")
 }
 
-// Table writes one row for each setting and each different result of it, with the workers
-// that have that result.
+// Table writes one row for each setting and each different result of the setting. The row
+// has the workers with that result.
 func Table(workers []tpu.WorkerID, reports []Report) string {
 	var b strings.Builder
 	w := tabwriter.NewWriter(&b, 0, 8, 2, ' ', 0)
@@ -65,7 +65,8 @@ func Table(workers []tpu.WorkerID, reports []Report) string {
 	return strings.Join(lines, "\n")
 }
 
-// cell returns value, or a dash if it is empty, since nobody notices an empty cell.
+// cell returns value. If value is empty, it returns a dash, because nobody notices an empty
+// cell.
 func cell(value string) string {
 	if value == "" {
 		return "-"
@@ -84,8 +85,9 @@ type Row struct {
 	Workers string  `json:"workers"` // folded
 }
 
-// Rows folds the reports of all workers into one row for each setting and each different
-// result of it, in the order of Settings. reports[i] is that of workers[i].
+// Rows folds the reports of all workers into rows, in the order of Settings. There is one
+// row for each setting and each different result of the setting. reports[i] is that of
+// workers[i].
 func Rows(workers []tpu.WorkerID, reports []Report) []Row {
 	type key struct {
 		at int
@@ -120,7 +122,8 @@ type grouped struct {
 	workers []tpu.WorkerID
 }
 
-// group collects the workers of each key, keys in order of appearance.
+// group collects the workers of each key. The keys are in the order in which they first
+// occur.
 func group(workers []tpu.WorkerID, reports []Report, keys func(Report) []string) []grouped {
 	var groups []grouped
 	index := map[string]int{}

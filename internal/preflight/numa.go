@@ -48,8 +48,8 @@ func (e *NUMAError) Fault() fault.Kind { return fault.Usage }
 // Hint says what to type instead.
 func (e *NUMAError) Hint() string { return e.hint }
 
-// CheckNUMA reports whether a policy is allowed on a generation, before there is any
-// worker to look at. The error is a *NUMAError.
+// CheckNUMA returns an error if a policy is not allowed on a generation. It needs no
+// worker. The error is a *NUMAError.
 func CheckNUMA(mode NUMA, generation tpu.Generation) error {
 	if (mode == NUMABind || mode == NUMAPreferred) && !generation.NUMA {
 		_, _, err := NUMAWrap(mode, generation, Report{})
@@ -58,13 +58,13 @@ func CheckNUMA(mode NUMA, generation tpu.Generation) error {
 	return nil
 }
 
-// NUMAWrap returns the words to put before the command on the worker that rep describes;
-// none if the command runs unbound. The note, if not empty, is a sentence with the
-// decision and its reason. An error for a policy that the worker cannot follow is a
+// NUMAWrap returns the words that go before the command on the worker that rep describes.
+// If the command runs unbound, it returns no words. If note is not empty, it is a sentence
+// with the decision and its reason. If the worker cannot follow the policy, the error is a
 // *NUMAError.
 //
-// Binding is known to help on v4 and v5p only (MaxText's PREFLIGHT.md), and it
-// halves the memory that the command can use.
+// Binding is known to help only on v4 and v5p (MaxText's PREFLIGHT.md). It halves the
+// memory that the command can use.
 func NUMAWrap(mode NUMA, generation tpu.Generation, rep Report) (argv []string, note string, err error) {
 	switch mode {
 	case NUMAOff:

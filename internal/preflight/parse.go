@@ -8,7 +8,8 @@ import (
 	"multihost/internal/remote"
 )
 
-// parse reads the records of the script's answer; an incomplete answer is an error.
+// parse reads the records of the script's answer. If the answer is incomplete, it returns
+// an error.
 func parse(answer []remote.Record) (Report, error) {
 	var report Report
 	ended := false

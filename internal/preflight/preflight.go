@@ -1,17 +1,17 @@
 // Package preflight reads and applies the settings of a worker that training over the
 // data-centre network depends on.
 //
-// One table (Settings) has the wanted values; one embedded bash script reads and applies
-// them. The settings are independent: the script reads each one, writes it only when it
-// differs, and reads it back, and a failure of one does not affect the others. The script
-// never leaves a worker without a default route that it had before. No setting survives a
-// reboot, so each attempt applies them again.
+// One table (Settings) has the wanted values. One embedded bash script reads and applies
+// them. The settings are independent of each other. The script reads each one, writes it
+// only if it differs, and reads it back. If one setting fails, the script still does the
+// others. The script never leaves a worker without a default route that it had before. No
+// setting survives a reboot, so each attempt applies them again.
 //
 // # Decisions
 //
-//   - A printed preflight is the script itself with the table in it. Only the function
-//     result differs: it writes lines for the program, or words for people. So a pod
-//     runs what the tests run.
+//   - The preflight that multihost prints is the same script, with the table in it. Only
+//     its function result differs: for the program it writes records, for people it writes
+//     words. So a pod runs the script that the tests run.
 package preflight
 
 import (
@@ -60,7 +60,7 @@ func ParsePlatform(text string) (Platform, error) {
 	return "", fmt.Errorf("parse platform %q: want gce or gke", text)
 }
 
-// NoDevices as Options.ExpectChips means that the worker is not a TPU host.
+// NoDevices as the value of Options.ExpectChips means that the worker is not a TPU host.
 const NoDevices = -1
 
 // Options say what Run wants of a worker. The zero value applies everything on
@@ -70,14 +70,15 @@ type Options struct {
 	Platform Platform // "" means GCE
 	// Install installs the packages of missing tools with apt-get.
 	Install bool
-	// ExpectMTU is the MTU of the network; 0 means that it is unknown and is only read.
+	// ExpectMTU is the MTU of the network. 0 means that it is unknown: then the MTU is
+	// read, but not judged.
 	ExpectMTU int
-	// BetweenSlices is the MTU that slices that train together want between them,
-	// whatever MTU the network has. It is 0 for one slice, whose gradients use links of
-	// their own.
+	// BetweenSlices is the MTU that slices which train together want between them, whatever
+	// MTU the network has. It is 0 for one slice, because its gradients use links of their
+	// own.
 	BetweenSlices int
-	// ExpectChips is the number of TPU devices of a worker; 0 means at least one,
-	// NoDevices that devices are not checked.
+	// ExpectChips is the number of TPU devices of a worker. 0 means at least one. NoDevices
+	// means that the devices are not checked.
 	ExpectChips int
 }
 
@@ -92,8 +93,8 @@ const (
 	Failed  Outcome = "failed"  // is not as wanted
 )
 
-// NotAsWanted is the reason for a setting with another value than wanted, if only a check
-// was made and apply could set it.
+// NotAsWanted is the reason if a check finds another value than the wanted one, and apply
+// could set the wanted one.
 const NotAsWanted = "not as wanted"
 
 // Severity says what an outcome means for a run.
@@ -102,7 +103,7 @@ type Severity int
 // The severities, in rising order.
 const (
 	Fine    Severity = iota
-	Warning          // the run goes on, slower
+	Warning          // the run works, but more slowly
 	Hard             // the run cannot work: the TPU devices or the default route are missing
 )
 
@@ -114,7 +115,7 @@ type Result struct {
 	After   string  `json:"after"`
 	Outcome Outcome `json:"outcome"`
 	Reason  string  `json:"reason,omitempty"`
-	Lost    bool    `json:"lost,omitempty"` // something that worked before was lost and could not be restored
+	Lost    bool    `json:"lost,omitempty"` // something that worked before is lost, and the script could not restore it
 }
 
 // Severity says what the result means for a run.
@@ -167,9 +168,9 @@ func (r Report) Failures() []Result {
 // ErrNoReport means that the worker's answer was not the script's report.
 var ErrNoReport = fault.New(fault.Unavailable, "no preflight report in the worker's answer")
 
-// Run checks one worker or applies the settings to it. An error means that the
-// state of the worker is not known; a setting that could not be applied is a
-// result, not an error. Run is safe for concurrent use and idempotent.
+// Run applies the settings to one worker, or only checks them. An error means that the
+// state of the worker is not known. If a setting could not be applied, that is a result,
+// not an error. Run is safe for concurrent use and idempotent.
 func Run(ctx context.Context, r remote.Runner, o Options) (Report, error) {
 	out := &remote.Answer{Nonce: remote.NewNonce()}
 	errs := &remote.Answer{Nonce: out.Nonce}

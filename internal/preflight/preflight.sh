@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 #
-# Reads the settings of one worker and, in mode "apply", sets them to the wanted values.
+# Reads the settings of one worker. In mode "apply", sets them to the wanted values.
 #
 # Arguments after the nonce: MODE (apply|check) PLATFORM (gce|gke) INSTALL (yes|no), then
 # for each setting four words: NAME KIND KEY WANT.
@@ -10,19 +10,20 @@
 #   info   KEY VALUE
 #   end
 #
-# A printed script has no nonce, and PLATFORM and the settings are in $table. Its output is
-# for people, on a terminal or in the log of a pod. Its arguments are check or apply,
-# --require, PLATFORM=gce or gke, and TPU=no if no TPU is expected, in any case. It exits
-# with 76 if the worker cannot train or, with --require, if any setting is not as wanted.
+# A printed script has no nonce. Its PLATFORM and settings are in $table. Its output is for
+# people, on a terminal or in the log of a pod. Its arguments, in upper or lower case, are
+# check or apply, --require, PLATFORM=gce or gke, and TPU=no if no TPU is expected. It exits
+# with 76 if the worker cannot train. With --require it also exits with 76 if any setting is
+# not as wanted.
 #
-# One setting must not prevent another, so nothing aborts this script. If a value is
-# right, nothing is written and sudo is not needed.
+# One setting must not prevent another, so no failure aborts this script. If a value is
+# right, the script does not write it and needs no sudo.
 #
 # shellcheck disable=SC2154 # the prelude sets variables that are used here
 
 export LC_ALL=C
-# A lost connection must not stop the script between changing a route and
-# proving that the worker still has it.
+# If the connection is lost between changing a route and checking that the worker still has
+# it, the script must not stop.
 trap '' PIPE HUP
 
 declare -a table
@@ -59,7 +60,7 @@ sys="${MULTIHOST_ROOT_SYS-}/sys"
 dev="${MULTIHOST_ROOT_DEV-}/dev"
 
 # A login without a profile may have no sbin in PATH. A worker with its own roots also has
-# its own tools and must never get those of the machine.
+# its own tools. It must never use those of the machine.
 if [[ -z ${MULTIHOST_ROOT_PROC-} ]]; then
   PATH="$PATH:/usr/local/sbin:/usr/sbin:/sbin"
 fi
@@ -70,7 +71,7 @@ result() {
 }
 
 # tell NAME WANT BEFORE AFTER OUTCOME LOST REASON: prints a result for people. A worker is
-# useless where Result.Severity returns Hard.
+# useless in the cases in which Result.Severity returns Hard.
 good=0 bad=0 useless=0
 tell() {
   local name=$1 want=$2 before=$3 after=$4 outcome=$5 lost=$6 reason=$7
@@ -87,10 +88,10 @@ tell() {
   printf 'preflight: %-26s %-8s %s\n' "$name" "$outcome" "$reason"
 }
 
-# read_from COMMAND...: $out is what it prints. No command delays the rest: after 20 s it is
-# killed, and $why says so. timeout(1) would be one more process. The status is not read:
-# bash 5.2 may wait for ever for a process substitution that has ended early. The output
-# shows what failed.
+# read_from COMMAND...: sets $out to what the command prints. No command delays the others:
+# after 20 s it is killed, and $why says so. timeout(1) would be one more process. The
+# status is not read, because bash 5.2 may wait for ever for a process substitution that has
+# ended early. The output shows what failed.
 out=''
 read_from() {
   local from pid rc
@@ -105,7 +106,7 @@ read_from() {
   return 1
 }
 
-# attempt COMMAND...: runs it; on failure $why is the cause in a few words.
+# attempt COMMAND...: runs the command. On failure $why is the cause in a few words.
 why=
 attempt() {
   local out rc
@@ -135,7 +136,7 @@ explain() {
   [[ $platform == gke ]] && explain_container
 }
 
-# explain_container: adds to $why the right that the container lacks.
+# explain_container: adds the right that the container lacks to $why.
 explain_container() {
   case $why in
     *"Read-only file system"*)
@@ -147,8 +148,8 @@ explain_container() {
   esac
 }
 
-# get_capabilities: sets $net_admin to yes or no, or to empty if the kernel does not say.
-# NET_ADMIN is bit 12 of linux/capability.h.
+# get_capabilities: sets $net_admin to yes or no. It sets it to empty if the kernel does not
+# say. NET_ADMIN is bit 12 of linux/capability.h.
 net_admin=''
 get_capabilities() {
   local key value
@@ -160,8 +161,8 @@ get_capabilities() {
   done <"$proc/self/status"
 }
 
-# get_root COMMAND...: finds out once how to act as root: $root is the command prefix;
-# $no_root says why there is none. If sudo must be tried, COMMAND is the trial, and $ran
+# get_root COMMAND...: finds out once how to act as root. $root is the command prefix. If
+# there is no way, $no_root says why. If sudo must be tried, COMMAND is the trial. Then $ran
 # is yes, whether COMMAND succeeded or not.
 root=() no_root='' root_known='' ran=''
 get_root() {
@@ -207,9 +208,9 @@ write_value() {
 }
 
 # write_sysctls SETTING...: writes all values of /proc/sys that are not as wanted with one
-# call of sysctl(8), which goes on after a value that it cannot write. do_value then reads
-# each value, and writes a value that is still not as wanted by itself. $before_all has
-# the values from before.
+# call of sysctl(8). sysctl(8) goes on after a value that it cannot write. do_value then
+# reads each value. If a value is still not as wanted, do_value writes it by itself.
+# $before_all has the values from before.
 declare -A before_all=()
 write_sysctls() {
   local -a keys=()
@@ -225,7 +226,7 @@ write_sysctls() {
   get_root "${write[@]}" && [[ -z $ran ]] && attempt "${root[@]}" "${write[@]}"
 }
 
-# read_value FILE: $value is its first line with single spaces.
+# read_value FILE: sets $value to the first line of the file, with single spaces.
 value=
 read_value() {
   local -a words=()
@@ -234,7 +235,7 @@ read_value() {
   value=${words[*]}
 }
 
-do_value() { # NAME FILE WANT ABSENT: a value that is one file of the kernel
+do_value() { # NAME FILE WANT ABSENT: for a value that is one file of the kernel
   local name=$1 file=$2 want=$3 absent=$4 before
   if [[ ! -e $file ]]; then
     result "$name" "$want" "" "" skipped no "$absent"
@@ -262,9 +263,9 @@ do_value() { # NAME FILE WANT ABSENT: a value that is one file of the kernel
 
 # --- default routes ---------------------------------------------------------
 
-# list_routes: puts the IPv4 default routes into $routes, as ip prints them, in the
-# kernel's order. $nowhere gets default routes of another type (unreachable ...). $listed
-# means that this script has not changed the routes since.
+# list_routes: puts the IPv4 default routes into $routes, as ip prints them, in the kernel's
+# order. It puts default routes of another type (unreachable ...) into $nowhere. $listed
+# means that this script has not changed the routes since then.
 routes=() nowhere=() listed=''
 list_routes() {
   local out line failed=''
@@ -285,9 +286,9 @@ list_routes() {
   return 0
 }
 
-# parse_route LINE KEY: $words is the route as `ip route add` takes it, without KEY; $has is
-# the present value of KEY; $id has the properties by which the kernel distinguishes routes;
-# the interfaces are added to $devices.
+# parse_route LINE KEY: sets $words to the route as `ip route add` takes it, without KEY,
+# and $has to the present value of KEY. $id has the properties by which the kernel
+# distinguishes routes. It adds the interfaces to $devices.
 words=() has='' id='' devices=()
 parse_route() {
   local line=${1//\\/ } key=$2 word metric=0 tos=0 nhid=
@@ -349,8 +350,8 @@ add_device() {
   [[ -n $1 ]] && devices+=("$1")
 }
 
-# with_attribute KEY VALUE: $changed is $words with the attribute. ip wants it before the
-# next hops of a multipath route.
+# with_attribute KEY VALUE: sets $changed to $words with the attribute. ip wants the
+# attribute before the next hops of a multipath route.
 with_attribute() {
   local word added=
   changed=()
@@ -364,8 +365,8 @@ with_attribute() {
   [[ -n $added ]] || changed+=("$1" "$2")
 }
 
-# same_time A B: whether the times A and B are equal. ip prints 5ms as 5000us or .005s in
-# some versions.
+# same_time A B: succeeds if the times A and B are equal. Some versions of ip print 5ms as
+# 5000us or .005s.
 same_time() {
   local a=$1 b=$2
   case $a in
@@ -389,7 +390,7 @@ scan_routes() {
   done
 }
 
-# show_values: $shown has the values of all routes or interfaces in one string.
+# show_values: sets $shown to the values of all routes or interfaces, in one string.
 show_values() {
   local i out=
   if ((${#values[@]} == 1)); then
@@ -485,8 +486,9 @@ do_route() { # NAME KEY WANT
 }
 changed=()
 
-# lock_peers: lets only one script at a time change peers. Otherwise "del" of a plain
-# route that another script has just removed would remove the changed one.
+# lock_peers: makes sure that only one script at a time changes peers. Otherwise another
+# script may just have removed a plain route. Then "del" of that route would remove the
+# changed one.
 lock_peers() {
   [[ -r $sys/class/net ]] && have flock || return 0
   exec {peers_lock}<"$sys/class/net"
@@ -501,29 +503,30 @@ unlock_peers() {
 }
 peers_lock=''
 
-# change_peer SPEC ID KEY WANT: gives a default route the attribute beside peers,
-# which are default routes with the same metric and tos.
+# change_peer SPEC ID KEY WANT: gives the attribute to a default route that has peers. Peers
+# are default routes with the same metric and tos.
 #
 # This is what Linux 6.18 with iproute2 6.1 does with peers:
 # - "change" and "replace" put the route in the place of the first peer, whatever
-#   that is, even an unreachable route. For the second of two peers that loses the
-#   first one. The place is never empty in between.
+#   that is, even an unreachable route. If the route is the second of two peers, the
+#   first one is lost. The place is never empty in between.
 # - "append" adds the route as the last peer. "append" and "change" fail with File
-#   exists when a later peer is already that route with those attributes.
-# - "del" removes the first peer that has everything named. It does not compare
-#   what is not named: without src any src matches, without proto any proto,
-#   without rto_min any rto_min. It does not compare the flag onlink.
-# - "ip -batch" sends one message after another, so it can be interrupted in between.
+#   exists if a later peer is already that route with those attributes.
+# - "del" removes the first peer that has everything that the command names. It does not
+#   compare what the command does not name: without src any src matches, without proto
+#   any proto, without rto_min any rto_min. It does not compare the flag onlink.
+# - "ip -batch" sends one message after another. It can be interrupted between two of them.
 # - A packet goes to the first peer whose gateway is known to answer. Among peers
 #   whose gateways are all unknown, the kernel takes turns.
 # - IPv6 peers are the next hops of one route: "change" drops all but one of them,
 #   and a route from a router advertisement loses its lifetime. This script
 #   changes no IPv6 route.
 #
-# So this function changes the first peer in its place. It appends any other peer again with
-# the attribute, and only then deletes the one without. If this is interrupted, each default
-# route is still there, at worst both with and without the attribute; the next run continues
-# from there. At the end the peers have their old order.
+# So this function changes the first peer in its place. It appends every other peer again
+# with the attribute, and only then deletes the one without it. If the function is
+# interrupted, each default route is still there. At worst a route is there twice, with and
+# without the attribute. The next run continues from there. At the end the peers have their
+# old order.
 change_peer() {
   local spec=$1 at=$2 key=$3 want=$4 again=${5-} i first='' old='' new=''
   list_routes || return 1
@@ -545,9 +548,9 @@ change_peer() {
   [[ -n $old ]] || return 0
   local value=${values[old]}
   if [[ -n $new && -z $again ]]; then
-    # A DHCP client that renews its lease appends the plain route after ours. "del" would
-    # remove ours first, so we delete ours while the plain one is there. The plain route
-    # then comes after its peers, where the client put it.
+    # When a DHCP client renews its lease, it appends the plain route after ours. "del"
+    # would then remove ours first. So we delete ours while the plain one is there. The
+    # plain route then comes after its peers, where the client put it.
     delete_peer "$spec" "$at" "$key" "${values[new]}" || return 1
     change_peer "$@" again
     return
@@ -568,14 +571,14 @@ change_peer() {
   delete_peer "$spec" "$at" "$key" "$value"
 }
 
-# delete_peer SPEC ID KEY VALUE: deletes a default route that also exists with another
-# value.
+# delete_peer SPEC ID KEY VALUE: deletes a default route that also exists with another value
+# of the attribute.
 delete_peer() {
   find_peer "$@" && attempt "${root[@]}" ip route del "${changed[@]}"
 }
 
-# find_peer SPEC ID KEY VALUE: $changed is the route as "ip route del" takes it. Fails if
-# the kernel would delete another peer instead.
+# find_peer SPEC ID KEY VALUE: sets $changed to the route as "ip route del" takes it. Fails
+# if the kernel would delete another peer instead.
 find_peer() {
   local spec=$1 at=$2 key=$3 value=$4 i
   list_routes || return 1
@@ -595,7 +598,7 @@ find_peer() {
   return 1
 }
 
-# fits SPEC: whether the route SPEC has all of $words, so that "del" might remove it.
+# fits SPEC: succeeds if the route SPEC has all of $words, so that "del" might remove it.
 fits() {
   local spec=" $1 " word
   [[ $spec == *" proto "* ]] || spec+="proto boot "
@@ -604,8 +607,8 @@ fits() {
   done
 }
 
-# restore_routes KEY SPEC...: adds each default route that is gone again. Fails if one is
-# still missing at the end.
+# restore_routes KEY SPEC...: adds each default route that is missing. Fails if one is still
+# missing at the end.
 restore_routes() {
   local key=$1 spec have_spec round missing
   shift
@@ -629,7 +632,7 @@ restore_routes() {
   return 1
 }
 
-# route_devices: $devices are the interfaces of the default routes.
+# route_devices: sets $devices to the interfaces of the default routes.
 route_devices() {
   local line
   devices=()
@@ -643,8 +646,8 @@ route_devices() {
 
 # --- interfaces -------------------------------------------------------------
 
-# feature DEVICE KEY: $value is on, off or absent; $fixed says whether the driver fixed
-# it.
+# feature DEVICE KEY: sets $value to on, off or absent. $fixed says whether the driver fixed
+# the value.
 fixed=
 feature() {
   local out line
@@ -714,7 +717,7 @@ do_feature() { # NAME KEY WANT
   result "$name" "$want" "$before" "$shown" "$outcome" no "$problem"
 }
 
-do_mtu() { # the MTU that the network has, or that is wanted between slices
+do_mtu() { # the MTU that the network has, or the one that is wanted between slices
   local name=$1 whose=$2 want=$3 d problem="" outcome=ok
   if ! route_devices; then
     result "$name" "$want" "" "" skipped no "no default route names an interface"
@@ -774,7 +777,7 @@ install_tools() {
   done
 }
 
-# apt WORD...: runs apt-get with a time limit; $install_error names the process that holds
+# apt WORD...: runs apt-get with a time limit. $install_error names the process that holds
 # the lock.
 apt() {
   local line
@@ -863,7 +866,7 @@ tell_worker() {
   read_value "$proc/sys/kernel/random/boot_id" && say_fields info boot_id "$value"
 }
 
-# tell_pod: says which capability a container lacks, and whether the settings hold for the
+# tell_pod: says which capability a container lacks, and whether the settings apply to the
 # pod only. The interface of a pod network is not a device of the node.
 tell_pod() {
   if [[ $net_admin == no ]]; then

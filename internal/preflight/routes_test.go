@@ -14,12 +14,12 @@ import (
 	"multihost/internal/testkit"
 )
 
-// peers makes three interfaces in a network namespace of its own, gives them the default
-// routes of $ROUTES, and runs $SCRIPT while another process asks without a pause which way
-// a packet takes: by each of the first two interfaces, and by any interface. After the ip
-// command number $KILL that changes a route, the script and all that it started are killed;
-// 0 kills nothing. Then the routes are printed, the script runs to its end, and they are
-// printed again.
+// peers makes three interfaces in a network namespace of its own and gives them the default
+// routes of $ROUTES. Then it runs $SCRIPT. Meanwhile another process asks, without a pause,
+// which way a packet takes: by each of the first two interfaces, and by any interface.
+// After the ip command number $KILL that changes a route, peers kills the script and all
+// that it started. With 0 it kills nothing. Then it prints the routes, runs the script to
+// its end, and prints the routes again.
 const peers = `set -e
 ip link set lo up
 for i in 8 9 10; do
@@ -71,7 +71,7 @@ echo "lost:"
 sort "$DIR/lost" | uniq -c | head -3
 `
 
-// changePeers runs peers and returns the parts of what it prints.
+// changePeers runs peers and returns the parts of its output.
 func changePeers(t *testing.T, routes string, kill int) (cut, whole, said, lost string) {
 	t.Helper()
 	testkit.NeedRoot(t)
@@ -95,9 +95,9 @@ func changePeers(t *testing.T, routes string, kill int) (cut, whole, said, lost 
 }
 
 // Default routes of one metric all get rto_min and keep their order and attributes. At
-// every moment a packet finds a route, wherever the script is killed. The next run then
-// does the rest. make test tries the first two rows, and kills the script after the
-// first step only.
+// every moment a packet finds a route, wherever the test kills the script. The next run of
+// the script then does the rest. make test tries only the first two rows, and kills the
+// script only after the first step.
 func TestDefaultRoutesOfOneMetric(t *testing.T) {
 	t.Parallel()
 	const (
@@ -109,7 +109,7 @@ func TestDefaultRoutesOfOneMetric(t *testing.T) {
 	for i, c := range []struct {
 		name   string
 		routes []string
-		steps  int // the script is killed once after each of them
+		steps  int // number of steps; the test kills the script once after each
 		whole  []string
 	}{
 		{"two", []string{first, second}, 3, []string{first + done, second + done}},

@@ -40,7 +40,7 @@ type Setting struct {
 	Kind      Kind       `json:"kind"`
 	Key       string     `json:"key,omitempty"`
 	Want      string     `json:"want,omitempty"` // empty: depends on Options
-	Read      string     `json:"read"`           // how it is read, for people
+	Read      string     `json:"read"`           // how people can read it
 	Apply     string     `json:"apply,omitempty"`
 	Platforms []Platform `json:"platforms"`
 	Needs     string     `json:"needs,omitempty"` // package that has the tool
@@ -94,7 +94,8 @@ func Settings() []Setting {
 	}
 }
 
-// want returns the value that o wants for s, in the words of the script; empty: any.
+// want returns the value that o wants for s, in the words of the script. An empty value
+// means that any value is right.
 func (s Setting) want(o Options) string {
 	switch {
 	case s.Kind == MTU && o.betweenSlices():
@@ -119,8 +120,8 @@ func (s Setting) key(o Options) string {
 	return s.Key
 }
 
-// betweenSlices reports whether slices train together on a network that is not known to
-// have a sufficient MTU.
+// betweenSlices reports whether slices train together on a network whose MTU may be too
+// small.
 func (o Options) betweenSlices() bool { return o.BetweenSlices > o.ExpectMTU }
 
 // arguments returns the arguments of the script: mode, platform, install, and four words
@@ -141,18 +142,19 @@ func arguments(o Options) []string {
 	return args
 }
 
-// asFile returns a complete bash script: the lines before set its arguments, and the
-// program follows.
+// asFile returns a complete bash script: the lines in before, which set its arguments, and
+// then the program.
 func asFile(before string) string {
 	text := strings.NewReplacer("#!/bin/bash\n", "", "#!/usr/bin/env bash\n", "").Replace(program.Text())
 	return "#!/usr/bin/env bash\n" + before + text + "\n"
 }
 
-// KitNonce begins the lines of the answer of a Kit.
+// Each line of the answer of a Kit begins with KitNonce.
 const KitNonce = "multihost-preflight"
 
-// Kit returns the program that Run runs as one bash script that contains its arguments,
-// for a worker without a connection. Its answer is what Run parses, with KitNonce.
+// Kit returns the program of Run as one bash script that contains its arguments. It is for
+// a worker without a connection. Its answer has the form that Run parses, with KitNonce as
+// the nonce.
 func Kit(o Options) string {
 	return asFile("set -- " + remote.Quote(append([]string{KitNonce}, arguments(o)...)...) + "\n")
 }
@@ -185,6 +187,6 @@ func Print(o Options) string {
 		}
 		b.WriteString(remote.Quote(arg))
 	}
-	b.WriteString("\n)\nset -- '' \"$@\"\n") // without a nonce the answer is for people
+	b.WriteString("\n)\nset -- '' \"$@\"\n") // without a nonce, the answer is for people
 	return asFile(b.String())
 }
