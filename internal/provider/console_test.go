@@ -15,7 +15,8 @@ import (
 	"multihost/internal/tpu"
 )
 
-// A mute provider has one slice whose VMs run and do not tell which worker they are.
+// A mute provider has one slice. The VMs of the slice run, but do not tell which worker
+// they are.
 type mute struct {
 	provision.Provider
 	consoles []provision.Console

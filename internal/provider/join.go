@@ -17,25 +17,25 @@ import (
 	"multihost/internal/tpu"
 )
 
-// Joined makes several providers look like one. The first provider makes what is requested,
-// and its words are used if no resource is known. Joined finds what exists, whichever
-// provider made it. Such a resource then has the words of its own provider.
+// Joined makes several providers look like one. The first provider makes what is requested.
+// If no resource is known, the words of that provider are used. Joined finds what exists,
+// whichever provider made it. Such a resource keeps the words of its own provider.
 type Joined struct {
 	provision.Provider // the first one
 	all                []provision.Provider
 	*memory
 }
 
-// A memory is what a Joined has found. It is safe for concurrent use.
+// A memory is what a Joined has found out. It is safe for concurrent use.
 type memory struct {
 	mu    sync.Mutex
-	owner map[string]provision.Provider // who had a resource of this name when it was last seen
+	owner map[string]provision.Provider // the provider that had a resource of this name when the resource was last seen
 	shows map[int]bool                  // the places of providers that have shown something
 
 	sink   event.Sink
-	warned map[int]bool     // the places of providers that the user was warned of
-	asked  bool             // the user asks for what all providers have: see Expect
-	unseen map[string]error // by kind, why the last Slices has no slices of a provider
+	warned map[int]bool     // the places of providers that did not answer, as the user was told
+	asked  bool             // the user asks for what all providers have, see Expect
+	unseen map[string]error // by kind: why the last call of Slices has no slices of a provider
 }
 
 var (
@@ -46,18 +46,18 @@ var (
 	_ provision.Numberer = (*Joined)(nil)
 )
 
-// besideLimit is how long Joined waits for the list of a provider that it can do without.
-// The client of an API repeats a failed call for minutes, and a command on slices of another
-// provider would wait that long.
+// besideLimit is how long Joined waits for the list of a provider that is not needed. The
+// client of an API repeats a failed call for minutes. Without the limit, a command on
+// slices of another provider would wait that long.
 const besideLimit = 30 * time.Second
 
-// againLimit is besideLimit for a provider that has not answered before: a long command lists
-// the slices again and again.
+// againLimit replaces besideLimit for a provider that did not answer before. A long command
+// lists the slices many times.
 const againLimit = 5 * time.Second
 
 var errBeside = fmt.Errorf("no answer in %v", besideLimit)
 
-// A TwinError says that several providers have a resource of one name, or would have.
+// A TwinError says that several providers have a resource of the same name, or would have.
 type TwinError struct {
 	Verb string               // what was to be done: "create", "delete"
 	ID   string               // the name
@@ -83,7 +83,7 @@ func (e *TwinError) Hint() string {
 	if len(e.Has) == 1 {
 		return "choose another name, or look at it with: " + e.Has[0].Show
 	}
-	for _, c := range e.Has { // a command of one provider only leaves the other resource alone
+	for _, c := range e.Has { // if a command works on one provider only, it does not touch the other resource
 		if !strings.HasPrefix(c.Delete, "multihost slices ") {
 			return "delete one of them first, if you need it no longer: " + c.Delete
 		}
@@ -91,13 +91,14 @@ func (e *TwinError) Hint() string {
 	return "see both with: " + e.Has[0].List
 }
 
-// Join returns the slices of several providers in one list. Each calls its resources by a
-// word of its own, Undoing("").Commands.Kind, which Joined notes in its slices.
+// Join returns the slices of several providers in one list. Each provider has a word for
+// its resources, Undoing("").Commands.Kind. Joined notes this word in the slices.
 //
-// A provider may refuse to list what it has, and the second or a later one may be
-// unavailable. Slices and List then go on with the others and send one warning to sink, unless
-// that provider has shown something before. They also fail if the first provider refuses and
-// the others have nothing. A call about one resource fails if no provider that answers has it.
+// A provider may refuse to list what it has. A provider other than the first may be
+// unavailable. Slices and List then continue with the others. They send one warning to
+// sink. If that provider has shown something before, they fail instead. They also fail if
+// the first provider refuses and the others have nothing. A call about one resource fails
+// if no provider that answers has it.
 func Join(sink event.Sink, first provision.Provider, others ...provision.Provider) *Joined {
 	return &Joined{first, append([]provision.Provider{first}, others...), &memory{
 		owner: map[string]provision.Provider{}, shows: map[int]bool{}, sink: sink, warned: map[int]bool{}, unseen: map[string]error{},
@@ -107,7 +108,8 @@ func Join(sink event.Sink, first provision.Provider, others ...provision.Provide
 // Unwrap returns the first provider.
 func (j *Joined) Unwrap() provision.Provider { return j.Provider }
 
-// of returns the provider whose resources are called kind; the first one if there is none.
+// of returns the provider whose resources are called kind. If there is none, it returns the
+// first provider.
 func (j *Joined) of(kind string) provision.Provider {
 	for _, p := range j.all {
 		if p.Undoing("").Commands.Kind == kind {
@@ -117,8 +119,8 @@ func (j *Joined) of(kind string) provision.Provider {
 	return j.Provider
 }
 
-// Of returns the provider that calls its resources kind, if p is or wraps a Joined of several.
-// Otherwise it returns p.
+// If p is or wraps a Joined of several providers, Of returns the one that calls its
+// resources kind. Otherwise it returns p.
 func Of(p provision.Provider, kind string) provision.Provider {
 	if j, ok := provision.As[*Joined](p); ok && kind != "" {
 		return j.of(kind)
@@ -126,7 +128,7 @@ func Of(p provision.Provider, kind string) provision.Provider {
 	return p
 }
 
-// mark notes whose slices these are.
+// mark notes in slices which provider has them.
 func mark(list []tpu.Slice, p provision.Provider) []tpu.Slice {
 	for i := range list {
 		list[i].Provider = p.Undoing("").Commands.Kind
@@ -134,7 +136,7 @@ func mark(list []tpu.Slice, p provision.Provider) []tpu.Slice {
 	return list
 }
 
-// note remembers that the provider at place i shows a resource of this name.
+// note remembers that the provider at place i has shown a resource of this name.
 func (j *Joined) note(i int, id string) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -142,7 +144,7 @@ func (j *Joined) note(i int, id string) {
 }
 
 // Assume notes that a resource of this name belongs to the provider that calls its
-// resources kind, unless Joined has seen the resource.
+// resources kind. If Joined has seen the resource, Assume does nothing.
 func (j *Joined) Assume(kind, id string) {
 	p := j.of(kind)
 	j.mu.Lock()
@@ -152,8 +154,8 @@ func (j *Joined) Assume(kind, id string) {
 	}
 }
 
-// Undoing implements provision.Provider. It is that of the provider that had the resource
-// when it was last seen.
+// Undoing implements provision.Provider. It returns what the provider says that had the
+// resource when it was last seen.
 func (j *Joined) Undoing(id string, slices ...string) provision.Undoing {
 	j.mu.Lock()
 	p := cmp.Or(j.memory.owner[id], j.Provider)
@@ -161,8 +163,8 @@ func (j *Joined) Undoing(id string, slices ...string) provision.Undoing {
 	return p.Undoing(id, slices...)
 }
 
-// Create implements provision.Provider: the first one makes the resource. The error is a
-// *TwinError if another provider answers that it has a resource of this name.
+// Create implements provision.Provider. The first provider makes the resource. The error is
+// a *TwinError if another provider answers that it has a resource of this name.
 func (j *Joined) Create(ctx context.Context, r provision.Request) (provision.Resource, bool, error) {
 	for _, p := range j.all {
 		if p == j.Provider {
@@ -184,11 +186,11 @@ func (j *Joined) Create(ctx context.Context, r provision.Request) (provision.Res
 	return j.Provider.Create(ctx, r)
 }
 
-// refused reports whether a provider does not let the user see what it has.
+// refused reports whether err says that the provider does not let the user see what it has.
 func refused(err error) bool { return gcp.ClassOf(err) == gcp.Permission }
 
-// dispensable reports whether a list can do without the provider at place i, whose error is
-// err.
+// dispensable reports whether a list can do without the provider at place i. err is the
+// error of that provider.
 func (j *Joined) dispensable(i int, err error) bool {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -198,9 +200,9 @@ func (j *Joined) dispensable(i int, err error) bool {
 	return refused(err) || i > 0 && (Survivable(err) || errors.Is(err, errBeside))
 }
 
-// Expect says that the user asks for what all providers have, so that a refusal is a warning.
-// Otherwise it is a note for --debug: many users have no rights on one of the APIs, and no
-// slices there.
+// Expect says that the user asks for what all providers have. A refusal is then a warning.
+// Without Expect, a refusal is a note for --debug: many users have no rights on one of the
+// APIs, and no slices there.
 func (j *Joined) Expect() {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -307,7 +309,7 @@ func (j *Joined) List(ctx context.Context) ([]provision.Resource, error) {
 		}
 		for _, r := range list {
 			mark(r.Slices, p)
-			if !listed[r.ID] { // if two providers have one, Get describes the first
+			if !listed[r.ID] { // if two providers have a resource of one name, Get describes the first
 				listed[r.ID] = true
 				j.note(i, r.ID)
 			}
@@ -332,7 +334,7 @@ func (j *Joined) IDs(ctx context.Context) ([]string, error) {
 	return ids, err
 }
 
-// Get implements provision.Provider: the first provider that has a resource of this name
+// Get implements provision.Provider. The first provider that has a resource of this name
 // describes it.
 func (j *Joined) Get(ctx context.Context, id string) (provision.Resource, error) {
 	_, r, err := j.Owner(ctx, id)
@@ -369,9 +371,10 @@ func (j *Joined) had(p provision.Provider, id string) bool {
 	return j.memory.owner[id] == p
 }
 
-// Sole is Owner for a call that must not reach the wrong one of two resources. If several
-// providers have a resource of this name, the error is a *TwinError. A provider that does
-// not answer counts as one without the resource if another one has it; the user is warned.
+// Sole does what Owner does, for a call that must not hit the wrong one of two resources.
+// If several providers have a resource of this name, the error is a *TwinError. A provider
+// that does not answer counts as one without the resource if another provider has the
+// resource. The user is then warned.
 func (j *Joined) Sole(ctx context.Context, id, verb string) (provision.Provider, provision.Resource, error) {
 	owner, res, unread := j.Owner(ctx, id)
 	if unread != nil && res.ID == "" {
@@ -400,8 +403,7 @@ func (j *Joined) Sole(ctx context.Context, id, verb string) (provision.Provider,
 	return owner, res, unread
 }
 
-// LedBy returns j with another order of providers: p, which must be one of them, is the
-// first.
+// LedBy returns j with p as the first provider. p must be one of its providers.
 func (j *Joined) LedBy(p provision.Provider) *Joined { return &Joined{p, j.all, j.memory} }
 
 // Restart implements provision.Provider.
@@ -414,7 +416,7 @@ func (j *Joined) Restart(ctx context.Context, id string) error {
 }
 
 // Delete implements provision.Provider. If several providers have a resource of this name,
-// Delete deletes none: the error is a *TwinError.
+// Delete deletes none of them. The error is then a *TwinError.
 func (j *Joined) Delete(ctx context.Context, id string, o provision.DeleteOptions) (bool, error) {
 	owner, res, err := j.Sole(ctx, id, "delete")
 	switch {
@@ -423,7 +425,7 @@ func (j *Joined) Delete(ctx context.Context, id string, o provision.DeleteOption
 	case !errors.Is(err, provision.ErrNotFound):
 		return false, err
 	}
-	for _, p := range j.all { // parts may be left of a resource without slices
+	for _, p := range j.all { // a resource without slices may still have parts
 		if deleted, err := p.Delete(ctx, id, o); deleted || err != nil {
 			return deleted, err
 		}
@@ -431,8 +433,8 @@ func (j *Joined) Delete(ctx context.Context, id string, o provision.DeleteOption
 	return false, nil
 }
 
-// Doomed returns the resource that Delete would delete. If only parts without slices are
-// left of the resource, Doomed finds it in the list. The error is that of Sole.
+// Doomed returns the resource that Delete would delete. If the resource has only parts
+// without slices, Doomed finds it in the list. The error is that of Sole.
 func (j *Joined) Doomed(ctx context.Context, id string) (provision.Resource, error) {
 	_, res, err := j.Sole(ctx, id, "delete")
 	if !errors.Is(err, provision.ErrNotFound) {
@@ -457,8 +459,8 @@ func (j *Joined) Admit(ctx context.Context, s tpu.Slice, l provision.Login) (use
 	return j.of(s.Provider).Admit(ctx, s, l)
 }
 
-// Door implements provision.Doorkeeper. If the provider of the slice is no Doorkeeper, Door
-// returns the zero Door.
+// Door implements provision.Doorkeeper. If the provider of the slice is not a Doorkeeper,
+// Door returns the zero Door.
 func (j *Joined) Door(ctx context.Context, s tpu.Slice, l provision.Login) (provision.Door, error) {
 	keeper, ok := provision.As[provision.Doorkeeper](j.of(s.Provider))
 	if !ok {

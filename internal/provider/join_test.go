@@ -82,7 +82,6 @@ func (s shop) Undoing(string, ...string) provision.Undoing {
 	return provision.Undoing{Commands: provision.Commands{Kind: s.kind}, Parts: []provision.Part{{Look: s.kind}}, Peers: provision.Peers{Read: s.kind}}
 }
 
-// Each call goes to the provider whose resource or slice it is about.
 func TestJoin(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
@@ -126,8 +125,9 @@ func TestJoin(t *testing.T) {
 	}
 }
 
-// A list goes without a provider that refuses it, or without the second one if that is
-// unavailable, and warns once. A resource that no other provider has is not taken for gone.
+// A list does without a provider that refuses it, and without the second provider if that
+// is unavailable. Then it warns once. If a provider does not answer, a resource that no
+// other provider has does not count as gone.
 func TestJoinWithoutAnswers(t *testing.T) {
 	t.Parallel()
 	var asked []string
@@ -135,8 +135,8 @@ func TestJoinWithoutAnswers(t *testing.T) {
 	for name, c := range map[string]struct {
 		first, second error
 		want          error  // of the lists
-		slices        string // slices that the lists have
-		lost          error  // of a resource that no provider shows
+		slices        string // names of the slices in the lists
+		lost          error  // the error for a resource that no provider shows
 	}{
 		"may not see the second":    {nil, denied, nil, "b", denied},
 		"the second is unavailable": {nil, busy, nil, "b", busy},
@@ -185,7 +185,8 @@ func namesOf(all []tpu.Slice) (names string) {
 	return names
 }
 
-// Two resources of one name are not mixed up: the second one is not made, and none is deleted.
+// Joined does not mix up two resources of one name: it does not make the second one, and
+// deletes neither.
 func TestTwins(t *testing.T) {
 	t.Parallel()
 	var asked []string
@@ -216,7 +217,6 @@ func TestTwins(t *testing.T) {
 	}
 }
 
-// A dry run finds what a deletion finds.
 func TestDoomed(t *testing.T) {
 	asked := []string{}
 	first, second := shop{kind: "one", id: "a", asked: &asked}, shop{kind: "two", id: "b", asked: &asked}
@@ -231,7 +231,7 @@ func TestDoomed(t *testing.T) {
 	}
 }
 
-// A ruin lists a resource that has no slices any more.
+// A ruin lists a resource that no longer has slices.
 type ruin struct{ shop }
 
 func (ruin) Get(context.Context, string) (provision.Resource, error) {
@@ -277,8 +277,8 @@ func TestAFoundResourceHasTheWordsOfItsProvider(t *testing.T) {
 	}
 }
 
-// A provider that has shown slices and then refuses the question has not lost them: nobody
-// may take them for gone.
+// A provider shows slices and later refuses the question. It has not lost the slices, so
+// nobody may take them for gone.
 func TestALostRightHidesNothingThatWasSeen(t *testing.T) {
 	t.Parallel()
 	var asked []string
@@ -315,8 +315,8 @@ func TestALostRightHidesNothingThatWasSeen(t *testing.T) {
 	}
 }
 
-// A user without rights on an API and without slices there does not get a warning about
-// that from each command.
+// A user may have neither rights on an API nor slices there. Such a user does not get a
+// warning about it from each command.
 func TestARefusalIsAWarningWhereAllIsAskedFor(t *testing.T) {
 	var asked []string
 	for _, want := range []event.Level{event.Debug, event.Warn} {

@@ -17,16 +17,15 @@ import (
 	"multihost/internal/tpu"
 )
 
-// A keyCache stores the host keys of workers, so that 2048 workers cost 2048
-// calls once and not for every command.
+// A keyCache stores the host keys of workers. So the keys of 2048 workers cost 2048 calls
+// only once, and not for every command.
 //
 // An entry belongs to one worker of one slice. The provider's id and the creation time
-// identify the slice: both differ for a new slice under an old name. A VM that is
-// repaired in place keeps both but may have new keys: a caller that sees a key which
-// is not in the cache calls DoubtKeys and asks again. An entry expires after
-// keysFor.
+// identify the slice, because both differ for a new slice with an old name. A VM that is
+// repaired in place keeps both but may have new keys. A caller that sees a key which is not
+// in the cache calls DoubtKeys and asks again. An entry expires after keysFor.
 type keyCache struct {
-	path string // "": the cache ends with the process
+	path string // "": the cache is not on disk
 
 	mu      sync.Mutex
 	loaded  bool
@@ -49,7 +48,7 @@ type knownKeys struct {
 
 type keyCacheFile struct {
 	Format  int                  `json:"format"`
-	Workers map[string]knownKeys `json:"workers"` // by the slice's id and the worker's number
+	Workers map[string]knownKeys `json:"workers"` // keys by the slice's id and the worker's number
 }
 
 // Keys is a provider that wraps another one and caches its host keys.
@@ -59,9 +58,9 @@ type Keys struct {
 	cache keyCache
 }
 
-// KeepKeys returns a provider that asks p only for host keys that the file at path does not
-// have; SaveKeys writes it. The file need not exist. A file that cannot be read is
-// replaced, because it only saves calls. With path "" the answers are kept until the
+// KeepKeys returns a provider that asks p only for host keys that are not in the file at
+// path. SaveKeys writes the file. The file need not exist. If the file cannot be read, it
+// is replaced: it only saves calls. With path "", the answers are kept in memory until the
 // process ends.
 func KeepKeys(p provision.Provider, clock gcp.Clock, path string) *Keys {
 	return &Keys{Provider: p, clock: clock, cache: keyCache{path: path}}
@@ -83,13 +82,13 @@ func (k *Keys) HostKeys(ctx context.Context, s tpu.Slice, worker int) (keys []st
 }
 
 // DoubtKeys forgets the cached keys of a worker that has shown another key. It reports
-// whether p.HostKeys may now return something else, which is true if p is a *Keys.
+// whether p.HostKeys may now return something else. That is true if p is a *Keys.
 func DoubtKeys(p provision.Provider, s tpu.Slice, worker int) bool {
 	k, ok := provision.As[*Keys](p)
 	return ok && k.cache.forget(s, worker)
 }
 
-// SaveKeys writes the keys to the file for the next command, if p is a *Keys.
+// If p is a *Keys, SaveKeys writes the keys to the file for the next command.
 func SaveKeys(p provision.Provider) error {
 	k, ok := provision.As[*Keys](p)
 	if !ok {
@@ -149,8 +148,8 @@ func (k *keyCache) forget(s tpu.Slice, worker int) bool {
 	return known
 }
 
-// save replaces the file and drops expired entries. If two processes save at the same
-// time, only the later one's entries remain.
+// save replaces the file and drops expired entries. If two processes save at the same time,
+// only the entries of the later one remain.
 func (k *keyCache) save(now time.Time) (err error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()

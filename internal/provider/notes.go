@@ -8,9 +8,9 @@ import (
 	"multihost/internal/tpu"
 )
 
-// Asked returns what became of a request, for people; said is false if Create has told it
-// already. created and err are what Create returned. async says that the provider has not yet
-// taken the request.
+// Asked returns a note for people about what became of a request. said is false if Create
+// has already reported it. created and err are what Create returned. async says that the
+// provider has not yet accepted the request.
 func Asked(res provision.Resource, created, async bool, err error) (n event.Note, said bool) {
 	c := res.Commands
 	name := c.Kind + " " + res.ID
@@ -26,8 +26,8 @@ func Asked(res provision.Resource, created, async bool, err error) (n event.Note
 	return event.Note{Level: event.Info, Text: fmt.Sprintf("created %s, state %s", name, res.State), Hint: "wait for it with: " + c.Wait + billed}, true
 }
 
-// Answering says that all workers of the slices of a resource answer, for people. name is what
-// messages call the resource.
+// Answering returns a note for people: all workers of the slices of a resource answer. name
+// is what messages call the resource.
 func Answering(name string, slices []tpu.Slice) event.Note {
 	workers := 0
 	for _, s := range slices {

@@ -17,19 +17,19 @@ import (
 // A Listed is a resource of any provider, for lists.
 type Listed struct {
 	ID         string            `json:"id"`
-	Kind       string            `json:"kind"`  // what its provider calls it: "queued resource"
+	Kind       string            `json:"kind"`  // the provider's word for it: "queued resource"
 	State      string            `json:"state"` // the provider's word
 	Life       provision.Life    `json:"life"`
 	Failure    string            `json:"failure,omitempty"`
 	Type       string            `json:"accelerator_type"`
 	Tier       provision.Tier    `json:"tier"`
 	SliceCount int               `json:"slice_count"`
-	Ready      int               `json:"ready"` // slices that are ready for a run
+	Ready      int               `json:"ready"` // number of slices that are ready for a run
 	Slices     []string          `json:"slices"`
 	Labels     map[string]string `json:"labels,omitempty"`
 	CreateTime time.Time         `json:"create_time"`
 	Until      *time.Time        `json:"until,omitempty"`   // when the provider takes the slices back, if that is known
-	Missing    []string          `json:"missing,omitempty"` // slices that have not come although others have
+	Missing    []string          `json:"missing,omitempty"` // slices that have not come yet although others have
 	Hourly     *float64          `json:"usd_per_hour"`      // list price of the slices that exist; null: unknown
 	SoFar      *float64          `json:"usd_so_far"`        // what they have cost at that price; null: unknown
 }
@@ -40,13 +40,14 @@ type Plan struct {
 	Exists  bool            `json:"exists"`            // the requested resource exists already
 	Creates bool            `json:"creates"`           // it would be made
 	Deletes bool            `json:"deletes"`           // it would be deleted
-	Slices  []string        `json:"slices"`            // slices that would be deleted
-	Request json.RawMessage `json:"request,omitempty"` // the request that would be sent
-	Gcloud  string          `json:"gcloud,omitempty"`  // the same as a command of gcloud, if there is one
-	Parts   []cost.Part     `json:"parts,omitempty"`   // the parts that would be made or deleted, if the resource has several
+	Slices  []string        `json:"slices"`            // slices that the command would delete
+	Request json.RawMessage `json:"request,omitempty"` // the request that the command would send
+	Gcloud  string          `json:"gcloud,omitempty"`  // a gcloud command that does the same, if there is one
+	Parts   []cost.Part     `json:"parts,omitempty"`   // the parts that the command would make or delete, if the resource has several
 }
 
-// Text returns for people what would be made. name is what messages call it.
+// Text says, for people, what the command would make. name is what messages call the
+// resource.
 func (p Plan) Text(name string) string {
 	var b bytes.Buffer
 	fmt.Fprintf(&b, "would create %s", name)
@@ -64,7 +65,7 @@ func (p Plan) Text(name string) string {
 	return b.String()
 }
 
-// List returns resources of a zone for a list.
+// List returns the resources of a zone in the form that lists show.
 func List(all []provision.Resource, zone string, now time.Time) []Listed {
 	list := make([]Listed, len(all))
 	for i, r := range all {
@@ -83,7 +84,7 @@ func List(all []provision.Resource, zone string, now time.Time) []Listed {
 	return list
 }
 
-// Table returns a list for people; "" for an empty one.
+// Table returns a list for people. For an empty list it returns "".
 func Table(list []Listed, now time.Time) string {
 	if len(list) == 0 {
 		return ""

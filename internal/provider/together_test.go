@@ -17,7 +17,7 @@ import (
 	"multihost/internal/tpu"
 )
 
-// A bakery is a provider that makes two slices of v6e-16, each for itself, at set times
+// A bakery is a provider that makes two slices of v6e-16, each by itself, at set times
 // after its start.
 type bakery struct {
 	provision.Provider
@@ -25,7 +25,7 @@ type bakery struct {
 	ready   [2]time.Time
 	deletes *int
 	refuses error
-	away    [2]time.Time // begin and end of the time in which the API does not answer
+	away    [2]time.Time // begin and end of a time in which the API does not answer
 	gets    *int         // nil: not counted
 }
 
@@ -68,9 +68,9 @@ func TestSlicesWaitForOthersUntilTheirDeadline(t *testing.T) {
 	const never = 1000 * time.Hour
 	for _, tt := range []struct {
 		story         string
-		first, second time.Duration // after the begin of the wait
+		first, second time.Duration // times after the begin of the wait
 		slices, queue time.Duration // limits
-		phase         string        // the phase that is not over; "": all have come
+		phase         string        // the phase that has not ended; "": all have come
 		lasts         time.Duration
 	}{
 		{"all come at once", time.Hour, time.Hour, time.Minute, 0, "", time.Hour},
@@ -149,8 +149,8 @@ func TestSlicesThatCannotBeGivenBack(t *testing.T) {
 	}
 }
 
-// If the API does not answer when the deadline of slices passes, their state at the next
-// answer decides. Until then they stay.
+// If the API does not answer when the deadline of slices passes, the next answer decides.
+// Until then the slices stay.
 func TestTheDeadlineOfSlicesPassesWhileTheAPIIsAway(t *testing.T) {
 	t.Parallel()
 	for _, comes := range []bool{true, false} {

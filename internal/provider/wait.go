@@ -1,10 +1,10 @@
-// Package provider has what all providers of slices need: it waits for slices, and caches
+// Package provider has what all providers of slices need: it waits for slices and caches
 // host keys. It knows no cloud.
 //
 // # Decisions
 //
-//   - Wait tries a connection to every worker although the run connects again
-//     afterwards. This costs one more login for each worker, and keeps the end of the wait simple.
+//   - Wait tries a connection to every worker, although the run will connect again. This
+//     costs one more login for each worker, but keeps the end of the wait simple.
 package provider
 
 import (
@@ -26,44 +26,44 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// The default limits of the phases. Waiting for capacity takes minutes to days;
-// creating and booting VMs takes minutes.
+// The default limits of the phases. Waiting for capacity takes minutes to days. Creating
+// and booting VMs takes minutes.
 const (
 	DefaultProvisionLimit = time.Hour
 	DefaultBootLimit      = 30 * time.Minute
 )
 
-// NoLimit switches the limit of a phase off.
+// NoLimit means that a phase has no limit.
 const NoLimit time.Duration = -1
 
 const (
-	probeRound    = 3 * time.Minute  // longest round of probes; then the states are read again
-	earlyRound    = 45 * time.Second // the same, while other slices are being created
+	probeRound    = 3 * time.Minute  // longest round of probes; after it, Wait reads the states again
+	earlyRound    = 45 * time.Second // the same while other slices are still being created
 	maxProbes     = 64               // slices probed at once
 	defaultAdvice = 3 * time.Minute
 )
 
 // WaitOptions say how long a wait may take and what "ready" means.
 type WaitOptions struct {
-	// The longest time in each phase. 0: no limit for the queue, the defaults
-	// above for the others. NoLimit or any other negative value: no limit.
+	// The longest time in each phase. 0 means no limit for the queue, and the defaults
+	// above for the others. NoLimit or any other negative value means no limit.
 	QueueLimit, ProvisionLimit, BootLimit time.Duration
-	// SlicesLimit is how long slices that have come may wait for others. 0: only the limit of
-	// the queue counts.
+	// SlicesLimit is how long slices that have come may wait for the others. With 0, only
+	// the limit of the queue counts.
 	SlicesLimit time.Duration
-	// Probe returns nil if every worker of a slice answers. Wait calls it for
-	// slices that are READY, for several at once, and again after an error.
-	// nil: READY is enough.
+	// Probe returns nil if every worker of a slice answers. Wait calls it for slices that
+	// are READY. It calls it for several slices at once, and again after an error. If Probe
+	// is nil, a slice need only be READY.
 	Probe func(ctx context.Context, s tpu.Slice) error
-	// Poll is the pause between reads, which starts anew at each change of
-	// state. The zero value means that of PollDefaults.
+	// Poll is the pause between reads. It starts again with its first length at each change
+	// of state. The zero value means the pause of PollDefaults.
 	Poll gcp.Backoff
-	// AdviceAfter is how long a phase lasts before Wait reports the probable
-	// reason. 0: 3 minutes.
+	// AdviceAfter is how long a phase lasts before Wait reports the probable reason. 0
+	// means 3 minutes.
 	AdviceAfter time.Duration
 
 	Clock gcp.Clock  // nil: the system's
-	Sink  event.Sink // of the phases, states and notes; nil: they are dropped
+	Sink  event.Sink // receives the phases, states and notes; nil: they are dropped
 }
 
 func (o WaitOptions) withDefaults() WaitOptions {
@@ -105,14 +105,14 @@ func (o WaitOptions) limit(phase string) time.Duration {
 	return o.QueueLimit
 }
 
-// Wait waits until every slice of a resource of p is ready: usable, with its workers
-// known and answering opts.Probe. It returns the slices in the order of their names in
+// Wait waits until every slice of a resource of p is ready: it is usable, its workers are
+// known, and they answer opts.Probe. It returns the slices in the order of their names in
 // the resource, with Index set.
 //
 // Wait returns a *provision.StateError at once when the resource fails, loses its slices,
 // is being deleted or does not exist. It returns a *provision.DeadlineError when a phase
-// takes longer than its limit; it deletes nothing. While the provider itself restarts
-// slices, there is no limit. A provider that does not answer never ends the wait before
+// takes longer than its limit. It deletes nothing. While the provider itself restarts
+// slices, there is no limit. A provider that does not answer does not end the wait before
 // the limit. When ctx ends, Wait returns its cause.
 func Wait(ctx context.Context, p provision.Provider, id string, opts WaitOptions) (provision.Resource, []tpu.Slice, error) {
 	w := &waiter{p: p, what: p.Undoing(id).Commands, id: id, opts: opts.withDefaults(), probed: map[string]string{}, warned: map[string]bool{}}
@@ -120,7 +120,7 @@ func Wait(ctx context.Context, p provision.Provider, id string, opts WaitOptions
 	w.pace = Pacer{Policy: w.opts.Poll}
 	w.enter(provision.PhaseQueue)
 	for {
-		done, err := w.step(gcp.Unattended(ctx)) // this loop has limits of its own
+		done, err := w.step(gcp.Unattended(ctx)) // this loop has its own limits
 		if err != nil {
 			w.leave(event.Failed, err.Error())
 			return w.res, w.res.Slices, err
@@ -166,7 +166,7 @@ func (w *waiter) emit(e event.Event) { w.opts.Sink.Emit(e) }
 
 func (w *waiter) total() int { return max(w.res.NodeCount, 1) }
 
-// step reads the state once and acts on it.
+// step reads the state once and handles it.
 func (w *waiter) step(ctx context.Context) (done bool, err error) {
 	w.lost = nil
 	res, err := w.p.Get(ctx, w.id)
@@ -211,7 +211,7 @@ func (w *waiter) explained(ctx context.Context, err error) error {
 	return err
 }
 
-// explain asks the provider why the resource does not come up, if it can say so.
+// explain asks the provider why the resource does not come up, if the provider can say so.
 func (w *waiter) explain(ctx context.Context, waited time.Duration) provision.Explanation {
 	if p, ok := provision.As[provision.Explainer](w.p); ok {
 		return p.Explain(ctx, w.res, waited)
@@ -219,9 +219,9 @@ func (w *waiter) explain(ctx context.Context, waited time.Duration) provision.Ex
 	return provision.Explanation{}
 }
 
-// outlive decides whether the wait goes on after a failed read; it returns nil if
-// so. The wait goes on when the API or the network to it is at fault, and when
-// credentials that worked before have expired.
+// outlive decides whether the wait continues after a failed read. It returns nil if it
+// does. The wait continues if the API or the network to it is at fault, or if credentials
+// that worked before have expired.
 func (w *waiter) outlive(ctx context.Context, err error) error {
 	switch class := gcp.ClassOf(err); {
 	case ctx.Err() != nil:
@@ -239,7 +239,7 @@ func (w *waiter) outlive(ctx context.Context, err error) error {
 	return nil
 }
 
-// Survivable reports whether a long wait goes on after a read failed with err.
+// Survivable reports whether a long wait continues after a read has failed with err.
 func Survivable(err error) bool {
 	switch gcp.ClassOf(err) {
 	case gcp.Unavailable, gcp.Timeout:
@@ -255,8 +255,8 @@ func (w *waiter) once(what string) bool {
 	return first
 }
 
-// observe stores the resource that was read. It reports a new state, which may
-// begin a phase.
+// observe stores the resource that was just read. It reports a new state, which may begin a
+// phase.
 func (w *waiter) observe(res provision.Resource) {
 	changed := !w.seen || res.State != w.res.State
 	w.res, w.seen = res, true
@@ -270,7 +270,7 @@ func (w *waiter) observe(res provision.Resource) {
 	switch {
 	case res.Life == provision.Provisioning && len(res.Missing) > 0:
 		w.enter(provision.PhaseSlices)
-		for _, s := range res.Slices { // an earlier command may have seen the first slice come
+		for _, s := range res.Slices { // an earlier command may have seen when the first slice came
 			if !s.Billed.IsZero() && s.Billed.Before(w.phaseStart) {
 				w.phaseStart = s.Billed
 			}
@@ -281,13 +281,14 @@ func (w *waiter) observe(res provision.Resource) {
 		w.enter(provision.PhaseBoot)
 	case res.Life == provision.Recovering:
 		w.enter(provision.PhaseRecover)
-		clear(w.probed) // other VMs may have the same id now
+		clear(w.probed) // other VMs may have the same id by now
 	case res.Life.Queued():
 		w.enter(provision.PhaseQueue)
 	}
 }
 
-// describe returns the failure text, or else the request: "2 x v4-16, spot".
+// describe returns the text of a failure. Without a failure it returns the request: "2 x
+// v4-16, spot".
 func describe(r provision.Resource) string {
 	if r.Failure != "" {
 		return r.Failure
@@ -310,7 +311,7 @@ func (w *waiter) leave(state event.PhaseState, detail string) {
 	w.emit(event.Phase{Name: w.phase, State: state, Detail: detail, Elapsed: w.now().Sub(w.phaseStart)})
 }
 
-// A bound is the limit that counts in a phase.
+// A bound is the limit that applies in a phase.
 type bound struct {
 	phase string
 	since time.Time
@@ -334,14 +335,14 @@ func (w *waiter) left() (d time.Duration, limited bool) {
 
 // checkLimit returns a *DeadlineError if the phase has lasted longer than its limit. It
 // runs right after a read, so that the error gives the current state. If that read failed,
-// the limit of waiting for other slices ends nothing.
+// the limit of waiting for other slices does not apply.
 func (w *waiter) checkLimit(ctx context.Context) error {
 	if left, limited := w.left(); !limited || left > 0 {
 		return nil
 	}
 	b := w.bound()
 	if b.phase == provision.PhaseSlices && w.lost != nil {
-		return nil // slices may have come since; giving back what is complete would be wrong
+		return nil // the missing slices may have come since then; to give back a complete set would be wrong
 	}
 	e := &provision.DeadlineError{Commands: w.what, ID: w.id, Phase: b.phase, Limit: b.limit, Life: w.res.Life, State: w.res.State,
 		Detail: foldMissing(w.missing), Slices: w.res.Slices, Silent: w.silent, Err: w.lost, Missing: w.res.Missing, Total: w.total(), Cost: w.cost()}
@@ -371,11 +372,11 @@ func (w *waiter) checkLimit(ctx context.Context) error {
 	return e
 }
 
-// consoleLimit limits the time in which serial consoles are read.
+// consoleLimit limits how long reading the serial consoles may take.
 const consoleLimit = 30 * time.Second
 
-// consoles adds to e what VMs of slices that are not ready say on their serial consoles. It
-// reports whether one of them says anything.
+// If VMs of slices that are not ready write to their serial consoles, consoles adds that to
+// e. It reports whether any of them says something.
 func (w *waiter) consoles(ctx context.Context, e *provision.DeadlineError) bool {
 	e.Consoles = w.readConsoles(ctx)
 	if len(e.Consoles) == 0 {
@@ -387,8 +388,8 @@ func (w *waiter) consoles(ctx context.Context, e *provision.DeadlineError) bool 
 	return true
 }
 
-// readConsoles returns the serial consoles of VMs of the first slice that is not ready, the
-// one that explains most first. A console that cannot be read is left out.
+// readConsoles returns the serial consoles of VMs of the first slice that is not ready. The
+// console that explains most comes first. It leaves out a console that cannot be read.
 func (w *waiter) readConsoles(ctx context.Context) []provision.Console {
 	ctx, cancel := context.WithTimeout(ctx, consoleLimit)
 	defer cancel()
@@ -413,8 +414,8 @@ func (w *waiter) readConsoles(ctx context.Context) []provision.Console {
 	return nil
 }
 
-// pause returns the time until the next read: the growing pause, cut at the limit
-// of the phase.
+// pause returns the time until the next read. That is the growing pause, but not more than
+// the time to the limit of the phase.
 func (w *waiter) pause() time.Duration {
 	d := w.pace.Next()
 	if left, limited := w.left(); limited && left > 0 {
@@ -489,7 +490,7 @@ func (w *waiter) look(ctx context.Context) error {
 	return nil
 }
 
-// absent says why a slice does not exist.
+// absent says why a slice does not exist yet.
 func (w *waiter) absent(name string) string {
 	for _, m := range w.res.Missing {
 		if m.Name == name {
@@ -513,9 +514,9 @@ const probeFailed = "READY, but not all workers answer: "
 
 var errProbeOver = errors.New("no answer within the limit")
 
-// probe asks the slices whether their workers answer. It returns those whose workers do not
-// all answer. It takes at most one round, so that Wait notices a resource that is deleted
-// meanwhile.
+// probe asks the slices whether their workers answer. It returns the slices whose workers
+// do not all answer. It takes at most one round, so that Wait notices a resource that is
+// deleted meanwhile.
 func (w *waiter) probe(ctx context.Context, list []tpu.Slice) []provision.Missing {
 	if len(list) == 0 {
 		return nil
@@ -566,8 +567,8 @@ func (w *waiter) probe(ctx context.Context, list []tpu.Slice) []provision.Missin
 	return missing
 }
 
-// advise reports the probable reason of a long phase, once a phase, after
-// opts.AdviceAfter.
+// After a phase has lasted opts.AdviceAfter, advise reports the probable reason. It does so
+// once for each phase.
 func (w *waiter) advise(ctx context.Context) {
 	if w.advised || w.now().Sub(w.phaseStart) < w.opts.AdviceAfter {
 		return
@@ -608,8 +609,8 @@ func (w *waiter) bootHint() string {
 	return cmp.Or(w.silentHint, "see: "+w.what.Show)
 }
 
-// A Pacer gives growing pauses. It varies them a little at random, so that many
-// waiters do not read at the same moment.
+// A Pacer gives growing pauses. It varies them a little at random, so that not all waiters
+// read at the same moment.
 type Pacer struct {
 	Policy gcp.Backoff
 	last   time.Duration

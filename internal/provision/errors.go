@@ -14,7 +14,7 @@ import (
 // The phases of a wait for slices, as they are named in events and in DeadlineError.
 const (
 	PhaseQueue     = "queue"     // until there is capacity
-	PhaseSlices    = "slices"    // from the first slice that has come until the last one has its capacity
+	PhaseSlices    = "slices"    // from the time at which the first slice has come until the last one has its capacity
 	PhaseProvision = "provision" // until the slices exist
 	PhaseBoot      = "boot"      // until every slice is ready and answers
 	PhaseRecover   = "recover"   // while the provider restarts slices by itself
@@ -26,7 +26,7 @@ type ConflictError struct {
 	Commands    Commands
 	ID          string
 	Owner       string   // as Resource.Owner returns it: "run r1 of ada"
-	Differences []string // each "field: it has X, you asked for Y"
+	Differences []string // each has the form "field: it has X, you asked for Y"
 }
 
 func (e *ConflictError) Error() string {
@@ -42,19 +42,19 @@ func (e *ConflictError) Hint() string {
 	return "choose another name, or look at it with: " + e.Commands.Show
 }
 
-// A StateError says that a resource is in a state in which it does not become ready by
+// A StateError says that a resource is in a state from which it does not become ready by
 // itself.
 type StateError struct {
 	Commands  Commands
 	ID        string
 	Life      Life
 	State     string // the provider's word
-	By        string // who brought it there, in words; ""
+	By        string // who brought it into this state, in words, or empty
 	Detail    string // the provider's own text, or empty
 	Diagnosis string // the probable reason of a failure, or empty
 	Starved   bool   // capacity or quota was lacking
 
-	Command string // what to type; "": the usual command for this life
+	Command string // what to type; "": the usual command for a resource of this life
 	Again   string // what to type after the resource is deleted, or empty
 }
 
@@ -125,8 +125,8 @@ func (e *StateError) Hint() string {
 // HintWhenGone returns the command to type after the resource is deleted, or "".
 func (e *StateError) HintWhenGone() string { return e.Again }
 
-// A DeadlineError says that a phase of a wait took longer than its limit. The
-// resource still exists or is still being deleted. State is what the provider returned
+// A DeadlineError says that a phase of a wait took longer than its limit. The resource
+// still exists or is still being deleted. State is the state that the provider returned
 // after the limit had passed.
 type DeadlineError struct {
 	Commands Commands
@@ -134,7 +134,7 @@ type DeadlineError struct {
 	Phase    string // "queue", "slices", "provision", "boot", "delete" or "create"
 	Limit    time.Duration
 	Life     Life
-	State    string // the provider's word, or "" if it could not be read
+	State    string // the provider's word, or empty if it could not be read
 	Detail   string // what is missing; in the queue, the probable reason
 	Slices   []tpu.Slice
 	Silent   []string // names of slices that run but whose workers do not all answer
@@ -143,8 +143,8 @@ type DeadlineError struct {
 	Consoles []Console // serial consoles of VMs that do not answer, the one that explains most first
 
 	Missing []Missing // slices that have not come although others have
-	Total   int       // slices that were asked for
-	Cost    string    // of those that have come, in words
+	Total   int       // number of slices that were asked for
+	Cost    string    // what the slices that have come cost, in words
 
 	Again string // what to type after the resource is deleted, or empty
 }
@@ -171,7 +171,8 @@ func (e *DeadlineError) Error() string {
 	return text
 }
 
-// Lack says, for PhaseSlices, which slices have not come and why, and what the others have cost.
+// Lack says, for PhaseSlices, which slices have not come and why. It also says what the
+// others have cost.
 func (e *DeadlineError) Lack() string {
 	names, texts := make([]string, len(e.Missing)), make([]string, len(e.Missing))
 	for i, m := range e.Missing {
@@ -182,7 +183,7 @@ func (e *DeadlineError) Lack() string {
 }
 
 // GivesBack reports whether err says that slices did not come within
-// [Request.SlicesDeadline], so that those that came are to be deleted.
+// [Request.SlicesDeadline]. In this case the slices that came are to be deleted.
 func GivesBack(err error) bool {
 	var late *DeadlineError
 	return errors.As(err, &late) && late.Phase == PhaseSlices

@@ -11,41 +11,41 @@ import (
 // A Permission is a right in the project that commands need.
 type Permission struct {
 	Name     string // "compute.instances.list"
-	Use      string // the commands that need it, or what they need it for
+	Use      string // the commands that need it, or the purpose for which they need it
 	Required bool   // without it, no command works on slices of the provider
 }
 
-// A Permitted is a Provider that names the rights which its calls need.
+// A Permitted is a Provider that names the rights that its calls need.
 type Permitted interface {
-	// Permissions returns the rights. A name may occur several times, with another use.
+	// Permissions returns the rights. A name may occur several times, with different uses.
 	Permissions() []Permission
 }
 
-// A ConsoleReader is a Provider that can read what VMs write to their serial consoles, also
+// A ConsoleReader is a Provider that can read what VMs write to their serial consoles, even
 // before they answer SSH.
 type ConsoleReader interface {
-	// Consoles returns the ends of the consoles of VMs of a slice: of those with the names
-	// in vms. Without names, it chooses the VMs that have not told which worker they are;
-	// if there are none, it chooses from all VMs. It reads at most [MaxConsoles]. The error
-	// is that of the first console that cannot be read. Consoles returns the other consoles
-	// in this case, too.
+	// Consoles returns the ends of the consoles of those VMs of a slice that have the names
+	// in vms. If vms is empty, it chooses the VMs that have not told which worker they are.
+	// If there are no such VMs, it chooses from all VMs. It reads at most [MaxConsoles]. If
+	// a console cannot be read, the error is that of the first such console. Consoles
+	// returns the other consoles even in this case.
 	Consoles(ctx context.Context, s tpu.Slice, vms []string) ([]Console, error)
 }
 
-// MaxConsoles limits how many consoles are read at once: VMs of one slice that do not boot
+// MaxConsoles limits how many consoles are read at once. VMs of one slice that do not boot
 // usually have the same reason.
 const MaxConsoles = 4
 
 // A Console is the end of what a VM has written to its serial console since it last booted.
 type Console struct {
 	VM      string
-	Lines   []string // without control characters; the last one is the newest
-	Meaning string   // what a known text in it means, in one clause; "": no text is known
+	Lines   []string // without control characters; the last line is the newest
+	Meaning string   // the meaning of a known text in it, in one clause; "": no text is known
 	Line    string   // the line with that text
-	Fatal   bool     // the VM does not get further by itself
+	Fatal   bool     // the VM cannot get further by itself
 	Hint    string   // what to type; ""
 	Show    string   // the command that prints the whole console
-	Text    string   // all that was read, without control characters
+	Text    string   // everything that was read, without control characters
 }
 
 // String returns in one clause what the console says.
@@ -63,8 +63,9 @@ func (c Console) String() string {
 	return fmt.Sprintf("VM %s: its serial console ends with: %s", c.VM, line)
 }
 
-// Foremost returns the console that explains most: one of a VM that does not get further,
-// otherwise one with a known text, otherwise the first one. all has at least one.
+// Foremost returns the console that explains most. That is one of a VM that cannot get
+// further. If there is none, it is one with a known text, or else the first one. all has at
+// least one console.
 func Foremost(all []Console) Console {
 	rank := func(c Console) int {
 		switch {
@@ -87,9 +88,9 @@ type Reserver interface {
 
 // ReservedCapacity is what is known of a reservation.
 type ReservedCapacity struct {
-	Text     string   // what there is, in one clause
-	Errors   []string // why slices cannot use it, each a clause
-	Warnings []string // what to know before slices use it
+	Text     string   // what capacity there is, in one clause
+	Errors   []string // why slices cannot use it; each is a clause
+	Warnings []string // what the user should know before slices use it
 	Show     string   // the command that shows the reservation
 }
 
@@ -107,7 +108,7 @@ type Item struct {
 	Kind string `json:"kind"` // "group", "instance template"
 	Name string `json:"name"`
 
-	VMs     int `json:"vms,omitempty"`     // VMs of the part, each with a boot disk; a part without VMs costs nothing
+	VMs     int `json:"vms,omitempty"`     // number of VMs of the part, each with a boot disk; a part without VMs costs nothing
 	Running int `json:"running,omitempty"` // of these VMs
 	Chips   int `json:"chips,omitempty"`   // of all of them
 }

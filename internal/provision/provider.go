@@ -12,33 +12,35 @@ import (
 
 // A Provider makes slices and says what exists. Queued resources (package qr) and fixed
 // hosts (package hosts) are providers. An ability that only some providers have is an
-// interface of its own: see [Explainer], [Previewer], [Catalog], [AttributeReader] and
+// interface of its own, see [Explainer], [Previewer], [Catalog], [AttributeReader] and
 // [As].
 //
 // All methods are safe for concurrent use. When ctx ends, they return its cause.
 type Provider interface {
-	// Get returns one resource with its slices. The error is ErrNotFound if there is
-	// none. If only the slices cannot be read, Get returns the resource without them,
-	// and the error.
+	// Get returns one resource with its slices. If there is none, the error is ErrNotFound.
+	// If only the slices cannot be read, Get returns the resource without slices, and the
+	// error.
 	Get(ctx context.Context, id string) (Resource, error)
 
-	// List returns all resources of the place that the provider works in, sorted by ID.
+	// List returns all resources of the provider's place, sorted by ID.
 	List(ctx context.Context) ([]Resource, error)
 
-	// Create requests the slices. It does not wait for them. Create is safe to repeat, also
-	// after an earlier call has made only a part: it makes what is missing and returns with
-	// created false if nothing was. A resource that differs from r is left alone: the error
-	// is a *ConflictError. If created is true, the resource exists. If err is set, too,
-	// perhaps only a part of the resource exists, and Get may not find it.
+	// Create requests the slices. It does not wait for them. A caller may repeat Create,
+	// even after an earlier call has made only a part. It makes what is missing. If nothing
+	// was missing, created is false. Create does not touch a resource that differs from r.
+	// The error is then a *ConflictError. If created is true, the resource exists. If err
+	// is set, too, it is possible that only a part of the resource exists, and that Get
+	// does not find it.
 	Create(ctx context.Context, r Request) (res Resource, created bool, err error)
 
 	// Restart reboots the VMs of all slices. It returns when the reboot is done.
-	// [StepReset] asks for it. The error is ErrFixed if the provider cannot do it.
+	// [StepReset] is the step that needs it. The error is ErrFixed if the provider cannot
+	// do it.
 	Restart(ctx context.Context, id string) error
 
-	// Delete deletes all parts of a resource in the right order, and returns when the
-	// last one is gone. A resource that does not exist is no error: deleted is false. A
-	// *DeadlineError says that something is left.
+	// Delete deletes all parts of a resource in the right order. It returns when the last
+	// part is gone. If the resource does not exist, deleted is false and there is no error.
+	// A *DeadlineError says that something is left.
 	Delete(ctx context.Context, id string, o DeleteOptions) (deleted bool, err error)
 
 	// Slices returns all slices of the place, whoever made them.
@@ -53,16 +55,16 @@ type Provider interface {
 	// to use, and whether it changed anything.
 	Admit(ctx context.Context, s tpu.Slice, l Login) (user string, changed bool, err error)
 
-	// Undoing says how a resource of this name with these slices is deleted. If slices is
-	// empty and the workers would have to delete each slice by itself, the result has no
+	// Undoing says how to delete a resource of this name with these slices. If slices is
+	// empty and the workers would have to delete each slice separately, the result has no
 	// parts. It does no I/O.
 	Undoing(id string, slices ...string) Undoing
 }
 
 // DeleteOptions say what may be deleted and how long it may take.
 type DeleteOptions struct {
-	// OnlyRun, if not empty, allows only resources with the label of this run. Delete
-	// leaves any other alone and returns an error.
+	// If OnlyRun is not empty, Delete deletes only a resource with the label of this run.
+	// It does not touch any other resource and returns an error.
 	OnlyRun string
 	Limit   time.Duration // 0: the provider's default
 }
@@ -71,34 +73,34 @@ type DeleteOptions struct {
 type Login struct {
 	Name      string
 	PublicKey string // "type base64", with or without a comment
-	Account   string // of the user at the provider; "": that of the credentials
+	Account   string // account of the user at the provider; "": that of the credentials
 }
 
 // NotFound is the State of a resource that does not exist.
 const NotFound = "NOT_FOUND"
 
 var (
-	// ErrNotFound says that there is no resource of a name.
+	// ErrNotFound says that no resource has the name.
 	ErrNotFound = fault.New(fault.Unavailable, "it does not exist")
 
-	// ErrFixed is the error of a provider with fixed slices, which cannot make, restart or
-	// delete any.
+	// ErrFixed is the error of a provider with fixed slices. Such a provider cannot make,
+	// restart or delete slices.
 	ErrFixed = fault.New(fault.Unavailable, "these machines are neither made nor deleted by multihost")
 
 	// ErrNoHostKeys says that the provider does not give a worker's host keys.
 	ErrNoHostKeys = fault.New(fault.Unavailable, "no host keys in guest attributes")
 )
 
-// An Undoing says how a resource is deleted: by a person, and by its own workers, which
-// delete it when nobody else does. The scripts on the workers know no API: they send the
-// requests in Parts, with the token of their machine.
+// An Undoing says how a person deletes a resource. It also says how its own workers delete
+// it if nobody else does. The scripts on the workers know no API. They send the requests in
+// Parts, with the token of their machine.
 type Undoing struct {
 	Commands Commands
 
-	// Parts are what a worker deletes, in this order. After that, nothing is left that is
-	// billed.
+	// Parts are what a worker deletes, in this order. After that, nothing is left that
+	// costs money.
 	Parts []Part
-	// Peers say how a worker learns whether the command runs on the others.
+	// Peers say how a worker learns whether the command runs on the other workers.
 	Peers Peers
 }
 
@@ -106,42 +108,46 @@ type Undoing struct {
 // the addresses, {slice} and {vm} stand for names. The zero value says that workers cannot
 // read it.
 type Peers struct {
-	// Read is the address that shows the attribute of all workers of a slice or, if there is
-	// a List, of one VM. It takes a POST with Body; without a Body it takes a GET. Told is
-	// the path of the attribute's values in the answer, as in Field.
+	// Read is the address that shows the attribute. Without List, it shows that of all
+	// workers of a slice. With List, it shows that of one VM. If Body is set, the worker
+	// sends a POST with Body. Otherwise it sends a GET. Told is the path of the attribute's
+	// values in the answer, as in Field.
 	Read, Body, Told string
 
-	// List is the address that takes a POST and answers with the VMs of a slice; "": Read
-	// shows all workers of a slice.
+	// List is an address to which the worker sends a POST. The answer names the VMs of a
+	// slice. If List is "", Read shows all workers of a slice.
 	List string
-	// Names is the path of the names of VMs in that answer; a name may be the end of an
-	// address. States is the path of their states. Idle lists states, separated by spaces.
-	// No command runs in a VM that has one of these states or no state.
+	// Names is the path of the names of VMs in that answer. An address may stand in place
+	// of a name; its end is the name. States is the path of the states of the VMs. Idle
+	// lists states, separated by spaces. No command runs in a VM that has one of these
+	// states or no state.
 	Names, States, Idle string
-	// More is the path of a text that the answer has if it does not name all VMs.
+	// More is the path of a text that is in the answer only if the answer does not name all
+	// VMs.
 	More string
 }
 
-// A Part of a resource is deleted by one request.
+// A Part of a resource is something that one request deletes.
 type Part struct {
-	// Look is the address at which a worker reads the part. Before a worker deletes it,
-	// it finds the Proof of the run in the answer.
+	// Look is the address at which a worker reads the part. Before a worker deletes the
+	// part, it must find the Proof of the run in the answer.
 	Look string
 	// Labels is the path of the labels in the answer, as in Field. If the part has no
-	// labels, Labels is "". The description of the part is then About, a space, and the
+	// labels, Labels is "". Then the description of the part is About, a space, and the
 	// label.
 	Labels, About string
-	// Going is in the answer when the part is being deleted already.
+	// Going is in the answer if the part is already being deleted.
 	Going Field
-	// Delete is the address that takes a DELETE for the part and all that belongs to it.
+	// Delete is the address to which the worker sends a DELETE for the part and all that
+	// belongs to it.
 	Delete string
-	// Probe is the address of a part that does not exist. A worker that may delete gets
-	// status 404 for a DELETE there; others are refused.
+	// Probe is the address of a part that does not exist. If a worker may delete, a DELETE
+	// there gets status 404. Otherwise the API refuses it.
 	Probe string
 }
 
-// Proof returns the field and the value that show that the part has a label, and so belongs
-// to the run.
+// Proof returns the field and the value that show that the part has a label. Then the part
+// belongs to the run.
 func (p Part) Proof(label, value string) Field {
 	if p.Labels == "" {
 		return Field{Path: "/description", Value: p.About + " " + label + "=" + value}
@@ -151,7 +157,7 @@ func (p Part) Proof(label, value string) Field {
 
 // A Field is a text in an answer in JSON.
 type Field struct {
-	Path  string // names from the root on, each after a slash; * stands for all elements of a list
+	Path  string // names from the root, each after a slash; * stands for all elements of a list
 	Value string
 }
 
@@ -161,9 +167,9 @@ type Commands struct {
 	Kind    string // what messages call a resource: "queued resource"
 	List    string // shows what exists
 	Show    string // shows the resource
-	Wait    string // waits until it can be used
-	Gone    string // waits until it is gone, when it is being deleted
-	Delete  string // deletes it with its slices
+	Wait    string // waits until the resource can be used
+	Gone    string // waits until the resource is gone, if it is being deleted
+	Delete  string // deletes the resource with its slices
 }
 
 // NameOf returns what messages call a resource: "queued resource q7".
@@ -171,16 +177,16 @@ func NameOf(p Provider, id string) string {
 	return strings.TrimSpace(p.Undoing(id).Commands.Kind + " " + id)
 }
 
-// QuotedNameOf is NameOf for errors, which quote names: `queued resource "q7"`.
+// QuotedNameOf is NameOf for errors, which quote the name: `queued resource "q7"`.
 func QuotedNameOf(p Provider, id string) string {
 	return strings.TrimSpace(fmt.Sprintf("%s %q", p.Undoing(id).Commands.Kind, id))
 }
 
-// A Partial is a Provider whose Slices may lack some, because the service that has them did
-// not answer.
+// A Partial is a Provider whose Slices may lack some slices, because the service that has
+// them did not answer.
 type Partial interface {
-	// Unseen returns why the last Slices has no slices of resources that messages call kind;
-	// nil if it has all of them.
+	// Unseen is about resources that messages call kind. It says why the last Slices has
+	// none of their slices, or returns nil if it has all of them.
 	Unseen(kind string) error
 }
 
@@ -188,7 +194,7 @@ type Partial interface {
 type Explanation struct {
 	Reason string // the probable reason, in one sentence; "": unknown
 	Hint   string // what to type; ""
-	Again  string // what to type after the resource is deleted; ""
+	Again  string // what to type after the resource is deleted, or empty
 }
 
 // An Explainer is a Provider that can say why a resource does not come up.
@@ -198,12 +204,13 @@ type Explainer interface {
 
 // A Previewer is a Provider that can show a request before it is sent.
 type Previewer interface {
-	// Preview returns the request as JSON, as it would be sent, and as a command of the
-	// provider's own tool.
+	// Preview returns the request as JSON, as it would be sent. It also returns it as a
+	// command of the provider's own tool.
 	Preview(r Request) (body []byte, command string)
 }
 
-// A Sweeper is a Provider whose resources have parts that stay when their slices are gone.
+// A Sweeper is a Provider whose resources have parts that remain when their slices are
+// gone.
 type Sweeper interface {
 	// Sweep deletes the parts of a run's resource if the resource has no slices any more.
 	// If it has some, belongs to another run, or has a part that is younger than
@@ -211,7 +218,8 @@ type Sweeper interface {
 	Sweep(ctx context.Context, id, run string) error
 }
 
-// A Catalog is a Provider whose VMs have a machine type and boot an image that may be missing.
+// A Catalog is a Provider whose VMs have a machine type and boot an image. The image may be
+// missing.
 type Catalog interface {
 	// Machine returns the machine type of slices of type t. If the place does not offer it,
 	// Machine returns its name and an error of class gcp.NotFound. The error is a
@@ -222,7 +230,7 @@ type Catalog interface {
 	Image(ctx context.Context, t tpu.Type) (string, error)
 }
 
-// A Doorkeeper is a Provider that can say what Admit would find and do. It only reads.
+// A Doorkeeper is a Provider that can say what Admit would find and do, without doing it.
 type Doorkeeper interface {
 	Door(ctx context.Context, s tpu.Slice, l Login) (Door, error)
 }
@@ -234,19 +242,19 @@ type Door struct {
 	Place string // where the key is, or where Admit would put it, in words
 }
 
-// An AttributeReader is a Provider that can read guest attributes: workers use them to
+// An AttributeReader is a Provider that can read guest attributes. Workers use these to
 // report something without SSH and without a bucket.
 type AttributeReader interface {
 	// Attributes returns the guest attributes multihost/KEY that workers of a slice have
-	// set, in no order: an API does not say which worker set them.
+	// set. They have no order: an API does not say which worker set them.
 	Attributes(ctx context.Context, slice, key string) ([]string, error)
 }
 
-// A Numberer is a Provider that learns from the VMs which worker each is.
+// A Numberer is a Provider that must be told by the VMs which worker each of them is.
 type Numberer interface {
-	// Number returns a bash script with which a VM of the slice tells its number. The
-	// script exits with 0 when the number has been told. The VMs that have not told theirs
-	// are in Slice.Untold.
+	// Number returns a bash script with which a VM of the slice tells its number as a
+	// worker. The script exits with 0 once it has told the number. The VMs that have not
+	// told their number are in Slice.Untold.
 	Number(s tpu.Slice) string
 }
 

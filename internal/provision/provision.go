@@ -1,10 +1,10 @@
 // Package provision is the seam between a job and the provider that makes its slices. A
 // [Provider] (package qr for queued resources) takes a [Request] and describes what exists
-// as a [Resource]: it translates its own words into a [Life] and a condition of each slice.
-// [Decide] says what to do about that: wait for it, use it, reboot its VMs, make it again,
-// or give up. Nothing but a provider knows its words, and nothing but Decide judges.
+// as a [Resource]. It translates its own words into a [Life] and a condition of each slice.
+// [Decide] says what to do about the resource: wait for it, use it, reboot its VMs, make it
+// again, or give up. Only a provider knows its words, and only Decide judges.
 //
-// The package is pure: it reads nothing, waits for nothing and knows no time.
+// The package is pure: it reads nothing, waits for nothing and does not use a clock.
 package provision
 
 // A Life is the stage in the life of a resource:
@@ -15,7 +15,7 @@ package provision
 //	                                                 └→ failed
 //
 // Somebody may delete a resource at every stage. A suspended or failed resource never
-// recovers: it counts against the quota until somebody deletes it. A provider that restarts
+// recovers. It counts against the quota until somebody deletes it. A provider that restarts
 // or replaces slices by itself keeps their capacity meanwhile. Such a resource is
 // Recovering: multihost waits for it and never deletes it.
 type Life string
@@ -24,7 +24,7 @@ type Life string
 const (
 	Absent       Life = "absent"
 	Requested    Life = "requested"    // the provider has not yet accepted it, or its word is unknown
-	Waiting      Life = "waiting"      // for capacity; nothing exists, nothing is billed
+	Waiting      Life = "waiting"      // waits for capacity; nothing exists, nothing is billed
 	Provisioning Life = "provisioning" // its slices are being made
 	Active       Life = "active"       // its slices exist, ready or not
 	Recovering   Life = "recovering"   // the provider itself restarts or replaces slices
@@ -48,14 +48,15 @@ func (l Life) Empty() bool { return l == Absent || l == Waiting || l.Dead() }
 // A Loss is why slices that were asked for cannot be used.
 type Loss string
 
-// The losses. Removed and Expired are the wish of a user; the other losses happen without one.
+// The losses. Removed and Expired happen because a user wants it. The other losses happen
+// without that.
 const (
 	NoLoss         Loss = ""
 	Preempted      Loss = "preempted"
 	Maintenance    Loss = "maintenance"
 	Infrastructure Loss = "infrastructure"
 	Removed        Loss = "removed by a user"
-	Expired        Loss = "expired" // the time for which the slices were asked for is over
+	Expired        Loss = "expired" // the time for which the slices were requested has passed
 )
 
 // A Step is what to do next about a resource.
@@ -74,7 +75,7 @@ const (
 // A Reach says whether the workers of a slice answer.
 type Reach string
 
-// What was seen of the workers of a slice.
+// What is known about the workers of a slice.
 const (
 	Untried Reach = ""        // nobody has tried
 	Answers Reach = "answers" // every worker answers
@@ -83,21 +84,21 @@ const (
 
 // A Sight is all that is known about a resource at one moment.
 type Sight struct {
-	Kind   string // what the provider calls it: "queued resource"
+	Kind   string // the provider's word for it: "queued resource"
 	Life   Life
 	Word   string // the provider's own word for Life, for messages: "WAITING_FOR_RESOURCES"
 	Detail string // the provider's text of a failure, or of what happened to its slices
 
-	ByUser      bool // a user caused this life, not the provider
-	Over        bool // the time for which its slices were asked for is over
-	Loss        Loss // why its slices were taken, if the provider says so; else NoLoss
+	ByUser      bool // a user caused this life, and not the provider
+	Over        bool // the time for which its slices were requested has passed
+	Loss        Loss // why its slices were taken away, if the provider says so; otherwise NoLoss
 	Reclaimable bool // the provider may take its slices back at any time: spot, flex-start
 
 	Slices []SliceSight // one for each slice that it has or ought to have
 
-	Existed bool // it was seen before, and this job did not delete it
-	Overdue bool // its life and slices have not changed for longer than this life may last
-	Resets  int  // how many times it was reset since its slices last answered
+	Existed bool // it was seen before, and this job has not deleted it
+	Overdue bool // its life and slices have not changed for longer than is allowed in this life
+	Resets  int  // how often it was reset since its slices last answered
 }
 
 // A SliceSight is what is known about one slice.
@@ -105,7 +106,7 @@ type SliceSight struct {
 	Name  string
 	State string // one clause about its state: "slice t-1 is PREEMPTED"
 	Loss  Loss   // why it cannot be used, if the provider says so; NoLoss if it can
-	Up    bool   // its VMs run, so that they can be rebooted
+	Up    bool   // its VMs run, so they can be rebooted
 	Reach Reach
 }
 
@@ -118,8 +119,8 @@ type Decision struct {
 
 // Decide returns the next step for what s shows. It tries the milder step first. It waits
 // for states that may pass by themselves, because a VM that boots, one that migrates and
-// one that is being taken away look the same. The caller says with s.Overdue when a wait
-// has lasted too long.
+// one that is being taken away look the same. If a wait has lasted too long, the caller
+// says so with s.Overdue.
 func Decide(s Sight) Decision {
 	switch s.Life {
 	case Absent:
@@ -132,8 +133,8 @@ func Decide(s Sight) Decision {
 	case Active:
 		return s.active()
 	case Recovering:
-		// Deleting it would throw away the capacity that the provider holds for it, however
-		// long that takes.
+		// To delete it would throw away the capacity that the provider holds for it, no
+		// matter how long that takes.
 		return Decision{StepWait, Infrastructure, s.is() + ": it is restarted by itself"}
 	case Suspending, Suspended:
 		return s.overdue(StepRecreate, s.suspended())
@@ -151,7 +152,7 @@ func Decide(s Sight) Decision {
 
 func (s Sight) is() string { return "the " + s.Kind + " is " + s.Word }
 
-// overdue replaces a wait that has lasted too long by step.
+// If a wait has lasted too long, overdue replaces it by step.
 func (s Sight) overdue(step Step, d Decision) Decision {
 	if !s.Overdue || d.Step != StepWait {
 		return d
@@ -166,7 +167,7 @@ func (s Sight) overdue(step Step, d Decision) Decision {
 	return d
 }
 
-// whileMade waits, and names a slice that is lost before all of them exist.
+// whileMade waits. If a slice is lost before all of them exist, it names that slice.
 func (s Sight) whileMade() Decision {
 	for _, slice := range s.Slices {
 		if slice.Loss == Preempted {
@@ -177,8 +178,8 @@ func (s Sight) whileMade() Decision {
 }
 
 // suspended returns the decision about slices that were taken away. If the provider does
-// not tell why, reclaimable slices count as preempted, and others as taken for maintenance,
-// unless their time is over or a user took them.
+// not tell why, it depends on the slices: reclaimable ones count as preempted, others as
+// taken for maintenance. If their time has passed or a user took them, that counts first.
 func (s Sight) suspended() Decision {
 	d := Decision{Step: StepRecreate, Loss: Maintenance, Why: s.is()}
 	if s.Life == Suspending {
@@ -223,11 +224,11 @@ func (s Sight) active() Decision {
 
 func (s Sight) activeSlice(slice SliceSight) Decision {
 	d := slice.decide()
-	if !s.Overdue || d.Step != StepWait || d.Loss == NoLoss { // there is no loss: nobody has tried its workers yet
+	if !s.Overdue || d.Step != StepWait || d.Loss == NoLoss { // this is no loss, because nobody has tried the workers yet
 		return d
 	}
-	// Only VMs that run can be rebooted, and a second reboot helps no more than the
-	// first one.
+	// Only VMs that run can be rebooted. A second reboot does not help more than the first
+	// one.
 	if slice.Up && d.Loss == Infrastructure && s.Resets == 0 {
 		d.Step = StepReset
 		return d
@@ -236,7 +237,7 @@ func (s Sight) activeSlice(slice SliceSight) Decision {
 	return d
 }
 
-// decide returns the decision about one slice of a resource that lives.
+// decide returns the decision about one slice of a resource that exists.
 func (s SliceSight) decide() Decision {
 	switch {
 	case s.Loss != NoLoss:
@@ -250,7 +251,7 @@ func (s SliceSight) decide() Decision {
 }
 
 // rank orders decisions about single slices. The resource as a whole needs the hardest
-// step. Of two equal steps, the one with the clearer loss counts.
+// step. If two steps are equal, the one with the clearer loss counts.
 func rank(d Decision) int {
 	steps := map[Step]int{StepUse: 0, StepWait: 1, StepReset: 2, StepRecreate: 3}
 	losses := map[Loss]int{NoLoss: 0, Infrastructure: 1, Maintenance: 2, Preempted: 3}

@@ -78,8 +78,8 @@ func TestDecide(t *testing.T) {
 	}
 }
 
-// Nothing is rebooted or deleted before its time has passed, unless it is of no more
-// use. A wait for a loss ends, except for a loss that the provider repairs itself.
+// Nothing is rebooted or deleted before its time has passed, unless it is useless. A wait
+// for a loss ends. Only a loss that the provider repairs itself may last for ever.
 func TestDecideIsPatientAndNotForEver(t *testing.T) {
 	for _, life := range []Life{Requested, Waiting, Provisioning, Active, Recovering, Suspending, Deleting, "pondering"} {
 		for _, slice := range []SliceSight{well, untried, silent, unhealthy, stopped, taken, repaired} {

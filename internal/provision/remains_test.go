@@ -6,8 +6,8 @@ import (
 	"multihost/internal/provision"
 )
 
-// What is left of a request and costs nothing is no request that waits, and no dead one that
-// holds quota.
+// Parts of a request may be left that cost nothing. They do not count as a request that
+// waits, or as a dead one that holds quota.
 func TestRemains(t *testing.T) {
 	t.Parallel()
 	of := func(id string, life provision.Life, free bool) provision.Resource {

@@ -27,16 +27,16 @@ func (t Tier) IsReserved() bool { return t == Reserved || t == ReservationBound 
 // Reclaimable reports whether the provider may take slices of this tier back at any time.
 func (t Tier) Reclaimable() bool { return t == Spot || t == BestEffort || t == FlexStart }
 
-// A Request is what a job asks a provider for. A provider refuses what it cannot do.
+// A Request says what a job wants from a provider. A provider refuses what it cannot do.
 type Request struct {
 	ID        string   // of the resource to make
 	NodeCount int      // number of slices, 1 or more
 	Nodes     []string // their names
-	Apart     bool     // the provider makes each slice for itself: their VMs know no other slice
+	Apart     bool     // the provider makes each slice separately, and its VMs do not know the other slices
 
 	Type           tpu.Type
-	Tier           Tier   // "" with a Reservation: Reserved; else OnDemand
-	Reservation    string // name of the capacity that was reserved; ""
+	Tier           Tier   // "" means Reserved if there is a Reservation, otherwise OnDemand
+	Reservation    string // name of the capacity that was reserved, or empty
 	MaxRunDuration time.Duration
 
 	// When the slices may be made; zero: at any time.
@@ -47,24 +47,24 @@ type Request struct {
 
 	Network    string
 	Subnetwork string
-	Interfaces []Interface // of each worker, if it has several; they replace Network and Subnetwork
+	Interfaces []Interface // network interfaces of each worker, if it has several; they replace Network and Subnetwork
 
-	ServiceAccount string   // of the workers; "": the provider's default
+	ServiceAccount string   // account of the workers; "": the provider's default
 	Scopes         []string // what it may call
 
 	Labels   map[string]string
 	Metadata map[string]string
-	// OwnMetadata is added to Metadata. It does not count when the request is compared
-	// with an existing resource.
+	// OwnMetadata is added to Metadata. It is ignored when the request is compared with an
+	// existing resource.
 	OwnMetadata map[string]string
 
-	// SlicesDeadline is how long slices that have come are kept while others are missing;
-	// 0: without limit. The function that waits for the slices keeps this limit; no
+	// SlicesDeadline is how long slices that have come are kept while others are missing. 0
+	// means without limit. The function that waits for the slices applies this limit. No
 	// provider does.
 	SlicesDeadline time.Duration
 
 	// Own holds the settings that only one provider knows. Only that provider reads them.
-	// If a field above sets the same thing, the field above counts.
+	// If a field above sets the same thing, the field above wins.
 	Own any
 }
 
@@ -90,7 +90,7 @@ func (r Request) NodeNames() []string {
 	return r.Nodes
 }
 
-// Asks returns the tier that the request asks for.
+// Asks returns the tier of the request, or the tier that its other fields imply.
 func (r Request) Asks() Tier {
 	switch {
 	case r.Tier != "":
@@ -104,10 +104,10 @@ func (r Request) Asks() Tier {
 // RunLabel returns the label of the run.
 func (r Request) RunLabel() (key, value string) { return LabelRun, r.Labels[LabelRun] }
 
-// MakingTime limits the time between two parts of a resource: that long after the newest
-// part was made, its next part may still come. Younger parts are never taken for the rest
-// of a resource that is gone. The API takes a part within seconds. Google may refuse it for
-// minutes, and multihost then asks again.
+// MakingTime limits the time between two parts of a resource: until this time after its
+// newest part was made, its next part may still come. Nobody takes a younger part for the
+// rest of a resource that is gone. The API accepts a part within seconds. Google may refuse
+// it for minutes, and multihost then asks again.
 const MakingTime = 15 * time.Minute
 
 // A Resource is what a provider has made, or is to make, for one request.
@@ -119,16 +119,16 @@ type Resource struct {
 	Life        Life
 	State       string // the provider's own word for Life, for messages: "WAITING_FOR_RESOURCES"
 	ByUser      bool   // a user caused this life, not the provider
-	By          string // the same in words: "Google (preemption or maintenance)"; "": unknown
-	Over        bool   // the time for which its slices were asked for is over
-	Loss        Loss   // why its slices were taken, if the provider says so; else NoLoss
-	Failure     string // the provider's text of a failure, or of what happened to its slices
+	By          string // who caused it, in words: "Google (preemption or maintenance)"; "": unknown
+	Over        bool   // the time for which its slices were requested has passed
+	Loss        Loss   // why its slices were taken away, if the provider says so; otherwise NoLoss
+	Failure     string // the provider's text about a failure, or about what happened to its slices
 	Starved     bool   // it failed because capacity or quota is lacking
 	Reclaimable bool   // the provider may take its slices back at any time
-	Free        bool   // it has no slices, and its parts cost nothing and hold no quota
+	Free        bool   // it has no slices; its parts cost nothing and hold no quota
 
 	// Until is when the provider takes the slices back because the request limits their
-	// time; zero: never, or not known.
+	// time. The zero time means never, or not known.
 	Until time.Time
 
 	Type       string // accelerator type
@@ -136,8 +136,8 @@ type Resource struct {
 	Network    string
 	NodeCount  int
 	Nodes      []string    // names of its slices, existing or not
-	Slices     []tpu.Slice // slices that exist, in the order of Nodes; Index is the place in Nodes
-	Missing    []Missing   // slices that have not come although others have; those others are billed meanwhile
+	Slices     []tpu.Slice // slices that exist, in the order of Nodes; Index is the index in Nodes
+	Missing    []Missing   // slices that have not come although others have; meanwhile the others are billed
 	Labels     map[string]string
 	Metadata   map[string]string // metadata that was requested for its VMs; nil: not known
 	CreateTime time.Time
@@ -146,7 +146,7 @@ type Resource struct {
 	Own any
 }
 
-// A Missing slice is one that its provider makes for itself and that has not come.
+// A Missing slice has not come yet. Its provider makes it separately from the others.
 type Missing struct {
 	Name string
 	Why  string // what it waits for, in words
@@ -184,15 +184,15 @@ func (r Resource) ReadySlices() int {
 func (r Resource) Dead() bool { return r.Life.Dead() }
 
 // Spent reports whether the resource is dead and none of its slices runs. Some providers
-// leave the other slices where they are when one is lost: they are billed, and may have a
-// command.
+// keep the other slices when one is lost. These are billed, and a command may run on them.
 func (r Resource) Spent() bool { return r.Dead() && r.ReadySlices() == 0 }
 
-// ofNoCost says what a Free resource costs.
+// ofNoCost says what a Free resource costs: nothing.
 const ofNoCost = "costs nothing and holds no quota"
 
-// Remains says of the Free resources in all what they cost, and what removes them; "" if
-// there is none. Those that are not dead may be on their way.
+// Remains is about the Free resources in all. It says what they cost and what removes them.
+// It returns "" if there are none. Those that are not dead may still be on their way to
+// more.
 func Remains(all []Resource) (text, hint string) {
 	var names, removes []string
 	unless := ""
@@ -214,8 +214,8 @@ func Remains(all []Resource) (text, hint string) {
 	return strings.Join(names, ", ") + " have no slices, cost nothing and hold no quota", unless + "remove what is left of each, such as: " + removes[0]
 }
 
-// Standing returns the state and what it means for the bill. The text ends a
-// sentence about a resource that is not deleted.
+// Standing returns the state and its meaning for the bill. The text ends a sentence about a
+// resource that is not deleted.
 func (r Resource) Standing() string {
 	switch {
 	case r.Free:
@@ -228,14 +228,14 @@ func (r Resource) Standing() string {
 	return "state " + r.State + ", and is billed"
 }
 
-// Absence returns the sight of a resource that existed and cannot be found any more. Kind
-// is what messages call it.
+// Absence returns the sight of a resource that existed and can no longer be found. kind is
+// what messages call the resource.
 func Absence(kind string) Sight {
 	return Sight{Kind: kind, Life: Absent, Word: NotFound, Existed: true}
 }
 
-// Sight puts together what the provider says of r and what reach says of its slices, by
-// name. A nil reach means that no worker was tried.
+// Sight combines what the provider says about r with what reach says about its slices.
+// reach takes the name of a slice. A nil reach means that no worker was tried.
 func (r Resource) Sight(reach func(slice string) Reach) Sight {
 	s := Sight{
 		Kind: r.Commands.Kind, Life: r.Life, Word: r.State, Detail: r.Failure, Existed: true,
@@ -257,8 +257,8 @@ func (r Resource) Sight(reach func(slice string) Reach) Sight {
 	return s
 }
 
-// SightOf describes a slice as its provider lists it. A slice without a State is not
-// listed. The Reach is Untried.
+// SightOf describes a slice as its provider lists it. If slice has no State, the provider
+// does not list it. The Reach of the result is Untried.
 func SightOf(slice tpu.Slice) SliceSight {
 	s := SliceSight{Name: slice.Name, Loss: Infrastructure, State: "slice " + slice.Name + " is " + slice.State}
 	switch slice.Condition {
