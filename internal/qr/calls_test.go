@@ -22,8 +22,8 @@ import (
 	"multihost/internal/tpu"
 )
 
-// However many slices there are, a look at them is one call to read the queued
-// resource and one list.
+// However many slices there are, a look at them takes two calls: one reads the queued
+// resource, one lists the slices.
 func TestWaitingFor64SlicesListsThem(t *testing.T) {
 	c := start(t, sim.Config{Step: 50 * time.Millisecond})
 	c.create(request(t, func(r *qr.Request) { r.NodeCount = 64 }))
@@ -49,7 +49,7 @@ func TestWaitingFor64SlicesListsThem(t *testing.T) {
 	}
 	before = len(c.Sim.Requests())
 	for _, s := range list {
-		// As a run does it for each slice: the list of slices already has the key.
+		// A run does this for each slice. The list of slices already has the key.
 		s.Metadata = map[string]string{"ssh-keys": "ada:" + simcloud.PublicKey("ada") + " ada"}
 		if changed, err := c.EnsureKey(t.Context(), s, "ada", simcloud.PublicKey("ada")); changed || err != nil {
 			t.Fatal(changed, err)
@@ -94,9 +94,9 @@ func TestALongWaitReadsRarely(t *testing.T) {
 	}
 }
 
-// Guest attributes are a call a worker. 2048 such calls are made a few at a time. Neither
-// this command nor the next one repeats them, unless a worker was made anew or its key is
-// doubted.
+// Reading guest attributes takes one call for each worker. Of 2048 such calls, only a few
+// run at once. Neither this command nor the next one repeats them, unless a worker was made
+// again or somebody doubts its key.
 func TestHostKeysOf2048WorkersAreAskedOnce(t *testing.T) {
 	c := start(t, sim.Config{Slices: []sim.SliceSpec{{Name: "big", Count: 32, Type: "v5litepod-256"}}})
 	path := filepath.Join(t.TempDir(), "state", "hostkeys.json")
@@ -177,8 +177,8 @@ func TestHostKeysOf2048WorkersAreAskedOnce(t *testing.T) {
 	}
 }
 
-// If the API could not complete its list, the list is requested again. A missing slice
-// would count as gone, and its run as lost.
+// If the API could not complete its list, the client requests the list again. Otherwise a
+// missing slice would count as gone, and its run as lost.
 func TestAListThatLeavesSomethingOutIsNotBelieved(t *testing.T) {
 	c := start(t, sim.Config{})
 	partial := 0
@@ -194,13 +194,13 @@ func TestAListThatLeavesSomethingOutIsNotBelieved(t *testing.T) {
 		t.Errorf("%d slices after %d calls, %v", len(list), partial, err)
 	}
 	partial = 0
-	if _, err := c.List(t.Context()); err != nil || partial != 4 { // and one for the slices
+	if _, err := c.List(t.Context()); err != nil || partial != 4 { // and one call for the slices
 		t.Errorf("queued resources after %d calls: %v", partial, err)
 	}
 }
 
 // TestAResourceThatIsNotThereIsNotFound: callers that know only package provision recognize
-// the case by the error.
+// this case by the error.
 func TestAResourceThatIsNotThereIsNotFound(t *testing.T) {
 	c := start(t, sim.Config{})
 	if _, err := c.Provider("").Get(t.Context(), "none"); !errors.Is(err, provision.ErrNotFound) {

@@ -20,7 +20,7 @@ func (r Resource) fields() any {
 	return v
 }
 
-// Sort sorts resources by keys; the first key counts most.
+// Sort sorts resources by keys. The first key counts most.
 func Sort(list []Resource, keys []gcloud.SortKey) {
 	fields := make(map[string]any, len(list))
 	for _, r := range list {
@@ -36,7 +36,7 @@ type Choice struct {
 	Limit  int // -1: no limit
 }
 
-// Of sorts list in place and returns the part that is shown.
+// Of sorts list in place. It returns the part of it that is shown.
 func (c Choice) Of(list []Resource) []Resource {
 	Sort(list, c.Keys)
 	list = slices.DeleteFunc(list, func(r Resource) bool { return !c.Filter.Match(r.fields()) })

@@ -10,7 +10,6 @@ import (
 	tpuapi "google.golang.org/api/tpu/v2alpha1"
 )
 
-// A list is sorted first, then filtered, then cut off.
 func TestChoice(t *testing.T) {
 	t.Parallel()
 	made := func(id string) Resource { return newResource(&tpuapi.QueuedResource{Name: "x/" + id}) }

@@ -42,7 +42,7 @@ type Resource struct {
 	ID             string            `json:"id"`
 	State          string            `json:"state"`
 	StateInitiator string            `json:"state_initiator,omitempty"` // USER or SERVICE
-	Failure        string            `json:"failure,omitempty"`         // the API's text when FAILED
+	Failure        string            `json:"failure,omitempty"`         // the API's text if the state is FAILED
 	Type           string            `json:"accelerator_type"`
 	RuntimeVersion string            `json:"runtime_version"`
 	Tier           Tier              `json:"tier"`
@@ -112,8 +112,8 @@ func newResource(body *tpuapi.QueuedResource) Resource {
 	if body.Tpu == nil {
 		return r
 	}
-	// A request for several nodes has one entry before it is expanded and one
-	// for each node afterwards.
+	// A request for several nodes has one entry at first. Once it is expanded, it has one
+	// entry for each node.
 	for _, spec := range body.Tpu.NodeSpec {
 		switch {
 		case spec.MultiNodeParams != nil && spec.NodeId == "":
@@ -190,7 +190,7 @@ func (c *Client) Get(ctx context.Context, id string) (Resource, error) {
 // the states of their slices.
 func (c *Client) List(ctx context.Context) ([]Resource, error) { return c.ListPaged(ctx, gcp.PageSize) }
 
-// ListPaged is List with pages of size resources.
+// ListPaged does what List does, with pages of size resources.
 func (c *Client) ListPaged(ctx context.Context, size int64) ([]Resource, error) {
 	all, err := c.listResources(ctx, size)
 	if err != nil {
@@ -255,9 +255,9 @@ func (c *Client) listResources(ctx context.Context, size int64) ([]Resource, err
 	return all, nil
 }
 
-// slicesOf returns the nodes that belong to r, in the order of r.Nodes, with Index
-// set to their index in it. The name alone does not decide: a slice that another
-// queued resource made never belongs to r.
+// slicesOf returns the nodes that belong to r, in the order of r.Nodes. Their Index is the
+// index in r.Nodes. The name alone does not decide: if another queued resource made a
+// slice, it never belongs to r.
 func slicesOf(r Resource, nodes []tpu.Slice) []tpu.Slice {
 	index := make(map[string]int, len(r.Nodes))
 	for i, name := range r.Nodes {

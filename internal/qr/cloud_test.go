@@ -11,7 +11,7 @@ import (
 	"multihost/internal/testkit/simcloud"
 )
 
-// A cloud is a simulated one with a client of its queued resources.
+// A cloud is a simulated cloud with a client of its queued resources.
 type cloud struct {
 	*simcloud.Cloud
 	*qr.Client
@@ -43,7 +43,7 @@ func (c *cloud) ready(r qr.Request) qr.Resource {
 	return res
 }
 
-// quick are options of a wait that reads often.
+// quick returns options of a wait that reads often.
 func quick(change func(*qr.WaitOptions)) qr.WaitOptions {
 	o := qr.WaitOptions{Poll: gcp.Backoff{First: 200 * time.Millisecond, Max: 400 * time.Millisecond}}
 	if change != nil {
@@ -52,7 +52,7 @@ func quick(change func(*qr.WaitOptions)) qr.WaitOptions {
 	return o
 }
 
-// said lists the states of a resource in the order of their reports.
+// said returns the reported states of a resource, in order.
 func (c *cloud) said(name string) (states []string) {
 	for _, e := range c.Log.Events() {
 		if s, ok := e.(event.State); ok && s.Name == name {

@@ -13,10 +13,10 @@ import (
 	tpuapi "google.golang.org/api/tpu/v2alpha1"
 )
 
-// differences lists how an existing queued resource differs from the one that was asked
-// for. If there are none, the existing one can be used instead. Fields that the request
-// leaves to the API's defaults do not count, nor do fields that change over time (SSH keys,
-// deadlines).
+// differences lists how an existing queued resource differs from the one that r asks for.
+// If there are none, the existing one can be used instead. It ignores fields that the
+// request leaves to the API's defaults. It also ignores fields that change over time (SSH
+// keys, deadlines).
 func (r Request) differences(existing Resource, asked *tpuapi.QueuedResource) []string {
 	want := *asked
 	want.Name = r.ID
@@ -76,8 +76,7 @@ func (d *diff) node(has, asked *tpuapi.Node, own map[string]string) {
 		d.text("service account", email, asked.ServiceAccount.Email)
 	}
 	for _, key := range sortedKeys(asked.Metadata) {
-		// Key managers edit ssh-keys in place, and startup scripts are too long
-		// to be quoted.
+		// Key managers edit ssh-keys in place. Startup scripts are too long for a message.
 		if _, ours := own[key]; !ours && key != nodes.SSHKeys && has.Metadata[key] != asked.Metadata[key] {
 			*d = append(*d, fmt.Sprintf("metadata %s: it has another value", key))
 		}
@@ -130,7 +129,7 @@ func diskNames(n *tpuapi.Node) string {
 	return strings.Join(slices.Sorted(maps.Keys(names)), ",")
 }
 
-// joinNames joins names. Of more than four, it gives the first and the last only.
+// joinNames joins names. If there are more than four, it gives only the first and the last.
 func joinNames(names []string) string {
 	if len(names) <= 4 {
 		return strings.Join(names, ", ")

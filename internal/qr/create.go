@@ -17,15 +17,14 @@ import (
 )
 
 const (
-	// acceptLimit is how long Create waits for the create operation, which
-	// normally ends within seconds. Wait shows what becomes of the request after
-	// that.
+	// acceptLimit is how long Create waits for the create operation, which normally ends
+	// within seconds. After that, Wait shows what becomes of the request.
 	acceptLimit = 2 * time.Minute
-	// lastReadLimit limits the one read after the caller's context has ended,
-	// which finds out whether a resource was made.
+	// lastReadLimit limits the one read that finds out whether a resource was made although
+	// the caller's context has ended.
 	lastReadLimit = 10 * time.Second
-	// inFlight is how often the read is repeated, a second later each time, when the
-	// caller has cut off a create request and the resource is not there.
+	// A caller may cut off a create request, and then the resource is not there. inFlight
+	// is how often Create reads again in this case, each time a second later.
 	inFlight = 2
 	// recreateLimit is how long Create waits until an older resource of the same
 	// name is deleted.
@@ -38,31 +37,31 @@ var errInTheWay = errors.New("a queued resource of this name is being deleted")
 
 // Create requests a queued resource. It does not wait for its slices.
 //
-// Create is safe to repeat. If a resource of that name exists, is what r asks for
-// and has the same owner labels, Create returns it with created false. If it
-// differs from r, Create leaves it alone and returns a *ConflictError. If it is
-// FAILED, SUSPENDING or SUSPENDED, Create returns a *StateError. If it is being
-// deleted, Create waits until it is gone and then creates r.
+// Create is safe to repeat. An existing resource of that name may be what r asks for, with
+// the same owner labels. Then Create returns it, and created is false. If it differs from
+// r, Create does not touch it and returns a *ConflictError. If it is FAILED, SUSPENDING or
+// SUSPENDED, Create returns a *StateError. If it is being deleted, Create waits until it is
+// gone and then creates r.
 //
-// If created is true, the resource is ours and exists, even if err is not nil: the
-// caller has to delete it or report that it exists.
+// If created is true, the resource is ours and exists, even if err is not nil. The caller
+// must then delete it or report that it exists.
 //
 // With a read-only client, Create returns a *gcp.ReadOnlyError if it would make the
-// resource, and otherwise what it always returns. res then describes an older resource of
-// the name that is being deleted, if there is one.
+// resource. Otherwise it returns what it always returns. If an older resource of the name
+// is being deleted, res then describes that one.
 func (c *Client) Create(ctx context.Context, r Request) (res Resource, created bool, err error) {
 	return c.create(ctx, r, c.accepted)
 }
 
-// Submit is Create without the wait until the API accepts the request. A later read
-// shows whether the API refused it.
+// Submit does what Create does, but does not wait until the API accepts the request. A
+// later read shows whether the API refused it.
 func (c *Client) Submit(ctx context.Context, r Request) (res Resource, created bool, err error) {
 	return c.create(ctx, r, func(context.Context, Request, *tpuapi.Operation, string) (Resource, bool, error) {
 		return r.justMade(c.now()), true, nil
 	})
 }
 
-// A taking handles the operation of a request that was sent.
+// A taking handles the operation of a request that Create has sent.
 type taking func(ctx context.Context, r Request, op *tpuapi.Operation, what string) (Resource, bool, error)
 
 func (c *Client) create(ctx context.Context, r Request, sent taking) (res Resource, created bool, err error) {
@@ -85,15 +84,15 @@ func (c *Client) create(ctx context.Context, r Request, sent taking) (res Resour
 		if err := c.awaitGone(ctx, gone); err != nil && !errors.Is(err, errNamesake) {
 			return Resource{}, false, err
 		}
-		// A name may stay taken for a moment after the resource is gone.
+		// For a moment after the resource is gone, its name may still be in use.
 		if err := gcp.Sleep(ctx, c.gcp.Clock(), time.Second); err != nil {
 			return Resource{}, false, err
 		}
 	}
 }
 
-// explained adds to a refusal what prevents the request or where else to ask: which
-// other zones offer the type, or what uses the quota.
+// explained adds something to a refusal: what prevents the request, or what else the user
+// can request. Examples are other zones that offer the type, or what uses the quota.
 func (c *Client) explained(ctx context.Context, r Request, err error) error {
 	if err == nil {
 		return nil
@@ -127,7 +126,8 @@ type capacityError struct {
 
 func (e *capacityError) Unwrap() error { return e.error }
 
-// Hint says where or how else to ask. Another tier is no advice for a reservation.
+// Hint says where else, or for what else, the user can ask. For a reservation, another tier
+// is no advice.
 func (e *capacityError) Hint() string {
 	const elsewhere = ": try again later, or in another zone with --zone=ZONE"
 	switch e.tier {
@@ -169,9 +169,9 @@ func (c *Client) createOnce(ctx context.Context, r Request, sent taking) (Resour
 	return Resource{}, false, err
 }
 
-// accepted waits until the API has accepted or refused the request, for at most
-// acceptLimit. It reads both the operation and the resource, because the operation
-// may hang long after the resource was accepted.
+// accepted waits until the API has accepted or refused the request. It waits for at most
+// acceptLimit. It reads both the operation and the resource, because the operation may
+// continue long after the API has accepted the resource.
 func (c *Client) accepted(ctx context.Context, r Request, op *tpuapi.Operation, what string) (Resource, bool, error) {
 	svc, err := c.gcp.TPU(ctx)
 	if err != nil {
@@ -203,13 +203,14 @@ func (c *Client) accepted(ctx context.Context, r Request, op *tpuapi.Operation, 
 	}
 	res, err := c.read(ctx, r.ID)
 	if err != nil && ctx.Err() == nil {
-		// The API accepted the request. If it still cannot be read, Wait reports it.
+		// The API has accepted the request. If nobody can read the resource yet, Wait
+		// reports that.
 		res, err = r.justMade(start), nil
 	}
 	return res, true, err
 }
 
-// operation reads an operation. what names the work in errors.
+// operation reads an operation. Errors call the work what.
 func (c api) operation(ctx context.Context, svc *tpuapi.Service, name, what string) (op *tpuapi.Operation, err error) {
 	err = c.gcp.Do(ctx, what, func(ctx context.Context) (err error) {
 		op, err = svc.Projects.Locations.Operations.Get(name).Context(ctx).Do()
@@ -218,7 +219,7 @@ func (c api) operation(ctx context.Context, svc *tpuapi.Service, name, what stri
 	return op, err
 }
 
-// justMade returns the resource that r makes, before the API reports it.
+// justMade returns the resource that r makes, as it is before the API reports it.
 func (r Request) justMade(at time.Time) Resource {
 	return Resource{ID: r.ID, State: "CREATING", Type: r.Type.Name, NodeCount: r.NodeCount,
 		Nodes: r.NodeNames(), Labels: r.Labels, Tier: r.tier(), CreateTime: at}
@@ -230,8 +231,8 @@ func (c *Client) afterFailure(ctx context.Context, r Request, cause error) (Reso
 	defer cancel()
 	res, err := c.read(readCtx, r.ID)
 	if err != nil {
-		// A failed operation normally leaves no resource, but an interrupted wait
-		// after an accepted request does.
+		// A failed operation normally leaves no resource. If the API has accepted a request
+		// and the wait was interrupted, the resource exists.
 		return Resource{ID: r.ID}, ctx.Err() != nil && gcp.ClassOf(err) != gcp.NotFound, cause
 	}
 	return res, sameOwner(res, r), cause
@@ -242,9 +243,9 @@ func sameOwner(res Resource, r Request) bool {
 		res.Labels[LabelTool] == r.Labels[LabelTool]
 }
 
-// takenBy returns the error for a refusal that names a slice, if that slice stays. A slice
-// that is being deleted, or that an earlier try of the same request has left, blocks the
-// name only for a while.
+// If a refusal names a slice and that slice stays, takenBy returns the error for it. A
+// slice blocks the name only for a while if it is being deleted, or if an earlier try of
+// the same request has left it.
 func (c *Client) takenBy(ctx context.Context, r Request, refusal error) *TakenError {
 	taken := takenSlice(refusal)
 	if taken == nil {
@@ -257,8 +258,8 @@ func (c *Client) takenBy(ctx context.Context, r Request, refusal error) *TakenEr
 	return taken
 }
 
-// existing decides about an existing resource of the same name. repeated means that
-// an earlier try of the same call may have made it.
+// existing decides about an existing resource of the same name. repeated means that an
+// earlier try in the same call may have made it.
 func (c *Client) existing(ctx context.Context, r Request, body *tpuapi.QueuedResource, repeated bool, cause error) (Resource, bool, error) {
 	res, err := c.read(ctx, r.ID)
 	var taken *TakenError
@@ -269,7 +270,7 @@ func (c *Client) existing(ctx context.Context, r Request, body *tpuapi.QueuedRes
 	case taken != nil:
 		return Resource{}, false, taken
 	case gcp.ClassOf(err) == gcp.NotFound && gcp.ClassOf(cause) == gcp.AlreadyExists:
-		return Resource{}, false, errInTheWay // it was deleted just now
+		return Resource{}, false, errInTheWay // it has just been deleted
 	case err != nil && gcp.ClassOf(err) == gcp.NotFound:
 		return Resource{}, false, cause
 	case err != nil:
@@ -290,9 +291,9 @@ func (c *Client) existing(ctx context.Context, r Request, body *tpuapi.QueuedRes
 	return res, created, nil
 }
 
-// refused finds out how the API would have answered a request that was not sent. It returns
-// refusal, the error of the client that did not send the request, if the API would have
-// made the resource, now or after an older one is gone.
+// refused finds out how the API would have answered a request that was not sent. refusal is
+// the error of the client that did not send the request. If the API would have made the
+// resource, now or once an older one is gone, refused returns refusal.
 func (c *Client) refused(ctx context.Context, r Request, body *tpuapi.QueuedResource, refusal error) (Resource, bool, error) {
 	res, _, err := c.existing(ctx, r, body, false, refusal)
 	if errors.Is(err, errInTheWay) {
@@ -301,7 +302,7 @@ func (c *Client) refused(ctx context.Context, r Request, body *tpuapi.QueuedReso
 	return res, false, err
 }
 
-// unanswered handles a create request that got no answer: the resource may exist.
+// unanswered handles a create request that got no answer. The resource may exist.
 func (c *Client) unanswered(ctx context.Context, r Request, body *tpuapi.QueuedResource, cause error) (Resource, bool, error) {
 	readCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastReadLimit)
 	defer cancel()

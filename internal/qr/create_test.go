@@ -98,8 +98,8 @@ func TestCreateReplyLostMakesOne(t *testing.T) {
 	}
 }
 
-// A request that was cut off arrives after the first look: the job must know that it has made
-// the resource, or nobody deletes it.
+// A request that was cut off arrives after the first read. If the job did not know that it
+// has made the resource, nobody would delete it.
 func TestARequestThatArrivesAfterTheInterruptIsOurs(t *testing.T) {
 	c := start(t, sim.Config{})
 	ctx, cancel := context.WithCancel(t.Context())
@@ -130,8 +130,8 @@ func TestARequestThatArrivesAfterTheInterruptIsOurs(t *testing.T) {
 	}
 }
 
-// An API that has forgotten the request id answers "already exists" to the
-// repetition.
+// An API that has forgotten the request id answers "already exists" when the request is
+// repeated.
 func TestCreateReplyLostAndRequestIDForgotten(t *testing.T) {
 	c := start(t, sim.Config{})
 	var posts atomic.Int32
@@ -222,8 +222,8 @@ func TestExistsAlreadyAndIsDead(t *testing.T) {
 	}
 }
 
-// A slice of another resource has the name: waiting until the name is free would take for
-// ever.
+// A slice of another resource has the name. It stays, so a wait for the name would never
+// end.
 func TestASliceOfThatNameExistsAlready(t *testing.T) {
 	c := start(t, sim.Config{})
 	c.create(request(t, nil))
@@ -303,8 +303,8 @@ func TestQuotaIsToldAndNotRetried(t *testing.T) {
 	refused("and this asks for 48 of it; other queued resources have 16: old (16, FAILED)", "multihost gc --delete")
 }
 
-// The operation of a create may hang although the resource has long reached a later state.
-// That must not count as a failed create.
+// The operation of a create may continue although the resource has long reached a later
+// state. That must not count as a failed create.
 func TestCreateOperationThatNeverEnds(t *testing.T) {
 	c := start(t, sim.Config{})
 	c.Intercept(func(w http.ResponseWriter, r *http.Request) bool {
@@ -318,8 +318,8 @@ func TestCreateOperationThatNeverEnds(t *testing.T) {
 	c.create(request(t, nil))
 }
 
-// If Create is interrupted after the API has taken the request, the caller learns that the
-// resource exists.
+// Create is interrupted after the API has accepted the request. The caller then learns that
+// the resource exists.
 func TestInterruptedCreateSaysThatItExists(t *testing.T) {
 	c := start(t, sim.Config{})
 	ctx, cancel := context.WithCancelCause(t.Context())
@@ -348,8 +348,8 @@ func (c *cloud) waitState(id, state string) {
 	}
 }
 
-// A request for several slices is expanded by the service into one entry a
-// slice; it is still the same request.
+// The service expands a request for several slices into one entry for each slice. It is
+// still the same request.
 func TestExistsAlreadyAndIsExpanded(t *testing.T) {
 	c := start(t, sim.Config{})
 	r := request(t, nil)
@@ -381,8 +381,8 @@ func TestExistsAlreadyAndIsExpanded(t *testing.T) {
 	}
 }
 
-// The error about a zone that does not exist does not list offers of zones, whichever
-// call comes first. For an existing zone it does.
+// If a zone does not exist, the error does not list what zones offer, whichever call comes
+// first. If the zone exists, it does.
 func TestAZoneThatDoesNotExistIsNamed(t *testing.T) {
 	c := start(t, sim.Config{})
 	elsewhere := func(zone string) *qr.Client {

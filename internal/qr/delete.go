@@ -28,19 +28,19 @@ type DeleteOptions struct {
 	// Force deletes the slices of the resource too. Without Force, Delete does not touch a
 	// resource that has slices, and returns a *NodesError.
 	Force bool
-	// OnlyRun, if not empty, allows only resources with the label of this run.
-	// Delete leaves any other alone and returns an *OwnerError.
+	// If OnlyRun is not empty, Delete deletes only a resource with the label of this run.
+	// It does not touch any other resource and returns an *OwnerError.
 	OnlyRun string
-	// Async returns as soon as the API has accepted the request.
+	// With Async, Delete returns as soon as the API has accepted the request.
 	Async bool
 	Limit time.Duration // 0: DefaultDeleteLimit; negative: none
 	Poll  gcp.Backoff   // as in WaitOptions
 }
 
-// Delete deletes a queued resource and waits until it is gone. deleted reports
-// whether there was one; if there was none, that is no error. Delete repeats a
-// deletion that has no effect, which happens to FAILED and SUSPENDED resources. A
-// *DeadlineError means that the resource is not gone yet, and says what is left.
+// Delete deletes a queued resource and waits until it is gone. deleted reports whether
+// there was one. If there was none, Delete returns no error. Delete repeats a deletion that
+// has no effect, which happens to FAILED and SUSPENDED resources. A *DeadlineError means
+// that the resource is not gone yet, and says what is left.
 func (c *Client) Delete(ctx context.Context, id string, opts DeleteOptions) (deleted bool, err error) {
 	res, err := c.Get(ctx, id)
 	switch {
@@ -92,9 +92,9 @@ func mayDelete(res Resource, opts DeleteOptions) error {
 	return &NodesError{ID: res.ID, State: res.State, Nodes: names}
 }
 
-// leftovers returns an error that names the slices that outlived their queued
-// resource, because they are billed. If the slices cannot be read, that is an error
-// too, because some may be left.
+// leftovers returns an error that names the slices that still exist without their queued
+// resource, because they are billed. If the slices cannot be read, it also returns an
+// error, because some may be left.
 func (c *Client) leftovers(ctx context.Context, res Resource) error {
 	nodes, err := c.Slices(ctx)
 	if err != nil {
@@ -112,7 +112,7 @@ func (c *Client) leftovers(ctx context.Context, res Resource) error {
 	return &LeftoverError{ID: res.ID, Slices: left, zone: c.gcp.Zone()}
 }
 
-// requestDelete requests the deletion. NotFound is no error.
+// requestDelete requests the deletion. It ignores NotFound.
 func (c api) requestDelete(ctx context.Context, id string, force bool) (*tpuapi.Operation, error) {
 	svc, err := c.gcp.TPU(ctx)
 	if err != nil {
@@ -133,26 +133,26 @@ func (c api) requestDelete(ctx context.Context, id string, force bool) (*tpuapi.
 // A goneWait is a wait until a queued resource no longer exists.
 type goneWait struct {
 	id    string
-	made  time.Time // creation time of the resource; zero: the time in the first read
+	made  time.Time // creation time of the resource; zero: take it from the first read
 	phase string    // for events and errors
 	limit time.Duration
 	poll  gcp.Backoff
-	issue bool // request the deletion, again if it has no effect
+	issue bool // request the deletion, and request it again if it has no effect
 	force bool
 }
 
-// A deletion holds what is known about the request to delete.
+// A deletion holds what is known about the request for the deletion.
 type deletion struct {
 	op     *tpuapi.Operation
 	issued time.Time // zero: not yet
 	failed error     // why the last request or operation failed
 }
 
-// errNamesake says that the resource is gone, and a new one has its name.
+// errNamesake says that the resource is gone and that a new one has its name.
 var errNamesake = errors.New("gone; another one of this name has been made since")
 
 // judge decides whether the wait is over, and with which error. res and err are the result
-// of a read. ended is the reason why the caller stops waiting, or nil.
+// of a read. If the caller has stopped waiting, ended is the reason, otherwise nil.
 func (w *goneWait) judge(res Resource, err, ended error) (over bool, why error) {
 	switch class := gcp.ClassOf(err); {
 	case class == gcp.NotFound:
@@ -171,13 +171,13 @@ func (w *goneWait) judge(res Resource, err, ended error) (over bool, why error) 
 	return false, nil
 }
 
-// awaitGone polls until the resource is not found. If wait.issue is set, it requests
-// the deletion. It leaves a newer resource of the same name alone and returns
+// awaitGone polls until the resource is not found. If wait.issue is set, it requests the
+// deletion. If a newer resource has the same name, awaitGone does not touch it and returns
 // errNamesake.
 func (c *Client) awaitGone(ctx context.Context, wait goneWait) error {
 	start := c.now()
-	ctx = gcp.Unattended(ctx) // this loop has a limit of its own
-	begin := start            // start of the limit: when the deletion is requested
+	ctx = gcp.Unattended(ctx) // this loop has its own limit
+	begin := start            // begin of the limit: the time of the first request for the deletion
 	pace := provider.Pacer{Policy: provider.PollDefaults(wait.poll)}
 	var del deletion
 	state := ""
@@ -190,8 +190,8 @@ func (c *Client) awaitGone(ctx context.Context, wait goneWait) error {
 			begin = c.now()
 		}
 		left := wait.limit - c.now().Sub(begin)
-		// The limit is checked right after a read, so that the error gives the
-		// current state. But the deletion is requested at least once.
+		// The limit is checked right after a read, so that the error gives the current
+		// state. But the deletion must be requested at least once.
 		if wait.limit > 0 && left <= 0 && (!wait.issue || !del.issued.IsZero()) {
 			return goneDeadline(wait, res, err, del.failed)
 		}
@@ -234,7 +234,7 @@ func goneDeadline(wait goneWait, res Resource, readErr, failed error) error {
 // failed or shows no effect. It returns only errors that a repetition cannot change.
 func (c *Client) pushDeletion(ctx context.Context, wait goneWait, res Resource, del *deletion) error {
 	if res.State == "DELETING" && del.issued.IsZero() {
-		del.issued = c.now() // somebody else requested it already
+		del.issued = c.now() // somebody else has already requested it
 		return nil
 	}
 	if !del.issued.IsZero() {
@@ -256,8 +256,8 @@ func (c *Client) pushDeletion(ctx context.Context, wait goneWait, res Resource, 
 		case class == gcp.Conflict && !wait.force:
 			return &NodesError{ID: wait.id, State: res.State, Err: err}
 		case ctx.Err() != nil, provider.Survivable(err), class == gcp.Conflict:
-			// Another operation is running on the resource, or the API does not
-			// answer. The next read tells more.
+			// Another operation is running on the resource, or the API does not answer. The
+			// next read shows more.
 			del.failed = err
 		default:
 			return err

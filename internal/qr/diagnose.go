@@ -18,7 +18,7 @@ type predicament struct {
 	res    Resource
 	zone   string
 	waited time.Duration
-	dead   []Resource // the resources in others that are FAILED or SUSPENDED
+	dead   []Resource // those of the resources in others that are FAILED or SUSPENDED
 	others []Resource // other resources of the zone; nil if they could not be listed
 	offer  zones.Offer
 }
@@ -28,7 +28,7 @@ type predicament struct {
 func (p predicament) diagnose() (text, command string) {
 	r := p.res
 	failed := r.State == "FAILED"
-	class := gcp.ClassOf(&gcp.OperationError{Code: 8, Message: r.Failure}) // RESOURCE_EXHAUSTED, if it is one
+	class := gcp.ClassOf(&gcp.OperationError{Code: 8, Message: r.Failure}) // RESOURCE_EXHAUSTED, if the text has that code
 	quota := class == gcp.Quota && strings.Contains(strings.ToLower(r.Failure), "quota")
 	switch {
 	case p.offer.Known && !p.offer.Here, zones.Refused(r.Failure):
@@ -52,7 +52,7 @@ func (p predicament) diagnose() (text, command string) {
 	return fmt.Sprintf("there is no free capacity for %d x %s, %s yet", r.NodeCount, r.Type, r.Tier) + zones.Name(p.offer.Zones, "; zones that offer the type too: "), p.wait()
 }
 
-// quota returns which quota is too small and what holds it, and what to type.
+// quota returns which quota is too small, what uses it, and what to type.
 func (p predicament) quota() (text, command string) {
 	text = "a quota of the project is used up"
 	if metric, limit, where, ok := gcp.QuotaOf(p.res.Failure); ok {
@@ -75,9 +75,9 @@ func (p predicament) quota() (text, command string) {
 	return text + fmt.Sprintf("; FAILED or SUSPENDED ones hold some of it: %s", p.deadNames()), p.clear()
 }
 
-// holders names the other resources that count against the same quota: those of the same
-// generation that are both preemptible or both not. held is how much of the quota they
-// hold. dead reports whether some of them are FAILED or SUSPENDED.
+// holders names the other resources that use the same quota: those of the same generation
+// that have the same kind of quota, preemptible or not. held is how much of the quota they
+// use. dead reports whether some of them are FAILED or SUSPENDED.
 func (p predicament) holders() (held int, names string, dead bool) {
 	asked, err := tpu.ParseType(p.res.Type)
 	if err != nil {
@@ -100,7 +100,7 @@ func (p predicament) holders() (held int, names string, dead bool) {
 	return held, few(texts), dead
 }
 
-// maxNamed is the most resources that one sentence names.
+// maxNamed is how many resources one sentence names at most.
 const maxNamed = 3
 
 // few joins the texts about resources, but at most maxNamed of them.
@@ -111,12 +111,12 @@ func few(texts []string) string {
 	return fmt.Sprintf("%s; and %d more", strings.Join(texts[:maxNamed], "; "), len(texts)-maxNamed)
 }
 
-// preemptible reports whether the tier counts against the quota of preemptible
-// capacity, which is a separate one.
+// preemptible reports whether the tier uses the quota of preemptible capacity, which is a
+// separate one.
 func preemptible(t Tier) bool { return t == Spot || t == BestEffort }
 
-// units returns how much of its quota a request uses, in the unit of the number in
-// the accelerator type: TensorCores or chips.
+// units returns how much of its quota a request uses. The unit is that of the number in the
+// accelerator type: TensorCores or chips.
 func units(r Resource) int {
 	t, err := tpu.ParseType(r.Type)
 	if err != nil {
@@ -137,9 +137,9 @@ func (p predicament) deadNames() string {
 	return few(names)
 }
 
-// clear returns the hint that removes the dead resources. If all belong to the same
-// user as this one, one command deletes them all; else the hint names the first one
-// that does not.
+// clear returns the hint that removes the dead resources. If all belong to the user of this
+// one, one command deletes them all. Otherwise the hint names the first one that belongs to
+// somebody else.
 func (p predicament) clear() string {
 	_, me, _ := p.res.Made()
 	for _, r := range p.dead {
@@ -150,7 +150,7 @@ func (p predicament) clear() string {
 	return "delete them: multihost gc --delete"
 }
 
-// moveTo returns the hint that asks for the resource in another zone.
+// moveTo returns the hint to request the resource in another zone.
 func (p predicament) moveTo() string {
 	remove := "multihost qr delete " + p.res.ID + " --force"
 	if len(p.offer.Zones) == 0 {
@@ -159,7 +159,7 @@ func (p predicament) moveTo() string {
 	return "delete it, and repeat the command with --zone=" + p.offer.Zones[0] + ": " + remove
 }
 
-// repeat returns how to ask again after the resource is deleted. It is empty unless
+// repeat returns how to request the resource again after it is deleted. It is empty unless
 // the diagnosis names other zones.
 func (p predicament) repeat() string {
 	text, _ := p.diagnose()
@@ -176,10 +176,11 @@ func (p predicament) wait() string {
 	return "another zone or tier may get it sooner; it costs nothing while it waits: multihost qr wait " + p.res.ID
 }
 
-// inquiryLimit limits the time of all calls for a diagnosis, which is optional.
+// inquiryLimit limits the time of all calls for a diagnosis together. A diagnosis is not
+// necessary.
 const inquiryLimit = 20 * time.Second
 
-// inquire reads what a diagnosis needs. A call that fails leaves its part unknown.
+// inquire reads what a diagnosis needs. If a call fails, its part stays unknown.
 func (c *Client) inquire(ctx context.Context, res Resource, waited time.Duration) predicament {
 	ctx, cancel := context.WithTimeout(gcp.Unattended(ctx), inquiryLimit)
 	defer cancel()
@@ -188,8 +189,8 @@ func (c *Client) inquire(ctx context.Context, res Resource, waited time.Duration
 	return p
 }
 
-// others lists the other queued resources, and those of them that are FAILED or
-// SUSPENDED. It returns none if the API call fails.
+// others lists the other queued resources. dead has those of them that are FAILED or
+// SUSPENDED. It returns none if the call of the API fails.
 func (c *Client) others(ctx context.Context, id string) (others, dead []Resource) {
 	all, err := c.listResources(ctx, gcp.PageSize)
 	if err != nil {

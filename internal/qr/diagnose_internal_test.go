@@ -64,8 +64,8 @@ func TestDiagnosis(t *testing.T) {
 	}
 }
 
-// The advice to use spot goes only to users who have asked neither for spot nor for a
-// reservation.
+// Only users who have asked neither for spot nor for a reservation get the advice to use
+// spot.
 func TestOtherCapacityIsAdvisedWhereItHelps(t *testing.T) {
 	refusal := &gcp.OperationError{Code: 8, Message: `There is no more capacity in the zone "z-1-b"`}
 	for _, tier := range Tiers() {

@@ -25,10 +25,10 @@ func Missing(id string) error {
 	return &StateError{Commands: commands(id), ID: id, Life: provision.Absent, State: NotFound}
 }
 
-// starved reports whether the API's text of a failure gives capacity or quota as the
+// starved reports whether the API's text about a failure gives capacity or quota as the
 // reason.
 func starved(failure string) bool {
-	class := gcp.ClassOf(&gcp.OperationError{Code: 8, Message: failure}) // RESOURCE_EXHAUSTED, if it is one
+	class := gcp.ClassOf(&gcp.OperationError{Code: 8, Message: failure}) // RESOURCE_EXHAUSTED, if the text has that code
 	lower := strings.ToLower(failure)
 	return (class == gcp.Capacity || class == gcp.Quota) && (strings.Contains(lower, "capacity") || strings.Contains(lower, "quota"))
 }
@@ -39,11 +39,12 @@ type InvalidError struct {
 	Problems []*FlagError
 }
 
-// IDFlag stands in a FlagError for the ID of a request, which no flag sets.
+// In a FlagError, IDFlag stands for the ID of a request, which no flag sets.
 const IDFlag = "id"
 
-// A FlagError says what is wrong with some flags of a createflags.Reader, or with what they
-// set in a Request. Another value of one of the flags would avoid the error.
+// A FlagError says what is wrong with some flags of a createflags.Reader, or with the
+// values that they set in a Request. The error disappears if one of the flags gets another
+// value.
 type FlagError struct {
 	Flags []string // without dashes; IDFlag may be among them
 	Err   error
@@ -98,7 +99,8 @@ type TakenError struct {
 	Err   error // the API's refusal
 }
 
-// takenSlice returns the error for a refusal that names a node; nil for another one.
+// takenSlice returns the error for a refusal that names a node. For any other refusal it
+// returns nil.
 func takenSlice(refusal error) *TakenError {
 	_, name, named := strings.Cut(refusal.Error(), "/nodes/")
 	if end := strings.IndexFunc(name, func(r rune) bool { return !(r == '-' || '0' <= r && r <= '9' || 'a' <= r && r <= 'z') }); end >= 0 {
@@ -162,13 +164,13 @@ func (e *QuotaError) Fault() fault.Kind { return gcp.FaultOf(e.Err) }
 // Hint returns what to type.
 func (e *QuotaError) Hint() string { return e.command }
 
-// A NodesError says that a queued resource was not deleted because it has slices, or
-// may get some, and Force was not set.
+// A NodesError says that a queued resource was not deleted because Force was not set. The
+// resource has slices, or may get some.
 type NodesError struct {
 	ID    string
 	State string
 	Nodes []string
-	Err   error // the API's refusal; nil if it was not asked
+	Err   error // the API's refusal; nil if the API was not asked
 }
 
 func (e *NodesError) Error() string {
@@ -193,8 +195,8 @@ func (e *NodesError) Hint() string {
 	return fmt.Sprintf("delete its slices with it: multihost qr delete %s --force", e.ID)
 }
 
-// A LeftoverError says that slices outlived their queued resource. They are
-// billed.
+// A LeftoverError says that slices still exist although their queued resource is gone. They
+// are billed.
 type LeftoverError struct {
 	ID     string
 	Slices []string

@@ -24,8 +24,7 @@ func extra(args string, r *qr.Request) error {
 	return nil
 }
 
-// Every flag that Gcloud prints is understood again, and gives
-// the same request again.
+// The flags that Gcloud prints can be read again, and give the same request.
 func TestGcloudLineRoundTrip(t *testing.T) {
 	t.Parallel()
 	for name, want := range goldenRequests(t) {

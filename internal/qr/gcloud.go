@@ -9,8 +9,8 @@ import (
 	"multihost/internal/remote"
 )
 
-// Gcloud returns the gcloud command line that makes the same request, quoted for a
-// POSIX shell, for people who want to see or repeat it.
+// Gcloud returns the gcloud command line that makes the same request. It is quoted for a
+// POSIX shell. People can read it or type it.
 func (r Request) Gcloud(project, zone string) string {
 	words := []string{"gcloud", "alpha", "compute", "tpus", "queued-resources", "create", remote.Quote(r.ID)}
 	return strings.Join(append(words, r.gcloudFlags(project, zone)...), " ")
@@ -104,8 +104,8 @@ func (r Request) gcloudTier() []string {
 	return nil
 }
 
-// gcloudReservation returns the reservation in the form for which gcloud sends the
-// same as Body: gcloud completes a bare name, and sends any other form unchanged.
+// gcloudReservation returns the reservation in a form for which gcloud sends what Body
+// sends. gcloud completes a bare name and sends any other form unchanged.
 func (r Request) gcloudReservation(project, zone string) string {
 	if reservationRE.MatchString(r.Reservation) {
 		return r.Reservation

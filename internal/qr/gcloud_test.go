@@ -15,11 +15,11 @@ import (
 	"multihost/internal/testkit/simcloud"
 )
 
-// The command of MaxText's documents, and the one that --dry-run prints, make gcloud send
-// what we send, except for the differences listed.
+// The test runs the command of MaxText's documents and the one that --dry-run prints. With
+// both, gcloud sends what we send, except for the differences listed here.
 //
-// The documents write --accelerator_type and --runtime_version, which gcloud
-// itself refuses as unrecognized; multihost takes both spellings.
+// The documents write --accelerator_type and --runtime_version. gcloud itself refuses these
+// as unrecognized, and multihost accepts both spellings.
 func TestGcloudSendsTheSameRequest(t *testing.T) {
 	t.Parallel()
 	testkit.NeedGcloud(t)
@@ -47,7 +47,7 @@ func TestGcloudSendsTheSameRequest(t *testing.T) {
 		command string
 		request qr.Request
 		flags   string // in place of both
-		refused string // what the API says to gcloud; "": it takes the request
+		refused string // the error of the API for gcloud; "": the API accepts the request
 		want    []testkit.Difference
 	}{
 		{
@@ -70,8 +70,8 @@ func TestGcloudSendsTheSameRequest(t *testing.T) {
 			name: "a plan, spot", command: all["spot"].Gcloud(sim.DefaultProject, testZone), request: all["spot"],
 			want: []testkit.Difference{standard, noAccount, noMetadata},
 		},
-		// The documents' way to ask for one slice, --node-id, with every flag
-		// that we know.
+		// --node-id is the documents' way to ask for one slice; with every flag that we
+		// know.
 		{name: "a plan, one slice, everything", command: full.Gcloud(sim.DefaultProject, testZone), request: full, want: []testkit.Difference{standard}},
 		// The same flags, as a person types them, for gcloud and for multihost.
 		{
@@ -133,7 +133,7 @@ func TestGcloudSendsTheSameRequest(t *testing.T) {
 	}
 }
 
-// startPlain runs a simulator for other clients than ours.
+// startPlain runs a simulator for clients that are not ours.
 func startPlain(t *testing.T) *sim.Server {
 	t.Helper()
 	s, err := sim.Start(t.Context(), sim.Config{

@@ -51,7 +51,7 @@ func TestWhenAResourceIsGone(t *testing.T) {
 			t.Errorf("%s: %v", tt.name, why)
 		}
 	}
-	// Without a time, the first resource that is read is the one to wait for.
+	// If made is zero, the wait is for the first resource that is read.
 	w := goneWait{id: "q7"}
 	if over, why := w.judge(Resource{CreateTime: made}, nil, nil); over {
 		t.Errorf("the first one: over, %v", why)

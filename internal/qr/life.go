@@ -4,8 +4,8 @@ import (
 	"multihost/internal/provision"
 )
 
-// LifeOf returns the life of a queued resource in a state of the API, or in NotFound. An
-// unknown state counts as requested: the job then waits, and deletes nothing because of it.
+// LifeOf returns the life for a state that the API reports, or for NotFound. An unknown
+// state counts as requested, so that the job waits and deletes nothing.
 func LifeOf(state string) provision.Life {
 	switch state {
 	case NotFound:

@@ -11,7 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// four returns a queued resource with four slices, all well but the third.
+// four returns a queued resource with four slices. All but the third are ready and healthy.
 func four(state, slice, health string) qr.Resource {
 	r := qr.Resource{State: state}
 	for i := range 4 {
@@ -20,15 +20,15 @@ func four(state, slice, health string) qr.Resource {
 		if i == 2 {
 			have.State, have.Health = slice, health
 		}
-		if have.State != "" { // else the API does not list it
+		if have.State != "" { // otherwise the API does not list it
 			r.Slices = append(r.Slices, have)
 		}
 	}
 	return r
 }
 
-// sees returns the sight of r when all its workers answer, except those of the third slice,
-// for which it has reach.
+// sees returns the sight of r. All its workers answer, except those of the third slice,
+// whose Reach is reach.
 func sees(r qr.Resource, reach provision.Reach) provision.Sight {
 	return r.Neutral().Sight(func(slice string) provision.Reach {
 		if slice == "t-2" {
@@ -102,8 +102,8 @@ func TestDecide(t *testing.T) {
 	}
 }
 
-// TestDecideNeverActsOnTheUnknown goes through every pair of words that the API
-// has for a slice: nothing is reset or deleted before its time has passed.
+// TestDecideNeverActsOnTheUnknown tries every pair of words that the API has for a slice.
+// Nothing is reset or deleted before its time has passed.
 func TestDecideNeverActsOnTheUnknown(t *testing.T) {
 	states := []string{"", "STATE_UNSPECIFIED", "CREATING", "READY", "RESTARTING", "REIMAGING", "DELETING", "REPAIRING", "STOPPED", "STOPPING",
 		"STARTING", "PREEMPTED", "TERMINATED", "HIDING", "HIDDEN", "UNHIDING", "UNKNOWN"}
@@ -126,7 +126,7 @@ func TestDecideNeverActsOnTheUnknown(t *testing.T) {
 	}
 }
 
-// TestResetRebootsAndReports: the API resets what is ACTIVE and nothing else.
+// TestResetRebootsAndReports: the API resets only what is ACTIVE.
 func TestResetRebootsAndReports(t *testing.T) {
 	c := start(t, sim.Config{})
 	c.ready(request(t, nil))

@@ -4,10 +4,11 @@ import (
 	"multihost/internal/event"
 )
 
-// Deleted returns what became of a deletion, for people. deleted is what Delete returned.
+// Deleted returns a note for people about what became of a deletion. deleted is what Delete
+// returned.
 func Deleted(id string, deleted, async bool) event.Note {
 	switch {
-	case !deleted: // the user may have meant another one, which is still billed
+	case !deleted: // the user may have meant another resource, which is still billed
 		return event.Note{Level: event.Warn, Text: "queued resource " + id + " is not there: nothing to delete", Hint: "what there is: multihost qr list"}
 	case async:
 		return event.Note{Level: event.Info, Text: "queued resource " + id + " is being deleted", Hint: "see whether it is gone with: multihost qr show " + id + "; its slices are billed until then"}
@@ -15,7 +16,7 @@ func Deleted(id string, deleted, async bool) event.Note {
 	return event.Note{Level: event.Info, Text: "deleted queued resource " + id}
 }
 
-// Rebooted returns what became of a reset, for people.
+// Rebooted returns a note for people about what became of a reset.
 func Rebooted(id string, async bool) event.Note {
 	n := event.Note{Level: event.Info, Text: "rebooted the workers of queued resource " + id, Hint: "wait until they answer with: multihost qr wait " + id}
 	if async {

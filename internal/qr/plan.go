@@ -13,7 +13,7 @@ import (
 
 // A CreatePlan says what Create would do. Its JSON is the result of a dry run.
 type CreatePlan struct {
-	Exists  *Resource       `json:"exists,omitempty"` // the resource exists already, and would be used
+	Exists  *Resource       `json:"exists,omitempty"` // the resource that exists already and would be used
 	Gcloud  string          `json:"gcloud,omitempty"` // the command that makes the same request
 	Request json.RawMessage `json:"request,omitempty"`
 
@@ -36,13 +36,13 @@ func (c *Client) PlanCreate(ctx context.Context, r Request) (CreatePlan, error) 
 	return p, nil
 }
 
-// String returns the plan for people, in full lines.
+// String returns the plan for people, as whole lines.
 func (p CreatePlan) String() string {
 	if p.Exists != nil {
 		return fmt.Sprintf("queued resource %s is there already, state %s: nothing to create\n", p.id, p.Exists.State)
 	}
 	var text bytes.Buffer
-	if json.Indent(&text, p.Request, "", "  ") != nil { // it was made by package json
+	if json.Indent(&text, p.Request, "", "  ") != nil { // package json has made it, so it is valid
 		text.Write(p.Request)
 	}
 	return fmt.Sprintf("would create queued resource %s:\n%s\nthe same with gcloud:\n%s\n", p.id, strings.TrimSpace(text.String()), p.Gcloud)
@@ -50,11 +50,11 @@ func (p CreatePlan) String() string {
 
 // A DeletePlan says what Delete would delete. Its JSON is the result of a dry run.
 type DeletePlan struct {
-	Deletes        bool     `json:"deletes"` // a request would be sent
+	Deletes        bool     `json:"deletes"` // Delete would send a request
 	QueuedResource string   `json:"queued_resource"`
-	Slices         []string `json:"slices"` // slices that would be deleted with the resource
+	Slices         []string `json:"slices"` // slices that Delete would delete with the resource
 
-	res Resource // nothing: the resource does not exist, or is being deleted
+	res Resource // zero: the resource does not exist, or is being deleted
 	has bool     // it is there
 }
 
@@ -76,7 +76,7 @@ func (c *Client) PlanDelete(ctx context.Context, id string, force bool) (DeleteP
 	return p, nil
 }
 
-// String returns the plan for people, as a line.
+// String returns the plan for people, as one line.
 func (p DeletePlan) String() string {
 	if !p.has {
 		return "queued resource " + p.QueuedResource + " is not there: nothing to delete\n"
@@ -110,7 +110,7 @@ func (c *Client) PlanReset(ctx context.Context, id string) (ResetPlan, error) {
 	return ResetPlan{QueuedResource: id, Resets: res.State == "ACTIVE", Slices: res.existing(), res: res}, err
 }
 
-// String returns the plan for people, as a line.
+// String returns the plan for people, as one line.
 func (p ResetPlan) String() string {
 	if !p.Resets {
 		return fmt.Sprintf("queued resource %s is %s: only an ACTIVE one can be reset\n", p.QueuedResource, p.res.State)
@@ -118,7 +118,7 @@ func (p ResetPlan) String() string {
 	return fmt.Sprintf("would reboot all workers of queued resource %s (%s, of %s): %s\n", p.QueuedResource, p.res.State, p.res.Owner(), strings.Join(p.Slices, ", "))
 }
 
-// existing returns the names of the slices that exist; never nil.
+// existing returns the names of the slices that exist. It never returns nil.
 func (r Resource) existing() []string {
 	names := make([]string, len(r.Slices))
 	for i, s := range r.Slices {

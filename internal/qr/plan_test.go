@@ -14,7 +14,6 @@ import (
 	"multihost/internal/testkit"
 )
 
-// A dry run shows what the command would do, and does nothing.
 func TestPlans(t *testing.T) {
 	c := start(t, sim.Config{})
 	dry := qr.New(gcp.New(gcp.Config{

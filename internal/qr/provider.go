@@ -17,7 +17,7 @@ import (
 // A Provider offers queued resources to packages that know no cloud.
 type Provider struct {
 	c    *Client
-	root string // of the API, for workers
+	root string // address of the API for workers
 }
 
 var (
@@ -28,17 +28,17 @@ var (
 )
 
 // Provider returns c as a provider of slices. root is the address at which workers reach
-// the API, as in [gcp.Roots]; "": that of the client.
+// the API, as in [gcp.Roots]. If root is "", workers use the client's address.
 func (c *Client) Provider(root string) Provider {
 	if root == "" {
-		roots, _ := c.gcp.Roots() // an address that is no URL fails in the first call
+		roots, _ := c.gcp.Roots() // if the address is not a URL, the first call fails
 		root = roots.TPU
 	}
 	return Provider{c, root}
 }
 
-// Get implements provision.Provider. It costs one call while a resource cannot have slices,
-// and two otherwise.
+// Get implements provision.Provider. It takes one call if the resource cannot have slices,
+// otherwise two.
 func (p Provider) Get(ctx context.Context, id string) (provision.Resource, error) {
 	r, err := p.c.read(ctx, id)
 	if gcp.ClassOf(err) == gcp.NotFound {
@@ -79,7 +79,7 @@ func (p Provider) List(ctx context.Context) ([]provision.Resource, error) {
 	return list, nil
 }
 
-// resource returns r with those of the nodes that belong to it.
+// resource returns r with the nodes that belong to it.
 func (p Provider) resource(r Resource, nodes []tpu.Slice) provision.Resource {
 	own := slicesOf(r, nodes)
 	r.Slices = statesOf(own)
@@ -119,7 +119,7 @@ func (p Provider) Attributes(ctx context.Context, slice, key string) ([]string, 
 	return p.c.Attributes(ctx, slice, key)
 }
 
-// Admit implements provision.Provider: through metadata, or through OS Login.
+// Admit implements provision.Provider. It uses metadata or OS Login.
 func (p Provider) Admit(ctx context.Context, s tpu.Slice, l provision.Login) (user string, changed bool, err error) {
 	return p.c.Login(ctx, s, l.Name, l.PublicKey, nodes.OSLoginOptions{Account: l.Account})
 }
@@ -129,7 +129,7 @@ func (p Provider) Door(ctx context.Context, s tpu.Slice, l provision.Login) (pro
 	return p.c.Door(ctx, s, l.Name, l.PublicKey, nodes.OSLoginOptions{Account: l.Account})
 }
 
-// Undoing implements provision.Provider. The force in Delete takes the slices, too.
+// Undoing implements provision.Provider. The force in Delete deletes the slices, too.
 func (p Provider) Undoing(id string, _ ...string) provision.Undoing {
 	base := p.root + "/v2alpha1/" + p.c.parent()
 	return provision.Undoing{
@@ -167,8 +167,8 @@ func (p Provider) Preview(r provision.Request) (body []byte, command string) {
 	return body, own.Gcloud(p.c.gcp.Project(), p.c.gcp.Zone())
 }
 
-// DefaultServiceAccount returns the service account of VMs whose request names none; ""
-// if the project cannot be read.
+// DefaultServiceAccount returns the service account of VMs whose request names none. It
+// returns "" if the project cannot be read.
 func (p Provider) DefaultServiceAccount(ctx context.Context) string {
 	return p.c.Client.DefaultServiceAccount(ctx)
 }
@@ -176,8 +176,9 @@ func (p Provider) DefaultServiceAccount(ctx context.Context) string {
 // Policy returns the bindings of the project's own policy.
 func (p Provider) Policy(ctx context.Context) ([]gcp.Binding, error) { return p.c.gcp.Policy(ctx) }
 
-// DeletionRoles returns the permission with which workers delete queued resources, which have
-// no permissions of their own, and the predefined roles that have it.
+// DeletionRoles returns the permission that workers need to delete queued resources, and
+// the predefined roles that have it. It is a permission on nodes: queued resources have no
+// permissions of their own.
 func (p Provider) DeletionRoles() (permission string, roles []string) {
 	return "tpu.nodes.delete", []string{"roles/tpu.admin", "roles/editor", "roles/owner"}
 }
@@ -247,9 +248,9 @@ func (c *Client) Wait(ctx context.Context, id string, opts WaitOptions) (Resourc
 	return own, all, err
 }
 
-// WaitOptions say how long a wait may take and what "ready" means. Clock and Sink are the
-// client's.
+// WaitOptions say how long a wait may take and what "ready" means. The clock and the sink
+// are those of the client.
 type WaitOptions = provider.WaitOptions
 
-// NoLimit switches the limit of a phase off.
+// NoLimit means that a phase has no limit.
 const NoLimit = provider.NoLimit

@@ -32,7 +32,7 @@ const (
 	FlexStart        = provision.FlexStart
 )
 
-// MaxFlexStart is the longest run that the flex-start tier gives.
+// MaxFlexStart is the longest time to run in the flex-start tier.
 const MaxFlexStart = 7 * 24 * time.Hour
 
 const (
@@ -52,12 +52,12 @@ var (
 	emailRE            = regexp.MustCompile(`^[^@\s,]+@[^@\s,]+$`)
 )
 
-// Tiers returns every tier, the default first.
+// Tiers returns every tier. The default is the first.
 func Tiers() []Tier {
 	return []Tier{OnDemand, Spot, BestEffort, Guaranteed, Reserved, ReservationBound, FlexStart}
 }
 
-// A DataDisk is an existing disk that is attached to every worker.
+// A DataDisk is an existing disk that every worker gets.
 type DataDisk struct {
 	Source   string // projects/P/zones/Z/disks/D
 	ReadOnly bool
@@ -102,7 +102,7 @@ func (d DataDisk) mode() string {
 // A BootDisk says how the workers' boot disks are encrypted.
 type BootDisk struct {
 	KMSKey       string // projects/P/locations/L/keyRings/R/cryptoKeys/K
-	Confidential bool   // use confidential mode, which needs a key
+	Confidential bool   // use confidential mode, for which a key is needed
 }
 
 // ParseBootDisk parses "kms-key=KEY[,confidential-compute=true|false]", as gcloud
@@ -143,8 +143,8 @@ func ParseInterface(s string) (Interface, error) {
 	return i, nil
 }
 
-// eachKey parses KEY=VALUE,… and calls the function of set for each key. A key that
-// set does not have is an error.
+// eachKey parses KEY=VALUE,… and calls for each key the function that set has for it. If
+// set does not have a key, eachKey returns an error.
 func eachKey(s string, set map[string]func(value string) error) error {
 	pairs, err := gcloud.ParseDict(s)
 	if err != nil {
@@ -176,16 +176,16 @@ func keyBool(value string) (bool, error) {
 type Request struct {
 	ID        string // name of the queued resource
 	NodeCount int    // number of slices, 1 or more
-	// NodeID names the slice when NodeCount is 1. NodePrefix names slices
-	// NodePrefix-0, NodePrefix-1, … when it is more. Empty: ID.
+	// NodeID is the name of the slice if NodeCount is 1. If NodeCount is more than 1, the
+	// names of the slices are NodePrefix-0, NodePrefix-1, …. Empty means the value of ID.
 	NodeID     string
 	NodePrefix string
 
 	Type           tpu.Type
-	ByTopology     bool   // send the kind of chip and the topology instead of the type's name
+	ByTopology     bool   // send the kind of chip and the topology, and not the name of the type
 	RuntimeVersion string // "": the default of the type's generation
 	Description    string
-	WorkloadType   string // of several slices: "", THROUGHPUT_OPTIMIZED or AVAILABILITY_OPTIMIZED
+	WorkloadType   string // for several slices: "", THROUGHPUT_OPTIMIZED or AVAILABILITY_OPTIMIZED
 
 	Tier Tier
 	// Reservation is NAME, projects/P/reservations/NAME or
@@ -212,9 +212,8 @@ type Request struct {
 
 	Labels   map[string]string
 	Metadata map[string]string
-	// OwnMetadata is added to Metadata. It does not count when the request is
-	// compared with an existing resource, which may have other values under these
-	// keys, or none.
+	// OwnMetadata is added to Metadata. It is ignored when the request is compared with an
+	// existing resource. That resource may have other values under these keys, or none.
 	OwnMetadata map[string]string
 	Tags        []string
 	DataDisks   []DataDisk
@@ -248,8 +247,8 @@ func (r Request) NodeNames() []string {
 	return expandPrefix(r.nodePrefix(), r.NodeCount)
 }
 
-// Asks returns the tier that the request asks for; a reservation without a tier
-// means Reserved.
+// Asks returns the tier that the request asks for. A reservation without a tier means
+// Reserved.
 func (r Request) Asks() Tier {
 	if r.Tier == "" && r.Reservation != "" {
 		return Reserved
@@ -272,7 +271,7 @@ func (r Request) runtimeVersion() string {
 	return cmp.Or(r.RuntimeVersion, r.Type.Generation.RuntimeVersion)
 }
 
-// Body returns the request in the form of the v2alpha1 API, to be sent at now.
+// Body returns the request in the form of the v2alpha1 API, as it is sent at the time now.
 func (r Request) Body(project, zone string, now time.Time) *tpuapi.QueuedResource {
 	body := &tpuapi.QueuedResource{
 		Tpu:             &tpuapi.Tpu{NodeSpec: []*tpuapi.NodeSpec{r.nodeSpec(project, zone)}},
@@ -399,12 +398,14 @@ func (r Request) queueingPolicy(now time.Time) *tpuapi.QueueingPolicy {
 	return policy
 }
 
-// validAfter returns the earliest time at which slices may be made; zero: any.
+// validAfter returns the earliest time at which slices may be made. The zero time means any
+// time.
 func (r Request) validAfter(now time.Time) time.Time {
 	return ofEither(r.ValidAfterTime, r.ValidAfterDuration, now)
 }
 
-// validUntil returns the latest time at which slices may be made; zero: any.
+// validUntil returns the latest time at which slices may be made. The zero time means any
+// time.
 func (r Request) validUntil(now time.Time) time.Time {
 	return ofEither(r.ValidUntilTime, r.ValidUntilDuration, now)
 }

@@ -28,7 +28,7 @@ func mustType(t *testing.T, name string) tpu.Type {
 	return typ
 }
 
-// request is a legal multi-slice request that tests vary.
+// request returns a legal request for several slices. change changes it.
 func request(t *testing.T, change func(*qr.Request)) qr.Request {
 	t.Helper()
 	r := qr.Request{ID: "q7", NodeCount: 2, NodePrefix: "t", Type: mustType(t, "v4-16"), Network: "mtu9k"}
@@ -56,8 +56,7 @@ func golden(t *testing.T, name, got string) {
 	}
 }
 
-// goldenRequests has a request for every capacity tier, and one with
-// everything else.
+// goldenRequests returns a request for every capacity tier, and one with everything else.
 func goldenRequests(t *testing.T) map[string]qr.Request {
 	tier := func(tier qr.Tier, more func(*qr.Request)) qr.Request {
 		return request(t, func(r *qr.Request) {
@@ -223,7 +222,7 @@ func TestLabelValueIsAlwaysLegal(t *testing.T) {
 	}
 }
 
-// testNow is when the requests of tests are sent.
+// testNow is the time at which tests send requests.
 var testNow = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 
 func TestParseDataDisk(t *testing.T) {
@@ -249,7 +248,8 @@ func bodyText(t *testing.T, r qr.Request) string {
 	return string(text)
 }
 
-// A type that only Compute Engine makes has one problem, and the hint has the command.
+// If only Compute Engine makes the type, the request has only this one problem, and the
+// hint has the command.
 func TestATypeOfComputeEngineOnly(t *testing.T) {
 	t.Parallel()
 	err := qr.Request{ID: "m", NodeCount: 1, Type: mustType(t, "tpu7x-16")}.Validate()

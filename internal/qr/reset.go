@@ -15,9 +15,9 @@ import (
 // resetLimit is how long Reset waits for the VMs to reboot, which takes minutes.
 const resetLimit = 15 * time.Minute
 
-// Reset reboots the VMs of all slices of an ACTIVE queued resource. It returns when
-// the API reports that it is done, or after 15 minutes; Wait shows whether the VMs
-// are ready. Their disks and addresses stay; kernel settings and processes are lost.
+// Reset reboots the VMs of all slices of an ACTIVE queued resource. It returns when the API
+// reports that the reset is done, or after 15 minutes. Wait shows whether the VMs are
+// ready. Their disks and addresses stay. Kernel settings and processes are lost.
 func (c *Client) Reset(ctx context.Context, id string) error {
 	svc, err := c.gcp.TPU(ctx)
 	if err != nil {
@@ -38,7 +38,8 @@ func (c *Client) Reset(ctx context.Context, id string) error {
 	return nil
 }
 
-// SubmitReset is Reset, but returns as soon as the API has accepted the request.
+// SubmitReset does what Reset does, but returns as soon as the API has accepted the
+// request.
 func (c *Client) SubmitReset(ctx context.Context, id string) error {
 	svc, err := c.gcp.TPU(ctx)
 	if err == nil {

@@ -62,15 +62,15 @@ func scopeURLs(s string) ([]string, error) {
 	return urls, nil
 }
 
-// MayCallTPU reports whether the scopes of the request let its VMs call the TPU API.
-// Without scopes of its own, a request has the scope cloud-platform.
+// MayCallTPU reports whether the scopes of the request let its VMs call the TPU API. A
+// request without Scopes has the scope cloud-platform.
 func (r Request) MayCallTPU() bool {
 	scopes := ScopeURLs(r.Scopes)
 	return len(scopes) == 0 || slices.Contains(scopes, scopePrefix+"cloud-platform") || slices.Contains(scopes, scopePrefix+"cloud.tpu")
 }
 
-// ScopeURLs returns the scopes as URLs, each once. It keeps unknown ones, which
-// Validate refuses, unchanged.
+// ScopeURLs returns the scopes as URLs, each only once. It returns unknown scopes
+// unchanged. Validate refuses these.
 func ScopeURLs(scopes []string) []string {
 	var urls []string
 	for _, s := range scopes {

@@ -11,8 +11,8 @@ import (
 	"multihost/internal/provision"
 )
 
-// Table returns a table of queued resources for people. An empty list gives an empty
-// text.
+// Table returns a table of queued resources for people. For an empty list it returns an
+// empty text.
 func Table(list []Resource, now time.Time) string {
 	if len(list) == 0 {
 		return ""
@@ -25,8 +25,8 @@ func Table(list []Resource, now time.Time) string {
 	})
 }
 
-// shortOwner returns the user's name for a table, else the run's name. It is "-" if
-// no label has either.
+// shortOwner returns the user's name for a table. If no label has the user, it returns the
+// run's name. It returns "-" if no label has the run either.
 func (r Resource) shortOwner() string {
 	if r.Labels[LabelTool] != provision.ToolName {
 		return "-"

@@ -30,8 +30,8 @@ var checks = []func(Request) []*FlagError{
 	checkNames, checkType, checkWorkload, checkTier, checkTimes, checkNetwork, checkIdentity, checkAnnotations, checkDisks,
 }
 
-// maxSlices stops mistyped counts. It is more than a hundred times the slices of the
-// largest published run, 32. The API's own limit is the quota.
+// maxSlices is a limit for mistyped counts. It is more than a hundred times the slices of
+// the largest published run, 32. The API's own limit is the quota.
 const maxSlices = 4096
 
 func checkNames(r Request) (bad []*FlagError) {
@@ -181,7 +181,7 @@ func checkTimes(r Request) (bad []*FlagError) {
 	if r.ValidUntilDuration != 0 && !r.ValidUntilTime.IsZero() {
 		bad = append(bad, wrongf("valid-until-duration valid-until-time", "valid-until is given both as a duration and as a time"))
 	}
-	// If one end is a duration and the other a time, Create checks their order.
+	// If one end is a duration and the other a time, Create checks their order later.
 	after, until := r.ValidAfterDuration, r.ValidUntilDuration
 	switch {
 	case after != 0 && until != 0 && until <= after:
@@ -223,7 +223,7 @@ func checkInterface(i Interface) (bad []*FlagError) {
 	return bad
 }
 
-// checkIdentity checks the account that the workers act as.
+// checkIdentity checks the service account of the workers.
 func checkIdentity(r Request) (bad []*FlagError) {
 	if r.ServiceAccount != "" && r.ServiceAccount != "default" && !emailRE.MatchString(r.ServiceAccount) {
 		bad = append(bad, wrongf("service-account", "service account %q is not an email address", r.ServiceAccount))

@@ -52,8 +52,8 @@ func TestHappyMultiSlice(t *testing.T) {
 	if diff := cmp.Diff(map[string]int{"t-0": 1, "t-1": 3}, probed); diff != "" {
 		t.Errorf("probes (-want +got):\n%s", diff)
 	}
-	// A state that lasts shorter than the pause between two reads is not seen;
-	// what is seen comes in order and once.
+	// A state may last for less time than the pause between two reads, and then nobody sees
+	// it. The states that are seen come in order, each once.
 	order := []string{"CREATING", "ACCEPTED", "WAITING_FOR_RESOURCES", "PROVISIONING", "ACTIVE"}
 	last := -1
 	for _, state := range c.said("q7") {
@@ -181,7 +181,7 @@ func TestNeverGetsCapacity(t *testing.T) {
 	c.create(request(t, nil))
 	c.waitState("dead", "FAILED")
 	c.waitState("q7", "WAITING_FOR_RESOURCES")
-	const limit = 200 * time.Second // 2 s, in which the diagnosis has to be made
+	const limit = 200 * time.Second // this is 2 s of the clock, in which the diagnosis must be made
 	_, _, err := c.Wait(t.Context(), "q7", quick(func(o *qr.WaitOptions) { o.QueueLimit, o.AdviceAfter = limit, 5*time.Second }))
 	var late *qr.DeadlineError
 	if !errors.As(err, &late) || late.Phase != provision.PhaseQueue || late.State != "WAITING_FOR_RESOURCES" || late.Limit != limit {
@@ -206,15 +206,15 @@ func TestNeverGetsCapacity(t *testing.T) {
 	}
 }
 
-// A phase that ends while its limit passes is over: the state is read after the
-// limit, and the wait goes on.
+// A phase may end just when its limit passes. The state is read after the limit, so the
+// wait continues.
 func TestCapacityComesWithTheLimit(t *testing.T) {
 	c := start(t, sim.Config{})
 	c.Fault(sim.Fault{Name: "no-capacity"})
 	c.create(request(t, nil))
 	c.waitState("q7", "WAITING_FOR_RESOURCES")
 	c.onRead("q7", func(n int) {
-		if n == 2 { // the read after the limit
+		if n == 2 { // this is the read after the limit
 			if _, err := c.Sim.Clear("no-capacity"); err != nil {
 				t.Error(err)
 			}
@@ -241,7 +241,7 @@ func TestWorkersNeverAnswer(t *testing.T) {
 			if s.Name == "t-0" {
 				return nil
 			}
-			<-ctx.Done() // a dial that hangs is cut by the limit
+			<-ctx.Done() // the limit cuts off a dial that hangs
 			return context.Cause(ctx)
 		}
 	}))
@@ -287,8 +287,8 @@ func TestPreemptedWhileBooting(t *testing.T) {
 func TestWaitSurvives503sAndBrokenConnections(t *testing.T) {
 	c := start(t, sim.Config{})
 	c.create(request(t, nil))
-	// The client's own retries give up after two minutes on its clock; the wait
-	// outlives that.
+	// The client's own retries give up after two minutes on its clock. The wait lasts
+	// longer than that.
 	var reads atomic.Int32
 	c.Intercept(func(w http.ResponseWriter, r *http.Request) bool {
 		if r.Method != http.MethodGet {
@@ -385,7 +385,8 @@ func (c *cloud) onRead(id string, f func(n int)) {
 	})
 }
 
-// waitStateDirect waits, past the proxy, until the cloud shows another state.
+// waitStateDirect waits until the cloud shows another state than not. It asks the cloud
+// without the proxy.
 func (c *cloud) waitStateDirect(id, not string) {
 	direct := qr.New(gcp.New(gcp.Config{Project: sim.DefaultProject, Zone: testZone, DisableAuth: true,
 		TPUEndpoint: c.Sim.URL() + "/", ComputeEndpoint: c.Sim.URL() + "/compute/v1/"}))

@@ -17,7 +17,7 @@ import (
 
 var sameRequest = cmpopts.IgnoreUnexported(qr.Request{})
 
-// now is when the requests of tests are made.
+// now is the time at which tests make requests.
 var now = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 
 func v4(t *testing.T) tpu.Type {

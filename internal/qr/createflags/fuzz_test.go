@@ -7,8 +7,8 @@ import (
 	"multihost/internal/qr"
 )
 
-// FuzzGcloudFlags reads --cqr-extra-args. Every text gives a request or an error. A
-// refused text changes nothing of the request.
+// FuzzGcloudFlags reads --cqr-extra-args. Every text gives a request or an error. A refused
+// text does not change the request.
 func FuzzGcloudFlags(f *testing.F) {
 	f.Add("--network=mtu9k --spot")
 	f.Add("--node-count 2 --node-prefix=t --labels=a=b,c=d --metadata=^:^k=v:w=x")

@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// Every flag of gcloud's create may stand in --cqr-extra-args, or is refused with
-// a reason. The test of the same name in cmd/multihost looks at the command line.
+// --cqr-extra-args accepts every flag of gcloud's create, or refuses it with a reason. The
+// test of the same name in cmd/multihost checks the command line.
 func TestEveryFlagOfGcloudIsTakenOrRefused(t *testing.T) {
 	t.Parallel()
 	text, err := os.ReadFile("../../gcloud/testdata/gcloud-flags.json")
