@@ -12,10 +12,10 @@ import (
 )
 
 const (
-	// warnAhead is how long before the provider takes slices away the user is warned. That
-	// is enough time to write a checkpoint.
+	// The user is warned warnAhead before the provider takes slices away. That is enough
+	// time to write a checkpoint.
 	warnAhead = time.Hour
-	// A command is stopped stopAhead and its grace period before that moment, so that its
+	// A command is stopped before that moment, by stopAhead and its grace period. So its
 	// logs arrive here before the VMs go.
 	stopAhead = time.Minute
 )
@@ -24,24 +24,27 @@ const (
 // (--max-run-duration). The zero value is ready. Its methods must not be called
 // concurrently.
 type End struct {
-	told time.Time // the moment of which the user was warned
+	told time.Time // the end of which the user was last warned
 }
 
-// Warn warns of the end of the slices in all, an hour before it, or at once if it is
-// nearer. It warns of each moment once, over all calls. The caller must call over.
+// Warn warns of the end of the slices in all. It does so an hour before that end, or at
+// once if the end is nearer. Over all its calls, it warns of each end only once. The caller
+// must call over.
 func (e *End) Warn(ctx context.Context, d *workers.Reach, all []tpu.Slice) (over func()) {
 	_, over = e.watch(ctx, d, tpu.FirstEnd(all), -1)
 	return over
 }
 
-// Until warns as Warn does. It returns a context that ends shortly before the provider takes
-// the first slice away, with stage.ErrExpired in its cause: early enough to stop a command
-// within grace. over ends the context earlier; the caller must call it.
+// Until warns as Warn does. It returns a context that ends shortly before the provider
+// takes the first slice away. That is early enough to stop a command within grace. The
+// cause of the context then has stage.ErrExpired. over ends the context earlier, and the
+// caller must call it.
 func (e *End) Until(ctx context.Context, d *workers.Reach, all []tpu.Slice, grace time.Duration) (_ context.Context, over func()) {
 	return e.watch(ctx, d, tpu.FirstEnd(all), grace)
 }
 
-// watch is Until for slices that end at end; a negative grace does not end the context.
+// watch does what Until does, for slices that end at the time end. If grace is negative,
+// the context does not end.
 func (e *End) watch(ctx context.Context, d *workers.Reach, end time.Time, grace time.Duration) (_ context.Context, over func()) {
 	if end.IsZero() {
 		return ctx, func() {}
@@ -77,9 +80,10 @@ func (e *End) warn(d *workers.Reach, end time.Time, ahead time.Duration) {
 		event.Age(max(0, end.Sub(d.Clock.Now()))), end.Local().Format("Mon 15:04:05"), stop)
 }
 
-// stopAheadOf returns how long before the end of its slices a command is stopped, given
-// that it may take grace to end; 0 if it is not stopped. It is at most a tenth of the time
-// left, so that a command on slices of a few minutes still has time to run.
+// stopAheadOf returns how long before the end of its slices a command is stopped. grace is
+// the time that the command may take to end. The result is 0 if the command is not stopped.
+// The result is at most a tenth of the time left. So a command on slices of a few minutes
+// still has time to run.
 func stopAheadOf(left, grace time.Duration) time.Duration {
 	if grace < 0 {
 		return 0
@@ -87,8 +91,8 @@ func stopAheadOf(left, grace time.Duration) time.Duration {
 	return max(0, min(grace+stopAhead, left/10)).Truncate(time.Second)
 }
 
-// Taken returns an error if the provider has taken slices away at the end of the time that
-// the user asked for; nil if that end has not come.
+// If the provider has taken slices away at the end of the time that the user asked for,
+// Taken returns an error. If that end has not come, it returns nil.
 func Taken(all []tpu.Slice, now time.Time) error {
 	if end := tpu.FirstEnd(all); !end.IsZero() && !now.Before(end) {
 		return stage.SlicesTaken(end)

@@ -1,5 +1,5 @@
 // Package renewal is the runner's part of the lease that the workers of a job hold. It arms
-// the workers, tells them that a runner exists, and tells the user what they will do
+// the workers, tells them that a runner exists, and tells the user what the workers will do
 // without one.
 package renewal
 
@@ -29,36 +29,37 @@ import (
 // Deps holds what the package works with.
 type Deps struct {
 	*workers.Reach
-	Agents program.Set // the programs that work on workers without a runner
+	Agents program.Set // the programs for workers that have no runner
 }
 
-// Terms are the terms that the workers of a job get, and their consequences here.
+// Terms are the terms that the workers of a job get, and what they mean on this machine.
 type Terms struct {
 	lease.Terms
-	Boot    time.Duration // how long the slices of a next attempt may take to answer
-	Foreign bool          // the slices have another startup script, so a rebooted worker does not watch
+	Boot    time.Duration // how long the slices of the next attempt may take to answer
+	Foreign bool          // the slices have another startup script, so a worker does not watch after a reboot
 }
 
-// A Lease is this machine's part of the lease of a job's slices over its attempts. Its
-// methods may be called on nil, which is no lease, and must not be called concurrently.
+// A Lease is this machine's part of the lease of a job's slices, over all its attempts. Its
+// methods may be called on nil, which means that there is no lease. They must not be called
+// concurrently.
 type Lease struct {
 	Deps
 	How   codesync.Options // how the agent travels between the workers
-	Terms func() *Terms    // of the slices that exist; nil: they have no lease
+	Terms func() *Terms    // returns the terms of the slices that exist, or nil if these have no lease
 
 	terms *Terms // terms of the last attempt
 	holds bool   // some worker may delete the slices
 
 	stop func() // ends the renewals; nil: there are none
-	told string // the messages about the workers' rights so far
+	told string // the messages about the workers' rights that the user has seen
 
 	expires time.Time // when the time to live of the slices ends; zero: never
 	until   time.Time // when the provider takes the slices away; zero: never
 }
 
-// Arm makes every worker of t a lease holder and warns, before the command starts, about
-// workers that may not delete the slices. A failure on a worker is no error, because the
-// lease matters only if this machine dies.
+// Arm makes every worker of t a lease holder. Before the command starts, it warns about
+// workers that may not delete the slices. If it fails on a worker, it returns no error,
+// because the lease matters only if this machine dies.
 func (l *Lease) Arm(ctx context.Context, t *workers.Connected) error {
 	if l == nil {
 		return nil
@@ -106,8 +107,8 @@ func (l *Lease) Arm(ctx context.Context, t *workers.Connected) error {
 	return nil
 }
 
-// ArmEach calls arm for every worker of t that is not away, to give it the terms of a
-// lease. It brings the agent to workers that lack it.
+// ArmEach calls arm for every worker of t that can be reached. arm gives a worker the terms
+// of a lease. Before that, it brings the agent to workers that lack it.
 func (d Deps) ArmEach(ctx context.Context, t *workers.Connected, how codesync.Options, arm func(ctx context.Context, i int) error) []error {
 	return deliver.Each(ctx, d.Agents, how, t.Targets(d.Access.Port), arm)
 }
@@ -165,8 +166,8 @@ func taken(until time.Time) string {
 }
 
 // unwatched says what happens to a resource if this machine dies and its workers do not
-// watch it. why is the reason. s is one of its slices; its metadata shows whether it has
-// our startup script, and with that a guard.
+// watch it. why is the reason for the latter. s is one of its slices. The metadata of s
+// shows whether it has our startup script, which has a guard.
 func unwatched(who, resource, why string, s tpu.Slice) string {
 	if _, guarded := lease.ReadTerms(s.Metadata); guarded {
 		return fmt.Sprintf("%s: no watch runs there: %s; if this machine dies, the guard in the startup script deletes %s in its place", who, why, resource)
@@ -180,8 +181,8 @@ func refused(err error) bool {
 	return errors.As(err, &e) && (e.Status == 401 || e.Status == 403)
 }
 
-// rightCure returns the command or flag that gives a worker the right that it lacks; "" if
-// there is none. role has the right; "": it is not known.
+// rightCure returns the command or flag that gives a worker the right that it lacks. It
+// returns "" if there is none. role has the right; it is "" if no role is known.
 func rightCure(err error, project, role string) string {
 	var e *lease.RightError
 	switch {
@@ -195,16 +196,16 @@ func rightCure(err error, project, role string) string {
 	return ""
 }
 
-// Renew renews the lease on every worker of t until stop is called. Each worker is
-// renewed independently, so that one that is unreachable does not delay another. A
-// worker that was rebooted, or whose watch process was killed, is armed again.
+// Renew renews the lease on every worker of t until stop is called. It renews each worker
+// independently, so that a worker that cannot be reached does not delay another. If a
+// worker was rebooted, or its watch process was killed, it is armed again.
 func (d Deps) Renew(ctx context.Context, t *workers.Connected, terms lease.Terms) (stop func()) {
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	var wg sync.WaitGroup
 	wg.Go(func() {
 		t.Each(ctx, event.Discard, "", func(ctx context.Context, i int) error {
 			for stage.Sleep(ctx, d.Clock, terms.Every()) == nil {
-				// A failure is tried again in the next round.
+				// After a failure, the next round tries again.
 				if held, err := renewOne(ctx, t, d.Agents, i, terms.Run, 0); err == nil && !held.Watched {
 					_ = lease.ArmOne(ctx, t.Conns[i], d.Agents, terms)
 				}
@@ -218,7 +219,7 @@ func (d Deps) Renew(ctx context.Context, t *workers.Connected, terms lease.Terms
 	}
 }
 
-// renewLimit limits one renewal; an unreachable worker is renewed in the next round.
+// renewLimit limits one renewal. If a worker cannot be reached, the next round renews it.
 const renewLimit = 30 * time.Second
 
 func renewOne(ctx context.Context, t *workers.Connected, agents program.Set, i int, run string, silent time.Duration) (lease.Held, error) {
@@ -227,9 +228,9 @@ func renewOne(ctx context.Context, t *workers.Connected, agents program.Set, i i
 	return lease.RenewOne(ctx, t.Conns[i], agents, run, silent)
 }
 
-// renew renews the lease of a run on all workers that can be reached, for at least silent,
-// the time in which no further renewal may come. It returns what the workers know about the
-// lease.
+// renew renews the lease of a run on all workers that can be reached. It renews it for at
+// least silent, because no further renewal may come in that time. It returns what the
+// workers know about the lease.
 func renew(ctx context.Context, t *workers.Connected, agents program.Set, run string, silent time.Duration) []lease.Held {
 	all := make([]lease.Held, len(t.IDs))
 	t.Each(ctx, event.Discard, "", func(ctx context.Context, i int) (err error) {
@@ -239,8 +240,8 @@ func renew(ctx context.Context, t *workers.Connected, agents program.Set, run st
 	return all
 }
 
-// Leave ends the renewals. silent is how long no renewal will come before the next
-// attempt, whose slices may have to be created first; negative: no attempt follows.
+// Leave ends the renewals. silent is how long no renewal will come before the next attempt,
+// whose slices may first have to be created. It is negative if no attempt follows.
 func (l *Lease) Leave(ctx context.Context, t *workers.Connected, silent time.Duration) {
 	if l == nil || l.stop == nil {
 		return
@@ -266,8 +267,8 @@ func (l *Lease) Expired() error {
 	return expiry(l.terms.TTL)
 }
 
-// UntilExpiry returns a context that ends with the time to live of the slices, as Until
-// does.
+// UntilExpiry returns a context that ends with the time to live of the slices, as that of
+// Until does.
 func (l *Lease) UntilExpiry(ctx context.Context) (_ context.Context, over func()) {
 	if l == nil || l.terms == nil {
 		return ctx, func() {}
@@ -275,9 +276,9 @@ func (l *Lease) UntilExpiry(ctx context.Context) (_ context.Context, over func()
 	return Until(ctx, l.Clock, l.expires, l.terms.TTL)
 }
 
-// Until returns a context that ends at expires, the end of the time to live ttl, with
-// an error of stage.Timeout as its cause. A zero expires means never. over ends the context earlier; the
-// caller must call it.
+// Until returns a context that ends at the time expires, which is the end of the time to
+// live. Its cause is then an error of stage.Timeout. If expires is zero, the context does
+// not end. over ends the context earlier, and the caller must call it.
 func Until(ctx context.Context, clock gcp.Clock, expires time.Time, ttl time.Duration) (_ context.Context, over func()) {
 	if expires.IsZero() {
 		return ctx, func() {}
@@ -299,7 +300,7 @@ func Until(ctx context.Context, clock gcp.Clock, expires time.Time, ttl time.Dur
 }
 
 // WhoDeletes says what the workers and the provider will do about a resource that this
-// machine leaves; "" if they will do nothing.
+// machine leaves. It returns "" if they will do nothing.
 func (l *Lease) WhoDeletes() string {
 	if l == nil || l.terms == nil {
 		return ""
@@ -307,8 +308,9 @@ func (l *Lease) WhoDeletes() string {
 	return Text(lease.Held{Watched: l.holds, Lease: l.terms.Lease, TTL: l.terms.TTL, KeepOnFailure: l.terms.KeepOnFailure, KeepFor: l.terms.KeepFor}, l.until)
 }
 
-// Text says what workers that hold a lease will do, and that the provider takes the slices
-// away at until; "" if nobody will do anything. A zero until means never.
+// Text says what workers that hold a lease will do. It also says that the provider takes
+// the slices away at the time until. It returns "" if nobody will do anything. If until is
+// zero, the provider never takes them.
 func Text(h lease.Held, until time.Time) string {
 	text := ""
 	if h.Watched {
@@ -323,7 +325,7 @@ func Text(h lease.Held, until time.Time) string {
 	return text + "; " + taken(until)
 }
 
-// watched says what workers that watch will do under the lease h.
+// watched says what workers with a watch will do under the lease h.
 func watched(h lease.Held) string {
 	text := ""
 	if h.Lease > 0 {
@@ -345,8 +347,8 @@ func watched(h lease.Held) string {
 	return text
 }
 
-// Attach renews the leases that the workers of t hold for a run until stop is
-// called. stop returns these leases by the name of the queued resource.
+// Attach renews the leases that the workers of t hold for a run, until stop is called. stop
+// returns these leases by the name of the queued resource.
 func Attach(ctx context.Context, d Deps, t *workers.Connected, run string) (stop func() map[string]lease.Held) {
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	held := HeldBy(t, renew(ctx, t, d.Agents, run, 0))
@@ -370,8 +372,8 @@ func Attach(ctx context.Context, d Deps, t *workers.Connected, run string) (stop
 	}
 }
 
-// whatBecomes says what workers that hold these leases will do; "" if nobody will do
-// anything. Resources for which the same is true share one text.
+// whatBecomes says what workers that hold these leases will do. It returns "" if nobody
+// will do anything. Resources for which the same text is true share it.
 func whatBecomes(all []tpu.Slice, held map[string]lease.Held) string {
 	var texts []string
 	for _, s := range all {
@@ -395,8 +397,8 @@ func Looks(ctx context.Context, t *workers.Connected, agents, run string) []leas
 	return all
 }
 
-// HeldBy returns the leases by the name of the queued resource. leases are aligned with
-// the workers of t.
+// HeldBy returns the leases by the name of the queued resource. leases[i] is that of worker
+// i of t.
 func HeldBy(t *workers.Connected, leases []lease.Held) map[string]lease.Held {
 	held := map[string]lease.Held{}
 	for i, h := range leases {

@@ -35,8 +35,8 @@ func TestWhatTheWorkersWillDo(t *testing.T) {
 	}
 }
 
-// A text that is true for several resources is shown once. The lease of one resource is
-// shown even if another one has none.
+// If a text is true for several resources, it is shown once. The lease of one resource is
+// shown even if another resource has none.
 func TestWhatBecomesOfSeveralResources(t *testing.T) {
 	t.Parallel()
 	hour, day := lease.Held{Watched: true, TTL: time.Hour}, lease.Held{Watched: true, TTL: 24 * time.Hour}
@@ -62,7 +62,7 @@ func (cloud) Undoing(string, ...string) provision.Undoing {
 	return provision.Undoing{Commands: provision.Commands{Kind: "queued resource"}}
 }
 
-// The effect of the lease is reported once, and again when it has changed.
+// The user learns the effect of the lease once, and again when it has changed.
 func TestALeaseIsToldOnce(t *testing.T) {
 	t.Parallel()
 	said := &testkit.Recorder{}
@@ -117,8 +117,8 @@ func TestWhatGivesTheRightToDelete(t *testing.T) {
 	}
 }
 
-// The end of the time to live ends the waits that depend on it, and is known
-// afterwards.
+// The end of the time to live ends the waits that depend on it. Afterwards, the lease knows
+// that the time has passed.
 func TestTheTimeToLive(t *testing.T) {
 	t.Parallel()
 	clock := testkit.NewJumpClock()
@@ -136,7 +136,7 @@ func TestTheTimeToLive(t *testing.T) {
 	if l.Expired() != nil {
 		t.Error("it has ended too early")
 	}
-	ctx, over = l.UntilExpiry(t.Context()) // this clock jumps over every wait
+	ctx, over = l.UntilExpiry(t.Context()) // this clock skips every wait
 	defer over()
 	<-ctx.Done()
 	if err := l.Expired(); !errors.Is(err, stage.ErrExpired) || !stage.Is(err, stage.Timeout) || !strings.Contains(err.Error(), "--ttl=1h") {
@@ -190,7 +190,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// If the workers hold no lease, the text has the end that the provider sets instead.
+// If the workers hold no lease, the text names the end that the provider sets.
 func TestABoundThatNoWorkerKeeps(t *testing.T) {
 	t.Parallel()
 	until := time.Date(2026, 11, 30, 18, 0, 0, 0, time.Local)

@@ -13,28 +13,28 @@ import (
 )
 
 const (
-	maxLines   = 64 // slices drawn as lines of their own
-	maxColumns = 8  // slices in the table behind the chart
+	maxLines   = 64 // most slices that have a line of their own
+	maxColumns = 8  // most slices in the table behind the chart
 )
 
-// A chart is one figure over steps: the run as a line, its slices as thin lines. Paths
-// are in a box of 1000 × 1000 that is stretched over the plot.
+// A chart shows one figure over steps. The run is a line, and its slices are thin lines.
+// Paths are in a box of 1000 × 1000, which is stretched over the plot.
 type chart struct {
 	ID, Title string
 	Label     string // for readers who cannot see the chart
 	X, Y      []tick
-	Band      string // from the least to the greatest single step
+	Band      string // area from the lowest to the highest single step
 	Thin      []string
 	Earlier   []string // earlier attempts
 	Main      string
-	Dots      []dot // for series of one point, which are no line
+	Dots      []dot // for series with one point, which cannot be a line
 	Published *published
 	Beyond    *beyond
-	Zero      string // the sentence in place of a plot of which all values are 0
+	Zero      string // the sentence that replaces the plot if all its values are 0
 	Notes     []string
 }
 
-// A beyond is the value of a first step that is outside the axis.
+// A beyond is the value of one of the first steps that is outside the axis.
 type beyond struct{ X, Y, Down, Text string }
 
 type tick struct{ At, Text string }
@@ -47,7 +47,7 @@ type published struct {
 	Figure figure
 }
 
-// chartData lets the script read single points of a chart.
+// chartData lets the script read the points of a chart.
 type chartData struct {
 	ID    string     `json:"id"`
 	Unit  string     `json:"unit"`
@@ -60,7 +60,7 @@ type lineData struct {
 	Name   string           `json:"name"`
 	At     string           `json:"at"` // the place of the series in the document
 	Per    int64            `json:"per"`
-	Step   []int64          `json:"step,omitempty"` // empty: those of the first line
+	Step   []int64          `json:"step,omitempty"` // empty: the same steps as those of the first line
 	Values []metrics.Number `json:"values"`
 	Min    []metrics.Number `json:"min,omitempty"`
 	Max    []metrics.Number `json:"max,omitempty"`
@@ -71,8 +71,8 @@ type measure struct {
 	id, title, unit string
 	of              func(*metrics.Series) []metrics.Number
 	text            func(float64) string
-	spread          bool // has a band from the least to the greatest single step
-	speed           bool // the first steps, which compile, are far from the others
+	spread          bool // it has a band from the lowest to the highest single step
+	speed           bool // a speed: the values of the first steps, which compile, are far from the others
 	column          string
 }
 
@@ -105,14 +105,14 @@ func (b *builder) charts() {
 	b.sliceTable()
 }
 
-// line is a series that the chart draws.
+// A line is a series that the chart draws.
 type line struct {
 	name, at string
 	series   *metrics.Series
 }
 
-// slicesBySpeed returns the slices of the newest attempt that have a series, the slowest
-// first. It returns nil for a single slice.
+// slicesBySpeed returns the slices of the newest attempt that have a series. The slowest
+// comes first. If there is only one slice, it returns nil.
 func (b *builder) slicesBySpeed() []line {
 	var all []line
 	index := map[string]int{}
@@ -125,7 +125,7 @@ func (b *builder) slicesBySpeed() []line {
 		}
 	}
 	if len(b.run.Slices) < 2 {
-		return nil // the single slice is the run
+		return nil // the single slice is the whole run
 	}
 	slices.SortStableFunc(all, func(x, y line) int {
 		return cmp.Compare(float(b.run.Slices[index[y.name]].Median.StepSeconds), float(b.run.Slices[index[x.name]].Median.StepSeconds))
@@ -133,7 +133,7 @@ func (b *builder) slicesBySpeed() []line {
 	return all
 }
 
-// float returns a number for comparisons; an unknown number is the least.
+// float returns a number for comparisons. An unknown number is smaller than all others.
 func float(n metrics.Number) float64 {
 	if !n.Known() {
 		return math.Inf(-1)
@@ -141,18 +141,18 @@ func float(n metrics.Number) float64 {
 	return float64(n)
 }
 
-// drawing is a chart in the making.
+// A drawing is a chart that is being made.
 type drawing struct {
 	*chart
 	m       measure
 	run     *metrics.Series
-	thin    []line            // slices that get a line of their own
+	thin    []line            // slices that have a line of their own
 	earlier []*metrics.Series // of earlier attempts
 	target  metrics.Number    // published figure, or metrics.Unknown
 	box     frame
 
 	values []float64
-	first  []float64 // of the first steps, which compile
+	first  []float64 // values of the first steps, which compile
 }
 
 func (b *builder) chart(m measure) {
@@ -185,7 +185,8 @@ func (b *builder) chart(m measure) {
 	b.Data.Charts = append(b.Data.Charts, d.data(b.at))
 }
 
-// published returns the published figure to compare a measure with, or metrics.Unknown.
+// published returns the published figure that is compared with a measure. It returns
+// metrics.Unknown if there is none.
 func (b *builder) published(m measure) metrics.Number {
 	p := b.doc.Compare
 	switch {
@@ -201,7 +202,7 @@ func (d *drawing) note(format string, args ...any) {
 	d.Notes = append(d.Notes, fmt.Sprintf(format, args...))
 }
 
-// addEarlier adds the series of earlier attempts, and widens the axis of steps for them.
+// addEarlier adds the series of earlier attempts. It widens the axis of steps for them.
 func (d *drawing) addEarlier(attempts []metrics.Attempt) {
 	for i := range attempts {
 		if s := attempts[i].Series; s != nil && len(s.Step) > 0 {
@@ -212,7 +213,7 @@ func (d *drawing) addEarlier(attempts []metrics.Attempt) {
 	}
 }
 
-// collect takes the values that the vertical axis has to show. skipped is the number of
+// collect collects the values that the vertical axis must show. skipped is the number of
 // first steps, which compile.
 func (d *drawing) collect(skipped int64) {
 	add := func(s *metrics.Series, column []metrics.Number) {
@@ -242,7 +243,7 @@ func (d *drawing) collect(skipped int64) {
 	}
 }
 
-// axes chooses the axes, and says what is outside of them.
+// axes chooses the axes. It also says which values are outside of them.
 func (d *drawing) axes() {
 	text := d.m.text
 	above, below := d.box.fit(d.values, d.target)
@@ -278,7 +279,7 @@ func (d *drawing) axes() {
 	}
 }
 
-// lines draws the lines in the axes.
+// lines draws the lines between the axes.
 func (d *drawing) lines() {
 	of, box := d.m.of, d.box
 	d.Main = box.path(d.run, of(d.run))
@@ -299,7 +300,7 @@ func (d *drawing) lines() {
 	}
 }
 
-// explain adds what a point stands for, and what the lines leave out.
+// explain adds texts: what a point stands for, and what the lines leave out.
 func (d *drawing) explain() {
 	switch {
 	case d.run.StepsPerPoint > 1:
@@ -360,7 +361,7 @@ type frame struct {
 
 func (f frame) x(v float64) float64 { return (v - f.x0) / (f.x1 - f.x0) }
 
-// y keeps values outside the range at the edge of the plot.
+// y moves values outside the range to the edge of the plot.
 func (f frame) y(v float64) float64 {
 	if f.log {
 		return min(max(math.Log(v/f.y0)/math.Log(f.y1/f.y0), 0), 1)
@@ -368,16 +369,16 @@ func (f frame) y(v float64) float64 {
 	return min(max((v-f.y0)/(f.y1-f.y0), 0), 1)
 }
 
-// A value of tooFar times the median flattens all others on a linear axis.
+// A value of tooFar times the median makes all others look flat on a linear axis.
 const tooFar = 10
 
-// widest is the greatest ratio of two values that a logarithmic axis shows. Far beyond it
-// the ends of the axis would not be finite.
+// widest is the largest ratio of two values that a logarithmic axis shows. Far beyond it,
+// the ends of the axis would be infinite.
 const widest = 1e100
 
-// fit chooses the vertical axis, which contains all values. It is logarithmic if one value
-// would flatten the others. If some values have no logarithm, the axis leaves out those
-// that are far away, and fit reports whether these are above or below it.
+// fit chooses the vertical axis. The axis contains all values. It is logarithmic if one
+// value would make the others look flat. If some values have no logarithm, the axis leaves
+// out those that are far away. fit then reports whether they are above or below the axis.
 func (f *frame) fit(values []float64, target metrics.Number) (above, below bool) {
 	known := slices.Sorted(slices.Values(values))
 	least, most := known[0], known[len(known)-1]
@@ -391,8 +392,8 @@ func (f *frame) fit(values []float64, target metrics.Number) (above, below bool)
 			f.log, f.y0, f.y1 = true, low/pad, high*pad
 			return false, false
 		}
-		// Far means: beyond the 5th or 95th percentile by more than twice the distance
-		// between them.
+		// Far means further outside the 5th or 95th percentile than twice the distance
+		// between the two.
 		bottom, top := known[len(known)*5/100], known[(len(known)-1)*95/100]
 		far := max(top-bottom, 0.1*math.Abs(top))
 		if high > top+2*far {
@@ -413,8 +414,8 @@ func (f *frame) fit(values []float64, target metrics.Number) (above, below bool)
 	return most > f.y1, least < f.y0
 }
 
-// farthest returns the value that is farthest outside the axis, or false if all are
-// inside.
+// farthest returns the value that is farthest outside the axis. It returns false if all
+// values are inside.
 func (f frame) farthest(values []float64) (value float64, ok bool) {
 	var most float64
 	for _, v := range values {
@@ -425,7 +426,7 @@ func (f frame) farthest(values []float64) (value float64, ok bool) {
 	return value, most > 0
 }
 
-// marks returns the values that the vertical axis names.
+// marks returns the values at which the vertical axis has a label.
 func (f frame) marks() []float64 {
 	if !f.log {
 		return ticks(f.y0, f.y1, 5)
@@ -442,7 +443,7 @@ func (f frame) marks() []float64 {
 			}
 		}
 	}
-	for len(all) > 8 { // the range is wider than that of any training
+	for len(all) > 8 { // no training has such a wide range
 		kept := all[:0]
 		for i := 0; i < len(all); i += 2 {
 			kept = append(kept, all[i])
@@ -543,8 +544,8 @@ type pointRow struct {
 	Cells []figure
 }
 
-// stepRange returns the steps that a point stands for. The last point may stand for fewer
-// steps while the run goes on.
+// stepRange returns the steps for which a point stands. While the run goes on, the last
+// point may stand for fewer steps.
 func (b *builder) stepRange(from, per int64) string {
 	to := min(from+per-1, b.run.Last.Step)
 	if to <= from {
@@ -569,7 +570,7 @@ func (b *builder) pointTable() {
 	b.view.Points = t
 }
 
-// A sliceTable shows the step times of slices, one column each.
+// A sliceTable shows the step times of slices. Each slice has a column.
 type sliceTable struct {
 	Names []string
 	Rows  []pointRow
@@ -586,15 +587,15 @@ func (b *builder) sliceTable() {
 		t.More = len(lines) - maxColumns
 		lines = lines[:maxColumns]
 	}
-	// Slices may have different numbers of steps per point. Each row is a point of the
-	// slice with the most.
+	// Slices may have different numbers of steps for each point. Each row is a point of the
+	// slice with the most points.
 	wide := slices.MaxFunc(lines, func(x, y line) int { return cmp.Compare(x.series.StepsPerPoint, y.series.StepsPerPoint) }).series
 	rows := map[int64][]figure{}
 	for column, l := range lines {
 		t.Names = append(t.Names, l.name)
 		for i, step := range l.series.Step {
 			if l.series.StepsPerPoint != wide.StepsPerPoint {
-				break // not comparable; its points are in the document
+				break // cannot be compared; its points are in the document
 			}
 			if rows[step] == nil {
 				rows[step] = make([]figure, len(lines))

@@ -19,7 +19,7 @@ import (
 var update = flag.Bool("update", false, "make the pictures of docs/metrics.md anew")
 
 // TestPicturesOfTheDocuments makes the pictures of the documents from an invented run. Only
-// make docs runs it, because no two browsers draw the same.
+// make docs runs it, because any two browsers draw differently.
 func TestPicturesOfTheDocuments(t *testing.T) {
 	if !*update {
 		t.Skip("only make docs makes pictures")
@@ -36,14 +36,14 @@ func TestPicturesOfTheDocuments(t *testing.T) {
 	} {
 		p.See(shot.view)
 		p.Go(address)
-		// The first picture shows the part of the page that is read first.
+		// The first picture shows the part of the page that people read first.
 		browser.Eval[int](p, `(() => { for (const id of ["heat", "timeline", "skew", "workers", "preflight", "notes", "about"])
 			document.getElementById(id).hidden = `+fmt.Sprint(shot.of == "#main")+`; return 0; })()`)
 		keep(t, filepath.Join("..", "..", "docs", "images", shot.name+".png"), p.PictureOf(shot.of))
 	}
 }
 
-// keep writes a picture in the smallest form without loss.
+// keep writes a picture in the smallest form that loses nothing.
 func keep(t *testing.T, path string, data []byte) {
 	t.Helper()
 	img, err := png.Decode(bytes.NewReader(data))

@@ -17,13 +17,13 @@ import (
 	"multihost/internal/tpu"
 )
 
-// The amount of history that the command requests for a page.
+// The command requests this amount of history for a page.
 const (
 	points       = 256
 	workerPoints = 64
 )
 
-// training is a run that is made up for a test.
+// A training is a run that is made up for a test.
 type training struct {
 	slices, workers, steps int // workers of a slice
 	slow                   tpu.WorkerID
@@ -32,7 +32,7 @@ type training struct {
 	zero                   bool     // the loss is 0
 	calm                   bool     // no step compiles or writes a checkpoint
 	last                   []string // the lines that the worker printed before it failed
-	hostile                string   // what the workers print last, and all other texts that somebody else can choose
+	hostile                string   // the last lines of the workers, and all other texts that an attacker can choose
 }
 
 var begin = time.Date(2026, 3, 4, 9, 0, 0, 0, time.UTC)

@@ -13,12 +13,12 @@ import (
 
 // A figure is a number of the metrics document as the page shows it.
 type figure struct {
-	At    string // JSON pointer into the document; without a leading slash, relative to a row's base
-	Value string // as in the document's JSON
+	At    string // JSON pointer into the document. Without a leading slash, it is relative to the base of a row
+	Value string // as the document's JSON has it
 	Text  string // rounded, with its unit; "" if unknown
 }
 
-// Known reports whether there is something to show.
+// Known reports whether the figure has a value.
 func (f figure) Known() bool { return f.Text != "" }
 
 func number(at string, n metrics.Number, text func(float64) string) figure {
@@ -36,7 +36,7 @@ func count(at string, n int64) figure {
 	return figure{at, strconv.FormatInt(n, 10), grouped(n)}
 }
 
-// grouped writes a number with commas between groups of three digits.
+// grouped formats a number with commas between groups of three digits.
 func grouped(n int64) string {
 	digits := strconv.FormatInt(n, 10)
 	sign := ""
@@ -54,7 +54,7 @@ func grouped(n int64) string {
 func percent(v float64) string { return fmt.Sprintf("%.2f %%", 100*v) }
 func ratio(v float64) string   { return fmt.Sprintf("× %.3f", v) }
 
-// rate writes a figure of which four digits matter.
+// rate formats a figure of which four digits matter.
 func rate(v float64) string {
 	switch a := math.Abs(v); {
 	case a >= 10000:
@@ -70,7 +70,8 @@ func rate(v float64) string {
 	return strconv.FormatFloat(v, 'g', 4, 64)
 }
 
-// when writes a time for people, with its zone, because a report may be read elsewhere.
+// when formats a time for people. It gives the zone, because a report may be read
+// elsewhere.
 func when(t time.Time) string {
 	if t.IsZero() {
 		return ""

@@ -10,7 +10,7 @@ import (
 	"multihost/internal/tpu"
 )
 
-// views are the sizes and colours in which a page has to be whole.
+// views are the sizes and colours in which a page must look right.
 var views = map[string]browser.View{
 	"phone, light":   {Width: 390, Height: 800},
 	"phone, dark":    {Width: 390, Height: 800, Dark: true},
@@ -18,13 +18,15 @@ var views = map[string]browser.View{
 	"desktop, dark":  {Width: 1280, Height: 900, Dark: true},
 }
 
-// A box is what an element takes of the page.
+// A box is the area of an element on the page.
 type box struct {
 	Left, Top, Right, Bottom float64
 	Text                     string
 }
 
-// inside reports whether b is within the other box. A pixel more does not count.
+// inside reports whether b is within the other box. A difference of a pixel does not count.
+// longTraceback returns the last lines of a worker. The exception at the end is wider than
+// a phone.
 func (b box) inside(other box) bool {
 	return b.Left >= other.Left-1 && b.Right <= other.Right+1 && b.Top >= other.Top-1 && b.Bottom <= other.Bottom+1
 }
@@ -45,8 +47,7 @@ func theBox(t *testing.T, p *browser.Page, selector string) box {
 	return all[0]
 }
 
-// longTraceback is what a worker printed last, with an exception at the end that is wider
-// than a phone.
+// testLayout finds out from the picture of the browser where things are.
 func longTraceback() (lines []string, exception string) {
 	lines = []string{"completed step: 29, seconds: 1.210, TFLOP/s/device: 124.2, Tokens/s/device: 4231.4, total_weights: 65536, loss: 2.204", "Traceback (most recent call last):"}
 	for i := range 8 {
@@ -56,7 +57,8 @@ func longTraceback() (lines []string, exception string) {
 	return append(lines, exception, ""), exception
 }
 
-// testLayout reads where things are from the picture that the browser makes.
+// testLastLines checks that the exception is visible without scrolling. It is in a row of
+// its own and at the end of the last lines.
 func testLayout(t *testing.T, p *browser.Page) {
 	last, exception := longTraceback()
 	failed, _ := write(t, training{slices: 4, workers: 16, steps: 60, slow: tpu.WorkerID{Slice: 3, Worker: 1}, fails: true, calm: true, last: last}.input(t))
@@ -91,8 +93,8 @@ func testLayout(t *testing.T, p *browser.Page) {
 	}
 }
 
-// testLastLines checks that the exception is visible without scrolling, in a row of its own
-// and at the end of the last lines.
+// testMap checks that the row of the worker that failed has a mark, and that rows can be
+// told apart.
 func testLastLines(t *testing.T, p *browser.Page, v browser.View, exception string) {
 	t.Helper()
 	screen := box{Right: float64(v.Width), Bottom: float64(v.Height)}
@@ -105,8 +107,7 @@ func testLastLines(t *testing.T, p *browser.Page, v browser.View, exception stri
 	}
 }
 
-// testMap checks that the row of the worker that failed is marked, and that rows can be
-// distinguished.
+// boxes of text have some space above and below
 func testMap(t *testing.T, p *browser.Page) {
 	t.Helper()
 	img, mark := theBox(t, p, ".map img"), theBox(t, p, ".map .failed")
@@ -129,7 +130,7 @@ func testMap(t *testing.T, p *browser.Page) {
 		if !l.inside(page) || l.Right > mark.Left {
 			t.Errorf("the label %+v is not between the edge of its box at %v and the map at %v", l, page.Left, mark.Left)
 		}
-		if i > 0 && l.Top < labels[i-1].Bottom-4 { // boxes of text have room above and below
+		if i > 0 && l.Top < labels[i-1].Bottom-4 { // testBand checks that the band of step times ends at the longest step on the axis, and inside the plot.
 			t.Errorf("the labels %q and %q lie on each other", labels[i-1].Text, l.Text)
 		}
 	}
@@ -143,8 +144,7 @@ func testMap(t *testing.T, p *browser.Page) {
 	}
 }
 
-// testBand checks that the band of step times ends at the longest step by the axis, and
-// inside the plot.
+// testTables opens all tables. It checks that they fit and that no cell overlaps another.
 func testBand(t *testing.T, p *browser.Page) {
 	t.Helper()
 	plot, band := theBox(t, p, "[data-chart=step-time] > svg"), theBox(t, p, "[data-chart=step-time] .band")

@@ -13,15 +13,15 @@ import (
 	"multihost/internal/preflight"
 )
 
-// A skeleton is the page around the sections.
+// A skeleton is the page without its sections.
 type skeleton struct {
 	title string
-	live  string // address of its updates; "" for a file
+	live  string // address from which the page gets its updates; "" for a file
 	body  []section
 }
 
-// write writes the page. Only the style, the script and the sections, which are HTML
-// already, get into it without escapes.
+// write writes the page. It escapes everything except the style, the script and the
+// sections, which are HTML already.
 func (s skeleton) write(w io.Writer) error {
 	live := s.live != ""
 	return h.Doctype(h.HTML(h.Lang("en"),
@@ -50,13 +50,13 @@ func (s skeleton) write(w io.Writer) error {
 
 func meta(name, content string) g.Node { return h.Meta(h.Name(name), h.Content(content)) }
 
-// A part makes one section of the page; nil if there is nothing to show.
+// A part makes one section of the page. It returns nil if there is nothing to show.
 type part struct {
 	id   string
 	make func(*view) g.Node
 }
 
-// parts are the sections in their order.
+// parts are the sections, in their order.
 var parts = []part{
 	{"verdict", (*view).verdictPart}, {"failure", (*view).failurePart}, {"figures", (*view).figuresPart},
 	{"charts", (*view).chartsPart}, {"heat", (*view).heatPart}, {"timeline", (*view).timelinePart},
@@ -64,7 +64,7 @@ var parts = []part{
 	{"notes", (*view).notesPart}, {"about", (*view).aboutPart}, {"data", (*view).dataPart},
 }
 
-// attrs are attributes: names and values in turn.
+// attrs returns attributes. Names and values alternate in words.
 func attrs(words ...string) g.Node {
 	var all g.Group
 	for i := 0; i < len(words); i += 2 {
@@ -73,7 +73,7 @@ func attrs(words ...string) g.Node {
 	return all
 }
 
-// only returns what f returns if it is wanted.
+// only returns the result of f if wanted is true, otherwise nothing.
 func only(wanted bool, f func() g.Node) g.Node {
 	if !wanted {
 		return nil
@@ -81,42 +81,43 @@ func only(wanted bool, f func() g.Node) g.Node {
 	return f()
 }
 
-// some returns what f makes of a text that is not empty.
+// some returns what f makes of a text. If the text is empty, it returns nothing.
 func some(text string, f func(text string) g.Node) g.Node {
 	return only(text != "", func() g.Node { return f(text) })
 }
 
-// texts are sentences, with a space after each.
+// texts returns sentences, with a space after each.
 func texts(all []string) g.Node {
 	return g.Map(all, func(text string) g.Node { return g.Text(text + " ") })
 }
 
-// box is a section with a heading.
+// box returns a section with a heading.
 func box(class, id, title string, inside ...g.Node) g.Node {
 	return h.Section(h.Class(class), h.Aria("labelledby", id+"-h"), h.H2(h.ID(id+"-h"), g.Text(title)), g.Group(inside))
 }
 
 func note(inside ...g.Node) g.Node { return h.P(h.Class("note"), g.Group(inside)) }
 
-// table has a frame in which a wide table moves sideways. label names the table for people
-// who cannot see it; mark is an attribute of the table, or nil.
+// table returns a table in a frame. If the table is wide, it moves sideways in the frame.
+// label names the table for people who cannot see it. mark is an attribute of the table, or
+// nil.
 func table(label string, mark g.Node, head []g.Node, rows ...g.Node) g.Node {
 	return h.Div(h.Class("scroll"), h.TabIndex("0"), h.Role("region"), h.Aria("label", label),
 		h.Table(mark, h.THead(h.Tr(head...)), g.Group(rows)))
 }
 
-// column is the head of a column, textColumn that of a column of texts.
+// column returns the head of a column, and textColumn that of a column of texts.
 func column(name string) g.Node     { return h.Th(h.Scope("col"), g.Text(name)) }
 func textColumn(name string) g.Node { return h.Th(h.Scope("col"), h.Class("text"), g.Text(name)) }
 
-// perDevice is the head of a column of figures of one device.
+// perDevice returns the head of a column of figures for one device.
 func perDevice(unit string) g.Node {
 	return h.Th(h.Scope("col"), g.Text(unit+"/"), h.Wbr(), g.Text("device"))
 }
 
 func rowHead(inside ...g.Node) g.Node { return h.Th(h.Scope("row"), g.Group(inside)) }
 
-// more hides a table behind its name. print shows it on paper.
+// more returns a table that is hidden behind its name. With print, paper shows it.
 func more(id string, print bool, summary string, inside ...g.Node) g.Node {
 	return h.Details(h.ID(id), only(print, func() g.Node { return h.Data("print", "") }), h.Summary(g.Text(summary)), g.Group(inside))
 }
@@ -426,7 +427,7 @@ func (v *view) aboutPart() g.Node {
 		h.Code(g.Text("multihost metrics "+v.Run+" --output=json")), g.Text(", rounded.")))
 }
 
-// dataPart is JSON that the script reads. json.Marshal writes <, > and & in it as escapes,
+// dataPart returns JSON that the script reads. json.Marshal writes <, > and & as escapes,
 // so the text cannot end the element.
 func (v *view) dataPart() g.Node {
 	return g.NodeFunc(func(w io.Writer) error {

@@ -35,12 +35,12 @@ func write(t *testing.T, in report.Input) (address string, size int) {
 // pageFigure is a figure as the browser has it.
 type pageFigure struct{ At, Value, Text string }
 
-// allFigures reads every figure of the page with its whole JSON pointer.
+// allFigures reads every figure of the page, with its whole JSON pointer.
 const allFigures = `[...document.querySelectorAll("data")].map((d) => ({
 	At: d.dataset.at.startsWith("/") ? d.dataset.at : d.closest("[data-base]").dataset.base + "/" + d.dataset.at,
 	Value: d.value, Text: d.textContent}))`
 
-// at resolves a JSON pointer.
+// at returns the value to which a JSON pointer leads.
 func at(t *testing.T, doc any, pointer string) any {
 	t.Helper()
 	for _, word := range strings.Split(strings.TrimPrefix(pointer, "/"), "/") {
@@ -71,7 +71,7 @@ func decode(t *testing.T, v any) any {
 	return doc
 }
 
-// rounds reports whether text shows the value, rounded to the digits it has.
+// rounds reports whether text is the value, rounded to the digits of text.
 func rounds(text string, value float64) bool {
 	clean := strings.NewReplacer(",", "", "×", "").Replace(text)
 	fields := strings.Fields(clean)
@@ -183,7 +183,7 @@ func testPage(t *testing.T, p *browser.Page) {
 				}
 			}
 		}
-		// The cells are points of workers, the slow one's among them.
+		// Each cell is a point of a worker. The points of the slow worker are among them.
 		known := map[float64]bool{}
 		for _, s := range in.Document.Newest().Slices {
 			for _, w := range s.Workers {
@@ -277,7 +277,7 @@ func testPage(t *testing.T, p *browser.Page) {
 		}
 	})
 
-	// The colours and the layout of a table do not change with its length.
+	// The colours and the layout of a table do not depend on its length.
 	short := failing
 	short.steps = 24
 	address, _ = write(t, short.input(t))
@@ -372,7 +372,7 @@ func testLongPage(t *testing.T, p *browser.Page) {
 		t.Errorf("it took %.0f ms to load", took)
 	}
 	p.Keep("long")
-	// The slow worker is seen: its row is darker than the others.
+	// The slow worker is visible: its row is darker than the others.
 	row := browser.Eval[[]float64](p, `(() => {
 		const img = document.querySelector(".map img"), c = document.createElement("canvas");
 		c.width = img.naturalWidth; c.height = img.naturalHeight;
@@ -391,8 +391,8 @@ func testLongPage(t *testing.T, p *browser.Page) {
 	}
 }
 
-// contrastBelowAA lists the texts whose contrast is below 4.5 to 1, or below 3
-// to 1 where they are large, as WCAG 2 counts it.
+// contrastBelowAA lists the texts with too little contrast: below 4.5 to 1, or below 3 to 1
+// if they are large, in the way of WCAG 2.
 const contrastBelowAA = `(() => {
 	const rgba = (s) => { const m = s.match(/[\d.]+/g).map(Number); return s.startsWith("color(srgb") ? [255*m[0], 255*m[1], 255*m[2], m[3] ?? 1] : [m[0], m[1], m[2], m[3] ?? 1]; };
 	const over = (a, b) => a.slice(0, 3).map((v, i) => v * a[3] + b[i] * (1 - a[3])).concat(1);

@@ -1,25 +1,25 @@
-// Package report shows a run as one HTML page: as a file to keep and to send, and live
-// while the run goes on.
+// Package report shows a run as one HTML page. The page is a file that can be kept and
+// sent, or it is live while the run goes on.
 //
-// A page is self-contained. It loads nothing, and its content policy forbids loading. It
-// can be read without JavaScript, which only adds the reading of single points, sorting and
-// the updates of the live page. Everything that workers printed is only text on it.
+// A page is self-contained. It loads nothing, and its content policy forbids loading.
+// People can read it without JavaScript. The script only makes it possible to read single
+// points and to sort, and it updates the live page. Everything that workers have printed is
+// only text on the page.
 //
-// No figure is computed here: each one on the page carries its place in the metrics
-// document and is that value, rounded for people. A page is smaller than MaxBytes for any
-// number of workers and steps; where something is joined or left out for that, the page
-// says so.
+// The package computes no figure. Each figure on the page carries its place in the metrics
+// document. It is that value, rounded for people. A page is smaller than MaxBytes for any
+// number of workers and steps. If it joins or leaves out something for that, it says so.
 //
 // # Decisions
 //
-//   - Go code makes HTML and SVG. So the page is whole without JavaScript, which
-//     viewers of build artefacts forbid, and the same code makes the file and the live
-//     page. The live page gets changed sections by server-sent events.
-//   - No template of the standard library makes the page: if a program executes one, the
-//     linker keeps every exported method, 8 MB of multihost. All texts are in elements
-//     and quoted attributes, where gomponents escapes them.
-//   - The heat map is a PNG with one pixel a cell, transparent where nothing is
-//     remarkable. So it fits light and dark pages.
+//   - Go code makes the HTML and SVG. So the page is complete without JavaScript, which
+//     viewers of build artefacts forbid. The same code makes the file and the live page.
+//     The live page gets changed sections as server-sent events.
+//   - No template of the standard library makes the page. If a program executes a template,
+//     the linker keeps every exported method, which is 8 MB for multihost. All texts are in
+//     elements and quoted attributes, where gomponents escapes them.
+//   - The heat map is a PNG with one pixel for each cell. It is transparent where nothing
+//     is remarkable. So it fits light and dark pages.
 //   - A report is not kept beside the record, because browsers in a sandbox cannot
 //     open files below a hidden directory.
 package report
@@ -54,7 +54,7 @@ var (
 	script string
 )
 
-// Write writes the page as a file.
+// Write writes the page to w as one file.
 func Write(w io.Writer, in Input) error {
 	v := newView(in)
 	body, err := sections(v)
@@ -64,7 +64,7 @@ func Write(w io.Writer, in Input) error {
 	return skeleton{title: v.Title, body: body}.write(w)
 }
 
-// A section is a part of the page that the live page replaces as a whole.
+// A section is a part of the page. The live page replaces it as a whole.
 type section struct{ id, html string }
 
 func sections(v *view) ([]section, error) {
@@ -81,8 +81,8 @@ func sections(v *view) ([]section, error) {
 	return all, nil
 }
 
-// policy forbids the page everything but its own style and script, which it names by
-// their hashes. So text of a worker cannot run, even if the escaping has a hole.
+// policy forbids the page to use anything but its own style and script. It names these by
+// their hashes. So text of a worker cannot run, even if the escaping has a fault.
 func policy(live bool) string {
 	p := "default-src 'none'; img-src data:; style-src " + hash(style) + "; script-src " + hash(script) + "; base-uri 'none'; form-action 'none'"
 	if live {

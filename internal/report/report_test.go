@@ -22,7 +22,7 @@ func page(t *testing.T, in report.Input) string {
 	return b.String()
 }
 
-// words is the text of the page without its marks.
+// words returns the text of the page without its markup.
 func words(page string) string {
 	var b strings.Builder
 	for _, part := range strings.Split(page[strings.Index(page, "<main"):strings.Index(page, `<div id="data"`)], "<") {
@@ -32,8 +32,8 @@ func words(page string) string {
 	return html.UnescapeString(strings.Join(strings.Fields(b.String()), " "))
 }
 
-// TestVerdicts checks the text that people read first, for runs of which more or less is
-// known.
+// TestVerdicts checks the text that people read first. More or less is known about the
+// runs.
 func TestVerdicts(t *testing.T) {
 	t.Parallel()
 	at := time.Date(2026, 3, 4, 9, 0, 0, 0, time.UTC)

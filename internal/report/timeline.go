@@ -15,11 +15,11 @@ import (
 	"multihost/internal/tpu"
 )
 
-// A timeline shows the attempts and their phases, each as a row with a bar.
+// A timeline shows the attempts and their phases. Each is a row with a bar.
 type timeline struct {
 	Attempts []attemptRows
-	Span     string // the time that the full width stands for
-	More     int    // attempts that are left out
+	Span     string // the time for which the full width stands
+	More     int    // number of attempts that are left out
 }
 
 type attemptRows struct {
@@ -33,7 +33,7 @@ type phaseRow struct {
 	Bars                      []bar
 }
 
-// A bar is a part of a row, in per cent of the row's width.
+// A bar is a part of a row. Its place is in per cent of the row's width.
 type bar struct {
 	X, W  string
 	Class string
@@ -118,7 +118,7 @@ func (s timescale) bar(begin, end time.Time, class string) bar {
 	}
 	x := float64(begin.Sub(s.first)) / float64(s.span)
 	w := float64(end.Sub(begin)) / float64(s.span)
-	x, w = min(max(x, 0), 1), max(w, 0.003) // everything that happened is visible
+	x, w = min(max(x, 0), 1), max(w, 0.003) // everything that happened must be visible
 	return bar{per(min(x, 1-0.003)), per(min(w, 1-min(x, 1-0.003))), class}
 }
 
@@ -147,7 +147,7 @@ func phaseClass(p journal.Phase) string {
 	return "done"
 }
 
-// whole returns an earlier attempt as one row.
+// whole returns an earlier attempt as a single row.
 func (s timescale) whole(a *journal.Attempt) phaseRow {
 	r := phaseRow{Name: "all phases", Began: "+" + event.Duration(a.Begins().Sub(s.first)), State: event.Done}
 	var end time.Time
@@ -174,11 +174,11 @@ func (s timescale) whole(a *journal.Attempt) phaseRow {
 	return r
 }
 
-// A skew shows when the command started on each worker, relative to the first one.
+// A skew shows when the command started on each worker, relative to the first start.
 type skew struct {
 	Text  string
 	Dots  []string // places in per cent
-	Limit string   // the time that the full width stands for
+	Limit string   // the time for which the full width stands
 	Last  []lateWorker
 	Of    int
 }
@@ -199,7 +199,7 @@ func (b *builder) skew() {
 	}
 	seen := map[string]bool{}
 	for _, w := range workers {
-		// A tenth of a per cent is less than a dot.
+		// A tenth of a per cent is smaller than a dot.
 		at := strconv.FormatFloat(100*float64(w.After)/float64(max(worst, 1)), 'f', 1, 64) + "%"
 		if worst > 0 && !seen[at] {
 			seen[at] = true
@@ -238,7 +238,7 @@ type workerRow struct {
 	After string
 }
 
-// cells returns the figures of a row of workers or slices, in the order of the columns.
+// cells returns the figures for a row of workers or slices, in the order of the columns.
 func cells(f *metrics.Figures) []figure {
 	last := figure{}
 	if f.Steps > 0 {
@@ -287,7 +287,7 @@ func (b *builder) workers() {
 		}
 		return row.State
 	}
-	if b.run == nil || workersOf(b.run) == 0 { // known from the journal only
+	if b.run == nil || workersOf(b.run) == 0 { // only the journal knows this worker
 		if b.now != nil {
 			for _, id := range slices.SortedFunc(maps.Keys(b.now.Ends), tpu.WorkerID.Compare) {
 				add(id, "", nil, false)
@@ -336,7 +336,7 @@ func stateText(states map[string]int) string {
 	return clip(strings.Join(parts, ", "))
 }
 
-// ending returns how the command ended on a worker, or that it still runs.
+// ending returns how the command ended on a worker. If the command still runs, it says so.
 func (b *builder) ending(id tpu.WorkerID) (class, text string) {
 	if b.now != nil {
 		if e, ended := b.now.Ending(id); ended {

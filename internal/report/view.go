@@ -14,7 +14,7 @@ import (
 	"multihost/internal/preflight"
 )
 
-// Limits of what a page shows. The page counts what is left out.
+// Limits of what a page shows. The page says how much it leaves out.
 const (
 	maxWorkerRows = 4096
 	maxAttempts   = 50
@@ -25,7 +25,7 @@ const (
 	maxNamed      = 20 // workers that started late
 )
 
-// view holds what the page shows: texts, no logic.
+// view holds what the page shows. It has texts and no logic.
 type view struct {
 	Title   string
 	Run     string
@@ -54,7 +54,7 @@ type view struct {
 	Data      pageData
 }
 
-// verdict is the first thing that people read.
+// verdict is the text that people read first.
 type verdict struct {
 	Class string // ok, bad, live or idle
 	Word  string
@@ -96,8 +96,8 @@ type pageData struct {
 type builder struct {
 	in  Input
 	doc *metrics.Document
-	run *metrics.Attempt // newest; nil when there are no logs
-	now *journal.Attempt // newest; nil when there is no journal
+	run *metrics.Attempt // newest attempt; nil if there are no logs
+	now *journal.Attempt // newest attempt; nil if there is no journal
 	at  string           // JSON pointer of run
 
 	state journal.RunState
@@ -125,9 +125,8 @@ func newView(in Input) *view {
 	return b.view
 }
 
-// clip limits the length of a text that may come from anybody, and makes its control
-// characters visible, so that the text can neither fill the page nor look like something
-// else.
+// clip limits the length of a text that may come from anybody. It makes control characters
+// in the text visible. So the text can neither fill the page nor look like something else.
 func clip(text string) string { return clipTo(text, maxText) }
 
 func clipTo(text string, most int) string {
@@ -216,7 +215,7 @@ func (b *builder) endOf(a *journal.Attempt) time.Time {
 	return time.Time{}
 }
 
-// judge takes the verdict from the journal, or else from the record.
+// judge takes the verdict from the journal. Without a journal, it takes it from the record.
 func (b *builder) judge() {
 	v := b.in.Story.Verdict(journal.KnownOf(b.run), b.in.Now)
 	b.state = v.State
@@ -238,8 +237,8 @@ func (b *builder) judge() {
 }
 
 // visible writes control characters in caret notation, as the terminal view does. A page
-// would show nothing for them, or something else for those that change the direction of
-// text.
+// would show nothing for most of them. Those that change the direction of text would make
+// it look different.
 func visible(line string) string {
 	var b strings.Builder
 	for _, r := range line {
@@ -351,7 +350,7 @@ func (b *builder) notes() {
 			b.view.Notes = append(b.view.Notes, noteRow{n.Time, n.Level, clip(n.Text), clip(n.Hint)})
 		}
 	}
-	if n := len(b.view.Notes); n > maxNotes { // the last notes tell how the run ended
+	if n := len(b.view.Notes); n > maxNotes { // the last notes say how the run ended
 		b.MoreNotes = n - maxNotes
 		b.view.Notes = b.view.Notes[n-maxNotes:]
 	}
