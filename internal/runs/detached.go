@@ -27,7 +27,7 @@ import (
 	"multihost/internal/workers"
 )
 
-// A BucketRun is a job without a runner, as its bucket describes it.
+// A BucketRun is a job without runner, as its bucket describes it.
 type BucketRun struct {
 	Deps
 	Store *detach.Bucket
@@ -44,8 +44,8 @@ type BucketRun struct {
 // errElsewhere says that a run belongs to another project or zone than the command.
 var errElsewhere = errors.New("started in another project or zone")
 
-// FindBucketRun finds a job without a runner by its name: in the bucket that the user
-// names, otherwise in the one that this machine's record names. It returns nil for
+// FindBucketRun finds a job without runner by its name. It looks in the bucket that the
+// user names, otherwise in the one that this machine's record names. It returns nil for
 // other runs.
 func FindBucketRun(ctx context.Context, d Deps, name string) (*BucketRun, error) {
 	if d.OpenBucket == nil {
@@ -108,13 +108,14 @@ func (r *BucketRun) pace() time.Duration {
 	return min(max(every/4, 500*time.Millisecond), 10*time.Second)
 }
 
-// Pause waits until it is time to read the bucket again. It returns the cause when ctx ends.
+// Pause waits until it is time to read the bucket again. When ctx ends, it returns the
+// cause.
 func (r *BucketRun) Pause(ctx context.Context) error {
 	return stage.Sleep(ctx, r.Clock, r.pace())
 }
 
-// attach follows the run to its end: over SSH while its workers can be reached,
-// otherwise from the bucket, whose logs are up to Desc.Every old.
+// attach follows the run to its end. It does so over SSH while its workers can be reached.
+// Otherwise it reads the bucket, whose logs may be Desc.Every old.
 func (r *BucketRun) attach(ctx context.Context, o AttachOptions) (stage.Outcome, error) {
 	r.ComeTo(r.Desc.Run)
 	o.StrictExit = o.StrictExit || r.Desc.StrictExit
@@ -141,40 +142,40 @@ type attaching struct {
 	told    string // the last text about the run's progress
 	started bool   // the command runs on all workers, or has ended on them
 
-	followed int // the attempt that was followed over SSH as far as possible; -1: none
+	followed int // the attempt that was followed over SSH for as long as possible; -1: none
 	out      stage.Outcome
-	sum      *event.Summary // of that attempt; nil: it was not followed to its end
+	sum      *event.Summary // summary of that attempt; nil: it was not followed to its end
 
-	shown   map[tpu.WorkerID]int64 // how far each worker's log has been shown, of attempt shownOf
+	shown   map[tpu.WorkerID]int64 // how far each worker's log of attempt shownOf has been shown
 	shownOf int
 	logs    follow.LogWait
 }
 
-// When the next round of attaching comes.
+// A nextRound says when the next round of attaching comes.
 type nextRound int
 
 const (
 	atOnce nextRound = iota
 	afterPause
-	atEnd // no round follows: this one has returned how the command ends
+	atEnd // no round follows, because this one has returned how the command ended
 )
 
 // A roundStep is what a round does once it knows the state of the run.
 type roundStep int
 
 const (
-	followOverSSH roundStep = iota // the attempt, until the connection or the command ends
-	bringOverSSH                   // the rest of logs of a run that has ended
-	awaitLogs                      // until the bucket has the rest
+	followOverSSH roundStep = iota // follow the attempt until the connection or the command ends
+	bringOverSSH                   // copy the rest of the logs of a run that has ended
+	awaitLogs                      // wait until the bucket has the rest
 	concludeRun
 	lookOn
 )
 
-// A bucketLook is what a round knows of the run.
+// A bucketLook is what a round knows about the run.
 type bucketLook struct {
 	over     bool // the run has ended on all workers
 	running  bool // it runs on all workers
-	followed bool // its newest attempt was followed over SSH as far as possible
+	followed bool // its newest attempt was followed over SSH for as long as possible
 	part     bool // logs are not whole here, and the slices may have the rest
 	patient  bool // --log-timeout is not over
 }
@@ -193,7 +194,7 @@ func (l bucketLook) step() roundStep {
 	return concludeRun
 }
 
-// round reads the state of the run once and does what follows from it.
+// round reads the state of the run once and acts on it.
 func (a *attaching) round(ctx context.Context) (next nextRound, out stage.Outcome, err error) {
 	fail := func(err error) (nextRound, stage.Outcome, error) {
 		return atEnd, stage.Outcome{}, stage.InterruptedOr(ctx, err)
@@ -236,7 +237,7 @@ func (a *attaching) round(ctx context.Context) (next nextRound, out stage.Outcom
 		return atEnd, out, err
 	}
 	if err := a.StillThere(ctx, state); err != nil {
-		_ = a.bring(ctx, rec) // workers that were told to shut down have uploaded their last output meanwhile
+		_ = a.bring(ctx, rec) // workers that were told to shut down have meanwhile uploaded their last output
 		return fail(err)
 	}
 	return afterPause, stage.Outcome{}, nil
@@ -256,9 +257,9 @@ func (a *attaching) tellProgress(state detach.State) {
 	a.warnRights(state)
 }
 
-// overSSH follows an attempt over SSH as far as possible. The bucket says whether that was
-// the end of the run or another attempt follows. over says that the run has ended, so that
-// only its logs are still copied.
+// overSSH follows an attempt over SSH for as long as possible. Afterwards the bucket says
+// whether the run has ended or another attempt follows. over says that the run has ended
+// already. Then overSSH only copies the rest of the logs.
 func (a *attaching) overSSH(ctx context.Context, rec *record.Record, attempt int, over bool) (nextRound, stage.Outcome, error) {
 	out, sum, err := attachOver(ctx, a.Deps, rec, a.o)
 	a.followed, a.out, a.sum = attempt, out, sum
@@ -280,7 +281,8 @@ func (a *attaching) overSSH(ctx context.Context, rec *record.Record, attempt int
 	return atOnce, stage.Outcome{}, nil
 }
 
-// bring makes the logs of an attempt here equal to the bucket's, and shows what is new.
+// bring makes the local logs of an attempt equal to those in the bucket. It shows what is
+// new.
 func (a *attaching) bring(ctx context.Context, rec *record.Record) error {
 	if a.shownOf != rec.Attempt {
 		a.shownOf = rec.Attempt
@@ -289,8 +291,8 @@ func (a *attaching) bring(ctx context.Context, rec *record.Record) error {
 	return a.bringLogs(ctx, rec, a.shown)
 }
 
-// end reports the end of the run. If the bucket agrees, the report is the one from
-// following over SSH.
+// end reports the end of the run. If the bucket agrees with what was followed over SSH, the
+// report is the one from there.
 func (a *attaching) end(ctx context.Context, rec *record.Record, state detach.State) (stage.Outcome, error) {
 	defer func() { // after the summary
 		if !a.sayKept(ctx, state) {
@@ -305,8 +307,8 @@ func (a *attaching) end(ctx context.Context, rec *record.Record, state detach.St
 	return a.conclude(ctx, rec, state, a.begin)
 }
 
-// Running counts the workers on which the newest attempt is running, or has ended with
-// a log that the bucket has not accepted completely.
+// Running counts the workers on which the newest attempt is running. It also counts those
+// on which it has ended while the bucket does not yet have the whole log.
 func (r *BucketRun) Running(state detach.State) int {
 	n := 0
 	for _, w := range state.Seen {
@@ -353,8 +355,8 @@ func (r *BucketRun) StillThere(ctx context.Context, state detach.State) error {
 	return nil
 }
 
-// wentDown returns what workers reported when their machines were told to shut down, as a
-// text to put after a queued resource's state: " (s1w[0-3] preempted)", or "".
+// wentDown returns what workers reported when their machines were told to shut down. The
+// text stands after the state of a queued resource: " (s1w[0-3] preempted)", or "".
 func wentDown(state detach.State) string {
 	workers := map[string][]tpu.WorkerID{}
 	for _, w := range state.Seen {
@@ -423,8 +425,8 @@ func (r *BucketRun) warnRights(state detach.State) {
 	}
 }
 
-// whyKept says why the slices stay although the run has ended; "" if the workers delete
-// them.
+// whyKept says why the slices stay although the run has ended. It returns "" if the workers
+// delete them.
 func (r *BucketRun) whyKept(state detach.State) string {
 	switch {
 	case r.Desc.Keep == detach.KeepAlways:
@@ -439,8 +441,8 @@ func (r *BucketRun) whyKept(state detach.State) string {
 	return ""
 }
 
-// sayKept reports, for a run that has ended, that its queued resource stays. It returns
-// whether the resource was to stay.
+// The run has ended. If its queued resource stays, sayKept reports that. It returns whether
+// the resource should stay.
 func (r *BucketRun) sayKept(ctx context.Context, state detach.State) bool {
 	why := r.whyKept(state)
 	if why == "" {
@@ -452,7 +454,7 @@ func (r *BucketRun) sayKept(ctx context.Context, state detach.State) bool {
 	return true
 }
 
-// bringLogs makes the local logs equal to the bucket's and shows what is new to the
+// bringLogs makes the local logs equal to those in the bucket. It shows what is new to the
 // user who attaches. shown holds how far each worker's log has been shown.
 func (r *BucketRun) bringLogs(ctx context.Context, rec *record.Record, shown map[tpu.WorkerID]int64) error {
 	ids := r.Desc.IDs()
@@ -479,9 +481,9 @@ func (r *BucketRun) bringLogs(ctx context.Context, rec *record.Record, shown map
 	return stage.WorkersError(stage.Follow, ids, errs)
 }
 
-// bringLog copies a worker's log from an offset on and returns the offset of its end.
-// Offset -1 means the end of the local log. Several processes may do so at the same
-// time: each writes every byte at its own offset.
+// bringLog copies a worker's log, beginning at an offset. It returns the offset of the end
+// of the log. Offset -1 means the end of the local log. Several processes may do so at the
+// same time, because each writes every byte at the byte's own offset.
 func (r *BucketRun) bringLog(ctx context.Context, rec *record.Record, id tpu.WorkerID, from int64) (int64, error) {
 	file, err := os.OpenFile(rec.LogPath(id), os.O_WRONLY|os.O_CREATE, 0o600)
 	if err != nil {
@@ -499,7 +501,8 @@ func (r *BucketRun) bringLog(ctx context.Context, rec *record.Record, id tpu.Wor
 	return from + n, err
 }
 
-// A localLog is a log that is written from an offset on and shown at the same time.
+// A localLog is a log that is written from an offset. What is written is shown at the same
+// time.
 type localLog struct {
 	sink event.Sink
 	file *os.File
@@ -534,8 +537,8 @@ func (r *BucketRun) conclude(ctx context.Context, rec *record.Record, state deta
 	return stage.Outcome{Code: sum.CommandCode, Started: true, PartLogs: part != ""}, nil
 }
 
-// partly says which logs are incomplete here although their workers have ended; "" if
-// none is.
+// partly says which logs are incomplete here although their workers have ended. It returns
+// "" if there are none.
 func (r *BucketRun) partly(rec *record.Record, state detach.State) string {
 	var all follow.Parts
 	for _, e := range state.Ended {
@@ -546,8 +549,8 @@ func (r *BucketRun) partly(rec *record.Record, state detach.State) string {
 	return all.String()
 }
 
-// sayPart makes the summary say which logs are incomplete here. A success then becomes
-// a failure.
+// sayPart adds to the summary which logs are incomplete here. A success then becomes a
+// failure.
 func (r *BucketRun) sayPart(ctx context.Context, sum *event.Summary, part string) {
 	sum.Text += "; " + part
 	if !sum.OK {
@@ -559,8 +562,8 @@ func (r *BucketRun) sayPart(ctx context.Context, sum *event.Summary, part string
 	}
 }
 
-// exists reports whether the queued resource of the run exists. It returns true if that
-// is not known.
+// exists reports whether the queued resource of the run exists. If that is not known, it
+// returns true.
 func (r *BucketRun) exists(ctx context.Context) bool {
 	res, err := r.Cloud.Get(ctx, r.Desc.Resource)
 	return err != nil && gcp.ClassOf(err) != gcp.NotFound || err == nil && r.owns(res)
@@ -585,7 +588,7 @@ func (r *BucketRun) Judge(rec *record.Record, state detach.State, begin time.Tim
 		}
 		sum.LastLines = follow.LastLines(rec.LogPath(first.Worker), 20, nil)
 		sum.Next = "multihost logs " + r.Desc.Run + " --worker=" + first.Worker.String()
-		if len(sum.LastLines) == 0 { // for example because the command was never started
+		if len(sum.LastLines) == 0 { // this happens, for example, if the command never started
 			sum.Next = "nothing was written there; once that is mended, type the job again"
 		}
 	}
@@ -596,21 +599,21 @@ func (r *BucketRun) Judge(rec *record.Record, state detach.State, begin time.Tim
 	return sum
 }
 
-// endText describes in a few words how the command ended on a worker, as launch.Exit
-// does.
+// endText says in a few words how the command ended on a worker. launch.Exit uses the same
+// words.
 func endText(e detach.End) string {
 	return launch.Exit{Code: e.Code, Signal: e.Signal}.String()
 }
 
-// sayBackground reports the processes that the command left, as the workers have
-// counted them.
+// sayBackground reports the processes that the command has left. The workers have counted
+// them.
 func (r *BucketRun) sayBackground(sum *event.Summary, state detach.State) {
 	processes, ids := state.LeftBehind()
 	follow.SayLeftBehind(r.Sink, sum, processes, ids, follow.BackgroundCureDetached)
 }
 
-// keptSlices returns the slices that stay although the run has ended on all workers; nil
-// if the workers delete them, or there are none.
+// keptSlices returns the slices that stay although the run has ended on all workers. It
+// returns nil if the workers delete them, or if there are none.
 func (r *BucketRun) keptSlices(ctx context.Context, state detach.State) *kept {
 	why := r.whyKept(state)
 	res, err := r.Cloud.Get(ctx, r.Desc.Resource)
@@ -639,7 +642,7 @@ func (r *BucketRun) stillOver(ctx context.Context) error {
 	return nil
 }
 
-// stopKept deletes the slices that are kept of a run that has ended.
+// stopKept deletes the slices that are kept although the run has ended.
 func (r *BucketRun) stopKept(ctx context.Context, o StopOptions, k kept) error {
 	k.again = r.stillOver
 	err := deleteKept(ctx, r.Deps, o, k)
@@ -649,17 +652,17 @@ func (r *BucketRun) stopKept(ctx context.Context, o StopOptions, k kept) error {
 	return err
 }
 
-// stop ends the run for good. It writes the stop into the bucket, which all workers read,
-// and also stops the workers that it can reach over SSH. It returns when every worker has
+// stop ends the run for good. It writes the stop into the bucket, which all workers read.
+// It also stops the workers that it can reach over SSH. It returns when every worker has
 // ended, or when no worker has reported yet. If the queued resource has no workers, nobody
-// else deletes it, so stop does.
+// else deletes the resource, so stop does.
 func (r *BucketRun) stop(ctx context.Context, o StopOptions) error {
 	watch := stage.Stopwatch{Sink: r.Sink, Clock: r.Clock}
 	before, err := r.Store.State(ctx, r.Desc.Run)
 	if err != nil && ctx.Err() != nil {
 		return stage.InterruptedOr(ctx, workers.MayStillRun(&stage.Error{Stage: stage.Stopping, Err: err}, r.Desc.Run))
 	}
-	// If the bucket cannot be read, the workers still get the order to stop.
+	// Even if the bucket cannot be read, the workers get the order to stop.
 	if err == nil && before.Over(r.Desc) {
 		if k := r.keptSlices(ctx, before); k != nil {
 			return r.stopKept(ctx, o, *k)
@@ -677,9 +680,9 @@ func (r *BucketRun) stop(ctx context.Context, o StopOptions) error {
 type ending struct {
 	*BucketRun
 	o     StopOptions
-	told  bool                // the workers that can be reached were told
+	told  bool                // the workers that can be reached have got the order
 	ours  *provision.Resource // what this command deletes
-	later bool                // workers may still come, and will not start the command
+	later bool                // workers may still come; they will not start the command
 }
 
 // A stopStep is what a stop does next.
@@ -688,17 +691,17 @@ type stopStep int
 const (
 	stopEnded    stopStep = iota // the run has ended on all workers
 	stopGone                     // its queued resource is gone
-	stopWithdraw                 // the resource has no machines: it is deleted
+	stopWithdraw                 // the resource has no machines, so stop deletes it
 	stopTell                     // over SSH
-	stopLater                    // no worker has begun: a worker that comes later reads the stop
+	stopLater                    // no worker has begun. A worker that comes later reads the stop
 	stopAwait
 )
 
-// A stopLook is what a stop knows of the run.
+// A stopLook is what a stop knows about the run.
 type stopLook struct {
-	over, gone, empty bool // the run has ended; its resource is gone, has no machines
+	over, gone, empty bool // the run has ended; its resource is gone; its resource has no machines
 	seen              bool // some worker has reported
-	told              bool // the workers that can be reached were told
+	told              bool // the workers that can be reached have got the order
 }
 
 func (l stopLook) step() stopStep {
@@ -717,7 +720,7 @@ func (l stopLook) step() stopStep {
 	return stopAwait
 }
 
-// do tells the workers to end the run and returns when they have.
+// do tells the workers to end the run. It returns when they have.
 func (e *ending) do(ctx context.Context) (string, error) {
 	unsure := func(err error) (string, error) {
 		return "", stage.InterruptedOr(ctx, workers.MayStillRun(&stage.Error{Stage: stage.Stopping, Err: err}, e.Desc.Run))
@@ -736,7 +739,8 @@ func (e *ending) do(ctx context.Context) (string, error) {
 		if !l.over {
 			res, err = e.Cloud.Get(ctx, e.Desc.Resource)
 			l.gone = gcp.ClassOf(err) == gcp.NotFound || err == nil && !e.owns(res)
-			// Where only some of the slices were taken away, the workers of the others end first.
+			// If only some of the slices were taken away, the workers of the others must
+			// end first.
 			l.empty = err == nil && res.Life.Empty() && (e.told || res.ReadySlices() == 0)
 		}
 		switch l.step() {
@@ -781,8 +785,8 @@ func (e *ending) tell(ctx context.Context, state detach.State) {
 	}
 }
 
-// finishStop deletes the queued resource ours, if that is not nil. Unless workers may still
-// come, ps then stops asking for the run.
+// If ours is not nil, finishStop deletes this queued resource. Then ps no longer asks for
+// the run, unless workers may still come.
 func finishStop(ctx context.Context, r *BucketRun, ours *provision.Resource, later bool) error {
 	if ours != nil {
 		if err := deleteMade(ctx, r.Deps, r.Desc.Run, *ours, "which no worker may delete"); err != nil {
@@ -795,8 +799,8 @@ func finishStop(ctx context.Context, r *BucketRun, ours *provision.Resource, lat
 	return nil
 }
 
-// afterEnd says what becomes of the queued resource of a run that has ended on all workers.
-// It returns the resource if no worker may delete it.
+// The run has ended on all workers. afterEnd says what happens to its queued resource. If
+// no worker may delete the resource, it returns the resource.
 func afterEnd(ctx context.Context, r *BucketRun, state detach.State) (text string, ours *provision.Resource) {
 	text = fmt.Sprintf("run %s: ended on all workers", r.Desc.Run)
 	if r.sayKept(ctx, state) {
@@ -852,13 +856,13 @@ func (e *ending) withdraw(ctx context.Context, res provision.Resource) (string, 
 	return fmt.Sprintf("run %s: no worker was there, and %s, which was %s, is deleted", e.Desc.Run, provision.NameOf(e.Cloud, res.ID), res.State), nil
 }
 
-// owns reports whether a queued resource with the run's name belongs to the run.
+// owns reports whether a queued resource that has the run's name belongs to the run.
 func (r *BucketRun) owns(res provision.Resource) bool {
 	return res.IsOf(r.Desc.Run)
 }
 
-// detachedRows returns the jobs without a runner: those in the bucket that the user
-// names, otherwise those in this zone that this machine has a record of.
+// detachedRows returns the jobs without runner. It looks in the bucket that the user names.
+// Otherwise it takes the jobs in this zone of which this machine has a record.
 func detachedRows(ctx context.Context, d Deps, ended bool) ([]Seen, error) {
 	var names []string
 	if d.Bucket != "" {
@@ -882,10 +886,10 @@ func detachedRows(ctx context.Context, d Deps, ended bool) ([]Seen, error) {
 		row, err := detachedRow(ctx, d, name, ended)
 		switch {
 		case d.Bucket != "" && (errors.Is(err, errElsewhere) || errors.Is(err, detach.ErrNoRun)):
-			// The bucket may be used for many zones and hold other objects.
+			// The bucket may have jobs of many zones, and other objects.
 		case errors.Is(err, detach.ErrNoRun) && noneLeft(ctx, d, name):
 			// Somebody has cleaned up the bucket.
-		case err != nil: // say so, show the rest
+		case err != nil: // report the error and show the rest
 			errs[i] = err
 		case row != nil:
 			rows = append(rows, *row)
@@ -894,8 +898,8 @@ func detachedRows(ctx context.Context, d Deps, ended bool) ([]Seen, error) {
 	return rows, stage.JoinNamed(names, errs)
 }
 
-// noneLeft reports whether the cloud has no queued resource of a run that this machine
-// has a record of.
+// This machine has a record of the run. noneLeft reports whether the cloud has no queued
+// resource of it.
 func noneLeft(ctx context.Context, d Deps, name string) bool {
 	rec, err := record.LoadRecord(d.StateDir, name)
 	if err != nil || rec == nil {
@@ -905,7 +909,7 @@ func noneLeft(ctx context.Context, d Deps, name string) bool {
 	return gcp.ClassOf(err) == gcp.NotFound
 }
 
-// detachedRow returns nil for a run that is not to be shown.
+// detachedRow returns nil if the list does not show the run.
 func detachedRow(ctx context.Context, d Deps, name string, ended bool) (*Seen, error) {
 	r, err := FindBucketRun(ctx, d, name)
 	if err != nil || r == nil {
@@ -922,8 +926,8 @@ func detachedRow(ctx context.Context, d Deps, name string, ended bool) (*Seen, e
 	return &row, nil
 }
 
-// stoppedState is the state of a stopped run whose workers, if there were any, were
-// taken away before they could report how it ended.
+// stoppedState is the state of a stopped run that has no report of its end. Either it had
+// no workers, or they were taken away before they could report.
 const stoppedState = "stopped"
 
 // whenDeleted says when the workers delete the slices.
@@ -952,8 +956,8 @@ func goesAfter(r *BucketRun, state detach.State) string {
 	return "once the bucket has its logs"
 }
 
-// row returns the run as a list shows it: from the bucket, or from the queued resource
-// if no worker has reported yet or no worker is left.
+// row returns the run as a list shows it. It uses the bucket. If no worker has reported
+// yet, or no worker is left, it uses the queued resource.
 func (r *BucketRun) row(ctx context.Context, state detach.State) Seen {
 	row := Seen{Run: r.Desc.Run, Attempt: max(1, state.Attempt), Owner: r.Desc.Owner, Created: r.Desc.Created, Slices: r.Desc.Nodes, Command: r.Desc.Command,
 		goes: whenDeleted(r.Desc), age: r.Clock.Now().Sub(r.Desc.Created)}
@@ -976,7 +980,7 @@ func (r *BucketRun) row(ctx context.Context, state detach.State) Seen {
 	return row
 }
 
-// underWay is the state of a run that has not ended, in a word for a list.
+// underWay returns the state of a run that has not ended, as one word for a list.
 func (r *BucketRun) underWay(ctx context.Context, state detach.State) string {
 	word := "queued"
 	if len(state.Seen) > 0 {
@@ -1000,8 +1004,8 @@ func (r *BucketRun) underWay(ctx context.Context, state detach.State) string {
 	return word
 }
 
-// goesOn returns advice for a run that has lost its slices for good: how to continue
-// it. It comes before other advice. It is "" if the run was told to stop.
+// If a run has lost its slices for good, goesOn returns advice on how to continue it. It
+// comes before other advice. If the run was told to stop, the advice is "".
 func goesOn(state detach.State) string {
 	if state.Stopping != "" && !state.Taken() {
 		return ""

@@ -17,15 +17,15 @@ import (
 	"multihost/internal/workers"
 )
 
-// A RunEnd is what is known of the end of an attempt.
+// A RunEnd is what is known about the end of an attempt.
 type RunEnd struct {
 	at    time.Time // zero: not known
 	Text  string    // how it ended
 	First *tpu.WorkerID
 }
 
-// failedFirst sets first to the worker at the beginning of a text. Verdicts begin with a
-// worker.
+// failedFirst sets first to the worker that stands at the beginning of a text. Verdicts
+// begin with a worker.
 func (e *RunEnd) failedFirst(text string) {
 	word, _, _ := strings.Cut(strings.ReplaceAll(text, ":", " "), " ")
 	if id, err := tpu.ParseWorkerID(word); err == nil {
@@ -33,8 +33,8 @@ func (e *RunEnd) failedFirst(text string) {
 	}
 }
 
-// endOfAttempt returns the end of an attempt from the run's journal; nil if the journal has
-// none.
+// endOfAttempt returns the end of an attempt from the run's journal. It returns nil if the
+// journal has none.
 func endOfAttempt(s *journal.Story, attempt int) *RunEnd {
 	for _, a := range s.Attempts {
 		if a.Number() != attempt {
@@ -59,7 +59,8 @@ func endOfAttempt(s *journal.Story, attempt int) *RunEnd {
 	return nil
 }
 
-// FirstOf returns the worker whose command failed first by itself; nil if none did.
+// FirstOf returns the worker on which the command failed first by itself. It returns nil if
+// there is none.
 func FirstOf(ends map[tpu.WorkerID]event.WorkerDone) *tpu.WorkerID {
 	var first *tpu.WorkerID
 	for id, e := range ends {
@@ -73,10 +74,10 @@ func FirstOf(ends map[tpu.WorkerID]event.WorkerDone) *tpu.WorkerID {
 	return first
 }
 
-// EndHere returns the end of an attempt as this machine saw it: from the journal,
-// otherwise from the record. It returns nil if it saw none.
+// EndHere returns the end of an attempt as this machine saw it. It takes the end from the
+// journal, otherwise from the record. It returns nil if it saw none.
 func EndHere(stateDir string, rec *record.Record, attempt int) *RunEnd {
-	entries, _ := journal.Read(record.RunDir(stateDir, rec.Run)) // an unreadable journal tells nothing
+	entries, _ := journal.Read(record.RunDir(stateDir, rec.Run)) // an unreadable journal has no entries
 	if e := endOfAttempt(journal.Tell(entries), attempt); e != nil {
 		return e
 	}
@@ -91,9 +92,9 @@ func EndHere(stateDir string, rec *record.Record, attempt int) *RunEnd {
 	return nil
 }
 
-// EndThere returns the end of the record's attempt as its workers report it; nil if
-// they report none. If all of them are connected and none knows the verdict, EndThere
-// judges by how the command ended on each.
+// EndThere returns the end of the record's attempt as its workers report it. It returns nil
+// if they report none. If all of them are connected and none knows the verdict, EndThere
+// uses how the command ended on each.
 func EndThere(ctx context.Context, t *workers.Connected, d Deps, rec *record.Record, all bool) *RunEnd {
 	found, _ := t.Runs(ctx)
 	for _, f := range found {
@@ -126,8 +127,9 @@ func (e *RunEnd) judge(ends map[tpu.WorkerID]event.WorkerDone) {
 	}
 }
 
-// Ends asks the workers how the command ended. Those that do not answer, and
-// those on which it has not ended, are left out. Times are corrected by the clocks.
+// Ends asks the workers how the command ended. It leaves out workers that do not answer,
+// and those on which the command has not ended. It corrects the times by the workers'
+// clocks.
 func Ends(ctx context.Context, t *workers.Connected, ref launch.Ref) map[tpu.WorkerID]event.WorkerDone {
 	states := make([]launch.State, len(t.IDs))
 	t.Each(ctx, event.Discard, "", func(ctx context.Context, i int) (err error) {
@@ -143,8 +145,8 @@ func Ends(ctx context.Context, t *workers.Connected, ref launch.Ref) map[tpu.Wor
 	return ends
 }
 
-// EndInBucket returns how the run ended, as its workers wrote into the bucket; nil if it
-// has not.
+// EndInBucket returns how the run ended, as its workers have written it into the bucket. It
+// returns nil if the run has not ended.
 func (r *BucketRun) EndInBucket(state detach.State) *RunEnd {
 	if !state.Over(r.Desc) {
 		return nil
@@ -183,7 +185,7 @@ func (e *RunEnd) logsHint(run string) string {
 	return "its logs: multihost logs " + run
 }
 
-// NoStacks is the error of a dump of a run that has ended.
+// NoStacks returns the error for a dump of a run that has ended.
 func (e *RunEnd) NoStacks(d Deps, run string) error {
 	return &stage.Error{Stage: stage.Dump, Text: e.Say(run, d.Clock.Now()) + "; it has no living process", Advice: e.logsHint(run)}
 }

@@ -60,7 +60,7 @@ func TestEndOfAttempt(t *testing.T) {
 	}
 }
 
-// TestJudgeByWorkers judges a run of which no runner saw the end.
+// TestJudgeByWorkers judges a run whose end no runner saw.
 func TestJudgeByWorkers(t *testing.T) {
 	at := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 	id := func(worker int) tpu.WorkerID { return tpu.WorkerID{Worker: worker} }

@@ -36,9 +36,9 @@ func TestTheQuestionNamesWhatGoes(t *testing.T) {
 	}
 }
 
-// When the workers of a job without runner do not end in time, stop names the workers
-// that have not reported their end, and says whether the slices exist, who deletes them
-// and what to type.
+// When the workers of a job without runner do not end in time, stop names the workers that
+// have not reported their end. It says whether the slices exist, who deletes them and what
+// to type.
 func TestAStopInTheBucketThatIsNotHeardSaysWhatIsTrue(t *testing.T) {
 	t.Parallel()
 	clock := testkit.NewJumpClock()
@@ -68,8 +68,8 @@ func TestAStopInTheBucketThatIsNotHeardSaysWhatIsTrue(t *testing.T) {
 	}
 }
 
-// When the slices of a record are gone, an active run of its name counts as the same
-// run only if it can be this user's.
+// The slices of a record are gone. An active run of its name counts as the same run only if
+// it can be this user's.
 func TestARunThatWasBegunAgain(t *testing.T) {
 	t.Parallel()
 	found := func(run, owner string, mine bool, phase launch.Phase) workers.FoundRun {
@@ -119,7 +119,7 @@ func (d *deletions) Undoing(id string, _ ...string) provision.Undoing {
 	return provision.Undoing{Commands: provision.Commands{Kind: "queued resource", Delete: "multihost qr delete " + id + " --force"}}
 }
 
-// parted is a provider whose resources have parts beside their slices.
+// parted is a provider whose resources have parts in addition to their slices.
 type parted struct {
 	deletions
 	swept string
@@ -146,7 +146,7 @@ func TestThePartsOfARunWithoutSlicesAreSwept(t *testing.T) {
 	}
 }
 
-// Without a terminal nobody can agree to the loss of the only copy of a log.
+// Without a terminal, nobody can agree to lose the only copy of a log.
 func TestTheOnlyCopyOfALogStaysUnlessSomebodySaysSo(t *testing.T) {
 	t.Parallel()
 	part := kept{run: "k", ended: "exit code 0", res: qr.Resource{ID: "k", State: "ACTIVE"}.Neutral(), part: "the log of s0w0 is not whole here: 1 of 5 bytes"}

@@ -27,23 +27,23 @@ type Seen struct {
 	Created time.Time `json:"created"`
 	Slices  []string  `json:"slices"`
 	Command string    `json:"command"`
-	Hourly  *float64  `json:"usd_per_hour,omitempty"` // list price of the slices; only for a run whose job has made the slices, or whose slices the provider takes away
-	SoFar   *float64  `json:"usd_so_far,omitempty"`   // what those slices have cost at that price
+	Hourly  *float64  `json:"usd_per_hour,omitempty"` // list price of the slices; only if the job of the run has made the slices, or if their provider takes them away
+	SoFar   *float64  `json:"usd_so_far,omitempty"`   // what those slices have cost so far at that price
 	Gone    string    `json:"gone,omitempty"`         // when those slices go if no runner continues the job, in words
 
-	// Followed says whether a command follows the output, on any machine. It is nil when
-	// that is not known: for runs of other logins, runs without runner, and runs that
-	// have not begun or have ended.
+	// Followed says whether a command follows the output, on any machine. It is nil if that
+	// is not known. That is so for runs of other logins, for runs without runner, and for
+	// runs that have not begun or have ended.
 	Followed *bool `json:"followed,omitempty"`
 
 	age  time.Duration // by the worker's clock
-	part string        // how much of the run was seen, if not all; for people
-	goes string        // value for Gone where slices exist; empty: computed from the queued resource
+	part string        // how much of the run was seen, if not all of it; for people
+	goes string        // value for Gone if slices exist; empty: it is computed from the queued resource
 }
 
-// List asks worker 0 of every ready slice which runs it knows, and emits the runs as a
-// Result. The parameters prefix and only limit the list to slices whose names have that
-// prefix and these numbers.
+// List asks worker 0 of every ready slice which runs it knows. It emits the runs as a
+// Result. prefix and only limit the list to slices whose names have that prefix and these
+// numbers.
 func List(ctx context.Context, d Deps, prefix string, only tpu.Numbers, ended bool) error {
 	var seen = []Seen{}
 	var detachedErr error
@@ -64,7 +64,7 @@ func List(ctx context.Context, d Deps, prefix string, only tpu.Numbers, ended bo
 			seen = append(seen, rowOf(f, see))
 		}
 	}
-	if len(only) == 0 { // with chosen slices, requests are left out: a request need not have slices
+	if len(only) == 0 { // if slices are chosen, requests are left out, because a request need not have slices
 		var err error
 		seen, err = withRequests(ctx, d, prefix, seen, see.found)
 		surveyErr = errors.Join(surveyErr, err)
@@ -91,8 +91,8 @@ func rowOf(f workers.FoundRun, see sight) Seen {
 	return row
 }
 
-// table returns the rows for people. ended says that the list includes runs that have
-// ended.
+// table returns the rows as a text for people. ended says that the list includes runs that
+// have ended.
 func table(seen []Seen, ended bool) string {
 	switch {
 	case len(seen) == 0 && ended:

@@ -13,7 +13,7 @@ import (
 	"multihost/internal/workers"
 )
 
-// A shadow is a provider of which some slices cannot be seen.
+// A shadow is a provider that hides some slices.
 type shadow struct {
 	provision.Provider
 	unseen map[string]error // by kind
@@ -22,7 +22,7 @@ type shadow struct {
 func (s shadow) Slices(context.Context) ([]tpu.Slice, error) { return nil, nil }
 func (s shadow) Unseen(kind string) error                    { return s.unseen[kind] }
 
-// A slice of a record counts as gone only if its provider could be asked.
+// A slice of a record counts as gone only if its provider answered.
 func TestAnUnseenSliceIsNotGone(t *testing.T) {
 	t.Parallel()
 	busy := errors.New("busy")

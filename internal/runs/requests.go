@@ -19,8 +19,9 @@ import (
 )
 
 // withRequests adds what the API knows about queued resources to the runs that workers
-// report. It also adds the jobs that no worker reports: they wait, boot, or have ended
-// and are kept. found are the runs that workers know, including ended ones.
+// report. It also adds the jobs that no worker reports. They wait, boot, or have ended with
+// slices that are kept. found are the runs that workers know, including those that have
+// ended.
 func withRequests(ctx context.Context, d Deps, prefix string, seen []Seen, found []workers.FoundRun) ([]Seen, error) {
 	if d.OnHosts() {
 		return seen, nil
@@ -39,7 +40,7 @@ func withRequests(ctx context.Context, d Deps, prefix string, seen []Seen, found
 		}
 		terms, known := lease.ReadTerms(res.Metadata)
 		goes := func(begun bool) string {
-			text := "not known here" // a runner may still have armed a lease
+			text := "not known here" // a runner may still be going to arm a lease
 			if known {
 				text = whenGone(terms, begun)
 			}
@@ -49,7 +50,7 @@ func withRequests(ctx context.Context, d Deps, prefix string, seen []Seen, found
 			continue
 		}
 		if row := endedInBucket(ctx, d, res, label, known); row != nil {
-			if !res.Free { // otherwise nothing is left that costs anything: the run is over
+			if !res.Free { // otherwise nothing is left that costs anything, and the run is over
 				row.costs(d, res)
 				row.Gone = row.goes
 				seen = append(seen, *row)
@@ -71,9 +72,9 @@ func withRequests(ctx context.Context, d Deps, prefix string, seen []Seen, found
 	return seen, nil
 }
 
-// addCosts adds to the rows of the run with this label what the slices of res cost, and when
-// they go. It reports whether there is such a row. If res has no slices any more, it adds
-// nothing to what is known of the run.
+// addCosts adds to the rows of the run with this label what the slices of res cost, and
+// when these go. It reports whether there is such a row. If res no longer has slices, it
+// changes nothing in these rows.
 func addCosts(d Deps, seen []Seen, res provision.Resource, label string, goes func(begun bool) string) (listed bool) {
 	for i := range seen {
 		switch s := &seen[i]; {
@@ -89,15 +90,15 @@ func addCosts(d Deps, seen []Seen, res provision.Resource, label string, goes fu
 	return listed
 }
 
-// costs notes what the slices of the run cost.
+// costs adds to s what the slices of the run cost.
 func (s *Seen) costs(d Deps, res provision.Resource) {
 	s.Hourly, s.SoFar = cost.Hourly(res, d.Zone), cost.SoFar(res, d.Zone, d.Clock.Now())
 }
 
 // endedInBucket returns the row of a job without runner that has ended and whose resource
 // still exists. It returns nil for other jobs, and for jobs whose bucket is not known here.
-// label is that of the run. known says that the resource has the terms of a lease, which
-// only a job with a runner has.
+// label is the label of the run. known says that the resource has the terms of a lease,
+// which only a job with a runner has.
 func endedInBucket(ctx context.Context, d Deps, res provision.Resource, label string, known bool) *Seen {
 	if known || d.OpenBucket == nil {
 		return nil
@@ -145,11 +146,11 @@ func waitsFor(res provision.Resource) string {
 	return "ready, no command"
 }
 
-// never is what whenGone says of slices that stay.
+// whenGone returns never for slices that stay.
 const never = "never by itself"
 
 // whenGone says when the slices of a job are deleted if no runner continues the job. begun
-// says that the command has begun.
+// reports that the command has begun.
 func whenGone(t lease.Terms, begun bool) string {
 	text := never
 	switch {
@@ -167,8 +168,9 @@ func whenGone(t lease.Terms, begun bool) string {
 	return text
 }
 
-// lastMoment returns after what time slices of this age go, whatever happens: by ttl, or when
-// their provider takes them away. It is negative if they may stay.
+// lastMoment returns the time after which slices of this age go in any case: because of
+// ttl, or because their provider takes them away. It returns a negative time if they may
+// stay.
 func lastMoment(ttl, age time.Duration, until, now time.Time) time.Duration {
 	left := time.Duration(-1)
 	if ttl > 0 {
@@ -180,7 +182,8 @@ func lastMoment(ttl, age time.Duration, until, now time.Time) time.Duration {
 	return left
 }
 
-// atTheLatest adds to text that the slices go after left; a negative left adds nothing.
+// atTheLatest adds to text that the slices go after the time left. If left is negative, it
+// adds nothing.
 func atTheLatest(text string, left time.Duration) string {
 	switch limit := "in " + event.Age(left); {
 	case left < 0:
@@ -192,8 +195,8 @@ func atTheLatest(text string, left time.Duration) string {
 	}
 }
 
-// sayUntil adds to the runs on the slices of res, which no job made, when their provider
-// takes them away, and what they cost.
+// sayUntil is for runs on the slices of res if no job has made these. It adds when their
+// provider takes the slices away, and what they cost.
 func sayUntil(d Deps, seen []Seen, res provision.Resource) {
 	for i := range seen {
 		if overlap(seen[i].Slices, res.Nodes) {
@@ -203,8 +206,8 @@ func sayUntil(d Deps, seen []Seen, res provision.Resource) {
 	}
 }
 
-// waitingRequest returns the queued resource that was made for the job run and on which
-// no worker is ready; false if there is none.
+// waitingRequest returns the queued resource that was made for the job run and on which no
+// worker is ready. It returns false if there is none.
 func waitingRequest(ctx context.Context, d Deps, run string) (provision.Resource, bool) {
 	if d.OnHosts() {
 		return provision.Resource{}, false
@@ -213,8 +216,8 @@ func waitingRequest(ctx context.Context, d Deps, run string) (provision.Resource
 	return res, err == nil && res.JobMade() && res.IsOf(run) && res.ReadySlices() == 0 && allAsked(res)
 }
 
-// allAsked reports whether the resource has no slice that may run a command although its
-// workers cannot be asked: each slice is ready, being made, or gone.
+// allAsked reports whether the workers of every slice that may run a command can be asked.
+// Then each slice of the resource is ready, being made, or gone.
 func allAsked(res provision.Resource) bool {
 	return res.Dead() || !slices.ContainsFunc(res.Slices, func(s tpu.Slice) bool {
 		ok, _ := s.Ready()
@@ -222,8 +225,8 @@ func allAsked(res provision.Resource) bool {
 	})
 }
 
-// stopRequest deletes the queued resource of a job whose command has not begun or whose
-// slices are gone.
+// stopRequest deletes the queued resource of a job. The command of the job has not begun,
+// or its slices are gone.
 func stopRequest(ctx context.Context, d Deps, run string, res provision.Resource) error {
 	return deleteMade(ctx, d, run, res, waitsFor(res))
 }

@@ -89,7 +89,7 @@ func TestWhoseWorkersWereAllAsked(t *testing.T) {
 	}{
 		{state(), true},
 		{state("CREATING", "READY"), true},
-		{state("READY", "REPAIRING"), false}, // a command may live there
+		{state("READY", "REPAIRING"), false}, // a command may be running there
 		{state("RESTARTING"), false},
 		{qr.Resource{State: "SUSPENDED", Slices: state("PREEMPTED").Slices}, true},
 	} {

@@ -1,13 +1,13 @@
-// Package runs finds runs that exist, on workers or in a bucket: it lists them, attaches to
+// Package runs finds runs that exist, on workers or in a bucket. It lists them, attaches to
 // them, stops them and compares their logs.
 //
 // # Decisions
 //
 //   - Looking at a run changes nothing. top reads a run on its workers with the code of
-//     attach, which then only takes the output into memory. Its connections refuse
-//     every command that may change the worker (sshfan.Config.ReadOnly), and it
-//     records no end that nobody saw. A byte of a log counts once, by its offset,
-//     whichever way it came.
+//     attach. That code then only takes the output into memory. Its connections refuse
+//     every command that may change the worker (sshfan.Config.ReadOnly). top does not
+//     record an end that it has not seen. A byte of a log counts once, by its offset, no
+//     matter by which way it came.
 package runs
 
 import (
@@ -46,11 +46,11 @@ type Deps struct {
 	*workers.Reach
 	*record.Keeper
 	detach.Source
-	Agents program.Set // the programs that work on workers without a runner
+	Agents program.Set // the programs for workers that have no runner
 }
 
-// Locate finds a run by its name: in this machine's records, otherwise by asking the
-// slices.
+// Locate finds a run by its name. It looks in this machine's records. If they do not have
+// the run, it asks the slices.
 func Locate(ctx context.Context, d Deps, name, prefix string) (*record.Record, error) {
 	rec, err := record.LoadRecord(d.StateDir, name)
 	if err != nil {
@@ -91,7 +91,7 @@ func locateOnWorkers(ctx context.Context, d Deps, name, prefix string) (*record.
 		besides(rec, old)
 	}
 	switch {
-	case rec.Unseen == nil && f.Info.Slices > 0: // the slices that did not answer have no part of it
+	case rec.Unseen == nil && f.Info.Slices > 0: // the slices that did not answer have no part of the run
 	case see.err != nil:
 		var e *stage.Error
 		text := see.err.Error()
@@ -118,8 +118,9 @@ func recordOf(d Deps, f workers.FoundRun, see sight) *record.Record {
 	return rec
 }
 
-// begunAgain returns the record of a run whose recorded slices are gone, if another machine
-// has started the run again since, on slices of the same names; else nil.
+// The recorded slices of a run are gone. If another machine has started the run again, on
+// slices of the same names, begunAgain returns the record of that run. Otherwise it returns
+// nil.
 func begunAgain(ctx context.Context, d Deps, rec *record.Record) (*record.Record, error) {
 	see, match := lookFor(ctx, d.Reach, rec.Run, rec.Prefix, func(f workers.FoundRun) bool { return isAgain(rec, f) })
 	var none *tpu.NoSlicesError
@@ -139,16 +140,16 @@ func begunAgain(ctx context.Context, d Deps, rec *record.Record) (*record.Record
 	return now, nil
 }
 
-// besides gives now the attempts of an older record of the same name, and a directory for
-// its logs in which they do not mix with the logs of these attempts.
+// besides adds to now the attempts of an older record of the same name. It also gives now a
+// directory for its logs, in which they do not mix with the logs of these attempts.
 func besides(now, older *record.Record) {
 	now.Attempts, now.LogDir = older.Attempts, older.Place(now.Attempt, now.Slices, now.LogDir, false)
 }
 
-// isAgain reports whether a run on other slices is the recorded run, begun again. On a
-// job's slices, which have the run's name, it always is. That includes a run that has
-// ended, because its logs may exist only there. On other slices, which several users may
-// share, it is only if it is active and has the same owner.
+// isAgain reports whether a run on other slices is the recorded run that was started again.
+// On a job's slices, which have the run's name, the answer is always yes. That includes a
+// run that has ended, because its logs may exist only there. On other slices, which several
+// users may share, the run must be active and have the same owner.
 func isAgain(r *record.Record, f workers.FoundRun) bool {
 	if f.Info.Run != r.Run || !f.Info.Mine || f.Info.Phase == launch.Aborted {
 		return false
@@ -156,15 +157,15 @@ func isAgain(r *record.Record, f workers.FoundRun) bool {
 	return r.Prefix == r.Run || f.Info.Alive() && f.Info.Owner == r.Owner
 }
 
-// several is the error about two runs of one name.
+// several returns the error about two runs of one name.
 func several(name string, a, b workers.FoundRun, ready []tpu.Slice) error {
 	return &stage.Error{Stage: stage.Input, Text: fmt.Sprintf("several runs are called %q: %s and %s", name, text(a, ready), text(b, ready)),
 		Advice: "say which slices with --tpu-prefix=P"}
 }
 
 // notBegun returns the error about a job that has only a queued resource and no run on a
-// worker: the job waits, or its runner ended while the job waited. It returns nil if there
-// is no such resource.
+// worker. Either the job waits, or its runner ended while the job waited. It returns nil if
+// there is no such resource.
 func notBegun(ctx context.Context, d Deps, name string) error {
 	if d.OnHosts() {
 		return nil
@@ -177,7 +178,8 @@ func notBegun(ctx context.Context, d Deps, name string) error {
 		Advice: "typing the same job again goes on with it; " + teardown.Hint(d.Reach, res.ID)}}
 }
 
-// notBegunError says that no worker knows the run, but a queued resource was made for it.
+// notBegunError says that a queued resource was made for the run, but no worker knows the
+// run.
 type notBegunError struct {
 	res provision.Resource
 	err *stage.Error
@@ -186,10 +188,10 @@ type notBegunError struct {
 func (e *notBegunError) Error() string { return e.err.Error() }
 func (e *notBegunError) Unwrap() error { return e.err }
 
-// choose returns the run that the user means among runs of one name: the active one,
-// otherwise the newest. other is a run that could be meant instead: another active one, or
-// one on other workers. The number of an attempt decides nothing, because one worker can
-// claim any number.
+// choose returns the run that the user means among runs of one name. This is the active
+// one, otherwise the newest. other is a run that the user could also mean: another active
+// one, or one on other workers. The number of an attempt does not count, because one worker
+// can claim any number.
 func choose(match []workers.FoundRun) (f workers.FoundRun, other *workers.FoundRun) {
 	at := max(0, slices.IndexFunc(match, func(f workers.FoundRun) bool { return f.Info.Alive() }))
 	f = match[at]
@@ -206,10 +208,10 @@ func choose(match []workers.FoundRun) (f workers.FoundRun, other *workers.FoundR
 				known++
 			}
 		}
-		// A run whose workers are a subset of f's is an earlier run that f replaced. If f
-		// shares only some of them, the other run used more slices. It is an earlier run of
-		// f's only while f is active. If f has ended too, neither is active and either may
-		// be meant.
+		// If the workers of a run are a subset of f's workers, it is an earlier run that f
+		// has replaced. If f shares only some of the run's workers, the run used more
+		// slices. It is then an earlier run of f's only while f is active. If f has ended,
+		// too, neither is active, and the user may mean either.
 		if known == 0 || known < len(o.Workers) && !f.Info.Alive() {
 			return f, &match[i]
 		}
@@ -217,7 +219,7 @@ func choose(match []workers.FoundRun) (f workers.FoundRun, other *workers.FoundR
 	return f, nil
 }
 
-// text describes a found run for people.
+// text describes a run for people.
 func text(f workers.FoundRun, all []tpu.Slice) string {
 	state := string(f.Info.Phase)
 	if f.Info.Exit != nil {
@@ -234,8 +236,8 @@ func sliceNames(all []tpu.Slice, f workers.FoundRun) string {
 	return strings.Join(names, ", ")
 }
 
-// Recorded returns the selection for a record, with the record's slice numbers. A slice
-// that no longer exists has no workers in sel, and gone has its name.
+// Recorded returns the selection of workers for a record, with the slice numbers of the
+// record. If a slice no longer exists, it has no workers in sel, and gone has its name.
 func Recorded(ctx context.Context, d Deps, rec *record.Record) (sel tpu.Selection, gone []string, err error) {
 	nodes, err := d.Cloud.Slices(ctx)
 	if err != nil {
@@ -262,19 +264,19 @@ func Recorded(ctx context.Context, d Deps, rec *record.Record) (sel tpu.Selectio
 
 // AttachOptions say how to find the run and how to follow it.
 type AttachOptions struct {
-	Prefix     string // name prefix of the slices to look at; "" is all
+	Prefix     string // name prefix of the slices to look at; "" means all
 	Grace      time.Duration
 	StrictExit bool
 	Patience   follow.Patience
 	Watch      follow.WatchOptions
 
-	// Secret returns the value of a variable in this machine's environment. The variables
-	// that were secret when the run was started are masked in the output shown.
+	// Secret returns the value of a variable in this machine's environment. Where output is
+	// shown, the variables that were secret when the run started are replaced by a mask.
 	Secret func(name string) (value string, ok bool)
 }
 
-// secrets returns the variables of the run whose values are masked, and the names of
-// those whose values are not known here.
+// secrets returns the variables of the run whose values are masked. It also returns the
+// names of those whose values this machine does not know.
 func (o AttachOptions) secrets(rec *record.Record) (known []config.EnvVar, unknown []string) {
 	for _, name := range rec.SecretEnv {
 		if value, ok := o.Secret(name); ok {
@@ -286,8 +288,8 @@ func (o AttachOptions) secrets(rec *record.Record) (known []config.EnvVar, unkno
 	return known, unknown
 }
 
-// Attach follows to its end a run that was started before, here or elsewhere. An
-// interrupt does not stop the run.
+// Attach follows a run to its end. The run was started before, on this or another machine.
+// An interrupt does not stop the run.
 func Attach(ctx context.Context, d Deps, name string, o AttachOptions) (out stage.Outcome, err error) {
 	defer func() { d.CloseJournal(out, err) }()
 	if r, err := FindBucketRun(ctx, d, name); err != nil || r != nil {
@@ -312,8 +314,8 @@ func attachTo(ctx context.Context, d Deps, rec *record.Record, o AttachOptions) 
 	return out, err
 }
 
-// attachOver follows the run of a record over SSH. It does not emit sum; the caller does,
-// unless sum is nil.
+// attachOver follows the run of a record over SSH. It does not emit its result sum. The
+// caller does, unless sum is nil.
 func attachOver(ctx context.Context, d Deps, rec *record.Record, o AttachOptions) (out stage.Outcome, sum *event.Summary, err error) {
 	name, watch := rec.Run, stage.Stopwatch{Sink: d.Sink, Clock: d.Clock}
 	sel, gone, err := Recorded(ctx, d, rec)
@@ -338,7 +340,7 @@ func attachOver(ctx context.Context, d Deps, rec *record.Record, o AttachOptions
 	if err != nil {
 		return stage.Outcome{}, nil, err
 	}
-	if rec.Bucket == "" { // with a bucket, the workers need no lease to delete the slices
+	if rec.Bucket == "" { // if there is a bucket, the workers need no lease to delete the slices
 		held := renewal.Attach(ctx, renewal.Deps{Reach: d.Reach, Agents: d.Agents}, t, name)
 		defer func() { teardown.SayBilled(ctx, d.Reach, name, t.Slices, held()) }()
 	}
@@ -355,23 +357,23 @@ func attachOver(ctx context.Context, d Deps, rec *record.Record, o AttachOptions
 	d.OpenJournal(rec.Run, "attach", secrets)
 	d.Sink.Emit(rec.AttemptEvent())
 	event.Notef(d.Sink, event.Info, "", "run %s, attempt %d: logs in %s; %s", rec.Run, rec.Attempt, rec.LogDir, d.WhatCtrlCDoes(false))
-	partly := sayUnstarted(d, t, known, rec) // a run that started on only some workers is not stopped as failed
+	partly := sayUnstarted(d, t, known, rec) // if the run started on only some workers, a failure there does not stop it
 	f := &follow.Following{Deps: follow.Deps{Reach: d.Reach, Keeper: d.Keeper}, Workers: t, Ref: launch.Ref{Run: rec.Run, Attempt: rec.Attempt}, Rec: rec, Watch: &watch,
 		FailFast: !rec.KeepGoing && !partly && lives, Grace: o.Grace, Strict: o.StrictExit, Patience: o.Patience, Attached: true, Watching: o.Watch,
-		Secrets: mask.MaskedWords(secrets), Deletes: rec.Unseen != nil} // a user wants to know the end of the whole run, not that of a part
+		Secrets: mask.MaskedWords(secrets), Deletes: rec.Unseen != nil} // a user wants to know the end of the whole run, not the end of a part
 	out, err = f.Do(ctx)
 	if err == nil {
 		err = EndOf(f)
 	}
 	if f.Sum != nil && len(unknown) > 0 {
-		f.Sum.LastLines = nil // the journal would keep these lines unmasked
+		f.Sum.LastLines = nil // the journal would keep these lines without a mask
 	}
 	return out, f.Sum, err
 }
 
-// EndOf returns the error of a multihost command that has followed a run, if only a part of
-// the run succeeded or if the run's runner stopped it. It also puts that error into f's
-// summary. It returns nil if the end of the command decides.
+// EndOf returns the error for a command that has followed a run. It returns an error if
+// only a part of the run succeeded, or if the run's runner stopped it. It also puts that
+// error into f's summary. It returns nil if the exit status of the run's command counts.
 func EndOf(f *follow.Following) error {
 	if f.Sum == nil || f.Sum.OK {
 		return endOfAPart(f)
@@ -388,8 +390,8 @@ func EndOf(f *follow.Following) error {
 	return err
 }
 
-// endOfRunner returns the error with which the run's runner ended, if it stopped the
-// command for a reason that counts more than the command's end.
+// endOfRunner returns the error with which the run's runner ended. It does so if the runner
+// stopped the command for a reason that counts more than how the command ended.
 func endOfRunner(f *follow.Following) error {
 	_, first := f.Verdict()
 	if first < 0 || f.Rec.Bucket != "" { // the bucket says how a job without runner has ended
@@ -398,11 +400,11 @@ func endOfRunner(f *follow.Following) error {
 	return stage.EndOfRunner(f.Ends[first].Exit.Reason)
 }
 
-// NewestAttempt updates a record that is older than the attempt on the workers: another
-// machine may have started the same name again. It returns the workers that know the
-// attempt (all of them when none does), and whether the attempt may be active on any. It
-// is an error if the attempt belongs to another login, whose files this login may not
-// read.
+// NewestAttempt updates a record if the attempt on the workers is newer: another machine
+// may have started a run of this name again. It returns the workers that know the attempt,
+// or all workers if none knows it. It also returns whether the attempt may be active on any
+// worker. If the attempt belongs to another login, it returns an error, because this login
+// may not read the files of the other.
 func NewestAttempt(ctx context.Context, d Deps, t *workers.Connected, rec *record.Record) (known []tpu.WorkerID, lives bool, err error) {
 	found, errs := t.Runs(ctx)
 	answered := 0
@@ -447,8 +449,8 @@ func NewestAttempt(ctx context.Context, d Deps, t *workers.Connected, rec *recor
 	return known, lives, nil
 }
 
-// sayUnstarted warns about the workers on which the run was never started because its
-// runner was killed during the start. It reports whether there are any.
+// A runner that was killed during the start may have started the run on only some workers.
+// sayUnstarted warns about the others. It reports whether there are such workers.
 func sayUnstarted(d Deps, t *workers.Connected, known []tpu.WorkerID, rec *record.Record) bool {
 	unstarted := slices.DeleteFunc(slices.Clone(t.IDs), func(id tpu.WorkerID) bool { return slices.Contains(known, id) })
 	if len(unstarted) == 0 {
@@ -459,9 +461,9 @@ func sayUnstarted(d Deps, t *workers.Connected, known []tpu.WorkerID, rec *recor
 	return true
 }
 
-// Stop ends every active attempt of a run on every worker and verifies that no process is
-// left. It may be repeated. If the command of a job has not begun, or has ended and its
-// slices are kept, Stop deletes what the job has made.
+// Stop ends every active attempt of a run on every worker. It checks that no process is
+// left. A caller may repeat it. If the command of a job has not begun, Stop deletes what
+// the job has made. It does the same if the command has ended and its slices are kept.
 func Stop(ctx context.Context, d Deps, name string, o StopOptions) error {
 	if r, err := FindBucketRun(ctx, d, name); err != nil || r != nil {
 		if err != nil {
@@ -476,9 +478,8 @@ func Stop(ctx context.Context, d Deps, name string, o StopOptions) error {
 	return stopUnbegun(ctx, d, name, o.Prefix, err)
 }
 
-// stopUnbegun deletes the queued resource of a job that no worker knows. why is the
-// error of the search on the workers; stopUnbegun returns it if there is no such
-// resource.
+// No worker knows a job. stopUnbegun deletes the job's queued resource. why is the error of
+// the search on the workers, and stopUnbegun returns it if there is no such resource.
 func stopUnbegun(ctx context.Context, d Deps, name, prefix string, why error) error {
 	var idle *notBegunError
 	if errors.As(why, &idle) && idle.res.JobMade() && allAsked(idle.res) && prefix == "" {
@@ -528,7 +529,8 @@ func stopOn(ctx context.Context, d Deps, rec *record.Record, o StopOptions) erro
 	return err
 }
 
-// idle returns an error if a run lives on the workers, or if a worker could not be asked.
+// idle returns an error if a run is active on the workers, or if a worker could not be
+// asked.
 func idle(ctx context.Context, t *workers.Connected, name string) error {
 	runs, errs := t.Runs(ctx)
 	for _, f := range runs {
@@ -539,8 +541,8 @@ func idle(ctx context.Context, t *workers.Connected, name string) error {
 	return stage.WorkersError(stage.Stopping, t.IDs, errs)
 }
 
-// stopElsewhere ends what a job has now, although the slices of its record are gone: a
-// request that waits, or slices that another machine's runner or a later request made.
+// The slices of a job's record are gone. stopElsewhere ends what the job has now: a request
+// that waits, or slices that another machine's runner or a later request has made.
 func stopElsewhere(ctx context.Context, d Deps, rec *record.Record, o StopOptions) error {
 	if rec.Bucket != "" {
 		return nil
@@ -574,13 +576,14 @@ func stopElsewhere(ctx context.Context, d Deps, rec *record.Record, o StopOption
 	return stopOn(ctx, d, there, o)
 }
 
-// stopNamed stops the active runs of a name on the workers. If one cannot be stopped,
-// it still stops the others. It returns the runs that the workers knew before, and
-// whether there was any to stop.
+// stopNamed stops the active runs of a name on the workers. If it cannot stop one of them,
+// it still stops the others. It returns the runs that the workers knew before, and whether
+// any of them was active.
 //
-// It marks the newest attempt even if that has ended, because a runner may be about to
-// begin the next one. A runner becomes visible on a worker before it reads the marks. So a
-// look after the mark finds every attempt that the mark does not stop.
+// It marks the newest attempt as stopped even if that has ended, because a runner may be
+// about to begin the next attempt. A runner becomes visible on a worker before it reads the
+// marks. So whoever looks after the mark was set finds every attempt that the mark does not
+// stop.
 func stopNamed(ctx context.Context, d Deps, t *workers.Connected, name string, grace time.Duration) (found []workers.FoundRun, any bool, err error) {
 	found, errs := t.Runs(ctx)
 	stopped := map[launch.Ref]bool{}
@@ -614,23 +617,24 @@ func stopNamed(ctx context.Context, d Deps, t *workers.Connected, name string, g
 			refused = append(refused, workers.MayStillRun(stage.WorkersError(stage.Stopping, t.IDs, errs), name))
 		}
 	}
-	if len(stopped) == 0 { // after a stop, stopAll has reported the workers that did not answer
+	if len(stopped) == 0 { // after a stop, stopAll has already reported the workers that did not answer
 		refused = append(refused, workers.MayStillRun(stage.WorkersError(stage.Stopping, t.IDs, errs), name))
 	}
 	return found, any, errors.Join(refused...)
 }
 
-// A Verified compares the local log of one worker with the worker's own.
+// A Verified compares the local log of one worker with the log on the worker.
 type Verified struct {
 	Worker string `json:"worker"`
 	Bytes  int64  `json:"bytes"`  // bytes in the local file
 	Remote int64  `json:"remote"` // bytes in the worker's file
 	Same   bool   `json:"same"`   // the local file is whole and equal
-	Prefix bool   `json:"prefix"` // the local file is equal as far as it goes
+	Prefix bool   `json:"prefix"` // the local file is equal up to its end
 }
 
-// Verify compares the local log of every worker of a run with the worker's own by
-// SHA-256, and emits the result. It returns an error if any log is not whole and equal.
+// Verify compares the local log of every worker of a run with the log on the worker, by
+// SHA-256. It emits the result. It returns an error if any local log is not whole and
+// equal.
 func Verify(ctx context.Context, d Deps, name, prefix string) error {
 	watch := stage.Stopwatch{Sink: d.Sink, Clock: d.Clock}
 	rec, err := Locate(ctx, d, name, prefix)
@@ -699,8 +703,8 @@ func fileDigest(path string) (sum string, size int64, err error) {
 	return hex.EncodeToString(hash.Sum(nil)), size, err
 }
 
-// ForgetHostKey removes the pinned host key of one worker and reports whether
-// there was one.
+// ForgetHostKey removes the pinned host key of one worker. It reports whether there was
+// one.
 func ForgetHostKey(ctx context.Context, d Deps, prefix string, numbers tpu.Numbers, id tpu.WorkerID) (removed bool, err error) {
 	sel, err := d.Discover(ctx, prefix, numbers, true)
 	if err != nil {

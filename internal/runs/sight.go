@@ -14,17 +14,17 @@ import (
 	"multihost/internal/workers"
 )
 
-// A sight is what the slices of a zone tell of their runs.
+// A sight is what the slices of a zone say about their runs.
 type sight struct {
 	slices []tpu.Slice        // slices that were asked; the Index of each is its position
 	asked  []bool             // which of them answered
 	away   []tpu.Slice        // slices that exist and did not answer, or were not asked because they are not ready
 	found  []workers.FoundRun // runs that the slices know
-	err    error              // why slices did not answer; if slices is not empty, those did
+	err    error              // why slices did not answer; those in slices did answer
 }
 
-// survey asks worker 0 of every ready slice, or of those that prefix and only choose,
-// which runs it knows. It does not ask the slices of runs in seen.
+// survey asks worker 0 of every ready slice which runs it knows. prefix and only may limit
+// the slices. It does not ask the slices of runs in seen.
 func survey(ctx context.Context, d *workers.Reach, prefix string, only tpu.Numbers, seen []Seen) sight {
 	nodes, err := d.Cloud.Slices(ctx)
 	if err != nil {
@@ -52,8 +52,8 @@ func survey(ctx context.Context, d *workers.Reach, prefix string, only tpu.Numbe
 	return look(ctx, d, ready, away)
 }
 
-// look asks worker 0 of every slice in which runs it knows. The slices in away are not
-// asked.
+// look asks worker 0 of every slice in the list in which runs it knows. It does not ask the
+// slices in away.
 func look(ctx context.Context, d *workers.Reach, in, away []tpu.Slice) sight {
 	if len(in) == 0 {
 		return sight{away: away}
@@ -72,9 +72,9 @@ func look(ctx context.Context, d *workers.Reach, in, away []tpu.Slice) sight {
 	return see
 }
 
-// Ask asks worker 0 of every slice in ready which runs it knows. Each slice's Index must
-// be its position in ready. asked says for each slice whether it answered. An error may
-// come with the other slices' answers.
+// Ask asks worker 0 of every slice in ready which runs it knows. The Index of each slice
+// must be its position in ready. asked says for each slice whether it answered. Even if err
+// is not nil, the result has the answers of the other slices.
 func Ask(ctx context.Context, d *workers.Reach, ready []tpu.Slice) (found []workers.FoundRun, asked []bool, err error) {
 	asked = make([]bool, len(ready))
 	d.Remind("workers are asked which runs they know", func() { found, err = ask(ctx, d, ready, asked) })
@@ -100,9 +100,10 @@ func ask(ctx context.Context, d *workers.Reach, ready []tpu.Slice, asked []bool)
 	return found, stage.WorkersError(stage.Survey, ids, silent)
 }
 
-// lookFor surveys the slices and returns the runs that is chooses. If these runs lack
-// slices, or if there are no such runs, lookFor also asks slices that are not ready and may
-// have the run called name. A command continues while its slice is under maintenance.
+// lookFor surveys the slices and returns the runs for which is returns true. If these runs
+// lack slices, or if there are no such runs, lookFor also asks slices that are not ready
+// and that may have the run called name. It does so because a command continues while its
+// slice is under maintenance.
 func lookFor(ctx context.Context, d *workers.Reach, name, prefix string, is func(workers.FoundRun) bool) (sight, []workers.FoundRun) {
 	see := survey(ctx, d, prefix, nil, nil)
 	match := slices.DeleteFunc(slices.Clone(see.found), func(f workers.FoundRun) bool { return !is(f) })
@@ -122,9 +123,9 @@ func lookFor(ctx context.Context, d *workers.Reach, name, prefix string, is func
 	return also, slices.DeleteFunc(slices.Clone(also.found), func(f workers.FoundRun) bool { return !is(f) })
 }
 
-// alsoAsked returns the slices that were not asked because they are not ready, and that may
-// have a part of the run called name. match is what was found of that run. rest are the
-// other slices of see.away.
+// also are the slices that were not asked because they are not ready, and that may have a
+// part of the run called name. match is what was found of that run. rest are the other
+// slices of see.away.
 func alsoAsked(see sight, match []workers.FoundRun, name string) (also, rest []tpu.Slice) {
 	lacks := len(match) == 0 || slices.ContainsFunc(match, func(f workers.FoundRun) bool { return unseen(f, see) != nil })
 	for _, s := range see.away {
@@ -140,8 +141,8 @@ func alsoAsked(see sight, match []workers.FoundRun, name string) (also, rest []t
 	return also, rest
 }
 
-// belongs reports whether a slice may have a part of a run that was found on slices in
-// all: it has their queued resource, or a name that differs from theirs only in the number.
+// A run was found on slices in all. belongs reports whether s may have a part of it: s has
+// the same queued resource, or its name differs from theirs only in the number.
 func belongs(s tpu.Slice, f workers.FoundRun, all []tpu.Slice) bool {
 	return slices.ContainsFunc(f.Workers, func(id tpu.WorkerID) bool {
 		has := all[id.Slice]
@@ -149,9 +150,9 @@ func belongs(s tpu.Slice, f workers.FoundRun, all []tpu.Slice) bool {
 	})
 }
 
-// unseen returns what see lacks of a run; nil if it has all of it. A worker of an older
-// version does not tell how many slices the run has: then each slice that may have a part
-// counts.
+// unseen returns what see lacks of a run. It returns nil if see has all of it. A worker of
+// an older version does not say how many slices the run has. Then each slice that may have
+// a part counts.
 func unseen(f workers.FoundRun, see sight) *record.Unseen {
 	lacks := f.Info.Slices - len(f.Workers) // one worker of each slice was asked
 	if f.Info.Slices > 0 && lacks <= 0 {
@@ -176,7 +177,7 @@ func unseen(f workers.FoundRun, see sight) *record.Unseen {
 	return u
 }
 
-// partText says what is not known of a run with rec.Unseen.
+// If rec.Unseen is set, partText says what is not known about the run.
 func partText(rec *record.Record) string {
 	u := rec.Unseen
 	if len(u.Slices) > 0 {
@@ -186,7 +187,7 @@ func partText(rec *record.Record) string {
 }
 
 // mayRunOn returns the error that a stopped run may still be active on slices that could
-// not be asked; nil if there are no such slices.
+// not be asked. It returns nil if there are no such slices.
 func mayRunOn(rec *record.Record) error {
 	if rec.Unseen == nil || len(rec.Unseen.Slices) == 0 {
 		return nil
@@ -194,8 +195,9 @@ func mayRunOn(rec *record.Record) error {
 	return &stage.Error{Stage: stage.Stopping, Err: rec.Unseen.Err, Text: partText(rec), Advice: "end it there with: multihost stop " + rec.Run}
 }
 
-// Part returns the error that a command has seen only a part of a run; nil if it has seen
-// all of it. again is the command to type once the other slices answer.
+// Part returns the error that a command has seen only a part of a run. It returns nil if
+// the command has seen all of it. again is the command to type once the other slices
+// answer.
 func Part(rec *record.Record, during stage.Stage, again string) error {
 	if rec.Unseen == nil {
 		return nil
@@ -207,8 +209,9 @@ func Part(rec *record.Record, during stage.Stage, again string) error {
 	return &stage.Error{Stage: during, Err: rec.Unseen.Err, Lost: true, Text: partText(rec), Advice: advice}
 }
 
-// endOfAPart returns the error for a run of which only some workers were seen to succeed:
-// others may still run or may have failed. It returns nil if f follows the whole run.
+// endOfAPart returns the error for a run that succeeded on the workers that were seen, if
+// these are only a part. The others may still run or may have failed. It returns nil if f
+// follows the whole run.
 func endOfAPart(f *follow.Following) error {
 	err := Part(f.Rec, stage.Follow, "multihost attach "+f.Ref.Run)
 	if err != nil && f.Sum != nil {

@@ -40,7 +40,7 @@ func TestWhatIsNotSeenOfARun(t *testing.T) {
 		name string
 		f    workers.FoundRun
 		see  sight
-		want string // in the text; "": all of the run was seen
+		want string // a part of the text; "": all of the run was seen
 	}{
 		{"all slices know it", foundOn("r", 2, 0, 1), sight{slices: []tpu.Slice{t0, t1}}, ""},
 		{"another slice of the name does not answer", foundOn("r", 2, 0, 1), sight{slices: []tpu.Slice{t0, t1, t2}, away: []tpu.Slice{t2}}, ""},
@@ -109,7 +109,8 @@ func TestASuccessOfAPartIsNone(t *testing.T) {
 	}
 }
 
-// TestAttachEndsAsTheRun has the runner stop a run for several reasons.
+// TestAttachEndsAsTheRun: the runner stops a run for several reasons, and attach ends in
+// the same way.
 func TestAttachEndsAsTheRun(t *testing.T) {
 	t.Parallel()
 	for reason, want := range map[string]int{stage.TimeoutPassed(time.Hour).Text: 75, stage.StandsStill: 75, follow.StopBy + "ann@desk": 143} {
@@ -122,7 +123,8 @@ func TestAttachEndsAsTheRun(t *testing.T) {
 	}
 }
 
-// It is no loss if slices go when their time is over. At any other time it is one.
+// If slices go when their time has passed, that is not a loss. At any other time it is a
+// loss.
 func TestAttachToSlicesWhoseTimeIsOver(t *testing.T) {
 	t.Parallel()
 	clock := testkit.NewJumpClock()

@@ -22,9 +22,10 @@ import (
 // askAgain is how often WarnUnable asks the API.
 const askAgain = 10 * time.Second
 
-// WarnUnable warns of workers that cannot begin: they have reported nothing to the bucket,
-// and say in a guest attribute why. It asks the API at most every 10 s, and repeats nothing.
-// It returns the phase of such a worker, "" if there is none.
+// WarnUnable warns of workers that cannot begin: they have not reported anything to the
+// bucket, and they give the reason in a guest attribute. It asks the API at most every 10
+// s, and does not repeat a warning. It returns the phase of such a worker, or "" if there
+// is none.
 func WarnUnable(ctx context.Context, r *BucketRun, state detach.State) string {
 	if r.asked.IsZero() || r.Clock.Now().Sub(r.asked) >= askAgain {
 		r.asked, r.unable = r.Clock.Now(), findUnable(ctx, r, state)
@@ -86,9 +87,9 @@ func findUnable(ctx context.Context, r *BucketRun, state detach.State) []detach.
 	return found
 }
 
-// unableText says in one line what the workers say; "" if there are none. Of several
-// reasons, it prefers that of a worker that has tried for long. Every process of a worker
-// can write such a text.
+// unableText says in one line what the workers say. It returns "" if they say nothing. If
+// there are several reasons, it prefers that of a worker that has tried for a long time.
+// The text is not trusted, because every process of a worker can write it.
 func unableText(run string, total int, found []detach.Seen) string {
 	if len(found) == 0 {
 		return ""

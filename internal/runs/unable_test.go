@@ -16,7 +16,7 @@ import (
 	"multihost/internal/workers"
 )
 
-// told is a cloud whose workers have told something in guest attributes.
+// told is a cloud whose workers have set guest attributes.
 type told struct {
 	provision.Provider
 	texts map[string][]string // by slice
@@ -36,7 +36,7 @@ func (c *told) Attributes(_ context.Context, slice, key string) ([]string, error
 }
 
 // Workers that cannot begin say why in guest attributes, which need no bucket. A user who
-// asks for the run reads it once.
+// asks about the run reads the reason once.
 func TestWorkersThatCannotBeginAreTold(t *testing.T) {
 	t.Parallel()
 	const (

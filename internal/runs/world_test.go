@@ -34,7 +34,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// A world has local slices t-0, t-1, … of one worker each. It is a provision.Provider.
+// A world has local slices t-0, t-1, … with one worker each. It is a provision.Provider.
 type world struct {
 	provision.Provider
 	t     *testing.T
@@ -97,7 +97,7 @@ func (w *world) change(i int, f func(*tpu.Slice)) {
 	f(&w.all[i])
 }
 
-// holds has the job of a run make a resource of all slices.
+// holds makes a resource of all slices, as the job of a run does.
 func (w *world) holds(run string, life provision.Life) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -115,7 +115,7 @@ func (w *world) holds(run string, life provision.Life) {
 	w.resources[run] = res
 }
 
-// machine returns what a command on a machine of its own works with.
+// machine returns what a command works with that runs on a machine of its own.
 func (w *world) machine(name string) (Deps, *testkit.Recorder) {
 	d, said := onworkers.Deps(w.t, w.fleet, w)
 	d.Access.RetryFor, d.Owner = 100*time.Millisecond, "ann@"+name
@@ -123,7 +123,7 @@ func (w *world) machine(name string) (Deps, *testkit.Recorder) {
 	return Deps{Reach: d.Reach, Keeper: d.Keeper}, said
 }
 
-// start starts a script as attempt 1 of a run on slices.
+// start starts a script as attempt 1 of a run on the slices in on.
 func (w *world) start(run, script string, on ...string) {
 	w.t.Helper()
 	for _, name := range on {
@@ -183,7 +183,7 @@ func TestARunIsFoundFollowedAndVerified(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), `no run "unknown" on this machine's list`) {
 		t.Errorf("attach: %v", err)
 	}
-	// Its slices are gone, and another machine begins it again.
+	// The slices of the run are gone, and another machine starts it again.
 	for i := range 2 {
 		w.change(i, func(s *tpu.Slice) { s.UID += " again" })
 	}
@@ -218,8 +218,8 @@ func TestAStopTellsWhoWasNotReached(t *testing.T) {
 	}
 }
 
-// A slice that is not ready is asked when a part of the run is missing. The run is no
-// success if that slice has gone.
+// If a part of the run is missing, a slice that is not ready is asked, too. If that slice
+// is gone, the run is not a success.
 func TestAPartOfARunIsNoSuccess(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 2)
@@ -281,8 +281,8 @@ func TestWhatAJobHasMadeIsDeletedByAStop(t *testing.T) {
 	}
 }
 
-// inBucket makes a world with a job without runner, r, in a bucket. put writes an object of
-// it.
+// inBucket makes a world with a job without runner in a bucket. The job is called r. put
+// writes an object of the job.
 func inBucket(t *testing.T) (w *world, d Deps, said *testkit.Recorder, put func(name, text string)) {
 	c := simcloud.Start(t, sim.Config{})
 	w = newWorld(t, 2)
@@ -325,14 +325,14 @@ func TestAJobWithoutRunnerIsFollowedFromItsBucket(t *testing.T) {
 	if _, rows, err := listed(d, said, true); err != nil || len(rows) != 1 || rows[0].State != "failed: s1w0 was first, exit code 3" {
 		t.Errorf("%v, %+v", err, rows)
 	}
-	// Without --all, the list has the run as long as its slices exist.
+	// Without --all, the list shows the run as long as its slices exist.
 	if _, rows, err := listed(d, said, false); err != nil || len(rows) != 1 || rows[0].State != "failed: s1w0 was first, exit code 3" || rows[0].Gone != "at once" {
 		t.Errorf("%v, %+v", err, rows)
 	}
 	if err := Stop(t.Context(), d, "r", StopOptions{}); err != nil || len(w.deleted) != 0 {
 		t.Errorf("stop of what has ended: %v, deleted %v", err, w.deleted)
 	}
-	// If only parts without slices are left, the run is over, and --all has it once.
+	// If only parts without slices are left, the run is over, and --all shows it once.
 	res := w.resources["r"]
 	res.Nodes, res.Slices, res.Life, res.Free = nil, nil, provision.Requested, true
 	w.resources["r"] = res
@@ -343,7 +343,7 @@ func TestAJobWithoutRunnerIsFollowedFromItsBucket(t *testing.T) {
 	}
 }
 
-// Ctrl-C leaves the rest of a log where it is. The command has run all the same.
+// After Ctrl-C, the rest of a log stays on the workers.
 func TestLeavingTheRestOfALog(t *testing.T) {
 	w, d, said, put := inBucket(t)
 	w.holds("r", provision.Active)
@@ -368,7 +368,8 @@ func TestLeavingTheRestOfALog(t *testing.T) {
 	}
 }
 
-// Ctrl-C comes when the state of the run is known and its logs are copied from the bucket.
+// Ctrl-C comes while the logs are being copied from the bucket. The state of the run is
+// already known.
 func TestAnInterruptWhileLogsComeFromTheBucket(t *testing.T) {
 	for name, ended := range map[string]bool{"the command has ended": true, "the command has not started": false} {
 		t.Run(name, func(t *testing.T) {
