@@ -168,27 +168,27 @@ func (c *Client) Fault(ctx context.Context, text string) (id int, err error) {
 	return reply.ID, err
 }
 
-// Clear ends faults by id or name, or all for "all", and returns their number.
+// Clear ends faults and returns their number. which is an id, a name, or "all".
 func (c *Client) Clear(ctx context.Context, which string) (int, error) {
 	var reply clearReply
 	err := c.call(ctx, http.MethodDelete, "faults/"+url.PathEscape(which), nil, &reply)
 	return reply.Cleared, err
 }
 
-// Login logs the user in again, on a simulator with Config.Login.
+// If the simulator has Config.Login, Login logs the user in again.
 func (c *Client) Login(ctx context.Context) error {
 	return c.call(ctx, http.MethodPost, "login", nil, nil)
 }
 
-// Down asks the simulator to end and waits until it has removed everything or ctx is
-// done. If the simulator died after Open, Down removes what it left.
+// Down asks the simulator to end. It waits until the simulator has removed everything, or
+// until ctx is done. If the simulator died after Open, Down removes what it left.
 func (c *Client) Down(ctx context.Context) error {
 	err := c.call(ctx, http.MethodPost, "down", nil, nil)
 	if errors.Is(err, ErrNotRunning) {
 		return cleanUp(ctx, c.dir)
 	}
 	if err != nil && !errors.Is(err, io.EOF) && !errors.Is(err, syscall.ECONNRESET) {
-		return err // otherwise the simulator has ended, as asked, before it answered
+		return err // otherwise the simulator has ended before it answered, as it was asked to
 	}
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()
@@ -216,7 +216,7 @@ func (c *Client) call(ctx context.Context, method, what string, body, into any) 
 	}
 	resp, err := c.http.Do(req)
 	if errors.Is(err, syscall.ECONNREFUSED) {
-		// The simulator died; another process now has its number.
+		// The simulator died, and another process now has its number.
 		return fmt.Errorf("ask simulator of process %d: %w", c.record.PID, ErrNotRunning)
 	}
 	if err != nil {

@@ -45,7 +45,8 @@ func newCompute(t *testing.T, s *sim.Server) computeClients {
 	return c
 }
 
-// finish waits with the server-side wait, which needs no polling.
+// finish waits until the operation is done. It uses the wait of the server, so it need not
+// poll.
 func (c computeClients) finish(t *testing.T, op *compute.Operation) *computepb.Operation {
 	t.Helper()
 	done, err := c.ops.Wait(t.Context(), &computepb.WaitGlobalOperationRequest{Project: sim.DefaultProject, Operation: op.Name()})

@@ -23,7 +23,7 @@ import (
 	"multihost/internal/tpu"
 )
 
-// A tap is the API of a simulator with a record of what goes through it.
+// A tap is the API of a simulator. It records the requests and answers.
 type tap struct {
 	*httptest.Server
 	sim *sim.Server
@@ -55,7 +55,7 @@ func (p *tap) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		w.Header()[k] = v
 	}
 	w.WriteHeader(answer.Code)
-	_, _ = w.Write(answer.Body.Bytes()) // the client is gone: nobody to tell
+	_, _ = w.Write(answer.Body.Bytes()) // the client is gone, so nobody needs the error
 }
 
 func (p *tap) exchanges() []exchange {
@@ -64,8 +64,8 @@ func (p *tap) exchanges() []exchange {
 	return slices.Clone(p.log)
 }
 
-// clients returns our own clients, which talk through p. Their clock runs
-// fast, so that their pauses take little.
+// clients returns our own clients, which use p. Their clock runs fast, so that their pauses
+// take little time.
 func (p *tap) clients() (*network.Client, *qr.Client) {
 	g := gcp.New(gcp.Config{
 		Project: sim.DefaultProject, Zone: sim.DefaultZone, DisableAuth: true,
@@ -74,9 +74,9 @@ func (p *tap) clients() (*network.Client, *qr.Client) {
 	return network.New(g, qr.LifeOf), qr.New(g)
 }
 
-// The requests of our clients and the answers of the simulator, from the first network
-// to the last deletion, agree with Google's descriptions of its APIs: methods, paths,
-// parameters, fields, types, enumerations, required fields.
+// The test compares the requests of our clients and the answers of the simulator with
+// Google's descriptions of its APIs, from the first network to the last deletion. It
+// compares methods, paths, parameters, fields, types, enumerations and required fields.
 func TestDiscoveryDocumentsDescribeTheMainPath(t *testing.T) {
 	t.Parallel()
 	c := &checker{docs: loadDiscovery(t), problems: map[string]string{}, called: map[string]int{}}
@@ -125,7 +125,7 @@ func TestDiscoveryDocumentsDescribeTheMainPath(t *testing.T) {
 	}
 }
 
-// The errors of the simulator agree with Google's descriptions too.
+// The errors of the simulator agree with Google's descriptions, too.
 func TestDiscoveryDocumentsDescribeTrouble(t *testing.T) {
 	t.Parallel()
 	c := &checker{docs: loadDiscovery(t), problems: map[string]string{}, called: map[string]int{}}
@@ -187,8 +187,8 @@ func TestDiscoveryDocumentsDescribeTrouble(t *testing.T) {
 	c.report(t)
 }
 
-// The answers of the simulator about a slice of Compute Engine agree with the document of
-// the API, from the policy to the last deletion and while things go wrong.
+// The answers about a slice of Compute Engine agree with the document of the API. The test
+// goes from the policy to the last deletion, also with faults.
 func TestDiscoveryDocumentsDescribeComputeEngineSlices(t *testing.T) {
 	t.Parallel()
 	c := &checker{docs: loadDiscovery(t), problems: map[string]string{}, called: map[string]int{}}
@@ -274,7 +274,7 @@ func TestDiscoveryDocumentsDescribeComputeEngineSlices(t *testing.T) {
 	}
 }
 
-// makeSlices has our own client make and delete slices of each tier.
+// makeSlices makes and deletes slices of each tier, with our own client.
 func makeSlices(t *testing.T, p *tap) {
 	t.Helper()
 	client := gcp.New(gcp.Config{Project: sim.DefaultProject, Zone: sim.DefaultZone, DisableAuth: true, ComputeEndpoint: p.URL + "/compute/v1/", Clock: testkit.NewFastClock()})
@@ -380,7 +380,7 @@ func everyTier(t *testing.T) []qr.Request {
 	return all
 }
 
-// useQueued leads one request through its life.
+// useQueued makes a request, uses it and deletes it.
 func useQueued(t *testing.T, c *qr.Client, r qr.Request) {
 	t.Helper()
 	fail := func(err error) {
@@ -413,8 +413,8 @@ func useQueued(t *testing.T, c *qr.Client, r qr.Request) {
 	}
 }
 
-// readTheRest reads everything that the simulator serves and only gcloud requests, in
-// both versions of the TPU API.
+// readTheRest reads everything that the simulator serves and that only gcloud requests. It
+// uses both versions of the TPU API.
 func readTheRest(t *testing.T, p *tap) {
 	t.Helper()
 	r := qr.Request{ID: "left", NodeCount: 2, Tier: qr.Spot, Network: "mtu9k"}

@@ -66,20 +66,20 @@ type GroupStatus struct {
 	Zone     string     `json:"zone"`
 	Type     string     `json:"type"`
 	Waiting  bool       `json:"waiting"`            // for its VMs
-	Topology string     `json:"topology,omitempty"` // its state; empty: there is none
+	Topology string     `json:"topology,omitempty"` // state of its topology; empty: it has no topology
 	VMs      []VMStatus `json:"vms"`
 }
 
-// VMStatus is one VM of a group, which need not exist yet.
+// VMStatus is one VM of a group. The VM need not exist yet.
 type VMStatus struct {
 	Name    string `json:"name"`
 	Worker  int    `json:"worker"`            // its number in the slice
 	Status  string `json:"status,omitempty"`  // empty: the VM does not exist
-	Address string `json:"address,omitempty"` // with port; empty: it does not run
+	Address string `json:"address,omitempty"` // address with port; empty: it does not run
 }
 
-// FaultStatus is one fault in force. Left is how many more times it happens; AllCalls
-// means until cleared.
+// FaultStatus is one active fault. Left is how many more times it happens. AllCalls means
+// until it is cleared.
 type FaultStatus struct {
 	ID    int    `json:"id"`
 	Fault string `json:"fault"`
@@ -156,8 +156,8 @@ type (
 	}
 )
 
-// serveControl answers /sim/v1/: GET status, env, requests; POST faults, login,
-// down; DELETE faults/{ID|NAME|all}.
+// serveControl answers requests below /sim/v1/: GET status, env, requests; POST faults,
+// login, down; DELETE faults/{ID|NAME|all}.
 func (s *Server) serveControl(w http.ResponseWriter, r *http.Request) {
 	v, err := s.control(r)
 	if err != nil {
@@ -173,8 +173,8 @@ func (s *Server) serveControl(w http.ResponseWriter, r *http.Request) {
 }
 
 func (s *Server) control(r *http.Request) (any, error) {
-	// A web page in the user's browser must not reach the control endpoint of
-	// a simulator on loopback.
+	// A web page in the user's browser must not be able to use the control endpoint of a
+	// simulator on loopback.
 	if r.Header.Get("Origin") != "" {
 		return nil, wire.Errorf(http.StatusForbidden, "requests from web pages are refused")
 	}

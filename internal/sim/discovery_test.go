@@ -18,8 +18,8 @@ import (
 	"time"
 )
 
-// A discovery document is Google's own description of one version of an API.
-// Only what the checks need is read.
+// A discovery document is Google's own description of one version of an API. Only what the
+// checks need is read from it.
 type discovery struct {
 	Name, Version, ServicePath string
 	Parameters                 map[string]*schema
@@ -40,15 +40,15 @@ type discoveryMethod struct {
 	Request, Response    *schema
 
 	doc      *discovery
-	template *regexp.Regexp // of the path, from the slash at its begin
+	template *regexp.Regexp // matches the path, from the slash at its beginning
 }
 
-// A schema describes a value, be it a parameter or a part of a body.
+// A schema describes a value, which is a parameter or a part of a body.
 type schema struct {
 	Ref                  string `json:"$ref"`
 	Type, Format         string
 	Pattern              string
-	Location             string // of a parameter: path or query
+	Location             string // place of a parameter: path or query
 	Description          string
 	Enum                 []string
 	Required, Repeated   bool
@@ -59,7 +59,7 @@ type schema struct {
 	Annotations          struct{ Required []string } // ids of methods
 }
 
-// loadDiscovery reads the documents that Google ships with its Go clients.
+// loadDiscovery reads the documents that come with Google's Go clients.
 func loadDiscovery(t *testing.T) []*discovery {
 	t.Helper()
 	out, err := exec.Command("go", "list", "-m", "-f", "{{.Dir}}", "google.golang.org/api").Output()
@@ -88,7 +88,7 @@ func (d *discovery) collect(resources map[string]*discoveryResource) {
 	for _, r := range resources {
 		for _, m := range r.Methods {
 			m.doc = d
-			// {+name} may hold slashes, {name} is one segment.
+			// {+name} may contain slashes. {name} is one segment.
 			text := pathVariable.ReplaceAllStringFunc(regexp.QuoteMeta("/"+d.ServicePath+m.Path), func(v string) string {
 				name := pathVariable.FindStringSubmatch(v)
 				if name[1] != "" {
@@ -147,11 +147,11 @@ type exchange struct {
 
 func (e exchange) String() string { return e.verb + " " + e.url.RequestURI() }
 
-// A checker collects each contradiction to the documents once.
+// A checker collects the contradictions to the documents, each only once.
 type checker struct {
 	docs     []*discovery
-	problems map[string]string // what is wrong → the first exchange with it
-	called   map[string]int    // successful calls by method id
+	problems map[string]string // the problem → the first exchange that has it
+	called   map[string]int    // number of successful calls, by id of the method
 	current  string
 }
 
@@ -201,7 +201,7 @@ func (c *checker) checkQuery(m *discoveryMethod, query url.Values) {
 			c.problem("%s: repeated", where)
 		}
 		for _, v := range values {
-			// In a query every value is text, whatever its type.
+			// In a query, every value is a text, whatever its type.
 			var err error
 			switch p.Type {
 			case "boolean":
@@ -226,8 +226,8 @@ type walker struct {
 	*checker
 	doc    *discovery
 	method string
-	asked  bool // a request: it must not have output-only fields
-	whole  bool // it must have the required fields; a patch has only those in its mask
+	asked  bool // the body is a request, so it must not have output-only fields
+	whole  bool // it must have the required fields. A patch has only those in its mask
 }
 
 func (w walker) text(where, body string, s *schema) {
@@ -247,7 +247,7 @@ func (w walker) text(where, body string, s *schema) {
 func (w walker) value(where string, v any, s *schema) {
 	if s.Ref != "" {
 		// From here on, positions start at the message. So a problem has the same name
-		// wherever the message is, and appears once.
+		// wherever the message is, and appears only once.
 		where = strings.Fields(where)[0] + " " + strings.Fields(where)[1] + " " + s.Ref
 		s = w.doc.Schemas[s.Ref]
 	}
@@ -349,7 +349,7 @@ func (w walker) scalar(where string, v any, s *schema) {
 		case "uint64":
 			_, err = strconv.ParseUint(text, 10, 64)
 		case "byte":
-			// Compute writes fingerprints in the alphabet for URLs.
+			// Compute encodes fingerprints with the alphabet for URLs.
 			_, err = base64.StdEncoding.DecodeString(strings.NewReplacer("-", "+", "_", "/").Replace(text))
 		case "google-datetime":
 			_, err = time.Parse(time.RFC3339Nano, text)
@@ -373,7 +373,7 @@ func (c *checker) report(t *testing.T) {
 	}
 }
 
-// The check finds every kind of fault that it is for.
+// The check finds every kind of fault for which it is made.
 func TestDiscoveryCheckFindsFaults(t *testing.T) {
 	t.Parallel()
 	docs := loadDiscovery(t)

@@ -56,7 +56,8 @@ func (r rest) call(method, path, body string) (int, map[string]any) {
 	return resp.StatusCode, m
 }
 
-// must is call for requests that succeed. It waits until the operation has ended.
+// must does what call does, for requests that succeed. It waits until the operation has
+// ended.
 func (r rest) must(method, path, body string) map[string]any {
 	r.t.Helper()
 	code, m := r.call(method, path, body)
@@ -70,7 +71,7 @@ func (r rest) must(method, path, body string) map[string]any {
 	return m
 }
 
-// refused fails the test unless the request is refused with a code and a text.
+// refused fails the test unless the request is refused with this code and this text.
 func (r rest) refused(method, path, body string, code int, text string) {
 	r.t.Helper()
 	got, m := r.call(method, path, body)
@@ -88,7 +89,7 @@ const (
 	inRegion = "/regions/us-central2"
 )
 
-// template returns a template called name, with changes of the form "path=JSON" to its
+// template returns a template called name. changes have the form "path=JSON" and change its
 // properties.
 func template(t *testing.T, name string, changes ...string) string {
 	t.Helper()
@@ -215,7 +216,7 @@ func TestInstanceTemplates(t *testing.T) {
 	if got["kind"] != "compute#instanceTemplate" || !strings.HasSuffix(network, "/global/networks/default") {
 		t.Errorf("got %v", got)
 	}
-	// A global template knows no region.
+	// A global template has no region.
 	r.refused("POST", "/global/instanceTemplates", template(t, "g", `networkInterfaces.subnetwork="default"`), 400, "Subnetwork")
 	r.must("POST", "/global/instanceTemplates", template(t, "g", `networkInterfaces.subnetwork="projects/`+sim.DefaultProject+`/regions/us-central2/subnetworks/default"`))
 	if list := r.must("GET", "/global/instanceTemplates", "")["items"].([]any); len(list) != 1 {
@@ -264,7 +265,8 @@ func TestImagesAndMachineTypes(t *testing.T) {
 	images.refused("GET", "/global/networks", "", 404, "ubuntu-os-accelerator-images")
 }
 
-// eventually waits until a path has an answer that ok accepts, and returns it.
+// eventually waits until the answer at a path is one for which ok returns true. It returns
+// that answer.
 func (r rest) eventually(what, path string, ok func(m map[string]any) bool) (last map[string]any) {
 	r.t.Helper()
 	testkit.Eventually(r.t, what, func() bool {
@@ -274,7 +276,8 @@ func (r rest) eventually(what, path string, ok func(m map[string]any) bool) (las
 	return last
 }
 
-// at returns the value below keys of objects and numbers of lists; nil if there is none.
+// at returns the value below the given keys of objects and indexes of lists. It returns nil
+// if there is none.
 func at(v any, keys ...any) any {
 	for _, key := range keys {
 		switch k := key.(type) {
@@ -442,7 +445,7 @@ func TestGroupsThatAreRefused(t *testing.T) {
 		r.refused("GET", path, "", 501, "is not modelled by the simulator")
 	}
 	r.refused("GET", inZone+"/things", "", 404, "Method not found")
-	// One VM is a slice without a policy.
+	// One VM is a slice even without a policy.
 	r.must("POST", groupsPath, groupOf("alone", 1, `resourcePolicies=null`, `targetSizePolicy=null`, `baseInstanceName="alone-##[7]"`))
 	r.eventually("alone", inZone+"/instances/alone-07", func(m map[string]any) bool { return m["status"] == "RUNNING" })
 }
@@ -459,7 +462,7 @@ func (r rest) running(s *sim.Server) [2]string {
 	return names
 }
 
-// until waits until the topology of g has a state and its VMs have a status.
+// until waits until the topology of g has a state and all its VMs have a status.
 func (r rest) until(state any, status string) map[string]any {
 	r.t.Helper()
 	return r.eventually(status, groupsPath+"/g", func(m map[string]any) bool {
@@ -515,7 +518,7 @@ func TestWhatASliceKnowsOfItself(t *testing.T) {
 	}
 	r.refused("GET", instance+"/getGuestAttributes?queryPath=none%2F", "", 404, "The resource 'none/' of type 'Guest Attribute' was not found.")
 
-	// Only a caller that has seen the last change of the metadata can change it.
+	// A caller can change the metadata only if it has seen the last change.
 	fingerprint := at(r.must("GET", instance, ""), "metadata", "fingerprint").(string)
 	body := `{"fingerprint":"` + fingerprint + `","items":[{"key":"ssh-keys","value":"ada:ssh-ed25519 AAAA ada"}]}`
 	r.must("POST", instance+"/setMetadata", body)
@@ -533,8 +536,8 @@ func TestWhatASliceKnowsOfItself(t *testing.T) {
 	}
 }
 
-// A VM may delete its own group, as long as the group exists and the service account of the
-// VM has the permission.
+// A VM may delete its own group while the group exists, if the service account of the VM
+// has the permission.
 func TestAVMDeletesItsSlice(t *testing.T) {
 	t.Parallel()
 	s, workers, r := withParts(t)
@@ -707,7 +710,7 @@ func TestASliceIsNotMade(t *testing.T) {
 	}
 	r.until("ACTIVE", "running")
 
-	// A VM that its user deletes is missing for good.
+	// If a user deletes a VM, the VM stays missing.
 	name := workers.find("g", 0).spec.Hostname
 	r.must("DELETE", inZone+"/instances/"+name, "")
 	got = r.must("GET", groupsPath+"/g", "")
@@ -720,8 +723,8 @@ func TestASliceIsNotMade(t *testing.T) {
 	_, op := r.call("POST", groupsPath, groupOf("g", 2))
 	r.eventually("failed operation", inZone+"/operations/"+op["name"].(string), func(m map[string]any) bool { return at(m, "error", "errors", 0, "message") == "no" })
 	r.refused("GET", groupsPath+"/g", "", 404, "")
-	// After a lost answer, a repetition with the same id gets the operation of the
-	// first request.
+	// If an answer is lost, a repetition with the same id gets the operation of the first
+	// request.
 	inject(t, s, "drop-reply method=POST path=*/instanceGroupManagers")
 	const once = groupsPath + "?requestId=0a1b2c3d-0000-4000-8000-000000000003"
 	if resp, err := http.Post(r.url+once, "application/json", strings.NewReader(groupOf("g", 2))); err == nil {
@@ -745,7 +748,7 @@ func TestASliceIsNotMade(t *testing.T) {
 	}
 }
 
-// A VM with flex-start exists while it waits, and its end is known from its start.
+// A VM with flex-start already exists while it waits. Its end is known once it starts.
 func TestFlexStart(t *testing.T) {
 	t.Parallel()
 	s, _, r := withParts(t, `scheduling={"onHostMaintenance":"TERMINATE","automaticRestart":false,"provisioningModel":"FLEX_START","maxRunDuration":{"seconds":"3600"},"instanceTerminationAction":"DELETE"}`)
@@ -766,7 +769,8 @@ func TestFlexStart(t *testing.T) {
 	}
 }
 
-// vmSSH runs a command on a VM as user; its host key must be that of its guest attributes.
+// vmSSH runs a command on a VM as user. The VM's host key must be the one in its guest
+// attributes.
 func (r rest) vmSSH(s *sim.Server, signer ssh.Signer, name, command string) (string, error) {
 	r.t.Helper()
 	i := r.must("GET", inZone+"/instances/"+name, "")
@@ -782,8 +786,8 @@ func (r rest) vmSSH(s *sim.Server, signer ssh.Signer, name, command string) (str
 	return sshRun(fmt.Sprintf("%s:%d", at(i, "networkInterfaces", 0, "accessConfigs", 0, "natIP"), s.SSHPort()), hostKey, signer, command)
 }
 
-// The VMs of a group are workers like those of a node: they answer SSH, know who they are
-// and survive the failure of a host with their disk.
+// The VMs of a group are workers like those of a node. They answer SSH and know who they
+// are. Their disk survives the failure of a host.
 func TestVMsAreWorkers(t *testing.T) {
 	t.Parallel()
 	for _, backend := range []string{"process", "netns"} {
@@ -834,7 +838,7 @@ func TestVMsAreWorkers(t *testing.T) {
 	}
 }
 
-// A reservation shows how many of its VMs are in use. A DENSE one has a block.
+// A reservation shows how many of its VMs are in use. A DENSE reservation has a block.
 func TestReservations(t *testing.T) {
 	t.Parallel()
 	s, _, r := withParts(t, `reservationAffinity={"consumeReservationType":"SPECIFIC_RESERVATION","key":"compute.googleapis.com/reservation-name","values":["r"]}`)
@@ -860,8 +864,8 @@ func TestReservations(t *testing.T) {
 	r.refused("GET", inZone+"/reservations/r", "", 404, "was not found")
 }
 
-// A group can be deleted after any sequence of events, also simultaneous ones, and then
-// nothing of it is left.
+// A group can be deleted after any sequence of events, even simultaneous ones. Then nothing
+// is left of it.
 func TestAGroupInTroubleCanBeDeleted(t *testing.T) {
 	t.Parallel()
 	testkit.OnlyInAll(t, "TestASliceIsLost and TestASliceIsNotMade")
@@ -919,7 +923,7 @@ func TestAGroupInTroubleCanBeDeleted(t *testing.T) {
 				if err != nil {
 					d.Fatal(err)
 				}
-				_, _ = s.Inject(f) // a fault for VMs is refused if there are none
+				_, _ = s.Inject(f) // if there are no VMs, a fault for VMs is refused
 			}
 			call("GET", groupsPath, "")
 		}

@@ -40,10 +40,10 @@ func gcloudFor(t *testing.T, s *sim.Server) *gcloud {
 	return &gcloud{t: t, file: testkit.NeedGcloud(t), home: t.TempDir(), sim: s}
 }
 
-// gcloudLimit ends a call that hangs or that retries in vain.
+// gcloudLimit ends a call that hangs or that retries without success.
 const gcloudLimit = 5 * time.Minute
 
-// try runs gcloud and returns what it writes to stdout and its exit status.
+// try runs gcloud. It returns what gcloud writes to stdout, and its exit status.
 func (g *gcloud) try(args ...string) (out string, status int, errs string) {
 	g.t.Helper()
 	ctx, cancel := context.WithTimeout(g.t.Context(), gcloudLimit)
@@ -54,7 +54,7 @@ func (g *gcloud) try(args ...string) (out string, status int, errs string) {
 		cmd.Env = append(cmd.Env, k+"="+v)
 	}
 	cmd.Env = append(cmd.Env, g.env...)
-	cmd.WaitDelay = time.Second // its ssh may hold the pipes
+	cmd.WaitDelay = time.Second // its ssh may keep the pipes open
 	var stdout, stderr bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
 	err := cmd.Run()
@@ -64,7 +64,8 @@ func (g *gcloud) try(args ...string) (out string, status int, errs string) {
 	return stdout.String(), cmd.ProcessState.ExitCode(), stderr.String()
 }
 
-// run is try for commands that must succeed. Args are one line of words.
+// run does what try does, for commands that must succeed. line has the arguments, separated
+// by spaces.
 func (g *gcloud) run(line string) string {
 	g.t.Helper()
 	out, status, errs := g.try(strings.Fields(line)...)
@@ -84,9 +85,8 @@ func (g *gcloud) table(line string) [][]string {
 	return rows
 }
 
-// describe runs a command that shows one resource, and compares what it shows
-// with what the simulator has at path. gcloud adds fields of its own, whose
-// names begin with x_gcloud.
+// describe runs a command that shows one resource. It compares the output with what the
+// simulator has at path. gcloud adds fields of its own, whose names begin with x_gcloud.
 func (g *gcloud) describe(line, path string) {
 	g.t.Helper()
 	resp, err := http.Get(g.sim.URL() + path)
@@ -246,15 +246,15 @@ func testGcloudReachesWorkers(t *testing.T, s *sim.Server, ssh, scp []string) {
 	}
 }
 
-// gcloud uploads whole, in chunks and in parts that are composed, downloads in slices,
-// lists, moves and removes objects.
+// gcloud uploads a whole object, uploads in chunks, and uploads in parts that are composed.
+// It downloads in slices, and lists, moves and removes objects.
 func TestGcloudKeepsObjects(t *testing.T) {
 	t.Parallel()
 	testkit.NeedGcloud(t)
 	s, _ := start(t)
 	g := gcloudFor(t, s)
 	dir := filepath.Join(g.home, "run")
-	large := bytes.Repeat([]byte("0123456789abcdef"), 576<<10) // 9 MiB: more than gcloud sends at once
+	large := bytes.Repeat([]byte("0123456789abcdef"), 576<<10) // 9 MiB, which is more than gcloud sends at once
 	files := map[string][]byte{"empty": nil, "small file": []byte("hello\n"), "sub/large": large}
 	for name, data := range files {
 		file := filepath.Join(dir, name)
@@ -305,8 +305,8 @@ func TestGcloudKeepsObjects(t *testing.T) {
 	if diff := cmp.Diff([]string{"a/empty", "b/large", "b/small file"}, names()); diff != "" {
 		t.Errorf("after mv (-want +got):\n%s", diff)
 	}
-	// gcloud copies in parts in both directions. It removes only parts that it uploaded in
-	// chunks.
+	// gcloud copies in parts in both directions. It removes only parts that it has uploaded
+	// in chunks.
 	g.env = []string{
 		"CLOUDSDK_STORAGE_PARALLEL_COMPOSITE_UPLOAD_ENABLED=True", "CLOUDSDK_STORAGE_PARALLEL_COMPOSITE_UPLOAD_THRESHOLD=1M",
 		"CLOUDSDK_STORAGE_PARALLEL_COMPOSITE_UPLOAD_COMPONENT_SIZE=4M", "CLOUDSDK_STORAGE_RESUMABLE_THRESHOLD=1M",
@@ -334,7 +334,7 @@ func TestGcloudKeepsObjects(t *testing.T) {
 	}
 }
 
-// gcloud makes a slice of a managed instance group, from the policy to the deletion of all
+// gcloud makes a slice of a managed instance group, from the policy on. Then it deletes all
 // parts. It needs an alpha command for the size policy.
 func TestGcloudMakesASliceOnComputeEngine(t *testing.T) {
 	t.Parallel()
@@ -397,7 +397,7 @@ func TestGcloudMakesASliceOnComputeEngine(t *testing.T) {
 	}
 }
 
-// When Compute Engine refuses, gcloud shows the text of the API.
+// If Compute Engine refuses something, gcloud shows the text of the API.
 func TestGcloudShowsRefusalsOfComputeEngine(t *testing.T) {
 	t.Parallel()
 	testkit.NeedGcloud(t)
@@ -430,7 +430,7 @@ func TestGcloudReachesVMs(t *testing.T) {
 	g := gcloudFor(t, s)
 	out, status, errs := g.try("compute", "ssh", "ann@"+names[1], "--zone="+sim.DefaultZone, "--quiet", "--internal-ip",
 		fmt.Sprintf("--ssh-flag=-p%d", s.SSHPort()), "--command=hostname; id -un; exit 7")
-	if want := names[1] + "\nann\n"; !strings.HasSuffix(out, want) || status != 7 { // ssh-keygen prints something about its key first
+	if want := names[1] + "\nann\n"; !strings.HasSuffix(out, want) || status != 7 { // ssh-keygen first prints something about its key
 		t.Errorf("exit status %d, want 7, and output %q, want %q\n%s", status, out, want, errs)
 	}
 	known, err := os.ReadFile(filepath.Join(g.home, ".ssh", "google_compute_known_hosts"))

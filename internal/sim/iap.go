@@ -13,24 +13,24 @@ import (
 	"github.com/coder/websocket"
 )
 
-// The relay protocol of Identity-Aware Proxy's TCP forwarding, version 4, as gcloud
-// speaks it: binary WebSocket messages of big-endian frames; each frame begins with a
-// 16-bit tag.
+// These are parts of the relay protocol of Identity-Aware Proxy's TCP forwarding, version
+// 4, as gcloud speaks it. Its binary WebSocket messages consist of big-endian frames. Each
+// frame begins with a 16-bit tag.
 const (
 	relayPath        = "/iap/v4/"
 	relaySubprotocol = "relay.tunnel.cloudproxy.app"
 
 	relayConnected = 0x0001 // u32 length, session id
-	relayData      = 0x0004 // u32 length, at most relayPiece bytes
+	relayData      = 0x0004 // length as u32, at most relayPiece bytes
 	relayAck       = 0x0007 // u64 total bytes received
 	relayPiece     = 16 << 10
 
-	// The code with which the real relay closes when nothing listens, or when no firewall
-	// rule lets it in.
+	// The real relay closes with this code when nothing listens, or when no firewall rule
+	// lets it in.
 	relayRefused = websocket.StatusCode(4003)
 )
 
-// serveRelay relays without resumable sessions: a tunnel ends with its WebSocket.
+// serveRelay relays, but its sessions cannot be resumed: a tunnel ends with its WebSocket.
 func (s *Server) serveRelay(w http.ResponseWriter, r *http.Request) {
 	q := r.URL.Query()
 	if strings.TrimPrefix(r.URL.Path, relayPath) != "connect" || q.Get("project") != s.Config.Project {
@@ -44,7 +44,7 @@ func (s *Server) serveRelay(w http.ResponseWriter, r *http.Request) {
 	}
 	ws, err := websocket.Accept(w, r, &websocket.AcceptOptions{Subprotocols: []string{relaySubprotocol}, InsecureSkipVerify: true})
 	if err != nil {
-		return // Accept has sent the error
+		return // Accept has already sent the error
 	}
 	defer ws.CloseNow()
 	ws.SetReadLimit(1 << 20)

@@ -16,7 +16,7 @@ type (
 	Object    = storageapi.Object
 )
 
-// The defaults of a zero Config, and the number of calls of a fault that stays in force.
+// The defaults for a zero Config, and the number of calls of a fault that stays active.
 const (
 	DefaultProject = cloud.DefaultProject
 	DefaultZone    = cloud.DefaultZone

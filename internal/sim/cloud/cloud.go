@@ -1,9 +1,10 @@
-// Package cloud holds the state of the simulated cloud and what changes it: one lock, one
-// clock. It gives slices their life (create, boot, preempt, delete), injects faults and
-// knows who calls. The packages of the APIs read and change the state through it.
+// Package cloud holds the state of the simulated cloud and the code that changes it. The
+// state has one lock and one clock. It creates, boots, preempts and deletes slices, injects
+// faults, and knows who calls. The packages of the APIs read and change the state through
+// it.
 //
-// A Cloud carries the state. Slices, Networks, Identity, Machines, Injection and Catalog
-// are views of the same Cloud: each has the methods of one concern. Unless a comment says
+// A Cloud has the state. Slices, Networks, Identity, Machines, Injection and Catalog are
+// views of the same Cloud. Each has the methods for one concern. Unless a comment says
 // otherwise, the caller of a method holds the lock.
 package cloud
 
@@ -34,51 +35,51 @@ func (SystemClock) Now() time.Time { return time.Now() }
 // After implements Clock.
 func (SystemClock) After(d time.Duration) <-chan time.Time { return time.After(d) }
 
-// Config configures a simulator. The comment on each field names the default that its
-// zero value means.
+// Config configures a simulator. The comment on each field names the default for its zero
+// value.
 type Config struct {
-	Listen  string // address of the API; 127.0.0.1:0. "none": ServeHTTP only
+	Listen  string // address of the API; default 127.0.0.1:0. "none": ServeHTTP only
 	Project string // the only project; DefaultProject
-	Zone    string // where Slices are; it offers every accelerator type; DefaultZone
+	Zone    string // zone of the Slices; it offers every accelerator type; default DefaultZone
 
 	// Dir is the private directory of the simulator: state file, keys, gcloud
-	// configuration, homes of workers. It is created when missing. Empty: a new one in
-	// the system's temporary directory, which Close removes.
+	// configuration, homes of workers. It is created if it is missing. Empty means a new
+	// one in the system's temporary directory, which Close removes.
 	Dir string
 
 	// Slices exist and are READY when Start returns.
 	Slices []SliceSpec
 
-	// Step is how long each change of state takes; 300 ms.
+	// Step is how long each change of state takes. The default is 300 ms.
 	Step time.Duration
 
-	// Backend is the kind of the workers: "process" (the default); "netns", which needs
-	// root and worker.MaybeInit at the start of main; or "none" for an API without
-	// workers, whose nodes have addresses on which nothing listens.
+	// Backend is the kind of the workers. "process" is the default. "netns" needs root, and
+	// worker.MaybeInit at the start of main. "none" gives an API without workers, whose
+	// nodes have addresses on which nothing listens.
 	Backend string
 
-	// Workers, when set, is used in place of Backend. The server closes it.
+	// If Workers is set, it replaces Backend. The server closes it.
 	Workers worker.Backend
 
-	// SSHPort is the port of all workers; 0: a free one.
+	// SSHPort is the port of all workers. 0 means a free one.
 	SSHPort int
 
-	// Quota is how many TensorCores (chips for v5litepod and v6e) of one
-	// generation a zone may hold; 0: no limit.
+	// Quota is how many TensorCores (chips for v5litepod and v6e) of one generation a zone
+	// may have. 0 means no limit.
 	Quota int
 
 	// ProjectMetadata is the initial commonInstanceMetadata.
 	ProjectMetadata map[string]string
 
-	// Login requires an access token from every caller: one of the user, whose
-	// application default credentials Env names, or one of a worker's metadata server.
-	// Without Login no token is needed.
+	// With Login, every caller needs an access token. It belongs to the user, whose
+	// application default credentials Env names, or comes from a worker's metadata server.
+	// Without Login, no caller needs a token.
 	Login bool
 
-	// Secrets are the initial secrets of Secret Manager, as version 1.
+	// Secrets are the initial secrets of Secret Manager. Their values become version 1.
 	Secrets map[string]string
 
-	// Faults are in force from the start.
+	// Faults are active from the start.
 	Faults []Fault
 
 	Clock Clock // the system's
@@ -91,8 +92,8 @@ const (
 	DefaultStep    = 300 * time.Millisecond
 )
 
-// A Cloud is the state of the simulated cloud and what changes it: one lock, one clock.
-// The APIs read and change it.
+// A Cloud has the state of the simulated cloud and the methods that change it. The state
+// has one lock and one clock. The APIs read and change it.
 type Cloud struct {
 	Config  Config
 	Clock   Clock
@@ -105,8 +106,8 @@ type Cloud struct {
 	Ctx     context.Context // ends when the simulator closes
 	Running sync.WaitGroup  // everything that Later, Spawn and Serve started
 
-	Mu      sync.Mutex // guards the rest; never held while waiting for anything
-	Closing bool       // the server is closing: no request may start
+	Mu      sync.Mutex // guards the fields below; never held while waiting for anything
+	Closing bool       // the server is closing, and no request may start
 	State   state
 }
 
@@ -119,7 +120,7 @@ func (s *Cloud) WorkersDir() string { return WorkersDir(s.Config.Dir) }
 // WorkersDir returns the directory of the files of all workers of a simulator in dir.
 func WorkersDir(dir string) string { return filepath.Join(dir, "workers") }
 
-// Enter registers the start of a request; it reports false if the server is closing.
+// Enter registers the start of a request. It returns false if the server is closing.
 // Otherwise the caller must call s.Running.Done at the end of the request.
 func (s *Cloud) Enter() bool {
 	s.Mu.Lock()
@@ -131,16 +132,16 @@ func (s *Cloud) Enter() bool {
 	return true
 }
 
-// Spawn runs f on a goroutine that Close waits for; f must end soon after s.Ctx does. The
-// caller holds s.Mu; f does not.
+// Spawn runs f on a goroutine. Close waits for it. f must end soon after s.Ctx ends. The
+// caller holds s.Mu. f runs without it.
 func (s *Cloud) Spawn(f func()) {
 	if !s.Closing {
 		s.Running.Go(f)
 	}
 }
 
-// Later runs f after d with s.Mu held, unless the server is closed first. The caller
-// holds s.Mu.
+// Later runs f after the time d, with s.Mu held, unless the server is closed before that.
+// The caller holds s.Mu.
 func (s *Cloud) Later(d time.Duration, f func()) {
 	s.Spawn(func() {
 		if d > 0 {
@@ -158,7 +159,7 @@ func (s *Cloud) Later(d time.Duration, f func()) {
 	})
 }
 
-// NextStep runs f after one Config.Step plus the delay of the fault slow-operations.
+// NextStep runs f after one Config.Step. The fault slow-operations adds a delay.
 func (s *Cloud) NextStep(f func()) { s.Later(s.Config.Step+s.Injection().extraDelay(), f) }
 
 // A Request is one API request that the server has received.
@@ -166,10 +167,10 @@ type Request struct {
 	Method string
 	Path   string // with query
 	Body   string
-	Code   int // of the answer; 0 if the connection was dropped
+	Code   int // status of the answer; 0 if the connection was dropped
 }
 
-// keptRequests limits the log of a simulator that runs for weeks.
+// keptRequests limits the log of requests, because a simulator may run for weeks.
 const keptRequests = 10_000
 
 // LogRequest adds a request to those that Requests returns. It takes the lock.
@@ -184,7 +185,7 @@ func (s *Cloud) LogRequest(r Request) {
 	}
 }
 
-// Pause waits for d. It reports false if ctx has ended before. The caller must not hold the
+// Pause waits for d. It returns false if ctx has ended before. The caller must not hold the
 // lock.
 func (s *Cloud) Pause(ctx context.Context, d time.Duration) bool {
 	if d <= 0 {
@@ -207,15 +208,15 @@ type Networks struct{ *Cloud }
 // Identity says who calls and what a caller may do.
 type Identity struct{ *Cloud }
 
-// Machines says what the machines of VMs are, ends them, and answers as the metadata servers
-// of all workers.
+// Machines knows what the machines of VMs are, and ends them. It answers for the metadata
+// servers of all workers.
 type Machines struct{ *Cloud }
 
-// Injection keeps the faults in force and applies them.
+// Injection keeps the active faults and applies them.
 type Injection struct{ *Cloud }
 
-// Catalog knows zones, accelerator types and runtime versions, and checks nodes
-// against them.
+// Catalog knows zones, accelerator types and runtime versions. It checks nodes against
+// these.
 type Catalog struct{ *Cloud }
 
 // Slices returns that view of c.

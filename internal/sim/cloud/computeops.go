@@ -14,14 +14,15 @@ type ComputeOp struct {
 	Done chan struct{} // closed when the operation is done
 }
 
-// The users in whose name operations run: the caller, and the service itself.
+// The users for whom operations run: the caller, and the service itself.
 const (
 	ComputeUser   = "simulator@example.com"
 	ComputeSystem = "system"
 )
 
-// NewComputeOp adds a running operation on the resource called target. scope is that of the
-// resource: global, regions/R or zones/Z. id is the number of the resource; 0 means none.
+// NewComputeOp adds a running operation on the resource called target. scope is the scope
+// of the resource: global, regions/R or zones/Z. id is the number of the resource, or 0 if
+// it has none.
 func (s Networks) NewComputeOp(scope, kind, target string, id uint64, user string) *ComputeOp {
 	number := NewID()
 	now := s.Timestamp()
@@ -49,12 +50,12 @@ func (s Networks) NewComputeOp(scope, kind, target string, id uint64, user strin
 	return op
 }
 
-// EndComputeOp makes op DONE; failure is the text of its error, or "".
+// EndComputeOp makes op DONE. failure is the text of its error, or "".
 func (s Networks) EndComputeOp(op *ComputeOp, failure string) {
 	op.Msg.Status, op.Msg.Progress, op.Msg.EndTime = computepb.Operation_DONE.Enum(), proto.Int32(100), proto.String(s.Timestamp())
 	if failure != "" {
-		// Leave httpErrorStatusCode unset: Google's own Go client takes such an operation for
-		// a success.
+		// Leave httpErrorStatusCode unset: otherwise Google's own Go client takes such an
+		// operation for a success.
 		op.Msg.Error = &computepb.Error{Errors: []*computepb.Errors{{Code: proto.String("QUOTA_EXCEEDED"), Message: &failure}}}
 	}
 	close(op.Done)

@@ -15,8 +15,8 @@ import (
 )
 
 // A Fault is a simulated failure. Faults says which fields each fault uses and what they
-// mean; all other fields must be zero. Names of resources may be patterns in which *
-// matches any text; empty matches every resource.
+// mean. All other fields must be zero. A name of a resource may be a pattern in which *
+// matches any text. An empty name matches every resource.
 type Fault struct {
 	Name string `json:"name"`
 
@@ -27,7 +27,7 @@ type Fault struct {
 	Zone    string `json:"zone,omitempty"`
 	Method  string `json:"method,omitempty"`
 	Path    string `json:"path,omitempty"`
-	Count   int    `json:"n,omitempty"` // how many times; 0: once, AllCalls: until cleared
+	Count   int    `json:"n,omitempty"` // how often; 0: once; AllCalls: until cleared
 	Code    int    `json:"code,omitempty"`
 	Message string `json:"message,omitempty"`
 
@@ -50,14 +50,13 @@ type Fault struct {
 	Bytes   int64  `json:"bytes,omitempty"`
 }
 
-// AllCalls as Fault.Count keeps a fault in force until it is cleared. Its text form is
-// n=all.
+// AllCalls as Fault.Count keeps a fault active until it is cleared. Its text form is n=all.
 const AllCalls = -1
 
 // A FaultDoc describes one fault for help texts.
 type FaultDoc struct {
 	Name     string
-	Args     []string // KEY=… it takes; FaultArgs explains them
+	Args     []string // the words KEY=… that it takes; FaultArgs explains them
 	Required []string
 	What     string
 }
@@ -289,7 +288,7 @@ func (f Fault) String() string {
 	return strings.Join(words, " ")
 }
 
-// Check refuses a fault that can never have an effect.
+// Check returns an error for a fault that can never have an effect.
 func (f Fault) Check() error {
 	doc, ok := faultDoc(f.Name)
 	if !ok {
@@ -320,7 +319,7 @@ func (f Fault) Check() error {
 	return nil
 }
 
-// CheckValues refuses an argument that no fault can have.
+// CheckValues returns an error for an argument that no fault can have.
 func (f Fault) CheckValues() error {
 	if f.Code != 0 && (f.Code < 400 || f.Code > 599) {
 		return fmt.Errorf("code %d is not between 400 and 599", f.Code)
@@ -365,8 +364,8 @@ func (f Fault) forWorker() (worker.Fault, error) {
 	return w, nil
 }
 
-// once reports whether a worker fault happens once, so that it does not affect workers
-// that start later.
+// once reports whether a worker fault happens only once. Such a fault does not affect
+// workers that start later.
 func (f Fault) once() bool {
 	return slices.Contains([]string{"worker-reboot", "worker-rotate-host-keys", "worker-kill"}, f.Name)
 }

@@ -26,7 +26,7 @@ type Caller struct {
 // A token is an access token that the metadata server of one worker issued.
 type token struct {
 	text    string
-	owner   string // resource name of the node or instance
+	owner   string // resource name of the node or instance that has the token
 	email   string
 	scopes  []string
 	expires time.Time
@@ -37,9 +37,9 @@ func (s Identity) tokenOf(n *Node, i int) *token {
 	return s.tokenFor(n.Msg.Name, fmt.Sprintf("%s-%d", n.Id, i), n.Msg.ServiceAccount.Email, n.Msg.ServiceAccount.Scope)
 }
 
-// tokenFor returns the token of a machine that has this name within its owner, a resource.
-// As on a real machine the token stays the same until shortly before it expires. The caller
-// holds s.Mu.
+// tokenFor returns the token of a machine. name is the name of the machine within its
+// owner, which is a resource. As on a real machine, the token stays the same until shortly
+// before it expires. The caller holds s.Mu.
 func (s Identity) tokenFor(owner, name, email string, scopes []string) *token {
 	now := s.Clock.Now()
 	key := owner + "/" + name
@@ -51,7 +51,8 @@ func (s Identity) tokenFor(owner, name, email string, scopes []string) *token {
 	return t
 }
 
-// CallerOf returns the sender of a request, or an error for an invalid worker token.
+// CallerOf returns the sender of a request. If the request has an invalid token of a
+// worker, it returns an error.
 func (s Identity) CallerOf(r *http.Request) (Caller, *wire.Error) {
 	text, bearer := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
 	if !bearer || !strings.HasPrefix(text, workerToken) {
@@ -69,7 +70,7 @@ func (s Identity) CallerOf(r *http.Request) (Caller, *wire.Error) {
 
 const scopeRoot = "https://www.googleapis.com/auth/"
 
-// CheckScopes refuses a token whose scopes do not cover the API.
+// CheckScopes returns an error for a token whose scopes do not cover the API.
 func (who Caller) CheckScopes(r *http.Request) *wire.Error {
 	wanted := []string{"cloud-platform"}
 	reads := r.Method == http.MethodGet || r.Method == http.MethodHead
@@ -101,8 +102,8 @@ func (who Caller) CheckScopes(r *http.Request) *wire.Error {
 	})
 }
 
-// May reports whether the caller has a permission. If a fault denies it, that counts as
-// one use of the fault. The caller holds s.Mu.
+// May reports whether the caller has a permission. If a fault denies the permission, that
+// counts as one use of the fault. The caller holds s.Mu.
 func (who Caller) May(s *Cloud, permission string) bool {
 	a, denied := who.Denied(s, permission)
 	if a != nil {
@@ -111,8 +112,8 @@ func (who Caller) May(s *Cloud, permission string) bool {
 	return !denied
 }
 
-// Denied reports whether the caller lacks a permission. a is the fault that takes it
-// away; nil if none does. The caller holds s.Mu.
+// Denied reports whether the caller lacks a permission. a is the fault that denies it, or
+// nil if no fault does. The caller holds s.Mu.
 func (who Caller) Denied(s *Cloud, permission string) (a *ActiveFault, denied bool) {
 	if s.Identity().granted(who.Email, permission, false) {
 		return nil, false
@@ -137,7 +138,7 @@ func IsSecrets(r *http.Request) bool {
 // Config.Login.
 type simLogin struct {
 	Count   int             // logins so far
-	Refresh string          // the valid refresh token; empty: the login has ended
+	Refresh string          // the valid refresh token; empty: the user must log in again
 	Tokens  map[string]bool // valid access tokens
 }
 
@@ -150,8 +151,8 @@ const workerToken = "ya29.simulated-"
 
 const refusedToken = "Request had invalid authentication credentials. Expected OAuth 2 access token, login cookie or other valid authentication credential. See https://developers.google.com/identity/sign-in/web/devconsole-project."
 
-// endLogin invalidates every token of the user, as a company's rule that requires a new
-// login does. The caller holds s.Mu.
+// endLogin invalidates every token of the user, as a company's rule does that requires a
+// new login. The caller holds s.Mu.
 func (s Identity) endLogin() error {
 	if !s.Config.Login {
 		return errors.New(`inject fault "login-ended": this simulator lets everybody in`)
@@ -160,7 +161,7 @@ func (s Identity) endLogin() error {
 	return nil
 }
 
-// letIn refuses callers without a valid token. The caller holds s.Mu.
+// letIn returns an error for a caller without a valid token. The caller holds s.Mu.
 func (s Identity) letIn(r *http.Request) *wire.Error {
 	if !s.Config.Login {
 		return nil
@@ -172,7 +173,7 @@ func (s Identity) letIn(r *http.Request) *wire.Error {
 	return wire.Errorf(http.StatusUnauthorized, "%s", refusedToken)
 }
 
-// SimAccount is the user, who sends the requests without credentials.
+// SimAccount is the user. Requests without credentials come from the user.
 const SimAccount = "you@multihost.example"
 
 // IsOSLogin reports whether a request is for OS Login, or asks for the owner of the
@@ -181,7 +182,7 @@ func IsOSLogin(r *http.Request) bool {
 	return strings.HasPrefix(r.URL.Path, "/v1/users/") || r.URL.Path == "/oauth2/v2/userinfo"
 }
 
-// LoginProfile returns a copy of the profile of an account without the expired keys.
+// LoginProfile returns a copy of the profile of an account. It leaves out expired keys.
 func (s Identity) LoginProfile(email string) *oslogin.LoginProfile {
 	p := &oslogin.LoginProfile{Name: email}
 	if known := s.State.Logins[email]; known != nil {

@@ -14,15 +14,15 @@ import (
 	"multihost/internal/sim/worker"
 )
 
-// An ActiveFault is a fault in force.
+// An ActiveFault is a fault that now affects the cloud.
 type ActiveFault struct {
 	Id   int
-	Left int // uses left; AllCalls: until cleared
+	Left int // how many uses are left; AllCalls: until cleared
 	Fault
 }
 
-// Inject puts a fault in force. The id is for Clear; it is 0 for a fault that happens
-// once and is over.
+// Inject makes a fault active. The id is for Clear. It is 0 for a fault that happens once
+// and is over.
 func (s *Cloud) Inject(f Fault) (id int, err error) {
 	if err := f.Check(); err != nil {
 		return 0, err
@@ -66,8 +66,8 @@ func (s Injection) addFault(f Fault) int {
 	return a.Id
 }
 
-// Clear ends the fault with this id, or those with this name, or all for "all". It
-// returns their number.
+// Clear ends the fault with this id, or the faults with this name. For "all", it ends all
+// faults. It returns their number.
 func (s *Cloud) Clear(which string) (int, error) {
 	id, _ := strconv.Atoi(which)
 	matches := func(a *ActiveFault) bool { return which == "all" || a.Name == which || id > 0 && a.Id == id }
@@ -141,7 +141,7 @@ func (s Injection) injectWorkers(f Fault) (id int, err error) {
 		id = s.addFault(f)
 		s.Mu.Unlock()
 	}
-	// Do this in parallel: a machine that reboots may take its time.
+	// Do this in parallel, because a machine that reboots may need time.
 	errs := make([]error, len(machines))
 	var group sync.WaitGroup
 	for i, m := range machines {
@@ -173,7 +173,7 @@ func (s Injection) machinesFor(f Fault) []worker.Machine {
 	return machines
 }
 
-// workerFaults returns the faults that a new worker starts with.
+// workerFaults returns the faults with which a new worker starts.
 func (s Injection) workerFaults(nodeID string, i int) []worker.Fault {
 	var faults []worker.Fault
 	for _, a := range s.State.Faults {
@@ -187,7 +187,7 @@ func (s Injection) workerFaults(nodeID string, i int) []worker.Fault {
 	return faults
 }
 
-// A RequestVerdict is the effect of the faults in force on one request.
+// A RequestVerdict is the effect of the active faults on one request.
 type RequestVerdict struct {
 	Err   *wire.Error
 	Delay time.Duration
@@ -195,8 +195,8 @@ type RequestVerdict struct {
 	Skip  bool // do not carry out the request
 }
 
-// MeetFaults returns what the faults in force do to a request, and uses them. It takes the
-// lock.
+// MeetFaults returns what the active faults do to a request. That counts as a use of these
+// faults. It takes the lock.
 func (s Injection) MeetFaults(r *http.Request) RequestVerdict {
 	s.Mu.Lock()
 	defer s.Mu.Unlock()
@@ -245,8 +245,8 @@ func (f Fault) apiError() *wire.Error {
 	return e
 }
 
-// Use counts one use of fault a and removes the fault after its last one. The caller
-// holds s.Mu.
+// Use counts one use of fault a. After the last use it removes the fault. The caller holds
+// s.Mu.
 func (s Injection) Use(a *ActiveFault) {
 	if a.Left == AllCalls {
 		return
@@ -256,8 +256,8 @@ func (s Injection) Use(a *ActiveFault) {
 	}
 }
 
-// find returns the first fault with that name that match accepts; a nil match accepts
-// all. The caller holds s.Mu.
+// find returns the first fault with that name for which match returns true. A nil match
+// accepts all. The caller holds s.Mu.
 func (s Injection) find(name string, match func(*ActiveFault) bool) *ActiveFault {
 	for _, a := range s.State.Faults {
 		if a.Name == name && (match == nil || match(a)) {
@@ -276,8 +276,8 @@ func (s Injection) GuestAttributesOff(node string) bool {
 	return s.find("no-guest-attributes", func(a *ActiveFault) bool { return Glob(a.Node, node) }) != nil
 }
 
-// TakeStuckDelete reports whether the deletion of a queued resource is to be stuck, and uses
-// the fault.
+// TakeStuckDelete reports whether a fault makes the deletion of a queued resource stick. If
+// so, that counts as a use of the fault.
 func (s Injection) TakeStuckDelete(qr string) bool {
 	a := s.find("delete-stuck", func(a *ActiveFault) bool { return Glob(a.QR, qr) })
 	if a != nil {
@@ -295,8 +295,8 @@ func (s Injection) extraDelay() (d time.Duration) {
 	return d
 }
 
-// TakeOperationFault returns the error with which the operation about to begin will fail,
-// or nil.
+// TakeOperationFault returns the error with which the operation that is about to begin will
+// fail, or nil.
 func (s Injection) TakeOperationFault() *wire.Error {
 	a := s.find("op-error", nil)
 	if a == nil {
@@ -313,8 +313,8 @@ func (s Injection) TakeOperationFault() *wire.Error {
 	return f.apiError()
 }
 
-// TakeComputeOpFault returns the error text with which the compute operation about to
-// begin will end, or "".
+// TakeComputeOpFault returns the error text with which the compute operation that is about
+// to begin will end, or "".
 func (s Injection) TakeComputeOpFault() string {
 	a := s.find("compute-op-error", nil)
 	if a == nil {
@@ -327,8 +327,8 @@ func (s Injection) TakeComputeOpFault() string {
 	return a.Message
 }
 
-// strike applies the fault that waits for the state that q now has, if there is one. It
-// reports whether there was one.
+// A fault may wait for the state that q now has. strike applies such a fault. It reports
+// whether there was one.
 func (s Injection) strike(q *QueuedResource) bool {
 	for _, a := range s.State.Faults {
 		state := a.State
@@ -349,8 +349,8 @@ func (s Injection) strike(q *QueuedResource) bool {
 	return false
 }
 
-// strikeNow applies f to the existing requests that it matches. It reports whether there
-// were any.
+// strikeNow applies f to the existing requests that match it. It reports whether there were
+// any.
 func (s Injection) strikeNow(f Fault) bool {
 	hit := false
 	for _, q := range Sorted(s.State.Queued, nil) {
@@ -377,8 +377,8 @@ func (s Injection) hit(q *QueuedResource, f Fault) {
 	s.Slices().fail(q, wire.Errorf(http.StatusTooManyRequests, "%s", text))
 }
 
-// Glob compares text with a pattern in which * matches any text. The empty pattern
-// matches everything.
+// Glob reports whether text matches a pattern in which * stands for any text. The empty
+// pattern matches everything.
 func Glob(pattern, text string) bool {
 	if pattern == "" {
 		return true

@@ -17,8 +17,8 @@ import (
 	"multihost/internal/tpu"
 )
 
-// A Group is a managed instance group: the VMs of one slice. Package groups gives it its
-// life.
+// A Group is a managed instance group: the VMs of one slice. Package groups changes its
+// state over time.
 type Group struct {
 	Msg        *computepb.InstanceGroupManager // without status
 	Id, Zone   string
@@ -28,23 +28,23 @@ type Group struct {
 	Places     []*Place
 
 	Growing  bool             // its VMs are being made
-	Check    *computepb.Error // why they are not there yet
+	Check    *computepb.Error // why its VMs do not exist yet
 	Checked  time.Time
-	Topology string // state of the topology; empty: there is none
+	Topology string // state of the topology; empty: it has no topology
 	Why      *computepb.Error
 	Errors   []*computepb.InstanceManagedByIgmError
 	Deleting bool
-	Epoch    int      // grows each time something interrupts what happens to the VMs
+	Epoch    int      // grows each time something interrupts a change of the VMs
 	Gone     []func() // called once the group is deleted
 }
 
-// A Place is what a group shows about one of its VMs. The VM need not exist yet.
+// A Place is what a group says about one of its VMs. The VM need not exist yet.
 type Place struct {
 	Name     string
-	Number   int // of the worker in its slice; it does not follow from the name
+	Number   int // number of the worker in its slice; it does not follow from the name
 	Action   string
 	Instance *Instance
-	Failure  *computepb.Errors // of the last attempt to make it
+	Failure  *computepb.Errors // error of the last attempt to make the VM
 }
 
 // An Instance is a VM that a group has made.
@@ -62,10 +62,10 @@ type Instance struct {
 	Written    map[string]string // guest attributes, by namespace/key
 	subnetwork string
 	mtu        int
-	ended      []func() // set while its machine is ending; called when that has ended
+	ended      []func() // set while its machine is ending; these are called when it has ended
 }
 
-// Place gives i its network and its address.
+// Place gives i a network and an address.
 func (s Networks) Place(i *Instance, network, subnetwork string) {
 	if subnetwork == "" {
 		subnetwork = s.subnetworkIn(network, RegionOf(i.Zone))
@@ -129,7 +129,8 @@ func (s Machines) Spec(i *Instance) worker.Spec {
 	return spec
 }
 
-// GuestAttributesOn reports whether i may write guest attributes and the API shows them.
+// GuestAttributesOn reports whether i may write guest attributes and whether the API shows
+// them.
 func (s Machines) GuestAttributesOn(i *Instance) bool {
 	value, set := i.Metadata()["enable-guest-attributes"]
 	if !set {
@@ -176,8 +177,8 @@ func (s Machines) metadataOfInstance(i *Instance) map[string]string {
 		names[p.Number] = p.Name
 	}
 	number := strconv.Itoa(i.Number)
-	// Slices of the TPU API have more names. They are left out on purpose, because VMs of
-	// Compute Engine do not have them.
+	// Slices of the TPU API have more names here. They are left out, because VMs of Compute
+	// Engine do not have them.
 	env := fmt.Sprintf("TPU_ACCELERATOR_TYPE: '%s'\nTOPOLOGY: '%s'\nTPU_WORKER_ID: '%s'\nHOST_BOUNDS: '%s'\nCHIPS_PER_HOST_BOUNDS: '%s'\n",
 		i.Group.Typ.Name, i.Group.Typ.Topology, number, hosts, chips)
 	for key, value := range map[string]string{
@@ -189,9 +190,9 @@ func (s Machines) metadataOfInstance(i *Instance) map[string]string {
 	return s.tree(g)
 }
 
-// EndInstance shuts the machine of i down and then calls done with s.Mu held. If it is
-// called several times, it calls each done; the limit of the first call applies. A limit of
-// 0 is a power failure.
+// EndInstance shuts the machine of i down. Then it calls done with s.Mu held. If it is
+// called several times, it calls each done, and the limit of the first call applies. A
+// limit of 0 means a power failure.
 func (s Machines) EndInstance(i *Instance, limit time.Duration, done func()) {
 	i.ended = append(i.ended, done)
 	if len(i.ended) > 1 {
@@ -201,7 +202,7 @@ func (s Machines) EndInstance(i *Instance, limit time.Duration, done func()) {
 	i.Machine = nil
 	orderly := limit > 0 && i.Metadata()[worker.ShutdownScript] != ""
 	s.Spawn(func() {
-		// The backend stops what these leave.
+		// The backend later stops what these leave.
 		if orderly {
 			_ = shutDownAll(s.Ctx, machines, limit)
 		} else {
@@ -217,9 +218,9 @@ func (s Machines) EndInstance(i *Instance, limit time.Duration, done func()) {
 	})
 }
 
-// RestartMachines kills everything on some machines and boots them again after d. They do
-// not answer in between. It returns when they answer again, or, with d above 0, when they
-// are down. It takes no lock.
+// RestartMachines kills everything on some machines. It boots them again after the time d.
+// They do not answer in between. It returns when they answer again. If d is above 0, it
+// returns when they are down. It takes no lock.
 func RestartMachines(ctx context.Context, machines []worker.Machine, d time.Duration) error {
 	return each(machines, func(m worker.Machine) error {
 		if d > 0 {

@@ -15,11 +15,11 @@ import (
 	"multihost/internal/tpu"
 )
 
-// How requests and nodes change state. The caller of every function here holds s.Mu, and
-// every function returns at once. Work that takes time runs in Later or Spawn and checks
-// the state again afterwards.
+// This file says how requests and nodes change state. The caller of every function here
+// holds s.Mu, and every function returns at once. Work that takes time runs in Later or
+// Spawn and checks the state again afterwards.
 
-// setState moves q and sets the data that belongs to the state.
+// setState moves q to a state. It sets the data that belongs to the state.
 func (s Slices) setState(q *QueuedResource, state, initiator string, failure *wire.Error) {
 	st := &tpualpha.QueuedResourceState{State: state, StateInitiator: initiator}
 	switch state {
@@ -58,7 +58,8 @@ func (s Slices) Enqueue(q *QueuedResource, op *Operation) {
 	if !q.Deadline.IsZero() {
 		s.Later(q.Deadline.Sub(s.Clock.Now()), func() { s.expire(q) })
 	}
-	// The operation ends once the request is accepted, whatever happens to it later.
+	// The operation ends once the request is accepted, whatever happens to the request
+	// later.
 	s.NextStep(func() { s.Finish(op, q.Msg, nil) })
 	s.when(q, "CREATING", func() {
 		s.setState(q, "ACCEPTED", "SERVICE", nil)
@@ -138,7 +139,8 @@ func (s Slices) activate(q *QueuedResource) {
 	}
 }
 
-// fail makes q FAILED, which is final. It deletes the nodes of q; q keeps its quota.
+// fail makes q FAILED, which is final. It deletes the nodes of q. q still counts against
+// the quota.
 func (s Slices) fail(q *QueuedResource, failure *wire.Error) {
 	s.setState(q, "FAILED", "SERVICE", failure)
 	for _, n := range s.NodesOf(q) {
@@ -146,8 +148,8 @@ func (s Slices) fail(q *QueuedResource, failure *wire.Error) {
 	}
 }
 
-// suspend removes the nodes of q. q keeps its quota. Preempted nodes stay visible until q
-// is deleted.
+// suspend removes the nodes of q. q still counts against the quota. Preempted nodes stay
+// visible until q is deleted.
 func (s Slices) suspend(q *QueuedResource, initiator string) {
 	if s.State.Queued[q.Msg.Name] != q || slices.Contains([]string{"SUSPENDING", "SUSPENDED", "DELETING", "FAILED"}, q.State()) {
 		return
@@ -275,8 +277,8 @@ func (s Slices) AddNode(zone, id string, t tpu.Type, msg *tpualpha.Node) *Node {
 	return n
 }
 
-// RemoveNode deletes n, which takes a step, and then calls done, which may be nil. If it
-// is called several times for one node, it calls each done.
+// RemoveNode deletes n, which takes a step. Then it calls done, which may be nil. If it is
+// called several times for one node, it calls each done.
 func (s Slices) RemoveNode(n *Node, done func()) {
 	if done != nil {
 		n.gone = append(n.gone, done)
@@ -295,8 +297,8 @@ func (s Slices) RemoveNode(n *Node, done func()) {
 	})
 }
 
-// preempt removes n as the service does. With vanish the node disappears from the list;
-// otherwise it stays listed as PREEMPTED.
+// preempt takes n away, as the service does. With vanish, the node disappears from the
+// list. Otherwise the list shows it as PREEMPTED.
 func (s Slices) preempt(n *Node, vanish bool) {
 	if n.Msg.State == "DELETING" || n.Msg.State == "PREEMPTED" {
 		return
@@ -322,8 +324,8 @@ func (s Slices) maintain(n *Node) {
 	}
 }
 
-// CheckQuota refuses a request that exceeds the quota of its zone and generation. Spot
-// and best-effort requests have a separate quota.
+// CheckQuota returns an error for a request that exceeds the quota of its zone and
+// generation. Spot and best-effort requests have a separate quota.
 func (s Slices) CheckQuota(zone string, t tpu.Type, cost int, preemptible bool) error {
 	limit := s.State.Quota[zone]
 	if limit <= 0 {

@@ -18,7 +18,7 @@ import (
 const metadataRoot = "/computeMetadata/v1/"
 
 // metadataServer returns the instance metadata server of one machine. read returns its
-// values by path; keep stores a guest attribute, and returns false if the machine may not
+// values by path. keep stores a guest attribute; it returns false if the machine may not
 // have guest attributes. The server does not model wait_for_change and identity tokens.
 func metadataServer(read func() map[string]string, keep func(name, value string) bool) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -46,8 +46,8 @@ func writeText(w http.ResponseWriter, text string) {
 	_, _ = w.Write([]byte(text)) // an error means that the client is gone
 }
 
-// serveTree answers from tree, which maps paths to values. A path that ends in a slash is
-// a directory.
+// serveTree answers a request from tree, which maps paths to values. A path that ends in a
+// slash is a directory.
 func serveTree(w http.ResponseWriter, r *http.Request, tree map[string]string) {
 	name := strings.TrimPrefix(r.URL.Path, metadataRoot)
 	if value, ok := tree[name]; ok {
@@ -95,7 +95,7 @@ func serveTree(w http.ResponseWriter, r *http.Request, tree map[string]string) {
 	}
 }
 
-// put adds a value to nested objects. It converts their names to camel case, except those
+// put puts a value into nested objects. It converts their names to camel case, except those
 // of attributes.
 func put(into map[string]any, key, rest, value string) {
 	prefix := strings.TrimSuffix(key, rest)
@@ -126,7 +126,7 @@ func camel(name string) string {
 	return strings.Join(words, "")
 }
 
-// A guest is what a metadata server knows of its machine.
+// A guest is what a metadata server knows about its machine.
 type guest struct {
 	name, id, zone string
 	tags           []string
@@ -226,11 +226,11 @@ func (s Machines) metadataOf(n *Node, i int) map[string]string {
 	return s.tree(g)
 }
 
-// guestTree is the directory into which a worker writes guest attributes, which the API
-// returns.
+// guestTree is the directory into which a worker writes guest attributes. The API returns
+// these.
 const guestTree = "instance/guest-attributes/"
 
-// GuestOf returns the guest attributes that worker i wrote, by namespace/key.
+// GuestOf returns the guest attributes that worker i has written, by namespace/key.
 func (n *Node) GuestOf(i int) map[string]string {
 	if i >= len(n.guest) {
 		return nil
@@ -320,7 +320,7 @@ func bounds(t tpu.Type) (hosts, chips string) {
 			dims[i] = d
 		}
 	}
-	own := dims // of a slice with one worker
+	own := dims // for a slice with one worker
 	if t.Workers > 1 {
 		own = [3]int{2, 2, 1}
 	}

@@ -16,8 +16,8 @@ import (
 	"multihost/internal/tpu"
 )
 
-// CheckNode refuses nodes that the real service refuses, and fills in the fields that it
-// fills in.
+// CheckNode returns an error for a node that the real service refuses. It fills in the
+// fields that the service fills in.
 func (s Catalog) CheckNode(zone, field string, n *tpualpha.Node) (tpu.Type, error) {
 	t, err := s.typeOf(zone, field, n)
 	if err != nil {
@@ -62,8 +62,8 @@ func clearOutputOnly(n *tpualpha.Node) {
 	n.Id, n.MultisliceNode, n.NetworkEndpoints, n.Symptoms, n.UpcomingMaintenance = 0, false, nil, nil, nil
 }
 
-// checkBootDisk accepts a disk that is encrypted with a key. All other properties of a
-// disk are not modelled.
+// checkBootDisk accepts a disk that is encrypted with a key. It does not model any other
+// property of a disk.
 func checkBootDisk(field string, b *tpualpha.BootDiskConfig) error {
 	if b == nil {
 		return nil
@@ -83,7 +83,7 @@ func checkBootDisk(field string, b *tpualpha.BootDiskConfig) error {
 
 var kmsKey = regexp.MustCompile(`^projects/[^/]+/locations/[^/]+/keyRings/[^/]+/cryptoKeys/[^/]+(/cryptoKeyVersions/[0-9]+)?$`)
 
-// checkInterfaces checks and fills in the networks of a node, which has one
+// checkInterfaces checks the networks of a node and fills them in. A node has one
 // network_config or a list.
 func (s Catalog) checkInterfaces(zone, field string, n *tpualpha.Node) error {
 	if len(n.NetworkConfigs) == 0 {
@@ -104,7 +104,7 @@ func (s Catalog) checkInterfaces(zone, field string, n *tpualpha.Node) error {
 }
 
 // Interfaces returns the networks of a node that has passed Catalog.CheckNode. Workers are
-// reached through the first.
+// reached through the first one.
 func Interfaces(n *tpualpha.Node) []*tpualpha.NetworkConfig {
 	if n.NetworkConfig != nil {
 		return []*tpualpha.NetworkConfig{n.NetworkConfig}
@@ -137,10 +137,10 @@ func (s Catalog) checkNetworkConfig(zone, field string, cfg *tpualpha.NetworkCon
 	return nil
 }
 
-// MaxMetadata is Compute Engine's limit for one value.
+// MaxMetadata is Compute Engine's limit for one value of metadata.
 const MaxMetadata = 262_144
 
-// CheckLabels refuses labels, tags and metadata that the real API refuses.
+// CheckLabels returns an error for labels, tags and metadata that the real API refuses.
 func CheckLabels(field string, n *tpualpha.Node) error {
 	if err := CheckComputeLabels(n.Labels, nil); err != nil {
 		return wire.BadField(field+".labels", "%v", err)
@@ -178,7 +178,7 @@ var (
 	labelValue  = regexp.MustCompile(`^[a-z0-9_-]{0,63}$`)
 )
 
-// CheckID refuses an id that the real API refuses.
+// CheckID returns an error for an id that the real API refuses.
 func CheckID(field, id string) error {
 	if IDPattern.MatchString(id) {
 		return nil
@@ -186,7 +186,7 @@ func CheckID(field, id string) error {
 	return wire.BadField(field, "%q is not a valid name: it must match %s", id, IDPattern)
 }
 
-// Preemptible reports whether q takes from the quota of preemptible capacity.
+// Preemptible reports whether q uses the quota of preemptible capacity.
 func (q *QueuedResource) Preemptible() bool {
 	return q.Msg.Spot != nil || q.Msg.BestEffort != nil || q.Msg.ProvisioningModel == "SPOT" || q.Msg.ProvisioningModel == "FLEX_START"
 }

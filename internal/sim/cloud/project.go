@@ -11,7 +11,7 @@ import (
 	"multihost/internal/sim/wire"
 )
 
-// APIs returns the services that can be enabled, with their display names.
+// APIs returns the services that a user can enable, with their display names.
 func APIs() map[string]string {
 	return map[string]string{
 		"tpu.googleapis.com": "Cloud TPU API", "compute.googleapis.com": "Compute Engine API", "oslogin.googleapis.com": "Cloud OS Login API",
@@ -21,7 +21,8 @@ func APIs() map[string]string {
 	}
 }
 
-// apiOf returns the service that a request is for; "" means none that can be disabled.
+// apiOf returns the service to which a request goes. "" means that the service cannot be
+// disabled.
 func apiOf(r *http.Request) string {
 	switch path := r.URL.Path; {
 	case IsStorage(r):
@@ -48,7 +49,7 @@ func apiOf(r *http.Request) string {
 	return "tpu.googleapis.com"
 }
 
-// disabled refuses requests for a disabled API. The caller holds s.Mu.
+// disabled returns an error for a request to a disabled API. The caller holds s.Mu.
 func (s Identity) disabled(r *http.Request) *wire.Error {
 	api := apiOf(r)
 	if api == "" || s.Injection().find("api-disabled", func(a *ActiveFault) bool { return a.Service == api }) == nil {
@@ -80,7 +81,7 @@ func NoService(name string) error {
 	return wire.Errorf(http.StatusForbidden, "Not found or permission denied for service(s): %s.", name)
 }
 
-// Service returns a service of the project and whether it is enabled.
+// Service returns a service of the project. It also returns whether the service is enabled.
 func (s Identity) Service(name string) (*serviceusage.GoogleApiServiceusageV1Service, error) {
 	if APIs()[name] == "" {
 		return nil, NoService(name)
@@ -95,8 +96,8 @@ func (s Identity) Service(name string) (*serviceusage.GoogleApiServiceusageV1Ser
 	}, nil
 }
 
-// Roles returns the permissions of each role, as patterns. Google has more roles; the
-// table has those that multihost and its documents mention.
+// Roles returns the permissions of each role, as patterns. Google has more roles. The table
+// has those that multihost and its documents mention.
 func Roles() map[string][]string {
 	reads := func(resources ...string) (all []string) {
 		for _, r := range resources {
@@ -148,7 +149,7 @@ func isFirst(b *cloudresourcemanager.Binding, email string) bool {
 }
 
 // granted reports whether a binding of the project's policy grants a permission. With
-// first, the bindings of firstPolicy count too. The caller holds s.Mu.
+// first, the bindings of firstPolicy count, too. The caller holds s.Mu.
 func (s Identity) granted(email, permission string, first bool) bool {
 	for _, b := range s.State.Policy {
 		if !first && isFirst(b, email) || !slices.ContainsFunc(b.Members, func(m string) bool { _, who, _ := strings.Cut(m, ":"); return who == email }) {

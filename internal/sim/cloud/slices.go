@@ -16,19 +16,19 @@ import (
 
 // A SliceSpec describes slices that exist from the start.
 type SliceSpec struct {
-	Name  string // of the queued resource; also the node for Count 1, else the prefix of NAME-0, NAME-1, …
+	Name  string // name of the queued resource; for Count 1 also of the node, otherwise the prefix of NAME-0, NAME-1, …
 	Count int
 	Type  string
 	// Foreign slices belong to no queued resource.
 	Foreign bool
-	// Network is the network of the slices. When empty, one slice is on "default" and
-	// several are on LargePackets. A network that does not exist is created with the
+	// Network is the network of the slices. If it is empty, one slice is on "default" and
+	// several are on LargePackets. If the network does not exist, it is created with the
 	// largest possible MTU and the rules of "default".
 	Network string
 }
 
-// LargePackets is the network of several slices that exist from the start. Its MTU is
-// 8896, which traffic between slices needs; that of "default" is 1460.
+// LargePackets is the network of several slices that exist from the start. Its MTU is 8896,
+// which traffic between slices needs. That of "default" is 1460.
 const LargePackets = "mtu8896"
 
 // String returns the text form that ParseSlices reads.
@@ -78,7 +78,7 @@ func ParseSlices(text string) ([]SliceSpec, error) {
 	return specs, CheckSlices(specs)
 }
 
-// CheckSlices returns what is wrong with the slices that a user asks for.
+// CheckSlices returns what is wrong with the slices that a user requests.
 func CheckSlices(specs []SliceSpec) error {
 	seen := map[string]bool{}
 	for _, p := range specs {

@@ -44,7 +44,7 @@ type state struct {
 	Instances    map[string]*Instance
 	Metadata     map[string]string // commonInstanceMetadata
 	Fingerprint  int
-	Logins       map[string]*oslogin.LoginProfile // of OS Login, by address
+	Logins       map[string]*oslogin.LoginProfile // profiles of OS Login, by address of the account
 
 	Clusters map[string]*Cluster
 	KubeOps  map[string]*container.Operation // of clusters and node pools
@@ -52,9 +52,9 @@ type state struct {
 	Login      simLogin
 	Buckets    map[string]*Bucket
 	Uploads    map[string]*Upload // unfinished resumable uploads, by id
-	Generation int64              // the last one assigned to an object
+	Generation int64              // the last generation that an object got
 	Secrets    map[string][][]byte
-	tokens     map[string]*token // of workers, by node and index
+	tokens     map[string]*token // tokens of workers, by node and index
 
 	Policy      []*cloudresourcemanager.Binding // of the project
 	PolicyCount int                             // number of changes of policy
@@ -62,14 +62,14 @@ type state struct {
 	Faults    []*ActiveFault
 	faultID   int
 	Quota     map[string]int // by zone; 0 or missing: no limit
-	addresses map[string]int // by subnetwork: number of internal addresses tried
+	addresses map[string]int // by subnetwork: how many internal addresses were tried
 	assigned  map[netip.Addr]bool
 	Requests  []Request
 	Counts    map[string]int // requests by method
 	Total     int
 }
 
-// InitialState returns the state of a cloud in which nothing was made yet.
+// InitialState returns the state of a cloud in which nothing has been made yet.
 func (s *Cloud) InitialState() state {
 	st := state{
 		Queued: map[string]*QueuedResource{}, Nodes: map[string]*Node{}, Ops: map[string]*Operation{},
@@ -102,7 +102,7 @@ type QueuedResource struct {
 	Id, Zone string
 	Typ      tpu.Type
 	Count    int
-	Prefix   string // of multi-node requests; empty for a single node
+	Prefix   string // of a request for several nodes; empty for a single node
 	Deadline time.Time
 	Begins   time.Time    // valid-after
 	JSON     wire.Message // of Msg
@@ -123,7 +123,7 @@ func (q *QueuedResource) NodeIDs() []string {
 	return ids
 }
 
-// Cost returns how much of the quota q takes.
+// Cost returns how much of the quota q uses.
 func (q *QueuedResource) Cost() int { return q.Count * Units(q.Typ) }
 
 // Units returns the number in the accelerator type: TensorCores or chips.
@@ -139,13 +139,13 @@ type Node struct {
 	Msg      *tpualpha.Node
 	Id, Zone string
 	Typ      tpu.Type
-	Machines []worker.Machine // in worker order; nil entries before they boot
+	Machines []worker.Machine // in order of the workers; the entries are nil until the workers boot
 	further  [][]string       // the addresses of each worker's other interfaces
 	ips      []string
 	mtu      int
 	Queued   string              // resource name of the request that created it, or empty
 	gone     []func()            // called once the node is deleted
-	ended    []func()            // set while its machines are ending; called when they have ended
+	ended    []func()            // set while its machines are ending; these are called when they have ended
 	guest    []map[string]string // guest attributes of each worker, by namespace/key
 	JSON     wire.Message        // of Msg
 }
@@ -169,7 +169,7 @@ func (s *Cloud) NewOperation(zone, verb, target string) *Operation {
 	return op
 }
 
-// Finish ends op with result, or with err if not nil. op may be nil.
+// Finish ends op with result. If err is not nil, it ends op with err. op may be nil.
 func (s *Cloud) Finish(op *Operation, result any, err *wire.Error) {
 	if op == nil || op.Done {
 		return
@@ -177,11 +177,11 @@ func (s *Cloud) Finish(op *Operation, result any, err *wire.Error) {
 	op.Done, op.Result, op.Err, op.Ended = true, result, err, s.Clock.Now()
 }
 
-// NewID returns a positive number for things that the real API numbers at random. It
-// never returns the same number twice.
+// NewID returns a positive number for things to which the real API gives a random number.
+// It never returns the same number twice.
 func NewID() int64 {
 	var b [8]byte
-	_, _ = rand.Read(b[:]) // never fails, by its documentation
+	_, _ = rand.Read(b[:]) // never fails, as its documentation says
 	return int64(binary.BigEndian.Uint64(b[:])&(1<<62-1)) | 1<<61
 }
 
@@ -193,11 +193,11 @@ func (s *Cloud) LocationName(zone string) string {
 // Timestamp returns the time now, as the TPU API writes it.
 func (s *Cloud) Timestamp() string { return Stamp(s.Clock.Now()) }
 
-// Stamp returns a time as the TPU API writes it, in nanoseconds.
+// Stamp returns a time as the TPU API writes it, with nanoseconds.
 func Stamp(t time.Time) string { return t.UTC().Format("2006-01-02T15:04:05.000000000Z") }
 
-// Sorted returns the values of m that keep accepts, in the order of their keys; a nil
-// keep accepts all.
+// Sorted returns the values of m for which keep returns true, in the order of their keys. A
+// nil keep accepts all.
 func Sorted[V any](m map[string]V, keep func(key string, v V) bool) []V {
 	var out []V
 	for _, key := range slices.SortedFunc(maps.Keys(m), cmp.Compare[string]) {

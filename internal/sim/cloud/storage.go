@@ -28,7 +28,7 @@ type Upload struct {
 	Bucket string
 	Msg    *storage.Object
 	Query  url.Values
-	Fields string // fields parameter of its last answer
+	Fields string // parameter fields for its last answer
 	Data   []byte
 }
 
@@ -40,7 +40,7 @@ func NewBucket(name, created string) *Bucket {
 	}}
 }
 
-// StorageTime returns the time in the format of Cloud Storage, in milliseconds.
+// StorageTime returns the time in the format of Cloud Storage, with milliseconds.
 func (s *Cloud) StorageTime() string { return s.Clock.Now().UTC().Format("2006-01-02T15:04:05.000Z") }
 
 // IsStorage reports whether a request is for Cloud Storage.

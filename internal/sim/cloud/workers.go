@@ -37,7 +37,7 @@ func (s Slices) MakeBackend() error {
 	case !slices.Contains([]string{"", "process", "netns"}, s.Config.Backend):
 		return fmt.Errorf("backend %q: want process, netns or none", s.Config.Backend)
 	}
-	// Env returns the port before the first worker exists.
+	// Env returns the port, so it must be known before the first worker exists.
 	port := s.Config.SSHPort
 	if port == 0 {
 		l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -65,7 +65,7 @@ func (s Slices) MakeBackend() error {
 
 var errNodeGone = errors.New("node deleted while it was being made")
 
-// BootNode starts the workers of n and makes it READY. It then calls done with s.Mu held.
+// BootNode starts the workers of n and makes n READY. It then calls done with s.Mu held.
 // The caller holds s.Mu.
 func (s Slices) BootNode(n *Node, done func(error)) {
 	if n.Msg.State != "CREATING" {
@@ -149,8 +149,8 @@ func (s Slices) workerSpecs(n *Node) []worker.Spec {
 // instanceName returns the hostname of the VM of worker i.
 func instanceName(n *Node, i int) string { return fmt.Sprintf("t1v-n-%08x-w-%d", uint32(n.Msg.Id), i) }
 
-// StartMachines starts machines. Unless all of them start, it stops those that did. It takes
-// no lock.
+// StartMachines starts machines. If one of them does not start, it stops those that did. It
+// takes no lock.
 func (s Slices) StartMachines(specs []worker.Spec) ([]worker.Machine, error) {
 	machines := make([]worker.Machine, len(specs))
 	group, ctx := errgroup.WithContext(s.Ctx)
@@ -173,16 +173,16 @@ func (s Slices) StartMachines(specs []worker.Spec) ([]worker.Machine, error) {
 	return machines, nil
 }
 
-// Discard stops machines that belong to nothing yet.
+// Discard stops machines that do not belong to anything yet.
 func (s Slices) Discard(machines []worker.Machine) {
-	s.Spawn(func() { _ = stopAll(s.Ctx, machines) }) // the backend stops the rest
+	s.Spawn(func() { _ = stopAll(s.Ctx, machines) }) // the backend later stops the rest
 }
 
 func stopAll(ctx context.Context, machines []worker.Machine) error {
 	return each(machines, func(m worker.Machine) error { return m.Stop(ctx) })
 }
 
-// each calls f for every machine that is there, for at most maxBoots at the same time.
+// each calls f for every machine that is not nil, for at most maxBoots at the same time.
 func each(machines []worker.Machine, f func(worker.Machine) error) error {
 	group := new(errgroup.Group)
 	group.SetLimit(maxBoots)
@@ -194,7 +194,7 @@ func each(machines []worker.Machine, f func(worker.Machine) error) error {
 	return group.Wait()
 }
 
-// shutDownAll shuts all machines down in parallel; limit applies to each.
+// shutDownAll shuts all machines down in parallel. limit applies to each.
 func shutDownAll(ctx context.Context, machines []worker.Machine, limit time.Duration) error {
 	group := new(errgroup.Group)
 	for _, m := range machines {
@@ -208,15 +208,15 @@ func shutDownAll(ctx context.Context, machines []worker.Machine, limit time.Dura
 	return group.Wait()
 }
 
-// How long Compute Engine lets a machine continue after telling it to end: when it
-// preempts the machine, and when it stops or deletes it.
+// How long a machine may continue after Compute Engine has told it to end: when Compute
+// Engine preempts it, and when it stops or deletes it.
 const (
 	PreemptLimit = 30 * time.Second
 	StopLimit    = 90 * time.Second
 )
 
-// stopMachines shuts the workers of n down and then calls done with s.Mu held. If it is
-// called several times, it calls each done; the limit of the first call applies. The
+// stopMachines shuts the workers of n down. Then it calls done with s.Mu held. If it is
+// called several times, it calls each done, and the limit of the first call applies. The
 // caller holds s.Mu.
 func (s Slices) stopMachines(n *Node, limit time.Duration, done func()) {
 	n.ended = append(n.ended, done)
@@ -230,7 +230,7 @@ func (s Slices) stopMachines(n *Node, limit time.Duration, done func()) {
 		stop = func(ctx context.Context, machines []worker.Machine) error { return shutDownAll(ctx, machines, limit) }
 	}
 	s.Spawn(func() {
-		_ = stop(s.Ctx, machines) // the backend stops the rest
+		_ = stop(s.Ctx, machines) // the backend later stops the rest
 		s.Mu.Lock()
 		defer s.Mu.Unlock()
 		ended := n.ended
@@ -261,9 +261,9 @@ func (s Slices) RebootAll(q *QueuedResource, op *Operation) {
 	})
 }
 
-// authorizedKeys returns the ssh-keys lines in force on the workers of a node, as the
-// guest agent computes them: OS Login's keys replace all others, a node may block the
-// project's keys, and expired keys do not count. It takes the lock.
+// authorizedKeys returns the ssh-keys lines that apply to the workers of a node. The guest
+// agent has these rules: OS Login's keys replace all others, a node may block the project's
+// keys, and expired keys do not count. It takes the lock.
 func (s Slices) authorizedKeys(nodeName string) []string {
 	s.Mu.Lock()
 	defer s.Mu.Unlock()
@@ -274,8 +274,8 @@ func (s Slices) authorizedKeys(nodeName string) []string {
 	return s.keysInForce(n.Msg.Metadata)
 }
 
-// keysInForce is authorizedKeys for a machine with metadata of its own. The caller holds
-// s.Mu.
+// keysInForce does what authorizedKeys does, for a machine with metadata of its own. The
+// caller holds s.Mu.
 func (s Slices) keysInForce(own map[string]string) []string {
 	project := s.State.Metadata
 	osLogin, set := own["enable-oslogin"]
@@ -301,8 +301,8 @@ func (s Slices) keysInForce(own map[string]string) []string {
 
 func isTrue(text string) bool { return strings.EqualFold(strings.TrimSpace(text), "true") }
 
-// expired parses the form `user:type base64 google-ssh {"expireOn":…}`. A line that
-// cannot be parsed counts as expired, as for the guest agent.
+// expired parses a line of the form `user:type base64 google-ssh {"expireOn":…}`. If it
+// cannot parse a line, the line counts as expired, as it does for the guest agent.
 func expired(line string, now time.Time) bool {
 	_, text, ok := strings.Cut(line, " google-ssh ")
 	if !ok {

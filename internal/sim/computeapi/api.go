@@ -11,8 +11,8 @@ type API struct{ *cloud.Cloud }
 // New returns the API over the state of c.
 func New(c *cloud.Cloud) API { return API{c} }
 
-// networks is the part of the API for networks, subnetworks and firewall rules.
+// networks serves networks, subnetworks and firewall rules.
 type networks struct{ API }
 
-// machines is the part of the API for VMs and for what they are made of.
+// machines serves VMs and what they are made from.
 type machines struct{ API }

@@ -21,9 +21,9 @@ import (
 	"multihost/internal/sim/wire"
 )
 
-// A computeCall is one request to the Compute API, taken apart:
-// /compute/v1/projects/P/SCOPE/COLLECTION/NAME/VERB, where SCOPE is global,
-// regions/R, zones/Z, aggregated, or empty.
+// A computeCall is one request to the Compute API with its parts:
+// /compute/v1/projects/P/SCOPE/COLLECTION/NAME/VERB. SCOPE is global, regions/R, zones/Z,
+// aggregated, or empty.
 type computeCall struct {
 	s          *cloud.Cloud
 	r          *http.Request
@@ -33,7 +33,7 @@ type computeCall struct {
 	scope      string
 	collection string
 	id, verb   string
-	below      string // name of a resource below the one with the id: a block of a reservation
+	below      string // name of a resource below the one with the id, such as a block of a reservation
 }
 
 // name returns the resource of the call: projects/P/SCOPE/COLLECTION/ID.
@@ -66,7 +66,7 @@ func notReady(name string) *wire.Error {
 func (s API) ServeCompute(r *http.Request, body []byte, who cloud.Caller) wire.Answer {
 	c, err := s.parseComputeCall(r, body)
 	if err == nil && c.collection == "operations" && c.verb == "wait" {
-		err = s.waitComputeOp(c) // waits, so it must not hold the lock
+		err = s.waitComputeOp(c) // this waits, so it must not hold the lock
 		c.verb, c.r = "", r.Clone(r.Context())
 		c.r.Method = http.MethodGet
 	}
@@ -129,7 +129,8 @@ func (s API) parseComputeCall(r *http.Request, body []byte) (*computeCall, error
 	return c, nil
 }
 
-// services has what answers calls, by the kind of the scope and the collection.
+// services has the functions that answer calls, by the kind of the scope and the
+// collection.
 var services = map[string]func(API, *computeCall) (any, error){
 	" ":                                API.serveProject,
 	" setCommonInstanceMetadata":       API.setProjectMetadata,
@@ -181,19 +182,19 @@ func (c *computeCall) serve() (any, error) {
 	return nil, wire.UnknownMethod()
 }
 
-// unmodelled are collections that the service has in some scope and the simulator has not.
-// A client must not take them for empty: a commitment that the client cannot read may still
-// exist.
+// unmodelled are collections that the service has in some scope and the simulator does not
+// have. A client must not take them for empty. For example, a commitment that the client
+// cannot read may still exist.
 var unmodelled = []string{
 	"acceleratorTypes", "addresses", "autoscalers", "commitments", "diskTypes", "disks", "firewallPolicies", "futureReservations", "healthChecks", "images",
 	"instanceGroupManagers", "instanceGroups", "instances", "instanceTemplates", "machineImages", "networkEndpointGroups", "nodeGroups", "operations",
 	"reservations", "routers", "routes", "snapshots", "storagePools",
 }
 
-// decode reads the body strictly into m.
+// decode reads the body into m. It refuses unknown fields.
 func (c *computeCall) decode(m proto.Message) error {
 	if err := protojson.Unmarshal(c.body, m); err != nil {
-		text := strings.ReplaceAll(err.Error(), "\u00a0", " ") // protobuf varies its spaces on purpose
+		text := strings.ReplaceAll(err.Error(), "\u00a0", " ") // protobuf varies its spaces intentionally
 		return wire.Errorf(http.StatusBadRequest, "Invalid JSON payload received. %s", strings.TrimPrefix(text, "proto: ")).WithReason("badRequest")
 	}
 	return nil
@@ -294,12 +295,12 @@ func (s API) servePlaces(c *computeCall) (any, error) {
 	return nil, noSuchCompute("projects/" + s.Config.Project + "/" + c.collection + "/" + c.id)
 }
 
-// A computeList is the answer to a list. Items are marshalled one by one because each
+// A computeList is the answer to a list. Its items are marshalled one by one, because each
 // list message of computepb is a separate type.
 type computeList struct {
 	head  map[string]any
 	items []proto.Message
-	under string // the name of the field that has the items; empty: items
+	under string // name of the field that has the items; empty: "items"
 
 	// An aggregated list has its items by scope, below the name of the collection.
 	scopes     map[string][]proto.Message
@@ -366,7 +367,7 @@ func (s API) list(c *computeCall, kind string, all []proto.Message) (any, error)
 	return l, nil
 }
 
-// waitComputeOp waits until the operation is done, but at most two minutes, as the real
+// waitComputeOp waits until the operation is done, but for at most two minutes, as the real
 // service does.
 func (s API) waitComputeOp(c *computeCall) error {
 	if c.r.Method != http.MethodPost {

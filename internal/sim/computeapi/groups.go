@@ -152,8 +152,8 @@ func (s machines) deleteGroup(c *computeCall, g *cloud.Group) (any, error) {
 	})
 }
 
-// resizeGroup changes the number of VMs. In BULK mode that goes from 0 to the size of the
-// topology and back to 0.
+// resizeGroup changes the number of VMs. In BULK mode the number goes from 0 to the size of
+// the topology and back to 0.
 func (s machines) resizeGroup(c *computeCall, g *cloud.Group) (any, error) {
 	if op, seen, err := c.begin(nil, "size"); seen || err != nil {
 		return op, err
@@ -202,7 +202,7 @@ const (
 	mostPagedVMs = 2000
 )
 
-// checkGroup refuses a group that the service refuses, and fills in g.
+// checkGroup returns an error for a group that the service refuses. It fills in g.
 func (s machines) checkGroup(c *computeCall, g *cloud.Group) error {
 	m := g.Msg
 	if err := onlyFields(m, "a managed instance group", "name", "description", "zone", "instanceTemplate", "versions", "targetSize", "baseInstanceName",
@@ -289,8 +289,8 @@ func (s machines) policyOf(c *computeCall, m *computepb.InstanceGroupManager) (*
 	return p, nil
 }
 
-// checkMachine refuses VMs that the zone does not have, or whose other properties do not fit
-// their machine type.
+// checkMachine returns an error for VMs that the zone does not have. It also returns one if
+// their other properties do not fit their machine type.
 func (s machines) checkMachine(g *cloud.Group) (groups.MachineType, error) {
 	p := g.Properties
 	offered := groups.Offered(s.Cloud, g.Zone)
@@ -308,8 +308,8 @@ func (s machines) checkMachine(g *cloud.Group) (groups.MachineType, error) {
 	return m, nil
 }
 
-// checkTopology refuses a topology that the service refuses for a group, and sets the type
-// of its slice.
+// checkTopology returns an error for a topology that the service refuses for a group. It
+// sets the type of the group's slice.
 func (s machines) checkTopology(g *cloud.Group, kind groups.MachineType, topology string) error {
 	size := 1
 	if topology != "" {
@@ -336,7 +336,7 @@ func (s machines) checkTopology(g *cloud.Group, kind groups.MachineType, topolog
 	return wire.NotModelled("A group that repairs its VMs (defaultActionOnFailure other than DO_NOTHING)")
 }
 
-// checkSize refuses a number of VMs other than 0 and that of the slice.
+// checkSize returns an error for a number of VMs other than 0 and that of the slice.
 func (s machines) checkSize(g *cloud.Group, size int) error {
 	most := mostVMs
 	if g.Msg.GetListManagedInstancesResults() == "PAGINATED" {
@@ -353,7 +353,7 @@ func (s machines) checkSize(g *cloud.Group, size int) error {
 	return wire.Errorf(http.StatusBadRequest, "Target size should be %d for given accelerator topology but was %d.", g.Typ.Workers, size)
 }
 
-// serveAutoscalers answers that there are none.
+// serveAutoscalers answers that there are no autoscalers.
 func (s machines) serveAutoscalers(c *computeCall) (any, error) {
 	if err := s.checkPlace(c.scope); err != nil {
 		return nil, err

@@ -61,7 +61,8 @@ func (s machines) serveInstances(c *computeCall) (any, error) {
 	return nil, wire.NotModelled("instances." + cmp.Or(c.verb, strings.ToLower(c.r.Method)))
 }
 
-// guestAttributes returns the guest attributes that i has written, including its host keys.
+// guestAttributes returns the guest attributes that i has written. These include its host
+// keys.
 func (s machines) guestAttributes(c *computeCall, i *cloud.Instance) (any, error) {
 	if err := wire.CheckQuery(c.query, "queryPath", "variableKey"); err != nil {
 		return nil, err
@@ -104,7 +105,7 @@ func (s machines) guestAttributes(c *computeCall, i *cloud.Instance) (any, error
 	return out, nil
 }
 
-// serialPort returns what i printed while it booted.
+// serialPort returns what i has printed while it booted.
 func (s machines) serialPort(c *computeCall, i *cloud.Instance) (any, error) {
 	if err := wire.CheckQuery(c.query, "port", "start"); err != nil {
 		return nil, err
@@ -130,8 +131,8 @@ func (s machines) serialPort(c *computeCall, i *cloud.Instance) (any, error) {
 	}, nil
 }
 
-// setMetadata replaces the metadata of i. A caller that has not seen the last change is
-// refused.
+// setMetadata replaces the metadata of i. It refuses a caller that has not seen the last
+// change.
 func (s machines) setMetadata(c *computeCall, i *cloud.Instance) (any, error) {
 	m := new(computepb.Metadata)
 	if op, seen, err := c.begin(m); seen || err != nil {

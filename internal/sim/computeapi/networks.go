@@ -60,8 +60,8 @@ func (s networks) serveNetworks(c *computeCall) (any, error) {
 	return nil, wire.UnknownMethod()
 }
 
-// patchNetwork changes the MTU. Running machines keep their MTU until they are created
-// again; Google's keep it until they reboot.
+// patchNetwork changes the MTU. Running machines of the simulator keep their MTU until they
+// are created again. Those of Google keep it until they reboot.
 func (s networks) patchNetwork(c *computeCall, n *cloud.Network) (any, error) {
 	if err := wire.CheckQuery(c.query, "requestId"); err != nil {
 		return nil, err
@@ -153,7 +153,7 @@ func (s networks) deleteNetwork(c *computeCall) (any, error) {
 		}
 	}
 	if !n.Msg.GetAutoCreateSubnetworks() {
-		// A user created these subnetworks. Those of auto mode are deleted with their
+		// A user has created these subnetworks. Those of auto mode are deleted with their
 		// network.
 		for _, sub := range cloud.Sorted(s.State.Subnetworks, nil) {
 			if sub.GetNetwork() == n.Msg.GetSelfLink() {
@@ -206,8 +206,8 @@ func (s networks) serveSubnetworks(c *computeCall) (any, error) {
 	return s.listOf(c, "subnetwork", messages(s.State.Subnetworks))
 }
 
-// insertSubnetwork creates a subnetwork in a custom-mode network. It refuses one that
-// overlaps another of the same network.
+// insertSubnetwork creates a subnetwork in a custom-mode network. It refuses a subnetwork
+// that overlaps another one of the same network.
 func (s networks) insertSubnetwork(c *computeCall, region string) (any, error) {
 	if err := wire.CheckQuery(c.query, "requestId"); err != nil {
 		return nil, err
@@ -262,7 +262,8 @@ func (s networks) insertSubnetwork(c *computeCall, region string) (any, error) {
 	})
 }
 
-// PlainSubnetwork refuses a subnetwork that asks for more than the simulator models.
+// PlainSubnetwork returns an error for a subnetwork that needs more than the simulator
+// models.
 func PlainSubnetwork(msg *computepb.Subnetwork) error {
 	asked := proto.Clone(msg).(*computepb.Subnetwork)
 	asked.Name, asked.Network, asked.IpCidrRange, asked.Region, asked.Description = nil, nil, nil, nil, nil

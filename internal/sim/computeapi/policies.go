@@ -29,8 +29,8 @@ func (s machines) serveResourcePolicies(c *computeCall) (any, error) {
 	})
 }
 
-// checkPolicy refuses policies that the real service refuses, and policies that are no
-// workload policies.
+// checkPolicy returns an error for a policy that the real service refuses, and for one that
+// is not a workload policy.
 func checkPolicy(p *computepb.ResourcePolicy) error {
 	if err := onlyFields(p, "a resource policy", "name", "description", "region", "workloadPolicy"); err != nil {
 		return err

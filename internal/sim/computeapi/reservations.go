@@ -46,8 +46,8 @@ func (s machines) serveReservations(c *computeCall) (any, error) {
 	})
 }
 
-// checkReservation refuses what the real service refuses, and reservations of anything but
-// VMs of a machine type with TPU chips.
+// checkReservation returns an error for a reservation that the real service refuses. It
+// also returns one for a reservation of anything but VMs of a machine type with TPU chips.
 func (s machines) checkReservation(zone string, r *computepb.Reservation) error {
 	if err := onlyFields(r, "a reservation", "name", "description", "zone", "specificReservation", "specificReservationRequired", "shareSettings", "deploymentType"); err != nil {
 		return err

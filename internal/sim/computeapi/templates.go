@@ -34,9 +34,9 @@ func (s machines) serveInstanceTemplates(c *computeCall) (any, error) {
 	})
 }
 
-// checkProperties refuses properties of VMs that the service refuses, and fills in what
-// it fills in. Properties that depend on the machine type are checked when a group uses
-// the template.
+// checkProperties returns an error for properties of VMs that the service refuses. It fills
+// in what the service fills in. Some properties depend on the machine type. They are
+// checked when a group uses the template.
 func (s machines) checkProperties(scope string, p *computepb.InstanceProperties) error {
 	if p == nil || p.GetMachineType() == "" || strings.Contains(p.GetMachineType(), "/") {
 		return badValue("resource.properties.machineType", p.GetMachineType(), "Must be the name of a machine type, without its URL.")
@@ -101,8 +101,8 @@ func checkDisks(disks []*computepb.AttachedDisk) error {
 	return nil
 }
 
-// checkNICs checks the network interface of a template, and replaces the names of its
-// network and subnetwork by URLs. A global template has no region, so the path of its
+// checkNICs checks the network interface of a template. It replaces the names of the
+// network and the subnetwork by URLs. A global template has no region, so the path of its
 // subnetwork must name one.
 func (s machines) checkNICs(scope string, nics []*computepb.NetworkInterface) error {
 	if len(nics) != 1 {
@@ -146,14 +146,14 @@ func (s machines) checkNICs(scope string, nics []*computepb.NetworkInterface) er
 	return nil
 }
 
-// The limits of maxRunDuration: of every VM, and of one with flex-start.
+// The limits of maxRunDuration: for every VM, and for a VM with flex-start.
 const (
 	shortestRun      = 30 * time.Second
 	longestRun       = 120 * 24 * time.Hour
 	longestFlexStart = 7 * 24 * time.Hour
 )
 
-// checkScheduling refuses combinations that the service refuses.
+// checkScheduling returns an error for combinations that the service refuses.
 func checkScheduling(p *computepb.InstanceProperties) error {
 	const field = "resource.properties.scheduling."
 	s := p.GetScheduling()
@@ -208,7 +208,8 @@ func checkAffinity(model string, a *computepb.ReservationAffinity) error {
 	return nil
 }
 
-// checkItems refuses metadata with a key twice and values that are too large.
+// checkItems returns an error for metadata that has a key twice, or a value that is too
+// large.
 func checkItems(field string, m *computepb.Metadata) error {
 	seen := map[string]bool{}
 	for _, item := range m.GetItems() {

@@ -27,8 +27,9 @@ import (
 // gcloudPort is the port at which gcloud's ssh and scp connect to workers.
 const gcloudPort = 22
 
-// Port returns the port at which the workers answer: asked, or gcloud's port if asked is 0.
-// If gcloud's port cannot be used, Port returns 0, which means a free port, and the reason.
+// Port returns the port at which the workers answer. This is asked, or gcloud's port if
+// asked is 0. If gcloud's port cannot be used, Port returns 0 and the reason. 0 means a
+// free port.
 func Port(asked int, try func(port int) error) (port int, why, err error) {
 	port = cmp.Or(asked, gcloudPort)
 	why = try(port)
@@ -44,7 +45,7 @@ func Port(asked int, try func(port int) error) (port int, why, err error) {
 	return 0, nil, &PortError{Port: port, Err: why}
 }
 
-// A PortError reports that workers cannot answer at the port that the user chose.
+// A PortError reports that the workers cannot use the port that the user has chosen.
 type PortError struct {
 	Port int
 	Err  error
@@ -56,7 +57,7 @@ func (e *PortError) Error() string {
 
 func (e *PortError) Unwrap() error { return e.Err }
 
-// Hint returns how to find out who has the port.
+// Hint says how to find out who uses the port.
 func (e *PortError) Hint() string {
 	return fmt.Sprintf("see what listens there: sudo ss -ltnp 'sport = :%d'; or leave out --ssh-port", e.Port)
 }
@@ -64,8 +65,8 @@ func (e *PortError) Hint() string {
 // Fault returns fault.Configuration.
 func (e *PortError) Fault() fault.Kind { return fault.Configuration }
 
-// Foreground runs a simulator until ctx ends or somebody ends it. It calls ready once it
-// answers; an error of ready ends it.
+// Foreground runs a simulator until ctx ends or somebody ends it. Once the simulator
+// answers, it calls ready. If ready returns an error, the simulator ends.
 func Foreground(ctx context.Context, cfg sim.Config, ready func(url string) error) error {
 	workers := 0
 	for _, s := range cfg.Slices {
@@ -111,8 +112,8 @@ func makeDir(dir string) error {
 	return nil
 }
 
-// Background starts this program again with args, as a daemon that runs a simulator in dir,
-// and waits until that is ready or has ended. It returns the simulator's address.
+// Background starts this program again with args, as a daemon that runs a simulator in dir.
+// It waits until the daemon is ready or has ended. It returns the simulator's address.
 func Background(ctx context.Context, dir string, args []string) (url string, err error) {
 	self, err := os.Executable()
 	if err != nil {
@@ -134,7 +135,7 @@ func Background(ctx context.Context, dir string, args []string) (url string, err
 		return "", err
 	}
 	ended := make(chan error, 1)
-	go func() { ended <- cmd.Wait() }() // ends with the daemon, or with this program
+	go func() { ended <- cmd.Wait() }() // ends when the daemon or this program ends
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()
 	for {
@@ -154,8 +155,8 @@ func Background(ctx context.Context, dir string, args []string) (url string, err
 	}
 }
 
-// ForOne starts a simulator for a single command, in a directory of its own. end ends it
-// and removes the directory.
+// ForOne starts a simulator for a single command, in a directory of its own. end ends the
+// simulator and removes the directory.
 func ForOne(ctx context.Context, cfg sim.Config) (server *sim.Server, end func(), err error) {
 	if cfg.Dir, err = os.MkdirTemp("", temp); err != nil {
 		return nil, nil, err
@@ -170,8 +171,8 @@ func ForOne(ctx context.Context, cfg sim.Config) (server *sim.Server, end func()
 	}, nil
 }
 
-// Remove removes the files of a simulator that has ended, and its directory unless
-// something else is in it.
+// Remove removes the files of a simulator that has ended. It also removes the directory,
+// unless that contains something else.
 func Remove(dir string) error {
 	var err error
 	for _, name := range []string{"workers", "gcloud", "google_compute_engine", "google_compute_engine.pub", "known_hosts", "known_hosts.lock", "application_default_credentials.json", "sim.log"} {
@@ -181,10 +182,10 @@ func Remove(dir string) error {
 	return err
 }
 
-// temp begins the names of the directories of simulators of ForOne.
+// Names of the directories of ForOne's simulators begin with temp.
 const temp = "multihost-sim-"
 
-// Sweep removes what killed simulators of --sim left, and counts them.
+// Sweep removes what killed simulators of --sim have left. It returns how many there were.
 func Sweep() (swept int, err error) {
 	dirs, _ := filepath.Glob(filepath.Join(os.TempDir(), temp+"*"))
 	for _, dir := range dirs {
@@ -200,7 +201,7 @@ func Sweep() (swept int, err error) {
 	return swept, err
 }
 
-// StatusText shows what exists in a simulator.
+// StatusText returns a text about what exists in a simulator.
 func StatusText(st sim.Status) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "simulator at %s, project %s, zone %s, SSH port %d\n", st.URL, st.Project, st.Zone, st.SSHPort)
@@ -221,7 +222,8 @@ func StatusText(st sim.Status) string {
 	return b.String()
 }
 
-// groupState returns the state of a group in one word: of its topology, or of its only VM.
+// groupState returns the state of a group in one word. This is the state of its topology,
+// or of its only VM.
 func groupState(g sim.GroupStatus) string {
 	switch {
 	case g.Waiting:

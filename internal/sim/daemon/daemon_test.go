@@ -19,7 +19,7 @@ func TestWorkersOfTheSimulatorAnswerWhereGcloudLooks(t *testing.T) {
 	for _, test := range []struct {
 		name    string
 		asked   int
-		try     error // error of trying the port
+		try     error // error that trying the port returns
 		tried   int
 		port    int
 		why     string

@@ -7,6 +7,6 @@ import (
 	"syscall"
 )
 
-// ownSession puts a daemon into its own session, so that signals of this terminal spare
-// it.
+// ownSession puts a daemon into its own session, so that signals from this terminal do not
+// reach it.
 func ownSession(cmd *exec.Cmd) { cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true} }

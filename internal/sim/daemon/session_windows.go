@@ -2,6 +2,6 @@ package daemon
 
 import "os/exec"
 
-// ownSession does nothing: the only daemon is the simulator, which does not exist on
+// ownSession does nothing, because the only daemon is the simulator, which does not run on
 // Windows.
 func ownSession(*exec.Cmd) {}

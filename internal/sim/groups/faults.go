@@ -12,12 +12,12 @@ import (
 	"multihost/internal/sim/cloud"
 )
 
-// faults reads the faults in force, and applies those that happen once.
+// faults reads the active faults. It applies those that happen once.
 type faults struct{ Groups }
 
 func (s Groups) faults() faults { return faults{s} }
 
-// Inject puts a fault of groups in force; cloud.Inject does so for all others. mine is
+// Inject makes a fault of groups active. cloud.Inject does so for all other faults. mine is
 // false if the fault is not about groups. Inject takes the lock.
 func Inject(c *cloud.Cloud, f cloud.Fault) (mine bool, err error) {
 	s := Of(c).faults()
@@ -26,7 +26,7 @@ func Inject(c *cloud.Cloud, f cloud.Fault) (mine bool, err error) {
 		"group-run-ends": s.age,
 	}[f.Name]
 	if once == nil {
-		return false, nil // in force until it is cleared
+		return false, nil // active until it is cleared
 	}
 	if err := f.Check(); err != nil {
 		return true, err
@@ -62,7 +62,7 @@ func (s faults) age(g *cloud.Group) {
 	}
 }
 
-// maintain marks the VMs of g as under maintenance.
+// maintain marks the VMs of g as being under maintenance.
 func (s faults) maintain(g *cloud.Group) {
 	now := s.Clock.Now()
 	for _, i := range g.Instances() {
@@ -74,7 +74,7 @@ func (s faults) maintain(g *cloud.Group) {
 	}
 }
 
-// find returns the fault in force with that name for g, or nil.
+// find returns the active fault with that name for g, or nil.
 func (s faults) find(name string, g *cloud.Group) *cloud.ActiveFault {
 	for _, a := range s.State.Faults {
 		if a.Name == name && cloud.Glob(a.Group, g.Id) && (a.QR == "" || a.Group != "") {
@@ -108,8 +108,8 @@ func quotaName(g *cloud.Group) string {
 	return "TPUS-PER-TPU-FAMILY-per-project-region"
 }
 
-// takeError returns the error that a fault causes when the VMs of g are created, and counts
-// that use of the fault; nil without such a fault.
+// takeError returns the error that a fault causes when the VMs of g are created. That
+// counts as a use of the fault. It returns nil if there is no such fault.
 func (s faults) takeError(g *cloud.Group) *computepb.Errors {
 	a := s.find("group-error", g)
 	if a == nil {
@@ -122,7 +122,7 @@ func (s faults) takeError(g *cloud.Group) *computepb.Errors {
 // stuck reports whether a fault keeps i from booting.
 func (s faults) stuck(i *cloud.Instance) bool { return s.findFor("group-stuck", i) != nil }
 
-// findFor returns the fault in force with that name for i, or nil.
+// findFor returns the active fault with that name for i, or nil.
 func (s faults) findFor(name string, i *cloud.Instance) *cloud.ActiveFault {
 	for _, a := range s.State.Faults {
 		if a.Name == name && cloud.Glob(a.Group, i.Group.Id) && (a.Worker == "" || a.Worker == strconv.Itoa(i.Number)) {
@@ -132,8 +132,7 @@ func (s faults) findFor(name string, i *cloud.Instance) *cloud.ActiveFault {
 	return nil
 }
 
-// panics is what a VM that does not boot writes at the end, unless its fault says something
-// else.
+// panics is the last text of a VM that does not boot, unless its fault has another text.
 const panics = "[    2.417913] Kernel panic - not syncing: VFS: Unable to mount root fs on unknown-block(0,0)"
 
 // Console returns what i has written to its serial console.

@@ -16,7 +16,7 @@ import (
 )
 
 // Groups moves managed instance groups and their VMs from state to state. Every method
-// returns at once; work that takes time checks the epoch of its group before it goes on.
+// returns at once. Work that takes time checks the epoch of its group before it continues.
 type Groups struct{ *cloud.Cloud }
 
 // Of returns the groups of a cloud.
@@ -38,7 +38,8 @@ func (s Groups) name(g *cloud.Group) string {
 	return s.Networks().ComputePath("zones/"+g.Zone, "instanceGroupManagers", g.Id)
 }
 
-// next runs f after a step if nothing else has happened to the VMs of g since.
+// next runs f after a step. If something else has happened to the VMs of g in the meantime,
+// it does not run f.
 func (s Groups) next(g *cloud.Group, f func()) {
 	epoch := g.Epoch
 	s.NextStep(func() {
@@ -48,7 +49,7 @@ func (s Groups) next(g *cloud.Group, f func()) {
 	})
 }
 
-// interrupt ends whatever happens to the VMs of g.
+// interrupt stops whatever is happening to the VMs of g.
 func interrupt(g *cloud.Group) { g.Epoch++; g.Growing, g.Check = false, nil }
 
 // Grow makes g create n VMs. g must have none.
@@ -71,8 +72,9 @@ func (s Groups) Grow(g *cloud.Group, n int) {
 	s.next(g, func() { s.try(g) })
 }
 
-// Shuffled returns the worker numbers of n VMs in the order of their names. With two or
-// more VMs, they differ from the order of the names, so that nobody relies on that order.
+// Shuffled returns the worker numbers of n VMs, in the order of the VMs' names. If there
+// are two or more VMs, the numbers do not rise with the names. So nobody can rely on that
+// order.
 func Shuffled(n int) []int {
 	for {
 		numbers := rand.Perm(n)
@@ -82,9 +84,9 @@ func Shuffled(n int) []int {
 	}
 }
 
-// names returns the names of n new VMs, sorted. A name is the base name and four
-// characters. If the base name has # in place of digits, a name has a number there, counted
-// from the first one, which the base name has in brackets.
+// names returns the names of n new VMs, sorted. A name consists of the base name and four
+// characters. If the base name contains ###, a number stands there. The number counts from
+// the first one, which the base name gives in brackets.
 func (s Groups) names(g *cloud.Group, n int) []string {
 	base := g.Msg.GetBaseInstanceName()
 	var names []string
@@ -115,7 +117,7 @@ func (s Groups) names(g *cloud.Group, n int) []string {
 	return names
 }
 
-// try begins to make the VMs of g if there is room. If not, g waits until Retry.
+// try begins to make the VMs of g if there is capacity. If not, g waits until Retry.
 func (s Groups) try(g *cloud.Group) {
 	g.Checked = s.Clock.Now()
 	g.Check = s.faults().noRoom(g)
@@ -130,7 +132,7 @@ func (s Groups) try(g *cloud.Group) {
 	}
 }
 
-// attemptFailed records why a VM could not be made.
+// attemptFailed records why an attempt to make a VM failed.
 func (s Groups) attemptFailed(g *cloud.Group, p *cloud.Place, why *computepb.Errors) {
 	p.Failure = why
 	g.Errors = append(g.Errors, &computepb.InstanceManagedByIgmError{
@@ -146,7 +148,7 @@ func (s Groups) instancePath(g *cloud.Group, p *cloud.Place) string {
 	return s.Networks().ComputePath("zones/"+g.Zone, "instances", p.Name)
 }
 
-// provision makes the VMs of g: PROVISIONING, STAGING, RUNNING.
+// provision makes the VMs of g. They go through PROVISIONING, STAGING and RUNNING.
 func (s Groups) provision(g *cloud.Group) {
 	for _, p := range g.Places {
 		p.Failure = nil
@@ -170,7 +172,7 @@ func (s Groups) provision(g *cloud.Group) {
 	})
 }
 
-// giveUp ends the creation of the VMs of g with an error.
+// giveUp ends the creation of the VMs of g, with an error.
 func (s Groups) giveUp(g *cloud.Group, why *computepb.Errors) {
 	interrupt(g)
 	for _, p := range g.Places {
@@ -183,8 +185,8 @@ func (s Groups) giveUp(g *cloud.Group, why *computepb.Errors) {
 	s.endAll(g, "STOPPING", cloud.StopLimit, s.remove)
 }
 
-// boot starts the machines of the VMs of g that are STAGING, except those that a fault
-// keeps in that state.
+// boot starts the machines of those VMs of g that are STAGING. It leaves out VMs that a
+// fault keeps in that state.
 func (s Groups) boot(g *cloud.Group) {
 	var booting []*cloud.Instance
 	var specs []worker.Spec
@@ -233,7 +235,7 @@ func (s Groups) running(g *cloud.Group, i *cloud.Instance) {
 	if i.Machine != nil {
 		address = i.Machine.Addr()
 		if _, ok := i.Machine.(worker.Internal); !ok {
-			i.IP = address // a machine on loopback has one address only
+			i.IP = address // a machine on loopback has only one address
 		}
 	}
 	nic.NetworkIP = proto.String(i.IP)
@@ -253,7 +255,7 @@ func (s Groups) running(g *cloud.Group, i *cloud.Instance) {
 	s.Later(d, func() { s.runEnds(i) })
 }
 
-// longestRun returns how long a VM of g may run; 0: without limit.
+// longestRun returns how long a VM of g may run. 0 means without limit.
 func longestRun(g *cloud.Group) time.Duration {
 	return time.Duration(g.Properties.GetScheduling().GetMaxRunDuration().GetSeconds()) * time.Second
 }
@@ -270,7 +272,7 @@ func (s Groups) settle(g *cloud.Group) {
 	}
 }
 
-// Shrink deletes all VMs of g, ends the waiting for them, and then calls done.
+// Shrink deletes all VMs of g, or stops waiting for them. Then it calls done.
 func (s Groups) Shrink(g *cloud.Group, done func()) {
 	interrupt(g)
 	g.Msg.TargetSize = proto.Int32(0)
@@ -323,7 +325,7 @@ func (s Groups) empty(g *cloud.Group, done func()) {
 	s.NextStep(gone)
 }
 
-// Drop deletes one VM of g, as its user asked, and then calls done. The group does not
+// Drop deletes one VM of g, as its user has asked. Then it calls done. The group does not
 // replace it.
 func (s Groups) Drop(i *cloud.Instance, done func()) {
 	g := i.Group
@@ -334,7 +336,7 @@ func (s Groups) Drop(i *cloud.Instance, done func()) {
 	})
 }
 
-// remove takes a VM that has ended out of the state.
+// remove removes a VM that has ended from the state.
 func (s Groups) remove(i *cloud.Instance) {
 	for _, p := range i.Group.Places {
 		if p.Instance == i {
@@ -355,7 +357,7 @@ func (s Groups) stopped(i *cloud.Instance) {
 	incomplete(i.Group)
 }
 
-// incomplete marks the topology of g as lacking VMs.
+// incomplete marks that the topology of g lacks VMs.
 func incomplete(g *cloud.Group) {
 	if g.Topology != "" && g.Topology != "FAILED" && !g.Deleting {
 		g.Topology = "INCOMPLETE"
@@ -397,7 +399,7 @@ func (s Groups) preempt(g *cloud.Group) {
 	s.endAll(g, "STOPPING", cloud.PreemptLimit, s.atEnd(g))
 }
 
-// runEnds ends a VM whose maximum run duration is over.
+// runEnds ends a VM whose maximum run duration has passed.
 func (s Groups) runEnds(i *cloud.Instance) {
 	if i.Group.Deleting || s.State.Instances[s.Networks().ComputePath("zones/"+i.Zone, "instances", i.Id)] != i || i.Msg.GetStatus() == "TERMINATED" {
 		return
@@ -412,8 +414,8 @@ func restarts(g *cloud.Group) bool {
 	return s.AutomaticRestart == nil || s.GetAutomaticRestart()
 }
 
-// hostFails lets a host of g fail. The service restarts all VMs of a slice together, each
-// with its disk; a VM without automatic restart stays TERMINATED.
+// hostFails makes a host of g fail. The service restarts all VMs of a slice together, each
+// with its disk. A VM without automatic restart stays TERMINATED.
 func (s Groups) hostFails(g *cloud.Group) {
 	interrupt(g)
 	var machines []worker.Machine
@@ -480,14 +482,14 @@ func (s Groups) recover(g *cloud.Group) {
 	})
 }
 
-// happened adds an operation with which the service tells what it did to a VM.
+// happened adds an operation that shows what the service has done to a VM.
 func (s Groups) happened(i *cloud.Instance, what string) {
 	scope := "zones/" + i.Zone
 	op := s.Networks().NewComputeOp(scope, what, s.Networks().ComputePath(scope, "instances", i.Id), i.Msg.GetId(), cloud.ComputeSystem)
 	s.Networks().EndComputeOp(op, "")
 }
 
-// Retry continues the groups that a fault has made wait.
+// Retry continues the groups that wait because of a fault.
 func (s Groups) Retry() {
 	for _, g := range cloud.Sorted(s.State.Groups, nil) {
 		if g.Deleting {
@@ -515,7 +517,7 @@ func (s Groups) Retry() {
 	}
 }
 
-// dark reports whether i is RUNNING and has not booted.
+// dark reports whether i is RUNNING but has not booted.
 func dark(i *cloud.Instance) bool {
 	return i.Msg.GetStatus() == "RUNNING" && i.Machine == nil && !i.Booting
 }

@@ -1,9 +1,9 @@
-// Package groups makes TPU slices as Compute Engine does: a managed instance group that
-// has as many VMs as the slice needs, and that makes all of them or none (BULK mode). A
-// workload policy gives the slice its topology.
+// Package groups makes TPU slices as Compute Engine does. A slice is a managed instance
+// group with as many VMs as the slice needs. The group makes all of them or none (BULK
+// mode). A workload policy gives the slice its topology.
 //
-// The package holds no state of its own: the groups and their VMs are in the state of a
-// cloud. Unless a comment says otherwise, the caller of a function holds its lock.
+// The package itself has no state. The groups and their VMs are in the state of a cloud.
+// Unless a comment says otherwise, the caller of a function holds the lock of the cloud.
 package groups
 
 import (
@@ -25,8 +25,8 @@ type MachineType struct {
 	MemoryGB    int
 }
 
-// sizeOf returns the CPUs and GB of a VM. Those of some small types are guesses: nobody has
-// published them.
+// sizeOf returns the CPUs and GB of a VM. For some small types these are guesses, because
+// nobody has published them.
 func sizeOf(machine string) (cpus, gb int) {
 	size := map[string][2]int{
 		"ct5p-hightpu-4t":  {208, 448},
@@ -59,13 +59,13 @@ func Offered(s *cloud.Cloud, zone string) []MachineType {
 	return all
 }
 
-// Hyperdisk reports whether the VMs take no other disks.
+// Hyperdisk reports whether the VMs take only Hyperdisks.
 func (m MachineType) Hyperdisk() bool {
 	g, _ := tpu.GenerationOf(m.Generation)
 	return strings.HasPrefix(g.DiskType, "hyperdisk-")
 }
 
-// Slice returns the accelerator type of a slice of n VMs of type m. An empty topology is
+// Slice returns the accelerator type of a slice of n VMs of type m. An empty topology means
 // that of a single VM.
 func (m MachineType) Slice(n int, topology string) tpu.Type {
 	g, _ := tpu.GenerationOf(m.Generation)
@@ -81,7 +81,7 @@ func (m MachineType) Slice(n int, topology string) tpu.Type {
 	return t
 }
 
-// alone returns the topology of one VM with so many chips.
+// alone returns the topology of one VM with this number of chips.
 func alone(generation string, chips int) string {
 	text := map[int]string{1: "1x1", 2: "1x2", 4: "2x2", 8: "2x4"}[chips]
 	if generation == "v5p" || generation == "tpu7x" {
@@ -116,7 +116,7 @@ type Image struct {
 	Deprecated   bool
 }
 
-// Images returns the builds, the newest of each family first.
+// Images returns the builds. Of each family, the newest comes first.
 func Images() []Image {
 	var all []Image
 	for _, g := range tpu.Generations() {
@@ -131,7 +131,7 @@ func Images() []Image {
 	return all
 }
 
-// FindImage returns the image that a URL names, by family or by name.
+// FindImage returns the image to which a URL leads, by family or by name.
 func FindImage(link string) (Image, bool) {
 	_, rest, ok := strings.Cut("/"+link, "/projects/"+ImageProject+"/global/images/")
 	family, isFamily := strings.CutPrefix(rest, "family/")
@@ -143,7 +143,7 @@ func FindImage(link string) (Image, bool) {
 	return Image{}, false
 }
 
-// Fingerprint returns the fingerprint of a part of a VM that has changed so many times.
+// Fingerprint returns the fingerprint of a part of a VM that has changed this many times.
 func Fingerprint(id uint64, changes int) *string {
 	text := base64.URLEncoding.EncodeToString(fmt.Appendf(nil, "%x-%d", id, changes))
 	return &text

@@ -60,8 +60,8 @@ func Message(c *cloud.Cloud, g *cloud.Group) *computepb.InstanceGroupManager {
 	return m
 }
 
-// Topology returns the state of the topology of g; empty: it has none. A fault may replace
-// it.
+// Topology returns the state of the topology of g, or an empty text if g has no topology. A
+// fault may replace this state.
 func Topology(c *cloud.Cloud, g *cloud.Group) string {
 	if a := Of(c).faults().find("group-topology", g); a != nil && g.Topology != "" && !g.Deleting {
 		return a.State
@@ -69,7 +69,8 @@ func Topology(c *cloud.Cloud, g *cloud.Group) string {
 	return g.Topology
 }
 
-// camel returns a word of an enumeration as the name of a field: PENDING_STOP, pendingStop.
+// camel turns a word of an enumeration into the name of a field: PENDING_STOP becomes
+// pendingStop.
 func camel(word string) string {
 	first, rest, _ := strings.Cut(strings.ToLower(word), "_")
 	if rest == "" {
@@ -78,7 +79,7 @@ func camel(word string) string {
 	return first + strings.ToUpper(rest[:1]) + rest[1:]
 }
 
-// count sets all fields of a message of numbers; a field that is not in counts becomes 0.
+// count sets all fields of a message of numbers. A field that is not in counts becomes 0.
 func count(m proto.Message, counts map[string]int32) {
 	r := m.ProtoReflect()
 	fields := r.Descriptor().Fields()
@@ -88,7 +89,7 @@ func count(m proto.Message, counts map[string]int32) {
 	}
 }
 
-// Managed returns what g says of one of its VMs.
+// Managed returns what g says about one of its VMs.
 func Managed(c *cloud.Cloud, g *cloud.Group, p *cloud.Place) *computepb.ManagedInstance {
 	s := Of(c)
 	m := &computepb.ManagedInstance{
@@ -160,7 +161,7 @@ func (s Groups) addInstance(g *cloud.Group, p *cloud.Place, status string) {
 	p.Instance = i
 }
 
-// SetMetadata gives i metadata. version is the number of changes so far.
+// SetMetadata gives metadata to i. version is the number of changes so far.
 func SetMetadata(i *cloud.Instance, items map[string]string, version int) {
 	m := &computepb.Metadata{Kind: proto.String("compute#metadata"), Fingerprint: Fingerprint(i.Msg.GetId(), version)}
 	for _, key := range slices.Sorted(maps.Keys(items)) {

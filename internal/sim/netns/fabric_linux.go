@@ -12,15 +12,15 @@ import (
 	"multihost/internal/sim/worker"
 )
 
-// The fabric is the network between the machines and the file system with their disks.
-// Both are in namespaces that only one thread of this process has entered, so they vanish
+// The fabric is the network between the machines, and the file system that has their disks.
+// Both are in namespaces that only one thread of this process has entered. So they vanish
 // with the process.
 type fabric struct {
 	*worker.Thread
 	ip   string   // ip(8)
 	home *os.File // network namespace of the real machine
 
-	// Only the thread uses the rest.
+	// Only the thread uses the fields below.
 	networks map[string]*fabricNetwork
 	links    int
 	uplink   *uplink
@@ -46,13 +46,13 @@ func newFabric(ip, disks string) (*fabric, error) {
 	return f, nil
 }
 
-// close ends the thread; this removes the namespaces.
+// close ends the thread, which removes the namespaces.
 func (f *fabric) close() error {
 	err := f.Do(func() error {
 		if f.uplink == nil {
 			return nil
 		}
-		// The kernel removes a namespace only some time later; remove the link now.
+		// The kernel removes a namespace only some time later, so remove the link now.
 		return f.batch("link del up0")
 	})
 	f.End()
@@ -97,8 +97,8 @@ func runIP(ip string, lines ...string) error {
 	return nil
 }
 
-// connect gives the process pid an interface on the network of spec. It returns the name
-// of the interface's peer. It must run on the fabric's thread.
+// connect gives the process pid an interface on the network of spec. It returns the name of
+// the peer of the interface. It must run on the thread of the fabric.
 func (f *fabric) connect(pid int, spec worker.Spec) (peer string, err error) {
 	n, err := f.network(spec)
 	if err != nil {
@@ -115,15 +115,16 @@ func (f *fabric) connect(pid int, spec worker.Spec) (peer string, err error) {
 	return peer, err
 }
 
-// disconnect removes an interface at once; the kernel would remove it only some time
-// after its namespace has ended.
+// disconnect removes an interface at once. The kernel would remove it only some time after
+// its namespace has ended.
 func (f *fabric) disconnect(peer string) {
 	if peer != "" {
 		_ = f.batch("link del " + peer) // it may be gone already
 	}
 }
 
-// network creates the bridge of a network if needed, and the router's addresses on it.
+// network creates the bridge of a network if it is missing, and the router's addresses on
+// the bridge.
 func (f *fabric) network(spec worker.Spec) (*fabricNetwork, error) {
 	n := f.networks[spec.Network]
 	var lines []string

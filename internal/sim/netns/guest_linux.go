@@ -23,15 +23,16 @@ import (
 	"multihost/internal/sim/worker"
 )
 
-// The code of this file and the next runs as process 1 of a machine of the netns backend.
+// The code of this file and of guestroot_linux.go runs as process 1 of a machine of the
+// netns backend.
 
-// initName is argument 0 of process 1. By it the program knows that it is process 1, and
-// the simulator finds leftover machines.
+// initName is argument 0 of process 1. From this name, the program knows that it is process
+// 1, and the simulator finds machines that were left.
 const initName = "multihost-worker-init"
 
 const (
 	sshdPort    = 22
-	refuserPort = 2022 // of an sshd that accepts no key
+	refuserPort = 2022 // port of an sshd that accepts no key
 )
 
 // A guestRequest is one line that process 1 reads.
@@ -55,7 +56,7 @@ type bootRequest struct {
 	Listen      string            // address of sshd
 	Devices     []string
 	Env         []string
-	Script      string // root runs it before anybody can log in
+	Script      string // root runs this before anybody can log in
 	Metadata    bool
 	BootID      string
 	guestFaults
@@ -63,7 +64,7 @@ type bootRequest struct {
 
 // guestFaults are the faults that are simulated inside the machine.
 type guestFaults struct {
-	Troubles []worker.Fault // those whose kind is inGuest
+	Troubles []worker.Fault // the faults whose kind is in inGuest
 	Missing  []string
 	Denied   []string
 	SlowExec float64           // seconds
@@ -76,7 +77,7 @@ type guestReply struct {
 	Busy  bool   `json:",omitempty"` // the shutdown script is still running
 }
 
-// A guestScript is a script of the metadata that root runs; its text may be empty.
+// A guestScript is a script of the metadata that root runs. Its text may be empty.
 type guestScript struct {
 	name string
 	text []byte
@@ -84,16 +85,16 @@ type guestScript struct {
 
 func initArgs(root, hostname string) []string { return []string{initName, root, hostname} }
 
-// MaybeInit runs the program as process 1 of a machine of the netns backend if it was
-// started for that. It then returns true when the machine is no longer needed, and the
-// program must exit. Programs that use New, including tests, must call it first of
-// all, with os.Args.
+// If the program was started as process 1 of a machine of the netns backend, MaybeInit runs
+// it as that. MaybeInit then returns true when the machine is no longer needed, and the
+// program must exit. Programs that use New must call it before anything else, with os.Args.
+// This also holds for tests.
 func MaybeInit(args []string) (handled bool) {
 	if len(args) == 0 || args[0] != initName || os.Getpid() != 1 {
 		return false
 	}
-	// All processes that this thread starts inherit its state, such as dropped
-	// capabilities.
+	// All processes that this thread starts inherit the state of the thread, such as
+	// dropped capabilities.
 	runtime.LockOSThread()
 	p := &process1{
 		waiting: make(map[int]chan syscall.WaitStatus),
@@ -105,8 +106,8 @@ func MaybeInit(args []string) (handled bool) {
 	return true
 }
 
-// process1 is the first process of a machine. It starts and reaps the others and carries
-// out the simulator's requests.
+// process1 is the first process of a machine. It starts the other processes and collects
+// those that have ended. It carries out the simulator's requests.
 type process1 struct {
 	boot    bootRequest
 	replies *json.Encoder
@@ -122,7 +123,7 @@ type process1 struct {
 
 	scripts chan guestScript
 	ending  chan struct{} // closed when the shutdown script has ended; nil before it was requested
-	died    chan int      // process ids of daemons that ended
+	died    chan int      // process ids of daemons that have ended
 
 	mu      sync.Mutex
 	waiting map[int]chan syscall.WaitStatus // guarded by mu
@@ -130,8 +131,8 @@ type process1 struct {
 
 // serve handles requests until the simulator closes its end or dies.
 func (p *process1) serve(from io.Reader) {
-	// Without handlers these signals would end process 1, and with it the machine; if
-	// they were ignored, everything on the machine would ignore them.
+	// Without handlers these signals would end process 1 and the machine. If process 1
+	// ignored them, everything on the machine would ignore them.
 	signals := make(chan os.Signal, 64)
 	signal.Notify(signals, syscall.SIGCHLD, syscall.SIGHUP, syscall.SIGINT, syscall.SIGTERM, syscall.SIGQUIT, syscall.SIGPIPE, syscall.SIGUSR1, syscall.SIGUSR2)
 	go p.reap(signals)
@@ -192,7 +193,7 @@ func (p *process1) do(req guestRequest) error {
 	case "faults":
 		return p.setFaults(*req.Faults)
 	case "kill":
-		// Signal everything but process 1.
+		// Send the signal to all processes except process 1.
 		if err := unix.Kill(-1, syscall.Signal(req.Signal)); err != nil && !errors.Is(err, unix.ESRCH) {
 			return err
 		}
@@ -215,7 +216,7 @@ func (p *process1) do(req guestRequest) error {
 	return fmt.Errorf("unknown request %q", req.Op)
 }
 
-// reap collects ended processes, including orphans.
+// reap collects processes that have ended. This includes orphans.
 func (p *process1) reap(signals <-chan os.Signal) {
 	for sig := range signals {
 		if sig != syscall.SIGCHLD {
@@ -241,8 +242,8 @@ func (p *process1) reap(signals <-chan os.Signal) {
 	}
 }
 
-// spawn starts a program and sends its output to a file. It must be called on the locked
-// thread. The returned channel receives the status.
+// spawn starts a program. The program's output goes to a file. It must be called on the
+// locked thread. The returned channel receives the status.
 func (p *process1) spawn(output string, argv ...string) (int, <-chan syscall.WaitStatus, error) {
 	out, err := os.OpenFile(output, os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o640)
 	if err != nil {
@@ -255,7 +256,7 @@ func (p *process1) spawn(output string, argv ...string) (int, <-chan syscall.Wai
 	}
 	defer in.Close()
 	done := make(chan syscall.WaitStatus, 1)
-	// Hold the lock until the process is registered, so that reap does not miss it.
+	// Hold the lock until the process is registered. Otherwise reap might miss it.
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	pid, err := syscall.ForkExec(argv[0], argv, &syscall.ProcAttr{
@@ -304,7 +305,7 @@ func (p *process1) bootUp() error {
 		return fmt.Errorf("set host name: %w", err)
 	}
 	syscall.Umask(0o022)
-	// The limit of Ubuntu; the simulator may have raised its own.
+	// This is the limit of Ubuntu. The simulator may have raised its own.
 	var limit syscall.Rlimit
 	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit); err == nil {
 		limit.Max = min(limit.Max, 1<<20)
@@ -381,7 +382,7 @@ func listens(port int) bool {
 	if err != nil {
 		return false
 	}
-	// 0.0.0.0 and 127.0.0.1 as the kernel writes them.
+	// This is how the kernel writes 0.0.0.0 and 127.0.0.1.
 	any, local := fmt.Sprintf("00000000:%04X", port), fmt.Sprintf("%08X:%04X", binary.NativeEndian.Uint32([]byte{127, 0, 0, 1}), port)
 	for line := range strings.Lines(string(table)) {
 		f := strings.Fields(line)
@@ -392,7 +393,7 @@ func listens(port int) bool {
 	return false
 }
 
-// fetchScript gets a script from the metadata server, which serve then runs.
+// fetchScript gets a script from the metadata server. Then serve runs it.
 func (p *process1) fetchScript(name string) {
 	text, err := metadataAttribute(name)
 	if err != nil {
@@ -421,7 +422,7 @@ func metadataAttribute(name string) ([]byte, error) {
 }
 
 // runScript runs a script as the guest agent does: as root, in /, at every boot or at
-// shutdown. Its log is on the machine.
+// shutdown. Its log stays on the machine.
 func (p *process1) runScript(s guestScript) {
 	done, err := p.startScript(s)
 	if s.name != worker.ShutdownScript {
@@ -454,7 +455,7 @@ func (p *process1) startScript(s guestScript) (<-chan syscall.WaitStatus, error)
 	return done, err
 }
 
-// setFaults makes f the faults in force inside the machine.
+// setFaults replaces the faults that are active inside the machine by f.
 func (p *process1) setFaults(f guestFaults) error {
 	if err := p.setTroubles(f.Troubles); err != nil {
 		return err
@@ -508,8 +509,8 @@ func (p *process1) setFaults(f guestFaults) error {
 	return nil
 }
 
-// dropCapabilities drops, for all processes started from now on, the capabilities with
-// which root of a machine could change something outside it.
+// root of a machine could change something outside of the machine with some capabilities.
+// dropCapabilities drops these for all processes that start from now on.
 func dropCapabilities() error {
 	for _, c := range []uintptr{
 		unix.CAP_SYS_ADMIN, unix.CAP_SYS_MODULE, unix.CAP_SYS_RAWIO, unix.CAP_SYS_TIME, unix.CAP_MKNOD, unix.CAP_SYSLOG,
@@ -517,7 +518,7 @@ func dropCapabilities() error {
 		unix.CAP_LINUX_IMMUTABLE, unix.CAP_CHECKPOINT_RESTORE, unix.CAP_AUDIT_CONTROL, unix.CAP_AUDIT_READ, unix.CAP_SYS_PACCT,
 	} {
 		err := unix.Prctl(unix.PR_CAPBSET_DROP, c, 0, 0, 0)
-		if err != nil && !errors.Is(err, unix.EINVAL) { // EINVAL: the kernel does not have this one
+		if err != nil && !errors.Is(err, unix.EINVAL) { // EINVAL: the kernel does not have this capability
 			return err
 		}
 	}

@@ -24,19 +24,19 @@ const (
 	firstUID = 1001
 )
 
-// moduleParameters are the module parameters that are private to each machine, with their
+// moduleParameters are the module parameters that each machine has for itself, with their
 // values after boot.
 func moduleParameters() map[string]string {
 	return map[string]string{"/sys/module/tcp_cubic/parameters/hystart_detect": "3"}
 }
 
-// enterRoot creates the machine's file system and enters it. The mount namespace must be
-// the machine's own.
+// enterRoot creates the machine's file system and enters it. The mount namespace must
+// belong to the machine.
 func enterRoot(b bootRequest) error {
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		return fmt.Errorf("make mounts private: %w", err)
 	}
-	// Relative names keep commas and colons out of the options of the overlay.
+	// With relative names, the options of the overlay contain no commas and colons.
 	if err := os.Chdir(b.Disk); err != nil {
 		return err
 	}
@@ -75,7 +75,7 @@ func enterRoot(b bootRequest) error {
 	if err := os.Chdir("/"); err != nil {
 		return err
 	}
-	// A fault of an earlier boot may have removed it.
+	// A fault in an earlier boot may have removed it.
 	if err := unhideFile(sudo); err != nil {
 		return err
 	}
@@ -122,8 +122,8 @@ func bind(source, target string) error {
 	return nil
 }
 
-// bindReadOnly makes a file or directory read-only in place, without what is mounted
-// below it.
+// bindReadOnly makes a file or directory read-only in place. It does not affect what is
+// mounted below it.
 func bindReadOnly(path string) error {
 	if err := bind(path, path); err != nil {
 		return err
@@ -138,8 +138,8 @@ func remountReadOnly(path string) error {
 	return nil
 }
 
-// mountProc mounts /proc. Only the settings of the network namespace are writable: the
-// others belong to the real machine.
+// mountProc mounts /proc. Only the settings of the network namespace are writable, because
+// the others belong to the real machine.
 func mountProc(root string, _ bootRequest) error {
 	if err := mountAt(root, "/proc", "proc", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, ""); err != nil {
 		return err
@@ -173,7 +173,7 @@ func mountProc(root string, _ bootRequest) error {
 }
 
 // mountSys mounts /sys, which shows the interfaces of the network namespace. It is
-// read-only except for the private module parameters.
+// read-only except for the module parameters of the machine.
 func mountSys(root string, _ bootRequest) error {
 	flags := uintptr(unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC | unix.MS_RDONLY)
 	if err := mountAt(root, "/sys", "sysfs", flags, ""); err != nil {
@@ -182,7 +182,7 @@ func mountSys(root string, _ bootRequest) error {
 	for path, value := range moduleParameters() {
 		target := filepath.Join(root, path)
 		if _, err := os.Stat(target); err != nil {
-			continue // the module is not loaded on the real machine
+			continue // the real machine has not loaded the module
 		}
 		private := filepath.Join("boot", filepath.Base(path))
 		if err := os.WriteFile(private, []byte(value+"\n"), 0o644); err != nil {
@@ -195,7 +195,7 @@ func mountSys(root string, _ bootRequest) error {
 	return nil
 }
 
-// mountDev creates a /dev with the usual devices and the stand-ins for the TPU.
+// mountDev creates a /dev with the usual devices and with stand-ins for the TPU.
 func mountDev(root string, b bootRequest) error {
 	if err := mountAt(root, "/dev", "tmpfs", unix.MS_NOSUID, "mode=0755"); err != nil {
 		return err
@@ -245,12 +245,12 @@ func makeDevice(path string, major, minor uint32) error {
 	return os.Chmod(path, 0o666) // regardless of the umask
 }
 
-// makeStandIn makes a character device that anybody can open, as on a TPU VM, and that
-// discards what is written to it.
+// makeStandIn makes a character device. As on a TPU VM, anybody can open it. It discards
+// what is written to it.
 func makeStandIn(path string) error { return makeDevice(path, 1, 3) }
 
-// mountPrivate covers directories of the real machine that a machine must not see, and
-// mounts those that a boot empties.
+// mountPrivate covers directories of the real machine that a machine must not see. It also
+// mounts the directories that a boot empties.
 func mountPrivate(root string, _ bootRequest) error {
 	for target, source := range map[string]string{"/home": "home", "/root": "root", "/var/tmp": "vartmp"} {
 		if err := os.MkdirAll(filepath.Join(root, target), 0o755); err != nil {
@@ -317,7 +317,7 @@ func writeEtc(b bootRequest) error {
 	return nil
 }
 
-// hosts returns the text of /etc/hosts. It stands in for the DNS of the network.
+// hosts returns the text of /etc/hosts. It replaces the DNS of the network.
 func (b bootRequest) hosts() string {
 	text := "127.0.0.1 localhost\n" + b.IP + " " + b.Hostname + "\n" + metadataAddr + " metadata.google.internal metadata\n"
 	for _, name := range slices.Sorted(maps.Keys(b.Hosts)) {
@@ -328,7 +328,7 @@ func (b bootRequest) hosts() string {
 	return text
 }
 
-// replaceFile replaces a file, which may be a link to somewhere else, by a new one.
+// replaceFile replaces a file by a new one. The file may be a link to somewhere else.
 func replaceFile(path, text string, mode fs.FileMode) error {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return err
@@ -343,7 +343,8 @@ func replaceFile(path, text string, mode fs.FileMode) error {
 	return os.Rename(tmp, path)
 }
 
-// writeAccounts keeps only the system accounts of the real machine, without passwords.
+// writeAccounts keeps only the system accounts of the real machine, without their
+// passwords.
 func writeAccounts() error {
 	system := func(path string) ([][]string, error) {
 		data, err := os.ReadFile(path)
@@ -389,7 +390,7 @@ func writeAccounts() error {
 	return replaceFile("/etc/shadow", shadow.String(), 0o640)
 }
 
-// setLogins creates the users in keys and makes their keys the only ones.
+// setLogins creates the users in keys. Afterwards they have only the keys that are there.
 func setLogins(keys map[string][]string) error {
 	names, err := os.ReadDir(keysDir)
 	if err != nil {
@@ -414,7 +415,7 @@ func setLogins(keys map[string][]string) error {
 }
 
 // addUser creates a user as the guest agent does: in the group whose members may use sudo
-// without a password. It leaves an existing user alone.
+// without a password. It does not change an existing user.
 func addUser(login string) error {
 	passwd, err := os.ReadFile("/etc/passwd")
 	if err != nil {
@@ -463,7 +464,7 @@ func addUser(login string) error {
 	return replaceFile("/etc/passwd", string(passwd)+fmt.Sprintf("%s:x:%d:%d::%s:/bin/bash\n", login, uid, uid, home), 0o644)
 }
 
-// makeHome creates a home and copies the files of /etc/skel.
+// makeHome creates a home and copies the files of /etc/skel into it.
 func makeHome(home string, uid int) error {
 	if err := os.Mkdir(home, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
 		return err
@@ -496,7 +497,8 @@ func writeSudoers(refuse bool) error {
 	return replaceFile(sudoers, text, 0o440)
 }
 
-// writeSSHRC delays the start of every command: sshd runs this file before each.
+// writeSSHRC delays the start of every command, because sshd runs this file before each
+// command.
 func writeSSHRC(seconds float64) error {
 	const path = "/etc/ssh/sshrc"
 	if seconds > 0 {
@@ -512,7 +514,7 @@ func hostKeyPath(kind string) string {
 	return map[string]string{"ssh-ed25519": "/etc/ssh/ssh_host_ed25519_key", "ecdsa-sha2-nistp256": "/etc/ssh/ssh_host_ecdsa_key"}[kind]
 }
 
-// writeHostKeys writes the host keys and reports whether they changed.
+// writeHostKeys writes the host keys. It reports whether they have changed.
 func writeHostKeys(keys map[string]string) (changed bool, err error) {
 	for kind, text := range keys {
 		path := hostKeyPath(kind)
