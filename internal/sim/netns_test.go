@@ -114,8 +114,8 @@ func sshAs(t *testing.T, addr, login string, hostKey ssh.PublicKey, signer ssh.S
 	return string(out)
 }
 
-// The next command removes everything that a killed simulator left, even if another
-// process has its process id by now.
+// A killed simulator has left something. The next command removes all of it, even if
+// another process now has the process id of the simulator.
 func TestNetnsKilledSimulator(t *testing.T) {
 	simworker.NeedNetns(t)
 	dir := t.TempDir()
@@ -168,8 +168,9 @@ func TestNetnsKilledSimulator(t *testing.T) {
 	}
 }
 
-// The real machine has one route to an address, so simulators beside each other must not
-// share any address. This also holds for port 22, where a worker's own sshd listens.
+// The real machine has only one route to an address. So simulators that run at the same
+// time must not share any address. This also holds for port 22, on which a worker's own
+// sshd listens.
 func TestSimulatorsBesideEachOtherHaveAddressesOfTheirOwn(t *testing.T) {
 	simworker.NeedNetns(t)
 	signer, line := newKey(t)

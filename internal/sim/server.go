@@ -39,8 +39,9 @@ type Server struct {
 	err    error // of Close
 }
 
-// Start starts a simulator, which runs until Close. It returns when the API answers and
-// the configured slices are ready, or when ctx is done; ctx limits only the start.
+// Start starts a simulator. The simulator runs until Close. Start returns when the API
+// answers and the configured slices are ready, or when ctx is done. ctx limits only the
+// start.
 func Start(ctx context.Context, cfg cloud.Config) (*Server, error) {
 	s, err := newServer(cfg)
 	if err != nil {
@@ -164,7 +165,7 @@ func (s *Server) URL() string { return s.BaseURL }
 // Dir returns the private directory of the simulator.
 func (s *Server) Dir() string { return s.Config.Dir }
 
-// SSHPort returns the SSH port of all workers; 0 without workers.
+// SSHPort returns the SSH port of all workers. It returns 0 if there are no workers.
 func (s *Server) SSHPort() int {
 	if s.Workers == nil {
 		return 0
@@ -172,8 +173,8 @@ func (s *Server) SSHPort() int {
 	return s.Workers.Port()
 }
 
-// Down returns a channel that is closed when a client asks the simulator to end; the
-// process that started it then calls Close.
+// Down returns a channel that is closed when a client asks the simulator to end. The
+// process that has started the simulator then calls Close.
 func (s *Server) Down() <-chan struct{} { return s.down }
 
 // Env returns the environment variables that make multihost and an unmodified gcloud use
@@ -197,7 +198,7 @@ func (s *Server) Env() map[string]string {
 		"CLOUDSDK_CORE_DISABLE_PROMPTS":                        "true",
 		"CLOUDSDK_CORE_DISABLE_USAGE_REPORTING":                "true",
 		"CLOUDSDK_COMPONENT_MANAGER_DISABLE_UPDATE_CHECK":      "true",
-		"MULTIHOST_FLAG_PROJECT":                               s.Config.Project, // takes precedence over a multihost.yaml
+		"MULTIHOST_FLAG_PROJECT":                               s.Config.Project, // this takes precedence over a multihost.yaml
 		"MULTIHOST_FLAG_ZONE":                                  s.Config.Zone,
 		"MULTIHOST_FLAG_IDENTITY_FILE":                         filepath.Join(s.Config.Dir, "google_compute_engine"),
 		"MULTIHOST_FLAG_KNOWN_HOSTS":                           filepath.Join(s.Config.Dir, "known_hosts"),
@@ -224,7 +225,7 @@ func EnvNames() []string {
 }
 
 // Close ends the simulator. When it returns, no request, worker or goroutine of the
-// simulator is left. It may be called twice.
+// simulator is left. A caller may call it twice.
 func (s *Server) Close() error {
 	s.stop.Do(func() {
 		s.Mu.Lock()
@@ -254,15 +255,15 @@ func (s *Server) Close() error {
 
 func (s *Server) requestDown() { s.asked.Do(func() { close(s.down) }) }
 
-// Requests returns the API requests so far, oldest first, at most the last 10,000. It
-// does not include requests of the control endpoint.
+// Requests returns the API requests so far, the oldest first. It returns at most the last
+// 10,000. It does not include requests of the control endpoint.
 func (s *Server) Requests() []cloud.Request {
 	s.Mu.Lock()
 	defer s.Mu.Unlock()
 	return slices.Clone(s.State.Requests)
 }
 
-// Inject puts a fault in force. The id is for Clear; it is 0 for a fault that happens once
+// Inject makes a fault active. The id is for Clear. It is 0 for a fault that happens once
 // and is over.
 func (s *Server) Inject(f cloud.Fault) (id int, err error) {
 	if mine, err := groups.Inject(s.Cloud, f); mine {
@@ -271,8 +272,8 @@ func (s *Server) Inject(f cloud.Fault) (id int, err error) {
 	return s.Cloud.Inject(f)
 }
 
-// Clear ends the fault with this id, or those with this name, or all for "all". It returns
-// their number.
+// Clear ends the fault with this id, or the faults with this name. For "all", it ends all
+// faults. It returns their number.
 func (s *Server) Clear(which string) (int, error) {
 	n, err := s.Cloud.Clear(which)
 	s.Mu.Lock()
@@ -285,13 +286,13 @@ func (s *Server) Clear(which string) (int, error) {
 type endpoint struct {
 	name    string
 	has     func(*http.Request) bool
-	limit   int // bytes of a request's body
+	limit   int // most bytes in the body of a request
 	uploads bool
 	old     bool // its errors have the form of Google's older APIs
 	serve   func(s *Server, r *http.Request, body []byte, who cloud.Caller) wire.Answer
 }
 
-// endpointOf returns the API that a request is for: the first that has it.
+// endpointOf returns the first API that has the path of a request.
 func endpointOf(r *http.Request) endpoint {
 	for _, a := range endpoints {
 		if a.has(r) {
@@ -328,8 +329,8 @@ var tpuEndpoint = endpoint{name: "tpu", limit: wire.MaxBody, serve: func(s *Serv
 
 func isCompute(r *http.Request) bool { return strings.HasPrefix(r.URL.Path, "/compute/") }
 
-// ServeHTTP serves all APIs. It logs every request, applies the faults in force and
-// passes the request to the API that its path names.
+// ServeHTTP serves all APIs. It logs every request and applies the active faults. Then it
+// passes the request to the API that the path names.
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if !s.Enter() {
 		panic(http.ErrAbortHandler)
@@ -350,7 +351,7 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	api := endpointOf(r)
 	body, err := wire.ReadBody(r, api.limit)
 	logged := cloud.Request{Method: r.Method, Path: r.URL.RequestURI()}
-	if !api.uploads { // a simulator that runs for weeks must not keep uploads
+	if !api.uploads { // a simulator may run for weeks, so its log must not keep uploads
 		logged.Body = string(body)
 	}
 	who, refused := s.Identity().CallerOf(r)
@@ -374,7 +375,7 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	if verdict.Drop {
 		s.LogRequest(logged)
-		panic(http.ErrAbortHandler) // net/http's way to cut the connection
+		panic(http.ErrAbortHandler) // this is how net/http cuts the connection
 	}
 	logged.Code = cmp.Or(a.Code, http.StatusOK)
 	if a.Err != nil {

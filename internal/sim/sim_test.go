@@ -24,7 +24,7 @@ import (
 
 const parent = "projects/" + sim.DefaultProject + "/locations/" + sim.DefaultZone
 
-// fakeWorkers is a worker.Backend whose machines answer nothing.
+// fakeWorkers is a worker.Backend whose machines do not answer.
 type fakeWorkers struct {
 	mu      sync.Mutex
 	running map[string]*fakeMachine
@@ -156,7 +156,7 @@ func request(count int64, kind string) *tpualpha.QueuedResource {
 	return &tpualpha.QueuedResource{Tpu: &tpualpha.Tpu{NodeSpec: []*tpualpha.NodeSpec{spec}}}
 }
 
-// waitState waits until the queued resource is in state, "" meaning not found.
+// waitState waits until the queued resource has a state. "" means that it does not exist.
 func waitState(t *testing.T, s *sim.Server, id, state string) {
 	t.Helper()
 	last := "?"
@@ -206,8 +206,8 @@ func inject(t *testing.T, s *sim.Server, text string) int {
 	return id
 }
 
-// TestAClientMayAskForCompactJSON reads one answer as people read it and as Google's
-// clients ask for it.
+// TestAClientMayAskForCompactJSON reads one answer in the form for people, and in the form
+// that Google's clients ask for.
 func TestAClientMayAskForCompactJSON(t *testing.T) {
 	s, _ := start(t)
 	for query, want := range map[string]bool{"": true, "?prettyPrint=false": false} {

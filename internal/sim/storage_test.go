@@ -22,7 +22,7 @@ import (
 	"multihost/internal/testkit"
 )
 
-// bearer shows a token at every request.
+// bearer sends a token with every request.
 type bearer string
 
 func (b bearer) RoundTrip(r *http.Request) (*http.Response, error) {
@@ -197,8 +197,8 @@ func TestStorageCopiesAndFailsClosed(t *testing.T) {
 	}
 }
 
-// A worker's token has the rights of its node's service account, as far as its scopes
-// allow, and becomes invalid with the node.
+// A worker's token has the rights of its node's service account that its scopes allow. It
+// becomes invalid with the node.
 func TestWorkersTokensAreGoodForWhatTheyMay(t *testing.T) {
 	testkit.Need(t, "curl")
 	t.Parallel()
@@ -275,7 +275,7 @@ mv "$HOME/token.new" "$HOME/token"
 	testkit.Eventually(t, "the token to die", func() bool { return code(secret(all)) == 401 })
 }
 
-// The API shows others the guest attributes that a worker writes.
+// The API returns the guest attributes that a worker writes, to other callers.
 func TestGuestAttributesOfWorkers(t *testing.T) {
 	testkit.Need(t, "curl")
 	t.Parallel()

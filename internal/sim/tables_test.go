@@ -43,7 +43,7 @@ func TestWhichAPIARequestIsFor(t *testing.T) {
 func TestWhichObjectMethodARequestIsFor(t *testing.T) {
 	for _, tt := range []struct {
 		method, path string
-		want         string // path of the method, "none" for none
+		want         string // path of the method; "none": there is no method
 		names        []string
 	}{
 		{http.MethodGet, "", "", nil},

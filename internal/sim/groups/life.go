@@ -85,8 +85,8 @@ func Shuffled(n int) []int {
 }
 
 // names returns the names of n new VMs, sorted. A name consists of the base name and four
-// characters. If the base name contains ###, a number stands there. The number counts from
-// the first one, which the base name gives in brackets.
+// characters. If the base name has characters #, a name ends in a number with that many
+// digits. The base name gives the first number in brackets.
 func (s Groups) names(g *cloud.Group, n int) []string {
 	base := g.Msg.GetBaseInstanceName()
 	var names []string

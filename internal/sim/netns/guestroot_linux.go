@@ -532,7 +532,7 @@ func writeHostKeys(keys map[string]string) (changed bool, err error) {
 // cubicModule is the directory that the fault "missing tcp_cubic" hides.
 const cubicModule = "/sys/module/tcp_cubic"
 
-// canMiss refuses names that a real kernel cannot hide.
+// canMiss returns an error for a name that a real kernel cannot hide.
 func canMiss(name string, devices []string) error {
 	if name == "tcp_cubic" || slices.Contains(devices, name) {
 		return nil
@@ -560,7 +560,7 @@ func restoreMissing(name string) error {
 	return unix.Unmount(cubicModule, unix.MNT_DETACH)
 }
 
-// deniedPath returns the file of a setting, given as a sysctl key or a path.
+// deniedPath returns the file of a setting. name is a sysctl key or a path.
 func deniedPath(name string) string {
 	if strings.HasPrefix(name, "/") {
 		return name
@@ -568,7 +568,8 @@ func deniedPath(name string) string {
 	return "/proc/sys/" + strings.ReplaceAll(name, ".", "/")
 }
 
-// canDeny refuses settings without a file that can be made read-only.
+// canDeny returns an error for a setting that has no file, because only a file can be made
+// read-only.
 func canDeny(name string) error {
 	path := deniedPath(name)
 	if strings.HasPrefix(path, "/proc/sys/net/") || strings.HasPrefix(path, "/sys/module/") {

@@ -16,9 +16,9 @@ import (
 )
 
 // This file implements the faults of a machine's disks, clock, start-up files and login
-// shell. Each has a function that sets it or, without a fault, undoes it. Undoing a fault
-// that was never set does nothing. Files survive a reboot, so an earlier boot may have set
-// the fault.
+// shell. For each fault, a function sets it. Without a fault, the function undoes it. If
+// the fault was never set, undoing it does nothing. Files survive a reboot, so an earlier
+// boot may have set the fault.
 
 // inGuest reports whether faults of this kind are simulated inside the machine.
 func inGuest(k worker.FaultKind) bool {
@@ -29,8 +29,8 @@ func inGuest(k worker.FaultKind) bool {
 	return false
 }
 
-// setTroubles makes want the inGuest faults in force. It leaves an unchanged fault alone:
-// setting a disk fault again would lose what was written to the disk.
+// setTroubles makes the inGuest faults in want active. It does not touch an unchanged
+// fault: to set a disk fault again would lose what was written to the disk.
 func (p *process1) setTroubles(want []worker.Fault) error {
 	find := func(all []worker.Fault, kind worker.FaultKind) *worker.Fault {
 		for i, f := range all {
@@ -44,7 +44,7 @@ func (p *process1) setTroubles(want []worker.Fault) error {
 		kind worker.FaultKind
 		set  func(*worker.Fault) error
 	}
-	// The other faults write to homes, so read-only homes are undone first and set last.
+	// The other faults write to homes. So read-only homes are undone first and set last.
 	readOnly := trouble{worker.ReadOnly, p.setReadOnly}
 	all := []trouble{
 		{worker.NoSudo, setSudo}, {worker.DiskSpace, p.setDiskSpace}, {worker.Clock, setClock},
@@ -66,8 +66,8 @@ func (p *process1) setTroubles(want []worker.Fault) error {
 	return nil
 }
 
-// setLogins creates the logins of keys, and applies the login faults to new ones. It
-// undoes the disk faults of homes meanwhile.
+// setLogins creates the logins in keys. It applies the login faults to new logins.
+// Meanwhile it undoes the disk faults of homes.
 func (p *process1) setLogins(keys map[string][]string) error {
 	fresh := false
 	for login := range keys {
@@ -140,7 +140,7 @@ func unhideFile(path string) error {
 
 const sudo = "/usr/bin/sudo"
 
-// setSudo makes sudo ask for a password, or removes it.
+// setSudo sets the fault of sudo: sudo asks for a password, or is missing.
 func setSudo(f *worker.Fault) error {
 	if err := unhideFile(sudo); err != nil {
 		return err
@@ -164,7 +164,7 @@ func (p *process1) setReadOnly(f *worker.Fault) error {
 	return bindReadOnly("/home")
 }
 
-// tmpFiller occupies the one page that /tmp always has.
+// tmpFiller uses the one page that /tmp always has.
 const tmpFiller = "/tmp/.full"
 
 const tmpFlags = unix.MS_NOSUID | unix.MS_NODEV
@@ -229,8 +229,8 @@ func (p *process1) setDiskSpace(f *worker.Fault) error {
 // limit.
 func tmpfsSize(bytes int64) string { return "size=" + strconv.FormatInt(max(bytes, 1), 10) }
 
-// setClock changes the clock for every program of a login, but not for all programs of
-// the machine: sshd does not work with the library.
+// setClock changes the clock for every program of a login. It does not change it for all
+// programs of the machine, because sshd does not work with the library.
 func setClock(f *worker.Fault) error {
 	var text string
 	if f != nil {

@@ -54,7 +54,7 @@ type netnsMachine struct {
 
 	reboots sync.Mutex // one boot at a time
 
-	// The fields guarded by mu survive a reboot.
+	// The fields that mu guards survive a reboot.
 	hostKeys map[string]hostKey // by type
 	missing  []string
 	denied   []string
@@ -162,7 +162,7 @@ func (m *netnsMachine) inside(f func() error) error {
 	return worker.InNetwork(g.network, f)
 }
 
-// begin boots a new machine and then accepts connections.
+// begin boots a new machine. Then it accepts connections.
 func (m *netnsMachine) begin(ctx context.Context, ln *net.TCPListener) error {
 	for _, f := range m.Spec.Faults {
 		if f.Kind == worker.Reboot || f.Kind == worker.Kill {
@@ -195,7 +195,7 @@ func (m *netnsMachine) begin(ctx context.Context, ln *net.TCPListener) error {
 	return nil
 }
 
-// boot starts the guest and returns when it is up. The caller holds m.reboots.
+// boot starts the guest. It returns when the guest is up. The caller holds m.reboots.
 func (m *netnsMachine) boot(ctx context.Context) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, bootLimit, fmt.Errorf("boot did not end within %v", bootLimit))
 	defer cancel()
@@ -249,7 +249,8 @@ func (m *netnsMachine) boot(ctx context.Context) error {
 	return nil
 }
 
-// guestFaults returns the faults to simulate inside the machine. The caller holds m.mu.
+// guestFaults returns the faults that are simulated inside the machine. The caller holds
+// m.mu.
 func (m *netnsMachine) guestFaults() guestFaults {
 	f := guestFaults{
 		Missing: m.missing, Denied: m.denied,
@@ -266,7 +267,7 @@ func (m *netnsMachine) guestFaults() guestFaults {
 	return f
 }
 
-// keys returns the authorized keys of each login, as the metadata has them now.
+// keys returns the authorized keys of each login that the metadata has now.
 func (m *netnsMachine) keys() map[string][]string {
 	keys := make(map[string][]string)
 	if m.Spec.AuthorizedKeys == nil {
@@ -327,7 +328,7 @@ func (m *netnsMachine) serveAgain() {
 	m.Mu.Lock()
 	m.Booting = false
 	m.Mu.Unlock()
-	_ = m.Reconcile() // cannot fail: nothing else takes the machine's own address
+	_ = m.Reconcile() // cannot fail, because nothing else takes the machine's own address
 }
 
 // halt ends a guest and everything in it.
@@ -353,7 +354,7 @@ func (m *netnsMachine) Reboot(ctx context.Context) error {
 	return nil
 }
 
-// reboot takes the machine down, and boots it again after downtime.
+// reboot takes the machine down. It boots the machine again after downtime.
 func (m *netnsMachine) reboot(ctx context.Context, downtime time.Duration) error {
 	m.reboots.Lock()
 	defer m.reboots.Unlock()
@@ -374,7 +375,7 @@ func (m *netnsMachine) reboot(ctx context.Context, downtime time.Duration) error
 	if err != nil {
 		return err
 	}
-	// Setting the timer also cancels that of an earlier reboot.
+	// Setting the timer also cancels the timer of an earlier reboot.
 	m.After(downtime, "reboot", func() {
 		m.reboots.Lock()
 		defer m.reboots.Unlock()
@@ -397,8 +398,8 @@ func (m *netnsMachine) ShutDown(ctx context.Context, limit time.Duration) error 
 	return m.Stop(ctx)
 }
 
-// shutdown runs the shutdown script for at most limit. Processes that still run then
-// end with the guest.
+// shutdown runs the shutdown script for at most limit. If processes still run after that,
+// they end with the guest.
 func (m *netnsMachine) shutdown(ctx context.Context, limit time.Duration) {
 	g, err := m.running()
 	if err != nil || m.Spec.Metadata == nil {
@@ -456,8 +457,8 @@ func (m *netnsMachine) Stop(ctx context.Context) error {
 	return nil
 }
 
-// pass passes a connection on to sshd, after the machine has created the users in the
-// metadata.
+// pass creates the users in the metadata on the machine. Then it passes the connection on
+// to sshd.
 func (m *netnsMachine) pass(c *worker.FaultyConn) {
 	if !c.Pause(m.Slowness("handshake").Duration) {
 		return
@@ -491,7 +492,8 @@ func (m *netnsMachine) pass(c *worker.FaultyConn) {
 	defer out.Close()
 	var copies sync.WaitGroup
 	copies.Go(func() {
-		// Hide the methods of the embedded TCPConn, which would bypass worker.FaultyConn.
+		// Hide the methods of the embedded TCPConn, because they would bypass
+		// worker.FaultyConn.
 		_, err := io.Copy(out, struct{ io.Reader }{c})
 		if err != nil {
 			out.Close()
@@ -597,8 +599,8 @@ func (m *netnsMachine) clearFaults(kind worker.FaultKind) error {
 	return m.Reconcile()
 }
 
-// applyFaults sends the guest the faults to simulate inside. A guest that is down gets
-// them when it boots.
+// applyFaults sends the guest the faults that are simulated inside it. If the guest is
+// down, it gets them when it boots.
 func (m *netnsMachine) applyFaults() error {
 	m.Mu.Lock()
 	g := m.guest
@@ -610,11 +612,11 @@ func (m *netnsMachine) applyFaults() error {
 	return g.call(guestRequest{Op: "faults", Faults: &faults})
 }
 
-// guest is one boot of a machine, seen from outside.
+// A guest is one boot of a machine, seen from outside.
 type guest struct {
 	cmd     *exec.Cmd
 	network *os.File
-	peer    string        // name in the fabric of the other end of its interface
+	peer    string        // name of the other end of its interface, in the fabric
 	ended   chan struct{} // closed when all its processes have ended
 
 	servers []*http.Server
@@ -624,11 +626,11 @@ type guest struct {
 	to      *os.File
 	from    *os.File
 	replies *bufio.Reader
-	keys    map[string][]string // the keys that the guest has; nil before the first
+	keys    map[string][]string // the keys that the guest has; nil until it gets the first
 }
 
-// startGuest starts process 1 of a machine, with an interface; it then waits for its boot
-// request.
+// startGuest starts process 1 of a machine, with an interface. The process then waits for
+// its boot request.
 func (m *netnsMachine) startGuest() (*guest, error) {
 	theirIn, to, err := os.Pipe()
 	if err != nil {
@@ -649,7 +651,7 @@ func (m *netnsMachine) startGuest() (*guest, error) {
 	g.cmd.ExtraFiles = []*os.File{theirIn, theirOut}
 	g.cmd.SysProcAttr = &syscall.SysProcAttr{
 		Cloneflags: syscall.CLONE_NEWNS | syscall.CLONE_NEWPID | syscall.CLONE_NEWUTS | syscall.CLONE_NEWIPC | syscall.CLONE_NEWNET,
-		// The kernel sends the signal when the thread that forked ends, which is the
+		// The kernel sends the signal when the thread that forked ends. This is the
 		// fabric's thread.
 		Pdeathsig: syscall.SIGKILL,
 		Setsid:    true,
@@ -684,7 +686,7 @@ func (m *netnsMachine) startGuest() (*guest, error) {
 
 func (g *guest) kill() { _ = g.cmd.Process.Kill() }
 
-// close frees the caller's resources of a guest that has ended.
+// close frees what the caller holds for a guest that has ended.
 func (g *guest) close() {
 	for _, s := range g.servers {
 		s.Close()
@@ -739,8 +741,8 @@ func (g *guest) call(req guestRequest) error {
 	return err
 }
 
-// shutdown makes the guest run its shutdown script, once, and reports whether the script
-// is still running.
+// shutdown makes the guest run its shutdown script, once. It reports whether the script is
+// still running.
 func (g *guest) shutdown() (busy bool, err error) {
 	g.calls.Lock()
 	defer g.calls.Unlock()
@@ -769,7 +771,7 @@ func (g *guest) exchange(req guestRequest) (reply guestReply, err error) {
 	return reply, nil
 }
 
-// syncKeys makes keys the guest's users and keys.
+// syncKeys gives the guest exactly these users and keys.
 func (g *guest) syncKeys(keys map[string][]string) error {
 	g.calls.Lock()
 	defer g.calls.Unlock()

@@ -44,9 +44,9 @@ func toolPackages() map[string]string {
 	}
 }
 
-// Ready reports why the netns backend cannot work here: [ErrNotRoot], a
-// [*ToolsError], another error of the kernel (such as in a container without the rights),
-// or nil if it found no reason.
+// Ready says why the netns backend cannot work here: it returns [ErrNotRoot], a
+// [*ToolsError] or another error of the kernel, such as in a container without the rights.
+// It returns nil if it found no reason.
 func Ready() error {
 	if _, err := findTools(); err != nil {
 		return err
@@ -84,32 +84,33 @@ func findTools() (map[string]string, error) {
 	return paths, nil
 }
 
-// New returns the backend whose machines are as real as one Linux kernel can make
-// them. It needs root. The program's main function must call [MaybeInit] first, because
-// the backend starts the program again as process 1 of each machine.
+// New returns a backend whose machines are as real as a single Linux kernel can make them.
+// It needs root. The program's main function must call [MaybeInit] first, because the
+// backend starts the program again as process 1 of each machine.
 //
 // A machine has its own network, mount, process, UTS and IPC namespaces. It sees the files
-// of the real machine with a private layer above them, which survives reboots. It has its
-// own /tmp, /run, /home, /root, /dev, users, module parameters and boot id; it uses sshd,
-// ip, sysctl, ethtool and sudo of the real machine; its process 1 collects ended processes.
-// Its interface ens8 is attached to a bridge for its network; a router between the bridges
-// answers as gateway but connects no two networks. A user is created when the metadata has
-// a key for it, before a connection is passed on to sshd.
+// of the real machine. Above them is a private layer that survives reboots. It has its own
+// /tmp, /run, /home, /root, /dev, users, module parameters and boot id. It uses sshd, ip,
+// sysctl, ethtool and sudo of the real machine. Its process 1 collects processes that have
+// ended. Its interface ens8 is attached to a bridge for its network. A router between the
+// bridges answers as gateway, but does not connect networks. If the metadata has a key for
+// a user, the backend creates the user before it passes a connection on to sshd.
 //
-// The caller reaches a machine at Addr, an address of 127.64.0.0/10. The backend passes
-// bytes from there on to sshd, and simulates the faults of the transport there. A machine's
-// own address ([Internal]) works from other machines of its network. It also works from the
-// real machine, unless that has its own route to the address. Connections to the backend's
-// port meet the faults of the transport. Connections to port 22, if the backend has another
-// port, do not. Backends that run at the same time have different addresses if the caller
-// uses Claim.
+// The caller reaches a machine at Addr, an address of 127.64.0.0/10. There the backend
+// passes bytes on to sshd, and simulates the faults of the transport. A machine's own
+// address ([Internal]) works from other machines of its network. It also works from the
+// real machine, unless that machine has a route of its own to the address. The faults of
+// the transport affect connections to the backend's port. If the backend's port is not 22,
+// they do not affect connections to port 22. If the caller uses Claim, backends that run at
+// the same time have different addresses.
 //
 // All namespaces, links and mounts belong to a thread of the caller and to the machines'
-// processes, which die with it: the kernel removes everything, however the caller ends.
-// Outside the namespaces there is one link with one route for each machine.
+// processes, which die with the thread. So the kernel removes everything, however the
+// caller ends. Outside of the namespaces there is one link, with one route for each
+// machine.
 //
-// A machine sees only the root file system of the real machine, not the mounts below /,
-// and has no programs other than those of the real machine.
+// A machine sees only the root file system of the real machine, not the mounts below /. It
+// has no programs other than those of the real machine.
 //
 // It does not model: resource limits, NUMA nodes and chips that the real machine does not
 // have, package installation (there is no route to the internet), systemd, time. Root on
@@ -150,8 +151,8 @@ func newNetns(cfg Config) (*netnsBackend, error) {
 	if err := worker.StartAfresh(); err != nil {
 		return nil, err
 	}
-	// From version 9.8 on, sshd penalises an address with failed logins; here all logins
-	// come from one address.
+	// From version 9.8 on, sshd penalises an address that has failed logins. Here all
+	// logins come from one address.
 	out, _ := exec.Command(tools["sshd"], "-t", "-o", "PerSourcePenalties=no").CombinedOutput()
 	if !strings.Contains(string(out), "PerSourcePenalties") {
 		b.extraSSHD = append(b.extraSSHD, "PerSourcePenalties no")
@@ -162,8 +163,8 @@ func newNetns(cfg Config) (*netnsBackend, error) {
 	return b, nil
 }
 
-// disks is the mount point of the file system with the private layers; the real machine
-// sees an empty directory.
+// disks is the mount point of the file system with the private layers. The real machine
+// sees an empty directory there.
 func (b *netnsBackend) disks() string { return filepath.Join(b.cfg.Root, "disks") }
 
 func (b *netnsBackend) Start(ctx context.Context, spec worker.Spec) (worker.Machine, error) {
@@ -218,9 +219,9 @@ func (b *netnsBackend) add(m *netnsMachine) error {
 // claimBits is the prefix length of the networks that a backend claims as a whole.
 const claimBits = 26
 
-// Claim reports whether a machine may have an address. The real machine has one route to
-// the address, so no two backends may use it. A socket named after the network marks the
-// claim; the kernel removes it with the process.
+// Claim reports whether a machine may have an address. The real machine has only one route
+// to the address, so two backends must not use it. A socket named after the network marks
+// the claim. The kernel removes the socket with the process.
 func (b *netnsBackend) Claim(addr netip.Addr) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -272,8 +273,9 @@ func (b *netnsBackend) Close() error {
 	return nil
 }
 
-// removeDisks removes the mount point of the fabric's file system. It is empty once the
-// fabric has ended; if it is not, it contains something else, and removing it fails.
+// removeDisks removes the mount point of the fabric's file system. The mount point is empty
+// once the fabric has ended. If it is not empty, it contains something else, and removing
+// it fails.
 func removeDisks(root string) error {
 	err := os.Remove(filepath.Join(root, "disks"))
 	if errors.Is(err, os.ErrNotExist) {
@@ -282,9 +284,9 @@ func removeDisks(root string) error {
 	return err
 }
 
-// Sweep removes what a netns backend with that root left when its process was killed.
-// Usually the kernel has already removed namespaces, links and mounts; Sweep kills any
-// remaining processes of the machines and waits until they are gone.
+// Sweep removes what a netns backend with that root has left because its process was
+// killed. Usually the kernel has already removed namespaces, links and mounts. Sweep kills
+// the processes of the machines that are left, and waits until they are gone.
 func Sweep(ctx context.Context, root string) error {
 	root, err := filepath.Abs(root)
 	if err != nil {

@@ -13,10 +13,11 @@ import (
 	"multihost/internal/sim/worker"
 )
 
-// uplink is the link from the fabric's router to the machine that it runs on. The kernel
-// removes its outer end, and the routes through it, together with the fabric's namespace.
+// uplink is the link from the fabric's router to the machine on which the router runs. The
+// kernel removes its outer end, and the routes through it, together with the fabric's
+// namespace.
 type uplink struct {
-	name            string // outside; the inner end is up0
+	name            string // name of the outer end; the inner end is up0
 	inside, outside netip.Addr
 }
 
@@ -32,10 +33,10 @@ func (u *uplink) routeFrom(table int) string {
 func (f *fabric) makeUplink() (*uplink, error) {
 	for range uplinkTries {
 		var b [8]byte
-		_, _ = rand.Read(b[:]) // never fails, by its documentation
+		_, _ = rand.Read(b[:]) // never fails, as its documentation says
 		n := binary.BigEndian.Uint16(b[:])
-		// The first and last 256 addresses are reserved (RFC 3927); the metadata server's
-		// address is among the last.
+		// The first and the last 256 addresses are reserved (RFC 3927). The address of the
+		// metadata server is among the last.
 		first := netip.AddrFrom4([4]byte{169, 254, byte(1 + int(n)>>8%253), byte(n) &^ 3})
 		u := &uplink{name: fmt.Sprintf("mhs%x", b[2:7]), inside: first.Next(), outside: first.Next().Next()}
 		if covered, err := f.covered(u.outside.String()); err != nil || covered {
@@ -79,8 +80,8 @@ func (f *fabric) outside(lines ...string) error {
 	return worker.InNetwork(f.home, func() error { return runIP(f.ip, lines...) })
 }
 
-// covered reports whether the real machine has a route to an address other than its
-// default route.
+// covered reports whether the real machine has a route to an address. Its default route
+// does not count.
 func (f *fabric) covered(addr string) (bool, error) {
 	var out []byte
 	err := worker.InNetwork(f.home, func() (err error) {
@@ -98,9 +99,9 @@ func (f *fabric) covered(addr string) (bool, error) {
 	return false, nil
 }
 
-// expose lets the real machine reach a worker at the worker's own address, unless that
-// would hide an address that the machine already reaches. It must run on the fabric's
-// thread, after connect.
+// expose lets the real machine reach a worker at the worker's own address. If that would
+// hide an address that the machine already reaches, it does nothing. It must run on the
+// fabric's thread, after connect.
 func (f *fabric) expose(spec worker.Spec) error {
 	covered, err := f.covered(spec.IP)
 	if err != nil || covered {
@@ -113,7 +114,7 @@ func (f *fabric) expose(spec worker.Spec) error {
 	}
 	err = f.outside(fmt.Sprintf("route add %s/32 via %s dev %s", spec.IP, f.uplink.inside, f.uplink.name))
 	if err != nil {
-		// Another simulator may have added the route first.
+		// Another simulator may have added the route before.
 		if covered, _ := f.covered(spec.IP); covered {
 			return nil
 		}

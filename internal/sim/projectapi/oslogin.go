@@ -17,12 +17,12 @@ import (
 	oslogin "google.golang.org/api/oslogin/v1"
 )
 
-// OS Login: accounts whose keys belong to people instead of machines. The workers of a
-// node use it when enable-oslogin is TRUE in the metadata of the node or, if the node
-// does not set it, of the project.
+// OS Login has accounts whose keys belong to people, not to machines. The workers of a node
+// use OS Login if enable-oslogin is TRUE in the metadata of the node. If the node does not
+// set it, the metadata of the project decides.
 //
-// Every address is an account. Its profile is empty until a key is imported; then it has
-// a login for the project, named after the address. Not modelled: login permissions
+// Every address is an account. Its profile is empty until a key is imported. Then it has a
+// login for the project, which is named after the address. Not modelled: login permissions
 // (roles), second factors and certificates, systemId.
 
 // maxLoginProfile is Google's limit for the size of one profile.

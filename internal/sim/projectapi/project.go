@@ -18,25 +18,25 @@ import (
 	"multihost/internal/sim/wire"
 )
 
-// The APIs about the project itself.
+// These are the APIs about the project itself.
 //
 // Service Usage, v1: the services are those of cloud.APIs. All are enabled, except those
-// that the fault api-disabled disables; enabling one ends that fault at once.
+// that the fault api-disabled disables. To enable a service ends that fault at once.
 //
 // Resource Manager, v1: the project's policy. At first it has the bindings of a new
 // project: the user is its owner, and the default service account has roles/editor. Every
 // caller has every permission by inheritance, with two exceptions. The default service
-// account has only what the policy gives it: tests remove its binding. The fault
-// permission-denied removes permissions from everybody's inheritance and from the first two
-// bindings; any other binding grants the permissions of its role even then. Roles are those
-// of cloud.Roles, without conditions.
+// account has only what the policy gives it, and tests remove its binding. The fault
+// permission-denied takes permissions away that callers have by inheritance or from the
+// first two bindings. Any other binding grants the permissions of its role even then. Roles
+// are those of cloud.Roles. Conditions are not modelled.
 //
-// Cloud Quotas, v1, and v1beta, which gcloud uses: the quotas of the TPU API. The
-// simulator has one pool for each zone, so every quota of a zone has the same limit; it
-// grants a preference at once.
+// Cloud Quotas, v1, and v1beta, which gcloud uses: the quotas of the TPU API. The simulator
+// has one pool for each zone, so every quota of a zone has the same limit. It grants a
+// preference at once.
 
-// DispatchProject returns the function that answers requests about the project. who is
-// their sender. The caller of that function holds the lock.
+// DispatchProject returns the function that answers requests about the project. who sends
+// the requests. The caller of that function holds the lock.
 func (s API) DispatchProject(who cloud.Caller) func(r *http.Request, body []byte) (any, error) {
 	return func(r *http.Request, body []byte) (any, error) {
 		_, rest, _ := strings.Cut(r.URL.Path, "/projects/")
@@ -59,7 +59,7 @@ func (s API) DispatchProject(who cloud.Caller) func(r *http.Request, body []byte
 	}
 }
 
-// need refuses a caller without a permission in the project.
+// need returns an error for a caller without a permission in the project.
 func (s API) need(who cloud.Caller, permission string) error {
 	if who.May(s.Cloud, permission) {
 		return nil
@@ -67,7 +67,7 @@ func (s API) need(who cloud.Caller, permission string) error {
 	return wire.Errorf(http.StatusForbidden, "Permission '%s' denied on resource '//cloudresourcemanager.googleapis.com/projects/%s' (or it may not exist).", permission, s.Config.Project)
 }
 
-// serveServices answers Service Usage; rest is what follows "services".
+// serveServices answers Service Usage. rest is the part of the path after "services".
 func (s API) serveServices(who cloud.Caller, r *http.Request, rest string, body []byte) (any, error) {
 	name, verb, _ := strings.Cut(strings.TrimPrefix(rest, "/"), ":")
 	query := r.URL.Query()
@@ -122,7 +122,8 @@ func (s API) serveServices(who cloud.Caller, r *http.Request, rest string, body 
 	return nil, wire.NotModelled("services" + rest)
 }
 
-// checkNames is checkQuery for a method with one parameter that may be repeated.
+// checkNames does what checkQuery does, for a method with one parameter that may occur
+// several times.
 func checkNames(query url.Values, repeated string) error {
 	query = maps.Clone(query)
 	delete(query, repeated)
@@ -131,7 +132,8 @@ func checkNames(query url.Values, repeated string) error {
 
 var permissionPattern = regexp.MustCompile(`^[a-z]+\.[A-Za-z]+\.[A-Za-z]+$`)
 
-// known reports whether a role other than the owner's and the editor's has a permission.
+// known reports whether a role has a permission. The roles of the owner and the editor do
+// not count.
 func known(permission string) bool {
 	if !permissionPattern.MatchString(permission) {
 		return false
@@ -275,8 +277,8 @@ func (s API) serveQuotas(who cloud.Caller, r *http.Request, rest string) (any, e
 	return map[string]any{"quotaInfos": infos, "nextPageToken": next}, nil
 }
 
-// computeQuotas lists the quotas of Compute Engine for TPU chips, which nothing limits but
-// the fault group-quota.
+// computeQuotas lists the quotas of Compute Engine for TPU chips. Only the fault
+// group-quota makes them a limit.
 func (s API) computeQuotas(r *http.Request) (any, error) {
 	value := "-1"
 	if slices.ContainsFunc(s.State.Faults, func(a *cloud.ActiveFault) bool { return a.Name == "group-quota" }) {

@@ -27,19 +27,19 @@ import (
 	storage "google.golang.org/api/storage/v1"
 )
 
-// Cloud Storage, JSON API v1, as far as Google's clients for Go and gcloud storage cp,
-// mv, ls, cat and rm use it: buckets (get, list, insert, delete, storage layout), objects
-// (get, media with ranges, list with prefix and delimiter, the three kinds of insert,
-// rewrite, compose, delete), preconditions and partial responses. Not modelled: access
-// control lists and policies, holds and retention, changes of metadata, storage classes
-// other than STANDARD, folders, notifications, encryption keys. A bucket reports whether
-// it keeps versions and soft-deleted objects, but it keeps neither.
+// This is Cloud Storage, JSON API v1. It has what Google's clients for Go and gcloud
+// storage cp, mv, ls, cat and rm use: buckets (get, list, insert, delete, storage layout),
+// objects (get, media with ranges, list with prefix and delimiter, the three kinds of
+// insert, rewrite, compose, delete), preconditions and partial responses. Not modelled:
+// access control lists and policies, holds and retention, changes of metadata, storage
+// classes other than STANDARD, folders, notifications, encryption keys. A bucket says
+// whether it keeps versions and soft-deleted objects, but it keeps neither.
 
 const (
 	maxCompose = 32        // sources of one compose
-	MaxObject  = 1 << 30   // the object is in the simulator's memory; the real limit is 5 TiB
-	chunkUnit  = 256 << 10 // chunks of a resumable upload are multiples of this
-	softDelete = 604800    // seconds, for a bucket created without another policy
+	MaxObject  = 1 << 30   // the object is in the simulator's memory. The real limit is 5 TiB
+	chunkUnit  = 256 << 10 // the size of a chunk of a resumable upload is a multiple of this
+	softDelete = 604800    // seconds, for a bucket that was created without another policy
 )
 
 var (
@@ -48,7 +48,7 @@ var (
 	byteRange     = regexp.MustCompile(`^bytes=(?:(\d+)-(\d*)|-(\d+))$`)
 )
 
-// A storageCall is one request to the Storage API, taken apart:
+// A storageCall is one request to the Storage API with its parts:
 // /storage/v1/b/BUCKET/o/OBJECT/VERB.
 type storageCall struct {
 	s      *cloud.Cloud
@@ -56,10 +56,10 @@ type storageCall struct {
 	query  url.Values
 	body   []byte
 	who    cloud.Caller
-	fields string // wanted fields of the answer; "": all
+	fields string // wanted fields of the answer; "": all fields
 	upload bool   // on the upload path
 	bucket string
-	parts  []string // after the bucket: "o", object, verb
+	parts  []string // path after the bucket: "o", object, verb
 }
 
 // ServeStorage answers a request. It takes the lock.
@@ -84,7 +84,7 @@ func (s API) parseStorage(r *http.Request, body []byte, who cloud.Caller) (*stor
 	if err != nil {
 		return nil, wire.Errorf(http.StatusBadRequest, "Invalid query: %v", err)
 	}
-	// Names of objects contain slashes, which are escaped in the path.
+	// A name of an object may contain slashes, which are escaped in the path.
 	path, isUpload := strings.CutPrefix(strings.TrimPrefix(r.URL.EscapedPath(), "/resumable"), "/upload")
 	path = strings.TrimPrefix(strings.TrimPrefix(path, "/download"), "/storage/v1/")
 	var parts []string
@@ -106,7 +106,7 @@ func (s API) parseStorage(r *http.Request, body []byte, who cloud.Caller) (*stor
 	return c, nil
 }
 
-// bucketParameters are accepted and have no effect here.
+// bucketParameters are accepted, but have no effect here.
 var bucketParameters = []string{"userProject", "projection"}
 
 // notParameters are parameters that the API has and the simulator does not model.
@@ -160,7 +160,7 @@ func (c *storageCall) serveBuckets() (wire.Answer, error) {
 // An objectMethod is a method of the API for the objects of a bucket.
 type objectMethod struct {
 	method string
-	Path   string // below the bucket's objects; * matches one part
+	Path   string // path below the bucket's objects; * matches one part
 	serve  func(c *storageCall, b *cloud.Bucket, names []string) (wire.Answer, error)
 }
 
@@ -181,8 +181,8 @@ var ObjectMethods = []objectMethod{
 	}},
 }
 
-// Match reports whether a request is for the method. names are the parts that match the
-// stars of its path.
+// Match reports whether a request is for the method. names are the parts for which the path
+// has a star.
 func (m objectMethod) Match(method string, parts []string) (names []string, ok bool) {
 	want := strings.FieldsFunc(m.Path, func(r rune) bool { return r == '/' })
 	if method != m.method || len(parts) != len(want) {
@@ -198,7 +198,7 @@ func (m objectMethod) Match(method string, parts []string) (names []string, ok b
 	return names, true
 }
 
-// may refuses a caller without a permission.
+// may returns an error for a caller without a permission.
 func (c *storageCall) may(permission, resource string) error {
 	if !c.who.May(c.s, permission) {
 		text := fmt.Sprintf("%s does not have %s access to the Google Cloud Storage %s. Permission '%s' denied on resource (or it may not exist).", c.who.Email, permission, resource, permission)
@@ -270,7 +270,7 @@ func (c *storageCall) listBuckets() (wire.Answer, error) {
 	return c.answer(&storage.Buckets{Kind: "storage#buckets", Items: items, NextPageToken: next})
 }
 
-// storageLayout tells clients that the bucket has no folders of its own.
+// storageLayout answers that the bucket does not have folders.
 func (c *storageCall) storageLayout() (wire.Answer, error) {
 	if err := wire.CheckQuery(c.query, "prefix"); err != nil {
 		return wire.Answer{}, err
@@ -313,8 +313,9 @@ func (c *storageCall) serveBucket() (wire.Answer, error) {
 	return wire.Answer{Code: http.StatusNoContent}, nil
 }
 
-// preconditions checks the preconditions of a request on the existing object, or on the
-// source of a copy, whose parameters have "Source" in their names.
+// preconditions checks the preconditions of a request. They are about the existing object,
+// or about the source of a copy. In the latter case, the names of the parameters contain
+// "Source".
 func (c *storageCall) preconditions(o *cloud.StoredObject, source string) error {
 	var generation, metageneration int64
 	if o != nil {
@@ -348,8 +349,8 @@ func (c *storageCall) preconditions(o *cloud.StoredObject, source string) error 
 
 var generations = []string{"ifGenerationMatch", "ifGenerationNotMatch", "ifMetagenerationMatch", "ifMetagenerationNotMatch", "userProject", "projection"}
 
-// allowed returns the object if the account has the permission, and the call's
-// preconditions hold.
+// allowed returns the object if the account has the permission and the preconditions of the
+// call are met.
 func (c *storageCall) allowed(permission string, b *cloud.Bucket, name string) (*cloud.StoredObject, error) {
 	if err := c.may(permission, "object"); err != nil {
 		return nil, err
@@ -391,8 +392,8 @@ func (c *storageCall) get(b *cloud.Bucket, name string) (wire.Answer, error) {
 	return c.media(o)
 }
 
-// media returns the content of an object, or the requested range. It ignores an
-// unparsable range, as HTTP requires.
+// media returns the content of an object, or the requested range of it. It ignores a range
+// that it cannot parse, as HTTP requires.
 func (c *storageCall) media(o *cloud.StoredObject) (wire.Answer, error) {
 	header := http.Header{}
 	header.Set("Content-Type", cmp.Or(o.Msg.ContentType, "application/octet-stream"))
@@ -472,23 +473,23 @@ func (c *storageCall) list(b *cloud.Bucket) (wire.Answer, error) {
 	return c.answer(out)
 }
 
-// A Selection says which objects of a bucket to list, and which of them to list only as
-// their folder.
+// A Selection says which objects of a bucket to list, and for which of them to list only
+// the folder.
 type Selection struct {
 	Prefix, Delimiter string
-	Start, End        string // names from start on and below end; "" for no end
-	Markers           bool   // list an object that has the name of a folder, too
+	Start, End        string // names from Start and before End; "" for no end
+	Markers           bool   // also list an object that has the name of a folder
 }
 
-// An entry of a list is an object, or the common prefix of several.
+// An entry of a list is an object, or the common prefix of several objects.
 type entry struct {
 	Prefix string
 	Object *cloud.StoredObject
 }
 
-// Entries returns what a selection has, in the order of names.
+// Entries returns what a selection contains, in the order of names.
 func Entries(b *cloud.Bucket, sel Selection) (all []entry) {
-	folder := "" // the last common prefix in all
+	folder := "" // the last common prefix that is in all
 	for _, name := range slices.Sorted(maps.Keys(b.Objects)) {
 		rest, ok := strings.CutPrefix(name, sel.Prefix)
 		if !ok || name < sel.Start || sel.End != "" && name >= sel.End {
@@ -553,8 +554,8 @@ func (c *storageCall) compose(b *cloud.Bucket, name string) (wire.Answer, error)
 	return c.answer(o.Msg)
 }
 
-// rewrite copies an object in one call. The real service does so too within one location
-// and class.
+// rewrite copies an object in one call. In the real service this holds within one location
+// and class, too.
 func (c *storageCall) rewrite(from *cloud.Bucket, name, toBucket, toName string) (wire.Answer, error) {
 	parameters := append([]string{"sourceGeneration", "destinationPredefinedAcl", "maxBytesRewrittenPerCall", "ifSourceGenerationMatch", "ifSourceGenerationNotMatch",
 		"ifSourceMetagenerationMatch", "ifSourceMetagenerationNotMatch"}, generations...)
@@ -593,7 +594,7 @@ func (c *storageCall) rewrite(from *cloud.Bucket, name, toBucket, toName string)
 	if err := c.preconditions(source, "Source"); err != nil {
 		return wire.Answer{}, err
 	}
-	// Metadata in the body replaces all metadata of the source.
+	// If the body has metadata, this replaces all metadata of the source.
 	if msg.ContentType+msg.ContentEncoding+msg.ContentDisposition+msg.ContentLanguage+msg.CacheControl+msg.CustomTime == "" && len(msg.Metadata) == 0 {
 		copied := *source.Msg
 		msg = &copied
@@ -610,8 +611,8 @@ func (c *storageCall) rewrite(from *cloud.Bucket, name, toBucket, toName string)
 	})
 }
 
-// settable refuses fields that a client may set on a new object but that are not
-// modelled. Like the real service, it ignores fields that only the service sets.
+// settable returns an error for fields that a client may set on a new object, but that are
+// not modelled. Like the real service, it ignores fields that only the service sets.
 func settable(msg *storage.Object) error {
 	for name, set := range map[string]bool{
 		"acl": len(msg.Acl) > 0, "kmsKeyName": msg.KmsKeyName != "", "retention": msg.Retention != nil, "contexts": msg.Contexts != nil,
@@ -625,8 +626,8 @@ func settable(msg *storage.Object) error {
 	return nil
 }
 
-// put creates an object and replaces an older one. components is how many objects it is
-// composed of; 0 if it is not composed.
+// put creates an object and replaces an older one. components is the number of objects from
+// which it is composed, or 0.
 func (c *storageCall) put(b *cloud.Bucket, bucketName string, msg *storage.Object, data []byte, components int64) (*cloud.StoredObject, error) {
 	if msg.Name == "" || len(msg.Name) > 1024 || strings.ContainsAny(msg.Name, "\r\n") {
 		return nil, wire.Errorf(http.StatusBadRequest, "Invalid object name: %q", msg.Name).WithReason("invalid")
@@ -738,7 +739,7 @@ func (c *storageCall) serveUpload(b *cloud.Bucket) (wire.Answer, error) {
 
 // multipart reads a multipart/related body: the resource, then the content.
 func (c *storageCall) multipart(msg *storage.Object) ([]byte, error) {
-	// gcloud puts the boundary, which contains "=", into single quotes; the real service
+	// gcloud puts the boundary, which contains "=", into single quotes. The real service
 	// accepts that.
 	kind, params, err := mime.ParseMediaType(strings.ReplaceAll(c.r.Header.Get("Content-Type"), "'", `"`))
 	if err != nil || kind != "multipart/related" {
@@ -771,8 +772,8 @@ func (c *storageCall) multipart(msg *storage.Object) ([]byte, error) {
 	return bodies[1], nil
 }
 
-// resume takes one chunk of a resumable upload, or reports how much has arrived. Google's
-// client cannot handle status 308 and sends a header that says so.
+// resume takes one chunk of a resumable upload. Without a chunk, it reports how much has
+// arrived. Google's client cannot handle status 308. It sends a header that says so.
 func (c *storageCall) resume(b *cloud.Bucket, id string) (wire.Answer, error) {
 	u := c.s.State.Uploads[id]
 	if u == nil || u.Bucket != c.bucket {
@@ -811,8 +812,8 @@ func (c *storageCall) resume(b *cloud.Bucket, id string) (wire.Answer, error) {
 	return a, nil
 }
 
-// chunk parses a Content-Range header. first is -1 if no bytes are sent. total is -1 if it
-// is not known yet.
+// chunk parses a Content-Range header. first is -1 if the request has no bytes. total is -1
+// if it is not known yet.
 func chunk(header string, size int) (first, total int64, err error) {
 	if header == "" {
 		return 0, int64(size), nil // everything in one request

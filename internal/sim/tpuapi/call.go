@@ -15,7 +15,7 @@ import (
 	tpualpha "google.golang.org/api/tpu/v2alpha1"
 )
 
-// A call is one request to the TPU API, taken apart:
+// A call is one request to the TPU API with its parts:
 // /VERSION/projects/P/locations/ZONE/COLLECTION/ID:VERB.
 type call struct {
 	s          *cloud.Cloud
@@ -23,7 +23,7 @@ type call struct {
 	query      url.Values
 	body       []byte
 	version    string // v2 or v2alpha1
-	zone       string // may be "-" in lists; empty: the list of locations
+	zone       string // may be "-" in lists; empty in the list of locations
 	collection string
 	id         string
 	verb       string // after the colon
@@ -63,8 +63,8 @@ func (s API) ServeJSON(r *http.Request, body []byte, dispatch func(*http.Request
 	return wire.Answer{JSON: b}
 }
 
-// DispatchTPU returns the function that answers requests to the TPU API. who is their
-// sender. The caller of that function holds the lock.
+// DispatchTPU returns the function that answers requests to the TPU API. who sends the
+// requests. The caller of that function holds the lock.
 func (s API) DispatchTPU(who cloud.Caller) func(*http.Request, []byte) (any, error) {
 	return func(r *http.Request, body []byte) (any, error) {
 		c, err := s.parseCall(r, body)
@@ -134,7 +134,7 @@ func (s API) parseCall(r *http.Request, body []byte) (*call, error) {
 }
 
 // method returns the method of the request: list, create, get, delete, patch or the verb
-// after the colon; "" if there is no such method.
+// after the colon. It returns "" if there is no such method.
 func (c *call) method() string {
 	switch m := c.r.Method; {
 	case c.verb != "" && c.id != "" && (m == http.MethodPost) == (c.verb != "getMaintenanceInfo"):
@@ -154,7 +154,8 @@ func (c *call) method() string {
 	return ""
 }
 
-// alpha returns the given parameters if the version is v2alpha1: v2 does not have them.
+// alpha returns the given parameters if the version is v2alpha1. v2 does not have them, so
+// it then returns none.
 func (c *call) alpha(names ...string) []string {
 	if c.version == "v2alpha1" {
 		return names
@@ -199,7 +200,7 @@ func (s API) serveOperations(c *call) (any, error) {
 	}
 	switch method {
 	case "cancel":
-		// Cancelling is best effort, as documented: work that has begun continues.
+		// Cancelling need not succeed, as documented: work that has begun continues.
 		op.Cancelled = true
 		return struct{}{}, nil
 	case "delete":

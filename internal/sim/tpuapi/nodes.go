@@ -178,8 +178,8 @@ func (s API) patchNode(c *call) (any, error) {
 	return op, nil
 }
 
-// nodeChanges returns the assignments that a field mask requests. An assignment replaces
-// a whole map: there is no fingerprint, so the last writer wins.
+// nodeChanges returns the assignments for a field mask. An assignment replaces a whole map.
+// There is no fingerprint, so the last writer wins.
 func nodeChanges(mask string, from *tpualpha.Node) ([]func(*tpualpha.Node), error) {
 	if mask == "" {
 		return nil, wire.Errorf(http.StatusBadRequest, "Invalid value at 'update_mask': the field mask is required.")
@@ -241,8 +241,8 @@ func (s API) getGuestAttributes(c *call) (any, error) {
 	return out, nil
 }
 
-// workersAsked parses worker ids. No id, or the single empty id that gcloud sends, means
-// all workers.
+// workersAsked parses worker ids. No id means all workers. gcloud sends a single empty id
+// for this.
 func workersAsked(n *cloud.Node, ids []string) ([]int, error) {
 	var workers []int
 	if len(ids) == 0 || len(ids) == 1 && ids[0] == "" {
@@ -261,8 +261,8 @@ func workersAsked(n *cloud.Node, ids []string) ([]int, error) {
 	return workers, nil
 }
 
-// guestAttributes returns the guest attributes that worker i has written; none before it
-// has booted.
+// guestAttributes returns the guest attributes that worker i has written. It returns none
+// until the worker has booted.
 func guestAttributes(n *cloud.Node, i int) []*tpualpha.GuestAttributesEntry {
 	if i >= len(n.Machines) || n.Machines[i] == nil {
 		return nil

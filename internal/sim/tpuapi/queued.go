@@ -116,8 +116,8 @@ func (s API) createQueued(c *call) (any, error) {
 	return op, nil
 }
 
-// flexStartFailure returns the only error known to be reported by the operation and not
-// by the request, or nil.
+// flexStartFailure returns an error or nil. It is the only known error that the operation
+// reports and not the request.
 func flexStartFailure(q *cloud.QueuedResource) *wire.Error {
 	if q.Msg.ProvisioningModel != "FLEX_START" || slices.Contains([]string{"v5e", "v5p", "v6e"}, q.Typ.Generation.Name) {
 		return nil
@@ -125,7 +125,7 @@ func flexStartFailure(q *cloud.QueuedResource) *wire.Error {
 	return wire.Errorf(http.StatusBadRequest, "FLEX_START provisioning model is not supported for accelerator type %s.", q.Typ.Name)
 }
 
-// checkQueued refuses requests that the real service refuses, and fills in q.
+// checkQueued returns an error for a request that the real service refuses. It fills in q.
 func (s API) checkQueued(q *cloud.QueuedResource) error {
 	if err := cloud.CheckID("queued_resource_id", q.Id); err != nil {
 		return err
@@ -161,8 +161,8 @@ func (s API) checkQueued(q *cloud.QueuedResource) error {
 	return checkPolicy(q, s.Clock.Now())
 }
 
-// maxNodes limits the nodes of one request. Google limits them by quota, which the
-// simulator need not have.
+// maxNodes limits the nodes of one request. Google limits them by quota, but a simulator
+// may have no quota.
 const maxNodes = 4096
 
 func checkNames(q *cloud.QueuedResource, field string, spec *tpualpha.NodeSpec) error {

@@ -11,8 +11,8 @@ import (
 	"multihost/internal/fault"
 )
 
-// An Error is an answer other than success, for both APIs: the TPU API uses Status and
-// Details, the Compute API Reason.
+// An Error is an answer that is not a success. Both APIs use it: the TPU API uses Status
+// and Details, the Compute API uses Reason.
 type Error struct {
 	Code       int
 	Status     string // canonical code: INVALID_ARGUMENT
@@ -28,8 +28,8 @@ func (e *Error) Fault() fault.Kind { return fault.Unavailable }
 
 func (e *Error) Error() string { return fmt.Sprintf("%d %s: %s", e.Code, e.Status, e.Message) }
 
-// statuses maps HTTP codes to the canonical status and to compute's reason. Several
-// errors share a code; their constructors below override the values.
+// statuses maps HTTP codes to the canonical status and to compute's reason. Several errors
+// share a code. Their constructors below set other values.
 func statuses(code int) (status, reason string) {
 	switch code {
 	case http.StatusBadRequest:
@@ -60,7 +60,7 @@ func statuses(code int) (status, reason string) {
 	return "UNKNOWN", "unknown"
 }
 
-// RPCCode returns the number that operations have in place of the HTTP code.
+// RPCCode returns the number that an operation has in place of the HTTP code.
 func RPCCode(status string) int {
 	for i, s := range []string{"OK", "CANCELLED", "UNKNOWN", "INVALID_ARGUMENT", "DEADLINE_EXCEEDED", "NOT_FOUND",
 		"ALREADY_EXISTS", "PERMISSION_DENIED", "RESOURCE_EXHAUSTED", "FAILED_PRECONDITION", "ABORTED", "OUT_OF_RANGE",
@@ -87,8 +87,8 @@ func (e *Error) WithReason(reason string) *Error { e.Reason = reason; return e }
 // WithDetails sets the details of the TPU API.
 func (e *Error) WithDetails(d ...any) *Error { e.Details = d; return e }
 
-// BadField returns the error with which the TPU service itself, not the JSON layer in
-// front of it, refuses a value. Google's support asks for the EID.
+// BadField returns the error of the TPU service itself for a bad value. It is not an error
+// of the JSON layer in front of the service. Google's support asks for the EID in it.
 func BadField(field, format string, args ...any) *Error {
 	text := fmt.Sprintf(format, args...)
 	e := Errorf(http.StatusBadRequest, "Cloud TPU received a bad request. Field: %s Error: %s [EID: 0x%016x]", field, text, rand.Uint64())
@@ -124,7 +124,8 @@ func Exists(resource string) *Error {
 // UnknownMethod is the answer to a method that the API does not have.
 func UnknownMethod() *Error { return Errorf(http.StatusNotFound, "Method not found.") }
 
-// NotModelled is the answer to a request that the real API has and the simulator does not.
+// NotModelled is the answer to a request that the real API has and the simulator does not
+// have.
 func NotModelled(what string) *Error {
 	return Errorf(http.StatusNotImplemented, "%s is not modelled by the simulator.", what)
 }
@@ -137,7 +138,7 @@ func (e *Error) body(compute bool) []byte {
 	} else {
 		inner["status"] = e.Status
 	}
-	// The common front end of both APIs refuses credentials and includes the status.
+	// The common front end of both APIs refuses credentials. Its errors include the status.
 	if e.Code == http.StatusUnauthorized || e.Code >= 500 {
 		inner["status"] = e.Status
 	}
@@ -146,17 +147,17 @@ func (e *Error) body(compute bool) []byte {
 	}
 	b, err := json.MarshalIndent(map[string]any{"error": inner}, "", "  ")
 	if err != nil {
-		panic(err) // cannot happen: strings and numbers only
+		panic(err) // cannot happen, because there are only strings and numbers
 	}
 	return append(b, '\n')
 }
 
-// RPCStatus renders e as the error of a TPU operation or of failedData.
+// RPCStatus returns e as the error of a TPU operation or of failedData.
 func (e *Error) RPCStatus() map[string]any {
 	return map[string]any{"code": RPCCode(e.Status), "message": e.Message}
 }
 
-// WriteError sends e. compute says that it has the form of Google's older APIs.
+// WriteError sends e. If compute is true, e has the form of Google's older APIs.
 func WriteError(w http.ResponseWriter, e *Error, compute bool) {
 	kind, body := "application/json; charset=UTF-8", e.body(compute)
 	if e.Plain {

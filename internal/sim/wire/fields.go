@@ -7,12 +7,13 @@ import (
 	"strings"
 )
 
-// A fieldMask is a partial response (the query parameter fields): it maps the name of
-// each wanted field to the fields wanted below it; nil means all. "*" matches every name.
+// A fieldMask is the value of the query parameter fields, which asks for a partial
+// response. It maps the name of each wanted field to the wanted fields below it. nil means
+// all fields. "*" matches every name.
 type fieldMask map[string]fieldMask
 
-// ParseFields parses "kind,items(name,metadata/mode),nextPageToken" for an answer of the
-// type of v.
+// ParseFields parses "kind,items(name,metadata/mode),nextPageToken". v has the type of the
+// answer.
 func ParseFields(text string, v any) (fieldMask, error) {
 	p := fieldParser{all: text, rest: text}
 	mask, err := p.list(reflect.TypeOf(v))
@@ -45,7 +46,7 @@ func (p *fieldParser) list(t reflect.Type) (fieldMask, error) {
 	}
 }
 
-// item parses one name and the fields wanted below it.
+// item parses one name and the wanted fields below it.
 func (p *fieldParser) item(t reflect.Type, mask fieldMask) error {
 	end := strings.IndexAny(p.rest, ",/()")
 	if end < 0 {
@@ -78,13 +79,13 @@ func (p *fieldParser) item(t reflect.Type, mask fieldMask) error {
 	return nil
 }
 
-// add adds sub to what is wanted of a field.
+// add adds sub to the wanted fields below a field.
 func (f fieldMask) add(name string, sub fieldMask) {
 	old, had := f[name]
 	switch {
 	case !had || sub == nil:
 		f[name] = sub
-	case old != nil: // otherwise the whole field is wanted already
+	case old != nil: // otherwise the mask already has the whole field
 		for k, v := range sub {
 			old.add(k, v)
 		}

@@ -20,7 +20,7 @@ import (
 // The simulator stores everything as v2alpha1 messages. These are a superset of v2 except
 // for one name: v2 calls multiNodeParams multisliceParams.
 
-// Encode renders a v2alpha1 message in the given version: it renames fields and drops
+// Encode encodes a v2alpha1 message in the given version. It renames fields, and drops
 // those that the version does not have.
 func Encode(version string, v any) (json.RawMessage, error) {
 	b, err := json.Marshal(v)
@@ -45,8 +45,8 @@ func Encode(version string, v any) (json.RawMessage, error) {
 	return json.Marshal(raw)
 }
 
-// A Message is the JSON of a message, kept until the message changes: clients that wait
-// read the same message again and again. The zero value is ready for use.
+// A Message keeps the JSON of a message until the message changes, because clients that
+// wait read the same message again and again. The zero value is ready for use.
 type Message struct {
 	of   any
 	json json.RawMessage
@@ -68,7 +68,7 @@ func (m *Message) Encode(version string, v any) (json.RawMessage, error) {
 }
 
 // List returns an answer with a list of messages in a field, and the token of the next
-// page; "" means that this is the last one. Nothing is encoded again.
+// page. The token is "" on the last page. It encodes no message again.
 func List(field string, messages []json.RawMessage, next string) json.RawMessage {
 	b := []byte("{")
 	if next != "" {
@@ -91,8 +91,8 @@ func List(field string, messages []json.RawMessage, next string) json.RawMessage
 	return append(b, '}')
 }
 
-// RenameParams renames a field of the node specifications in a queued resource. Text that is
-// no JSON object stays as it is.
+// RenameParams renames a field of the node specifications in a queued resource. A text that
+// is not a JSON object stays as it is.
 func RenameParams(body []byte, from, to string) []byte {
 	var raw map[string]any
 	if json.Unmarshal(body, &raw) != nil {
@@ -115,8 +115,8 @@ func RenameParams(body []byte, from, to string) []byte {
 	return renamed
 }
 
-// DecodeStrict unmarshals body and refuses what the JSON layer of Google's APIs refuses:
-// bad syntax, unknown names, wrong types. root is that layer's name for the message.
+// DecodeStrict unmarshals body. It refuses what the JSON layer of Google's APIs refuses:
+// bad syntax, unknown names, wrong types. root is the name of the message in that layer.
 func DecodeStrict(body []byte, into any, root string) error {
 	if len(bytes.TrimSpace(body)) == 0 {
 		body = []byte("{}")
@@ -150,8 +150,8 @@ func DecodeStrict(body []byte, into any, root string) error {
 	return nil
 }
 
-// walkNames calls unknown for every name in raw for which t has no field. It compares
-// names exactly; encoding/json alone would ignore their case.
+// walkNames calls unknown for every name in raw for which t has no field. It compares names
+// exactly. encoding/json alone would ignore their case.
 func walkNames(raw any, t reflect.Type, path string, unknown func(m map[string]any, name, path string)) {
 	for t.Kind() == reflect.Pointer {
 		t = t.Elem()
@@ -203,11 +203,11 @@ func Snake(name string) string {
 	return b.String()
 }
 
-// systemParameters are accepted by every method of every Google API. They exclude fields,
-// since partial responses are not modelled.
+// systemParameters are those that every method of every Google API accepts. They do not
+// include fields, because partial responses are not modelled.
 var systemParameters = []string{"alt", "$alt", "prettyPrint", "key", "quotaUser", "access_token", "oauth_token", "uploadType", "$.xgafv", "$prettyPrint"}
 
-// CheckQuery refuses query parameters that the method does not have.
+// CheckQuery returns an error for query parameters that the method does not have.
 func CheckQuery(query url.Values, known ...string) error {
 	for name, values := range query {
 		switch {
@@ -231,7 +231,7 @@ func CheckQuery(query url.Values, known ...string) error {
 	return nil
 }
 
-// QueryBool parses a boolean as the API does; gcloud sends True.
+// QueryBool parses a boolean as the API does. gcloud sends True.
 func QueryBool(query url.Values, name string) (bool, error) {
 	switch strings.ToLower(query.Get(name)) {
 	case "":
@@ -245,7 +245,7 @@ func QueryBool(query url.Values, name string) (bool, error) {
 }
 
 // Page returns one page of all, which must be in a stable order. The token encodes the
-// number of items before the page, so that nobody is tempted to guess it.
+// number of items before the page. So nobody is tempted to guess it.
 func Page[T any](all []T, query url.Values, sizeName string, largest int) (items []T, next string, err error) {
 	start, size := 0, largest
 	if text := query.Get(sizeName); text != "" {
@@ -269,8 +269,7 @@ func Page[T any](all []T, query url.Values, sizeName string, largest int) (items
 	return all[start:end], next, nil
 }
 
-// MaxBody is larger than any legal request: a metadata value of a node has at most 256
-// KiB.
+// MaxBody is larger than any legal request. A metadata value of a node has at most 256 KiB.
 const MaxBody = 8 << 20
 
 // ReadBody reads the body of a request, at most limit bytes.

@@ -13,9 +13,9 @@ import (
 	"golang.org/x/crypto/ssh"
 )
 
-// forwardedAgent is the socket on the machine that leads to the client's agent. As with
-// sshd it exists from the first session that requests it until the end of the connection,
-// and a second request is refused.
+// forwardedAgent is a socket on the machine that leads to the client's agent. As with sshd,
+// it exists from the first session that requests it until the connection ends. A second
+// request is refused.
 type forwardedAgent struct {
 	mu       sync.Mutex
 	listener *net.UnixListener
@@ -38,7 +38,7 @@ func (l *login) forwardAgent() error {
 	}
 	parent := l.m.path("tmp")
 	if len(parent)+len("/ssh-0123456789/agent") > longestSocket {
-		parent = "" // use the real machine's directory, for the time of a connection
+		parent = "" // use a directory of the real machine while the connection lasts
 	}
 	dir, err := os.MkdirTemp(parent, "ssh-")
 	if err != nil {
@@ -67,7 +67,7 @@ func (l *login) passToAgent(c *net.UnixConn) {
 	defer c.Close()
 	ch, reqs, err := l.conn.OpenChannel("auth-agent@openssh.com", nil)
 	if err != nil {
-		return // the client refuses, for example because it did not request forwarding
+		return // the client refuses, for example because it has not requested forwarding
 	}
 	var ends sync.WaitGroup
 	ends.Go(func() { ssh.DiscardRequests(reqs) })
@@ -90,8 +90,7 @@ func (a *forwardedAgent) path() string {
 	return a.listener.Addr().String()
 }
 
-// close closes the agent for good: a later request to forward finds that the connection
-// has ended.
+// close closes the agent. A later request to forward finds that the connection has ended.
 func (a *forwardedAgent) close() {
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -24,7 +24,8 @@ const (
 )
 
 var (
-	// LoginName matches the names that useradd accepts; a name also becomes a directory.
+	// LoginName matches the names that useradd accepts. A name is also the name of a
+	// directory.
 	LoginName = regexp.MustCompile(`^[a-z_][a-z0-9_.-]{0,31}$`)
 
 	errRefused = errors.New("key refused")
@@ -33,8 +34,8 @@ var (
 // serverConfig returns the configuration for one connection.
 func (m *machine) serverConfig() *ssh.ServerConfig {
 	refuse := sync.OnceValue(m.TakeRefusal)
-	// sshd counts every unknown key as a try. The count of x/crypto/ssh omits keys that a
-	// client only asks about.
+	// sshd counts every unknown key as a try. The count of x/crypto/ssh leaves out keys
+	// that a client only asks about.
 	var refused atomic.Int32
 	cfg := &ssh.ServerConfig{
 		ServerVersion: serverVersion,
@@ -76,8 +77,9 @@ func (m *machine) mayLogIn(login string, key ssh.PublicKey) bool {
 	return false
 }
 
-// Expired reports whether a key's comment is Google's annotation with an expiry time in
-// the past. The guest agent drops such keys, and those whose annotation it cannot parse.
+// Expired reports whether a key's comment is Google's annotation and its expiry time has
+// passed. The guest agent drops such keys. It also drops keys whose annotation it cannot
+// parse.
 func Expired(comment string, now time.Time) bool {
 	note, ok := strings.CutPrefix(comment, "google-ssh ")
 	if !ok {

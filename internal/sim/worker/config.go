@@ -9,12 +9,12 @@ import (
 
 // A ProcessConfig configures the process backend.
 type ProcessConfig struct {
-	Root string           // directory for the stand-ins and the machines; created when missing
-	Port int              // SSH port of every machine; 0 means a free one, chosen at the first start
-	Now  func() time.Time // clock for the expiry of keys; nil means the system's
+	Root string           // directory for the stand-ins and the machines; it is created if it is missing
+	Port int              // SSH port of every machine; 0 means a free port, which the first start chooses
+	Now  func() time.Time // clock for the expiry of keys; nil means the clock of the system
 }
 
-// A ToolsError names the programs that the netns backend needs but are missing.
+// A ToolsError names missing programs that the netns backend needs.
 type ToolsError struct {
 	Missing  []string // programs
 	Packages []string // Debian and Ubuntu packages that contain them

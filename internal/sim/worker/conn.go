@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// unlimited means no limit on the bytes of a direction.
+// unlimited means that the bytes of a direction have no limit.
 const unlimited = -1
 
 // FaultyConn is the machine's side of a TCP connection. It simulates the faults of the
@@ -55,7 +55,7 @@ func (c *FaultyConn) left(limit *int64, n int) int {
 	return int(*limit)
 }
 
-// passed counts n bytes and reports whether to cut the connection now.
+// passed counts n bytes. It reports whether to cut the connection now.
 func (c *FaultyConn) passed(limit *int64, n int) bool {
 	c.mu.Lock()
 	if *limit == unlimited {
@@ -75,7 +75,8 @@ func (c *FaultyConn) passed(limit *int64, n int) bool {
 	return false
 }
 
-// Read delivers nothing while the machine is frozen, not even bytes that arrived before.
+// While the machine is frozen, Read delivers nothing, not even bytes that have arrived
+// before.
 func (c *FaultyConn) Read(p []byte) (int, error) {
 	want := c.left(&c.inLeft, len(p))
 	if want == 0 && len(p) > 0 {
@@ -113,7 +114,7 @@ func (c *FaultyConn) Write(p []byte) (int, error) {
 	}
 }
 
-// awaitThaw blocks while the machine is frozen; it returns false if the connection is
+// awaitThaw blocks while the machine is frozen. It returns false if the connection is
 // closed meanwhile.
 func (c *FaultyConn) awaitThaw() bool {
 	for {
@@ -140,7 +141,7 @@ func (c *FaultyConn) Reset() {
 	c.Close()
 }
 
-// Pause waits for d; it returns false if the connection is closed first.
+// Pause waits for the time d. It returns false if the connection is closed before that.
 func (c *FaultyConn) Pause(d time.Duration) bool {
 	if d <= 0 {
 		return true

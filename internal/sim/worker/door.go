@@ -43,22 +43,22 @@ type Door struct {
 	Cancel context.CancelFunc
 	Wg     sync.WaitGroup // connections, sessions, timers
 
-	// Only one goroutine at a time changes the ports; it holds reach, even while it
-	// blocks in system calls.
+	// Only one goroutine at a time changes the ports. It holds reach, even while it blocks
+	// in system calls.
 	reach     sync.Mutex
 	Ways      []Way
 	listeners []*net.TCPListener
-	fillers   []net.Conn // fill the accept queues in modeHang
+	fillers   []net.Conn // connections that fill the accept queues in modeHang
 	serving   serveMode
 	accepting sync.WaitGroup
 
 	Mu      sync.Mutex
 	Stopped bool
 	Booting bool
-	Faults  map[FaultKind]Fault // in force; Slow is in slow, and Missing, Denied and Fixed are elsewhere
+	Faults  map[FaultKind]Fault // active faults; Slow is in slow, and Missing, Denied and Fixed are elsewhere
 	Slow    map[string]Fault    // by mode
-	epoch   map[string]int      // per timed fault: counts its settings, so that only the latest timer has an effect
-	thaw    chan struct{}       // not nil while frozen; closed when the freeze ends
+	epoch   map[string]int      // by timed fault: how often it was set, so that only the latest timer has an effect
+	thaw    chan struct{}       // nil if not frozen; closed when the freeze ends
 	conns   map[*FaultyConn]struct{}
 }
 
@@ -73,7 +73,7 @@ func (d *Door) Init(spec Spec, handle func(*FaultyConn)) {
 	d.Ctx, d.Cancel = context.WithCancel(context.Background())
 }
 
-// wantMode returns how the port should behave, given the faults and the state.
+// wantMode returns how the port should behave with the present faults and state.
 func (d *Door) wantMode() serveMode {
 	d.Mu.Lock()
 	defer d.Mu.Unlock()
@@ -117,9 +117,9 @@ func (d *Door) Reconcile() error {
 	return nil
 }
 
-// listenAgain listens on an address whose previous listener was closed just before. It
-// retries for 2 s because the old socket is really closed only when the goroutine that
-// accepted on it has returned.
+// listenAgain listens on an address whose previous listener has just been closed. It
+// retries for 2 s. The old socket is really closed only when the goroutine that accepted
+// connections on it has returned.
 func listenAgain(listen func() (*net.TCPListener, error)) (*net.TCPListener, error) {
 	giveUp := time.After(2 * time.Second)
 	tick := time.NewTicker(5 * time.Millisecond)
@@ -137,7 +137,7 @@ func listenAgain(listen func() (*net.TCPListener, error)) (*net.TCPListener, err
 	}
 }
 
-// Open ends the boot of a new machine; listeners are those of all its ways.
+// Open ends the boot of a new machine. listeners are those of all its ways.
 func (d *Door) Open(listeners ...*net.TCPListener) {
 	d.reach.Lock()
 	defer d.reach.Unlock()
@@ -176,8 +176,8 @@ func (d *Door) listenWith(listeners []*net.TCPListener, mode serveMode) {
 	}
 }
 
-// fillQueue makes connection attempts to ln hang: Linux drops them when the accept queue
-// is full, and one connection fills a queue of length 0.
+// fillQueue makes connection attempts to ln hang. Linux drops them when the accept queue is
+// full, and one connection fills a queue of length 0.
 func (d *Door) fillQueue(ln *net.TCPListener, w Way) {
 	raw, err := ln.SyscallConn()
 	if err != nil {
@@ -196,8 +196,8 @@ func (d *Door) accept(ln *net.TCPListener) {
 			return
 		}
 		if err != nil {
-			// No file descriptor is free: wait a little before the next try rather than
-			// spin.
+			// No file descriptor is free. Wait a little before the next try, so that this
+			// loop does not spin.
 			t := time.NewTimer(10 * time.Millisecond)
 			select {
 			case <-t.C:
@@ -267,8 +267,8 @@ func (d *Door) frozen() <-chan struct{} {
 	return d.thaw
 }
 
-// After runs f after delay, unless the machine stops or another timer with that name is
-// set before.
+// After runs f after delay. It does not run f if the machine stops, or if another timer
+// with that name is set before.
 func (d *Door) After(delay time.Duration, name string, f func()) {
 	d.Mu.Lock()
 	d.epoch[name]++
@@ -295,8 +295,8 @@ func (d *Door) After(delay time.Duration, name string, f func()) {
 	})
 }
 
-// SetDoorFault puts a fault in force and calls end when its duration is over. For kinds
-// that do not concern the transport it only stores the fault and sets the timer.
+// SetDoorFault makes a fault active. It calls end when the duration of the fault is over.
+// If the fault is not about the transport, it only stores the fault and sets the timer.
 func (d *Door) SetDoorFault(f Fault, end func(FaultKind) error) error {
 	d.Mu.Lock()
 	if f.Kind == Slow {
@@ -307,7 +307,7 @@ func (d *Door) SetDoorFault(f Fault, end func(FaultKind) error) error {
 	d.Faults[f.Kind] = f
 	d.settleFreeze()
 	d.Mu.Unlock()
-	if f.Kind != Clock { // its Duration is the offset of the clock
+	if f.Kind != Clock { // the Duration of Clock is the offset of the clock
 		d.After(f.Duration, string(f.Kind), func() { _ = end(f.Kind) })
 	}
 	switch f.Kind {
@@ -346,7 +346,7 @@ func (d *Door) ClearDoorFaults(kind FaultKind) {
 	}
 }
 
-// settleFreeze freezes or thaws all connections, as the faults demand. The caller holds
+// settleFreeze freezes or thaws all connections, depending on the faults. The caller holds
 // d.mu.
 func (d *Door) settleFreeze() {
 	_, freeze := d.Faults[Freeze]
@@ -362,13 +362,15 @@ func (d *Door) settleFreeze() {
 }
 
 // takeCut reports whether to cut a connection that has sent or received its number of
-// bytes. It counts the cut.
+// bytes. If so, that counts as a use of the fault.
 func (d *Door) takeCut() bool { return d.take(Cut) }
 
-// TakeRefusal reports whether to refuse the keys of a connection, and counts the refusal.
+// TakeRefusal reports whether to refuse the keys of a connection. If so, that counts as a
+// use of the fault.
 func (d *Door) TakeRefusal() bool { return d.take(RefuseAuth) }
 
-// take reports whether the fault of that kind is in force, and counts one use of it.
+// take reports whether the fault of that kind is active. If so, it counts one use of the
+// fault.
 func (d *Door) take(kind FaultKind) bool {
 	d.Mu.Lock()
 	defer d.Mu.Unlock()
@@ -386,15 +388,15 @@ func (d *Door) take(kind FaultKind) bool {
 	return true
 }
 
-// Slowness returns the fault that slows the worker down in that way; the zero Fault if none
-// does.
+// Slowness returns the fault that slows the worker down in that way. It returns the zero
+// Fault if there is none.
 func (d *Door) Slowness(mode string) Fault {
 	d.Mu.Lock()
 	defer d.Mu.Unlock()
 	return d.Slow[mode]
 }
 
-// fault returns the fault of that kind if it is in force.
+// fault returns the fault of that kind if it is active.
 func (d *Door) fault(kind FaultKind) (Fault, bool) {
 	d.Mu.Lock()
 	defer d.Mu.Unlock()

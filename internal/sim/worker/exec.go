@@ -22,7 +22,7 @@ type process struct {
 	tty    bool
 
 	mu    sync.Mutex
-	ended bool // the process id may belong to another process
+	ended bool // another process may have the process id now
 }
 
 // startProcess runs a program in its own session, on pipes or, with tty, on a terminal.
@@ -70,8 +70,8 @@ func (m *machine) startProcess(file string, argv, env []string, dir string, tty 
 	return p, nil
 }
 
-// pipe makes a pipe whose machine end never blocks a thread and whose command end blocks
-// as usual.
+// pipe makes a pipe. The machine's end never blocks a thread. The command's end blocks as
+// usual.
 func pipe(toCommand bool) (r, w *os.File, err error) {
 	var fds [2]int
 	if err := unix.Pipe2(fds[:], unix.O_CLOEXEC); err != nil {
@@ -89,7 +89,7 @@ func pipe(toCommand bool) (r, w *os.File, err error) {
 	return os.NewFile(uintptr(fds[0]), "pipe"), os.NewFile(uintptr(fds[1]), "pipe"), nil
 }
 
-// wait waits for the process and returns its status. It blocks no thread meanwhile.
+// wait waits for the process and returns its status. Meanwhile it blocks no thread.
 func (p *process) wait() syscall.WaitStatus {
 	p.awaitExit()
 	p.mu.Lock()
@@ -97,14 +97,14 @@ func (p *process) wait() syscall.WaitStatus {
 	st, err := p.proc.Wait()
 	p.ended = true
 	if err != nil {
-		return syscall.WaitStatus(syscall.SIGKILL) // other code has reaped the process
+		return syscall.WaitStatus(syscall.SIGKILL) // other code has collected the process
 	}
 	return st.Sys().(syscall.WaitStatus)
 }
 
-// awaitExit returns when the process has ended but has not been reaped, so that its id is
-// still its own. It waits in the runtime's poller, or blocks a thread if the kernel
-// cannot do that.
+// awaitExit returns when the process has ended. The process has not been collected yet, so
+// no other process can have its id. It waits in the poller of the runtime. If the kernel
+// cannot do that, it blocks a thread.
 func (p *process) awaitExit() {
 	if p.pidfd >= 0 && unix.SetNonblock(p.pidfd, true) == nil {
 		f := os.NewFile(uintptr(p.pidfd), "pidfd")
@@ -126,8 +126,8 @@ func (p *process) awaitExit() {
 	}
 }
 
-// signalGroup signals the command's process group, as sshd does for an
-// ordinary user.
+// signalGroup sends a signal to the command's process group, as sshd does for an ordinary
+// user.
 func (p *process) signalGroup(sig syscall.Signal) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -137,8 +137,8 @@ func (p *process) signalGroup(sig syscall.Signal) error {
 	return unix.Kill(-p.proc.Pid, sig)
 }
 
-// closePipes closes the machine's ends: the command then reads the end of its input and
-// cannot write any more; on a terminal it gets a hangup.
+// closePipes closes the machine's ends. The command then reads the end of its input and can
+// no longer write. On a terminal it gets a hangup.
 func (p *process) closePipes() {
 	if p.stdin != nil {
 		p.stdin.Close()

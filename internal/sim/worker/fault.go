@@ -14,10 +14,10 @@ import (
 )
 
 // A FaultKind is a way for a machine to misbehave. The comments on the constants give the
-// arguments of the text form; those in brackets are optional.
+// arguments of the text form. Arguments in brackets are optional.
 type FaultKind string
 
-// The faults. Without an optional DURATION the fault stays in force until it is cleared.
+// The faults. Without an optional DURATION, the fault stays active until it is cleared.
 const (
 	// "clear [KIND]" ends the fault of that kind, or all.
 	Clear FaultKind = "clear"
@@ -28,8 +28,8 @@ const (
 	Unreachable FaultKind = "unreachable"
 
 	// "freeze [DURATION]": the machine accepts connections but never answers, not even
-	// keepalives; existing connections fall silent. Data on its way is delivered when the
-	// fault ends.
+	// keepalives. Existing connections fall silent. When the fault ends, data that is on
+	// its way is delivered.
 	Freeze FaultKind = "freeze"
 
 	// "slow handshake|exec DURATION": each SSH handshake, or each start of a command,
@@ -37,39 +37,39 @@ const (
 	Slow FaultKind = "slow"
 
 	// "cut in|out BYTES [TIMES]": a connection is reset after that many bytes in one
-	// direction, as seen from the machine, including SSH's own overhead. Existing
-	// connections count from now, each later one from its start. It happens TIMES times,
-	// or to every connection.
+	// direction, as seen from the machine. SSH's own overhead counts. For existing
+	// connections the count begins now, for later ones at their start. This happens TIMES
+	// times. Without TIMES it happens to every connection.
 	Cut FaultKind = "cut"
 
 	// "refuse-auth DURATION|TRIES": the machine accepts no key for that time, or on that
-	// many connections, like a machine that has not received its keys yet.
+	// many connections. A machine that has not yet received its keys does the same.
 	RefuseAuth FaultKind = "refuse-auth"
 
-	// "reboot [power] [DURATION]" reboots once; the machine refuses connections for that
-	// time. SetFault returns when it is down. Its shutdown script runs before, except
-	// with power, which simulates a power failure.
+	// "reboot [power] [DURATION]" reboots once. The machine refuses connections for that
+	// time. SetFault returns when it is down. Before that, its shutdown script runs. With
+	// power, which simulates a power failure, it does not run.
 	Reboot FaultKind = "reboot"
 
-	// "no-sudo [missing]": sudo asks for a password or, with missing, does not exist;
-	// missing needs the netns backend.
+	// "no-sudo [missing]": sudo asks for a password. With missing, sudo does not exist;
+	// this needs the netns backend.
 	NoSudo FaultKind = "no-sudo"
 
-	// "disk-space home|tmp [BYTES]": only that many bytes, or none, are free on the disk
-	// of the homes or in /tmp. Files written to homes meanwhile are lost when the fault
-	// ends. Netns backend only.
+	// "disk-space home|tmp [BYTES]": only that many bytes, or none, are free on the disk of
+	// the homes or in /tmp. When the fault ends, files that were written to homes meanwhile
+	// are lost. Netns backend only.
 	DiskSpace FaultKind = "disk-space"
 
-	// "read-only": the homes cannot be written. Netns backend only.
+	// "read-only": nobody can write to the homes. Netns backend only.
 	ReadOnly FaultKind = "read-only"
 
-	// "clock ahead|behind DURATION": processes started from now on see a wrong clock. It
+	// "clock ahead|behind DURATION": processes that start from now on see a wrong clock. It
 	// needs libfaketime.
 	Clock FaultKind = "clock"
 
 	// "startup print|exit|hang [FILE]": a start-up file of the login prints, exits with
-	// status 3, or waits for the end of its input. FILE is ~/.bashrc; on the netns
-	// backend it may also be /etc/bash.bashrc or ~/.ssh/rc.
+	// status 3, or waits for the end of its input. FILE is ~/.bashrc. On the netns backend
+	// it may also be /etc/bash.bashrc or ~/.ssh/rc.
 	Startup FaultKind = "startup"
 
 	// "banner": sshd shows a banner before each login, and there is a message of the day.
@@ -78,14 +78,14 @@ const (
 	// "shell PATH" replaces bash as the shell of every login.
 	Shell FaultKind = "shell"
 
-	// "missing NAME": a setting does not exist: a sysctl key
+	// "missing NAME": a setting does not exist. NAME is a sysctl key
 	// ("net.ipv4.tcp_mtu_probing"), an absolute path below /proc/sys, /sys or /dev, or a
-	// kernel module ("tcp_cubic"). On the process backend NAME may also be a program that
-	// images may lack, numactl or ethtool; it stays missing, also across reboots, until
-	// apt-get installs it.
+	// kernel module ("tcp_cubic"). On the process backend, NAME may also be numactl or
+	// ethtool, because images may lack these programs. The program stays missing, even
+	// after reboots, until apt-get installs it.
 	Missing FaultKind = "missing"
 
-	// "denied NAME": the command for a setting cannot change it: a sysctl key,
+	// "denied NAME": the command for a setting cannot change it. NAME is a sysctl key,
 	// "ip-route", "ip-link", or "ethtool".
 	Denied FaultKind = "denied"
 
@@ -95,8 +95,8 @@ const (
 	// "rotate-host-keys" makes new host keys, once.
 	RotateHostKeys FaultKind = "rotate-host-keys"
 
-	// "kill [SIGNAL]" sends a signal (KILL) to every process of the machine,
-	// once.
+	// "kill [SIGNAL]" sends a signal to every process of the machine, once. The default is
+	// KILL.
 	Kill FaultKind = "kill"
 )
 
@@ -107,8 +107,8 @@ const (
 	sshRC        = "~/.ssh/rc"
 )
 
-// A Fault is one fault with its arguments. The zero value of an argument means that it is
-// absent.
+// A Fault is one fault with its arguments. The zero value of an argument means that the
+// argument is absent.
 type Fault struct {
 	Kind     FaultKind
 	Mode     string        // unreachable: refuse, hang; slow: handshake, exec; cut: in, out; and so on
@@ -118,10 +118,10 @@ type Fault struct {
 	Duration time.Duration // unreachable, freeze, slow, refuse-auth, reboot, clock
 }
 
-// A faultForm is how the text of one kind of fault is written, and what is legal in it.
+// A faultForm says how the text of one kind of fault is written, and what may be in it.
 type faultForm struct {
 	kind  FaultKind
-	usage string // of the arguments, for help and error messages
+	usage string // usage of the arguments, for help and error messages
 	args  []argument
 	legal []rule
 }
@@ -129,7 +129,7 @@ type faultForm struct {
 // An argument reads words of the text into a fault.
 type argument func(f *Fault, w *words) error
 
-// A rule refuses an argument that the fault cannot have.
+// A rule returns an error for an argument that the fault cannot have.
 type rule func(f Fault) error
 
 // faultForms returns the forms of all kinds.
@@ -186,7 +186,7 @@ func ParseFault(text ...string) (Fault, error) {
 	return f, nil
 }
 
-// parse takes the words behind the name.
+// parse reads the words after the name.
 func (form faultForm) parse(w words) (Fault, error) {
 	f := Fault{Kind: form.kind}
 	for _, take := range form.args {
@@ -200,7 +200,7 @@ func (form faultForm) parse(w words) (Fault, error) {
 	return f, nil
 }
 
-// Check refuses a fault that no text form can have.
+// Check returns an error for a fault that no text form can have.
 func (f Fault) Check() error {
 	if f.Duration < 0 || f.Bytes < 0 || f.Count < 0 {
 		return errors.New("negative argument")
@@ -217,10 +217,10 @@ func (f Fault) Check() error {
 	return nil
 }
 
-// words are what is left of a text.
+// words are those words of a text that are left.
 type words []string
 
-// next takes a word; "" when none is left.
+// next removes a word and returns it. It returns "" if no word is left.
 func (w *words) next() string {
 	if len(*w) == 0 {
 		return ""
@@ -418,7 +418,7 @@ func (f Fault) ClockText() string {
 	return fmt.Sprintf("%s%g", sign, f.Duration.Seconds())
 }
 
-// CheckHere refuses faults that the real machine cannot simulate.
+// CheckHere returns an error for a fault that the real machine cannot simulate.
 func (f Fault) CheckHere() error {
 	switch f.Kind {
 	case Clock:

@@ -7,8 +7,7 @@ import (
 	"time"
 )
 
-// TestTextsOfFaults reads texts. The part after ": " is in the error for a refused
-// text.
+// TestTextsOfFaults reads texts. If a text is refused, the part after ": " is in the error.
 func TestTextsOfFaults(t *testing.T) {
 	for text, want := range map[string]Fault{
 		"clear":                  {Kind: Clear},

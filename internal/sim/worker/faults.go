@@ -54,7 +54,7 @@ func (m *machine) setFault(f Fault) error {
 	return nil
 }
 
-// checkProcess refuses faults that the process backend cannot simulate.
+// checkProcess returns an error for a fault that the process backend cannot simulate.
 func (f Fault) checkProcess() error {
 	switch f.Kind {
 	case DiskSpace, ReadOnly:
@@ -71,8 +71,8 @@ func (f Fault) checkProcess() error {
 	return f.CheckHere()
 }
 
-// restart reboots for a Reboot fault. It returns when the machine is down and its shutdown
-// script, if that runs, has ended.
+// restart reboots the machine for a Reboot fault. It returns when the machine is down. If
+// its shutdown script runs, it has ended by then.
 func (m *machine) restart(f Fault) error {
 	var ended <-chan struct{}
 	if f.Mode == "" {
@@ -88,7 +88,7 @@ func (m *machine) restart(f Fault) error {
 	return m.Reconcile()
 }
 
-// mark makes a setting missing, denied or fixed, or takes a program away.
+// mark makes a setting missing, denied or fixed, or removes a program.
 func (m *machine) mark(f Fault) error {
 	if f.Kind == Missing && slices.Contains(mayLack, f.Name) {
 		return m.takeAway(f.Name)

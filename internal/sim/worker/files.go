@@ -17,14 +17,14 @@ import (
 	"github.com/google/uuid"
 )
 
-// The stand-ins are scripts, so that the author of a worker script can read why the
-// simulator answered as it did.
+// The stand-ins are scripts. So the author of a worker script can read why the simulator
+// has answered in a certain way.
 //
 //go:embed standin/*.sh standin/lib/*.sh
 var standinScripts embed.FS
 
-// refusedCommands would change the machine that the simulator runs on, and multihost
-// needs none of them. They share one stand-in, which refuses.
+// refusedCommands would change the machine on which the simulator runs. multihost needs
+// none of them. They share one stand-in, which refuses everything.
 var refusedCommands = []string{
 	"reboot", "shutdown", "halt", "poweroff", "init", "service",
 	"mount", "umount", "swapon", "swapoff", "mkfs", "fdisk", "parted",
@@ -40,9 +40,9 @@ var sameAs = map[string]string{
 	"killall": "pkill",
 }
 
-// WriteProgram writes a file that is about to be executed. It prevents forks in the
-// simulator meanwhile: a forked process would hold the file open for writing until its
-// exec, and the kernel refuses to execute such a file (ETXTBSY).
+// WriteProgram writes a file that will be executed soon. Meanwhile it prevents forks in the
+// simulator. A forked process would hold the file open for writing until its exec, and the
+// kernel refuses to execute such a file (ETXTBSY).
 func WriteProgram(file string, text []byte) error {
 	syscall.ForkLock.RLock()
 	defer syscall.ForkLock.RUnlock()
@@ -63,7 +63,7 @@ func writeStandins(dir string) error {
 		if err != nil {
 			return err
 		}
-		// Another simulator that shares the directory may be running the script.
+		// Another simulator may share the directory and be running the script.
 		tmp := filepath.Join(dir, "."+name)
 		if err := WriteProgram(tmp, text); err != nil {
 			return err
@@ -91,7 +91,7 @@ func writeStandins(dir string) error {
 	return nil
 }
 
-// A disk is the directory that a machine takes for its file system.
+// A disk is the directory that a machine uses as its file system.
 type disk struct {
 	root     string
 	standins string // directory of the programs that stand in for the real ones
@@ -102,12 +102,12 @@ func (d disk) path(elem ...string) string {
 	return filepath.Join(append([]string{d.root}, elem...)...)
 }
 
-// volatile are the directories that a reboot creates again. state holds the data of the
-// stand-ins: routes, ethtool features, and the marks of faults.
+// A reboot creates the volatile directories again. state holds the data of the stand-ins:
+// routes, ethtool features, and the marks of faults.
 var volatile = []string{"proc", "sys", "dev", "tmp", "state"}
 
-// reset restores the machine's files to their state after a boot. Creating files is most
-// of the cost of a machine, so it creates only those that something reads.
+// reset restores the machine's files to their state after a boot. Creating files is most of
+// the cost of a machine, so it creates only files that something reads.
 func (m *machine) reset() error {
 	devices, err := m.b.nodeDevices(m.Spec.NUMANodes)
 	if err == nil {
@@ -119,7 +119,7 @@ func (m *machine) reset() error {
 	return m.applyMarks()
 }
 
-// resetFiles makes the files of a boot. devices is the directory of the devices.
+// resetFiles makes the files of a boot. devices is the directory for the devices.
 func (d disk) resetFiles(devices string) error {
 	for _, dir := range volatile {
 		if err := os.RemoveAll(d.path(dir)); err != nil {
@@ -164,8 +164,8 @@ func (d disk) write(made map[string]bool, name, content string) error {
 	return os.WriteFile(file, []byte(content), mode)
 }
 
-// bootFiles returns kernel settings, devices and the stand-ins' state by absolute path,
-// with the values of an Ubuntu 22.04 image for TPU VMs after boot.
+// bootFiles returns kernel settings, devices and the state of the stand-ins, by absolute
+// path. The values are those of an Ubuntu 22.04 image for TPU VMs after boot.
 func (d disk) bootFiles() map[string]string {
 	files := map[string]string{
 		"/proc/sys/kernel/random/boot_id": uuid.NewString() + "\n",
@@ -269,9 +269,9 @@ func (m *machine) applyMarks() error {
 // mayLack are the programs that an image for TPU VMs may lack.
 var mayLack = []string{"numactl", "ethtool"}
 
-// takeAway removes a program from the machine: its stand-in, and the real one that would
-// be found after it. For that, bin and all later directories on the PATH become
-// directories of the machine's own, which link to all other programs.
+// takeAway removes a program from the machine: its stand-in, and the real program that
+// would otherwise be found. For that, bin and all later directories on the PATH become
+// directories of the machine. They link to all other programs.
 func (d disk) takeAway(name string) error {
 	own := d.path("own-bin")
 	if _, err := os.Lstat(d.path("programs")); err == nil {
@@ -280,7 +280,7 @@ func (d disk) takeAway(name string) error {
 	if err := linkPrograms(own, name, d.standins); err != nil {
 		return err
 	}
-	// Sessions look at programs to choose their PATH, so it must appear at once.
+	// Sessions look at programs to choose their PATH, so the directory must appear at once.
 	if err := linkPrograms(d.path("programs-new"), name,
 		"/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"); err != nil {
 		return err
@@ -302,7 +302,7 @@ func (d disk) putBack() error {
 	return errors.Join(os.RemoveAll(d.path("programs")), os.RemoveAll(d.path("own-bin")))
 }
 
-// linkBin makes bin a link to dir. bin exists at any time.
+// linkBin makes bin a link to dir. bin exists at every moment.
 func (d disk) linkBin(dir string) error {
 	if err := os.Symlink(dir, d.path("bin-new")); err != nil {
 		return err
@@ -340,7 +340,7 @@ func removed(file string) error {
 	return nil
 }
 
-// knows reports whether the machine has a setting with that name.
+// knows reports whether the machine has a setting called name.
 func (d disk) knows(name string) bool {
 	for _, p := range settingPaths(name) {
 		for file := range d.bootFiles() {
@@ -371,8 +371,8 @@ func (d disk) restore(names []string) error {
 	return nil
 }
 
-// settingPaths returns the paths that a setting's name means: the path itself, a sysctl
-// key's file, or a module's directory.
+// settingPaths returns the paths for the name of a setting: the name itself if it is a
+// path, the file of a sysctl key, or the directory of a module.
 func settingPaths(name string) []string {
 	switch {
 	case strings.HasPrefix(name, "/proc/sys/"), strings.HasPrefix(name, "/sys/"), strings.HasPrefix(name, "/dev/"):

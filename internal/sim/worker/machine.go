@@ -30,18 +30,18 @@ type machine struct {
 	addr string
 	port int
 
-	// To start a process, hold spawn for reading. To change down, hold it for writing. So
-	// no process escapes a search for all processes.
+	// Hold spawn for reading to start a process. Hold it for writing to change down. So a
+	// search for all processes misses none.
 	spawn sync.RWMutex
-	down  bool // rebooting or stopped: no process may start
+	down  bool // rebooting or stopped, so that no process may start
 
 	reboots sync.Mutex // one reboot at a time
 
-	metadata *http.Server // nil when there is none
+	metadata *http.Server // nil if there is none
 	metaAddr metadataAt
 
-	marks    map[FaultKind][]string // names of Missing, Denied, Fixed; guarded by mu
-	sessions map[int]struct{}       // session ids of the commands started since boot; guarded by mu
+	marks    map[FaultKind][]string // names for Missing, Denied and Fixed; guarded by mu
+	sessions map[int]struct{}       // session ids of the commands that have started since boot; guarded by mu
 }
 
 func newMachine(b *processBackend, spec Spec) (*machine, error) {
@@ -82,8 +82,8 @@ func newMachine(b *processBackend, spec Spec) (*machine, error) {
 	return m, nil
 }
 
-// makeHostKeys makes the two kinds of host key that are cheap to make; an RSA key would
-// cost a second per machine.
+// makeHostKeys makes the two kinds of host key that are cheap to make. An RSA key would
+// cost a second for each machine.
 func makeHostKeys() ([]ssh.Signer, error) {
 	_, ed, err := ed25519.GenerateKey(rand.Reader)
 	if err != nil {
@@ -176,8 +176,8 @@ func (m *machine) Reboot(ctx context.Context) error {
 	return nil
 }
 
-// reboot takes the machine down and prepares it to answer again: when the caller calls
-// Reconcile, or by itself after a downtime.
+// reboot takes the machine down and prepares it to answer again. It answers when the caller
+// calls Reconcile, or by itself after a downtime.
 func (m *machine) reboot(ctx context.Context, downtime time.Duration) error {
 	m.reboots.Lock()
 	defer m.reboots.Unlock()
@@ -202,7 +202,7 @@ func (m *machine) reboot(ctx context.Context, downtime time.Duration) error {
 	m.Mu.Lock()
 	clear(m.sessions)
 	m.Mu.Unlock()
-	// Setting the timer also cancels that of an earlier reboot.
+	// Setting the timer also cancels the timer of an earlier reboot.
 	m.After(downtime, "reboot", func() {
 		m.boot()
 		_ = m.Reconcile()
@@ -213,7 +213,8 @@ func (m *machine) reboot(ctx context.Context, downtime time.Duration) error {
 	return nil
 }
 
-// boot allows processes and connections, unless the machine was stopped meanwhile.
+// boot allows processes and connections again. If the machine was stopped meanwhile, it
+// does nothing.
 func (m *machine) boot() {
 	m.spawn.Lock()
 	defer m.spawn.Unlock()
@@ -249,11 +250,11 @@ func (m *machine) beginStop() {
 	m.Mu.Unlock()
 	m.setDown(true)
 	m.Cancel()
-	_ = m.Reconcile() // it only closes, so it cannot fail
+	_ = m.Reconcile() // it only closes something, so it cannot fail
 	m.ResetConnections()
 }
 
-// endStop waits for all goroutines; all processes have ended.
+// endStop waits for all goroutines. All processes have ended before.
 func (m *machine) endStop() {
 	if m.metadata != nil {
 		m.metadata.Close()

@@ -96,7 +96,7 @@ func TestNetnsMachine(t *testing.T) {
 	}
 }
 
-// A reboot keeps the disk and the host keys, and nothing else.
+// A reboot keeps only the disk and the host keys.
 func TestNetnsReboot(t *testing.T) {
 	f := newNetnsFixture(t)
 	m := f.start(nil)
@@ -138,7 +138,7 @@ setsid sleep 1000 >/dev/null 2>&1 </dev/null &`)
 	}
 	check("reboot during a long one")
 
-	// reboot(2) from inside: the machine comes back by itself.
+	// this calls reboot(2) inside the machine, which comes back by itself
 	_, _, _ = runErr(t, f.dial(m), `sudo -n perl -e 'syscall(169, 0xfee1dead, 672274793, 0x1234567)'`)
 	await(t, "the machine to come back", func() bool {
 		c, err := f.tryDial(m, "dev", f.signer)
@@ -200,15 +200,15 @@ func TestNetnsLogins(t *testing.T) {
 	run(t, f.dial(m), "true")
 }
 
-// Machines of one network reach each other with packets of its size; those of
-// two networks do not; the caller reaches them all, at both addresses.
+// Machines of one network reach each other with packets of its size. Machines of two
+// networks do not. The caller reaches all of them, at both addresses.
 func TestNetnsNetwork(t *testing.T) {
 	f := newNetnsFixture(t)
 	type place struct {
 		ip, network string
 		mtu         int
 	}
-	// Addresses that no other run of this test has at the same time.
+	// No other run of this test uses these addresses at the same time.
 	near := fmt.Sprintf("10.%d.%d.", 192+os.Getpid()%60, os.Getpid()/60%100)
 	far := fmt.Sprintf("10.%d.%d.", 192+os.Getpid()%60, 100+os.Getpid()/60%100)
 	var machines []worker.Machine
@@ -283,7 +283,7 @@ func TestNetnsMetadata(t *testing.T) {
 	await(t, "the third boot to ask", func() bool { return asked.Load() == 3 })
 }
 
-// Faults inside of a machine that a real kernel can have.
+// The test sets faults of settings inside of a machine. A real kernel can have them, too.
 func TestNetnsFaultsOfSettings(t *testing.T) {
 	f := newNetnsFixture(t)
 	m := f.start(func(s *worker.Spec) {
@@ -347,7 +347,7 @@ func TestNetnsFaultsOfSettings(t *testing.T) {
 	})
 }
 
-// outsideState is what must be the same before, during and after.
+// outsideState returns what must be the same before, during and after the test.
 func outsideState(t *testing.T) map[string]string {
 	t.Helper()
 	state := make(map[string]string)
@@ -356,7 +356,7 @@ func outsideState(t *testing.T) map[string]string {
 			if err != nil || !d.Type().IsRegular() {
 				return nil
 			}
-			// These are counters, and trees of interfaces that come and go.
+			// These are counters, and trees of interfaces that appear and disappear.
 			for _, part := range []string{"random/", "ns_last_pid", "nr_", "pty/nr", "/neigh/", "/conf/", "pid_max", "sched_domain", "tainted", "perf_", "stat_refresh", "_count"} {
 				if strings.Contains(path, part) {
 					return nil
@@ -384,8 +384,8 @@ func outsideState(t *testing.T) map[string]string {
 	return state
 }
 
-// withoutMountsOf leaves out what is mounted below dir, where other tests that run at the
-// same time may have mounts; another check proves that nothing of the backend's own
+// withoutMountsOf leaves out what is mounted below dir, because other tests that run at the
+// same time may have mounts there. Another check proves that nothing of the backend's own
 // directory is left.
 func withoutMountsOf(mounts []byte, dir string) (rest []byte) {
 	for line := range bytes.Lines(mounts) {
@@ -396,8 +396,8 @@ func withoutMountsOf(mounts []byte, dir string) (rest []byte) {
 	return rest
 }
 
-// network returns the machine's links and routes, without those of backends of other tests,
-// which may run at the same time.
+// network returns the links and routes of the machine. It leaves out those of backends in
+// other tests, which may run at the same time.
 func network(t *testing.T, without string) string {
 	t.Helper()
 	var lines []string
@@ -415,14 +415,14 @@ func network(t *testing.T, without string) string {
 	return strings.Join(lines, "\n")
 }
 
-// The machine outside stays as it is: settings, mounts, accounts. The links and routes
-// that exist meanwhile are all removed.
+// The settings, mounts and accounts of the real machine do not change. The links and routes
+// that exist meanwhile are removed.
 func TestNetnsChangesNothingOutside(t *testing.T) {
 	f := newNetnsFixture(t)
 	before, net := outsideState(t), network(t, "mhs")
 	m := f.start(nil)
 	c := f.dial(m)
-	// Nothing that root of a machine does reaches the real machine.
+	// Nothing that root of a machine does affects the real machine.
 	_, _, _ = runErr(t, c, `sudo -n bash -c 'cd /proc/sys
 for f in net/core/* net/ipv4/tcp_* vm/* kernel/*; do [[ -f $f ]] && read -r v <$f && echo $((v+1)) >$f; done
 mount -o remount,rw /proc/sys; ip link set ens8 mtu 1300; ip route flush table main; rm -rf /etc'`)
@@ -445,7 +445,7 @@ mount -o remount,rw /proc/sys; ip link set ens8 mtu 1300; ip route flush table m
 	}
 }
 
-// A simulator that is killed leaves nothing, and Sweep says so.
+// A simulator that is killed leaves nothing. Sweep reports that it found nothing.
 func TestNetnsKilled(t *testing.T) {
 	simworker.NeedNetns(t)
 	root := t.TempDir()
@@ -486,7 +486,7 @@ func TestNetnsKilled(t *testing.T) {
 	}
 }
 
-// processesNaming are the living processes whose command line has text.
+// processesNaming returns the living processes whose command line contains text.
 func processesNaming(text string) []string {
 	var found []string
 	lines, _ := filepath.Glob("/proc/[0-9]*/cmdline") // the pattern is good
@@ -499,7 +499,7 @@ func processesNaming(text string) []string {
 	return found
 }
 
-// Eight workers start in little more time than one, each with its own disk.
+// Eight workers start in little more time than one. Each has a disk of its own.
 func TestNetnsManyMachines(t *testing.T) {
 	f := newNetnsFixture(t)
 	machines := make([]worker.Machine, 8)

@@ -13,16 +13,16 @@ import (
 )
 
 // newOrigin creates the thread from which the process backend starts every process. A
-// process inherits much from the thread and program that start it, and this program
-// inherits it in turn from nohup, a shell's & or a service manager. A command behind sshd
-// starts clean, however sshd was started: no signal is ignored or blocked, the umask is
-// 022, and only the three descriptors of the session are open.
+// process inherits signal settings, umask and descriptors from the program that starts it.
+// This program inherits them from nohup, a shell's & or a service manager. A command under
+// sshd does not depend on how sshd was started: no signal is ignored or blocked, the umask
+// is 022, and only the three descriptors of the session are open.
 func newOrigin() (*Thread, error) {
 	if err := StartAfresh(); err != nil {
 		return nil, err
 	}
 	return NewThread(func() error {
-		// Get a separate umask; the threads of a program otherwise share one.
+		// Get a separate umask, because the threads of a program otherwise share one.
 		if err := unix.Unshare(unix.CLONE_FS); err != nil {
 			return fmt.Errorf("leave the shared umask: %w", err)
 		}
@@ -34,9 +34,9 @@ func newOrigin() (*Thread, error) {
 	})
 }
 
-// StartAfresh ensures that programs started from now on inherit no ignored signal and no
-// descriptor that is not passed to them. The program itself continues to ignore the
-// signals.
+// StartAfresh ensures that programs which start from now on inherit no ignored signal. They
+// inherit only descriptors that are passed to them. The program itself continues to ignore
+// the signals.
 func StartAfresh() error {
 	status, err := os.ReadFile("/proc/self/status")
 	if err != nil {
@@ -48,8 +48,8 @@ func StartAfresh() error {
 	if err != nil {
 		return fmt.Errorf("read the ignored signals: %w", err)
 	}
-	// A started program resets signals that have a handler here to their default. Sending
-	// a signal to a channel that nobody reads has the effect of ignoring it here.
+	// If a signal has a handler here, a program that starts gets the default for it. If a
+	// signal goes to a channel that nobody reads, it is ignored here.
 	nobody := make(chan os.Signal, 1)
 	for n := range 64 {
 		if ignored&(1<<n) != 0 {

@@ -29,20 +29,20 @@ type processBackend struct {
 
 // NewProcess returns the backend that needs no privileges.
 //
-// A machine's commands are ordinary processes of the caller, which bash runs in a
-// separate home below the machine's root. They start as behind sshd, however the caller
-// was started: no signal is ignored or blocked, the umask is 022, only the three
-// descriptors of the session are open, and the environment is that of sshd. Limits,
-// niceness and rights are the caller's. Each machine has its own address, homes, /tmp (as
-// TMPDIR and below MULTIHOST_ROOT_TMP), kernel settings, devices, boot id, and state of
-// the stand-ins. It shares the rest with the machine that the simulator runs on: all
-// other files, the process table, the network, the user id. So a command that uses
-// /proc/sys or /tmp itself, without the root variables, gets the real one, and every
-// command on PATH without a stand-in is the real command.
+// A machine's commands are ordinary processes of the caller, which bash runs in a separate
+// home below the machine's root. They start as they do under sshd, however the caller was
+// started. No signal is ignored or blocked, the umask is 022, only the three descriptors of
+// the session are open, and the environment is that of sshd. Limits, niceness and rights
+// are the caller's. Each machine has its own address, homes, /tmp (as TMPDIR and below
+// MULTIHOST_ROOT_TMP), kernel settings, devices, boot id, and state of the stand-ins. It
+// shares the rest with the machine on which the simulator runs: all other files, the
+// process table, the network, the user id. So if a command uses /proc/sys or /tmp without
+// the root variables, it gets the real one. Every command on PATH without a stand-in is the
+// real command.
 //
-// The backend recognises processes by their environment. A process outlives the machine
-// if it cleared its environment, left its session and changed to a directory outside the
-// machine's root.
+// The backend recognises processes by their environment. A process can outlive the machine
+// only if it has cleared its environment, left its session and changed to a directory
+// outside the machine's root.
 //
 // It does not model: PAM, several users with different rights (sudo runs the command as
 // the same user), missing packages (except those in mayLack), disk or memory limits,
@@ -56,7 +56,7 @@ func NewProcess(cfg ProcessConfig) (Backend, error) {
 	if err != nil {
 		return nil, fmt.Errorf("make process backend: %w", err)
 	}
-	// The search for processes uses paths as the kernel shows them, so resolve links.
+	// The search for processes uses paths as the kernel shows them, so resolve links here.
 	if err := os.MkdirAll(root, 0o755); err != nil {
 		return nil, fmt.Errorf("make process backend: %w", err)
 	}

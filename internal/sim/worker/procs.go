@@ -17,15 +17,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// markerName is the environment variable that marks every process of a machine; its value
-// is the machine's root.
+// markerName is the environment variable that marks every process of a machine. Its value
+// is the root of the machine.
 const markerName = "MULTIHOST_SIM_WORKER"
 
-// KillLimit limits how long processes may take to die; only a process stuck in the kernel
-// takes more than milliseconds.
+// KillLimit limits how long processes may take to die. Only a process that is stuck in the
+// kernel takes more than milliseconds.
 const KillLimit = 10 * time.Second
 
-// killAll kills every process of the machines, and returns when none is left.
+// killAll kills every process of the machines. It returns when none is left.
 func killAll(ctx context.Context, machines []*machine) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, KillLimit,
 		fmt.Errorf("processes survive SIGKILL for %v", KillLimit))
@@ -33,10 +33,9 @@ func killAll(ctx context.Context, machines []*machine) error {
 	if len(machines) == 0 {
 		return nil
 	}
-	// A process can fork while the table is read and so hide its child from one scan; a
-	// second scan after one that found nothing sees that child. A dying process loses its
-	// environment before its files, so killed processes are watched until they are
-	// zombies.
+	// A process can fork while the table is being read. So one scan can miss its child. If
+	// a scan finds nothing, a second scan sees that child. A dying process loses its
+	// environment before its files. So killed processes are watched until they are zombies.
 	dying := make(map[int]string)
 	for clean := 0; clean < 2; {
 		found, err := processesOf(machines)
@@ -122,10 +121,10 @@ func processesOf(machines []*machine) ([]int, error) {
 	return found, nil
 }
 
-// belongs reports whether a process belongs to a machine of roots. It does if the marker
-// in its environment says so. A process without a marker does if its working directory is
-// below the machine's root and it is in one of the machine's sessions or has no terminal;
-// this spares a person's shell in that directory.
+// belongs reports whether a process belongs to a machine of roots. It does if the marker in
+// its environment says so. A process without a marker belongs to a machine if its working
+// directory is below the machine's root, and if it is in one of the machine's sessions or
+// has no terminal. So a person's shell in that directory is spared.
 func belongs(pid string, roots map[string]bool, sessions map[int]bool) bool {
 	env, err := os.ReadFile("/proc/" + pid + "/environ")
 	if err != nil {
@@ -191,7 +190,7 @@ func isAncestor(pid string) bool {
 type procStat struct {
 	state          byte
 	ppid, sid, tty int
-	start          string // in clock ticks since boot: distinguishes two processes with the same id
+	start          string // in clock ticks since boot; it distinguishes two processes with the same id
 }
 
 func readStat(pid string) (procStat, error) {

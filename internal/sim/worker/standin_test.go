@@ -101,7 +101,8 @@ func TestIP(t *testing.T) {
 		{"sudo ip route replace default via 10.128.0.1 dev ens8 metric 200 && ip route show default", 0, tuned + " \ndefault via 10.128.0.1 dev ens8 metric 200 \n", ""},
 		{"sudo ip route del default dev ens8 metric 200 && ip route show default", 0, tuned + " \n", ""},
 		{"sudo ip route del default dev ens8 metric 200", 2, "", "RTNETLINK answers: No such process\n"},
-		// Routes of one metric: the first is changed and deleted, as by the kernel.
+		// Several routes have one metric. Like the kernel, ip changes and deletes the first
+		// of them.
 		{"sudo ip route append " + defaultRoute + " && ip route show default", 0, tuned + " \n" + defaultRoute + " \n", ""},
 		{"sudo ip route append " + defaultRoute, 2, "", "RTNETLINK answers: File exists\n"},
 		{"sudo ip route change " + defaultRoute, 2, "", "RTNETLINK answers: File exists\n"},
@@ -223,8 +224,8 @@ func TestHoldersAreTheMachinesOwn(t *testing.T) {
 	}
 }
 
-// The real programs of the machine that the simulator runs on must not show
-// through where a stand-in is missing.
+// If a stand-in is missing, the worker must not use the real program of the machine on
+// which the simulator runs.
 func TestAMissingProgramComesBackByAptGet(t *testing.T) {
 	f := newFixture(t)
 	m := f.start(nil)
@@ -246,8 +247,8 @@ func TestAMissingProgramComesBackByAptGet(t *testing.T) {
 	checkRows(t, c, []standinRow{all})
 }
 
-// Changes by a machine's commands are invisible to the other machines, and to the
-// machine that the simulator runs on.
+// What the commands of a machine change is invisible to the other machines, and to the
+// machine on which the simulator runs.
 func TestMachinesAreApart(t *testing.T) {
 	outside := func() string {
 		var all []string
@@ -257,7 +258,7 @@ func TestMachinesAreApart(t *testing.T) {
 		} {
 			text, _ := os.ReadFile(p)
 			for line := range strings.Lines(string(text)) {
-				if !strings.HasPrefix(line, "mhs") { // machines of the netns backend that belong to other tests
+				if !strings.HasPrefix(line, "mhs") { // these machines of the netns backend belong to other tests
 					all = append(all, line)
 				}
 			}

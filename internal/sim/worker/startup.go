@@ -28,9 +28,9 @@ func (m *machine) serveMetadata() error {
 	return nil
 }
 
-// startup does what the guest agent does at boot: it creates the users for which the
+// startup does what the guest agent does at boot. It creates the users for which the
 // metadata has keys, and runs the startup script as root. It returns when the script has
-// ended, by itself or with the machine.
+// ended, by itself or because the machine ends.
 func (m *machine) startup() {
 	if m.metaAddr == "" {
 		return
@@ -45,9 +45,9 @@ func (m *machine) startup() {
 	m.runScript(StartupScript)
 }
 
-// shutdown does what the guest agent does when a machine ends: it runs the shutdown
-// script for at most limit. If the script still runs then, the caller must kill it and
-// wait for ended.
+// shutdown does what the guest agent does when a machine ends. It runs the shutdown script
+// for at most limit. If the script still runs after that, the caller must kill it and wait
+// for ended.
 func (m *machine) shutdown(ctx context.Context, limit time.Duration) (ended <-chan struct{}) {
 	done := make(chan struct{})
 	if m.metaAddr == "" {
@@ -69,8 +69,8 @@ func (m *machine) shutdown(ctx context.Context, limit time.Duration) (ended <-ch
 	return done
 }
 
-// runScript runs a script of the metadata as root, if there is one. It returns when the
-// script has ended, by itself or with the machine.
+// If the metadata has the script, runScript runs it as root. It returns when the script has
+// ended, by itself or because the machine ends.
 func (m *machine) runScript(name string) {
 	script := m.metaAddr.attribute(m.Ctx, name)
 	if script == "" {
@@ -90,17 +90,17 @@ func (m *machine) runScript(name string) {
 		return
 	}
 	defer null.Close()
-	// With SUDO_UID the stand-in of id reports root.
+	// With SUDO_UID, the stand-in of id reports root.
 	env := append(environment(m, "root", m.path("root")), "SUDO_UID=0")
 	proc, err := m.start("/bin/bash", []string{"/bin/bash", "-c", file}, &os.ProcAttr{
 		Dir: m.root, Env: append(env, m.Spec.Env...), Files: []*os.File{null, out, out}, Sys: &syscall.SysProcAttr{Setsid: true},
 	})
 	if err == nil {
-		_, _ = proc.Wait() // its log is on the machine
+		_, _ = proc.Wait() // its log stays on the machine
 	}
 }
 
-// A metadataAt is the address of a machine's metadata server; "" for none.
+// A metadataAt is the address of a machine's metadata server. It is "" if there is none.
 type metadataAt string
 
 // attribute returns a value of the metadata, or "" if it does not exist.

@@ -8,20 +8,20 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// OnOwnThread runs f on a thread that ends with f, so that f may change per-thread state
-// of the kernel: the namespaces. It returns when f returns.
+// OnOwnThread runs f on a thread that ends with f. So f may change state that the kernel
+// keeps for each thread, such as namespaces. It returns when f returns.
 func OnOwnThread(f func() error) error {
 	result := make(chan error)
 	go func() {
 		runtime.LockOSThread()
 		if unix.Gettid() == os.Getpid() {
-			// The first thread must never end. It stays locked here, so the next
-			// goroutine gets another one.
+			// The first thread must never end. It stays locked here, so the next goroutine
+			// gets another thread.
 			result <- OnOwnThread(f)
 			runtime.UnlockOSThread()
 			return
 		}
-		result <- f() // still locked: the runtime ends the thread
+		result <- f() // the thread is still locked, so the runtime ends it
 	}()
 	return <-result
 }
@@ -73,7 +73,7 @@ func (t *Thread) Do(f func() error) error {
 	}
 }
 
-// End ends the thread and waits for that. It must be called only once.
+// End ends the thread and waits until it has ended. It must be called only once.
 func (t *Thread) End() {
 	close(t.quit)
 	<-t.ended
@@ -82,7 +82,7 @@ func (t *Thread) End() {
 // OpenNetwork returns a handle on the network namespace of a process.
 func OpenNetwork(pid int) (*os.File, error) { return os.Open(ProcPath(pid, "ns/net")) }
 
-// InNetwork runs f in a network namespace. Sockets that f creates stay in it.
+// InNetwork runs f in a network namespace. Sockets that f creates stay in that namespace.
 func InNetwork(network *os.File, f func() error) error {
 	return OnOwnThread(func() error {
 		// Unlike Fd, SyscallConn is safe during a concurrent Close.

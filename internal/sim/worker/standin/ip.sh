@@ -1,5 +1,5 @@
 #!/bin/bash -p
-# ip of a simulated worker: its IPv4 routes are lines of a file, as ip prints them; its
+# ip of a simulated worker: its IPv4 routes are lines of a file, as ip prints them. Its
 # links are the directories below its own /sys/class/net.
 root=${0%/bin/*}
 # shellcheck source=/dev/null
@@ -96,8 +96,8 @@ route_show() {
   fi
 }
 
-# route_parse WORD...: sets line to what ip would print of the route in its arguments. It
-# sets boot if they name proto boot, which ip does not print.
+# route_parse WORD...: sets line to what ip would print about the route in its arguments. If
+# the arguments have proto boot, which ip does not print, it sets boot.
 boot=''
 route_parse() {
   local dest='' via='' dev='' proto='' scope='' src='' metric='' more='' name value lock
@@ -127,8 +127,8 @@ route_parse() {
         fi
         value=$2
         if [[ $name == rto_min ]]; then
-          # As in the kernel a rto_min is always locked, but ip does not accept the
-          # word that it prints.
+          # As in the kernel, a rto_min is always locked. ip prints a word for that, but
+          # does not accept it.
           if [[ ! $value =~ ^([0-9]+)(ms|s)?$ ]]; then
             fail 255 "Error: argument \"$value\" is wrong: \"rto_min\" value is invalid"
           fi
@@ -172,8 +172,8 @@ route_change() {
   may_write route
   while read -r old; do
     [[ $old == "$line" && ($verb == *pend || -n $found) ]] && exists=yes
-    # Only the first route with that destination and metric is changed; deleting
-    # removes the first route that matches the arguments.
+    # Only the first route with that destination and metric is changed. Deleting removes the
+    # first route that matches the arguments.
     if [[ -z $found && ${old%% *} == "${line%% *}" ]] && same "$verb" "$old" "$line"; then
       found=yes
       [[ $verb == del ]] || lines+=("$line")
@@ -218,8 +218,8 @@ same() {
   done
 }
 
-# add_peer: puts $line behind the routes with its destination and metric or, to prepend
-# it, before them; routes are in the order of their metrics.
+# add_peer: puts $line after the routes with the same destination and metric. To prepend it,
+# puts it before them. Routes are in the order of their metrics.
 add_peer() {
   local old mine theirs all=() line_added=''
   mine=$(field metric "$line")
@@ -262,7 +262,7 @@ links() {
   done
 }
 
-# link_show WITH ...: prints links; if WITH is not empty, their addresses too.
+# link_show WITH ...: prints links. If WITH is not empty, also prints their addresses.
 link_show() {
   local with=$1 dev='' name n mtu sep=$'\n' out=() list
   shift

@@ -1,6 +1,7 @@
 #!/bin/sh
-# Prints the ids of the worker's own processes, found by the mark in their environment.
-# With an argument FILE it prints only those that have FILE open, with the descriptor.
+# Prints the ids of the worker's own processes. It finds them by the mark in their
+# environment. With an argument FILE, it prints only those that have FILE open, with the
+# descriptor.
 root=${0%/bin/*}
 own=$(grep -lzxF -e "MULTIHOST_SIM_WORKER=$root" /proc/[0-9]*/environ 2>/dev/null | sed 's|^/proc/\([0-9]*\)/environ$|\1|')
 if [ $# -eq 0 ]; then

@@ -1,8 +1,7 @@
 #!/bin/sh
-# sudo of a simulated worker. The command runs as the same user, with the environment that
-# sudo's env_reset leaves and with the variables that keep it inside the worker. So a
-# script that depends on its environment behind sudo fails here as it does on a real
-# worker.
+# sudo of a simulated worker. The command runs as the same user. It has the environment that
+# sudo's env_reset leaves, and the variables that keep it inside the worker. So a script
+# that depends on its environment under sudo fails here as it does on a real worker.
 root=${0%/bin/*}
 # shellcheck source=/dev/null
 . "$root/bin/rights.sh"
@@ -33,7 +32,7 @@ while [ $# -gt 0 ]; do
     --user=*) user=${1#*=} ;;
     -u*) user=${1#-u} ;;
     -[nEHSkis][nEHSkis]*)
-      # Several letters in one word.
+      # This word has several letters.
       rest=${1#-?}
       first=${1%"$rest"}
       shift

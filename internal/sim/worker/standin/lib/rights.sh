@@ -1,13 +1,13 @@
 #!/bin/sh
-# Rights on a simulated worker, for the stand-ins that source this. It starts no process:
-# where starting one is slow, preflights would spend their time here.
+# Rights on a simulated worker, for the stand-ins that source this file. It starts no
+# process. Where that is slow, preflights would spend most of their time on it.
 # shellcheck disable=SC2154 # root is set by who sources this
 
-# is_root: a login is an ordinary user, and is root behind sudo, whoever runs the
+# is_root: a login is an ordinary user, and is root under sudo, no matter who runs the
 # simulator.
 is_root() { [ -n "${SUDO_UID-}" ] && [ "${USER-}" = root ]; }
 
-# listed LINE FILE: whether the FILE of the worker's state has that line.
+# listed LINE FILE: succeeds if FILE in the worker's state has that line.
 listed() {
   [ -r "$root/state/$2" ] || return 1
   while IFS= read -r entry; do
@@ -16,5 +16,5 @@ listed() {
   return 1
 }
 
-# may NAME: whether the caller is root and no fault denies changing NAME.
+# may NAME: succeeds if the caller is root and no fault prevents a change of NAME.
 may() { is_root && ! listed "$1" denied; }
