@@ -46,9 +46,10 @@ func (w *Watch) Answer(a stage.Answer) {
 }
 
 // Ask makes SIGINT ask the user on the terminal of in and out, while a command runs or a
-// queued resource exists. stand returns what is at stake. Ask returns a function that
+// queued resource exists. stand returns what is at stake, and a channel that is closed when
+// that changes: then Ask withdraws the question and asks anew. Ask returns a function that
 // cancels an open question and all later ones. Closing the view waits for an open question.
-func (w *Watch) Ask(view *ui.Renderer, in *os.File, out io.Writer, stand func() stage.Status) (end func()) {
+func (w *Watch) Ask(view *ui.Renderer, in *os.File, out io.Writer, stand func() (stage.Status, <-chan struct{})) (end func()) {
 	over, end := context.WithCancel(context.Background())
 	w.AskWith(func(ctx context.Context) (stage.Answer, bool) {
 		if !ui.CanAsk(in, out) {
@@ -66,6 +67,53 @@ func (w *Watch) Ask(view *ui.Renderer, in *os.File, out io.Writer, stand func() 
 	})
 	return end
 }
+
+// askWhile asks a question about the status. If the status changes so that the question
+// would be another one, askWhile withdraws it and asks anew, with again set: an answer must
+// not count for a state that the user has not seen. It reports whether it asked anybody. If
+// there is nothing left to ask about, the answer is Continue.
+func askWhile(ctx context.Context, stand func() (stage.Status, <-chan struct{}), ask func(ctx context.Context, st stage.Status, again bool) stage.Answer) (answer stage.Answer, asked bool) {
+	for {
+		st, changed := stand()
+		switch {
+		case ctx.Err() != nil && !asked, !atStake(st) && !asked:
+			return "", false
+		case !atStake(st):
+			return stage.Continue, true
+		}
+		one, withdraw := context.WithCancelCause(ctx)
+		answers := make(chan stage.Answer, 1)
+		again := asked
+		go func() { answers <- ask(one, st, again) }()
+		asked = true
+		for stale := false; !stale; {
+			select {
+			case answer = <-answers:
+				withdraw(nil)
+				return answer, true
+			case <-changed:
+				var now stage.Status
+				now, changed = stand()
+				stale = !atStake(now) || question(now) != question(st)
+			}
+		}
+		withdraw(errStale)
+		<-answers // an answer that comes now is about what has been
+		select {  // one change often follows another
+		case <-time.After(settle):
+		case <-ctx.Done():
+		}
+	}
+}
+
+// settle is how long after a change a question is asked anew.
+const settle = time.Second
+
+// errStale is the cause of the end of a question whose state has changed.
+var errStale = errors.New("what is asked about has changed")
+
+// atStake reports whether there is anything to ask about.
+func atStake(st stage.Status) bool { return st.Running != "" || st.Resource != "" }
 
 // AskWith makes SIGINT call ask, which reports whether it asked anybody. If another SIGINT
 // comes before the user has answered, second is the answer.
