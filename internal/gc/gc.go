@@ -509,7 +509,7 @@ func sweep(ctx context.Context, d Deps, all []provision.Resource, user, except s
 		if !ok {
 			continue
 		}
-		if err := p.Sweep(ctx, res.ID, run); err != nil && ctx.Err() == nil {
+		if err := p.Sweep(ctx, res.ID, run, false); err != nil && ctx.Err() == nil {
 			event.Notef(d.Sink, event.Debug, "multihost gc", "parts of %s that cost nothing may be left: %v", provision.NameOf(d.Cloud, res.ID), err)
 		}
 	}

@@ -3,6 +3,7 @@ package gc
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -276,8 +277,8 @@ type parts struct {
 func (*parts) Items(context.Context, string) ([]provision.Item, error) { return nil, nil }
 func (*parts) ItemsOf(provision.Request) []provision.Item              { return nil }
 
-func (p *parts) Sweep(_ context.Context, id, run string) error {
-	p.swept = append(p.swept, id+" of "+run)
+func (p *parts) Sweep(_ context.Context, id, run string, over bool) error {
+	p.swept = append(p.swept, fmt.Sprintf("%s of %s, over: %v", id, run, over))
 	return nil
 }
 
@@ -288,7 +289,7 @@ func TestFreeRemainsOfEarlierRunsAreSwept(t *testing.T) {
 	res := func(id, user string, life provision.Life, slices ...tpu.Slice) provision.Resource {
 		return provision.Resource{ID: id, Commands: provision.Commands{Kind: "slice request"}, Life: life, Labels: provision.OwnerLabels(id, user), Slices: slices, Free: life.Dead() && len(slices) == 0}
 	}
-	for readOnly, want := range map[bool][]string{false: {"free of free"}, true: nil} {
+	for readOnly, want := range map[bool][]string{false: {"free of free, over: false"}, true: nil} {
 		cloud := &parts{}
 		cloud.listed = []provision.Resource{
 			res("free", "ann", provision.Failed), res("young", "ann", provision.Requested), res("bobs", "bob", provision.Failed), res("mine", "ann", provision.Failed),

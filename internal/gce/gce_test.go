@@ -236,28 +236,40 @@ func TestSweep(t *testing.T) {
 	_, _, err := f.Create(t.Context(), request(t))
 	testkit.Must(t, err)
 	left := func() int { return f.count("instanceTemplates") + f.count("resourcePolicies") }
-	testkit.Must(t, f.Sweep(t.Context(), "m", "m"))
+	testkit.Must(t, f.Sweep(t.Context(), "m", "m", false))
 	delete(f.things, "zones/us-east5-a/instanceGroupManagers/m-0")
-	testkit.Must(t, f.Sweep(t.Context(), "m", "m"))
+	testkit.Must(t, f.Sweep(t.Context(), "m", "m", false))
 	if f.count("instanceGroupManagers") != 1 || left() != 2 {
 		t.Errorf("with a group: %d parts are left", left())
 	}
 	delete(f.things, "zones/us-east5-a/instanceGroupManagers/m-1")
-	testkit.Must(t, f.Sweep(t.Context(), "m", "another"))
+	testkit.Must(t, f.Sweep(t.Context(), "m", "another", false))
 	if left() != 2 {
 		t.Errorf("parts of another run: %d are left", left())
 	}
 	f.age("resourcePolicies")
-	testkit.Must(t, f.Sweep(t.Context(), "m", "m"))
+	testkit.Must(t, f.Sweep(t.Context(), "m", "m", false))
 	if left() != 2 {
 		t.Errorf("young parts: %d are left", left())
 	}
+	testkit.Must(t, f.Sweep(t.Context(), "m", "another", true))
+	if left() != 2 {
+		t.Errorf("young parts of another run: %d are left", left())
+	}
 	f.age("instanceTemplates")
-	testkit.Must(t, f.Sweep(t.Context(), "m", "m"))
+	testkit.Must(t, f.Sweep(t.Context(), "m", "m", false))
 	if left() != 0 {
 		t.Errorf("%d parts are left", left())
 	}
-	testkit.Must(t, f.Sweep(t.Context(), "m", "m"))
+	_, _, err = f.Create(t.Context(), request(t))
+	testkit.Must(t, err)
+	delete(f.things, "zones/us-east5-a/instanceGroupManagers/m-0")
+	delete(f.things, "zones/us-east5-a/instanceGroupManagers/m-1")
+	testkit.Must(t, f.Sweep(t.Context(), "m", "m", true))
+	if left() != 0 {
+		t.Errorf("young parts of a run that is over: %d are left", left())
+	}
+	testkit.Must(t, f.Sweep(t.Context(), "m", "m", false))
 }
 
 // A request uses young parts of its run. It makes old ones anew, because Sweep may be

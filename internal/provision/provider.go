@@ -212,10 +212,11 @@ type Previewer interface {
 // A Sweeper is a Provider whose resources have parts that remain when their slices are
 // gone.
 type Sweeper interface {
-	// Sweep deletes the parts of a run's resource if the resource has no slices any more.
-	// If it has some, belongs to another run, or has a part that is younger than
-	// [MakingTime], Sweep deletes nothing: somebody may be making it.
-	Sweep(ctx context.Context, id, run string) error
+	// Sweep deletes the parts of a run's resource if the resource has no slices any more. If
+	// it has some, or belongs to another run, Sweep deletes nothing. Unless the caller knows
+	// that the run is over, Sweep also deletes nothing if a part is younger than
+	// [MakingTime]: a command may be making the slices.
+	Sweep(ctx context.Context, id, run string, over bool) error
 }
 
 // A Catalog is a Provider whose VMs have a machine type and boot an image. The image may be

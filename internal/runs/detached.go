@@ -296,7 +296,7 @@ func (a *attaching) bring(ctx context.Context, rec *record.Record) error {
 func (a *attaching) end(ctx context.Context, rec *record.Record, state detach.State) (stage.Outcome, error) {
 	defer func() { // after the summary
 		if !a.sayKept(ctx, state) {
-			a.sweep(ctx)
+			a.sweep(ctx, state)
 		}
 	}()
 	if a.sum != nil && a.followed == state.Attempt && a.sum.OK == (state.Blame() == nil) {
@@ -334,7 +334,7 @@ func (r *BucketRun) StillThere(ctx context.Context, state detach.State) error {
 		if err != nil || r.Over(again) {
 			return err
 		}
-		r.sweep(ctx)
+		r.sweep(ctx, again)
 		return &stage.Error{Stage: stage.Follow, Text: fmt.Sprintf("%s is gone, and only %d of %s ended in the bucket", provision.NameOf(r.Cloud, r.Desc.Resource), len(again.Ended), event.Count(len(r.Desc.IDs()), "worker")),
 			Advice: goesOn(again) + "read what there is with: multihost logs " + r.Desc.Run}
 	case err != nil:
@@ -809,7 +809,7 @@ func afterEnd(ctx context.Context, r *BucketRun, state detach.State) (text strin
 	res, err := r.Cloud.Get(ctx, r.Desc.Resource)
 	switch {
 	case gcp.ClassOf(err) == gcp.NotFound, err == nil && !r.owns(res):
-		r.sweep(ctx)
+		r.sweep(ctx, state)
 		return text + fmt.Sprintf(", and %s is gone", provision.NameOf(r.Cloud, r.Desc.Resource)), nil
 	case err == nil && noneMayDelete(state):
 		return text, &res
@@ -823,14 +823,15 @@ const sweepLimit = 20 * time.Second
 // sweep deletes the parts of a resource without slices, which its workers could not delete
 // because the parts were in use until the workers were gone. It deletes no slices: another
 // command may be making the resource again.
-func (r *BucketRun) sweep(ctx context.Context) {
+func (r *BucketRun) sweep(ctx context.Context, state detach.State) {
 	p, ok := provision.As[provision.Sweeper](provider.Of(r.Cloud, r.Desc.Kind))
 	if !ok || r.ReadOnly {
 		return
 	}
+	over := (&detach.Earlier{Description: r.Desc, State: state}).Ended() != "" // its name cannot be used again
 	ctx, cancel := context.WithTimeout(ctx, sweepLimit)
 	defer cancel()
-	if err := p.Sweep(ctx, r.Desc.Resource, r.Desc.Run); err != nil {
+	if err := p.Sweep(ctx, r.Desc.Resource, r.Desc.Run, over); err != nil {
 		event.Notef(r.Sink, event.Debug, "multihost gc", "parts of %s that cost nothing may be left: %v", provision.NameOf(r.Cloud, r.Desc.Resource), err)
 	}
 }

@@ -3,6 +3,7 @@ package runs
 import (
 	"context"
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -125,8 +126,8 @@ type parted struct {
 	swept string
 }
 
-func (p *parted) Sweep(_ context.Context, id, run string) error {
-	p.swept = id + " of " + run
+func (p *parted) Sweep(_ context.Context, id, run string, over bool) error {
+	p.swept = fmt.Sprintf("%s of %s, over: %v", id, run, over)
 	return nil
 }
 
@@ -134,14 +135,21 @@ func (p *parted) Sweep(_ context.Context, id, run string) error {
 // another command may be making. A dry run deletes nothing.
 func TestThePartsOfARunWithoutSlicesAreSwept(t *testing.T) {
 	t.Parallel()
-	for readOnly, want := range map[bool]string{false: "k of r", true: ""} {
+	for _, c := range []struct {
+		readOnly       bool
+		stopping, want string
+	}{
+		{false, "stopped by ann", "k of r, over: true"},
+		{false, "", "k of r, over: false"},
+		{true, "", ""},
+	} {
 		cloud := &parted{deletions: deletions{err: provision.ErrNotFound}}
 		r := &BucketRun{Deps: Deps{
-			Reach: &workers.Reach{Invocation: &stage.Invocation{Sink: event.Discard, Clock: testkit.NewJumpClock()}, Cloud: cloud, ReadOnly: readOnly},
+			Reach: &workers.Reach{Invocation: &stage.Invocation{Sink: event.Discard, Clock: testkit.NewJumpClock()}, Cloud: cloud, ReadOnly: c.readOnly},
 		}, Desc: detach.Description{Run: "r", Resource: "k"}}
-		r.sweep(t.Context())
-		if cloud.swept != want || cloud.n > 0 {
-			t.Errorf("read only %v: swept %q after %d deletions, want %q", readOnly, cloud.swept, cloud.n, want)
+		r.sweep(t.Context(), detach.State{Stopping: c.stopping})
+		if cloud.swept != c.want || cloud.n > 0 {
+			t.Errorf("%+v: swept %q after %d deletions", c, cloud.swept, cloud.n)
 		}
 	}
 }

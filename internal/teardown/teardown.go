@@ -105,7 +105,7 @@ func (j *Job) sweep(ctx context.Context) {
 	}
 	ctx, cancel := j.Detached(ctx, glance)
 	defer cancel()
-	if err := p.Sweep(ctx, j.ID, j.Run); err != nil {
+	if err := p.Sweep(ctx, j.ID, j.Run, true); err != nil {
 		event.Notef(j.Sink, event.Warn, Hint(j.Reach, j.ID), "parts of %s, which cost nothing, may be left: %v", j.name(), err)
 	}
 }

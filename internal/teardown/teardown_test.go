@@ -62,7 +62,7 @@ func (c *cloud) Undoing(id string, _ ...string) provision.Undoing {
 // A parted is a cloud whose resources have parts beside their slices.
 type parted struct{ *cloud }
 
-func (p parted) Sweep(_ context.Context, id, run string) error {
+func (p parted) Sweep(_ context.Context, id, run string, _ bool) error {
 	return p.answer("sweep "+id+" of "+run, &p.deletes)
 }
 
