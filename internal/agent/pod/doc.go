@@ -18,6 +18,9 @@
 //     on, and ends before the program that writes its last checkpoint. So after a signal to
 //     stop, Run waits until every process is gone; the kubelet limits that by the grace
 //     period.
+//   - A command that ends with 0 after a signal to stop ends the container with 143. The
+//     cluster would take it for a worker that has done its work: after a preemption by
+//     Kueue it would not start this worker again.
 //   - The termination message is written before the wait for the follower: the kubelet may
 //     kill the container during the wait.
 //   - Run waits only if there has been a follower, or may soon be one: a follower hears of a

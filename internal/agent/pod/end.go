@@ -12,7 +12,7 @@ const MostMessage = 4096
 // An End is how the command of a container ended, as the agent writes it into the
 // termination message of the container. The cluster keeps it as long as the pod object.
 type End struct {
-	Code    int       `json:"code"`              // exit status; 128+n if signal n ended the command
+	Code    int       `json:"code"`              // exit status; 128+n if signal n ended the command; 143 for 0 if Told is set
 	Signal  string    `json:"signal,omitempty"`  // the signal that ended the command: SIGKILL
 	Told    string    `json:"told,omitempty"`    // the first signal that the agent passed on before the end: SIGTERM
 	Failure string    `json:"failure,omitempty"` // why the command could not run or its output could not be kept

@@ -126,9 +126,6 @@ func (r *runner) command() End {
 // before runs a program before the command; false: it failed, or a signal asked to stop.
 func (r *runner) before(argv, env []string) (End, bool) {
 	end := r.start(argv, env)
-	if end.Code == 0 && end.Told != "" {
-		end.Code = 128 + int(syscall.SIGTERM)
-	}
 	return end, end.Code == 0
 }
 
@@ -205,9 +202,11 @@ func (r *runner) wait(main int) End {
 	for {
 		if status, ok := reap(main); ok {
 			ended, end = true, endOf(status)
-			end.Told = told
-			if told == "" {
+			switch end.Told = told; {
+			case told == "":
 				limit = time.After(0)
+			case end.Code == 0:
+				end.Code = 128 + int(syscall.SIGTERM)
 			}
 		}
 		if ended {

@@ -154,7 +154,7 @@ func TestASignalReachesTheProgramBelowAShell(t *testing.T) {
 		c := begin(t, fmt.Sprintf(form, program))
 		c.prints("up")
 		c.signals <- syscall.SIGTERM
-		if e := c.end(); e.Told != "SIGTERM" || !strings.HasSuffix(c.log(), "saved\n") {
+		if e := c.end(); e.Told != "SIGTERM" || e.Code != 143 || !strings.HasSuffix(c.log(), "saved\n") {
 			t.Errorf("%s: %+v, %q", form, e, c.log())
 		}
 	}
