@@ -12,7 +12,12 @@ import (
 	"testing"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
+	schedulingv1 "k8s.io/api/scheduling/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	jobset "sigs.k8s.io/jobset/api/jobset/v1alpha2"
+	kueue "sigs.k8s.io/kueue/apis/kueue/v1beta2"
 
 	"multihost/internal/event"
 	"multihost/internal/kube"
@@ -53,8 +58,7 @@ func (o *outputs) texts() map[string]string {
 	return all
 }
 
-// submit makes a workload of two slices of two workers, on node pools that are there, with
-// the agent of the tests as process 1.
+// submit makes a workload of two slices of two workers, on node pools that are there.
 func submit(t *testing.T, c *workloads.Cluster, s *kubeapi.Server, change func(*workload.Spec)) *jobset.JobSet {
 	t.Helper()
 	for i := range 2 {
@@ -66,13 +70,10 @@ func submit(t *testing.T, c *workloads.Cluster, s *kubeapi.Server, change func(*
 		}
 		testkit.Must(t, s.SetPool(fmt.Sprintf("c-np-%d", i), nodes))
 	}
-	spec := request("w").Spec
-	spec.Queue, spec.Priority, spec.Grace = "", "", 20
-	change(&spec)
-	js, err := workload.JobSet(spec)
-	testkit.Must(t, err)
-	js.Spec.ReplicatedJobs[0].Template.Spec.Template.Spec.Containers[0].Command[0] = agentFile(t)
-	js, err = kube.JobSets.In(c.Client, "").Create(t.Context(), js, kube.WriteOptions{})
+	r := request("w")
+	r.Spec.Queue, r.Spec.Priority, r.Spec.Grace = "", "", 20
+	change(&r.Spec)
+	js, err := c.Create(t.Context(), r)
 	testkit.Must(t, err)
 	return js
 }
@@ -263,5 +264,69 @@ func TestFollowThroughAnOutage(t *testing.T) {
 		if !strings.HasSuffix(text, "\nend\n") {
 			t.Errorf("%s does not end", name)
 		}
+	}
+}
+
+// Kueue takes the quota of a workload for a more important one, and gives it back. That is no
+// restart, but another attempt.
+func TestFollowThroughAPreemption(t *testing.T) {
+	t.Parallel()
+	c, s, said := cluster(t)
+	queueing(t, c)
+	_, err := kube.PriorityClasses.In(c.Client, "").Create(t.Context(), &schedulingv1.PriorityClass{ObjectMeta: metav1.ObjectMeta{Name: "high"}, Value: 750}, kube.WriteOptions{})
+	testkit.Must(t, err)
+	_, err = kube.ResourceFlavors.In(c.Client, "").Create(t.Context(), &kueue.ResourceFlavor{ObjectMeta: metav1.ObjectMeta{Name: "2xv5litepod-8"}, Spec: kueue.ResourceFlavorSpec{
+		NodeLabels: map[string]string{"cloud.google.com/gke-tpu-accelerator": "tpu-v5-lite-podslice", "cloud.google.com/gke-tpu-topology": "2x4"},
+	}}, kube.WriteOptions{})
+	testkit.Must(t, err)
+	_, err = kube.ClusterQueues.In(c.Client, "").Create(t.Context(), &kueue.ClusterQueue{ObjectMeta: metav1.ObjectMeta{Name: "cluster-queue"}, Spec: kueue.ClusterQueueSpec{
+		NamespaceSelector: &metav1.LabelSelector{}, Preemption: &kueue.ClusterQueuePreemption{WithinClusterQueue: kueue.PreemptionPolicyLowerPriority, ReclaimWithinCohort: kueue.PreemptionPolicyNever},
+		ResourceGroups: []kueue.ResourceGroup{{CoveredResources: []corev1.ResourceName{"google.com/tpu"}, Flavors: []kueue.FlavorQuotas{{
+			Name: "2xv5litepod-8", Resources: []kueue.ResourceQuota{{Name: "google.com/tpu", NominalQuota: resource.MustParse("16")}},
+		}}}},
+	}}, kube.WriteOptions{})
+	testkit.Must(t, err)
+	submit(t, c, s, func(spec *workload.Spec) {
+		spec.Queue, spec.Priority = workload.DefaultQueue, "medium"
+		spec.Command = `echo up; trap "echo saved; exit 0" TERM; while [[ ! -e $MULTIHOST_ROOT_TMP/go ]]; do sleep 0.02 2>/dev/null; done 2>/dev/null`
+	})
+	o := &outputs{all: map[string]*testkit.Buffer{}}
+	done := make(chan error, 1)
+	var got workloads.Outcome
+	go func() {
+		var err error
+		got, err = c.Follow(t.Context(), "w", workloads.FollowOptions{Output: o.open, Look: 50 * time.Millisecond})
+		done <- err
+	}()
+	up := func(attempt int) func() bool {
+		return func() bool {
+			texts := o.texts()
+			return !slices.ContainsFunc([]string{"s0w0", "s0w1", "s1w0", "s1w1"}, func(w string) bool {
+				return !strings.HasPrefix(texts[fmt.Sprint(attempt, " ", w)], "up\n")
+			})
+		}
+	}
+	testkit.Eventually(t, "the first attempt", up(1))
+	other := request("big")
+	other.Spec.Priority, other.Spec.Command = "high", "exec sleep 1000"
+	_, err = c.Create(t.Context(), other)
+	testkit.Must(t, err)
+	testkit.Eventually(t, "why it waits", func() bool {
+		return said.Said(event.Warn, "waiting: it was preempted by big (priority high), and waits again: 16 more of google.com/tpu must become free in 2xv5litepod-8, which big (priority high) with 16 holds")
+	})
+	testkit.Must(t, c.Delete(t.Context(), "big"))
+	testkit.Eventually(t, "the second attempt", up(2))
+	pods, _, err := kube.Pods.In(c.Client, "").List(t.Context(), kube.ListOptions{Labels: workload.LabelWorkload + "=w"})
+	testkit.Must(t, err)
+	for i := range pods {
+		if code, err := c.Exec(t.Context(), &pods[i], []string{"bash", "-c", "touch $MULTIHOST_ROOT_TMP/go"}); err != nil || code != 0 {
+			t.Fatal(code, err)
+		}
+	}
+	if err := <-done; err != nil || got.Code() != 0 || len(got.Attempts) != 2 || got.Attempts[1].Restart != 0 || len(got.Incomplete) != 0 {
+		t.Errorf("%+v, %v", got, err)
+	}
+	if text := o.texts()["1 s0w1"]; text != "up\nsaved\n" {
+		t.Errorf("the first attempt of s0w1 wrote %q", text)
 	}
 }

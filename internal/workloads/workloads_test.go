@@ -36,7 +36,7 @@ import (
 func cluster(t *testing.T) (*workloads.Cluster, *kubeapi.Server, *testkit.Recorder) {
 	t.Helper()
 	dir := testkit.SharedDir(t)
-	s, err := kubeapi.New(kubeapi.Config{Dir: dir})
+	s, err := kubeapi.New(kubeapi.Config{Dir: dir, Programs: map[string]string{"multihost-agent": agentFile(t)}})
 	testkit.Must(t, err)
 	t.Cleanup(func() { testkit.Must(t, s.Close()) })
 	said := &testkit.Recorder{}
@@ -58,8 +58,7 @@ func request(name string) workloads.Request {
 	}}
 }
 
-// start makes the pod of a worker, as the controllers of JobSet and Job do, with the agent
-// of the tests as process 1.
+// start makes the pod of a worker, as the controllers of JobSet and Job do.
 func start(t *testing.T, c *workloads.Cluster, js *jobset.JobSet, w tpu.WorkerID, restart int) *corev1.Pod {
 	t.Helper()
 	template := js.Spec.ReplicatedJobs[0].Template.Spec.Template.DeepCopy()
@@ -73,7 +72,6 @@ func start(t *testing.T, c *workloads.Cluster, js *jobset.JobSet, w tpu.WorkerID
 		p.Labels[key] = value
 	}
 	p.Spec.NodeName = "n"
-	p.Spec.Containers[0].Command[0] = agentFile(t)
 	made, err := kube.Pods.In(c.Client, "").Create(t.Context(), p, kube.WriteOptions{})
 	testkit.Must(t, err)
 	return made
@@ -147,7 +145,7 @@ func TestAWorkloadIsMadeListedAndDeleted(t *testing.T) {
 		t.Errorf("%+v, %v", rows, err)
 	}
 	table := strings.Split(workloads.Table(rows, rows[0].Created.Add(time.Hour)), "\n")
-	if got, want := strings.Fields(table[1]), fmt.Sprintf("[w %s 2 4 tpu-v5-lite-podslice 2x4 medium - 0 1h00m ann]", rows[0].State); fmt.Sprint(got) != want {
+	if got, want := strings.Fields(table[1]), fmt.Sprintf("[w %s 2 4 tpu-v5-lite-podslice 2x4 medium 0 0 1h00m ann]", rows[0].State); fmt.Sprint(got) != want {
 		t.Errorf("%s, want %s", got, want)
 	}
 	if err := c.Delete(t.Context(), "w", "none"); fault.Of(err) != fault.Unavailable || err.Error() != `there is no workload "none" in namespace "default"` {
@@ -285,20 +283,16 @@ func TestStatusSaysWhyItWaits(t *testing.T) {
 	c, _, _ := cluster(t)
 	queueing(t, c)
 	c.Pools = func(context.Context) ([]workload.Pool, error) { return nil, errors.New("denied") }
-	js, err := c.Create(t.Context(), request("w"))
+	_, err := c.Create(t.Context(), request("w"))
 	testkit.Must(t, err)
-	own := &kueue.Workload{
-		ObjectMeta: metav1.ObjectMeta{Name: "jobset-w-1", OwnerReferences: []metav1.OwnerReference{{APIVersion: "jobset.x-k8s.io/v1alpha2", Kind: "JobSet", Name: "w", UID: js.UID, Controller: new(true)}}},
-		Spec:       kueue.WorkloadSpec{QueueName: workload.DefaultQueue, PodSets: []kueue.PodSet{{Name: "slice-job", Count: 4}}},
-	}
-	_, err = kube.Workloads.In(c.Client, "").Create(t.Context(), own, kube.WriteOptions{})
-	testkit.Must(t, err)
-	s, err := c.Status(t.Context(), "w")
-	if err != nil || s.State != workload.Queued || s.Wait == nil || s.Ahead == nil || *s.Ahead != 0 {
-		t.Fatalf("%+v, %v", s, err)
-	}
-	if want := "Kueue has not looked at it yet"; s.Wait.Why != want || !strings.HasPrefix(s.String(), "workload w is queued\nit waits: "+want+"\n") {
-		t.Errorf("%+v\n%s", s.Wait, s)
+	var st workloads.Status
+	testkit.Eventually(t, "what Kueue says", func() bool {
+		st, err = c.Status(t.Context(), "w")
+		testkit.Must(t, err)
+		return st.Wait != nil && !st.Wait.Normal
+	})
+	if want := "workload w is queued\nit waits: ClusterQueue cluster-queue does not exist\ntype: multihost cluster show c\n"; st.State != workload.Queued || st.Ahead == nil || *st.Ahead != 0 || st.String() != want {
+		t.Errorf("%+v\n%s", st, st)
 	}
 	if _, err := c.Status(t.Context(), "none"); fault.Of(err) != fault.Unavailable {
 		t.Errorf("%v", err)
