@@ -19,6 +19,7 @@ import (
 
 	"multihost/internal/sim/kubeapi"
 	"multihost/internal/sim/kubeapi/store"
+	"multihost/internal/sim/netns"
 	"multihost/internal/testkit"
 	"multihost/internal/testkit/kubecontract"
 )
@@ -26,7 +27,12 @@ import (
 // start starts a cluster, and returns it with the configuration of a client.
 func start(t *testing.T) (*kubeapi.Server, *rest.Config) {
 	t.Helper()
-	s, err := kubeapi.New(kubeapi.Config{Dir: t.TempDir()})
+	return startWith(t, kubeapi.Config{Dir: t.TempDir()})
+}
+
+func startWith(t *testing.T, config kubeapi.Config) (*kubeapi.Server, *rest.Config) {
+	t.Helper()
+	s, err := kubeapi.New(config)
 	testkit.Must(t, err)
 	t.Cleanup(func() { testkit.Must(t, s.Close()) })
 	return s, &rest.Config{Host: s.URL(), BearerToken: "t", TLSClientConfig: rest.TLSClientConfig{CAData: s.CA()}, QPS: -1}
@@ -46,17 +52,33 @@ func addSlices(t *testing.T, s *kubeapi.Server, n int) {
 }
 
 func TestContract(t *testing.T) {
-	testkit.NoLeaks(t)
+	t.Parallel()
 	s, cfg := start(t)
 	addSlices(t, s, 2)
 	kubecontract.Run(t, kubecontract.Cluster{
-		Config: cfg, SetAway: s.SetAway, Hold: s.Hold,
+		NoNames: "pods of this backend share the names of this machine",
+		Config:  cfg, SetAway: s.SetAway, Hold: s.Hold,
 		Kill: func(namespace, pod string) error { return s.Kill(namespace, pod, false) },
 	})
 }
 
+// TestNamespaces runs rows about pods on workers with namespaces of their own.
+func TestNamespaces(t *testing.T) {
+	t.Parallel()
+	if err := netns.Ready(); err != nil {
+		testkit.Lacks(t, "no workers of namespaces: %v", err)
+	}
+	backend, err := netns.New(netns.Config{Root: t.TempDir()})
+	testkit.Must(t, err)
+	t.Cleanup(func() { testkit.Must(t, backend.Close()) })
+	s, cfg := startWith(t, kubeapi.Config{Dir: t.TempDir(), Backend: backend})
+	addSlices(t, s, 2)
+	kubecontract.Run(t, kubecontract.Cluster{Config: cfg}, "exec", "terminal", "pod-ends", "names")
+}
+
 // TestExpiredWatch: a watch from a version that the server has forgotten ends with 410.
 func TestExpiredWatch(t *testing.T) {
+	testkit.NoLeaks(t)
 	s, cfg := start(t)
 	c, err := dynamic.NewForConfig(cfg)
 	testkit.Must(t, err)
@@ -73,6 +95,7 @@ func TestExpiredWatch(t *testing.T) {
 // TestFaults: requests fail, a token is refused, an exec is cut, and a node goes with its
 // pods.
 func TestFaults(t *testing.T) {
+	t.Parallel()
 	s, cfg := start(t)
 	addSlices(t, s, 1)
 	c, err := dynamic.NewForConfig(cfg)
@@ -125,18 +148,11 @@ func TestFaults(t *testing.T) {
 
 // TestTerminationMessage: a program that only the image has writes a termination message.
 func TestTerminationMessage(t *testing.T) {
+	testkit.NoLeaks(t)
 	program := filepath.Join(t.TempDir(), "program")
 	testkit.Must(t, os.WriteFile(program, []byte("#!/bin/bash\nprintf 'arguments: %s' \"$*\" >$MULTIHOST_ROOT_DEV/dev/termination-log\n"), 0o755))
-	clusters := kubeapi.NewClusters(t.TempDir(), func(dir string) kubeapi.Config {
-		return kubeapi.Config{Dir: dir, Programs: map[string]string{"agent": program}}
-	})
-	defer func() { testkit.Must(t, clusters.CloseAll()) }()
-	_, _, err := clusters.Open("c")
-	testkit.Must(t, err)
-	if _, _, err := clusters.Open("c"); err == nil {
-		t.Error("a cluster was started twice")
-	}
-	all := clusters.Get("c").Objects()
+	s, _ := startWith(t, kubeapi.Config{Dir: t.TempDir(), Programs: map[string]string{"agent": program}})
+	all := s.Objects()
 	o, err := store.Parse([]byte(`{"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p"}, "spec": {"nodeName": "n", "restartPolicy": "Never",
 		"containers": [{"name": "main", "image": "python", "command": ["/image/agent", "a", "b"]}]}}`))
 	testkit.Must(t, err)
@@ -154,6 +170,7 @@ func TestTerminationMessage(t *testing.T) {
 
 // TestKubectl lets kubectl, if it is there, do what users do with it.
 func TestKubectl(t *testing.T) {
+	t.Parallel()
 	kubectl, err := exec.LookPath("kubectl")
 	if err != nil {
 		t.Skip("no kubectl: ", err) // CI need not have it

@@ -36,8 +36,8 @@ type Config struct {
 	Dir    string // private directory; must exist
 	Listen string // address of the API; empty means a free port of 127.0.0.1
 
-	// Token reports whether a bearer token is valid. Nil accepts every token that is not
-	// empty.
+	// Token reports whether a bearer token is valid; a request without one has the token
+	// "". Nil accepts every token but that.
 	Token func(token string) bool
 
 	// Backend makes the machines that pods run on. Nil means a process backend of the
@@ -202,8 +202,8 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 }
 
 func (s *Server) authenticate(r *http.Request) error {
-	token, ok := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
-	if !ok || !s.cfg.Token(strings.TrimSpace(token)) {
+	token, _ := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
+	if !s.cfg.Token(strings.TrimSpace(token)) {
 		return apierrors.NewUnauthorized("Unauthorized")
 	}
 	return nil

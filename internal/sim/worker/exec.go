@@ -31,6 +31,14 @@ type process struct {
 // same events on them (closed, full, end of file) as with sshd, and waiting for the
 // process does not wait for its pipes.
 func (m *machine) startProcess(file string, argv, env []string, dir string, tty *pty) (*process, error) {
+	return startOn(m.start, file, argv, env, dir, tty)
+}
+
+// A starter starts a process as os.StartProcess does.
+type starter func(file string, argv []string, attr *os.ProcAttr) (*os.Process, error)
+
+// startOn is startProcess on any machine.
+func startOn(start starter, file string, argv, env []string, dir string, tty *pty) (*process, error) {
 	p := &process{pidfd: -1, tty: tty != nil}
 	var theirs []*os.File
 	defer func() {
@@ -63,7 +71,7 @@ func (m *machine) startProcess(file string, argv, env []string, dir string, tty 
 		PidFD:   &p.pidfd,
 	}}
 	var err error
-	if p.proc, err = m.start(file, argv, attr); err != nil {
+	if p.proc, err = start(file, argv, attr); err != nil {
 		p.closePipes()
 		return nil, err
 	}

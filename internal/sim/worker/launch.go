@@ -13,9 +13,15 @@ type Launcher interface {
 	Launch(p Program) (Launched, error)
 }
 
+// Rooted is implemented by machines whose files the caller can read and write.
+type Rooted interface {
+	// Root returns the directory that has the machine's files, while the machine runs.
+	Root() string
+}
+
 // A Program is what Launch starts.
 type Program struct {
-	File     string   // what to start; empty: Argv[0]
+	File     string   // a file of this machine that is to be Argv[0] on the worker; empty: the worker has Argv[0]
 	Argv     []string // without File, Argv[0] is looked up in the PATH of Env, or in the machine's
 	Env      []string // takes precedence over the machine's own environment
 	Dir      string   // empty: the home of root; a relative path begins there

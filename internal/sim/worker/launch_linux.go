@@ -3,15 +3,13 @@ package worker
 import (
 	"cmp"
 	"errors"
-	"fmt"
 	"io"
 	"os"
-	"path/filepath"
-	"slices"
-	"strings"
 	"syscall"
 
 	"golang.org/x/sys/unix"
+
+	"multihost/internal/sim/program"
 )
 
 // Launch implements Launcher.
@@ -20,77 +18,40 @@ func (m *machine) Launch(p Program) (Launched, error) {
 	if err != nil {
 		return nil, err
 	}
-	env = Overlay(append(env, m.Spec.Env...), p.Env)
+	env = program.Overlay(append(env, m.Spec.Env...), p.Env)
 	file := p.File
 	if file == "" {
-		if file, err = lookIn(valueIn(env, "PATH"), p.Argv); err != nil {
+		if file, err = program.Find(program.Value(env, "PATH"), p.Argv); err != nil {
 			return nil, err
 		}
-	}
-	l := &launched{}
-	if p.Terminal {
-		if l.pty, err = openPTY(cmp.Or(valueIn(env, "TERM"), "xterm")); err != nil {
-			return nil, err
-		}
-		env = Overlay(env, []string{"TERM=" + l.pty.term})
 	}
 	dir := home
 	if p.Dir != "" {
 		dir = p.Dir
 	}
-	if l.process, err = m.startProcess(file, p.Argv, env, dir, l.pty); err != nil {
+	return StartOn(m.start, file, p.Argv, env, dir, p.Terminal)
+}
+
+// Root implements Rooted.
+func (m *machine) Root() string { return m.root }
+
+// StartOn starts a program with start, on pipes or on a terminal of its own.
+func StartOn(start func(file string, argv []string, attr *os.ProcAttr) (*os.Process, error), file string, argv, env []string, dir string, terminal bool) (Launched, error) {
+	l := &launched{}
+	var err error
+	if terminal {
+		if l.pty, err = openPTY(cmp.Or(program.Value(env, "TERM"), "xterm")); err != nil {
+			return nil, err
+		}
+		env = program.Overlay(env, []string{"TERM=" + l.pty.term})
+	}
+	if l.process, err = startOn(start, file, argv, env, dir, l.pty); err != nil {
 		if l.pty != nil {
 			l.pty.close()
 		}
 		return nil, err
 	}
 	return l, nil
-}
-
-// Overlay returns the variables of both lists; those of over take precedence. Of several
-// values of one variable the last counts.
-func Overlay(under, over []string) []string {
-	var env []string
-	last := make(map[string]int)
-	for _, e := range slices.Concat(under, over) {
-		name, _, _ := strings.Cut(e, "=")
-		if i, ok := last[name]; ok {
-			env[i] = e
-			continue
-		}
-		last[name] = len(env)
-		env = append(env, e)
-	}
-	return env
-}
-
-func valueIn(env []string, name string) string {
-	for _, e := range env {
-		if value, ok := strings.CutPrefix(e, name+"="); ok {
-			return value
-		}
-	}
-	return ""
-}
-
-// lookIn finds a program in a search path.
-func lookIn(path string, argv []string) (string, error) {
-	if len(argv) == 0 || argv[0] == "" {
-		return "", errors.New("no command specified")
-	}
-	if strings.Contains(argv[0], "/") {
-		if _, err := os.Stat(argv[0]); err != nil {
-			return "", fmt.Errorf("exec: %q: stat %s: no such file or directory: %w", argv[0], argv[0], os.ErrNotExist)
-		}
-		return argv[0], nil
-	}
-	for _, dir := range filepath.SplitList(path) {
-		file := filepath.Join(dir, argv[0])
-		if st, err := os.Stat(file); err == nil && st.Mode().IsRegular() && st.Mode()&0o111 != 0 {
-			return file, nil
-		}
-	}
-	return "", fmt.Errorf("exec: %q: executable file not found in $PATH: %w", argv[0], os.ErrNotExist)
 }
 
 // launched implements Launched.

@@ -159,7 +159,7 @@ func (m *machine) start(file string, argv []string, attr *os.ProcAttr) (proc *os
 	return proc, nil
 }
 
-func (m *machine) setDown(down bool) {
+func setDown(m *machine, down bool) {
 	m.spawn.Lock()
 	defer m.spawn.Unlock()
 	m.down = down
@@ -188,7 +188,7 @@ func (m *machine) reboot(ctx context.Context, downtime time.Duration) error {
 	}
 	m.Booting = true
 	m.Mu.Unlock()
-	m.setDown(true)
+	setDown(m, true)
 
 	err := m.Reconcile()
 	m.ResetConnections()
@@ -248,7 +248,7 @@ func (m *machine) beginStop() {
 	m.Mu.Lock()
 	m.Stopped = true
 	m.Mu.Unlock()
-	m.setDown(true)
+	setDown(m, true)
 	m.Cancel()
 	_ = m.Reconcile() // it only closes something, so it cannot fail
 	m.ResetConnections()

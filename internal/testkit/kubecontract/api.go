@@ -214,7 +214,7 @@ func deletions(t *T) {
 		_, err := all.Get(t.Context(), name, metav1.GetOptions{})
 		return err != nil
 	}
-	testkit.Eventually(t, "the end of a", func() bool { return gone("a") })
+	t.eventually("the end of a", func() bool { return gone("a") })
 	for _, name := range []string{"owner", "b"} {
 		o, err := all.Get(t.Context(), name, metav1.GetOptions{})
 		testkit.Must(t, err)
@@ -222,14 +222,14 @@ func deletions(t *T) {
 			t.Errorf("%s is not being deleted", name)
 		}
 	}
-	testkit.Eventually(t, "the deletion of b", func() bool {
+	t.eventually("the deletion of b", func() bool {
 		o, err := all.Get(t.Context(), "b", metav1.GetOptions{})
 		testkit.Must(t, err)
 		return o.GetDeletionTimestamp() != nil
 	})
 	_, err := all.Patch(t.Context(), "b", types.JSONPatchType, []byte(`[{"op": "remove", "path": "/metadata/finalizers"}]`), metav1.PatchOptions{})
 	testkit.Must(t, err)
-	testkit.Eventually(t, "the end of all", func() bool { return gone("b") && gone("owner") })
+	t.eventually("the end of all", func() bool { return gone("b") && gone("owner") })
 	uid := types.UID("none")
 	t.create(configMapsGVR, configMap("c", `{}`))
 	err = all.Delete(t.Context(), "c", metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &uid}})

@@ -48,6 +48,17 @@ func jobSetCompletes(t *T) {
 	}
 }
 
+// names lets each pod find the first pod by its name, as a training program does.
+func names(t *T) {
+	if t.NoNames != "" {
+		t.Skip(t.NoNames)
+	}
+	t.jobSet("w", 2, `sleep 2; until getent hosts "$MEGASCALE_COORDINATOR_ADDRESS" "${TPU_WORKER_HOSTNAMES##*,}"; do sleep 0.1; done; sleep 1`, "", "", "")
+	if js := t.ended("w"); js.Status.TerminalState != "Completed" {
+		t.Errorf("status is %+v", js.Status)
+	}
+}
+
 // failure checks the condition of a JobSet that has failed.
 func (t *T) failure(js *jobset.JobSet, restarts int32, reason, message string) {
 	t.Helper()
@@ -55,7 +66,7 @@ func (t *T) failure(js *jobset.JobSet, restarts int32, reason, message string) {
 	if cond.Type != "Failed" || cond.Reason != reason || cond.Message != message || js.Status.Restarts != restarts {
 		t.Errorf("after %d restarts: %s, %s: %s", js.Status.Restarts, cond.Type, cond.Reason, cond.Message)
 	}
-	testkit.Eventually(t, "that only the pod that failed is left", func() bool {
+	t.eventually("that only the pod that failed is left", func() bool {
 		all := t.pods("w")
 		return len(all) == 1 && all[0].Status.Phase == corev1.PodFailed
 	})
@@ -75,7 +86,7 @@ func jobSetSuspends(t *T) {
 	t.jobSet("w", 1, idle, "", `, "suspend": true`, "")
 	condition := func(status metav1.ConditionStatus, reason string) {
 		t.Helper()
-		testkit.Eventually(t, "condition Suspended "+string(status), func() bool {
+		t.eventually("condition Suspended "+string(status), func() bool {
 			return slices.ContainsFunc(t.getJobSet("w").Status.Conditions, func(c metav1.Condition) bool {
 				return c.Type == "Suspended" && c.Status == status && c.Reason == reason
 			})
@@ -94,7 +105,7 @@ func jobSetSuspends(t *T) {
 	t.running("w", 4)
 	condition(metav1.ConditionFalse, "ResumeJobs")
 	set("true")
-	testkit.Eventually(t, "the end of all pods", func() bool { return len(t.pods("w")) == 0 })
+	t.eventually("the end of all pods", func() bool { return len(t.pods("w")) == 0 })
 	if js := t.getJobSet("w"); js.Status.TerminalState != "" || js.Status.Restarts != 0 {
 		t.Errorf("status after suspension: %+v", js.Status)
 	}
@@ -107,12 +118,12 @@ func stuckTerminating(t *T) {
 	t.Hold("w-slice-job-0-1-*")
 	defer t.Hold("")
 	t.jobSet("w", 1, `[ -e $HOME/../again ] || [ $TPU_WORKER_ID != 2 ] || { sleep 0.5; exit 42; }; `+idle, "", `, "failurePolicy": {"maxRestarts": 1}`, "")
-	testkit.Eventually(t, "a pod that stays in Terminating alone", func() bool {
+	t.eventually("a pod that stays in Terminating alone", func() bool {
 		all := t.pods("w")
 		return len(all) == 1 && all[0].DeletionTimestamp != nil && t.getJobSet("w").Status.Restarts == 1
 	})
 	t.Hold("")
-	testkit.Eventually(t, "the next attempt", func() bool {
+	t.eventually("the next attempt", func() bool {
 		return slices.ContainsFunc(t.pods("w"), func(p *corev1.Pod) bool { return p.Labels["jobset.sigs.k8s.io/restart-attempt"] == "1" })
 	})
 }
@@ -165,7 +176,7 @@ func queue(t *T) {
 // workload waits for a condition of the workload of a JobSet.
 func (t *T) workload(name, kind string, status metav1.ConditionStatus, reason, message string) {
 	t.Helper()
-	testkit.Eventually(t, fmt.Sprintf("%s of %s: %s %q", kind, name, reason, message), func() bool {
+	t.eventually(fmt.Sprintf("%s of %s: %s %q", kind, name, reason, message), func() bool {
 		l, err := t.in(workloadsGVR).List(t.Context(), metav1.ListOptions{})
 		testkit.Must(t, err)
 		for i := range l.Items {

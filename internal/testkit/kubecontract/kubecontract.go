@@ -12,9 +12,11 @@ import (
 	"fmt"
 	"io"
 	"net/url"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -44,6 +46,8 @@ type Cluster struct {
 
 	// Kill kills process 1 of a pod.
 	Kill func(namespace, pod string) error
+
+	NoNames string // why pods do not know each other's names; empty: they do
 }
 
 // Labels of the nodes of a slice, and the label with the name of the pool.
@@ -52,11 +56,14 @@ var (
 	PoolLabel   = "cloud.google.com/gke-nodepool"
 )
 
-// Run runs the table.
-func Run(t *testing.T, c Cluster) {
+// Run runs the table, or only the rows that are named.
+func Run(t *testing.T, c Cluster, only ...string) {
 	client, err := dynamic.NewForConfig(c.Config)
 	testkit.Must(t, err)
 	for _, row := range rows {
+		if len(only) > 0 && !slices.Contains(only, row.name) {
+			continue
+		}
 		t.Run(row.name, func(t *testing.T) {
 			x := &T{T: t, Cluster: c, client: client}
 			x.namespace()
@@ -82,6 +89,7 @@ var rows = []struct {
 	{"logs-over-outage", logsOverOutage},
 	{"pod-ends", podEnds},
 	{"jobset-completes", jobSetCompletes},
+	{"names", names},
 	{"jobset-fails", jobSetFails},
 	{"jobset-restarts", jobSetRestarts},
 	{"jobset-suspends", jobSetSuspends},
@@ -110,6 +118,23 @@ var (
 	workloadsGVR  = gvr("kueue.x-k8s.io", "v1beta2", "workloads")
 )
 
+// eventually waits until a condition holds. It asks less often than testkit.Eventually,
+// since each question is a request.
+func (t *T) eventually(what string, holds func() bool) {
+	t.Helper()
+	deadline := time.NewTimer(2 * time.Minute)
+	defer deadline.Stop()
+	tick := time.NewTicker(50 * time.Millisecond)
+	defer tick.Stop()
+	for !holds() {
+		select {
+		case <-tick.C:
+		case <-deadline.C:
+			t.Fatalf("waited in vain for %s", what)
+		}
+	}
+}
+
 // in returns the client of a resource in the row's namespace.
 func (t *T) in(r schema.GroupVersionResource) dynamic.ResourceInterface {
 	return t.client.Resource(r).Namespace(t.ns)
@@ -125,7 +150,7 @@ func (t *T) namespace() {
 	t.Cleanup(func() {
 		ctx := context.WithoutCancel(t.Context())
 		testkit.Must(t, all.Delete(ctx, t.ns, metav1.DeleteOptions{}))
-		testkit.Eventually(t, "the end of namespace "+t.ns, func() bool {
+		t.eventually("the end of namespace "+t.ns, func() bool {
 			_, err := all.Get(ctx, t.ns, metav1.GetOptions{})
 			return err != nil
 		})
@@ -193,7 +218,7 @@ func (t *T) shell(name, script string, phase corev1.PodPhase) *corev1.Pod {
 
 func (t *T) await(name string, phase corev1.PodPhase) {
 	t.Helper()
-	testkit.Eventually(t, fmt.Sprintf("pod %s to be %s", name, phase), func() bool { return t.pod(name).Status.Phase == phase })
+	t.eventually(fmt.Sprintf("pod %s to be %s", name, phase), func() bool { return t.pod(name).Status.Phase == phase })
 }
 
 // exec runs a program in a pod.
@@ -260,7 +285,7 @@ func (t *T) jobSet(name string, slices int, script, more, spec, pod string) {
 func (t *T) ended(name string) *jobset.JobSet {
 	t.Helper()
 	var js *jobset.JobSet
-	testkit.Eventually(t, "the end of JobSet "+name, func() bool {
+	t.eventually("the end of JobSet "+name, func() bool {
 		js = t.getJobSet(name)
 		return js.Status.TerminalState != ""
 	})
@@ -277,7 +302,7 @@ func (t *T) getJobSet(name string) *jobset.JobSet {
 // running waits until n pods of a JobSet run.
 func (t *T) running(name string, n int) {
 	t.Helper()
-	testkit.Eventually(t, fmt.Sprintf("%d running pods of %s", n, name), func() bool {
+	t.eventually(fmt.Sprintf("%d running pods of %s", n, name), func() bool {
 		have := 0
 		for _, p := range t.pods(name) {
 			if p.Status.Phase == corev1.PodRunning && p.DeletionTimestamp == nil {

@@ -68,7 +68,7 @@ func terminals(t *T) {
 	defer keyboard.Close()
 	var out bytes.Buffer
 	err := t.exec("p", remotecommand.StreamOptions{Stdout: &out, Tty: true, TerminalSizeQueue: queue, Stdin: typed},
-		"bash", "-c", "until [ \"$(stty size)\" = '25 81' ]; do sleep 0.05; done; tty >/dev/null && stty size; exit 3")
+		"bash", "-c", "until [ \"$(stty size)\" = '25 81' ]; do sleep 0.05; done; test -t 0 && stty size; exit 3")
 	var code exec.CodeExitError
 	if !errors.As(err, &code) || code.Code != 3 || out.String() != "25 81\r\n" {
 		t.Errorf("error %v, output %q", err, out.String())
@@ -156,7 +156,7 @@ func podEnds(t *T) {
 	// SIGTERM goes to process 1, and SIGKILL to all after the grace period.
 	t.shell("polite", `trap "exit 0" TERM; sleep 1000 & wait`, corev1.PodRunning)
 	t.shell("deaf", `trap "" TERM; echo deaf; while :; do sleep 1; done`, corev1.PodRunning)
-	testkit.Eventually(t, "the pod to be deaf", func() bool { return t.logText("deaf", "") != "" })
+	t.eventually("the pod to be deaf", func() bool { return t.logText("deaf", "") != "" })
 	gone := func(name string) bool {
 		_, err := t.in(podsGVR).Get(t.Context(), name, metav1.GetOptions{})
 		return err != nil
@@ -165,8 +165,8 @@ func podEnds(t *T) {
 	began := time.Now()
 	testkit.Must(t, t.in(podsGVR).Delete(t.Context(), "polite", metav1.DeleteOptions{}))
 	testkit.Must(t, t.in(podsGVR).Delete(t.Context(), "deaf", metav1.DeleteOptions{GracePeriodSeconds: &grace}))
-	testkit.Eventually(t, "the end of polite", func() bool { return gone("polite") })
-	testkit.Eventually(t, "the end of deaf", func() bool { return gone("deaf") })
+	t.eventually("the end of polite", func() bool { return gone("polite") })
+	t.eventually("the end of deaf", func() bool { return gone("deaf") })
 	if d := time.Since(began); d < 2*time.Second {
 		t.Errorf("a pod that ignores SIGTERM was gone after %v, with 2 s of grace", d)
 	}
@@ -188,7 +188,7 @@ func unschedulable(t *T) {
 	t.create(podsGVR, `{"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p"}, "spec": {"nodeSelector": {"none": "such"},
 		"tolerations": [{"operator": "Exists"}], "containers": [{"name": "main", "image": "python", "command": ["true"]}]}}`)
 	var message string
-	testkit.Eventually(t, "a condition of the pod", func() bool {
+	t.eventually("a condition of the pod", func() bool {
 		for _, c := range t.pod("p").Status.Conditions {
 			if c.Type == corev1.PodScheduled && c.Status == corev1.ConditionFalse && c.Reason == corev1.PodReasonUnschedulable {
 				message = c.Message
@@ -199,7 +199,7 @@ func unschedulable(t *T) {
 	if !strings.Contains(message, "nodes are available: ") || !strings.Contains(message, "node(s) didn't match Pod's node affinity/selector") {
 		t.Errorf("message is %q", message)
 	}
-	testkit.Eventually(t, "an event", func() bool {
+	t.eventually("an event", func() bool {
 		l, err := t.in(gvr("", "v1", "events")).List(t.Context(), metav1.ListOptions{FieldSelector: "involvedObject.name=p,reason=FailedScheduling"})
 		testkit.Must(t, err)
 		return len(l.Items) > 0

@@ -11,6 +11,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"net/netip"
 	"os"
 	"path"
 	"path/filepath"
@@ -53,6 +55,8 @@ type Kubelet struct {
 
 	mu     sync.Mutex
 	pods   map[types.UID]*pod
+	hosts  sync.Mutex    // one writer of names at a time
+	given  uint32        // addresses given to machines
 	hold   string        // pattern of the pods that stay in Terminating
 	held   chan struct{} // closed when hold changes
 	closed bool
@@ -235,6 +239,66 @@ func (k *Kubelet) Exec(pod *corev1.Pod, container string, argv []string, tty boo
 		return nil, fmt.Errorf("error executing command in container: failed to exec in container: failed to start exec: OCI runtime exec failed: exec failed: unable to start container process: %w", err)
 	}
 	return l, err
+}
+
+// writeHosts tells all machines the names and addresses of all pods, where machines have
+// names of their own. A real cluster has a name server instead.
+func (k *Kubelet) writeHosts() {
+	if _, ok := k.cfg.Backend.(worker.Claimer); !ok {
+		return
+	}
+	k.hosts.Lock()
+	defer k.hosts.Unlock()
+	k.mu.Lock()
+	pods := slices.Collect(maps.Values(k.pods))
+	k.mu.Unlock()
+	text := "127.0.0.1\tlocalhost\n"
+	for _, p := range pods {
+		p.mu.Lock()
+		address := p.first
+		p.mu.Unlock()
+		if address == "" {
+			continue
+		}
+		name := hostname(&p.spec)
+		if sub := p.spec.Spec.Subdomain; sub != "" {
+			full := name + "." + sub
+			name = fmt.Sprintf("%s.%s.svc.cluster.local %s", full, p.spec.Namespace, full)
+		}
+		text += address + "\t" + name + "\n"
+	}
+	for _, p := range pods {
+		for _, c := range p.all() {
+			c.mu.Lock()
+			if root, ok := c.machine.(worker.Rooted); ok {
+				_ = os.WriteFile(filepath.Join(root.Root(), "etc/hosts"), []byte(text), 0o644) // only that the machine is gone
+			}
+			c.mu.Unlock()
+		}
+	}
+}
+
+// claim returns a new address of the pods' network, 10.192.0.0/12; empty if the backend
+// gives addresses itself.
+func (k *Kubelet) claim() (string, error) {
+	claimer, ok := k.cfg.Backend.(worker.Claimer)
+	if !ok {
+		return "", nil
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for range 1 << 16 {
+		k.given++
+		n := 10<<24 | 192<<16 | k.given
+		if last := byte(n); last < 2 || last == 255 {
+			continue
+		}
+		addr := netip.AddrFrom4([4]byte{byte(n >> 24), byte(n >> 16), byte(n >> 8), byte(n)})
+		if claimer.Claim(addr) {
+			return addr.String(), nil
+		}
+	}
+	return "", errors.New("no address is free")
 }
 
 // update writes the status of a pod. It tries again while others write, and gives up when

@@ -7,7 +7,6 @@ import (
 	"os"
 	"path"
 	"path/filepath"
-	"strconv"
 	"sync"
 	"syscall"
 	"time"
@@ -211,6 +210,7 @@ func (c *containerRun) run() (code int, ran bool) {
 	c.machine, c.process, c.started, c.oom = machine, process, true, false
 	c.state = corev1.ContainerState{Running: &corev1.ContainerStateRunning{StartedAt: metav1.NewTime(began)}}
 	c.mu.Unlock()
+	c.pod.k.writeHosts()
 	c.pod.report()
 
 	var over sync.WaitGroup
@@ -224,10 +224,13 @@ func (c *containerRun) run() (code int, ran bool) {
 	}
 	code = ExitCode(process.Wait())
 	close(ended)
+	message := c.message(machine)
 	_ = machine.Stop(context.Background()) // kills the rest; it fails only for processes stuck in the kernel
 	over.Wait()
 	c.log.end()
-	message := c.message()
+	if message == "" && code != 0 && c.spec.TerminationMessagePolicy == corev1.TerminationMessageFallbackToLogsOnError {
+		message = c.log.tail(80, 2048)
+	}
 	reason := "Completed"
 	c.mu.Lock()
 	c.machine, c.process = nil, nil
@@ -290,8 +293,10 @@ func (c *containerRun) kill(oom bool) {
 	}
 }
 
-func (c *containerRun) root() string {
-	return filepath.Join(c.pod.k.podDir(c.pod.spec.UID), c.spec.Name, "root-"+strconv.Itoa(int(c.restarts)))
+// directory returns the directory of the next machine of the container. Its last element
+// is unique.
+func (c *containerRun) directory() string {
+	return filepath.Join(c.pod.k.podDir(c.pod.spec.UID), fmt.Sprintf("%s-%s-%d", c.pod.spec.UID, c.spec.Name, c.restarts))
 }
 
 // start starts the machine and the command of the container.
@@ -300,27 +305,23 @@ func (c *containerRun) start() (worker.Machine, worker.Launched, error) {
 	if len(c.spec.Command) == 0 {
 		return nil, nil, errors.New("failed to create containerd task: failed to create shim task: OCI runtime create failed: no command specified")
 	}
+	ip, err := c.pod.k.claim()
+	if err != nil {
+		return nil, nil, err
+	}
 	machine, err := c.pod.k.cfg.Backend.Start(c.pod.k.ctx, worker.Spec{
 		Name: c.pod.spec.Name, Node: string(c.pod.spec.UID), NodeUID: string(c.pod.spec.UID), Hostname: hostname(&c.pod.spec),
-		Root: c.root(), MTU: 8896, Devices: devices(&c.spec),
+		Root: c.directory(), MTU: 8896, Devices: devices(&c.spec), IP: ip, Network: "pods",
 	})
 	if err != nil {
 		return nil, nil, err
 	}
-	c.pod.mu.Lock()
-	if c.pod.first == "" {
-		c.pod.first = machine.Addr()
-	}
-	address := c.pod.first
-	c.pod.mu.Unlock()
+	address := c.pod.addressOf(machine)
 	env := environment(&c.pod.spec, &c.spec, address)
 	for i, a := range argv {
 		argv[i] = expand(a, env)
 	}
-	file := filepath.Join(c.root(), c.spec.TerminationMessagePath)
-	if err = os.MkdirAll(filepath.Dir(file), 0o755); err == nil {
-		err = os.WriteFile(file, nil, 0o666)
-	}
+	err = c.prepare(machine)
 	launcher, ok := machine.(worker.Launcher)
 	if err == nil && !ok {
 		err = errors.New("these workers start no programs")
@@ -339,14 +340,46 @@ func (c *containerRun) start() (worker.Machine, worker.Launched, error) {
 	return machine, process, nil
 }
 
+// addressOf returns the address of the pod: that of its first machine.
+func (p *pod) addressOf(m worker.Machine) string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.first == "" {
+		p.first = m.Addr()
+		if inner, ok := m.(worker.Internal); ok {
+			p.first = inner.InternalAddr()
+		}
+	}
+	return p.first
+}
+
 // maxMessage is how many bytes a termination message can have.
 const maxMessage = 4096
 
-// message reads the termination message.
-func (c *containerRun) message() string {
-	b, err := os.ReadFile(filepath.Join(c.root(), c.spec.TerminationMessagePath))
-	if (err != nil || len(b) == 0) && c.spec.TerminationMessagePolicy == corev1.TerminationMessageFallbackToLogsOnError {
-		return c.log.tail(80, 2048)
+// prepare makes the files and directories that the container finds: the file of the
+// termination message, and where volumes are mounted.
+func (c *containerRun) prepare(m worker.Machine) error {
+	root, ok := m.(worker.Rooted)
+	if !ok {
+		return errors.New("the files of these workers cannot be reached")
+	}
+	for _, v := range c.spec.VolumeMounts {
+		if err := os.MkdirAll(filepath.Join(root.Root(), v.MountPath), 0o777); err != nil {
+			return err
+		}
+	}
+	file := filepath.Join(root.Root(), c.spec.TerminationMessagePath)
+	if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
+		return err
+	}
+	return os.WriteFile(file, nil, 0o666)
+}
+
+// message reads the termination message; the machine still runs.
+func (c *containerRun) message(m worker.Machine) string {
+	b, err := os.ReadFile(filepath.Join(m.(worker.Rooted).Root(), c.spec.TerminationMessagePath))
+	if err != nil {
+		return "" // the program has removed it
 	}
 	return string(b[:min(len(b), maxMessage)])
 }
