@@ -64,7 +64,7 @@ func TestEveryFaultIsDocumentedAndCanBeWritten(t *testing.T) {
 	t.Parallel()
 	values := map[string]string{
 		"node": "t", "worker": "0", "code": "503", "delay": "1ms", "cores": "8", "type": "v4-8", "bytes": "1", "setting": "net.core.somaxconn", "duration": "1s", "permission": "storage.objects.get",
-		"service": "tpu.googleapis.com", "group": "g", "state": "ACTIVE_DEGRADED",
+		"service": "tpu.googleapis.com", "group": "g", "state": "ACTIVE_DEGRADED", "pod": "p",
 	}
 	for _, d := range sim.Faults() {
 		text := d.Name

@@ -269,13 +269,30 @@ func (s *Server) Inject(f cloud.Fault) (id int, err error) {
 	if mine, err := groups.Inject(s.Cloud, f); mine {
 		return 0, err
 	}
-	return s.Cloud.Inject(f)
+	if mine, err := s.kubes.inject(f); mine {
+		return 0, err
+	}
+	if id, err = s.Cloud.Inject(f); err != nil {
+		return id, err
+	}
+	return id, s.kubes.follow(s.activeFaults())
+}
+
+// activeFaults returns the faults in force.
+func (s *Server) activeFaults() (all []cloud.Fault) {
+	s.Mu.Lock()
+	defer s.Mu.Unlock()
+	for _, a := range s.State.Faults {
+		all = append(all, a.Fault)
+	}
+	return all
 }
 
 // Clear ends the fault with this id, or the faults with this name. For "all", it ends all
 // faults. It returns their number.
 func (s *Server) Clear(which string) (int, error) {
 	n, err := s.Cloud.Clear(which)
+	err = errors.Join(err, s.kubes.follow(s.activeFaults()))
 	s.Mu.Lock()
 	defer s.Mu.Unlock()
 	groups.Of(s.Cloud).Retry()

@@ -23,6 +23,8 @@ type Fault struct {
 	QR      string `json:"qr,omitempty"`
 	Node    string `json:"node,omitempty"`
 	Group   string `json:"group,omitempty"`
+	Cluster string `json:"cluster,omitempty"`
+	Pod     string `json:"pod,omitempty"`
 	Worker  string `json:"worker,omitempty"`
 	Zone    string `json:"zone,omitempty"`
 	Method  string `json:"method,omitempty"`
@@ -115,6 +117,12 @@ func Faults() []FaultDoc {
 		{Name: "worker-fixed", Args: with("setting"), Required: []string{"setting"}, What: "an ethtool feature cannot be changed"},
 		{Name: "worker-rotate-host-keys", Args: workers, What: "a worker has new host keys, once"},
 		{Name: "worker-kill", Args: with("setting"), What: "a signal (setting=TERM, default KILL) to every process of a worker, once"},
+		{Name: "pod-kill", Args: []string{"cluster", "pod", "mode"}, Required: []string{"pod"}, What: "process 1 of a pod is killed, once; with mode=oom because its memory is used up"},
+		{Name: "pod-stuck", Args: []string{"cluster", "pod"}, What: "deleted pods stay in Terminating until the fault is cleared"},
+		{Name: "cluster-node-gone", Args: []string{"cluster", "node"}, Required: []string{"node"}, What: "a node of a cluster is gone with its pods, once"},
+		{Name: "cluster-exec-cut", Args: []string{"cluster"}, What: "the connections of all commands in pods are cut, once; the commands run on"},
+		{Name: "cluster-api-error", Args: []string{"cluster", "code", "n"}, Required: []string{"code"}, What: "the next calls of the Kubernetes API (n=1) are answered with an HTTP status"},
+		{Name: "cluster-away", Args: []string{"cluster"}, What: "the Kubernetes API is away until the fault is cleared; pods run on"},
 	}
 }
 
@@ -131,6 +139,8 @@ func FaultArgs() []FaultArg {
 		textArg("qr", "queued resource id, or a pattern", func(f *Fault) *string { return &f.QR }),
 		textArg("node", "node id, or a pattern; for faults of workers also the name of a managed instance group", func(f *Fault) *string { return &f.Node }),
 		textArg("group", "name of a managed instance group or of a node pool, or a pattern", func(f *Fault) *string { return &f.Group }),
+		textArg("cluster", "name of a GKE cluster, or a pattern; every cluster when left out", func(f *Fault) *string { return &f.Cluster }),
+		textArg("pod", "name of a pod, or a pattern", func(f *Fault) *string { return &f.Pod }),
 		textArg("worker", "worker number; all workers when left out", func(f *Fault) *string { return &f.Worker }),
 		textArg("zone", "zone; the simulator's own when left out", func(f *Fault) *string { return &f.Zone }),
 		textArg("method", "HTTP method; any when left out", func(f *Fault) *string { return &f.Method }),
