@@ -10,11 +10,13 @@ import (
 
 	"multihost/internal/sim/cloud"
 	"multihost/internal/sim/kubeapi"
+	"multihost/internal/sim/worker"
 )
 
 // kubernetes serves the Kubernetes APIs of the clusters. It implements cloud.Kubernetes.
 type kubernetes struct {
-	dir string
+	dir     string
+	backend worker.Backend // of the pods' machines; nil: each cluster has its own
 
 	mu      sync.Mutex
 	servers map[string]*kubeapi.Server // by resource name of the cluster
@@ -26,7 +28,7 @@ func (k *kubernetes) Open(cluster string) (address string, ca []byte, err error)
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return "", nil, err
 	}
-	s, err := kubeapi.New(kubeapi.Config{Dir: dir, Token: func(string) bool { return true }})
+	s, err := kubeapi.New(kubeapi.Config{Dir: dir, Backend: k.backend, Token: func(string) bool { return true }})
 	if err != nil {
 		return "", nil, err
 	}

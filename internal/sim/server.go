@@ -24,6 +24,7 @@ import (
 	"multihost/internal/sim/storageapi"
 	"multihost/internal/sim/tpuapi"
 	"multihost/internal/sim/wire"
+	"multihost/internal/sim/worker"
 )
 
 // A Server is a running simulator. Its methods are safe for concurrent use.
@@ -96,6 +97,9 @@ func (s *Server) begin(ctx context.Context) error {
 		return err
 	}
 	s.kubes = &kubernetes{dir: filepath.Join(s.Config.Dir, "clusters")}
+	if _, ok := s.Workers.(worker.Claimer); ok {
+		s.kubes.backend = s.Workers // pods are machines with namespaces, as TPU VMs are
+	}
 	s.Kubernetes = s.kubes
 	if err := s.listen(ctx); err != nil {
 		return err

@@ -18,6 +18,12 @@ import (
 func (c *Controllers) schedule() {
 	nodes := list[corev1.Node](c, store.Nodes)
 	pods := slices.Clone(list[corev1.Pod](c, store.Pods))
+	used := make(map[string]corev1.ResourceList) // by node
+	for _, p := range pods {
+		if p.Spec.NodeName != "" && !podOver(p) {
+			used[p.Spec.NodeName] = plus(used[p.Spec.NodeName], requests(p))
+		}
+	}
 	for i, p := range pods {
 		if p.Spec.NodeName != "" || p.DeletionTimestamp != nil || podOver(p) || len(p.Spec.SchedulingGates) > 0 {
 			continue
@@ -26,6 +32,9 @@ func (c *Controllers) schedule() {
 		var node *corev1.Node
 		for _, n := range nodes {
 			why := misfit(p, n, nodes, pods)
+			if why == "" {
+				why = full(p, n, used[n.Name])
+			}
 			if why == "" {
 				node = n
 				break
@@ -38,6 +47,7 @@ func (c *Controllers) schedule() {
 			continue
 		}
 		next.Spec.NodeName = node.Name
+		used[node.Name] = plus(used[node.Name], requests(p))
 		c.save(store.Pods, next, false)
 		now, err := c.store.Get(store.Pods, p.Namespace, p.Name)
 		if err != nil || store.Decode(now, next) != nil {
@@ -65,19 +75,19 @@ func unschedulableMessage(nodes int, reasons map[string]int) string {
 		return "no nodes available to schedule pods"
 	}
 	var parts []string
-	full := 0
+	short := 0
 	for _, why := range slices.Sorted(maps.Keys(reasons)) {
 		parts = append(parts, fmt.Sprintf("%d %s", reasons[why], why))
 		if strings.HasPrefix(why, "Insufficient") {
-			full += reasons[why]
+			short += reasons[why]
 		}
 	}
 	var after []string
-	if full > 0 {
-		after = append(after, fmt.Sprintf("%d No preemption victims found for incoming pod", full))
+	if short > 0 {
+		after = append(after, fmt.Sprintf("%d No preemption victims found for incoming pod", short))
 	}
-	if nodes > full {
-		after = append(after, fmt.Sprintf("%d Preemption is not helpful for scheduling", nodes-full))
+	if nodes > short {
+		after = append(after, fmt.Sprintf("%d Preemption is not helpful for scheduling", nodes-short))
 	}
 	return fmt.Sprintf("0/%d nodes are available: %s. no new claims to deallocate, preemption: 0/%d nodes are available: %s.",
 		nodes, strings.Join(parts, ", "), nodes, strings.Join(after, ", "))
@@ -105,19 +115,33 @@ func misfit(p *corev1.Pod, n *corev1.Node, nodes []*corev1.Node, pods []*corev1.
 			return "node(s) didn't match pod anti-affinity rules"
 		}
 	}
+	return ""
+}
+
+// full returns the resource of which a node has not enough for a pod; empty if it has.
+func full(p *corev1.Pod, n *corev1.Node, used corev1.ResourceList) string {
 	for name, wanted := range requests(p) {
-		free := n.Status.Allocatable[name]
-		for _, o := range pods {
-			if o.Spec.NodeName == n.Name && !podOver(o) {
-				used := requests(o)[name]
-				free.Sub(used)
-			}
-		}
+		free := n.Status.Allocatable[name].DeepCopy()
+		free.Sub(used[name])
 		if free.Cmp(wanted) < 0 {
 			return "Insufficient " + string(name)
 		}
 	}
 	return ""
+}
+
+// plus returns the sum of two lists.
+func plus(a, b corev1.ResourceList) corev1.ResourceList {
+	sum := a.DeepCopy()
+	if sum == nil {
+		sum = corev1.ResourceList{}
+	}
+	for name, q := range b {
+		total := sum[name]
+		total.Add(q)
+		sum[name] = total
+	}
+	return sum
 }
 
 func tolerates(o corev1.Toleration, t corev1.Taint) bool {
@@ -128,17 +152,12 @@ func tolerates(o corev1.Toleration, t corev1.Taint) bool {
 // requests returns what the containers of a pod request of devices and CPUs; memory is not
 // looked at.
 func requests(p *corev1.Pod) corev1.ResourceList {
-	sum := corev1.ResourceList{}
+	var sum corev1.ResourceList
 	for _, c := range p.Spec.Containers {
-		for name, q := range c.Resources.Requests {
-			if name == corev1.ResourceMemory || name == corev1.ResourceEphemeralStorage {
-				continue
-			}
-			total := sum[name]
-			total.Add(q)
-			sum[name] = total
-		}
+		sum = plus(sum, c.Resources.Requests)
 	}
+	delete(sum, corev1.ResourceMemory)
+	delete(sum, corev1.ResourceEphemeralStorage)
 	return sum
 }
 

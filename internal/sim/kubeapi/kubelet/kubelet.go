@@ -12,6 +12,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math/rand/v2"
 	"net/netip"
 	"os"
 	"path"
@@ -66,7 +67,8 @@ type Kubelet struct {
 func New(cfg Config) *Kubelet {
 	cfg.RestartDelay = cmp.Or(cfg.RestartDelay, 10*time.Second)
 	ctx, cancel := context.WithCancel(context.Background())
-	return &Kubelet{cfg: cfg, ctx: ctx, cancel: cancel, pods: make(map[types.UID]*pod), held: make(chan struct{})}
+	// Clusters that share a backend must not have the same addresses, so each begins anywhere.
+	return &Kubelet{cfg: cfg, ctx: ctx, cancel: cancel, pods: make(map[types.UID]*pod), held: make(chan struct{}), given: rand.Uint32N(1<<12) << 8}
 }
 
 // Run runs the pods that have a node, until ctx is done.
@@ -289,7 +291,7 @@ func (k *Kubelet) claim() (string, error) {
 	defer k.mu.Unlock()
 	for range 1 << 16 {
 		k.given++
-		n := 10<<24 | 192<<16 | k.given
+		n := 10<<24 | 192<<16 | k.given&(1<<20-1)
 		if last := byte(n); last < 2 || last == 255 {
 			continue
 		}
