@@ -67,8 +67,8 @@ the network. In use it looks every %s.`, looks, usualLook))
 
 var delivered = regexp.MustCompile(`agent: (\d+) slices, (\d+) workers: (\d+) bytes, compressed (\d+)`)
 
-// measureDelivery measures how multihost-agent gets to workers, with the test that also
-// guards this.
+// measureDelivery measures how multihost copies the agent to the workers. It uses the test
+// that also guards this.
 func measureDelivery(ctx context.Context, l *lab, r *report) error {
 	r.section("Bringing the agent to workers", `
 What leaves the runner for workers that lack multihost-agent: the program, scripts, logins and the terms of a lease. Workers pass
@@ -126,7 +126,7 @@ func watchCost(ctx context.Context, agents program.Set, looks int) (w watched, e
 	defer metadata.Close()
 	defer api.Close()
 	certificates := filepath.Join(dir, "certificates")
-	known, _ := os.ReadFile("/etc/ssl/certs/ca-certificates.crt") // where the file is missing, the watch reads fewer certificates
+	known, _ := os.ReadFile("/etc/ssl/certs/ca-certificates.crt") // without the file, the watch only reads fewer certificates
 	own := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: api.Certificate().Raw})
 	if err := os.WriteFile(certificates, append(known, own...), 0o644); err != nil {
 		return w, err
@@ -168,7 +168,7 @@ func watchCost(ctx context.Context, agents program.Set, looks int) (w watched, e
 	case <-ctx.Done():
 		return w, context.Cause(ctx)
 	}
-	// No further deletion: the terms are now those of a lease that holds.
+	// From here on there is no further deletion, because the lease has been renewed.
 	lease := filepath.Join(dir, "tmp/.multihost/r.lease.1")
 	if err := os.WriteFile(lease, []byte(strings.Replace(terms, "lease=1\n", "lease=86400\n", 1)), 0o644); err != nil {
 		return w, err
@@ -196,7 +196,6 @@ func watchCost(ctx context.Context, agents program.Set, looks int) (w watched, e
 	return w, err
 }
 
-// install writes the agent for this machine to dir and returns its path.
 func (w *watched) install(agents program.Set, dir string) (string, error) {
 	p, err := agents.For(runtime.GOARCH)
 	if err != nil {
@@ -244,7 +243,7 @@ func rest(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// leaseCloud is the metadata server and the API of one worker of two. It refuses the
+// leaseCloud is the metadata server and the API for one of two workers. It refuses the
 // deletion.
 type leaseCloud struct{ refused chan struct{} }
 

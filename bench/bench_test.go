@@ -16,7 +16,7 @@ import (
 	"multihost/internal/testkit/builtagent"
 )
 
-// TestMain lets the test's program be what the harness starts.
+// TestMain lets the harness start the test's program.
 func TestMain(m *testing.M) {
 	if len(os.Args) > 1 && os.Args[1][0] != '-' {
 		main()
@@ -25,8 +25,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// TestClientsGetWhatTheLoadServerSends checks that every client that is measured has done
-// the whole work.
+// TestClientsGetWhatTheLoadServerSends checks that every measured client has done all of
+// its work.
 func TestClientsGetWhatTheLoadServerSends(t *testing.T) {
 	testkit.Need(t, "ssh-keygen")
 	l, err := openLab(t.Context(), options{binary: os.Args[0], most: 3})
@@ -86,8 +86,8 @@ func TestWhoFailsIsNotMeasured(t *testing.T) {
 	}
 }
 
-// A login takes round trips: to exchange versions, to agree on keys, to log in, to run a
-// command.
+// A login takes several round trips: to exchange versions, to agree on keys, to log in and
+// to run a command.
 func TestWorkersFarAwayAreThatFar(t *testing.T) {
 	testkit.Need(t, "ssh-keygen")
 	l, err := openLab(t.Context(), options{binary: os.Args[0], most: 2})

@@ -80,8 +80,8 @@ const (
 	manySize  = 2000 // bytes
 )
 
-// measureManyFiles measures what a change of one file costs a worker that has many files,
-// and what the many files cost a sync of other files.
+// measureManyFiles measures two costs for a worker that has many files: a change of one of
+// them, and a sync of other files.
 func measureManyFiles(ctx context.Context, l *lab, r *report) error {
 	r.section("Many small files", fmt.Sprintf(`
 `+"`multihost run --command=true`"+` brings a directory of %d files of %d bytes to one worker of the simulator. The runs "small"
@@ -175,8 +175,8 @@ func noise(path string, size int, seed uint64) error {
 
 var relayed = regexp.MustCompile(`relayed: (\d+) bytes \(([\d.]+) of one copy\) in (\S+); direct (\S+): ([\d.]+) times as long`)
 
-// measureRelay measures workers that pass files on behind a narrow link, with the test
-// that also guards this, at full size.
+// measureRelay measures workers that pass files on to others behind a narrow link. It uses,
+// at full size, the test that also guards this.
 func measureRelay(ctx context.Context, l *lab, r *report) error {
 	r.section("Passing files on", `
 64 MB that do not compress go to 16 workers in 2 slices, behind a link of 100 Mbit/s (tc tbf). The workers are namespaces with

@@ -102,21 +102,19 @@ func (l *lab) countProcesses(ctx context.Context, r *report) error {
 	return nil
 }
 
-// skewRounds is how many times commands are started, and bare processes released, to get
-// the median of their skews.
+// skewRounds is how many times each skew is measured to get the median.
 const skewRounds = 3 // a start of 256 processes takes half a minute here
 
 type wholeCost struct {
 	cost
-	steps     time.Duration // all phases on workers before the command runs; each takes as long as on its slowest worker
+	steps     time.Duration // all phases on workers before the command runs. Each phase takes as long as on its slowest worker
 	firstLine time.Duration
 	skew      time.Duration
 	exec      time.Duration // CPU of `multihost exec`
 }
 
-// wholeCommand measures the total cost of a run that ends at once with nothing new to
-// sync, the time to the first line of another run, `multihost exec`, and the skew of some
-// starts.
+// wholeCommand measures four costs: a run that ends at once with nothing new to sync, the
+// time to the first line of another run, `multihost exec`, and the skew of some starts.
 func (s *simulation) wholeCommand(ctx context.Context, workers int) (c wholeCost, err error) {
 	first, err := s.run(ctx, "ends", "--tpu-prefix=b", "--command=echo first line")
 	if err != nil {
@@ -192,9 +190,9 @@ func (s *simulation) skewOf(ctx context.Context, name string, workers int) (time
 	return time.Duration(latest - earliest), nil
 }
 
-// gcloud measures the method of MaxText's runner, one gcloud for each worker, and
-// gcloud's own method for all workers of a slice. It measures CPU per worker with few
-// workers, since 256 such processes take minutes and gigabytes.
+// gcloud measures two methods: that of MaxText's runner, with one gcloud for each worker,
+// and gcloud's own for all workers of a slice. With many workers such processes take
+// minutes and gigabytes, so it measures the CPU time per worker with few workers.
 func (s *simulation) gcloud(ctx context.Context, r *report, workers int) error {
 	if _, err := exec.LookPath("gcloud"); err != nil {
 		r.note("gcloud is not installed here: it was not measured.")
@@ -276,8 +274,8 @@ func readEvents(out io.Reader, begin time.Time, c *wholeCost) error {
 	return in.Err()
 }
 
-// bareSkew returns the spread of the times at which n waiting processes get one line
-// each, as the median of some rounds.
+// bareSkew sends one line to each of n waiting processes. It returns the spread of the
+// times at which the lines arrive, as the median of some rounds.
 func (l *lab) bareSkew(ctx context.Context, n int) (time.Duration, error) {
 	var spreads []cost
 	for range skewRounds {
@@ -351,7 +349,7 @@ func (l *lab) releaseBare(ctx context.Context, n int) (spread time.Duration, err
 // command that skewOf starts.
 const waiter = `echo ready; read -r; LC_ALL=C; echo "${EPOCHREALTIME/./}"; exec sleep 1`
 
-// measureStart measures what the program costs before it does anything, with commands
+// measureStart measures what the program costs before it does its work. It uses commands
 // that need only local files and no API.
 func measureStart(ctx context.Context, l *lab, r *report) error {
 	r.section("The program itself", "The time from start to end of commands that need only local files.")

@@ -24,8 +24,8 @@ import (
 	"multihost/internal/ui"
 )
 
-// engine runs multihost's SSH engine against the load server as internal/job does, but
-// without the workers' own processes, whose cost would hide the engine's.
+// engine runs multihost's SSH engine against the load server as internal/job does. It
+// leaves out the workers' own processes, whose cost would hide the engine's.
 func engine(ctx context.Context, args []string) (err error) {
 	var c clientFlags
 	flags := c.set("engine")
@@ -78,7 +78,7 @@ func engine(ctx context.Context, args []string) (err error) {
 		cost.Exec = (self().cpu - connected.cpu) / time.Duration(*rounds*c.workers)
 	}
 	if *idle > 0 {
-		runtime.GC() // garbage from connecting must not count as a cost of staying connected
+		runtime.GC() // the garbage from connecting does not belong to the cost of staying connected
 		quiet := self()
 		select {
 		case <-time.After(*idle):

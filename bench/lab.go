@@ -20,8 +20,8 @@ import (
 	"multihost/internal/sshfan"
 )
 
-// A lab has what every measurement needs: this program, a load server, a key of each
-// kind, and a directory in memory, so that the speed of the disk does not matter.
+// A lab has what every measurement needs: this program, a load server and a key of each
+// kind. Its directory is in memory, so that the speed of the disk does not matter.
 type lab struct {
 	options
 	self    string
@@ -29,7 +29,7 @@ type lab struct {
 	key     string // ed25519
 	rsa     string
 	port    int
-	far     int // port of the same workers at the distance farAway
+	far     int // port at which the same workers have the distance farAway
 	hostKey string
 
 	server *exec.Cmd
@@ -115,8 +115,8 @@ func (l *lab) served() time.Duration {
 	if err != nil {
 		return 0
 	}
-	// After the name, which may contain spaces, the fields are state, ..., with utime and
-	// stime as 12th and 13th. They are in hundredths of a second on every Linux machine.
+	// The name may contain spaces. The fields after it are state, ..., with utime and stime
+	// as the 12th and 13th. They are in hundredths of a second on every Linux machine.
 	fields := strings.Fields(string(data[bytes.LastIndexByte(data, ')')+1:]))
 	if len(fields) < 13 {
 		return 0
@@ -178,7 +178,7 @@ func lastOf(text []byte) string {
 	return lines[len(lines)-1]
 }
 
-// own returns the arguments of a client that is this program.
+// own returns the arguments that start this program as a client.
 func (l *lab) own(program string, n int, more ...string) []string {
 	args := []string{l.self, program, "-n", fmt.Sprint(n), "-port", fmt.Sprint(l.port), "-key", l.key, "-host-key", l.hostKey}
 	return append(args, more...)

@@ -6,11 +6,11 @@
 // It starts itself as a load server, which stands in for up to 2048 workers on addresses of
 // 127.0.0.0/8. It runs every client against that server as a separate process. So the cost
 // of a client is what the kernel accounts to that process and to the children it has waited
-// for; the server's cost is counted separately. Clients to compare run in turn, one round
-// after another, and bench compares their medians. On a machine that others use too, the
-// speed changes over time by more than the differences in question.
+// for. The server's cost is counted separately. Clients to compare run in turn, one round
+// after another, and bench compares their medians. If others use the machine too, its speed
+// changes over time by more than the differences in question.
 //
-// It exits with status 1 if a bar is missed, and says which.
+// It exits with status 1 if a bar is missed, and names the bar.
 package main
 
 import (
@@ -115,7 +115,7 @@ func bench(ctx context.Context, o options) error {
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
-		if err != nil { // the other sections are still worth running
+		if err != nil { // the other sections can still run
 			fmt.Fprintf(os.Stderr, "bench: measure %s: %v\n", s.name, err)
 			r.broken(s.name, err)
 		}

@@ -17,9 +17,9 @@ import (
 )
 
 // reference is the minimum that a program on x/crypto/ssh does to run a command on many
-// hosts. It verifies one known host key; it does not retry, send keepalives, stop
-// commands or report. With -logs it writes one file for each host and, with -view, whole
-// lines with a prefix to standard output.
+// hosts. It verifies one known host key. It does not retry, send keepalives, stop commands
+// or report. With -logs it writes one file for each host and, with -view, whole lines with
+// a prefix to standard output.
 func reference(_ context.Context, args []string) error {
 	var c clientFlags
 	flags := c.set("reference")
@@ -70,7 +70,7 @@ func (c *clientFlags) one(i int, config *ssh.ClientConfig, out io.Writer) (err e
 	if c.view {
 		err = prefixLines(stdout, file, out, fmt.Sprintf("s%dw%d| ", i/64, i%64))
 	} else {
-		// Write pieces of a packet or more, because that takes the fewest writes.
+		// Write large pieces, because that takes the fewest writes.
 		_, err = io.CopyBuffer(struct{ io.Writer }{file}, stdout, make([]byte, 64<<10))
 	}
 	return errors.Join(err, session.Wait())
@@ -111,7 +111,7 @@ func (l *lockedWriter) Write(p []byte) (int, error) {
 	return l.w.Write(p)
 }
 
-// clientFlags are the flags of the reference and the engine: both use the same servers,
+// clientFlags are the flags of the reference and the engine. Both use the same servers,
 // key, command and files.
 type clientFlags struct {
 	workers, port         int
@@ -136,7 +136,7 @@ func (c *clientFlags) set(name string) *flag.FlagSet {
 }
 
 // config returns the configuration of a minimal client. The engine also prefers plain
-// curve25519; the default of x/crypto costs more.
+// curve25519, because the default of x/crypto costs more.
 func (c *clientFlags) config() (*ssh.ClientConfig, error) {
 	data, err := os.ReadFile(c.key)
 	if err != nil {

@@ -45,7 +45,7 @@ func (r *report) section(title, text string) {
 	fmt.Fprintf(&r.text, "\n## %s\n\n%s\n", title, strings.TrimSpace(text))
 }
 
-// table adds a table; the first row is its header.
+// table adds a table. The first row is its header.
 func (r *report) table(rows [][]string) {
 	r.text.WriteByte('\n')
 	for i, row := range rows {
@@ -67,20 +67,19 @@ func (r *report) least(what string, got, limit float64, unit string) {
 	r.bars = append(r.bars, bar{what: what, got: got, limit: limit, unit: unit, least: true})
 }
 
-// broken records that a section failed before its end.
+// broken records that a section failed before it could finish.
 func (r *report) broken(section string, err error) {
 	r.failures = append(r.failures, fmt.Sprintf("section %s: %v", section, err))
 	r.note(fmt.Sprintf("**Not measured to the end**: %v", err))
 }
 
-// took records the time of a section.
 func (r *report) took(section string, d time.Duration) {
 	r.times = append(r.times, fmt.Sprintf("%s %.0f s", section, d.Seconds()))
 	fmt.Fprintf(os.Stderr, "bench: section %s took %s\n", section, d.Round(time.Second))
 }
 
-// missed returns the bars that were not kept, and the sections without bars because they
-// failed.
+// missed returns the bars that were not kept, and the sections that failed and so have no
+// bars.
 func (r *report) missed() (all []string) {
 	all = append(all, r.failures...)
 	for _, b := range r.bars {

@@ -17,8 +17,8 @@ const (
 	rounds     = 5
 )
 
-// measureConnect measures connecting, logging in, verifying the host key, running `true`
-// and learning its result, on every worker.
+// measureConnect measures five steps on every worker: connect, log in, verify the host key,
+// run `true` and get its exit status.
 func measureConnect(ctx context.Context, l *lab, r *report) error {
 	r.section("`true` on every worker", `
 Each client connects, verifies the host key, logs in, runs the command and reads its exit status. The reference is the
@@ -79,7 +79,7 @@ trip of 50 ms.`)
 				medians["multihost engine"].cpu.Seconds()/medians["reference"].cpu.Seconds(), 1.25, "")
 		}
 		if n == 1024 {
-			// The differences are as small as the noise of the machine, which only adds
+			// The differences are as small as the noise of the machine, and noise only adds
 			// time. So compare the quickest rounds.
 			paced := medians["multihost engine"].least
 			best := min(paced, medians["multihost engine, 64 handshakes at once"].least, medians["multihost engine, 1024 handshakes at once"].least)
@@ -164,8 +164,8 @@ and fourth time on the open connections. The documentation of internal/sshfan co
 	return nil
 }
 
-// Sizes of the logs: for many workers, for few workers with much output, and a size with
-// which a peer spends most of its time on output and not on logging in.
+// Sizes of the logs: for many workers, for few workers with much output, and for a
+// measurement in which a peer spends most of its time on output and not on logging in.
 const (
 	logBytes = 64 << 20
 	manyLog  = 1 << 20
@@ -218,7 +218,7 @@ compares throughput.`)
 			})},
 		}
 		names := []string{"reference", "multihost", "multihost, files alone"}
-		if load.workers == peerHosts { // a measurement with thousands of workers is not worth another minute
+		if load.workers == peerHosts { // a further minute with thousands of workers would tell nothing new
 			all = append(all, contestant{"reference, files alone", fresh(func(dir string) []string {
 				return l.own("reference", load.workers, "-command", fmt.Sprintf("burst %d", load.bytes), "-logs", dir)
 			})})
@@ -260,8 +260,8 @@ compares throughput.`)
 		if load.workers == l.most {
 			r.most("CPU of "+what+" with the default view, × files alone", ours.cpu.Seconds()/medians["multihost, files alone"].cpu.Seconds(), 2, "")
 		}
-		// The limit is the sum of what all channels may hold, and for each worker one
-		// connection and 64 KiB of our own.
+		// The limit is the sum of what all channels may hold, plus one connection and 64
+		// KiB of our own for each worker.
 		r.most("peak memory of "+what, float64(ours.resident)/(1<<20), 512+float64(load.workers)*(100+64)/1024, "MiB")
 	}
 	r.table(rows)

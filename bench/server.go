@@ -20,8 +20,8 @@ import (
 	"golang.org/x/crypto/ssh"
 )
 
-// The load server answers exec requests itself, without a process or a shell, so
-// that the server's cost does not hide the client's:
+// The load server answers exec requests itself, without a process or a shell. So the
+// server's cost does not hide the client's.
 //
 //	true            ends with 0
 //	burst BYTES     prints that many bytes of 100-byte lines
@@ -32,15 +32,15 @@ import (
 //	                its output in bytes. The run "paced10-2000" is still printing
 //	                ten lines a second
 
-// A worker prints lines of 99 characters and a newline, like those of a training log: one
+// A worker prints lines of 99 characters and a newline, like those of a training log. One
 // line in period reports a step.
 const (
 	lineLength = 100
 	period     = 100
 )
 
-// pattern holds whole periods, enough to send a large piece of the log from any offset
-// within a period.
+// pattern holds whole periods. It is long enough to send a large piece of the log from any
+// offset within a period.
 var pattern = func() []byte {
 	var lines strings.Builder
 	for i := range period {
@@ -133,10 +133,10 @@ func (s *server) accept(l net.Listener, delay time.Duration) {
 	}
 }
 
-// distant returns a connection whose other end is a round trip away: carry delays the
-// data coming in by the whole round trip. TCP's own handshake is not delayed.
+// distant returns a connection to an end that is a round trip away: carry delays the
+// incoming data by the whole round trip. TCP's own handshake is not delayed.
 func distant(raw net.Conn) *distantConn {
-	// As many pieces may be on their way as a window holds.
+	// As many pieces may be in flight as a window holds.
 	return &distantConn{Conn: raw, arrivals: make(chan arrival, 64), closed: make(chan struct{})}
 }
 

@@ -15,8 +15,8 @@ import (
 	"sync/atomic"
 )
 
-// A simulation is a separate simulated Google Cloud with slices whose workers are
-// processes, a project to sync and a home for state.
+// A simulation is a simulated Google Cloud of its own, with slices whose workers are
+// processes. It also has a project to sync and a home for state.
 type simulation struct {
 	l       *lab
 	dir     string
@@ -25,8 +25,8 @@ type simulation struct {
 	meters  []*meter
 }
 
-// simulate starts a simulation with the slices "b", in the simulator's syntax, and with
-// further flags of sim up. The caller must close it.
+// simulate starts a simulation with the slices "b". slices has the simulator's syntax, and
+// flags are further flags of sim up. The caller must close it.
 func (l *lab) simulate(ctx context.Context, slices string, flags ...string) (_ *simulation, err error) {
 	dir, err := os.MkdirTemp(l.dir, "sim-")
 	if err != nil {
@@ -75,7 +75,7 @@ func (s *simulation) multihost(ctx context.Context, args ...string) *exec.Cmd {
 	return cmd
 }
 
-// run runs and measures a `multihost run` that must succeed.
+// run measures a `multihost run` that must succeed.
 func (s *simulation) run(ctx context.Context, name string, args ...string) (wholeCost, error) {
 	c, err := timed(s.multihost(ctx, append([]string{"run", "--run-name=" + name, "--output=json", "--stream=all"}, args...)...))
 	if err == nil {
@@ -105,7 +105,7 @@ func environment(text []byte) (env []string) {
 	return env
 }
 
-// hosts starts meters for the workers of the slices and returns them as a value of
+// hosts starts a meter for each worker of the slices. It returns the meters as a value of
 // --hosts.
 func (s *simulation) hosts(ctx context.Context, slices int) (string, error) {
 	var hosts []string

@@ -17,10 +17,11 @@ import (
 const statusFailed = 1
 
 // job does this worker's part of a job without runner. With --going it runs when the
-// machine is told to end, otherwise from the boot on. A further argument names a file with
-// the description of the job, in place of the metadata server.
+// machine is told to end. Otherwise it runs from the boot on. A further argument names a
+// file that describes the job. The file replaces the metadata server.
 func job(ctx context.Context, args []string) int {
-	// Do not ignore the signal: the commands that this program starts would inherit that.
+	// Do not ignore the signal: the commands that this program starts would then ignore it,
+	// too.
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
 	syscall.Umask(0o022)
 	transport := agent.Transport()

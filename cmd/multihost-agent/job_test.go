@@ -24,8 +24,9 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// The guest agent, which reads the program's output, may end before the program. Nobody
-// else would end the run then. Programs that it starts have the default SIGPIPE.
+// The guest agent, which reads the program's output, may end before the program. Then
+// nobody else would end the run. The programs that the agent starts handle SIGPIPE in the
+// default way.
 func TestTheGuestAgentMayEndBeforeTheProgram(t *testing.T) {
 	asked := make(chan string, 100)
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

@@ -32,7 +32,7 @@ import (
 //	renew NONCE RUN HOLD   from a runner, later: it lives, and may be silent for HOLD seconds
 //	look NONCE RUN         only reports
 //
-// Answers are lines that begin with NONCE.
+// Each answer is a line that begins with NONCE.
 func lease(ctx context.Context, args []string) int {
 	thrifty()
 	args = append(args, "", "", "")
@@ -69,15 +69,15 @@ func lease(ctx context.Context, args []string) int {
 	return 1
 }
 
-// thrifty keeps the program small: it lives as long as the slices, beside a command that
+// thrifty keeps the program small. It lives as long as the slices, beside a command that
 // may need every byte and core of the worker.
 func thrifty() {
 	runtime.GOMAXPROCS(1)
 	debug.SetGCPercent(20)
 }
 
-// rest gives back the memory that is not needed until the next look: freed objects, and the
-// pages of the program itself, which the kernel has in its cache.
+// rest gives back the memory that the program does not need until the next look: freed
+// objects, and the pages of the program itself, which the kernel has in its cache.
 func rest() {
 	debug.FreeOSMemory()
 	maps, err := os.ReadFile("/proc/self/maps")
@@ -133,8 +133,8 @@ func begin(ctx context.Context, h *watch.Host, op, first, second string) error {
 	return watch.Keep(ctx, func(ctx context.Context) error { return keep(ctx, op, run, lock) }, h.Note)
 }
 
-// keep runs a watch as a child, and returns nil when it has nothing more to watch. If this
-// process dies, the child goes on.
+// keep runs a watch as a child process. It returns nil when nothing is left to watch. If
+// this process dies, the child goes on.
 func keep(ctx context.Context, op, run string, lock *os.File) error {
 	// This name works even if somebody has removed the program's file.
 	cmd := exec.CommandContext(ctx, "/proc/self/exe", "lease", "kept", op, run)
@@ -149,7 +149,7 @@ func keep(ctx context.Context, op, run string, lock *os.File) error {
 	return cmd.Wait()
 }
 
-// kept is the process that keep starts: the watch itself.
+// kept is the process that keep starts. It is the watch itself.
 func kept(ctx context.Context, h *watch.Host, op, run string) error {
 	const fd = 3
 	syscall.CloseOnExec(fd)

@@ -1,7 +1,7 @@
 //go:build linux
 
-// Command multihost-agent runs on workers and does what a runner would do, where there is
-// no runner. multihost copies it to the workers and starts it there.
+// Command multihost-agent runs on workers. Where there is no runner, it does what a runner
+// would do. multihost copies it to the workers and starts it there.
 package main
 
 import (
@@ -29,7 +29,7 @@ func run(ctx context.Context, args []string) int {
 		args = []string{""}
 	}
 	switch args[0] {
-	case "check": // shows that this machine can run the program
+	case "check": // succeeds on a machine that can run the program
 		return 0
 	case "job":
 		return job(ctx, args[1:])

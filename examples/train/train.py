@@ -449,7 +449,7 @@ class Checkpoint:
 
     def __init__(self, directory, training):
         self.path = os.path.join(directory, "checkpoint")
-        self.training = training  # what it is a checkpoint of
+        self.training = training  # the options for which the checkpoint was made
         os.makedirs(directory, exist_ok=True)
 
     def load(self):
@@ -480,7 +480,7 @@ def resume(checkpoint, model, place, ring):
     """Brings all processes to the step of the checkpoint of process 0, and
     returns it."""
     steps, state = checkpoint.load() if place.process == 0 else (0, None)
-    # The sum of one process's numbers and all others' zeros is that process's numbers.
+    # All other processes add zeros, so the sum is this process's numbers.
     numbers = ring.sum([float(steps)] + (state or [0.0] * len(model.state())))
     steps = int(numbers[0])
     if steps > 0:
@@ -577,7 +577,7 @@ def train(args, place):
     data = [codes[c] for c in text]
     model = Model(len(characters), args.seed)
 
-    # The shard: the targets at positions begin … end-1.
+    # The shard of this process: the targets at positions begin … end-1.
     targets = len(data) - CONTEXT
     begin = CONTEXT + targets * place.process // place.processes
     end = CONTEXT + targets * (place.process + 1) // place.processes
@@ -613,7 +613,7 @@ def train(args, place):
             i = rng.randrange(begin, end)
             batch.append((data[i - CONTEXT : i], data[i]))
         grad, loss = model.gradient(batch)
-        # The loss is summed with the gradient and so is the same everywhere.
+        # The loss is summed together with the gradient, so all processes have the same.
         total = ring.sum(grad + [loss])
         loss = total.pop() / tokens
         model.update([g / tokens for g in total], args.learning_rate)
@@ -645,8 +645,8 @@ def main():
         return train(args, place)
     except PeerError as err:
         complain(err)
-        # The process that failed first exits at once; those that only noticed exit a
-        # moment later. So an observer can tell cause from effect.
+        # The process that failed first exits at once. Those that only noticed the failure
+        # exit a moment later. So a reader of the logs can tell cause from effect.
         time.sleep(3.0)
         return EXIT_PEER
     except (OSError, ValueError) as err:

@@ -1,5 +1,4 @@
-// Package train holds an example for workers, written in Python; this package
-// only tests it.
+// Package train holds an example for workers, written in Python. The Go code only tests it.
 package train
 
 import (
@@ -21,7 +20,7 @@ import (
 	"multihost/internal/testkit"
 )
 
-// python returns the interpreter. Without a recent one the test is ended.
+// python returns the interpreter. If there is no recent one, it ends the test.
 func python(t *testing.T) string {
 	t.Helper()
 	path := testkit.Need(t, "python3")
@@ -39,8 +38,8 @@ type process struct {
 
 var places atomic.Int32
 
-// place is a part of the loopback network that nobody else has, and a port that
-// is free there.
+// place returns a part of the loopback network that nobody else uses, and a port that is
+// free there.
 func place(t *testing.T) (subnet string, port int) {
 	t.Helper()
 	subnet = fmt.Sprintf("127.%d.%d", 130+places.Add(1)%100, os.Getpid()%250)
@@ -52,8 +51,8 @@ func place(t *testing.T) (subnet string, port int) {
 	return subnet, listener.Addr().(*net.TCPAddr).Port
 }
 
-// run starts n processes on loopback addresses of their own, as the launcher
-// would, and waits for all.
+// run starts n processes, each on its own loopback address, as the launcher would. It waits
+// for all of them.
 func run(t *testing.T, n int, args ...string) []*process {
 	t.Helper()
 	py := python(t)
@@ -160,8 +159,8 @@ func TestOneFails(t *testing.T) {
 }
 
 // TestGoesOnFromTheCheckpoint: a training that was interrupted and started again continues
-// its count of steps, and ends with the weights of a training that was not interrupted.
-// Only process 0 has the checkpoint.
+// to count its steps. It ends with the weights of a training that was not interrupted. Only
+// process 0 has the checkpoint.
 func TestGoesOnFromTheCheckpoint(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
