@@ -158,7 +158,8 @@ type Claimer interface {
 	Claim(addr netip.Addr) bool
 }
 
-// Filled returns the spec with its defaults filled in, or an error if it is invalid.
+// Filled returns the spec with its defaults filled in. If the spec is invalid, it returns
+// an error.
 func (s Spec) Filled() (Spec, error) {
 	for _, d := range s.Devices {
 		if !strings.HasPrefix(d, "/dev/") || filepath.Clean(d) != d {
@@ -183,7 +184,8 @@ func (s Spec) Filled() (Spec, error) {
 	return s, nil
 }
 
-// Directory returns the name of a machine's directory below its backend's.
+// Directory returns the name of a machine's directory. It is below the directory of its
+// backend.
 func (s Spec) Directory() (string, error) {
 	if s.Node == "" || strings.ContainsAny(s.Node, "/\x00") || strings.HasPrefix(s.Node, ".") {
 		return "", fmt.Errorf("bad node name %q", s.Node)
