@@ -22,15 +22,15 @@ import (
 // three messages and signs one login. No key leaves this process.
 //
 // Two checks bind the signature (session-bind@openssh.com, OpenSSH 8.9 and later). First,
-// the client must prove which host it is connected to, by a host key's signature over the
-// session id. That key must be the one that we have verified ourselves for the worker in
-// LoginTo. Second, the data to sign must be a login in that session, as that worker's user.
-// So a process that gets hold of the socket can do only what the command was meant to do,
-// and only until the command ends. A command with LoginTo has its own connection, which
-// ends with the command.
+// the client must prove to which host it is connected. The proof is the host key's
+// signature over the session id. That key must be the one that we have verified ourselves
+// for the worker in LoginTo. Second, the data to sign must be a login in that session, as
+// that worker's user. So a process that gets hold of the socket can do only what the
+// command was meant to do. It can do so only until the command ends. A command with LoginTo
+// has its own connection, which ends with the command.
 
-// HostKey implements remote.Conn: it returns the host key that the worker has proven to
-// have, or "" before the first connection.
+// HostKey implements remote.Conn. It returns the host key that the worker has proven to
+// have. Before the first connection it returns "".
 func (c *Conn) HostKey() string {
 	if key := c.verified(); key != nil {
 		return sshkey.Authorized(key)
@@ -44,8 +44,8 @@ func (c *Conn) verified() ssh.PublicKey {
 	return c.trusted
 }
 
-// startApart starts cmd over a connection of its own. On this connection the worker may
-// ask for signatures. The connection ends with the command.
+// startApart starts cmd over a connection that only cmd uses. On this connection the worker
+// may ask for signatures. The connection ends with the command.
 func (c *Conn) startApart(ctx context.Context, cmd remote.Cmd) (remote.Session, error) {
 	to, ok := cmd.LoginTo.(*Conn)
 	if !ok {
@@ -74,7 +74,7 @@ func (c *Conn) startApart(ctx context.Context, cmd remote.Cmd) (remote.Session, 
 func passToAgent(rw io.ReadWriteCloser, socket string) {
 	agent, err := net.Dial("unix", socket)
 	if err != nil {
-		return // the agent has ended meanwhile; the caller closes the client's connection
+		return // the agent has ended, so the caller closes the client's connection
 	}
 	asked := make(chan struct{})
 	go func() {
@@ -134,7 +134,7 @@ func (o *loan) serve(rw io.ReadWriter) {
 		}
 		answer, err := v.answer(msg)
 		if err != nil {
-			answer = []byte{agentFailure} // the protocol cannot carry a reason
+			answer = []byte{agentFailure} // the protocol cannot transport a reason
 		}
 		packet := append(binary.BigEndian.AppendUint32(nil, uint32(len(answer))), answer...)
 		if _, err := rw.Write(packet); err != nil {
@@ -161,8 +161,8 @@ func (v *visit) answer(msg []byte) ([]byte, error) {
 	return nil, fmt.Errorf("message %d is not served", msg[0])
 }
 
-// bind checks the client's proof of which host it is connected to, and binds the visit
-// to that session.
+// bind checks the client's proof that says to which host it is connected. It binds the
+// visit to that session.
 func (v *visit) bind(msg []byte) error {
 	var ext struct {
 		Name       string `sshtype:"27"`
@@ -198,7 +198,7 @@ func (v *visit) bind(msg []byte) error {
 	return nil
 }
 
-// identities lists our public keys. It lists none to a client that is not bound.
+// identities lists our public keys. If a client is not bound, it lists none.
 func (v *visit) identities() []byte {
 	answer := struct {
 		Keys uint32 `sshtype:"12"`
@@ -244,8 +244,8 @@ func (v *visit) sign(msg []byte) ([]byte, error) {
 	return nil, errors.New("no such key")
 }
 
-// isLogin checks that data is the login request that a client signs by RFC 4252 §7, for
-// the bound session, user and key.
+// isLogin checks that data is a login request as a client signs it by RFC 4252 §7. It must
+// be for the bound session, user and key.
 func (v *visit) isLogin(key, data []byte) error {
 	var login struct {
 		Session   []byte

@@ -16,9 +16,9 @@ import (
 	"multihost/internal/remote"
 )
 
-// A Conn is the SSH connection to one worker. It implements remote.Conn: it outlives the
-// network connection under it, and when that has ended, the next Run or Start opens
-// another.
+// A Conn is the SSH connection to one worker. It implements remote.Conn. It outlives the
+// network connection under it: when that has ended, the next Run or Start opens another
+// one.
 type Conn struct {
 	*remote.Shell
 	fleet *Fleet
@@ -27,7 +27,7 @@ type Conn struct {
 	mu      sync.Mutex
 	closed  bool
 	link    *link         // the last connection, alive or not
-	dialing *dialing      // the attempt under way, or nil
+	dialing *dialing      // the attempt in progress, or nil
 	trusted ssh.PublicKey // host key that this Conn has verified before
 }
 
@@ -36,7 +36,7 @@ type dialing struct {
 	done chan struct{}
 	link *link
 	err  error
-	left bool // the ctx of the caller that made it has ended; the others ignore its error
+	left bool // the ctx of the caller that made the attempt has ended; other callers ignore its error
 }
 
 func newConn(f *Fleet, host Host) *Conn {
@@ -60,9 +60,9 @@ func (c *Conn) Close() {
 	}
 }
 
-// live returns a connection that is not known to be broken, and opens a new one if
-// needed. Callers that come while one is being opened wait for it. If trouble is not
-// nil, it is called with the error of every failed try.
+// live returns a connection that is not known to be broken. If needed, it opens a new one.
+// Callers that come while one is being opened wait for that one. If trouble is not nil,
+// live calls it with the error of every failed try.
 func (c *Conn) live(ctx context.Context, trouble func(*remote.ConnectError)) (*link, error) {
 	for {
 		c.mu.Lock()
@@ -123,7 +123,7 @@ func (c *Conn) fail(stage remote.Stage, addr string, err error) *remote.ConnectE
 	return &remote.ConnectError{Host: c.host.Name, User: c.host.User, Stage: stage, Addr: addr, Err: err}
 }
 
-// A link is one authenticated network connection. Once it has ended it is never used
+// A link is one authenticated network connection. Once a link has ended, it is never used
 // again.
 type link struct {
 	fleet *Fleet
@@ -131,13 +131,13 @@ type link struct {
 	sock  *socket
 
 	gone   chan struct{} // closed when the connection has ended
-	reason error         // why; read only after gone is closed
+	reason error         // why it has ended; read only after gone is closed
 
 	mu    sync.Mutex
-	cause error // why we ended it, if we did
+	cause error // why we have ended it, if we have
 
-	quiet   int          // ticks without a byte; used by keepAlive only
-	heard   atomic.Int64 // when keepAlive last saw that a byte had come, in nanoseconds
+	quiet   int          // number of checks without a byte; only keepAlive uses it
+	heard   atomic.Int64 // when keepAlive last noticed that a byte had come, in nanoseconds
 	mute    atomic.Bool  // a keepalive is unanswered for half of KeepAlive
 	probing atomic.Bool  // a keepalive is unanswered
 
@@ -147,11 +147,11 @@ type link struct {
 // An agentServer answers one client of a forwarded agent.
 type agentServer func(io.ReadWriteCloser)
 
-// lend lets the worker use the agent from now on.
+// From now on, lend lets the worker use the agent.
 func (l *link) lend(serve agentServer) { l.agent.Store(&serve) }
 
-// serve answers requests of the worker and notices the end of the connection. It refuses
-// everything except the use of an agent that was lent.
+// serve answers requests of the worker. It also notices the end of the connection. It
+// refuses everything except the use of an agent that was lent to the worker.
 func (l *link) serve(chans <-chan ssh.NewChannel, reqs <-chan *ssh.Request) {
 	for chans != nil || reqs != nil {
 		select {
@@ -164,7 +164,8 @@ func (l *link) serve(chans <-chan ssh.NewChannel, reqs <-chan *ssh.Request) {
 				l.fleet.spawn(func() { l.serveAgent(*serve, ch) })
 				continue
 			}
-			// An error here means that the connection has ended, which is handled below.
+			// An error here means that the connection has ended. The code below handles
+			// that.
 			_ = ch.Reject(ssh.Prohibited, "not offered")
 		case req, ok := <-reqs:
 			if !ok {
@@ -189,7 +190,7 @@ func (l *link) serve(chans <-chan ssh.NewChannel, reqs <-chan *ssh.Request) {
 	close(l.gone)
 }
 
-// serveAgent handles one client's connection to the agent that was lent.
+// serveAgent handles the connection of one client to the agent that was lent to the worker.
 func (l *link) serveAgent(serve agentServer, nc ssh.NewChannel) {
 	ch, reqs, err := nc.Accept()
 	if err != nil {
@@ -200,7 +201,7 @@ func (l *link) serveAgent(serve agentServer, nc ssh.NewChannel) {
 	_ = ch.Close()
 }
 
-// end closes the connection and records cause as the reason, unless there is one
+// end closes the connection. It records cause as the reason, unless there is a reason
 // already. Sessions end with ErrConnectionLost.
 func (l *link) end(cause error) {
 	l.mu.Lock()
@@ -208,7 +209,7 @@ func (l *link) end(cause error) {
 		l.cause = cause
 	}
 	l.mu.Unlock()
-	// The error of closing does not matter: the reason is cause.
+	// The error of closing does not matter, because the reason is cause.
 	_ = l.conn.Close()
 }
 
@@ -222,8 +223,8 @@ func (l *link) ended() bool {
 	}
 }
 
-// Silence implements remote.Conn: the connection has ended, or a keepalive has no answer.
-// since is right to within a quarter of Config.KeepAlive.
+// Silence implements remote.Conn. The worker is silent if the connection has ended or a
+// keepalive has no answer. since is exact to a quarter of Config.KeepAlive.
 func (c *Conn) Silence() (since time.Time, silent bool) {
 	c.mu.Lock()
 	l := c.link
@@ -246,15 +247,16 @@ func (l *link) lost(name string) error {
 	return fmt.Errorf("run on %s: %w: %w", name, remote.ErrConnectionLost, l.reason)
 }
 
-// answers sends a keepalive and waits for the reply. It returns false when the
-// connection ends first. keepAlive ends a connection that stays silent.
+// answers sends a keepalive and waits for the reply. It returns false if the connection
+// ends first. keepAlive ends a connection that stays silent. keepAlive ends a connection
+// that stays silent.
 func (l *link) answers() bool {
 	_, _, err := l.conn.SendRequest("keepalive@openssh.com", true, nil)
 	return err == nil
 }
 
-// socket records whether a network connection delivers bytes and whether it is broken. A
-// flag that keepAlive resets is cheaper than reading the clock at every Read.
+// socket records whether a network connection delivers bytes, and whether the connection is
+// broken. A flag that keepAlive resets is cheaper than reading the clock at every Read.
 type socket struct {
 	net.Conn
 	heard  atomic.Bool
@@ -265,11 +267,11 @@ type socket struct {
 	first []byte // first bytes from the other side, up to mostFirst
 }
 
-// mostFirst bounds the bytes kept of what the other side sends first. A server that
-// refuses to speak SSH with us sends less.
+// mostFirst is how many bytes are kept of what the other side sends first. A server that
+// refuses to speak SSH with us sends fewer.
 const mostFirst = 256
 
-// greeting returns the line that came in place of an SSH version, or "".
+// greeting returns the line that the server sent in place of an SSH version, or "".
 func (s *socket) greeting() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -310,14 +312,14 @@ func (s *socket) Close() error {
 	return s.Conn.Close()
 }
 
-// keepAlive checks every connection four times per KeepAlive. It counts checks, not time:
-// when this process was stopped or starved for a minute, its connections had no chance to
-// show life, and it must not give them up because of that.
+// keepAlive checks every connection four times in each interval KeepAlive. It counts
+// checks, not time. If this process was stopped or got no processor for a minute, its
+// connections could not show that they are alive. It must not give them up because of that.
 const (
 	looks     = 4
 	probeAt   = looks
 	muteAt    = probeAt + looks/2
-	giveUpAt  = 3*looks - 1 // with the interval before the first look: within 3 KeepAlive
+	giveUpAt  = 3*looks - 1 // with the interval before the first look, within 3 KeepAlive
 	leastLook = time.Millisecond
 )
 
@@ -343,8 +345,8 @@ func (f *Fleet) keepAlive() {
 	}
 }
 
-// look probes a silent connection, and gives it up when it stays silent. Both may block
-// on the network, so each runs in its own goroutine.
+// look probes a silent connection. If the connection stays silent, look gives it up. Both
+// may block on the network, so each runs in its own goroutine.
 func (f *Fleet) look(l *link) {
 	if l.sock.heard.Swap(false) {
 		l.quiet = 0
@@ -366,8 +368,8 @@ func (f *Fleet) look(l *link) {
 	}
 }
 
-// adopt adds a new connection to the Fleet and serves it. It fails with ErrClosed when
-// the Fleet is closed.
+// adopt adds a new connection to the Fleet and serves it. If the Fleet is closed, it fails
+// with ErrClosed.
 func (f *Fleet) adopt(l *link, chans <-chan ssh.NewChannel, reqs <-chan *ssh.Request) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()

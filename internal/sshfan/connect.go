@@ -20,9 +20,9 @@ import (
 	"multihost/internal/remote"
 )
 
-// The wait between two tries of one worker starts at firstWait and grows by a half each
-// time up to mostWait. Each wait varies at random by half in both directions, so that
-// 2048 workers that were refused together are not tried again together.
+// The wait between two tries of one worker begins with firstWait. It grows by a half each
+// time, up to mostWait. Each wait varies at random by half in both directions. So 2048
+// workers that were refused together are not tried again together.
 const (
 	firstWait = 250 * time.Millisecond
 	mostWait  = 5 * time.Second
@@ -36,17 +36,17 @@ func jittered(try int) time.Duration {
 	return d/2 + rand.N(d)
 }
 
-// connect opens a link. It tries again as long as that can help.
+// connect opens a link. It tries again as long as another try can help.
 func (c *Conn) connect(ctx context.Context, trouble func(*remote.ConnectError)) (*link, error) {
 	clock := c.fleet.cfg.Clock
 	start := clock.Now()
 	doubted := false      // doubtful was true once
-	var refused time.Time // when the current series of refused keys began; zero: there is none
+	var refused time.Time // begin of the current series of refused keys; zero: there is none
 	for n := 1; ; n++ {
 		l, failure := c.try(ctx)
 		if failure == nil {
 			if trouble == nil {
-				c.fleet.tellTrust() // Open checks this once for all hosts
+				c.fleet.tellTrust() // for other callers, Open checks this once for all hosts
 			}
 			return l, nil
 		}
@@ -83,15 +83,15 @@ func (c *Conn) connect(ctx context.Context, trouble func(*remote.ConnectError)) 
 	}
 }
 
-// doubtful reports whether the worker's host key was refused and Host.Keys may give
-// another answer when asked again, because its last answer was a remembered one.
+// doubtful reports whether the worker's host key was refused and Host.Keys may give another
+// answer when it is asked again. That is so if its last answer was remembered.
 func (c *Conn) doubtful(failure *remote.ConnectError) bool {
 	var keyErr *remote.HostKeyError
 	return c.host.Doubt != nil && errors.As(failure, &keyErr) && c.host.Doubt()
 }
 
 // givenUp returns the error for a worker that was tried until the limit. Only now is it
-// clear that a key is refused for good: a VM that boots refuses it, too.
+// clear that the worker really refuses the key: a VM that boots refuses it, too.
 func (c *Conn) givenUp(failure *remote.ConnectError, after time.Duration) *remote.ConnectError {
 	if !errors.Is(failure, remote.ErrKeyRefused) {
 		return failure
@@ -106,7 +106,7 @@ func (c *Conn) givenUp(failure *remote.ConnectError, after time.Duration) *remot
 }
 
 // interrupted returns the error for a connect that was stopped between two tries. It
-// includes the error of the last try, which is the only thing known about the worker.
+// includes the error of the last try, because nothing else is known about the worker.
 func interrupted(e *remote.ConnectError, cause error) *remote.ConnectError {
 	told := *e
 	told.Err = fmt.Errorf("%w (before: %w)", cause, e.Err)
@@ -158,7 +158,7 @@ func (c *Conn) try(ctx context.Context) (*link, *remote.ConnectError) {
 	return c.login(ctx, raw, addr, trust)
 }
 
-// known returns what is known of the worker besides its own failure.
+// known returns what is known about the worker apart from its own failure.
 func (c *Conn) known() known {
 	_, reached := c.fleet.reached.Load(c.host.Slice)
 	return known{cloud: c.host.Cloud, reached: reached}
@@ -169,7 +169,7 @@ func (c *Conn) known() known {
 func (f *Fleet) enter(ctx context.Context, via *hop) (leave func(), err error) {
 	turns := []chan struct{}{f.dials}
 	if via != nil {
-		// Take the bastion's turn first: it is the scarcer one.
+		// Take the bastion's turn first, because the bastion has fewer.
 		turns = []chan struct{}{via.turns, f.dials}
 	}
 	for i, turn := range turns {
@@ -193,7 +193,7 @@ func (f *Fleet) enter(ctx context.Context, via *hop) (leave func(), err error) {
 	}, nil
 }
 
-// dial opens the connection that SSH runs over.
+// dial opens the connection under SSH.
 func (f *Fleet) dial(ctx context.Context, via *hop, addr string) (net.Conn, error) {
 	if via != nil {
 		return via.dial(ctx, addr)
@@ -201,7 +201,7 @@ func (f *Fleet) dial(ctx context.Context, via *hop, addr string) (net.Conn, erro
 	return f.cfg.Dial(ctx, "tcp", addr)
 }
 
-// check returns a permanent error for a host whose address, login name or pin cannot be
+// check returns a permanent error for a host if its address, login name or pin cannot be
 // used.
 func (c *Conn) check() *remote.ConnectError {
 	switch {
@@ -230,9 +230,9 @@ func (c *Conn) login(ctx context.Context, raw net.Conn, addr string, trust *trus
 	return l, nil
 }
 
-// login runs the SSH handshake and authentication over raw, which it owns. With an error
-// it returns the stage that failed. The end of ctx closes raw, because
-// ssh.ClientConfig.Timeout covers the TCP connect only.
+// login runs the SSH handshake and authentication over raw, which it owns. If it returns an
+// error, it also returns the stage that failed. When ctx ends, raw is closed, because
+// ssh.ClientConfig.Timeout limits only the TCP connect.
 func (f *Fleet) login(ctx context.Context, raw net.Conn, addr, user string, keys []ssh.Signer, trust *trust) (*link, remote.Stage, error) {
 	sock := &socket{Conn: raw}
 	stop := context.AfterFunc(ctx, func() { _ = raw.Close() })
@@ -272,7 +272,7 @@ func (f *Fleet) login(ctx context.Context, raw net.Conn, addr, user string, keys
 	return l, "", nil
 }
 
-// A loginWatch records what distinguishes one refused login from another.
+// A loginWatch records what is needed to tell different refusals of a login apart.
 type loginWatch struct {
 	asked  atomic.Bool // the server accepts keys for this login
 	signed atomic.Bool // the server wants our signature, so it knows the key
@@ -281,7 +281,7 @@ type loginWatch struct {
 	said string // banners of the server, up to mostSaid bytes
 }
 
-// mostSaid bounds the text that is kept of a server's banners.
+// mostSaid is how much text of a server's banners is kept, in bytes.
 const mostSaid = 4 << 10
 
 func (w *loginWatch) banner(text string) error {
@@ -327,13 +327,13 @@ func (w *loginWatch) explain(trust *trust, err error) (remote.Stage, error) {
 	case verified == nil:
 		return remote.StageHandshake, err
 	case strings.Contains(said, "pam_nologin") || strings.Contains(said, "System is booting up"):
-		// While services of a VM still start, its sshd accepts the key, says this and
-		// hangs up.
+		// While services of a VM are still starting, its sshd accepts the key, says this
+		// and hangs up.
 		return remote.StageAuth, fmt.Errorf("%w: %q", remote.ErrBooting, said)
 	case cutOff(err):
 		return remote.StageHandshake, err
 	case w.signed.Load() && strings.HasSuffix(err.Error(), "attempted methods [none], no supported methods remain"):
-		// The server accepts the key, but wants more than that.
+		// The server accepts the key but wants more than the key.
 		return remote.StageAuth, fmt.Errorf("%w (%w)", ErrLoginRefused, errMoreThanKey)
 	case w.signed.Load():
 		return remote.StageAuth, fmt.Errorf("%w (%s)", ErrLoginRefused, bareLogin(err))
@@ -350,8 +350,8 @@ func bareLogin(err error) string {
 	return strings.TrimPrefix(err.Error(), "ssh: handshake failed: ssh: ")
 }
 
-// cutOff reports whether the connection broke during the login. x/crypto/ssh has no
-// typed error that tells this from a refused login.
+// cutOff reports whether the connection broke during the login. x/crypto/ssh has no typed
+// error that distinguishes this from a refused login.
 func cutOff(err error) bool {
 	var netErr *net.OpError
 	var errno syscall.Errno
@@ -359,8 +359,8 @@ func cutOff(err error) bool {
 		errors.Is(err, net.ErrClosed) || errors.As(err, &netErr) || errors.As(err, &errno)
 }
 
-// keyExchanges puts plain curve25519 before the hybrid with ML-KEM, which
-// costs 0.12-0.3 ms of CPU more per worker.
+// keyExchanges puts plain curve25519 before the hybrid with ML-KEM. The hybrid costs
+// 0.12-0.3 ms of CPU more for each worker.
 func keyExchanges() []string {
 	return []string{
 		ssh.KeyExchangeCurve25519,
@@ -373,7 +373,7 @@ func keyExchanges() []string {
 	}
 }
 
-// ciphers puts AES-GCM first: 2.5 GB/s against 2.0 with ChaCha20-Poly1305.
+// ciphers puts AES-GCM first, because it reaches 2.5 GB/s and ChaCha20-Poly1305 only 2.0.
 func ciphers() []string {
 	return []string{
 		ssh.CipherAES128GCM,
@@ -385,13 +385,13 @@ func ciphers() []string {
 	}
 }
 
-// permanentError marks a failure that another try cannot fix.
+// permanentError marks a failure that another try does not remove.
 type permanentError struct{ error }
 
 func (e permanentError) Unwrap() error   { return e.error }
 func (e permanentError) Permanent() bool { return true }
 
-// noAnswerError is the cause when a try took too long.
+// noAnswerError is the cause if a try took too long.
 type noAnswerError time.Duration
 
 func (e noAnswerError) Error() string { return fmt.Sprintf("no answer within %s", time.Duration(e)) }
@@ -417,9 +417,9 @@ func permanent(e *remote.ConnectError) bool {
 	return errors.Is(err, remote.ErrClosed) || slices.ContainsFunc(ownFailures(), func(target error) bool { return errors.Is(err, target) })
 }
 
-// explain returns the error for a failed step, with the likely cause as a hint. If we
-// stopped the step ourselves, the error is our reason, not what the step returned for
-// being stopped.
+// explain returns the error for a failed step, with the probable cause as a hint. If we
+// have stopped the step ourselves, the error is our reason. It is not what the step
+// returned because it was stopped.
 func (c *Conn) explain(ctx context.Context, stage remote.Stage, addr string, err error) *remote.ConnectError {
 	var keyErr *remote.HostKeyError
 	var jump *JumpError
@@ -428,7 +428,7 @@ func (c *Conn) explain(ctx context.Context, stage remote.Stage, addr string, err
 	case errors.As(err, &keyErr):
 	case c.fleet.ctx.Err() != nil:
 		err = remote.ErrClosed
-	case errors.As(err, &jump): // the error names the bastion that took the time
+	case errors.As(err, &jump): // the error names the bastion that took too long
 	case stage == remote.StageDial && isName:
 		err = name
 	case ctx.Err() != nil:
@@ -448,8 +448,8 @@ type reworded struct {
 func (e reworded) Error() string { return e.text }
 func (e reworded) Unwrap() error { return e.error }
 
-// plain rewords errors whose text says little, or repeats both addresses and the
-// operation.
+// plain rewords errors whose text says little. It also rewords those that repeat both
+// addresses and the operation.
 func plain(err error) error {
 	var op *net.OpError
 	if errors.As(err, &op) && op.Err != nil {

@@ -28,22 +28,22 @@ import (
 	"multihost/internal/testkit/contract"
 )
 
-// A target is a kind of machine that the contract of SSH behaviours is checked
-// on. A row that differs between two targets is a fault of the simulated one.
+// A target is a kind of machine. The test checks the contract of SSH behaviours on it. A
+// row that differs between two targets is a fault of the simulated one.
 type target struct {
 	addr  string
 	login string
 	keys  func() []string // host keys, in authorized_keys form
 
-	authorize    func(bool) // lets our key in, or does not
+	authorize    func(bool) // makes the target accept our key, or not
 	freeze, thaw func()     // existing connections
 	rotate       func()     // new host keys
 
-	// asRoot: the server may do what sshd can do only as root: give terminals away, and
-	// start commands in a home that belongs to the test.
+	// asRoot says that the server may do what sshd can do only as root: give terminals to
+	// others, and start commands in a home that belongs to the test.
 	asRoot bool
 
-	fewFiles bool // the soft limit of open files is 1024, as on Ubuntu, instead of the limit of the test
+	fewFiles bool // the soft limit of open files is 1024, as on Ubuntu, and not the limit of the test
 }
 
 // processTarget starts a worker of the simulator's process backend.
@@ -98,7 +98,7 @@ func processTarget(t *testing.T, key *sshkey.Identity) target {
 	}
 }
 
-// host is the target at addr, which may lead to it by a detour.
+// host returns the target at addr. addr may lead to it indirectly.
 func (g target) host(addr string) sshfan.Host {
 	h := hostAt("s0w0", addr)
 	h.User = g.login
@@ -106,7 +106,7 @@ func (g target) host(addr string) sshfan.Host {
 	return h
 }
 
-// A bench is what the rows of the contract work with.
+// A bench has what the rows of the contract work with.
 type bench struct {
 	target
 	id     *sshkey.Identity
@@ -218,12 +218,12 @@ func (b bench) commands(t *testing.T) {
 	for _, row := range []contract.Command{
 		{Name: "starts at home", Line: `test "$PWD" = "$HOME" && echo here`, Stdout: "here\n"},
 		{Name: "login name", Line: "echo $USER $LOGNAME", Stdout: b.login + " " + b.login + "\n"},
-		{Name: "open descriptors", Line: "exec ls /proc/self/fd", Stdout: "0\n1\n2\n3\n"}, // the last is that of ls
+		{Name: "open descriptors", Line: "exec ls /proc/self/fd", Stdout: "0\n1\n2\n3\n"}, // the last one is that of ls
 		{Name: "limits", Line: limits, Stdout: ours(limits)},
 		{Name: "open files", Line: "ulimit -Sn", Stdout: openFiles},
 		{Name: "rank", Line: rank, Stdout: ours(rank)},
 		{
-			Name:   "names of variables", // without the names that make a process part of a worker: they do not belong to the contract
+			Name:   "names of variables", // leaves out the names that make a process part of a worker, because they do not belong to the contract
 			Line:   "tr '\\0' '\\n' </proc/$$/environ | sed 's/=.*//' | grep -vE '^(MULTIHOST_.*|TMPDIR)$' | sort | tr '\\n' ' '",
 			Stdout: "HOME LANG LOGNAME MAIL PATH SHELL SSH_CLIENT SSH_CONNECTION USER ",
 		},
@@ -240,8 +240,8 @@ func (b bench) commands(t *testing.T) {
 	}
 }
 
-// sshContract are the rows about sessions and connections. Those that change the
-// target for good come last.
+// sshContract are the rows about sessions and connections. Rows that change the target
+// permanently come last.
 var sshContract = []struct {
 	name  string
 	check func(*testing.T, bench)
@@ -531,7 +531,7 @@ var sshContract = []struct {
 		b.rotate()
 		refused(t, newFleet(t, b.settings, pinning), b.host(b.addr), remote.StageHostKey)
 		h := b.host(b.addr)
-		h.Pin = "node-2/0" // a new machine in its place
+		h.Pin = "node-2/0" // a new machine replaces the old one
 		run(t, connect(t, newFleet(t, b.settings, pinning), h), "true")
 		if _, err := sshfan.ForgetHostKeys(known, b.host("").Pin); err != nil {
 			t.Fatal(err)
@@ -547,7 +547,7 @@ func (b bench) needRoot(t *testing.T) {
 	}
 }
 
-// background starts a command that writes its process id and goes on.
+// background starts a command that writes its process id and continues.
 func (b bench) background(t *testing.T, c *sshfan.Conn) (pid string, s remote.Session) {
 	t.Helper()
 	var out testkit.Buffer
@@ -567,8 +567,8 @@ func (b bench) stillRuns(t *testing.T, pid string) {
 	}
 }
 
-// signalled starts a command, sends signals once the command is up, and returns how it
-// ended.
+// signalled starts a command and sends signals once the command is up. It returns how the
+// command ended.
 func signalled(t *testing.T, s *ssh.Session, line string, signals ...ssh.Signal) string {
 	t.Helper()
 	var out testkit.Buffer
@@ -600,7 +600,7 @@ func signalled(t *testing.T, s *ssh.Session, line string, signals ...ssh.Signal)
 	return fmt.Sprint(err)
 }
 
-// sshd ignores signals for root, so stopping a command cannot rely on them. The
+// sshd ignores signals for root, so nobody can rely on them to stop a command. The
 // simulator has no login for root.
 func TestOpenSSHIgnoresSignalsForRoot(t *testing.T) {
 	testkit.NoLeaks(t)
@@ -640,7 +640,7 @@ func TestOpenSSHIgnoresSignalsForRoot(t *testing.T) {
 	}
 }
 
-// A proxy passes TCP connections on until it is told to cut them.
+// A proxy passes TCP connections on until a test tells it to cut them.
 type proxy struct {
 	listener net.Listener
 	to       string
@@ -648,7 +648,7 @@ type proxy struct {
 
 	mu    sync.Mutex
 	conns []net.Conn
-	left  int // bytes from the server until the cut; 0: no limit
+	left  int // how many bytes from the server may still come before the cut; 0: no limit
 }
 
 func newProxy(t testing.TB, to string) *proxy {

@@ -11,8 +11,8 @@ import (
 )
 
 var (
-	// ErrNoHostKeys is the error of Host.Keys when the API knows no host keys of a
-	// worker. Its pin is used then. Without a pin, the first key is trusted.
+	// Host.Keys returns ErrNoHostKeys if the API knows no host keys of a worker. Then the
+	// pin of the worker counts. Without a pin, the first key is trusted.
 	ErrNoHostKeys = fault.New(fault.Unavailable, "host keys unknown to the API")
 
 	// ErrLoginRefused reports a worker that knows our key but refuses the login.
@@ -22,14 +22,14 @@ var (
 	// connection (MaxSessions) for several seconds.
 	ErrTooManySessions = fault.New(fault.Unavailable, "worker refuses further sessions (MaxSessions of its sshd)")
 
-	// ErrNoAgent reports an sshd that forwards no agents (AllowAgentForwarding).
+	// ErrNoAgent reports an sshd that does not forward agents (AllowAgentForwarding).
 	// Cmd.LoginTo and Cmd.AgentSocket need that.
 	ErrNoAgent = fault.New(fault.Unavailable, "sshd forwards no agent for this login")
 )
 
-// unresolved turns the error of a dial into a *remote.NameError if the name could not be
-// resolved. limit is why we stopped the lookup, or nil. It does not change errors about
-// names that only the relay of Identity-Aware Proxy needs.
+// If a dial failed because a name could not be resolved, unresolved turns its error into a
+// *remote.NameError. limit is the reason if we stopped the lookup, otherwise nil. If only
+// the relay of Identity-Aware Proxy needs the name, it does not change the error.
 func unresolved(err, limit error) (_ error, is bool) {
 	var dns *net.DNSError
 	var relay *iap.Error
@@ -48,7 +48,7 @@ func unresolved(err, limit error) (_ error, is bool) {
 // machine would be trusted in place of a known worker.
 type KnownHostsError struct {
 	Path string
-	Line int // 0: the file as a whole
+	Line int // 0: the error is about the whole file
 	Err  error
 }
 

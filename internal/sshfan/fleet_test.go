@@ -32,7 +32,7 @@ func hostAt(name, addr string) sshfan.Host {
 	}
 }
 
-// connect connects to one host, which must work.
+// connect connects to one host. This must succeed.
 func connect(t testing.TB, f *sshfan.Fleet, h sshfan.Host) *sshfan.Conn {
 	t.Helper()
 	conns, errs := f.Connect(t.Context(), []sshfan.Host{h})
@@ -42,7 +42,7 @@ func connect(t testing.TB, f *sshfan.Fleet, h sshfan.Host) *sshfan.Conn {
 	return conns[0]
 }
 
-// refused connects to one host, which must fail at stage.
+// refused connects to one host. This must fail at stage.
 func refused(t testing.TB, f *sshfan.Fleet, h sshfan.Host, stage remote.Stage) *remote.ConnectError {
 	t.Helper()
 	conns, errs := f.Connect(t.Context(), []sshfan.Host{h})
@@ -102,7 +102,7 @@ func TestConnectBoundsHandshakesNotSessions(t *testing.T) {
 func TestIdleConnectionCostsFourGoroutines(t *testing.T) {
 	testkit.NoLeaks(t)
 	const hosts = 64
-	// The server runs in this process: its goroutines are recognized by their stacks.
+	// The server runs in this process, so its goroutines are recognized by their stacks.
 	s := newServer(t)
 	f := newFleet(t)
 	list := make([]sshfan.Host, hosts)
@@ -126,7 +126,7 @@ func TestIdleConnectionCostsFourGoroutines(t *testing.T) {
 				n++
 			}
 		}
-		// The multiplexer's creator is the same on both sides: one each.
+		// The creator of the multiplexer is the same on both sides, so each side has one.
 		n += bytes.Count(buf, []byte("created by golang.org/x/crypto/ssh.newMux")) / 2
 		return float64(n) / hosts
 	}
@@ -170,9 +170,9 @@ func TestConnectIsTriedAgainWhileTheHostBoots(t *testing.T) {
 		case 1:
 			return "", errors.New("no address yet")
 		case 2:
-			return closed, nil // refused: sshd is not up
+			return closed, nil // refused, because sshd is not up
 		}
-		return s.addr(), nil // closed during the handshake, then fine
+		return s.addr(), nil // closed during the handshake; the next time it works
 	}
 	sink := &notes{}
 	f := newFleet(t, func(c *sshfan.Config) { c.Sink = sink })
@@ -302,7 +302,7 @@ func TestCancelDuringConnectReturnsAtOnce(t *testing.T) {
 	})
 	ctx, cancel := context.WithCancelCause(t.Context())
 	interrupt := errors.New("interrupted by the user")
-	// One is in its handshake, one waits for its turn, one between two tries.
+	// One host is in its handshake, one waits for its turn, and one is between two tries.
 	ended := make(chan []error, 1)
 	go func() {
 		_, errs := f.Connect(ctx, []sshfan.Host{
@@ -355,8 +355,8 @@ func TestDialHook(t *testing.T) {
 	}
 }
 
-// The host key of a worker, case by case: what the API says, what is pinned, what the
-// worker shows, and the result.
+// Each case is about the host key of a worker: what the API says, what is pinned, which key
+// the worker shows, and the result.
 func TestHostKeys(t *testing.T) {
 	type step struct {
 		name    string
@@ -364,9 +364,9 @@ func TestHostKeys(t *testing.T) {
 		shows   string
 		pin     string
 		fails   bool
-		hint    string // hint of the failure; empty: the accept command
-		forget  bool   // the user accepts, before the connection
-		note    string // a note that must be emitted, by a part of it
+		hint    string // hint of the failure; empty: the command that accepts the key
+		forget  bool   // the user accepts the key before the connection
+		note    string // a part of a note that must be emitted
 		silence bool   // no note at all
 	}
 	for _, story := range [][]step{
@@ -470,8 +470,8 @@ func TestHostKeyOfKnownTypeIsAskedFor(t *testing.T) {
 	run(t, connect(t, newFleet(t), h), "true")
 }
 
-// A remembered host key alone does not refuse a worker: the API is asked once more, and
-// its answer counts.
+// A remembered host key alone does not make the fleet refuse a worker. It asks the API once
+// more, and that answer counts.
 func TestRememberedHostKeysAreDoubtedOnce(t *testing.T) {
 	testkit.NoLeaks(t)
 	for name, knows := range map[string]bool{"the API knows the new key": true, "the API knows it not": false} {
@@ -516,14 +516,14 @@ func TestTrustOnFirstUseIsSaidOncePerFleet(t *testing.T) {
 	}
 }
 
-// A command waits for a worker whose key has changed. A key that another command
-// forgets meanwhile is forgotten here too, as the hint promises. A key that is in no
+// A command waits for a worker whose key has changed. Meanwhile another command forgets the
+// key. Then the first command forgets it, too, as the hint promises. A key that is in no
 // file is not forgotten.
 func TestAKeyThatIsForgottenMeanwhileIsAccepted(t *testing.T) {
 	testkit.NoLeaks(t)
 	for _, row := range []struct {
 		name  string
-		state func(dir string) error // of what the directory of the file is
+		state func(dir string) error // returns the state of the file's directory
 		want  error
 	}{
 		{"in a file", func(string) error { return nil }, nil},
@@ -561,7 +561,7 @@ func TestAKeyThatIsForgottenMeanwhileIsAccepted(t *testing.T) {
 }
 
 // sortedNames replaces the listed names by the first five workers, because the real list
-// has the order of the logins.
+// has the order in which the logins ended.
 func sortedNames(texts []string) []string {
 	for i, s := range texts {
 		before, rest, _ := strings.Cut(s, "(")
@@ -584,7 +584,7 @@ func TestKeyThatChangesDuringARunStopsIt(t *testing.T) {
 	if asked != 1 {
 		t.Errorf("the API was asked for keys %d times, want once per run", asked)
 	}
-	s.setHostKeys(newSigner(t)) // and the API gives the new key at once
+	s.setHostKeys(newSigner(t)) // and the API returns the new key at once
 	s.cut()
 	var keyErr *remote.HostKeyError
 	if _, err := c.Run(t.Context(), remote.Cmd{Line: "true"}); !errors.As(err, &keyErr) {
@@ -605,7 +605,7 @@ func TestKnownHostsFile(t *testing.T) {
 	f := newFleet(t, func(c *sshfan.Config) { c.KnownHosts = path })
 	other := newFleet(t, func(c *sshfan.Config) { c.KnownHosts = path })
 	connect(t, f, s.host("s0w0"))
-	connect(t, other, s.host("s0w1")) // other read the file before f wrote it
+	connect(t, other, s.host("s0w1")) // other has read the file before f wrote it
 	got, err := os.ReadFile(path)
 	if err != nil {
 		t.Fatal(err)
@@ -717,7 +717,7 @@ func TestKeepAliveFindsAFrozenPeer(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// A live peer survives many intervals of silence.
+	// A peer that works survives many intervals of silence.
 	quiet := time.NewTimer(5 * interval)
 	defer quiet.Stop()
 	<-quiet.C
@@ -785,14 +785,14 @@ func TestMaxSessions(t *testing.T) {
 		second <- err
 	}()
 	first.Close()
-	s.cut() // the server's stand-in for sleep ends only with its connection
+	s.cut() // on this server, the stand-in for sleep ends only with its connection
 	<-second
 	run(t, c, "true")
 }
 
-// While skip is set, skippingClock lets waits of up to some seconds pass at once and
-// advances the time. It does not do so for the waits of the progress display, because
-// hours would pass during one try.
+// While skip is set, skippingClock ends waits of up to some seconds at once, and advances
+// the time. It does not do so for the waits of the progress display. Otherwise hours would
+// pass during one try.
 type skippingClock struct {
 	skip    atomic.Bool
 	skipped atomic.Int64
@@ -842,8 +842,8 @@ func TestConnClose(t *testing.T) {
 	run(t, other, "true")
 }
 
-// A worker that disappears while its clock is measured again counts as lost. Its shell
-// does not count as broken: a job tries again only after a loss.
+// A worker disappears while its clock is measured again. It then counts as lost. Its shell
+// does not count as broken, because a job tries again only after a loss.
 func TestAWorkerThatFallsSilentHasNoBrokenShell(t *testing.T) {
 	testkit.NoLeaks(t)
 	s := newServer(t)

@@ -35,13 +35,13 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// A held worker runs in a program of its own.
+// A held worker runs in another program.
 type held struct {
 	Addr string
 	Keys []string // host keys
 }
 
-// hold is a simulator with one worker, until the end of its input.
+// hold runs a simulator with one worker until its input ends.
 func hold(kind string) error {
 	var backend worker.Backend
 	var err error
@@ -75,8 +75,8 @@ func hold(kind string) error {
 	return err
 }
 
-// unkind starts a simulator as nohup does, as a script does in the background, and as a
-// program does that blocks signals and keeps files open, all at once.
+// unkind starts a simulator in three bad ways at once: as nohup does, as a script does in
+// the background, and as a program does that blocks signals and keeps files open.
 const unkind = `trap '' HUP INT QUIT PIPE TSTP TTIN TTOU USR1
 umask 077
 exec 7<"$0" 9>>/dev/null
@@ -116,7 +116,7 @@ func heldTarget(kind string) func(t *testing.T, key *sshkey.Identity) target {
 	}
 }
 
-// A command starts in the same state as behind a system's sshd, whoever started the
+// A command starts in the same state as under a system's sshd, whoever has started the
 // simulator.
 func TestContractOfCommandsWhereTheSimulatorWasStartedUnkindly(t *testing.T) {
 	testkit.NoLeaks(t)

@@ -13,19 +13,20 @@ import (
 	"multihost/internal/remote"
 )
 
-// A hint names a cause only if the error proves it. Otherwise it names the place to
-// look: sshd logs reasons that it sends to no client.
+// A hint names a cause only if the error proves it. Otherwise it says where to look: sshd
+// logs reasons that it does not send to clients.
 const seeLog = "why is in sshd's log on the worker: sudo journalctl -u ssh -n 20"
 
-// known is what a hint may use besides the error.
+// known has what a hint may use in addition to the error.
 type known struct {
 	cloud bool // the worker is a VM of the cloud
-	// reached: a worker of its slice, behind the same firewall rules, was reached from
-	// here.
+	// reached says that another worker of the slice, behind the same firewall rules, was
+	// reached from here.
 	reached bool
 }
 
-// hintOf returns what follows from the error of a worker, and what to type, or "".
+// hintOf returns what follows from the error of a worker, and what to type. It returns ""
+// if nothing follows.
 func hintOf(e *remote.ConnectError, k known) string {
 	var timeout interface{ Timeout() bool }
 	var hinted interface{ Hint() string }
@@ -33,7 +34,7 @@ func hintOf(e *remote.ConnectError, k known) string {
 	var name *remote.NameError
 	timedOut := errors.As(e.Err, &timeout) && timeout.Timeout()
 	switch {
-	case errors.As(e.Err, &name): // nothing is known of the machine
+	case errors.As(e.Err, &name): // nothing is known about the machine
 		return name.Hint()
 	case k.reached && unanswered(e.Err, e.Stage, timedOut):
 		return "other workers of its slice were reached from here, so no firewall rule is missing: it is off, reboots or hangs; multihost slices list shows the state of its slice"
@@ -67,9 +68,9 @@ func hintOf(e *remote.ConnectError, k known) string {
 	return ""
 }
 
-// unanswered reports whether a worker's address gave no answer, directly, through a
-// bastion or through IAP. A missing firewall rule and a machine that is off both look
-// like this.
+// unanswered reports whether nothing answered at a worker's address, directly, through a
+// bastion or through IAP. A missing firewall rule and a machine that is off both look like
+// this.
 func unanswered(err error, stage remote.Stage, timedOut bool) bool {
 	var forward *ForwardError
 	var relay *iap.Error
@@ -102,8 +103,8 @@ func handshakeHint(err error) string {
 	}
 }
 
-// negotiationHint returns the hint for two sides that have no algorithm in common. It
-// names the setting of sshd.
+// negotiationHint returns the hint if the two sides have no algorithm in common. It names
+// the setting of sshd.
 func negotiationHint(e *ssh.AlgorithmNegotiationError) string {
 	setting := ""
 	switch {
@@ -122,10 +123,10 @@ func negotiationHint(e *ssh.AlgorithmNegotiationError) string {
 	return fmt.Sprintf("let sshd there offer one of ours too, such as %s: %[2]s in /etc/ssh/sshd_config; what it offers now: sudo sshd -T | grep -i %[2]s", e.SupportedAlgorithms[0], setting)
 }
 
-// refusedKeyHint returns the hint for a login that was refused until the limit. An
-// unknown key, DenyUsers, AllowUsers and PubkeyAcceptedAlgorithms look the same from
-// here. If none is proven, the hint names the possible ones and the log that shows which
-// it is.
+// refusedKeyHint returns the hint for a login that was refused until the time limit. An
+// unknown key, DenyUsers, AllowUsers and PubkeyAcceptedAlgorithms all look the same from
+// here. If nothing proves one of them, the hint names the possible ones, and the log that
+// shows which it is.
 func refusedKeyHint(err error, user, key string, metadata, othersIn bool) string {
 	var reason *keyRefusal
 	switch {
@@ -155,12 +156,12 @@ type keyRefusal struct{ text string }
 func (e *keyRefusal) Error() string { return remote.ErrKeyRefused.Error() + ": " + e.text }
 func (e *keyRefusal) Unwrap() error { return remote.ErrKeyRefused }
 
-// errMoreThanKey reports an sshd that has accepted the key but also wants a password or
-// the like.
+// errMoreThanKey reports an sshd that has accepted the key but also wants something else,
+// such as a password.
 var errMoreThanKey = errors.New("sshd wants more than a key: AuthenticationMethods")
 
-// A greetingError reports a server that sent something else instead of its SSH version,
-// and hung up.
+// A greetingError reports a server that sent something in place of its SSH version and hung
+// up.
 type greetingError struct {
 	text string
 	err  error
@@ -171,8 +172,8 @@ func (e *greetingError) Error() string {
 }
 func (e *greetingError) Unwrap() error { return e.err }
 
-// unansweredHint returns the hint for packets that get no answer. Google's firewall
-// drops packets that no rule lets in.
+// unansweredHint returns the hint for packets that nobody answers. Google's firewall drops
+// packets for which there is no rule.
 func unansweredHint(addr string, cloud bool) string {
 	host, port, err := net.SplitHostPort(addr)
 	ip, ipErr := netip.ParseAddr(host)

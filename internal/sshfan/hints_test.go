@@ -19,11 +19,11 @@ import (
 	"multihost/internal/testkit"
 )
 
-// unproven lists claims that a hint may make only with evidence.
+// unproven lists claims that a hint may make only with proof.
 var unproven = []string{"overloaded", "MaxStartups", "metadata", "OS Login", "max-dials"}
 
-// Each setting of sshd that keeps us out gets the hint that its evidence allows,
-// from OpenSSH itself.
+// OpenSSH itself runs with each setting that keeps us out. The hint is the one that its
+// answers allow.
 func TestHintsAreThoseOfTheSettingThatKeepsUsOut(t *testing.T) {
 	testkit.NoLeaks(t)
 	const keyRules = "sshd refuses the login (DenyUsers, AllowUsers) or the kind of key (PubkeyAcceptedAlgorithms); why is in sshd's log"
@@ -94,23 +94,22 @@ func TestHintsAreThoseOfTheSettingThatKeepsUsOut(t *testing.T) {
 			if _, err := io.ReadFull(waiting, greeting); err == nil && string(greeting) == "SSH-2.0-" {
 				return true
 			}
-			waiting.Close() // a check whether it listens still takes this place
+			waiting.Close() // a check whether sshd listens still uses this place
 			return false
 		})
 		defer waiting.Close()
 		f := newFleet(t, func(c *sshfan.Config) { c.Identity, c.RetryFor = id, time.Second })
 		_, errs := f.Connect(t.Context(), []sshfan.Host{to.host(addr)})
 		hint := hintIn(errs[0])
-		// The reset of the connection may swallow the reason. Then the hint
-		// names the log.
+		// The reset of the connection may destroy the reason. Then the hint names the log.
 		if !strings.Contains(hint, "(MaxStartups); fewer at once: --max-dials=8") && !strings.HasPrefix(hint, "why is in sshd's log") {
 			t.Errorf("got %v with %q", errs[0], hint)
 		}
 	})
 }
 
-// daemon starts an sshd that listens itself, which -i does not, and returns its
-// address.
+// daemon starts an sshd that listens itself, unlike one with -i. It returns the address of
+// the sshd.
 func (s *openSSH) daemon(setting string) string {
 	s.t.Helper()
 	free, err := net.Listen("tcp", "127.0.0.1:0")
@@ -156,7 +155,7 @@ func TestWhatAServerSaysInPlaceOfItsVersionDecidesTheHint(t *testing.T) {
 				if err != nil {
 					return
 				}
-				_, _ = conn.Read(make([]byte, 256)) // otherwise the reset would swallow the reason
+				_, _ = conn.Read(make([]byte, 256)) // otherwise the reset would destroy the reason
 				_, _ = conn.Write([]byte(said))
 				conn.Close()
 			}
@@ -173,8 +172,9 @@ func TestWhatAServerSaysInPlaceOfItsVersionDecidesTheHint(t *testing.T) {
 	}
 }
 
-// A silent worker is no sign of a missing firewall rule if others of its slice were
-// reached, in whatever way, or if the machine is not in Google's network.
+// A silent worker does not show that a firewall rule is missing if others of its slice were
+// reached, in whatever way. It does not show that either if the machine is not in Google's
+// network.
 func TestAMissingFirewallRuleIsNotGuessedAgainstTheEvidence(t *testing.T) {
 	testkit.NoLeaks(t)
 	silent := func(_ context.Context, _, addr string) (net.Conn, error) {
@@ -195,7 +195,7 @@ func TestAMissingFirewallRuleIsNotGuessedAgainstTheEvidence(t *testing.T) {
 		dial  sshfan.Dialer
 		addr  string
 		cloud bool
-		slice string // of the worker; the one that answers is of "t-0"
+		slice string // slice of the worker; the one that answers is of "t-0"
 		want  string
 	}{
 		{"of the slice, others answer", silent, "203.0.113.7:22", true, "t-0", others},

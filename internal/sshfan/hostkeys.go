@@ -19,13 +19,13 @@ import (
 	"multihost/internal/sshkey"
 )
 
-// trust holds what is known about the host key of a worker before one try, and what the
-// try found.
+// trust holds what is known about the host key of a worker before one try. It also holds
+// what the try has found.
 //
-// A key must match everything that is known. If a key is pinned, it must be the pinned one;
-// if the API knows keys, it must be one of them. A new key that the API knows for the same
-// machine does not replace the pin: a machine that was made anew has a new Pin, and an old
-// machine has no reason to change its key.
+// A key must match everything that is known. If a key is pinned, the worker's key must be
+// that one. If the API knows keys, it must be one of them. If the API knows a new key for
+// the same machine, that key does not replace the pin. A machine that was made again has a
+// new Pin, and an old machine has no reason to change its key.
 type trust struct {
 	host       Host
 	pinned     ssh.PublicKey // nil: none is pinned
@@ -34,17 +34,18 @@ type trust struct {
 	listedIn   string // where listed is from
 	remembered bool   // pinned is the key of an earlier connection of this Conn
 	accept     string
-	revoked    func(ssh.PublicKey) error // returns an error for a revoked key; nil: no key is revoked
+	revoked    func(ssh.PublicKey) error // returns an error for a revoked key; nil if no key is revoked
 
-	// x/crypto/ssh verifies in its own goroutine, and again at every later key exchange
-	// of a long connection.
+	// x/crypto/ssh verifies in a goroutine of its own. It verifies again at every later key
+	// exchange of a long connection.
 	mu       sync.Mutex
 	offered  ssh.PublicKey // the verified key
 	mismatch error
 }
 
-// trust returns which host keys the worker may show: the one that this Conn has verified
-// before, else the pinned one and those of the API, else any.
+// trust returns which host keys the worker may show: the key that this Conn has verified
+// before. Without one, these are the pinned key and those of the API. Without any of these,
+// the worker may show any key.
 func (c *Conn) trust(ctx context.Context) (*trust, error) {
 	t := &trust{host: c.host, accept: c.fleet.accept(c.host.Name, c.host.Pin), listedIn: remote.SourceAPI}
 	c.mu.Lock()
@@ -128,19 +129,20 @@ func (t *trust) refuse(key ssh.PublicKey, source string, known ...ssh.PublicKey)
 	return e
 }
 
-// outcome returns what verify has found so far: the verified key, or why there is none.
+// outcome returns what verify has found so far: the verified key, or the reason why there
+// is none.
 func (t *trust) outcome() (verified ssh.PublicKey, mismatch error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.offered, t.mismatch
 }
 
-// firstUse reports whether nothing was known.
+// firstUse reports whether nothing is known about the key.
 func (t *trust) firstUse() bool { return t.pinned == nil && len(t.listed) == 0 }
 
-// algorithms lists the host key algorithms to ask for. Those of known keys come first,
+// algorithms lists the algorithms of host keys to ask for. Those of known keys come first,
 // so that a worker with several keys shows one that can be verified. Otherwise ed25519
-// comes first: the others cost two to six times its CPU.
+// comes first, because the others cost two to six times its CPU time.
 func (t *trust) algorithms() []string {
 	all := []string{
 		ssh.KeyAlgoED25519,
@@ -173,7 +175,7 @@ func (c *Conn) remember(t *trust) {
 	c.fleet.pin(t, key)
 }
 
-// pin adds a key to the pins if none was pinned before. The next flush writes it to the
+// If no key was pinned before, pin adds a key to the pins. The next flush writes it to the
 // file.
 func (f *Fleet) pin(t *trust, key ssh.PublicKey) {
 	if t.pinned != nil {
@@ -200,29 +202,29 @@ func parseKeys(lines []string) ([]ssh.PublicKey, error) {
 	return keys, nil
 }
 
-// pins is the known hosts file, which maps identities to host keys. multihost has a file
-// of its own, because ssh's file is keyed by address, and the address of a TPU VM soon
-// belongs to another machine. The file has one line per identity,
+// pins is the known hosts file, which maps identities to host keys. multihost has a file of
+// its own. ssh's file has addresses as keys, and the address of a TPU VM soon belongs to
+// another machine. The file has one line per identity,
 //
 //	<pin> <key type> <base64 key>
 //
-// besides empty lines and comments, which begin with '#'. A change replaces the whole
-// file by rename, under a lock that all multihost processes share. A line that cannot be
-// read is an error: if it were skipped, a known worker would be trusted on first use.
+// and also empty lines, and comments that begin with '#'. A change replaces the whole file
+// by rename, under a lock that all multihost processes share. A line that cannot be read is
+// an error. If it were skipped, a known worker would be trusted on first use.
 type pins struct {
-	path string // empty: not kept in a file
+	path string // empty: the pins are not kept in a file
 
 	mu    sync.Mutex
 	keys  map[string]ssh.PublicKey
-	fresh map[string]bool // pins that flush has not tried to write; true: the API has the key
+	fresh map[string]bool // pins that flush has not yet tried to write; true: the API has the key
 	own   map[string]bool // pins of this process that flush has not written to the file
-	read  fs.FileInfo     // the file that keys were read from; nil: there was none
+	read  fs.FileInfo     // the file from which the keys were read; nil: there was none
 }
 
 const pinsHeader = "# Host keys of TPU workers, kept by multihost: <node id>/<worker> <key type> <key>\n"
 
-// CheckHostKeys checks that a file of pinned host keys can be read, as New does. The
-// error is a *KnownHostsError. A missing file is no error: it is made later.
+// CheckHostKeys checks that a file of pinned host keys can be read, as New does. The error
+// is a *KnownHostsError. If the file is missing, that is no error: it is made later.
 func CheckHostKeys(path string) error {
 	_, err := loadPins(path)
 	return err
@@ -236,8 +238,8 @@ func loadPins(path string) (*pins, error) {
 	return p, nil
 }
 
-// load reads the file if it has changed since the last read. Pins that the file does not
-// have yet stay.
+// load reads the file if it has changed since the last read. It keeps pins that the file
+// does not have yet.
 func (p *pins) load() error {
 	if p.path == "" {
 		return nil
@@ -303,7 +305,7 @@ func validPin(pin string) bool {
 	return pin != "" && pin[0] != '#' && !strings.ContainsFunc(pin, func(r rune) bool { return r <= ' ' || r == 0x7f })
 }
 
-// name returns the name of the pins in errors.
+// name returns the name that errors use for the pins.
 func (p *pins) name() string {
 	if p.path == "" {
 		return "the known hosts file"
@@ -311,9 +313,9 @@ func (p *pins) name() string {
 	return p.path
 }
 
-// get returns the key of a pin as the file has it now, or nil. It reads the file again,
-// because a person may remove a key while a command waits for the worker. If the file
-// cannot be read any more, the keys stay as they were.
+// get returns the key that the file now has for a pin, or nil. It reads the file again,
+// because a person may remove a key while a command waits for the worker. If the file can
+// no longer be read, the keys stay as they were.
 func (p *pins) get(pin string) ssh.PublicKey {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -328,7 +330,7 @@ func (p *pins) put(pin string, key ssh.PublicKey, proven bool) {
 	p.fresh[pin], p.own[pin] = proven, true
 }
 
-// flush writes the new pins to the file. One write has the pins of many workers.
+// flush writes the new pins to the file. One write contains the pins of many workers.
 func (p *pins) flush() error {
 	p.mu.Lock()
 	fresh := p.fresh
@@ -348,8 +350,8 @@ func (p *pins) flush() error {
 			if err != nil || key == nil || keys[pin] == nil {
 				continue
 			}
-			// Another process may have pinned the worker meanwhile. Our key replaces the
-			// other process's key only if the API has ours: otherwise both keys were
+			// Another process may have pinned the worker in the meantime. Our key replaces
+			// the other process's key only if the API has ours. Otherwise both keys were
 			// trusted on first use, and neither is better.
 			if fresh[pin] {
 				lines[i] = formatPin(pin, keys[pin])
@@ -386,9 +388,10 @@ func mapKeys(m map[string]ssh.PublicKey) func(yield func(string) bool) {
 	}
 }
 
-// ForgetHostKeys removes pins from the known hosts file and returns how many it removed.
-// This is how a changed host key is accepted: the worker then counts as a new one. A pin
-// that ends with "/" stands for all that begin with it, such as all workers of a node.
+// ForgetHostKeys removes pins from the known hosts file. It returns how many it has
+// removed. In this way a user accepts a changed host key: the worker then counts as a new
+// one. A pin that ends with "/" stands for all pins that begin with it, such as those of
+// all workers of a node.
 func ForgetHostKeys(path string, forget ...string) (removed int, err error) {
 	if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) {
 		return 0, nil
@@ -408,8 +411,8 @@ func ForgetHostKeys(path string, forget ...string) (removed int, err error) {
 	return removed, err
 }
 
-// rewritePins passes the lines of the file to change, each with its newline, and writes
-// the lines that change returns in their place.
+// rewritePins passes the lines of the file to change, each with its newline. It writes the
+// lines that change returns to the file instead.
 func rewritePins(path string, change func([]string) []string) (err error) {
 	defer func() {
 		if err != nil {
@@ -419,7 +422,7 @@ func rewritePins(path string, change func([]string) []string) (err error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return err
 	}
-	// The file itself is replaced, so the lock is another file beside it.
+	// The file itself is replaced, so another file beside it is the lock.
 	lock, err := os.OpenFile(path+".lock", os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
 		return err

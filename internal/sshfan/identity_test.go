@@ -269,8 +269,8 @@ func TestRaiseFileLimit(t *testing.T) {
 	}
 }
 
-// Every login needs a signature, which costs much with an RSA key. With many workers, one
-// note says what this costs and which key costs less.
+// Every login needs a signature, which costs much with an RSA key. If there are many
+// workers, one note says what this costs and which key costs less.
 func TestWhatAnRSAKeyCostsIsSaidOnce(t *testing.T) {
 	testkit.NoLeaks(t)
 	key, err := rsa.GenerateKey(rand.Reader, 2048)

@@ -25,17 +25,17 @@ import (
 
 // A JumpHost is a bastion.
 type JumpHost struct {
-	Addr string // host:port, as the machine that dials it resolves it
+	Addr string // host:port, as the machine that dials it resolves the host
 	User string
 
-	// IdentityFiles are private keys that are tried before the Fleet's. Missing files
-	// are skipped.
+	// IdentityFiles are private keys that are tried before those of the Fleet. Missing
+	// files are skipped.
 	IdentityFiles []string
 
-	// KnownHosts replace Config.UserKnownHosts, if not nil.
+	// If KnownHosts is not nil, it replaces Config.UserKnownHosts.
 	KnownHosts []string
 
-	// KnownAs is the name of the bastion in KnownHosts; empty means Addr.
+	// KnownAs is the name of the bastion in KnownHosts. Empty means Addr.
 	KnownAs string
 }
 
@@ -72,17 +72,17 @@ func (e *JumpError) Unwrap() error { return e.Err }
 // otherwise fault.Unavailable.
 func (e *JumpError) Fault() fault.Kind { return e.Stage.Fault(e.Err) }
 
-// Hint says what the likely cause is, or is empty.
+// Hint returns the probable cause, or "".
 func (e *JumpError) Hint() string { return e.hint }
 
-// Permanent reports whether the bastion is not tried again.
+// Permanent reports whether nobody tries the bastion again.
 func (e *JumpError) Permanent() bool { return e.final }
 
 // ForwardError reports that a bastion was reached but could not connect to a worker.
 type ForwardError struct {
 	Bastion    string
-	Said       string // the words of its sshd, such as "Connection refused"
-	Prohibited bool   // it forwards nothing, or not to that address
+	Said       string // the text of its sshd, such as "Connection refused"
+	Prohibited bool   // it forwards no connections, or none to that address
 
 	addr string // of the worker
 }
@@ -103,10 +103,10 @@ func (e *ForwardError) Error() string {
 // Fault returns fault.Unavailable.
 func (e *ForwardError) Fault() fault.Kind { return fault.Unavailable }
 
-// Permanent reports whether another try would be refused, too.
+// Permanent reports whether another try would also be refused.
 func (e *ForwardError) Permanent() bool { return e.Prohibited }
 
-// Hint says what the likely cause is.
+// Hint returns the probable cause.
 func (e *ForwardError) Hint() string {
 	said := strings.ToLower(e.Said)
 	switch {
@@ -123,38 +123,38 @@ func (e *ForwardError) Hint() string {
 		}
 		return "the machine is off, is in a network that the bastion does not reach, or no firewall rule lets tcp:" + port + " in from the bastion"
 	}
-	return "" // the bastion's own problem; Said has its words
+	return "" // this is the bastion's own problem, and Said has its text
 }
 
-// jumpTurns bounds the handshakes under way through one bastion. sshd begins to drop
-// connections when ten are not logged in yet (MaxStartups 10:30:100).
+// jumpTurns limits how many handshakes are in progress through one bastion. sshd begins to
+// drop connections when ten are not logged in yet (MaxStartups 10:30:100).
 const jumpTurns = 8
 
-// A hop is a bastion with the one connection to it, which everything behind it shares.
-// The connection is opened at its first use, and again after it has ended.
+// A hop is a bastion with its only connection. Everything behind the bastion shares this
+// connection. The connection is opened when it is first used, and again after it has ended.
 type hop struct {
 	fleet  *Fleet
 	to     JumpHost
-	before *hop // nil: it is dialled from here
+	before *hop // nil: this machine dials it directly
 	turns  chan struct{}
 
 	mu      sync.Mutex
 	link    *link
 	dialing *hopDial
-	fails   int       // failed attempts in a row
+	fails   int       // number of failed attempts in a row
 	rest    time.Time // no attempt before this time
-	broken  error     // permanent failure: no attempt any more
+	broken  error     // permanent failure, after which there is no further attempt
 }
 
-// A hopDial is an attempt that several callers wait for.
+// A hopDial is an attempt for which several callers may wait.
 type hopDial struct {
 	done chan struct{}
 	link *link
 	err  error
 }
 
-// chain returns the last of the hops to pass, or nil if there are none. Workers with the
-// same way share its connections.
+// chain returns the last of the hops to pass. If there are none, it returns nil. Workers
+// that are behind the same bastions share their connections.
 func (f *Fleet) chain(jumps []JumpHost) *hop {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -172,8 +172,8 @@ func (f *Fleet) chain(jumps []JumpHost) *hop {
 	return last
 }
 
-// route returns the address to dial for the address of a worker, and the last bastion on
-// the way, or nil.
+// route returns the address to dial for the address of a worker. It also returns the last
+// bastion on the way, or nil.
 func (f *Fleet) route(addr string) (string, *hop, error) {
 	jumps := f.cfg.Jump
 	if f.cfg.SSHConfig != nil {
@@ -189,8 +189,8 @@ func (f *Fleet) route(addr string) (string, *hop, error) {
 	return addr, f.chain(jumps), nil
 }
 
-// dial opens a connection from the bastion to addr. The error is a *JumpError when the
-// bastion itself fails.
+// dial opens a connection from the bastion to addr. If the bastion itself fails, the error
+// is a *JumpError.
 func (h *hop) dial(ctx context.Context, addr string) (net.Conn, error) {
 	l, err := h.live(ctx)
 	if err != nil {
@@ -216,7 +216,7 @@ func (h *hop) dial(ctx context.Context, addr string) (net.Conn, error) {
 	}
 }
 
-// plainText turns the words of another machine into one printable line.
+// plainText turns the text of another machine into one printable line.
 func plainText(s string) string {
 	s = strings.Map(func(r rune) rune {
 		if r < ' ' || r == 0x7f {
@@ -228,9 +228,9 @@ func plainText(s string) string {
 	return strings.TrimSpace(s[:min(len(s), most)])
 }
 
-// open asks the bastion for a connection. A bastion may take minutes to find that nobody
-// answers at addr, and cannot be told to stop. So open returns when ctx ends, and closes
-// a connection that comes later.
+// open asks the bastion for a connection. A bastion may need minutes to find out that
+// nobody answers at addr, and nobody can tell it to stop. So open returns when ctx ends,
+// and closes a connection that comes later.
 func (h *hop) open(ctx context.Context, l *link, addr string) (ssh.Channel, error) {
 	host, portText, err := net.SplitHostPort(addr)
 	port, portErr := strconv.ParseUint(portText, 10, 16)
@@ -274,7 +274,7 @@ func (h *hop) open(ctx context.Context, l *link, addr string) (ssh.Channel, erro
 	}
 }
 
-// tunnel makes a net.Conn of a channel. A channel by itself ends only when the bastion
+// tunnel makes a net.Conn from a channel. By itself, a channel ends only when the bastion
 // agrees. If the bastion has stopped answering, closing the channel must not wait for that
 // agreement.
 func (f *Fleet) tunnel(ch ssh.Channel) (net.Conn, error) {
@@ -295,7 +295,7 @@ func (f *Fleet) tunnel(ch ssh.Channel) (net.Conn, error) {
 	return near, nil
 }
 
-// live returns the connection to the bastion, opening it if need be.
+// live returns the connection to the bastion. If there is none, it opens one.
 func (h *hop) live(ctx context.Context) (*link, error) {
 	h.mu.Lock()
 	switch {
@@ -309,8 +309,8 @@ func (h *hop) live(ctx context.Context) (*link, error) {
 	d := h.dialing
 	if d == nil {
 		d = &hopDial{done: make(chan struct{})}
-		// The attempt belongs to no caller: when one worker is given up, the attempt
-		// must go on for the others.
+		// The attempt belongs to no caller: if one worker is given up, the attempt must
+		// continue for the others.
 		if !h.fleet.spawn(func() { h.lead(d) }) {
 			h.mu.Unlock()
 			return nil, remote.ErrClosed
@@ -326,8 +326,8 @@ func (h *hop) live(ctx context.Context) (*link, error) {
 	}
 }
 
-// lead makes the attempt d. However many workers wait, a bastion that fails is tried
-// again at the pace of one client: more tries would look like an attack.
+// lead makes the attempt d. However many workers wait, a bastion that fails is tried at the
+// pace of one client. More tries would look like an attack.
 func (h *hop) lead(d *hopDial) {
 	clock := h.fleet.cfg.Clock
 	h.mu.Lock()
@@ -413,8 +413,8 @@ func (h *hop) fail(ctx context.Context, stage remote.Stage, err error) *JumpErro
 	case errors.Is(err, errMoreThanKey):
 		e.Err, e.final = errMoreThanKey, true
 	case errors.Is(err, remote.ErrKeyRefused), errors.Is(err, ErrLoginRefused):
-		// A bastion is already up: it will refuse later what it refuses now. The error
-		// is not ErrKeyRefused, which is about the keys of workers.
+		// A bastion is already up, so it will refuse later what it refuses now. The error
+		// is not ErrKeyRefused, because that is about the keys of workers.
 		e.Err = errors.New("it accepts none of our keys")
 		e.final = true
 	case stage == remote.StageHostKey:
@@ -432,18 +432,18 @@ func (h *hop) fail(ctx context.Context, stage remote.Stage, err error) *JumpErro
 	return e
 }
 
-// stays reports whether another try would meet the same error.
+// stays reports whether another try would get the same error.
 func stays(err error) bool {
 	var other interface{ Permanent() bool }
 	var dns *net.DNSError
 	return errors.As(err, &other) && other.Permanent() || errors.As(err, &dns) && dns.IsNotFound
 }
 
-// atBastion rewords a hint about a worker's sshd for a bastion's sshd.
+// atBastion changes a hint about a worker's sshd into one about a bastion's sshd.
 func atBastion(hint string) string { return strings.Replace(hint, "the worker", "the bastion", 1) }
 
-// refused adds to the error the keys that the bastion has refused, and the key file that
-// was not tried.
+// refused adds to the error the keys that the bastion has refused. It also adds the key
+// file that could not be tried.
 func (e *JumpError) refused(keys []ssh.Signer, skipped error) {
 	names := make([]string, len(keys))
 	for i, k := range keys {
@@ -456,8 +456,8 @@ func (e *JumpError) refused(keys []ssh.Signer, skipped error) {
 	}
 }
 
-// trust returns which host keys the bastion may show: those of the user's own
-// known_hosts, else the pinned one, else any.
+// trust returns which host keys the bastion may show: those in the user's own known_hosts.
+// Without any, this is the pinned key. Without a pinned key, the bastion may show any key.
 func (h *hop) trust() (*trust, error) {
 	f := h.fleet
 	pin := "jump/" + h.to.Addr
@@ -492,7 +492,7 @@ func (h *hop) trust() (*trust, error) {
 	return t, nil
 }
 
-// remember pins the key of a bastion that was unknown, and warns about it.
+// remember pins the key of a bastion that was unknown. It also warns about this bastion.
 func (h *hop) remember(t *trust) {
 	if !t.firstUse() {
 		return
@@ -503,9 +503,9 @@ func (h *hop) remember(t *trust) {
 		"trusted the host key of bastion %s on first use (%s): no known_hosts file has it", h.to.Addr, sshkey.Fingerprint(key))
 }
 
-// lookUpKnownHosts returns the host keys that ssh's own files have for a machine, and a
-// function that returns an error for a revoked key. Keys of certificate authorities are
-// left out.
+// lookUpKnownHosts returns the host keys that ssh's own files have for a machine. revoked
+// is a function that returns an error for a revoked key. It leaves out keys of certificate
+// authorities.
 func lookUpKnownHosts(files []string, name string) (keys []knownhosts.KnownKey, revoked func(ssh.PublicKey) error, err error) {
 	files = slices.DeleteFunc(slices.Clone(files), func(path string) bool {
 		_, err := os.Stat(path)
@@ -518,7 +518,7 @@ func lookUpKnownHosts(files []string, name string) (keys []knownhosts.KnownKey, 
 	if err != nil {
 		return nil, nil, permanentError{fmt.Errorf("read known hosts: %w", err)}
 	}
-	// The package names the known keys only in its error for a wrong key.
+	// The package names the known keys only in its error about a wrong key.
 	wrong, err := ssh.NewPublicKey(make(ed25519.PublicKey, ed25519.PublicKeySize))
 	if err != nil {
 		return nil, nil, err
@@ -537,8 +537,8 @@ func lookUpKnownHosts(files []string, name string) (keys []knownhosts.KnownKey, 
 	return slices.DeleteFunc(keyErr.Want, isAuthority), revoked, nil
 }
 
-// isAuthority reports whether a line of a known_hosts file is for an authority that
-// signs host keys.
+// isAuthority reports whether a line of a known_hosts file is about an authority that signs
+// host keys.
 func isAuthority(k knownhosts.KnownKey) bool {
 	data, err := os.ReadFile(k.Filename)
 	if err != nil {

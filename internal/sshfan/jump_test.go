@@ -34,8 +34,8 @@ func through(bastions ...*server) func(*sshfan.Config) {
 func TestManyWorkersThroughOneBastion(t *testing.T) {
 	testkit.NoLeaks(t)
 	const hosts = 64
-	// This bastion behaves like one with MaxStartups that others use, too. It closes the
-	// first connections, and accepts few that are not logged in.
+	// This bastion behaves like one that has MaxStartups and that others use, too. It
+	// closes the first connections, and accepts only few that are not logged in.
 	bastion := newServer(t, func(s *server) { s.startups = 1; s.hangUpFirst.Store(2) })
 	behind := newServer(t)
 	f := newFleet(t, through(bastion))
@@ -139,7 +139,7 @@ func TestBastionFailures(t *testing.T) {
 		name    string
 		bastion func(t *testing.T) *server
 		stage   remote.Stage
-		jump    remote.Stage // stage of the JumpError; empty: either, or there is none
+		jump    remote.Stage // stage of the JumpError; empty: any stage, or no JumpError
 		says    string
 		hint    string
 	}{
@@ -287,7 +287,7 @@ func TestHostKeyOfABastion(t *testing.T) {
 		t.Errorf("forgot %d, %v", n, err)
 	}
 
-	// For a host that ssh knows, only the keys of ssh count, and no pin is made.
+	// If ssh knows a host, only the keys of ssh count, and no pin is made.
 	line := func(key ssh.Signer) string {
 		return knownhosts.Line([]string{knownhosts.HashHostname(knownhosts.Normalize(bastion.addr()))}, key.PublicKey()) + "\n"
 	}
@@ -352,7 +352,7 @@ Host command
 	if bastion.forwards.Load() != 1 {
 		t.Errorf("%d connections through the bastion, want 1", bastion.forwards.Load())
 	}
-	run(t, connect(t, f, behind.host("s0w1")), "true") // no note mentions the bastion
+	run(t, connect(t, f, behind.host("s0w1")), "true") // no note is about the bastion
 	if bastion.forwards.Load() != 1 {
 		t.Error("a worker of which the file says nothing went through the bastion")
 	}
@@ -397,7 +397,7 @@ func TestKeysForBastions(t *testing.T) {
 			accept := func(_ string, key ssh.PublicKey) bool {
 				return tt.wants != nil && string(key.Marshal()) == string(tt.wants.PublicKey().Marshal())
 			}
-			// Two bastions use the same key. One of them has to be tried twice.
+			// Two bastions use the same key. One of them must be tried twice.
 			first := newServer(t, func(s *server) { s.accept = accept; s.hangUpFirst.Store(1) })
 			second := newServer(t, func(s *server) { s.accept = accept })
 			behind := newServer(t)
@@ -460,7 +460,7 @@ func TestReachable(t *testing.T) {
 	silent := newServer(t, func(s *server) { s.silent = true })
 	closed := closedPort(t)
 	var wg sync.WaitGroup
-	const short = 3 * time.Second // the hosts that answer have to do so within this time
+	const short = 3 * time.Second // hosts that answer must do so within this time
 	for _, tt := range []struct {
 		name     string
 		patience time.Duration

@@ -7,8 +7,8 @@ import (
 	"multihost/internal/fault"
 )
 
-// Every worker takes a socket and, while its log is followed, a log file. The rest of
-// the program takes some tens of files.
+// Every worker needs a socket and, while its log is followed, a log file. The rest of the
+// program needs some tens of files.
 const (
 	filesPerHost = 2
 	filesBesides = 64
@@ -32,8 +32,9 @@ func (e *DescriptorError) Hint() string {
 	return fmt.Sprintf("sudo prlimit --pid $$ --nofile=%d", e.Need)
 }
 
-// RaiseFileLimit raises the soft limit of open files to what hosts workers need, or as
-// far as the hard limit allows. If that is too little, the error is a *DescriptorError.
+// RaiseFileLimit raises the soft limit of open files to what this number of workers needs,
+// or as far as the hard limit allows. If that is too little, the error is a
+// *DescriptorError.
 func RaiseFileLimit(hosts int) error {
 	need := uint64(filesPerHost*hosts + filesBesides)
 	limit, err := raiseFileLimit(need)
@@ -46,8 +47,8 @@ func RaiseFileLimit(hosts int) error {
 	return nil
 }
 
-// warnDescriptors raises the limit of open files and warns when it is still too low.
-// Connections beyond the limit fail; those below it work.
+// warnDescriptors raises the limit of open files. It warns if the limit is still too low.
+// Connections beyond the limit fail. Connections below it work.
 func (f *Fleet) warnDescriptors(hosts int) {
 	err := RaiseFileLimit(hosts)
 	if err == nil {
@@ -64,7 +65,7 @@ func (f *Fleet) warnDescriptors(hosts int) {
 // a quarter of a second of CPU.
 const manyHosts = 64
 
-// warnSlowKey notes once what an RSA key costs (RSA 3072: 3.4 to 4.7 ms for a signature;
+// warnSlowKey says once what an RSA key costs (RSA 3072: 3.4 to 4.7 ms for a signature;
 // ed25519: 0.03 ms). A signature covers the key exchange of one connection, so one
 // signature cannot serve all workers.
 func (f *Fleet) warnSlowKey(hosts int) {

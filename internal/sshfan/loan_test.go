@@ -24,20 +24,20 @@ func testSigner(t *testing.T) ssh.Signer {
 	return signer
 }
 
-// The requests of a client for a signature, each with one change.
+// A request is what a client sends to get a signature. Each test changes one thing in it.
 type request struct {
-	host       ssh.Signer // who proves to be at the other end
-	claim      ssh.Signer // whose key is named in the binding
+	host       ssh.Signer // the key that the server proves to have
+	claim      ssh.Signer // the key that the binding names
 	bound      string     // session that is bound
-	proven     string     // session that the host has signed
+	proven     string     // the session that the host has signed
 	forwarding bool
-	skip       bool // the binding is left out
+	skip       bool // leave out the binding
 
 	session, user, service, method string
 	signed                         byte
 	key                            ssh.Signer // that is to sign
-	named                          ssh.Signer // host key in the login
-	data                           []byte     // in place of a login
+	named                          ssh.Signer // host key that the login names
+	data                           []byte     // sent in place of a login
 }
 
 func (r request) login() []byte {

@@ -17,13 +17,13 @@ const (
 	errTooManyFiles = syscall.EMFILE
 )
 
-// ownFailures returns failures of this machine that another try cannot fix.
+// ownFailures returns failures of this machine that another try does not remove.
 func ownFailures() []error {
 	return []error{syscall.EMFILE, syscall.ENFILE, syscall.EACCES, syscall.EPERM, syscall.EAFNOSUPPORT}
 }
 
-// raiseFileLimit raises the soft limit of open files to need, or as far as the hard
-// limit allows, and returns the limit that is then in force.
+// raiseFileLimit raises the soft limit of open files to need, or as far as the hard limit
+// allows. It returns the new limit.
 func raiseFileLimit(need uint64) (uint64, error) {
 	var limit unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
@@ -39,5 +39,5 @@ func raiseFileLimit(need uint64) (uint64, error) {
 	return limit.Cur, nil
 }
 
-// lockFile waits for the exclusive lock of the file. Closing the file releases it.
+// lockFile waits for the exclusive lock of the file. The lock ends when the file is closed.
 func lockFile(f *os.File) error { return unix.Flock(int(f.Fd()), unix.LOCK_EX) }

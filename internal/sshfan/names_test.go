@@ -13,8 +13,9 @@ import (
 	"multihost/internal/testkit"
 )
 
-// The error says that a name has no address: for a host, for a bastion, and if the name
-// server does not answer. It does not guess about a machine that was never reached.
+// If a name has no address, or the name server does not answer, the error says that. This
+// holds for a host and for a bastion. It guesses nothing about a machine that was never
+// reached.
 func TestANameWithoutAnAddressIsToldAsThat(t *testing.T) {
 	testkit.NoLeaks(t)
 	lookup := func(name, why string, found bool) error {

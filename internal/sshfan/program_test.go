@@ -22,7 +22,7 @@ import (
 	"multihost/internal/testkit/simworker"
 )
 
-// meter counts what is sent over all connections.
+// meter counts the bytes that are sent over all connections.
 type meter struct{ sent atomic.Int64 }
 
 type meteredConn struct {
@@ -43,8 +43,8 @@ func (m *meter) dial(ctx context.Context, network, addr string) (net.Conn, error
 	return meteredConn{conn, m}, nil
 }
 
-// bulky is a program that answers with its arguments and its input, and does not
-// compress.
+// bulky returns a program that answers with its arguments and its input. The text of the
+// program does not compress.
 func bulky(t *testing.T, size int) *remote.Program {
 	t.Helper()
 	noise := make([]byte, size)
@@ -100,7 +100,7 @@ func TestAProgramIsSentToAWorkerOnce(t *testing.T) {
 		}
 	}
 
-	// A new connection finds the scripts that another runner has left.
+	// A new connection finds the scripts that another runner has sent.
 	testkit.Must(t, os.CopyFS(kitOf(workers[1]), os.DirFS(kitOf(workers[0]))))
 	other := workers[1].Conns[0]
 	if _, err := other.MeasureClock(t.Context()); err != nil {
@@ -111,7 +111,7 @@ func TestAProgramIsSentToAWorkerOnce(t *testing.T) {
 	}
 }
 
-// A script that was altered and kept its length is found when a runner connects.
+// Somebody has altered a script but kept its length. A runner finds that when it connects.
 func TestAnAlteredKitIsSentAnew(t *testing.T) {
 	testkit.NoLeaks(t)
 	w := simworker.Start(t, simworker.Config{})
@@ -182,8 +182,8 @@ func TestAKitThatIsNotAsItWasLeftIsNotUsed(t *testing.T) {
 	m.ran(t, c, p, "afterwards")
 }
 
-// The input is a pipe with a waiting writer. The bytes that the first try has read are
-// not lost for the second.
+// The input is a pipe whose writer waits. The bytes that the first try has read must not be
+// lost for the second.
 func TestAnInputUnderWayIsNotLostWithTheKit(t *testing.T) {
 	testkit.NoLeaks(t)
 	w := simworker.Start(t, simworker.Config{})
@@ -212,7 +212,7 @@ func TestAnInputUnderWayIsNotLostWithTheKit(t *testing.T) {
 	}
 }
 
-// lines passes on what is written.
+// lines sends each text that is written to it to its channel.
 type lines chan<- string
 
 func (l lines) Write(p []byte) (int, error) {
@@ -224,19 +224,18 @@ func TestAWorkerThatKeepsNothingRunsProgramsAllTheSame(t *testing.T) {
 	testkit.NoLeaks(t)
 	w := simworker.Start(t, simworker.Config{})
 	testkit.Must(t, os.MkdirAll(filepath.Dir(kitOf(w)), 0o755))
-	testkit.Must(t, os.WriteFile(kitOf(w), nil, 0o600)) // no directory can be made there
+	testkit.Must(t, os.WriteFile(kitOf(w), nil, 0o600)) // now nobody can make a directory there
 	var m meter
 	p := bulky(t, 3000)
 	for range 3 {
 		m.ran(t, w.Conns[0], p, "input")
 	}
-	// A program whose input cannot be read again does not fail either.
+	// If the input of a program cannot be read again, the program must not fail, either.
 	for range 3 {
 		m.ran(t, w.Conns[0], p, strings.Repeat("x", 100000))
 	}
 }
 
-// Kits do not grow for ever.
 func TestAKitKeepsTheNewestPrograms(t *testing.T) {
 	testkit.NoLeaks(t)
 	w := simworker.Start(t, simworker.Config{})

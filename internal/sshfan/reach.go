@@ -13,8 +13,8 @@ import (
 	"multihost/internal/fault"
 )
 
-// NoAddressError reports a worker that lacks the wanted kind of address. Return it from
-// Host.Addr.
+// NoAddressError reports a worker that lacks the wanted kind of address. Host.Addr may
+// return it.
 type NoAddressError struct {
 	Worker string // "s0w3"
 	Kind   string // "external" or "internal"
@@ -30,7 +30,7 @@ func (e *NoAddressError) Fault() fault.Kind { return fault.Unavailable }
 // Cause returns the text of the error without the worker's name.
 func (e *NoAddressError) Cause() string { return "it has no " + e.Kind + " address" }
 
-// Permanent returns true: waiting does not give the worker such an address.
+// Permanent returns true, because the worker does not get such an address by waiting.
 func (e *NoAddressError) Permanent() bool { return true }
 
 // Hint says what to type.
@@ -41,7 +41,7 @@ func (e *NoAddressError) Hint() string {
 	return "the node is not ready yet: multihost slices list shows its state"
 }
 
-// UnreachableError reports that none of a worker's addresses was reached.
+// UnreachableError reports that none of a worker's addresses could be reached.
 type UnreachableError struct {
 	Addrs  []string
 	Causes []error // aligned to Addrs
@@ -61,7 +61,7 @@ func (e *UnreachableError) Fault() fault.Kind { return fault.Unavailable }
 
 func (e *UnreachableError) Unwrap() []error { return e.Causes }
 
-// Hint says what the likely cause is.
+// Hint returns the probable cause.
 func (e *UnreachableError) Hint() string {
 	for i, addr := range e.Addrs {
 		var timeout interface{ Timeout() bool }
@@ -75,18 +75,18 @@ func (e *UnreachableError) Hint() string {
 // A Dialer opens connections, as Config.Dial does.
 type Dialer func(ctx context.Context, network, addr string) (net.Conn, error)
 
-// Reachable finds which of several addresses (host:port) of one worker can be reached
-// from here, and returns its index. Try it on one worker and use the same kind of
-// address for all.
+// Reachable finds out which of several addresses (host:port) of one worker can be reached
+// from here. It returns the index of that address. Call it for one worker, and use the same
+// kind of address for all.
 //
-// All addresses are tried at once, each for at most patience. An address counts if an
-// SSH server answers there. An open port alone proves nothing: another machine may have
-// the same internal address in another network. Connect verifies the identity later. Of
-// the addresses that answer within the patience, the first in the order of addrs wins.
-// If none answers, the first that refuses the connection wins: it can be reached, and
-// the VM boots. Otherwise the error is an *UnreachableError, or the cause of ctx.
+// All addresses are tried at once, each for at most patience. An address counts if an SSH
+// server answers there. An open port alone proves nothing: another machine may have the
+// same internal address in another network. Connect verifies the identity later. If several
+// addresses answer within patience, the first in the order of addrs wins. If none answers,
+// the first one that refuses the connection wins: it can be reached, and the VM is booting.
+// Otherwise the error is an *UnreachableError, or the cause of ctx.
 //
-// dial is how Config.Dial opens connections; nil means TCP. An empty address is skipped.
+// dial opens connections as Config.Dial does. nil means TCP. An empty address is skipped.
 func Reachable(ctx context.Context, dial Dialer, patience time.Duration, addrs ...string) (int, error) {
 	if dial == nil {
 		dial = new(net.Dialer).DialContext
@@ -102,8 +102,8 @@ func Reachable(ctx context.Context, dial Dialer, patience time.Duration, addrs .
 	}
 	found := -1
 	for i := range addrs {
-		// Wait for the answers in order. Once one address has answered, cancel ends the
-		// other tries, and this loop only waits for their end.
+		// Wait for the answers in order. Once an address has answered, cancel ends the
+		// other tries. This loop then only waits until they have ended.
 		causes[i] = <-answers[i]
 		if causes[i] == nil && found < 0 {
 			found = i
@@ -124,7 +124,8 @@ func Reachable(ctx context.Context, dial Dialer, patience time.Duration, addrs .
 	return -1, &UnreachableError{Addrs: addrs, Causes: causes}
 }
 
-// greets returns nil if an SSH server answers at addr, and else why not.
+// greets returns nil if an SSH server answers at addr. Otherwise it returns the reason why
+// not.
 func greets(ctx context.Context, dial Dialer, addr string) error {
 	if addr == "" {
 		return errors.New("no such address")
@@ -139,7 +140,7 @@ func greets(ctx context.Context, dial Dialer, addr string) error {
 	defer conn.Close()
 	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
 	defer stop()
-	// A server may say some lines before its version (RFC 4253 §4.2).
+	// A server may send some lines before its version (RFC 4253 §4.2).
 	lines := bufio.NewReader(io.LimitReader(conn, 8<<10))
 	for {
 		line, err := lines.ReadString('\n')

@@ -25,8 +25,8 @@ import (
 	"multihost/internal/testkit"
 )
 
-// A server is an SSH server that runs real commands with /bin/sh. Its faults
-// are fields, to be set before use or under mu.
+// A server is an SSH server that runs real commands with /bin/sh. Its fields set its
+// faults. Set them before the server is used, or with mu held.
 type server struct {
 	t        testing.TB
 	listener net.Listener
@@ -36,17 +36,17 @@ type server struct {
 	hostKeys []ssh.Signer
 	conns    map[*serverConn]struct{}
 	accept   func(user string, key ssh.PublicKey) bool
-	sessions int // most sessions per connection; 0: no bound
+	sessions int // most sessions for each connection; 0: no limit
 	closed   bool
 
-	handshakes  atomic.Int32 // connections that are not logged in
-	mostAtOnce  atomic.Int32 // the most that handshakes ever was
+	handshakes  atomic.Int32 // number of connections that are not logged in
+	mostAtOnce  atomic.Int32 // the largest value that handshakes has ever had
 	logins      atomic.Int32
 	holdLogins  chan struct{} // if not nil, logins wait until it is closed
 	execs       atomic.Int32
 	silent      bool // accept TCP, say nothing
-	nologin     bool // as pam_nologin: the key is right, nobody may log in yet
-	startups    int  // connections not logged in beyond which more are closed; 0: no bound
+	nologin     bool // as with pam_nologin, the key is right but nobody may log in yet
+	startups    int  // if more connections than this are not logged in, further ones are closed; 0: no limit
 	forwards    atomic.Int32
 	mayForward  func(addr string) (reason ssh.RejectionReason, message string) // nil: everywhere
 	hangUpFirst atomic.Int32
@@ -55,7 +55,7 @@ type server struct {
 // serverConn is a connection that can be frozen.
 type serverConn struct {
 	net.Conn
-	frozen chan struct{} // closed: nothing is read or written any more
+	frozen chan struct{} // closed when nothing may be read or written any more
 	gone   chan struct{}
 	once   sync.Once
 	freeze sync.Once
@@ -121,7 +121,7 @@ func newSigner(t testing.TB) ssh.Signer {
 
 func (s *server) addr() string { return s.listener.Addr().String() }
 
-// keyLines are the host keys as the API would tell them.
+// keyLines returns the host keys as the API would return them.
 func (s *server) keyLines() []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -147,7 +147,7 @@ func (s *server) each(f func(*serverConn)) {
 	}
 }
 
-// open is the number of open connections.
+// open returns the number of open connections.
 func (s *server) open() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -284,7 +284,7 @@ func (s *server) serve(c *serverConn) {
 	conn.Wait()
 }
 
-// forward passes a connection on, as a bastion.
+// forward forwards a connection, as a bastion does.
 func (s *server) forward(nc ssh.NewChannel) {
 	var to struct {
 		Host       string
@@ -339,7 +339,7 @@ func (s *server) session(conn *ssh.ServerConn, ch ssh.Channel, requests <-chan *
 	}
 }
 
-// run runs one command. For some lines it only acts as if it ran them.
+// run runs one command. For some lines, it only behaves as if it ran them.
 func (s *server) run(conn *ssh.ServerConn, ch ssh.Channel, line string) {
 	defer ch.Close()
 	switch line {
@@ -424,7 +424,7 @@ func sendStatus(ch ssh.Channel, code int) {
 	ch.SendRequest("exit-status", false, ssh.Marshal(struct{ Code uint32 }{uint32(code)}))
 }
 
-// host is a worker that answers at s.
+// host returns a worker that answers at s.
 func (s *server) host(name string) sshfan.Host {
 	return hostAt(name, s.addr())
 }
@@ -439,7 +439,7 @@ func newIdentity(t testing.TB) *sshkey.Identity {
 	return id
 }
 
-// patience bounds every wait for something that must happen. It is long, because tests
+// patience limits every wait for something that must happen. It is long, because tests
 // share the machine.
 const patience = 2 * time.Minute
 
@@ -467,7 +467,7 @@ func newFleet(t testing.TB, configure ...func(*sshfan.Config)) *sshfan.Fleet {
 // notes collects events.
 type notes struct{ testkit.Recorder }
 
-// texts are the texts of the notes that contain part.
+// texts returns the texts of the notes that contain part.
 func (n *notes) texts(part string) (found []string) {
 	for _, note := range n.Notes() {
 		if strings.Contains(note.Text, part) {

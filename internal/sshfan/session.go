@@ -14,11 +14,11 @@ import (
 )
 
 // errUnsent reports that a link ended before the command was sent over it. Only then can
-// the command be given to another link.
+// the command be sent over another link.
 var errUnsent = fmt.Errorf("%w before the command was sent", remote.ErrConnectionLost)
 
-// redials is how often start tries a new connection. A connection that breaks three
-// times in a row at the same point is no accident.
+// redials is how often start tries a new connection. If a connection breaks three times in
+// a row at the same point, that is not by chance.
 const redials = 2
 
 // start is the function with which remote.Shell starts command lines.
@@ -58,7 +58,7 @@ func (c *Conn) begin(ctx context.Context, s *session) (remote.Session, error) {
 		return s, nil
 	}
 	s.unwatch()
-	s.shutGates() // output may have come before the end of ctx
+	s.shutGates() // output may have arrived before ctx ended
 	return nil, err
 }
 
@@ -67,13 +67,13 @@ type session struct {
 	conn      *Conn
 	link      *link
 	cmd       remote.Cmd
-	apart     bool // only this session uses the link
+	apart     bool // no other session uses the link
 	out, errs *remote.Gate
 	in        *remote.Intake
 	unwatch   func() bool // stops watching the context
 
 	opened  chan struct{} // closed when the worker has accepted or refused the command
-	openErr error         // nil: accepted; read only after opened is closed
+	openErr error         // nil: the worker has accepted the command; read only after opened is closed
 	done    chan struct{} // closed when the session is over
 	status  remote.Status // read only after done is closed
 	err     error         // read only after done is closed
@@ -81,7 +81,7 @@ type session struct {
 	mu      sync.Mutex
 	ch      ssh.Channel   // nil until open
 	aborted chan struct{} // closed when we end the session
-	cause   error         // why; read only after aborted is closed
+	cause   error         // why we have ended it; read only after aborted is closed
 }
 
 func newSession(c *Conn, l *link, cmd remote.Cmd) *session {
@@ -113,7 +113,7 @@ func (s *session) Wait() (remote.Status, error) {
 	case <-s.aborted:
 		select {
 		case <-s.done:
-			// Both have happened. The end of the command matters more.
+			// Both have happened. The end of the command counts more.
 		default:
 			s.shutGates()
 			return remote.Status{}, s.cause
@@ -133,9 +133,9 @@ func (s *session) Close() error {
 	return nil
 }
 
-// abort ends the session on our side and asks the worker to end it on its side. It does
-// not block: it asks in another goroutine, because even that may block on a stalled
-// connection.
+// abort ends the session on our side. It also asks the worker to end it on the worker's
+// side. It does not block: it asks in another goroutine, because even that may block if the
+// connection has stalled.
 func (s *session) abort(cause error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -153,7 +153,7 @@ func (s *session) abort(cause error) {
 	}
 }
 
-// shutGates makes sure that the caller's writers and reader are not used any more.
+// shutGates makes sure that nobody uses the caller's writers and reader any more.
 func (s *session) shutGates() {
 	s.out.Shut()
 	s.errs.Shut()
@@ -165,7 +165,7 @@ func (s *session) shutGates() {
 	}
 }
 
-// serve runs a session from the opening of its channel to its end.
+// serve runs a session from opening its channel to its end.
 func (s *session) serve() {
 	defer close(s.done)
 	if s.apart {
@@ -196,8 +196,8 @@ func (s *session) serve() {
 	s.status, s.err = s.judge(end)
 }
 
-// sessionPatience is how long open repeats its request when sshd refuses the session.
-// sshd also counts sessions of commands that have just ended.
+// If sshd refuses the session, open repeats its request for sessionPatience. sshd also
+// counts sessions of commands that have just ended.
 const sessionPatience = 5 * time.Second
 
 // open opens the channel of the session.
@@ -234,8 +234,8 @@ func (s *session) open() (ssh.Channel, <-chan *ssh.Request, error) {
 	}
 }
 
-// register makes the channel known to abort. If the session was ended meanwhile,
-// register closes the channel.
+// register makes the channel known to abort. If the session has ended meanwhile, it closes
+// the channel.
 func (s *session) register(ch ssh.Channel, reqs <-chan *ssh.Request) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -287,7 +287,7 @@ func (s *session) exec(ch ssh.Channel, copies *sync.WaitGroup) error {
 	copies.Go(func() { s.pump(ch.Stderr(), s.errs) })
 	switch {
 	case s.cmd.Stdin == remote.NoInput:
-		// It fails only if the command is over already.
+		// This fails only if the command is over already.
 		_ = ch.CloseWrite()
 	case s.cmd.Stdin != nil:
 		in := remote.NewIntake(s.cmd.Stdin)
@@ -314,7 +314,7 @@ func (s *session) furnish(ch ssh.Channel) error {
 	}
 	if t := s.cmd.Terminal; t != nil {
 		columns, rows := t.Size()
-		const noModes = "\x00" // keep the worker's own terminal modes
+		const noModes = "\x00" // this keeps the worker's own terminal modes
 		ok, err := ch.SendRequest("pty-req", true, ssh.Marshal(struct {
 			Type                         string
 			Columns, Rows, Width, Height uint32
@@ -341,14 +341,14 @@ func (s *session) resize(ch ssh.Channel, t *remote.Terminal) {
 				return
 			}
 			columns, rows := t.Size()
-			// It fails only if the command is over already.
+			// This fails only if the command is over already.
 			_, _ = ch.SendRequest("window-change", false, ssh.Marshal(struct{ Columns, Rows, Width, Height uint32 }{uint32(columns), uint32(rows), 0, 0}))
 		}
 	}
 }
 
-// unanswered returns the error for a command that was sent and got no answer:
-// ErrNoStatus if only the channel is gone, ErrConnectionLost if the connection is.
+// unanswered returns the error for a command that was sent and got no answer. This is
+// ErrNoStatus if only the channel is gone, and ErrConnectionLost if the connection is gone.
 func (s *session) unanswered() error {
 	if !s.link.sock.broken.Load() && s.link.answers() {
 		return fmt.Errorf("run on %s: %w", s.conn.host.Name, remote.ErrNoStatus)
@@ -357,7 +357,7 @@ func (s *session) unanswered() error {
 	return s.link.lost(s.conn.host.Name)
 }
 
-// ending is what the worker said about the end of a command.
+// ending is what the worker has said about the end of a command.
 type ending struct {
 	remote.Status
 	known bool
@@ -402,8 +402,8 @@ func (s *session) judge(end ending) (remote.Status, error) {
 	}
 	switch {
 	case s.link.sock.broken.Load():
-		// The status may be known here, too: sshd sends it when the command has ended,
-		// which may be before the last of its output.
+		// The status may be known even here: sshd sends it when the command has ended, and
+		// the last output may come later.
 		return end.Status, s.link.lost(s.conn.host.Name)
 	case end.known:
 		return end.Status, nil
@@ -412,15 +412,15 @@ func (s *session) judge(end ending) (remote.Status, error) {
 	}
 }
 
-// Sizes of the buffers that output is read into: an idle session holds the
-// small one, a busy one borrows a big one.
+// Sizes of the buffers for output. An idle session has the small one, and a busy one
+// borrows the big one.
 const (
 	smallBuffer = 1 << 10
 	bigBuffer   = 32 << 10
 )
 
-// A copyBuffer is the buffer for copying a stream. It is small while little arrives at a
-// time, so that a session that waits holds next to nothing.
+// A copyBuffer is the buffer for copying a stream. It is small while little data arrives at
+// a time. So a session that waits needs almost no memory.
 type copyBuffer struct {
 	pool  *sync.Pool // of *[bigBuffer]byte
 	small []byte
@@ -470,7 +470,7 @@ func (s *session) pump(r io.Reader, w *remote.Gate) {
 			}
 		}
 		if err != nil {
-			return // io.EOF: the channel has no other error
+			return // io.EOF, because the channel has no other error
 		}
 		buf.adapt(n)
 	}
@@ -485,7 +485,7 @@ func (s *session) feed(ch ssh.Channel, in *remote.Intake) {
 		n, err := in.Read(buf.bytes())
 		if n > 0 {
 			if _, werr := ch.Write(buf.bytes()[:n]); werr != nil {
-				return // the command or the connection has ended; serve handles that
+				return // the command or the connection has ended, and serve handles that
 			}
 		}
 		switch {
@@ -497,8 +497,8 @@ func (s *session) feed(ch ssh.Channel, in *remote.Intake) {
 		case errors.Is(err, remote.ErrShut):
 			return
 		default:
-			// Do not close the input, because the command would take the part that it got
-			// for the whole input. End the session with an error instead.
+			// Do not close the input: the command would take the part that it got for the
+			// whole input. End the session with an error.
 			s.abort(fmt.Errorf("read input for %s: %w", s.conn.host.Name, err))
 			return
 		}
@@ -521,12 +521,12 @@ func (w stdin) Write(p []byte) (int, error) {
 func (w stdin) Close() error {
 	err := w.s.ch.CloseWrite()
 	if errors.Is(err, io.EOF) {
-		return nil // the command is over: its input is closed
+		return nil // the command is over, so its input is closed
 	}
 	return w.explain(err)
 }
 
-// explain replaces an error of x/crypto/ssh, which is io.EOF, by one that says what
+// explain replaces an error of x/crypto/ssh, which is io.EOF. The new error says what has
 // happened.
 func (w stdin) explain(err error) error {
 	switch {
@@ -539,7 +539,7 @@ func (w stdin) explain(err error) error {
 	}
 }
 
-// closedStdin is session.Stdin of a command whose input comes from elsewhere.
+// closedStdin is the session.Stdin of a command whose input comes from elsewhere.
 type closedStdin struct{}
 
 func (closedStdin) Write([]byte) (int, error) { return 0, io.ErrClosedPipe }

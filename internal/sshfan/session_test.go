@@ -67,8 +67,8 @@ func TestRun(t *testing.T) {
 	}
 }
 
-// Thousands of commands wait for input as long as a run lasts. Each has a large buffer only
-// while much input comes.
+// Thousands of commands wait for input during the whole run. Each has a large buffer only
+// while it gets much input.
 func TestInputIsReadThroughASmallBufferWhileLittleComes(t *testing.T) {
 	testkit.NoLeaks(t)
 	const much, little = 1 << 20, 10
@@ -85,7 +85,7 @@ func TestInputIsReadThroughASmallBufferWhileLittleComes(t *testing.T) {
 	}
 }
 
-// countedInput is a reader that delivers much at once, then little, then nothing more.
+// countedInput is a reader that first delivers much at once, then little, then nothing.
 type countedInput struct {
 	much, little int
 	room         []int // of each Read
@@ -227,7 +227,7 @@ func TestBlockedReaderDoesNotHoldUpTheEnd(t *testing.T) {
 	s := newServer(t)
 	c := connect(t, newFleet(t), s.host("s0w0"))
 	r, w := io.Pipe()
-	defer w.Close() // like a person who types nothing
+	defer w.Close() // this behaves like a person who types nothing
 	status, err := c.Run(t.Context(), remote.Cmd{Line: "exit 5", Stdin: r})
 	if err != nil || status.Code != 5 {
 		t.Errorf("got %v, %v", status, err)
@@ -306,9 +306,9 @@ func TestSessionClose(t *testing.T) {
 	}
 }
 
-// The allocations of a connection and of a command are bounded, so that thousands do
-// not burden the garbage collector. Both ends are in this process; the server's is the
-// larger half.
+// The allocations of a connection and of a command are limited. So thousands of them do not
+// burden the garbage collector. Both ends are in this process. The allocations of the
+// server are more than half.
 func TestAllocations(t *testing.T) {
 	if testkit.RaceDetector {
 		t.Skip("the race detector allocates")

@@ -27,7 +27,7 @@ type SSHConfig struct {
 // SSHConfigError reports a configuration file of ssh that cannot be used.
 type SSHConfigError struct {
 	Path string
-	Host string // host that the error is about; empty: the file as a whole
+	Host string // host that the error is about; empty: the whole file
 	Err  error
 }
 
@@ -43,8 +43,8 @@ func (e *SSHConfigError) Fault() fault.Kind { return fault.Configuration }
 
 func (e *SSHConfigError) Unwrap() error { return e.Err }
 
-// LoadSSHConfig reads a configuration file of ssh. home replaces ~, and login is the
-// user on bastions when nothing names another. The error is an *SSHConfigError.
+// LoadSSHConfig reads a configuration file of ssh. home replaces ~. login is the user on
+// bastions if nothing else names one. The error is an *SSHConfigError.
 func LoadSSHConfig(path, home, login string) (*SSHConfig, error) {
 	data, err := os.ReadFile(path)
 	if err != nil {
@@ -57,7 +57,8 @@ func LoadSSHConfig(path, home, login string) (*SSHConfig, error) {
 	return &SSHConfig{path: path, home: home, login: login, file: file}, nil
 }
 
-// HostSettings holds what a configuration says about one host. Other settings are empty.
+// HostSettings holds what a configuration says about one host. It leaves out all other
+// settings.
 type HostSettings struct {
 	HostName       string
 	User           string
@@ -68,7 +69,7 @@ type HostSettings struct {
 	HostKeyAlias   string
 }
 
-// Settings looks up a host by the name or address that the caller uses for it.
+// Settings looks up a host. host is the name or address that the caller uses for it.
 func (c *SSHConfig) Settings(host string) (HostSettings, error) {
 	fail := func(err error) (HostSettings, error) {
 		return HostSettings{}, &SSHConfigError{Path: c.path, Host: host, Err: err}
@@ -138,7 +139,8 @@ func (c *SSHConfig) expand(path, host string, s HostSettings) string {
 	return path
 }
 
-// reach returns the address to dial for a worker's address, and the bastions on the way.
+// reach returns the address to dial for a worker's address. It also returns the bastions on
+// the way.
 func (c *SSHConfig) reach(addr string) (string, []JumpHost, error) {
 	host, port, err := net.SplitHostPort(addr)
 	if err != nil {
@@ -155,16 +157,16 @@ func (c *SSHConfig) reach(addr string) (string, []JumpHost, error) {
 	if s.HostName != "" {
 		host = s.HostName
 	}
-	if s.Port != "" && port == "22" { // any other port was asked for and stays
+	if s.Port != "" && port == "22" { // any other port was typed and stays
 		port = s.Port
 	}
 	return net.JoinHostPort(host, port), jumps, nil
 }
 
-// ParseJump reads the bastions on the way to the workers in the form of ssh -J,
+// ParseJump reads the bastions on the way to the workers, in the form of ssh -J:
 // "[user@]host[:port],…" or "ssh://[user@]host[:port]". login is the user if neither spec
-// nor config names one. config may be nil; otherwise its settings for each bastion apply,
-// including a bastion before the first.
+// nor config names one. If config is not nil, its settings for each bastion apply. They may
+// add a bastion before the first.
 func ParseJump(spec, login string, config *SSHConfig) ([]JumpHost, error) {
 	jumps, err := parseJump(spec, login, config, 0)
 	if err != nil {
@@ -173,7 +175,8 @@ func ParseJump(spec, login string, config *SSHConfig) ([]JumpHost, error) {
 	return jumps, nil
 }
 
-// mostJumps bounds the bastions in front of other bastions, which may form a circle.
+// mostJumps limits the bastions before other bastions, because a configuration may go round
+// in a circle.
 const mostJumps = 8
 
 func parseJump(spec, login string, config *SSHConfig, depth int) ([]JumpHost, error) {

@@ -21,10 +21,10 @@ import (
 	"multihost/internal/testkit"
 )
 
-// An openSSH is the real sshd, one process per connection (sshd -i), with its own host key
-// and authorized_keys. It changes nothing on the machine. As root, it runs in a mount
-// namespace that has a user tester besides root. Otherwise it lets the current user in, and
-// HOME is then a private directory.
+// An openSSH is the real sshd, with one process for each connection (sshd -i). It has its
+// own host key and authorized_keys. It changes nothing on the machine. As root, it runs in
+// a mount namespace that has a user tester in addition to root. Otherwise it accepts the
+// current user, and HOME is a private directory.
 type openSSH struct {
 	t        testing.TB
 	dir      string
@@ -55,7 +55,7 @@ func startOpenSSH(t testing.TB) *openSSH {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Not t.TempDir, which only its owner can enter.
+	// Do not use t.TempDir, because only its owner can enter that.
 	dir, err := os.MkdirTemp("", "multihost-sshd-")
 	if err != nil {
 		t.Fatal(err)
@@ -103,7 +103,7 @@ LogLevel VERBOSE
 	return s
 }
 
-// inNamespace makes s.argv run where a user tester exists.
+// inNamespace makes s.argv run in a place where a user tester exists.
 func (s *openSSH) inNamespace(home string) {
 	s.t.Helper()
 	if err := os.Chmod(s.dir, 0o755); err != nil {
@@ -137,7 +137,7 @@ func (s *openSSH) write(name, text string, mode os.FileMode) {
 	}
 }
 
-// rotate makes a new host key, for connections from now on.
+// rotate makes a new host key. Connections from now on use it.
 func (s *openSSH) rotate() {
 	s.t.Helper()
 	_, key := newKey(s.t)
@@ -195,8 +195,8 @@ func (s *openSSH) serve(conn *net.TCPConn) error {
 	return nil
 }
 
-// signal signals all processes of sshd, not the commands, which have sessions
-// of their own.
+// signal sends a signal to all processes of sshd. Commands do not get it, because they have
+// sessions of their own.
 func (s *openSSH) signal(sig syscall.Signal) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -218,7 +218,7 @@ func (s *openSSH) stop() {
 	}
 }
 
-// target makes it a target of the contract.
+// target makes s a target of the contract.
 func (s *openSSH) target(key *sshkey.Identity) target {
 	return target{
 		addr:  s.listener.Addr().String(),

@@ -1,34 +1,34 @@
-// Package sshfan is the SSH engine. It opens one connection to every worker, once, and
-// uses it for every phase of a run.
+// Package sshfan is the SSH engine. It opens one connection to every worker, once. It uses
+// that connection for every phase of a run.
 //
 // What it promises:
 //
-//   - Config.MaxDials bounds the handshakes under way. Nothing bounds the open sessions:
-//     a collective program needs all of its workers at once, so a bound would deadlock
-//     it.
-//   - A worker that answers late, not at all, or with a refused key (a VM that boots) is
-//     tried again with jitter until Config.RetryFor has passed. It delays no other
-//     worker. Every try ends within Config.ConnectTimeout. That covers TCP connect, key
-//     exchange and login together, so a host that accepts TCP and then says nothing
-//     cannot hang a run.
-//   - The identity of a worker is always verified, by keys from the API and by the pin
-//     of an earlier connection. If there is neither, the key is trusted on first use,
-//     with a warning. A key that differs from the pin stops the connection, whatever the
-//     API says. No switch turns this off.
-//   - All workers share one connection to each bastion, with few handshakes at once.
-//     Bastions are verified by ssh's known_hosts.
-//   - A dead peer is noticed within three keepalive intervals. A running command then
-//     ends with ErrConnectionLost: it may still run on the worker, and sshfan never runs
-//     a command a second time. The next Run or Start asks for the address again and
-//     connects anew.
-//   - The end of a session does not end the remote process (sshd leaves it running). To
-//     stop a command, run another command on the worker.
+//   - Config.MaxDials limits how many handshakes are in progress. Nothing limits the open
+//     sessions. A collective program needs all of its workers at once, so a limit would
+//     cause a deadlock.
+//   - A worker may answer late, not at all, or refuse the key, as a VM does that is
+//     booting. It is tried again, with jitter, until Config.RetryFor has passed. Such a
+//     worker does not delay other workers. Every try ends within Config.ConnectTimeout.
+//     This limit covers TCP connect, key exchange and login together. So a host that
+//     accepts TCP and then sends nothing cannot hang a run.
+//   - The identity of a worker is always verified, by keys from the API and by the pin from
+//     an earlier connection. If there is neither, the key is trusted on first use, with a
+//     warning. If a key differs from the pin, the connection fails, whatever the API says.
+//     No switch turns this off.
+//   - All workers share one connection to each bastion. Few handshakes go through it at
+//     once. Bastions are verified by ssh's known_hosts.
+//   - A dead peer is noticed within three keepalive intervals. A running command then ends
+//     with ErrConnectionLost. It may still run on the worker, so sshfan never runs a
+//     command a second time. The next Run or Start asks for the address again and connects
+//     anew.
+//   - The end of a session does not end the remote process, because sshd leaves it running.
+//     To stop a command, run another command on the worker.
 //
-// An idle connection costs four goroutines: three within x/crypto/ssh (packet reader,
-// key exchange, multiplexer) and one that serves the worker's requests and notices the
-// end. A running session adds three, for its requests, its standard output and its
-// standard error, and a fourth while Cmd.Stdin is copied. Behind a bastion a connection
-// costs three more. One goroutine per Fleet keeps all connections alive.
+// An idle connection has four goroutines. Three are within x/crypto/ssh (packet reader, key
+// exchange, multiplexer). One serves the worker's requests and notices the end. A running
+// session has three more: for its requests, its standard output and its standard error.
+// While Cmd.Stdin is copied, it has a fourth. A connection through a bastion has three
+// more. One goroutine per Fleet keeps all connections alive.
 package sshfan
 
 import (
@@ -56,123 +56,122 @@ type Host struct {
 	// Name is the name of the worker in errors and events: "s0w3".
 	Name string
 
-	// Addr returns host:port. It is called before every try, since an address may change
+	// Addr returns host:port. It is called before every try, because an address may change
 	// when a VM is restarted.
 	Addr func(ctx context.Context) (hostport string, err error)
 
 	// User is the login name. It is never "root".
 	User string
 
-	// Pin is the identity that the worker's host key belongs to, such as
-	// "<node uid>/<worker number>". The same machine always has the same Pin, whatever
-	// its address. A Pin has no white space.
+	// Pin is the identity to which the worker's host key belongs, such as "<node
+	// uid>/<worker number>". The same machine always has the same Pin, whatever its
+	// address. A Pin has no white space.
 	Pin string
 
 	// Keys returns the host keys that the cloud's API knows, in authorized_keys form
 	// ("ssh-ed25519 AAAA…"). The worker must show one of them. If a key is pinned, the
-	// worker must show that one: a changed key ends the attempt with a HostKeyError even
-	// when the API knows it. Nil or ErrNoHostKeys means that the API knows none. After any
-	// other error the worker is tried again.
+	// worker must show that key. A changed key ends the attempt with a HostKeyError, even
+	// if the API knows the key. Nil or ErrNoHostKeys means that the API knows none. After
+	// any other error the worker is tried again.
 	Keys func(ctx context.Context) ([]string, error)
 
 	// Doubt is called when the worker has shown an unknown host key. It reports whether
-	// Keys may return something else when asked again, because its last answer was a
-	// remembered one. The worker is then tried once more. May be nil.
+	// Keys may return something else when it is asked again. That is so if its last answer
+	// was remembered. The worker is then tried once more. Doubt may be nil.
 	Doubt func() bool
 
-	// Cloud means that the worker is a VM of the cloud: it gets its keys from its
-	// metadata, and firewall rules of the cloud let connections in.
+	// Cloud means that the worker is a VM of the cloud. It gets its keys from its metadata,
+	// and firewall rules of the cloud let connections in.
 	Cloud bool
 
-	// Slice names the worker's slice. All workers of a slice have the same firewall
-	// rules, so a connection to one of them proves the rules. "" means that nothing is
-	// known of the host.
+	// Slice names the worker's slice. All workers of a slice have the same firewall rules,
+	// so a connection to one of them proves the rules. "" means that nothing is known about
+	// the host.
 	Slice string
 }
 
 // Config is what a Fleet needs. Only Identity has no default.
 type Config struct {
-	// Identity holds the keys that we log in with. It must stay open as long as the
-	// Fleet.
+	// Identity holds the keys with which we log in. It must stay open as long as the Fleet.
 	Identity *sshkey.Identity
 
-	// KnownHosts is the file with the pins (see pins). It is made when
-	// needed. Empty: pins are remembered by this Fleet only.
+	// KnownHosts is the file with the pins (see pins). It is made if it is needed. Empty
+	// means that only this Fleet remembers pins.
 	KnownHosts string
 
-	// ReadOnly makes the Fleet run only commands that change nothing (Cmd.ReadOnly), and
-	// write no pins.
+	// ReadOnly makes the Fleet run only commands that change nothing (Cmd.ReadOnly). It
+	// then writes no pins.
 	ReadOnly bool
 
-	// MaxDials bounds the connections that are being opened and not yet logged in.
-	// Default 512. At a 50 ms round trip, 256 take a fifth longer and 64 three times as
-	// long. Without a bound, 2048 workers need twice the peak memory and gain nothing.
-	// At most 8 of these connections go through one bastion, which would drop those
-	// beyond its MaxStartups.
+	// MaxDials limits how many connections are being opened and are not yet logged in. The
+	// default is 512. With a round trip of 50 ms, a limit of 256 takes a fifth longer and a
+	// limit of 64 three times as long. Without a limit, 2048 workers need twice the peak
+	// memory and gain nothing. At most 8 of these connections go through one bastion,
+	// because the bastion drops connections beyond its MaxStartups.
 	MaxDials int
 
-	// Jump are the bastions on the way to every worker, in the order in which
-	// they are passed. One connection to each carries everything. Empty: as
-	// SSHConfig says, else none.
+	// Jump has the bastions on the way to every worker. The first one is the first to be
+	// passed. One connection to each bastion is enough for everything. If Jump is empty,
+	// the bastions are those in SSHConfig, or none.
 	Jump []JumpHost
 
-	// SSHConfig says how the addresses of workers are reached: HostName, Port
-	// and ProxyJump. May be nil.
+	// SSHConfig says how to reach the addresses of workers: HostName, Port and ProxyJump.
+	// It may be nil.
 	SSHConfig *SSHConfig
 
-	// UserKnownHosts are known_hosts files of ssh, in which bastions are looked up. A
-	// bastion that is in none of them is trusted on first use, with a warning, and
-	// pinned under "jump/<host:port>". Missing files are skipped.
+	// UserKnownHosts are known_hosts files of ssh that have the keys of bastions. If a
+	// bastion is in none of them, it is trusted on first use, with a warning. It is then
+	// pinned as "jump/<host:port>". Missing files are skipped.
 	UserKnownHosts []string
 
-	// Passphrase returns the passphrase of a key that SSHConfig names for a bastion. It
-	// is called at most once per key. Nil: encrypted keys that no agent holds are left
-	// out.
+	// Passphrase returns the passphrase of a key that SSHConfig names for a bastion. It is
+	// called at most once for each key. If Passphrase is nil, encrypted keys that no agent
+	// holds are left out.
 	Passphrase func(path string) (string, error)
 
 	// AgentSocket is the socket of an ssh-agent whose keys are offered to bastions, too.
-	// Empty: none is asked.
+	// Empty means that no agent is asked.
 	AgentSocket string
 
-	// ConnectTimeout bounds one try: TCP connect, handshake and login.
-	// Default 15 s.
+	// ConnectTimeout limits one try: TCP connect, handshake and login together. The default
+	// is 15 s.
 	ConnectTimeout time.Duration
 
-	// RetryFor is how long a worker that cannot be reached is tried again,
-	// default 2 min. Every worker gets at least one whole try.
+	// RetryFor is how long a worker that cannot be reached is tried again. The default is 2
+	// min. Every worker gets at least one whole try.
 	RetryFor time.Duration
 
-	// AuthRetryFor is how long a worker may refuse our key, counted from the first
-	// refusal. A VM refuses it until its agent has fetched the keys. After that time,
-	// the key counts as wrong. Default: RetryFor.
+	// AuthRetryFor is how long a worker may refuse our key, counted from the first refusal.
+	// A VM refuses it until its agent has fetched the keys. After that time, the key counts
+	// as wrong. The default is RetryFor.
 	AuthRetryFor time.Duration
 
-	// KeepAlive is the time of silence after which a worker is sent a keepalive. After
-	// three times that, the connection is given up. Default 10 s.
+	// KeepAlive is the time of silence after which the Fleet sends a keepalive to a worker.
+	// After three times that time, the connection is given up. The default is 10 s.
 	KeepAlive time.Duration
 
-	// ShellTimeout bounds how long a login may take to run a first command (see
+	// ShellTimeout limits how long a login may take to run a first command (see
 	// Conn.MeasureClock). Start-up files that load an environment from a busy disk take
-	// seconds. A start-up file that waits for somebody to type takes for ever. Default
+	// seconds. A start-up file that waits for somebody to type never ends. The default is
 	// 30 s.
 	ShellTimeout time.Duration
 
-	// Dial opens the connection that SSH runs over. Default: TCP.
+	// Dial opens the connection under SSH. The default is TCP.
 	Dial func(ctx context.Context, network, addr string) (net.Conn, error)
 
-	// Fold formats the hosts that Connect still waits for, given by their index in its
-	// argument, for event.Progress. Default: the first five names and the number of the
-	// others.
+	// Connect calls Fold to describe, in an event.Progress, the hosts that it still waits
+	// for. waiting has the indexes of these hosts in the argument of Connect. The default
+	// is the first five names and the number of the others.
 	Fold func(waiting []int) string
 
-	// AcceptCommand returns the command line with which the user accepts the changed
-	// host key of the named worker.
+	// AcceptCommand returns the command line with which the user accepts the changed host
+	// key of the worker called name.
 	AcceptCommand func(name string) string
 
-	// Sink receives progress and notes. Default: they are dropped.
+	// Sink receives progress and notes. By default, these are dropped.
 	Sink event.Sink
 
-	// Clock paces retries and keepalives. Default: the system's.
+	// Clock paces retries and keepalives. The default is the clock of the system.
 	Clock remote.Clock
 }
 
@@ -182,23 +181,23 @@ type Fleet struct {
 	cfg     Config
 	pins    *pins
 	keyring *sshkey.Keyring // for bastions
-	dials   chan struct{}   // a token per handshake under way
+	dials   chan struct{}   // a token for each handshake in progress
 	buffers sync.Pool       // *[bigBuffer]byte, for pumping output
 
-	ctx    context.Context // ends with ErrClosed at Close
+	ctx    context.Context // Close ends it with ErrClosed
 	cancel context.CancelCauseFunc
-	wg     sync.WaitGroup // every goroutine of the Fleet
+	wg     sync.WaitGroup // waits for every goroutine of the Fleet
 
 	mu        sync.Mutex
 	closed    bool
 	ticking   bool // keepAlive runs
 	links     map[*link]struct{}
-	firstUse  []string // hosts trusted on first use and not yet reported
+	firstUse  []string // hosts that were trusted on first use and have not been reported
 	toldTrust bool
 	hops      map[string]*hop // bastions, by the way to them
 
 	letIn    atomic.Int32 // successful logins to workers
-	reached  sync.Map     // Host.Slice of every worker that a connection was made to
+	reached  sync.Map     // Host.Slice of every worker to which a connection was made
 	toldSlow atomic.Bool
 }
 
@@ -227,8 +226,8 @@ func New(cfg Config) (*Fleet, error) {
 		cfg.ShellTimeout = 30 * time.Second
 	}
 	if cfg.Dial == nil {
-		// sshfan has its own keepalives, which also pass a bastion; those of
-		// the kernel would cost four system calls a connection.
+		// sshfan has its own keepalives, which also pass a bastion. Those of the kernel
+		// would cost four system calls for each connection.
 		dialer := &net.Dialer{KeepAlive: -1}
 		cfg.Dial = dialer.DialContext
 	}
@@ -255,10 +254,10 @@ func New(cfg Config) (*Fleet, error) {
 	return f, nil
 }
 
-// Connect connects to all hosts at once and returns when every one of them is connected or
-// given up. Both results have the length and the order of hosts. A Conn is nil if the
-// host's error is not nil. The error is a *ConnectError. When ctx ends, the hosts that are
-// not yet connected fail at once with the cause of ctx.
+// Connect connects to all hosts at once. It returns when every host is connected or given
+// up. Both results have the length and the order of hosts. A Conn is nil if the host's
+// error is not nil. The error is a *ConnectError. When ctx ends, the hosts that are not yet
+// connected fail at once with the cause of ctx.
 //
 // Connections stay open until Conn.Close or Fleet.Close, even if Connect failed for some
 // hosts.
@@ -272,8 +271,8 @@ func (f *Fleet) Connect(ctx context.Context, hosts []Host) ([]*Conn, []error) {
 	return conns, errs
 }
 
-// Open is like Connect, but returns a Conn for every host. The Conn of a host with an
-// error connects at its next use, as a Conn does after a lost connection.
+// Open does what Connect does, but returns a Conn for every host. The Conn of a host with
+// an error connects at its next use, as a Conn does after a lost connection.
 func (f *Fleet) Open(ctx context.Context, hosts []Host) ([]*Conn, []error) {
 	conns := make([]*Conn, len(hosts))
 	errs := make([]error, len(hosts))
@@ -321,8 +320,8 @@ func (f *Fleet) Close() {
 	f.keyring.Close()
 }
 
-// spawn runs fn in a goroutine that Close waits for. It reports false, and
-// does nothing, once the Fleet is closed.
+// spawn runs fn in a goroutine that Close waits for. Once the Fleet is closed, it returns
+// false and does nothing.
 func (f *Fleet) spawn(fn func()) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -377,8 +376,8 @@ func (p *progress) trouble(i int) func(*remote.ConnectError) {
 	return func(err *remote.ConnectError) { p.troubles[i].Store(err) }
 }
 
-// The pace of Progress events: often enough to look alive, rarely enough to cost nothing
-// with 2048 hosts, because each event lists the waiting hosts.
+// The pace of Progress events. It is fast enough to look alive. It is slow enough to cost
+// nothing with 2048 hosts, because each event lists the waiting hosts.
 const (
 	progressEvery = 100 * time.Millisecond
 	progressIdle  = time.Second
@@ -448,7 +447,7 @@ func (p *progress) fold(open []int) string {
 	return shorten(names)
 }
 
-// shorten lists at most five names and counts the others.
+// shorten lists at most five names. It counts the others.
 func shorten(names []string) string {
 	const most = 5
 	if len(names) <= most {

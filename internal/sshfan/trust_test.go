@@ -13,9 +13,9 @@ import (
 	"multihost/internal/sshkey"
 )
 
-const ProgressIdle = progressIdle // the clock of the other tests needs it
+const ProgressIdle = progressIdle // the clock of the other tests needs this
 
-// A peer is given up after three times KeepAlive without a byte.
+// If no byte comes from a peer for three times KeepAlive, it is given up.
 func TestADeadPeerIsNoticedInTime(t *testing.T) {
 	id, err := sshkey.Create(filepath.Join(t.TempDir(), "key"))
 	if err != nil {

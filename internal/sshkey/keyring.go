@@ -9,21 +9,21 @@ import (
 	"golang.org/x/crypto/ssh"
 )
 
-// A Keyring holds the keys for bastions. It loads each key, and asks for its passphrase,
-// at most once.
+// A Keyring holds the keys for bastions. It loads each key at most once, and asks for its
+// passphrase at most once.
 type Keyring struct {
-	socket string // of the agent; empty: there is none
+	socket string // socket of the agent; empty: there is none
 	ask    func(path string) (string, error)
 
-	mu      sync.Mutex // held while asking: one question at a time
+	mu      sync.Mutex // held while asking, so that there is one question at a time
 	loaded  map[string]keyFile
 	agents  []*Identity
 	others  []ssh.Signer // the keys that rest has found in the agent
 	gotThem bool
 }
 
-// NewKeyring returns a Keyring. socket is that of an agent, or empty. ask returns the
-// passphrase of a key; nil: there is nobody to ask. The caller closes the Keyring.
+// NewKeyring returns a Keyring. socket is the socket of an agent, or empty. ask returns the
+// passphrase of a key. It is nil if nobody can be asked. The caller closes the Keyring.
 func NewKeyring(socket string, ask func(path string) (string, error)) *Keyring {
 	return &Keyring{socket: socket, ask: ask, loaded: map[string]keyFile{}}
 }
@@ -35,9 +35,9 @@ type keyFile struct {
 	err     error
 }
 
-// Offer returns the keys to log in with: first the keys in files, then our own, then the
-// other keys of the agent. It returns at most as many as sshd accepts. skipped is the error
-// of a file that could not be used.
+// Offer returns the keys with which to log in: first the keys in files, then our own, then
+// the other keys of the agent. It returns at most as many keys as sshd accepts. skipped is
+// the error of a file that could not be used.
 func (k *Keyring) Offer(files []string, own []ssh.Signer) (keys []ssh.Signer, skipped error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -65,8 +65,8 @@ func (k *Keyring) Offer(files []string, own []ssh.Signer) (keys []ssh.Signer, sk
 	return keys, skipped
 }
 
-// load reads a private key. If the key is encrypted, load looks for it in the agent
-// before it asks for the passphrase.
+// load reads a private key. If the key is encrypted, load first looks for it in the agent.
+// Only then does it ask for the passphrase.
 func (k *Keyring) load(path string) keyFile {
 	id, err := Load(path, nil)
 	var locked *Error
@@ -90,13 +90,13 @@ func (k *Keyring) load(path string) keyFile {
 	return keyFile{signers: id.signers}
 }
 
-// rest returns the keys of the agent. It asks the agent once.
+// rest returns the keys of the agent. It asks the agent only once.
 func (k *Keyring) rest() []ssh.Signer {
 	if k.gotThem || k.socket == "" {
 		return k.others
 	}
 	k.gotThem = true
-	// An agent that does not answer counts as none, without a message, as in ssh.
+	// As in ssh, an agent that does not answer counts as none, without a message.
 	if held, err := LoadAgent(k.socket, ""); err == nil {
 		k.agents = append(k.agents, held)
 		k.others = held.signers

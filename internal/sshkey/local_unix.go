@@ -8,11 +8,11 @@ import (
 	"net"
 )
 
-// exposed reports whether other users can read a private key of that mode.
+// exposed reports whether other users can read a private key with that mode.
 func exposed(mode fs.FileMode) bool { return mode&0o077 != 0 }
 
 func dialAgent(socket string) (io.ReadWriteCloser, error) { return net.Dial("unix", socket) }
 
-// DefaultAgent returns where to ask an agent for keys when the environment names none;
-// "" means nowhere.
+// DefaultAgent returns the place of an agent if the environment names none. "" means that
+// there is no such place.
 func DefaultAgent() string { return "" }

@@ -1,5 +1,5 @@
-// Package sshkey is the key or keys that the user logs in to workers with: in a file, or held
-// by an ssh-agent.
+// Package sshkey has the key or keys with which the user logs in to workers. They are in a
+// file, or an ssh-agent holds them.
 package sshkey
 
 import (
@@ -25,17 +25,17 @@ import (
 	"multihost/internal/remote"
 )
 
-// An Identity holds the key or keys that we log in with. It is safe for concurrent use:
-// 2048 logins sign on all cores.
+// An Identity holds the key or keys with which we log in. It is safe for concurrent use. So
+// 2048 logins can sign on all cores.
 type Identity struct {
 	signers []ssh.Signer
-	agent   io.Closer // nil unless the keys are held by an agent
+	agent   io.Closer // nil unless an agent holds the keys
 }
 
 // Error reports a private key that cannot be used.
 type Error struct {
 	Path      string
-	PublicKey string // of an encrypted key, if known, in authorized_keys form
+	PublicKey string // public key of an encrypted key, if known, in authorized_keys form
 	Err       error
 
 	hint string
@@ -50,22 +50,22 @@ func (e *Error) Fault() fault.Kind { return fault.Configuration }
 
 func (e *Error) Unwrap() error { return e.Err }
 
-// Hint says what to type, or is empty.
+// Hint returns what to type, or "".
 func (e *Error) Hint() string { return e.hint }
 
-// Problems of a private key, besides those that the file system reports.
+// Problems of a private key that the file system does not report.
 var (
 	// ErrPassphrase reports that the key is encrypted and the passphrase is unknown or
-	// wrong. An agent may hold the key: see LoadAgent.
+	// wrong. An agent may hold the key, see LoadAgent.
 	ErrPassphrase = fault.New(fault.Configuration, "key is protected by a passphrase")
 
 	// ErrExposed reports that other users can read the key.
 	ErrExposed = fault.New(fault.Configuration, "private key can be read by others")
 )
 
-// Load reads a private key (RSA, ECDSA or ed25519, in OpenSSH or PEM form). It
-// calls passphrase at most once, and for an encrypted key only; nil means that there is
-// nobody to ask. The error is an *Error.
+// Load reads a private key (RSA, ECDSA or ed25519, in OpenSSH or PEM form). It calls
+// passphrase at most once, and only for an encrypted key. passphrase is nil if nobody can
+// be asked. The error is an *Error.
 func Load(path string, passphrase func() (string, error)) (*Identity, error) {
 	fail := func(err error, hint string) (*Identity, error) {
 		return nil, &Error{Path: path, Err: err, hint: hint}
@@ -154,7 +154,7 @@ func newIdentity(path string, key any) (*Identity, error) {
 	return &Identity{signers: []ssh.Signer{signer}}, nil
 }
 
-// Bare drops the path from err, because the caller's error names it already.
+// Bare drops the path from err, because the caller's error already has it.
 func Bare(err error) error {
 	var pathErr *fs.PathError
 	if errors.As(err, &pathErr) {
@@ -163,10 +163,10 @@ func Bare(err error) error {
 	return err
 }
 
-// Create makes an ed25519 key at path, with mode 0600, and puts the public key
-// beside it at path.pub. A missing directory is made with mode 0700. Create
-// never replaces a key: if another process makes one at the same time, one key remains
-// and the later call returns an error that is fs.ErrExist.
+// Create makes an ed25519 key at path, with mode 0600. It puts the public key beside it, at
+// path.pub. If the directory is missing, it is made with mode 0700. Create never replaces a
+// key. If another process makes one at the same time, one key remains, and the later call
+// returns an error that is fs.ErrExist.
 func Create(path string) (*Identity, error) {
 	_, key, err := ed25519.GenerateKey(rand.Reader)
 	if err != nil {
@@ -179,9 +179,9 @@ func Create(path string) (*Identity, error) {
 	return newIdentity(path, key)
 }
 
-// Ensure returns the key that load reads from path. If there is none, it makes
-// one, and made is true. If several processes do this at the same time, one makes the
-// key and all return that one.
+// Ensure returns the key that load reads. If there is none, it makes one at path, and made
+// is true. If several processes do this at the same time, one of them makes the key, and
+// all return that key.
 func Ensure(path string, load func() (*Identity, error)) (id *Identity, made bool, err error) {
 	if id, err = load(); !errors.Is(err, fs.ErrNotExist) {
 		return id, false, err
@@ -216,7 +216,7 @@ func writeIdentity(path string, key crypto.PrivateKey, comment string) error {
 	if err := errors.Join(err, tmp.Sync(), tmp.Close()); err != nil {
 		return err
 	}
-	// A link, unlike a rename, fails when the name is taken.
+	// Unlike a rename, a link fails if the name exists.
 	if err := os.Link(tmp.Name(), path); err != nil {
 		var linkErr *os.LinkError
 		if errors.As(err, &linkErr) {
@@ -241,14 +241,14 @@ func ownName() string {
 	return strings.Join(strings.Fields(login+"@"+host), "_")
 }
 
-// agentKeys is how many keys of an agent are offered. sshd closes the connection after
-// it has refused six keys (MaxAuthTries).
+// agentKeys is how many keys of an agent we offer. sshd closes the connection after it has
+// refused six keys (MaxAuthTries).
 const agentKeys = 5
 
-// LoadAgent uses the keys of an ssh-agent that listens on a Unix socket or a
-// named pipe of Windows. publicKey, in authorized_keys form, chooses one key. If it is
-// empty, all keys are used, up to five, ed25519 first. The caller closes the Identity
-// after the Fleet.
+// LoadAgent uses the keys of an ssh-agent that listens on a Unix socket or a named pipe of
+// Windows. publicKey, in authorized_keys form, chooses one key. If publicKey is empty, all
+// keys are used, up to five. Those of type ed25519 come first. The caller closes the
+// Identity after the Fleet.
 func LoadAgent(socket, publicKey string) (*Identity, error) {
 	conn, err := dialAgent(socket)
 	if err != nil {
@@ -294,8 +294,8 @@ func (id *Identity) Close() error {
 	return id.agent.Close()
 }
 
-// PublicKey returns the public key in authorized_keys form without a comment:
-// "ssh-ed25519 AAAA…". Of several keys it returns the first.
+// PublicKey returns the public key in authorized_keys form without a comment: "ssh-ed25519
+// AAAA…". If there are several keys, it returns the first.
 func (id *Identity) PublicKey() string { return Authorized(id.signers[0].PublicKey()) }
 
 // Fingerprint returns the type of each key and the fingerprint that ssh-keygen -l shows:
@@ -311,7 +311,7 @@ func (id *Identity) Fingerprint() string {
 // Signers returns the keys.
 func (id *Identity) Signers() []ssh.Signer { return id.signers }
 
-// Slow reports whether every login costs an RSA signature.
+// Slow reports whether every login needs an RSA signature.
 func (id *Identity) Slow() bool { return id.signers[0].PublicKey().Type() == ssh.KeyAlgoRSA }
 
 func Authorized(key ssh.PublicKey) string {
@@ -333,8 +333,8 @@ func Rank(known bool) int {
 	return 1
 }
 
-// ReplaceFile writes a file. At every moment the path has the whole old or the whole new
-// file.
+// ReplaceFile writes a file. At every moment, path has the whole old file or the whole new
+// one.
 func ReplaceFile(path string, data []byte, mode fs.FileMode) error {
 	tmp, err := os.CreateTemp(filepath.Dir(path), filepath.Base(path)+".*")
 	if err != nil {
