@@ -18,7 +18,7 @@ import (
 func TestWhatAnInterruptMeans(t *testing.T) {
 	for _, tt := range []struct {
 		in           Interrupted
-		ours, others bool // whether a run is left running that this command has started, or not
+		ours, others bool // the command leaves a run running that it has started, or that it has not started
 		text         string
 	}{
 		{Interrupted{Signal: syscall.SIGINT}, false, true, "interrupted (SIGINT)"},
@@ -95,7 +95,8 @@ func TestTextsOfErrors(t *testing.T) {
 	}
 }
 
-// hinted is an error with advice for as long as the slices exist, and after that.
+// hinted is an error with two hints: one that holds while the slices exist, and one that
+// holds after that.
 type hinted struct{ whenGone string }
 
 func (hinted) Error() string          { return "it failed" }

@@ -11,8 +11,9 @@ import (
 // A Cause is what ended an attempt.
 type Cause string
 
-// The causes. The first three are nobody's fault. Application and Stall are failures of
-// the command. After UserStop, Expired and Refused, nothing is tried again.
+// The causes. The first three are not the fault of anybody. Application and Stall are
+// failures of the command. After UserStop, Expired and Refused, there is no further
+// attempt.
 const (
 	Preempted      Cause = Cause(provision.Preempted)
 	Maintenance    Cause = Cause(provision.Maintenance)
@@ -20,8 +21,8 @@ const (
 	Application    Cause = "application"
 	Stall          Cause = "stall"
 	UserStop       Cause = "stopped by a user"
-	Expired        Cause = Cause(provision.Expired) // the time for which the slices were asked for is over: --ttl, --max-run-duration
-	Refused        Cause = "refused"                // another attempt would fail in the same way: a busy worker, a full disk, a wrong key
+	Expired        Cause = Cause(provision.Expired) // the time for which the slices were requested has passed: --ttl, --max-run-duration
+	Refused        Cause = "refused"                // another attempt would fail in the same way, for example because a worker is busy, a disk is full, or a key is wrong
 )
 
 // A Failure says that an attempt ended without success, and why. Code that watches a run
@@ -29,8 +30,8 @@ const (
 type Failure struct {
 	Cause Cause
 	Why   string        // one clause: "slice t-1 is PREEMPTED"
-	Code  int           // of the first worker to fail; 0 when it is not about a command's end
-	Ran   time.Duration // how long the command ran; 0 when it did not start
+	Code  int           // exit code of the first worker that failed; 0 if no command has ended
+	Ran   time.Duration // how long the command ran; 0 if it did not start
 	Err   error
 }
 
@@ -41,7 +42,7 @@ func (f *Failure) Error() string {
 	return string(f.Cause) + ": " + f.Why
 }
 
-// Unwrap returns the error behind it, or nil.
+// Unwrap returns the underlying error, or nil.
 func (f *Failure) Unwrap() error { return f.Err }
 
 // Fault returns fault.Temporary for a stall, otherwise the kind of the error behind it, or

@@ -11,22 +11,22 @@ import (
 )
 
 // An Invocation is the command that the user typed, while it runs. It has the command's
-// output and clock, and the ways in which the user may leave it. Its status is safe for
-// concurrent use.
+// output and clock. It also has the ways in which the user may leave the command. Its
+// status is safe for concurrent use.
 type Invocation struct {
 	Sink  event.Sink
 	Clock gcp.Clock
 
-	// CtrlC is what an interrupt does, for the message about Ctrl-C. If it is empty, an
-	// interrupt does what Interrupted without an Answer does.
+	// CtrlC is what an interrupt does. The message about Ctrl-C needs it. If it is empty,
+	// an interrupt does what an Interrupted without an Answer does.
 	CtrlC Answer
 
 	// Leave is closed when the user wants to leave at once. The command then waits for
 	// nothing more, and reports what may still run or exist.
 	Leave <-chan struct{}
 
-	// Confirm asks the user whether to request slices. The user has seen line before. An
-	// error means no. Nil: nobody is asked.
+	// Confirm asks the user whether to request slices. The user has already seen line. An
+	// error means no. If Confirm is nil, nobody is asked.
 	Confirm func(ctx context.Context, line string) error
 
 	status struct {
@@ -39,25 +39,25 @@ type Invocation struct {
 // A Status is a snapshot of the run's status for the Ctrl-C prompt.
 type Status struct {
 	Run      string
-	Running  string    // the workers on which the command runs, folded; empty: it runs on none
-	Ended    bool      // the command has run and ended; another attempt may begin
-	Kept     time.Time // until when failed slices are kept for a look; zero: they are not kept
+	Running  string    // the workers on which the command runs, folded; empty: it does not run
+	Ended    bool      // the command has run and has ended; another attempt may begin
+	Kept     time.Time // until when slices that failed are kept, so that the user can look at them; zero: they are not kept
 	Ours     bool      // this command has started the run, and would stop it
-	Resource string    // what is deleted at the end of this command, in words; empty: nothing
+	Resource string    // what is deleted when this command ends, in words; empty: nothing
 	Delete   string    // what the user types to delete it
-	Tier     string    // of the slices that this command asks for; empty: it asks for none
-	Billed   string    // what is billed for the run, in words; empty: nothing yet
-	Lease    string    // what the run's workers do about the slices by themselves, in words; empty: nothing
-	Earlier  bool      // an earlier runner made the resource: the command may run on it already
-	Waiting  string    // what happens to the resource if no runner continues before the command has started, in words
+	Tier     string    // tier of the slices that this command requests; empty: it requests none
+	Billed   string    // what costs money for the run, in words; empty: nothing yet
+	Lease    string    // what the run's workers will do about the slices without a runner, in words; empty: nothing
+	Earlier  bool      // an earlier runner has made the resource, and the command may already run on it
+	Waiting  string    // in words: what happens to the resource if the runner goes before the command has started and no other runner takes over
 }
 
-// Started reports whether the command runs, or failed slices are kept, so that there is
-// something to decide about.
+// Started reports whether the command runs, or slices that failed are kept. Then the user
+// has something to decide.
 func (s Status) Started() bool { return s.Running != "" || !s.Kept.IsZero() }
 
-// Second returns what a second interrupt means while the prompt for the first one is
-// open: a running command continues; a queued resource on which nothing runs is deleted.
+// Second returns what a second interrupt means while the prompt for the first one is open.
+// A running command continues. A queued resource on which nothing runs is deleted.
 func (s Status) Second() Answer {
 	if s.Started() || s.Earlier {
 		return Detach
@@ -94,7 +94,7 @@ func (v *Invocation) WatchStatus() (now Status, changed <-chan struct{}) {
 	return v.status.now, v.status.changed
 }
 
-// WhatCtrlCDoes says what an interrupt will do to a run that is going on.
+// WhatCtrlCDoes says what an interrupt will do to a run that is active.
 func (v *Invocation) WhatCtrlCDoes(ours bool) string {
 	switch {
 	case v.CtrlC == Ask:
@@ -125,8 +125,8 @@ func (v *Invocation) Detached(ctx context.Context, limit time.Duration) (context
 	}
 }
 
-// alongside runs f in a goroutine. The function that it returns closes over and waits until f
-// has ended.
+// alongside runs f in a goroutine. The function that it returns closes the channel of f and
+// waits until f has ended.
 func alongside(f func(over <-chan struct{})) (end func()) {
 	over, done := make(chan struct{}), make(chan struct{})
 	go func() {
@@ -139,7 +139,7 @@ func alongside(f func(over <-chan struct{})) (end func()) {
 	}
 }
 
-// secondSignal is the cause of the end of a context of Detached when the user wants to leave
+// secondSignal is the cause when a context of Detached ends because the user wants to leave
 // at once.
 type secondSignal struct{}
 
@@ -148,9 +148,9 @@ func (secondSignal) Error() string { return "a second signal ended this command"
 // Is makes errors.Is match context.Canceled.
 func (secondSignal) Is(target error) bool { return target == context.Canceled }
 
-// Persist does work that a first signal does not end, and that a second one does. Once ctx has
-// ended, it says so: what is being done, and what is left after a second signal. hint has the
-// command to type then. The caller must call over when the work has ended.
+// Persist does work that continues after a first signal and ends at a second one. Once ctx
+// has ended, it says what is being done and what will be left after a second signal. hint
+// has the command to type after that. The caller must call over when the work has ended.
 func (v *Invocation) Persist(ctx context.Context, doing, left, hint string) (over func()) {
 	say := func() {
 		why := ""
@@ -172,7 +172,7 @@ func (v *Invocation) Persist(ctx context.Context, doing, left, hint string) (ove
 	})
 }
 
-// Age returns the time since created; 0 if created is zero.
+// Age returns the time since created. It returns 0 if created is zero.
 func (v *Invocation) Age(created time.Time) time.Duration {
 	if created.IsZero() {
 		return 0

@@ -8,7 +8,7 @@ import (
 	"multihost/internal/testkit"
 )
 
-// Nobody waits longer than a minute without a word.
+// A user reads a message at least once a minute.
 func TestRemindSaysEveryMinuteWhatIsWaitedFor(t *testing.T) {
 	t.Parallel()
 	said := &testkit.Recorder{}

@@ -9,7 +9,7 @@ import (
 )
 
 // Reasons that a runner leaves on the workers when it stops a run. A command that attaches
-// reads them there.
+// reads them on the workers.
 const (
 	timeoutOption = "--timeout="
 	timeoutIsOver = " has passed"
@@ -24,14 +24,15 @@ func TimeoutPassed(limit time.Duration) *Error {
 	return &Error{Stage: Timeout, Text: fmt.Sprintf("%s%s%s", timeoutOption, limit, timeoutIsOver)}
 }
 
-// SlicesTaken returns the error of a run whose slices the provider takes away at end, as
-// the user asked. Its text is the reason of the stop. [ErrExpired] is in it, as for --ttl.
+// SlicesTaken returns the error of a run whose slices the provider takes away at the time
+// end, as the user asked. Its text is the reason of the stop. It wraps [ErrExpired], as the
+// error for --ttl does.
 func SlicesTaken(end time.Time) *Error {
 	return SlicesOver("they are taken away at " + end.Local().Format("Mon 15:04:05"))
 }
 
-// SlicesOver is SlicesTaken when the provider itself says, in one clause, that their time is
-// over.
+// SlicesOver does what SlicesTaken does, if the provider itself says that the time of the
+// slices has passed. why is what it says, in one clause.
 func SlicesOver(why string) *Error {
 	return &Error{Stage: Timeout, Err: ErrExpired, Text: fmt.Sprintf("%v: %s (--max-run-duration)", ErrExpired, why)}
 }

@@ -1,6 +1,6 @@
 // Package stage names the steps of a command and times them. It says in which step
-// something went wrong, for one worker or folded for many. It also has what ends a command
-// early: a failure of an attempt, and an interrupt of the user.
+// something has failed, for one worker or for many workers together. It also has what ends
+// a command early: an attempt that fails, and an interrupt by the user.
 package stage
 
 import (
@@ -31,16 +31,16 @@ type Interrupted struct {
 // An Answer says what an interrupt means.
 type Answer string
 
-// The answers. Without one, SIGHUP detaches, and so does every signal to a command that
-// did not start the run itself. The other signals stop the run.
+// The answers. Without an answer, SIGHUP detaches. So does every signal to a command that
+// has not started the run itself. The other signals stop the run.
 const (
-	Ask      Answer = "ask"      // never in an Interrupted: the user is asked first
-	Continue Answer = "continue" // never in an Interrupted: nothing happens
+	Ask      Answer = "ask"      // never in an Interrupted, because the user is asked first
+	Continue Answer = "continue" // never in an Interrupted, because nothing happens
 	Stop     Answer = "stop"     // stop the command on all workers and delete what was created for it
 	Detach   Answer = "detach"   // leave the command running, and what was created for it
 )
 
-// Detaches reports whether the run is to be left running. ours says that this command
+// Detaches reports whether to leave the run running. ours says that this command has
 // started it.
 func (e *Interrupted) Detaches(ours bool) bool {
 	if e.Answer != "" {
@@ -102,11 +102,11 @@ const (
 type Error struct {
 	Stage  Stage
 	Text   string // what happened, without the stage
-	Err    error  // the cause, or the first worker's
+	Err    error  // the cause, or that of the first worker
 	Advice string
 
 	Each []error // errors of the workers that failed
-	Lost bool    // workers are unreachable or gone, whatever Err says
+	Lost bool    // workers are unreachable or gone, no matter what Err says
 }
 
 func (e *Error) Error() string {
@@ -114,15 +114,15 @@ func (e *Error) Error() string {
 	if text == "" && e.Err != nil {
 		text = e.Err.Error()
 	}
-	if e.Stage == Input { // the text is about the typed command
+	if e.Stage == Input { // the text is about the typed command line
 		return text
 	}
 	return string(e.Stage) + ": " + text
 }
 
-// NoRun returns the error about a run that does not exist where a command has looked for it,
-// or that has no logs there. All commands end with the same status then, that of
-// fault.Unavailable: the name is well-formed, and the run may exist elsewhere.
+// NoRun returns an error about a run. Either it does not exist at the place where a command
+// has looked for it, or it has no logs there. All commands then end with the same status,
+// that of fault.Unavailable: the name is well-formed, and the run may exist elsewhere.
 func NoRun(text, advice string) *Error { return &Error{Stage: Discover, Text: text, Advice: advice} }
 
 // Unwrap returns the cause.
@@ -149,8 +149,8 @@ func (e *Error) Fault() fault.Kind {
 	return known(cause)
 }
 
-// known returns kind, or fault.Unavailable if kind does not say what failed: a run depends
-// on workers and APIs.
+// known returns kind. If kind does not say what failed, it returns fault.Unavailable,
+// because a run depends on workers and APIs.
 func known(kind fault.Kind) fault.Kind {
 	if kind == fault.Unknown || kind == fault.Internal {
 		return fault.Unavailable
@@ -170,17 +170,17 @@ func (e *Error) Hint() string {
 	return ""
 }
 
-// settled is an error whose advice no longer holds: the slices that it is about have
-// been deleted since.
+// settled is an error with advice that no longer holds, because the slices have been
+// deleted since.
 type settled struct{ error }
 
-// WithoutSlices returns err for a user whose slices have been deleted since: without advice
-// that needs them.
+// A user's slices have been deleted since err happened. WithoutSlices returns err without
+// the advice that needs slices.
 func WithoutSlices(err error) error { return settled{err} }
 
 func (e settled) Unwrap() error { return e.error }
 
-// Hint hides the hints of the wrapped error, except a hint that is still right without the
+// Hint hides the hints of the wrapped error, except a hint that still holds without the
 // slices.
 func (e settled) Hint() string {
 	var hinted interface{ HintWhenGone() string }
@@ -190,10 +190,10 @@ func (e settled) Hint() string {
 	return ""
 }
 
-// WorkersError combines the failures of single workers into one error of a stage.
-// Workers with equal causes share one clause; the first worker's cause comes first. Its
-// length does not grow with the number of workers. errs is aligned with ids; nil entries
-// are successes.
+// WorkersError combines the failures of single workers into one error of a stage. Workers
+// with equal causes share one clause. The cause of the first worker comes first. Its length
+// does not grow with the number of workers. errs[i] is the error of ids[i], or nil for a
+// success.
 func WorkersError(stage Stage, ids []tpu.WorkerID, errs []error) error {
 	each := slices.DeleteFunc(slices.Clone(errs), func(err error) bool { return err == nil })
 	if len(each) == 0 {
@@ -217,16 +217,16 @@ func WorkersError(stage Stage, ids []tpu.WorkerID, errs []error) error {
 	}
 }
 
-// failureGroup holds the workers that failed for one cause. If there are many causes, the
-// last group holds all other workers, and its cause says that.
+// failureGroup holds the workers that failed because of one cause. If there are many
+// causes, the last group holds all other workers. Its cause says that.
 type failureGroup struct {
 	Cause   string
 	First   error
 	Workers []tpu.WorkerID
 }
 
-// String returns the cause. For a single worker it includes what is known only about
-// that worker, such as its address.
+// String returns the cause. For a single worker, it includes what is about that worker
+// only, such as the address.
 func (g failureGroup) String() string {
 	if len(g.Workers) == 1 {
 		return strings.TrimPrefix(g.First.Error(), g.Workers[0].String()+": ")
@@ -234,8 +234,9 @@ func (g failureGroup) String() string {
 	return g.Cause
 }
 
-// GroupErrors groups the workers by the cause of their failure, causes in order of
-// appearance. It returns few groups, however many causes there are: see tpu.GroupAlike.
+// GroupErrors groups the workers by the cause of their failure. The causes are in the order
+// in which they first occur. It returns few groups, however many causes there are, see
+// tpu.GroupAlike.
 func GroupErrors(ids []tpu.WorkerID, errs []error) []failureGroup {
 	causes := make([]string, len(errs))
 	for i, err := range errs {
@@ -255,8 +256,8 @@ func GroupErrors(ids []tpu.WorkerID, errs []error) []failureGroup {
 }
 
 // JoinNamed combines the failures of named things other than workers, such as runs or
-// leftovers. Things with equal causes share one clause. errs is aligned with names; nil
-// entries are successes. A single failure stays as it is.
+// leftovers. Things with equal causes share one clause. errs[i] is the error of names[i],
+// or nil for a success. If there is only one failure, it does not change the error.
 func JoinNamed(names []string, errs []error) error {
 	causes := make([]string, len(errs))
 	var failed []error
@@ -272,7 +273,7 @@ func JoinNamed(names []string, errs []error) error {
 	return &manyError{text: tpu.FoldTexts(names, causes), each: failed}
 }
 
-// A manyError is what several named things failed with.
+// A manyError holds the errors of several named things.
 type manyError struct {
 	text string
 	each []error
@@ -283,8 +284,8 @@ func (e *manyError) Error() string { return e.text }
 func (e *manyError) Unwrap() []error { return e.each }
 
 // CauseText returns the error without the parts that differ between workers, so that equal
-// causes have equal texts. If an error has such parts besides the worker's name, its method
-// Cause() string returns the text without them.
+// causes have equal texts. If an error has such parts other than the worker's name, it has
+// a method Cause() string that returns the text without them.
 func CauseText(err error, id tpu.WorkerID) string {
 	text := err.Error()
 	var cause interface {
@@ -298,7 +299,7 @@ func CauseText(err error, id tpu.WorkerID) string {
 	return withoutName(strings.ReplaceAll(text, " on "+id.String()+":", ":"), id.String())
 }
 
-// withoutName replaces a worker's name, where it is a word of the text.
+// withoutName replaces a worker's name if it stands in the text as a word.
 func withoutName(text, name string) string {
 	var b strings.Builder
 	for {
@@ -321,16 +322,16 @@ func withoutName(text, name string) string {
 	}
 }
 
-// DiskCure is the advice about a worker's disk that is full or nearly full.
+// DiskCure is the advice about a worker whose disk is full or almost full.
 const DiskCure = "free some space on the worker: df -h ~ /tmp shows where, and df -i ~ /tmp if there are too many files; what multihost keeps to send less may go: rm -rf ~/.multihost/store"
 
-// readOnlyCure is the advice about a place that cannot be written. Only the worker knows
-// whether it was mounted like that.
+// readOnlyCure is the advice about a place to which nobody can write. Only the worker knows
+// whether the place was mounted read-only.
 const readOnlyCure = "on the worker, findmnt -T ~ shows how it is mounted; if the kernel made it read-only because of errors of the disk (sudo dmesg | grep -iE 'i/o error|remounting'), reboot the worker or recreate the slice"
 
-// Cure returns advice about problems of a worker's system that may occur in any stage.
-// It recognizes them by the system's own words, whichever script reported them. It
-// returns "" for all others.
+// Cure returns advice about problems of a worker's system that may occur in any stage. It
+// recognizes them by the system's own words, whichever script reported them. For all other
+// texts it returns "".
 func Cure(text string) string {
 	const mend = "let the login use sudo without a password on the worker, as members of google-sudoers may on a TPU VM, or use one that may: --user=NAME"
 	if strings.Contains(text, "(a container may write there only") { // the text has this advice already
@@ -359,7 +360,7 @@ type Stopwatch struct {
 	Times []event.PhaseTime
 }
 
-// Span runs f, which emits its own phases, and records its time.
+// Span runs f and records the time that f takes. f emits its own phases.
 func (w *Stopwatch) Span(name string, f func() error) error {
 	begin := w.Clock.Now()
 	err := f()
@@ -367,7 +368,8 @@ func (w *Stopwatch) Span(name string, f func() error) error {
 	return err
 }
 
-// Add adds to the time of a phase, because several attempts go through the same phases.
+// Add adds elapsed to the time of a phase, because several attempts go through the same
+// phases.
 func (w *Stopwatch) Add(name string, elapsed time.Duration) {
 	for i := range w.Times {
 		if w.Times[i].Name == name {
@@ -393,7 +395,7 @@ func (w *Stopwatch) Phase(name string, f func() (string, error)) error {
 	return nil
 }
 
-// Sleep waits for d. It returns the cause when ctx has ended.
+// Sleep waits for d. If ctx ends before that, it returns the cause.
 func Sleep(ctx context.Context, clock gcp.Clock, d time.Duration) error {
 	if d > 0 {
 		select {
@@ -413,7 +415,7 @@ func Is(err error, stage Stage) bool {
 // ErrStarting says that another runner of the job is just starting its command.
 var ErrStarting = fault.New(fault.Unavailable, "another runner starts it at this moment")
 
-// InterruptedOr returns the cause of the end of ctx, or err if ctx has not ended.
+// InterruptedOr returns the cause of the end of ctx. If ctx has not ended, it returns err.
 func InterruptedOr(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
@@ -426,16 +428,16 @@ func Missing(failed map[tpu.WorkerID]error) []tpu.WorkerID {
 	return slices.SortedFunc(maps.Keys(failed), tpu.CompareWorkers)
 }
 
-// A WriterFunc is a function as an io.Writer.
+// A WriterFunc turns a function into an io.Writer.
 type WriterFunc func(p []byte) (int, error)
 
 func (f WriterFunc) Write(p []byte) (int, error) { return f(p) }
 
-// ErrExpired is the cause of a context that ended because the slices' time to live is
-// over.
+// ErrExpired is the cause if a context has ended because the time to live of the slices has
+// passed.
 var ErrExpired = fault.New(fault.Unavailable, "the time to live of the slices is over")
 
-// AsTyped formats a limit as people type it: 30m, 2h, 1h30m.
+// AsTyped formats a time limit as people type it: 30m, 2h, 1h30m.
 func AsTyped(d time.Duration) string {
 	text := d.String()
 	for _, end := range []string{"m0s", "h0m"} {
@@ -446,13 +448,13 @@ func AsTyped(d time.Duration) string {
 	return text
 }
 
-// Outcome says how a run ended if its command was started.
+// Outcome says how a run has ended, if its command was started.
 type Outcome struct {
 	Code     int // of the command
 	Started  bool
 	Detached bool
-	PartLogs bool // some logs are not complete here
-	KeepLogs bool // workers have the rest of these logs, and the user has not decided that the rest may be deleted
+	PartLogs bool // some logs on this machine are not complete
+	KeepLogs bool // workers have the rest of these logs, and the user has not agreed to delete it
 }
 
 // Status returns the exit status of this process.
@@ -466,5 +468,6 @@ func (o Outcome) Status() int {
 // ErrRebooted is the error of a worker that lost the settings of the preflight.
 var ErrRebooted = fault.New(fault.Unavailable, "it was rebooted after the preflight, and its settings are the defaults again; nothing was started")
 
-// PartLogCode, EX_IOERR, is the exit code of a success whose logs are not whole here.
+// PartLogCode is the exit code if the command has succeeded but its logs are not whole on
+// this machine. Its value is that of EX_IOERR.
 const PartLogCode = 74

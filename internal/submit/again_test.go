@@ -45,7 +45,7 @@ import (
 
 const runName = "train"
 
-// noAgent stands for multihost-agent, which no worker runs here.
+// noAgent stands for multihost-agent, because no worker runs it here.
 func noAgent(t *testing.T) program.Set {
 	t.Helper()
 	made, err := program.Files(runtime.GOARCH, []byte("agent"))
@@ -57,8 +57,8 @@ func noAgent(t *testing.T) program.Set {
 	return program.In(files)
 }
 
-// A place is a cloud without workers in which a job without runner is typed on
-// several machines. It lives in a bubble of package synctest.
+// A place is a cloud without workers. Users type a job without runner on several machines
+// there. It exists in a bubble of package synctest.
 type place struct {
 	t      *testing.T
 	server *sim.Server
@@ -68,7 +68,7 @@ type place struct {
 	bucket string
 }
 
-// inPlace runs a story in a place of its own.
+// inPlace plays a story in a place of its own.
 func inPlace(t *testing.T, name string, story func(p *place)) {
 	t.Run(name, func(t *testing.T) {
 		dir := t.TempDir()
@@ -84,15 +84,15 @@ func inPlace(t *testing.T, name string, story func(p *place)) {
 	})
 }
 
-// A machine is one on which the job is typed. It counts its changes. It may pause before
-// one of them, or die after one.
+// A machine is one on which a user types the job. It counts the changes that it makes in
+// the cloud. It may pause before one of them, or die after one.
 type machine struct {
 	submit.Deps
 	place   *place
 	owner   string
 	changes atomic.Int64
-	dies    int64 // after this change; 0: never
-	rests   int64 // before this change; 0: never
+	dies    int64 // it dies after this change; 0: never
+	rests   int64 // it pauses before this change; 0: never
 	resting chan struct{}
 	resume  chan struct{}
 }
@@ -185,7 +185,8 @@ func (p *place) object(name string) string {
 // begun makes a worker report that it runs the first attempt.
 func (p *place) begun() { p.put("workers/s0w0", "phase=running\nattempt=1\n") }
 
-// state returns the state of the queued resource after a while; "" when there is none.
+// state returns the state of the queued resource after a while. It returns "" if there is
+// none.
 func (p *place) state() string {
 	<-time.After(time.Minute)
 	if all := p.server.Status().Queued; len(all) > 0 {
@@ -202,7 +203,7 @@ func (p *place) inject(text string) {
 	testkit.Must(p.t, err)
 }
 
-// lost is a job that has lost its slices in its first attempt.
+// lost makes a job that has lost its slices in its first attempt.
 func (p *place) lost() {
 	p.t.Helper()
 	testkit.Must(p.t, p.machine("ann@first", 0, 0).types())
@@ -214,8 +215,8 @@ func (p *place) lost() {
 	}
 }
 
-// whole fails the test unless the queued resource exists, belongs to a start whose
-// files are all there, and names the attempt.
+// whole fails the test unless the queued resource exists and names the attempt. It must
+// belong to a start whose files all exist.
 func (p *place) whole(attempt int) {
 	p.t.Helper()
 	if state := p.state(); state != "ACTIVE" {
@@ -250,9 +251,9 @@ func (p *place) whole(attempt int) {
 	}
 }
 
-// A job in a bucket that keeps overwritten objects starts with a warning about the cost
-// and the command to type. Without permission to read the settings of the bucket there
-// is no warning.
+// If a bucket keeps overwritten objects, a job in it starts with a warning. The warning has
+// the cost and the command to type. If the user may not read the settings of the bucket,
+// there is no warning.
 func TestABucketThatKeepsWhatIsOverwrittenIsTold(t *testing.T) {
 	t.Parallel()
 	const advice = "gcloud storage buckets update gs://jobs --clear-soft-delete --no-versioning"
@@ -289,8 +290,8 @@ func TestABucketThatKeepsWhatIsOverwrittenIsTold(t *testing.T) {
 	}
 }
 
-// oneAtATime skips, under the race detector, a test in which only one machine acts at a
-// time.
+// In a test in which only one machine acts at a time, there is nothing for the race
+// detector. oneAtATime skips it there.
 func oneAtATime(t *testing.T) {
 	t.Parallel()
 	if testkit.RaceDetector {
@@ -298,8 +299,8 @@ func oneAtATime(t *testing.T) {
 	}
 }
 
-// before lists the states that a typed job can find, with the attempt that follows and
-// the number of changes.
+// before lists the states that a typed job can find. Each has the number of the attempt
+// that follows, and the number of changes.
 var before = []struct {
 	name    string
 	make    func(p *place)
@@ -310,8 +311,8 @@ var before = []struct {
 	{"its slices are lost", (*place).lost, 2, 8},
 }
 
-// The machine may die at any change. If the job is typed again, it goes on or still
-// runs, with all its files. If it is stopped, nothing of it is left in the cloud.
+// The machine may die at any change. If the user types the job again, it continues or still
+// runs, with all its files. If the user stops the job, nothing of it is left in the cloud.
 func TestAMachineThatDiesLeavesAJobThatCanBeTypedAgain(t *testing.T) {
 	oneAtATime(t)
 	for _, b := range before {
@@ -359,14 +360,14 @@ func TestAMachineThatDiesLeavesAJobThatCanBeTypedAgain(t *testing.T) {
 	}
 }
 
-// The job is typed on two machines at the same time. Each of them pauses once before one of
-// its changes while the other goes on. One of them starts the job completely, and the other
-// one ends with an error that says so.
+// Two users type the job on two machines at the same time. Each machine pauses once, before
+// one of its changes, while the other continues. One of them starts the job completely. The
+// other one ends with an error that says so.
 func TestOfTwoWhoTypeAJobOneStartsIt(t *testing.T) {
 	testkit.OnlyInAll(t, "TestRebootOfAllWorkersIsANewAttempt and TestAnyWorkerTearsDown of internal/detach")
 	t.Parallel()
 	for _, b := range before {
-		// Changes before this one are uploads that nobody else reads.
+		// The changes before this one are uploads that nobody else reads.
 		const first = 3
 		for i := first; i <= b.changes; i++ {
 			for j := first; j <= b.changes; j++ {
@@ -409,8 +410,8 @@ func TestOfTwoWhoTypeAJobOneStartsIt(t *testing.T) {
 	}
 }
 
-// A job that is typed again is refused with the reason, unless it is the same job and
-// has lost its slices.
+// A job that is typed again is refused, with the reason. It is not refused if it is the
+// same job and has lost its slices.
 func TestWhatIsTypedAgainIsRefusedUnlessItHasLostItsSlices(t *testing.T) {
 	oneAtATime(t)
 	end := func(p *place, w int, code, reason string) {
@@ -426,7 +427,7 @@ func TestWhatIsTypedAgainIsRefusedUnlessItHasLostItsSlices(t *testing.T) {
 		make    func(p *place)
 		owner   string
 		change  func(o *job.JobOptions)
-		want    string // of the error; "": it goes on
+		want    string // a part of the error; "": the job continues
 		attempt int
 	}{
 		{name: "deleted by an admin", make: gone, attempt: 2},
@@ -511,7 +512,7 @@ func TestWhatIsTypedAgainIsRefusedUnlessItHasLostItsSlices(t *testing.T) {
 	}
 }
 
-// A job that could not be started on any worker is refused before anything is uploaded.
+// If no worker could start a job, it is refused before anything is uploaded.
 func TestAJobNeedsTheAgent(t *testing.T) {
 	t.Parallel()
 	inPlace(t, "a build without it", func(p *place) {

@@ -1,16 +1,17 @@
-// Package submit starts a job without runner: it uploads the job to a bucket and requests
-// the slices, whose workers do the rest.
+// Package submit starts a job without runner. It uploads the job to a bucket and requests
+// the slices. Their workers do the rest.
 //
 // # Decisions
 //
-//   - A start of a job that ran before has files of its own in the bucket. The uploads come
-//     first, then run.json if it still has the generation that was read, then the deletion
-//     of what is dead, then the number of the attempt, and the request for slices last. If
-//     the runner dies in between, the next start can continue from what is there.
-//   - Starts have no lock, because the owner of a lock may be dead. Of two starts, the
+//   - If a job ran before, a new start of it has its own files in the bucket. A start first
+//     makes the uploads. Next it writes run.json, if that still has the generation that was
+//     read. Then it deletes what is dead and writes the number of the attempt. The request
+//     for slices comes last. If the runner dies in between, the next start can continue
+//     with what exists.
+//   - Starts have no lock, because the owner of a lock might be dead. Of two starts, the
 //     later one takes over. A step of a start takes effect only if nobody has changed what
-//     that start has read. So the steps of the earlier start fail after the later one has
-//     made a change. Its request for slices is refused too, because the metadata of
+//     the start has read. So the steps of the earlier start fail after the later one has
+//     made a change. Its request for slices is also refused, because the metadata of
 //     existing slices names the other start.
 package submit
 
@@ -53,29 +54,28 @@ type Deps struct {
 	*record.Keeper
 	detach.Source
 	Networks job.Networks
-	Agents   program.Set // what runs on the workers
+	Agents   program.Set // the programs for the workers
 
-	// Checked is called before the first request, after all checks that need none. It
+	// Checked is called before the first request, after all checks that need no request. It
 	// may be nil.
 	Checked func()
 }
 
-// DetachOptions are the additional options of a job without a runner.
+// DetachOptions are the additional options of a job without runner.
 type DetachOptions struct {
 	Bucket, Dir  string
 	Roots        gcp.Roots
-	Every        time.Duration // between two uploads of a worker's log
+	Every        time.Duration // time between two uploads of a worker's log
 	Patience     time.Duration // as in detach.Job
 	Stale        time.Duration // as in detach.Job
 	CloudLogging bool
 }
 
-// Detach starts a job that does not need this machine any more: it puts what the
-// workers need into the bucket and requests the slices. If a run of that name has lost
-// its slices, it continues with the next attempt. When Detach returns without error,
-// the queued resource exists and the workers do the rest. After an error, neither the
-// queued resource nor anything of this start in the bucket is left, unless Detach
-// reports it.
+// Detach starts a job that no longer needs this machine. It puts what the workers need into
+// the bucket and requests the slices. If a run of that name has lost its slices, it
+// continues with the next attempt. If Detach returns without error, the queued resource
+// exists, and the workers do the rest. After an error, neither the queued resource nor
+// anything of this start in the bucket is left. If something is left, Detach reports it.
 func Detach(ctx context.Context, d Deps, o job.JobOptions, do DetachOptions) (stage.Outcome, error) {
 	r, err := prepareDetached(ctx, d, o, do)
 	if err != nil {
@@ -106,8 +106,8 @@ func Detach(ctx context.Context, d Deps, o job.JobOptions, do DetachOptions) (st
 	if err := r.clear(ctx); err != nil {
 		return stage.Outcome{}, err
 	}
-	// If this process is killed before the answer arrives, the user can find the run by
-	// its name.
+	// If this process is killed before the answer arrives, the user can still find the run
+	// by its name.
 	forget, err := r.record().SaveAhead(d.StateDir)
 	if err != nil {
 		event.Notef(d.Sink, event.Warn, "", "the record of the job cannot be kept: %v", err)
@@ -123,8 +123,8 @@ func Detach(ctx context.Context, d Deps, o job.JobOptions, do DetachOptions) (st
 	return stage.Outcome{Started: true, Detached: true}, nil
 }
 
-// A departure is the start of a job without a runner: what it will put into the bucket
-// and request.
+// A departure is the start of a job without runner. It says what the start will put into
+// the bucket and request.
 type departure struct {
 	*attempt.Run
 	bucket *detach.Bucket
@@ -133,11 +133,11 @@ type departure struct {
 	kit    map[string][]byte
 
 	earlier *detach.Earlier    // the run to continue; nil: no run has this name
-	lost    provision.Resource // what is left of the earlier run's queued resource
+	lost    provision.Resource // what is left of the queued resource of the earlier run
 }
 
-// prepareDetached makes everything that a job without a runner is started with. It
-// changes nothing. The caller closes the run.
+// prepareDetached makes everything that the start of a job without runner needs. It changes
+// nothing. The caller closes the run.
 func prepareDetached(ctx context.Context, d Deps, o job.JobOptions, do DetachOptions) (_ *departure, err error) {
 	if err := cmp.Or(detach.CheckMetadata(o.Request.Metadata), d.Agents.Check()); err != nil {
 		return nil, &stage.Error{Stage: stage.Input, Err: err}
@@ -186,7 +186,7 @@ func detachedJob(d Deps, o job.JobOptions, do DetachOptions, bucket *detach.Buck
 		Bucket: bucket.Name(), Dir: bucket.Dir(), Every: do.Every,
 	}
 	j.Agents, j.Patience, j.Stale = d.Agents, do.Patience, do.Stale
-	j.LogTimeout = max(o.Run.Patience.Log, time.Second) // in the job's description, 0 means the default
+	j.LogTimeout = max(o.Run.Patience.Log, time.Second) // in the job's description, 0 would mean the default
 	j.Grace, j.Timeout, j.FailFast = o.Run.Grace, o.Run.Timeout, o.Run.FailFast
 	j.Preflight, j.KillStale, j.NUMA = o.Run.Preflight, string(o.Run.KillStale), "off"
 	j.Adopt = o.Run.Adopt
@@ -227,7 +227,7 @@ func detachedJob(d Deps, o job.JobOptions, do DetachOptions, bucket *detach.Buck
 	return j, desc
 }
 
-// makeKit returns the files with which workers start the command without a runner.
+// makeKit returns the files with which workers start the command of a job without runner.
 func makeKit(r *attempt.Run, o job.JobOptions, flags []config.EnvVar) (map[string][]byte, error) {
 	env := attempt.LaunchEnv(slices.Concat(r.O.Env, flags))
 	k, err := launch.Spec{Run: r.O.Run, Attempt: 1, Owner: r.Owner, WorkDir: r.O.Run, Argv: r.O.Argv, Script: r.O.Script, Env: env, MaxLog: r.O.MaxLog, Venv: r.O.Venv}.Kit()
@@ -250,7 +250,8 @@ func makeKit(r *attempt.Run, o job.JobOptions, flags []config.EnvVar) (map[strin
 	return files, nil
 }
 
-// secretError refuses a secret of this machine: a job without a runner cannot take it.
+// secretError says that the command needs a secret of this machine, which a job without
+// runner cannot have.
 type secretError struct{ name string }
 
 func (e *secretError) Error() string {
@@ -283,7 +284,7 @@ func (r *departure) put(ctx context.Context) error {
 	return r.overtaken(r.bucket.Create(ctx, &r.job, r.desc, r.kit, write, r.earlier))
 }
 
-// request requests the slices. On failure the bucket is as it was before, or request
+// request requests the slices. If that fails, the bucket is as it was before, or request
 // reports what is left. left says that the queued resource may still exist.
 func (r *departure) request(ctx context.Context, request provision.Request) (left bool, err error) {
 	id := request.ID
@@ -309,7 +310,7 @@ func (r *departure) request(ctx context.Context, request provision.Request) (lef
 	return left, err
 }
 
-// create requests the slices, unless another start has become the current one.
+// create requests the slices. If another start has become the current one, it does not.
 func (r *departure) create(ctx context.Context, request provision.Request) (made bool, err error) {
 	if !r.ReadOnly {
 		if err := r.overtaken(r.bucket.Holds(ctx, r.job)); err != nil {
@@ -339,8 +340,8 @@ func (r *departure) withMetadata(request provision.Request) provision.Request {
 	return request
 }
 
-// sayBounds tells the user, before the request, what may take the slices away before the
-// command ends: workers cannot request others.
+// Before the request, sayBounds tells the user what may take the slices away before the
+// command ends, because workers cannot request others.
 func sayBounds(d Deps, o provision.Request) {
 	const again = "type the same multihost job --detach again then: the run goes on as its next attempt, from the command's own checkpoint"
 	if o.Asks().Reclaimable() {
@@ -365,8 +366,8 @@ func sayDetached(d Deps, bucket *detach.Bucket, j detach.Job) {
 	}
 }
 
-// warnOfCopies warns if the bucket keeps copies of overwritten objects: a log that
-// grows for a month would be stored ten thousand times. A user without the right to
+// warnOfCopies warns if the bucket keeps copies of overwritten objects. Otherwise a log
+// that grows for a month would be stored ten thousand times. A user without the right to
 // read that setting gets no warning.
 func warnOfCopies(ctx context.Context, d Deps, bucket *detach.Bucket) {
 	ctx, cancel := context.WithTimeout(gcp.Unattended(ctx), workers.WarnLimit)
@@ -383,8 +384,7 @@ func warnOfCopies(ctx context.Context, d Deps, bucket *detach.Bucket) {
 		"bucket %s keeps and bills a copy of each log from before every upload, %s", bucket.Name(), keeps)
 }
 
-// afterwards says what the workers of a job without a runner do when all of them have
-// ended.
+// afterwards says what the workers of a job without runner do when all of them have ended.
 func afterwards(p provision.Provider, j detach.Job) string {
 	switch {
 	case j.Keep == detach.KeepAlways:
@@ -397,7 +397,7 @@ func afterwards(p provision.Provider, j detach.Job) string {
 	return "delete " + provision.NameOf(p, j.Resource)
 }
 
-// links returns pages of Google's console about the job.
+// links returns addresses of pages about the job in Google's console.
 func links(bucket *detach.Bucket, j detach.Job) [][2]string {
 	const console = "https://console.cloud.google.com/"
 	project := "project=" + url.QueryEscape(j.Project)

@@ -3,15 +3,14 @@ package suspect
 
 import "bytes"
 
-// Traceback reports whether a line is the head of a Python traceback, also after a log
-// prefix.
+// Traceback reports whether a line is the beginning of a Python traceback. A log prefix may
+// come before it.
 func Traceback(line []byte) bool {
 	return bytes.Contains(line, []byte("Traceback (most recent call last)"))
 }
 
-// Line reports whether a line should be shown although its worker's output is
-// not. It is a heuristic on words, made to miss little and to stay quiet in a healthy
-// run:
+// Line reports whether a line should be shown although the output of its worker is not
+// shown. It judges by words. It should miss little and report nothing in a healthy run:
 //
 //   - words, in any case: error, fatal, panic, exception, failed, failure,
 //     killed, aborted, segfault, segmentation, OOM, unhandled, uncaught,
@@ -21,8 +20,8 @@ func Traceback(line []byte) bool {
 //   - status words of gRPC and XLA in capitals: RESOURCE_EXHAUSTED,
 //     DEADLINE_EXCEEDED, UNAVAILABLE, INTERNAL, ABORTED, DATA_LOSS, CANCELLED
 //   - the level letter E or F of a glog or absl prefix (E0706 16:50:26.2 …)
-//   - not: counts of zero ("0 errors", "no error", "errors: 0"), identifiers
-//     (error_rate, --on-error), lines whose log level is info or debug
+//   - not: counts of zero ("0 errors", "no error", "errors: 0"), identifiers (error_rate,
+//     --on-error), lines with the log level info or debug
 func Line(line []byte) bool {
 	switch glogLevel(line) {
 	case 'E', 'F':
@@ -54,11 +53,11 @@ func Line(line []byte) bool {
 	return false
 }
 
-// A word is a word of a line, with the word before it.
+// A word is a word of a line, together with the word before it.
 type word struct {
 	line             []byte
 	from, to         int
-	prevFrom, prevTo int // 0, 0: there is none
+	prevFrom, prevTo int // 0, 0: there is no word before it
 }
 
 func (w *word) text() []byte     { return w.line[w.from:w.to] }
@@ -102,18 +101,19 @@ type clue byte
 
 const (
 	none      clue = iota
-	level          // it is the line's log level
+	level          // the word is the log level of the line
 	countable      // the word counts unless its number is zero, or it is a part of a name
-	plain          // the word counts unless "no" stands before it, or it is a part of a name
+	plain          // the word counts unless "no" stands before it or it is a part of a name
 	ofMemory       // behind "out of"
 	ofCore         // behind "core"
 	noSpace        // between "no" and "left"
 	timedOut       // behind "timed"
-	status         // in capitals, with a colon behind it
+	status         // in capitals, and a colon follows
 )
 
-// clueOf returns when a word in small letters counts. Each word here has 3 to 20 letters,
-// and its first three are in trigrams. A switch is several times faster than a map.
+// clueOf returns when a word counts. The word is in small letters. Each word here has 3 to
+// 20 letters, and its first three are in trigrams. A switch is several times faster than a
+// map.
 func clueOf(word string) clue {
 	switch word {
 	case "info", "debug":
@@ -141,7 +141,8 @@ func (c clue) judge(w *word) meaning {
 	found := false
 	switch c {
 	case level:
-		// Only a level at the beginning of the line counts, not the word in a sentence.
+		// A level counts only at the beginning of the line. In a sentence, the word does
+		// not count.
 		if w.from < 48 && (isUpper(w.text()) || w.colon() && w.prevTo == 0) {
 			return harmless
 		}
@@ -178,9 +179,8 @@ func isErrorName(word []byte) bool {
 	return bytes.HasSuffix(word, []byte("Error")) || n > 9 && bytes.HasSuffix(word, []byte("Exception"))
 }
 
-// mayBeSuspect reports whether a line contains the first three letters of a word that
-// Line knows. All lines pass here, and nearly no line of a healthy run contains
-// any.
+// mayBeSuspect reports whether a line contains the first three letters of a word that Line
+// knows. All lines come here, and almost no line of a healthy run contains such letters.
 func mayBeSuspect(line []byte) bool {
 	three := uint(0)
 	for i, c := range line {
@@ -202,9 +202,9 @@ const (
 	anywhere
 )
 
-// trigrams has an entry for each group of three letters, of five bits each: where in a word
-// the group must be to belong to a word that Line knows. 0 means that no such word begins
-// with it.
+// trigrams has an entry for each group of three letters, with five bits for each letter.
+// The entry says where in a word the group must be if the word is one that Line knows. 0
+// means that no such word begins with the group.
 var trigrams = func() (table [1 << 15]byte) {
 	for _, t := range []string{
 		"inf", "deb", "fai", "fat", "abo", "kil", "pan", "seg", "oom", "unh", "unc", "ter", "ref", "den", "unr", "fau",
@@ -269,7 +269,7 @@ func isOption(line []byte, from int) bool {
 	return from > 0 && (line[from-1] == '-' || line[from-1] == '/' || line[from-1] == '.')
 }
 
-// Info reports whether a line begins with a glog or absl prefix of level I: such a line is
+// Info reports whether a line begins with a glog or absl prefix of level I. Such a line is
 // never suspect.
 func Info(line []byte) bool { return glogLevel(line) == 'I' }
 

@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// TestEveryWordOfTrouble fails for a known word that the first look at a line misses.
+// TestEveryWordOfTrouble finds known words that the first check of a line misses.
 func TestEveryWordOfTrouble(t *testing.T) {
 	for _, word := range strings.Fields("error errors exception exceptions failed failure failures fatal aborted killed " +
 		"panic segfault segmentation oom unhandled uncaught terminated refused denied unreachable fault " +
