@@ -46,7 +46,7 @@ func TestFollowShowsEachNewStep(t *testing.T) {
 		switch pause {
 		case 5:
 			testkit.Append(t, log, testkit.Steps(3, 5, 1))
-		case 60: // silent for more than half a minute
+		case 60: // nothing has come for more than half a minute
 			rec.Ended = true
 			testkit.Must(t, rec.Save(state))
 		}
@@ -75,7 +75,7 @@ func TestFollowShowsEachNewStep(t *testing.T) {
 	}
 }
 
-// A stoppedClock ends the context at the first pause, which never passes.
+// A stoppedClock ends the context at the first pause. That pause never ends.
 type stoppedClock struct {
 	*testkit.JumpClock
 	end func()

@@ -1,5 +1,5 @@
-// Package training reads the training steps of a run out of the logs on this machine, as
-// they grow.
+// Package training reads the training steps of a run from the logs on this machine, while
+// the logs grow.
 package training
 
 import (
@@ -26,27 +26,27 @@ import (
 
 // TrainingOptions say how to read the logs of a run.
 type TrainingOptions struct {
-	LogDir  string           // directory of logs without a record; the name of the run may then be anything
-	Type    string           // accelerator type of a slice, for MFU; "" takes it from the record
-	Pattern *metrics.Pattern // nil reads MaxText's step lines
+	LogDir  string           // directory of logs that have no record; the name of the run may then be anything
+	Type    string           // accelerator type of a slice, for MFU; "" means that of the record
+	Pattern *metrics.Pattern // nil means MaxText's step lines
 	Skip    int              // see metrics.Options
-	Attempt int              // only this attempt; 0 is all
-	Compare string           // published figures to compare with, a name that metrics.CheckPublished accepts; "" is none
+	Attempt int              // only this attempt; 0 means all
+	Compare string           // published figures for the comparison, by a name that metrics.CheckPublished accepts; "" means none
 }
 
-// A Training is the training steps of a run, read from the run's log files on this
-// machine. It asks no cloud and no worker.
+// A Training has the training steps of a run. It reads them from the run's log files on
+// this machine. It asks no cloud and no worker.
 type Training struct {
 	StateDir, Run string
 	O             TrainingOptions
 	rec           *record.Record // nil: only a directory is known
-	Far           *record.Record // the run as the workers report it, if they were asked
+	Far           *record.Record // the record of the run as the workers report it, if they were asked
 	kind          tpu.Type
-	past          []metrics.Attempt // attempts before the newest, read once
+	past          []metrics.Attempt // attempts before the newest; read only once
 	newest        *attemptLogs
 }
 
-// attemptLogs reads the log files of one attempt as they grow.
+// attemptLogs reads the log files of one attempt while they grow.
 type attemptLogs struct {
 	number    int
 	dir       string
@@ -56,9 +56,9 @@ type attemptLogs struct {
 	finished  bool
 }
 
-// A ReadLog holds how far the log of one worker was read. The local file and the
-// worker's log have the same bytes, so each byte is taken once, from the one that is
-// read first.
+// A ReadLog says how far the log of one worker has been read. The local file and the
+// worker's log have the same bytes. So each byte is taken once, from the one of them that
+// is read first.
 type ReadLog struct {
 	mu     sync.Mutex // guards what follows
 	at     int64
@@ -66,17 +66,17 @@ type ReadLog struct {
 	end    []byte // the last bytes that were read
 }
 
-// readEnd is how many bytes of a log's end are kept.
+// readEnd is how many bytes at the end of a log are kept.
 const readEnd = 4 << 10
 
-// Offset returns how many bytes of the log were read. It is safe for concurrent use.
+// Offset returns how many bytes of the log have been read. It is safe for concurrent use.
 func (l *ReadLog) Offset() int64 {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.at
 }
 
-// take reads p, the bytes of the log from offset on, and skips those that were read
+// take reads p, which are the bytes of the log from offset. It skips those that were read
 // before.
 func (l *ReadLog) take(offset int64, p []byte) {
 	l.mu.Lock()
@@ -94,7 +94,7 @@ func (l *ReadLog) take(offset int64, p []byte) {
 	}
 }
 
-// Finish says that the log has ended: its last line may lack a newline.
+// Finish says that the log has ended. Then its last line may lack a newline.
 func (l *ReadLog) Finish() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -108,7 +108,7 @@ func (l *ReadLog) LastLines(n int) []string {
 	return mask.EndOfText(bytes.TrimRight(l.end, "\n"), n, nil)
 }
 
-// From returns a writer for the bytes of the log from offset on.
+// From returns a writer. It takes the bytes of the log that begin at offset.
 func (l *ReadLog) From(offset int64) io.Writer { return &readFurther{l, offset} }
 
 type readFurther struct {
@@ -122,8 +122,8 @@ func (r *readFurther) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// OpenTraining finds the logs of a run on this machine. It does not read them; Update
-// does.
+// OpenTraining finds the logs of a run on this machine. It does not read them. Update does
+// that.
 func OpenTraining(stateDir, run string, o TrainingOptions) (*Training, error) {
 	t := &Training{StateDir: stateDir, Run: run, O: o}
 	if o.LogDir == "" {
@@ -146,7 +146,8 @@ func OpenTraining(stateDir, run string, o TrainingOptions) (*Training, error) {
 	return t, nil
 }
 
-// typeOfSlice returns the accelerator type, or the zero Type if it is not known yet.
+// typeOfSlice returns the accelerator type of a slice. It returns the zero Type if that is
+// not known yet.
 func (t *Training) typeOfSlice() tpu.Type {
 	name := t.O.Type
 	if name == "" && t.rec != nil && len(t.rec.Slices) > 0 {
@@ -156,9 +157,9 @@ func (t *Training) typeOfSlice() tpu.Type {
 	return kind
 }
 
-// TakeUp prepares the logs of rec's attempt to be read from elsewhere too, for all its
-// workers. It first reads what this machine has of them, and returns the logs as read so
-// far, by worker.
+// TakeUp prepares the logs of rec's attempt, for all its workers, so that they can be read
+// from another place, too. It first reads what this machine has of them. It returns the
+// logs by worker.
 func (t *Training) TakeUp(rec *record.Record) (map[tpu.WorkerID]*ReadLog, error) {
 	t.Far = rec
 	if _, err := t.Update(); err != nil {
@@ -181,8 +182,8 @@ func (t *Training) TakeUp(rec *record.Record) (map[tpu.WorkerID]*ReadLog, error)
 	return logs, nil
 }
 
-// latest returns the newer record of the run: here, which is that of this machine and may
-// be nil, or the one that the workers report.
+// latest returns the newer record of the run. One is here, which is the record of this
+// machine and may be nil. The other is the one that the workers report.
 func (t *Training) latest(here *record.Record) *record.Record {
 	far := t.Far
 	switch {
@@ -199,8 +200,8 @@ func (t *Training) latest(here *record.Record) *record.Record {
 	return &both
 }
 
-// Ended reports whether the run had ended at the last Update, and this machine had followed
-// it to its end.
+// Ended reports whether the run had ended at the last Update. This machine must have
+// followed it to its end.
 func (t *Training) Ended() bool {
 	if t.rec == nil {
 		return true
@@ -208,7 +209,8 @@ func (t *Training) Ended() bool {
 	return t.rec.Over()
 }
 
-// Latest returns the newest step of the newest attempt, and false before there is one.
+// Latest returns the newest step of the newest attempt. It returns false if there is no
+// step yet.
 func (t *Training) Latest() (metrics.Sample, bool) {
 	if t.newest == nil {
 		return metrics.Sample{}, false
@@ -216,8 +218,8 @@ func (t *Training) Latest() (metrics.Sample, bool) {
 	return t.newest.collector.Latest()
 }
 
-// Update reads what was added to the log files, and reports whether there was anything
-// new. It moves on to a newer attempt when one has begun.
+// Update reads what was added to the log files. It reports whether there was anything new.
+// If a newer attempt has begun, it continues with that one.
 func (t *Training) Update() (changed bool, err error) {
 	if t.O.LogDir == "" {
 		rec, err := record.LoadRecord(t.StateDir, t.Run)
@@ -240,7 +242,7 @@ func (t *Training) Update() (changed bool, err error) {
 		if t.newest != nil && d.number <= t.newest.number {
 			continue
 		}
-		if t.newest != nil { // a later attempt has begun: this one is complete
+		if t.newest != nil { // a later attempt has begun, so this one is complete
 			if _, err := t.newest.read(t); err != nil {
 				return changed, err
 			}
@@ -260,10 +262,10 @@ func (t *Training) Update() (changed bool, err error) {
 	return changed, nil
 }
 
-// pastPoints is how many points a series of an attempt before the newest has at most.
+// pastPoints is the most points in a series of an attempt before the newest.
 const pastPoints = 256
 
-// ErrNoLogs says that this machine has no logs of a run: none yet, or none ever.
+// ErrNoLogs says that this machine has no logs of a run.
 var ErrNoLogs = fault.New(fault.Unavailable, "there are no logs")
 
 func (t *Training) noLogs() error {
@@ -275,7 +277,7 @@ func (t *Training) noLogs() error {
 	return e
 }
 
-// attemptDirs finds the attempts that have logs, oldest first.
+// attemptDirs finds the attempts that have logs. The oldest comes first.
 func (t *Training) attemptDirs() []*attemptLogs {
 	if t.O.LogDir != "" {
 		return t.haveLogs(&attemptLogs{number: 1, dir: t.O.LogDir})
@@ -293,7 +295,8 @@ func (t *Training) attemptDirs() []*attemptLogs {
 	return t.haveLogs(all...)
 }
 
-// haveLogs returns the attempts whose logs are here or are read from elsewhere.
+// haveLogs returns the attempts whose logs are on this machine or are read from another
+// place.
 func (t *Training) haveLogs(all ...*attemptLogs) []*attemptLogs {
 	return slices.DeleteFunc(all, func(a *attemptLogs) bool {
 		if t.Far != nil && t.Far.Attempt == a.number {
@@ -304,8 +307,8 @@ func (t *Training) haveLogs(all ...*attemptLogs) []*attemptLogs {
 	})
 }
 
-// workers lists the workers whose logs the directory has. For the recorded attempt it
-// also lists the workers whose logs have yet to come.
+// workers lists the workers whose logs the directory has. For the recorded attempt, it also
+// lists the workers whose logs have not come yet.
 func (a *attemptLogs) workers(rec *record.Record) []tpu.WorkerID {
 	var ids []tpu.WorkerID
 	names, _ := filepath.Glob(filepath.Join(a.dir, "output_slice_*_worker_*.txt"))
@@ -348,7 +351,7 @@ func (a *attemptLogs) read(t *Training) (grown bool, err error) {
 	return grown, nil
 }
 
-// readFrom copies a file from offset to w. A file that does not exist yet counts as
+// readFrom copies a file from offset to w. If the file does not exist yet, it counts as
 // empty.
 func readFrom(path string, offset int64, w io.Writer, buffer []byte) (int64, error) {
 	file, err := os.Open(path)
@@ -362,11 +365,11 @@ func readFrom(path string, offset int64, w io.Writer, buffer []byte) (int64, err
 	if _, err := file.Seek(offset, io.SeekStart); err != nil {
 		return 0, err
 	}
-	// The wrapper makes io.CopyBuffer use the buffer: it hides os.File's WriteTo.
+	// The wrapper hides os.File's WriteTo. So io.CopyBuffer uses the buffer.
 	return io.CopyBuffer(w, struct{ io.Reader }{file}, buffer)
 }
 
-// close marks the attempt as finished: its files will not grow any more.
+// close marks the attempt as finished. Its files will not grow any more.
 func (a *attemptLogs) close() {
 	if a.finished || a.collector == nil {
 		return
@@ -422,13 +425,13 @@ func (t *Training) Document(v metrics.View, now time.Time) metrics.Document {
 	}
 	t.addStalls(&d)
 	if t.O.Compare != "" {
-		_ = d.SetComparison(t.O.Compare) // figures that were not published are not compared
+		_ = d.SetComparison(t.O.Compare) // if figures were not published, there is nothing to compare
 	}
 	return d
 }
 
-// addStalls adds the times when the run made no progress. No log shows them; the run's
-// journal has them. A journal that cannot be read adds nothing.
+// addStalls adds the times in which the run made no progress. No log shows these times. The
+// run's journal has them. If the journal cannot be read, it adds nothing.
 func (t *Training) addStalls(d *metrics.Document) {
 	if t.rec == nil {
 		return

@@ -17,8 +17,8 @@ import (
 	"multihost/internal/tpu"
 )
 
-// TestTrainingIsReadFromLocalLogsAsTheyGrow follows a run over two attempts
-// with nothing but files.
+// TestTrainingIsReadFromLocalLogsAsTheyGrow follows a run over two attempts. It uses only
+// files.
 func TestTrainingIsReadFromLocalLogsAsTheyGrow(t *testing.T) {
 	t.Parallel()
 	state := t.TempDir()
@@ -57,7 +57,7 @@ func TestTrainingIsReadFromLocalLogsAsTheyGrow(t *testing.T) {
 		t.Errorf("grown: %+v", a.Figures)
 	}
 
-	// The attempt fails, and another goes on from its checkpoint.
+	// The attempt fails, and another one continues from its checkpoint.
 	rec.Ended, rec.Code = true, 7
 	rec.Attempts[0].End, rec.Attempts[0].Code, rec.Attempts[0].Why, rec.Attempts[0].Again = time.Unix(2000, 0), 7, "s1w0: exit code 7", true
 	if err := rec.Save(state); err != nil {
@@ -92,7 +92,7 @@ func TestTrainingIsReadFromLocalLogsAsTheyGrow(t *testing.T) {
 		t.Errorf("the end: %+v", d.Newest())
 	}
 
-	// The journal of the command that followed the run has what no log shows.
+	// The journal belongs to the command that followed the run. It has what no log shows.
 	j := journal.New(func() time.Time { return time.Unix(3000, 0) })
 	if err := j.Open(journal.Options{Dir: record.RunDir(state, "r"), Command: "run"}); err != nil {
 		t.Fatal(err)
@@ -114,7 +114,8 @@ func TestTrainingIsReadFromLocalLogsAsTheyGrow(t *testing.T) {
 		t.Errorf("stalls %+v and %+v", d.Attempts[0].Stalls, d.Attempts[1].Stalls)
 	}
 
-	// The same files read at once say the same, and so does one attempt alone.
+	// Reading the same files at once gives the same result. So does reading one attempt
+	// alone.
 	got, want := again.Document(metrics.View{}, time.Unix(5000, 0)), training.Document(metrics.View{}, time.Unix(5000, 0))
 	if got.Text(true) != want.Text(true) {
 		t.Errorf("read at once:\n%s\nas it grew:\n%s", got.Text(true), want.Text(true))
@@ -131,7 +132,7 @@ func TestTrainingIsReadFromLocalLogsAsTheyGrow(t *testing.T) {
 	}
 }
 
-// TestLogsWithoutARecord reads logs of MaxText's own runner, or of another machine.
+// TestLogsWithoutARecord reads logs of MaxText's own runner, or logs of another machine.
 func TestLogsWithoutARecord(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()

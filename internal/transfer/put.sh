@@ -1,9 +1,9 @@
 #!/bin/bash
-# put: DEST MANY. Takes files as a tar archive on stdin, in pieces. A piece is a
-# line with its number of bytes, and the bytes; the last piece has 0 bytes. The script
-# prints the digest of what has arrived, and puts it into place when the line "put"
-# follows. Until then the files lie in one directory of their own beside that place. The
-# script removes that directory at the end of stdin, and when it ends for any other
+# put: DEST MANY. Takes files as a tar archive on stdin, in pieces. A piece is a line with a
+# number of bytes, and then these bytes. The last piece has 0 bytes. The script prints the
+# digest of what has arrived. When the line "put" follows, it puts the files into place.
+# Until then the files are in a directory of their own, beside that place. The script
+# removes that directory when stdin ends, and also when the script ends for any other
 # reason.
 #
 # MANY=1: DEST is a directory, even if it does not exist yet.
@@ -61,7 +61,7 @@ pieces() {
   return 1
 }
 
-# digest: prints the digest of all names and kinds, the targets of links and the
+# digest: prints the digest of all names and kinds, of the targets of links, and of the
 # contents.
 digest() {
   cd -- "$stage" || return
@@ -85,8 +85,8 @@ put_all() {
   done
 }
 
-# place FROM TO: merges a directory into the one that is there. Everything else replaces
-# what is there, at once. If dry is 1, it only checks.
+# place FROM TO: if TO is a directory, merges FROM into it. Anything else replaces what is
+# there, at once. If dry is 1, only checks.
 place() {
   local entry
   if [[ -d $1 && ! -L $1 && -d $2 ]]; then
@@ -113,8 +113,8 @@ place() {
   fi
 }
 
-# chmod_move FROM TO: moves a directory. A directory without the right to write cannot get
-# another parent directory, so chmod_move grants that right during the move.
+# chmod_move FROM TO: moves a directory. A directory cannot get another parent directory if
+# it lacks the right to write. So chmod_move gives it that right during the move.
 chmod_move() {
   local mode
   mode=$(stat -c %a -- "$1") && chmod u+w -- "$1" && mv -fT -- "$1" "$2" && chmod "$mode" -- "$2"

@@ -27,12 +27,13 @@ var putText string
 
 var putScript = remote.NewProgram("put", remote.Prelude(), putText)
 
-// A Parcel is a set of files of this machine to send. It is safe for concurrent use.
+// A Parcel is a set of files on this machine that are to be sent. It is safe for concurrent
+// use.
 type Parcel struct {
 	Names   []string // names under which they arrive
 	Size    int64    // bytes of contents
 	Files   int
-	LeftOut []string // names that are neither file, directory nor link
+	LeftOut []string // names that are not a file, directory or link
 
 	items  []item
 	digest string
@@ -46,8 +47,7 @@ type item struct {
 	link string
 }
 
-// Pack reads the files and directories to send. If a file changes afterwards, Send
-// fails.
+// Pack reads the files and directories to send. If a file changes after that, Send fails.
 func Pack(ctx context.Context, sources []string) (*Parcel, error) {
 	p := &Parcel{}
 	for _, source := range sources {
@@ -59,7 +59,7 @@ func Pack(ctx context.Context, sources []string) (*Parcel, error) {
 		if name == "/" || name == "." {
 			return nil, fmt.Errorf("copy %q: it has no name", source)
 		}
-		if strings.HasSuffix(source, "/") { // send what a link leads to
+		if strings.HasSuffix(source, "/") { // send the target of a link
 			if whole, err = filepath.EvalSymlinks(whole); err != nil {
 				return nil, fmt.Errorf("copy %q: %w", source, bare(err))
 			}
@@ -114,7 +114,7 @@ func (p *Parcel) add(root, name string) error {
 	})
 }
 
-// hash computes the digest that the worker will answer with: see put.sh.
+// hash computes the digest that the worker will answer, see put.sh.
 func (p *Parcel) hash(ctx context.Context) error {
 	kinds := make([]string, len(p.items))
 	sums := make([]string, len(p.items))
@@ -165,8 +165,8 @@ func sumOf(path string) (string, error) {
 	return hex.EncodeToString(h.Sum(nil)), nil
 }
 
-// Sent is a parcel that has arrived on a worker and is not yet in place. The caller must
-// call exactly one of Put and Drop.
+// A Sent is a parcel that has arrived on a worker but is not yet in its place. The caller
+// must call exactly one of Put and Drop.
 type Sent struct {
 	orders *io.PipeWriter
 	over   chan struct{}
@@ -174,14 +174,14 @@ type Sent struct {
 	done   bool  // the worker has reported that the files are in place
 }
 
-// Send sends the parcel to dest on a worker: relative to the home directory, absolute,
-// or with "~/". The files go into dest under their names if into is true, if dest ends
-// with a slash or is a directory, or if the parcel has several names. Otherwise the one
-// file gets the name dest. progress is called with the bytes of contents as they are
-// sent.
+// Send sends the parcel to dest on a worker. dest is relative to the home directory, is
+// absolute, or begins with "~/". The files keep their names and go into the directory dest
+// if into is true, if dest ends with a slash or is a directory, or if the parcel has
+// several names. Otherwise the only file gets the name dest. Send calls progress with the
+// number of bytes of contents that it has just sent.
 //
-// The end of ctx ends Send; it does not affect what Send has returned. The caller must
-// call Put or Drop on that. The error may be a *WorkerError.
+// When ctx ends, Send ends, too. What Send has returned does not depend on ctx. The caller
+// must call Put or Drop on the result. The error may be a *WorkerError.
 func (p *Parcel) Send(ctx context.Context, r remote.Runner, dest string, into bool, progress func(n int64)) (*Sent, error) {
 	many := "0"
 	if into || len(p.Names) != 1 {
@@ -191,7 +191,7 @@ func (p *Parcel) Send(ctx context.Context, r remote.Runner, dest string, into bo
 	unwatch := context.AfterFunc(ctx, func() { cancel(context.Cause(ctx)) })
 	in, orders := io.Pipe()
 	s := &Sent{orders: orders, over: make(chan struct{})}
-	words := make(chan string, 8) // room for every answer of our script
+	words := make(chan string, 8) // enough for every answer of our script
 	answer := &remote.Answer{Nonce: remote.NewNonce(), Next: func(r remote.Record) bool {
 		select {
 		case words <- r.Word + " " + r.Rest:
@@ -199,7 +199,7 @@ func (p *Parcel) Send(ctx context.Context, r remote.Runner, dest string, into bo
 		}
 		if r.Word == "put" {
 			s.done = true
-			orders.Close() // otherwise the session would wait until somebody reads it
+			orders.Close() // otherwise the session would wait until somebody reads the orders
 		}
 		return false
 	}}
@@ -235,7 +235,7 @@ func (p *Parcel) Send(ctx context.Context, r remote.Runner, dest string, into bo
 	return s, nil
 }
 
-// stream writes the archive and compares the digest of what has arrived.
+// stream writes the archive. It compares the digest of what has arrived.
 func (p *Parcel) stream(ctx context.Context, s *Sent, words <-chan string, progress moved) error {
 	if word, err := s.word(ctx, words); err != nil || word != "ready " {
 		return cmpOr(err, &WorkerError{"answer not understood: " + remote.Clean(word, 500)})
@@ -299,7 +299,7 @@ func (it item) write(ctx context.Context, archive *tar.Writer, progress moved) e
 	return err
 }
 
-// counted is a reader that reports how much was read.
+// counted is a reader that reports how many bytes were read.
 type counted struct {
 	r        io.Reader
 	progress moved
@@ -343,18 +343,19 @@ func (s *Sent) Put() error {
 	return s.err
 }
 
-// Drop removes what has arrived. It waits for that unless the connection is lost.
+// Drop removes what has arrived. It waits until that is done, unless the connection is
+// lost.
 func (s *Sent) Drop() {
 	s.orders.Close()
 	<-s.over
 }
 
-// pieces writes an archive of unknown length in pieces. Before each piece comes a line
-// with its length.
+// pieces writes an archive in pieces, because the length of the archive is not known.
+// Before each piece it writes a line with the piece's length.
 type pieces struct {
 	w    io.Writer
 	buf  []byte
-	lent *[]byte // the pooled buffer that buf uses; nil before the first byte
+	lent *[]byte // the buffer from the pool that buf uses; nil before the first byte
 }
 
 const pieceSize = 1 << 20

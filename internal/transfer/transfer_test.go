@@ -25,7 +25,7 @@ import (
 	"multihost/internal/testkit"
 )
 
-// A local is a worker without a network: commands run in a home of its own.
+// A local is a worker without a network. Its commands run in a home of its own.
 type local struct{ home string }
 
 func (local) Name() string { return "s0w0" }
@@ -65,7 +65,7 @@ func (l local) Run(ctx context.Context, cmd remote.Cmd) (remote.Status, error) {
 	return remote.Status{}, nil
 }
 
-// odd is a tree with everything that is kept.
+// odd returns a tree that has one of everything that a transfer keeps.
 func odd(t *testing.T) string {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), "tree")
@@ -95,7 +95,7 @@ func odd(t *testing.T) string {
 	return dir
 }
 
-// listing is all that is kept of a tree.
+// listing returns everything of a tree that a transfer keeps.
 func listing(t *testing.T, dir string) []string {
 	t.Helper()
 	var all []string
@@ -218,7 +218,7 @@ func TestDirectoriesJoinAndFilesReplace(t *testing.T) {
 	if read(filepath.Join(here, "d/x")) != "newer" || read(filepath.Join(here, "d/mine")) != "mine" || read(filepath.Join(here, "d/sub/kept")) != "old" {
 		t.Errorf("got %q", listing(t, here))
 	}
-	// A file cannot take the place of a directory, nor a directory that of a file.
+	// A file cannot replace a directory, and a directory cannot replace a file.
 	write(filepath.Join(l.home, "f"), "file")
 	if err := send(t.Context(), l, []string{filepath.Join(here, "d")}, "f", false); err == nil {
 		t.Error("a directory took the place of a file")
@@ -245,7 +245,8 @@ func TestDirectoriesJoinAndFilesReplace(t *testing.T) {
 	}
 }
 
-// A name from a worker cannot write to the target of a local link.
+// A local link may lead elsewhere. A name from a worker cannot write to the target of the
+// link.
 func TestLinksHereAreNotFollowed(t *testing.T) {
 	t.Parallel()
 	here, outside, l := t.TempDir(), t.TempDir(), local{t.TempDir()}
@@ -268,7 +269,7 @@ func TestWhatIsNotWholeIsNowhere(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Parcels that are dropped, cut in the middle, or changed meanwhile.
+	// These parcels are dropped, cut in the middle, or changed meanwhile.
 	s, err := p.Send(t.Context(), l, "there", false, nil)
 	if err != nil {
 		t.Fatal(err)
@@ -298,10 +299,10 @@ func TestWhatIsNotWholeIsNowhere(t *testing.T) {
 	}
 }
 
-// A liar answers a fetch as it likes.
+// A liar gives any answer it likes to a fetch.
 type liar struct {
 	archive []byte
-	sum     string // "" is the right one
+	sum     string // "" means the right one
 	status  string
 	endless bool
 }
@@ -401,7 +402,7 @@ func TestAHostileWorkerWritesNowhereElse(t *testing.T) {
 		}
 	}
 
-	// Devices and pipes are left out, and no file gets more rights than it may have.
+	// Devices and pipes are left out. No file gets more rights than it may have.
 	here := t.TempDir()
 	l := liar{status: "0", archive: archive(t, dir("d"), file("d/x"), tar.Header{Typeflag: tar.TypeFifo, Name: "d/pipe"}, tar.Header{Typeflag: tar.TypeChar, Name: "d/null", Devmajor: 1, Devminor: 3},
 		tar.Header{Typeflag: tar.TypeLink, Name: "d/hard", Linkname: "/etc/passwd"})}
