@@ -10,22 +10,22 @@ import (
 	"golang.org/x/term"
 )
 
-// Interrupt is what Ask returns if the user answers with Ctrl-C.
+// Ask returns Interrupt if the user answers with Ctrl-C.
 const Interrupt = '\x03'
 
-// CanAsk reports whether in and out are terminals and this program may read in now. A
-// program in the background of its shell may not: the read would stop it. On Windows it
-// may never, because a read of a console cannot be cancelled.
+// CanAsk reports whether in and out are terminals and this program may now read from in. A
+// program in the background of its shell may not read: the read would stop the program. On
+// Windows it may never read, because a read of a console cannot be cancelled.
 func CanAsk(in io.Reader, out io.Writer) bool {
 	file, ok := in.(*os.File)
 	return ok && term.IsTerminal(int(file.Fd())) && IsTerminal(out) && mayRead(file)
 }
 
-// Ask stops the view, shows question on standard error, and returns the first key typed
-// on the terminal in that is one of keys, or Interrupt. The view then continues with
-// the events that came meanwhile, as far as they were kept. No caller of Emit waits for
-// the answer. When ctx ends, Ask restores the terminal and returns the cause. Calls
-// must not overlap.
+// Ask stops the view and shows question on standard error. It returns the first key in keys
+// that the user types on the terminal in, or Interrupt. Then the view continues with the
+// events that came meanwhile, as far as they were kept. Meanwhile, no caller of Emit waits
+// for the answer. When ctx ends, Ask restores the terminal and returns the cause of ctx.
+// Calls must not overlap.
 func (r *Renderer) Ask(ctx context.Context, in *os.File, question, keys string) (byte, error) {
 	return r.ask(ctx, in, question, keys, asking{})
 }
@@ -42,10 +42,11 @@ type asking struct {
 	drops  bool // what was typed is dropped
 }
 
-// AnyKey stands for the keys of a question that takes every key.
+// As the keys of a question, AnyKey means that every key is an answer.
 const AnyKey = ""
 
-// AskAfter is Ask for a question about the last emitted event: it shows that event first.
+// AskAfter does what Ask does, for a question about the last emitted event. It shows that
+// event first.
 func (r *Renderer) AskAfter(ctx context.Context, in *os.File, question, keys string) (byte, error) {
 	return r.ask(ctx, in, question, keys, asking{drains: true})
 }
@@ -85,7 +86,7 @@ func (r *Renderer) ask(ctx context.Context, in *os.File, question, keys string, 
 func (r *Renderer) hold(ctx context.Context) (resume func(), err error) {
 	l := r.err
 	select {
-	case l.pen <- struct{}{}: // no write is under way now
+	case l.pen <- struct{}{}: // now nobody is writing
 	case <-ctx.Done():
 		return nil, context.Cause(ctx)
 	}

@@ -9,10 +9,10 @@ import (
 	"golang.org/x/term"
 )
 
-// A Console lends the user's terminal to a program on another machine. The keys of the user
+// A Console gives the user's terminal to a program on another machine. The keys of the user
 // go there unchanged, Ctrl-C included. The program's output may do anything to the
-// terminal. We use only "~." at the beginning of a line: it ends the login, even if the
-// other side is gone. "~~" types one "~" there.
+// terminal. We handle only "~." at the beginning of a line. It ends the login, even if the
+// other side is gone. "~~" at the beginning of a line sends one "~".
 type Console struct {
 	in, out *os.File
 	before  *term.State
@@ -21,7 +21,7 @@ type Console struct {
 	tty     consoleTTY
 }
 
-// Console lends the terminal in and out. The view writes nothing until Close.
+// Console gives the terminal in and out away. The view writes nothing until Close.
 func (r *Renderer) Console(ctx context.Context, in, out *os.File) (*Console, error) {
 	resume, err := r.hold(ctx)
 	if err != nil {
@@ -42,7 +42,7 @@ func (r *Renderer) Console(ctx context.Context, in, out *os.File) (*Console, err
 }
 
 // CanHandOver reports whether in and out are a terminal that a program on another machine
-// can have, and returns them as files.
+// can use. It returns them as files.
 func CanHandOver(in io.Reader, out io.Writer) (inFile, outFile *os.File, ok bool) {
 	if !CanAsk(in, out) {
 		return nil, nil, false
@@ -52,14 +52,14 @@ func CanHandOver(in io.Reader, out io.Writer) (inFile, outFile *os.File, ok bool
 	return inFile, outFile, ok
 }
 
-// Read returns what the user typed. It returns io.EOF after "~.", after Close, and when
-// the terminal is gone.
+// Read returns what the user typed. It returns io.EOF after "~.", after Close, and if the
+// terminal is gone.
 func (c *Console) Read(p []byte) (int, error) {
 	if len(p) < 2 {
 		return 0, io.ErrShortBuffer
 	}
 	for {
-		// Read only half of p: a key can release a tilde that was held back.
+		// Read only half of p, because a key can release a tilde that was held back.
 		n, err := c.tty.read(c.in, p[:len(p)/2])
 		typed, left := c.keys.pass(append([]byte(nil), p[:n]...))
 		switch {
@@ -76,7 +76,7 @@ func (c *Console) Read(p []byte) (int, error) {
 // Write shows bytes unchanged.
 func (c *Console) Write(p []byte) (int, error) { return c.out.Write(p) }
 
-// Size returns the present size of the terminal; 80 by 24 if it is unknown.
+// Size returns the present size of the terminal. If it is unknown, Size returns 80 by 24.
 func (c *Console) Size() (columns, rows int) {
 	columns, rows, err := term.GetSize(int(c.out.Fd()))
 	if err != nil {
@@ -85,10 +85,11 @@ func (c *Console) Size() (columns, rows int) {
 	return columns, rows
 }
 
-// Resized returns a channel that receives when the size has changed.
+// Resized returns a channel that receives something when the size has changed.
 func (c *Console) Resized() <-chan struct{} { return c.tty.resized }
 
-// Close restores the terminal and ends a Read under way. Further calls do nothing.
+// Close restores the terminal. It ends a Read that is in progress. Further calls do
+// nothing.
 func (c *Console) Close() error {
 	if c.before == nil {
 		return nil
@@ -102,11 +103,12 @@ func (c *Console) Close() error {
 
 // escapes finds the keys that the Console itself uses: "~." and "~~".
 type escapes struct {
-	begin bool // at the beginning of a line
-	held  bool // a tilde there is held back
+	begin bool // the next key is at the beginning of a line
+	held  bool // a tilde at the beginning of a line is held back
 }
 
-// pass returns what goes to the other side, and whether the user typed "~.".
+// pass returns what goes to the other side. It also returns whether the user has typed
+// "~.".
 func (e *escapes) pass(typed []byte) (out []byte, left bool) {
 	for _, k := range typed {
 		switch {

@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// consoleTTY is what a Console needs from the system: reads that can be ended, and notice
+// consoleTTY is what a Console needs from the system: reads that can be ended, and a notice
 // when the size changes.
 type consoleTTY struct {
 	resized     chan struct{}
@@ -20,7 +20,7 @@ type consoleTTY struct {
 	quit        chan struct{}
 	told        sync.WaitGroup
 	wake, waker *os.File
-	reading     sync.Mutex // held while wake is read
+	reading     sync.Mutex // held while somebody reads wake
 }
 
 func (t *consoleTTY) open() (err error) {
@@ -38,7 +38,7 @@ func (t *consoleTTY) open() (err error) {
 			case <-t.signals:
 				select {
 				case t.resized <- struct{}{}:
-				default: // an earlier change is still unread
+				default: // nobody has read an earlier change yet
 				}
 			}
 		}
@@ -46,7 +46,7 @@ func (t *consoleTTY) open() (err error) {
 	return nil
 }
 
-// close ends the read under way and waits for it.
+// close ends the read that is in progress and waits for it.
 func (t *consoleTTY) close() {
 	signal.Stop(t.signals)
 	close(t.quit)
@@ -57,7 +57,8 @@ func (t *consoleTTY) close() {
 	t.wake.Close()
 }
 
-// read starts to read only when there is something to read: a read cannot be cancelled.
+// read begins to read only when there is something to read, because a read cannot be
+// cancelled.
 func (t *consoleTTY) read(in *os.File, p []byte) (int, error) {
 	t.reading.Lock()
 	defer t.reading.Unlock()

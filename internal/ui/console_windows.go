@@ -5,7 +5,7 @@ import (
 	"os"
 )
 
-// consoleTTY is never opened: see CanAsk.
+// consoleTTY is never opened, see CanAsk.
 type consoleTTY struct{ resized chan struct{} }
 
 func (*consoleTTY) open() error { return errors.ErrUnsupported }

@@ -13,7 +13,7 @@ import (
 	"multihost/internal/event"
 )
 
-// screenOf plays what was written on a terminal and returns its lines.
+// screenOf writes a text to a terminal and returns the terminal's lines.
 func screenOf(text string) string {
 	var lines []string
 	line := ""
@@ -34,8 +34,9 @@ func screenOf(text string) string {
 
 var elapsed = regexp.MustCompile(`\d+ s`)
 
-// TestDataErasesStatus checks that the status line is gone before data is written, and
-// stays away while a line of data is unfinished. Messages do not join such a line.
+// TestDataErasesStatus checks that the status line is erased before data is written, and
+// that there is none while a line of data is unfinished. Messages do not continue such a
+// line.
 func TestDataErasesStatus(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var w recorder
@@ -74,8 +75,8 @@ func TestDataErasesStatus(t *testing.T) {
 	})
 }
 
-// TestProgressEnds checks that a progress that no phase announced leaves the status line
-// when all is done: no other event would take it away.
+// TestProgressEnds: a progress may come that no phase has announced. When all is done, it
+// must leave the status line, because no other event would remove it.
 func TestProgressEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var w recorder
@@ -93,8 +94,8 @@ func TestProgressEnds(t *testing.T) {
 	})
 }
 
-// TestDataReaderGone checks that a command learns when nobody reads its data, and that
-// pipes get every byte unchanged.
+// TestDataReaderGone checks that a command learns if nobody reads its data. It also checks
+// that pipes get every byte unchanged.
 func TestDataReaderGone(t *testing.T) {
 	var w recorder
 	r := New(Options{Stdout: &w, Stderr: &w})

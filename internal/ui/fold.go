@@ -9,12 +9,12 @@ import (
 	"multihost/internal/tpu"
 )
 
-// A foldWindow holds the lines of the last moment, so that equal lines of several workers
-// are shown once with all their workers. Every (worker, line) pair is shown exactly once,
-// and the lines of one worker keep their order: a line joins only an entry after the last
-// entry that its worker has joined.
+// A foldWindow holds the lines of the last moment. So equal lines of several workers are
+// shown once, with the names of all these workers. Every (worker, line) pair is shown
+// exactly once, and the lines of one worker keep their order. To keep the order, a line
+// joins only an entry that is after the last entry which its worker has joined.
 //
-// All memory is reused: at a steady rate a line costs no allocation.
+// All memory is reused. At a steady rate, a line costs no allocation.
 type foldWindow struct {
 	window  time.Duration
 	seed    maphash.Seed
@@ -22,10 +22,10 @@ type foldWindow struct {
 	entries []foldEntry
 	members []foldMember
 	base    uint64           // sequence number of entries[0]
-	index   map[uint64]int32 // hash of a line → first entry with it
+	index   map[uint64]int32 // hash of a line → first entry with that hash
 
 	ids  []tpu.WorkerID // scratch
-	prev []tpu.WorkerID // members and tag of the last folded entry shown
+	prev []tpu.WorkerID // members and tag of the last folded entry that was shown
 	tag  string
 }
 
@@ -48,7 +48,7 @@ const (
 	foldText    = 1 << 20 // bytes in the window
 	foldEntries = 8 << 10
 	foldMembers = 64 << 10
-	foldChain   = 64 // equal lines looked at before giving up on folding
+	foldChain   = 64 // how many equal lines are looked at before folding is given up
 )
 
 func (f *foldWindow) init(window time.Duration) {
@@ -63,8 +63,8 @@ func (f *foldWindow) full() bool {
 	return len(f.text) > foldText || len(f.entries) >= foldEntries || len(f.members) >= foldMembers
 }
 
-// add puts a line of s into the window. A hidden line is not shown, and neither are equal
-// lines of other workers that join it.
+// add puts a line of s into the window. A hidden line is not shown. Equal lines of other
+// workers that join it are not shown, either.
 func (f *foldWindow) add(s *stream, line []byte, now time.Time, hidden bool) {
 	h := maphash.Bytes(f.seed, line)
 	first, seen := f.index[h]
