@@ -20,22 +20,22 @@ import (
 )
 
 const (
-	largestProgram = 45_000_000 // bytes; two agents of 2.5 MB each are in it
+	largestProgram = 45_000_000 // in bytes; this includes two agents of 2.5 MB each
 	slowestStart   = 50 * time.Millisecond
-	// slowestRatio is the limit for the start on a machine too slow for slowestStart, as
-	// a multiple of the start of a Go program that does nothing.
+	// slowestRatio is a limit for the start on a machine that is too slow for slowestStart.
+	// It is a multiple of the start time of a Go program that does nothing.
 	slowestRatio = 15
 )
 
-// build builds the program for p. It overrides all of the environment that would change
-// the result: only the source, the version and Go itself matter.
+// build builds the program for p. It overrides everything in the environment that would
+// change the result. Only the source, the version and Go itself matter.
 func build(ctx context.Context, source, program, version string, p platform) error {
 	program, err := filepath.Abs(program)
 	if err != nil {
 		return err
 	}
 	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-buildvcs=false",
-		"-tags", "grpcnotrace", // without the tag, grpc's debug page links html/template and every exported method, 8 MB
+		"-tags", "grpcnotrace", // without this tag, grpc's debug page links html/template and every exported method, which is 8 MB
 		"-ldflags", "-s -w -buildid= -X main.buildVersion="+version, "-o", program, "./cmd/multihost")
 	cmd.Dir = source
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS="+p.system, "GOARCH="+p.arch,
@@ -47,7 +47,7 @@ func build(ctx context.Context, source, program, version string, p platform) err
 }
 
 // check tests the promises about every program: its size, that it needs no library of the
-// system, and that it does not contain where and when it was built.
+// system, and that it does not contain the place and time of its build.
 func check(program string, p platform) error {
 	info, err := os.Stat(program)
 	if err != nil {
@@ -72,7 +72,7 @@ func check(program string, p platform) error {
 	if p.system == "linux" {
 		return isStatic(program)
 	}
-	return nil // other systems have no static programs: all use the system's own library
+	return nil // other systems have no static programs, because all programs use the system's own library
 }
 
 func isStatic(program string) error {
@@ -89,9 +89,9 @@ func isStatic(program string) error {
 	return nil
 }
 
-// startTime returns the processor time that the program takes to start and end, as the
-// minimum of 30 runs. On an idle machine it is no less than the elapsed time, and other
-// load changes it little.
+// startTime returns the processor time that the program needs to start and end. It is the
+// minimum of 30 runs. On an idle machine it is at least the elapsed time. Other load
+// changes it only little.
 func startTime(ctx context.Context, program string) (time.Duration, error) {
 	var took [30]time.Duration
 	for i := range took {
@@ -104,7 +104,7 @@ func startTime(ctx context.Context, program string) (time.Duration, error) {
 	return slices.Min(took[:]), nil
 }
 
-// startsQuickly tests the promise about the start. It returns the processor time of a
+// startsQuickly tests the promise about the start. It returns the processor time of one
 // start.
 func startsQuickly(ctx context.Context, program, work string) (time.Duration, error) {
 	took, err := startTime(ctx, program)
@@ -129,8 +129,8 @@ func startsQuickly(ctx context.Context, program, work string) (time.Duration, er
 	return took, nil
 }
 
-// copySource copies the files from which the program is built, and builds the agent that
-// becomes part of it from the copy.
+// copySource copies the files from which the program is built. From the copy, it builds the
+// agent that becomes a part of the program.
 func copySource(ctx context.Context, to, from string) error {
 	for _, dir := range []string{"cmd", "internal"} {
 		if err := os.CopyFS(filepath.Join(to, dir), os.DirFS(filepath.Join(from, dir))); err != nil {
@@ -149,7 +149,7 @@ func copySource(ctx context.Context, to, from string) error {
 	return agentbuild.Into(ctx, to, filepath.Join(to, agentbuild.Folder), agentprogram.Archs()...)
 }
 
-// sameBytes compares two files; its error says where they begin to differ.
+// sameBytes compares two files. Its error says where they begin to differ.
 func sameBytes(a, b string) error {
 	one, err := os.ReadFile(a)
 	if err != nil {
@@ -170,7 +170,7 @@ func sameBytes(a, b string) error {
 	return fmt.Errorf("%d and %d bytes, which differ from byte %d on: %q, %q", len(one), len(two), at, near(one), near(two))
 }
 
-// readModules returns the modules of which a program was built, as path@version.
+// readModules returns the modules from which a program was built, as path@version.
 func readModules(program string) ([]string, error) {
 	built, err := buildinfo.ReadFile(program)
 	if err != nil {
@@ -196,18 +196,18 @@ func copyFile(w io.Writer, path string) error {
 	return err
 }
 
-// billTool writes bills of materials. It is a separate program, so that its dependencies
-// do not become ours.
+// billTool is the program that writes bills of materials. It is a separate program, so that
+// its dependencies do not become ours.
 const billTool = "github.com/CycloneDX/cyclonedx-gomod/cmd/cyclonedx-gomod@v1.10.0"
 
-// writeBill writes the bill of materials of a program and checks that it contains each of
-// its modules.
+// writeBill writes the bill of materials of a program. It checks that the bill contains
+// each module of the program.
 func writeBill(ctx context.Context, path, program, version string) error {
 	path, err := filepath.Abs(path)
 	if err != nil {
 		return err
 	}
-	// The tool runs on this machine, whatever the program's platform is.
+	// The tool runs on this machine, whatever the platform of the program is.
 	cmd := exec.CommandContext(ctx, "go", "run", billTool, "bin", "-json", "-std", "-noserial", "-notimestamp", "-version", version, "-output", path, program)
 	cmd.Env = append(os.Environ(), "GOFLAGS=", "GOOS=", "GOARCH=")
 	if out, err := cmd.CombinedOutput(); err != nil {

@@ -16,8 +16,8 @@ import (
 	"multihost/internal/testkit"
 )
 
-// The program is sound Go on the systems that no test runs on. Types are checked
-// and nothing is compiled.
+// The program has no type errors on systems where no test runs. The test checks types and
+// compiles nothing.
 func TestTheProgramIsSoundOnEverySystem(t *testing.T) {
 	testkit.OnlyInAll(t, "TestUnsoundGoIsFound")
 	if testkit.RaceDetector {
@@ -37,7 +37,7 @@ func TestTheProgramIsSoundOnEverySystem(t *testing.T) {
 	}
 }
 
-// An error in the body of a function is found.
+// The check finds an error in the body of a function.
 func TestUnsoundGoIsFound(t *testing.T) {
 	file, err := filepath.Abs("../internal/tpu/tpu.go")
 	testkit.Must(t, err)
@@ -48,8 +48,9 @@ func TestUnsoundGoIsFound(t *testing.T) {
 	}
 }
 
-// unsound checks the types of packages as they are built for a platform, with other
-// contents for some files. Of packages that are not ours it checks only the declarations.
+// unsound checks the types of packages as they are built for a platform. planted replaces
+// the contents of some files. Of packages that are not ours, it checks only the
+// declarations.
 func unsound(t *testing.T, p platform, planted map[string][]byte, patterns ...string) (faults []string) {
 	t.Helper()
 	root, err := filepath.Abs("..")

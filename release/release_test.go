@@ -21,9 +21,9 @@ import (
 	"multihost/internal/testkit"
 )
 
-// The program of a release keeps its promises about size, start and libraries,
-// and comes out the same, byte for byte, from two directories. So does the agent in it,
-// for every kind of worker.
+// The program of a release keeps its promises about size, start and libraries. A build in
+// another directory gives the same bytes. The same holds for the agent in it, for every
+// kind of worker.
 func TestProgramIsSmallQuickAndReproducible(t *testing.T) {
 	testkit.OnlyInAll(t, "the other tests of this package")
 	if testkit.RaceDetector {
@@ -54,7 +54,7 @@ func TestProgramIsSmallQuickAndReproducible(t *testing.T) {
 	testkit.Must(t, r.tryHere(t.Context(), program, here, dir))
 }
 
-// check finds something: it refuses a program that was built without -trimpath.
+// The promises can fail: check refuses a program that was built without -trimpath.
 func TestCheckRefusesOrdinaryPrograms(t *testing.T) {
 	self, err := os.Executable()
 	testkit.Must(t, err)
@@ -67,8 +67,8 @@ func TestCheckRefusesOrdinaryPrograms(t *testing.T) {
 func TestOnlyAReleaseIsRemoved(t *testing.T) {
 	const archive, bill = "multihost-v1.2.3-4-gabc-linux-amd64.tar.gz", "multihost-v1-windows-amd64.cdx.json"
 	for _, tt := range []struct {
-		names []string // with a / at the end: a directory
-		want  string   // of the error; "": it is cleared
+		names []string // a name with a / at its end is a directory
+		want  string   // a part of the error; "": the directory is cleared
 	}{
 		{nil, ""},
 		{[]string{"SHA256SUMS", archive, bill, "multihost-v1-windows-amd64.zip"}, ""},
@@ -105,7 +105,7 @@ func TestOnlyAReleaseIsRemoved(t *testing.T) {
 	}
 	testkit.Must(t, clearOut(filepath.Join(t.TempDir(), "none")))
 
-	// A release that fails leaves nothing that is in the way of the next one.
+	// If a release fails, it leaves nothing that prevents the next one.
 	r := release{version: "v1", source: t.TempDir(), out: t.TempDir()}
 	testkit.Must(t, os.WriteFile(filepath.Join(r.out, sumsName), nil, 0o644))
 	if err := r.make(t.Context()); err == nil {
