@@ -122,8 +122,8 @@ func (f *foldWindow) drop(n int) {
 	}
 	off := rest[0].start
 	f.text = f.text[:copy(f.text, f.text[off:])]
-	// Members of kept entries can be anywhere behind the first kept entry's head,
-	// because older entries may have been joined later.
+	// Members of kept entries can be anywhere after the head of the first kept entry,
+	// because members may have joined older entries later.
 	mem := rest[0].head
 	f.members = f.members[:copy(f.members, f.members[mem:])]
 	for i := range f.members {
@@ -137,7 +137,7 @@ func (f *foldWindow) drop(n int) {
 		e := &f.entries[i]
 		e.start, e.end, e.head, e.last, e.next = e.start-off, e.end-off, e.head-mem, e.last-mem, -1
 	}
-	// Backwards, so that each chain runs in order.
+	// Go backwards, so that each chain is in order.
 	for i := len(f.entries) - 1; i >= 0; i-- {
 		e := &f.entries[i]
 		if j, ok := f.index[e.hash]; ok {

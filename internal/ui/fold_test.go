@@ -16,7 +16,7 @@ import (
 	"multihost/internal/testkit"
 )
 
-// expand undoes tpu.Fold for the small sets of the tests below.
+// expand is the reverse of tpu.Fold for the small sets of the tests below.
 func expand(t *testing.T, tag string) []string {
 	t.Helper()
 	numbers := func(s string) (all []int) {
@@ -47,7 +47,7 @@ func expand(t *testing.T, tag string) []string {
 }
 
 // FuzzFold lets the fuzzer choose which worker prints which of a few words, and when. It
-// checks that the folded view has exactly the words of every worker, in order.
+// checks that the folded view has exactly the words of every worker, in their order.
 func FuzzFold(f *testing.F) {
 	f.Add([]byte{0, 1, 2, 3, 0x10, 0x11, 0x12, 0x13})
 	f.Add([]byte{0, 0, 0, 1, 1, 0xff, 1, 2, 0x20, 0x21, 0x20})
@@ -103,7 +103,7 @@ func TestFoldInStep(t *testing.T) {
 	})
 }
 
-// lines64 is a chunk of 100-byte lines for each of 64 workers, all different.
+// lines64 returns a chunk of 100-byte lines for each of 64 workers. All lines differ.
 func lines64() [][]byte {
 	chunks := make([][]byte, 64)
 	for w := range chunks {
@@ -138,10 +138,10 @@ func benchmarkView(b *testing.B, o Options) {
 	}
 }
 
-// BenchmarkAll prefixes the lines of 64 workers: the bar is 100 MB/s.
+// BenchmarkAll puts prefixes before the lines of 64 workers. It should reach 100 MB/s.
 func BenchmarkAll(b *testing.B) { benchmarkView(b, Options{Mode: Plain, Stream: All}) }
 
-// BenchmarkFirst looks through the lines of 63 workers for errors.
+// BenchmarkFirst searches the lines of 63 workers for errors.
 func BenchmarkFirst(b *testing.B) { benchmarkView(b, Options{Mode: Plain, Stream: First}) }
 
 func BenchmarkJSON(b *testing.B) { benchmarkView(b, Options{Mode: JSON, Stream: All}) }

@@ -15,14 +15,14 @@ import (
 	"multihost/internal/tpu"
 )
 
-// jsonVersion is the "v" of every JSON line. It changes when a field changes its
-// meaning or goes away; new fields and new kinds do not change it.
+// jsonVersion is the "v" of every JSON line. It changes when a field gets another meaning
+// or is removed. New fields and new kinds do not change it.
 const jsonVersion = 1
 
-// maxRaw is the most output, in bytes, that one JSON line carries.
+// maxRaw is the most output, in bytes, that one JSON line contains.
 const maxRaw = 64 << 10
 
-// appendJSONHead appends the beginning of a line, up to and including the kind.
+// appendJSONHead appends the beginning of a line. The kind is the last field of it.
 func appendJSONHead(b []byte, now time.Time, kind string) []byte {
 	b = append(b, `{"v":`...)
 	b = strconv.AppendInt(b, jsonVersion, 10)
@@ -54,7 +54,7 @@ func (v *jsonView) emit(e event.Event, now time.Time) {
 	v.out.put(toStdout, line)
 }
 
-// appendJSONEvent appends e as one line: the common fields, then e's own.
+// appendJSONEvent appends e as one line: first the common fields, then those of e.
 func appendJSONEvent(b []byte, e event.Event, now time.Time) []byte {
 	var buf bytes.Buffer
 	enc := json.NewEncoder(&buf)
@@ -64,7 +64,7 @@ func appendJSONEvent(b []byte, e event.Event, now time.Time) []byte {
 		fields = summaryFields(s)
 	}
 	if err := enc.Encode(fields); err != nil {
-		// Only a Result can fail, because its Data can be of any type. A reader must see
+		// Only a Result can fail, because its Data can be of any type. A reader must learn
 		// that the answer is missing.
 		b = appendJSONHead(b, now, "error")
 		b = append(b, `,"text":`...)
@@ -80,8 +80,8 @@ func appendJSONEvent(b []byte, e event.Event, now time.Time) []byte {
 	return append(b, '\n')
 }
 
-// summaryFields adds the last lines as bytes if they are not UTF-8, which a JSON string
-// cannot hold.
+// If the last lines are not UTF-8, a JSON string cannot hold them. summaryFields then also
+// adds them as bytes.
 func summaryFields(s event.Summary) any {
 	if utf8.ValidString(strings.Join(s.LastLines, "\n")) {
 		return s
@@ -96,8 +96,8 @@ func summaryFields(s event.Summary) any {
 	}{s, exact}
 }
 
-// appendHarmlessJSON appends encoded JSON and escapes what package json leaves unchanged
-// but a terminal acts on: DEL, C1 controls and direction marks. These occur only in
+// appendHarmlessJSON appends encoded JSON. It escapes what package json does not change
+// although a terminal acts on it: DEL, C1 controls and direction marks. These occur only in
 // strings.
 func appendHarmlessJSON(b, text []byte) []byte {
 	for len(text) > 0 {
@@ -123,8 +123,8 @@ func appendJSONEscape(b []byte, c rune) []byte {
 	return append(b, '\\', 'u', hex[c>>12&15], hex[c>>8&15], hex[c>>4&15], hex[c&15])
 }
 
-// output queues bytes of s as JSON lines. A rune cut off by the end of the chunk waits in
-// s.partial for the next chunk.
+// output queues bytes of s as JSON lines. If the end of the chunk cuts a rune off, the
+// beginning of the rune waits in s.partial for the next chunk.
 func (v *jsonView) output(s *stream, data []byte) {
 	for len(data) > 0 {
 		n := min(len(data), maxRaw)
@@ -192,8 +192,8 @@ func appendOutputJSON(b []byte, id tpu.WorkerID, data []byte, now time.Time) []b
 }
 
 // OutputJSON returns a writer that writes a worker's log as JSON lines of kind "output".
-// Unlike a Renderer it waits for w, so it drops nothing. Close writes the bytes of an
-// unfinished character and does not close w.
+// Unlike a Renderer, it waits for w, so it drops nothing. Close writes the bytes of an
+// unfinished character. It does not close w.
 func OutputJSON(w io.Writer, id tpu.WorkerID, now func() time.Time) io.WriteCloser {
 	return &jsonBytes{w: w, id: id, now: now}
 }
@@ -202,7 +202,7 @@ type jsonBytes struct {
 	w    io.Writer
 	id   tpu.WorkerID
 	now  func() time.Time
-	held []byte // the beginning of a character
+	held []byte // the beginning of an unfinished character
 }
 
 func (j *jsonBytes) Write(p []byte) (int, error) {
@@ -239,8 +239,8 @@ func appendDroppedJSON(b []byte, now time.Time, n int) []byte {
 	return append(b, `,"text":"view fell behind; the log files are complete"}`+"\n"...)
 }
 
-// appendJSONString appends s, valid UTF-8, quoted. It also escapes all that a terminal
-// would act on, because people look at JSON too.
+// appendJSONString appends s in quotes. s is valid UTF-8. It also escapes everything on
+// which a terminal would act, because people look at JSON, too.
 func appendJSONString(b, s []byte) []byte {
 	b = append(b, '"')
 	for len(s) > 0 {
@@ -276,8 +276,8 @@ func appendJSONString(b, s []byte) []byte {
 	return append(b, '"')
 }
 
-// PrintErrorJSON writes err as a JSON line of kind "error" with the status that
-// the program exits with. hint may be empty. It returns the error of w.
+// PrintErrorJSON writes err as a JSON line of kind "error". status is the exit status of
+// the program. hint may be empty. It returns the error of w.
 func PrintErrorJSON(w io.Writer, now time.Time, err error, hint string, exitCode int) error {
 	b := appendJSONHead(nil, now, "error")
 	b = append(b, `,"text":`...)

@@ -27,20 +27,20 @@ type segment struct {
 	end int
 }
 
-// A lane is a queue of bytes and the goroutine that writes them. Its queue is
-// guarded by screen.mu; the rest belongs to the goroutine.
+// A lane is a queue of bytes and the goroutine that writes them. screen.mu guards its
+// queue. The rest belongs to the goroutine.
 type lane struct {
 	r    *Renderer
 	tty  bool
 	wake chan struct{}
-	pen  chan struct{} // held by the writer: the goroutine, or a question
+	pen  chan struct{} // held by whoever writes: the goroutine, or a question
 
 	queue         []byte
 	segments      []segment
-	generation    uint64 // of the queue: changes when the goroutine takes it
+	generation    uint64 // generation of the queue; it changes when the goroutine takes the queue
 	outputQueued  int
 	controlQueued int
-	dropped       int  // bytes not shown since the last notice
+	dropped       int  // bytes that were not shown since the last notice
 	redraw        bool // the status changed
 
 	spare     []byte
@@ -48,7 +48,7 @@ type lane struct {
 	wrote     time.Time
 	drew      time.Time
 	status    string // on the screen now
-	inLine    bool   // the cursor stands behind data without a newline
+	inLine    bool   // the cursor is after data that has no newline at its end
 	again     bool   // a redraw was postponed
 	gone      [2]bool
 }
@@ -64,7 +64,7 @@ func (l *lane) kick() {
 	}
 }
 
-// put queues b, whole lines. The caller holds screen.mu.
+// put puts b into the queue. b consists of whole lines. The caller holds screen.mu.
 func (l *lane) put(to dest, b []byte) {
 	if len(b) == 0 {
 		return
@@ -85,9 +85,9 @@ func (l *lane) put(to dest, b []byte) {
 	}
 }
 
-// control queues a message, unless too many wait already. A run of any size has few
-// messages; the limit is for a flood of retries while the terminal has been stopped for
-// hours. The caller holds screen.mu.
+// control puts a message into the queue, unless too many messages wait already. A run of
+// any size has only few messages. The limit is for a flood of retries while the terminal
+// has been stopped for hours. The caller holds screen.mu.
 func (l *lane) control(to dest, b []byte) {
 	if l.controlQueued+len(b) > controlBytes {
 		l.dropped += len(b)
@@ -97,15 +97,15 @@ func (l *lane) control(to dest, b []byte) {
 	l.put(to, b)
 }
 
-// room reports whether n more bytes of output of s fit into the queue, and counts them if
-// so. The caller holds screen.mu.
+// room reports whether the queue has room for n more bytes of the output of s. If it has,
+// room counts these bytes. The caller holds screen.mu.
 func (l *lane) room(s *stream, n int) bool {
 	if s.generation != l.generation {
 		s.generation, s.queued = l.generation, 0
 	}
-	// Any worker may use the first half of the room, so that a burst of one worker is
-	// shown whole. The second half is shared out, so that the burst does not silence the
-	// other workers.
+	// Any worker may use the first half of the room. So a burst of one worker is shown
+	// whole. All workers share the second half, so that the burst does not silence the
+	// others.
 	share := streamMost
 	if l.outputQueued+n > viewBytes/2 {
 		workers, _ := l.r.streams.size()
@@ -119,7 +119,7 @@ func (l *lane) room(s *stream, n int) bool {
 	return true
 }
 
-// loop writes the queue until the Renderer is closed and the queue is empty.
+// loop writes the queue. It ends when the Renderer is closed and the queue is empty.
 func (l *lane) loop() {
 	r := l.r
 	timer := time.NewTimer(time.Hour)
@@ -168,7 +168,7 @@ func (l *lane) loop() {
 		l.write(buf, segs, status, now)
 		l.wrote = r.o.Now()
 		<-l.pen
-		// Free the memory of a large burst: the run may last for days.
+		// Free the memory of a large burst, because the run may last for days.
 		if cap(buf) > 2*batchBytes && len(buf) < cap(buf)/4 {
 			buf = nil
 		}
@@ -176,7 +176,8 @@ func (l *lane) loop() {
 	}
 }
 
-// drain erases the status line and writes what is queued now. The caller holds the pen.
+// drain erases the status line. Then it writes what is in the queue now. The caller holds
+// the pen.
 func (l *lane) drain() {
 	l.erase()
 	l.r.mu.Lock()
@@ -195,8 +196,8 @@ func (l *lane) drain() {
 	}
 }
 
-// due reports whether there is something to write now. If not, at is when there will be
-// something, or zero. The caller holds screen.mu.
+// due reports whether there is something to write now. If not, at is the time at which
+// there will be something, or zero. The caller holds screen.mu.
 func (l *lane) due(now time.Time) (at time.Time, due bool) {
 	pending := len(l.queue) > 0 || l.dropped > 0
 	switch {
@@ -216,7 +217,7 @@ func (l *lane) due(now time.Time) (at time.Time, due bool) {
 	return at, !at.After(now)
 }
 
-// notice ends the queue with a line about dropped output, if there is any. The caller
+// If output was dropped, notice adds a line about that to the end of the queue. The caller
 // holds screen.mu.
 func (l *lane) notice(now time.Time) {
 	if l.dropped == 0 {
@@ -227,7 +228,8 @@ func (l *lane) notice(now time.Time) {
 	l.put(l.r.view.dropped(n, now))
 }
 
-// write writes one batch, with one write for each run of bytes to the same destination.
+// write writes one batch. Bytes that follow each other and have the same destination are
+// one write.
 func (l *lane) write(buf []byte, segs []segment, status string, now time.Time) {
 	if len(segs) > 0 {
 		l.erase()
@@ -265,9 +267,8 @@ func (l *lane) erase() {
 	}
 }
 
-// endData makes a message begin on a line of its own where data and messages share a
-// terminal. Elsewhere it adds no newline, because data in a file or a pipe must stay as it
-// is.
+// endData makes a message begin on a new line if data and messages share a terminal.
+// Otherwise it adds no newline, because data in a file or a pipe must not change.
 func (l *lane) endData() {
 	if l.inLine && l.tty {
 		l.send(toStderr, []byte("\n"))
@@ -289,7 +290,8 @@ func (l *lane) send(to dest, p []byte) {
 	}
 }
 
-// sameWriter compares without the panic of == on uncomparable types.
+// sameWriter compares two writers. Unlike ==, it does not panic if their types cannot be
+// compared.
 func sameWriter(a, b io.Writer) bool {
 	t := reflect.TypeOf(a)
 	return t != nil && t == reflect.TypeOf(b) && t.Comparable() && a == b

@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// IsClosedPipe reports whether a write failed because the reader has gone.
+// IsClosedPipe reports whether a write has failed because the reader is gone.
 func IsClosedPipe(err error) bool { return errors.Is(err, syscall.EPIPE) }
 
 // takesEscapes reports whether a terminal obeys escape sequences.
@@ -25,8 +25,8 @@ func mayRead(terminal *os.File) bool {
 	return err == nil && group == unix.Getpgrp()
 }
 
-// readKey reads single bytes until one of keys or Interrupt comes. Letters in keys are in
-// lower case and stand for both cases. It starts a read only when there is something to
+// readKey reads single bytes until one of keys, or Interrupt, comes. Letters in keys are in
+// lower case and stand for both cases. It begins to read only when there is something to
 // read, because a read of a terminal cannot be cancelled.
 func readKey(ctx context.Context, fd int, keys string) (byte, error) {
 	wake, waker, err := os.Pipe()
@@ -74,7 +74,7 @@ func dropTyped(fd int) {
 var errWoken = errors.New("woken up")
 
 // readUnlessWoken reads from a terminal. It returns errWoken once wake can be read or has
-// ended, and io.EOF at the end of the terminal.
+// ended. At the end of the terminal it returns io.EOF.
 func readUnlessWoken(fd, wake int, p []byte) (int, error) {
 	ready := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}, {Fd: int32(wake), Events: unix.POLLIN}}
 	for {

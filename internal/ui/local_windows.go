@@ -8,13 +8,13 @@ import (
 	"golang.org/x/sys/windows"
 )
 
-// IsClosedPipe reports whether a write failed because the reader has gone.
+// IsClosedPipe reports whether a write has failed because the reader is gone.
 func IsClosedPipe(err error) bool {
 	return errors.Is(err, windows.ERROR_BROKEN_PIPE) || errors.Is(err, windows.ERROR_NO_DATA)
 }
 
-// takesEscapes makes the console obey escape sequences, and reports whether it does:
-// consoles before Windows 10 know none.
+// takesEscapes makes the console obey escape sequences. It reports whether the console
+// does: consoles before Windows 10 do not know them.
 func takesEscapes(fd uintptr) bool {
 	var mode uint32
 	console := windows.Handle(fd)
@@ -24,7 +24,7 @@ func takesEscapes(fd uintptr) bool {
 	return windows.SetConsoleMode(console, mode|windows.ENABLE_VIRTUAL_TERMINAL_PROCESSING) == nil
 }
 
-// mayRead is false: see CanAsk.
+// mayRead always returns false, see CanAsk.
 func mayRead(*os.File) bool { return false }
 
 func readKey(context.Context, int, string) (byte, error) { return 0, errors.ErrUnsupported }

@@ -13,8 +13,8 @@ import (
 
 // LogsOptions say how logs are shown.
 type LogsOptions struct {
-	Times bool           // begin each line with its time; in JSON, set the time of each line
-	Tags  []tpu.WorkerID // the workers shown, if each line is to begin with its worker
+	Times bool           // each line begins with its time; in JSON, each line has its time as a field
+	Tags  []tpu.WorkerID // the workers that are shown, if each line begins with its worker
 }
 
 // Logs writes logs to standard output, as Stdout does. In JSON mode it writes lines of
@@ -31,7 +31,7 @@ type Logs struct {
 	open    *shownLog // whose line is unfinished
 }
 
-// A wholeWriter writes the bytes of each Write at once: a note may come between two writes
+// A wholeWriter writes the bytes of each Write at once. A note may come between two writes
 // to standard output, and would split a line of JSON.
 type wholeWriter struct{ *bufio.Writer }
 
@@ -48,7 +48,7 @@ func (w wholeWriter) Write(p []byte) (int, error) {
 type shownLog struct {
 	id   tpu.WorkerID
 	to   io.WriteCloser
-	time time.Time // time of the text that is written now, in JSON
+	time time.Time // time of the text that is being written, in JSON
 }
 
 // Logs returns a writer of logs.
@@ -75,8 +75,8 @@ func (l *Logs) stream(id tpu.WorkerID) *shownLog {
 	return s
 }
 
-// WriteLog writes text of a worker's log. With Times or Tags it must not reach beyond the
-// end of a line, and at is the time of the line.
+// WriteLog writes a part of a worker's log. With Times or Tags, the text must not go beyond
+// the end of a line. at is then the time of the line.
 func (l *Logs) WriteLog(id tpu.WorkerID, at time.Time, p []byte) error {
 	if len(p) == 0 {
 		return nil
@@ -98,7 +98,7 @@ func (l *Logs) WriteLog(id tpu.WorkerID, at time.Time, p []byte) error {
 	return err
 }
 
-// beginLine writes what a line begins with, unless s is amid a line. If a line of another
+// beginLine writes the beginning of a line, unless s is within a line. If a line of another
 // worker is unfinished, beginLine first ends it on the screen.
 func (l *Logs) beginLine(s *shownLog, at time.Time) error {
 	if l.open == s {
@@ -138,11 +138,11 @@ func (l *Logs) endLine() error {
 	return err
 }
 
-// Flush writes out what was given to WriteLog.
+// Flush writes to standard output what WriteLog has got.
 func (l *Logs) Flush() error { return l.out.Flush() }
 
-// Close writes what is left, and ends a line that has no end if it began with a time or a
-// worker.
+// Close writes what is left. If the last line began with a time or a worker and has no end,
+// Close ends it.
 func (l *Logs) Close() error {
 	if err := l.endLine(); err != nil {
 		return err

@@ -10,8 +10,8 @@ import (
 	"multihost/internal/tpu"
 )
 
-// TestLogs shows lines with their times and workers. A line that another worker's text
-// interrupts is ended, and goes on in a line of its own.
+// TestLogs shows lines with their times and workers. The text of another worker may
+// interrupt a line. Then the line ends there, and continues on a new line.
 func TestLogs(t *testing.T) {
 	at := time.Date(2026, 1, 2, 3, 4, 5, 67e6, time.Local)
 	stamp := at.Format(lineTime)
@@ -50,7 +50,7 @@ func TestLogs(t *testing.T) {
 	}
 }
 
-// pieces notes with which byte each write ends.
+// pieces records the last byte of each write.
 type pieces struct{ ends []byte }
 
 func (w *pieces) Write(p []byte) (int, error) {
@@ -58,8 +58,8 @@ func (w *pieces) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// TestLogsAsJSONAreNotTorn checks that each write to standard output ends with a line: a
-// note may come before the next one.
+// TestLogsAsJSONAreNotTorn checks that each write to standard output ends with a line,
+// because a note may come before the next write.
 func TestLogsAsJSONAreNotTorn(t *testing.T) {
 	var w pieces
 	r := New(Options{Mode: JSON, Stdout: &w, Stderr: io.Discard, Now: time.Now})

@@ -6,9 +6,9 @@ import (
 )
 
 // printable returns a writer for the bytes of a log. If w is a terminal, the writer shows
-// all that could act on the terminal in visible form, as every view does. It cuts
-// nothing, and \r ends a line. Anything but a terminal gets the bytes unchanged. Close
-// writes the bytes of an unfinished character and does not close w.
+// everything that could act on the terminal in visible form. Every view does the same. It
+// cuts nothing, and \r ends a line. If w is not a terminal, it gets the bytes unchanged.
+// Close writes the bytes of an unfinished character. It does not close w.
 func printable(w io.Writer, terminal bool) io.WriteCloser {
 	if !terminal {
 		return rawBytes{w}
@@ -22,8 +22,8 @@ func (rawBytes) Close() error { return nil }
 
 type visibleBytes struct {
 	w        io.Writer
-	held     []byte // the beginning of a character
-	returned bool   // the last byte was \r, which has been written as \n
+	held     []byte // the beginning of an unfinished character
+	returned bool   // the last byte was \r; it was written as \n
 	out      []byte
 }
 

@@ -9,9 +9,9 @@ import (
 	"multihost/internal/event"
 )
 
-// Pacing of status lines where nothing can be redrawn. A phase shorter than statusFirst
-// gets no line. A change is shown at most every statusEvery. Without a change there is a
-// line every statusSame, which shows that the wait goes on.
+// These times pace status lines where nothing can be redrawn. A phase that is shorter than
+// statusFirst gets no line. Changes are shown at most once in statusEvery. Without a
+// change, a line comes every statusSame. It shows that the wait continues.
 const (
 	statusFirst = 5 * time.Second
 	statusEvery = 30 * time.Second
@@ -22,12 +22,12 @@ const (
 type phaseView struct {
 	name    string
 	started time.Time
-	begun   bool // announced by a Phase event, so another one ends it
+	begun   bool // a Phase event has announced it, so another one ends it
 	last    event.Progress
 	lastAt  time.Time // zero: no progress yet
-	step    string    // the newest training step; "": none
+	step    string    // the newest training step; "": there is none
 
-	shown   string // plain: the last line, without times
+	shown   string // in plain mode: the last line, without its times
 	shownAt time.Time
 	changed bool // perhaps changed since then
 }
@@ -59,8 +59,8 @@ func (p *phaseView) describe() string {
 	return p.name + ": " + strings.Join(parts, ", ")
 }
 
-// silence says for how long nothing has come from the workers that describe names; "" if
-// all send something.
+// describe names workers. silence says for how long nothing has come from them. It returns
+// "" if all send something.
 func (p *phaseView) silence(now time.Time) string {
 	if p.last.Silent == "" || p.last.SilentSince == nil {
 		return ""
@@ -68,13 +68,13 @@ func (p *phaseView) silence(now time.Time) string {
 	return " for " + event.Age(now.Sub(*p.last.SilentSince))
 }
 
-// times says how long the phase has taken, and its limit if it has one.
+// times says how long the phase has lasted. If the phase has a limit, it gives that, too.
 func (p *phaseView) times(now time.Time) string {
 	elapsed := now.Sub(p.started)
 	if !p.lastAt.IsZero() && p.last.Elapsed > 0 {
 		elapsed = p.last.Elapsed + now.Sub(p.lastAt)
 	}
-	// Tenths of a second would make every redraw differ.
+	// With tenths of a second, every redraw would differ.
 	text := event.Age(elapsed)
 	if p.last.Limit > 0 {
 		text += " of " + event.Duration(p.last.Limit)
@@ -82,7 +82,7 @@ func (p *phaseView) times(now time.Time) string {
 	return text
 }
 
-// phases are the phases that have not ended, the newest last.
+// phases are the phases that have not ended. The newest comes last.
 type phases []*phaseView
 
 func (all phases) find(name string) *phaseView {
@@ -102,7 +102,7 @@ func (all phases) newest() *phaseView {
 	return all[len(all)-1]
 }
 
-// begin adds the phase that e announces, or begins it again.
+// begin adds the phase that e announces. If the phase is there already, it begins again.
 func (all *phases) begin(e event.Phase, now time.Time) {
 	p := all.find(e.Name)
 	if p == nil {
@@ -122,8 +122,8 @@ func (all *phases) end(e event.Phase, now time.Time) time.Duration {
 	return e.Elapsed
 }
 
-// progress returns the phase that e is about. A phase that no event announced begins with
-// its first progress and ends when everything is done.
+// progress returns the phase that e is about. If no event has announced the phase, it
+// begins with its first progress. It ends when everything is done.
 func (all *phases) progress(e event.Progress, now time.Time) *phaseView {
 	p := all.find(e.Phase)
 	if p == nil {
@@ -131,13 +131,13 @@ func (all *phases) progress(e event.Progress, now time.Time) *phaseView {
 		*all = append(*all, p)
 	}
 	p.last, p.lastAt = e, now
-	if !p.begun && e.Total > 0 && e.Done >= e.Total { // no other event ends it
+	if !p.begun && e.Total > 0 && e.Done >= e.Total { // no other event ends this phase
 		all.remove(p)
 	}
 	return p
 }
 
-// step notes the newest training step in the phase "run", and returns that phase or nil.
+// step records the newest training step in the phase "run". It returns that phase, or nil.
 func (all phases) step(e event.Training) *phaseView {
 	p := all.find("run")
 	if p != nil {
@@ -164,14 +164,14 @@ func phaseEnd(e event.Phase, elapsed time.Duration) string {
 	return fmt.Sprintf("%s: %s (%s)", e.Name, detail, event.Duration(elapsed))
 }
 
-// status returns the line about the phase for a terminal.
+// status returns the line about the phase that a terminal shows.
 func (p *phaseView) status(now time.Time) string {
 	text := strings.TrimSuffix(p.describe(), ": ")
 	if p.last.All > 0 {
 		text = bar(p.last.Bytes, p.last.All) + " " + text
 	}
 	if silence := p.silence(now); silence != "" {
-		return text + silence // while workers are silent, the length of the phase does not matter
+		return text + silence // if workers are silent, the length of the phase does not matter
 	}
 	if strings.Contains(text, ": ") {
 		return text + ", " + p.times(now)
@@ -179,8 +179,8 @@ func (p *phaseView) status(now time.Time) string {
 	return text + ": " + p.times(now)
 }
 
-// plainLine decides about the lines where nothing can be redrawn: due says that the
-// current text is shown now; otherwise at is the time to look again.
+// plainLine decides about the lines where nothing can be redrawn. due says that the current
+// text must be shown now. Otherwise at is the time to look again.
 func (p *phaseView) plainLine(now time.Time) (at time.Time, due bool) {
 	text := p.describe()
 	p.changed = p.changed && text != p.shown
@@ -204,7 +204,7 @@ func bar(done, all int64) string {
 	return "[" + strings.Repeat("#", full) + strings.Repeat("-", barWidth-full) + "]"
 }
 
-// line appends the status as a line of its own.
+// line appends the status as a separate line.
 func (p *phaseView) line(b []byte, now time.Time) []byte {
 	times := p.silence(now)
 	if times == "" {

@@ -11,12 +11,12 @@ import (
 	"multihost/internal/tpu"
 )
 
-// maxLine is how many bytes of a line the view shows. It also limits what we hold for a
-// worker that never ends its line.
+// maxLine is how many bytes of a line the view shows at most. It also limits what we keep
+// for a worker that never ends its line.
 const maxLine = 8 << 10
 
 // A stream is the output of one worker on its way to the view. It splits the output into
-// lines, wherever the chunks begin and end.
+// lines, no matter where the chunks begin and end.
 type stream struct {
 	id    tpu.WorkerID
 	tag   string
@@ -24,28 +24,28 @@ type stream struct {
 
 	mu        sync.Mutex // held while a chunk is processed; taken before screen.mu
 	partial   []byte     // raw bytes of the unfinished line, at most maxLine
-	cut       int        // bytes of it beyond maxLine
-	returned  bool       // the last byte was \r: it ends a CRLF or restarts the line
-	trace     int        // lines of a traceback that may still follow
+	cut       int        // how many bytes of it are beyond maxLine
+	returned  bool       // the last byte was \r, which either belongs to a CRLF or restarts the line
+	trace     int        // how many lines of a traceback may still follow
 	tailShown bool
-	scratch   // for the chunk being processed
+	scratch   // for the chunk that is being processed
 	lent      *scratch
 
 	// Guarded by screen.mu.
 	generation uint64
 	queued     int
-	lastEntry  uint64 // fold window: 1 + sequence number of the last entry joined
+	lastEntry  uint64 // for the fold window: 1 + sequence number of the last joined entry
 }
 
-// A scratch is the memory to process one chunk. A stream borrows it only while it works:
-// with one scratch each, 2048 streams would hold 2048 chunks.
+// A scratch is the memory that processing one chunk needs. A stream borrows it only while
+// it works. If each had its own scratch, 2048 streams would hold 2048 chunks.
 type scratch struct {
 	stamped  []byte // lines, each with the time of its arrival
 	lines    []byte // visible lines, each with its \n
 	lineEnds []int
 }
 
-// streams are the streams of all workers whose output was shown. They are safe for
+// streams are the streams of all workers whose output has been shown. They are safe for
 // concurrent use.
 type streams struct {
 	byID      sync.Map  // tpu.WorkerID → *stream
@@ -53,10 +53,10 @@ type streams struct {
 
 	mu    sync.Mutex
 	count int
-	width int // of the widest tag so far
+	width int // width of the widest tag so far
 }
 
-// of returns the stream of a worker, and makes it if there is none.
+// of returns the stream of a worker. If there is none, it makes one.
 func (t *streams) of(id tpu.WorkerID) *stream {
 	if s := t.known(id); s != nil {
 		return s
@@ -92,7 +92,7 @@ func (t *streams) size() (count, width int) {
 	return t.count, t.width
 }
 
-// hold locks a stream and lends it the memory to process a chunk.
+// hold locks a stream. It gives the stream memory to process a chunk.
 func (t *streams) hold(s *stream) {
 	s.mu.Lock()
 	if v, ok := t.scratches.Get().(*scratch); ok {
@@ -112,11 +112,11 @@ func (t *streams) release(s *stream) {
 	s.mu.Unlock()
 }
 
-// sift splits the whole lines of data, except those that keepErrors would drop. In a
-// healthy run these are nearly all lines. Checking them in place costs a fraction of making
-// them visible first. It returns the data that is left to split.
+// sift takes the whole lines of data. It splits only those that keepErrors would not drop.
+// In a healthy run, keepErrors drops almost all lines. To check these in place costs much
+// less than to make them visible first. It returns the data that is left for split.
 func (s *stream) sift(data []byte) []byte {
-	// One search of the chunk saves a search of each line.
+	// One search of the chunk replaces a search of each line.
 	if s.trace > 0 || bytes.IndexByte(data, '\r') >= 0 || suspect.Traceback(data) {
 		return data
 	}
@@ -144,14 +144,14 @@ func (s *stream) sift(data []byte) []byte {
 	}
 }
 
-// isQuiet reports whether a line outside of a traceback does not look like an error,
-// neither as it is nor in its visible form. A line whose visible form differs is not quiet,
-// unless its glog level is I.
+// isQuiet reports whether a line outside of a traceback does not look like an error. This
+// must hold for the line itself and for its visible form. If the visible form of a line
+// differs, the line is not quiet, unless its glog level is I.
 func isQuiet(line []byte) bool {
 	return suspect.Info(line) || plainPrefix(line) == len(line) && !suspect.Line(line)
 }
 
-// split appends the visible form of the lines that data completes to s.lines.
+// data completes lines. split appends the visible form of these lines to s.lines.
 func (s *stream) split(data []byte) {
 	for len(data) > 0 {
 		nl := bytes.IndexByte(data, '\n')
@@ -165,7 +165,8 @@ func (s *stream) split(data []byte) {
 		if len(seg) > 0 && s.returned {
 			s.restart()
 		}
-		// IndexByte first: it is several times as fast, and nearly always enough.
+		// Call IndexByte first, because it is several times as fast and almost always
+		// enough.
 		if bytes.IndexByte(seg, '\r') >= 0 {
 			s.restart()
 			seg = seg[bytes.LastIndexByte(seg, '\r')+1:]
@@ -176,8 +177,8 @@ func (s *stream) split(data []byte) {
 
 // hold keeps the beginning of a line that data does not complete.
 func (s *stream) hold(data []byte) {
-	// The last \r may still turn out to be half of a CRLF, so the state before
-	// it is kept until the next byte is known.
+	// The last \r may still be half of a CRLF. So the state before it is kept until the
+	// next byte is known.
 	text := bytes.TrimRight(data, "\r")
 	if s.returned && len(text) > 0 {
 		s.restart()
@@ -193,7 +194,7 @@ func (s *stream) hold(data []byte) {
 	s.cut += len(data) - n
 }
 
-// restart drops the line so far, because what follows overwrites it.
+// restart drops the line so far, because the following text overwrites it.
 func (s *stream) restart() {
 	s.partial, s.cut, s.returned = s.partial[:0], 0, false
 }
@@ -223,7 +224,7 @@ func (s *stream) endLine(rest []byte) {
 	s.restart()
 }
 
-// wholeRunes returns b without a rune that is cut off at its end.
+// wholeRunes returns b without a rune that is incomplete at its end.
 func wholeRunes(b []byte) []byte {
 	for i := len(b) - 1; i >= 0 && i >= len(b)-utf8.UTFMax; i-- {
 		if utf8.RuneStart(b[i]) {
@@ -239,8 +240,8 @@ func wholeRunes(b []byte) []byte {
 // traceLines limits how many lines count as part of one traceback.
 const traceLines = 60
 
-// keepErrors reduces the lines of the chunk to those that look like an error, and to the
-// indented lines and the exception that follow the head of a traceback.
+// keepErrors reduces the lines of the chunk to those that look like an error. It also keeps
+// the indented lines and the exception that follow the first line of a traceback.
 func (s *stream) keepErrors() {
 	to, start, kept := 0, 0, s.lineEnds[:0]
 	for _, end := range s.lineEnds {

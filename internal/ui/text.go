@@ -26,7 +26,7 @@ const (
 	yellow color = "33"
 )
 
-// A painter adds colours if it is true.
+// If a painter is true, it adds colours.
 type painter bool
 
 func (p painter) start(c color) string {
@@ -43,8 +43,8 @@ func (p painter) end() string {
 	return "\x1b[0m"
 }
 
-// appendMessage appends "multihost: label: text" and indents further lines of the text.
-// It leaves out the label "info".
+// appendMessage appends "multihost: label: text". It indents further lines of the text. It
+// leaves out the label "info".
 func appendMessage(b []byte, p painter, label, text string) []byte {
 	b = append(b, program...)
 	if label != string(event.Info) && label != "" {
@@ -67,7 +67,7 @@ func appendMessage(b []byte, p painter, label, text string) []byte {
 }
 
 // appendIndented appends text in visible form, with a final newline. It indents all lines
-// but the first.
+// except the first.
 func appendIndented(b []byte, text, indent string) []byte {
 	for i, line := range strings.Split(strings.TrimRight(text, "\n"), "\n") {
 		if i > 0 {
@@ -86,8 +86,8 @@ func endLine(s string) string {
 	return s + "\n"
 }
 
-// PrintError writes err and, if it is not empty, hint: what to type next. color says
-// whether the labels are in colour.
+// PrintError writes err. If hint is not empty, it also writes hint, which says what to type
+// next. color says whether the labels have colours.
 //
 //	multihost: error: create queued resource "q7": quota exceeded
 //	multihost: hint: …
@@ -96,7 +96,7 @@ func PrintError(w io.Writer, color bool, err error, hint string) {
 	if hint != "" {
 		b = appendMessage(b, painter(color), "hint", hint)
 	}
-	_, _ = w.Write(b) // there is no better place to report it
+	_, _ = w.Write(b) // nobody else can be told about this error
 }
 
 // ending says how a command ended on a worker.
@@ -143,7 +143,7 @@ func verdictText(s event.Summary) string {
 	return fmt.Sprintf("run %q failed, exit code %d", s.Run, s.ExitCode)
 }
 
-// appendVerdict appends how a run ended, and the next command.
+// appendVerdict appends how a run has ended, and the next command to type.
 func appendVerdict(b []byte, p painter, s event.Summary) []byte {
 	c := green
 	switch {
@@ -173,9 +173,9 @@ func appendVerdict(b []byte, p painter, s event.Summary) []byte {
 }
 
 // appendSummary appends what is known about a run that has ended: equal endings folded,
-// times, where the logs are, and the first failure with its last lines. The verdict
-// follows it. Lines of the failure are cut so that both fit on a terminal of columns; 0
-// means that there is no terminal.
+// times, where the logs are, and the first failure with its last lines. The verdict follows
+// it. It cuts lines of the failure, so that summary and verdict fit on a terminal with this
+// number of columns. columns is 0 if there is no terminal.
 func appendSummary(b []byte, p painter, s event.Summary, ended []event.WorkerDone, columns int) []byte {
 	row := func(name, value string) {
 		b = append(b, "  "...)
@@ -219,7 +219,7 @@ func appendSummary(b []byte, p painter, s event.Summary, ended []event.WorkerDon
 		text := string(appendVisible(nil, []byte(line)))
 		if room := columns - utf8.RuneCountInString(bar) - 1; columns > 0 {
 			switch {
-			case i == len(lines)-1: // nearly always the exception itself
+			case i == len(lines)-1: // almost always the exception itself
 				text = cutToWidth(text, room+(lastRows-1)*columns)
 			case strings.HasPrefix(strings.TrimSpace(text), "File "):
 				text = cutInside(text, room)
@@ -234,16 +234,16 @@ func appendSummary(b []byte, p painter, s event.Summary, ended []event.WorkerDon
 }
 
 const (
-	// mostLines is how many lines of the first failure are shown above the verdict.
-	// Together they fit on a terminal of 24 rows.
+	// mostLines is how many lines of the first failure are shown above the verdict. These
+	// lines and the verdict fit on a terminal of 24 rows.
 	mostLines = 5
-	// lastRows is how many rows of a terminal the last of them may take.
+	// lastRows is how many rows of a terminal the last of these lines may use.
 	lastRows = 3
 )
 
-// decisiveLines returns the last lines of a failure that say something: no empty lines,
-// and no lines that were redrawn, such as progress bars, unless what was printed over
-// them looks like an error.
+// decisiveLines returns the last lines of a failure that say something. It leaves out empty
+// lines. It also leaves out lines that were redrawn, such as progress bars, unless the text
+// that was printed over them looks like an error.
 func decisiveLines(last []string) (lines []string) {
 	for _, line := range last {
 		line = strings.TrimRight(line, "\r\n")
@@ -260,13 +260,13 @@ func decisiveLines(last []string) (lines []string) {
 	return lines[max(0, len(lines)-mostLines):]
 }
 
-// endings are how the command has ended on the workers in the last attempt.
+// endings holds how the command has ended on the workers in the last attempt.
 type endings struct {
 	all    []event.WorkerDone
-	failed int // workers that failed on their own
+	failed int // number of workers that failed by themselves
 }
 
-// add reports whether e is the first failure.
+// add adds done. It reports whether this is the first failure.
 func (e *endings) add(done event.WorkerDone) bool {
 	e.all = append(e.all, done)
 	if done.Code == 0 || done.Reason != "" {
@@ -280,10 +280,11 @@ type endingGroup struct {
 	ending string
 	ids    []tpu.WorkerID
 	first  time.Time
-	rank   int // own failures first, then the stopped ones, then the rest
+	rank   int // workers that failed by themselves come first, then those that were stopped, then the others
 }
 
-// groupEndings folds equal endings. It returns nil if the run ended well everywhere.
+// groupEndings folds equal endings. It returns nil if the run has ended well on every
+// worker.
 func groupEndings(ended []event.WorkerDone) []endingGroup {
 	var groups []endingGroup
 	bad := false

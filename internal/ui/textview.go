@@ -53,7 +53,7 @@ func (v *textView) emit(e event.Event, now time.Time) {
 	case event.WorkerDone:
 		v.workerDone(e)
 	case event.Attempt:
-		v.endings = endings{} // the summary is about the last attempt
+		v.endings = endings{} // the summary is only about the last attempt
 	case event.AttemptEnd:
 		v.attemptEnd(e)
 	case event.Result:
@@ -111,17 +111,17 @@ func (v *textView) stall(s event.Stall) {
 }
 
 func (v *textView) workerDone(e event.WorkerDone) {
-	// Only the first failure is reported at once. With 2048 workers the others are left
-	// to the summary, which folds them.
+	// Only the first failure is reported at once. The summary folds the others, because
+	// there may be 2048 workers.
 	if v.endings.add(e) && v.mode != Quiet {
 		id := tpu.WorkerID{Slice: e.Slice, Worker: e.Worker}
-		v.flushFold(time.Time{}) // its last lines come before the warning
+		v.flushFold(time.Time{}) // the last lines of the worker must come before the warning
 		v.control(v.warning(id.String() + ": " + ending(e)))
 	}
 }
 
-// attemptEnd reports why an attempt ended if another one follows. The summary reports the
-// end of the last one.
+// If another attempt follows, attemptEnd reports why an attempt has ended. The end of the
+// last attempt is in the summary.
 func (v *textView) attemptEnd(e event.AttemptEnd) {
 	if e.Again {
 		v.flushFold(time.Time{})
@@ -144,7 +144,7 @@ func (v *textView) summary(s event.Summary) {
 	v.verdict = verdict{said: verdictText(s), lines: lines}
 }
 
-// show adds the lines of the chunk just split to the view. The caller holds s.mu.
+// show adds the lines of the chunk that was just split to the view. The caller holds s.mu.
 func (v *textView) show(s *stream) {
 	if v.o.Stream == First && !s.first {
 		s.keepErrors()
@@ -190,10 +190,11 @@ func (v *textView) foldLines(s *stream, hidden bool) {
 	}
 }
 
-// lineTime is the form of the time at the beginning of a line.
+// lineTime is the format of the time at the beginning of a line.
 const lineTime = "2006-01-02T15:04:05.000Z07:00 "
 
-// stamp returns the lines of the chunk, with the time of their arrival if that is shown.
+// stamp returns the lines of the chunk. If times are shown, each line has the time of its
+// arrival.
 func (v *textView) stamp(s *stream) []byte {
 	if !v.o.Timestamps {
 		return s.lines
@@ -209,8 +210,8 @@ func (v *textView) stamp(s *stream) []byte {
 	return s.stamped
 }
 
-// showFirst shows s0w0's lines unchanged. Lines that look like an error also enter the
-// fold window, hidden, so that an equal line of another worker is not shown as news.
+// showFirst shows s0w0's lines unchanged. Lines that look like an error also enter the fold
+// window, but hidden. So an equal line of another worker is not shown again.
 func (v *textView) showFirst(s *stream) {
 	shown := v.stamp(s)
 	if !v.out.room(s, len(shown)) {
@@ -225,8 +226,8 @@ func (v *textView) showFirst(s *stream) {
 	v.foldLines(s, true)
 }
 
-// flushFold shows the entries that are at least a window old at now, or all entries if
-// now is zero. The caller holds screen.mu.
+// flushFold shows the entries that have been in the window for its whole time at now. If
+// now is zero, it shows all entries. The caller holds screen.mu.
 func (v *textView) flushFold(now time.Time) {
 	f := &v.fold
 	_, width := v.streams.size()
@@ -282,7 +283,7 @@ func (v *textView) phase(e event.Phase, now time.Time) {
 		if v.mode == Plain && e.Detail != "" {
 			v.control(appendIndented(v.clock(), e.Name+": "+e.Detail, "  "))
 		}
-		v.err.kick() // the goroutine must set its timer
+		v.err.kick() // so that the goroutine sets its timer
 		return
 	}
 	elapsed := v.phases.end(e, now)
@@ -292,7 +293,7 @@ func (v *textView) phase(e event.Phase, now time.Time) {
 }
 
 // changed requests a redraw of the status line of p, which may be nil. Every worker sends
-// progress, so it wakes the goroutine only for the first change since the last line.
+// progress. So changed wakes the goroutine only for the first change since the last line.
 func (v *textView) changed(p *phaseView) {
 	switch {
 	case p == nil:
@@ -318,7 +319,7 @@ func (v *textView) status(now time.Time) string {
 		text += " │ " + string(v.tail)
 	}
 	text = string(appendVisible(nil, []byte(strings.ReplaceAll(text, "\n", " "))))
-	// The last column stays free: some terminals wrap when it is filled.
+	// The last column stays free, because some terminals wrap when it is filled.
 	return cutToWidth(text, v.o.Width()-1)
 }
 

@@ -13,10 +13,10 @@ import (
 	"multihost/internal/tpu"
 )
 
-// A TopState is what Top shows of a run at one moment.
+// A TopState is what Top shows about a run at one moment.
 type TopState struct {
 	Run      string
-	Document *metrics.Document // nil while there are no logs
+	Document *metrics.Document // nil if there are no logs yet
 	Story    *journal.Story    // never nil
 	Ended    bool              // nothing more will come
 	Now      time.Time
@@ -35,15 +35,16 @@ type TopOptions struct {
 	screen tcell.Screen                         // default: the terminal
 }
 
-// topEvery is how often the run is read, as long as that is cheap.
+// topEvery is how often Top reads the run, as long as reading is cheap.
 const topEvery = time.Second
 
-// Top shows a run on the whole terminal until the user presses q, Esc or Ctrl-C, which is
-// no error, or ctx ends. A run that has ended stays on the screen.
+// Top shows a run on the whole terminal until the user presses q, Esc or Ctrl-C, or ctx
+// ends. If the user presses a key, Top returns no error. A run that has ended stays on the
+// screen.
 func Top(ctx context.Context, o TopOptions) error {
 	state, err := o.Source()
 	if err != nil {
-		return err // the view would hide it
+		return err // the view would hide this error
 	}
 	if o.After == nil {
 		o.After = time.After
@@ -91,8 +92,8 @@ func Top(ctx context.Context, o TopOptions) error {
 	}
 }
 
-// look sends states until the run has ended. Reading 2048 logs may be expensive, so it
-// spends at most a tenth of its time on that.
+// look sends states until the run has ended. To read 2048 logs may be expensive. So look
+// spends at most a tenth of its time on reading.
 func (o *TopOptions) look(ctx context.Context, ended bool, states chan<- TopState) {
 	pause := topEvery
 	for !ended {
@@ -116,7 +117,7 @@ func (o *TopOptions) look(ctx context.Context, ended bool, states chan<- TopStat
 	}
 }
 
-// press handles a key and reports whether the key ends the view.
+// press handles a key. It reports whether the key ends the view.
 func (t *topView) press(e *tcell.EventKey) (quit bool) {
 	switch e.Key() {
 	case tcell.KeyCtrlC, tcell.KeyEscape:
@@ -163,7 +164,7 @@ func (t *topView) draw(screen tcell.Screen, color bool) {
 	screen.Show()
 }
 
-// topStyle returns the style of a look. Colour alone carries no information: every state
+// topStyle returns the style of a look. Colour alone never carries information. Every state
 // has a sign of its own, and without colour the looks differ by weight.
 func topStyle(l look, color bool) tcell.Style {
 	s := tcell.StyleDefault

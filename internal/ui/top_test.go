@@ -18,7 +18,7 @@ import (
 	"multihost/internal/tpu"
 )
 
-// topRun is a run for the view: steps of each worker, by name.
+// topRun returns a run for the view. step writes the steps of each worker.
 func topRun(t *testing.T, slices, workers int, step func(tpu.WorkerID) int, entries ...event.Event) TopState {
 	t.Helper()
 	at := time.Date(2026, 3, 4, 9, 0, 0, 0, time.UTC)
@@ -112,8 +112,8 @@ func TestTopShowsWhoIsOutOfReachUntilItsEndIsKnown(t *testing.T) {
 	}
 }
 
-// TestTopFitsEveryTerminal lays out for every size, and looks at the width of
-// each line and at their number.
+// TestTopFitsEveryTerminal lays the view out for every size. It checks the width of each
+// line and the number of lines.
 func TestTopFitsEveryTerminal(t *testing.T) {
 	t.Parallel()
 	hostile := "\x1b]0;owned\x07日本語\u202e\n" + strings.Repeat("x", 300)
@@ -149,8 +149,8 @@ func TestTopFitsEveryTerminal(t *testing.T) {
 	}
 }
 
-// TestTopKeepsWhatMatters: on a narrow terminal the list drops its least important
-// columns, and the state keeps its room.
+// TestTopKeepsWhatMatters: on a narrow terminal, the list drops its least important
+// columns, and the state still has enough space.
 func TestTopKeepsWhatMatters(t *testing.T) {
 	t.Parallel()
 	s := topRun(t, 2, 4, hundred, event.WorkerDone{Slice: 0, Worker: 1, Code: 137, Signal: "KILL"})
@@ -207,14 +207,14 @@ func TestTopShows2048Workers(t *testing.T) {
 	}
 }
 
-// topScreen is a screen whose contents the test reads.
+// topScreen is a screen that lets the test read what it shows.
 type topScreen struct {
 	tcell.SimulationScreen
 	mu    sync.Mutex // guards shown
 	shown string
 }
 
-// Show keeps what is shown, while nobody draws.
+// Show keeps what the screen shows at a time when nobody draws.
 func (s *topScreen) Show() {
 	s.SimulationScreen.Show()
 	cells, width, _ := s.GetContents()

@@ -34,7 +34,7 @@ type part struct {
 // A topLine is parts side by side.
 type topLine []part
 
-// order is the sort order of the list below the cells.
+// order is the order in which the list below the cells is sorted.
 type order uint8
 
 const (
@@ -47,14 +47,14 @@ func (o order) String() string {
 	return [...]string{"slowest first", "furthest behind first", "by name"}[o]
 }
 
-// topView is a state and what the user has chosen to see of it.
+// topView is a state, and the part of it that the user wants to see.
 type topView struct {
 	state  TopState
-	scroll int // lines of cells scrolled off the top
+	scroll int // number of lines of cells that have scrolled off the top
 	order  order
 }
 
-// topWorker is a worker as it is shown, as a cell and as a row.
+// topWorker is a worker as the view shows it, as a cell and as a row.
 type topWorker struct {
 	id     tpu.WorkerID
 	run    *metrics.Figures // nil: no log
@@ -63,12 +63,12 @@ type topWorker struct {
 	text   string // its state
 	behind int64  // steps
 	slow   bool
-	away   string    // why it cannot be reached; "" if it can be or need not be
+	away   string    // why it cannot be reached; "" if it can be reached or nobody needs to reach it
 	end    time.Time // zero if unknown
 }
 
-// lines lays out the view: the state of the run, a cell for each worker, the list, the
-// keys. It returns at most height lines, none wider than width.
+// lines lays out the view. It has the state of the run, a cell for each worker, the list
+// and the keys. It returns at most height lines. None of them is wider than width.
 func (t *topView) lines(width, height int) []topLine {
 	if width < 1 || height < 1 {
 		return nil
@@ -76,7 +76,7 @@ func (t *topView) lines(width, height int) []topLine {
 	workers := t.workers()
 	head := t.head(width)
 	foot := []topLine{t.foot(width)}
-	if height < 8 || width < 16 { // only the state of the run
+	if height < 8 || width < 16 { // show only the state of the run
 		return cutLines(head, height)
 	}
 	room := height - len(head) - len(foot) - 1
@@ -84,12 +84,12 @@ func (t *topView) lines(width, height int) []topLine {
 	if len(workers) == 0 {
 		cells = t.phases(width)
 	}
-	// The list gets a few lines, the cells get what they need, and the list gets the
-	// rest.
+	// The list first gets a few lines. Then the cells get what they need, and the list gets
+	// what is left.
 	shown := max(room-1-min(len(workers)+1, 6, room/2), 2)
 	all := append(head, topLine{})
 	if shown < len(cells) {
-		shown-- // leaves room for the line below the cells
+		shown-- // leave space for the line below the cells
 		t.scroll = max(0, min(t.scroll, len(cells)-shown))
 		all = append(all, cells[t.scroll:t.scroll+shown]...)
 		text := fmt.Sprintf("lines %d to %d of %d: arrow keys", t.scroll+1, t.scroll+shown, len(cells))
@@ -128,7 +128,7 @@ func (t *topView) verdict() journal.Verdict {
 	return t.state.Story.Verdict(journal.KnownOf(t.newest()), t.state.Now)
 }
 
-// head returns the lines that say what state the run is in and what is wrong.
+// head returns the lines about the state of the run and about what is wrong.
 func (t *topView) head(width int) []topLine {
 	v := t.verdict()
 	l := lookInfo
@@ -237,13 +237,13 @@ func (w *topWorker) state(attempt *journal.Attempt) (sign string, l look, text s
 		return ".", lookDim, "no step yet"
 	case w.slow:
 		return "S", lookWarn, "slow"
-	case w.behind >= 2: // the lines of one step arrive at different moments
+	case w.behind >= 2: // the lines of one step arrive at different times
 		return fmt.Sprint(min(w.behind, 9)), lookWarn, event.Count(int(w.behind), "step") + " behind"
 	}
 	return "o", lookGood, "in step"
 }
 
-// cellLines returns lines with a cell for each worker, slice by slice. Slices that fit
+// cellLines returns lines with a cell for each worker, slice by slice. If slices fit, they
 // are side by side.
 func cellLines(workers []topWorker, width int) []topLine {
 	var lines []topLine
@@ -281,7 +281,7 @@ func cellLines(workers []topWorker, width int) []topLine {
 	return lines
 }
 
-// phases returns the lines that are shown while there are no workers.
+// If there are no workers, phases returns the lines that are shown.
 func (t *topView) phases(width int) []topLine {
 	lines := []topLine{}
 	a := t.state.Story.Newest()
@@ -310,7 +310,7 @@ func (t *topView) list(workers []topWorker, width, height int) []topLine {
 	slices.SortStableFunc(rows, func(a, b topWorker) int {
 		failed := cmp.Compare(rank(b), rank(a))
 		if rank(a) == 2 && rank(b) == 2 {
-			failed = a.end.Compare(b.end) // the first to fail is to blame
+			failed = a.end.Compare(b.end) // the first one to fail is the cause
 		}
 		switch t.order {
 		case bySpeed:
@@ -349,15 +349,16 @@ const (
 	columnCount
 )
 
-// columnForms are the forms of all columns. The state has the rest of the line.
+// columnForms has the formats of all columns. The state uses the rest of the line.
 var columnForms = [columnCount]string{"%-10s", " %12s", " %12s", " %10s", " %12s", "  %s"}
 
-// leastState is the room that the state has, unless the worker and its state are alone.
+// leastState is the width that the state has at least, unless only the worker and its state
+// are shown.
 const leastState = 16
 
 // shownColumns returns the columns that a list of that width shows. The least important
-// go first: the lines above the list have a median for MFU and step time, and the state
-// says who is behind in steps.
+// columns are dropped first. The lines above the list have medians of MFU and step time,
+// and the state says who is behind in steps.
 func shownColumns(width int) (shown [columnCount]bool) {
 	used := 0
 	for c := range columnCount {
@@ -372,7 +373,7 @@ func shownColumns(width int) (shown [columnCount]bool) {
 	return shown
 }
 
-// A topRow is the cells of one line of the list.
+// A topRow has the cells of one line of the list.
 type topRow [columnCount]string
 
 // text returns the cells of the columns that are shown, side by side.
@@ -386,7 +387,7 @@ func (r topRow) text(shown [columnCount]bool) string {
 	return b.String()
 }
 
-// rank sorts failed workers before slow ones, and slow ones before the rest.
+// rank puts failed workers before slow ones, and slow ones before all others.
 func rank(w topWorker) int {
 	switch {
 	case w.look == lookBad:

@@ -1,27 +1,25 @@
-// Package ui renders events for people and programs. It is the only terminal
-// code of the project: everything else emits events to the Renderer and prints
-// nothing.
+// Package ui renders events for people and programs. It is the only terminal code of the
+// project. Everything else emits events to the Renderer and prints nothing.
 //
-// Data goes to standard output (the streams of workers, the answers of list and show
-// commands, JSON lines), everything else to standard error.
+// Data goes to standard output: the streams of workers, the answers of list and show
+// commands, and JSON lines. Everything else goes to standard error.
 //
 // Three promises hold in every mode:
 //
-//   - Emit never waits for a reader. A reader that stalls costs a bounded amount
-//     of memory; what does not fit is dropped from the view, counted and reported.
-//     The log files are written elsewhere and stay complete.
+//   - Emit never waits for a reader. A reader that stalls costs only a limited amount of
+//     memory. What does not fit is dropped from the view, counted and reported. The log
+//     files are written elsewhere and stay complete.
 //   - A reader that goes away ends the view, never the run.
 //   - Bytes from a worker reach a text view only in visible, harmless form.
 //
-// Each destination has one goroutine that writes to it; when standard output
-// and standard error are one terminal they share it, so that the status line is
-// erased before anything else is printed.
+// Each destination has one goroutine that writes to it. If standard output and standard
+// error are the same terminal, they share it. So the status line is erased before anything
+// else is printed.
 //
 // # Decisions
 //
-//   - A question stops the view and not the run: Ask holds the lane that writes to the
-//     terminal, so nothing is drawn over the question while log files and following go
-//     on.
+//   - A question stops the view but not the run. Ask holds the lane that writes to the
+//     terminal, so nothing is drawn over the question. Log files and following continue.
 package ui
 
 import (
@@ -39,23 +37,23 @@ import (
 // Mode chooses the renderer.
 type Mode string
 
-// The modes. Auto, the default, is TTY when standard output and standard error
-// are both terminals and Plain otherwise.
+// The modes. Auto is the default. It means TTY if standard output and standard error are
+// both terminals, and otherwise Plain.
 const (
 	Auto  Mode = "auto"
 	TTY   Mode = "tty"   // one redrawn status line
 	Plain Mode = "plain" // no redrawing
-	JSON  Mode = "json"  // versioned JSON lines on standard output, nothing for people
-	Quiet Mode = "quiet" // results, warnings and the summary of a failed run only
+	JSON  Mode = "json"  // versioned JSON lines on standard output; nothing for people
+	Quiet Mode = "quiet" // only results, warnings and the summary of a run that has failed
 )
 
-// Stream chooses which workers' output is shown.
+// A Stream says which workers' output is shown.
 type Stream string
 
-// The choices for Stream. In JSON mode First means the bytes of s0w0 only.
+// The choices for Stream. In JSON mode, First means only the bytes of s0w0.
 const (
 	First Stream = "first" // s0w0, and lines of other workers that look like an error
-	All   Stream = "all"   // every line, with its worker; equal lines folded
+	All   Stream = "all"   // every line with its worker; equal lines are folded
 	None  Stream = "none"
 )
 
@@ -64,50 +62,50 @@ type Options struct {
 	Mode           Mode // default Auto
 	Stdout, Stderr io.Writer
 	IsTerminal     func(io.Writer) bool // default: the exported IsTerminal
-	Width          func() int           // columns, asked at every redraw; default: those of the terminal at Stderr
+	Width          func() int           // returns the columns, and is called at every redraw; default: those of the terminal at Stderr
 	Color          bool
 	Stream         Stream // default First
 	Debug          bool   // show notes of level debug
-	Clock          bool   // begin phases, states and warnings with the time of day
-	Timestamps     bool   // begin lines of the streams with the time at which they arrived here
-	// Now is the clock of everything shown and of pacing; default time.Now. It
-	// must advance with the timers of package time.
+	Clock          bool   // phases, states and warnings begin with the time of day
+	Timestamps     bool   // lines of the streams begin with the time at which they arrived here
+	// Now is the clock for everything shown and for pacing. The default is time.Now. It
+	// must advance together with the timers of package time.
 	Now func() time.Time
 }
 
-// Tuned on a 2-core machine with 64 workers that print 100-byte lines: smaller
-// batches cost throughput, larger ones are seen as stutter.
+// Tuned on a machine with 2 cores and 64 workers that print lines of 100 bytes. Smaller
+// batches cost throughput, and people see larger ones as stutter.
 const (
 	batchEvery  = 50 * time.Millisecond  // pause between two writes of a busy view
-	batchBytes  = 256 << 10              // written without waiting for the pause
-	redrawEvery = 100 * time.Millisecond // between two redraws of the status line
+	batchBytes  = 256 << 10              // this much is written without waiting for the pause
+	redrawEvery = 100 * time.Millisecond // pause between two redraws of the status line
 
-	viewBytes    = 8 << 20 // output waiting for one slow reader, all workers together
+	viewBytes    = 8 << 20 // the most output that may wait for one slow reader, of all workers together
 	streamMost   = 4 << 20 // the most of viewBytes that one worker may take
-	streamLeast  = 8 << 10 // the least each worker gets
-	controlBytes = 4 << 20 // notes, phases and states waiting for one slow reader
+	streamLeast  = 8 << 10 // the least that each worker gets
+	controlBytes = 4 << 20 // the most notes, phases and states that may wait for one slow reader
 
-	foldAll    = 250 * time.Millisecond // equal lines this close are folded, Stream All
+	foldAll    = 250 * time.Millisecond // in Stream All, equal lines within this time are folded
 	foldErrors = time.Second            // the same for the error lines of Stream First
 )
 
-// A Renderer shows events. It is an event.Sink, safe for concurrent use. Call
-// Close when the last event is emitted.
+// A Renderer shows events. It is an event.Sink. It is safe for concurrent use. Call Close
+// after the last event was emitted.
 type Renderer struct {
 	screen
 	view view
 	wg   sync.WaitGroup // of the lanes
 }
 
-// A screen is what a Renderer writes to. The views put their bytes there.
+// A screen is the place to which a Renderer writes. The views put their bytes there.
 type screen struct {
 	o    Options
 	mode Mode // never Auto
 
-	out, err *lane // the same lane when both are one terminal
+	out, err *lane // the same lane if both are one terminal
 	streams  streams
 
-	mu      sync.Mutex // guards what follows, the lanes' queues and what the views show
+	mu      sync.Mutex // guards the fields below, the lanes' queues, and what the views show
 	closed  bool
 	fault   error
 	verdict verdict
@@ -119,25 +117,26 @@ type view interface {
 	emit(e event.Event, now time.Time)
 	// output shows a part of the output of a worker. The caller holds the stream.
 	output(s *stream, data []byte)
-	// finish shows a last line that has no end. The caller holds the stream.
+	// finish shows a last line that has no newline. The caller holds the stream.
 	finish(s *stream)
-	// tick does what is due at now for a lane and returns when to call it again; zero
-	// means never. The caller holds screen.mu.
+	// tick does what a lane must do at the time now. It returns the time at which to call
+	// it again; zero means never. The caller holds screen.mu.
 	tick(l *lane, now time.Time) (next time.Time)
-	// status returns the line to draw on a terminal; "" means none. The caller holds
+	// status returns the line that a terminal shows, or "" for none. The caller holds
 	// screen.mu.
 	status(now time.Time) string
-	// dropped returns the line about n bytes that were not shown, and its destination.
+	// dropped returns the line that says that n bytes were not shown. It also returns the
+	// destination of the line.
 	dropped(n int, now time.Time) (dest, []byte)
-	// close shows what waits for its time. The caller holds screen.mu.
+	// close shows what still waits for its time. The caller holds screen.mu.
 	close()
 }
 
-// A verdict is the end of a summary: how the run ended, and the command to type.
+// A verdict is the end of a summary: how the run has ended, and the command to type.
 type verdict struct {
-	said   string // its text; "": none was shown
+	said   string // text of the verdict; "": none was shown
 	lines  []byte
-	buried bool // something was shown after it
+	buried bool // something was shown after the verdict
 }
 
 var _ event.Sink = (*Renderer)(nil)
@@ -170,8 +169,8 @@ func New(o Options) *Renderer {
 	}
 	r.out = newLane(r, r.mode == TTY)
 	r.err = r.out
-	// A terminal is one place however many descriptors lead to it. In the other
-	// modes a stalled pipe on one side must not hold up the other.
+	// A terminal is one place, no matter how many descriptors lead to it. In the other
+	// modes, a stalled pipe on one side must not delay the other side.
 	if r.mode != TTY && !both && !sameWriter(o.Stdout, o.Stderr) {
 		r.err = newLane(r, false)
 		r.wg.Go(r.err.loop)
@@ -180,14 +179,14 @@ func New(o Options) *Renderer {
 	return r
 }
 
-// Mode returns the mode in use, Auto resolved.
+// Mode returns the mode in use. It never returns Auto.
 func (r *Renderer) Mode() Mode { return r.mode }
 
-// Close shows what is still waiting, erases the status line and waits until everything is
-// written. If something was shown after the verdict of a run, such as the deletion of its
-// slices, Close repeats the verdict as the last lines. It ignores events emitted later. It
-// returns the first error of a write, except EPIPE, which means that the reader has gone
-// away.
+// Close shows what still waits and erases the status line. Then it waits until everything
+// is written. If something was shown after the verdict of a run, such as the deletion of
+// its slices, Close shows the verdict again as the last lines. It ignores events that are
+// emitted later. It returns the first error of a write, except EPIPE, which means that the
+// reader has gone away.
 func (r *Renderer) Close() error {
 	r.mu.Lock()
 	already := r.closed
@@ -212,14 +211,15 @@ func (r *Renderer) Close() error {
 	return r.fault
 }
 
-// Verdict returns how the run ended, as it was shown; "" if it was not.
+// Verdict returns how the run has ended, as it was shown. It returns "" if it was not
+// shown.
 func (r *Renderer) Verdict() string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.verdict.said
 }
 
-// Emit shows e. It never blocks on a reader.
+// Emit shows e. It never waits for a reader.
 func (r *Renderer) Emit(e event.Event) {
 	switch e := e.(type) {
 	case event.Output:
@@ -257,7 +257,8 @@ func (s *screen) warning(text string) []byte {
 	return appendMessage(s.clock(), s.paint(), string(event.Warn), text)
 }
 
-// clock returns the time of day with which a line begins; nil if lines have none.
+// clock returns the time of day with which a line begins. It returns nil if lines do not
+// have one.
 func (s *screen) clock() []byte {
 	if !s.o.Clock {
 		return nil
@@ -265,7 +266,7 @@ func (s *screen) clock() []byte {
 	return s.o.Now().AppendFormat(nil, time.TimeOnly+" ")
 }
 
-// control queues a message for standard error.
+// control puts a message for standard error into the queue.
 func (s *screen) control(b []byte) { s.err.control(toStderr, b) }
 
 // writeFailed records that writing to d failed with err. It is called at most once for

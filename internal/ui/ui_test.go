@@ -38,7 +38,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// A recorder is a terminal, or two pipes, that notes each write.
+// A recorder is a terminal, or two pipes, that records each write.
 type recorder struct {
 	mu   sync.Mutex
 	text bytes.Buffer
@@ -62,15 +62,15 @@ func out(slice, worker int, text string) event.Output {
 	return event.Output{Slice: slice, Worker: worker, Data: []byte(text)}
 }
 
-// script is a run of two slices with two workers each in which s1w0 fails. It
-// runs on the fake clock of synctest. Its pauses are odd, so that no step falls on
-// the very moment at which a timer of the view fires.
+// script is a run of two slices with two workers each. s1w0 fails. It runs on the fake
+// clock of synctest. Its pauses are odd, so that no step happens exactly when a timer of
+// the view fires.
 func script(r *Renderer) {
 	at := func(d time.Duration, events ...event.Event) {
 		time.Sleep(d)
 		for _, e := range events {
 			r.Emit(e)
-			synctest.Wait() // the grouping of writes must not depend on chance
+			synctest.Wait() // chance must not decide how writes are grouped
 		}
 		synctest.Wait()
 	}
@@ -131,7 +131,7 @@ func TestGolden(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				// Use one writer for both, so that the golden file shows the order.
+				// Use one writer for both streams, so that the golden file shows the order.
 				both := new(recorder)
 				tc.o.Stdout, tc.o.Stderr = both, both
 				tc.o.IsTerminal = func(io.Writer) bool { return strings.HasPrefix(tc.name, "tty") }
@@ -140,7 +140,7 @@ func TestGolden(t *testing.T) {
 				if err := r.Close(); err != nil {
 					t.Errorf("Close: %v", err)
 				}
-				// Escapes written by us in readable form, one line a redraw.
+				// Make our own escapes readable, with one line for each redraw.
 				got := strings.NewReplacer("\r\x1b[K", "<erase>\n", "\x1b", "<esc>").Replace(both.String())
 				if tc.o.Mode == JSON { // it has times anyway
 					tc.name = strings.TrimSuffix(tc.name, "-times")
@@ -185,7 +185,7 @@ func TestStdoutIsDataOnly(t *testing.T) {
 	})
 }
 
-// viewOf is what standard output shows in plain mode.
+// viewOf returns what standard output shows in plain mode.
 func viewOf(t *testing.T, stream Stream, chunks ...event.Output) string {
 	t.Helper()
 	w := new(recorder)
@@ -244,8 +244,8 @@ func TestFirstShowsErrorsOfOthers(t *testing.T) {
 	}
 }
 
-// Lines of other workers are checked before they are made visible. The same lines are shown
-// as without that check.
+// Lines of other workers are checked before they are made visible. This must not change
+// which lines are shown.
 func TestSiftedLinesAreThoseThatWouldBeKept(t *testing.T) {
 	t.Parallel()
 	parts := []string{
@@ -278,7 +278,8 @@ func TestSiftedLinesAreThoseThatWouldBeKept(t *testing.T) {
 	}
 }
 
-// Nearly all chunks begin within a line. Only that line is made visible, not the chunk.
+// Almost all chunks begin within a line. Only that line is made visible, not the whole
+// chunk.
 func TestAChunkThatBeginsWithinALineIsSifted(t *testing.T) {
 	quiet := "I0706 16:50:26.2 all is well\n"
 	var s stream
@@ -323,8 +324,8 @@ func TestCutToWidth(t *testing.T) {
 	}
 }
 
-// The status line is redrawn at most ten times a second, never wider than the
-// terminal, also when the terminal changes its size, and gone at the end.
+// The status line is redrawn at most ten times a second. It is never wider than the
+// terminal, even if the terminal changes its size. At the end it is gone.
 func TestStatusLine(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		stdout, stderr := new(recorder), new(recorder)
@@ -374,8 +375,8 @@ func TestStatusLine(t *testing.T) {
 	})
 }
 
-// A wait without changes shows a sign of life. A wait with constant changes shows a
-// line every 30 s.
+// If nothing changes during a wait, a line shows a sign of life. If something changes all
+// the time, a line comes every 30 s.
 func TestPlainStatusPace(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		stderr := new(recorder)
@@ -396,7 +397,8 @@ func TestPlainStatusPace(t *testing.T) {
 	})
 }
 
-// TestBytesHaveABar draws how much of a copy is done, and no more than all of it.
+// TestBytesHaveABar: the bar shows how much of a copy is done, and never more than all of
+// it.
 func TestBytesHaveABar(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		stdout, stderr := new(recorder), new(recorder)
@@ -411,7 +413,7 @@ func TestBytesHaveABar(t *testing.T) {
 			{9_000_000, "[####################] copy: 1/4, "},
 		} {
 			r.Emit(event.Progress{Phase: "copy", Done: 1, Total: 4, Bytes: row.done, All: 8_000_000, Waiting: "s0w1"})
-			time.Sleep(2 * time.Second) // of the fake clock: the line is drawn anew after a while
+			time.Sleep(2 * time.Second) // on the fake clock: after a while the line is drawn again
 			synctest.Wait()
 			if got := stderr.String() + stdout.String(); !strings.Contains(got, row.want) {
 				t.Errorf("%d bytes: got %q, want %q in it", row.done, got, row.want)
@@ -421,14 +423,14 @@ func TestBytesHaveABar(t *testing.T) {
 	})
 }
 
-// TestTrainingIsInTheStatusLine shows the newest step first, in front of what a
-// narrow terminal cuts, and only in the phase that it belongs to.
+// TestTrainingIsInTheStatusLine: the newest step comes first, because a narrow terminal
+// cuts the end. It is shown only in its own phase.
 func TestTrainingIsInTheStatusLine(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		stdout, stderr := new(recorder), new(recorder)
 		r := New(Options{Mode: TTY, Stdout: stdout, Stderr: stderr, Width: func() int { return 120 }})
 		step := event.Training{Step: 57, StepSeconds: 2.001, TFLOPs: 131.52, MFU: 0.6676, Tokens: 4093.9, Loss: "3.25"}
-		r.Emit(step) // nothing runs: nothing to show it in
+		r.Emit(step) // nothing runs, so no line can show it
 		r.Emit(event.Phase{Name: "run", State: event.Started})
 		r.Emit(event.Progress{Phase: "run", Total: 64, Waiting: "s0w[0-63]"})
 		r.Emit(step)
@@ -472,7 +474,7 @@ func TestStalledReader(t *testing.T) {
 			t.Run(string(mode)+"-"+string(stream), func(t *testing.T) {
 				volume := volume
 				if (mode == Plain) != (stream == All) || mode == JSON {
-					volume = min(volume, 24<<20) // enough to fill the view twice
+					volume = min(volume, 24<<20) // this fills the view twice
 				}
 				w := &stalled{release: make(chan struct{})}
 				r := New(Options{Mode: mode, Stream: stream, Stdout: w, Stderr: w})
@@ -513,8 +515,8 @@ func TestStalledReader(t *testing.T) {
 	}
 }
 
-// A stalled standard output does not hold up messages on a standard error that
-// is somewhere else.
+// Standard output stalls, and standard error leads elsewhere. Messages there are not
+// delayed.
 func TestStalledStdoutAlone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := &stalled{release: make(chan struct{})}
@@ -544,7 +546,7 @@ func TestWriteErrors(t *testing.T) {
 		{&os.PathError{Op: "write", Path: "/dev/stdout", Err: syscall.EPIPE}, ""},
 		{&os.PathError{Op: "write", Path: "/dev/stdout", Err: syscall.ENOSPC}, "write standard output: write /dev/stdout: no space left on device"},
 	} {
-		for mode, want := range map[Mode]int{Plain: 2, JSON: 1} { // the summary is data in JSON
+		for mode, want := range map[Mode]int{Plain: 2, JSON: 1} { // in JSON, the summary is data
 			synctest.Test(t, func(t *testing.T) {
 				stderr := new(recorder)
 				r := New(Options{Mode: mode, Stdout: failing{tc.err}, Stderr: stderr})
@@ -565,7 +567,7 @@ func TestWriteErrors(t *testing.T) {
 	}
 }
 
-// hesitant is a non-blocking terminal that is full at every other write.
+// hesitant is a non-blocking terminal. At every second write it is full.
 type hesitant struct {
 	recorder
 	calls int
@@ -633,7 +635,7 @@ func TestJSONRoundTrip(t *testing.T) {
 	}
 }
 
-// No event type may have a field with the name of one that each line has.
+// No event type may have a field that has the name of a common field of all lines.
 func TestJSONFields(t *testing.T) {
 	for _, e := range []event.Event{event.Note{}, event.Phase{}, event.Progress{}, event.State{}, event.WorkerDone{}, event.Attempt{}, event.AttemptEnd{}, event.Result{}, event.Summary{}} {
 		line := appendJSONEvent(nil, e, time.Unix(1, 0))
@@ -687,7 +689,7 @@ func TestEmitAfterClose(t *testing.T) {
 	}
 }
 
-// Checking eight bytes at a time gives the same result as checking one by one.
+// Checking eight bytes at a time gives the same result as checking single bytes.
 func TestPlainPrefix(t *testing.T) {
 	t.Parallel()
 	for at := range 20 {
@@ -705,8 +707,8 @@ func TestPlainPrefix(t *testing.T) {
 	}
 }
 
-// While the workers are silent, the status line shows how long that has lasted, not the
-// time of the phase.
+// While the workers are silent, the status line shows for how long, and not the time of the
+// phase.
 func TestSilenceIsCounted(t *testing.T) {
 	for _, mode := range []Mode{TTY, Plain} {
 		synctest.Test(t, func(t *testing.T) {

@@ -54,7 +54,7 @@ func TestCutInside(t *testing.T) {
 	}
 }
 
-// rows returns how many rows of a terminal a text takes.
+// rows returns how many rows of a terminal a text needs.
 func rows(text string, columns int) (n int) {
 	for line := range strings.Lines(text) {
 		n += max(1, (textWidth(strings.TrimSuffix(line, "\n"))+columns-1)/columns)
@@ -62,8 +62,8 @@ func rows(text string, columns int) (n int) {
 	return n
 }
 
-// The verdict is the last thing on the screen, and the lines of the first failure above
-// it fit there too, however long they are.
+// The verdict is the last thing on the screen. The lines of the first failure above it also
+// fit on the screen, however long they are.
 func TestTheVerdictFits(t *testing.T) {
 	for _, columns := range []int{60, 80, 200} {
 		var last []string

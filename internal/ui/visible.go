@@ -7,9 +7,9 @@ import (
 	"unicode/utf8"
 )
 
-// appendVisible appends one line with every byte that could act on a terminal in visible
-// form: control characters in caret notation (^[ for ESC), C1 and direction controls as
-// \u009b, bytes that are not UTF-8 as U+FFFD. Tabs stay.
+// appendVisible appends one line. Bytes that could act on a terminal get a visible form:
+// control characters in caret notation (^[ for ESC), C1 and direction controls as \u009b,
+// bytes that are not UTF-8 as U+FFFD. Tabs do not change.
 func appendVisible(dst, line []byte) []byte {
 	for len(line) > 0 {
 		n := plainPrefix(line)
@@ -44,14 +44,15 @@ func appendVisible(dst, line []byte) []byte {
 }
 
 // plainPrefix counts the leading bytes that are printable ASCII or tabs. It checks eight
-// bytes at a time, because every byte of output passes here.
+// bytes at a time, because every byte of output comes here.
 func plainPrefix(b []byte) int {
 	const ones, tops = 0x0101010101010101, 0x8080808080808080
 	i := 0
 	for ; len(b)-i >= 8; i += 8 {
 		x := binary.LittleEndian.Uint64(b[i:])
 		del := x ^ 0x7f*ones
-		// odd has a byte's top bit set if the byte is above 0x7f, below 0x20, or DEL.
+		// The top bit of a byte in odd is set if the byte is above 0x7f, below 0x20, or
+		// DEL.
 		if odd := (x | (x-0x20*ones)&^x | (del-ones)&^del) & tops; odd == 0 {
 			continue
 		}
@@ -71,8 +72,9 @@ func plainBytes(b []byte) int {
 	return len(b)
 }
 
-// actsOnTerminal reports whether r is a C1 control, which some terminals obey like an
-// escape sequence, or a mark that reorders text so that it reads as something else.
+// actsOnTerminal reports whether r is a C1 control or a direction mark. Some terminals obey
+// a C1 control like an escape sequence. A direction mark reorders text, so that it reads as
+// something else.
 func actsOnTerminal(r rune) bool {
 	switch {
 	case r >= 0x80 && r < 0xa0:
@@ -83,7 +85,7 @@ func actsOnTerminal(r rune) bool {
 	return false
 }
 
-// appendVisibleText is appendVisible for text of several lines.
+// appendVisibleText does what appendVisible does, for text of several lines.
 func appendVisibleText(dst []byte, text string) []byte {
 	for {
 		i := 0
@@ -99,8 +101,8 @@ func appendVisibleText(dst []byte, text string) []byte {
 	}
 }
 
-// runeWidth returns the number of columns that a printable rune takes. It knows the runes
-// of names and messages. If a terminal disagrees about a rare symbol, one line is too
+// runeWidth returns how many columns a printable rune needs. It knows the runes that occur
+// in names and messages. If a terminal treats a rare symbol differently, one line is too
 // short.
 func runeWidth(r rune) int {
 	switch {
@@ -121,8 +123,9 @@ func runeWidth(r rune) int {
 	return 1
 }
 
-// cutToWidth returns s, or its beginning with an ellipsis, in at most width columns. Tabs
-// become spaces, because the width of a tab depends on its place.
+// cutToWidth returns s if it needs at most width columns. Otherwise it returns the
+// beginning of s with an ellipsis. Tabs become spaces, because the width of a tab depends
+// on its place.
 func cutToWidth(s string, width int) string {
 	if width <= 0 {
 		return ""
@@ -146,8 +149,8 @@ func cutToWidth(s string, width int) string {
 	return string(out)
 }
 
-// cutInside is cutToWidth for a line whose end matters most, such as a file with the
-// number of a line: three quarters of what is left are its end.
+// cutInside does what cutToWidth does for a line whose end matters most, such as a file
+// with a line number. It cuts in the middle: three quarters of what is left are the end.
 func cutInside(s string, width int) string {
 	head := cutToWidth(s, width/4)
 	if head == s || cutToWidth(s, width) == s {
