@@ -16,18 +16,19 @@ import (
 
 // FoundRun is one run as the workers know it.
 type FoundRun struct {
-	Info     launch.Info // from a worker that runs it, else from one that is to start it, else from the first
+	Info     launch.Info // from a worker that runs it; otherwise from one that is about to start it; otherwise from the first one
 	Workers  []tpu.WorkerID
-	Followed bool           // a command follows its output
-	Verdict  string         // how the run ended on all workers; "" if no worker was told
+	Followed bool           // a command follows the output of the run
+	Verdict  string         // how the run has ended on all workers; "" if no worker knows
 	Stopped  launch.Stopped // the newest mark of a stop, by this machine's clock
-	Well     int            // number of workers on which it ended by itself with 0
-	Alive    int            // number of workers on which it lives
-	Seen     bool           // some user has seen how it ended, and has its logs
-	Broken   int            // number of workers on which it was stopped, or where nobody saw its end
+	Well     int            // number of workers on which it has ended by itself with 0
+	Alive    int            // number of workers on which it is active
+	Seen     bool           // a user has seen how it ended and has its logs
+	Broken   int            // number of workers on which it was stopped, or on which nobody saw its end
 }
 
-// add adds what one more worker knows of the run. offset is that of the worker's clock.
+// add adds what one more worker knows about the run. offset is the offset of the worker's
+// clock.
 func (f *FoundRun) add(worker tpu.WorkerID, info launch.Info, offset time.Duration) {
 	f.Workers = append(f.Workers, worker)
 	f.Followed = f.Followed || info.Followers > 0
@@ -50,8 +51,8 @@ func (f *FoundRun) add(worker tpu.WorkerID, info launch.Info, offset time.Durati
 	}
 }
 
-// Ended returns how the run has ended: the verdict of its runner, otherwise the exit on
-// one worker.
+// Ended returns how the run has ended. This is the verdict of its runner, otherwise the
+// exit on one worker.
 func (f FoundRun) Ended() string {
 	if f.Verdict != "" {
 		return "failed: " + f.Verdict
@@ -59,8 +60,8 @@ func (f FoundRun) Ended() string {
 	return f.Info.Exit.String()
 }
 
-// Stoppable returns an error for a run of another login: this login may not end the run's
-// processes, and the worker would not even report whether they have ended.
+// Stoppable returns an error for a run of another login. This login may not end the run's
+// processes. The worker would not even report whether they have ended.
 func (f FoundRun) Stoppable() error {
 	if f.Info.Mine {
 		return nil
@@ -68,7 +69,7 @@ func (f FoundRun) Stoppable() error {
 	return f.OfAnother(stage.Stopping, "stop it as that login: multihost stop "+f.Info.Run+" --user="+remote.Quote(f.Info.Login))
 }
 
-// OfAnother returns the error that the run belongs to another login.
+// OfAnother returns the error for a run that belongs to another login.
 func (f FoundRun) OfAnother(during stage.Stage, advice string) error {
 	does := "runs"
 	if !f.Info.Alive() {
@@ -105,11 +106,11 @@ func (t *Connected) Runs(ctx context.Context) ([]FoundRun, []error) {
 	for i, list := range lists {
 		for _, info := range list {
 			// The workers of a run are armed within seconds of each other, but never at
-			// one moment.
+			// exactly the same time.
 			key := identity{info.Ref, info.Login, info.Owner, info.Command, info.Armed.Add(-t.Conns[i].ClockOffset()).Unix() / 120}
 			at, ok := index[key]
 			for _, side := range []int64{-1, 1} {
-				if !ok { // the workers' times may lie on both sides of a boundary
+				if !ok { // the times of the workers may be on both sides of a boundary
 					beside := key
 					beside.minute += side
 					at, ok = index[beside]
@@ -132,8 +133,8 @@ func (t *Connected) Runs(ctx context.Context) ([]FoundRun, []error) {
 	return found, errs
 }
 
-// rank orders the reports of the workers about one run: the report of the most active
-// worker ranks highest and stands for the run.
+// rank orders the reports of the workers about one run. The report of the most active
+// worker ranks highest and represents the run.
 func rank(info launch.Info) int {
 	switch {
 	case info.Phase == launch.Running:

@@ -13,7 +13,7 @@ import (
 	"multihost/internal/tpu"
 )
 
-// numberLimit is how long a VM may take to answer and to tell which worker it is.
+// numberLimit is how long a VM may take to answer and to tell its number as a worker.
 const numberLimit = time.Minute
 
 // numberless is the failure of a VM that cannot tell its number.
@@ -27,15 +27,15 @@ func (numberless) Hint() string {
 	return "switch guest attributes on: gcloud compute instances add-metadata VM --metadata=enable-guest-attributes=TRUE"
 }
 
-// number connects to the VMs that have not told which worker of its slice each is, and makes
-// them tell it. It reports whether it has tried: the provider may then know more. It warns
-// about VMs that do not tell it.
+// Some VMs have not told which worker of their slice each of them is. number connects to
+// them and makes them tell it. It reports whether it has tried. If so, the provider may now
+// know more. It warns about VMs that still do not tell it.
 func (d *Reach) number(ctx context.Context, all []tpu.Slice) bool {
 	by, ok := provision.As[provision.Numberer](d.Cloud)
 	if !ok || d.ReadOnly {
 		return false
 	}
-	var vms tpu.Selection // each VM as a slice of its own: it has no number yet
+	var vms tpu.Selection // each VM is a slice of its own, because it has no number yet
 	var scripts []string
 	for _, s := range all {
 		for _, w := range s.Untold {

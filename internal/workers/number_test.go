@@ -15,8 +15,8 @@ import (
 	"multihost/internal/tpu"
 )
 
-// An untoldCloud has slice t, whose VMs a and b have not told which worker each is until both
-// have run a script.
+// An untoldCloud has slice t. Its VMs a and b tell which worker each of them is only after
+// both have run a script.
 type untoldCloud struct {
 	cloud
 	homes []string
@@ -38,8 +38,8 @@ func (*untoldCloud) Number(tpu.Slice) string {
 	return "test ! -e ~/mute && touch ~/told\n"
 }
 
-// The VMs of a slice that somebody else has made are asked which worker each is. If one does
-// not tell it, the slice is not used.
+// Somebody else has made a slice. Its VMs are asked which worker each of them is. If one of
+// them does not tell it, the slice is not used.
 func TestVMsTellWhichWorkerEachIs(t *testing.T) {
 	t.Parallel()
 	for _, mute := range []bool{false, true} {

@@ -1,5 +1,6 @@
-// Package workers turns a selection into open connections to workers, and asks them which
-// runs they know. It says who is silent, and folds what failed on many.
+// Package workers turns a selection into open connections to workers. It asks workers which
+// runs they know. It says which workers are silent. If the same failure happened on many
+// workers, it folds them.
 package workers
 
 import (
@@ -21,8 +22,8 @@ type Reach struct {
 	Access overssh.Access
 	Dialer remote.Dialer // reaches the workers
 
-	// ReadOnly forbids every change: Cloud refuses a change with a *gcp.ReadOnlyError,
-	// and so do the connections to workers.
+	// ReadOnly forbids every change: Cloud refuses a change with a *gcp.ReadOnlyError, and
+	// connections to workers refuse it, too.
 	ReadOnly bool
 }
 
@@ -33,20 +34,21 @@ const OutagePause = 300 * time.Millisecond
 // WarnLimit limits the search for leftovers that runs beside a command.
 const WarnLimit = 10 * time.Second
 
-// OnHosts reports whether the slices are those of a HostList.
+// OnHosts reports whether the slices come from a HostList.
 func (d *Reach) OnHosts() bool {
 	_, ok := provision.As[hosts.HostList](d.Cloud)
 	return ok
 }
 
-// Hosts returns the hosts in place of slices as a user types them; "" for slices.
+// Hosts returns the hosts that replace slices, as a user types them. It returns "" if there
+// are slices.
 func (d *Reach) Hosts() string {
 	list, _ := provision.As[hosts.HostList](d.Cloud)
 	return list.String()
 }
 
-// Flag returns the flag that selects the workers of prefix, or the hosts, for another
-// command.
+// Flag returns the flag with which another command selects the workers of prefix, or the
+// hosts.
 func (d *Reach) Flag(prefix string) string {
 	if d.OnHosts() {
 		return "--hosts=" + remote.Quote(d.Hosts())
@@ -54,8 +56,8 @@ func (d *Reach) Flag(prefix string) string {
 	return "--tpu-prefix=" + prefix
 }
 
-// RecordedHosts returns the hosts that a run was started on, from this
-// machine's record of it; nil for a run on slices and for one not recorded.
+// RecordedHosts returns the hosts on which a run was started, from this machine's record of
+// the run. It returns nil if the run is on slices or has no record.
 func RecordedHosts(stateDir, run string) (hosts.HostList, error) {
 	rec, err := record.LoadRecord(stateDir, run)
 	if err != nil || rec == nil || rec.Hosts == "" {

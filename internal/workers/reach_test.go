@@ -24,7 +24,7 @@ import (
 	"multihost/internal/tpu"
 )
 
-// A cloud has fixed slices, and a queued resource of three.
+// A cloud has fixed slices, and a queued resource that has three slices.
 type cloud struct{ testkit.FixedSlices }
 
 func (*cloud) Get(_ context.Context, id string) (provision.Resource, error) {
@@ -35,7 +35,7 @@ func (*cloud) Undoing(string, ...string) provision.Undoing {
 	return provision.Undoing{Commands: provision.Commands{List: "multihost qr list"}}
 }
 
-// reach is what reaches the workers of slices.
+// reach returns a Reach for the workers of slices.
 func reach(sink event.Sink, dialer remote.Dialer, all ...tpu.Slice) *Reach {
 	return &Reach{
 		Invocation: &stage.Invocation{Sink: sink, Clock: gcp.SystemClock}, Place: provision.Place{Zone: "z"},
@@ -43,7 +43,7 @@ func reach(sink event.Sink, dialer remote.Dialer, all ...tpu.Slice) *Reach {
 	}
 }
 
-// ready is a slice that can be used, with so many workers.
+// ready returns a slice that can be used, with this number of workers.
 func ready(name string, workers int) tpu.Slice {
 	s := testkit.ReadySlice(name, workers)
 	s.Type, s.QueuedResource = "v4-16", "q"
@@ -61,7 +61,7 @@ func family(all ...tpu.Slice) []tpu.Slice {
 	return all
 }
 
-// A run needs all slices of a family; a command on single workers needs only the slices
+// A run needs all slices of a family. A command on single workers needs only the slices
 // that it names.
 func TestWhichWorkersAreMeant(t *testing.T) {
 	pattern := func(text string) tpu.Pattern {
@@ -123,15 +123,15 @@ func TestWhichWorkersAreMeant(t *testing.T) {
 	}
 }
 
-// local returns slice "t" with n workers on this machine.
+// local returns slice "t" with n workers. The workers are on this machine.
 func local(t *testing.T, n int) (tpu.Slice, []*localworker.Worker, remote.Dialer) {
 	t.Helper()
 	fleet := localworker.Fleet{}
 	return fleet.Slice(t, "t", n), fleet["t"], fleet.Dialer()
 }
 
-// A caller that needs all workers gets an error when one is away. A caller that can work
-// with some of them gets the others.
+// A caller that needs all workers gets an error if one is away. A caller that can work with
+// some of them gets those that are not away.
 func TestWorkersThatAreAway(t *testing.T) {
 	t.Parallel()
 	s, on, dialer := local(t, 2)
@@ -204,7 +204,7 @@ func TestRunsOnWorkersAreFoundAndStopped(t *testing.T) {
 	}
 }
 
-// A greeted connection answers its first command when the channel is closed.
+// A greeted connection answers its first command once the channel is closed.
 type greeted struct {
 	remote.Conn
 	answers <-chan struct{}
@@ -221,7 +221,7 @@ func (g greeted) MeasureClock(ctx context.Context) (time.Duration, error) {
 
 func (g greeted) ClockOffset() time.Duration { return 0 }
 
-// dialed is a dialer that has reached the workers with a connection.
+// dialed is a dialer that has reached the workers with some connections.
 type dialed []remote.Conn
 
 func (d dialed) Dial(context.Context, remote.Request) (*remote.Dialed, error) {
@@ -251,7 +251,7 @@ func (a *answer) Emit(e event.Event) {
 	a.Recorder.Emit(e)
 }
 
-// A worker counts as connected when its login has answered. A worker that was not reached
+// A worker counts as connected once its login has answered. A worker that was not reached
 // never counts.
 func TestALoginThatHangsIsNotConnected(t *testing.T) {
 	t.Parallel()

@@ -9,13 +9,13 @@ import (
 	"multihost/internal/tpu"
 )
 
-// A Silence names the workers that are silent, and since when.
+// A Silence says which workers are silent, and since when.
 type Silence struct {
-	who   string // folded; "": all are heard
+	who   string // names of the workers, folded; "": no worker is silent
 	since time.Time
 }
 
-// Fields returns the silence as an event.Progress has it.
+// Fields returns the silence in the form of event.Progress.
 func (s Silence) Fields() (who string, since *time.Time) {
 	if s.who == "" {
 		return "", nil
@@ -23,13 +23,13 @@ func (s Silence) Fields() (who string, since *time.Time) {
 	return s.who, &s.since
 }
 
-// silenceFrom is how long a worker must be silent before that is shown. A connection that
-// breaks and is made again at once is not shown.
+// A worker must be silent for silenceFrom before that is shown. A connection that breaks
+// and is restored at once is not shown.
 const silenceFrom = 10 * time.Second
 
-// silenceOf folds the workers that are silent at now. heard has the time when each worker
-// was last heard. The zero time means that the worker answers, or that the phase does not
-// wait for it. open is how many workers the phase waits for.
+// silenceOf folds the workers that are silent at now. heard has the time at which each
+// worker was last heard. A zero time means that the worker answers, or that the phase does
+// not wait for it. open is how many workers the phase still waits for.
 func silenceOf(ids []tpu.WorkerID, heard []time.Time, open int, now time.Time) Silence {
 	var silent []tpu.WorkerID
 	var last time.Time
@@ -49,8 +49,8 @@ func silenceOf(ids []tpu.WorkerID, heard []time.Time, open int, now time.Time) S
 	return s
 }
 
-// Silence returns which of the awaited workers are silent at now. A worker that was never
-// reached is silent since begin.
+// The phase waits for the workers for which waited is true. Silence returns which of them
+// are silent at now. If a worker was never reached, it has been silent since begin.
 func (t *Connected) Silence(waited func(i int) bool, begin, now time.Time) Silence {
 	heard, open := make([]time.Time, len(t.IDs)), 0
 	for i, conn := range t.Conns {
@@ -68,15 +68,15 @@ func (t *Connected) Silence(waited func(i int) bool, begin, now time.Time) Silen
 	return silenceOf(t.IDs, heard, open, now)
 }
 
-// A count counts the workers on which a phase is over. It is safe for concurrent use.
+// A count counts the workers that have finished a phase. It is safe for concurrent use.
 type count struct {
 	mu   sync.Mutex // guards what follows
 	over []bool     // per worker
 	done int
 }
 
-// finish notes that the phase is over on worker i. show is called with the number of
-// workers on which it is over; no other call of finish runs meanwhile.
+// finish records that worker i has finished the phase. It calls show with the number of
+// workers that have. Meanwhile no other call of finish runs.
 func (c *count) finish(i int, show func(done int)) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -85,21 +85,21 @@ func (c *count) finish(i int, show func(done int)) {
 	show(c.done)
 }
 
-// waits reports whether worker i is waited for.
+// waits reports whether the phase waits for worker i.
 func (c *count) waits(i int) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return !c.over[i]
 }
 
-// HeardSink adds the names of silent workers to the progress of a phase, and shows it
-// again when they change. It is safe for concurrent use.
+// HeardSink adds the names of silent workers to the progress of a phase. When these change,
+// it shows the progress again. It is safe for concurrent use.
 type HeardSink struct {
 	event.Sink
-	Waits func(i int) bool // reports whether the phase still waits for worker i; it may take locks under which Emit is called
+	Waits func(i int) bool // reports whether the phase still waits for worker i. It may take locks that are also held while Emit is called
 
 	mu     sync.Mutex
-	last   event.Progress // the progress that was shown last; without a phase: none was shown
+	last   event.Progress // the progress that was shown last; if it has no phase, none was shown
 	silent Silence
 }
 
@@ -116,7 +116,7 @@ func (s *HeardSink) Emit(e event.Event) {
 	s.show()
 }
 
-// hear shows a change of who is silent.
+// If other workers are silent than before, hear shows that.
 func (s *HeardSink) hear(now Silence) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -134,7 +134,8 @@ func (s *HeardSink) show() {
 	s.Sink.Emit(p)
 }
 
-// Listen makes s check every second who is silent. The caller calls over at the end.
+// Listen makes s check every second which workers are silent. At the end, the caller calls
+// over.
 func (t *Connected) Listen(s *HeardSink) (over func()) {
 	stop, stopped := make(chan struct{}), make(chan struct{})
 	begin := gcp.SystemClock.Now()
@@ -144,7 +145,7 @@ func (t *Connected) Listen(s *HeardSink) (over func()) {
 			select {
 			case <-stop:
 				return
-			case <-gcp.SystemClock.After(time.Second): // this clock also tells when something came over connections
+			case <-gcp.SystemClock.After(time.Second): // the times at which something came over connections are from this clock, too
 				s.hear(t.Silence(s.Waits, begin, gcp.SystemClock.Now()))
 			}
 		}

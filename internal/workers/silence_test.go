@@ -47,8 +47,8 @@ func TestSilenceOf(t *testing.T) {
 	}
 }
 
-// A silent worker stays shown while the phase continues on others, until it answers or
-// the phase no longer waits for it. The progress keeps its figures.
+// The phase continues on other workers. A silent worker stays shown until it answers or the
+// phase no longer waits for it. The progress keeps its figures.
 func TestEveryPhaseSaysWhoIsSilent(t *testing.T) {
 	t.Parallel()
 	at := time.Date(2026, 1, 2, 15, 4, 5, 0, time.UTC)
@@ -69,7 +69,7 @@ func TestEveryPhaseSaysWhoIsSilent(t *testing.T) {
 			w.Copied(7)
 			heard, finish = w.Heard, w.Done
 		case "sync":
-			heard.hear(Silence{"s0w1", at}) // before the first progress, no line can show the silence
+			heard.hear(Silence{"s0w1", at}) // before the first progress, there is no line that can show the silence
 			heard.Emit(event.Progress{Phase: phase, Total: 3, Bytes: 7, All: 9})
 		}
 		look := func(who string) { // as listen does

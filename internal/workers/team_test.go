@@ -13,7 +13,7 @@ import (
 	"multihost/internal/testkit"
 )
 
-// Connections that break together are one warning, although each error names its worker.
+// Connections that break together cause one warning, although each error names its worker.
 // Every worker tries its step again.
 func TestConnectionsThatBreakTogetherAreOneWarning(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -12,7 +12,7 @@ import (
 	"multihost/internal/tpu"
 )
 
-// A clocked connection knows only how far the clock of its worker is off.
+// A clocked connection only knows how wrong the clock of its worker is.
 type clocked struct {
 	remote.Conn
 	offset time.Duration

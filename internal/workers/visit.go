@@ -8,7 +8,8 @@ import (
 	"multihost/internal/tpu"
 )
 
-// A Visit holds connections to workers for a look at them. The caller must Close it.
+// A Visit holds connections to workers for a command that only looks at them. The caller
+// must Close it.
 type Visit struct {
 	Way     overssh.Way // by which address the workers were reached
 	Workers []Visited
@@ -23,8 +24,9 @@ type Visited struct {
 	Err  error
 }
 
-// Visit connects to those workers of sel for which only returns true; a nil only accepts
-// all. Errors of single workers are in the result, which has the order of sel.
+// Visit connects to those workers of sel for which only returns true. If only is nil, it
+// connects to all. Errors of single workers are in the result. The result has the order of
+// sel.
 func (d *Reach) Visit(ctx context.Context, sel tpu.Selection, only func(tpu.WorkerID) bool) (*Visit, error) {
 	t, err := d.DialAll(ctx, sel, only, true, d.Access.RetryFor)
 	if err != nil {

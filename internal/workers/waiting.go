@@ -8,7 +8,8 @@ import (
 	"multihost/internal/tpu"
 )
 
-// Waiting shows which workers are still awaited, at most ten times a second.
+// A Waiting shows for which workers a phase still waits. It does so at most ten times a
+// second.
 type Waiting struct {
 	v     *stage.Invocation
 	phase string
@@ -22,7 +23,7 @@ type Waiting struct {
 	all   int64
 }
 
-// NewWaiting begins a phase in which every worker is waited for, and shows it.
+// NewWaiting begins a phase that waits for every worker, and shows it.
 func NewWaiting(v *stage.Invocation, phase string, ids []tpu.WorkerID) *Waiting {
 	w := &Waiting{v: v, phase: phase, ids: ids, count: count{over: make([]bool, len(ids))}, begin: v.Clock.Now()}
 	w.Heard = &HeardSink{Sink: v.Sink, Waits: w.waits}
@@ -35,7 +36,7 @@ func (w *Waiting) Done(i int) {
 	w.finish(i, func(done int) { w.show(done == len(w.ids)) })
 }
 
-// Copied adds to the bytes copied.
+// Copied adds n to the number of bytes that have been copied.
 func (w *Waiting) Copied(n int64) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -43,15 +44,15 @@ func (w *Waiting) Copied(n int64) {
 	w.show(false)
 }
 
-// Expected adds to the bytes to copy.
+// Expected adds n to the number of bytes that are to be copied.
 func (w *Waiting) Expected(n int64) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.all += n
 }
 
-// show emits the progress, at most ten times a second unless now is set. The caller
-// holds mu.
+// show emits the progress. Unless now is true, it does so at most ten times a second. The
+// caller holds mu.
 func (w *Waiting) show(now bool) {
 	at := w.v.Clock.Now()
 	if !now && at.Sub(w.shown) < 100*time.Millisecond {
