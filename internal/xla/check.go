@@ -12,29 +12,29 @@ import (
 // A Severity says how bad a finding is.
 type Severity string
 
-// The severities. An Error ends the process at its start or does the opposite of what
-// was meant. A Warning may cost speed. An Info changes nothing.
+// The severities. An Error ends the process when it starts, or does the opposite of what
+// the user meant. A Warning may cost speed. An Info has no effect.
 const (
 	Error   Severity = "error"
 	Warning Severity = "warning"
 	Info    Severity = "info"
 )
 
-// Rules that findings come from.
+// These are the rules that cause findings.
 const (
 	RuleDashes     = "dashes"      // not exactly two dashes
-	RuleNotAFlag   = "not-a-flag"  // a word that is no flag
+	RuleNotAFlag   = "not-a-flag"  // a word that is not a flag
 	RuleNoValue    = "no-value"    // a flag without a value
 	RuleValue      = "value"       // a value that does not fit the flag's type
 	RuleCommas     = "commas"      // flags separated by commas
 	RuleDuplicate  = "duplicate"   // a flag that occurs twice
-	RuleExclusive  = "exclusive"   // continuation fusion and SparseCore for the same collective
-	RulePlatform   = "platform"    // a flag of the other platform
+	RuleExclusive  = "exclusive"   // continuation fusion and SparseCore are on for the same collective
+	RulePlatform   = "platform"    // a flag for the other platform
 	RuleVMEM       = "vmem"        // more vector memory than the core has
 	RuleRetired    = "retired"     // a name that should no longer be used
-	RuleSparseCore = "sparse-core" // SparseCore flags on a generation without one
+	RuleSparseCore = "sparse-core" // SparseCore flags on a generation that has no SparseCore
 	RuleUnknown    = "unknown"     // a flag that is not in the catalogue
-	RuleAdded      = "added"       // flags that JAX and MaxText add by themselves
+	RuleAdded      = "added"       // flags that JAX and MaxText themselves add
 	RuleOverwrites = "overwrites"  // a script that discards the variable's value
 	RuleGeneration = "generation"  // a preset for another generation
 	RuleKept       = "kept"        // a variable that the user has set already
@@ -44,7 +44,7 @@ const (
 type Finding struct {
 	Severity Severity `json:"severity"`
 	Rule     string   `json:"rule"`
-	Flag     string   `json:"flag,omitempty"` // the word as it was written
+	Flag     string   `json:"flag,omitempty"` // the word as the user wrote it
 	Text     string   `json:"text"`
 	Instead  string   `json:"instead,omitempty"` // what to type instead of the word
 	Where    string   `json:"where,omitempty"`   // for a script: "train.sh:12"
@@ -79,17 +79,17 @@ func Worst(findings []Finding) Severity {
 	return ""
 }
 
-// Check finds what is wrong with a text of flags, for LIBTPU_INIT_ARGS of a generation
-// or, with GPU, for XLA_FLAGS. If the generation is empty, Check skips the rules that
-// depend on it. Findings about single words come in the order of the text, before those
-// about several words.
+// Check finds what is wrong with a text of flags. The text is for LIBTPU_INIT_ARGS of a
+// generation or, if the generation is GPU, for XLA_FLAGS. If the generation is empty, Check
+// skips the rules that depend on it. Findings about single words come first, in the order
+// of the text. Findings about several words follow.
 func (c *Catalogue) Check(text, generation string) []Finding {
 	l := lint{c: c, generation: generation, platform: platformOf(generation)}
 	l.run(text)
 	return l.findings
 }
 
-// Strict returns findings in which each unknown flag is an error.
+// Strict returns the findings, with each unknown flag as an error.
 func Strict(findings []Finding) []Finding {
 	strict := slices.Clone(findings)
 	for i := range strict {
@@ -100,10 +100,10 @@ func Strict(findings []Finding) []Finding {
 	return strict
 }
 
-// Correct returns the text with every error, missing value, repeated flag and renamed
-// flag corrected. It keeps words that are only doubtful.
+// Correct returns a corrected text. It corrects every error, missing value, repeated flag
+// and renamed flag. It keeps words that are only questionable.
 func (c *Catalogue) Correct(text, generation string) string {
-	// A repaired word can have another fault. Each round repairs at least one of the
+	// A repaired word can still have another fault. Each round repairs at least one of the
 	// few kinds of faults that a word can have.
 	for range 6 {
 		l := lint{c: c, generation: generation, platform: platformOf(generation)}
@@ -124,7 +124,7 @@ type lint struct {
 	platform   Platform
 
 	words    []word
-	repair   []string // for each word its correction; "": remove it
+	repair   []string // the correction for each word; "": remove it
 	findings []Finding
 }
 
@@ -231,7 +231,7 @@ func (l *lint) unknown(i int, w word) {
 	l.find(Info, RuleUnknown, w.text, "", "unknown: the catalogue does not have this flag, which may be newer")
 }
 
-// namedPlatform returns the platform that the name of a flag shows.
+// namedPlatform returns the platform that the name of a flag implies.
 func namedPlatform(name string) Platform {
 	switch {
 	case strings.HasPrefix(name, "xla_gpu_"):
@@ -264,7 +264,7 @@ func (l *lint) retired(i int, w word, f Flag) {
 		value = "off"
 	case pair:
 	case truth(w) == "false":
-		value = "" // the empty list means off
+		value = "" // the empty list means that it is off
 	default:
 		l.find(Warning, RuleRetired, w.text, "--"+name+"=…", "retired: %s", f.Retired.Why)
 		return
@@ -307,7 +307,7 @@ func (l *lint) value(i int, w word, f Flag) {
 	if ok {
 		return
 	}
-	severity := Warning // the type is a guess
+	severity := Warning // the catalogue only guesses the type
 	if f.Documented {
 		severity = Error
 		l.repair[i] = ""
@@ -342,7 +342,7 @@ func (l *lint) vmem(w word) {
 	l.find(Warning, RuleVMEM, w.text, fmt.Sprintf("--%s=%d", vmemFlag, low.mib*1024), "%s", text)
 }
 
-// duplicates finds flags that occur more than once; the last one counts.
+// duplicates finds flags that occur several times. The last one counts.
 func (l *lint) duplicates() {
 	last := map[string]int{}
 	for i, w := range l.words {
@@ -370,8 +370,8 @@ const (
 	offloadPrefix = "xla_tpu_enable_sparse_core_collective_offload_"
 )
 
-// exclusive finds collectives for which both mechanisms are on. Only one of them may be
-// on for one kind of collective. exclusive keeps the one that is recommended for the
+// exclusive finds collectives for which both mechanisms are on. For each kind of
+// collective, only one may be on. exclusive keeps the one that is recommended for the
 // generation.
 func (l *lint) exclusive() {
 	set := map[string]int{}
@@ -408,7 +408,7 @@ func (l *lint) prefersSparseCore() bool {
 	})
 }
 
-// sparseCore finds flags of the SparseCore on generations without one.
+// sparseCore finds SparseCore flags on generations that have no SparseCore.
 func (l *lint) sparseCore() {
 	if g, known := tpu.GenerationOf(l.generation); !known || g.SparseCore {
 		return

@@ -6,15 +6,15 @@ import (
 	"testing"
 )
 
-// TestCheck has the faulty texts that MaxText's scripts and documents have, and
-// the ones that people type.
+// TestCheck has faulty texts from MaxText's scripts and documents, and texts as people type
+// them.
 func TestCheck(t *testing.T) {
 	c := Load()
 	const fuseAG, offloadAG = "--" + fusePrefix + "all_gather", "--" + offloadPrefix + "all_gather"
 	for _, tc := range []struct {
 		name, text, generation string
 		severity               Severity
-		rule, instead          string // of the first finding of that severity
+		rule, instead          string // rule and correction of the first finding with that severity
 		corrected              string // "": as it was
 	}{
 		{"three dashes, as the tuning guide prints it", "---xla_tpu_scoped_vmem_limit_kib=65536", "v6e",

@@ -7,25 +7,25 @@ import (
 
 // A Report says what Merge did.
 type Report struct {
-	Kept    []string `json:"kept,omitempty"`    // the user's words that are unchanged
+	Kept    []string `json:"kept,omitempty"`    // the user's words that have not changed
 	Added   []string `json:"added,omitempty"`   // words from presets and extra flags
-	Changed []Change `json:"changed,omitempty"` // flags that were set twice with different values
+	Changed []Change `json:"changed,omitempty"` // flags that occurred twice, with different values
 }
 
 // A Change is a flag whose earlier word was replaced by a later one.
 type Change struct {
 	Flag string `json:"flag"`
-	From string `json:"from"` // the earlier word, which was replaced
+	From string `json:"from"` // the earlier word
 	To   string `json:"to"`   // the later word, which counts
-	By   string `json:"by"`   // source of To: preset names or --xla-flag
+	By   string `json:"by"`   // source of To: names of presets, or --xla-flag
 }
 
 func (c Change) String() string { return fmt.Sprintf("%s replaced by %s of %s", c.From, c.To, c.By) }
 
-// Merge appends presets and extra flags to the user's text. The result has every flag
-// once, with the value of its last word, which is also the value that libtpu would use.
-// Words that are no flags stay unchanged. Without presets and extra flags Merge returns
-// the user's text. Extra flags may be written with or without dashes.
+// Merge appends presets and extra flags to the user's text. The result has every flag once.
+// Its value is that of the last word with this flag. libtpu would use the same value. Words
+// that are not flags do not change. Without presets and extra flags, Merge returns the
+// user's text. Extra flags may be written with or without dashes.
 func Merge(user string, preset Args, extra []string) (string, Report) {
 	var report Report
 	if len(preset.Flags) == 0 && len(extra) == 0 {
@@ -84,7 +84,8 @@ func dashed(w word) word {
 	return parseWord("--" + strings.TrimLeft(w.text, dashes))
 }
 
-// sameValue compares values as libtpu does: all spellings of a boolean are equal.
+// sameValue compares values as libtpu does: it treats all spellings of a boolean value as
+// equal.
 func sameValue(a, b word) bool {
 	return a.value == b.value && a.hasValue == b.hasValue || truth(a) != "" && truth(a) == truth(b)
 }

@@ -7,12 +7,12 @@ import (
 	"strings"
 )
 
-// block is a group, set or preset whose lines are being read.
+// A block is a group, set or preset whose lines are being read.
 type block struct {
 	head    string   // group, set or preset
 	name    string   // name of a group or set, which others can use
-	group   Group    // the head of a group
-	presets []Preset // the heads of presets that share the body
+	group   Group    // the first line of a group
+	presets []Preset // the first lines of presets that share the body
 	begun   bool     // the body has begun
 
 	Body
@@ -29,7 +29,7 @@ type tableReader struct {
 	open *block
 }
 
-// parse parses the format that the head of catalogue.txt describes.
+// parse parses the format that the beginning of catalogue.txt describes.
 func parse(text string) (*Catalogue, error) {
 	r := &tableReader{
 		c:    &Catalogue{aliases: map[string]string{}, vmem: map[string][]limit{}, byName: map[string]int{}},
@@ -186,7 +186,7 @@ func (r *tableReader) use(name string) error {
 		b.groups = append(b.groups, name)
 		return nil
 	}
-	// A set becomes part of the preset, so its note applies to the preset too.
+	// A set becomes a part of the preset, so its note is about the preset, too.
 	b.groups = append(b.groups, from.groups...)
 	if b.note == "" {
 		b.note = from.note

@@ -10,12 +10,12 @@ import (
 )
 
 var (
-	// NAME= in shell, at a place where a command or an assignment may begin, also
-	// inside the quoted text of another shell.
+	// NAME= in shell, at a place where a command or an assignment may begin. The place may
+	// be inside the quoted text of another shell.
 	shellAssignment = regexp.MustCompile(`(?m)(^|[\s;&|(){'"` + "`" + `])LIBTPU_INIT_ARGS(\+?=)`)
 	// The variable is unset.
 	shellUnset = regexp.MustCompile(`(?m)(^|[\s;&|(){'"])unset\s+(-v\s+)?LIBTPU_INIT_ARGS\b`)
-	// A test whether the variable is set, before an assignment that depends on it.
+	// A test whether the variable is set. The assignment after it depends on the test.
 	shellGuard = regexp.MustCompile(`(-z|-n|-v)\s+"?(\$\{?)?LIBTPU_INIT_ARGS`)
 	// A use of the variable's value.
 	shellUse = regexp.MustCompile(`\$(\{LIBTPU_INIT_ARGS[^A-Za-z0-9_]|LIBTPU_INIT_ARGS\b)`)
@@ -24,24 +24,24 @@ var (
 	pythonUse        = regexp.MustCompile(`(environ\s*(\.get\s*\(|\[)|getenv\s*\()\s*["']LIBTPU_INIT_ARGS["']`)
 )
 
-// unknownText stands for text that a shell or Python would insert: the value of another
-// variable, or the output of a command.
+// unknownText stands for text that a shell or Python would insert. Such text is the value
+// of another variable, or the output of a command.
 const unknownText = "\x00"
 
-// mostPlaces is how many assignments of one script are checked.
+// mostPlaces is how many assignments of one script are checked at most.
 const mostPlaces = 50
 
 // ScanScript finds the places in a script that set LIBTPU_INIT_ARGS. It returns what is
-// wrong with the flags, and whether the script discards the present value of the
-// variable, which makes a preset useless. The script is Python if its name ends in .py,
-// else shell. The generation may be empty.
+// wrong with the flags. It also reports if the script discards the present value of the
+// variable, because then a preset has no effect. If its name ends in .py, the script is
+// Python, otherwise shell. The generation may be empty.
 func (c *Catalogue) ScanScript(name, content, generation string) []Finding {
 	if strings.HasSuffix(name, ".py") {
 		return c.scanPython(name, content, generation)
 	}
 	var findings []Finding
 	for _, m := range shellAssignment.FindAllStringSubmatchIndex(content, mostPlaces) {
-		start, end := m[3], m[1] // the variable's name begins at start, its value at end
+		start, end := m[3], m[1] // the variable's name begins at start, and its value at end
 		if inComment(content, start) {
 			continue
 		}
@@ -93,7 +93,8 @@ func place(name, content string, at int) string {
 	return name + ":" + strconv.Itoa(1+strings.Count(content[:at], "\n"))
 }
 
-// inComment reports whether the place at is behind a # of the same line outside quotes.
+// inComment reports whether a # that is not in quotes stands before the place at, on the
+// same line.
 func inComment(content string, at int) bool {
 	line := content[strings.LastIndexByte(content[:at], '\n')+1 : at]
 	var quote byte
@@ -112,8 +113,8 @@ func inComment(content string, at int) bool {
 	return false
 }
 
-// guarded reports whether the assignment probably happens only if the variable is empty:
-// the script tests the variable on the same line or one of the three lines before.
+// guarded reports whether the assignment probably happens only if the variable is empty. It
+// looks for a test of the variable on the same line or one of the three lines before.
 func guarded(content string, at int) bool {
 	from := at
 	for range 4 {
@@ -127,8 +128,9 @@ func guarded(content string, at int) bool {
 	return shellGuard.MatchString(content[from:at])
 }
 
-// shellWord returns the word at the start of a shell text, as written. open is a quote
-// that was opened before the word, or ""; its closing quote ends the word.
+// shellWord returns the word at the start of a shell text, as it is written. open is a
+// quote that was opened before the word, or "". If it is not "", its closing quote ends the
+// word.
 func shellWord(text, open string) string {
 	var quote byte
 	escaped := strings.HasPrefix(text, `\"`) // a quoted value inside another quoted text
@@ -162,7 +164,8 @@ func shellWord(text, open string) string {
 	return text[:min(i, len(text))]
 }
 
-// matching returns how many bytes the bracket at the start of text spans.
+// matching returns the number of bytes from the bracket at the start of text to its closing
+// bracket.
 func matching(text string) int {
 	closing := byte(')')
 	if text[0] == '{' {
@@ -182,8 +185,8 @@ func matching(text string) int {
 	return len(text)
 }
 
-// plainText removes the quotes of a shell word and writes unknownText for text that the
-// shell would insert. It keeps the text after :- in ${NAME:-text}.
+// plainText removes the quotes of a shell word. In place of text that the shell would
+// insert, it writes unknownText. It keeps the text after :- in ${NAME:-text}.
 func plainText(raw string) string {
 	var b strings.Builder
 	var quote byte
@@ -221,8 +224,8 @@ func plainText(raw string) string {
 	return b.String()
 }
 
-// expansion reads the text after a $. It returns how many bytes the expansion spans, and
-// what is known of its result.
+// expansion reads the text after a $. It returns the length of the expansion in bytes, and
+// what is known about its result.
 func expansion(text string) (int, string) {
 	switch {
 	case text[0] == '(':
@@ -263,8 +266,8 @@ func (c *Catalogue) scanPython(name, content, generation string) []Finding {
 	return findings
 }
 
-// pythonStatement returns the rest of a statement, up to the end of the line on which
-// all brackets are closed.
+// pythonStatement returns the rest of a statement. The statement ends with the line on
+// which all brackets are closed.
 func pythonStatement(text string) string {
 	depth := 0
 	var quote byte
@@ -305,14 +308,14 @@ func pythonText(statement string) string {
 
 // A Scan says what ScanCommand knows about the command.
 type Scan struct {
-	Generation string // of the workers; empty: unknown
+	Generation string // generation of the workers; empty: not known
 	Given      bool   // a preset or the user puts LIBTPU_INIT_ARGS into the environment
 }
 
 // ScanCommand looks for assignments to LIBTPU_INIT_ARGS in a command and in the scripts
-// that it names. files is the directory in which the command runs; scripts outside it
-// are skipped, and nil means no files. ScanCommand reports that a script overwrites the
-// variable only if s.Given, because otherwise nothing is lost.
+// that it names. files is the directory in which the command runs. Scripts outside of it
+// are skipped. If files is nil, there are no files. If s.Given is set, ScanCommand also
+// reports that a script overwrites the variable. Otherwise nothing would be lost.
 func (c *Catalogue) ScanCommand(command string, files fs.FS, s Scan) []Finding {
 	findings := c.ScanScript("command", command, s.Generation)
 	seen := map[string]bool{}
@@ -338,7 +341,7 @@ func (c *Catalogue) ScanCommand(command string, files fs.FS, s Scan) []Finding {
 	return slices.DeleteFunc(findings, func(f Finding) bool { return f.Rule == RuleOverwrites && !s.Given })
 }
 
-// largestScript is the size above which a file counts as data, not as a launcher.
+// largestScript is the size above which a file counts as data and not as a launcher.
 const largestScript = 1 << 20
 
 func readScript(files fs.FS, name string) (string, bool) {
@@ -350,11 +353,11 @@ func readScript(files fs.FS, name string) (string, bool) {
 	return string(content), err == nil
 }
 
-// ScriptNames returns the relative paths of the shell and Python scripts that a shell
-// text names, in the order of the text.
+// ScriptNames returns the relative paths of the shell and Python scripts in a shell text,
+// in the order of the text.
 func ScriptNames(text string) []string {
 	var names []string
-	runner := false // the word before runs a script
+	runner := false // the previous word runs a script
 	for line := range strings.Lines(text) {
 		if strings.HasPrefix(strings.TrimSpace(line), "#") {
 			continue

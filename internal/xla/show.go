@@ -33,7 +33,7 @@ func FlagTable(flags []Flag) string {
 	return b.String()
 }
 
-// Text shows the flag: what it means, where it goes and who sets it.
+// Text says what the flag means, where it goes and who sets it.
 func (f Flag) Text() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "--%s\n", f.Name)
@@ -67,7 +67,7 @@ func (f Flag) Text() string {
 	return b.String()
 }
 
-// A List has groups and presets, for one generation or all.
+// A List has groups and presets, for one generation or for all.
 type List struct {
 	Generation  string   `json:"generation,omitempty"`
 	Recommended []string `json:"recommended,omitempty"`
@@ -76,8 +76,8 @@ type List struct {
 	Sources     []string `json:"sources"`
 }
 
-// ListOf returns the groups and presets of a generation; those of all if it is empty. Groups
-// of earlier versions are only in the list of all.
+// ListOf returns the groups and presets of a generation. If the generation is empty, it
+// returns those of all. Groups of earlier versions are only in the list for all.
 func ListOf(c *Catalogue, generation string) List {
 	list := List{Generation: generation, Groups: c.Groups(), Presets: c.Presets(), Sources: c.Sources()}
 	if generation == "" {
@@ -143,7 +143,8 @@ func (l List) Text() string {
 	return b.String()
 }
 
-// GroupText shows a group, with what is wrong with it on a generation, which may be empty.
+// GroupText shows a group. It also shows what is wrong with the group on a generation. The
+// generation may be empty.
 func GroupText(c *Catalogue, g Group, generation string) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s: %s\n", g.Name, g.About)
@@ -195,8 +196,8 @@ func PresetText(c *Catalogue, p Preset) string {
 	return b.String()
 }
 
-// bodyText shows flags and variables. If they are corrected, it also shows the original
-// and marks the words: - for those left out, + for those put in.
+// bodyText shows flags and variables. If they are corrected, it also shows the original. It
+// marks words that were left out with - and words that were added with +.
 func bodyText(b *strings.Builder, body Body, variable string) {
 	for _, f := range body.Faults {
 		fmt.Fprintf(b, "  %-12s %s\n", "corrected", f)
@@ -240,7 +241,7 @@ func findingsText(b *strings.Builder, findings []Finding) {
 	}
 }
 
-// A Checked is a text of flags with what was found in it.
+// A Checked is a text of flags with its findings.
 type Checked struct {
 	OK         bool      `json:"ok"` // no error
 	Flags      string    `json:"flags"`
@@ -250,8 +251,8 @@ type Checked struct {
 	Corrected  string    `json:"corrected,omitempty"` // the corrected text, if something was wrong
 }
 
-// CheckText checks a text of flags for a generation, which may be empty. With strict, a flag
-// that the catalogue does not have is an error.
+// CheckText checks a text of flags for a generation. The generation may be empty. With
+// strict, a flag that the catalogue does not have is an error.
 func CheckText(c *Catalogue, flags, generation string, strict bool) Checked {
 	r := Checked{Flags: flags, Generation: generation, Variable: LibtpuInitArgs}
 	if generation == GPU {

@@ -5,7 +5,7 @@ import "strings"
 // A word is one piece of a text of flags.
 type word struct {
 	text     string // as it was written
-	dashes   string // the dashes at its start: "--" if it is right
+	dashes   string // the dashes at its start; "--" is right
 	name     string
 	value    string // without quotes
 	hasValue bool
@@ -28,9 +28,9 @@ func parseWord(text string) word {
 	return w
 }
 
-// split splits a text of flags at its blanks. As in XLA's own parser, quotes right after
-// = keep a value with blanks together, and a quote that is never closed is a plain
-// character. If the words are joined with blanks again, the text splits the same way.
+// split splits a text of flags at its spaces. As in XLA's own parser, quotes directly after
+// = keep a value with spaces together. If a quote is never closed, it is an ordinary
+// character. If the words are joined with spaces again, the text splits in the same way.
 func split(text string) []word {
 	var words []word
 	for i := 0; i < len(text); {

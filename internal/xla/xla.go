@@ -1,8 +1,8 @@
 // Package xla knows the compiler flags that decide how fast a training step is. It has a
-// catalogue of flags, and of the groups and presets that MaxText and Google's recipes
-// set. It finds what is wrong with a text of flags, and makes the environment of a
-// command from presets and flags. It has no state, and does no I/O except reading files
-// that it is given.
+// catalogue of flags. The catalogue also has the groups and presets that MaxText and
+// Google's recipes set. It finds what is wrong with a text of flags. It makes the
+// environment of a command from presets and flags. It has no state. It does no I/O, except
+// that it reads files that it is given.
 package xla
 
 import (
@@ -19,14 +19,14 @@ import (
 
 // Environment variables that contain flags.
 const (
-	LibtpuInitArgs = "LIBTPU_INIT_ARGS" // libtpu reads the variable once, when it is loaded
-	XLAFlags       = "XLA_FLAGS"        // XLA itself reads it; the variable for flags on GPU hosts
+	LibtpuInitArgs = "LIBTPU_INIT_ARGS" // libtpu reads this variable once, when it is loaded
+	XLAFlags       = "XLA_FLAGS"        // XLA itself reads this variable; it is for flags on GPU hosts
 )
 
-// GPU takes the place of a generation if the workers are GPU hosts named one by one.
+// GPU replaces a generation if the workers are GPU hosts that the user named one by one.
 const GPU = "gpu"
 
-// A Platform is the kind of hardware that a flag is for.
+// A Platform is the kind of hardware for which a flag is.
 type Platform string
 
 // The platforms.
@@ -48,7 +48,7 @@ func (p Platform) Variable() string {
 type Flag struct {
 	Name       string   `json:"name"`       // without dashes
 	Type       string   `json:"type"`       // bool, tristate, int, number, text, path, list
-	Documented bool     `json:"documented"` // false: type and meaning are guessed from its name and uses
+	Documented bool     `json:"documented"` // false: its type and meaning are guessed from its name and its uses
 	Platform   Platform `json:"platform"`
 	Meaning    string   `json:"meaning"`
 	Retired    *Retired `json:"retired,omitempty"`
@@ -75,10 +75,10 @@ type Group struct {
 	About      string   `json:"about"`
 	Note       string   `json:"note,omitempty"`
 	Source     string   `json:"source"`
-	On         []string `json:"on,omitempty"`          // generations that use it; none: any
+	On         []string `json:"on,omitempty"`          // generations that use it; empty: all
 	Best       []string `json:"recommended,omitempty"` // generations for which MaxText's tuning guide recommends it
 	Historical bool     `json:"historical,omitempty"`
-	Parameter  bool     `json:"parameter,omitempty"` // it is requested as NAME=VALUE
+	Parameter  bool     `json:"parameter,omitempty"` // users request it as NAME=VALUE
 	Body
 }
 
@@ -97,18 +97,19 @@ type Preset struct {
 type Body struct {
 	Flags    []string `json:"flags"`
 	Env      []Var    `json:"env,omitempty"`
-	Original []string `json:"original,omitempty"` // words of the source, if they were corrected
+	Original []string `json:"original,omitempty"` // words of the source, if the words were corrected
 	Faults   []string `json:"faults,omitempty"`   // what was wrong with them
 }
 
-// Corrected reports whether the source had faults, which Flags corrects.
+// Corrected reports whether the source had faults. Flags then has the corrected words.
 func (b Body) Corrected() bool { return len(b.Faults) > 0 }
 
 // Recommended reports whether the tuning guide recommends the group for the
 // generation.
 func (g Group) Recommended(generation string) bool { return slices.Contains(g.Best, generation) }
 
-// Fits reports whether the group is for the generation, or for any.
+// Fits reports whether the group is for the generation. A group without generations is for
+// all.
 func (g Group) Fits(generation string) bool {
 	if generation == GPU || g.Platform == PlatformGPU {
 		return generation == GPU && g.Platform == PlatformGPU
@@ -136,14 +137,14 @@ type limit struct {
 //go:embed catalogue.txt
 var catalogueText string
 
-// Load returns the catalogue that is compiled into the program.
-// It is safe for concurrent use: nobody changes it.
+// Load returns the catalogue that is compiled into the program. Nobody changes it, so it is
+// safe for concurrent use.
 func Load() *Catalogue { return load() }
 
 var load = sync.OnceValue(func() *Catalogue {
 	c, err := parse(catalogueText)
 	if err != nil {
-		panic("xla: " + err.Error()) // a test parses the embedded text
+		panic("xla: " + err.Error()) // a test parses the embedded text, so this cannot happen
 	}
 	return c
 })
@@ -160,8 +161,8 @@ func (c *Catalogue) Groups() []Group { return slices.Clone(c.groups) }
 // Presets returns all presets.
 func (c *Catalogue) Presets() []Preset { return slices.Clone(c.presets) }
 
-// Lookup finds a flag by its name, with or without dashes and value. The error
-// is a *NameError.
+// Lookup finds a flag by its name. name may have dashes and a value. The error is a
+// *NameError.
 func (c *Catalogue) Lookup(name string) (Flag, error) {
 	w := parseWord(name)
 	if f, ok := c.flag(w.name); ok {
@@ -178,8 +179,8 @@ func (c *Catalogue) flag(name string) (Flag, bool) {
 	return c.flags[i], true
 }
 
-// nearFlag returns the flag that a misspelt name most likely means, or "". Flag names
-// are long and similar, so the name may differ in one place only.
+// nearFlag returns the flag that a misspelt name most likely means, or "". Flag names are
+// long and similar, so the name may differ at only one place.
 func (c *Catalogue) nearFlag(name string) string {
 	if len(name) < 4 || len(name) > 120 {
 		return ""
@@ -214,7 +215,7 @@ func strip(a, b string) (string, string) {
 	return a, b
 }
 
-// Generation returns the generation that text names: "v5e", an accelerator type such as
+// Generation returns the generation that text means: "v5e", an accelerator type such as
 // "v5litepod-256", an older spelling such as "trillium", or "gpu". The error is a
 // *tpu.TypeError.
 func (c *Catalogue) Generation(text string) (string, error) {
@@ -239,12 +240,12 @@ func (c *Catalogue) generation(name string) string {
 	return ""
 }
 
-// A NameError says that the catalogue has no flag, group or preset of a name, or that a
+// A NameError says that the catalogue has no flag, group or preset with a name, or that a
 // short name could mean several.
 type NameError struct {
 	Kind    string // "flag" or "preset"
 	Name    string
-	Suggest string   // what was probably meant, or ""
+	Suggest string   // what the user probably meant, or ""
 	Several []string // names that the short form could mean
 }
 
@@ -288,7 +289,7 @@ type Args struct {
 type MismatchError struct {
 	Name     string
 	Platform Platform // of the preset
-	Target   Platform // of the workers or of the other presets
+	Target   Platform // platform of the workers or of the other presets
 }
 
 func (e *MismatchError) Error() string {
@@ -307,11 +308,12 @@ func (e *MismatchError) Hint() string {
 	return "leave it out, or leave the GPU presets and flags out"
 }
 
-// Expand returns the flags of presets and groups in the order given. A name is that of a
-// preset ("v5e/128b") or of a group ("CF_FOR_ALL_GATHER",
-// "CUSTOM_VMEM_LIMIT_FLAG=65536"). It may also be the end of a preset's name ("128b"),
-// if only one preset of the generation ends so. Several names may be joined by commas.
-// The generation may be empty. The error is a *NameError or *MismatchError.
+// Expand returns the flags of presets and groups, in the given order. A name is the name of
+// a preset ("v5e/128b") or of a group ("CF_FOR_ALL_GATHER",
+// "CUSTOM_VMEM_LIMIT_FLAG=65536"). It may also be the end of a preset's name ("128b"), if
+// that is the end of only one preset of the generation. One name may consist of several
+// names joined by commas. The generation may be empty. The error is a *NameError or
+// *MismatchError.
 func (c *Catalogue) Expand(presets []string, generation string) (Args, error) {
 	var args Args
 	for _, name := range splitNames(presets) {
@@ -353,8 +355,8 @@ func platformOf(generation string) Platform {
 	return PlatformTPU
 }
 
-// Group finds a group by its name, in any case. NAME=VALUE sets the value of a group with
-// a parameter. The error is a *NameError.
+// Group finds a group by its name, in upper or lower case. NAME=VALUE finds a group with a
+// parameter and sets the parameter to VALUE. The error is a *NameError.
 func (c *Catalogue) Group(name string) (Group, error) {
 	base, value, given := strings.Cut(name, "=")
 	for _, g := range c.groups {
@@ -370,7 +372,7 @@ func (c *Catalogue) Group(name string) (Group, error) {
 	return Group{}, &NameError{Kind: "preset", Name: name, Suggest: c.nearPreset(name)}
 }
 
-// parameter is the placeholder for the value in the flags of a group with a parameter.
+// In the flags of a group with a parameter, parameter stands in place of the value.
 const parameter = "VALUE"
 
 func substitute(flags []string, value string) []string {
@@ -383,8 +385,8 @@ func substitute(flags []string, value string) []string {
 	return out
 }
 
-// Preset finds a preset by its name, or by the end of its name if only one preset of the
-// generation ends so. The error is a *NameError.
+// Preset finds a preset by its name. The end of the name is enough if it is the end of only
+// one preset of the generation. The error is a *NameError.
 func (c *Catalogue) Preset(name, generation string) (Preset, error) {
 	wanted := c.canonical(name)
 	if generation != "" && !strings.HasPrefix(wanted, generation+"/") {
@@ -421,9 +423,9 @@ func (c *Catalogue) Preset(name, generation string) (Preset, error) {
 	return Preset{}, e
 }
 
-// canonical returns a preset's name in the catalogue's spelling: in lower case, with the
-// present name of the generation. Of the path of a launch script it drops the directories
-// up to the generation and the suffix .sh.
+// canonical returns a preset's name in the spelling of the catalogue: in lower case, with
+// the present name of the generation. name may be the path of a launch script. Then
+// canonical drops the directories up to the generation, and the suffix .sh.
 func (c *Catalogue) canonical(name string) string {
 	name = strings.TrimSuffix(strings.ToLower(name), ".sh")
 	if _, rest, ok := strings.Cut(name, "maxtext/configs/"); ok {

@@ -10,8 +10,8 @@ import (
 	"multihost/internal/tpu"
 )
 
-// corrected are the groups and presets that differ from their sources, with
-// what is wrong there.
+// corrected has the groups and presets that differ from their sources, with what is wrong
+// in the source.
 var corrected = map[string]string{
 	"v4/22b":                  "a variable inside the flags",
 	"v4/52b":                  "a variable inside the flags",
@@ -96,8 +96,8 @@ func TestParseRefusesMalformedTables(t *testing.T) {
 	}
 }
 
-// TestEveryGroupAndPresetIsItsSource compares with an independent copy of the
-// words at the sources.
+// TestEveryGroupAndPresetIsItsSource compares every group and preset with
+// testdata/originals.txt, a separate copy of the flags from the sources.
 func TestEveryGroupAndPresetIsItsSource(t *testing.T) {
 	c := Load()
 	text, err := os.ReadFile("testdata/originals.txt")
@@ -160,12 +160,12 @@ func TestEveryGroupAndPresetIsItsSource(t *testing.T) {
 	}
 }
 
-// TestWhatShipsIsClean fails if a preset still has a fault, or if Check finds no fault
-// in the source of a corrected one.
+// TestWhatShipsIsClean fails if a preset still has a fault. It also fails if Check finds no
+// fault in the source of a corrected preset.
 func TestWhatShipsIsClean(t *testing.T) {
 	c := Load()
-	// These are doubtful but come from measured setups: more vector memory than in the
-	// guide, and flags of the SparseCore on v5e.
+	// These are questionable, but come from measured setups: more vector memory than in the
+	// guide, and SparseCore flags on v5e.
 	doubtful := []string{RuleVMEM, RuleSparseCore}
 	for _, p := range c.Presets() {
 		for _, f := range c.Check(strings.Join(p.Flags, " "), p.Generation) {

@@ -1,5 +1,6 @@
-// Package zones answers which zones have Cloud TPU and which of them offer an accelerator
-// type, and adds the answer to refusals of the API. It makes calls; it keeps nothing.
+// Package zones answers two questions: which zones have Cloud TPU, and which of them offer
+// an accelerator type. It adds the answers to refusals of the API. It makes calls, but
+// keeps no state.
 package zones
 
 import (
@@ -21,20 +22,20 @@ import (
 const (
 	// explainLimit limits the time of the calls that explain a refusal.
 	explainLimit = 20 * time.Second
-	// maxNamed is the most zones that one sentence names.
+	// maxNamed is how many zones one sentence names at most.
 	maxNamed = 4
 )
 
-// refusedType matches the API's text for a type that a zone does not offer. The API uses
-// the second form also for a zone that does not exist.
+// refusedType matches the API's text for a type that a zone does not offer. The API also
+// uses the second form for a zone that does not exist.
 var refusedType = regexp.MustCompile(`(?i)zonal accelerator configurations|requested zone "?[a-z0-9-]*"? is not supported`)
 
-// Refused reports whether the API's text of a refusal or failure says that the zone does
-// not offer the accelerator type.
+// text is the API's text of a refusal or a failure. Refused reports whether it says that
+// the zone does not offer the accelerator type.
 func Refused(text string) bool { return refusedType.MatchString(text) }
 
-// Name returns intro and the names of zones, but at most four of them; "" if there are
-// none.
+// Name returns intro and the names of zones, but at most four of them. It returns "" if
+// there are none.
 func Name(zones []string, intro string) string {
 	if len(zones) == 0 {
 		return ""
@@ -64,8 +65,9 @@ func list(ctx context.Context, c *gcp.Client) (zones []string, err error) {
 	return zones, err
 }
 
-// Explain returns a *NoZoneError for a refusal of the client's zone because it does not
-// exist. It returns any other error as it is. It waits at most 20 seconds for the API.
+// If the API refused a call because the zone of the client does not exist, Explain returns
+// a *NoZoneError. It returns any other error unchanged. It waits at most 20 seconds for the
+// API.
 func Explain(ctx context.Context, c *gcp.Client, err error) error {
 	var told *NoZoneError
 	if !gcp.NoZone(err) || errors.As(err, &told) {
@@ -80,8 +82,9 @@ func Explain(ctx context.Context, c *gcp.Client, err error) error {
 	return &NoZoneError{Zone: c.Zone(), Near: near(c.Zone(), zones), Err: err}
 }
 
-// near returns the zones of the same region, or the one whose name is nearest and the
-// others of its region; nil if no name is near.
+// near returns the zones of the same region. If there are none, it returns the zone with
+// the most similar name, and the others of its region. It returns nil if no name is
+// similar.
 func near(zone string, zones []string) (near []string) {
 	region := gcp.Region(zone)
 	if !slices.ContainsFunc(zones, func(z string) bool { return gcp.Region(z) == region }) {
@@ -101,13 +104,13 @@ func near(zone string, zones []string) (near []string) {
 
 // An Offer says which zones offer an accelerator type.
 type Offer struct {
-	Known bool     // Here is certain: the API answered for the client's zone
+	Known bool     // Here is certain, because the API answered for the client's zone
 	Here  bool     // the client's zone offers the type
-	Zones []string // other zones that offer it, those of the same region first; also empty if they could not be asked
+	Zones []string // other zones that offer it, those of the same region first; also empty if they did not answer
 }
 
-// Offering asks the API which zones offer an accelerator type. A call that fails leaves
-// its part of the answer unknown; ctx limits the time.
+// Offering asks the API which zones offer an accelerator type. If a call fails, its part of
+// the answer stays unknown. ctx limits the time.
 func Offering(ctx context.Context, c *gcp.Client, accelerator string) Offer {
 	svc, err := c.TPU(ctx)
 	if err != nil {
@@ -134,9 +137,10 @@ func Offering(ctx context.Context, c *gcp.Client, accelerator string) Offer {
 	return offerOf(c.Zone(), zones, errs)
 }
 
-// offerOf returns what the answers about the type in each of the zones say.
+// errs[i] is the API's answer about the type in zones[i]. offerOf returns what these
+// answers say.
 func offerOf(here string, zones []string, errs []error) (o Offer) {
-	// Zones of the same region come first: storage and network are close to them.
+	// Zones of the same region come first, because storage and network are close to them.
 	var far []string
 	for i, zone := range zones {
 		switch {
