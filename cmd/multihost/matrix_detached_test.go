@@ -65,11 +65,11 @@ type lonelyFault struct {
 	from   int             // first phase in which it can happen
 	last   int             // last phase in which it can happen; 0: all
 	strike func(s *lonelyStage)
-	code   int    // exit status of attach if it happens in this phase …
-	until  int    // … before this phase; 0 from then on
+	code   int    // exit status of attach if it happens before the phase until
+	until  int    // the first phase in which that status is 0
 	taken  string // it takes the machines of these slices away; "": none
 	again  bool   // the job is typed again if it has not ended with 0
-	short  bool   // the time to live is
+	short  bool   // the time to live is short
 	long   bool   // the command would not end by itself in time
 	bound  bool   // it happens to slices that are not spot
 	brief  bool   // the longest run of the slices is shortLife
@@ -132,8 +132,8 @@ const (
 	lookEvery = time.Minute
 	// slicesDeadline is how long workers wait for each other.
 	slicesDeadline = 30 * time.Minute
-	// commandTime is how long a command runs, and how long it takes to notice that its
-	// process on another worker is gone.
+	// commandTime is how long a command runs. It is also how long a command takes to notice
+	// that its process on another worker is gone.
 	commandTime = 5 * time.Minute
 	bootTime    = 40 * time.Second
 	simStep     = time.Second
@@ -168,7 +168,7 @@ type lonelyStage struct {
 	ends    map[int]time.Time       // the time at which its command ends …
 	code    map[int]int             // … and how
 	lost    int                     // newest attempt with a process that a machine has ended
-	shaken  bool                    // a machine was rebooted so that the job gets between two attempts
+	shaken  bool                    // a machine was rebooted so that the job comes into the phase between two attempts
 	closed  bool
 }
 
@@ -178,9 +178,9 @@ type outage struct {
 	until time.Time
 }
 
-// TestMatrixOfDetachedJobs runs a job without runner for every pair of phase and fault.
-// In every case it ends with the right status, and nothing of it is left. The table of
-// results is in docs/reliability.md; -update writes it.
+// TestMatrixOfDetachedJobs runs a job without runner for every pair of phase and fault. In
+// every case the job ends with the right status and leaves nothing behind. The table of
+// results is in docs/reliability.md. -update writes it.
 func TestMatrixOfDetachedJobs(t *testing.T) { runLonelyMatrix(t, lonelyOnTPU) }
 
 func runLonelyMatrix(t *testing.T, on *lonelyProvider) {
@@ -570,7 +570,7 @@ type stageVM struct {
 	spec     worker.Spec
 	boots    int
 	power    func()        // takes it
-	off      chan struct{} // closed at the end of this boot; nil while the machine is down, or its program has ended
+	off      chan struct{} // closed at the end of this boot; nil while the machine is down or its program has ended
 	coming   bool          // it is to boot
 	dead     bool          // it never comes back
 	gone     bool          // its slice is deleted
@@ -935,7 +935,7 @@ func (vm *stageVM) instance(boot int, path string) *httptest.ResponseRecorder {
 	return answer
 }
 
-// outageOf returns the outage that affects a call now; nil if there is none.
+// outageOf returns the outage that affects a call now. It returns nil if there is none.
 func (s *lonelyStage) outageOf(call string) *outage {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -966,7 +966,7 @@ func (h inProcess) RoundTrip(r *http.Request) (*http.Response, error) {
 	return resp, nil
 }
 
-// briefly carries requests without the scripts of workers.
+// briefly carries requests, but leaves the scripts of workers out of them.
 type briefly struct {
 	inProcess
 	s *lonelyStage

@@ -54,8 +54,8 @@ func note(c *call, text string) error {
 	return nil
 }
 
-// tell ends a command that did something and has nothing to list: it shows text, which
-// may be empty, to people, and r to programs.
+// tell ends a command that did something and has no list to show. It shows text, which may
+// be empty, to people, and r to programs.
 func tell(c *call, text string, r event.Result) error {
 	view, err := bareView(c)
 	if err != nil {

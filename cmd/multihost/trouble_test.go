@@ -26,9 +26,9 @@ type trouble struct {
 	story   string
 	faults  []string // set before the run; the test adds "node="
 	needs   string   // a program
-	netns   bool     // the process backend cannot do it
+	netns   bool     // needs namespaces, because the process backend cannot do it
 	again   bool     // much as another trouble: only make test-all tries it
-	after   string   // the faults are set once stderr has this
+	after   string   // the faults are set as soon as stderr contains this
 	args    []string
 	command string // "echo hello" when empty
 
