@@ -18,7 +18,7 @@ type capture struct {
 	limit int // of each of head and tail
 	head  []byte
 	tail  []byte // the last bytes; used as a ring when it is full
-	at    int    // of the oldest byte in the ring
+	at    int    // position of the oldest byte in the ring
 	size  int64
 	sum   hash.Hash
 }
@@ -56,7 +56,7 @@ func (c *capture) key() string { return fmt.Sprint(c.size, " ", string(c.sum.Sum
 // cut returns how many bytes in the middle were not kept.
 func (c *capture) cut() int64 { return c.size - int64(len(c.head)) - int64(len(c.tail)) }
 
-// text returns what was kept, with a line where something was cut.
+// text returns what was kept. Where something was cut, it has a line that says so.
 func (c *capture) text() string {
 	end := string(c.tail[c.at:]) + string(c.tail[:c.at])
 	if c.cut() == 0 {
@@ -84,11 +84,11 @@ func (c *capture) output() ExecOutput {
 	return o
 }
 
-// changes returns the lines in which c differs from another output, with + and - in
-// front. It returns nil if they are not much fewer than the lines of the output, or if
-// either output was cut.
+// changes returns the lines in which c differs from another output. Each begins with + or
+// -. It returns nil if these are not much fewer than the lines of the output, or if either
+// output was cut.
 func (c *capture) changes(from *capture) []string {
-	const fewest = 4 // shorter outputs are not worth it
+	const fewest = 4 // for shorter outputs this is not worth it
 	if c == from || c.cut() > 0 || from.cut() > 0 {
 		return nil
 	}

@@ -31,7 +31,7 @@ type Copied struct {
 	Error  string `json:"error,omitempty"`
 }
 
-// copyAtOnce limits the simultaneous transfers: more of them would only share the link
+// copyAtOnce limits how many transfers run at once. More of them would only share the link
 // of this machine.
 const copyAtOnce = 64
 
@@ -57,9 +57,9 @@ func forWorker(text string, id tpu.WorkerID) string {
 // hasNumbers reports whether a local name contains {slice} or {worker}.
 func hasNumbers(text string) bool { return forWorker(text, tpu.WorkerID{Slice: 1, Worker: 1}) != text }
 
-// CopyTo copies files of this machine to workers. No worker gets a file in its place
-// before everything has arrived on every worker. {slice} and {worker} in a source stand
-// for the numbers of each worker.
+// CopyTo copies files of this machine to workers. A worker gets a file in its place only
+// after everything has arrived on every worker. In a source, {slice} and {worker} stand for
+// the numbers of each worker.
 func CopyTo(ctx context.Context, d Deps, o CopyOptions) error {
 	watch := stage.Stopwatch{Sink: d.Sink, Clock: d.Clock}
 	sel, ids, err := d.Choose(ctx, &watch, o.Workers)
@@ -154,10 +154,10 @@ func tellLeftOut(d Deps, worker string, names []string) {
 	event.Notef(d.Sink, event.Warn, "", "%s%q%s left out: neither file, directory nor link", worker, shown, more)
 }
 
-// CopyFrom fetches files of workers to this machine. {slice} and {worker} in the local
-// name stand for the numbers of each worker. Without them, files from several workers
-// go into one directory for each, named after the worker. A failure on one worker does
-// not affect the others; the error names the workers that failed.
+// CopyFrom fetches files of workers to this machine. In the local name, {slice} and
+// {worker} stand for the numbers of each worker. Without these, files from several workers
+// go into one directory for each worker, named after the worker. A failure on one worker
+// does not affect the others. The error names the workers that failed.
 func CopyFrom(ctx context.Context, d Deps, o CopyOptions) error {
 	if err := transfer.Asked(o.Sources); err != nil {
 		return &stage.Error{Stage: stage.Input, Err: err}

@@ -59,8 +59,8 @@ func Dump(ctx context.Context, d runs.Deps, name, prefix string) error {
 	return cmp.Or(err, workers.Unreached(sel, away), runs.Part(rec, stage.Dump, "multihost dump "+name))
 }
 
-// dumpRecord returns the record of a run, or the error that the run has ended, if its
-// bucket says so.
+// dumpRecord returns the record of a run. If the run's bucket says that the run has ended,
+// it returns that as an error.
 func dumpRecord(ctx context.Context, d runs.Deps, name, prefix string) (*record.Record, error) {
 	r, err := runs.FindBucketRun(ctx, d, name)
 	if err != nil {

@@ -1,11 +1,11 @@
-// Package ops does one thing on chosen workers: run a command, copy files, open a shell,
-// write the stacks of a training.
+// Package ops does one thing on chosen workers: it runs a command, copies files, opens a
+// shell or writes the stacks of a training.
 //
 // # Decisions
 //
-//   - Commands on single workers keep the numbers of the slices, whatever state the
-//     slices are in. A run numbers its slices anew. A user who logs in to s1w3 because
-//     of a problem there must not get another worker.
+//   - Its commands use the numbers of the slices as they are, whatever state the slices are
+//     in. A run gives the slices new numbers. A user who logs in to s1w3 because of a
+//     problem there must not get another worker.
 package ops
 
 import (
@@ -33,12 +33,12 @@ type ExecOptions struct {
 	workers.Workers
 	Argv    []string
 	Sudo    bool
-	Grace   time.Duration // between TERM and KILL when it is stopped
+	Grace   time.Duration // time between TERM and KILL when the command is stopped
 	Timeout time.Duration // 0: no limit
 	LogDir  string        // where each worker's complete output is kept; "": nowhere
 
 	// Stdout and Stderr receive the output of a single worker as it arrives. If they are
-	// nil, the output is shown at the end, as it is for several workers.
+	// nil, Exec shows the output at the end, as it does for several workers.
 	Stdout, Stderr io.Writer
 }
 
@@ -63,7 +63,7 @@ type ExecSummary struct {
 
 // ExecFolded is a group of workers for which something was equal.
 type ExecFolded struct {
-	Workers string `json:"workers"` // folded; the first has the bytes
+	Workers string `json:"workers"` // names of the workers, folded; the bytes are in the first group
 	Count   int    `json:"count"`
 	What    string `json:"what"` // "exit code 3"; for output, its size
 }
@@ -79,25 +79,25 @@ type executed struct {
 	id        tpu.WorkerID
 	end       launch.ExecEnd
 	err       error
-	over      time.Time // zero until it has ended
+	over      time.Time // when it ended; zero until then
 	elapsed   time.Duration
 	out, err2 *capture // of stdout and stderr
 	log       *os.File
 	logErr    error
 }
 
-// execMemory limits what is kept of the output of all workers together, and execMost
-// what is kept of one worker's.
+// execMemory limits how much of the output of all workers together is kept. execMost limits
+// it for one worker.
 const (
 	execMemory = 128 << 20
 	execMost   = 4 << 20
 )
 
-// Exec runs a command on all workers that o selects, at once. The command does not outlive
-// the call: when ctx ends, no process of the command is left on any worker, or the error
-// names the workers for which that is not certain. Equal outputs are shown once. A command
-// that fails is an Outcome with the status of the first worker to fail, by time. A worker
-// that could not be reached counts as the first to fail.
+// Exec runs a command on all workers that o selects, at once. The command ends with the
+// call: when ctx ends, no process of the command is left on any worker. If that is not
+// certain for a worker, the error names it. Exec shows equal outputs once. If the command
+// fails, the Outcome has the status of the worker that failed first. A worker that could
+// not be reached counts as the first to fail.
 func Exec(ctx context.Context, d Deps, o ExecOptions) (stage.Outcome, error) {
 	watch := stage.Stopwatch{Sink: d.Sink, Clock: d.Clock}
 	t, failed, err := d.Call(ctx, &watch, o.Workers)
@@ -160,13 +160,13 @@ func openExec(d Deps, ids []tpu.WorkerID, o ExecOptions) ([]*executed, error) {
 func closeExec(all []*executed) {
 	for _, e := range all {
 		if e.log != nil {
-			_ = e.log.Close() // write errors were reported before
+			_ = e.log.Close() // write errors have been reported before
 		}
 	}
 }
 
-// tee returns a writer to w, which may be nil, to the capture and to the log file. A
-// full disk under the log must not end the command.
+// tee returns a writer that writes to w, to the capture and to the log file. w may be nil.
+// If the disk of the log is full, the command must not end.
 func (e *executed) tee(w io.Writer, c *capture) io.Writer {
 	return stage.WriterFunc(func(p []byte) (int, error) {
 		if c != nil {
@@ -212,7 +212,7 @@ func execOn(ctx context.Context, d Deps, t *workers.Connected, i int, e *execute
 	e.elapsed = e.over.Sub(begin)
 }
 
-// ending describes how the command ended; equal endings have equal texts.
+// ending describes how the command ended. Equal endings have equal texts.
 func (e *executed) ending() string {
 	switch {
 	case e.err != nil && e.end.Stopped:
@@ -274,7 +274,7 @@ func judgeExec(ctx context.Context, d Deps, all []*executed, unreached error) (s
 	return stage.Outcome{Code: first.end.Code, Started: true}, nil
 }
 
-// showExec shows the workers' answers, equal ones once: stdout as the result, and
+// showExec shows the workers' answers, equal ones once. It shows stdout as the result, and
 // stderr and the endings as separate messages.
 func showExec(d Deps, all []*executed) {
 	outs := foldExec(all, func(e *executed) string { return e.out.key() })
@@ -307,7 +307,7 @@ func showExec(d Deps, all []*executed) {
 func outSize(e *executed) string { return event.Bytes(e.out.size) }
 func errSize(e *executed) string { return event.Bytes(e.err2.size) }
 
-// foldExec groups workers with equal keys; the largest group comes first.
+// foldExec groups workers with equal keys. The largest group comes first.
 func foldExec(all []*executed, key func(*executed) string) (groups [][]*executed) {
 	index := map[string]int{}
 	for _, e := range all {
@@ -361,8 +361,8 @@ func endingsText(all []*executed) string {
 	return strings.Join(parts, "; ")
 }
 
-// outText formats the outputs for people. The output of most workers comes first. Of
-// the other outputs it shows only the differences, if those are shorter.
+// outText formats the outputs for people. The output of most workers comes first. Of each
+// other output it shows only the differences, if these are shorter.
 func outText(groups [][]*executed, of func(*executed) *capture) string {
 	if len(groups) == 1 && of(groups[0][0]).size == 0 {
 		return ""
@@ -395,7 +395,7 @@ func outText(groups [][]*executed, of func(*executed) *capture) string {
 	return b.String()
 }
 
-// tailText returns what is shown of stderr: its end, which says most.
+// tailText returns the part of stderr that is shown: its end, which says most.
 func (c *capture) tailText() string {
 	const most = 16 << 10
 	text := c.text()

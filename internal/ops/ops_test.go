@@ -32,7 +32,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// A rack is slice "t" with some workers that are directories of this machine.
+// A rack is slice "t". Its workers are directories of this machine.
 type rack struct {
 	Deps
 	said *testkit.Recorder
@@ -47,7 +47,7 @@ func newRack(t *testing.T, n int) *rack {
 	return &rack{Deps{d.Reach, d.Keeper}, said, fleet["t"]}
 }
 
-// result returns the newest result of a name.
+// result returns the newest result with that name.
 func result[T any](r *rack, name string) (data T, text string) {
 	for _, e := range r.said.Events() {
 		if e, ok := e.(event.Result); ok && e.Name == name {
@@ -201,8 +201,8 @@ func TestWhereFilesOfWorkersGo(t *testing.T) {
 	}
 }
 
-// A login goes to exactly one worker. Without a terminal, it runs a command and passes the
-// input on.
+// A login goes to exactly one worker. Without a terminal, it runs a command and gives it
+// the input.
 func TestALoginIsToOneWorker(t *testing.T) {
 	t.Parallel()
 	r := newRack(t, 2)

@@ -17,10 +17,10 @@ import (
 // ShellOptions is a login to one worker.
 type ShellOptions struct {
 	workers.Workers
-	Argv        []string // program to run, without a shell in between; empty: the login shell
+	Argv        []string // program to run, without a shell in between; empty means the login shell
 	AgentSocket string   // socket of the agent that the worker may use; "": none
 
-	// Open is called after the worker is reached.
+	// Open is called once the worker is reached.
 	Open func(ctx context.Context) (*Console, error)
 }
 
@@ -29,15 +29,15 @@ type Console struct {
 	Terminal       *remote.Terminal // nil: no terminal is requested
 	Stdin          io.Reader
 	Stdout, Stderr io.Writer
-	Close          func() error // restores the terminal; a pending Read of it ends then
+	Close          func() error // restores the terminal; a pending Read of the terminal then ends
 }
 
-// codeLeft is the exit code when the user leaves the login with "~.", the same as that of
-// ssh.
+// codeLeft is the exit code when the user leaves the login with "~.". It is the same as
+// that of ssh.
 const codeLeft = 255
 
-// Shell logs in to the one worker that o names and returns the status of what ran there.
-// It always closes the console.
+// Shell logs in to the one worker that o names. It returns the status of the program that
+// ran there. It always closes the console.
 func Shell(ctx context.Context, d *workers.Reach, o ShellOptions) (stage.Outcome, error) {
 	watch := stage.Stopwatch{Sink: d.Sink, Clock: d.Clock}
 	sel, ids, err := d.Choose(ctx, &watch, o.Workers)
@@ -82,7 +82,7 @@ func shell(ctx context.Context, d *workers.Reach, conn remote.Conn, o ShellOptio
 	left := false
 	typing.Go(func() {
 		if _, err := io.Copy(s.Stdin(), c.Stdin); err == nil {
-			left = true // the input has ended: the user wants to leave
+			left = true // the input has ended, so the user wants to leave
 			s.Close()
 		}
 	})

@@ -17,7 +17,7 @@ import (
 	"github.com/urfave/cli/v2"
 )
 
-// of returns a machine whose environment is env, with a home directory of its own.
+// of returns a machine with the environment env and a new home directory.
 func of(t *testing.T, env map[string]string) Machine {
 	t.Helper()
 	m := machine

@@ -39,8 +39,9 @@ func loadGcloud(l *cmdline.Line, m Machine) (config.Gcloud, error) {
 	return config.LoadGcloud(m.Lookup, m.Home, cmp.Or(l.Values["configuration"], l.Setting("configuration")))
 }
 
-// Explain returns the values of the flags of the command that the words of c name, or of
-// all commands of p. With --all, String also shows the built-in values.
+// The words of c name a command of p. Explain returns the values of the flags of that
+// command, or of all commands if c has no words. With --all, String also shows the built-in
+// values.
 func Explain(c *Call, m Machine, p cmdline.Program) (Defaults, error) {
 	path := strings.Join(c.Words, " ")
 	d := Defaults{Command: path, UserFile: config.UserFile(m.Lookup, m.Home), Profiles: []string{}}
@@ -71,8 +72,8 @@ func Explain(c *Call, m Machine, p cmdline.Program) (Defaults, error) {
 	return d, nil
 }
 
-// ofGcloud returns a flag's value in gcloud's configuration and where that comes from, or
-// "".
+// ofGcloud returns a flag's value in gcloud's configuration, and where that value comes
+// from. It returns "" if there is none.
 func (d *Defaults) ofGcloud(l *cmdline.Line, m Machine, flag string) (value string, from config.Source) {
 	field := gcloudFields[flag]
 	if field == "" {
@@ -87,7 +88,8 @@ func (d *Defaults) ofGcloud(l *cmdline.Line, m Machine, flag string) (value stri
 		config.Source{Layer: config.GcloudLayer, Text: g.Source[field]}
 }
 
-// String returns a text for people: the sources of the values, and below them a table.
+// String returns a text for people: the sources of the values, and then a table of the
+// values.
 func (d Defaults) String() string {
 	var b strings.Builder
 	user := d.UserFile

@@ -39,7 +39,7 @@ func SSHFlags() []cli.Flag { return FlagsOf(LoginOptions()) }
 // SelectFlags select the slices that a command works on.
 func SelectFlags() []cli.Flag { return FlagsOf(selectOptions()) }
 
-// HostFlags name machines that no cloud API knows; they replace slices.
+// HostFlags name machines that no cloud API knows. The machines replace slices.
 func HostFlags() []cli.Flag { return FlagsOf(HostOptions()) }
 
 // SlicesFlag selects some of the slices of --tpu-prefix: see Slices.
@@ -72,17 +72,18 @@ func GraceFlag() cli.Flag {
 	return &cli.DurationFlag{Name: "grace", Value: 10 * time.Second, Usage: "`TIME` between TERM and KILL when multihost stops a command"}
 }
 
-// TimestampsFlag makes the lines of the workers' output begin with a time.
+// TimestampsFlag puts a time before each line of the workers' output.
 func TimestampsFlag() cli.Flag {
 	return &cli.BoolFlag{Name: "timestamps", Usage: "begin each line of output that is shown with the time when it arrived on this machine, such as 2026-01-02T15:04:05.000+01:00; the log files stay as they are, and lines of --output=json have a time anyway"}
 }
 
-// ConfirmFlag asks before slices are requested.
+// ConfirmFlag makes a command ask before it requests slices.
 func ConfirmFlag() cli.Flag {
 	return &cli.BoolFlag{Name: "confirm", Usage: "ask on the terminal before slices are requested; Enter means no"}
 }
 
-// InterruptFlag says what Ctrl-C does. otherwise is what ask means without a terminal.
+// InterruptFlag says what Ctrl-C does. otherwise is what the value ask means without a
+// terminal.
 func InterruptFlag(otherwise string) cli.Flag {
 	return &cli.StringFlag{Name: "on-interrupt", Value: "ask", Usage: "ask, stop or detach: what Ctrl-C does while the command runs (`WHAT`); without a terminal, ask means " + otherwise}
 }

@@ -1,9 +1,9 @@
-// Package options has the flags that several commands have, and reads command lines into the
-// validated options that packages take. The flags of run and job stand in one table, with
-// all that the program has to know about each.
+// Package options has the flags that several commands share. It reads command lines into
+// the validated options that packages take. The flags of run and job are in one table, with
+// all that the program has to know about each flag.
 //
-// A function that reads a line refuses what is wrong with it, by [cmdline.Line.Refuse]; the
-// caller asks the line for the refusal before it uses what was read.
+// A function that reads a line refuses what is wrong with it, by [cmdline.Line.Refuse]. The
+// caller asks the line for the refusal before it uses what the function returned.
 package options
 
 import (
@@ -35,24 +35,24 @@ import (
 type Option struct {
 	flag cli.Flag
 
-	// read reads the flag and refuses a value that is wrong by itself. If read is nil, with
+	// read reads the flag. It refuses a value that is wrong by itself. If read is nil, with
 	// says where the flag is read: with another flag, or in one of the places below.
 	read func(r reading)
 	with string
-	bad  string // a value that is refused; "": every value of the flag's kind is right
+	bad  string // a value that is refused; "": no value of the flag's kind is wrong
 
-	// plan is where a dry run shows the flag: the path of a field in plan.Plan. If it shows
-	// the flag nowhere, unplanned says why.
+	// plan is where a dry run shows the flag: the path of a field in plan.Plan. If a dry
+	// run does not show the flag, unplanned says why.
 	plan, unplanned string
 
 	// key is where a job without runner has the flag: a key of the job's metadata, or kit,
-	// request or refused. If it has the flag nowhere, unneeded says why.
+	// request or refused. If such a job does not have the flag anywhere, unneeded says why.
 	key, unneeded string
 
-	try string // a value other than the default; it changes the plan and the key
+	try string // a value that is not the default; with it, the plan and the key change
 }
 
-// Places that read the flags that have no function of their own.
+// Places that read the flags without a read function of their own.
 const (
 	inSession   = "the session"
 	withWorkers = "the choice of workers"
@@ -61,14 +61,14 @@ const (
 	withNotify  = "the notifier"
 )
 
-// Places of a flag in a job without runner other than a key.
+// Places that have a flag of a job without runner, if it has no key.
 const (
 	kit     = "the files with which the workers start the command"
 	request = "the request of slices"
 	refused = "it is refused"
 )
 
-// Reasons why a job without runner needs nothing of a flag.
+// Reasons why a job without runner does not need a flag.
 const (
 	ofRun      = "it is a flag of run"
 	notWatched = "no runner follows the command"
@@ -79,17 +79,20 @@ const (
 // Name returns the flag's own name.
 func (o Option) Name() string { return o.flag.Names()[0] }
 
-// Bad returns a value that is refused; "": every value of the flag's kind is right.
+// Bad returns a value that is refused. It returns "" if no value of the flag's kind is
+// wrong.
 func (o Option) Bad() string { return o.bad }
 
-// Try returns a value for which the plan and the key change; "": there is none.
+// Try returns a value with which the plan and the key change. It returns "" if there is
+// none.
 func (o Option) Try() string { return o.try }
 
-// Plan returns the path of the field of plan.Plan that shows the option; "": none does.
+// Plan returns the path of the field of plan.Plan that shows the option. It returns "" if
+// no field does.
 func (o Option) Plan() string { return o.plan }
 
-// Key returns the key under which a job without runner has the option; "" if the option is
-// elsewhere or nowhere. isRefused reports whether such a job refuses the option.
+// Key returns the key under which a job without runner has the option. It returns "" if the
+// option is elsewhere or nowhere. isRefused reports whether such a job refuses the option.
 func (o Option) Key() (key string, isRefused bool) {
 	switch o.key {
 	case kit, request:
@@ -100,12 +103,12 @@ func (o Option) Key() (key string, isRefused bool) {
 	return o.key, false
 }
 
-// OfBucket reports whether the option says something about the bucket of a job without
-// runner, and nothing about other jobs.
+// OfBucket reports whether the option is about the bucket of a job without runner, and has
+// no meaning for other jobs.
 func (o Option) OfBucket() bool { return o.with == withBucket }
 
-// RunRows returns the options of run, jobRows those of job, in the order of the help. The
-// flags of job that describe the request are in the table of package qr, too: see
+// RunRows returns the options of run, and jobRows returns those of job, in the order of the
+// help. The flags of job that describe the request are in the table of package qr, too: see
 // requestFlags.
 func RunRows() []Option {
 	return slices.Concat(selectOptions(), HostOptions(), PatienceOptions(), sharedOptions(), WatchingOptions(), []Option{restartsOption()}, ownRunOptions(), LoginOptions())
@@ -124,29 +127,28 @@ func FlagsOf(rows []Option) []cli.Flag {
 	return all
 }
 
-// options hold the options of run and job. run uses only their Run.
+// options hold the options of run and job. run uses only the part Run.
 type options = job.JobOptions
 
 // Flags are the values of a command's flags.
 type Flags = cli.Context
 
-// A Call is a command line that is carried out: the values of its flags, and the line that
-// they come from.
+// A Call is a command line that is carried out: the line, and the values of its flags.
 type Call struct {
 	*Flags
 	*cmdline.Line
 }
 
-// A Machine has the facts about this machine and its user that options need besides the
-// command line.
+// A Machine has the facts about this machine and its user that options need in addition to
+// the command line.
 type Machine struct {
 	Lookup    config.Lookup // the environment
 	Home      string        // the user's home directory
-	StateDir  string        // for records and host keys
-	User      string        // who uses multihost, as in config.LocalUser
+	StateDir  string        // directory for records and host keys
+	User      string        // the user of multihost, as in config.LocalUser
 	UserNote  string        // why User has this value, if that may surprise the user
 	Account   string        // of gcloud's configuration
-	LeastTerm time.Duration // the shortest --ttl and --lease
+	LeastTerm time.Duration // the shortest time that --ttl and --lease accept
 }
 
 // A reading is a command line whose options are being read.
@@ -201,7 +203,7 @@ func asOneOf[T ~string](field func(o *options) *T, allowed ...T) func(r reading)
 	}
 }
 
-// asTerm reads a time after which workers delete the slices.
+// asTerm returns a function that reads a time after which workers delete the slices.
 func asTerm(field func(o *options) *time.Duration) func(r reading) {
 	return func(r reading) {
 		d := r.Duration(r.name)
@@ -212,7 +214,7 @@ func asTerm(field func(o *options) *time.Duration) func(r reading) {
 	}
 }
 
-// asWaitTime reads a limit of waiting for slices.
+// asWaitTime returns a function that reads how long to wait for slices.
 func asWaitTime(field func(o *options) *time.Duration) func(r reading) {
 	return func(r reading) { *field(r.o) = waitTime(r.Call, r.name) }
 }
@@ -222,7 +224,7 @@ func readCommand(r reading) {
 	refuseCommand(r.Call, r.o.Run.Script)
 }
 
-// readRunName reads --run-name, or makes a name.
+// readRunName reads --run-name. Without it, it makes a name.
 func readRunName(r reading) {
 	name := r.String(r.name)
 	if name == "" {
@@ -234,7 +236,7 @@ func readRunName(r reading) {
 	r.o.Run.Run = name
 }
 
-// readScriptDir reads --script-dir, which is not used with --use-existing-folder.
+// readScriptDir reads --script-dir. --use-existing-folder excludes this flag.
 func readScriptDir(r reading) {
 	if r.Bool("use-existing-folder") {
 		return
@@ -311,8 +313,8 @@ func readXLA(r reading) {
 	check(xla.Request{Flags: flags, Generation: generation}, "xla-flag", "tpu-type")
 }
 
-// readEnvironment collects the command's variables: files first, then --env, then secrets;
-// later ones win.
+// readEnvironment collects the command's variables: first from files, then from --env, then
+// from secrets. If a name occurs twice, the later value wins.
 func readEnvironment(r reading) {
 	add := func(flag string, vars []config.EnvVar, err error) {
 		if err != nil {
@@ -385,8 +387,8 @@ func readKeepOnFailure(r reading) {
 	}
 }
 
-// RefuseRunnerless refuses the flags that a job without runner cannot obey, the first on
-// the line first.
+// RefuseRunnerless refuses the flags that a job without runner cannot obey. It begins with
+// the first one on the line.
 func RefuseRunnerless(c *Call) {
 	rows := slices.DeleteFunc(JobRows(), func(o Option) bool { return o.key != refused || c.Typed[o.Name()] == "" })
 	slices.SortStableFunc(rows, func(a, b Option) int { return cmp.Compare(c.Place(a.Name()), c.Place(b.Name())) })

@@ -26,7 +26,7 @@ func selectOptions() []Option {
 	}
 }
 
-// HostOptions name machines that no cloud API knows; they replace slices.
+// HostOptions name machines that no cloud API knows. The machines replace slices.
 func HostOptions() []Option {
 	return []Option{
 		{flag: &cli.StringFlag{Name: "hosts", Usage: "machines in place of slices, as `[USER@]HOST[:PORT],…`; their order gives the worker numbers"},
@@ -203,7 +203,7 @@ func ownJobOptions() []Option {
 	})
 }
 
-// WaitOptions limit how long slices are waited for.
+// WaitOptions limit how long a command waits for slices.
 func WaitOptions() []Option {
 	return []Option{
 		{flag: &cli.DurationFlag{Name: "queue-timeout", Usage: "longest `TIME` to wait for capacity; default: no limit"},

@@ -13,8 +13,8 @@ import (
 	"github.com/urfave/cli/v2"
 )
 
-// faultsOf returns what a row of the table of options lacks. reads are the names of the
-// flags that have a function of their own.
+// faultsOf returns what a row of the table of options lacks. reads has the names of the
+// flags that have a read function of their own.
 func faultsOf(o Option, reads []string) (faults []string) {
 	fault := func(is bool, text string) {
 		if is {
@@ -32,8 +32,8 @@ func faultsOf(o Option, reads []string) (faults []string) {
 	return faults
 }
 
-// hasField reports whether the JSON of a type has a field of that path. Lists count as
-// their elements.
+// hasField reports whether the JSON of a type has a field with that path. For a list, it
+// looks at the elements.
 func hasField(of reflect.Type, path []string) bool {
 	for of.Kind() == reflect.Pointer || of.Kind() == reflect.Slice {
 		of = of.Elem()
@@ -68,7 +68,6 @@ func TestRowsOfTheTable(t *testing.T) {
 	}
 }
 
-// A row that lacks something is found.
 func TestFaultsOfAnOption(t *testing.T) {
 	t.Parallel()
 	whole := Option{flag: &cli.IntFlag{Name: "x"}, read: func(reading) {}, bad: "-1", plan: "limits.grace_ns", key: "grace"}

@@ -33,7 +33,7 @@ import (
 	"github.com/urfave/cli/v2"
 )
 
-// machine is where the lines of the tests are typed.
+// machine is the machine on which the lines of the tests are typed.
 var machine = Machine{Lookup: env, Home: "/home/ada", User: "ada", LeastTerm: time.Minute}
 
 func env(key string) (string, bool) {
@@ -41,8 +41,8 @@ func env(key string) (string, bool) {
 	return v, ok
 }
 
-// read carries out a line, whose command takes flags and reads what f returns. err is what
-// is wrong with the line.
+// read carries out a line. The command of the line takes flags and reads what f returns.
+// err says what is wrong with the line.
 func read[T any](t *testing.T, flags []cli.Flag, f func(c *Call) T, words ...string) (got T, err error) {
 	t.Helper()
 	var line *cmdline.Line
@@ -117,7 +117,7 @@ func TestBadValuesOfTheTableAreRefused(t *testing.T) {
 					line = append(line, "--tpu-type=v5litepod-16")
 				}
 				if o.Name() == "cloud-logging" {
-					continue // the command refuses it without --detach
+					continue // without --detach, the command refuses it
 				}
 				_, err = readJob(t, line...)
 			}
@@ -201,7 +201,7 @@ func TestOptionsOfJob(t *testing.T) {
 	if o.TTL != 2*time.Hour || !o.KeepOnFailure || o.KeepFor != 3*time.Hour || o.Budget != (job.Budget{Preemptions: 4, Restarts: 5}) || o.QueueLimit != qr.NoLimit || o.Run.MaxText {
 		t.Errorf("%+v", o)
 	}
-	// MaxText's flags bring MaxText's defaults.
+	// With MaxText's flags, run has MaxText's defaults.
 	o, err = readJob(t, "--RUN_NAME=r", "--COMMAND=true")
 	if err != nil || o.Request.NodeCount != 2 || o.Request.Type.Name != "v4-8" || !o.Run.Venv || !o.Run.MaxText {
 		t.Errorf("as MaxText: %+v, %v", o.Request, err)

@@ -31,8 +31,8 @@ func RuntimeFlag() cli.Flag {
 	return &cli.StringFlag{Name: "runtime-version", Aliases: []string{"VERSION"}, Usage: "`VERSION` of the image that the workers boot; default: that of the type"}
 }
 
-// RequestFlags returns the flags that describe a queued resource: own, and the gcloud flags
-// of package qr's table that are not in own.
+// RequestFlags returns the flags that describe a queued resource: those in own, and the
+// gcloud flags of package qr's table that are not in own.
 func RequestFlags(own ...cli.Flag) []cli.Flag {
 	all := slices.Clone(own)
 	for _, f := range createflags.All() {
@@ -50,7 +50,7 @@ func RequestFlags(own ...cli.Flag) []cli.Flag {
 	return all
 }
 
-// readRequest adds to r the flags of requestFlags and gcloud's flags in extra.
+// readRequest adds to r the values of requestFlags and of gcloud's flags in extra.
 func readRequest(c *Call, r qr.Request, extra string) qr.Request {
 	if typeName := c.String("tpu-type"); typeName != "" {
 		t, err := tpu.ParseType(typeName)
@@ -60,14 +60,14 @@ func readRequest(c *Call, r qr.Request, extra string) qr.Request {
 		r.Type = t
 	}
 	reader := createflags.NewReader(r, time.Now())
-	all := createflags.All() // in the order on the line: of two flags that contradict each other, the later one is wrong
+	all := createflags.All() // in the order on the line: if two flags contradict each other, the later one is wrong
 	slices.SortStableFunc(all, func(a, b createflags.Flag) int {
 		return cmp.Compare(c.Place(a.Name), c.Place(b.Name))
 	})
 	for _, f := range all {
 		own := slices.ContainsFunc(c.Command.Flags, func(own cli.Flag) bool { return own.Names()[0] == f.Name })
 		if !own || !c.IsSet(f.Name) || f.Name == "topology" && c.String("machine-type") != "" {
-			continue // machineType has read the topology of a machine type
+			continue
 		}
 		values := []string{fmt.Sprint(c.Value(f.Name))}
 		if f.Repeat {
@@ -85,7 +85,7 @@ func readRequest(c *Call, r qr.Request, extra string) qr.Request {
 	whole, wrong := reader.Request()
 	for _, err := range wrong {
 		flags := ownFlags(c, err.Flags)
-		if slices.ContainsFunc(flags, func(name string) bool { return !slices.Contains(c.Order, name) }) { // all flags of err are given, so this one is in extra
+		if slices.ContainsFunc(flags, func(name string) bool { return !slices.Contains(c.Order, name) }) { // all flags of err are given on the line, so this one is in extra
 			flags = append(flags, "cqr-extra-args")
 		}
 		c.Refuse(flagError(err), flags...)
@@ -96,8 +96,9 @@ func readRequest(c *Call, r qr.Request, extra string) qr.Request {
 	return whole
 }
 
-// refuseRequest refuses a request that is not valid. It lists the problems in the order
-// of their flags on the line, without those that follow from a flag refused already.
+// refuseRequest refuses a request that is not valid. It lists the problems in the order of
+// their flags on the line. It leaves out problems that follow from a flag that was already
+// refused.
 func refuseRequest(c *Call, r qr.Request) {
 	var invalid *qr.InvalidError
 	if !errors.As(r.Validate(), &invalid) {
@@ -111,8 +112,8 @@ func refuseRequest(c *Call, r qr.Request) {
 	}
 }
 
-// ownFlags maps flags of package qr to flags of this command. A flag of job that is
-// nowhere on the line may be in --cqr-extra-args.
+// ownFlags maps flags of package qr to flags of this command. A flag of job that is nowhere
+// on the line may come from --cqr-extra-args.
 func ownFlags(c *Call, flags []string) (own []string) {
 	id, job := cmdline.Word, c.Command.Name == "job"
 	if job {
@@ -123,7 +124,7 @@ func ownFlags(c *Call, flags []string) (own []string) {
 		switch {
 		case i >= 0:
 			name = c.Command.Flags[i].Names()[0]
-		case name == qr.IDFlag || job: // the run names the slices
+		case name == qr.IDFlag || job: // a run or job gives its slices their names
 			name = id
 		}
 		own = append(own, name)
@@ -134,8 +135,8 @@ func ownFlags(c *Call, flags []string) (own []string) {
 	return own
 }
 
-// flagError returns a usage error; if a file that the flag names cannot be read, a
-// configuration error.
+// flagError returns a usage error. If a file that the flag names cannot be read, it returns
+// a configuration error.
 func flagError(err error) error {
 	if file := (*fs.PathError)(nil); errors.As(err, &file) {
 		return &cmdline.ConfigError{Err: err}
@@ -195,10 +196,10 @@ func jobRequest(c *Call, m Machine, run string) provision.Request {
 	return r.Neutral()
 }
 
-// AsyncFlag ends a command before the service has done what it asks for.
+// AsyncFlag makes a command end before the service has done what the command asks for.
 func AsyncFlag(usage string) cli.Flag { return &cli.BoolFlag{Name: "async", Usage: usage} }
 
-// WaitFlags limit how long slices are waited for: see WaitLimits.
+// WaitFlags limit how long a command waits for slices, see WaitLimits.
 func WaitFlags() []cli.Flag { return FlagsOf(WaitOptions()) }
 
 // WaitLimits reads waitFlags.
@@ -206,20 +207,20 @@ func WaitLimits(c *Call) qr.WaitOptions {
 	return qr.WaitOptions{QueueLimit: waitTime(c, "queue-timeout"), ProvisionLimit: waitTime(c, "provision-timeout"), BootLimit: waitTime(c, "boot-timeout")}
 }
 
-// SliceLimits is WaitLimits, with SlicesDeadline.
+// SliceLimits returns the result of WaitLimits, with SlicesDeadline.
 func SliceLimits(c *Call) provider.WaitOptions {
 	o := WaitLimits(c)
 	o.SlicesLimit = SlicesDeadline(c)
 	return o
 }
 
-// waitTime reads a limit of waiting; a time of 0 becomes qr.NoLimit.
+// waitTime reads how long a wait may take. A time of 0 becomes qr.NoLimit.
 func waitTime(c *Call, flag string) time.Duration {
 	c.NotNegative(c, flag)
 	return cmp.Or(c.Duration(flag), qr.NoLimit)
 }
 
-// Choice reads which part of the queued resources qr list shows.
+// Choice reads which of the queued resources qr list shows.
 func Choice(c *Call) (ch qr.Choice) {
 	var err error
 	if ch.Filter, err = gcloud.ParseFilter(c.String("filter"), time.Now()); err != nil {

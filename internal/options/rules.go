@@ -7,8 +7,8 @@ import (
 	"multihost/internal/tpu"
 )
 
-// Rules say what is special about multihost's flags and commands. complete says how
-// values and words are completed.
+// Rules say what is special about multihost's flags and commands. complete says how to
+// complete values and words.
 func Rules(complete cmdline.CompleteRules) cmdline.Rules {
 	return cmdline.Rules{
 		Private: privateFlags, Never: neverInFiles, Paths: pathFlags, PathPairs: []string{"metadata-from-file"},
@@ -33,10 +33,9 @@ func foreignFlag(path []string, flag string) error {
 	return nil
 }
 
-// privateFlags are not read from a project's file, because it may come with a directory
-// that somebody else made. These flags reach beyond that directory: they open a
-// network, end other users' runs, delete, name an identity, or send the user's data
-// elsewhere.
+// privateFlags are not read from a project's file, because the file may come with a
+// directory of somebody else. These flags reach beyond that directory: they open a network,
+// end other users' runs, delete, name an identity, or send the user's data elsewhere.
 var privateFlags = map[string]string{
 	"access-token-file": "it says who you are",
 	"iap-endpoint":      "your access token is sent there",
@@ -80,9 +79,9 @@ var pathFlags = []string{
 	"access-token-file", "env-file", "hosts-file", "identity-file", "known-hosts", "log-dir", "out", "script-dir", "sim-dir", "ssh-config", "state-dir",
 }
 
-// alternatives are groups of flags that replace each other: if a layer sets one of them,
-// the values that lower layers have for the others are dropped. cmdline.Dashes stands for
-// the words after it.
+// alternatives are groups of flags that replace each other. If a layer sets one flag of a
+// group, multihost drops the values that lower layers have for the others. cmdline.Dashes
+// stands for the words after it.
 var alternatives = [][]string{
 	{"command", cmdline.Dashes},
 	{"tpu-prefix", "hosts", "hosts-file"},
@@ -97,8 +96,8 @@ var alternatives = [][]string{
 	{"notify", "notify-url"},
 }
 
-// otherWords maps words of other tools to our commands or to their paths, the likeliest
-// first.
+// otherWords maps words of other tools to our commands or to their paths. The most probable
+// one comes first.
 var otherWords = map[string][]string{
 	"ls": {"list", "show", "qr list"}, "list": {"show", "qr list"}, "get": {"show", "qr show"}, "describe": {"show", "qr show"},
 	"rm": {"delete", "qr delete"}, "remove": {"delete", "qr delete"}, "delete": {"qr delete"}, "create": {"qr create"}, "wait": {"qr wait"}, "show": {"qr show"},
@@ -107,7 +106,7 @@ var otherWords = map[string][]string{
 	"firewall": {"network firewall"}, "cleanup": {"gc"}, "check": {"doctor"}, "diagnose": {"doctor"}, "simulator": {"sim"},
 }
 
-// CommandGroups are the commands by purpose; rarely needed ones come last.
+// CommandGroups are the commands by purpose. Commands that are rarely needed come last.
 var CommandGroups = []cmdline.CommandGroup{
 	{Title: "make slices", Commands: []string{"network", "slices", "qr", "cluster"}},
 	{Title: "run a command on all workers", Commands: []string{"run", "job"}},
@@ -120,7 +119,7 @@ var CommandGroups = []cmdline.CommandGroup{
 }
 
 // commonFlags stand first in the help of a command with many flags. The flags of such a
-// command stand in flagGroups, together with those of every command.
+// command are in flagGroups, together with the flags of every command.
 var commonFlags = map[string][]string{
 	"":          {},
 	"run":       {"tpu-prefix", "zone", "command", "run-name", "script-dir", "env", "detach", "dry-run"},
@@ -184,12 +183,13 @@ var flagGroups = []help.Group{
 	},
 }
 
-// WhereFlags stand in a section of their own where a command has no other groups.
+// WhereFlags have a section of their own in the help of a command that has no other groups.
 var WhereFlags = []string{"tpu-prefix", "slices", "allow-partial", "hosts", "hosts-file", "bucket-name", "bucket-dir"}
 
 const loginTitle = "how workers are reached"
 
-// LoginFlags returns the names of sshFlags. The short help of no command shows them.
+// LoginFlags returns the names of the flags in SSHFlags. The short help of no command shows
+// them.
 func LoginFlags() (names []string) {
 	for _, f := range SSHFlags() {
 		names = append(names, f.Names()[0])

@@ -69,7 +69,8 @@ func strayWord(c *Call, word string) error {
 	return &cmdline.UsageError{Err: fmt.Errorf("word %q is neither a flag nor after --", word), Advice: hint}
 }
 
-// JobFlags returns the flags of job. The run names the slices: job has no flags for that.
+// JobFlags returns the flags of job. job has no flags for the names of its slices: they
+// have the name of the run.
 func JobFlags() []cli.Flag {
 	own := FlagsOf(ownJobOptions())
 	all := RequestFlags(own...)
@@ -77,7 +78,8 @@ func JobFlags() []cli.Flag {
 	return slices.DeleteFunc(rest, func(f cli.Flag) bool { return slices.Contains([]string{"node-prefix", "node-id"}, f.Names()[0]) })
 }
 
-// BucketFlags name the bucket of a job without runner that was started elsewhere.
+// BucketFlags name the bucket of a job without runner that another machine may have
+// started.
 func BucketFlags() []cli.Flag {
 	return []cli.Flag{
 		&cli.StringFlag{Name: "bucket-name", Usage: "`BUCKET` of a job without runner that another machine started"},
@@ -85,7 +87,7 @@ func BucketFlags() []cli.Flag {
 	}
 }
 
-// Detach reads where a job without runner lives in a bucket.
+// Detach reads which bucket a job without runner uses, and where in the bucket.
 func Detach(c *Call, roots gcp.Roots) submit.DetachOptions {
 	do := submit.DetachOptions{Roots: roots, Every: c.Duration("upload-every"), CloudLogging: c.Bool("cloud-logging")}
 	name, dir := c.String("bucket-name"), c.String("bucket-dir")
@@ -112,7 +114,7 @@ func asMaxText(c *Call) bool {
 	return false
 }
 
-// Job reads the options of job. A request that is not valid is refused, too.
+// Job reads the options of job. It also refuses a request that is not valid.
 func Job(c *Call, m Machine) job.JobOptions {
 	o := runOrJob(c, m, JobRows())
 	run := &o.Run

@@ -35,7 +35,6 @@ func ProviderFlag() cli.Flag {
 	return &cli.StringFlag{Name: "provider", Usage: "tpu or gce: which `API` makes the slices; default: gce for a type that only Compute Engine has, else tpu"}
 }
 
-// SliceFlags returns the flags that describe slices of any provider.
 func SliceFlags(own ...cli.Flag) []cli.Flag {
 	own = slices.Concat(own, []cli.Flag{
 		&cli.IntFlag{Name: "node-count", Value: 1, Usage: "make `N` slices"},
@@ -65,7 +64,8 @@ func computeOptions() []Option {
 
 const deadlineFlag = "slices-deadline"
 
-// SlicesDeadlineFlag limits how long slices that have come wait for others. without is the default.
+// SlicesDeadlineFlag limits how long slices that have come wait for the others. without is
+// the default.
 func SlicesDeadlineFlag(without time.Duration) cli.Flag {
 	usage := "if slices of --provider=gce are missing this `TIME` after the first one has come, give all back and end with status 75; 0: no limit"
 	if without == 0 {
@@ -74,7 +74,7 @@ func SlicesDeadlineFlag(without time.Duration) cli.Flag {
 	return &cli.DurationFlag{Name: deadlineFlag, Value: without, Usage: usage}
 }
 
-// SlicesDeadline reads the flag of SlicesDeadlineFlag. 0: no limit.
+// SlicesDeadline reads the flag of SlicesDeadlineFlag. 0 means no limit.
 func SlicesDeadline(c *Call) time.Duration {
 	c.NotNegative(c, deadlineFlag)
 	return c.Duration(deadlineFlag)
@@ -131,7 +131,8 @@ func onCompute(c *Call, own qr.Request, settings gce.Settings) provision.Request
 	return r
 }
 
-// jobOnCompute is onCompute for a job. It refuses flags that only queued resources have.
+// jobOnCompute does what onCompute does, for a job. It refuses flags that only queued
+// resources have.
 func jobOnCompute(c *Call, own qr.Request, settings gce.Settings) provision.Request {
 	only := []string{"cqr-extra-args", "runtime-version", "enable-autocheckpoint", "type"}
 	for _, f := range createflags.All() {
@@ -157,18 +158,18 @@ func jobOnCompute(c *Call, own qr.Request, settings gce.Settings) provision.Requ
 	return onCompute(c, own, settings)
 }
 
-// boundByWorkers reports whether the workers of a job delete its slices in any case.
+// boundByWorkers reports whether the workers of a job delete its slices in every case.
 func boundByWorkers(c *Call) bool {
 	keeps := c.Bool("keep") || c.IsSet("keep-on-failure")
 	runnerless := c.Bool("detach") && c.String("bucket-name") != ""
 	return !keeps && (runnerless || c.Duration("lease") > 0)
 }
 
-// machineType reads --machine-type and --topology; the zero Type without them.
+// machineType reads --machine-type and --topology. Without them it returns the zero Type.
 func machineType(c *Call) tpu.Type {
 	machine, topology := c.String("machine-type"), c.String("topology")
 	switch {
-	case machine == "" && (topology == "" || c.Command.Name == "job"): // job takes gcloud's --type with --topology, too
+	case machine == "" && (topology == "" || c.Command.Name == "job"): // job accepts gcloud's --type with --topology, too
 		return tpu.Type{}
 	case machine == "" || topology == "":
 		c.Refuse(cmdline.Usagef("--machine-type and --topology: give both, or --tpu-type alone"), "machine-type", "topology")
@@ -187,7 +188,7 @@ func machineType(c *Call) tpu.Type {
 }
 
 // Provider returns the value of --provider. Without that flag, Provider chooses Compute
-// Engine for a type that only Compute Engine has, and why says so.
+// Engine for a type that only Compute Engine has. Then why says so.
 func Provider(c *Call, t tpu.Type) (on, why string) {
 	on = c.String("provider")
 	switch {

@@ -59,8 +59,8 @@ func TrainingFlags() []cli.Flag {
 	}
 }
 
-// Training reads trainingFlags and the name of the run, which may be left out with
-// --log-dir.
+// Training reads the flags of TrainingFlags and the name of the run. With --log-dir, the
+// name may be missing.
 func Training(c *Call, ownDir string) (run, stateDir string, o training.TrainingOptions) {
 	o = training.TrainingOptions{LogDir: c.String("log-dir"), Type: c.String("tpu-type"), Skip: c.Int("skip-steps"), Compare: c.String("compare"), Pattern: pattern(c)}
 	run = o.LogDir

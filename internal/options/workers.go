@@ -32,8 +32,8 @@ func WorkersFlags() []cli.Flag {
 	}
 }
 
-// QuickFlags are the flags of commands whose user waits for the result: --connect-timeout
-// is 30 seconds.
+// QuickFlags are the flags of commands whose user waits for the result: their
+// --connect-timeout is 30 seconds.
 func QuickFlags() []cli.Flag {
 	ssh := SSHFlags()
 	for _, f := range ssh {
@@ -98,8 +98,9 @@ func Exec(c *Call, onHosts bool) ops.ExecOptions {
 	return o
 }
 
-// refuseCommand refuses a command line that has nothing to run, or both a script and
-// words after --, and reports whether it did. script is the value of --command.
+// refuseCommand refuses a command line that has nothing to run, or that has both a script
+// and words after --. It reports whether it refused the line. script is the value of
+// --command.
 func refuseCommand(c *Call, script string) bool {
 	var err error
 	switch argv := c.Argv; {
@@ -126,7 +127,7 @@ func Attach(c *Call, secrets config.Lookup) runs.AttachOptions {
 	return o
 }
 
-// Copy reads which files to copy, and whether they go to workers.
+// Copy reads which files to copy. up reports whether they go to workers.
 func Copy(c *Call, onHosts bool) (o ops.CopyOptions, up bool) {
 	o.Workers, o.Except = Workers(c, onHosts), parsePattern(c, "exclude-workers")
 	words := slices.Concat(c.Words, c.Argv)
@@ -142,11 +143,11 @@ func Copy(c *Call, onHosts bool) (o ops.CopyOptions, up bool) {
 	return o, files.Up
 }
 
-// sliceName matches the names of slices. It matches no pattern of workers.
+// sliceName matches the names of slices.
 var sliceName = regexp.MustCompile(`^[a-z]([a-z0-9-]*[a-z0-9])?$`)
 
-// LoginTo reads which worker to log in to. The name of a slice, which gcloud takes,
-// stands for the slice's only worker.
+// LoginTo reads which worker to log in to. The name of a slice, which gcloud accepts,
+// stands for the only worker of that slice.
 func LoginTo(c *Call, onHosts bool) (w workers.Workers) {
 	if words := c.Words; len(words) > 1 && !c.Dashed {
 		line := []string{"multihost", "ssh", words[0]}
@@ -183,8 +184,8 @@ func LoginTo(c *Call, onHosts bool) (w workers.Workers) {
 	return w
 }
 
-// MeantWorker adds a hint to an error about a missing slice: which worker the user may have
-// meant by the name.
+// MeantWorker adds a hint to an error about a missing slice: the worker that the user may
+// have meant.
 func MeantWorker(name string, err error) error {
 	var none *tpu.NoSlicesError
 	likely := tpu.LikelyPattern(name)
@@ -194,7 +195,8 @@ func MeantWorker(name string, err error) error {
 	return &NoSliceError{Err: err, Advice: "slices here: " + strings.Join(none.Present, ", ") + "; a worker of one of them: multihost ssh " + likely + " --tpu-prefix=" + none.Present[0]}
 }
 
-// A NoSliceError is an error about slices that do not exist, with a better hint.
+// A NoSliceError is an error about slices that do not exist. Its hint is better than that
+// of the cause.
 type NoSliceError struct {
 	Err    error
 	Advice string // what to type
