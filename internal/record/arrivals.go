@@ -18,45 +18,47 @@ import (
 )
 
 const (
-	// arrivalEvery is the shortest mean time between two entries of an index of arrivals,
-	// over a long time. For a log that grows steadily, it is the precision of the times.
+	// arrivalEvery is the shortest time between two entries of an index of arrivals, as a
+	// mean over a long time. For a log that grows steadily, it is the precision of the
+	// times.
 	arrivalEvery = time.Second
-	// arrivalBurst is how many entries may come at once after a quiet time: lines that come
-	// one by one then have their own times, and the lines of a failure keep their order.
+	// arrivalBurst is how many entries may come at once after a quiet time. So lines that
+	// come one by one have their own times, and the lines of a failure keep their order.
 	arrivalBurst = 60
-	// arrivalLeast is the least time between two entries.
+	// arrivalLeast is the shortest time between any two entries.
 	arrivalLeast = 5 * time.Millisecond
 )
 
-// ArrivalsPath returns the file beside a worker's local log that says when its bytes
-// arrived here. Its name begins with a dot, so that programs that read all files of a
-// directory of logs see nothing new.
+// ArrivalsPath returns the path of a file beside a worker's local log. The file says when
+// the bytes of the log arrived here. Its name begins with a dot. So programs that read all
+// files in a directory of logs do not see it.
 func ArrivalsPath(dir string, id tpu.WorkerID) string {
 	return filepath.Join(dir, fmt.Sprintf(".arrivals_slice_%04d_worker_%04d", id.Slice, id.Worker))
 }
 
-// LogNames are patterns of the names that commands give to files and directories in a
-// directory of logs: those of LogPath, ArrivalsPath and the stacks of dump.
+// LogNames are patterns for the names of files and directories that commands make in a
+// directory of logs: those of LogPath, of ArrivalsPath, and of the stacks that dump writes.
 var LogNames = []string{"output_slice_*.txt", ".arrivals_slice_*", "stacks-*"}
 
-// An ArrivalWriter writes the index of arrivals of one log while it is copied here. An
-// entry has a time in milliseconds and the offset of the first byte that came then. The
-// first entry of each writer is absolute ("@TIME OFFSET"); the others tell the difference
-// to the one before, which keeps a day of steady output below 1 MB.
+// An ArrivalWriter writes the index of arrivals of one log while the log is copied to this
+// machine. An entry has a time in milliseconds and the offset of the first byte that came
+// then. The first entry of each writer is absolute ("@TIME OFFSET"). The others have only
+// the difference to the previous entry. So the index of a day of steady output is smaller
+// than 1 MB.
 //
-// The index is of no use to the run: when it cannot be written, it ends. The file is open
-// only while an entry is written, because a run may have thousands of logs.
+// The run does not need the index. If the index cannot be written, it ends. The file is
+// open only while an entry is written, because a run may have thousands of logs.
 type ArrivalWriter struct {
 	Path string
 	Now  func() time.Time
 
 	begun, failed bool
-	at            int64 // of the last entry, in milliseconds
+	at            int64 // time of the last entry, in milliseconds
 	offset        int64
-	saved         int64 // milliseconds without an entry that later ones may use up
+	saved         int64 // time without an entry, in milliseconds; later entries may use it up
 }
 
-// Mark notes that bytes from offset on arrive now.
+// Mark notes that the bytes from offset arrive now.
 func (w *ArrivalWriter) Mark(offset int64) {
 	if w == nil || w.failed {
 		return
@@ -71,9 +73,9 @@ func (w *ArrivalWriter) Mark(offset int64) {
 	}
 	line := fmt.Appendf(nil, "%d %d\n", since, offset-w.offset)
 	if !w.begun {
-		line = fmt.Appendf(nil, "\n@%d %d\n", at, offset) // the line before may have been cut off
+		line = fmt.Appendf(nil, "\n@%d %d\n", at, offset) // the previous line may be cut off
 	}
-	if !w.begun && offset == 0 { // the existing entries are about an earlier log, which is gone
+	if !w.begun && offset == 0 { // the existing entries are about an earlier log, which no longer exists
 		_ = os.Remove(w.Path)
 	}
 	if err := appendTo(w.Path, line); err != nil {
@@ -93,16 +95,16 @@ func appendTo(path string, data []byte) error {
 }
 
 // Arrivals say when the bytes of a log arrived here. They keep only the entries that the
-// shown bytes need: a log of several days has very many entries, and there may be thousands
+// shown bytes need. A log of several days has very many entries, and there may be thousands
 // of logs.
 type Arrivals struct {
-	from  int64 // nothing before this offset is shown
-	after int64 // nothing is shown that came this early, in milliseconds
+	from  int64 // no byte before this offset is shown
+	after int64 // no byte is shown that came before this time, in milliseconds
 
 	entries []arrival
-	first   int64     // offset of the first entry of all
-	Known   int64     // bytes in the local copy: those behind it arrive now
-	last    time.Time // the newest arrival, if known > 0 and there is no entry
+	first   int64     // offset of the very first entry
+	Known   int64     // number of bytes in the local copy; bytes after them arrive now
+	last    time.Time // time of the newest arrival, if Known > 0 and there is no entry
 }
 
 type arrival struct {
@@ -110,8 +112,8 @@ type arrival struct {
 	offset int64
 }
 
-// newArrivals returns arrivals for bytes from an offset on that came at since or later;
-// the zero time stands for all.
+// newArrivals returns arrivals for the bytes from the offset from that came at the time
+// since or later. If since is zero, it returns them for bytes of any time.
 func newArrivals(from int64, since time.Time) *Arrivals {
 	a := &Arrivals{from: from, after: math.MinInt64}
 	if !since.IsZero() {
@@ -120,11 +122,12 @@ func newArrivals(from int64, since time.Time) *Arrivals {
 	return a
 }
 
-// afterOf returns the time up to which entries are too old for since.
+// afterOf returns the time up to which entries are too old to be needed for the time since.
 func afterOf(since time.Time) int64 { return since.Add(-arrivalEvery).UnixMilli() }
 
-// ReadArrivals reads the index of the local log in dir, for bytes from an offset on that
-// came at since or later. A log without an index has only the time of its last byte.
+// ReadArrivals reads the index of the local log in dir. It is for the bytes from the offset
+// from that came at the time since or later. If a log has no index, only the time of its
+// last byte is known.
 func ReadArrivals(dir string, id tpu.WorkerID, from int64, since time.Time) (*Arrivals, error) {
 	a := newArrivals(from, since)
 	if dir == "" {
@@ -152,7 +155,7 @@ func ReadArrivals(dir string, id tpu.WorkerID, from int64, since time.Time) (*Ar
 func (a *Arrivals) parse(r io.Reader) error {
 	in := bufio.NewScanner(r)
 	var at, offset int64
-	absolute := false // an entry that tells a difference needs one before it
+	absolute := false // an entry with a difference needs an absolute one before it
 	for in.Scan() {
 		line := in.Bytes()
 		first, second, found := bytes.Cut(bytes.TrimPrefix(line, []byte("@")), []byte(" "))
@@ -176,9 +179,9 @@ func (a *Arrivals) parse(r io.Reader) error {
 	return in.Err()
 }
 
-// add appends an entry. Two commands may have copied the same bytes: the first arrival
-// counts. When a clock was set back, the time stays where it was, so that the times of a
-// log never fall.
+// add appends an entry. If two commands have copied the same bytes, the first arrival
+// counts. If a clock was set back, the time of the previous entry is kept. So the times of
+// a log never go back.
 func (a *Arrivals) add(e arrival) {
 	if n := len(a.entries); n > 0 {
 		before := a.entries[n-1]
@@ -195,8 +198,8 @@ func (a *Arrivals) add(e arrival) {
 	a.entries = append(a.entries, e)
 }
 
-// Unknown returns how many bytes of the local copy have arrived at a time that is not
-// known: those before the first entry.
+// Unknown returns how many bytes of the local copy arrived at an unknown time. These are
+// the bytes before the first entry.
 func (a *Arrivals) Unknown() int64 {
 	if len(a.entries) > 0 {
 		return min(a.first, a.Known)
@@ -204,8 +207,9 @@ func (a *Arrivals) Unknown() int64 {
 	return a.Known
 }
 
-// At returns when the byte at offset arrived, or now if it is not here yet. If the time of
-// the byte is not known, At returns a later time: one at which the byte was here.
+// At returns when the byte at offset arrived. If the byte is not here yet, it returns now.
+// If the time of the byte is not known, At returns a later time at which the byte was
+// already here.
 func (a *Arrivals) At(offset int64, now time.Time) time.Time {
 	switch i := sort.Search(len(a.entries), func(i int) bool { return a.entries[i].offset > offset }); {
 	case offset >= a.Known:
@@ -218,8 +222,9 @@ func (a *Arrivals) At(offset int64, now time.Time) time.Time {
 	return a.last
 }
 
-// Since returns an offset before which no byte arrived at since or later. Bytes that
-// arrived up to arrivalEvery before since may come after it.
+// Since returns an offset. No byte before it arrived at the time since or later. Bytes
+// after the offset may have arrived earlier than since, but not more than arrivalEvery
+// earlier.
 func (a *Arrivals) Since(since time.Time) int64 {
 	if len(a.entries) == 0 {
 		if a.last.Before(since) {

@@ -13,7 +13,7 @@ import (
 	"multihost/internal/tpu"
 )
 
-// TestArrivals writes a log as a follower does and asks when its bytes came.
+// TestArrivals writes a log as a follower does and asks when its bytes arrived.
 func TestArrivals(t *testing.T) {
 	dir, id := t.TempDir(), tpu.WorkerID{Slice: 1, Worker: 2}
 	now := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
@@ -31,7 +31,7 @@ func TestArrivals(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	size = 100 // bytes that came before the times were kept
+	size = 100 // bytes that came before times were recorded
 	wrote(0, 10)
 	wrote(300*time.Millisecond, 10)  // 110, at 0.3 s
 	wrote(time.Millisecond, 0)       // at once: no entry
@@ -41,7 +41,7 @@ func TestArrivals(t *testing.T) {
 	}
 	w = writer()               // another command goes on
 	wrote(time.Minute, 10)     // 130, at 70.3 s
-	wrote(-30*time.Second, 10) // the clock is set back: 140
+	wrote(-30*time.Second, 10) // the clock has been set back; the time stays at 140
 	wrote(100*time.Second, 1)  // 150, at 140.3 s
 	now = now.Add(time.Hour)
 	a, err := ReadArrivals(dir, id, 0, time.Time{})
@@ -96,8 +96,8 @@ func TestArrivalsOfSteadyOutput(t *testing.T) {
 	}
 }
 
-// TestArrivalsWithoutIndex checks that a log from a version that kept no times has only the
-// time of its last byte, and that a broken index does no harm.
+// TestArrivalsWithoutIndex: a log of a version that recorded no times has only the time of
+// its last byte. A broken index does no harm.
 func TestArrivalsWithoutIndex(t *testing.T) {
 	dir, id, now := t.TempDir(), tpu.WorkerID{}, time.Now()
 	if a, err := ReadArrivals(dir, id, 0, time.Time{}); err != nil || a.Known != 0 || !a.At(7, now).Equal(now) || a.Since(now) != 0 {
@@ -130,14 +130,13 @@ func TestArrivalsWithoutIndex(t *testing.T) {
 		t.Errorf("a new log has the times of an old one: %+v, %v", a, err)
 	}
 	w := &ArrivalWriter{Path: filepath.Join(dir, "no", "directory"), Now: time.Now}
-	w.Mark(0) // says nothing, ends the index
+	w.Mark(0) // reports no error, but the index ends
 	if !w.failed {
 		t.Error("an index that cannot be written goes on")
 	}
 }
 
-// TestLogNames checks that a run leaves out all that commands write beside each other into
-// a directory of logs.
+// TestLogNames: a run does not ship the files that commands write into a directory of logs.
 func TestLogNames(t *testing.T) {
 	id := tpu.WorkerID{Slice: 12345, Worker: 2}
 	for _, at := range []string{LogPath("d", id), ArrivalsPath("d", id), "d/stacks-20260102T030405Z"} {
@@ -150,8 +149,8 @@ func TestLogNames(t *testing.T) {
 	}
 }
 
-// TestArrivalsOfWhatIsShown checks that few entries are kept for the end of a long log, and
-// that they give the same times for it as all entries.
+// TestArrivalsOfWhatIsShown: for the end of a long log, few entries are kept. They give the
+// same times for it as all entries.
 func TestArrivalsOfWhatIsShown(t *testing.T) {
 	begin := time.UnixMilli(1_700_000_000_000)
 	var index bytes.Buffer
@@ -194,7 +193,7 @@ func TestArrivalsOfWhatIsShown(t *testing.T) {
 				t.Fatalf("since %v: byte %d came at %v, want %v", after, offset, got, want)
 			}
 		}
-		// If the last lines are asked for, too, the later beginning of the two counts.
+		// If the last lines are requested as well, the later of the two beginnings counts.
 		if both := max(read(60_000, since).Since(since), 60_000); both != max(want, 60_000) {
 			t.Errorf("since %v, the last lines: from %d on, want %d", after, both, max(want, 60_000))
 		}

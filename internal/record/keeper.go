@@ -18,13 +18,14 @@ import (
 	"multihost/internal/transfer"
 )
 
-// A Keeper notes on this machine what a command does: the journal of its run, the files
-// that it writes, and that it is following a run. It must not be used concurrently.
+// A Keeper records on this machine what a command does: the journal of its run, the files
+// that it writes, and the fact that it is following a run. It must not be used
+// concurrently.
 type Keeper struct {
 	Of       *stage.Invocation
 	StateDir string           // holds runs/<run>/run.json and, by default, the logs
-	Owner    string           // "user@machine" of the runner, written into every run
-	Journal  *journal.Journal // part of the sink; a command that starts or follows a run opens it; nil: no journal is kept
+	Owner    string           // "user@machine" of the runner; it is written into the record of every run
+	Journal  *journal.Journal // a part of the sink. A command that starts or follows a run opens it; nil: there is no journal
 
 	// ExitStatus returns the exit status of the program for an error, for the summary
 	// of a run.
@@ -33,8 +34,8 @@ type Keeper struct {
 	present *presence // nil: this command copies no logs
 }
 
-// OpenJournal starts the run's journal. Failing to open it does not affect the run; the
-// user is warned.
+// OpenJournal starts the run's journal. If it cannot open the journal, the run continues
+// and the user is warned.
 func (k *Keeper) OpenJournal(run, command string, env []config.EnvVar) {
 	k.ComeTo(run)
 	var secrets []string
@@ -63,20 +64,21 @@ func (k *Keeper) CloseJournal(out stage.Outcome, err error) {
 	k.Journal.Close(end)
 }
 
-// A presence is a lock that tells other commands on this machine that a command brings
-// the logs of a run here. It ends with the process, however the process ends.
+// A presence is a lock. It tells other commands on this machine that a command is copying
+// the logs of a run to this machine. It ends with the process, in whatever way the process
+// ends.
 type presence struct {
 	run  string
 	file *os.File
 }
 
-// PresencePath returns the file that a command locks while it is present at a run.
+// PresencePath returns the file that a command locks while it follows a run.
 func PresencePath(stateDir, run string) string {
 	return filepath.Join(RunDir(stateDir, run), "present")
 }
 
-// ComeTo makes this command present at a run until CloseJournal. Repeated calls for one
-// run do nothing.
+// ComeTo takes the lock that says that this command follows a run. CloseJournal releases
+// it. Calling it again for the same run does nothing.
 func (k *Keeper) ComeTo(run string) {
 	if k.present != nil && k.present.run == run {
 		return
@@ -93,14 +95,14 @@ func (k *Keeper) ComeTo(run string) {
 			file.Close()
 		}
 	}
-	if err != nil { // an onlooker then reads from the workers too, and takes no byte twice
+	if err != nil { // an onlooker then also reads from the workers, but takes no byte twice
 		event.Notef(k.Of.Sink, event.Debug, "", "lock %s: %v", path, err)
 		return
 	}
 	k.present = &presence{run, file}
 }
 
-// leaveRun ends the presence, if there is one.
+// leaveRun releases the lock of ComeTo, if there is one.
 func (k *Keeper) leaveRun() {
 	if k.present != nil {
 		k.present.file.Close()
@@ -108,9 +110,9 @@ func (k *Keeper) leaveRun() {
 	}
 }
 
-// Claim makes this process the only runner of a job on this machine until release is
-// called or the process ends in any way. Two runners would both start the next attempt
-// and both delete the slices.
+// Claim makes this process the only runner of a job on this machine. That ends when release
+// is called or the process ends. Two runners would both start the next attempt and both
+// delete the slices.
 func (k *Keeper) Claim(job string) (release func(), err error) {
 	path := filepath.Join(k.StateDir, "runners", job)
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
@@ -148,14 +150,14 @@ func (k *Keeper) Claim(job string) (release func(), err error) {
 	}
 }
 
-// Remember remembers a directory that a command is about to fill and that nobody else
-// writes to.
+// Remember records a directory that a command is going to fill, and to which nobody else
+// writes.
 func (k *Keeper) Remember(by, dir string) {
 	k.notRemembered(KeepWritten(k.StateDir, by, codesync.Written{Path: filepath.Dir(dir), Names: []string{filepath.Base(dir)}}))
 }
 
-// RememberFetched remembers files that are new here. A file that existed before is the
-// user's, unless an earlier command fetched it.
+// RememberFetched records files that are new on this machine. A file that existed before is
+// the user's, unless an earlier command fetched it.
 func (k *Keeper) RememberFetched(got []transfer.Fetched) {
 	var paths, replaced, made []string
 	for _, g := range got {
@@ -186,7 +188,7 @@ func (k *Keeper) notRemembered(err error) {
 }
 
 // MakeLogs calls make to create the directory that the user named for logs. Later runs
-// still ship the other files in it.
+// still ship the other files in that directory.
 func (k *Keeper) MakeLogs(by, dir string, make func() error) error {
 	made := MissingAbove(dir)
 	if err := make(); err != nil {

@@ -1,5 +1,5 @@
 package record
 
-// mayWrite always returns nil: only creating a file shows whether a directory allows
-// it.
+// mayWrite always returns nil. On Windows, only an attempt to create a file shows whether a
+// directory allows it.
 func mayWrite(string) error { return nil }

@@ -1,17 +1,17 @@
-// Package record keeps what this machine knows of a run: run.json with its attempts, the
-// logs that were copied here and when their lines came. The workers hold the truth; a
-// record only saves calls to them.
+// Package record keeps what this machine knows about a run: run.json with its attempts, the
+// copied logs, and when their lines arrived. The workers hold the truth. A record only
+// saves calls to them.
 //
 // # Decisions
 //
-//   - The times at which lines arrived are beside the log and not in it. So the log stays
-//     as the command wrote it, and the times cost the workers nothing. A log that nobody
-//     followed here has no times; logs says that it shows the time of the copy.
-//   - run.json names the slices by id. So attach and stop mean the same machines with
-//     the same numbers, whatever happened since.
-//   - A command that brings logs here holds a shared lock (runs/<run>/present) until
-//     it ends, however it ends. While somebody holds it, top reads the files and asks
-//     no worker.
+//   - The times at which lines arrived are beside the log, not in it. So the log stays as
+//     the command has written it, and the workers need not record times. If nobody here
+//     followed a log, it has no times. Then logs says that it shows the time of the copy.
+//   - run.json names the slices by id. So attach and stop mean the same machines with the
+//     same numbers, whatever has happened since.
+//   - A command that copies logs to this machine holds a shared lock (runs/<run>/present)
+//     until it ends, in whatever way it ends. While a command holds it, top reads the files
+//     and asks no worker.
 package record
 
 import (
@@ -32,8 +32,8 @@ import (
 	"multihost/internal/tpu"
 )
 
-// A Record is what the runner stores about a run on this machine, so that ps, logs,
-// attach and stop find the run by its name. It is a cache: the workers hold the truth.
+// A Record is what the runner stores about a run on this machine, so that ps, logs, attach
+// and stop find the run by its name. It is a cache.
 type Record struct {
 	Run     string    `json:"run"`
 	Attempt int       `json:"attempt"`
@@ -46,27 +46,29 @@ type Record struct {
 	Created time.Time `json:"created"`
 	Command string    `json:"command"`
 	Workers int       `json:"workers"`
-	Hosts   string    `json:"hosts,omitempty"` // of a run on hosts that no cloud knows
+	Hosts   string    `json:"hosts,omitempty"` // the machines of a run on hosts that no cloud knows
 	Slices  []Slice   `json:"slices"`
 	LogDir  string    `json:"log_dir"`
 	Ended   bool      `json:"ended,omitempty"`
 	Code    int       `json:"exit_code,omitempty"`
-	Cut     bool      `json:"cut,omitempty"` // some log here has only its beginning, because the disk was full
+	Cut     bool      `json:"cut,omitempty"` // a log on this machine has only its beginning, because the disk was full
 
 	// Work identifies the command, its environment and its code: if two attempts have the
-	// same Work, they do the same. Values of secrets are no part of it. "": not noted.
+	// same Work, they do the same. It does not contain values of secrets. "" means that it
+	// was not recorded.
 	Work string `json:"work,omitempty"`
 
-	// Removing says that the run has succeeded with whole logs, and that its job, which then
-	// deletes the slices, has not noted that it is done with them.
+	// Removing says that the run has succeeded with whole logs. Its job then deletes the
+	// slices, and has not yet recorded that this is done.
 	Removing bool `json:"removing,omitempty"`
 
-	// SecretEnv names the command's variables whose values are masked where its output is
-	// shown. The values are stored nowhere.
+	// SecretEnv names the variables of the command whose values are replaced by a mask
+	// where its output is shown. The values are stored nowhere.
 	SecretEnv []string `json:"secret_env,omitempty"`
 
-	// KeepGoing says that a failure on one worker does not make the runner stop the
-	// others: --fail-fast=false, or a job without runner, whose workers stop each other.
+	// KeepGoing says that the runner does not stop the other workers after a failure on
+	// one. This holds for --fail-fast=false, and for a job without runner, whose workers
+	// stop each other.
 	KeepGoing bool `json:"keep_going,omitempty"`
 
 	Bucket    string `json:"bucket,omitempty"` // of a job without runner
@@ -74,14 +76,15 @@ type Record struct {
 
 	Attempts []PastAttempt `json:"attempts,omitempty"` // oldest first; the last one has the number Attempt
 
-	Unseen *Unseen `json:"-"` // for a run that was found on workers: the parts that nobody has seen; nil: all were seen
+	Unseen *Unseen `json:"-"` // for a run that was found on workers: the parts of it that nobody could look at; nil: there are none
 }
 
-// Unseen describes what this machine does not know of a run that it found by asking slices.
+// Unseen describes what this machine does not know about a run that it found by asking
+// slices.
 type Unseen struct {
-	Slices []string // names of slices that may have a part of the run and could not be asked, with the reason if it is known
-	Of     int      // how many slices the run has; 0: not known
-	Gone   int      // how many of them do not exist any more, or do not know the run
+	Slices []string // slices that may have a part of the run and could not be asked, each with the reason if it is known
+	Of     int      // number of slices of the run; 0: not known
+	Gone   int      // how many of them no longer exist, or do not know the run
 	Err    error    // why slices did not answer, or nil
 }
 
@@ -93,21 +96,21 @@ type PastAttempt struct {
 	Cause   string    `json:"cause,omitempty"`
 	Why     string    `json:"why,omitempty"`
 	Code    int       `json:"exit_code,omitempty"`
-	Again   bool      `json:"again,omitempty"` // another attempt was to follow
+	Again   bool      `json:"again,omitempty"` // another attempt should follow
 	LogDir  string    `json:"log_dir"`
 	Cut     bool      `json:"cut,omitempty"`    // as in Record
-	Slices  []string  `json:"slices,omitempty"` // ids of the slices that it ran on
+	Slices  []string  `json:"slices,omitempty"` // ids of the slices on which it ran
 }
 
-// Over reports whether the run has ended, was followed to its end, and will not be
-// started again.
+// Over reports whether the run has ended, was followed to its end, and will not start
+// again.
 func (r *Record) Over() bool {
 	last := len(r.Attempts) - 1
 	return r.Ended && (last < 0 || !r.Attempts[last].Again)
 }
 
-// BeginAttempt adds the record's current attempt to Attempts. An attempt that this
-// command takes over is there already and is not added again.
+// BeginAttempt adds the record's current attempt to Attempts. If this command takes over an
+// attempt, the attempt is already there and is not added again.
 func (r *Record) BeginAttempt(now time.Time) {
 	if n := len(r.Attempts); n > 0 && r.Attempts[n-1].Attempt == r.Attempt && r.Attempts[n-1].LogDir == r.LogDir {
 		return
@@ -116,14 +119,15 @@ func (r *Record) BeginAttempt(now time.Time) {
 }
 
 // Place returns the directory for the logs of an attempt on the given slices. It is dir,
-// unless dir has the logs of another attempt. Two attempts may have one number: when slices
-// are gone, a runner on another machine does not know how many attempts ran on them. An
-// attempt that is taken over keeps its directory, unless the user has typed dir.
+// unless dir has the logs of another attempt. Two attempts may have the same number: when
+// slices are gone, a runner on another machine does not know how many attempts ran on them.
+// If this command takes over an attempt, the attempt keeps its directory, unless the user
+// has typed dir.
 func (r *Record) Place(attempt int, on []Slice, dir string, typed bool) string {
 	taken := false
 	for _, a := range r.Attempts {
 		known := a.Slices
-		if known == nil && a.Attempt == r.Attempt { // written by a version that did not note the slices
+		if known == nil && a.Attempt == r.Attempt { // a version that did not record slices has written this
 			known = SliceIDs(r.Slices)
 		}
 		switch {
@@ -145,7 +149,7 @@ func (r *Record) Place(attempt int, on []Slice, dir string, typed bool) string {
 	return filepath.Join(dir, fmt.Sprintf("attempt-%d-%s", attempt, on[0].UID))
 }
 
-// SliceIDs returns the ids of slices; nil for hosts that no cloud knows.
+// SliceIDs returns the ids of slices. For hosts that no cloud knows, it returns nil.
 func SliceIDs(all []Slice) (ids []string) {
 	for _, s := range all {
 		if s.UID != "" {
@@ -155,16 +159,16 @@ func SliceIDs(all []Slice) (ids []string) {
 	return ids
 }
 
-// EndAttempt notes how the last attempt ended. There must be one.
+// EndAttempt records how the last attempt ended. There must be an attempt.
 func (r *Record) EndAttempt(e event.AttemptEnd, now time.Time) {
 	last := &r.Attempts[len(r.Attempts)-1]
 	last.End, last.Cause, last.Why, last.Code, last.Again = now.UTC(), e.Cause, e.Why, e.Code, e.Again
 	last.Cut = r.Cut
 }
 
-// LogDirOf returns the directory of an attempt's local logs, "" if this machine does not
-// know it. ended reports whether the attempt's end was seen here and its logs are whole,
-// so that nothing will be added to them.
+// LogDirOf returns the directory of an attempt's local logs. It returns "" if this machine
+// does not know it. ended reports that the attempt was followed to its end and that its
+// logs are whole, so they will not grow.
 func (r *Record) LogDirOf(attempt int) (dir string, ended bool) {
 	if attempt == r.Attempt {
 		return r.LogDir, r.Ended && !r.Cut
@@ -178,9 +182,9 @@ func (r *Record) LogDirOf(attempt int) (dir string, ended bool) {
 }
 
 // LogDirOn returns the directory of the local logs of an attempt on the slices with these
-// ids, "" if this machine does not know it. Two attempts on different slices may have one
-// number, see Place. If the record does not name the slices of an attempt, LogDirOn assumes
-// that they are these.
+// ids. It returns "" if this machine does not know it. Two attempts on different slices may
+// have the same number, see Place. If the record does not name the slices of an attempt,
+// LogDirOn assumes that they are the given ones.
 func (r *Record) LogDirOn(attempt int, ids []string) string {
 	for _, a := range slices.Backward(r.Attempts) {
 		known := a.Slices
@@ -197,18 +201,18 @@ func (r *Record) LogDirOn(attempt int, ids []string) string {
 	return ""
 }
 
-// A Slice is one slice of a run; its index in the record is its number.
+// A Slice is one slice of a run. Its index in the record is its number.
 type Slice struct {
 	Name    string `json:"name"`
 	UID     string `json:"uid"`
 	Workers int    `json:"workers"`
-	Type    string `json:"type,omitempty"` // accelerator type, if the cloud tells it
+	Type    string `json:"type,omitempty"` // accelerator type, if the cloud reports it
 
 	Provider string    `json:"provider,omitempty"` // as in tpu.Slice
 	Created  time.Time `json:"created,omitzero"`   // by the provider's clock
 }
 
-// SlicesOf returns what a record keeps of slices, in their order.
+// SlicesOf returns what a record keeps about slices, in the same order.
 func SlicesOf(all []tpu.Slice) []Slice {
 	recorded := make([]Slice, len(all))
 	for i, s := range all {
@@ -217,8 +221,8 @@ func SlicesOf(all []tpu.Slice) []Slice {
 	return recorded
 }
 
-// Workers returns how many workers each slice of a run has, from this machine's
-// record of the run; nil when there is no record.
+// Workers returns how many workers each slice of a run has, from this machine's record of
+// the run. It returns nil if there is no record.
 func Workers(stateDir, run string) ([]int, error) {
 	rec, err := LoadRecord(stateDir, run)
 	if err != nil || rec == nil {
@@ -241,13 +245,13 @@ func RecordPath(stateDir, run string) string {
 	return filepath.Join(RunDir(stateDir, run), "run.json")
 }
 
-// RecordDir returns the directory for the logs of a run, unless the user names another.
+// RecordDir returns the directory for the logs of a run if the user names none.
 func RecordDir(stateDir, run string, attempt int) string {
 	return AttemptDir(RunDir(stateDir, run), attempt)
 }
 
-// AttemptDir returns the directory for an attempt's logs: dir for the first attempt, a
-// subdirectory for later ones.
+// AttemptDir returns the directory for an attempt's logs. That is dir for the first
+// attempt, and a subdirectory for a later one.
 func AttemptDir(dir string, attempt int) string {
 	if attempt <= 1 {
 		return dir
@@ -255,7 +259,8 @@ func AttemptDir(dir string, attempt int) string {
 	return filepath.Join(dir, "attempt-"+strconv.Itoa(attempt))
 }
 
-// Save writes the record atomically: a reader sees either the old or the new one whole.
+// Save writes the record atomically: a reader sees either the whole old record or the whole
+// new one.
 func (r *Record) Save(stateDir string) error {
 	path := RecordPath(stateDir, r.Run)
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
@@ -265,8 +270,8 @@ func (r *Record) Save(stateDir string) error {
 	if err != nil {
 		return fmt.Errorf("keep the record of run %q: %w", r.Run, err)
 	}
-	// Several commands may save the record of one run at the same moment: each writes a file
-	// of its own.
+	// Several commands may save the record of one run at the same moment, so each writes a
+	// file of its own.
 	tmp, err := os.CreateTemp(filepath.Dir(path), filepath.Base(path)+".*.new")
 	if err != nil {
 		return fmt.Errorf("keep the record of run %q: %w", r.Run, err)
@@ -282,8 +287,8 @@ func (r *Record) Save(stateDir string) error {
 	return nil
 }
 
-// SaveAhead saves the record before it is certain that its content will be true. undo,
-// never nil, restores the old record.
+// SaveAhead saves the record before it is certain that its content will become true. undo
+// restores the old record and is never nil.
 func (r *Record) SaveAhead(stateDir string) (undo func(), err error) {
 	old, err := LoadRecord(stateDir, r.Run)
 	if err == nil {
@@ -298,8 +303,8 @@ func (r *Record) SaveAhead(stateDir string) (undo func(), err error) {
 	return func() { _ = old.Save(stateDir) }, nil
 }
 
-// Removed notes that the job of a run is done with the slices: it has deleted them, or they
-// stay.
+// Removed records that the job of a run is done with the slices: it has deleted them, or
+// they stay.
 func Removed(stateDir, run string) error {
 	rec, err := LoadRecord(stateDir, run)
 	if err != nil || rec == nil || !rec.Removing {
@@ -328,8 +333,8 @@ func LoadRecord(stateDir, run string) (*Record, error) {
 	return &r, nil
 }
 
-// LocalRecords returns the records on this machine, sorted by name. It leaves out a
-// record that cannot be read: the user sees the error when asking for the run by its
+// LocalRecords returns the records on this machine, sorted by name of the run. It leaves
+// out a record that cannot be read. The user sees the error when asking for the run by its
 // name.
 func LocalRecords(stateDir string) []*Record {
 	paths, _ := filepath.Glob(RecordPath(stateDir, "*"))
@@ -342,8 +347,8 @@ func LocalRecords(stateDir string) []*Record {
 	return all
 }
 
-// LastLocalAttempt returns the highest number of an attempt that this machine knows of; 0 if
-// it knows none.
+// LastLocalAttempt returns the highest number of an attempt that this machine knows of. It
+// returns 0 if it knows none.
 func LastLocalAttempt(stateDir, run string) int {
 	r, err := LoadRecord(stateDir, run)
 	if err != nil || r == nil {
@@ -356,7 +361,7 @@ func LastLocalAttempt(stateDir, run string) int {
 	return last
 }
 
-// CheckLogDir returns the error that MakeLogDir would return, and makes nothing.
+// CheckLogDir returns the error that MakeLogDir would return, but makes nothing.
 func (r *Record) CheckLogDir() error {
 	dir := r.LogDir
 	for {
@@ -381,10 +386,10 @@ func (r *Record) CheckLogDir() error {
 	}
 }
 
-// elsewhere is the advice about a directory that takes no logs.
+// elsewhere is the advice if a directory cannot take logs.
 const elsewhere = "choose another place with --log-dir=DIR, or with --state-dir=DIR for records and logs"
 
-// MakeLogDir makes the log directory and proves that it takes files.
+// MakeLogDir makes the log directory. It then creates a file in it as a test.
 func (r *Record) MakeLogDir() error {
 	if err := os.MkdirAll(r.LogDir, 0o700); err != nil {
 		return &stage.Error{Stage: stage.Local, Text: err.Error(), Err: err, Advice: elsewhere}
@@ -397,8 +402,8 @@ func (r *Record) MakeLogDir() error {
 	return os.Remove(probe.Name())
 }
 
-// Unused returns an error if the log directory has logs in it: the logs of two runs would
-// be mixed.
+// Unused returns an error if the log directory already has logs. Otherwise the logs of two
+// runs would be mixed.
 func (r *Record) Unused() error {
 	if old, _ := filepath.Glob(filepath.Join(r.LogDir, "output_slice_*.txt")); len(old) > 0 {
 		return &stage.Error{Stage: stage.Input, Text: fmt.Sprintf("%q has the logs of another run", r.LogDir), Advice: "name another directory with --log-dir=DIR"}
@@ -418,7 +423,7 @@ func (r *Record) AttemptEvent() event.Attempt {
 // LogPath returns the path of one worker's local log file.
 func (r *Record) LogPath(id tpu.WorkerID) string { return LogPath(r.LogDir, id) }
 
-// Have returns how many bytes of one worker's log are in its local file.
+// Have returns the number of bytes in the local file of a worker's log.
 func (r *Record) Have(id tpu.WorkerID) int64 {
 	info, err := os.Stat(r.LogPath(id))
 	if err != nil {
@@ -427,7 +432,8 @@ func (r *Record) Have(id tpu.WorkerID) int64 {
 	return info.Size()
 }
 
-// LogPath names the log of a worker as MaxText's runner does.
+// LogPath returns the path for a worker's log. The name is the one that MaxText's runner
+// uses.
 func LogPath(dir string, id tpu.WorkerID) string {
 	return filepath.Join(dir, fmt.Sprintf("output_slice_%04d_worker_%04d.txt", id.Slice, id.Worker))
 }

@@ -8,8 +8,8 @@ import (
 	"multihost/internal/codesync"
 )
 
-// WrittenDir is where this machine notes which files commands wrote at places that the user
-// chose.
+// In WrittenDir, this machine records which files commands have written at places that the
+// user chose.
 func WrittenDir(stateDir string) string {
 	if stateDir == "" {
 		return ""
@@ -17,14 +17,14 @@ func WrittenDir(stateDir string) string {
 	return filepath.Join(stateDir, "written")
 }
 
-// Remember notes that the command named by wrote a file or directory on this machine, so
-// that no later run ships it.
+// Remember records that a command has written a file or directory on this machine, so that
+// no later run ships it. by names the command.
 func Remember(stateDir, by, path string) error {
 	return KeepWritten(stateDir, by, codesync.Written{Path: path})
 }
 
-// KeepWritten notes files that multihost wrote here, so that no sync ships them. by names
-// the command.
+// KeepWritten records files that multihost has written on this machine, so that no sync
+// ships them. by names the command.
 func KeepWritten(stateDir, by string, all ...codesync.Written) error {
 	if stateDir == "" {
 		return nil
@@ -39,7 +39,8 @@ func within(dir, at string) bool {
 	return err == nil && filepath.IsLocal(rel)
 }
 
-// MissingAbove returns the outermost directory of a path that is not there, or "".
+// MissingAbove returns the outermost directory of a path that does not exist. It returns ""
+// if all exist.
 func MissingAbove(dir string) string {
 	missing := ""
 	for {

@@ -15,8 +15,8 @@ import (
 	"multihost/internal/transfer"
 )
 
-// TestARunTakesWhatTheUserAdds checks that later runs also look into a directory that a
-// command made.
+// TestARunTakesWhatTheUserAdds: a command has made a directory. Later runs still ship what
+// the user puts into it.
 func TestARunTakesWhatTheUserAdds(t *testing.T) {
 	dir := t.TempDir()
 	d := &record.Keeper{Of: &stage.Invocation{Sink: event.Discard}, StateDir: filepath.Join(t.TempDir(), "state")}

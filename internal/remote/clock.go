@@ -13,9 +13,9 @@ import (
 )
 
 // kitScript prints the hashes of the scripts that the worker keeps. clockScript answers
-// every line of its input with the worker's time. The marks tell an answer from the
-// output of a ~/.bashrc. One bash prints all times by itself: a process for each time
-// would add half of its start-up time to the error of the measurement, tens of
+// every line of its input with the worker's time. The marks distinguish an answer from the
+// output of a ~/.bashrc. One bash prints all times itself. A process for each time would
+// add half of its start-up time to the error of the measurement. That is tens of
 // milliseconds on a busy worker.
 const (
 	kitScript   = `cd ~/.multihost/kit 2>/dev/null && echo multihost-kit: $(exec sha256sum -- * 2>/dev/null); `
@@ -25,14 +25,14 @@ const (
 	clockRounds = 3
 )
 
-// MeasureClock measures the worker's clock against ours, keeps the result for
-// ClockOffset and returns it. It takes one session and three round trips. The fastest
-// round trip counts; the error is at most half of it.
+// MeasureClock measures the difference between the worker's clock and ours. It keeps the
+// result for ClockOffset and returns it. It takes one session and three round trips. The
+// fastest round trip counts. The error is at most half of that round trip.
 //
-// It also proves that the login can run commands. If the login shell or one of its
-// start-up files ends, prints too much, or runs nothing within ShellConfig.Timeout, the
-// error is a *ConnectError of StageShell. If a login that has answered before is silent
-// that long, the error is ErrConnectionLost, since its shell is known to run commands.
+// It also proves that the login can run commands. The login shell or one of its start-up
+// files may end, print too much, or run nothing within ShellConfig.Timeout. Then the error
+// is a *ConnectError of StageShell. If the login has answered before and is now silent that
+// long, the error is ErrConnectionLost, because its shell is known to run commands.
 func (s *Shell) MeasureClock(ctx context.Context) (time.Duration, error) {
 	limit, silent := s.cfg.Timeout, errSilentShell
 	m := &measurement{shell: s}
@@ -62,8 +62,8 @@ var (
 	errLoudShell   = fmt.Errorf("the login's start-up files write more than %d KiB", mostGreeting>>10)
 )
 
-// mostGreeting bounds the bytes on the standard output of one session of clockScript.
-// The answers are short, so only start-up files can exceed it.
+// mostGreeting limits the bytes on the standard output of one session of clockScript. The
+// answers are short, so only start-up files can exceed it.
 const mostGreeting = 64 << 10
 
 // measurement is one session of clockScript.
@@ -71,7 +71,7 @@ type measurement struct {
 	shell  *Shell
 	first  bool      // no measurement of this Shell has succeeded yet
 	errs   lastWords // last line of the standard error
-	out    lastWords // last line of the standard output that was no answer
+	out    lastWords // last line of the standard output that was not an answer
 	status Status    // set when the session has ended by itself
 	began  bool      // an answer has come
 }
@@ -86,7 +86,7 @@ func (m *measurement) run(ctx context.Context) (offset time.Duration, err error)
 	if err != nil {
 		return 0, err
 	}
-	// The end of the session must end the reading below.
+	// When the session ends, the reading below must end, too.
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
@@ -99,7 +99,7 @@ func (m *measurement) run(ctx context.Context) (offset time.Duration, err error)
 	}()
 	defer func() {
 		_ = session.Close()
-		answers.Close() // unblocks a write, for which Wait waits
+		answers.Close() // a write may block; this unblocks it, and then Wait returns
 		<-ended
 	}()
 
@@ -115,7 +115,7 @@ func (m *measurement) run(ctx context.Context) (offset time.Duration, err error)
 	for round := range clockRounds {
 		sent := clock.Now()
 		if _, err := io.WriteString(session.Stdin(), "\n"); err != nil {
-			// The end of the session gives the reason, and read returns it.
+			// If the session has ended, read returns the reason.
 			if _, told := m.read(lines); told != nil {
 				err = told
 			}
@@ -134,8 +134,8 @@ func (m *measurement) run(ctx context.Context) (offset time.Duration, err error)
 	return offset, nil
 }
 
-// explain returns the error for a login shell that ran no command, or nil when something
-// else failed.
+// explain returns the error for a login shell that has run no command. It returns nil if
+// something else has failed.
 func (m *measurement) explain(err error) *ConnectError {
 	said := m.errs.String()
 	if said == "" {
@@ -181,7 +181,7 @@ type lastWords struct {
 	last string
 }
 
-// mostWords is how many bytes of a line are kept.
+// mostWords is how many bytes of a line it keeps.
 const mostWords = 200
 
 func (w *lastWords) Write(p []byte) (int, error) {
@@ -214,8 +214,8 @@ func (w *lastWords) String() string {
 
 var errNoClock = errors.New("worker's answer has no time")
 
-// read reads lines up to the next answer of clockScript and returns its time. It records
-// the answer of kitScript.
+// read reads lines up to the next answer of clockScript and returns its time. It also
+// records the answer of kitScript.
 func (m *measurement) read(r *bufio.Reader) (time.Time, error) {
 	for {
 		line, err := r.ReadString('\n')

@@ -1,15 +1,15 @@
 #!/bin/bash
-# Gives a script of ours an environment of its own: the variables listed below, TMPDIR,
-# and LC_ALL=C, whatever start-up files of the login export. The bash options --norc,
-# --noprofile and -p keep out start-up files, and functions and options of the
-# environment. This script removes the rest, and starts no process.
+# Gives our scripts an environment of their own: the variables listed below, TMPDIR, and
+# LC_ALL=C. What the start-up files of the login export does not matter. The bash options
+# --norc, --noprofile and -p keep out start-up files. They also keep out functions and
+# options from the environment. This script removes the rest. It starts no process.
 #
-# The array mh_login keeps the environment of the login, as NAME=VALUE, for the command
-# of a user. Names that are no identifiers, such as those of exported functions, cannot
-# be removed. bash with -p does not read them, but passes them on.
+# The array mh_login keeps the environment of the login, as NAME=VALUE, for the command of a
+# user. It cannot remove names that are not identifiers, such as those of exported
+# functions. bash with -p does not read them, but passes them on.
 #
 # What stays, and why:
-#   HOME USER LOGNAME    who the login is
+#   HOME USER LOGNAME the login
 #   PATH                 where this machine has its programs
 #   SSH_AUTH_SOCK        codesync logs in to other workers with this agent
 #   GCE_METADATA_HOST    where the metadata server is
@@ -17,7 +17,7 @@
 #   *_proxy *_PROXY      the way to Google's APIs
 #   MULTIHOST_KEEP       names of further variables, separated by spaces, that the
 #                        programs of this machine need
-# Variables that bash itself keeps up to date stay, but are not exported.
+# Variables that bash itself updates stay, but are not exported.
 #
 # shellcheck disable=SC2163 # the names are meant
 set +o posix

@@ -9,36 +9,36 @@ import (
 )
 
 var (
-	// ErrConnectionLost reports that the connection ended while a command was running.
-	// The command may still run on the worker: ask the worker, do not start it again. If
-	// the error is also a *ConnectError, the command was not started.
+	// ErrConnectionLost reports that the connection ended while a command was running. The
+	// command may still run on the worker. Ask the worker, and do not start the command
+	// again. If the error is also a *ConnectError, the worker did not start the command.
 	ErrConnectionLost = fault.New(fault.Unavailable, "connection lost")
 
-	// ErrNoStatus reports that the worker closed the session of a command
-	// without saying how it ended, on a connection that is still alive. sshd
-	// does so when the login shell was never started.
+	// ErrNoStatus reports that the worker closed the session of a command without saying
+	// how the command ended, while the connection still works. sshd does so if it never
+	// started the login shell.
 	ErrNoStatus = fault.New(fault.Unavailable, "worker sent no exit status")
 
-	// ErrSilent is the reason when a connection was given up because the worker answered
-	// no keepalive.
+	// ErrSilent is the reason if a connection was given up because the worker answered no
+	// keepalive.
 	ErrSilent = fault.New(fault.Unavailable, "worker does not answer keepalives")
 
-	// ErrKeyRefused reports that a worker, reached and verified, refuses our key for the
-	// login name. A VM that boots also does so, for some seconds.
+	// ErrKeyRefused reports that a worker was reached and verified, but refuses our key for
+	// the login name. A VM that is booting also does so, for some seconds.
 	ErrKeyRefused = fault.New(fault.Permission, "key refused")
 
-	// ErrBooting reports a worker that is up but lets in only root so far.
+	// ErrBooting reports a worker that is up but so far accepts only root.
 	ErrBooting = fault.New(fault.Unavailable, "VM is still booting")
 
-	// ErrReadOnly reports a command that may change the worker, given to a Shell with
-	// ShellConfig.ReadOnly. The command was not sent.
+	// ErrReadOnly reports that a Shell with ShellConfig.ReadOnly got a command that may
+	// change the worker. The command was not sent.
 	ErrReadOnly = fault.New(fault.Internal, "it may change the worker, and this is a dry run")
 
-	// ErrClosed reports the use of a connection after it was closed.
+	// ErrClosed reports that a connection was used after it was closed.
 	ErrClosed = fault.New(fault.Unavailable, "connection closed by us")
 )
 
-// A Stage is the step at which connecting to a worker, or starting a command there,
+// A Stage is the step of connecting to a worker, or of starting a command there, that
 // failed.
 type Stage string
 
@@ -59,13 +59,13 @@ func Answered(err error) bool {
 	return errors.As(err, &key) || errors.Is(err, ErrKeyRefused)
 }
 
-// ConnectError reports that a worker could not be reached, or refused to start a
-// command. Nothing was started on the worker.
+// ConnectError reports that a worker could not be reached, or refused to start a command.
+// The worker has started nothing.
 type ConnectError struct {
 	Host  string // Conn.Name: "s0w3"
 	User  string
 	Stage Stage
-	Addr  string // last address tried, or empty
+	Addr  string // last address that was tried, or empty
 	Tries int    // connection attempts made
 	Err   error
 
@@ -135,7 +135,7 @@ func (s Stage) Fault(err error) fault.Kind {
 	return fault.Unavailable
 }
 
-// Hint says what the likely cause is and what to type, or is empty.
+// Hint returns the likely cause and what to type, or "".
 func (e *ConnectError) Hint() string {
 	return e.Advice
 }
@@ -143,18 +143,18 @@ func (e *ConnectError) Hint() string {
 // SourceAPI is the value of HostKeyError.Source for keys from the cloud's API.
 const SourceAPI = "the cloud's API"
 
-// HostKeyError reports that a machine may not be the expected one: its host key is not
-// the known one.
+// HostKeyError reports that a machine may not be the expected one, because its host key is
+// not the known one.
 type HostKeyError struct {
 	Host    string   // Conn.Name
-	Pin     string   // identity that the keys belong to
-	Source  string   // where the known keys are from: SourceAPI, a file or a connection
+	Pin     string   // identity to which the keys belong
+	Source  string   // where the known keys come from: SourceAPI, a file or a connection
 	Known   []string // "ssh-ed25519 SHA256:…"
 	Offered string   // in the same form
-	Accept  string   // command that accepts the new key, or empty
+	Accept  string   // command that makes multihost accept the new key, or empty
 
 	Confirmed    bool // the API knows the offered key
-	Contradicted bool // the API knows other keys only
+	Contradicted bool // the API knows only other keys
 }
 
 func (e *HostKeyError) Error() string {
@@ -198,7 +198,7 @@ type NameError struct {
 	Why  string // "no such host"
 	Err  error
 
-	Final bool // the name server says that there is no such name
+	Final bool // the name server says that the name does not exist
 }
 
 func (e *NameError) Error() string {
@@ -213,7 +213,7 @@ func (e *NameError) Fault() fault.Kind { return fault.Unavailable }
 // Cause returns the text of the error without the name.
 func (e *NameError) Cause() string { return "its name has no address here: " + e.Why }
 
-// Permanent reports whether another try would fail, too.
+// Permanent reports whether another try would also fail.
 func (e *NameError) Permanent() bool { return e.Final }
 
 // Hint says what to type.

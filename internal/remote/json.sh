@@ -1,11 +1,10 @@
 #!/bin/bash
 # Reads JSON with bash alone, because a worker may have no program that does.
 
-# json_strings JSON PATH puts the texts at PATH of the object JSON into the array
-# strings. PATH has names, each after a slash; * stands for all elements of a list. A
-# missing value, a value that is not a text, and an empty list give an empty text. Fails
-# if JSON is not a whole object. It does not look at the escapes in texts to which PATH
-# does not lead.
+# json_strings JSON PATH puts the texts at PATH of the object JSON into the array strings.
+# PATH has names, each after a slash; * stands for all elements of a list. A missing value,
+# a value that is not a text, and an empty list give an empty text. Fails if JSON is not a
+# whole object. It ignores the escapes in texts to which PATH does not lead.
 json_strings() {
   local - IFS=/ state=value depth=0 i=0 piece text tail
   local -a pieces want good=(1) open=('') mark=()
@@ -13,7 +12,7 @@ json_strings() {
   # shellcheck disable=SC2206 # names are meant
   want=(${2#/})
   strings=()
-  # When JSON is split at quotes, texts and other tokens alternate. Texts may be large.
+  # If JSON is split at quotes, texts and other tokens alternate. Texts may be long.
   mapfile -d '"' -t pieces < <(printf %s "$1")
   while ((i < ${#pieces[@]})); do
     piece=${pieces[i++]}
@@ -24,7 +23,7 @@ json_strings() {
     if ((i == ${#pieces[@]})); then break; fi
     piece=${pieces[i++]}
     text=$piece
-    while tail=${piece##*[!\\]} && ((${#tail} % 2 && i < ${#pieces[@]})); do # the quote belongs to the text
+    while tail=${piece##*[!\\]} && ((${#tail} % 2 && i < ${#pieces[@]})); do # an escaped quote belongs to the text
       piece=${pieces[i++]}
       text+=\"$piece
     done
@@ -34,8 +33,8 @@ json_strings() {
   if ((! ${#strings[@]})); then strings=(''); fi
 }
 
-# json_token TOKEN reads one token; the token of a text is a quote. good[D] is 1 if the
-# names up to depth D are those of the path; mark[D] is the number of strings before the
+# json_token TOKEN reads one token. The token of a text is a quote. good[D] is 1 if the
+# names up to depth D are those of the path. mark[D] is the number of strings before the
 # present element.
 json_token() {
   case $state$1 in
@@ -89,7 +88,7 @@ json_end() {
   fi
 }
 
-# json_text answers in REPLY with $text, without escapes.
+# json_text puts $text, without escapes, into REPLY.
 json_text() {
   local part
   REPLY=

@@ -1,16 +1,17 @@
 #!/bin/bash
-# The beginning of every script that answers to a program. The first argument is the
-# nonce, a word that marks the lines of the answer: lines that start-up files of the
-# login print do not have it. A line is
+# The beginning of every script that answers to a program. The first argument is the nonce.
+# This word marks the lines of the answer: lines that start-up files of the login print do
+# not have it. A line has the form
 #
 #   NONCE WORD REST
 #
-# The word says what the line is about. "error" says why the script failed. REST has words,
-# of which the last may contain spaces; or fields separated by tabs, see say_fields.
+# The word says what the line is about. "error" says why the script failed. REST consists of
+# words, and the last one may contain spaces. Or it consists of fields separated by tabs,
+# see say_fields.
 #
-# The scripts run in an environment of their own: see environment.sh. Functions answer in
-# REPLY, because that starts no process. Where a program is needed, $(exec PROGRAM) starts
-# one process less than $(PROGRAM).
+# The scripts run in an environment of their own, see environment.sh. Functions return texts
+# in REPLY, because that starts no process. If a program is needed, $(exec PROGRAM) starts
+# one process fewer than $(PROGRAM).
 nonce=$1
 shift
 
@@ -29,21 +30,21 @@ say_fields() {
   say "$line"
 }
 
-# fail TEXT... says why the script fails, and ends it.
+# fail TEXT... says why the script fails, and ends the script.
 fail() {
   say error "${*//$'\n'/ }"
   exit 1
 }
 
-# have NAME succeeds if there is a program of that name.
+# have NAME succeeds if there is a program called NAME.
 have() { type -P "$1" >/dev/null; }
 
-# now_ns answers with the time by the worker's clock. Every time in our scripts is in
+# now_ns puts the time by the worker's clock into REPLY. Every time in our scripts is in
 # nanoseconds.
 now_ns() { REPLY=${EPOCHREALTIME/[.,]/}000; }
 
-# split TEXT puts the words of TEXT into the array fields. It uses no here-string: bash
-# may need a file in /tmp for one, and /tmp may be full.
+# split TEXT puts the words of TEXT into the array fields. It uses no here-string: bash may
+# need a file in /tmp for that, and /tmp may be full.
 split() {
   local - IFS=$' \t\n'
   set -f
@@ -51,14 +52,15 @@ split() {
   fields=($1)
 }
 
-# boot_id answers with the id that the kernel got when it started; empty if it has none.
+# boot_id puts the id of the present boot of the kernel into REPLY. REPLY is empty if the
+# kernel has no id.
 boot_id() {
   REPLY=
   { IFS= read -r REPLY <"${MULTIHOST_ROOT_PROC-}/proc/sys/kernel/random/boot_id"; } 2>/dev/null || :
 }
 
-# stat_of PID puts the fields of /proc/PID/stat, from the state on, into the array
-# fields. Fails when the process is dead.
+# stat_of PID puts the fields of /proc/PID/stat, beginning with the state, into the array
+# fields. It fails if the process is dead.
 stat_of() {
   local stat=''
   { IFS= read -r -d '' stat <"/proc/$1/stat"; } 2>/dev/null
@@ -67,9 +69,9 @@ stat_of() {
   [[ ${fields[0]} != [ZX] ]]
 }
 
-# start_of PID answers with the start time of the process in ticks. Together with the
-# boot id, it distinguishes the process from a later one of the same number. Fails
-# when the process is dead.
+# start_of PID puts the start time of the process, in ticks, into REPLY. Together with the
+# boot id, this time distinguishes the process from a later one with the same number. It
+# fails if the process is dead.
 start_of() {
   local fields
   REPLY=
@@ -77,15 +79,16 @@ start_of() {
   REPLY=${fields[19]}
 }
 
-# alive PID START BOOT succeeds if the process that was started then still lives. $boot
-# is the id of the present boot.
+# alive PID START BOOT succeeds if the process that started at START in BOOT is still alive.
+# $boot is the id of the present boot.
 #
 # shellcheck disable=SC2154 # the scripts set boot
 alive() {
   [[ ${3:--} == "$boot" ]] && start_of "$1" && [[ $REPLY == "$2" ]]
 }
 
-# replace FILE TEXT writes a file whose only line is TEXT. Nobody sees a part of it.
+# replace FILE TEXT writes a file whose only line is TEXT. It uses a rename, so that nobody
+# reads a part of the text.
 replace() {
   printf '%s\n' "$2" >"$1.$$" && mv -f -- "$1.$$" "$1" && return
   rm -f -- "$1.$$"

@@ -15,16 +15,16 @@ import (
 )
 
 // A Program is a bash script for workers. A worker receives it once and keeps it under
-// ~/.multihost/kit. Later commands, also those of other runners, name it by its SHA-256.
-// A runner uses a kept script only if its hash was right when the runner connected. A
-// command runs it only if it still has its length. A run that finds everything in place
-// sends a few hundred bytes an operation instead of twenty thousand, and no command
-// starts a process to hash its script.
+// ~/.multihost/kit. Later commands name it by its SHA-256. So do commands of other runners.
+// A runner uses a kept script only if the hash of the script was right when the runner
+// connected. A command runs the script only if it still has the right length. If a run
+// finds everything in place, it sends a few hundred bytes for each operation, not twenty
+// thousand. No command starts a process to hash its script.
 //
-// If a worker does not keep the script (a full disk, a home that cannot be written,
-// somebody who cleans up), the script is sent again, which costs a round trip. From then
-// on, that Conn sends the script with each command, because most commands would find it
-// missing again.
+// A worker may not keep the script: its disk is full, nobody can write to the home, or
+// somebody cleans up. Then the script is sent again, which costs a round trip. From then
+// on, that Conn sends the script with each command, because it would be missing for most
+// commands.
 type Program struct {
 	name  string
 	parts []string
@@ -34,9 +34,9 @@ type Program struct {
 	packed func() []byte
 }
 
-// NewProgram returns the script that consists of the parts, one after another.
-// The worker's process list shows it as "multihost-NAME". It runs in an
-// environment of its own: see [OwnEnvironment].
+// NewProgram returns the script that consists of the parts, one after another. The worker's
+// process list shows it as "multihost-NAME". It runs in an environment of its own, see
+// [OwnEnvironment].
 func NewProgram(name string, parts ...string) *Program {
 	p := &Program{name: name, parts: parts}
 	p.text = sync.OnceValue(func() string { return strings.TrimRight(strings.Join(p.parts, "\n"), "\n") })
@@ -57,8 +57,8 @@ func NewProgram(name string, parts ...string) *Program {
 // Text returns the script.
 func (p *Program) Text() string { return p.text() }
 
-// Cmd returns the command that runs the script with args. stdin is the script's own
-// standard input, or nil. Run sends the script if the worker lacks it.
+// Cmd returns the command that runs the script with args. stdin is the standard input of
+// the script, or nil. Run sends the script if the worker lacks it.
 func (p *Program) Cmd(stdin io.Reader, args ...string) Cmd {
 	return Cmd{Stdin: stdin, program: &programCall{p, args}}
 }
@@ -80,10 +80,10 @@ func (c Cmd) whole(keep bool) Cmd {
 	return c
 }
 
-// unkept is the digest that tells bootstrap.sh not to keep the script.
+// unkept is the digest that makes bootstrap.sh not keep the script.
 const unkept = "-"
 
-// A programCall is the Program and the arguments that a Cmd was made of.
+// A programCall holds the Program and the arguments from which a Cmd was made.
 type programCall struct {
 	*Program
 	args []string
@@ -93,8 +93,8 @@ func (c *programCall) line(size int, digest string) string {
 	return bash(bootstrap(), "multihost-"+c.name, append([]string{strconv.Itoa(size), digest}, c.args...))
 }
 
-// ahead returns a reader of the compressed script and then input. It can be closed if
-// input can.
+// ahead returns a reader that reads first the compressed script and then input. If input
+// can be closed, the reader can be closed, too.
 func (p *Program) ahead(input io.Reader) io.Reader {
 	script := bytes.NewReader(p.packed())
 	if input == nil {
@@ -117,10 +117,10 @@ var (
 	bootstrapFile string
 )
 
-// OwnEnvironment returns the beginning of every script of ours that a login shell
-// starts. It removes from the environment what start-up files of the login export,
-// except for a fixed list, and sets LC_ALL=C; environment.sh has the reasons. The bash
-// that runs it must have the options of [Bash].
+// OwnEnvironment returns the beginning of every script of ours that a login shell starts.
+// It removes from the environment what start-up files of the login export, except for a
+// fixed list. It sets LC_ALL=C. environment.sh has the reasons. The bash that runs it must
+// have the options of [Bash].
 var OwnEnvironment = sync.OnceValue(func() string { return withoutComments(environmentFile) })
 
 // bootstrap returns the text of environment.sh and bootstrap.sh, without comments.
@@ -137,9 +137,9 @@ func withoutComments(script string) string {
 	return b.String()
 }
 
-// Bash returns the command line that runs the text of a bash script in an
-// environment of its own, with args as its positional parameters. The script
-// travels within the command line: see [Script].
+// Bash returns the command line that runs the text of a bash script in an environment of
+// its own. args are the positional parameters of the script. The script is a part of the
+// command line, see [Script].
 func Bash(script string, args ...string) string {
 	return bash(OwnEnvironment()+script, "bash", args)
 }
@@ -149,17 +149,17 @@ func bash(script, name string, args []string) string {
 }
 
 const (
-	lacksStatus = 83 // exit status of bootstrap.sh when the script is missing; lacksText comes with it
+	lacksStatus = 83 // exit status of bootstrap.sh when the script is missing; bootstrap.sh then also prints lacksText
 	lacksText   = "multihost-kit: lacks "
 	tornStatus  = 74 // exit status of bootstrap.sh when the script did not arrive whole
 )
 
-// ErrProgramGone reports a command that was not run, because somebody has removed the
-// kit of the worker's login, and whose input cannot be read again. Later tries on that
+// ErrProgramGone reports a command that was not run: somebody has removed the kit of the
+// worker's login, and the input of the command cannot be read again. Later commands on that
 // Conn send the script.
 var ErrProgramGone = fault.New(fault.Unavailable, "~/.multihost/kit was removed on the worker")
 
-// A kit is what is known of the scripts that a worker keeps. Its methods are safe for
+// A kit holds what is known about the scripts that a worker keeps. Its methods are safe for
 // concurrent use.
 type kit struct {
 	mu      sync.Mutex
@@ -174,7 +174,7 @@ func (k *kit) has(p *Program) bool {
 	return !k.lacking[p] && k.sums[p.digest()]
 }
 
-// sent records that the worker was sent the script. The next use shows whether the
+// sent records that the script was sent to the worker. The next use shows whether the
 // worker has kept it.
 func (k *kit) sent(p *Program) {
 	k.mu.Lock()
@@ -185,8 +185,8 @@ func (k *kit) sent(p *Program) {
 	k.sums[p.digest()] = true
 }
 
-// lacks records that the worker lacked a script that it should keep. From then on each
-// command sends the script. Otherwise a command whose input cannot be read again would
+// lacks records that a script was missing which the worker should have kept. From then on
+// each command sends the script. Otherwise a command whose input cannot be read again would
 // fail every second time.
 func (k *kit) lacks(p *Program) {
 	k.mu.Lock()
@@ -197,7 +197,7 @@ func (k *kit) lacks(p *Program) {
 	k.lacking[p] = true
 }
 
-// mostKit bounds the hashes that a kit has. A worker keeps at most 100 scripts.
+// mostKit limits the number of hashes in a kit. A worker keeps at most 100 scripts.
 const mostKit = 100
 
 // found records which scripts the worker keeps. sums is the output of sha256sum for them,
@@ -227,11 +227,12 @@ type replay struct {
 	over bool // r has delivered more than mostReplayed bytes; none are kept
 }
 
-// mostReplayed is more than any operation sends before the worker answers. Only contents
-// of files are longer, and the script that takes them was used just before.
+// mostReplayed is more than any operation sends before the worker answers. Only contents of
+// files are longer. The script that takes these has been used just before, so it is not
+// missing.
 const mostReplayed = 16 << 10
 
-// reader returns a reader of the whole input, or nil when the beginning is no longer
+// reader returns a reader of the whole input. It returns nil if the beginning is no longer
 // kept.
 func (p *replay) reader() io.Reader {
 	p.mu.Lock()
@@ -254,7 +255,7 @@ func (r *replayReader) Read(b []byte) (int, error) {
 	p := r.of
 	p.turn.Lock()
 	defer p.turn.Unlock()
-	// The previous session may have had a Read under way, which has delivered bytes
+	// A Read of the previous session may have been in progress and may have delivered bytes
 	// meanwhile.
 	if n, err := r.known(b); n > 0 || err != nil {
 		return n, err
@@ -271,7 +272,7 @@ func (r *replayReader) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// known returns what has been read before: bytes, or the error of the last Read.
+// known returns what was read before: bytes, or the error of the last Read.
 func (r *replayReader) known(b []byte) (int, error) {
 	p := r.of
 	p.mu.Lock()
@@ -284,7 +285,7 @@ func (r *replayReader) known(b []byte) (int, error) {
 	return 0, p.err
 }
 
-// firstWords is a writer that passes everything on to w and keeps the beginning.
+// firstWords is a writer that passes everything on to w and keeps the beginning of it.
 type firstWords struct {
 	w    io.Writer // may be nil
 	text []byte

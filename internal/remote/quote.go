@@ -3,16 +3,16 @@ package remote
 import "strings"
 
 // Quote joins args into one line of POSIX shell words: a shell that reads the line sees
-// exactly args, byte for byte, whatever they contain. Arguments made of plain characters
-// only are left as they are, so that command lines stay readable. Everything else is put
-// between single quotes, which all POSIX shells, bash among them, treat alike (csh does
+// exactly args, byte for byte, whatever they contain. It does not change arguments that
+// have only plain characters, so that command lines stay readable. It puts everything else
+// between single quotes. All POSIX shells treat these alike, and so does bash (csh does
 // not).
 //
-// A NUL byte cannot be part of an argument of a Unix program and cannot pass a command
-// line: Quote keeps it, and the worker's shell drops it or drops the rest of the line.
-// Check for NUL where arguments come in.
+// A NUL byte cannot be part of an argument of a Unix program, and a command line cannot
+// contain it. Quote keeps it, and the worker's shell drops it or drops the rest of the
+// line. So check for NUL where arguments come in.
 //
-// Quote is the only place of the project where a shell word is built.
+// Quote is the only place in the project that builds a shell word.
 func Quote(args ...string) string {
 	var b strings.Builder
 	for i, arg := range args {
@@ -24,8 +24,8 @@ func Quote(args ...string) string {
 	return b.String()
 }
 
-// CommandLine joins words for a person to paste into a shell. It works like Quote, but
-// in a word --flag=value it quotes only the value, as people write it.
+// CommandLine joins words into a line that a person can paste into a shell. It works like
+// Quote, but in a word --flag=value it quotes only the value, as people write it.
 func CommandLine(words ...string) string {
 	quoted := make([]string, len(words))
 	for i, w := range words {
@@ -57,15 +57,15 @@ func quoteWord(b *strings.Builder, word string) {
 	b.WriteByte('\'')
 }
 
-// plainStart reports whether no shell reads the word as an assignment: "A=1" as the
-// first word of a line would be an assignment, not a command.
+// plainStart reports that no shell reads the word as an assignment. "A=1" as the first word
+// of a line would be an assignment, not a command.
 func plainStart(word string) bool {
 	return !strings.Contains(word, "=")
 }
 
-// needsQuotes reports whether a word with r must be quoted. It lists the safe
-// characters, not the dangerous ones: shells differ in the characters that they treat
-// specially, and agree on these.
+// needsQuotes reports whether a word with r must be quoted. It lists the safe characters,
+// not the dangerous ones. Shells differ in the characters that they treat specially, but
+// they agree on these.
 func needsQuotes(r rune) bool {
 	switch {
 	case 'a' <= r && r <= 'z', 'A' <= r && r <= 'Z', '0' <= r && r <= '9':

@@ -20,29 +20,29 @@ type ShellConfig struct {
 	Name string // see Runner.Name
 	User string // see Conn.User
 
-	// Start starts a command that has a Line and is not made of a Program. If Cmd.Stdin is
-	// NoInput, it closes the command's standard input at once. See Conn.Start for the
-	// rest of what it promises.
+	// Start starts a command that has a Line and was not made from a Program. If Cmd.Stdin
+	// is NoInput, it closes the command's standard input at once. For the rest, it promises
+	// what Conn.Start promises.
 	Start func(ctx context.Context, cmd Cmd) (Session, error)
 
 	// ReadOnly makes the Shell run only commands that change nothing (Cmd.ReadOnly).
 	ReadOnly bool
 
-	// Timeout bounds how long a login may take to run a first command (see
+	// Timeout limits how long a login may take to run a first command (see
 	// Shell.MeasureClock).
 	Timeout time.Duration
 
 	Clock Clock
 }
 
-// NoInput is Cmd.Stdin of a command whose input is closed at once.
+// NoInput is the Cmd.Stdin of a command whose input is closed at once.
 var NoInput io.Reader = noInput{}
 
 type noInput struct{}
 
 func (noInput) Read([]byte) (int, error) { return 0, io.EOF }
 
-// A Shell makes a connection that starts command lines into one that runs Programs and
+// A Shell adds to a connection that starts command lines: the result also runs Programs and
 // knows the worker's clock. Implementations of Conn embed it. Its methods are safe for
 // concurrent use.
 type Shell struct {
@@ -51,10 +51,10 @@ type Shell struct {
 
 	mu      sync.Mutex
 	offset  time.Duration // see ClockOffset
-	greeted bool          // MeasureClock has succeeded once: the login runs commands
+	greeted bool          // MeasureClock has succeeded once, so the login can run commands
 }
 
-// NewShell returns a Shell. All of cfg is required.
+// NewShell returns a Shell. All fields of cfg are required.
 func NewShell(cfg ShellConfig) *Shell { return &Shell{cfg: cfg} }
 
 // Name implements Runner.
@@ -97,12 +97,12 @@ func (s *Shell) run(ctx context.Context, cmd Cmd) (Status, error) {
 	return session.Wait()
 }
 
-// fail returns the error for a failed step of this connection.
+// fail returns the error for a step of this connection that has failed.
 func (s *Shell) fail(stage Stage, err error) *ConnectError {
 	return &ConnectError{Host: s.cfg.Name, User: s.cfg.User, Stage: stage, Err: err}
 }
 
-// runProgram is Run for commands made by Program.Cmd.
+// runProgram does what Run does, for commands made by Program.Cmd.
 func (s *Shell) runProgram(ctx context.Context, cmd Cmd) (Status, error) {
 	call := cmd.program
 	if s.kit.has(call.Program) {
