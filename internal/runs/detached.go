@@ -324,7 +324,7 @@ func (r *BucketRun) Over(state detach.State) bool {
 	return state.Over(r.Desc) || r.gone && state.GivenUp()
 }
 
-// StillThere returns an error if no worker is left that could bring the run to an end.
+// StillThere returns an error if no worker is left that could finish the run.
 func (r *BucketRun) StillThere(ctx context.Context, state detach.State) error {
 	res, err := r.Cloud.Get(ctx, r.Desc.Resource)
 	switch {
