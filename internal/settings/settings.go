@@ -1,4 +1,4 @@
-// Package settings runs the preflight on all workers of a run and judges the reports. It
+// Package settings runs the preflight on all workers of a run and judges their reports. It
 // knows the MTU that the network of several slices should have.
 package settings
 
@@ -36,10 +36,10 @@ type Networks interface {
 type Options struct {
 	Check    bool // only read
 	Require  bool // every failed setting is an error
-	Ignore   bool // report nothing: the caller only wants facts about the worker
+	Ignore   bool // report nothing, because the caller only wants facts about the worker
 	Platform preflight.Platform
 	Install  bool
-	Slices   tpu.Numbers // only the slices of the family with these numbers in their names
+	Slices   tpu.Numbers // only the slices whose names have these numbers
 }
 
 // Preflight tunes or checks every worker of the slices whose names match prefix.
@@ -77,7 +77,7 @@ func Read(ctx context.Context, d Deps, t *workers.Connected, o Options) ([]prefl
 }
 
 // Apply runs the preflight on every worker and judges the reports. If the error is about a
-// setting that must not stay as it is, Apply returns the reports too.
+// setting that must not stay as it is, Apply also returns the reports.
 func Apply(ctx context.Context, d Deps, t *workers.Connected, prefix string, o Options) ([]preflight.Report, error) {
 	reports, err := Read(ctx, d, t, o)
 	if err != nil {
@@ -109,8 +109,9 @@ func Apply(ctx context.Context, d Deps, t *workers.Connected, prefix string, o O
 	return reports, nil
 }
 
-// networkMTU returns the MTU that the interfaces of the workers should have, or 0 if the
-// network cannot be read: reading it needs a permission that a run does not need.
+// networkMTU returns the MTU that the interfaces of the workers should have. It returns 0
+// if the network cannot be read, because reading needs a permission that a run does not
+// need.
 func networkMTU(ctx context.Context, d Deps, t *workers.Connected) int {
 	name := t.Slices[0].Network
 	if name == "" || d.Networks == nil {
@@ -120,7 +121,7 @@ func networkMTU(ctx context.Context, d Deps, t *workers.Connected) int {
 	return info.MTU
 }
 
-// mtuLimit bounds the time to read a network's MTU, which is optional.
+// mtuLimit limits the time to read a network's MTU. A run does not need the MTU.
 const mtuLimit = 20 * time.Second
 
 // WarnOfMTU reads the network of a request for slices. It warns, before several slices are
@@ -160,7 +161,7 @@ func readNetwork(ctx context.Context, d Deps, name string) (network.Info, error)
 	if errors.As(err, &missing) {
 		return info, missing
 	}
-	if info.MTU == 0 && err != nil { // with an MTU, only the network's rules could not be read
+	if info.MTU == 0 && err != nil { // if there is an MTU, only the network's rules could not be read
 		event.Notef(d.Sink, event.Debug, "", "MTU of network %s is not known: %v", name, err)
 	}
 	return info, nil
@@ -184,7 +185,8 @@ func networksOf(r provision.Request, project string) (names []string) {
 	return names
 }
 
-// MTUBetween returns the MTU that this many slices want between them; 0: any.
+// MTUBetween returns the MTU that this number of slices wants between them. 0 means any
+// MTU.
 func MTUBetween(slices int) int {
 	if slices < 2 {
 		return 0
@@ -218,8 +220,8 @@ func optionsFor(d Deps, t *workers.Connected, i int, o Options, mtu int) preflig
 	return opts
 }
 
-// Fatal returns an error that names the settings of a worker with which the run cannot
-// work, or nil.
+// Fatal returns an error that names the settings with which the run cannot work on a
+// worker. It returns nil if there are none.
 func Fatal(rep preflight.Report, require bool) error {
 	if rep.Severity(require) != preflight.Hard {
 		return nil
@@ -255,8 +257,8 @@ func data(ids []tpu.WorkerID, reports []preflight.Report) []WorkerReport {
 	return all
 }
 
-// Applied returns the report of a check as it will be after everything that can be set is
-// set.
+// rep is the report of a check. Applied returns it as it will be after everything that can
+// be set is set.
 func (o Options) Applied(rep preflight.Report) preflight.Report {
 	if o.Check {
 		return rep

@@ -26,7 +26,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// networks have one MTU, or none that can be read.
+// networks is a stand-in for networks. All have one MTU, or cannot be read.
 type networks struct{ mtu int }
 
 func (n networks) Show(context.Context, string) (network.Info, error) {
@@ -43,7 +43,7 @@ func TestASmallMTUIsWarnedOfBeforeSlicesAreMade(t *testing.T) {
 		r     provision.Request
 		nets  Networks
 		mtu   int
-		said  string // the warning's hint; "" for none
+		said  string // the warning's hint; "" means none
 	}{
 		{"one slice", provision.Request{NodeCount: 1}, networks{1460}, 0, ""},
 		{"two slices", provision.Request{NodeCount: 2}, networks{1460}, 1460, "multihost network create mtu9k"},
@@ -68,7 +68,7 @@ func TestASmallMTUIsWarnedOfBeforeSlicesAreMade(t *testing.T) {
 	}
 }
 
-// The interfaces of workers should have the MTU of their network, as far as it is known.
+// The interfaces of workers should have the MTU of their network, if it is known.
 func TestTheMTUOfWorkers(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
@@ -127,7 +127,6 @@ func TestWhichSettingsEndARun(t *testing.T) {
 	if err := Fatal(rep, true); err == nil || err.Error() != "rto_min: not as wanted; tcp_rmem, tcp_wmem: denied" {
 		t.Errorf("with require: %v", err)
 	}
-	// Every setting that can be applied is applied.
 	if err := Fatal(Options{}.Applied(rep), true); err == nil || err.Error() != "tcp_rmem, tcp_wmem: denied" {
 		t.Errorf("after it is applied: %v", err)
 	}
@@ -136,7 +135,7 @@ func TestWhichSettingsEndARun(t *testing.T) {
 	}
 }
 
-// All workers are asked, and one table shows the differences.
+// All workers are asked. One table shows the differences.
 func TestAPreflightOfAllWorkers(t *testing.T) {
 	t.Parallel()
 	fleet := localworker.Fleet{}

@@ -21,7 +21,8 @@ import (
 	"multihost/internal/sim/netns"
 )
 
-// stateFile is the name of the file in a simulator's directory by which clients find it.
+// stateFile is the name of a file in a simulator's directory. With this file, clients find
+// the simulator.
 const stateFile = "sim.json"
 
 type stateRecord struct {
@@ -69,8 +70,8 @@ func readState(dir string) (stateRecord, error) {
 	return record, json.Unmarshal(b, &record)
 }
 
-// ErrNotRunning says that a directory has no running simulator, ErrRunning that it
-// already has one.
+// ErrNotRunning says that no running simulator has the directory. ErrRunning says that one
+// already has it.
 var (
 	ErrNotRunning = fault.New(fault.Unavailable, "no simulator is running")
 	ErrRunning    = fault.New(fault.Unavailable, "a simulator is running already")
@@ -92,8 +93,8 @@ type Client struct {
 	http   *http.Client
 }
 
-// Open finds the simulator that runs with the state directory dir. If there is none, the
-// error matches ErrNotRunning; Open then removes what a dead simulator left.
+// Open finds the running simulator that has the state directory dir. If there is none, the
+// error matches ErrNotRunning. Open then removes what a dead simulator left.
 func Open(dir string) (*Client, error) {
 	record, err := readState(dir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -130,14 +131,14 @@ func alive(pid int) bool {
 	return err == nil || errors.Is(err, os.ErrPermission)
 }
 
-// zombie reports whether a process has ended but its parent has not waited for it.
+// zombie reports whether a process has ended while its parent has not waited for it.
 // Without /proc it returns false.
 func zombie(pid int) bool {
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
 		return false
 	}
-	// The name before the state may itself have parentheses.
+	// The name before the state may itself contain parentheses.
 	rest := string(stat[bytes.LastIndexByte(stat, ')')+1:])
 	return strings.HasPrefix(rest, " Z")
 }
@@ -157,8 +158,8 @@ func (c *Client) Status(ctx context.Context) (Status, error) {
 	return st, c.call(ctx, http.MethodGet, "status", nil, &st)
 }
 
-// Fault puts a fault in force; text has the form that ParseFault reads. The id is for
-// Clear; it is 0 for a fault that happens once and is over.
+// Fault sets a fault. text has the form that ParseFault reads. The id is for Clear. It is 0
+// for a fault that happens once and is over.
 func (c *Client) Fault(ctx context.Context, text string) (id int, err error) {
 	if _, err := cloud.ParseFault(text); err != nil {
 		return 0, err

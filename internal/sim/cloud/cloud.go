@@ -98,7 +98,7 @@ type Cloud struct {
 	Config  Config
 	Clock   Clock
 	BaseURL string
-	Workers worker.Backend // nil with the backend "none"
+	Workers worker.Backend // nil if the backend is "none"
 
 	Kubernetes Kubernetes   // nil: nobody serves the Kubernetes APIs of clusters
 	Serve      http.Handler // of all APIs

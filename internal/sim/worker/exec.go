@@ -27,9 +27,9 @@ type process struct {
 
 // startProcess runs a program in its own session, on pipes or, with tty, on a terminal.
 //
-// The command gets pipes of the kernel itself. So the process and its children see the
-// same events on them (closed, full, end of file) as with sshd, and waiting for the
-// process does not wait for its pipes.
+// The command gets pipes of the kernel itself. So the process and its children see the same
+// events on the pipes (closed, full, end of file) as with sshd. A wait for the process does
+// not wait for its pipes.
 func (m *machine) startProcess(file string, argv, env []string, dir string, tty *pty) (*process, error) {
 	return startOn(m.start, file, argv, env, dir, tty)
 }
