@@ -1,12 +1,13 @@
-// Package teardown deletes the slices of a job at its end, or says why they stay and how
-// to delete them. It decides by what the cloud says now, and deletes nothing that the job
-// did not make.
+// Package teardown deletes the slices of a job when it ends. If they stay, it says why, and
+// how to delete them. It decides by what the cloud says at that moment. It deletes nothing
+// that the job did not make.
 //
 // # Decisions
 //
-//   - A job deletes only what jobs of its name made, by the label multihost-job. So a job
-//     that is typed again after its runner died deletes what that runner made. If another
-//     resource fits, the job uses it, keeps it and names it.
+//   - A job deletes only what jobs of its name have made. The label multihost-job says
+//     that. So a user can type a job again after its runner has died. The job then deletes
+//     what that runner has made. If another resource matches the request, the job uses it,
+//     keeps it and names it.
 package teardown
 
 import (
@@ -31,41 +32,42 @@ const (
 	// Limit limits the deletion of a queued resource with its nodes, which takes minutes
 	// on the real service.
 	Limit = 20 * time.Minute
-	// patience is how long a job waits at its end for the API, and for the user to log in
-	// again. It spans a long weekend.
+	// patience is how long a job waits when it ends, if the API is away or the user must
+	// log in again. This is longer than a long weekend.
 	patience = 4 * 24 * time.Hour
-	// AwayPause is the pause between two calls while the API is away. Each call retries for
-	// two minutes before that.
+	// AwayPause is the pause between two calls while the API is away. Before that, each
+	// call retries for two minutes.
 	AwayPause = 15 * time.Second
-	// glance limits a read of the cloud that only adds to a message.
+	// glance limits a read of the cloud if its result only adds something to a message.
 	glance = time.Minute
 )
 
-// A Job is a job at its end, as far as its slices are concerned.
+// A Job is a job that ends, with what its slices need.
 type Job struct {
 	*workers.Reach
-	ID, Run string // the queued resource, and the run whose label it has
+	ID, Run string // ID of the queued resource; Run: the run whose label it has
 	Keeping Keeping
 	Lease   time.Duration // --lease
 	Used    []tpu.Slice   // slices of the last attempt, for their price
 
-	// Leaves says why a runner that has started nothing and ends with err must not delete
-	// the resource; "" if it may.
+	// Leaves is for a runner that has started nothing and ends with err. It says why the
+	// runner must not delete the resource, or "" if the runner may.
 	Leaves func(ctx context.Context, life provision.Life, err error) string
-	// Taken says why the slices must stay because of another runner's command; "" if they
-	// may go.
+	// Taken says why the slices must stay because another runner's command uses them. It
+	// returns "" if they may go.
 	Taken func(ctx context.Context) string
-	// Remade reports whether the job's own resource has gone, and another command has made
-	// this one under its name.
+	// Remade reports whether the job's own resource is gone and another command has made
+	// res, with the same name.
 	Remade func(res provision.Resource) bool
-	// WhoDeletes says what the workers do about slices that are left; "" for nothing.
+	// WhoDeletes says what the workers do about slices that are left. It returns "" if they
+	// do nothing.
 	WhoDeletes func() string
-	// Last is called before the deletion, with the resource as it is then.
+	// Last is called before the deletion. res is the resource as it is then.
 	Last func(res provision.Resource)
 }
 
-// End deletes the slices of the job, whose last attempt ended with out and runErr, or
-// reports why they stay. It returns out and runErr, joined with what went wrong here.
+// End deletes the slices of the job, or reports why they stay. out and runErr say how the
+// last attempt ended. It returns out and runErr, joined with the errors of the teardown.
 func (j *Job) End(ctx context.Context, out stage.Outcome, runErr error) (stage.Outcome, error) {
 	res, err := j.look(ctx)
 	switch {
@@ -89,7 +91,7 @@ func (j *Job) End(ctx context.Context, out stage.Outcome, runErr error) (stage.O
 	if err := j.delete(ctx); err != nil {
 		return out, errors.Join(runErr, err)
 	}
-	var secret *launch.SecretError // its cause is in the project, not in the slices
+	var secret *launch.SecretError // the cause is in the project, not in the slices
 	if runErr != nil && !out.Started && !errors.As(runErr, &secret) {
 		runErr = stage.WithoutSlices(runErr)
 	}
@@ -141,8 +143,8 @@ func (j *Job) stays(ctx context.Context, res provision.Resource, out stage.Outco
 		sayStays(j.Reach, res, hint, fmt.Sprintf("%s stays (%s), %s%s", j.name(), why, res.Standing(), does))
 		return true
 	}
-	// If nothing was started, Leaves has just looked, unless failed slices were kept for a
-	// time since then.
+	// If nothing was started, Leaves has just looked. If failed slices were kept for a
+	// time, that was too long ago.
 	looked := runErr != nil && !out.Started && (!j.Keeping.OnFailure || j.Keeping.For == 0)
 	if looked || Chosen(runErr) {
 		return false
@@ -155,7 +157,7 @@ func (j *Job) stays(ctx context.Context, res provision.Resource, out stage.Outco
 	return true
 }
 
-// remade reports whether another command has made the resource, and says so.
+// remade reports whether another command has made the resource. If so, it says so.
 func (j *Job) remade(res provision.Resource) bool {
 	if res.Life == provision.Absent || !j.Remade(res) {
 		return false
@@ -164,8 +166,8 @@ func (j *Job) remade(res provision.Resource) bool {
 	return true
 }
 
-// again reads the resource once more, after res was read some time ago. If it cannot be
-// read, again returns res.
+// again reads the resource again. res was read some time ago. If it cannot be read, again
+// returns res.
 func (j *Job) again(ctx context.Context, res provision.Resource) provision.Resource {
 	ctx, cancel := j.Detached(ctx, glance)
 	defer cancel()
@@ -181,10 +183,10 @@ func (j *Job) again(ctx context.Context, res provision.Resource) provision.Resou
 
 func (j *Job) name() string { return provision.NameOf(j.Cloud, j.ID) }
 
-// look reads the resource. It waits for an expired login and for an unavailable API,
+// look reads the resource. If a login has expired or the API is unavailable, it waits,
 // because nobody else deletes what is billed.
 func (j *Job) look(ctx context.Context) (res provision.Resource, err error) {
-	if ctx.Err() == nil { // otherwise delete says it, if it comes to that
+	if ctx.Err() == nil { // otherwise delete says it, if it has to
 		defer j.Persist(ctx, "the state of "+j.name()+" is being read, to delete it", "if it exists, it stays and is billed", "then "+Hint(j.Reach, j.ID))()
 	}
 	ctx, cancel := j.Detached(ctx, patience)
@@ -196,15 +198,15 @@ func (j *Job) look(ctx context.Context) (res provision.Resource, err error) {
 	return res, err
 }
 
-// Chosen reports whether the end was chosen: the user or the time to live ends the command,
-// even if it still runs.
+// Chosen reports whether somebody has chosen this end: the user or the time to live ends
+// the command, even if the command still runs.
 func Chosen(err error) bool {
 	var in *stage.Interrupted
 	return errors.As(err, &in) && in.Answer == stage.Stop || errors.Is(err, stage.ErrExpired)
 }
 
-// Outlast repeats call while the API is unavailable, without a limit of its own, because
-// the slices concerned have been paid for. It ends with ctx.
+// Outlast repeats call while the API is unavailable. It has no time limit, because these
+// slices cost money. It ends with ctx.
 func Outlast(ctx context.Context, clock gcp.Clock, call func() error) error {
 	for {
 		err := call()
@@ -221,10 +223,11 @@ func leftRunning(out stage.Outcome, err error) bool {
 	return out.Started && (out.Detached || errors.As(err, &in) && in.Detaches(true))
 }
 
-// delete deletes the queued resource, and says what is billed after that.
+// delete deletes the queued resource. It says what is billed after that.
 func (j *Job) delete(ctx context.Context) error {
-	j.SetStatus(func(s *stage.Status) { s.Resource = "" }) // there is nothing left to decide
-	// Limit limits the deletion itself; the context is only a backstop.
+	j.SetStatus(func(s *stage.Status) { s.Resource = "" }) // the user has nothing left to decide
+	// Limit limits the deletion itself. The limit of the context is only there in case that
+	// fails.
 	defer j.Persist(ctx, j.name()+" is being deleted", "what is not deleted by then may stay, and is billed", "then "+Hint(j.Reach, j.ID))()
 	cleanup, cancel := j.Detached(ctx, Limit+time.Minute)
 	defer cancel()
@@ -250,17 +253,18 @@ func (j *Job) delete(ctx context.Context) error {
 type Keeping struct {
 	Always    bool          // --keep
 	OnFailure bool          // --keep-on-failure
-	For       time.Duration // with OnFailure: only for this time; 0: until the user deletes them
+	For       time.Duration // with OnFailure: how long they stay; 0: until the user deletes them
 }
 
-// decide says why the slices are left; "" if they are to be deleted. With hold, failed
-// slices are kept for a limited time first. done says that this command must end now.
+// decide says why the slices stay. It returns "" if they are to be deleted. If hold is
+// true, failed slices are first kept for a limited time. done says that this command must
+// end now.
 func (k Keeping) decide(out stage.Outcome, runErr error, done bool) (why string, hold bool) {
 	var in *stage.Interrupted
 	switch {
 	case out.Detached:
 		return "the run goes on", false
-	case errors.Is(runErr, stage.ErrExpired), provision.GivesBack(runErr): // nothing has run on them
+	case errors.Is(runErr, stage.ErrExpired), provision.GivesBack(runErr): // no command has run on them
 		return "", false
 	case k.Always:
 		return "--keep", false
@@ -270,7 +274,7 @@ func (k Keeping) decide(out stage.Outcome, runErr error, done bool) (why string,
 		return in.Error() + ", the run goes on", false
 	case errors.As(runErr, &in) && in.Detaches(true):
 		return in.Error() + ": the same command goes on with it", false
-	case in != nil: // a stop is no failure to look into
+	case in != nil: // a stop is not a failure that needs an investigation
 		return "", false
 	case !k.OnFailure || runErr == nil && out.Code == 0:
 		return "", false
@@ -280,8 +284,8 @@ func (k Keeping) decide(out stage.Outcome, runErr error, done bool) (why string,
 	return "", !done
 }
 
-// hold keeps failed slices so that the user can look at them. It returns why they are to
-// stay longer, or "" if they are to be deleted. An interrupt ends the wait.
+// hold keeps failed slices so that the user can look at them. It returns why they should
+// stay longer, or "" if they should be deleted. An interrupt ends the wait.
 func (j *Job) hold(ctx context.Context) string {
 	until := j.Clock.Now().Add(j.Keeping.For)
 	cost := ""
@@ -308,8 +312,8 @@ func (j *Job) hold(ctx context.Context) string {
 	return ""
 }
 
-// NotOurs says that a queued resource stays and is billed, because another job or user has
-// to delete it. why describes the resource.
+// NotOurs says that a queued resource stays and is billed. Another job or user must delete
+// it. why describes the resource.
 func NotOurs(ctx context.Context, d *workers.Reach, id string, why string) {
 	look, cancel := d.Detached(ctx, glance)
 	defer cancel()
@@ -322,17 +326,18 @@ func NotOurs(ctx context.Context, d *workers.Reach, id string, why string) {
 	}
 }
 
-// SayUnknown warns that a queued resource of the job's name may exist: nobody could read
-// whether it does.
+// SayUnknown warns that a queued resource of the job's name may exist, because nobody could
+// read whether it does.
 func SayUnknown(d *workers.Reach, id string, err error) {
 	event.Notef(d.Sink, event.Warn, Hint(d, id), "whether %s exists is not known; if it does, it is billed once it has slices: %v", provision.NameOf(d.Cloud, id), err)
 }
 
-// NothingBilled is the text about the bill of a job whose slices are deleted.
+// NothingBilled is the text about the bill of a job whose slices have been deleted.
 const NothingBilled = "nothing of this job is billed"
 
-// MadeAgain describes a queued resource of the same name as one that has just been deleted:
-// another command may have made it again. It returns "" if there is none.
+// A job has just deleted a queued resource. If another command has made one of the same
+// name since, MadeAgain describes it. It returns "" if there is none, or if that one is
+// being deleted. If the API does not say, the text says that it is not known.
 func MadeAgain(ctx context.Context, d *workers.Reach, id string) (text, hint string) {
 	look, cancel := d.Detached(ctx, glance)
 	defer cancel()
@@ -348,7 +353,8 @@ func MadeAgain(ctx context.Context, d *workers.Reach, id string) (text, hint str
 	return "another command has made it again, " + res.Standing(), Hint(d, id)
 }
 
-// sayStays warns that a queued resource stays, unless it is being deleted or is gone.
+// sayStays warns that a queued resource stays. It does not warn if the resource is being
+// deleted or is gone.
 func sayStays(d *workers.Reach, res provision.Resource, hint, text string) {
 	switch res.Life {
 	case provision.Absent:
@@ -360,18 +366,18 @@ func sayStays(d *workers.Reach, res provision.Resource, hint, text string) {
 	event.Notef(d.Sink, event.Warn, hint, "%s", text)
 }
 
-// Hint is the hint that says how to delete a resource.
+// Hint returns a hint that says how to delete a resource.
 func Hint(d *workers.Reach, id string) string {
 	return "delete it with: " + Command(d, id)
 }
 
-// Command is what a person types on any machine to delete a resource with its slices.
+// Command returns what a person on any machine types to delete a resource with its slices.
 func Command(d *workers.Reach, id string) string {
 	return fmt.Sprintf("%s --project=%s --zone=%s", d.Cloud.Undoing(id).Commands.Delete, d.Project, d.Zone)
 }
 
-// SayBilled warns that slices which a job made for this run stay and are billed, or
-// says who deletes them. A user who attaches to a run or stops it may not know that.
+// A job has made slices for this run. SayBilled warns that they stay and are billed, or
+// says who deletes them. A user who attaches to a run or stops it may not know this.
 func SayBilled(ctx context.Context, d *workers.Reach, run string, all []tpu.Slice, held map[string]lease.Held) {
 	if d.OnHosts() {
 		return

@@ -10,8 +10,8 @@ import (
 )
 
 // TestEveryExportedErrorHasAKind finds exported errors for which the exit status would be a
-// guess: a type with the method Error and without Fault, and a variable Err… that was not
-// made by fault.New.
+// guess. These are types with the method Error and without Fault, and variables Err… that
+// were not made by fault.New.
 func TestEveryExportedErrorHasAKind(t *testing.T) {
 	for _, p := range packages(t) {
 		if !strings.HasPrefix(p.ImportPath, "multihost/internal/") || strings.HasPrefix(p.ImportPath, "multihost/internal/testkit") {
@@ -26,7 +26,7 @@ func TestEveryExportedErrorHasAKind(t *testing.T) {
 // withoutKind returns the exported errors of a package that have no kind.
 func withoutKind(t *testing.T, p pkg) (wrong []string) {
 	t.Helper()
-	methods := map[string]map[string]bool{} // names of methods by type
+	methods := map[string]map[string]bool{} // names of methods, by type
 	for _, name := range p.GoFiles {
 		file, err := parser.ParseFile(token.NewFileSet(), filepath.Join(p.Dir, name), nil, 0)
 		if err != nil {
@@ -58,7 +58,7 @@ func withoutKind(t *testing.T, p pkg) (wrong []string) {
 	return wrong
 }
 
-// receiver returns the type that a method is of, or "".
+// receiver returns the type to which a method belongs, or "".
 func receiver(d *ast.FuncDecl) string {
 	if d.Recv == nil {
 		return ""
@@ -79,7 +79,8 @@ func receiver(d *ast.FuncDecl) string {
 	return ""
 }
 
-// madeWithoutKind returns those of the variables Err… that errors.New or fmt.Errorf makes.
+// madeWithoutKind returns those of the variables Err… that were made by errors.New or
+// fmt.Errorf.
 func madeWithoutKind(v *ast.ValueSpec) (wrong []string) {
 	for i, name := range v.Names {
 		if !strings.HasPrefix(name.Name, "Err") || i >= len(v.Values) {

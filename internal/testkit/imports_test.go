@@ -11,7 +11,7 @@ import (
 	"testing"
 )
 
-// pkg is what go list tells of a package.
+// A pkg has what go list says about a package.
 type pkg struct {
 	ImportPath   string
 	Imports      []string
@@ -39,7 +39,7 @@ func packages(t *testing.T) []pkg {
 	}
 }
 
-// among reports whether name is one of patterns.
+// among reports whether name matches one of patterns.
 func among(patterns []string, name string) bool {
 	return slices.ContainsFunc(patterns, func(p string) bool {
 		dir, below := strings.CutSuffix(p, "/...")
@@ -47,8 +47,8 @@ func among(patterns []string, name string) bool {
 	})
 }
 
-// TestImportRules keeps the layers of docs/ARCHITECTURE.md. Each rule says
-// which packages may import what its prefix names, and why.
+// TestImportRules checks the layers of docs/ARCHITECTURE.md. Each rule has a prefix. It
+// says which packages may import what the prefix names, and why.
 func TestImportRules(t *testing.T) {
 	rules := []struct {
 		prefix  string   // of the import path
@@ -79,8 +79,8 @@ func TestImportRules(t *testing.T) {
 		{"html/template", nil, "with it the linker keeps every exported method, 8 MB"},
 		{"log", []string{"cmd/multihost"}, "logic emits events and prints nothing"},
 	}
-	// Pure packages import the standard library, and of our packages those listed
-	// here.
+	// Pure packages import the standard library. Of our packages, they import only those
+	// that are listed here.
 	pure := map[string][]string{
 		"internal/fault": nil, "internal/tpu": {"fault"}, "internal/event": {"fault"}, "internal/help": {"fault"},
 		"internal/gcloud":    {"fault"},
@@ -122,8 +122,8 @@ func TestImportRules(t *testing.T) {
 	}
 }
 
-// TestOnlyTheQRCommandsKnowQueuedResources: in cmd/multihost, only the qr commands and the
-// code that makes the provider for all other commands import package qr.
+// TestOnlyTheQRCommandsKnowQueuedResources: in cmd/multihost, only two things import
+// package qr: the qr commands, and the code that makes the provider for all other commands.
 func TestOnlyTheQRCommandsKnowQueuedResources(t *testing.T) {
 	for _, p := range packages(t) {
 		if p.ImportPath != "multihost/cmd/multihost" {
@@ -137,9 +137,9 @@ func TestOnlyTheQRCommandsKnowQueuedResources(t *testing.T) {
 	}
 }
 
-// TestOnlyMainTouchesTheProcess keeps exits, environment and standard streams in
-// cmd/multihost: a package gets everything by its arguments. Test code may ask the
-// environment what must not be skipped.
+// TestOnlyMainTouchesTheProcess: only cmd/multihost uses exits, environment and standard
+// streams. A package gets everything as arguments. Test code may read from the environment
+// what must not be skipped.
 func TestOnlyMainTouchesTheProcess(t *testing.T) {
 	banned := []string{"os.Exit(", "os.Getenv(", "os.LookupEnv(", "os.Environ(", "os.Stdout", "os.Stderr", "os.Stdin", "fmt.Print(", "fmt.Printf(", "fmt.Println("}
 	for _, p := range packages(t) {

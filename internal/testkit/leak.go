@@ -9,13 +9,13 @@ import (
 )
 
 // leakPatience is how long goroutines may take to end after a test. It is long, so that a
-// slow machine does not fail a test; it costs nothing if all goroutines end.
+// slow machine does not fail a test. If all goroutines end, it costs nothing.
 const leakPatience = time.Minute
 
-// NoLeaks fails t if a goroutine that was started during the test still runs after it,
-// and prints the stack of each. Call it first, so that it checks last, after the cleanups
-// of the test. A test that uses it cannot run in parallel with others, since it would
-// report their goroutines.
+// NoLeaks fails t if a goroutine that the test has started still runs when the test ends.
+// It prints the stack of each. Call it first. Then it checks last, after the cleanups of
+// the test. A test that uses it cannot run in parallel with others, because it would report
+// their goroutines.
 func NoLeaks(t testing.TB) {
 	t.Helper()
 	before := goroutines()
@@ -26,7 +26,8 @@ func NoLeaks(t testing.TB) {
 	})
 }
 
-// leaked returns the goroutines that are not in before and do not end within patience.
+// leaked returns the goroutines that are not in before and do not end within the time
+// patience.
 func leaked(before map[string]string, patience time.Duration) map[string]string {
 	deadline := time.NewTimer(patience)
 	defer deadline.Stop()
@@ -54,7 +55,7 @@ func goroutines() map[string]string {
 	stacks := make(map[string]string)
 	for i, stack := range strings.Split(allStacks(), "\n\n") {
 		id, _, ok := strings.Cut(strings.TrimPrefix(stack, "goroutine "), " ")
-		// The first is the caller's.
+		// The first goroutine is the caller's.
 		if !ok || i == 0 || ofTesting(stack) {
 			continue
 		}

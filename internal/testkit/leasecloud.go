@@ -18,46 +18,48 @@ const (
 // LeaseVMs is the zone of the groups of VMs.
 const LeaseVMs = "/compute/v1/projects/p/zones/z"
 
-// LeaseGroup is the path of a group of VMs, which is the slice train-N.
+// LeaseGroup is the path of a group of VMs. The group is the slice train-N.
 func LeaseGroup(n int) string { return fmt.Sprintf("%s/instanceGroupManagers/train-%d", LeaseVMs, n) }
 
-// A LeaseCloud is the part of Google Cloud that the watches of a job's lease use: the
-// metadata server of each worker, and the API with the queued resource LeaseResource. Its
-// methods are safe for concurrent use; change a field inside Do while a watch lives.
+// A LeaseCloud is the part of Google Cloud that the watches of a job's lease use. It has
+// the metadata server of each worker, and the API with the queued resource LeaseResource.
+// Its methods are safe for concurrent use. While a watch lives, change a field only inside
+// Do.
 type LeaseCloud struct {
 	mu      sync.Mutex
 	Label   string    // multihost-run of the resource
-	Terms   string    // in the metadata of the slices
-	Told    []string  // by worker: its guest attribute; "" for none
+	Terms   string    // terms in the metadata of the slices
+	Told    []string  // guest attribute of each worker; "" for none
 	Asked   int       // calls for guest attributes
-	Deleted time.Time // when the resource, or the last of its groups, was deleted; zero: it is there
+	Deleted time.Time // when the resource, or the last of its groups, was deleted; zero: it exists
 
-	// VMs is how many VMs a group has; 0: the workers belong to the queued resource. The
-	// groups of VMs are LeaseGroup(0) and so on. Worker n is VM vm-n.
+	// VMs is how many VMs a group has. If it is 0, the workers belong to the queued
+	// resource. The groups of VMs are LeaseGroup(0) and so on. Worker n is VM vm-n.
 	VMs     int
-	States  []string        // of VMs by worker; "": RUNNING; NONE: it does not exist yet
+	States  []string        // state of the VM of each worker; "": RUNNING; NONE: it does not exist yet
 	Gone    map[string]bool // groups that were deleted
-	Foreign string          // a group of another run
+	Foreign string          // path of a group that belongs to another run
 
-	// Refuse returns the status of a call that is refused, 0 for one that is answered, and
-	// -1 for one that gets no answer. A call is a method, a space and a path; that of the
-	// metadata server begins behind "instance/". Nil: all are answered.
+	// Refuse returns the status for a call that is refused. It returns 0 for a call that
+	// gets an answer, and -1 for one that gets none. A call is a method, a space and a
+	// path. The path of the metadata server begins after "instance/". If Refuse is nil, all
+	// calls get an answer.
 	Refuse func(call string) int
 }
 
-// NewLeaseCloud returns the cloud of a job train with so many workers.
+// NewLeaseCloud returns the cloud of the job train, with this number of workers.
 func NewLeaseCloud(workers int) *LeaseCloud {
 	return &LeaseCloud{Label: "train", Told: make([]string, workers)}
 }
 
-// Do calls f while no call is answered.
+// Do calls f at a time at which no call is being answered.
 func (c *LeaseCloud) Do(f func()) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	f()
 }
 
-// Serve answers a call of a worker. It returns false if the call gets no answer.
+// Serve answers a call of a worker. If the call gets no answer, it returns false.
 func (c *LeaseCloud) Serve(w http.ResponseWriter, r *http.Request, worker int) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -110,7 +112,7 @@ func (c *LeaseCloud) attributes() string {
 	return strings.Join(all, ",")
 }
 
-// serveVMs answers a call about groups of VMs. path is what follows the zone.
+// serveVMs answers a call about groups of VMs. path is the part after the zone.
 func (c *LeaseCloud) serveVMs(w http.ResponseWriter, r *http.Request, path string) {
 	var n int
 	group, list := strings.CutSuffix(path, "/listManagedInstances")
@@ -141,7 +143,7 @@ func (c *LeaseCloud) serveVMs(w http.ResponseWriter, r *http.Request, path strin
 	}
 }
 
-// managed lists the VMs of group n. One that does not exist yet has no state.
+// managed lists the VMs of group n. A VM that does not exist yet has no state.
 func (c *LeaseCloud) managed(n int) string {
 	var all []string
 	for i := n * c.VMs; i < (n+1)*c.VMs; i++ {

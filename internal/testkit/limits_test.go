@@ -14,16 +14,16 @@ import (
 	"testing"
 )
 
-// The most that a reader can hold in mind: ways through a function, methods of a type,
-// lines of Go of a package.
+// A reader cannot keep more than this in mind: paths through a function, methods of a type,
+// lines of Go in a package.
 const (
 	mostComplexity = 20
 	mostMethods    = 30
 	mostLines      = 4000
 )
 
-// TestLimits checks how large a function, a type and a package may be. It reads the files of
-// every system, not of this one alone.
+// TestLimits checks how large a function, a type and a package may be. It reads the files
+// for all systems, not only those for this one.
 func TestLimits(t *testing.T) {
 	m, err := measure("../..")
 	if err != nil {
@@ -38,9 +38,9 @@ func TestLimits(t *testing.T) {
 	}
 }
 
-// measure counts what is in the Go files below root that are not tests, by limit and name. A
-// name begins with the directory of the package. If each system has its own version of a
-// function, the most complex one counts.
+// measure counts what is in the Go files below root that are not tests. The result is by
+// limit and by name. A name begins with the directory of the package. If each system has
+// its own version of a function, the most complex one counts.
 func measure(root string) (map[string]map[string]int, error) {
 	lines, ways, methods := map[string]int{}, map[string]int{}, map[string]int{}
 	seen := map[string]bool{} // methods that are counted
@@ -94,8 +94,9 @@ func ofProduct(pkg string) bool {
 	return strings.HasPrefix(pkg, "cmd/") || strings.HasPrefix(pkg, "internal/") && !strings.HasPrefix(pkg+"/", "internal/testkit/")
 }
 
-// complexity counts the ways through a function as gocyclo does: one, and one more for each
-// place where the code branches. Function literals belong to the function around them.
+// complexity counts the paths through a function as gocyclo does: one, and one more for
+// each place at which the code branches. Function literals count as part of the function
+// around them.
 func complexity(n ast.Node) int {
 	ways := 1
 	ast.Inspect(n, func(n ast.Node) bool {

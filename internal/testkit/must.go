@@ -2,7 +2,7 @@ package testkit
 
 import "testing"
 
-// Must ends the test with err unless err is nil.
+// If err is not nil, Must ends the test with it.
 func Must(t testing.TB, err error) {
 	t.Helper()
 	if err != nil {

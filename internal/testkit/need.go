@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// packages maps each program that a test may need to its Debian package. It matches what
-// .ci/tools installs.
+// packages maps each program that a test may need to its Debian package. It has the same
+// programs that .ci/tools installs.
 func packages() map[string]string {
 	return map[string]string{
 		"chromium":   "chromium",
@@ -75,8 +75,8 @@ func find(t testing.TB, program string) string {
 	return path
 }
 
-// NeedWorker ends the test as Lacks does unless this machine has the programs with which
-// our scripts work on a worker. Every image of a TPU VM has them.
+// NeedWorker ends the test as Lacks does unless this machine has the programs that our
+// scripts need on a worker. Every image of a TPU VM has them.
 func NeedWorker(t testing.TB) {
 	t.Helper()
 	Need(t, "curl", "gzip", "ps", "setsid", "tar")
@@ -99,9 +99,9 @@ func NeedVenv(t testing.TB) {
 	}
 }
 
-// Lacks ends a test that needs something missing on this machine; format says what
-// exactly. It skips the test, or fails it if MULTIHOST_REQUIRE_TOOLS=1 says that
-// everything is installed.
+// Lacks ends a test that needs something which this machine lacks. format says what this
+// is. It skips the test. If MULTIHOST_REQUIRE_TOOLS=1 says that everything is installed, it
+// fails the test.
 func Lacks(t testing.TB, format string, args ...any) {
 	t.Helper()
 	if os.Getenv("MULTIHOST_REQUIRE_TOOLS") == "1" {

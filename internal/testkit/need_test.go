@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// ending is a test that only notes how it is ended.
+// ending is a test that only records how it ends.
 type ending struct {
 	testing.TB
 	how string

@@ -2,6 +2,6 @@
 
 package testkit
 
-// RaceDetector says whether the tests run under the race detector. It costs several times
-// the CPU and memory, so tests then do not check limits on these.
+// RaceDetector says whether the tests run under the race detector. The race detector needs
+// several times the CPU time and memory. So tests do not check limits on these then.
 const RaceDetector = false

@@ -19,9 +19,9 @@ import (
 	"multihost/internal/testkit"
 )
 
-// TestNothingIsSaidInTheOrderOfAMap: a map has no order. So the output, the error or the
-// list that a loop over it makes differs from run to run, unless the code sorts the keys
-// first or takes the order from a slice.
+// TestNothingIsSaidInTheOrderOfAMap: a map has no order. A loop over a map may make output,
+// an error or a list. The result then differs from run to run, unless the code sorts the
+// keys first or takes the order from a slice.
 func TestNothingIsSaidInTheOrderOfAMap(t *testing.T) {
 	testkit.OnlyInAll(t, "nothing: it reads the types of the whole program")
 	fset := token.NewFileSet()
@@ -47,7 +47,7 @@ func TestNothingIsSaidInTheOrderOfAMap(t *testing.T) {
 		ranges += n
 		for _, f := range found {
 			if p.ImportPath == "multihost/internal/sshfan" && strings.HasPrefix(f.text, "links grows") {
-				continue // the order does not matter: each one is looked at, or ended, by itself
+				continue // the order does not matter, because each element is checked or ended by itself
 			}
 			t.Errorf("%s: %s", fset.Position(f.at), f.text)
 		}
@@ -57,8 +57,8 @@ func TestNothingIsSaidInTheOrderOfAMap(t *testing.T) {
 	}
 }
 
-// exportedPackages returns the packages of the module, and puts the files with
-// the types of all that they import into exports.
+// exportedPackages returns the packages of the module. It puts the files with the types of
+// everything that they import into exports.
 func exportedPackages(t *testing.T, exports map[string]string) (own []pkg) {
 	t.Helper()
 	out, err := exec.Command("go", "list", "-export", "-deps", "-json=ImportPath,GoFiles,Dir,Export", "multihost/cmd/...", "multihost/internal/...").Output()
@@ -82,7 +82,7 @@ func exportedPackages(t *testing.T, exports map[string]string) (own []pkg) {
 	}
 }
 
-// checkOrder counts the loops over maps, and finds those whose order shows in a result.
+// checkOrder counts the loops over maps. It finds those whose order is visible in a result.
 func checkOrder(t *testing.T, fset *token.FileSet, path string, files []*ast.File, imports types.Importer) (ranges int, found []finding) {
 	t.Helper()
 	info := &types.Info{Types: map[ast.Expr]types.TypeAndValue{}}
@@ -118,7 +118,7 @@ func overMap(info *types.Info, x ast.Expr) bool {
 	return ok
 }
 
-// seenIn says by what the order of a loop can be seen outside, or "".
+// seenIn says by what the order of a loop is visible outside, or "".
 func seenIn(info *types.Info, decl ast.Decl, loop *ast.RangeStmt) (why string) {
 	ast.Inspect(loop.Body, func(n ast.Node) bool {
 		switch n := n.(type) {
@@ -150,7 +150,7 @@ func seenIn(info *types.Info, decl ast.Decl, loop *ast.RangeStmt) (why string) {
 
 var errorType = types.Universe.Lookup("error").Type().Underlying().(*types.Interface)
 
-// sorted reports whether something is sorted in the function after the loop.
+// sorted reports whether the function sorts name after the loop.
 func sorted(decl ast.Decl, after token.Pos, name string) (yes bool) {
 	ast.Inspect(decl, func(n ast.Node) bool {
 		call, ok := n.(*ast.CallExpr)
@@ -166,8 +166,8 @@ func sorted(decl ast.Decl, after token.Pos, name string) (yes bool) {
 	return yes
 }
 
-// local reports whether what grows belongs to one round of the loop: a variable
-// of its own, or an element by the loop's key.
+// local reports whether what grows belongs to one round of the loop. It is then a variable
+// of that round, or an element with the loop's key.
 func local(loop *ast.RangeStmt, name string) (yes bool) {
 	ast.Inspect(loop, func(n ast.Node) bool {
 		switch n := n.(type) {

@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// mostPicture is how many lines docs/ARCHITECTURE.md may have: a reader takes in that much
-// at once. Decisions stand beside the code.
+// mostPicture is how many lines docs/ARCHITECTURE.md may have. A reader cannot take in more
+// at once. Decisions stand beside the code that they explain.
 const mostPicture = 150
 
 // TestPictureHasEveryPackage compares docs/ARCHITECTURE.md with the packages that exist.

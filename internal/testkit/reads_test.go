@@ -11,13 +11,13 @@ import (
 )
 
 // TestNoReadEndsUnasked: a bufio.Scanner stops in the same way at the end of a file, at a
-// line over its limit and at a read error. So code that loops over a Scanner has to check
-// its error. Code that gets the last piece from a bufio.Reader has to check the error that
-// comes with it, too.
+// line that is too long, and at a read error. So code that loops over a Scanner must check
+// the Scanner's error. Code that gets the last piece from a bufio.Reader must also check
+// the error that comes with it.
 func TestNoReadEndsUnasked(t *testing.T) {
 	files := 0
 	for _, p := range packages(t) {
-		paths, err := filepath.Glob(filepath.Join(p.Dir, "*.go")) // GoFiles are those of this system only
+		paths, err := filepath.Glob(filepath.Join(p.Dir, "*.go")) // GoFiles are only the files for this system
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -46,8 +46,8 @@ type finding struct {
 	text string
 }
 
-// unaskedReads finds scanners whose Err is not used in the function that has
-// them, and reads whose error is dropped.
+// unaskedReads finds scanners whose Err is not used in the function that has them. It also
+// finds reads whose error is dropped.
 func unaskedReads(file *ast.File) (found []finding) {
 	known := map[ast.Node]bool{} // calls and types whose scanner has a name
 	for _, decl := range file.Decls {
@@ -78,7 +78,7 @@ func unaskedReads(file *ast.File) (found []finding) {
 				found = append(found, droppedError(n)...)
 			case *ast.ExprStmt:
 				if name, method := methodOf(n.X); method == "Err" && name != "" {
-					return false // its answer is thrown away
+					return false // the result of Err is not used
 				}
 			case *ast.CallExpr:
 				switch name, method := methodOf(n); method {
@@ -107,8 +107,8 @@ func unaskedReads(file *ast.File) (found []finding) {
 	return found
 }
 
-// droppedError finds an assignment that keeps what was read and drops the reason why there
-// is no more.
+// droppedError finds an assignment that keeps the data of a read and drops the error, which
+// says why there is no more.
 func droppedError(n *ast.AssignStmt) []finding {
 	last, ok := n.Lhs[len(n.Lhs)-1].(*ast.Ident)
 	if !ok || last.Name != "_" || len(n.Rhs) != 1 || len(n.Lhs) < 2 {
@@ -143,7 +143,7 @@ func isName(e ast.Expr, name string) bool {
 	return ok && id.Name == name
 }
 
-// methodOf returns the name of a variable and of its method that e calls.
+// e is a call of a method of a variable. methodOf returns the names of both.
 func methodOf(e ast.Expr) (name, method string) {
 	call, ok := e.(*ast.CallExpr)
 	if !ok {

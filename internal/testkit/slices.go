@@ -8,7 +8,8 @@ import (
 	"multihost/internal/tpu"
 )
 
-// WorkerIDs returns the ids of all workers of so many slices with so many workers each.
+// WorkerIDs returns the ids of all workers of this number of slices, with this number of
+// workers each.
 func WorkerIDs(slices, workers int) (all []tpu.WorkerID) {
 	for s := range slices {
 		for w := range workers {
@@ -18,12 +19,13 @@ func WorkerIDs(slices, workers int) (all []tpu.WorkerID) {
 	return all
 }
 
-// ReadySlice returns a slice that can be used, with so many workers. Its UID is its name.
+// ReadySlice returns a slice that can be used, with this number of workers. Its UID is its
+// name.
 func ReadySlice(name string, workers int) tpu.Slice {
 	return tpu.Slice{Name: name, UID: name, State: "READY", Condition: tpu.Usable, Type: fmt.Sprintf("v4-%d", 8*workers), Workers: make([]tpu.Worker, workers)}
 }
 
-// FixedSlices answers a list of slices with Err, or with All. It answers nothing else.
+// FixedSlices answers a list of slices with Err, or with All. It answers no other call.
 type FixedSlices struct {
 	provision.Provider
 	All []tpu.Slice

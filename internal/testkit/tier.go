@@ -5,9 +5,9 @@ import (
 	"testing"
 )
 
-// All reports whether every test runs, as in `make test-all` and CI: MULTIHOST_TESTS=all
-// asks for it. Otherwise tests that call OnlyInAll are left out, and tables with expensive
-// rows run a part of them. Another value fails t.
+// All reports whether every test runs, as in `make test-all` and CI. MULTIHOST_TESTS=all
+// asks for that. Otherwise tests that call OnlyInAll are left out, and tables with
+// expensive rows run only a part of them. Any other value fails t.
 func All(t testing.TB) bool {
 	t.Helper()
 	switch value := os.Getenv("MULTIHOST_TESTS"); value {
@@ -21,8 +21,8 @@ func All(t testing.TB) bool {
 	}
 }
 
-// OnlyInAll leaves a test out of `make test` because it is expensive. see names the tests
-// of its subject that `make test` still runs.
+// OnlyInAll leaves a test out of `make test` because the test is expensive. see names the
+// tests of the same subject that `make test` still runs.
 func OnlyInAll(t testing.TB, see string) {
 	t.Helper()
 	if !All(t) {

@@ -38,7 +38,7 @@ func TestSomeRowsRunUnlessAllDo(t *testing.T) {
 	}
 }
 
-// CI tests everything: a change of .ci/run or of the Makefile cannot make it test less.
+// CI runs all tests. A change of .ci/run or of the Makefile must not make it run fewer.
 func TestCIRunsAll(t *testing.T) {
 	t.Parallel()
 	for file, want := range map[string]string{

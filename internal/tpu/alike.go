@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// MostAlike limits the groups that a message about many workers, slices or hosts names.
+// MostAlike limits how many groups of workers, slices or hosts one message names.
 const MostAlike = 4
 
 // An Alike is a group of things with the same text.
@@ -18,9 +18,10 @@ type Alike struct {
 	Others int   // number of further texts in this group, which are not shown; Text is one of them
 }
 
-// GroupAlike groups the positions of equal texts, in order of their first appearance.
-// Empty texts are left out. If there are more than MostAlike texts, the last group holds
-// all those that are neither the first nor among the most frequent.
+// GroupAlike groups the positions of equal texts. The groups are in the order in which
+// their texts first occur. It leaves out empty texts. If there are more than MostAlike
+// texts, the last group holds all those that are neither the first nor among the most
+// frequent.
 func GroupAlike(texts []string) []Alike {
 	index := map[string]int{}
 	var groups []Alike
@@ -54,10 +55,11 @@ func GroupAlike(texts []string) []Alike {
 	return append(named, rest)
 }
 
-// longestFold is the length up to which FoldShort shows a set of workers whole.
+// longestFold is the longest form of a set of workers that FoldShort shows whole.
 const longestFold = 80
 
-// FoldShort is Fold for messages: it shortens a long set and adds the number of workers.
+// FoldShort does what Fold does, for messages. It shortens a long set and adds the number
+// of workers.
 func FoldShort(workers []WorkerID) string {
 	text := Fold(workers)
 	if len(text) <= longestFold {
@@ -74,8 +76,8 @@ func FoldShort(workers []WorkerID) string {
 	return fmt.Sprintf("%s (%d workers)", text, len(workers))
 }
 
-// FewNames lists names: all of them if they are few, otherwise the first and how many
-// more there are.
+// FewNames lists names. If there are few, it lists all. Otherwise it lists the first, and
+// says how many more there are.
 func FewNames(names []string) string {
 	if len(names) <= MostAlike {
 		return strings.Join(names, ", ")
@@ -83,8 +85,8 @@ func FewNames(names []string) string {
 	return fmt.Sprintf("%s and %d more", strings.Join(names[:MostAlike-1], ", "), len(names)-MostAlike+1)
 }
 
-// FoldProblems folds problems that are the same for several slices, as in a Selection:
-// slice "t-0", like "t-1", "t-2" and 61 more, is not ready.
+// FoldProblems folds problems that are the same for several slices, as in a Selection.
+// Example: slice "t-0", like "t-1", "t-2" and 61 more, is not ready.
 func FoldProblems(problems []string) []string {
 	names, texts := make([]string, len(problems)), make([]string, len(problems))
 	for i, p := range problems {
@@ -115,9 +117,9 @@ func FoldProblems(problems []string) []string {
 	return folded
 }
 
-// FoldTexts joins texts about many named things: "a, b: text; c: text". Things with the
-// same text share a clause, which names a few of them. texts[i] is about names[i]; an
-// empty text is left out.
+// FoldTexts joins texts about many named things. Example: "a, b: text; c: text". Things
+// with the same text share a clause, which names a few of them. texts[i] is about names[i].
+// If a text is empty, it is left out.
 func FoldTexts(names, texts []string) string {
 	var parts []string
 	for _, g := range GroupAlike(texts) {

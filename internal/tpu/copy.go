@@ -15,10 +15,10 @@ type Copy struct {
 	Sources []string
 	Dest    string
 	Workers Pattern
-	Up      bool // the destination is on the workers
+	Up      bool // true: the destination is on the workers
 }
 
-// A CopyError reports names of files that describe no possible copy.
+// A CopyError reports names of files with which no copy is possible.
 type CopyError struct {
 	Text   string
 	Advice string // what to type instead, or ""
@@ -32,12 +32,12 @@ func (e *CopyError) Hint() string { return e.Advice }
 // Fault returns fault.Usage.
 func (e *CopyError) Fault() fault.Kind { return fault.Usage }
 
-// ParseCopy reads the sources and, as the last of at least two words, the destination of a
-// copy. A name on workers begins with a pattern of workers and a colon. Errors are
-// *CopyError.
+// ParseCopy reads the sources and the destination of a copy. The destination is the last of
+// at least two words. A name on workers begins with a pattern of workers and a colon. Its
+// errors are *CopyError.
 func ParseCopy(words []string) (Copy, error) {
 	files := slices.Clone(words)
-	whose := make([]string, len(words)) // the workers before each colon, "" for a local name
+	whose := make([]string, len(words)) // for each word, the workers before the colon; "" for a local name
 	for i, w := range words {
 		if w == "" {
 			return Copy{}, &CopyError{Text: "a name is empty"}
@@ -69,7 +69,7 @@ func ParseCopy(words []string) (Copy, error) {
 	return c, nil
 }
 
-// noWorkers returns the error for names none of which is on workers.
+// noWorkers returns the error for names if none of them is on workers.
 func noWorkers(words []string) error {
 	for _, w := range words {
 		name, file, _ := strings.Cut(w, ":")
@@ -80,8 +80,8 @@ func noWorkers(words []string) error {
 	return &CopyError{Text: "neither the sources nor the destination are on workers", Advice: "names on workers begin with the workers and a colon: all:FILE, s0w3:FILE, s0w*:FILE"}
 }
 
-// LikelyPattern returns the pattern that the user probably meant by words that name no
-// workers, such as s0w0 for w0; "" if that is not clear.
+// The words name no workers. LikelyPattern returns the pattern that the user probably
+// meant, such as s0w0 for w0. It returns "" if that is not clear.
 func LikelyPattern(words string) string {
 	_, err := ParsePattern(words)
 	var wrong *PatternError

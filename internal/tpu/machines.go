@@ -14,7 +14,7 @@ type Machine struct {
 	Generation string // of its chips: "v6e"
 	Chips      int    // of one VM
 	Single     bool   // a slice of it is one VM
-	NUMANodes  int    // of one VM; 0: not known
+	NUMANodes  int    // number of a VM's NUMA nodes; 0: not known
 	OnlyGKE    bool   // only node pools of Google Kubernetes Engine are made of it
 }
 
@@ -50,8 +50,8 @@ func (g Generation) OnCompute() bool {
 // OnCloudAPI reports whether the Cloud TPU API makes slices of the type.
 func (t Type) OnCloudAPI() bool { return t.Generation.CloudAPI && t.Machine == "" }
 
-// workers returns the number of VMs of a slice with so many chips; 0 if the machine type
-// makes no such slice.
+// workers returns the number of VMs of a slice with this number of chips. It returns 0 if
+// the machine type makes no such slice.
 func (m Machine) workers(chips int) int {
 	if chips%m.Chips != 0 || m.Single && chips != m.Chips {
 		return 0
@@ -59,10 +59,10 @@ func (m Machine) workers(chips int) int {
 	return chips / m.Chips
 }
 
-// A MachineError says that a type names no machine type of Compute Engine, or several.
+// A MachineError says that a type fits no machine type of Compute Engine, or several.
 type MachineError struct {
 	Type    Type
-	Choices []Machine // the machine types that make such a slice; nil: none does
+	Choices []Machine // the machine types that make such a slice; nil: there is none
 }
 
 func (e *MachineError) Error() string {
@@ -113,9 +113,9 @@ func MachineOf(t Type) (Machine, error) {
 	return Machine{}, &MachineError{Type: t, Choices: fit}
 }
 
-// TypeOf returns the type of slices of a topology on a machine type. It has the short name
-// if that means nothing else: "v6e-16"; otherwise both parts: "ct6e-standard-4t:2x4". The
-// error is a *TypeError.
+// TypeOf returns the type of slices that have a topology on a machine type. Its name is the
+// short name if that has no other meaning: "v6e-16". Otherwise the name has both parts:
+// "ct6e-standard-4t:2x4". The error is a *TypeError.
 func TypeOf(machine, topology string) (Type, error) {
 	whole := machine + ":" + topology
 	var near []string

@@ -6,8 +6,8 @@ import (
 	"multihost/internal/tpu"
 )
 
-// Each type of a generation that Compute Engine has is made of one machine type, except for
-// the one type that two machine types make.
+// For each type of a generation that Compute Engine has, there is one machine type. Only
+// one type has two.
 func TestEveryTypeOfComputeEngineHasAMachine(t *testing.T) {
 	for _, ty := range tpu.Types() {
 		m, err := tpu.MachineOf(ty)

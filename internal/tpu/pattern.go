@@ -23,7 +23,7 @@ type term struct {
 	slices, workers Numbers
 }
 
-// Numbers is a set of numbers; nil is every number.
+// Numbers is a set of numbers. nil means every number.
 type Numbers [][2]int
 
 // ParseNumbers parses a list such as 0,2-3.
@@ -41,9 +41,9 @@ func (n Numbers) has(i int) bool {
 
 // A PatternError says what is wrong with a pattern.
 type PatternError struct {
-	Text    string // the part that is wrong
+	Text    string // the part of the pattern that is wrong
 	Problem string
-	Likely  string // what was probably meant; "" if that is not clear
+	Likely  string // what the user probably meant; "" if that is not clear
 
 	hint string
 }
@@ -53,7 +53,7 @@ func (e *PatternError) Error() string { return fmt.Sprintf("workers %q: %s", e.T
 // Fault returns fault.Usage.
 func (e *PatternError) Fault() fault.Kind { return fault.Usage }
 
-// Hint says how workers are written, or which workers exist.
+// Hint says how to write workers, or which workers exist.
 func (e *PatternError) Hint() string {
 	if e.Likely != "" {
 		return "did you mean " + e.Likely + "? " + e.hint
@@ -76,8 +76,8 @@ func ParsePattern(text string) (Pattern, error) {
 	return p, nil
 }
 
-// likely returns the worker of slice 0 that a word without a slice means, such as w0 or
-// 0; "" if it means none.
+// likely returns the worker of slice 0 that a word without a slice means. Such words are w0
+// or 0. It returns "" if the word means no worker.
 func likely(word string) string {
 	word = strings.TrimSpace(word)
 	for _, whole := range []string{"s0" + word, "s0w" + word} {
@@ -88,7 +88,7 @@ func likely(word string) string {
 	return ""
 }
 
-// splitTerms splits text at commas outside brackets.
+// splitTerms splits text at the commas that are not in brackets.
 func splitTerms(text string) []string {
 	var words []string
 	depth, begin := 0, 0
@@ -122,7 +122,7 @@ func parseTerm(word string) (term, bool) {
 	return t, okS && okW
 }
 
-// parseNumbers parses 3, * or [0-3,5].
+// parseNumbers parses text of the form 3, * or [0-3,5].
 func parseNumbers(text string) (Numbers, bool) {
 	if text == "*" {
 		return nil, true
@@ -150,7 +150,7 @@ func parseNumbers(text string) (Numbers, bool) {
 	return n, true
 }
 
-// String returns the pattern as it was written.
+// String returns the pattern as the user has written it.
 func (p Pattern) String() string { return p.text }
 
 // IsZero reports whether the pattern names no worker.
@@ -163,9 +163,9 @@ func (p Pattern) All() bool {
 
 func (t term) has(id WorkerID) bool { return t.slices.has(id.Slice) && t.workers.has(id.Worker) }
 
-// Pick returns the workers among all that the pattern names, in the order of all. A
-// term that names none of them is a *PatternError, because a typing mistake must not
-// make a command act on fewer or more workers than the user meant.
+// Pick returns those workers in all that the pattern names, in the order of all. If a term
+// names none of them, the error is a *PatternError. A typing mistake must not make a
+// command act on fewer or more workers than the user meant.
 func (p Pattern) Pick(all []WorkerID) ([]WorkerID, error) {
 	for _, t := range p.terms {
 		if !slices.ContainsFunc(all, t.has) {
@@ -177,8 +177,8 @@ func (p Pattern) Pick(all []WorkerID) ([]WorkerID, error) {
 	}), nil
 }
 
-// Choose returns the workers among all that only names, without those that except
-// names. A zero only names all of them. If no worker is left, that is a *PatternError.
+// Choose returns those workers in all that only names, without those that except names. If
+// only is zero, it names all of them. If no worker is left, the error is a *PatternError.
 func Choose(all []WorkerID, only, except Pattern) ([]WorkerID, error) {
 	chosen := slices.Clone(all)
 	if !only.IsZero() {

@@ -50,7 +50,7 @@ func TestPatternsNameWorkers(t *testing.T) {
 	}
 }
 
-// The shown form can be typed.
+// A user can type what Fold returns.
 func TestWhatFoldWritesIsAPattern(t *testing.T) {
 	all := grid(5, 6)
 	for n := range 200 {

@@ -6,9 +6,9 @@ import (
 	"strings"
 )
 
-// prices has one line for each generation and region: family, region, and the price in
-// US dollars per chip and hour, on demand and on spot; "-" if the source has no price.
-// The file itself names the source of the numbers.
+// prices has one line for each generation and region: the family, the region, and two
+// prices in US dollars per chip and hour, on demand and spot. "-" means that the source has
+// no price. The file names the source of the numbers.
 //
 //go:embed prices.txt
 var prices string
@@ -20,9 +20,9 @@ const (
 	PriceSource = "list prices of SkyPilot's catalog, revision 006059e0, read " + PriceDate + "; spot prices change monthly"
 )
 
-// HourlyPrice returns the list price of one slice of an accelerator type in a zone, in US
-// dollars per hour before discounts. ok is false if the list has no price. It has prices
-// of the tiers "on-demand" and "spot" only.
+// HourlyPrice returns the list price of one slice of an accelerator type in a zone. The
+// price is in US dollars per hour, before discounts. ok is false if the list has no price.
+// It has prices only for the tiers "on-demand" and "spot".
 func HourlyPrice(accelerator, zone, tier string) (usd float64, ok bool) {
 	column, ok := map[string]int{"on-demand": 2, "spot": 3}[tier]
 	if !ok {
@@ -44,5 +44,5 @@ func HourlyPrice(accelerator, zone, tier string) (usd float64, ok bool) {
 	return 0, false
 }
 
-// Priced reports whether the list has a price of a generation in any region.
+// Priced reports whether the list has a price for a generation in any region.
 func Priced(g Generation) bool { return strings.Contains("\n"+prices, "\n"+g.Family+" ") }

@@ -23,7 +23,7 @@ func TestHourlyPrice(t *testing.T) {
 		{"v6e-4", "southamerica-west1-a", "spot", 0, false}, // the source has none
 		{"v5litepod-16", "us-central2-b", "on-demand", 0, false},
 		{"v2-8", "us-central1-c", "on-demand", 0, false},
-		{"v4-8", "us-central2-b", "reserved", 0, false}, // the source has prices of two tiers
+		{"v4-8", "us-central2-b", "reserved", 0, false}, // the source has prices for two tiers
 		{"v4-8", "us-central2-b", "", 0, false},
 		{"no-type", "us-east5-a", "on-demand", 0, false},
 		{"v4-8", "nowhere", "on-demand", 0, false},
@@ -35,7 +35,7 @@ func TestHourlyPrice(t *testing.T) {
 	}
 }
 
-// The date that users are shown is that of the list.
+// Users are shown the date of the list itself.
 func TestTheDateOfThePriceListIsThatInItsFile(t *testing.T) {
 	list, err := os.ReadFile("prices.txt")
 	if err != nil {

@@ -11,9 +11,9 @@ import (
 
 // A Selection is the set of slices that a run will use.
 type Selection struct {
-	Slices   []Slice  // Index 0..n-1, in the order of the numbers in their names
-	Problems []string // how this set differs from what the prefix means; empty: it does not
-	Unready  []Slice  // slices that the prefix names and that were left out because they are not ready
+	Slices   []Slice  // with Index 0..n-1, in the order of the numbers in their names
+	Problems []string // how this set differs from the one that the prefix means; empty: it does not
+	Unready  []Slice  // slices that the prefix names, but that were left out because they are not ready
 }
 
 // Workers returns all workers of the selection in order, process 0 first.
@@ -27,7 +27,7 @@ func (s Selection) Workers() []WorkerID {
 	return all
 }
 
-// A NoSlicesError says that no slice matches a prefix.
+// A NoSlicesError says that no slice fits a prefix.
 type NoSlicesError struct {
 	Prefix  string
 	Present []string // names of the slices that exist
@@ -40,7 +40,8 @@ func (e *NoSlicesError) Error() string {
 // Fault returns fault.Unavailable.
 func (e *NoSlicesError) Fault() fault.Kind { return fault.Unavailable }
 
-// Hint names the slices that exist, or the command that makes some.
+// Hint names the slices that exist. If there are none, it names the command that makes
+// some.
 func (e *NoSlicesError) Hint() string {
 	if len(e.Present) == 0 {
 		return "there are no slices in this project and zone; make some with: multihost slices create ID --node-count=2 --node-prefix=" + e.Prefix + " --tpu-type=TYPE"
@@ -67,21 +68,22 @@ func families(names []string) []string {
 	return all
 }
 
-// SelectNumbered chooses the slices that a prefix means among all slices of a zone: the one
-// with exactly that name, else the family prefix-0, prefix-1, …. It compares names
-// literally. A slice belongs to the family if it has the accelerator type of the
-// lowest-numbered member. If one of the two was made by a multi-node queued resource,
-// both must have the same queued resource. A slice that only shares the prefix is
-// foreign.
+// SelectNumbered chooses the slices that a prefix means among all slices of a zone. This is
+// the slice with exactly that name. Without one, it is the family prefix-0, prefix-1, …. It
+// compares names literally. A slice belongs to the family if it has the accelerator type of
+// the member with the lowest number. If one of these two was made by a queued resource for
+// several nodes, both must have the same queued resource. A slice that only shares the
+// prefix is foreign.
 //
-// Problems lists a gap in the numbers, foreign slices, different worker counts and slices
+// Problems lists missing numbers, foreign slices, different numbers of workers, and slices
 // that are not ready. Foreign slices are never in Slices. If partial is not set, Slices has
-// the whole family for display. If it is set, SelectNumbered leaves out slices that are not
-// ready and numbers the rest from 0. The error is a *NoSlicesError.
+// the whole family, so that it can be shown. If partial is set, SelectNumbered leaves out
+// slices that are not ready. It numbers the others from 0. If there are no slices, the
+// error is a *NoSlicesError.
 //
-// If only is not nil, it chooses only the slices of the family whose names have these
-// numbers, numbers them from 0 and ignores the others. A number that no slice has is a
-// *NumberError.
+// If only is not nil, SelectNumbered chooses only the slices of the family whose names have
+// these numbers. It numbers them from 0 and ignores the others. If no slice has one of
+// these numbers, the error is a *NumberError.
 func SelectNumbered(nodes []Slice, prefix string, only Numbers, partial bool) (Selection, error) {
 	var err error
 	if only != nil {
@@ -120,7 +122,7 @@ func SelectNumbered(nodes []Slice, prefix string, only Numbers, partial bool) (S
 	return Selection{Slices: chosen, Problems: problems, Unready: unready}, nil
 }
 
-// A NumberError says that a family has no slice with a number.
+// A NumberError says that no slice of a family has a number.
 type NumberError struct {
 	Prefix  string
 	Number  int      // -1: the prefix is the whole name of a slice
@@ -142,7 +144,7 @@ func (e *NumberError) Hint() string {
 	return "the numbers are those in the slices' names: " + strings.Join(e.Present, ", ")
 }
 
-// numbered returns the nodes whose name is prefix-N with N in only.
+// numbered returns the nodes whose name is prefix-N, where N is in only.
 func numbered(nodes []Slice, prefix string, only Numbers) (chosen []Slice, err error) {
 	var names []string
 	have := map[int]bool{}
@@ -160,7 +162,7 @@ func numbered(nodes []Slice, prefix string, only Numbers) (chosen []Slice, err e
 		}
 	}
 	if len(names) == 0 {
-		return nodes, nil // the caller reports it as it does without numbers
+		return nodes, nil // the caller reports this as it does without numbers
 	}
 	slices.SortFunc(names, func(a, b string) int { return CompareNames(Slice{Name: a}, Slice{Name: b}) })
 	for _, r := range only {
@@ -173,8 +175,8 @@ func numbered(nodes []Slice, prefix string, only Numbers) (chosen []Slice, err e
 	return chosen, nil
 }
 
-// findFamily returns the slices of a prefix. If whole is set, a missing number is a
-// problem.
+// findFamily returns the slices that belong to a prefix. If whole is set, a missing number
+// counts as a problem.
 func findFamily(nodes []Slice, prefix string, whole bool) (family []Slice, problems []string) {
 	type numbered struct {
 		Slice
@@ -233,8 +235,8 @@ func Family(name string) string {
 	return name
 }
 
-// splitNumber splits t-12 into t and 12. A number with a leading zero is no slice
-// number: the API never makes one, and t-1 and t-01 must not count as the same slice.
+// splitNumber splits t-12 into t and 12. A number with a leading zero is not the number of
+// a slice: the API never makes one, and t-1 and t-01 must not count as the same slice.
 func splitNumber(name string) (base string, n int, ok bool) {
 	i := strings.LastIndexByte(name, '-')
 	if i <= 0 {
@@ -247,7 +249,8 @@ func splitNumber(name string) (base string, n int, ok bool) {
 	return name[:i], n, true
 }
 
-// CompareNames orders slices by name. It compares numbers at the end of names as numbers.
+// CompareNames orders slices by name. If names end in numbers, it compares these as
+// numbers.
 func CompareNames(a, b Slice) int {
 	baseA, numA, okA := splitNumber(a.Name)
 	baseB, numB, okB := splitNumber(b.Name)

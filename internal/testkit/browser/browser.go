@@ -1,5 +1,5 @@
-// Package browser opens pages in a real Chromium, for tests that check what people would
-// see. It is separate from testkit, since most tests do not need it.
+// Package browser opens pages in a real Chromium. It is for tests that check what people
+// see. It is separate from testkit, because most tests do not need it.
 package browser
 
 import (
@@ -24,7 +24,7 @@ import (
 
 var pictures = flag.String("pictures", "", "keep pictures of the pages that tests look at in this `directory`")
 
-// patience limits every single step, also on a slow machine.
+// patience limits each single step. It is enough for a slow machine.
 const patience = 90 * time.Second
 
 // A Page is a tab. It is not safe for concurrent use.
@@ -49,14 +49,14 @@ type View struct {
 // Phone is the small screen of a phone.
 var Phone = View{Width: 360, Height: 740}
 
-// Open starts a Chromium with one tab; if Chromium is not installed, the test ends as
-// described at testkit.Need. The browser ends with the test. The test fails if the page
-// has logged an error or a warning, or thrown an exception.
+// Open starts a Chromium with one tab. If Chromium is not installed, the test ends as it
+// does with testkit.Need. The browser ends with the test. If the page has logged an error
+// or a warning, or has thrown an exception, the test fails.
 func Open(t testing.TB) *Page {
 	t.Helper()
 	options := append(chromedp.DefaultExecAllocatorOptions[:],
 		chromedp.ExecPath(testkit.Need(t, "chromium")),
-		chromedp.NoSandbox, // needed for root, as in containers; the pages are our own
+		chromedp.NoSandbox, // root needs this, as in containers; the pages are our own
 		chromedp.Flag("disable-gpu", true),
 		chromedp.Flag("hide-scrollbars", true),
 		chromedp.WSURLReadTimeout(patience),
@@ -204,13 +204,13 @@ func (p *Page) PictureOf(selector string) []byte {
 	return value(p, "take a picture of "+selector, chromedp.Screenshot(chromedp.CSS(selector)))
 }
 
-// PDF returns the page as printed.
+// PDF returns the page as it is printed.
 func (p *Page) PDF() []byte {
 	p.t.Helper()
 	return value(p, "print", chromedp.PrintToPDF(chromedp.PDFPaper(chromedp.PaperA4)))
 }
 
-// Keep writes a picture of the page to the directory given by -pictures, if any, so that
+// Keep writes a picture of the page to the directory that -pictures names, if any, so that
 // a person can look at it.
 func (p *Page) Keep(name string) {
 	p.t.Helper()

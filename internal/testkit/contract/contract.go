@@ -1,6 +1,6 @@
 // Package contract tests what every kind of connection to a worker must do. The tests of
-// each implementation of remote.Conn run it. If a row differs between two kinds, one of
-// them has a fault.
+// each implementation of remote.Conn run these tests. If a row differs between two kinds,
+// one of them has a fault.
 package contract
 
 import (
@@ -20,14 +20,14 @@ import (
 	"multihost/internal/testkit"
 )
 
-// A Target is a worker that a kind of connection reaches. Its login shell is bash, and the
-// home of the login is empty.
+// A Target is a worker that can be reached by one kind of connection. Its login shell is
+// bash, and the home of the login is empty.
 type Target struct {
 	// Connect returns a new connection. readOnly is remote.Request.ReadOnly.
 	Connect func(t *testing.T, readOnly bool) remote.Conn
 
 	// ConnectCuttable returns a new connection and a function that breaks the network
-	// connection below it. The next command can connect anew.
+	// connection below it. The next command can connect again.
 	ConnectCuttable func(t *testing.T) (conn remote.Conn, cut func())
 
 	// NoSignals says that the kind of connection tells exit codes only. A death by a signal is
@@ -78,8 +78,8 @@ func (c Command) Check(t *testing.T, conn remote.Conn) {
 	}
 }
 
-// Signals 32 and 33 belong to the C library: a program can neither use nor reset them. The
-// program that runs the tests may have been started with one of them ignored.
+// Signals 32 and 33 belong to the C library, so a program can neither use nor reset them.
+// The program that runs the tests may have been started with one of these ignored.
 const signals = `grep -E '^Sig(Blk|Ign):' /proc/self/status | while read -r name mask; do
 	printf '%s %x\n' "$name" $((0x$mask & ~0x180000000))
 done`
@@ -135,7 +135,7 @@ func run(t *testing.T, c remote.Conn, line string) (stdout string, status remote
 	return out.String(), status
 }
 
-// background starts a command that writes its process id and goes on.
+// background starts a command that writes its process id and continues.
 func background(t *testing.T, c remote.Conn) (pid string, s remote.Session) {
 	t.Helper()
 	var out testkit.Buffer
@@ -231,8 +231,7 @@ var rows = []struct {
 		})
 		testkit.Must(t, err)
 		<-out.entered
-		// Another session of the connection is not held up, and sees that the
-		// flood stops.
+		// Another session of the connection is not delayed. It sees that the flood stops.
 		last := ""
 		testkit.Eventually(t, "the flood to stop", func() bool {
 			now, _ := run(t, c, "sleep 0.1; cat ~/written 2>/dev/null || echo 0")
@@ -271,7 +270,7 @@ var rows = []struct {
 		}
 	}},
 	{"many commands after each other", func(t *testing.T, _ Target, c remote.Conn) {
-		for range 30 { // three times MaxSessions of sshd: each session must be freed at its end
+		for range 30 { // three times MaxSessions of sshd, so each session must be freed when it ends
 			run(t, c, "true")
 		}
 	}},
@@ -285,7 +284,7 @@ var rows = []struct {
 				t.Errorf("got %v, %v, %q", status, err, out.String())
 			}
 		}
-		// Somebody removes it: it is sent once more.
+		// Somebody removes the script, so it is sent again.
 		run(t, c, fmt.Sprintf("rm ~/.multihost/kit/%.8x", sha256.Sum256([]byte(p.Text()))))
 		cmd := p.Cmd(nil)
 		if status, err := c.Run(t.Context(), cmd); err != nil || status.Code != 7 {

@@ -14,10 +14,10 @@ import (
 	"multihost/internal/tpu"
 )
 
-// A Fleet is the workers of slices, by the name of the slice.
+// A Fleet has the workers of slices, by the name of the slice.
 type Fleet map[string][]*Worker
 
-// Slice makes the workers of a slice that is ready.
+// Slice makes a slice that is ready, with its workers.
 func (f Fleet) Slice(t testing.TB, name string, workers int) tpu.Slice {
 	t.Helper()
 	for range workers {
@@ -50,7 +50,7 @@ func (w *Worker) Start(t testing.TB, spec launch.Spec) {
 // UntilAllowed is a line of a script. It waits for Allow.
 const UntilAllowed = "until [ -e ~/go ]; do sleep 0.02; done\n"
 
-// Allow lets the scripts of the worker go on.
+// Allow lets the scripts of the worker continue.
 func (w *Worker) Allow(t testing.TB) {
 	t.Helper()
 	testkit.Must(t, os.WriteFile(filepath.Join(w.Home, "go"), nil, 0o600))

@@ -19,8 +19,8 @@ import (
 	"multihost/internal/tpu"
 )
 
-// A Worker is where the processes run. Set its fields before the first use. Its methods
-// are safe for concurrent use.
+// A Worker is the place where the processes run. Set its fields before the first use. Its
+// methods are safe for concurrent use.
 type Worker struct {
 	User string
 	Home string
@@ -32,7 +32,7 @@ type Worker struct {
 	reaped sync.WaitGroup // processes
 }
 
-// Cut breaks all connections. The processes go on.
+// Cut breaks all connections. The processes continue.
 func (w *Worker) Cut() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -41,7 +41,7 @@ func (w *Worker) Cut() {
 	}
 }
 
-// Leave breaks all connections; new ones wait until Return.
+// Leave breaks all connections. New ones wait until Return.
 func (w *Worker) Leave() {
 	w.mu.Lock()
 	w.away = make(chan struct{})
@@ -49,7 +49,7 @@ func (w *Worker) Leave() {
 	w.Cut()
 }
 
-// Return ends what Leave began.
+// Return ends what Leave has begun.
 func (w *Worker) Return() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -60,8 +60,8 @@ func (w *Worker) Return() {
 // Wait returns when all processes that connections have started have ended.
 func (w *Worker) Wait() { w.reaped.Wait() }
 
-// Connect returns a connection to the worker under a name. retryFor is how long it waits
-// for a worker that has left.
+// Connect returns a connection to the worker. name is the name of the worker. retryFor is
+// how long the connection waits for a worker that has left.
 func (w *Worker) Connect(name string, readOnly bool, retryFor time.Duration) *Conn {
 	c := &Conn{worker: w, retryFor: retryFor, heard: time.Now(), sessions: map[*session]bool{}}
 	c.Shell = remote.NewShell(remote.ShellConfig{
@@ -95,7 +95,7 @@ type Conn struct {
 	copying  sync.WaitGroup
 }
 
-// HostKey implements remote.Conn: no worker can log in to this one.
+// HostKey implements remote.Conn. It returns "", because no worker can log in to this one.
 func (*Conn) HostKey() string { return "" }
 
 // Silence implements remote.Conn.
@@ -133,7 +133,7 @@ func (c *Conn) fail(stage remote.Stage, err error) error {
 	return &remote.ConnectError{Host: c.Name(), User: c.User(), Stage: stage, Err: err}
 }
 
-// reach waits for a worker that has left.
+// If the worker has left, reach waits for it.
 func (c *Conn) reach(ctx context.Context) error {
 	c.worker.mu.Lock()
 	away := c.worker.away
@@ -217,7 +217,7 @@ type Dialer struct {
 	Find func(s tpu.Slice, worker int) (*Worker, error)
 }
 
-// Way implements remote.Dialer: there is only one.
+// Way implements remote.Dialer. There is only one way.
 func (*Dialer) Way(context.Context, []tpu.Slice, event.Sink) string { return "" }
 
 // Dial implements remote.Dialer.
@@ -245,7 +245,7 @@ func (d *Dialer) Dial(ctx context.Context, r remote.Request) (*remote.Dialed, er
 	return dialed, nil
 }
 
-// statusOf is how a process has ended.
+// statusOf returns how a process has ended.
 func statusOf(state *os.ProcessState) remote.Status {
 	status := state.Sys().(syscall.WaitStatus)
 	if status.Signaled() {

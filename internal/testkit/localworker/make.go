@@ -11,13 +11,13 @@ import (
 	"multihost/internal/testkit"
 )
 
-// Make returns a worker of this test with a home and a root of its own: our scripts see
-// no process, lock or file of this machine. Processes that still run there at the end
-// of the test are killed.
+// Make returns a worker for this test. It has a home and a root of its own, so our scripts
+// see no process, lock or file of this machine. Processes that still run there when the
+// test ends are killed.
 func Make(t testing.TB) *Worker {
 	t.Helper()
 	testkit.Need(t, "ps")
-	root, err := os.MkdirTemp("", "mh") // a short path: it is part of the names of FIFOs
+	root, err := os.MkdirTemp("", "mh") // the path must be short, because it is part of the names of FIFOs
 	testkit.Must(t, err)
 	home := filepath.Join(root, "home")
 	for _, dir := range []string{"home", "tmp", "dev/vfio", "sys", "proc/sys/kernel/random"} {

@@ -26,7 +26,7 @@ type session struct {
 
 	once    sync.Once
 	aborted chan struct{} // closed when we end the session
-	cause   error         // why; read only after aborted is closed
+	cause   error         // why we have ended it; read only after aborted is closed
 }
 
 func (s *session) exec() error {
@@ -95,7 +95,7 @@ func (s *session) feed() {
 		n, err := s.in.Read(buf)
 		if n > 0 {
 			if _, err := s.pipes[0].Write(buf[:n]); err != nil {
-				return // the process takes no more, or the session has ended
+				return // the process takes no more input, or the session has ended
 			}
 		}
 		switch {
@@ -111,7 +111,7 @@ func (s *session) feed() {
 	}
 }
 
-// abort ends the session. The process goes on, with pipes that nobody holds.
+// abort ends the session. The process continues, with pipes that nobody holds.
 func (s *session) abort(cause error) {
 	s.once.Do(func() {
 		s.cause = cause
@@ -175,7 +175,7 @@ func (w stdin) Close() error {
 	return nil
 }
 
-// explain says why the input takes nothing more.
+// explain returns why the input takes nothing more.
 func (w stdin) explain(err error) error {
 	if err == nil {
 		return nil
@@ -188,7 +188,7 @@ func (w stdin) explain(err error) error {
 	}
 }
 
-// closedStdin is session.Stdin of a command whose input comes from elsewhere.
+// closedStdin is the session.Stdin of a command whose input comes from elsewhere.
 type closedStdin struct{}
 
 func (closedStdin) Write([]byte) (int, error) { return 0, io.ErrClosedPipe }

@@ -1,7 +1,7 @@
 //go:build unix
 
-// Package onworkers gives tests of the packages above package workers a user's machine that
-// reaches local workers.
+// Package onworkers is for tests of packages above package workers. It gives them a user's
+// machine that reaches local workers.
 package onworkers
 
 import (
@@ -27,8 +27,8 @@ type Machine struct {
 	*record.Keeper
 }
 
-// Deps returns the machine of ann@laptop, and what its commands say. It reaches the workers
-// of the fleet, and keeps its records in a directory of its own.
+// Deps returns the machine of ann@laptop. The Recorder has what its commands say. The
+// machine reaches the workers of the fleet. It keeps its records in a directory of its own.
 func Deps(t testing.TB, fleet localworker.Fleet, cloud provision.Provider) (Machine, *testkit.Recorder) {
 	t.Helper()
 	said := &testkit.Recorder{}
@@ -40,7 +40,7 @@ func Deps(t testing.TB, fleet localworker.Fleet, cloud provision.Provider) (Mach
 	}, said
 }
 
-// Bucket makes commands look for jobs without a runner, of a project p, in the bucket of a
+// Bucket makes commands look for jobs without runner of a project p in the bucket of a
 // simulator. put writes an object of job r.
 func Bucket(d *workers.Reach, c *simcloud.Cloud) (in detach.Source, put func(name, text string)) {
 	d.Clock = testkit.NewFastClock()

@@ -1,5 +1,6 @@
-// Package simcloud starts a simulated cloud for tests of packages that call its APIs. Calls
-// go through a proxy on which a test can interpose, and the clock of the calls runs fast.
+// Package simcloud starts a simulated cloud for tests of packages that call the cloud's
+// APIs. Calls go through a proxy, so a test can intercept them. The clock of the calls runs
+// fast.
 package simcloud
 
 import (
@@ -26,7 +27,7 @@ type Cloud struct {
 	T   *testing.T
 	Sim *sim.Server
 	GCP *gcp.Client
-	Log *testkit.Recorder // of what the client says
+	Log *testkit.Recorder // records what the client says
 
 	mu        sync.Mutex
 	interpose func(w http.ResponseWriter, r *http.Request) (done bool)
@@ -37,10 +38,10 @@ const (
 	Bucket = sim.DefaultBucket // the only bucket of the simulator
 )
 
-// Start starts a simulator whose states change every few milliseconds, and makes the test a
+// Start starts a simulator whose states change every few milliseconds. It makes the test a
 // parallel one. The client's clock runs fast, so that its pauses of seconds take little
-// time. Without Workers in cfg, the workers have host keys and nothing else. There is one
-// slice already, other, which is on the network mtu9k and belongs to no queued resource.
+// time. If cfg has no Workers, the workers have only host keys. One slice already exists.
+// It is called other, is on the network mtu9k, and belongs to no queued resource.
 func Start(t *testing.T, cfg sim.Config) *Cloud {
 	t.Helper()
 	t.Parallel()
@@ -68,7 +69,7 @@ func Start(t *testing.T, cfg sim.Config) *Cloud {
 	}
 	forward := httputil.NewSingleHostReverseProxy(target)
 	forward.ErrorHandler = func(http.ResponseWriter, *http.Request, error) {
-		panic(http.ErrAbortHandler) // a dropped connection stays a dropped connection
+		panic(http.ErrAbortHandler) // if the simulator drops a connection, the proxy drops it, too
 	}
 	proxy := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		c.mu.Lock()
@@ -96,7 +97,7 @@ func (c *Cloud) Intercept(f func(w http.ResponseWriter, r *http.Request) (done b
 	c.interpose = f
 }
 
-// Fault makes one thing go wrong in the simulator.
+// Fault sets a fault of the simulator.
 func (c *Cloud) Fault(f sim.Fault) {
 	c.T.Helper()
 	if _, err := c.Sim.Inject(f); err != nil {
@@ -110,7 +111,7 @@ func (c *Cloud) Put(name, text string) {
 	PutObject(c.T, c.Sim, name, text)
 }
 
-// PutObject writes an object of Bucket of a simulator.
+// PutObject writes an object to the bucket Bucket of a simulator.
 func PutObject(t testing.TB, to http.Handler, name, text string) {
 	t.Helper()
 	answer := httptest.NewRecorder()
@@ -132,9 +133,9 @@ func (c *Cloud) Calls(method, part string) int {
 	return n
 }
 
-// A Backend makes workers that have host keys and nothing else.
+// A Backend makes workers that have only host keys.
 type Backend struct {
-	NoKeys bool // these workers do not even have host keys
+	NoKeys bool // these workers do not have host keys, either
 }
 
 // Port implements worker.Backend.
@@ -169,13 +170,13 @@ func (m *machine) HostKeys() map[string]string {
 	}
 }
 
-// WireKey returns the base64 form of bytes that begin like a public key.
+// WireKey returns the base64 form of bytes that begin as a public key does.
 func WireKey(algorithm, rest string) string {
 	b := binary.BigEndian.AppendUint32(nil, uint32(len(algorithm)))
 	return base64.StdEncoding.EncodeToString(append(append(b, algorithm...), rest...))
 }
 
-// PublicKey returns the public key of somebody.
+// PublicKey returns a public key that belongs to owner.
 func PublicKey(owner string) string {
 	return "ssh-ed25519 " + WireKey("ssh-ed25519", "key of "+owner)
 }

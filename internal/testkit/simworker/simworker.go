@@ -1,5 +1,5 @@
-// Package simworker starts simulated workers for tests that need one at the other end of
-// an SSH connection. It is separate from testkit because tests inside the packages of the
+// Package simworker starts simulated workers for tests that need a worker at the other end
+// of an SSH connection. It is separate from testkit. Tests inside the packages of the
 // simulator and the SSH engine import testkit.
 package simworker
 
@@ -20,16 +20,16 @@ import (
 	"multihost/internal/testkit"
 )
 
-// Config describes the differences from the usual worker. The zero value is a worker of a
+// Config says how the worker differs from the usual worker. The zero value is a worker of a
 // v5e slice on a jumbo network.
 type Config struct {
-	Root    string        // the worker's file system; default: a new directory
-	Devices []string      // default: those of one VFIO chip
-	Logins  []string      // users that may log in; default: tester
+	Root    string        // the worker's file system; the default is a new directory
+	Devices []string      // the default is those of one VFIO chip
+	Logins  []string      // users that may log in; the default is tester
 	SSH     sshfan.Config // Start sets Identity
 
-	// Netns starts workers of the netns backend. They are reached from outside at their
-	// own addresses, 10.X.Y.2 and following; Subnet is "10.X.Y".
+	// Netns starts workers of the netns backend. They are reached from outside at their own
+	// addresses, which are 10.X.Y.2 and the following. Subnet is "10.X.Y".
 	Netns  bool
 	Subnet string
 }
@@ -38,18 +38,18 @@ type Config struct {
 // with the test.
 type Worker struct {
 	worker.Machine
-	Root  string // its file system; process backend only
+	Root  string // its file system; only with the process backend
 	Addr  string // host:port at which we and the other workers reach it
 	Conns []*sshfan.Conn
 }
 
-// Start starts a worker of the process backend, s0w0, and connects to it.
+// Start starts a worker of the process backend and connects to it. The worker is s0w0.
 func Start(t testing.TB, c Config) *Worker {
 	t.Helper()
 	return StartMany(t, 1, c)[0]
 }
 
-// StartMany starts n workers of one slice, s0w0 and following.
+// StartMany starts n workers of one slice: s0w0, s0w1 and so on.
 func StartMany(t testing.TB, n int, c Config) []*Worker {
 	t.Helper()
 	dir := t.TempDir()
@@ -150,7 +150,7 @@ func (c Config) worker(ctx context.Context, backend worker.Backend, i int) (*Wor
 	return w, nil
 }
 
-// Fault injects a fault given in its text form.
+// Fault sets a fault. words are its text form.
 func (w *Worker) Fault(t testing.TB, words ...string) {
 	t.Helper()
 	f, err := worker.ParseFault(words...)
