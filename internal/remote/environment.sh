@@ -9,7 +9,7 @@
 # functions. bash with -p does not read them, but passes them on.
 #
 # What stays, and why:
-#   HOME USER LOGNAME the login
+#   HOME USER LOGNAME    the login
 #   PATH                 where this machine has its programs
 #   SSH_AUTH_SOCK        codesync logs in to other workers with this agent
 #   GCE_METADATA_HOST    where the metadata server is
