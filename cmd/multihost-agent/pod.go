@@ -25,7 +25,7 @@ import (
 //	end                                  prints how the command ended, as JSON
 //	ack LENGTH                           from a follower: it has so many bytes
 //
-// All but place take --dir.
+// All operations except place take --dir.
 func inPod(ctx context.Context, args []string) int {
 	if len(args) == 0 {
 		args = []string{""}
@@ -94,10 +94,10 @@ func failed(err error) int {
 	return 0
 }
 
-// beProcessOne runs the command of a container. Signals are the command's, so they do not
+// beProcessOne runs the command of a container. Signals are for the command, so they do not
 // end the agent.
 func beProcessOne(cfg pod.Config, argv []string) (int, error) {
-	// Do not ignore the signal: the command would inherit that.
+	// Do not ignore the signal: the command would then ignore it, too.
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
 	signals, children := make(chan os.Signal, 64), make(chan os.Signal, 1)
 	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP, syscall.SIGQUIT, syscall.SIGUSR1, syscall.SIGUSR2)

@@ -25,8 +25,8 @@ func agentIn(dir, op string, args ...string) *exec.Cmd {
 	return cmd
 }
 
-// The whole life of a container: the agent is placed, runs the command, is told to stop, and
-// waits for the follower that has all of the output.
+// This is the whole life of a container. The agent is placed, runs the command and is told
+// to stop. Then it waits for the follower, which has all of the output.
 func TestAPodFromBeginToEnd(t *testing.T) {
 	t.Parallel()
 	dir, files := t.TempDir(), filepath.Join(t.TempDir(), "0")
@@ -44,7 +44,7 @@ func TestAPodFromBeginToEnd(t *testing.T) {
 		t.Fatal(err)
 	}
 	log := func() string {
-		text, _ := os.ReadFile(filepath.Join(files, "output.log")) // it may not be there yet
+		text, _ := os.ReadFile(filepath.Join(files, "output.log")) // the file may not exist yet
 		return string(text)
 	}
 	testkit.Eventually(t, "the command", func() bool { return log() == "up\n" })
