@@ -85,7 +85,8 @@ func (s *session) createCluster(c *call, o gke.Options) error {
 	return s.clusters.Apply(c.Context, plan)
 }
 
-// mayApply asks before node pools are lost and, with --confirm, before slices are made.
+// mayApply asks the user before node pools are lost. With --confirm, it also asks before
+// slices are made.
 func (s *session) mayApply(c *call, plan gke.Plan) error {
 	lost := plan.Loses()
 	switch {
@@ -100,8 +101,8 @@ func (s *session) mayApply(c *call, plan gke.Plan) error {
 	return nil
 }
 
-// checkClusterNetwork finds a network that is not there, or that is slow, before anything is
-// billed.
+// Before anything is billed, checkClusterNetwork finds a network that does not exist or is
+// slow.
 func (s *session) checkClusterNetwork(ctx context.Context, o gke.Options) error {
 	info, err := s.networks.Show(ctx, o.Network)
 	switch {

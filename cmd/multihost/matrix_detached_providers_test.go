@@ -17,18 +17,19 @@ import (
 type lonelyProvider struct {
 	*matrixProvider
 	mark    string   // where its table is
-	few     bool     // make test runs a part of the cells
+	few     bool     // make test runs only a part of the cells
 	workers int      // of the job
-	gathers bool     // they wait for each other before they begin
-	whole   int      // the first phase in which the request is whole
-	api     string   // a part of the path of each call
-	paths   []string // of the resources that workers delete
+	gathers bool     // the workers wait for each other before they begin
+	whole   int      // the first phase in which the request is complete
+	api     string   // a part of the path of every call to the provider's API
+	paths   []string // paths of the resources that workers delete
 
 	starts func(s *lonelyStage) // before the job
 
-	// state returns the state of the slices and of their request; "" when there are neither
-	// slices nor a queued resource. phase is the one in which there are no workers yet. It
-	// is "" later, and still if nothing will change without workers.
+	// state returns the state of the slices and of their request as left. left is "" if
+	// there are neither slices nor a queued resource. While there are no workers yet, phase
+	// is the present phase. Later, phase is "". If nothing will change without workers,
+	// phase is still.
 	state func(sim.Status) (left, phase string)
 }
 
@@ -66,14 +67,15 @@ var lonelyOnGCE = &lonelyProvider{
 	api:            "/compute/v1/",
 	paths:          []string{inZone + "instanceGroupManagers/m-0", inZone + "instanceGroupManagers/m-1"},
 	starts: func(s *lonelyStage) {
-		if s.phase == "waiting" { // without it, the simulator has machines at once
+		if s.phase == "waiting" { // without this, the simulator provides machines at once
 			s.set("no-capacity group=m-*")
 		}
 	},
 	state: groupState,
 }
 
-// groupState is the state of a lonelyProvider with groups. The last slice shows the phase.
+// groupState is the function state of a lonelyProvider with groups. The last slice decides
+// the phase.
 func groupState(now sim.Status) (left, phase string) {
 	all := 0
 	for _, g := range now.Groups {
@@ -98,7 +100,7 @@ func groupState(now sim.Status) (left, phase string) {
 	return strings.TrimSuffix(left, "; "), phase
 }
 
-// remains names what exists in the cloud; "" if there is nothing.
+// remains names what exists in the cloud. It returns "" if there is nothing.
 func (on *lonelyProvider) remains(s *lonelyStage) string {
 	for _, kind := range on.kinds {
 		var all map[string]json.RawMessage
@@ -131,7 +133,7 @@ func (s *lonelyStage) hostFails() {
 	s.awaitDown("m-1")
 }
 
-// hostIsAway lets a host fail, for which another one is there only after d.
+// hostIsAway makes a host fail. Another host comes only after the time d.
 func (s *lonelyStage) hostIsAway(d time.Duration) {
 	s.set("group-no-recovery group=m-1")
 	s.hostFails()

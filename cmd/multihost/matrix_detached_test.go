@@ -67,15 +67,15 @@ type lonelyFault struct {
 	strike func(s *lonelyStage)
 	code   int    // exit status of attach if it happens before the phase until
 	until  int    // the first phase in which that status is 0
-	taken  string // it takes the machines of these slices away; "": none
-	again  bool   // the job is typed again if it has not ended with 0
+	taken  string // it takes the machines of these slices away; "": it takes none away
+	again  bool   // a user types the job again if it has not ended with 0
 	short  bool   // the time to live is short
 	long   bool   // the command would not end by itself in time
 	bound  bool   // it happens to slices that are not spot
-	brief  bool   // the longest run of the slices is shortLife
-	stays  bool   // no worker may delete the slices: the user does
-	alone  bool   // if workers wait for each other before they begin, these wait in vain
-	missed bool   // if it happens in the preflight, the other slice begins without this one, and fails
+	brief  bool   // the slices may run for shortLife at the longest
+	stays  bool   // no worker may delete the slices, so the user does
+	alone  bool   // if workers wait for each other before they begin, these wait without success
+	missed bool   // if it happens in the preflight, the other slice begins without this one and fails
 }
 
 func lonelyFaults(on *lonelyProvider) []lonelyFault {
@@ -167,7 +167,7 @@ type lonelyStage struct {
 	begun   map[int]map[string]bool // which workers have started an attempt
 	ends    map[int]time.Time       // the time at which its command ends …
 	code    map[int]int             // … and how
-	lost    int                     // newest attempt with a process that a machine has ended
+	lost    int                     // newest attempt that has lost a process because a machine has ended
 	shaken  bool                    // a machine was rebooted so that the job comes into the phase between two attempts
 	closed  bool
 }
@@ -302,7 +302,7 @@ func (s *lonelyStage) run(story *testkit.Buffer) (result string) {
 		}
 		left = s.left()
 	}
-	if left != "" && (s.fault.taken != "" || s.fault.stays) { // no worker can delete it
+	if left != "" && (s.fault.taken != "" || s.fault.stays) { // no worker is left that could delete it
 		if _, err := provider.Delete(context.Background(), "m", provision.DeleteOptions{OnlyRun: "m"}); err != nil {
 			return failed("%v", err)
 		}
@@ -339,8 +339,8 @@ func (s *lonelyStage) again(d *deps, o job.JobOptions, roots gcp.Roots) error {
 	return err
 }
 
-// left returns the state of the slices and of their request; "" when no slice and no queued
-// resource exists.
+// left returns the state of the slices and of their request. It returns "" if there is no
+// slice and no queued resource.
 func (s *lonelyStage) left() string {
 	left, _ := s.on.state(s.server.Status())
 	return left
@@ -369,7 +369,7 @@ func (s *lonelyStage) play() (left string, err error) {
 // anybody reports whether a worker is doing something or is about to boot.
 func (s *lonelyStage) anybody() bool { return s.anybodyOf(anyVM) }
 
-// anybodyOf is anybody for some machines.
+// anybodyOf does what anybody does, for some of the machines.
 func (s *lonelyStage) anybodyOf(of func(*stageVM) bool) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -378,7 +378,7 @@ func (s *lonelyStage) anybodyOf(of func(*stageVM) bool) bool {
 
 func anyVM(*stageVM) bool { return true }
 
-// lastVM chooses the last worker of the last slice.
+// lastVM returns a function that selects the last worker of the last slice.
 func (s *lonelyStage) lastVM() func(*stageVM) bool {
 	return func(vm *stageVM) bool { return vm.spec.Node == "m-1" && vm.spec.Index == s.on.workers/2-1 }
 }
@@ -392,7 +392,7 @@ func (s *lonelyStage) reached(phase string) {
 	}
 }
 
-// reaches lets the fault happen when all workers have come to the phase.
+// reaches makes the fault happen when all workers have come to the phase.
 func (vm *stageVM) reaches(boot int, phase string) {
 	s := vm.stage
 	if phase != s.phase {
@@ -454,21 +454,22 @@ func (s *lonelyStage) call(method, path, body string) (answered string) {
 	return answer.Body.String()
 }
 
-// outage lets calls fail whose "METHOD /path" contains call.
+// outage makes calls fail if their "METHOD /path" contains call.
 func (s *lonelyStage) outage(call string, code int, d time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.down = append(s.down, outage{call, code, time.Now().Add(d)})
 }
 
-// standStill stops all activity until a time after the first boot has just passed.
+// standStill stops all activity until shortly after the time d has passed since the first
+// boot.
 func (s *lonelyStage) standStill(d time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.still = s.booted.Add(d + 5*time.Second)
 }
 
-// kill takes workers away for good, and reboot takes them away for two minutes.
+// kill takes workers away permanently. reboot takes them away for two minutes.
 func (s *lonelyStage) kill(of func(*stageVM) bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -586,7 +587,7 @@ type stageCommand struct {
 	over bool
 }
 
-// name is the place of the machine in the job.
+// name names the place of the machine in the job.
 func (vm *stageVM) name() string { return fmt.Sprintf("%sw%d", vm.spec.Node, vm.spec.Index) }
 
 func (vm *stageVM) Addr() string     { return "127.0.0.1" }
@@ -595,7 +596,8 @@ func (vm *stageVM) HostKeys() map[string]string {
 	return map[string]string{"ssh-ed25519": base64.StdEncoding.EncodeToString([]byte(vm.spec.Name))}
 }
 
-// SetFault takes the power of a machine whose host has failed, and Reboot gives it back.
+// If a host has failed, SetFault switches its machine off. Reboot switches the machine on
+// again.
 func (vm *stageVM) SetFault(f worker.Fault) error {
 	if f.Kind != worker.Reboot {
 		return errors.New("not on this stage")
@@ -984,7 +986,7 @@ func (b briefly) RoundTrip(r *http.Request) (*http.Response, error) {
 	}
 	answer, err := b.inProcess.RoundTrip(r)
 	if r.Method == http.MethodPost && strings.HasSuffix(r.URL.Path, "/instanceGroupManagers") {
-		b.s.reached("requested") // only a part of the request exists now
+		b.s.reached("requested") // so far, only a part of the request exists
 	}
 	return answer, err
 }
@@ -1016,10 +1018,10 @@ func (s *lonelyStage) isBetween(vm *stageVM) bool {
 	return s.shaken && vm.boots > 2 && vm.off != nil
 }
 
-// startups are the texts of the startup and the shutdown script in a request, as values of
-// an object or of items.
+// startups matches the texts of the startup and the shutdown script in a request. They are
+// values of an object or of items.
 var startups = regexp.MustCompile(`("(?:startup|shutdown)-script"(?::|,\s*"value":)\s*")(?:[^"\\]|\\.)*"`)
 
-// withoutStartup leaves these texts out of a request, which these workers do not need. Sent
+// withoutStartup removes these texts from a request. These workers do not need them. Sent
 // back with every answer, they would take most of the time.
 func withoutStartup(body []byte) []byte { return startups.ReplaceAll(body, []byte(`$1#"`)) }

@@ -85,8 +85,8 @@ func badOf(rows []options.Option) (bad []string) {
 	return bad
 }
 
-// If several values are wrong, the error names the first one on the line, whichever
-// check finds it. The error is the same as for that value alone. make test tries every third
+// If several values are wrong, the error names the first one on the line, whichever check
+// finds it. The error is the same as for that value alone. make test tries only every third
 // value as the first one.
 func TestOfTwoWrongValuesTheFirstOnTheLineIsNamed(t *testing.T) {
 	t.Parallel()

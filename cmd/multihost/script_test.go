@@ -144,7 +144,7 @@ func scriptParams(t *testing.T, files []string, backend string) testscript.Param
 			// To start a Python interpreter on each worker of every story would cost a
 			// minute.
 			env.Setenv("MULTIHOST_FLAG_SKEW", "off")
-			// Few programs of a story live long enough to need their garbage collected.
+			// Few programs of a story run long enough to need garbage collection.
 			env.Setenv("GOGC", "400")
 			env.Setenv("CLOUDSDK_CONFIG", filepath.Join(home, "gcloud"))
 			code := filepath.Join(env.WorkDir, "src")

@@ -43,7 +43,8 @@ func bareView(c *call) (*ui.Renderer, error) {
 	return newView(c), nil
 }
 
-// note tells the user something before a command that needs no cloud does its work.
+// A command that needs no cloud calls note before it does its work. note tells the user
+// something.
 func note(c *call, text string) error {
 	view, err := bareView(c)
 	if err != nil {

@@ -27,7 +27,7 @@ type trouble struct {
 	faults  []string // set before the run; the test adds "node="
 	needs   string   // a program
 	netns   bool     // needs namespaces, because the process backend cannot do it
-	again   bool     // much as another trouble: only make test-all tries it
+	again   bool     // similar to another trouble, so only make test-all tries it
 	after   string   // the faults are set as soon as stderr contains this
 	args    []string
 	command string // "echo hello" when empty
@@ -211,7 +211,7 @@ func troubles() []trouble {
 }
 
 // TestTroubleOfAWorkerIsTold sets each trouble on workers of both backends and compares the
-// warnings, errors, hints and the status with the expected ones. Nothing may be left
+// warnings, errors, hints and the status with the expected ones. The run leaves nothing
 // behind. make test tries most troubles, each on one backend.
 func TestTroubleOfAWorkerIsTold(t *testing.T) {
 	besideOthers(t)

@@ -32,16 +32,16 @@ type Kit struct {
 	Act     func(func(*Call) error) cli.ActionFunc
 }
 
-// A Call is one command line of the simulator that is carried out.
+// A Call is one command line of the simulator.
 type Call struct {
 	*options.Call
 	Lookup config.Lookup
 	Stderr io.Writer
 
-	Ready func() error                            // ends the reading of flags, and returns what is wrong with them
+	Ready func() error                            // ends the reading of flags; returns what is wrong with them
 	Note  func(text string) error                 // tells the user something
 	Show  func(r event.Result) error              // shows a result
-	Tell  func(text string, r event.Result) error // shows text to people, if there is any, and r to programs
+	Tell  func(text string, r event.Result) error // shows text, which may be empty, to people, and r to programs
 }
 
 // Command returns the command sim with all commands below it.
