@@ -17,8 +17,9 @@ import (
 	"multihost/internal/workers"
 )
 
-// Limits of a look at serial consoles: its time, and the number of slices. A provider limits
-// the consoles of a slice, and a console has a few lines.
+// These limits are for reading serial consoles: the time for it, and the number of slices.
+// The provider limits how many consoles it reads for a slice. Each console has only a few
+// lines.
 const (
 	consolesLimit  = 20 * time.Second
 	consolesSlices = 8
@@ -35,8 +36,8 @@ type ConsoleEnd struct {
 	text, hint string
 }
 
-// showConsoles emits what the serial consoles of workers say that do not answer, as one
-// Result. It emits nothing if their provider shows no consoles.
+// Some workers do not answer. showConsoles emits what their serial consoles say, as one
+// Result. If their provider does not show consoles, it emits nothing.
 func showConsoles(ctx context.Context, d *workers.Reach, sel tpu.Selection, away map[tpu.WorkerID]error) {
 	silent := make([][]tpu.WorkerID, len(sel.Slices))
 	for id, err := range away {
@@ -86,7 +87,8 @@ func readConsoles(ctx context.Context, d *workers.Reach, reader provision.Consol
 	return ends
 }
 
-// consolesText lays out consoles for people. more counts slices whose consoles were not read.
+// consolesText returns a text about consoles for people. more is the number of slices whose
+// consoles were not read.
 func consolesText(all []ConsoleEnd, more int) string {
 	var b strings.Builder
 	b.WriteString("serial consoles of workers that do not answer:\n")

@@ -30,8 +30,8 @@ func (*consoles) Consoles(_ context.Context, s tpu.Slice, vms []string) (all []p
 	return all, err
 }
 
-// dump shows what the consoles of workers say that do not answer. A worker that refuses the
-// key answers. The number of slices is limited.
+// If workers do not answer, dump shows what their consoles say. A worker that refuses the
+// key does answer. The number of slices has a limit.
 func TestConsolesOfWorkersThatDoNotAnswer(t *testing.T) {
 	t.Parallel()
 	said := &testkit.Recorder{}

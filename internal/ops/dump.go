@@ -15,9 +15,9 @@ import (
 
 // Dump collects the stacks of a run's processes on all its workers, writes one file for
 // each worker below the run's log directory, and emits the folded stacks as a Result. The
-// run continues. Of workers that cannot be reached, Dump emits what their serial consoles say,
-// if the provider shows that. The error names the workers that returned no stacks. If the run
-// has ended, the error says how.
+// run continues. If workers cannot be reached, Dump also emits what their serial consoles
+// say. It does so only if the provider shows consoles. The error names the workers that
+// returned no stacks. If the run has ended, the error says how.
 func Dump(ctx context.Context, d runs.Deps, name, prefix string) error {
 	watch := stage.Stopwatch{Sink: d.Sink, Clock: d.Clock}
 	rec, err := dumpRecord(ctx, d, name, prefix)

@@ -75,14 +75,14 @@ func Cluster(c *Call, m Machine) gke.Options {
 		}
 	}
 	if c.Sound() {
-		if err := o.Validate(); err != nil { // the name is too long for so many slices
+		if err := o.Validate(); err != nil { // the name is too long for this number of slices
 			c.Refuse(&cmdline.UsageError{Err: err}, cmdline.Word, "num-slices")
 		}
 	}
 	return o
 }
 
-// refuseNamed refuses a name of a network that cannot be one.
+// refuseNamed refuses a name that no network can have.
 func refuseNamed(c *Call, flag, name string) {
 	if err := gke.CheckName(name); err != nil {
 		c.Refuse(cmdline.Usagef("--%s=%s: want lower-case letters, digits and dashes, beginning with a letter", flag, name), flag)
@@ -108,7 +108,7 @@ func readClusterType(c *Call, o *gke.Options) {
 	o.Type = t
 }
 
-// clusterTier reads how the slices are paid for.
+// clusterTier reads how the user pays for the slices.
 func clusterTier(c *Call) provision.Tier {
 	tier, by := provision.Tier(""), ""
 	choose := func(flag string, of provision.Tier) {
