@@ -221,7 +221,7 @@ type EndPlan struct {
 	Keeps   string        `json:"keeps,omitempty"`   // why a queued resource stays
 	KeepFor time.Duration `json:"keep_for_ns,omitempty"`
 
-	Leaves bool `json:"-"` // the command leaves the run once it has started, so that only its workers can delete anything
+	Leaves bool `json:"-"` // the command leaves the run after its start, so only the workers of the run can delete anything
 }
 
 // CostPlan says what the slices cost while they exist.

@@ -356,7 +356,7 @@ func (p Plan) tellRest(t *planText) {
 	p.tellEnd(t)
 }
 
-// tellTime says when the slices go, whatever this command does.
+// tellTime says when the slices go, no matter what this command does.
 func (p Plan) tellTime(t *planText) {
 	l := p.Limits
 	if l.TTL > 0 {
