@@ -259,7 +259,8 @@ type Numberer interface {
 	Number(s tpu.Slice) string
 }
 
-// Leading returns the provider that makes new slices, without the providers around it.
+// Leading returns the provider that makes new slices. It removes the providers that wrap
+// this one.
 func Leading(p Provider) Provider {
 	for {
 		outer, wraps := p.(interface{ Unwrap() Provider })
