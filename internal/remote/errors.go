@@ -53,7 +53,7 @@ const (
 	StageShell     Stage = "shell"     // running the command in the login shell
 )
 
-// Answered reports whether an error of a connection came from the SSH server of the worker.
+// Answered reports whether an error of a connection came from the worker's SSH server.
 func Answered(err error) bool {
 	var key *HostKeyError
 	return errors.As(err, &key) || errors.Is(err, ErrKeyRefused)
