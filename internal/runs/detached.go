@@ -33,7 +33,7 @@ type BucketRun struct {
 	Store *detach.Bucket
 	Desc  detach.Description
 
-	gone bool // its slices are gone: no worker comes any more
+	gone bool // its slices are gone, so no further worker comes
 
 	// Of WarnUnable.
 	asked  time.Time
@@ -319,7 +319,7 @@ func (r *BucketRun) Running(state detach.State) int {
 	return n
 }
 
-// Over reports whether the run has ended on all workers that can take part in it.
+// Over reports whether the run has ended on all workers that can still take part in it.
 func (r *BucketRun) Over(state detach.State) bool {
 	return state.Over(r.Desc) || r.gone && state.GivenUp()
 }

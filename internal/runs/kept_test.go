@@ -131,8 +131,8 @@ func (p *parted) Sweep(_ context.Context, id, run string, over bool) error {
 	return nil
 }
 
-// When the slices of a run are gone, the remaining parts are deleted, and no slices that
-// another command may be making. A dry run deletes nothing.
+// When the slices of a run are gone, the parts that are left are deleted. Slices that
+// another command may be making are not deleted. A dry run deletes nothing.
 func TestThePartsOfARunWithoutSlicesAreSwept(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
