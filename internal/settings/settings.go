@@ -124,10 +124,11 @@ func networkMTU(ctx context.Context, d Deps, t *workers.Connected) int {
 // mtuLimit limits the time to read a network's MTU. A run does not need the MTU.
 const mtuLimit = 20 * time.Second
 
-// WarnOfMTU reads the network of a request for slices. It warns, before several slices are
-// requested, that its MTU is small: machines take the MTU when they are made. It returns the
-// MTU for several slices, and 0 if it did not read it. The error is a *network.MissingError
-// if the network does not exist. If the network cannot be read, the preflight warns later.
+// WarnOfMTU reads the network of a request for slices. If several slices are to be
+// requested and the MTU of the network is small, it warns: machines take the MTU when they
+// are made. It returns the MTU that was read for several slices. It returns 0 if it read
+// none. If the network does not exist, the error is a *network.MissingError. If the network
+// cannot be read, the preflight warns later.
 func WarnOfMTU(ctx context.Context, d Deps, r provision.Request) (mtu int, err error) {
 	if d.Networks == nil {
 		return 0, nil
@@ -151,8 +152,8 @@ func WarnOfMTU(ctx context.Context, d Deps, r provision.Request) (mtu int, err e
 	return mtu, nil
 }
 
-// readNetwork reads a network. The only error is *network.MissingError: anything else that
-// goes wrong is no reason to refuse a request.
+// readNetwork reads a network. The only possible error is *network.MissingError. No other
+// error is a reason to refuse a request.
 func readNetwork(ctx context.Context, d Deps, name string) (network.Info, error) {
 	ctx, cancel := context.WithTimeout(gcp.Unattended(ctx), mtuLimit)
 	defer cancel()
@@ -167,8 +168,8 @@ func readNetwork(ctx context.Context, d Deps, name string) (network.Info, error)
 	return info, nil
 }
 
-// networksOf returns the networks of a request that are in the project. The owners of another
-// project's network may read it; this user need not be able to.
+// networksOf returns those networks of a request that are in the project. The owners of
+// another project's network may read it; this user need not be able to.
 func networksOf(r provision.Request, project string) (names []string) {
 	all := []string{r.Network}
 	if r.Network == "" && r.Subnetwork == "" && len(r.Interfaces) == 0 {

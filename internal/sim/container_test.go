@@ -26,8 +26,8 @@ func withNetwork(t *testing.T, networks *network.Client) {
 	testkit.Must(t, err)
 }
 
-// The requests of our client for clusters and the answers of the simulator agree with
-// Google's description of the API.
+// The test compares the requests of our client for clusters, and the answers of the
+// simulator, with Google's description of the API.
 func TestDiscoveryDocumentsDescribeClusters(t *testing.T) {
 	t.Parallel()
 	c := &checker{docs: loadDiscovery(t), problems: map[string]string{}, called: map[string]int{}}
@@ -93,7 +93,7 @@ func TestDiscoveryDocumentsDescribeClusters(t *testing.T) {
 	}
 }
 
-// The container API refuses what cannot be, and says which field is wrong.
+// The container API refuses what is impossible. It says which field is wrong.
 func TestRefusalsOfClusters(t *testing.T) {
 	t.Parallel()
 	s, _ := start(t)
@@ -137,7 +137,7 @@ func TestRefusalsOfClusters(t *testing.T) {
 }
 
 // gcloud makes, shows and deletes a cluster and a node pool with XPK's flags. Its requests
-// have the fields of ours.
+// have the same fields as ours.
 func TestGcloudMakesAClusterForSlices(t *testing.T) {
 	t.Parallel()
 	testkit.NeedGcloud(t)

@@ -1,8 +1,8 @@
-// Package sim is a fake Google Cloud for real clients: one HTTP server on loopback that
-// speaks the Cloud TPU API (v2 and v2alpha1) and the parts of the Compute Engine API (v1)
-// and other APIs that multihost needs. Behind it are workers that answer SSH (package sim/worker).
-// Product code reaches it only through its endpoints, and so can an unmodified gcloud;
-// Server.Env returns the settings for both.
+// Package sim is a fake Google Cloud for real clients. One HTTP server on loopback speaks
+// the Cloud TPU API (v2 and v2alpha1). It also speaks the parts of the Compute Engine API
+// (v1) and of other APIs that multihost needs. Behind it are workers that answer SSH
+// (package sim/worker). Product code reaches it only through its endpoints, and so can an
+// unmodified gcloud; Server.Env returns the settings for both.
 //
 // The simulator is strict. It refuses every field, query parameter, method, name or
 // combination that the real API refuses, with the same error body and code. It answers 501
@@ -39,8 +39,9 @@
 //     getSerialPortOutput. Their metadata has the form of Compute Engine: an endpoint is
 //     the name of a VM. tpu-env has TPU_WORKER_ID, but no WORKER_ID or NODE_ID. Workers of
 //     the netns backend know each other's names.
-//   - Google Kubernetes Engine: clusters, node pools, operations, serverConfig; see package
-//     containerapi. Each cluster has a Kubernetes API with JobSet and Kueue: see package kubeapi.
+//   - Google Kubernetes Engine: clusters, node pools, operations, serverConfig, see package
+//     containerapi. Each cluster has a Kubernetes API with JobSet and Kueue, see package
+//     kubeapi.
 //   - Reservations of VMs of one machine type: insert, get, list, delete, how many of
 //     their VMs are in use, and the one block of a DENSE reservation.
 //   - SSH keys: a worker gets them from project and node metadata. If enable-oslogin is

@@ -218,8 +218,9 @@ func (s *Server) Env() map[string]string {
 	return env
 }
 
-// EnvNames returns the names of the variables that Env of some simulator sets, sorted. The
-// user may have set credentials before; their variable is not among the names.
+// EnvNames returns the names of all variables that Env of a simulator can set, sorted. The
+// variable for credentials is not among them, because the user may have set credentials
+// before.
 func EnvNames() []string {
 	env := (&Server{Cloud: &cloud.Cloud{}}).Env()
 	for _, name := range []string{"MULTIHOST_FLAG_SSH_PORT", "MULTIHOST_FLAG_IAP_ENDPOINT"} {

@@ -100,7 +100,7 @@ type Cloud struct {
 	BaseURL string
 	Workers worker.Backend // nil if the backend is "none"
 
-	Kubernetes Kubernetes   // nil: nobody serves the Kubernetes APIs of clusters
+	Kubernetes Kubernetes   // nil: the Kubernetes APIs of clusters are not served
 	Serve      http.Handler // of all APIs
 
 	Ctx     context.Context // ends when the simulator closes

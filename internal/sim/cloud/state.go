@@ -47,7 +47,7 @@ type state struct {
 	Logins       map[string]*oslogin.LoginProfile // profiles of OS Login, by address of the account
 
 	Clusters map[string]*Cluster
-	KubeOps  map[string]*container.Operation // of clusters and node pools
+	KubeOps  map[string]*container.Operation // operations on clusters and node pools
 
 	Login      simLogin
 	Buckets    map[string]*Bucket

@@ -75,8 +75,8 @@ func (s machines) checkReservation(zone string, r *computepb.Reservation) error 
 	return nil
 }
 
-// checkAffinity refuses VMs that name a reservation of this project which does not exist. The
-// reservations of other projects are not modelled.
+// VMs may name a reservation of this project. If the reservation does not exist,
+// checkAffinity returns an error. The reservations of other projects are not modelled.
 func (s machines) checkAffinity(g *cloud.Group) error {
 	for _, value := range g.Properties.GetReservationAffinity().GetValues() {
 		project, name := s.Config.Project, value

@@ -14,7 +14,7 @@ import (
 	"multihost/internal/sim/wire"
 )
 
-// A call is one request, taken apart:
+// A call is one request with its parts:
 // /VERSION/projects/P/locations/L/COLLECTION/ID/nodePools/POOL.
 type call struct {
 	API
@@ -46,8 +46,8 @@ func bad(format string, args ...any) *wire.Error {
 	return wire.Errorf(http.StatusBadRequest, format, args...)
 }
 
-// Dispatch returns the function that answers requests. who is their sender. The caller of
-// that function holds the lock.
+// Dispatch returns the function that answers requests. who sends the requests. The caller
+// of that function holds the lock.
 func (s API) Dispatch(who cloud.Caller) func(*http.Request, []byte) (any, error) {
 	return func(r *http.Request, body []byte) (any, error) {
 		c, err := s.parse(r, body)
@@ -91,8 +91,8 @@ func (s API) parse(r *http.Request, body []byte) (*call, error) {
 	return c, nil
 }
 
-// split reads what stands after the collection in the path. It reports false for something
-// else than a resource of it.
+// split reads the part of the path after the collection. It returns false if that part does
+// not name a resource of the collection.
 func (c *call) split(rest []string) bool {
 	rest = append(rest, "", "", "", "")
 	extra := 0
@@ -128,7 +128,8 @@ func (c *call) permit(who cloud.Caller) error {
 	})
 }
 
-// services has what answers calls, by method, collection and whether the call names one of it.
+// services has the functions that answer calls. The key has the method and the collection,
+// and whether the call names one resource.
 var services = map[string]func(*call) (any, error){
 	"GET serverConfig":     (*call).serverConfig,
 	"GET operations":       (*call).listOperations,
@@ -161,7 +162,7 @@ func (c *call) serve() (any, error) {
 // onlyBeta are fields that v1 does not have.
 var onlyBeta = []string{"hostMaintenancePolicy"}
 
-// decode reads the body strictly.
+// decode reads the body into a message. It refuses unknown fields.
 func (c *call) decode(into any) error {
 	if c.version == "v1" {
 		for _, field := range onlyBeta {
@@ -173,7 +174,7 @@ func (c *call) decode(into any) error {
 	return wire.DecodeStrict(c.body, into, "request")
 }
 
-// encode renders an answer in the version of the call.
+// encode encodes an answer in the version of the call.
 func (c *call) encode(v any) (json.RawMessage, error) {
 	b, err := json.Marshal(v)
 	if err != nil || c.version == "v1beta1" {
@@ -203,7 +204,8 @@ func drop(v any) {
 	}
 }
 
-// versions are those on offer, newest first. The first is that of the channel RAPID.
+// versions returns the versions that can be chosen, the newest first. The first one is the
+// version of the channel RAPID.
 func versions() []string {
 	return []string{"1.34.1-gke.100", "1.33.5-gke.1080000", "1.32.9-gke.1010000"}
 }
@@ -240,7 +242,7 @@ func (c *call) covers(name string) bool {
 	return c.location == "-" || strings.HasPrefix(name, c.parent()+"/")
 }
 
-// begin adds a running operation on a target, which is a resource name.
+// begin adds a running operation. target is a resource name.
 func (c *call) begin(kind, target string) *container.Operation {
 	op := &container.Operation{
 		Name:          fmt.Sprintf("operation-%d-%08x", c.Clock.Now().UnixMilli(), uint32(cloud.NewID())),
@@ -264,7 +266,7 @@ func (c *call) end(op *container.Operation, failure string) {
 
 func (c *call) link(name string) string { return c.BaseURL + "/" + c.version + "/" + name }
 
-// copyOf returns a copy of a message that further changes do not reach.
+// copyOf returns a copy of a message. Later changes of the message do not change the copy.
 func copyOf[T any](m *T) *T {
 	same := *m
 	return &same

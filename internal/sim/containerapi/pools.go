@@ -13,7 +13,7 @@ import (
 	"multihost/internal/tpu"
 )
 
-// nodesOf returns how many nodes a pool has: the pools of slices are never resized.
+// nodesOf returns the number of nodes of a pool. The pools of slices are never resized.
 func nodesOf(p *container.NodePool) int64 {
 	return p.InitialNodeCount * int64(max(1, len(p.Locations)))
 }
@@ -35,7 +35,7 @@ func (c *call) pools() (any, error) {
 
 func (c *call) poolName() string { return c.name() + "/nodePools/" + c.pool }
 
-// changeable returns the cluster if its node pools can be changed now.
+// If the node pools of the cluster can be changed now, changeable returns the cluster.
 func (c *call) changeable() (*cloud.Cluster, error) {
 	k := c.State.Clusters[c.name()]
 	switch {
@@ -82,7 +82,7 @@ func (c *call) createPool() (any, error) {
 	return op, nil
 }
 
-// fillPool checks a new node pool of k and sets what the service sets.
+// fillPool checks a new node pool of k. It sets the fields that the service sets.
 func (c *call) fillPool(k *cloud.Cluster, p *container.NodePool) error {
 	if p.Status != "" || len(p.InstanceGroupUrls) > 0 {
 		return bad("Output only fields are set.")
@@ -132,7 +132,7 @@ func isTPU(machine string) bool {
 	return strings.HasPrefix(machine, "ct") || strings.HasPrefix(machine, "tpu")
 }
 
-// sliceOf returns the nodes of the slice that a pool is.
+// If a pool is a slice, sliceOf returns the nodes of that slice.
 func (c *call) sliceOf(p *container.NodePool) (tpu.Nodes, bool) {
 	topology := ""
 	if p.PlacementPolicy != nil {
@@ -155,7 +155,7 @@ func (c *call) sliceOf(p *container.NodePool) (tpu.Nodes, bool) {
 	return tpu.Nodes{}, false
 }
 
-// checkSlice refuses a node pool with TPU chips that can be no slice.
+// checkSlice returns an error for a node pool with TPU chips that cannot be a slice.
 func (c *call) checkSlice(p *container.NodePool) error {
 	if policy := p.PlacementPolicy; policy != nil && policy.PolicyName != "" {
 		name := c.Networks().ComputePath("regions/"+cloud.RegionOf(p.Locations[0]), "resourcePolicies", last(policy.PolicyName))
@@ -182,7 +182,7 @@ func (c *call) checkSlice(p *container.NodePool) error {
 	return nil
 }
 
-// settle gives a pool its nodes, or leaves it without any.
+// settle gives a pool all its nodes or none.
 func (c *call) settle(k *cloud.Cluster, p *container.NodePool) {
 	if why := noRoom(c, k, p); why != nil {
 		p.Status, p.StatusMessage, p.Conditions = failed, why.Message, []*container.StatusCondition{why}
@@ -212,8 +212,8 @@ func kubeNodes(c *call, k *cloud.Cluster, p *container.NodePool) (nodes []cloud.
 	return nodes
 }
 
-// noRoom returns why a pool gets no nodes, or nil. A pool without nodes at its start needs
-// none.
+// noRoom returns the reason for which a pool gets no nodes, or nil. A pool that begins
+// without nodes needs none.
 func noRoom(c *call, k *cloud.Cluster, p *container.NodePool) *container.StatusCondition {
 	if !isTPU(p.Config.MachineType) || p.InitialNodeCount == 0 {
 		return nil

@@ -234,9 +234,9 @@ func groupState(g sim.GroupStatus) string {
 	return cmp.Or(g.Topology, "EMPTY")
 }
 
-// Unset returns the command with which a shell undoes Export, whether or not the simulator
-// runs. lookup reads the shell's environment, and dir is the simulator's directory: the
-// user's own credentials stay.
+// Unset returns the command with which a shell undoes Export. The simulator need not run.
+// lookup reads the shell's environment. dir is the simulator's directory: the command does
+// not remove credentials outside of it, which are the user's own.
 func Unset(lookup func(string) (string, bool), dir string) string {
 	names := sim.EnvNames()
 	const credentials = "GOOGLE_APPLICATION_CREDENTIALS"

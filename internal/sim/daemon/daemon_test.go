@@ -74,7 +74,7 @@ group  zero  EMPTY       v6e-1     0 VMs
 	}
 }
 
-// A shell that leaves the simulator loses what Export has set, and keeps the user's own
+// A shell that leaves the simulator removes what Export has set. It keeps the user's own
 // credentials.
 func TestUnset(t *testing.T) {
 	t.Parallel()

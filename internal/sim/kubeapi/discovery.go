@@ -12,7 +12,7 @@ import (
 	"multihost/internal/sim/kubeapi/store"
 )
 
-// serverVersion is the version of the engine that the stand-in is compared with.
+// serverVersion returns the version of the real engine with which this one is compared.
 func serverVersion() version.Info {
 	return version.Info{
 		Major: "1", Minor: "35", GitVersion: "v1.35.4-gke.sim", GitCommit: "0000000000000000000000000000000000000000", GitTreeState: "clean",
@@ -22,7 +22,7 @@ func serverVersion() version.Info {
 
 var verbs = metav1.Verbs{"create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"}
 
-// podSubs are the subresources of pods besides the status.
+// podSubs are the subresources of pods, except the status.
 var podSubs = []struct {
 	name, group, version, kind string
 	verbs                      metav1.Verbs
@@ -32,7 +32,8 @@ var podSubs = []struct {
 	{"log", "", "v1", "Pod", metav1.Verbs{"get"}},
 }
 
-// discover answers a request for what the API serves. It reports whether it was one.
+// A request may ask what the API serves. discover answers such a request. It reports
+// whether r was such a request.
 func (s objects) discover(w http.ResponseWriter, r *http.Request) bool {
 	path := strings.Trim(r.URL.Path, "/")
 	parts := strings.Split(path, "/")
@@ -72,7 +73,7 @@ func (s objects) discover(w http.ResponseWriter, r *http.Request) bool {
 	return true
 }
 
-// groups returns the groups with their versions; the preferred version comes first.
+// groups returns the groups with their versions. The preferred version comes first.
 func (s objects) groups() []metav1.APIGroup {
 	var groups []metav1.APIGroup
 	for _, k := range s.store.Kinds() {
@@ -157,8 +158,8 @@ func discovery(k *store.Kind, version string) apidiscovery.APIResourceDiscovery 
 	return r
 }
 
-// openAPI answers with as much of the schema as kubectl reads before it creates objects:
-// that the server itself checks their fields.
+// openAPI answers with the part of the schema that kubectl reads before it creates objects.
+// It says that the server itself checks their fields.
 func (s objects) openAPI(w http.ResponseWriter, path string) bool {
 	rest, ok := strings.CutPrefix(path, "v3")
 	if !ok {

@@ -8,13 +8,14 @@ import (
 	"multihost/internal/sim/kubeapi/store"
 )
 
-// faults are the failures in force.
+// faults has the active failures.
 type faults struct {
-	code  int // with which requests are answered; 0: none
+	code  int // status with which requests are answered; 0: none
 	count int // how many requests
 }
 
-// meetFaults returns the error with which a fault has a request answered; nil if none does.
+// If a fault answers a request with an error, meetFaults returns that error. Otherwise it
+// returns nil.
 func (s *Server) meetFaults(*http.Request) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -25,15 +26,16 @@ func (s *Server) meetFaults(*http.Request) error {
 	return statusError(s.faults.code, "", "the server answers "+strconv.Itoa(s.faults.code)+" on request")
 }
 
-// FailRequests has the next n requests answered with an HTTP status.
+// After FailRequests, the next n requests are answered with an HTTP status.
 func (s *Server) FailRequests(code, n int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.faults.code, s.faults.count = code, n
 }
 
-// SetAway takes the API away, so that connections end and new ones are refused, or brings
-// it back at the same address. Pods run on meanwhile.
+// SetAway(true) takes the API away: connections end, and new ones are refused.
+// SetAway(false) brings the API back at the same address. Meanwhile the pods continue to
+// run.
 func (s *Server) SetAway(away bool) error {
 	s.mu.Lock()
 	server, addr := s.http, s.addr
@@ -63,17 +65,17 @@ func (s *Server) CutExecs() {
 	}
 }
 
-// Kill kills process 1 of every container of a pod, as the kernel does when the memory of a
-// container is used up if oom is set.
+// Kill kills process 1 of every container of a pod. If oom is set, it does so as the kernel
+// does when the memory of a container is used up.
 func (s *Server) Kill(namespace, pod string, oom bool) error {
 	return s.kubelet.Kill(namespace, pod, oom)
 }
 
-// Hold keeps deleted pods whose name matches a pattern (see path.Match) in Terminating
-// until an empty pattern is set.
+// Hold keeps deleted pods in Terminating if their name matches a pattern (see path.Match).
+// An empty pattern ends this.
 func (s *Server) Hold(pattern string) { s.kubelet.Hold(pattern) }
 
-// RemoveNode takes a node away, as when its machine is gone: the processes of its pods end
+// RemoveNode takes a node away, as if its machine were gone. The processes of its pods end
 // at once, and the pods fail with the condition DisruptionTarget.
 func (s *Server) RemoveNode(name string) error {
 	s.kubelet.Lose(name)

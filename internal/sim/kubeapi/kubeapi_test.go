@@ -24,7 +24,7 @@ import (
 	"multihost/internal/testkit/kubecontract"
 )
 
-// start starts a cluster, and returns it with the configuration of a client.
+// start starts a cluster. It returns the cluster and the configuration of a client.
 func start(t *testing.T) (*kubeapi.Server, *rest.Config) {
 	t.Helper()
 	return startWith(t, kubeapi.Config{Dir: t.TempDir()})
@@ -38,7 +38,7 @@ func startWith(t *testing.T, config kubeapi.Config) (*kubeapi.Server, *rest.Conf
 	return s, &rest.Config{Host: s.URL(), BearerToken: "t", TLSClientConfig: rest.TLSClientConfig{CAData: s.CA()}, QPS: -1}
 }
 
-// addSlices adds pools of v5e slices: w-np-0 and following, with 4 VMs each.
+// addSlices adds n pools of v5e slices with 4 VMs each: w-np-0, w-np-1 and so on.
 func addSlices(t *testing.T, s *kubeapi.Server, n int) {
 	t.Helper()
 	for i := range n {
@@ -76,7 +76,8 @@ func TestNamespaces(t *testing.T) {
 	kubecontract.Run(t, kubecontract.Cluster{Config: cfg}, "exec", "terminal", "pod-ends", "names")
 }
 
-// TestExpiredWatch: a watch from a version that the server has forgotten ends with 410.
+// TestExpiredWatch: if the server has forgotten the version from which a watch begins, the
+// watch ends with 410.
 func TestExpiredWatch(t *testing.T) {
 	testkit.NoLeaks(t)
 	s, cfg := start(t)
@@ -92,8 +93,8 @@ func TestExpiredWatch(t *testing.T) {
 	}
 }
 
-// TestFaults: requests fail, a token is refused, an exec is cut, and a node goes with its
-// pods.
+// TestFaults: requests fail, a token is refused, an exec is cut, and a node disappears with
+// its pods.
 func TestFaults(t *testing.T) {
 	t.Parallel()
 	s, cfg := start(t)
@@ -168,7 +169,7 @@ func TestTerminationMessage(t *testing.T) {
 	})
 }
 
-// TestKubectl lets kubectl, if it is there, do what users do with it.
+// If kubectl is installed, TestKubectl does with it what users do.
 func TestKubectl(t *testing.T) {
 	t.Parallel()
 	kubectl, err := exec.LookPath("kubectl")

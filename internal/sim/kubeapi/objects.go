@@ -69,7 +69,7 @@ func (q *request) answer(w http.ResponseWriter, code int, o *store.Object) {
 	writeJSON(w, code, q.kind.FromStored(q.version, o).Object)
 }
 
-// A continuation is where a list that was cut off goes on.
+// A continuation says where a list that was cut off continues.
 type continuation struct {
 	Version uint64 `json:"rv"`
 	After   string `json:"start"`
@@ -223,7 +223,7 @@ func (s objects) patch(w http.ResponseWriter, q *request) error {
 	return nil
 }
 
-// patched returns a document with a patch carried out.
+// patched returns a document after a patch.
 func patched(kind types.PatchType, document, patch []byte) ([]byte, error) {
 	if kind == types.MergePatchType {
 		out, err := jsonpatch.MergePatch(document, patch)
@@ -268,7 +268,7 @@ func (s objects) apply(w http.ResponseWriter, q *request, body []byte, how store
 	return nil
 }
 
-// removal reads how a request deletes.
+// removal reads from a request how to delete.
 func (q *request) removal() (store.Removal, error) {
 	var r store.Removal
 	body, err := q.body()

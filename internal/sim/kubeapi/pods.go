@@ -25,7 +25,7 @@ import (
 	"multihost/internal/sim/worker"
 )
 
-// serveSub serves the subresources of pods other than the status.
+// serveSub serves the subresources of pods, except the status.
 func (s *Server) serveSub(w http.ResponseWriter, q *request) error {
 	if q.kind != store.Pods {
 		return notFound()
@@ -49,7 +49,7 @@ func (s *Server) serveSub(w http.ResponseWriter, q *request) error {
 	return notFound()
 }
 
-// container returns the container that a request means.
+// container returns the name of the container that a request means.
 func container(q *request, pod *corev1.Pod) (string, error) {
 	var names []string
 	for _, c := range pod.Spec.Containers {
@@ -75,7 +75,7 @@ func container(q *request, pod *corev1.Pod) (string, error) {
 	return name, nil
 }
 
-// logOptions reads how a request wants a log.
+// logOptions reads from a request which part of a log it asks for.
 func (q *request) logOptions() (kubelet.LogOptions, error) {
 	o := kubelet.LogOptions{Follow: q.flag("follow"), Timestamps: q.flag("timestamps"), Previous: q.flag("previous"), Tail: -1, Limit: -1}
 	number := func(name string, into *int64) error {
@@ -153,14 +153,14 @@ func (s *Server) evict(w http.ResponseWriter, q *request) error {
 	return nil
 }
 
-// Channels of an exec's WebSocket: the first byte of each message.
+// Channels of an exec's WebSocket. The first byte of each message is the channel.
 const (
 	toStdin   = 0
 	toStdout  = 1
 	toStderr  = 2
 	toError   = 3
 	toResize  = 4
-	closeFlag = 255 // its second byte is the channel that the client closes
+	closeFlag = 255 // the second byte of such a message is the channel that the client closes
 )
 
 // An execution is one exec on its connection.
@@ -171,7 +171,7 @@ type execution struct {
 	cancel context.CancelFunc
 }
 
-// enter counts an exec among those under way, unless the server is closing.
+// enter adds an exec to those that are in progress. If the server is closing, it does not.
 func (s *Server) enter(e *execution) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -246,8 +246,9 @@ func (s *Server) exec(w http.ResponseWriter, q *request, pod *corev1.Pod) error 
 	return nil
 }
 
-// serve copies between the connection and the program until the program and all holders of
-// its output have ended, or the connection has. The program then lives on.
+// serve copies between the connection and the program. It ends when the program and all
+// holders of its output have ended, or when the connection has ended. In the latter case,
+// the program continues to run.
 func (e *execution) serve(q *request, l worker.Launched, running *sync.WaitGroup) {
 	stdin, stdout, stderr := l.Streams()
 	if !q.flag("stdin") && !q.flag("tty") {
@@ -295,7 +296,7 @@ func (e *execution) serve(q *request, l worker.Launched, running *sync.WaitGroup
 	in.Wait()
 }
 
-// read passes on what the client sends until the connection is over.
+// read passes on what the client sends, until the connection ends.
 func (e *execution) read(l worker.Launched, stdin io.WriteCloser, tty bool) {
 	defer func() {
 		if !tty {
@@ -313,7 +314,7 @@ func (e *execution) read(l worker.Launched, stdin io.WriteCloser, tty bool) {
 		switch channel, data := msg[0], msg[1:]; {
 		case channel == toStdin && len(data) > 0:
 			if _, err := stdin.Write(data); err != nil && !errors.Is(err, os.ErrClosed) && !tty {
-				stdin.Close() // the program reads no more; what follows is dropped
+				stdin.Close() // the program reads no more, so what follows is dropped
 			}
 		case channel == toResize:
 			var size struct{ Width, Height uint16 }
@@ -335,7 +336,7 @@ func (e *execution) finish(st *metav1.Status) {
 	_ = e.conn.Close(websocket.StatusNormalClosure, "") // the client may be gone
 }
 
-// exitStatus is the status of a program that was started.
+// exitStatus returns the status for a program that was started.
 func exitStatus(code int) *metav1.Status {
 	if code == 0 {
 		return &metav1.Status{Status: metav1.StatusSuccess}

@@ -10,8 +10,9 @@ import (
 // A Node describes a node of a pool.
 type Node = control.Node
 
-// SetPool makes these nodes the nodes of a pool: it adds those that are missing, and removes
-// the others with their pods. A pool without nodes is gone.
+// SetPool replaces the nodes of a pool. It adds the nodes that are missing. It removes
+// other nodes, together with their pods. If a pool has no nodes, it does not exist any
+// more.
 func (s *Server) SetPool(pool string, nodes []Node) error {
 	have := s.control.Nodes(pool)
 	var errs []error

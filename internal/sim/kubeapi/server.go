@@ -1,10 +1,11 @@
-// Package kubeapi is the simulator's stand-in for a GKE cluster: the Kubernetes API with
-// JobSet and Kueue, whose pods run as simulated workers.
+// Package kubeapi is the simulator's stand-in for a GKE cluster. It has the Kubernetes API
+// with JobSet and Kueue. Its pods run as simulated workers.
 //
-// It has what multihost and kubectl use. Objects, field managers, watches, errors, logs
-// and exec are as at a real API server and kubelet. A few controllers do what the user
-// sees of the real ones (see package control). What it does not have: authorization by
-// role, protobuf, strategic merge patches, attach, port forwarding, and webhooks of users.
+// It has everything that multihost and kubectl use. Objects, field managers, watches,
+// errors, logs and exec are like those of a real API server and kubelet. A few controllers
+// do what users see of the real ones (see package control). It does not have: authorization
+// by role, protobuf, strategic merge patches, attach, port forwarding, and webhooks of
+// users.
 package kubeapi
 
 import (
@@ -40,12 +41,12 @@ type Config struct {
 	// "". Nil accepts every token but that.
 	Token func(token string) bool
 
-	// Backend makes the machines that pods run on. Nil means a process backend of the
-	// cluster's own.
+	// Backend makes the machines on which pods run. If Backend is nil, the cluster has a
+	// process backend of its own.
 	Backend worker.Backend
 
-	// Programs are the files of programs that images have and this machine has not, by the
-	// name of the program.
+	// Images may have programs that this machine lacks. Programs has the files of such
+	// programs, by the name of the program.
 	Programs map[string]string
 
 	Now func() time.Time // nil means the system's clock
@@ -58,7 +59,7 @@ type Server struct {
 	kubelet *kubelet.Kubelet
 	control *control.Controllers
 	ca      *authority
-	own     worker.Backend // to close; nil if the caller has it
+	own     worker.Backend // the backend that Close must close; nil if the caller closes it
 
 	ctx     context.Context
 	cancel  context.CancelFunc
@@ -146,7 +147,7 @@ func (s *Server) address() string {
 	return s.addr
 }
 
-// CA returns the certificate with which clients check the server, in PEM.
+// CA returns the certificate, in PEM, with which clients check the server.
 func (s *Server) CA() []byte { return s.ca.pem }
 
 // Objects returns the objects of the cluster.
@@ -213,7 +214,8 @@ func requiredManager() field.ErrorList {
 	return field.ErrorList{field.Required(field.NewPath("fieldManager"), "is required for apply patch")}
 }
 
-// WriteKubeconfig writes a kubeconfig that reaches the cluster with a token.
+// WriteKubeconfig writes a kubeconfig with which a client reaches the cluster. It contains
+// a token.
 func (s *Server) WriteKubeconfig(file, token string) error {
 	text := fmt.Sprintf(`apiVersion: v1
 kind: Config

@@ -15,7 +15,7 @@ import (
 )
 
 const (
-	watchLimit    = 45 * time.Minute // of a watch that names no limit
+	watchLimit    = 45 * time.Minute // longest time of a watch that gives no limit
 	bookmarkEvery = 20 * time.Second
 )
 
@@ -25,7 +25,7 @@ type watcher struct {
 	sel     selection
 	out     *json.Encoder
 	flush   func() error
-	version uint64 // everything up to it was sent
+	version uint64 // everything up to this version has been sent
 }
 
 func (s objects) watch(w http.ResponseWriter, q *request) error {
@@ -92,7 +92,7 @@ func (h *watcher) send(t watch.EventType, o *store.Object) error {
 	return h.out.Encode(map[string]any{"type": t, "object": h.q.kind.FromStored(h.q.version, o).Object})
 }
 
-// follow sends events until the client or the server goes, or the limit is over.
+// follow sends events until the client goes, the server closes, or the limit has passed.
 func (h *watcher) follow(st *store.Store, limit time.Duration) {
 	end := time.NewTimer(limit)
 	defer end.Stop()
@@ -123,8 +123,9 @@ func (h *watcher) follow(st *store.Store, limit time.Duration) {
 	}
 }
 
-// sendAll sends the events that the selection shows. An object that begins to match the
-// selection is added, one that stops matching is deleted.
+// sendAll sends the events of objects that the selection shows. If an object begins to
+// match the selection, the event is Added. If an object no longer matches, the event is
+// Deleted.
 func (h *watcher) sendAll(events []store.Event) error {
 	sent := false
 	for _, e := range events {

@@ -25,7 +25,8 @@ type process struct {
 	ended bool // another process may have the process id now
 }
 
-// startProcess runs a program in its own session, on pipes or, with tty, on a terminal.
+// startProcess runs a program in its own session, with pipes. If tty is not nil, it runs
+// the program on that terminal.
 //
 // The command gets pipes of the kernel itself. So the process and its children see the same
 // events on the pipes (closed, full, end of file) as with sshd. A wait for the process does

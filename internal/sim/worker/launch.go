@@ -5,11 +5,11 @@ import (
 	"syscall"
 )
 
-// A Launcher is implemented by machines that start programs without SSH, as a container
+// A Launcher is implemented by machines that can start programs without SSH, as a container
 // runtime does.
 type Launcher interface {
-	// Launch starts a program as root of the machine. The program leads its own session.
-	// Nothing but a signal or Stop ends it: it lives on when its streams are closed.
+	// Launch starts a program as root of the machine. The program is the leader of its own
+	// session. Only a signal or Stop ends it. If its streams are closed, it continues.
 	Launch(p Program) (Launched, error)
 }
 
@@ -30,14 +30,14 @@ type Program struct {
 
 // A Launched is a program that Launch has started. Its methods are safe for concurrent use.
 type Launched interface {
-	// Streams returns our ends of the program's streams; the caller closes them. With a
-	// terminal stderr is nil, and stdin and stdout are the same file.
+	// Streams returns our ends of the program's streams. The caller closes them. With a
+	// terminal, stderr is nil, and stdin and stdout are the same file.
 	Streams() (stdin io.WriteCloser, stdout, stderr io.ReadCloser)
 
-	// Wait returns how the program ended. Wait must be called once.
+	// Wait returns how the program ended. The caller calls it once.
 	Wait() syscall.WaitStatus
 
-	// Signal signals the program itself, not its children.
+	// Signal sends a signal to the program itself, not to its children.
 	Signal(sig syscall.Signal) error
 
 	// Resize sets the size of the terminal.

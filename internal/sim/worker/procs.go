@@ -72,7 +72,7 @@ func killAll(ctx context.Context, machines []*machine) error {
 	return nil
 }
 
-// signalAll signals every process of a machine.
+// signalAll sends a signal to every process of a machine.
 func signalAll(m *machine, sig syscall.Signal) error {
 	found, err := processesOf([]*machine{m})
 	if err != nil {

@@ -18,10 +18,11 @@ type item struct {
 	*store.Object
 }
 
-// A collector deletes what nobody owns any more, and reports what is ready at once here.
+// A collector deletes objects that nobody owns any more. It also reports objects that are
+// ready at once in this cluster.
 type collector struct{ *Controllers }
 
-// collect deletes what an object that is deleted, or gone, has owned.
+// If an object is being deleted or is gone, collect deletes what the object has owned.
 func (c collector) collect() {
 	byUID := make(map[types.UID]item)
 	dependents := make(map[types.UID][]item)
@@ -62,7 +63,7 @@ func (c collector) collect() {
 	c.lostPods()
 }
 
-// foreground deletes the dependents of an object, and lets the object go when all are gone.
+// foreground deletes the dependents of an object. When all are gone, it deletes the object.
 func (c collector) foreground(it item, dependents []item) {
 	for _, d := range dependents {
 		if d.GetDeletionTimestamp() == nil {
@@ -79,7 +80,7 @@ func (c *Controllers) unfinalize(it item, finalizer string) {
 		o.SetFinalizers(slices.DeleteFunc(o.GetFinalizers(), func(f string) bool { return f == finalizer }))
 		return nil
 	})
-	_ = err // only that the object is gone
+	_ = err // the only possible error is that the object is gone
 }
 
 func (c collector) disown(it item, uid types.UID) {
@@ -87,10 +88,10 @@ func (c collector) disown(it item, uid types.UID) {
 		o.SetOwnerReferences(slices.DeleteFunc(o.GetOwnerReferences(), func(r metav1.OwnerReference) bool { return r.UID == uid }))
 		return nil
 	})
-	_ = err // only that the object is gone
+	_ = err // the only possible error is that the object is gone
 }
 
-// emptyNamespace deletes what is in a namespace, and then the namespace.
+// emptyNamespace deletes everything in a namespace, and then the namespace.
 func (c collector) emptyNamespace(ns item, all []item) {
 	empty := true
 	for _, it := range all {
@@ -106,7 +107,7 @@ func (c collector) emptyNamespace(ns item, all []item) {
 	}
 }
 
-// lostPods fails and deletes the pods of nodes that are gone, as PodGC does.
+// If nodes are gone, lostPods fails and deletes their pods, as PodGC does.
 func (c collector) lostPods() {
 	nodes := list[corev1.Node](c.Controllers, store.Nodes)
 	if len(nodes) == 0 {
@@ -124,11 +125,12 @@ func (c collector) lostPods() {
 		}
 		zero := int64(0)
 		_, _, err := c.store.Remove(store.Pods, p.Namespace, p.Name, store.Removal{UID: string(p.UID), Grace: &zero})
-		_ = err // only that the pod is gone
+		_ = err // the only possible error is that the pod is gone
 	}
 }
 
-// ready reports what is ready at once here: definitions of resources and deployments.
+// ready reports objects that are ready at once in this cluster: definitions of resources,
+// and deployments.
 func (c collector) ready() {
 	crds, _ := c.store.List(store.CRDs, "")
 	for _, o := range crds {
@@ -185,5 +187,5 @@ func (c *Controllers) setStatus(k *store.Kind, o *store.Object, status any) {
 		o.Object["status"] = runtime.DeepCopyJSONValue(status)
 		return nil
 	})
-	_ = err // only that the object is gone
+	_ = err // the only possible error is that the object is gone
 }

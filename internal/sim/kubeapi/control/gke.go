@@ -20,8 +20,8 @@ import (
 
 const tpuResource = corev1.ResourceName("google.com/tpu")
 
-// admitPod does with a new pod what admission does: its priority, and JobSet's rules of
-// exclusive placement.
+// admitPod does to a new pod what admission does: it sets the pod's priority and applies
+// JobSet's rules of exclusive placement.
 func (c *Controllers) admitPod(p *corev1.Pod) error {
 	if name := p.Spec.PriorityClassName; name != "" && p.Spec.Priority == nil {
 		value, ok := c.priority(name)
@@ -45,7 +45,8 @@ func (c *Controllers) admitPod(p *corev1.Pod) error {
 	return nil
 }
 
-// exclusive is the affinity of a leader: one Job of a priority in a topology domain.
+// exclusive returns the affinity of a leader: in a topology domain there may be only one
+// Job of a priority.
 func exclusive(topology, job, priority string) *corev1.Affinity {
 	var a corev1.Affinity
 	text := fmt.Sprintf(`{
@@ -55,7 +56,7 @@ func exclusive(topology, job, priority string) *corev1.Affinity {
 			{"key": %[2]q, "operator": "Exists"}, {"key": %[2]q, "operator": "NotIn", "values": [%[3]q]},
 			{"key": "jobset.sigs.k8s.io/priority", "operator": "In", "values": [%[4]q]}]}}]}}`, topology, jobset.JobKey, job, priority)
 	if err := json.Unmarshal([]byte(text), &a); err != nil {
-		return nil // cannot happen: all values are quoted
+		return nil // cannot happen, because all values are quoted
 	}
 	return &a
 }
@@ -69,7 +70,7 @@ func (c *Controllers) priority(name string) (value int32, ok bool) {
 	return priorityOf(name, o)
 }
 
-// priorityOf returns the value of a class; o is nil if no such object exists.
+// priorityOf returns the value of a class. o is nil if no such object exists.
 func priorityOf(name string, o *store.Object) (value int32, ok bool) {
 	switch {
 	case name == "system-cluster-critical":
@@ -83,8 +84,8 @@ func priorityOf(name string, o *store.Object) (value int32, ok bool) {
 	return int32(n), true
 }
 
-// Admit does what admission does with objects that users create: pods get the priority of
-// their class, and Kueue suspends what names a queue.
+// Admit does what admission does to objects that users create. Pods get the priority of
+// their class. Kueue suspends objects that name a queue.
 func Admit(k *store.Kind, o *store.Object, get func(k *store.Kind, namespace, name string) *store.Object) error {
 	switch k {
 	case store.JobSets:
@@ -107,8 +108,8 @@ func Admit(k *store.Kind, o *store.Object, get func(k *store.Kind, namespace, na
 	return nil
 }
 
-// gkeVariables adds the variables of GKE's webhook and of its device plugin to the
-// containers of a pod that have TPU chips.
+// If containers of a pod have TPU chips, gkeVariables adds the variables of GKE's webhook
+// and of its device plugin to them.
 func gkeVariables(p *corev1.Pod, j *batchv1.Job, index int) {
 	workers := 1
 	if j.Spec.Completions != nil {
@@ -147,8 +148,8 @@ func gkeVariables(p *corev1.Pod, j *batchv1.Job, index int) {
 	}
 }
 
-// families are the names of TPU types by accelerator label: prefix, and what is counted for
-// each chip.
+// families has the names of TPU types by accelerator label: the prefix, and how many units
+// of the name one chip counts.
 var families = map[string]struct {
 	prefix string
 	cores  int
@@ -156,7 +157,7 @@ var families = map[string]struct {
 	"tpu-v4-podslice": {"v4", 2}, "tpu-v5-lite-podslice": {"v5litepod", 1}, "tpu-v5p-slice": {"v5p", 2}, "tpu-v6e-slice": {"v6e", 1}, "tpu7x": {"tpu7x", 2}, "tpu7": {"tpu7", 2},
 }
 
-// deviceVariables adds what the device plugin sets when it allocates chips.
+// deviceVariables adds the variables that the device plugin sets when it allocates chips.
 func deviceVariables(selector map[string]string, workers, chips int, add func(name, value string)) {
 	topology := selector["cloud.google.com/gke-tpu-topology"]
 	family, ok := families[selector["cloud.google.com/gke-tpu-accelerator"]]
@@ -207,7 +208,7 @@ func deviceVariables(selector map[string]string, workers, chips int, add func(na
 	}
 }
 
-// addVariable adds a variable unless the container has it.
+// addVariable adds a variable if the container does not have it.
 func addVariable(c *corev1.Container, v corev1.EnvVar) {
 	if !slices.ContainsFunc(c.Env, func(e corev1.EnvVar) bool { return e.Name == v.Name }) {
 		c.Env = append(c.Env, v)

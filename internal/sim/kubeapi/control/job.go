@@ -14,7 +14,7 @@ import (
 	"multihost/internal/sim/kubeapi/store"
 )
 
-// jobs lets the Job controller look at all Jobs.
+// jobs makes the Job controller look at all Jobs.
 func (c *Controllers) jobs() {
 	all, pods := list[batchv1.Job](c, store.Jobs), list[corev1.Pod](c, store.Pods)
 	c.release(all, pods)
@@ -32,7 +32,7 @@ func (c *Controllers) jobs() {
 	}
 }
 
-// release lets the pods go whose Job is gone or is being deleted.
+// If the Job of pods is gone or is being deleted, release lets these pods go.
 func (c *Controllers) release(all []*batchv1.Job, pods []*corev1.Pod) {
 	for _, p := range pods {
 		if !slices.Contains(p.Finalizers, batchv1.JobTrackingFinalizer) {
@@ -50,7 +50,7 @@ type jobWork struct {
 	*Controllers
 	job     *batchv1.Job // as it will be
 	pods    []*corev1.Pod
-	counted []*corev1.Pod // pods that have ended and are counted now
+	counted []*corev1.Pod // pods that have ended and are being counted now
 }
 
 func (w *jobWork) sync() {
@@ -65,7 +65,7 @@ func (w *jobWork) sync() {
 	if !equal(before, &w.job.Status) {
 		w.save(store.Jobs, w.job, true)
 	}
-	for _, p := range w.counted { // only after the count is written
+	for _, p := range w.counted { // only after the count has been written
 		w.unfinalize(item{store.Pods, store.NewObject(store.Pods, p.Namespace, p.Name)}, batchv1.JobTrackingFinalizer)
 	}
 	w.expire()
@@ -85,7 +85,7 @@ func (w *jobWork) count(p *corev1.Pod) {
 			st.CompletedIndexes = addIndex(st.CompletedIndexes, i)
 		}
 	case suspended(w.job) || jobOver(w.job) && p.Status.Phase != corev1.PodFailed:
-		// Pods that were deleted for that are no failures.
+		// If a pod was deleted for that reason, it is not a failure.
 	default:
 		action, message := w.policy(p)
 		if action != batchv1.PodFailurePolicyActionIgnore {
@@ -97,7 +97,8 @@ func (w *jobWork) count(p *corev1.Pod) {
 	}
 }
 
-// ended reports whether a pod has ended, or was deleted and its kubelet has let it go.
+// ended reports whether a pod has ended. A pod that was deleted, and that its kubelet has
+// let go, has also ended.
 func ended(p *corev1.Pod) bool {
 	return podOver(p) || p.DeletionTimestamp != nil && p.DeletionGracePeriodSeconds != nil && *p.DeletionGracePeriodSeconds == 0
 }
@@ -123,7 +124,7 @@ func (w *jobWork) policy(p *corev1.Pod) (batchv1.PodFailurePolicyAction, string)
 	return batchv1.PodFailurePolicyActionCount, ""
 }
 
-// exitMatch returns the container whose exit code a rule is about.
+// exitMatch returns the container whose exit code fits a rule.
 func exitMatch(r *batchv1.PodFailurePolicyOnExitCodesRequirement, p *corev1.Pod) (name string, code int32, ok bool) {
 	for _, c := range slices.Concat(p.Status.ContainerStatuses, p.Status.InitContainerStatuses) {
 		t := c.State.Terminated
@@ -137,7 +138,7 @@ func exitMatch(r *batchv1.PodFailurePolicyOnExitCodesRequirement, p *corev1.Pod)
 	return "", 0, false
 }
 
-// advance starts and ends pods as the Job wants it.
+// advance starts and ends pods as the Job requires.
 func (w *jobWork) advance() {
 	j := w.job
 	if suspended(j) {
@@ -182,7 +183,7 @@ func (w *jobWork) advance() {
 	}
 }
 
-// late reports whether the Job has run longer than it may.
+// late reports whether the Job has run longer than is allowed.
 func (w *jobWork) late() bool {
 	limit := w.job.Spec.ActiveDeadlineSeconds
 	if limit == nil {
@@ -203,7 +204,7 @@ func (w *jobWork) complete() bool {
 	return w.job.Status.Succeeded > 0 && !slices.ContainsFunc(w.pods, func(p *corev1.Pod) bool { return !ended(p) })
 }
 
-// deleteActive deletes the pods that run.
+// deleteActive deletes the pods that are running.
 func (w *jobWork) deleteActive() {
 	for _, p := range w.pods {
 		if !podOver(p) && p.DeletionTimestamp == nil {
@@ -249,7 +250,7 @@ func (w *jobWork) createPods() {
 	}
 }
 
-// createPod creates the pod of an index. It reports false if the pod must wait.
+// createPod creates the pod of an index. It returns false if the pod must wait.
 func (w *jobWork) createPod(index int) bool {
 	j := w.job
 	p := &corev1.Pod{ObjectMeta: *j.Spec.Template.ObjectMeta.DeepCopy(), Spec: *j.Spec.Template.Spec.DeepCopy()}
@@ -285,8 +286,8 @@ func (w *jobWork) createPod(index int) bool {
 	return true
 }
 
-// follow sends a pod of an exclusively placed Job to the pool of its leader, the pod with
-// index 0. It reports false while the leader has no node.
+// If a Job is placed exclusively, its leader is the pod with index 0. follow sends another
+// pod to the node pool of the leader. It returns false while the leader has no node.
 func (w *jobWork) follow(p *corev1.Pod) bool {
 	key := p.Annotations[jobset.ExclusiveKey]
 	for _, leader := range w.pods {
@@ -303,7 +304,7 @@ func (w *jobWork) follow(p *corev1.Pod) bool {
 	return false
 }
 
-// tally counts the pods that run.
+// tally counts the pods that are running.
 func (w *jobWork) tally() {
 	var active, ready, terminating int32
 	for _, p := range w.pods {
@@ -325,7 +326,7 @@ func (w *jobWork) tally() {
 	st.UncountedTerminatedPods = &batchv1.UncountedTerminatedPods{}
 }
 
-// expire deletes a Job whose time to live after its end is over.
+// expire deletes a Job if its time to live has passed since its end.
 func (w *jobWork) expire() {
 	ttl := w.job.Spec.TTLSecondsAfterFinished
 	if ttl == nil || !jobOver(w.job) {
@@ -352,7 +353,8 @@ func (w *jobWork) conditionOf(kind batchv1.JobConditionType) *batchv1.JobConditi
 	return &w.job.Status.Conditions[i]
 }
 
-// set sets a condition of the Job. It reports whether its status changed.
+// set sets a condition of the Job. It reports whether the status of the condition has
+// changed.
 func (w *jobWork) set(kind batchv1.JobConditionType, status bool, reason, message string) bool {
 	now := metav1.NewTime(w.now())
 	c := batchv1.JobCondition{Type: kind, Status: corev1.ConditionFalse, Reason: reason, Message: message, LastProbeTime: now, LastTransitionTime: now}
@@ -382,7 +384,8 @@ func jobIs(j *batchv1.Job, kind batchv1.JobConditionType) bool {
 	return slices.ContainsFunc(j.Status.Conditions, func(c batchv1.JobCondition) bool { return c.Type == kind && c.Status == corev1.ConditionTrue })
 }
 
-// indexOf returns the completion index of a pod; below 0 if it has none.
+// indexOf returns the completion index of a pod. It returns a negative number if the pod
+// has none.
 func indexOf(p *corev1.Pod) int {
 	i, err := strconv.Atoi(p.Annotations[batchv1.JobCompletionIndexAnnotation])
 	if err != nil {
@@ -413,8 +416,8 @@ func indexes(text string) []int {
 
 func hasIndex(text string, i int) bool { return slices.Contains(indexes(text), i) }
 
-// addIndex adds an index to the text form of a set. Only three in a row and more are
-// written as a range, as the Job controller does.
+// addIndex adds an index to the text form of a set. As the Job controller does, it writes a
+// range only for three or more numbers in a row.
 func addIndex(text string, i int) string {
 	all := append(indexes(text), i)
 	slices.Sort(all)

@@ -19,7 +19,7 @@ import (
 // restartKey is the label and the annotation with the number of the restart.
 const restartKey = "jobset.sigs.k8s.io/restart-attempt"
 
-// children are the Jobs of a JobSet.
+// A children holds the Jobs of a JobSet.
 type children struct {
 	previous, active, successful, failed []*batchv1.Job
 }
@@ -27,7 +27,7 @@ type children struct {
 // jobSets is the JobSet controller.
 type jobSets struct{ *Controllers }
 
-// look lets the controller look at a JobSet.
+// look makes the controller look at a JobSet.
 func (c jobSets) look(was *jobset.JobSet) {
 	if was.DeletionTimestamp != nil || was.Spec.ManagedBy != nil && *was.Spec.ManagedBy != jobset.JobSetControllerName {
 		return
@@ -103,7 +103,7 @@ func statuses(js *jobset.JobSet, jobs children) []jobset.ReplicatedJobStatus {
 	return all
 }
 
-// advance brings a JobSet that has not ended further.
+// advance does the next step for a JobSet that has not ended.
 func (c jobSets) advance(js *jobset.JobSet, jobs children) {
 	if len(jobs.failed) > 0 {
 		c.failed(js, jobs.failed)
@@ -130,14 +130,15 @@ func (c jobSets) advance(js *jobset.JobSet, jobs children) {
 	}
 }
 
-// jobSetCondition sets a condition, and notes an event when it changes.
+// jobSetCondition sets a condition. If the condition changes, it records an event.
 func (c jobSets) jobSetCondition(js *jobset.JobSet, kind jobset.JobSetConditionType, status bool, event, reason, message string) {
 	if condition(&js.Status.Conditions, c.now(), string(kind), status, reason, message) {
 		c.event(store.JobSets, js, event, reason, message, "jobset-controller")
 	}
 }
 
-// succeeded ends a JobSet whose Jobs have succeeded. It reports whether it did.
+// If the Jobs of a JobSet have succeeded, succeeded ends the JobSet. It reports whether it
+// did.
 func (c jobSets) succeeded(js *jobset.JobSet, successful []*batchv1.Job) bool {
 	policy := js.Spec.SuccessPolicy
 	var targets []string
@@ -167,7 +168,7 @@ func (c jobSets) succeeded(js *jobset.JobSet, successful []*batchv1.Job) bool {
 	return true
 }
 
-// failed carries out the failure policy of a JobSet.
+// failed applies the failure policy of a JobSet.
 func (c jobSets) failed(js *jobset.JobSet, jobs []*batchv1.Job) {
 	fail := func(reason, message string, first *batchv1.Job) {
 		js.Status.TerminalState = string(jobset.JobSetFailed)
@@ -196,8 +197,8 @@ func firstFailed(message string, j *batchv1.Job) string {
 	return fmt.Sprintf("%s (first failed job: %s)", message, j.Name)
 }
 
-// decide returns what the first rule that is about one of the failed Jobs says, and the
-// first of those Jobs. Without such a rule the JobSet restarts.
+// decide finds the first rule that is about one of the failed Jobs. It returns what the
+// rule says, and the first of those Jobs. If there is no such rule, the JobSet restarts.
 func decide(rules []jobset.FailurePolicyRule, jobs []*batchv1.Job) (jobset.FailurePolicyAction, *batchv1.Job) {
 	for _, r := range rules {
 		var of []*batchv1.Job
@@ -241,7 +242,7 @@ func earliest(jobs []*batchv1.Job) *batchv1.Job {
 	})
 }
 
-// deleteJobs deletes Jobs with their pods; a Job goes when all its pods are gone.
+// deleteJobs deletes Jobs with their pods. A Job is gone when all its pods are gone.
 func (c jobSets) deleteJobs(jobs []*batchv1.Job) {
 	for _, j := range jobs {
 		if j.DeletionTimestamp == nil {
@@ -250,7 +251,7 @@ func (c jobSets) deleteJobs(jobs []*batchv1.Job) {
 	}
 }
 
-// expireJobSet deletes a JobSet whose time to live after its end is over.
+// expireJobSet deletes a JobSet if its time to live has passed since its end.
 func (c jobSets) expireJobSet(js *jobset.JobSet) {
 	if js.Spec.TTLSecondsAfterFinished == nil {
 		return
@@ -280,7 +281,7 @@ func hasNames(js *jobset.JobSet) bool {
 	return js.Spec.Network != nil && js.Spec.Network.EnableDNSHostnames != nil && *js.Spec.Network.EnableDNSHostnames
 }
 
-// createService creates the headless service of the pods' names.
+// createService creates the headless service for the names of the pods.
 func (c jobSets) createService(js *jobset.JobSet) {
 	if !hasNames(js) {
 		return
@@ -336,7 +337,7 @@ func jobOf(js *jobset.JobSet, r jobset.ReplicatedJob, i int) *batchv1.Job {
 	return j
 }
 
-// marksOf returns the labels and annotations that tell the place of a Job in its JobSet.
+// marksOf returns the labels and annotations that say which place a Job has in its JobSet.
 func marksOf(js *jobset.JobSet, r jobset.ReplicatedJob, i int, j *batchv1.Job) map[string]string {
 	global, groupIndex, all, inGroup := i, i, 0, 0
 	before := true
@@ -368,7 +369,8 @@ func marksOf(js *jobset.JobSet, r jobset.ReplicatedJob, i int, j *batchv1.Job) m
 	return marks
 }
 
-// suspend suspends a Job or resumes it, then with what Kueue has changed in the template.
+// suspend suspends or resumes a Job. When it resumes the Job, the Job gets what Kueue has
+// changed in the template.
 func (c jobSets) suspend(js *jobset.JobSet, was *batchv1.Job, suspend bool) {
 	j := was.DeepCopy()
 	j.Spec.Suspend = &suspend

@@ -17,7 +17,7 @@ import (
 	"multihost/internal/sim/kubeapi/store"
 )
 
-// queueLabel is the label with the name of the queue that an object waits in.
+// queueLabel is the label with the name of the queue in which an object waits.
 const queueLabel = "kueue.x-k8s.io/queue-name"
 
 // A use is an amount of a resource in a flavor.
@@ -34,8 +34,8 @@ type queues struct {
 	sets      []*jobset.JobSet
 }
 
-// look lets Kueue look at everything: workloads for JobSets, evictions that are under way,
-// and what can be admitted.
+// look makes Kueue look at everything: workloads for JobSets, evictions that are in
+// progress, and workloads that can be admitted.
 func (c queues) look() {
 	c.sets = list[jobset.JobSet](c.Controllers, store.JobSets)
 	c.was = list[kueue.Workload](c.Controllers, store.Workloads)
@@ -63,8 +63,8 @@ func (c queues) look() {
 	c.report(locals, clusters)
 }
 
-// jobSetOf makes the workload of a JobSet, and starts or suspends the JobSet as its workload
-// says.
+// jobSetOf makes the workload of a JobSet. It starts or suspends the JobSet, as the
+// workload says.
 func (c queues) jobSetOf(js *jobset.JobSet) {
 	i := slices.IndexFunc(c.workloads, func(w *kueue.Workload) bool { return ownedBy(w, js.UID) })
 	if i < 0 {
@@ -108,7 +108,7 @@ func (c queues) finish(w *kueue.Workload, js *jobset.JobSet) {
 	}
 }
 
-// hasPods reports whether a pod of a JobSet is left that has not ended.
+// hasPods reports whether a JobSet still has a pod that has not ended.
 func (c queues) hasPods(js *jobset.JobSet) bool {
 	return slices.ContainsFunc(list[corev1.Pod](c.Controllers, store.Pods), func(p *corev1.Pod) bool {
 		return p.Labels[jobset.JobSetUIDKey] == string(js.UID) && !ended(p)
@@ -151,7 +151,7 @@ func (c queues) createWorkload(js *jobset.JobSet) {
 	}
 }
 
-// withRequests has a container request what it is limited to.
+// withRequests sets the requests of a container to its limits.
 func withRequests(ct *corev1.Container) {
 	for name, q := range ct.Resources.Limits {
 		if _, ok := ct.Resources.Requests[name]; !ok {
@@ -163,7 +163,8 @@ func withRequests(ct *corev1.Container) {
 	}
 }
 
-// setSuspend suspends a JobSet, or starts it on the nodes of the flavors it was given.
+// setSuspend suspends a JobSet. Or it starts the JobSet on nodes of the flavors that the
+// JobSet was given.
 func (c queues) setSuspend(was *jobset.JobSet, suspend bool, a *kueue.Admission) {
 	js := was.DeepCopy()
 	js.Spec.Suspend = &suspend
@@ -202,7 +203,7 @@ func assigned(a *kueue.Admission, podSet string) (flavors []kueue.ResourceFlavor
 	return flavors
 }
 
-// requeue takes the quota of an evicted workload, which then waits again.
+// requeue takes the quota away from an evicted workload. The workload then waits again.
 func (c queues) requeue(w *kueue.Workload) {
 	now := c.now()
 	i := slices.IndexFunc(w.Status.Conditions, func(o metav1.Condition) bool { return o.Type == kueue.WorkloadEvicted })
@@ -213,13 +214,13 @@ func (c queues) requeue(w *kueue.Workload) {
 	condition(&w.Status.Conditions, now, kueue.WorkloadRequeued, true, evicted.Reason, evicted.Message)
 }
 
-// evict begins to take a workload from its nodes.
+// evict begins to remove a workload from its nodes.
 func (c queues) evict(w *kueue.Workload, reason, message string) {
 	condition(&w.Status.Conditions, c.now(), kueue.WorkloadEvicted, true, reason, message)
 	c.event(store.Workloads, w, corev1.EventTypeNormal, "EvictedDueTo"+reason, message, "kueue-workload-controller")
 }
 
-// queued returns when a workload began to wait.
+// queued returns the time at which a workload began to wait.
 func queued(w *kueue.Workload) metav1.Time {
 	for _, cond := range w.Status.Conditions {
 		if cond.Type == kueue.WorkloadRequeued && cond.Status == metav1.ConditionTrue {
@@ -236,7 +237,8 @@ func priorityOfWorkload(w *kueue.Workload) int32 {
 	return *w.Spec.Priority
 }
 
-// admit gives quota of a cluster queue to workloads that wait, the most important first.
+// admit gives quota of a cluster queue to workloads that wait. The most important workload
+// comes first.
 func (c queues) admit(q *kueue.ClusterQueue, locals []*kueue.LocalQueue) {
 	if stopped(q.Spec.StopPolicy) {
 		return
@@ -295,8 +297,8 @@ func usage(holding []*kueue.Workload) map[use]resource.Quantity {
 	return sum
 }
 
-// fit finds flavors for the pods of a workload. If there is not enough, missing says what is
-// missing, in the words of Kueue.
+// fit finds flavors for the pods of a workload. If there is not enough quota, missing says
+// what is missing, in the words of Kueue.
 func (c queues) fit(q *kueue.ClusterQueue, w *kueue.Workload, used map[use]resource.Quantity) (sets []kueue.PodSetAssignment, missing string) {
 	var lacks []string
 	for _, s := range w.Spec.PodSets {
@@ -344,7 +346,8 @@ func (c queues) fitSet(q *kueue.ClusterQueue, selector map[string]string, a *kue
 	return ""
 }
 
-// fitFlavor returns why a flavor has not enough of a resource; empty if it has.
+// fitFlavor returns why a flavor does not have enough of a resource. It returns an empty
+// text if the flavor has enough.
 func (c queues) fitFlavor(f kueue.FlavorQuotas, name corev1.ResourceName, wanted resource.Quantity, selector map[string]string, used resource.Quantity) string {
 	o := named(list[kueue.ResourceFlavor](c.Controllers, store.ResourceFlavors), "", string(f.Name))
 	if o == nil {
@@ -390,8 +393,9 @@ func (c queues) reserve(q *kueue.ClusterQueue, w *kueue.Workload, sets []kueue.P
 	c.event(store.Workloads, w, corev1.EventTypeNormal, "Admitted", fmt.Sprintf("Admitted by ClusterQueue %s, wait time since reservation was 0s", q.Name), "kueue-admission")
 }
 
-// targets returns the workloads that must go so that w fits: the least important first, and
-// of those the newest. It returns nil if that does not help or is not allowed.
+// targets returns the workloads that must go so that w fits. The least important ones come
+// first. Among equally important ones, the newest comes first. If that does not help or is
+// not allowed, it returns nil.
 func (c queues) targets(q *kueue.ClusterQueue, w *kueue.Workload, holding []*kueue.Workload) []*kueue.Workload {
 	if q.Spec.Preemption == nil || q.Spec.Preemption.WithinClusterQueue == kueue.PreemptionPolicyNever || q.Spec.Preemption.WithinClusterQueue == "" {
 		return nil
@@ -429,8 +433,8 @@ func (c queues) preempt(q *kueue.ClusterQueue, w *kueue.Workload, targets []*kue
 	}
 }
 
-// explainMissing says why a workload waits whose queue is missing or stopped, and evicts one
-// that was deactivated.
+// If the queue of a workload is missing or stopped, explainMissing says why the workload
+// waits. It evicts a workload that was deactivated.
 func (c queues) explainMissing(w *kueue.Workload, locals []*kueue.LocalQueue, clusters []*kueue.ClusterQueue) {
 	if finished(w) {
 		return

@@ -17,7 +17,7 @@ const PoolLabel = "cloud.google.com/gke-nodepool"
 type Node struct {
 	Name   string
 	Labels map[string]string
-	Chips  int // TPU chips; a node with chips has GKE's taint
+	Chips  int // number of TPU chips; a node with chips has GKE's taint
 }
 
 // AddNode adds a node to a cluster.

@@ -14,7 +14,7 @@ import (
 	"multihost/internal/sim/kubeapi/store"
 )
 
-// schedule gives pods nodes, and says why a pod gets none.
+// schedule gives nodes to pods. If a pod gets no node, it says why.
 func (c *Controllers) schedule() {
 	nodes := list[corev1.Node](c, store.Nodes)
 	pods := slices.Clone(list[corev1.Pod](c, store.Pods))
@@ -69,7 +69,8 @@ func (c *Controllers) unschedulable(p *corev1.Pod, nodes int, reasons map[string
 	c.event(store.Pods, p, corev1.EventTypeWarning, "FailedScheduling", message, "default-scheduler")
 }
 
-// unschedulableMessage says why a pod got none of some nodes, as the scheduler does.
+// unschedulableMessage says why a pod got none of some nodes, in the form that the
+// scheduler uses.
 func unschedulableMessage(nodes int, reasons map[string]int) string {
 	if nodes == 0 {
 		return "no nodes available to schedule pods"
@@ -93,8 +94,8 @@ func unschedulableMessage(nodes int, reasons map[string]int) string {
 		nodes, strings.Join(parts, ", "), nodes, strings.Join(after, ", "))
 }
 
-// misfit returns why a pod cannot run on a node, in the words of the scheduler; empty if it
-// can.
+// misfit returns why a pod cannot run on a node, in the words of the scheduler. It returns
+// an empty text if the pod can.
 func misfit(p *corev1.Pod, n *corev1.Node, nodes []*corev1.Node, pods []*corev1.Pod) string {
 	if n.Spec.Unschedulable {
 		return "node(s) were unschedulable"
@@ -149,8 +150,8 @@ func tolerates(o corev1.Toleration, t corev1.Taint) bool {
 		(o.Operator == corev1.TolerationOpExists || o.Value == t.Value)
 }
 
-// requests returns what the containers of a pod request of devices and CPUs; memory is not
-// looked at.
+// requests returns the devices and CPUs that the containers of a pod request. It ignores
+// memory.
 func requests(p *corev1.Pod) corev1.ResourceList {
 	var sum corev1.ResourceList
 	for _, c := range p.Spec.Containers {
@@ -161,7 +162,8 @@ func requests(p *corev1.Pod) corev1.ResourceList {
 	return sum
 }
 
-// near reports whether a pod that a term selects runs in the topology domain of a node.
+// A term selects pods. near reports whether one of these runs in the topology domain of a
+// node.
 func near(t corev1.PodAffinityTerm, n *corev1.Node, nodes []*corev1.Node, pods []*corev1.Pod) (here, anywhere bool) {
 	sel, err := metav1.LabelSelectorAsSelector(t.LabelSelector)
 	if err != nil {
@@ -179,8 +181,8 @@ func near(t corev1.PodAffinityTerm, n *corev1.Node, nodes []*corev1.Node, pods [
 	return false, anywhere
 }
 
-// nearAll reports whether a node satisfies all terms. A term that selects nobody but the pod
-// itself is satisfied.
+// nearAll reports whether a node satisfies all terms. If a term selects only the pod
+// itself, it is satisfied.
 func nearAll(terms []corev1.PodAffinityTerm, p *corev1.Pod, n *corev1.Node, nodes []*corev1.Node, pods []*corev1.Pod) bool {
 	for _, t := range terms {
 		if n.Labels[t.TopologyKey] == "" {
@@ -207,7 +209,7 @@ func podOver(p *corev1.Pod) bool {
 	return p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed
 }
 
-// podCondition sets a condition of a pod. It reports whether anything changed.
+// podCondition sets a condition of a pod. It reports whether anything has changed.
 func podCondition(p *corev1.Pod, now time.Time, kind corev1.PodConditionType, status bool, reason, message string) bool {
 	c := corev1.PodCondition{Type: kind, Status: corev1.ConditionFalse, Reason: reason, Message: message, LastTransitionTime: metav1.NewTime(now)}
 	if status {

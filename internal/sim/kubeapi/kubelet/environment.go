@@ -18,7 +18,7 @@ func hostname(pod *corev1.Pod) string {
 	return pod.Name[:min(len(pod.Name), 63)]
 }
 
-// devices returns the device files of the chips that a container asks for.
+// devices returns the device files of the chips that a container requests.
 func devices(c *corev1.Container) []string {
 	chips := c.Resources.Limits[TPU]
 	var files []string
@@ -31,8 +31,8 @@ func devices(c *corev1.Container) []string {
 	return files
 }
 
-// environment returns the variables that the specification gives a container, with fields
-// and references to other variables filled in.
+// environment returns the variables that the specification gives to a container. It fills
+// in fields and references to other variables.
 func environment(pod *corev1.Pod, c *corev1.Container, address string) []string {
 	env := []string{"HOSTNAME=" + hostname(pod), "KUBERNETES_PORT=tcp://10.0.0.1:443", "KUBERNETES_SERVICE_HOST=10.0.0.1", "KUBERNETES_SERVICE_PORT=443"}
 	for _, e := range c.Env {
@@ -50,8 +50,8 @@ func environment(pod *corev1.Pod, c *corev1.Container, address string) []string 
 	return env
 }
 
-// expand replaces $(NAME) by the value of a variable, and $$ by $. A name without value
-// stays as it is.
+// expand replaces $(NAME) by the value of the variable NAME, and $$ by $. If a name has no
+// value, $(NAME) does not change.
 func expand(text string, env []string) string {
 	var b strings.Builder
 	for {

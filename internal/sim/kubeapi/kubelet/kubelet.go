@@ -1,9 +1,10 @@
-// Package kubelet runs the pods of a simulated cluster as processes of simulated workers:
-// each container is a machine of a worker.Backend, and its command is the machine's first
-// program. When that ends, everything on the machine ends, as in a container.
+// Package kubelet runs the pods of a simulated cluster as processes of simulated workers.
+// Each container is a machine of a worker.Backend. The command of the container is the
+// machine's first program. When that program ends, everything on the machine ends, as in a
+// container.
 //
-// Images are not read: a container without a command fails as an image without one does.
-// Volumes and probes do nothing.
+// Images are not read. A container without a command fails in the same way as an image
+// without a command. Volumes and probes do nothing.
 package kubelet
 
 import (
@@ -37,12 +38,12 @@ type Config struct {
 	Dir     string // for logs
 	Now     func() time.Time
 
-	// Programs are the files of programs that images have and this machine has not, by the
-	// name of the program.
+	// Images may have programs that this machine lacks. Programs has the files of such
+	// programs, by the name of the program.
 	Programs map[string]string
 
-	// RestartDelay is how long a container waits before its second restart; it doubles with
-	// each further one. 0 means 10 s, as in a real cluster.
+	// RestartDelay is how long a container waits before its second restart. The time
+	// doubles with each further restart. 0 means 10 s, as in a real cluster.
 	RestartDelay time.Duration
 }
 
@@ -50,7 +51,7 @@ type Config struct {
 // use.
 type Kubelet struct {
 	cfg     Config
-	ctx     context.Context // done when the kubelet closes
+	ctx     context.Context // ends when the kubelet closes
 	cancel  context.CancelFunc
 	running sync.WaitGroup
 
@@ -58,12 +59,12 @@ type Kubelet struct {
 	pods   map[types.UID]*pod
 	hosts  sync.Mutex    // one writer of names at a time
 	given  uint32        // addresses given to machines
-	hold   string        // pattern of the pods that stay in Terminating
+	hold   string        // deleted pods whose name matches this pattern stay in Terminating
 	held   chan struct{} // closed when hold changes
 	closed bool
 }
 
-// New returns a kubelet, which runs pods during Run. The caller closes it.
+// New returns a kubelet. It runs pods during Run. The caller closes it.
 func New(cfg Config) *Kubelet {
 	cfg.RestartDelay = cmp.Or(cfg.RestartDelay, 10*time.Second)
 	ctx, cancel := context.WithCancel(context.Background())
@@ -71,7 +72,7 @@ func New(cfg Config) *Kubelet {
 	return &Kubelet{cfg: cfg, ctx: ctx, cancel: cancel, pods: make(map[types.UID]*pod), held: make(chan struct{}), given: rand.Uint32N(1<<12) << 8}
 }
 
-// Run runs the pods that have a node, until ctx is done.
+// Run runs the pods that have a node. It ends when ctx is done.
 func (k *Kubelet) Run(ctx context.Context) {
 	all, version := k.cfg.Store.List(store.Pods, "")
 	for _, o := range all {
@@ -100,7 +101,7 @@ func (k *Kubelet) Run(ctx context.Context) {
 	}
 }
 
-// see notices a state of a pod.
+// see handles a new state of a pod.
 func (k *Kubelet) see(o *store.Object, gone bool) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -130,14 +131,14 @@ func (k *Kubelet) see(o *store.Object, gone bool) {
 	}
 }
 
-// forget ends the record of a pod.
+// forget removes the record of a pod.
 func (k *Kubelet) forget(p *pod) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	delete(k.pods, p.spec.UID)
 }
 
-// find returns the pod with a name that runs, or has run.
+// find returns the pod with a name that is running or has run.
 func (k *Kubelet) find(namespace, name string) *pod {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -163,7 +164,7 @@ func (k *Kubelet) Close() error {
 	return nil
 }
 
-// Kill kills process 1 of every container of a pod; see kubeapi.Server.Kill.
+// Kill kills process 1 of every container of a pod, see kubeapi.Server.Kill.
 func (k *Kubelet) Kill(namespace, name string, oom bool) error {
 	p := k.find(namespace, name)
 	if p == nil {
@@ -175,7 +176,8 @@ func (k *Kubelet) Kill(namespace, name string, oom bool) error {
 	return nil
 }
 
-// Lose ends the pods of a node as when its machine is gone: nobody hears of their end.
+// Lose ends the pods of a node as if its machine were gone: nobody learns that they have
+// ended.
 func (k *Kubelet) Lose(node string) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -186,7 +188,7 @@ func (k *Kubelet) Lose(node string) {
 	}
 }
 
-// Hold keeps deleted pods whose name matches a pattern in Terminating; see
+// Hold keeps deleted pods in Terminating if their name matches a pattern, see
 // kubeapi.Server.Hold.
 func (k *Kubelet) Hold(pattern string) {
 	k.mu.Lock()
@@ -196,8 +198,8 @@ func (k *Kubelet) Hold(pattern string) {
 	k.held = make(chan struct{})
 }
 
-// mayEnd waits until no fault keeps a pod in Terminating. It reports false if the pod is
-// abandoned first.
+// mayEnd waits until no fault keeps a pod in Terminating. It returns false if the pod is
+// abandoned before that.
 func (k *Kubelet) mayEnd(p *pod) bool {
 	for {
 		k.mu.Lock()
@@ -215,7 +217,7 @@ func (k *Kubelet) mayEnd(p *pod) bool {
 	}
 }
 
-// Exec starts a program in a container of a pod that runs.
+// Exec starts a program in a container of a running pod.
 func (k *Kubelet) Exec(pod *corev1.Pod, container string, argv []string, tty bool) (worker.Launched, error) {
 	missing := fmt.Errorf("unable to upgrade connection: container not found (%q)", container)
 	k.mu.Lock()
@@ -303,8 +305,8 @@ func (k *Kubelet) claim() (string, error) {
 	return "", errors.New("no address is free")
 }
 
-// update writes the status of a pod. It tries again while others write, and gives up when
-// the pod is gone.
+// update writes the status of a pod. While others write, it tries again. When the pod is
+// gone, it gives up.
 func (k *Kubelet) update(p *pod, change func(*corev1.Pod)) {
 	_, err := k.cfg.Store.Change(store.Pods, p.spec.Namespace, p.spec.Name, store.Write{Status: true}, func(o *store.Object) error {
 		if o.GetUID() != p.spec.UID {
@@ -322,7 +324,7 @@ func (k *Kubelet) update(p *pod, change func(*corev1.Pod)) {
 		o.Object["status"] = next.Object["status"]
 		return nil
 	})
-	_ = err // only that the pod is gone
+	_ = err // the only possible error is that the pod is gone
 }
 
 // ExitCode returns the exit code of a process as a container runtime reports it.

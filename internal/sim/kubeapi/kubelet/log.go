@@ -16,12 +16,12 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// maxLine is how long a line of a log can be in one record; longer ones are split, and
-// joined on reading.
+// maxLine is the longest line of a log in one record. Longer lines are split, and joined
+// again when they are read.
 const maxLine = 16 << 10
 
-// A logFile is the log of a container, a file for each of its runs in containerd's format:
-// time, stream, F for a whole line or P for a part, text.
+// A logFile is the log of a container. It has a file for each run of the container. The
+// files have containerd's format: time, stream, F for a whole line or P for a part, text.
 type logFile struct {
 	dir string
 	now func() time.Time
@@ -40,7 +40,7 @@ func newLogFile(dir string, now func() time.Time) *logFile {
 
 func (l *logFile) file(run int) string { return filepath.Join(l.dir, strconv.Itoa(run)+".log") }
 
-// start starts the log of the next run. Without a directory to write to, nothing is kept.
+// start starts the log of the next run. If there is no directory, it keeps nothing.
 func (l *logFile) start() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -68,7 +68,7 @@ func (l *logFile) signal() {
 	l.changed = make(chan struct{})
 }
 
-// copy writes a stream of the container to the log until it ends.
+// copy writes a stream of the container to the log until the stream ends.
 func (l *logFile) copy(stream string, from io.ReadCloser) {
 	defer from.Close()
 	r := bufio.NewReaderSize(from, maxLine)
@@ -94,7 +94,7 @@ func (l *logFile) write(stream string, text []byte, whole bool) {
 	if whole {
 		tag = "F"
 	}
-	_, _ = fmt.Fprintf(l.f, "%s %s %s %s\n", l.now().UTC().Format(time.RFC3339Nano), stream, tag, text) // a full disk loses lines, as on a node
+	_, _ = fmt.Fprintf(l.f, "%s %s %s %s\n", l.now().UTC().Format(time.RFC3339Nano), stream, tag, text) // if the disk is full, lines are lost, as on a real node
 	l.signal()
 }
 
@@ -110,7 +110,7 @@ func (l *logFile) end() {
 	l.signal()
 }
 
-// close ends the log for good.
+// close ends the log. No further run can be added.
 func (l *logFile) close() {
 	l.end()
 	l.mu.Lock()
@@ -156,8 +156,8 @@ type Log struct {
 	opts LogOptions
 }
 
-// Log opens the log of a container. An error says in the words of the kubelet why there is
-// none.
+// Log opens the log of a container. If there is no log, the error says why, in the words of
+// the kubelet.
 func (k *Kubelet) Log(pod *corev1.Pod, container string, opts LogOptions) (*Log, error) {
 	k.mu.Lock()
 	p := k.pods[pod.UID]
@@ -206,8 +206,8 @@ func (c *containerRun) openLog(pod string, opts LogOptions) (*Log, error) {
 // Close closes the log.
 func (l *Log) Close() error { return l.f.Close() }
 
-// CopyTo writes the log, and with Follow what is added to it until the container has
-// ended. It calls flush whenever nothing more is there.
+// CopyTo writes the log to w. With Follow, it also writes what is added to the log until
+// the container has ended. It calls flush whenever there is nothing more at the moment.
 func (l *Log) CopyTo(ctx context.Context, w io.Writer, flush func() error) error {
 	out := &logWriter{w: w, opts: l.opts, left: l.opts.Limit, begin: true}
 	var pending []byte
@@ -216,7 +216,7 @@ func (l *Log) CopyTo(ctx context.Context, w io.Writer, flush func() error) error
 		l.log.mu.Lock()
 		changed, over := l.log.changed, l.log.over || l.log.run != l.run || l.log.closed
 		l.log.mu.Unlock()
-		b, err := io.ReadAll(l.f) // after asking whether the run is over, so that nothing is missed
+		b, err := io.ReadAll(l.f) // read after the check whether the run is over, so that nothing is missed
 		if err != nil {
 			return err
 		}
@@ -273,7 +273,7 @@ func records(b []byte) []record {
 	return rs
 }
 
-// selected returns the records of the stream and the time that the options name.
+// selected returns the records that have the stream and the time in the options.
 func selected(rs []record, o LogOptions) []record {
 	var kept []record
 	for _, r := range rs {
@@ -284,7 +284,8 @@ func selected(rs []record, o LogOptions) []record {
 	return kept
 }
 
-// lastLines returns the records of the last n lines; all if n is below 0.
+// lastLines returns the records of the last n lines. If n is below 0, it returns all
+// records.
 func lastLines(rs []record, n int64) []record {
 	if n < 0 {
 		return rs
@@ -304,15 +305,15 @@ func lastLines(rs []record, n int64) []record {
 	return rs
 }
 
-// A logWriter writes records as the API shows them.
+// A logWriter writes records in the form in which the API shows them.
 type logWriter struct {
 	w     io.Writer
 	opts  LogOptions
-	left  int64 // bytes; below 0: any number
+	left  int64 // how many bytes may still be written; below 0: any number
 	begin bool  // of a line
 }
 
-// write writes a record. more is false when the limit is reached.
+// write writes a record. more is false if the limit is reached.
 func (l *logWriter) write(r record) (more bool, err error) {
 	var out []byte
 	if l.opts.Timestamps && l.begin {

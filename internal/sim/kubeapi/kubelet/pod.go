@@ -24,18 +24,18 @@ type pod struct {
 	spec       corev1.Pod
 	init, main []*containerRun
 
-	ending  context.Context // done when the pod must end
+	ending  context.Context // ends when the pod must end
 	endNow  context.CancelFunc
-	gone    context.Context // done when nobody wants to hear of the pod any more
+	gone    context.Context // ends when nobody needs to know about the pod any more
 	abandon context.CancelFunc
 
 	mu    sync.Mutex
-	kill  time.Time // when everything that still runs is killed; zero while the pod need not end
+	kill  time.Time // when everything that still runs is killed; zero if the pod need not end
 	sped  chan struct{}
 	first string // address of the first container
 }
 
-// A containerRun is one container of a pod with its present process.
+// A containerRun is one container of a pod, with the process that it now has.
 type containerRun struct {
 	pod  *pod
 	spec corev1.Container
@@ -76,10 +76,10 @@ func (p *pod) container(c corev1.Container, reason string) *containerRun {
 	}
 }
 
-// all returns the containers, init containers first.
+// all returns the containers. The init containers come first.
 func (p *pod) all() []*containerRun { return append(append([]*containerRun{}, p.init...), p.main...) }
 
-// end has the pod end within a grace period. A later call can only shorten it.
+// end makes the pod end within a grace period. A later call can only shorten it.
 func (p *pod) end(grace time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -93,14 +93,15 @@ func (p *pod) end(grace time.Duration) {
 	p.endNow()
 }
 
-// run runs the pod until it has ended and, if it was deleted, is gone.
+// run runs the pod until it has ended. If the pod is deleted, run returns when the pod is
+// gone.
 func (p *pod) run() {
 	defer p.k.forget(p)
 	defer func() {
 		for _, c := range p.all() {
 			c.log.close()
 		}
-		_ = os.RemoveAll(p.k.podDir(p.spec.UID)) // it is in the simulator's own directory
+		_ = os.RemoveAll(p.k.podDir(p.spec.UID)) // the directory belongs to the simulator
 	}()
 	now := metav1.NewTime(p.k.cfg.Now())
 	p.k.update(p, func(now1 *corev1.Pod) { p.status(now1, &now) })
@@ -115,8 +116,8 @@ func (p *pod) run() {
 	p.awaitDeletion()
 }
 
-// runInit runs an init container until it succeeds. It reports false if the pod must end
-// first, or the container may not run again.
+// runInit runs an init container until it succeeds. It returns false if the pod must end
+// before that, or if the container may not run again.
 func (p *pod) runInit(c *containerRun) bool {
 	for {
 		code, ran := c.run()
@@ -131,7 +132,7 @@ func (p *pod) runInit(c *containerRun) bool {
 	}
 }
 
-// runMain runs the containers until none runs any more.
+// runMain runs the containers until none is running any more.
 func (p *pod) runMain() {
 	var all sync.WaitGroup
 	for _, c := range p.main {
@@ -149,7 +150,7 @@ func (p *pod) runMain() {
 	all.Wait()
 }
 
-// awaitDeletion waits until the pod is deleted and then takes it from the API.
+// awaitDeletion waits until the pod is deleted. Then it removes the pod from the API.
 func (p *pod) awaitDeletion() {
 	select {
 	case <-p.ending.Done():
@@ -161,10 +162,10 @@ func (p *pod) awaitDeletion() {
 	}
 	zero := int64(0)
 	_, _, err := p.k.cfg.Store.Remove(store.Pods, p.spec.Namespace, p.spec.Name, store.Removal{Grace: &zero, UID: string(p.spec.UID)})
-	_ = err // only that the pod is gone
+	_ = err // the only possible error is that the pod is gone
 }
 
-// backOff waits before a restart. It reports false if the pod must end first.
+// backOff waits before a restart. It returns false if the pod must end before that.
 func (c *containerRun) backOff() bool {
 	c.mu.Lock()
 	wait := time.Duration(0)
@@ -225,7 +226,7 @@ func (c *containerRun) run() (code int, ran bool) {
 	code = ExitCode(process.Wait())
 	close(ended)
 	message := c.message(machine)
-	_ = machine.Stop(context.Background()) // kills the rest; it fails only for processes stuck in the kernel
+	_ = machine.Stop(context.Background()) // this kills the rest, and fails only for processes that are stuck in the kernel
 	over.Wait()
 	c.log.end()
 	if message == "" && code != 0 && c.spec.TerminationMessagePolicy == corev1.TerminationMessageFallbackToLogsOnError {
@@ -246,8 +247,8 @@ func (c *containerRun) run() (code int, ran bool) {
 	return code, true
 }
 
-// stopWhenAsked signals the process when the pod must end, and kills everything after the
-// grace period.
+// When the pod must end, stopWhenAsked sends the process a signal. After the grace period
+// it kills everything.
 func (c *containerRun) stopWhenAsked(ended <-chan struct{}) {
 	select {
 	case <-ended:
@@ -283,7 +284,7 @@ func (c *containerRun) stopWhenAsked(ended <-chan struct{}) {
 	}
 }
 
-// kill kills the process, if one runs.
+// If a process is running, kill kills it.
 func (c *containerRun) kill(oom bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -353,7 +354,7 @@ func (p *pod) addressOf(m worker.Machine) string {
 	return p.first
 }
 
-// maxMessage is how many bytes a termination message can have.
+// maxMessage is the most bytes of a termination message.
 const maxMessage = 4096
 
 // prepare makes the files and directories that the container finds: the file of the
@@ -384,7 +385,7 @@ func (c *containerRun) message(m worker.Machine) string {
 	return string(b[:min(len(b), maxMessage)])
 }
 
-// terminated notes the end of the container.
+// terminated records the end of the container.
 func (c *containerRun) terminated(code int, reason, message string, began time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -394,7 +395,7 @@ func (c *containerRun) terminated(code int, reason, message string, began time.T
 	}}
 }
 
-// report writes the status of the pod, unless nobody wants to hear of it.
+// report writes the status of the pod, unless nobody needs to know about the pod any more.
 func (p *pod) report() {
 	if p.gone.Err() != nil {
 		return

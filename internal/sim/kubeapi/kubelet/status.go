@@ -10,8 +10,8 @@ import (
 	"multihost/internal/sim/kubeapi/store"
 )
 
-// status fills in the status of a pod as its containers are now. started is when the
-// kubelet first saw the pod; nil if that is known already.
+// status fills in the status of a pod from the present state of its containers. started is
+// when the kubelet first saw the pod. It is nil if the status has that already.
 func (p *pod) status(now *corev1.Pod, started *metav1.Time) {
 	at := metav1.NewTime(p.k.cfg.Now())
 	if started != nil && now.Status.StartTime == nil {
@@ -137,7 +137,7 @@ func is(b bool) corev1.ConditionStatus {
 	return corev1.ConditionFalse
 }
 
-// set sets a condition; its time changes with its status.
+// set sets a condition. If the status of the condition changes, its time changes, too.
 func set(pod *corev1.Pod, c corev1.PodCondition, at metav1.Time) {
 	c.LastTransitionTime = at
 	for i, old := range pod.Status.Conditions {
@@ -153,7 +153,7 @@ func set(pod *corev1.Pod, c corev1.PodCondition, at metav1.Time) {
 	pod.Status.Conditions = append(pod.Status.Conditions, c)
 }
 
-// SetCondition sets a condition of a pod that is an object of the store.
+// SetCondition sets a condition of a pod. o is an object of the store.
 func SetCondition(o *store.Object, c corev1.PodCondition, now time.Time) error {
 	var pod corev1.Pod
 	if err := store.Decode(o, &pod); err != nil {

@@ -13,7 +13,7 @@ import (
 // A Kind is one kind of object that the API serves.
 type Kind struct {
 	Group      string
-	Versions   []string // the last one is the version of stored objects, and preferred
+	Versions   []string // the last version is preferred, and objects are stored in it
 	Kind       string
 	Plural     string
 	Singular   string
@@ -21,7 +21,7 @@ type Kind struct {
 	Namespaced bool
 	Status     bool // it has a status subresource
 
-	// Typed returns an empty object of the stored version, which tells the fields that
+	// Typed returns an empty object of the stored version. Its type says which fields
 	// exist. If it is nil, every field exists.
 	Typed func() any
 }
@@ -34,7 +34,7 @@ func (k *Kind) Resource() schema.GroupResource {
 // Stored returns the stored version.
 func (k *Kind) Stored() string { return k.Versions[len(k.Versions)-1] }
 
-// GroupVersion returns the group and a version of the kind.
+// GroupVersion returns the group of the kind with a version.
 func (k *Kind) GroupVersion(version string) schema.GroupVersion {
 	return schema.GroupVersion{Group: k.Group, Version: version}
 }
@@ -42,10 +42,10 @@ func (k *Kind) GroupVersion(version string) schema.GroupVersion {
 // GroupKind returns the group and the kind.
 func (k *Kind) GroupKind() schema.GroupKind { return schema.GroupKind{Group: k.Group, Kind: k.Kind} }
 
-// Serves reports whether the kind has a version.
+// Serves reports whether the API serves the kind in a version.
 func (k *Kind) Serves(version string) bool { return slices.Contains(k.Versions, version) }
 
-// The kinds that the controllers and the kubelet of the simulator work on.
+// The controllers and the kubelet of the simulator work on these kinds.
 var (
 	Pods            = &Kind{Versions: []string{"v1"}, Kind: "Pod", Plural: "pods", Singular: "pod", Short: []string{"po"}, Namespaced: true, Status: true, Typed: func() any { return new(corev1.Pod) }}
 	Services        = &Kind{Versions: []string{"v1"}, Kind: "Service", Plural: "services", Singular: "service", Short: []string{"svc"}, Namespaced: true, Status: true, Typed: func() any { return new(corev1.Service) }}
@@ -63,7 +63,7 @@ var (
 	Deployments     = &Kind{Group: "apps", Versions: []string{"v1"}, Kind: "Deployment", Plural: "deployments", Singular: "deployment", Short: []string{"deploy"}, Namespaced: true, Status: true}
 )
 
-// Kinds returns the kinds that every cluster serves, JobSet and Kueue included.
+// Kinds returns the kinds that every cluster serves. These include JobSet and Kueue.
 func Kinds() []*Kind {
 	return []*Kind{
 		Pods, Services, Nodes, Namespaces, Events, Jobs, JobSets, Workloads, LocalQueues, ClusterQueues, ResourceFlavors,

@@ -1,9 +1,9 @@
 // Package store keeps the objects of one simulated Kubernetes cluster, as etcd and the
-// registry of an API server do: kinds, defaults, validation, resource versions, field
-// managers, finalizers, and a history of events for watches.
+// registry of an API server do. It has kinds, defaults, validation, resource versions,
+// field managers, finalizers, and a history of events for watches.
 //
-// Stored objects never change: a write stores a new object. So readers share them without
-// copies, and must not change them.
+// Stored objects never change, because a write stores a new object. So readers share them
+// without copies. Nobody may change them.
 package store
 
 import (
@@ -27,10 +27,10 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 )
 
-// An Object is a stored object. See the package for who may change it.
+// An Object is a stored object. The comment of the package says who may change it.
 type Object = unstructured.Unstructured
 
-// maxEvents is how many events a watch can go back.
+// maxEvents is how many past events a watch can read.
 const maxEvents = 10000
 
 // An Event is one change of one object.
@@ -54,16 +54,16 @@ type Store struct {
 	objects map[*Kind]map[string]*Object // by namespace/name
 	lost    map[string]bool              // nodes that were deleted
 	events  []Event
-	oldest  uint64        // events of this version and before it are forgotten
+	oldest  uint64        // events up to this version are forgotten
 	changed chan struct{} // closed at the next change
 }
 
-// An Admission may change a new object, or refuse it. It reads other objects only with get,
-// which returns nil for an object that does not exist.
+// An Admission may change a new object or refuse it. It reads other objects only with get.
+// get returns nil if an object does not exist.
 type Admission func(k *Kind, o *Object, get func(k *Kind, namespace, name string) *Object) error
 
-// New returns a store with the namespaces that every cluster has. admit sees all new
-// objects; it may be nil.
+// New returns a store with the namespaces that every cluster has. admit gets every new
+// object. It may be nil.
 func New(now func() time.Time, admit Admission) (*Store, error) {
 	typing, err := newTyping()
 	if err != nil {
@@ -78,7 +78,7 @@ func New(now func() time.Time, admit Admission) (*Store, error) {
 	return s, nil
 }
 
-// NewObject returns an object with a name and nothing else.
+// NewObject returns an object that has only a name.
 func NewObject(k *Kind, namespace, name string) *Object {
 	o := &Object{}
 	o.SetGroupVersionKind(k.GroupVersion(k.Stored()).WithKind(k.Kind))
@@ -87,12 +87,12 @@ func NewObject(k *Kind, namespace, name string) *Object {
 	return o
 }
 
-// A Write says how an object is written.
+// A Write says how to write an object.
 type Write struct {
-	Manager string // of the fields; empty: the fields get no manager
-	Status  bool   // only the status is written; otherwise everything else is
-	DryRun  bool   // everything happens except the write
-	Force   bool   // of an apply: takes fields away from other managers
+	Manager string // manager of the fields; empty: the fields get no manager
+	Status  bool   // write only the status; otherwise write everything else
+	DryRun  bool   // do everything except the write
+	Force   bool   // for an apply: take fields away from other managers
 }
 
 // Kinds returns the kinds that the cluster serves.
@@ -102,7 +102,8 @@ func (s *Store) Kinds() []*Kind {
 	return slices.Clone(s.kinds)
 }
 
-// Find returns the kind with this group, version and plural name; nil if there is none.
+// Find returns the kind with this group, version and plural name. It returns nil if there
+// is none.
 func (s *Store) Find(group, version, plural string) *Kind {
 	for _, k := range s.Kinds() {
 		if k.Group == group && k.Plural == plural && k.Serves(version) {
@@ -112,7 +113,7 @@ func (s *Store) Find(group, version, plural string) *Kind {
 	return nil
 }
 
-// serveCRD makes the kinds of a resource definition known.
+// serveCRD makes the kinds in a resource definition known.
 func (s *Store) serveCRD(o *Object) {
 	names, _, _ := unstructured.NestedMap(o.Object, "spec", "names")
 	group, _, _ := unstructured.NestedString(o.Object, "spec", "group")
@@ -142,7 +143,7 @@ func (s *Store) serveCRD(o *Object) {
 
 func keyOf(namespace, name string) string { return namespace + "/" + name }
 
-// Get returns an object, or the error of the API if there is none.
+// Get returns an object. If there is none, it returns the error of the API.
 func (s *Store) Get(k *Kind, namespace, name string) (*Object, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -157,8 +158,8 @@ func (s *Store) get(k *Kind, namespace, name string) (*Object, error) {
 	return o, nil
 }
 
-// List returns the objects of a namespace, or of all namespaces if it is empty, sorted by
-// namespace and name, and the version of the list.
+// List returns the objects of a namespace, sorted by namespace and name. If namespace is
+// empty, it returns those of all namespaces. It also returns the version of the list.
 func (s *Store) List(k *Kind, namespace string) ([]*Object, uint64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -171,8 +172,8 @@ func (s *Store) List(k *Kind, namespace string) ([]*Object, uint64) {
 	return list, s.version
 }
 
-// Since returns the events after a version, and a channel that is closed at the next
-// change. ok is false if the store has forgotten some of the events.
+// Since returns the events after a version. It also returns a channel that is closed at the
+// next change. ok is false if the store has forgotten some of the events.
 func (s *Store) Since(version uint64) (events []Event, changed <-chan struct{}, ok bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -197,7 +198,7 @@ func (s *Store) Compact() {
 	s.events, s.oldest = nil, s.version
 }
 
-// record stores a new state of an object; o is nil if the object is gone. The caller holds
+// record stores a new state of an object. o is nil if the object is gone. The caller holds
 // mu.
 func (s *Store) record(k *Kind, old, o *Object) *Object {
 	s.version++
@@ -234,7 +235,8 @@ func (s *Store) record(k *Kind, old, o *Object) *Object {
 	return e.Object
 }
 
-// Create stores a new object. The store keeps o.
+// Create stores a new object. The store keeps o, so the caller must not change it
+// afterwards.
 func (s *Store) Create(k *Kind, namespace string, o *Object, w Write) (*Object, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -310,7 +312,8 @@ func (s *Store) checkNamespace(k *Kind, namespace string, o *Object) error {
 
 func (s *Store) time() metav1.Time { return metav1.NewTime(s.now().Truncate(time.Second)) }
 
-// Change replaces an object by what change makes of a copy of it.
+// Change copies an object and calls change with the copy. Then it stores what change
+// returns.
 func (s *Store) Change(k *Kind, namespace, name string, w Write, change func(*Object) error) (*Object, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -325,7 +328,7 @@ func (s *Store) Change(k *Kind, namespace, name string, w Write, change func(*Ob
 	return s.replace(k, old, o, w)
 }
 
-// replace stores o in the place of old. The caller holds mu.
+// replace stores o in place of old. The caller holds mu.
 func (s *Store) replace(k *Kind, old, o *Object, w Write) (*Object, error) {
 	if v := o.GetResourceVersion(); v != "" && v != old.GetResourceVersion() {
 		return nil, apierrors.NewConflict(k.Resource(), old.GetName(), errors.New("the object has been modified; please apply your changes to the latest version and try again"))
@@ -364,7 +367,7 @@ func (s *Store) replace(k *Kind, old, o *Object, w Write) (*Object, error) {
 	return s.record(k, old, o), nil
 }
 
-// keepUnwritten copies from old what a write may not change.
+// A write may not change some fields. keepUnwritten copies these from old.
 func (s *Store) keepUnwritten(k *Kind, old, o *Object, w Write) {
 	if k.Status && w.Status {
 		status, managed := o.Object["status"], o.GetManagedFields()
@@ -397,8 +400,7 @@ func (s *Store) keepUnwritten(k *Kind, old, o *Object, w Write) {
 	}
 }
 
-// isOver reports whether an object that is being deleted waits for nothing but its
-// finalizers.
+// An object is being deleted. isOver reports whether it waits only for its finalizers.
 func isOver(k *Kind, o *Object) bool {
 	if k == Pods {
 		grace := o.GetDeletionGracePeriodSeconds()
@@ -407,17 +409,18 @@ func isOver(k *Kind, o *Object) bool {
 	return k != Namespaces
 }
 
-// A Removal says how an object is deleted.
+// A Removal says how to delete an object.
 type Removal struct {
-	Grace       *int64 // seconds; nil means those of the object
+	Grace       *int64 // in seconds; nil means the grace period of the object
 	Propagation metav1.DeletionPropagation
-	UID         string // if not empty, the object must have it
+	UID         string // if not empty, the object must have this UID
 	Version     string // likewise
 	DryRun      bool
 }
 
-// Remove begins to delete an object, and deletes it at once if nothing waits for it. gone
-// reports that. It returns the object as it was, or as it is now if it is not gone.
+// Remove begins to delete an object. If nothing waits for the object, Remove deletes it at
+// once, and gone is true. It returns the last state of an object that is gone, or the
+// present state of one that is not.
 func (s *Store) Remove(k *Kind, namespace, name string, r Removal) (o *Object, gone bool, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -482,8 +485,8 @@ func (r Removal) check(k *Kind, old *Object) error {
 	return nil
 }
 
-// graceOf returns how many seconds a pod gets to end: none if no node has it, or if it
-// has ended.
+// graceOf returns how many seconds a pod gets to end. This is 0 if no node has the pod, or
+// if the pod has ended.
 func graceOf(pod *Object, asked *int64) int64 {
 	node, _, _ := unstructured.NestedString(pod.Object, "spec", "nodeName")
 	phase, _, _ := unstructured.NestedString(pod.Object, "status", "phase")
@@ -499,8 +502,8 @@ func graceOf(pod *Object, asked *int64) int64 {
 	return 30
 }
 
-// Apply is a server-side apply: it merges the fields of patch into the object, and makes
-// the manager their owner. It creates the object if it does not exist.
+// Apply does a server-side apply. It merges the fields of patch into the object, and makes
+// the manager the owner of these fields. If the object does not exist, Apply creates it.
 func (s *Store) Apply(k *Kind, namespace, name string, patch *Object, w Write) (o *Object, created bool, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -527,7 +530,7 @@ func (s *Store) Apply(k *Kind, namespace, name string, patch *Object, w Write) (
 	if err != nil {
 		return nil, false, err
 	}
-	w.Manager = "" // the fields have their managers already
+	w.Manager = "" // the fields already have their managers
 	if old == nil {
 		o, err = s.create(k, namespace, o, w)
 		return o, true, err
@@ -536,7 +539,7 @@ func (s *Store) Apply(k *Kind, namespace, name string, patch *Object, w Write) (
 	return o, false, err
 }
 
-// A refusal is an error in the words of a real server.
+// A refusal is an error with the text of a real server.
 type refusal string
 
 func (r refusal) Error() string { return string(r) }
@@ -555,7 +558,7 @@ func metadataOf(o *Object) map[string]any {
 	return m
 }
 
-// KindOf returns the kind of an object; nil if the store does not know it.
+// KindOf returns the kind of an object. It returns nil if the store does not know it.
 func (s *Store) KindOf(gk schema.GroupKind) *Kind {
 	for _, k := range s.Kinds() {
 		if k.GroupKind() == gk {
@@ -565,7 +568,7 @@ func (s *Store) KindOf(gk schema.GroupKind) *Kind {
 	return nil
 }
 
-// Forget takes an object away without regard to finalizers.
+// Forget removes an object and ignores its finalizers.
 func (s *Store) Forget(k *Kind, namespace, name string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -574,8 +577,8 @@ func (s *Store) Forget(k *Kind, namespace, name string) {
 	}
 }
 
-// WasNode reports whether a node with this name has been deleted and none has been made
-// since.
+// WasNode reports whether a node with this name has been deleted. If a new one has been
+// made since, it returns false.
 func (s *Store) WasNode(name string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()

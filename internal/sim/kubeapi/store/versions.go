@@ -2,7 +2,7 @@ package store
 
 import "k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
-// ToStored returns an object of a served version in the stored version. It may change o.
+// ToStored converts an object from a served version to the stored version. It may change o.
 func (k *Kind) ToStored(version string, o *Object) *Object {
 	if version != k.Stored() {
 		o.SetAPIVersion(k.GroupVersion(k.Stored()).String())
@@ -11,7 +11,7 @@ func (k *Kind) ToStored(version string, o *Object) *Object {
 	return o
 }
 
-// FromStored returns an object of the stored version in a served version. It does not
+// FromStored converts an object from the stored version to a served version. It does not
 // change o.
 func (k *Kind) FromStored(version string, o *Object) *Object {
 	if version == k.Stored() || o == nil {
@@ -23,7 +23,7 @@ func (k *Kind) FromStored(version string, o *Object) *Object {
 	return o
 }
 
-// renamed are the fields of Kueue that have another name in v1beta2 than in v1beta1.
+// renamed has the fields of Kueue whose name in v1beta2 differs from the name in v1beta1.
 var renamed = map[string][][3]string{ // by kind: part of the object, old name, new name
 	"ClusterQueue": {{"spec", "cohort", "cohortName"}},
 	"Cohort":       {{"spec", "parent", "parentName"}},
@@ -78,7 +78,7 @@ func renamePriority(spec map[string]any, up bool) {
 	}
 }
 
-// renameChecks converts the plain list of admission checks that only v1beta1 has.
+// renameChecks converts the plain list of admission checks, which only v1beta1 has.
 func renameChecks(spec map[string]any, up bool) {
 	list, _ := spec["admissionChecks"].([]any)
 	if !up || len(list) == 0 {
