@@ -32,7 +32,7 @@ type Invocation struct {
 	status struct {
 		sync.Mutex // guards what follows
 		now        Status
-		changed    chan struct{} // closed at the next change; nil: nobody waits for it
+		changed    chan struct{} // closed at the next change; nil: nobody waits for a change
 	}
 }
 
@@ -84,7 +84,8 @@ func (v *Invocation) SetStatus(change func(*Status)) {
 	}
 }
 
-// WatchStatus returns the current status, and a channel that is closed when it changes.
+// WatchStatus returns the current status. It also returns a channel that is closed when the
+// status changes.
 func (v *Invocation) WatchStatus() (now Status, changed <-chan struct{}) {
 	v.status.Lock()
 	defer v.status.Unlock()

@@ -37,9 +37,9 @@ func SlicesOver(why string) *Error {
 	return &Error{Stage: Timeout, Err: ErrExpired, Text: fmt.Sprintf("%v: %s (--max-run-duration)", ErrExpired, why)}
 }
 
-// EndOfRunner returns the error of a runner that stopped a run for reason, such as a signal
-// that the runner received. It returns nil
-// if the command's own end decides: after fail-fast, or after a stop that a user has typed.
+// EndOfRunner returns the error of a runner that has stopped a run because of reason. For
+// example, reason may be a signal that the runner received. It returns nil if the command's
+// own end decides: after fail-fast, or after a stop that a user has typed.
 func EndOfRunner(reason string) error {
 	for _, signal := range []os.Signal{syscall.SIGINT, syscall.SIGTERM} {
 		if in := (&Interrupted{Signal: signal, Answer: Stop}); reason == in.Error() {

@@ -18,7 +18,7 @@ func TestEndOfRunner(t *testing.T) {
 		{TimeoutPassed(90 * time.Second).Text, "timeout: --timeout=1m30s has passed", fault.Temporary},
 		{expired.Error(), expired.Error(), fault.Temporary},
 		{StandsStill, "stall: its training stands still", fault.Temporary},
-		{"interrupted (SIGINT)", "interrupted (SIGINT)", fault.Interrupted}, // attach ends with the status of the run
+		{"interrupted (SIGINT)", "interrupted (SIGINT)", fault.Interrupted}, // attach ends with the exit status of the run
 		{"terminated (SIGTERM)", "terminated (SIGTERM)", fault.Interrupted},
 		{"stopped by ann@laptop", "", 0},
 		{"the command failed on s0w1", "", 0},
