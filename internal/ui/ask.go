@@ -30,16 +30,16 @@ func (r *Renderer) Ask(ctx context.Context, in *os.File, question, keys string) 
 	return r.ask(ctx, in, question, keys, asking{})
 }
 
-// AskAnew is Ask for a question that takes the place of another one: what was typed before it
-// is no answer to it.
+// AskAnew does what Ask does, for a question that replaces another one. What the user typed
+// before the new question is not an answer to it.
 func (r *Renderer) AskAnew(ctx context.Context, in *os.File, question, keys string) (byte, error) {
 	return r.ask(ctx, in, question, keys, asking{drops: true})
 }
 
 // asking says what happens before a question is shown.
 type asking struct {
-	drains bool // the events that were emitted are shown
-	drops  bool // what was typed is dropped
+	drains bool // first show the events that were emitted
+	drops  bool // drop what the user has typed before
 }
 
 // As the keys of a question, AnyKey means that every key is an answer.

@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// What was typed before a question that takes another one's place is no answer to it.
+// A question replaces another one. What the user typed before it is not an answer to it.
 func TestWhatWasTypedBeforeIsDropped(t *testing.T) {
 	t.Parallel()
 	keyboard, typed, err := os.Pipe()
@@ -18,7 +18,7 @@ func TestWhatWasTypedBeforeIsDropped(t *testing.T) {
 	defer keyboard.Close()
 	defer typed.Close()
 	fd := int(keyboard.Fd())
-	dropTyped(fd) // of nothing: it does not wait
+	dropTyped(fd) // there is nothing to drop, so this does not wait
 	for _, keys := range []string{"ss", "c"} {
 		if _, err := typed.WriteString(keys); err != nil {
 			t.Fatal(err)

@@ -57,7 +57,8 @@ func readKey(ctx context.Context, fd int, keys string) (byte, error) {
 	}
 }
 
-// dropTyped reads what was typed and not read. The terminal must be in raw mode.
+// dropTyped reads what the user has typed and nobody has read. The terminal must be in raw
+// mode.
 func dropTyped(fd int) {
 	var b [64]byte
 	for {
