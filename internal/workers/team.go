@@ -373,9 +373,9 @@ func (d *Reach) ConnectPhase(ctx context.Context, watch *stage.Stopwatch, sel tp
 	return t, err
 }
 
-// ConnectSome is ConnectPhase for callers that can work with some of the workers. t has the
-// workers that were reached, and failed says why the others were not. If none was reached,
-// that is an error.
+// ConnectSome does what ConnectPhase does, for callers that can work with some of the
+// workers. t has the workers that were reached. failed says why the others were not. If
+// none was reached, ConnectSome returns an error.
 func (d *Reach) ConnectSome(ctx context.Context, watch *stage.Stopwatch, sel tpu.Selection) (t *Connected, failed map[tpu.WorkerID]error, err error) {
 	err = watch.Phase("connect", func() (string, error) {
 		var err error
@@ -394,8 +394,8 @@ func (d *Reach) ConnectSome(ctx context.Context, watch *stage.Stopwatch, sel tpu
 	return t, failed, err
 }
 
-// Unreached returns an error about the workers of sel that were not reached; nil if there are
-// none.
+// Unreached returns an error about the workers of sel that were not reached. It returns nil
+// if there are none.
 func Unreached(sel tpu.Selection, failed map[tpu.WorkerID]error) error {
 	ids := sel.Workers()
 	errs := make([]error, len(ids))
