@@ -148,8 +148,8 @@ func gkeVariables(p *corev1.Pod, j *batchv1.Job, index int) {
 	}
 }
 
-// families has the names of TPU types by accelerator label: the prefix, and how many units
-// of the name one chip counts.
+// families has the names of TPU types by accelerator label: the first part of the name, and
+// what one chip adds to the number in the name.
 var families = map[string]struct {
 	prefix string
 	cores  int
