@@ -97,7 +97,7 @@ func engine(ctx context.Context, args []string) (err error) {
 type engineCost struct {
 	Workers       int
 	Exec          time.Duration // CPU of one further command on an open connection
-	IdleShare     float64       // of one core
+	IdleShare     float64       // share of one core
 	ResidentBytes int64         // per idle worker
 	Goroutines    float64       // per idle worker
 }

@@ -142,7 +142,7 @@ func (l *lab) close() {
 type cost struct {
 	wall     time.Duration
 	least    time.Duration // wall time of the quickest round; only in medians
-	cpu      time.Duration // of the process and the children it waited for
+	cpu      time.Duration // CPU time of the process and of the children for which it waited
 	server   time.Duration // CPU of the load server during the run
 	resident int64         // peak of the process or of the largest of its children
 	stderr   []byte
