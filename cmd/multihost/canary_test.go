@@ -67,7 +67,7 @@ func TestSecretsStayWhereTheyBelong(t *testing.T) {
 	defer keyboard.Close()
 	defer terminal.Close()
 
-	var seen bytes.Buffer // of all commands
+	var seen bytes.Buffer // output of all commands
 	invoke := func(want int, args ...string) string {
 		t.Helper()
 		var out, errs bytes.Buffer

@@ -21,7 +21,7 @@ type deps struct {
 	*record.Keeper
 	detach.Source
 	Networks job.Networks
-	Roots    gcp.Roots        // of the APIs that the workers themselves call
+	Roots    gcp.Roots        // roots of the APIs that the workers themselves call
 	Agents   agentprogram.Set // the programs for workers that have no runner
 
 	// Checked is called before the first request, after all checks that need no request. It

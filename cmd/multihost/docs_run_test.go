@@ -54,7 +54,7 @@ type docStep struct {
 	line    int
 	kind    string // sh, console, parse
 	command string
-	want    string // of console
+	want    string // output that a console fence shows
 }
 
 var (

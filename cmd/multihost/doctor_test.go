@@ -26,7 +26,7 @@ import (
 type ailment struct {
 	story string
 	plant func(t *testing.T, l *troubleLab)
-	args  []string // of doctor
+	args  []string // arguments of doctor
 
 	check string
 	level doctor.Level
@@ -281,7 +281,7 @@ func TestDoctorsCuresCure(t *testing.T) {
 			ended := make(chan struct{})
 			go func() {
 				defer close(ended)
-				_ = holder.Wait() // by a signal
+				_ = holder.Wait() // a signal has ended it
 			}()
 			t.Cleanup(func() {
 				_ = holder.Process.Kill() // in case the repair did not work

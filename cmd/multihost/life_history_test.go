@@ -14,13 +14,13 @@ type lifeFact struct {
 	kind factKind
 	who  string // the command that did it, or factCloud, factLease or factPerson
 
-	verb    string // of factTyped: job, run, attach, stop or gc. With --detach it is detach for job and leave for run
+	verb    string // for factTyped: job, run, attach, stop or gc. With --detach it is detach for job and leave for run
 	run     string
 	worker  string // the VM: slice, worker and the id of its slice
 	attempt int
 	code    int // exit status of a command of multihost, or of the command on a worker
 	text    string
-	workers int // of factMade: how many workers a run has
+	workers int // for factMade: how many workers a run has
 
 	// Of factReturned:
 	codes   []int    // the exit status of the last attempt on each of its workers; unended: it still runs

@@ -18,8 +18,8 @@ type lifeStory struct {
 	lease, ttl            time.Duration
 	keep                  string // "", "keep", "on failure" or "on failure 10m"
 	restarts, preemptions int
-	workers               int           // of each of the two slices; 0 means 1
-	lasts                 time.Duration // of the command
+	workers               int           // number of workers of each of the two slices; 0 means 1
+	lasts                 time.Duration // how long the command runs
 	fails                 int           // the attempt that fails on a worker; 0: no attempt fails
 	steps                 []lifeDeed
 
@@ -52,7 +52,7 @@ type lifeDeed struct {
 	what    string
 	machine int           // the machine on which it happens, or …
 	worker  int           // … the number of the worker: worker 0 of each slice comes first, then worker 1 of each slice
-	lasts   time.Duration // of a fault
+	lasts   time.Duration // how long a fault lasts
 	then    time.Duration
 }
 
@@ -241,7 +241,7 @@ type lifeDraw struct {
 	leases, ttls, lasts []time.Duration
 	keeps               []string
 	preemptions         []int
-	workers             []int // of a slice
+	workers             []int // numbers of workers that a slice may have
 	plots               []lifePlot
 	fewest, steps       int  // how many deeds follow the first one
 	wide                bool // more kinds of faults

@@ -59,7 +59,7 @@ type lifeRun struct {
 	reason              string
 	end                 time.Time
 	log                 []byte
-	padding             string // of each line
+	padding             string // added to each line
 	seen                bool
 	verdict             string
 	stopped             string        // time and reason of a stop

@@ -42,7 +42,7 @@ type lifeWorld struct {
 	login    string
 	port     int
 	way      overssh.Way
-	root     string // of the API, for the workers
+	root     string // root of the API for the workers
 	ctx      context.Context
 	cancel   context.CancelFunc
 	back     sync.WaitGroup // goroutines that end by themselves, at the latest when ctx ends

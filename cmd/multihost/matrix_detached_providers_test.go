@@ -16,9 +16,9 @@ import (
 // its own.
 type lonelyProvider struct {
 	*matrixProvider
-	mark    string   // where its table is
+	mark    string   // mark before its table
 	few     bool     // make test runs only a part of the cells
-	workers int      // of the job
+	workers int      // number of workers of the job
 	gathers bool     // the workers wait for each other before they begin
 	whole   int      // the first phase in which the request is complete
 	api     string   // a part of the path of every call to the provider's API

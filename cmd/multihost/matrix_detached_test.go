@@ -61,7 +61,7 @@ const (
 // A lonelyFault is something that happens once to a job without runner.
 type lonelyFault struct {
 	name   string
-	only   *lonelyProvider // of the slices to which it can happen; nil: all
+	only   *lonelyProvider // the only slices to which it can happen; nil: all slices
 	from   int             // first phase in which it can happen
 	last   int             // last phase in which it can happen; 0: all
 	strike func(s *lonelyStage)
@@ -156,7 +156,7 @@ type lonelyStage struct {
 	begin  time.Time
 	struck atomic.Bool
 	over   chan struct{}  // closed after the fault has happened
-	wg     sync.WaitGroup // of later
+	wg     sync.WaitGroup // goroutines of later
 
 	mu      sync.Mutex // nobody holds this lock while it waits for anything
 	vms     []*stageVM
@@ -641,7 +641,7 @@ func (vm *stageVM) halt() {
 	for attempt, c := range vm.commands {
 		switch end, ends := vm.stage.ends[attempt]; {
 		case c.over || c.boot != vm.boots:
-		case ends && !time.Now().Before(end): // by itself, before
+		case ends && !time.Now().Before(end): // it has ended by itself before that
 			c.end(vm.stage.code[attempt], "", end)
 		default:
 			vm.stage.loses(attempt)

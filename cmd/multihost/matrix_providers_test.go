@@ -23,7 +23,7 @@ import (
 type matrixProvider struct {
 	name   string
 	few    bool   // make test runs only a part of the cells: each fault, each phase, and all cells of "run"
-	mark   string // where its table is
+	mark   string // mark before its table
 	open   func(*gcp.Client) provision.Provider
 	asks   func(matrixFault) provision.Request
 	starts func(c *cell) // before the job
@@ -101,7 +101,7 @@ func (c *cell) answer(r *http.Request) *httptest.ResponseRecorder {
 
 func (c *cell) serveTPU(r *http.Request) *httptest.ResponseRecorder {
 	answer := c.answer(r)
-	text := strings.ReplaceAll(answer.Body.String(), `": "`, `":"`) // with indentation or without
+	text := strings.ReplaceAll(answer.Body.String(), `": "`, `":"`) // the JSON may be indented or not
 	if r.Method == http.MethodGet && strings.HasSuffix(r.URL.Path, "/queuedResources/m") {
 		for _, seen := range []struct{ state, phase string }{
 			{"CREATING", "requested"}, {"ACCEPTED", "requested"}, {"WAITING_FOR_RESOURCES", "waiting"}, {"PROVISIONING", "provisioning"},

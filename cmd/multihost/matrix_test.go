@@ -126,10 +126,10 @@ type cell struct {
 	phase   string
 	fault   matrixFault
 	on      *matrixProvider
-	backend string // of the workers; "": stand-ins that only answer
+	backend string // kind of the workers; "": stand-ins that only answer
 	server  *sim.Server
 	ticks   *tickClock
-	clock   gcp.Clock // of the runner
+	clock   gcp.Clock // clock of the runner
 	begin   time.Time
 	fleet   fleet
 	front   *httptest.Server
@@ -154,7 +154,7 @@ type cell struct {
 // A fleet is the workers of a cell.
 type fleet interface {
 	worker.Backend
-	machines(node string) []machine // of one slice; "" means all slices
+	machines(node string) []machine // machines of one slice; "" means all slices
 	cutOff(dead bool)               // true cuts the runner off from all workers; false lets another runner reach them
 	isDead() bool                   // no runner is there
 }
@@ -441,7 +441,7 @@ func (c *cell) job(ctx context.Context, dir string, leave <-chan struct{}, sink 
 	overSSH(d, nil)
 	o := matrixJob(c.dir, c.access, c.on.asks(c.fault))
 	if c.fault.slow {
-		o.Run.StartLimit = 5 * time.Minute // of its time
+		o.Run.StartLimit = 5 * time.Minute // by the runner's clock
 	}
 	if c.backend != "" {
 		c.forReal(&o)

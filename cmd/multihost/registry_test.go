@@ -14,7 +14,7 @@ type background struct {
 	done chan struct{} // closed when the program ends; then err is set
 	err  error
 
-	keyboard *os.File // of the terminal on which it was started, or nil
+	keyboard *os.File // keyboard of the terminal on which it was started, or nil
 }
 
 // registry keeps what scripts have started. Its key is a path that belongs to one script

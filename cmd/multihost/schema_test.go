@@ -52,7 +52,7 @@ const schemaDir = "../../docs/schema/v1"
 // The kinds of lines that commands print in addition to their results.
 var (
 	answers = []string{"note", "error"}                                                     // reads something local
-	steps   = append([]string{"phase", "progress", "state", "dropped"}, answers...)         // of commands that work on the cloud or on workers
+	steps   = append([]string{"phase", "progress", "state", "dropped"}, answers...)         // lines of commands that work on the cloud or on workers
 	follows = append([]string{"attempt", "release", "output", "worker_done", "attempt_end", // follows a run
 		"training", "stall", "summary"}, steps...)
 )
@@ -195,7 +195,7 @@ func TestEveryCommandHasASchema(t *testing.T) {
 // schemas makes JSON Schemas from Go types and their comments.
 type schemas struct {
 	defs     map[string]any
-	comments map[string]string // by package.Type and package.Type.Field
+	comments map[string]string // comments by package.Type and package.Type.Field
 	read     map[string]bool   // directories
 	err      error
 }
