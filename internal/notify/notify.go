@@ -52,7 +52,7 @@ type Message struct {
 	Zone     string    `json:"zone,omitempty"`
 	Slices   []string  `json:"slices,omitempty"`
 	Workers  int       `json:"workers,omitempty"`
-	ExitCode *int      `json:"exit_code,omitempty"` // of failure and end
+	ExitCode *int      `json:"exit_code,omitempty"` // for the events failure and end
 	Text     string    `json:"text,omitempty"`
 	LogDir   string    `json:"log_dir,omitempty"`
 }
@@ -75,10 +75,10 @@ type Clock interface {
 
 const (
 	programLimit = 30 * time.Second // limit of one call of the program
-	postLimit    = 10 * time.Second // of one request
+	postLimit    = 10 * time.Second // limit of one request
 	postTries    = 4
 	postPause    = time.Second // doubled after each try
-	lastLimit    = time.Minute // of Close
+	lastLimit    = time.Minute // limit of Close
 )
 
 // ParseProgram splits a command line into words as a shell does. No shell runs it, so no
