@@ -15,7 +15,7 @@ import (
 // A capture keeps the beginning and the end of a stream, and the digest of the whole
 // stream. Two streams with equal keys are equal.
 type capture struct {
-	limit int // of each of head and tail
+	limit int // most bytes of head, and of tail
 	head  []byte
 	tail  []byte // the last bytes; used as a ring when it is full
 	at    int    // position of the oldest byte in the ring

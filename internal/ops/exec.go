@@ -81,7 +81,7 @@ type executed struct {
 	err       error
 	over      time.Time // when it ended; zero until then
 	elapsed   time.Duration
-	out, err2 *capture // of stdout and stderr
+	out, err2 *capture // what came on stdout and stderr
 	log       *os.File
 	logErr    error
 }

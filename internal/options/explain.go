@@ -22,9 +22,9 @@ type Defaults struct {
 	Gcloud      string              `json:"gcloud_configuration"`
 	Flags       []cmdline.FlagValue `json:"flags"`
 
-	from     config.Source       // of the profile
+	from     config.Source       // source of the profile
 	told     []cmdline.FlagValue // values that String shows
-	commands int                 // of the program
+	commands int                 // number of the program's commands
 }
 
 // CheckGcloud refuses a configuration of gcloud that cannot be read.

@@ -147,7 +147,7 @@ type Machine struct {
 	StateDir  string        // directory for records and host keys
 	User      string        // the user of multihost, as in config.LocalUser
 	UserNote  string        // why User has this value, if that may surprise the user
-	Account   string        // of gcloud's configuration
+	Account   string        // account in gcloud's configuration
 	LeastTerm time.Duration // the shortest time that --ttl and --lease accept
 }
 
@@ -155,7 +155,7 @@ type Machine struct {
 type reading struct {
 	*Call
 	m    Machine
-	name string // of the flag
+	name string // name of the flag
 	o    *options
 }
 
