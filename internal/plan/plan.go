@@ -38,12 +38,12 @@ type Plan struct {
 	// It is absent if no worker has to delete the queued resource.
 	MayDelete *announce.DeletionRight `json:"workers_may_delete,omitempty"`
 
-	Upload *Upload        `json:"upload,omitempty"` // of a job without runner
+	Upload *Upload        `json:"upload,omitempty"` // for a job without runner
 	Slices []PlannedSlice `json:"slices"`
 
 	Login Login  `json:"login"`
 	Asked bool   `json:"workers_asked"`       // whether the workers were asked what they have and lack
-	Why   string `json:"not_asked,omitempty"` // why they were not
+	Why   string `json:"not_asked,omitempty"` // why the workers were not asked
 
 	TakesOver *RunOnWorkers  `json:"takes_over,omitempty"` // an active run that the command would only follow or leave running. Then the command sends, sets and starts nothing
 	Stops     []RunOnWorkers `json:"stops"`
@@ -104,7 +104,7 @@ type PlannedSlice struct {
 type Login struct {
 	User string      `json:"user"`
 	Key  string      `json:"key"`            // the public key; empty: the command would make one
-	File string      `json:"file"`           // of the private key
+	File string      `json:"file"`           // file of the private key
 	Adds string      `json:"adds,omitempty"` // where the command would add the key
 	Way  overssh.Way `json:"way"`
 	Jump string      `json:"jump,omitempty"`
