@@ -61,7 +61,7 @@ var errBeside = fmt.Errorf("no answer in %v", besideLimit)
 type TwinError struct {
 	Verb string               // what was to be done: "create", "delete"
 	ID   string               // the name
-	Has  []provision.Commands // of the resources that exist
+	Has  []provision.Commands // commands for the resources that exist
 }
 
 func (e *TwinError) Error() string {

@@ -134,7 +134,7 @@ func TestJoinWithoutAnswers(t *testing.T) {
 	denied, busy, broken := &gcp.Error{Class: gcp.Permission}, &gcp.Error{Class: gcp.Unavailable}, errors.New("broken")
 	for name, c := range map[string]struct {
 		first, second error
-		want          error  // of the lists
+		want          error  // error that the lists return
 		slices        string // names of the slices in the lists
 		lost          error  // the error for a resource that no provider shows
 	}{

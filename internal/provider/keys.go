@@ -40,7 +40,7 @@ const (
 
 // knownKeys is one answer of the provider.
 type knownKeys struct {
-	Created  time.Time `json:"created"` // of the slice
+	Created  time.Time `json:"created"` // when the slice was created
 	Asked    time.Time `json:"asked"`
 	Hostname string    `json:"hostname"`
 	Keys     []string  `json:"keys"`

@@ -148,7 +148,7 @@ type waiter struct {
 	phaseStart time.Time
 	advised    bool
 
-	res     provision.Resource  // as last read
+	res     provision.Resource  // the resource as it was last read
 	seen    bool                // res has been read at least once
 	lost    error               // why the last read failed, or nil
 	missing []provision.Missing // the slices that are not ready

@@ -109,6 +109,6 @@ type Item struct {
 	Name string `json:"name"`
 
 	VMs     int `json:"vms,omitempty"`     // number of VMs of the part, each with a boot disk; a part without VMs costs nothing
-	Running int `json:"running,omitempty"` // of these VMs
-	Chips   int `json:"chips,omitempty"`   // of all of them
+	Running int `json:"running,omitempty"` // how many of these VMs are running
+	Chips   int `json:"chips,omitempty"`   // chips of all of them together
 }

@@ -29,7 +29,7 @@ func (t Tier) Reclaimable() bool { return t == Spot || t == BestEffort || t == F
 
 // A Request says what a job wants from a provider. A provider refuses what it cannot do.
 type Request struct {
-	ID        string   // of the resource to make
+	ID        string   // id of the resource to make
 	NodeCount int      // number of slices, 1 or more
 	Nodes     []string // their names
 	Apart     bool     // the provider makes each slice separately, and its VMs do not know the other slices
