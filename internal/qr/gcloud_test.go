@@ -46,7 +46,7 @@ func TestGcloudSendsTheSameRequest(t *testing.T) {
 		name    string
 		command string
 		request qr.Request
-		flags   string // in place of both
+		flags   string // flags that replace both
 		refused string // the error of the API for gcloud; "": the API accepts the request
 		want    []testkit.Difference
 	}{

@@ -99,7 +99,7 @@ func TestStatesThatEndAWait(t *testing.T) {
 	tests := map[string]struct {
 		fault sim.Fault
 		state string
-		want  string // of the message
+		want  string // a part of the message
 		hint  string
 	}{
 		"failed": {sim.Fault{Name: "qr-failed", QR: "q7", Message: "no luck (EID: 0x77)"},
