@@ -222,9 +222,8 @@ func (a *Arrivals) At(offset int64, now time.Time) time.Time {
 	return a.last
 }
 
-// Since returns an offset. No byte before it arrived at the time since or later. Bytes
-// after the offset may have arrived earlier than since, but not more than arrivalEvery
-// earlier.
+// Since returns an offset. No byte before it arrived at the time since or later. Some bytes
+// after the offset may have arrived before that time, but at most arrivalEvery before it.
 func (a *Arrivals) Since(since time.Time) int64 {
 	if len(a.entries) == 0 {
 		if a.last.Before(since) {

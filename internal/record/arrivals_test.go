@@ -125,7 +125,7 @@ func TestArrivalsWithoutIndex(t *testing.T) {
 		}
 	}
 	again := &ArrivalWriter{Path: ArrivalsPath(dir, id), Now: time.Now}
-	again.Mark(0) // of a new log
+	again.Mark(0) // this begins a new log
 	if a, err := ReadArrivals(dir, id, 0, time.Time{}); err != nil || len(a.entries) != 1 || a.Unknown() != 0 {
 		t.Errorf("a new log has the times of an old one: %+v, %v", a, err)
 	}

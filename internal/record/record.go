@@ -71,7 +71,7 @@ type Record struct {
 	// stop each other.
 	KeepGoing bool `json:"keep_going,omitempty"`
 
-	Bucket    string `json:"bucket,omitempty"` // of a job without runner
+	Bucket    string `json:"bucket,omitempty"` // bucket of a job without runner
 	BucketDir string `json:"bucket_dir,omitempty"`
 
 	Attempts []PastAttempt `json:"attempts,omitempty"` // oldest first; the last one has the number Attempt

@@ -150,7 +150,7 @@ type HostKeyError struct {
 	Pin     string   // identity to which the keys belong
 	Source  string   // where the known keys come from: SourceAPI, a file or a connection
 	Known   []string // "ssh-ed25519 SHA256:…"
-	Offered string   // in the same form
+	Offered string   // the key that was offered, in the same form
 	Accept  string   // command that makes multihost accept the new key, or empty
 
 	Confirmed    bool // the API knows the offered key
