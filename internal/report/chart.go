@@ -147,7 +147,7 @@ type drawing struct {
 	m       measure
 	run     *metrics.Series
 	thin    []line            // slices that have a line of their own
-	earlier []*metrics.Series // of earlier attempts
+	earlier []*metrics.Series // series of earlier attempts
 	target  metrics.Number    // published figure, or metrics.Unknown
 	box     frame
 

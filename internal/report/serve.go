@@ -41,7 +41,7 @@ type Live struct {
 	parts   []livePart
 	version int
 	ended   bool
-	err     error         // of the last read
+	err     error         // error of the last read
 	changed chan struct{} // closed when anything above changes
 }
 

@@ -230,7 +230,7 @@ type sliceRow struct {
 
 type workerRow struct {
 	Name  string
-	Class string // of its state
+	Class string // CSS class for its state
 	State string
 	Base  string
 	Cells []figure

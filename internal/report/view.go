@@ -18,9 +18,9 @@ import (
 const (
 	maxWorkerRows = 4096
 	maxAttempts   = 50
-	maxPhases     = 200 // of one attempt
+	maxPhases     = 200 // most phases of one attempt
 	maxNotes      = 200
-	maxRows       = 300 // of the preflight table
+	maxRows       = 300 // most rows of the preflight table
 	maxText       = 2000
 	maxNamed      = 20 // workers that started late
 )
