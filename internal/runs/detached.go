@@ -292,7 +292,7 @@ func (a *attaching) bring(ctx context.Context, rec *record.Record) error {
 }
 
 // end reports the end of the run. If the bucket agrees with what was followed over SSH, the
-// report is the one from there.
+// report is the one from SSH.
 func (a *attaching) end(ctx context.Context, rec *record.Record, state detach.State) (stage.Outcome, error) {
 	defer func() { // after the summary
 		if !a.sayKept(ctx, state) {

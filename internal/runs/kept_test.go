@@ -104,7 +104,7 @@ type deletions struct {
 	provision.Provider
 	n   int
 	res provision.Resource
-	err error // of Get
+	err error // error that Get returns
 }
 
 func (d *deletions) Get(context.Context, string) (provision.Resource, error) {

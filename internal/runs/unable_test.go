@@ -47,7 +47,7 @@ func TestWorkersThatCannotBeginAreTold(t *testing.T) {
 	for name, c := range map[string]struct {
 		texts map[string][]string
 		seen  []tpu.WorkerID
-		want  string // of the warning
+		want  string // a part of the warning
 		phase string
 		asked int64
 	}{
