@@ -26,7 +26,7 @@ import (
 // A rest is the Compute API of a simulator, called with plain JSON.
 type rest struct {
 	t   *testing.T
-	url string // of the project
+	url string // URL of the project
 }
 
 func newRest(t *testing.T, url string) rest {

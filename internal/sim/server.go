@@ -37,7 +37,7 @@ type Server struct {
 	down   chan struct{} // closed when a client asks the simulator to end
 	stop   sync.Once
 	asked  sync.Once
-	err    error // of Close
+	err    error // error of Close
 }
 
 // Start starts a simulator. The simulator runs until Close. Start returns when the API

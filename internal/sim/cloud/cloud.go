@@ -101,7 +101,7 @@ type Cloud struct {
 	Workers worker.Backend // nil if the backend is "none"
 
 	Kubernetes Kubernetes   // nil: the Kubernetes APIs of clusters are not served
-	Serve      http.Handler // of all APIs
+	Serve      http.Handler // handler of all APIs
 
 	Ctx     context.Context // ends when the simulator closes
 	Running sync.WaitGroup  // everything that Later, Spawn and Serve started

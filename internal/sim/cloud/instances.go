@@ -22,8 +22,8 @@ import (
 type Group struct {
 	Msg        *computepb.InstanceGroupManager // without status
 	Id, Zone   string
-	Typ        tpu.Type // of the slice
-	NUMANodes  int      // of each VM; 0: not known
+	Typ        tpu.Type // type of the slice
+	NUMANodes  int      // NUMA nodes of each VM; 0: not known
 	Properties *computepb.InstanceProperties
 	Places     []*Place
 

@@ -56,7 +56,7 @@ type state struct {
 	Secrets    map[string][][]byte
 	tokens     map[string]*token // tokens of workers, by node and index
 
-	Policy      []*cloudresourcemanager.Binding // of the project
+	Policy      []*cloudresourcemanager.Binding // policy of the project
 	PolicyCount int                             // number of changes of policy
 
 	Faults    []*ActiveFault
@@ -102,10 +102,10 @@ type QueuedResource struct {
 	Id, Zone string
 	Typ      tpu.Type
 	Count    int
-	Prefix   string // of a request for several nodes; empty for a single node
+	Prefix   string // prefix of a request for several nodes; empty for a single node
 	Deadline time.Time
 	Begins   time.Time    // valid-after
-	JSON     wire.Message // of Msg
+	JSON     wire.Message // encoded form of Msg
 }
 
 // State returns the word of the API for the state of q.
@@ -147,7 +147,7 @@ type Node struct {
 	gone     []func()            // called once the node is deleted
 	ended    []func()            // set while its machines are ending; these are called when they have ended
 	guest    []map[string]string // guest attributes of each worker, by namespace/key
-	JSON     wire.Message        // of Msg
+	JSON     wire.Message        // encoded form of Msg
 }
 
 // An Operation of the TPU API.

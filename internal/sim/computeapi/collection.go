@@ -25,7 +25,7 @@ type message interface {
 // A collection has the resources of one kind. They are made, read and deleted, but never
 // changed.
 type collection[T message] struct {
-	kind  string // of one resource, without the prefix compute#
+	kind  string // kind of one resource, without the prefix compute#
 	all   map[string]T
 	empty func() T
 	fill  func(T) error // returns an error for what the real service refuses, and fills in what the service fills in

@@ -26,7 +26,7 @@ type call struct {
 	kind     string // clusters, nodePools, operations or serverConfig
 	cluster  string
 	pool     string
-	id       string // of an operation
+	id       string // id of an operation
 }
 
 func (c *call) parent() string { return c.LocationName(c.location) }

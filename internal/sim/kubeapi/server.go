@@ -63,7 +63,7 @@ type Server struct {
 
 	ctx     context.Context
 	cancel  context.CancelFunc
-	running sync.WaitGroup // of everything but requests
+	running sync.WaitGroup // goroutines of everything except requests
 
 	mu     sync.Mutex
 	http   *http.Server // nil while the API is away

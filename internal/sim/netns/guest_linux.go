@@ -113,10 +113,10 @@ type process1 struct {
 	replies *json.Encoder
 	sshd    int // process id; 0 while it does not run
 	refuser int
-	missing []string // in force
+	missing []string // names that are now missing
 	denied  []string
 
-	troubles  []worker.Fault // in force
+	troubles  []worker.Fault // faults that are now active
 	readOnly  bool           // /home is read-only
 	smallDisk bool           // /home is a small disk
 	smallTmp  bool

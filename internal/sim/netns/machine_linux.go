@@ -48,7 +48,7 @@ type netnsMachine struct {
 	worker.Door
 
 	b    *netnsBackend
-	name string // of its disk
+	name string // name of its disk
 	addr string
 	port int
 

@@ -159,7 +159,7 @@ func (p *process) closePipes() {
 
 // pty is a pseudo-terminal.
 type pty struct {
-	fd            int // of master
+	fd            int // descriptor of master
 	master, slave *os.File
 	name, term    string
 }

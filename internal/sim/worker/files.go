@@ -95,7 +95,7 @@ func writeStandins(dir string) error {
 type disk struct {
 	root     string
 	standins string // directory of the programs that stand in for the real ones
-	of       Spec   // of the machine
+	of       Spec   // spec of the machine
 }
 
 func (d disk) path(elem ...string) string {

@@ -168,7 +168,7 @@ func (c *Controllers) save(k *store.Kind, o metav1.Object, status bool) {
 		object.DeepCopyInto(old)
 		return nil
 	})
-	_ = err // see above
+	_ = err // the only possible error is that the object is gone
 }
 
 // remove deletes an object.

@@ -48,7 +48,7 @@ func (c *Controllers) release(all []*batchv1.Job, pods []*corev1.Pod) {
 // A jobWork is the work on one Job.
 type jobWork struct {
 	*Controllers
-	job     *batchv1.Job // as it will be
+	job     *batchv1.Job // the Job as it will be
 	pods    []*corev1.Pod
 	counted []*corev1.Pod // pods that have ended and are being counted now
 }

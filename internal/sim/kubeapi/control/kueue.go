@@ -29,7 +29,7 @@ type use struct {
 // queues is Kueue, for JobSets.
 type queues struct {
 	*Controllers
-	workloads []*kueue.Workload // as they will be
+	workloads []*kueue.Workload // the workloads as they will be
 	was       []*kueue.Workload
 	sets      []*jobset.JobSet
 }

@@ -35,7 +35,7 @@ import (
 type Config struct {
 	Store   *store.Store
 	Backend worker.Backend
-	Dir     string // for logs
+	Dir     string // directory for logs
 	Now     func() time.Time
 
 	// Images may have programs that this machine lacks. Programs has the files of such

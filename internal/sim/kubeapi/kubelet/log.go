@@ -310,7 +310,7 @@ type logWriter struct {
 	w     io.Writer
 	opts  LogOptions
 	left  int64 // how many bytes may still be written; below 0: any number
-	begin bool  // of a line
+	begin bool  // the next text begins a line
 }
 
 // write writes a record. more is false if the limit is reached.

@@ -414,7 +414,7 @@ type Removal struct {
 	Grace       *int64 // in seconds; nil means the grace period of the object
 	Propagation metav1.DeletionPropagation
 	UID         string // if not empty, the object must have this UID
-	Version     string // likewise
+	Version     string // if not empty, the object must have this version
 	DryRun      bool
 }
 
