@@ -128,6 +128,7 @@ func logsOverOutage(t *T) {
 	for in.Scan() {
 		seen[in.Text()], last = true, in.Text()
 	}
+	t.Logf("the log broke off: %v", in.Err())
 	r.Close()
 	testkit.Must(t, t.SetAway(false))
 	t.await("p", corev1.PodSucceeded)
