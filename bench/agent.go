@@ -39,8 +39,8 @@ func measureAgent(ctx context.Context, l *lab, r *report) error {
 	const looks = 30
 	r.section("The watch of a lease", fmt.Sprintf(`
 multihost-agent watches the lease of a job on a worker. It is two processes: the watch, and the one that starts the watch
-again when it dies. Memory that the two share counts once. Before the measurement the watch asks the other workers, over TLS
-and with the certificates of this machine, and is refused a deletion. Then it looks %d times at files of the worker, without
+again when it dies. Memory that the two share counts once. Before the measurement the watch asks the other workers over TLS,
+with the certificates of this machine, and asks for a deletion, which the API refuses. Then it looks %d times at files of the worker, without
 the network. In use it looks every %s.`, looks, usualLook))
 	built, err := os.MkdirTemp("", "multihost-bench-agent-")
 	if err != nil {
@@ -71,9 +71,9 @@ var delivered = regexp.MustCompile(`agent: (\d+) slices, (\d+) workers: (\d+) by
 // that also guards this.
 func measureDelivery(ctx context.Context, l *lab, r *report) error {
 	r.section("Bringing the agent to workers", `
-What leaves the runner for workers that lack multihost-agent: the program, scripts, logins and the terms of a lease. Workers pass
-the program on to each other where that keeps 32 MiB or more off the runner's link. By TestTheAgentIsSentOnceASlice of
-internal/agent/deliver.`)
+The table shows what the runner sends to workers that lack multihost-agent: the program, scripts, logins and the terms of a
+lease. Workers pass the program on to each other where that keeps 32 MiB or more off the runner's link.
+TestTheAgentIsSentOnceASlice of internal/agent/deliver measures this.`)
 	if l.deliver == "" {
 		r.note("Not measured: no test program was given (-deliver).")
 		return nil

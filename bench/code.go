@@ -68,7 +68,7 @@ the SSH handshake and every operation. The changed file has %d bytes that do not
 	}
 	r.table(rows)
 	r.most("sent to a worker in a run with nothing new", sent["unchanged"]/1000, 24, "kB")
-	r.most("sent to a worker for one changed file, beyond that file and a run with nothing new", (sent["changed"]-sent["unchanged"]-changedFile)/1000, 4, "kB")
+	r.most("sent to a worker for one changed file, minus that file and what a run with nothing new sends", (sent["changed"]-sent["unchanged"]-changedFile)/1000, 4, "kB")
 	r.most("runner's CPU of the run after one changed file, × the first run", cpu["changed"].Seconds()/cpu["first"].Seconds(), 0.25, "")
 	return nil
 }

@@ -25,8 +25,8 @@ func measureCommand(ctx context.Context, l *lab, r *report) error {
 	r.section("`multihost run`", fmt.Sprintf(`
 The whole command: discovery, host keys, sync of nothing new, preflight, start, following, exit. The %d workers are processes
 of the simulator on the same cores and cost more than anything else here, so the CPU of the runner is what counts. Wall time
-and CPU are those of one run of `+"`true`"+` with nothing new. The time until the first line, and the steps, are those of the run
-before it, which prints one line. The steps are the phases on workers (connect, sync, preflight, free, start); each takes as
+and CPU are those of one run of `+"`true`"+` with nothing new. An earlier run prints one line: the time until the first line, and
+the times of the steps, are from that run. The steps are the phases on workers (connect, sync, preflight, free, start); each takes as
 long as its slowest worker. The skew is that of a detached command in an existing folder, without preflight: each worker
 writes down its start, by the one clock of this machine. It is the median of %d starts. Bare processes are shells that wait
 for a line, get it by one write each, note the time and become the same command; their skew is the median of %[2]d releases.
@@ -55,7 +55,7 @@ for a line, get it by one write each, note the time and become the same command;
 		})
 		if size.workers == commandWorkers {
 			r.most(fmt.Sprintf("runner's CPU per worker of `multihost run` on %d workers", size.workers), one.cpu.Seconds()*1000/float64(size.workers), 10, "ms")
-			r.most("from Enter to the first line, × the steps of the slowest worker", one.firstLine.Seconds()/one.steps.Seconds(), 2, "")
+			r.most("time from Enter to the first line, ÷ the time of the steps of the slowest worker", one.firstLine.Seconds()/one.steps.Seconds(), 2, "")
 			r.most(fmt.Sprintf("start skew of %d workers, × bare processes", size.workers), one.skew.Seconds()/bare.Seconds(), 3, "")
 		} else {
 			r.most(fmt.Sprintf("start skew of %d workers", size.workers), one.skew.Seconds()*1000, 100, "ms")

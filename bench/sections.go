@@ -83,10 +83,10 @@ trip of 50 ms.`)
 			// time. So compare the quickest rounds.
 			paced := medians["multihost engine"].least
 			best := min(paced, medians["multihost engine, 64 handshakes at once"].least, medians["multihost engine, 1024 handshakes at once"].least)
-			r.most("least wall time with the default pacing, × that of the best of 64, 512 and 1024 handshakes at once", paced.Seconds()/best.Seconds(), 1.15, "")
+			r.most("wall time with the default number of handshakes at once, ÷ the best with 64, 512 or 1024", paced.Seconds()/best.Seconds(), 1.15, "")
 			paced = medians["multihost engine, 50 ms away"].least
 			best = min(paced, medians["multihost engine, 50 ms away, 1024 handshakes at once"].least)
-			r.most("the same 50 ms away, × that of the better of 512 and 1024 handshakes at once", paced.Seconds()/best.Seconds(), 1.15, "")
+			r.most("the same 50 ms away, ÷ the better with 512 or 1024", paced.Seconds()/best.Seconds(), 1.15, "")
 		}
 	}
 	r.table(rows)
@@ -180,8 +180,8 @@ Every worker prints lines of 100 bytes as fast as the client reads them. The cli
 memory, and shows whole lines on standard output, where a reader keeps up. The reference shows every line with a prefix. The
 default view of multihost shows worker 0 and looks for errors in the lines of the others. The run of 64 workers into files
 alone is compared with a reference that shows nothing either. The figures are medians of three runs for 64 workers and of five
-for more. The first sizes ran once, because the slow peers need half a minute for them and no bar is about them. "× reference"
-compares throughput.`)
+for more. The smallest size was measured once, because the slow tools need half a minute for it and no bar uses it.
+"× reference" compares throughput.`)
 	rows := [][]string{{"output", "client", "wall s", "MB/s", "CPU s/GB", "× reference", "server's CPU s", "peak MiB"}}
 	fresh := func(argv func(dir string) []string) func() (cost, error) {
 		return func() (cost, error) {
