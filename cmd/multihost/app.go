@@ -89,6 +89,9 @@ func command(c cli.Command, statuses ...int) *cli.Command {
 			if s == exitOK && slices.Contains(statuses, statusOfCommand) {
 				text = "the command ended with 0 on every worker"
 			}
+			if s == exitPreflight && slices.Contains(statuses, statusOfCommand) {
+				text = "preflight failed, or workers differ (--skew=check)"
+			}
 			if s == statusOfCommand {
 				b.WriteString("   other  the exit code of the first worker to fail; 128+n for signal n\n")
 				continue

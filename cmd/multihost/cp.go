@@ -14,8 +14,9 @@ func cpCommand() *cli.Command {
 		Name:      "cp",
 		Usage:     "copy files and directories to workers, or from them",
 		ArgsUsage: "SOURCE… DEST",
-		Description: `Either the sources or DEST are on workers. A name on workers begins with their
-names and a colon. If a local name looks like that, write ./s0w0:x.
+		Description: `Either the sources or DEST are on workers. To name a file on
+workers, write the workers, a colon and the path: s0w0:x. If a local name looks like
+that, write ./s0w0:x.
 
   multihost cp data.json all:/tmp/ --tpu-prefix=train
   multihost cp 'part-{slice}-{worker}.bin' all:part.bin --tpu-prefix=train

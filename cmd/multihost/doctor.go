@@ -26,17 +26,17 @@ const doctorPatience = 15 * time.Second
 func doctorCommand() *cli.Command {
 	return command(cli.Command{
 		Name:  "doctor",
-		Usage: "check all that a run depends on, and print the command that repairs it",
+		Usage: "check all that a run depends on; for each problem, print the command that repairs it",
 		Description: `Checks the credentials, where project and zone come from, the APIs and permissions
-of the project, the quota for --tpu-type (on Compute Engine also whether the zone has the
-machine type, the image and --reservation), the network's MTU and firewall rules, the
-SSH key and how the workers learn it.
+of the project, the quota for --tpu-type, the network's MTU and firewall rules, the
+SSH key and how the workers learn it. On Compute Engine it also checks whether the
+zone has the machine type, the image and --reservation.
 
 With --tpu-prefix or --hosts it also checks every worker: login, host key, clock,
 devices, who uses the TPU, settings, disks, versions. Then it checks the paths
 between the workers: the largest packet that passes unfragmented, and the ports of
 the coordinators. The first worker listens on these ports during the check.
-Of VMs of Compute Engine that do not answer, it shows the end of the serial console.
+If a VM of Compute Engine does not answer, doctor shows the end of its serial console.
 
 Each line is ok, a warning, an error or not checked, with the command to type.
 Without --fix, doctor changes nothing. --fix does only what is safe: it makes the

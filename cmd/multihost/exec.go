@@ -27,12 +27,13 @@ differs from the first one:
 --command is one bash script. Words after -- are run as they are, without a
 shell. Standard output shows what the workers print there. Standard error shows
 their standard error, and which workers ended with another status than 0. The
-output of a single worker is passed on byte for byte, as it comes. A very long
-output loses its middle, with a note; --log-dir keeps all of it.
+output of a single worker is passed on byte for byte, as it comes. If an
+output is very long, exec leaves out its middle and says so. With --log-dir it also
+keeps the whole output in files.
 
-The command does not outlive this one: at Ctrl-C, at --timeout, and when the
-connection or this program dies, nothing of it stays on the workers. Its
-standard input is empty.`,
+The command on the workers ends when multihost exec ends: at Ctrl-C, at --timeout,
+and when the connection or multihost itself dies. No process of the command stays.
+The standard input of the command is empty.`,
 		Flags: slices.Concat(options.WorkersFlags(), []cli.Flag{
 			&cli.StringFlag{Name: "command", Aliases: []string{"COMMAND"}, Usage: "bash `SCRIPT` that the workers run; or give a program after --"},
 			&cli.BoolFlag{Name: "sudo", Usage: "run it as root"},

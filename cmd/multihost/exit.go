@@ -39,7 +39,7 @@ var exitTexts = map[int]string{
 	exitInternal:    "a fault in multihost itself",
 	exitIO:          "a local file cannot be read or written, or this machine has a log only in part",
 	exitTempFail:    "no capacity or quota, or a deadline passed",
-	exitPreflight:   "preflight failed, or workers differ (--skew=check)",
+	exitPreflight:   "settings, TPU devices or packet sizes of workers are wrong",
 	exitPermission:  "permission denied or not signed in",
 	exitConfig:      "configuration: project, zone, key or file is missing or malformed, or the run's directory on a worker exists and no run made it",
 	exitHangup:      "ended or detached by SIGHUP",

@@ -109,7 +109,8 @@ func preflightCommand() *cli.Command {
 		Name:      "preflight",
 		Usage:     "tune or check the network settings of the workers, or print the script that does it",
 		ArgsUsage: "[PLATFORM=gce|gke]",
-		Description: `multihost preflight PLATFORM=GCE --tpu-prefix=P is multihost preflight apply.
+		Description: `multihost preflight PLATFORM=GCE --tpu-prefix=P does the same as
+multihost preflight apply --platform=gce --tpu-prefix=P.
 Settings are not persistent: they are gone when a worker reboots.`,
 		Flags: options.PreflightFlags(),
 		Subcommands: []*cli.Command{

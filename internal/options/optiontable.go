@@ -41,7 +41,7 @@ func PatienceOptions() []Option {
 	return []Option{
 		{flag: &cli.DurationFlag{Name: "lost-timeout", Value: 10 * time.Minute, Usage: "give up a worker that cannot be followed for this `TIME`: the run ends with status 69 and the command goes on; 0: no limit"},
 			read: asTime(func(o *options) *time.Duration { return &o.Run.Patience.Lost }), bad: "-1s", plan: "limits.lost_ns", try: "9s", unneeded: notWatched},
-		{flag: &cli.DurationFlag{Name: "log-timeout", Value: 30 * time.Minute, Usage: "longest `TIME` to wait for whole logs after the command has ended, for example for room on a full disk; then a run ends with status 74, and a job leaves its slices to --lease; 0: do not wait"},
+		{flag: &cli.DurationFlag{Name: "log-timeout", Value: 30 * time.Minute, Usage: "longest `TIME` to wait, after the command has ended, until the logs on this machine are whole (its disk may be full); after that time a run ends with status 74, and a job keeps its slices for --lease; 0: do not wait"},
 			read: asTime(func(o *options) *time.Duration { return &o.Run.Patience.Log }), bad: "-1s", unplanned: "it matters only if logs are not whole", try: "9s", key: "log_timeout"},
 		{flag: &cli.DurationFlag{Name: "quiet-after", Value: 10 * time.Minute, Usage: "report a worker that has printed nothing for this `TIME`, and whether its process is alive; 0: never"},
 			read: asTime(func(o *options) *time.Duration { return &o.Run.Patience.Quiet }), bad: "-1s", unplanned: "it only changes what is shown here", unneeded: notWatched},
@@ -147,7 +147,7 @@ func ownRunOptions() []Option {
 	return []Option{
 		{flag: &cli.IntFlag{Name: "processes-per-worker", Value: 1, Usage: "start `K` processes of the command on each worker, for example one for each GPU"},
 			read: readProcesses, bad: "0", plan: "start.processes_per_worker", unneeded: ofRun},
-		{flag: &cli.BoolFlag{Name: "use-existing-folder", Aliases: []string{"USE_EXISTING_FOLDER"}, Usage: "copy nothing; the command runs in the directory that the run --run-name left on the workers"},
+		{flag: &cli.BoolFlag{Name: "use-existing-folder", Aliases: []string{"USE_EXISTING_FOLDER"}, Usage: "copy nothing; run the command in the directory that an earlier run named --run-name left on the workers"},
 			read: asBool(func(o *options) *bool { return &o.Run.UseExisting }), plan: "files", unneeded: ofRun},
 	}
 }
@@ -185,7 +185,7 @@ func ownJobOptions() []Option {
 			with: withRequest, bad: "x", plan: "queued_resource.request", try: "--spot", key: request},
 		{flag: &cli.BoolFlag{Name: "enable-autocheckpoint", Aliases: []string{"ENABLE_AUTOCHECKPOINT", "autocheckpoint-enabled"}, Usage: "let the service trigger a checkpoint before maintenance"},
 			with: withRequest, plan: "queued_resource.request", try: "true", key: request},
-		{flag: &cli.BoolFlag{Name: "network-create", Usage: "make the network that --network names, or else mtu9k, if it does not exist"},
+		{flag: &cli.BoolFlag{Name: "network-create", Usage: "make the network if it does not exist: the one that --network names, or mtu9k without --network"},
 			with: withRequest, plan: "network", unneeded: "the network is made before"},
 		{flag: &cli.StringFlag{Name: "ssh-source-ranges", Value: network.IAPRange, Usage: "addresses `CIDR,…` that may reach port 22 in a network that --network-create makes; if yours is not among them, workers are reached through Identity-Aware Proxy"},
 			with: withRequest, plan: "network", unneeded: "the network is made before"},
