@@ -26,7 +26,7 @@ differs from the first one:
 
 --command is one bash script. Words after -- are run as they are, without a
 shell. Standard output shows what the workers print there. Standard error shows
-their standard error, and which workers ended with another status than 0. The
+their standard error, and which workers ended with a status other than 0. The
 output of a single worker is passed on byte for byte, as it comes. If an
 output is very long, exec leaves out its middle and says so. With --log-dir it also
 keeps the whole output in files.
@@ -36,7 +36,7 @@ and when the connection or multihost itself dies. No process of the command stay
 The standard input of the command is empty.`,
 		Flags: slices.Concat(options.WorkersFlags(), []cli.Flag{
 			&cli.StringFlag{Name: "command", Aliases: []string{"COMMAND"}, Usage: "bash `SCRIPT` that the workers run; or give a program after --"},
-			&cli.BoolFlag{Name: "sudo", Usage: "run it as root"},
+			&cli.BoolFlag{Name: "sudo", Usage: "run the command as root"},
 			&cli.DurationFlag{Name: "timeout", Usage: "stop the command after this `TIME`"},
 			options.GraceFlag(),
 			&cli.StringFlag{Name: "log-dir", Usage: "keep the whole output of each worker in the local `DIR`"},

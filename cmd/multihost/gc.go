@@ -40,7 +40,7 @@ that resource again. It never deletes what multihost did not make.
 		Flags: slices.Concat([]cli.Flag{
 			&cli.StringFlag{Name: "prefix", Usage: "only resources with names that begin with `P`"},
 			&cli.DurationFlag{Name: "older-than", Usage: "only what is older than `TIME`, or has been idle for that long"},
-			&cli.BoolFlag{Name: "all-users", Usage: "list what anybody's runs left, not only yours"},
+			&cli.BoolFlag{Name: "all-users", Usage: "list what the runs of all users left, not only yours"},
 			&cli.BoolFlag{Name: "look", Usage: "log in to the slices, to see whether a run is active there"},
 			&cli.BoolFlag{Name: "delete", Usage: "delete what is of no more use"},
 			&cli.BoolFlag{Name: "yes", Usage: "delete without a question"},

@@ -30,7 +30,7 @@ an hour, and what ends the bill. --confirm asks you then; a no ends the job with
 status 130. If the slices of the job exist already, it neither prints nor asks.
 
 MaxText's upper-case names work, too: multihost job --help=all lists them. If
-you use one, --NUM_SLICES is 2 and --TPU_TYPE is v4-8 unless you set them, as in
+you use one, the defaults are --NUM_SLICES=2 and --TPU_TYPE=v4-8, as in
 multihost_job.py.
 
 When slices are preempted or lost, or a host fails or is maintained, the job

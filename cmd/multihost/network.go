@@ -34,7 +34,7 @@ the range of Identity-Aware Proxy; add your own address to log in directly:
 			&cli.StringFlag{Name: "bgp-routing-mode", Value: "regional", Usage: "regional or global: how far dynamic routes reach (`MODE`)"},
 			&cli.StringFlag{Name: "ssh-source-ranges", Value: network.IAPRange, Usage: "addresses `CIDR,…` that may reach port 22"},
 			&cli.StringFlag{Name: "all-ports-from", Usage: "open every port to the addresses `CIDR,…`"},
-			&cli.BoolFlag{Name: "dry-run", Usage: "print the plan and the equal gcloud commands; change nothing"},
+			&cli.BoolFlag{Name: "dry-run", Usage: "print the plan and the gcloud commands that do the same; change nothing"},
 		},
 		Action: withSession(func(s *session, c *call) error {
 			o := options.Network(&c.Call)

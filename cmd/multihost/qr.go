@@ -50,7 +50,7 @@ what ends the bill. --confirm asks you then; a no ends the command with status
 		Flags: slices.Concat(options.RequestFlags(
 			&cli.IntFlag{Name: "node-count", Value: 1, Usage: "make `N` slices"},
 			options.TypeFlag(), options.RuntimeFlag(),
-			&cli.BoolFlag{Name: "dry-run", Usage: "print the request and the equal gcloud command; change nothing"},
+			&cli.BoolFlag{Name: "dry-run", Usage: "print the request and the gcloud command that does the same; change nothing"},
 			options.ConfirmFlag(),
 			&cli.BoolFlag{Name: "wait", Usage: "wait until every worker answers"},
 			options.AsyncFlag("end when the request is sent; do not wait until the service takes it"),
@@ -139,7 +139,7 @@ first, then filtered, then cut off after --limit.`,
 			&cli.StringFlag{Name: "sort-by", Usage: "sort by the fields `PATH,~PATH,…`; ~: in descending order"},
 			&cli.StringFlag{Name: "limit", Value: "unlimited", Usage: "show at most `NUMBER` resources, or unlimited"},
 			&cli.IntFlag{Name: "page-size", Value: 1000, Usage: "ask for `N` resources in one call"},
-			&cli.BoolFlag{Name: "uri", Usage: "print the address of each in the API, and nothing else"},
+			&cli.BoolFlag{Name: "uri", Usage: "print only the address of each resource in the API"},
 		},
 		Action: withSession(func(s *session, c *call) error {
 			c.NoWords()

@@ -135,7 +135,7 @@ func slicesWaitCommand() *cli.Command {
 		Description: `Waits until every slice is healthy, every VM shows which worker it is, and every
 worker answers SSH. Ends at once when the request fails, when its slices are taken
 away, and when somebody deletes it. With --slices-deadline, it deletes the request
-if some slices have come and others do not.`,
+if some slices have come and others have not.`,
 		Flags: slices.Concat([]cli.Flag{options.SlicesDeadlineFlag(0)}, options.WaitFlags(), options.SSHFlags()),
 		Action: withSession(func(s *session, c *call) error {
 			id, limits := options.IDWord(&c.Call), options.SliceLimits(&c.Call)

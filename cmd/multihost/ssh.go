@@ -27,7 +27,7 @@ host key as every other command:
   multihost ssh s1w3 --tpu-prefix=train -- htop
   multihost ssh train-0                           a slice with one worker
 
-If standard input and output are no terminal, the program on the worker gets no
+If standard input and output are not a terminal, the program on the worker gets no
 terminal, and both are passed on byte for byte. "~." at the beginning of a line
 ends the connection, "~~" sends one "~". For a quick command on many workers:
 multihost exec.
