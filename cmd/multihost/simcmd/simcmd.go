@@ -207,7 +207,7 @@ func (k Kit) env() *cli.Command {
 		Usage: "print the variables with which multihost and gcloud use the simulator",
 		Description: `For a shell: eval "$(multihost sim env)". To leave the simulator in that shell:
 eval "$(multihost sim env --unset)". This needs no simulator.`,
-		Flags: []cli.Flag{simDirFlag(), &cli.BoolFlag{Name: "unset", Usage: "print what unsets these variables"}},
+		Flags: []cli.Flag{simDirFlag(), &cli.BoolFlag{Name: "unset", Usage: "print the commands that unset these variables"}},
 		Action: k.Act(func(c *Call) error {
 			c.NoWords()
 			if c.Bool("unset") {
