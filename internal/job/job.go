@@ -283,8 +283,9 @@ func occupied(err error) bool {
 	return errors.As(err, &e) && (e.Stage == stage.Busy && len(e.Each) == 0 || slices.ContainsFunc(e.Each, occupied))
 }
 
-// Before it changes anything, it calls the function first. Before it changes anything, it
-// calls the function first. If that returns an error, MakeNetwork returns the error.
+// MakeNetwork creates the network of a job, if it is to create one. Before it changes
+// anything, it calls the function first. If that returns an error, MakeNetwork returns the
+// error.
 func MakeNetwork(ctx context.Context, d Networks, watch *stage.Stopwatch, o *network.Options, first func() error) error {
 	var plan *network.Plan
 	err := watch.Span("network", func() (err error) {
