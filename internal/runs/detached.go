@@ -238,6 +238,9 @@ func (a *attaching) round(ctx context.Context) (next nextRound, out stage.Outcom
 	}
 	if err := a.StillThere(ctx, state); err != nil {
 		_ = a.bring(ctx, rec) // workers that were told to shut down have meanwhile uploaded their last output
+		if a.gone {
+			a.sweep(ctx)
+		}
 		return fail(err)
 	}
 	return afterPause, stage.Outcome{}, nil
@@ -324,7 +327,8 @@ func (r *BucketRun) Over(state detach.State) bool {
 	return state.Over(r.Desc) || r.gone && state.GivenUp()
 }
 
-// StillThere returns an error if no worker is left that could finish the run.
+// StillThere returns an error if no worker is left that could bring the run to an end. It
+// deletes nothing, because commands that only show something call it, too.
 func (r *BucketRun) StillThere(ctx context.Context, state detach.State) error {
 	res, err := r.Cloud.Get(ctx, r.Desc.Resource)
 	switch {
@@ -334,7 +338,6 @@ func (r *BucketRun) StillThere(ctx context.Context, state detach.State) error {
 		if err != nil || r.Over(again) {
 			return err
 		}
-		r.sweep(ctx, again)
 		return &stage.Error{Stage: stage.Follow, Text: fmt.Sprintf("%s is gone, and only %d of %s ended in the bucket", provision.NameOf(r.Cloud, r.Desc.Resource), len(again.Ended), event.Count(len(r.Desc.IDs()), "worker")),
 			Advice: goesOn(again) + "read what there is with: multihost logs " + r.Desc.Run}
 	case err != nil:

@@ -154,6 +154,26 @@ func TestThePartsOfARunWithoutSlicesAreSwept(t *testing.T) {
 	}
 }
 
+// When the slices of a run are gone, attach deletes the remaining parts. The look with which
+// logs, too, notices that deletes nothing.
+func TestOnlyAttachSweepsARunThatHasNoEnd(t *testing.T) {
+	w, d, _, put := inBucket(t)
+	cloud := &parted{deletions: deletions{Provider: w, err: provision.ErrNotFound}}
+	d.Cloud = cloud
+	put("workers/s0w0", "phase=running\nattempt=1\nmay_delete=yes\n")
+	r, err := FindBucketRun(t.Context(), d, "r")
+	testkit.Must(t, err)
+	state, err := r.Store.State(t.Context(), "r")
+	testkit.Must(t, err)
+	const gone = "is gone, and only 0 of 2 workers ended in the bucket"
+	if err := r.StillThere(t.Context(), state); err == nil || !strings.Contains(err.Error(), gone) || cloud.swept != "" {
+		t.Errorf("the look: %v, swept %q", err, cloud.swept)
+	}
+	if _, err := Attach(t.Context(), d, "r", attachOptions); err == nil || !strings.Contains(err.Error(), gone) || cloud.swept != "r of r" {
+		t.Errorf("attach: %v, swept %q", err, cloud.swept)
+	}
+}
+
 // Without a terminal, nobody can agree to lose the only copy of a log.
 func TestTheOnlyCopyOfALogStaysUnlessSomebodySaysSo(t *testing.T) {
 	t.Parallel()
