@@ -11,6 +11,7 @@ import (
 	"os/signal"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -51,6 +52,7 @@ func (w *Watch) Answer(a stage.Answer) {
 // cancels an open question and all later ones. Closing the view waits for an open question.
 func (w *Watch) Ask(view *ui.Renderer, in *os.File, out io.Writer, stand func() (stage.Status, <-chan struct{})) (end func()) {
 	over, end := context.WithCancel(context.Background())
+	var shown atomic.Pointer[stage.Status] // what the open question is about; nil: it is not shown yet
 	w.AskWith(func(ctx context.Context) (stage.Answer, bool) {
 		if !ui.CanAsk(in, out) {
 			return "", false
@@ -58,14 +60,26 @@ func (w *Watch) Ask(view *ui.Renderer, in *os.File, out io.Writer, stand func() 
 		ctx, cancel := context.WithCancel(ctx)
 		defer cancel()
 		defer context.AfterFunc(over, cancel)()
+		shown.Store(nil)
 		return askWhile(ctx, stand, func(ctx context.Context, st stage.Status, again bool) stage.Answer {
+			shown.Store(&st)
 			return askUser(ctx, view, in, st, again)
 		})
 	}, func() stage.Answer {
-		st, _ := stand()
-		return st.Second()
+		now, _ := stand()
+		return second(shown.Load(), now)
 	})
 	return end
+}
+
+// second returns the answer to a SIGINT that comes after a question about shown, when now is
+// at stake. If that would be another question, the user has not seen what the SIGINT would
+// do: it ends no command and deletes nothing.
+func second(shown *stage.Status, now stage.Status) stage.Answer {
+	if shown != nil && atStake(now) && question(*shown) != question(now) {
+		return stage.Detach
+	}
+	return now.Second()
 }
 
 // askWhile asks a question about the status. If the status changes so that the question
@@ -280,7 +294,8 @@ func (q *open) replies() <-chan reply {
 
 // Start cancels the returned context with a *stage.Interrupted as cause when SIGINT,
 // SIGTERM or SIGHUP comes. If a SIGINT asks the user a question, the context ends only when
-// the answer says so. A second SIGINT while the question is open means stage.Status.Second.
+// the answer says so. A second SIGINT while the question is open means stage.Status.Second,
+// or stage.Detach if the question is about to be asked anew.
 // Start ignores SIGHUP if nohup started the program, which must then outlive the terminal.
 // A signal after the end of the context closes Leave, unless it comes within a second of
 // that end.

@@ -117,6 +117,32 @@ func TestObeyEndsWhatHangs(t *testing.T) {
 	})
 }
 
+// Ctrl-C between a question and the one that takes its place destroys nothing that the user
+// has not been asked about.
+func TestASecondInterruptCountsForWhatWasShown(t *testing.T) {
+	waits := stage.Status{Run: "r", Resource: "queued resource r"}
+	runs, over, spot := waits, stage.Status{Run: "r"}, waits
+	runs.Running, spot.Tier = "s0w0", "spot"
+	for _, tt := range []struct {
+		name  string
+		shown *stage.Status
+		now   stage.Status
+		want  stage.Answer
+	}{
+		{"nothing is shown yet", nil, waits, stage.Stop},
+		{"it waits", &waits, waits, stage.Stop},
+		{"no word of the question has changed", &waits, spot, stage.Stop},
+		{"it runs", &runs, runs, stage.Detach},
+		{"it ran, and waits for other slices", &runs, waits, stage.Detach},
+		{"it waited, and runs", &waits, runs, stage.Detach},
+		{"it is over", &runs, over, stage.Stop},
+	} {
+		if got := second(tt.shown, tt.now); got != tt.want {
+			t.Errorf("%s: %q, want %q", tt.name, got, tt.want)
+		}
+	}
+}
+
 // A question whose state changes is withdrawn and asked anew. An answer that comes too late
 // does not count. If nothing is left to ask about, the command goes on.
 func TestAQuestionIsAskedAnewWhenItsStateChanges(t *testing.T) {
