@@ -49,6 +49,9 @@ func Dump(ctx context.Context, d runs.Deps, name, prefix string) error {
 	if !lives {
 		e := runs.EndHere(d.StateDir, rec, rec.Attempt)
 		if e == nil {
+			if err := workers.Unreached(sel, away); err != nil { // the command may live there
+				return err
+			}
 			e = runs.EndThere(ctx, t, d, rec, true)
 		}
 		if e != nil {
