@@ -145,7 +145,7 @@ func (p *Provider) removeOnce(ctx context.Context, id string, asked map[string]t
 	if left != "" {
 		return left, errors.Join(errs...)
 	}
-	return p.removeParts(ctx, id, asked)
+	return p.removeParts(ctx, id, asked, false)
 }
 
 // Sweep implements provision.Sweeper: it deletes the template and the policy when somebody
@@ -163,23 +163,28 @@ func (p *Provider) Sweep(ctx context.Context, id, run string, over bool) error {
 	if err != nil || !over && !slices.ContainsFunc(left, func(r provision.Resource) bool { return r.ID == id && r.Life == provision.Failed }) {
 		return err
 	}
-	_, err = p.removeParts(ctx, id, map[string]time.Time{})
+	_, err = p.removeParts(ctx, id, map[string]time.Time{}, true)
 	return err
 }
 
-// removeParts does what removeOnce does, for a resource that has no groups any more.
-func (p *Provider) removeParts(ctx context.Context, id string, asked map[string]time.Time) (left string, err error) {
+// removeParts does what removeOnce does, for a resource that has no groups any more. With
+// onlyOld, it leaves parts that a command may have made anew since the caller looked.
+func (p *Provider) removeParts(ctx context.Context, id string, asked map[string]time.Time, onlyOld bool) (left string, err error) {
 	name := p.at().partName(id)
+	type made interface {
+		GetDescription() string
+		GetCreationTimestamp() string
+	}
 	for _, part := range []struct {
 		kind   string
-		about  func(ctx context.Context, name string) (string, error)
+		read   func() (made, error)
 		delete func(context.Context, string) error
 	}{
-		{partTemplate, p.aboutTemplate, p.calls.DeleteTemplate},
-		{partPolicy, p.aboutPolicy, p.calls.DeletePolicy},
+		{partTemplate, func() (made, error) { return p.calls.Template(ctx, name) }, p.calls.DeleteTemplate},
+		{partPolicy, func() (made, error) { return p.calls.Policy(ctx, name) }, p.calls.DeletePolicy},
 	} {
-		about, err := part.about(ctx, name)
-		of, _, ok := described(about)
+		found, err := part.read()
+		of, _, ok := described(found.GetDescription())
 		switch {
 		case gcp.ClassOf(err) == gcp.NotFound:
 			continue
@@ -187,6 +192,8 @@ func (p *Provider) removeParts(ctx context.Context, id string, asked map[string]
 			return part.kind + " " + name, err
 		case !ok || of != id:
 			continue // somebody else's
+		case onlyOld && !isOld(found.GetCreationTimestamp(), p.gcp.Clock().Now()):
+			continue
 		}
 		asked[part.kind] = p.gcp.Clock().Now()
 		if err := part.delete(ctx, name); err != nil && gcp.ClassOf(err) != gcp.NotFound {

@@ -272,6 +272,32 @@ func TestSweep(t *testing.T) {
 	testkit.Must(t, f.Sweep(t.Context(), "m", "m", false))
 }
 
+// A command may make old parts anew while Sweep deletes them. What it has made stays.
+func TestSweepLeavesWhatIsMadeMeanwhile(t *testing.T) {
+	f := start(t)
+	_, _, err := f.Create(t.Context(), request(t))
+	testkit.Must(t, err)
+	for key := range f.things {
+		if strings.Contains(key, "/instanceGroupManagers/") {
+			delete(f.things, key)
+		}
+	}
+	f.age("instanceTemplates")
+	f.age("resourcePolicies")
+	f.after = func(r *http.Request) bool {
+		for key, thing := range f.things {
+			if strings.Contains(key, "/resourcePolicies/") {
+				thing["creationTimestamp"] = time.Now().UTC().Format(time.RFC3339)
+			}
+		}
+		return false
+	}
+	testkit.Must(t, f.Sweep(t.Context(), "m", "m"))
+	if templates, policies := f.count("instanceTemplates"), f.count("resourcePolicies"); templates != 0 || policies != 1 {
+		t.Errorf("%d templates and %d policies are left", templates, policies)
+	}
+}
+
 // A request uses young parts of its run. It makes old ones anew, because Sweep may be
 // deleting them.
 func TestOldPartsAreMadeAnew(t *testing.T) {
