@@ -36,7 +36,7 @@ the SSH handshake and every operation. The changed file has %d bytes that do not
 		return err
 	}
 	defer s.close()
-	// The first run uses the API, which registers our key; later runs use the workers as
+	// The first run uses the API, which registers our key. Later runs use the workers as
 	// --hosts.
 	if _, err := s.run(ctx, "warm", "--tpu-prefix=b", "--command=true"); err != nil {
 		return err

@@ -190,8 +190,8 @@ func (s *simulation) skewOf(ctx context.Context, name string, workers int) (time
 	return time.Duration(latest - earliest), nil
 }
 
-// gcloud measures two methods: that of MaxText's runner, with one gcloud for each worker,
-// and gcloud's own for all workers of a slice. With many workers such processes take
+// gcloud measures two methods. MaxText's runner starts one gcloud for each worker. gcloud's
+// own method starts one for all workers of a slice. With many workers such processes take
 // minutes and gigabytes, so it measures the CPU time per worker with few workers.
 func (s *simulation) gcloud(ctx context.Context, r *report, workers int) error {
 	if _, err := exec.LookPath("gcloud"); err != nil {

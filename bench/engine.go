@@ -125,8 +125,8 @@ func everywhere(conns []*sshfan.Conn, do func(*sshfan.Conn) error) error {
 // followWindow is the same as in internal/job.
 const followWindow = 128 << 20
 
-// leastHeap is the same as in cmd/multihost; the engine here stands in for that whole
-// command.
+// leastHeap has the same value as in cmd/multihost, because the engine stands for that
+// whole command here.
 const leastHeap = 48 << 20
 
 // follow copies the output of all workers to files and, with view, to the default view.

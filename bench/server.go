@@ -302,7 +302,7 @@ func drip(w io.Writer, offset, n int64, pace time.Duration) error {
 	return nil
 }
 
-// answerFollow behaves like follow.sh; args are LENGTH DIGEST NONCE RUN ATTEMPT OFFSET
+// answerFollow behaves like follow.sh. args are LENGTH DIGEST NONCE RUN ATTEMPT OFFSET
 // MODE.
 func answerFollow(args []string, channel ssh.Channel) error {
 	if len(args) < 7 {

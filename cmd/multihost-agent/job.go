@@ -13,7 +13,7 @@ import (
 	"multihost/internal/agent/detached"
 )
 
-// Exit statuses of the command job besides 0.
+// Exit statuses of the command job, in addition to 0.
 const statusFailed = 1
 
 // job does this worker's part of a job without runner. With --going it runs when the

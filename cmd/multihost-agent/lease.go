@@ -134,7 +134,7 @@ func begin(ctx context.Context, h *watch.Host, op, first, second string) error {
 }
 
 // keep runs a watch as a child process. It returns nil when nothing is left to watch. If
-// this process dies, the child goes on.
+// this process dies, the child continues.
 func keep(ctx context.Context, op, run string, lock *os.File) error {
 	// This name works even if somebody has removed the program's file.
 	cmd := exec.CommandContext(ctx, "/proc/self/exe", "lease", "kept", op, run)
