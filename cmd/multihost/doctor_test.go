@@ -89,8 +89,8 @@ func (l *troubleLab) calls(t *testing.T, method, path, body string) (answer []by
 	return text
 }
 
-// reads returns one value of the object that the simulator's API has at path; nil if
-// there is none.
+// reads returns one value of the object that the simulator's API has at path. It returns
+// nil if there is none.
 func (l *troubleLab) reads(t *testing.T, path, object, name string) any {
 	t.Helper()
 	var all map[string]json.RawMessage

@@ -15,7 +15,6 @@ import (
 	"multihost/internal/testkit"
 )
 
-// everyFlag visits all flags of all commands.
 func everyFlag(visit func(command string, f cli.Flag)) {
 	app := app()
 	for _, f := range app.Flags {

@@ -172,8 +172,9 @@ func (h lifeHistory) mayEnd(who, run string, attempt int) bool {
 	return false
 }
 
-// startsTwice looks for two attempts of a run that are alive at once, for an attempt that
-// is started again, and for a job that starts its command again after success.
+// startsTwice looks for two attempts of a run that are alive at once, and for an attempt
+// that is started again. It also looks for a job that starts its command again after
+// success.
 func (h lifeHistory) startsTwice() string {
 	type start struct {
 		worker, run string

@@ -67,7 +67,8 @@ func TestLifeOnRealWorkers(t *testing.T) {
 	}
 }
 
-// lifeRealWidth is how many of these stories run at once. They wait most of the time.
+// lifeRealWidth is how many stories on real workers run at once. They wait most of the
+// time.
 const lifeRealWidth = 16
 
 // realDraw leaves out deeds that take minutes on a real clock.
@@ -159,7 +160,7 @@ func (b *lifeReal) serve(w http.ResponseWriter, r *http.Request) {
 	_, _ = w.Write(answer.Body.Bytes())
 }
 
-// A lifeRealVM is one of these workers.
+// A lifeRealVM is one worker of a lifeReal.
 type lifeRealVM struct {
 	worker.Machine
 	world *lifeWorld

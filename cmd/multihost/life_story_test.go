@@ -141,9 +141,9 @@ func lifeDeeds() map[string]lifeDeedKind {
 			w.mu.Unlock()
 		}
 	}
-	// fault sets a fault of the simulator. tpu is the fault of a queued resource, compute
-	// that of slices that Compute Engine makes. The cloud may have nothing that the fault
-	// affects.
+	// fault sets a fault of the simulator. tpu is the fault for a queued resource. compute
+	// is the fault for slices that Compute Engine makes. The cloud may have nothing that
+	// the fault affects.
 	fault := func(tpu, compute string) func(w *lifeWorld, d lifeDeed) {
 		return func(w *lifeWorld, d lifeDeed) {
 			if w.story.onGCE {
@@ -279,7 +279,6 @@ func lifeOnGCE() lifeDraw {
 	return from
 }
 
-// draw draws one of the deeds in names.
 func (from lifeDraw) draw(t *rapid.T, names []string, perSlice int, faults, times []time.Duration) lifeDeed {
 	d := lifeDeed{what: rapid.SampledFrom(names).Draw(t, "what")}
 	kind := lifeDeeds()[d.what]
@@ -339,7 +338,6 @@ func (p lifePlot) draw(t *rapid.T, from lifeDraw, perSlice int) (deeds []lifeDee
 	return deeds
 }
 
-// lifeStories draws stories.
 func lifeStories(from lifeDraw) *rapid.Generator[lifeStory] {
 	kinds := lifeDeeds()
 	var names []string

@@ -37,7 +37,7 @@ type lifeVM struct {
 	mu      sync.Mutex // guards what follows
 	key     ssh.Signer
 	up      bool
-	removed bool          // the worker was taken away for good
+	removed bool          // the worker was taken away permanently
 	down    chan struct{} // closed when the worker goes down
 	conns   map[*lifePipe]string
 	away    string        // how it cannot be reached: "refuse", "hang" or ""
@@ -102,7 +102,7 @@ func (vm *lifeVM) readable() bool {
 }
 
 // boot does nothing if the machine is up already, because two reboots may overlap. It also
-// does nothing if the machine is gone for good.
+// does nothing if the machine is gone permanently.
 func (vm *lifeVM) boot() {
 	terms := metadataOf(vm.spec, "attributes/multihost-lease") // do not hold the lock here: the API locks first its own state and then a worker
 	vm.mu.Lock()

@@ -47,9 +47,10 @@ func ownProcess() process {
 
 // run carries out a command line and returns the exit status.
 func (p process) run(argv []string) int {
-	// A write to a closed pipe must be an error that we handle, not the end of the program:
-	// the reader of the output may go away while the run goes on. We catch SIGPIPE and do
-	// not ignore it, because the programs that we start would inherit an ignored signal.
+	// A write to a closed pipe must be an error that we handle. It must not end the
+	// program, because the reader of the output may go away while the run continues. We
+	// catch SIGPIPE and do not ignore it, because the programs that we start would inherit
+	// an ignored signal.
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
 	c := &call{process: p}
 	c.signals.Leave = p.leave

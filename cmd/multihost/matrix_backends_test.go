@@ -174,7 +174,7 @@ func newRealCell(t *testing.T, identity *sshkey.Identity, phase string, fault ma
 	return c
 }
 
-// realWidth is how many of these jobs run at once. They wait most of the time.
+// realWidth is how many jobs on real workers run at once. They wait most of the time.
 const realWidth = 7
 
 // realHurry says how many times slower the clock is for real workers.

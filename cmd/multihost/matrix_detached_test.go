@@ -320,7 +320,8 @@ func (s *lonelyStage) run(story *testkit.Buffer) (result string) {
 	return result
 }
 
-// again types a job that has lost its slices a second time. The job must go on and succeed.
+// again types a job that has lost its slices a second time. The job must continue and
+// succeed.
 func (s *lonelyStage) again(d *deps, o job.JobOptions, roots gcp.Roots) error {
 	s.mu.Lock()
 	before := len(s.begun)
@@ -623,7 +624,7 @@ func (vm *stageVM) Stop(context.Context) error {
 	return nil
 }
 
-// take takes the machine away for good. The caller holds mu.
+// take takes the machine away permanently. The caller holds mu.
 func (vm *stageVM) take() {
 	if !vm.gone {
 		vm.gone = true
@@ -1022,6 +1023,6 @@ func (s *lonelyStage) isBetween(vm *stageVM) bool {
 // values of an object or of items.
 var startups = regexp.MustCompile(`("(?:startup|shutdown)-script"(?::|,\s*"value":)\s*")(?:[^"\\]|\\.)*"`)
 
-// withoutStartup removes these texts from a request. These workers do not need them. Sent
-// back with every answer, they would take most of the time.
+// withoutStartup removes the texts that startups matches from a request. These workers do
+// not need them. Sent back with every answer, they would take most of the time.
 func withoutStartup(body []byte) []byte { return startups.ReplaceAll(body, []byte(`$1#"`)) }

@@ -155,7 +155,6 @@ if some slices have come and others have not.`,
 	}, exitOK, exitUsage, exitUnavailable, exitTempFail, exitPermission, exitConfig, exitInterrupt, exitTerminate)
 }
 
-// waitForSlices waits for the slices of res, which provider p makes.
 func (s *session) waitForSlices(c *call, d *deps, p provision.Provider, res provision.Resource, o provider.WaitOptions) error {
 	if err := mayGiveBack(res, o); err != nil {
 		return err
