@@ -23,9 +23,8 @@ type OSLoginOptions struct {
 	// the credentials.
 	Account string
 
-	// KeyLife is how long an imported key stays valid; 0 means 30 days. A key
-	// with less than half of KeyLife left is imported again, so that it outlives
-	// a long run.
+	// KeyLife is how long an imported key stays valid. 0 means 30 days. A key with less
+	// than half of KeyLife left is imported again, so that it outlives a long run.
 	KeyLife time.Duration
 }
 
@@ -77,7 +76,8 @@ func profileFull(err error) bool {
 // Login makes sure that the workers of a slice accept publicKey, and returns the user to
 // log in as. If OS Login is off, user is login, and EnsureKey adds the key. If OS Login is
 // on, Login imports the key into the account's profile. user is then a login of that
-// profile, if possible the value of login. changed reports whether Login wrote anything.
+// profile. If the profile has the value of login, user is that one. changed reports whether
+// Login wrote anything.
 func (c *access) Login(ctx context.Context, s tpu.Slice, login, publicKey string, o OSLoginOptions) (user string, changed bool, err error) {
 	return c.LoginTo(ctx, c.node(s), login, publicKey, o)
 }

@@ -1,8 +1,8 @@
 // Package notify sends messages to another program or a web server when a run starts,
 // starts again, fails or ends. It hides that the receiver may hang, fail or be away.
 //
-// It makes two promises. A run that goes on never waits for a message to arrive. No message
-// can make the run fail. The package reports a message that it could not deliver.
+// It makes two promises. While a run is active, it never waits for a message to arrive. No
+// message can make the run fail. The package reports a message that it could not deliver.
 //
 //	n := notify.New(notify.Options{Program: []string{"notify-send", "TPU"}, Sink: view})
 //	sink := event.Tee(view, n)
@@ -357,7 +357,7 @@ func (n *Notifier) postOnce(body []byte) (again bool, err error) {
 		}
 		var ue *url.Error
 		if errors.As(err, &ue) {
-			err = ue.Err // without the URL
+			err = ue.Err // this error does not contain the URL
 		}
 		return true, err
 	}
