@@ -13,8 +13,8 @@ import (
 	"multihost/internal/workers"
 )
 
-// Dump collects the stacks of a run's processes on all its workers, writes one file for
-// each worker below the run's log directory, and emits the folded stacks as a Result. The
+// Dump collects the stacks of a run's processes on all its workers. It writes one file for
+// each worker below the run's log directory. It emits the folded stacks as a Result. The
 // run continues. If workers cannot be reached, Dump also emits what their serial consoles
 // say. It does so only if the provider shows consoles. The error names the workers that
 // returned no stacks. If the run has ended, the error says how.

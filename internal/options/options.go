@@ -35,8 +35,9 @@ import (
 type Option struct {
 	flag cli.Flag
 
-	// read reads the flag. It refuses a value that is wrong by itself. If read is nil, with
-	// says where the flag is read: with another flag, or in one of the places below.
+	// read reads the flag. It refuses a value that is wrong by itself. If read is nil, the
+	// field with says where the flag is read. This is another flag, or one of the places
+	// below.
 	read func(r reading)
 	with string
 	bad  string // a value that is refused; "": no value of the flag's kind is wrong

@@ -35,6 +35,7 @@ func ProviderFlag() cli.Flag {
 	return &cli.StringFlag{Name: "provider", Usage: "tpu or gce: which `API` makes the slices; default: gce for a type that only Compute Engine has, else tpu"}
 }
 
+// SliceFlags returns the flags that describe slices of any provider. own are further flags.
 func SliceFlags(own ...cli.Flag) []cli.Flag {
 	own = slices.Concat(own, []cli.Flag{
 		&cli.IntFlag{Name: "node-count", Value: 1, Usage: "make `N` slices"},
