@@ -346,8 +346,8 @@ func (c *SSH) onHosts() bool {
 	return ok
 }
 
-// unlisted returns the slices without the keys that the list call returned, so that these
-// are read again.
+// unlisted returns the slices without the keys that the list call returned. So the keys are
+// read again.
 func unlisted(all []tpu.Slice) []tpu.Slice {
 	all = slices.Clone(all)
 	for i := range all {

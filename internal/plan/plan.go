@@ -154,7 +154,7 @@ type FreePlan struct {
 	Stopped []Stopped `json:"stopped"`
 }
 
-// Stopped is one of these processes.
+// Stopped is a process that the command would stop to free the TPU.
 type Stopped struct {
 	Worker  string `json:"worker"`
 	PID     int    `json:"pid"`
