@@ -208,7 +208,7 @@ write_value() {
 }
 
 # write_sysctls SETTING...: writes all values of /proc/sys that are not as wanted with one
-# call of sysctl(8). sysctl(8) goes on after a value that it cannot write. do_value then
+# call of sysctl(8). sysctl(8) continues after a value that it cannot write. do_value then
 # reads each value. If a value is still not as wanted, do_value writes it by itself.
 # $before_all has the values from before.
 declare -A before_all=()
@@ -286,8 +286,8 @@ list_routes() {
   return 0
 }
 
-# parse_route LINE KEY: sets $words to the route as `ip route add` takes it, without KEY,
-# and $has to the present value of KEY. $id has the properties by which the kernel
+# parse_route LINE KEY: sets $words to the route as `ip route add` takes it, without KEY.
+# Sets $has to the present value of KEY. $id has the properties by which the kernel
 # distinguishes routes. It adds the interfaces to $devices.
 words=() has='' id='' devices=()
 parse_route() {
@@ -304,7 +304,7 @@ parse_route() {
         ((i++))
         has=${in[i]-}
         ;;
-      # ip prints these words about the state of a route but does not accept them.
+      # With these words, ip prints the state of a route. It does not accept them.
       linkdown | dead | offload | rt_offload | trap | rt_trap | offload_failed | unresolved) ;;
       nhid)
         nhid=yes
