@@ -38,7 +38,7 @@ const NoLimit time.Duration = -1
 
 const (
 	probeRound    = 3 * time.Minute  // longest round of probes; after it, Wait reads the states again
-	earlyRound    = 45 * time.Second // the same while other slices are still being created
+	earlyRound    = 45 * time.Second // longest round while other slices are still being created
 	maxProbes     = 64               // slices probed at once
 	defaultAdvice = 3 * time.Minute
 )
@@ -500,8 +500,9 @@ func (w *waiter) absent(name string) string {
 	return "not made yet"
 }
 
-// checkWorkers warns when the number of workers that the API reports for a slice
-// is not that of its type. The API is right, but the user may not expect it.
+// checkWorkers compares two numbers of workers of a slice: the API's, and that of the
+// accelerator type. If they differ, it warns. The API is right, but the user may not expect
+// it.
 func (w *waiter) checkWorkers(s tpu.Slice) {
 	t, err := tpu.ParseType(s.Type)
 	if err != nil || len(s.Workers) == t.Workers || !w.once("workers of "+s.Name) {

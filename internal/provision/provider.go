@@ -108,19 +108,19 @@ type Undoing struct {
 // the addresses, {slice} and {vm} stand for names. The zero value says that workers cannot
 // read it.
 type Peers struct {
-	// Read is the address that shows the attribute. Without List, it shows that of all
-	// workers of a slice. With List, it shows that of one VM. If Body is set, the worker
-	// sends a POST with Body. Otherwise it sends a GET. Told is the path of the attribute's
-	// values in the answer, as in Field.
+	// Read is the address that shows the attribute. Without List, it shows the attribute of
+	// all workers of a slice. With List, it shows the attribute of one VM. If Body is set,
+	// the worker sends a POST with Body. Otherwise it sends a GET. Told is the path of the
+	// attribute's values in the answer, as in Field.
 	Read, Body, Told string
 
 	// List is an address to which the worker sends a POST. The answer names the VMs of a
 	// slice. If List is "", Read shows all workers of a slice.
 	List string
 	// Names is the path of the names of VMs in that answer. An address may stand in place
-	// of a name; its end is the name. States is the path of the states of the VMs. Idle
-	// lists states, separated by spaces. No command runs in a VM that has one of these
-	// states or no state.
+	// of a name. The name is then the end of the address. States is the path of the states
+	// of the VMs. Idle lists states, separated by spaces. No command runs in a VM that has
+	// one of these states or no state.
 	Names, States, Idle string
 	// More is the path of a text that is in the answer only if the answer does not name all
 	// VMs.
@@ -212,10 +212,10 @@ type Previewer interface {
 // A Sweeper is a Provider whose resources have parts that remain when their slices are
 // gone.
 type Sweeper interface {
-	// Sweep deletes the parts of a run's resource if the resource has no slices any more. If
-	// it has some, or belongs to another run, Sweep deletes nothing. Unless the caller knows
-	// that the run is over, Sweep also deletes nothing if a part is younger than
-	// [MakingTime]: a command may be making the slices.
+	// Sweep deletes the parts of a run's resource if the resource has no slices any more.
+	// If it has some, or belongs to another run, Sweep deletes nothing. If a part is
+	// younger than [MakingTime], a command may be making the slices. Sweep then deletes
+	// nothing, unless the caller knows that the run is over.
 	Sweep(ctx context.Context, id, run string, over bool) error
 }
 
@@ -251,7 +251,8 @@ type AttributeReader interface {
 	Attributes(ctx context.Context, slice, key string) ([]string, error)
 }
 
-// A Numberer is a Provider that must be told by the VMs which worker each of them is.
+// A Numberer is a Provider that does not know which VM is which worker. The VMs must tell
+// it.
 type Numberer interface {
 	// Number returns a bash script with which a VM of the slice tells its number as a
 	// worker. The script exits with 0 once it has told the number. The VMs that have not

@@ -39,7 +39,7 @@ type Request struct {
 	Reservation    string // name of the capacity that was reserved, or empty
 	MaxRunDuration time.Duration
 
-	// When the slices may be made; zero: at any time.
+	// When the slices may be made. Zero means at any time.
 	ValidAfterDuration time.Duration
 	ValidUntilDuration time.Duration
 	ValidAfterTime     time.Time
