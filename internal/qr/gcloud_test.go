@@ -70,8 +70,8 @@ func TestGcloudSendsTheSameRequest(t *testing.T) {
 			name: "a plan, spot", command: all["spot"].Gcloud(sim.DefaultProject, testZone), request: all["spot"],
 			want: []testkit.Difference{standard, noAccount, noMetadata},
 		},
-		// --node-id is the documents' way to ask for one slice; with every flag that we
-		// know.
+		// --node-id is the documents' way to ask for one slice. This row has every flag
+		// that we know.
 		{name: "a plan, one slice, everything", command: full.Gcloud(sim.DefaultProject, testZone), request: full, want: []testkit.Difference{standard}},
 		// The same flags, as a person types them, for gcloud and for multihost.
 		{
