@@ -168,7 +168,7 @@ func (r *Record) EndAttempt(e event.AttemptEnd, now time.Time) {
 
 // LogDirOf returns the directory of an attempt's local logs. It returns "" if this machine
 // does not know it. ended reports that the attempt was followed to its end and that its
-// logs are whole, so they will not grow.
+// logs are whole. Then the logs will not grow.
 func (r *Record) LogDirOf(attempt int) (dir string, ended bool) {
 	if attempt == r.Attempt {
 		return r.LogDir, r.Ended && !r.Cut

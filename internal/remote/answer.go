@@ -119,6 +119,7 @@ func ParseRecord(line, nonce string) (r Record, ok bool) {
 	return Record{word, rest}, word != ""
 }
 
+// Records returns the records that the Answer has kept.
 func (a *Answer) Records() []Record {
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -38,8 +38,8 @@ type Request struct {
 	// RetryFor is how long the Dialer tries a worker that does not answer.
 	RetryFor time.Duration
 
-	// ReadOnly makes connections that run only commands which change nothing. Dial itself
-	// then changes nothing, too.
+	// ReadOnly makes connections that run only commands which change nothing. Then Dial
+	// itself changes nothing either.
 	ReadOnly bool
 
 	Sink event.Sink // receives progress and notes
