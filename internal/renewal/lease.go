@@ -166,8 +166,8 @@ func taken(until time.Time) string {
 }
 
 // unwatched says what happens to a resource if this machine dies and its workers do not
-// watch it. why is the reason for the latter. s is one of its slices. The metadata of s
-// shows whether it has our startup script, which has a guard.
+// watch it. why is the reason for which they do not. s is one of its slices. The metadata
+// of s shows whether it has our startup script, which has a guard.
 func unwatched(who, resource, why string, s tpu.Slice) string {
 	if _, guarded := lease.ReadTerms(s.Metadata); guarded {
 		return fmt.Sprintf("%s: no watch runs there: %s; if this machine dies, the guard in the startup script deletes %s in its place", who, why, resource)
@@ -182,7 +182,7 @@ func refused(err error) bool {
 }
 
 // rightCure returns the command or flag that gives a worker the right that it lacks. It
-// returns "" if there is none. role has the right; it is "" if no role is known.
+// returns "" if there is none. role has the right. If no role is known, role is "".
 func rightCure(err error, project, role string) string {
 	var e *lease.RightError
 	switch {
@@ -372,8 +372,8 @@ func Attach(ctx context.Context, d Deps, t *workers.Connected, run string) (stop
 	}
 }
 
-// whatBecomes says what workers that hold these leases will do. It returns "" if nobody
-// will do anything. Resources for which the same text is true share it.
+// whatBecomes says what workers that hold the leases in held will do. It returns "" if
+// nobody will do anything. Resources for which the same text is true share it.
 func whatBecomes(all []tpu.Slice, held map[string]lease.Held) string {
 	var texts []string
 	for _, s := range all {

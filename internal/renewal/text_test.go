@@ -153,7 +153,7 @@ func TestLeasesByResource(t *testing.T) {
 	}
 }
 
-// A worker that cannot hold the lease is named, and the run goes on.
+// A worker that cannot hold the lease is named, and the run continues.
 func TestALeaseThatNoWorkerHolds(t *testing.T) {
 	t.Parallel()
 	fleet := localworker.Fleet{}

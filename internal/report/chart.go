@@ -544,7 +544,7 @@ type pointRow struct {
 	Cells []figure
 }
 
-// stepRange returns the steps for which a point stands. While the run goes on, the last
+// stepRange returns the steps for which a point stands. While the run continues, the last
 // point may stand for fewer steps.
 func (b *builder) stepRange(from, per int64) string {
 	to := min(from+per-1, b.run.Last.Step)

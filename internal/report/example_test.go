@@ -89,7 +89,7 @@ func (tr training) document(t testing.TB) *metrics.Document {
 	}
 }
 
-// story returns what the journal of such a run would contain.
+// story returns what the journal of the training would contain.
 func (tr training) story(t testing.TB) *journal.Story {
 	t.Helper()
 	at := begin

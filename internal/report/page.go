@@ -106,7 +106,8 @@ func table(label string, mark g.Node, head []g.Node, rows ...g.Node) g.Node {
 		h.Table(mark, h.THead(h.Tr(head...)), g.Group(rows)))
 }
 
-// column returns the head of a column, and textColumn that of a column of texts.
+// column returns the head of a column of figures. textColumn returns the head of a column
+// of texts.
 func column(name string) g.Node     { return h.Th(h.Scope("col"), g.Text(name)) }
 func textColumn(name string) g.Node { return h.Th(h.Scope("col"), h.Class("text"), g.Text(name)) }
 

@@ -1,5 +1,5 @@
 // Package report shows a run as one HTML page. The page is a file that can be kept and
-// sent, or it is live while the run goes on.
+// sent. Or it is live while the run is active.
 //
 // A page is self-contained. It loads nothing, and its content policy forbids loading.
 // People can read it without JavaScript. The script only makes it possible to read single
