@@ -655,10 +655,10 @@ func (r *BucketRun) stopKept(ctx context.Context, o StopOptions, k kept) error {
 	return err
 }
 
-// stop ends the run for good. It writes the stop into the bucket, which all workers read.
-// It also stops the workers that it can reach over SSH. It returns when every worker has
-// ended, or when no worker has reported yet. If the queued resource has no workers, nobody
-// else deletes the resource, so stop does.
+// stop ends the run permanently. It writes the stop into the bucket, which all workers
+// read. It also stops the workers that it can reach over SSH. It returns when every worker
+// has ended, or when no worker has reported yet. If the queued resource has no workers,
+// nobody else deletes the resource, so stop does.
 func (r *BucketRun) stop(ctx context.Context, o StopOptions) error {
 	watch := stage.Stopwatch{Sink: r.Sink, Clock: r.Clock}
 	before, err := r.Store.State(ctx, r.Desc.Run)
@@ -831,7 +831,7 @@ func (r *BucketRun) sweep(ctx context.Context, state detach.State) {
 	if !ok || r.ReadOnly {
 		return
 	}
-	over := (&detach.Earlier{Description: r.Desc, State: state}).Ended() != "" // its name cannot be used again
+	over := (&detach.Earlier{Description: r.Desc, State: state}).Ended() != "" // nobody can use its name again
 	ctx, cancel := context.WithTimeout(ctx, sweepLimit)
 	defer cancel()
 	if err := p.Sweep(ctx, r.Desc.Resource, r.Desc.Run, over); err != nil {
@@ -1008,7 +1008,7 @@ func (r *BucketRun) underWay(ctx context.Context, state detach.State) string {
 	return word
 }
 
-// If a run has lost its slices for good, goesOn returns advice on how to continue it. It
+// If a run has lost its slices permanently, goesOn returns advice on how to continue it. It
 // comes before other advice. If the run was told to stop, the advice is "".
 func goesOn(state detach.State) string {
 	if state.Stopping != "" && !state.Taken() {

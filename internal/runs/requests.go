@@ -195,8 +195,8 @@ func atTheLatest(text string, left time.Duration) string {
 	}
 }
 
-// sayUntil is for runs on the slices of res if no job has made these. It adds when their
-// provider takes the slices away, and what they cost.
+// sayUntil is for runs on the slices of res, if no job has made the slices. It adds when
+// their provider takes the slices away, and what they cost.
 func sayUntil(d Deps, seen []Seen, res provision.Resource) {
 	for i := range seen {
 		if overlap(seen[i].Slices, res.Nodes) {

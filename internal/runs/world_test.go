@@ -90,7 +90,6 @@ func (w *world) Undoing(id string, _ ...string) provision.Undoing {
 	return provision.Undoing{Commands: provision.Commands{Kind: "queued resource", Delete: "multihost qr delete " + id + " --force"}}
 }
 
-// change changes slice i.
 func (w *world) change(i int, f func(*tpu.Slice)) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
