@@ -169,7 +169,7 @@ func readNetwork(ctx context.Context, d Deps, name string) (network.Info, error)
 }
 
 // networksOf returns those networks of a request that are in the project. The owners of
-// another project's network may read it; this user need not be able to.
+// another project's network may read it. This user may not have that right.
 func networksOf(r provision.Request, project string) (names []string) {
 	all := []string{r.Network}
 	if r.Network == "" && r.Subnetwork == "" && len(r.Interfaces) == 0 {
@@ -195,8 +195,8 @@ func MTUBetween(slices int) int {
 	return network.DefaultMTU
 }
 
-// mtuCure returns advice on how the slices can get a larger MTU than that of the network
-// name.
+// The network called name has a small MTU. mtuCure returns advice on how the slices can get
+// a larger one.
 func mtuCure(name string) string {
 	if name == network.DefaultName {
 		return fmt.Sprintf("while no machine is on it: multihost network update %s --mtu=%d", name, network.DefaultMTU)

@@ -156,8 +156,8 @@ type (
 	}
 )
 
-// serveControl answers requests below /sim/v1/: GET status, env, requests; POST faults,
-// login, down; DELETE faults/{ID|NAME|all}.
+// serveControl answers requests below /sim/v1/. They are GET of status, env or requests,
+// POST of faults, login or down, and DELETE of faults/{ID|NAME|all}.
 func (s *Server) serveControl(w http.ResponseWriter, r *http.Request) {
 	v, err := s.control(r)
 	if err != nil {

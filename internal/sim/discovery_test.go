@@ -147,7 +147,8 @@ type exchange struct {
 
 func (e exchange) String() string { return e.verb + " " + e.url.RequestURI() }
 
-// A checker collects the contradictions to the documents, each only once.
+// A checker collects where exchanges contradict the documents. It keeps each contradiction
+// only once.
 type checker struct {
 	docs     []*discovery
 	problems map[string]string // the problem → the first exchange that has it

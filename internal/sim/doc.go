@@ -1,8 +1,8 @@
 // Package sim is a fake Google Cloud for real clients. One HTTP server on loopback speaks
 // the Cloud TPU API (v2 and v2alpha1). It also speaks the parts of the Compute Engine API
 // (v1) and of other APIs that multihost needs. Behind it are workers that answer SSH
-// (package sim/worker). Product code reaches it only through its endpoints, and so can an
-// unmodified gcloud; Server.Env returns the settings for both.
+// (package sim/worker). Product code reaches the simulator only through its endpoints. An
+// unmodified gcloud can use these, too. Server.Env returns the settings for both.
 //
 // The simulator is strict. It refuses every field, query parameter, method, name or
 // combination that the real API refuses, with the same error body and code. It answers 501

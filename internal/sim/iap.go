@@ -20,9 +20,9 @@ const (
 	relayPath        = "/iap/v4/"
 	relaySubprotocol = "relay.tunnel.cloudproxy.app"
 
-	relayConnected = 0x0001 // u32 length, session id
+	relayConnected = 0x0001 // length as u32, then the session id
 	relayData      = 0x0004 // length as u32, at most relayPiece bytes
-	relayAck       = 0x0007 // u64 total bytes received
+	relayAck       = 0x0007 // number of all bytes received, as u64
 	relayPiece     = 16 << 10
 
 	// The real relay closes with this code when nothing listens, or when no firewall rule

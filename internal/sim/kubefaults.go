@@ -12,7 +12,7 @@ import (
 	"multihost/internal/sim/kubeapi/store"
 )
 
-// those returns the clusters whose name matches a pattern.
+// those returns the clusters whose names match a pattern.
 func (k *kubernetes) those(pattern string) map[string]*kubeapi.Server {
 	if k == nil {
 		return nil
@@ -24,7 +24,8 @@ func (k *kubernetes) those(pattern string) map[string]*kubeapi.Server {
 	return all
 }
 
-// inject carries out a fault of clusters that happens once. mine is false if it is another.
+// inject applies a fault of clusters that happens once. mine is false if the fault is of
+// another kind.
 func (k *kubernetes) inject(f cloud.Fault) (mine bool, err error) {
 	var hit func(s *kubeapi.Server) (int, error)
 	switch f.Name {
@@ -59,7 +60,8 @@ func (k *kubernetes) inject(f cloud.Fault) (mine bool, err error) {
 	return true, errors.Join(errs...)
 }
 
-// each calls do for the objects whose name matches a pattern, and returns their number.
+// each calls do for the objects whose names match a pattern. It returns the number of these
+// objects.
 func each(s *kubeapi.Server, kind *store.Kind, pattern string, do func(*store.Object) error) (n int, err error) {
 	all, _ := s.Objects().List(kind, "")
 	var errs []error
@@ -72,7 +74,7 @@ func each(s *kubeapi.Server, kind *store.Kind, pattern string, do func(*store.Ob
 	return n, errors.Join(errs...)
 }
 
-// follow has the clusters do what the faults in force say.
+// follow makes the clusters do what the active faults say.
 func (k *kubernetes) follow(faults []cloud.Fault) error {
 	var errs []error
 	for name, s := range k.those("") {

@@ -16,8 +16,8 @@ import (
 	"multihost/internal/testkit"
 )
 
-// TestFaultsOfClusters injects the faults of clusters as a user does, and looks at them
-// through the API of a cluster.
+// TestFaultsOfClusters injects the faults of clusters as a user does. It checks their
+// effects through the API of a cluster.
 func TestFaultsOfClusters(t *testing.T) {
 	t.Parallel()
 	s, _ := start(t)

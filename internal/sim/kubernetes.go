@@ -16,7 +16,7 @@ import (
 // kubernetes serves the Kubernetes APIs of the clusters. It implements cloud.Kubernetes.
 type kubernetes struct {
 	dir     string
-	backend worker.Backend // of the pods' machines; nil: each cluster has its own
+	backend worker.Backend // backend for the machines of pods; nil: each cluster has its own
 
 	mu      sync.Mutex
 	servers map[string]*kubeapi.Server // by resource name of the cluster

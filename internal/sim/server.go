@@ -283,7 +283,7 @@ func (s *Server) Inject(f cloud.Fault) (id int, err error) {
 	return id, s.kubes.follow(s.activeFaults())
 }
 
-// activeFaults returns the faults in force.
+// activeFaults returns the active faults.
 func (s *Server) activeFaults() (all []cloud.Fault) {
 	s.Mu.Lock()
 	defer s.Mu.Unlock()

@@ -18,8 +18,9 @@ import (
 const metadataRoot = "/computeMetadata/v1/"
 
 // metadataServer returns the instance metadata server of one machine. read returns its
-// values by path. keep stores a guest attribute; it returns false if the machine may not
-// have guest attributes. The server does not model wait_for_change and identity tokens.
+// values by path. keep stores a guest attribute. If the machine may not have guest
+// attributes, keep returns false. The server does not model wait_for_change and identity
+// tokens.
 func metadataServer(read func() map[string]string, keep func(name, value string) bool) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Metadata-Flavor", "Google")

@@ -181,7 +181,7 @@ func (s Networks) regionRef(text, region, collection string) (name string, ok bo
 	return s.Ref(text, "regions/"+region, collection)
 }
 
-// Ref returns the name of a resource. text is its URL, its path or its bare name; if it is
+// Ref returns the name of a resource. text is its URL, its path or its bare name. If it is
 // none of these, the bool is false.
 func (s Networks) Ref(text, scope, collection string) (string, bool) {
 	id := text[strings.LastIndexByte(text, '/')+1:]

@@ -336,7 +336,8 @@ func (s machines) checkTopology(g *cloud.Group, kind groups.MachineType, topolog
 	return wire.NotModelled("A group that repairs its VMs (defaultActionOnFailure other than DO_NOTHING)")
 }
 
-// checkSize returns an error for a number of VMs other than 0 and that of the slice.
+// checkSize returns an error for a number of VMs that is neither 0 nor the size of the
+// slice.
 func (s machines) checkSize(g *cloud.Group, size int) error {
 	most := mostVMs
 	if g.Msg.GetListManagedInstancesResults() == "PAGINATED" {

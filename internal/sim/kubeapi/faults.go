@@ -11,7 +11,7 @@ import (
 // faults has the active failures.
 type faults struct {
 	code  int // status with which requests are answered; 0: none
-	count int // how many requests
+	count int // how many more requests are answered with it
 }
 
 // If a fault answers a request with an error, meetFaults returns that error. Otherwise it

@@ -247,8 +247,8 @@ func (s *Server) exec(w http.ResponseWriter, q *request, pod *corev1.Pod) error 
 }
 
 // serve copies between the connection and the program. It ends when the program and all
-// holders of its output have ended, or when the connection has ended. In the latter case,
-// the program continues to run.
+// holders of its output have ended, or when the connection has ended. If only the
+// connection has ended, the program continues to run.
 func (e *execution) serve(q *request, l worker.Launched, running *sync.WaitGroup) {
 	stdin, stdout, stderr := l.Streams()
 	if !q.flag("stdin") && !q.flag("tty") {

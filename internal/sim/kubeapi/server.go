@@ -2,10 +2,9 @@
 // with JobSet and Kueue. Its pods run as simulated workers.
 //
 // It has everything that multihost and kubectl use. Objects, field managers, watches,
-// errors, logs and exec are like those of a real API server and kubelet. A few controllers
-// do what users see of the real ones (see package control). It does not have: authorization
-// by role, protobuf, strategic merge patches, attach, port forwarding, and webhooks of
-// users.
+// errors, logs and exec behave as they do in a real cluster. A few controllers do what
+// users see of the real ones (see package control). It does not have: authorization by
+// role, protobuf, strategic merge patches, attach, port forwarding, and webhooks of users.
 package kubeapi
 
 import (
@@ -37,8 +36,8 @@ type Config struct {
 	Dir    string // private directory; must exist
 	Listen string // address of the API; empty means a free port of 127.0.0.1
 
-	// Token reports whether a bearer token is valid; a request without one has the token
-	// "". Nil accepts every token but that.
+	// Token reports whether a bearer token is valid. If a request has none, token is "". If
+	// Token is nil, every token except "" is valid.
 	Token func(token string) bool
 
 	// Backend makes the machines on which pods run. If Backend is nil, the cluster has a

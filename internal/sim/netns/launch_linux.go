@@ -14,10 +14,10 @@ import (
 	"multihost/internal/sim/worker"
 )
 
-// loginEnv is the environment of a program that nobody logged in for.
+// loginEnv is the environment of a program that starts without a login.
 var loginEnv = []string{"HOME=/root", "USER=root", "LOGNAME=root", "SHELL=/bin/bash", "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LANG=C.UTF-8"}
 
-// inDir changes the directory and becomes the rest of its arguments.
+// inDir changes the directory and then runs the rest of its arguments.
 const inDir = `cd -- "$1" && shift && exec "$@"`
 
 // Launch implements worker.Launcher.
@@ -61,14 +61,14 @@ func (m *netnsMachine) Launch(p worker.Program) (worker.Launched, error) {
 	return l, nil
 }
 
-// entered is a program that nsenter has started on a machine. nsenter waits for it and ends
-// as it does.
+// entered is a program that nsenter has started on a machine. nsenter waits until it ends,
+// and ends in the same way.
 type entered struct {
 	worker.Launched
 	pid int // of nsenter
 }
 
-// Signal implements worker.Launched: it signals the child of nsenter.
+// Signal implements worker.Launched. It sends the signal to the child of nsenter.
 func (l *entered) Signal(sig syscall.Signal) error {
 	children, err := os.ReadFile(worker.ProcPath(l.pid, "task/"+strconv.Itoa(l.pid)+"/children"))
 	if err != nil {
@@ -79,10 +79,11 @@ func (l *entered) Signal(sig syscall.Signal) error {
 			return unix.Kill(pid, sig)
 		}
 	}
-	return l.Launched.Signal(sig) // it has not started the program yet
+	return l.Launched.Signal(sig) // nsenter has not started the program yet
 }
 
-// place copies a program of this machine to a path of the worker, unless it is there.
+// place copies a program of this machine to a path on the worker. If it is there already,
+// place does nothing.
 func (m *netnsMachine) place(file, path string) error {
 	to := filepath.Join(m.Root(), path)
 	if _, err := os.Stat(to); err == nil {

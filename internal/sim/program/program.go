@@ -1,5 +1,5 @@
-// Package program has what a container runtime does before it starts a program: it merges
-// environments, and finds the program.
+// Package program does what a container runtime does before it starts a program. It merges
+// environments and finds the program.
 package program
 
 import (
@@ -11,8 +11,8 @@ import (
 	"strings"
 )
 
-// Overlay returns the variables of both lists; those of over take precedence. Of several
-// values of one variable the last counts.
+// Overlay returns the variables of both lists. Those of over take precedence. If a variable
+// has several values, the last one counts.
 func Overlay(under, over []string) []string {
 	var env []string
 	last := make(map[string]int)
@@ -28,7 +28,7 @@ func Overlay(under, over []string) []string {
 	return env
 }
 
-// Value returns the value of a variable; empty without one.
+// Value returns the value of a variable. If there is none, it returns an empty text.
 func Value(env []string, name string) string {
 	for _, e := range env {
 		if value, ok := strings.CutPrefix(e, name+"="); ok {
@@ -38,7 +38,7 @@ func Value(env []string, name string) string {
 	return ""
 }
 
-// Find finds the program of a command line in a search path. Its errors are those of a
+// Find finds the program of a command line in a search path. Its errors have the texts of a
 // container runtime.
 func Find(path string, argv []string) (string, error) {
 	if len(argv) == 0 || argv[0] == "" {

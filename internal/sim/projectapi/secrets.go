@@ -22,8 +22,8 @@ import (
 // Secret Manager, v1, is modelled as far as needed to create a secret, add a version, and
 // access the newest or a numbered version. Nothing else is modelled.
 
-// DispatchSecrets returns the function that answers requests to Secret Manager. who sends
-// the requests. The caller of that function holds the lock.
+// DispatchSecrets returns the function that answers requests to Secret Manager. who is the
+// sender of the requests. The caller of that function holds the lock.
 func (s API) DispatchSecrets(who cloud.Caller) func(r *http.Request, body []byte) (any, error) {
 	return func(r *http.Request, body []byte) (any, error) {
 		if err := wire.CheckQuery(r.URL.Query(), "secretId"); err != nil {

@@ -314,7 +314,7 @@ func (c *storageCall) serveBucket() (wire.Answer, error) {
 }
 
 // preconditions checks the preconditions of a request. They are about the existing object,
-// or about the source of a copy. In the latter case, the names of the parameters contain
+// or about the source of a copy. For a source, the names of the parameters contain
 // "Source".
 func (c *storageCall) preconditions(o *cloud.StoredObject, source string) error {
 	var generation, metageneration int64

@@ -38,7 +38,7 @@ func (m *machine) startProcess(file string, argv, env []string, dir string, tty 
 // A starter starts a process as os.StartProcess does.
 type starter func(file string, argv []string, attr *os.ProcAttr) (*os.Process, error)
 
-// startOn is startProcess on any machine.
+// startOn does what startProcess does, on any machine.
 func startOn(start starter, file string, argv, env []string, dir string, tty *pty) (*process, error) {
 	p := &process{pidfd: -1, tty: tty != nil}
 	var theirs []*os.File

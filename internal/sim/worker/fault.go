@@ -51,8 +51,8 @@ const (
 	// power, which simulates a power failure, it does not run.
 	Reboot FaultKind = "reboot"
 
-	// "no-sudo [missing]": sudo asks for a password. With missing, sudo does not exist;
-	// this needs the netns backend.
+	// "no-sudo [missing]": sudo asks for a password. With missing, sudo does not exist.
+	// This needs the netns backend.
 	NoSudo FaultKind = "no-sudo"
 
 	// "disk-space home|tmp [BYTES]": only that many bytes, or none, are free on the disk of

@@ -21,11 +21,11 @@ type Rooted interface {
 
 // A Program is what Launch starts.
 type Program struct {
-	File     string   // a file of this machine that is to be Argv[0] on the worker; empty: the worker has Argv[0]
-	Argv     []string // without File, Argv[0] is looked up in the PATH of Env, or in the machine's
-	Env      []string // takes precedence over the machine's own environment
-	Dir      string   // empty: the home of root; a relative path begins there
-	Terminal bool     // stdin, stdout and stderr are one terminal
+	File     string   // a file of this machine that is Argv[0] on the worker; empty: the worker has Argv[0] itself
+	Argv     []string // without File, Argv[0] is searched in the PATH of Env, or in that of the machine
+	Env      []string // these variables take precedence over the machine's own
+	Dir      string   // empty: the home of root; a relative path begins at that home
+	Terminal bool     // stdin, stdout and stderr are the same terminal
 }
 
 // A Launched is a program that Launch has started. Its methods are safe for concurrent use.

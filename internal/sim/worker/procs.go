@@ -122,9 +122,10 @@ func processesOf(machines []*machine) ([]int, error) {
 }
 
 // belongs reports whether a process belongs to a machine of roots. It does if the marker in
-// its environment says so. A process without a marker belongs to a machine if its working
-// directory is below the machine's root, and if it is in one of the machine's sessions or
-// has no terminal. So a person's shell in that directory is spared.
+// its environment says so. A process without a marker belongs to a machine under two
+// conditions. Its working directory must be below the machine's root. It must also be in
+// one of the machine's sessions, or have no terminal. So a person's shell in that directory
+// is spared.
 func belongs(pid string, roots map[string]bool, sessions map[int]bool) bool {
 	env, err := os.ReadFile("/proc/" + pid + "/environ")
 	if err != nil {

@@ -128,7 +128,6 @@ func named[T any, P interface {
 	return nil
 }
 
-// create creates an object.
 func (c *Controllers) create(k *store.Kind, o metav1.Object) error {
 	object, err := store.Encode(o)
 	if err != nil {

@@ -74,7 +74,7 @@ func TestMisfit(t *testing.T) {
 	}
 }
 
-// TestDecide has the failure policy of a JobSet choose a rule and the Job to blame.
+// TestDecide: the failure policy of a JobSet chooses a rule, and the Job that is the cause.
 func TestDecide(t *testing.T) {
 	failed := func(name, of, reason, message string, second int64) *batchv1.Job {
 		j := &batchv1.Job{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{jobset.ReplicatedJobNameKey: of}}}

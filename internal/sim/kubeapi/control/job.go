@@ -85,7 +85,7 @@ func (w *jobWork) count(p *corev1.Pod) {
 			st.CompletedIndexes = addIndex(st.CompletedIndexes, i)
 		}
 	case suspended(w.job) || jobOver(w.job) && p.Status.Phase != corev1.PodFailed:
-		// If a pod was deleted for that reason, it is not a failure.
+		// A pod that was deleted because its Job is suspended or over has not failed.
 	default:
 		action, message := w.policy(p)
 		if action != batchv1.PodFailurePolicyActionIgnore {

@@ -115,7 +115,6 @@ func (c queues) hasPods(js *jobset.JobSet) bool {
 	})
 }
 
-// createWorkload makes the workload of a JobSet.
 func (c queues) createWorkload(js *jobset.JobSet) {
 	hash := sha1.Sum([]byte(strings.Join([]string{"JobSet", store.JobSets.Group, js.Name, string(js.UID)}, "\n")))
 	w := &kueue.Workload{ObjectMeta: metav1.ObjectMeta{
@@ -163,8 +162,8 @@ func withRequests(ct *corev1.Container) {
 	}
 }
 
-// setSuspend suspends a JobSet. Or it starts the JobSet on nodes of the flavors that the
-// JobSet was given.
+// If suspend is true, setSuspend suspends a JobSet. Otherwise it starts the JobSet on nodes
+// of the flavors that the JobSet was given.
 func (c queues) setSuspend(was *jobset.JobSet, suspend bool, a *kueue.Admission) {
 	js := was.DeepCopy()
 	js.Spec.Suspend = &suspend

@@ -119,7 +119,8 @@ func misfit(p *corev1.Pod, n *corev1.Node, nodes []*corev1.Node, pods []*corev1.
 	return ""
 }
 
-// full returns the resource of which a node has not enough for a pod; empty if it has.
+// full returns the resource of which a node does not have enough for a pod. It returns an
+// empty text if the node has enough of all.
 func full(p *corev1.Pod, n *corev1.Node, used corev1.ResourceList) string {
 	for name, wanted := range requests(p) {
 		free := n.Status.Allocatable[name].DeepCopy()

@@ -57,7 +57,7 @@ type Kubelet struct {
 
 	mu     sync.Mutex
 	pods   map[types.UID]*pod
-	hosts  sync.Mutex    // one writer of names at a time
+	hosts  sync.Mutex    // held while writing names, so that there is one writer at a time
 	given  uint32        // addresses given to machines
 	hold   string        // deleted pods whose name matches this pattern stay in Terminating
 	held   chan struct{} // closed when hold changes
@@ -68,7 +68,8 @@ type Kubelet struct {
 func New(cfg Config) *Kubelet {
 	cfg.RestartDelay = cmp.Or(cfg.RestartDelay, 10*time.Second)
 	ctx, cancel := context.WithCancel(context.Background())
-	// Clusters that share a backend must not have the same addresses, so each begins anywhere.
+	// Clusters that share a backend must not have the same addresses, so each begins with a
+	// random one.
 	return &Kubelet{cfg: cfg, ctx: ctx, cancel: cancel, pods: make(map[types.UID]*pod), held: make(chan struct{}), given: rand.Uint32N(1<<12) << 8}
 }
 
@@ -245,8 +246,8 @@ func (k *Kubelet) Exec(pod *corev1.Pod, container string, argv []string, tty boo
 	return l, err
 }
 
-// writeHosts tells all machines the names and addresses of all pods, where machines have
-// names of their own. A real cluster has a name server instead.
+// If machines have files of names, writeHosts writes the names and addresses of all pods to
+// all machines. In a real cluster, a name server does this.
 func (k *Kubelet) writeHosts() {
 	if _, ok := k.cfg.Backend.(worker.Claimer); !ok {
 		return
@@ -275,15 +276,15 @@ func (k *Kubelet) writeHosts() {
 		for _, c := range p.all() {
 			c.mu.Lock()
 			if root, ok := c.machine.(worker.Rooted); ok {
-				_ = os.WriteFile(filepath.Join(root.Root(), "etc/hosts"), []byte(text), 0o644) // only that the machine is gone
+				_ = os.WriteFile(filepath.Join(root.Root(), "etc/hosts"), []byte(text), 0o644) // the only possible error is that the machine is gone
 			}
 			c.mu.Unlock()
 		}
 	}
 }
 
-// claim returns a new address of the pods' network, 10.192.0.0/12; empty if the backend
-// gives addresses itself.
+// claim returns a new address in the network of the pods, 10.192.0.0/12. It returns an
+// empty text if the backend itself gives addresses.
 func (k *Kubelet) claim() (string, error) {
 	claimer, ok := k.cfg.Backend.(worker.Claimer)
 	if !ok {

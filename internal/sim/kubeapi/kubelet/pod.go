@@ -294,8 +294,8 @@ func (c *containerRun) kill(oom bool) {
 	}
 }
 
-// directory returns the directory of the next machine of the container. Its last element
-// is unique.
+// directory returns the directory of the next machine of the container. The last part of
+// its path is unique.
 func (c *containerRun) directory() string {
 	return filepath.Join(c.pod.k.podDir(c.pod.spec.UID), fmt.Sprintf("%s-%s-%d", c.pod.spec.UID, c.spec.Name, c.restarts))
 }
@@ -341,7 +341,7 @@ func (c *containerRun) start() (worker.Machine, worker.Launched, error) {
 	return machine, process, nil
 }
 
-// addressOf returns the address of the pod: that of its first machine.
+// addressOf returns the address of the pod. This is the address of its first machine.
 func (p *pod) addressOf(m worker.Machine) string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -357,8 +357,8 @@ func (p *pod) addressOf(m worker.Machine) string {
 // maxMessage is the most bytes of a termination message.
 const maxMessage = 4096
 
-// prepare makes the files and directories that the container finds: the file of the
-// termination message, and where volumes are mounted.
+// prepare makes the files and directories that the container needs: the file for the
+// termination message, and the directories where volumes are mounted.
 func (c *containerRun) prepare(m worker.Machine) error {
 	root, ok := m.(worker.Rooted)
 	if !ok {
@@ -376,7 +376,7 @@ func (c *containerRun) prepare(m worker.Machine) error {
 	return os.WriteFile(file, nil, 0o666)
 }
 
-// message reads the termination message; the machine still runs.
+// message reads the termination message. The machine must still be running.
 func (c *containerRun) message(m worker.Machine) string {
 	b, err := os.ReadFile(filepath.Join(m.(worker.Rooted).Root(), c.spec.TerminationMessagePath))
 	if err != nil {
