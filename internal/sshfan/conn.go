@@ -248,8 +248,7 @@ func (l *link) lost(name string) error {
 }
 
 // answers sends a keepalive and waits for the reply. It returns false if the connection
-// ends first. keepAlive ends a connection that stays silent. keepAlive ends a connection
-// that stays silent.
+// ends first. keepAlive ends a connection that stays silent.
 func (l *link) answers() bool {
 	_, _, err := l.conn.SendRequest("keepalive@openssh.com", true, nil)
 	return err == nil

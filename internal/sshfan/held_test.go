@@ -75,8 +75,8 @@ func hold(kind string) error {
 	return err
 }
 
-// unkind starts a simulator in three bad ways at once: as nohup does, as a script does in
-// the background, and as a program does that blocks signals and keeps files open.
+// unkind starts a simulator in a bad environment: as nohup does, in the background of a
+// script, and from a program that blocks signals and keeps files open.
 const unkind = `trap '' HUP INT QUIT PIPE TSTP TTIN TTOU USR1
 umask 077
 exec 7<"$0" 9>>/dev/null

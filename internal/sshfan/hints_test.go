@@ -195,7 +195,7 @@ func TestAMissingFirewallRuleIsNotGuessedAgainstTheEvidence(t *testing.T) {
 		dial  sshfan.Dialer
 		addr  string
 		cloud bool
-		slice string // slice of the worker; the one that answers is of "t-0"
+		slice string // slice of the worker; the worker that answers is in slice "t-0"
 		want  string
 	}{
 		{"of the slice, others answer", silent, "203.0.113.7:22", true, "t-0", others},

@@ -29,9 +29,9 @@ import (
 type trust struct {
 	host       Host
 	pinned     ssh.PublicKey // nil: none is pinned
-	pinnedIn   string        // where pinned is from
+	pinnedIn   string        // the source of pinned
 	listed     []ssh.PublicKey
-	listedIn   string // where listed is from
+	listedIn   string // the source of listed
 	remembered bool   // pinned is the key of an earlier connection of this Conn
 	accept     string
 	revoked    func(ssh.PublicKey) error // returns an error for a revoked key; nil if no key is revoked

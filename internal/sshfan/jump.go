@@ -42,7 +42,7 @@ type JumpHost struct {
 // JumpError reports why a bastion cannot be used. Every worker behind it fails for the
 // same reason.
 type JumpError struct {
-	Addr  string // of the bastion
+	Addr  string // address of the bastion
 	User  string
 	Stage remote.Stage
 	Err   error
@@ -84,7 +84,7 @@ type ForwardError struct {
 	Said       string // the text of its sshd, such as "Connection refused"
 	Prohibited bool   // it forwards no connections, or none to that address
 
-	addr string // of the worker
+	addr string // address of the worker
 }
 
 // unanswered reports whether the worker did not answer the bastion.

@@ -200,7 +200,6 @@ func (s *session) serve() {
 // counts sessions of commands that have just ended.
 const sessionPatience = 5 * time.Second
 
-// open opens the channel of the session.
 func (s *session) open() (ssh.Channel, <-chan *ssh.Request, error) {
 	clock := s.conn.fleet.cfg.Clock
 	start := clock.Now()
@@ -422,7 +421,7 @@ const (
 // A copyBuffer is the buffer for copying a stream. It is small while little data arrives at
 // a time. So a session that waits needs almost no memory.
 type copyBuffer struct {
-	pool  *sync.Pool // of *[bigBuffer]byte
+	pool  *sync.Pool // has *[bigBuffer]byte
 	small []byte
 	big   *[bigBuffer]byte
 }

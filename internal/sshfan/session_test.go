@@ -88,7 +88,7 @@ func TestInputIsReadThroughASmallBufferWhileLittleComes(t *testing.T) {
 // countedInput is a reader that first delivers much at once, then little, then nothing.
 type countedInput struct {
 	much, little int
-	room         []int // of each Read
+	room         []int // size of the buffer in each Read
 }
 
 func (c *countedInput) Read(p []byte) (int, error) {

@@ -20,7 +20,7 @@
 //   - A dead peer is noticed within three keepalive intervals. A running command then ends
 //     with ErrConnectionLost. It may still run on the worker, so sshfan never runs a
 //     command a second time. The next Run or Start asks for the address again and connects
-//     anew.
+//     again.
 //   - The end of a session does not end the remote process, because sshd leaves it running.
 //     To stop a command, run another command on the worker.
 //
@@ -77,7 +77,7 @@ type Host struct {
 
 	// Doubt is called when the worker has shown an unknown host key. It reports whether
 	// Keys may return something else when it is asked again. That is so if its last answer
-	// was remembered. The worker is then tried once more. Doubt may be nil.
+	// was remembered. Then the Fleet tries the worker once again. Doubt may be nil.
 	Doubt func() bool
 
 	// Cloud means that the worker is a VM of the cloud. It gets its keys from its metadata,
