@@ -450,7 +450,7 @@ func AsTyped(d time.Duration) string {
 
 // Outcome says how a run has ended, if its command was started.
 type Outcome struct {
-	Code     int // of the command
+	Code     int // exit code of the command
 	Started  bool
 	Detached bool
 	PartLogs bool // some logs on this machine are not complete

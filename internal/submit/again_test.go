@@ -149,7 +149,6 @@ func (m *machine) RoundTrip(r *http.Request) (*http.Response, error) {
 	return resp, nil
 }
 
-// types types the job.
 func (m *machine) types(change ...func(*job.JobOptions)) error {
 	ty, err := tpu.ParseType(m.place.shape)
 	testkit.Must(m.place.t, err)

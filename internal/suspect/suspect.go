@@ -198,7 +198,7 @@ func mayBeSuspect(line []byte) bool {
 }
 
 const (
-	beginning = 1 + iota // of a word only
+	beginning = 1 + iota // the group may only be at the beginning of a word
 	anywhere
 )
 
