@@ -51,7 +51,7 @@ func among(patterns []string, name string) bool {
 // says which packages may import what the prefix names, and why.
 func TestImportRules(t *testing.T) {
 	rules := []struct {
-		prefix  string   // of the import path
+		prefix  string   // prefix of the import path
 		only    []string // packages below multihost/ that may import it; a/... means a and all below it
 		because string
 	}{
@@ -86,7 +86,7 @@ func TestImportRules(t *testing.T) {
 		"internal/gcloud":    {"fault"},
 		"internal/provision": {"fault", "tpu", "event"},
 	}
-	apis := []string{"tpuapi", "projectapi", "computeapi", "containerapi", "storageapi"} // of the simulator
+	apis := []string{"tpuapi", "projectapi", "computeapi", "containerapi", "storageapi"} // the APIs of the simulator
 	apart := []string{"network", "gce", "gke", "qr", "preflight", "codesync", "launch", "lease", "detach", "transfer", "xla", "metrics"}
 
 	for _, p := range packages(t) {

@@ -6,8 +6,9 @@ import (
 	"strconv"
 )
 
-// Processes returns the processes of this machine whose file in /proc has a text, such as
-// "environ" or "cmdline". Words in these files end with a zero byte.
+// Processes returns the processes of this machine that have a text in one of their files in
+// /proc. file is the name of that file, such as "environ" or "cmdline". Words in these
+// files end with a zero byte.
 func Processes(file, text string) (pids []int) {
 	dir, err := os.Open("/proc")
 	if err != nil {

@@ -30,8 +30,8 @@ func OnlyInAll(t testing.TB, see string) {
 	}
 }
 
-// Some returns every nth row of an expensive table, beginning with the first one. In `make
-// test-all` it returns all rows.
+// Some returns every nth row of an expensive table. The first row is always among them. In
+// `make test-all` it returns all rows.
 func Some[Row any](t testing.TB, rows []Row, n int) (some []Row) {
 	t.Helper()
 	if All(t) {

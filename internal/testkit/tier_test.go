@@ -28,7 +28,7 @@ func TestOnlyAllRunsWhatIsExpensive(t *testing.T) {
 	}
 }
 
-// make test runs a part of an expensive table, which always has its first row.
+// make test runs a part of an expensive table. The first row is always in this part.
 func TestSomeRowsRunUnlessAllDo(t *testing.T) {
 	for value, want := range map[string]string{"": "[1 3 5]", "all": "[1 2 3 4 5]"} {
 		t.Setenv("MULTIHOST_TESTS", value)

@@ -15,9 +15,9 @@ func Eventually(t testing.TB, what string, holds func() bool) {
 	}
 }
 
-// Await waits until a condition holds, and reports whether it did before the limit. It looks
-// less often the longer a look takes and the longer it has waited, because what the test
-// waits for needs the processor.
+// Await waits until a condition holds. It reports whether the condition held before the
+// limit. If a look takes long, or the wait has lasted long, it looks less often: what the
+// test waits for needs the processor.
 func Await(limit time.Duration, holds func() bool) bool {
 	begin := time.Now()
 	for {
@@ -33,8 +33,9 @@ func Await(limit time.Duration, holds func() bool) bool {
 	}
 }
 
-// pause returns how long to wait for the next look, after a look that took so long. A test
-// learns at most a fiftieth of its wait too late, or after ten times the length of a look.
+// pause returns how long to wait before the next look. took is how long the last look took,
+// and waited is how long the wait has lasted. So a test learns of the change late by at
+// most a fiftieth of its wait, or by ten times the length of a look.
 func pause(took, waited time.Duration) time.Duration {
 	return min(max(2*time.Millisecond, 9*took, waited/50), 100*time.Millisecond)
 }

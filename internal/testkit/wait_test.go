@@ -11,7 +11,7 @@ import (
 	"multihost/internal/testkit"
 )
 
-// A long look, or a long wait, is followed by a longer pause.
+// After a long look, or in a long wait, the pause is longer.
 func TestAWaitLeavesTheProcessorToOthers(t *testing.T) {
 	for _, row := range []struct {
 		look, limit time.Duration

@@ -11,16 +11,16 @@ import (
 // A Machine is a machine type of Compute Engine that has TPU chips.
 type Machine struct {
 	Name       string // "ct6e-standard-4t"
-	Generation string // of its chips: "v6e"
-	Chips      int    // of one VM
+	Generation string // generation of its chips: "v6e"
+	Chips      int    // chips of one VM
 	Single     bool   // a slice of it is one VM
 	NUMANodes  int    // number of a VM's NUMA nodes; 0: not known
-	OnlyGKE    bool   // only node pools of Google Kubernetes Engine are made of it
+	OnlyGKE    bool   // only node pools of Google Kubernetes Engine can have it
 }
 
-// Machines returns the machine types of which Compute Engine makes slices, those of a generation together.
-// Sources: Google's documentation of TPU machine types, xpk's system_characteristics.py,
-// and for NUMA nodes the documentation of GKE.
+// Machines returns the machine types from which Compute Engine makes slices. Those of a
+// generation are together. Sources: Google's documentation of TPU machine types, xpk's
+// system_characteristics.py, and for NUMA nodes the documentation of GKE.
 //
 // Machine types whose names end in -tpu are left out, because their meaning is not
 // documented.

@@ -36,7 +36,8 @@ func TestNodesOfASlice(t *testing.T) {
 	}
 }
 
-// A node pool is a slice of every type of a generation that has nodes, except for one type.
+// If a generation has nodes, a node pool can be a slice of each of its types, except for
+// one type.
 func TestEveryTypeOfAGenerationWithNodesHasNodes(t *testing.T) {
 	for _, ty := range tpu.Types() {
 		nodes, err := tpu.NodesOf(ty)

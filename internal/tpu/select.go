@@ -82,7 +82,7 @@ func families(names []string) []string {
 // error is a *NoSlicesError.
 //
 // If only is not nil, SelectNumbered chooses only the slices of the family whose names have
-// these numbers. It numbers them from 0 and ignores the others. If no slice has one of
+// numbers in only. It numbers them from 0 and ignores the others. If no slice has one of
 // these numbers, the error is a *NumberError.
 func SelectNumbered(nodes []Slice, prefix string, only Numbers, partial bool) (Selection, error) {
 	var err error

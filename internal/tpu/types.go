@@ -28,7 +28,7 @@ type Generation struct {
 	Quota          string // the start of the ids of its quotas in the TPU API, or empty
 	ImageFamily    string // image family for the boot disks of its VMs on Compute Engine, or empty
 	DiskType       string // type of these disks; empty: Compute Engine chooses
-	GKEAccelerator string // value of the node label cloud.google.com/gke-tpu-accelerator; empty: GKE has no nodes of it
+	GKEAccelerator string // value of the node label cloud.google.com/gke-tpu-accelerator; empty: GKE has no nodes of this generation
 	ComputeQuota   string // its name in quotas of Compute Engine: "CT6E"; empty: not known
 	// PeakTFLOPS is the dense bf16 peak of one chip. MFU is relative to it. JAX's own table
 	// rounds v3 to 140, v6e to 920 and tpu7x to 2310. MaxText's MFU figures are relative to

@@ -30,8 +30,8 @@ type Target struct {
 	// connection below it. The next command can connect again.
 	ConnectCuttable func(t *testing.T) (conn remote.Conn, cut func())
 
-	// NoSignals says that the kind of connection tells exit codes only. A death by a signal is
-	// then the exit code alone.
+	// NoSignals says that this kind of connection reports only exit codes. If a signal has
+	// ended a command, the connection then reports only the exit code.
 	NoSignals bool
 }
 
@@ -57,7 +57,7 @@ type Command struct {
 	Stdin          string
 	Stdout, Stderr string
 	Status         remote.Status
-	Code           int // of a signal without a name, if its number is told
+	Code           int // exit code for a signal without a name, if the connection reports its number
 }
 
 // Check runs the command.

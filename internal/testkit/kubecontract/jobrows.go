@@ -48,7 +48,7 @@ func jobSetCompletes(t *T) {
 	}
 }
 
-// names lets each pod find the first pod by its name, as a training program does.
+// names: each pod finds the first pod by its name, as a training program does.
 func names(t *T) {
 	if t.NoNames != "" {
 		t.Skip(t.NoNames)
@@ -128,8 +128,8 @@ func stuckTerminating(t *T) {
 	})
 }
 
-// queue runs two workloads that need all slices: the more important one takes them, and the
-// other waits and comes back.
+// queue runs two workloads that each need all slices. The more important one takes the
+// slices. The other one waits and later continues.
 func queue(t *T) {
 	cluster := func(r, text string) {
 		t.Helper()

@@ -1,8 +1,8 @@
-// Package kubecontract says what a GKE cluster does, as a table of tests that need only a
-// client: the simulator's stand-in and the real engine pass the same rows.
+// Package kubecontract says what a GKE cluster does. It is a table of tests that need only
+// a client. The simulator's stand-in and the real engine pass the same rows.
 //
-// A row makes a namespace of its own and takes away what it made. Rows run one after
-// another, since they share two slices of four nodes.
+// A row makes a namespace of its own. It deletes what it has made. Rows run one after
+// another, because they share two slices of four nodes.
 package kubecontract
 
 import (
@@ -30,24 +30,26 @@ import (
 	"multihost/internal/testkit"
 )
 
-// A Cluster is what the table runs on. It has two pools, w-np-0 and w-np-1, of four nodes
-// each: gke-w-np-0-0 and following, with 4 chips, the labels AcceleratorLabel and
-// TopologyLabel of a v5litepod-16, and GKE's taint. Pods run as processes that find bash. A
-// function that is nil is not to be had; rows that need it are skipped.
+// A Cluster is the cluster on which the tests of the table run. It has two pools, w-np-0
+// and w-np-1, with four nodes each: gke-w-np-0-0 and so on. A node has 4 chips, the labels
+// AcceleratorLabel and TopologyLabel of a v5litepod-16, and GKE's taint. Pods run as
+// processes and can use bash. If the cluster cannot do something, that function is nil.
+// Rows that need it are skipped.
 type Cluster struct {
 	Config *rest.Config
 
-	// SetAway takes the API away, so that connections end, or brings it back.
+	// SetAway(true) takes the API away, so that connections end. SetAway(false) brings the
+	// API back.
 	SetAway func(away bool) error
 
-	// Hold keeps deleted pods whose name matches a pattern (path.Match) in Terminating; an
-	// empty pattern lets all go.
+	// Hold keeps deleted pods in Terminating if their name matches a pattern (path.Match).
+	// An empty pattern ends this.
 	Hold func(pattern string)
 
 	// Kill kills process 1 of a pod.
 	Kill func(namespace, pod string) error
 
-	NoNames string // why pods do not know each other's names; empty: they do
+	NoNames string // why pods do not know each other by name; empty: they do
 }
 
 // Labels of the nodes of a slice, and the label with the name of the pool.
@@ -56,7 +58,7 @@ var (
 	PoolLabel   = "cloud.google.com/gke-nodepool"
 )
 
-// Run runs the table, or only the rows that are named.
+// Run runs the rows of the table. If only has names, it runs only these rows.
 func Run(t *testing.T, c Cluster, only ...string) {
 	client, err := dynamic.NewForConfig(c.Config)
 	testkit.Must(t, err)
@@ -119,7 +121,7 @@ var (
 )
 
 // eventually waits until a condition holds. It asks less often than testkit.Eventually,
-// since each question is a request.
+// because each question is a request.
 func (t *T) eventually(what string, holds func() bool) {
 	t.Helper()
 	deadline := time.NewTimer(2 * time.Minute)
@@ -140,7 +142,7 @@ func (t *T) in(r schema.GroupVersionResource) dynamic.ResourceInterface {
 	return t.client.Resource(r).Namespace(t.ns)
 }
 
-// namespace makes the namespace of the row, and deletes it at the end.
+// namespace makes the namespace of the row. It deletes the namespace at the end.
 func (t *T) namespace() {
 	t.Helper()
 	all := t.client.Resource(gvr("", "v1", "namespaces"))
@@ -173,13 +175,13 @@ func (t *T) create(r schema.GroupVersionResource, text string) *unstructured.Uns
 	return o
 }
 
-// createf is create with a text that has holes.
+// createf does what create does. It first formats the text.
 func (t *T) createf(r schema.GroupVersionResource, format string, args ...any) {
 	t.Helper()
 	t.create(r, fmt.Sprintf(format, args...))
 }
 
-// decode reads an object into a struct.
+// decode decodes an object into a struct.
 func decode[V any](t *T, o *unstructured.Unstructured) *V {
 	t.Helper()
 	b, err := o.MarshalJSON()
@@ -207,7 +209,7 @@ func (t *T) pods(name string) (all []*corev1.Pod) {
 	return all
 }
 
-// shell makes a pod that runs a script, and waits until it has a phase.
+// shell makes a pod that runs a script. It waits until the pod has a phase.
 func (t *T) shell(name, script string, phase corev1.PodPhase) *corev1.Pod {
 	t.Helper()
 	t.createf(podsGVR, `{"apiVersion": "v1", "kind": "Pod", "metadata": {"name": %q}, "spec": {"restartPolicy": "Never", "terminationGracePeriodSeconds": 5,
@@ -264,8 +266,8 @@ func (t *T) logText(pod, options string) string {
 	return b.String()
 }
 
-// jobSet applies a JobSet in XPK's form. more is JSON for its metadata, beginning with a
-// comma, and spec for its specification, likewise.
+// jobSet applies a JobSet in XPK's form. more is JSON for its metadata and begins with a
+// comma. spec is JSON for its specification and also begins with a comma.
 func (t *T) jobSet(name string, slices int, script, more, spec, pod string) {
 	t.Helper()
 	o := t.object(fmt.Sprintf(`{"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet",
@@ -281,7 +283,7 @@ func (t *T) jobSet(name string, slices int, script, more, spec, pod string) {
 	testkit.Must(t, err)
 }
 
-// ended waits until a JobSet has ended, and returns it.
+// ended waits until a JobSet has ended. It returns the JobSet.
 func (t *T) ended(name string) *jobset.JobSet {
 	t.Helper()
 	var js *jobset.JobSet
@@ -299,7 +301,7 @@ func (t *T) getJobSet(name string) *jobset.JobSet {
 	return decode[jobset.JobSet](t, o)
 }
 
-// running waits until n pods of a JobSet run.
+// running waits until n pods of a JobSet are running.
 func (t *T) running(name string, n int) {
 	t.Helper()
 	t.eventually(fmt.Sprintf("%d running pods of %s", n, name), func() bool {
@@ -322,5 +324,5 @@ func (t *T) has(what string, err error, code int32, text string) {
 	}
 }
 
-// idle is a script that waits until it is ended.
+// idle is a script that waits until somebody ends it.
 const idle = `trap "exit 143" TERM; sleep 1000 & wait`

@@ -43,7 +43,7 @@ func execs(t *T) {
 		t.Errorf("error of a pod that is missing: %v", err)
 	}
 
-	// What an exec leaves behind lives on.
+	// Processes that an exec leaves behind continue to run.
 	testkit.Must(t, t.exec("p", remotecommand.StreamOptions{Stdout: &out}, "bash", "-c", "setsid sleep 1000 </dev/null >/dev/null 2>&1 & echo $! >$HOME/pid"))
 	testkit.Must(t, t.exec("p", remotecommand.StreamOptions{Stdout: &out}, "bash", "-c", "kill -0 $(cat $HOME/pid)"))
 }
@@ -109,8 +109,8 @@ func logs(t *T) {
 	t.has("log of an earlier run that is missing", err, 400, `previous terminated container "main" in pod "p" not found`)
 }
 
-// logsOverOutage follows a log while the API goes away and comes back, and joins the parts
-// by times, as a client has to.
+// logsOverOutage follows a log while the API goes away and comes back. It joins the parts
+// by their times, as a client must.
 func logsOverOutage(t *T) {
 	if t.SetAway == nil {
 		t.Skip("the API cannot be taken away")
@@ -154,7 +154,7 @@ func podEnds(t *T) {
 	if st := done.Status.ContainerStatuses[0].State.Terminated; st == nil || st.ExitCode != 0 || st.Reason != "Completed" {
 		t.Errorf("state of a container that succeeded: %+v", st)
 	}
-	// SIGTERM goes to process 1, and SIGKILL to all after the grace period.
+	// SIGTERM goes to process 1. After the grace period, SIGKILL goes to all processes.
 	t.shell("polite", `trap "exit 0" TERM; sleep 1000 & wait`, corev1.PodRunning)
 	t.shell("deaf", `trap "" TERM; echo deaf; while :; do sleep 1; done`, corev1.PodRunning)
 	t.eventually("the pod to be deaf", func() bool { return t.logText("deaf", "") != "" })

@@ -34,7 +34,7 @@ type Cloud struct {
 }
 
 const (
-	Zone   = sim.DefaultZone   // of the client
+	Zone   = sim.DefaultZone   // zone of the client
 	Bucket = sim.DefaultBucket // the only bucket of the simulator
 )
 
