@@ -46,7 +46,7 @@ func PlaceFor(dest string, into bool) Place {
 // Fetched describes what has come from a worker.
 type Fetched struct {
 	Files   int
-	Bytes   int64    // of contents
+	Bytes   int64    // bytes of contents
 	LeftOut []string // names that are not a file, directory or link
 	Changed bool     // somebody wrote to a file while the worker read it
 	// Placed has the paths of new files and directories on this machine. It does not have

@@ -60,7 +60,7 @@ func (l local) Run(ctx context.Context, cmd remote.Cmd) (remote.Status, error) {
 	case errors.As(err, &exit):
 		return remote.Status{Code: exit.ExitCode()}, nil
 	case err != nil:
-		return remote.Status{}, fmt.Errorf("write output: %w", err) // of our writers
+		return remote.Status{}, fmt.Errorf("write output: %w", err) // an error of our writers
 	}
 	return remote.Status{}, nil
 }
