@@ -276,7 +276,7 @@ func appendJSONString(b, s []byte) []byte {
 	return append(b, '"')
 }
 
-// PrintErrorJSON writes err as a JSON line of kind "error". status is the exit status of
+// PrintErrorJSON writes err as a JSON line of kind "error". exitCode is the exit status of
 // the program. hint may be empty. It returns the error of w.
 func PrintErrorJSON(w io.Writer, now time.Time, err error, hint string, exitCode int) error {
 	b := appendJSONHead(nil, now, "error")

@@ -49,7 +49,7 @@ type scratch struct {
 // concurrent use.
 type streams struct {
 	byID      sync.Map  // tpu.WorkerID → *stream
-	scratches sync.Pool // of *scratch
+	scratches sync.Pool // has *scratch
 
 	mu    sync.Mutex
 	count int

@@ -237,7 +237,7 @@ const (
 	// mostLines is how many lines of the first failure are shown above the verdict. These
 	// lines and the verdict fit on a terminal of 24 rows.
 	mostLines = 5
-	// lastRows is how many rows of a terminal the last of these lines may use.
+	// lastRows is how many rows of a terminal the last of the mostLines lines may use.
 	lastRows = 3
 )
 

@@ -86,7 +86,7 @@ const (
 	controlBytes = 4 << 20 // the most notes, phases and states that may wait for one slow reader
 
 	foldAll    = 250 * time.Millisecond // in Stream All, equal lines within this time are folded
-	foldErrors = time.Second            // the same for the error lines of Stream First
+	foldErrors = time.Second            // in Stream First, equal error lines within this time are folded
 )
 
 // A Renderer shows events. It is an event.Sink. It is safe for concurrent use. Call Close
@@ -94,7 +94,7 @@ const (
 type Renderer struct {
 	screen
 	view view
-	wg   sync.WaitGroup // of the lanes
+	wg   sync.WaitGroup // goroutines of the lanes
 }
 
 // A screen is the place to which a Renderer writes. The views put their bytes there.
@@ -120,7 +120,7 @@ type view interface {
 	// finish shows a last line that has no newline. The caller holds the stream.
 	finish(s *stream)
 	// tick does what a lane must do at the time now. It returns the time at which to call
-	// it again; zero means never. The caller holds screen.mu.
+	// it again. Zero means never. The caller holds screen.mu.
 	tick(l *lane, now time.Time) (next time.Time)
 	// status returns the line that a terminal shows, or "" for none. The caller holds
 	// screen.mu.

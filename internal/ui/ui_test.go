@@ -541,7 +541,7 @@ func (w failing) Write([]byte) (int, error) { return 0, w.err }
 func TestWriteErrors(t *testing.T) {
 	for _, tc := range []struct {
 		err  error
-		want string // of Close
+		want string // error that Close returns
 	}{
 		{&os.PathError{Op: "write", Path: "/dev/stdout", Err: syscall.EPIPE}, ""},
 		{&os.PathError{Op: "write", Path: "/dev/stdout", Err: syscall.ENOSPC}, "write standard output: write /dev/stdout: no space left on device"},

@@ -7,9 +7,9 @@ import (
 	"unicode/utf8"
 )
 
-// appendVisible appends one line. Bytes that could act on a terminal get a visible form:
-// control characters in caret notation (^[ for ESC), C1 and direction controls as \u009b,
-// bytes that are not UTF-8 as U+FFFD. Tabs do not change.
+// appendVisible appends one line. Bytes that could act on a terminal get a visible form.
+// Control characters get caret notation (^[ for ESC). C1 and direction controls become text
+// like \u009b. Bytes that are not UTF-8 become U+FFFD. Tabs do not change.
 func appendVisible(dst, line []byte) []byte {
 	for len(line) > 0 {
 		n := plainPrefix(line)
