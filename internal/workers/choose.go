@@ -13,7 +13,7 @@ import (
 
 // Workers selects the workers of a command such as exec, ssh or cp.
 type Workers struct {
-	Prefix  string      // of the slices
+	Prefix  string      // name prefix of the slices
 	Slices  tpu.Numbers // only the slices with these numbers in their names
 	Partial bool        // if only some slices are ready, use these
 	Only    tpu.Pattern

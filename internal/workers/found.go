@@ -16,7 +16,7 @@ import (
 
 // FoundRun is one run as the workers know it.
 type FoundRun struct {
-	Info     launch.Info // from a worker that runs it; otherwise from one that is about to start it; otherwise from the first one
+	Info     launch.Info // report of a worker that runs it, otherwise of one that is about to start it, otherwise of the first one
 	Workers  []tpu.WorkerID
 	Followed bool           // a command follows the output of the run
 	Verdict  string         // how the run has ended on all workers; "" if no worker knows

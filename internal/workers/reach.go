@@ -18,7 +18,7 @@ import (
 type Reach struct {
 	*stage.Invocation
 	provision.Place
-	Cloud  provision.Provider // of slices
+	Cloud  provision.Provider // provider of slices
 	Access overssh.Access
 	Dialer remote.Dialer // reaches the workers
 
