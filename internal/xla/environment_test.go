@@ -99,7 +99,7 @@ func TestEnvironment(t *testing.T) {
 		name  string
 		r     Request
 		vars  []Var
-		rules []string // of errors and warnings
+		rules []string // rules of the errors and warnings
 	}{
 		{"nothing", Request{Generation: "v5e"}, nil, nil},
 		{"a preset", Request{Presets: []string{"v5e/128b"}, Generation: "v5e"}, []Var{{LibtpuInitArgs, b}}, nil},

@@ -288,7 +288,7 @@ type Args struct {
 // A MismatchError says that a preset is for another platform.
 type MismatchError struct {
 	Name     string
-	Platform Platform // of the preset
+	Platform Platform // platform of the preset
 	Target   Platform // platform of the workers or of the other presets
 }
 
