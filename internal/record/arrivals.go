@@ -112,8 +112,8 @@ type arrival struct {
 	offset int64
 }
 
-// newArrivals returns arrivals for the bytes from the offset from that came at the time
-// since or later. If since is zero, it returns them for bytes of any time.
+// newArrivals returns arrivals for a part of a log: the bytes after the offset from, as far
+// as they came at the time since or later. If since is zero, their time does not matter.
 func newArrivals(from int64, since time.Time) *Arrivals {
 	a := &Arrivals{from: from, after: math.MinInt64}
 	if !since.IsZero() {
@@ -125,9 +125,9 @@ func newArrivals(from int64, since time.Time) *Arrivals {
 // afterOf returns the time up to which entries are too old to be needed for the time since.
 func afterOf(since time.Time) int64 { return since.Add(-arrivalEvery).UnixMilli() }
 
-// ReadArrivals reads the index of the local log in dir. It is for the bytes from the offset
-// from that came at the time since or later. If a log has no index, only the time of its
-// last byte is known.
+// ReadArrivals reads the index of the local log in dir. It is for the bytes after the
+// offset from, as far as they came at the time since or later. If a log has no index, only
+// the time of its last byte is known.
 func ReadArrivals(dir string, id tpu.WorkerID, from int64, since time.Time) (*Arrivals, error) {
 	a := newArrivals(from, since)
 	if dir == "" {
