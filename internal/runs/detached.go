@@ -239,7 +239,7 @@ func (a *attaching) round(ctx context.Context) (next nextRound, out stage.Outcom
 	if err := a.StillThere(ctx, state); err != nil {
 		_ = a.bring(ctx, rec) // workers that were told to shut down have meanwhile uploaded their last output
 		if a.gone {
-			a.sweep(ctx)
+			a.sweep(ctx, state)
 		}
 		return fail(err)
 	}
