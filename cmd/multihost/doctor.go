@@ -56,7 +56,7 @@ nothing that a rule denies.
 			&cli.StringFlag{Name: "reservation", Usage: "reserved capacity that the slices are to use: `NAME`, projects/P/reservations/NAME, or one of these with /reservationBlocks/BLOCK; for --provider=gce"},
 			&cli.StringFlag{Name: "network", Usage: "`NAME` of the network; default: that of the slices, else " + network.DefaultName},
 			&cli.BoolFlag{Name: "fix", Usage: "make the repairs that are safe"},
-		}, options.HostFlags(), options.SSHFlags()),
+		}, options.FlagsOf(options.HostOptions()), options.SSHFlags()),
 		Action: withSession(func(s *session, c *call) error {
 			c.NoWords()
 			o, err := doctorOptions(s, c)

@@ -87,8 +87,18 @@ func withSession(action func(s *session, c *call) error) cli.ActionFunc {
 			return err
 		}
 		defer s.close()
-		return withSimSlices(c, action(s, c))
+		return withSimSlices(c, withPods(s, action(s, c)))
 	})
+}
+
+// withPods adds a hint to an error about missing slices of a cluster. The hint says how to
+// make some.
+func withPods(s *session, err error) error {
+	var none *tpu.NoSlicesError
+	if s.held == nil || !errors.As(err, &none) || len(none.Present) > 0 {
+		return err
+	}
+	return &options.NoSliceError{Err: err, Advice: "there are none in " + s.where() + "; make some with: multihost slices create " + none.Prefix + " --tpu-type=TYPE --node-count=2 " + s.held.Flags}
 }
 
 // withSimSlices adds a hint to an error about missing slices. The hint says how to start a

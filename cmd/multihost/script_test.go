@@ -93,6 +93,8 @@ func besideOthers(t *testing.T) {
 //
 //	sim [-step=D] [-backend=B] [-login] [-metadata=KEY=VALUE] [NAME:COUNTxTYPE …]   start a simulator and point multihost at it
 //	simfault FAULT                      set a fault on it
+//	kube COUNTxTYPE …                   start a cluster with a node pool for each slice; KUBECONFIG names its context sim
+//	kubefault FAULT                     cut the commands in pods, let the API go away or come back, or kill PODS
 //	exits N PROGRAM ARG…                run and require that exit status
 //	start NAME PROGRAM ARG…             run in the background, output in NAME.out and NAME.err
 //	starttty NAME PROGRAM ARG…          the same on a terminal of its own; what it shows is in NAME.out
@@ -189,22 +191,24 @@ func scriptParams(t *testing.T, files []string, backend string) testscript.Param
 			return err == nil, nil
 		},
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
-			"sim":      scriptSim,
-			"simfault": scriptFault,
-			"exits":    scriptExits,
-			"start":    scriptStart,
-			"starttty": scriptStartTTY,
-			"type":     scriptType,
-			"signal":   scriptSignal,
-			"ended":    scriptEnded,
-			"waitfor":  scriptWaitFor,
-			"gone":     scriptGone,
-			"left":     scriptLeft,
-			"alljson":  scriptAllJSON,
-			"terminal": scriptTerminal,
-			"screen":   scriptScreen,
-			"press":    scriptPress,
-			"resize":   scriptResize,
+			"sim":       scriptSim,
+			"simfault":  scriptFault,
+			"kube":      scriptKube,
+			"kubefault": scriptKubeFault,
+			"exits":     scriptExits,
+			"start":     scriptStart,
+			"starttty":  scriptStartTTY,
+			"type":      scriptType,
+			"signal":    scriptSignal,
+			"ended":     scriptEnded,
+			"waitfor":   scriptWaitFor,
+			"gone":      scriptGone,
+			"left":      scriptLeft,
+			"alljson":   scriptAllJSON,
+			"terminal":  scriptTerminal,
+			"screen":    scriptScreen,
+			"press":     scriptPress,
+			"resize":    scriptResize,
 		},
 	}
 }
@@ -446,7 +450,7 @@ func fileExists(path string) bool {
 // programs that it starts itself.
 func scriptEnviron(ts *testscript.TestScript) []string {
 	var buf bytes.Buffer
-	for _, name := range []string{"HOME", "USER", "PATH", "TMPDIR", "WORK", "CLOUDSDK_CONFIG", "SIM_DIR", "XDG_STATE_HOME", "XDG_RUNTIME_DIR", "AGENT_DIR", "GOGC"} {
+	for _, name := range []string{"HOME", "USER", "PATH", "TMPDIR", "WORK", "CLOUDSDK_CONFIG", "SIM_DIR", "XDG_STATE_HOME", "XDG_RUNTIME_DIR", "AGENT_DIR", "GOGC", "KUBECONFIG"} {
 		fmt.Fprintf(&buf, "%s=%s\x00", name, ts.Getenv(name))
 	}
 	if s := servers.get(ts.Getenv("WORK")); s != nil {

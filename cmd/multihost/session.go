@@ -13,8 +13,10 @@ import (
 
 	"multihost/cmd/multihost/simcmd"
 	"multihost/internal/access"
+	"multihost/internal/held"
 	"multihost/internal/hosts"
 	"multihost/internal/overssh"
+	"multihost/internal/pods"
 	"multihost/internal/record"
 	"multihost/internal/stage"
 	"multihost/internal/workers"
@@ -53,6 +55,9 @@ type session struct {
 	compute  *gce.Provider
 	all      *provider.Joined // slices of queue and compute
 	keys     *provider.Keys   // all or only its first provider; it also caches host keys
+	held     *held.Provider   // slices of the cluster that flags name; replaces a cloud
+	pods     *pods.Dialer     // reaches the workers of held
+	cluster  *record.Cluster  // in which held is
 	hosts    hosts.HostList   // set by --hosts or read from the run's record; replaces a cloud
 	networks *network.Client
 	clusters *gke.Client
@@ -131,6 +136,9 @@ func (s *session) close() {
 	if s.cloud != nil {
 		s.cloud.Close()
 	}
+	if s.held != nil {
+		s.held.Client.Close()
+	}
 	if s.sim != nil {
 		s.endSim()
 	}
@@ -194,6 +202,16 @@ func (s *session) fill(c *call) error {
 	var err error
 	if s.roots, err = access.Roots(g); err != nil {
 		c.Refuse(&configError{Err: err})
+	}
+	if k := options.Kube(&c.Call, s.machine(c), s.stateDir); k.Named {
+		s.held, s.pods, s.cluster, err = access.Pods(k.Config, k.Flags, access.Options{ReadOnly: s.dryRun, UserAgent: "multihost/" + version(), Sink: s.sink})
+		c.Refuse(err, "kubeconfig", "context")
+		if err == nil {
+			s.all = provider.Join(s.sink, s.held)
+			s.use(s.all)
+			return nil
+		}
+		s.held = nil
 	}
 	if s.hosts != nil || g.Project == "" && (diagnoses(c.Line) || c.Refused("project")) {
 		return nil
@@ -334,6 +352,8 @@ func (s *session) deps(c *call) *deps {
 	switch {
 	case s.hosts != nil:
 		d.Cloud = s.hosts
+	case s.held != nil:
+		d.Cloud, d.Cluster, d.ClusterFlags = s.keys, s.cluster, s.held.Flags
 	case s.cloud != nil: // otherwise doctor reports that there is no project
 		d.Cloud, d.Networks, d.Agents = s.keys, s.networks, agents()
 		d.Place = provision.Place{Project: s.cloud.Project(), Zone: s.cloud.Zone()}
@@ -360,8 +380,12 @@ func (s *session) workers(c *call) (*deps, error) {
 
 // login adds the user's key to d, which access has returned.
 func (s *session) login(c *call, d *deps) (err error) {
-	if s.unset != nil {
+	switch {
+	case s.unset != nil:
 		return s.unset
+	case s.held != nil:
+		d.Dialer, d.Access.Login, d.Access.KeyFile = s.pods, s.pods.User, "" // pods need no key
+		return nil
 	}
 	s.tellLogin()
 	d.Access.Identity, err = s.identity(c)

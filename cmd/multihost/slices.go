@@ -53,8 +53,11 @@ the same request exists already, multihost uses it.`,
 			options.ConfirmFlag(),
 			&cli.BoolFlag{Name: "wait", Usage: "wait until every worker answers"},
 			options.SlicesDeadlineFlag(0),
-		), options.WaitFlags(), options.SSHFlags()),
+		), options.HeldFlags(), options.WaitFlags(), options.SSHFlags()),
 		Action: withSession(func(s *session, c *call) error {
+			if s.held != nil {
+				return s.hold(c)
+			}
 			r := options.SliceRequest(&c.Call, s.machine(c))
 			why := s.chooseProvider(c, r)
 			limits := options.SliceLimits(&c.Call)
@@ -86,6 +89,32 @@ the same request exists already, multihost uses it.`,
 			return s.waitForSlices(c, d, d.Cloud, res, limits)
 		}),
 	}, exitOK, exitUsage, exitUnavailable, exitTempFail, exitPermission, exitConfig, exitInterrupt, exitTerminate)
+}
+
+// hold makes slices that pods of a cluster hold.
+func (s *session) hold(c *call) error {
+	r, limits := options.HeldRequest(&c.Call, s.machine(c)), options.SliceLimits(&c.Call)
+	d, err := s.workers(c)
+	if err != nil {
+		return err
+	}
+	res, created, err := s.held.Create(c.Context, r)
+	if err != nil {
+		return interruptible(c.Context, err)
+	}
+	if s.dryRun {
+		plan := provider.Plan{ID: r.ID, Creates: true, Slices: []string{}}
+		plan.Request, _ = s.held.Preview(r)
+		s.view.Emit(event.Result{Name: "slices_plan", Text: plan.Text(provision.NameOf(s.held, r.ID)), Data: plan})
+		return nil
+	}
+	if created {
+		s.view.Emit(s.held.Asked(res))
+	}
+	if !c.Bool("wait") {
+		return nil
+	}
+	return s.waitForSlices(c, d, s.held, res, limits)
 }
 
 // chooseProvider sets the provider of the session: the one that --provider names, or one
@@ -136,7 +165,7 @@ func slicesWaitCommand() *cli.Command {
 worker answers SSH. Ends at once when the request fails, when its slices are taken
 away, and when somebody deletes it. With --slices-deadline, it deletes the request
 if some slices have come and others have not.`,
-		Flags: slices.Concat([]cli.Flag{options.SlicesDeadlineFlag(0)}, options.WaitFlags(), options.SSHFlags()),
+		Flags: slices.Concat([]cli.Flag{options.SlicesDeadlineFlag(0)}, options.KubeFlags(), options.WaitFlags(), options.SSHFlags()),
 		Action: withSession(func(s *session, c *call) error {
 			id, limits := options.IDWord(&c.Call), options.SliceLimits(&c.Call)
 			d, err := s.workers(c)
@@ -145,7 +174,7 @@ if some slices have come and others have not.`,
 			}
 			p, res, err := s.all.Sole(c.Context, id, "wait for")
 			if errors.Is(err, provision.ErrNotFound) {
-				err = &provision.StateError{Commands: s.compute.Undoing(id).Commands, ID: id, Life: provision.Absent, State: provision.NotFound}
+				err = &provision.StateError{Commands: s.all.Undoing(id).Commands, ID: id, Life: provision.Absent, State: provision.NotFound}
 			}
 			if err != nil {
 				return interruptible(c.Context, err)
@@ -180,7 +209,8 @@ func mayGiveBack(res provision.Resource, o provider.WaitOptions) error {
 func slicesListCommand() *cli.Command {
 	return command(cli.Command{
 		Name:  "list",
-		Usage: "list the requests for slices of a zone, with all providers",
+		Usage: "list the requests for slices of a zone, with all providers, or of a cluster",
+		Flags: options.KubeFlags(),
 		Action: withSession(func(s *session, c *call) error {
 			c.NoWords()
 			if err := ready(c); err != nil {
@@ -192,10 +222,10 @@ func slicesListCommand() *cli.Command {
 				return interruptible(c.Context, err)
 			}
 			if len(all) == 0 && s.view.Mode() != ui.JSON {
-				s.view.Emit(event.Note{Level: event.Info, Text: fmt.Sprintf("no slices in project %s, zone %s", s.cloud.Project(), s.cloud.Zone())})
+				s.view.Emit(event.Note{Level: event.Info, Text: "no slices in " + s.where()})
 			}
 			now := time.Now()
-			list := provider.List(all, s.cloud.Zone(), now)
+			list := provider.List(all, s.gcloud.Zone, now)
 			s.view.Emit(event.Result{Name: "slices", Text: provider.Table(list, now), Data: list})
 			if text, hint := provision.Remains(all); text != "" {
 				s.view.Emit(event.Note{Level: event.Info, Text: text, Hint: hint})
@@ -205,16 +235,24 @@ func slicesListCommand() *cli.Command {
 	}, exitOK, exitUsage, exitUnavailable, exitPermission, exitConfig)
 }
 
+// where says where the session looks for slices.
+func (s *session) where() string {
+	if s.held != nil {
+		return "namespace " + s.held.Client.Namespace() + " of " + s.held.Client.Server()
+	}
+	return fmt.Sprintf("project %s, zone %s", s.cloud.Project(), s.cloud.Zone())
+}
+
 func slicesDeleteCommand() *cli.Command {
 	return command(cli.Command{
 		Name:        "delete",
 		Usage:       "delete the slices of a request, and all that was made for them",
 		ArgsUsage:   "ID",
 		Description: `Ends when all parts are gone. On Compute Engine these are the groups with their VMs and boot disks, then the instance template and the workload policy.`,
-		Flags: []cli.Flag{
+		Flags: append(options.KubeFlags(),
 			&cli.DurationFlag{Name: "delete-timeout", Value: 20 * time.Minute, Usage: "longest `TIME` to wait until all is gone"},
 			&cli.BoolFlag{Name: "dry-run", Usage: "say what would be deleted; change nothing"},
-		},
+		),
 		Action: withSession(func(s *session, c *call) error {
 			id := options.IDWord(&c.Call)
 			if err := ready(c); err != nil {

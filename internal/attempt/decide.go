@@ -289,7 +289,7 @@ func (r *decider) newRecord(attempt int) (*record.Record, error) {
 	rec := &record.Record{
 		Run: r.O.Run, Attempt: attempt, Project: r.Project, Zone: r.Zone, Prefix: r.O.Prefix,
 		Partial: r.O.AllowPartial, Login: r.Access.Login, Owner: r.Owner, Created: r.Clock.Now().UTC(),
-		Command: CommandText(r.O), Workers: len(r.workers.IDs), Hosts: r.Hosts(), Slices: record.SlicesOf(r.workers.Slices),
+		Command: CommandText(r.O), Workers: len(r.workers.IDs), Hosts: r.Hosts(), Cluster: r.Cluster, Slices: record.SlicesOf(r.workers.Slices),
 		KeepGoing: !r.O.FailFast, Work: r.Work(),
 	}
 	for _, v := range r.O.Env {

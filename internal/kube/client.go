@@ -87,6 +87,7 @@ func (systemClock) After(d time.Duration) <-chan time.Time { return time.After(d
 type Client struct {
 	cfg       Config
 	namespace string
+	context   string
 	server    string
 	signed    *transport.Config // for Exec
 	tls       *tls.Config       // for Exec; its sessions are resumed
@@ -111,14 +112,14 @@ func New(cfg Config) (*Client, error) {
 	if cfg.Clock == nil {
 		cfg.Clock = systemClock{}
 	}
-	rc, namespace, err := cfg.rest()
+	rc, context, namespace, err := cfg.rest()
 	if err != nil {
 		return nil, err
 	}
 	rc.QPS = -1 // the server has limits of its own
 	rc.UserAgent = cfg.UserAgent
 	rc.WarningHandlerWithContext = warnings{cfg.Sink}
-	c := &Client{cfg: cfg, namespace: cmp.Or(cfg.Namespace, namespace, "default"), server: strings.TrimRight(rc.Host, "/"),
+	c := &Client{cfg: cfg, context: context, namespace: cmp.Or(cfg.Namespace, namespace, "default"), server: strings.TrimRight(rc.Host, "/"),
 		proxy: rc.Proxy, served: map[string]*metav1.APIResourceList{}}
 	if err := c.connect(rc); err != nil {
 		return nil, &ConfigError{Source: cfg.source(), Err: err}
@@ -152,41 +153,43 @@ func (c *Client) connect(rc *rest.Config) (err error) {
 	return nil
 }
 
-// rest returns the configuration of client-go, and the namespace that a kubeconfig sets.
-func (cfg Config) rest() (*rest.Config, string, error) {
+// rest returns the configuration of client-go, and the context and the namespace that a
+// kubeconfig sets.
+func (cfg Config) rest() (rc *rest.Config, context, namespace string, err error) {
 	if cfg.Server != "" {
-		rc := &rest.Config{Host: cfg.Server, TLSClientConfig: rest.TLSClientConfig{CAData: cfg.CA}}
+		rc = &rest.Config{Host: cfg.Server, TLSClientConfig: rest.TLSClientConfig{CAData: cfg.CA}}
 		if cfg.Token != nil {
 			rc.WrapTransport = transport.TokenSourceWrapTransport(cfg.Token)
 		}
-		return rc, "", nil
+		return rc, "", "", nil
 	}
 	rules := clientcmd.ClientConfigLoadingRules{Precedence: cfg.Kubeconfig, DefaultClientConfig: &clientcmd.DefaultClientConfig}
 	rules.WarnIfAllMissing = false
 	all, err := rules.Load()
 	if err != nil {
-		return nil, "", &ConfigError{Source: cfg.source(), Err: err}
+		return nil, "", "", &ConfigError{Source: cfg.source(), Err: err}
 	}
-	switch name := cmp.Or(cfg.Context, all.CurrentContext); {
+	name := cmp.Or(cfg.Context, all.CurrentContext)
+	switch {
 	case len(all.Contexts) == 0:
-		return nil, "", &ConfigError{Source: cfg.source(), Err: errors.New("it names no cluster")}
+		return nil, "", "", &ConfigError{Source: cfg.source(), Err: errors.New("it names no cluster")}
 	case name == "":
-		return nil, "", &ConfigError{Source: cfg.source(), Err: fmt.Errorf("it has no current context; its contexts: %s", names(all.Contexts)),
+		return nil, "", "", &ConfigError{Source: cfg.source(), Err: fmt.Errorf("it has no current context; its contexts: %s", names(all.Contexts)),
 			hint: "name one with --context=NAME"}
 	case all.Contexts[name] == nil:
-		return nil, "", &ConfigError{Source: cfg.source(), Err: fmt.Errorf("it has no context %q; its contexts: %s", name, names(all.Contexts)),
+		return nil, "", "", &ConfigError{Source: cfg.source(), Err: fmt.Errorf("it has no context %q; its contexts: %s", name, names(all.Contexts)),
 			hint: "name one of them with --context=NAME"}
 	}
 	loaded := clientcmd.NewNonInteractiveClientConfig(*all, cfg.Context, &clientcmd.ConfigOverrides{}, nil)
-	rc, err := loaded.ClientConfig()
+	rc, err = loaded.ClientConfig()
 	if err != nil {
-		return nil, "", &ConfigError{Source: cfg.source(), Err: err}
+		return nil, "", "", &ConfigError{Source: cfg.source(), Err: err}
 	}
-	namespace, _, err := loaded.Namespace()
+	namespace, _, err = loaded.Namespace()
 	if err != nil {
-		return nil, "", &ConfigError{Source: cfg.source(), Err: err}
+		return nil, "", "", &ConfigError{Source: cfg.source(), Err: err}
 	}
-	return rc, namespace, nil
+	return rc, name, namespace, nil
 }
 
 // source names what the configuration comes from.
@@ -233,6 +236,9 @@ func (w warnings) HandleWarningHeaderWithContext(_ context.Context, code int, _,
 
 // Namespace is where objects are unless a call says otherwise.
 func (c *Client) Namespace() string { return c.namespace }
+
+// Context is the entry of the kubeconfig that is used; "" with a Server.
+func (c *Client) Context() string { return c.context }
 
 // Server is the address of the API server.
 func (c *Client) Server() string { return c.server }

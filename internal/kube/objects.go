@@ -219,6 +219,15 @@ func (o Objects[T]) Delete(ctx context.Context, name string, r RemoveOptions) (d
 	return err == nil, err
 }
 
+// Body returns an object in JSON, as Create sends it.
+func (o Objects[T]) Body(object *T) ([]byte, error) {
+	raw, err := o.encode(object)
+	if err != nil {
+		return nil, err
+	}
+	return json.Marshal(raw.Object)
+}
+
 // encode returns an object as the server takes it: with its kind, without a status and
 // without the empty fields that typed structs write.
 func (o Objects[T]) encode(object *T) (*unstructured.Unstructured, error) {

@@ -39,8 +39,9 @@ func SSHFlags() []cli.Flag { return FlagsOf(LoginOptions()) }
 // SelectFlags select the slices that a command works on.
 func SelectFlags() []cli.Flag { return FlagsOf(selectOptions()) }
 
-// HostFlags name machines that no cloud API knows. The machines replace slices.
-func HostFlags() []cli.Flag { return FlagsOf(HostOptions()) }
+// HostFlags name machines that no cloud API knows, and clusters. Both replace slices of a
+// zone.
+func HostFlags() []cli.Flag { return append(FlagsOf(HostOptions()), KubeFlags()...) }
 
 // SlicesFlag selects some of the slices of --tpu-prefix: see Slices.
 func SlicesFlag() cli.Flag {

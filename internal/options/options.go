@@ -112,7 +112,7 @@ func (o Option) OfBucket() bool { return o.with == withBucket }
 // help. The flags of job that describe the request are in the table of package qr, too: see
 // requestFlags.
 func RunRows() []Option {
-	return slices.Concat(selectOptions(), HostOptions(), PatienceOptions(), sharedOptions(), WatchingOptions(), []Option{restartsOption()}, ownRunOptions(), LoginOptions())
+	return slices.Concat(selectOptions(), HostOptions(), KubeOptions(), PatienceOptions(), sharedOptions(), WatchingOptions(), []Option{restartsOption()}, ownRunOptions(), LoginOptions())
 }
 
 func JobRows() []Option {

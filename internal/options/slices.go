@@ -103,6 +103,7 @@ func forCompute(c *Call, on string) (s gce.Settings) {
 
 // SliceRequest reads the request that slices create makes.
 func SliceRequest(c *Call, m Machine) provision.Request {
+	refuseHeld(c)
 	id := c.OneWord("id", "")
 	own := qr.Request{ID: id, Type: machineType(c)}
 	own = readRequest(c, own, "")

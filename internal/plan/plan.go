@@ -102,12 +102,13 @@ type PlannedSlice struct {
 
 // Login says how the workers are reached.
 type Login struct {
-	User string      `json:"user"`
-	Key  string      `json:"key"`            // the public key; empty: the command would make one
-	File string      `json:"file"`           // file of the private key
-	Adds string      `json:"adds,omitempty"` // where the command would add the key
-	Way  overssh.Way `json:"way"`
-	Jump string      `json:"jump,omitempty"`
+	User    string      `json:"user"`
+	Key     string      `json:"key"`               // the public key; empty: the command would make one
+	File    string      `json:"file"`              // file of the private key
+	Adds    string      `json:"adds,omitempty"`    // where the command would add the key
+	Cluster string      `json:"cluster,omitempty"` // context of the cluster whose pods are the workers; no key is needed then
+	Way     overssh.Way `json:"way"`
+	Jump    string      `json:"jump,omitempty"`
 }
 
 // RunOnWorkers is a run that is active on the workers.

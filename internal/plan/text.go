@@ -197,6 +197,8 @@ func (p Plan) tellLogin(t *planText) {
 		way += " behind " + p.Login.Jump
 	}
 	switch {
+	case p.Login.Cluster != "":
+		t.line("=", "login", "as %s in the pods of cluster %s", p.Login.User, p.Login.Cluster)
 	case p.Login.Key == "":
 		t.line("+", "login", "the SSH key %s is made", p.Login.File)
 		t.more("as %s, %s", p.Login.User, way)

@@ -75,6 +75,10 @@ type Dialer struct {
 	Clock     remote.Clock
 }
 
+// KeepAlive is a good pause between two pings of a stream: front ends cut streams that are
+// idle for minutes.
+const KeepAlive = 15 * time.Second
+
 // mostDials is how many streams are opened at once. Each is a TLS handshake of its own.
 const mostDials = 64
 

@@ -64,9 +64,9 @@ const longLine = 2 << 10
 // what must come ahead of the command's own input.
 func argv(cmd remote.Cmd) (argv []string, ahead string) {
 	var setup strings.Builder
-	setup.WriteString("cd >/dev/null 2>&1\n")
+	setup.WriteString("cd >/dev/null 2>&1; ") // on the line of the command, whose errors have its line numbers
 	if cmd.Terminal != nil && cmd.Terminal.Type != "" {
-		setup.WriteString("export TERM=" + remote.Quote(cmd.Terminal.Type) + "\n")
+		setup.WriteString("export TERM=" + remote.Quote(cmd.Terminal.Type) + "; ")
 	}
 	switch line := cmd.Line; {
 	case line == "":

@@ -293,6 +293,9 @@ func describe(r provision.Resource) string {
 	if r.Failure != "" {
 		return r.Failure
 	}
+	if r.Tier == "" { // the provider has slices of one kind only
+		return fmt.Sprintf("%d x %s", r.NodeCount, r.Type)
+	}
 	return fmt.Sprintf("%d x %s, %s", r.NodeCount, r.Type, r.Tier)
 }
 

@@ -32,6 +32,13 @@ import (
 	"multihost/internal/tpu"
 )
 
+// A Cluster is the Kubernetes cluster in whose pods a run is.
+type Cluster struct {
+	Kubeconfig []string `json:"kubeconfig"` // files that name it
+	Context    string   `json:"context"`
+	Namespace  string   `json:"namespace"`
+}
+
 // A Record is what the runner stores about a run on this machine, so that ps, logs, attach
 // and stop find the run by its name. It is a cache.
 type Record struct {
@@ -46,7 +53,8 @@ type Record struct {
 	Created time.Time `json:"created"`
 	Command string    `json:"command"`
 	Workers int       `json:"workers"`
-	Hosts   string    `json:"hosts,omitempty"` // the machines of a run on hosts that no cloud knows
+	Hosts   string    `json:"hosts,omitempty"`   // the machines of a run on hosts that no cloud knows
+	Cluster *Cluster  `json:"cluster,omitempty"` // the cluster of a run in pods
 	Slices  []Slice   `json:"slices"`
 	LogDir  string    `json:"log_dir"`
 	Ended   bool      `json:"ended,omitempty"`

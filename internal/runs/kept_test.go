@@ -169,7 +169,7 @@ func TestOnlyAttachSweepsARunThatHasNoEnd(t *testing.T) {
 	if err := r.StillThere(t.Context(), state); err == nil || !strings.Contains(err.Error(), gone) || cloud.swept != "" {
 		t.Errorf("the look: %v, swept %q", err, cloud.swept)
 	}
-	if _, err := Attach(t.Context(), d, "r", attachOptions); err == nil || !strings.Contains(err.Error(), gone) || cloud.swept != "r of r" {
+	if _, err := Attach(t.Context(), d, "r", attachOptions); err == nil || !strings.Contains(err.Error(), gone) || cloud.swept != "r of r, over: false" {
 		t.Errorf("attach: %v, swept %q", err, cloud.swept)
 	}
 }

@@ -74,6 +74,7 @@ func TestImportRules(t *testing.T) {
 		{"multihost/internal/qr", []string{"cmd/multihost", "internal/options", "internal/qr/...", "internal/sim"}, "whoever needs slices asks a provision.Provider"},
 		{"multihost/internal/nodes", []string{"internal/gce", "internal/qr"}, "whoever needs slices asks a provision.Provider"},
 		{"multihost/internal/gce", []string{"cmd/multihost", "internal/gce", "internal/gke", "internal/options"}, "whoever needs slices asks a provision.Provider"},
+		{"multihost/internal/held", []string{"cmd/multihost", "internal/access", "internal/options"}, "whoever needs slices asks a provision.Provider"},
 		{"multihost/internal/zones", []string{"internal/nodes", "internal/qr"}, "zones explain refusals of the Cloud TPU API"},
 		{"text/template", nil, "with it the linker keeps every exported method, 8 MB"},
 		{"html/template", nil, "with it the linker keeps every exported method, 8 MB"},

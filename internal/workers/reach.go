@@ -4,6 +4,7 @@
 package workers
 
 import (
+	"strings"
 	"time"
 
 	"multihost/internal/hosts"
@@ -21,6 +22,11 @@ type Reach struct {
 	Cloud  provision.Provider // provider of slices
 	Access overssh.Access
 	Dialer remote.Dialer // reaches the workers
+
+	// Cluster is the cluster whose pods are the workers; nil: they are in no cluster.
+	// ClusterFlags name it for another command.
+	Cluster      *record.Cluster
+	ClusterFlags string
 
 	// ReadOnly forbids every change: Cloud refuses a change with a *gcp.ReadOnlyError, and
 	// connections to workers refuse it, too.
@@ -53,7 +59,17 @@ func (d *Reach) Flag(prefix string) string {
 	if d.OnHosts() {
 		return "--hosts=" + remote.Quote(d.Hosts())
 	}
-	return "--tpu-prefix=" + prefix
+	return strings.TrimSpace("--tpu-prefix=" + prefix + " " + d.ClusterFlags)
+}
+
+// RecordedCluster returns the cluster in which a run was started, from this machine's record
+// of the run. It returns nil for any other run, and if the run has no record.
+func RecordedCluster(stateDir, run string) (*record.Cluster, error) {
+	rec, err := record.LoadRecord(stateDir, run)
+	if err != nil || rec == nil {
+		return nil, err
+	}
+	return rec.Cluster, nil
 }
 
 // RecordedHosts returns the hosts on which a run was started, from this machine's record of

@@ -1,0 +1,75 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"github.com/rogpeppe/go-internal/testscript"
+
+	"multihost/internal/sim/kubeapi"
+	"multihost/internal/sim/kubeapi/store"
+	"multihost/internal/tpu"
+)
+
+// clusters are the clusters of the scripts, by their working directories.
+var clusters registry[*kubeapi.Server]
+
+// scriptKube starts a cluster with a node pool for each slice, and lets the variable
+// KUBECONFIG name a file with its context sim.
+func scriptKube(ts *testscript.TestScript, neg bool, args []string) {
+	noNegation(ts, neg)
+	work := ts.Getenv("WORK")
+	dir := filepath.Join(work, "cluster")
+	ts.Check(os.MkdirAll(dir, 0o700))
+	s, err := kubeapi.New(kubeapi.Config{Dir: dir})
+	ts.Check(err)
+	ts.Defer(func() { ts.Check(s.Close()) })
+	pool := 0
+	for _, arg := range args {
+		text, name, _ := strings.Cut(arg, "x")
+		count, err := strconv.Atoi(text)
+		ts.Check(err)
+		t, err := tpu.ParseType(name)
+		ts.Check(err)
+		nodes, err := tpu.NodesOf(t)
+		ts.Check(err)
+		for range count {
+			all := make([]kubeapi.Node, nodes.Count)
+			for i := range all {
+				all[i] = kubeapi.Node{Name: fmt.Sprintf("node-%d-%d", pool, i), Chips: nodes.Machine.Chips,
+					Labels: map[string]string{"cloud.google.com/gke-tpu-accelerator": nodes.Accelerator, "cloud.google.com/gke-tpu-topology": nodes.Topology}}
+			}
+			ts.Check(s.SetPool(fmt.Sprintf("np-%d", pool), all))
+			pool++
+		}
+	}
+	file := filepath.Join(work, "kubeconfig")
+	ts.Check(s.WriteKubeconfig(file, "token"))
+	ts.Setenv("KUBECONFIG", file)
+	clusters.put(work, s)
+}
+
+// scriptKubeFault sets a fault on the cluster: cut, away, back, or kill the pods whose names
+// begin with a word.
+func scriptKubeFault(ts *testscript.TestScript, neg bool, args []string) {
+	noNegation(ts, neg)
+	s := clusters.get(ts.Getenv("WORK"))
+	switch args[0] {
+	case "cut":
+		s.CutExecs()
+	case "away", "back":
+		ts.Check(s.SetAway(args[0] == "away"))
+	case "kill":
+		pods, _ := s.Objects().List(store.Pods, "default")
+		for _, pod := range pods {
+			if strings.HasPrefix(pod.GetName(), args[1]) {
+				ts.Check(s.Kill("default", pod.GetName(), false))
+			}
+		}
+	default:
+		ts.Fatalf("unknown fault %q", args[0])
+	}
+}

@@ -1,0 +1,29 @@
+package access
+
+import (
+	"multihost/internal/event"
+	"multihost/internal/gcp"
+	"multihost/internal/held"
+	"multihost/internal/kube"
+	"multihost/internal/pods"
+	"multihost/internal/record"
+)
+
+// podUser is the name that commands in pods run as. The image decides it, and nearly all
+// images say root.
+const podUser = "root"
+
+// Pods returns the provider of the slices that pods of a cluster hold, and the dialer that
+// reaches these pods. flags name the cluster on a command line; of is what a run's record
+// keeps of it. The caller closes the client of the provider. Pods calls no API.
+func Pods(cfg kube.Config, flags string, o Options) (p *held.Provider, d *pods.Dialer, of *record.Cluster, err error) {
+	cfg.UserAgent, cfg.Sink = o.UserAgent, o.Sink
+	c, err := kube.New(cfg)
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	event.Notef(o.Sink, event.Debug, "", "cluster %s, namespace %s", c.Server(), c.Namespace())
+	return &held.Provider{Client: c, Flags: flags, Clock: gcp.SystemClock, ReadOnly: o.ReadOnly},
+		&pods.Dialer{Cluster: pods.Of(c), Namespace: c.Namespace(), Container: held.Container, User: podUser, KeepAlive: pods.KeepAlive, Clock: gcp.SystemClock},
+		&record.Cluster{Kubeconfig: cfg.Kubeconfig, Context: c.Context(), Namespace: c.Namespace()}, nil
+}

@@ -1,0 +1,278 @@
+package held
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	jobset "sigs.k8s.io/jobset/api/jobset/v1alpha2"
+
+	"multihost/internal/event"
+	"multihost/internal/kube"
+	"multihost/internal/provision"
+	"multihost/internal/remote"
+	"multihost/internal/tpu"
+)
+
+// Provider is the provider of the slices that are held in one namespace of a cluster. It
+// implements provision.Provider.
+type Provider struct {
+	Client *kube.Client
+	Flags  string // by which a user names this cluster and namespace: "--context=c --namespace=n"
+	Clock  remote.Clock
+
+	// ReadOnly makes Create ask the server whether it would take the request, and refuses
+	// every other change.
+	ReadOnly bool
+}
+
+var _ provision.Provider = (*Provider)(nil)
+
+// ErrDryRun is the error of a change in a dry run.
+var errDryRun = errors.New("this is a dry run")
+
+func (p *Provider) jobSets() kube.Objects[jobset.JobSet] { return kube.JobSets.In(p.Client, "") }
+
+// selector chooses the JobSets of this provider.
+const selector = labelHeld + "=slices"
+
+// pods returns the pods of a JobSet, or of all.
+func (p *Provider) pods(ctx context.Context, id string) ([]corev1.Pod, error) {
+	chosen := jobset.JobSetNameKey
+	if id != "" {
+		chosen += "=" + id
+	}
+	all, _, err := kube.Pods.In(p.Client, "").List(ctx, kube.ListOptions{Labels: chosen})
+	return all, err
+}
+
+// find returns the JobSet of a resource.
+func (p *Provider) find(ctx context.Context, id string) (*jobset.JobSet, error) {
+	js, err := p.jobSets().Get(ctx, id)
+	switch {
+	case kube.NotFound(err):
+		return nil, provision.ErrNotFound
+	case err != nil:
+		return nil, err
+	case js.Labels[labelHeld] == "": // a workload of this name
+		return nil, provision.ErrNotFound
+	}
+	return js, nil
+}
+
+// Get implements provision.Provider.
+func (p *Provider) Get(ctx context.Context, id string) (provision.Resource, error) {
+	js, err := p.find(ctx, id)
+	if err != nil {
+		return provision.Resource{}, err
+	}
+	pods, err := p.pods(ctx, id)
+	return describe(js, pods, p.commands(id)), err
+}
+
+// List implements provision.Provider.
+func (p *Provider) List(ctx context.Context) ([]provision.Resource, error) {
+	all, _, err := p.jobSets().List(ctx, kube.ListOptions{Labels: selector})
+	if err != nil || len(all) == 0 {
+		return nil, err
+	}
+	pods, err := p.pods(ctx, "")
+	if err != nil {
+		return nil, err
+	}
+	byJobSet := map[string][]corev1.Pod{}
+	for _, pod := range pods {
+		name := pod.Labels[jobset.JobSetNameKey]
+		byJobSet[name] = append(byJobSet[name], pod)
+	}
+	found := make([]provision.Resource, len(all))
+	for i := range all {
+		found[i] = describe(&all[i], byJobSet[all[i].Name], p.commands(all[i].Name))
+	}
+	slices.SortFunc(found, func(a, b provision.Resource) int { return cmp.Compare(a.ID, b.ID) })
+	return found, nil
+}
+
+// Slices implements provision.Provider.
+func (p *Provider) Slices(ctx context.Context) ([]tpu.Slice, error) {
+	all, err := p.List(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var found []tpu.Slice
+	for _, res := range all {
+		found = append(found, res.Slices...)
+	}
+	return found, nil
+}
+
+// Preview implements provision.Previewer.
+func (p *Provider) Preview(r provision.Request) (body []byte, command string) {
+	js, err := jobSet(r)
+	if err != nil {
+		return nil, ""
+	}
+	body, err = p.jobSets().Body(js)
+	if err != nil {
+		return nil, ""
+	}
+	return body, ""
+}
+
+// Create implements provision.Provider. The API server checks the request before anything is
+// made.
+func (p *Provider) Create(ctx context.Context, r provision.Request) (provision.Resource, bool, error) {
+	js, err := jobSet(r)
+	if err != nil {
+		return provision.Resource{}, false, err
+	}
+	made, err := p.jobSets().Create(ctx, js, kube.WriteOptions{DryRun: p.ReadOnly})
+	switch {
+	case kube.AlreadyExists(err):
+		return p.existing(ctx, js)
+	case err != nil:
+		return provision.Resource{}, false, withJobSet(err)
+	}
+	return describe(made, nil, p.commands(r.ID)), !p.ReadOnly, nil
+}
+
+// Asked says that the cluster has taken a request.
+func (*Provider) Asked(res provision.Resource) event.Note {
+	return event.Note{Level: event.Info, Text: fmt.Sprintf("created %s %s: its pods take the nodes that are free", res.Commands.Kind, res.ID),
+		Hint: "wait for it with: " + res.Commands.Wait + "; it holds the nodes until: " + res.Commands.Delete}
+}
+
+// existing returns the resource that is there in place of js.
+func (p *Provider) existing(ctx context.Context, js *jobset.JobSet) (provision.Resource, bool, error) {
+	old, err := p.jobSets().Get(ctx, js.Name)
+	if err != nil {
+		return provision.Resource{}, false, err
+	}
+	var differs []string
+	if have, want := old.Annotations[annotationMade], js.Annotations[annotationMade]; have != want {
+		differs = append(differs, fmt.Sprintf("it has %s, you asked for %s", cmp.Or(have, "other pods"), want))
+	}
+	if len(differs) > 0 {
+		return provision.Resource{}, false, &provision.ConflictError{Commands: p.commands(js.Name), ID: js.Name, Owner: provision.Owner(old.Labels), Differences: differs}
+	}
+	pods, err := p.pods(ctx, js.Name)
+	return describe(old, pods, p.commands(js.Name)), false, err
+}
+
+// withJobSet adds a hint to the error of a cluster that does not know JobSets.
+func withJobSet(err error) error {
+	if kube.NotFound(err) {
+		return &missing{err}
+	}
+	return err
+}
+
+type missing struct{ error }
+
+func (m missing) Unwrap() error { return m.error }
+
+// Hint says what to type.
+func (missing) Hint() string {
+	return "the namespace does not exist, or the cluster has no JobSet: kubectl get namespaces; kubectl get crd jobsets.jobset.x-k8s.io"
+}
+
+// Restart implements provision.Provider. JobSet itself makes failed pods again.
+func (*Provider) Restart(context.Context, string) error {
+	return fmt.Errorf("restart pods: delete the slices and make them again: %w", provision.ErrFixed)
+}
+
+// deleteLimit is how long Delete waits by default.
+const deleteLimit = 10 * time.Minute
+
+// Delete implements provision.Provider.
+func (p *Provider) Delete(ctx context.Context, id string, o provision.DeleteOptions) (bool, error) {
+	js, err := p.find(ctx, id)
+	if errors.Is(err, provision.ErrNotFound) {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	res := describe(js, nil, p.commands(id))
+	if o.OnlyRun != "" && !res.IsOf(o.OnlyRun) {
+		return false, fmt.Errorf("delete %s %q: it belongs to %s", res.Commands.Kind, id, res.Owner())
+	}
+	if p.ReadOnly {
+		return false, errDryRun
+	}
+	if _, err := p.jobSets().Delete(ctx, id, kube.RemoveOptions{UID: string(js.UID), Foreground: true}); err != nil {
+		return false, err
+	}
+	limit, begin := cmp.Or(o.Limit, deleteLimit), p.Clock.Now()
+	for {
+		left, err := p.left(ctx, js)
+		if err == nil && left == "" {
+			return true, nil
+		}
+		if p.Clock.Now().Sub(begin) > limit {
+			return false, &provision.DeadlineError{Commands: res.Commands, ID: id, Phase: "delete", Limit: limit, Life: provision.Deleting, State: "Deleting", Detail: left, Err: err}
+		}
+		select {
+		case <-p.Clock.After(time.Second):
+		case <-ctx.Done():
+			return false, context.Cause(ctx)
+		}
+	}
+}
+
+// left returns what is left of a JobSet that is being deleted; "": nothing.
+func (p *Provider) left(ctx context.Context, js *jobset.JobSet) (string, error) {
+	pods, err := p.pods(ctx, js.Name)
+	if err != nil {
+		return "", err
+	}
+	for _, pod := range pods {
+		if pod.Labels[jobset.JobSetUIDKey] == string(js.UID) || pod.DeletionTimestamp != nil {
+			return fmt.Sprintf("pod %q is still there", pod.Name), nil
+		}
+	}
+	now, err := p.jobSets().Get(ctx, js.Name)
+	switch {
+	case kube.NotFound(err):
+		return "", nil
+	case err != nil:
+		return "", err
+	case now.UID != js.UID:
+		return "", nil
+	}
+	return fmt.Sprintf("JobSet %q is still there", js.Name), nil
+}
+
+// HostKeys implements provision.Provider: pods have none.
+func (*Provider) HostKeys(_ context.Context, s tpu.Slice, worker int) ([]string, string, error) {
+	if worker < len(s.Workers) {
+		return nil, s.Workers[worker].Name, provision.ErrNoHostKeys
+	}
+	return nil, "", provision.ErrNoHostKeys
+}
+
+// Admit implements provision.Provider: whoever may run commands in pods is let in.
+func (*Provider) Admit(_ context.Context, _ tpu.Slice, l provision.Login) (string, bool, error) {
+	return l.Name, false, nil
+}
+
+// Undoing implements provision.Provider. Workers cannot delete the slices.
+func (p *Provider) Undoing(id string, _ ...string) provision.Undoing {
+	return provision.Undoing{Commands: p.commands(id)}
+}
+
+func (p *Provider) commands(id string) provision.Commands {
+	flags := ""
+	if p.Flags != "" {
+		flags = " " + p.Flags
+	}
+	return provision.Commands{
+		Service: "Kubernetes", Kind: "held slices", List: "multihost slices list" + flags,
+		Show: "multihost slices list" + flags, Wait: "multihost slices wait " + id + flags, Gone: "multihost slices list" + flags,
+		Delete: "multihost slices delete " + id + flags,
+	}
+}

@@ -1,0 +1,133 @@
+package options
+
+import (
+	"path/filepath"
+	"strings"
+
+	"github.com/urfave/cli/v2"
+
+	"multihost/internal/cmdline"
+	"multihost/internal/held"
+	"multihost/internal/kube"
+	"multihost/internal/provision"
+	"multihost/internal/remote"
+	"multihost/internal/tpu"
+	"multihost/internal/workers"
+)
+
+// KubeOptions name a Kubernetes cluster whose pods are the workers.
+func KubeOptions() []Option {
+	const chooses = "it says where the slices are looked for"
+	return []Option{
+		{flag: &cli.StringFlag{Name: "context", Usage: "look for the slices in a Kubernetes cluster: that of the context `NAME` of --kubeconfig"},
+			with: inSession, unplanned: chooses, unneeded: ofRun},
+		{flag: &cli.StringFlag{Name: "kubeconfig", Usage: "`FILE` of kubectl with clusters; its current context is used unless --context names another; default with --context: $KUBECONFIG or ~/.kube/config"},
+			with: inSession, bad: "/no/such", unplanned: chooses, unneeded: ofRun},
+		{flag: &cli.StringFlag{Name: "namespace", Usage: "`NAMESPACE` of the pods in the cluster of --context or --kubeconfig; default: that of the context"},
+			with: inSession, unplanned: chooses, unneeded: ofRun},
+	}
+}
+
+// KubeFlags are the flags of KubeOptions.
+func KubeFlags() []cli.Flag { return FlagsOf(KubeOptions()) }
+
+// A KubeChoice is the cluster that the flags of KubeOptions name.
+type KubeChoice struct {
+	Named  bool        // the flags name one
+	Config kube.Config // without Sink
+	Flags  string      // the flags, for another command; "" or "--context=c --namespace=n"
+}
+
+// Kube reads the flags of KubeOptions.
+func Kube(c *Call, m Machine, stateDir string) KubeChoice {
+	file, context, namespace := c.String("kubeconfig"), c.String("context"), c.String("namespace")
+	k := KubeChoice{Named: file != "" || context != "", Config: kube.Config{Context: context, Namespace: namespace}}
+	if !k.Named {
+		if namespace == "" && c.String("tpu-prefix") == "" && namesRun(c.Line) {
+			k.recorded(c, stateDir)
+		}
+		if namespace != "" {
+			c.Refuse(cmdline.Usagef("--namespace=%s: of which cluster? add --context=NAME or --kubeconfig=FILE", namespace), "namespace")
+		}
+		return k
+	}
+	if c.String("hosts") != "" || c.String("hosts-file") != "" {
+		c.Refuse(cmdline.Usagef("give either --hosts or a cluster, not both"), "context", "kubeconfig", "hosts", "hosts-file")
+	}
+	switch set, _ := m.Lookup("KUBECONFIG"); {
+	case file != "":
+		k.Config.Kubeconfig = []string{absolute(file)}
+	case set != "":
+		k.Config.Kubeconfig = filepath.SplitList(set)
+	default:
+		k.Config.Kubeconfig = []string{filepath.Join(m.Home, ".kube", "config")}
+	}
+	var words []string
+	for _, name := range []string{"kubeconfig", "context", "namespace"} {
+		if v := c.String(name); v != "" {
+			words = append(words, "--"+name+"="+v)
+		}
+	}
+	k.Flags = remote.CommandLine(words...)
+	return k
+}
+
+// recorded chooses the cluster in which the named run was started, if it was in one.
+func (k *KubeChoice) recorded(c *Call, stateDir string) {
+	of, err := workers.RecordedCluster(stateDir, c.Words[0])
+	c.Refuse(err, cmdline.Word)
+	if err == nil && of != nil {
+		k.Named, k.Config.Kubeconfig, k.Config.Context, k.Config.Namespace = true, of.Kubeconfig, of.Context, of.Namespace
+		k.Flags = remote.CommandLine("--kubeconfig="+strings.Join(of.Kubeconfig, ":"), "--context="+of.Context, "--namespace="+of.Namespace)
+	}
+}
+
+// absolute returns the path of a file for commands in other directories.
+func absolute(file string) string {
+	if path, err := filepath.Abs(file); err == nil {
+		return path
+	}
+	return file
+}
+
+// HeldFlags describe the pods that hold slices of a cluster.
+func HeldFlags() []cli.Flag {
+	return append(KubeFlags(),
+		&cli.StringFlag{Name: "docker-image", Usage: "`IMAGE` of the pods in a cluster; it has bash, coreutils, tar and what the command needs; default: " + held.Image},
+		&cli.StringFlag{Name: "queue", Usage: "local `QUEUE` of Kueue that admits the pods in a cluster; default: none"},
+		&cli.StringFlag{Name: "priority", Usage: "priority `CLASS` of the pods in a cluster; default: that of the cluster"},
+	)
+}
+
+// HeldRequest reads the request for slices that pods of a cluster hold.
+func HeldRequest(c *Call, m Machine) provision.Request {
+	r := provision.Request{ID: c.OneWord("id", ""), NodeCount: c.Int("node-count")}
+	if r.NodeCount < 1 {
+		c.Refuse(cmdline.Usagef("--node-count=%d: want 1 or more", r.NodeCount), "node-count")
+	}
+	t, err := tpu.ParseType(c.String("tpu-type"))
+	switch {
+	case c.String("tpu-type") == "":
+		c.Refuse(cmdline.Usagef("which accelerator type? --tpu-type is missing"), "tpu-type")
+	case err != nil:
+		c.Refuse(&cmdline.UsageError{Err: err}, "tpu-type")
+	}
+	for _, f := range SliceFlags() {
+		name := f.Names()[0]
+		if _, typed := c.Typed[name]; typed && name != "node-count" && name != "tpu-type" {
+			c.Refuse(cmdline.Usagef("--%s: the node pools of a cluster decide it, not the pods that hold slices", name), name)
+		}
+	}
+	r.Type, r.Own = t, held.Settings{Image: c.String("docker-image"), Queue: c.String("queue"), Priority: c.String("priority")}
+	r.Mark(r.ID, m.User)
+	return r
+}
+
+// refuseHeld refuses flags that are for the slices of a cluster only.
+func refuseHeld(c *Call) {
+	for _, name := range []string{"docker-image", "queue", "priority"} {
+		if c.IsSet(name) {
+			c.Refuse(cmdline.Usagef("--%s: it is for slices in a cluster; add --context=NAME or --kubeconfig=FILE", name), name)
+		}
+	}
+}
