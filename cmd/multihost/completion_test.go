@@ -25,7 +25,7 @@ var freeFlags = []string{
 	"metadata-from-file", "metrics-regex", "network", "node-id", "node-prefix", "notify", "notify-url", "reservation", "scopes",
 	"secret-env", "service-account", "sim-slices", "since", "slices", "source-ranges", "ssh-proxy-jump", "ssh-source-ranges", "stall-timeout",
 	"subnetwork", "tags", "target-tags", "user", "valid-until-duration",
-	"default-pool-cpu-machine-type", "gke-version", "context", "docker-image", "namespace", "priority", "queue", "boot-disk", "boot-disk-type", "image", "filter", "limit", "min-duration", "network-config", "range", "reservation-host-folder", "reservation-host-organization", "reservation-host-project",
+	"default-pool-cpu-machine-type", "gke-version", "cluster", "context", "docker-image", "namespace", "priority", "queue", "boot-disk", "boot-disk-type", "image", "filter", "limit", "min-duration", "network-config", "range", "reservation-host-folder", "reservation-host-organization", "reservation-host-project",
 	"valid-after-duration", "sort-by", "valid-after-time", "valid-until-time",
 }
 

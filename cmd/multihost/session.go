@@ -75,7 +75,8 @@ type session struct {
 	endQuestions func() // cancels an open question, because closing the view waits for it
 }
 
-// open reads the configuration and starts the view. It calls no API. ready reports what
+// open reads the configuration and starts the view. It calls no API, except to learn the
+// address of the cluster of --cluster. ready reports what
 // is wrong with the flags.
 func open(c *call) (*session, error) {
 	if v := c.String("stream"); v != "" {
@@ -203,15 +204,13 @@ func (s *session) fill(c *call) error {
 	if s.roots, err = access.Roots(g); err != nil {
 		c.Refuse(&configError{Err: err})
 	}
-	if k := options.Kube(&c.Call, s.machine(c), s.stateDir); k.Named {
-		s.held, s.pods, s.cluster, err = access.Pods(k.Config, k.Flags, access.Options{ReadOnly: s.dryRun, UserAgent: "multihost/" + version(), Sink: s.sink})
-		c.Refuse(err, "kubeconfig", "context")
-		if err == nil {
-			s.all = provider.Join(s.sink, s.held)
-			s.use(s.all)
+	k := options.Kube(&c.Call, s.machine(c), s.stateDir)
+	if k.Named && k.Cluster == "" {
+		if err := useCluster(s, k); err == nil {
 			return nil
+		} else {
+			c.Refuse(err, "kubeconfig", "context")
 		}
-		s.held = nil
 	}
 	if s.hosts != nil || g.Project == "" && (diagnoses(c.Line) || c.Refused("project")) {
 		return nil
@@ -229,6 +228,26 @@ func (s *session) fill(c *call) error {
 	s.makeOn(options.OnTPU)
 	s.networks = network.New(s.cloud, qr.LifeOf)
 	s.clusters = gke.New(s.cloud, nil)
+	if k.Cluster == "" || !c.Sound() {
+		return nil
+	}
+	at, err := s.clusters.Endpoint(c.Context, k.Cluster)
+	if err != nil {
+		return interruptible(c.Context, err)
+	}
+	k.Config.Server, k.Config.CA, k.Config.Token = at.Server, at.CA, access.Tokens{Cloud: s.cloud}
+	return useCluster(s, k)
+}
+
+// useCluster makes the slices of a cluster those of the session.
+func useCluster(s *session, k options.KubeChoice) error {
+	held, dialer, of, err := access.Pods(k.Config, k.Flags, access.Options{ReadOnly: s.dryRun, UserAgent: "multihost/" + version(), Sink: s.sink})
+	if err != nil {
+		return err
+	}
+	of.Name = k.Cluster
+	s.held, s.pods, s.cluster, s.all = held, dialer, of, provider.Join(s.sink, held)
+	s.use(s.all)
 	return nil
 }
 
@@ -353,6 +372,9 @@ func (s *session) deps(c *call) *deps {
 	case s.hosts != nil:
 		d.Cloud = s.hosts
 	case s.held != nil:
+		if s.cloud != nil {
+			d.Place = provision.Place{Project: s.cloud.Project(), Zone: s.cloud.Zone()}
+		}
 		d.Cloud, d.Cluster, d.ClusterFlags = s.keys, s.cluster, s.held.Flags
 	case s.cloud != nil: // otherwise doctor reports that there is no project
 		d.Cloud, d.Networks, d.Agents = s.keys, s.networks, agents()

@@ -1,6 +1,11 @@
 package access
 
 import (
+	"cmp"
+	"context"
+
+	"golang.org/x/oauth2"
+
 	"multihost/internal/event"
 	"multihost/internal/gcp"
 	"multihost/internal/held"
@@ -8,6 +13,17 @@ import (
 	"multihost/internal/pods"
 	"multihost/internal/record"
 )
+
+// Tokens signs requests with the credentials of a client of Google's APIs. It implements
+// oauth2.TokenSource.
+type Tokens struct{ Cloud *gcp.Client }
+
+// Token implements oauth2.TokenSource.
+func (t Tokens) Token() (*oauth2.Token, error) {
+	text, err := t.Cloud.Token(context.Background()) // the interface has no context
+	// Without authentication there is no token, and HTTP/1.1 cannot carry an empty one.
+	return &oauth2.Token{AccessToken: cmp.Or(text, "none")}, err
+}
 
 // podUser is the name that commands in pods run as. The image decides it, and nearly all
 // images say root.

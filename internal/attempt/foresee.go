@@ -108,7 +108,7 @@ func where(refused *gcp.ReadOnlyError) string {
 
 func (r *Run) planLogin(ctx context.Context, sel tpu.Selection, absent string) plan.Login {
 	if r.Cluster != nil {
-		return plan.Login{User: r.Access.Login, Cluster: r.Cluster.Context}
+		return plan.Login{User: r.Access.Login, Cluster: cmp.Or(r.Cluster.Name, r.Cluster.Context)}
 	}
 	l := plan.Login{User: r.Access.Login, File: r.Access.KeyFile, Way: r.Access.Way}
 	if id := r.Access.Identity; id != nil {

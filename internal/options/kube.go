@@ -7,6 +7,7 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"multihost/internal/cmdline"
+	"multihost/internal/gke"
 	"multihost/internal/held"
 	"multihost/internal/kube"
 	"multihost/internal/provision"
@@ -19,11 +20,13 @@ import (
 func KubeOptions() []Option {
 	const chooses = "it says where the slices are looked for"
 	return []Option{
+		{flag: &cli.StringFlag{Name: "cluster", Usage: "look for the slices in the GKE cluster `NAME`, in the region of --zone; its pods are the workers"},
+			with: inSession, unplanned: chooses, unneeded: ofRun},
 		{flag: &cli.StringFlag{Name: "context", Usage: "look for the slices in a Kubernetes cluster: that of the context `NAME` of --kubeconfig"},
 			with: inSession, unplanned: chooses, unneeded: ofRun},
 		{flag: &cli.StringFlag{Name: "kubeconfig", Usage: "`FILE` of kubectl with clusters; its current context is used unless --context names another; default with --context: $KUBECONFIG or ~/.kube/config"},
 			with: inSession, bad: "/no/such", unplanned: chooses, unneeded: ofRun},
-		{flag: &cli.StringFlag{Name: "namespace", Usage: "`NAMESPACE` of the pods in the cluster of --context or --kubeconfig; default: that of the context"},
+		{flag: &cli.StringFlag{Name: "namespace", Usage: "`NAMESPACE` of the pods in the cluster of --cluster, --context or --kubeconfig; default: that of the context"},
 			with: inSession, unplanned: chooses, unneeded: ofRun},
 	}
 }
@@ -33,21 +36,32 @@ func KubeFlags() []cli.Flag { return FlagsOf(KubeOptions()) }
 
 // A KubeChoice is the cluster that the flags of KubeOptions name.
 type KubeChoice struct {
-	Named  bool        // the flags name one
-	Config kube.Config // without Sink
-	Flags  string      // the flags, for another command; "" or "--context=c --namespace=n"
+	Named   bool        // the flags name one
+	Cluster string      // name of a cluster of GKE; Config then lacks its address
+	Config  kube.Config // without Sink
+	Flags   string      // the flags, for another command; "" or "--context=c --namespace=n"
 }
 
 // Kube reads the flags of KubeOptions.
 func Kube(c *Call, m Machine, stateDir string) KubeChoice {
 	file, context, namespace := c.String("kubeconfig"), c.String("context"), c.String("namespace")
-	k := KubeChoice{Named: file != "" || context != "", Config: kube.Config{Context: context, Namespace: namespace}}
-	if !k.Named {
+	k := KubeChoice{Named: file != "" || context != "", Cluster: c.String("cluster"), Config: kube.Config{Context: context, Namespace: namespace}}
+	switch {
+	case k.Cluster != "" && k.Named:
+		c.Refuse(cmdline.Usagef("give either --cluster, or --context and --kubeconfig"), "cluster", "context", "kubeconfig")
+		return k
+	case k.Cluster != "":
+		if err := gke.CheckName(k.Cluster); err != nil {
+			c.Refuse(&cmdline.UsageError{Err: err}, "cluster")
+		}
+		k.Named, k.Flags = true, kubeFlags(c)
+		return k
+	case !k.Named:
 		if namespace == "" && c.String("tpu-prefix") == "" && namesRun(c.Line) {
 			k.recorded(c, stateDir)
 		}
 		if namespace != "" {
-			c.Refuse(cmdline.Usagef("--namespace=%s: of which cluster? add --context=NAME or --kubeconfig=FILE", namespace), "namespace")
+			c.Refuse(cmdline.Usagef("--namespace=%s: of which cluster? add --cluster=NAME, --context=NAME or --kubeconfig=FILE", namespace), "namespace")
 		}
 		return k
 	}
@@ -62,21 +76,31 @@ func Kube(c *Call, m Machine, stateDir string) KubeChoice {
 	default:
 		k.Config.Kubeconfig = []string{filepath.Join(m.Home, ".kube", "config")}
 	}
+	k.Flags = kubeFlags(c)
+	return k
+}
+
+// kubeFlags returns the flags of KubeOptions as they were given.
+func kubeFlags(c *Call) string {
 	var words []string
-	for _, name := range []string{"kubeconfig", "context", "namespace"} {
+	for _, name := range []string{"cluster", "kubeconfig", "context", "namespace"} {
 		if v := c.String(name); v != "" {
 			words = append(words, "--"+name+"="+v)
 		}
 	}
-	k.Flags = remote.CommandLine(words...)
-	return k
+	return remote.CommandLine(words...)
 }
 
 // recorded chooses the cluster in which the named run was started, if it was in one.
 func (k *KubeChoice) recorded(c *Call, stateDir string) {
 	of, err := workers.RecordedCluster(stateDir, c.Words[0])
 	c.Refuse(err, cmdline.Word)
-	if err == nil && of != nil {
+	switch {
+	case err != nil || of == nil:
+	case of.Name != "":
+		k.Named, k.Cluster, k.Config.Namespace = true, of.Name, of.Namespace
+		k.Flags = remote.CommandLine("--cluster="+of.Name, "--namespace="+of.Namespace)
+	default:
 		k.Named, k.Config.Kubeconfig, k.Config.Context, k.Config.Namespace = true, of.Kubeconfig, of.Context, of.Namespace
 		k.Flags = remote.CommandLine("--kubeconfig="+strings.Join(of.Kubeconfig, ":"), "--context="+of.Context, "--namespace="+of.Namespace)
 	}
@@ -112,6 +136,9 @@ func HeldRequest(c *Call, m Machine) provision.Request {
 	case err != nil:
 		c.Refuse(&cmdline.UsageError{Err: err}, "tpu-type")
 	}
+	if n, err := tpu.NodesOf(t); err == nil && t.Name != "" && n.Count != t.Workers {
+		c.Refuse(cmdline.Usagef("--tpu-type=%s: a cluster has %d nodes for it, and multihost expects %d: pods cannot hold slices of this type yet", t.Name, n.Count, t.Workers), "tpu-type")
+	}
 	for _, f := range SliceFlags() {
 		name := f.Names()[0]
 		if _, typed := c.Typed[name]; typed && name != "node-count" && name != "tpu-type" {
@@ -127,7 +154,7 @@ func HeldRequest(c *Call, m Machine) provision.Request {
 func refuseHeld(c *Call) {
 	for _, name := range []string{"docker-image", "queue", "priority"} {
 		if c.IsSet(name) {
-			c.Refuse(cmdline.Usagef("--%s: it is for slices in a cluster; add --context=NAME or --kubeconfig=FILE", name), name)
+			c.Refuse(cmdline.Usagef("--%s: it is for slices in a cluster; add --cluster=NAME, --context=NAME or --kubeconfig=FILE", name), name)
 		}
 	}
 }

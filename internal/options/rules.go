@@ -142,7 +142,7 @@ var flagGroups = []help.Group{
 		Title: "where",
 		Shown: []string{"project", "zone", "tpu-prefix", "slices", "allow-partial", "hosts", "tpu-type", "num-slices", "node-count",
 			"spot", "reserved", "network", "network-create", "runtime-version", "confirm"},
-		Rest: []string{"hosts-file", "context", "kubeconfig", "namespace", "docker-image", "queue", "priority", "node-prefix", "node-id", "provider", "type", "machine-type", "topology", "on-demand", "flex-start", "best-effort", "guaranteed", "provisioning-model",
+		Rest: []string{"hosts-file", "cluster", "context", "kubeconfig", "namespace", "docker-image", "queue", "priority", "node-prefix", "node-id", "provider", "type", "machine-type", "topology", "on-demand", "flex-start", "best-effort", "guaranteed", "provisioning-model",
 			"reservation", "subnetwork", "gke-version", "default-pool-cpu-machine-type", "default-pool-cpu-num-nodes", "host-maintenance-interval", "force", "yes",
 			"internal-ips", "ssh-source-ranges", "configuration", "access-token-file", "platform"},
 	},
@@ -184,7 +184,7 @@ var flagGroups = []help.Group{
 }
 
 // WhereFlags have a section of their own in the help of a command that has no other groups.
-var WhereFlags = []string{"tpu-prefix", "slices", "allow-partial", "hosts", "hosts-file", "context", "kubeconfig", "namespace", "bucket-name", "bucket-dir"}
+var WhereFlags = []string{"tpu-prefix", "slices", "allow-partial", "hosts", "hosts-file", "cluster", "context", "kubeconfig", "namespace", "bucket-name", "bucket-dir"}
 
 const loginTitle = "how workers are reached"
 

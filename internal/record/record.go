@@ -34,8 +34,9 @@ import (
 
 // A Cluster is the Kubernetes cluster in whose pods a run is.
 type Cluster struct {
-	Kubeconfig []string `json:"kubeconfig"` // files that name it
-	Context    string   `json:"context"`
+	Name       string   `json:"name,omitempty"`       // of a cluster of GKE in the project and region; or
+	Kubeconfig []string `json:"kubeconfig,omitempty"` // files that name it
+	Context    string   `json:"context,omitempty"`    // in these files
 	Namespace  string   `json:"namespace"`
 }
 
