@@ -75,7 +75,7 @@ func (r *decider) decide(ctx context.Context) (*Decision, error) {
 		return nil, err
 	}
 	var err error
-	if in.record, err = r.newRecord(in.attempt); err != nil {
+	if in.record, err = r.newRecord(in.attempt, in.living != nil); err != nil {
 		return nil, err
 	}
 	in.targets = r.workers.Targets(r.Access.Port)
@@ -283,9 +283,9 @@ func (r *decider) oneQueuedResource() bool {
 	return !r.O.AllowPartial && r.O.Slices == nil
 }
 
-// newRecord returns the record of an attempt. It includes the attempts before it. It
-// changes no file.
-func (r *decider) newRecord(attempt int) (*record.Record, error) {
+// newRecord returns the record of an attempt, which this command begins or takes over. It
+// includes the attempts before it. It changes no file.
+func (r *decider) newRecord(attempt int, takenOver bool) (*record.Record, error) {
 	rec := &record.Record{
 		Run: r.O.Run, Attempt: attempt, Project: r.Project, Zone: r.Zone, Prefix: r.O.Prefix,
 		Partial: r.O.AllowPartial, Login: r.Access.Login, Owner: r.Owner, Created: r.Clock.Now().UTC(),
@@ -301,13 +301,26 @@ func (r *decider) newRecord(attempt int) (*record.Record, error) {
 	if r.O.LogDir != "" {
 		dir = record.AttemptDir(r.O.LogDir, attempt)
 	}
-	if old, err := record.LoadRecord(r.StateDir, r.O.Run); err == nil && old != nil {
+	old, err := record.LoadRecord(r.StateDir, r.O.Run)
+	if takenOver {
+		rec.Work = workOf(old, rec)
+	}
+	if err == nil && old != nil {
 		rec.Attempts = old.Attempts
 		dir = old.Place(attempt, rec.Slices, dir, r.O.LogDir != "")
 	}
-	var err error
 	if rec.LogDir, err = filepath.Abs(dir); err != nil {
 		return nil, &stage.Error{Stage: stage.Local, Err: err}
 	}
 	return rec, nil
+}
+
+// workOf returns the Work of the attempt of rec, which is taken over. Only the record of the
+// runner that began it has it: the code of this machine may have changed since. "": this
+// machine has no such record.
+func workOf(old, rec *record.Record) string {
+	if old == nil || old.Attempt != rec.Attempt || !slices.Equal(record.SliceIDs(old.Slices), record.SliceIDs(rec.Slices)) {
+		return ""
+	}
+	return old.Work
 }

@@ -195,3 +195,27 @@ func TestHowTheStartIsTold(t *testing.T) {
 		}
 	}
 }
+
+// The code of a taken-over attempt is that with which it began, and not what this machine has
+// now: a success of the one is none of the other.
+func TestWorkOfATakenOverAttempt(t *testing.T) {
+	t.Parallel()
+	on := func(attempt int, uid, work string) *record.Record {
+		return &record.Record{Attempt: attempt, Slices: []record.Slice{{UID: uid}}, Work: work}
+	}
+	for _, tt := range []struct {
+		story string
+		old   *record.Record
+		want  string
+	}{
+		{"this machine began it", on(2, "a", "old"), "old"},
+		{"this machine has no record", nil, ""},
+		{"another attempt", on(1, "a", "old"), ""},
+		{"the same number on other slices", on(2, "b", "old"), ""},
+		{"a version that did not note it", on(2, "a", ""), ""},
+	} {
+		if got := workOf(tt.old, on(2, "a", "new")); got != tt.want {
+			t.Errorf("%s: %q, want %q", tt.story, got, tt.want)
+		}
+	}
+}

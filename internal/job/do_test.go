@@ -334,3 +334,30 @@ func TestASuccessIsKnownWhenTheRunnerDiedDuringTheDeletion(t *testing.T) {
 		})
 	}
 }
+
+// A job takes over a command that began with older code. When its runner dies during the
+// deletion, the success is none of the code of now.
+func TestASuccessOfOlderCodeIsNone(t *testing.T) {
+	t.Parallel()
+	d, o, cloud, said, machine := onShelf(t, localworker.UntilAllowed+"echo ran")
+	o.Request.Mark("m", "ann")
+	o.Request.MarkJob("m")
+	o.Run.Detach = true
+	if out, err := Job(t.Context(), d, o); !out.Detached || err != nil {
+		t.Fatalf("%+v, %v", out, err)
+	}
+	machine.Allow(t)
+	testkit.Must(t, os.WriteFile(filepath.Join(o.Run.Dir, "more"), nil, 0o600))
+	o.Run.Detach = false
+	cloud.refuses = &gcp.Error{What: "delete", Class: gcp.Permission} // the effect is as if the runner had died
+	if out, err := Job(t.Context(), d, o); out.Code != 0 || !stage.Is(err, stage.Teardown) || !said.Said(event.Info, "is taken over") {
+		t.Fatalf("%+v, %v, said %v", out, err, said.Notes())
+	}
+	cloud.refuses = nil
+	if out, err := Job(t.Context(), d, o); out.Code != 0 || err != nil {
+		t.Fatalf("%+v, %v, said %v", out, err, said.Notes())
+	}
+	if ran := strings.Count(output(d), "ran\n"); ran != 2 {
+		t.Errorf("%d attempts, want one of each code; said %v", ran, said.Notes())
+	}
+}
