@@ -149,7 +149,8 @@ func (p *Provider) removeOnce(ctx context.Context, id string, asked map[string]t
 }
 
 // Sweep implements provision.Sweeper: it deletes the template and the policy when somebody
-// else has deleted the groups. Create never uses parts as old as those that Sweep deletes.
+// else has deleted the groups. Create never uses parts as old as those that Sweep deletes
+// before the run is over.
 func (p *Provider) Sweep(ctx context.Context, id, run string, over bool) error {
 	labels, found, err := p.owner(ctx, id)
 	if err != nil || !found || labels[provision.LabelRun] != provision.LabelValue(run) {
@@ -163,7 +164,7 @@ func (p *Provider) Sweep(ctx context.Context, id, run string, over bool) error {
 	if err != nil || !over && !slices.ContainsFunc(left, func(r provision.Resource) bool { return r.ID == id && r.Life == provision.Failed }) {
 		return err
 	}
-	_, err = p.removeParts(ctx, id, map[string]time.Time{}, true)
+	_, err = p.removeParts(ctx, id, map[string]time.Time{}, !over)
 	return err
 }
 

@@ -292,7 +292,7 @@ func TestSweepLeavesWhatIsMadeMeanwhile(t *testing.T) {
 		}
 		return false
 	}
-	testkit.Must(t, f.Sweep(t.Context(), "m", "m"))
+	testkit.Must(t, f.Sweep(t.Context(), "m", "m", false))
 	if templates, policies := f.count("instanceTemplates"), f.count("resourcePolicies"); templates != 0 || policies != 1 {
 		t.Errorf("%d templates and %d policies are left", templates, policies)
 	}
