@@ -1,6 +1,9 @@
 package gce_test
 
 import (
+	"net/http"
+	"net/http/httptest"
+	"strings"
 	"testing"
 	"time"
 
@@ -57,6 +60,7 @@ func TestLivesOnTheSimulator(t *testing.T) {
 				r.MaxRunDuration = time.Hour
 			case provision.ReservationBound:
 				r.Reservation = "r"
+				reserve(t, c.Sim)
 			}
 			inject(tt.before)
 			_, _, err := p.Create(t.Context(), r)
@@ -85,5 +89,16 @@ func TestLivesOnTheSimulator(t *testing.T) {
 				t.Error(err)
 			}
 		})
+	}
+}
+
+// reserve makes a reservation r of 8 VMs.
+func reserve(t *testing.T, cloud http.Handler) {
+	t.Helper()
+	const body = `{"name":"r","specificReservationRequired":true,"deploymentType":"DENSE","specificReservation":{"count":"8","instanceProperties":{"machineType":"tpu7x-standard-4t"}}}`
+	answer := httptest.NewRecorder()
+	cloud.ServeHTTP(answer, httptest.NewRequest(http.MethodPost, "/compute/v1/projects/"+sim.DefaultProject+"/zones/"+sim.DefaultZone+"/reservations", strings.NewReader(body)))
+	if answer.Code != http.StatusOK {
+		t.Fatal(answer.Body)
 	}
 }
