@@ -19,6 +19,7 @@ import (
 	"multihost/internal/plan"
 	"multihost/internal/preflight"
 	"multihost/internal/provision"
+	"multihost/internal/record"
 	"multihost/internal/stage"
 	"multihost/internal/testkit"
 	"multihost/internal/testkit/localworker"
@@ -38,6 +39,7 @@ type shelf struct {
 	readOnly bool        // the client of a dry run
 	workers  int         // workers of the slice
 	refuses  error       // error of a deletion; nil: the deletion is done
+	stateDir string      // where the machine of the job keeps its records
 
 	mu       sync.Mutex // guards what follows
 	requests []provision.Request
@@ -111,7 +113,7 @@ func onShelfWith(t *testing.T, workers int, script string) (Deps, JobOptions, *s
 	fleet.Slice(t, "m", workers)
 	testkit.Must(t, os.WriteFile(filepath.Join(code, "words"), []byte("from the laptop\n"), 0o600))
 	d, said := onworkers.Deps(t, fleet, cloud)
-	d.Clock = testkit.NewFastClock()
+	d.Clock, cloud.stateDir = testkit.NewFastClock(), d.StateDir
 	ty, err := tpu.ParseType("v5litepod-4")
 	testkit.Must(t, err)
 	return Deps{Reach: d.Reach, Keeper: d.Keeper}, JobOptions{
@@ -300,6 +302,15 @@ func TestASuccessIsKnownWhenTheRunnerDiedDuringTheDeletion(t *testing.T) {
 	}{
 		{"the same", func(*JobOptions, *shelf) {}, 1, 1},
 		{"the slices are gone", func(_ *JobOptions, c *shelf) { c.deleted++ }, 1, 1},
+		{"the slices are gone for hours", func(o *JobOptions, c *shelf) {
+			c.deleted++
+			rec, err := record.LoadRecord(c.stateDir, o.Run.Run)
+			testkit.Must(t, err)
+			for i := range rec.Attempts {
+				rec.Attempts[i].End = rec.Attempts[i].End.Add(-memory)
+			}
+			testkit.Must(t, rec.Save(c.stateDir))
+		}, 2, 2},
 		{"--keep", func(o *JobOptions, _ *shelf) { o.Keep = true }, 1, 0},
 		{"another command", func(o *JobOptions, _ *shelf) { o.Run.Script += " # changed" }, 2, 1},
 		{"other code", func(o *JobOptions, _ *shelf) {

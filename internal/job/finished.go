@@ -2,6 +2,7 @@ package job
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"time"
 
@@ -30,11 +31,18 @@ func succeeded(ctx context.Context, r *attempt.Run, o JobOptions) *record.Record
 		res, err = r.Cloud.Get(ctx, o.Request.ID)
 		return err
 	})
-	if err == nil && (!res.IsOf(r.O.Run) || madeSince(rec, res)) {
+	switch {
+	case err == nil && (!res.IsOf(r.O.Run) || madeSince(rec, res)),
+		errors.Is(err, provision.ErrNotFound) && r.Clock.Now().Sub(ended(rec)) > memory:
 		return nil
 	}
 	return rec
 }
+
+// memory is how long a success counts for the same job typed again when its slices are gone
+// already. A user who types a job again because its runner died does that within hours. A
+// job that is typed every day must run every day.
+const memory = 6 * time.Hour
 
 // The job of a record has succeeded, and its runner was not done with the slices. repeats
 // reports whether a request repeats that job. work is what the request does on its slices.
