@@ -29,7 +29,7 @@ type lab struct {
 	key     string // ed25519
 	rsa     string
 	port    int
-	far     int // port at which the same workers have the distance farAway
+	far     int // port that reaches the same workers with a round trip of farAway
 	hostKey string
 
 	server *exec.Cmd

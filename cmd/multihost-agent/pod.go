@@ -23,7 +23,7 @@ import (
 //	place DIR                            copies the agent into a folder for another container
 //	tail OFFSET                          prints the output of the command from a byte on, to its end
 //	end                                  prints how the command ended, as JSON
-//	ack LENGTH                           from a follower: it has so many bytes
+//	ack LENGTH                           notes that a follower has LENGTH bytes of the output
 //
 // All operations except place take --dir.
 func inPod(ctx context.Context, args []string) int {

@@ -68,8 +68,8 @@ func (w *lifeWorld) allAwayFor(d time.Duration) {
 	}
 }
 
-// A worker is away for the time d. If d is at least limit, lossIn notes after limit that a
-// command may count the worker as lost.
+// A worker is away for the time d. Once it has been away for limit, a command may count it
+// as lost. If d is that long, lossIn notes that moment.
 func (w *lifeWorld) lossIn(limit, d time.Duration) {
 	if d >= limit {
 		w.later(limit, func() { w.note(lifeFact{kind: factLoss, text: "a worker could not be reached for " + limit.String()}) })

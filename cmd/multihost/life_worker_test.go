@@ -341,7 +341,7 @@ func (s *lifeSession) exec(line string) (code int) {
 	return 0
 }
 
-// sync stores the code of a run that the request contains.
+// sync stores the code of a run. The request contains the code.
 func (vm *lifeVM) sync(args []string) {
 	vm.mu.Lock()
 	defer vm.mu.Unlock()

@@ -76,8 +76,7 @@ type session struct {
 }
 
 // open reads the configuration and starts the view. It calls no API, except to learn the
-// address of the cluster of --cluster. ready reports what
-// is wrong with the flags.
+// address of the cluster of --cluster. ready reports what is wrong with the flags.
 func open(c *call) (*session, error) {
 	if v := c.String("stream"); v != "" {
 		c.OneOf("stream", v, "first", "all", "none")

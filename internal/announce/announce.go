@@ -163,8 +163,8 @@ type Declined struct{ error }
 
 func (e *Declined) Unwrap() error { return e.error }
 
-// shortRun is the shortest time for slices that raises no warning: the VMs of a slice take
-// some minutes to boot, of the time that the provider counts.
+// Tell warns of a --max-run-duration below shortRun. The provider counts from the moment
+// when the VMs begin to run, and they take some minutes to boot.
 const shortRun = 10 * time.Minute
 
 // Tell emits e. It warns if the slices are taken away before a command can do much on them.

@@ -95,8 +95,8 @@ func TestWhatTheWorkersKeepOfAVerdict(t *testing.T) {
 	}
 }
 
-// A stop does not wait for logs if the time to live has passed. If it is not proven that
-// all have stopped, it does not wait either, provided that the command deletes the slices.
+// A stop does not wait for logs if the time to live has passed. It does not wait either if
+// the command deletes the slices and nothing proves that all workers have stopped.
 func TestWhenTheSlicesGoAfterAStop(t *testing.T) {
 	unproven := errors.New("it may still run")
 	for _, tt := range []struct {

@@ -340,8 +340,9 @@ func unusedNetworks(ctx context.Context, d Deps, o GCOptions) ([]Leftover, error
 	return left, nil
 }
 
-// idleClusters lists the clusters of the region in which no pod asks for TPU chips now. They
-// never count as useless: a cluster is for many workloads, and the next one may come soon.
+// idleClusters lists the clusters of the region in which no pod asks for TPU chips now, or
+// whose pods cannot be read. They never count as useless: a cluster is for many workloads,
+// and the next one may come soon.
 func idleClusters(ctx context.Context, d Deps, o GCOptions) ([]Leftover, error) {
 	all, err := o.Clusters.Owned(ctx)
 	if gcp.ClassOf(err) == gcp.Permission { // a project without clusters need not have their API

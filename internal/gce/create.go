@@ -68,7 +68,7 @@ func (p *Provider) Create(ctx context.Context, r provision.Request) (res provisi
 		}
 	}
 	res, err = p.Get(gcp.Unattended(ctx), r.ID)
-	if err != nil { // Compute Engine has accepted all; if that cannot be read, the wait reports it
+	if err != nil { // Compute Engine has accepted all parts; the wait for the slices reports why they cannot be read
 		res, err = justMade(r, p.gcp.Clock().Now()), nil
 	}
 	return res, created, err
@@ -159,8 +159,9 @@ func isOld(created string, now time.Time) bool {
 	return !made.IsZero() && now.Sub(made) >= provision.MakingTime
 }
 
-// dropPolicy deletes the policy of an older request of the same run if it is old or has
-// another topology. The request was broken off before it had a template.
+// dropPolicy deletes the policy that an older request of the same run has left. That
+// request was broken off before it had a template. The policy stays if it is young and has
+// the topology that r needs.
 func (p *Provider) dropPolicy(ctx context.Context, r provision.Request) error {
 	w, err := p.calls.Policy(ctx, p.at().partName(r.ID))
 	switch {

@@ -25,11 +25,12 @@ const (
 	lastLook = 10 * time.Second
 )
 
-// Apply carries out a plan: the workload policy, then the cluster, then the node pools, all of
-// them at once, then JobSet, Kueue and the queue. It waits until each is there. If plan has a conflict, Apply changes nothing
-// and returns plan.Err(). If Apply fails half-way or is interrupted, what it has made stays,
-// it says what is billed, and a new Plan continues from there. The error of a node pool
-// without machines is a *FailedError; the other node pools stay.
+// Apply carries out a plan: the workload policy, then the cluster, then the node pools, all
+// of them at once, then JobSet, Kueue and the queue. It waits until each is there. If plan
+// has a conflict, Apply changes nothing and returns plan.Err(). If Apply fails half-way or
+// is interrupted, the parts that it has made stay. Apply then says what is billed. A new
+// Plan continues from there. The error of a node pool without machines is a *FailedError;
+// the other node pools stay.
 func (c *Client) Apply(ctx context.Context, plan Plan) error {
 	if err := plan.Err(); err != nil {
 		return err

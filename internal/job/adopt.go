@@ -125,8 +125,8 @@ func (a *adoption) decided() {
 	a.asked = true
 }
 
-// keep makes the function release call end later. If there is already a function for the
-// slice with this UID, keep calls that function at once.
+// keep stores end for the slice with this UID: release will call it. If keep has stored a
+// function for this slice before, it calls that older function at once.
 func (a *adoption) keep(uid string, end func()) {
 	a.mu.Lock()
 	before := a.stop[uid]

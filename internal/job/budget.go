@@ -94,7 +94,7 @@ func spent(flag string, n int) string {
 	return fmt.Sprintf("no further attempt: %s=%d are used up", flag, n)
 }
 
-// count says, in words for people, which further attempt this is.
+// count says in words how much of the budget is spent: "restart 1 of 2", "loss 3".
 func (l *ledger) count(f *stage.Failure) string {
 	used, limit, what := l.preemptions, l.Preemptions, "loss"
 	if f.Cause == stage.Application || f.Cause == stage.Stall {

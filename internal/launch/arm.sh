@@ -38,8 +38,8 @@ main() {
     if [[ ${lines[0]%% *} != "${lines[1]%% *}" ]]; then say disk tmp "${lines[1]#* }"; fi
   fi
   error=$(exec mkfifo -- "$dir/control" "$dir/output" 2>&1) || abandon "$dir" "$error"
-  # The complaints of bash go through a FIFO. The disk may be full, and $(unpack) would
-  # start one more process.
+  # The complaints of bash go through a FIFO. A file would fail on a full disk, and
+  # $(unpack) would start one more process.
   exec 5<>"$dir/output"
   if ! unpack "$dir" "$@" 2>&5; then
     while IFS= read -r -t 0.1 -u 5 line; do error=$line; done

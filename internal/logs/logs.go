@@ -49,9 +49,9 @@ type LogOptions struct {
 func (o LogOptions) timed() bool { return o.Times || o.All || !o.Since.IsZero() }
 
 // A LogSink takes the text of logs. When the times of lines matter, or several logs are
-// merged, each text ends at the end of a line or before it. The parameter at is then the
-// time when the line arrived here, and otherwise zero. The methods of a LogSink are not
-// called concurrently.
+// merged, each text is a line or a part of one line. The parameter at is then the time when
+// the line arrived here, and otherwise zero. The methods of a LogSink are not called
+// concurrently.
 type LogSink interface {
 	WriteLog(id tpu.WorkerID, at time.Time, p []byte) error
 	Flush() error

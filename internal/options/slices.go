@@ -65,8 +65,8 @@ func computeOptions() []Option {
 
 const deadlineFlag = "slices-deadline"
 
-// SlicesDeadlineFlag limits how long slices that have come wait for the others. without is
-// the default.
+// SlicesDeadlineFlag limits how long some slices of a request may exist while others are
+// missing. without is the default.
 func SlicesDeadlineFlag(without time.Duration) cli.Flag {
 	usage := "if slices of --provider=gce are missing this `TIME` after the first one has come, give all back and end with status 75; 0: no limit"
 	if without == 0 {

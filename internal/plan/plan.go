@@ -235,8 +235,9 @@ type CostPlan struct {
 // ErrNotRefused reports that a dry run was given clients that can change something.
 var ErrNotRefused = fault.New(fault.Internal, "a dry run had clients that change something")
 
-// ChangeOf describes what a job does with its resource in a zone. If the provider refused
-// the request that would have made it, refused is that request. Otherwise refused is nil.
+// ChangeOf describes what a job does with its resource in a zone. In a dry run the provider
+// refuses the request that would make the resource. refused is that error, which has the
+// request. It is nil if there was no request.
 func ChangeOf(cloud provision.Provider, zone, do string, res provision.Resource, request provision.Request, refused *gcp.ReadOnlyError) *ResourceChange {
 	c := &ResourceChange{ID: request.ID, Do: do, State: res.State, Tier: string(request.Asks()), Name: provision.NameOf(cloud, request.ID)}
 	if res.State != "" && len(res.Nodes) > 0 {

@@ -119,7 +119,7 @@ func (s *session) begin(ctx context.Context) error {
 	s.ctx, s.stop = context.WithCancel(context.Background())
 	if s.cmd.Stdin != nil {
 		s.in = remote.NewIntake(s.cmd.Stdin)
-		go s.feed() // it ends when the reader returns, for which nobody can wait
+		go s.feed() // it ends when Read of Stdin returns; nobody waits for it, because Read may never return
 	}
 	c.running.Go(func() {
 		defer close(s.ready)

@@ -15,8 +15,8 @@ const (
 	// The user is warned warnAhead before the provider takes slices away. That is enough
 	// time to write a checkpoint.
 	warnAhead = time.Hour
-	// A command is stopped before that moment, by stopAhead and its grace period. So its
-	// logs arrive here before the VMs go.
+	// multihost stops a command earlier than that moment, by stopAhead plus the grace
+	// period. So the logs of the command arrive here before the VMs go.
 	stopAhead = time.Minute
 )
 

@@ -206,8 +206,9 @@ func sayUntil(d Deps, seen []Seen, res provision.Resource) {
 	}
 }
 
-// waitingRequest returns the queued resource that was made for the job run and on which no
-// worker is ready. It returns false if there is none.
+// waitingRequest returns the resource that multihost made for the job named run. It returns
+// false if there is none, if one of its slices is ready, or if workers that may run a
+// command cannot be asked.
 func waitingRequest(ctx context.Context, d Deps, run string) (provision.Resource, bool) {
 	if d.OnHosts() {
 		return provision.Resource{}, false

@@ -203,8 +203,8 @@ const (
 )
 
 // trigrams has an entry for each group of three letters, with five bits for each letter.
-// The entry says where in a word the group must be if the word is one that Line knows. 0
-// means that no such word begins with the group.
+// The entry says where a group makes a line suspect: at the beginning of a word, or
+// anywhere. 0 means nowhere.
 var trigrams = func() (table [1 << 15]byte) {
 	for _, t := range []string{
 		"inf", "deb", "fai", "fat", "abo", "kil", "pan", "seg", "oom", "unh", "unc", "ter", "ref", "den", "unr", "fau",

@@ -69,7 +69,8 @@ func ParseCopy(words []string) (Copy, error) {
 	return c, nil
 }
 
-// noWorkers returns the error for names if none of them is on workers.
+// noWorkers returns the error for a copy of which neither a source nor the destination is
+// on a worker.
 func noWorkers(words []string) error {
 	for _, w := range words {
 		name, file, _ := strings.Cut(w, ":")

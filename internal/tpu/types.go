@@ -31,7 +31,7 @@ type Generation struct {
 	GKEAccelerator string // value of the node label cloud.google.com/gke-tpu-accelerator; empty: GKE has no nodes of this generation
 	ComputeQuota   string // its name in quotas of Compute Engine: "CT6E"; empty: not known
 	// PeakTFLOPS is the dense bf16 peak of one chip. MFU is relative to it. JAX's own table
-	// rounds v3 to 140, v6e to 920 and tpu7x to 2310. MaxText's MFU figures are relative to
+	// has 140 for v3, 920 for v6e and 2310 for tpu7x. MaxText's MFU figures are relative to
 	// the values here.
 	PeakTFLOPS float64
 	PeakSource string

@@ -157,9 +157,9 @@ func (t *Training) typeOfSlice() tpu.Type {
 	return kind
 }
 
-// TakeUp prepares the logs of rec's attempt, for all its workers, so that they can be read
-// from another place, too. It first reads what this machine has of them. It returns the
-// logs by worker.
+// TakeUp prepares the logs of all workers of rec's attempt. The caller can then also add
+// what it reads in another place. TakeUp first reads what this machine has of the logs. It
+// returns the logs by worker.
 func (t *Training) TakeUp(rec *record.Record) (map[tpu.WorkerID]*ReadLog, error) {
 	t.Far = rec
 	if _, err := t.Update(); err != nil {

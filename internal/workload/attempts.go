@@ -167,7 +167,7 @@ func worse(e, than Exit) bool {
 	}
 }
 
-// causeOf returns why a pod ended that its program did not end.
+// causeOf returns why a pod ended, if something other than its program ended it.
 func causeOf(o *corev1.Pod, reason string) (Cause, string) {
 	if reason == string(OutOfMemory) {
 		return OutOfMemory, ""

@@ -106,13 +106,14 @@ func (o objects) asked(ctx context.Context, name string) string {
 
 var endName = regexp.MustCompile(`^ended/[0-9]+/(s[0-9]+w[0-9]+)\.([0-9]+)$`)
 
-// failures are the names of ends that are failures, below ended/N/.
+// failures are the objects below ended/N/ whose exit code is not 0, as WORKER.CODE.
 type failures []string
 
-// ends returns which workers have ended an attempt, and which are dead. A worker is dead if
-// it has reported nothing for job.Stale, or if it did not come to an attempt that is
-// closed. boot is the first boot of this worker. For a worker that has never reported, the
-// time counts from boot.
+// ends reports whether every worker has ended an attempt or is dead. It also returns the
+// failures: their number, in which all dead workers count as one, and their names. A worker
+// is dead if it has reported nothing for job.Stale. It also counts as dead if the attempt
+// is closed and the worker has not come to it; see closed. boot is the first boot of this
+// worker. For a worker that has never reported, the time counts from boot.
 func (o objects) ends(ctx context.Context, attempt int, boot time.Time) (ends, failures, error) {
 	all, _, err := o.List(ctx, fmt.Sprintf("ended/%d/", attempt))
 	if err != nil {

@@ -15,8 +15,8 @@ import (
 	"multihost/internal/kube"
 )
 
-// readyLimit is how long a controller may take from its installation until it answers: its
-// image is fetched, and it makes itself certificates.
+// readyLimit limits the time from the installation of a controller to its first answer. In
+// this time the node fetches its image, and the controller makes its certificates.
 const readyLimit = 10 * time.Minute
 
 // A State says what a cluster has of a controller.

@@ -219,20 +219,20 @@ type Injection struct{ *Cloud }
 // these.
 type Catalog struct{ *Cloud }
 
-// Slices returns that view of c.
+// Slices returns c as Slices.
 func (c *Cloud) Slices() Slices { return Slices{c} }
 
-// Networks returns that view of c.
+// Networks returns c as Networks.
 func (c *Cloud) Networks() Networks { return Networks{c} }
 
-// Identity returns that view of c.
+// Identity returns c as Identity.
 func (c *Cloud) Identity() Identity { return Identity{c} }
 
-// Machines returns that view of c.
+// Machines returns c as Machines.
 func (c *Cloud) Machines() Machines { return Machines{c} }
 
-// Injection returns that view of c.
+// Injection returns c as Injection.
 func (c *Cloud) Injection() Injection { return Injection{c} }
 
-// Catalog returns that view of c.
+// Catalog returns c as Catalog.
 func (c *Cloud) Catalog() Catalog { return Catalog{c} }

@@ -85,10 +85,10 @@ type guestScript struct {
 
 func initArgs(root, hostname string) []string { return []string{initName, root, hostname} }
 
-// If the program was started as process 1 of a machine of the netns backend, MaybeInit runs
-// it as that. MaybeInit then returns true when the machine is no longer needed, and the
-// program must exit. Programs that use New must call it before anything else, with os.Args.
-// This also holds for tests.
+// If the netns backend has started this program as process 1 of a machine, MaybeInit does
+// the work of process 1. When the machine is no longer needed, MaybeInit returns true, and
+// the program must exit. Programs that use New must call it before anything else, with
+// os.Args. This also holds for tests.
 func MaybeInit(args []string) (handled bool) {
 	if len(args) == 0 || args[0] != initName || os.Getpid() != 1 {
 		return false

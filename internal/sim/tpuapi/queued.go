@@ -116,8 +116,8 @@ func (s API) createQueued(c *call) (any, error) {
 	return op, nil
 }
 
-// flexStartFailure returns an error or nil. It is the only known error that the operation
-// reports and not the request.
+// flexStartFailure returns an error or nil. The service accepts such a request and then
+// reports the error in the operation. No other error is known that it reports there.
 func flexStartFailure(q *cloud.QueuedResource) *wire.Error {
 	if q.Msg.ProvisioningModel != "FLEX_START" || slices.Contains([]string{"v5e", "v5p", "v6e"}, q.Typ.Generation.Name) {
 		return nil
