@@ -140,7 +140,7 @@ func (c *Client) changePools(ctx context.Context, cluster string, steps []Step) 
 	return c.makePools(ctx, cluster, made)
 }
 
-// each sends one request for each step and returns the names of their operations, by node
+// each sends one request for each step. It returns the names of the operations, by node
 // pool.
 func (c *calls) each(ctx context.Context, steps []Step, send func(context.Context, Step) (string, error)) (map[string]string, error) {
 	operations := map[string]string{}
@@ -250,8 +250,8 @@ func (c *Client) makePools(ctx context.Context, cluster string, steps []Step) er
 	return err
 }
 
-// stateOf returns the state of a node pool that was asked for: PROVISIONING until GKE has
-// decided.
+// stateOf returns the state of a node pool for which a request was sent. The state is
+// PROVISIONING until GKE has decided.
 func (c *calls) stateOf(ctx context.Context, k *container.Cluster, name, operation string) (state, reason string, err error) {
 	p := poolIn(k, name)
 	if p != nil && p.Status != stateError {

@@ -15,13 +15,13 @@ import (
 const (
 	defaultPool = "default-pool"
 	maxCPUNodes = 1000
-	// podsPerNode is XPK's: a node of a slice carries one pod of a workload, and addresses
-	// are reserved for each pod that it could carry.
+	// podsPerNode is XPK's number. A node of a slice carries one pod of a workload, but GKE
+	// reserves addresses for each pod that a node could carry.
 	podsPerNode = 15
 	draLabel    = "cloud.google.com/gke-networking-dra-driver"
 )
 
-// scopes returns the scopes of nodes: more, then GKE's defaults.
+// scopes returns the scopes of nodes: first those in more, then GKE's defaults.
 func scopes(more ...string) (all []string) {
 	for _, s := range append(more, "devstorage.read_only", "logging.write", "monitoring", "service.management.readonly", "servicecontrol", "trace.append") {
 		all = append(all, "https://www.googleapis.com/auth/"+s)
@@ -29,8 +29,8 @@ func scopes(more ...string) (all []string) {
 	return all
 }
 
-// clusterBody returns the cluster of o, without slices. o has its defaults, version is
-// not empty.
+// clusterBody returns the cluster of o, without slices. o must have its defaults, and
+// version must not be empty.
 func clusterBody(o Options, zone, version string) *container.Cluster {
 	labels := provision.OwnerLabels("", o.User)
 	channel := "RAPID"
@@ -94,8 +94,8 @@ func policyBody(t tpu.Type) *computepb.ResourcePolicy {
 	}
 }
 
-// poolBody returns the node pool of one slice. o has its defaults; version is that of the
-// cluster.
+// poolBody returns the node pool of one slice. o must have its defaults. version is the
+// version of the cluster.
 func poolBody(o Options, n tpu.Nodes, name, zone, version string) *container.NodePool {
 	p := &container.NodePool{
 		Name: name, Locations: []string{zone}, InitialNodeCount: int64(n.Count), Version: version,

@@ -20,7 +20,7 @@ func typeNamed(t *testing.T, name string) tpu.Type {
 	return ty
 }
 
-// fields returns what is sent of v.
+// fields returns the fields of v that a request has.
 func fields(t *testing.T, v any) map[string]any {
 	t.Helper()
 	b, err := json.Marshal(v)

@@ -17,8 +17,8 @@ import (
 const (
 	clusterLimit = 45 * time.Minute // how long a cluster may take to be made or deleted
 	poolLimit    = time.Hour        // how long node pools may take; GKE itself gives up earlier
-	// lockedPause is the pause before a change is sent again that GKE refused because of
-	// another change under way.
+	// GKE refuses a change while another one is under way. lockedPause is the pause before
+	// the refused change is sent again.
 	lockedPause = 10 * time.Second
 )
 
@@ -49,7 +49,7 @@ func (c *calls) service(ctx context.Context) (*container.Service, error) {
 	return c.svc, c.err
 }
 
-// call makes one call, and repeats it when it failed for a moment.
+// call makes one call, and repeats it while it fails for a reason that passes.
 func call[T any](ctx context.Context, c *calls, what string, do func(context.Context, *container.Service) (T, error)) (answer T, err error) {
 	svc, err := c.service(ctx)
 	if err != nil {
@@ -113,8 +113,8 @@ func (c *calls) version(ctx context.Context, want string) (string, error) {
 }
 
 // change sends a request that changes something, and returns the name of its operation. If
-// the resource is in the state already that the request leads to, the name is "": the
-// caller waits for the state of the resource. reached is the class of that answer.
+// GKE answers with the class reached, the resource is already in the state to which the
+// request leads. The name is then "", and the caller waits for the state of the resource.
 func (c *calls) change(ctx context.Context, what string, reached gcp.Class, limit time.Duration, do func(context.Context, *container.Service) (*container.Operation, error)) (operation string, err error) {
 	start := c.gcp.Clock().Now()
 	err = gcp.Poll(ctx, c.gcp.Clock(), gcp.Backoff{First: lockedPause, Max: lockedPause}, func(ctx context.Context) (bool, error) {

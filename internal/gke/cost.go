@@ -57,7 +57,7 @@ func costOf(o Options, w world, have []Pool) Cost {
 	return costs(pools)
 }
 
-// costs returns what pools cost, and the control plane beside them.
+// costs returns what the pools and the control plane cost.
 func costs(pools []Pool) Cost {
 	total := 0.0
 	c := Cost{Slices: &total}

@@ -59,8 +59,8 @@ func (c *Client) Delete(ctx context.Context, name string, force bool) (Deletion,
 	return d, err
 }
 
-// PlanDelete returns what Delete would delete, and the same errors before a change. It only
-// reads.
+// PlanDelete returns what Delete would delete. Its errors are those that Delete returns
+// before it changes anything. PlanDelete only reads.
 func (c *Client) PlanDelete(ctx context.Context, name string, force bool) (Deletion, error) {
 	d := Deletion{Cluster: name, Pools: []string{}, Pods: []string{}}
 	if err := CheckName(name); err != nil {
@@ -108,8 +108,8 @@ func (c *Client) delete(ctx context.Context, name string) error {
 	return c.awaitGone(ctx, name, operation)
 }
 
-// awaitGone waits until a cluster is gone. operation is that of its deletion; "" if somebody
-// else deletes it.
+// awaitGone waits until a cluster is gone. operation is the operation of the deletion; ""
+// if somebody else deletes the cluster.
 func (c *Client) awaitGone(ctx context.Context, name, operation string) error {
 	what := fmt.Sprintf("delete cluster %q", name)
 	return c.poll(ctx, what, clusterLimit, func(ctx context.Context) (waits, bool, error) {

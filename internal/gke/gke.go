@@ -12,8 +12,8 @@
 //   - Names, requests and labels are those of XPK, so that both tools can share a cluster.
 //   - Only pools with the names of slices are compared and deleted. All other pools belong
 //     to the user.
-//   - The state of a resource decides, and not its operation: the answer of a request may be
-//     lost, and somebody else may have made the request.
+//   - The state of a resource decides, and not its operation: the answer to a request may
+//     be lost, and somebody else may have made the request.
 //   - Apply never deletes the workload policy of a topology: it is free, and the pools of
 //     other clusters in the region may use it.
 package gke
@@ -151,7 +151,7 @@ func (p Pod) String() string { return p.Namespace + "/" + p.Name }
 // An Endpoint is where the Kubernetes API of a cluster is.
 type Endpoint struct {
 	Server string // "https://…"
-	CA     []byte // certificates in PEM that the server's must be signed by; nil: any public one
+	CA     []byte // certificates in PEM, one of which must have signed the server's; nil: any public one
 }
 
 // A Reader reads the pods of a cluster that ask for TPU chips and have not ended.
@@ -165,8 +165,9 @@ type Client struct {
 	pods    Reader
 }
 
-// New returns a Client that makes its calls through g. pods is how it reads pods; nil: from
-// the API of the cluster, with the credentials of g. New does no I/O.
+// New returns a Client that makes its calls through g. pods reads the pods of a cluster. If
+// it is nil, the Client reads them from the API of the cluster, with the credentials of g.
+// New does no I/O.
 func New(g *gcp.Client, pods Reader) *Client {
 	if pods == nil {
 		pods = podsThrough(g)
@@ -174,8 +175,8 @@ func New(g *gcp.Client, pods Reader) *Client {
 	return &Client{calls: &calls{gcp: g}, compute: api.New(g), pods: pods}
 }
 
-// endpointOf returns the endpoint of a cluster. The endpoint by name needs no route to the
-// control plane, but not every cluster admits callers from outside there.
+// endpointOf returns the endpoint of a cluster. The endpoint with a DNS name needs no route
+// to the control plane. But not every cluster admits callers from outside at that endpoint.
 func endpointOf(k *container.Cluster) (Endpoint, error) {
 	if d := k.ControlPlaneEndpointsConfig; d != nil && d.DnsEndpointConfig != nil && d.DnsEndpointConfig.AllowExternalTraffic && d.DnsEndpointConfig.Endpoint != "" {
 		return Endpoint{Server: "https://" + d.DnsEndpointConfig.Endpoint}, nil

@@ -128,7 +128,8 @@ func (c *Client) makeInside(ctx context.Context, cluster string, steps []Step) e
 	return nil
 }
 
-// makeController installs a controller, unless the cluster has it meanwhile.
+// makeController installs a controller, unless the cluster has got it since the plan was
+// made.
 func (c *Client) makeController(ctx context.Context, in controllers.Installer, name string) error {
 	for _, k := range controllers.All() {
 		if k.Name != name {

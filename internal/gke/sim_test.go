@@ -170,7 +170,7 @@ func TestStockout(t *testing.T) {
 	}
 }
 
-// Answers may be lost: whatever was carried out is found.
+// Answers may be lost. Apply finds whatever GKE has carried out.
 func TestLostAnswers(t *testing.T) {
 	cloud := simcloud.Start(t, sim.Config{})
 	c := gke.New(cloud.GCP, free)
@@ -232,7 +232,7 @@ func TestBrokenOffAnywhere(t *testing.T) {
 	}
 }
 
-// Node pools with workloads stay, and so do those of which nobody knows.
+// Node pools with workloads stay. So do pools of which nobody knows whether they have any.
 func TestWorkloadsKeepTheirPools(t *testing.T) {
 	cloud := simcloud.Start(t, sim.Config{})
 	o := wanted(t, "v5litepod-16", 2)

@@ -4,8 +4,8 @@
 //
 // # Decisions
 //
-//   - A pod holds its place by a process that does nothing, so the slices stay when a command
-//     ends, and a command starts on them without an image or an admission of its own.
+//   - A pod holds its place by a process that does nothing. So the slices stay when a
+//     command ends. A command on them needs no image and no admission of its own.
 //   - The pods have the network of their nodes and are privileged, as those of XPK are: the
 //     preflight can then set what the node allows.
 //   - When a pod fails, JobSet makes all pods of the JobSet again. A slice then has another
@@ -51,7 +51,7 @@ const Container = "worker"
 // Image is the default image of the pods. It has bash, tar, curl and Python.
 const Image = "python:3.12"
 
-// Settings are what only this provider knows of a request. They are Request.Own.
+// Settings are what only this provider knows of a request. Request.Own holds them.
 type Settings struct {
 	Image    string // of the pods; "": Image
 	Queue    string // local queue of Kueue that admits the pods; "": they are not queued
@@ -83,7 +83,7 @@ func (*NameError) Fault() fault.Kind { return fault.Usage }
 
 var nameForm = regexp.MustCompile(`^[a-z]([-a-z0-9]*[a-z0-9])?$`)
 
-const mostName = 63 // of a host name, and so of a pod's
+const mostName = 63 // characters of a host name, and so of the name of a pod
 
 // sliceNames returns the names of the slices of a resource.
 func sliceNames(id string, n int) []string {

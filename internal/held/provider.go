@@ -32,7 +32,7 @@ type Provider struct {
 
 var _ provision.Provider = (*Provider)(nil)
 
-// ErrDryRun is the error of a change in a dry run.
+// errDryRun is the error of a change in a dry run.
 var errDryRun = errors.New("this is a dry run")
 
 func (p *Provider) jobSets() kube.Objects[jobset.JobSet] { return kube.JobSets.In(p.Client, "") }
@@ -40,7 +40,7 @@ func (p *Provider) jobSets() kube.Objects[jobset.JobSet] { return kube.JobSets.I
 // selector chooses the JobSets of this provider.
 const selector = labelHeld + "=slices"
 
-// pods returns the pods of a JobSet, or of all.
+// pods returns the pods of the JobSet with this id, or of all JobSets if id is "".
 func (p *Provider) pods(ctx context.Context, id string) ([]corev1.Pod, error) {
 	chosen := jobset.JobSetNameKey
 	if id != "" {
@@ -146,7 +146,8 @@ func (*Provider) Asked(res provision.Resource) event.Note {
 		Hint: "wait for it with: " + res.Commands.Wait + "; it holds the nodes until: " + res.Commands.Delete}
 }
 
-// existing returns the resource that is there in place of js.
+// A JobSet with the name of js exists. existing returns the resource that it is, or an
+// error if its settings are not those of js.
 func (p *Provider) existing(ctx context.Context, js *jobset.JobSet) (provision.Resource, bool, error) {
 	old, err := p.jobSets().Get(ctx, js.Name)
 	if err != nil {

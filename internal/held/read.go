@@ -86,8 +86,8 @@ func conditionText(js *jobset.JobSet, kind jobset.JobSetConditionType) string {
 	return ""
 }
 
-// byPlace sorts the pods that may run by slice and worker. Of several in one place the newest
-// counts.
+// byPlace returns the pods that may run, by slice and worker. If several pods have the same
+// place, the newest one counts.
 func byPlace(pods []corev1.Pod) map[int]map[int]*corev1.Pod {
 	all := map[int]map[int]*corev1.Pod{}
 	for i := range pods {
@@ -146,7 +146,8 @@ func sliceOf(js *jobset.JobSet, name string, pods map[int]*corev1.Pod, workers i
 	return s
 }
 
-// obstacle returns why a pod does not run, in the words of Kubernetes; "" if none says so.
+// obstacle returns why one of the pods does not run, in the words of Kubernetes; "" if
+// Kubernetes gives no reason.
 func obstacle(pods []corev1.Pod) string {
 	for _, p := range pods {
 		for _, c := range p.Status.Conditions {

@@ -48,8 +48,8 @@ const (
 
 // A Client calls registries. Its methods are safe for concurrent use.
 type Client struct {
-	// Token returns an access token of Google Cloud for Google's registries. Nil: their
-	// credentials are docker's, too.
+	// Token returns an access token of Google Cloud for Google's registries. If Token is
+	// nil, the Keychain has the credentials for them, too.
 	Token func(ctx context.Context) (string, error)
 	// Keychain has the credentials for all other registries; nil: those of docker's
 	// configuration.

@@ -43,9 +43,10 @@ type fake struct {
 	blobs   map[string]bool // "repository digest"
 }
 
-// scope answers what the registry of the library does not do as real ones: it has one store
-// for all repositories, which do not see each other's blobs in real ones, and it knows no
-// mounts. The result is the status of the answer; 0: the library answers.
+// scope answers requests to which the registry of the library does not answer as real
+// registries do. That registry has one store for all repositories, and it knows no mounts.
+// In a real registry, a repository does not see the blobs of another one. The result is the
+// status of the answer; 0: the library answers.
 func (f *fake) scope(r *http.Request) int {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -4,14 +4,14 @@
 //
 // # Decisions
 //
-//   - The client is client-go's dynamic one, and each Kind names the struct that its objects
-//     are decoded into. The typed clientsets of Kubernetes, JobSet and Kueue do the same and
-//     make the program 14 MB larger.
+//   - The client is client-go's dynamic client. Each Kind names the struct into which its
+//     objects are decoded. The typed clientsets of Kubernetes, JobSet and Kueue would do
+//     the same, but they would make the program 14 MB larger.
 //   - The package writes no kubeconfig. A cluster of GKE is reached by its endpoint, its CA
 //     certificate and the user's OAuth token.
-//   - Every call is safe to repeat, so every call is tried again when the connection breaks or
-//     the server is overloaded. A create that is repeated can find its own object: the error
-//     is then AlreadyExists.
+//   - Every call except Exec is safe to repeat. So the Client tries it again when the
+//     connection breaks or the server is overloaded. A repeated Create may find the object
+//     that its first try has made. The error is then AlreadyExists.
 //   - Exec speaks the protocol v5.channel.k8s.io itself, over the connection that client-go
 //     opens. The executor of client-go does not tell when the server has accepted a command,
 //     cuts a session whose command does not read its input, and hides whether the connection
@@ -49,9 +49,9 @@ import (
 // A Config says which API server to use, and how. It has either a Server or Kubeconfig
 // files.
 type Config struct {
-	// Kubeconfig are files in kubectl's format. Of equal entries the first one counts. A
-	// file that does not exist is skipped. Context is the entry to use; "": the current
-	// context of the files.
+	// Kubeconfig has the names of files in kubectl's format. If entries have the same name,
+	// the first one counts. A file that does not exist is skipped. Context is the entry to
+	// use; "": the current context of the files.
 	Kubeconfig []string
 	Context    string
 

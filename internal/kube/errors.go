@@ -43,9 +43,10 @@ func (e *Error) Error() string {
 
 func (e *Error) Unwrap() error { return e.Err }
 
-// Fault is Permission if the server refuses the caller, Temporary if it is overloaded or does
-// not answer in time, Configuration if it is not the server that the certificate names,
-// Usage if it refuses an object as invalid, and otherwise Unavailable.
+// Fault is Permission if the server refuses the caller. It is Temporary if the server is
+// overloaded or does not answer in time, Configuration if the server is not the one that
+// its certificate names, Usage if the server refuses an object as invalid, and Unavailable
+// otherwise.
 func (e *Error) Fault() fault.Kind { return e.kind }
 
 // Hint says what to type.
@@ -140,8 +141,8 @@ func retryable(err error) bool {
 	return status.Status().Code >= 500 && !refusedByWebhook(err) || apierrors.IsTooManyRequests(err)
 }
 
-// refusedByWebhook reports whether a webhook of the cluster answered with an error. One that
-// cannot be reached is about to start.
+// refusedByWebhook reports whether a webhook of the cluster has refused an object. A
+// webhook that cannot be reached has not: it is about to start.
 func refusedByWebhook(err error) bool {
 	text := err.Error()
 	return strings.Contains(text, "admission webhook") && strings.Contains(text, "denied the request")
@@ -155,7 +156,7 @@ const (
 var errNoAnswer = fault.New(fault.Temporary, fmt.Sprintf("no complete answer in %s", tryLimit))
 
 // do makes a call, and repeats it while it fails for reasons that pass. When ctx ends, do
-// returns its cause.
+// returns the cause of ctx.
 func (c *Client) do(ctx context.Context, what string, call func(context.Context) error) error {
 	begin, pause := c.cfg.Clock.Now(), 200*time.Millisecond
 	for try := 1; ; try++ {

@@ -52,7 +52,7 @@ type Stream struct {
 	heard  atomic.Int64 // when something last came, in nanoseconds since 1970
 	idle   atomic.Bool  // Receive waits for the server, not for a writer
 	sent   atomic.Int64 // messages of input that were begun
-	taken  atomic.Int64 // of them, those that the server has surely read
+	taken  atomic.Int64 // messages of input that the server has surely read
 }
 
 // Exec starts a command in a container. The server writes the command into its audit log: a
@@ -144,7 +144,8 @@ func (s *Stream) Pulse() Pulse {
 	return Pulse{Heard: time.Unix(0, s.heard.Load()), Busy: !s.idle.Load(), Unread: s.sent.Load() > s.taken.Load()}
 }
 
-// Ping asks the server for an answer, which Pulse tells. It waits while input is being sent.
+// Ping asks the server for an answer. Pulse shows when the answer came. Ping waits while
+// input is being sent.
 func (s *Stream) Ping() error {
 	s.writes.Lock()
 	defer s.writes.Unlock()
@@ -174,7 +175,7 @@ func (s *Stream) send(channel byte, data []byte) error {
 	return w.Close()
 }
 
-// mostInput is how much input a message has: the server reads a message as a whole.
+// mostInput is the most input in one message. The server reads a message as a whole.
 const mostInput = 32 << 10
 
 // Write sends input to the command. It waits while the command does not read.
@@ -211,11 +212,11 @@ func clamp(n int) uint16 { return uint16(max(0, min(n, 1<<16-1))) }
 func (s *Stream) Close() { s.socket.Close() }
 
 // Receive writes the command's output to stdout and stderr until the command has ended, and
-// returns its exit code. All output has then been written. The error is ErrCut, ErrNotStarted
-// or that of a writer.
+// returns its exit code. All output has then been written. The error is ErrCut,
+// ErrNotStarted or the error of a writer.
 func (s *Stream) Receive(stdout, stderr io.Writer) (code int, err error) {
 	var ended *metav1.Status
-	heard := false // something of the command
+	heard := false // something of the command has come
 	for {
 		s.idle.Store(true)
 		kind, message, err := s.socket.NextReader()
@@ -257,7 +258,7 @@ func (s *Stream) copy(to io.Writer, message io.Reader) error {
 	return err
 }
 
-// readError keeps the error of a reader, to tell it from one of the writer.
+// readError marks an error of the reader. An error of the writer has no such mark.
 type readError struct {
 	r   io.Reader
 	err error
@@ -286,7 +287,7 @@ func (s *Stream) readStatus(message io.Reader) (*metav1.Status, error) {
 	return status, nil
 }
 
-// cutText is why a connection ended, without words that say nothing.
+// cutText returns why a connection ended. It leaves out words that say nothing.
 func cutText(err error) string {
 	var closed *websocket.CloseError
 	if errors.As(err, &closed) {

@@ -15,13 +15,13 @@ type LogOptions struct {
 	Timestamps bool   // begin each line with the time at which the node received it
 	Since      time.Time
 	TailLines  int64 // 0: all
-	Previous   bool  // of the container before its last restart
+	Previous   bool  // the log of the container before its last restart
 }
 
-// Logs opens the log of a pod as the node keeps it: stdout and stderr in one. It begins at the
-// whole second of Since. A reader that ends early says that the connection broke: io.EOF says
-// that the container has ended or, without Follow, that this is all for now. The caller closes
-// the result. The end of ctx ends the reading, too.
+// Logs opens the log of a pod as the node keeps it, with stdout and stderr in one. The log
+// begins at the whole second of Since. io.EOF says that the container has ended or, without
+// Follow, that there is no more text for now. Any other error of the reader says that the
+// connection broke, or that ctx has ended. The caller closes the result.
 func (c *Client) Logs(ctx context.Context, namespace, pod string, l LogOptions) (io.ReadCloser, error) {
 	namespace = namespaceOf(namespace, c)
 	r := c.rest.Get().AbsPath("/api/v1/namespaces", namespace, "pods", pod, "log")

@@ -61,7 +61,7 @@ func (o Objects[T]) what(verb, name string) string {
 	return fmt.Sprintf("%s %s %q", verb, o.kind.Kind, name)
 }
 
-// Get returns an object. NotFound tells from the error that there is none.
+// Get returns an object. If there is none, NotFound reports true for the error.
 func (o Objects[T]) Get(ctx context.Context, name string) (*T, error) {
 	return o.one(ctx, o.what("get", name), func(ctx context.Context) (*unstructured.Unstructured, error) {
 		return o.at().Get(ctx, name, metav1.GetOptions{})
@@ -87,8 +87,8 @@ type ListOptions struct{ Labels, Fields string }
 // page is how many objects the server is asked for at once.
 const page = 500
 
-// List returns objects in the order of the server, and the version of the list, from which a
-// watch can go on.
+// List returns objects in the order of the server. It also returns the version of the list.
+// A watch can go on from there.
 func (o Objects[T]) List(ctx context.Context, l ListOptions) (all []T, version string, err error) {
 	what := o.what("list", "")
 	options := metav1.ListOptions{LabelSelector: l.Labels, FieldSelector: l.Fields, Limit: page}
@@ -138,8 +138,8 @@ func (w WriteOptions) dryRun() []string {
 // Manager is the name under which the server knows the fields that this program has set.
 const Manager = "multihost"
 
-// Create makes an object and returns it as the server keeps it. AlreadyExists tells from the
-// error that there is one of this name.
+// Create makes an object and returns it as the server keeps it. If an object of this name
+// exists, AlreadyExists reports true for the error.
 func (o Objects[T]) Create(ctx context.Context, object *T, w WriteOptions) (*T, error) {
 	raw, err := o.encode(object)
 	if err != nil {
@@ -170,8 +170,8 @@ func (o Objects[T]) Apply(ctx context.Context, object *T, w WriteOptions) (*T, e
 	})
 }
 
-// Merge changes the fields of an object that patch has (JSON merge patch: null removes a
-// field), and returns it.
+// Merge changes those fields of an object that patch has (JSON merge patch: null removes a
+// field). It returns the object.
 func (o Objects[T]) Merge(ctx context.Context, name string, patch map[string]any, w WriteOptions) (*T, error) {
 	what := o.what("change", name)
 	data, err := json.Marshal(patch)
@@ -187,12 +187,12 @@ func (o Objects[T]) Merge(ctx context.Context, name string, patch map[string]any
 type RemoveOptions struct {
 	DryRun bool
 
-	// UID, if not "", is that of the object to delete. Another object of the name stays:
-	// Conflict tells so from the error.
+	// UID, if not "", is that of the object to delete. Another object of the name stays,
+	// and Conflict then reports true for the error.
 	UID string
 
-	// Foreground keeps the object until all that belongs to it has gone. Without it, the
-	// object goes at once, and what belongs to it soon after.
+	// Foreground keeps the object until all that belongs to it has gone. Without
+	// Foreground, the object goes at once, and what belongs to it soon after.
 	Foreground bool
 
 	Grace *int64 // seconds in which pods may end; nil: what the pods say

@@ -14,13 +14,13 @@ import (
 
 // A Change is one step of a watch.
 type Change[T any] struct {
-	// Object has been made or changed or, if Gone is set, was last seen like this. It is nil
-	// in a Synced change.
+	// Object is an object after it was made or changed. If Gone is set, Object is the last
+	// state that was seen. It is nil in a Synced change.
 	Object *T
 	Gone   bool
 
-	// Synced says that all changes up to now have been told: at the begin, and after each
-	// outage.
+	// Synced says that Watch has told all changes up to now. Watch says so at the
+	// beginning, and whenever it has listed all objects anew.
 	Synced bool
 }
 
@@ -28,22 +28,23 @@ type Change[T any] struct {
 type WatchOptions struct {
 	ListOptions
 
-	// Away, if not nil, is told of an outage once, with its reason, and of its end with nil.
+	// If Away is not nil, Watch calls it once when an outage begins, with the reason, and
+	// once when the outage ends, with nil.
 	Away func(error)
 }
 
-// watchLimit is how long a watch asks to be served. A connection that a front end has cut
-// without a word is noticed then at the latest.
+// Watch asks the server to end each request for a watch after watchLimit. If a front end
+// has cut the connection without a word, Watch notices that by then.
 const watchLimit = 5 * time.Minute
 
 // shortWatch is the least time between the begins of two watches.
 const shortWatch = 500 * time.Millisecond
 
 // Watch tells f of the objects that exist and then of each change, until f fails or ctx ends.
-// It begins anew by itself after an outage of the server, and when the server has forgotten
-// the changes since; nothing is left out, but several changes of an object can come as one.
-// It returns f's error, the cause of ctx, or an *Error that does not pass by itself, such as
-// a missing right.
+// Watch begins anew by itself after an outage of the server. It also does so when the
+// server has forgotten the latest changes. It leaves no object out, but several changes of
+// an object can come as one. Watch returns f's error, the cause of ctx, or an *Error that
+// does not pass by itself, such as a missing right.
 func (o Objects[T]) Watch(ctx context.Context, w WatchOptions, f func(Change[T]) error) error {
 	state := &watcher[T]{o: o, w: w, f: f, known: map[string]*T{}}
 	for {
@@ -79,8 +80,8 @@ type told struct{ error }
 
 func (t told) Unwrap() error { return t.error }
 
-// outage waits before the next try. again is false if there is none: err is then what Watch
-// returns.
+// outage waits before the next try. If there must be no next try, again is false, and the
+// error is the one that Watch returns.
 func (s *watcher[T]) outage(ctx context.Context, err error) (again bool, _ error) {
 	var own told
 	if errors.As(err, &own) {
@@ -106,7 +107,7 @@ func (s *watcher[T]) outage(ctx context.Context, err error) (again bool, _ error
 	return true, nil
 }
 
-// reached says that the server has answered.
+// reached notes that the server has answered.
 func (s *watcher[T]) reached() {
 	if s.pause != 0 && s.w.Away != nil {
 		s.w.Away(nil)
@@ -188,7 +189,7 @@ func (s *watcher[T]) follow(ctx context.Context) error {
 	case <-short:
 	case <-ctx.Done():
 	}
-	return nil // the limit, or a connection that ended: the next watch tells
+	return nil // the limit has passed, or the connection has ended: the next watch shows which
 }
 
 // take handles one event of a watch.

@@ -3,12 +3,12 @@
 //
 // # Decisions
 //
-//   - Each command has a WebSocket of its own. There is no connection below them that could
-//     break, so Silence is judged by the commands under way. A command without output is
-//     pinged, because front ends cut streams without traffic.
-//   - The pod is never replaced below a Conn. If it has gone, so have its files and
-//     processes, and every later command fails at StageDial. A Dialer that dials anew finds
-//     the new pod.
+//   - Each command has a WebSocket of its own. The commands share no connection that could
+//     break. So Silence asks the commands under way. A command without output gets pings,
+//     because front ends cut streams without traffic.
+//   - A Conn never changes to another pod. If its pod has gone, the files and processes of
+//     the pod have gone, too, and every later command fails at StageDial. A Dialer that
+//     dials anew finds the new pod.
 //   - The API server writes command lines into its audit log, as sshd may do. What may be
 //     secret travels on the input.
 //
@@ -17,8 +17,9 @@
 //   - A node tells the exit code of a command and no signal: a death by KILL is exit code 137
 //     without Status.Signal. The supervisor on the worker records the signals of the user's
 //     command.
-//   - A node closes a stream on which nothing has come for four hours. A ping reaches only
-//     the API server. Followers connect anew then, as after any cut.
+//   - A node closes a stream on which nothing has come for four hours. Pings do not prevent
+//     that, because they reach only the API server. Followers then connect anew, as after
+//     any cut.
 //   - Pods have no sshd: Cmd.LoginTo and Cmd.AgentSocket are refused, and HostKey is "".
 package pods
 
@@ -40,7 +41,7 @@ import (
 
 // A Cluster is what this package needs of a Kubernetes API server.
 type Cluster interface {
-	// Pod returns a pod. kube.NotFound tells from the error that there is none.
+	// Pod returns a pod. If there is none, kube.NotFound reports true for the error.
 	Pod(ctx context.Context, namespace, name string) (*corev1.Pod, error)
 
 	// Exec starts a command in a container.
@@ -82,7 +83,7 @@ const KeepAlive = 15 * time.Second
 // mostDials is how many streams are opened at once. Each is a TLS handshake of its own.
 const mostDials = 64
 
-// Way implements remote.Dialer: there is only one.
+// Way implements remote.Dialer: there is only one way.
 func (*Dialer) Way(context.Context, []tpu.Slice, event.Sink) string { return "" }
 
 // Dial implements remote.Dialer. A pod that is not running yet is looked at again until
@@ -150,8 +151,8 @@ type Conn struct {
 // HostKey implements remote.Conn: no worker can log in to a pod.
 func (*Conn) HostKey() string { return "" }
 
-// Silence implements remote.Conn. A pod without a command under way is silent only if the
-// last one was lost.
+// Silence implements remote.Conn. A pod without a command under way is silent only if its
+// last command was lost.
 func (c *Conn) Silence() (since time.Time, silent bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -207,12 +208,12 @@ func (c *Conn) hear(at time.Time) {
 // A stateError says that a pod cannot run a command now.
 type stateError struct {
 	pod, state string
-	final      bool // it never will
+	final      bool // it never can run one
 }
 
 func (e *stateError) Error() string { return fmt.Sprintf("pod %q %s", e.pod, e.state) }
 
-// Cause is the text without the pod's name, which is another one for each worker.
+// Cause is the text without the name of the pod. So it is the same for all workers.
 func (e *stateError) Cause() string     { return "the pod " + e.state }
 func (e *stateError) Fault() fault.Kind { return fault.Unavailable }
 
@@ -268,7 +269,7 @@ const (
 	mostPause  = 5 * time.Second
 )
 
-// persist calls f until it succeeds, fails for good or has been tried for retryFor.
+// persist calls f until f succeeds, f fails for good, or retryFor has passed.
 func (c *Conn) persist(ctx context.Context, stage remote.Stage, f func() error) error {
 	begin, pause := c.dialer.Clock.Now(), firstPause
 	for try := 1; ; try++ {

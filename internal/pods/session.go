@@ -48,7 +48,7 @@ func (c *Conn) open(ctx context.Context, s *session, r kube.ExecRequest) error {
 	stream, err := c.dialer.Cluster.Exec(ctx, r)
 	if err != nil {
 		if state := c.look(ctx); state != nil && passes(err) {
-			return state // it says more than the refusal of a command
+			return state // the state says more than the refusal of a command
 		}
 		return err
 	}
@@ -57,14 +57,14 @@ func (c *Conn) open(ctx context.Context, s *session, r kube.ExecRequest) error {
 }
 
 // longLine is how long a command line may be in the address of the request. Front ends
-// refuse long addresses, and an address needs up to three bytes for one.
+// refuse long addresses, and an address needs up to three bytes for one byte of the line.
 const longLine = 2 << 10
 
-// argv returns the program and arguments that run a command line in the home of the login, and
-// what must come ahead of the command's own input.
+// argv returns the program and arguments that run a command line in the home of the login.
+// ahead is the input that must come before the command's own input.
 func argv(cmd remote.Cmd) (argv []string, ahead string) {
 	var setup strings.Builder
-	setup.WriteString("cd >/dev/null 2>&1; ") // on the line of the command, whose errors have its line numbers
+	setup.WriteString("cd >/dev/null 2>&1; ") // on the line of the command: the errors of the command have line numbers
 	if cmd.Terminal != nil && cmd.Terminal.Type != "" {
 		setup.WriteString("export TERM=" + remote.Quote(cmd.Terminal.Type) + "; ")
 	}
@@ -157,7 +157,7 @@ func (s *session) serve() {
 	}
 }
 
-// forget takes a session that is over off its connection.
+// A session is over. forget removes it from its connection.
 func (s *session) forget(err error) {
 	c := s.conn
 	c.mu.Lock()
@@ -199,7 +199,8 @@ func (s *session) feed() {
 	}
 }
 
-// resize tells the size of the terminal at the begin and whenever it changes.
+// resize tells the command the size of the terminal: at the beginning, and whenever the
+// size changes.
 func (s *session) resize(t *remote.Terminal) {
 	for {
 		if columns, rows := t.Size(); s.stream.Resize(columns, rows) != nil {
@@ -316,7 +317,7 @@ func (s *session) Close() error {
 	return nil
 }
 
-// stdin is session.Stdin.
+// stdin is what session.Stdin returns.
 type stdin struct{ s *session }
 
 func (w stdin) Write(p []byte) (int, error) {
@@ -336,7 +337,7 @@ func (w stdin) Close() error {
 	return w.explain(w.s.stream.CloseInput())
 }
 
-// explain says why the input takes nothing more.
+// explain returns why the input takes nothing more.
 func (w stdin) explain(err error) error {
 	if err == nil {
 		return nil
@@ -349,7 +350,8 @@ func (w stdin) explain(err error) error {
 	}
 }
 
-// closedStdin is session.Stdin of a command whose input comes from elsewhere.
+// closedStdin is what session.Stdin returns if the input of the command comes from
+// elsewhere.
 type closedStdin struct{}
 
 func (closedStdin) Write([]byte) (int, error) { return 0, io.ErrClosedPipe }

@@ -68,7 +68,7 @@ func TestSlicesWaitForOthersUntilTheirDeadline(t *testing.T) {
 	const never = 1000 * time.Hour
 	for _, tt := range []struct {
 		story         string
-		first, second time.Duration // times after the begin of the wait
+		first, second time.Duration // times after the beginning of the wait
 		slices, queue time.Duration // limits
 		phase         string        // the phase that has not ended; "": all have come
 		lasts         time.Duration

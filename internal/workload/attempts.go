@@ -123,7 +123,8 @@ func (p *Pod) read(o *corev1.Pod, c corev1.ContainerStatus) (end time.Time) {
 	return end
 }
 
-// Vanished returns what is known of a pod whose object is gone since a time.
+// Vanished returns what is known of p after its object has gone. at is the time when that
+// was seen.
 func (p Pod) Vanished(at time.Time) Pod {
 	p.Gone = true
 	if p.Ended.IsZero() {
@@ -154,8 +155,8 @@ func exitOf(o *corev1.Pod, name string, t *corev1.ContainerStateTerminated) Exit
 	return e
 }
 
-// worse reports whether an exit says more about a pod than another one: a failure more than
-// a success, an early failure more than a later one.
+// worse reports whether e says more about a pod than another exit. A failure says more than
+// a success, and an early failure more than a later one.
 func worse(e, than Exit) bool {
 	switch failed := e.Code != 0; {
 	case !than.Known || failed != (than.Code != 0):
@@ -203,10 +204,11 @@ type Attempt struct {
 	Pods    []Pod // sorted by worker, and those of one worker by age
 }
 
-// Attempts sorts the pods of a workload into attempts, oldest first. It knows a new attempt
-// by the count of restarts, or if no pod of the earlier attempt lived any more when the
-// cluster made a pod for a worker that already had one. If pods of the earlier attempt
-// lived, the cluster has replaced one pod; Replaced names such workers.
+// Attempts sorts the pods of a workload into attempts, oldest first. Another count of
+// restarts is another attempt. A new attempt also begins when the cluster makes a pod for a
+// worker that already had one, and no pod of the earlier attempt lives any more. If pods of
+// the earlier attempt still live, the cluster has only replaced that one pod. Replaced
+// names the workers of such pods.
 func Attempts(pods []Pod) []Attempt {
 	sorted := slices.Clone(pods)
 	slices.SortFunc(sorted, func(a, b Pod) int {
@@ -258,9 +260,9 @@ type Failure struct {
 }
 
 // FirstFailure returns the first failure of an attempt; false: nothing failed. The earliest
-// end counts. Within one second, which is what clusters tell, a pod that ended by itself
-// comes before one that was being stopped, and then the agents' times decide. Times are
-// those of the nodes' clocks.
+// end counts, by the clocks of the nodes. Clusters tell only whole seconds. Among the ends
+// of one second, a pod that ended by itself comes before a pod that was being stopped.
+// After that, the agents' times decide.
 func (a Attempt) FirstFailure() (Failure, bool) {
 	var failed []Pod
 	for _, p := range a.Pods {

@@ -16,7 +16,7 @@ import (
 	"multihost/internal/workload"
 )
 
-// at returns a time of the tests: so many seconds after a fixed one.
+// at returns a time of the tests, given in seconds after a fixed time.
 func at(seconds float64) time.Time {
 	return time.Date(2026, 11, 30, 12, 0, 0, 0, time.UTC).Add(time.Duration(seconds * float64(time.Second)))
 }

@@ -174,8 +174,8 @@ func (s Spec) container(i int, name string) corev1.Container {
 	return c
 }
 
-// numa returns how the command is bound to a NUMA node. Two containers on a node share its
-// memory, so they are not bound to the same half unless the user asks for it.
+// numa returns how the command is bound to a NUMA node. Two containers on a node would be
+// bound to the same half of its memory. So numa binds them only if the user asks for it.
 func (s Spec) numa() string {
 	switch {
 	case s.NUMA != "":
@@ -249,8 +249,9 @@ func (s Spec) nodes() map[string]string {
 	return nodes
 }
 
-// tolerations returns those for the taints that GKE sets on nodes with accelerators: the
-// key is the name of their resource.
+// tolerations returns the tolerations for the taints that GKE sets on nodes with
+// accelerators. The key of such a taint is the name of the resource that counts the
+// accelerators.
 func (s Spec) tolerations() (all []corev1.Toleration) {
 	if s.Type.Name != "" {
 		all = append(all, corev1.Toleration{Key: ChipResource, Operator: corev1.TolerationOpExists})

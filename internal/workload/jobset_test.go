@@ -52,10 +52,11 @@ func made(t *testing.T, s workload.Spec) *jobset.JobSet {
 	return js
 }
 
-// numbers is a list of numbers, which has a line for each in indented JSON.
+// numbers matches a list of numbers. Indented JSON has a line for each of them.
 var numbers = regexp.MustCompile(`\[[\d,\s]+\]`)
 
-// missing appends each field of want that got lacks or has another value of.
+// missing appends the fields of want that got lacks, and those that have another value in
+// got.
 func missing(path string, want, got any, to []string) []string {
 	switch w := want.(type) {
 	case map[string]any:

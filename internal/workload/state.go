@@ -65,7 +65,8 @@ func EndMessage(js *jobset.JobSet) (text string) {
 	return text
 }
 
-// ended reports whether a type of condition says that the JobSet has ended, and is true.
+// ended reports whether conditions of this kind say that a JobSet has ended, and js has one
+// that is true.
 func ended(js *jobset.JobSet, kind string) bool {
 	return (kind == string(jobset.JobSetCompleted) || kind == string(jobset.JobSetFailed)) && meta.IsStatusConditionTrue(js.Status.Conditions, kind)
 }

@@ -169,7 +169,7 @@ func (s Scene) quota(message string) Wait {
 	return Wait{Why: "Kueue has not looked at it yet" + s.place(), Command: list, Normal: true}
 }
 
-// sum adds two numbers of a message; if they are none, it joins them.
+// sum adds two numbers of a message. If the texts are not numbers, sum joins them.
 func sum(a, b string) string {
 	x, errX := strconv.ParseInt(a, 10, 64)
 	y, errY := strconv.ParseInt(b, 10, 64)
@@ -219,8 +219,8 @@ func (s Scene) preemptor(message string) string {
 	return " by a workload that is gone"
 }
 
-// nameOf returns the name of the JobSet that a workload of Kueue belongs to, or else its
-// own.
+// nameOf returns the name of the JobSet to which a workload of Kueue belongs. If there is
+// no JobSet, it returns the name of the workload itself.
 func nameOf(w kueue.Workload) string {
 	for _, o := range w.OwnerReferences {
 		if o.Controller != nil && *o.Controller {
@@ -288,7 +288,8 @@ func (s Scene) place() string {
 }
 
 // Ahead returns how many of the other workloads of a ClusterQueue come before w: those that
-// wait for quota and have a higher priority, or the same one for longer.
+// wait for quota and have a higher priority, or have the same priority and have waited
+// longer.
 func Ahead(w kueue.Workload, others []kueue.Workload) (n int) {
 	for _, other := range others {
 		if meta.IsStatusConditionTrue(other.Status.Conditions, kueue.WorkloadQuotaReserved) || meta.IsStatusConditionTrue(other.Status.Conditions, kueue.WorkloadFinished) ||
@@ -309,8 +310,9 @@ func priority(w kueue.Workload) int32 {
 	return *w.Spec.Priority
 }
 
-// queuedSince returns when a workload took its place in the queue. Kueue puts one that lost
-// its quota at the time of that, except a preempted one, which keeps its place.
+// queuedSince returns when a workload took its place in the queue. If the pods of a
+// workload were not ready in time, Kueue evicts it and gives it a new place at that time.
+// Every other workload keeps the place that it got when it was made.
 func queuedSince(w kueue.Workload) time.Time {
 	if c := meta.FindStatusCondition(w.Status.Conditions, kueue.WorkloadEvicted); c != nil && c.Status == metav1.ConditionTrue && c.Reason == kueue.WorkloadEvictedByPodsReadyTimeout {
 		return c.LastTransitionTime.Time
@@ -336,8 +338,8 @@ func (s Scene) checked() (Wait, bool) {
 	return Wait{Why: "it has its quota, and Kueue has not admitted it yet", Command: s.command("workload", "list"), Normal: true}, true
 }
 
-// stuckAfter is for how long after its grace period a pod may still be there: the kubelet
-// and the controllers need some seconds.
+// stuckAfter is how long a pod may still exist after its grace period. The kubelet and the
+// controllers need some seconds of that.
 const stuckAfter = time.Minute
 
 // terminating returns the pod that does not end. JobSet makes the pods of the next attempt
@@ -366,8 +368,8 @@ func (s Scene) sorted() []corev1.Pod {
 	return pods
 }
 
-// imageFaults are the reasons for which a container gets no image, and faults the others
-// for which it does not start.
+// imageFaults are the reasons for which a container gets no image, and faults are the other
+// reasons for which it does not start.
 var (
 	imageFaults = []string{"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError", "RegistryUnavailable"}
 	faults      = []string{"CreateContainerConfigError", "CreateContainerError", "RunContainerError", "CrashLoopBackOff", "PreCreateHookError", "PreStartHookError", "PostStartHookError"}
@@ -411,8 +413,8 @@ func (s Scene) broken() (Wait, bool) {
 	return Wait{Why: fmt.Sprintf("%s cannot start the container: %s: %s", tpu.FoldShort(workers), found.Reason, sentence(message)), Command: s.command("workload", "delete", s.JobSet.Name)}, true
 }
 
-// imageCause says in words what a kubelet's message about an image means. What is not known
-// stays as it is.
+// imageCause says in words what a kubelet's message about an image means. A message that is
+// not known stays as it is.
 func imageCause(message string) string {
 	low := strings.ToLower(message)
 	switch {
@@ -428,8 +430,8 @@ func imageCause(message string) string {
 	return sentence(message)
 }
 
-// told returns the message of the newest event of a reason about an object that contains a
-// text; "": there is none.
+// told returns the message of the newest event that is about the pod and has the reason.
+// The message must contain part. "" means that there is no such event.
 func (s Scene) told(about corev1.Pod, reason, part string) string {
 	var newest time.Time
 	text := ""
@@ -600,7 +602,8 @@ func (s Scene) startingPod(p corev1.Pod) string {
 	return fmt.Sprintf("node %s is starting the container", cmp.Or(p.Spec.NodeName, "(not chosen yet)"))
 }
 
-// leaderFirst is how JobSet refuses the pods of a slice until its first pod has a node.
+// leaderFirst is the text with which JobSet refuses the pods of a slice until the first pod
+// of the slice has a node.
 const leaderFirst = "leader pod not yet scheduled"
 
 // refused returns why the cluster refuses to make pods; "": it does not, or only until the

@@ -16,8 +16,9 @@
 //   - A pod that the cluster takes away counts as a failure that a restart repairs, whatever
 //     its exit code is. This rule comes before those of exit codes, because a program may end
 //     with 1 when it is told to stop.
-//   - An attempt is not only a count of restarts: if Kueue takes a workload's quota and gives it back, the count
-//     stays. Attempts therefore also tells pods of one worker apart by their UID.
+//   - An attempt is not only a count of restarts: if Kueue takes a workload's quota and
+//     gives it back, the count stays. So the function Attempts also tells pods of one
+//     worker apart by their UID.
 package workload
 
 import (

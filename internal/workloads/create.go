@@ -21,8 +21,9 @@ type Request struct {
 	// server has accepted the rest. Nil: the image of Spec.
 	Image func(ctx context.Context) (string, error)
 
-	// NamedQueue and NamedPriority say that the user has chosen these. A cluster that has no
-	// queues, or not the default priority, gets the workload without them otherwise.
+	// NamedQueue and NamedPriority say that the user has chosen the queue or the priority.
+	// If the user has not chosen them, and the cluster has no queues or lacks the default
+	// priority, the workload is made without them.
 	NamedQueue, NamedPriority bool
 
 	ID     string // of this request, so that a repeated Create knows its own workload; required
@@ -81,7 +82,8 @@ func (c *Cluster) Create(ctx context.Context, r Request) (*jobset.JobSet, error)
 	if !kube.AlreadyExists(err) {
 		return made, err
 	}
-	// The answer to the first of several tries may have been lost.
+	// The answer to the first of several tries may have been lost. Then this request has
+	// made the workload.
 	if made, err = c.get(ctx, js.Name); err == nil && made.Annotations[annotationRequest] != r.ID {
 		return nil, c.exists(js.Name)
 	}
@@ -104,8 +106,8 @@ func (c *Cluster) exists(name string) error {
 	return &ExistsError{name, "see it, or delete it: " + c.command("workload", "status", name) + ", " + c.command("workload", "delete", name)}
 }
 
-// prepare finds what the server would not miss before it makes pods: the queue and the
-// priority class.
+// prepare looks for the queue and the priority class. The server would miss them only when
+// it makes pods.
 func (c *Cluster) prepare(ctx context.Context, r *Request) error {
 	if r.Spec.Namespace == "" {
 		r.Spec.Namespace = c.Client.Namespace()

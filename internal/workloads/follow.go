@@ -20,8 +20,8 @@ import (
 
 // FollowOptions say where output goes.
 type FollowOptions struct {
-	// Output opens the place for the output of a container in an attempt, which counts from
-	// 1. Follow opens each place once and closes it.
+	// Output opens the place for the output of a container in an attempt. Attempts count
+	// from 1. Follow opens each place once and closes it.
 	Output func(attempt int, p workload.Pod, container string) (io.WriteCloser, error)
 	// Look is how often Follow asks why the workload does not run; 0: 10 seconds.
 	Look time.Duration
@@ -81,7 +81,7 @@ type following struct {
 	steps chan func()
 
 	pods       map[string]*followed // by UID
-	copies     int                  // that go on
+	copies     int                  // that are under way
 	incomplete []string
 	why        string // the workload waits, as last reported
 	restarts   int    // as last reported

@@ -32,9 +32,10 @@ type LogOptions struct {
 	Follow    bool   // wait for a pod, and then for more output until it has ended
 }
 
-// Logs writes the output of a worker in the newest attempt. With the agent in the pod, and
-// while the pod runs, these are the exact bytes of the command, and a broken connection
-// loses none. Otherwise it is what the node keeps, which may have lost its begin.
+// Logs writes the output of a worker in the newest attempt. If the pod has the agent and
+// still runs, Logs writes the exact bytes of the command, and a broken connection loses
+// none of them. Otherwise Logs writes what the node keeps. The node may have dropped the
+// beginning.
 func (c *Cluster) Logs(ctx context.Context, name string, o LogOptions, w io.Writer) error {
 	if _, err := c.get(ctx, name); err != nil {
 		return err
@@ -50,7 +51,8 @@ func (c *Cluster) Logs(ctx context.Context, name string, o LogOptions, w io.Writ
 	return c.output(ctx, p, container, o.Follow, w)
 }
 
-// output writes the output of a container, with follow to its end.
+// output writes the output of a container. If follow is set, it writes until the container
+// has ended.
 func (c *Cluster) output(ctx context.Context, p *corev1.Pod, container *corev1.Container, follow bool, w io.Writer) error {
 	if follow && hasAgent(container) {
 		if p.Status.Phase == corev1.PodRunning {
@@ -172,8 +174,8 @@ func (c *Cluster) tail(ctx context.Context, p *corev1.Pod, container *corev1.Con
 	}
 }
 
-// unreachable reports whether a connection broke or was refused. In an outage nobody asks
-// for each pod whether it lives.
+// unreachable reports whether a connection broke or was refused. That may be an outage:
+// then tail does not ask whether the pod has ended.
 func unreachable(err error) bool {
 	var network net.Error
 	return errors.Is(err, kube.ErrCut) || errors.As(err, &network)
@@ -192,8 +194,8 @@ func (c *Cluster) over(ctx context.Context, p *corev1.Pod) (now *corev1.Pod, ove
 }
 
 // rest writes what is missing of the output of a pod that has ended, from what its node
-// keeps. What the node keeps counts only if it begins with the bytes that have been read: the
-// node may have dropped the begin. The hash that the agent has told proves the end.
+// keeps. What the node keeps counts only if it begins with the bytes that have been read:
+// the node may have dropped the beginning. The hash that the agent has told proves the end.
 func (c *Cluster) rest(ctx context.Context, p *corev1.Pod, container string, out *counted) error {
 	incomplete := func(why string) error {
 		return &AbsentError{Text: fmt.Sprintf("the output is not complete behind byte %d: the pod has ended, and %s", out.n, why), kind: fault.Unavailable}

@@ -5,8 +5,9 @@
 //
 //   - The cluster knows a workload by its JobSet. Everything else follows from it: pods by
 //     their label, Kueue's object by its owner, events by the objects that they are about.
-//   - Create asks the server to check the JobSet before it pushes an image, and looks for the
-//     queue and the priority class first: the server does not miss them until it makes pods.
+//   - Create first looks for the queue and the priority class, because the server does not
+//     miss them until it makes pods. Then Create asks the server to check the JobSet. Only
+//     after that does it push an image.
 //   - A cluster may have no Kueue, and a user may read one namespace only. Then less is known,
 //     and nothing fails.
 package workloads
@@ -161,7 +162,8 @@ type queues struct {
 }
 
 // queued reads Kueue's objects of all namespaces, because workloads of all of them share
-// quota. A user who may not read these gets those of the own namespace.
+// quota. If the user may not read these, queued reads the objects of the namespace of
+// c.Client.
 func (c *Cluster) queued(ctx context.Context) (q queues, err error) {
 	for _, namespace := range []string{kube.Everywhere, ""} {
 		if q.workloads, _, err = kube.Workloads.In(c.Client, namespace).List(ctx, kube.ListOptions{}); err == nil {
@@ -417,8 +419,8 @@ func (c *Cluster) gone(ctx context.Context, js *jobset.JobSet) error {
 	return err
 }
 
-// there returns a function for a watch that ends it when the JobSet is gone. seen is whether
-// the objects that exist include it.
+// there returns a function for a watch. The function ends the watch when the JobSet is
+// gone. It sets seen when it sees the JobSet.
 func there(js *jobset.JobSet, seen *bool) func(kube.Change[jobset.JobSet]) error {
 	return func(change kube.Change[jobset.JobSet]) error {
 		switch {

@@ -80,7 +80,7 @@ func Simulatable(system string) error {
 		Advice: "use it on a Linux machine, in a container or in WSL; every other command works here on real slices"}
 }
 
-// ParseFaults reads faults, the values of a flag.
+// ParseFaults reads the faults in the values of a flag.
 func ParseFaults(flag string, texts []string) ([]sim.Fault, error) {
 	var faults []sim.Fault
 	for _, text := range texts {
@@ -177,7 +177,7 @@ func simUp(c *Call, url, dir, todo string) error {
 
 // daemonLine returns the command line of the daemon that sim up --background starts.
 func daemonLine(c *Call, dir string, port int) []string {
-	args := []string{"sim", "up", "--config=none", "--sim-dir=" + dir, fmt.Sprintf("--ssh-port=%d", port)} // no file: the flags below hold its values
+	args := []string{"sim", "up", "--config=none", "--sim-dir=" + dir, fmt.Sprintf("--ssh-port=%d", port)} // without a configuration file: the flags below hold its values
 	for _, name := range []string{"listen", "backend", "step", "quota", "login"} {
 		args = append(args, fmt.Sprintf("--%s=%v", name, c.Flags.Value(name)))
 	}

@@ -12,18 +12,18 @@
 // # Decisions
 //
 //   - The command writes to a pipe, not to the file: a program that opens /dev/stdout would
-//     empty a file. What comes goes to the file first and then to the container's own
-//     output, which is what `kubectl logs` shows.
+//     empty a file. Run writes the output first to the file and then to the container's own
+//     output, which `kubectl logs` shows.
 //   - Signals go to the whole process group of the command. A shell does not pass a signal
 //     on, and ends before the program that writes its last checkpoint. So after a signal to
 //     stop, Run waits until every process is gone; the kubelet limits that by the grace
 //     period.
-//   - A command that ends with 0 after a signal to stop ends the container with 143. The
-//     cluster would take it for a worker that has done its work: after a preemption by
-//     Kueue it would not start this worker again.
+//   - A command that ends with 0 after a signal to stop ends the container with 143. With
+//     0, the cluster would take the worker for one that has done its work. After a
+//     preemption by Kueue, it would then not start this worker again.
 //   - The termination message is written before the wait for the follower: the kubelet may
 //     kill the container during the wait.
 //   - Run waits only if there has been a follower, or may soon be one: a follower hears of a
-//     pod within seconds, and a command may fail before that. Pods hold slices, so nobody
-//     pays for a longer wait for nobody.
+//     pod within seconds, and a command may fail before that. Pods hold slices, which are
+//     billed. So Run does not wait longer than that for a follower that may never come.
 package pod

@@ -82,8 +82,8 @@ func ReadEnd(dir string) (End, bool, error) {
 // ErrIncomplete says that a follower has not all of the output.
 var ErrIncomplete = fault.New(fault.Unavailable, "the output is not complete")
 
-// Acknowledge tells Run that a follower has so many bytes of the output. The error is
-// ErrIncomplete if there are more, or will be.
+// Acknowledge tells Run that a follower has length bytes of the output. The error is
+// ErrIncomplete if the output has more bytes, or is not complete yet.
 func Acknowledge(dir string, length int64) error {
 	end, over, err := ReadEnd(dir)
 	if err != nil {

@@ -22,7 +22,7 @@ import (
 	"multihost/internal/agent"
 )
 
-// A Config says what Run starts and where it keeps what.
+// A Config says what Run starts, and where Run keeps its files.
 type Config struct {
 	Argv []string // of the command
 	Env  []string // of this process
@@ -149,7 +149,8 @@ func (r *runner) numa() []string {
 	return []string{"numactl", memory, "--cpunodebind=0"}
 }
 
-// start runs a program in its own process group until it and what it left behind has ended.
+// start runs a program in its own process group. It returns when the program and all that
+// it left behind have ended.
 func (r *runner) start(argv, env []string) End {
 	path, err := exec.LookPath(argv[0])
 	if err != nil {
@@ -189,7 +190,8 @@ func (r *runner) start(argv, env []string) End {
 }
 
 // wait passes signals on to a process group until its first process has ended and no other
-// is left. If nobody asked the command to stop, it stops those that are left.
+// is left. If the first process has ended and nobody asked the command to stop, wait stops
+// the other processes.
 func (r *runner) wait(main int) End {
 	var (
 		end   End
@@ -297,8 +299,9 @@ func (r *runner) tell(end End) error {
 // look is how often files of another process are looked at.
 const look = 100 * time.Millisecond
 
-// await waits until a follower has all of the output. It gives up after Wait, and before
-// that if no follower has begun to read in time.
+// await waits until a follower has all of the output. It gives up when both r.Wait and
+// r.Arrive have passed. It gives up earlier if no follower has begun to read within
+// r.Arrive.
 func (r *runner) await(ctx context.Context, begun time.Time, end End) {
 	ctx, cancel := context.WithTimeout(ctx, max(r.Wait, r.Arrive))
 	defer cancel()
@@ -348,8 +351,8 @@ func (o *output) copy(r io.Reader) {
 	}
 }
 
-// write keeps bytes. After a full disk the file gets no more, so that it stays the begin of
-// the output, and the command goes on.
+// write keeps bytes. When the disk has been full, the file gets no more bytes. So the file
+// stays the beginning of the output. The command goes on.
 func (o *output) write(p []byte) {
 	if o.err == nil {
 		n, err := o.file.Write(p)
@@ -369,8 +372,8 @@ func (o *output) write(p []byte) {
 // note adds a line of the agent.
 func (o *output) note(line string) { o.write([]byte(line + "\n")) }
 
-// environment returns the variables of the command: those of the container, and those that
-// multihost sets on all kinds of workers and that follow from them.
+// environment returns the variables of the command: the variables of the container, and the
+// variables that multihost sets on all kinds of workers. The latter follow from the former.
 func environment(own []string) ([]string, error) {
 	value := map[string]string{}
 	for _, v := range own {

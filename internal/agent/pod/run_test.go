@@ -400,7 +400,7 @@ func TestVariablesOfTheCommand(t *testing.T) {
 	}
 }
 
-// A full disk does not stop the command; what is kept is the begin of the output.
+// A full disk does not stop the command; what is kept is the beginning of the output.
 func TestAFullDisk(t *testing.T) {
 	full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
 	if err != nil {

@@ -83,7 +83,7 @@ type Machine struct {
 	Terms Terms
 	born  time.Time // the first boot
 
-	since, renewed, idle time.Duration // counted from the boot of the worker; since: the begin of this watch; renewed: the last renewal; idle: when a command was last seen
+	since, renewed, idle time.Duration // counted from the boot of the worker; since: the beginning of this watch; renewed: the last renewal; idle: when a command was last seen
 	again                time.Duration // there is no try before this time
 	told                 string        // the state shared last
 	toldAt               time.Duration

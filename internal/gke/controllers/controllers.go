@@ -22,7 +22,7 @@ import (
 // A Controller is one of the programs that a cluster needs for workloads.
 type Controller struct {
 	Name       string // "JobSet"
-	Module     string // of Go, which has its manifests
+	Module     string // Go module that has the manifests
 	Version    string // of the module and of the image
 	Image      string // without version
 	Namespace  string
@@ -53,8 +53,8 @@ func (c Controller) File() string {
 //go:embed *.json.gz
 var files embed.FS
 
-// Objects returns the objects of c in the order in which they are applied: first what others
-// are in or refer to, last what calls the running program.
+// Objects returns the objects of c in the order in which they are applied: first those that
+// contain other objects or to which others refer, last those that call the running program.
 func (c Controller) Objects() ([]unstructured.Unstructured, error) {
 	packed, err := files.ReadFile(c.File())
 	if err != nil {

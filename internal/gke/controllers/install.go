@@ -165,8 +165,8 @@ func condition(o *unstructured.Unstructured, kind string) bool {
 }
 
 // Apply installs a controller, or upgrades one that multihost has installed. It does not wait
-// until the controller answers. Fields that somebody else has set are not taken over: the
-// error tells so, see kube.Conflict.
+// until the controller answers. Apply does not take over fields that somebody else has set:
+// if it had to, kube.Conflict reports true for the error.
 func (i Installer) Apply(ctx context.Context, c Controller) error {
 	objects, err := c.Objects()
 	if err != nil {
@@ -191,7 +191,8 @@ func (i Installer) Apply(ctx context.Context, c Controller) error {
 }
 
 // ApplyObject makes an object, or changes it so that it has the wanted fields. While a
-// controller starts, the server cannot ask it about its objects: that is tried again.
+// controller starts, the server cannot ask the controller about its objects. ApplyObject
+// then tries again.
 func (i Installer) ApplyObject(ctx context.Context, o unstructured.Unstructured) error {
 	start := i.Clock.Now()
 	for {

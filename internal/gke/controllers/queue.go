@@ -19,7 +19,7 @@ const (
 	namespace    = "default"
 )
 
-// Slices are those of a cluster, as its queue and XPK's ConfigMaps describe them.
+// Slices are the slices of a cluster, as its queue and XPK's ConfigMaps describe them.
 type Slices struct {
 	Cluster     string
 	Type        tpu.Type
@@ -30,9 +30,9 @@ type Slices struct {
 }
 
 // Objects returns the objects of the queue: the priorities of workloads, the queue with a
-// quota of all chips, and XPK's ConfigMaps, from which its workload create reads what fits.
-// kueue is the version of Kueue's kinds: "v1beta2" or "v1beta1". A cluster without slices has
-// the priorities only.
+// quota of all chips, and XPK's ConfigMaps. XPK's command workload create reads there what
+// fits into the cluster. kueue is the version of Kueue's kinds: "v1beta2" or "v1beta1". A
+// cluster without slices has the priorities only.
 func (s Slices) Objects(kueue string) []unstructured.Unstructured {
 	var all []unstructured.Unstructured
 	add := func(apiVersion, kind, namespace, name string, fields map[string]any) {
@@ -86,7 +86,7 @@ func (s Slices) flavorType() string {
 	return s.Type.Name
 }
 
-// capacities are XPK's words.
+// capacities has XPK's words for the tiers.
 var capacities = map[provision.Tier]string{
 	provision.OnDemand: "ON_DEMAND", provision.Spot: "SPOT", provision.Reserved: "RESERVATION", provision.FlexStart: "FLEX_START",
 }

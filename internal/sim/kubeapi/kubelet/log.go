@@ -142,7 +142,7 @@ func (l *logFile) tail(lines, limit int) string {
 // LogOptions say which part of a log to read.
 type LogOptions struct {
 	Follow, Timestamps, Previous bool
-	Since                        time.Time // zero: from the begin
+	Since                        time.Time // zero: from the beginning
 	Tail                         int64     // lines; below 0: all
 	Limit                        int64     // bytes; below 0: all
 	Stream                       string    // empty: both

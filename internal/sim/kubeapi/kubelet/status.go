@@ -11,7 +11,7 @@ import (
 )
 
 // status fills in the status of a pod from the present state of its containers. started is
-// when the kubelet first saw the pod. It is nil if the status has that already.
+// when the kubelet first saw the pod. started is nil if the status has that time already.
 func (p *pod) status(now *corev1.Pod, started *metav1.Time) {
 	at := metav1.NewTime(p.k.cfg.Now())
 	if started != nil && now.Status.StartTime == nil {
