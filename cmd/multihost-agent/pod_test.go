@@ -83,8 +83,12 @@ func TestCommandsOfTheAgentHaveDefaultSignals(t *testing.T) {
 	t.Parallel()
 	cmd := agentIn(t.TempDir(), "run", "--message=", "--arrive=0", "--", "bash", "-c", `grep SigIgn /proc/$$/status`)
 	out, err := cmd.Output()
-	if want := "SigIgn:\t0000000000000000\n"; err != nil || string(out) != want {
-		t.Errorf("%q, %v", out, err)
+	testkit.Must(t, err)
+	ignored, err := strconv.ParseUint(strings.TrimSpace(strings.TrimPrefix(string(out), "SigIgn:")), 16, 64)
+	testkit.Must(t, err)
+	const glibcs = 1<<31 | 1<<32 // signals 32 and 33: glibc ignores them in what posix_spawn starts, such as this test below make
+	if ignored&^glibcs != 0 {
+		t.Errorf("ignored signals: %x", ignored)
 	}
 }
 

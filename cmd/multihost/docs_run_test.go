@@ -457,8 +457,10 @@ func messages(t *testing.T, scripts bool) string {
 	t.Helper()
 	verb := regexp.MustCompile(`%(\[\d+\])?[-+# 0]*[\d*]*(\.[\d*]+)?[a-zA-Z]`)
 	var all strings.Builder
+	dirs := linked(t)
 	for _, dir := range []string{".", "../../internal"} {
 		testkit.Must(t, filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+			in, _ := filepath.Abs(filepath.Dir(path))
 			switch {
 			case err != nil || d.IsDir():
 				return err
@@ -466,7 +468,7 @@ func messages(t *testing.T, scripts bool) string {
 				code, err := os.ReadFile(path)
 				all.Write(code)
 				return err
-			case !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go"):
+			case !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go") || !dirs[in]:
 				return nil
 			}
 			file, err := parser.ParseFile(token.NewFileSet(), path, nil, 0)
@@ -485,6 +487,19 @@ func messages(t *testing.T, scripts bool) string {
 		}))
 	}
 	return all.String()
+}
+
+// linked returns the folders of the packages that the program is made of. No user sees the
+// texts of the others.
+func linked(t *testing.T) map[string]bool {
+	t.Helper()
+	out, err := exec.Command("go", "list", "-deps", "-f", "{{.Dir}}", ".").Output()
+	testkit.Must(t, err)
+	dirs := map[string]bool{}
+	for _, dir := range strings.Fields(string(out)) {
+		dirs[dir] = true
+	}
+	return dirs
 }
 
 // literal returns the text of an expression of string literals. It puts … in place of all

@@ -34,7 +34,8 @@ type ailment struct {
 	cure  string // regular expression; "": there is none, and the fault is cleared
 
 	status int                               // exit status of doctor before the cure
-	beyond bool                              // the cure is for real hardware, so the test clears the fault in its place
+	beyond bool                              // the cure is for real hardware or a person, so the test clears the fault in its place
+	then   []string                          // arguments of doctor after the cure; nil: args
 	cured  func(t *testing.T, l *troubleLab) // done in addition to the cure, because doctor only shows what to undo
 }
 
@@ -161,7 +162,11 @@ func (l *troubleLab) treat(t *testing.T, a ailment) {
 	if a.cured != nil {
 		a.cured(t, l)
 	}
-	r, _ = l.examine(t, a.args...)
+	args := a.args
+	if a.then != nil {
+		args = a.then
+	}
+	r, _ = l.examine(t, args...)
 	if f := troubleOf(r, a.check); f != nil {
 		t.Errorf("after %q it is still there:\n%s", a.cure, r)
 	}
@@ -197,10 +202,10 @@ func TestDoctorsCuresCure(t *testing.T) {
 		check: doctor.CheckAPIs, level: doctor.Error, says: "tpu.googleapis.com is not enabled", cure: "gcloud services enable tpu.googleapis.com --project=multihost-sim",
 	}, {
 		story: "a zone does not exist", plant: func(*testing.T, *troubleLab) {}, args: []string{"--zone=us-nope1-a"}, status: 78,
-		check: doctor.CheckZone, level: doctor.Error, says: `us-nope1-a \(from --zone\): zone "us-nope1-a" does not exist or has no Cloud TPU`, cure: "gcloud compute tpus locations list",
+		check: doctor.CheckZone, level: doctor.Error, says: `us-nope1-a \(from --zone\): zone "us-nope1-a" does not exist or has no Cloud TPU`, cure: "gcloud compute tpus locations list", beyond: true, then: second,
 	}, {
 		story: "a zone of Compute Engine does not exist", plant: func(*testing.T, *troubleLab) {}, args: []string{"--zone=us-nope1-a", "--tpu-type=tpu7x-8"}, status: 78,
-		check: doctor.CheckZone, level: doctor.Error, says: `us-nope1-a \(from --zone\): .*zones/us-nope1-a' was not found`, cure: "gcloud compute .*list",
+		check: doctor.CheckZone, level: doctor.Error, says: `us-nope1-a \(from --zone\): .*zones/us-nope1-a' was not found`, cure: "gcloud compute .*list", beyond: true, then: second,
 	}, {
 		story: "a permission is lacking", plant: withFault("permission-denied permission=tpu.nodes.create n=all"),
 		check: doctor.CheckPermissions, level: doctor.Warning, says: "tpu.nodes.create lacking, for qr create and job; roles/tpu.admin has it",

@@ -174,7 +174,11 @@ if some slices have come and others have not.`,
 			}
 			p, res, err := s.all.Sole(c.Context, id, "wait for")
 			if errors.Is(err, provision.ErrNotFound) {
-				err = &provision.StateError{Commands: s.all.Undoing(id).Commands, ID: id, Life: provision.Absent, State: provision.NotFound}
+				of := provision.Provider(s.compute)
+				if s.held != nil {
+					of = s.held
+				}
+				err = &provision.StateError{Commands: of.Undoing(id).Commands, ID: id, Life: provision.Absent, State: provision.NotFound}
 			}
 			if err != nil {
 				return interruptible(c.Context, err)

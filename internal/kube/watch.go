@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -135,9 +137,9 @@ func (s *watcher[T]) sync(ctx context.Context) error {
 			return told{err}
 		}
 	}
-	for uid, old := range s.known {
+	for _, uid := range slices.Sorted(maps.Keys(s.known)) {
 		if now[uid] == nil {
-			if err := s.f(Change[T]{Object: old, Gone: true}); err != nil {
+			if err := s.f(Change[T]{Object: s.known[uid], Gone: true}); err != nil {
 				return told{err}
 			}
 		}

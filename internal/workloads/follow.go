@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -210,8 +211,8 @@ func (f *following) because(restart int) string {
 // history returns all pods that were seen.
 func (f *following) history() []workload.Pod {
 	all := make([]workload.Pod, 0, len(f.pods))
-	for _, p := range f.pods {
-		all = append(all, p.pod)
+	for _, uid := range slices.Sorted(maps.Keys(f.pods)) {
+		all = append(all, f.pods[uid].pod)
 	}
 	return all
 }
