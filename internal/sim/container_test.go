@@ -76,6 +76,9 @@ func TestDiscoveryDocumentsDescribeClusters(t *testing.T) {
 			rest{t, p.URL + version + inLocation}.must("GET", path, "")
 		}
 	}
+	// The product may find each operation done in the answer that begins it.
+	operations := rest{t, p.URL + "/v1beta1" + inLocation}.must("GET", "/operations", "")["operations"].([]any)
+	rest{t, p.URL + "/v1beta1" + inLocation}.must("GET", "/operations/"+operations[0].(map[string]any)["name"].(string), "")
 	if _, err := clusters.Delete(t.Context(), "c", false); err != nil {
 		t.Error(err)
 	}
