@@ -42,7 +42,7 @@ func TestIdleClustersAreListedAndNeverDeleted(t *testing.T) {
 	var names []string
 	for _, l := range left {
 		names = append(names, l.Name)
-		if l.Useless || l.Slices != 1 || l.Type != "v5litepod-16" || *l.Hourly != usd || len(l.Parts) != 1 || l.Parts[0].Hourly != nil {
+		if l.Useless || l.Slices != 1 || l.Type != "v5litepod-16" || l.Hourly != nil || len(l.Parts) != 1 || l.Parts[0].Hourly != nil {
 			t.Errorf("%+v", l)
 		}
 	}

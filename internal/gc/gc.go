@@ -358,7 +358,8 @@ func idleClusters(ctx context.Context, d Deps, o GCOptions) ([]Leftover, error) 
 		if !mine || len(k.Workloads) > 0 || !strings.HasPrefix(k.Name, o.Prefix) || k.Region != gcp.Region(d.Zone) {
 			continue
 		}
-		l := Leftover{Kind: "cluster", Name: k.Name, State: k.State, User: k.User, Created: k.Created, Age: d.Age(k.Created), Hourly: k.Cost.Slices}
+		// Hourly stays unknown, because the prices of some parts are. Parts has the known ones.
+		l := Leftover{Kind: "cluster", Name: k.Name, State: k.State, User: k.User, Created: k.Created, Age: d.Age(k.Created)}
 		var types []string
 		types, l.Slices = k.Types()
 		l.Type = strings.Join(types, ",")

@@ -30,7 +30,7 @@ func (c Cost) String() string {
 	for _, p := range c.Parts {
 		fmt.Fprintf(&b, "  %s\n", p.Text)
 	}
-	if c.Slices != nil && len(c.Parts) > 0 {
+	if c.Slices != nil && slices.ContainsFunc(c.Parts, func(p Part) bool { return p.Hourly != nil }) {
 		fmt.Fprintf(&b, "  all slices: %s; the parts without a known price come on top\n", cost.ListPrice(*c.Slices))
 	}
 	return b.String()

@@ -145,6 +145,9 @@ func TestPlanShowsTheCost(t *testing.T) {
 			t.Errorf("%q lacks %q", text, want)
 		}
 	}
+	if text := planOf(Options{Name: "c"}, nothing).String(); strings.Contains(text, "list price") {
+		t.Errorf("a cluster without slices has a price: %q", text)
+	}
 	o.Reservation = "r"
 	if p := planOf(o, nothing); p.Cost.Slices != nil {
 		t.Errorf("a reservation costs %v", *p.Cost.Slices)

@@ -26,6 +26,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	jobset "sigs.k8s.io/jobset/api/jobset/v1alpha2"
 
+	"multihost/internal/event"
 	"multihost/internal/fault"
 	"multihost/internal/provision"
 	"multihost/internal/tpu"
@@ -113,7 +114,7 @@ func jobSet(r provision.Request) (*jobset.JobSet, error) {
 		return nil, &NameError{r.ID, fmt.Sprintf("it is %d letters too long: the host names of the pods, such as %s, have at most %d letters", len(longest)-mostName, longest, mostName)}
 	}
 	js := &jobset.JobSet{ObjectMeta: metav1.ObjectMeta{Name: r.ID, Labels: maps.Clone(r.Labels), Annotations: map[string]string{
-		jobset.ExclusiveKey: labelPool, annotationType: r.Type.Name, annotationMade: fmt.Sprintf("%d slices of %s, image %s", count, r.Type.Name, own.Image),
+		jobset.ExclusiveKey: labelPool, annotationType: r.Type.Name, annotationMade: fmt.Sprintf("%s of %s, image %s", event.Count(count, "slice"), r.Type.Name, own.Image),
 	}}}
 	if js.Labels == nil {
 		js.Labels = map[string]string{}
