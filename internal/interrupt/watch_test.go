@@ -191,7 +191,7 @@ func TestAQuestionIsAskedAnewWhenItsStateChanges(t *testing.T) {
 					synctest.Wait()
 					v.SetStatus(func(s *stage.Status) { *s = st })
 				}
-				time.Sleep(2 * settle)
+				time.Sleep(2 * settle) // no real time passes in the bubble
 				synctest.Wait()
 				var got stage.Answer
 				select {
