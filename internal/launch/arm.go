@@ -94,11 +94,17 @@ func Arm(ctx context.Context, r remote.Runner, spec Spec) (*Armed, error) {
 		}
 		a.err = err
 	}()
-	if err := a.ready(ctx, spec, out); err != nil {
+	err := a.ready(ctx, spec, out)
+	var code *CodeError
+	switch {
+	case err == nil:
+		return a, nil
+	case errors.As(err, &code): // the supervisor waits already; until it is gone, the run counts as active
+		_ = a.Abort(ctx) // if this fails, the end of the session ends the supervisor later
+	default:
 		a.finish(err)
-		return nil, err
 	}
-	return a, nil
+	return nil, err
 }
 
 // BootID returns the boot id that the worker's kernel reports.
