@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"multihost/internal/event"
 	"multihost/internal/gcp"
@@ -48,6 +49,11 @@ func TestIdleClustersAreListedAndNeverDeleted(t *testing.T) {
 	}
 	if !slices.Equal(names, []string{"idle", "unknown"}) || !strings.Contains(left[0].Evidence, "no pod asks") || !strings.Contains(left[1].Evidence, "not known") {
 		t.Errorf("listed %v: %+v", names, left)
+	}
+	all.all[0].Created, all.all[2].Created = d.Clock.Now().Add(-2*time.Hour), d.Clock.Now().Add(-time.Minute)
+	left, err = idleClusters(t.Context(), d, GCOptions{Clusters: all, User: "ann", OlderThan: time.Hour})
+	if err != nil || len(left) != 1 || left[0].Name != "idle" {
+		t.Errorf("older than an hour: %+v, %v", left, err)
 	}
 	if left, err := idleClusters(t.Context(), d, GCOptions{Clusters: owned{err: &gcp.Error{Class: gcp.Permission}}}); err != nil || left != nil {
 		t.Errorf("without the API: %v, %v", left, err)

@@ -355,7 +355,7 @@ func idleClusters(ctx context.Context, d Deps, o GCOptions) ([]Leftover, error) 
 	var left []Leftover
 	for _, k := range all {
 		mine := o.User == "" || k.User == provision.LabelValue(o.User)
-		if !mine || len(k.Workloads) > 0 || !strings.HasPrefix(k.Name, o.Prefix) || k.Region != gcp.Region(d.Zone) {
+		if !mine || len(k.Workloads) > 0 || !strings.HasPrefix(k.Name, o.Prefix) || k.Region != gcp.Region(d.Zone) || d.Age(k.Created) < o.OlderThan {
 			continue
 		}
 		// Hourly stays unknown, because the prices of some parts are. Parts has the known ones.
