@@ -17,7 +17,7 @@ import (
 	"multihost/internal/workers"
 )
 
-// These limits are for reading serial consoles: the time for it, and the number of slices.
+// These limits are for reading serial consoles: the time for a slice, and the number of slices.
 // The provider limits how many consoles it reads for a slice. Each console has only a few
 // lines.
 const (
@@ -45,8 +45,6 @@ func showConsoles(ctx context.Context, d *workers.Reach, sel tpu.Selection, away
 			silent[id.Slice] = append(silent[id.Slice], id)
 		}
 	}
-	ctx, cancel := context.WithTimeout(gcp.Unattended(ctx), consolesLimit)
-	defer cancel()
 	found := make([][]ConsoleEnd, len(silent))
 	var reads sync.WaitGroup
 	asked, more := 0, 0
@@ -69,13 +67,16 @@ func showConsoles(ctx context.Context, d *workers.Reach, sel tpu.Selection, away
 	}
 }
 
-// readConsoles reads the consoles of some workers of a slice.
+// readConsoles reads the consoles of some workers of a slice. If the time for that is over,
+// it returns those that it has read.
 func readConsoles(ctx context.Context, d *workers.Reach, reader provision.ConsoleReader, s tpu.Slice, ids []tpu.WorkerID) (ends []ConsoleEnd) {
+	limited, cancel := context.WithTimeout(gcp.Unattended(ctx), consolesLimit)
+	defer cancel()
 	vms := make([]string, len(ids))
 	for i, id := range ids {
 		vms[i] = s.Workers[id.Worker].Name
 	}
-	all, err := reader.Consoles(ctx, s, vms)
+	all, err := reader.Consoles(limited, s, vms)
 	if err != nil && ctx.Err() == nil {
 		event.Notef(d.Sink, event.Warn, gcp.Hint(err), "not all serial consoles of slice %s could be read: %v", s.Name, err)
 	}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"testing/synctest"
 
 	"multihost/internal/event"
 	"multihost/internal/provision"
@@ -80,4 +81,38 @@ s1w0, VM m-1-x-0: its kernel has stopped, its serial console says: panic
 	if n := len(said.Events()); n != len(notes)+len(results) {
 		t.Errorf("without consoles: %d events", n)
 	}
+}
+
+// slow is a provider that does not return the consoles of one slice.
+type slow struct{ consoles }
+
+func (p *slow) Consoles(ctx context.Context, s tpu.Slice, vms []string) ([]provision.Console, error) {
+	if s.Name == "m-1" {
+		<-ctx.Done()
+		return nil, ctx.Err()
+	}
+	return p.consoles.Consoles(ctx, s, vms)
+}
+
+// If the consoles of a slice are not read in time, those of the other slices are shown.
+func TestConsolesThatComeInTimeAreShown(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		said := &testkit.Recorder{}
+		d := &workers.Reach{Invocation: &stage.Invocation{Sink: said}, Cloud: &slow{}}
+		sel, away := tpu.Selection{}, map[tpu.WorkerID]error{}
+		for i, name := range []string{"m-0", "m-1"} {
+			sel.Slices = append(sel.Slices, tpu.Slice{Name: name, Index: i, Workers: []tpu.Worker{{Name: name + "-x-0"}}})
+			away[tpu.WorkerID{Slice: i}] = remote.ErrSilent
+		}
+		showConsoles(t.Context(), d, sel, away)
+		shown := 0
+		for _, e := range said.Events() {
+			if r, ok := e.(event.Result); ok && len(r.Data.([]ConsoleEnd)) == 1 {
+				shown++
+			}
+		}
+		if shown != 1 || !said.Said(event.Warn, "not all serial consoles of slice m-1 could be read") {
+			t.Errorf("said %+v", said.Events())
+		}
+	})
 }
