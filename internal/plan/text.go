@@ -378,6 +378,10 @@ func (p Plan) tellEnd(t *planText) {
 	switch {
 	case p.Upload != nil, p.End.Leaves && p.Limits.Lease > 0:
 		by = " by its workers"
+	case p.End.Leaves && p.End.Deletes != "" && p.Limits.TTL > 0:
+		t.line("=", "end", "%s stays and is billed until its workers delete it %s after its request (--ttl): this command leaves once the command has started (--detach), and no worker deletes it earlier (--lease=0)",
+			p.Resource.Name, stage.AsTyped(p.Limits.TTL))
+		return
 	case p.End.Leaves && p.End.Deletes != "":
 		t.line("=", "end", "%s stays and is billed: this command leaves once the command has started (--detach), and no worker deletes it (--lease=0)", p.Resource.Name)
 		return

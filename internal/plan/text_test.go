@@ -102,9 +102,13 @@ func TestThePlanForPeople(t *testing.T) {
 			p.End = EndPlan{Deletes: "r", Leaves: true}
 			p.Limits.Lease = 30 * time.Minute
 		}, []string{"- end        queued resource r is deleted with its slices by its workers 30m after the command has ended (--lease)\n"}, ""},
+		{"the workers delete them at the end of their time", func(p *Plan) {
+			p.End = EndPlan{Deletes: "r", Leaves: true}
+			p.Limits.Lease, p.Limits.TTL = 0, 2*time.Hour
+		}, []string{"= end        queued resource r stays and is billed until its workers delete it 2h after its request (--ttl): this command leaves"}, "stays and is billed: "},
 		{"nobody deletes them", func(p *Plan) {
 			p.End = EndPlan{Deletes: "r", Leaves: true}
-			p.Limits.Lease = 0
+			p.Limits.Lease, p.Limits.TTL = 0, 0
 		}, []string{"= end        queued resource r stays and is billed: this command leaves"}, "is deleted with its slices"},
 		{"a job without runner deletes them", func(p *Plan) {
 			p.Upload, p.End = &Upload{URL: "gs://b/r"}, EndPlan{Deletes: "r", Leaves: true}
