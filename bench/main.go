@@ -51,7 +51,7 @@ func start(ctx context.Context, args []string) error {
 	flags := flag.NewFlagSet("bench", flag.ExitOnError)
 	flags.StringVar(&o.binary, "binary", "bin/multihost", "the multihost to measure")
 	flags.StringVar(&o.write, "write", "", "file to write the report to; default: standard output")
-	flags.StringVar(&o.only, "only", "", "sections to run, joined by commas: connect,idle,logs,command,processes,start,code,relay,agent,scale; default: all but scale")
+	flags.StringVar(&o.only, "only", "", "sections to run, joined by commas: connect,idle,logs,command,processes,start,code,files,relay,agent,scale; default: all but scale")
 	flags.IntVar(&o.most, "most", 2048, "the most workers of the load server")
 	flags.StringVar(&o.relay, "relay", "", "test program of internal/codesync, which measures the relay; default: it is not measured")
 	flags.StringVar(&o.deliver, "deliver", "", "test program of internal/agent/deliver, which measures how the agent gets to workers; default: it is not measured")

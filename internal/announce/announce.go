@@ -163,7 +163,7 @@ type Declined struct{ error }
 
 func (e *Declined) Unwrap() error { return e.error }
 
-// Tell warns of a --max-run-duration below shortRun. The provider counts from the moment
+// If --max-run-duration is below shortRun, Tell warns. The provider counts from the moment
 // when the VMs begin to run, and they take some minutes to boot.
 const shortRun = 10 * time.Minute
 
