@@ -97,9 +97,10 @@ fetch() {
 
 # delete_resources DELETION...: calls delete_resource for each, in order. It continues after
 # a resource whose deletion was not requested. It fails if every resource that is left
-# belongs to another run.
+# belongs to another run. A deletion that was accepted may fail later, so until the run's
+# own resources are gone, the caller may try again.
 delete_resources() {
-  local deletion trouble='' foreign=''
+  local deletion trouble='' foreign='' there=''
   for deletion in "${@-}"; do
     if ! delete_resource "$deletion"; then
       foreign=$why
@@ -107,8 +108,9 @@ delete_resources() {
       trouble+=${trouble:+; }$why
     fi
   done
+  if [[ $there || $trouble ]]; then foreign=''; fi
   why=${trouble:-$foreign}
-  [[ $trouble || ! $foreign ]]
+  [[ ! $foreign ]]
 }
 
 # delete_resource DELETION: reads a resource and then requests its deletion. DELETION is
@@ -116,7 +118,8 @@ delete_resources() {
 # never deletes a resource that it could not read, or that lacks the proof in its field. It
 # deletes only the same resource that it has read. It fails if the resource is another
 # run's. If it succeeds and $why is empty, the deletion was requested or the resource is
-# gone. If $why has a text, the deletion was not requested, and the caller may try again.
+# gone. If $why has a text, the deletion was not requested, and the caller may try again. If
+# the resource is the run's and nothing has shown that it is gone, delete_resource sets there.
 delete_resource() {
   local key read='' method='' url='' proof_path='' proof_value='' going_path='' going_value='' REPLY
   local -a strings
@@ -137,8 +140,10 @@ delete_resource() {
     why='it is not of this run: it stays'
     return 1
   elif [[ $going_path ]] && json_strings "$reply" "$going_path" && all_are "$going_value"; then
-    : # it is being deleted already
-  elif api "$method" "$url" || [[ $status == 404 ]]; then
+    there=yes # it is being deleted already
+  elif api "$method" "$url"; then
+    there=yes why=''
+  elif [[ $status == 404 ]]; then
     why=''
   fi
   return 0

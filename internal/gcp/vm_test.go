@@ -51,7 +51,8 @@ func TestABrokenAnswerOnAWorkerIsNone(t *testing.T) {
 		{"ours, and the terms have no proof", strings.Replace(dies, `"r\"`, `"\"`, 1), ours, false, "rc=0 status= reply= why=it stays: the terms do not say how it is deleted", false},
 		{"ours, and there are no terms", "delete_resource x", ours, false, "rc=0 status= reply= why=it stays: the terms do not say how it is deleted", false},
 		{"what is gone, and then ours", strings.Replace(strings.ReplaceAll(dies, "$url/q", "$url/gone"), "delete_resource", "delete_resources", 1) + strings.TrimPrefix(dies, "delete_resource"), ours, false, "rc=0 status=200 ", true},
-		{"another's, and then ours", "delete_resources" + strings.Replace(strings.ReplaceAll(dies, `\"r\"`, `\"s\"`), "delete_resource", "", 1) + strings.TrimPrefix(dies, "delete_resource"), ours, false, "rc=1 status=200 ", true},
+		{"another's, and then ours", "delete_resources" + strings.Replace(strings.ReplaceAll(dies, `\"r\"`, `\"s\"`), "delete_resource", "", 1) + strings.TrimPrefix(dies, "delete_resource"), ours, false, "rc=0 status=200 ", true},
+		{"another's, and then one that is gone", "delete_resources" + strings.Replace(strings.ReplaceAll(dies, `\"r\"`, `\"s\"`), "delete_resource", "", 1) + strings.ReplaceAll(strings.TrimPrefix(dies, "delete_resource"), "$url/q", "$url/gone"), ours, false, "rc=1 status=404 ", false},
 		{"one that cannot be told, and then ours", "delete_resources x" + strings.TrimPrefix(dies, "delete_resource"), ours, false, "rc=0 status=200 ", true},
 		{"ours, deleted already", dies, changed("ACTIVE", "DELETING"), false, "rc=0 status=200 ", false},
 	} {
