@@ -193,14 +193,13 @@ func Announce(ctx context.Context, d Deps, e event.Request) error {
 // names what does not exist: the zone, the network, the machine type there, or the
 // reservation. So nobody is asked about a request that would be refused.
 func Outlook(ctx context.Context, d Deps, r provision.Request, made *network.Options) (there bool, mtu int, err error) {
-	var missing, refused error
-	var all sync.WaitGroup
-	all.Go(func() { mtu, missing = MTUFor(ctx, d, r, made) })
-	all.Go(func() { refused = refusal(ctx, d, r) })
+	var refused error
+	var check sync.WaitGroup
+	check.Go(func() { mtu, refused = Check(ctx, d, r, made) })
 	there, err = isThere(ctx, d, r.ID)
-	all.Wait()
+	check.Wait()
 	if err == nil && !there {
-		err = cmp.Or(missing, refused)
+		err = refused
 	}
 	return there, mtu, err
 }
@@ -208,8 +207,12 @@ func Outlook(ctx context.Context, d Deps, r provision.Request, made *network.Opt
 // Check is the part of Outlook that names what does not exist, for a command that knows
 // whether there is a resource. It returns the MTU of the network, too.
 func Check(ctx context.Context, d Deps, r provision.Request, made *network.Options) (mtu int, err error) {
+	var refused error
+	var beside sync.WaitGroup
+	beside.Go(func() { refused = refusal(ctx, d, r) })
 	mtu, missing := MTUFor(ctx, d, r, made)
-	return mtu, cmp.Or(missing, refusal(ctx, d, r))
+	beside.Wait()
+	return mtu, cmp.Or(missing, refused)
 }
 
 // MTUFor returns the MTU of the request's network. If made is set, the command makes the
