@@ -22,7 +22,7 @@ of every slice, streams its output back and ends with its exit status.
   multihost network create                     a network with MTU 8896
   multihost qr create ID --node-count=2 …      ask for two slices
   multihost run --tpu-prefix=P --command=C     run C on slices that exist
-  multihost job --num-slices=2 --command=C     all of it, and delete them after
+  multihost job --num-slices=2 --command=C     make slices, run C on them, delete them
 
 Add --sim to any command to try it on a simulator that needs no account.`,
 		Flags:    options.GlobalFlags(),
@@ -88,6 +88,9 @@ func command(c cli.Command, statuses ...int) *cli.Command {
 			text := exitTexts[s]
 			if s == exitOK && slices.Contains(statuses, statusOfCommand) {
 				text = "the command ended with 0 on every worker"
+				if slices.ContainsFunc(c.Flags, func(f cli.Flag) bool { return f.Names()[0] == "strict-exit" }) {
+					text += ", or see --strict-exit"
+				}
 			}
 			if s == exitPreflight && slices.Contains(statuses, statusOfCommand) {
 				text = "preflight failed, or workers differ (--skew=check)"

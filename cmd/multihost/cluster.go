@@ -31,7 +31,7 @@ func clusterCommand() *cli.Command {
 func clusterCreateCommand() *cli.Command {
 	return command(cli.Command{
 		Name:      "create",
-		Usage:     "make a cluster with a node pool for each slice, or what it lacks",
+		Usage:     "make a cluster with a node pool for each slice, or complete one",
 		ArgsUsage: "NAME",
 		Description: `Makes a cluster in the region of --zone, with CPU nodes for the controllers and
 one node pool for each slice, NAME-np-0, NAME-np-1, …, in the zone:

@@ -17,8 +17,8 @@ func execCommand() *cli.Command {
 		ArgsUsage: "[-- PROGRAM ARG…]",
 		Description: `Runs the command on all workers at once, in the home directory of the login. It
 copies no code, tunes nothing and frees no TPU. It shows equal outputs once. The
-output that most workers have comes first. Of a longer output it shows only how it
-differs from the first one:
+output that most workers have comes first. If another output is long, exec shows only
+how it differs from the first one. For example:
 
   multihost exec --tpu-prefix=train -- uname -r
   s[0-1]w[0-2],s0w3 (7): 5.19.0-1030-gcp

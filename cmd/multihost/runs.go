@@ -77,10 +77,10 @@ func stopCommand() *cli.Command {
 		Usage:     "end a run on every worker and check that none of its processes is left",
 		ArgsUsage: "RUN",
 		Description: `Sends TERM to every process of the run, KILL after --grace, and ends when none is
-left. It may be repeated. If the command of a job has not begun, or has ended and its
-slices are kept, it deletes the queued resource of the job with its slices. On a
-terminal it asks before it deletes kept slices, and names logs that are not whole on
-this machine. Without a terminal, slices with such logs stay.`,
+left. It may be repeated. Of a job, stop also deletes the slices with their request
+in two cases: the command has not begun, or it has ended and the slices are kept. On
+a terminal it asks before it deletes kept slices, and names logs that are not whole
+on this machine. Without a terminal, slices with such logs stay.`,
 		Flags: slices.Concat(options.HostFlags(), options.BucketFlags(), []cli.Flag{options.PrefixFlag(), options.GraceFlag()}, options.SSHFlags()),
 		Action: withSession(func(s *session, c *call) error {
 			name := options.RunWord(&c.Call)

@@ -171,7 +171,7 @@ const shortRun = 10 * time.Minute
 func Tell(sink event.Sink, e event.Request) {
 	sink.Emit(e)
 	if e.MaxRun > 0 && e.MaxRun < shortRun {
-		event.Notef(sink, event.Warn, "give the command its time besides: --max-run-duration=1h, for example",
+		event.Notef(sink, event.Warn, "add some minutes for the boot: --max-run-duration=1h, for example",
 			"--max-run-duration=%s counts from the moment when the VMs begin to run, and they take some minutes to boot: the slices may be taken away before the command starts", stage.AsTyped(e.MaxRun))
 	}
 }

@@ -247,7 +247,7 @@ func (k Kit) status() *cli.Command {
 
 func (k Kit) fault() *cli.Command {
 	var b strings.Builder
-	b.WriteString("multihost sim fault preempt node=t-1 makes one thing go wrong; clear takes the number\nthat was printed, a name, or nothing for all.\n\nFAULTS:\n")
+	b.WriteString("multihost sim fault preempt node=t-1 makes one thing go wrong. clear NUMBER takes back\nthe fault with that number, clear NAME all faults of that name, clear alone all faults.\n\nFAULTS:\n")
 	for _, f := range sim.Faults() {
 		fmt.Fprintf(&b, "   %s %s\n      %s\n", f.Name, strings.Join(f.Args, "= ")+"=", f.What)
 	}

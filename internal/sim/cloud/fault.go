@@ -111,7 +111,7 @@ func Faults() []FaultDoc {
 		{Name: "worker-clock", Args: with("mode", "duration"), Required: []string{"duration"}, What: "the clock is ahead (mode=ahead, the default) or behind (mode=behind), for programs that start after that; needs libfaketime"},
 		{Name: "worker-startup", Args: with("mode", "setting"), What: "a start-up file prints (mode=print), exits (mode=exit) or waits for input (mode=hang): ~/.bashrc; netns backend: also setting=/etc/bash.bashrc or ~/.ssh/rc"},
 		{Name: "worker-banner", Args: workers, What: "sshd shows a banner before each login"},
-		{Name: "worker-shell", Args: with("setting"), Required: []string{"setting"}, What: "the login shell (setting=/usr/sbin/nologin)"},
+		{Name: "worker-shell", Args: with("setting"), Required: []string{"setting"}, What: "the user has another login shell (setting=/usr/sbin/nologin)"},
 		{Name: "worker-missing", Args: with("setting"), Required: []string{"setting"}, What: "a sysctl key, a path below /proc/sys, /sys or /dev, or a module does not exist; process backend: also numactl or ethtool, until apt-get installs it"},
 		{Name: "worker-denied", Args: with("setting"), Required: []string{"setting"}, What: "a sysctl key, ip-route or ethtool cannot be changed"},
 		{Name: "worker-fixed", Args: with("setting"), Required: []string{"setting"}, What: "an ethtool feature cannot be changed"},
