@@ -369,7 +369,7 @@ func measureStart(ctx context.Context, l *lab, r *report) error {
 	if err != nil {
 		return err
 	}
-	r.most("size of the binary", float64(info.Size())/(1<<20), 45, "MiB")
+	r.most("size of the binary", float64(info.Size())/1e6, 55, "MB")
 	r.table(rows)
 	return nil
 }

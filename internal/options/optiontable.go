@@ -238,7 +238,7 @@ func LoginOptions() []Option {
 			with: inSession, bad: "0", unplanned: "it is the same for all workers", unneeded: noLogin},
 		{flag: &cli.DurationFlag{Name: "connect-timeout", Value: 2 * time.Minute, Usage: "longest `TIME` until a worker must answer, with all retries"},
 			with: inSession, bad: "0s", plan: "limits.connect_ns", try: "9s", unneeded: noLogin},
-		{flag: &cli.IntFlag{Name: "max-dials", Value: 512, Usage: "set up at most `N` SSH connections at the same time; connections that are already open do not count"},
+		{flag: &cli.IntFlag{Name: "max-dials", Value: 1024, Usage: "set up at most `N` SSH connections at the same time; connections that are already open do not count"},
 			with: inSession, bad: "0", unplanned: "it says how fast workers are reached", unneeded: noLogin},
 	}
 }
