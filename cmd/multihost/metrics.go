@@ -106,8 +106,8 @@ The run goes on.
 If a worker has py-spy (pip install py-spy), py-spy reads the stacks of its Python
 processes. Otherwise multihost sends SIGUSR1 to each process that catches it, and
 collects what the process prints. A Python program prints its stacks at that signal
-if it has called faulthandler.register(signal.SIGUSR1). For every other process,
-multihost shows only what its threads wait for.`,
+if it has called faulthandler.register(signal.SIGUSR1). Of every other process
+you see only what its threads wait for.`,
 		Flags: slices.Concat(options.HostFlags(), []cli.Flag{options.PrefixFlag()}, options.SSHFlags()),
 		Action: withSession(func(s *session, c *call) error {
 			name := options.RunWord(&c.Call)

@@ -109,7 +109,7 @@ func TestOrphansOfAnEndedRunAreEnded(t *testing.T) {
 	l := newLocal(t)
 	l.write("dev/accel0", "", 0o666)
 	l.write("tmp/libtpu_lockfile", "", 0o644)
-	complete(t, l, spec("r", "setsid --fork bash -c 'trap \"\" TERM; exec 3<"+l.root+"/dev/accel0; touch ready; while :; do sleep 0.1 3<&-; done'; while [ ! -e ready ]; do sleep 0.01; done"))
+	complete(t, l, spec("r", "mkfifo none; setsid --fork bash -c 'trap \"\" TERM; exec 3<"+l.root+"/dev/accel0 4<>none; touch ready; read -r -u 4'; while [ ! -e ready ]; do sleep 0.01; done"))
 	if s, err := Status(t.Context(), l, Ref{"r", 1}); err != nil || s.Left == 0 || s.Phase != Exited {
 		t.Errorf("status: %+v, %v", s, err)
 	}
