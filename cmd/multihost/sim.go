@@ -1,27 +1,17 @@
 package main
 
 import (
-	"slices"
-
 	"github.com/urfave/cli/v2"
 
 	"multihost/cmd/multihost/simcmd"
 	"multihost/internal/event"
-	"multihost/internal/fault"
 	"multihost/internal/ui"
 )
 
 func simCommand() *cli.Command {
 	return simcmd.Command(simcmd.Kit{
-		Group: group,
-		Command: func(c cli.Command, kinds ...fault.Kind) *cli.Command {
-			ends := []int{exitOK}
-			for _, k := range kinds {
-				ends = append(ends, statuses[k])
-			}
-			slices.Sort(ends)
-			return command(c, ends...)
-		},
+		Group:   group,
+		Command: endsWith,
 		Act: func(f func(*simcmd.Call) error) cli.ActionFunc {
 			return act(func(c *call) error {
 				return f(&simcmd.Call{
