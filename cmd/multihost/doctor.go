@@ -12,7 +12,6 @@ import (
 	"multihost/internal/event"
 	"multihost/internal/gce"
 	"multihost/internal/gcp"
-	"multihost/internal/network"
 	"multihost/internal/options"
 	"multihost/internal/sshkey"
 	"multihost/internal/tpu"
@@ -38,6 +37,9 @@ between the workers: the largest packet that passes unfragmented, and the ports 
 the coordinators. The first worker listens on these ports during the check.
 If a VM of Compute Engine does not answer, doctor shows the end of its serial console.
 
+With --cluster or --context it checks a Kubernetes cluster and your rights there:
+node pools, JobSet, Kueue, the queue, the nodes, and the pods of --tpu-prefix.
+
 Each line is ok, a warning, an error or not checked, with the command to type.
 Without --fix, doctor changes nothing. --fix does only what is safe: it makes the
 SSH key, puts it where the slices' workers look for it, and adds missing firewall
@@ -47,16 +49,7 @@ nothing that a rule denies.
   multihost doctor
   multihost doctor --tpu-prefix=train
   multihost doctor --tpu-type=v5litepod-16 --num-slices=2`,
-		Flags: slices.Concat([]cli.Flag{
-			&cli.StringFlag{Name: "tpu-prefix", Aliases: []string{"TPU_PREFIX"}, Usage: "examine the slice named `P`, or the slices P-0, P-1, …"},
-			options.SlicesFlag(),
-			&cli.StringFlag{Name: "tpu-type", Aliases: []string{"TPU_TYPE"}, Usage: "accelerator `TYPE` that you want"},
-			&cli.IntFlag{Name: "num-slices", Aliases: []string{"NUM_SLICES"}, Value: 1, Usage: "`N` slices of that type that you want"},
-			options.ProviderFlag(),
-			&cli.StringFlag{Name: "reservation", Usage: "reserved capacity that the slices are to use: `NAME`, projects/P/reservations/NAME, or one of these with /reservationBlocks/BLOCK; for --provider=gce"},
-			&cli.StringFlag{Name: "network", Usage: "`NAME` of the network; default: that of the slices, else " + network.DefaultName},
-			&cli.BoolFlag{Name: "fix", Usage: "make the repairs that are safe"},
-		}, options.FlagsOf(options.HostOptions()), options.SSHFlags()),
+		Flags: slices.Concat(options.DoctorFlags(), options.HostFlags(), options.SSHFlags()),
 		Action: withSession(func(s *session, c *call) error {
 			c.NoWords()
 			o, err := doctorOptions(s, c)
@@ -83,6 +76,9 @@ func doctorOptions(s *session, c *call) (o doctor.Options, err error) {
 		Zone:    doctor.Setting{Value: s.gcloud.Zone, Source: s.gcloud.Source["Zone"]},
 		Prefix:  c.String("tpu-prefix"), Network: c.String("network"), Count: c.Int("num-slices"),
 		Fix: c.Bool("fix"), Sink: s.sink, Clock: gcp.SystemClock,
+	}
+	if s.held != nil {
+		o.Cluster = options.DoctorCluster(&c.Call, s.held, s.clusters)
 	}
 	o.Slices, o.Reservation = options.Slices(&c.Call), c.String("reservation")
 	if o.Hosts != nil && o.Prefix != "" {
@@ -129,10 +125,14 @@ func doctorOptions(s *session, c *call) (o doctor.Options, err error) {
 	}
 	o.Visit = func(ctx context.Context, id *sshkey.Identity, sel tpu.Selection, logins map[string]string, only func(tpu.WorkerID) bool) (*workers.Visit, error) {
 		d.Access.Identity = id
-		overSSH(d, logins)
+		if s.held != nil {
+			d.Dialer = s.pods
+		} else {
+			overSSH(d, logins)
+		}
 		return d.Visit(ctx, sel, only)
 	}
-	for _, flag := range []string{"project", "zone", "configuration", "profile", "access-token-file", "ip", "user", "identity-file", "ssh-proxy-jump", "ssh-config", "ssh-port"} {
+	for _, flag := range []string{"project", "zone", "configuration", "profile", "access-token-file", "ip", "user", "identity-file", "ssh-proxy-jump", "ssh-config", "ssh-port", "cluster", "kubeconfig", "context", "namespace"} {
 		if _, typed := s.typed[flag]; typed {
 			o.Again = append(o.Again, "--"+flag+"="+fmt.Sprint(c.Flags.Value(flag)))
 		}

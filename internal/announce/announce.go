@@ -222,11 +222,17 @@ func MTUFor(ctx context.Context, d Deps, r provision.Request, made *network.Opti
 		return made.MTU, nil
 	}
 	mtu, err := settings.WarnOfMTU(ctx, d, r)
+	return mtu, NamedNetwork(err)
+}
+
+// NamedNetwork returns err, the error of reading the network that a flag names. If there is
+// no such network, the kind of the returned error is Usage, because the flag is wrong.
+func NamedNetwork(err error) error {
 	var missing *network.MissingError
 	if errors.As(err, &missing) {
-		err = &namedError{err, "make it with: multihost network create " + missing.Network + "; or name another with --network=NAME"}
+		return &namedError{err, "make it with: multihost network create " + missing.Network + "; or name another with --network=NAME"}
 	}
-	return mtu, err
+	return err
 }
 
 // refusal returns an error if the place does not offer the machine type of a request, or if

@@ -65,9 +65,18 @@ const (
 	CheckMTU         = "network mtu"
 	CheckSSHRule     = "firewall ssh"
 	CheckWorkerRules = "firewall between workers"
+	CheckCluster     = "cluster"
+	CheckPools       = "node pools"
+	CheckAPI         = "api server"
+	CheckRights      = "rights"
+	CheckJobSet      = "jobset"
+	CheckKueue       = "kueue"
+	CheckQueue       = "queue"
+	CheckNodes       = "nodes"
 	CheckSlices      = "slices"
 	CheckLogin       = "login"
 	CheckSSH         = "ssh"
+	CheckExec        = "exec" // what ssh is to other workers
 	CheckConsole     = "serial console"
 	CheckHostKeys    = "host keys"
 	CheckClock       = "clock"
@@ -88,8 +97,9 @@ var groups = []struct {
 	{"this machine", []string{CheckProject, CheckZone, CheckCredentials, CheckKey}},
 	{"project", []string{CheckAPIs, CheckPermissions, CheckQuota, CheckMachine, CheckImage, CheckReservation}},
 	{"network", []string{CheckNetwork, CheckMTU, CheckSSHRule, CheckWorkerRules}},
+	{"cluster", []string{CheckCluster, CheckPools, CheckAPI, CheckRights, CheckJobSet, CheckKueue, CheckQueue, CheckNodes}},
 	{"slices", []string{CheckSlices, CheckLogin}},
-	{"workers", []string{CheckSSH, CheckConsole, CheckHostKeys, CheckClock, CheckDevices, CheckHolders, CheckSettings, CheckDisk, CheckVersions}},
+	{"workers", []string{CheckSSH, CheckExec, CheckConsole, CheckHostKeys, CheckClock, CheckDevices, CheckHolders, CheckSettings, CheckDisk, CheckVersions}},
 	{"between workers", []string{CheckPacket, CheckPorts}},
 }
 
@@ -128,7 +138,7 @@ func (r Report) Fault() (kind fault.Kind, failed bool) {
 	switch r.Findings[i].Check {
 	case CheckProject, CheckZone, CheckKey:
 		return fault.Configuration, true
-	case CheckCredentials, CheckPermissions, CheckAPIs, CheckLogin, CheckHostKeys:
+	case CheckCredentials, CheckPermissions, CheckRights, CheckAPIs, CheckLogin, CheckHostKeys:
 		return fault.Permission, true
 	case CheckQuota, CheckReservation:
 		return fault.Temporary, true
@@ -151,6 +161,7 @@ type Options struct {
 	Provider provision.Provider // provider of the existing slices and of the wanted ones; nil if Cloud is nil
 	Networks *network.Client
 	Hosts    hosts.HostList // machines instead of slices
+	Cluster  *Cluster       // the slices are held by its pods; nil: they are not
 
 	Prefix  string      // name prefix of the slices to examine; "": none
 	Slices  tpu.Numbers // only the slices with these numbers in their names
@@ -281,13 +292,19 @@ func (e *examination) fail(check string, err error) {
 func (e *examination) run(ctx context.Context) {
 	project, workers := projectChecks{e}, workerChecks{e}
 	var local sync.WaitGroup
-	local.Go(project.checkKey)
+	if e.Cluster == nil {
+		local.Go(project.checkKey)
+	}
 	local.Go(func() { project.checkSettings(ctx) })
 	local.Wait()
 
 	found := project.findSlices(ctx)
 	var all sync.WaitGroup
-	if e.Cloud != nil && !e.denied {
+	if e.Cluster != nil {
+		for _, check := range (clusterChecks{e}).all() {
+			all.Go(func() { e.bounded(ctx, check) })
+		}
+	} else if e.Cloud != nil && !e.denied {
 		for _, check := range []func(context.Context){project.checkAPIs, project.checkPermissions, networkChecks{e}.checkNetwork, project.checkQuota, project.checkMachine, project.checkImage, project.checkReservation} {
 			all.Go(func() { e.bounded(ctx, check) })
 		}
@@ -295,7 +312,9 @@ func (e *examination) run(ctx context.Context) {
 	if found {
 		all.Go(func() { workers.checkWorkers(ctx) })
 	}
-	all.Go(func() { workers.checkConsoles(ctx) })
+	if e.Cluster == nil {
+		all.Go(func() { workers.checkConsoles(ctx) })
+	}
 	all.Wait()
 }
 
@@ -306,7 +325,7 @@ func (e *examination) viaIAP() bool {
 		return e.Way == overssh.IAP
 	}
 	first := e.sel.Slices[0]
-	return e.Hosts == nil && !e.Jump && len(first.Workers) > 0 && first.Workers[0].External == ""
+	return e.Hosts == nil && e.Cluster == nil && !e.Jump && len(first.Workers) > 0 && first.Workers[0].External == ""
 }
 
 func (e *examination) bounded(ctx context.Context, check func(ctx context.Context)) {

@@ -48,7 +48,7 @@ func (e projectChecks) checkKey() {
 // zoneRefusal returns the error of the API that is to make slices if it does not know the
 // zone; nil if it knows the zone or does not tell.
 func (e projectChecks) zoneRefusal(ctx context.Context) error {
-	if e.Cloud == nil || e.Provider == nil {
+	if e.Cloud == nil || e.Provider == nil || e.Cluster != nil {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, checkLimit)
@@ -61,7 +61,7 @@ func (e projectChecks) zoneRefusal(ctx context.Context) error {
 
 // checkSettings reports project and zone with their sources, and checks the credentials.
 func (e projectChecks) checkSettings(ctx context.Context) {
-	if e.Hosts != nil {
+	if e.Hosts != nil || e.Cluster != nil && e.Cluster.Name == "" {
 		return
 	}
 	for _, s := range []struct {
@@ -342,7 +342,7 @@ func (e projectChecks) findSlices(ctx context.Context) bool {
 	if e.Prefix == "" {
 		return false
 	}
-	if e.Cloud == nil || e.denied || e.Zone.Value == "" {
+	if e.Cluster == nil && (e.Cloud == nil || e.denied || e.Zone.Value == "") {
 		e.unknown(CheckSlices, "without project, zone and credentials there are none to be found")
 		return false
 	}

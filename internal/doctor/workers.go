@@ -113,7 +113,7 @@ func (e *examination) exec(ids []tpu.WorkerID, sudo bool, words ...string) strin
 type workerChecks struct{ *examination }
 
 func (e workerChecks) checkWorkers(ctx context.Context) {
-	if e.key == nil {
+	if e.key == nil && e.Cluster == nil {
 		e.unknown(CheckSSH, "without an SSH key nobody is let in")
 		return
 	}
@@ -125,7 +125,7 @@ func (e workerChecks) checkWorkers(ctx context.Context) {
 	visit, err := e.Visit(ctx, e.key, e.sel, logins, func(id tpu.WorkerID) bool { return open[id.Slice] })
 	if err != nil {
 		if ctx.Err() == nil {
-			e.add(Finding{Check: CheckSSH, Level: Error, Text: err.Error()})
+			e.add(Finding{Check: e.way(), Level: Error, Text: err.Error()})
 		}
 		return
 	}
@@ -139,7 +139,9 @@ func (e workerChecks) checkWorkers(ctx context.Context) {
 	if len(all) == 0 {
 		return
 	}
-	e.checkHostKeys(ctx, all)
+	if e.Cluster == nil { // pods have no host keys
+		e.checkHostKeys(ctx, all)
+	}
 	e.judgeClocks(all)
 	e.judgeDevices(all)
 	e.judgeHolders(all)
@@ -156,6 +158,12 @@ func (e workerChecks) checkLogin(ctx context.Context) (logins map[string]string,
 	if e.Hosts != nil {
 		e.ok(CheckLogin, "by the key alone; it has to be on the machines")
 		return logins, map[int]bool{0: true}
+	}
+	if e.Cluster != nil { // who may run commands in pods needs no login
+		for _, s := range e.sel.Slices {
+			open[s.Index] = true
+		}
+		return logins, open
 	}
 	ctx, cancel := context.WithTimeout(ctx, checkLimit)
 	defer cancel()
@@ -353,7 +361,7 @@ func (e workerChecks) judgeSSH(visit *workers.Visit, all []*seen) {
 	}
 	for _, text := range failed.texts {
 		ids := failed.at[text]
-		check := CheckSSH
+		check := e.way()
 		var key *remote.HostKeyError
 		if errors.As(cures[text], &key) {
 			check = CheckHostKeys
@@ -376,7 +384,7 @@ func (e workerChecks) judgeSSH(visit *workers.Visit, all []*seen) {
 			fastest = s
 		}
 	}
-	e.emit(late, CheckSSH, Error, nil)
+	e.emit(late, e.way(), Error, nil)
 	if slowest == nil {
 		return
 	}
@@ -384,8 +392,10 @@ func (e workerChecks) judgeSSH(visit *workers.Visit, all []*seen) {
 	if len(ids) > 1 {
 		text = fmt.Sprintf("one command takes %s to %s (%s)", event.Duration(fastest.trip), event.Duration(slowest.trip), slowest.id)
 	}
-	text += ", by the way " + string(visit.Way)
-	f := Finding{Check: CheckSSH, Level: OK, Workers: tpu.Fold(ids), count: len(ids), Text: text}
+	if visit.Way != "" {
+		text += ", by the way " + string(visit.Way)
+	}
+	f := Finding{Check: e.way(), Level: OK, Workers: tpu.Fold(ids), count: len(ids), Text: text}
 	if slowest.trip > slowTrip {
 		f.Level = Warning
 		f.Text += "; something slows logins down there, such as a start-up file or a busy disk"
@@ -423,6 +433,14 @@ func (e workerChecks) sshFinding(check, text string, ids []tpu.WorkerID, err err
 		}
 	}
 	return f
+}
+
+// way returns the check that says whether workers are reached.
+func (e workerChecks) way() string {
+	if e.Cluster != nil {
+		return CheckExec
+	}
+	return CheckSSH
 }
 
 // checkHostKeys reports the workers for which the API gives the host keys.

@@ -1,6 +1,7 @@
 package kube
 
 import (
+	authorizationv1 "k8s.io/api/authorization/v1"
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
@@ -33,6 +34,10 @@ var (
 	PriorityClasses = Kind[schedulingv1.PriorityClass]{Group: "scheduling.k8s.io", Version: "v1", Resource: "priorityclasses", Kind: "PriorityClass", Cluster: true}
 	Roles           = Kind[rbacv1.Role]{Group: "rbac.authorization.k8s.io", Version: "v1", Resource: "roles", Kind: "Role"}
 	RoleBindings    = Kind[rbacv1.RoleBinding]{Group: "rbac.authorization.k8s.io", Version: "v1", Resource: "rolebindings", Kind: "RoleBinding"}
+
+	// AccessReviews are questions about the caller's rights. They can only be created, and the
+	// created object has the answer.
+	AccessReviews = Kind[authorizationv1.SelfSubjectAccessReview]{Group: "authorization.k8s.io", Version: "v1", Resource: "selfsubjectaccessreviews", Kind: "SelfSubjectAccessReview", Cluster: true}
 
 	JobSets = Kind[jobset.JobSet]{Group: "jobset.x-k8s.io", Version: "v1alpha2", Resource: "jobsets", Kind: "JobSet"}
 

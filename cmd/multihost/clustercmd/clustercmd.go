@@ -12,6 +12,7 @@ import (
 
 	"github.com/urfave/cli/v2"
 
+	"multihost/internal/announce"
 	"multihost/internal/cmdline"
 	"multihost/internal/event"
 	"multihost/internal/fault"
@@ -139,7 +140,7 @@ func (c *Call) checkNetwork(o gke.Options) error {
 	info, err := c.Networks.Show(c.Context, o.Network)
 	switch {
 	case err != nil:
-		return err
+		return announce.NamedNetwork(err)
 	case info.MTU < network.DefaultMTU:
 		event.Notef(c.View, event.Warn, "make one with: multihost network create", "network %s has MTU %d: traffic between slices is faster with %d", o.Network, info.MTU, network.DefaultMTU)
 	}
