@@ -75,53 +75,14 @@ func container(q *request, pod *corev1.Pod) (string, error) {
 	return name, nil
 }
 
-// logOptions reads from a request which part of a log it asks for.
-func (q *request) logOptions() (kubelet.LogOptions, error) {
-	o := kubelet.LogOptions{Follow: q.flag("follow"), Timestamps: q.flag("timestamps"), Previous: q.flag("previous"), Tail: -1, Limit: -1}
-	number := func(name string, into *int64) error {
-		text := q.query.Get(name)
-		if text == "" {
-			return nil
-		}
-		n, err := strconv.ParseInt(text, 10, 64)
-		if err != nil || n < 0 {
-			return apierrors.NewBadRequest(fmt.Sprintf("%s: Invalid value: %q: must be greater than or equal to 0", name, text))
-		}
-		*into = n
-		return nil
-	}
-	since := int64(-1)
-	if err := errors.Join(number("tailLines", &o.Tail), number("limitBytes", &o.Limit), number("sinceSeconds", &since)); err != nil {
-		return o, apierrors.NewBadRequest(err.Error())
-	}
-	if since >= 0 {
-		o.Since = time.Now().Add(-time.Duration(since) * time.Second)
-	}
-	if text := q.query.Get("sinceTime"); text != "" {
-		t, err := time.Parse(time.RFC3339, text)
-		if err != nil {
-			return o, apierrors.NewBadRequest(err.Error())
-		}
-		o.Since = t.Truncate(time.Second) // the API's times have whole seconds
-	}
-	switch stream := q.query.Get("stream"); stream {
-	case "", "All":
-	case "Stdout", "Stderr":
-		o.Stream = strings.ToLower(stream)
-	default:
-		return o, apierrors.NewBadRequest(fmt.Sprintf("stream: Unsupported value: %q: supported values: \"All\", \"Stderr\", \"Stdout\"", stream))
-	}
-	return o, nil
-}
-
 func (s *Server) log(w http.ResponseWriter, q *request, pod *corev1.Pod) error {
 	name, err := container(q, pod)
 	if err != nil {
 		return err
 	}
-	opts, err := q.logOptions()
+	opts, err := kubelet.ReadLogOptions(q.query, time.Now())
 	if err != nil {
-		return err
+		return apierrors.NewBadRequest(err.Error())
 	}
 	l, err := s.kubelet.Log(pod, name, opts)
 	if err != nil {
@@ -140,8 +101,9 @@ func (s *Server) evict(w http.ResponseWriter, q *request) error {
 	if err != nil {
 		return err
 	}
-	_, err = s.store.Change(store.Pods, q.namespace, q.name, store.Write{Status: true}, func(o *store.Object) error {
-		return kubelet.SetCondition(o, corev1.PodCondition{Type: corev1.DisruptionTarget, Status: corev1.ConditionTrue, Reason: "EvictionByEvictionAPI", Message: "Eviction API: evicting"}, s.cfg.Now())
+	err = changeStatus(s.store, q.namespace, q.name, func(now *corev1.Pod) error {
+		kubelet.SetCondition(now, corev1.PodCondition{Type: corev1.DisruptionTarget, Status: corev1.ConditionTrue, Reason: "EvictionByEvictionAPI", Message: "Eviction API: evicting"}, metav1.NewTime(s.cfg.Now()))
+		return nil
 	})
 	if err != nil {
 		return err

@@ -4,11 +4,11 @@ import (
 	"errors"
 	"slices"
 
-	"multihost/internal/sim/kubeapi/control"
+	"multihost/internal/sim/kubeapi/gkenode"
 )
 
 // A Node describes a node of a pool.
-type Node = control.Node
+type Node = gkenode.Node
 
 // SetPool replaces the nodes of a pool. It adds the nodes that are missing. It removes
 // other nodes, together with their pods. If a pool has no nodes, it does not exist any

@@ -107,12 +107,12 @@ func newServer(cfg Config) (*Server, error) {
 		}
 		cfg.Backend = s.own
 	}
-	s.kubelet = kubelet.New(kubelet.Config{Store: st, Backend: cfg.Backend, Dir: filepath.Join(cfg.Dir, "kubelet"), Programs: cfg.Programs, Now: cfg.Now})
+	s.kubelet = kubelet.New(kubelet.Config{API: podStates{st}, Backend: cfg.Backend, Dir: filepath.Join(cfg.Dir, "kubelet"), Programs: cfg.Programs, Now: cfg.Now})
 	s.control = control.New(st, cfg.Now)
 	if err := s.listen(cmp.Or(cfg.Listen, "127.0.0.1:0")); err != nil {
 		return nil, errors.Join(err, s.Close())
 	}
-	s.running.Go(func() { s.kubelet.Run(ctx) })
+	s.running.Go(func() { watchPods(ctx, st, s.kubelet) })
 	s.running.Go(func() { s.control.Run(ctx) })
 	return s, nil
 }

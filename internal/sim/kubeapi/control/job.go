@@ -11,6 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	jobset "sigs.k8s.io/jobset/api/jobset/v1alpha2"
 
+	"multihost/internal/sim/kubeapi/gkenode"
 	"multihost/internal/sim/kubeapi/store"
 )
 
@@ -266,7 +267,7 @@ func (w *jobWork) createPod(index int) bool {
 		p.GenerateName = fmt.Sprintf("%s-%d-", j.Name, index)
 		p.Spec.Hostname = fmt.Sprintf("%s-%d", j.Name, index)
 		for i := range p.Spec.Containers {
-			addVariable(&p.Spec.Containers[i], corev1.EnvVar{Name: "JOB_COMPLETION_INDEX", ValueFrom: &corev1.EnvVarSource{
+			gkenode.AddVariable(&p.Spec.Containers[i], corev1.EnvVar{Name: "JOB_COMPLETION_INDEX", ValueFrom: &corev1.EnvVarSource{
 				FieldRef: &corev1.ObjectFieldSelector{APIVersion: "v1", FieldPath: fmt.Sprintf("metadata.labels['%s']", batchv1.JobCompletionIndexAnnotation)},
 			}})
 		}
@@ -278,7 +279,7 @@ func (w *jobWork) createPod(index int) bool {
 	if p.Annotations[jobset.ExclusiveKey] != "" && index > 0 && !w.follow(p) {
 		return false
 	}
-	gkeVariables(p, j, index)
+	gkenode.AddVariables(p, j, index)
 	if err := w.create(store.Pods, p); err != nil {
 		w.event(store.Jobs, j, corev1.EventTypeWarning, "FailedCreate", "Error creating: "+err.Error(), "job-controller")
 		return false

@@ -5,10 +5,9 @@ import (
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
-)
 
-// TPU is the name of the resource of TPU chips.
-const TPU = corev1.ResourceName("google.com/tpu")
+	"multihost/internal/sim/kubeapi/gkenode"
+)
 
 // hostname returns the host name of a pod.
 func hostname(pod *corev1.Pod) string {
@@ -20,7 +19,7 @@ func hostname(pod *corev1.Pod) string {
 
 // devices returns the device files of the chips that a container requests.
 func devices(c *corev1.Container) []string {
-	chips := c.Resources.Limits[TPU]
+	chips := c.Resources.Limits[gkenode.TPU]
 	var files []string
 	for i := range chips.Value() {
 		files = append(files, fmt.Sprintf("/dev/vfio/%d", i))

@@ -24,16 +24,28 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	"multihost/internal/sim/kubeapi/store"
 	"multihost/internal/sim/worker"
 )
 
+// An API is where a kubelet writes what becomes of its pods. Both methods find the pod by
+// its UID. They give up only when the pod is gone or the kubelet is closing.
+type API interface {
+	// Update changes the status of a pod. change gets the object as it is. Update may call
+	// change several times, and after it has returned. A later call replaces an earlier one
+	// that has had no success yet.
+	Update(pod *corev1.Pod, change func(now *corev1.Pod))
+
+	// Remove removes a deleted pod whose containers have ended. It writes the last Update
+	// before.
+	Remove(pod *corev1.Pod)
+}
+
 // Config configures a kubelet.
 type Config struct {
-	Store   *store.Store
+	API     API
 	Backend worker.Backend
 	Dir     string // directory for logs
 	Now     func() time.Time
@@ -47,8 +59,8 @@ type Config struct {
 	RestartDelay time.Duration
 }
 
-// A Kubelet runs the pods of all nodes of a cluster. Its methods are safe for concurrent
-// use.
+// A Kubelet runs the pods of all nodes of a cluster. It learns of them through See. Its
+// methods are safe for concurrent use.
 type Kubelet struct {
 	cfg     Config
 	ctx     context.Context // ends when the kubelet closes
@@ -64,7 +76,7 @@ type Kubelet struct {
 	closed bool
 }
 
-// New returns a kubelet. It runs pods during Run. The caller closes it.
+// New returns a kubelet. The caller closes it.
 func New(cfg Config) *Kubelet {
 	cfg.RestartDelay = cmp.Or(cfg.RestartDelay, 10*time.Second)
 	ctx, cancel := context.WithCancel(context.Background())
@@ -73,37 +85,9 @@ func New(cfg Config) *Kubelet {
 	return &Kubelet{cfg: cfg, ctx: ctx, cancel: cancel, pods: make(map[types.UID]*pod), held: make(chan struct{}), given: rand.Uint32N(1<<12) << 8}
 }
 
-// Run runs the pods that have a node. It ends when ctx is done.
-func (k *Kubelet) Run(ctx context.Context) {
-	all, version := k.cfg.Store.List(store.Pods, "")
-	for _, o := range all {
-		k.see(o, false)
-	}
-	for {
-		events, changed, ok := k.cfg.Store.Since(version)
-		if !ok { // events were forgotten
-			all, version = k.cfg.Store.List(store.Pods, "")
-			for _, o := range all {
-				k.see(o, false)
-			}
-			continue
-		}
-		for _, e := range events {
-			version = e.Version
-			if e.Kind == store.Pods {
-				k.see(e.Object, e.Type == "DELETED")
-			}
-		}
-		select {
-		case <-changed:
-		case <-ctx.Done():
-			return
-		}
-	}
-}
-
-// see handles a new state of a pod.
-func (k *Kubelet) see(o *store.Object, gone bool) {
+// See handles a new state of a pod. decode decodes the whole pod. gone says that the API
+// has the pod no more. The caller reports the states of a pod in their order.
+func (k *Kubelet) See(o metav1.Object, decode func(*corev1.Pod) error, gone bool) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	p := k.pods[o.GetUID()]
@@ -112,7 +96,15 @@ func (k *Kubelet) see(o *store.Object, gone bool) {
 			return
 		}
 		var spec corev1.Pod
-		if store.Decode(o, &spec) != nil || spec.Spec.NodeName == "" || spec.Status.Phase == corev1.PodSucceeded || spec.Status.Phase == corev1.PodFailed {
+		if decode(&spec) != nil || spec.Spec.NodeName == "" {
+			return
+		}
+		over := spec.Status.Phase == corev1.PodSucceeded || spec.Status.Phase == corev1.PodFailed
+		switch deleted := spec.DeletionTimestamp != nil; {
+		case deleted:
+			k.running.Go(func() { k.cfg.API.Remove(&spec) }) // nothing of it runs
+			return
+		case over:
 			return
 		}
 		p = newPod(k, spec)
@@ -304,28 +296,6 @@ func (k *Kubelet) claim() (string, error) {
 		}
 	}
 	return "", errors.New("no address is free")
-}
-
-// update writes the status of a pod. While others write, it tries again. When the pod is
-// gone, it gives up.
-func (k *Kubelet) update(p *pod, change func(*corev1.Pod)) {
-	_, err := k.cfg.Store.Change(store.Pods, p.spec.Namespace, p.spec.Name, store.Write{Status: true}, func(o *store.Object) error {
-		if o.GetUID() != p.spec.UID {
-			return apierrors.NewNotFound(store.Pods.Resource(), p.spec.Name)
-		}
-		var now corev1.Pod
-		if err := store.Decode(o, &now); err != nil {
-			return err
-		}
-		change(&now)
-		next, err := store.Encode(&now)
-		if err != nil {
-			return err
-		}
-		o.Object["status"] = next.Object["status"]
-		return nil
-	})
-	_ = err // the only possible error is that the pod is gone
 }
 
 // ExitCode returns the exit code of a process as a container runtime reports it.

@@ -139,15 +139,6 @@ func (l *logFile) tail(lines, limit int) string {
 	return string(text[max(0, len(text)-limit):])
 }
 
-// LogOptions say which part of a log to read.
-type LogOptions struct {
-	Follow, Timestamps, Previous bool
-	Since                        time.Time // zero: from the beginning
-	Tail                         int64     // lines; below 0: all
-	Limit                        int64     // bytes; below 0: all
-	Stream                       string    // empty: both
-}
-
 // A Log is an open log. The caller closes it.
 type Log struct {
 	log  *logFile

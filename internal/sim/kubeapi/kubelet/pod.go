@@ -14,7 +14,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"multihost/internal/sim/kubeapi/store"
 	"multihost/internal/sim/worker"
 )
 
@@ -22,6 +21,7 @@ import (
 type pod struct {
 	k          *Kubelet
 	spec       corev1.Pod
+	seen       metav1.Time // when the kubelet first saw the pod
 	init, main []*containerRun
 
 	ending  context.Context // ends when the pod must end
@@ -53,7 +53,7 @@ type containerRun struct {
 }
 
 func newPod(k *Kubelet, spec corev1.Pod) *pod {
-	p := &pod{k: k, spec: spec, sped: make(chan struct{})}
+	p := &pod{k: k, spec: spec, seen: metav1.NewTime(k.cfg.Now()), sped: make(chan struct{})}
 	p.ending, p.endNow = context.WithCancel(k.ctx)
 	p.gone, p.abandon = context.WithCancel(k.ctx)
 	for _, c := range spec.Spec.InitContainers {
@@ -103,8 +103,7 @@ func (p *pod) run() {
 		}
 		_ = os.RemoveAll(p.k.podDir(p.spec.UID)) // the directory belongs to the simulator
 	}()
-	now := metav1.NewTime(p.k.cfg.Now())
-	p.k.update(p, func(now1 *corev1.Pod) { p.status(now1, &now) })
+	p.report()
 	ok := true
 	for _, c := range p.init {
 		ok = ok && p.runInit(c)
@@ -160,9 +159,7 @@ func (p *pod) awaitDeletion() {
 	if !p.k.mayEnd(p) {
 		return
 	}
-	zero := int64(0)
-	_, _, err := p.k.cfg.Store.Remove(store.Pods, p.spec.Namespace, p.spec.Name, store.Removal{Grace: &zero, UID: string(p.spec.UID)})
-	_ = err // the only possible error is that the pod is gone
+	p.k.cfg.API.Remove(&p.spec)
 }
 
 // backOff waits before a restart. It returns false if the pod must end before that.
@@ -400,5 +397,5 @@ func (p *pod) report() {
 	if p.gone.Err() != nil {
 		return
 	}
-	p.k.update(p, func(now *corev1.Pod) { p.status(now, nil) })
+	p.k.cfg.API.Update(&p.spec, p.status)
 }

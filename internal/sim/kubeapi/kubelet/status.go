@@ -2,20 +2,16 @@ package kubelet
 
 import (
 	"fmt"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-
-	"multihost/internal/sim/kubeapi/store"
 )
 
-// status fills in the status of a pod from the present state of its containers. started is
-// when the kubelet first saw the pod. started is nil if the status has that time already.
-func (p *pod) status(now *corev1.Pod, started *metav1.Time) {
+// status fills in the status of a pod from the present state of its containers.
+func (p *pod) status(now *corev1.Pod) {
 	at := metav1.NewTime(p.k.cfg.Now())
-	if started != nil && now.Status.StartTime == nil {
-		now.Status.StartTime = started
+	if now.Status.StartTime == nil {
+		now.Status.StartTime = &p.seen
 	}
 	p.mu.Lock()
 	address := p.first
@@ -126,7 +122,7 @@ func conditions(pod *corev1.Pod, at metav1.Time) {
 		{Type: corev1.PodReady, Status: is(ready), Reason: reason, Message: message},
 		{Type: corev1.ContainersReady, Status: is(ready), Reason: reason, Message: message},
 	} {
-		set(pod, c, at)
+		SetCondition(pod, c, at)
 	}
 }
 
@@ -137,8 +133,9 @@ func is(b bool) corev1.ConditionStatus {
 	return corev1.ConditionFalse
 }
 
-// set sets a condition. If the status of the condition changes, its time changes, too.
-func set(pod *corev1.Pod, c corev1.PodCondition, at metav1.Time) {
+// SetCondition sets a condition. If the status of the condition changes, its time changes,
+// too.
+func SetCondition(pod *corev1.Pod, c corev1.PodCondition, at metav1.Time) {
 	c.LastTransitionTime = at
 	for i, old := range pod.Status.Conditions {
 		if old.Type != c.Type {
@@ -151,19 +148,4 @@ func set(pod *corev1.Pod, c corev1.PodCondition, at metav1.Time) {
 		return
 	}
 	pod.Status.Conditions = append(pod.Status.Conditions, c)
-}
-
-// SetCondition sets a condition of a pod. o is an object of the store.
-func SetCondition(o *store.Object, c corev1.PodCondition, now time.Time) error {
-	var pod corev1.Pod
-	if err := store.Decode(o, &pod); err != nil {
-		return err
-	}
-	set(&pod, c, metav1.NewTime(now))
-	next, err := store.Encode(&pod)
-	if err != nil {
-		return err
-	}
-	o.Object["status"] = next.Object["status"]
-	return nil
 }
