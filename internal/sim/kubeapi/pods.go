@@ -201,7 +201,11 @@ func (s *Server) exec(w http.ResponseWriter, q *request, pod *corev1.Pod) error 
 	}
 	l, err := s.kubelet.Exec(pod, name, q.query["command"], q.flag("tty"))
 	if err != nil {
-		e.finish(internalStatus(err))
+		at := "error executing command in container"
+		if errors.Is(err, kubelet.ErrNoContainer) {
+			at = "unable to upgrade connection"
+		}
+		e.finish(internalStatus(fmt.Errorf("%s: %w", at, err)))
 		return nil
 	}
 	e.serve(q, l, &s.running)

@@ -27,6 +27,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"multihost/internal/fault"
 	"multihost/internal/sim/worker"
 )
 
@@ -131,14 +132,25 @@ func (k *Kubelet) forget(p *pod) {
 	delete(k.pods, p.spec.UID)
 }
 
-// find returns the pod with a name that is running or has run.
+// find returns the pod with a name that is running or has run. If an earlier pod of that
+// name still ends, find returns the later one.
 func (k *Kubelet) find(namespace, name string) *pod {
 	k.mu.Lock()
 	defer k.mu.Unlock()
+	var last *pod
 	for _, p := range k.pods {
-		if p.spec.Namespace == namespace && p.spec.Name == name {
-			return p
+		if p.spec.Namespace == namespace && p.spec.Name == name && (last == nil || last.seen.Before(&p.seen)) {
+			last = p
 		}
+	}
+	return last
+}
+
+// Pod returns the pod with a name that is running or has run, as the kubelet first saw it.
+// It returns nil if there is none. The caller must not change the pod.
+func (k *Kubelet) Pod(namespace, name string) *corev1.Pod {
+	if p := k.find(namespace, name); p != nil {
+		return &p.spec
 	}
 	return nil
 }
@@ -210,9 +222,13 @@ func (k *Kubelet) mayEnd(p *pod) bool {
 	}
 }
 
-// Exec starts a program in a container of a running pod.
+// ErrNoContainer says that no container runs in which Exec could start the program.
+var ErrNoContainer = fault.New(fault.Unavailable, "container not found")
+
+// Exec starts a program in a container of a running pod. If there is no such container, the
+// error matches [ErrNoContainer].
 func (k *Kubelet) Exec(pod *corev1.Pod, container string, argv []string, tty bool) (worker.Launched, error) {
-	missing := fmt.Errorf("unable to upgrade connection: container not found (%q)", container)
+	missing := fmt.Errorf("%w (%q)", ErrNoContainer, container)
 	k.mu.Lock()
 	p := k.pods[pod.UID]
 	k.mu.Unlock()
@@ -233,7 +249,7 @@ func (k *Kubelet) Exec(pod *corev1.Pod, container string, argv []string, tty boo
 	}
 	l, err := launcher.Launch(worker.Program{File: k.cfg.Programs[path.Base(argv[0])], Argv: argv, Env: env, Dir: c.spec.WorkingDir, Terminal: tty})
 	if errors.Is(err, os.ErrNotExist) {
-		return nil, fmt.Errorf("error executing command in container: failed to exec in container: failed to start exec: OCI runtime exec failed: exec failed: unable to start container process: %w", err)
+		return nil, fmt.Errorf("failed to exec in container: failed to start exec: OCI runtime exec failed: exec failed: unable to start container process: %w", err)
 	}
 	return l, err
 }
