@@ -39,6 +39,7 @@ func commands() []*cli.Command {
 		clusterCommand(),
 		runCommand(),
 		jobCommand(),
+		workloadCommand(),
 		execCommand(),
 		sshCommand(),
 		cpCommand(),

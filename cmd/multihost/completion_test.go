@@ -23,6 +23,7 @@ var freeFlags = []string{
 	"all-ports-from", "allow", "bucket-dir", "bucket-name", "command", "config", "cqr-extra-args", "data-disk", "description", "env",
 	"hosts", "iap-endpoint", "keep-on-failure", "labels", "listen", "max-log", "max-preemptions", "max-run-duration", "metadata",
 	"metadata-from-file", "metrics-regex", "network", "node-id", "node-prefix", "notify", "notify-url", "reservation", "scopes",
+	"base-docker-image", "cluster", "container", "context", "docker-image", "image-repository", "namespace", "priority", "queue", "resource", "restart-on-exit-codes", "workload",
 	"secret-env", "service-account", "sim-slices", "since", "slices", "source-ranges", "ssh-proxy-jump", "ssh-source-ranges", "stall-timeout",
 	"subnetwork", "tags", "target-tags", "user", "valid-until-duration",
 	"default-pool-cpu-machine-type", "gke-version", "cluster", "context", "docker-image", "namespace", "priority", "queue", "boot-disk", "boot-disk-type", "image", "filter", "limit", "min-duration", "network-config", "range", "reservation-host-folder", "reservation-host-organization", "reservation-host-project",
@@ -30,7 +31,7 @@ var freeFlags = []string{
 }
 
 // freeWords are commands whose words are the user's own.
-var freeWords = []string{"exec", "job", "run", "qr create", "slices create", "cluster create", "cluster show", "cluster delete", "network create", "network show", "network update", "network delete", "network firewall create", "network firewall delete"}
+var freeWords = []string{"exec", "job", "run", "qr create", "slices create", "cluster create", "cluster show", "cluster delete", "network create", "network show", "network update", "network delete", "network firewall create", "network firewall delete", "workload create", "workload status", "workload logs", "workload delete"}
 
 // TestEveryFlagIsCompleted finds a flag or command that has neither a completion nor an
 // entry in these lists.

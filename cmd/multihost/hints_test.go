@@ -21,7 +21,7 @@ var foreign = []string{"going", "help", "member", "no-archive"}
 var (
 	namedCommand = regexp.MustCompile(`(?:: |^|with |type |see |again |same )multihost ([a-z](?:[^;()…,:]|:\S)*)`)
 	namedFlag    = regexp.MustCompile(`(?:^|[ ("/])--([a-z][a-z0-9-]*)`)
-	otherProgram = regexp.MustCompile(`\b(gcloud|kubectl|sudo|git|ssh|docker|podman|crictl|journalctl|dmesg|df|tar|chsh|python3?|pip|install|ps|prlimit|unshare|find|setsid|bash|perl|nvidia-smi|flock)\b[^;]*`)
+	otherProgram = regexp.MustCompile(`(?:^|[^-\w])(gcloud|kubectl|sudo|git|ssh|docker|podman|crictl|journalctl|dmesg|df|tar|chsh|python3?|pip|install|ps|prlimit|unshare|find|setsid|bash|perl|nvidia-smi|flock)\b[^;]*`)
 )
 
 // Every command and every flag that a text of the program names exists. So a user can type

@@ -106,6 +106,8 @@ func TestOfTwoWrongValuesTheFirstOnTheLineIsNamed(t *testing.T) {
 		{"qr wait x", slices.Concat(badGlobals, badLogins, badWaits)},
 		{"slices wait x", slices.Concat(badGlobals, badLogins, badWaits, []string{"--slices-deadline=-1s"})},
 		{"cluster create x --tpu-type=v5litepod-16", slices.Concat(badGlobals, []string{"--tpu-type=v4-17", "--num-slices=-1", "--reservation=/", "--network=A", "--subnetwork=B", "--gke-version=x", "--default-pool-cpu-num-nodes=0", "--host-maintenance-interval=x", "--confirm"})},
+		{"workload create x --cluster=x --docker-image=i --command=true --tpu-type=v4-16", slices.Concat(badGlobals, []string{"--cluster=A", "--namespace=B", "--tpu-type=v4-17", "--num-slices=0", "--image-repository=A b", "--env=1", "--queue=Q", "--priority=P", "--resource=r", "--max-restarts=-1", "--restart-on-exit-codes=x", "--ttl-seconds-after-finished=9999999999", "--termination-grace-period-seconds=-1", "--stream=x", "--confirm"})},
+		{"workload logs x --cluster=x", slices.Concat(badGlobals, []string{"--cluster=A", "--worker=x"})},
 		{"network create", slices.Concat(badGlobals, []string{"--mtu=1", "--subnet-mode=x", "--bgp-routing-mode=x", "--ssh-source-ranges=x", "--all-ports-from=y", "A"})},
 		{"network firewall create x --allow=tcp", slices.Concat(badGlobals, []string{"--network=A", "--allow=?", "--source-ranges=x", "--target-tags=B", "--priority=-1"})},
 		{"sim up", []string{"--output=x", "--sim-step=x", "--backend=x", "--listen=x", "--ssh-port=-1", "--step=0s", "--quota=-1", "--fault=x", "--slices=x", "--login=x", "stray"}},

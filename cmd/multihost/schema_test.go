@@ -25,6 +25,7 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"multihost/cmd/multihost/simcmd"
+	"multihost/cmd/multihost/workloadcmd"
 	"multihost/internal/attempt"
 	"multihost/internal/cmdline"
 	"multihost/internal/doctor"
@@ -42,6 +43,7 @@ import (
 	"multihost/internal/runs"
 	"multihost/internal/settings"
 	"multihost/internal/sim"
+	"multihost/internal/workloads"
 	"multihost/internal/xla"
 )
 
@@ -124,6 +126,11 @@ func answersInJSON() map[string]jsonAnswer {
 		"stop":                    {steps, nil},
 		"top":                     {answers, results{"top": topLook{}}},
 		"version":                 {answers, results{"version": map[string]string{}}},
+		"workload create":         {append([]string{"output"}, steps...), results{"workload_plan": workloadcmd.Plan{}}},
+		"workload delete":         {steps, results{"workload": workloads.Status{}}},
+		"workload list":           {steps, results{"workloads": []workloads.Row{}}},
+		"workload logs":           {append([]string{"output"}, steps...), nil},
+		"workload status":         {steps, results{"workload": workloads.Status{}}},
 		"xla check":               {answers, results{"xla_check": xla.Checked{}}},
 		"xla flags":               {answers, results{"xla_flags": []xla.Flag{}, "xla_flag": xla.Flag{}}},
 		"xla presets":             {answers, results{"xla_presets": xla.List{}, "xla_group": xla.Group{}, "xla_preset": xla.Preset{}}},

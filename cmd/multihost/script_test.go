@@ -257,7 +257,7 @@ func scriptSim(ts *testscript.TestScript, neg bool, args []string) {
 	dir, err := os.MkdirTemp(memoryDir(), "multihost-script-")
 	ts.Check(err)
 	ts.Defer(func() { os.RemoveAll(dir) })
-	cfg := sim.Config{Dir: dir, Step: 10 * time.Millisecond, Backend: ts.Getenv("BACKEND")}
+	cfg := sim.Config{Dir: dir, Step: 10 * time.Millisecond, Backend: ts.Getenv("BACKEND"), Agent: agents().Here()}
 	for _, a := range args {
 		if entry, ok := strings.CutPrefix(a, "-metadata="); ok {
 			key, value, _ := strings.Cut(entry, "=")

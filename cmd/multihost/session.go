@@ -8,7 +8,6 @@ import (
 	"os/user"
 	"path/filepath"
 	"runtime"
-	"strings"
 	"time"
 
 	"multihost/cmd/multihost/simcmd"
@@ -22,7 +21,6 @@ import (
 	"multihost/internal/workers"
 
 	agentprogram "multihost/internal/agent/program"
-	"multihost/internal/cmdline"
 	"multihost/internal/config"
 	"multihost/internal/detach"
 	"multihost/internal/event"
@@ -94,7 +92,7 @@ func openOn(c *call, view *ui.Renderer) (*session, error) {
 	s.journal = journal.New(gcp.SystemClock.Now)
 	s.sink = event.Tee(s.view, s.journal)
 	if c.Sound() {
-		tellFile(c.Line, s.view)
+		options.TellFile(c.Line, s.view)
 	}
 	if err := s.fill(c); err != nil {
 		s.close()
@@ -107,26 +105,9 @@ func openOn(c *call, view *ui.Renderer) (*session, error) {
 func newView(c *call) *ui.Renderer {
 	c.view = ui.New(ui.Options{
 		Mode: viewMode(c), Stdout: c.stdout, Stderr: c.stderr, Stream: ui.Stream(c.String("stream")), Debug: c.Bool("debug"),
-		Clock: takesLong(c.Line), Timestamps: c.Bool("timestamps"), Color: ui.Colors(c.lookup, c.stderr), Width: func() int { return ui.Columns(c.lookup, c.stderr) },
+		Clock: options.TakesLong(c.Line), Timestamps: c.Bool("timestamps"), Color: ui.Colors(c.lookup, c.stderr), Width: func() int { return ui.Columns(c.lookup, c.stderr) },
 	})
 	return c.view
-}
-
-// tellFile says which flags the project's file sets.
-func tellFile(l *cmdline.Line, sink event.Sink) {
-	if file, flags := l.ProjectFlags(); file != "" {
-		event.Notef(sink, event.Info, "", "%s sets %s", file, strings.Join(flags, ", "))
-	}
-}
-
-// takesLong reports whether the command may run for hours. The view of such a command
-// shows when each thing happened.
-func takesLong(l *cmdline.Line) bool {
-	switch strings.Join(l.Path, " ") {
-	case "run", "job", "attach", "qr create", "qr wait", "slices create", "slices wait", "cluster create", "cluster delete":
-		return true
-	}
-	return false
 }
 
 func (s *session) close() {
@@ -211,7 +192,7 @@ func (s *session) fill(c *call) error {
 			c.Refuse(err, "kubeconfig", "context")
 		}
 	}
-	if s.hosts != nil || g.Project == "" && (diagnoses(c.Line) || c.Refused("project")) {
+	if s.hosts != nil || g.Project == "" && (options.Diagnoses(c.Line) || c.Refused("project")) {
 		return nil
 	}
 	if g.Project == "" {
@@ -278,7 +259,7 @@ func (s *session) use(p provision.Provider) {
 // checkPlace refuses a project or a zone that is wrong. It also refuses the command if it
 // needs one that is not set.
 func (s *session) checkPlace(c *call, g config.Gcloud) {
-	need := access.Need{Project: !readsFiles(c.Line), Zone: !zoneless(c.Line) && !diagnoses(c.Line) && !c.Refused("zone")}
+	need := access.Need{Project: !options.ReadsFiles(c.Line) && !options.InKubeconfig(c.Line), Zone: !options.Zoneless(c.Line) && !options.InKubeconfig(c.Line) && !options.Diagnoses(c.Line) && !c.Refused("zone")}
 	for _, p := range access.Check(g, need) {
 		if p.Flag == "" {
 			c.Refuse(p.Err)
@@ -286,24 +267,9 @@ func (s *session) checkPlace(c *call, g config.Gcloud) {
 			c.Refuse(asUsage(p.Err), p.Flag)
 		}
 	}
-	if _, typed := s.typed["access-token-file"]; typed && s.unset == nil && !diagnoses(c.Line) { // a typo is reported even if no token is needed
+	if _, typed := s.typed["access-token-file"]; typed && s.unset == nil && !options.Diagnoses(c.Line) { // a typo is reported even if no token is needed
 		c.Refuse(gcp.CheckTokenFile(g.AccessTokenFile), "access-token-file")
 	}
-}
-
-// zoneless reports whether the command works on a project without a zone.
-func zoneless(l *cmdline.Line) bool {
-	return len(l.Path) > 0 && (l.Path[0] == "network" || strings.Join(l.Path, " ") == "cluster list")
-}
-
-// readsFiles reports whether files on this machine may answer the command.
-func readsFiles(l *cmdline.Line) bool {
-	return len(l.Path) > 0 && l.Path[0] == "logs"
-}
-
-// diagnoses reports whether the command itself reports missing settings.
-func diagnoses(l *cmdline.Line) bool {
-	return len(l.Path) > 0 && l.Path[0] == "doctor"
 }
 
 // startSim starts the simulator, unless something on the command line has been refused.
@@ -323,7 +289,7 @@ func (s *session) startSim(c *call) error {
 	if !c.Sound() {
 		return nil
 	}
-	server, end, err := daemon.ForOne(c.Context, sim.Config{Slices: specs, Backend: c.String("sim-backend"), Step: c.Duration("sim-step"), Faults: faults})
+	server, end, err := daemon.ForOne(c.Context, sim.Config{Slices: specs, Backend: c.String("sim-backend"), Step: c.Duration("sim-step"), Faults: faults, Agent: agents().Here()})
 	if err != nil {
 		return err
 	}

@@ -15,7 +15,7 @@ func simCommand() *cli.Command {
 		Act: func(f func(*simcmd.Call) error) cli.ActionFunc {
 			return act(func(c *call) error {
 				return f(&simcmd.Call{
-					Call: &c.Call, Lookup: c.lookup, Stderr: c.stderr, Ready: func() error { return ready(c) },
+					Call: &c.Call, Lookup: c.lookup, Stderr: c.stderr, Agent: agents().Here(), Ready: func() error { return ready(c) },
 					Note: func(text string) error { return note(c, text) },
 					Show: func(r event.Result) error { return show(c, r) },
 					Tell: func(text string, r event.Result) error { return tell(c, text, r) },

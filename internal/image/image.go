@@ -75,6 +75,14 @@ func Empty() Image {
 	return Image{image: config}
 }
 
+// CheckRepository returns nil if Push takes the name of a repository, else a *NameError.
+func CheckRepository(repository string) error {
+	if _, err := name.NewRepository(repository); err != nil {
+		return &NameError{repository, err}
+	}
+	return nil
+}
+
 // Find looks up an image that nodes can run. It reads no layer. The error is a *NameError,
 // a *ProcessorError or a *RegistryError.
 func (c *Client) Find(ctx context.Context, named string) (Image, error) {

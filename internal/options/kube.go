@@ -1,6 +1,7 @@
 package options
 
 import (
+	"errors"
 	"path/filepath"
 	"strings"
 
@@ -42,33 +43,57 @@ type KubeChoice struct {
 	Flags   string      // the flags, for another command; "" or "--context=c --namespace=n"
 }
 
-// Kube reads the flags of KubeOptions.
+// Kube reads the flags of KubeOptions for a command whose workers are pods of the cluster.
 func Kube(c *Call, m Machine, stateDir string) KubeChoice {
-	file, context, namespace := c.String("kubeconfig"), c.String("context"), c.String("namespace")
-	k := KubeChoice{Named: file != "" || context != "", Cluster: c.String("cluster"), Config: kube.Config{Context: context, Namespace: namespace}}
+	if opensCluster(c.Line) {
+		return KubeChoice{}
+	}
+	k := named(c, m)
 	switch {
-	case k.Cluster != "" && k.Named:
-		c.Refuse(cmdline.Usagef("give either --cluster, or --context and --kubeconfig"), "cluster", "context", "kubeconfig")
-		return k
-	case k.Cluster != "":
-		if err := gke.CheckName(k.Cluster); err != nil {
-			c.Refuse(&cmdline.UsageError{Err: err}, "cluster")
-		}
-		k.Named, k.Flags = true, kubeFlags(c)
-		return k
 	case !k.Named:
+		namespace := k.Config.Namespace
 		if namespace == "" && c.String("tpu-prefix") == "" && namesRun(c.Line) {
 			k.recorded(c, stateDir)
 		}
 		if namespace != "" {
 			c.Refuse(cmdline.Usagef("--namespace=%s: of which cluster? add --cluster=NAME, --context=NAME or --kubeconfig=FILE", namespace), "namespace")
 		}
-		return k
-	}
-	if c.String("hosts") != "" || c.String("hosts-file") != "" {
+	case k.Cluster == "" && (c.String("hosts") != "" || c.String("hosts-file") != ""):
 		c.Refuse(cmdline.Usagef("give either --hosts or a cluster, not both"), "context", "kubeconfig", "hosts", "hosts-file")
 	}
+	return k
+}
+
+// NeededKube reads the flags of KubeOptions for a command about a cluster, which cannot do
+// without one.
+func NeededKube(c *Call, m Machine) KubeChoice {
+	k := named(c, m)
+	if !k.Named {
+		c.Refuse(&cmdline.UsageError{Err: errors.New("which cluster? --cluster is missing"), Advice: "add --cluster=NAME, or --context=NAME for a cluster that kubectl knows; multihost cluster list shows those of the project"}, "cluster", "context", "kubeconfig")
+	}
+	return k
+}
+
+// opensCluster reports whether a command opens the cluster of KubeOptions itself, because
+// its subject is the cluster and no worker.
+func opensCluster(l *cmdline.Line) bool { return len(l.Path) > 0 && l.Path[0] == "workload" }
+
+// InKubeconfig reports whether a command line is about a cluster that needs no project.
+func InKubeconfig(l *cmdline.Line) bool { return opensCluster(l) && l.Setting("cluster") == "" }
+
+// named returns the cluster that the flags of KubeOptions name.
+func named(c *Call, m Machine) KubeChoice {
+	file, context, namespace := c.String("kubeconfig"), c.String("context"), c.String("namespace")
+	k := KubeChoice{Named: file != "" || context != "", Cluster: c.String("cluster"), Config: kube.Config{Context: context, Namespace: namespace}, Flags: kubeFlags(c)}
 	switch set, _ := m.Lookup("KUBECONFIG"); {
+	case k.Cluster != "" && k.Named:
+		c.Refuse(cmdline.Usagef("give either --cluster, or --context and --kubeconfig"), "cluster", "context", "kubeconfig")
+	case k.Cluster != "":
+		if err := gke.CheckName(k.Cluster); err != nil {
+			c.Refuse(&cmdline.UsageError{Err: err}, "cluster")
+		}
+		k.Named = true
+	case !k.Named:
 	case file != "":
 		k.Config.Kubeconfig = []string{absolute(file)}
 	case set != "":
@@ -76,7 +101,6 @@ func Kube(c *Call, m Machine, stateDir string) KubeChoice {
 	default:
 		k.Config.Kubeconfig = []string{filepath.Join(m.Home, ".kube", "config")}
 	}
-	k.Flags = kubeFlags(c)
 	return k
 }
 

@@ -242,7 +242,12 @@ func readScriptDir(r reading) {
 	if r.Bool("use-existing-folder") {
 		return
 	}
-	dir := r.String(r.name)
+	r.o.Run.Dir = scriptDir(r.Call)
+}
+
+// scriptDir returns the absolute path that --script-dir names.
+func scriptDir(c *Call) (path string) {
+	dir := c.String("script-dir")
 	info, err := os.Stat(dir)
 	switch {
 	case errors.Is(err, os.ErrNotExist):
@@ -252,9 +257,10 @@ func readScriptDir(r reading) {
 	case !info.IsDir():
 		err = &cmdline.UsageError{Err: fmt.Errorf("--script-dir=%s: it is no directory", dir)}
 	default:
-		r.o.Run.Dir, err = filepath.Abs(dir)
+		path, err = filepath.Abs(dir)
 	}
-	r.Refuse(err, r.name)
+	c.Refuse(err, "script-dir")
+	return path
 }
 
 func readSyncTimeout(r reading) {

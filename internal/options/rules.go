@@ -109,7 +109,7 @@ var otherWords = map[string][]string{
 // CommandGroups are the commands by purpose. Commands that are rarely needed come last.
 var CommandGroups = []cmdline.CommandGroup{
 	{Title: "make slices", Commands: []string{"network", "slices", "qr", "cluster"}},
-	{Title: "run a command on all workers", Commands: []string{"run", "job"}},
+	{Title: "run a command on all workers", Commands: []string{"run", "job", "workload"}},
 	{Title: "follow and end runs", Commands: []string{"ps", "attach", "logs", "stop"}},
 	{Title: "see how a run goes", Commands: []string{"top", "metrics", "report", "dump"}},
 	{Title: "work on workers by hand", Commands: []string{"ssh", "exec", "cp", "preflight"}},
@@ -128,6 +128,8 @@ var commonFlags = map[string][]string{
 
 	"cluster create": {"tpu-type", "num-slices", "spot", "reservation", "network", "zone", "confirm", "dry-run"},
 
+	"workload create": {"cluster", "tpu-type", "num-slices", "docker-image", "base-docker-image", "command", "detach", "dry-run"},
+
 	"slices create": {"tpu-type", "node-count", "spot", "zone", "max-run-duration", "slices-deadline", "wait", "dry-run"},
 }
 
@@ -135,14 +137,14 @@ var commonFlags = map[string][]string{
 var flagGroups = []help.Group{
 	{
 		Title: "what runs",
-		Shown: []string{"command", "run-name", "env", "env-file", "secret-env", "venv", "processes-per-worker", "xla-preset", "dry-run"},
+		Shown: []string{"command", "run-name", "workload", "env", "env-file", "secret-env", "venv", "processes-per-worker", "xla-preset", "dry-run"},
 		Rest:  []string{"xla-flag", "numa"},
 	},
 	{
 		Title: "where",
 		Shown: []string{"project", "zone", "tpu-prefix", "slices", "allow-partial", "hosts", "tpu-type", "num-slices", "node-count",
 			"spot", "reserved", "network", "network-create", "runtime-version", "confirm"},
-		Rest: []string{"hosts-file", "cluster", "context", "kubeconfig", "namespace", "docker-image", "queue", "priority", "node-prefix", "node-id", "provider", "type", "machine-type", "topology", "on-demand", "flex-start", "best-effort", "guaranteed", "provisioning-model",
+		Rest: []string{"hosts-file", "cluster", "context", "kubeconfig", "namespace", "docker-image", "base-docker-image", "image-repository", "queue", "priority", "num-nodes", "resource", "node-prefix", "node-id", "provider", "type", "machine-type", "topology", "on-demand", "flex-start", "best-effort", "guaranteed", "provisioning-model",
 			"reservation", "subnetwork", "gke-version", "default-pool-cpu-machine-type", "default-pool-cpu-num-nodes", "host-maintenance-interval", "force", "yes",
 			"internal-ips", "ssh-source-ranges", "configuration", "access-token-file", "platform"},
 	},
@@ -154,7 +156,7 @@ var flagGroups = []help.Group{
 	{
 		Title: "when it fails or ends",
 		Shown: []string{"max-restarts", "max-preemptions", "fail-fast", "timeout", "on-interrupt", "replace", "keep-on-failure", "keep", "ttl", "lease"},
-		Rest:  []string{"on-stall", "stall-timeout", "lost-timeout", "quiet-after", "grace", "kill-stale", "strict-exit", "enable-autocheckpoint", "autocheckpoint-enabled"},
+		Rest:  []string{"restart-on-exit-codes", "ttl-seconds-after-finished", "termination-grace-period-seconds", "on-stall", "stall-timeout", "lost-timeout", "quiet-after", "grace", "kill-stale", "strict-exit", "enable-autocheckpoint", "autocheckpoint-enabled"},
 	},
 	{
 		Title: "output",

@@ -16,7 +16,8 @@ import (
 // kubernetes serves the Kubernetes APIs of the clusters. It implements cloud.Kubernetes.
 type kubernetes struct {
 	dir     string
-	backend worker.Backend // backend for the machines of pods; nil: each cluster has its own
+	backend worker.Backend         // backend for the machines of pods; nil: each cluster has its own
+	agent   func() ([]byte, error) // nil: images do not have it
 
 	mu      sync.Mutex
 	servers map[string]*kubeapi.Server // by resource name of the cluster
@@ -28,7 +29,11 @@ func (k *kubernetes) Open(cluster string) (address string, ca []byte, err error)
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return "", nil, err
 	}
-	s, err := kubeapi.New(kubeapi.Config{Dir: dir, Backend: k.backend, Token: func(string) bool { return true }})
+	programs, err := k.programs(dir)
+	if err != nil {
+		return "", nil, err
+	}
+	s, err := kubeapi.New(kubeapi.Config{Dir: dir, Programs: programs, Backend: k.backend, Token: func(string) bool { return true }})
 	if err != nil {
 		return "", nil, err
 	}
@@ -39,6 +44,19 @@ func (k *kubernetes) Open(cluster string) (address string, ca []byte, err error)
 	}
 	k.servers[cluster] = s
 	return strings.TrimPrefix(s.URL(), "https://"), s.CA(), nil
+}
+
+// programs returns the files of the programs that only images have.
+func (k *kubernetes) programs(dir string) (map[string]string, error) {
+	if k.agent == nil {
+		return nil, nil
+	}
+	text, err := k.agent()
+	if err != nil {
+		return nil, err
+	}
+	file := filepath.Join(dir, "multihost-agent")
+	return map[string]string{"multihost-agent": file}, os.WriteFile(file, text, 0o700)
 }
 
 func (k *kubernetes) server(cluster string) *kubeapi.Server {

@@ -96,7 +96,7 @@ func (s *Server) begin(ctx context.Context) error {
 	if err := s.Slices().MakeBackend(); err != nil {
 		return err
 	}
-	s.kubes = &kubernetes{dir: filepath.Join(s.Config.Dir, "clusters")}
+	s.kubes = &kubernetes{dir: filepath.Join(s.Config.Dir, "clusters"), agent: s.Config.Agent}
 	if _, ok := s.Workers.(worker.Claimer); ok {
 		s.kubes.backend = s.Workers // pods are machines with namespaces, as TPU VMs are
 	}

@@ -37,6 +37,7 @@ type Call struct {
 	*options.Call
 	Lookup config.Lookup
 	Stderr io.Writer
+	Agent  func() ([]byte, error) // multihost-agent for this machine; nil: there is none
 
 	Ready func() error                            // ends the reading of flags; returns what is wrong with them
 	Note  func(text string) error                 // tells the user something
@@ -152,7 +153,7 @@ func (k Kit) up() *cli.Command {
 func simConfig(c *Call, dir string) sim.Config {
 	c.OneOf("backend", c.String("backend"), "process", "netns")
 	c.NotNegative(c, "quota")
-	cfg := sim.Config{Dir: dir, Listen: c.String("listen"), Backend: c.String("backend"), Step: c.Duration("step"), Quota: c.Int("quota"), Login: c.Bool("login")}
+	cfg := sim.Config{Dir: dir, Listen: c.String("listen"), Backend: c.String("backend"), Step: c.Duration("step"), Quota: c.Int("quota"), Login: c.Bool("login"), Agent: c.Agent}
 	if _, err := net.ResolveTCPAddr("tcp", cfg.Listen); err != nil {
 		c.Refuse(cmdline.Usagef("--listen=%s: want ADDRESS:PORT", cfg.Listen), "listen")
 	}

@@ -13,6 +13,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"runtime"
 	"strings"
 
 	"multihost/internal/fault"
@@ -51,6 +52,16 @@ func Embedded() Set {
 
 // In returns the programs in a folder that [build.Into] has written.
 func In(files fs.FS) Set { return Set{files} }
+
+// Here returns a function that unpacks the program for this machine. It returns nil if the
+// set does not have it.
+func (s Set) Here() func() ([]byte, error) {
+	p, err := s.For(runtime.GOARCH)
+	if err != nil {
+		return nil
+	}
+	return p.Unpack
+}
 
 // A Program is multihost-agent for one architecture.
 type Program struct {

@@ -61,6 +61,10 @@ type Config struct {
 	// If Workers is set, it replaces Backend. The server closes it.
 	Workers worker.Backend
 
+	// Agent returns multihost-agent for this machine, which pods of clusters find in their
+	// image. Nil: their images do not have it.
+	Agent func() ([]byte, error)
+
 	// SSHPort is the port of all workers. 0 means a free one.
 	SSHPort int
 
