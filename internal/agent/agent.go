@@ -1,17 +1,17 @@
 // Package agent has what a program on a worker needs when no runner watches it. It calls
 // the metadata server, and Google's APIs with the VM's own token. It reads and writes
-// objects of a bucket, and files that stay whole in a crash. Before it deletes a resource,
-// it checks that the resource is the right one.
+// objects of a bucket, and files that survive a crash. Before it deletes a resource, it
+// checks that the resource belongs to the run.
 //
-// The program is small because it goes to every worker. This package and those below it
+// Every worker gets the program, so the program is small: this package and those below it
 // import only the standard library and fault. They read no environment. Every function that
 // waits ends when its context does.
 //
 // # Decisions
 //
-//   - The program has no version: workers know it by its SHA-256. A login runs only a copy
-//     that it keeps itself. Before each run it compares the hash of the copy with the hash
-//     in the script that wants to run it.
+//   - The program has no version: workers know it by its SHA-256. A login runs only its own
+//     copy. Before each run, the script that runs the copy compares the copy's hash with
+//     the hash in the script.
 package agent
 
 import (
@@ -30,16 +30,15 @@ import (
 	"multihost/internal/fault"
 )
 
-// Limits of calls.
 const (
 	connectLimit  = 10 * time.Second
-	metadataLimit = 10 * time.Second // longest time of a call of the metadata server
-	answerLimit   = 64 << 20         // most bytes of an answer that is kept in memory
-	textLimit     = 400              // most bytes of an answer that an error shows
+	metadataLimit = 10 * time.Second // limit of one call of the metadata server
+	answerLimit   = 64 << 20         // limit of an answer that is kept in memory, in bytes
+	textLimit     = 400              // limit of the part of an answer that an error shows, in bytes
 )
 
 // Transport returns a transport for Metadata and Client. It follows the proxy variables of
-// the environment for APIs. A program makes one Transport and keeps it.
+// the environment for calls of APIs. A program makes one Transport and keeps it.
 func Transport() *http.Transport {
 	return &http.Transport{
 		Proxy: func(r *http.Request) (*url.URL, error) {
@@ -64,7 +63,8 @@ type StatusError struct {
 
 func (e *StatusError) Error() string { return fmt.Sprintf("HTTP status %d: %s", e.Status, e.Text) }
 
-// Fault returns fault.Permission for a caller who may not do this, else fault.Unavailable.
+// Fault returns fault.Permission if the caller lacks the permission, else
+// fault.Unavailable.
 func (e *StatusError) Fault() fault.Kind {
 	if e.Status == http.StatusUnauthorized || e.Status == http.StatusForbidden {
 		return fault.Permission
@@ -85,7 +85,7 @@ func StatusOf(err error) int {
 	return 0
 }
 
-// refusal returns the error for an answer that is not a success.
+// refusal returns the error for an answer of a service that refuses the call.
 func refusal(status int, body []byte) error {
 	var told struct {
 		Error struct {
@@ -129,8 +129,7 @@ func Sleep(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// Note writes a line for the serial console and the journal. If nobody reads it, Note
-// reports no error.
+// Note writes a line for the serial console and the journal. It ignores errors.
 func Note(w io.Writer, format string, args ...any) {
 	_, _ = fmt.Fprintf(w, "multihost: "+format+"\n", args...)
 }

@@ -16,7 +16,7 @@ import (
 	"multihost/internal/fault"
 )
 
-// inMemory carries requests to a handler, without a network.
+// inMemory passes requests to a handler, without a network.
 type inMemory func(w *httptest.ResponseRecorder, r *http.Request)
 
 func (h inMemory) RoundTrip(r *http.Request) (*http.Response, error) {
@@ -37,14 +37,14 @@ func clientOf(h inMemory) *agent.Client {
 
 const ours = `{"name": "q", "tpu": {"nodeSpec": [{"node": {"labels": {"multihost-run": "r"}}}, {"node": {"labels": {"multihost-run": "r"}}}]}, "state": {"state": "ACTIVE"}}`
 
-// Delete deletes a resource only if it has read the whole resource, and the proof is in the
-// right field. Other text in it does not matter.
+// Delete deletes a resource only if it has read the whole resource and has found the proof
+// in the right field. Other text in the resource does not matter.
 func TestDeleteReadsBeforeItDeletes(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		status  int
 		answer  string
-		want    string // text of the error
+		want    string
 		deletes bool
 	}{
 		"ours":                          {200, ours, "", true},
@@ -87,8 +87,8 @@ func TestDeleteReadsBeforeItDeletes(t *testing.T) {
 var deletion = agent.Deletion{Read: "https://cloud/q", Method: http.MethodDelete, URL: "https://cloud/q?force=true", Probe: "https://cloud/none",
 	Proof: agent.Field{Path: "/tpu/nodeSpec/*/node/labels/multihost-run", Value: "r"}, Going: agent.Field{Path: "/state/state", Value: "DELETING"}}
 
-// Delete requests all parts of a deletion in order. It also continues after a part that is
-// refused or belongs to another run. The error names each resource with its trouble.
+// Delete requests all parts of a deletion in order. If a part is refused or belongs to
+// another run, Delete continues. The error names each of these resources and says why.
 func TestDeleteKeepsTheOrder(t *testing.T) {
 	t.Parallel()
 	var asked []string
@@ -130,7 +130,7 @@ func TestFieldIn(t *testing.T) {
 	}
 }
 
-// If the caller has the permission, the API answers that there is no such resource.
+// If the caller may delete, the API answers that the resource does not exist.
 func TestMayDelete(t *testing.T) {
 	t.Parallel()
 	const broken = 0
@@ -162,8 +162,8 @@ func TestMayDelete(t *testing.T) {
 	}
 }
 
-// If the metadata server gives no token, that does not mean that a resource is gone, or
-// that the worker has a permission.
+// If the metadata server gives no token, nothing is known of the resource or of the
+// worker's permission.
 func TestATokenThatIsRefusedIsNoAnswerOfAnAPI(t *testing.T) {
 	t.Parallel()
 	for status, want := range map[int]fault.Kind{http.StatusNotFound: fault.Unavailable, http.StatusForbidden: fault.Permission} {
@@ -197,8 +197,8 @@ func TestATokenThatIsRefusedIsNoAnswerOfAnAPI(t *testing.T) {
 	}
 }
 
-// While the metadata server does not answer, the request is repeated for about a
-// minute. A request for a value that does not exist is not repeated.
+// While the metadata server does not answer, the agent repeats the request for about a
+// minute. If a value does not exist, the agent does not repeat the request for it.
 func TestMetadataIsAskedAgain(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -249,9 +249,8 @@ func TestNoMessageHasAToken(t *testing.T) {
 	}
 }
 
-// If a call hangs, for example because a connection was lost without a reset, it is given
-// up soon. A call with a large log may take much longer. A call that makes progress is not
-// given up.
+// The agent soon gives up a call that hangs, for example because a connection was lost
+// without a reset. A call that makes progress may take much longer.
 func TestACallThatHangsIsGivenUp(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -313,7 +312,7 @@ func TestABrokenAnswerIsNone(t *testing.T) {
 	}
 }
 
-// A list is read from all pages, even if the name of the next page has special characters.
+// A list has several pages. The name of the next page may have special characters.
 func TestAllPagesOfAListAreRead(t *testing.T) {
 	t.Parallel()
 	var asked []string
@@ -335,7 +334,6 @@ func TestAllPagesOfAListAreRead(t *testing.T) {
 	}
 }
 
-// A wait ends with its context.
 func TestSleep(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithCancel(t.Context())

@@ -12,8 +12,8 @@ import (
 	"time"
 )
 
-// A Bucket has the objects below one prefix of a bucket of Cloud Storage. Names of objects
-// are without the prefix.
+// A Bucket has the objects of a Cloud Storage bucket whose names begin with one prefix. Its
+// methods take and return names without the prefix.
 type Bucket struct {
 	Client  *Client
 	Storage string // root of the JSON API, with version
@@ -26,7 +26,7 @@ type Bucket struct {
 type Object struct {
 	Name       string
 	Size       int64 // bytes
-	Generation int64 // number of the version; 0: there is no object
+	Generation int64 // 0: there is no object
 	Updated    time.Time
 }
 
@@ -38,7 +38,7 @@ func (b *Bucket) url(name string) string {
 	return b.Storage + "/b/" + b.Name + "/o/" + url.PathEscape(b.Prefix+name)
 }
 
-// Get copies an object to w. generation is 0 if the service does not report it.
+// Get copies an object to w. generation is 0 if the service does not report the generation.
 func (b *Bucket) Get(ctx context.Context, name string, w io.Writer) (generation int64, err error) {
 	answer, err := b.Client.Do(ctx, Call{Method: http.MethodGet, URL: b.url(name) + "?alt=media", Into: w})
 	if err != nil {
@@ -55,9 +55,8 @@ func (b *Bucket) Read(ctx context.Context, name string) (text []byte, generation
 	return buffer.Bytes(), generation, err
 }
 
-// Clock returns the present time by the clock of Cloud Storage. It returns zero if the
-// service does not report the time. The parameter name is the name of any object, which
-// need not exist.
+// Clock returns the present time by the clock of Cloud Storage, or zero if the service does
+// not report the time. name may be the name of any object, even of one that does not exist.
 func (b *Bucket) Clock(ctx context.Context, name string) (time.Time, error) {
 	var date time.Time
 	client := *b.Client
@@ -69,7 +68,7 @@ func (b *Bucket) Clock(ctx context.Context, name string) (time.Time, error) {
 	return date, err
 }
 
-// dated notes the date of each answer, also of a refusal.
+// dated notes the date of each answer. Refusals have a date too.
 type dated struct {
 	http.RoundTripper
 	date *time.Time
@@ -83,7 +82,7 @@ func (d dated) RoundTrip(r *http.Request) (*http.Response, error) {
 	return resp, err
 }
 
-// dateOf returns the date of an answer. It returns zero if the answer has no date.
+// dateOf returns the date of an answer, or zero if the answer has no date.
 func dateOf(h http.Header) time.Time {
 	date, err := http.ParseTime(h.Get("Date"))
 	if err != nil {
@@ -93,8 +92,8 @@ func dateOf(h http.Header) time.Time {
 }
 
 // Write makes or replaces an object. If generation is not AnyVersion, the object must have
-// that generation; 0 means that the object must not exist. If the object has another
-// generation, the error is a *StatusError of 412.
+// that generation; for 0, the object must not exist. Otherwise the error is a *StatusError
+// of 412.
 func (b *Bucket) Write(ctx context.Context, name string, body io.Reader, size, generation int64) error {
 	target := b.Upload + "/b/" + b.Name + "/o?uploadType=media&name=" + url.QueryEscape(b.Prefix+name) + condition("&", generation)
 	_, err := b.Client.Do(ctx, Call{Method: http.MethodPost, URL: target, Type: "text/plain", Body: body, Size: size})
@@ -109,7 +108,7 @@ func condition(before string, generation int64) string {
 }
 
 // Stat describes an object. It also returns the present time by the clock of Cloud Storage,
-// or zero if that is not known.
+// or zero if the service does not report the time.
 func (b *Bucket) Stat(ctx context.Context, name string) (Object, time.Time, error) {
 	answer, err := b.Client.Do(ctx, Call{Method: http.MethodGet, URL: b.url(name)})
 	if err != nil {
@@ -122,7 +121,7 @@ func (b *Bucket) Stat(ctx context.Context, name string) (Object, time.Time, erro
 	return o.plain(), dateOf(answer.Header), nil
 }
 
-// object is an Object as the service writes it.
+// object is an Object in the service's JSON.
 type object struct {
 	Name       string    `json:"name"`
 	Size       int64     `json:"size,string"`
@@ -132,8 +131,8 @@ type object struct {
 
 func (o object) plain() Object { return Object(o) }
 
-// List returns the objects whose names begin with prefix. Their names are relative to the
-// Bucket's prefix. List also returns the present time by the clock of Cloud Storage.
+// List returns the objects whose names begin with prefix, in the form of Bucket's names.
+// List also returns the present time by the clock of Cloud Storage.
 func (b *Bucket) List(ctx context.Context, prefix string) (all []Object, date time.Time, err error) {
 	for token := ""; ; {
 		target := b.Storage + "/b/" + b.Name + "/o?prefix=" + url.QueryEscape(b.Prefix+prefix)
@@ -164,9 +163,8 @@ func (b *Bucket) List(ctx context.Context, prefix string) (all []Object, date ti
 	}
 }
 
-// Append adds the content of the object part at the end of the object name, which must have
-// this generation. If the object has another generation, the error is a *StatusError of
-// 412.
+// Append adds the content of the object part at the end of the object name. The object name
+// must have this generation, otherwise the error is a *StatusError of 412.
 func (b *Bucket) Append(ctx context.Context, name string, generation int64, part string) error {
 	type source struct {
 		Name       string `json:"name"`

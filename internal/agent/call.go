@@ -15,7 +15,7 @@ import (
 type Client struct {
 	Metadata  *Metadata
 	Transport http.RoundTripper
-	Held      string        // token for all calls; "": each call asks the metadata server for one
+	Held      string        // token for all calls; "": the client asks the metadata server for each call
 	Limit     time.Duration // longest time of a whole call; 0: 1 min
 	Pause     time.Duration // longest time without a byte sent or received; 0: 1 min
 }
@@ -23,10 +23,10 @@ type Client struct {
 // A Call is one request to an API.
 type Call struct {
 	Method, URL string
-	Type        string    // Content-Type of Body
-	Body        io.Reader // nil: none
-	Size        int64     // of Body in bytes
-	Into        io.Writer // gets the body of a successful answer; nil: the Answer has the body
+	Type        string
+	Body        io.Reader // nil: no body
+	Size        int64     // bytes in Body
+	Into        io.Writer // gets the body of a successful answer; nil: Answer has the body
 }
 
 // An Answer is the answer to a successful call.
@@ -108,7 +108,7 @@ func orMinute(d time.Duration) time.Duration {
 	return d
 }
 
-// moved reports each read that returned bytes.
+// moved counts the reads that returned bytes.
 type moved struct {
 	io.Reader
 	alive  func()

@@ -8,8 +8,8 @@ import (
 	"syscall"
 )
 
-// WriteFile replaces a file: after a crash it has the old text or the new one. It does not
-// write the same text again, because the disk may be full.
+// WriteFile replaces a file. After a crash the file has the old text or the new one.
+// WriteFile does not write a text that the file already has, because the disk may be full.
 func WriteFile(path string, data []byte, mode os.FileMode) error {
 	if old, err := os.ReadFile(path); err == nil && string(old) == string(data) {
 		return nil
@@ -37,8 +37,8 @@ func WriteFile(path string, data []byte, mode os.FileMode) error {
 	return err
 }
 
-// Lock takes the lock of a file, which it creates, and holds it until unlock is called or
-// the program ends. If another program has the lock, unlock is nil, and there is no error.
+// Lock creates a file and takes its lock. It holds the lock until unlock is called or the
+// program ends. If another program has the lock, unlock and the error are nil.
 func Lock(path string) (unlock func(), err error) {
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
@@ -47,9 +47,9 @@ func Lock(path string) (unlock func(), err error) {
 	err = syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
 	if err == nil {
 		return func() {
-			// Closing alone is not enough: a program that is being started has the file
-			// open too, until its exec.
-			_ = syscall.Flock(int(f.Fd()), syscall.LOCK_UN) // of our own lock: cannot fail
+			// Closing is not enough: a new child process has the file open too, until its
+			// exec.
+			_ = syscall.Flock(int(f.Fd()), syscall.LOCK_UN) // cannot fail for our own lock
 			f.Close()
 		}, nil
 	}

@@ -50,8 +50,8 @@ func TestOneHasTheLock(t *testing.T) {
 	third()
 }
 
-// inherit keeps the file open until the end of the test, as a program that is being
-// started does until its exec.
+// inherit keeps the file open until the end of the test, as a child process does until its
+// exec.
 func inherit(t *testing.T, path string) {
 	fds, _ := filepath.Glob("/proc/self/fd/*")
 	for _, name := range fds {

@@ -12,27 +12,27 @@ import (
 	"multihost/internal/fault"
 )
 
-// MetadataHost is the address at which a VM of Google Cloud finds its metadata server.
+// MetadataHost is the address of the metadata server of every VM in Google Cloud.
 const MetadataHost = "169.254.169.254"
 
-// flavor is the header that each call of the metadata server has.
+// Each call of the metadata server has the header flavor.
 const flavor = "Metadata-Flavor"
 
 // Metadata is the metadata server of this VM. It is safe for concurrent use.
 type Metadata struct {
-	Host      string // HOST[:PORT]; "" is MetadataHost
+	Host      string // HOST[:PORT]; "": MetadataHost
 	Transport http.RoundTripper
 }
 
 // Value returns a value below /computeMetadata/v1/instance/, without newlines at its end.
-// It tries for about a minute while the server does not answer or has trouble. A value
-// that does not exist is a *StatusError of 404.
+// While the server does not answer or has trouble, Value retries for about a minute. If the
+// value does not exist, the error is a *StatusError of 404.
 func (m *Metadata) Value(ctx context.Context, path string) (string, error) {
 	text, err := m.again(ctx, 6, path)
 	return strings.TrimRight(text, "\n"), err
 }
 
-// Optional is Value, but returns "" if the value does not exist.
+// Optional is Value, but returns "" without an error if the value does not exist.
 func (m *Metadata) Optional(ctx context.Context, path string) (string, error) {
 	text, err := m.Value(ctx, path)
 	if StatusOf(err) == http.StatusNotFound {
@@ -41,14 +41,15 @@ func (m *Metadata) Optional(ctx context.Context, path string) (string, error) {
 	return text, err
 }
 
-// Publish sets the guest attribute multihost/KEY, which others can read. It tries once.
+// Publish sets the guest attribute multihost/KEY, which other machines can read. It tries
+// once.
 func (m *Metadata) Publish(ctx context.Context, key, text string) error {
 	_, err := m.call(ctx, http.MethodPut, "guest-attributes/multihost/"+key, text)
 	return err
 }
 
-// Token returns an access token of the VM's service account. The server renews the token,
-// so ask for it at each call. StatusOf returns 0 for its errors.
+// Token returns an access token of the VM's service account. Call it before each call of an
+// API, because the server renews the token. StatusOf returns 0 for its errors.
 func (m *Metadata) Token(ctx context.Context) (string, error) {
 	text, err := m.again(ctx, 3, "service-accounts/default/token")
 	if err != nil {
@@ -69,7 +70,6 @@ type tokenError struct{ cause error }
 
 func (e *tokenError) Error() string { return "no access token: " + e.cause.Error() }
 
-// Fault returns the kind of the cause.
 func (e *tokenError) Fault() fault.Kind { return fault.Of(e.cause) }
 
 func (e *tokenError) Unwrap() error {

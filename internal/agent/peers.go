@@ -11,31 +11,31 @@ import (
 	"sync"
 )
 
-// Peers say how a worker reads what the workers of a slice tell each other. The provider
-// that made the slices gives them as data. In the addresses, {slice} and {vm} stand for
-// names.
+// Peers say how a worker reads the reports of a slice's workers. The provider that made the
+// slices gives Peers as data. In the addresses, {slice} and {vm} stand for names.
 type Peers struct {
-	// Read is the address for the reports of all workers of a slice. If there is a List,
-	// Read is the address for the report of one VM. With Body it takes a POST, and without
-	// Body a GET. Told is the path of the texts in the answer, as in Field.
+	// Read is the address of the reports of all workers of a slice. With a List, Read is
+	// the address of one VM's report. A request for Read is a POST with Body, or a GET if
+	// there is no Body. Told is the path of the reports in the answer, in the syntax of
+	// Field.
 	Read string `json:"read,omitempty"`
 	Body string `json:"body,omitempty"`
 	Told string `json:"told,omitempty"`
 
-	// List is the address that takes a POST and answers with the VMs of a slice. If List is
-	// "", Read shows all workers of a slice.
+	// List takes a POST and answers with the VMs of a slice. It is "" if Read shows all
+	// workers of a slice.
 	List string `json:"list,omitempty"`
-	// Names is the path of the names of VMs in that answer. Such a name may be the end of
-	// an address. States is the path of their states. Idle has states, separated by spaces.
-	// No command runs in a VM that has one of these states or no state.
+	// Names is the path of the names of VMs in the answer of List. A name may be the end of
+	// an address. States is the path of the VMs' states. Idle has states, separated by
+	// spaces. A VM in one of these states, or without a state, cannot run a command.
 	Names  string `json:"names,omitempty"`
 	States string `json:"states,omitempty"`
 	Idle   string `json:"idle,omitempty"`
-	// If the answer does not name all VMs, it has a text. More is the path of that text.
+	// More is the path of a text that the answer has only if it does not name all VMs.
 	More string `json:"more,omitempty"`
 }
 
-// readsAtOnce limits how many VMs are asked at the same time.
+// readsAtOnce limits how many reports are read at the same time.
 const readsAtOnce = 8
 
 var (
@@ -44,9 +44,9 @@ var (
 	errNotAll   = errors.New("the list of its VMs is not whole")
 )
 
-// Told returns the reports of the workers of a slice, and on how many workers a command can
-// run. That number is -1 if the answer does not show it. There may be workers without a
-// report. StatusOf the error is 404 if there is no such slice.
+// Told returns the reports of a slice's workers, and how many workers can run a command.
+// The number is -1 if the answer does not show it. Some workers may have no report. If the
+// slice does not exist, StatusOf the error is 404.
 func (c *Client) Told(ctx context.Context, p Peers, slice string) (texts []string, workers int, err error) {
 	if p.Read == "" {
 		return nil, 0, errNoPeers
@@ -69,7 +69,7 @@ func (c *Client) Told(ctx context.Context, p Peers, slice string) (texts []strin
 		all.Go(func() {
 			defer func() { <-turn }()
 			its, err := c.told(ctx, p, slice, vm)
-			if StatusOf(err) == http.StatusNotFound { // it has no report, or was deleted meanwhile
+			if StatusOf(err) == http.StatusNotFound { // the VM has no report, or was deleted meanwhile
 				err = nil
 			}
 			if err != nil {
@@ -84,7 +84,7 @@ func (c *Client) Told(ctx context.Context, p Peers, slice string) (texts []strin
 	return texts, len(vms), context.Cause(ctx)
 }
 
-// MayRead returns nil if this VM may read the reports of the workers of a slice. It retries
+// MayRead returns nil if this VM may read the reports of a slice's workers. It retries
 // temporary errors for about half a minute.
 func (c *Client) MayRead(ctx context.Context, p Peers, slice string) error {
 	return c.patiently(ctx, func() error {
@@ -101,7 +101,6 @@ func (c *Client) MayRead(ctx context.Context, p Peers, slice string) error {
 	})
 }
 
-// told reads the reports of one VM or of one slice.
 func (c *Client) told(ctx context.Context, p Peers, slice, vm string) ([]string, error) {
 	call := Call{Method: http.MethodGet, URL: strings.NewReplacer("{slice}", slice, "{vm}", vm).Replace(p.Read)}
 	if p.Body != "" {
@@ -114,7 +113,7 @@ func (c *Client) told(ctx context.Context, p Peers, slice, vm string) ([]string,
 	return textsAt(answer, p.Told), nil
 }
 
-// vms returns the names of the VMs of a slice on which a command can run.
+// vms returns the names of the VMs of a slice that can run a command.
 func (c *Client) vms(ctx context.Context, p Peers, slice string) (names []string, err error) {
 	answer, err := c.object(ctx, Call{Method: http.MethodPost, URL: strings.ReplaceAll(p.List, "{slice}", slice)})
 	if err != nil {
@@ -142,8 +141,9 @@ func (c *Client) object(ctx context.Context, call Call) (object map[string]any, 
 	return object, err
 }
 
-// textsAt returns the texts at a path of a decoded JSON value, as in Field. If an element
-// of an array lacks the text, "" stands for it, so that the texts of two paths match.
+// textsAt returns the texts at a path of a decoded JSON value, in the syntax of Field. If
+// an element of an array lacks the text, textsAt returns "" for it, so that the results of
+// two paths match.
 func textsAt(value any, path string) []string {
 	names, ok := strings.CutPrefix(path, "/")
 	if !ok {

@@ -21,8 +21,7 @@ var (
 	}
 )
 
-// The reports of workers are read in one call, or in one call for each VM on which a
-// command can run.
+// Told reads reports in one call, or in one call for each VM that can run a command.
 func TestTold(t *testing.T) {
 	t.Parallel()
 	const list = "POST /groups/m-0/list"
@@ -80,13 +79,13 @@ func TestTold(t *testing.T) {
 	}
 }
 
-// MayRead finds that a worker may read, even if there is nothing to read.
+// A worker without reports to read may still have the permission.
 func TestMayRead(t *testing.T) {
 	t.Parallel()
 	for name, row := range map[string]struct {
 		peers      agent.Peers
 		list, read int // statuses
-		want       int // status of the error
+		want       int
 	}{
 		"may":                     {vms, 200, 200, 200},
 		"nobody has told":         {vms, 200, 404, 200},

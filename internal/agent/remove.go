@@ -17,14 +17,14 @@ import (
 type Deletion struct {
 	Read   string `json:"read"`   // URL of the resource
 	Method string `json:"method"` // HTTP method of the request that deletes the resource
-	URL    string `json:"url"`    // of that request
+	URL    string `json:"url"`    // of the request that deletes the resource
 	// Proof is the field and the value that the resource must have before it is deleted.
 	Proof Field `json:"proof"`
-	// Going is the field that shows that the resource is already being deleted. If it has
-	// no Path, nothing shows that.
+	// Going is the field that shows that the resource is already being deleted. Without a
+	// Path, nothing shows that.
 	Going Field `json:"going,omitzero"`
-	// Probe is the URL of a resource that does not exist beside this one. A request with
-	// Method to this URL shows whether the caller may delete. If Probe is "", nothing shows
+	// Probe is the URL of a resource of the same kind that does not exist. A request with
+	// Method to this URL shows whether the caller may delete. Without Probe, nothing shows
 	// that.
 	Probe string `json:"probe,omitempty"`
 }
@@ -32,19 +32,18 @@ type Deletion struct {
 // A Field is a place in a JSON text, and the value that this place must have.
 type Field struct {
 	// Path is a JSON pointer (RFC 6901) in which * stands for every element of an array.
-	// All of them must have the value, and there must be one.
 	Path  string `json:"path"`
 	Value string `json:"value"`
 }
 
-// At least one element must exist, and all of them must have the value.
+// At least one element must exist, and all must have the value.
 var ErrForeign = fault.New(fault.Permission, "it is not of this run: it stays")
 
-// Delete requests the deletions in order, also after an error, because each resource is
-// billed. Before each request it reads the resource and checks the proof. A resource that
-// is gone, or is being deleted, needs no request. ErrForeign is final: all resources that
-// are left belong to another run. After any other error, and without one, the caller may
-// call Delete again: a deletion that was accepted may fail later.
+// Delete requests the deletions in order. It continues after an error, because each
+// resource costs money. Before each request it reads the resource and checks the proof. A
+// resource that is gone, or is being deleted, needs no request. ErrForeign is final: all
+// resources that are left belong to another run. After any other result the caller may call
+// Delete again, because a deletion that was accepted may fail later.
 func (c *Client) Delete(ctx context.Context, deletions []Deletion) error {
 	var trouble []error
 	foreign, ours := false, false
@@ -66,8 +65,8 @@ func (c *Client) Delete(ctx context.Context, deletions []Deletion) error {
 	return errors.Join(trouble...)
 }
 
-// delete requests one deletion. It reports whether the resource has the proof, and nothing
-// has shown that it is gone.
+// delete requests one deletion. It returns true if the resource has the proof and may still
+// exist.
 func (c *Client) delete(ctx context.Context, d Deletion) (there bool, err error) {
 	resource, err := c.object(ctx, Call{Method: http.MethodGet, URL: d.Read})
 	if StatusOf(err) == http.StatusNotFound {
@@ -111,15 +110,14 @@ func (c *Client) MayDelete(ctx context.Context, deletions []Deletion) error {
 	return nil
 }
 
-// Limits of the tries of a probe: a runner waits for the answer.
+// Limits of a probe, for whose answer a runner waits.
 const (
 	probeRetries = 3
-	probeLimit   = 20 * time.Second // after this, no try begins
+	probeLimit   = 20 * time.Second // no try begins after this
 )
 
-// patiently repeats a call that failed for a temporary reason. It returns nil if the answer
-// is that there is no such resource, because a caller without the permission gets a refusal
-// instead.
+// patiently repeats a call that failed for a temporary reason. It returns nil if the
+// resource does not exist: a caller without the permission would get a refusal.
 func (c *Client) patiently(ctx context.Context, call func() error) error {
 	begin := time.Now()
 	for i := 0; ; i++ {
@@ -136,7 +134,7 @@ func (c *Client) patiently(ctx context.Context, call func() error) error {
 	}
 }
 
-// In reports whether a decoded JSON value has the field's value at its place.
+// In reports whether a decoded JSON value has f's value at f's place.
 func (f Field) In(value any) bool {
 	if f.Path == "" {
 		return value == f.Value

@@ -1,6 +1,5 @@
-// Package deliver copies multihost-agent to the workers of a run that lack it. The copies
-// travel as synced code does: the runner sends the agent to a few workers, and these pass
-// it on.
+// Package deliver copies multihost-agent to the workers of a run that lack it. As in a
+// sync, the runner sends the agent to a few workers, and these pass it on.
 package deliver
 
 import (
@@ -14,8 +13,8 @@ import (
 )
 
 // Each calls arm for all workers at the same time. If a worker lacks the agent, Each copies
-// it there and calls arm again. Each skips targets without Conn. It uses only the settings
-// of the relays from o. It shows nothing. The errors are aligned with targets.
+// it there and calls arm again. Each skips targets without Conn. Of o it uses only the
+// settings for relays. Each prints nothing. errs[i] belongs to targets[i].
 func Each(ctx context.Context, agents program.Set, o codesync.Options, targets []codesync.Target, arm func(ctx context.Context, i int) error) []error {
 	o.Sink = event.Discard
 	workers := make([]remote.Runner, len(targets))

@@ -22,7 +22,7 @@ import (
 	"multihost/internal/testkit/simworker"
 )
 
-// counted is a connection that counts its sent bytes.
+// counted counts the bytes that a connection sends.
 type counted struct {
 	net.Conn
 	sent *atomic.Int64
@@ -56,7 +56,7 @@ func TestTheAgentIsSentOnceASlice(t *testing.T) {
 		for i, w := range workers {
 			targets[i] = codesync.Target{Conn: w.Conns[0], Slice: i * row.slices / row.workers, Addr: w.Addr}
 		}
-		// Terms without a limit start no watch, so no process stays.
+		// Without a limit in its terms, the lease starts no watch, so no process stays.
 		arm := func(ctx context.Context, i int) error {
 			_, err := lease.Adopt(ctx, targets[i].Conn, agents.Sums(), lease.Terms{Run: "train"})
 			return err

@@ -19,7 +19,6 @@ import (
 // A cloudLog sends the command's output to Cloud Logging.
 type cloudLog struct{ *worker }
 
-// logDir returns the directory that Cloud Logging's agent reads.
 func (w cloudLog) logDir() string { return filepath.Join(w.cfg.Root, "/var/log/multihost", w.job.Run) }
 
 // linkLog links the log of the attempt under a name that contains the worker.
@@ -33,7 +32,7 @@ func (w cloudLog) linkLog() {
 }
 
 // logEnd writes how the attempt ended to a file beside the logs. The logs themselves have
-// only the command's output.
+// the command's output only.
 func (w cloudLog) logEnd(reason string) {
 	if os.MkdirAll(w.logDir(), 0o755) != nil {
 		return
@@ -55,14 +54,14 @@ const (
 	opsAgentService = "google-cloud-ops-agent"
 	opsAgentScript  = "https://dl.google.com/cloudagents/add-google-cloud-ops-agent-repo.sh"
 	opsAgentLimit   = 15 * time.Minute // longest time to install it
-	opsAgentTries   = 4                // number of tries to fetch its script
+	opsAgentTries   = 4
 	dpkgLock        = "/var/lib/dpkg/lock-frontend"
 	dpkgWait        = 10 * time.Second
 	dpkgTries       = 60
 )
 
-// opsAgent makes the Ops Agent send the command's log to Cloud Logging. It replaces the
-// whole configuration: if a section occurs twice, the agent refuses the configuration.
+// opsAgent makes Google's Ops Agent send the command's log to Cloud Logging. It replaces
+// the whole configuration, because the agent refuses one in which a section occurs twice.
 func (w cloudLog) opsAgent(ctx context.Context) {
 	if _, ok := w.root(ctx, time.Minute, "systemctl", "cat", opsAgentService); !ok && !w.installOpsAgent(ctx) {
 		agent.Note(w.cfg.Out, "the Ops Agent could not be installed: Cloud Logging gets nothing; see %s", w.disk.path("ops-agent.log"))

@@ -12,8 +12,8 @@ import (
 	"multihost/internal/agent"
 )
 
-// A disk has the files that survive a reboot. They are in the worker's own directory and,
-// for each attempt, in a directory below the home of the login. Names of files:
+// A disk has the files that survive a reboot. They are in the worker's own directory, and
+// below the home of the login in a directory for each attempt. Names of files:
 //
 //	lock      held by the one program that runs
 //	boots     the time of each boot
@@ -37,20 +37,20 @@ func (d disk) attempt(n int, name string) string {
 	return filepath.Join(d.runs, strconv.Itoa(n), name)
 }
 
-// remember writes a file that has to survive a reboot. On a full disk it does nothing.
+// remember writes a file that survives a reboot. On a full disk it does nothing.
 func (d disk) remember(name, text string) {
 	_ = agent.WriteFile(d.path(name), []byte(text+"\n"), 0o644)
 }
 
-// recall returns the first line of a file. It returns "" if there is none.
+// recall returns the first line of a file, or "" if the file does not exist.
 func (d disk) recall(name string) string {
 	text, _ := os.ReadFile(d.path(name))
 	line, _, _ := strings.Cut(string(text), "\n")
 	return line
 }
 
-// touch notes the time as the modification time of an empty file, which fits even on a full
-// disk.
+// touch stores the time as the modification time of an empty file. An empty file fits even
+// on a full disk.
 func touch(path string, now time.Time) {
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY, 0o644)
 	if err != nil {
@@ -60,8 +60,7 @@ func touch(path string, now time.Time) {
 	_ = os.Chtimes(path, now, now)
 }
 
-// newest returns the newest attempt that this worker has a record of. It returns 0 if there
-// is none.
+// newest returns the newest attempt of which this worker has a record, or 0.
 func (d disk) newest() int {
 	entries, _ := os.ReadDir(d.runs)
 	newest := 0
@@ -82,7 +81,7 @@ func number(name string) int {
 	return n
 }
 
-// told returns the newest attempt whose end the others know. It returns 0 if there is none.
+// told returns the newest attempt whose end the other workers know, or 0.
 func (d disk) told() int {
 	paths, _ := filepath.Glob(d.path("told.*"))
 	newest := 0
@@ -105,7 +104,7 @@ func (d disk) exists(path string) bool {
 	return err == nil
 }
 
-// stopped returns whether an attempt has been told to stop, and why.
+// stopped reports whether the attempt has got an order to stop, and why.
 func (d disk) stopped(n int) (reason string, yes bool) {
 	text, err := os.ReadFile(d.attempt(n, "stop"))
 	if err != nil || len(text) == 0 {
@@ -115,8 +114,7 @@ func (d disk) stopped(n int) (reason string, yes bool) {
 	return line, true
 }
 
-// started returns when the command of an attempt was started. It returns zero if that is
-// not known.
+// started returns when the command of an attempt started, or zero if that is not known.
 func (d disk) started(n int) time.Time {
 	text, _ := os.ReadFile(d.attempt(n, "started"))
 	words := strings.Fields(string(text))
@@ -130,8 +128,8 @@ func (d disk) started(n int) time.Time {
 	return time.Unix(at/int64(time.Second), 0)
 }
 
-// here returns the state of an attempt on the disk. The parameter is has the state of the
-// attempt's command. proc is the root of /proc.
+// here returns the state of an attempt on the disk. is is the state of the attempt's
+// command. proc is the root of /proc.
 func (d disk) here(n int, is life, proc string) attemptHere {
 	a := attemptHere{life: is, record: d.record(n), told: d.exists(d.path("told." + strconv.Itoa(n)))}
 	_, a.stopped = d.stopped(n)
@@ -155,8 +153,8 @@ const (
 	quickDeath  = time.Minute
 )
 
-// quick reports whether the last quickDeaths attempts, up to attempt n, each ended with a
-// reboot soon after their start.
+// quick reports whether the last quickDeaths attempts up to n each ended with a reboot soon
+// after their start.
 func (d disk) quick(n int) bool {
 	for i := n; i > n-quickDeaths; i-- {
 		started := d.started(i)
@@ -170,11 +168,11 @@ func (d disk) quick(n int) bool {
 	return true
 }
 
-// A machine counts as going down for goingLasts after it was told to end.
+// If a machine still runs goingLasts after an order to shut down, the order is void.
 const goingLasts = 3 * time.Minute
 
-// goingDown reports whether the machine was told to end. Three minutes after that, a
-// machine that still runs does not count as ending.
+// goingDown reports whether the machine has got an order to shut down in the last
+// goingLasts.
 func (d disk) goingDown(now time.Time) bool {
 	at, err := os.Stat(d.path("down"))
 	if err != nil {

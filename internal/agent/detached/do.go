@@ -13,15 +13,15 @@ import (
 	"multihost/internal/agent"
 )
 
-// A doer carries out the decisions of the machine.
+// A doer carries out the actions that the machine decides on.
 type doer struct {
 	*worker
 	start  starter
 	end    ender
-	failed failures // result of the last look at the ends
+	failed failures // result of the last look at the ends of the attempt
 }
 
-// work carries out the decisions of the machine. It returns when the machine returns leave.
+// work carries out the actions of the machine. It returns when the machine returns leave.
 func (w *doer) work(ctx context.Context) error {
 	s := &sight{}
 	s.forget()
@@ -48,10 +48,10 @@ func (w *doer) work(ctx context.Context) error {
 	}
 }
 
-// mostTurn limits how long a worker lets others go first.
+// mostTurn limits how long a worker lets other workers go first.
 const mostTurn = 30 * time.Second
 
-// do carries out an action other than a look or a wait. If the action fails, the machine
+// do carries out an action other than look or wait. If the action fails, the machine
 // repeats or postpones it.
 func (w *doer) do(ctx context.Context, a action, s *sight) {
 	switch a.do {
@@ -85,7 +85,7 @@ func (w *doer) announce(ctx context.Context, attempt int, s *sight) error {
 	return err
 }
 
-// doCommand carries out actions that begin and stop the command.
+// doCommand carries out the actions that begin and stop the command.
 func (w *doer) doCommand(ctx context.Context, a action, s *sight) {
 	switch a.do {
 	case prepare:
@@ -104,7 +104,7 @@ func (w *doer) doCommand(ctx context.Context, a action, s *sight) {
 	}
 }
 
-// doEnd carries out actions that tell the others of logs, stops and ends.
+// doEnd carries out the actions that tell other workers of logs, stops and ends.
 func (w *doer) doEnd(ctx context.Context, a action, s *sight) {
 	switch a.do {
 	case sendLog:
@@ -157,8 +157,8 @@ func (w *doer) look(ctx context.Context, at subject, s *sight) {
 	}
 }
 
-// lookAtSeats finds out which workers have not come to the attempt. If all have, it notes
-// where worker 0 is.
+// lookAtSeats finds out which workers are not yet ready for the attempt. If all are ready,
+// it notes the address of worker 0.
 func (w *doer) lookAtSeats(ctx context.Context) (missing string, err error) {
 	all, _, err := w.bucket.List(ctx, w.bucket.seats(w.m.attempt))
 	if err != nil {
@@ -181,8 +181,8 @@ func (w *doer) lookAtSeats(ctx context.Context) (missing string, err error) {
 	return "", err
 }
 
-// lookAtCommand asks for the state of the command. It retries for longer after a boot, and
-// if the attempt had already begun.
+// lookAtCommand asks for the state of the command. After a boot, or if the attempt had
+// already begun, it retries for longer.
 func (w *doer) lookAtCommand(ctx context.Context, s *sight) {
 	ask := func() (err error) {
 		s.life, err = w.status(ctx, w.m.attempt)
@@ -200,8 +200,8 @@ func (w *doer) lookAtCommand(ctx context.Context, s *sight) {
 	s.started = w.disk.started(w.m.attempt)
 }
 
-// keptFrom returns the time from which the slices are kept after an attempt. That may be a
-// time before a reboot.
+// keptFrom returns since when the slices are kept after an attempt. That time may lie
+// before a reboot.
 func (w *doer) keptFrom(attempt int, now time.Time) time.Time {
 	name := "kept." + strconv.Itoa(attempt)
 	if at, err := strconv.ParseInt(w.disk.recall(name), 10, 64); err == nil {

@@ -16,14 +16,14 @@ import (
 	"multihost/internal/agent"
 )
 
-// errNoRecord means that the worker does not know how an attempt ended.
+// errNoRecord says that the worker does not know how an attempt ended.
 var errNoRecord = errors.New("the record of the attempt is gone from this worker")
 
-// An ender tells the others how attempts have ended here.
+// An ender tells the other workers how attempts have ended here.
 type ender struct {
 	*worker
-	record    Record // the end that the others are to know
-	unsentOut bool   // control/unsent-… says that the log is not whole
+	record    Record // the end for the other workers
+	unsentOut bool   // control/unsent-… says that the log in the bucket is not whole
 }
 
 // sendLog sends the part of the log that the bucket does not have.
@@ -31,8 +31,8 @@ func (w *ender) sendLog(ctx context.Context) error {
 	return w.bucket.sendLog(ctx, w.disk.attempt(w.m.attempt, "output.log"), logName(w.me, w.m.attempt), piecesOfJob)
 }
 
-// finish stores how the attempt ended on this worker. It stores the log first. The exit
-// code is in the object's name, so one list call shows how a run ended.
+// finish stores how the attempt ended on this worker, after its log. The exit code is in
+// the object's name, so one list call shows how a run ended.
 func (w *ender) finish(ctx context.Context, is life) error {
 	m := w.m
 	if (is == exited || is == lost) && m.ending.rebooted == "" && m.ending.notAgain == "" {
@@ -61,7 +61,7 @@ func (w *ender) finish(ctx context.Context, is life) error {
 	if w.job.CloudLogging {
 		cloudLog{w.worker}.logEnd(reason)
 	}
-	_ = w.patiently(ctx, w.job.Patience, func() error { return w.tellEnd(ctx) }) // the state machine reports it to the others later
+	_ = w.patiently(ctx, w.job.Patience, func() error { return w.tellEnd(ctx) }) // the state machine reports it later
 	_ = w.report(ctx, "ended", m.endText(reason))
 	return nil
 }
@@ -75,10 +75,10 @@ func (w *ender) sweep(ctx context.Context) {
 }
 
 // bringLog sends the rest of the log to the bucket. While the bucket refuses the log,
-// bringLog retries until the log's own time limit has passed, because the deletion of the
-// slices deletes the only copy. If the machine ended the command, or others have begun the
-// next attempt, bringLog retries only for the usual patience, so that it does not delay
-// that attempt.
+// bringLog retries until the log's own time limit has passed: deleting the slices would
+// delete the only copy. In two cases bringLog retries only for the usual patience, so that
+// the next attempt need not wait: the machine ended the command, or other workers have
+// begun the next attempt.
 func (w *ender) bringLog(ctx context.Context) {
 	m := w.m
 	m.unsent, w.unsentOut = "", false
@@ -105,15 +105,14 @@ func (w *ender) sendRest(ctx context.Context) {
 	}
 	w.m.unsent = ""
 	if w.unsentOut {
-		_ = w.bucket.Remove(ctx, w.unsentName()) // the object delays the deletion by no more than job.Stale
+		_ = w.bucket.Remove(ctx, w.unsentName()) // the object delays the deletion by at most job.Stale
 	}
 }
 
 func (w *ender) unsentName() string { return fmt.Sprintf("control/unsent-%d-%s", w.m.attempt, w.me) }
 
 // withSkew notes in a record by how many seconds the clock of this worker is ahead of the
-// clock of Cloud Storage. The ends of two workers can be compared only with this
-// difference.
+// clock of Cloud Storage. Only then can the ends of two workers be compared.
 func (w *ender) withSkew(ctx context.Context, r Record) Record {
 	before := time.Now()
 	date, err := w.bucket.Clock(ctx, "control/attempt")
@@ -126,7 +125,7 @@ func (w *ender) withSkew(ctx context.Context, r Record) Record {
 	return r
 }
 
-// The words of the runtime count only in the last tailLines lines of the output.
+// isTail searches the last tailLines lines of the output for the words of the runtime.
 const tailLines = 20
 
 func (w *ender) isTail(r Record, code int) bool {
@@ -159,11 +158,12 @@ func lastLines(path string, n int) string {
 
 var leadName = regexp.MustCompile(`/s0w0\.([0-9]+)$`)
 
-// A worker whose end looks like a training's tail waits leadLimit for the end of worker 0.
-// The ends of two workers come in any order.
+// If the end of a worker looks like a training's tail, the worker waits leadLimit for the
+// end of worker 0, because the two ends come in any order.
 const leadLimit = time.Minute
 
-// awaitLead waits for the end of worker 0. It reports whether that excuses the end here.
+// awaitLead waits for the end of worker 0. It reports whether the end of worker 0 excuses
+// the end here.
 func (w *ender) awaitLead(ctx context.Context, r Record) bool {
 	failed := "failed-" + strconv.Itoa(w.m.attempt)
 	for end := time.Now().Add(leadLimit); ; {
@@ -184,7 +184,7 @@ func (w *ender) awaitLead(ctx context.Context, r Record) bool {
 	}
 }
 
-// leadCode returns the exit code of worker 0. It returns "" if the code is not known.
+// leadCode returns the exit code of worker 0, or "" if it is not known.
 func (w *ender) leadCode(ctx context.Context) string {
 	all, _, err := w.bucket.List(ctx, fmt.Sprintf("ended/%d/s0w0.", w.m.attempt))
 	if err != nil {
@@ -198,9 +198,9 @@ func (w *ender) leadCode(ctx context.Context) string {
 	return ""
 }
 
-// tellEnd stores in the bucket how the attempt ended here. It leaves out what the bucket
-// already has. It stores the end itself last, because after a reboot a stored end counts as
-// complete.
+// tellEnd stores in the bucket how the attempt ended here, without what the bucket already
+// has. The end itself is the last object, because after a reboot it proves that the others
+// exist.
 func (w *ender) tellEnd(ctx context.Context) error {
 	m := w.m
 	if err := w.tellStop(ctx); err != nil {
@@ -227,7 +227,7 @@ func (w *ender) tellEnd(ctx context.Context) error {
 	m.endTold = true
 	told := w.disk.path("told." + strconv.Itoa(m.attempt))
 	if agent.WriteFile(told, w.record.text(), 0o644) != nil {
-		touch(told, time.Now()) // an empty file fits on a full disk
+		touch(told, time.Now())
 	}
 	return nil
 }
@@ -244,8 +244,8 @@ func (w *ender) tellStop(ctx context.Context) error {
 	return err
 }
 
-// giveUp stores that the attempt was given up: its command could not be started, or could
-// not be followed to its end.
+// giveUp stores that the attempt was given up, because its command could not be started or
+// followed to its end.
 func (w *ender) giveUp(ctx context.Context, code int, why string) {
 	m := w.m
 	w.record = w.withSkew(ctx, newRecord(code, time.Now(), false, why))
@@ -256,11 +256,11 @@ func (w *ender) giveUp(ctx context.Context, code int, why string) {
 	if w.job.CloudLogging {
 		cloudLog{w.worker}.logEnd(why)
 	}
-	_ = w.tellEnd(ctx) // the state machine tells it later
+	_ = w.tellEnd(ctx) // the state machine retries later
 	_ = w.report(ctx, "failed", why)
 }
 
-// loseDisk tells the others that an attempt was lost with the disk of this worker.
+// loseDisk tells the other workers that an attempt was lost with the disk of this worker.
 func (w *ender) loseDisk(ctx context.Context, attempt int) {
 	m := w.m
 	m.attempt, m.endCode, m.endTold = attempt, strconv.Itoa(lostCode), false

@@ -19,14 +19,13 @@ import (
 	"multihost/internal/agent"
 )
 
-// kitLimit is how many bytes an unpacked kit may have.
+// kitLimit limits the bytes of an unpacked kit.
 const kitLimit = 64 << 20
 
 // A fetcher gets the files and the login that a worker needs for the job.
 type fetcher struct{ *worker }
 
-// fetch gets the things that the job needs, once after each boot: the kit, and the login
-// that the command runs as.
+// fetch gets the kit and the login that the command runs as, once after each boot.
 func (w fetcher) fetch(ctx context.Context) error {
 	if err := w.fetchKit(ctx); err != nil {
 		return fmt.Errorf("the job cannot be fetched: %w", err)
@@ -41,8 +40,7 @@ func (w fetcher) fetch(ctx context.Context) error {
 	return nil
 }
 
-// fetchKit reads the kit. It uses the kit that an earlier boot fetched, if that kit is
-// whole.
+// fetchKit reads the kit. It uses the kit of an earlier boot if that kit is whole.
 func (w fetcher) fetchKit(ctx context.Context) error {
 	path := w.disk.path("kit.tar.gz")
 	if !hasSum(path, w.job.KitSum) {
@@ -61,7 +59,7 @@ func (w fetcher) fetchKit(ctx context.Context) error {
 	return nil
 }
 
-// download gets a file that belongs to this start of the run.
+// download gets a file of this start of the run.
 func (w *worker) download(ctx context.Context, name, path string) error {
 	f, err := os.CreateTemp(filepath.Dir(path), "."+name+".*")
 	if err != nil {
@@ -90,7 +88,6 @@ func hasSum(path, sum string) bool {
 	return err == nil && hex.EncodeToString(hash.Sum(nil)) == sum
 }
 
-// readKit returns the files of a kit.
 func readKit(path string) (map[string][]byte, error) {
 	f, err := os.Open(path)
 	if err != nil {
@@ -116,14 +113,13 @@ func readKit(path string) (map[string][]byte, error) {
 	}
 }
 
-// loginLimit is how long a worker waits for the login of ssh-keys, which the guest agent
-// makes some time after the boot.
+// loginLimit is how long a worker waits for the login of ssh-keys. The guest agent makes
+// that login some time after the boot.
 const loginLimit = 2 * time.Minute
 
-// awaitLogin waits for the login that the command runs as. If it does not come, the command
-// runs as root. After a reboot the command must run as the same user as before, because the
-// run is in that user's home. So awaitLogin then waits longer, and never takes another
-// login.
+// awaitLogin waits for the login that the command runs as. Without it the command runs as
+// root. After a reboot the command must run as the same user as before, because the run is
+// in that user's home. So awaitLogin then waits longer, and never takes another login.
 func (w fetcher) awaitLogin(ctx context.Context) error {
 	name, limit := w.job.Login, loginLimit
 	before := w.disk.recall("login")
@@ -170,8 +166,8 @@ func (w fetcher) exists(ctx context.Context, login string) bool {
 	return err == nil && out.Code == 0
 }
 
-// makeHome makes the login's home. A worker knows a login of OS Login at once. Only the
-// first SSH login makes the home of that login.
+// makeHome makes the home of the login. A login of OS Login exists from the boot on, but
+// without a home: the first SSH login would make it.
 func (w fetcher) makeHome(ctx context.Context) {
 	run := func(args ...string) (Output, bool) {
 		out, err := w.cfg.System.Run(ctx, Program{Args: args, Limit: time.Minute})

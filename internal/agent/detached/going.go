@@ -15,17 +15,17 @@ import (
 )
 
 const (
-	// goingLimit is how long Going may take. Compute Engine gives a machine 30 s when it is
-	// preempted, and more in all other cases. The other processes of the machine have to
-	// end in this time too.
+	// goingLimit limits Going. After an order to shut down, a preempted machine of Compute
+	// Engine has 30 s, and other machines have more. The other processes need a part of
+	// this time.
 	goingLimit = 20 * time.Second
-	goingCall  = 10 * time.Second // longest time of one call of an API
+	goingCall  = 10 * time.Second // limit of one API call
 	goingTries = 3
 )
 
-// A worker runs Going when its machine gets the order to end. Going reports this order and
-// its reason, and sends the rest of the log to the bucket. It ends no process. It returns
-// after about 20 s at the latest, even if the disk hangs.
+// Going works on a worker whose machine has got an order to shut down. It reports this
+// order and its reason, and sends the rest of the log to the bucket. It ends no process. It
+// returns after about 20 s at the latest, even if the disk hangs.
 func Going(ctx context.Context, cfg Config) error {
 	ctx, cancel := context.WithTimeout(ctx, goingLimit)
 	defer cancel()
@@ -36,7 +36,7 @@ func Going(ctx context.Context, cfg Config) error {
 		return err
 	case <-ctx.Done():
 	}
-	select { // everything that does not hang ends with the context
+	select { // only a call that hangs outlives the context
 	case err := <-done:
 		return err
 	case <-time.After(time.Second):
@@ -44,7 +44,7 @@ func Going(ctx context.Context, cfg Config) error {
 	}
 }
 
-// A goer is a worker whose machine has got the order to end.
+// A goer is a worker whose machine has got an order to shut down.
 type goer struct{ *worker }
 
 func going(ctx context.Context, cfg Config) error {
@@ -62,7 +62,7 @@ func going(ctx context.Context, cfg Config) error {
 		w.m = &machine{job: w.job}
 	}
 	if attempt := w.m.attempt; w.disk.told() >= attempt && w.disk.told() > 0 {
-		touch(w.disk.path("down"), time.Now()) // the attempt had ended before, with its whole log; another one may be about to begin
+		touch(w.disk.path("down"), time.Now()) // the attempt had already ended, with its whole log, and another one may begin soon
 		return nil
 	}
 	w.markDown("")
@@ -80,8 +80,8 @@ func going(ctx context.Context, cfg Config) error {
 	return nil
 }
 
-// markDown notes that the machine ends, and why, unless the attempt has ended before. From
-// then on the machine counts as the cause of the command's end.
+// markDown notes that the machine shuts down, and why, unless the attempt has ended before.
+// From then on the machine counts as the cause of the command's end.
 func (w goer) markDown(cause string) {
 	attempt := strconv.Itoa(w.m.attempt)
 	if w.disk.runs != "" && w.disk.record(w.m.attempt) != nil {
@@ -91,7 +91,8 @@ func (w goer) markDown(cause string) {
 	touch(w.disk.path("down"), time.Now())
 }
 
-// lastWords sends the rest of the log, and at the same time reports why the machine ends.
+// lastWords sends the rest of the log. At the same time it reports why the machine shuts
+// down.
 func (w goer) lastWords(ctx context.Context) {
 	var telling sync.WaitGroup
 	defer telling.Wait()
@@ -109,7 +110,7 @@ func (w goer) lastWords(ctx context.Context) {
 	}
 }
 
-// tellDown reports why the machine ends, if the metadata server says so.
+// tellDown reports why the machine shuts down, if the metadata server gives the reason.
 func (w goer) tellDown(ctx context.Context) {
 	w.user.name, w.right = w.disk.recall("login"), w.disk.recall("right")
 	cause := ""

@@ -22,21 +22,21 @@ type Job struct {
 	Deletions          []agent.Deletion
 	Nodes              []string // names of the slices, in order
 	Slices, Workers    int      // workers of each slice
-	Apart              bool     // each slice is a group of VMs that know nothing of the other slices
+	Apart              bool     // each slice is a group of VMs, which do not know the other slices
 	Login              string
 
 	Bucket, Prefix, Storage, Upload, SecretManager string
 	Start                                          string // name of this start of the run
 	KitSum, CodeSum                                string // SHA-256; CodeSum "none": there is no code
 
-	Period     time.Duration // time between two uploads of the log, and between two reports
-	Look       time.Duration // time between two looks
-	Patience   time.Duration // how long a fetch is retried
-	LogTimeout time.Duration // how long a worker waits while the bucket does not take its log
-	Stale      time.Duration // after this time a worker without reports counts as dead
+	Period     time.Duration // between two uploads of the log, and between two reports
+	Look       time.Duration // between two looks
+	Patience   time.Duration // how long the worker retries a fetch
+	LogTimeout time.Duration // how long a worker retries while the bucket refuses its log
+	Stale      time.Duration // a worker that reports nothing for this time is dead
 	TTL        time.Duration
-	MaxRun     time.Duration // after this time the provider deletes the VMs
-	Gather     time.Duration // how long the workers of a job with Apart wait for each other; 0: without limit
+	MaxRun     time.Duration // the provider deletes the VMs after this time
+	Gather     time.Duration // with Apart: how long the workers wait for each other; 0: no limit
 	Requested  time.Time     // zero: not known
 	Keep       string        // never, on-failure or always
 	KeepFor    time.Duration
@@ -62,7 +62,7 @@ var (
 // errNoRun means that the description has no legal name of a run.
 var errNoRun = errors.New("it has no run")
 
-// parseJob reads the description. It ignores keys that it does not know.
+// parseJob reads the description. It ignores unknown keys.
 func parseJob(text string) (Job, error) {
 	values := map[string]string{}
 	j := Job{}
@@ -131,8 +131,8 @@ func (r *reader) number(key string, otherwise int) int {
 	return n
 }
 
-// place reads the number of this slice or worker. all is how many there are. If there is
-// only one, the value may be missing.
+// place reads the number of this slice or worker. all is how many slices or workers there
+// are. The value may be missing if all is 1.
 func (r *reader) place(key string, all int) int {
 	if all > 1 && r.values[key] == "" && r.err == nil {
 		r.err = fmt.Errorf("its %s is missing", key)

@@ -28,18 +28,19 @@ type phase string
 
 const (
 	fetching  phase = "fetching"  // the worker gets what the job needs
-	finding   phase = "finding"   // after a boot, the worker finds out which attempt is its own
-	beginning phase = "beginning" // the command is to be started
+	finding   phase = "finding"   // after a boot, the worker finds out which attempt it has
+	beginning phase = "beginning" // the command will start
 	attending phase = "attending" // the command runs
-	ended     phase = "ended"     // the command has ended; the others are to know how
-	givingUp  phase = "giving up" // the attempt ends without its command
-	resting   phase = "resting"   // the others know how the attempt has ended here
+	ended     phase = "ended"     // the command has ended; the other workers are to know how
+	givingUp  phase = "giving up" // the attempt ends without starting its command
+	resting   phase = "resting"   // the other workers know how the attempt has ended here
 	deleting  phase = "deleting"
 	over      phase = "over" // nothing is left to do
 )
 
-// A subject is a fact outside the machine on which a decision may depend. The machine looks
-// only when it needs the fact, because each look is a call of the bucket or an operation.
+// A subject is a fact outside the machine that a decision may need. The machine looks at a
+// subject only when it needs the fact, because each look is a call of the bucket or an
+// operation.
 type subject string
 
 const (
@@ -59,35 +60,34 @@ type verb string
 
 const (
 	look        verb = "look"           // look at the subject
-	wait        verb = "wait"           // wait for a time, and forget the results of all looks
-	takeTurn    verb = "take a turn"    // wait for a time that depends on the worker, and forget control/attempt
-	sendLog     verb = "send the log"   // send the log, as far as it exists
+	wait        verb = "wait"           // wait, and forget the results of all looks
+	takeTurn    verb = "take a turn"    // wait for this worker's turn, and forget control/attempt
+	sendLog     verb = "send the log"   // send the log that exists so far
 	say         verb = "say"            // report the phase text, with the detail more
 	stopCommand verb = "stop"           // stop the command, for the reason text
-	tellStop    verb = "tell the stop"  // tell the stop to the others
-	tellEnd     verb = "tell the end"   // tell the end to the others, as far as they do not know it
-	sendRest    verb = "send the rest"  // send the rest of a log that the bucket has refused before
-	announce    verb = "announce"       // announce attempt n to the others
-	loseDisk    verb = "tell of a disk" // tell the others that attempt n was lost with the disk
+	tellStop    verb = "tell the stop"  // tell the other workers of the stop
+	tellEnd     verb = "tell the end"   // tell the other workers of the end, if they do not know all of it
+	sendRest    verb = "send the rest"  // send the rest of a log that the bucket had refused
+	announce    verb = "announce"       // announce attempt n to the other workers
+	loseDisk    verb = "tell of a disk" // tell the other workers that attempt n was lost with the disk
 	fetch       verb = "fetch"          // get what the job needs, and fill in disk
-	sit         verb = "sit down"       // tell the others that this worker has come to the attempt
+	sit         verb = "sit down"       // tell the other workers that this one is ready for the attempt
 	prepare     verb = "prepare"        // prepare the worker for the command
 	arm         verb = "arm"            // start the command
-	finish      verb = "finish"         // store how the attempt ended, after its log
+	finish      verb = "finish"         // store the log, then how the attempt ended
 	giveUp      verb = "give up"        // give up the attempt, with an exit code
-	keepEnd     verb = "keep the end"   // note on the disk that the others know it
+	keepEnd     verb = "keep the end"   // note on the disk that the other workers know the end
 	keepSince   verb = "keep since"     // note on the disk since when the slices are kept
-	remove      verb = "delete"         // the slices
-	leave       verb = "leave"          // there is nothing left to do
+	remove      verb = "delete"         // delete the slices
+	leave       verb = "leave"          // nothing is left to do
 )
 
-// An action is something that the machine wants the worker to do next. Its result is in the
-// next sight.
+// An action is what the worker does next. The next sight has its result.
 type action struct {
 	do     verb
 	at     subject
 	n      int // attempt
-	code   int // exit code
+	code   int
 	text   string
 	more   string
 	during time.Duration
@@ -97,51 +97,51 @@ type action struct {
 // until the worker waits.
 type sight struct {
 	now       time.Time
-	goingDown bool // the machine was told to end a moment ago
+	goingDown bool // the machine has just got an order to shut down
 	looked    map[subject]bool
 	did       map[verb]bool
 
-	life    life      // of the command
+	life    life      // state of the command
 	lifeErr error     // why life is not known
 	started time.Time // when the command was started; zero: not known
-	// If the machine ended the command, rebooted says how.
+	// how the machine ended the command, or "" if it did not.
 	rebooted string
 
-	absent    string // which workers have not come to the attempt; "": all have
+	absent    string // workers that are not ready for the attempt; "": all are ready
 	absentErr error  // why absent is not known
 
 	wanted    int   // the newest attempt that any worker began; 0: none
 	wantedErr error // why wanted is not known
 	first     first
 	firstErr  error
-	stop      string // reason to stop; "": none
-	failed    string // the same for fail-fast
+	stop      string // "": none
+	failed    string // reason to stop because of fail-fast; "": none
 	ends      ends
 	endsErr   error
-	unsent    string // the worker whose log is not whole in the bucket; ""
+	unsent    string // the worker whose log in the bucket is not whole; "": none
 	unsentErr error
 	excused   verdict
 	keptFrom  time.Time // since when the slices are kept after this attempt
 
-	err  error // error of the last action that can fail
-	code int   // exit code for a failed prepare
+	err  error // of the last action that can fail
+	code int   // exit code after a failed prepare
 }
 
-// A worker without a record would begin some attempt. A first is the state of that attempt
-// in the bucket.
+// A first is the state of an attempt in the bucket. A worker without a record would begin
+// that attempt.
 type first struct {
 	attempt int
-	begun   bool // this worker has begun it before, and lost its disk
-	ended   bool // this worker has ended it, too
+	begun   bool // this worker began the attempt before, and lost its disk
+	ended   bool // this worker also ended the attempt
 }
 
-// ends sums up the ends that the bucket has of an attempt.
+// ends sums up the ends of an attempt in the bucket.
 type ends struct {
-	all      bool // every worker has ended, or is dead
+	all      bool // every worker has ended or is dead
 	failures int  // workers that did not end well
 }
 
-// A verdict says whether the failures of an attempt are a training's tail.
+// A verdict says whether all failures of an attempt are a training's tail.
 type verdict string
 
 const (
@@ -153,31 +153,31 @@ const (
 // onDisk is the state of the run on this worker's disk after a boot.
 type onDisk struct {
 	newest     int // newest attempt with a record; 0: none
-	told       int // newest attempt whose end the others know; 0: none
+	told       int // newest attempt whose end the other workers know; 0: none
 	toldCode   string
 	toldReason string
-	stopping   string // reason of a stop that a reboot interrupted; ""
-	quick      bool   // the last attempts all ended with a reboot soon after their start
+	stopping   string // reason of a stop that a reboot interrupted; "": none
+	quick      bool   // each of the last attempts ended with a reboot soon after its start
 }
 
-// A machine decides what a worker does: when it begins an attempt, when a stop counts, what
-// follows an end, and when it deletes the slices. It is a pure state machine: next depends
-// only on the machine's fields and the sight, and changes nothing else.
+// A machine decides what a worker does: when it begins an attempt, when it obeys a stop,
+// what follows an end, and when it deletes the slices. It is a pure state machine: next
+// reads only the machine's fields and the sight, and changes nothing else.
 type machine struct {
 	job       Job
-	born      time.Time // beginning of the time to live
+	born      time.Time // start of the time to live
 	made      time.Time // first boot
 	at        phase
 	attempt   int
-	following int // attempt that begins after this one has ended; 0: not known
+	following int // attempt that begins next; 0: not known
 	fetched   bool
 
 	disk onDisk
 
 	// before the command runs
 	sitFrom  time.Time // since when the worker waits for the others
-	seated   bool      // the others know that it has come
-	gathered bool      // all have come
+	seated   bool      // the other workers know that this one is ready
+	gathered bool      // all workers are ready
 
 	// while the command runs
 	sent      time.Time // time of the last upload of the log
@@ -186,18 +186,18 @@ type machine struct {
 	stopFrom  time.Time
 	stopAsked time.Time
 
-	// the end
+	// at the end
 	ending   ending
 	missing  string // why there is no record of an end
 	code     int
 	why      string
 	endCode  string
 	endTold  bool   // the bucket has the end
-	unsent   string // why the bucket does not have the whole log
-	failure  string // why the attempt failed here, if the other workers do not know yet
-	stopText string // why all workers must stop, if they do not know yet
+	unsent   string // why the log in the bucket is not whole
+	failure  string // why the attempt failed here; "": nothing to tell the other workers
+	stopText string // why all workers must stop; "": nothing to tell the other workers
 
-	// after it
+	// after the end
 	readFrom     time.Time // when the bucket was last read
 	keptFrom     time.Time // since when the slices are kept; zero: they are not kept yet
 	judged       verdict
@@ -208,13 +208,13 @@ type machine struct {
 	tries        int    // number of requests to delete
 }
 
-// failFastReason is the reason with which the command is stopped after another worker has
-// failed. It names no worker. Which worker failed first is known only when all have ended
-// and their clocks are compared.
+// failFastReason is the reason of a stop after another worker has failed. It names no
+// worker: which one failed first is known only after all have ended and their clocks are
+// compared.
 const failFastReason = "fail-fast: a worker failed"
 
-// next returns the action that follows. It is called again with the action's result, until
-// it returns leave.
+// next returns the next action. The caller carries it out, and calls next again with the
+// result, until next returns leave.
 func (m *machine) next(s *sight) action {
 	switch m.at {
 	case fetching:
@@ -262,7 +262,6 @@ func (m *machine) start(attempt int, s *sight) action {
 	return m.become(beginning, s)
 }
 
-// forget makes all looks old.
 func (s *sight) forget() { s.did, s.looked = map[verb]bool{}, map[subject]bool{} }
 
 func (m *machine) abandonFor(code int, why string, s *sight) action {
@@ -271,8 +270,7 @@ func (m *machine) abandonFor(code int, why string, s *sight) action {
 }
 
 // fetch decides what happens until the worker has all that the job needs. If the worker
-// cannot get that, it gives up the attempt that is to begin. It tries again for a newer
-// attempt.
+// cannot get it, it gives up the next attempt, and tries again for a newer one.
 func (m *machine) fetch(s *sight) action {
 	if !s.did[fetch] {
 		return action{do: fetch}
@@ -293,10 +291,10 @@ func (m *machine) fetch(s *sight) action {
 }
 
 // find decides, after a boot, which attempt this worker has, and what to do with it. If a
-// reboot ended the newest attempt, the worker reports that end and begins the next attempt.
-// It announces the next attempt first. Otherwise another worker might see that all workers
-// have ended one attempt and no newer attempt is announced, and delete the slices. If the
-// attempt had ended before the reboot, no new attempt begins.
+// reboot ended the newest attempt, the worker first announces the next attempt, then
+// reports the end, and begins the next attempt. In the other order, another worker might
+// see that all workers have ended, and delete the slices. If the attempt had ended before
+// the reboot, no new attempt begins.
 func (m *machine) find(s *sight) action {
 	d := m.disk
 	switch {
@@ -314,7 +312,7 @@ func (m *machine) find(s *sight) action {
 	}
 	is := s.life
 	if s.lifeErr != nil {
-		is = running // the phase attending looks again and reports why
+		is = running // the phase attending looks again, and reports the error
 	}
 	if s.rebooted != "" && (is == exited || is == lost) {
 		is, m.ending.rebooted = lost, s.rebooted
@@ -330,12 +328,12 @@ func (m *machine) find(s *sight) action {
 	return m.findLost(s)
 }
 
-// findLost decides what follows an attempt if a reboot has ended it.
+// findLost decides what follows an attempt that a reboot has ended.
 func (m *machine) findLost(s *sight) action {
 	if !s.looked[ofStop] {
 		return action{do: look, at: ofStop}
 	}
-	// If the reboot interrupted a stop, the stop counts, unless it made way for a newer
+	// If the reboot interrupted a stop, the run stops, unless the stop made way for a newer
 	// attempt.
 	if m.ending.notAgain = s.stop; s.stop == "" && s.wanted <= m.attempt {
 		m.ending.notAgain = m.disk.stopping
@@ -355,9 +353,9 @@ func (m *machine) findLost(s *sight) action {
 }
 
 // findFirst decides with which attempt a worker without a record begins. If a run has lost
-// its first slices, a new slice must not begin again with attempt 1. A worker may have lost
-// its disk, for example in a repair. It then does not repeat the attempt alone: all workers
-// begin the next attempt together.
+// its first slices, a new slice must not begin again with attempt 1. A worker that has lost
+// its disk, for example in a repair, does not repeat the attempt alone: all workers begin
+// the next attempt together.
 func (m *machine) findFirst(s *sight) action {
 	if !s.looked[ofFirst] {
 		return action{do: look, at: ofFirst}
@@ -396,8 +394,8 @@ func (m *machine) findFirst(s *sight) action {
 	return m.start(m.following, s)
 }
 
-// restAfter lets the worker rest after an attempt whose end the others know, even if the
-// attempt was given up without a record.
+// restAfter lets the worker rest after an attempt whose end the other workers know. The
+// attempt may have been given up without a record.
 func (m *machine) restAfter(attempt int, code, reason string, s *sight) action {
 	m.attempt, m.endTold, m.endCode = attempt, true, code
 	if m.endCode == "" {
@@ -417,8 +415,8 @@ func (m *machine) endText(reason string) string {
 	return text
 }
 
-// begin decides what happens before the command runs. An attempt does not begin if the run
-// is to stop.
+// begin decides what happens before the command runs. If the run is to stop, the attempt
+// does not begin.
 func (m *machine) begin(s *sight) action {
 	switch {
 	case s.did[arm]:
@@ -440,7 +438,7 @@ func (m *machine) begin(s *sight) action {
 		return m.gather(s)
 	}
 	if !s.did[prepare] {
-		return action{do: prepare} // then control/stop is old
+		return action{do: prepare} // control/stop is then of an older attempt
 	}
 	return action{do: arm}
 }
@@ -448,12 +446,12 @@ func (m *machine) begin(s *sight) action {
 // gathers reports whether the workers wait for each other before an attempt.
 func (j Job) gathers() bool { return j.Apart && j.Slices*j.Workers > 1 }
 
-// If not all workers came to an attempt, codeAlone is its exit code.
+// codeAlone is the exit code of an attempt for which not all workers were ready.
 const codeAlone = 75
 
-// gather decides what happens until all workers have come to the attempt. A job with Apart
-// makes and restarts each slice separately, perhaps hours after the others. A command that
-// began without the others would give up. The worker also learns here where worker 0 is.
+// gather decides what happens until all workers are ready for the attempt. A job with Apart
+// makes and restarts each slice separately, perhaps hours after the others. A command would
+// not wait that long for the others. The worker also learns here the address of worker 0.
 func (m *machine) gather(s *sight) action {
 	if m.sitFrom.IsZero() {
 		m.sitFrom = s.now
@@ -476,7 +474,7 @@ func (m *machine) gather(s *sight) action {
 	if limit := m.job.Gather; why != "" && limit > 0 && s.now.Sub(m.sitFrom) >= limit {
 		return m.abandonFor(codeAlone, fmt.Sprintf("waited %d s for all workers (--slices-deadline): %s", int(m.job.Gather.Seconds()), why), s)
 	}
-	for _, at := range []subject{ofFailed, ofAttempt} { // even if all have come: if a worker gives the attempt up, its seat stays
+	for _, at := range []subject{ofFailed, ofAttempt} { // look even if all are ready: a worker that gives up the attempt stays ready
 		if !s.looked[at] {
 			return action{do: look, at: at}
 		}
@@ -496,7 +494,7 @@ func (m *machine) gather(s *sight) action {
 	return m.idle(s)
 }
 
-// armed decides what follows an attempt to start the command.
+// armed decides what follows a start of the command, or a failed one.
 func (m *machine) armed(s *sight) action {
 	switch {
 	case s.err != nil:
@@ -508,23 +506,23 @@ func (m *machine) armed(s *sight) action {
 			text += fmt.Sprintf("; login %s was not there after two minutes, the command runs as root", m.missingLogin)
 		}
 		return action{do: say, text: "running", more: text}
-	case !s.looked[ofCommand]: // an attempt of this number has begun here before
+	case !s.looked[ofCommand]: // this worker has begun this attempt before
 		return action{do: look, at: ofCommand}
-	case s.lifeErr != nil, s.life == starting: // the phase attending looks again and reports why
+	case s.lifeErr != nil, s.life == starting: // the phase attending looks again, and reports the error
 		return m.become(attending, s)
 	}
 	return m.become(ended, s)
 }
 
-// attend decides what happens while the command runs. If the worker cannot look at the
-// command, the command counts as running until the patience is over.
+// attend decides what happens while the command runs. If the worker cannot see the state of
+// the command, the command counts as running until the patience is over.
 func (m *machine) attend(s *sight) action {
 	if !s.looked[ofCommand] {
 		return action{do: look, at: ofCommand}
 	}
 	switch {
 	case s.lifeErr == nil && (s.life == exited || s.life == lost || s.life == aborted):
-		if s.goingDown { // the machine has caused that end
+		if s.goingDown { // the machine has ended the command
 			return m.pause()
 		}
 		return m.become(ended, s)
@@ -558,11 +556,11 @@ func (m *machine) attend(s *sight) action {
 	return m.mayStop(s)
 }
 
-// mayStop decides whether the command is to stop.
+// mayStop decides whether to stop the command.
 func (m *machine) mayStop(s *sight) action {
 	if text, over := m.expired(s.now); over {
-		// Clocks differ, so this worker tells the others to end now too.
-		// Otherwise their slices might be deleted while their command runs.
+		// Clocks differ, so this worker tells the other workers to end now too. Otherwise
+		// the slices might be deleted while a command runs.
 		m.stopText = text
 		return m.stopIt(text, s)
 	}
@@ -597,7 +595,7 @@ func (m *machine) stopIt(reason string, s *sight) action {
 	return action{do: stopCommand, text: reason}
 }
 
-// If the command still runs stopAgain after a stop, the worker stops it again.
+// If the command still runs stopAgain after a stop, the worker repeats the stop.
 const stopAgain = time.Minute
 
 // awaitStop decides what happens while the command is being stopped.
@@ -615,8 +613,8 @@ func (m *machine) awaitStop(s *sight) action {
 	return m.pause()
 }
 
-// bound returns the time at which the command has to end because the slices end, and the
-// reason. The time is zero if there is no such limit.
+// bound returns when the command must end because the slices end, and why. The time is zero
+// if there is no limit.
 func (m *machine) bound() (at time.Time, why string) {
 	if m.job.TTL > 0 {
 		at, why = m.born.Add(m.job.TTL), fmt.Sprintf("the time to live of %d s (--ttl) is over", int(m.job.TTL.Seconds()))
@@ -629,16 +627,15 @@ func (m *machine) bound() (at time.Time, why string) {
 	return at, why
 }
 
-// maxRunFlag ends the reason of a stop before the provider deletes the slices. Package detach
-// recognizes such a stop by the whole reason.
+// maxRunFlag is the end of a reason: the worker stops the command because the provider will
+// delete the slices. Package detach recognizes such a stop by the whole reason.
 const maxRunFlag = "(--max-run-duration)"
 
-// The worker stops the command before the provider deletes the slices. takenAhead and the
-// grace time leave time to send the logs. The provider's time begins before the first boot
-// of this program.
+// The worker stops the command takenAhead and the grace time before the provider deletes
+// the slices, to have time for the logs. The provider counts from before the first boot.
 const takenAhead = 3 * time.Minute
 
-// expired reports whether the bound has passed, and returns the reason to stop.
+// expired reports whether the bound has passed, and returns the reason of the stop.
 func (m *machine) expired(now time.Time) (string, bool) {
 	if at, why := m.bound(); !at.IsZero() && !now.Before(at) {
 		return why, true
@@ -646,13 +643,13 @@ func (m *machine) expired(now time.Time) (string, bool) {
 	return "", false
 }
 
-// overdue reports whether a limit has passed. The zero limit never does.
+// overdue reports whether limit has passed. Zero is no limit.
 func overdue(limit, now time.Time) bool {
 	return !limit.IsZero() && !now.Before(limit)
 }
 
-// limit returns the time at which patience ends: the bound, plus the time to stop the
-// command. It returns zero if there is no bound.
+// limit returns when the patience ends: the bound, plus the time to stop the command. It
+// returns zero if there is no bound.
 func (m *machine) limit() time.Time {
 	at, _ := m.bound()
 	if at.IsZero() {
@@ -666,7 +663,7 @@ func (m *machine) end(s *sight) action {
 	if !s.did[finish] {
 		return action{do: finish}
 	}
-	if s.err != nil { // there is no record
+	if s.err != nil { // there is no record of the end
 		why := m.missing
 		if why == "" {
 			why = s.err.Error()
@@ -684,8 +681,8 @@ func (m *machine) end(s *sight) action {
 	return m.start(next, s)
 }
 
-// abandon decides when an attempt is given up. That does not happen while the machine goes
-// down, because the machine is then the cause.
+// abandon decides when to give up an attempt. While the machine shuts down, the attempt is
+// not given up, because the machine is then the cause of its end.
 func (m *machine) abandon(s *sight) action {
 	if !s.did[giveUp] {
 		if s.goingDown {
@@ -697,8 +694,7 @@ func (m *machine) abandon(s *sight) action {
 }
 
 // rest decides what happens after the attempt has ended here. The worker waits for the
-// others, or begins a newer attempt with them. When there is nothing more to wait for, it
-// deletes the slices.
+// other workers, or begins a newer attempt with them. In the end it deletes the slices.
 func (m *machine) rest(s *sight) action {
 	if m.unsent != "" && !s.did[sendRest] {
 		return action{do: sendRest}
@@ -710,7 +706,7 @@ func (m *machine) rest(s *sight) action {
 		return action{do: look, at: ofAttempt}
 	}
 	// A newer attempt begins even if the run is to stop: begin then gives the attempt up.
-	// So the slices stay until the workers that run the attempt have ended it.
+	// So the slices stay until all workers of that attempt have ended.
 	if s.wantedErr == nil && s.wanted > m.attempt {
 		return m.start(s.wanted, s)
 	}
@@ -719,7 +715,7 @@ func (m *machine) rest(s *sight) action {
 		return m.deleteFor(text, s)
 	}
 	if !s.looked[ofEnds] {
-		return action{do: look, at: ofEnds} // read control/attempt again: a rebooted worker announces the next attempt before it stores the end of this one
+		return action{do: look, at: ofEnds} // read control/attempt again: a rebooted worker announces the next attempt before it stores the end of the last one
 	}
 	if s.endsErr != nil || s.wantedErr != nil || !s.ends.all {
 		return m.restBlind(s)
@@ -745,13 +741,13 @@ func (m *machine) allEnded(s *sight) action {
 	case m.said != "kept":
 		return action{do: say, text: "kept", more: why}
 	case m.job.TTL == 0 && m.unsent == "" && (m.job.Keep == "always" || m.job.KeepFor == 0 && m.judged != notJudged):
-		return m.become(over, s) // only the time to live could end it now
+		return m.become(over, s) // nothing but the time to live could end it now
 	}
 	return m.idle(s)
 }
 
-// restBlind decides what happens while some worker has not ended, or while the ends cannot
-// be read.
+// restBlind decides what happens while a worker has not ended, or while the ends cannot be
+// read.
 func (m *machine) restBlind(s *sight) action {
 	var err error
 	for _, e := range []error{s.endsErr, s.wantedErr, s.unsentErr} {
@@ -768,7 +764,7 @@ func (m *machine) restBlind(s *sight) action {
 	case err == nil:
 		m.readFrom = s.now
 	case blind >= limit && (m.job.Keep == "never" || m.job.Keep == "on-failure" && m.job.KeepFor != 0):
-		if !s.did[takeTurn] { // after the turn, the bucket is read once more
+		if !s.did[takeTurn] { // after its turn has come, the worker reads the bucket once more
 			delete(s.looked, ofEnds)
 			delete(s.looked, ofUnsent)
 			s.unsentErr = nil
@@ -778,8 +774,8 @@ func (m *machine) restBlind(s *sight) action {
 	return m.idle(s)
 }
 
-// idle waits, and repeats the report from time to time, so that the worker does not count
-// as dead.
+// idle waits. It repeats the report from time to time, so that the worker does not count as
+// dead.
 func (m *machine) idle(s *sight) action {
 	if s.now.Sub(m.reported) >= m.job.Period && !s.did[say] {
 		return action{do: say, text: m.said, more: m.detail}
@@ -788,7 +784,7 @@ func (m *machine) idle(s *sight) action {
 }
 
 // kept returns why the slices stay although every worker has ended. If that is not known
-// yet, it returns the action that finds it out.
+// yet, kept returns the action that finds it out.
 func (m *machine) kept(s *sight) (why string, first action) {
 	if m.job.Keep == "always" {
 		return "--keep", action{}
@@ -803,7 +799,7 @@ func (m *machine) kept(s *sight) (why string, first action) {
 		if !s.looked[ofExcuses] {
 			return "", action{do: look, at: ofExcuses}
 		}
-		m.judged = s.excused // once for each attempt
+		m.judged = s.excused // only once for each attempt
 	}
 	if m.judged == isExcused {
 		return "", action{}
@@ -821,7 +817,7 @@ func (m *machine) kept(s *sight) (why string, first action) {
 }
 
 // deleteFor lets the worker delete the slices when its turn has come. Every worker may
-// delete. They take turns, so usually one request is enough.
+// delete. They take turns, so one request is usually enough.
 func (m *machine) deleteFor(why string, s *sight) action {
 	if !s.did[takeTurn] {
 		return action{do: takeTurn}
@@ -831,16 +827,16 @@ func (m *machine) deleteFor(why string, s *sight) action {
 	return action{do: say, text: "deleting", more: why}
 }
 
-// Pauses between two requests to delete: at first a few looks, later more.
+// Pauses between two requests to delete: short at first, then longer.
 const (
 	deleteLooks = 3
 	deleteTries = 60
 	deleteLate  = 10 * time.Minute
 )
 
-// tearDown repeats the request to delete until the worker itself is gone. If the slices are
-// another run's, it ends. It has no limit of time: even days later, somebody may grant the
-// right, or the service may recover.
+// tearDown repeats the request to delete until the worker itself is gone. If the slices
+// belong to another run, it ends. It has no time limit: even days later, the permission may
+// come, or the service may recover.
 func (m *machine) tearDown(s *sight) action {
 	if !s.did[remove] {
 		delete(s.did, say)

@@ -12,8 +12,8 @@ import (
 	"multihost/internal/detach"
 )
 
-// A play lets a machine decide while seconds pass. The function on answers the machine's
-// looks and actions. By default the bucket has nothing.
+// A play lets a machine decide while seconds pass. Its function on answers the machine's
+// looks and actions. By default the bucket is empty.
 type play struct {
 	m   *machine
 	now int
@@ -25,7 +25,7 @@ func at(seconds int) time.Time { return time.Unix(int64(seconds), 0) }
 
 func (p *play) say(format string, args ...any) { fmt.Fprintf(&p.b, format+"\n", args...) }
 
-// until plays until done returns true, or until the seconds in late have passed.
+// until plays until done returns true, or until late seconds have passed.
 func (p *play) until(late int, done func(a action) bool) string {
 	s := &sight{}
 	s.forget()
@@ -62,7 +62,7 @@ func (p *play) until(late int, done func(a action) bool) string {
 	return p.b.String()
 }
 
-// ordinary is a job of one slice with two workers and the usual times.
+// ordinary is a job of one slice with two workers and usual time limits.
 func ordinary() Job {
 	return Job{Run: "r", Resource: "r", Slices: 1, Workers: 2, Period: time.Minute, Look: 20 * time.Second, Patience: 10 * time.Minute, LogTimeout: 30 * time.Minute,
 		Stale: 30 * time.Minute, Keep: "never", Grace: 30 * time.Second, FailFast: true}
@@ -70,8 +70,8 @@ func ordinary() Job {
 
 var errGone = errors.New("gone")
 
-// If the bucket could be read a moment ago, it does not count as lost for ever. Kept slices
-// stay until the end of their time to live.
+// If a read of the bucket succeeded a moment ago, the bucket does not count as lost. Kept
+// slices stay until the end of their time to live.
 func TestRestDeletesOnlyWhenItIsTime(t *testing.T) {
 	t.Parallel()
 	all := func(failures int) func(a action, s *sight, now int) {
@@ -191,7 +191,7 @@ func TestRestDeletesOnlyWhenItIsTime(t *testing.T) {
 }
 
 // A worker repeats its request to delete, in the end every ten minutes, unless the slices
-// are another run's.
+// belong to another run.
 func TestDeletionIsRepeated(t *testing.T) {
 	t.Parallel()
 	p := &play{m: &machine{job: ordinary(), at: deleting, why: "over"}}
@@ -208,8 +208,8 @@ func TestDeletionIsRepeated(t *testing.T) {
 	}
 }
 
-// A failed look does not count as an end. A stop is repeated until it works or the time
-// of --ttl has passed.
+// A failed look is no end of the command. The worker repeats a stop until it works or the
+// time of --ttl has passed.
 func TestAttendOutlivesAFailedLook(t *testing.T) {
 	t.Parallel()
 	p := &play{m: &machine{job: ordinary(), born: at(0), at: attending, attempt: 1}, now: 1000}
@@ -286,8 +286,8 @@ func TestWhenAStopIsOne(t *testing.T) {
 }
 
 // Clocks differ. The first worker whose time to live has passed tells the others, until
-// their own clocks must show it too. It does so even after its own command has ended. It
-// begins no further attempt.
+// their own clocks must show it too. It does so even after its own command has ended. No
+// further attempt begins.
 func TestOthersAreToldOfTheTimeToLiveUntilTheyCanKnow(t *testing.T) {
 	t.Parallel()
 	const reason = "the time to live of 100 s (--ttl) is over"
@@ -319,7 +319,6 @@ func TestOthersAreToldOfTheTimeToLiveUntilTheyCanKnow(t *testing.T) {
 	})
 }
 
-// A rebooted worker announces the next attempt before it reports the end of the last one.
 // Otherwise another worker, which sees only ended attempts, would delete the slices.
 func TestNextAttemptIsAnnouncedBeforeTheEndOfTheLast(t *testing.T) {
 	t.Parallel()
@@ -381,9 +380,9 @@ func TestNextAttemptIsAnnouncedBeforeTheEndOfTheLast(t *testing.T) {
 	}
 }
 
-// After a boot, the disk decides how a worker goes on. It attends an attempt that still
-// runs. It tells the others an end that they do not know. It rests after an end that they
-// know.
+// After a boot, the files on the disk decide. The worker attends an attempt that still
+// runs. If the other workers do not know an end, it tells them. If they know the end, it
+// rests.
 func TestABootGoesOnWithWhatTheDiskTells(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -421,8 +420,8 @@ func TestABootGoesOnWithWhatTheDiskTells(t *testing.T) {
 	}
 }
 
-// A worker that cannot fetch the job gives up only the attempt that is to begin. It
-// tries again for a newer one.
+// A worker that cannot fetch the job gives up only the next attempt. It tries again for a
+// newer one.
 func TestAJobThatCannotBeFetched(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -457,9 +456,8 @@ func TestAJobThatCannotBeFetched(t *testing.T) {
 	}
 }
 
-// A worker that comes back with an empty disk, as after a repair, does not repeat its
-// attempt alone: the others begin the next attempt with it. Its log in the bucket
-// stays, and an ended attempt stays ended.
+// If a worker comes back with an empty disk, as after a repair, all workers begin the next
+// attempt together. The worker's log in the bucket stays, and an ended attempt stays ended.
 func TestAWorkerThatHasLostItsDiskDoesNotBeginAgainAlone(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -508,8 +506,8 @@ func TestAWorkerThatHasLostItsDiskDoesNotBeginAgainAlone(t *testing.T) {
 	}
 }
 
-// While the machine goes down, the machine counts as the cause of the command's end, and
-// the worker tells nobody.
+// While the machine shuts down, it counts as the cause of the command's end, and the worker
+// tells nobody.
 func TestAnEndInAMachineThatEndsIsHeldBack(t *testing.T) {
 	t.Parallel()
 	for _, from := range []phase{attending, givingUp} {
@@ -525,8 +523,8 @@ func TestAnEndInAMachineThatEndsIsHeldBack(t *testing.T) {
 	}
 }
 
-// Workers of slices that were made apart wait for each other. The wait ends after a time,
-// or when the attempt can no longer begin.
+// Workers of slices with Apart wait for each other. The wait ends after a time, or when the
+// attempt can no longer begin.
 func TestGather(t *testing.T) {
 	t.Parallel()
 	come := func(after int) func(a action, s *sight, now int) {
@@ -590,7 +588,7 @@ func TestGather(t *testing.T) {
 	}
 }
 
-// A command is stopped before the provider deletes the slices. It is stopped earlier if the
+// The worker stops the command before the provider deletes the slices, or earlier if the
 // time to live ends earlier.
 func TestBound(t *testing.T) {
 	t.Parallel()
@@ -622,8 +620,8 @@ func TestBound(t *testing.T) {
 	}
 }
 
-// Until the last moment before the command starts, a stop counts. If something else keeps
-// the command from starting, the end has that as its reason.
+// The worker obeys a stop until the last moment before the command starts. If something
+// else keeps the command from starting, that is the reason of the end.
 func TestBegin(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {

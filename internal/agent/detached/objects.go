@@ -30,8 +30,8 @@ func (o objects) write(ctx context.Context, name string, text []byte, generation
 	return o.Write(ctx, name, bytes.NewReader(text), int64(len(text)), generation)
 }
 
-// writeFirst makes a small object. If the object exists already, it stays, and there is no
-// error.
+// writeFirst makes a small object. If the object exists already, writeFirst leaves it and
+// returns no error.
 func (o objects) writeFirst(ctx context.Context, name, text string) error {
 	err := o.write(ctx, name, []byte(text+"\n"), 0)
 	if agent.StatusOf(err) == http.StatusPreconditionFailed {
@@ -42,9 +42,8 @@ func (o objects) writeFirst(ctx context.Context, name, text string) error {
 
 var attemptNumber = regexp.MustCompile(`^[0-9]{1,9}$`)
 
-// wanted returns the attempt that the workers have agreed on: the highest that any worker
-// began. It returns 0 if there is none. generation is the generation of the object that
-// says so.
+// wanted returns the newest attempt that any worker began, or 0. All workers join that
+// attempt. generation is the generation of the object that names it.
 func (o objects) wanted(ctx context.Context) (attempt int, generation int64, err error) {
 	text, generation, err := o.Read(ctx, "control/attempt")
 	if agent.StatusOf(err) == http.StatusNotFound {
@@ -61,8 +60,8 @@ func (o objects) wanted(ctx context.Context) (attempt int, generation int64, err
 	return attempt, generation, err
 }
 
-// announce tells the other workers that an attempt has begun. It returns that attempt, or
-// a newer one that others have begun.
+// announce tells the other workers that an attempt has begun. It returns that attempt, or a
+// newer one that other workers have begun.
 func (o objects) announce(ctx context.Context, attempt int) (int, error) {
 	wanted, generation, err := o.wanted(ctx)
 	if err != nil || wanted >= attempt {
@@ -71,8 +70,8 @@ func (o objects) announce(ctx context.Context, attempt int) (int, error) {
 	return attempt, o.write(ctx, "control/attempt", []byte(strconv.Itoa(attempt)+"\n"), generation)
 }
 
-// first reads which attempt a worker without a record begins with. It also reads what the
-// bucket has of this worker in that attempt.
+// first reads with which attempt a worker without a record begins, and what the bucket has
+// of this worker in that attempt.
 func (o objects) first(ctx context.Context) (first, error) {
 	wanted, _, err := o.wanted(ctx)
 	f := first{attempt: max(wanted, 1)}
@@ -91,8 +90,8 @@ func (o objects) first(ctx context.Context) (first, error) {
 	return f, err
 }
 
-// asked returns the reason in an object control/NAME. It returns "" if there is no such
-// object, or if the object cannot be read. An object without a reason counts too.
+// asked returns the reason in the object control/NAME. It returns "" if the object does not
+// exist or cannot be read. For an object without a reason, asked returns a general one.
 func (o objects) asked(ctx context.Context, name string) string {
 	text, _, err := o.Read(ctx, "control/"+name)
 	if err != nil {
@@ -110,9 +109,9 @@ var endName = regexp.MustCompile(`^ended/[0-9]+/(s[0-9]+w[0-9]+)\.([0-9]+)$`)
 type failures []string
 
 // ends reports whether every worker has ended an attempt or is dead. It also returns the
-// failures: their number, in which all dead workers count as one, and their names. A worker
+// failures: their names and their number, in which all dead workers count as one. A worker
 // is dead if it has reported nothing for job.Stale. It also counts as dead if the attempt
-// is closed and the worker has not come to it; see closed. boot is the first boot of this
+// is closed and the worker is not ready for it; see closed. boot is the first boot of this
 // worker. For a worker that has never reported, the time counts from boot.
 func (o objects) ends(ctx context.Context, attempt int, boot time.Time) (ends, failures, error) {
 	all, _, err := o.List(ctx, fmt.Sprintf("ended/%d/", attempt))
@@ -154,10 +153,9 @@ func (o objects) ends(ctx context.Context, attempt int, boot time.Time) (ends, f
 }
 
 // closed reports whether no worker can begin the attempt any more. came has the workers
-// that have come to it. A worker may come after the attempt was given up, or after a stop.
-// If the slices were made apart, the worker then gives up the attempt, too. So the others
-// need not wait for workers that never came. The slices of these may never be made, and the
-// others are billed meanwhile.
+// that were ready for it. After a stop, or if one worker has given up the attempt, a worker
+// that becomes ready gives it up too. So nobody need wait for workers that never became
+// ready: their slices may never be made, and the other slices cost money meanwhile.
 func (o objects) closed(ctx context.Context, attempt int) (came map[string]bool, closed bool, err error) {
 	if !o.job.gathers() || o.asked(ctx, fmt.Sprintf("failed-%d", attempt)) == "" && o.asked(ctx, "stop") == "" {
 		return nil, false, nil
@@ -173,7 +171,7 @@ func (o objects) closed(ctx context.Context, attempt int) (came map[string]bool,
 }
 
 // silent returns for how long a worker has reported nothing. It uses only the service's
-// clock, because the clocks of two workers may differ.
+// clock, because workers' clocks may differ.
 func (o objects) silent(ctx context.Context, name string, boot time.Time) (time.Duration, error) {
 	report, date, err := o.Stat(ctx, "workers/"+name)
 	switch {
@@ -187,8 +185,8 @@ func (o objects) silent(ctx context.Context, name string, boot time.Time) (time.
 
 var unsentName = regexp.MustCompile(`^control/unsent-[0-9]+-(s[0-9]+w[0-9]+)$`)
 
-// If a worker has reported within job.Stale that its log is not whole in the bucket,
-// notWhole returns a text that names this worker. Otherwise it returns "".
+// notWhole returns a text that names a worker if this worker has reported, within
+// job.Stale, that its log in the bucket is not whole. Otherwise it returns "".
 func (o objects) notWhole(ctx context.Context, attempt int) (string, error) {
 	all, date, err := o.List(ctx, fmt.Sprintf("control/unsent-%d-", attempt))
 	if err != nil {
@@ -209,10 +207,10 @@ func (o objects) notWhole(ctx context.Context, attempt int) (string, error) {
 	return "the log of " + name + " is not whole in the bucket", nil
 }
 
-// judge returns whether every failure of an attempt is a training's tail.
+// judge returns whether all failures of an attempt are a training's tail.
 func (o objects) judge(ctx context.Context, attempt, failures int, failed failures) verdict {
 	if len(failed) != failures {
-		return notExcused // one of them has not reported its end
+		return notExcused // one of these workers has not reported its end
 	}
 	dir := fmt.Sprintf("ended/%d/", attempt)
 	lead, _, err := o.Read(ctx, dir+"s0w0.0")
@@ -234,8 +232,9 @@ func (o objects) judge(ctx context.Context, attempt, failures int, failed failur
 	return isExcused
 }
 
-// seats is the directory of the seats of an attempt. Each start of the run has its own
-// seats, because VMs of an earlier start may have the same names.
+// seats is the directory of the objects that say who is ready for an attempt. Each start of
+// the run has its own directory, because VMs of an earlier start may have had the same
+// names.
 func (o objects) seats(attempt int) string {
 	return fmt.Sprintf("starts/%s/seats/%d/", o.job.Start, attempt)
 }
@@ -250,8 +249,8 @@ func logName(p Place, attempt int) string {
 }
 
 // pieces says how to send a log. size is the size of a piece in bytes. Each piece is first
-// written to the object name, beside the log. When the machine is told to end, a second
-// program may run beside the first. The second program gives its pieces other names.
+// written to the object name, beside the log. While the machine shuts down, a second
+// program may run. It writes its pieces to another name.
 type pieces struct {
 	size int64
 	name string
@@ -262,12 +261,13 @@ var (
 	lastPieces  = pieces{16 << 20, "last"}
 )
 
-// mostPieces limits the pieces of one upload: a log may grow faster than it is sent.
+// mostPieces limits the pieces of one upload, because a log may grow faster than it is
+// sent.
 const mostPieces = 1000
 
-// sendLog makes the bucket's copy of a log equal to the file. At every moment the copy is a
-// prefix of the log. sendLog appends a piece only if nobody else has appended to the copy
-// meanwhile.
+// sendLog makes the log in the bucket equal to the file. At every moment the log in the
+// bucket is a prefix of the file. sendLog appends a piece only if nobody else has appended
+// one meanwhile.
 func (o objects) sendLog(ctx context.Context, path, name string, p pieces) error {
 	f, err := os.Open(path)
 	if err != nil {
@@ -299,8 +299,8 @@ func (o objects) sendLog(ctx context.Context, path, name string, p pieces) error
 	return nil
 }
 
-// sendPiece sends a piece. It reports whether the log in the bucket had the expected
-// version, and so has the piece now.
+// sendPiece sends a piece. It reports false if the log in the bucket did not have the
+// expected generation, and so did not get the piece.
 func (o objects) sendPiece(ctx context.Context, name string, generation int64, piece *io.SectionReader, part string) (sent bool, err error) {
 	if generation == 0 {
 		err = o.Write(ctx, name, piece, piece.Size(), 0)
@@ -318,7 +318,7 @@ func (o objects) sendPiece(ctx context.Context, name string, generation int64, p
 	return err == nil, err
 }
 
-// plain returns an error of the file system without the path.
+// plain returns an error of the file system without its path.
 func plain(err error) error {
 	var at *os.PathError
 	if errors.As(err, &at) {

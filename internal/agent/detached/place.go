@@ -14,26 +14,26 @@ import (
 	"strings"
 )
 
-// A Place is where a worker is in its job.
+// A Place says which worker of the job this is.
 type Place struct {
 	Slice, Worker int
-	Node          string // name of the slice
-	Coordinator   string // address of worker 0 of the job; "": the bucket has it
+	Node          string
+	Coordinator   string // address of worker 0 of the job; "": it is in the bucket
 	Own           string // address of this worker
 
-	// These fields belong to a VM of a group:
-	VM    string // its name
-	peers string // a digest of the names of all workers of the slice, as this VM has them
+	// only for a VM of a group:
+	VM    string // name of the VM
+	peers string // digest of the names of all workers of the slice, as this VM knows them
 }
 
 func (p Place) String() string { return nameOf(p.Slice, p.Worker) }
 
 func nameOf(slice, worker int) string { return fmt.Sprintf("s%dw%d", slice, worker) }
 
-// index is the place of the worker among all workers of the job.
+// index is the number of the worker among all workers of the job.
 func (p Place) index(j Job) int { return p.Slice*j.Workers + p.Worker }
 
-// Values of the metadata server. A worker learns its place from them.
+// Keys of values of the metadata server, from which a worker learns its place.
 const (
 	ownAddress   = "network-interfaces/0/ip"
 	endpointsKey = "attributes/worker-network-endpoints"
@@ -52,9 +52,9 @@ func placeKeys(j Job) []string {
 }
 
 // parsePlace reads the place of this worker from values of its metadata server. It never
-// guesses: a wrong guess would give two workers one identity. A malformed number is an
-// error. A missing number is an error too. The exceptions are the number of the worker if a
-// slice has only one, and the number of the slice if the job has only one.
+// guesses: a wrong guess would give two workers one place. A number that is malformed or
+// missing is an error. Two numbers may be missing: the worker's if a slice has only one
+// worker, and the slice's if the job has only one slice.
 func parsePlace(j Job, values map[string]string) (p Place, err error) {
 	if j.Apart {
 		p, err = placeInGroup(j, values)
@@ -67,10 +67,10 @@ func parsePlace(j Job, values map[string]string) (p Place, err error) {
 	return p, nil
 }
 
-// placeInGroup does what parsePlace does, for a VM of a group. The name of the VM shows the
-// group, and so the slice: it consists of the name of the group, a dash and a suffix
-// without dashes. No name shows the number of the worker. The list of names is complete if
-// it has one name for each worker of the slice, and one of them is this VM's.
+// placeInGroup is parsePlace for a VM of a group. The name of the VM consists of the name
+// of the group, a dash and a suffix without dashes. So it shows the slice. No name shows
+// the number of the worker. The list of names is complete if it has one name for each
+// worker of the slice, this VM's among them.
 func placeInGroup(j Job, values map[string]string) (Place, error) {
 	p := Place{VM: values[nameKey], Own: values[ownAddress]}
 	if i := strings.LastIndexByte(p.VM, '-'); i > 0 {
@@ -105,16 +105,16 @@ func placeInGroup(j Job, values map[string]string) (Place, error) {
 	return p, nil
 }
 
-// A VM of a group tells the others its place in an attempt by an object. seat returns the
-// name of this object, below the directory of the attempt. The object holds the address of
-// the VM.
+// A VM of a group says with an object that it is ready for an attempt. seat returns the
+// name of this object, below the directory of the attempt. The object contains the address
+// of the VM.
 func (p Place) seat() string { return p.String() + "." + p.peers + "." + p.VM }
 
 var seatName = regexp.MustCompile(`/(s([0-9]{1,6})w([0-9]{1,6}))\.([0-9a-f]{8})\.([a-z0-9-]+)$`)
 
-// absent returns a text about the workers of a job that have not come yet. It returns "" if
-// all have come. seats are the names of all seats. The VMs of a slice have come when each
-// number has one VM, and all of them name the same VMs.
+// absent returns a text about the workers that are not ready yet, or "" if all are. seats
+// are the names of all seats. A slice is ready when each number has one VM, and all of
+// these know the same VMs.
 func absent(j Job, seats []string) string {
 	vms := map[string][]string{} // by worker and digest
 	sums := make([][]string, j.Slices)
@@ -123,7 +123,7 @@ func absent(j Job, seats []string) string {
 		if m == nil {
 			continue
 		}
-		slice, _ := strconv.Atoi(m[2]) // it is a number
+		slice, _ := strconv.Atoi(m[2]) // the pattern matches only numbers
 		if slice < j.Slices {
 			vms[m[1]+"."+m[4]], sums[slice] = append(vms[m[1]+"."+m[4]], m[5]), append(sums[slice], m[4])
 		}
@@ -155,8 +155,8 @@ func absent(j Job, seats []string) string {
 	return fmt.Sprintf("%d workers have not come, %s first", len(missing), missing[0])
 }
 
-// Each worker of a slice needs a VM that names the digest sum. withoutVM returns the
-// workers for which no such VM has come.
+// Each worker of a slice needs a VM that knows the list of VMs with the digest sum.
+// withoutVM returns the workers that have no such VM yet.
 func withoutVM(j Job, slice int, sum string, vms map[string][]string) (missing []string, err error) {
 	for w := range j.Workers {
 		name := nameOf(slice, w)

@@ -19,7 +19,6 @@ import (
 	"multihost/internal/agent"
 )
 
-// Limits of the steps that prepare a worker.
 const (
 	preflightLimit = 10 * time.Minute
 	unpackLimit    = time.Hour
@@ -35,12 +34,12 @@ type starter struct {
 type ready struct {
 	numaNodes int
 	numactl   bool
-	venv      string // its directory
-	path      string // PATH with it
+	venv      string // directory of the virtual environment
+	path      string // PATH with the virtual environment
 	secrets   []byte // NAME=VALUE, each followed by a NUL, until the command is started
 }
 
-// Exit codes for a command that could not be started, by the reason.
+// Exit codes for a command that could not be started.
 const (
 	codeUnavailable = 69
 	codeIO          = 74
@@ -121,8 +120,8 @@ func (w *starter) preflight(ctx context.Context) error {
 // noCode is the digest of a job without code.
 const noCode = "none"
 
-// unpackCode unpacks the code into the run's directory, only once: files that a command
-// changed there must survive a reboot.
+// unpackCode unpacks the code into the run's directory. It does so only once, because files
+// that a command changed there must survive a reboot.
 func (w *starter) unpackCode(ctx context.Context) (code int, err error) {
 	if w.job.CodeSum == noCode || w.disk.recall("unpacked") == w.job.CodeSum {
 		return 0, nil
@@ -158,7 +157,7 @@ func (w *starter) unpackCode(ctx context.Context) (code int, err error) {
 	return 0, nil
 }
 
-// makeVenv makes the virtual environment in the same way as a runner.
+// makeVenv makes the virtual environment as a runner does.
 func (w *starter) makeVenv(ctx context.Context) error {
 	const what = "make a virtual environment (--venv): "
 	a, err := w.op(ctx, venvLimit, nil, "venv", w.job.Run)
@@ -198,7 +197,7 @@ func (w *starter) fetchSecrets(ctx context.Context) error {
 	return nil
 }
 
-// secret reads one secret. If the secret does not exist, it returns at once. After any
+// secret reads one secret. If the secret does not exist, secret returns at once. After any
 // other error, it tries again.
 func (w *starter) secret(ctx context.Context, s Secret) (value []byte, err error) {
 	var answer agent.Answer
@@ -231,13 +230,13 @@ func (w *starter) secret(ctx context.Context, s Secret) (value []byte, err error
 	return value, nil
 }
 
-// attemptFiles are the files of an attempt that the operation arm takes, in the order in
-// which it takes them. Package launch has the same list.
+// attemptFiles are the files of an attempt that the operation arm reads, in this order.
+// Package launch has the same list.
 var attemptFiles = []string{"meta", "argv", "env", "script", "limit"}
 
 // arm gives the command to a supervisor of the login, as a runner does over SSH. After the
 // script, stdin has the files of the attempt and then the word go. The life is running if
-// the command was started, and unknown if an attempt of that number has begun here before.
+// the command was started, and unknown if this worker has begun the attempt before.
 func (w *starter) arm(ctx context.Context) (life, error) {
 	if w.job.CloudLogging {
 		cloudLog{w.worker}.linkLog()
@@ -285,7 +284,8 @@ func (a answer) armed() (life, error) {
 	return unknown, errors.New(text)
 }
 
-// wrap returns the words in front of the command that bind it to a NUMA node.
+// wrap returns the words that bind the command to a NUMA node. They go in front of the
+// command.
 func (r ready) wrap(numa string) []string {
 	if r.numaNodes < 2 || !r.numactl {
 		return nil
@@ -299,7 +299,8 @@ func (r ready) wrap(numa string) []string {
 	return nil
 }
 
-// wrapped puts words into the file argv, after the directory and the kind of the command.
+// wrapped inserts words into the file argv, after the directory and the kind of the
+// command.
 func wrapped(argv []byte, words []string) []byte {
 	parts := bytes.SplitAfterN(argv, []byte{0}, 3)
 	if len(parts) < 3 {
@@ -308,7 +309,7 @@ func wrapped(argv []byte, words []string) []byte {
 	return bytes.Join([][]byte{parts[0], parts[1], zeroed(words), parts[2]}, nil)
 }
 
-// zeroed returns words, each followed by a NUL.
+// zeroed returns the words, each followed by a NUL.
 func zeroed(words []string) []byte {
 	var b []byte
 	for _, word := range words {
@@ -317,10 +318,10 @@ func zeroed(words []string) []byte {
 	return b
 }
 
-// variables returns the variables that this worker's command gets besides the user's own. A
-// name without a value is unset. MEGASCALE variables would override the metadata of a job
-// of several slices, and a job of one slice must have none. Only slices that were made
-// apart need them: nothing else tells such a slice of the others.
+// variables returns the variables that the command gets on this worker besides the user's
+// own. A name without a value is unset. Only slices with Apart need MEGASCALE variables,
+// because nothing else tells such a slice of the others. In other jobs of several slices
+// the variables would override the metadata. A job of one slice must have none.
 func (w *starter) variables() []string {
 	j, p := w.job, w.me
 	v := []string{"MEGASCALE_COORDINATOR_ADDRESS", "MEGASCALE_NUM_SLICES", "MEGASCALE_SLICE_ID", "MEGASCALE_PORT"}

@@ -19,35 +19,34 @@ import (
 // A Program is a program to run on the worker.
 type Program struct {
 	Args  []string
-	Stdin io.Reader     // nil: nothing
+	Stdin io.Reader     // nil: empty
 	Limit time.Duration // after this time the program gets TERM, and 10 s later KILL; 0: no limit
-	Env   []string      // variables besides those of this program
-	Merge bool          // stderr goes to the same place as stdout
+	Env   []string      // variables besides those of this process
+	Merge bool          // stderr goes where stdout goes
 }
 
-// An Output is the result of a program that was started. Code is its exit code, -1 if it
+// An Output is the result of a program that was started. Code is its exit code, or -1 if it
 // was killed.
 type Output struct {
 	Out, Err []byte
 	Code     int
 }
 
-// A System runs programs. Run returns an error if the program could not be started. A
-// program that ends because the context has ended, or its limit has passed, has the code
-// -1.
+// A System runs programs. Run returns an error if it cannot start the program. If the
+// context or the limit ends the program, its code is -1.
 type System interface {
 	Run(ctx context.Context, p Program) (Output, error)
 }
 
-// Host is the System of the machine that this program runs on. While a program runs, Host
-// keeps its output in a file below Scratch. A pipe would not do: a process that the program
-// leaves in the background may hold it open for ever.
+// Host is the System of the machine that this process runs on. It keeps a program's output
+// in a file below Scratch while the program runs. A pipe would not do, because a background
+// process of the program may hold it open for ever.
 type Host struct{ Scratch string }
 
-// killAfter is the time between TERM and KILL for a program whose limit has passed.
+// killAfter is the time between TERM and KILL for a program that has reached its limit.
 const killAfter = 10 * time.Second
 
-// Run implements System. When Run ends the program, it ends the whole process group.
+// Run implements System. Run ends the whole process group, not only the program.
 func (h Host) Run(ctx context.Context, p Program) (Output, error) {
 	if p.Limit > 0 {
 		var cancel context.CancelFunc
@@ -80,7 +79,7 @@ func (h Host) Run(ctx context.Context, p Program) (Output, error) {
 		defer close(killer)
 		kill(ctx, -cmd.Process.Pid, ended)
 	}()
-	_ = cmd.Wait() // the state has the code
+	_ = cmd.Wait() // the process state has the code
 	close(ended)
 	<-killer
 	o := Output{Code: cmd.ProcessState.ExitCode()}
@@ -94,7 +93,7 @@ func (h Host) Run(ctx context.Context, p Program) (Output, error) {
 	return o, err
 }
 
-// When the context ends, kill ends a process group that has not ended yet.
+// kill ends a process group when the context ends first.
 func kill(ctx context.Context, group int, ended <-chan struct{}) {
 	select {
 	case <-ended:
@@ -109,7 +108,6 @@ func kill(ctx context.Context, group int, ended <-chan struct{}) {
 	_ = syscall.Kill(group, syscall.SIGKILL) // also members that outlive the first process
 }
 
-// file returns a temporary file that has no name.
 func (h Host) file() (*os.File, error) {
 	f, err := os.CreateTemp(h.Scratch, "out.*")
 	if err == nil {
@@ -118,7 +116,7 @@ func (h Host) file() (*os.File, error) {
 	return f, err
 }
 
-// outputLimit is how many bytes of a program's output are read.
+// outputLimit limits the bytes that are read of a program's output.
 const outputLimit = 16 << 20
 
 func content(f *os.File) ([]byte, error) {
@@ -136,9 +134,8 @@ type user struct {
 	rootHome string
 }
 
-// run runs a program as ssh would, without the variables that sudo sets and without our
-// locale. The limit is there because a home directory that hangs must not block the worker
-// for ever.
+// run runs a program as ssh would, without the variables of sudo and without our locale. It
+// has a limit, because a home directory that hangs must not block the worker for ever.
 func (u user) run(ctx context.Context, s System, p Program) (Output, error) {
 	words := []string{"env", "-u", "LC_ALL"}
 	if u.name == "root" {
@@ -150,8 +147,8 @@ func (u user) run(ctx context.Context, s System, p Program) (Output, error) {
 	return s.Run(ctx, p)
 }
 
-// opLimit is how long an operation of the supervisor's scripts may take. The grace time is
-// added to it. Apart from the grace time, all operations except venv are short.
+// opLimit limits an operation of the supervisor's scripts, with the grace time added.
+// Without the grace time, all operations except venv are short.
 const (
 	opLimit   = 120 * time.Second
 	venvLimit = 1920 * time.Second
@@ -161,10 +158,10 @@ const (
 type answer struct {
 	nonce string
 	lines []string
-	err   string // last line of its errors
+	err   string // last line of stderr
 }
 
-// get returns the rest of the last line of the answer that begins with word.
+// get returns the rest of the last line that begins with word.
 func (a answer) get(word string) (rest string, ok bool) {
 	for _, line := range a.lines {
 		if r, found := strings.CutPrefix(line, a.nonce+" "+word); found && (r == "" || r[0] == ' ') {
@@ -207,7 +204,7 @@ func (w *worker) status(ctx context.Context, attempt int) (life, error) {
 	return unknown, fmt.Errorf("the worker cannot be asked: %s", a.err)
 }
 
-// stop stops the command. It returns how many processes it has ended.
+// stop stops the command. It returns the number of processes that it ended.
 func (w *worker) stop(ctx context.Context, reason string) int {
 	a, err := w.op(ctx, opLimit, nil, "stop", w.job.Run, strconv.Itoa(w.m.attempt), strconv.FormatInt(w.job.Grace.Milliseconds(), 10), reason)
 	if err != nil {

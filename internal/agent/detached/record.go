@@ -10,9 +10,8 @@ import (
 	"time"
 )
 
-// A Record says how a command ended. It has the lines KEY=VALUE of the file "exit", which
-// the supervisor of package launch writes. It keeps the order of the lines, and lines with
-// unknown keys.
+// A Record says how a command ended. It has the lines KEY=VALUE of the file "exit" of the
+// supervisor (package launch), in their order. It keeps lines with unknown keys.
 type Record []string
 
 func parseRecord(text string) Record {
@@ -23,7 +22,7 @@ func parseRecord(text string) Record {
 	return r
 }
 
-// newRecord returns the record of an attempt whose command did not run to its end.
+// newRecord returns the record of an attempt that ended before or without its command.
 func newRecord(code int, end time.Time, lost bool, reason string) Record {
 	at := "0"
 	if !end.IsZero() {
@@ -54,7 +53,6 @@ func (r Record) get(key string) string {
 
 var exitCode = regexp.MustCompile(`^[0-9]{1,3}$`)
 
-// code returns the exit code. It returns false if the record has none.
 func (r Record) code() (int, bool) {
 	text := r.get("code")
 	if !exitCode.MatchString(text) {
@@ -68,8 +66,8 @@ func (r Record) lost() bool { return r.get("lost") == "1" }
 
 func (r Record) text() []byte { return []byte(strings.Join(r, "\n") + "\n") }
 
-// replaced returns the record with this code and reason in place of its own end. The new
-// end is one that nobody saw.
+// replaced returns the record with this code and reason in place of its own. Nobody saw the
+// new end.
 func (r Record) replaced(code int, reason string) Record {
 	var out Record
 	for _, line := range r {
@@ -88,8 +86,8 @@ var (
 )
 
 // end returns the time of the end in nanoseconds. If the worker's clock differs from the
-// clock of Cloud Storage, end corrects the time. rough is then true, because the correction
-// is exact only to seconds. ok is false if nobody saw the end.
+// clock of Cloud Storage, end corrects the time to seconds, and rough is true. ok is false
+// if nobody saw the end.
 func (r Record) end() (at int64, rough, ok bool) {
 	text, skew := r.get("end"), r.get("skew")
 	if r.lost() || !nanoseconds.MatchString(text) || !seconds.MatchString(skew) {
@@ -101,9 +99,9 @@ func (r Record) end() (at int64, rough, ok bool) {
 }
 
 // isTail reports whether the end looks like a training's tail. It does if the command, or a
-// program that its shell ran, died by SIGABRT. It also does if the end of the output has
-// the words of the distributed runtime. It does not if the end is unknown, if multihost
-// caused it, or if the kernel caused it because memory was short.
+// program that its shell ran, died by SIGABRT, or if the end of the output has the words of
+// the distributed runtime. It does not if the end is unknown, if multihost caused it, or if
+// the kernel killed the command for lack of memory.
 func (r Record) isTail(words *regexp.Regexp, code int, lastLines string) bool {
 	if words == nil {
 		return false
@@ -124,11 +122,12 @@ func (r Record) isTail(words *regexp.Regexp, code int, lastLines string) bool {
 	return false
 }
 
-// Within excuseWindow after worker 0's success, a failure of another worker is excused.
+// A failure of another worker is excused if it comes within excuseWindow after worker 0's
+// success.
 const excuseWindow = time.Minute
 
-// excused reports whether worker 0 has ended the training with success, and this end came
-// within a minute after that.
+// excused reports whether worker 0 has ended with success, and this end came within
+// excuseWindow after that.
 func (r Record) excused(lead Record) bool {
 	end, rough, ok := r.end()
 	first, roughly, known := lead.end()
@@ -145,7 +144,7 @@ func (r Record) excused(lead Record) bool {
 
 // skew returns by how many seconds this worker's clock is ahead of the clock of Cloud
 // Storage. It returns 0 if the duration of the request could explain the difference. before
-// and after are the times around the request by this worker's clock.
+// and after are this worker's times around the request.
 func skew(before, date, after time.Time) int {
 	switch {
 	case date.IsZero():
@@ -158,13 +157,13 @@ func skew(before, date, after time.Time) int {
 	return 0
 }
 
-// An ending has the facts that are known when a command has ended here.
+// An ending has the facts about the end of a command on this worker.
 type ending struct {
 	rebooted string // how the machine ended the attempt
-	notBegun string // why the next attempt does not begin
-	notAgain string // the stop that keeps the next attempt from beginning after a reboot
-	behind   int    // number of processes that the command had left in the background
-	stopped  bool   // the command was told to stop
+	notBegun string // why the command did not start
+	notAgain string // after a reboot: the stop that keeps the next attempt from beginning
+	behind   int    // processes that the command had left in the background
+	stopped  bool   // the worker had stopped the command
 }
 
 // conclude returns the record that the others get, and its exit code. failed reports
@@ -173,7 +172,7 @@ func (e ending) conclude(r Record) (out Record, code int, failed bool) {
 	code, _ = r.code()
 	reason := r.get("reason")
 	if r.lost() && code == 0 {
-		code = lostCode // nobody saw the end, so it is no success
+		code = lostCode // an end that nobody saw is no success
 	}
 	if e.rebooted != "" {
 		code, reason = lostCode, e.rebooted
@@ -186,12 +185,12 @@ func (e ending) conclude(r Record) (out Record, code int, failed bool) {
 	}
 	if e.notAgain != "" {
 		// Without the stop, another attempt would have begun after the reboot. So the stop
-		// ends the run.
+		// is the cause of the end.
 		code, reason = stoppedCode, e.notAgain+"; "+reason
 	}
 	cut := e.stopped && code == 0 && strings.Contains(reason, maxRunFlag)
 	if cut {
-		code = stoppedCode // the command was told to end because its slices end, so it may have more work to do
+		code = stoppedCode // the worker stopped the command because the slices end, so work may be left
 	}
 	out = r
 	if cut || e.rebooted != "" || e.notBegun != "" || e.notAgain != "" {
@@ -205,7 +204,7 @@ func (e ending) conclude(r Record) (out Record, code int, failed bool) {
 	return out, code, failed
 }
 
-// Exit codes for ends that something other than the command has caused.
+// Exit codes for ends that the command has not caused.
 const (
 	lostCode    = 255
 	stoppedCode = 143
@@ -214,17 +213,17 @@ const (
 // An attemptHere is the state of an attempt on this worker's disk.
 type attemptHere struct {
 	life           life
-	record         Record // nil: there is none
-	told           bool   // the others know how it ended
-	stopped        bool   // it was told to stop
+	record         Record // nil: no record
+	told           bool   // the other workers know the end
+	stopped        bool   // the attempt has got an order to stop
 	down           *string
-	bootOf, bootIs string // the boot that the supervisor lived in, and this one; "" if not known
+	bootOf, bootIs string // the supervisor's boot, and this boot; "": not known
 }
 
 // wentDown reports whether the machine ended the attempt by shutting down, and why, even if
-// the record says something else. There are two signs. First, the shutdown script noted it
-// before the end. Second, nobody reported the end in the same boot, and the supervisor was
-// killed or the command died by TERM. All processes get TERM when a machine ends.
+// the record says something else. There are two signs. The shutdown script noted it before
+// the end. Or nobody reported the end in the same boot, and the supervisor was killed or
+// the command died by TERM: a machine that shuts down sends TERM to all processes.
 func (a attemptHere) wentDown() (reason string, yes bool) {
 	if a.life != exited && a.life != lost || a.told || a.record == nil {
 		return "", false

@@ -1,20 +1,20 @@
 //go:build unix
 
-// Package detached has the program that every worker of a job without runner runs at each
+// Package detached is the program of a job without runner. Every worker runs it at each
 // boot.
 //
-// It fetches the job's files from the bucket, and prepares the worker. It starts the
-// command under the supervisor that a runner would use. It stores the log and the end in
-// the bucket. It deletes the slices once every worker has ended. Package detach of
-// multihost writes the description of the job and the names of the objects.
+// The program fetches the job's files from the bucket, and prepares the worker. It starts
+// the command under the supervisor that a runner would use. It stores the log and the end
+// in the bucket. It deletes the slices once every worker has ended. Package detach of
+// multihost writes the description of the job and describes the names of the objects.
 //
-// The type machine decides and is pure; the type worker carries out its decisions. The type
-// disk has all that has to survive a reboot, or the death of this program.
+// The type machine decides and is pure. The type worker carries out its decisions. The type
+// disk has everything that must survive a reboot, or the death of this program.
 //
-// Every wait has a limit, with these exceptions: the wait for the metadata server, for the
-// end of the command, and for the deletion of the slices. With --slices-deadline=0 the wait
-// for the other workers has no limit. With --keep, there is also no limit for the wait
-// until the bucket has the whole log. No secret is in an argument, a file or the output.
+// Every wait has a limit, with some exceptions: the wait for the metadata server, for the
+// end of the command, and for the deletion of the slices. With --slices-deadline=0, the
+// wait for the other workers has no limit. With --keep, the wait until the bucket has the
+// whole log has none. No secret is in an argument, a file or the output.
 package detached
 
 import (
@@ -34,23 +34,23 @@ import (
 
 // A Config is the environment of a worker's program.
 type Config struct {
-	File      string // file with the description of the job; "": the metadata server has it
+	File      string // file with the description of the job; "": it is in the metadata server
 	Home      string // home of root
-	Root      string // directory that holds /run, /etc and /var; "" on a real worker
-	Proc      string // directory that holds /proc; "" on a real worker
+	Root      string // directory of /run, /etc and /var; "" on a real worker
+	Proc      string // directory of /proc; "" on a real worker
 	Metadata  *agent.Metadata
 	Transport http.RoundTripper // carries the calls to the APIs
-	System    System            // runs programs
-	Out       io.Writer         // the serial console and the journal read it
+	System    System
+	Out       io.Writer // for the serial console and the journal
 }
 
 // jobKey is the instance attribute with the description of the job.
 const jobKey = "attributes/multihost-job"
 
-// callLimit is how long a call of an API may take: enough for large logs.
+// callLimit limits one call of an API. It is long enough for large logs.
 const callLimit = 10 * time.Minute
 
-// A worker is one worker of the job. It has what all its actions have in common.
+// A worker has what all its actions have in common.
 type worker struct {
 	cfg    Config
 	job    Job
@@ -61,20 +61,20 @@ type worker struct {
 	client *agent.Client
 	user   user
 	kit    map[string][]byte
-	home   string // home of the login
+	home   string // of the login
 
-	scratch   string // directory in memory, so that a worker can report the end of a command that has filled the disk
+	scratch   string // directory in memory, for reports when the command has filled the disk
 	firstBoot time.Time
-	right     string         // whether it may delete the slices, for people
-	told      string         // what it has reported while it did not know its place
-	blind     time.Time      // since when the bucket cannot be read; zero: it can be read
-	beside    sync.WaitGroup // waits for work beside the attempts
+	right     string         // whether this worker may delete the slices, in words
+	told      string         // last report of a worker that does not know its place
+	blind     time.Time      // since when reads of the bucket fail; zero: they succeed
+	beside    sync.WaitGroup // work beside the attempts
 }
 
-// Run takes this worker's part in the job, from a boot on. It returns nil when there is
-// nothing left to do, or another instance runs. It ends with an error if the description in
-// cfg.File cannot be used, if it cannot write to the disk, or when the context ends. After
-// that it may be started again.
+// Run does this worker's part in the job, from a boot on. It returns nil when nothing is
+// left to do, or another instance runs. It returns an error if the description in cfg.File
+// cannot be used, if it cannot write to the disk, or when the context ends. It may then be
+// called again.
 func Run(ctx context.Context, cfg Config) error {
 	w := &worker{cfg: cfg, client: &agent.Client{Metadata: cfg.Metadata, Transport: cfg.Transport, Limit: callLimit}}
 	err := w.identify(ctx)
@@ -135,11 +135,11 @@ func (w *worker) place(ctx context.Context) (err error) {
 	return err
 }
 
-// identify reads the task of this worker. A worker that gets nothing from its metadata
-// server has no token either. It can only ask again: if it left, no worker might delete the
-// slices. A worker that does not know its place decides nothing about an attempt. It
-// reports the reason. It deletes the slices only after a long time, and only if no worker
-// has reported anything or the bucket cannot be read for as long. boot.sh of package detach
+// identify reads the description of the job and the place of this worker. Without the
+// metadata server a worker has no token. It can only ask again: if it left, perhaps no
+// worker would delete the slices. A worker that does not know its place decides nothing
+// about an attempt. It reports the reason. It deletes the slices only if, for a long time,
+// no worker has reported anything or the bucket cannot be read. boot.sh of package detach
 // follows the same rule when it cannot get this program.
 func (w *worker) identify(ctx context.Context) error {
 	since, said := time.Now(), ""
@@ -171,8 +171,9 @@ func (w *worker) identify(ctx context.Context) error {
 	}
 }
 
-// withoutPlace does one round of the work of a worker that does not know its place. since
-// is when that began, and why is the reason. The error is the error of deleting the slices.
+// withoutPlace does one round of the work of a worker that does not know its place. That
+// state began at the time since; the text why says the reason. The error is from the
+// deletion of the slices.
 func (w *worker) withoutPlace(ctx context.Context, since time.Time, why string) error {
 	now := time.Now()
 	phase := "boot"
@@ -205,8 +206,8 @@ func (w *worker) withoutPlace(ctx context.Context, since time.Time, why string) 
 	return err
 }
 
-// No worker has been able to begin since the time in since. forsaken reports whether the
-// slices are to be deleted at the time in now.
+// forsaken reports whether the worker is to delete the slices at the time now. No worker
+// has been able to begin since the time since.
 func (j Job) forsaken(since, now time.Time) bool {
 	if j.TTL > 0 && !j.Requested.IsZero() && !now.Before(j.Requested.Add(j.TTL+j.Grace+time.Minute)) {
 		return true
@@ -214,12 +215,11 @@ func (j Job) forsaken(since, now time.Time) bool {
 	return (j.Keep == "never" || j.Keep == "on-failure" && j.KeepFor != 0) && now.Sub(since) >= j.Patience+j.Stale+j.KeepFor
 }
 
-// objects are the objects of the job in the bucket.
 func (w *worker) objects() objects {
 	return objects{agent.Bucket{Client: w.client, Storage: w.job.Storage, Upload: w.job.Upload, Name: w.job.Bucket, Prefix: w.job.Prefix}, w.job, w.me}
 }
 
-// stateDir returns the directory for the files of a run that survive a reboot.
+// stateDir returns the directory of a run's files that survive a reboot.
 func stateDir(home, run string) string { return filepath.Join(home, ".multihost-job", run) }
 
 func scratchDir(root, run string) string { return filepath.Join(root, "/run/multihost-job", run) }
@@ -238,8 +238,9 @@ func (w *worker) open() error {
 	return nil
 }
 
-// boot notes the boot, and prepares the machine. The time to live counts from the request,
-// unless the clock of the requesting machine was ahead of this one.
+// boot notes the boot, and prepares the machine. The time to live counts from the request.
+// If the clock of the requesting machine was ahead of this one, it counts from the first
+// boot.
 func (w *worker) boot() error {
 	now := time.Now()
 	f, err := os.OpenFile(w.disk.path("boots"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
@@ -261,9 +262,9 @@ func (w *worker) boot() error {
 	return nil
 }
 
-// report reports the state of this worker in the bucket. It also sets a guest attribute,
-// which can be read when the bucket cannot. When the machine shuts down, a second program
-// makes the last report.
+// report writes the state of this worker to the bucket, and to a guest attribute that can
+// be read when the bucket cannot. When the machine shuts down, a second program makes the
+// last report.
 func (w *worker) report(ctx context.Context, phase, detail string) error {
 	m := w.m
 	changed := m.said != phase
@@ -285,11 +286,11 @@ func (w *worker) report(ctx context.Context, phase, detail string) error {
 	return w.bucket.write(ctx, "workers/"+w.me.String(), []byte(text+"\n"), agent.AnyVersion)
 }
 
-// While the other program of this worker reports, a report waits for at most tellingLimit.
+// A report waits at most tellingLimit for the worker's other program.
 const tellingLimit = 5 * time.Second
 
-// telling takes a lock, which is held during a report. A second program runs when the
-// machine has to end. The lock keeps the two programs from reporting at the same time.
+// telling takes a lock for a report. When the machine shuts down, a second program reports
+// too. The lock keeps the two programs from reporting at the same time.
 func (w *worker) telling(ctx context.Context) (unlock func()) {
 	path := filepath.Join(scratchDir(w.cfg.Root, w.job.Run), "telling")
 	for begin := time.Now(); time.Since(begin) < tellingLimit; {
@@ -304,10 +305,9 @@ func (w *worker) telling(ctx context.Context) (unlock func()) {
 	return func() {}
 }
 
-// patiently repeats f until it succeeds or the patience is over. It retries refusals as
-// well as outages, because a right that was granted a minute ago may not be known
-// everywhere yet. Before the command starts, it reports what the worker is waiting for. The
-// time to live ends the wait too.
+// patiently repeats f until it succeeds, the patience is over or the time to live ends. It
+// retries refusals too, because a new permission may take minutes to work everywhere.
+// Before the command starts, it reports what the worker is waiting for.
 func (w *worker) patiently(ctx context.Context, patience time.Duration, f func() error) error {
 	end := time.Now().Add(patience)
 	if limit := w.m.limit(); !limit.IsZero() && limit.Before(end) {

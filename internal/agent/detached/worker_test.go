@@ -23,8 +23,8 @@ import (
 	"multihost/internal/testkit"
 )
 
-// The test runs a whole job, from its boot to its deletion. The test checks the objects in
-// the bucket at the end, and their order.
+// A whole job, from its boot to the deletion. The test checks the objects in the bucket at
+// the end, and their order.
 func TestAWholeJob(t *testing.T) {
 	t.Parallel()
 	inWorld(t, func(w *world) {
@@ -64,8 +64,8 @@ func TestAWholeJob(t *testing.T) {
 	})
 }
 
-// The program may die at any moment and is started again. It does not repeat finished
-// steps, and it loses nothing.
+// The program may die at any moment and start again. It repeats no finished step, and loses
+// nothing.
 func TestAProgramThatDiesGoesOnWhereItWas(t *testing.T) {
 	t.Parallel()
 	for _, died := range []time.Duration{0, time.Second, 30 * time.Second, 89 * time.Second, 95 * time.Second} {
@@ -90,7 +90,6 @@ func TestAProgramThatDiesGoesOnWhereItWas(t *testing.T) {
 	}
 }
 
-// Only one program at a time works for a worker.
 func TestASecondProgramLeaves(t *testing.T) {
 	t.Parallel()
 	inWorld(t, func(w *world) {
@@ -108,13 +107,13 @@ func TestASecondProgramLeaves(t *testing.T) {
 	})
 }
 
-// A worker that does not know its number decides nothing, and says so. It deletes the slices
-// only if no worker has reported anything for a long time.
+// The worker reports that it does not know its number. It deletes the slices only if no
+// worker has reported anything for a long time.
 func TestAWorkerWithoutANumber(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
 		keep, reported string
-		foreign        bool // the slices belong to another run by now
+		foreign        bool // the slices now belong to another run
 		want           string
 	}{
 		{"never", "", false, "deleted at 2400"},
@@ -150,8 +149,7 @@ func TestAWorkerWithoutANumber(t *testing.T) {
 	}
 }
 
-// If slices were made apart, their workers begin when all have come, and know where worker
-// 0 is.
+// Workers of slices with Apart begin when all are ready, and know the address of worker 0.
 func TestSlicesMadeApartBeginTogether(t *testing.T) {
 	t.Parallel()
 	inWorld(t, func(w *world) {
@@ -186,7 +184,7 @@ func TestSlicesMadeApartBeginTogether(t *testing.T) {
 
 func digestOf(text string) string { return sumOf([]byte(text))[:8] }
 
-// Without its metadata server a worker can only wait, and says what it waits for.
+// The worker can only wait, and reports what it waits for.
 func TestAWorkerWaitsForItsMetadataServer(t *testing.T) {
 	t.Parallel()
 	inWorld(t, func(w *world) {
@@ -203,7 +201,7 @@ func TestAWorkerWaitsForItsMetadataServer(t *testing.T) {
 	})
 }
 
-// The worker waits for a permission that is granted late, and says so. Without the
+// The worker waits for a permission that comes late, and reports that. Without the
 // permission the job ends with that reason.
 func TestABucketThatRefusesEndsTheJob(t *testing.T) {
 	t.Parallel()
@@ -229,9 +227,8 @@ func TestABucketThatRefusesEndsTheJob(t *testing.T) {
 	}
 }
 
-// If the bucket refuses the log of an ended command, the worker waits, and then the
-// slices stay a while: the worker has the only copy. The wait ends when the bucket
-// takes the log.
+// While the bucket refuses the log of an ended command, the worker waits and the slices
+// stay: the worker has the only copy. The wait ends when the bucket takes the log.
 func TestALogThatTheBucketRefusesKeepsTheSlices(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -315,9 +312,9 @@ func TestALogThatTheBucketRefusesKeepsTheSlices(t *testing.T) {
 	}
 }
 
-// A failure that only follows the success of worker 0 is excused: it does not stop the
-// others, and the record calls it a tail. Every other failure stops them within a
-// minute, or at once if worker 0 has failed or a stop has begun.
+// If a failure only follows the success of worker 0, it is excused: it stops no other
+// worker, and the record calls it a tail. Every other failure stops the other workers
+// within a minute, or at once if worker 0 has failed or a stop has begun.
 func TestATrainingsTailStopsNobody(t *testing.T) {
 	t.Parallel()
 	type story struct {
@@ -409,12 +406,12 @@ func TestATrainingsTailStopsNobody(t *testing.T) {
 			if got != c.want {
 				t.Errorf("%s: got %q, want %q", name, got, c.want)
 			}
-			time.Sleep(time.Hour) // time in which the telling goroutine ends
+			time.Sleep(time.Hour)
 		})
 	}
 }
 
-// behind is a service. Its clock is behind the clock of the worker.
+// behind is a service whose clock is behind the worker's clock.
 type behind struct {
 	http.RoundTripper
 	by time.Duration
@@ -428,8 +425,8 @@ func (b behind) RoundTrip(r *http.Request) (*http.Response, error) {
 	return resp, err
 }
 
-// If a failure is excused as a training's tail, --keep-on-failure does not keep the slices,
-// even if the bucket fails often meanwhile.
+// If the failure is a training's tail, --keep-on-failure does not keep the slices, even if
+// calls of the bucket fail often meanwhile.
 func TestATrainingsTailIsNoFailureThatKeeps(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -474,8 +471,8 @@ func TestATrainingsTailIsNoFailureThatKeeps(t *testing.T) {
 	}
 }
 
-// A worker that has been silent for long counts as dead, and so does one that has never
-// reported. The others wait for a worker that has just reported.
+// A worker that has been silent for long, or has never reported, counts as dead. The others
+// wait for a worker that has just reported.
 func TestADeadWorkerIsNotWaitedForForEver(t *testing.T) {
 	t.Parallel()
 	inWorld(t, func(w *world) {
@@ -499,9 +496,9 @@ func TestADeadWorkerIsNotWaitedForForEver(t *testing.T) {
 	})
 }
 
-// Slices that are made apart may never come. Once the others have given the attempt up, or
-// the run is to stop, they do not wait for workers that never came, because their own
-// slices are billed meanwhile.
+// Slices with Apart may never come. Once the other workers have given the attempt up, or
+// the run is to stop, they do not wait for workers that were never ready: their own slices
+// cost money meanwhile.
 func TestWorkersThatNeverCameAreNotWaitedFor(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -534,8 +531,8 @@ func TestWorkersThatNeverCameAreNotWaitedFor(t *testing.T) {
 	}
 }
 
-// If the logs of several workers are not whole in the bucket, the worker that reports this
-// last decides how long the slices stay.
+// If several workers report that their logs in the bucket are not whole, the last of these
+// reports decides how long the slices stay.
 func TestTheLastOfTheLogsThatAreNotWholeKeepsTheSlices(t *testing.T) {
 	t.Parallel()
 	inWorld(t, func(w *world) {
@@ -554,8 +551,7 @@ func TestTheLastOfTheLogsThatAreNotWholeKeepsTheSlices(t *testing.T) {
 	})
 }
 
-// A stop is an object, which may be empty. A stop without a reason counts like any other
-// stop.
+// A stop is an object, which may be empty.
 func TestAnEmptyStopIsAStop(t *testing.T) {
 	t.Parallel()
 	inWorld(t, func(w *world) {
@@ -574,8 +570,8 @@ func TestAnEmptyStopIsAStop(t *testing.T) {
 	})
 }
 
-// If the command ended because its machine ended, the report says so, whichever process
-// ended first. If the command had ended by itself before, it does not.
+// If the command ended because its machine shut down, the report says so, whichever process
+// ended first. If the command had ended by itself before, the report does not.
 func TestWhatTheMachineEndedIsTold(t *testing.T) {
 	t.Parallel()
 	text := func(s string) *string { return &s }
@@ -637,9 +633,9 @@ func TestConclude(t *testing.T) {
 	}
 }
 
-// At the end of a machine the program reports the end and its reason, and uploads the rest
-// of the log. It changes nothing of an ended attempt. If nothing answers, it still ends in
-// time, and the next boot knows of the end.
+// When a machine shuts down, the program reports that and its reason, and uploads the rest
+// of the log. It leaves an ended attempt alone. Even if nothing answers, it ends in time,
+// and the next boot knows of the shutdown.
 func TestLastWordsOfAMachine(t *testing.T) {
 	t.Parallel()
 	const log, both = "one\ntwo\n", "phase=down attempt=1 may_delete=yes login=ann detail=preempted log: two marked"
@@ -714,8 +710,8 @@ func TestLastWordsOfAMachine(t *testing.T) {
 	}
 }
 
-// The login of ssh-keys is made some time after the boot. Without it the command runs as
-// root. After a reboot no other login replaces the login that the run belongs to.
+// The guest agent makes the login of ssh-keys some time after the boot. Without that login
+// the command runs as root. After a reboot no other login replaces the run's login.
 func TestLoginIsWaitedFor(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -755,8 +751,8 @@ func TestLoginIsWaitedFor(t *testing.T) {
 	}
 }
 
-// OS Login knows a login at once, but makes its home only when it first logs in by SSH. A
-// job without runner has no such login.
+// OS Login makes a login's home only at its first SSH login. In a job without runner nobody
+// logs in.
 func TestALoginWithoutAHomeGetsOne(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -797,8 +793,8 @@ func TestALoginWithoutAHomeGetsOne(t *testing.T) {
 	}
 }
 
-// A value of Secret Manager becomes a variable unchanged. If it cannot become one, the run
-// ends.
+// A value of Secret Manager becomes a variable unchanged. If a value cannot be a variable,
+// the run ends.
 func TestSecretsThatFitNoVariableAreRefused(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct{ reply, want string }{
@@ -820,7 +816,7 @@ func TestSecretsThatFitNoVariableAreRefused(t *testing.T) {
 	}
 }
 
-// A worker that waits for a permission says so. If the secret does not exist, the wait
+// A worker that waits for a permission reports that. If the secret does not exist, the wait
 // ends.
 func TestASecretThatIsWaitedForIsTold(t *testing.T) {
 	t.Parallel()
@@ -836,7 +832,7 @@ func TestASecretThatIsWaitedForIsTold(t *testing.T) {
 	})
 }
 
-// denied refuses secrets until a time.
+// denied refuses to read secrets until a time.
 type denied struct {
 	http.RoundTripper
 	until time.Time
@@ -858,7 +854,6 @@ func (text) Close() error { return nil }
 
 func body(s string) text { return text{strings.NewReader(s)} }
 
-// A setting that had no value before, or has none after, leaves its field empty.
 func TestPreflight(t *testing.T) {
 	t.Parallel()
 	const result = "multihost-preflight result "
@@ -891,8 +886,8 @@ func TestPreflight(t *testing.T) {
 	}
 }
 
-// Before the start, the worker names a foreign holder of the TPU, or ends it if
-// --kill-stale=all is given.
+// Before the start, the worker names a foreign holder of the TPU, or with --kill-stale=all
+// ends it.
 func TestHolderOfTheTPUIsNamed(t *testing.T) {
 	t.Parallel()
 	for policy, want := range map[string]string{"orphans": "the TPU is in use by pid 71 of bob: python3 other.py --steps=9; --kill-stale=all would end it", "all": ""} {
@@ -914,9 +909,9 @@ func TestHolderOfTheTPUIsNamed(t *testing.T) {
 	}
 }
 
-// The command finds the virtual environment that was made, and the programs in it come
-// first in its PATH. If none can be made, no command is started, and the reason says what
-// to install.
+// The command finds the virtual environment, and its programs come first in PATH. If the
+// worker cannot make the environment, no command starts, and the reason says what to
+// install.
 func TestVenv(t *testing.T) {
 	t.Parallel()
 	for answer, want := range map[string]string{
@@ -990,8 +985,8 @@ func TestArmed(t *testing.T) {
 	}
 }
 
-// The configuration of the Ops Agent has each entry once, even if it is written several
-// times. The agent is restarted only if the configuration has changed.
+// The configuration of the Ops Agent has each entry once, even if the worker writes it
+// several times. The worker restarts the agent only if the configuration has changed.
 func TestOpsAgentConfigurationIsWrittenWhole(t *testing.T) {
 	t.Parallel()
 	inWorld(t, func(w *world) {
@@ -1027,8 +1022,8 @@ func TestOpsAgentConfigurationIsWrittenWhole(t *testing.T) {
 	})
 }
 
-// A command that fails because it has filled the disk is reported like any other: with
-// its last line, its exit status and no delay.
+// A command that fails because it has filled the disk is reported like any other: with its
+// last line, its exit status and without delay.
 func TestACommandThatFillsTheDiskIsTold(t *testing.T) {
 	dir := os.Getenv("FULL_DISK")
 	if dir == "" {
@@ -1061,7 +1056,7 @@ func TestACommandThatFillsTheDiskIsTold(t *testing.T) {
 	})
 }
 
-// A log is sent in pieces, each piece once, even if another program sends the log at the
+// The worker sends each piece of a log once, even if another program sends the log at the
 // same time.
 func TestALogGoesInPieces(t *testing.T) {
 	t.Parallel()
@@ -1096,7 +1091,7 @@ func TestALogGoesInPieces(t *testing.T) {
 	})
 }
 
-// control/attempt only grows. Text in control/attempt that is not a number is ignored.
+// The number in control/attempt only grows. Other text there is ignored.
 func TestAnnounce(t *testing.T) {
 	t.Parallel()
 	for there, want := range map[string]string{"": "2 <nil>, 2\n", "1\n": "2 <nil>, 2\n", "1": "2 <nil>, 2\n", "4\n": "4 <nil>, 4\n", "x\n": "0 control/attempt is no number: x, x\n"} {
@@ -1168,7 +1163,7 @@ func TestParsePlace(t *testing.T) {
 }
 
 // A VM of a group learns its slice from its name, and its number from its metadata. It
-// believes neither if the rest of its metadata contradicts them.
+// trusts neither if its other metadata contradict them.
 func TestPlaceInAGroup(t *testing.T) {
 	t.Parallel()
 	many := Job{Apart: true, Nodes: []string{"t-0", "t-1", "t-10"}, Slices: 3, Workers: 2}
@@ -1196,7 +1191,7 @@ func TestPlaceInAGroup(t *testing.T) {
 		{many, "", "1", "", "", not + `VM "" is not named after a slice`},
 		{many, "t-1-x7k2", "1", "t-1-ab12,t-1-x7k2", "projects/1/zones/z/instanceGroupManagers/t-0", not + `VM "t-1-x7k2" was made by group "t-0"`},
 	} {
-		// A VM of a group may also have lines of tpu-env, which do not count for its place.
+		// A VM of a group may also have lines of tpu-env. They do not count for its place.
 		p, err := parsePlace(c.j, map[string]string{nameKey: c.name, numberKey: c.number, endpointsKey: c.endpoints, groupKey: c.group, ownAddress: "10.0.0.2", envKey: "WORKER_ID: '0'\nNODE_ID: 't-0'\n"})
 		got := fmt.Sprintf("%s of %s, coordinator %s", p, p.Node, p.Coordinator)
 		if err != nil {
@@ -1231,7 +1226,7 @@ func TestWhoIsAbsent(t *testing.T) {
 	if got := absent(j, []string{"/s0w0.11111111.t-0-a", "/s0w1.33333333.t-0-b", "/s1w0.22222222.t-1-a", "/s1w1.22222222.t-1-b"}); got != "s0w1 has not come" {
 		t.Error(got)
 	}
-	// A slice was repaired with other VMs, and all have come again.
+	// A slice was repaired with other VMs, and all of them are ready.
 	if got := absent(j, append([]string{"/s0w0.33333333.t-0-x"}, "/s0w0.11111111.t-0-a", "/s0w1.11111111.t-0-b", "/s1w0.22222222.t-1-a", "/s1w1.22222222.t-1-b")); got != "" {
 		t.Error(got)
 	}
@@ -1294,8 +1289,8 @@ func TestParseJob(t *testing.T) {
 	}
 }
 
-// An operation hangs if the home hangs. It is then killed, with all processes that it
-// started.
+// An operation hangs if the home hangs. The worker then kills it, with all processes that
+// it started.
 func TestAProgramThatHangsIsKilled(t *testing.T) {
 	t.Parallel()
 	h := Host{t.TempDir()}
@@ -1319,8 +1314,8 @@ func TestAProgramThatHangsIsKilled(t *testing.T) {
 	}
 }
 
-// Files of the user at the job's place are not touched. A job that is typed again finds
-// its own directory.
+// The user's own files in the run's directory stay. If the user runs the job again, it
+// finds its own directory.
 func TestCodeLeavesWhatIsTheUsers(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -1369,13 +1364,13 @@ func TestCodeLeavesWhatIsTheUsers(t *testing.T) {
 }
 
 // A worker that does not know its place deletes the slices only if no worker could begin
-// for long. If the bucket cannot be read for a moment, that proves nothing, but it does not
-// keep the slices for ever.
+// for a long time. A bucket that cannot be read proves nothing at first, but does not keep
+// the slices for ever.
 func TestAWorkerWithoutPlaceDeletesLast(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		reported     bool
-		from, before int // when the bucket is away, in seconds
+		from, before int // when the bucket does not answer, in seconds
 		want         int // when the slices are deleted; 0: never
 	}{
 		"alone":                      {want: 2400},

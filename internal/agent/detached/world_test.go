@@ -29,23 +29,23 @@ import (
 	"multihost/internal/agent"
 )
 
-// A world is the surroundings of one worker, in memory: a metadata server, a bucket, the
-// API that deletes, and programs that do what a test says. It lives in a bubble of package
+// A world has what one worker calls, in memory: a metadata server, a bucket, the API that
+// deletes slices, and programs that do what a test says. It lives in a bubble of package
 // synctest.
 type world struct {
 	t     *testing.T
 	dir   string
 	begin time.Time
-	keys  map[string]string // keys of the job
+	keys  map[string]string
 	out   bytes.Buffer
 
 	mu       sync.Mutex
 	values   map[string]string  // values of the metadata server
 	objects  map[string]*stored // objects by name below r/
 	refuse   func(method, name string) int
-	resource string            // resource that is to be deleted; "": it is gone
-	secrets  map[string]string // answers of Secret Manager
-	note     func(text string) // called with each thing that the worker does
+	resource string // resource to delete; "": it is gone
+	secrets  map[string]string
+	note     func(text string) // called with each act of the worker
 	tokens   int
 
 	program func(p Program) (Output, bool) // answers in place of the defaults below
@@ -61,7 +61,6 @@ type stored struct {
 	updated    time.Time
 }
 
-// inWorld runs a test in a world of its own.
 func inWorld(t *testing.T, story func(w *world)) {
 	t.Helper()
 	inWorldAt(t, t.TempDir(), story)
@@ -108,7 +107,7 @@ func (w *world) put(name string, data []byte) {
 	w.objects[name] = next
 }
 
-// text returns an object. It returns "" if there is none.
+// text returns an object, or "" if it does not exist.
 func (w *world) text(name string) string {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -130,7 +129,7 @@ func (w *world) config() Config {
 }
 
 // run runs the worker from a boot on. It returns when the worker has nothing left to do,
-// when the slices are deleted, or when the time in during has passed.
+// when the slices are deleted, or after the time during.
 func (w *world) run(during time.Duration) {
 	w.t.Helper()
 	ctx, cancel := context.WithTimeout(w.t.Context(), during)
@@ -170,7 +169,6 @@ func (w *world) worker() *doer {
 	return &doer{worker: x, start: starter{worker: x}, end: ender{worker: x}}
 }
 
-// attempt writes a file of an attempt.
 func (w *world) attempt(d *doer, n int, name, text string) {
 	w.t.Helper()
 	path := d.disk.attempt(n, name)
@@ -179,7 +177,6 @@ func (w *world) attempt(d *doer, n int, name, text string) {
 	}
 }
 
-// RoundTrip answers the worker's requests.
 func (w *world) RoundTrip(r *http.Request) (*http.Response, error) {
 	var body []byte
 	if r.Body != nil {
@@ -255,7 +252,7 @@ func (w *world) tpu(answer *httptest.ResponseRecorder, r *http.Request) {
 	}
 }
 
-// bucket is the JSON API of Cloud Storage, as far as workers use it.
+// bucket has the part of Cloud Storage's JSON API that workers use.
 func (w *world) bucket(answer *httptest.ResponseRecorder, r *http.Request, body []byte) {
 	query := r.URL.Query()
 	name := strings.TrimPrefix(strings.TrimPrefix(r.URL.Path, "/b/b/o"), "/")
@@ -322,7 +319,6 @@ func (w *world) list(answer io.Writer, prefix string) {
 	_ = json.NewEncoder(answer).Encode(map[string]any{"items": items})
 }
 
-// Run does what the worker's programs do.
 func (w *world) Run(ctx context.Context, p Program) (Output, error) {
 	var in []byte
 	if p.Stdin != nil {
@@ -346,7 +342,6 @@ func (w *world) Run(ctx context.Context, p Program) (Output, error) {
 	return Output{Out: []byte(w.operate(strings.TrimPrefix(p.Args[op], "multihost-"), p.Args[op+2], p.Args[op+3:], in))}, nil
 }
 
-// operate does what the supervisor's operations do.
 func (w *world) operate(name, nonce string, args []string, in []byte) string {
 	if name == "free" || name == "venv" {
 		return ""

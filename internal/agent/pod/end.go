@@ -9,19 +9,20 @@ import (
 // MostMessage is how many bytes of a termination message a kubelet keeps.
 const MostMessage = 4096
 
-// An End is how the command of a container ended, as the agent writes it into the
-// termination message of the container. The cluster keeps it as long as the pod object.
+// An End is how the command of a container ended. The agent writes it into the container's
+// termination message. The cluster keeps it as long as the pod object.
 type End struct {
-	Code    int       `json:"code"`              // exit status; 128+n if signal n ended the command; 143 for 0 if Told is set
-	Signal  string    `json:"signal,omitempty"`  // the signal that ended the command: SIGKILL
-	Told    string    `json:"told,omitempty"`    // the first signal that the agent passed on before the end: SIGTERM
-	Failure string    `json:"failure,omitempty"` // why the command could not run or its output could not be kept
-	Time    time.Time `json:"time"`              // by the clock of the node
-	Length  int64     `json:"length"`            // bytes of output
+	Code    int       `json:"code"`              // exit status; 128+n after a death by signal n; 143 for 0 if Told is set
+	Signal  string    `json:"signal,omitempty"`  // the signal that ended the command, for example SIGKILL
+	Told    string    `json:"told,omitempty"`    // the first signal that the agent passed on before the end, for example SIGTERM
+	Failure string    `json:"failure,omitempty"` // why the command could not run, or why its output is not whole
+	Time    time.Time `json:"time"`              // node's clock
+	Length  int64     `json:"length"`            // of the output, in bytes
 	SHA256  string    `json:"sha256"`            // of the output, hexadecimal
 }
 
-// messageKey begins the message, so that nobody takes another program's message for ours.
+// messageKey begins the message. It distinguishes our messages from those of other
+// programs.
 const messageKey = "multihost "
 
 // Message returns the termination message of an End: one line of at most MostMessage bytes.

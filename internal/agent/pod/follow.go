@@ -16,8 +16,8 @@ import (
 	"multihost/internal/fault"
 )
 
-// Tail writes the output of the command from an offset on, until it is complete or ctx
-// ends. The bytes of a later call with a larger offset are those that follow. Tail may be
+// Tail writes the output of the command from offset on, until the output is complete or ctx
+// ends. After a break, call it again with the number of bytes received so far. Tail may be
 // called before Run.
 func Tail(ctx context.Context, dir string, offset int64, w io.Writer) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
@@ -43,7 +43,7 @@ func Tail(ctx context.Context, dir string, offset int64, w io.Writer) error {
 		return fmt.Errorf("read output from byte %d: it has %d bytes", offset, info.Size())
 	}
 	for {
-		end, over, err := ReadEnd(dir) // before the output, which is complete then
+		end, over, err := ReadEnd(dir) // read before the output: with an end, the output is complete
 		if err != nil {
 			return err
 		}
@@ -63,7 +63,7 @@ func Tail(ctx context.Context, dir string, offset int64, w io.Writer) error {
 	}
 }
 
-// ReadEnd returns how the command ended; false: it has not.
+// ReadEnd returns how the command ended. It returns false if the command has not ended.
 func ReadEnd(dir string) (End, bool, error) {
 	data, err := os.ReadFile(filepath.Join(dir, endName))
 	if errors.Is(err, os.ErrNotExist) {
@@ -79,11 +79,11 @@ func ReadEnd(dir string) (End, bool, error) {
 	return end, true, nil
 }
 
-// ErrIncomplete says that a follower has not all of the output.
+// ErrIncomplete says that a follower lacks a part of the output.
 var ErrIncomplete = fault.New(fault.Unavailable, "the output is not complete")
 
 // Acknowledge tells Run that a follower has length bytes of the output. The error is
-// ErrIncomplete if the output has more bytes, or is not complete yet.
+// ErrIncomplete if the output is longer or not complete yet.
 func Acknowledge(dir string, length int64) error {
 	end, over, err := ReadEnd(dir)
 	if err != nil {
@@ -95,8 +95,8 @@ func Acknowledge(dir string, length int64) error {
 	return agent.WriteFile(filepath.Join(dir, ackName), []byte(strconv.FormatInt(length, 10)), 0o644)
 }
 
-// Place copies files into an existing folder, under their names and executable. It leaves
-// out those that do not exist.
+// Place copies files into an existing folder, under their own names, as executable files.
+// It skips files that do not exist.
 func Place(dir string, files ...string) error {
 	for _, path := range files {
 		data, err := os.ReadFile(path)

@@ -24,23 +24,23 @@ import (
 
 // A Config says what Run starts, and where Run keeps its files.
 type Config struct {
-	Argv []string // of the command
-	Env  []string // of this process
-	Dir  string   // of the container's files; Run makes it
-	// Message is the file whose text the kubelet puts into the status of the container.
+	Argv []string // the command
+	Env  []string // variables of this process
+	Dir  string   // folder of the container's files; Run makes it
+	// Message is the file whose text the kubelet copies into the status of the container.
 	Message string
 	Out     *os.File         // the container's own output
-	Signals <-chan os.Signal // to pass on to the command
-	// Children gets SIGCHLD. It may lose signals when it has one already.
+	Signals <-chan os.Signal // signals for the command
+	// Children gets SIGCHLD. It needs room for one signal only: Run may miss further ones.
 	Children <-chan os.Signal
-	// Preflight is a script that runs before the command; "": none does. If it fails, the
-	// command does not start.
+	// Preflight is a script that runs before the command, or "". If it fails, the command
+	// does not start.
 	Preflight string
-	NUMA      string        // bind, preferred or off, as in the flag --numa
+	NUMA      string        // bind, preferred or off, as in --numa
 	Sys       string        // "/sys"
-	Wait      time.Duration // how long the end waits for a follower that has begun to read
-	Arrive    time.Duration // how long after the start of Run the end waits for the first follower
-	Drain     time.Duration // how long processes may live that the command left behind
+	Wait      time.Duration // longest wait at the end for a follower that has begun to read
+	Arrive    time.Duration // longest time from the start of Run until the first follower begins to read
+	Drain     time.Duration // how long processes may live that the command leaves behind
 }
 
 // Names of files in the folder of a container.
@@ -51,18 +51,18 @@ const (
 	ackName      = "ack"
 )
 
-// Exit statuses of commands that did not run, which shells use, too.
+// Exit statuses of commands that did not run. Shells use the same ones.
 const (
 	statusNotFound = 127
 	statusNotRun   = 126
 )
 
-// openFiles is how many files the command may have open, if the hard limit allows it.
+// openFiles is the limit of open files of the command, if the hard limit allows it.
 const openFiles = 100_000
 
 // Run starts the command, waits until it has ended and a follower has its output, and
-// returns its exit status. Call it once in a process: it takes over the processes that
-// others leave behind, and waits for all children of this process.
+// returns its exit status. Call it once in a process: it waits for all children of the
+// process, and adopts the processes that they leave behind.
 func Run(ctx context.Context, cfg Config) (int, error) {
 	begun := time.Now()
 	if err := os.MkdirAll(cfg.Dir, 0o755); err != nil {
@@ -90,8 +90,7 @@ type runner struct {
 	out *output
 }
 
-// command runs the preflight and the command. The length and the hash of the End are not
-// set.
+// command runs the preflight and the command. It does not set Length and SHA256 of the End.
 func (r *runner) command() End {
 	env, err := environment(r.Env)
 	if err == nil {
@@ -123,7 +122,8 @@ func (r *runner) command() End {
 	return r.start(argv, env)
 }
 
-// before runs a program before the command; false: it failed, or a signal asked to stop.
+// before runs a program before the command. It returns false if the program failed, or a
+// signal to stop came.
 func (r *runner) before(argv, env []string) (End, bool) {
 	end := r.start(argv, env)
 	return end, end.Code == 0
@@ -134,8 +134,8 @@ func (r *runner) failed(code int, err error) End {
 	return End{Code: code, Failure: err.Error(), Time: time.Now()}
 }
 
-// numa returns the words in front of a command that bind it to a NUMA node; none if the
-// machine has one node only, or no numactl.
+// numa returns the words in front of a command that bind it to a NUMA node. It returns none
+// if the machine has only one node, or has no numactl.
 func (r *runner) numa() []string {
 	nodes, _ := filepath.Glob(filepath.Join(r.Sys, "devices/system/node/node[0-9]*")) // the pattern is well-formed
 	if r.NUMA != "bind" && r.NUMA != "preferred" || len(nodes) < 2 {
@@ -149,8 +149,8 @@ func (r *runner) numa() []string {
 	return []string{"numactl", memory, "--cpunodebind=0"}
 }
 
-// start runs a program in its own process group. It returns when the program and all that
-// it left behind have ended.
+// start runs a program in its own process group. It returns when the program and all
+// processes that it left behind have ended.
 func (r *runner) start(argv, env []string) End {
 	path, err := exec.LookPath(argv[0])
 	if err != nil {
@@ -173,7 +173,7 @@ func (r *runner) start(argv, env []string) End {
 	writer.Close()
 	if err != nil {
 		code := statusNotRun
-		if errors.Is(err, os.ErrNotExist) { // the interpreter of a script
+		if errors.Is(err, os.ErrNotExist) { // the script's interpreter does not exist
 			code = statusNotFound
 		}
 		return r.failed(code, fmt.Errorf("start %q: %w", argv[0], err))
@@ -189,9 +189,8 @@ func (r *runner) start(argv, env []string) End {
 	return end
 }
 
-// wait passes signals on to a process group until its first process has ended and no other
-// is left. If the first process has ended and nobody asked the command to stop, wait stops
-// the other processes.
+// wait passes signals on to a process group until all its processes have ended. If the
+// first process has ended without a signal to stop, wait stops the other ones.
 func (r *runner) wait(main int) End {
 	var (
 		end   End
@@ -213,9 +212,9 @@ func (r *runner) wait(main int) End {
 		}
 		if ended {
 			if syscall.Kill(-main, 0) == syscall.ESRCH {
-				return end // what is in no group of ours ends with this process
+				return end // processes outside our groups end with this process
 			}
-			again = time.After(look) // some processes have another parent, so there is no signal of their end
+			again = time.After(look) // some processes have another parent, so no signal reports their end
 		}
 		select {
 		case <-r.Children:
@@ -244,8 +243,8 @@ func stops(s syscall.Signal) bool {
 	return s == syscall.SIGTERM || s == syscall.SIGINT || s == syscall.SIGHUP || s == syscall.SIGQUIT
 }
 
-// reap takes the status of every child that has ended. It returns that of main, if main is
-// among them.
+// reap takes the status of every child that has ended. It returns the status of main, if
+// main has ended.
 func reap(main int) (of syscall.WaitStatus, ok bool) {
 	for {
 		var status syscall.WaitStatus
@@ -268,7 +267,7 @@ func endOf(status syscall.WaitStatus) End {
 	return e
 }
 
-// names are those of the signals that end programs.
+// names of the signals that end programs.
 var names = map[syscall.Signal]string{
 	syscall.SIGHUP: "SIGHUP", syscall.SIGINT: "SIGINT", syscall.SIGQUIT: "SIGQUIT", syscall.SIGILL: "SIGILL", syscall.SIGTRAP: "SIGTRAP",
 	syscall.SIGABRT: "SIGABRT", syscall.SIGBUS: "SIGBUS", syscall.SIGFPE: "SIGFPE", syscall.SIGKILL: "SIGKILL", syscall.SIGUSR1: "SIGUSR1",
@@ -283,7 +282,7 @@ func name(s syscall.Signal) string {
 	return fmt.Sprintf("signal %d", int(s))
 }
 
-// tell writes the End where the follower and the kubelet look.
+// tell writes the End to the files that the follower and the kubelet read.
 func (r *runner) tell(end End) error {
 	data, err := json.Marshal(end)
 	if err != nil {
@@ -292,16 +291,15 @@ func (r *runner) tell(end End) error {
 	if r.Message != "" {
 		err = os.WriteFile(r.Message, []byte(end.Message()), 0o644)
 	}
-	// The file of the kubelet is a mount, which cannot be replaced by a rename.
+	// The kubelet's file is a mount, which a rename cannot replace.
 	return errors.Join(err, agent.WriteFile(filepath.Join(r.Dir, endName), data, 0o644))
 }
 
-// look is how often files of another process are looked at.
+// look is the pause between two looks at files of another process.
 const look = 100 * time.Millisecond
 
 // await waits until a follower has all of the output. It gives up when both r.Wait and
-// r.Arrive have passed. It gives up earlier if no follower has begun to read within
-// r.Arrive.
+// r.Arrive have passed, or if no follower has begun to read within r.Arrive.
 func (r *runner) await(ctx context.Context, begun time.Time, end End) {
 	ctx, cancel := context.WithTimeout(ctx, max(r.Wait, r.Arrive))
 	defer cancel()
@@ -323,7 +321,7 @@ func (r *runner) acknowledged(length int64) bool {
 // An output keeps what a command writes.
 type output struct {
 	file   *os.File
-	own    *os.File // the container's output; nil: it takes nothing more
+	own    *os.File // the container's output; nil: it takes no more bytes
 	hash   hash.Hash
 	length int64
 	err    error // why the file lacks bytes
@@ -339,7 +337,7 @@ func newOutput(cfg Config) (*output, error) {
 
 func (o *output) close() { o.file.Close() }
 
-// copy keeps what r has until its end or its deadline.
+// copy keeps the bytes of r until its end or its deadline.
 func (o *output) copy(r io.Reader) {
 	buf := make([]byte, 64<<10)
 	for {
@@ -351,8 +349,8 @@ func (o *output) copy(r io.Reader) {
 	}
 }
 
-// write keeps bytes. When the disk has been full, the file gets no more bytes. So the file
-// stays the beginning of the output. The command goes on.
+// write keeps bytes. Once the disk has been full, the file gets no more bytes, so that it
+// stays the beginning of the output. The command continues.
 func (o *output) write(p []byte) {
 	if o.err == nil {
 		n, err := o.file.Write(p)
@@ -369,11 +367,12 @@ func (o *output) write(p []byte) {
 	}
 }
 
-// note adds a line of the agent.
+// note adds a line of the agent's own.
 func (o *output) note(line string) { o.write([]byte(line + "\n")) }
 
-// environment returns the variables of the command: the variables of the container, and the
-// variables that multihost sets on all kinds of workers. The latter follow from the former.
+// environment returns the variables of the command: the container's own, and those that
+// multihost sets on all kinds of workers. multihost derives its variables from the
+// container's.
 func environment(own []string) ([]string, error) {
 	value := map[string]string{}
 	for _, v := range own {
@@ -404,7 +403,6 @@ func environment(own []string) ([]string, error) {
 	), nil
 }
 
-// raiseLimit lets the command have many open files.
 func raiseLimit() error {
 	var limit syscall.Rlimit
 	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit); err != nil {
@@ -414,9 +412,9 @@ func raiseLimit() error {
 	return os.NewSyscallError("setrlimit", syscall.Setrlimit(syscall.RLIMIT_NOFILE, &limit))
 }
 
-// adopt lets this process get the children that others leave behind, also where it is not
-// process 1.
+// adopt makes this process the parent of processes whose own parent has ended, even if it
+// is not process 1.
 func adopt() {
 	const setChildSubreaper = 36                                             // PR_SET_CHILD_SUBREAPER
-	_, _, _ = syscall.RawSyscall(syscall.SYS_PRCTL, setChildSubreaper, 1, 0) // Linux has it since 3.4
+	_, _, _ = syscall.RawSyscall(syscall.SYS_PRCTL, setChildSubreaper, 1, 0) // in Linux since 3.4
 }

@@ -24,7 +24,7 @@ import (
 )
 
 // A container is a Run in this process. Run waits for all children of the process, so these
-// tests do not run at the same time.
+// tests cannot run at the same time.
 type container struct {
 	t       *testing.T
 	cfg     Config
@@ -64,7 +64,6 @@ func begin(t *testing.T, command string, change ...func(*Config)) *container {
 	return c
 }
 
-// end waits for the end of Run.
 func (c *container) end() End {
 	c.t.Helper()
 	var code int
@@ -146,7 +145,7 @@ func TestACommandThatIsNotThere(t *testing.T) {
 	}
 }
 
-// A shell does not pass a signal on, and ends at once. The program below it has the time to
+// A shell does not pass a signal on, and ends at once. The program below it gets time to
 // write its last checkpoint.
 func TestASignalReachesTheProgramBelowAShell(t *testing.T) {
 	for _, form := range []string{"%s; true", "%s && true", "(%s)", "%s", "true | { %s; }"} {
@@ -169,8 +168,8 @@ func TestOtherSignalsDoNotMeanTheEnd(t *testing.T) {
 	}
 }
 
-// Nothing that the command leaves behind holds up the end, and its output is kept as long
-// as it may live.
+// Processes that the command leaves behind do not delay the end. Run keeps their output as
+// long as they may live.
 func TestWhatACommandLeavesBehind(t *testing.T) {
 	for name, tt := range map[string]struct{ command, log string }{
 		"it ends when it is asked": {`bash -c 'trap "echo bye; exit" TERM; echo up; while :; do sleep 0.01 2>/dev/null; done 2>/dev/null' & sleep 0.2`, "up\nbye\n"},
@@ -185,11 +184,11 @@ func TestWhatACommandLeavesBehind(t *testing.T) {
 	}
 }
 
-// killChildren ends what a real container would end with its process 1.
+// killChildren ends the processes that would end with process 1 of a real container.
 func killChildren(t *testing.T) {
 	t.Helper()
 	for _, pid := range children(t, "") {
-		_ = syscall.Kill(pid, syscall.SIGKILL) // it may just have ended
+		_ = syscall.Kill(pid, syscall.SIGKILL) // the process may just have ended
 		_, _ = syscall.Wait4(pid, nil, 0, nil)
 	}
 }
@@ -204,7 +203,7 @@ func children(t *testing.T, state string) (pids []int) {
 	for _, path := range stats {
 		text, err := os.ReadFile(path)
 		if err != nil {
-			continue // it has ended
+			continue // the process has ended
 		}
 		f := strings.Fields(string(text[bytes.LastIndexByte(text, ')')+1:]))
 		if pid, _ := strconv.Atoi(filepath.Base(filepath.Dir(path))); f[1] == strconv.Itoa(os.Getpid()) && (state == "" || f[0] == state) {
@@ -229,7 +228,7 @@ func TestAFollowerGetsEveryByte(t *testing.T) {
 	c := begin(t, `for i in {1..2000}; do echo "line $i of some length"; done; sleep 0.1; printf end`)
 	c.prints("line 2000 ")
 	var got bytes.Buffer
-	// The connection breaks after some bytes; the next one goes on behind them.
+	// The connection breaks after some bytes. The next one continues behind them.
 	err := Tail(t.Context(), c.cfg.Dir, 0, &short{&got, 10_000})
 	if !errors.Is(err, io.ErrShortWrite) || got.Len() != 10_000 {
 		t.Fatalf("%d bytes, %v", got.Len(), err)
@@ -273,7 +272,7 @@ func (s *short) Write(p []byte) (int, error) {
 	return n, nil
 }
 
-// A follower hears of a pod after the command may have ended.
+// A follower may hear of a pod only after the command has ended.
 func TestAFollowerMayComeLate(t *testing.T) {
 	c := begin(t, "echo up", func(c *Config) { c.Arrive = time.Minute })
 	testkit.Eventually(t, "the end", func() bool { _, over, err := ReadEnd(c.cfg.Dir); return over && err == nil })
@@ -400,7 +399,7 @@ func TestVariablesOfTheCommand(t *testing.T) {
 	}
 }
 
-// A full disk does not stop the command; what is kept is the beginning of the output.
+// A full disk does not stop the command. The file keeps the beginning of the output.
 func TestAFullDisk(t *testing.T) {
 	full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
 	if err != nil {

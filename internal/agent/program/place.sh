@@ -1,12 +1,12 @@
 # shellcheck shell=bash
 # Functions that keep multihost-agent on a worker, by its SHA-256, where this login can run
-# it. A home or /tmp may be full, or mounted without exec, so there are three places.
-# Nothing runs that another login could have written: a place and a program belong to this
-# login, and the hash comes from the sender of this script.
+# it. A home or /tmp may be full, or mounted without exec, so there are three places. The
+# places and the programs in them must belong to this login, and the hash comes from the
+# sender of this script. So no other login can have written a program that runs.
 places=("${HOME:-/root}/.multihost/agent" "${MULTIHOST_ROOT_TMP-}/tmp/.multihost-agent-$UID" "${MULTIHOST_ROOT_DEV-}/dev/shm/multihost-agent-$UID")
 agent='' why=''
 
-# sum_here SUMS: puts the hash for this machine into REPLY. SUMS is "x86_64=SHA256 ...".
+# sum_here SUMS: sets REPLY to the hash for this machine. SUMS is "x86_64=SHA256 ...".
 sum_here() {
   local type
   type=$(uname -m)
@@ -19,8 +19,8 @@ sum_here() {
   REPLY=${REPLY%% *}
 }
 
-# runs SUM FILE: succeeds if FILE is ours, has that hash and can be run here. Then $agent is
-# FILE. If FILE exists but cannot be used, $why says what is wrong with it.
+# runs SUM FILE: succeeds if FILE is ours, has that hash and can run here, and sets $agent
+# to FILE. If FILE exists but cannot be used, $why says why.
 runs() {
   local sum error
   if [[ ! -f $2 || -L $2 || ! -O $2 ]]; then return 1; fi
@@ -37,7 +37,7 @@ runs() {
   agent=$2
 }
 
-# find_agent SUM: sets $agent to a program that this login keeps.
+# find_agent SUM: sets $agent to the program of this login that has the hash SUM.
 find_agent() {
   local place
   why=''
@@ -48,8 +48,8 @@ find_agent() {
 }
 
 # keep_agent SUM COMMAND...: keeps the program that COMMAND prints, and sets $agent. It
-# calls COMMAND once for each place that it tries. A program that cannot be run stays, so
-# that it is not sent again.
+# calls COMMAND once for each place that it tries. It also keeps a program that cannot run,
+# so that nobody sends it again.
 keep_agent() {
   local sum=$1 place new error reasons=''
   shift
@@ -58,7 +58,7 @@ keep_agent() {
     if ! error=$({ (umask 077 && mkdir -p -- "$place") && [[ -O $place && ! -L $place ]] && "$@" >"$new" && chmod 755 -- "$new"; } 2>&1); then
       why="write $place: ${error##*: }"
     elif ! runs "$sum" "$new" && [[ $why != "cannot run"* ]]; then
-      : # $why has the reason
+      : # $why says why
     elif ! error=$(mv -f -- "$new" "$place/$sum" 2>&1); then
       why="write $place: ${error##*: }"
     elif runs "$sum" "$place/$sum"; then
@@ -72,7 +72,7 @@ keep_agent() {
   return 1
 }
 
-# forget PLACE: removes all programs in PLACE except the three newest.
+# forget PLACE: removes all but the three newest programs in PLACE.
 forget() {
   local -a old
   # shellcheck disable=SC2012 # names are hexadecimal

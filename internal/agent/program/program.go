@@ -1,7 +1,7 @@
-// Package program holds multihost-agent. This program runs on workers where no runner does.
-// `make build` compiles it for every kind of worker and puts it, compressed, into the
-// folder built, which becomes part of multihost. A clean clone has only a placeholder
-// there, so that `go build` works without make.
+// Package program holds multihost-agent, which does the runner's work on workers without a
+// runner. `make build` compiles it for every kind of worker and puts it, compressed, into
+// the folder built, which becomes part of multihost. In a clean clone that folder has only
+// a placeholder, so that `go build` works without make.
 package program
 
 import (
@@ -23,7 +23,7 @@ import (
 var built embed.FS
 
 // Place is bash code that keeps the program on a worker and finds it there; see place.sh.
-// To use Place, append a script to it.
+// Append a script to it.
 //
 //go:embed place.sh
 var Place string
@@ -31,13 +31,13 @@ var Place string
 // Archs are the architectures of workers, as Go names them.
 func Archs() []string { return []string{"amd64", "arm64"} }
 
-// machines are the names that uname -m has for the architectures.
+// machines are the architectures' names in uname -m.
 var machines = map[string]string{"amd64": "x86_64", "arm64": "aarch64"}
 
-// Largest is how many bytes a compressed program may have.
+// Largest limits the bytes of a compressed program.
 const Largest = 3_000_000
 
-// A Set has the program for each architecture. The zero Set has none. Its methods are safe
+// A Set has the program for each architecture. The zero Set is empty. Its methods are safe
 // for concurrent use.
 type Set struct{ files fs.FS }
 
@@ -66,20 +66,19 @@ func (s Set) Here() func() ([]byte, error) {
 // A Program is multihost-agent for one architecture.
 type Program struct {
 	Arch   string
-	SHA256 string // hexadecimal, of the program when it is not compressed
+	SHA256 string // of the unpacked program, hexadecimal
 	Packed []byte // the program, compressed by gzip
 }
 
-// MissingError says that this multihost was built without its agent.
+// A MissingError says that this multihost lacks its agent.
 type MissingError struct {
-	Arch string // or a type of machine; "workers" for all
+	Arch string // or a type of machine, or "workers" for all
 }
 
 func (e *MissingError) Error() string {
 	return fmt.Sprintf("this multihost was built without multihost-agent for %s", e.Arch)
 }
 
-// Fault returns fault.Configuration.
 func (e *MissingError) Fault() fault.Kind { return fault.Configuration }
 
 // Hint says how to get a multihost that has its agent.
@@ -112,8 +111,8 @@ func (s Set) Sum(arch string) (string, error) {
 	return sum, nil
 }
 
-// Sums returns the hashes of the programs as place.sh takes them: TYPE=SHA256 for each type
-// of machine, separated by spaces. It is empty if the set has none.
+// Sums returns the hashes of the programs for place.sh: TYPE=SHA256 for each type of
+// machine, separated by spaces. It is empty for an empty set.
 func (s Set) Sums() string {
 	var all []string
 	for _, arch := range Archs() {
@@ -124,8 +123,8 @@ func (s Set) Sums() string {
 	return strings.Join(all, " ")
 }
 
-// ForMachine returns the program for a type of machine, as uname -m names it. The error is
-// a *MissingError.
+// ForMachine returns the program for a type of machine, by its name in uname -m. The error
+// is a *MissingError.
 func (s Set) ForMachine(kind string) (Program, error) {
 	for arch, machine := range machines {
 		if machine == kind {
@@ -148,8 +147,8 @@ func (s Set) For(arch string) (Program, error) {
 	return Program{Arch: arch, SHA256: sum, Packed: packed}, nil
 }
 
-// Unpack returns the program as it runs. It fails if the unpacked program does not have the
-// hash p.SHA256.
+// Unpack returns the program uncompressed. It fails if the program does not have the hash
+// p.SHA256.
 func (p Program) Unpack() ([]byte, error) {
 	fail := func(err error) ([]byte, error) {
 		return nil, fmt.Errorf("unpack multihost-agent for %s: %w", p.Arch, err)

@@ -37,7 +37,7 @@ func TestAProgramIsWhatItsHashSays(t *testing.T) {
 	}
 }
 
-// A clean clone has no agent. The error says what to do.
+// The error for a clean clone says what to do.
 func TestAMissingAgentIsOneError(t *testing.T) {
 	t.Parallel()
 	for name, set := range map[string]program.Set{
@@ -52,7 +52,7 @@ func TestAMissingAgentIsOneError(t *testing.T) {
 	}
 }
 
-// Git has the folder, but none of the files that the build puts into it.
+// Git has the folder, without the files that the build puts into it.
 func TestTheFolderIsThereInAClone(t *testing.T) {
 	t.Parallel()
 	text, err := os.ReadFile(filepath.Join("built", ".gitignore"))

@@ -18,7 +18,7 @@ import (
 	"multihost/internal/agent"
 )
 
-// say answers a runner: it writes a line that begins with the nonce of the runner.
+// say writes a line of the answer to a runner. The line begins with the runner's nonce.
 func (h *Host) say(nonce string, words ...any) {
 	fmt.Fprintln(h.Out, append([]any{nonce}, words...)...)
 }
@@ -27,10 +27,10 @@ func (h *Host) say(nonce string, words ...any) {
 func errRun(run string) error { return fmt.Errorf("no run is called %s", run) }
 
 // Boot begins a watch after a boot, with the terms of the metadata. Terms from a runner
-// override these, also if the runner gave them before the reboot. If lock is not nil, it
-// holds the lock of the watch of run, and Boot continues this watch. Otherwise Boot starts
-// a watch as a process of its own. While the metadata server is away, the terms on the disk
-// count.
+// override these, even if they came before the reboot. If lock is not nil, it holds the
+// lock of the watch of run, and Boot continues this watch in this process. Otherwise Boot
+// starts a watch as a process of its own. While the metadata server does not answer, Boot
+// uses the terms on the disk.
 func (h *Host) Boot(ctx context.Context, run string, lock *os.File) error {
 	text, err := h.Metadata.Value(ctx, "attributes/multihost-lease")
 	for err != nil {
@@ -43,7 +43,7 @@ func (h *Host) Boot(ctx context.Context, run string, lock *os.File) error {
 		case slices.Contains(known, run):
 			return h.Watch(ctx, run, lock)
 		}
-		_ = agent.Sleep(ctx, seconds(Defaults().Look)) // nobody else watches, so this goes on
+		_ = agent.Sleep(ctx, seconds(Defaults().Look)) // nobody else watches, so Boot continues
 		text, err = h.Metadata.Value(ctx, "attributes/multihost-lease")
 	}
 	t := Defaults()
@@ -64,19 +64,18 @@ func (h *Host) Boot(ctx context.Context, run string, lock *os.File) error {
 	if err != nil {
 		err = fmt.Errorf("write %s: %w", h.own(t.Run+termsEnd), err)
 	}
-	if lock != nil { // nobody else watches, so this goes on
+	if lock != nil { // nobody else watches, so Boot continues
 		if err != nil {
 			h.Note(err.Error())
 		}
 		return h.watch(ctx, t.Run, lock, func() Terms { return t })
 	}
-	if err != nil && kept == "" { // otherwise the disk is full and has nearly the same terms
+	if err != nil && kept == "" { // a full disk is no error: it has nearly the same terms
 		return err
 	}
 	return h.start(ctx, t.Run)
 }
 
-// known returns the runs whose terms are on the disk.
 func (h *Host) known() (runs []string) {
 	names, _ := filepath.Glob(h.own("*" + termsEnd))
 	for _, name := range names {
@@ -87,8 +86,8 @@ func (h *Host) known() (runs []string) {
 	return runs
 }
 
-// startAll starts a watch for each of the runs that the disk knows. It joins its own errors
-// with why, the error that kept the metadata from being used.
+// startAll starts a watch for each of runs. why is the error that made the metadata
+// useless; startAll joins its own errors with it.
 func (h *Host) startAll(ctx context.Context, runs []string, why error) error {
 	h.Note(why.Error())
 	if err := h.prepare(); err != nil {
@@ -102,11 +101,11 @@ func (h *Host) startAll(ctx context.Context, runs []string, why error) error {
 }
 
 // Arm reads the terms of a runner from in, and answers with the state of the lease. Unless
-// only is set, it also finds out what this worker may do.
+// only is true, it also finds out what this worker may do.
 func (h *Host) Arm(ctx context.Context, nonce string, in io.Reader, only bool) error {
 	whole, err := io.ReadAll(io.LimitReader(in, mostTerms))
 	text, found := strings.CutSuffix(strings.TrimRight(string(whole), "\n"), "\nend")
-	if err != nil || !found { // incomplete terms would mean something else
+	if err != nil || !found { // a part of the terms would have another meaning
 		return errors.New("the terms did not arrive whole")
 	}
 	t := Defaults()
@@ -124,7 +123,7 @@ func (h *Host) Arm(ctx context.Context, nonce string, in io.Reader, only bool) e
 	if err := h.save(t); err != nil {
 		return fmt.Errorf("write %s: %w", h.own(t.Run+termsEnd), err)
 	}
-	// If there is no limit to watch any more, the watch that boot started ends by itself.
+	// Without a limit, the watch that boot started ends by itself.
 	if t.Lease > 0 || t.TTL > 0 {
 		if err := h.start(ctx, t.Run); err != nil {
 			return err
@@ -136,10 +135,10 @@ func (h *Host) Arm(ctx context.Context, nonce string, in io.Reader, only bool) e
 	return h.tell(nonce, t.Run)
 }
 
-// testRight answers whether this worker may delete the resource, and whether it can share
-// its state and read the state of other workers.
+// testRight answers whether this worker may delete the resource, share its state and read
+// the state of other workers.
 func (h *Host) testRight(ctx context.Context, nonce string, t Terms) {
-	// Thousands of workers ask at once.
+	// Thousands of workers ask at the same time.
 	_ = agent.Sleep(ctx, rand.N(2*time.Duration(max(t.Total, 1))*time.Millisecond))
 	err := h.Client.MayDelete(ctx, t.Delete)
 	if err == nil {
@@ -161,11 +160,11 @@ func (h *Host) testRight(ctx context.Context, nonce string, t Terms) {
 	}
 }
 
-// sayRefused answers that a call failed. It gives the HTTP status and the reason. If the
-// rights of this worker may be the cause, it also gives its service account.
+// sayRefused answers that a call failed. It gives the HTTP status and the reason. If a
+// missing permission may be the cause, it also gives the worker's service account.
 func (h *Host) sayRefused(ctx context.Context, nonce, what string, err error) {
 	account := ""
-	if agent.StatusOf(err) != 0 { // otherwise the cause is not a missing right
+	if agent.StatusOf(err) != 0 { // with 0, a permission is not the cause
 		account, _ = h.Metadata.Value(ctx, "service-accounts/default/email")
 	}
 	if account == "" || strings.ContainsAny(account, " \t\n") {
@@ -177,12 +176,11 @@ func (h *Host) sayRefused(ctx context.Context, nonce, what string, err error) {
 // status returns the HTTP status of a refused call, with three digits.
 func status(err error) string { return fmt.Sprintf("%03d", agent.StatusOf(err)) }
 
-// writeLease replaces this login's lease file: a reader sees either the old text or the
-// new one.
+// writeLease replaces this login's lease file. A reader sees either the old text or the new
+// one.
 func (h *Host) writeLease(run, text string) error {
 	path := h.index(leaseFile(run, h.Login))
-	// agent.WriteFile would not do: it does not write the same text again, but here the
-	// same text is a renewal.
+	// agent.WriteFile does not write an unchanged text, but here even that is a renewal.
 	part, err := os.CreateTemp(h.index(""), "."+leaseFile(run, h.Login)+".*")
 	if err != nil {
 		return err
@@ -199,8 +197,8 @@ func (h *Host) writeLease(run, text string) error {
 	return nil
 }
 
-// Renew notes that a runner is active, and that it may be silent for hold seconds. It
-// changes nothing if nobody has armed the worker.
+// Renew notes that a runner is active, and that it may be silent for hold seconds. If
+// nobody has armed the worker, Renew does nothing.
 func (h *Host) Renew(nonce, run, hold string) error {
 	if !runName.MatchString(run) {
 		return errRun(run)
@@ -219,7 +217,7 @@ func (h *Host) Renew(nonce, run, hold string) error {
 	return h.tell(nonce, run)
 }
 
-// Tell answers with the terms that count here, and says whether a watch lives.
+// Tell answers with the current terms, and whether a watch runs.
 func (h *Host) Tell(nonce, run string) error {
 	if !runName.MatchString(run) {
 		return errRun(run)
@@ -249,7 +247,7 @@ func (h *Host) tell(nonce, run string) error {
 	return nil
 }
 
-// start starts a watch unless one lives.
+// start starts a watch unless one runs.
 func (h *Host) start(ctx context.Context, run string) error {
 	if _, ok := h.watched(run); ok {
 		return nil

@@ -42,7 +42,7 @@ func newGroups(t *testing.T) *cloud {
 	return c
 }
 
-// The runner of a job with two slices of two VMs has gone. Its lease deletes both groups
+// The runner of a job with two slices of two VMs is gone. Its lease deletes both groups
 // when the command has ended on every running VM.
 func TestALeaseOfGroups(t *testing.T) {
 	t.Parallel()
@@ -83,7 +83,7 @@ func TestALeaseOfGroups(t *testing.T) {
 	for name, row := range map[string]struct {
 		kill     bool // worker 3
 		trouble  func(c *cloud)
-		from, to time.Duration // times between which the deletion comes; 0: there is none
+		from, to time.Duration // earliest and latest time of the deletion; 0: no deletion
 		says     string        // worker 0
 	}{
 		"a VM hangs":            {true, func(*cloud) {}, hour, hour + 4*time.Minute, ""},
@@ -114,7 +114,7 @@ func TestALeaseOfGroups(t *testing.T) {
 				c.isDeleted(0, 0)
 				c.workers[0].says(row.says)
 			}
-			if strings.Contains(row.says, ": refused") || strings.Contains(row.says, "no answer") { // the other part is already deleted, and not billed any more
+			if strings.Contains(row.says, ": refused") || strings.Contains(row.says, "no answer") { // the other group is already deleted, so it costs nothing
 				c.Do(func() {
 					if len(c.Gone) != 1 {
 						t.Errorf("gone are %v", c.Gone)
@@ -129,7 +129,8 @@ func TestALeaseOfGroups(t *testing.T) {
 	}
 }
 
-// refusing refuses calls for three hours, or for good if the status means a missing right.
+// refusing refuses calls for three hours, or for ever if the status says that a permission
+// is missing.
 func refusing(status int, what string) func(*cloud) {
 	return func(c *cloud) {
 		c.Refuse = func(call string) int {
@@ -141,7 +142,7 @@ func refusing(status int, what string) func(*cloud) {
 	}
 }
 
-// Missing rights of the workers are reported before the command starts.
+// The runner reports missing permissions of the workers before the command starts.
 func TestWhatAWorkerOfGroupsMayNotDo(t *testing.T) {
 	t.Parallel()
 	for refused, want := range map[string]string{
@@ -159,8 +160,8 @@ func TestWhatAWorkerOfGroupsMayNotDo(t *testing.T) {
 	}
 }
 
-// If no runner comes to a job's groups, they are deleted, even if the VMs of one of them do
-// not exist yet. If a runner has come to another worker, the groups stay.
+// If no runner comes to a job's groups, the watch deletes them, even if the VMs of one
+// group do not exist yet. If a runner has come to another worker, the groups stay.
 func TestGroupsThatNobodyAdopts(t *testing.T) {
 	t.Parallel()
 	for _, come := range []bool{false, true} {
@@ -190,8 +191,8 @@ func TestGroupsThatNobodyAdopts(t *testing.T) {
 	})
 }
 
-// Another login of the worker can renew a lease. But it cannot choose the calls that are
-// made with the VM's token, or the workers that are asked.
+// Another login of the worker can renew a lease. But it can choose neither the calls that
+// use the VM's token, nor the workers to ask.
 func TestALeaseOfAnotherLogin(t *testing.T) {
 	t.Parallel()
 	if os.Getuid() != 0 {
@@ -214,7 +215,7 @@ func TestALeaseOfAnotherLogin(t *testing.T) {
 		theirs := w.index("train.lease.1001")
 		testkit.Must(t, os.WriteFile(theirs, []byte(evil), 0o644))
 		testkit.Must(t, os.Chown(theirs, 1001, 1001))
-		testkit.Must(t, w.host(io.Discard).Renew("N", "train", "60")) // it copies the lease that was written last
+		testkit.Must(t, w.host(io.Discard).Renew("N", "train", "60")) // it copies the newest lease
 		own := readSome(w.index("train.lease.1000"))
 		if !strings.Contains(own, "look=7\n") || strings.Contains(own, "evil") || strings.Contains(own, "total=") {
 			t.Errorf("the own lease is\n%s", own)

@@ -19,26 +19,26 @@ import (
 	"multihost/internal/agent"
 )
 
-// A Host is this worker, with its metadata server and the cloud behind it. Its functions
-// are for one login.
+// A Host is this worker, with its metadata server and its cloud. Its methods act for one
+// login.
 type Host struct {
-	Tmp      string // directory in which /tmp is; "": the root directory
+	Tmp      string // parent directory of /tmp; "": the root directory
 	Home     string
-	Login    int // number of the login
-	Keeper   int // process that starts this one again when it dies; 0: none
+	Login    int // number of this login
+	Keeper   int // process that restarts this one when it dies; 0: none
 	Metadata *agent.Metadata
 	Client   *agent.Client
-	Out      io.Writer                            // answers to a runner, or the log of a watch
-	Uptime   func() (time.Duration, error)        // since the boot
-	Spawn    func(run string, log *os.File) error // starts a watch, which writes to log, as a process of its own
-	Idle     func()                               // called before each wait of a watch; nil: nothing
+	Out      io.Writer                            // for answers to a runner, or for the log of a watch
+	Uptime   func() (time.Duration, error)        // time since the boot
+	Spawn    func(run string, log *os.File) error // starts a watch as a process of its own, which writes to log
+	Idle     func()                               // called before each wait of a watch; may be nil
 }
 
 func (h *Host) index(name string) string { return filepath.Join(h.Tmp+Index, name) }
 func (h *Host) own(name string) string   { return filepath.Join(h.Home, ownFolder, name) }
 
-// prepare makes two directories. One is our own. All logins share the other, which package
-// launch makes in the same way.
+// prepare makes two directories: our own, and one for all logins, as package launch makes
+// it.
 func (h *Host) prepare() error {
 	dir := h.index("")
 	info, err := os.Lstat(dir)
@@ -59,12 +59,11 @@ func (h *Host) prepare() error {
 	return os.MkdirAll(h.own(""), 0o700)
 }
 
-// Note logs a line.
 func (h *Host) Note(text string) {
 	fmt.Fprintf(h.Out, "%s multihost: %s\n", time.Now().UTC().Format("2006-01-02T15:04:05Z"), text)
 }
 
-// terms returns the terms that are kept for after a reboot.
+// terms returns the terms of the run on the disk.
 func (h *Host) terms(run string) Terms {
 	t := Defaults()
 	t.Run = run
@@ -76,7 +75,7 @@ func (h *Host) save(t Terms) error {
 	return agent.WriteFile(h.own(t.Run+termsEnd), []byte(t.Text()), 0o644)
 }
 
-// mostTerms limits how many bytes are read of a file that any login can write.
+// mostTerms limits the bytes that are read of a file that any login can write.
 const mostTerms = 64 << 10
 
 func readSome(path string) string {
@@ -84,8 +83,8 @@ func readSome(path string) string {
 	return text
 }
 
-// readOwned does what readSome does, and also returns the owner of the file; -1: not known.
-// It follows no link.
+// readOwned is readSome, and also returns the owner of the file, or -1 if the owner is not
+// known. It follows no link.
 func readOwned(path string) (text string, owner int) {
 	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NOFOLLOW, 0)
 	if err != nil {
@@ -103,8 +102,8 @@ func readOwned(path string) (text string, owner int) {
 	return string(all), int(info.Sys().(*syscall.Stat_t).Uid)
 }
 
-// lease returns those lines of a lease that count: the owner of the file must be trusted
-// for them.
+// lease returns the valid lines of a lease. Some lines are valid only if a trusted login
+// owns the file.
 func (h *Host) lease(path string) string {
 	text, owner := readOwned(path)
 	if owner == 0 || owner == h.Login {
@@ -125,8 +124,8 @@ func (h *Host) numbered(prefix string) (files []os.FileInfo) {
 	return files
 }
 
-// newest returns the path of the lease file that was written last, or "" if there is none.
-// sight is a text that changes whenever a lease changes.
+// newest returns the path of the newest lease file, or "" if there is none. sight changes
+// whenever a lease changes.
 func (h *Host) newest(run string) (path, sight string) {
 	var last time.Time
 	for _, f := range h.numbered(run + leaseOf) {
@@ -138,9 +137,9 @@ func (h *Host) newest(run string) (path, sight string) {
 	return path, sight
 }
 
-// isFree reports whether no process holds the lock of a file. isFree does not create the
-// file: the kernel refuses that for another login's file in a sticky directory that all can
-// write.
+// isFree reports whether no process holds the lock of a file. It does not create the file:
+// in a sticky directory that all can write, the kernel refuses that for another login's
+// file.
 func isFree(path string) bool {
 	f, err := os.Open(path)
 	if err != nil {
@@ -150,9 +149,8 @@ func isFree(path string) bool {
 	return syscall.Flock(int(f.Fd()), syscall.LOCK_SH|syscall.LOCK_NB) == nil
 }
 
-// watched returns the file of the active watch, which any login may have started. The watch
-// and its keeper hold the lock of this file. The file names their processes and the time of
-// the first boot.
+// watched returns the file of the active watch, of any login. The watch and its keeper hold
+// the lock of this file. The file names their processes and the time of the first boot.
 func (h *Host) watched(run string) (path string, ok bool) {
 	for _, f := range h.numbered(run + WatchFile) {
 		if path = h.index(f.Name()); f.Size() > 0 && !isFree(path) {
@@ -164,7 +162,7 @@ func (h *Host) watched(run string) (path string, ok bool) {
 
 // entry is the newest attempt of a run in the index.
 type entry struct {
-	path string // "": there is none
+	path string // "": no attempt
 	code string
 	pid  int
 }
@@ -177,7 +175,7 @@ func (h *Host) entry(run string) (e entry) {
 		_, err := strconv.ParseUint(login, 10, 64)
 		attempt, err2 := strconv.ParseUint(strings.TrimSuffix(rest, entryEnd), 10, 32)
 		if err != nil || err2 != nil {
-			continue // another run, whose name ends like ours
+			continue // of another run, whose name ends like ours
 		}
 		if info, err := os.Lstat(name); err == nil && info.Mode().IsRegular() && attempt > newest {
 			newest, e.path = attempt, name
@@ -198,8 +196,7 @@ func (h *Host) entry(run string) (e entry) {
 	return e
 }
 
-// Look returns the state of a run on this worker. It updates seen, which the next Look
-// needs.
+// Look returns the state of a run on this worker. It updates *seen for the next Look.
 func (h *Host) Look(run string, seen *string) (Sight, error) {
 	up, err := h.Uptime()
 	if err != nil {
@@ -234,10 +231,10 @@ func Uptime() (time.Duration, error) {
 	return time.ParseDuration(word + "s")
 }
 
-// Watch is the watch of a run. It returns nil when it has nothing more to watch, or another
-// watch is active. It returns agent.ErrForeign if the resource is another run's, and
-// otherwise the context's error. lock is the open file that holds the lock of a watch that
-// this one continues. If lock is nil, Watch takes the lock itself.
+// Watch watches a run. It returns nil when nothing is left to watch, or another watch is
+// active. It returns agent.ErrForeign if the resource belongs to another run, otherwise the
+// context's error. lock is an open file that holds the watch's lock, if this watch
+// continues another one. If lock is nil, Watch takes the lock itself.
 func (h *Host) Watch(ctx context.Context, run string, lock *os.File) error {
 	if lock == nil {
 		var err error
@@ -248,8 +245,8 @@ func (h *Host) Watch(ctx context.Context, run string, lock *os.File) error {
 	return h.watch(ctx, run, lock, func() Terms { return h.terms(run) })
 }
 
-// Lock returns the open file that holds the lock of the watch of a run. It returns nil if
-// another watch is active. The caller closes it.
+// Lock returns the open file that holds the lock of the run's watch, or nil if another
+// watch is active. The caller closes the file.
 func (h *Host) Lock(ctx context.Context, run string) (*os.File, error) {
 	if !runName.MatchString(run) {
 		return nil, fmt.Errorf("no run is called %q", run)
@@ -260,7 +257,7 @@ func (h *Host) Lock(ctx context.Context, run string) (*os.File, error) {
 	return takeLock(ctx, h.index(watchFile(run, h.Login)))
 }
 
-// watch does what Watch does, with terms that need not be on the disk. It closes lock.
+// watch is Watch, but its terms need not be on the disk. It closes lock.
 func (h *Host) watch(ctx context.Context, run string, lock *os.File, terms func() Terms) error {
 	defer lock.Close()
 	if err := h.prepare(); err != nil {
@@ -268,10 +265,10 @@ func (h *Host) watch(ctx context.Context, run string, lock *os.File, terms func(
 	}
 	born := h.firstBoot(run)
 	path := h.index(watchFile(run, h.Login))
-	// package launch reads which processes these are, so that it does not stop them with
-	// the run. On a full disk the watch goes on without this text. The text goes into the
-	// locked file itself, because another login may own the directory and put a link in its
-	// place.
+	// package launch reads the process numbers, so that it does not stop these processes
+	// with the run. On a full disk the watch continues without this text. The text is in
+	// the locked file itself: another login may own the directory, and could put a link in
+	// the place of another file.
 	text := fmt.Sprintf("%d %s %d\n", os.Getpid(), startTime(os.Getpid()), born.Unix())
 	if h.Keeper > 0 {
 		text = fmt.Sprintf("%d %s %d\n", h.Keeper, startTime(h.Keeper), born.Unix()) + text
@@ -315,8 +312,8 @@ func (h *Host) leave(path string, end End) error {
 	return os.Remove(path)
 }
 
-// firstBoot returns the time of the first boot, which the first watch notes on the disk. It
-// returns the present time if the disk has no room for the note.
+// firstBoot returns the time of the first boot, which the first watch notes on the disk. If
+// the disk is full, it returns the present time.
 func (h *Host) firstBoot(run string) time.Time {
 	path, now := h.own(run+".born"), time.Now()
 	text := readSome(path)
@@ -334,14 +331,14 @@ func (h *Host) firstBoot(run string) time.Time {
 	return time.Unix(n, 0)
 }
 
-// takeLock returns the open file that holds the lock. It returns nil if another process
-// holds it. A link is an error.
+// takeLock returns the open file that holds the lock, or nil if another process holds it. A
+// link is an error.
 func takeLock(ctx context.Context, path string) (*os.File, error) {
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_APPEND|os.O_CREATE|syscall.O_NOFOLLOW, 0o644)
 	if err != nil {
 		return nil, err
 	}
-	for range 100 { // a process that only looks holds it for a moment
+	for range 100 { // isFree of another process holds the lock for a moment
 		if err = syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err == nil {
 			return f, nil
 		}
@@ -356,7 +353,7 @@ func takeLock(ctx context.Context, path string) (*os.File, error) {
 	return nil, err
 }
 
-// startTime returns when a process was started, as the kernel counts it.
+// startTime returns the start of a process in the kernel's unit.
 func startTime(pid int) string {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
@@ -376,8 +373,8 @@ type watcher struct {
 	seen string
 }
 
-// round looks once and carries out all actions that follow. end is not nil when the watch
-// is over.
+// round looks once and carries out all actions that follow. At the end of the watch, end is
+// not nil.
 func (w *watcher) round(ctx context.Context) (end *End, err error) {
 	s, err := w.Look(w.m.Terms.Run, &w.seen)
 	if err != nil {
@@ -402,7 +399,7 @@ func (w *watcher) do(ctx context.Context, a Action) ([]Action, error) {
 	case Note:
 		w.Note(a.Text)
 	case Save:
-		_ = w.save(w.m.Terms) // the disk may be full; the lease file still has them
+		_ = w.save(w.m.Terms) // on a full disk the lease file still has them
 	case Share:
 		err := w.Metadata.Publish(ctx, "lease", fmt.Sprintf("run=%s state=%s at=%d", w.m.Terms.Run, a.State, time.Now().Unix()))
 		return w.m.Shared(err), ctx.Err()
@@ -447,9 +444,9 @@ func reports(told []string, run string) (all []Report) {
 	return all
 }
 
-// Stop sends TERM to the command of a run. Stop signals only processes of the login that
-// wrote the run's entry, because any login can write one. If the command does not end, the
-// deletion of its VM ends it.
+// Stop sends TERM to the command of a run. It signals only processes of the login that
+// wrote the run's entry, because any login can write an entry. If the command does not end,
+// it ends with the deletion of its VM.
 func (h *Host) Stop(run string) {
 	e := h.entry(run)
 	info, err := os.Stat(e.path)
@@ -464,7 +461,7 @@ func (h *Host) Stop(run string) {
 		if err != nil || about.Sys().(*syscall.Stat_t).Uid != owner || sessionOf(dir) != e.pid {
 			continue
 		}
-		_ = syscall.Kill(pid, syscall.SIGTERM) // it may have ended
+		_ = syscall.Kill(pid, syscall.SIGTERM) // the process may have ended
 	}
 }
 

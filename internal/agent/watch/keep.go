@@ -12,13 +12,13 @@ import (
 const (
 	shortestPause = time.Second
 	longestPause  = time.Minute
-	steady        = 10 * time.Minute // if a watch lived for this long, it died for a new reason
+	steady        = 10 * time.Minute // a watch that lived this long died for a new reason
 )
 
-// Keep calls start until it returns nil, which means that there is nothing more to watch. A
-// watch that has died, by a signal for instance, is started again after a pause, which
-// doubles from 1 s to 1 min. Keep reports each restart through note. When the context ends,
-// Keep returns the context's error.
+// Keep calls start until start returns nil: then nothing is left to watch. If a watch dies,
+// for example by a signal, Keep restarts it after a pause, which doubles from 1 s to 1 min.
+// It reports each restart through note. When the context ends, Keep returns the context's
+// error.
 func Keep(ctx context.Context, start func(context.Context) error, note func(text string)) error {
 	for pause := shortestPause; ; pause = min(2*pause, longestPause) {
 		began := time.Now()

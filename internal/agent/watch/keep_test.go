@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// A watch that dies at once is started again after growing pauses. A watch that has lived
-// for long is started again without delay.
+// If a watch dies at once, Keep restarts it after growing pauses. If it has lived for long,
+// Keep restarts it without delay.
 func TestKeep(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

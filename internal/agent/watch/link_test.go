@@ -10,7 +10,7 @@ import (
 	"multihost/internal/testkit"
 )
 
-// Another login that owns the index puts links in the place of our files.
+// Another login owns the index and puts links in the place of our files.
 func TestNothingIsWrittenThroughALink(t *testing.T) {
 	t.Parallel()
 	w := newCloud(t, 1).workers[0]

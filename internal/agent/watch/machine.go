@@ -11,33 +11,32 @@ import (
 
 // A Sight is the result of one look at this worker.
 type Sight struct {
-	Up  time.Duration // since the boot: setting the clock does not change it
+	Up  time.Duration // time since the boot, which setting the clock does not change
 	Now time.Time
 
-	Leased  bool   // there is a lease file
-	Renewed bool   // it has changed since the last look
+	Leased  bool   // a lease file exists
+	Renewed bool   // the lease file has changed since the last look
 	Lease   string // text of the lease file, if Renewed
 
-	Busy  bool   // the worker's lock is held, so the command of some run lives here
+	Busy  bool   // the worker's lock is held, so a command of some run is active here
 	Begun bool   // the index has an attempt of our run
-	Code  string // its exit code; "" if it has not ended
+	Code  string // exit code of our command; "": it has not ended
 }
 
-// An Action is something that the Machine wants done. Actions are done in order.
+// An Action is something that the Machine wants done. The caller does the actions in order.
 type Action interface{ action() }
 
-// The actions. Four actions have results, which four methods take. Shared takes the result
-// of Share, Heard the result of Ask, Again the result of Pause, and Deleted the result of
-// Delete. These methods may return more actions.
+// Four actions have results. Shared takes the result of Share, Heard of Ask, Again of
+// Pause, and Deleted of Delete. These methods may return more actions.
 type (
-	Note   struct{ Text string }        // tell people
-	Save   struct{}                     // keep the terms for after a reboot
-	Share  struct{ State string }       // tell the other workers
+	Note   struct{ Text string }        // log the text
+	Save   struct{}                     // keep the terms on the disk
+	Share  struct{ State string }       // tell the other workers the state
 	Stop   struct{}                     // ask the command to end
 	Ask    struct{ Node string }        // read the reports of the workers of a slice
-	Pause  struct{ Most time.Duration } // wait for a random time below Most, and look
+	Pause  struct{ Most time.Duration } // wait for a random time below Most, then look
 	Delete struct{}                     // request the deletion
-	End    struct{ Foreign bool }       // the watch is over; Foreign: the resource is another run's
+	End    struct{ Foreign bool }       // the watch is over; Foreign: the resource belongs to another run
 )
 
 func (Note) action()   {}
@@ -55,51 +54,51 @@ type Report struct {
 	At    time.Time
 }
 
-// The states that workers share.
+// States that workers share.
 const (
-	running   = "running"   // the command of some run lives there
+	running   = "running"   // a command of some run is active
 	succeeded = "succeeded" // the command of our run has ended with 0
-	failed    = "failed"    // it has ended otherwise
-	awaited   = "awaited"   // there is a runner that has not started the command yet
-	none      = "none"      // there is no runner, or the worker was rebooted
-	kept      = "kept"      // the watch has no limit any more
+	failed    = "failed"    // the command of our run has ended otherwise
+	awaited   = "awaited"   // a runner has come and has not started the command yet
+	none      = "none"      // no runner has come, or the worker was rebooted
+	kept      = "kept"      // the watch has no limit
 )
 
 const (
-	shareEvery = 10 * time.Minute // an unchanged state is shared again
-	deadAfter  = 30 * time.Minute // a worker that has shared nothing for this long counts as ended
+	shareEvery = 10 * time.Minute // the watch repeats an unchanged state
+	deadAfter  = 30 * time.Minute // after this time without a report, the command of a worker counts as ended
 	lastWait   = 30               // seconds after the grace time
-	longPause  = 10 * time.Minute // pause between two tries after many failures
+	longPause  = 10 * time.Minute // pause after many failures
 	manyTries  = 20
-	callRate   = 5                // most calls a second of all workers of a job together, while the command runs on one of them and no worker waits for mostSpread yet
-	mostSpread = 30 * time.Minute // longest time between two rounds in which a worker asks the others
-	mostPause  = 600              // longest random pause in seconds; because of it, usually a single worker asks all others and deletes
+	callRate   = 5                // limit of the calls a second of all workers of a job together, while a command runs on one of them and no worker has to wait for mostSpread
+	mostSpread = 30 * time.Minute // longest time between two rounds in which a worker reads the reports of the others
+	mostPause  = 600              // limit of the random pause, in seconds; the pause is so long that usually a single worker reads all reports and deletes
 )
 
-// A Machine decides what a watch does. It reads no clock and touches nothing. Look begins
-// each round, and the other methods take the results of its actions. A Machine is not safe
-// for concurrent use.
+// A Machine decides what a watch does. It reads no clock and has no effects. Look begins
+// each round. The other methods take the results of the actions. A Machine is not safe for
+// concurrent use.
 type Machine struct {
 	Terms Terms
-	born  time.Time // the first boot
+	born  time.Time // time of the first boot
 
-	since, renewed, idle time.Duration // counted from the boot of the worker; since: the beginning of this watch; renewed: the last renewal; idle: when a command was last seen
-	again                time.Duration // there is no try before this time
-	told                 string        // the state shared last
+	since, renewed, idle time.Duration // all since the boot. since: start of this watch; renewed: last renewal; idle: when a command was last active
+	again                time.Duration // no try before this time
+	told                 string
 	toldAt               time.Duration
 	stopped              bool
 	tries                int
-	waited               bool // the random pause before a deletion has passed
+	waited               bool // the random pause before a deletion is over
 
 	seen  Sight
 	state string
 	why   string
-	aged  bool     // the time to live is the reason
-	asked []string // slices still to be asked
+	aged  bool     // the deletion is because of the time to live
+	asked []string // slices whose reports are still to be read
 }
 
-// NewMachine returns the machine of a watch that begins now. up is the time since the boot
-// of the worker. born is the time of the worker's first boot.
+// NewMachine returns the machine of a watch that begins now. up is the time since the
+// worker's boot. born is the time of its first boot.
 func NewMachine(t Terms, born time.Time, up time.Duration) *Machine {
 	return &Machine{Terms: t, born: born, since: up, renewed: up, idle: up} // the startup script has just run
 }
@@ -128,7 +127,7 @@ func (m *Machine) Shared(err error) []Action {
 
 func (m *Machine) judge() []Action {
 	if m.state == kept {
-		// The lease file stays: it tells a later watch that a runner has come.
+		// The lease file stays, so that a later watch knows that a runner has come.
 		return []Action{Note{"dismissed"}, End{}}
 	}
 	if m.seen.Up < m.again {
@@ -142,8 +141,7 @@ func (m *Machine) judge() []Action {
 	return actions
 }
 
-// take reads the lease if anybody has renewed it since the last look, and finds out the
-// state.
+// take reads the lease if it has changed since the last look, and finds out the state.
 func (m *Machine) take(s Sight) (actions []Action) {
 	m.seen = s
 	t := &m.Terms
@@ -168,8 +166,8 @@ func (m *Machine) take(s Sight) (actions []Action) {
 	return actions
 }
 
-// due reports whether, as far as this worker can tell, the resource is to be deleted now.
-// It sets why to the reason.
+// due reports whether this worker thinks that the resource is to be deleted now. It sets
+// why to the reason.
 func (m *Machine) due() (actions []Action, _ bool) {
 	t, quiet := &m.Terms, m.seen.Up-m.renewed
 	if m.aged = m.expired(0); m.aged {
@@ -177,13 +175,13 @@ func (m *Machine) due() (actions []Action, _ bool) {
 		gone := quiet > seconds(t.Fresh)
 		switch {
 		case m.state == running:
-			// A living runner stops the command and deletes the slices itself.
+			// An active runner stops the command and deletes the slices itself.
 			if (gone || m.expired(t.Grace)) && !m.stopped {
 				m.stopped = true
 				actions = []Action{Note{"stopping the command: " + m.why}, Stop{}}
 			}
 			return actions, m.lastMoment()
-		case !t.Adopted: // no runner has come, so there is none to wait for
+		case !t.Adopted: // no runner has come, so the watch waits for none
 			return nil, true
 		}
 		return nil, gone || m.expired(t.Grace+60)
@@ -206,23 +204,23 @@ func (m *Machine) due() (actions []Action, _ bool) {
 	return nil, quiet >= limit && m.seen.Up-m.idle >= limit
 }
 
-// expired reports whether the time to live ended at least this many seconds ago.
+// expired reports whether the time to live ended at least after seconds ago.
 func (m *Machine) expired(after int64) bool {
 	return m.Terms.TTL > 0 && !m.seen.Now.Before(m.overFor(after))
 }
 
-// overFor returns the moment this many seconds after the end of the time to live.
+// overFor returns the time that is after seconds later than the end of the time to live.
 func (m *Machine) overFor(after int64) time.Time {
 	t := &m.Terms
 	return t.begin(m.born).Add(seconds(t.TTL + after))
 }
 
-// lastMoment reports whether the time to live, the grace time and lastWait are over, so that
-// commands have had time to end by themselves.
+// lastMoment reports whether the time to live, the grace time and lastWait are over. By
+// then, commands have had time to end by themselves.
 func (m *Machine) lastMoment() bool { return m.expired(m.Terms.Grace + lastWait) }
 
 // ask begins to find out whether the command has ended on every other worker. If the time
-// to live has ended, ask waits no longer than until lastMoment.
+// to live has ended, ask waits until lastMoment at most.
 func (m *Machine) ask() []Action {
 	t := &m.Terms
 	switch {
@@ -241,7 +239,7 @@ func (m *Machine) ask() []Action {
 func (m *Machine) next() []Action {
 	if len(m.asked) == 0 {
 		m.waited = true
-		return []Action{Pause{}} // look at this worker for the last time
+		return []Action{Pause{}} // last look at this worker
 	}
 	return []Action{Ask{m.asked[0]}}
 }
@@ -250,10 +248,9 @@ func (m *Machine) delete() []Action {
 	return []Action{Note{fmt.Sprintf("deleting %s: %s", m.Terms.resource(), m.why)}, Delete{}}
 }
 
-// Heard takes the reports of the workers of a slice, or the error of reading them. workers
-// is how many of them can run a command. If it is -1, as many can as the terms say. A slice
-// that is gone (HTTP status 404) has no command. A worker without a report may still have
-// one.
+// Heard takes the reports of a slice's workers, or the error of the read. workers is how
+// many of them can run a command, or -1 for the number in the terms. A slice that does not
+// exist (HTTP status 404) has no command. A worker without a report may have one.
 func (m *Machine) Heard(reports []Report, workers int, err error, now time.Time) []Action {
 	t, node := &m.Terms, m.asked[0]
 	m.asked = m.asked[1:]
@@ -272,7 +269,7 @@ func (m *Machine) Heard(reports []Report, workers int, err error, now time.Time)
 	if workers < 0 {
 		workers = int(t.Total) / max(1, len(t.Nodes))
 	}
-	// If no runner has come here, nothing was started: missing reports do not matter.
+	// If no runner has come here, no command has started, so missing reports do not matter.
 	if len(reports) < workers && t.Adopted {
 		return m.unknown(fmt.Sprintf("slice %s: %d of %d workers have told", node, len(reports), workers))
 	}
@@ -282,7 +279,7 @@ func (m *Machine) Heard(reports []Report, workers int, err error, now time.Time)
 // stays reports whether a worker's report forbids the deletion.
 func (m *Machine) stays(r Report, now time.Time) bool {
 	t := &m.Terms
-	if r.State == kept && !m.aged { // at any age, because that worker's watch has ended
+	if r.State == kept && !m.aged { // at any age: that worker's watch has ended
 		return true
 	}
 	if now.Sub(r.At) > deadAfter {
@@ -299,8 +296,8 @@ func (m *Machine) stays(r Report, now time.Time) bool {
 	return false
 }
 
-// unknown is for the case that this worker cannot find out whether the command runs
-// elsewhere. It puts off the next try, unless the time to live has passed.
+// unknown postpones the next try if this worker cannot find out whether a command is active
+// elsewhere, unless the time to live has passed.
 func (m *Machine) unknown(about string) []Action {
 	if !m.aged {
 		m.later()
@@ -308,7 +305,7 @@ func (m *Machine) unknown(about string) []Action {
 	return []Action{Note{"not deleted: whether the command runs is not known of " + about}}
 }
 
-// Again takes the result of a look after a Pause.
+// Again takes the result of the look after a Pause.
 func (m *Machine) Again(s Sight) []Action {
 	actions := m.take(s)
 	more, due := m.due()
@@ -322,7 +319,7 @@ func (m *Machine) Again(s Sight) []Action {
 	return append(actions, m.ask()...)
 }
 
-// Deleted takes the result of the request.
+// Deleted takes the result of the request to delete.
 func (m *Machine) Deleted(err error) []Action {
 	if errors.Is(err, agent.ErrForeign) {
 		return []Action{Note{err.Error()}, End{Foreign: true}}
@@ -334,8 +331,8 @@ func (m *Machine) Deleted(err error) []Action {
 	return nil
 }
 
-// later sets the time of the next try. There is always a next try, because even after days
-// somebody may grant a missing permission, or the service may work again.
+// later sets the time of the next try. There is always a next try: even after days,
+// somebody may grant a missing permission, or the service may recover.
 func (m *Machine) later() {
 	m.tries++
 	pause := longPause
@@ -345,8 +342,8 @@ func (m *Machine) later() {
 	m.putOff(max(pause, m.spread()))
 }
 
-// putOff sets the time of the next try to the end of the pause. If the slices are to be
-// deleted before that even if a command runs, it sets that moment.
+// putOff sets the next try to the end of the pause. If the slices must be deleted earlier
+// even if a command is active, it sets that moment.
 func (m *Machine) putOff(pause time.Duration) {
 	t := &m.Terms
 	if left := m.overFor(t.Grace + lastWait).Sub(m.seen.Now); t.TTL > 0 && left > 0 {
@@ -355,9 +352,8 @@ func (m *Machine) putOff(pause time.Duration) {
 	m.again = m.seen.Up + pause
 }
 
-// spread returns the shortest time between two rounds in which a worker asks the others.
-// All workers may ask, and they share the quota of the API with everything else in the
-// user's project.
+// spread returns the shortest time between two rounds in which a worker reads the reports
+// of the others. All workers may read them, and they use the quota of the user's project.
 func (m *Machine) spread() time.Duration {
 	total := min(m.Terms.Total, 10000)
 	calls := int64(len(m.Terms.Nodes))

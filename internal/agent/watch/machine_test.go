@@ -14,7 +14,8 @@ import (
 	"multihost/internal/agent"
 )
 
-// Every login of a worker can write a lease. Only the lines that are understood count.
+// Every login of a worker can write a lease. The watch ignores lines that it does not
+// understand.
 func TestALeaseIsNoProgram(t *testing.T) {
 	t.Parallel()
 	got := Defaults()
@@ -28,7 +29,6 @@ func TestALeaseIsNoProgram(t *testing.T) {
 	}
 }
 
-// Terms are equal after writing and reading them, for any values.
 func FuzzTerms(f *testing.F) {
 	f.Add("run=train\npeers={\"read\":\"https://tpu/v2/nodes/{slice}:getGuestAttributes\",\"told\":\"/x/*\"}\nnodes=x y\ntotal=08\nttl=99999999999\nkeep=on-failure\nadopted=yes\n")
 	f.Add("deletion={\"read\":\"u\",\"method\":\"DELETE\",\"proof\":{\"path\":\"/a\",\"value\":\"=\\n\"}}\ndeletion={}\n")
@@ -46,7 +46,7 @@ func FuzzTerms(f *testing.F) {
 	})
 }
 
-// Each row has one look, and the actions that follow. The watch began at the boot, at noon.
+// Each row has one look and the actions that follow. The watch began at the boot, at noon.
 func TestLook(t *testing.T) {
 	t.Parallel()
 	noon := time.Date(2026, 1, 2, 12, 0, 0, 0, time.UTC)
@@ -54,7 +54,7 @@ func TestLook(t *testing.T) {
 	for name, row := range map[string]struct {
 		terms func(*Terms)
 		up    time.Duration
-		clock time.Duration // time since noon by the clock; 0: the same as up
+		clock time.Duration // time since noon by the clock; 0: equal to up
 		sight Sight
 		want  []string
 	}{
@@ -165,13 +165,13 @@ func TestHeard(t *testing.T) {
 	}
 }
 
-// No try is put off beyond the last moment of the time to live, even if there are so many
-// workers that they rarely ask each other.
+// However rarely many workers read each other's reports, no try is later than the last
+// moment of the time to live.
 func TestNoPauseOutlastsTheTimeToLive(t *testing.T) {
 	t.Parallel()
 	noon := time.Date(2026, 1, 2, 12, 0, 0, 0, time.UTC)
 	for name, row := range map[string]struct {
-		up    time.Duration // time since the boot at noon; then the other workers are asked
+		up    time.Duration // time since the boot at noon; at that time the worker reads the other reports
 		tries int
 		heard []Report
 		err   error
@@ -197,8 +197,8 @@ func TestNoPauseOutlastsTheTimeToLive(t *testing.T) {
 	}
 }
 
-// All workers of a job together make only a few calls a second. The more workers there are,
-// the longer each of them waits, up to the longest time.
+// All workers of a job together make only a few calls a second. So the more workers there
+// are, the longer each of them waits, up to a limit.
 func TestTheOthersAreAskedNowAndThen(t *testing.T) {
 	t.Parallel()
 	for _, row := range []struct {

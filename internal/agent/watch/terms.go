@@ -1,17 +1,17 @@
 // Package watch deletes the slices of a job whose runner has died. A watch runs on every
-// worker, independent of any connection. With the VM's own token it deletes the resource in
-// the terms when
+// worker and needs no connection. It deletes the resource in the terms with the VM's own
+// token in three cases:
 //
-//   - no runner has come to any worker within a given time of its boot;
-//   - nobody has renewed the lease for its time, and the command has ended on every worker;
-//   - the time to live of the slices has passed, even if a command runs.
+//   - No runner has come to any worker within a given time after its boot.
+//   - Nobody has renewed the lease in time, and the command has ended on every worker.
+//   - The time to live of the slices has passed, even if a command is active.
 //
-// [Machine] decides. [Host] looks, asks other workers and carries out the decisions. The
-// lease is a file of the login that renews it: when the file changes, a runner lives. Its
-// lines are the terms. The terms of the newest lease count, also after a reboot. Every
-// login can write such a file. So its contents are never run and name no file. Lines that
-// are not understood do not count. Lines about calls with the VM's token, and about the
-// workers of the job, count only in a file of root or of the login that the watch runs as.
+// [Machine] decides. [Host] looks, asks other workers and carries out the decisions. A
+// lease is a file of the login that renews it: a changed file means that a runner is
+// active. Its lines are the terms. The terms of the newest lease are valid, even after a
+// reboot. Every login can write such a file. So nothing in it is run or names a file, and
+// unknown lines are ignored. Lines about the job's workers, or about calls with the VM's
+// token, are valid only in a file of root or of the watch's own login.
 package watch
 
 import (
@@ -27,29 +27,29 @@ import (
 	"multihost/internal/agent"
 )
 
-// Terms are the settings of a lease, in the form of its file. Times are in seconds; 0
+// Terms are the settings of a lease, as its file has them. Times are in seconds, and 0
 // means never.
 type Terms struct {
 	Run    string
 	Delete []agent.Deletion // how the resource is deleted
 	Peers  agent.Peers      // how to ask the workers of a slice
-	Nodes  []string         // slices whose workers tell each other what they know
+	Nodes  []string         // slices whose workers share their states
 	Total  int64            // workers of all slices
 
-	Adopt   int64  // limit from the boot until a runner comes for the first time
-	Lease   int64  // limit from the last renewal, and from the end of the command
-	Fresh   int64  // a runner whose newest renewal is older than this is gone
-	Hold    int64  // the runner announced that it may be silent for this long
-	TTL     int64  // limit from the request
-	Asked   int64  // when the request was made, since 1970; 0: not known
-	Grace   int64  // time that a command gets which runs at the end of TTL
-	Keep    string // never, or on-failure
-	KeepFor int64  // how long slices are kept if Keep is on-failure
+	Adopt   int64  // longest time from the boot until the first runner comes
+	Lease   int64  // longest time from the last renewal, and from the end of the command
+	Fresh   int64  // a runner is gone when its newest renewal is older than this
+	Hold    int64  // longest silence that the runner announced
+	TTL     int64  // longest time from the request
+	Asked   int64  // Unix time of the request; 0: not known
+	Grace   int64  // time for a command to end after TTL
+	Keep    string // never or on-failure
+	KeepFor int64  // how long on-failure keeps slices
 	Look    int64  // time between two looks
-	Adopted bool   // set for good once a runner has come, or a command has run here
+	Adopted bool   // set for ever once a runner has come, or a command has run here
 }
 
-// Defaults returns the terms that apply where the file says nothing else.
+// Defaults returns the values for keys that the file does not have.
 func Defaults() Terms { return Terms{Total: 1, Keep: "never", Look: 20} }
 
 var (
@@ -71,12 +71,12 @@ func (t *Terms) numbers() []struct {
 	}
 }
 
-// trusted are the keys of lines that count only if root or the login of the watch wrote
+// trusted are the keys of lines that are valid only if root or the watch's login wrote
 // them. The other lines say when the slices are deleted, and any login that runs a job may
 // set them.
 var trusted = []string{"deletion", "peers", "nodes", "total"}
 
-// ofAnybody returns the lines of a lease that count whoever wrote them.
+// ofAnybody returns the lines of a lease that are valid from any login.
 func ofAnybody(text string) string {
 	var b strings.Builder
 	for line := range strings.Lines(text) {
@@ -87,9 +87,8 @@ func ofAnybody(text string) string {
 	return b.String()
 }
 
-// Read sets the terms from the lines KEY=VALUE of a text. It ignores lines that it does not
-// understand. It never changes a run that is already set. Deletions in the text replace
-// earlier ones.
+// Read sets the terms from lines KEY=VALUE. It ignores lines that it does not understand.
+// It never changes a run that is already set. Deletions in the text replace earlier ones.
 func (t *Terms) Read(text string) {
 	var deletions []agent.Deletion
 	for line := range strings.Lines(text) {
@@ -138,7 +137,6 @@ func (t *Terms) set(key, value string) {
 	}
 }
 
-// Text returns the terms in the form that Read reads.
 func (t Terms) Text() string {
 	var b strings.Builder
 	line := func(key, value string) { b.WriteString(key + "=" + value + "\n") }
@@ -160,7 +158,7 @@ func (t Terms) Text() string {
 	return b.String()
 }
 
-// resource returns the address of the resource to delete, for people.
+// resource returns the address of the resource to delete, for messages.
 func (t Terms) resource() string {
 	var all []string
 	for _, d := range t.Delete {
@@ -169,14 +167,14 @@ func (t Terms) resource() string {
 	return cmp.Or(strings.Join(all, ", "), "nothing")
 }
 
-// Errors of terms that allow no deletion.
+// Errors of terms with which nothing can be deleted.
 var (
 	errNoWay   = errors.New("it stays: the terms do not say how it is deleted")
 	errAnother = errors.New("the terms name another resource to delete: it stays")
 )
 
-// undoes returns an error if the terms read one resource and delete another. The proof
-// would then not be about the resource that is deleted.
+// undoes returns an error if the terms read one resource and delete another: the proof
+// would be about the wrong resource.
 func (t Terms) undoes() error {
 	if len(t.Delete) == 0 {
 		return errNoWay
@@ -189,9 +187,9 @@ func (t Terms) undoes() error {
 	return nil
 }
 
-// begin returns the start of the time to live, which is the time of the request. If that
-// time is not known, or later than the first boot, begin returns the first boot. A later
-// time means that the runner's clock was ahead.
+// begin returns the start of the time to live: the time of the request. If that time is not
+// known, or later than the first boot, begin returns the first boot. A later time means
+// that the runner's clock was ahead.
 func (t Terms) begin(born time.Time) time.Time {
 	if asked := time.Unix(t.Asked, 0); t.Asked > 0 && asked.Before(born) {
 		return asked
@@ -199,7 +197,7 @@ func (t Terms) begin(born time.Time) time.Time {
 	return born
 }
 
-// limit is how long the lease stays without renewal.
+// limit is how long a lease is valid without renewal.
 func (t Terms) limit() time.Duration { return seconds(max(t.Lease, t.Hold)) }
 
 func seconds(n int64) time.Duration { return time.Duration(n) * time.Second }

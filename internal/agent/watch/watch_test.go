@@ -28,14 +28,14 @@ const (
 	resource = "https://tpu" + testkit.LeaseResource
 )
 
-// A cloud has workers. Everything is in memory. Time passes when all goroutines wait.
+// A cloud has workers, all in memory. Time passes when all goroutines wait.
 type cloud struct {
 	*testkit.LeaseCloud
 	begun   time.Time
 	workers []*worker
 }
 
-// A worker is a machine with a watch. Its disk outlives a reboot, its /tmp does not.
+// A worker is a machine with a watch. Its disk survives a reboot, its /tmp does not.
 type worker struct {
 	t       *testing.T
 	c       *cloud
@@ -45,8 +45,8 @@ type worker struct {
 	power   context.CancelFunc
 	alive   context.Context
 	watches sync.WaitGroup
-	ended   error    // how the last watch ended
-	lock    *os.File // held by a command
+	ended   error    // of the last watch
+	lock    *os.File // of a running command
 }
 
 func newCloud(t *testing.T, workers int) *cloud {
@@ -67,7 +67,7 @@ func newCloud(t *testing.T, workers int) *cloud {
 
 func (c *cloud) age() time.Duration { return time.Since(c.begun) }
 
-// boot starts the machine, or restarts it if it runs.
+// boot starts or restarts the machine.
 func (w *worker) boot() {
 	if w.power != nil {
 		w.power()
@@ -79,7 +79,7 @@ func (w *worker) boot() {
 	w.alive, w.power = context.WithCancel(context.Background())
 }
 
-// kill ends the watch as a signal would: nothing of it is cleaned up.
+// kill ends the watch as a signal would, without any cleaning.
 func (w *worker) kill() {
 	w.power()
 	w.watches.Wait()
@@ -149,21 +149,21 @@ func (w *worker) arm(t Terms) string {
 	return out.String()
 }
 
-// guest does what the startup script does when root keeps the program.
+// guest does what the startup script does after root has kept the program.
 func (w *worker) guest(t Terms) {
 	w.t.Helper()
 	w.c.Do(func() { w.c.Terms = t.Text() })
 	testkit.Must(w.t, w.host(io.Discard).Boot(w.alive, "", nil))
 }
 
-// runs makes a command hold the worker. The returned function ends the command and records
-// how it ended.
+// runs holds the worker's lock, as a command does. The returned function ends the command
+// and records how it ended.
 func (w *worker) runs() (end func(code int)) {
 	testkit.Must(w.t, w.host(io.Discard).prepare())
 	lock, err := os.OpenFile(w.index(busyLock), os.O_CREATE|os.O_RDWR, 0o644)
 	testkit.Must(w.t, err)
 	testkit.Must(w.t, syscall.Flock(int(lock.Fd()), syscall.LOCK_EX))
-	w.lock = lock // keeps the garbage collector from closing it
+	w.lock = lock // so that the garbage collector does not close it
 	entry := w.index("1000-train-1" + entryEnd)
 	testkit.Must(w.t, os.WriteFile(entry, []byte("run=train\nstarted=1 2 3 4\n"), 0o644))
 	return func(code int) {
@@ -175,8 +175,8 @@ func (w *worker) runs() (end func(code int)) {
 // at waits until the time d after the request.
 func (c *cloud) at(d time.Duration) { time.Sleep(d - c.age()) }
 
-// isDeleted fails the test unless the deletion came between two times, which count from the
-// request. With 0 and 0, it fails the test if there was a deletion.
+// isDeleted fails the test unless the deletion came between two times after the request.
+// With 0 and 0, a deletion fails the test.
 func (c *cloud) isDeleted(from, to time.Duration) {
 	t := c.workers[0].t
 	t.Helper()
@@ -202,8 +202,8 @@ func story(t *testing.T, name string, f func(t *testing.T)) {
 
 const hour = time.Hour
 
-// A lease that nobody renews changes nothing while the command runs. When the command has
-// ended, the slices are deleted.
+// A lease that nobody renews has no effect while the command runs. When the command has
+// ended, the watch deletes the slices.
 func TestTheEndOfTheCommandAndOfTheLease(t *testing.T) {
 	t.Parallel()
 	story(t, "a lease that nobody renews ends nothing while the command runs", func(t *testing.T) {
@@ -236,7 +236,7 @@ func TestTheEndOfTheCommandAndOfTheLease(t *testing.T) {
 	})
 }
 
-// While another worker runs a command, or its state is unknown, nothing is deleted.
+// While another worker runs a command, or its state is unknown, the slices stay.
 func TestOthersThatRunEndNothing(t *testing.T) {
 	t.Parallel()
 	story(t, "what another worker runs ends nothing", func(t *testing.T) {
@@ -290,7 +290,8 @@ func TestOthersThatRunEndNothing(t *testing.T) {
 	})
 }
 
-// Only slices of the run are deleted. The report about the permission comes from the API.
+// The watch deletes only slices of the run. Only the API tells whether the worker has the
+// permission.
 func TestOnlyTheRunsOwnIsDeleted(t *testing.T) {
 	t.Parallel()
 	story(t, "only the run's own is deleted", func(t *testing.T) {
@@ -316,7 +317,7 @@ func TestOnlyTheRunsOwnIsDeleted(t *testing.T) {
 	})
 }
 
-// If terms read one resource and delete another, or none, nothing is deleted.
+// If terms read one resource and delete another, or no resource, the watch deletes nothing.
 func TestOnlyWhatWasReadIsDeleted(t *testing.T) {
 	t.Parallel()
 	for want, change := range map[string]func(*Terms){
@@ -365,8 +366,8 @@ func TestKeepOnFailure(t *testing.T) {
 	}
 }
 
-// When the time to live ends, a command may still be ending on another worker. The slices
-// stay until it has ended.
+// At the end of the time to live, a command may still be ending on another worker. The
+// slices stay until it has ended.
 func TestTheGraceIsThatOfAllWorkers(t *testing.T) {
 	t.Parallel()
 	story(t, "the grace is that of all workers", func(t *testing.T) {
@@ -386,7 +387,7 @@ func TestTheGraceIsThatOfAllWorkers(t *testing.T) {
 	})
 }
 
-// When the time to live ends, the watch asks a running command to end, unless a live
+// At the end of the time to live, the watch tells the command to end, unless an active
 // runner does that.
 func TestTimeToLive(t *testing.T) {
 	t.Parallel()
@@ -419,8 +420,8 @@ func TestTimeToLive(t *testing.T) {
 	})
 }
 
-// If no runner comes to slices, they delete themselves, even with --keep, and whether or
-// not other workers have booted.
+// Slices to which no runner comes are deleted, even with --keep, and whether or not other
+// workers have booted.
 func TestSlicesThatNobodyAdoptsDeleteThemselves(t *testing.T) {
 	t.Parallel()
 	for name, change := range map[string]func(*Terms){
@@ -449,7 +450,7 @@ func TestSlicesThatNobodyAdoptsDeleteThemselves(t *testing.T) {
 	})
 }
 
-// A runner may have come to one worker and wait for another. It keeps the slices. Slices
+// A runner may have come to one worker and wait for another. Then the slices stay. Slices
 // with --keep stay although the watch has ended.
 func TestSlicesOfARunnerThatWaitsForAWorkerStay(t *testing.T) {
 	t.Parallel()
@@ -479,7 +480,6 @@ func TestSlicesOfARunnerThatWaitsForAWorkerStay(t *testing.T) {
 	}
 }
 
-// Once a runner has come to slices with --keep, the watch ends for good.
 func TestTheWatchOfKeptSlicesStandsDown(t *testing.T) {
 	t.Parallel()
 	story(t, "kept", func(t *testing.T) {
@@ -497,8 +497,8 @@ func TestTheWatchOfKeptSlicesStandsDown(t *testing.T) {
 	})
 }
 
-// After a reboot, and after it was killed, the watch goes on with the last terms of a
-// runner.
+// After a reboot, or after a signal has killed it, the watch continues with the last terms
+// of a runner.
 func TestTheWatchSurvives(t *testing.T) {
 	t.Parallel()
 	story(t, "a reboot", func(t *testing.T) {
@@ -581,7 +581,7 @@ func TestTheWatchSurvives(t *testing.T) {
 		w := c.workers[0]
 		c.Terms = terms(func(t *Terms) { t.Adopt = 1800 }).Text()
 		testkit.Must(t, w.host(io.Discard).prepare())
-		testkit.Must(t, os.Mkdir(filepath.Join(w.root, "home", ownFolder, "train.terms"), 0o755)) // it cannot be written
+		testkit.Must(t, os.Mkdir(filepath.Join(w.root, "home", ownFolder, "train.terms"), 0o755)) // no file can be written there
 		lock, err := takeLock(w.alive, w.index(watchFile("train", 1000)))
 		testkit.Must(t, err)
 		w.watches.Go(func() { w.ended = w.host(io.Discard).Boot(w.alive, "train", lock) })
@@ -593,7 +593,7 @@ func TestTheWatchSurvives(t *testing.T) {
 		w := c.workers[0]
 		w.arm(terms(nil))
 		own := filepath.Join(w.root, "home", ownFolder)
-		for _, name := range []string{"train.born", "train.terms"} { // a directory in its place cannot be written
+		for _, name := range []string{"train.born", "train.terms"} { // no file can be written in place of a directory
 			testkit.Must(t, os.Remove(filepath.Join(own, name)))
 			testkit.Must(t, os.Mkdir(filepath.Join(own, name), 0o755))
 		}
@@ -653,8 +653,8 @@ func TestTheWatchSurvives(t *testing.T) {
 	})
 }
 
-// The age of slices counts from their request. If the clock of the request was ahead, the
-// age counts from the first boot.
+// The age of slices counts from the request. If the requesting clock was ahead, the age
+// counts from the first boot.
 func TestTheTimeToLiveCountsFromTheRequest(t *testing.T) {
 	t.Parallel()
 	for want, asked := range map[string]time.Duration{" 3600 ": -hour, " 0 ": hour} {
@@ -668,7 +668,7 @@ func TestTheTimeToLiveCountsFromTheRequest(t *testing.T) {
 	}
 }
 
-// If a lease of 12 hours were cut off in the middle, it could become one of 1 hour.
+// A part of a lease of 12 hours could be a lease of 1 hour.
 func TestAPartOfTheTermsIsNoLease(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

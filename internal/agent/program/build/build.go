@@ -1,4 +1,4 @@
-// Package build compiles multihost-agent for workers. The same source and the same Go give
+// Package build compiles multihost-agent for workers. The same source and Go version give
 // the same bytes on every machine.
 package build
 
@@ -15,13 +15,13 @@ import (
 	"multihost/internal/agent/program"
 )
 
-// Folder has the programs that package program embeds. It is relative to the directory of
-// the source.
+// Folder has the programs that package program embeds. The path is relative to the source
+// directory.
 const Folder = "internal/agent/program/built"
 
-// Into compiles the program for each of archs, and writes to dir the files that program.In
-// reads. It does not write a program that dir already has. source is the directory of the source. It fails if a compressed program is larger
-// than program.Largest.
+// Into compiles the program for each of archs, and writes the files that program.In reads
+// to dir. It does not rewrite a program that dir already has. source is the source
+// directory. Into fails if a compressed program is larger than program.Largest.
 func Into(ctx context.Context, source, dir string, archs ...string) error {
 	look(source)
 	work, err := os.MkdirTemp("", "multihost-agent-")
@@ -58,8 +58,8 @@ func Into(ctx context.Context, source, dir string, archs ...string) error {
 	return nil
 }
 
-// current reports whether dir has the program text. Compressing takes longer than compiling
-// does when nothing has changed.
+// current reports whether dir has the program text. Without a change of the source,
+// compressing would take longer than compiling.
 func current(dir, arch string, text []byte) bool {
 	p, err := program.In(os.DirFS(dir)).For(arch)
 	if err != nil {
@@ -69,20 +69,20 @@ func current(dir, arch string, text []byte) bool {
 	return err == nil && bytes.Equal(old, text)
 }
 
-// look looks at the files of the program. Go reuses the result of a test until a file
-// changes that the test has looked at. It does not notice which files the compiler reads.
+// look looks at the source files of the program. Go reuses the result of a test until a
+// file changes that the test has looked at. The files that the compiler reads do not count.
 func look(source string) {
 	for _, dir := range []string{"cmd/multihost-agent", "internal/agent"} {
 		_ = filepath.WalkDir(filepath.Join(source, dir), func(path string, _ os.DirEntry, _ error) error {
 			_, _ = os.Stat(path)
-			return nil // the compiler says what is missing
+			return nil // the compiler reports what is missing
 		})
 	}
 }
 
 // replace writes a file in one step, because another build may read it meanwhile. It does
-// not touch a file that already has these contents, so that Go need not build again the
-// packages that embed it.
+// not touch a file that has the same contents, so that Go need not rebuild the packages
+// that embed it.
 func replace(path string, data []byte) error {
 	if old, err := os.ReadFile(path); err == nil && string(old) == string(data) {
 		return nil
@@ -93,11 +93,10 @@ func replace(path string, data []byte) error {
 	return os.Rename(path+".new", path)
 }
 
-// compile overrides all environment variables that would change the result. It gives the
-// program no version: the hash of the program is its version. A worker makes few calls, so
-// it needs no HTTP/2, which is a tenth of the program. Without inlined calls the program is
-// another tenth smaller. Its calls are then slower, but the program waits nearly all of the
-// time.
+// compile overrides all environment variables that would change the result. The program
+// needs no version, because workers know it by its hash. A worker makes few calls, so it
+// does without HTTP/2, which is a tenth of the program. Without inlined calls the program
+// is another tenth smaller. It becomes slower, but it waits nearly all of the time.
 func compile(ctx context.Context, source, file, arch string) error {
 	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-buildvcs=false", "-tags", "nethttpomithttp2", "-gcflags=all=-l", "-ldflags", "-s -w -buildid=", "-o", file, "./cmd/multihost-agent")
 	cmd.Dir = source

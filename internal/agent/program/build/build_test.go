@@ -9,7 +9,6 @@ import (
 	"multihost/internal/testkit"
 )
 
-// A program is compressed again if the folder does not have it whole.
 func TestWhatAFolderHasIsNotCompressedAgain(t *testing.T) {
 	const arch, text = "amd64", "the program"
 	for name, row := range map[string]struct {
