@@ -11,14 +11,13 @@ import (
 	"multihost/internal/remote"
 )
 
-// An answer is the answer of one step of the worker script.
 type answer struct {
 	word    string // same, differs, missing, filled, lacks
 	missing []string
-	relays  bool // the worker can fetch from others
-	removed int  // number of files of an earlier sync that were removed; after look: that a sync would remove
+	relays  bool // the worker can fetch from other workers
+	removed int  // number of removed files of an earlier sync; after look: of files that a sync would remove
 
-	base, baseDigest string // run that was synced last, and the digest of its manifest
+	base, baseDigest string // run of the last sync, and digest of its manifest
 }
 
 // hearing receives the answer of one step.
@@ -26,7 +25,7 @@ type hearing struct {
 	remote.Answer
 	most   int      // the worker may list this many hashes
 	hashes []string // from the lines "hash"
-	filled func()   // called when the worker says that the directory is complete; may be nil
+	filled func()   // called when the worker reports that the directory is complete; may be nil
 }
 
 func newHearing(most int, filled func()) *hearing {
@@ -35,9 +34,8 @@ func newHearing(most int, filled func()) *hearing {
 	return h
 }
 
-// next takes the hashes out of the answer, because an Answer may be too small for all of
-// them. It leaves the other records in the answer, and also lists with too many hashes.
-// failure and answer judge these.
+// next takes the hashes out of the answer, because a remote.Answer may be too small for all
+// of them. It leaves other records, and lists with too many hashes, to failure and answer.
 func (h *hearing) next(r remote.Record) (done bool) {
 	switch r.Word {
 	case "hash":
@@ -56,7 +54,7 @@ func (h *hearing) next(r remote.Record) (done bool) {
 }
 
 // answer returns the script's answer to a step. It ignores the output of login scripts
-// before the answer.
+// before it.
 func (h *hearing) answer(step string, errs *remote.Answer, status remote.Status) (answer, error) {
 	var said statement
 	for _, r := range h.Records() {
@@ -119,14 +117,14 @@ func mayAnswer(step string) []string {
 	return []string{"missing", "filled"}
 }
 
-// answer returns the answer to a step that a statement has. It reports whether the
-// statement is a whole answer to that step.
+// answer returns the statement's answer to a step. It returns false unless the statement is
+// a whole answer to that step.
 func (s statement) answer(step string) (ans answer, ok bool) {
 	if !slices.Contains(mayAnswer(step), s.word) {
 		return ans, false
 	}
 	ans = answer{word: s.word, missing: s.hashes}
-	args := append(slices.Clip(s.args), "", "") // there are at least two arguments then
+	args := append(slices.Clip(s.args), "", "") // so that there are at least two arguments
 	count := strconv.Itoa(len(s.hashes))
 	switch s.word {
 	case "same":

@@ -16,15 +16,15 @@ import (
 	"multihost/internal/testkit"
 )
 
-// heard returns the answer to a step whose script prints the records in out. A worker may
-// list three hashes.
+// heard returns the answer to a step if the script prints out. A worker may list three
+// hashes.
 func heard(step, out, stderr string, status remote.Status) (answer, error) {
 	h := newHearing(3, nil)
 	text := "welcome\n"
 	for line := range strings.Lines(out) {
 		text += h.Nonce + " " + line
 	}
-	_, _ = io.WriteString(h, text) // if the text is too long, its beginning decides
+	_, _ = io.WriteString(h, text) // of a text that is too long, the beginning decides
 	errs := &remote.Answer{Nonce: h.Nonce}
 	_, _ = io.WriteString(errs, stderr)
 	return h.answer(step, errs, status)
@@ -34,8 +34,8 @@ func TestAnswer(t *testing.T) {
 	a, b := strings.Repeat("0123456789abcdef", 4), strings.Repeat("f", 64)
 	for _, tt := range []struct {
 		step, out string
-		want      answer // an empty word: no answer
-		err       string // text that the error then contains
+		want      answer // without word: no answer
+		err       string // part of the error's text
 	}{
 		{"check", "same\n", answer{word: "same"}, ""},
 		{"check", "differs\n", answer{word: "differs"}, ""},
@@ -84,7 +84,7 @@ func TestAnswer(t *testing.T) {
 	}
 }
 
-// FuzzAnswer lets a worker answer anything to a step of the sync.
+// FuzzAnswer lets a worker give any answer to a step of the sync.
 func FuzzAnswer(f *testing.F) {
 	hash := strings.Repeat("0123456789abcdef", 4)
 	for _, out := range []string{
@@ -116,9 +116,8 @@ func FuzzAnswer(f *testing.F) {
 	})
 }
 
-// A worker that prints without end makes progress, so it never stalls. It has to be
-// noticed in another way. A worker that requests contents outside of the tree gets
-// nothing.
+// A worker that prints without end makes progress, so it never stalls. Push must notice it
+// in another way. A worker that asks for contents outside of the tree gets nothing.
 func TestPushEndsWithAWorkerThatLies(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()

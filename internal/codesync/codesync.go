@@ -1,11 +1,10 @@
 // Package codesync copies a directory of this machine to every worker.
 //
-// Scan decides which files to send and hashes them; it reports everything that it leaves
-// out. Push makes the directory ~/<run> of one worker equal to the scanned tree. It does
-// not send files whose content the worker's content store already has. It removes files of
-// an earlier sync that no longer exist here. It does not touch files that a run made. An
-// interrupted sync leaves no digest, so the next Push notices it and completes the
-// directory.
+// Scan decides which files to send, hashes them, and reports everything that it leaves out.
+// Push makes the directory ~/<run> of one worker equal to the scanned tree. It does not
+// send contents that the worker's store already has. It removes files of an earlier sync
+// that no longer exist here. It leaves files that a run made. An interrupted sync leaves no
+// digest, so the next Push completes the directory.
 //
 //	tree, err := codesync.Scan(ctx, codesync.Options{Dir: ".", Sink: sink})
 //	defer tree.Close()
@@ -22,28 +21,28 @@
 //	~/.multihost/sync/<run>/manifest     the entries behind the digest
 //	~/.multihost/sync/<run>/seen         size, inode and time of change of each entry after the sync
 //
-// A sync drops from the store the contents that no sync has used for 30 days. While the
-// store is above 20 GB, it also drops the contents unused the longest. It never drops
-// contents used within the last hour. It checks this once a day and when the store gets too
-// large. So a large store does not slow down every sync.
+// A sync removes contents from the store that no sync has used for 30 days. If the store is
+// above 20 GB, it also removes the contents with the oldest last use. It never removes
+// contents used within the last hour. It checks the store once a day and when the store
+// gets too large, so that a large store does not slow down every sync.
 //
 // # Decisions
 //
 //   - A sync looks only at two kinds of files. The first kind differs between the new list
 //     of files and the last one. The second kind has another size, inode or time of change
-//     than at the last sync. The worker hashes all files only if the last sync did not end.
-//     So one changed file costs the same for any size of the store.
-//   - The worker makes the list from differences, and compares the digest of the result. If
-//     the digest differs, it gets the whole list.
-//   - Workers fetch files from each other; they do not push them. So each worker reports
-//     over its own connection, and if one fails, this machine sends it the files. Four
-//     workers fetch from one. Each worker passes contents on while it receives them. It
-//     writes them to a spool. Its tar, and the commands that serve other workers, read the
-//     spool, 64 KiB at a time.
-//   - Before the first change, every worker is asked who owns its ~/<run>.
-//   - A sync leaves out files that a command wrote on this machine, but not for ever. A
-//     file is the user's as soon as git tracks it, its contents change, or a pattern with !
-//     names it.
+//     than at the last sync. Only if the last sync did not end, the worker hashes all
+//     files. So one changed file costs the same for any number of files.
+//   - The worker makes the new list from the differences, and compares the digest. If the
+//     digest is wrong, it gets the whole list.
+//   - Workers fetch files from each other, and do not push them. So each worker reports
+//     over its own connection. If one fails, this machine sends it the files. Four workers
+//     fetch from one. Each worker writes what it receives to a spool and passes it on at
+//     the same time: its tar, and the commands that serve other workers, read the spool, 64
+//     KiB at a time.
+//   - Before the first change, this machine asks every worker who owns its ~/<run>.
+//   - A sync leaves out files that a command wrote on this machine. Such a file becomes the
+//     user's, and is sent, as soon as git tracks it, its contents change, or a pattern with
+//     ! names it.
 package codesync
 
 import (
@@ -56,62 +55,61 @@ import (
 	"multihost/internal/fault"
 )
 
-// IgnoreFile is the name of a file with patterns, in gitignore syntax, for the paths that
-// Scan leaves out. It applies to its directory and everything below.
+// IgnoreFile is the name of a file with patterns, in gitignore syntax, of paths that Scan
+// leaves out. It applies to its directory and everything below.
 const IgnoreFile = ".multihostignore"
 
 // Options say which files to send. Dir is required.
 type Options struct {
 	Dir string
-	// NoIgnore sends everything but .git and ignores the rules of git and IgnoreFile.
+	// NoIgnore sends everything except .git: it ignores the rules of git and IgnoreFile.
 	NoIgnore bool
-	// Home is the user's home directory. It is not sent unless it is a git work tree or has
-	// an IgnoreFile. "" means not to check.
+	// Home is the user's home directory. Scan refuses to send it unless it is a git work
+	// tree or has an IgnoreFile. "" means no check.
 	Home string
-	Sink event.Sink // nil discards
-	// Owner names the person who sends the files: "ann@laptop". It is shown to people.
+	Sink event.Sink // may be nil
+	// Owner names the person who sends the files, for people: "ann@laptop".
 	Owner string
-	// Adopt takes over a directory that no sync made. The sent files replace files of the
-	// same names, and all other files stay.
+	// Adopt allows a sync into a directory that no sync made. The sent files replace files
+	// of the same names, and all other files stay.
 	Adopt bool
-	// Workers is how many Pushes there will be, for the progress; 0: unknown.
+	// Workers is the number of Pushes to come, for the progress; 0: unknown.
 	Workers int
-	// Stall is the longest time in which a worker may take no byte and send none. After
-	// that the transfer is cancelled and tried again. 0 means 10 min.
+	// Stall is the longest time without a byte to or from a worker. After that the transfer
+	// is cancelled and retried. 0 means 10 min.
 	Stall time.Duration
-	// TempDir is where packed files are spooled; "" means os.TempDir().
+	// TempDir is the directory for packed files; "" means os.TempDir().
 	TempDir string
 	// Store limits the content store of the workers.
 	Store StoreLimits
-	// Cache is a directory in which Scan remembers the hashes of unchanged files. Scan
-	// creates it when it is missing; "" remembers nothing.
+	// Cache is a directory in which Scan keeps the hashes of unchanged files. Scan creates
+	// it if it is missing. "" keeps nothing.
 	Cache string
-	// Written is a directory in which Remember keeps lists of the files that commands wrote
-	// on this machine. It is in the directory of multihost's records. Scan sends neither
-	// that directory nor the listed files, unless git tracks a file or an IgnoreFile has a
+	// Written is a directory in which Remember lists the files that commands wrote on this
+	// machine. It lies in the directory of multihost's records. Scan sends neither that
+	// directory nor the listed files, unless git tracks a file or an IgnoreFile has a
 	// pattern for it with a "!". "" means that no command wrote anything.
 	Written string
-	// ReadOnly writes nothing on this machine: Cache is only read.
+	// With ReadOnly nothing is written on this machine: Cache is only read.
 	ReadOnly bool
-	// Now is the clock for progress events and for the remembered hashes; nil means
-	// time.Now.
+	// Now is the clock for progress events and for Cache; nil means time.Now.
 	Now func() time.Time
 	// Relay says whether workers pass contents on; "" means RelayAuto.
 	Relay Relay
-	// RelayFanout is how many workers get contents from this machine when workers pass
+	// RelayFanout is how many workers get contents from this machine if workers pass
 	// contents on; 0 means one of each slice.
 	RelayFanout int
-	// Once the first worker of a tree has everything, HopLimit limits how long each other
-	// worker may need to get everything. 0 means 30 s plus 1 s for each 4 MB.
+	// HopLimit limits how long each further worker may need to get everything, once the
+	// first worker of a tree has it. 0 means 30 s plus 1 s for each 4 MB.
 	HopLimit time.Duration
 }
 
 // Relay says when workers pass contents on to each other.
 type Relay string
 
-// If workers pass contents on, the runner's link carries less. RelayAuto lets them do so if
-// that saves relayFrom bytes or more. Sending fewer bytes directly is faster than logging
-// in on every worker.
+// With relays, the runner's link carries less. RelayAuto uses relays if they save relayFrom
+// bytes or more. For fewer bytes, sending directly is faster than the extra logins on
+// workers.
 const (
 	RelayAuto Relay = "auto"
 	RelayOn   Relay = "on"
@@ -120,17 +118,16 @@ const (
 
 const relayFrom = 32 << 20
 
-// StoreLimits say which contents are dropped from a worker's content store after a Push.
+// StoreLimits say which contents a Push removes from a worker's store.
 type StoreLimits struct {
-	MaxAge   time.Duration // time since the last use, which is noted once a day; 0 means 30 days
+	MaxAge   time.Duration // time since the last use, with a precision of a day; 0 means 30 days
 	MaxBytes int64         // 0 means 20 GB
-	Keep     time.Duration // contents used within this time are never dropped; 0 means 1 h
+	Keep     time.Duration // contents used within this time stay; 0 means 1 h
 }
 
 // Kind is the type of an Entry.
 type Kind byte
 
-// The kinds of entries.
 const (
 	File    Kind = 'f'
 	Dir     Kind = 'd'
@@ -139,30 +136,30 @@ const (
 
 // An Entry is one file, directory or symbolic link of a Tree.
 type Entry struct {
-	Path   string // relative to the directory, with slashes, in the bytes of the file system
+	Path   string // relative to the tree's directory, with slashes, in the bytes of the file system
 	Kind   Kind
 	Mode   fs.FileMode // permission bits; 0 for a Symlink
-	Size   int64       // for a File: bytes
-	Hash   string      // for a File: hexadecimal SHA-256 of its content
-	Target string      // for a Symlink
+	Size   int64       // of a File, in bytes
+	Hash   string      // of a File: hexadecimal SHA-256 of its content
+	Target string      // of a Symlink
 }
 
-// A Skip is a path that is not sent, with the reason.
+// A Skip is a path that is not sent, and the reason.
 type Skip struct {
 	Path  string // ends with a slash for a directory
 	Why   string // "ignored by git", "FIFO", "link out of the directory: /etc", …
-	Files int    // files in a directory; 0 for everything else
-	// Odd is true if no pattern asked to leave the path out.
+	Files int    // number of files in a directory; 0 for everything else
+	// Odd says that no pattern asked to leave the path out.
 	Odd bool
 }
 
-// A Tree is the content of a directory at the time of the Scan. Its methods are
-// safe for concurrent use; the fields must not be changed.
+// A Tree is the content of a directory at the time of the Scan. Its methods are safe for
+// concurrent use. Do not change its fields.
 type Tree struct {
 	Entries []Entry // sorted by Path
 	Skipped []Skip
 	Count   int     // number of files
-	Bytes   int64   // sum of their sizes
+	Bytes   int64   // sum of the sizes of the files
 	Digest  string  // digest of everything that Push makes equal
 	Largest []Entry // the five largest files, largest first
 
@@ -177,12 +174,12 @@ type Tree struct {
 
 // Report is the result of one Push.
 type Report struct {
-	SentFiles int    // contents sent
+	SentFiles int    // contents sent to the worker
 	SentBytes int64  // compressed
-	Uploaded  int64  // bytes that left this machine for the worker: of the manifest, and of the contents unless another worker sent them
-	From      string // worker that passed the contents on; "" if they came from this machine
-	Reused    int    // files that the worker had already
-	Removed   int    // files of an earlier sync that were removed
+	Uploaded  int64  // bytes that this machine sent to the worker: the manifest, and the contents unless another worker sent them
+	From      string // worker that passed the contents on; "": this machine
+	Reused    int    // files that the worker already had
+	Removed   int    // removed files of an earlier sync
 }
 
 // A DirError is a directory that cannot be synced.
@@ -197,7 +194,6 @@ func (e *DirError) Error() string { return fmt.Sprintf("sync directory %q: %s", 
 // Fault returns fault.IO.
 func (e *DirError) Fault() fault.Kind { return fault.IO }
 
-// Hint says what to do about it.
 func (e *DirError) Hint() string { return e.hint }
 
 // A FileError is a file that should be sent but cannot be.
@@ -213,7 +209,6 @@ func (e *FileError) Fault() fault.Kind { return fault.IO }
 
 func (e *FileError) Unwrap() error { return e.Err }
 
-// Hint says what to do about it.
 func (e *FileError) Hint() string {
 	switch {
 	case errors.Is(e.Err, ErrChanging):
@@ -225,16 +220,16 @@ func (e *FileError) Hint() string {
 }
 
 var (
-	// ErrChanging reports a file that changed each time it was read.
+	// ErrChanging is the error for a file that changed during each read.
 	ErrChanging = fault.New(fault.IO, "changes while it is read")
-	// ErrStalled reports that a worker took no byte and answered none for Options.Stall.
+	// ErrStalled says that a worker neither took nor sent a byte for Options.Stall.
 	ErrStalled = fault.New(fault.Unavailable, "no progress")
 )
 
-// InUseError says that a run of that name is active on a worker, or about to start there,
-// with other files than these. The sync leaves those files unchanged.
+// InUseError says that a run of that name with other files is active on a worker, or about
+// to start there. The sync leaves its files unchanged.
 type InUseError struct {
-	Owner string // who started it; "" when that is not known
+	Owner string // who started the run; "": not known
 }
 
 func (e *InUseError) Error() string {
@@ -248,17 +243,16 @@ func (e *InUseError) Error() string {
 // Fault returns fault.Unavailable.
 func (e *InUseError) Fault() fault.Kind { return fault.Unavailable }
 
-// Hint says what to type.
 func (e *InUseError) Hint() string {
 	return "multihost ps shows it; to start this one beside it, in a directory of its own: --run-name=NAME"
 }
 
-// ForeignError says that no sync made what is at the run's place on a worker. It probably
-// belongs to the user. The sync leaves it unchanged.
+// ForeignError says that a file or directory on a worker has the place of the run, and no
+// sync made it. It probably belongs to the user. The sync leaves it unchanged.
 type ForeignError struct {
 	Run    string
 	What   string // "directory": a directory that is not empty; "file"; "link": a link to such a directory; "dangling": any other link
-	Target string // for a link: its target
+	Target string // of a link
 }
 
 func (e *ForeignError) Error() string {
@@ -276,7 +270,6 @@ func (e *ForeignError) Error() string {
 // Fault returns fault.Configuration.
 func (e *ForeignError) Fault() fault.Kind { return fault.Configuration }
 
-// Hint says what to type.
 func (e *ForeignError) Hint() string {
 	other := "to have a directory of its own for the run: --run-name=NAME"
 	if e.What == "file" || e.What == "dangling" {

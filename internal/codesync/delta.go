@@ -13,26 +13,25 @@ import (
 	"github.com/klauspost/compress/gzip"
 )
 
-// The cache directory holds recent manifests beside the hashes, by digest. A worker tells
-// which manifest it had last. We send only the differences between that one and the new
-// one. For 5000 files, the differences take a hundred bytes and the manifest 200 kB.
+// The cache directory has hashes and recent manifests, by digest. A worker reports which
+// manifest it had last, and we send only the differences. For 5000 files, the differences
+// take a hundred bytes and the manifest 200 kB.
 
-// mostManifests is how many manifests the directory keeps.
+// mostManifests limits the manifests in the directory.
 const mostManifests = 32
 
-// mostPieces limits the pieces of a manifest. A manifest that would need more pieces is
-// sent whole.
+// mostPieces limits the pieces of a manifest. With more pieces, the manifest is sent whole.
 const mostPieces = 256
 
-// A manifest is the entries of a tree as the workers get them.
+// A manifest has the entries of a tree in the form that workers get.
 type manifest struct {
 	text   []byte
 	digest string
-	cache  string // directory of recent manifests; "" for none
+	cache  string // directory of recent manifests; "": none
 
 	mu sync.Mutex
-	// recipes has the recipes. The key is the digest of the old manifest. Nearly all of
-	// thousands of workers have the same old manifest.
+	// recipes by the digest of the old manifest. Nearly all of thousands of workers have
+	// the same old manifest.
 	recipes map[string]recipe
 }
 
@@ -48,7 +47,7 @@ func (m *manifest) keep() error {
 	}
 	name := m.file(m.digest)
 	if now := time.Now(); os.Chtimes(name, now, now) == nil {
-		return nil // it is stored already, and now marked as used
+		return nil // already stored; now marked as used
 	}
 	if err := replaceFile(name, func(f *os.File) error {
 		_, err := f.Write(m.text)
@@ -59,7 +58,7 @@ func (m *manifest) keep() error {
 	return dropOldest(m.cache, "*.manifest", mostManifests)
 }
 
-// A recipe tells a worker how to make the manifest from pieces. Each piece is the length of
+// A recipe tells a worker how to make the manifest from pieces. Each piece is a number of
 // new bytes, or "offset+length" of the worker's old manifest. A recipe without pieces has
 // the whole manifest as new bytes.
 type recipe struct {
@@ -68,12 +67,12 @@ type recipe struct {
 	packed []byte // fresh, compressed
 }
 
-// mostRecipes limits how many recipes are kept. The workers of one person have fewer
-// different manifests than that.
+// mostRecipes limits the recipes in memory. One person's workers have fewer different
+// manifests than that.
 const mostRecipes = 16
 
-// recipeFrom returns the recipe from the manifest with that digest. If we do not have that
-// manifest, the recipe has the whole new one.
+// recipeFrom returns the recipe for a worker whose manifest has that digest. If we do not
+// have that manifest, the recipe has the whole new one.
 func (m *manifest) recipeFrom(digest string) recipe {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -112,7 +111,7 @@ func (m *manifest) newRecipe(digest string) recipe {
 		offset += n
 	}
 	var r recipe
-	from, to, fresh := 0, 0, 0 // the piece in progress: a range of the old manifest, or a number of new bytes
+	from, to, fresh := 0, 0, 0 // the current piece: a range of the old manifest, or a number of new bytes
 	flush := func() {
 		if to > from {
 			r.pieces = append(r.pieces, strconv.Itoa(from)+"+"+strconv.Itoa(to-from))

@@ -11,7 +11,7 @@ import (
 	"multihost/internal/testkit"
 )
 
-// If one file has changed, the next run sends that file and some kB, not the list of all
+// After a change of one file, the next run sends that file and some kB, not the list of all
 // files. The two runs have different names.
 func TestASecondRunSendsWhatHasChanged(t *testing.T) {
 	t.Parallel()
@@ -47,7 +47,7 @@ func TestASecondRunSendsWhatHasChanged(t *testing.T) {
 	t.Logf("first %d bytes, second %d, of contents %d", first.Uploaded, rep.Uploaded, rep.SentBytes)
 }
 
-// A worker makes the manifest from the pieces, or refuses the result.
+// A worker refuses a manifest with a wrong digest.
 func TestManifestsInPieces(t *testing.T) {
 	t.Parallel()
 	dir, w, cache := t.TempDir(), newWorker(t), t.TempDir()
@@ -64,10 +64,10 @@ func TestManifestsInPieces(t *testing.T) {
 		for range 1 + rng.IntN(6) {
 			write(t, dir, map[string]string{fmt.Sprintf("d%d/f\n%d", rng.IntN(3), rng.IntN(9)): fmt.Sprint(rng.IntN(5))})
 		}
-		_ = os.RemoveAll(filepath.Join(dir, fmt.Sprintf("d%d/f\n%d", rng.IntN(3), rng.IntN(9)))) // it may not be there
+		_ = os.RemoveAll(filepath.Join(dir, fmt.Sprintf("d%d/f\n%d", rng.IntN(3), rng.IntN(9)))) // the directory may not exist
 		sync(fmt.Sprint("r", i%3))
 	}
-	// If the digest of the manifest differs, the whole manifest is sent.
+	// If the digest of the manifest differs, this machine sends the whole manifest.
 	lists, err := filepath.Glob(filepath.Join(w.home, ".multihost/sync/*/manifest"))
 	testkit.Must(t, err)
 	for _, list := range lists {
@@ -84,8 +84,8 @@ func TestManifestsInPieces(t *testing.T) {
 	sync("r10")
 }
 
-// A manifest is made from an earlier one. If the disk has no room for the new manifest, the
-// error says so, whether or not a part of the manifest is new.
+// A worker makes a manifest from an earlier one. If the disk is too full for the new
+// manifest, the error says so, whether or not a part of the manifest is new.
 func TestAManifestWithoutRoomIsTold(t *testing.T) {
 	t.Parallel()
 	dir, w, cache := t.TempDir(), newWorker(t), t.TempDir()

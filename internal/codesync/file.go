@@ -11,11 +11,11 @@ import (
 	"multihost/internal/config"
 )
 
-// AgentFolder is where PushFile puts files on a worker, in the home of the login.
+// AgentFolder is the folder for PushFile's files on a worker, in the home of the login.
 const AgentFolder = ".multihost/agent"
 
 // PushFile brings one executable file to AgentFolder of all workers, as PushAll brings a
-// tree to ~/run. The workers pass the file on to each other where that pays. PushFile
+// tree to ~/run. Workers pass the file on to each other where that is faster. PushFile
 // removes the files of earlier PushFiles from that folder, and no others. It ignores Dir
 // and the settings of Scan in o. It returns the same results as PushAll.
 func PushFile(ctx context.Context, o Options, targets []Target, name string, file func() ([]byte, error)) ([]Report, []error) {
@@ -48,28 +48,28 @@ func PushFile(ctx context.Context, o Options, targets []Target, name string, fil
 	return tree.PushAll(ctx, targets, AgentFolder)
 }
 
-// fileDirs is the prefix of the directories that PushFile makes on this machine.
+// fileDirs is the prefix of PushFile's directories on this machine.
 const fileDirs = "multihost-file-"
 
 // forgetFiles removes the directories that a killed PushFile left in temp. It leaves
-// directories of the last 24 hours, because a PushFile may still use them. If temp is "",
-// it means the system's temporary directory.
+// directories of the last 24 hours, because a PushFile may still use them. "" means the
+// system's temporary directory.
 func forgetFiles(temp string, now time.Time) {
 	if temp == "" {
 		temp = os.TempDir()
 	}
-	all, _ := os.ReadDir(temp) // if the directory cannot be read, nothing is removed
+	all, _ := os.ReadDir(temp) // an unreadable directory stays as it is
 	for _, e := range all {
 		if !e.IsDir() || !strings.HasPrefix(e.Name(), fileDirs) {
 			continue
 		}
 		if info, err := e.Info(); err == nil && now.Sub(info.ModTime()) > 24*time.Hour {
-			_ = os.RemoveAll(filepath.Join(temp, e.Name())) // a directory of another user stays
+			_ = os.RemoveAll(filepath.Join(temp, e.Name())) // another user's directory stays
 		}
 	}
 }
 
-// checkRun returns an error if the directory of a sync cannot have this name.
+// checkRun returns an error if the directory of a sync cannot have the name run.
 func checkRun(run string) error {
 	if run == AgentFolder {
 		return nil

@@ -13,10 +13,10 @@ import (
 	"strings"
 )
 
-// A listing is the files of a directory that git tracks or would add.
+// A listing has the files of a directory that git tracks or would add.
 type listing struct {
 	files map[string]bool // tracked, or untracked and not ignored
-	dirs  map[string]bool // directories on the way to them
+	dirs  map[string]bool // directories above these files
 	notes []string
 }
 
@@ -42,7 +42,7 @@ func workTree(dir string) string {
 }
 
 // listGit asks git for the files of dir. It returns nil if dir is in no work tree, or if
-// the work tree around it ignores dir itself.
+// its work tree ignores dir itself.
 func (s *scanner) listGit(ctx context.Context, dir string) (*listing, error) {
 	inside, err := s.runGit(ctx, dir, "rev-parse", "--is-inside-work-tree")
 	if err != nil {
@@ -62,7 +62,7 @@ func (s *scanner) listGit(ctx context.Context, dir string) (*listing, error) {
 }
 
 // addRepository adds the files of the repository at dir/prefix. Then it adds the files of
-// its submodules and of other repositories inside it. Git lists each of these as one entry.
+// its submodules and of other repositories inside it, each of which git lists as one entry.
 func (s *scanner) addRepository(ctx context.Context, l *listing, dir, prefix string) error {
 	here := filepath.Join(dir, filepath.FromSlash(prefix))
 	names, err := s.runGit(ctx, here, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
@@ -106,9 +106,9 @@ func (s *scanner) gitIgnores(ctx context.Context, dir, name string) bool {
 	return err == nil
 }
 
-// runGit runs git in dir for the repository that dir is in. It drops the GIT_ variables
-// that a hook sets, so multihost may be started from a hook of another repository. It
-// executes nothing that the repository configures.
+// runGit runs git in dir, for the repository of dir. It drops the GIT_ variables that a
+// hook sets, because multihost may run in a hook of another repository. It executes nothing
+// that the repository configures.
 func (s *scanner) runGit(ctx context.Context, dir string, args ...string) ([]byte, error) {
 	cmd := exec.CommandContext(ctx, s.git, append([]string{"-C", dir, "-c", "core.fsmonitor=false"}, args...)...)
 	for _, variable := range cmd.Environ() {
@@ -147,9 +147,8 @@ func (e *gitError) Unwrap() error { return e.err }
 
 func (e *gitError) Hint() string { return "what git says above, or send everything with --no-ignore" }
 
-// gitRules is for a machine without git. It returns the rules that git would apply in dir:
-// info/exclude, and the .gitignore files of the directories from top down to the parent of
-// dir.
+// gitRules replaces git on a machine without git. It returns the rules that git would apply
+// in dir: info/exclude, and the .gitignore files from top down to the parent of dir.
 func gitRules(top, dir string) ([]ignoreFile, error) {
 	below, err := filepath.Rel(top, dir)
 	if err != nil {
@@ -164,8 +163,8 @@ func gitRules(top, dir string) ([]ignoreFile, error) {
 	if below == "." {
 		return []ignoreFile{{rules: rules}}, nil
 	}
-	// A rule in a directory above dir matches paths that are relative to that directory. So
-	// ignored puts the path from that directory to dir in front of each path.
+	// A rule in a directory above dir matches paths relative to that directory. So ignored
+	// puts the path from that directory to dir in front of each path.
 	var files []ignoreFile
 	files = append(files, ignoreFile{rules: rules, above: below + "/"})
 	parts := strings.Split(below, "/")
@@ -186,8 +185,8 @@ func readIfThere(name string) ([]byte, error) {
 		return nil, nil
 	}
 	if err != nil {
-		// A parent that is not a directory, such as the .git file of a submodule, also
-		// means a missing file.
+		// If a parent is not a directory, as with the .git file of a submodule, the file is
+		// missing too.
 		if parent, perr := os.Stat(filepath.Dir(name)); perr != nil || !parent.IsDir() {
 			return nil, nil
 		}

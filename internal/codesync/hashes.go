@@ -11,13 +11,13 @@ import (
 	"time"
 )
 
-// A hashCache saves Scan from reading files that have not changed since an earlier Scan
-// of the same directory. Each directory has one file below Options.Cache.
+// A hashCache saves Scan from reading files that have not changed since an earlier Scan of
+// the same directory. Each scanned directory has one file below Options.Cache.
 //
-// A file counts as unchanged when size, time of modification, time of change and inode are
-// the same. The time of change makes that safe: nobody can set it back. One case remains: a
-// file that changes twice within one tick of the file system's clock, before and after it
-// was read. So the cache does not remember a file that changed within settleTime before it
+// A file is unchanged if its size, time of modification, time of change and inode are the
+// same. Nobody can set the time of change back. In one case it is not enough: a file
+// changes twice within one tick of the file system's clock, before and after Scan read it.
+// So the cache does not keep the hash of a file that changed within settleTime before it
 // was read, or whose times lie in the future. The next Scan reads such a file again.
 type hashCache struct {
 	path    string // "": nothing is stored
@@ -27,10 +27,10 @@ type hashCache struct {
 }
 
 const (
-	// settleTime is more than the tick of any file system (2 s on FAT), and allows for a
+	// settleTime is more than the tick of any file system (2 s on FAT). It allows for a
 	// file server whose clock differs.
 	settleTime = 10 * time.Second
-	// mostCaches is how many directories the cache remembers.
+	// mostCaches limits the directories that the cache remembers.
 	mostCaches = 32
 )
 
@@ -60,14 +60,14 @@ func openHashes(dir, root string) *hashCache {
 	return c
 }
 
-// state returns the values that change when a file changes. It returns false if the system
-// does not provide them.
+// state returns the values that change with a file. It returns false if the system does not
+// have them.
 func state(info fs.FileInfo) (cachedHash, bool) {
 	inode, changed, ok := identity(info)
 	return cachedHash{Size: info.Size(), Inode: inode, ModNS: info.ModTime().UnixNano(), ChgNS: changed}, ok
 }
 
-// get returns the hash of a file in that state, if it is known.
+// get returns the hash of a file with the state info, if the hash is known.
 func (c *hashCache) get(name string, info fs.FileInfo) (hash string, ok bool) {
 	want, ok := state(info)
 	if !ok {
@@ -78,8 +78,8 @@ func (c *hashCache) get(name string, info fs.FileInfo) (hash string, ok bool) {
 	return known.Hash, ok && known == want && len(known.Hash) == 2*sha256.Size
 }
 
-// keep remembers the hash of a file. info is the state of the file. It was read at the time
-// in begun, before the content of the file. It is not safe for concurrent use.
+// keep stores the hash of a file. Its state info was read at begun, before its content.
+// keep is not safe for concurrent use.
 func (c *hashCache) keep(name, hash string, info fs.FileInfo, begun time.Time) {
 	s, ok := state(info)
 	if !ok {
@@ -107,7 +107,7 @@ func (c *hashCache) save() error {
 }
 
 // replaceFile writes a file atomically: at every moment the file is the old one or the new
-// one. It creates the directory when it is missing.
+// one. It creates a missing directory.
 func replaceFile(path string, write func(*os.File) error) error {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return err

@@ -12,7 +12,7 @@ import (
 )
 
 // scan scans dir with a clock that is ahead by offset. It returns the names of the files
-// that were read.
+// that it read.
 func (c hashing) scan(t *testing.T, offset time.Duration) (*Tree, []string) {
 	t.Helper()
 	opened := make(chan string, 1000)
@@ -40,7 +40,7 @@ func TestScanReadsOnlyWhatHasChanged(t *testing.T) {
 	t.Parallel()
 	c := hashing{t.TempDir(), filepath.Join(t.TempDir(), "state", "hashes")}
 	write(t, c.dir, map[string]string{"a": "1", "b": "2", "sub/c": "3"})
-	const later = time.Hour // after this time, a file that is written now has settled
+	const later = time.Hour // a file that is written now has settled after this time
 	expect := func(what string, offset time.Duration, want ...string) *Tree {
 		t.Helper()
 		tree, names := c.scan(t, offset)

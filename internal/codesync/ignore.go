@@ -5,17 +5,17 @@ import (
 	"strings"
 )
 
-// The matcher below follows gitignore(5) and git's own code where the manual is
-// silent; TestIgnoreLikeGit compares the two on generated patterns. The known
-// libraries translate patterns to regular expressions and differ from git in
-// anchoring, in ** and in names that are not UTF-8.
+// The matcher below follows gitignore(5), and git's own code where the manual is silent.
+// TestIgnoreLikeGit compares the two on generated patterns. The known libraries translate
+// patterns to regular expressions. They differ from git in anchoring, in ** and in names
+// that are not UTF-8.
 
 // A rule is one line of an ignore file.
 type rule struct {
 	pattern  string
 	negated  bool
 	dirOnly  bool
-	anchored bool // matched against the path below the file's directory; otherwise against the name
+	anchored bool // compared with the path below the file's directory, otherwise with the name
 }
 
 // parseRules reads the text of an ignore file.
@@ -75,7 +75,7 @@ func (r rule) match(path string, isDir bool) bool {
 		return wildmatch(r.pattern, path[strings.LastIndexByte(path, '/')+1:], false)
 	}
 	// git compares the part before the first special character separately. So two stars
-	// right after that part count as if they began the pattern.
+	// right after that part work as at the beginning of the pattern.
 	literal := strings.IndexAny(r.pattern, `*?[\`)
 	if literal < 0 {
 		return r.pattern == path
@@ -89,18 +89,18 @@ func (r rule) match(path string, isDir bool) bool {
 // An ignoreFile is the rules of one directory.
 type ignoreFile struct {
 	base  string // directory with a trailing slash, or "" for the top
-	above string // for a file above the top: the path from the file's directory to the top, with a trailing slash
+	above string // for a file above the top: the path from its directory to the top, with a trailing slash
 	rules []rule
 }
 
 // ignored reports whether files exclude path. The outermost file comes first. The last rule
-// that matches wins.
+// that matches decides.
 func ignored(files []ignoreFile, path string, isDir bool) bool {
 	excluded, _ := judged(files, path, isDir)
 	return excluded
 }
 
-// judged does what ignored does, and also reports whether any rule matches.
+// judged is ignored, and also reports whether any rule matches.
 func judged(files []ignoreFile, path string, isDir bool) (excluded, matched bool) {
 	for i := len(files) - 1; i >= 0; i-- {
 		below := files[i].above + strings.TrimPrefix(path, files[i].base)
@@ -114,15 +114,15 @@ func judged(files []ignoreFile, path string, isDir bool) (excluded, matched bool
 	return false, false
 }
 
-// wildmatch reports whether the whole text matches the glob pattern. If paths is set, only
-// a slash, or ** between slashes, matches a slash.
+// wildmatch reports whether the glob pattern matches the whole text. With paths, only a
+// slash, or ** between slashes, matches a slash.
 func wildmatch(pattern, text string, paths bool) bool {
 	m := matcher{pattern: pattern, text: text, paths: paths}
 	return m.match(0, 0)
 }
 
-// A matcher remembers the pairs of positions that failed. So patterns with many stars do
-// not take exponential time.
+// A matcher remembers the pairs of positions that failed, so that patterns with many stars
+// do not take exponential time.
 type matcher struct {
 	pattern, text string
 	paths         bool
@@ -228,14 +228,14 @@ func (m *matcher) matchClass(p int, c byte) (next int, ok bool) {
 // A bracket matches c with the elements of a bracket expression, one after the other.
 type bracket struct {
 	pattern string
-	at      int // index of the next element
+	at      int // of the next element
 	c       byte
 	matched bool // an element so far matches c
-	low     byte // the lower end of a possible range; 0: none
+	low     byte // lower end of a possible range; 0: none
 }
 
-// element matches one element: a character, the rest of a range, or a class. It reports
-// whether the element is complete and known.
+// element matches one element: a character, the rest of a range, or a class. It returns
+// false if the element is incomplete or unknown.
 func (b *bracket) element() bool {
 	rest := b.pattern[b.at:]
 	switch {
@@ -266,7 +266,7 @@ func (b *bracket) char() (c byte, ok bool) {
 	return b.pattern[b.at-1], true
 }
 
-// class matches the character class whose name stands at the beginning of rest.
+// class matches the character class whose name rest begins with.
 func (b *bracket) class(rest string) bool {
 	text, _, closed := strings.Cut(rest, "]")
 	if !closed {
@@ -293,7 +293,7 @@ func (b *bracket) match(low, high byte) {
 	b.matched = b.matched || low <= b.c && b.c <= high
 }
 
-// classes are the characters of each class, as pairs of the first and the last of a range.
+// classes are the characters of each class, in pairs: the first and the last of a range.
 var classes = map[string]string{
 	"alnum":  "azAZ09",
 	"alpha":  "azAZ",

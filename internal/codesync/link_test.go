@@ -19,10 +19,10 @@ import (
 	"multihost/internal/testkit/simworker"
 )
 
-// A link is the network interface between this machine and workers in namespaces.
+// A link is the network interface from this machine to workers in namespaces.
 type link struct{ name string }
 
-// linkTo finds the link that leads to addr and limits its rate.
+// linkTo finds the link to addr and limits its rate.
 func linkTo(t *testing.T, addr, rate string) link {
 	t.Helper()
 	host, _, err := net.SplitHostPort(addr)
@@ -41,7 +41,7 @@ func linkTo(t *testing.T, addr, rate string) link {
 	return l
 }
 
-// sent is how many bytes the kernel has put on the link.
+// sent returns the bytes that the kernel has put on the link.
 func (l link) sent(t *testing.T) int64 {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join("/sys/class/net", l.name, "statistics/tx_bytes"))
@@ -51,7 +51,7 @@ func (l link) sent(t *testing.T) int64 {
 	return n
 }
 
-// measure returns the number of bytes that f puts on the link, and the duration of f.
+// measure returns the bytes that f puts on the link, and the duration of f.
 func (l link) measure(t *testing.T, f func()) (bytes int64, took time.Duration) {
 	t.Helper()
 	before, start := l.sent(t), time.Now()
@@ -60,12 +60,12 @@ func (l link) measure(t *testing.T, f func()) (bytes int64, took time.Duration) 
 }
 
 // 16 workers in 2 slices, each with OpenSSH and its own network stack, are behind a narrow
-// link. With relays the link carries little more than two uploads, so the sync can end five
-// times sooner than with 16 uploads.
+// link. With relays the link carries little more than two uploads, so the sync can be five
+// times faster than 16 uploads.
 //
-// The test judges the time only with RELAY_FULL=1. It then sends 64 MB at 100 Mbit/s. Use
-// it on a machine that does nothing else. Otherwise other tests run beside this one, and
-// the test only counts bytes.
+// With RELAY_FULL=1 the test also judges the time: it sends 64 MB at 100 Mbit/s, and needs
+// a machine that does nothing else. Without it, other tests run at the same time, and the
+// test only counts bytes.
 func TestRelayOnANarrowLink(t *testing.T) {
 	testkit.OnlyInAll(t, "TestRelayUploadsOnceASlice")
 	if testkit.RaceDetector {
@@ -120,7 +120,7 @@ func TestRelayOnANarrowLink(t *testing.T) {
 	direct := time.Duration(float64(n*size) / perSecond * 1e9)
 	if full {
 		var all int64
-		// This is another file of that size, so that no worker has it already.
+		// another file of that size, so that no worker has it already
 		all, direct = push("direct", size+1, codesync.RelayOff, targets)
 		t.Logf("direct: %d bytes, %v", all, direct)
 	}

@@ -20,10 +20,9 @@ import (
 // A localRunner is a worker with a private home directory.
 type localRunner struct {
 	home  string
-	enter []string // a command that runs the worker's shell; empty: none
-	tools string   // a directory of programs that come before the system's
+	enter []string // command that runs the worker's shell; empty: none
+	tools string   // directory of programs that come before the system's
 	mu    sync.Mutex
-	// execs counts the commands that were run.
 	execs int
 }
 
@@ -50,8 +49,8 @@ func (w *localRunner) Run(ctx context.Context, c remote.Cmd) (remote.Status, err
 	return remote.Status{}, err
 }
 
-// tool puts a bash script in the place of a program that the worker's scripts start.
-// $REAL is the program itself.
+// tool replaces a program that the worker's scripts start by a bash script. $REAL is the
+// program itself.
 func (w *localRunner) tool(t *testing.T, name, script string) {
 	t.Helper()
 	if w.tools == "" {
@@ -62,7 +61,6 @@ func (w *localRunner) tool(t *testing.T, name, script string) {
 	testkit.Must(t, os.WriteFile(filepath.Join(w.tools, name), fmt.Appendf(nil, "#!/bin/bash\nREAL=%s\n%s\n", path, script), 0o755))
 }
 
-// text returns the texts of the notes, one in each line.
 func text(sink *testkit.Recorder) (all string) {
 	for _, n := range sink.Notes() {
 		all += string(n.Level) + ": " + n.Text + "\n"

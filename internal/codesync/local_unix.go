@@ -8,8 +8,8 @@ import (
 	"syscall"
 )
 
-// If a file has become a FIFO, opening it with readFlags does not wait. If it has become a
-// link, opening it fails.
+// With readFlags, opening a file that has become a FIFO does not wait. Opening a file that
+// has become a link fails.
 const readFlags = os.O_RDONLY | syscall.O_NONBLOCK | syscall.O_NOFOLLOW
 
 // identity returns the inode of a file and its time of change in nanoseconds.

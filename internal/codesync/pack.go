@@ -22,15 +22,15 @@ import (
 )
 
 const (
-	// spoolMemory is how much of a packed set is kept in memory before it goes to a file.
-	// Only a few sets exist at a time, see idlePacks.
+	// spoolMemory limits the part of a packed set that is in memory, not in a file. Only a
+	// few sets exist at a time; see idlePacks.
 	spoolMemory = 8 << 20
-	// idlePacks is how many packed sets are kept that no transfer uses now. Workers that
-	// lack the same contents need the same set one after another.
+	// idlePacks limits the packed sets that no transfer uses now. Workers that lack the
+	// same contents need the same set one after another.
 	idlePacks = 4
 )
 
-// packs makes each set of contents once and shares it between workers.
+// packs makes each set of contents once for all workers.
 type packs struct {
 	mu    sync.Mutex
 	byKey map[string]*pack
@@ -38,7 +38,7 @@ type packs struct {
 	build sync.Mutex
 }
 
-// A pack is a set of contents as a tar archive, compressed where that helps.
+// A pack is a set of contents as a tar archive. It is compressed if that makes it smaller.
 type pack struct {
 	ready chan struct{} // closed when data or err is set
 	data  *spool
@@ -48,7 +48,7 @@ type pack struct {
 	users int // guarded by packs.mu
 }
 
-// form returns the worker script's name for the format.
+// form returns the word of the worker script for the format.
 func (p *pack) form() string {
 	if p.plain {
 		return "plain"
@@ -56,14 +56,14 @@ func (p *pack) form() string {
 	return "gzip"
 }
 
-// acquire returns the pack of hashes. The caller must call the returned release function.
+// acquire returns the pack of hashes. The caller must call the release function.
 func (t *Tree) acquire(ctx context.Context, hashes []string) (*pack, func(), error) {
 	sum := sha256.Sum256([]byte(strings.Join(hashes, "\n")))
 	key := hex.EncodeToString(sum[:])
 	for {
 		p, mine := t.packs.enter(key)
 		if mine {
-			t.packs.build.Lock() // one at a time: it uses all processors by itself
+			t.packs.build.Lock() // one at a time: each uses all processors
 			p.data, p.plain, p.err = t.contents.pack(ctx, hashes)
 			t.packs.build.Unlock()
 			p.files = len(hashes)
@@ -82,7 +82,7 @@ func (t *Tree) acquire(ctx context.Context, hashes []string) (*pack, func(), err
 			return p, sync.OnceFunc(func() { t.packs.leave(key, p) }), nil
 		}
 		t.packs.leave(key, p)
-		// The others need the pack, even if the worker for which it was packed was given
+		// Other workers still need the pack if the worker for which it was packed was given
 		// up.
 		if mine || !errors.Is(p.err, errGivenUp) {
 			return nil, nil, p.err
@@ -90,7 +90,7 @@ func (t *Tree) acquire(ctx context.Context, hashes []string) (*pack, func(), err
 	}
 }
 
-// The context of a pack's maker may end. errGivenUp marks that pack.
+// errGivenUp marks a pack whose maker's context has ended.
 var errGivenUp = errors.New("packing was given up")
 
 func (ps *packs) enter(key string) (p *pack, mine bool) {
@@ -137,7 +137,7 @@ func (ps *packs) leave(key string, p *pack) {
 	}
 }
 
-// Close frees the packed files. No Push may run then or later.
+// Close frees the packed files. Call it after the last Push.
 func (t *Tree) Close() error {
 	t.packs.mu.Lock()
 	defer t.packs.mu.Unlock()
@@ -152,16 +152,15 @@ func (t *Tree) Close() error {
 	return errors.Join(errs...)
 }
 
-// contents has the contents of a tree's files, by hash.
 type contents struct {
-	dir    string // the tree's
-	temp   string // where packed files are spooled
+	dir    string // of the tree
+	temp   string // for packed files
 	byHash map[string]Entry
 }
 
-// A set is sent compressed only if gzip saves at least the share worthUnpacking of it.
-// Decompressing takes a worker 10 ms a MB. That is nearly half of its whole cost of
-// receiving, and a slice has many workers.
+// A set is compressed only if gzip saves at least the share worthUnpacking. Decompressing
+// takes a worker 10 ms for each MB, nearly half of all its work to receive a set, and a
+// slice has many workers.
 const worthUnpacking = 0.1
 
 // pack writes the contents into a spool. The name of each content is its hash.
@@ -178,16 +177,16 @@ func (c *contents) pack(ctx context.Context, hashes []string) (_ *spool, plain b
 	return s, plain, nil
 }
 
-// The number and size of samples. They are spread evenly over the bytes of a set.
+// Number and size of samples. They lie evenly over the bytes of a set.
 const (
 	samples    = 64
 	sampleSize = 16 << 10
 )
 
-// shrinks reports whether it is worth compressing the contents. It judges by samples, since
-// compressing everything takes longer than sending it over a fast link. It returns true for
-// a set no larger than the samples. It also returns true if a file cannot be read: the
-// caller reads everything and reports the error.
+// shrinks reports whether it is worth compressing the contents. It compresses samples,
+// because compressing everything takes longer than sending it over a fast link. It returns
+// true for a set no larger than the samples. It also returns true if a file cannot be read:
+// the caller reads everything and reports the error.
 func (c *contents) shrinks(hashes []string) bool {
 	var size int64
 	for _, h := range hashes {
@@ -198,7 +197,7 @@ func (c *contents) shrinks(hashes []string) bool {
 	}
 	var packed countingWriter
 	z, _ := gzip.NewWriterLevel(&packed, gzip.BestSpeed) // the level is valid
-	var read, begin, next int64                          // begin is the offset of the content in the set
+	var read, begin, next int64                          // offset of the content in the set
 	buf := make([]byte, sampleSize)
 	for _, h := range hashes {
 		e := c.byHash[h]
@@ -208,7 +207,7 @@ func (c *contents) shrinks(hashes []string) bool {
 				return true
 			}
 			read += int64(n)
-			_, _ = z.Write(buf[:n]) // a counter cannot fail
+			_, _ = z.Write(buf[:n]) // a counter never fails
 		}
 		begin += e.Size
 	}
@@ -216,7 +215,7 @@ func (c *contents) shrinks(hashes []string) bool {
 	return float64(packed) < (1-worthUnpacking)*float64(read)
 }
 
-// sample reads buf from offset of a file. It reads less if the file ends earlier.
+// sample reads buf from offset of a file, or less if the file ends earlier.
 func (c *contents) sample(e Entry, buf []byte, offset int64) (int, error) {
 	f, err := openRegular(filepath.Join(c.dir, e.Path))
 	if err != nil {
@@ -230,7 +229,7 @@ func (c *contents) sample(e Entry, buf []byte, offset int64) (int, error) {
 	return n, err
 }
 
-// A countingWriter counts the bytes that are written to it.
+// A countingWriter counts the bytes written to it.
 type countingWriter int64
 
 func (c *countingWriter) Write(p []byte) (int, error) {
@@ -240,8 +239,8 @@ func (c *countingWriter) Write(p []byte) (int, error) {
 
 func (c *contents) writeArchive(ctx context.Context, w io.Writer, hashes []string, plain bool) error {
 	if !plain {
-		// The link to the workers is the bottleneck only when it is slow. Even the fastest
-		// level then gains most of what is possible: it packs program text into a quarter.
+		// Only on a slow link does compression matter. There even the fastest level gains
+		// most of what is possible: it packs program text into a quarter.
 		z, err := pgzip.NewWriterLevel(w, gzip.BestSpeed)
 		if err != nil {
 			return err
@@ -270,8 +269,8 @@ func (c *contents) writeArchive(ctx context.Context, w io.Writer, hashes []strin
 	return nil
 }
 
-// addFile adds one file with its scanned content. A file that has only grown since then
-// still has that content, so addFile accepts it.
+// addFile adds one file with its scanned content. If the file has only grown since the
+// scan, addFile takes the scanned part.
 func (c *contents) addFile(ctx context.Context, archive *tar.Writer, e Entry, header *tar.Header) error {
 	f, err := openRegular(filepath.Join(c.dir, e.Path))
 	if err != nil {
@@ -292,8 +291,8 @@ func (c *contents) addFile(ctx context.Context, archive *tar.Writer, e Entry, he
 	return nil
 }
 
-// A spool keeps bytes in memory up to spoolMemory, then in an unlinked file, which the
-// system removes even if we are killed.
+// A spool keeps bytes in memory up to spoolMemory, then in a file without a name, which the
+// system removes even if this process is killed.
 type spool struct {
 	dir  string
 	mem  bytes.Buffer
@@ -329,7 +328,7 @@ func (s *spool) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// reader returns a reader of everything, independent of other readers.
+// reader returns a reader of all bytes, independent of other readers.
 func (s *spool) reader() io.Reader {
 	if s.file != nil {
 		return io.NewSectionReader(s.file, 0, s.size)
@@ -344,12 +343,12 @@ func (s *spool) Close() error {
 	return s.file.Close()
 }
 
-// Archive writes the whole tree as a gzipped tar archive. It is for workers that no Push can
-// reach. If a file changed since the Scan, the error is a *FileError.
+// Archive writes the whole tree as a gzipped tar archive, for workers that no Push can
+// reach. If a file has changed since the Scan, the error is a *FileError.
 func (t *Tree) Archive(ctx context.Context, w io.Writer) error { return t.ArchiveBelow(ctx, w, "") }
 
-// ArchiveBelow is Archive with all names below a folder, which the archive has, too. The
-// same tree gives the same bytes every time.
+// ArchiveBelow is Archive with all names below folder. The archive also has the folder
+// itself. The same tree always gives the same bytes.
 func (t *Tree) ArchiveBelow(ctx context.Context, w io.Writer, folder string) error {
 	z, err := pgzip.NewWriterLevel(w, gzip.BestSpeed)
 	if err != nil {

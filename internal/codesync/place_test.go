@@ -12,7 +12,7 @@ import (
 	"multihost/internal/testkit"
 )
 
-// adopting returns a tree. Its sync takes over directories that no sync made.
+// adopting returns a tree whose sync takes over directories that no sync made.
 func adopting(t *testing.T, dir string) *Tree {
 	t.Helper()
 	tree, err := Scan(t.Context(), Options{Dir: dir, Adopt: true})
@@ -21,15 +21,15 @@ func adopting(t *testing.T, dir string) *Tree {
 	return tree
 }
 
-// Files of the user at ~/r are not touched, and a dry run says so too. --adopt takes
-// over a directory.
+// Files of the user at ~/r stay, and a dry run says so. With --adopt, a sync takes over a
+// directory.
 func TestPushLeavesWhatIsTheUsers(t *testing.T) {
 	t.Parallel()
 	type place struct {
 		name  string
-		setUp string // script that runs in the home of the worker
+		setUp string // script that runs in the worker's home
 		want  string // the error's text after "~/r "; "": no error
-		never bool   // --adopt does not help
+		never bool   // even with --adopt
 	}
 	for _, row := range testkit.Some(t, []place{
 		{"nothing is there", "", "", false},
@@ -88,20 +88,19 @@ func TestPushLeavesWhatIsTheUsers(t *testing.T) {
 					same(t, name, read(t, w.home)[name], content)
 				}
 			}
-			push(t, tree, w, "r") // the directory is ours now, so no flag is needed
+			push(t, tree, w, "r") // without the flag: the directory is now ours
 		})
 	}
 }
 
-// shell returns a command that runs in the worker's home.
 func (w *localRunner) shell(text string) *exec.Cmd {
 	c := exec.Command("bash", "-ec", text)
 	c.Dir, c.Env = w.home, []string{"HOME=" + w.home, "PATH=/usr/bin:/bin"}
 	return c
 }
 
-// A directory that was made anew at its place counts as another one. After any other change
-// it is still the same directory.
+// A directory that was removed and made again is another one. After any other change it is
+// the same directory.
 func TestPushKnowsItsDirectoryAgain(t *testing.T) {
 	t.Parallel()
 	type change struct {
@@ -149,8 +148,8 @@ func TestPushKnowsItsDirectoryAgain(t *testing.T) {
 	}
 }
 
-// A sync may be killed at any moment. The next sync does not mistake what is left for files
-// of the user.
+// A sync may be killed at any moment. The next sync does not take its remains for files of
+// the user.
 func TestPushGoesOnAfterAKilledSync(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()

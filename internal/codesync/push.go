@@ -32,32 +32,32 @@ var (
 )
 
 // Unpack returns the script for workers that fetch their files by themselves. It refuses
-// the same directories as a Push; see unpack.sh.
+// the same directories as Push; see unpack.sh.
 func Unpack() string { return placeScript + "\n" + unpackScript }
 
 // workerProgram is the program of all steps of a push.
 var workerProgram = remote.NewProgram("sync", remote.Prelude(), placeScript, workerScript)
 
 const (
-	// If the connection breaks or stalls, a worker's transfer is started again, up to
-	// pushTries times in all. Contents that arrived whole are not sent again.
+	// If the connection breaks or stalls, Push retries a worker's transfer, up to pushTries
+	// tries in all. It does not resend contents that arrived whole.
 	pushTries = 3
-	// receiveRounds limits the ask-and-send rounds of one try. A second round is needed
-	// only when the store lost or damaged a content meanwhile.
+	// receiveRounds limits how often one try asks for missing contents and sends them. A
+	// second round is necessary only if the store has lost or damaged a content meanwhile.
 	receiveRounds = 3
 )
 
 var hashName = regexp.MustCompile(`^[0-9a-f]{64}$`)
 
-// Push makes ~/run of one worker equal to the tree. When it already is, Push sends only one
-// short question. Push is safe to call for many workers at once. Each set of missing files
-// is packed once.
+// Push makes ~/run of one worker equal to the tree. If they are already equal, Push sends
+// only one short question. It is safe for concurrent use for many workers, and packs each
+// set of missing files once.
 //
 // A failure that the worker reports is a *WorkerError. A file that changed since the Scan
 // is a *FileError. A stalled transfer is ErrStalled. All other errors are the Runner's.
-// After an error ~/run may be incomplete, which the next Push detects. Push changes nothing
-// while a run of that name is active with other files (*InUseError), or where ~/run holds
-// something of the user's (*ForeignError).
+// After an error ~/run may be incomplete, and the next Push completes it. Push changes
+// nothing while a run of that name with other files is active (*InUseError), or if ~/run
+// belongs to the user (*ForeignError).
 func (t *Tree) Push(ctx context.Context, r remote.Runner, run string) (Report, error) {
 	if checkRun(run) != nil {
 		return Report{}, fmt.Errorf("sync to run directory %q: not a run name", run)
@@ -66,9 +66,9 @@ func (t *Tree) Push(ctx context.Context, r remote.Runner, run string) (Report, e
 	return t.deliver(ctx, r, run, nil, false)
 }
 
-// deliver is Push with a starting point. asked, if not nil, is the worker's answer about
-// the contents that it lacks. If whole is set, deliver sends the whole manifest, because
-// the worker's earlier manifest cannot be used.
+// deliver is Push with a starting point. asked is the worker's answer about missing
+// contents, or nil. With whole, deliver sends the whole manifest, because the worker's
+// earlier manifest is useless.
 func (t *Tree) deliver(ctx context.Context, r remote.Runner, run string, asked *answer, whole bool) (Report, error) {
 	var rep Report
 	var err error
@@ -96,17 +96,17 @@ func (t *Tree) deliver(ctx context.Context, r remote.Runner, run string, asked *
 	return rep, nil
 }
 
-// again reports whether a transfer that failed with err may succeed when it is tried again.
+// again reports whether a retry may succeed after err.
 func (t *Tree) again(err error) bool {
 	return errors.Is(err, ErrStalled) || errors.Is(err, remote.ErrConnectionLost) || errors.Is(err, remote.ErrProgramGone) || errors.Is(err, errBroken)
 }
 
-// If a transfer's data ended early at the worker, errBroken marks it.
+// errBroken marks a transfer whose data ended early at the worker.
 var errBroken = errors.New("transfer broke off")
 
 // ask tells the worker which files its directory must contain, and returns which contents
-// it lacks. It sends only the differences to the manifest that the worker had last, unless
-// whole is set.
+// it lacks. Unless whole is set, ask sends only the differences to the worker's last
+// manifest.
 func (t *Tree) ask(ctx context.Context, r remote.Runner, run string, rep *Report, whole bool) (answer, error) {
 	ans, err := t.check(ctx, r, run, rep)
 	if err != nil || ans.word == "same" {
@@ -118,7 +118,7 @@ func (t *Tree) ask(ctx context.Context, r remote.Runner, run string, rep *Report
 	return t.plan(ctx, r, run, ans, rep)
 }
 
-// check asks whether the directory is already equal to the tree. It changes nothing.
+// check asks whether the directory is equal to the tree. It changes nothing.
 func (t *Tree) check(ctx context.Context, r remote.Runner, run string, rep *Report) (answer, error) {
 	return t.exec(ctx, r, step{args: []string{"check", run, t.Digest, yes(t.opts.Adopt)}, rep: rep})
 }
@@ -135,8 +135,8 @@ func (t *Tree) plan(ctx context.Context, r remote.Runner, run string, ans answer
 	return t.exec(ctx, r, step{args: args, stdin: bytes.NewReader(way.packed), rep: rep})
 }
 
-// args returns the arguments of a step that fills the directory from an archive of that
-// form.
+// args returns the arguments of a step that fills the directory from an archive in the
+// format form.
 func (t *Tree) args(step, run, form string) []string {
 	return []string{
 		step, run, t.Digest,
@@ -156,9 +156,9 @@ func yes(b bool) string {
 	return "no"
 }
 
-// A Forecast has the effects that a Push would have on one worker.
+// A Forecast says what a Push would do to one worker.
 type Forecast struct {
-	Files   int   // contents to send, which the worker does not have
+	Files   int   // contents to send
 	Bytes   int64 // their uncompressed size
 	Removed int   // files of an earlier sync to remove
 }
@@ -209,7 +209,7 @@ func (t *Tree) push(ctx context.Context, r remote.Runner, run string, ans answer
 	return &WorkerError{"receive", fmt.Sprintf("%s missing after they were sent %d times", event.Count(len(ans.missing), "file"), receiveRounds)}
 }
 
-// filled reports whether the worker lacks nothing, and then completes its report.
+// filled reports whether the worker lacks nothing. It then completes the worker's report.
 func (t *Tree) filled(ans answer, rep *Report) bool {
 	switch ans.word {
 	case "same":
@@ -223,7 +223,7 @@ func (t *Tree) filled(ans answer, rep *Report) bool {
 	return false
 }
 
-// send sends the missing contents. Then it makes the worker fill the directory.
+// send sends the missing contents. The worker then fills the directory.
 func (t *Tree) send(ctx context.Context, r remote.Runner, missing []string, run string, rep *Report) (answer, error) {
 	p, release, err := t.acquire(ctx, missing)
 	if err != nil {
@@ -247,12 +247,11 @@ type step struct {
 	stdin   io.Reader
 	rep     *Report
 	loginTo remote.Conn // see remote.Cmd
-	patient bool        // no stall limit: the caller ends the step
+	patient bool        // no stall limit, because the caller ends the step
 	filled  func()      // called when the directory is complete, before the step ends
 }
 
-// exec runs one step of the worker script. It gives up if no byte moves for the time of
-// Options.Stall.
+// exec runs one step of the worker script. It gives up after Options.Stall without a byte.
 func (t *Tree) exec(ctx context.Context, r remote.Runner, s step) (answer, error) {
 	name := s.args[0]
 	ctx, cancel := context.WithCancelCause(ctx)
@@ -307,7 +306,7 @@ func (t *Tree) exec(ctx context.Context, r remote.Runner, s step) (answer, error
 	return ans, err
 }
 
-// moving reports every write to a writer.
+// moving reports every write.
 type moving struct {
 	w     io.Writer
 	moved func(int)
@@ -318,7 +317,7 @@ func (m moving) Write(p []byte) (int, error) {
 	return m.w.Write(p)
 }
 
-// counted reports how many bytes are read from a reader.
+// counted reports how many bytes were read.
 type counted struct {
 	r     io.Reader
 	moved func(int)
@@ -339,8 +338,8 @@ type progress struct {
 	shownDone     int
 }
 
-// report changes the progress and emits it. It emits at most ten times a second, except
-// when a worker is done.
+// report changes the progress and emits it, at most ten times a second, and each time that
+// a worker is done.
 func (t *Tree) report(change func(*progress)) {
 	now := time.Now
 	if t.opts.Now != nil {

@@ -42,7 +42,7 @@ func write(t *testing.T, dir string, files map[string]string) {
 	}
 }
 
-// read is the reverse of write. It also returns the modes of files that are not 0644.
+// read reverses write. It also returns the modes that are not 0644.
 func read(t *testing.T, dir string) map[string]string {
 	t.Helper()
 	files := map[string]string{}
@@ -119,7 +119,7 @@ func TestPushMakesTheRunDirectoryEqual(t *testing.T) {
 		same(t, "run directory", read(t, filepath.Join(w.home, "run1")), read(t, dir))
 		same(t, "files", tree.Count, 11)
 		// Eleven files: train.py, mod.py and its copy, empty and its hard link, and six
-		// more. The copy and the hard link are reused.
+		// more. The copy and the hard link are not sent.
 		same(t, "report", Report{SentFiles: rep.SentFiles, Reused: rep.Reused, Removed: rep.Removed}, Report{SentFiles: 9, Reused: 2})
 		if rep.SentBytes == 0 {
 			t.Error("no bytes sent")
@@ -135,7 +135,7 @@ func TestPushMakesTheRunDirectoryEqual(t *testing.T) {
 	})
 }
 
-// Data often lies on its own disk, and a file cannot be renamed to another disk.
+// Data is often on a disk of its own, and a file cannot be renamed to another disk.
 func TestPushIntoADirectoryThatIsAMount(t *testing.T) {
 	t.Parallel()
 	dir, w, disk := t.TempDir(), newWorker(t), t.TempDir()
@@ -188,8 +188,8 @@ func TestPushFollowsLocalChanges(t *testing.T) {
 	}
 }
 
-// The directory of a run stays unchanged while the run is active or waits for its start.
-// The notes about the directory stay unchanged, too.
+// While a run is active or waits for its start, its directory stays unchanged, as do the
+// notes about the directory.
 func TestPushLeavesTheCodeOfALivingRun(t *testing.T) {
 	t.Parallel()
 	dir, w := t.TempDir(), newWorker(t)
@@ -241,7 +241,6 @@ func TestPushLeavesTheCodeOfALivingRun(t *testing.T) {
 	push(t, scanDir(t, dir), w, "r")
 }
 
-// Foresee returns what the next push does, and leaves the worker as it was.
 func TestForeseeIsWhatPushDoes(t *testing.T) {
 	t.Parallel()
 	dir, w := t.TempDir(), newWorker(t)
@@ -267,7 +266,7 @@ func TestForeseeIsWhatPushDoes(t *testing.T) {
 	same(t, "removed by a run", foresee("r"), Forecast{})
 }
 
-// readOnlyRunner runs only commands that have the mark of a command that only reads.
+// readOnlyRunner runs only commands that are marked as reading.
 type readOnlyRunner struct {
 	t *testing.T
 	r remote.Runner
@@ -323,8 +322,8 @@ func TestPushRepairsWhatARunDidToSyncedFiles(t *testing.T) {
 	}
 }
 
-// The run may replace a directory by a link that leads out of the run directory. Nothing is
-// written or removed behind such a link.
+// The run may replace a directory by a link out of the run directory. A sync writes and
+// removes nothing behind such a link.
 func TestPushDoesNotFollowLinksOfTheRun(t *testing.T) {
 	t.Parallel()
 	dir, w := t.TempDir(), newWorker(t)
@@ -362,7 +361,7 @@ func TestPushRefusesToRemoveWhatTheRunMade(t *testing.T) {
 	same(t, "run directory", read(t, filepath.Join(w.home, "r")), map[string]string{"b/": "", "b/checkpoint": "precious", "c": "3"})
 }
 
-// breakAfter ends the worker's stdin early, as a lost connection does.
+// breakAfter ends the worker's stdin early, like a lost connection.
 type breakAfter struct {
 	*localRunner
 	step  string
@@ -534,8 +533,8 @@ func TestPushPacksEachSetOnce(t *testing.T) {
 	testkit.Must(t, tree.Close())
 }
 
-// If gzip saves little, it costs every worker time, and costs this machine more than
-// reading. So multihost decides before it packs.
+// If gzip saves little, it costs every worker time, and this machine more than reading
+// does. So multihost decides before it packs.
 func TestOnlyWhatShrinksTravelsCompressed(t *testing.T) {
 	t.Parallel()
 	const mb = 1 << 20
@@ -631,7 +630,7 @@ func TestStoreIsPruned(t *testing.T) {
 	same(t, "contents above the size", stored(), 1)
 	sync("5", StoreLimits{MaxBytes: 1})
 	same(t, "contents above the size that were just used", stored(), 2)
-	// A crash may leave such bytes in the notes.
+	// A crash may leave such bytes.
 	testkit.Must(t, os.WriteFile(notes, []byte("\x00\x00a[$(false)]\n08\n"), 0o600))
 	testkit.Must(t, os.WriteFile(filepath.Join(w.home, ".multihost/store/grown"), []byte("1\n\x00\x002+\n"), 0o600))
 	sync("6", StoreLimits{})
@@ -641,8 +640,8 @@ func TestStoreIsPruned(t *testing.T) {
 	same(t, "contents after a day with nothing else to say that it is time", stored(), 1)
 }
 
-// A sync does not look through the whole store. If the last sync was complete, it does
-// not read unchanged files either.
+// A sync does not look through the whole store. After a complete sync, it does not read
+// unchanged files either.
 func TestPushOfOneFileReadsNothingElse(t *testing.T) {
 	t.Parallel()
 	dir, w, log := t.TempDir(), newWorker(t), filepath.Join(t.TempDir(), "log")
@@ -686,7 +685,7 @@ func TestPushOfOneFileReadsNothingElse(t *testing.T) {
 	}
 }
 
-// A name with any bytes does not confuse the fields of the list of files.
+// The list of files stays correct with any bytes in a name.
 func TestPushFindsChangesUnderAnyName(t *testing.T) {
 	t.Parallel()
 	dir, w := t.TempDir(), newWorker(t)
@@ -708,7 +707,7 @@ func TestPushFindsChangesUnderAnyName(t *testing.T) {
 	same(t, "a push that finds all equal", push(t, scanDir(t, dir), w, "r").SentFiles, 0)
 }
 
-// Two people sync to one run directory. Each gets all of its own files, or tries again.
+// Two people sync to one run directory. Each gets all of its own files, or retries.
 func TestPushesToOneDirectoryDoNotMix(t *testing.T) {
 	t.Parallel()
 	for name, whole := range map[string]bool{"the other one asks": false, "the other one ends": true} {

@@ -19,25 +19,25 @@ import (
 	"multihost/internal/remote"
 )
 
-// A Target is a worker that PushAll brings the tree to.
+// A Target is a worker that PushAll copies the tree to.
 type Target struct {
 	Conn  remote.Conn
 	Slice int    // workers of one slice are near each other
-	Addr  string // host:port at which the other workers reach it; "" if unknown
+	Addr  string // host:port for the other workers; "": not known
 }
 
-// PushAll is Push for all workers of a run at once. Contents that many of them lack go from
-// here to the first worker of each slice, or to Options.RelayFanout workers. From there
-// they travel in a tree from worker to worker. Each worker passes contents on while it
-// receives more.
+// PushAll is Push for all workers of a run at the same time. This machine sends contents
+// that many workers lack to the first worker of each slice, or to Options.RelayFanout
+// workers. From there they go from worker to worker, in the form of a tree. Each worker
+// passes contents on while it receives more.
 //
-// A worker logs in to its source with remote.Cmd.LoginTo. It gets no key, and it accepts
-// only the host key that was verified from here. Every worker checks the hash of each
-// content, also if it comes from this machine. Nothing is left behind, even when this
-// process dies. A worker that cannot fetch (no route between the workers, no agent
-// forwarding, OpenSSH before 8.9, a hop that takes too long) gets its files from here.
+// A worker logs in to its source with remote.Cmd.LoginTo. It gets no key, and accepts only
+// the host key that this machine has verified. Every worker checks the hash of each
+// content, whatever its source. Nothing is left behind, even if this process dies. If a
+// worker cannot fetch (no route between the workers, no agent forwarding, OpenSSH before
+// 8.9, a hop that takes too long), this machine sends it the files.
 //
-// The results have the order of targets. The errors are the same as those of Push.
+// Results are in the order of targets. The errors are those of Push.
 func (t *Tree) PushAll(ctx context.Context, targets []Target, run string) ([]Report, []error) {
 	all := make([]*receiver, len(targets))
 	for i, target := range targets {
@@ -58,31 +58,31 @@ func (t *Tree) PushAll(ctx context.Context, targets []Target, run string) ([]Rep
 	return reports, errs
 }
 
-// A receiver is one worker while PushAll serves it.
+// A receiver is one worker during a PushAll.
 type receiver struct {
 	Target
 	ans    answer
 	rep    Report
 	err    error
-	direct bool // it gets its files from this machine
-	done   bool // it has the tree, or its error is final
+	direct bool // the worker gets its files from this machine
+	done   bool // the worker has the tree, or its error is final
 
-	parent *receiver     // the worker it fetches from; nil: from this machine
-	ended  chan struct{} // closed when it has everything or has failed
-	whole  bool          // it has everything; read only after ended is closed
+	parent *receiver     // source of the worker; nil: this machine
+	ended  chan struct{} // closed when the worker has everything or has failed
+	whole  bool          // the worker has everything; read it only after ended is closed
 }
 
-// relayWaves is how many times workers are arranged in trees. The second time is for
-// workers whose own hop worked but whose source failed.
+// relayWaves is how many times PushAll arranges workers in trees. The second time is for
+// workers whose source failed.
 const relayWaves = 2
 
 func (t *Tree) pushAll(ctx context.Context, all []*receiver, run string) {
 	todo := slices.Clone(all)
 	for wave := 0; len(todo) > 0; wave++ {
 		// Wait for all answers. If one worker has something of the user's at this place,
-		// nothing is made on the others. Only the complete answers show which workers lack
-		// the same contents. This costs no time: the command starts on no worker before all
-		// have their files.
+		// make nothing on the others. Only all answers together show which workers lack the
+		// same contents. The wait costs no time, because the command starts on no worker
+		// before all have their files.
 		each(todo, func(r *receiver) { t.look(ctx, r, run) })
 		if slices.ContainsFunc(todo, (*receiver).refused) {
 			return
@@ -132,8 +132,8 @@ func each(list []*receiver, f func(*receiver)) {
 	all.Wait()
 }
 
-// look asks one worker whether it has the tree. deliver handles errors of look and tell:
-// it tries again.
+// look asks one worker whether it has the tree. After an error of look or tell, deliver
+// retries.
 func (t *Tree) look(ctx context.Context, r *receiver, run string) {
 	if r.direct {
 		return
@@ -148,8 +148,8 @@ func (r *receiver) refused() bool {
 	return errors.As(r.err, &foreign)
 }
 
-// tell sends the manifest to one worker that look has asked. The worker answers which
-// contents it lacks.
+// tell sends the manifest to one worker after look. The worker answers which contents it
+// lacks.
 func (t *Tree) tell(ctx context.Context, r *receiver, run string) {
 	if r.direct || r.err != nil {
 		return
@@ -167,7 +167,7 @@ func (r *receiver) finish(t *Tree) {
 	t.report(func(p *progress) { p.done++ })
 }
 
-// A tree is the workers that one upload reaches. members[0] gets the contents from this
+// A tree has the workers that one upload reaches. members[0] gets the contents from this
 // machine.
 type tree struct {
 	pack    *pack
@@ -175,13 +175,13 @@ type tree struct {
 	members []*receiver
 }
 
-// branching is how many workers fetch from one. It is small because sshd drops logins when
-// ten are being authenticated. With 4, 64 workers are three hops deep.
+// branching is how many workers fetch from one. It is small, because sshd drops logins
+// during ten authentications at the same time. With 4, 64 workers are three hops deep.
 const branching = 4
 
-// arrange puts workers that lack the same contents into trees, where that saves time. rest
-// are the other workers. Each tree holds its pack until pass releases it. If again is not
-// set, arrange makes no trees.
+// arrange puts workers that lack the same contents into trees, if that saves time. rest has
+// the other workers. Each tree holds its pack until pass releases it. Without again,
+// arrange makes no trees.
 func (t *Tree) arrange(ctx context.Context, todo []*receiver, again bool) (trees []*tree, rest []*receiver, err error) {
 	groups := map[string][]*receiver{}
 	for _, r := range todo {
@@ -220,7 +220,7 @@ func (t *Tree) arrange(ctx context.Context, todo []*receiver, again bool) (trees
 	return trees, rest, nil
 }
 
-// releaseAfter returns a function that calls release at its n-th call.
+// releaseAfter returns a function whose n-th call calls release.
 func releaseAfter(n int, release func()) func() {
 	var mu sync.Mutex
 	return func() {
@@ -232,8 +232,8 @@ func releaseAfter(n int, release func()) func() {
 	}
 }
 
-// split cuts a group that is sorted by slice into n parts of equal size, or into one part
-// for each slice if n is 0.
+// split cuts a group that is sorted by slice into n equal parts, or into one part for each
+// slice if n is 0.
 func split(group []*receiver, n int) (parts [][]*receiver) {
 	if n <= 0 {
 		for from := 0; from < len(group); {
@@ -253,15 +253,15 @@ func split(group []*receiver, n int) (parts [][]*receiver) {
 	return parts
 }
 
-// pass sends the contents to all members of a tree. It returns when each of them has
-// everything or has failed. Until then no member stops serving.
+// pass sends the contents to all members of a tree. It returns when each member has
+// everything or has failed. Until then all members serve.
 func (t *Tree) pass(ctx context.Context, tr *tree, run string) {
 	defer tr.release()
 	size := tr.pack.data.size
 	t.report(func(p *progress) { p.total += size })
 	token := rand.Text()
 	transfer := []string{token, strconv.FormatInt(size, 10), remote.Bash(serveScript, token)}
-	over := make(chan struct{}) // closed when no member needs a source any more
+	over := make(chan struct{}) // closed when no member needs a source
 	ctx, cancelAll := context.WithCancel(ctx)
 	defer cancelAll()
 	for _, r := range tr.members {
@@ -297,7 +297,7 @@ func (t *Tree) pass(ctx context.Context, tr *tree, run string) {
 			steps.Go(func() {
 				err := t.watchHop(hop, r, tr.members[0], size)
 				if cause := context.Cause(ctx); cause != nil {
-					err = cause // the source may have noticed the end before this hop
+					err = cause // the source may have seen the end before this hop did
 				}
 				cancel(err)
 			})
@@ -309,15 +309,14 @@ func (t *Tree) pass(ctx context.Context, tr *tree, run string) {
 		<-r.ended
 	}
 	close(over)
-	// Workers that have the contents need not answer any more. A dead connection must not
-	// delay the rest.
+	// Workers that have the contents need not answer. A dead connection must not delay the
+	// others.
 	defer time.AfterFunc(30*time.Second, cancelAll).Stop()
 	steps.Wait()
 }
 
-// watchHop returns nil when a hop is over. It returns an error if the hop is to be given
-// up, because its source has failed, or because the hop takes too long after the first
-// worker of the tree has everything.
+// watchHop returns nil when a hop is over. It returns an error if the source has failed, or
+// if the hop takes too long after the first worker of the tree has everything.
 func (t *Tree) watchHop(ctx context.Context, r, root *receiver, size int64) error {
 	limit := cmp.Or(t.opts.HopLimit, 30*time.Second+time.Duration(size/4e6)*time.Second)
 	var late <-chan time.Time
@@ -325,7 +324,7 @@ func (t *Tree) watchHop(ctx context.Context, r, root *receiver, size int64) erro
 	for {
 		select {
 		case <-r.ended:
-			<-ctx.Done() // it serves others until its step ends
+			<-ctx.Done() // the worker serves others until its step ends
 			return nil
 		case <-ctx.Done():
 			return nil
@@ -359,9 +358,9 @@ func (u untilClosed) Read([]byte) (int, error) {
 }
 
 // judge marks the members of a tree that are done, and decides how the others get their
-// files. They get them from this machine if their own hop failed, or if no hop of the tree
-// worked. If only their source failed, they get them by another tree. If again is not set,
-// no further tree is tried.
+// files. If only a member's source failed, another tree brings its files. If its own hop
+// failed, or no hop of the tree worked, this machine sends them. Without again, there is no
+// further tree.
 func (t *Tree) judge(tr *tree, again bool) {
 	hops := 0
 	for _, r := range tr.members[1:] {
@@ -375,7 +374,7 @@ func (t *Tree) judge(tr *tree, again bool) {
 		var said *WorkerError
 		switch {
 		case r.whole:
-			// This holds even if the connection broke afterwards: the answer counts.
+			// The answer counts even if the connection broke later.
 			r.rep.SentFiles, r.rep.SentBytes = tr.pack.files, tr.pack.data.size
 			if r.parent != nil {
 				r.rep.From = r.parent.Conn.Name()
@@ -384,12 +383,12 @@ func (t *Tree) judge(tr *tree, again bool) {
 			r.finish(t)
 			continue
 		case errors.As(r.err, &said) && !errors.Is(r.err, errBroken), r.refused():
-			r.done = true // a full disk stays full for any sender
+			r.done = true // another sender would find the same full disk
 			continue
 		}
 		r.direct = r.parent == nil || r.parent.whole || hops == 0
 		if why == nil {
-			why = r.err // members come after the members they depend on
+			why = r.err // sources come before their receivers
 		}
 		failed = append(failed, r.Conn.Name())
 	}

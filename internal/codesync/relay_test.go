@@ -22,7 +22,6 @@ import (
 	"multihost/internal/testkit/simworker"
 )
 
-// noise fills a file with bytes that do not compress.
 func noise(t testing.TB, path string, size int) []byte {
 	t.Helper()
 	data := make([]byte, size)
@@ -32,7 +31,7 @@ func noise(t testing.TB, path string, size int) []byte {
 	return data
 }
 
-// A relayed is a tree and the workers that it goes to.
+// A relayed is a tree and its workers.
 type relayed struct {
 	workers []*simworker.Worker
 	targets []codesync.Target
@@ -41,8 +40,7 @@ type relayed struct {
 	data    []byte
 }
 
-// relay starts workers, half of them in each of two slices, and scans a tree
-// with one large file.
+// relay starts workers in two slices of equal size, and scans a tree with one large file.
 func relay(t *testing.T, n int, o codesync.Options) *relayed {
 	t.Helper()
 	testkit.Need(t, "ssh")
@@ -60,7 +58,7 @@ func relay(t *testing.T, n int, o codesync.Options) *relayed {
 	return r
 }
 
-// push pushes and checks that every worker has all, and nothing more.
+// push pushes, and checks that every worker has exactly the tree.
 func (r *relayed) push(t *testing.T, run string) []codesync.Report {
 	t.Helper()
 	reports, errs := r.tree.PushAll(t.Context(), r.targets, run)
@@ -71,7 +69,7 @@ func (r *relayed) push(t *testing.T, run string) []codesync.Report {
 		if err != nil || !bytes.Equal(got, r.data) {
 			t.Errorf("worker %d: the file arrived differently (%v)", i, err)
 		}
-		// A step whose connection was lost needs some time to clean up.
+		// A step without connection needs some time to clean up.
 		testkit.Eventually(t, fmt.Sprintf("worker %d to have nothing left of the way", i), func() bool {
 			left, err := os.ReadDir(filepath.Join(home, ".multihost/store/incoming"))
 			return err == nil && len(left) == 0
@@ -135,8 +133,8 @@ func notes(sink *testkit.Recorder) (text string) {
 	return text
 }
 
-// Workers pass on a single file too: the runner sends it once for each slice, for any
-// number of workers. Other files in the folder stay.
+// Workers pass on a single file too: the runner sends it once for each slice. Other files
+// in the folder stay.
 func TestAFileIsPassedOn(t *testing.T) {
 	testkit.NoLeaks(t)
 	r := relay(t, 6, codesync.Options{})
@@ -186,18 +184,18 @@ func TestRelayFanoutAndItsDefault(t *testing.T) {
 	}
 }
 
-// If anything goes wrong between workers, all still get their files, and the failure is
+// After any failure between workers, all still get their files, and the failure is
 // reported.
 func TestRelayFallsBackToTheRunner(t *testing.T) {
 	testkit.OnlyInAll(t, "TestRelayOutlivesItsFirstWorker")
 	testkit.NoLeaks(t)
 	for name, c := range map[string]struct {
 		breaks func(*relayed)
-		want   []string // Report.From of s0w0 … s0w5, workers of one slice
+		want   []string // Report.From of s0w0 … s0w5, which are one slice
 	}{
 		"no way to a worker": {
 			func(r *relayed) { r.targets[0].Addr = "127.0.0.1:1" },
-			[]string{"", "", "", "", "", ""}, // no hop works: neither the four hops from s0w0, nor the hop behind them
+			[]string{"", "", "", "", "", ""}, // no hop works: neither the four from s0w0, nor the next one
 		},
 		"an address that leads to another worker": {
 			func(r *relayed) { r.targets[0].Addr = r.targets[5].Addr },
@@ -213,7 +211,7 @@ func TestRelayFallsBackToTheRunner(t *testing.T) {
 		},
 		"a hop that never ends": {
 			func(r *relayed) {
-				// This fault holds up new connections, ours among them.
+				// This fault delays new connections, also ours.
 				r.workers[1].Fault(t, "slow", "handshake", "1h0m0s")
 			},
 			[]string{"", "s0w0", "s0w0", "s0w0", "s0w0", ""},
@@ -242,7 +240,7 @@ func TestRelayFallsBackToTheRunner(t *testing.T) {
 	}
 }
 
-// The first worker of a tree loses its connection: the others still get their files, and
+// The first worker of a tree loses its connection. The others still get their files, and
 // contents that have arrived are not sent again.
 func TestRelayOutlivesItsFirstWorker(t *testing.T) {
 	testkit.NoLeaks(t)
@@ -251,11 +249,10 @@ func TestRelayOutlivesItsFirstWorker(t *testing.T) {
 	r.push(t, "run")
 }
 
-// An interrupted sync leaves nothing on the workers.
 func TestRelayEndsWithItsContext(t *testing.T) {
 	testkit.NoLeaks(t)
 	r := relay(t, 6, codesync.Options{Relay: codesync.RelayOn, RelayFanout: 1})
-	r.workers[5].Fault(t, "slow", "handshake", "1h0m0s") // the others have to go on serving
+	r.workers[5].Fault(t, "slow", "handshake", "1h0m0s") // the other workers must continue to serve
 	ctx, cancel := context.WithCancelCause(t.Context())
 	stop := errors.New("interrupted")
 	spool := filepath.Join(r.workers[1].Root, "home/tester/.multihost/store/incoming/relay.*")

@@ -25,23 +25,23 @@ import (
 )
 
 const (
-	// If a tree is larger than bigTree, the largest files are named.
+	// Scan names the largest files of a tree above bigTree.
 	bigTree = 100 << 20
-	// countLimit limits how many files of a skipped directory are counted.
+	// countLimit limits the count of files in a skipped directory.
 	countLimit = 100_000
 	// readTries limits how often Scan reads a file that changes while it is read.
 	readTries = 3
 )
 
 // Scan lists and hashes the files of o.Dir to send. In a git work tree, these are the
-// tracked files and the untracked files that are not ignored. They include the files of
-// submodules and of repositories inside. Elsewhere, these are all files. Scan never sends
-// .git, nor paths that an IgnoreFile names, nor files that commands wrote there (Remember).
+// tracked files and the untracked files that are not ignored, also of submodules and of
+// repositories inside. Elsewhere, these are all files. Scan never sends .git, paths that an
+// IgnoreFile names, and files that commands wrote there (Remember).
 //
-// Scan sends symbolic links as links, unless they lead out of the directory. It skips such
-// links, sockets, FIFOs and devices. It lists them in Tree.Skipped and never opens them. A
-// file that cannot be read, or that changes each time it is read, is a *FileError. Scan
-// emits Notes about the files that will be sent and those that will not.
+// Scan sends symbolic links as links. It skips links that lead out of the directory,
+// sockets, FIFOs and devices: it lists them in Tree.Skipped and never opens them. A file
+// that cannot be read, or that changes during each read, is a *FileError. Scan emits Notes
+// about sent and skipped files.
 func Scan(ctx context.Context, o Options) (*Tree, error) {
 	git, err := exec.LookPath("git")
 	if err != nil {
@@ -54,7 +54,7 @@ func Scan(ctx context.Context, o Options) (*Tree, error) {
 // A scanner holds the state of one Scan.
 type scanner struct {
 	opts  Options
-	git   string // path of git; "" if it is not installed
+	git   string // path of git; "": not installed
 	open  func(name string) (*os.File, error)
 	root  string
 	list  *listing
@@ -99,7 +99,7 @@ func (s *scanner) scan(ctx context.Context) (*Tree, error) {
 	return s.tree, nil
 }
 
-// findRoot checks the directory and returns its path with links resolved.
+// findRoot checks the directory and returns its path without links.
 func (s *scanner) findRoot() (string, error) {
 	dir := s.opts.Dir
 	abs, err := filepath.Abs(dir)
@@ -143,8 +143,8 @@ func exists(name string) bool {
 	return err == nil
 }
 
-// chooseRules decides how files are selected: by git, by ignore files, or not at all. It
-// returns the rules that come from above the directory.
+// chooseRules decides how to select files: by git, by ignore files, or not at all. It
+// returns the rules from the directories above.
 func (s *scanner) chooseRules(ctx context.Context) ([][]ignoreFile, error) {
 	if s.opts.NoIgnore {
 		return nil, nil
@@ -263,7 +263,7 @@ func (s *scanner) visit(ctx context.Context, name string, entry fs.DirEntry, rul
 
 func (s *scanner) visitDir(ctx context.Context, name string, info fs.FileInfo, rules [][]ignoreFile) error {
 	if s.list != nil && !s.list.dirs[name] {
-		// Either no file in it is wanted, or git could not read it.
+		// Either the directory has no file to send, or git could not read it.
 		if _, err := os.ReadDir(filepath.Join(s.root, name)); err != nil && !errors.Is(err, fs.ErrNotExist) &&
 			!s.gitIgnores(ctx, s.root, name) {
 			return &FileError{name + "/", cause(err)}
@@ -289,9 +289,8 @@ func (s *scanner) visitLink(name string) error {
 	return nil
 }
 
-// name is a link, and target is the text of its target. leadsOut reports whether the target
-// is outside of the directory. An absolute target counts as outside, even if it is inside
-// the directory here: on the worker it means another file.
+// leadsOut reports whether the link name with the text target leads out of the directory.
+// An absolute target always does, because on the worker it means another file.
 func leadsOut(name, target string) bool {
 	if path.IsAbs(target) || filepath.IsAbs(target) {
 		return true
@@ -300,8 +299,7 @@ func leadsOut(name, target string) bool {
 	return to == ".." || strings.HasPrefix(to, "../")
 }
 
-// oddType names the type of anything that is not a file, directory or link, and returns
-// "" for these.
+// oddType names the type of a socket, FIFO or device. For other types it returns "".
 func oddType(mode fs.FileMode) string {
 	switch {
 	case mode&fs.ModeNamedPipe != 0:
@@ -332,7 +330,7 @@ func (s *scanner) skip(name, why string, info fs.FileInfo) {
 // countFiles counts everything below dir except directories, up to countLimit.
 func countFiles(dir string) int {
 	n := 0
-	// Unreadable directories are not sent anyway, so they are not counted.
+	// Nobody sends unreadable directories, so do not count them.
 	_ = filepath.WalkDir(dir, func(_ string, d fs.DirEntry, err error) error {
 		if err == nil && !d.IsDir() {
 			n++
@@ -345,8 +343,8 @@ func countFiles(dir string) int {
 	return n
 }
 
-// hashAll hashes all files that are not known to be unchanged. It drops files that were
-// deleted after the walk.
+// hashAll hashes all files without a known hash. It drops files that were deleted after the
+// walk.
 func (s *scanner) hashAll(ctx context.Context) error {
 	now := time.Now
 	if s.opts.Now != nil {
@@ -359,7 +357,7 @@ func (s *scanner) hashAll(ctx context.Context) error {
 	group, ctx := errgroup.WithContext(ctx)
 	group.SetLimit(min(8, runtime.GOMAXPROCS(0)))
 	entries := s.tree.Entries
-	found := make([]fs.FileInfo, len(entries)) // their states before they were read
+	found := make([]fs.FileInfo, len(entries)) // state before the read
 	begun := make([]time.Time, len(entries))
 	for i := range entries {
 		if entries[i].Kind != File {
@@ -399,7 +397,7 @@ func (s *scanner) hashAll(ctx context.Context) error {
 	return nil
 }
 
-// hashFile reads the file until one reading finds it unchanged.
+// hashFile reads the file until it has not changed during a read.
 func (s *scanner) hashFile(ctx context.Context, name string) (sum string, size int64, err error) {
 	for range readTries {
 		if ctx.Err() != nil {
@@ -425,8 +423,8 @@ func (s *scanner) readOnce(ctx context.Context, name string) (sum string, size i
 		return "", 0, false, &FileError{name, cause(err)}
 	}
 	h := sha256.New()
-	// Reading one byte more than expected shows that a file grows. So Scan does not read it
-	// forever.
+	// One byte more than expected shows that a file grows. So Scan does not read it for
+	// ever.
 	n, err := io.Copy(h, &reader{ctx: ctx, r: io.LimitReader(f, before.Size()+1)})
 	if err != nil {
 		return "", 0, false, &FileError{name, cause(err)}
@@ -439,8 +437,7 @@ func (s *scanner) readOnce(ctx context.Context, name string) (sum string, size i
 	return hexSum(h), n, stable, nil
 }
 
-// openRegular opens a regular file. If the name has become something else since it was
-// listed, openRegular does not block.
+// openRegular opens a regular file. If name is now something else, it does not block.
 func openRegular(name string) (*os.File, error) {
 	f, err := os.OpenFile(name, readFlags, 0)
 	if err != nil {
@@ -470,7 +467,7 @@ func (r *reader) Read(p []byte) (int, error) {
 	return r.r.Read(p)
 }
 
-// cause strips the path from err, because the caller names the file better.
+// cause removes the path from err, because the caller names the file better.
 func cause(err error) error {
 	var pe *fs.PathError
 	if errors.As(err, &pe) {
@@ -481,7 +478,7 @@ func cause(err error) error {
 
 func hexSum(h hash.Hash) string { return hex.EncodeToString(h.Sum(nil)) }
 
-// finish computes those fields that follow from the entries.
+// finish computes the fields that follow from the entries.
 func (t *Tree) finish() {
 	slices.SortFunc(t.Entries, func(a, b Entry) int { return strings.Compare(a.Path, b.Path) })
 	slices.SortFunc(t.Skipped, func(a, b Skip) int { return strings.Compare(a.Path, b.Path) })
@@ -503,7 +500,7 @@ func (t *Tree) finish() {
 	t.manifest.digest = t.Digest
 }
 
-// encode returns the manifest: six fields of each entry, each ended by NUL.
+// encode returns the manifest: six fields of each entry, each followed by a NUL.
 func encode(entries []Entry) []byte {
 	var b []byte
 	for _, e := range entries {
@@ -518,10 +515,10 @@ func encode(entries []Entry) []byte {
 	return b
 }
 
-// Dir returns the scanned directory with links resolved.
+// Dir returns the scanned directory, without links in its path.
 func (t *Tree) Dir() string { return t.dir }
 
-// describe returns notes about the files that will be sent and those that will not.
+// describe returns notes about sent and skipped files.
 func (t *Tree) describe() []event.Note {
 	what := fmt.Sprintf("sync %q: %s, %s", t.dir, event.Count(t.Count, "file"), event.Bytes(t.Bytes))
 	notes := []event.Note{{Level: event.Info, Text: what}}
@@ -568,7 +565,7 @@ func (s Skip) String() string {
 	return fmt.Sprintf("%s (%s)", printable(s.Path), s.Why)
 }
 
-// printable quotes a path if people would misread it without quotes.
+// printable quotes a path that people would misread without quotes.
 func printable(name string) string {
 	if quoted := fmt.Sprintf("%q", name); quoted != `"`+name+`"` || strings.Contains(name, ", ") {
 		return quoted

@@ -123,8 +123,8 @@ func TestScanTakesSubmodulesAndRepositoriesInside(t *testing.T) {
 	}
 }
 
-// Some people keep their home directory in a git repository that ignores everything. A
-// program below the home is not part of that repository.
+// Some people keep their home directory in a git repository that ignores everything. Scan
+// sends all of a program below it.
 func TestScanTakesAllOfADirectoryThatItsWorkTreeIgnores(t *testing.T) {
 	t.Parallel()
 	home := t.TempDir()
@@ -181,8 +181,8 @@ func TestScanReadsAgainAFileThatChanges(t *testing.T) {
 		opened := 0
 		s := &scanner{opts: Options{Dir: dir}, open: func(name string) (*os.File, error) {
 			if opened++; opened <= c.changes {
-				// A file of /proc has the size 0 and still has contents. The reader
-				// therefore believes that the file has grown meanwhile.
+				// A file of /proc has the size 0 and still has contents, as if it had grown
+				// during the read.
 				return os.Open("/proc/self/status")
 			}
 			return openRegular(name)
@@ -235,8 +235,7 @@ func TestScanNamesTheLargestFiles(t *testing.T) {
 	}
 }
 
-// TestIgnoreLikeGit compares the matcher with git, on patterns that people write and on
-// generated patterns.
+// TestIgnoreLikeGit compares the matcher with git, on usual patterns and on generated ones.
 func TestIgnoreLikeGit(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -256,7 +255,7 @@ func TestIgnoreLikeGit(t *testing.T) {
 		"*", "!a", "!/d/a", "!d/", "!foo", "/*", "!/foo1/", "foo1/*", "!foo1/d", "//a", "a//", "d//a", "/", "", "!", "\\", "a\\", "[a-]", "[--b]", "d/**b", "**b", "d/[!x]", "d[/]a", "d?a",
 	}
 	rnd := rand.New(rand.NewPCG(1, 2))
-	var tests [][2]string // texts of the top file and of the file in foo1
+	var tests [][2]string // text of the top file, and of the file in foo1
 	for _, p := range patterns {
 		tests = append(tests, [2]string{p + "\n", ""}, [2]string{"*\n" + p, "!a\n/b\n"})
 	}

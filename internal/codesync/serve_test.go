@@ -12,8 +12,8 @@ import (
 	"multihost/internal/testkit"
 )
 
-// The serving command follows the writer, with and without perl. It ends when
-// everything has come, or when the worker script is gone.
+// The serving command, with perl or without, ends when everything has come, or when the
+// worker script is gone.
 func TestServingFollowsTheWriterToItsEnd(t *testing.T) {
 	t.Parallel()
 	bare := t.TempDir()

@@ -16,22 +16,22 @@
 #                                               as feed, but the bytes come from a worker,
 #                                               by its command SERVE
 #
-# While a run of that name is active, nothing is changed: busy OWNER. Nothing is changed
-# either if something that no sync made lies at ~/RUN, unless ADOPT is yes: foreign WHAT.
+# Nothing changes while a run of that name is active: busy OWNER. Without ADOPT=yes, nothing
+# changes either if ~/RUN is something that no sync made: foreign WHAT.
 #
-# "missing N" and "lacks N GONE" come after lines "hash HASH...", which have N hashes.
-# missing has the word "relays" if fetch works here. GONE is how many files of an earlier
-# sync would be removed. After "broken TEXT" the step may be tried again. feed and fetch
-# serve other workers until their stdin ends. The manifest has six fields for each entry,
-# each ended by NUL: kind (f, d or l), mode, size, hash, path, link target; entries are
-# sorted by path. The digest is the SHA-256 of the manifest.
+# Before "missing N" and "lacks N GONE", lines "hash HASH..." have N hashes. missing has the
+# word "relays" if fetch works here. GONE is how many files of an earlier sync would be
+# removed. After "broken TEXT" the caller may retry the step. feed and fetch serve other
+# workers until their stdin ends. The manifest has six fields for each entry, each followed
+# by a NUL: kind (f, d or l), mode, size, hash, path, link target. Entries are sorted by
+# path. The digest is the SHA-256 of the manifest.
 #
 # shellcheck disable=SC2154 # the prelude sets variables that are used here
 
-# When the connection ends, the script goes on and keeps all contents that have arrived
+# When the connection ends, the script continues and keeps all contents that have arrived
 # whole.
 trap '' PIPE HUP
-# The last part of a pipeline runs in this shell, not in a process of its own.
+# The last part of a pipeline runs in this shell.
 shopt -s lastpipe
 
 step=${1-} run=${2-} digest=${3-} max_age=${4-0} max_bytes=${5-0} keep=${6-0}
@@ -47,7 +47,7 @@ store=$home/.multihost/store/sha256
 incoming=$home/.multihost/store/incoming
 store_lock=$home/.multihost/store/lock
 pruned=$home/.multihost/store/pruned grown=$home/.multihost/store/grown
-manifest=$state/manifest.$digest # the manifest of the new content
+manifest=$state/manifest.$digest # of the new content
 stage='' spool=''
 
 clean_up() {
@@ -56,9 +56,9 @@ clean_up() {
 }
 trap clean_up EXIT
 
-# with_names COMMAND...: runs it with the elements of $names as further arguments, if there
-# are any. Names that fit take one process, and xargs would take two more. A small sync
-# spends most of its time on starting processes.
+# with_names COMMAND...: runs COMMAND with the elements of $names as further arguments, if
+# there are any. Few names take one process, and xargs would take two more. Starting
+# processes takes most of the time of a small sync.
 names=()
 with_names() {
   if ((${#names[@]} == 0)); then
@@ -70,7 +70,7 @@ with_names() {
   fi
 }
 
-# fit: succeeds if $names fit on a command line. Linux allows many times that.
+# fit: succeeds if $names fit on a command line. Linux allows many more names than $few.
 few=1000
 fit() {
   ((${#names[@]} <= few)) || return
@@ -79,7 +79,8 @@ fit() {
   ((${#all} < 100000))
 }
 
-# with_names_of FILE COMMAND...: like with_names, with names from a file, each ended by NUL.
+# with_names_of FILE COMMAND...: is with_names for the names in FILE, each followed by a
+# NUL.
 with_names_of() {
   local file=$1
   shift
@@ -87,10 +88,11 @@ with_names_of() {
   if fit; then with_names "$@"; else xargs -0 -r -a "$file" "$@"; fi
 }
 
-# look_at_all prints one line, ended by NUL, for each entry of the last sync. The line
-# changes when the entry is changed, replaced or given another mode: nothing can set ctime
-# back. The line of a directory changes only when the directory is replaced or gets another
-# mode: a run may put files into it. Call it in a subshell: it changes the directory.
+# look_at_all prints one line, followed by a NUL, for each entry of the last sync. The line
+# changes when the entry is changed, replaced or given another mode, because nothing can set
+# ctime back. The line of a directory changes only when the directory is replaced or gets
+# another mode, because a run may put files into it. Call it in a subshell, because it
+# changes the directory.
 look_at_all() {
   local status=0
   cd -- "$dir" 2>/dev/null || exit
@@ -105,8 +107,8 @@ check() {
     read -r have _ <"$state/digest" && [[ $have == "$digest" ]] && unchanged
 }
 
-# unchanged: succeeds if the output of look_at_all equals $state/seen. Where the names fit,
-# one process looks at all of them.
+# unchanged: succeeds if the output of look_at_all equals $state/seen. One process looks at
+# all names, if they fit.
 unchanged() {
   local - i count line name IFS=$'\n'
   local -a seen lines
@@ -123,19 +125,19 @@ unchanged() {
   set -f
   # shellcheck disable=SC2207 # lines are meant, and no here-string: /tmp may be full
   lines=($(cd -- "$dir" && exec stat --printf='%f %s %i %.9Z\n' -- "${names[@]}" 2>/dev/null))
-  ((${#lines[@]} == ${#names[@]})) || return # one is gone
+  ((${#lines[@]} == ${#names[@]})) || return # a name is missing
   for i in "${!lines[@]}"; do
     line=${lines[i]} name=${names[i]}
     if ((i >= count)); then
       [[ ${seen[i]} == "f $line $name" ]] || return
     else
-      line=${line% *} # a directory's time and size do not count
+      line=${line% *} # without a directory's time and size
       [[ ${seen[i]} == "d ${line%% *} ${line##* } $name" ]] || return
     fi
   done
 }
 
-# last_run: says which run was synced last, and the digest of its manifest.
+# last_run: reports the run of the last sync, and the digest of its manifest.
 last_run() {
   local newest='' file sum
   for file in "$home"/.multihost/sync/*/digest; do
@@ -149,11 +151,11 @@ prepare() {
     [[ -d $home/.multihost ]] || mkdir -p "$home/.multihost" || fail "cannot make ~/.multihost"
     (umask 077 && mkdir -p "$state" "$store" "$incoming") || fail "cannot make ~/.multihost/store"
   fi
-  # Only one sync at a time may fill a run directory. An interrupted sync may take a moment
+  # Only one sync at a time may fill a run directory. An interrupted one may need a moment
   # to end.
   exec 9>"$state/lock" 8>"$store_lock" || fail "cannot make lock files in ~/.multihost"
   flock -w 60 9 || fail "another sync into ~/$run is under way"
-  # While we hold the shared lock, nobody prunes the store.
+  # The shared lock keeps others from pruning the store.
   flock -s -w 600 8 || fail "the content store is locked"
 }
 
@@ -167,7 +169,7 @@ take_manifest() {
   elif [[ " $* " =~ \ [0-9]+\  ]]; then
     gzip -dc | put_together "$@"
   else
-    while IFS= read -r -d '' sum; do :; done # nothing is new
+    while IFS= read -r -d '' sum; do :; done # no new bytes
     put_together "$@"
   fi >"$manifest" || fail "cannot write ~/.multihost/sync/$run"
   read -r sum _ < <(sha256sum <"$manifest")
@@ -180,7 +182,7 @@ take_manifest() {
 # put_together PIECE...: writes the pieces to stdout. The new bytes are on stdin.
 put_together() {
   local piece old=$home/.multihost/sync/$token/manifest
-  [[ -f $old ]] || old=/dev/null # the digest will not match
+  [[ -f $old ]] || old=/dev/null # the digest will be wrong
   for piece; do
     case $piece in
       0+*) head -c "${piece#*+}" -- "$old" ;;
@@ -190,9 +192,9 @@ put_together() {
   done
 }
 
-# hash_in DIRECTORY: prints a line "HASH", two characters, "NAME" for each of $names,
-# which are contents in DIRECTORY. openssl is eight times as fast as coreutils where the
-# processor has instructions for it. Call it in a subshell: it changes the directory.
+# hash_in DIRECTORY: prints a line "HASH", two characters, "NAME" for each of $names, which
+# are contents in DIRECTORY. On a processor with instructions for hashes, openssl is eight
+# times as fast as coreutils. Call it in a subshell, because it changes the directory.
 hash_in() {
   local -a command=(sha256sum --)
   ! command -v openssl >/dev/null || command=(openssl dgst -sha256 -r)
@@ -201,8 +203,8 @@ hash_in() {
   with_names "${command[@]}"
 }
 
-# sum_of NUMBER...: $REPLY is the sum of the numbers. It skips anything else: a crash may
-# have damaged the file.
+# sum_of NUMBER...: sets $REPLY to the sum. It skips other words, because a crash may have
+# damaged the file.
 sum_of() {
   local number
   REPLY=0
@@ -212,14 +214,14 @@ sum_of() {
 }
 
 # receive_contents: unpacks the archive and moves undamaged contents to the store.
-declare -A proven=() # contents that this step received and hashed
+declare -A proven=() # contents that this step has received and hashed
 receive_contents() {
   local in sum name prefix tar_failed='' unzip=''
   local -a there=() whole=()
   local -A prefixes=()
   in=$(mktemp -d "$incoming/XXXXXXXX") || fail "cannot make a directory in ~/.multihost/store"
   [[ $form == plain ]] || unzip=z
-  # -m: contents get the present time, because the store is pruned by age. -b: 64 KiB at a
+  # -m gives contents the present time, because the store is pruned by age. -b: 64 KiB at a
   # time.
   tar "-x${unzip}mf" - -b 128 -C "$in" --no-same-owner || tar_failed=yes
   mapfile -d '' -t there < <(exec find "$in" -maxdepth 1 -type f -printf '%s ./%f\0')
@@ -232,7 +234,7 @@ receive_contents() {
       whole+=("$in/$name" "$store/${name:0:2}/$name")
     fi
   done < <(hash_in "$in")
-  # Add the size before storing, so that prune never counts fewer bytes than there are.
+  # Add the size before storing, so that prune never counts too few bytes.
   sum_of "${there[@]%% *}"
   printf '%s\n' "$REPLY" >>"$grown" || tar_failed=yes
   names=()
@@ -250,12 +252,12 @@ receive_contents() {
   fi
 }
 
-# take_in COMMAND...: receives the output of the command through a spool file. This script
-# and the workers that fetch from here read the spool while it is written.
+# take_in COMMAND...: receives the output of COMMAND through a spool file, which this script
+# and the workers that fetch from here read meanwhile.
 take_in() {
   local old pid
   [[ $token =~ ^[A-Za-z0-9]+$ ]] || fail "bad token"
-  # Remove spools that a SIGKILL left behind.
+  # Remove spools that a SIGKILL left.
   for old in "$incoming"/relay.*/pid; do
     [[ -f $old ]] && read -r pid <"$old" && ! kill -0 "$pid" 2>/dev/null && rm -rf -- "${old%/pid}"
   done
@@ -266,7 +268,7 @@ take_in() {
   fi
   {
     exec 8>&- 9>&-
-    # ssh does not say why its output could not be written.
+    # ssh does not report why it cannot write its output.
     "$@" >>"$spool/data" || has_space || echo "No space left on device" >&2
     : >"$spool/over"
   } >/dev/null 2>"$spool/said" &
@@ -278,12 +280,12 @@ has_space() {
   read -r free size < <(stat -f -c '%a %S' -- "$spool") && ((free * size >= 65536))
 }
 
-# feed: writes the runner's bytes, in pieces that are cheap to read.
+# feed: writes the runner's bytes in large pieces.
 feed() { dd bs=64k count="$size" iflag=fullblock,count_bytes status=none <&7; }
 
-# fetch: writes the bytes that the worker at $peer_host serves. ssh may use only what the
-# options name: the host key that the runner has verified, and the runner's forwarded agent.
-# fetch ends when the runner hangs up.
+# fetch: writes the bytes that the worker at $peer_host serves. ssh may use only the
+# runner's forwarded agent, and the host key that the runner has verified. fetch ends when
+# the runner closes the connection.
 fetch() {
   local ssh watch algorithms=${peer_key%% *}
   [[ $algorithms != ssh-rsa ]] || algorithms=rsa-sha2-512,rsa-sha2-256
@@ -305,22 +307,20 @@ fetch() {
   kill "$watch"
 }
 
-# keep_serving: waits until the runner ends our input or is gone. Other workers read the
-# spool until then.
+# keep_serving: waits until stdin ends. Other workers read the spool until then.
 keep_serving() {
   exec 8>&- 9>&-
   cat <&7 >/dev/null
 }
 
 can_fetch() {
-  # Older versions of OpenSSH do not tell the agent which host they log in to.
+  # Older versions of OpenSSH do not tell the agent the host of a login.
   [[ $(ssh -V 2>&1) =~ ^OpenSSH_([0-9]+)\.([0-9]+) ]] && ((BASH_REMATCH[1] * 100 + BASH_REMATCH[2] >= 809))
 }
 
-# The arrays describe entries: element i of each array belongs to entry i.
+# Element i of each array belongs to entry i.
 kinds=() modes=() sizes=() hashes=() paths=() targets=()
 
-# add_entry KIND MODE SIZE HASH PATH TARGET: adds one entry.
 add_entry() {
   case "/$5/" in
     */../* | *//* | */./*) fail "bad path in the manifest" ;;
@@ -328,7 +328,6 @@ add_entry() {
   kinds+=("$1") modes+=("$2") sizes+=("$3") hashes+=("$4") paths+=("$5") targets+=("$6")
 }
 
-# read_manifest FILE: adds all entries of a manifest.
 read_manifest() {
   local i
   local -a all
@@ -339,13 +338,13 @@ read_manifest() {
 }
 
 # find_work: fills the arrays with the entries that may differ between the directory and the
-# manifest. It fills $old with entries of the earlier sync, six elements each. The manifest
-# may lack these entries. After a complete sync, an entry may differ if the two manifests
-# differ there, or if somebody changed it since. Otherwise every entry may differ.
+# manifest. It fills $old with entries of the earlier sync, six elements each, that the
+# manifest may lack. After a complete sync, an entry may differ if the two manifests differ
+# there, or if somebody has changed it since. Otherwise every entry may differ.
 old=() all_used=''
 find_work() {
   find_differences && return
-  all_used=yes # set by tell_missing
+  all_used=yes # tell_missing sets it
   old=() kinds=() modes=() sizes=() hashes=() paths=() targets=()
   read_manifest "$manifest"
   read_old
@@ -353,8 +352,8 @@ find_work() {
 
 read_old() { [[ ! -f $state/manifest ]] || mapfile -d '' -t old <"$state/manifest"; }
 
-# find_differences fails if it cannot determine the differences. Each step writes a file,
-# so that a failed step is noticed.
+# find_differences fails if it cannot find the differences. Each step writes a file, so that
+# its failure is visible.
 find_differences() {
   local - line i path fields work=$state/work
   local -a all=()
@@ -367,7 +366,7 @@ find_differences() {
     comm -z -3 -- "$work.had" "$work.wanted" | sort -z -t $'\2' -k 5,5 >"$work.differs" || return 1
   while IFS= read -r -d '' line; do
     line=${line#$'\t'}
-    # If a directory was changed, everything below it may differ, too.
+    # If a directory was changed, everything below it may differ too.
     [[ $line == f* ]] || return 1
     touched["/${line#* * * * * }"]=1
   done <"$work.touched"
@@ -395,7 +394,7 @@ records() { sed -z 'N;N;N;N;N;s/\x03/\x03a/g;s/\x02/\x03b/g;s/\x00/\x02/g' -- "$
 blob() { blob=$store/${1:0:2}/$1; }
 blob=
 
-# find_contents: $missing gets the hashes of the contents that the store lacks. $here gets
+# find_contents: sets $missing to the hashes of contents that the store lacks, and $here to
 # the store's files of the other contents.
 missing=() here=()
 find_contents() {
@@ -419,7 +418,7 @@ find_contents() {
   done
 }
 
-# tell_missing: if the store lacks contents, it lists them and exits.
+# tell_missing: if the store lacks contents, reports them and exits.
 tell_missing() {
   find_contents
   # A new time of modification keeps used contents in the store.
@@ -433,7 +432,7 @@ tell_missing() {
   exit 0
 }
 
-# say_missing: lists the contents that find_contents did not find.
+# say_missing: reports the contents that find_contents did not find.
 say_missing() {
   local i
   for ((i = 0; i < ${#missing[@]}; i += 100)); do
@@ -442,7 +441,7 @@ say_missing() {
 }
 
 # through_link PATH: succeeds if a parent directory of PATH is a link that the run put
-# there. Nothing may be written or removed through it.
+# there. Write and remove nothing through it.
 declare -A way=()
 through_link() {
   local path=$1 parent=${1%/*}
@@ -457,7 +456,7 @@ through_link() {
   [[ ${way[$parent]} == link ]]
 }
 
-# find_gone: $gone gets the files in $old that the manifest lacks. $gone_dirs gets the
+# find_gone: sets $gone to the files in $old that the manifest lacks, and $gone_dirs to such
 # directories.
 gone=() gone_dirs=()
 find_gone() {
@@ -465,7 +464,7 @@ find_gone() {
   local i path
   local -A wanted=()
   for i in "${!paths[@]}"; do
-    # If a directory takes the place of a file, or the reverse, it counts as another entry.
+    # A directory in the place of a file, or the reverse, is another entry.
     if [[ ${kinds[i]} == d ]]; then wanted["d${paths[i]}"]=1; else wanted["f${paths[i]}"]=1; fi
   done
   for ((i = 0; i + 5 < ${#old[@]}; i += 6)); do
@@ -481,7 +480,6 @@ find_gone() {
   done
 }
 
-# remove_gone: removes the files and directories that find_gone finds.
 removed=0
 remove_gone() {
   local i path
@@ -503,7 +501,7 @@ make_directories() {
   for i in "${!kinds[@]}"; do
     [[ ${kinds[i]} == d ]] || continue
     path=$dir/${paths[i]}
-    # Parents come first. So when a path is reached, none of its parents is a link.
+    # Parents come first. So none of a path's parents is still a link.
     if [[ -L $path || -e $path && ! -d $path ]]; then
       rm -f -- "$path" || fail "cannot replace ${paths[i]@Q}"
     fi
@@ -512,7 +510,7 @@ make_directories() {
   with_names mkdir -p -- || fail "cannot make directories in ~/$run"
 }
 
-# find_changed: $changed gets the indices of the files whose content differs from the
+# find_changed: sets $changed to the indices of the files whose content differs from the
 # manifest.
 changed=()
 find_changed() {
@@ -537,7 +535,7 @@ find_changed() {
 }
 
 # place_files: copies contents from the store, verifies their hashes and renames them. It
-# copies them because a run may write into its files and must not write into the store.
+# makes no hard links, because a run may write into its files but not into the store.
 staged=()
 place_files() {
   local i line spoilt=
@@ -545,7 +543,8 @@ place_files() {
   local -A first=()
   ((${#changed[@]} > 0)) || return 0
   stage=$(mktemp -d "$dir/.multihost-sync.XXXXXXXX") || fail "cannot write to ~/$run"
-  # One cp copies many contents. Each further copy of the same content needs its own cp.
+  # One cp copies many contents. Each further file with the same content needs a cp of its
+  # own.
   for i in "${changed[@]}"; do
     blob "${hashes[i]}"
     if [[ -z ${first[${hashes[i]}]-} ]]; then
@@ -588,8 +587,8 @@ place_files() {
 }
 
 # rename_names: $names are OLD and NEW in turn. mv would need one process for each file.
-# perl, which every Debian has, needs one for all. Only renames to another file system, in a
-# directory that is a mount, need mv.
+# perl, which every Debian has, needs one for all. mv is only for another file system: a
+# directory that is a mount.
 rename_names() {
   # shellcheck disable=SC2016 # for perl
   local -a command=(perl -e '$/ = "\0"; $arguments = @ARGV;
@@ -638,7 +637,7 @@ place_links() {
 }
 
 # in_use: succeeds if a run of that name is active, or about to start, with the files here.
-# $REPLY is its owner.
+# Sets $REPLY to its owner.
 in_use() {
   local path sup start boot at pid begun line who
   boot_id
@@ -664,8 +663,8 @@ refuse_in_use() {
   exit 1
 }
 
-# refuse_foreign ADOPT: refuses to change files of the user at ~/RUN. With ADOPT, only a
-# directory can be taken over.
+# refuse_foreign ADOPT: refuses to change files of the user at ~/RUN. ADOPT allows to take
+# over a directory only.
 refuse_foreign() {
   if foreign && [[ $1 != yes || $REPLY == file || $REPLY == dangling\ * ]]; then
     say foreign "$REPLY"
@@ -684,7 +683,7 @@ fill() {
   find_work
   tell_missing
   ! in_use || refuse_in_use
-  # From here on the directory holds neither the old nor the new files. A run that is armed
+  # From here on the directory has neither the old nor the new files. A run that is armed
   # later notices that. This script notices a run that was armed before.
   { IFS= read -r was <"$state/digest"; } 2>/dev/null
   [[ ! -e $state/digest ]] || rm -f -- "$state/digest" || fail "cannot write ~/.multihost/sync/$run"
@@ -693,7 +692,7 @@ fill() {
     refuse_in_use
   fi
   take_place || fail "cannot write ~/$run"
-  # If we are stopped after this, the next sync may remove the old files and the new ones.
+  # If we are stopped after this, the next sync removes the old files and the new ones.
   : >>"$state/manifest" || fail "cannot write ~/.multihost/sync/$run"
   cat "$state/manifest" "$manifest" >"$state/manifest.both" || fail "cannot write ~/.multihost/sync/$run"
   [[ -w $dir ]] || fail "cannot write to ~/$run"
@@ -714,13 +713,13 @@ fill() {
       f) [[ -n ${new[$i]-} ]] || kept+=("$i") ;;
     esac
   done
-  # The run may have changed the modes of files without changing their content.
+  # The run may have changed modes of files with unchanged content.
   set_modes "$dir" "${kept[@]}"
   set_modes "$dir" "${dirs[@]}"
   finish
 }
 
-# finish: records the contents of the directory. It writes the digest last.
+# finish: records the contents of the directory, the digest last.
 finish() {
   local file
   if ! { mv -f -- "$manifest" "$state/manifest" &&
@@ -729,7 +728,7 @@ finish() {
     replace "$state/digest" "$digest $owner"; }; then
     fail "cannot write ~/.multihost/sync/$run"
   fi
-  # This removes files of a sync that was killed, too.
+  # Also removes files of a killed sync.
   names=()
   for file in "$state"/manifest.?* "$state"/work.* "$state"/digest.?*; do
     [[ ! -e $file ]] || names+=("$file")
@@ -738,9 +737,8 @@ finish() {
   keep_used
 }
 
-# keep_used: marks the contents of a run as used if the run is synced regularly, so that
-# they stay in the store. A sync itself looks only at contents that are new. Once a day is
-# enough.
+# keep_used: once a day, marks the contents of a run as used, so that the contents of a run
+# that is often synced stay in the store. A sync itself looks only at new contents.
 keep_used() {
   local now_s at=0
   now_ns
@@ -754,11 +752,11 @@ keep_used() {
   printf '%s\n' "$now_s" >"$state/used"
 }
 
-# must_prune: whether it is time to prune. $pruned has the time of the last prune and the
-# bytes that it left in the store. $grown has the bytes that came since. Pruning is due once
-# a day, and when these two numbers of bytes together exceed the limit of the store.
+# must_prune: succeeds if it is time to prune. $pruned has the time of the last prune and
+# the bytes that it left in the store. $grown has the bytes that came later. A prune is due
+# once a day, and when both numbers of bytes together exceed the limit of the store.
 # Contents used within $keep stay. If these alone exceed the limit, the next prune is
-# useless until they get older, or until a tenth of the store is new.
+# useless until they are older, or until a tenth of the store is new.
 must_prune() {
   local now_s at had came
   local -a lines=()
@@ -776,9 +774,9 @@ must_prune() {
     ((had + came > max_bytes && (now_s - at > keep || came > max_bytes / 10)))
 }
 
-# prune: drops contents that were not used for long. While the store is still too large, it
-# also drops those unused the longest. It looks at everything in the store. When another
-# sync of this login is running, prune does nothing: that sync will prune.
+# prune: removes contents that were not used for long. While the store is still too large,
+# it also removes those with the oldest last use. It looks at everything in the store. While
+# another sync of this login runs, prune does nothing, because that sync will prune.
 prune() {
   local used size path total now_s cut
   local -a lines=()
@@ -794,7 +792,7 @@ prune() {
   total=$REPLY
   if ((total > max_bytes)); then
     lines=()
-    # Drop a tenth more, so that the next content does not start a prune again.
+    # Remove a tenth more, so that the next content does not start a prune again.
     while IFS=' ' read -r -d '' used size path; do
       ((total > max_bytes - max_bytes / 10 && now_s - ${used%.*} > keep)) || break
       lines+=("$path")

@@ -16,12 +16,12 @@ import (
 )
 
 // Commands write files on this machine where the user wants them, often into the directory
-// of the program. They belong to a run that has ended, so the next run does not need them
-// on its workers. Commands therefore remember which files they wrote, and Scan leaves these
+// of the program. These files are from an ended run, so the next run does not need them on
+// its workers. Commands therefore list the files that they wrote, and Scan leaves these
 // out.
 
 const (
-	// mostWritten limits how many commands Remember keeps.
+	// mostWritten limits the commands that Remember keeps.
 	mostWritten = 500
 	// mostFiles limits the files of one directory whose state Remember keeps.
 	mostFiles = 20_000
@@ -30,26 +30,27 @@ const (
 // A Written is something that a command wrote on this machine.
 type Written struct {
 	Path string `json:"path"`
-	// Names are patterns for names of files in the directory Path. If Names is set, the
-	// Written is those files. Otherwise it is Path itself.
+	// Names are patterns for files in the directory Path, which the command wrote. Without
+	// Names, the Written is Path itself.
 	Names []string `json:"names,omitempty"`
-	// Made means that the command made the directory Path. Scan leaves the directory out if
+	// Made says that the command made the directory Path. Scan leaves the directory out if
 	// it has no file of the user.
 	Made bool `json:"made,omitempty"`
 
 	// Files are the files that the command wrote into the directory Path. Their paths are
-	// relative, with slashes. Other files in that directory are the user's. If the command
-	// wrote more than mostFiles, Many is true, and Scan leaves out the whole directory.
+	// relative, with slashes. Other files in that directory belong to the user. If the
+	// command wrote more than mostFiles, Many is true, and Scan leaves out the whole
+	// directory.
 	Files []Written `json:"files,omitempty"`
 	Many  bool      `json:"many,omitempty"`
 
-	// Size and ModNS are the size and the time of modification of a file when it was
-	// written. A file that is different now is the user's own.
+	// Size and ModNS are the size and the time of modification right after the command
+	// wrote the file. A file that is different now belongs to the user.
 	Size  int64 `json:"size,omitempty"`
 	ModNS int64 `json:"mod_ns,omitempty"`
 }
 
-// writtenFile is what Remember stores about one command.
+// writtenFile is what Remember stores of one command.
 type writtenFile struct {
 	By    string    `json:"by"`
 	Paths []Written `json:"paths"`
@@ -58,7 +59,7 @@ type writtenFile struct {
 }
 
 // Remember stores which files a command wrote. dir is the directory for Options.Written. It
-// forgets a command when none of its files is left.
+// forgets a command when none of its files exists.
 func Remember(dir, by string, paths []Written) error {
 	kept := writtenFile{By: by}
 	for _, w := range paths {
@@ -88,7 +89,7 @@ func Remember(dir, by string, paths []Written) error {
 }
 
 // keepState keeps the state of a file. For a directory, it keeps the states of its files,
-// unless they are more than the number in most.
+// if there are at most most.
 func (w *Written) keepState(info fs.FileInfo, most int) {
 	if !info.IsDir() {
 		w.Size, w.ModNS = info.Size(), info.ModTime().UnixNano()
@@ -97,7 +98,7 @@ func (w *Written) keepState(info fs.FileInfo, most int) {
 	w.Made = true
 	_ = filepath.WalkDir(w.Path, func(at string, d fs.DirEntry, err error) error {
 		if err != nil || d.IsDir() {
-			return nil // a file that cannot be read now counts as the user's
+			return nil // an unreadable file counts as the user's
 		}
 		rel, err := filepath.Rel(w.Path, at)
 		info, infoErr := d.Info()
@@ -115,7 +116,7 @@ func (w *Written) keepState(info fs.FileInfo, most int) {
 	})
 }
 
-// Remembered returns those of the paths that an earlier Remember has stored.
+// Remembered returns the paths that an earlier Remember has stored.
 func Remembered(dir string, paths []string) (known []string) {
 	if len(paths) == 0 {
 		return nil
@@ -137,7 +138,7 @@ func Remembered(dir string, paths []string) (known []string) {
 	return known
 }
 
-// resolved returns a path in the form of Scan's root: absolute, with no links in the
+// resolved returns a path in the form of Scan's root: absolute, without links in the
 // directories above.
 func resolved(path string) (string, error) {
 	at, err := filepath.Abs(path)
@@ -152,13 +153,13 @@ func resolved(path string) (string, error) {
 func forget(dir string) {
 	for _, kept := range writtenFiles(dir) {
 		if !slices.ContainsFunc(kept.Paths, func(w Written) bool { return exists(w.Path) }) {
-			_ = os.Remove(kept.at) // otherwise the next command tries it again
+			_ = os.Remove(kept.at) // the next command tries again
 		}
 	}
 }
 
-// writtenFiles reads the records of Remember. It leaves out unreadable records, because
-// they must not prevent a run.
+// writtenFiles reads the records of Remember. It skips unreadable records, because they
+// must not prevent a run.
 func writtenFiles(dir string) (all []writtenFile) {
 	if dir == "" {
 		return nil
@@ -173,20 +174,19 @@ func writtenFiles(dir string) (all []writtenFile) {
 	return all
 }
 
-// ours are those files below the root of a Scan that commands wrote there.
+// ours are the files below the root of a Scan that commands wrote.
 type ours struct {
-	whole   map[string]string // why a file or directory is left out, by its name
+	whole   map[string]string // why Scan leaves out a file or directory, by name
 	named   map[string][]namedFiles
-	tracked map[string]bool // files that git tracks are the user's
+	tracked map[string]bool // git tracks these files, so they are the user's
 }
 
-// namedFiles are those files of one directory whose names match patterns.
+// namedFiles are the files of one directory whose names match patterns.
 type namedFiles struct {
 	patterns []string
 	why      string
 }
 
-// findOurs finds the files below the root that commands wrote.
 func (s *scanner) findOurs(ctx context.Context) error {
 	s.ours = ours{whole: map[string]string{}, named: map[string][]namedFiles{}}
 	if s.opts.NoIgnore || s.opts.Written == "" {
@@ -234,7 +234,7 @@ func (s *scanner) findOurs(ctx context.Context) error {
 // A madeDir is a directory below the root that a command made.
 type madeDir struct{ name, why string }
 
-// allOurs reports whether all files in a directory are left out.
+// allOurs reports whether Scan leaves out all files in a directory.
 func (s *scanner) allOurs(dir string) bool {
 	all := true
 	_ = filepath.WalkDir(filepath.Join(s.root, filepath.FromSlash(dir)), func(at string, d fs.DirEntry, err error) error {
@@ -257,8 +257,7 @@ func (s *scanner) allOurs(dir string) bool {
 	return all
 }
 
-// leaveTracked makes the files that git tracks, and the directories above them, count as
-// the user's.
+// leaveTracked gives the user the files that git tracks, and the directories above them.
 func (s *scanner) leaveTracked(ctx context.Context) error {
 	if s.list == nil || len(s.ours.whole)+len(s.ours.named) == 0 {
 		return nil
@@ -277,8 +276,8 @@ func (s *scanner) leaveTracked(ctx context.Context) error {
 	return nil
 }
 
-// below returns the name of a path relative to the root, with slashes. It returns false if
-// the path is not below the root.
+// below returns the path at relative to the root, with slashes. It returns false if at is
+// not below the root.
 func (s *scanner) below(at string) (string, bool) {
 	rel, err := filepath.Rel(s.root, at)
 	if err != nil || !filepath.IsLocal(rel) {
@@ -287,8 +286,8 @@ func (s *scanner) below(at string) (string, bool) {
 	return filepath.ToSlash(rel), true
 }
 
-// unchanged reports whether the file at a path is still as the command wrote it. A
-// directory whose files are not known counts as unchanged.
+// unchanged reports whether the file at a path is as the command wrote it. A directory
+// whose files are not known counts as unchanged.
 func (w Written) unchanged(at string) bool {
 	info, err := os.Lstat(at)
 	switch {
@@ -302,8 +301,8 @@ func (w Written) unchanged(at string) bool {
 	return !info.IsDir() && info.Size() == w.Size && info.ModTime().UnixNano() == w.ModNS
 }
 
-// unfinished is the prefix of the directory in which cp gathers the files that arrive. If
-// such a directory exists, a cp is still running or was killed.
+// unfinished is the prefix of the directory in which cp gathers arriving files. If such a
+// directory exists, a cp is running or was killed.
 const unfinished = ".multihost-cp-"
 
 // of says why a file is ours, or returns "".

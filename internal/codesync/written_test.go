@@ -13,8 +13,8 @@ import (
 	"multihost/internal/testkit"
 )
 
-// TestWhatCommandsWroteHereIsNotSent shows which files of commands a run leaves out. It
-// also shows which files have become the user's.
+// The test shows which files of commands a run leaves out, and which files have become the
+// user's.
 func TestWhatCommandsWroteHereIsNotSent(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -38,7 +38,7 @@ func TestWhatCommandsWroteHereIsNotSent(t *testing.T) {
 	remember("multihost report", Written{Path: "edited.html"})
 	remember("multihost cp", Written{Path: "profile"}, Written{Path: "tokenizer"}, Written{Path: "a b*c"})
 	remember("multihost run", Written{Path: "logs", Names: []string{"output_slice_*.txt", "stacks-*"}})
-	remember("multihost cp", Written{Path: "."}) // the whole directory is never left out
+	remember("multihost cp", Written{Path: "."}) // the whole directory is sent
 	remember("multihost cp", Written{Path: "../elsewhere"})
 	testkit.Must(t, os.WriteFile(filepath.Join(dir, "edited.html"), []byte("my own"), 0o600))
 
@@ -72,7 +72,7 @@ func TestWhatCommandsWroteHereIsNotSent(t *testing.T) {
 		t.Errorf("with NoIgnore %d files are taken, want all 20", n)
 	}
 
-	// Files that the user has put under git are the user's.
+	// git tracks files: they are the user's.
 	git(t, dir, "init", "-q")
 	git(t, dir, "add", "profile/s0w1/a", "logs/output_slice_0000_worker_0000.txt")
 	tree = scan(Options{})
@@ -88,8 +88,8 @@ func TestWhatCommandsWroteHereIsNotSent(t *testing.T) {
 	}
 }
 
-// The user may work in a directory that came from a worker.
-// TestADirectoryOfACommandMayBeUsed shows which files a run then sends from there.
+// The user may work in a directory that came from a worker. The test shows which files a
+// run sends from there.
 func TestADirectoryOfACommandMayBeUsed(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -121,7 +121,7 @@ func TestADirectoryOfACommandMayBeUsed(t *testing.T) {
 		t.Errorf("remembered are %q", got)
 	}
 
-	// If a command wrote very many files, their states are not kept, and the run says so.
+	// If a command wrote very many files, Remember keeps no states, and the run says so.
 	w := Written{Path: in("got")}
 	info, err := os.Lstat(w.Path)
 	testkit.Must(t, err)
