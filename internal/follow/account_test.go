@@ -31,9 +31,9 @@ func TestAccountOfARun(t *testing.T) {
 		story string
 		ends  Endings
 		stop  *stopping
-		want  event.Summary // without the fields that are the same in every row
+		want  event.Summary // without the fields that all rows have in common
 		lines bool
-		cause string // cause of stopping.end
+		cause string // of stopping.end
 	}{
 		{story: "success", ends: Endings{ok, ok}, want: event.Summary{OK: true, Text: "run r succeeded on all 2 workers"}},
 		{story: "success of one worker", ends: Endings{ok}, want: event.Summary{OK: true, Text: "run r succeeded on its worker"}},
@@ -171,8 +171,8 @@ func TestWaitForLogs(t *testing.T) {
 	}
 }
 
-// A summary that names the slice that is gone needs no further word about the lost logs.
-// Any other summary does.
+// A summary that names the deleted slice says nothing more of the lost logs. Any other
+// summary does.
 func TestLogsOfSlicesThatGoDuringAStop(t *testing.T) {
 	gone := Ending{Known: true, Err: fmt.Errorf("slice %q is PREEMPTED: %w", "t-0", ErrSliceGone)}
 	for _, tt := range []struct {

@@ -6,7 +6,7 @@ import (
 	"multihost/internal/tpu"
 )
 
-// The price is the price of the tier that this command requested. Slices of others have the
+// Slices that this command requested have the price of their tier. Other slices have the
 // price on demand.
 func TestWhatSlicesAreBilled(t *testing.T) {
 	t.Parallel()

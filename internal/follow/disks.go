@@ -10,18 +10,17 @@ import (
 	"multihost/internal/tpu"
 )
 
-// LowDisks gathers the workers with little free space. It reports them together in one
-// line, and each worker only once. The zero value is ready for use. It is safe for
-// concurrent use.
+// LowDisks gathers workers with little free space. It reports each worker once, and several
+// in one line. The zero value is ready for use. It is safe for concurrent use.
 type LowDisks struct {
 	mu    sync.Mutex
 	known map[tpu.WorkerID]bool
-	fresh []tpu.WorkerID // workers that are not yet reported
-	least launch.Disk    // of the fresh workers
-	on    tpu.WorkerID   // the worker with the least space
+	fresh []tpu.WorkerID // workers still to be reported
+	least launch.Disk    // least free space of the fresh workers
+	on    tpu.WorkerID   // worker with the least space
 }
 
-// Add notes a worker whose disk is low. It counts each worker once.
+// Add notes a worker whose disk is low, once for each worker.
 func (l *LowDisks) Add(id tpu.WorkerID, d launch.Disk) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -38,14 +37,14 @@ func (l *LowDisks) Add(id tpu.WorkerID, d launch.Disk) {
 	l.fresh = append(l.fresh, id)
 }
 
-// What a disk with little free space is used for, and what happens when it is full.
+// Uses of a disk, and what happens when it is full.
 const (
 	OutputDisk = "where the output is kept; when less than a fiftieth is free, no more is kept, and the run goes on"
 	TmpDisk    = "in /tmp; a command that writes there fails when it is full"
 )
 
-// Tell warns about the workers added since the last call, in one line. The parameter what
-// names the use of the disk.
+// Tell warns in one line of the workers added since the last call. what is one of the uses
+// above.
 func (l *LowDisks) Tell(sink event.Sink, what string) {
 	l.mu.Lock()
 	fresh, least, on := l.fresh, l.least, l.on

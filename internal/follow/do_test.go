@@ -32,14 +32,14 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// A started is a run that has started on workers, and the Following that follows it.
+// A started is a run on workers, and its Following.
 type started struct {
 	*Following
 	said    *testkit.Recorder
 	workers []*localworker.Worker
 }
 
-// start starts each script on its own worker, which is a process of this machine.
+// start starts each script on a worker of its own, which is a process of this machine.
 func start(t *testing.T, scripts ...string) *started {
 	t.Helper()
 	fleet, ref := localworker.Fleet{}, launch.Ref{Run: "r", Attempt: 1}
@@ -62,7 +62,7 @@ func start(t *testing.T, scripts ...string) *started {
 	return s
 }
 
-// log returns this machine's copy of the output of a worker.
+// log returns this machine's copy of a worker's output.
 func (s *started) log(worker int) string {
 	text, _ := os.ReadFile(s.Rec.LogPath(tpu.WorkerID{Worker: worker}))
 	return string(text)
@@ -104,8 +104,8 @@ func TestAFailureStopsTheOthers(t *testing.T) {
 	}
 }
 
-// The workers are told that a user has learned how the run ended and has its logs. They are
-// not told if this command deletes their slices next.
+// The workers learn that a user knows how the run ended and has its logs, unless this
+// command deletes their slices next.
 func TestTheEndThatAUserHasSeen(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
@@ -142,12 +142,12 @@ func TestAConnectionThatBreaks(t *testing.T) {
 	}
 }
 
-// Each row has an event that ends a following. It says whether the command goes on.
+// Each row has an event that ends a following, and says whether the command continues.
 func TestWhatEndsAFollowing(t *testing.T) {
 	for _, tt := range []struct {
 		story  string
 		set    func(*Following)
-		cause  error // cause of the context
+		cause  error
 		err    string
 		lives  bool
 		phrase string // part of a note
@@ -189,7 +189,7 @@ func TestWhatEndsAFollowing(t *testing.T) {
 				t.Errorf("said %+v", s.said.Notes())
 			}
 			if tt.err == "" {
-				return // the test cannot know what still runs there
+				return // the test cannot know what runs there
 			}
 			state, err := launch.Status(t.Context(), s.Workers.Conns[0], s.Ref)
 			if err != nil || (state.Exit == nil) != tt.lives || s.Rec.Ended == tt.lives {
@@ -199,7 +199,6 @@ func TestWhatEndsAFollowing(t *testing.T) {
 	}
 }
 
-// Once changes nothing, and shows the logs as they are.
 func TestOnce(t *testing.T) {
 	t.Parallel()
 	s := start(t, "echo one\n"+localworker.UntilAllowed+"exit 4", "echo other")
@@ -235,7 +234,7 @@ func TestOnce(t *testing.T) {
 	s.workers[0].Return()
 }
 
-// If the disk here had no room for the rest of a log, the rest is fetched at the end.
+// If the local disk had no room for the rest of a log, the rest comes at the end.
 func TestTheRestOfALogIsBrought(t *testing.T) {
 	t.Parallel()
 	s := start(t, "echo one; echo two", "echo other")

@@ -18,7 +18,7 @@ import (
 	"multihost/internal/workers"
 )
 
-// dumpLimit limits how long one worker may take to return its stacks.
+// dumpLimit limits the time in which one worker returns its stacks.
 const dumpLimit = time.Minute
 
 // A Dumped holds the stacks of a run's processes on one worker.
@@ -29,8 +29,8 @@ type Dumped struct {
 	Error  string         `json:"error,omitempty"`
 }
 
-// DumpOn dumps the stacks of a run on connected workers. A process that dumps its stacks on
-// a signal may print other text with them, so secrets are masked.
+// DumpOn dumps the stacks of a run on connected workers. It masks secrets, because a
+// process that dumps its stacks on a signal may print other text with them.
 func DumpOn(ctx context.Context, d Deps, t *workers.Connected, rec *record.Record, secrets [][]byte) error {
 	dir := filepath.Join(rec.LogDir, "stacks-"+d.Clock.Now().UTC().Format("20060102T150405Z"))
 	if err := os.MkdirAll(dir, 0o700); err != nil {
@@ -88,7 +88,7 @@ func stackText(all []launch.Stack) []byte {
 	return []byte(b.String())
 }
 
-// mostFolded is how many places the folded view shows. The files contain all places.
+// mostFolded limits the places in the folded view. The files have all of them.
 const mostFolded = 20
 
 func foldedText(ids []tpu.WorkerID, stacks [][]launch.Stack) string {
@@ -131,14 +131,14 @@ func PrintedText(ids []tpu.WorkerID, stacks [][]launch.Stack, run string) string
 	return fmt.Sprintf("left out: %s that the command printed meanwhile on %s; read it with: multihost logs %s --worker=%s\n", event.Count(lines, "line"), tpu.Fold(at), run, at[0])
 }
 
-// beginDump collects the stacks of a run that has stalled. It does nothing while an
-// earlier dump is in progress.
+// beginDump collects the stacks of a run that has stalled, unless an earlier dump is in
+// progress.
 func (w *watcher) beginDump(ctx context.Context) {
 	if w.dumping != nil {
 		select {
 		case <-w.dumping:
 		default:
-			return // the last one is still in progress
+			return
 		}
 	}
 	w.dumping = make(chan struct{})
@@ -151,7 +151,7 @@ func (w *watcher) beginDump(ctx context.Context) {
 	}()
 }
 
-// Close waits for a dump in progress. The dump ends when its context ends.
+// Close waits for a dump in progress, which ends with its context.
 func (w *watcher) Close() {
 	if w.dumping != nil {
 		<-w.dumping

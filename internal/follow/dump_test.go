@@ -7,8 +7,7 @@ import (
 	"multihost/internal/tpu"
 )
 
-// TestPrintedText checks that output of the command is mentioned but not shown among the
-// stacks.
+// The stacks do not show the command's output, but a note mentions it.
 func TestPrintedText(t *testing.T) {
 	ids := []tpu.WorkerID{{}, {Worker: 1}, {Worker: 2}}
 	stacks := [][]launch.Stack{{{Lines: []string{"a"}}}, {{Printed: []string{"1", "2"}}}, {{Printed: []string{"3"}}}}

@@ -13,14 +13,14 @@ import (
 type Ending struct {
 	Known  bool
 	Exit   launch.Exit
-	Err    error     // why the end could not be learned
-	tail   bool      // it looks like a training's tail, see leaves
-	behind int       // processes that the command left behind and that were then killed
-	part   *PartLog  // set when only the beginning of the log is here; nil: all of it
-	at     time.Time // time of the end by the worker's clock, corrected to the runner's clock
+	Err    error     // why the end is not known
+	tail   bool      // the end looks like a training's tail; see leaves
+	behind int       // processes that the command left behind, all killed
+	part   *PartLog  // set if this machine has only a part of the log
+	at     time.Time // worker's time of the end, corrected to the runner's clock
 }
 
-// fate decides about a worker that is no longer followed.
+// fate decides about a worker that nobody follows any more.
 func (e Ending) fate() fate {
 	if !e.Known {
 		return fateRetry
@@ -33,8 +33,7 @@ func (e Ending) failed() bool { return e.Err != nil || e.Exit.Code != 0 || e.Exi
 // stopped reports whether multihost stopped the command.
 func (e Ending) stopped() bool { return e.Exit.Reason != "" && !e.Exit.Lost }
 
-// If the end on a worker could not be learned, its exit status is LostCode: EX_UNAVAILABLE
-// of sysexits.
+// LostCode is the exit status of an unknown end: EX_UNAVAILABLE of sysexits.
 const LostCode = 69
 
 func (e Ending) code() int {
@@ -52,10 +51,10 @@ func (e Ending) Text() string {
 	return e.Exit.String()
 }
 
-// Endings are how the command ended on all workers of a run, in their order.
+// Endings are the ends on all workers of a run, in the workers' order.
 type Endings []Ending
 
-// on folds the names of the workers for whose ends the function given as is returns true.
+// on folds the names of the workers for whose ends is returns true.
 func (all Endings) on(ids []tpu.WorkerID, is func(Ending) bool) string {
 	var names []tpu.WorkerID
 	for i, e := range all {
@@ -71,7 +70,7 @@ func unknown(e Ending) bool { return !e.Known }
 // mayRun reports whether the command may still be running.
 func mayRun(e Ending) bool { return e.fate() != fateEnded }
 
-// known counts the ends that are known.
+// known counts the known ends.
 func (all Endings) known() (n int) {
 	for _, e := range all {
 		if e.Known {
@@ -82,7 +81,7 @@ func (all Endings) known() (n int) {
 }
 
 // cutOff reports whether workers could not be reached and no failure of the command is
-// known. The command may then still be running there.
+// known. The command may still be running there.
 func (all Endings) cutOff() bool {
 	away := false
 	for _, e := range all {
@@ -95,7 +94,7 @@ func (all Endings) cutOff() bool {
 }
 
 // settled reports whether nothing more can be found out about how the command ended. bucket
-// means that the run has a bucket. The bucket may know the end even when the slices are
+// says that the run has a bucket. The bucket may know the end even when the slices are
 // gone.
 func (all Endings) settled(bucket bool) bool {
 	return !slices.ContainsFunc(all, func(e Ending) bool {
@@ -103,12 +102,11 @@ func (all Endings) settled(bucket bool) bool {
 	})
 }
 
-// verdict returns the exit status of the run, and the index of the first worker to fail.
-// The index is -1 if none failed. A worker that was stopped by multihost is not blamed for
-// its end.
+// verdict returns the exit status of the run, and the index of the first worker to fail, or
+// -1. A worker that multihost stopped has not failed.
 //
-// The status is 0 only if every worker ended with 0 or its failure is excused. Failures
-// are excused only if strict is not set, nobody was stopped and every end is known.
+// The status is 0 only if every worker ended with 0 or is excused. A failure is excused
+// only without strict, if nobody was stopped and every end is known.
 func (all Endings) verdict(strict bool) (code, first int) {
 	excuse := !strict && !slices.ContainsFunc(all, Ending.stopped) && !slices.ContainsFunc(all, unknown)
 	bad := func(e Ending) bool { return e.failed() && !(excuse && excused(e, all[0])) }
@@ -125,7 +123,7 @@ func (all Endings) verdict(strict bool) (code, first int) {
 	return 0, -1
 }
 
-// order lists the workers by the time at which their command ended.
+// order lists the workers by the time of their command's end.
 func (all Endings) order() []int {
 	order := make([]int, len(all))
 	for i := range order {
@@ -135,8 +133,8 @@ func (all Endings) order() []int {
 	return order
 }
 
-// leftBehind counts the processes that the command had left in the background when it ended
-// by itself. It also returns the workers they were on.
+// leftBehind counts the processes that the command left in the background when it ended by
+// itself. It also returns their workers.
 func (all Endings) leftBehind(ids []tpu.WorkerID) (n int, on []tpu.WorkerID) {
 	for i, e := range all {
 		if e.behind > 0 && e.Exit.Reason == "" {
@@ -157,7 +155,6 @@ func (all Endings) dropped(ids []tpu.WorkerID) (most int64, on []tpu.WorkerID) {
 	return most, on
 }
 
-// partly returns the logs that are not whole here.
 func (all Endings) partly() (parts Parts) {
 	for _, e := range all {
 		if e.part != nil {

@@ -20,10 +20,9 @@ import (
 type fate string
 
 const (
-	// fateRetry: the output is requested again. The command is not touched.
+	// fateRetry: request the output again. The command continues.
 	fateRetry fate = "retry"
-	// fateLost: the worker is no longer followed. The command is not touched and may
-	// still be running.
+	// fateLost: follow the worker no more. The command may still be running.
 	fateLost fate = "lost"
 	// fateEnded: the command has ended on the worker.
 	fateEnded fate = "ended"
@@ -31,15 +30,15 @@ const (
 
 // evidence has the known facts about the command on one worker.
 type evidence struct {
-	recorded bool          // its supervisor has recorded the end
-	gone     bool          // the API says that its slice is gone or was taken away
-	trouble  trouble       // why the worker cannot be followed; "" if it is followed
-	away     time.Duration // how long it has not been followed
+	recorded bool          // the supervisor has recorded the end
+	gone     bool          // the API says that the slice is gone or was taken away
+	trouble  trouble       // why the worker cannot be followed; "" if it can
+	away     time.Duration // since how long it cannot be followed
 }
 
-// fateOf decides about one worker. Only the record of its supervisor, or the cloud's report
-// about its slice, means that the command has ended. A failure on our side never does.
-// limit is --lost-timeout, or 0 if there is no limit.
+// fateOf decides about one worker. Only the supervisor's record, or the cloud's report
+// about the slice, means that the command has ended. A failure on our side never does.
+// limit is --lost-timeout, or 0 for no limit.
 func fateOf(e evidence, limit time.Duration) fate {
 	switch {
 	case e.recorded || e.gone:
@@ -57,14 +56,13 @@ type trouble string
 
 const (
 	noTrouble  trouble = ""
-	connection trouble = "connection" // the connection cannot be made, or it broke
+	connection trouble = "connection" // there is no connection
 	noAnswer   trouble = "no answer"  // the login runs no command, or its answer makes no sense
-	OurLogin   trouble = "our login"  // our credentials have expired; that says nothing about the worker
-	strange    trouble = "strange"    // the first answer of the worker says that the command was never started there
+	OurLogin   trouble = "our login"  // our credentials have expired, which says nothing about the worker
+	strange    trouble = "strange"    // the worker's first answer says that the command never started there
 )
 
-// TroubleOf returns the kind of an error. launch.Follow has reported the error, or has
-// ended with it.
+// TroubleOf returns the kind of an error of launch.Follow, reported or returned.
 func TroubleOf(err error) trouble {
 	var refused *launch.RemoteError
 	var connect *remote.ConnectError
@@ -82,9 +80,9 @@ func TroubleOf(err error) trouble {
 	return connection
 }
 
-// Text is the message about workers that cannot be followed. It has %s for their names. It
+// Text is the message about workers that cannot be followed, with %s for their names. It
 // says why, and what happens next. If the trouble was reported before, the text also says
-// how long the trouble has lasted.
+// how long it has lasted.
 func (t trouble) Text(cause string, away, limit time.Duration) string {
 	cause = strings.ReplaceAll(cause, "%", "%%")
 	text, again := "cannot follow %s", "trying again"
@@ -106,8 +104,8 @@ func (t trouble) Text(cause string, away, limit time.Duration) string {
 	return text
 }
 
-// RuntimeWords match what the distributed runtime itself prints when it ends a process
-// because other processes have left. grep -E on the workers uses them, too.
+// RuntimeWords match what the distributed runtime prints when it ends a process because
+// other processes have left. Workers use them with grep -E.
 const RuntimeWords = `JAX distributed service|[Cc]oordination ?[Ss]ervice|coordination_service|[Cc]oordination agent|[Ss]hutdown barrier`
 
 var runtimeSays = regexp.MustCompile(RuntimeWords)
@@ -128,29 +126,28 @@ func excused(e, lead Ending) bool {
 	return known(lead) && !lead.failed() && known(e) && e.tail && !e.Exit.OOM && after >= 0 && after < detach.ExcuseWindow
 }
 
-// With fail-fast, the end of one worker has a consequence for the others. A step is this
-// consequence.
+// A step is the consequence of one worker's end for the others, with fail-fast.
 type step string
 
 const (
 	stepNone  step = "none"
-	stepStop  step = "stop all"  // the command has failed there, so it is stopped everywhere
-	stepLeave step = "leave all" // the worker is lost, so the run is left as it is
+	stepStop  step = "stop all"  // the command has failed there, so stop it everywhere
+	stepLeave step = "leave all" // the worker is lost, so leave the run as it is
 )
 
-// stepAfter is the only place where the end of one worker can stop the command on all.
-// Apart from that, only a choice of the user stops a followed command. These choices are
-// Ctrl-C or a signal (--on-interrupt), --timeout, --ttl, --on-stall=stop or restart, and
-// multihost stop. A stall does not count the time during which a worker could not be
-// followed. The following errors on our side must never lead to a stop:
+// stepAfter is the only place where the end of one worker can stop the command on all. All
+// other stops of a followed command are choices of the user: Ctrl-C or a signal
+// (--on-interrupt), --timeout, --ttl, --on-stall=stop or restart, and multihost stop. A
+// stall does not count the time in which a worker could not be followed. These errors on
+// our side must never lead to a stop:
 //
 //   - following: the connection, the login's start-up files, a process limit, an answer
 //     that is cut or makes no sense, another host key, too much output;
-//   - the worker's files: a log that became shorter, a record that cannot be read;
+//   - the worker's files: a log that became shorter, an unreadable record;
 //   - this machine: a log file that cannot be opened or written;
-//   - requests: for the state of a silent run, for its stacks, for processes that it left
-//     behind, for the worker's clock when a running command is taken over;
-//   - a worker that was lost (--lost-timeout): the others continue without this runner.
+//   - requests: for the state of a silent run, its stacks, processes that it left behind,
+//     or the worker's clock when a running command is taken over;
+//   - a lost worker (--lost-timeout): the others continue without this runner.
 func stepAfter(e Ending) step {
 	switch {
 	case e.fate() == fateLost:
@@ -162,7 +159,7 @@ func stepAfter(e Ending) step {
 }
 
 // stopReason says why the others are stopped when the command has ended on one worker.
-// Either somebody ordered that, possibly from another machine, or the command has failed.
+// Somebody ordered that, perhaps from another machine, or the command has failed.
 func (e Ending) stopReason() string {
 	if e.Err == nil && e.Exit.Reason != "" && !e.Exit.Lost {
 		return e.Exit.Reason
@@ -170,7 +167,7 @@ func (e Ending) stopReason() string {
 	return failFastReason
 }
 
-// A lostError says why a worker is given up. The command there is not touched.
+// A lostError says why a worker is given up. The command there continues.
 type lostError struct {
 	trouble trouble
 	limit   time.Duration

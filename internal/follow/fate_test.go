@@ -18,8 +18,7 @@ import (
 	"multihost/internal/tpu"
 )
 
-// followTroubles are the errors that can occur while a worker is followed. Each has its
-// kind.
+// followTroubles are the possible errors of following a worker, each with its kind.
 var followTroubles = []struct {
 	story string
 	err   error
@@ -39,8 +38,8 @@ var followTroubles = []struct {
 	{"anything else", errors.New("broken pipe"), connection},
 }
 
-// Following is tried again after every error until --lost-timeout. Then the worker
-// counts as lost, and its command is left alone.
+// Following is retried after every error until --lost-timeout. Then the worker is lost, and
+// its command continues.
 func TestTroubleOfOursEndsNoCommand(t *testing.T) {
 	const limit = 10 * time.Minute
 	for _, row := range followTroubles {
@@ -124,8 +123,8 @@ func TestTroubleIsToldWithWhatHappensNext(t *testing.T) {
 	}
 }
 
-// If a log file cannot be opened, this machine has no copy. The run continues. If the file
-// can be opened at the end, the whole log is fetched.
+// If a log file cannot be opened, the run continues without a copy here. At the end the
+// whole log is fetched, if the file can then be opened.
 func TestALogThatCannotBeOpenedCostsNoRun(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "logs")
 	var shown, notes strings.Builder
@@ -153,8 +152,8 @@ func TestALogThatCannotBeOpenedCostsNoRun(t *testing.T) {
 	log.close()
 }
 
-// If a user ordered a stop, here or elsewhere, the first worker to end is not reported as
-// failed.
+// After a user has ordered a stop, here or elsewhere, the first worker to end is not
+// reported as failed.
 func TestAStopThatWasOrderedIsNoFailure(t *testing.T) {
 	t.Parallel()
 	for want, e := range map[string]Ending{

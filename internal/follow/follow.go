@@ -1,19 +1,19 @@
-// Package follow copies the logs of a command here until the command has ended on every
-// worker, and judges who failed first. It stops the command on all workers when one worker
-// has failed, or when the user says so. It waits until outages are over.
+// Package follow copies the logs of a command to this machine until the command has ended
+// on every worker, and finds out who failed first. It stops the command on all workers when
+// one has failed, or when the user says so. It waits until outages are over.
 //
 // # Decisions
 //
-//   - Trouble on this side ends no command. Follow tries again after every error. fate.go
-//     alone decides whether a worker is asked again, lost or ended, and whether the others
-//     are stopped. It decides from the error, the evidence and the time. A change of the
-//     kind of trouble is reported.
-//   - A worker that was lost for 10 minutes, or whose slice the API reports gone, fails the
-//     attempt. Its command is not touched until a new attempt begins. If this machine
+//   - Trouble on this side ends no command. Follow retries after every error. fate.go alone
+//     decides whether a worker is asked again, lost or ended, and whether the others are
+//     stopped. It decides from the error, the evidence and the time. Follow reports when
+//     the kind of trouble changes.
+//   - A worker that was lost for 10 minutes, or whose slice is gone according to the API,
+//     fails the attempt. Its command continues until a new attempt begins. If this machine
 //     reaches neither a worker nor the API, its own network has failed. The 10 minutes then
 //     begin when the network is back.
-//   - Training steps are read where the bytes of a log are written. They are not read from
-//     events. A view may drop bytes, but the figures need all of them.
+//   - Training steps are read where the bytes of a log are written, and not from events. A
+//     view may drop bytes, but the figures need all of them.
 package follow
 
 import (
@@ -31,7 +31,6 @@ import (
 	"multihost/internal/workers"
 )
 
-// Deps holds what the package works with.
 type Deps struct {
 	*workers.Reach
 	*record.Keeper
@@ -52,26 +51,26 @@ type Following struct {
 	Strict   bool
 	Watching WatchOptions
 	Patience Patience
-	Secrets  [][]byte   // masked in the output that is shown, never in its files
-	Attached bool       // this command did not start the run, so an interrupt leaves it running
-	Wraps    [][]string // per worker: words before the command, if this command started it
-	Deletes  bool       // this command deletes the slices after a success, or sees only a part of the run; so it does not mark the run as seen
+	Secrets  [][]byte   // masked in the output on the screen, never in files
+	Attached bool       // this command did not start the run, so an interrupt does not stop it
+	Wraps    [][]string // for each worker: words before the command, if this command started it
+	Deletes  bool       // this command deletes the slices after a success, or sees only a part of the run: it does not mark the run as seen
 
-	// If Reads is set, it takes the output of each worker in place of its log file. Such a
+	// Reads, if set, takes the output of each worker in place of its log file. Such a
 	// following changes nothing on the workers or on this machine, and stops no command.
 	Reads []*training.ReadLog
 
 	Begin time.Time
 	Ends  Endings
-	Sum   *event.Summary // summary of an end that this process saw; the caller emits it
+	Sum   *event.Summary // summary of an end that this process saw, for the caller to emit
 
 	outages  outages
-	stirred  chan struct{} // holds one token when outages have changed
+	stirred  chan struct{} // has one token when outages have changed
 	lowDisks LowDisks
 	cutLogs  cutLogs
 	logs     LogWait
 	window   *launch.Window
-	silent   workers.Silence // the silent workers that the status line shows now
+	silent   workers.Silence // silent workers in the present status line
 	watcher  *watcher
 }
 
@@ -97,7 +96,7 @@ func (f *Following) Do(ctx context.Context) (stage.Outcome, error) {
 		end.Detail = "stopped"
 	}
 	f.Sink.Emit(end)
-	if stop.proven() { // otherwise workers cannot be reached
+	if stop.proven() { // otherwise a worker may not have stopped
 		f.bringLogs(ctx)
 	}
 	return f.conclude(ctx, stop)
@@ -123,7 +122,7 @@ func (f *Following) Once(ctx context.Context) {
 	}
 }
 
-// prepare makes the values that following needs, before anything is read.
+// prepare makes the values for following.
 func (f *Following) prepare() {
 	n := len(f.Workers.IDs)
 	f.Ends, f.stirred = make(Endings, n), make(chan struct{}, 1)
@@ -161,7 +160,7 @@ func (f *Following) progress() event.Progress {
 	return p
 }
 
-// tellSilence shows the silent workers, when they have changed.
+// tellSilence shows the silent workers after a change.
 func (f *Following) tellSilence() {
 	now := f.Workers.Silence(func(i int) bool { return !f.Ends[i].Known }, f.Begin, f.Clock.Now())
 	if now != f.silent {
@@ -174,15 +173,15 @@ func (f *Following) tellSilence() {
 func (f *Following) unfinished() string { return f.Ends.on(f.Workers.IDs, unknown) }
 
 // CutOff reports whether workers could not be reached and no failure of the command is
-// known. The command may then still be running there.
+// known. The command may still be running there.
 func (f *Following) CutOff() bool { return f.Ends.cutOff() }
 
-// Verdict returns the exit status of the run, and the index of the first worker to fail.
-// The index is -1 if none failed.
+// Verdict returns the exit status of the run, and the index of the first worker to fail, or
+// -1.
 func (f *Following) Verdict() (code, first int) { return f.Ends.verdict(f.Strict) }
 
-// OutOfReach returns the workers that cannot be followed now, with the cause. It is safe
-// for use during Do and Once.
+// OutOfReach returns the workers that cannot be followed now, and the causes. It may be
+// called during Do and Once.
 func (f *Following) OutOfReach() map[tpu.WorkerID]string {
 	away := map[tpu.WorkerID]string{}
 	for i, cause := range f.outages.causes() {
@@ -191,7 +190,7 @@ func (f *Following) OutOfReach() map[tpu.WorkerID]string {
 	return away
 }
 
-// stir causes a report of the outages after workers.OutagePause.
+// stir makes Do report the outages after workers.OutagePause.
 func (f *Following) stir() {
 	select {
 	case f.stirred <- struct{}{}:
@@ -199,17 +198,16 @@ func (f *Following) stir() {
 	}
 }
 
-// tellOutages reports changes in the workers that cannot be followed, and in the logs that
-// cannot be kept here.
+// tellOutages reports which workers and which logs are newly affected or well again.
 func (f *Following) tellOutages() {
 	f.cutLogs.tell(f.Sink, f.Ref.Run)
 	f.outages.tell(f.Sink, f.Workers.IDs, f.Clock.Now(), f.Patience.Lost)
 }
 
-// lookAtOutages asks the cloud, by one call for all, whether the slices of lost workers
-// still exist. It gives up the workers whose slices are gone. If this machine has no
-// network, no worker becomes lost, and the time of each outage begins anew. lookAtOutages
-// returns the pause before the next look. pause is the one before this look.
+// lookAtOutages asks the cloud, in one call, whether the slices of lost workers exist. It
+// gives up the workers whose slices are gone. If this machine has no network, no worker
+// becomes lost, and the time of each outage begins anew. pause is the last pause.
+// lookAtOutages returns the next one.
 func (f *Following) lookAtOutages(ctx context.Context, pause time.Duration) time.Duration {
 	lost := f.outages.lostNow()
 	if len(lost) == 0 {
@@ -255,16 +253,16 @@ func (f *Following) conclude(ctx context.Context, stop *stopping) (stage.Outcome
 	if f.Reads == nil && a.toKeep() {
 		f.onFirst(ctx, func(ctx context.Context, c remote.Runner) error { return launch.KeepVerdict(ctx, c, f.Ref, a.blame()) })
 	}
-	seen := a.code != 0 || cause == nil // if a stop comes between the last end and its report, the run has not succeeded
+	seen := a.code != 0 || cause == nil // a stop between the last end and its report: the run has not succeeded
 	if f.Reads == nil && !f.Deletes && seen && f.Rec.Ended && f.Ends.settled(true) && parts == nil {
 		f.onFirst(ctx, func(ctx context.Context, c remote.Runner) error { return launch.KeepSeen(ctx, c, f.Ref, f.Owner) })
 	}
 	return stage.Outcome{Code: a.code, Started: true, PartLogs: parts != nil, KeepLogs: parts.there() && !stop.slicesGo(f.Deletes)}, cause
 }
 
-// goneWhileStopped notes logs that are not whole because their slices were deleted before
-// the logs were read to their ends. After a stop that a user chose, the summary says only
-// that the command was stopped. The summary of any other end names these slices.
+// goneWhileStopped notes logs that are not whole because their slices were deleted too
+// early. After a stop by the user, the summary says only that the command was stopped. The
+// summary of any other end names these slices.
 func (f *Following) goneWhileStopped(stop *stopping) {
 	if stop == nil || stop.cause == nil || f.Reads != nil || f.Rec.Bucket != "" { // a bucket may have the rest
 		return
@@ -278,7 +276,7 @@ func (f *Following) goneWhileStopped(stop *stopping) {
 }
 
 // onFirst calls do for worker 0 of each slice, if it is connected. multihost ps asks these
-// workers how the attempt ended as a whole.
+// workers how the attempt ended.
 func (f *Following) onFirst(ctx context.Context, do func(ctx context.Context, c remote.Runner) error) {
 	f.Workers.Each(ctx, event.Discard, "", func(ctx context.Context, i int) error {
 		if f.Workers.IDs[i].Worker != 0 || f.Workers.IsAway(i) {
@@ -294,8 +292,8 @@ func (f *Following) account(stop *stopping) account {
 	return a
 }
 
-// judge returns the summary of the run and the error that the run ends with. It warns about
-// everything that does not fit into the summary.
+// judge returns the summary and the error of the run. It warns of everything that does not
+// fit into the summary.
 func (f *Following) judge(a account) (event.Summary, error) {
 	if a.first >= 0 && a.first < len(f.Wraps) && outOfBoundMemory(a.ends[a.first].Exit, f.Wraps[a.first]) {
 		event.Notef(f.Sink, event.Warn, "let it use the other nodes' memory too: --numa=preferred",

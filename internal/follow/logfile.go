@@ -17,25 +17,24 @@ import (
 	"multihost/internal/tpu"
 )
 
-// logFile is the local copy of one worker's output. It is a prefix of the worker's file at
-// every moment. If the local disk is full, the view continues. The file then remains a
-// prefix until the command has ended.
+// logFile is the local copy of one worker's output. At every moment it is a prefix of the
+// worker's file, until the command has ended. On a full local disk, the view continues
+// without the copy.
 type logFile struct {
 	run    string
 	id     tpu.WorkerID
 	path   string
-	file   *os.File // nil: it could not be opened
+	file   *os.File // nil: not open
 	size   int64
 	sink   event.Sink
-	steps  io.Writer // reads the training steps; nil: they are not read
+	steps  io.Writer // reads the training steps; may be nil
 	view   mask.Masker
 	broken bool
 	cut    func(error) // called with the error that ends the copy
 
-	arrivals *record.ArrivalWriter // nil: the times are not kept
+	arrivals *record.ArrivalWriter // nil: the times are not stored
 }
 
-// keep writes p to the file.
 func (l *logFile) keep(p []byte) (int, error) {
 	l.arrivals.Mark(l.size)
 	n, err := l.file.Write(p)
@@ -43,8 +42,7 @@ func (l *logFile) keep(p []byte) (int, error) {
 	return n, err
 }
 
-// openLog opens the local copy to continue it. If that fails, openLog reports it. The run
-// continues.
+// openLog opens the local copy to continue it. It reports a failure, and the run continues.
 func openLog(rec *record.Record, id tpu.WorkerID, sink event.Sink, secrets [][]byte) *logFile {
 	l := &logFile{run: rec.Run, id: id, path: rec.LogPath(id), sink: sink, view: mask.Masker{Words: secrets}}
 	if err := l.open(); err != nil {
@@ -82,7 +80,7 @@ func (l *logFile) cutThere(e *launch.TruncatedError) {
 		l.id, there, e.Offset)
 }
 
-// Write never fails, because the run must not end when the local copy is lost.
+// Write never fails, because the run must continue without the local copy.
 func (l *logFile) Write(p []byte) (int, error) {
 	if !l.broken {
 		if _, err := l.keep(p); err != nil {
@@ -97,17 +95,17 @@ func (l *logFile) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// Some logs cannot be kept here any more. cutLogs gathers their workers, so that one line
-// reports all that have the same cause. The zero value is ready for use. It is safe for
-// concurrent use.
+// cutLogs gathers workers whose logs this machine cannot copy any more. So one line reports
+// all that have the same cause. The zero value is ready for use. It is safe for concurrent
+// use.
 type cutLogs struct {
 	mu   sync.Mutex
-	ids  []tpu.WorkerID // not yet reported
+	ids  []tpu.WorkerID // still to be reported
 	errs []error
 }
 
 func (c *cutLogs) add(id tpu.WorkerID, err error) {
-	if local := (*fs.PathError)(nil); errors.As(err, &local) { // its path contains the worker's name
+	if local := (*fs.PathError)(nil); errors.As(err, &local) { // the path contains the worker's name
 		err = local.Err
 	}
 	c.mu.Lock()
@@ -142,10 +140,9 @@ func (l *logFile) close() {
 	}
 }
 
-// LastLines returns the last n lines of a file with secrets masked. It reads at most the
-// last 64 KiB. It drops a line that begins before these 64 KiB, because the rest of the
-// line may begin in the middle of a secret. If that line is the only one, it drops only as
-// many bytes as the longest secret has.
+// LastLines returns the last n lines of a file, with masked secrets. It reads at most the
+// last 64 KiB. It drops a line that begins before these 64 KiB, because a secret may be cut
+// there. If that is the only line, it drops only as many bytes as the longest secret has.
 func LastLines(path string, n int, secrets [][]byte) []string {
 	file, err := os.Open(path)
 	if err != nil {

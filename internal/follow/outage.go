@@ -18,38 +18,37 @@ import (
 )
 
 const (
-	// OutageLook is how often the cloud is asked whether the slices of lost workers still
-	// exist.
+	// OutageLook is the time between two questions to the cloud whether the slices of lost
+	// workers exist.
 	OutageLook = 10 * time.Second
-	// longestLook limits the pause while the cloud does not answer. Each try is reported.
+	// longestLook limits that time while the cloud does not answer. Each try is reported.
 	longestLook = 2 * time.Minute
 )
 
-// ErrSliceGone marks the end of a worker whose slice the API reports as gone or taken
-// away. Nothing of the command can be running there.
+// ErrSliceGone marks the end of a worker whose slice is gone or was taken away, according
+// to the API. No command can be running there.
 var ErrSliceGone = fault.New(fault.Unavailable, "nothing runs there any more")
 
-// An outage is the time during which one worker cannot be followed.
+// An outage is a time in which one worker cannot be followed.
 type outage struct {
 	giveUp context.CancelCauseFunc // nil: no outage
-	begin  time.Time               // start of the time that counts towards the limit
-	kind   trouble                 // kind of the last failed try
-	cause  string                  // cause of the last failed try, for people
+	begin  time.Time               // start of the time for the limit
+	kind   trouble                 // of the last failed try
+	cause  string                  // of the last failed try, in words
 	gone   bool                    // the worker's slice is gone
 
-	said      time.Time // when it was last reported
-	saidKind  trouble   // the kind that was then reported
+	said      time.Time // time of the last report
+	saidKind  trouble   // kind in the last report
 	told      bool      // this outage was reported
-	recovered bool      // it is over, and that was not reported yet
+	recovered bool      // it is over, and that is still to be reported
 }
 
-// fail records a failed try to follow the worker. news says that there is something to
-// report. lost says that the worker was away for longer than limit. A limit of 0 never
-// passes.
+// fail records a failed try to follow the worker. news says that something is to be
+// reported. lost says that the worker was away for longer than limit; 0 is no limit.
 func (o *outage) fail(now time.Time, kind trouble, cause string, giveUp context.CancelCauseFunc, limit time.Duration) (news, lost bool) {
 	if o.giveUp == nil {
 		news, o.begin = true, now
-		if o.recovered { // the recovery was too short to be reported
+		if o.recovered { // the recovery was too short for a report
 			o.recovered, o.told = false, true
 		}
 	}
@@ -61,8 +60,8 @@ func (o *outage) fail(now time.Time, kind trouble, cause string, giveUp context.
 	return news, fateOf(evidence{trouble: kind, away: now.Sub(o.begin)}, limit) == fateLost
 }
 
-// end records that the worker is followed again. news says that there is something to
-// report.
+// end records that the worker is followed again. news says that something is to be
+// reported.
 func (o *outage) end() (news bool) {
 	if o.giveUp == nil {
 		return false
@@ -72,9 +71,9 @@ func (o *outage) end() (news bool) {
 	return true
 }
 
-// report returns the text that is due now, with %s for the worker. The text is about the
-// outage, or it says that the worker is followed again. A worker's outages are reported at
-// most once a minute, and a long one again each time its length has doubled.
+// report returns the text that is due now, with %s for the worker: about the outage, or
+// that the worker is followed again (back). There is at most one report a minute, and a
+// long outage is reported again each time its length has doubled.
 func (o *outage) report(now time.Time, limit time.Duration) (text string, back bool) {
 	away := now.Sub(o.begin)
 	switch {
@@ -93,8 +92,8 @@ func (o *outage) report(now time.Time, limit time.Duration) (text string, back b
 	return text, back
 }
 
-// outages are the outages of all workers of a run, by the index of the worker. The zero
-// value is ready for use. It is safe for concurrent use.
+// outages are the outages of a run, by the index of the worker. The zero value is ready for
+// use. It is safe for concurrent use.
 type outages struct {
 	mu  sync.Mutex
 	all map[int]*outage
@@ -113,8 +112,8 @@ func (o *outages) at(i int, f func(*outage)) {
 	f(o.all[i])
 }
 
-// lost records that worker i could not be followed because of err, and gives it up when
-// limit has passed. It reports whether there is something to tell.
+// lost records that worker i could not be followed because of err, and gives it up after
+// limit. It reports whether there is news.
 func (o *outages) lost(i int, id tpu.WorkerID, giveUp context.CancelCauseFunc, err error, now time.Time, limit time.Duration) (news bool) {
 	o.at(i, func(o *outage) {
 		kind, over := TroubleOf(err), false
@@ -127,13 +126,13 @@ func (o *outages) lost(i int, id tpu.WorkerID, giveUp context.CancelCauseFunc, e
 }
 
 // back records that worker i is followed, or followed again. It reports whether there is
-// something to tell.
+// news.
 func (o *outages) back(i int) (news bool) {
 	o.at(i, func(o *outage) { news = o.end() })
 	return news
 }
 
-// over ends the outage of a worker that is no longer followed.
+// over ends the outage of a worker that nobody follows any more.
 func (o *outages) over(i int) { o.at(i, func(o *outage) { o.giveUp = nil }) }
 
 // gone gives up worker i, whose slice is gone.
@@ -151,14 +150,14 @@ func (o *outages) isGone(i int) (gone bool) {
 	return gone
 }
 
-// restart makes the time of the workers' outages count from now.
+// restart makes the time of the workers' outages begin now.
 func (o *outages) restart(lost []int, now time.Time) {
 	for _, i := range lost {
 		o.at(i, func(o *outage) { o.begin = now })
 	}
 }
 
-// causes says why workers cannot be followed now. The key is the worker's index.
+// causes returns why workers cannot be followed now, by index.
 func (o *outages) causes() map[int]string {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -174,8 +173,7 @@ func (o *outages) causes() map[int]string {
 // lostNow returns the workers that cannot be followed now, in order.
 func (o *outages) lostNow() []int { return slices.Sorted(maps.Keys(o.causes())) }
 
-// tell reports which workers can no longer be followed since the last report, and which are
-// followed again.
+// tell reports the workers that are newly lost, and those that are followed again.
 func (o *outages) tell(sink event.Sink, ids []tpu.WorkerID, now time.Time, limit time.Duration) {
 	var back []tpu.WorkerID
 	texts := make([]string, len(ids))
@@ -199,9 +197,8 @@ func (o *outages) tell(sink event.Sink, ids []tpu.WorkerID, now time.Time, limit
 	}
 }
 
-// ourNetwork reports whether the network of this machine is to blame for an outage. That is
-// so if no worker that is still awaited can be followed, and the API gave no answer either.
-// err is the error of the call to the API.
+// ourNetwork reports whether this machine's network caused an outage: no awaited worker can
+// be followed, and the API gave no answer either. err is the error of the API call.
 func ourNetwork(lost, awaited int, err error) bool {
 	switch gcp.ClassOf(err) {
 	case gcp.Permission, gcp.Invalid, gcp.NotFound, gcp.Quota: // the API has answered
@@ -210,13 +207,13 @@ func ourNetwork(lost, awaited int, err error) bool {
 	return err != nil && lost >= awaited
 }
 
-// nextLook returns the pause before the cloud is asked again about lost workers. The
-// parameter pause is the pause before this call, and err is the error of the call.
+// nextLook returns the pause before the next question to the cloud. pause is the last one,
+// and err is the error of the last call.
 func nextLook(pause, limit time.Duration, err error) time.Duration {
 	switch {
 	case err == nil:
 		return OutageLook
-	case limit > 0: // the limit must not pass between two looks
+	case limit > 0: // a look must come before the limit has passed
 		return min(2*pause, longestLook, max(limit/2, OutageLook))
 	}
 	return min(2*pause, longestLook)

@@ -43,16 +43,16 @@ func TestAWorkerIsNotLostForWantOfALogin(t *testing.T) {
 	}
 }
 
-// If this machine reaches neither a worker nor the API, it has no network, and its workers
-// do not count as lost, even after hours. They count as lost if the API answers, or if
-// other workers can be reached.
+// If this machine reaches neither a worker nor the API, it has no network, and no worker
+// becomes lost, even after hours. Workers become lost if the API answers, or if other
+// workers can be reached.
 func TestAMachineWithoutNetworkLosesNoWorker(t *testing.T) {
 	away := &gcp.Error{Class: gcp.Unavailable}
 	for _, tt := range []struct {
 		story string
 		err   error
-		ended bool // the command has ended on one worker of two; otherwise both are lost
-		reach bool // one worker of two is reached
+		ended bool // the command has ended on one of two workers; otherwise both are lost
+		reach bool // one of two workers can be reached
 		lost  bool
 	}{
 		{"no network for hours", away, false, false, false},
@@ -108,7 +108,7 @@ func TestWhatIsOnlyOutOfReach(t *testing.T) {
 	}
 }
 
-// The reports of an outage, minute by minute. seen is what happens, and want is the report.
+// The reports of an outage, minute by minute: seen is the event, and want the report.
 func TestReportsOfAnOutage(t *testing.T) {
 	const away, back, nothing = "away", "back", ""
 	type moment struct {
@@ -154,7 +154,7 @@ func TestReportsOfAnOutage(t *testing.T) {
 	}
 }
 
-// If an outage returns before its end was reported, it counts as the same outage.
+// If the end of an outage was not reported, the next outage counts as the same one.
 func TestARecoveryThatIsTooShortIsNotTold(t *testing.T) {
 	begin := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 	var o outage

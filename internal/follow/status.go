@@ -24,8 +24,8 @@ func (f *Following) runs() (over func()) {
 }
 
 // Holds records that this command will delete the queued resource id at its end. waiting
-// says what happens to the resource if the user leaves this command before the run's
-// command has started.
+// says what happens to the resource if the user ends this command before the run's command
+// has started.
 func Holds(r *workers.Reach, run, id, waiting string, earlier bool) {
 	r.SetStatus(func(s *stage.Status) {
 		s.Run, s.Waiting, s.Earlier, s.Ours = run, waiting, earlier, true
@@ -34,8 +34,8 @@ func Holds(r *workers.Reach, run, id, waiting string, earlier bool) {
 }
 
 // Billed returns what slices of a tier cost, in words. tier is "" for slices that this
-// command did not request, because their tier is not known here. The text then has the
-// price of on-demand capacity and says so.
+// command did not request: their tier is not known here. The text then has the price on
+// demand and says so.
 func Billed(tier string, all []tpu.Slice) string {
 	if len(all) == 0 || all[0].UID == "" { // hosts that no cloud knows
 		return ""
@@ -68,8 +68,8 @@ func Billed(tier string, all []tpu.Slice) string {
 	return text + ", " + cost.PriceOf(&total, "", tier, all[0].Zone)
 }
 
-// SomeoneAt reports whether a command on this machine brings the logs of a run here. It may
-// wrongly return true if another command calls SomeoneAt at the same moment.
+// SomeoneAt reports whether a command on this machine copies the logs of a run. It may
+// wrongly return true if another command calls it at the same moment.
 func SomeoneAt(stateDir, run string) bool {
 	file, err := os.OpenFile(record.PresencePath(stateDir, run), os.O_RDWR, 0)
 	if err != nil {
@@ -80,23 +80,22 @@ func SomeoneAt(stateDir, run string) bool {
 	return taken
 }
 
-// Patience is how long a worker of a started run may be unreachable or silent. 0 means
-// no limit for Lost, no wait for Log and no report for Quiet.
+// Patience limits how long a worker of a started run may be away or silent. 0 means no
+// limit for Lost, no wait for Log and no report for Quiet.
 type Patience struct {
-	// Lost is how long the run waits for a worker that cannot be reached. After that, the
-	// attempt counts as failed. A VM that reboots or migrates is back within minutes. If a
-	// network is down for longer, the command keeps running and attach finds it again.
+	// Lost is how long the run waits for a worker that cannot be reached. Then the attempt
+	// has failed. A VM that reboots or migrates needs only minutes. During a longer failure
+	// of a network the command continues, and attach finds it.
 	Lost time.Duration
 
 	// Log is how long the run waits, after the command has ended, for logs that are not
-	// complete here; 0: it does not wait.
+	// whole here.
 	Log time.Duration
 
-	// If a worker prints nothing for Quiet, that is reported. It is reported again each
-	// time that Quiet has passed. Compiling a large model is silent for ten minutes at
-	// most.
+	// Quiet is the time without output after which a worker is reported, and reported
+	// again. Compiling a large model is silent for ten minutes at most.
 	Quiet time.Duration
 }
 
-// StopBy is the beginning of the reason of a stop that a user typed.
+// StopBy begins the reason of a stop by a user's command.
 const StopBy = "multihost stop by "

@@ -9,16 +9,15 @@ import (
 	"multihost/internal/stage"
 )
 
-// stopping is a stop of all workers in progress.
+// stopping is a stop of all workers.
 type stopping struct {
 	reason string
-	cause  error // why, for the caller: *Interrupted or a timeout; nil means fail-fast
-	err    error // set if it could not be proven that all have stopped
+	cause  error // *Interrupted or a timeout, for the caller; nil means fail-fast
+	err    error // set if it is not proven that all have stopped
 	done   chan error
 }
 
-// beginStop begins to stop the command on all workers. The channel done receives the
-// result.
+// beginStop begins to stop the command on all workers. The channel done gets the result.
 func (f *Following) beginStop(ctx context.Context, reason string, cause error) *stopping {
 	s := &stopping{reason: reason, cause: cause, done: make(chan error, 1)}
 	hint := ""
@@ -34,13 +33,13 @@ func (f *Following) beginStop(ctx context.Context, reason string, cause error) *
 	return s
 }
 
-// proven reports whether nothing of the command can be left after the stop. It is true
-// when there was no stop, too.
+// proven reports whether a stop left nothing of the command. Without a stop it returns
+// true.
 func (s *stopping) proven() bool { return s == nil || s.err == nil }
 
-// end returns the error that a stopped run ends with. It says why the run was stopped, and
-// that it may still be running somewhere. After fail-fast it is nil if the command failed:
-// then the command's own failure counts.
+// end returns the error of a stopped run: why it was stopped, and that it may still be
+// running somewhere. After fail-fast it is nil if the command failed, because the command's
+// own failure is then the error.
 func (s *stopping) end(code int) error {
 	switch {
 	case s == nil:
@@ -56,9 +55,9 @@ func (s *stopping) end(code int) error {
 }
 
 // slicesGo reports whether the slices are deleted after the stop even if logs exist only on
-// their workers. deletes means that this command deletes slices. The slices go after the
-// end of --ttl, which limits the bill. They also go if the command may still be running.
-// Otherwise they would stay for a log, and no lease would limit their bill.
+// their workers. deletes says that this command deletes slices. The slices go after the end
+// of --ttl, which limits the cost. They also go if the command may still be running:
+// otherwise they would stay for a log, without a lease to limit the cost.
 func (s *stopping) slicesGo(deletes bool) bool {
 	return s != nil && (errors.Is(s.cause, stage.ErrExpired) || s.err != nil && deletes)
 }

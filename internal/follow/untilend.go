@@ -14,19 +14,18 @@ import (
 	"multihost/internal/workers"
 )
 
-// failFastReason names no worker, because which worker failed first is known only when all
-// have ended. The summary names that worker.
+// failFastReason names no worker: the first one to fail is known only after all have ended.
+// The summary names it.
 const failFastReason = detach.FailFast
 
-// Another worker may fail as in a training's tail. tailDoubt is how long fail-fast then
-// waits for the end of worker 0. The ends of two workers arrive in any order.
+// If the failure of another worker may be a training's tail, fail-fast waits tailDoubt for
+// the end of worker 0. The two ends come in any order.
 const tailDoubt = 3 * time.Second
 
-// After the command is proven gone, the end of a log may take unreadPause to arrive. A
-// longer delay is reported.
+// unreadPause is how long the end of a log may take to arrive after the command is proven
+// gone. A longer delay is reported.
 const unreadPause = 30 * time.Second
 
-// workerEnd is the end of the command on one worker.
 type workerEnd struct {
 	worker int
 	Ending
@@ -35,34 +34,33 @@ type workerEnd struct {
 // An endWait is the wait for the end of the command on every worker.
 type endWait struct {
 	*Following
-	ctx    context.Context // context of the user: a signal ends it
-	cancel func()          // stops following the workers that have not ended
+	ctx    context.Context // the user's context, which a signal ends
+	cancel func()          // ends following the workers that have not ended
 	ended  chan workerEnd
-	open   int // number of workers whose end is still awaited
+	open   int // workers whose end is still to come
 
-	stop    *stopping    // the stop of all workers; nil: none was begun
-	stopped <-chan error // receives whether the stop was proven; nil: none is in progress
+	stop    *stopping    // stop of all workers; nil: none
+	stopped <-chan error // gets whether the stop is proven; nil: no stop in progress
 
-	interrupted <-chan struct{}  // nil after the interrupt was received
-	overdue     <-chan time.Time // logs are incomplete although the command is gone
-	doubt       <-chan time.Time // worker 0 has not succeeded within tailDoubt
+	interrupted <-chan struct{}  // nil after the interrupt
+	overdue     <-chan time.Time // fires if logs are incomplete although the command is gone
+	doubt       <-chan time.Time // fires if worker 0 has not succeeded within tailDoubt
 }
 
-// errLeft ends a wait without being a failure. The run goes on, and this command stops
-// following its workers.
+// errLeft ends a wait without a failure: this command stops following, and the run
+// continues.
 var errLeft = errors.New("left")
 
-// untilEnd waits until the command has ended on every worker, as far as that can be
-// learned. It starts at most one stop of all workers: at the first failure, at the deadline
-// or when ctx ends. An error means that this command has left the run. The run may go on.
+// untilEnd waits until the command has ended on every worker, as far as that is known. It
+// stops all workers at most once: at the first failure, at the deadline or when ctx ends.
+// An error means that this command has left the run, which may continue.
 func (f *Following) untilEnd(ctx context.Context) (*stopping, error) {
-	// Following outlives ctx: what a command prints while it is being stopped is part of
-	// its log.
+	// Following outlives ctx, because the log also gets the output during a stop.
 	followCtx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	f.prepare()
 	n := len(f.Ends)
 	defer f.watcher.Close()
-	defer cancel() // also ends a dump; Close waits for that
+	defer cancel() // also ends a dump; Close waits for it
 	w := &endWait{Following: f, ctx: ctx, cancel: cancel, ended: make(chan workerEnd, n), open: n, interrupted: ctx.Done()}
 	for i := range n {
 		go func() { w.ended <- workerEnd{i, f.followWorker(followCtx, i)} }()
@@ -77,7 +75,6 @@ func (f *Following) untilEnd(ctx context.Context) (*stopping, error) {
 	return w.stop, nil
 }
 
-// events handles all events until every worker has ended and no stop is in progress.
 func (w *endWait) events(followCtx context.Context) error {
 	var deadline, tell <-chan time.Time
 	if w.Timeout > 0 {
@@ -144,8 +141,7 @@ func (w *endWait) leave() {
 	}
 }
 
-// leaveUnread stops following the workers whose logs have not arrived whole. Their logs
-// stay incomplete.
+// leaveUnread stops following the workers whose logs are not whole. The logs stay so.
 func (w *endWait) leaveUnread() {
 	var open []int
 	for i, e := range w.Ends {
@@ -159,7 +155,7 @@ func (w *endWait) leaveUnread() {
 	}
 }
 
-// begin stops the command on all workers, unless a stop has begun before or this command
+// begin stops the command on all workers, unless a stop has already begun or this command
 // only reads.
 func (w *endWait) begin(reason string, cause error) {
 	if w.stop == nil && w.Reads == nil {
@@ -168,9 +164,9 @@ func (w *endWait) begin(reason string, cause error) {
 	}
 }
 
-// workerHasEnded stops the others if the rule of fail-fast says so.
+// workerHasEnded stops the others if fail-fast says so.
 func (w *endWait) workerHasEnded(e workerEnd) error {
-	w.tellOutages() // outages are reported before the end of a worker
+	w.tellOutages() // report outages before the end of a worker
 	w.take(e)
 	w.workerEnded(e.worker)
 	if w.open == 0 {
@@ -188,7 +184,7 @@ func (w *endWait) workerHasEnded(e workerEnd) error {
 		switch {
 		case !w.Strict && excused(e.Ending, w.Ends[0]):
 		case !w.Strict && e.tail && !w.Ends[0].Known:
-			w.doubt = w.Clock.After(tailDoubt) // worker 0 may have succeeded before
+			w.doubt = w.Clock.After(tailDoubt) // worker 0 may have succeeded earlier
 		default:
 			w.begin(e.stopReason(), nil)
 		}
@@ -211,7 +207,7 @@ func (w *endWait) failFastAfterDoubt() {
 	}
 }
 
-// interrupt leaves the command running or stops it. The cause says which.
+// interrupt stops the command or leaves it running, depending on cause.
 func (w *endWait) interrupt(cause error) error {
 	var in *stage.Interrupted
 	switch {
@@ -237,7 +233,7 @@ func (w *endWait) stopHasEnded(err error) {
 	w.overdue = w.Clock.After(unreadPause)
 }
 
-// logsAreOverdue goes on waiting for logs, except after an interrupt. A user who interrupts
+// logsAreOverdue continues to wait for logs, except after an interrupt, because that user
 // does not want to wait.
 func (w *endWait) logsAreOverdue() {
 	if left := w.logs.Left(w.Clock.Now(), w.Patience.Log); left > 0 && w.interrupted != nil {
@@ -248,7 +244,7 @@ func (w *endWait) logsAreOverdue() {
 	w.leaveUnread()
 }
 
-// leaveAtOnce stops waiting for the proof that the command is gone.
+// leaveAtOnce ends the wait for the proof that the command is gone.
 func (w *endWait) leaveAtOnce() error {
 	if w.stop != nil && w.stopped == nil && w.stop.err == nil {
 		w.leaveUnread()

@@ -10,18 +10,18 @@ import (
 	"multihost/internal/tpu"
 )
 
-// An account has all facts that the summary of a run depends on.
+// An account has all facts for the summary of a run.
 type account struct {
 	run   string
 	ids   []tpu.WorkerID
 	ends  Endings
-	stop  *stopping // nil: the run was not stopped
-	code  int       // code and first are the exit status and the first worker to fail, from Verdict
+	stop  *stopping // nil: nobody stopped the run
+	code  int       // of Verdict
 	first int
 }
 
-// summary says how the run ended. lines means that the summary should have the last lines
-// of the first failure. The text is "" if failures were excused: see SayExcused.
+// summary says how the run ended. lines says that the summary should have the last lines of
+// the first failure. The text is "" if failures were excused; see SayExcused.
 func (a account) summary() (sum event.Summary, lines bool) {
 	sum = event.Summary{Run: a.run, OK: a.code == 0, ExitCode: a.code, CommandCode: a.code}
 	var end Ending
@@ -35,7 +35,7 @@ func (a account) summary() (sum event.Summary, lines bool) {
 	switch {
 	case a.stop != nil && a.stop.err != nil:
 		sum.OK = false
-		if !a.ends[max(a.first, 0)].Known { // this command stopped following the worker; that is not a failure of the worker
+		if !a.ends[max(a.first, 0)].Known { // this command stopped following the worker, which has not failed
 			sum.FirstFail, lines = "", false
 		}
 		sum.Text = fmt.Sprintf("run %s: %s", a.run, a.stop.err)
@@ -58,7 +58,7 @@ func (a account) summary() (sum event.Summary, lines bool) {
 	return sum, lines
 }
 
-// blame says what decided the end of the run: the end of a slice, or the end of a worker.
+// blame says what decided the end of the run: the end of a slice or of a worker.
 func (a account) blame() string {
 	e := a.ends[a.first]
 	if errors.Is(e.Err, ErrSliceGone) {
@@ -67,36 +67,36 @@ func (a account) blame() string {
 	return fmt.Sprintf("%s was first, %s", a.ids[a.first], e.Text())
 }
 
-// toKeep reports whether the verdict is stored on the workers. Without it, a command that
-// sees only some of the workers could blame another failure.
+// toKeep reports whether to store the verdict on the workers. Without it, a command that
+// sees only some of the workers could name another first failure.
 func (a account) toKeep() bool {
 	return a.first >= 0 && a.ends[a.first].Known && a.ends[a.first].Exit.Reason == "" && len(a.ends) > 1
 }
 
-// outOfBoundMemory reports whether the command was killed for lack of memory while it was
-// bound to one NUMA node. It then could not use the rest of the memory. wrap are the words
-// before the command.
+// outOfBoundMemory reports whether the kernel killed the command for lack of memory while
+// the command was bound to one NUMA node. It could not use the rest of the memory. wrap has
+// the words before the command.
 func outOfBoundMemory(exit launch.Exit, wrap []string) bool {
 	return exit.OOM && slices.Contains(wrap, "--membind=0")
 }
 
-// Advice if a command leaves its work in the background.
+// Advice for a command that leaves its work in the background.
 const (
 	backgroundCure         = foregroundCure + "; to leave a run going without this machine, use --detach"
 	foregroundCure         = "keep the training in the foreground, without nohup, & and tmux new -d"
 	BackgroundCureDetached = foregroundCure + ": the job goes on without this machine"
 )
 
-// SayExcused is for a run that succeeded. It makes the summary name the workers whose
-// failure was excused.
+// SayExcused makes the summary of a successful run name the workers whose failure was
+// excused.
 func SayExcused(sink event.Sink, sum *event.Summary, workers string) {
 	sum.Text = fmt.Sprintf("run %s completed; unclean exit on %s after worker 0 had succeeded", sum.Run, workers)
 	event.Notef(sink, event.Warn, "to make it a failure: --strict-exit",
 		"%s failed within a minute after worker 0 had succeeded, by SIGABRT or with words of the distributed runtime: excused as the training's tail", workers)
 }
 
-// The command may have left processes in the background. SayLeftBehind makes them the
-// headline of the summary.
+// SayLeftBehind makes processes that the command left in the background the headline of the
+// summary.
 func SayLeftBehind(sink event.Sink, sum *event.Summary, processes int, ids []tpu.WorkerID, cure string) {
 	if processes == 0 {
 		return
@@ -118,8 +118,7 @@ func OnAll(workers int) string {
 	return fmt.Sprintf("all %d workers", workers)
 }
 
-// SliceGone reports whether the worker that gets the blame for the end is on a slice that
-// is gone.
+// SliceGone reports whether the end is because of a worker whose slice is gone.
 func (f *Following) SliceGone() bool {
 	_, first := f.Verdict()
 	return first >= 0 && errors.Is(f.Ends[first].Err, ErrSliceGone)

@@ -16,7 +16,6 @@ import (
 	"multihost/internal/tpu"
 )
 
-// TestBlame checks the verdict on runs whose workers fail one after another.
 func TestBlame(t *testing.T) {
 	begin := time.Date(2026, 11, 28, 3, 0, 0, 0, time.UTC)
 	at := func(seconds float64) time.Time { return begin.Add(time.Duration(seconds * float64(time.Second))) }
@@ -80,7 +79,7 @@ func TestAnOOMKillUnderBindingNamesThePreferredNode(t *testing.T) {
 	}
 }
 
-// TestFullDiskKeepsTheViewAndThePrefix writes to a device that is always full.
+// The test writes to a device that is always full.
 func TestFullDiskKeepsTheViewAndThePrefix(t *testing.T) {
 	full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
 	if err != nil {

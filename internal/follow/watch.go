@@ -13,39 +13,38 @@ import (
 	"multihost/internal/training"
 )
 
-// OnStall says what happens to a run whose training has stalled.
+// OnStall says what to do with a run whose training has stalled.
 type OnStall string
 
-// The choices for OnStall. Each of them reports the stall, and which worker stopped first.
+// Choices for OnStall. Each reports the stall, and which worker stopped first.
 const (
-	StallReport  OnStall = "report"  // nothing else
+	StallReport  OnStall = "report"
 	StallDump    OnStall = "dump"    // also collect the stacks of all workers
 	StallRestart OnStall = "restart" // stop the attempt; the next one begins
-	StallStop    OnStall = "stop"    // stop the run
+	StallStop    OnStall = "stop"
 )
 
-// WatchOptions say how the training of a run is watched.
+// WatchOptions say how to watch the training of a run.
 type WatchOptions struct {
-	Pattern      *metrics.Pattern // pattern of step lines; nil reads MaxText's
+	Pattern      *metrics.Pattern // of step lines; nil: MaxText's
 	StallTimeout time.Duration    // 0: a multiple of the step time; negative: never
-	OnStall      OnStall          // "" is StallReport
+	OnStall      OnStall          // "" means StallReport
 }
 
-// trainingEvery is how often the status line is updated and stalls are looked for.
+// trainingEvery is the time between two updates of the status line and two looks for
+// stalls.
 const trainingEvery = time.Second
 
-// A watcher reads the training steps of a followed run.
 type watcher struct {
 	f         *Following
 	o         WatchOptions
 	collector *metrics.Collector
 	shown     metrics.Sample
-	dumping   chan struct{} // closed when the last dump is done; nil if there was none
+	dumping   chan struct{} // closed when the last dump is done; nil: no dump
 }
 
-// newWatcher returns the watcher of the training that f follows.
 func newWatcher(f *Following, o WatchOptions) *watcher {
-	kind, _ := tpu.ParseType(f.Workers.Slices[0].Type) // unknown on hosts: no MFU
+	kind, _ := tpu.ParseType(f.Workers.Slices[0].Type) // hosts have no known type, so no MFU
 	return &watcher{f: f, o: o, collector: metrics.NewCollector(metrics.Options{
 		Workers: f.Workers.IDs, Type: kind, Pattern: o.Pattern, Now: f.Clock.Now,
 	})}
@@ -66,8 +65,8 @@ func (w *watcher) catchUp(i int, path string, size int64) error {
 	return err
 }
 
-// look shows the newest step and reports stalls. An error means that the command must be
-// stopped: the training has stalled, and the user chose to stop it in that case.
+// look shows the newest step and reports stalls. An error means that the command must stop:
+// the training has stalled, and the user chose to stop in that case.
 func (w *watcher) look(ctx context.Context) error {
 	if last, ok := w.collector.Latest(); ok && (w.shown.At == nil || last.Step != w.shown.Step || !last.At.Equal(*w.shown.At)) {
 		w.shown = last
@@ -76,7 +75,7 @@ func (w *watcher) look(ctx context.Context) error {
 	if w.o.StallTimeout < 0 {
 		return nil
 	}
-	if len(w.f.outages.causes()) > 0 { // the training may go on where this machine cannot see it
+	if len(w.f.outages.causes()) > 0 { // the training may continue where this machine cannot see it
 		w.collector.Blind(w.f.Clock.Now())
 	}
 	s, change := w.collector.LookForStall(w.f.Clock.Now(), w.o.StallTimeout)
@@ -100,8 +99,7 @@ func (w *watcher) look(ctx context.Context) error {
 	return nil
 }
 
-// summary returns the lines about the training for the end of a run. It returns nil if
-// there were no steps.
+// summary returns the lines about the training for the end of a run, or nil without steps.
 func (w *watcher) summary() []string {
 	a := w.collector.Attempt(metrics.View{})
 	if a.Steps == 0 {

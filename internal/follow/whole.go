@@ -21,31 +21,31 @@ import (
 	"multihost/internal/workers"
 )
 
-// A PartLog describes a log that is not whole on this machine: only its beginning is here.
+// A PartLog describes a log of which this machine has only the beginning.
 type PartLog struct {
 	ID      tpu.WorkerID
 	Have    int64 // bytes on this machine
-	Written int64 // bytes that the worker has; 0 if it could not be asked
-	err     error // why the rest is not here
-	gone    bool  // the worker's slice is gone, and the rest with it
+	Written int64 // bytes on the worker; 0: not known
+	err     error // why the rest is missing
+	gone    bool  // the slice is gone, and the rest with it
 }
 
 const (
 	// wholePause is the first pause between two tries to fetch the rest of the logs.
 	wholePause = 2 * time.Second
-	// wholeLongest is the longest such pause: somebody may be freeing space and waiting
-	// for the retry.
+	// wholeLongest is the longest pause: somebody may be freeing space and waiting for the
+	// retry.
 	wholeLongest = 15 * time.Second
 )
 
-// A LogWait is a wait for logs that are not whole here, for any reason.
+// A LogWait is a wait for logs that are not whole here.
 type LogWait struct {
-	by   time.Time // end of the wait; zero: it has not begun
+	by   time.Time // end of the wait; zero: not begun
 	told time.Time
 }
 
-// Left returns how much longer to wait. The wait begins with the first call and lasts
-// timeout (--log-timeout).
+// Left returns the rest of the wait, which begins with the first call and lasts timeout
+// (--log-timeout).
 func (w *LogWait) Left(now time.Time, timeout time.Duration) time.Duration {
 	if w.by.IsZero() {
 		w.by = now.Add(timeout)
@@ -53,7 +53,7 @@ func (w *LogWait) Left(now time.Time, timeout time.Duration) time.Duration {
 	return w.by.Sub(now)
 }
 
-// Due reports, once a minute, that the user should be told about the wait.
+// Due reports, once a minute, that it is time to tell the user of the wait.
 func (w *LogWait) Due(now time.Time) bool {
 	if !w.told.IsZero() && now.Sub(w.told) < time.Minute {
 		return false
@@ -63,8 +63,7 @@ func (w *LogWait) Due(now time.Time) bool {
 }
 
 // bringLogs waits until the logs of an ended command are whole here, because the workers
-// may be deleted after that. An interrupt ends the wait. The loss of the slices ends it,
-// too.
+// may be deleted after that. An interrupt or the loss of the slices ends the wait.
 func (f *Following) bringLogs(ctx context.Context) {
 	left := f.logs.Left(f.Clock.Now(), f.Patience.Log)
 	if f.Ends.partly() == nil || ctx.Err() != nil || left <= 0 {
@@ -110,8 +109,7 @@ func (f *Following) bringLogs(ctx context.Context) {
 	})
 }
 
-// meanwhile calls the function do. While do runs, meanwhile calls the function tell every
-// ten seconds.
+// meanwhile calls do, and calls tell every ten seconds until do returns.
 func meanwhile(clock gcp.Clock, tell, do func()) {
 	ctx, over := context.WithCancel(context.Background())
 	go func() {
@@ -123,7 +121,7 @@ func meanwhile(clock gcp.Clock, tell, do func()) {
 	}
 }
 
-// copies knows how to make this machine's copies of the workers' logs.
+// copies makes this machine's copies of the workers' logs.
 type copies struct {
 	workers *workers.Connected
 	ref     launch.Ref
@@ -144,14 +142,14 @@ func (c copies) open(i int) *logFile {
 	return log
 }
 
-// arrivals returns a writer. It stores when the output of worker i arrives.
+// arrivals returns a writer that stores when the output of worker i arrives.
 func (c copies) arrivals(i int) *record.ArrivalWriter {
 	return &record.ArrivalWriter{Path: record.ArrivalsPath(c.rec.LogDir, c.workers.IDs[i]), Now: c.clock.Now}
 }
 
-// bringRests fetches the missing rests of the logs of ends. If listed is set, nodes are all
-// slices that the cloud has. If the slice of a log is not among them, the rest of the log
-// is lost.
+// bringRests fetches the missing rests of the logs of ends. With listed, nodes are all
+// slices of the cloud. If the slice of a log is not among them, the rest of the log is
+// lost.
 func (c copies) bringRests(ctx context.Context, ends Endings, nodes []tpu.Slice, listed bool) {
 	c.workers.Each(ctx, event.Discard, "", func(ctx context.Context, i int) error {
 		part, gone := ends[i].part, ""
@@ -168,7 +166,7 @@ func (c copies) bringRests(ctx context.Context, ends Endings, nodes []tpu.Slice,
 	})
 }
 
-// bringRest fetches the missing rest of worker i's log. It returns nil when the log is
+// bringRest fetches the missing rest of worker i's log. It returns nil if the log is then
 // whole.
 func (c copies) bringRest(ctx context.Context, i int, before *PartLog) *PartLog {
 	log := &logFile{run: c.ref.Run, id: c.workers.IDs[i], path: c.rec.LogPath(c.workers.IDs[i]), sink: c.sink, arrivals: c.arrivals(i)}
@@ -183,8 +181,8 @@ func (c copies) bringRest(ctx context.Context, i int, before *PartLog) *PartLog 
 	return part
 }
 
-// The disk here had no room for the rest of a log. mend fetches that rest. It returns nil
-// when the log is whole.
+// mend fetches the rest of a log for which the local disk had no room. It returns nil if
+// the log is then whole.
 func (c copies) mend(ctx context.Context, i int, log *logFile) *PartLog {
 	err := log.open()
 	if err == nil {
@@ -205,8 +203,8 @@ func (c copies) mend(ctx context.Context, i int, log *logFile) *PartLog {
 	return part
 }
 
-// unread returns the PartLog of a worker i whose log could not be read to its end. cause is
-// why the log's end could not be learned, or nil.
+// unread returns the PartLog of worker i, whose log could not be read to its end. cause is
+// why the log's end is not known, or nil.
 func (c copies) unread(i int, cause error) *PartLog {
 	part := &PartLog{ID: c.workers.IDs[i], Have: c.rec.Have(c.workers.IDs[i]), err: cause}
 	if cause == nil || errors.Is(cause, context.Canceled) {
@@ -215,9 +213,8 @@ func (c copies) unread(i int, cause error) *PartLog {
 	return part
 }
 
-// The rest of a log may be only on slices that are going to be deleted. GoWithSlices
-// returns such logs. It includes the logs of workers that were given up while the command
-// may still run there.
+// GoWithSlices returns logs whose rest may be only on slices that are about to be deleted.
+// It includes logs of workers that were given up, on which the command may still run.
 func (f *Following) GoWithSlices() (all Parts) {
 	for i, e := range f.Ends {
 		switch {
@@ -238,8 +235,8 @@ func (p Parts) there() bool {
 	return slices.ContainsFunc(p, func(l *PartLog) bool { return !l.gone })
 }
 
-// String names the workers, and says how much of their logs is here. It returns "" if there
-// are none.
+// String names the workers, and says how much of their logs is here. It returns "" for no
+// logs.
 func (p Parts) String() string {
 	if len(p) == 0 {
 		return ""
@@ -261,13 +258,13 @@ func (p Parts) String() string {
 	return fmt.Sprintf("%s not whole here: %s", logs, much)
 }
 
-// why returns the reasons why the logs are not whole, each once.
+// why returns the reasons why the logs are not whole, without duplicates.
 func (p Parts) why() string {
 	var why []string
 	for _, l := range p {
 		err := l.err
 		var local *fs.PathError
-		if errors.As(err, &local) { // its path contains the worker's name, so equal reasons would differ
+		if errors.As(err, &local) { // the path contains the worker's name, so equal reasons would differ
 			err = local.Err
 		}
 		if text := stage.CauseText(err, l.ID); !slices.Contains(why, text) {
@@ -277,8 +274,7 @@ func (p Parts) why() string {
 	return strings.Join(why, "; ")
 }
 
-// room returns advice if the disk of the directory of logs is full. Otherwise it returns
-// "".
+// room returns advice if the disk of the directory of logs is full, or "".
 func (p Parts) room(dir string) string {
 	for _, l := range p {
 		if errors.Is(l.err, syscall.ENOSPC) || errors.Is(l.err, syscall.EDQUOT) {
@@ -288,8 +284,9 @@ func (p Parts) room(dir string) string {
 	return ""
 }
 
-// addTo adds to the summary which logs are not whole here. A success becomes a failure. The
-// returned note says how to copy the rest. It is nil if the summary already says that.
+// addTo adds the logs that are not whole here to the summary, and makes a success a
+// failure. It returns a note about copying the rest, or nil if the summary already says
+// that.
 func (p Parts) addTo(sum *event.Summary) *event.Note {
 	sum.Text += "; " + p.String() + " (" + p.why() + ")"
 	again, rest := "bring the rest with: multihost attach "+sum.Run, "is on the workers, for as long as their slices are there"

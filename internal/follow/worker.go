@@ -20,8 +20,8 @@ type follower struct {
 	id   tpu.WorkerID
 	conn remote.Conn
 
-	ctx    context.Context         // ends when the worker is given up; its cause says why
-	giveUp context.CancelCauseFunc // ends ctx
+	ctx    context.Context // ends when the worker is given up, with the reason as its cause
+	giveUp context.CancelCauseFunc
 }
 
 func (f *Following) follower(ctx context.Context, i int) *follower {
@@ -56,12 +56,12 @@ func (w *follower) keep(ctx context.Context) Ending {
 	}
 	exit, err := w.stream(log.size, log, log.cutThere)
 	var part *PartLog
-	if err == nil && log.broken { // now, since the worker may be gone a moment later
+	if err == nil && log.broken { // now, because the worker may soon be gone
 		part = copies.mend(w.ctx, w.i, log)
 	}
 	log.close()
 	behind := 0
-	if err == nil && w.Rec.Bucket == "" { // if there is a bucket, the worker itself sweeps, and reports the result in the bucket
+	if err == nil && w.Rec.Bucket == "" { // with a bucket, the worker itself sweeps and reports in the bucket
 		behind = w.sweep()
 	}
 	e := w.ending(ctx, exit, err)
@@ -84,8 +84,8 @@ func (w *follower) read(ctx context.Context) Ending {
 	return e
 }
 
-// peekWorker reads the present log of worker i into memory. The end is not known while the
-// command runs.
+// peekWorker reads the present log of worker i into memory. While the command runs, the end
+// is not known.
 func (f *Following) peekWorker(ctx context.Context, i int) (end Ending) {
 	w := f.follower(ctx, i)
 	defer w.giveUp(nil)
@@ -107,8 +107,8 @@ func (f *Following) peekWorker(ctx context.Context, i int) (end Ending) {
 	return end
 }
 
-// stream writes the worker's output, from an offset on, to out until the command has
-// ended. It keeps the worker's outage up to date.
+// stream writes the worker's output, from an offset on, to out until the command has ended.
+// It updates the worker's outage.
 func (w *follower) stream(from int64, out io.Writer, shorter func(*launch.TruncatedError)) (launch.Exit, error) {
 	defer w.outages.over(w.i)
 	return launch.Follow(w.ctx, w.conn, w.Ref, from, out, launch.FollowOptions{
@@ -141,8 +141,8 @@ func (w *follower) lost(err error) {
 	}
 }
 
-// ending returns the worker's end, from the results of following it. ctx is the parent of
-// w.ctx.
+// ending returns the worker's end. exit and err are the results of following it. ctx is the
+// parent of w.ctx.
 func (w *follower) ending(ctx context.Context, exit launch.Exit, err error) Ending {
 	offset := time.Duration(0)
 	if err == nil {
@@ -152,7 +152,7 @@ func (w *follower) ending(ctx context.Context, exit launch.Exit, err error) Endi
 }
 
 // endingOf returns the end of a worker. exit and err are the results of following it. left
-// means that this command stopped following all workers. cause is why this worker was given
+// says that this command stopped following all workers. cause is why this worker was given
 // up. offset is how far its clock is ahead.
 func endingOf(exit launch.Exit, err error, left bool, cause error, offset time.Duration, now time.Time) Ending {
 	switch {
@@ -169,7 +169,7 @@ func endingOf(exit launch.Exit, err error, left bool, cause error, offset time.D
 }
 
 // quietText says that a worker has printed nothing for a while, and whether the command
-// still does something there.
+// still works.
 func quietText(id tpu.WorkerID, s launch.Silence) string {
 	text := fmt.Sprintf("%s: no output for %s, ", id, event.Duration(s.Since))
 	switch {
@@ -184,7 +184,7 @@ func quietText(id tpu.WorkerID, s launch.Silence) string {
 }
 
 // sweep ends the processes that the command left behind on the worker, and reports the
-// processes that still hold the TPU. It returns how many processes it found.
+// processes that still hold the TPU. It returns the number of ended processes.
 func (w *follower) sweep() (ended int) {
 	rep, err := launch.Sweep(w.ctx, w.conn, w.Ref, launch.StopOptions{Grace: w.Grace, Reason: "left behind by the command"})
 	switch {
